@@ -1,0 +1,138 @@
+// Package launcher is the contract between the gateway and whatever runs kernels: what starting, finding, changing and
+// stopping a kernel means. It holds no code that runs kernels; that is in launcher/local (processes of this machine).
+//
+// A kernel is run by its supervisor (package launcher/supervisor), a Jupyter gateway for exactly that kernel, which
+// outlives the gateway. A Launcher starts supervisors, finds those that already run, watches their status streams and
+// lends connections to them. It keeps no truth of its own: what it knows it can read again after a restart.
+//
+// The package starts no goroutine.
+package launcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"regexp"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+)
+
+// State is a kernel's execution state, in the words of Jupyter's REST model.
+type State string
+
+// The states a kernel can be in. Starting ends with the first answer of the kernel, Dead with its removal.
+const (
+	Starting   State = "starting"
+	Idle       State = "idle"
+	Busy       State = "busy"
+	Restarting State = "restarting"
+	Dead       State = "dead"
+)
+
+// Errors a Launcher returns, tested with errors.Is. Every other error is internal: it is logged, never shown.
+var (
+	// ErrNotFound says that no such kernel exists, as far as can be known for sure. It may be wrapped in a *GoneError.
+	ErrNotFound = errors.New("kernel not found")
+	// ErrConflict says that the wanted id belongs to a kernel of another owner or spec.
+	ErrConflict = errors.New("kernel id is in use")
+	// ErrUnavailable says that at this moment nothing certain can be said of the kernel (503, never 404).
+	ErrUnavailable = errors.New("kernel state cannot be told at this moment")
+)
+
+// GoneError is an ErrNotFound of a kernel that is known to have existed.
+type GoneError struct {
+	ID     string
+	Reason string    // one sentence: why it ended
+	At     time.Time // when it ended
+}
+
+// Error gives the reason the kernel is gone for.
+func (e *GoneError) Error() string {
+	return fmt.Sprintf("kernel %s is gone since %s: %s", e.ID, e.At.UTC().Format(time.RFC3339), e.Reason)
+}
+
+// Is makes errors.Is(err, ErrNotFound) true.
+func (e *GoneError) Is(target error) bool { return target == ErrNotFound }
+
+// FailedError says that a kernel could not be started and why, in one sentence that is meant for its owner.
+type FailedError struct{ Reason string }
+
+// Error gives the reason.
+func (e *FailedError) Error() string { return e.Reason }
+
+// Request asks for one kernel.
+type Request struct {
+	ID         string            // see ValidID
+	Owner      string            // who it belongs to; "" where there is only one owner
+	Spec       kernelspecs.Spec  // what to run
+	Env        map[string]string // the client's variables, already filtered by the gateway
+	WorkingDir string            // wanted working directory; ignored where it does not exist
+}
+
+// Session is an entry of Jupyter's /api/sessions. It is stored with its kernel.
+type Session struct {
+	ID   string `json:"id"`
+	Path string `json:"path"`
+	Name string `json:"name"`
+	Type string `json:"type"`
+}
+
+// Kernel is what is known of one kernel.
+type Kernel struct {
+	ID           string
+	SpecName     string
+	Owner        string
+	Created      time.Time
+	State        State
+	Reason       string    // one sentence: why it is dead, or what it waits for; "" otherwise
+	LastActivity time.Time // UTC
+	Connections  int       // websockets that a client has sent something on
+	Stale        bool      // no status stream at this moment: State, LastActivity and Connections are the last known
+	LogBytes     int64     // bytes held by the kernel's message log
+	Sessions     []Session
+}
+
+// Launcher runs kernels. All methods may be called concurrently. Those that name a kernel return ErrNotFound (often as
+// *GoneError) or ErrUnavailable as it applies.
+type Launcher interface {
+	// Start starts a kernel and returns once its supervisor answers, which is before the kernel does: State is
+	// Starting then. If a kernel with the id exists and has the same owner and spec name, that one is returned and
+	// created is false; if it differs, ErrConflict. A kernel that cannot be started leaves nothing behind and is
+	// reported as *FailedError.
+	Start(ctx context.Context, req Request) (k Kernel, created bool, err error)
+
+	// Kernel returns one kernel. A dead one is returned, with its reason, for 15 minutes after its end.
+	Kernel(ctx context.Context, id string) (Kernel, error)
+
+	// Kernels returns all kernels, the dead ones of the last 15 minutes included, ordered by creation. It is never
+	// partial: ErrUnavailable instead.
+	Kernels(ctx context.Context) ([]Kernel, error)
+
+	// Wait returns the kernel as soon as cond holds for it, or as it is when ctx ends, with ctx's error.
+	Wait(ctx context.Context, id string, cond func(Kernel) bool) (Kernel, error)
+
+	// Revive starts a kernel again whose supervisor has ended, under its id and with what Start was given. It does
+	// nothing if the supervisor lives: then its own restart route is the way.
+	Revive(ctx context.Context, id string) (Kernel, error)
+
+	// Stop ends a kernel and returns when it is gone, its processes included. Stopping a dead kernel removes it.
+	Stop(ctx context.Context, id, reason string) error
+
+	// UpdateSessions replaces the kernel's sessions by what change returns for the present ones, atomically with
+	// respect to every other gateway.
+	UpdateSessions(ctx context.Context, id string, change func([]Session) ([]Session, error)) ([]Session, error)
+
+	// Dial connects to the kernel's supervisor, which speaks HTTP on it. The error is ErrNotFound, ErrUnavailable, or
+	// *GoneError with the reason where the supervisor has ended.
+	Dial(ctx context.Context, id string) (net.Conn, error)
+
+	// Close stops watching and waits for every goroutine. Kernels go on.
+	Close() error
+}
+
+var canonicalUUID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+
+// ValidID reports whether id is a kernel id: a UUID in lower case with hyphens, as RFC 9562 section 4 prints it.
+func ValidID(id string) bool { return canonicalUUID.MatchString(id) }
