@@ -1,0 +1,218 @@
+package supervisor
+
+import (
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// kernelIDVariable names the kernel in the environment of its process and so, unless one takes care to clear it, of
+// everything that it starts: what a kernel leaves behind is recognised by it.
+const kernelIDVariable = "EKG_KERNEL_ID"
+
+// outputGrace is how long the end of a kernel waits for the rest of its output. A process that has left the kernel's
+// session may hold the pipes open for ever.
+const outputGrace = 300 * time.Millisecond
+
+// exitInfo says how a process ended.
+type exitInfo struct {
+	Code   int            // exit code; -1 if a signal ended it
+	Signal syscall.Signal // 0 if it exited by itself
+	At     time.Time      // UTC
+	OOM    bool           // it was SIGKILLed and its control group counts one more victim of memory than at its start
+}
+
+// process is one life of a kernel: the operating system's process, which is the leader of a session and of a process
+// group of its own, and the last output of it. A restart makes a new process.
+//
+// It dies with the supervisor, however that ends: PR_SET_PDEATHSIG sends it SIGKILL. That signal follows the thread
+// which forked, not the program (golang.org/issue/27505), so one goroutine locked to its thread starts the kernel and
+// stays, blocked in wait, until the kernel has ended.
+//
+// When the leader ends, for whatever reason, everything left in its session is killed too, before done is closed. Only
+// what has made a session of its own stays. All methods may be called at any time and concurrently.
+type process struct {
+	// Fixed.
+	leader   int           // process id; as session and group id it is the same number
+	kernelID string        //
+	log      *slog.Logger  //
+	stderr   *tail         //
+	stdout   *tail         //
+	ended    chan struct{} // closed when info is set and the last output is in
+
+	// Owned by run until ended is closed, fixed then.
+	info exitInfo
+
+	// Guarded by mu.
+	mu     sync.Mutex
+	reaped bool // the number in leader may belong to somebody else now
+}
+
+// startProcess starts argv as the kernel of cfg and returns once the program has been loaded. The error is one sentence
+// for the kernel's owner.
+func startProcess(cfg Config, argv []string, log *slog.Logger) (*process, error) {
+	p := &process{
+		kernelID: cfg.KernelID,
+		log:      log,
+		stderr:   new(tail),
+		stdout:   new(tail),
+		ended:    make(chan struct{}),
+	}
+	started := make(chan error, 1)
+	go p.run(cfg, argv, started)
+	if err := <-started; err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// run is the kernel's parent: it forks, waits and reaps, all on one thread. It ends soon after the kernel does.
+func (p *process) run(cfg Config, argv []string, started chan<- error) {
+	defer close(p.ended)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread() // by then there is no child to which the thread's end could mean anything
+
+	oomKills := countOOMKills()
+	readers, err := p.fork(cfg, argv)
+	started <- err
+	if err != nil {
+		return
+	}
+
+	// WNOWAIT leaves the kernel a zombie: while it is one, its number is not given to another process, and what is left
+	// of its session can be killed by that number without the least doubt.
+	for {
+		err = unix.Waitid(unix.P_PID, p.leader, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		if err != unix.EINTR {
+			break
+		}
+	}
+	if err != nil {
+		p.log.Error("kernel cannot be waited for", "kernel", p.kernelID, "err", err)
+	}
+	at := time.Now().UTC()
+	killSession(p.leader)
+	readers.finish(outputGrace)
+	p.reap(at, oomKills)
+}
+
+// reap takes the kernel's exit status and gives its number back to the system.
+func (p *process) reap(at time.Time, oomKills int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.reaped = true
+	p.info = exitInfo{Code: -1, At: at}
+	var status syscall.WaitStatus
+	for {
+		_, err := syscall.Wait4(p.leader, &status, 0, nil)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil { // somebody else reaped it: how it ended stays unknown
+			p.log.Error("kernel cannot be reaped", "kernel", p.kernelID, "err", err)
+			return
+		}
+		break
+	}
+	if status.Signaled() {
+		p.info.Signal = status.Signal()
+		p.info.OOM = p.info.Signal == syscall.SIGKILL && oomKills >= 0 && countOOMKills() > oomKills
+	} else {
+		p.info.Code = status.ExitStatus()
+	}
+}
+
+// fork starts the program and the readers of its output. The calling goroutine must be locked to its thread.
+func (p *process) fork(cfg Config, argv []string) (*readers, error) {
+	path, err := findProgram(argv, cfg.Env["PATH"], cfg.WorkingDir)
+	if err != nil {
+		return nil, err
+	}
+	r, files, err := openReaders(p.stdout, p.stderr)
+	if err != nil {
+		return nil, fmt.Errorf("the kernel's process cannot be given its files: %w", err)
+	}
+	// Descriptors, not os.Files, are handed on: an os.File would have made the kernel's end non-blocking, and a
+	// program that prints much would fail with EAGAIN.
+	p.leader, err = syscall.ForkExec(path, argv, &syscall.ProcAttr{
+		Dir:   cfg.WorkingDir,
+		Env:   environment(cfg),
+		Files: files[:],
+		Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
+	})
+	for _, fd := range files {
+		syscall.Close(int(fd))
+	}
+	if err != nil {
+		r.finish(0)
+		return nil, explainExec(path, cfg.WorkingDir, err)
+	}
+	return r, nil
+}
+
+// environment gives cfg's variables in the form of execve, in a stable order.
+func environment(cfg Config) []string {
+	env := make([]string, 0, len(cfg.Env)+1)
+	for _, name := range slices.Sorted(maps.Keys(cfg.Env)) {
+		if name != kernelIDVariable {
+			env = append(env, name+"="+cfg.Env[name])
+		}
+	}
+	return append(env, kernelIDVariable+"="+cfg.KernelID)
+}
+
+// pid returns the process id, which is the number of the process group and of the session too.
+func (p *process) pid() int { return p.leader }
+
+// done is closed when the process has ended, its session is gone and its exit and last words are known.
+func (p *process) done() <-chan struct{} { return p.ended }
+
+// exit says how the process ended. It waits for that.
+func (p *process) exit() exitInfo {
+	<-p.ended
+	return p.info
+}
+
+// lastWords returns at most limit bytes of the newest output in whole lines as far as they fit, as valid UTF-8: of
+// stderr, or of stdout if there is nothing on stderr.
+func (p *process) lastWords(limit int) string {
+	if s := p.stderr.text(limit); hasLetters(s) {
+		return s
+	}
+	return p.stdout.text(limit)
+}
+
+// signal sends sig to the process group. The error is os.ErrProcessDone if there is none any more.
+func (p *process) signal(sig syscall.Signal) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.reaped {
+		return os.ErrProcessDone
+	}
+	err := syscall.Kill(-p.leader, sig)
+	if err == syscall.ESRCH {
+		return os.ErrProcessDone
+	}
+	return err
+}
+
+// interrupt does what Ctrl-C does in a terminal.
+func (p *process) interrupt() error { return p.signal(syscall.SIGINT) }
+
+// kill ends the process and all others of its session, those included that have moved to another group. It does not
+// wait for done.
+func (p *process) kill() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.reaped {
+		killSession(p.leader)
+	}
+}
