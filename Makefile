@@ -1,0 +1,44 @@
+# Every target is one command or a list of other targets; what needs logic is a script or a Go test.
+
+GO      ?= go
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS  = -s -w -X main.version=$(VERSION)
+FUZZTIME ?= 30s
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test unit lint e2e fuzz bench generate verify clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+build: ## build bin/ekg and bin/ekg-supervisor, static
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/ekg ./cmd/ekg-supervisor
+
+demo: build ## set everything up and run JupyterLab through ekg on a printed URL; Ctrl-C ends it
+	@testdata/demo
+
+test: lint unit e2e ## everything that CI runs: lint, unit tests, end to end tests (installs what they need)
+
+unit: ## unit tests with the race detector, fuzz seeds included
+	$(GO) test -race -timeout 10m ./...
+
+e2e: ## end to end tests: real kernels, Jupyter's own clients, JupyterLab in Chromium
+	$(GO) test -tags e2e -timeout 60m -count 1 -v -run '^TestE2E' ./cmd/ekg
+
+lint: ## gofmt, go vet, staticcheck, go mod tidy
+	@testdata/lint
+
+fuzz: ## fuzz every fuzz target for FUZZTIME each (default 30s)
+	@testdata/fuzz $(FUZZTIME)
+
+bench: ## benchmarks of the message path, beside direct ZeroMQ in the same run
+	$(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./gateway/... ./launcher/...
+
+generate: build ## write the generated part of the README
+	@testdata/flags write
+
+verify: build ## fail if what is generated is not what is committed
+	@testdata/flags check
+
+clean: ## remove what was built and what tests left behind
+	rm -rf bin artifacts
