@@ -134,6 +134,19 @@ func internType(s []byte) string {
 	return string(s)
 }
 
+// MsgType returns the msg_type of a header, or "".
+func MsgType(header []byte) string {
+	var t string
+	if err := scanObject(header, func(key, value []byte) {
+		if string(key) == "msg_type" && len(value) >= 2 && value[0] == '"' {
+			t = internType(value[1 : len(value)-1])
+		}
+	}); err != nil {
+		return ""
+	}
+	return t
+}
+
 // StringField returns a top-level string member of a JSON object, as the raw JSON text between its quotes, or "".
 func StringField(object []byte, name string) string {
 	var v string

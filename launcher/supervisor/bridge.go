@@ -1,0 +1,473 @@
+package supervisor
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+)
+
+const (
+	dialRetry      = 20 * time.Millisecond  // between attempts to connect to a kernel that is not listening yet
+	nudgeInterval  = 500 * time.Millisecond // between kernel_info_requests until the kernel is ready, as jupyter_server
+	iopubQueueSize = 64 << 20               // bytes read from the kernel and not yet in the log
+)
+
+// channels are the kernel's channels that carry messages, in the order in which they are connected: iopub last, so
+// that a subscription means that all is there.
+var channels = [...]wire.Channel{wire.Shell, wire.Control, wire.Stdin, wire.IOPub}
+
+// bridge is one set of ZeroMQ connections to one life of the kernel's process. Its goroutines are started by open and
+// awaited by close: a reader for each channel, a sender for each but iopub, one that takes iopub messages from the
+// reader's queue, and one that nudges the kernel until it is ready.
+type bridge struct {
+	// Fixed.
+	log     *slog.Logger
+	signer  *wire.Signer
+	sockets [wire.IOPub + 1]socket
+	gates   *[wire.IOPub + 1]*gate
+	deliver func(*bridge, wire.Message)
+	unsent  func(wire.Message) // the kernel may not have got it
+	own     string             // session id of our own requests
+	iopub   *frameQueue
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+	failed  chan error    // capacity 1: the first connection that broke
+	nudged  chan struct{} // closed when ready
+
+	// Guarded by Supervisor.mu.
+	replied bool // the kernel has answered
+	heard   bool // the subscription works
+	ready   bool
+
+	// Owned by complain.
+	complaints sync.Map // kind → struct{}: each is logged once
+}
+
+// endpoints are the ZeroMQ addresses of a kernel.
+type endpoints [wire.IOPub + 1]string
+
+// openBridge dials every channel, again and again until the kernel listens or ctx ends, and starts the goroutines.
+func (s *Supervisor) openBridge(ctx context.Context, ep endpoints, identity []byte, signer *wire.Signer) (*bridge, error) {
+	b := &bridge{log: s.logger, signer: signer, gates: &s.gates, deliver: s.deliver, unsent: s.unsent,
+		own: s.ownSession, iopub: newFrameQueue(iopubQueueSize), failed: make(chan error, 1), nudged: make(chan struct{})}
+	for _, c := range channels {
+		kind := dealer
+		if c == wire.IOPub {
+			kind = sub
+		}
+		sock, err := dialUntil(ctx, ep[c], kind, identity)
+		if err != nil {
+			b.closeSockets()
+			return nil, err
+		}
+		b.sockets[c] = sock
+	}
+	return b, nil
+}
+
+// dialUntil dials until it succeeds, ctx ends, or the peer turns out not to speak ZeroMQ.
+func dialUntil(ctx context.Context, endpoint string, kind socketKind, identity []byte) (socket, error) {
+	for {
+		sock, err := dialSocket(ctx, endpoint, kind, identity, socketLimits{})
+		if err == nil {
+			return sock, nil
+		}
+		if errors.Is(err, errZMTP) {
+			return nil, err
+		}
+		t := time.NewTimer(dialRetry)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return nil, err
+		case <-t.C:
+		}
+	}
+}
+
+// start starts the goroutines. The bridge must be known as Supervisor.bridge by then.
+func (b *bridge) start() {
+	ctx, cancel := context.WithCancel(context.Background())
+	b.cancel = cancel
+	for _, c := range channels {
+		if c == wire.IOPub {
+			b.run(func() { b.readIOPub() })
+			b.run(func() { b.deliverIOPub() })
+			continue
+		}
+		b.run(func() { b.read(c) })
+		b.run(func() { b.send(ctx, c) })
+	}
+	b.run(func() { b.nudge(ctx) })
+}
+
+func (b *bridge) run(f func()) {
+	b.wg.Add(1)
+	go func() {
+		defer b.wg.Done()
+		f()
+	}()
+}
+
+// drain waits until all that the kernel has sent before it ended is delivered, at most for the time given.
+func (b *bridge) drain(limit time.Duration) {
+	select {
+	case <-b.iopub.drained:
+	case <-time.After(limit):
+	}
+}
+
+// close ends the connections and waits for every goroutine.
+func (b *bridge) close() {
+	b.cancel()
+	b.closeSockets()
+	b.iopub.close()
+	b.wg.Wait()
+}
+
+func (b *bridge) closeSockets() {
+	for _, sock := range b.sockets {
+		if sock != nil {
+			sock.Close() //nolint:errcheck // never fails
+		}
+	}
+}
+
+func (b *bridge) fail(err error) {
+	select {
+	case b.failed <- err:
+	default:
+	}
+}
+
+func (b *bridge) read(c wire.Channel) {
+	for {
+		frames, err := b.sockets[c].Recv()
+		if err != nil {
+			b.fail(err)
+			return
+		}
+		b.parse(c, frames)
+	}
+}
+
+// readIOPub does nothing but read: what the kernel cannot get rid of it drops (ZeroMQ's high-water mark).
+func (b *bridge) readIOPub() {
+	defer b.iopub.end()
+	for {
+		frames, err := b.sockets[wire.IOPub].Recv()
+		if err != nil {
+			b.fail(err)
+			return
+		}
+		if !b.iopub.put(frames) {
+			return
+		}
+	}
+}
+
+func (b *bridge) deliverIOPub() {
+	for {
+		frames, ok := b.iopub.take()
+		if !ok {
+			return
+		}
+		b.parse(wire.IOPub, frames)
+	}
+}
+
+func (b *bridge) parse(c wire.Channel, frames [][]byte) {
+	m, err := wire.ParseFrames(c, frames, b.signer)
+	if err != nil {
+		b.complain(c.String()+err.Error(), "message of the kernel was ignored", "channel", c.String(), "err", err)
+		return
+	}
+	b.deliver(b, m)
+}
+
+// complain logs each kind of complaint once: the kernel's code may cause any number of them.
+func (b *bridge) complain(kind, msg string, args ...any) {
+	if _, known := b.complaints.LoadOrStore(kind, struct{}{}); !known {
+		b.log.Warn(msg, args...)
+	}
+}
+
+func (b *bridge) send(ctx context.Context, c wire.Channel) {
+	for {
+		m, err := b.gates[c].take(ctx)
+		if err != nil {
+			return
+		}
+		if err := b.sockets[c].Send(m.Frames(b.signer)); err != nil {
+			b.unsent(m)
+			b.fail(err)
+			return
+		}
+	}
+}
+
+// nudge asks until the kernel is ready: a subscription that the kernel has not seen yet misses output, and only its
+// answers on iopub tell that it has. Each question has a new id, since kernels ignore repeated signatures.
+func (b *bridge) nudge(ctx context.Context) {
+	t := time.NewTicker(nudgeInterval)
+	defer t.Stop()
+	for {
+		for _, c := range []wire.Channel{wire.Control, wire.Shell} {
+			m := wire.New(c, "kernel_info_request", b.own, nil, struct{}{})
+			if err := b.sockets[c].Send(m.Frames(b.signer)); err != nil {
+				b.fail(err)
+				return
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-b.nudged:
+			return
+		case <-t.C:
+		}
+	}
+}
+
+// request sends a message of our own past the gate.
+func (b *bridge) request(c wire.Channel, msgType string, content any) error {
+	m := wire.New(c, msgType, b.own, nil, content)
+	return b.sockets[c].Send(m.Frames(b.signer))
+}
+
+// deliver takes a verified message of the kernel into the log and notes what it says. It is called by the bridge's
+// goroutines, and holds s.mu only for table look-ups.
+func (s *Supervisor) deliver(b *bridge, m wire.Message) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.bridge != b {
+		return // of an earlier life
+	}
+	parent, err := s.parseParent(&m)
+	if err != nil {
+		b.complain("parent", "parent_header of a message cannot be read", "channel", m.Channel.String(), "err", err)
+	}
+	if parent.Session == s.ownSession {
+		s.ownAnswer(b, &m)
+		return
+	}
+	if m.Channel != wire.IOPub {
+		s.deliverAnswer(&m, parent)
+		return
+	}
+	s.deliverOutput(b, &m, parent)
+}
+
+// parseParent reads the parent_header. Most messages have the same as the one before, and share its memory then.
+func (s *Supervisor) parseParent(m *wire.Message) (wire.Header, error) {
+	if bytes.Equal(m.Parent, s.lastParent) {
+		m.Parent = s.lastParent
+		return s.lastParentHeader, nil
+	}
+	h, err := wire.ParseHeader(m.Parent)
+	if err == nil && m.Channel == wire.IOPub {
+		s.lastParent, s.lastParentHeader = m.Parent, h
+	}
+	return h, err
+}
+
+// ownAnswer takes what the kernel says to our own requests; no client sees it, and it is no activity.
+func (s *Supervisor) ownAnswer(b *bridge, m *wire.Message) {
+	if m.Channel == wire.IOPub {
+		b.heard = true
+	} else {
+		b.replied = true
+		if wire.StringField(m.Header, "msg_type") == "kernel_info_reply" {
+			s.kernelInfo = m.Content
+			s.kernelSession = wire.StringField(m.Header, "session")
+		}
+	}
+	s.checkReady(b)
+}
+
+func (s *Supervisor) checkReady(b *bridge) {
+	if b.ready || !b.replied || !b.heard {
+		return
+	}
+	b.ready = true
+	close(b.nudged)
+	s.clock.ready()
+	s.reason = ""
+	for _, c := range channels {
+		s.gates[c].set(true)
+	}
+	s.logger.Info("kernel is ready", "epoch", s.epoch)
+	s.changed()
+	select {
+	case s.readied <- struct{}{}:
+	default:
+	}
+}
+
+// deliverOutput appends an iopub message for everyone.
+func (s *Supervisor) deliverOutput(b *bridge, m *wire.Message, parent wire.Header) {
+	if !b.heard {
+		b.heard = true
+		s.checkReady(b)
+	}
+	msgType := wire.MsgType(m.Header)
+	if msgType == "iopub_welcome" {
+		return // between the kernel and whoever subscribes (JEP 65)
+	}
+	s.lastOutput = s.now()
+	state, essential := "", false
+	if msgType == "status" {
+		state = wire.StringField(m.Content, "execution_state")
+		if session := wire.StringField(m.Header, "session"); session != "" {
+			s.kernelSession = session
+		}
+	}
+	if s.clock.observe(msgType, parent, state) {
+		s.changed()
+	} else {
+		s.touched()
+	}
+	if state == stateIdle {
+		essential = true
+		if r := s.waitingIdle(parent.MsgID); r != nil {
+			r.idled = true
+			if r.replied {
+				s.finish(r)
+			}
+		}
+	}
+	s.log.append(nil, *m, essential)
+}
+
+// deliverAnswer appends a reply or an input request for the session that asked.
+func (s *Supervisor) deliverAnswer(m *wire.Message, parent wire.Header) {
+	var to *session
+	switch r := s.waitingReply(parent.MsgID); {
+	case m.Channel == wire.Stdin:
+		if r == nil {
+			r = s.running() // no known parent: whoever's cell runs
+		}
+		if r != nil {
+			to = r.session
+		}
+	case r != nil:
+		to = r.session
+		r.replied = true
+		if r.idled {
+			s.finish(r)
+		} else {
+			r.quiet = s.now()
+			s.wakeJanitor()
+		}
+	default:
+		if r := s.running(); r != nil {
+			to = r.session
+		}
+	}
+	if to == nil {
+		return // its session has ended, or nobody asked
+	}
+	s.log.append(to, *m, true)
+}
+
+// unsent tells the client whose message the kernel may never have got.
+func (s *Supervisor) unsent(m wire.Message) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h, err := wire.ParseHeader(m.Header)
+	if err != nil {
+		return
+	}
+	for _, r := range s.requests[h.MsgID] {
+		if r.session != nil && r.channel == m.Channel && !r.replied {
+			s.log.append(r.session, s.notice(r.header, "The connection to the kernel broke while this was sent. Run it again."), true)
+			s.abort(r, "error", "ConnectionLost", "the connection to the kernel broke while the request was sent")
+			return
+		}
+	}
+}
+
+// frameQueue holds what was read from iopub, bounded in bytes. A message of any size fits an empty queue.
+type frameQueue struct {
+	mu      sync.Mutex
+	cond    *sync.Cond
+	frames  [][][]byte
+	bytes   int
+	limit   int
+	ended   bool          // no more will come
+	closed  bool          // what is there is not wanted any more
+	drained chan struct{} // closed when ended and empty
+}
+
+func newFrameQueue(limit int) *frameQueue {
+	q := &frameQueue{limit: limit, drained: make(chan struct{})}
+	q.cond = sync.NewCond(&q.mu)
+	return q
+}
+
+func frameBytes(frames [][]byte) int {
+	n := 0
+	for _, f := range frames {
+		n += len(f) + 32
+	}
+	return n
+}
+
+// put waits for room. It reports false once the queue is closed.
+func (q *frameQueue) put(frames [][]byte) bool {
+	n := frameBytes(frames)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for !q.closed && len(q.frames) > 0 && q.bytes+n > q.limit {
+		q.cond.Wait()
+	}
+	if q.closed {
+		return false
+	}
+	q.frames = append(q.frames, frames)
+	q.bytes += n
+	q.cond.Signal() // at most one of the two sides waits
+	return true
+}
+
+// take waits for a message. It reports false when the queue is closed, or has ended and is empty.
+func (q *frameQueue) take() ([][]byte, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for !q.closed && !q.ended && len(q.frames) == 0 {
+		q.cond.Wait()
+	}
+	if q.closed || len(q.frames) == 0 {
+		select {
+		case <-q.drained:
+		default:
+			close(q.drained)
+		}
+		return nil, false
+	}
+	frames := q.frames[0]
+	q.frames[0] = nil
+	q.frames = q.frames[1:]
+	q.bytes -= frameBytes(frames)
+	q.cond.Signal()
+	return frames, true
+}
+
+func (q *frameQueue) end() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.ended = true
+	q.cond.Broadcast()
+}
+
+func (q *frameQueue) close() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.closed = true
+	q.cond.Broadcast()
+}

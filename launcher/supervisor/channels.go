@@ -1,0 +1,491 @@
+package supervisor
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+)
+
+const (
+	maxMessage  = 512 << 20             // bytes of one message from a client
+	batchBytes  = 256 << 10             // bytes written before anything else is looked at
+	ackWindow   = 4 << 20               // bytes that may be unacknowledged, or one message
+	ackBytes    = 256 << 10             // bytes after which a numbered ping goes out
+	ackDelay    = 50 * time.Millisecond // the least time between two numbered pings, but for ackBytes
+	ackLatest   = time.Second           // a message is followed by a ping no later
+	pingIdle    = 15 * time.Second      // between pings when nothing is sent
+	farewell    = 2 * time.Second       // for a client to take the rest when the kernel is gone
+	closeReason = 120                   // bytes; RFC 6455 leaves 123
+)
+
+// conn is one websocket on .../channels: the handler's goroutine reads, and another one writes.
+type conn struct {
+	// Fixed.
+	s          *Supervisor
+	ws         *websocket.Conn
+	flow       *flowConn
+	framing    framing
+	number     uint64 // later connections have higher ones
+	readOnly   bool
+	sessionKey string // in Supervisor.sessions
+	session    *session
+	wake       chan struct{}   // capacity 1: the log has grown
+	pongs      chan []byte     // pings to answer
+	acks       chan struct{}   // capacity 1: something was acknowledged
+	end        chan closeFrame // capacity 1: why to hang up
+
+	// Guarded by Supervisor.mu.
+	takesPart bool
+	answered  int // pings
+	acked     position
+
+	// Owned by the writer.
+	cursor    position
+	batch     []*entry
+	lastPing  time.Time
+	sincePing int64 // bytes
+
+	// Guarded by mu.
+	mu         sync.Mutex
+	sent       int64 // bytes
+	ackedBytes int64
+	acksEver   bool
+	pingNumber uint64
+	pings      []sentPing
+}
+
+// sentPing is a numbered ping and what its pong will prove.
+type sentPing struct {
+	number uint64
+	at     position
+	sent   int64
+}
+
+// closeFrame is how a websocket is ended.
+type closeFrame struct {
+	code   int
+	reason string
+}
+
+var upgrader = websocket.Upgrader{
+	Subprotocols:     []string{wire.SubprotocolV1},
+	CheckOrigin:      func(*http.Request) bool { return true }, // the gateway has checked it
+	HandshakeTimeout: 10 * time.Second,
+	WriteBufferSize:  4 << 10,
+	WriteBufferPool:  &sync.Pool{},
+}
+
+// getChannels is the kernel's websocket.
+func (s *Supervisor) getChannels(w http.ResponseWriter, r *http.Request) error {
+	if !websocket.IsWebSocketUpgrade(r) {
+		return httpError{http.StatusBadRequest, "this is a websocket: an upgrade request is expected"}
+	}
+	c := &conn{s: s, framing: chooseFraming(r), readOnly: r.Header.Get(HeaderRight) == "read",
+		wake: make(chan struct{}, 1), pongs: make(chan []byte, 4), acks: make(chan struct{}, 1), end: make(chan closeFrame, 1)}
+	if err := s.join(c, r.URL.Query().Get("session_id")); err != nil {
+		return err
+	}
+	defer s.leave(c)
+	h := &flowHijacker{ResponseWriter: w, owed: c.owed}
+	ws, err := upgrader.Upgrade(h, r, nil)
+	if err != nil {
+		return nil // the library has answered
+	}
+	c.ws, c.flow = ws, h.flow
+	c.serve()
+	return nil
+}
+
+// chooseFraming tells what a client understands. Binary frames stop an unmodified jupyter server for ever, and
+// GatewayKernelClient, which names neither itself nor a session, reads text only.
+func chooseFraming(r *http.Request) framing {
+	for _, p := range websocket.Subprotocols(r) {
+		if p == wire.SubprotocolV1 {
+			return framingV1
+		}
+	}
+	switch agent := r.UserAgent(); {
+	case strings.HasPrefix(agent, "Tornado/"):
+		return framingRelay
+	case agent == "" && !r.URL.Query().Has("session_id"):
+		return framingText
+	}
+	return framingLegacy
+}
+
+func (s *Supervisor) join(c *conn, sessionID string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.over:
+		return errOver
+	default:
+	}
+	s.connNumber++
+	c.number = s.connNumber
+	if err := s.attach(c, sessionID, s.now()); err != nil {
+		return err
+	}
+	s.handlers.Add(1)
+	s.log.subscribe(c.wake, c.framing)
+	return nil
+}
+
+func (s *Supervisor) leave(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.log.unsubscribe(c.wake, c.framing)
+	s.detach(c, s.now())
+	s.changed()
+	s.handlers.Done()
+}
+
+// serve runs the connection until it ends.
+func (c *conn) serve() {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.write(ctx)
+		// The reader notices by this: at once after an error, after the peer's close frame or closeGrace otherwise.
+		c.flow.SetDeadline(time.Now().Add(closeGrace)) //nolint:errcheck // a closed connection has no deadline
+	}()
+	c.read()
+	cancel()
+	c.flow.Close() //nolint:errcheck // nothing is left to be done about it
+	<-done
+}
+
+// read takes messages until the connection ends. It never waits for the kernel.
+func (c *conn) read() {
+	c.ws.SetReadLimit(maxMessage)
+	c.ws.SetPongHandler(func(data string) error { c.pong(data); return nil })
+	c.ws.SetPingHandler(func(data string) error {
+		select {
+		case c.pongs <- []byte(data):
+		default: // it has not taken the answers to its last ones
+		}
+		return nil
+	})
+	c.ws.SetCloseHandler(func(int, string) error { return nil })
+	hungUp := false
+	for {
+		kind, data, err := c.ws.ReadMessage()
+		if err != nil {
+			return
+		}
+		if hungUp {
+			continue
+		}
+		if frame := c.take(kind, data); frame != nil {
+			hungUp = true
+			c.hangUp(*frame)
+		}
+	}
+}
+
+// hangUp has the writer end the connection.
+func (c *conn) hangUp(f closeFrame) {
+	select {
+	case c.end <- f:
+	default:
+	}
+}
+
+// take handles one message of the client, and returns how to end the connection if it is not acceptable.
+func (c *conn) take(kind int, data []byte) *closeFrame {
+	var m wire.Message
+	var err error
+	switch {
+	case c.framing == framingV1 && kind == websocket.BinaryMessage:
+		m, err = wire.DecodeV1(data)
+	case c.framing == framingV1:
+		return &closeFrame{websocket.CloseUnsupportedData, "text on a connection that speaks " + wire.SubprotocolV1}
+	default:
+		m, err = wire.DecodeLegacy(data, kind == websocket.BinaryMessage)
+	}
+	var h wire.Header
+	if err == nil {
+		h, err = wire.ParseHeader(m.Header)
+	}
+	switch {
+	case errors.Is(err, wire.ErrChannel), err == nil && m.Channel == wire.IOPub:
+		c.s.logger.Debug("message for no channel of the kernel was ignored")
+		return nil
+	case err != nil:
+		return &closeFrame{websocket.CloseInvalidFramePayloadData, err.Error()}
+	}
+	return c.s.accept(c, m, h)
+}
+
+// accept takes a client's message towards the kernel.
+func (s *Supervisor) accept(c *conn, m wire.Message, h wire.Header) *closeFrame {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.takePart(c)
+	kernelInfo := h.MsgType == "kernel_info_request"
+	switch {
+	case c.readOnly && !kernelInfo:
+		s.refuse(c.session, &m, h, "Forbidden", "you may only look at this kernel")
+		return nil
+	case s.clock.state == stateDead:
+		s.refuse(c.session, &m, h, "KernelDied", s.reason)
+		return nil
+	case kernelInfo && m.Channel == wire.Shell && h.Subshell == "" && s.clock.state == stateBusy && s.kernelInfo != nil:
+		s.answerKernelInfo(c.session, &m)
+		return nil
+	}
+	s.register(c.session, &m, h)
+	if err := s.gates[m.Channel].push(m); err != nil {
+		if r := s.waitingReply(h.MsgID); r != nil {
+			s.finish(r)
+		}
+		return &closeFrame{websocket.CloseTryAgainLater, err.Error()}
+	}
+	return nil
+}
+
+// refuse answers a request that the kernel does not get.
+func (s *Supervisor) refuse(sess *session, m *wire.Message, h wire.Header, ename, reason string) {
+	s.register(sess, m, h)
+	if r := s.waitingReply(h.MsgID); r != nil {
+		if h.MsgType == "execute_request" {
+			s.log.append(sess, s.notice(m.Header, "%s", reason), true)
+		}
+		s.abort(r, "error", ename, reason)
+	}
+}
+
+// answerKernelInfo answers for a busy kernel, which would only do so behind its running cell. Every front end asks this
+// first and shows nothing before it knows. The present status follows, since the idle of this answer is not it.
+func (s *Supervisor) answerKernelInfo(sess *session, m *wire.Message) {
+	s.log.append(sess, s.status(stateBusy, m.Header), true)
+	reply := wire.New(wire.Shell, "kernel_info_reply", s.voiceSession(), m.Header, struct{}{})
+	reply.Content = s.kernelInfo
+	s.log.append(sess, reply, true)
+	s.log.append(sess, s.status(stateIdle, m.Header), true)
+	s.log.append(sess, s.statusMessage(), true)
+}
+
+// owed is the number of bytes that the peer has not acknowledged.
+func (c *conn) owed() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sent - c.ackedBytes
+}
+
+// pong notes what a numbered ping proves: its peer's websocket took everything before it. Peers may answer only the
+// newest of several pings, so numbers are cumulative.
+func (c *conn) pong(data string) {
+	if len(data) != 8 {
+		return
+	}
+	number := binary.BigEndian.Uint64([]byte(data))
+	var at position
+	c.mu.Lock()
+	found := false
+	for i, p := range c.pings {
+		if p.number == number {
+			at, found = p.at, true
+			c.ackedBytes, c.acksEver = p.sent, true
+			c.pings = append(c.pings[:0], c.pings[i+1:]...)
+			break
+		}
+	}
+	c.mu.Unlock()
+	if !found {
+		return
+	}
+	c.s.mu.Lock()
+	c.answered++
+	if c.answered > 1 {
+		c.s.takePart(c)
+	}
+	c.s.acknowledge(c, at)
+	c.s.mu.Unlock()
+	select {
+	case c.acks <- struct{}{}:
+	default:
+	}
+}
+
+// write moves the cursor through the log until the connection ends.
+func (c *conn) write(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var goodbye <-chan time.Time
+	over := c.s.over
+	for {
+		c.flow.cork()
+		more, err := c.writeBatch()
+		if err == nil {
+			err = c.writePings()
+		}
+		if ferr := c.flow.Flush(); err == nil {
+			err = ferr
+		}
+		if err != nil {
+			c.flow.Close() //nolint:errcheck // the connection is broken already
+			return
+		}
+		if more && ctx.Err() == nil {
+			continue
+		}
+		if goodbye != nil && !c.windowFull() {
+			c.sayGoodbye(closeFrame{websocket.CloseNormalClosure, "the kernel is gone: " + c.s.farewellText()})
+			return
+		}
+		timer.Reset(time.Until(c.nextDue()))
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.wake:
+		case <-c.acks:
+		case data := <-c.pongs:
+			if err := c.ws.WriteControl(websocket.PongMessage, data, time.Now().Add(patience)); err != nil {
+				return
+			}
+		case f := <-c.end:
+			c.sayGoodbye(f)
+			return
+		case <-over:
+			over, goodbye = nil, time.After(farewell)
+		case <-goodbye:
+			c.sayGoodbye(closeFrame{websocket.CloseNormalClosure, "the kernel is gone: " + c.s.farewellText()})
+			return
+		case <-timer.C:
+			if time.Now().After(c.flow.deadline()) {
+				c.flow.Close() //nolint:errcheck // its peer is gone
+				return
+			}
+		}
+	}
+}
+
+func (s *Supervisor) farewellText() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.farewell
+}
+
+func (c *conn) sayGoodbye(f closeFrame) {
+	if len(f.reason) > closeReason {
+		f.reason = strings.ToValidUTF8(f.reason[:closeReason], "")
+	}
+	err := c.ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(f.code, f.reason), time.Now().Add(closeGrace))
+	if err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, websocket.ErrCloseSent) {
+		c.s.logger.Debug("close frame was not delivered", "err", err)
+	}
+}
+
+func (c *conn) windowFull() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.acksEver && c.sent-c.ackedBytes >= ackWindow
+}
+
+// writeBatch sends what the log has, up to batchBytes, and reports whether there may be more.
+func (c *conn) writeBatch() (more bool, err error) {
+	if c.windowFull() {
+		return false, nil
+	}
+	batch, now, lost := c.s.log.read(c.cursor, c.session, batchBytes, c.batch)
+	if lost > 0 {
+		if err := c.writeLoss(lost); err != nil {
+			return false, err
+		}
+	}
+	for _, e := range batch {
+		f, err := c.s.log.encode(e, c.framing)
+		if err != nil {
+			c.s.logger.Warn("message of the kernel cannot be sent in this framing", "err", err)
+			continue
+		}
+		if err := c.writeFrame(f); err != nil {
+			return false, err
+		}
+	}
+	clear(batch)
+	c.batch = batch
+	more = now.seq != c.cursor.seq
+	c.cursor = now
+	return more, nil
+}
+
+func (c *conn) writeFrame(f *frame) error {
+	kind := websocket.TextMessage
+	if f.binary {
+		kind = websocket.BinaryMessage
+	}
+	c.mu.Lock()
+	c.sent += int64(len(f.data))
+	c.mu.Unlock()
+	c.sincePing += int64(len(f.data))
+	return c.ws.WriteMessage(kind, f.data)
+}
+
+// writeLoss says how much of the output a client that was away or slow has missed.
+func (c *conn) writeLoss(lost uint64) error {
+	c.s.mu.Lock()
+	m := c.s.notice(c.session.cell, "%d messages of output are missing here: this page was away or too slow for longer than the gateway keeps output.", lost)
+	c.s.mu.Unlock()
+	f, err := encodeFrame(&m, c.framing)
+	if err != nil {
+		return err
+	}
+	return c.writeFrame(f)
+}
+
+// nextDue is when the writer has to look up again: for the next ping or the peer's end.
+func (c *conn) nextDue() time.Time {
+	due := c.lastPing.Add(pingIdle)
+	if c.sincePing > 0 {
+		due = c.lastPing.Add(ackDelay)
+		if c.pingOutstanding() {
+			due = c.lastPing.Add(ackLatest)
+		}
+	}
+	if end := c.flow.deadline(); end.Before(due) {
+		return end.Add(time.Millisecond)
+	}
+	return due
+}
+
+func (c *conn) pingOutstanding() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.pings) > 0
+}
+
+// writePings sends a numbered ping if one is due.
+func (c *conn) writePings() error {
+	now := time.Now()
+	since := now.Sub(c.lastPing)
+	switch {
+	case c.sincePing >= ackBytes:
+	case c.sincePing > 0 && since >= ackDelay && !c.pingOutstanding():
+	case c.sincePing > 0 && since >= ackLatest:
+	case since >= pingIdle:
+	default:
+		return nil
+	}
+	c.mu.Lock()
+	c.pingNumber++
+	n := c.pingNumber
+	if len(c.pings) >= 1024 { // of a peer that never answers; its next answer proves the rest
+		c.pings = append(c.pings[:0], c.pings[512:]...)
+	}
+	c.pings = append(c.pings, sentPing{number: n, at: c.cursor, sent: c.sent})
+	c.mu.Unlock()
+	c.lastPing, c.sincePing = now, 0
+	return c.ws.WriteControl(websocket.PingMessage, binary.BigEndian.AppendUint64(nil, n), now.Add(patience))
+}

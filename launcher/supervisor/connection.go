@@ -1,0 +1,118 @@
+package supervisor
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+)
+
+// connectionFile is what a kernel is told of its sockets, in the form of
+// https://jupyter-client.readthedocs.io/en/stable/kernels.html#connection-files.
+type connectionFile struct {
+	ShellPort       int    `json:"shell_port"`
+	IOPubPort       int    `json:"iopub_port"`
+	StdinPort       int    `json:"stdin_port"`
+	ControlPort     int    `json:"control_port"`
+	HBPort          int    `json:"hb_port"`
+	IP              string `json:"ip"`
+	Transport       string `json:"transport"`
+	Key             string `json:"key"`
+	SignatureScheme string `json:"signature_scheme"`
+	KernelName      string `json:"kernel_name"`
+}
+
+// newConnection makes up addresses and a key for one life of the kernel and writes the connection file (0600).
+func newConnection(cfg *Config) (endpoints, *wire.Signer, error) {
+	var key [32]byte
+	rand.Read(key[:]) //nolint:errcheck // crypto/rand.Read never fails
+	f := connectionFile{Transport: cfg.Transport, Key: hex.EncodeToString(key[:]), SignatureScheme: "hmac-sha256",
+		KernelName: cfg.SpecName}
+	ports, err := choosePorts(cfg, &f)
+	if err != nil {
+		return endpoints{}, nil, err
+	}
+	f.ShellPort, f.ControlPort, f.StdinPort, f.IOPubPort, f.HBPort = ports[0], ports[1], ports[2], ports[3], ports[4]
+	b, err := json.MarshalIndent(f, "", "  ")
+	if err != nil {
+		return endpoints{}, nil, err
+	}
+	if err := writeFile(cfg.ConnectionFile, b); err != nil {
+		return endpoints{}, nil, fmt.Errorf("connection file: %w", err)
+	}
+	var ep endpoints
+	for i, c := range channels {
+		if cfg.Transport == "ipc" {
+			ep[c] = fmt.Sprintf("ipc://%s-%d", f.IP, ports[i])
+		} else {
+			ep[c] = fmt.Sprintf("tcp://%s:%d", f.IP, ports[i])
+		}
+	}
+	return ep, wire.NewSigner([]byte(f.Key)), nil
+}
+
+// choosePorts returns five port numbers. With tcp they were free a moment ago; nothing can keep others from taking
+// them before the kernel does.
+func choosePorts(cfg *Config, f *connectionFile) ([]int, error) {
+	ports := make([]int, 0, 5)
+	if cfg.Transport == "ipc" {
+		f.IP = filepath.Join(cfg.RunDir, "k")
+		for n := range 5 {
+			ports = append(ports, n+1)
+			// What an earlier life left behind would make a kernel's bind fail.
+			if err := os.Remove(fmt.Sprintf("%s-%d", f.IP, n+1)); err != nil && !os.IsNotExist(err) {
+				return nil, err
+			}
+		}
+		return ports, nil
+	}
+	f.IP = "127.0.0.1"
+	for range 5 {
+		l, err := net.Listen("tcp", f.IP+":0")
+		if err != nil {
+			return nil, err
+		}
+		defer l.Close() //nolint:errcheck // nothing was sent on it
+		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+	}
+	return ports, nil
+}
+
+// lostPort reports whether a kernel's last words say that somebody else took its port.
+func lostPort(cfg *Config, words string) bool {
+	return cfg.Transport == "tcp" && strings.Contains(strings.ToLower(words), "address already in use")
+}
+
+// writeFile replaces a file by one of mode 0600, whole or not at all.
+func writeFile(path string, b []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		os.Remove(f.Name()) //nolint:errcheck // the first error is the one that matters
+	}
+	return err
+}
+
+// command returns the kernel's argv with the connection file filled in.
+func command(cfg *Config) []string {
+	argv := make([]string, len(cfg.Argv))
+	for i, a := range cfg.Argv {
+		argv[i] = strings.ReplaceAll(a, "{connection_file}", cfg.ConnectionFile)
+	}
+	return argv
+}

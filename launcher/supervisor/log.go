@@ -1,0 +1,230 @@
+package supervisor
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+)
+
+// framing is one of the forms in which entries are sent to clients.
+type framing uint8
+
+const (
+	framingLegacy framing = iota // JSON text, binary where there are buffers
+	framingRelay                 // for an unmodified jupyter server: JSON text only, at most relayLimit bytes
+	framingText                  // for GatewayKernelClient: JSON text only
+	framingV1                    // wire.SubprotocolV1
+	framings
+)
+
+// position is a place in the log: seq entries were appended up to and including it, out of them for everyone.
+type position struct{ seq, out uint64 }
+
+// entry is one message of the log. It does not change once it is appended, but for the cache of encoded forms.
+type entry struct {
+	at        position
+	to        *session // the only session it is for; nil: every session
+	msg       wire.Message
+	essential bool // without it a client waits for ever: replies, input requests, idle
+	size      int64
+	encoded   [framings]atomic.Pointer[frame]
+}
+
+// frame is an entry as one websocket message.
+type frame struct {
+	data   []byte
+	binary bool
+}
+
+// entryOverhead is what an entry costs beside its payload: the struct, slice headers and allocation rounding, in bytes.
+const entryOverhead = 384
+
+// keptShare is the part of the log's limit that essential entries may take once the rest around them is gone.
+const keptShare = 8
+
+// messageLog holds what the kernel (and the supervisor in its place) has said, numbered from 1 and bounded in bytes.
+// When it is full the oldest entries go; of those, essential ones are kept for a while longer, so that a client that
+// was away too long misses output but no reply. It may be used concurrently.
+type messageLog struct {
+	mu        sync.Mutex
+	limit     int64
+	bytes     int64
+	entries   []*entry // contiguous, oldest first
+	end       position // of the newest entry ever appended
+	gone      position // of the newest entry that was evicted
+	kept      []*entry // essential entries older than entries[0]
+	keptBytes int64
+	readers   map[chan struct{}]struct{} // each is woken by an append; capacity 1
+	users     [framings]int              // open connections by framing
+}
+
+func newLog(limit int64) *messageLog {
+	return &messageLog{limit: limit, readers: map[chan struct{}]struct{}{}}
+}
+
+// append adds a message for one session, or for all if to is nil, and returns its position.
+func (l *messageLog) append(to *session, m wire.Message, essential bool) position {
+	e := &entry{to: to, msg: m, essential: essential, size: int64(m.Size()) + entryOverhead}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.end.seq++
+	if to == nil {
+		l.end.out++
+	}
+	e.at = l.end
+	l.entries = append(l.entries, e)
+	l.bytes += e.size
+	l.evict()
+	for wake := range l.readers {
+		select {
+		case wake <- struct{}{}:
+		default:
+		}
+	}
+	return e.at
+}
+
+// evict brings the log under its limit; the newest entry always stays. l.mu is held.
+func (l *messageLog) evict() {
+	n := 0
+	for l.bytes+l.keptBytes > l.limit && n < len(l.entries)-1 {
+		e := l.entries[n]
+		l.entries[n] = nil
+		n++
+		l.bytes -= e.size
+		l.gone = e.at
+		if e.essential {
+			l.kept = append(l.kept, e)
+			l.keptBytes += e.size
+			for l.keptBytes > l.limit/keptShare && len(l.kept) > 0 {
+				l.keptBytes -= l.kept[0].size
+				l.kept[0] = nil
+				l.kept = l.kept[1:]
+			}
+		}
+	}
+	l.entries = l.entries[n:]
+}
+
+// setLimit changes the bound, in bytes.
+func (l *messageLog) setLimit(limit int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.limit = limit
+	l.evict()
+}
+
+func (l *messageLog) sizes() (bytes, limit int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.bytes + l.keptBytes, l.limit
+}
+
+// tail returns the position of the newest entry.
+func (l *messageLog) tail() position {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.end
+}
+
+// read returns entries behind after that are for the session, oldest first, until their payload reaches maxBytes, and
+// the position the reader stands at then. If entries behind after were evicted, lost counts those that were for
+// everyone, and the entries given include what was kept of them.
+func (l *messageLog) read(after position, s *session, maxBytes int64, into []*entry) (got []*entry, now position, lost uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	got, now = into[:0], after
+	var n int64
+	take := func(e *entry) bool {
+		if e.to == nil || e.to == s {
+			if n > 0 && n+e.size > maxBytes {
+				return false
+			}
+			got = append(got, e)
+			n += e.size
+		}
+		now = e.at
+		return true
+	}
+	if after.seq < l.gone.seq {
+		lost = l.gone.out - after.out
+		for _, e := range l.kept {
+			if e.at.seq <= after.seq {
+				continue
+			}
+			if e.to == nil {
+				lost-- // kept, so not lost
+			}
+			if e.to == nil || e.to == s {
+				got = append(got, e) // all at once: what was kept is bounded already
+			}
+		}
+		now = l.gone
+	}
+	if len(l.entries) == 0 {
+		return got, now, lost
+	}
+	first := l.entries[0].at.seq
+	for i := int(max(now.seq+1, first) - first); i < len(l.entries); i++ {
+		if !take(l.entries[i]) {
+			break
+		}
+	}
+	return got, now, lost
+}
+
+// subscribe registers a channel of capacity 1 that is sent to at every append, and counts the framing's users.
+func (l *messageLog) subscribe(wake chan struct{}, f framing) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.readers[wake] = struct{}{}
+	l.users[f]++
+}
+
+func (l *messageLog) unsubscribe(wake chan struct{}, f framing) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.readers, wake)
+	l.users[f]--
+}
+
+// encode returns the entry in a framing. With more than one connection of that framing the result is kept with the
+// entry and counted, so that all share its bytes.
+func (l *messageLog) encode(e *entry, f framing) (*frame, error) {
+	if fr := e.encoded[f].Load(); fr != nil {
+		return fr, nil
+	}
+	fr, err := encodeFrame(&e.msg, f)
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.users[f] > 1 && e.at.seq > l.gone.seq && e.encoded[f].CompareAndSwap(nil, fr) {
+		e.size += int64(len(fr.data))
+		l.bytes += int64(len(fr.data))
+		l.evict()
+	}
+	return fr, nil
+}
+
+func encodeFrame(m *wire.Message, f framing) (*frame, error) {
+	switch f {
+	case framingV1:
+		return &frame{data: wire.EncodeV1(m), binary: true}, nil
+	case framingText:
+		data, _, err := wire.EncodeLegacy(m, false)
+		return &frame{data: data}, err
+	case framingRelay:
+		data, _, err := wire.EncodeLegacy(m, false)
+		if err == nil && len(data) > relayLimit {
+			n := tooLargeForRelay(m)
+			data, _, err = wire.EncodeLegacy(&n, false)
+		}
+		return &frame{data: data}, err
+	default:
+		data, binary, err := wire.EncodeLegacy(m, true)
+		return &frame{data: data, binary: binary}, err
+	}
+}

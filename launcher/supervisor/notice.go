@@ -1,0 +1,95 @@
+package supervisor
+
+import (
+	"fmt"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+)
+
+// relayLimit is the largest message an unmodified jupyter server takes from its gateway, in bytes of payload (Tornado's
+// default; it closes with 1009 and the message is lost). Larger ones are replaced by a notice.
+const relayLimit = 10 << 20
+
+type streamContent struct {
+	Name string `json:"name"`
+	Text string `json:"text"`
+}
+
+type statusContent struct {
+	ExecutionState string `json:"execution_state"`
+}
+
+// notice is a line on stderr under the cell whose header is given.
+func (s *Supervisor) notice(cell []byte, format string, args ...any) wire.Message {
+	text := fmt.Sprintf("[ekg] "+format+"\n", args...)
+	return wire.New(wire.IOPub, "stream", s.voiceSession(), cell, streamContent{"stderr", text})
+}
+
+func (s *Supervisor) status(state string, parent []byte) wire.Message {
+	return wire.New(wire.IOPub, "status", s.voiceSession(), parent, statusContent{state})
+}
+
+// statusMessage is the present state with the running cell as its parent.
+func (s *Supervisor) statusMessage() wire.Message {
+	var parent []byte
+	if r := s.running(); r != nil {
+		parent = r.header
+	}
+	return s.status(s.clock.state, parent)
+}
+
+// voiceSession is the session id of messages made in the kernel's place: the kernel's own, since JupyterLab drops what
+// is queued when the session of the messages it receives changes.
+func (s *Supervisor) voiceSession() string {
+	if s.kernelSession != "" {
+		return s.kernelSession
+	}
+	return s.ownSession
+}
+
+// tooLargeForRelay stands for a message that a jupyter server would refuse.
+func tooLargeForRelay(m *wire.Message) wire.Message {
+	msgType := wire.StringField(m.Header, "msg_type")
+	text := fmt.Sprintf("[ekg] A message of type %s and %d bytes was left out: the jupyter server between this page and the gateway takes at most %d.\n",
+		msgType, m.Size(), relayLimit)
+	out := wire.New(wire.IOPub, "stream", wire.StringField(m.Header, "session"), m.Parent, streamContent{"stderr", text})
+	if m.Channel != wire.IOPub {
+		// A reply that is too large still has to end its request.
+		out = wire.New(m.Channel, msgType, wire.StringField(m.Header, "session"), m.Parent, map[string]any{
+			"status": "error", "ename": "MessageTooLarge", "evalue": text, "traceback": []string{text}})
+	}
+	return out
+}
+
+// abortOutstanding answers, in the kernel's place, everything that is still open when its process has ended: clients
+// that wait for a reply and an idle get both. s.mu is held.
+func (s *Supervisor) abortOutstanding(status, ename, reason string) {
+	for _, r := range s.order {
+		if !r.finished() {
+			s.abort(r, status, ename, reason)
+		}
+	}
+	s.order = nil
+}
+
+// abort answers one request in the kernel's place. s.mu is held.
+func (s *Supervisor) abort(r *request, status, ename, reason string) {
+	if r.session != nil {
+		if !r.replied {
+			s.log.append(r.session, wire.New(r.channel, replyType(r.msgType), s.voiceSession(), r.header, map[string]any{
+				"status": status, "ename": ename, "evalue": reason, "traceback": []string{}}), true)
+		}
+		if !r.idled {
+			s.log.append(nil, s.status(stateIdle, r.header), true)
+		}
+	}
+	s.clock.done(r.id)
+	s.finish(r)
+}
+
+func replyType(requestType string) string {
+	if n := len(requestType) - len("_request"); n > 0 && requestType[n:] == "_request" {
+		return requestType[:n] + "_reply"
+	}
+	return requestType
+}

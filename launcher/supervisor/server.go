@@ -1,0 +1,240 @@
+package supervisor
+
+import (
+	"context"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"time"
+)
+
+// Headers by which a gateway tells a supervisor for whom it speaks. Rights are "use" (the default) and "read".
+const (
+	HeaderUser  = "Ekg-User"
+	HeaderRight = "Ekg-Right"
+)
+
+// statusPause is the least time between two lines of a status stream.
+const statusPause = 20 * time.Millisecond
+
+// TimeFormat is how Jupyter's models write times, in UTC: jupyter_server's gateway client accepts nothing but one to
+// six fractional digits and a Z.
+const TimeFormat = "2006-01-02T15:04:05.000000Z"
+
+// Model is a kernel in Jupyter's REST API.
+type Model struct {
+	ID             string `json:"id"`
+	Name           string `json:"name"`
+	LastActivity   string `json:"last_activity"` // TimeFormat
+	ExecutionState string `json:"execution_state"`
+	Connections    int    `json:"connections"`
+	Reason         string `json:"reason,omitempty"` // why it is dead, or what it waits for
+}
+
+// Handler serves the kernel's routes: the model, interrupt, restart, channels, the status stream and the limits. It
+// answers 421 for any other kernel's id, and 401 without the token if there is one.
+func (s *Supervisor) Handler() http.Handler {
+	mux := http.NewServeMux()
+	handle := func(pattern string, f func(http.ResponseWriter, *http.Request) error) {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			if err := s.check(r); err != nil {
+				s.fail(w, r, err)
+				return
+			}
+			if err := f(w, r); err != nil {
+				s.fail(w, r, err)
+			}
+		})
+	}
+	handle("GET /api/kernels/{id}", s.getModel)
+	handle("DELETE /api/kernels/{id}", s.deleteKernel)
+	handle("POST /api/kernels/{id}/interrupt", s.postInterrupt)
+	handle("POST /api/kernels/{id}/restart", s.postRestart)
+	handle("GET /api/kernels/{id}/channels", s.getChannels)
+	handle("GET /api/kernels/{id}/status", s.getStatus)
+	handle("PUT /api/kernels/{id}/limits", s.putLimits)
+	handle("/", func(http.ResponseWriter, *http.Request) error {
+		return httpError{http.StatusNotFound, "no such route"}
+	})
+	return mux
+}
+
+// httpError is an error that the peer is told.
+type httpError struct {
+	status int
+	text   string
+}
+
+func (e httpError) Error() string { return e.text }
+
+// check is what every request has to pass.
+func (s *Supervisor) check(r *http.Request) error {
+	if s.cfg.Token != "" {
+		got := r.Header.Get("Authorization")
+		if subtle.ConstantTimeCompare([]byte(got), []byte("Bearer "+s.cfg.Token)) != 1 {
+			return httpError{http.StatusUnauthorized, "the supervisor's token is missing or wrong"}
+		}
+	}
+	if id := r.PathValue("id"); id != "" && id != s.cfg.KernelID {
+		return httpError{http.StatusMisdirectedRequest, "this supervisor answers for another kernel"}
+	}
+	reader := r.Header.Get(HeaderRight) == "read"
+	if reader && r.Method != http.MethodGet {
+		return httpError{http.StatusForbidden, "you may only look at this kernel"}
+	}
+	return nil
+}
+
+// fail answers with an error. Unknown errors are logged and not shown.
+func (s *Supervisor) fail(w http.ResponseWriter, r *http.Request, err error) {
+	var known httpError
+	switch {
+	case errors.As(err, &known):
+	case errors.Is(err, errNotRunning):
+		known = httpError{http.StatusConflict, err.Error()}
+	case errors.Is(err, errTooMany):
+		known = httpError{http.StatusServiceUnavailable, err.Error()}
+	case errors.Is(err, errOver):
+		known = httpError{http.StatusNotFound, err.Error()}
+	default:
+		s.logger.Error("request failed", "method", r.Method, "path", r.URL.Path, "err", err)
+		known = httpError{http.StatusInternalServerError, "the supervisor could not do this; its log says why"}
+	}
+	writeJSON(w, known.status, map[string]string{"reason": http.StatusText(known.status), "message": known.text})
+}
+
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	json.NewEncoder(w).Encode(v) //nolint:errcheck // the peer has gone
+}
+
+func (s *Supervisor) model() Model {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return Model{ID: s.cfg.KernelID, Name: s.cfg.SpecName, LastActivity: s.clock.lastActivity.UTC().Format(TimeFormat),
+		ExecutionState: s.clock.state, Connections: s.connections(), Reason: s.reason}
+}
+
+// connections counts the websockets somebody stands behind. s.mu is held.
+func (s *Supervisor) connections() int {
+	n := 0
+	for _, sess := range s.sessions {
+		for c := range sess.conns {
+			if c.takesPart {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+func (s *Supervisor) getModel(w http.ResponseWriter, _ *http.Request) error {
+	writeJSON(w, http.StatusOK, s.model())
+	return nil
+}
+
+func (s *Supervisor) deleteKernel(w http.ResponseWriter, r *http.Request) error {
+	var body struct {
+		Reason string `json:"reason"`
+	}
+	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 64<<10))
+	if err == nil && len(b) > 0 {
+		err = json.Unmarshal(b, &body)
+	}
+	if err != nil {
+		return httpError{http.StatusBadRequest, "the body is not {\"reason\": \"...\"}"}
+	}
+	if body.Reason == "" {
+		body.Reason = "it was shut down on request"
+	}
+	// Once begun, a stop is carried out whether or not its client stays.
+	if err := s.Stop(context.WithoutCancel(r.Context()), body.Reason); err != nil && !errors.Is(err, errOver) {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Supervisor) postInterrupt(w http.ResponseWriter, _ *http.Request) error {
+	if err := s.Interrupt(); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Supervisor) postRestart(w http.ResponseWriter, r *http.Request) error {
+	err := s.Restart(context.WithoutCancel(r.Context()))
+	if err != nil && !errors.Is(err, errOver) {
+		return httpError{http.StatusInternalServerError, sentence(err)}
+	}
+	if err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, s.model())
+	return nil
+}
+
+func (s *Supervisor) putLimits(w http.ResponseWriter, r *http.Request) error {
+	var body struct {
+		LogLimit int64 `json:"log_limit"`
+	}
+	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4<<10))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&body); err != nil || body.LogLimit <= 0 {
+		return httpError{http.StatusBadRequest, "the body is not {\"log_limit\": bytes}"}
+	}
+	s.log.setLimit(body.LogLimit)
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// currentStatus returns the status and a channel that is closed at its next change.
+func (s *Supervisor) currentStatus() (Status, <-chan struct{}) {
+	size, limit := s.log.sizes()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := Status{Protocol: ProtocolVersion, Build: s.build, KernelID: s.cfg.KernelID, PID: os.Getpid(), Epoch: s.epoch,
+		State: s.clock.state, Reason: s.reason, LastActivity: s.clock.lastActivity.UTC(), Connections: s.connections(),
+		LogBytes: size, LogLimit: limit}
+	if s.proc != nil {
+		st.KernelPID = s.proc.pid()
+	}
+	return st, s.change
+}
+
+// getStatus is the status stream.
+func (s *Supervisor) getStatus(w http.ResponseWriter, r *http.Request) error {
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	flush := http.NewResponseController(w)
+	enc := json.NewEncoder(w)
+	tick := time.NewTicker(StatusInterval)
+	defer tick.Stop()
+	for {
+		st, change := s.currentStatus()
+		if err := enc.Encode(st); err != nil {
+			return nil // the gateway has gone; it will be back
+		}
+		if err := flush.Flush(); err != nil {
+			return nil
+		}
+		select {
+		case <-r.Context().Done():
+			return nil
+		case <-s.over:
+			return nil
+		case <-time.After(statusPause):
+		}
+		select {
+		case <-change:
+		case <-tick.C:
+		case <-r.Context().Done():
+			return nil
+		case <-s.over:
+		}
+	}
+}

@@ -1,0 +1,249 @@
+package supervisor
+
+import (
+	"errors"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+)
+
+// Bounds of what clients may make a supervisor remember.
+const (
+	maxSessions    = 64              // sessions of one kernel
+	maxConnections = 64              // websockets of one kernel
+	maxOutstanding = 4096            // requests of one session without reply or idle; the oldest is forgotten
+	sessionLife    = 24 * time.Hour  // after the end of its last connection
+	idleGrace      = 5 * time.Second // silence after a reply before a missing idle counts as lost
+)
+
+var errTooMany = errors.New("too many sessions or connections on this kernel")
+
+// session is what is kept of a client over its connections: a Jupyter session id, as in ?session_id=, and the place
+// in the log up to which it is known to have everything. All fields are guarded by Supervisor.mu.
+type session struct {
+	id      string // "" for a connection without session_id: it ends with that connection
+	resume  position
+	conns   map[*conn]struct{}
+	voice   *conn     // the youngest connection that takes part; it moves resume
+	left    time.Time // when the last connection ended
+	pending int       // outstanding requests
+	cell    []byte    // header of its last execute_request: where notices are shown
+}
+
+// request is something a client asked the kernel, until its reply and its idle have both passed.
+type request struct {
+	id      string
+	session *session // nil: the supervisor's own
+	channel wire.Channel
+	msgType string
+	header  []byte // raw; the parent_header of what is said about it
+	replied bool
+	idled   bool
+	quiet   time.Time // when the reply came without an idle yet
+}
+
+// hasReply says whether a request of the type is answered on its own channel at all: comm messages are not
+// (jupyter-client messaging page, "Custom Messages").
+func hasReply(msgType string) bool {
+	return msgType != "comm_open" && msgType != "comm_msg" && msgType != "comm_close"
+}
+
+// attach finds or makes the session of a new connection and the position from which it reads. s.mu is held.
+func (s *Supervisor) attach(c *conn, id string, now time.Time) error {
+	s.expireSessions(now)
+	total := 0
+	for _, other := range s.sessions {
+		total += len(other.conns)
+	}
+	if total >= maxConnections {
+		return errTooMany
+	}
+	sess := s.sessions[id]
+	if id == "" || sess == nil {
+		if len(s.sessions) >= maxSessions && !s.dropIdleSession() {
+			return errTooMany
+		}
+		sess = &session{id: id, conns: map[*conn]struct{}{}, resume: s.log.tail()}
+		if id == "" {
+			id = "connection " + wire.NewID()
+		}
+		s.sessions[id] = sess
+		c.sessionKey = id
+		s.greet(sess)
+	}
+	c.sessionKey, c.session = id, sess
+	c.cursor, c.acked = sess.resume, sess.resume
+	sess.conns[c] = struct{}{}
+	return nil
+}
+
+// greet tells a new session the present state, with the running cell's parent, before anything live. s.mu is held.
+func (s *Supervisor) greet(sess *session) {
+	if s.clock.state == stateStarting {
+		return // the kernel's own first status will do
+	}
+	s.log.append(sess, s.statusMessage(), true)
+}
+
+// detach ends a connection's part in its session. s.mu is held.
+func (s *Supervisor) detach(c *conn, now time.Time) {
+	sess := c.session
+	delete(sess.conns, c)
+	if len(sess.conns) > 0 {
+		return
+	}
+	sess.left = now
+	if sess.id == "" {
+		s.forgetSession(c.sessionKey)
+	}
+}
+
+// takePart notes that the connection has shown that somebody is behind it: it has sent a message, or has answered
+// more than the one ping that JupyterLab's abandoned first connection answers. s.mu is held.
+func (s *Supervisor) takePart(c *conn) {
+	if c.takesPart {
+		return
+	}
+	c.takesPart = true
+	if v := c.session.voice; v == nil || v.number < c.number {
+		c.session.voice = c
+		c.session.resume = c.acked
+	}
+	s.changed()
+}
+
+// acknowledge notes that the connection's peer has everything up to p. s.mu is held.
+func (s *Supervisor) acknowledge(c *conn, p position) {
+	if p.seq <= c.acked.seq {
+		return
+	}
+	c.acked = p
+	if c.session.voice == c {
+		c.session.resume = p
+	}
+}
+
+func (s *Supervisor) expireSessions(now time.Time) {
+	for id, sess := range s.sessions {
+		if len(sess.conns) == 0 && now.Sub(sess.left) > sessionLife {
+			s.forgetSession(id)
+		}
+	}
+}
+
+// dropIdleSession forgets the session without connection that left first, if there is one.
+func (s *Supervisor) dropIdleSession() bool {
+	oldest := ""
+	for id, sess := range s.sessions {
+		if len(sess.conns) == 0 && (oldest == "" || sess.left.Before(s.sessions[oldest].left)) {
+			oldest = id
+		}
+	}
+	if oldest == "" {
+		return false
+	}
+	s.forgetSession(oldest)
+	return true
+}
+
+// forgetSession removes a session. What it asked goes on; replies then have nobody to go to.
+func (s *Supervisor) forgetSession(id string) { delete(s.sessions, id) }
+
+// register notes a request before it goes to the kernel. s.mu is held.
+func (s *Supervisor) register(sess *session, m *wire.Message, h wire.Header) {
+	if h.MsgID == "" || m.Channel == wire.Stdin {
+		return // an input_reply answers, it does not ask
+	}
+	if sess != nil {
+		if sess.pending >= maxOutstanding {
+			s.forgetOldest(sess)
+		}
+		sess.pending++
+		if h.MsgType == "execute_request" {
+			sess.cell = m.Header
+		}
+	}
+	r := &request{id: h.MsgID, session: sess, channel: m.Channel, msgType: h.MsgType, header: m.Header,
+		replied: !hasReply(h.MsgType)}
+	s.requests[h.MsgID] = append(s.requests[h.MsgID], r)
+	s.live++
+	s.order = append(s.order, r)
+	s.compactOrder()
+}
+
+// compactOrder drops finished requests from the order of arrival once they are the larger part of it.
+func (s *Supervisor) compactOrder() {
+	if len(s.order) < 64 || len(s.order) < 2*s.live {
+		return
+	}
+	live := s.order[:0]
+	for _, r := range s.order {
+		if !r.finished() {
+			live = append(live, r)
+		}
+	}
+	clear(s.order[len(live):])
+	s.order = live
+}
+
+func (r *request) finished() bool { return r.replied && r.idled }
+
+func (s *Supervisor) forgetOldest(sess *session) {
+	for _, r := range s.order {
+		if r.session == sess && !r.finished() {
+			s.finish(r)
+			return
+		}
+	}
+}
+
+// finish removes a request from the table. s.mu is held.
+func (s *Supervisor) finish(r *request) {
+	r.replied, r.idled = true, true
+	list := s.requests[r.id]
+	for i, other := range list {
+		if other == r {
+			list = append(list[:i:i], list[i+1:]...)
+			s.live--
+			if r.session != nil {
+				r.session.pending--
+			}
+			break
+		}
+	}
+	if len(list) == 0 {
+		delete(s.requests, r.id)
+	} else {
+		s.requests[r.id] = list
+	}
+}
+
+// waitingReply finds who asked: the first outstanding request with that id and no reply. Equal ids of two sessions are
+// answered in the order in which they were asked. s.mu is held.
+func (s *Supervisor) waitingReply(id string) *request {
+	for _, r := range s.requests[id] {
+		if !r.replied {
+			return r
+		}
+	}
+	return nil
+}
+
+func (s *Supervisor) waitingIdle(id string) *request {
+	for _, r := range s.requests[id] {
+		if !r.idled {
+			return r
+		}
+	}
+	return nil
+}
+
+// running returns the execute_request that runs, as far as the statuses tell, or nil. s.mu is held.
+func (s *Supervisor) running() *request {
+	for _, r := range s.order {
+		if r.msgType == "execute_request" && !r.idled && s.clock.isBusy(r.id) {
+			return r
+		}
+	}
+	return nil
+}

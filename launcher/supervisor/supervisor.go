@@ -1,0 +1,613 @@
+// Package supervisor is a Jupyter gateway for exactly one kernel: it starts the kernel's process, owns its ZeroMQ
+// sockets, keeps a numbered, bounded log of all it says, and serves REST, websockets and a status stream for it. It
+// holds all semantics of one kernel; gateways in front of it only route. It also has the client with which launchers
+// watch a supervisor's status.
+//
+// What a client gets is decided by three things. The log has every message the kernel sent, replies addressed to the
+// session that asked. A session is a client over all its connections, with the place in the log up to which it is
+// known to have everything. A connection is a cursor that moves through the log as fast as its peer reads.
+//
+// Goroutines: Serve starts the HTTP server; Run is the kernel's life and starts the janitor; a life starts a process
+// and a bridge and waits for both; a websocket has its handler, which reads, and a writer that the handler
+// waits for. Lock order: Supervisor.mu, then messageLog.mu or gate.mu.
+package supervisor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+)
+
+const (
+	stableLife   = 10 * time.Second       // a kernel that lived so long does not count as crashing in a row
+	drainLimit   = time.Second            // for what a kernel sent just before it ended
+	slowStart    = 10 * time.Second       // a start that takes longer is given a reason
+	redialLimit  = 5                      // broken connections to a living kernel in a row before it is given up
+	startRetries = 3                      // starts over because another process took a port
+	firstBackoff = 250 * time.Millisecond // before the second automatic restart in a row; doubles
+)
+
+// Supervisor runs one kernel. Its methods may be called concurrently.
+type Supervisor struct {
+	// Fixed.
+	cfg        Config
+	build      string
+	logger     *slog.Logger
+	now        func() time.Time
+	ownSession string // session id of our own requests
+	identity   []byte // ZeroMQ identity
+	log        *messageLog
+	gates      [wire.IOPub + 1]*gate
+	ops        chan *operation
+	readied    chan struct{} // capacity 1: the kernel has answered
+	janitor    chan struct{} // capacity 1: there may be idles to wait for
+	over       chan struct{} // closed when the kernel is gone for good and clients are to go
+
+	// Guarded by mu.
+	mu               sync.Mutex
+	sessions         map[string]*session
+	requests         map[string][]*request // by msg_id, in order of arrival
+	order            []*request            // all of them, in order of arrival; finished ones are dropped now and then
+	live             int                   // requests in the table
+	clock            clock
+	epoch            uint64
+	reason           string
+	proc             *process
+	bridge           *bridge
+	kernelSession    string
+	kernelInfo       []byte // content of the last kernel_info_reply
+	lastParent       []byte
+	lastParentHeader wire.Header
+	lastOutput       time.Time // when iopub last said something
+	lastTouch        time.Time // when watchers last heard of activity
+	change           chan struct{}
+	restarting       *operation // the restart in progress, which others join
+	connNumber       uint64
+	farewell         string // close reason once over
+
+	// Websocket handlers that have not returned yet. Added to under mu while over is open.
+	handlers sync.WaitGroup
+}
+
+// New prepares a supervisor; Run does the work. Build is the program's version.
+func New(cfg Config, build string, logger *slog.Logger) *Supervisor {
+	s := &Supervisor{cfg: cfg, build: build, logger: logger.With("kernel", cfg.KernelID), now: time.Now,
+		ownSession: wire.NewID(), identity: []byte(wire.NewID()), log: newLog(cfg.LogLimit),
+		ops: make(chan *operation), readied: make(chan struct{}, 1), janitor: make(chan struct{}, 1),
+		over: make(chan struct{}), sessions: map[string]*session{}, requests: map[string][]*request{},
+		change: make(chan struct{})}
+	s.clock = newClock(func() time.Time { return s.now().UTC() })
+	for _, c := range channels {
+		s.gates[c] = newGate()
+	}
+	return s
+}
+
+// operation is a wish about the kernel's process.
+type operation struct {
+	stop   bool // else restart
+	reason string
+	done   chan struct{}
+	err    error // valid once done is closed
+}
+
+var errOver = errors.New("the kernel is gone")
+
+// Stop ends the kernel and the supervisor: shutdown_request, SIGTERM and SIGKILL in turn. It returns when the
+// kernel's processes are gone.
+func (s *Supervisor) Stop(ctx context.Context, reason string) error {
+	return s.submit(ctx, &operation{stop: true, reason: reason, done: make(chan struct{})})
+}
+
+// Restart replaces the kernel's process. It returns when the new one has been started; the kernel may not have answered
+// yet. Concurrent restarts are one.
+func (s *Supervisor) Restart(ctx context.Context) error {
+	s.mu.Lock()
+	op := s.restarting
+	if op == nil {
+		op = &operation{done: make(chan struct{})}
+		s.restarting = op
+		s.mu.Unlock()
+		return s.submit(ctx, op)
+	}
+	s.mu.Unlock()
+	return op.wait(ctx, s.over)
+}
+
+func (s *Supervisor) submit(ctx context.Context, op *operation) error {
+	// The life of the kernel must hear of it even if whoever asked does not wait for the end.
+	select {
+	case s.ops <- op:
+	case <-s.over:
+		s.settle(op, errOver)
+	case <-ctx.Done():
+		s.settle(op, ctx.Err())
+	}
+	return op.wait(ctx, s.over)
+}
+
+func (o *operation) wait(ctx context.Context, over <-chan struct{}) error {
+	select {
+	case <-o.done:
+		return o.err
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-over:
+		select {
+		case <-o.done:
+			return o.err
+		default:
+			return errOver
+		}
+	}
+}
+
+// settle ends an operation.
+func (s *Supervisor) settle(op *operation, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.restarting == op {
+		s.restarting = nil
+	}
+	op.err = err
+	close(op.done)
+}
+
+// Interrupt stops what the kernel computes, by SIGINT to its process group or by interrupt_request on control.
+func (s *Supervisor) Interrupt() error {
+	s.mu.Lock()
+	proc, b := s.proc, s.bridge
+	s.mu.Unlock()
+	if proc == nil {
+		return errNotRunning
+	}
+	if s.cfg.InterruptMode == "message" {
+		if b == nil {
+			return errNotRunning
+		}
+		return b.request(wire.Control, "interrupt_request", struct{}{})
+	}
+	if err := proc.interrupt(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	return nil
+}
+
+var errNotRunning = errors.New("the kernel is not running")
+
+// outcome is how one life of the kernel's process ended.
+type outcome struct {
+	op      *operation // somebody wanted it
+	reason  string     // otherwise: one sentence
+	fatal   bool       // there is no point in trying again
+	retry   bool       // a port was lost: try again at once
+	started time.Time
+}
+
+// runKernel runs the kernel until it is gone for good: stopped, or dead for DeadLinger.
+func (s *Supervisor) runKernel(ctx context.Context) {
+	var op *operation // the restart that the next life settles
+	crashes, retries := 0, 0
+	for {
+		out := s.life(ctx, op)
+		op = nil
+		switch {
+		case out.op != nil && out.op.stop:
+			s.finishKernel(out.op)
+			return
+		case out.op != nil:
+			op, crashes, retries = out.op, 0, 0
+			continue
+		case out.retry && retries < startRetries:
+			retries++
+			continue
+		}
+		if s.now().Sub(out.started) >= stableLife {
+			crashes = 0
+		}
+		crashes++
+		if !out.fatal && crashes <= s.cfg.RestartLimit {
+			s.announce(stateRestarting, out.reason)
+			next := s.backoff(ctx, crashes)
+			if next == nil {
+				continue
+			}
+			if next.stop {
+				s.finishKernel(next)
+				return
+			}
+			op, crashes = next, 0
+			continue
+		}
+		s.announce(stateDead, out.reason)
+		if op = s.lingerDead(ctx, out.reason); op == nil {
+			return
+		}
+		crashes, retries = 0, 0
+	}
+}
+
+// backoff waits before an automatic restart, and returns the operation that came instead, or nil.
+func (s *Supervisor) backoff(ctx context.Context, crashes int) *operation {
+	if crashes <= 1 {
+		return nil
+	}
+	t := time.NewTimer(firstBackoff << (crashes - 2))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case op := <-s.ops:
+		return op
+	case <-ctx.Done():
+		return s.terminated()
+	}
+}
+
+// terminated is the stop that a signal to the supervisor asks for.
+func (s *Supervisor) terminated() *operation {
+	return &operation{stop: true, reason: "its supervisor was told to end by a signal", done: make(chan struct{})}
+}
+
+// lingerDead leaves the dead kernel visible until somebody restarts or stops it or its time is up. It returns the
+// restart, or nil when it is over.
+func (s *Supervisor) lingerDead(ctx context.Context, reason string) *operation {
+	if err := s.writeEnding(reason, false); err != nil {
+		s.logger.Error("the kernel's end cannot be recorded", "err", err)
+	}
+	t := time.NewTimer(s.cfg.DeadLinger)
+	defer t.Stop()
+	select {
+	case op := <-s.ops:
+		if !op.stop {
+			if err := os.Remove(s.cfg.EndFile); err != nil && !os.IsNotExist(err) {
+				s.logger.Error("the record of the kernel's end cannot be removed", "err", err)
+			}
+			return op
+		}
+		s.finishKernel(op)
+	case <-t.C:
+		s.endClients(reason)
+	case <-ctx.Done():
+		s.endClients(reason)
+	}
+	return nil
+}
+
+// finishKernel records the end of a stopped kernel and lets everybody go.
+func (s *Supervisor) finishKernel(op *operation) {
+	if err := s.writeEnding(op.reason, true); err != nil {
+		s.logger.Error("the kernel's end cannot be recorded", "err", err)
+	}
+	s.mu.Lock()
+	s.clock.reset(stateDead)
+	s.reason = op.reason
+	s.changed()
+	s.mu.Unlock()
+	s.settle(op, nil)
+	s.endClients(op.reason)
+}
+
+func (s *Supervisor) endClients(reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.farewell = reason
+	close(s.over)
+}
+
+func (s *Supervisor) writeEnding(reason string, stopped bool) error {
+	b, err := json.Marshal(Ending{KernelID: s.cfg.KernelID, Reason: reason, At: s.now().UTC(), Stopped: stopped})
+	if err != nil {
+		return err
+	}
+	return writeFile(s.cfg.EndFile, b)
+}
+
+// life starts the kernel's process and returns when it has ended. op, if any, is the restart that asked for it.
+func (s *Supervisor) life(ctx context.Context, op *operation) outcome {
+	out := outcome{started: s.now()}
+	ep, signer, err := newConnection(&s.cfg)
+	var proc *process
+	if err == nil {
+		proc, err = startProcess(s.cfg, command(&s.cfg), s.logger)
+	}
+	s.begin(proc, op)
+	if op != nil {
+		s.settle(op, err)
+	}
+	if err != nil {
+		out.reason, out.fatal = sentence(err), true
+		return out
+	}
+	s.logger.Info("kernel started", "epoch", s.epoch, "pid", proc.pid())
+
+	next := make(chan *bridge, 1)
+	connectCtx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	connect := func(identity []byte) {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			b, err := s.openBridge(connectCtx, ep, identity, signer)
+			if err != nil && connectCtx.Err() == nil {
+				s.setReason(fmt.Sprintf("the kernel's program does not speak Jupyter's protocol: %v", err))
+				proc.kill()
+			}
+			if err == nil {
+				next <- b
+			}
+		}()
+	}
+	connect(s.identity)
+	defer func() {
+		cancel()
+		wg.Wait()
+		select {
+		case b := <-next:
+			b.closeSockets()
+		default:
+		}
+		s.setBridge(nil)
+	}()
+	s.watch(ctx, proc, next, connect, &out)
+	return out
+}
+
+// watch follows a running process until it has ended: it takes operations, and mends broken connections.
+func (s *Supervisor) watch(ctx context.Context, proc *process, next <-chan *bridge, connect func([]byte), out *outcome) {
+	var broken <-chan error
+	redials := 0
+	slow := time.NewTimer(slowStart)
+	defer slow.Stop()
+	for {
+		select {
+		case <-slow.C:
+			s.explainSilence()
+		case b := <-next:
+			s.setBridge(b)
+			b.start()
+			broken = b.failed
+		case <-s.readied:
+			redials = 0
+		case err := <-broken:
+			broken = nil
+			if !s.mend(proc, err, &redials, connect) {
+				proc.kill()
+			}
+		case out.op = <-s.ops:
+			s.stopProcess(proc, !out.op.stop)
+			s.ended(proc, out)
+			return
+		case <-ctx.Done():
+			out.op = s.terminated()
+			s.stopProcess(proc, false)
+			s.ended(proc, out)
+			return
+		case <-proc.done():
+			s.ended(proc, out)
+			return
+		}
+	}
+}
+
+// explainSilence says why a kernel that has been starting for long still is.
+func (s *Supervisor) explainSilence() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.clock.state == stateStarting || s.clock.state == stateRestarting {
+		s.reason = "the kernel's program is running but has not answered yet"
+		s.changed()
+	}
+}
+
+// mend replaces the connections to a kernel that still runs. Most often they break because it ends, which is waited
+// for. It reports false if the kernel is to be given up.
+func (s *Supervisor) mend(proc *process, err error, redials *int, connect func([]byte)) bool {
+	t := time.NewTimer(outputGrace)
+	defer t.Stop()
+	select {
+	case <-proc.done():
+		return true
+	case <-t.C:
+	}
+	*redials++
+	s.logger.Warn("connection to the kernel broke", "err", err, "attempt", *redials)
+	s.setBridge(nil)
+	if *redials > redialLimit || errors.Is(err, errZMTP) {
+		s.setReason("its connections broke again and again: " + sentence(err))
+		return false
+	}
+	s.mu.Lock()
+	// A kernel that still holds the old identity ignores a new connection with it, so replies in flight are given up.
+	s.identity = []byte(wire.NewID())
+	if s.live > 0 {
+		if r := s.running(); r != nil && r.session != nil {
+			s.log.append(r.session, s.notice(r.header, "The connection to the kernel broke. Replies and output of that moment are lost."), true)
+		}
+	}
+	s.abortOutstanding("error", "ConnectionLost", "the connection to the kernel broke")
+	identity := s.identity
+	s.mu.Unlock()
+	connect(identity)
+	return true
+}
+
+// ended settles what a process has left: its last output, its exit, the rest of its group.
+func (s *Supervisor) ended(proc *process, out *outcome) {
+	s.mu.Lock()
+	b, wasReady := s.bridge, s.bridge != nil && s.bridge.ready
+	given := s.reason
+	s.mu.Unlock()
+	if b != nil {
+		b.drain(drainLimit)
+	}
+	proc.kill()
+	s.setBridge(nil)
+	words := proc.lastWords(4096)
+	out.reason = describeExit(proc.exit(), words)
+	everReady := wasReady || s.everReady()
+	switch {
+	case out.op != nil:
+		out.reason = out.op.reason
+	case given != "" && !wasReady:
+		out.reason = given
+	}
+	out.retry = out.op == nil && !everReady && lostPort(&s.cfg, words)
+	out.fatal = !everReady
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.proc = nil
+	s.lastParent = nil
+	for _, c := range channels {
+		s.gates[c].clear()
+	}
+	if out.op != nil && !out.op.stop {
+		s.abortOutstanding("aborted", "KernelRestarted", "the kernel was restarted")
+		return
+	}
+	if r := s.running(); r != nil && r.session != nil {
+		s.log.append(r.session, s.notice(r.header, "The kernel died: %s", out.reason), true)
+	}
+	s.abortOutstanding("error", "KernelDied", out.reason)
+}
+
+// begin notes a new life of the kernel: an epoch of its own. s.settle follows for the operation that asked.
+func (s *Supervisor) begin(proc *process, op *operation) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.epoch++
+	s.proc = proc
+	s.reason = ""
+	switch {
+	case op != nil:
+		s.clock.reset(stateStarting)
+		// Whoever comes back after a restart that somebody asked for begins with the new life.
+		for _, sess := range s.sessions {
+			sess.resume = s.log.tail()
+		}
+	case s.clock.state == stateRestarting:
+		s.clock.reset(stateRestarting)
+	}
+	s.changed()
+}
+
+// everReady reports whether the kernel has answered in any of its lives.
+func (s *Supervisor) everReady() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.kernelInfo != nil
+}
+
+func (s *Supervisor) setReason(reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reason = reason
+	s.changed()
+}
+
+// setBridge makes b the present bridge and closes the one before.
+func (s *Supervisor) setBridge(b *bridge) {
+	s.mu.Lock()
+	old := s.bridge
+	s.bridge = b
+	if b == nil {
+		for _, c := range channels {
+			s.gates[c].set(false)
+		}
+	}
+	s.mu.Unlock()
+	if old != nil {
+		old.close()
+	}
+}
+
+// stopProcess ends a kernel the friendly way first, and returns when its process has ended.
+func (s *Supervisor) stopProcess(proc *process, restart bool) {
+	s.mu.Lock()
+	b := s.bridge
+	s.mu.Unlock()
+	if b != nil {
+		// The kernel may not read: the request must not hold up what follows.
+		b.run(func() {
+			if err := b.request(wire.Control, "shutdown_request", map[string]bool{"restart": restart}); err != nil {
+				b.fail(err)
+			}
+		})
+		if waitFor(proc.done(), s.cfg.StopGrace) {
+			return
+		}
+	}
+	if err := proc.signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		s.logger.Warn("SIGTERM was not delivered", "err", err)
+	}
+	if waitFor(proc.done(), s.cfg.StopGrace) {
+		return
+	}
+	proc.kill()
+	<-proc.done()
+}
+
+func waitFor(done <-chan struct{}, limit time.Duration) bool {
+	t := time.NewTimer(limit)
+	defer t.Stop()
+	select {
+	case <-done:
+		return true
+	case <-t.C:
+		return false
+	}
+}
+
+// announce changes the state and tells every client, as Jupyter Server does when it restarts or gives up a kernel.
+func (s *Supervisor) announce(state, reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.logger.Warn("kernel "+state, "reason", reason)
+	s.clock.reset(state)
+	s.reason = ""
+	if state == stateDead {
+		s.reason = reason
+	}
+	s.log.append(nil, s.status(state, nil), true)
+	s.changed()
+}
+
+// changed wakes the status streams. s.mu is held.
+func (s *Supervisor) changed() {
+	close(s.change)
+	s.change = make(chan struct{})
+	s.lastTouch = s.now()
+}
+
+// touched wakes them for mere activity, at most once a second. s.mu is held.
+func (s *Supervisor) touched() {
+	if s.now().Sub(s.lastTouch) >= time.Second {
+		s.changed()
+	}
+}
+
+// sentence is an error as the end of a sentence for the kernel's owner.
+func sentence(err error) string { return err.Error() }
+
+// Run starts the kernel and returns when it is gone for good and every websocket has ended. The end of ctx stops it.
+func (s *Supervisor) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	janitorCtx, stopJanitor := context.WithCancel(context.Background())
+	wg.Add(1)
+	go func() {
+		defer wg.Done()
+		s.keepIdles(janitorCtx)
+	}()
+	s.runKernel(ctx)
+	s.handlers.Wait()
+	stopJanitor()
+	wg.Wait()
+}
