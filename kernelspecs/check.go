@@ -1,0 +1,146 @@
+package kernelspecs
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// knownKeys are the keys of kernel.json that Jupyter gives a meaning to, and two that other tools write.
+var knownKeys = []string{"argv", "display_name", "language", "interrupt_mode", "env", "metadata",
+	"kernel_protocol_version", "mimetype", "name", "codemirror_mode", "help_links"}
+
+// knownPlaceholders are the names in braces that ekg replaces in argv.
+var knownPlaceholders = []string{"connection_file", "resource_dir", "prefix", "kernel_id"}
+
+// Check examines a kernelspec, or all kernelspecs of a directory, more strictly than a Finder does: it also reports
+// what Jupyter would take without complaint and do something unexpected with. Without problems it returns nil. The
+// prefix is that of Options.
+func Check(dir, prefix string) []Problem {
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return []Problem{{File: dir, Message: err.Error()}}
+	}
+	if _, err := os.Lstat(filepath.Join(abs, "kernel.json")); err == nil {
+		return checkSpec(abs, prefix)
+	}
+	var problems []Problem
+	found := false
+	for _, folder := range []string{abs, filepath.Join(abs, "kernels")} {
+		entries, err := os.ReadDir(folder)
+		if err != nil {
+			if folder == abs || !errors.Is(err, fs.ErrNotExist) {
+				problems = append(problems, Problem{File: folder, Message: "cannot be read: " + plainError(err).Error()})
+			}
+			continue
+		}
+		seen := map[string]string{}
+		for _, e := range entries {
+			sub := filepath.Join(folder, e.Name())
+			if !specDir(e, sub) {
+				continue
+			}
+			if _, err := os.Lstat(filepath.Join(sub, "kernel.json")); errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			found = true
+			name := strings.ToLower(e.Name())
+			if other, ok := seen[name]; ok {
+				problems = append(problems, Problem{Spec: name, File: sub,
+					Message: "is hidden by " + other + " beside it: names must differ in more than case"})
+			}
+			seen[name] = e.Name()
+			problems = append(problems, checkSpec(sub, prefix)...)
+		}
+	}
+	if !found && len(problems) == 0 {
+		problems = append(problems, Problem{File: abs, Message: "holds no kernelspec: there is neither a kernel.json nor a directory with one"})
+	}
+	return problems
+}
+
+// checkSpec checks the spec of one directory.
+func checkSpec(dir, prefix string) []Problem {
+	name := strings.ToLower(filepath.Base(dir))
+	var problems []Problem
+	if !validName.MatchString(name) {
+		problems = append(problems, badName(name, dir))
+	}
+	spec, root, found := readSpec(name, dir, prefix)
+	r := reader{spec: name, file: filepath.Join(dir, "kernel.json"), problems: append(problems, found...)}
+	if root == nil || root.kind != "object" {
+		return r.problems
+	}
+	r.keys(root)
+	for _, key := range []string{"display_name", "language"} {
+		if root.member(key) == nil {
+			r.report(root, key, "is missing")
+		} else if n := root.member(key); n.kind == "string" && n.text == "" {
+			r.report(n, key, "is empty")
+		}
+	}
+	if argv := root.member("argv"); argv != nil && argv.kind == "array" && len(argv.items) > 0 {
+		r.placeholders(argv)
+		if len(found) == 0 {
+			r.program(argv.items[0], spec)
+		}
+	}
+	return r.problems
+}
+
+// keys reports keys that are unknown or repeated: in both cases something that was written has no effect.
+func (r *reader) keys(root *node) {
+	seen := map[string]bool{}
+	for _, m := range root.members {
+		switch {
+		case seen[m.key]:
+			r.problems = append(r.problems, Problem{Spec: r.spec, File: r.file, Line: m.line, Key: m.key,
+				Message: "is given twice"})
+		case !slices.Contains(knownKeys, m.key):
+			r.problems = append(r.problems, Problem{Spec: r.spec, File: r.file, Line: m.line, Key: m.key,
+				Message: "is not a key of kernel.json"})
+		}
+		seen[m.key] = true
+	}
+}
+
+// placeholders reports those that nobody replaces, and the lack of the one without which a kernel cannot be reached.
+func (r *reader) placeholders(argv *node) {
+	connection := false
+	for i, item := range argv.items {
+		for _, match := range placeholder.FindAllStringSubmatch(item.text, -1) {
+			connection = connection || match[1] == "connection_file"
+			if !slices.Contains(knownPlaceholders, match[1]) {
+				r.report(item, elementKey(i), "%s is not replaced by anything", match[0])
+			}
+		}
+	}
+	if !connection {
+		r.report(argv, "argv", "has no {connection_file}: the kernel would not know where to listen")
+	}
+}
+
+// program reports that the kernel's program cannot be run.
+func (r *reader) program(n *node, spec Spec) {
+	program := spec.Command(nil)[0]
+	if placeholder.MatchString(program) {
+		return
+	}
+	if !filepath.IsAbs(program) && strings.Contains(program, "/") {
+		r.report(n, elementKey(0), "%q depends on the working directory of the kernel; write {resource_dir}/%s", program, program)
+		return
+	}
+	// The spec may bring a PATH of its own, in which the kernel's program is then looked up too.
+	if searchPath, ok := spec.ExpandEnv(map[string]string{"PATH": os.Getenv("PATH")})["PATH"]; ok && !filepath.IsAbs(program) {
+		if lookPath(program, searchPath) != "" {
+			return
+		}
+	}
+	if _, err := exec.LookPath(program); err != nil {
+		r.report(n, elementKey(0), "%q cannot be run: %v", program, errors.Unwrap(err))
+	}
+}

@@ -1,0 +1,284 @@
+package kernelspecs
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// maxEntries bounds how many entries of a directory are looked at: a directory that has more was not meant.
+const maxEntries = 1000
+
+// Options says where specs are looked for.
+type Options struct {
+	Dirs     []string     // looked at first, in this order: each a folder of specs, or one that holds such a folder as kernels/
+	DataDirs []string     // then Jupyter's data directories: specs are in kernels/ of each; see FindEnvironment
+	Prefix   string       // the Python environment of specs that belong to none; see FindEnvironment
+	Log      *slog.Logger // nil: nothing is logged
+}
+
+// Finder knows the specs of some directories and follows what happens to them. Of several specs with one name the one
+// in the first directory counts, also while it is broken: what an operator has put in front of another spec must not
+// be bypassed by a typing error in it. All methods may be called concurrently.
+type Finder struct {
+	// Fixed after Open.
+	roots  []root
+	prefix string
+	poll   time.Duration // between readings while blind
+	log    *slog.Logger
+
+	// Owned by watch, after Open.
+	watcher *fsnotify.Watcher   // nil if the system gives none: then directories are re-read only
+	watched map[string]interest // what the watcher watches, symlinks resolved
+	blind   bool                // some directory cannot be watched, or not reliably
+
+	// Replaced by watch as a whole.
+	current atomic.Pointer[catalog]
+
+	// The end.
+	closing   chan struct{} // closed by Close
+	done      chan struct{} // closed when watch has returned
+	closeOnce sync.Once
+	closeErr  error
+}
+
+// root is a directory whose subdirectories are specs.
+type root struct {
+	dir    string // absolute
+	wanted bool   // its absence is a problem; not so for Jupyter's own directories, most of which never exist
+}
+
+// catalog is one reading of all directories. It is never modified.
+type catalog struct {
+	specs    []Spec // by name
+	problems []Problem
+}
+
+// Open reads the directories and begins to follow them. Directories that do not exist are waited for, broken specs are
+// reported by Problems: neither is an error.
+func Open(o Options) (*Finder, error) { return open(o, fsnotify.NewWatcher, pollBlind) }
+
+func open(o Options, newWatcher func() (*fsnotify.Watcher, error), poll time.Duration) (*Finder, error) {
+	f := &Finder{
+		prefix:  o.Prefix,
+		poll:    poll,
+		log:     o.Log,
+		watched: map[string]interest{},
+		closing: make(chan struct{}),
+		done:    make(chan struct{}),
+	}
+	if f.log == nil {
+		f.log = slog.New(slog.DiscardHandler)
+	}
+	f.log = f.log.With("component", "kernelspecs")
+	for _, d := range o.Dirs {
+		abs, err := filepath.Abs(d)
+		if err != nil {
+			return nil, fmt.Errorf("kernelspec directory %q: %w", d, err)
+		}
+		f.roots = append(f.roots, root{dir: abs, wanted: true},
+			root{dir: filepath.Join(abs, "kernels")})
+	}
+	for _, d := range o.DataDirs {
+		abs, err := filepath.Abs(d)
+		if err != nil {
+			return nil, fmt.Errorf("jupyter data directory %q: %w", d, err)
+		}
+		f.roots = append(f.roots, root{dir: filepath.Join(abs, "kernels")})
+	}
+	w, err := newWatcher()
+	if err != nil {
+		// Mostly the user's limit of inotify instances. Re-reading every second does the same at a little cost.
+		f.log.Warn("directories cannot be watched and are re-read every "+f.poll.String(), "err", err)
+	} else {
+		f.watcher = w
+	}
+	f.current.Store(&catalog{})
+	f.reread()
+	go f.watch()
+	return f, nil
+}
+
+// Close stops following the directories. What was read stays readable.
+func (f *Finder) Close() error {
+	f.closeOnce.Do(func() {
+		close(f.closing)
+		<-f.done
+		if f.watcher != nil {
+			f.closeErr = f.watcher.Close()
+		}
+	})
+	return f.closeErr
+}
+
+// List returns all usable specs by name. The slice must not be modified.
+func (f *Finder) List() []Spec { return f.current.Load().specs }
+
+// Get returns the usable spec of a name, in any case.
+func (f *Finder) Get(name string) (Spec, bool) {
+	name = strings.ToLower(name)
+	for _, s := range f.current.Load().specs {
+		if s.Name == name {
+			return s, true
+		}
+	}
+	return Spec{}, false
+}
+
+// Problems returns what is wrong at present, in the order of the directories. The slice must not be modified.
+func (f *Finder) Problems() []Problem { return f.current.Load().problems }
+
+// reread reads all directories, watches those that are new and publishes what has changed.
+func (f *Finder) reread() {
+	// A directory that appears between its listing and its watch would be missed: read again until no watch is new.
+	// Each round needs a directory that was just made, so few are enough, and the next poll mends the rest.
+	var next *catalog
+	for range 3 {
+		c, places := read(f.roots, f.prefix)
+		next = c
+		if !f.watchDirs(places) {
+			break
+		}
+	}
+	previous := f.current.Load()
+	if reflect.DeepEqual(previous, next) {
+		return
+	}
+	f.logChange(previous, next)
+	f.current.Store(next)
+}
+
+// logChange tells an operator what is different.
+func (f *Finder) logChange(old, next *catalog) {
+	known := map[string]Spec{}
+	for _, s := range old.specs {
+		known[s.Name] = s
+	}
+	for _, s := range next.specs {
+		before, ok := known[s.Name]
+		delete(known, s.Name)
+		switch {
+		case !ok:
+			f.log.Info("kernelspec found", "spec", s.Name, "dir", s.Dir)
+		case !reflect.DeepEqual(before, s):
+			f.log.Info("kernelspec changed", "spec", s.Name, "dir", s.Dir)
+		}
+	}
+	for _, s := range old.specs {
+		if _, ok := known[s.Name]; ok {
+			f.log.Info("kernelspec is no longer usable", "spec", s.Name, "dir", s.Dir)
+		}
+	}
+	reported := map[Problem]bool{}
+	for _, p := range old.problems {
+		reported[p] = true
+	}
+	for _, p := range next.problems {
+		if !reported[p] {
+			f.log.Warn("kernelspec problem", "spec", p.Spec, "err", p.String())
+		}
+	}
+}
+
+// read reads all specs of the roots. It also returns what has to be watched to see a change.
+func read(roots []root, prefix string) (*catalog, []place) {
+	c := &catalog{}
+	var places []place
+	taken := map[string]bool{} // names, usable or not
+	for _, r := range roots {
+		entries, err := os.ReadDir(r.dir)
+		if err != nil {
+			if !errors.Is(err, fs.ErrNotExist) {
+				c.report(r.dir, "cannot be read: %v", plainError(err))
+			} else if r.wanted {
+				c.report(r.dir, "no such directory")
+			}
+			places = append(places, waitFor(r.dir))
+			continue
+		}
+		places = append(places, place{dir: r.dir})
+		if len(entries) > maxEntries {
+			c.report(r.dir, "has %d entries: only the first %d are looked at", len(entries), maxEntries)
+			entries = entries[:maxEntries]
+		}
+		places = append(places, c.readDir(r.dir, entries, taken, prefix)...)
+	}
+	slices.SortFunc(c.specs, func(a, b Spec) int { return strings.Compare(a.Name, b.Name) })
+	return c, places
+}
+
+// readDir reads the specs of one directory, but for those whose names are taken, and returns the directories that may
+// be or become specs.
+func (c *catalog) readDir(dir string, entries []fs.DirEntry, taken map[string]bool, prefix string) []place {
+	var places []place
+	here := map[string]string{} // lower-case name to the entry that has it
+	for _, e := range entries {
+		sub := filepath.Join(dir, e.Name())
+		if !specDir(e, sub) {
+			continue
+		}
+		places = append(places, place{dir: sub})
+		if _, err := os.Lstat(filepath.Join(sub, "kernel.json")); errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		name := strings.ToLower(e.Name())
+		if other, ok := here[name]; ok {
+			c.report(sub, "is hidden by %s beside it: names must differ in more than case", other)
+			continue
+		}
+		here[name] = e.Name()
+		if !taken[name] {
+			taken[name] = true
+			c.take(name, sub, prefix)
+		}
+	}
+	return places
+}
+
+// report adds a problem of a directory.
+func (c *catalog) report(dir, format string, args ...any) {
+	c.problems = append(c.problems, Problem{File: dir, Message: fmt.Sprintf(format, args...)})
+}
+
+// take reads one spec into the catalog.
+func (c *catalog) take(name, dir, prefix string) {
+	if !validName.MatchString(name) {
+		c.problems = append(c.problems, badName(name, dir))
+		return
+	}
+	spec, _, problems := readSpec(name, dir, prefix)
+	if len(problems) > 0 {
+		c.problems = append(c.problems, problems...)
+		return
+	}
+	c.specs = append(c.specs, spec)
+}
+
+func badName(name, dir string) Problem {
+	return Problem{Spec: name, File: dir,
+		Message: "cannot be the name of a kernelspec: only letters, digits, '.', '_' and '-' can be in a URL of Jupyter"}
+}
+
+// specDir reports whether an entry may be the directory of a spec. Names with a leading dot never are: they belong to
+// editors, to programs that rename a finished directory into place, and to Kubernetes' volumes.
+func specDir(e fs.DirEntry, dir string) bool {
+	if strings.HasPrefix(e.Name(), ".") {
+		return false
+	}
+	if e.Type()&fs.ModeSymlink != 0 {
+		info, err := os.Stat(dir)
+		return err == nil && info.IsDir()
+	}
+	return e.IsDir()
+}

@@ -1,0 +1,170 @@
+package kernelspecs
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"sort"
+)
+
+// maxDepth bounds how deeply a kernel.json may be nested. The deepest real ones (pod templates in metadata) have ten.
+const maxDepth = 100
+
+// node is one JSON value with the line it begins on; encoding/json alone would say what is wrong but not where.
+type node struct {
+	kind    string // "object", "array", "string", "number", "boolean" or "null"
+	line    int
+	text    string // of a string
+	raw     []byte // the value as it is in the file
+	members []member
+	items   []*node
+}
+
+// member is one key of an object.
+type member struct {
+	key   string
+	line  int
+	value *node
+}
+
+// member returns the value of key, nil if there is none or n is no object. Of a repeated key the last one counts, as
+// in Python.
+func (n *node) member(key string) *node {
+	if n == nil {
+		return nil
+	}
+	for i := len(n.members) - 1; i >= 0; i-- {
+		if n.members[i].key == key {
+			return n.members[i].value
+		}
+	}
+	return nil
+}
+
+// syntaxError is a place where a file stops being JSON.
+type syntaxError struct {
+	line int
+	msg  string
+}
+
+func (e *syntaxError) Error() string { return e.msg }
+
+// parse reads one JSON document. Its error is a *syntaxError.
+func parse(data []byte) (*node, error) {
+	lines := lineIndex(data)
+	// The token reader below forgives some things (a trailing comma) that no Jupyter client forgives.
+	var whole json.RawMessage
+	if err := json.Unmarshal(data, &whole); err != nil {
+		at := len(data)
+		var syn *json.SyntaxError
+		if errors.As(err, &syn) {
+			// Offset counts the bytes read, the offending one included.
+			at = max(int(syn.Offset)-1, 0)
+		}
+		return nil, &syntaxError{line: lines.at(at), msg: "not valid JSON: " + err.Error()}
+	}
+	p := parser{dec: json.NewDecoder(bytes.NewReader(data)), data: data, lines: lines}
+	p.dec.UseNumber()
+	return p.value(0)
+}
+
+type parser struct {
+	dec   *json.Decoder
+	data  []byte
+	lines offsets
+}
+
+// value reads the next value.
+func (p *parser) value(depth int) (*node, error) {
+	tok, err := p.dec.Token()
+	if err != nil {
+		return nil, p.fail(err)
+	}
+	return p.rest(tok, depth)
+}
+
+// rest reads the rest of the value that begins with tok.
+func (p *parser) rest(tok json.Token, depth int) (*node, error) {
+	end := int(p.dec.InputOffset())
+	n := &node{line: p.lines.at(end - 1)}
+	var err error
+	switch t := tok.(type) {
+	case string:
+		n.kind, n.text = "string", t
+	case json.Number:
+		n.kind = "number"
+	case bool:
+		n.kind = "boolean"
+	case nil:
+		n.kind = "null"
+	case json.Delim:
+		if depth >= maxDepth {
+			return nil, &syntaxError{line: n.line, msg: fmt.Sprintf("nested more than %d levels deep", maxDepth)}
+		}
+		if t == '{' {
+			n.kind, err = "object", p.object(n, depth+1)
+		} else {
+			n.kind, err = "array", p.array(n, depth+1)
+		}
+		n.raw = p.data[end-1 : p.dec.InputOffset()]
+	}
+	return n, err
+}
+
+func (p *parser) object(n *node, depth int) error {
+	for p.dec.More() {
+		tok, err := p.dec.Token()
+		if err != nil {
+			return p.fail(err)
+		}
+		m := member{key: tok.(string), line: p.lines.at(int(p.dec.InputOffset()) - 1)} // parse has checked the syntax
+		if m.value, err = p.value(depth); err != nil {
+			return err
+		}
+		n.members = append(n.members, m)
+	}
+	_, err := p.dec.Token()
+	return p.fail(err)
+}
+
+func (p *parser) array(n *node, depth int) error {
+	for p.dec.More() {
+		item, err := p.value(depth)
+		if err != nil {
+			return err
+		}
+		n.items = append(n.items, item)
+	}
+	_, err := p.dec.Token()
+	return p.fail(err)
+}
+
+func (p *parser) fail(err error) error {
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	return &syntaxError{line: p.lines.at(int(p.dec.InputOffset())), msg: "not valid JSON: " + err.Error()}
+}
+
+// offsets holds where each line but the first begins.
+type offsets []int
+
+func lineIndex(data []byte) offsets {
+	var o offsets
+	for i, b := range data {
+		if b == '\n' {
+			o = append(o, i+1)
+		}
+	}
+	return o
+}
+
+// at returns the 1-based line of a byte offset.
+func (o offsets) at(offset int) int {
+	return 1 + sort.Search(len(o), func(i int) bool { return o[i] > offset })
+}
