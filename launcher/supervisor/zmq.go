@@ -147,7 +147,7 @@ func dialEndpoint(ctx context.Context, endpoint string) (net.Conn, error) {
 func openSocket(conn *zmtpConn, typ zmq4.SocketType, identity []byte, endpoint string) (*zmqSocket, error) {
 	lib, err := zmq4.Open(conn, null.Security(), typ, identity, false, nil)
 	if err != nil {
-		return nil, conn.reason(err)
+		return nil, conn.refusal(err)
 	}
 	conn.handshaken()
 	s := &zmqSocket{endpoint: endpoint, conn: conn, lib: lib}

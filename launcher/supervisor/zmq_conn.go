@@ -109,6 +109,16 @@ func (c *zmtpConn) reason(err error) error {
 	return err
 }
 
+// refusal returns why the handshake failed: errZMTP with what the library says, where neither we nor the stream had
+// anything against what it refused.
+func (c *zmtpConn) refusal(err error) error {
+	var stream net.Error
+	if c.fault != nil || errors.As(err, &stream) {
+		return c.reason(err)
+	}
+	return violation("%v", err)
+}
+
 func violation(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{errZMTP}, args...)...)
 }
@@ -288,7 +298,7 @@ func checkReady(body []byte, kind socketKind) error {
 		if len(rest) > 0 {
 			rest = rest[1:] // length of the text, which is all that follows
 		}
-		return fmt.Errorf("peer refuses the connection: %.200q", rest)
+		return violation("peer refuses the connection: %.200q", rest)
 	default:
 		return violation("command %.32q in place of READY", name)
 	}

@@ -196,6 +196,9 @@ func TestDialSocket_Hostile(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got error %v, want one with %q", err, tt.want)
 			}
+			if timeout := errors.Is(err, context.DeadlineExceeded); timeout == errors.Is(err, errZMTP) {
+				t.Errorf("got error %v, want errZMTP in it, or a deadline", err)
+			}
 			if grown > 4<<20 {
 				t.Errorf("%d bytes allocated", grown)
 			}
