@@ -1,0 +1,204 @@
+package supervisor
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+)
+
+// Bounds for what a supervisor may send: beside it runs code that nobody vouches for.
+const (
+	maxResponseHeader = 16 << 10
+	maxErrorBody      = 4 << 10
+	maxStatusLine     = 64 << 10
+)
+
+// VersionError says that a supervisor speaks a version of the seam that this program does not. Its kernel may be in
+// use: whoever gets this reports it and leaves the supervisor running.
+type VersionError struct {
+	Version int    // of the supervisor's protocol
+	Build   string // of its program
+}
+
+// Error names both sides' versions.
+func (e *VersionError) Error() string {
+	return fmt.Sprintf("its supervisor (%s) speaks protocol version %d, this gateway %d to %d",
+		plain(e.Build), e.Version, OldestProtocolVersion, ProtocolVersion)
+}
+
+// Client asks one supervisor. Every call dials a connection of its own and closes it. It starts no goroutine; its
+// methods may be called concurrently.
+type Client struct {
+	Dial     func(context.Context) (net.Conn, error) // connects, up to and including TLS
+	KernelID string
+	Token    string // sent as bearer token if not empty
+}
+
+// Watch calls on with every line of the supervisor's status stream, in order, until the stream ends, nothing has been
+// heard for three StatusIntervals, or ctx ends. The error, never nil, says which; it is a *VersionError, after no call
+// of on, for a supervisor that speaks another protocol.
+func (c *Client) Watch(ctx context.Context, on func(Status)) error {
+	r, err := c.do(ctx, http.MethodGet, "/status", nil, 3*StatusInterval)
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	lines := bufio.NewReaderSize(r.body, 1<<10) // a line has some 400 bytes
+	for {
+		line, err := readLine(lines, maxStatusLine)
+		if err != nil {
+			return r.explain(err, "the status stream ended")
+		}
+		var st Status
+		if err := json.Unmarshal(line, &st); err != nil {
+			return fmt.Errorf("the status stream has a line that is no status: %w", err)
+		}
+		if st.Protocol < OldestProtocolVersion || st.Protocol > ProtocolVersion {
+			return &VersionError{Version: st.Protocol, Build: st.Build}
+		}
+		if st.KernelID != c.KernelID {
+			return fmt.Errorf("the supervisor is that of kernel %q", st.KernelID)
+		}
+		on(st)
+		r.conn.SetReadDeadline(time.Now().Add(3 * StatusInterval))
+	}
+}
+
+// Stop asks the supervisor to end its kernel, and returns when the kernel is gone.
+func (c *Client) Stop(ctx context.Context, reason string) error {
+	return c.tell(ctx, http.MethodDelete, "", map[string]string{"reason": reason})
+}
+
+// SetLimits changes the bound of the kernel's message log.
+func (c *Client) SetLimits(ctx context.Context, logLimit int64) error {
+	return c.tell(ctx, http.MethodPut, "/limits", map[string]int64{"log_limit": logLimit})
+}
+
+// tell sends a request whose answer is that it was done.
+func (c *Client) tell(ctx context.Context, method, route string, body any) error {
+	b, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	r, err := c.do(ctx, method, route, b, 0)
+	if err != nil {
+		return err
+	}
+	r.close()
+	return nil
+}
+
+// response is an answered request and the connection that it came on.
+type response struct {
+	ctx       context.Context // of the request: tells why conn was closed
+	conn      net.Conn
+	body      io.ReadCloser
+	unwatch   func() bool // stops ctx from closing conn
+	silentFor time.Duration
+}
+
+func (r *response) close() {
+	r.unwatch()
+	r.conn.Close()
+}
+
+// explain names the reason behind a read or write error.
+func (r *response) explain(err error, what string) error {
+	var timeout net.Error
+	switch {
+	case r.ctx.Err() != nil:
+		return context.Cause(r.ctx)
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return fmt.Errorf("the supervisor was silent for %s: %w", r.silentFor, err)
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// do sends one request and reads the answer's header. An answer other than 2xx is an error. What follows is read from
+// body with silence, if not 0, as the deadline of the first read.
+func (c *Client) do(ctx context.Context, method, route string, body []byte, silence time.Duration) (*response, error) {
+	// The host is the kernel, as it is for the gateway's proxy; the address is Dial's business.
+	u := url.URL{Scheme: "http", Host: c.KernelID, Path: "/api/kernels/" + c.KernelID + route}
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Close = true
+	if c.Token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.Token)
+	}
+	conn, err := c.Dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r := &response{ctx: ctx, conn: conn, silentFor: silence}
+	r.unwatch = context.AfterFunc(ctx, func() { conn.Close() })
+	if silence > 0 {
+		conn.SetDeadline(time.Now().Add(silence))
+	}
+	if err := req.Write(conn); err != nil {
+		r.close()
+		return nil, r.explain(err, "request not sent")
+	}
+	limited := &io.LimitedReader{R: conn, N: maxResponseHeader}
+	resp, err := http.ReadResponse(bufio.NewReaderSize(limited, 1<<10), req)
+	if err != nil {
+		r.close()
+		return nil, r.explain(err, "no answer")
+	}
+	limited.N = math.MaxInt64
+	if resp.StatusCode/100 != 2 {
+		err := refusal(resp)
+		r.close()
+		return nil, err
+	}
+	r.body = resp.Body
+	return r, nil
+}
+
+// refusal is the error in an answer.
+func refusal(resp *http.Response) error {
+	var body struct{ Message string }
+	b, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
+	if err == nil {
+		err = json.Unmarshal(b, &body)
+	}
+	if err != nil || body.Message == "" {
+		return fmt.Errorf("the supervisor answered %d", resp.StatusCode)
+	}
+	return fmt.Errorf("the supervisor answered %d: %s", resp.StatusCode, plain(body.Message))
+}
+
+// readLine reads up to the next newline. A line longer than limit is an error. The slice is valid until the next call.
+func readLine(r *bufio.Reader, limit int) ([]byte, error) {
+	line, err := r.ReadSlice('\n')
+	if err != bufio.ErrBufferFull {
+		return line, endOf(line, err)
+	}
+	long := bytes.Clone(line)
+	for err == bufio.ErrBufferFull {
+		if len(long) > limit {
+			return nil, fmt.Errorf("a line of more than %d bytes", limit)
+		}
+		line, err = r.ReadSlice('\n')
+		long = append(long, line...)
+	}
+	return long, endOf(long, err)
+}
+
+// endOf tells the end between two lines from the one within a line.
+func endOf(line []byte, err error) error {
+	if err == io.EOF && len(line) > 0 {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
