@@ -56,7 +56,7 @@ func BenchmarkSocket_Receive(b *testing.B) {
 				}()
 				theirs.Write(zmqGreeting()) //nolint:errcheck // likewise
 				<-shaken
-				go io.Copy(io.Discard, theirs)  //nolint:errcheck // ends with the pipe
+				go io.Copy(io.Discard, theirs) //nolint:errcheck // ends with the pipe
 				theirs.Write(zmqReady("XPUB")) //nolint:errcheck // likewise
 				for {
 					if _, err := theirs.Write(many); err != nil {
