@@ -1,0 +1,5 @@
+package supervisor
+
+const fakeKernelVariable = "EKG_FAKE"
+
+func fakeKernelArgv() []string { return nil }

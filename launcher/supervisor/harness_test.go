@@ -1,0 +1,333 @@
+package supervisor
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+)
+
+
+// patience of tests with real processes.
+const testLimit = 20 * time.Second
+
+// running is a supervisor under test.
+type running struct {
+	t      *testing.T
+	s      *Supervisor
+	cfg    Config
+	socket string
+	done   chan struct{}
+	cancel context.CancelFunc
+}
+
+// startSupervisor runs a supervisor in this process, with the fake kernel unless change says otherwise, and ends it with
+// the test.
+func startSupervisor(t *testing.T, change func(*Config)) *running {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ekg-t") // t.TempDir is too long for socket paths
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	cfg := Config{
+		Protocol: ProtocolVersion, KernelID: testKernelID, SpecName: "fake",
+		Argv:       fakeKernelArgv(),
+		Env:        map[string]string{"PATH": os.Getenv("PATH"), "HOME": dir, fakeKernelVariable: "1"},
+		WorkingDir: dir, InterruptMode: "signal", Listen: "unix:" + filepath.Join(dir, "s"),
+		ConnectionFile: filepath.Join(dir, "connection.json"), Transport: "ipc", RunDir: dir,
+		LockFile: filepath.Join(dir, "lock"), EndFile: filepath.Join(dir, "ended.json"),
+		LogLimit: 64 << 20, StopGrace: time.Second, DeadLinger: time.Minute, RestartLimit: 3,
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	if err := cfg.validate(); err != nil {
+		t.Fatal(err)
+	}
+	l, err := Listen(&cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	logger := slog.New(slog.NewTextHandler(io.Discard, nil))
+	if testing.Verbose() {
+		logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &running{t: t, s: New(cfg, "test", logger), cfg: cfg, socket: filepath.Join(dir, "s"), done: make(chan struct{}), cancel: cancel}
+	go func() {
+		defer close(r.done)
+		if err := Serve(ctx, r.s, l); err != nil {
+			t.Errorf("serve: %v", err)
+		}
+	}()
+	t.Cleanup(func() {
+		cancel()
+		select {
+		case <-r.done:
+		case <-time.After(testLimit):
+			t.Error("supervisor does not end")
+		}
+	})
+	return r
+}
+
+func (r *running) dialer() func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", r.socket)
+	}
+}
+
+// request does one REST request on the kernel and returns status and body.
+func (r *running) request(method, path, body string) (int, string) {
+	r.t.Helper()
+	tr := &http.Transport{DialContext: r.dialer(), DisableKeepAlives: true}
+	req, err := http.NewRequest(method, "http://"+testKernelID+"/api/kernels/"+testKernelID+path, strings.NewReader(body))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	resp, err := tr.RoundTrip(req)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+func (r *running) model() Model {
+	r.t.Helper()
+	_, body := r.request("GET", "", "")
+	var m Model
+	if err := json.Unmarshal([]byte(body), &m); err != nil {
+		r.t.Fatalf("%v in %s", err, body)
+	}
+	return m
+}
+
+// until waits for the status stream to show what cond wants.
+func (r *running) until(what string, cond func(Status) bool) Status {
+	r.t.Helper()
+	deadline := time.After(testLimit)
+	for {
+		st, change := r.s.currentStatus()
+		if cond(st) {
+			return st
+		}
+		select {
+		case <-change:
+		case <-deadline:
+			r.t.Fatalf("never %s: %+v", what, st)
+		}
+	}
+}
+
+func (r *running) ready() *running {
+	r.t.Helper()
+	r.until("idle", func(st Status) bool { return st.State == stateIdle })
+	return r
+}
+
+// client is a websocket client of one of the framings.
+type client struct {
+	t       *testing.T
+	ws      *websocket.Conn
+	v1      bool
+	session string
+	n       int
+}
+
+type dialOption struct {
+	session string
+	v1      bool
+	header  http.Header
+	conn    func(net.Conn) net.Conn
+}
+
+func (r *running) dial(o dialOption) *client {
+	r.t.Helper()
+	c, err := r.tryDial(o)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return c
+}
+
+func (r *running) tryDial(o dialOption) (*client, error) {
+	d := websocket.Dialer{NetDialContext: func(ctx context.Context, n, a string) (net.Conn, error) {
+		c, err := r.dialer()(ctx, n, a)
+		if err == nil && o.conn != nil {
+			c = o.conn(c)
+		}
+		return c, err
+	}}
+	if o.v1 {
+		d.Subprotocols = []string{wire.SubprotocolV1}
+	}
+	header := o.header
+	if header == nil {
+		header = http.Header{"User-Agent": {"test"}}
+	}
+	u := "ws://" + testKernelID + "/api/kernels/" + testKernelID + "/channels"
+	if o.session != "" {
+		u += "?session_id=" + o.session
+	}
+	ws, resp, err := d.Dial(u, header)
+	if err != nil {
+		if resp != nil {
+			b, _ := io.ReadAll(resp.Body)
+			err = fmt.Errorf("%w: %d %s", err, resp.StatusCode, b)
+		}
+		return nil, err
+	}
+	if got := ws.Subprotocol() == wire.SubprotocolV1; got != o.v1 {
+		r.t.Errorf("subprotocol is %q", ws.Subprotocol())
+	}
+	r.t.Cleanup(func() { ws.Close() })
+	return &client{t: r.t, ws: ws, v1: o.v1, session: o.session}, nil
+}
+
+// send sends a request and returns its msg_id.
+func (c *client) send(ch wire.Channel, msgType string, content any, buffers ...[]byte) string {
+	c.t.Helper()
+	m := wire.New(ch, msgType, c.session, nil, content)
+	m.Buffers = buffers
+	c.sendMessage(&m)
+	return wire.StringField(m.Header, "msg_id")
+}
+
+func (c *client) sendMessage(m *wire.Message) {
+	c.t.Helper()
+	var err error
+	if c.v1 {
+		err = c.ws.WriteMessage(websocket.BinaryMessage, wire.EncodeV1(m))
+	} else {
+		data, binary, eerr := wire.EncodeLegacy(m, true)
+		kind := websocket.TextMessage
+		if binary {
+			kind = websocket.BinaryMessage
+		}
+		if err = eerr; err == nil {
+			err = c.ws.WriteMessage(kind, data)
+		}
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+func (c *client) execute(code string) string {
+	c.t.Helper()
+	return c.send(wire.Shell, "execute_request", map[string]any{"code": code, "silent": false, "store_history": true,
+		"user_expressions": map[string]string{}, "allow_stdin": true, "stop_on_error": true})
+}
+
+// got is a received message with its headers read.
+type got struct {
+	wire.Message
+	msgType string
+	parent  string
+}
+
+func (g got) text() string { return wire.StringField(g.Content, "text") }
+
+func (c *client) recv() (got, error) {
+	if err := c.ws.SetReadDeadline(time.Now().Add(testLimit)); err != nil {
+		return got{}, err
+	}
+	kind, data, err := c.ws.ReadMessage()
+	if err != nil {
+		return got{}, err
+	}
+	var m wire.Message
+	if c.v1 {
+		m, err = wire.DecodeV1(data)
+	} else {
+		m, err = wire.DecodeLegacy(data, kind == websocket.BinaryMessage)
+	}
+	if err != nil {
+		return got{}, err
+	}
+	parent, err := wire.ParseHeader(m.Parent)
+	return got{m, wire.MsgType(m.Header), parent.MsgID}, err
+}
+
+// collect reads until cond holds for a message and returns all of them.
+func (c *client) collect(what string, cond func(got) bool) []got {
+	c.t.Helper()
+	var all []got
+	for {
+		g, err := c.recv()
+		if err != nil {
+			c.t.Fatalf("waiting for %s: %v after %s", what, err, summary(all))
+		}
+		all = append(all, g)
+		if cond(g) {
+			return all
+		}
+	}
+}
+
+// result reads until the request has both its reply and its idle, and returns all messages.
+func (c *client) result(id string) []got {
+	c.t.Helper()
+	reply, idle := false, false
+	return c.collect("reply and idle", func(g got) bool {
+		if g.parent == id {
+			switch {
+			case g.Channel != wire.IOPub && g.Channel != wire.Stdin:
+				reply = true
+			case g.msgType == "status" && wire.StringField(g.Content, "execution_state") == stateIdle:
+				idle = true
+			}
+		}
+		return reply && idle
+	})
+}
+
+func summary(all []got) string {
+	var b strings.Builder
+	for _, g := range all[max(0, len(all)-30):] {
+		fmt.Fprintf(&b, "%s/%s %.80s; ", g.Channel, g.msgType, g.Content)
+	}
+	return b.String()
+}
+
+// output is the text of the stream messages of a request.
+func output(all []got, id string) string {
+	var b strings.Builder
+	for _, g := range all {
+		if g.msgType == "stream" && (id == "" || g.parent == id) {
+			var s streamContent
+			if json.Unmarshal(g.Content, &s) == nil {
+				b.WriteString(s.Text)
+			}
+		}
+	}
+	return b.String()
+}
+
+func find(all []got, msgType, parent string) (got, bool) {
+	for _, g := range all {
+		if g.msgType == msgType && (parent == "" || g.parent == parent) {
+			return g, true
+		}
+	}
+	return got{}, false
+}
