@@ -1,0 +1,105 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// drainSpread is the time over which Drain ends websockets, and drainStep the longest wait between two of them.
+const (
+	drainSpread = 10 * time.Second
+	drainStep   = 20 * time.Millisecond
+)
+
+// Why the gateway itself ends a websocket.
+var (
+	errKernelStopped = errors.New("its kernel was stopped")
+	errDraining      = errors.New("the gateway stops")
+)
+
+// connections is every websocket the gateway carries, from before its handshake until both its ends are closed.
+type connections struct {
+	wg sync.WaitGroup // one for each connection
+
+	mu       sync.Mutex
+	byKernel map[string]map[*connection]struct{} // guarded by mu
+	draining bool                                // guarded by mu; true for good: nothing is added any more
+}
+
+// connection is one websocket in the list.
+type connection struct {
+	kernel string
+	ctx    context.Context         // ends with the connection; its cause says why
+	cancel context.CancelCauseFunc // may be called at any time, by anyone
+}
+
+func newConnections() *connections {
+	return &connections{byKernel: map[string]map[*connection]struct{}{}}
+}
+
+// add lists a connection. From then on it can be ended by its context, which is derived from ctx.
+func (cs *connections) add(ctx context.Context, kernel string) (*connection, error) {
+	c := &connection{kernel: kernel}
+	c.ctx, c.cancel = context.WithCancelCause(ctx)
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if cs.draining {
+		c.cancel(errDraining)
+		return nil, refuse(http.StatusServiceUnavailable, "The gateway is stopping. Connect again.")
+	}
+	if cs.byKernel[kernel] == nil {
+		cs.byKernel[kernel] = map[*connection]struct{}{}
+	}
+	cs.byKernel[kernel][c] = struct{}{}
+	cs.wg.Add(1)
+	return c, nil
+}
+
+// remove takes a connection off the list when everything it held is closed.
+func (cs *connections) remove(c *connection) {
+	c.cancel(nil)
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	delete(cs.byKernel[c.kernel], c)
+	if len(cs.byKernel[c.kernel]) == 0 {
+		delete(cs.byKernel, c.kernel)
+	}
+	cs.wg.Done()
+}
+
+// revoke ends all connections of one kernel. They are gone within flushTime.
+func (cs *connections) revoke(kernel string, cause error) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	for c := range cs.byKernel[kernel] {
+		c.cancel(cause)
+	}
+}
+
+// drain refuses new connections, ends all others one by one, faster once ctx has ended, and waits until they are gone.
+func (cs *connections) drain(ctx context.Context) {
+	cs.mu.Lock()
+	cs.draining = true
+	var all []*connection
+	for _, set := range cs.byKernel {
+		for c := range set {
+			all = append(all, c)
+		}
+	}
+	cs.mu.Unlock()
+
+	step := min(drainSpread/time.Duration(max(len(all), 1)), drainStep)
+	tick := time.NewTicker(step)
+	defer tick.Stop()
+	for _, c := range all {
+		c.cancel(errDraining)
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+	cs.wg.Wait()
+}

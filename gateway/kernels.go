@@ -1,0 +1,243 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// Deadlines of what is asked of launcher and supervisor: a frozen one must not hold a client for ever.
+const (
+	readTime    = 10 * time.Second // looking at kernels
+	modelTime   = 3 * time.Second  // a supervisor's model, for which there is a substitute
+	actionTime  = 20 * time.Second // an interrupt
+	restartTime = 90 * time.Second // a restart: the old process gets its grace twice
+	stopTime    = 90 * time.Second
+	settleTime  = time.Second // until the launcher has heard that a dead kernel was restarted
+	reviveTime  = 500 * time.Millisecond
+)
+
+// timeFormat always has six digits and a Z: Jupyter Server's gateway client fails on anything else.
+const timeFormat = "2006-01-02T15:04:05.000000Z"
+
+func timestamp(t time.Time) string { return t.UTC().Format(timeFormat) }
+
+// kernelModel is Jupyter's model of a kernel.
+type kernelModel struct {
+	ID             string `json:"id"`
+	Name           string `json:"name"`
+	LastActivity   string `json:"last_activity"`
+	ExecutionState string `json:"execution_state"`
+	Connections    int    `json:"connections"`
+	Reason         string `json:"reason,omitempty"`
+}
+
+func modelOf(k launcher.Kernel) kernelModel {
+	last := k.LastActivity
+	if last.IsZero() {
+		last = k.Created
+	}
+	return kernelModel{
+		ID: k.ID, Name: k.SpecName, LastActivity: timestamp(last),
+		ExecutionState: string(k.State), Connections: k.Connections, Reason: k.Reason,
+	}
+}
+
+// kernelID returns the kernel id of the path. What cannot be an id names no kernel, as in Jupyter Server.
+func kernelID(r *http.Request) (string, error) {
+	id := r.PathValue("id")
+	if !launcher.ValidID(id) {
+		return "", refuse(http.StatusNotFound, "Kernel does not exist: %s", id)
+	}
+	return id, nil
+}
+
+func (g *Gateway) listKernels(w http.ResponseWriter, r *http.Request) error {
+	ctx, cancel := context.WithTimeout(r.Context(), readTime)
+	defer cancel()
+	kernels, err := g.opts.Launcher.Kernels(ctx)
+	if err != nil {
+		// Never a shorter list: front ends drop every kernel that is missing from it.
+		return err
+	}
+	models := make([]kernelModel, 0, len(kernels))
+	for _, k := range kernels {
+		models = append(models, modelOf(k))
+	}
+	return writeJSON(w, http.StatusOK, models)
+}
+
+// getKernel answers with what the supervisor says, which is newer than what it has told the launcher; where it cannot
+// be asked, with what the launcher knows, since front ends drop a kernel for any error here.
+func (g *Gateway) getKernel(w http.ResponseWriter, r *http.Request) error {
+	id, err := kernelID(r)
+	if err != nil {
+		return err
+	}
+	k, err := g.kernel(r.Context(), id)
+	if err != nil {
+		return err
+	}
+	if k.State != launcher.Dead {
+		answer, err := g.ask(r, id, http.MethodGet, "", modelTime)
+		if err == nil {
+			if model, ok := answer.model(id); ok {
+				return writeJSON(w, http.StatusOK, model)
+			}
+		}
+		if k, err = g.kernel(r.Context(), id); err != nil {
+			return err
+		}
+	}
+	return writeJSON(w, http.StatusOK, modelOf(k))
+}
+
+// kernel asks the launcher for one kernel, within readTime.
+func (g *Gateway) kernel(ctx context.Context, id string) (launcher.Kernel, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTime)
+	defer cancel()
+	return g.opts.Launcher.Kernel(ctx, id)
+}
+
+func (g *Gateway) deleteKernel(w http.ResponseWriter, r *http.Request) error {
+	id, err := kernelID(r)
+	if err != nil {
+		return err
+	}
+	if err := g.stop(r.Context(), id, "it was shut down on request"); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// stop ends a kernel and then the websockets that still lead to it. Once asked for it is done, whether or not the
+// client waits for it.
+func (g *Gateway) stop(ctx context.Context, id, reason string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
+	defer cancel()
+	if err := g.opts.Launcher.Stop(ctx, id, reason); err != nil {
+		return err
+	}
+	g.conns.revoke(id, errKernelStopped)
+	g.log.Info("kernel stopped", "kernel", id)
+	return nil
+}
+
+func (g *Gateway) interruptKernel(w http.ResponseWriter, r *http.Request) error {
+	id, err := kernelID(r)
+	if err != nil {
+		return err
+	}
+	if _, err := g.kernel(r.Context(), id); err != nil {
+		return err
+	}
+	if _, err := g.ask(r, id, http.MethodPost, "interrupt", actionTime); err != nil {
+		return g.explain(r.Context(), id, err)
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// restartKernel has the supervisor restart its kernel. Where the supervisor has ended with its kernel, the launcher
+// starts both again.
+func (g *Gateway) restartKernel(w http.ResponseWriter, r *http.Request) error {
+	id, err := kernelID(r)
+	if err != nil {
+		return err
+	}
+	before, err := g.kernel(r.Context(), id)
+	if err != nil {
+		return err
+	}
+	answer, err := g.ask(r, id, http.MethodPost, "restart", restartTime)
+	var never *dialError
+	switch {
+	case err == nil:
+	case errors.As(err, &never):
+		now, kernelErr := g.kernel(r.Context(), id)
+		if kernelErr == nil && now.State == launcher.Dead {
+			return g.reviveKernel(w, r, id)
+		}
+		return g.explain(r.Context(), id, err)
+	default:
+		return g.explain(r.Context(), id, err)
+	}
+	model, ok := answer.model(id)
+	if !ok {
+		return errNoModel
+	}
+	if before.State == launcher.Dead {
+		// Until the launcher has heard of the restart its list says dead, and front ends would believe it.
+		ctx, cancel := context.WithTimeout(r.Context(), settleTime)
+		defer cancel()
+		_, err := g.opts.Launcher.Wait(ctx, id, func(k launcher.Kernel) bool { return k.State != launcher.Dead })
+		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+	}
+	return writeJSON(w, http.StatusOK, model)
+}
+
+// reviveKernel starts a kernel again whose supervisor has ended. It waits only as long as a program takes that fails at
+// once, so that the reason can be in the answer.
+func (g *Gateway) reviveKernel(w http.ResponseWriter, r *http.Request, id string) error {
+	ctx, cancel := context.WithTimeout(r.Context(), restartTime)
+	defer cancel()
+	k, err := g.opts.Launcher.Revive(ctx, id)
+	if err != nil {
+		return err
+	}
+	wait, cancel := context.WithTimeout(r.Context(), reviveTime)
+	defer cancel()
+	now, err := g.opts.Launcher.Wait(wait, id, func(k launcher.Kernel) bool { return k.State != launcher.Starting })
+	switch {
+	case err == nil:
+		k = now
+	case errors.Is(err, launcher.ErrNotFound), r.Context().Err() != nil:
+		return err
+	}
+	if k.State == launcher.Dead {
+		return &launcher.FailedError{Reason: k.Reason}
+	}
+	return writeJSON(w, http.StatusOK, modelOf(k))
+}
+
+// explain adds to a request that could not be delivered why the kernel is dead, if it is.
+func (g *Gateway) explain(ctx context.Context, id string, err error) error {
+	var undelivered *undeliveredError
+	if !errors.As(err, &undelivered) {
+		return err
+	}
+	k, kernelErr := g.kernel(ctx, id)
+	switch {
+	case errors.Is(kernelErr, launcher.ErrNotFound):
+		return kernelErr
+	case kernelErr == nil && k.State == launcher.Dead:
+		return &problem{status: http.StatusServiceUnavailable, reason: "Kernel is dead", err: err,
+			message: "The kernel is dead: " + k.Reason}
+	}
+	return err
+}
+
+var errNoModel = &problem{status: http.StatusServiceUnavailable,
+	message: "The kernel's supervisor gave an answer that is no kernel model."}
+
+// model reads a kernel model. It is written again rather than passed on: the supervisor stands beside user code, and
+// front ends refuse a whole list for one bad member.
+func (a *answer) model(id string) (kernelModel, bool) {
+	var m kernelModel
+	if err := json.Unmarshal(a.body, &m); err != nil || m.ID != id || m.Name == "" || m.ExecutionState == "" {
+		return kernelModel{}, false
+	}
+	at, err := time.Parse(time.RFC3339Nano, m.LastActivity)
+	if err != nil {
+		return kernelModel{}, false
+	}
+	m.LastActivity = timestamp(at)
+	return m, true
+}

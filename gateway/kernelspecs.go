@@ -1,0 +1,107 @@
+package gateway
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"mime"
+	"net/http"
+	"net/url"
+	"path"
+	"strings"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+)
+
+// specModel is Jupyter's model of a kernelspec.
+type specModel struct {
+	Name      string            `json:"name"`
+	Spec      specFile          `json:"spec"`
+	Resources map[string]string `json:"resources"` // never null: Jupyter Server's gateway client fails on that
+}
+
+// specFile is the part of a kernel.json that front ends see: the members that Jupyter Server shows.
+type specFile struct {
+	Argv          []string          `json:"argv"`
+	Env           map[string]string `json:"env"`
+	DisplayName   string            `json:"display_name"`
+	Language      string            `json:"language"`
+	InterruptMode string            `json:"interrupt_mode"`
+	Metadata      json.RawMessage   `json:"metadata"`
+}
+
+func (g *Gateway) specModel(s kernelspecs.Spec) specModel {
+	m := specModel{
+		Name: s.Name,
+		Spec: specFile{Argv: s.Argv, Env: s.Env, DisplayName: s.DisplayName, Language: s.Language,
+			InterruptMode: s.InterruptMode, Metadata: s.Metadata},
+		Resources: map[string]string{},
+	}
+	if m.Spec.Argv == nil {
+		m.Spec.Argv = []string{}
+	}
+	if m.Spec.Env == nil {
+		m.Spec.Env = map[string]string{}
+	}
+	if len(m.Spec.Metadata) == 0 {
+		m.Spec.Metadata = json.RawMessage("{}")
+	}
+	for key, file := range s.Resources() {
+		// Clients look for the last "/kernelspecs/" in it, so the segment is part of the protocol.
+		m.Resources[key] = g.base + "/kernelspecs/" + url.PathEscape(s.Name) + "/" + url.PathEscape(file)
+	}
+	return m
+}
+
+// listKernelspecs answers with all specs. The user that Jupyter Server names in the query makes no difference, but
+// with one configured it asks for a single spec as ?user=NAME/SPEC, the spec appended behind the query.
+func (g *Gateway) listKernelspecs(w http.ResponseWriter, r *http.Request) error {
+	if user := r.URL.Query().Get("user"); strings.Contains(user, "/") {
+		return g.writeKernelspec(w, path.Base(user))
+	}
+	models := map[string]specModel{}
+	for _, s := range g.opts.Specs.List() {
+		models[s.Name] = g.specModel(s)
+	}
+	return writeJSON(w, http.StatusOK, map[string]any{"default": g.defaultSpec(), "kernelspecs": models})
+}
+
+func (g *Gateway) getKernelspec(w http.ResponseWriter, r *http.Request) error {
+	return g.writeKernelspec(w, r.PathValue("name"))
+}
+
+func (g *Gateway) writeKernelspec(w http.ResponseWriter, name string) error {
+	s, ok := g.opts.Specs.Get(name)
+	if !ok {
+		return refuse(http.StatusNotFound, "Kernel spec %s not found", name)
+	}
+	return writeJSON(w, http.StatusOK, g.specModel(s))
+}
+
+// getKernelspecFile serves a file of a spec's directory; OpenResource sees to it that it is one.
+func (g *Gateway) getKernelspecFile(w http.ResponseWriter, r *http.Request) error {
+	name, file := r.PathValue("name"), r.PathValue("file")
+	s, ok := g.opts.Specs.Get(name)
+	if !ok {
+		return refuse(http.StatusNotFound, "Kernel spec %s not found", name)
+	}
+	f, err := s.OpenResource(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return refuse(http.StatusNotFound, "Kernel spec %s has no such file.", name)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // it was only read
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	kind := mime.TypeByExtension(path.Ext(file))
+	if kind == "" {
+		kind = "application/octet-stream" // rather than let net/http guess from what it contains
+	}
+	w.Header().Set("Content-Type", kind)
+	http.ServeContent(w, r, "", info.ModTime(), f)
+	return nil
+}

@@ -1,0 +1,197 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// This file is what is forwarded to a supervisor, and what is not. A supervisor stands beside user code, so it gets no
+// credential of a client in any form and nothing else that it does not need; and what comes back from it is read as
+// data, bounded, and written again.
+//
+// REST requests do not go through httputil.ReverseProxy: it hands on informational (1xx) answers with all their
+// headers, and offers no place to look at an answer before the client gets it, which restart and GET must. The
+// transport is net/http's own.
+
+// Headers the gateway adds to what it forwards.
+const (
+	headerUser      = "Ekg-User"
+	headerRight     = "Ekg-Right"
+	headerRequestID = "X-Request-Id"
+
+	rightUse = "use"
+	// userName is the one user there is with one shared token, as /api/me calls it.
+	userName = "anonymous"
+)
+
+// forwardedHeaders is all that a supervisor sees of a client's own headers. Content-* is not among them because no
+// body is forwarded: neither interrupt nor restart has one that means anything.
+var forwardedHeaders = []string{"User-Agent", "Accept"}
+
+// upgradeHeaders is what it sees of a websocket handshake besides Upgrade and Connection.
+var upgradeHeaders = []string{
+	"Sec-Websocket-Key", "Sec-Websocket-Version", "Sec-Websocket-Protocol", "Sec-Websocket-Extensions",
+}
+
+// forwardedQuery is what it sees of the query.
+var forwardedQuery = []string{"session_id"}
+
+const (
+	dialTime         = 10 * time.Second
+	idleSupervisor   = 30 * time.Second
+	maxAnswer        = 1 << 20  // bytes of a supervisor's body
+	maxAnswerHeaders = 64 << 10 // bytes of its headers
+)
+
+// newTransport makes the transport for supervisors. Its host names are kernel ids, so that a pooled connection can
+// never be taken for another kernel.
+func (g *Gateway) newTransport() *http.Transport {
+	return &http.Transport{
+		DialContext:            func(ctx context.Context, _, addr string) (net.Conn, error) { return g.dial(ctx, addr) },
+		DisableCompression:     true,
+		MaxIdleConns:           256,
+		MaxIdleConnsPerHost:    2,
+		IdleConnTimeout:        idleSupervisor,
+		MaxResponseHeaderBytes: maxAnswerHeaders,
+	}
+}
+
+// dial connects to the supervisor of the kernel that is the host of addr.
+func (g *Gateway) dial(ctx context.Context, addr string) (net.Conn, error) {
+	id, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialTime)
+	defer cancel()
+	conn, err := g.opts.Launcher.Dial(ctx, id)
+	if err != nil {
+		return nil, &dialError{err}
+	}
+	return conn, nil
+}
+
+// dialError says that a supervisor was never reached: nothing was sent to it.
+type dialError struct{ err error }
+
+func (e *dialError) Error() string { return "dial the supervisor: " + e.err.Error() }
+func (e *dialError) Unwrap() error { return e.err }
+
+// undeliveredError says that no usable answer came from a supervisor.
+type undeliveredError struct{ err error }
+
+func (e *undeliveredError) Error() string { return "supervisor: " + e.err.Error() }
+func (e *undeliveredError) Unwrap() error { return e.err }
+
+// answer is what a supervisor said to a REST request that went well.
+type answer struct{ body []byte }
+
+// ask forwards a REST request to the kernel's supervisor and reads its answer. The error is an *undeliveredError, or
+// the *problem that the supervisor found.
+func (g *Gateway) ask(r *http.Request, id, method, action string, limit time.Duration) (*answer, error) {
+	ctx, cancel := context.WithTimeout(r.Context(), limit)
+	defer cancel()
+	out, err := g.outgoing(ctx, r, id, method, action)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := g.transport.RoundTrip(out)
+	if err != nil {
+		if r.Context().Err() != nil {
+			return nil, r.Context().Err()
+		}
+		return nil, &undeliveredError{err}
+	}
+	defer func() { _ = resp.Body.Close() }() // read to its end, or of no use any more
+	if resp.StatusCode == http.StatusMisdirectedRequest {
+		// The address now belongs to another kernel's supervisor; nothing that leads there may be used again.
+		g.transport.CloseIdleConnections()
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	switch {
+	case err != nil:
+		return nil, &undeliveredError{err}
+	case len(body) > maxAnswer:
+		return nil, &undeliveredError{errors.New("its answer is too long")}
+	case resp.StatusCode < 200 || resp.StatusCode > 299:
+		return nil, supervisorProblem(resp.StatusCode, body)
+	}
+	return &answer{body: body}, nil
+}
+
+// outgoing builds the request for a supervisor from nothing; of the client's it takes over what is listed above.
+func (g *Gateway) outgoing(ctx context.Context, r *http.Request, id, method, action string) (*http.Request, error) {
+	u := url.URL{Scheme: "http", Host: id, Path: "/api/kernels/" + id}
+	if action != "" {
+		u.Path += "/" + action
+	}
+	sent, query := r.URL.Query(), url.Values{}
+	for _, name := range forwardedQuery {
+		if v := sent.Get(name); sent.Has(name) && !g.token.leaks(v) {
+			query.Set(name, v)
+		}
+	}
+	u.RawQuery = query.Encode()
+	out, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
+	if err != nil {
+		return nil, fmt.Errorf("request for the supervisor: %w", err)
+	}
+	g.copyHeaders(out.Header, r.Header, forwardedHeaders)
+	if out.Header.Get("User-Agent") == "" {
+		out.Header.Set("User-Agent", "") // or net/http would add its own, and supervisors tell clients by it
+	}
+	out.Header.Set(headerUser, userName)
+	out.Header.Set(headerRight, rightUse)
+	out.Header.Set(headerRequestID, requestID(r.Context()))
+	return out, nil
+}
+
+// copyHeaders copies the named headers, but no value that holds the token, wherever a client may have put it.
+func (g *Gateway) copyHeaders(to, from http.Header, names []string) {
+	for _, name := range names {
+		for _, v := range from[name] {
+			if !g.token.leaks(v) {
+				to.Add(name, v)
+			}
+		}
+	}
+}
+
+// supervisorProblem turns an answer that is not the wanted one into an error: the supervisor's own where it is an
+// error meant for the client. Everything else is the gateway's or the supervisor's fault, and may pass.
+func supervisorProblem(status int, body []byte) error {
+	undelivered := &undeliveredError{fmt.Errorf("its answer has status %d", status)}
+	switch {
+	case status < 400, status == http.StatusUnauthorized, status == http.StatusMisdirectedRequest,
+		status == http.StatusBadGateway, status == http.StatusGatewayTimeout, status > 599:
+		return undelivered
+	}
+	var b errorBody
+	if err := json.Unmarshal(body, &b); err != nil || b.Reason == "" && b.Message == "" {
+		return undelivered
+	}
+	if strings.TrimSpace(b.Message) == "" {
+		b.Message = b.Reason
+	}
+	return &problem{status: status, reason: b.Reason, message: b.Message}
+}
+
+type requestIDKey struct{}
+
+func withRequestID(ctx context.Context, id string) context.Context {
+	return context.WithValue(ctx, requestIDKey{}, id)
+}
+
+// requestID returns the id the gateway has given a request. A client's own is not used: it could be anything.
+func requestID(ctx context.Context) string {
+	id, _ := ctx.Value(requestIDKey{}).(string)
+	return id
+}

@@ -1,0 +1,151 @@
+package gateway
+
+import (
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// route is one line of the table: a method and a path, and who answers it.
+type route struct {
+	method  string
+	pattern string // below the base URL; {name} is one segment, {name...} all that follow
+	serve   func(http.ResponseWriter, *http.Request) error
+	open    bool // answered without a credential
+	root    bool // answered outside the base URL too
+}
+
+// routes is everything the gateway serves. HEAD is answered wherever GET is, and OPTIONS everywhere.
+func (g *Gateway) routes() []route {
+	return []route{
+		{method: "GET", pattern: "/healthz", serve: g.getHealth, open: true, root: true},
+		{method: "GET", pattern: "/readyz", serve: g.getReady, open: true, root: true},
+		{method: "GET", pattern: "/api", serve: g.getVersion, open: true},
+
+		{method: "GET", pattern: "/api/status", serve: g.getStatus},
+		{method: "GET", pattern: "/api/me", serve: g.getIdentity},
+		{method: "GET", pattern: "/api/spec.yaml", serve: g.getSpec},
+
+		{method: "GET", pattern: "/api/kernelspecs", serve: g.listKernelspecs},
+		{method: "GET", pattern: "/api/kernelspecs/{name}", serve: g.getKernelspec},
+		{method: "GET", pattern: "/kernelspecs/{name}/{file...}", serve: g.getKernelspecFile},
+
+		{method: "GET", pattern: "/api/kernels", serve: g.listKernels},
+		{method: "POST", pattern: "/api/kernels", serve: g.createKernel},
+		{method: "GET", pattern: "/api/kernels/{id}", serve: g.getKernel},
+		{method: "DELETE", pattern: "/api/kernels/{id}", serve: g.deleteKernel},
+		{method: "POST", pattern: "/api/kernels/{id}/interrupt", serve: g.interruptKernel},
+		{method: "POST", pattern: "/api/kernels/{id}/restart", serve: g.restartKernel},
+		{method: "GET", pattern: "/api/kernels/{id}/channels", serve: g.channels},
+
+		{method: "GET", pattern: "/api/sessions", serve: g.listSessions},
+		{method: "POST", pattern: "/api/sessions", serve: g.createSession},
+		{method: "GET", pattern: "/api/sessions/{session}", serve: g.getSession},
+		{method: "PATCH", pattern: "/api/sessions/{session}", serve: g.patchSession},
+		{method: "DELETE", pattern: "/api/sessions/{session}", serve: g.deleteSession},
+	}
+}
+
+// resource is one pattern of the table with all its methods.
+type resource struct {
+	pattern  string
+	segments []string
+	methods  map[string]*route
+	allow    string // the Allow header of a 405
+	open     bool
+	root     bool
+}
+
+// compile groups the table by pattern. A pattern needs a credential unless every one of its routes is open.
+func compile(table []route) []*resource {
+	var all []*resource
+	for i := range table {
+		rt := &table[i]
+		at := slices.IndexFunc(all, func(r *resource) bool { return r.pattern == rt.pattern })
+		if at < 0 {
+			at = len(all)
+			all = append(all, &resource{
+				pattern: rt.pattern, segments: strings.Split(rt.pattern[1:], "/"),
+				methods: map[string]*route{}, open: true, root: true,
+			})
+		}
+		r := all[at]
+		r.methods[rt.method] = rt
+		if rt.method == http.MethodGet {
+			r.methods[http.MethodHead] = rt
+		}
+		r.open = r.open && rt.open
+		r.root = r.root && rt.root
+	}
+	for _, r := range all {
+		methods := []string{http.MethodOptions}
+		for m := range r.methods {
+			methods = append(methods, m)
+		}
+		slices.Sort(methods)
+		r.allow = strings.Join(methods, ", ")
+	}
+	return all
+}
+
+// find returns the resource a request is for, nil if there is none, and sets the request's path values. Paths are
+// taken as they are: there is no redirect to a cleaned form, and an escaped slash separates nothing.
+func (g *Gateway) find(r *http.Request) *resource {
+	path := r.URL.EscapedPath()
+	under, inside := g.below(path)
+	for _, res := range g.resources {
+		if inside && res.match(r, under) || res.root && res.match(r, path) {
+			return res
+		}
+	}
+	return nil
+}
+
+// below takes the base URL off a path. The case of the base does not count, because Jupyter Server lower-cases the
+// whole URL of its gateway before it opens a websocket.
+func (g *Gateway) below(path string) (string, bool) {
+	if len(path) < len(g.base) || !strings.EqualFold(path[:len(g.base)], g.base) {
+		return "", false
+	}
+	return path[len(g.base):], true
+}
+
+// match reports whether the escaped path is of this pattern, and if so sets the request's path values.
+func (res *resource) match(r *http.Request, path string) bool {
+	if !strings.HasPrefix(path, "/") {
+		return false
+	}
+	parts := strings.Split(path[1:], "/")
+	values := make([]string, 0, 4)
+	for i, seg := range res.segments {
+		if i >= len(parts) {
+			return false
+		}
+		name, isValue := strings.CutPrefix(seg, "{")
+		rest := strings.HasSuffix(name, "...}")
+		part := parts[i]
+		if rest {
+			part = strings.Join(parts[i:], "/")
+		}
+		text, err := url.PathUnescape(part)
+		switch {
+		case err != nil || text == "":
+			return false
+		case !isValue && text != seg:
+			return false
+		case isValue:
+			values = append(values, strings.TrimRight(name, ".}"), text)
+		}
+		if rest {
+			parts = parts[:i+1]
+		}
+	}
+	if len(parts) != len(res.segments) {
+		return false
+	}
+	for i := 0; i < len(values); i += 2 {
+		r.SetPathValue(values[i], values[i+1])
+	}
+	return true
+}
