@@ -1,0 +1,192 @@
+package launchertest
+
+import (
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-zeromq/zmq4"
+	"github.com/go-zeromq/zmq4/security/null"
+	"go.uber.org/goleak"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+)
+
+// runAsKernel makes the test binary the fake kernel's program.
+const runAsKernel = "EKG_TEST_FAKE_KERNEL"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(runAsKernel) != "" {
+		os.Exit(FakeKernelMain(os.Args[1:]))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+const testLimit = 10 * time.Second
+
+// client is one client of a kernel, on the library that supervisors use: our own framing is not its own witness.
+type client struct {
+	t       *testing.T
+	signer  *wire.Signer
+	session string
+	raw     map[wire.Channel]net.Conn
+	lib     map[wire.Channel]*zmq4.Conn
+}
+
+func dialRaw(conn Connection, port int) (net.Conn, error) {
+	scheme, address, _ := strings.Cut(conn.Endpoint(port), "://")
+	return net.DialTimeout(map[string]string{"tcp": "tcp", "ipc": "unix"}[scheme], address, testLimit)
+}
+
+func connect(t *testing.T, conn Connection, identity string) *client {
+	t.Helper()
+	c := &client{t: t, signer: wire.NewSigner([]byte(conn.Key)), session: wire.NewID(),
+		raw: map[wire.Channel]net.Conn{}, lib: map[wire.Channel]*zmq4.Conn{}}
+	for ch, port := range map[wire.Channel]int{wire.Shell: conn.ShellPort, wire.Control: conn.ControlPort,
+		wire.Stdin: conn.StdinPort, wire.IOPub: conn.IOPubPort} {
+		raw, err := dialRaw(conn, port)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { raw.Close() })
+		if err := raw.SetDeadline(time.Now().Add(testLimit)); err != nil {
+			t.Fatal(err)
+		}
+		typ := zmq4.Dealer
+		if ch == wire.IOPub {
+			typ = zmq4.Sub
+		}
+		lib, err := zmq4.Open(raw, null.Security(), typ, zmq4.SocketIdentity(identity), false, nil)
+		if err != nil {
+			t.Fatalf("%v: %v", ch, err)
+		}
+		c.raw[ch], c.lib[ch] = raw, lib
+	}
+	if err := c.lib[wire.IOPub].SendMsg(zmq4.NewMsg([]byte{1})); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// ready waits until the subscription works, as clients do: by asking until something is heard.
+func (c *client) ready() {
+	c.t.Helper()
+	heard := make(chan wire.Message)
+	go func() { heard <- c.recv(wire.IOPub) }()
+	for {
+		c.send(wire.Control, "kernel_info_request", content{})
+		if h := c.header(c.recv(wire.Control).Header); h.MsgType != "kernel_info_reply" {
+			c.t.Errorf("got %s, want kernel_info_reply", h.MsgType)
+		}
+		select {
+		case <-heard:
+			// The rest of the statuses ends with the idle of a request that is known to be the last.
+			id := c.send(wire.Control, "kernel_info_request", content{})
+			c.recv(wire.Control)
+			for {
+				m := c.recv(wire.IOPub)
+				if c.header(m.Parent).MsgID == id && strings.Contains(string(m.Content), "idle") {
+					return
+				}
+			}
+		default:
+		}
+	}
+}
+
+func (c *client) header(raw []byte) wire.Header {
+	c.t.Helper()
+	h, err := wire.ParseHeader(raw)
+	if err != nil {
+		c.t.Errorf("header %q: %v", raw, err)
+	}
+	return h
+}
+
+func (c *client) send(ch wire.Channel, msgType string, body any) (id string) {
+	c.t.Helper()
+	m := wire.New(ch, msgType, c.session, nil, body)
+	if err := c.lib[ch].SendMsg(zmq4.NewMsgFrom(m.Frames(c.signer)...)); err != nil {
+		c.t.Fatal(err)
+	}
+	return c.header(m.Header).MsgID
+}
+
+func (c *client) recv(ch wire.Channel) wire.Message {
+	c.t.Helper()
+	msg, err := c.lib[ch].RecvMsg()
+	if err != nil {
+		c.t.Errorf("%v: %v", ch, err)
+		return wire.Message{}
+	}
+	m, err := wire.ParseFrames(ch, msg.Frames, c.signer)
+	if err != nil {
+		c.t.Errorf("%v: %v: %q", ch, err, msg.Frames)
+	}
+	return m
+}
+
+func (c *client) run(code string) (id string) {
+	c.t.Helper()
+	return c.send(wire.Shell, "execute_request", content{"code": code, "silent": false, "allow_stdin": true})
+}
+
+// cell reads what iopub says of a request until its idle, as one line for each message, and its reply.
+func (c *client) cell(id string) (said []string, reply string) {
+	c.t.Helper()
+	for {
+		m := c.recv(wire.IOPub)
+		if m.Header == nil {
+			return said, ""
+		}
+		if c.header(m.Parent).MsgID != id {
+			c.t.Errorf("parent %s, want %s", m.Parent, id)
+		}
+		h := c.header(m.Header)
+		if h.MsgType == "status" {
+			state := wire.StringField(m.Content, "execution_state")
+			said = append(said, state)
+			if state == "idle" {
+				break
+			}
+			continue
+		}
+		said = append(said, h.MsgType+" "+string(m.Content))
+	}
+	return said, c.reply(id)
+}
+
+func (c *client) reply(id string) string {
+	c.t.Helper()
+	m := c.recv(wire.Shell)
+	if h := c.header(m.Header); h.MsgType != "execute_reply" || c.header(m.Parent).MsgID != id {
+		c.t.Errorf("got %s to %s, want execute_reply to %s", h.MsgType, m.Parent, id)
+	}
+	return wire.StringField(m.Content, "status") + " " + wire.StringField(m.Content, "ename")
+}
+
+func startKernel(t *testing.T, transport string, opts FakeKernelOptions) (*FakeKernel, *client) {
+	t.Helper()
+	k, err := StartFakeKernel(NewConnection(transport, shortDir(t)), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(k.Close)
+	c := connect(t, k.Connection(), "me")
+	c.ready()
+	return k, c
+}
+
+// shortDir is a folder whose name leaves room for a socket's: t.TempDir may not.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ekg-k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+

@@ -1,0 +1,307 @@
+package launchertest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+)
+
+// Connection is a kernel's connection file. Ports that are 0 are chosen by a kernel started in this process.
+type Connection struct {
+	ShellPort       int    `json:"shell_port"`
+	IOPubPort       int    `json:"iopub_port"`
+	StdinPort       int    `json:"stdin_port"`
+	ControlPort     int    `json:"control_port"`
+	HBPort          int    `json:"hb_port"`
+	IP              string `json:"ip"`
+	Transport       string `json:"transport"`
+	Key             string `json:"key"`
+	SignatureScheme string `json:"signature_scheme"`
+	KernelName      string `json:"kernel_name"`
+}
+
+// NewConnection returns a Connection on loopback (transport tcp) or on sockets in dir (transport ipc), which must be a
+// short path, with a random key.
+func NewConnection(transport, dir string) Connection {
+	c := Connection{IP: "127.0.0.1", Transport: transport, Key: wire.NewID(), SignatureScheme: "hmac-sha256", KernelName: "fake"}
+	if transport == "ipc" {
+		c.IP = filepath.Join(dir, "k")
+		c.ShellPort, c.IOPubPort, c.StdinPort, c.ControlPort, c.HBPort = 1, 2, 3, 4, 5
+	}
+	return c
+}
+
+// ReadConnection reads a connection file.
+func ReadConnection(path string) (Connection, error) {
+	var c Connection
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return c, err
+	}
+	if err := json.Unmarshal(b, &c); err != nil {
+		return c, fmt.Errorf("%s: %w", path, err)
+	}
+	return c, nil
+}
+
+// Endpoint returns the ZeroMQ address of one of its ports.
+func (c *Connection) Endpoint(port int) string {
+	if c.Transport == "ipc" {
+		return fmt.Sprintf("ipc://%s-%d", c.IP, port)
+	}
+	return fmt.Sprintf("tcp://%s:%d", c.IP, port)
+}
+
+func (c *Connection) listen(typ string, port *int) (*kernelSocket, error) {
+	if c.Transport == "ipc" {
+		return listenZMTP(typ, "unix", fmt.Sprintf("%s-%d", c.IP, *port))
+	}
+	s, err := listenZMTP(typ, "tcp", fmt.Sprintf("%s:%d", c.IP, *port))
+	if err == nil {
+		*port = tcpPort(s.listener)
+	}
+	return s, err
+}
+
+// FakeKernelOptions is how a fake kernel differs from a well-behaved one. The zero value is well-behaved.
+type FakeKernelOptions struct {
+	Protocol       string    // protocol_version in kernel_info_reply; "5.3" if empty
+	Welcome        bool      // send iopub_welcome to the first subscriber, as ipykernel 7 does
+	Subshells      bool      // speak JEP 91
+	NoHandover     bool      // ignore a second connection with an identity while the first lives, as xeus kernels do
+	HighWaterMark  int       // messages that may wait for an iopub subscriber before more are dropped; 0: wait, never drop
+	NoGreeting     bool      // accept connections and say nothing, not even ZMTP's greeting
+	NeverReady     bool      // do the ZMTP handshake and answer nothing
+	IgnoreShutdown bool      // do not answer shutdown_request and go on
+	Stderr         io.Writer // where complain writes; nowhere if nil
+}
+
+// FakeKernel is a Jupyter kernel that runs lists of commands; see the package comment. It is one life: to restart it,
+// start another.
+type FakeKernel struct {
+	// Fixed.
+	opts     FakeKernelOptions
+	conn     Connection
+	signer   *wire.Signer
+	session  string
+	shell    *kernelSocket
+	control  *kernelSocket
+	stdin    *kernelSocket
+	hb       *kernelSocket
+	iopub    *kernelSocket
+	queue    chan request // shell requests of the main shell, in order
+	urgent   chan request // control requests
+	answers  chan input   // input_replies
+	handlers map[string]func(*execution)
+	ctx      context.Context
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup
+
+	counter  atomic.Int64 // of messages, over all channels
+	welcomed atomic.Bool
+	seen     signatures
+
+	// Guarded by mu.
+	mu        sync.Mutex
+	interrupt context.CancelCauseFunc // of the running cell; nil between cells
+	executed  int                     // execution_count
+	variables map[string]string
+	comms     map[string]string       // comm_id → target_name
+	subshells map[string]chan request // by subshell_id
+	over      bool                    // ended or ending; no goroutine may be started
+	code      int                     // exit code; -9 after crash
+}
+
+// StartFakeKernel binds a kernel's sockets and answers on them until it is closed, told to shut down, or runs a cell
+// that ends it.
+func StartFakeKernel(conn Connection, opts FakeKernelOptions) (*FakeKernel, error) {
+	if opts.Protocol == "" {
+		opts.Protocol = "5.3"
+	}
+	if opts.Stderr == nil {
+		opts.Stderr = io.Discard
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	k := &FakeKernel{opts: opts, conn: conn, signer: wire.NewSigner([]byte(conn.Key)), session: wire.NewID(),
+		queue: make(chan request, requestQueue), urgent: make(chan request, requestQueue), answers: make(chan input, 16),
+		ctx: ctx, cancel: cancel, variables: map[string]string{}, comms: map[string]string{}, subshells: map[string]chan request{}, handlers: handlers}
+	for _, s := range []struct {
+		socket **kernelSocket
+		typ    string
+		port   *int
+	}{
+		{&k.shell, "ROUTER", &k.conn.ShellPort}, {&k.control, "ROUTER", &k.conn.ControlPort},
+		{&k.stdin, "ROUTER", &k.conn.StdinPort}, {&k.hb, "ROUTER", &k.conn.HBPort}, {&k.iopub, "XPUB", &k.conn.IOPubPort},
+	} {
+		bound, err := k.conn.listen(s.typ, s.port)
+		if err != nil {
+			k.end(1)
+			k.Wait()
+			return nil, fmt.Errorf("fake kernel: %w", err)
+		}
+		bound.handover, bound.silent, bound.mark = !opts.NoHandover, opts.NoGreeting, opts.HighWaterMark
+		*s.socket = bound
+	}
+	k.shell.receive = k.receiver(wire.Shell)
+	k.control.receive = k.receiver(wire.Control)
+	k.stdin.receive = k.receiver(wire.Stdin)
+	k.hb.receive = func(identity string, frames [][]byte) {
+		if !opts.NeverReady {
+			k.hb.sendTo(identity, frames)
+		}
+	}
+	k.iopub.subscribe = k.welcome
+	for _, s := range k.sockets() {
+		k.wg.Go(s.serve)
+	}
+	k.wg.Go(func() { k.work(k.queue, wire.Shell) })
+	k.wg.Go(func() { k.work(k.urgent, wire.Control) })
+	k.publish("status", nil, content{"execution_state": "starting"}, nil)
+	return k, nil
+}
+
+// Connection returns where the kernel listens, with the ports it has chosen.
+func (k *FakeKernel) Connection() Connection { return k.conn }
+
+// Interrupt does what SIGINT does to a kernel: the running cell fails with KeyboardInterrupt.
+func (k *FakeKernel) Interrupt() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.interrupt != nil {
+		k.interrupt(errInterrupted)
+	}
+}
+
+// Done is closed when the kernel has ended, by itself or by Close.
+func (k *FakeKernel) Done() <-chan struct{} { return k.ctx.Done() }
+
+// Wait waits until the kernel has ended, with all its goroutines, and returns its exit code: negative for a signal.
+func (k *FakeKernel) Wait() int {
+	<-k.ctx.Done()
+	k.wg.Wait()
+	for _, s := range k.sockets() {
+		s.wg.Wait()
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.code
+}
+
+// Close ends the kernel as a signal would, without a word, and waits for its goroutines.
+func (k *FakeKernel) Close() {
+	k.end(-15)
+	k.Wait()
+}
+
+func (k *FakeKernel) sockets() []*kernelSocket {
+	var bound []*kernelSocket
+	for _, s := range []*kernelSocket{k.shell, k.control, k.stdin, k.hb, k.iopub} {
+		if s != nil {
+			bound = append(bound, s)
+		}
+	}
+	return bound
+}
+
+// linger is how long an ending kernel waits for its last messages to leave, as ipykernel.
+const linger = time.Second
+
+// leave ends the kernel by its own will: what it has said goes out first.
+func (k *FakeKernel) leave(code int) {
+	end := time.Now().Add(linger)
+	for _, s := range k.sockets() {
+		s.flush(time.Until(end))
+	}
+	k.end(code)
+}
+
+func (k *FakeKernel) end(code int) {
+	k.mu.Lock()
+	if k.over {
+		k.mu.Unlock()
+		return
+	}
+	k.over, k.code = true, code
+	k.mu.Unlock()
+	for _, s := range k.sockets() {
+		s.shut()
+	}
+	k.cancel()
+}
+
+// spawn starts a goroutine of the kernel's, unless it is ending.
+func (k *FakeKernel) spawn(f func()) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.over {
+		k.wg.Go(f)
+	}
+}
+
+// content is the content of a message of ours.
+type content map[string]any
+
+// header makes a message header. Like ipykernel's, the msg_id ends in a counter over all channels.
+func (k *FakeKernel) header(msgType string) []byte {
+	b := make([]byte, 0, 256)
+	b = append(b, `{"msg_id":"`...)
+	b = append(b, k.session...)
+	b = append(b, '_')
+	b = strconv.AppendInt(b, int64(os.Getpid()), 10)
+	b = append(b, '_')
+	b = strconv.AppendInt(b, k.counter.Add(1)-1, 10)
+	b = append(b, `","msg_type":"`...)
+	b = append(b, msgType...)
+	b = append(b, `","username":"fake","session":"`...)
+	b = append(b, k.session...)
+	b = append(b, `","date":"`...)
+	b = time.Now().UTC().AppendFormat(b, "2006-01-02T15:04:05.000000Z")
+	b = append(b, `","version":"`...)
+	b = append(b, k.opts.Protocol...)
+	return append(b, `"}`...)
+}
+
+func encode(c content) []byte {
+	b, err := json.Marshal(c)
+	if err != nil {
+		panic(err) // all content is ours
+	}
+	return b
+}
+
+// publish sends a message on iopub. parent is the raw header of the request it belongs to, or nil.
+func (k *FakeKernel) publish(msgType string, parent []byte, c content, buffers [][]byte) {
+	k.publishRaw(msgType, parent, encode(c), buffers)
+}
+
+func (k *FakeKernel) publishRaw(msgType string, parent, body []byte, buffers [][]byte) {
+	m := k.message(wire.IOPub, msgType, parent, body)
+	m.Buffers = buffers
+	topic := "kernel." + k.session + "." + msgType
+	k.iopub.publish(topic, encodeMessage([]byte(topic), m.Frames(k.signer)))
+}
+
+func (k *FakeKernel) message(c wire.Channel, msgType string, parent, body []byte) wire.Message {
+	if parent == nil {
+		parent = []byte("{}")
+	}
+	return wire.Message{Channel: c, Header: k.header(msgType), Parent: parent, Metadata: []byte("{}"), Content: body}
+}
+
+// welcome greets the first subscriber, if the kernel is one that does; the message has no topic frame.
+func (k *FakeKernel) welcome(p *zmtpPeer) {
+	if !k.opts.Welcome || k.opts.NeverReady || k.welcomed.Swap(true) {
+		return
+	}
+	m := k.message(wire.IOPub, "iopub_welcome", nil, encode(content{"subscription": ""}))
+	p.out.put(encodeMessage(nil, m.Frames(k.signer)), k.opts.HighWaterMark)
+}

@@ -1,0 +1,324 @@
+package launchertest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-zeromq/zmq4"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+)
+
+// TestFakeKernel_Cells runs every command and compares all that the kernel says.
+func TestFakeKernel_Cells(t *testing.T) {
+	out := func(text string) string { return fmt.Sprintf(`stream {"name":"stdout","text":"%s\n"}`, text) }
+	tests := []struct {
+		code  string
+		want  []string // between execute_input and idle
+		reply string
+	}{
+		{"print 3", []string{out("0"), out("1"), out("2")}, "ok "},
+		{"print 2 every 1ms", []string{out("0"), out("1")}, "ok "},
+		{"# nothing\n\necho a b", []string{out("a b")}, "ok "},
+		{"stderr oh", []string{`stream {"name":"stderr","text":"oh\n"}`}, "ok "},
+		{"flood 2", []string{`display_data {"data":{"text/plain":"0"},"metadata":{},"transient":{}}`,
+			`display_data {"data":{"text/plain":"1"},"metadata":{},"transient":{}}`}, "ok "},
+		{"big 5", []string{`display_data {"data":{"text/plain":"xxxxx"},"metadata":{},"transient":{}}`}, "ok "},
+		{"set a 1 2\nget a", []string{`execute_result {"data":{"text/plain":"1 2"},"execution_count":8,"metadata":{}}`}, "ok "},
+		{"get b", []string{`error {"ename":"NameError","evalue":"name 'b' is not defined","traceback":["NameError: name 'b' is not defined"]}`}, "error NameError"},
+		{"error\necho never", []string{`error {"ename":"ValueError","evalue":"as asked","traceback":["ValueError: as asked"]}`}, "error ValueError"},
+		{"what", []string{`error {"ename":"NameError","evalue":"name 'what' is not defined","traceback":["NameError: name 'what' is not defined"]}`}, "error NameError"},
+		{"sleep 1ms\nresult x", []string{`execute_result {"data":{"text/plain":"x"},"execution_count":12,"metadata":{}}`}, "ok "},
+		{"buffers 3", []string{`comm_msg {"comm_id":"fake","data":{"size":3}}`}, "ok "},
+	}
+	for _, transport := range []string{"tcp", "ipc"} {
+		t.Run(transport, func(t *testing.T) {
+			_, c := startKernel(t, transport, FakeKernelOptions{})
+			for i, tt := range tests {
+				if i == 6 { // the count in this row, the eighth cell with the one before it
+					c.cell(c.run(""))
+				}
+				said, reply := c.cell(c.run(tt.code))
+				if len(said) < 3 || said[0] != "busy" || !strings.HasPrefix(said[1], "execute_input ") {
+					t.Fatalf("%q: got %q", tt.code, said)
+				}
+				if got, want := strings.Join(said[2:], "|"), strings.Join(append(tt.want, "idle"), "|"); got != want {
+					t.Errorf("%q: got %s, want %s", tt.code, got, want)
+				}
+				if reply != tt.reply {
+					t.Errorf("%q: got reply %q, want %q", tt.code, reply, tt.reply)
+				}
+			}
+		})
+	}
+}
+
+func TestFakeKernel_Stdin(t *testing.T) {
+	_, c := startKernel(t, "tcp", FakeKernelOptions{})
+	id := c.run("input name?")
+	ask := c.recv(wire.Stdin)
+	if h := c.header(ask.Header); h.MsgType != "input_request" || wire.StringField(ask.Content, "prompt") != "name?" {
+		t.Errorf("got %s %s", h.MsgType, ask.Content)
+	}
+	c.send(wire.Stdin, "input_reply", content{"value": "Ada"})
+	said, reply := c.cell(id)
+	if len(said) != 4 || !strings.Contains(said[2], `"Ada\n"`) || reply != "ok " {
+		t.Errorf("got %q, %q", said, reply)
+	}
+	id = c.send(wire.Shell, "execute_request", content{"code": "input", "allow_stdin": false})
+	if _, reply := c.cell(id); reply != "error StdinNotImplementedError" {
+		t.Errorf("got %q", reply)
+	}
+	t.Run("an interrupt ends the question", func(t *testing.T) {
+		id := c.run("input again?")
+		c.recv(wire.Stdin)
+		c.send(wire.Control, "interrupt_request", content{})
+		c.recv(wire.Control)
+		deadline := c.recv(wire.Shell)
+		if wire.StringField(deadline.Content, "ename") != "KeyboardInterrupt" || c.header(deadline.Parent).MsgID != id {
+			t.Errorf("got %s", deadline.Content)
+		}
+	})
+}
+
+// TestFakeKernel_Faults runs the commands that do not end well.
+func TestFakeKernel_Faults(t *testing.T) {
+	t.Run("lose", func(t *testing.T) {
+		_, c := startKernel(t, "tcp", FakeKernelOptions{})
+		number := func(m wire.Message) int {
+			id := c.header(m.Header).MsgID
+			n, err := strconv.Atoi(id[strings.LastIndexByte(id, '_')+1:])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		c.run("echo a\nlose 5\necho b\nlose idle")
+		var numbers []int
+		for range 4 {
+			numbers = append(numbers, number(c.recv(wire.IOPub)))
+		}
+		if numbers[3]-numbers[2] != 6 {
+			t.Errorf("msg_ids count %v, want a gap of 5 before the last", numbers)
+		}
+		if n := number(c.recv(wire.Shell)); n != numbers[3]+1 {
+			t.Errorf("reply is number %d, want the next", n)
+		}
+		// No idle: the next cell's busy follows, and the number of the idle is missing.
+		c.run("")
+		if m := c.recv(wire.IOPub); !strings.Contains(string(m.Content), "busy") || number(m) != numbers[3]+3 {
+			t.Errorf("got %d %s, want busy with a number missing before it", number(m), m.Content)
+		}
+	})
+	t.Run("background", func(t *testing.T) {
+		_, c := startKernel(t, "tcp", FakeKernelOptions{})
+		id := c.run("background 2 every 100ms")
+		if said, _ := c.cell(id); len(said) != 3 {
+			t.Errorf("got %q before idle", said)
+		}
+		for range 2 {
+			if m := c.recv(wire.IOPub); c.header(m.Parent).MsgID != id || c.header(m.Header).MsgType != "stream" {
+				t.Errorf("got %s", m.Header)
+			}
+		}
+	})
+	t.Run("hang", func(t *testing.T) {
+		k, c := startKernel(t, "tcp", FakeKernelOptions{})
+		c.run("hang")
+		k.Interrupt()
+		c.send(wire.Shell, "kernel_info_request", content{})
+		c.send(wire.Control, "kernel_info_request", content{})
+		c.recv(wire.Control)
+		if err := c.raw[wire.Shell].SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.lib[wire.Shell].RecvMsg(); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("got %v on shell, want silence", err)
+		}
+	})
+	t.Run("garbage", func(t *testing.T) {
+		_, c := startKernel(t, "tcp", FakeKernelOptions{})
+		c.run("garbage")
+		c.recv(wire.IOPub)
+		c.recv(wire.IOPub)
+		for range 3 {
+			msg, err := c.lib[wire.IOPub].RecvMsg()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m, err := wire.ParseFrames(wire.IOPub, msg.Frames, c.signer); err == nil {
+				t.Errorf("%s is a good message", m.Content)
+			}
+		}
+	})
+	for code, want := range map[string]int{"exit 7": 7, "crash": -9} {
+		t.Run(code, func(t *testing.T) {
+			k, c := startKernel(t, "ipc", FakeKernelOptions{})
+			c.run("print 1000\n" + code)
+			for i := range 1002 { // busy, execute_input, and all that was said before the end
+				if m := c.recv(wire.IOPub); m.Header == nil {
+					t.Fatalf("%d messages", i)
+				}
+			}
+			if got := k.Wait(); got != want {
+				t.Errorf("exit code %d, want %d", got, want)
+			}
+		})
+	}
+}
+
+func TestFakeKernel_Requests(t *testing.T) {
+	k, c := startKernel(t, "tcp", FakeKernelOptions{Subshells: true, Protocol: "5.5"})
+	ask := func(ch wire.Channel, msgType string, body any) string {
+		t.Helper()
+		c.send(ch, msgType, body)
+		m := c.recv(ch)
+		if got, want := c.header(m.Header).MsgType, strings.TrimSuffix(msgType, "request")+"reply"; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+		return string(m.Content)
+	}
+	var info struct {
+		Version  string   `json:"protocol_version"`
+		Features []string `json:"supported_features"`
+	}
+	if err := json.Unmarshal([]byte(ask(wire.Shell, "kernel_info_request", content{})), &info); err != nil || info.Version != "5.5" || len(info.Features) != 1 {
+		t.Errorf("kernel_info: %+v, %v", info, err)
+	}
+	c.send(wire.Shell, "comm_open", content{"comm_id": "c1", "target_name": "t"})
+	if got := ask(wire.Shell, "comm_info_request", content{}); got != `{"comms":{"c1":{"target_name":"t"}},"status":"ok"}` {
+		t.Errorf("comm_info: %s", got)
+	}
+	for _, r := range []string{"complete_request", "inspect_request", "history_request", "is_complete_request"} {
+		ask(wire.Shell, r, content{"code": "pri", "cursor_pos": 3})
+	}
+	if got := ask(wire.Control, "debug_request", content{"seq": 3, "command": "x", "arguments": content{"y": 1}}); !strings.Contains(got, `"request_seq":3`) {
+		t.Errorf("debug: %s", got)
+	}
+	t.Run("a subshell overtakes", func(t *testing.T) {
+		id := wire.StringField([]byte(ask(wire.Control, "create_subshell_request", content{})), "subshell_id")
+		c.run("sleep 1h")
+		m := wire.New(wire.Shell, "execute_request", c.session, nil, content{"code": ""})
+		m.Header = append(m.Header[:len(m.Header)-1], `,"subshell_id":"`+id+`"}`...)
+		if err := c.lib[wire.Shell].SendMsg(zmq4.NewMsgFrom(m.Frames(c.signer)...)); err != nil {
+			t.Fatal(err)
+		}
+		if got := c.recv(wire.Shell); string(got.Parent) != string(m.Header) {
+			t.Errorf("got a reply to %s, want to %s", got.Parent, m.Header)
+		}
+		k.Interrupt()
+		c.recv(wire.Shell)
+		if got := ask(wire.Control, "list_subshell_request", content{}); !strings.Contains(got, id) {
+			t.Errorf("list: %s", got)
+		}
+		ask(wire.Control, "delete_subshell_request", content{"subshell_id": id})
+		if got := ask(wire.Control, "delete_subshell_request", content{"subshell_id": id}); !strings.Contains(got, "error") {
+			t.Errorf("second delete: %s", got)
+		}
+	})
+	t.Run("unsigned and repeated messages are dropped", func(t *testing.T) {
+		m := wire.New(wire.Control, "kernel_info_request", c.session, nil, content{})
+		bad := m.Frames(wire.NewSigner([]byte("wrong")))
+		good := zmq4.NewMsgFrom(m.Frames(c.signer)...)
+		for _, msg := range []zmq4.Msg{zmq4.NewMsgFrom(bad...), good, good} {
+			if err := c.lib[wire.Control].SendMsg(msg); err != nil {
+				t.Fatal(err)
+			}
+		}
+		id := c.send(wire.Control, "kernel_info_request", content{})
+		if got := c.recv(wire.Control); string(got.Parent) != string(m.Header) {
+			t.Errorf("got a reply to %s", got.Parent)
+		}
+		if got := c.recv(wire.Control); c.header(got.Parent).MsgID != id {
+			t.Errorf("got a reply to %s", got.Parent)
+		}
+	})
+	t.Run("shutdown", func(t *testing.T) {
+		if got := ask(wire.Control, "shutdown_request", content{"restart": true}); got != `{"restart":true,"status":"ok"}` {
+			t.Errorf("got %s", got)
+		}
+		if code := k.Wait(); code != 0 {
+			t.Errorf("exit code %d", code)
+		}
+	})
+}
+
+func TestFakeKernel_Options(t *testing.T) {
+	t.Run("welcome", func(t *testing.T) {
+		k, err := StartFakeKernel(NewConnection("tcp", ""), FakeKernelOptions{Welcome: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer k.Close()
+		c := connect(t, k.Connection(), "")
+		if m := c.recv(wire.IOPub); c.header(m.Header).MsgType != "iopub_welcome" {
+			t.Errorf("got %s", m.Header)
+		}
+	})
+	t.Run("no greeting", func(t *testing.T) {
+		k, err := StartFakeKernel(NewConnection("tcp", ""), FakeKernelOptions{NoGreeting: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer k.Close()
+		conn := k.Connection()
+		raw, err := dialRaw(conn, conn.ShellPort)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer raw.Close()
+		if err := raw.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := raw.Read(make([]byte, 1)); n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("got %d bytes, %v", n, err)
+		}
+	})
+	t.Run("an identity in use", func(t *testing.T) {
+		for _, none := range []bool{false, true} {
+			k, first := startKernel(t, "tcp", FakeKernelOptions{NoHandover: none})
+			second := connect(t, k.Connection(), "me")
+			second.send(wire.Shell, "kernel_info_request", content{})
+			winner := second
+			if none {
+				winner = first
+				first.send(wire.Shell, "kernel_info_request", content{})
+			}
+			if m := winner.recv(wire.Shell); winner.header(m.Parent).Session != winner.session {
+				t.Errorf("no handover %v: got a reply to %s", none, m.Parent)
+			}
+		}
+	})
+	t.Run("high-water mark", func(t *testing.T) {
+		_, c := startKernel(t, "tcp", FakeKernelOptions{HighWaterMark: 10})
+		// Nobody reads iopub while the cell runs, so its socket is full long before the end.
+		id := c.run("flood 200k")
+		c.reply(id)
+		n := 0
+		for ; ; n++ { // until silence: what came last may have been dropped
+			if err := c.raw[wire.IOPub].SetReadDeadline(time.Now().Add(300 * time.Millisecond)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := c.lib[wire.IOPub].RecvMsg(); err != nil {
+				break
+			}
+		}
+		if n < 10 || n > 199_000 {
+			t.Errorf("%d messages arrived, want some and not all", n)
+		}
+	})
+	t.Run("taken port", func(t *testing.T) {
+		k, _ := startKernel(t, "tcp", FakeKernelOptions{})
+		if _, err := StartFakeKernel(k.Connection(), FakeKernelOptions{}); !errors.Is(err, syscall.EADDRINUSE) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+

@@ -1,0 +1,251 @@
+package launchertest
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"time"
+)
+
+// The flags of a ZMTP frame, https://rfc.zeromq.org/spec/23/.
+const (
+	flagMore    = 0x01
+	flagLong    = 0x02
+	flagCommand = 0x04
+
+	greetingSize = 64
+	maxFrame     = 1 << 30 // bytes; our peers are under test, not hostile
+)
+
+// zmtpPeer is the kernel's end of one ZeroMQ connection.
+type zmtpPeer struct {
+	// Fixed after the handshake.
+	conn     net.Conn
+	r        *bufio.Reader
+	identity string
+	out      *outbox
+}
+
+// acceptZMTP does the handshake on an accepted connection, as a socket of the type named. We call ourselves ZMTP 3.1, as
+// libzmq does.
+func acceptZMTP(conn net.Conn, typ string) (*zmtpPeer, error) {
+	hello := make([]byte, greetingSize)
+	hello[0], hello[9], hello[10], hello[11] = 0xff, 0x7f, 3, 1
+	copy(hello[12:], "NULL")
+	ready := append([]byte("\x05READY"), property("Socket-Type", typ)...)
+	ready = append(ready, property("Identity", "")...)
+	if _, err := conn.Write(appendFrame(hello, flagCommand, ready)); err != nil {
+		return nil, err
+	}
+	p := &zmtpPeer{conn: conn, r: bufio.NewReaderSize(conn, 64<<10)}
+	greeting := make([]byte, greetingSize)
+	if _, err := io.ReadFull(p.r, greeting); err != nil {
+		return nil, err
+	}
+	if greeting[0] != 0xff || greeting[9]&1 == 0 || greeting[10] < 3 || !strings.HasPrefix(string(greeting[12:32]), "NULL\x00") {
+		return nil, fmt.Errorf("not a ZMTP 3 greeting with mechanism NULL: %q", greeting)
+	}
+	flags, body, err := p.readFrame()
+	if err != nil {
+		return nil, err
+	}
+	if flags&flagCommand == 0 || !strings.HasPrefix(string(body), "\x05READY") {
+		return nil, fmt.Errorf("no READY but %.100q", body)
+	}
+	for rest := body[6:]; len(rest) > 0; {
+		n := int(rest[0])
+		if len(rest) < 1+n+4 {
+			return nil, fmt.Errorf("READY is cut off: %.100q", body)
+		}
+		name, size := string(rest[1:1+n]), int(binary.BigEndian.Uint32(rest[1+n:]))
+		if rest = rest[1+n+4:]; len(rest) < size {
+			return nil, fmt.Errorf("READY is cut off: %.100q", body)
+		}
+		if strings.EqualFold(name, "Identity") {
+			p.identity = string(rest[:size])
+		}
+		rest = rest[size:]
+	}
+	p.out = newOutbox(conn)
+	return p, nil
+}
+
+func property(name, value string) []byte {
+	p := append([]byte{byte(len(name))}, name...)
+	return append(binary.BigEndian.AppendUint32(p, uint32(len(value))), value...)
+}
+
+func appendFrame(b []byte, flags byte, body []byte) []byte {
+	if len(body) > 255 {
+		b = binary.BigEndian.AppendUint64(append(b, flags|flagLong), uint64(len(body)))
+	} else {
+		b = append(b, flags, byte(len(body)))
+	}
+	return append(b, body...)
+}
+
+func (p *zmtpPeer) readFrame() (flags byte, body []byte, err error) {
+	var head [9]byte
+	if _, err := io.ReadFull(p.r, head[:2]); err != nil {
+		return 0, nil, err
+	}
+	size := uint64(head[1])
+	if head[0]&flagLong != 0 {
+		if _, err := io.ReadFull(p.r, head[2:]); err != nil {
+			return 0, nil, err
+		}
+		size = binary.BigEndian.Uint64(head[1:])
+	}
+	if size > maxFrame {
+		return 0, nil, fmt.Errorf("frame of %d bytes", size)
+	}
+	body = make([]byte, size)
+	_, err = io.ReadFull(p.r, body)
+	return head[0], body, err
+}
+
+// read returns the next message. A subscription that comes as a command, as from ZMTP 3.1 peers, is returned as the
+// message that it is with 3.0. A PING is answered.
+func (p *zmtpPeer) read() ([][]byte, error) {
+	var frames [][]byte
+	for {
+		flags, body, err := p.readFrame()
+		if err != nil {
+			return nil, err
+		}
+		if flags&flagCommand == 0 {
+			frames = append(frames, body)
+			if flags&flagMore == 0 {
+				return frames, nil
+			}
+			continue
+		}
+		switch command := string(body); {
+		case strings.HasPrefix(command, "\x04PING") && len(command) >= 7:
+			p.out.put(appendFrame(nil, flagCommand, []byte("\x04PONG"+command[7:])), 0)
+		case strings.HasPrefix(command, "\x09SUBSCRIBE"):
+			return [][]byte{append([]byte{1}, command[10:]...)}, nil
+		case strings.HasPrefix(command, "\x06CANCEL"):
+			return [][]byte{append([]byte{0}, command[7:]...)}, nil
+		}
+	}
+}
+
+// encodeMessage returns a message as it stands on the wire. Prefix is the first frame, if not nil.
+func encodeMessage(prefix []byte, frames [][]byte) []byte {
+	size := len(prefix) + 9
+	for _, f := range frames {
+		size += len(f) + 9
+	}
+	b := make([]byte, 0, size)
+	if prefix != nil {
+		b = appendFrame(b, flagMore, prefix)
+	}
+	for i, f := range frames {
+		if i < len(frames)-1 {
+			b = appendFrame(b, flagMore, f)
+		} else {
+			b = appendFrame(b, 0, f)
+		}
+	}
+	return b
+}
+
+// outboxLimit is how many bytes may wait in an outbox before put waits.
+const outboxLimit = 4 << 20
+
+// outbox is what waits to be sent on a connection: one goroutine (run) writes, in as few pieces as it can.
+type outbox struct {
+	conn net.Conn // fixed
+
+	// Guarded by mu; changed announces every change.
+	mu       sync.Mutex
+	changed  *sync.Cond
+	buf      []byte
+	messages int  // in buf
+	writing  bool // the buffer before buf is on its way
+	closed   bool
+}
+
+func newOutbox(conn net.Conn) *outbox {
+	o := &outbox{conn: conn}
+	o.changed = sync.NewCond(&o.mu)
+	return o
+}
+
+// put adds one encoded message. With a high-water mark the message is dropped if that many wait, without one put waits
+// for room. It reports whether the message was taken.
+func (o *outbox) put(message []byte, mark int) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for mark <= 0 && len(o.buf) > outboxLimit && !o.closed {
+		o.changed.Wait()
+	}
+	if o.closed || mark > 0 && o.messages >= mark {
+		return false
+	}
+	o.buf = append(o.buf, message...)
+	o.messages++
+	o.changed.Broadcast()
+	return true
+}
+
+// run writes until the outbox is closed or the connection is lost.
+func (o *outbox) run() {
+	var spare []byte
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for {
+		for len(o.buf) == 0 && !o.closed {
+			o.changed.Wait()
+		}
+		if o.closed {
+			return
+		}
+		batch := o.buf
+		o.buf, o.messages, o.writing = spare[:0], 0, true
+		o.changed.Broadcast()
+		o.mu.Unlock()
+		_, err := o.conn.Write(batch)
+		o.mu.Lock()
+		if spare = batch; cap(spare) > 2*outboxLimit {
+			spare = nil
+		}
+		o.writing = false
+		o.closed = o.closed || err != nil
+		o.changed.Broadcast()
+	}
+}
+
+// flush waits until all is written, the outbox is closed or the time is over.
+func (o *outbox) flush(limit time.Duration) {
+	over := false
+	timer := time.AfterFunc(limit, func() {
+		o.mu.Lock()
+		over = true
+		o.changed.Broadcast()
+		o.mu.Unlock()
+	})
+	defer timer.Stop()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for (len(o.buf) > 0 || o.writing) && !o.closed && !over {
+		o.changed.Wait()
+	}
+}
+
+// close ends run, and the connection with it.
+func (o *outbox) close() {
+	o.mu.Lock()
+	o.closed = true
+	o.changed.Broadcast()
+	o.mu.Unlock()
+	if err := o.conn.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+		return // the peer was quicker; it is closed either way
+	}
+}
