@@ -11,6 +11,8 @@ import (
 	"net/url"
 	"strings"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
 // This file is what is forwarded to a supervisor, and what is not. A supervisor stands beside user code, so it gets no
@@ -173,6 +175,8 @@ func supervisorProblem(status int, body []byte) error {
 	case status < 400, status == http.StatusUnauthorized, status == http.StatusMisdirectedRequest,
 		status == http.StatusBadGateway, status == http.StatusGatewayTimeout, status > 599:
 		return undelivered
+	case status == http.StatusNotFound:
+		return undelivered // it is about to end; whether the kernel exists is for the launcher to say
 	}
 	var b errorBody
 	if err := json.Unmarshal(body, &b); err != nil || b.Reason == "" && b.Message == "" {
@@ -180,6 +184,9 @@ func supervisorProblem(status int, body []byte) error {
 	}
 	if strings.TrimSpace(b.Message) == "" {
 		b.Message = b.Reason
+	}
+	if status == http.StatusInternalServerError {
+		return &launcher.FailedError{Reason: b.Message}
 	}
 	return &problem{status: status, reason: b.Reason, message: b.Message}
 }

@@ -1,0 +1,498 @@
+package gateway
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha1"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+const (
+	testToken = "canary-5f2b7c90d1"
+	idA       = "0a1b2c3d-0000-4000-8000-00000000000a"
+	idB       = "0a1b2c3d-0000-4000-8000-00000000000b"
+	idUnknown = "0a1b2c3d-0000-4000-8000-0000000000ff"
+)
+
+// fakeLauncher keeps kernels in memory, each with a supervisor that is a real HTTP server on a unix socket. A function
+// field that is set replaces one method.
+type fakeLauncher struct {
+	t   *testing.T
+	dir string
+
+	start func(context.Context, launcher.Request) (launcher.Kernel, bool, error)
+	dial  func(context.Context, string) (net.Conn, error)
+	list  func() ([]launcher.Kernel, error)
+
+	// newState is the state of a kernel that Start has made.
+	newState launcher.State
+
+	mu      sync.Mutex
+	kernels map[string]*fakeKernel
+	gone    map[string]*launcher.GoneError
+	reqs    []launcher.Request
+	stops   map[string]string // reason by id
+	dials   int
+	changed chan struct{} // closed at every change
+}
+
+type fakeKernel struct {
+	launcher.Kernel
+	super *fakeSupervisor // nil once it has ended
+}
+
+func newFakeLauncher(t *testing.T) *fakeLauncher {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ekg-gw")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fakeLauncher{t: t, dir: dir, newState: launcher.Idle, kernels: map[string]*fakeKernel{},
+		gone: map[string]*launcher.GoneError{}, stops: map[string]string{}, changed: make(chan struct{})}
+	t.Cleanup(func() {
+		for _, k := range f.kernels {
+			if k.super != nil {
+				k.super.close()
+			}
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return f
+}
+
+// change runs f under the lock and wakes everyone in Wait.
+func (f *fakeLauncher) change(do func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	do()
+	close(f.changed)
+	f.changed = make(chan struct{})
+}
+
+func (f *fakeLauncher) add(id, spec string, state launcher.State) *fakeSupervisor {
+	var s *fakeSupervisor
+	f.change(func() {
+		s = newFakeSupervisor(f.t, id, filepath.Join(f.dir, id[len(id)-12:]+fmt.Sprint(len(f.reqs))))
+		f.kernels[id] = &fakeKernel{Kernel: launcher.Kernel{ID: id, SpecName: spec, State: state,
+			Created: time.Date(2026, 11, 21, 5, 53, 26, 0, time.UTC).Add(time.Duration(len(f.kernels)) * time.Second)}, super: s}
+	})
+	return s
+}
+
+func (f *fakeLauncher) set(id string, state launcher.State, reason string) {
+	f.change(func() { f.kernels[id].State, f.kernels[id].Reason = state, reason })
+}
+
+func (f *fakeLauncher) stopped() map[string]string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	m := map[string]string{}
+	for k, v := range f.stops {
+		m[k] = v
+	}
+	return m
+}
+
+func (f *fakeLauncher) requests() []launcher.Request {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.reqs)
+}
+
+func (f *fakeLauncher) Start(ctx context.Context, req launcher.Request) (launcher.Kernel, bool, error) {
+	if f.start != nil {
+		return f.start(ctx, req)
+	}
+	return f.startForReal(req)
+}
+
+func (f *fakeLauncher) startForReal(req launcher.Request) (launcher.Kernel, bool, error) {
+	f.mu.Lock()
+	k, there := f.kernels[req.ID]
+	f.reqs = append(f.reqs, req)
+	f.mu.Unlock()
+	if there {
+		if k.SpecName != req.Spec.Name {
+			return launcher.Kernel{}, false, launcher.ErrConflict
+		}
+		return k.Kernel, false, nil
+	}
+	f.add(req.ID, req.Spec.Name, f.newState)
+	k2, err := f.Kernel(context.Background(), req.ID)
+	return k2, true, err
+}
+
+func (f *fakeLauncher) Kernel(_ context.Context, id string) (launcher.Kernel, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if k, ok := f.kernels[id]; ok {
+		return k.Kernel, nil
+	}
+	if gone, ok := f.gone[id]; ok {
+		return launcher.Kernel{}, gone
+	}
+	return launcher.Kernel{}, fmt.Errorf("fake: %w", launcher.ErrNotFound)
+}
+
+func (f *fakeLauncher) Kernels(context.Context) ([]launcher.Kernel, error) {
+	if f.list != nil {
+		return f.list()
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var all []launcher.Kernel
+	for _, k := range f.kernels {
+		all = append(all, k.Kernel)
+	}
+	slices.SortFunc(all, func(a, b launcher.Kernel) int {
+		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))
+	})
+	return all, nil
+}
+
+func (f *fakeLauncher) Wait(ctx context.Context, id string, cond func(launcher.Kernel) bool) (launcher.Kernel, error) {
+	for {
+		f.mu.Lock()
+		changed := f.changed
+		f.mu.Unlock()
+		k, err := f.Kernel(ctx, id)
+		if err != nil || cond(k) {
+			return k, err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return k, ctx.Err()
+		}
+	}
+}
+
+func (f *fakeLauncher) Revive(_ context.Context, id string) (launcher.Kernel, error) {
+	f.mu.Lock()
+	spec := f.kernels[id].SpecName
+	f.reqs = append(f.reqs, launcher.Request{ID: id})
+	f.mu.Unlock()
+	f.add(id, spec, f.newState)
+	return f.Kernel(context.Background(), id)
+}
+
+func (f *fakeLauncher) Stop(_ context.Context, id, reason string) error {
+	f.mu.Lock()
+	k, ok := f.kernels[id]
+	f.mu.Unlock()
+	if !ok {
+		return launcher.ErrNotFound
+	}
+	if k.super != nil {
+		k.super.close()
+	}
+	f.change(func() {
+		delete(f.kernels, id)
+		f.stops[id] = reason
+	})
+	return nil
+}
+
+func (f *fakeLauncher) UpdateSessions(
+	_ context.Context, id string, change func([]launcher.Session) ([]launcher.Session, error),
+) ([]launcher.Session, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	k, ok := f.kernels[id]
+	if !ok {
+		return nil, launcher.ErrNotFound
+	}
+	next, err := change(slices.Clone(k.Sessions))
+	if err == nil {
+		k.Sessions = next
+	}
+	return next, err
+}
+
+func (f *fakeLauncher) Dial(ctx context.Context, id string) (net.Conn, error) {
+	if f.dial != nil {
+		return f.dial(ctx, id)
+	}
+	f.mu.Lock()
+	k, ok := f.kernels[id]
+	f.dials++
+	f.mu.Unlock()
+	if !ok {
+		return nil, launcher.ErrNotFound
+	}
+	if k.super == nil {
+		return nil, &launcher.GoneError{ID: id, Reason: k.Reason}
+	}
+	return (&net.Dialer{}).DialContext(ctx, "unix", k.super.path)
+}
+
+func (f *fakeLauncher) Close() error { return nil }
+
+// fakeSupervisor answers the routes of one kernel and keeps what it was sent.
+type fakeSupervisor struct {
+	t      *testing.T
+	id     string
+	path   string
+	server *http.Server
+
+	answer   http.HandlerFunc                         // instead of everything but channels
+	channels func(conn net.Conn, early io.Reader)     // after the 101; default: echo
+	upgrade  func(http.ResponseWriter, *http.Request) // instead of the whole handshake
+
+	mu   sync.Mutex
+	seen []string // requests, each as one dump
+	wg   sync.WaitGroup
+}
+
+func newFakeSupervisor(t *testing.T, id, path string) *fakeSupervisor {
+	s := &fakeSupervisor{t: t, id: id, path: path}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.server = &http.Server{Handler: http.HandlerFunc(s.serve), ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)}
+	s.wg.Go(func() { _ = s.server.Serve(l) })
+	return s
+}
+
+func (s *fakeSupervisor) close() {
+	_ = s.server.Close()
+	s.wg.Wait()
+}
+
+// sent returns all it was ever sent, as text.
+func (s *fakeSupervisor) sent() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var b bytes.Buffer
+	for _, text := range s.seen {
+		b.WriteString(text + "\n")
+	}
+	return b.String()
+}
+
+func (s *fakeSupervisor) serve(w http.ResponseWriter, r *http.Request) {
+	var dump bytes.Buffer
+	body, _ := io.ReadAll(r.Body)
+	fmt.Fprintf(&dump, "%s %s host=%s\n", r.Method, r.URL, r.Host)
+	_ = r.Header.Write(&dump)
+	dump.Write(body)
+	s.mu.Lock()
+	s.seen = append(s.seen, dump.String())
+	s.mu.Unlock()
+
+	base := "/api/kernels/" + s.id
+	switch {
+	case r.URL.Path == base+"/channels" && s.upgrade != nil:
+		s.upgrade(w, r)
+	case r.URL.Path == base+"/channels":
+		s.accept(w, r)
+	case s.answer != nil:
+		s.answer(w, r)
+	case r.Method == "POST" && r.URL.Path == base+"/interrupt":
+		w.WriteHeader(http.StatusNoContent)
+	case r.URL.Path == base || r.Method == "POST" && r.URL.Path == base+"/restart":
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, `{"id":%q,"name":"python3","last_activity":"2026-11-21T05:53:26.1Z","execution_state":"busy","connections":3}`, s.id)
+	default:
+		w.WriteHeader(http.StatusMisdirectedRequest)
+	}
+}
+
+func (s *fakeSupervisor) accept(w http.ResponseWriter, r *http.Request) {
+	conn, rw, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		s.t.Error(err)
+		return
+	}
+	defer func() { _ = conn.Close() }()
+	sum := sha1.Sum([]byte(r.Header.Get("Sec-Websocket-Key") + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"))
+	fmt.Fprintf(conn, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"+
+		"Set-Cookie: evil=1\r\nSec-WebSocket-Accept: %s\r\n\r\n", base64.StdEncoding.EncodeToString(sum[:]))
+	if s.channels != nil {
+		s.channels(conn, rw)
+		return
+	}
+	_, _ = io.Copy(conn, rw)
+}
+
+// testGateway is a gateway on a real TCP port in front of a fake launcher.
+type testGateway struct {
+	*Gateway
+	fake *fakeLauncher
+	http *httptest.Server
+	log  *syncBuffer
+	t    *testing.T
+}
+
+func startGateway(t *testing.T, change func(*Options)) *testGateway {
+	t.Helper()
+	f := newFakeLauncher(t)
+	logged := &syncBuffer{}
+	o := Options{
+		Launcher: f, Specs: testSpecs(t), Version: "1.2.3", Token: testToken, StartWait: 5 * time.Second,
+		Log: slog.New(slog.NewTextHandler(logged, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+	if change != nil {
+		change(&o)
+	}
+	g, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tg := &testGateway{Gateway: g, fake: f, log: logged, t: t}
+	tg.http = httptest.NewUnstartedServer(g.Handler())
+	tg.http.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
+	tg.http.Start()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		g.Drain(ctx)
+		tg.http.Close()
+	})
+	return tg
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+// testSpecs gives python3 and r, read from a directory as the program does it.
+func testSpecs(t *testing.T) Specs {
+	t.Helper()
+	return &specDir{specs: []kernelspecs.Spec{
+		{Name: "python3", Dir: writeSpecDir(t), Argv: []string{"python3", "-m", "ipykernel_launcher", "-f", "{connection_file}"},
+			DisplayName: "Python 3", Language: "python", InterruptMode: "signal", Metadata: json.RawMessage(`{"debugger":true}`)},
+		{Name: "r", Dir: t.TempDir(), DisplayName: "R", Language: "R", InterruptMode: "signal"},
+	}}
+}
+
+type specDir struct{ specs []kernelspecs.Spec }
+
+func (d *specDir) List() []kernelspecs.Spec { return d.specs }
+func (d *specDir) Get(name string) (kernelspecs.Spec, bool) {
+	for _, s := range d.specs {
+		if s.Name == name {
+			return s, true
+		}
+	}
+	return kernelspecs.Spec{}, false
+}
+
+func writeSpecDir(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "python3")
+	for name, text := range map[string]string{
+		"python3/logo-svg.svg": "<svg/>", "python3/sub/a.txt": "a", "secret.txt": "outside",
+	} {
+		path := filepath.Join(filepath.Dir(dir), name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// reply is an answer, read to its end.
+type reply struct {
+	*http.Response
+	body string
+}
+
+// do sends one request with the token. Options change it before it goes out.
+func (g *testGateway) do(method, path, body string, change ...func(*http.Request)) reply {
+	g.t.Helper()
+	r, err := http.NewRequest(method, g.http.URL+path, bytes.NewBufferString(body))
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	r.Header.Set("Authorization", "token "+testToken)
+	for _, f := range change {
+		f(r)
+	}
+	resp, err := g.http.Client().Transport.RoundTrip(r)
+	if err != nil {
+		g.t.Fatalf("%s %s: %v", method, path, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return reply{resp, string(b)}
+}
+
+// want fails unless the answer has the status and, if text is not empty, contains it.
+func (r reply) want(t *testing.T, status int, text string) reply {
+	t.Helper()
+	if r.StatusCode != status || !bytes.Contains([]byte(r.body), []byte(text)) {
+		t.Errorf("%s %s: got %d %s, want %d with %q", r.Request.Method, r.Request.URL.Path, r.StatusCode, r.body, status, text)
+	}
+	if status >= 400 && r.Request.Method != "HEAD" {
+		var e errorBody
+		if err := json.Unmarshal([]byte(r.body), &e); err != nil || e.Reason == "" || e.Message == "" {
+			t.Errorf("%s %s: error body %q is not {reason, message}", r.Request.Method, r.Request.URL.Path, r.body)
+		}
+	}
+	return r
+}
+
+// decode reads the body's JSON.
+func decode[T any](t *testing.T, r reply) T {
+	t.Helper()
+	var v T
+	if err := json.Unmarshal([]byte(r.body), &v); err != nil {
+		t.Fatalf("%s: %v", r.body, err)
+	}
+	return v
+}
+
+// eventually waits for a condition that some other process or goroutine brings about.
+func eventually(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	over := time.After(20 * time.Second)
+	for !cond() {
+		select {
+		case <-tick.C:
+		case <-over:
+			t.Fatalf("never happened: %s", what)
+		}
+	}
+}
