@@ -321,4 +321,3 @@ func TestFakeKernel_Options(t *testing.T) {
 		}
 	})
 }
-
