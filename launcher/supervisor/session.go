@@ -247,3 +247,14 @@ func (s *Supervisor) running() *request {
 	}
 	return nil
 }
+
+// oldestCell returns the execute_request that has waited longest for its idle, or nil. Where the kernel has died it is
+// the one that ran: its busy may have died with it. s.mu is held.
+func (s *Supervisor) oldestCell() *request {
+	for _, r := range s.order {
+		if r.msgType == "execute_request" && !r.idled {
+			return r
+		}
+	}
+	return nil
+}

@@ -227,6 +227,9 @@ func (s *Supervisor) runKernel(ctx context.Context) {
 			op, crashes = next, 0
 			continue
 		}
+		if err := s.writeEnding(out.reason, false); err != nil {
+			s.logger.Error("the kernel's end cannot be recorded", "err", err)
+		}
 		s.announce(stateDead, out.reason)
 		if op = s.lingerDead(ctx, out.reason); op == nil {
 			return
@@ -260,9 +263,6 @@ func (s *Supervisor) terminated() *operation {
 // lingerDead leaves the dead kernel visible until somebody restarts or stops it or its time is up. It returns the
 // restart, or nil when it is over.
 func (s *Supervisor) lingerDead(ctx context.Context, reason string) *operation {
-	if err := s.writeEnding(reason, false); err != nil {
-		s.logger.Error("the kernel's end cannot be recorded", "err", err)
-	}
 	t := time.NewTimer(s.cfg.DeadLinger)
 	defer t.Stop()
 	select {
@@ -473,7 +473,7 @@ func (s *Supervisor) ended(proc *process, out *outcome) {
 		s.abortOutstanding("aborted", "KernelRestarted", "the kernel was restarted")
 		return
 	}
-	if r := s.running(); r != nil && r.session != nil {
+	if r := s.oldestCell(); r != nil && r.session != nil {
 		s.log.append(r.session, s.notice(r.header, "The kernel died: %s", out.reason), true)
 	}
 	s.abortOutstanding("error", "KernelDied", out.reason)

@@ -494,7 +494,9 @@ func TestSupervisor_routes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		req.Header = tc.header
+		if tc.header != nil {
+			req.Header = tc.header
+		}
 		resp, err := (&http.Transport{DialContext: r.dialer(), DisableKeepAlives: true}).RoundTrip(req)
 		if err != nil {
 			t.Fatal(err)
