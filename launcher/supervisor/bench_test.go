@@ -1,0 +1,381 @@
+package supervisor
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+)
+
+// The benchmarks compare three ways to the same fake kernel, which is a process of its own, in the same run: ZeroMQ
+// directly, and through a supervisor in this process with each of the websocket framings. The ratios are what counts;
+// the machine is in all of them alike. The supervisor's allocations are measured with a client that makes none.
+
+// path is one way to a kernel.
+type path interface {
+	// ask sends a request.
+	ask(msgType string, content map[string]any)
+	// answered reads until the reply of the last request, calling count for every other message, and returns when the
+	// reply came; then it reads on until the idle.
+	answered(reply []byte, count func()) time.Time
+}
+
+// What a message contains that is an idle, and one that belongs to a request of ours.
+var (
+	idleMark = []byte(`"execution_state":"idle"`)
+	askMark  = []byte(`"session":"bench"`)
+)
+
+// directPath is what a Jupyter client without a gateway does.
+type directPath struct {
+	b      *testing.B
+	signer *wire.Signer
+	shell  socket
+	idle   chan struct{}
+	count  chan func() // what the iopub reader calls; replaced for each request
+}
+
+func newDirectPath(b *testing.B) *directPath {
+	dir := benchDir(b)
+	cfg := Config{Transport: "tcp", ConnectionFile: filepath.Join(dir, "connection.json"), Argv: fakeKernelArgv()}
+	ep, signer, err := newConnection(&cfg)
+	if err != nil {
+		b.Fatal(err)
+	}
+	argv := command(&cfg)
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Env = append(os.Environ(), fakeKernelVariable+"=1")
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		cmd.Process.Kill() //nolint:errcheck // seen by Wait
+		cmd.Wait()         //nolint:errcheck // it was killed
+	})
+	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
+	defer cancel()
+	p := &directPath{b: b, signer: signer, idle: make(chan struct{}), count: make(chan func(), 1)}
+	if p.shell, err = dialUntil(ctx, ep[wire.Shell], dealer, nil); err != nil {
+		b.Fatal(err)
+	}
+	iopub, err := dialUntil(ctx, ep[wire.IOPub], sub, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.readIOPub(iopub)
+	}()
+	b.Cleanup(func() {
+		p.shell.Close()
+		iopub.Close()
+		<-done
+	})
+	// Until the subscription works, idles go nowhere.
+	for up := false; !up; {
+		p.ask("is_complete_request", map[string]any{"code": ""})
+		p.count <- func() {}
+		if _, err := p.shell.Recv(); err != nil {
+			b.Fatal(err)
+		}
+		select {
+		case <-p.idle:
+			up = true
+		case <-time.After(200 * time.Millisecond):
+			<-p.count
+		}
+	}
+	return p
+}
+
+func (p *directPath) readIOPub(iopub socket) {
+	var count func()
+	for {
+		frames, err := iopub.Recv()
+		if err != nil {
+			return
+		}
+		m, err := wire.ParseFrames(wire.IOPub, frames, p.signer)
+		if err != nil {
+			p.b.Error(err)
+			return
+		}
+		if count == nil {
+			count = <-p.count
+		}
+		count()
+		if bytes.Contains(m.Content, []byte(`"idle"`)) {
+			count = nil
+			p.idle <- struct{}{}
+		}
+	}
+}
+
+func (p *directPath) ask(msgType string, content map[string]any) {
+	m := wire.New(wire.Shell, msgType, "bench", nil, content)
+	if err := p.shell.Send(m.Frames(p.signer)); err != nil {
+		p.b.Fatal(err)
+	}
+}
+
+func (p *directPath) answered(reply []byte, count func()) time.Time {
+	p.count <- count
+	frames, err := p.shell.Recv()
+	if err != nil {
+		p.b.Fatal(err)
+	}
+	m, err := wire.ParseFrames(wire.Shell, frames, p.signer)
+	if err != nil || !bytes.Contains(m.Header, reply) {
+		p.b.Fatalf("%s: %v", m.Header, err)
+	}
+	at := time.Now()
+	<-p.idle
+	return at
+}
+
+// websocketPath is a client of a supervisor that reads frames without allocating anything.
+type websocketPath struct {
+	b    *testing.B
+	v1   bool
+	conn net.Conn
+	r    *bufio.Reader
+	buf  []byte
+	out  []byte
+}
+
+// newSupervisorPath starts a supervisor with a kernel of its own and connects one client.
+func newSupervisorPath(b *testing.B, v1 bool) *websocketPath {
+	dir := benchDir(b)
+	cfg := Config{
+		Protocol: ProtocolVersion, KernelID: testKernelID, SpecName: "fake", Argv: fakeKernelArgv(),
+		Env:        map[string]string{"PATH": os.Getenv("PATH"), fakeKernelVariable: "1"},
+		WorkingDir: dir, InterruptMode: "signal", Listen: "unix:" + filepath.Join(dir, "s"),
+		ConnectionFile: filepath.Join(dir, "connection.json"), Transport: "tcp", RunDir: dir,
+		LockFile: filepath.Join(dir, "lock"), EndFile: filepath.Join(dir, "ended.json"),
+		LogLimit: 64 << 20, StopGrace: time.Second, DeadLinger: time.Minute, RestartLimit: 3,
+	}
+	l, err := Listen(&cfg)
+	if err != nil {
+		b.Fatal(err)
+	}
+	s := New(cfg, "bench", slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- Serve(ctx, s, l) }()
+	b.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			b.Error(err)
+		}
+	})
+	deadline := time.After(testLimit)
+	for st, change := s.currentStatus(); st.State != stateIdle; st, change = s.currentStatus() {
+		select {
+		case <-change:
+		case <-deadline:
+			b.Fatalf("never idle: %+v", st)
+		}
+	}
+	conn, err := net.Dial("unix", filepath.Join(dir, "s"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { conn.Close() })
+	p := &websocketPath{b: b, v1: v1, conn: conn, r: bufio.NewReaderSize(conn, 64<<10)}
+	p.upgrade()
+	return p
+}
+
+// upgrade is the handshake. A library's client would keep what it has read beyond it.
+func (p *websocketPath) upgrade() {
+	protocol := ""
+	if p.v1 {
+		protocol = "Sec-WebSocket-Protocol: " + wire.SubprotocolV1 + "\r\n"
+	}
+	if _, err := fmt.Fprintf(p.conn, "GET /api/kernels/%s/channels?session_id=bench HTTP/1.1\r\nHost: %[1]s\r\nConnection: Upgrade\r\n"+
+		"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n%s\r\n", testKernelID, protocol); err != nil {
+		p.b.Fatal(err)
+	}
+	resp, err := http.ReadResponse(p.r, nil)
+	if err != nil {
+		p.b.Fatal(err)
+	}
+	if resp.StatusCode != http.StatusSwitchingProtocols {
+		p.b.Fatal(resp.Status)
+	}
+}
+
+// write sends one frame, with a mask of zeros.
+func (p *websocketPath) write(opcode byte, payload []byte) {
+	p.out = append(p.out[:0], 0x80|opcode)
+	switch n := len(payload); {
+	case n < 126:
+		p.out = append(p.out, 0x80|byte(n))
+	case n < 1<<16:
+		p.out = binary.BigEndian.AppendUint16(append(p.out, 0x80|126), uint16(n))
+	default:
+		p.out = binary.BigEndian.AppendUint64(append(p.out, 0x80|127), uint64(n))
+	}
+	p.out = append(append(p.out, 0, 0, 0, 0), payload...)
+	if _, err := p.conn.Write(p.out); err != nil {
+		p.b.Fatal(err)
+	}
+}
+
+func (p *websocketPath) ask(msgType string, content map[string]any) {
+	m := wire.New(wire.Shell, msgType, "bench", nil, content)
+	if p.v1 {
+		p.write(websocket.BinaryMessage, wire.EncodeV1(&m))
+		return
+	}
+	data, _, err := wire.EncodeLegacy(&m, true)
+	if err != nil {
+		p.b.Fatal(err)
+	}
+	p.write(websocket.TextMessage, data)
+}
+
+// next returns the next message. Servers send unmasked, unfragmented frames; pings are answered, as any client does.
+func (p *websocketPath) next() []byte {
+	for {
+		var head [10]byte
+		p.read(head[:2])
+		size := uint64(head[1])
+		switch size {
+		case 126:
+			p.read(head[2:4])
+			size = uint64(binary.BigEndian.Uint16(head[2:]))
+		case 127:
+			p.read(head[2:10])
+			size = binary.BigEndian.Uint64(head[2:])
+		}
+		p.buf = slices.Grow(p.buf[:0], int(size))[:size]
+		p.read(p.buf)
+		switch opcode := head[0] & 0xf; opcode {
+		case websocket.TextMessage, websocket.BinaryMessage:
+			return p.buf
+		case websocket.PingMessage:
+			p.write(websocket.PongMessage, p.buf)
+		default:
+			p.b.Fatalf("frame with opcode %d: %q", opcode, p.buf)
+		}
+	}
+}
+
+func (p *websocketPath) read(to []byte) {
+	if _, err := io.ReadFull(p.r, to); err != nil {
+		p.b.Fatal(err)
+	}
+}
+
+func (p *websocketPath) answered(reply []byte, count func()) time.Time {
+	var at time.Time
+	for replied, idle := false, false; !replied || !idle; {
+		m := p.next()
+		switch {
+		case bytes.Contains(m, reply):
+			at, replied = time.Now(), true
+		case !bytes.Contains(m, askMark):
+			// The present state, which a new client is told first, answers no request.
+		case bytes.Contains(m, idleMark):
+			idle = true
+			count()
+		default:
+			count()
+		}
+	}
+	return at
+}
+
+func benchDir(b *testing.B) string {
+	dir, err := os.MkdirTemp("", "ekg-b") // b.TempDir is too long for socket paths
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func messagePaths(b *testing.B) (names []string, paths []path) {
+	return []string{"direct", "v1", "json"}, []path{newDirectPath(b), newSupervisorPath(b, true), newSupervisorPath(b, false)}
+}
+
+// BenchmarkMessagePath_RoundTrip is a request and its reply, with nothing else going on.
+func BenchmarkMessagePath_RoundTrip(b *testing.B) {
+	names, paths := messagePaths(b)
+	took := make([][]time.Duration, len(paths))
+	for b.Loop() {
+		for i, p := range paths {
+			start := time.Now()
+			p.ask("is_complete_request", map[string]any{"code": "x"})
+			took[i] = append(took[i], p.answered([]byte("is_complete_reply"), func() {}).Sub(start))
+		}
+	}
+	b.ReportMetric(0, "ns/op") // of all three together: says nothing
+	var direct float64
+	for i, name := range names {
+		slices.Sort(took[i])
+		p50 := float64(took[i][len(took[i])/2].Microseconds())
+		if i == 0 {
+			direct = p50
+		} else {
+			b.ReportMetric(p50/direct, name+"/direct")
+		}
+		b.ReportMetric(p50, name+"-µs-p50")
+	}
+}
+
+// BenchmarkMessagePath_Flood is a cell that displays without a pause.
+func BenchmarkMessagePath_Flood(b *testing.B) {
+	const messages = 50_000
+	names, paths := messagePaths(b)
+	took := make([][]time.Duration, len(paths))
+	allocs := make([]uint64, len(paths))
+	for b.Loop() {
+		for i, p := range paths {
+			var before, after runtime.MemStats
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+			start := time.Now()
+			n := 0
+			p.ask("execute_request", map[string]any{"code": fmt.Sprintf("flood %d", messages), "silent": false})
+			p.answered([]byte("execute_reply"), func() { n++ })
+			took[i] = append(took[i], time.Since(start))
+			runtime.ReadMemStats(&after)
+			allocs[i] += after.Mallocs - before.Mallocs
+			if n != messages+3 { // busy, execute_input, idle
+				b.Fatalf("%s: %d messages on iopub, want %d", names[i], n, messages+3)
+			}
+		}
+	}
+	b.ReportMetric(0, "ns/op") // of all three together: says nothing
+	var direct float64
+	for i, name := range names {
+		slices.Sort(took[i])
+		rate := messages / took[i][len(took[i])/2].Seconds()
+		if i == 0 {
+			direct = rate
+		} else {
+			b.ReportMetric(rate/direct, name+"/direct")
+		}
+		b.ReportMetric(rate, name+"-msg/s")
+		b.ReportMetric(float64(allocs[i])/float64(len(took[i])*messages), name+"-allocs/msg")
+	}
+}
