@@ -334,7 +334,10 @@ func TestSupervisor_stop(t *testing.T) {
 
 // TestSupervisor_bigMessages: 100 MB both ways; to a jupyter server a notice instead of what would end its connection.
 func TestSupervisor_bigMessages(t *testing.T) {
-	const size = 100_000_000
+	size := 100_000_000
+	if raceEnabled {
+		size = 25_000_000 // the detector's shadow memory makes the full size take a minute; it runs without it, too
+	}
 	r := startSupervisor(t, func(c *Config) { c.LogLimit = 300 << 20 }).ready()
 	relay := r.dial(dialOption{session: "relay", header: http.Header{"User-Agent": {"Tornado/6.5"}}})
 	bothFramings(t, func(t *testing.T, v1 bool) {
