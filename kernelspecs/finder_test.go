@@ -225,6 +225,32 @@ func eventually(within time.Duration, seen func() bool) bool {
 	}
 }
 
+// A directory may be looked at by two names, of which one waits for an entry and the other takes any. inotify has but one
+// watch for both, and it must not be that of the former.
+func TestFinder_SameDirectoryTwice(t *testing.T) {
+	base := t.TempDir()
+	write(t, filepath.Join(base, "real/readme"), "")
+	if err := os.Symlink("real", filepath.Join(base, "link")); err != nil {
+		t.Fatal(err)
+	}
+	for range 8 { // the order of watching is random
+		f, err := Open(Options{Dirs: []string{filepath.Join(base, "link")}, DataDirs: []string{filepath.Join(base, "real")}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(base, "real/a/kernel.json"), plain)
+		if !eventually(2*time.Second, func() bool { return slices.Equal(found(f, base), []string{"a=link/a"}) }) {
+			t.Errorf("got %q", found(f, base))
+		}
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := os.RemoveAll(filepath.Join(base, "real/a")); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // Events in a busy directory that is only watched for a child to appear are not worth a reading.
 func TestFinder_Counts(t *testing.T) {
 	f := &Finder{watched: map[string]interest{"/home": {children: []string{"jupyter"}}, "/specs": {all: true}}}
