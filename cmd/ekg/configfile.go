@@ -1,0 +1,103 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// fileValue is what a config file says about an option.
+type fileValue struct {
+	texts []string
+	line  int
+}
+
+// readConfigFile reads a YAML file whose keys are options. Whatever it does not understand it refuses, with its place.
+func readConfigFile(path string) (map[string]fileValue, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("--config: %w", err)
+	}
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	var doc yaml.Node
+	if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
+		return nil, nil // empty
+	} else if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("%s: there is more than one document in it", path)
+	}
+	root := doc.Content[0]
+	if root.Kind == yaml.ScalarNode && root.Tag == "!!null" {
+		return nil, nil // only comments
+	}
+	if root.Kind != yaml.MappingNode {
+		return nil, fmt.Errorf("%s:%d: is not a mapping of settings", path, root.Line)
+	}
+	values := map[string]fileValue{}
+	var errs []error
+	for i := 0; i < len(root.Content); i += 2 {
+		key, node := root.Content[i], root.Content[i+1]
+		fail := func(format string, args ...any) {
+			errs = append(errs, fmt.Errorf("%s:%d: %s: %s", path, key.Line, key.Value, fmt.Sprintf(format, args...)))
+		}
+		o, ok := optionNamed(key.Value)
+		before, twice := values[key.Value]
+		switch {
+		case !ok:
+			fail("there is no such setting")
+			continue
+		case twice:
+			fail("is given twice, first in line %d", before.line)
+			continue
+		}
+		texts, err := fileTexts(o, node)
+		if err != nil {
+			fail("%v", err)
+		}
+		values[key.Value] = fileValue{texts: texts, line: key.Line}
+	}
+	return values, errors.Join(errs...)
+}
+
+func optionNamed(name string) (option, bool) {
+	for _, o := range options {
+		if o.name == name {
+			return o, true
+		}
+	}
+	return option{}, false
+}
+
+// fileTexts returns a value of the file as texts. Scalars are taken as they are written: the option knows better than
+// YAML whether 010 is a number.
+func fileTexts(o option, node *yaml.Node) ([]string, error) {
+	if node.Kind == yaml.AliasNode {
+		node = node.Alias
+	}
+	items := []*yaml.Node{node}
+	switch {
+	case node.Kind == yaml.SequenceNode && o.value.shape == many:
+		items = node.Content
+	case node.Kind != yaml.ScalarNode && o.value.shape == many:
+		return nil, errors.New("is not a list")
+	case node.Kind != yaml.ScalarNode:
+		return nil, errors.New("is not a single value")
+	}
+	var texts []string
+	for _, item := range items {
+		if item.Kind == yaml.AliasNode {
+			item = item.Alias
+		}
+		if item.Kind != yaml.ScalarNode || item.Tag == "!!null" {
+			return nil, errors.New("has no value")
+		}
+		texts = append(texts, item.Value)
+	}
+	return texts, nil
+}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"github.com/elastic-kernel-gateway/ekg/gateway"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local"
+)
+
+// option is one setting. All that is to be said about it stands in its literal: the command line, the environment, the
+// config file, the help, `ekg config` and the README's table are made from these.
+type option struct {
+	name   string   // of the flag (with --) and of the key in the config file
+	env    []string // variables; the first that is not empty counts. A list is separated by commas in them
+	usage  string   // what it is for, with its unit
+	def    string   // default; of a list, separated by commas
+	defDoc string   // how the default is described where it depends on the machine
+	value  value    // where it goes, and how it is read and shown
+	secret bool     // never shown
+	field  string   // field of gateway.Options that checks it further
+}
+
+// options are all settings, in the order of the documentation.
+var options = []option{
+	// Where it listens, and who may ask.
+	{name: "listen", env: []string{"EKG_LISTEN"}, def: "127.0.0.1:8888", value: text(func(s *settings) *string { return &s.listen }, checkListen),
+		usage: "address to listen on: host:port, or unix:/path. Port 0 takes a free one. EG_IP and EG_PORT are understood too"},
+	{name: "base-url", env: []string{"EKG_BASE_URL", "EG_BASE_URL"}, def: "/", value: text(func(s *settings) *string { return &s.baseURL }), field: "BaseURL",
+		usage: "path in front of all routes"},
+	{name: "token", env: []string{"EKG_TOKEN", "EG_AUTH_TOKEN"}, value: text(func(s *settings) *string { return &s.token }, notEmpty), field: "Token",
+		secret: true, defDoc: "generated once, kept in the state directory",
+		usage: "token demanded of every request. Others on this machine can read it on the command line: better use --token-file"},
+	{name: "token-file", env: []string{"EKG_TOKEN_FILE"}, value: text(func(s *settings) *string { return &s.tokenFile }),
+		usage: "file with the token"},
+	{name: "no-auth", env: []string{"EKG_NO_AUTH"}, def: "false", value: boolean(func(s *settings) *bool { return &s.noAuth }),
+		usage: "demand no token: whoever reaches the port can run code"},
+	{name: "allow-unauthenticated-remote", env: []string{"EKG_ALLOW_UNAUTHENTICATED_REMOTE"}, def: "false",
+		value: boolean(func(s *settings) *bool { return &s.allowUnauthenticatedRemote }),
+		usage: "let --no-auth be used on an address that other machines reach"},
+	{name: "allow-origin", env: []string{"EKG_ALLOW_ORIGIN", "EG_ALLOW_ORIGIN"}, value: list(func(s *settings) *[]string { return &s.allowOrigins }), field: "AllowOrigins",
+		usage: "origin of another host whose pages may use the gateway, exactly as scheme://host[:port]; repeatable"},
+	{name: "allow-host", env: []string{"EKG_ALLOW_HOST"}, value: list(func(s *settings) *[]string { return &s.allowHosts }), field: "AllowHosts",
+		usage: "name without port by which clients may call the gateway, besides loopback addresses; repeatable. Checked on loopback, and elsewhere once given"},
+	{name: "tls-cert", env: []string{"EKG_TLS_CERT", "EG_CERTFILE"}, value: text(func(s *settings) *string { return &s.tlsCert }),
+		usage: "PEM file with the certificate chain; switches to HTTPS"},
+	{name: "tls-key", env: []string{"EKG_TLS_KEY", "EG_KEYFILE"}, value: text(func(s *settings) *string { return &s.tlsKey }),
+		usage: "PEM file with the certificate's key"},
+	{name: "max-body", env: []string{"EKG_MAX_BODY"}, def: formatSize(gateway.DefaultMaxBody), value: size(func(s *settings) *int64 { return &s.maxBody }, positive), field: "MaxBody",
+		usage: "largest body of a REST request, in bytes or with KiB, MiB, GiB"},
+
+	// Kernels.
+	{name: "kernelspec-dir", env: []string{"EKG_KERNELSPEC_DIR"}, value: list(func(s *settings) *[]string { return &s.kernelspecDirs }),
+		usage: "directory with kernelspecs, looked at before Jupyter's own; repeatable"},
+	{name: "default-kernel", env: []string{"EKG_DEFAULT_KERNEL", "EG_DEFAULT_KERNEL_NAME"}, defDoc: "python3, else the first",
+		value: text(func(s *settings) *string { return &s.defaultKernel }), field: "DefaultKernel",
+		usage: "kernelspec for requests that name none"},
+	{name: "start-wait", env: []string{"EKG_START_WAIT"}, def: gateway.DefaultStartWait.String(), value: duration(func(s *settings) *durationOf { return &s.startWait }), field: "StartWait",
+		usage: "how long a request for a kernel waits until it runs, as 5s or 1m; the kernel goes on starting after it"},
+	{name: "launcher", env: []string{"EKG_LAUNCHER"}, def: "local", value: text(func(s *settings) *string { return &s.launcher }, oneOf("local")),
+		usage: "what runs kernels: local (processes of this machine)"},
+	{name: "supervisor", env: []string{"EKG_SUPERVISOR"}, value: text(func(s *settings) *string { return &s.supervisor }), defDoc: "beside ekg, else on PATH",
+		usage: "the ekg-supervisor program"},
+	{name: "state-dir", env: []string{"EKG_STATE_DIR"}, value: text(func(s *settings) *string { return &s.stateDir }), defDoc: "$XDG_STATE_HOME/ekg, else ~/.local/state/ekg",
+		usage: "directory that remembers kernels"},
+	{name: "runtime-dir", env: []string{"EKG_RUNTIME_DIR"}, value: text(func(s *settings) *string { return &s.runtimeDir }), defDoc: "$XDG_RUNTIME_DIR/ekg, else ekg-UID in the temp directory",
+		usage: "directory for sockets; its path must be short"},
+	{name: "client-env", env: []string{"EKG_CLIENT_ENV", "EG_CLIENT_ENVS", "EG_ENV_WHITELIST"}, value: list(func(s *settings) *[]string { return &s.clientEnv }), field: "ClientEnv",
+		usage: "environment variable that clients may set for their kernels, besides KERNEL_*; repeatable"},
+	{name: "inherit-env", env: []string{"EKG_INHERIT_ENV", "EG_INHERITED_ENVS", "EG_ENV_PROCESS_WHITELIST"}, value: list(func(s *settings) *[]string { return &s.inheritEnv }, checkEnvName),
+		usage: "environment variable of ekg that kernels get, besides PATH, HOME, LANG and the like; repeatable"},
+	{name: "log-limit", env: []string{"EKG_LOG_LIMIT"}, def: formatSize(local.DefaultLogLimit), value: size(func(s *settings) *int64 { return &s.logLimit }, positive),
+		usage: "how much of a kernel's output is kept for clients that are slow or away, in bytes or with KiB, MiB, GiB"},
+	{name: "log-total", env: []string{"EKG_LOG_TOTAL"}, def: formatSize(local.DefaultLogTotal), value: size(func(s *settings) *int64 { return &s.logTotal }, positive),
+		usage: "the same for all kernels together"},
+	{name: "stop-grace", env: []string{"EKG_STOP_GRACE"}, def: local.DefaultStopGrace.String(), value: duration(func(s *settings) *durationOf { return &s.stopGrace }, positive),
+		usage: "how long a kernel may take to end by itself before SIGTERM, and again before SIGKILL"},
+
+	// Its own life.
+	{name: "stop-kernels-on-exit", env: []string{"EKG_STOP_KERNELS_ON_EXIT"}, def: "false", value: boolean(func(s *settings) *bool { return &s.stopKernels }),
+		usage: "stop all kernels when the gateway is told to end; otherwise they go on, and the next gateway finds them"},
+	{name: "drain-delay", env: []string{"EKG_DRAIN_DELAY"}, def: "0s", value: duration(func(s *settings) *durationOf { return &s.drainDelay }),
+		usage: "how long it serves on after /readyz has failed, when told to end; give 5s behind a load balancer"},
+	{name: "log-format", env: []string{"EKG_LOG_FORMAT"}, def: "text", value: text(func(s *settings) *string { return &s.logFormat }, oneOf("text", "json")),
+		usage: "form of log lines on standard error: text or json"},
+	{name: "log-level", env: []string{"EKG_LOG_LEVEL", "EG_LOG_LEVEL"}, def: "info", value: level(func(s *settings) *levelOf { return &s.logLevel }),
+		usage: "least important level that is logged: debug, info, warn or error"},
+}
+
+// configOption names the file that the others may be read from; it cannot stand in that file itself.
+var configOption = option{name: "config", env: []string{"EKG_CONFIG"}, value: text(func(s *settings) *string { return &s.config }),
+	usage: "YAML file with any of these settings: the flag's name without dashes in front as key"}

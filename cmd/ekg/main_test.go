@@ -1,0 +1,167 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// init makes the test binary the program itself where a test starts it as one: what is tested as a process is then
+// built exactly as the rest, race detector included.
+func init() {
+	if os.Getenv("RUN_AS_EKG") == "1" {
+		main()
+	}
+}
+
+// clearEnvironment hides the variables of whoever runs the tests, and gives them a home of their own.
+func clearEnvironment(t *testing.T) {
+	t.Helper()
+	for _, e := range os.Environ() {
+		if name, _, _ := strings.Cut(e, "="); strings.HasPrefix(name, "EKG_") || strings.HasPrefix(name, "EG_") || strings.HasPrefix(name, "XDG_") {
+			t.Setenv(name, "")
+		}
+	}
+	t.Setenv("HOME", "/home/u")
+}
+
+// ekg runs a command line in this process.
+func ekg(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errOut bytes.Buffer
+	code = run(context.Background(), append([]string{"ekg"}, args...), &out, &errOut)
+	return code, out.String(), errOut.String()
+}
+
+func TestRun_ExitStatus(t *testing.T) {
+	clearEnvironment(t)
+	tests := []struct {
+		name   string
+		args   []string
+		code   int
+		stderr string
+	}{
+		{"version", []string{"version"}, 0, ""},
+		{"help", []string{"--help"}, 0, ""},
+		{"help of a command", []string{"serve", "--help"}, 0, ""},
+		{"unknown command", []string{"server"}, 2, "ekg: there is no command \"server\"; see ekg --help\n"},
+		{"unknown subcommand", []string{"kernelspec", "lst"}, 2, "ekg: there is no command \"lst\"; see ekg --help\n"},
+		{"unknown flag", []string{"serve", "--lisen", "x"}, 2, "ekg: flag provided but not defined: -lisen\n"},
+		{"argument too many", []string{"config", "x"}, 2, "ekg: ekg config: unexpected argument \"x\"\n"},
+		{"argument missing", []string{"kernelspec", "check"}, 2, "ekg: ekg kernelspec check: an argument is missing; see ekg kernelspec check --help\n"},
+		{"bad boolean", []string{"config", "--no-auth=perhaps"}, 2, "ekg: invalid boolean value \"perhaps\" for -no-auth: parse error\n"},
+		{"several bad values", []string{"config", "--start-wait", "5", "--log-level", "loud"}, 2,
+			"ekg: --start-wait: \"5\" is not a duration like 5s, 1m30s or 500ms\nekg: --log-level: \"loud\" is not debug, info, warn or error\n"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			code, stdout, stderr := ekg(t, tt.args...)
+			if code != tt.code || stderr != tt.stderr {
+				t.Errorf("got %d %q, want %d %q", code, stderr, tt.code, tt.stderr)
+			}
+			if tt.code == 0 && stdout == "" {
+				t.Error("nothing was printed")
+			}
+		})
+	}
+}
+
+func TestKernelspec(t *testing.T) {
+	clearEnvironment(t)
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"good": `{"argv": ["/bin/true", "{connection_file}"], "display_name": "Good one", "language": "none"}`,
+		"bad":  "{\n\"argv\": 3}",
+	} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name, "kernel.json"), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Run("list", func(t *testing.T) {
+		code, stdout, stderr := ekg(t, "kernelspec", "list", "--kernelspec-dir", dir)
+		if code != 0 || !strings.HasPrefix(stdout, "NAME") || !strings.Contains(stdout, "Good one") || strings.Contains(stdout, dir+"/bad") {
+			t.Errorf("got %d:\n%s", code, stdout)
+		}
+		if want := "ekg: " + dir + "/bad/kernel.json:2: argv: is a number, not an array\n"; !strings.Contains(stderr, want) {
+			t.Errorf("got %q, want %q", stderr, want)
+		}
+	})
+	t.Run("check", func(t *testing.T) {
+		code, stdout, stderr := ekg(t, "kernelspec", "check", filepath.Join(dir, "good"))
+		if code != 0 || stdout != dir+"/good: nothing wrong\n" || stderr != "" {
+			t.Errorf("good: got %d %q %q", code, stdout, stderr)
+		}
+		code, stdout, stderr = ekg(t, "kernelspec", "check", dir)
+		if code != 1 || !strings.Contains(stdout, "/bad/kernel.json:2: argv: is a number, not an array\n") || !strings.HasSuffix(stderr, " problems\n") {
+			t.Errorf("bad: got %d %q %q", code, stdout, stderr)
+		}
+	})
+}
+
+// Every option is complete: an operator can find it in the help, set it in three ways and trust its default.
+func TestOptions(t *testing.T) {
+	var names, variables []string
+	for _, o := range append(slices.Clone(options), configOption) {
+		if o.usage == "" || o.value.set == nil || o.value.show == nil {
+			t.Errorf("%s is incomplete", o.name)
+		}
+		if want := "EKG_" + strings.ToUpper(strings.ReplaceAll(o.name, "-", "_")); len(o.env) == 0 || o.env[0] != want {
+			t.Errorf("%s: its variable is %v, not %s", o.name, o.env, want)
+		}
+		if o.def != "" {
+			s := &settings{}
+			if err := o.value.set(s, []string{o.def}); err != nil {
+				t.Errorf("%s: its own default: %v", o.name, err)
+			} else if got := o.value.show(s); !slices.Equal(got, []string{o.def}) {
+				t.Errorf("%s: its default %q is shown as %q", o.name, o.def, got)
+			}
+		}
+		names = append(names, o.name)
+		variables = append(variables, o.env...)
+	}
+	for _, all := range [][]string{names, variables} {
+		slices.Sort(all)
+		if n := len(all); len(slices.Compact(all)) != n {
+			t.Errorf("some of these is there twice: %v", all)
+		}
+	}
+}
+
+// The README's table is the truth about the flags.
+func TestDocs_README(t *testing.T) {
+	const regenerate = "; run: go run ./cmd/ekg docs flags --into README.md"
+	doc, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _, err := splitTable(string(doc))
+	if err != nil {
+		t.Fatalf("README.md: %v%s", err, regenerate)
+	}
+	if table != flagTable() {
+		t.Errorf("README.md differs from the flags%s", regenerate)
+	}
+}
+
+func TestDocs_Into(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "doc.md")
+	if err := os.WriteFile(file, []byte("# A\n<!-- flags -->\nold\n<!-- /flags -->\nB\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second time changes nothing
+		if code, _, stderr := ekg(t, "docs", "flags", "--into", file); code != 0 {
+			t.Fatalf("got %d %s", code, stderr)
+		}
+		got, err := os.ReadFile(file)
+		if want := "# A\n<!-- flags -->\n" + flagTable() + "<!-- /flags -->\nB\n"; err != nil || string(got) != want {
+			t.Errorf("got %q, %v, want %q", got, err, want)
+		}
+	}
+}

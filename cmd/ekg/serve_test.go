@@ -1,0 +1,329 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// fakeLauncher has the kernels it is given. What a test does not expect to be called panics.
+type fakeLauncher struct {
+	launcher.Launcher
+	kernels []launcher.Kernel
+	stop    func(ctx context.Context, id string) error
+	close   func() error
+}
+
+func (f *fakeLauncher) Kernels(context.Context) ([]launcher.Kernel, error) { return f.kernels, nil }
+
+func (f *fakeLauncher) Stop(ctx context.Context, id, _ string) error { return f.stop(ctx, id) }
+
+func (f *fakeLauncher) Close() error {
+	if f.close != nil {
+		return f.close()
+	}
+	return nil
+}
+
+// lines is an output that can be read while it is written.
+type lines struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+// running is a server in this process.
+type running struct {
+	t      *testing.T
+	url    *url.URL
+	stdout *lines
+	log    *lines
+	end    context.CancelFunc
+	ended  chan error
+}
+
+// start runs a server with a fake launcher on a free port, unless the flags say otherwise.
+func start(t *testing.T, fake *fakeLauncher, flags map[string][]string) *running {
+	t.Helper()
+	all := map[string][]string{"listen": {"127.0.0.1:0"}, "state-dir": {t.TempDir()}}
+	for name, texts := range flags {
+		all[name] = texts
+	}
+	s, err := load(from(all, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &running{t: t, stdout: &lines{}, log: &lines{}, ended: make(chan error, 1)}
+	v := newServer(s, r.stdout, slog.New(slog.NewTextHandler(r.log, nil)))
+	v.openLauncher = func(context.Context, *settings, *slog.Logger) (launcher.Launcher, error) { return fake, nil }
+	ready := make(chan string, 1)
+	v.ready = func(u string) { ready <- u }
+	ctx, cancel := context.WithCancel(t.Context())
+	r.end = cancel
+	go func() { r.ended <- v.Run(ctx) }()
+	t.Cleanup(cancel)
+	select {
+	case u := <-ready:
+		if strings.HasPrefix(u, "http+unix:") {
+			u = "http://gateway/" // net/url takes no slashes in a host
+		}
+		if r.url, err = url.Parse(u); err != nil {
+			t.Fatal(err)
+		}
+	case err := <-r.ended:
+		t.Fatalf("did not start: %v", err)
+	case <-time.After(10 * time.Second):
+		t.Fatal("is not ready after 10 s")
+	}
+	return r
+}
+
+// stop ends the server and returns what Run returned.
+func (r *running) stop() error {
+	r.t.Helper()
+	r.end()
+	select {
+	case err := <-r.ended:
+		return err
+	case <-time.After(30 * time.Second):
+		r.t.Fatal("has not ended after 30 s")
+		return nil
+	}
+}
+
+// get asks the server with a client whose connections do not outlive the request.
+func (r *running) get(path, token string, transport *http.Transport) (int, string) {
+	r.t.Helper()
+	transport.DisableKeepAlives = true
+	u := url.URL{Scheme: r.url.Scheme, Host: r.url.Host, Path: path}
+	req, err := http.NewRequestWithContext(r.t.Context(), http.MethodGet, u.String(), nil)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if token != "" {
+		req.Header.Set("Authorization", "token "+token)
+	}
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		r.t.Error(err)
+	}
+	return resp.StatusCode, string(body)
+}
+
+func TestServer_Run(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	state := t.TempDir()
+	closed := false
+	r := start(t, &fakeLauncher{close: func() error { closed = true; return nil }}, map[string][]string{"state-dir": {state}, "base-url": {"/lab/"}})
+	token := r.url.Query().Get("token")
+	if want := fmt.Sprintf("ekg is ready at http://%s/lab/?token=%s\n", r.url.Host, token); r.stdout.String() != want || len(token) < 32 {
+		t.Errorf("printed %q, want %q", r.stdout, want)
+	}
+	for _, tt := range []struct {
+		path, token string
+		want        int
+	}{{"/lab/readyz", token, 200}, {"/lab/api/kernels", token, 200}, {"/lab/api/kernels", "", 403}, {"/lab/api/kernels", "x" + token[1:], 403}} {
+		if code, body := r.get(tt.path, tt.token, &http.Transport{}); code != tt.want {
+			t.Errorf("%s with token %q: got %d %s, want %d", tt.path, tt.token, code, body, tt.want)
+		}
+	}
+	if err := r.stop(); err != nil {
+		t.Errorf("told to end: %v", err)
+	}
+	if !closed {
+		t.Error("the launcher was not closed")
+	}
+	if strings.Contains(r.log.String(), token) {
+		t.Errorf("the token is in the log:\n%s", r.log)
+	}
+	// The clients of the next gateway need no other token.
+	r = start(t, &fakeLauncher{}, map[string][]string{"state-dir": {state}})
+	if got := r.url.Query().Get("token"); got != token {
+		t.Errorf("the next gateway has another token")
+	}
+	if err := r.stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A token that somebody has chosen is not printed: output is kept in places where it does not belong.
+func TestServer_GivenToken(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte("canary\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, flags := range []map[string][]string{{"token": {"canary"}}, {"token-file": {file}}} {
+		r := start(t, &fakeLauncher{}, flags)
+		if code, _ := r.get("/api/kernels", "canary", &http.Transport{}); code != 200 {
+			t.Errorf("%v: got %d", flags, code)
+		}
+		if err := r.stop(); err != nil {
+			t.Error(err)
+		}
+		if strings.Contains(r.stdout.String()+r.log.String(), "canary") || !strings.HasSuffix(r.stdout.String(), "/?token=...\n") {
+			t.Errorf("%v: printed %q and logged\n%s", flags, r.stdout, r.log)
+		}
+	}
+	r := start(t, &fakeLauncher{}, map[string][]string{"no-auth": {"true"}})
+	if code, _ := r.get("/api/kernels", "", &http.Transport{}); code != 200 {
+		t.Errorf("without authentication: got %d", code)
+	}
+	if err := r.stop(); err != nil || strings.Contains(r.stdout.String(), "token") {
+		t.Errorf("got %v, printed %q", err, r.stdout)
+	}
+}
+
+// A load balancer sees that the gateway is ending while it is still served.
+func TestServer_DrainDelay(t *testing.T) {
+	r := start(t, &fakeLauncher{}, map[string][]string{"no-auth": {"true"}, "drain-delay": {"2s"}})
+	r.end()
+	deadline := time.After(5 * time.Second)
+	for {
+		code, body := r.get("/readyz", "", &http.Transport{})
+		if code == http.StatusServiceUnavailable {
+			break
+		}
+		if code != http.StatusOK {
+			t.Fatalf("got %d %s before /readyz failed", code, body)
+		}
+		select {
+		case <-deadline:
+			t.Fatal("/readyz does not fail")
+		default:
+		}
+	}
+	if code, body := r.get("/api/kernels", "", &http.Transport{}); code != http.StatusOK {
+		t.Errorf("in the delay: got %d %s", code, body)
+	}
+	if err := r.stop(); err != nil {
+		t.Error(err)
+	}
+	if code, _ := r.get("/readyz", "", &http.Transport{}); code != 0 {
+		t.Errorf("after the end: got %d", code)
+	}
+}
+
+// With --stop-kernels-on-exit all kernels are stopped at once, and one that resists does not keep the others alive.
+// Without it none is touched.
+func TestServer_StopKernels(t *testing.T) {
+	const n = 40 // more than are stopped at the same time
+	fake := &fakeLauncher{}
+	for i := range n {
+		fake.kernels = append(fake.kernels, launcher.Kernel{ID: fmt.Sprintf("%08x-0000-4000-8000-000000000000", i)})
+	}
+	var mu sync.Mutex
+	stopped := map[string]bool{}
+	together := make(chan struct{})
+	fake.stop = func(ctx context.Context, id string) error {
+		mu.Lock()
+		stopped[id] = true
+		if len(stopped) == stopAtOnce {
+			close(together)
+		}
+		mu.Unlock()
+		// One after the other would wait here for ever.
+		select {
+		case <-together:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		switch id {
+		case fake.kernels[0].ID:
+			return errors.New("resists")
+		case fake.kernels[1].ID:
+			return &launcher.GoneError{ID: id, Reason: "has ended meanwhile"}
+		}
+		return nil
+	}
+	r := start(t, fake, nil)
+	if err := r.stop(); err != nil || len(stopped) != 0 {
+		t.Errorf("without the flag: %d kernels stopped, %v", len(stopped), err)
+	}
+	r = start(t, fake, map[string][]string{"stop-kernels-on-exit": {"true"}})
+	err := r.stop()
+	if want := "ending kernels: kernel 00000000-0000-4000-8000-000000000000: resists"; err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	if len(stopped) != n {
+		t.Errorf("%d of %d kernels were stopped", len(stopped), n)
+	}
+}
+
+// Whatever fails at the start, all that was started before is ended.
+func TestServer_FailedStart(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	state := t.TempDir()
+	if err := os.WriteFile(tokenPath(state), []byte("two words\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = busy.Close() }()
+	opened := func(context.Context, *settings, *slog.Logger) (launcher.Launcher, error) { return &fakeLauncher{}, nil }
+	tests := []struct {
+		name  string
+		flags map[string][]string
+		open  func(context.Context, *settings, *slog.Logger) (launcher.Launcher, error)
+		want  string
+	}{
+		{"port taken", map[string][]string{"listen": {busy.Addr().String()}}, opened,
+			fmt.Sprintf("--listen: listen tcp %s: bind: address already in use", busy.Addr())},
+		{"no certificate", map[string][]string{"tls-cert": {"/nope"}, "tls-key": {"/nope"}}, opened, "--tls-cert: open /nope: no such file or directory"},
+		{"no launcher", nil, func(context.Context, *settings, *slog.Logger) (launcher.Launcher, error) {
+			return nil, errors.New("no")
+		}, "no"},
+		{"no token", map[string][]string{"state-dir": {state}}, opened, "--state-dir: " + tokenPath(state) + " does not hold exactly one word"},
+		{"no token file", map[string][]string{"token-file": {"/nope"}}, opened, "--token-file: open /nope: no such file or directory"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			flags := map[string][]string{"listen": {"127.0.0.1:0"}, "state-dir": {t.TempDir()}}
+			for name, texts := range tt.flags {
+				flags[name] = texts
+			}
+			s, err := load(from(flags, nil))
+			if err != nil {
+				t.Fatal(err)
+			}
+			v := newServer(s, io.Discard, discard)
+			v.openLauncher = tt.open
+			if err := v.Run(t.Context()); err == nil || err.Error() != tt.want {
+				t.Errorf("got  %v\nwant %s", err, tt.want)
+			}
+		})
+	}
+}

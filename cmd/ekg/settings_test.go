@@ -1,0 +1,277 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// from makes sources of a command line and an environment, both of which are said in words.
+func from(flags map[string][]string, env map[string]string) sources {
+	return sources{
+		flags: func(name string) ([]string, bool) { v, ok := flags[name]; return v, ok },
+		getenv: func(name string) string {
+			if name == "HOME" && env["HOME"] == "" {
+				return "/home/u"
+			}
+			return env[name]
+		},
+	}
+}
+
+// yamlFile writes a config file.
+func yamlFile(t *testing.T, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "ekg.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// Flag before environment before file before default, for each shape of option, with the place each comes from.
+func TestLoad_Precedence(t *testing.T) {
+	file := yamlFile(t, "# comment\nstart-wait: 3s\nallow-origin: [http://file-a, http://file-b]\nstop-kernels-on-exit: true\n")
+	env := map[string]string{"EKG_START_WAIT": "2s", "EKG_ALLOW_ORIGIN": "http://env-a, http://env-b", "EKG_STOP_KERNELS_ON_EXIT": "false"}
+	flags := map[string][]string{"start-wait": {"1s"}, "allow-origin": {"http://flag-a", "http://flag-b"}, "stop-kernels-on-exit": {"true"}}
+	with := func(more map[string][]string) map[string][]string {
+		all := map[string][]string{"config": {file}}
+		for k, v := range more {
+			all[k] = v
+		}
+		return all
+	}
+	tests := []struct {
+		name    string
+		src     sources
+		wait    time.Duration
+		origins []string
+		stop    bool
+		short   [3]string
+	}{
+		{"default", from(nil, nil), 5 * time.Second, nil, false, [3]string{"default", "default", "default"}},
+		{"file", from(with(nil), nil), 3 * time.Second, []string{"http://file-a", "http://file-b"}, true, [3]string{file + ":2", file + ":3", file + ":4"}},
+		{"file named by the environment", from(nil, map[string]string{"EKG_CONFIG": file}), 3 * time.Second, []string{"http://file-a", "http://file-b"}, true,
+			[3]string{file + ":2", file + ":3", file + ":4"}},
+		{"environment", from(with(nil), env), 2 * time.Second, []string{"http://env-a", "http://env-b"}, false,
+			[3]string{"EKG_START_WAIT", "EKG_ALLOW_ORIGIN", "EKG_STOP_KERNELS_ON_EXIT"}},
+		{"flag", from(with(flags), env), time.Second, []string{"http://flag-a", "http://flag-b"}, true, [3]string{"flag", "flag", "flag"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s, err := load(tt.src)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s.startWait != tt.wait || !slices.Equal(s.allowOrigins, tt.origins) || s.stopKernels != tt.stop {
+				t.Errorf("got %v %v %t, want %v %v %t", s.startWait, s.allowOrigins, s.stopKernels, tt.wait, tt.origins, tt.stop)
+			}
+			got := [3]string{s.origins["start-wait"].short, s.origins["allow-origin"].short, s.origins["stop-kernels-on-exit"].short}
+			if got != tt.short {
+				t.Errorf("comes from %q, want %q", got, tt.short)
+			}
+		})
+	}
+}
+
+// Deployments of Enterprise Gateway set these and nothing else.
+func TestLoad_EnterpriseGateway(t *testing.T) {
+	s, err := load(from(nil, map[string]string{
+		"EG_IP": "0.0.0.0", "EG_PORT": "9999", "EG_BASE_URL": "/gw", "EG_AUTH_TOKEN": "secret", "EG_DEFAULT_KERNEL_NAME": "r",
+		"EG_CLIENT_ENVS": "A,B", "EG_ENV_PROCESS_WHITELIST": "C", "EG_LOG_LEVEL": "10", "EG_ALLOW_ORIGIN": "",
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := []any{s.listen, s.baseURL, s.token, s.defaultKernel, s.clientEnv, s.inheritEnv, s.logLevel.String(), s.allowOrigins, s.origins["listen"].short}
+	want := []any{"0.0.0.0:9999", "/gw", "secret", "r", []string{"A", "B"}, []string{"C"}, "DEBUG", []string(nil), "EG_IP, EG_PORT"}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	for name, tt := range map[string]struct {
+		env  map[string]string
+		want string
+	}{
+		"ekg's own variable counts more": {map[string]string{"EKG_LISTEN": "127.0.0.1:1", "EG_PORT": "2"}, "127.0.0.1:1"},
+		"only the port":                  {map[string]string{"EG_PORT": "2"}, "127.0.0.1:2"},
+		"only the address":               {map[string]string{"EG_IP": "::1"}, "[::1]:8888"},
+		"a service named eg":             {map[string]string{"EG_PORT": "tcp://10.0.0.1:80"}, "127.0.0.1:8888"},
+	} {
+		if s, err := load(from(nil, tt.env)); err != nil || s.listen != tt.want {
+			t.Errorf("%s: got %v, %v, want %s", name, s, err, tt.want)
+		}
+	}
+}
+
+// A mistake is told with the place it was made in, whichever way it came.
+func TestLoad_Refuses(t *testing.T) {
+	flag := func(name string, texts ...string) sources { return from(map[string][]string{name: texts}, nil) }
+	tests := []struct {
+		name string
+		src  sources
+		want string
+	}{
+		{"environment", from(nil, map[string]string{"EKG_LOG_LIMIT": "much"}), `EKG_LOG_LIMIT: "much" is not a size like 64MiB, 1GiB or 1048576`},
+		{"listen", flag("listen", "8888"), `--listen: "8888" is not host:port or unix:/path`},
+		{"port", flag("listen", "h:99999"), `--listen: "h:99999" has no port from 0 to 65535`},
+		{"both of EG", from(nil, map[string]string{"EG_IP": "1.2.3.4", "EG_PORT": "x"}), `EG_IP, EG_PORT: "1.2.3.4:x" has no port from 0 to 65535`},
+		{"socket", flag("listen", "unix:rel"), `--listen: "unix:rel" has no absolute path`},
+		{"long socket", flag("listen", "unix:/"+strings.Repeat("x", 107)), `--listen: "/` + strings.Repeat("x", 107) + `" is longer than the 107 bytes that a socket's path may have`},
+		{"launcher", flag("launcher", "yarn"), `--launcher: "yarn" is not local`},
+		{"negative time", flag("start-wait", "-1s"), `--start-wait: "-1s" is negative`},
+		{"empty token", flag("token", ""), `--token: is empty`},
+		{"empty element", flag("kernelspec-dir", ""), `--kernelspec-dir: is empty`},
+		{"no grace", flag("stop-grace", "0s"), `--stop-grace: must be more than 0`},
+		{"no log", flag("log-limit", "0"), `--log-limit: must be more than 0`},
+		{"log larger than all", flag("log-limit", "2GiB"), `--log-limit: 2GiB is more than --log-total, 1GiB`},
+		{"variable name", flag("inherit-env", "A-B"), `--inherit-env: "A-B" is not the name of an environment variable`},
+		{"origin", from(nil, map[string]string{"EG_ALLOW_ORIGIN": "*"}), `EG_ALLOW_ORIGIN: "*" is not an exact origin like https://host:port`},
+		{"host", flag("allow-host", "a:1"), `--allow-host: "a:1" is not a host name or address without a port`},
+		{"base URL", flag("base-url", "/a?b"), `--base-url: "/a?b" is not a path of plain segments`},
+		{"token with a space", flag("token", "a "), `--token: begins or ends with white space, which no client can send`},
+		{"client variable", flag("client-env", "LD_PRELOAD="), `--client-env: "LD_PRELOAD=" cannot be left to clients`},
+		{"half of TLS", flag("tls-key", "x"), `--tls-key: --tls-cert and --tls-key are only of use together`},
+		{"no authentication, but a token", from(map[string][]string{"no-auth": {"true"}}, map[string]string{"EG_AUTH_TOKEN": "x"}), `EG_AUTH_TOKEN: contradicts --no-auth`},
+		{"two tokens", from(nil, map[string]string{"EKG_TOKEN": "x", "EKG_TOKEN_FILE": "y"}), `EKG_TOKEN: there is also EKG_TOKEN_FILE: give one of them`},
+		{"open to all", from(map[string][]string{"no-auth": {"true"}, "listen": {":8888"}}, nil),
+			`--no-auth: :8888 can be reached from other machines, and whoever reaches it could run code; if that is wanted, say --allow-unauthenticated-remote`},
+		{"no config file", flag("config", "/nonexistent.yaml"), `--config: open /nonexistent.yaml: no such file or directory`},
+		{"nowhere to keep state", sources{flags: from(nil, nil).flags, getenv: func(string) string { return "" }},
+			`--state-dir: neither $XDG_STATE_HOME nor $HOME is set to derive it from`},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, err := load(tt.src); err == nil || err.Error() != tt.want {
+				t.Errorf("got  %v\nwant %s", err, tt.want)
+			}
+		})
+	}
+	t.Run("open to all, and wanted so", func(t *testing.T) {
+		_, err := load(from(map[string][]string{"no-auth": {"true"}, "listen": {":8888"}, "allow-unauthenticated-remote": {"true"}}, nil))
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("a better token counts", func(t *testing.T) {
+		s, err := load(from(map[string][]string{"token-file": {"/f"}}, map[string]string{"EG_AUTH_TOKEN": "x"}))
+		if err != nil || s.token != "" || s.tokenFile != "/f" {
+			t.Errorf("got %+v, %v", s, err)
+		}
+	})
+}
+
+func TestIsLocal(t *testing.T) {
+	for listen, want := range map[string]bool{"127.0.0.1:1": true, "127.8.9.1:1": true, "[::1]:1": true, "localhost:1": true, "unix:/x": true,
+		":1": false, "0.0.0.0:1": false, "[::]:1": false, "10.0.0.1:1": false, "myhost:1": false, "127.0.0.1.nip.io:1": false} {
+		if got := isLocal(listen); got != want {
+			t.Errorf("%s: got %t, want %t", listen, got, want)
+		}
+	}
+}
+
+func TestConfigFile_Refuses(t *testing.T) {
+	tests := []struct{ name, text, want string }{
+		{"unknown key", "listen: 127.0.0.1:1\nlisten_: x\n", "%s:2: listen_: there is no such setting"},
+		{"itself", "config: x\n", "%s:1: config: there is no such setting"},
+		{"several", "a: 1\nb: 2\n", "%[1]s:1: a: there is no such setting\n%[1]s:2: b: there is no such setting"},
+		{"twice", "token: a\n\ntoken: b\n", "%s:3: token: is given twice, first in line 1"},
+		{"a list", "listen: [a]\n", "%s:1: listen: is not a single value"},
+		{"a mapping", "allow-origin: {a: b}\n", "%s:1: allow-origin: is not a list"},
+		{"a list of lists", "allow-origin: [[a]]\n", "%s:1: allow-origin: has no value"},
+		{"nothing", "token:\n", "%s:1: token: has no value"},
+		{"no YAML", "a: [\n", "%s: yaml: line 1: did not find expected node content"},
+		{"no mapping", "- a\n", "%s:1: is not a mapping of settings"},
+		{"two documents", "token: a\n---\ntoken: b\n", "%s: there is more than one document in it"},
+		{"bad value", "# x\nstart-wait: 5\n", "%s:2: start-wait: \"5\" is not a duration like 5s, 1m30s or 500ms"},
+		{"bad boolean", "no-auth: perhaps\n", "%s:1: no-auth: \"perhaps\" is not true or false"},
+		{"gateway's own check", "allow-host: a/b\n", "%s:1: allow-host: \"a/b\" is not a host name or address without a port"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			file := yamlFile(t, tt.text)
+			want := fmt.Sprintf(tt.want, file)
+			if _, err := load(from(map[string][]string{"config": {file}}, nil)); err == nil || err.Error() != want {
+				t.Errorf("got  %v\nwant %s", err, want)
+			}
+		})
+	}
+	for _, text := range []string{"", "# nothing\n", "---\n"} {
+		if _, err := load(from(map[string][]string{"config": {yamlFile(t, text)}}, nil)); err != nil {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	t.Run("numbers and references as written", func(t *testing.T) {
+		file := yamlFile(t, "token: 0123\nmax-body: 1048576\nallow-host: &h [a, b]\nclient-env: *h\n")
+		s, err := load(from(map[string][]string{"config": {file}}, nil))
+		if err != nil || s.token != "0123" || s.maxBody != 1<<20 || !slices.Equal(s.clientEnv, []string{"a", "b"}) {
+			t.Errorf("got %+v, %v", s, err)
+		}
+	})
+}
+
+// What `ekg config` prints is a config file that means the same.
+func TestPrintSettings_RoundTrip(t *testing.T) {
+	flags := map[string][]string{"listen": {"unix:/run/x y.sock"}, "no-auth": {"true"}, "kernelspec-dir": {"/a, b", "/#c", "no"}, "client-env": {"TRUE", "null"},
+		"start-wait": {"90s"}, "log-limit": {"1000"}, "max-body": {"1536KiB"}, "default-kernel": {"true"}, "log-level": {"WARNING"}, "state-dir": {"rel"}}
+	s, err := load(from(flags, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := printSettings(&out, s); err != nil {
+		t.Fatal(err)
+	}
+	file := yamlFile(t, out.String())
+	again, err := load(from(map[string][]string{"config": {file}}, nil))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	s.origins, again.origins, again.config = nil, nil, ""
+	if !reflect.DeepEqual(again, s) {
+		t.Errorf("got  %+v\nwant %+v\n%s", again, s, out.String())
+	}
+}
+
+func TestPrintSettings(t *testing.T) {
+	s, err := load(from(map[string][]string{"listen": {"127.0.0.1:0"}}, map[string]string{"EG_AUTH_TOKEN": "canary"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := printSettings(&out, s); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(out.String(), "canary") {
+		t.Error("the token is in it")
+	}
+	for name, source := range map[string]string{"listen: 127.0.0.1:0": "flag", `token: "********"`: "EG_AUTH_TOKEN", "log-limit: 64MiB": "default",
+		"allow-origin: []": "default", "state-dir: /home/u/.local/state/ekg": "default"} {
+		if line := fmt.Sprintf("%-40s # %s\n", name, source); !strings.Contains(out.String(), line) {
+			t.Errorf("there is no line %q in\n%s", line, out.String())
+		}
+	}
+}
+
+func TestSize(t *testing.T) {
+	for text, want := range map[string]int64{"0": 0, "17": 17, "5B": 5, "1KiB": 1024, "64MiB": 64 << 20, "2 GiB": 2 << 30, "3MB": 3e6, "1TiB": 1 << 40} {
+		if got, err := parseSize(text); err != nil || got != want {
+			t.Errorf("%s: got %d, %v, want %d", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"", "MiB", "-1", "1.5GiB", "1 Gi", "9999999TiB", "0x10", "1_000"} {
+		if got, err := parseSize(text); err == nil {
+			t.Errorf("%q: got %d", text, got)
+		}
+	}
+	for n, want := range map[int64]string{0: "0", 1000: "1000", 1024: "1KiB", 1536 << 10: "1536KiB", 1 << 30: "1GiB", 1<<30 + 1: "1073741825"} {
+		if got := formatSize(n); got != want {
+			t.Errorf("%d: got %s, want %s", n, got, want)
+		}
+	}
+}

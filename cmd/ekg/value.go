@@ -1,0 +1,228 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// shape is how an option is written where texts alone do not say it.
+type shape int
+
+const (
+	single shape = iota // one text
+	many                // any number of them
+	toggle              // a flag without argument; true or false elsewhere
+)
+
+// value reads an option into settings and shows it.
+type value struct {
+	shape shape
+	set   func(s *settings, texts []string) error // as many texts as shape says
+	show  func(s *settings) []string              // the same texts again, in their shortest form
+}
+
+// scalar makes the value of one text that is kept as a T.
+func scalar[T any](at func(*settings) *T, parse func(string) (T, error), format func(T) string) value {
+	return value{
+		shape: single,
+		set: func(s *settings, texts []string) error {
+			v, err := parse(texts[0])
+			if err != nil {
+				return err
+			}
+			*at(s) = v
+			return nil
+		},
+		show: func(s *settings) []string { return []string{format(*at(s))} },
+	}
+}
+
+func text(at func(*settings) *string, checks ...func(string) error) value {
+	return scalar(at, func(t string) (string, error) {
+		for _, check := range checks {
+			if err := check(t); err != nil {
+				return "", err
+			}
+		}
+		return t, nil
+	}, func(t string) string { return t })
+}
+
+func boolean(at func(*settings) *bool) value {
+	v := scalar(at, func(t string) (bool, error) {
+		b, err := strconv.ParseBool(t)
+		if err != nil {
+			return false, fmt.Errorf("%q is not true or false", t)
+		}
+		return b, nil
+	}, strconv.FormatBool)
+	v.shape = toggle
+	return v
+}
+
+// durationOf is a span of time.
+type durationOf = time.Duration
+
+func duration(at func(*settings) *durationOf, checks ...func(int64) error) value {
+	return scalar(at, func(t string) (durationOf, error) {
+		d, err := time.ParseDuration(t)
+		switch {
+		case err != nil:
+			return 0, fmt.Errorf("%q is not a duration like 5s, 1m30s or 500ms", t)
+		case d < 0:
+			return 0, fmt.Errorf("%q is negative", t)
+		}
+		for _, check := range checks {
+			if err := check(int64(d)); err != nil {
+				return 0, err
+			}
+		}
+		return d, nil
+	}, durationOf.String)
+}
+
+// levelOf is the importance of a log line.
+type levelOf = slog.Level
+
+// levels are the names of ekg, of Python, and Python's numbers, which Enterprise Gateway's deployments use.
+var levels = map[string]levelOf{
+	"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError,
+	"warning": slog.LevelWarn, "critical": slog.LevelError,
+	"10": slog.LevelDebug, "20": slog.LevelInfo, "30": slog.LevelWarn, "40": slog.LevelError, "50": slog.LevelError,
+}
+
+func level(at func(*settings) *levelOf) value {
+	return scalar(at, func(t string) (levelOf, error) {
+		l, ok := levels[strings.ToLower(t)]
+		if !ok {
+			return 0, fmt.Errorf("%q is not debug, info, warn or error", t)
+		}
+		return l, nil
+	}, func(l levelOf) string { return strings.ToLower(l.String()) })
+}
+
+func list(at func(*settings) *[]string, checks ...func(string) error) value {
+	return value{
+		shape: many,
+		set: func(s *settings, texts []string) error {
+			for _, t := range texts {
+				for _, check := range append([]func(string) error{notEmpty}, checks...) {
+					if err := check(t); err != nil {
+						return err
+					}
+				}
+			}
+			*at(s) = slices.Clone(texts)
+			return nil
+		},
+		show: func(s *settings) []string { return *at(s) },
+	}
+}
+
+func size(at func(*settings) *int64, checks ...func(int64) error) value {
+	return scalar(at, func(t string) (int64, error) {
+		n, err := parseSize(t)
+		for _, check := range checks {
+			if err == nil {
+				err = check(n)
+			}
+		}
+		return n, err
+	}, formatSize)
+}
+
+// units are what a size may end with, longest first where one is the end of another.
+var units = []struct {
+	name  string
+	bytes int64
+}{
+	{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40},
+	{"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"B", 1},
+}
+
+func parseSize(t string) (int64, error) {
+	digits, factor := t, int64(1)
+	for _, u := range units {
+		if before, ok := strings.CutSuffix(t, u.name); ok {
+			digits, factor = strings.TrimSpace(before), u.bytes
+			break
+		}
+	}
+	n, err := strconv.ParseUint(digits, 10, 63)
+	if err != nil || n > uint64(math.MaxInt64/factor) {
+		return 0, fmt.Errorf("%q is not a size like 64MiB, 1GiB or 1048576", t)
+	}
+	return int64(n) * factor, nil
+}
+
+// formatSize gives the shortest exact form with a binary unit.
+func formatSize(n int64) string {
+	for _, u := range slices.Backward(units[:4]) {
+		if n >= u.bytes && n%u.bytes == 0 {
+			return strconv.FormatInt(n/u.bytes, 10) + u.name
+		}
+	}
+	return strconv.FormatInt(n, 10)
+}
+
+func notEmpty(t string) error {
+	if t == "" {
+		return errors.New("is empty")
+	}
+	return nil
+}
+
+func positive(n int64) error {
+	if n <= 0 {
+		return errors.New("must be more than 0")
+	}
+	return nil
+}
+
+func oneOf(allowed ...string) func(string) error {
+	return func(t string) error {
+		if slices.Contains(allowed, t) {
+			return nil
+		}
+		return fmt.Errorf("%q is not %s", t, strings.Join(allowed, " or "))
+	}
+}
+
+var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+func checkEnvName(t string) error {
+	if !variableName.MatchString(t) {
+		return fmt.Errorf("%q is not the name of an environment variable", t)
+	}
+	return nil
+}
+
+// checkListen accepts host:port and unix:/path.
+func checkListen(t string) error {
+	if path, ok := strings.CutPrefix(t, "unix:"); ok {
+		switch {
+		case !filepath.IsAbs(path):
+			return fmt.Errorf("%q has no absolute path", t)
+		case len(path) > maxSocketPath:
+			return fmt.Errorf("%q is longer than the %d bytes that a socket's path may have", path, maxSocketPath)
+		}
+		return nil
+	}
+	_, port, err := net.SplitHostPort(t)
+	if err != nil {
+		return fmt.Errorf("%q is not host:port or unix:/path", t)
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		return fmt.Errorf("%q has no port from 0 to 65535", t)
+	}
+	return nil
+}
