@@ -16,7 +16,7 @@ import (
 func (v *server) noteSurroundings(ctx context.Context) {
 	s := v.settings
 	if inContainer() {
-		v.log.Warn("in a container: kernels end with it, and do not outlive the gateway")
+		v.log.Info("in a container: kernels outlive the gateway, but end with the container")
 	}
 	if mode := systemdKillMode(ctx, os.Getenv); mode != "" && mode != "process" && mode != "none" {
 		v.log.Warn("systemd will end all kernels with the gateway; put KillMode=process into its unit", "kill_mode", mode)
