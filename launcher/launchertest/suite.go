@@ -1,0 +1,460 @@
+package launchertest
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// patience bounds every wait of the suite. It is meant for kernels that take their time on a busy machine.
+const patience = time.Minute
+
+// Run is the suite that every launcher must pass. open opens a launcher; all that it opens in one call of Run are on
+// the same place (state directory, namespace), as gateways beside and after each other are, and closed by the suite.
+// spec is a kernel that becomes idle. Run leaves no kernel behind if the launcher keeps its promises.
+func Run(t *testing.T, open func(t *testing.T) launcher.Launcher, spec kernelspecs.Spec) {
+	s := suite{open: open, spec: spec}
+	t.Run("start, list, wait and stop", s.life)
+	t.Run("start is idempotent", s.idempotent)
+	t.Run("start of many at once", s.concurrent)
+	t.Run("a kernel that cannot be started", s.failure)
+	t.Run("a kernel that ends at once", s.endsAtOnce)
+	t.Run("unknown kernels", s.unknown)
+	t.Run("wait ends with its context", s.waitContext)
+	t.Run("sessions", s.sessions)
+	t.Run("dial", s.dial)
+	t.Run("adoption", s.adoption)
+	t.Run("two launchers", s.two)
+}
+
+type suite struct {
+	open func(t *testing.T) launcher.Launcher
+	spec kernelspecs.Spec
+}
+
+// launcher opens one that is closed with the test.
+func (s suite) launcher(t *testing.T) launcher.Launcher {
+	t.Helper()
+	l := s.open(t)
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return l
+}
+
+func newID() string {
+	var b [16]byte
+	rand.Read(b[:]) //nolint:errcheck // crypto/rand.Read never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+func limited(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// start starts a kernel that is stopped at the latest when the test ends.
+func (s suite) start(t *testing.T, l launcher.Launcher, req launcher.Request) launcher.Kernel {
+	t.Helper()
+	t.Cleanup(func() {
+		if err := l.Stop(limited(t), req.ID, "the test is over"); err != nil && !errors.Is(err, launcher.ErrNotFound) {
+			t.Errorf("stop %s: %v", req.ID, err)
+		}
+	})
+	k, created, err := l.Start(limited(t), req)
+	if err != nil || !created {
+		t.Fatalf("start: created %v, %v", created, err)
+	}
+	return k
+}
+
+func (s suite) request() launcher.Request {
+	return launcher.Request{ID: newID(), Owner: "ann", Spec: s.spec}
+}
+
+// until waits for a state.
+func until(t *testing.T, l launcher.Launcher, id string, state launcher.State) launcher.Kernel {
+	t.Helper()
+	k, err := l.Wait(limited(t), id, func(k launcher.Kernel) bool { return k.State == state && !k.Stale })
+	if err != nil {
+		t.Fatalf("waiting for %s: %v; it is %+v", state, err, k)
+	}
+	return k
+}
+
+// listed returns the kernel's entry in the list, nil if there is none.
+func listed(t *testing.T, l launcher.Launcher, id string) *launcher.Kernel {
+	t.Helper()
+	all, err := l.Kernels(limited(t))
+	if err != nil {
+		t.Fatalf("list: %v", err)
+	}
+	if !slices.IsSortedFunc(all, func(a, b launcher.Kernel) int { return a.Created.Compare(b.Created) }) {
+		t.Error("the list is not by creation")
+	}
+	for i := range all {
+		if all[i].ID == id {
+			return &all[i]
+		}
+	}
+	return nil
+}
+
+func (s suite) life(t *testing.T) {
+	l := s.launcher(t)
+	req := s.request()
+	begin := time.Now()
+	k := s.start(t, l, req)
+	if k.ID != req.ID || k.Owner != "ann" || k.SpecName != s.spec.Name || k.Reason != "" {
+		t.Errorf("started %+v", k)
+	}
+	if k.Created.Before(begin.Add(-time.Minute)) || k.LastActivity.IsZero() {
+		t.Errorf("created %v, last activity %v", k.Created, k.LastActivity)
+	}
+	if k.State == launcher.Dead {
+		t.Errorf("state is %s", k.State)
+	}
+	idle := until(t, l, k.ID, launcher.Idle)
+	if !idle.Created.Equal(k.Created) || idle.LastActivity.Location() != time.UTC {
+		t.Errorf("idle: %+v", idle)
+	}
+	if e := listed(t, l, k.ID); e == nil || e.Owner != "ann" || !e.Created.Equal(k.Created) {
+		t.Errorf("listed: %+v", e)
+	}
+	// A living kernel is not revived.
+	if r, err := l.Revive(limited(t), k.ID); err != nil || r.State != launcher.Idle {
+		t.Errorf("revive: %+v, %v", r, err)
+	}
+
+	// Whoever waits for something else learns of the end.
+	waiting := make(chan error, 1)
+	go func() {
+		_, err := l.Wait(limited(t), k.ID, func(k launcher.Kernel) bool { return k.State == launcher.Busy })
+		waiting <- err
+	}()
+	const reason = "it was not needed any more"
+	if err := l.Stop(limited(t), k.ID, reason); err != nil {
+		t.Fatalf("stop: %v", err)
+	}
+	// A waiter that saw "dead" in between waits on; in the end it is gone.
+	if err := <-waiting; !errors.Is(err, launcher.ErrNotFound) {
+		t.Errorf("who waited got %v", err)
+	}
+	isGone(t, l, k.ID, reason)
+}
+
+// isGone holds everything that names a kernel against one that was stopped.
+func isGone(t *testing.T, l launcher.Launcher, id, reason string) {
+	t.Helper()
+	ctx := limited(t)
+	_, kernelErr := l.Kernel(ctx, id)
+	_, waitErr := l.Wait(ctx, id, func(launcher.Kernel) bool { return true })
+	_, reviveErr := l.Revive(ctx, id)
+	_, sessionsErr := l.UpdateSessions(ctx, id, func(s []launcher.Session) ([]launcher.Session, error) { return s, nil })
+	conn, dialErr := l.Dial(ctx, id)
+	if conn != nil {
+		conn.Close() //nolint:errcheck // it should not be there at all
+	}
+	for name, err := range map[string]error{"kernel": kernelErr, "wait": waitErr, "revive": reviveErr,
+		"sessions": sessionsErr, "dial": dialErr, "stop": l.Stop(ctx, id, "again")} {
+		var gone *launcher.GoneError
+		switch {
+		case !errors.Is(err, launcher.ErrNotFound):
+			t.Errorf("%s of one that is gone: %v", name, err)
+		case reason == "":
+		case !errors.As(err, &gone) || gone.Reason != reason || gone.ID != id || gone.At.IsZero():
+			t.Errorf("%s does not tell the reason: %v", name, err)
+		}
+	}
+	if e := listed(t, l, id); e != nil {
+		t.Errorf("listed after its end: %+v", e)
+	}
+}
+
+func (s suite) idempotent(t *testing.T) {
+	l := s.launcher(t)
+	req := s.request()
+	k := s.start(t, l, req)
+	again, created, err := l.Start(limited(t), req)
+	if err != nil || created || again.ID != k.ID || !again.Created.Equal(k.Created) {
+		t.Errorf("again: %+v, created %v, %v", again, created, err)
+	}
+	other := req
+	other.Owner = "bob"
+	if k, created, err := l.Start(limited(t), other); !errors.Is(err, launcher.ErrConflict) || created || k.ID != "" {
+		t.Errorf("another owner: %+v, created %v, %v", k, created, err)
+	}
+	other = req
+	other.Spec.Name = "other"
+	if _, created, err := l.Start(limited(t), other); !errors.Is(err, launcher.ErrConflict) || created {
+		t.Errorf("another spec: created %v, %v", created, err)
+	}
+}
+
+func (s suite) concurrent(t *testing.T) {
+	a, b := s.launcher(t), s.launcher(t)
+	req := s.request()
+	t.Cleanup(func() {
+		if err := a.Stop(limited(t), req.ID, "the test is over"); err != nil {
+			t.Errorf("stop: %v", err)
+		}
+	})
+	var (
+		starts sync.WaitGroup
+		mu     sync.Mutex
+		n      int
+	)
+	for i := range 6 {
+		starts.Go(func() {
+			k, created, err := []launcher.Launcher{a, b}[i%2].Start(limited(t), req)
+			if err != nil || k.ID != req.ID {
+				t.Errorf("start: %+v, %v", k, err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if created {
+				n++
+			}
+		})
+	}
+	starts.Wait()
+	if n != 1 {
+		t.Errorf("created %d times", n)
+	}
+	until(t, a, req.ID, launcher.Idle)
+	until(t, b, req.ID, launcher.Idle)
+}
+
+func (s suite) failure(t *testing.T) {
+	l := s.launcher(t)
+	req := s.request()
+	req.Spec.Argv = []string{"/no/such/program", "-f", "{connection_file}"}
+	k, created, err := l.Start(limited(t), req)
+	var failed *launcher.FailedError
+	if created || k.ID != "" || !errors.As(err, &failed) || !strings.Contains(failed.Reason, "/no/such/program") {
+		t.Fatalf("start: %+v, created %v, %v", k, created, err)
+	}
+	isGone(t, l, req.ID, "")
+	// The id is as good as new.
+	req.Spec = s.spec
+	s.start(t, l, req)
+	until(t, l, req.ID, launcher.Idle)
+}
+
+func (s suite) endsAtOnce(t *testing.T) {
+	l := s.launcher(t)
+	req := s.request()
+	req.Spec.Argv = []string{"sh", "-c", "echo the moon is not full >&2; exit 3"}
+	// Whether Start already sees the end is a matter of moments. Either way its owner reads why.
+	_, _, err := l.Start(limited(t), req)
+	var failed *launcher.FailedError
+	if errors.As(err, &failed) {
+		if !strings.Contains(failed.Reason, "the moon is not full") {
+			t.Errorf("start: %v", err)
+		}
+		isGone(t, l, req.ID, "")
+		return
+	}
+	if err != nil {
+		t.Fatalf("start: %v", err)
+	}
+	k := until(t, l, req.ID, launcher.Dead)
+	if !strings.Contains(k.Reason, "the moon is not full") || !strings.Contains(k.Reason, "3") {
+		t.Errorf("reason: %s", k.Reason)
+	}
+	if e := listed(t, l, req.ID); e == nil || e.State != launcher.Dead || e.Reason != k.Reason {
+		t.Errorf("listed: %+v", e)
+	}
+	if err := l.Stop(limited(t), req.ID, "seen"); err != nil {
+		t.Errorf("stop: %v", err)
+	}
+	isGone(t, l, req.ID, "seen")
+}
+
+func (s suite) unknown(t *testing.T) {
+	l := s.launcher(t)
+	isGone(t, l, newID(), "")
+	for _, id := range []string{"", "x", "../" + newID(), strings.ToUpper(newID())} {
+		if _, err := l.Kernel(limited(t), id); !errors.Is(err, launcher.ErrNotFound) {
+			t.Errorf("%q: %v", id, err)
+		}
+		req := s.request()
+		req.ID = id
+		if _, created, err := l.Start(limited(t), req); err == nil || created {
+			t.Errorf("%q was started", id)
+		}
+	}
+}
+
+func (s suite) waitContext(t *testing.T) {
+	l := s.launcher(t)
+	k := s.start(t, l, s.request())
+	until(t, l, k.ID, launcher.Idle)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+	defer cancel()
+	got, err := l.Wait(ctx, k.ID, func(launcher.Kernel) bool { return false })
+	if !errors.Is(err, context.DeadlineExceeded) || got.ID != k.ID || got.State != launcher.Idle {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
+func (s suite) sessions(t *testing.T) {
+	a, b := s.launcher(t), s.launcher(t)
+	k := s.start(t, a, s.request())
+	if len(k.Sessions) != 0 {
+		t.Errorf("a new kernel has %v", k.Sessions)
+	}
+	const each = 10
+	var all sync.WaitGroup
+	for i, l := range []launcher.Launcher{a, b, a, b} {
+		all.Go(func() {
+			for n := range each {
+				added := launcher.Session{ID: fmt.Sprintf("%d-%d", i, n), Path: "ä.ipynb", Name: "n", Type: "notebook"}
+				got, err := l.UpdateSessions(limited(t), k.ID, func(s []launcher.Session) ([]launcher.Session, error) {
+					return append(s, added), nil
+				})
+				if err != nil || !slices.Contains(got, added) {
+					t.Errorf("update: %v, %v", got, err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	for name, l := range map[string]launcher.Launcher{"first": a, "second": b} {
+		got, err := l.Kernel(limited(t), k.ID)
+		if err != nil || len(got.Sessions) != 4*each {
+			t.Errorf("%s: %d sessions, %v: not every change was kept", name, len(got.Sessions), err)
+		}
+	}
+	refused := errors.New("no")
+	if _, err := a.UpdateSessions(limited(t), k.ID, func([]launcher.Session) ([]launcher.Session, error) { return nil, refused }); !errors.Is(err, refused) {
+		t.Errorf("a refused change: %v", err)
+	}
+	if e := listed(t, b, k.ID); e == nil || len(e.Sessions) != 4*each {
+		t.Errorf("after a refused change: %+v", e)
+	}
+	got, err := b.UpdateSessions(limited(t), k.ID, func(s []launcher.Session) ([]launcher.Session, error) { return s[:1], nil })
+	if err != nil || len(got) != 1 {
+		t.Errorf("removal: %v, %v", got, err)
+	}
+	if e := listed(t, a, k.ID); e == nil || !slices.Equal(e.Sessions, got) {
+		t.Errorf("after a removal: %+v", e)
+	}
+}
+
+func (s suite) dial(t *testing.T) {
+	l := s.launcher(t)
+	k := s.start(t, l, s.request())
+	for id, want := range map[string]int{k.ID: http.StatusOK, newID(): http.StatusMisdirectedRequest} {
+		conn, err := l.Dial(limited(t), k.ID)
+		if err != nil {
+			t.Fatalf("dial: %v", err)
+		}
+		req, err := http.NewRequestWithContext(limited(t), http.MethodGet, "http://"+id+"/api/kernels/"+id, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Close = true
+		if err := req.Write(conn); err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.ReadResponse(bufio.NewReader(conn), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var model struct{ ID string }
+		if err := json.NewDecoder(resp.Body).Decode(&model); err != nil {
+			t.Error(err)
+		}
+		if resp.StatusCode != want || (want == http.StatusOK && model.ID != k.ID) {
+			t.Errorf("asked for %s of %s: %d, %+v", id, k.ID, resp.StatusCode, model)
+		}
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func (s suite) adoption(t *testing.T) {
+	first := s.open(t)
+	req := s.request()
+	k, _, err := first.Start(limited(t), req)
+	if err != nil {
+		t.Fatalf("start: %v", err)
+	}
+	before := until(t, first, k.ID, launcher.Idle)
+	added := launcher.Session{ID: "s", Path: "p", Name: "n", Type: "notebook"}
+	if _, err := first.UpdateSessions(limited(t), k.ID, func([]launcher.Session) ([]launcher.Session, error) {
+		return []launcher.Session{added}, nil
+	}); err != nil {
+		t.Errorf("sessions: %v", err)
+	}
+	if err := first.Close(); err != nil {
+		t.Errorf("close: %v", err)
+	}
+	if err := first.Close(); err != nil {
+		t.Errorf("close again: %v", err)
+	}
+
+	l := s.launcher(t)
+	t.Cleanup(func() {
+		if err := l.Stop(limited(t), k.ID, "the test is over"); err != nil {
+			t.Errorf("stop: %v", err)
+		}
+	})
+	if e := listed(t, l, k.ID); e == nil { // at once, whatever is known of it
+		t.Fatal("not adopted")
+	}
+	after := until(t, l, k.ID, launcher.Idle)
+	if after.Owner != before.Owner || after.SpecName != before.SpecName || !after.Created.Equal(before.Created) {
+		t.Errorf("was %+v, is %+v", before, after)
+	}
+	if !slices.Equal(after.Sessions, []launcher.Session{added}) {
+		t.Errorf("sessions: %v", after.Sessions)
+	}
+	if _, created, err := l.Start(limited(t), req); err != nil || created {
+		t.Errorf("start of an adopted one: created %v, %v", created, err)
+	}
+}
+
+func (s suite) two(t *testing.T) {
+	a, b := s.launcher(t), s.launcher(t)
+	k := s.start(t, a, s.request())
+	if got, err := b.Kernel(limited(t), k.ID); err != nil || got.Owner != k.Owner {
+		t.Errorf("the other sees %+v, %v", got, err)
+	}
+	until(t, b, k.ID, launcher.Idle)
+	if listed(t, b, k.ID) == nil {
+		t.Error("the other does not list it")
+	}
+	// Stopped here, gone there: whoever waits there learns of it.
+	waiting := make(chan error, 1)
+	go func() {
+		_, err := a.Wait(limited(t), k.ID, func(k launcher.Kernel) bool { return false })
+		waiting <- err
+	}()
+	if err := b.Stop(limited(t), k.ID, "seen"); err != nil {
+		t.Errorf("stop: %v", err)
+	}
+	if err := <-waiting; !errors.Is(err, launcher.ErrNotFound) {
+		t.Errorf("who waited at the other got %v", err)
+	}
+	isGone(t, a, k.ID, "seen")
+	isGone(t, b, k.ID, "seen")
+}

@@ -1,0 +1,71 @@
+package local
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"strings"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+)
+
+// inherited are the variables of the gateway that kernels see. Not all: the gateway's own token may be among the rest.
+var inherited = []string{"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "XDG_RUNTIME_DIR",
+	"LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "JUPYTER_PATH", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR"}
+
+// supervisorInherits are those that a supervisor needs itself.
+var supervisorInherits = []string{"PATH", "HOME", "LANG", "TZ", "TMPDIR"}
+
+// selectEnv returns the variables of environ with one of the names, and all LC_*.
+func selectEnv(environ []string, names ...[]string) map[string]string {
+	wanted := make(map[string]bool)
+	for _, list := range names {
+		for _, n := range list {
+			wanted[n] = true
+		}
+	}
+	env := make(map[string]string)
+	for _, v := range environ {
+		name, value, ok := strings.Cut(v, "=")
+		if ok && (wanted[name] || strings.HasPrefix(name, "LC_")) {
+			env[name] = value
+		}
+	}
+	return env
+}
+
+// kernelEnv is the whole environment of a kernel: the gateway's reduced one, the spec's expanded in the light of it and
+// of the client's, then the client's.
+func kernelEnv(environ, inherit []string, spec kernelspecs.Spec, client map[string]string) (map[string]string, error) {
+	env := selectEnv(environ, inherited, inherit)
+	known := maps.Clone(env)
+	maps.Copy(known, client)
+	maps.Copy(env, spec.ExpandEnv(known))
+	maps.Copy(env, client)
+	for name, value := range env {
+		switch {
+		case name == "JPY_PARENT_PID":
+			// ipykernel would end with the gateway's predecessor, whose process it names.
+			delete(env, name)
+		case strings.HasPrefix(name, "EKG_"), strings.HasPrefix(name, "EG_"):
+			delete(env, name) // a gateway's own settings
+		case name == "" || strings.ContainsAny(name, "=\x00"):
+			return nil, fmt.Errorf("the name of the kernel's environment variable %q is not possible", name)
+		case strings.Contains(value, "\x00"):
+			return nil, fmt.Errorf("the kernel's environment variable %s contains a zero byte", name)
+		}
+	}
+	return env, nil
+}
+
+// workingDir is the first that exists of the one asked for, the gateway's own, and the root.
+func workingDir(wanted ...string) string {
+	for _, d := range wanted {
+		if strings.HasPrefix(d, "/") {
+			if st, err := os.Stat(d); err == nil && st.IsDir() {
+				return d
+			}
+		}
+	}
+	return "/"
+}

@@ -1,0 +1,235 @@
+package local
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+)
+
+// TestMain makes the test binary three programs: the tests; ekg-supervisor, when called with its arguments (the real
+// one, or for a kernel whose command begins with "fake" a small one that misbehaves as told); and the fake kernel.
+func TestMain(m *testing.M) {
+	switch {
+	case len(os.Args) > 2 && os.Args[1] == "--config":
+		os.Exit(supervisorMain(os.Args[2]))
+	case len(os.Args) > 1 && os.Args[1] == "kernel":
+		os.Exit(launchertest.FakeKernelMain(os.Args[2:]))
+	case len(os.Args) > 2 && os.Args[1] == "gateway":
+		os.Exit(gatewayMain(os.Args[2]))
+	}
+	os.Exit(m.Run())
+}
+
+func supervisorMain(config string) int {
+	ready := os.NewFile(3, "ready")
+	cfg, err := supervisor.ReadConfig(config)
+	if err != nil {
+		fmt.Fprintln(ready, err)
+		return 1
+	}
+	if cfg.Argv[0] == "fake" {
+		f := &fakeSupervisor{cfg: cfg, mode: cfg.Argv[1], changed: make(chan struct{}), over: make(chan struct{}), status: supervisor.Status{
+			Protocol: supervisor.ProtocolVersion, Build: "fake", KernelID: cfg.KernelID, PID: os.Getpid(),
+			State: "starting", LastActivity: time.Now().UTC(), LogBytes: 7, LogLimit: cfg.LogLimit}}
+		return f.run(ready)
+	}
+	lock, err := supervisor.Lock(cfg.LockFile)
+	if err != nil {
+		fmt.Fprintln(ready, err)
+		return 1
+	}
+	l, err := supervisor.Listen(&cfg)
+	if err != nil {
+		fmt.Fprintln(ready, err)
+		return 1
+	}
+	fmt.Fprintln(ready, "ok")
+	ready.Close()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := supervisor.Serve(ctx, supervisor.New(cfg, "test", slog.New(slog.NewTextHandler(os.Stderr, nil))), l); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	lock.Close()
+	return 0
+}
+
+// fakeSupervisor honours a supervisor's side of the contract except for what its mode says: fine, refuse, silent,
+// leave, program, version, deaf.
+type fakeSupervisor struct {
+	cfg  Config
+	mode string
+	over chan struct{}
+
+	mu      sync.Mutex
+	status  supervisor.Status
+	changed chan struct{}
+	stopped bool
+}
+
+// Config is short for the real one.
+type Config = supervisor.Config
+
+func (f *fakeSupervisor) run(ready *os.File) int {
+	switch f.mode {
+	case "refuse":
+		fmt.Fprintln(ready, "the moon is not full")
+		return 1
+	case "leave":
+		return 3
+	case "silent":
+		signal.Ignore(syscall.SIGTERM)
+		<-make(chan struct{})
+	}
+	lock, err := supervisor.Lock(f.cfg.LockFile)
+	if err != nil {
+		fmt.Fprintln(ready, err)
+		return 1
+	}
+	defer lock.Close()
+	path := strings.TrimPrefix(f.cfg.Listen, "unix:")
+	os.Remove(path) // of an earlier life
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		fmt.Fprintln(ready, err)
+		return 1
+	}
+	fmt.Fprintln(ready, "ok")
+	ready.Close()
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /api/kernels/{id}/status", f.stream)
+	mux.HandleFunc("DELETE /api/kernels/{id}", f.delete)
+	mux.HandleFunc("PUT /api/kernels/{id}/limits", f.limits)
+	srv := &http.Server{Handler: mux}
+	go srv.Serve(l)
+	f.kernel()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	srv.Shutdown(ctx)
+	return 0
+}
+
+// kernel runs "sleep" as a kernel, with a grandchild that survives it, until it ends or is stopped.
+func (f *fakeSupervisor) kernel() {
+	if f.mode == "program" {
+		f.change(func(st *supervisor.Status) { st.State, st.Reason = "dead", `the kernel's program "/x" does not exist` })
+		<-f.over
+		return
+	}
+	cmd := exec.Command("sh", "-c", "sleep 1000 & exec sleep 1000")
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "EKG_KERNEL_ID=" + f.cfg.KernelID}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		panic(err)
+	}
+	f.change(func(st *supervisor.Status) {
+		st.KernelPID, st.Epoch, st.State = cmd.Process.Pid, 1, "idle"
+		if f.mode == "version" {
+			st.Protocol = 99
+		}
+	})
+	exited := make(chan struct{})
+	go func() { cmd.Wait(); close(exited) }()
+	select {
+	case <-exited:
+		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		f.end("it died in a test", false)
+		f.change(func(st *supervisor.Status) { st.KernelPID, st.State, st.Reason = 0, "dead", "it died in a test" })
+		select {
+		case <-f.over:
+		case <-time.After(f.cfg.DeadLinger):
+		}
+	case <-f.over:
+		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		<-exited
+	}
+}
+
+func (f *fakeSupervisor) end(reason string, stopped bool) {
+	b, _ := json.Marshal(supervisor.Ending{KernelID: f.cfg.KernelID, Reason: reason, At: time.Now().UTC(), Stopped: stopped})
+	if err := os.WriteFile(f.cfg.EndFile, b, 0o600); err != nil {
+		panic(err)
+	}
+}
+
+func (f *fakeSupervisor) change(c func(*supervisor.Status)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c(&f.status)
+	close(f.changed)
+	f.changed = make(chan struct{})
+}
+
+func (f *fakeSupervisor) stream(w http.ResponseWriter, r *http.Request) {
+	for {
+		f.mu.Lock()
+		st, changed := f.status, f.changed
+		f.mu.Unlock()
+		json.NewEncoder(w).Encode(st)
+		http.NewResponseController(w).Flush()
+		select {
+		case <-changed:
+		case <-f.over:
+			return
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+func (f *fakeSupervisor) delete(w http.ResponseWriter, r *http.Request) {
+	if f.mode == "deaf" {
+		<-r.Context().Done()
+		return
+	}
+	var body struct{ Reason string }
+	if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+		panic(err)
+	}
+	f.mu.Lock()
+	if !f.stopped {
+		f.stopped = true
+		f.end(body.Reason, true)
+		close(f.over)
+	}
+	f.mu.Unlock()
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func (f *fakeSupervisor) limits(w http.ResponseWriter, r *http.Request) {
+	var body struct {
+		LogLimit int64 `json:"log_limit"`
+	}
+	if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+		panic(err)
+	}
+	f.change(func(st *supervisor.Status) { st.LogLimit = body.LogLimit })
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// gatewayMain is a gateway that opens the state directory, says so and waits to be killed.
+func gatewayMain(state string) int {
+	l, err := Open(context.Background(), Options{StateDir: state, RuntimeDir: os.Args[3], Supervisor: os.Args[0]})
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	fmt.Println("open", l.reaper != nil)
+	<-make(chan struct{})
+	return 0
+}
