@@ -1,6 +1,8 @@
 package supervisor
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -205,5 +207,55 @@ func fakeNow() func() time.Time {
 	return func() time.Time {
 		now = now.Add(time.Second)
 		return now
+	}
+}
+
+func TestLog_keepsAllUnderItsLimit(t *testing.T) {
+	l := newLog(100 << 10)
+	for n := range 300 {
+		l.append(nil, numbered(n, 1000), false)
+	}
+	got, _, lost := l.read(position{}, nil, 1<<20, nil)
+	if bytes, limit := l.sizes(); bytes < limit*9/10 {
+		t.Errorf("%d bytes of %d are used, %d entries are left", bytes, limit, len(got))
+	}
+	if uint64(len(got))+lost != 300 {
+		t.Errorf("%d left and %d lost of 300", len(got), lost)
+	}
+}
+
+func TestGate(t *testing.T) {
+	g := newGate()
+	ctx, cancel := context.WithCancel(context.Background())
+	for n := range 3 {
+		if err := g.push(numbered(n, 1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cancel()
+	if m, err := g.take(ctx); err == nil {
+		t.Fatalf("a shut gate let %s through", m.Content)
+	}
+	g.set(true)
+	for n := range 3 {
+		m, err := g.take(context.Background())
+		if err != nil || number(t, &m) != n {
+			t.Fatalf("took %s, %v", m.Content, err)
+		}
+	}
+	if err := g.push(numbered(0, gateLimitBytes+1)); err != nil {
+		t.Errorf("a large message does not fit an empty gate: %v", err)
+	}
+	if err := g.push(numbered(1, 1)); !errors.Is(err, errGateFull) {
+		t.Errorf("a full gate says %v", err)
+	}
+	g.clear()
+	for range gateLimitMessages {
+		if err := g.push(wire.Message{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := g.push(wire.Message{}); !errors.Is(err, errGateFull) {
+		t.Errorf("too many messages: %v", err)
 	}
 }

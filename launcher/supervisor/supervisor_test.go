@@ -154,6 +154,21 @@ func TestSupervisor_equalIDs(t *testing.T) {
 	}
 }
 
+// TestSupervisor_requestsEnd catches requests that stay in the table for ever: comm messages have no reply.
+func TestSupervisor_requestsEnd(t *testing.T) {
+	r := startSupervisor(t, nil).ready()
+	c := r.dial(dialOption{session: "ann"})
+	for range 100 {
+		c.send(wire.Shell, "comm_msg", map[string]any{"comm_id": "x", "data": map[string]any{}})
+	}
+	c.result(c.execute("print 1"))
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	if r.s.live != 0 || len(r.s.requests) != 0 {
+		t.Errorf("%d requests are still open", r.s.live)
+	}
+}
+
 func TestSupervisor_controlOvertakes(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	c := r.dial(dialOption{session: "ann"})
@@ -224,6 +239,12 @@ func TestSupervisor_crash(t *testing.T) {
 	})
 	if text := output(all, id); !strings.Contains(text, "SIGKILL") {
 		t.Errorf("the cell shows %q", text)
+	}
+	// JupyterLab drops what is queued when the session of the messages it receives changes.
+	ours, _ := find(all, "stream", id)
+	theirs, _ := find(all, "execute_input", id)
+	if got, want := wire.StringField(ours.Header, "session"), wire.StringField(theirs.Header, "session"); got != want {
+		t.Errorf("our notice is of session %q, the kernel's messages are of %q", got, want)
 	}
 	if reply, ok := find(all, "execute_reply", id); !ok || wire.StringField(reply.Content, "status") != "error" {
 		t.Errorf("the crashed cell was answered %s", reply.Content)
