@@ -1,0 +1,199 @@
+// JupyterLab as a person uses it: a jupyter server with --gateway-url, Chromium, and what one does in a notebook.
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { closeSync, mkdirSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { createServer } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+
+import { require, TOKEN, until, URL } from '../js/checks.mjs';
+
+const { chromium } = require('playwright-core');
+
+export const ARTIFACTS = process.env.EKG_ARTIFACTS ?? mkdtempSync(join(tmpdir(), 'ekg-artifacts-'));
+mkdirSync(ARTIFACTS, { recursive: true });
+
+async function freePort() {
+  const server = createServer().listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const { port } = server.address();
+  server.close();
+  await once(server, 'close');
+  return port;
+}
+
+/** The newest JupyterLab in gateway mode, with a folder, a home and settings of its own. */
+export class Lab {
+  static async start() {
+    const lab = new Lab();
+    lab.dir = mkdtempSync(join(tmpdir(), 'ekg-lab-'));
+    lab.files = join(lab.dir, 'files');
+    mkdirSync(lab.files);
+    const settings = (path, value) => {
+      mkdirSync(join(lab.dir, 'settings', path, '..'), { recursive: true });
+      writeFileSync(join(lab.dir, 'settings', path), JSON.stringify(value));
+    };
+    // All cells stay in the page, to be looked at, and nothing is asked of the world outside.
+    settings('@jupyterlab/notebook-extension/tracker.jupyterlab-settings', { windowingMode: 'none' });
+    settings('@jupyterlab/apputils-extension/notification.jupyterlab-settings', { fetchNews: 'false', checkForUpdates: false });
+    settings('@jupyterlab/docmanager-extension/plugin.jupyterlab-settings', { autosave: false });
+    const port = await freePort();
+    lab.url = `http://127.0.0.1:${port}`;
+    const log = openSync(join(ARTIFACTS, 'jupyterlab.log'), 'w');
+    lab.process = spawn(join(process.env.EKG_LAB, 'bin/python'), ['-m', 'jupyterlab', '--gateway-url', URL, '--no-browser',
+      '--allow-root', '--ip=127.0.0.1', `--port=${port}`, '--ServerApp.port_retries=0', '--IdentityProvider.token=',
+      '--LabApp.expose_app_in_browser=True', '--LabApp.news_url=', `--ServerApp.root_dir=${lab.files}`], {
+      env: {
+        ...process.env, HOME: lab.dir, JUPYTER_GATEWAY_AUTH_TOKEN: TOKEN, JUPYTERLAB_SETTINGS_DIR: join(lab.dir, 'settings'),
+        JUPYTERLAB_WORKSPACES_DIR: join(lab.dir, 'workspaces'), JUPYTER_CONFIG_DIR: join(lab.dir, 'config'),
+      },
+      stdio: ['ignore', log, log],
+    });
+    closeSync(log);
+    await until(async () => {
+      if (lab.process.exitCode !== null) throw new Error('JupyterLab ended; see jupyterlab.log');
+      try {
+        return (await fetch(`${lab.url}/api`)).ok;
+      } catch {
+        return false;
+      }
+    }, 60, 'JupyterLab answers');
+    lab.context = await chromium.launchPersistentContext(join(lab.dir, 'profile'), {
+      executablePath: '/usr/bin/chromium', headless: true, viewport: { width: 1200, height: 900 },
+      args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking',
+        '--disable-component-update', '--disable-sync', '--disable-dev-shm-usage'],
+    });
+    return lab;
+  }
+
+  /** Writes a notebook whose cells have these sources. */
+  write(name, cells, kernel = 'python3') {
+    writeFileSync(join(this.files, name), JSON.stringify({
+      nbformat: 4, nbformat_minor: 5,
+      metadata: { kernelspec: { name: kernel, display_name: kernel, language: 'python' }, language_info: { name: 'python' } },
+      cells: cells.map((source, i) => ({ cell_type: 'code', id: `c${i}`, metadata: {}, execution_count: null, outputs: [], source })),
+    }));
+  }
+
+  /** What is saved of a cell's outputs. */
+  saved(name, index) {
+    return JSON.parse(readFileSync(join(this.files, name), 'utf8')).cells[index].outputs;
+  }
+
+  /** Opens a page with the notebook, in a workspace that nothing was left in. */
+  async open(name) {
+    const page = await this.context.newPage();
+    page.setDefaultTimeout(20000);
+    await page.goto(`${this.url}/lab/workspaces/w${Date.now()}/tree/${name}`);
+    const notebook = new Notebook(this, page, name);
+    await notebook.shown();
+    return notebook;
+  }
+
+  /** Ends all kernels, as a person does with "shut down all". */
+  async shutdownAll() {
+    for (const s of await (await fetch(`${this.url}/api/sessions`)).json()) {
+      await fetch(`${this.url}/api/sessions/${s.id}`, { method: 'DELETE', headers: this.xsrf() });
+    }
+  }
+
+  xsrf() {
+    return { 'X-XSRFToken': 'none', Authorization: 'token none' };
+  }
+
+  async stop() {
+    await this.context?.close();
+    this.process.kill('SIGTERM');
+    const timer = setTimeout(() => this.process.kill('SIGKILL'), 15000);
+    if (this.process.exitCode === null && this.process.signalCode === null) await once(this.process, 'exit');
+    clearTimeout(timer);
+    rmSync(this.dir, { recursive: true, force: true });
+  }
+}
+
+/** One open notebook of a page: always the one in front. */
+export class Notebook {
+  constructor(lab, page, name) {
+    Object.assign(this, { lab, page, name });
+    this.panel = page.locator('.jp-NotebookPanel:not(.lm-mod-hidden)');
+    this.dialog = page.locator('.jp-Dialog');
+  }
+
+  async shown() {
+    await this.panel.locator('.jp-Cell').first().waitFor();
+  }
+
+  cell(index) {
+    return this.panel.locator('.jp-CodeCell').nth(index);
+  }
+
+  /** The kernel's state as the toolbar shows it. */
+  async status() {
+    return this.panel.locator('.jp-Notebook-ExecutionIndicator').getAttribute('data-status');
+  }
+
+  /** Waits until the toolbar shows the kernel as idle. */
+  async connected(seconds = 10) {
+    await until(async () => (await this.status()) === 'idle', seconds, `the kernel of ${this.name} shown as idle`)
+      .catch(async e => { throw new Error(`${e.message}; it is ${await this.status()}`); });
+  }
+
+  /** Clicks into a cell and presses Shift-Enter. */
+  async run(index) {
+    await this.cell(index).locator('.cm-content').click();
+    await this.page.keyboard.press('Shift+Enter');
+  }
+
+  /** The text in a cell's prompt: '[*]:', '[3]:' or '[ ]:'. */
+  async prompt(index) {
+    return (await this.cell(index).locator('.jp-InputPrompt').innerText()).trim();
+  }
+
+  async finished(index, seconds = 20) {
+    await until(async () => /^\[\d+\]:?$/.test(await this.prompt(index)), seconds, `cell ${index} of ${this.name} has ended`)
+      .catch(async e => { throw new Error(`${e.message}; its prompt is ${await this.prompt(index)}, its output ${(await this.output(index)).slice(-200)}`); });
+  }
+
+  /** All text that a cell's outputs show. */
+  async output(index) {
+    return (await this.cell(index).locator('.jp-OutputArea-output').allInnerTexts()).join('\n');
+  }
+
+  async printed(index, text, seconds = 20) {
+    await until(async () => (await this.output(index)).includes(text), seconds, `cell ${index} shows ${JSON.stringify(text)}`)
+      .catch(async e => { throw new Error(`${e.message}; it shows ${JSON.stringify((await this.output(index)).slice(-300))}`); });
+  }
+
+  /** Runs a command of the menus. It is not waited for: some end only when their dialog does. */
+  async command(id, args = {}) {
+    await this.page.evaluate(([id, args]) => { window.jupyterapp.commands.execute(id, args); }, [id, args]);
+  }
+
+  /** Restarts the kernel, dialog included. */
+  async restart() {
+    await this.command('notebook:restart-kernel');
+    await this.dialog.locator('.jp-mod-accept').click();
+    await this.dialog.waitFor({ state: 'detached' });
+  }
+
+  /** Opens another notebook in a tab of the same page. */
+  async openBeside(name) {
+    await this.command('docmanager:open', { path: name, factory: 'Notebook' });
+    const notebook = new Notebook(this.lab, this.page, name);
+    await this.page.locator(`.lm-TabBar-tab.lm-mod-current[title*="${name}"], .lm-TabBar-tab.jp-mod-current[title*="${name}"]`).first().waitFor();
+    await notebook.shown();
+    return notebook;
+  }
+
+  async save() {
+    await this.page.evaluate(() => window.jupyterapp.commands.execute('docmanager:save'));
+  }
+
+  async screenshot(name) {
+    await this.page.screenshot({ path: join(ARTIFACTS, `${name.replace(/[^a-z0-9]+/gi, '-')}.png`) });
+  }
+
+  async close() {
+    await this.page.close({ runBeforeUnload: false });
+  }
+}
