@@ -16,20 +16,22 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 )
 
-// TestMain makes the test binary three programs: the tests; ekg-supervisor, when called with its arguments (the real
-// one, or for a kernel whose command begins with "fake" a small one that misbehaves as told); and the fake kernel.
+// TestMain makes the test binary four programs: the tests; ekg-supervisor, when called with its arguments (the real
+// one, or for a kernel whose command begins with "fake" a small one that misbehaves as told); the fake kernel; and
+// another gateway.
 func TestMain(m *testing.M) {
 	switch {
 	case len(os.Args) > 2 && os.Args[1] == "--config":
 		os.Exit(supervisorMain(os.Args[2]))
 	case len(os.Args) > 1 && os.Args[1] == "kernel":
 		os.Exit(launchertest.FakeKernelMain(os.Args[2:]))
-	case len(os.Args) > 2 && os.Args[1] == "gateway":
-		os.Exit(gatewayMain(os.Args[2]))
+	case len(os.Args) > 4 && os.Args[1] == "gateway":
+		os.Exit(gatewayMain(os.Args[2], os.Args[3], os.Args[4]))
 	}
 	os.Exit(m.Run())
 }
@@ -222,14 +224,17 @@ func (f *fakeSupervisor) limits(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// gatewayMain is a gateway that opens the state directory, says so and waits to be killed.
-func gatewayMain(state string) int {
-	l, err := Open(context.Background(), Options{StateDir: state, RuntimeDir: os.Args[3], Supervisor: os.Args[0]})
+// gatewayMain is a gateway that starts one kernel, says so and waits to be killed.
+func gatewayMain(state, runtime, id string) int {
+	l, err := Open(context.Background(), Options{StateDir: state, RuntimeDir: runtime, Supervisor: os.Args[0]})
+	if err == nil {
+		_, _, err = l.Start(context.Background(), launcher.Request{ID: id, Owner: "ann", Spec: fakeSpec("fine")})
+	}
 	if err != nil {
 		fmt.Println(err)
 		return 1
 	}
-	fmt.Println("open", l.reaper != nil)
+	fmt.Println("running")
 	<-make(chan struct{})
 	return 0
 }

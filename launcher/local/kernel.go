@@ -140,14 +140,10 @@ func (l *Launcher) enter(id string) (k *kernel, fresh bool, err error) {
 	if k != nil {
 		return k, false, nil
 	}
-	rec, err := l.layout.readRecord(id)
-	var bad *badRecordError
+	rec, err := l.readEntry(id)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, false, l.layout.goneError(id)
-	case errors.As(err, &bad):
-		l.setAside(id, bad)
-		return nil, false, launcher.ErrNotFound
 	case err != nil:
 		return nil, false, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 	}
@@ -157,6 +153,31 @@ func (l *Launcher) enter(id string) (k *kernel, fresh bool, err error) {
 	l.mu.Unlock()
 	l.countChanged()
 	return k, true, nil
+}
+
+// readEntry reads a kernel's record and sets the entry aside if it cannot be one; the error is fs.ErrNotExist then, too.
+func (l *Launcher) readEntry(id string) (record, error) {
+	rec, err := l.layout.readRecord(id)
+	var bad *badRecordError
+	if !errors.As(err, &bad) {
+		return rec, err
+	}
+	// It may have been put there while it was read: between two looks a kernel is made. Whoever does that, in another
+	// gateway, holds the folder's lock until its supervisor listens.
+	folder, err := lockFolder(l.layout.kernel(id))
+	if errors.Is(err, errBusy) {
+		return l.layout.readRecord(id)
+	}
+	if err != nil {
+		return rec, err
+	}
+	defer unlock(folder)
+	rec, err = l.layout.readRecord(id)
+	if errors.As(err, &bad) {
+		l.setAside(id, bad)
+		return rec, fs.ErrNotExist
+	}
+	return rec, err
 }
 
 // awaitWord waits until something certain is known of a kernel, for limit at most.

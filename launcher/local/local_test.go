@@ -1,6 +1,7 @@
 package local
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -9,6 +10,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -505,9 +507,6 @@ func TestTwoGateways(t *testing.T) {
 	p := newPlace(t)
 	p.change = func(_ *Options, tm *timing) { tm.tend = time.Hour } // what is seen is seen by looking
 	a, b := p.launcher(), p.launcher()
-	if a.reaper == nil || b.reaper != nil {
-		t.Error("not exactly the first clears away")
-	}
 	p.start(a, 1, "fine")
 	if k, err := b.Kernel(t.Context(), id(1)); err != nil || k.State != launcher.Idle {
 		t.Errorf("the other sees %+v, %v", k, err)
@@ -522,7 +521,7 @@ func TestTwoGateways(t *testing.T) {
 	if _, err := a.Revive(t.Context(), id(1)); err != nil {
 		t.Fatal(err)
 	}
-	if k, err := b.Kernel(t.Context(), id(1)); err != nil || k.State != launcher.Idle {
+	if k, err := b.Kernel(t.Context(), id(1)); err != nil || k.State == launcher.Dead {
 		t.Errorf("after the revival the other sees %+v, %v", k, err)
 	}
 	if err := b.Stop(t.Context(), id(1), "enough"); err != nil {
@@ -532,10 +531,46 @@ func TestTwoGateways(t *testing.T) {
 		_, err := a.Kernel(t.Context(), id(1))
 		return errors.Is(err, launcher.ErrNotFound)
 	})
-	a.Close()
-	b.takeReaper()
-	if b.reaper == nil {
-		t.Error("the second does not become the one that clears away")
+}
+
+// TestGatewayKilled kills a gateway that is another process, which holds the reaper's lock and has started a kernel.
+func TestGatewayKilled(t *testing.T) {
+	p := newPlace(t)
+	p.change = func(_ *Options, tm *timing) { tm.tend, tm.halfMade = 20*time.Millisecond, 0 }
+	cmd := exec.Command(os.Args[0], "gateway", p.state, p.runtime, id(1))
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if line != "running\n" || err != nil {
+		t.Errorf("the gateway says %q, %v", line, err)
+	}
+	l := p.launcher()
+	wait(t, l, 1, "idle", isIdle)
+	ps := processesOf(t, p, 1)
+	// While the other gateway lives, it is the one that clears away.
+	halfMade := filepath.Join(p.state, "kernels", ".new-1")
+	if err := os.Mkdir(halfMade, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	<-time.After(200 * time.Millisecond)
+	if _, err := os.Stat(halfMade); err != nil {
+		t.Errorf("two gateways clear away: %v", err)
+	}
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // it was killed
+	eventually(t, "the gateway that is left clears away", func() bool {
+		_, err := os.Stat(halfMade)
+		return errors.Is(err, fs.ErrNotExist)
+	})
+	if k := wait(t, l, 1, "idle", isIdle); k.Owner != "ann" || processesOf(t, p, 1) != ps {
+		t.Errorf("after its gateway's death the kernel is %+v", k)
 	}
 }
 
@@ -637,6 +672,19 @@ func TestBadEntries(t *testing.T) {
 	}
 	if n := strings.Count(p.log.String(), "set aside"); n != 6 {
 		t.Errorf("told %d times", n)
+	}
+	// Somebody is at work on this one: it is neither there nor not, and stays where it is.
+	write(id(8)+"/other", "")
+	held, err := lockFolder(filepath.Join(kernels, id(8)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Kernel(t.Context(), id(8)); !errors.Is(err, launcher.ErrUnavailable) {
+		t.Errorf("one that is being worked on: %v", err)
+	}
+	unlock(held)
+	if _, err := l.Kernel(t.Context(), id(8)); err != launcher.ErrNotFound {
+		t.Errorf("a bad one: %v", err)
 	}
 	eventually(t, "what was half removed is removed, what may be in the making is not", func() bool {
 		left, err := os.ReadDir(kernels)
