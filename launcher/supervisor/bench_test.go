@@ -23,8 +23,9 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
 )
 
-// The benchmarks compare three ways to the same fake kernel, which is a process of its own, in the same run: ZeroMQ
-// directly, and through a supervisor in this process with each of the websocket framings. The ratios are what counts;
+// The benchmarks compare ways to the same fake kernel, which is a process of its own, in the same run: ZeroMQ directly,
+// through a supervisor in this process with each of the websocket framings, and through gateway and supervisor as
+// installed. The ratios are what counts;
 // the machine is in all of them alike. The supervisor's allocations are measured with a client that makes none.
 
 // path is one way to a kernel.
@@ -199,18 +200,18 @@ func newSupervisorPath(b *testing.B, v1 bool) *websocketPath {
 	}
 	b.Cleanup(func() { conn.Close() })
 	p := &websocketPath{b: b, v1: v1, conn: conn, r: bufio.NewReaderSize(conn, 64<<10)}
-	p.upgrade()
+	p.upgrade(testKernelID)
 	return p
 }
 
 // upgrade is the handshake. A library's client would keep what it has read beyond it.
-func (p *websocketPath) upgrade() {
+func (p *websocketPath) upgrade(kernel string) {
 	protocol := ""
 	if p.v1 {
 		protocol = "Sec-WebSocket-Protocol: " + wire.SubprotocolV1 + "\r\n"
 	}
-	if _, err := fmt.Fprintf(p.conn, "GET /api/kernels/%s/channels?session_id=bench HTTP/1.1\r\nHost: %[1]s\r\nConnection: Upgrade\r\n"+
-		"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n%s\r\n", testKernelID, protocol); err != nil {
+	if _, err := fmt.Fprintf(p.conn, "GET /api/kernels/%s/channels?session_id=bench HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"+
+		"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n%s\r\n", kernel, protocol); err != nil {
 		p.b.Fatal(err)
 	}
 	resp, err := http.ReadResponse(p.r, nil)
@@ -314,7 +315,8 @@ func benchDir(b *testing.B) string {
 }
 
 func messagePaths(b *testing.B) (names []string, paths []path) {
-	return []string{"direct", "v1", "json"}, []path{newDirectPath(b), newSupervisorPath(b, true), newSupervisorPath(b, false)}
+	return []string{"direct", "v1", "json", "gateway-v1", "gateway-json"}, []path{newDirectPath(b), newSupervisorPath(b, true),
+		newSupervisorPath(b, false), newGatewayPath(b, true), newGatewayPath(b, false)}
 }
 
 // BenchmarkMessagePath_RoundTrip is a request and its reply, with nothing else going on.
@@ -328,7 +330,7 @@ func BenchmarkMessagePath_RoundTrip(b *testing.B) {
 			took[i] = append(took[i], p.answered([]byte("is_complete_reply"), func() {}).Sub(start))
 		}
 	}
-	b.ReportMetric(0, "ns/op") // of all three together: says nothing
+	b.ReportMetric(0, "ns/op") // of all together: says nothing
 	var direct float64
 	for i, name := range names {
 		slices.Sort(took[i])
@@ -365,7 +367,7 @@ func BenchmarkMessagePath_Flood(b *testing.B) {
 			}
 		}
 	}
-	b.ReportMetric(0, "ns/op") // of all three together: says nothing
+	b.ReportMetric(0, "ns/op") // of all together: says nothing
 	var direct float64
 	for i, name := range names {
 		slices.Sort(took[i])

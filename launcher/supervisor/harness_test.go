@@ -19,7 +19,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
 )
 
-
 // patience of tests with real processes.
 const testLimit = 20 * time.Second
 

@@ -1,0 +1,83 @@
+package supervisor
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// newGatewayPath starts the programs as they are installed, gateway, supervisor and kernel each a process of its own,
+// and connects one client to the gateway.
+func newGatewayPath(b *testing.B, v1 bool) *websocketPath {
+	dir := benchDir(b)
+	for _, program := range []string{"../../cmd/ekg", "../../cmd/ekg-supervisor", "../launchertest/kernel"} {
+		if out, err := exec.Command("go", "build", "-o", dir+"/", program).CombinedOutput(); err != nil {
+			b.Fatalf("%v: %s", err, out)
+		}
+	}
+	spec, err := json.Marshal(map[string]any{"display_name": "Fake", "language": "fake",
+		"argv": []string{filepath.Join(dir, "kernel"), "-f", "{connection_file}"}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "specs", "fake"), 0o700); err != nil {
+		b.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "specs", "fake", "kernel.json"), spec, 0o600); err != nil {
+		b.Fatal(err)
+	}
+	cmd := exec.Command(filepath.Join(dir, "ekg"), "serve", "--listen", "127.0.0.1:0", "--no-auth", "--kernelspec-dir",
+		filepath.Join(dir, "specs"), "--state-dir", filepath.Join(dir, "state"), "--runtime-dir", filepath.Join(dir, "run"),
+		"--stop-kernels-on-exit", "--log-level", "error")
+	cmd.Stderr = os.Stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		cmd.Process.Signal(os.Interrupt) //nolint:errcheck // seen by Wait
+		cmd.Wait()                       //nolint:errcheck // nothing more is done with it
+	})
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	if err != nil {
+		b.Fatalf("the gateway does not say where it listens: %v", err)
+	}
+	fields := strings.Fields(line)
+	u, err := url.Parse(fields[len(fields)-1])
+	if err != nil {
+		b.Fatal(err)
+	}
+	resp, err := http.Post(fmt.Sprintf("http://%s/api/kernels", u.Host), "application/json", strings.NewReader(`{"name":"fake"}`))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		b.Fatal(err)
+	}
+	var m Model
+	if err := json.Unmarshal(body, &m); err != nil || m.ExecutionState != stateIdle {
+		b.Fatalf("%v: %s", err, body)
+	}
+	conn, err := net.Dial("tcp", u.Host)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { conn.Close() })
+	p := &websocketPath{b: b, v1: v1, conn: conn, r: bufio.NewReaderSize(conn, 64<<10)}
+	p.upgrade(m.ID)
+	return p
+}
