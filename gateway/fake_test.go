@@ -254,13 +254,14 @@ type fakeSupervisor struct {
 	path   string
 	server *http.Server
 
-	answer   http.HandlerFunc                         // instead of everything but channels
-	channels func(conn net.Conn, early io.Reader)     // after the 101; default: echo
-	upgrade  func(http.ResponseWriter, *http.Request) // instead of the whole handshake
+	// Set before the first request.
+	channels func(conn net.Conn, early io.Reader) // after the 101; default: echo
 
-	mu   sync.Mutex
-	seen []string // requests, each as one dump
-	wg   sync.WaitGroup
+	mu      sync.Mutex
+	seen    []string         // requests, each as one dump
+	answer  http.HandlerFunc // instead of everything but channels
+	upgrade http.HandlerFunc // instead of the whole handshake
+	wg      sync.WaitGroup
 }
 
 func newFakeSupervisor(t *testing.T, id, path string) *fakeSupervisor {
@@ -277,6 +278,20 @@ func newFakeSupervisor(t *testing.T, id, path string) *fakeSupervisor {
 func (s *fakeSupervisor) close() {
 	_ = s.server.Close()
 	s.wg.Wait()
+}
+
+// answerWith replaces the answers to everything but channels; nil is what they are at first.
+func (s *fakeSupervisor) answerWith(h http.HandlerFunc) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.answer = h
+}
+
+// upgradeWith replaces the websocket's handshake and all that follows.
+func (s *fakeSupervisor) upgradeWith(h http.HandlerFunc) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.upgrade = h
 }
 
 // sent returns all it was ever sent, as text.
@@ -298,16 +313,17 @@ func (s *fakeSupervisor) serve(w http.ResponseWriter, r *http.Request) {
 	dump.Write(body)
 	s.mu.Lock()
 	s.seen = append(s.seen, dump.String())
+	answer, upgrade := s.answer, s.upgrade
 	s.mu.Unlock()
 
 	base := "/api/kernels/" + s.id
 	switch {
-	case r.URL.Path == base+"/channels" && s.upgrade != nil:
-		s.upgrade(w, r)
+	case r.URL.Path == base+"/channels" && upgrade != nil:
+		upgrade(w, r)
 	case r.URL.Path == base+"/channels":
 		s.accept(w, r)
-	case s.answer != nil:
-		s.answer(w, r)
+	case answer != nil:
+		answer(w, r)
 	case r.Method == "POST" && r.URL.Path == base+"/interrupt":
 		w.WriteHeader(http.StatusNoContent)
 	case r.URL.Path == base || r.Method == "POST" && r.URL.Path == base+"/restart":

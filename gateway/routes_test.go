@@ -61,12 +61,15 @@ func TestRoutes_NoneAnswersWithoutToken(t *testing.T) {
 func TestRoutes_Authentication(t *testing.T) {
 	g := startGateway(t, nil)
 	for name, credential := range map[string]func(*http.Request){
-		"token":      func(*http.Request) {},
-		"TOKEN":      func(r *http.Request) { r.Header.Set("Authorization", "TOKEN "+testToken) },
-		"bearer":     func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+testToken) },
-		"spaces":     func(r *http.Request) { r.Header.Set("Authorization", "bearer   "+testToken+" ") },
-		"query":      func(r *http.Request) { r.Header.Del("Authorization"); r.URL.RawQuery = "token=" + testToken },
-		"last query": func(r *http.Request) { r.Header.Del("Authorization"); r.URL.RawQuery = "token=x&1732&token=" + testToken },
+		"token":  func(*http.Request) {},
+		"TOKEN":  func(r *http.Request) { r.Header.Set("Authorization", "TOKEN "+testToken) },
+		"bearer": func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+testToken) },
+		"spaces": func(r *http.Request) { r.Header.Set("Authorization", "bearer   "+testToken+" ") },
+		"query":  func(r *http.Request) { r.Header.Del("Authorization"); r.URL.RawQuery = "token=" + testToken },
+		"last query": func(r *http.Request) {
+			r.Header.Del("Authorization")
+			r.URL.RawQuery = "token=x&1732&token=" + testToken
+		},
 		"beside an empty query": func(r *http.Request) {
 			r.URL.RawQuery = "token="
 		},

@@ -1,0 +1,95 @@
+package gateway
+
+import (
+	"encoding/base64"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+)
+
+// Whatever a client puts its credential into, no supervisor gets to see it: neither by a header that is not on the
+// list nor inside one that is.
+func TestProxy_NoCredentialReachesASupervisor(t *testing.T) {
+	g := startGateway(t, nil)
+	super := g.fake.add(idA, "python3", launcher.Idle)
+	basic := base64.StdEncoding.EncodeToString([]byte("u:" + testToken))
+	spread := func(r *http.Request) {
+		h := r.Header
+		h.Set("Authorization", "Bearer "+testToken)
+		h.Set("Cookie", "session="+testToken+"; b="+basic)
+		h.Set("Proxy-Authorization", "Basic "+basic)
+		h.Set("Referer", g.http.URL+"/lab?token="+testToken)
+		h.Set("Origin", g.http.URL)
+		for _, name := range []string{
+			"X-Auth-Token", "X-Forwarded-For", "Forwarded", "X-Request-Id", "Ekg-User", "Ekg-Right", "Via", "Te", "Trailer", "X-XSRFToken",
+			"Accept", "Content-Type", "Content-Language", "Accept-Language", "User-Agent", "Sec-WebSocket-Extensions", "If-None-Match",
+		} {
+			h.Set(name, "a "+testToken)
+		}
+		h.Add("Sec-WebSocket-Protocol", "v1.kernel.websocket.jupyter.org")
+		h.Add("Sec-WebSocket-Protocol", "token."+testToken)
+		r.URL.RawQuery = url.Values{"token": {testToken}, "session_id": {"s-" + testToken}, "x": {testToken}, "1732": nil}.Encode()
+	}
+	path := "/api/kernels/" + idA
+	g.do("GET", path, testToken, spread).want(t, 200, "")
+	g.do("HEAD", path, "", spread)
+	g.do("POST", path+"/interrupt", `{"token": "`+testToken+`"}`, spread).want(t, 204, "")
+	g.do("POST", path+"/restart", testToken, spread).want(t, 200, "")
+	g.do("POST", path+"/restart", "", func(r *http.Request) { // and by the path
+		r.URL.User = url.UserPassword("u", testToken)
+		spread(r)
+	}).want(t, 200, "")
+	conn, _ := g.dialChannels(idA, "", spread)
+	_ = conn.Close()
+
+	sent := super.sent()
+	if strings.Count(sent, "host="+idA) != 6 {
+		t.Fatalf("not all requests have arrived: %s", sent)
+	}
+	for _, canary := range []string{testToken, basic, "token", "Cookie", "Authorization", "Referer", "Origin", "Forwarded", "Xsrf"} {
+		if strings.Contains(strings.ToLower(sent), strings.ToLower(canary)) {
+			t.Errorf("the supervisor was sent %q:\n%s", canary, sent)
+		}
+	}
+	if strings.Contains(g.log.String(), testToken) || strings.Contains(g.log.String(), basic) {
+		t.Errorf("the log holds it: %s", g.log)
+	}
+}
+
+func TestProxy_WhatIsForwarded(t *testing.T) {
+	g := startGateway(t, nil)
+	super := g.fake.add(idA, "python3", launcher.Idle)
+	conn, _ := g.dialChannels(idA, "?session_id=s%201&token="+testToken+"&other=x", func(r *http.Request) {
+		r.Header.Set("User-Agent", "Tornado/6.4")
+		r.Header.Set("Sec-WebSocket-Protocol", "v1.kernel.websocket.jupyter.org")
+		r.Header.Set("Sec-WebSocket-Extensions", "permessage-deflate")
+		r.Header.Set(headerRight, "read") // a client's own word on its rights counts for nothing
+	})
+	_ = conn.Close()
+	want := "GET /api/kernels/" + idA + "/channels?session_id=s+1 host=" + idA
+	if !strings.HasPrefix(super.sent(), want+"\n") {
+		t.Errorf("got %s, want %s", super.sent(), want)
+	}
+	for _, line := range []string{
+		"Connection: Upgrade", "Upgrade: websocket", "User-Agent: Tornado/6.4", "Sec-Websocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+		"Sec-Websocket-Version: 13", "Sec-Websocket-Protocol: v1.kernel.websocket.jupyter.org", "Sec-Websocket-Extensions: permessage-deflate",
+		headerUser + ": anonymous", headerRight + ": use", headerRequestID + ": ",
+	} {
+		if !strings.Contains(super.sent(), line) {
+			t.Errorf("%q is missing in %s", line, super.sent())
+		}
+	}
+	if headerUser != supervisor.HeaderUser || headerRight != supervisor.HeaderRight {
+		t.Error("gateway and supervisor call a header differently")
+	}
+	t.Run("no User-Agent of our own is added", func(t *testing.T) {
+		g.do("POST", "/api/kernels/"+idA+"/interrupt", "", func(r *http.Request) { r.Header.Set("User-Agent", "") }).want(t, 204, "")
+		if strings.Contains(super.sent(), "Go-http-client") {
+			t.Errorf("sent %s", super.sent())
+		}
+	})
+}

@@ -1,0 +1,105 @@
+package gateway
+
+import (
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+func TestSessions_Life(t *testing.T) {
+	g := startGateway(t, func(o *Options) { o.BaseURL = "/gw" })
+	create := `{"path": "a/b.ipynb", "type": "notebook", "name": "b", "kernel": {"name": "python3"}}`
+	r := g.do("POST", "/gw/api/sessions", create).want(t, 201, `"notebook":{"path":"a/b.ipynb","name":"b"}`)
+	s := decode[sessionModel](t, r)
+	if got, want := r.Header.Get("Location"), "/gw/api/sessions/"+s.ID; got != want || s.Kernel.ID == "" {
+		t.Errorf("Location: got %q, want %q, kernel %q", got, want, s.Kernel.ID)
+	}
+	again := decode[sessionModel](t, g.do("POST", "/gw/api/sessions", create).want(t, 201, s.ID))
+	if again.Kernel.ID != s.Kernel.ID {
+		t.Error("the same path started another kernel")
+	}
+	path := "/gw/api/sessions/" + s.ID
+	g.do("GET", path, "").want(t, 200, `"path":"a/b.ipynb"`)
+	g.do("GET", "/gw/api/sessions/none", "").want(t, 404, "")
+
+	g.do("PATCH", path, `{"path": "c.ipynb", "name": "c", "type": "console"}`).want(t, 200, `"path":"c.ipynb","name":"c","type":"console"`)
+	if list := g.do("GET", "/gw/api/sessions", ""); strings.Contains(list.body, `"notebook"`) || !strings.Contains(list.body, "c.ipynb") {
+		t.Errorf("list: %s", list.body)
+	}
+	t.Run("another kernel by name ends the one it had", func(t *testing.T) {
+		moved := decode[sessionModel](t, g.do("PATCH", path, `{"kernel": {"name": "r"}}`).want(t, 200, `"name":"r"`))
+		if moved.ID != s.ID || moved.Path != "c.ipynb" || g.fake.stopped()[s.Kernel.ID] == "" {
+			t.Errorf("moved %+v, stopped %v", moved, g.fake.stopped())
+		}
+		s.Kernel = moved.Kernel
+	})
+	t.Run("another kernel by id, which counts before the name", func(t *testing.T) {
+		g.fake.add(idA, "python3", launcher.Idle)
+		g.do("PATCH", path, `{"kernel": {"id": "`+idUnknown+`"}}`).want(t, 400, "")
+		g.do("PATCH", path, `{"kernel": {"id": "`+idA+`", "name": "r"}}`).want(t, 200, idA)
+		if g.fake.stopped()[s.Kernel.ID] == "" {
+			t.Error("the old kernel runs on")
+		}
+		if list := decode[[]sessionModel](t, g.do("GET", "/gw/api/sessions", "")); len(list) != 1 || list[0].Kernel.ID != idA {
+			t.Errorf("list: %+v", list)
+		}
+	})
+	t.Run("an unknown kernelspec is 501 and changes nothing", func(t *testing.T) {
+		g.do("PATCH", path, `{"kernel": {"name": "nope"}}`).want(t, 501, "")
+		g.do("GET", path, "").want(t, 200, idA)
+	})
+	g.do("DELETE", path, "").want(t, 204, "")
+	if g.fake.stopped()[idA] == "" {
+		t.Error("the kernel outlived its session")
+	}
+	g.do("DELETE", path, "").want(t, 404, "")
+	g.do("GET", "/gw/api/sessions", "").want(t, 200, "[]")
+	g.do("GET", "/gw/api/kernels", "").want(t, 200, "[]")
+}
+
+func TestSessions_Create(t *testing.T) {
+	g := startGateway(t, nil)
+	for body, status := range map[string]int{
+		"": 400, "{}": 400, `{"path": "x"}`: 400, `{"type": "x"}`: 400, `{"path": 5, "type": "x"}`: 400, `[]`: 400,
+		`{"path": "x", "type": "notebook", "kernel": 5}`:             400,
+		`{"path": "x", "type": "notebook", "kernel": {"name": 5}}`:   400,
+		`{"path": "` + strings.Repeat("x", 4097) + `", "type": "x"}`: 400,
+		`{"path": "x", "type": "y", "kernel": {"name": "nope"}}`:     501,
+	} {
+		g.do("POST", "/api/sessions", body).want(t, status, "")
+	}
+	if r := g.do("POST", "/api/sessions", `{"path": "x", "type": "y", "kernel": {"name": "nope"}}`); !strings.Contains(r.body, "short_message") {
+		t.Errorf("501: %s", r.body)
+	}
+	g.fake.add(idA, "python3", launcher.Idle)
+	g.do("POST", "/api/sessions", `{"path": "x", "type": "y", "kernel": {"id": "`+idA+`"}}`).want(t, 201, idA)
+	g.do("POST", "/api/sessions", `{"notebook": {"path": "old.ipynb"}, "kernel": {"id": "`+idUnknown+`"}}`).want(t, 201, `"type":"notebook"`)
+	if n := len(g.fake.requests()); n != 1 {
+		t.Errorf("%d kernels were started, want 1", n)
+	}
+
+	t.Run("two at once for one path are one session", func(t *testing.T) {
+		before := len(g.fake.requests())
+		g.fake.newState = launcher.Starting
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() { g.do("POST", "/api/sessions", `{"path": "twice", "type": "y"}`).want(t, 201, "twice") })
+		}
+		eventually(t, "a start", func() bool { return len(g.fake.requests()) > before })
+		id := g.fake.requests()[before].ID
+		eventually(t, "the kernel", func() bool { _, err := g.fake.Kernel(t.Context(), id); return err == nil })
+		g.fake.set(id, launcher.Idle, "")
+		wg.Wait()
+		if n := len(g.fake.requests()) - before; n != 1 {
+			t.Errorf("%d kernels were started, want 1", n)
+		}
+	})
+	t.Run("a session whose kernel is gone leaves the list", func(t *testing.T) {
+		g.do("DELETE", "/api/kernels/"+idA, "").want(t, 204, "")
+		if r := g.do("GET", "/api/sessions", ""); strings.Contains(r.body, idA) {
+			t.Errorf("list: %s", r.body)
+		}
+	})
+}
