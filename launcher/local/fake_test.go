@@ -44,7 +44,7 @@ func supervisorMain(config string) int {
 		return 1
 	}
 	if cfg.Argv[0] == "fake" {
-		f := &fakeSupervisor{cfg: cfg, mode: cfg.Argv[1], changed: make(chan struct{}), over: make(chan struct{}), status: supervisor.Status{
+		f := &fakeSupervisor{cfg: cfg, mode: cfg.Argv[1], changed: make(chan struct{}), over: make(chan struct{}), ended: make(chan struct{}), status: supervisor.Status{
 			Protocol: supervisor.ProtocolVersion, Build: "fake", KernelID: cfg.KernelID, PID: os.Getpid(),
 			State: "starting", LastActivity: time.Now().UTC(), LogBytes: 7, LogLimit: cfg.LogLimit}}
 		return f.run(ready)
@@ -74,9 +74,10 @@ func supervisorMain(config string) int {
 // fakeSupervisor honours a supervisor's side of the contract except for what its mode says: fine, refuse, silent,
 // leave, program, version, deaf.
 type fakeSupervisor struct {
-	cfg  Config
-	mode string
-	over chan struct{}
+	cfg   Config
+	mode  string
+	over  chan struct{} // closed when it is to end
+	ended chan struct{} // closed when the kernel has
 
 	mu      sync.Mutex
 	status  supervisor.Status
@@ -131,6 +132,7 @@ func (f *fakeSupervisor) kernel() {
 	if f.mode == "program" {
 		f.change(func(st *supervisor.Status) { st.State, st.Reason = "dead", `the kernel's program "/x" does not exist` })
 		<-f.over
+		close(f.ended)
 		return
 	}
 	cmd := exec.Command("sh", "-c", "sleep 1000 & exec sleep 1000")
@@ -157,9 +159,12 @@ func (f *fakeSupervisor) kernel() {
 		case <-time.After(f.cfg.DeadLinger):
 		}
 	case <-f.over:
-		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		if _, err := supervisor.KillRemains(f.cfg.KernelID, cmd.Process.Pid); err != nil {
+			panic(err)
+		}
 		<-exited
 	}
+	close(f.ended)
 }
 
 func (f *fakeSupervisor) end(reason string, stopped bool) {
@@ -210,6 +215,7 @@ func (f *fakeSupervisor) delete(w http.ResponseWriter, r *http.Request) {
 		close(f.over)
 	}
 	f.mu.Unlock()
+	<-f.ended
 	w.WriteHeader(http.StatusNoContent)
 }
 

@@ -280,7 +280,8 @@ func TestProcess_Intermediate(t *testing.T) {
 	if os.Getenv("EKG_TEST_INTERMEDIATE") == "" {
 		t.Skip("only run by TestProcess_DiesWithSupervisor")
 	}
-	p, err := startProcess(processConfig(t), []string{"sleep", "1000"}, slog.New(slog.DiscardHandler))
+	cfg := Config{KernelID: testKernelID, WorkingDir: "/"} // nothing to clean up: it will be killed
+	p, err := startProcess(cfg, []string{"sleep", "1000"}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
