@@ -125,7 +125,7 @@ func (l *Launcher) prepare(req launcher.Request) (record, supervisor.Config, err
 	}
 	cfg := supervisor.Config{
 		Protocol: supervisor.ProtocolVersion, KernelID: req.ID, SpecName: req.Spec.Name,
-		Argv: req.Spec.Command(nil), Env: env, InterruptMode: mode,
+		Argv: req.Spec.Command(map[string]string{"kernel_id": req.ID}), Env: env, InterruptMode: mode,
 		WorkingDir:     workingDir(req.WorkingDir, l.dir),
 		Listen:         "unix:" + rec.Socket,
 		ConnectionFile: l.layout.file(req.ID, connectionFile), Transport: transport, RunDir: runDir,
