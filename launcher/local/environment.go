@@ -38,17 +38,15 @@ func selectEnv(environ []string, names ...[]string) map[string]string {
 // of the client's, then the client's.
 func kernelEnv(environ, inherit []string, spec kernelspecs.Spec, client map[string]string) (map[string]string, error) {
 	env := selectEnv(environ, inherited, inherit)
+	maps.DeleteFunc(env, reserved)
 	known := maps.Clone(env)
 	maps.Copy(known, client)
+	maps.DeleteFunc(known, reserved)
 	maps.Copy(env, spec.ExpandEnv(known))
 	maps.Copy(env, client)
+	maps.DeleteFunc(env, reserved)
 	for name, value := range env {
 		switch {
-		case name == "JPY_PARENT_PID":
-			// ipykernel would end with the gateway's predecessor, whose process it names.
-			delete(env, name)
-		case strings.HasPrefix(name, "EKG_"), strings.HasPrefix(name, "EG_"):
-			delete(env, name) // a gateway's own settings
 		case name == "" || strings.ContainsAny(name, "=\x00"):
 			return nil, fmt.Errorf("the name of the kernel's environment variable %q is not possible", name)
 		case strings.Contains(value, "\x00"):
@@ -56,6 +54,12 @@ func kernelEnv(environ, inherit []string, spec kernelspecs.Spec, client map[stri
 		}
 	}
 	return env, nil
+}
+
+// reserved are variables that no kernel gets or sees the value of, whoever sets them: a gateway's own settings, its
+// token among them, and the one by which ipykernel would end with a process that is not its parent.
+func reserved(name, _ string) bool {
+	return name == "JPY_PARENT_PID" || strings.HasPrefix(name, "EKG_") || strings.HasPrefix(name, "EG_")
 }
 
 // workingDir is the first that exists of the one asked for, the gateway's own, and the root.

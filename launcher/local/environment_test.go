@@ -1,0 +1,47 @@
+package local
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+)
+
+func TestKernelEnv(t *testing.T) {
+	environ := []string{"PATH=/bin", "HOME=/h", "LC_TIME=C", "EKG_TOKEN=secret", "AWS_SECRET=secret", "EKG_KERNEL_ID=outer",
+		"JPY_PARENT_PID=1", "MINE=m", "EG_X=secret", "no equals sign"}
+	spec := kernelspecs.Spec{Env: map[string]string{"A": "${HOME}/${KERNEL_B}", "PATH": "/spec:${PATH}", "S": "${AWS_SECRET}",
+		"E": "${EKG_TOKEN}", "JPY_PARENT_PID": "2", "EKG_Y": "y"}}
+	client := map[string]string{"KERNEL_B": "b", "A2": "x", "JPY_PARENT_PID": "3", "EKG_KERNEL_ID": "mine"}
+	got, err := kernelEnv(environ, []string{"MINE", "EKG_TOKEN"}, spec, client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"PATH": "/spec:/bin", "HOME": "/h", "LC_TIME": "C", "MINE": "m", "A": "/h/b", "KERNEL_B": "b",
+		"A2": "x", "S": "${AWS_SECRET}", "E": "${EKG_TOKEN}"}
+	if !maps.Equal(got, want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+	for _, bad := range []map[string]string{{"": "x"}, {"A=B": "x"}, {"A\x00": "x"}, {"A": "\x00"}} {
+		if _, err := kernelEnv(nil, nil, kernelspecs.Spec{}, bad); err == nil {
+			t.Errorf("%q is taken", bad)
+		}
+	}
+	if got := supervisorEnv(environ); !slices.Equal(got, []string{"HOME=/h", "LC_TIME=C", "PATH=/bin"}) {
+		t.Errorf("a supervisor gets %v", got)
+	}
+}
+
+func TestWorkingDir(t *testing.T) {
+	dir := t.TempDir()
+	for want, tries := range map[string][]string{
+		dir: {"", "relative", dir + "/none", dir, "/tmp"},
+		"/": {"", "/x/y", "/dev/null"},
+	} {
+		if got := workingDir(tries...); got != want {
+			t.Errorf("%s: got %q, want %q", strings.Join(tries, ", "), got, want)
+		}
+	}
+}
