@@ -37,7 +37,8 @@ def session(server, kernel):
 
 def unknown_kernel(server):
     try:
-        rest("/api/kernels", "POST", {"name": "there-is-no-such"}, base=server.url, token="")
+        rest("/api/sessions", "POST", {"path": "b.ipynb", "name": "b", "type": "notebook", "kernel": {"name": "there-is-no-such"}},
+             base=server.url, token="")
     except AssertionError as e:
         assert STAND_IN or "there-is-no-such" in str(e), f"the message does not name the kernelspec: {e}"
         return
