@@ -347,6 +347,32 @@ func TestChannels_FlushesAtTheEnd(t *testing.T) {
 	}
 }
 
+// A client that is still sending when the supervisor ends must get what the supervisor had said, a close frame for one.
+// Closing a socket with unread bytes would reset the connection, and the client's system would throw all of it away.
+func TestChannels_FlushesToAClientThatSends(t *testing.T) {
+	g := startGateway(t, nil)
+	const size = 150 << 10
+	g.fake.add(idA, "python3", launcher.Idle).channels = func(conn net.Conn, early io.Reader) {
+		_, _ = io.CopyN(io.Discard, early, 1000)
+		_, _ = conn.Write(make([]byte, size))
+	}
+	conn, br := g.dialChannels(idA, "")
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			if _, err := conn.Write(make([]byte, 1000)); err != nil {
+				return
+			}
+		}
+	})
+	<-time.After(flushTime / 4) // it begins to read when all is over
+	if n, err := io.Copy(io.Discard, br); err != nil || n != size {
+		t.Errorf("got %d of %d bytes: %v", n, size, err)
+	}
+	_ = conn.Close()
+	wg.Wait()
+}
+
 func TestChannels_Drain(t *testing.T) {
 	g := startGateway(t, nil)
 	g.fake.add(idA, "python3", launcher.Idle)
