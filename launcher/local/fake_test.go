@@ -72,7 +72,7 @@ func supervisorMain(config string) int {
 }
 
 // fakeSupervisor honours a supervisor's side of the contract except for what its mode says: fine, refuse, silent,
-// leave, program, version, deaf.
+// slow, leave, program, version, deaf.
 type fakeSupervisor struct {
 	cfg   Config
 	mode  string
@@ -95,6 +95,8 @@ func (f *fakeSupervisor) run(ready *os.File) int {
 		return 1
 	case "leave":
 		return 3
+	case "slow":
+		time.Sleep(300 * time.Millisecond) // as on a busy machine, before it has the lock
 	case "silent":
 		signal.Ignore(syscall.SIGTERM)
 		<-make(chan struct{})

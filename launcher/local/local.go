@@ -73,6 +73,7 @@ type Options struct {
 type timing struct {
 	ready       time.Duration // for a supervisor to answer after its start
 	firstWord   time.Duration // for the first status, before a kernel is shown without any
+	stopMargin  time.Duration // for a supervisor to answer a stop, beyond the two graces of its kernel
 	tend        time.Duration // between two looks at the whole state directory
 	halfMade    time.Duration // age at which a folder that never got its name is removed
 	firstRedial time.Duration
@@ -81,7 +82,7 @@ type timing struct {
 }
 
 func realTiming() timing {
-	return timing{ready: 15 * time.Second, firstWord: time.Second, tend: 15 * time.Second, halfMade: time.Minute,
+	return timing{ready: 15 * time.Second, firstWord: time.Second, stopMargin: 5 * time.Second, tend: 15 * time.Second, halfMade: time.Minute,
 		firstRedial: 20 * time.Millisecond, lastRedial: 5 * time.Second, now: time.Now}
 }
 

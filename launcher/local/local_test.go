@@ -327,6 +327,33 @@ func TestStart_Concurrent(t *testing.T) {
 	}
 }
 
+// TestStart_Watched has a second gateway look at a kernel while its supervisor has not got to its lock yet. It must
+// neither take it for dead nor be in the supervisor's way.
+func TestStart_Watched(t *testing.T) {
+	p := newPlace(t)
+	a, b := p.launcher(), p.launcher()
+	started := make(chan error, 1)
+	go func() {
+		_, _, err := a.Start(context.Background(), launcher.Request{ID: id(1), Owner: "ann", Spec: fakeSpec("slow")})
+		started <- err
+	}()
+	for {
+		k, err := b.Kernel(t.Context(), id(1))
+		if k.State == launcher.Dead || (err != nil && !errors.Is(err, launcher.ErrNotFound)) {
+			t.Errorf("a kernel that is being started: %+v, %v", k, err)
+		}
+		select {
+		case err := <-started:
+			if err != nil {
+				t.Error(err)
+			}
+			wait(t, b, 1, "idle", isIdle)
+			return
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
+}
+
 func TestAdoption(t *testing.T) {
 	p := newPlace(t)
 	l := p.open()
@@ -413,7 +440,7 @@ func TestSupervisorKilled(t *testing.T) {
 
 func TestStop(t *testing.T) {
 	p := newPlace(t)
-	p.change = func(o *Options, _ *timing) { o.StopGrace = 100 * time.Millisecond }
+	p.change = func(o *Options, tm *timing) { o.StopGrace, tm.stopMargin = 100*time.Millisecond, time.Second }
 	l := p.launcher()
 	gone := func(t *testing.T, l *Launcher, n int, reason string) {
 		t.Helper()
@@ -465,6 +492,20 @@ func TestStop(t *testing.T) {
 		if err := syscall.Kill(pid, 0); err == nil {
 			eventually(t, "supervisor is gone", func() bool { return syscall.Kill(pid, 0) != nil })
 		}
+	})
+	t.Run("behind the launcher's back", func(t *testing.T) {
+		p.start(l, 4, "fine")
+		l.mu.Lock()
+		k := l.kernels[id(4)]
+		l.mu.Unlock()
+		if err := l.client(k).Stop(t.Context(), "its client said so"); err != nil {
+			t.Fatal(err)
+		}
+		_, err := l.Wait(t.Context(), id(4), func(launcher.Kernel) bool { return false })
+		if !errors.Is(err, launcher.ErrNotFound) {
+			t.Errorf("who waits gets %v", err)
+		}
+		gone(t, l, 4, "its client said so")
 	})
 	t.Run("a dead one", func(t *testing.T) {
 		p.start(l, 3, "fine")

@@ -14,11 +14,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 )
 
-// Bounds of a stop, beside the supervisor's own two graces.
-const (
-	stopMargin = 5 * time.Second // for the supervisor to answer that the kernel is gone
-	exitLimit  = 5 * time.Second // for the supervisor itself to end, asked or killed
-)
+// exitLimit bounds the wait for a supervisor's own end, once its kernel is gone or it has been killed.
+const exitLimit = 5 * time.Second
 
 // stop is a Stop in progress. Everybody who wants the kernel stopped meanwhile joins it.
 type stop struct {
@@ -71,7 +68,7 @@ func (l *Launcher) beginStop(k *kernel, reason string, silent bool) *stop {
 // stopKernel does what Stop promises. It holds the kernel's turn throughout: nobody else concludes anything from a
 // supervisor that is ending.
 func (l *Launcher) stopKernel(k *kernel, reason string, silent bool) error {
-	limit := 2*l.opts.StopGrace + stopMargin
+	limit := 2*l.opts.StopGrace + l.timing.stopMargin
 	ctx, cancel := context.WithTimeout(l.ctx, l.timing.ready+limit+3*exitLimit)
 	defer cancel()
 	if err := k.takeTurn(ctx); err != nil {
@@ -84,6 +81,7 @@ func (l *Launcher) stopKernel(k *kernel, reason string, silent bool) error {
 	if already != nil {
 		return already
 	}
+	patience := exitLimit
 	if ask {
 		asking, cancel := context.WithTimeout(ctx, limit)
 		err := l.client(k).Stop(asking, reason)
@@ -91,15 +89,18 @@ func (l *Launcher) stopKernel(k *kernel, reason string, silent bool) error {
 		if err != nil {
 			l.log.Warn("supervisor did not stop its kernel", "kernel", k.id, "err", err)
 		}
+		if errors.Is(err, context.DeadlineExceeded) {
+			patience = 0 // it has had its time
+		}
 	}
 	if l.ctx.Err() != nil {
 		return errClosed
 	}
-	return l.finishStop(ctx, k, reason, silent)
+	return l.finishStop(ctx, k, patience, reason, silent)
 }
 
 // finishStop sees to it that the supervisor ends, and removes the kernel.
-func (l *Launcher) finishStop(ctx context.Context, k *kernel, reason string, silent bool) error {
+func (l *Launcher) finishStop(ctx context.Context, k *kernel, patience time.Duration, reason string, silent bool) error {
 	folder, err := waitFolder(ctx, k.dir)
 	if errors.Is(err, fs.ErrNotExist) { // another gateway has stopped it too
 		l.enterGone(k, l.layout.goneError(k.id))
@@ -109,7 +110,7 @@ func (l *Launcher) finishStop(ctx context.Context, k *kernel, reason string, sil
 		return err
 	}
 	defer unlock(folder)
-	end, err := l.endSupervisor(ctx, k)
+	end, err := l.endSupervisor(ctx, k, patience)
 	if err != nil {
 		return err
 	}
@@ -127,18 +128,18 @@ func (l *Launcher) finishStop(ctx context.Context, k *kernel, reason string, sil
 }
 
 // endSupervisor returns when no supervisor holds the kernel's lock and none of its processes is left, with what the
-// supervisor has left in writing.
-func (l *Launcher) endSupervisor(ctx context.Context, k *kernel) (*supervisor.Ending, error) {
+// supervisor has left in writing. It is killed if it has not ended by itself after patience.
+func (l *Launcher) endSupervisor(ctx context.Context, k *kernel, patience time.Duration) (*supervisor.Ending, error) {
 	var p processes
 	if err := readJSON(l.layout.file(k.id, processFile), &p); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		l.log.Warn("process ids of a kernel cannot be read", "kernel", k.id, "err", err)
 	}
-	if err := l.awaitUnlocked(ctx, k); err != nil {
+	if err := l.awaitUnlocked(ctx, k, patience); err != nil {
 		l.log.Warn("supervisor does not end and is killed", "kernel", k.id, "pid", p.Supervisor)
 		if err := l.killSupervisor(k, p.Supervisor); err != nil {
 			return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 		}
-		if err := l.awaitUnlocked(ctx, k); err != nil {
+		if err := l.awaitUnlocked(ctx, k, exitLimit); err != nil {
 			return nil, err
 		}
 	}
@@ -155,8 +156,8 @@ func (l *Launcher) endSupervisor(ctx context.Context, k *kernel) (*supervisor.En
 }
 
 // awaitUnlocked waits for the end of the supervisor. A flock tells nobody that it is free, so it is tried again.
-func (l *Launcher) awaitUnlocked(ctx context.Context, k *kernel) error {
-	ctx, cancel := context.WithTimeout(ctx, exitLimit)
+func (l *Launcher) awaitUnlocked(ctx context.Context, k *kernel, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	for pause := 2 * time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
 		held, err := l.layout.supervised(k.id)
