@@ -295,6 +295,9 @@ func (s *Supervisor) checkReady(b *bridge) {
 		return
 	}
 	b.ready = true
+	if s.proc != nil {
+		s.proc.forgetOutput()
+	}
 	close(b.nudged)
 	s.clock.ready()
 	s.reason = ""

@@ -190,6 +190,13 @@ func (p *process) lastWords(limit int) string {
 	return p.stdout.text(limit)
 }
 
+// forgetOutput drops what the process has said so far: what it says while it starts explains why it does not, and
+// nothing that happens to it later.
+func (p *process) forgetOutput() {
+	p.stderr.forget()
+	p.stdout.forget()
+}
+
 // signal sends sig to the process group. The error is os.ErrProcessDone if there is none any more.
 func (p *process) signal(sig syscall.Signal) error {
 	p.mu.Lock()

@@ -38,6 +38,13 @@ func (t *tail) Write(b []byte) (int, error) {
 	return n, nil
 }
 
+// forget drops what was written so far.
+func (t *tail) forget() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf, t.cut = t.buf[:0], false
+}
+
 // text returns the end of what was written: at most limit bytes, beginning with a whole line where there is one.
 func (t *tail) text(limit int) string {
 	t.mu.Lock()

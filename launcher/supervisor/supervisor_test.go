@@ -292,6 +292,20 @@ func TestSupervisor_crashesTooOften(t *testing.T) {
 	}
 }
 
+// TestSupervisor_banner: what a kernel says while it starts is no reason for its end. ipykernel tells how to connect.
+func TestSupervisor_banner(t *testing.T) {
+	r := startSupervisor(t, func(c *Config) {
+		c.Argv = append([]string{"/bin/sh", "-c", `echo To connect another client: --existing x >&2; exec "$@"`, "sh"}, fakeKernelArgv()...)
+		c.RestartLimit = 0
+	}).ready()
+	c := r.dial(dialOption{session: "ann"})
+	c.execute("exit 4")
+	st := r.until("dead", func(st Status) bool { return st.State == stateDead })
+	if strings.Contains(st.Reason, "--existing") || !strings.Contains(st.Reason, "4") {
+		t.Errorf("reason is %q", st.Reason)
+	}
+}
+
 func TestSupervisor_startFails(t *testing.T) {
 	for _, tc := range []struct {
 		name string
