@@ -126,8 +126,10 @@ await scenario('a kernel that dies is restarted, and the page says so', ["import
   const text = await notebook.dialog.innerText();
   if (!/died|restart/i.test(text)) throw new Error(`the dialog says ${text}`);
   await notebook.screenshot('dialog of a kernel that died');
-  await notebook.dialog.locator('.jp-mod-accept').click();
+  await notebook.dialog.locator('.jp-mod-accept').first().click();
   await notebook.connected(30);
+  await pause(2);
+  if (await notebook.dialog.count()) throw new Error('the dialog came a second time');
   await notebook.run(1);
   await notebook.printed(1, 'alive again', 30);
 });

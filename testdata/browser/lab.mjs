@@ -127,15 +127,21 @@ export class Notebook {
     return this.panel.locator('.jp-CodeCell').nth(index);
   }
 
-  /** The kernel's state as the toolbar shows it. */
+  /** The kernel as the status bar shows it: "Python 3 (ipykernel) | Idle". The toolbar alone would not do: its sign
+   * stands at idle before there is any kernel. */
   async status() {
-    return this.panel.locator('.jp-Notebook-ExecutionIndicator').getAttribute('data-status');
+    const items = await this.page.locator('.jp-StatusBar-TextItem').allInnerTexts();
+    return items.find(t => t.includes(' | ')) ?? 'no status';
   }
 
-  /** Waits until the toolbar shows the kernel as idle. */
+  /** Waits until the page shows the kernel as idle. */
   async connected(seconds = 10) {
-    await until(async () => (await this.status()) === 'idle', seconds, `the kernel of ${this.name} shown as idle`)
-      .catch(async e => { throw new Error(`${e.message}; it is ${await this.status()}`); });
+    const idle = async () => {
+      const status = await this.status();
+      return status.endsWith('| Idle') && !status.startsWith('No Kernel');
+    };
+    await until(idle, seconds, `the kernel of ${this.name} shown as idle`)
+      .catch(async e => { throw new Error(`${e.message}; it is "${await this.status()}"`); });
   }
 
   /** Clicks into a cell and presses Shift-Enter. */

@@ -84,6 +84,15 @@ function bytes(b) {
   return b instanceof ArrayBuffer ? new Uint8Array(b) : new Uint8Array(b.buffer, b.byteOffset, b.byteLength);
 }
 
+/** More output at once than ZeroMQ's queues hold: all of it arrives, in order, and the cell ends. */
+async function flood(kernel) {
+  const { messages } = await execute(kernel, 'from IPython.display import display\nfor i in range(20000): display(i)', { seconds: 120 });
+  const shown = messages.filter(m => m.header.msg_type === 'display_data').map(m => Number(m.content.data['text/plain']));
+  const others = messages.filter(m => m.header.msg_type === 'stream').map(m => m.content.text).join(' ');
+  if (shown.length !== 20000) throw new Error(`${20000 - shown.length} of 20000 displays are missing; said about it: ${others || 'nothing'}`);
+  if (shown.some((n, i) => n !== i)) throw new Error('displays are out of order');
+}
+
 /** Two front ends on one kernel: each gets its own replies, both see the output. */
 async function shared(kernel) {
   const other = kernels.connectTo({ model: kernel.model });
@@ -145,6 +154,7 @@ for (const name of KERNELS) {
   if (!kernel) continue;
   if (name !== 'xpython') await check(`${name}: interrupt`, () => interrupt(kernel)); // a SIGINT ends the xpython of PyPI
   await check(`${name}: comm with buffers both ways`, () => buffers(kernel));
+  await check(`${name}: 20,000 displays in a loop`, () => flood(kernel), 130);
   await check(`${name}: two connections`, () => shared(kernel));
   await check(`${name}: restart, and a cell at once`, () => restart(kernel));
   await check(`${name}: shutdown`, () => shutdown(kernel));
