@@ -34,11 +34,11 @@ fuzz: ## fuzz every fuzz target for FUZZTIME each (default 30s)
 bench: ## benchmarks of the message path, beside direct ZeroMQ in the same run
 	$(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./gateway/... ./launcher/...
 
-generate: build ## write the generated part of the README
-	@testdata/flags write
+generate: ## write the generated part of the README: the table of settings
+	$(GO) run ./cmd/ekg docs flags --into README.md
 
-verify: build ## fail if what is generated is not what is committed
-	@testdata/flags check
+verify: ## fail if what is generated is not what is committed
+	$(GO) test -count 1 -run '^TestDocs' ./cmd/ekg
 
 clean: ## remove what was built and what tests left behind
 	rm -rf bin artifacts
