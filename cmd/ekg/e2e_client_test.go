@@ -1,0 +1,291 @@
+//go:build e2e
+
+package main_test
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+)
+
+// This file is a Jupyter client on a websocket, written from the protocol's description and sharing nothing with the
+// code under test.
+
+const subprotocolV1 = "v1.kernel.websocket.jupyter.org"
+
+// message is a Jupyter message as the tests need it.
+type message struct {
+	Channel string          `json:"channel"`
+	Header  header          `json:"header"`
+	Parent  header          `json:"parent_header"`
+	Meta    json.RawMessage `json:"metadata"`
+	Content json.RawMessage `json:"content"`
+	Buffers [][]byte        `json:"-"`
+}
+
+type header struct {
+	MsgID    string `json:"msg_id,omitempty"`
+	MsgType  string `json:"msg_type,omitempty"`
+	Session  string `json:"session,omitempty"`
+	Username string `json:"username"`
+	Date     string `json:"date,omitempty"`
+	Version  string `json:"version,omitempty"`
+	Subshell string `json:"subshell_id,omitempty"`
+}
+
+// field reads one string out of the content.
+func (m message) field(name string) string {
+	var c map[string]any
+	if json.Unmarshal(m.Content, &c) != nil {
+		return ""
+	}
+	s, _ := c[name].(string)
+	return s
+}
+
+// client is one websocket of a kernel.
+type client struct {
+	t       *testing.T
+	ws      *websocket.Conn
+	v1      bool
+	session string
+	next    *atomic.Int64
+	got     chan message // closed at the end of the websocket
+	failed  error        // why; set before got is closed
+}
+
+var messageNumber atomic.Int64
+
+// dial opens a websocket with a session id, in the v1 framing or the default one.
+func (g *gateway) dial(t *testing.T, id, session string, v1 bool) *client {
+	t.Helper()
+	c, err := g.tryDial(t, id, session, v1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func (g *gateway) tryDial(t *testing.T, id, session string, v1 bool) (*client, error) {
+	d := websocket.Dialer{HandshakeTimeout: 20 * time.Second}
+	if v1 {
+		d.Subprotocols = []string{subprotocolV1}
+	}
+	url := strings.Replace(g.url, "http", "ws", 1) + "/api/kernels/" + id + "/channels?session_id=" + session
+	ws, resp, err := d.Dial(url, map[string][]string{"Authorization": {"token " + g.token}})
+	if err != nil {
+		if resp != nil {
+			return nil, fmt.Errorf("dial: %w: %s", err, resp.Status)
+		}
+		return nil, fmt.Errorf("dial: %w", err)
+	}
+	if (ws.Subprotocol() == subprotocolV1) != v1 {
+		return nil, fmt.Errorf("negotiated subprotocol %q", ws.Subprotocol())
+	}
+	c := &client{t: t, ws: ws, v1: v1, session: session, next: &messageNumber, got: make(chan message, 1024)}
+	go c.read()
+	t.Cleanup(func() {
+		_ = ws.Close() // it may be closed already
+		for range c.got {
+			continue // read ends by closing it
+		}
+	})
+	return c, nil
+}
+
+// read collects what arrives until the websocket ends.
+func (c *client) read() {
+	defer close(c.got)
+	for {
+		kind, data, err := c.ws.ReadMessage()
+		if err != nil {
+			c.failed = err
+			return
+		}
+		m, err := decode(kind, data)
+		if err != nil {
+			c.failed = err
+			return
+		}
+		c.got <- m
+	}
+}
+
+// decode reads any of the three layouts: v1, JSON, and JSON with buffers behind it.
+func decode(kind int, data []byte) (message, error) {
+	var m message
+	if kind == websocket.TextMessage {
+		return m, json.Unmarshal(data, &m)
+	}
+	if len(data) >= 8 && data[0] != 0 { // v1: little endian, so a small count comes first
+		n := int(binary.LittleEndian.Uint64(data))
+		if n < 6 || len(data) < 8*(n+1) {
+			return m, errors.New("v1 frame with a bad count")
+		}
+		part := func(i int) []byte {
+			return data[binary.LittleEndian.Uint64(data[8*(i+1):]):binary.LittleEndian.Uint64(data[8*(i+2):])]
+		}
+		m.Channel = string(part(0))
+		m.Meta, m.Content = part(3), part(4)
+		for i := 5; i < n-1; i++ {
+			m.Buffers = append(m.Buffers, part(i))
+		}
+		return m, errors.Join(json.Unmarshal(part(1), &m.Header), json.Unmarshal(part(2), &m.Parent))
+	}
+	n := int(binary.BigEndian.Uint32(data))
+	ends := func(i int) uint32 {
+		if i == n {
+			return uint32(len(data))
+		}
+		return binary.BigEndian.Uint32(data[4*(i+1):])
+	}
+	for i := 1; i < n; i++ {
+		m.Buffers = append(m.Buffers, data[ends(i):ends(i+1)])
+	}
+	return m, json.Unmarshal(data[ends(0):ends(1)], &m)
+}
+
+// encode writes the layout of this connection.
+func (c *client) encode(m message) (int, []byte) {
+	c.t.Helper()
+	js := func(v any) []byte {
+		b, err := json.Marshal(v)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		return b
+	}
+	if c.v1 {
+		parts := append([][]byte{[]byte(m.Channel), js(m.Header), []byte("{}"), []byte("{}"), m.Content}, m.Buffers...)
+		if m.Parent.MsgID != "" {
+			parts[2] = js(m.Parent)
+		}
+		out := binary.LittleEndian.AppendUint64(nil, uint64(len(parts)+1))
+		at := uint64(8 * (len(parts) + 2))
+		for _, p := range append(parts, nil) {
+			out = binary.LittleEndian.AppendUint64(out, at)
+			at += uint64(len(p))
+		}
+		for _, p := range parts {
+			out = append(out, p...)
+		}
+		return websocket.BinaryMessage, out
+	}
+	object := js(map[string]any{"channel": m.Channel, "header": m.Header, "parent_header": m.Parent, "metadata": struct{}{}, "content": m.Content})
+	if len(m.Buffers) == 0 {
+		return websocket.TextMessage, object
+	}
+	parts := append([][]byte{object}, m.Buffers...)
+	out := binary.BigEndian.AppendUint32(nil, uint32(len(parts)))
+	at := uint32(4 * (len(parts) + 1))
+	for _, p := range parts {
+		out = binary.BigEndian.AppendUint32(out, at)
+		at += uint32(len(p))
+	}
+	for _, p := range parts {
+		out = append(out, p...)
+	}
+	return websocket.BinaryMessage, out
+}
+
+// send sends a request and returns its id.
+func (c *client) send(channel, msgType, content string, more ...func(*message)) string {
+	c.t.Helper()
+	m := message{Channel: channel, Content: json.RawMessage(content), Header: header{
+		MsgID: fmt.Sprintf("e2e-%d", c.next.Add(1)), MsgType: msgType, Session: c.session, Version: "5.4",
+		Date: time.Now().UTC().Format(time.RFC3339Nano)}}
+	for _, f := range more {
+		f(&m)
+	}
+	kind, data := c.encode(m)
+	if err := c.ws.WriteMessage(kind, data); err != nil {
+		c.t.Fatalf("send %s: %v", msgType, err)
+	}
+	return m.Header.MsgID
+}
+
+// until returns the first message that matches, and all that came before it.
+func (c *client) until(limit time.Duration, what string, match func(message) bool) (message, []message) {
+	c.t.Helper()
+	timeout := time.NewTimer(limit)
+	defer timeout.Stop()
+	var before []message
+	for {
+		select {
+		case m, ok := <-c.got:
+			if !ok {
+				c.t.Fatalf("the websocket ended before %s: %v", what, c.failed)
+			}
+			if match(m) {
+				return m, before
+			}
+			before = append(before, m)
+		case <-timeout.C:
+			c.t.Fatalf("not within %v: %s; got %d other messages", limit, what, len(before))
+		}
+	}
+}
+
+// result is what became of a request.
+type result struct {
+	reply  message
+	stdout string
+	all    []message
+}
+
+// finish waits for a request's reply and its idle.
+func (c *client) finish(msgID string, limit time.Duration) result {
+	c.t.Helper()
+	var r result
+	replied, idle := false, false
+	_, before := c.until(limit, "reply and idle of "+msgID, func(m message) bool {
+		if m.Parent.MsgID != msgID {
+			return false
+		}
+		r.all = append(r.all, m)
+		switch {
+		case m.Channel == "iopub" && m.Header.MsgType == "status" && m.field("execution_state") == "idle":
+			idle = true
+		case m.Channel == "iopub" && m.Header.MsgType == "stream" && m.field("name") == "stdout":
+			r.stdout += m.field("text")
+		case m.Channel != "iopub" && m.Channel != "stdin":
+			r.reply, replied = m, true
+		}
+		return replied && idle
+	})
+	_ = before // others' messages: statuses of connections and the like
+	return r
+}
+
+// execute runs a cell to its end.
+func (c *client) execute(code string, limit time.Duration) result {
+	c.t.Helper()
+	return c.finish(c.begin(code), limit)
+}
+
+// begin sends a cell.
+func (c *client) begin(code string) string {
+	c.t.Helper()
+	content, err := json.Marshal(map[string]any{"code": code, "silent": false, "store_history": true, "allow_stdin": true,
+		"user_expressions": struct{}{}, "stop_on_error": true})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return c.send("shell", "execute_request", string(content))
+}
+
+// says runs a cell that must print exactly this.
+func (c *client) says(code, want string) {
+	c.t.Helper()
+	r := c.execute(code, 30*time.Second)
+	if r.stdout != want {
+		c.t.Fatalf("%q printed %q, want %q; reply %s", code, r.stdout, want, r.reply.Content)
+	}
+}
