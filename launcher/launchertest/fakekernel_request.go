@@ -69,7 +69,7 @@ func (k *FakeKernel) receiver(c wire.Channel) func(string, [][]byte) {
 			return
 		}
 		r := request{identity: identity, header: h, msg: m}
-		to := k.queue
+		var to chan<- request
 		switch c {
 		case wire.Control:
 			to = k.urgent
