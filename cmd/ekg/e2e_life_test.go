@@ -76,11 +76,14 @@ func TestE2E_StartErrors(t *testing.T) {
 			t.Errorf("%s: the error took %v", spec, took)
 		}
 	}
-	if left := processes(t, func(p process) bool {
-		return strings.Contains(p.cmdline, "ekg-supervisor ") && strings.Contains(p.cmdline, g.dir)
-	}); len(left) > 0 {
-		t.Errorf("kernels that did not start left %v", left)
-	}
+	g.eventually(10*time.Second, "nothing left of kernels that did not start", func() error {
+		if left := processes(t, func(p process) bool {
+			return strings.Contains(p.cmdline, "ekg-supervisor ") && strings.Contains(p.cmdline, g.dir)
+		}); len(left) > 0 {
+			return fmt.Errorf("%d supervisors: %s", len(left), left[0].cmdline)
+		}
+		return nil
+	})
 }
 
 // printing is a cell that prints a line every 100 ms.
