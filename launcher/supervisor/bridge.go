@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
@@ -13,9 +14,17 @@ import (
 
 const (
 	dialRetry      = 20 * time.Millisecond  // between attempts to connect to a kernel that is not listening yet
+	dialRetryMost  = 250 * time.Millisecond // likewise, to one that has not been for long
 	nudgeInterval  = 500 * time.Millisecond // between kernel_info_requests until the kernel is ready, as jupyter_server
+	nudgesQuick    = 20                     // so many; a kernel that has not answered these is asked more rarely
+	nudgeRarely    = 5 * time.Second        // then
 	iopubQueueSize = 64 << 20               // bytes read from the kernel and not yet in the log
 )
+
+// bridgeLimits are the defaults but for the time that a kernel may take nothing of what it is sent: one whose shell is
+// busy for hours stops reading when its queue (1,000 messages in most) is full. The gates bound what then waits here,
+// and the end of the process ends the wait.
+var bridgeLimits = socketLimits{Write: 10 * 365 * 24 * time.Hour}
 
 // channels are the kernel's channels that carry messages, in the order in which they are connected: iopub last, so
 // that a subscription means that all is there.
@@ -23,7 +32,7 @@ var channels = [...]wire.Channel{wire.Shell, wire.Control, wire.Stdin, wire.IOPu
 
 // bridge is one set of ZeroMQ connections to one life of the kernel's process. Its goroutines are started by open and
 // awaited by close: a reader for each channel, a sender for each but iopub, one that takes iopub messages from the
-// reader's queue, and one that nudges the kernel until it is ready.
+// reader's queue, one that nudges the kernel until it is ready, and one for the heartbeat.
 type bridge struct {
 	// Fixed.
 	log     *slog.Logger
@@ -31,30 +40,45 @@ type bridge struct {
 	sockets [wire.IOPub + 1]socket
 	gates   *[wire.IOPub + 1]*gate
 	deliver func(*bridge, wire.Message)
-	unsent  func(wire.Message) // the kernel may not have got it
-	own     string             // session id of our own requests
+	unsent  func(*request)                // the kernel may not have got it
+	beaten  func(*bridge) (missed func()) // the heartbeat was answered; missed is for when the next is not
+	beat    time.Duration                 // between heartbeats
+	hb      string                        // the heartbeat's endpoint
+	first   [wire.IOPub + 1]wire.Message  // the first question on shell and control
+	firstID [wire.IOPub + 1]string        // its id
+	own     string                        // session id of our own requests
 	iopub   *frameQueue
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
 	failed  chan error    // capacity 1: the first connection that broke
 	nudged  chan struct{} // closed when ready
+	readers atomic.Int32  // channels that may have more to say
+	quiet   chan struct{} // closed when there are none
 
 	// Guarded by Supervisor.mu.
 	replied bool // the kernel has answered
 	heard   bool // the subscription works
 	ready   bool
+	beats   uint64 // heartbeats answered
 
-	// Owned by complain.
 	complaints sync.Map // kind → struct{}: each is logged once
 }
 
-// endpoints are the ZeroMQ addresses of a kernel.
+// endpoints are the ZeroMQ addresses of a kernel, by channel.
 type endpoints [wire.IOPub + 1]string
+
+// heartbeat is the index of the channel that carries no messages.
+const heartbeat = wire.Channel(0)
 
 // openBridge dials every channel, again and again until the kernel listens or ctx ends, and starts the goroutines.
 func (s *Supervisor) openBridge(ctx context.Context, ep endpoints, identity []byte, signer *wire.Signer) (*bridge, error) {
 	b := &bridge{log: s.logger, signer: signer, gates: &s.gates, deliver: s.deliver, unsent: s.unsent,
-		own: s.ownSession, iopub: newFrameQueue(iopubQueueSize), failed: make(chan error, 1), nudged: make(chan struct{})}
+		beaten: s.heartbeatAnswered, beat: s.beat, hb: ep[heartbeat], own: s.ownSession,
+		iopub: newFrameQueue(iopubQueueSize), failed: make(chan error, 1), nudged: make(chan struct{}), quiet: make(chan struct{})}
+	for _, c := range nudged {
+		b.first[c] = b.question(c)
+		b.firstID[c] = wire.StringField(b.first[c].Header, "msg_id")
+	}
 	for _, c := range channels {
 		kind := dealer
 		if c == wire.IOPub {
@@ -72,15 +96,16 @@ func (s *Supervisor) openBridge(ctx context.Context, ep endpoints, identity []by
 
 // dialUntil dials until it succeeds, ctx ends, or the peer turns out not to speak ZeroMQ.
 func dialUntil(ctx context.Context, endpoint string, kind socketKind, identity []byte) (socket, error) {
+	begun := time.Now()
 	for {
-		sock, err := dialSocket(ctx, endpoint, kind, identity, socketLimits{})
+		sock, err := dialSocket(ctx, endpoint, kind, identity, bridgeLimits)
 		if err == nil {
 			return sock, nil
 		}
 		if errors.Is(err, errZMTP) {
 			return nil, err
 		}
-		t := time.NewTimer(dialRetry)
+		t := time.NewTimer(min(max(dialRetry, time.Since(begun)/20), dialRetryMost))
 		select {
 		case <-ctx.Done():
 			t.Stop()
@@ -94,6 +119,7 @@ func dialUntil(ctx context.Context, endpoint string, kind socketKind, identity [
 func (b *bridge) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	b.cancel = cancel
+	b.readers.Store(int32(len(channels)))
 	for _, c := range channels {
 		if c == wire.IOPub {
 			b.run(func() { b.readIOPub() })
@@ -104,6 +130,7 @@ func (b *bridge) start() {
 		b.run(func() { b.send(ctx, c) })
 	}
 	b.run(func() { b.nudge(ctx) })
+	b.run(func() { b.keepBeating(ctx) })
 }
 
 func (b *bridge) run(f func()) {
@@ -116,9 +143,12 @@ func (b *bridge) run(f func()) {
 
 // drain waits until all that the kernel has sent before it ended is delivered, at most for the time given.
 func (b *bridge) drain(limit time.Duration) {
-	select {
-	case <-b.iopub.drained:
-	case <-time.After(limit):
+	waitFor(b.quiet, limit)
+}
+
+func (b *bridge) readerEnded() {
+	if b.readers.Add(-1) == 0 {
+		close(b.quiet)
 	}
 }
 
@@ -146,6 +176,7 @@ func (b *bridge) fail(err error) {
 }
 
 func (b *bridge) read(c wire.Channel) {
+	defer b.readerEnded()
 	for {
 		frames, err := b.sockets[c].Recv()
 		if err != nil {
@@ -172,6 +203,7 @@ func (b *bridge) readIOPub() {
 }
 
 func (b *bridge) deliverIOPub() {
+	defer b.readerEnded()
 	for {
 		frames, ok := b.iopub.take()
 		if !ok {
@@ -184,7 +216,11 @@ func (b *bridge) deliverIOPub() {
 func (b *bridge) parse(c wire.Channel, frames [][]byte) {
 	m, err := wire.ParseFrames(c, frames, b.signer)
 	if err != nil {
-		b.complain(c.String()+err.Error(), "message of the kernel was ignored", "channel", c.String(), "err", err)
+		kind := c.String()
+		if errors.Is(err, wire.ErrSignature) {
+			kind += " signature"
+		}
+		b.complain(kind, "message of the kernel was ignored", "channel", c.String(), "err", err)
 		return
 	}
 	b.deliver(b, m)
@@ -203,12 +239,25 @@ func (b *bridge) send(ctx context.Context, c wire.Channel) {
 		if err != nil {
 			return
 		}
-		if err := b.sockets[c].Send(m.Frames(b.signer)); err != nil {
-			b.unsent(m)
+		if m.req != nil {
+			m.req.sent.Store(true)
+		}
+		if err := b.sockets[c].Send(m.msg.Frames(b.signer)); err != nil {
+			if m.req != nil {
+				b.unsent(m.req)
+			}
 			b.fail(err)
 			return
 		}
 	}
+}
+
+// nudged are the channels on which a kernel is asked whether it is there. Old kernels do not answer on control, busy
+// ones not on shell.
+var nudged = [...]wire.Channel{wire.Control, wire.Shell}
+
+func (b *bridge) question(c wire.Channel) wire.Message {
+	return wire.New(c, "kernel_info_request", b.own, nil, struct{}{})
 }
 
 // nudge asks until the kernel is ready: a subscription that the kernel has not seen yet misses output, and only its
@@ -216,13 +265,19 @@ func (b *bridge) send(ctx context.Context, c wire.Channel) {
 func (b *bridge) nudge(ctx context.Context) {
 	t := time.NewTicker(nudgeInterval)
 	defer t.Stop()
-	for {
-		for _, c := range []wire.Channel{wire.Control, wire.Shell} {
-			m := wire.New(c, "kernel_info_request", b.own, nil, struct{}{})
+	for n := 0; ; n++ {
+		for _, c := range nudged {
+			m := b.first[c]
+			if n > 0 {
+				m = b.question(c)
+			}
 			if err := b.sockets[c].Send(m.Frames(b.signer)); err != nil {
 				b.fail(err)
 				return
 			}
+		}
+		if n == nudgesQuick {
+			t.Reset(nudgeRarely)
 		}
 		select {
 		case <-ctx.Done():
@@ -253,7 +308,7 @@ func (s *Supervisor) deliver(b *bridge, m wire.Message) {
 		b.complain("parent", "parent_header of a message cannot be read", "channel", m.Channel.String(), "err", err)
 	}
 	if parent.Session == s.ownSession {
-		s.ownAnswer(b, &m)
+		s.ownAnswer(b, &m, parent)
 		return
 	}
 	if m.Channel != wire.IOPub {
@@ -277,7 +332,7 @@ func (s *Supervisor) parseParent(m *wire.Message) (wire.Header, error) {
 }
 
 // ownAnswer takes what the kernel says to our own requests; no client sees it, and it is no activity.
-func (s *Supervisor) ownAnswer(b *bridge, m *wire.Message) {
+func (s *Supervisor) ownAnswer(b *bridge, m *wire.Message, parent wire.Header) {
 	if m.Channel == wire.IOPub {
 		b.heard = true
 	} else {
@@ -285,6 +340,9 @@ func (s *Supervisor) ownAnswer(b *bridge, m *wire.Message) {
 		if wire.StringField(m.Header, "msg_type") == "kernel_info_reply" {
 			s.kernelInfo = m.Content
 			s.kernelSession = wire.StringField(m.Header, "session")
+		}
+		if parent.MsgID == b.firstID[m.Channel] {
+			s.settleDoubts(m.Channel)
 		}
 	}
 	s.checkReady(b)
@@ -306,10 +364,6 @@ func (s *Supervisor) checkReady(b *bridge) {
 	}
 	s.logger.Info("kernel is ready", "epoch", s.epoch)
 	s.changed()
-	select {
-	case s.readied <- struct{}{}:
-	default:
-	}
 }
 
 // deliverOutput appends an iopub message for everyone.
@@ -379,36 +433,27 @@ func (s *Supervisor) deliverAnswer(m *wire.Message, parent wire.Header) {
 }
 
 // unsent tells the client whose message the kernel may never have got.
-func (s *Supervisor) unsent(m wire.Message) {
+func (s *Supervisor) unsent(r *request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	h, err := wire.ParseHeader(m.Header)
-	if err != nil {
-		return
-	}
-	for _, r := range s.requests[h.MsgID] {
-		if r.session != nil && r.channel == m.Channel && !r.replied {
-			s.log.append(r.session, s.notice(r.header, "The connection to the kernel broke while this was sent. Run it again."), true)
-			s.abort(r, "error", "ConnectionLost", "the connection to the kernel broke while the request was sent")
-			return
-		}
+	if !r.finished() {
+		s.lose(r, "the connection to the kernel broke while this was sent: run it again")
 	}
 }
 
 // frameQueue holds what was read from iopub, bounded in bytes. A message of any size fits an empty queue.
 type frameQueue struct {
-	mu      sync.Mutex
-	cond    *sync.Cond
-	frames  [][][]byte
-	bytes   int
-	limit   int
-	ended   bool          // no more will come
-	closed  bool          // what is there is not wanted any more
-	drained chan struct{} // closed when ended and empty
+	mu     sync.Mutex
+	cond   *sync.Cond
+	frames [][][]byte
+	bytes  int
+	limit  int
+	ended  bool // no more will come
+	closed bool // what is there is not wanted any more
 }
 
 func newFrameQueue(limit int) *frameQueue {
-	q := &frameQueue{limit: limit, drained: make(chan struct{})}
+	q := &frameQueue{limit: limit}
 	q.cond = sync.NewCond(&q.mu)
 	return q
 }
@@ -446,11 +491,6 @@ func (q *frameQueue) take() ([][]byte, bool) {
 		q.cond.Wait()
 	}
 	if q.closed || len(q.frames) == 0 {
-		select {
-		case <-q.drained:
-		default:
-			close(q.drained)
-		}
 		return nil, false
 	}
 	frames := q.frames[0]

@@ -1,9 +1,12 @@
 package supervisor
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -18,6 +21,7 @@ import (
 
 const (
 	maxMessage  = 512 << 20             // bytes of one message from a client
+	maxHeader   = 16 << 10              // bytes of its header, which is kept until the request has ended
 	batchBytes  = 256 << 10             // bytes written before anything else is looked at
 	ackWindow   = 4 << 20               // bytes that may be unacknowledged, or one message
 	ackBytes    = 256 << 10             // bytes after which a numbered ping goes out
@@ -30,7 +34,7 @@ const (
 
 // conn is one websocket on .../channels: the handler's goroutine reads, and another one writes.
 type conn struct {
-	// Fixed.
+	// Fixed. The websocket is there once the upgrade is done; until then flow is guarded by Supervisor.mu.
 	s          *Supervisor
 	ws         *websocket.Conn
 	flow       *flowConn
@@ -39,7 +43,7 @@ type conn struct {
 	readOnly   bool
 	sessionKey string // in Supervisor.sessions
 	session    *session
-	wake       chan struct{}   // capacity 1: the log has grown
+	wake       chan struct{}   // capacity 1: there may be something to send
 	pongs      chan []byte     // pings to answer
 	acks       chan struct{}   // capacity 1: something was acknowledged
 	end        chan closeFrame // capacity 1: why to hang up
@@ -92,7 +96,7 @@ func (s *Supervisor) getChannels(w http.ResponseWriter, r *http.Request) error {
 	}
 	c := &conn{s: s, framing: chooseFraming(r), readOnly: r.Header.Get(HeaderRight) == "read",
 		wake: make(chan struct{}, 1), pongs: make(chan []byte, 4), acks: make(chan struct{}, 1), end: make(chan closeFrame, 1)}
-	if err := s.join(c, r.URL.Query().Get("session_id")); err != nil {
+	if err := s.join(c, sessionName(r, c.readOnly)); err != nil {
 		return err
 	}
 	defer s.leave(c)
@@ -101,9 +105,25 @@ func (s *Supervisor) getChannels(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return nil // the library has answered
 	}
+	s.mu.Lock()
 	c.ws, c.flow = ws, h.flow
+	cut := s.cut
+	s.mu.Unlock()
+	if cut {
+		return ws.Close()
+	}
 	c.serve()
 	return nil
+}
+
+// sessionName keeps users, and those who may only read, out of each other's sessions: replies and prompts go to
+// sessions, and the id of a page's session can be read in everything it causes.
+func sessionName(r *http.Request, readOnly bool) string {
+	id := r.URL.Query().Get("session_id")
+	if id == "" {
+		return ""
+	}
+	return fmt.Sprintf("%s\x00%v\x00%s", r.Header.Get(HeaderUser), readOnly, id)
 }
 
 // chooseFraming tells what a client understands. Binary frames stop an unmodified jupyter server for ever, and
@@ -168,7 +188,6 @@ func (c *conn) serve() {
 
 // read takes messages until the connection ends. It never waits for the kernel.
 func (c *conn) read() {
-	c.ws.SetReadLimit(maxMessage)
 	c.ws.SetPongHandler(func(data string) error { c.pong(data); return nil })
 	c.ws.SetPingHandler(func(data string) error {
 		select {
@@ -184,12 +203,20 @@ func (c *conn) read() {
 		if err != nil {
 			return
 		}
-		data, err := readAll(r)
+		if hungUp { // the close frame is on its way, and the peer may still be sending
+			if _, err := io.Copy(io.Discard, r); err != nil {
+				return
+			}
+			continue
+		}
+		data, err := readAll(r, c.s.maxMessage)
+		if errors.Is(err, errTooLarge) {
+			hungUp = true
+			c.hangUp(closeFrame{websocket.CloseMessageTooBig, fmt.Sprintf("a message of more than %d bytes", c.s.maxMessage)})
+			continue
+		}
 		if err != nil {
 			return
-		}
-		if hungUp {
-			continue
 		}
 		if frame := c.take(kind, data); frame != nil {
 			hungUp = true
@@ -198,11 +225,16 @@ func (c *conn) read() {
 	}
 }
 
+var errTooLarge = errors.New("message too large")
+
 // readAll reads a message into memory of its own. It doubles what it has, where io.ReadAll adds a quarter and copies a
 // large message five times.
-func readAll(r io.Reader) ([]byte, error) {
+func readAll(r io.Reader, limit int64) ([]byte, error) {
 	b := make([]byte, 0, 512)
 	for {
+		if int64(len(b)) > limit {
+			return nil, errTooLarge
+		}
 		if len(b) == cap(b) {
 			b = append(make([]byte, 0, 2*cap(b)), b...)
 		}
@@ -241,6 +273,10 @@ func (c *conn) take(kind int, data []byte) *closeFrame {
 	if err == nil {
 		h, err = wire.ParseHeader(m.Header)
 	}
+	if err == nil && (len(m.Header) > maxHeader || !json.Valid(m.Header)) {
+		// It becomes the parent of messages to all clients.
+		err = fmt.Errorf("%w: header of %d bytes is no JSON or too long", wire.ErrMalformed, len(m.Header))
+	}
 	switch {
 	case errors.Is(err, wire.ErrChannel), err == nil && m.Channel == wire.IOPub:
 		c.s.logger.Debug("message for no channel of the kernel was ignored")
@@ -248,56 +284,8 @@ func (c *conn) take(kind int, data []byte) *closeFrame {
 	case err != nil:
 		return &closeFrame{websocket.CloseInvalidFramePayloadData, err.Error()}
 	}
+	m.Header = bytes.Clone(m.Header) // it outlives the rest of the message
 	return c.s.accept(c, m, h)
-}
-
-// accept takes a client's message towards the kernel.
-func (s *Supervisor) accept(c *conn, m wire.Message, h wire.Header) *closeFrame {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.takePart(c)
-	kernelInfo := h.MsgType == "kernel_info_request"
-	switch {
-	case c.readOnly && !kernelInfo:
-		s.refuse(c.session, &m, h, "Forbidden", "you may only look at this kernel")
-		return nil
-	case s.clock.state == stateDead:
-		s.refuse(c.session, &m, h, "KernelDied", s.reason)
-		return nil
-	case kernelInfo && m.Channel == wire.Shell && h.Subshell == "" && s.clock.state == stateBusy && s.kernelInfo != nil:
-		s.answerKernelInfo(c.session, &m)
-		return nil
-	}
-	s.register(c.session, &m, h)
-	if err := s.gates[m.Channel].push(m); err != nil {
-		if r := s.waitingReply(h.MsgID); r != nil {
-			s.finish(r)
-		}
-		return &closeFrame{websocket.CloseTryAgainLater, err.Error()}
-	}
-	return nil
-}
-
-// refuse answers a request that the kernel does not get.
-func (s *Supervisor) refuse(sess *session, m *wire.Message, h wire.Header, ename, reason string) {
-	s.register(sess, m, h)
-	if r := s.waitingReply(h.MsgID); r != nil {
-		if h.MsgType == "execute_request" {
-			s.log.append(sess, s.notice(m.Header, "%s", reason), true)
-		}
-		s.abort(r, "error", ename, reason)
-	}
-}
-
-// answerKernelInfo answers for a busy kernel, which would only do so behind its running cell. Every front end asks this
-// first and shows nothing before it knows. The present status follows, since the idle of this answer is not it.
-func (s *Supervisor) answerKernelInfo(sess *session, m *wire.Message) {
-	s.log.append(sess, s.status(stateBusy, m.Header), true)
-	reply := wire.New(wire.Shell, "kernel_info_reply", s.voiceSession(), m.Header, struct{}{})
-	reply.Content = s.kernelInfo
-	s.log.append(sess, reply, true)
-	s.log.append(sess, s.status(stateIdle, m.Header), true)
-	s.log.append(sess, s.statusMessage(), true)
 }
 
 // owed is the number of bytes that the peer has not acknowledged.
@@ -361,10 +349,9 @@ func (c *conn) write(ctx context.Context) {
 			c.flow.Close() //nolint:errcheck // the connection is broken already
 			return
 		}
-		if more && ctx.Err() == nil {
-			continue
-		}
-		if goodbye != nil && !c.windowFull() {
+		if more {
+			c.poke() // and look at everything else in between
+		} else if goodbye != nil && !c.windowFull() {
 			c.sayGoodbye(closeFrame{websocket.CloseNormalClosure, "the kernel is gone: " + c.s.farewellText()})
 			return
 		}
@@ -392,6 +379,13 @@ func (c *conn) write(ctx context.Context) {
 				return
 			}
 		}
+	}
+}
+
+func (c *conn) poke() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
 	}
 }
 

@@ -46,14 +46,17 @@ func newConnection(cfg *Config) (endpoints, *wire.Signer, error) {
 	if err := writeFile(cfg.ConnectionFile, b); err != nil {
 		return endpoints{}, nil, fmt.Errorf("connection file: %w", err)
 	}
+	endpoint := func(port int) string {
+		if cfg.Transport == "ipc" {
+			return fmt.Sprintf("ipc://%s-%d", f.IP, port)
+		}
+		return fmt.Sprintf("tcp://%s:%d", f.IP, port)
+	}
 	var ep endpoints
 	for i, c := range channels {
-		if cfg.Transport == "ipc" {
-			ep[c] = fmt.Sprintf("ipc://%s-%d", f.IP, ports[i])
-		} else {
-			ep[c] = fmt.Sprintf("tcp://%s:%d", f.IP, ports[i])
-		}
+		ep[c] = endpoint(ports[i])
 	}
+	ep[heartbeat] = endpoint(f.HBPort)
 	return ep, wire.NewSigner([]byte(f.Key)), nil
 }
 

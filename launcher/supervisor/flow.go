@@ -40,7 +40,7 @@ func (f *flowConn) progressed() { f.progress.Store(time.Now().UnixNano()) }
 
 // deadline is when the peer counts as gone unless it makes progress.
 func (f *flowConn) deadline() time.Time {
-	return time.Unix(0, f.progress.Load()).Add(patience + time.Duration(f.owed())*time.Second/slowest)
+	return time.Unix(0, f.progress.Load()).Add(patience + time.Duration(f.owed()/slowest)*time.Second)
 }
 
 func (f *flowConn) Read(p []byte) (int, error) {

@@ -23,36 +23,42 @@ var errGateFull = errors.New("the kernel does not take its messages")
 type gate struct {
 	mu    sync.Mutex
 	open  bool
-	queue []wire.Message
+	queue []gated
 	bytes int
 	wake  chan struct{} // capacity 1: there may be something to take
 }
 
+// gated is a message at a gate and the request that it is, if an answer to it is awaited.
+type gated struct {
+	msg wire.Message
+	req *request
+}
+
 func newGate() *gate { return &gate{wake: make(chan struct{}, 1)} }
 
-// push adds a message, or returns errGateFull.
-func (g *gate) push(m wire.Message) error {
+// push adds a message, or returns errGateFull. req is the request that it is, or nil.
+func (g *gate) push(m wire.Message, req *request) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	n := m.Size()
 	if len(g.queue) > 0 && (g.bytes+n > gateLimitBytes || len(g.queue) >= gateLimitMessages) {
 		return errGateFull
 	}
-	g.queue = append(g.queue, m)
+	g.queue = append(g.queue, gated{m, req})
 	g.bytes += n
 	g.signal()
 	return nil
 }
 
 // take returns the next message once the gate is open and there is one, or ctx's error. One goroutine at a time.
-func (g *gate) take(ctx context.Context) (wire.Message, error) {
+func (g *gate) take(ctx context.Context) (gated, error) {
 	for {
 		g.mu.Lock()
 		if g.open && len(g.queue) > 0 {
 			m := g.queue[0]
-			g.queue[0] = wire.Message{}
+			g.queue[0] = gated{}
 			g.queue = g.queue[1:]
-			g.bytes -= m.Size()
+			g.bytes -= m.msg.Size()
 			g.mu.Unlock()
 			return m, nil
 		}
@@ -60,7 +66,7 @@ func (g *gate) take(ctx context.Context) (wire.Message, error) {
 		select {
 		case <-g.wake:
 		case <-ctx.Done():
-			return wire.Message{}, ctx.Err()
+			return gated{}, ctx.Err()
 		}
 	}
 }

@@ -19,6 +19,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
 )
 
+func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+
 // patience of tests with real processes.
 const testLimit = 20 * time.Second
 
@@ -36,6 +38,12 @@ type running struct {
 // the test.
 func startSupervisor(t *testing.T, change func(*Config)) *running {
 	t.Helper()
+	return startSupervisorTuned(t, change, nil)
+}
+
+// startSupervisorTuned is startSupervisor with other times and limits.
+func startSupervisorTuned(t *testing.T, change func(*Config), tune func(*Supervisor)) *running {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "ekg-t") // t.TempDir is too long for socket paths
 	if err != nil {
 		t.Fatal(err)
@@ -43,8 +51,9 @@ func startSupervisor(t *testing.T, change func(*Config)) *running {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	cfg := Config{
 		Protocol: ProtocolVersion, KernelID: testKernelID, SpecName: "fake",
-		Argv:       fakeKernelArgv(),
-		Env:        map[string]string{"PATH": os.Getenv("PATH"), "HOME": dir, fakeKernelVariable: "1"},
+		Argv: fakeKernelArgv(),
+		Env: map[string]string{"PATH": os.Getenv("PATH"), "HOME": dir, fakeKernelVariable: "1",
+			"GORACE": "atexit_sleep_ms=0"}, // else the detector holds up the end of every kernel for a second
 		WorkingDir: dir, InterruptMode: "signal", Listen: "unix:" + filepath.Join(dir, "s"),
 		ConnectionFile: filepath.Join(dir, "connection.json"), Transport: "ipc", RunDir: dir,
 		LockFile: filepath.Join(dir, "lock"), EndFile: filepath.Join(dir, "ended.json"),
@@ -60,12 +69,16 @@ func startSupervisor(t *testing.T, change func(*Config)) *running {
 	if err != nil {
 		t.Fatal(err)
 	}
-	logger := slog.New(slog.NewTextHandler(io.Discard, nil))
+	logger := quiet()
 	if testing.Verbose() {
 		logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	r := &running{t: t, s: New(cfg, "test", logger), cfg: cfg, socket: filepath.Join(dir, "s"), done: make(chan struct{}), cancel: cancel}
+	s := New(cfg, "test", logger)
+	if tune != nil {
+		tune(s)
+	}
+	r := &running{t: t, s: s, cfg: cfg, socket: filepath.Join(dir, "s"), done: make(chan struct{}), cancel: cancel}
 	go func() {
 		defer close(r.done)
 		if err := Serve(ctx, r.s, l); err != nil {
@@ -283,20 +296,23 @@ func (c *client) collect(what string, cond func(got) bool) []got {
 	}
 }
 
-// result reads until the request has both its reply and its idle, and returns all messages.
-func (c *client) result(id string) []got {
+// result reads until every request has both its reply and its idle, and returns all messages.
+func (c *client) result(ids ...string) []got {
 	c.t.Helper()
-	reply, idle := false, false
+	replies, idles := map[string]bool{}, map[string]bool{}
 	return c.collect("reply and idle", func(g got) bool {
-		if g.parent == id {
-			switch {
-			case g.Channel != wire.IOPub && g.Channel != wire.Stdin:
-				reply = true
-			case g.msgType == "status" && wire.StringField(g.Content, "execution_state") == stateIdle:
-				idle = true
+		switch {
+		case g.Channel != wire.IOPub && g.Channel != wire.Stdin:
+			replies[g.parent] = true
+		case g.msgType == "status" && wire.StringField(g.Content, "execution_state") == stateIdle:
+			idles[g.parent] = true
+		}
+		for _, id := range ids {
+			if !replies[id] || !idles[id] {
+				return false
 			}
 		}
-		return reply && idle
+		return true
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/big"
 	"net"
 	"net/http"
@@ -117,13 +118,18 @@ func PinnedTLS(seed []byte, kernelID string) (*tls.Config, error) {
 // Serve runs the supervisor's HTTP server on the listener while s runs its kernel, and returns when both have ended.
 func Serve(ctx context.Context, s *Supervisor, l net.Listener) error {
 	srv := &http.Server{Handler: s.Handler(), ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout,
-		MaxHeaderBytes: maxHeaderBytes, ErrorLog: nil}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
-	s.Run(ctx)
-	ctx, cancel := context.WithTimeout(context.Background(), shutdownLimit)
+		MaxHeaderBytes: maxHeaderBytes, ErrorLog: slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn)}
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	err := srv.Shutdown(ctx)
+	served := make(chan error, 1)
+	go func() {
+		served <- srv.Serve(l)
+		cancel() // a kernel that nobody can reach is of no use
+	}()
+	s.Run(ctx)
+	last, done := context.WithTimeout(context.Background(), shutdownLimit)
+	defer done()
+	err := srv.Shutdown(last)
 	if err != nil {
 		srv.Close() //nolint:errcheck // the error of Shutdown is the one that matters
 	}

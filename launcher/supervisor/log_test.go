@@ -228,34 +228,34 @@ func TestGate(t *testing.T) {
 	g := newGate()
 	ctx, cancel := context.WithCancel(context.Background())
 	for n := range 3 {
-		if err := g.push(numbered(n, 1)); err != nil {
+		if err := g.push(numbered(n, 1), nil); err != nil {
 			t.Fatal(err)
 		}
 	}
 	cancel()
 	if m, err := g.take(ctx); err == nil {
-		t.Fatalf("a shut gate let %s through", m.Content)
+		t.Fatalf("a shut gate let %s through", m.msg.Content)
 	}
 	g.set(true)
 	for n := range 3 {
 		m, err := g.take(context.Background())
-		if err != nil || number(t, &m) != n {
-			t.Fatalf("took %s, %v", m.Content, err)
+		if err != nil || number(t, &m.msg) != n {
+			t.Fatalf("took %s, %v", m.msg.Content, err)
 		}
 	}
-	if err := g.push(numbered(0, gateLimitBytes+1)); err != nil {
+	if err := g.push(numbered(0, gateLimitBytes+1), nil); err != nil {
 		t.Errorf("a large message does not fit an empty gate: %v", err)
 	}
-	if err := g.push(numbered(1, 1)); !errors.Is(err, errGateFull) {
+	if err := g.push(numbered(1, 1), nil); !errors.Is(err, errGateFull) {
 		t.Errorf("a full gate says %v", err)
 	}
 	g.clear()
 	for range gateLimitMessages {
-		if err := g.push(wire.Message{}); err != nil {
+		if err := g.push(wire.Message{}, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := g.push(wire.Message{}); !errors.Is(err, errGateFull) {
+	if err := g.push(wire.Message{}, nil); !errors.Is(err, errGateFull) {
 		t.Errorf("too many messages: %v", err)
 	}
 }

@@ -72,19 +72,70 @@ func (s *Supervisor) abortOutstanding(status, ename, reason string) {
 	s.order = nil
 }
 
+// doubtOutstanding marks what the kernel had been sent when the connection broke. Most of it will be answered on a new
+// connection. What the kernel said while there was none is lost: see settleDoubts.
+func (s *Supervisor) doubtOutstanding() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.order {
+		r.doubt = r.doubt || r.sent.Load()
+	}
+	if r := s.running(); r != nil && r.session != nil {
+		s.log.append(r.session, s.notice(r.header, "The connection to the kernel broke for a moment. Output of that moment is lost."), true)
+	}
+}
+
+// settleDoubts is called when the kernel has answered the first question on a new connection. It answers the main
+// shell's requests, and control's, in order: what it was sent before and has not answered by now was lost on the way,
+// or its answer was. s.mu is held.
+func (s *Supervisor) settleDoubts(c wire.Channel) {
+	for _, r := range s.order {
+		if !r.doubt || r.finished() || r.channel != c || !r.main {
+			continue
+		}
+		if !r.replied {
+			s.lose(r, "the connection to the kernel broke; it may have run, but its answer is lost")
+		} else if r.quiet.IsZero() {
+			s.abort(r, "", "", "") // of those that have no reply only the idle can be missing
+		}
+	}
+}
+
+// giveUpOutstanding ends what the kernel had been sent under an identity that it no longer answers.
+func (s *Supervisor) giveUpOutstanding() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.order {
+		if r.doubt && !r.finished() {
+			s.lose(r, "the connection to the kernel broke and had to be made anew; answers and output in flight are lost")
+		}
+	}
+}
+
+// lose ends a request whose answer will not come, and says so where its output is shown. s.mu is held.
+func (s *Supervisor) lose(r *request, reason string) {
+	if r.session != nil && r.msgType == "execute_request" {
+		s.log.append(r.session, s.notice(r.header, "%s", reason), true)
+	}
+	s.abort(r, "error", "ConnectionLost", reason)
+}
+
 // abort answers one request in the kernel's place. s.mu is held.
 func (s *Supervisor) abort(r *request, status, ename, reason string) {
-	if r.session != nil {
-		if !r.replied {
-			s.log.append(r.session, wire.New(r.channel, replyType(r.msgType), s.voiceSession(), r.header, map[string]any{
-				"status": status, "ename": ename, "evalue": reason, "traceback": []string{}}), true)
-		}
-		if !r.idled {
-			s.log.append(nil, s.status(stateIdle, r.header), true)
-		}
+	if r.session != nil && !r.replied {
+		s.log.append(r.session, s.errorReply(r.channel, r.msgType, r.header, status, ename, reason), true)
+	}
+	if !r.idled {
+		s.log.append(nil, s.status(stateIdle, r.header), true)
 	}
 	s.clock.done(r.id)
 	s.finish(r)
+}
+
+// errorReply is an answer that the kernel does not give.
+func (s *Supervisor) errorReply(c wire.Channel, requestType string, header []byte, status, ename, reason string) wire.Message {
+	return wire.New(c, replyType(requestType), s.voiceSession(), header, map[string]any{
+		"status": status, "ename": ename, "evalue": reason, "traceback": []string{}})
 }
 
 func replyType(requestType string) string {

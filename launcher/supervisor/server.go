@@ -95,7 +95,7 @@ func (s *Supervisor) fail(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.As(err, &known):
 	case errors.Is(err, errNotRunning):
 		known = httpError{http.StatusConflict, err.Error()}
-	case errors.Is(err, errTooMany):
+	case errors.Is(err, errTooMany), errors.Is(err, errGateFull):
 		known = httpError{http.StatusServiceUnavailable, err.Error()}
 	case errors.Is(err, errOver):
 		known = httpError{http.StatusNotFound, err.Error()}
@@ -116,7 +116,15 @@ func (s *Supervisor) model() Model {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return Model{ID: s.cfg.KernelID, Name: s.cfg.SpecName, LastActivity: s.clock.lastActivity.UTC().Format(TimeFormat),
-		ExecutionState: s.clock.state, Connections: s.connections(), Reason: s.reason}
+		ExecutionState: s.clock.state, Connections: s.connections(), Reason: s.shownReason()}
+}
+
+// shownReason is why the kernel is dead or what is wrong with it, or "". s.mu is held.
+func (s *Supervisor) shownReason() string {
+	if s.reason == "" && s.silent {
+		return silentReason
+	}
+	return s.reason
 }
 
 // connections counts the websockets somebody stands behind. s.mu is held.
@@ -199,7 +207,7 @@ func (s *Supervisor) currentStatus() (Status, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := Status{Protocol: ProtocolVersion, Build: s.build, KernelID: s.cfg.KernelID, PID: os.Getpid(), Epoch: s.epoch,
-		State: s.clock.state, Reason: s.reason, LastActivity: s.clock.lastActivity.UTC(), Connections: s.connections(),
+		State: s.clock.state, Reason: s.shownReason(), LastActivity: s.clock.lastActivity.UTC(), Connections: s.connections(),
 		LogBytes: size, LogLimit: limit}
 	if s.proc != nil {
 		st.KernelPID = s.proc.pid()
@@ -216,6 +224,10 @@ func (s *Supervisor) getStatus(w http.ResponseWriter, r *http.Request) error {
 	defer tick.Stop()
 	for {
 		st, change := s.currentStatus()
+		// A gateway that has vanished without a word takes nothing any more.
+		if err := flush.SetWriteDeadline(time.Now().Add(3 * StatusInterval)); err != nil {
+			return err
+		}
 		if err := enc.Encode(st); err != nil {
 			return nil // the gateway has gone; it will be back
 		}

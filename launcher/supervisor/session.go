@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
@@ -23,8 +24,9 @@ var errTooMany = errors.New("too many sessions or connections on this kernel")
 type session struct {
 	id      string // "" for a connection without session_id: it ends with that connection
 	resume  position
+	floor   position // where the kernel's present life begins, if somebody asked for it: resume is not before it
 	conns   map[*conn]struct{}
-	voice   *conn     // the youngest connection that takes part; it moves resume
+	voice   uint64    // number of the youngest connection that takes part; it moves resume
 	left    time.Time // when the last connection ended
 	pending int       // outstanding requests
 	cell    []byte    // header of its last execute_request: where notices are shown
@@ -33,13 +35,16 @@ type session struct {
 // request is something a client asked the kernel, until its reply and its idle have both passed.
 type request struct {
 	id      string
-	session *session // nil: the supervisor's own
+	session *session // nil: it is gone
 	channel wire.Channel
 	msgType string
 	header  []byte // raw; the parent_header of what is said about it
+	main    bool   // not for a subshell: requests of its channel are answered in order
 	replied bool
 	idled   bool
-	quiet   time.Time // when the reply came without an idle yet
+	quiet   time.Time   // when the reply came without an idle yet
+	doubt   bool        // it was with the kernel when the connection broke
+	sent    atomic.Bool // it has left its gate
 }
 
 // hasReply says whether a request of the type is answered on its own channel at all: comm messages are not
@@ -105,9 +110,9 @@ func (s *Supervisor) takePart(c *conn) {
 		return
 	}
 	c.takesPart = true
-	if v := c.session.voice; v == nil || v.number < c.number {
-		c.session.voice = c
-		c.session.resume = c.acked
+	if c.session.voice < c.number {
+		c.session.voice = c.number
+		c.session.resumeAt(c.acked)
 	}
 	s.changed()
 }
@@ -118,9 +123,17 @@ func (s *Supervisor) acknowledge(c *conn, p position) {
 		return
 	}
 	c.acked = p
-	if c.session.voice == c {
-		c.session.resume = p
+	if c.session.voice == c.number {
+		c.session.resumeAt(p)
 	}
+}
+
+// resumeAt moves the place from which a returning client goes on.
+func (sess *session) resumeAt(p position) {
+	if p.seq < sess.floor.seq {
+		p = sess.floor
+	}
+	sess.resume = p
 }
 
 func (s *Supervisor) expireSessions(now time.Time) {
@@ -147,28 +160,49 @@ func (s *Supervisor) dropIdleSession() bool {
 }
 
 // forgetSession removes a session. What it asked goes on; replies then have nobody to go to.
-func (s *Supervisor) forgetSession(id string) { delete(s.sessions, id) }
-
-// register notes a request before it goes to the kernel. s.mu is held.
-func (s *Supervisor) register(sess *session, m *wire.Message, h wire.Header) {
-	if h.MsgID == "" || m.Channel == wire.Stdin {
-		return // an input_reply answers, it does not ask
+func (s *Supervisor) forgetSession(id string) {
+	sess := s.sessions[id]
+	delete(s.sessions, id)
+	if sess.pending == 0 {
+		return
 	}
-	if sess != nil {
-		if sess.pending >= maxOutstanding {
-			s.forgetOldest(sess)
+	for _, r := range s.order {
+		if r.session == sess && !r.finished() {
+			r.session = nil
+			s.orphans++
 		}
-		sess.pending++
-		if h.MsgType == "execute_request" {
-			sess.cell = m.Header
+	}
+	sess.pending = 0
+	for _, r := range s.order {
+		if s.orphans <= maxOutstanding {
+			return
 		}
+		if r.session == nil && !r.finished() {
+			s.finish(r)
+		}
+	}
+}
+
+// register notes a request before it goes to the kernel, or returns nil if no answer to the message is to be expected.
+// s.mu is held.
+func (s *Supervisor) register(sess *session, m *wire.Message, h wire.Header) *request {
+	if h.MsgID == "" || m.Channel == wire.Stdin {
+		return nil // an input_reply answers, it does not ask
+	}
+	if sess.pending >= maxOutstanding {
+		s.forgetOldest(sess)
+	}
+	sess.pending++
+	if h.MsgType == "execute_request" {
+		sess.cell = m.Header
 	}
 	r := &request{id: h.MsgID, session: sess, channel: m.Channel, msgType: h.MsgType, header: m.Header,
-		replied: !hasReply(h.MsgType)}
+		main: h.Subshell == "", replied: !hasReply(h.MsgType)}
 	s.requests[h.MsgID] = append(s.requests[h.MsgID], r)
 	s.live++
 	s.order = append(s.order, r)
 	s.compactOrder()
+	return r
 }
 
 // compactOrder drops finished requests from the order of arrival once they are the larger part of it.
@@ -207,6 +241,8 @@ func (s *Supervisor) finish(r *request) {
 			s.live--
 			if r.session != nil {
 				r.session.pending--
+			} else {
+				s.orphans--
 			}
 			break
 		}

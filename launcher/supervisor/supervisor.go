@@ -16,11 +16,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
 	"os"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
@@ -28,9 +26,6 @@ import (
 
 const (
 	stableLife   = 10 * time.Second       // a kernel that lived so long does not count as crashing in a row
-	drainLimit   = time.Second            // for what a kernel sent just before it ended
-	slowStart    = 10 * time.Second       // a start that takes longer is given a reason
-	redialLimit  = 5                      // broken connections to a living kernel in a row before it is given up
 	startRetries = 3                      // starts over because another process took a port
 	firstBackoff = 250 * time.Millisecond // before the second automatic restart in a row; doubles
 )
@@ -38,18 +33,23 @@ const (
 // Supervisor runs one kernel. Its methods may be called concurrently.
 type Supervisor struct {
 	// Fixed.
-	cfg        Config
-	build      string
-	logger     *slog.Logger
-	now        func() time.Time
-	ownSession string // session id of our own requests
-	identity   []byte // ZeroMQ identity
-	log        *messageLog
-	gates      [wire.IOPub + 1]*gate
-	ops        chan *operation
-	readied    chan struct{} // capacity 1: the kernel has answered
-	janitor    chan struct{} // capacity 1: there may be idles to wait for
-	over       chan struct{} // closed when the kernel is gone for good and clients are to go
+	cfg         Config
+	build       string
+	logger      *slog.Logger
+	now         func() time.Time
+	slowStart   time.Duration // the constant of this name, but for tests; so are the next three
+	redialProof time.Duration
+	beat        time.Duration // heartbeatInterval
+	maxMessage  int64
+	ownSession  string // session id of our own requests
+	log         *messageLog
+	gates       [wire.IOPub + 1]*gate
+	ops         chan *operation
+	janitor     chan struct{} // capacity 1: there may be idles to wait for
+	over        chan struct{} // closed when the kernel is gone for good and clients are to go
+
+	// Owned by Run.
+	identity []byte // by which the kernel's sockets know us
 
 	// Guarded by mu.
 	mu               sync.Mutex
@@ -57,9 +57,12 @@ type Supervisor struct {
 	requests         map[string][]*request // by msg_id, in order of arrival
 	order            []*request            // all of them, in order of arrival; finished ones are dropped now and then
 	live             int                   // requests in the table
+	orphans          int                   // of these, those whose session is gone
 	clock            clock
 	epoch            uint64
 	reason           string
+	verdict          string // why the supervisor itself has ended the kernel
+	silent           bool   // the kernel answers no heartbeat
 	proc             *process
 	bridge           *bridge
 	kernelSession    string
@@ -72,6 +75,7 @@ type Supervisor struct {
 	restarting       *operation // the restart in progress, which others join
 	connNumber       uint64
 	farewell         string // close reason once over
+	cut              bool   // no connection may go on
 
 	// Websocket handlers that have not returned yet. Added to under mu while over is open.
 	handlers sync.WaitGroup
@@ -80,8 +84,9 @@ type Supervisor struct {
 // New prepares a supervisor; Run does the work. Build is the program's version.
 func New(cfg Config, build string, logger *slog.Logger) *Supervisor {
 	s := &Supervisor{cfg: cfg, build: build, logger: logger.With("kernel", cfg.KernelID), now: time.Now,
+		slowStart: slowStart, redialProof: redialProof, beat: heartbeatInterval, maxMessage: maxMessage,
 		ownSession: wire.NewID(), identity: []byte(wire.NewID()), log: newLog(cfg.LogLimit),
-		ops: make(chan *operation), readied: make(chan struct{}, 1), janitor: make(chan struct{}, 1),
+		ops: make(chan *operation), janitor: make(chan struct{}, 1),
 		over: make(chan struct{}), sessions: map[string]*session{}, requests: map[string][]*request{},
 		change: make(chan struct{})}
 	s.clock = newClock(func() time.Time { return s.now().UTC() })
@@ -164,16 +169,15 @@ func (s *Supervisor) settle(op *operation, err error) {
 // Interrupt stops what the kernel computes, by SIGINT to its process group or by interrupt_request on control.
 func (s *Supervisor) Interrupt() error {
 	s.mu.Lock()
-	proc, b := s.proc, s.bridge
+	proc := s.proc
+	if proc != nil && s.cfg.InterruptMode == "message" {
+		// Through the gate: a kernel that does not read must not hold up whoever asks.
+		defer s.mu.Unlock()
+		return s.gates[wire.Control].push(wire.New(wire.Control, "interrupt_request", s.ownSession, nil, struct{}{}), nil)
+	}
 	s.mu.Unlock()
 	if proc == nil {
 		return errNotRunning
-	}
-	if s.cfg.InterruptMode == "message" {
-		if b == nil {
-			return errNotRunning
-		}
-		return b.request(wire.Control, "interrupt_request", struct{}{})
 	}
 	if err := proc.interrupt(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
@@ -183,21 +187,12 @@ func (s *Supervisor) Interrupt() error {
 
 var errNotRunning = errors.New("the kernel is not running")
 
-// outcome is how one life of the kernel's process ended.
-type outcome struct {
-	op      *operation // somebody wanted it
-	reason  string     // otherwise: one sentence
-	fatal   bool       // there is no point in trying again
-	retry   bool       // a port was lost: try again at once
-	started time.Time
-}
-
 // runKernel runs the kernel until it is gone for good: stopped, or dead for DeadLinger.
 func (s *Supervisor) runKernel(ctx context.Context) {
 	var op *operation // the restart that the next life settles
 	crashes, retries := 0, 0
 	for {
-		out := s.life(ctx, op)
+		out := s.oneLife(ctx, op)
 		op = nil
 		switch {
 		case out.op != nil && out.op.stop:
@@ -311,261 +306,6 @@ func (s *Supervisor) writeEnding(reason string, stopped bool) error {
 	return writeFile(s.cfg.EndFile, b)
 }
 
-// life starts the kernel's process and returns when it has ended. op, if any, is the restart that asked for it.
-func (s *Supervisor) life(ctx context.Context, op *operation) outcome {
-	out := outcome{started: s.now()}
-	ep, signer, err := newConnection(&s.cfg)
-	var proc *process
-	if err == nil {
-		proc, err = startProcess(s.cfg, command(&s.cfg), s.logger)
-	}
-	s.begin(proc, op)
-	if op != nil {
-		s.settle(op, err)
-	}
-	if err != nil {
-		out.reason, out.fatal = sentence(err), true
-		return out
-	}
-	s.logger.Info("kernel started", "epoch", s.epoch, "pid", proc.pid())
-
-	next := make(chan *bridge, 1)
-	connectCtx, cancel := context.WithCancel(ctx)
-	var wg sync.WaitGroup
-	connect := func(identity []byte) {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			b, err := s.openBridge(connectCtx, ep, identity, signer)
-			if err != nil && connectCtx.Err() == nil {
-				s.setReason(fmt.Sprintf("the kernel's program does not speak Jupyter's protocol: %v", err))
-				proc.kill()
-			}
-			if err == nil {
-				next <- b
-			}
-		}()
-	}
-	connect(s.identity)
-	defer func() {
-		cancel()
-		wg.Wait()
-		select {
-		case b := <-next:
-			b.closeSockets()
-		default:
-		}
-		s.setBridge(nil)
-	}()
-	s.watch(ctx, proc, next, connect, &out)
-	return out
-}
-
-// watch follows a running process until it has ended: it takes operations, and mends broken connections.
-func (s *Supervisor) watch(ctx context.Context, proc *process, next <-chan *bridge, connect func([]byte), out *outcome) {
-	var broken <-chan error
-	redials := 0
-	slow := time.NewTimer(slowStart)
-	defer slow.Stop()
-	for {
-		select {
-		case <-slow.C:
-			s.explainSilence()
-		case b := <-next:
-			s.setBridge(b)
-			b.start()
-			broken = b.failed
-		case <-s.readied:
-			redials = 0
-		case err := <-broken:
-			broken = nil
-			if !s.mend(proc, err, &redials, connect) {
-				proc.kill()
-			}
-		case out.op = <-s.ops:
-			s.stopProcess(proc, !out.op.stop)
-			s.ended(proc, out)
-			return
-		case <-ctx.Done():
-			out.op = s.terminated()
-			s.stopProcess(proc, false)
-			s.ended(proc, out)
-			return
-		case <-proc.done():
-			s.ended(proc, out)
-			return
-		}
-	}
-}
-
-// explainSilence says why a kernel that has been starting for long still is.
-func (s *Supervisor) explainSilence() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.clock.state == stateStarting || s.clock.state == stateRestarting {
-		s.reason = "the kernel's program is running but has not answered yet"
-		s.changed()
-	}
-}
-
-// mend replaces the connections to a kernel that still runs. Most often they break because it ends, which is waited
-// for. It reports false if the kernel is to be given up.
-func (s *Supervisor) mend(proc *process, err error, redials *int, connect func([]byte)) bool {
-	t := time.NewTimer(outputGrace)
-	defer t.Stop()
-	select {
-	case <-proc.done():
-		return true
-	case <-t.C:
-	}
-	*redials++
-	s.logger.Warn("connection to the kernel broke", "err", err, "attempt", *redials)
-	s.setBridge(nil)
-	if *redials > redialLimit || errors.Is(err, errZMTP) {
-		s.setReason("its connections broke again and again: " + sentence(err))
-		return false
-	}
-	s.mu.Lock()
-	// A kernel that still holds the old identity ignores a new connection with it, so replies in flight are given up.
-	s.identity = []byte(wire.NewID())
-	if s.live > 0 {
-		if r := s.running(); r != nil && r.session != nil {
-			s.log.append(r.session, s.notice(r.header, "The connection to the kernel broke. Replies and output of that moment are lost."), true)
-		}
-	}
-	s.abortOutstanding("error", "ConnectionLost", "the connection to the kernel broke")
-	identity := s.identity
-	s.mu.Unlock()
-	connect(identity)
-	return true
-}
-
-// ended settles what a process has left: its last output, its exit, the rest of its group.
-func (s *Supervisor) ended(proc *process, out *outcome) {
-	s.mu.Lock()
-	b, wasReady := s.bridge, s.bridge != nil && s.bridge.ready
-	given := s.reason
-	s.mu.Unlock()
-	if b != nil {
-		b.drain(drainLimit)
-	}
-	proc.kill()
-	s.setBridge(nil)
-	words := proc.lastWords(4096)
-	out.reason = describeExit(proc.exit(), words)
-	everReady := wasReady || s.everReady()
-	switch {
-	case out.op != nil:
-		out.reason = out.op.reason
-	case given != "" && !wasReady:
-		out.reason = given
-	}
-	out.retry = out.op == nil && !everReady && lostPort(&s.cfg, words)
-	out.fatal = !everReady
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.proc = nil
-	s.lastParent = nil
-	for _, c := range channels {
-		s.gates[c].clear()
-	}
-	if out.op != nil && !out.op.stop {
-		s.abortOutstanding("aborted", "KernelRestarted", "the kernel was restarted")
-		return
-	}
-	if r := s.oldestCell(); r != nil && r.session != nil {
-		s.log.append(r.session, s.notice(r.header, "The kernel died: %s", out.reason), true)
-	}
-	s.abortOutstanding("error", "KernelDied", out.reason)
-}
-
-// begin notes a new life of the kernel: an epoch of its own. s.settle follows for the operation that asked.
-func (s *Supervisor) begin(proc *process, op *operation) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.epoch++
-	s.proc = proc
-	s.reason = ""
-	switch {
-	case op != nil:
-		s.clock.reset(stateStarting)
-		// Whoever comes back after a restart that somebody asked for begins with the new life.
-		for _, sess := range s.sessions {
-			sess.resume = s.log.tail()
-		}
-	case s.clock.state == stateRestarting:
-		s.clock.reset(stateRestarting)
-	}
-	s.changed()
-}
-
-// everReady reports whether the kernel has answered in any of its lives.
-func (s *Supervisor) everReady() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.kernelInfo != nil
-}
-
-func (s *Supervisor) setReason(reason string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.reason = reason
-	s.changed()
-}
-
-// setBridge makes b the present bridge and closes the one before.
-func (s *Supervisor) setBridge(b *bridge) {
-	s.mu.Lock()
-	old := s.bridge
-	s.bridge = b
-	if b == nil {
-		for _, c := range channels {
-			s.gates[c].set(false)
-		}
-	}
-	s.mu.Unlock()
-	if old != nil {
-		old.close()
-	}
-}
-
-// stopProcess ends a kernel the friendly way first, and returns when its process has ended.
-func (s *Supervisor) stopProcess(proc *process, restart bool) {
-	s.mu.Lock()
-	b := s.bridge
-	s.mu.Unlock()
-	if b != nil {
-		// The kernel may not read: the request must not hold up what follows.
-		b.run(func() {
-			if err := b.request(wire.Control, "shutdown_request", map[string]bool{"restart": restart}); err != nil {
-				b.fail(err)
-			}
-		})
-		if waitFor(proc.done(), s.cfg.StopGrace) {
-			return
-		}
-	}
-	if err := proc.signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		s.logger.Warn("SIGTERM was not delivered", "err", err)
-	}
-	if waitFor(proc.done(), s.cfg.StopGrace) {
-		return
-	}
-	proc.kill()
-	<-proc.done()
-}
-
-func waitFor(done <-chan struct{}, limit time.Duration) bool {
-	t := time.NewTimer(limit)
-	defer t.Stop()
-	select {
-	case <-done:
-		return true
-	case <-t.C:
-		return false
-	}
-}
-
 // announce changes the state and tells every client, as Jupyter Server does when it restarts or gives up a kernel.
 func (s *Supervisor) announce(state, reason string) {
 	s.mu.Lock()
@@ -607,7 +347,23 @@ func (s *Supervisor) Run(ctx context.Context) {
 		s.keepIdles(janitorCtx)
 	}()
 	s.runKernel(ctx)
+	cut := time.AfterFunc(farewell+closeGrace, s.cutClients)
 	s.handlers.Wait()
+	cut.Stop()
 	stopJanitor()
 	wg.Wait()
+}
+
+// cutClients ends the connections of clients that did not take the end of the kernel in time.
+func (s *Supervisor) cutClients() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cut = true
+	for _, sess := range s.sessions {
+		for c := range sess.conns {
+			if c.flow != nil {
+				c.flow.Close() //nolint:errcheck // nothing is left to be done about it
+			}
+		}
+	}
 }

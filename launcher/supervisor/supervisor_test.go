@@ -482,6 +482,7 @@ func TestSupervisor_slowReader(t *testing.T) {
 
 // TestSupervisor_lostIdle: where the kernel's sockets lose the end of a cell, the cell ends nevertheless and says so.
 func TestSupervisor_lostIdle(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	r := startSupervisor(t, nil).ready()
 	c := r.dial(dialOption{session: "ann"})
 	id := c.execute("lose idle")
@@ -493,6 +494,7 @@ func TestSupervisor_lostIdle(t *testing.T) {
 }
 
 func TestSupervisor_newSessionSeesThePresent(t *testing.T) {
+	t.Parallel() // it waits more than it works
 	r := startSupervisor(t, nil).ready()
 	c := r.dial(dialOption{session: "ann"})
 	c.result(c.execute("print 5"))

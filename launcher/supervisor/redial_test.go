@@ -1,0 +1,243 @@
+package supervisor
+
+import (
+	"context"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+)
+
+// breakConnections cuts what connects the supervisor to its living kernel, and returns the identity that was used.
+func (r *running) breakConnections() string {
+	r.s.mu.Lock()
+	b := r.s.bridge
+	r.s.mu.Unlock()
+	identity := string(r.s.identity) // stays until the kernel has been silent for redialProof
+	b.sockets[wire.Shell].Close()
+	return identity
+}
+
+// reconnected waits until the kernel has answered on other connections than b.
+func (r *running) reconnected(b *bridge) {
+	r.t.Helper()
+	deadline := time.Now().Add(testLimit)
+	for {
+		r.s.mu.Lock()
+		done := r.s.bridge != b && r.s.bridge != nil && r.s.bridge.ready
+		r.s.mu.Unlock()
+		if done {
+			return
+		}
+		if time.Now().After(deadline) {
+			r.t.Fatal("the kernel is not reached again")
+		}
+		<-time.After(5 * time.Millisecond)
+	}
+}
+
+func (r *running) currentBridge() *bridge {
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	return r.s.bridge
+}
+
+// TestRedial_sameIdentity: a running cell survives a broken connection, with the kernel's own answer.
+func TestRedial_sameIdentity(t *testing.T) {
+	t.Parallel() // it waits more than it works
+	for name, flags := range map[string][]string{"with handover": nil, "without": {"--no-handover"}} {
+		t.Run(name, func(t *testing.T) {
+			r := startSupervisor(t, func(c *Config) { c.Argv = fakeKernelArgv(flags...) }).ready()
+			c := r.dial(dialOption{session: "ann"})
+			cell := c.execute("sleep 2s\nresult 42")
+			r.until("busy", func(st Status) bool { return st.State == stateBusy })
+			before := r.currentBridge()
+			identity := r.breakConnections()
+			r.reconnected(before)
+			next := c.execute("print 1")
+			all := c.result(cell, next)
+			if reply, _ := find(all, "execute_reply", cell); wire.StringField(reply.Content, "status") != "ok" {
+				t.Errorf("the cell was answered %s", reply.Content)
+			}
+			if _, ok := find(all, "execute_result", cell); !ok {
+				t.Error("the cell's result is lost")
+			}
+			if text := output(all, cell); !strings.Contains(text, "broke for a moment") {
+				t.Errorf("the cell shows %q", text)
+			}
+			if string(r.s.identity) != identity {
+				t.Error("the identity has changed")
+			}
+		})
+	}
+}
+
+// TestRedial_lostAnswer: what was answered while there was no connection must not hang, and the kernel must not look
+// busy with it for ever.
+func TestRedial_lostAnswer(t *testing.T) {
+	t.Parallel() // it waits more than it works
+	r := startSupervisor(t, nil).ready()
+	c := r.dial(dialOption{session: "ann"})
+	cell := c.execute("sleep 50ms")
+	r.until("busy", func(st Status) bool { return st.State == stateBusy })
+	b := r.currentBridge()
+	for _, ch := range channels {
+		b.sockets[ch].Close()
+	}
+	all := c.result(cell)
+	if reply, _ := find(all, "execute_reply", cell); wire.StringField(reply.Content, "ename") != "ConnectionLost" {
+		t.Errorf("the cell was answered %s", reply.Content)
+	}
+	r.ready()
+	c.result(c.execute("print 1"))
+}
+
+// TestRedial_newIdentity: a kernel that thinks the old connection stands ignores the identity; with a new one it goes
+// on, what was in flight is answered as lost, and what had not been sent is run.
+func TestRedial_newIdentity(t *testing.T) {
+	t.Parallel() // it waits more than it works
+	r := startSupervisorTuned(t, func(c *Config) { c.Argv = fakeKernelArgv("--no-handover") },
+		func(s *Supervisor) { s.redialProof = 500 * time.Millisecond }).ready()
+	c := r.dial(dialOption{session: "ann"})
+	cell := c.execute("sleep 3s")
+	r.until("busy", func(st Status) bool { return st.State == stateBusy })
+	b := r.currentBridge()
+	identity := r.breakConnections()
+	b.sockets[wire.Control].Close()
+	// Somebody takes the identity before the supervisor comes back, like a connection whose end the kernel has not seen.
+	for _, ch := range []wire.Channel{wire.Shell, wire.Control} {
+		squatter, err := dialSocket(context.Background(), r.endpoints()[ch], dealer, []byte(identity), socketLimits{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer squatter.Close()
+	}
+	deadline := time.Now().Add(testLimit)
+	for r.currentBridge() == b && time.Now().Before(deadline) {
+		<-time.After(5 * time.Millisecond)
+	}
+	next := c.execute("print 1") // held
+	all := c.result(cell, next)
+	if reply, _ := find(all, "execute_reply", cell); wire.StringField(reply.Content, "ename") != "ConnectionLost" {
+		t.Errorf("the cell was answered %s", reply.Content)
+	}
+	if text := output(all, cell); !strings.Contains(text, "in flight are lost") {
+		t.Errorf("the cell shows %q", text)
+	}
+	if reply, _ := find(all, "execute_reply", next); wire.StringField(reply.Content, "status") != "ok" {
+		t.Errorf("what had not been sent was answered %s", reply.Content)
+	}
+}
+
+// endpoints are the addresses in the connection file.
+func (r *running) endpoints() endpoints {
+	ep := endpoints{}
+	for i, ch := range channels {
+		ep[ch] = "ipc://" + r.cfg.RunDir + "/k-" + string(rune('1'+i))
+	}
+	return ep
+}
+
+// TestRedial_kernelGone: a kernel that lives and listens no more is not given up, but its owner reads why nothing works.
+func TestRedial_kernelGone(t *testing.T) {
+	t.Parallel() // it waits more than it works
+	r := startSupervisorTuned(t, nil, func(s *Supervisor) {
+		s.slowStart, s.redialProof = 300*time.Millisecond, 100*time.Millisecond
+	}).ready()
+	for i := range channels {
+		if err := syscall.Unlink(r.cfg.RunDir + "/k-" + string(rune('1'+i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := r.dial(dialOption{session: "ann"})
+	cell := c.execute("sleep 60s")
+	r.until("busy", func(st Status) bool { return st.State == stateBusy })
+	r.breakConnections()
+	r.until("explained", func(st Status) bool { return strings.Contains(st.Reason, "connection to the kernel broke") })
+	if reply, _ := find(c.result(cell), "execute_reply", cell); wire.StringField(reply.Content, "ename") != "ConnectionLost" {
+		t.Errorf("the cell was answered %s", reply.Content)
+	}
+	if status, body := r.request("POST", "/restart", ""); status != 200 {
+		t.Fatalf("restart: %d %s", status, body)
+	}
+	c.result(c.execute("print 1"))
+	if m := r.model(); m.Reason != "" {
+		t.Errorf("after the restart the reason is still %q", m.Reason)
+	}
+}
+
+// TestBridge_fullKernel: a kernel whose shell is busy reads no more than its queue holds; that must neither break the
+// connection nor lose what waits.
+func TestBridge_fullKernel(t *testing.T) {
+	if bridgeLimits.Write < 24*time.Hour {
+		t.Errorf("a connection is given up after %v without the kernel reading", bridgeLimits.Write)
+	}
+	r := startSupervisor(t, nil).ready()
+	c := r.dial(dialOption{session: "ann", v1: true})
+	cell := c.execute("sleep 60s")
+	r.until("busy", func(st Status) bool { return st.State == stateBusy })
+	pad := strings.Repeat("x", 1000)
+	last := ""
+	for range 3000 {
+		last = c.send(wire.Shell, "execute_request", map[string]any{"code": "", "silent": true, "pad": pad})
+	}
+	if status, body := r.request("POST", "/interrupt", ""); status != 204 {
+		t.Fatalf("interrupt: %d %s", status, body)
+	}
+	all := c.result(cell, last)
+	if reply, _ := find(all, "execute_reply", cell); wire.StringField(reply.Content, "ename") != "KeyboardInterrupt" {
+		t.Errorf("the cell was answered %s", reply.Content)
+	}
+	if reply, _ := find(all, "execute_reply", last); wire.StringField(reply.Content, "status") != "ok" {
+		t.Errorf("the last request was answered %s", reply.Content)
+	}
+}
+
+// TestHeartbeat: the owner of a kernel whose process is stopped reads so, for as long as it is; nothing else happens.
+func TestHeartbeat(t *testing.T) {
+	t.Parallel() // it waits more than it works
+	r := startSupervisorTuned(t, nil, func(s *Supervisor) { s.beat = 100 * time.Millisecond }).ready()
+	st, _ := r.s.currentStatus()
+	b := r.currentBridge()
+	for beats := uint64(0); beats == 0; <-time.After(time.Millisecond) {
+		r.s.mu.Lock()
+		beats = b.beats
+		r.s.mu.Unlock()
+	}
+	if err := syscall.Kill(st.KernelPID, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	silent := r.until("silent", func(st Status) bool { return st.Reason == silentReason })
+	if err := syscall.Kill(st.KernelPID, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	back := r.until("back", func(st Status) bool { return st.Reason == "" })
+	for _, now := range []Status{silent, back} {
+		if now.State != stateIdle || now.Epoch != st.Epoch || now.KernelPID != st.KernelPID {
+			t.Errorf("before %+v, now %+v", st, now)
+		}
+	}
+	c := r.dial(dialOption{session: "ann"})
+	c.result(c.execute("print 1"))
+}
+
+// TestHeartbeat_broken: a kernel without heartbeat works and is not said to be stopped.
+func TestHeartbeat_broken(t *testing.T) {
+	t.Parallel() // it waits more than it works
+	r := startSupervisorTuned(t, nil, func(s *Supervisor) { s.beat = 20 * time.Millisecond })
+	deadline := time.Now().Add(testLimit)
+	for syscall.Unlink(r.cfg.RunDir+"/k-5") != nil { // as soon as it is bound
+		if time.Now().After(deadline) {
+			t.Fatal("the kernel binds no heartbeat")
+		}
+		<-time.After(time.Millisecond)
+	}
+	r.ready()
+	c := r.dial(dialOption{session: "ann"})
+	c.result(c.execute("sleep 200ms"))
+	if m := r.model(); m.Reason != "" {
+		t.Errorf("its reason is %q", m.Reason)
+	}
+}
