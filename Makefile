@@ -1,4 +1,4 @@
-# Every target is one command or a list of other targets; what needs logic is a script or a Go test.
+# Every target is one command or a list of other targets; what needs logic is a script in testdata or a Go test.
 
 GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
