@@ -15,6 +15,10 @@ const (
 	legacyWord, legacyMinOffsets = 4, 1 // uint32, big endian: the JSON part
 )
 
+// maxBuffers bounds the buffers of one message from a client: each costs several times its offset. It is the bound for
+// messages of kernels, too (launcher/supervisor's limit of ZeroMQ frames).
+const maxBuffers = 1 << 16
+
 // EncodeV1 returns the message in the v1 framing: a binary frame.
 //
 //	0      n, the number of offsets: 6 + number of buffers
@@ -54,6 +58,9 @@ func DecodeV1(frame []byte) (Message, error) {
 	n := binary.LittleEndian.Uint64(frame)
 	if n < v1MinOffsets || n > uint64(len(frame)/v1Word-1) {
 		return Message{}, malformed("frame of %d bytes with %d offsets", len(frame), n)
+	}
+	if n > v1MinOffsets+maxBuffers {
+		return Message{}, malformed("message with %d buffers, at most %d allowed", n-v1MinOffsets, maxBuffers)
 	}
 	parts := make([][]byte, n-1)
 	at := binary.LittleEndian.Uint64(frame[v1Word:])
@@ -170,6 +177,9 @@ func DecodeLegacy(frame []byte, binaryFrame bool) (Message, error) {
 	at := uint64(binary.BigEndian.Uint32(frame[legacyWord:]))
 	if at != legacyWord*(uint64(n)+1) {
 		return Message{}, malformed("first offset is %d, not %d", at, legacyWord*(uint64(n)+1))
+	}
+	if n > legacyMinOffsets+maxBuffers {
+		return Message{}, malformed("message with %d buffers, at most %d allowed", n-legacyMinOffsets, maxBuffers)
 	}
 	parts := make([][]byte, n)
 	for i := range parts {

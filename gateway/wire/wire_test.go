@@ -394,3 +394,21 @@ func BenchmarkPath(b *testing.B) {
 		})
 	}
 }
+
+// TestDecode_tooManyBuffers: empty buffers are free for the sender and cost the receiver several times their offset.
+func TestDecode_tooManyBuffers(t *testing.T) {
+	for n, ok := range map[int]bool{maxBuffers: true, maxBuffers + 1: false} {
+		m := New(Shell, "comm_msg", "s", nil, struct{}{})
+		m.Buffers = make([][]byte, n)
+		if _, err := DecodeV1(EncodeV1(&m)); (err == nil) != ok {
+			t.Errorf("v1 with %d buffers: %v", n, err)
+		}
+		frame, _, err := EncodeLegacy(&m, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := DecodeLegacy(frame, true); (err == nil) != ok {
+			t.Errorf("default framing with %d buffers: %v", n, err)
+		}
+	}
+}
