@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
@@ -151,7 +152,7 @@ func TestSupervisor_forgetsConnections(t *testing.T) {
 // TestSupervisor_forgetsOrphans: requests without answer whose sessions are gone must not pile up.
 func TestSupervisor_forgetsOrphans(t *testing.T) {
 	s := New(Config{LogLimit: 1 << 20}, "test", quiet())
-	for i := range 10 {
+	for i := range 3 {
 		c := &conn{s: s}
 		if err := s.attach(c, "", s.now()); err != nil {
 			t.Fatal(err)
@@ -200,7 +201,7 @@ func TestConn_pongInAFlood(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	c := r.dial(dialOption{session: "ann", v1: true})
 	c.result(c.execute("print 1"))
-	const entries = 30000
+	const entries = 10000
 	for n := range entries {
 		r.s.log.append(nil, numbered(n, 1000), false)
 	}
@@ -298,6 +299,35 @@ func TestFlowConn_deadline(t *testing.T) {
 	}
 }
 
+// TestServer_slowBody: a body that never comes must not hold a request for ever.
+func TestServer_slowBody(t *testing.T) {
+	s := New(Config{LogLimit: 1 << 20}, "test", quiet())
+	for name, handler := range map[string]func(http.ResponseWriter, *http.Request) error{
+		"delete": s.deleteKernel, "limits": s.putLimits,
+	} {
+		w := &deadlineWriter{header: http.Header{}}
+		left := time.Duration(0)
+		body := readerFunc(func([]byte) (int, error) {
+			left = time.Until(w.deadline)
+			return 0, os.ErrDeadlineExceeded
+		})
+		req, err := http.NewRequest("PUT", "http://x/", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := handler(w, req); err == nil {
+			t.Errorf("%s: a body that did not come is accepted", name)
+		}
+		if left <= 0 || left > time.Minute {
+			t.Errorf("%s: a body may take %v", name, left)
+		}
+	}
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
+
 // TestStatus_halfOpen: a gateway that has vanished must not hold a status stream for ever.
 func TestStatus_halfOpen(t *testing.T) {
 	s := New(Config{LogLimit: 1 << 20}, "test", quiet())
@@ -319,7 +349,7 @@ func TestStatus_halfOpen(t *testing.T) {
 	}
 }
 
-// deadlineWriter is a response that remembers its write deadline.
+// deadlineWriter is a response that remembers the last deadline it was given.
 type deadlineWriter struct {
 	header   http.Header
 	body     strings.Builder
@@ -331,3 +361,4 @@ func (w *deadlineWriter) Write(b []byte) (int, error)        { return w.body.Wri
 func (w *deadlineWriter) WriteHeader(int)                    {}
 func (w *deadlineWriter) Flush()                             {}
 func (w *deadlineWriter) SetWriteDeadline(t time.Time) error { w.deadline = t; return nil }
+func (w *deadlineWriter) SetReadDeadline(t time.Time) error  { w.deadline = t; return nil }

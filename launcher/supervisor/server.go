@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"bytes"
 	"context"
 	"crypto/subtle"
 	"encoding/json"
@@ -19,6 +20,9 @@ const (
 
 // statusPause is the least time between two lines of a status stream.
 const statusPause = 20 * time.Millisecond
+
+// bodyTimeout is how long a request's body may take.
+const bodyTimeout = 10 * time.Second
 
 // TimeFormat is how Jupyter's models write times, in UTC: jupyter_server's gateway client accepts nothing but one to
 // six fractional digits and a Z.
@@ -145,11 +149,25 @@ func (s *Supervisor) getModel(w http.ResponseWriter, _ *http.Request) error {
 	return nil
 }
 
+// readBody reads a request's body, which has to come within bodyTimeout: the server itself sets no limit, since what it
+// serves lasts as long as a notebook is open.
+func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
+	control := http.NewResponseController(w)
+	if err := control.SetReadDeadline(time.Now().Add(bodyTimeout)); err != nil {
+		return nil, err
+	}
+	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+	if err != nil {
+		return nil, err
+	}
+	return b, control.SetReadDeadline(time.Time{})
+}
+
 func (s *Supervisor) deleteKernel(w http.ResponseWriter, r *http.Request) error {
 	var body struct {
 		Reason string `json:"reason"`
 	}
-	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 64<<10))
+	b, err := readBody(w, r, 64<<10)
 	if err == nil && len(b) > 0 {
 		err = json.Unmarshal(b, &body)
 	}
@@ -191,9 +209,13 @@ func (s *Supervisor) putLimits(w http.ResponseWriter, r *http.Request) error {
 	var body struct {
 		LogLimit int64 `json:"log_limit"`
 	}
-	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, 4<<10))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&body); err != nil || body.LogLimit <= 0 {
+	b, err := readBody(w, r, 4<<10)
+	if err == nil {
+		d := json.NewDecoder(bytes.NewReader(b))
+		d.DisallowUnknownFields()
+		err = d.Decode(&body)
+	}
+	if err != nil || body.LogLimit <= 0 {
 		return httpError{http.StatusBadRequest, "the body is not {\"log_limit\": bytes}"}
 	}
 	s.log.setLimit(body.LogLimit)

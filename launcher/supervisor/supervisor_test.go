@@ -371,7 +371,7 @@ func TestSupervisor_stop(t *testing.T) {
 func TestSupervisor_bigMessages(t *testing.T) {
 	size := 100_000_000
 	if raceEnabled {
-		size = 25_000_000 // the detector's shadow memory makes the full size take a minute; it runs without it, too
+		size = 12_000_000 // the detector's shadow memory makes the full size take a minute; it runs without it, too
 	}
 	r := startSupervisor(t, func(c *Config) { c.LogLimit = 300 << 20 }).ready()
 	relay := r.dial(dialOption{session: "relay", header: http.Header{"User-Agent": {"Tornado/6.5"}}})

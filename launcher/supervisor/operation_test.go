@@ -1,0 +1,127 @@
+package supervisor
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+)
+
+// during starts f and returns what waits for it.
+func during(f func()) (wait func()) {
+	var wg sync.WaitGroup
+	wg.Go(f)
+	return wg.Wait
+}
+
+// TestOperations_race: whatever comes together, every request is answered, nothing hangs, and what was asked for last is
+// what is there in the end.
+func TestOperations_race(t *testing.T) {
+	stubborn := func(c *Config) {
+		c.Argv, c.StopGrace = fakeKernelArgv("--ignore-shutdown", "--ignore-sigterm"), 200*time.Millisecond
+	}
+	answers := func(r *running, method, path string, want ...int) func() {
+		return func() {
+			got, body := r.request(method, path, "")
+			for _, w := range want {
+				if got == w {
+					return
+				}
+			}
+			r.t.Errorf("%s %s: %d %s", method, path, got, body)
+		}
+	}
+	for name, test := range map[string]func(*testing.T){
+		"two restarts are one": func(t *testing.T) {
+			r := startSupervisor(t, stubborn).ready()
+			before, _ := r.s.currentStatus()
+			wait := []func(){}
+			for range 5 {
+				wait = append(wait, during(answers(r, "POST", "/restart", http.StatusOK)))
+			}
+			for _, w := range wait {
+				w()
+			}
+			after, _ := r.s.currentStatus()
+			if n := after.Epoch - before.Epoch; n < 1 || n > 2 {
+				t.Errorf("five restarts at once were %d", n)
+			}
+			r.ready()
+		},
+		"restart while it starts": func(t *testing.T) {
+			r := startSupervisor(t, func(c *Config) { c.Argv = fakeKernelArgv("--start-delay", "200ms") })
+			r.until("started", func(st Status) bool { return st.KernelPID != 0 })
+			answers(r, "POST", "/restart", http.StatusOK)()
+			r.ready()
+		},
+		"stop during a restart, twice": func(t *testing.T) {
+			r := startSupervisor(t, stubborn).ready()
+			restart := during(answers(r, "POST", "/restart", http.StatusOK, http.StatusNotFound))
+			first := during(answers(r, "DELETE", "", http.StatusNoContent))
+			second := during(answers(r, "DELETE", "", http.StatusNoContent))
+			restart()
+			first()
+			second()
+			<-r.done
+		},
+		"a signal during a restart": func(t *testing.T) {
+			r := startSupervisor(t, stubborn).ready()
+			restart := during(func() { r.s.Restart(context.Background()) }) //nolint:errcheck // either end will do
+			r.cancel()
+			<-r.done
+			restart()
+		},
+		"a crash during a stop": func(t *testing.T) {
+			r := startSupervisor(t, stubborn).ready()
+			c := r.dial(dialOption{session: "ann"})
+			stop := during(answers(r, "DELETE", "", http.StatusNoContent))
+			c.execute("crash")
+			stop()
+			<-r.done
+		},
+		"interrupts all the while": func(t *testing.T) {
+			r := startSupervisor(t, func(c *Config) { c.InterruptMode = "message" }).ready()
+			ctx, cancel := context.WithCancel(context.Background())
+			interrupts := during(func() {
+				for ctx.Err() == nil {
+					answers(r, "POST", "/interrupt", http.StatusNoContent, http.StatusConflict)()
+				}
+			})
+			for range 3 {
+				answers(r, "POST", "/restart", http.StatusOK)()
+			}
+			cancel()
+			interrupts()
+			r.ready()
+			c := r.dial(dialOption{session: "ann"})
+			c.result(c.execute("print 1"))
+		},
+		"a websocket when it is over": func(t *testing.T) {
+			r := startSupervisor(t, nil).ready()
+			dials := make(chan error, 50)
+			stop := during(answers(r, "DELETE", "", http.StatusNoContent))
+			for range cap(dials) {
+				c, err := r.tryDial(dialOption{session: "late"})
+				if err != nil {
+					break // refused, or nobody listens any more
+				}
+				for err == nil {
+					_, err = c.recv()
+				}
+				if !websocket.IsCloseError(err, websocket.CloseNormalClosure) {
+					t.Errorf("ended with %v", err)
+				}
+			}
+			stop()
+			<-r.done
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t)
+		})
+	}
+}
