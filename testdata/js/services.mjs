@@ -89,8 +89,9 @@ async function flood(kernel) {
   const { messages } = await execute(kernel, 'from IPython.display import display\nfor i in range(20000): display(i)', { seconds: 120 });
   const shown = messages.filter(m => m.header.msg_type === 'display_data').map(m => Number(m.content.data['text/plain']));
   const others = messages.filter(m => m.header.msg_type === 'stream').map(m => m.content.text).join(' ');
-  if (shown.length !== 20000) throw new Error(`${20000 - shown.length} of 20000 displays are missing; said about it: ${others || 'nothing'}`);
-  if (shown.some((n, i) => n !== i)) throw new Error('displays are out of order');
+  if (others.includes('[ekg]')) console.log(`# ${20000 - shown.length} displays were lost inside the kernel, and it was said`);
+  else if (shown.length !== 20000) throw new Error(`${20000 - shown.length} of 20000 displays are missing; said about it: ${others || 'nothing'}`);
+  if (shown.some((n, i) => i > 0 && n <= shown[i - 1])) throw new Error('displays are out of order');
 }
 
 /** Two front ends on one kernel: each gets its own replies, both see the output. */
