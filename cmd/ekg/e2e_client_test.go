@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -78,8 +79,8 @@ func (g *gateway) tryDial(t *testing.T, id, session string, v1 bool) (*client, e
 	if v1 {
 		d.Subprotocols = []string{subprotocolV1}
 	}
-	url := strings.Replace(g.url, "http", "ws", 1) + "/api/kernels/" + id + "/channels?session_id=" + session
-	ws, resp, err := d.Dial(url, map[string][]string{"Authorization": {"token " + g.token}})
+	at := strings.Replace(g.url, "http", "ws", 1) + "/api/kernels/" + id + "/channels?session_id=" + url.QueryEscape(session)
+	ws, resp, err := d.Dial(at, map[string][]string{"Authorization": {"token " + g.token}})
 	if err != nil {
 		if resp != nil {
 			return nil, fmt.Errorf("dial: %w: %s", err, resp.Status)

@@ -176,7 +176,7 @@ func freeAddress(t *testing.T) string {
 func (g *gateway) env(more ...string) []string {
 	return append([]string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + filepath.Join(g.dir, "home"), "LANG=C.UTF-8", "TMPDIR=" + os.TempDir(),
-		"GORACE=halt_on_error=0 log_path=" + filepath.Join(g.dir, "race"),
+		"GORACE=halt_on_error=0 atexit_sleep_ms=0 log_path=" + filepath.Join(g.dir, "race"),
 		"IPYTHONDIR=" + filepath.Join(g.dir, "ipython"),
 	}, more...)
 }

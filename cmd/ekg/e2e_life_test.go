@@ -238,9 +238,12 @@ func TestE2E_StopKernelsOnExit(t *testing.T) {
 			t.Errorf("the gateway has ended, but there are %v", left)
 		}
 	}
-	if left := processes(t, func(p process) bool { return strings.Contains(p.cmdline, g.dir) }); len(left) > 0 {
-		t.Errorf("the gateway has ended, but there are %v", left)
-	}
+	g.eventually(5*time.Second, "the end of the supervisors", func() error {
+		if left := processes(t, func(p process) bool { return strings.Contains(p.cmdline, g.dir) }); len(left) > 0 {
+			return fmt.Errorf("the gateway has ended, but there are %v", left)
+		}
+		return nil
+	})
 }
 
 func TestE2E_TwoGateways(t *testing.T) {

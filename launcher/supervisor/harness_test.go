@@ -162,7 +162,6 @@ type client struct {
 	ws      *websocket.Conn
 	v1      bool
 	session string
-	n       int
 }
 
 type dialOption struct {
