@@ -148,14 +148,17 @@ func MsgType(header []byte) string {
 }
 
 // StringField returns a top-level string member of a JSON object, as the raw JSON text between its quotes, or "".
-func StringField(object []byte, name string) string {
-	var v string
+func StringField(object []byte, name string) string { return string(RawField(object, name)) }
+
+// RawField is StringField without a copy: the result lies in object.
+func RawField(object []byte, name string) []byte {
+	var v []byte
 	if err := scanObject(object, func(key, value []byte) {
 		if string(key) == name && len(value) >= 2 && value[0] == '"' {
-			v = string(value[1 : len(value)-1])
+			v = value[1 : len(value)-1]
 		}
 	}); err != nil {
-		return ""
+		return nil
 	}
 	return v
 }

@@ -13,12 +13,11 @@ import (
 )
 
 const (
-	dialRetry      = 20 * time.Millisecond  // between attempts to connect to a kernel that is not listening yet
-	dialRetryMost  = 250 * time.Millisecond // likewise, to one that has not been for long
-	nudgeInterval  = 500 * time.Millisecond // between kernel_info_requests until the kernel is ready, as jupyter_server
-	nudgesQuick    = 20                     // so many; a kernel that has not answered these is asked more rarely
-	nudgeRarely    = 5 * time.Second        // then
-	iopubQueueSize = 64 << 20               // bytes read from the kernel and not yet in the log
+	dialRetry     = 20 * time.Millisecond  // between attempts to connect to a kernel that is not listening yet
+	dialRetryMost = 250 * time.Millisecond // likewise, to one that has not been for long
+	nudgeInterval = 500 * time.Millisecond // between kernel_info_requests until the kernel is ready, as jupyter_server
+	nudgesQuick   = 20                     // so many; a kernel that has not answered these is asked more rarely
+	nudgeRarely   = 5 * time.Second        // then
 )
 
 // bridgeLimits are the defaults but for the time that a kernel may take nothing of what it is sent: one whose shell is
@@ -31,8 +30,8 @@ var bridgeLimits = socketLimits{Write: 10 * 365 * 24 * time.Hour}
 var channels = [...]wire.Channel{wire.Shell, wire.Control, wire.Stdin, wire.IOPub}
 
 // bridge is one set of ZeroMQ connections to one life of the kernel's process. Its goroutines are started by open and
-// awaited by close: a reader for each channel, a sender for each but iopub, one that takes iopub messages from the
-// reader's queue, one that nudges the kernel until it is ready, and one for the heartbeat.
+// awaited by close: a reader for each channel, a sender for each but iopub, one that nudges the kernel until it is
+// ready, and one for the heartbeat.
 type bridge struct {
 	// Fixed.
 	log     *slog.Logger
@@ -47,7 +46,6 @@ type bridge struct {
 	first   [wire.IOPub + 1]wire.Message  // the first question on shell and control
 	firstID [wire.IOPub + 1]string        // its id
 	own     string                        // session id of our own requests
-	iopub   *frameQueue
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
 	failed  chan error    // capacity 1: the first connection that broke
@@ -60,6 +58,7 @@ type bridge struct {
 	heard   bool // the subscription works
 	ready   bool
 	beats   uint64 // heartbeats answered
+	gaps    gaps
 
 	complaints sync.Map // kind → struct{}: each is logged once
 }
@@ -74,7 +73,7 @@ const heartbeat = wire.Channel(0)
 func (s *Supervisor) openBridge(ctx context.Context, ep endpoints, identity []byte, signer *wire.Signer) (*bridge, error) {
 	b := &bridge{log: s.logger, signer: signer, gates: &s.gates, deliver: s.deliver, unsent: s.unsent,
 		beaten: s.heartbeatAnswered, beat: s.beat, hb: ep[heartbeat], own: s.ownSession,
-		iopub: newFrameQueue(iopubQueueSize), failed: make(chan error, 1), nudged: make(chan struct{}), quiet: make(chan struct{})}
+		failed: make(chan error, 1), nudged: make(chan struct{}), quiet: make(chan struct{})}
 	for _, c := range nudged {
 		b.first[c] = b.question(c)
 		b.firstID[c] = wire.StringField(b.first[c].Header, "msg_id")
@@ -121,13 +120,10 @@ func (b *bridge) start() {
 	b.cancel = cancel
 	b.readers.Store(int32(len(channels)))
 	for _, c := range channels {
-		if c == wire.IOPub {
-			b.run(func() { b.readIOPub() })
-			b.run(func() { b.deliverIOPub() })
-			continue
-		}
 		b.run(func() { b.read(c) })
-		b.run(func() { b.send(ctx, c) })
+		if c != wire.IOPub {
+			b.run(func() { b.send(ctx, c) })
+		}
 	}
 	b.run(func() { b.nudge(ctx) })
 	b.run(func() { b.keepBeating(ctx) })
@@ -156,7 +152,6 @@ func (b *bridge) readerEnded() {
 func (b *bridge) close() {
 	b.cancel()
 	b.closeSockets()
-	b.iopub.close()
 	b.wg.Wait()
 }
 
@@ -184,32 +179,6 @@ func (b *bridge) read(c wire.Channel) {
 			return
 		}
 		b.parse(c, frames)
-	}
-}
-
-// readIOPub does nothing but read: what the kernel cannot get rid of it drops (ZeroMQ's high-water mark).
-func (b *bridge) readIOPub() {
-	defer b.iopub.end()
-	for {
-		frames, err := b.sockets[wire.IOPub].Recv()
-		if err != nil {
-			b.fail(err)
-			return
-		}
-		if !b.iopub.put(frames) {
-			return
-		}
-	}
-}
-
-func (b *bridge) deliverIOPub() {
-	defer b.readerEnded()
-	for {
-		frames, ok := b.iopub.take()
-		if !ok {
-			return
-		}
-		b.parse(wire.IOPub, frames)
 	}
 }
 
@@ -303,6 +272,7 @@ func (s *Supervisor) deliver(b *bridge, m wire.Message) {
 	if s.bridge != b {
 		return // of an earlier life
 	}
+	s.missed(b, wire.RawField(m.Header, "msg_id"))
 	parent, err := s.parseParent(&m)
 	if err != nil {
 		b.complain("parent", "parent_header of a message cannot be read", "channel", m.Channel.String(), "err", err)
@@ -391,6 +361,7 @@ func (s *Supervisor) deliverOutput(b *bridge, m *wire.Message, parent wire.Heade
 	}
 	if state == stateIdle {
 		essential = true
+		s.settleGaps(b, parent.MsgID)
 		if r := s.waitingIdle(parent.MsgID); r != nil {
 			r.idled = true
 			if r.replied {
@@ -439,78 +410,4 @@ func (s *Supervisor) unsent(r *request) {
 	if !r.finished() {
 		s.lose(r, "the connection to the kernel broke while this was sent: run it again")
 	}
-}
-
-// frameQueue holds what was read from iopub, bounded in bytes. A message of any size fits an empty queue.
-type frameQueue struct {
-	mu     sync.Mutex
-	cond   *sync.Cond
-	frames [][][]byte
-	bytes  int
-	limit  int
-	ended  bool // no more will come
-	closed bool // what is there is not wanted any more
-}
-
-func newFrameQueue(limit int) *frameQueue {
-	q := &frameQueue{limit: limit}
-	q.cond = sync.NewCond(&q.mu)
-	return q
-}
-
-func frameBytes(frames [][]byte) int {
-	n := 0
-	for _, f := range frames {
-		n += len(f) + 32
-	}
-	return n
-}
-
-// put waits for room. It reports false once the queue is closed.
-func (q *frameQueue) put(frames [][]byte) bool {
-	n := frameBytes(frames)
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for !q.closed && len(q.frames) > 0 && q.bytes+n > q.limit {
-		q.cond.Wait()
-	}
-	if q.closed {
-		return false
-	}
-	q.frames = append(q.frames, frames)
-	q.bytes += n
-	q.cond.Signal() // at most one of the two sides waits
-	return true
-}
-
-// take waits for a message. It reports false when the queue is closed, or has ended and is empty.
-func (q *frameQueue) take() ([][]byte, bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for !q.closed && !q.ended && len(q.frames) == 0 {
-		q.cond.Wait()
-	}
-	if q.closed || len(q.frames) == 0 {
-		return nil, false
-	}
-	frames := q.frames[0]
-	q.frames[0] = nil
-	q.frames = q.frames[1:]
-	q.bytes -= frameBytes(frames)
-	q.cond.Signal()
-	return frames, true
-}
-
-func (q *frameQueue) end() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.ended = true
-	q.cond.Broadcast()
-}
-
-func (q *frameQueue) close() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.closed = true
-	q.cond.Broadcast()
 }

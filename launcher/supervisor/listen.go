@@ -15,6 +15,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -55,10 +56,14 @@ func Listen(c *Config) (net.Listener, error) {
 		if err := os.Remove(address); err != nil && !os.IsNotExist(err) {
 			return nil, err
 		}
-		// The mode must be right from the first moment; the folder is private, too.
-		old := unix.Umask(0o177)
-		defer unix.Umask(old)
-		return net.Listen("unix", address)
+		// Linux gives the file the mode of its socket, so it is right from the first moment. The umask would do the same,
+		// but it belongs to the whole process.
+		lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+			var err error
+			cerr := c.Control(func(fd uintptr) { err = syscall.Fchmod(int(fd), 0o600) })
+			return errors.Join(cerr, err)
+		}}
+		return lc.Listen(context.Background(), "unix", address)
 	case "tcp":
 		if c.Token == "" {
 			return nil, errors.New("token is missing: a supervisor on tcp demands one")

@@ -34,17 +34,18 @@ type session struct {
 
 // request is something a client asked the kernel, until its reply and its idle have both passed.
 type request struct {
-	id      string
-	session *session // nil: it is gone
-	channel wire.Channel
-	msgType string
-	header  []byte // raw; the parent_header of what is said about it
-	main    bool   // not for a subshell: requests of its channel are answered in order
-	replied bool
-	idled   bool
-	quiet   time.Time   // when the reply came without an idle yet
-	doubt   bool        // it was with the kernel when the connection broke
-	sent    atomic.Bool // it has left its gate
+	id       string
+	session  *session // nil: it is gone
+	channel  wire.Channel
+	msgType  string
+	header   []byte // raw; the parent_header of what is said about it
+	main     bool   // not for a subshell: requests of its channel are answered in order
+	replied  bool
+	idled    bool
+	quiet    time.Time   // when the reply came without an idle yet
+	lossTold bool        // its client knows that output was lost
+	doubt    bool        // it was with the kernel when the connection broke
+	sent     atomic.Bool // it has left its gate
 }
 
 // hasReply says whether a request of the type is answered on its own channel at all: comm messages are not

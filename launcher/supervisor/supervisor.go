@@ -344,7 +344,7 @@ func (s *Supervisor) Run(ctx context.Context) {
 	wg.Add(1)
 	go func() {
 		defer wg.Done()
-		s.keepIdles(janitorCtx)
+		s.watchLosses(janitorCtx)
 	}()
 	s.runKernel(ctx)
 	cut := time.AfterFunc(farewell+closeGrace, s.cutClients)

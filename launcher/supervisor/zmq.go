@@ -13,8 +13,8 @@ import (
 	"github.com/go-zeromq/zmq4/security/null"
 )
 
-// socket is one ZeroMQ connection to a kernel's port. It starts no goroutine, queues nothing and never redials: an
-// error of Send or Recv is permanent, and whoever owns the socket closes it and dials another.
+// socket is one ZeroMQ connection to a kernel's port. It never redials: an error of Send or Recv is permanent, and
+// whoever owns the socket closes it and dials another. Only a sub queues and has a goroutine: see readAhead.
 type socket interface {
 	// Send writes one message with one system call where the kernel takes it at once. It may be called concurrently. It
 	// returns when the operating system has the message, or with an error when the peer has taken nothing of it for the
@@ -22,7 +22,8 @@ type socket interface {
 	Send(frames [][]byte) error
 	// Recv waits for one message. Only one goroutine may call it. The frames are the caller's. It has no time limit.
 	Recv() ([][]byte, error)
-	// Close ends the connection and unblocks Send and Recv. It may be called twice and concurrently.
+	// Close ends the connection, unblocks Send and Recv and waits for a sub's goroutine. It may be called twice and
+	// concurrently.
 	Close() error
 }
 
@@ -116,6 +117,9 @@ func connectSocket(ctx context.Context, endpoint string, kind socketKind, typ zm
 	}
 	if err != nil {
 		raw.Close() //nolint:errcheck // the first error is the one that matters
+		if s != nil {
+			s.Close() //nolint:errcheck // never fails
+		}
 		return nil, err
 	}
 	return s, nil
@@ -154,6 +158,7 @@ func openSocket(conn *zmtpConn, typ zmq4.SocketType, identity []byte, endpoint s
 	if typ == zmq4.Sub {
 		// ZMTP 3.0, which is what the library speaks, subscribes by a message: 1 and the topic.
 		if err := s.Send([][]byte{{1}}); err != nil {
+			s.Close() //nolint:errcheck // never fails
 			return nil, err
 		}
 	}
@@ -201,6 +206,7 @@ func (s *zmqSocket) Recv() ([][]byte, error) {
 
 func (s *zmqSocket) Close() error {
 	s.fail(fmt.Errorf("zmq: %s: %w", s.endpoint, net.ErrClosed)) //nolint:errcheck // it is no error to us
+	s.conn.ahead.end()
 	return nil
 }
 

@@ -45,7 +45,7 @@ const (
 // ever. So all that the peer sends is checked here before the library sees it, commands are answered here and not handed
 // on, and what the library writes for one message leaves in one system call.
 //
-// One goroutine reads and any number writes, all through zmqSocket. It starts no goroutine.
+// One goroutine reads and any number writes, all through zmqSocket. A sub has another goroutine, which reads ahead.
 type zmtpConn struct {
 	net.Conn // the stream; fixed
 
@@ -54,16 +54,17 @@ type zmtpConn struct {
 	limits socketLimits
 
 	// Owned by the reader.
-	r        *bufio.Reader
+	ahead    *readAhead
+	r        *bufio.Reader // on ahead
 	stage    zmtpStage
-	ahead    []byte // checked bytes that the library reads next: a frame's header, or the whole READY
+	checked  []byte // what the library reads next: a frame's header, or the whole READY
 	left     int64  // bytes of the greeting or of the present frame's body that may be read
 	frames   int    // frames of the present message so far
 	size     int64  // bytes of the present message so far
 	fault    error  // why the stream can not be read any further
 	credit   float64
 	credited time.Time
-	head     [9]byte // backs ahead
+	head     [9]byte // backs checked
 
 	// Set by the reader, taken by whoever holds writing.
 	pong atomic.Pointer[[]byte]
@@ -87,19 +88,20 @@ const (
 )
 
 func newZMTPConn(raw net.Conn, kind socketKind, limits socketLimits) *zmtpConn {
-	// Only iopub has much to read; the other three or four sockets of a kernel can do with less.
-	buffer := 16 << 10
-	if kind == sub {
-		buffer = 64 << 10
-	}
+	ahead := newReadAhead(raw)
 	return &zmtpConn{
-		Conn: raw, kind: kind, limits: limits,
-		r: bufio.NewReaderSize(raw, buffer), left: greetingSize, credit: commandBurst,
+		Conn: raw, kind: kind, limits: limits, ahead: ahead,
+		r: bufio.NewReaderSize(ahead, 16<<10), left: greetingSize, credit: commandBurst,
 	}
 }
 
 // handshaken tells that the library has completed the handshake: what follows are messages.
-func (c *zmtpConn) handshaken() { c.stage = inTraffic }
+func (c *zmtpConn) handshaken() {
+	c.stage = inTraffic
+	if c.kind == sub {
+		c.ahead.begin()
+	}
+}
 
 // reason returns our own account of a failed read where there is one, else the library's error.
 func (c *zmtpConn) reason(err error) error {
@@ -125,7 +127,7 @@ func violation(format string, args ...any) error {
 
 // Read hands the stream on to the library, having checked it as far as it goes. An error is permanent.
 func (c *zmtpConn) Read(p []byte) (int, error) {
-	for len(c.ahead) == 0 && c.left == 0 && c.fault == nil {
+	for len(c.checked) == 0 && c.left == 0 && c.fault == nil {
 		if c.stage == inTraffic {
 			c.fault = c.nextFrame()
 		} else {
@@ -133,9 +135,9 @@ func (c *zmtpConn) Read(p []byte) (int, error) {
 		}
 	}
 	switch {
-	case len(c.ahead) > 0:
-		n := copy(p, c.ahead)
-		c.ahead = c.ahead[n:]
+	case len(c.checked) > 0:
+		n := copy(p, c.checked)
+		c.checked = c.checked[n:]
 		return n, nil
 	case c.fault != nil:
 		return 0, c.fault
@@ -211,7 +213,7 @@ func (c *zmtpConn) nextFrame() error {
 		if flags&flagMore == 0 {
 			c.frames, c.size = 0, 0
 		}
-		c.ahead, c.left = header, size
+		c.checked, c.left = header, size
 		return nil
 	}
 }
@@ -262,7 +264,7 @@ func commandName(body []byte) (name, rest []byte, err error) {
 func (c *zmtpConn) nextReady() error {
 	if c.stage == inGreeting {
 		c.stage = inHandshake
-	} else if c.ahead != nil {
+	} else if c.checked != nil {
 		return violation("a second frame in the handshake")
 	}
 	flags, size, header, err := c.frameHeader()
@@ -283,7 +285,7 @@ func (c *zmtpConn) nextReady() error {
 	if err := checkReady(frame[len(header):], c.kind); err != nil {
 		return err
 	}
-	c.ahead = frame
+	c.checked = frame
 	return nil
 }
 

@@ -1,0 +1,209 @@
+package supervisor
+
+import (
+	"bytes"
+	"strconv"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+)
+
+const (
+	sendLimit   = 1000             // messages that a kernel's socket lets wait before it drops more: ZeroMQ's default
+	burstWindow = 10 * time.Second // so many of them at least must have been numbered in this time or twice of it
+	gapGrace    = 2 * time.Second  // a gap that nothing narrows for so long is a loss
+	maxGaps     = 64               // beyond, the two oldest are taken together
+	gapLeeway   = 2                // numbers given out but not yet sent when a cell ends: its other threads'
+)
+
+// gaps finds what a kernel has sent and nobody got. ipykernel, and what is built on its base class, ends each msg_id in
+// a counter over all channels: session, process id and number (jupyter_client.session.Session.msg_id). A number may come
+// late, since channels overtake each other and ipykernel numbers its output before it queues it, and it may never be
+// sent at all (a display hook took the message; another client, on the kernel's ports themselves, got the reply). So
+// numbers are missed only where a kernel sends enough at once to exceed its send limit. It is owned by a bridge and
+// guarded by Supervisor.mu.
+type gaps struct {
+	line []byte // of the msg_ids, what stands before the counter; empty before the first
+	next uint64 // above every number that has come
+	open []gap  // oldest first
+
+	// The numbers at the beginning of the present window and of the one before it.
+	since        time.Time
+	mark, before uint64
+}
+
+// gap is a range of numbers of which some have not come.
+type gap struct {
+	first, last uint64
+	missing     uint64
+	at          time.Time // when it opened, or when something last showed that its messages may be on the way
+	cell        string    // msg_id of the request whose output came before it; "" if unknown
+	header      []byte    // the request's header
+}
+
+// observe takes the msg_id of a message, and reports whether it opened a gap.
+func (g *gaps) observe(msgID []byte, now time.Time) bool {
+	i := bytes.LastIndexByte(msgID, '_')
+	if i < 0 {
+		return false
+	}
+	n, err := strconv.ParseUint(string(msgID[i+1:]), 10, 62)
+	if err != nil {
+		return false
+	}
+	if !bytes.Equal(g.line, msgID[:i]) {
+		if bytes.Count(msgID[:i], []byte("_")) == 0 {
+			return false // something else than session and process id: who knows what it counts
+		}
+		*g = gaps{line: bytes.Clone(msgID[:i]), next: n + 1, since: now, mark: n, before: n}
+		return false
+	}
+	if n < g.next {
+		g.fill(n, now)
+		return false
+	}
+	opened := n > g.next && g.bursting(n, now)
+	if opened {
+		g.add(gap{first: g.next, last: n - 1, missing: n - g.next, at: now})
+	}
+	g.next = n + 1
+	return opened
+}
+
+// bursting reports whether the kernel may have dropped what it numbered before n.
+func (g *gaps) bursting(n uint64, now time.Time) bool {
+	switch passed := now.Sub(g.since); {
+	case passed >= 2*burstWindow:
+		g.before, g.mark, g.since = g.next, g.next, now
+	case passed >= burstWindow:
+		g.before, g.mark, g.since = g.mark, g.next, now
+	}
+	return n-g.before >= sendLimit
+}
+
+func (g *gaps) add(opened gap) {
+	if len(g.open) == maxGaps {
+		g.open[1].first = g.open[0].first
+		g.open[1].missing += g.open[0].missing
+		g.open = append(g.open[:0], g.open[1:]...)
+	}
+	g.open = append(g.open, opened)
+}
+
+// fill notes a number that has come late. What is above it may still be behind it in the same queue.
+func (g *gaps) fill(n uint64, now time.Time) {
+	for i := len(g.open) - 1; i >= 0 && n <= g.open[i].last; i-- {
+		g.open[i].at = now
+		if n < g.open[i].first {
+			continue
+		}
+		if g.open[i].missing--; g.open[i].missing == 0 {
+			g.open = append(g.open[:i], g.open[i+1:]...)
+		}
+		return
+	}
+}
+
+// attribute says whose output the newest gap is in.
+func (g *gaps) attribute(cell string, header []byte) {
+	last := &g.open[len(g.open)-1]
+	last.cell, last.header = cell, header
+}
+
+// settle is called when the end of a cell has come on iopub, behind all that the cell had to say there. It returns how
+// many of its messages are lost, and closes its gaps if any are. As many as inFlight may still come on other channels.
+func (g *gaps) settle(cell string, inFlight int) uint64 {
+	var missing uint64
+	for _, o := range g.open {
+		if o.cell == cell {
+			missing += o.missing
+		}
+	}
+	if missing <= uint64(inFlight)+gapLeeway {
+		return 0
+	}
+	g.close(func(o gap) bool { return o.cell == cell })
+	return missing - uint64(inFlight)
+}
+
+// overdue closes the gaps that nothing has narrowed for gapGrace, and returns them.
+func (g *gaps) overdue(now time.Time) []gap {
+	return g.close(func(o gap) bool { return now.Sub(o.at) >= gapGrace })
+}
+
+func (g *gaps) close(which func(gap) bool) (closed []gap) {
+	kept := g.open[:0]
+	for _, o := range g.open {
+		if which(o) {
+			closed = append(closed, o)
+		} else {
+			kept = append(kept, o)
+		}
+	}
+	clear(g.open[len(kept):])
+	g.open = kept
+	return closed
+}
+
+// missed finds gaps in what the kernel has numbered. It is called with every message, before anything else. s.mu is
+// held.
+func (s *Supervisor) missed(b *bridge, msgID []byte) {
+	if !b.gaps.observe(msgID, s.now()) {
+		return
+	}
+	cell, header := s.lastParentHeader.MsgID, s.lastParent
+	if r := s.running(); r != nil && (cell == "" || s.lastParentHeader.Session == s.ownSession) {
+		cell, header = r.id, r.header
+	}
+	b.gaps.attribute(cell, header)
+	s.wakeJanitor()
+}
+
+// settleGaps announces what a cell has lost, before its idle is passed on: front ends stop listening then. s.mu is held.
+func (s *Supervisor) settleGaps(b *bridge, cell string) {
+	if len(b.gaps.open) == 0 {
+		return
+	}
+	inFlight := 0 // replies that may have been sent and not been read yet
+	for _, r := range s.order {
+		if !r.replied && (r.id == cell || !r.main || r.channel != wire.Shell) {
+			inFlight++
+		}
+	}
+	for _, o := range b.gaps.open {
+		if o.cell == cell {
+			if n := b.gaps.settle(cell, inFlight); n > 0 {
+				s.announceLoss(cell, o.header, n)
+			}
+			return
+		}
+	}
+}
+
+// announceGaps announces what has been missing for too long. It reports whether there is more to wait for. s.mu is held.
+func (s *Supervisor) announceGaps() bool {
+	if s.bridge == nil {
+		return false
+	}
+	lost := s.bridge.gaps.overdue(s.now())
+	for i := 0; i < len(lost); {
+		first, n := lost[i], uint64(0)
+		for ; i < len(lost) && lost[i].cell == first.cell; i++ {
+			n += lost[i].missing
+		}
+		s.announceLoss(first.cell, first.header, n)
+	}
+	return len(s.bridge.gaps.open) > 0
+}
+
+func (s *Supervisor) announceLoss(cell string, header []byte, n uint64) {
+	what := "1 message was"
+	if n > 1 {
+		what = strconv.FormatUint(n, 10) + " messages were"
+	}
+	s.log.append(nil, s.notice(header, "%s lost inside the kernel: it produced them faster than it could send them.", what), true)
+	for _, r := range s.requests[cell] {
+		r.lossTold = true
+	}
+	s.logger.Warn("messages were lost in the kernel's sockets", "count", n)
+}

@@ -1,0 +1,147 @@
+package supervisor
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+func numberedID(n int) []byte { return fmt.Appendf(nil, "6f1c-aa_77_%d", n) }
+
+// TestGaps_model lets two queues carry a kernel's numbered messages, each in order but overtaking each other, and loses
+// some: those are what is missing in the end, and before it never more than what is lost or on its way.
+func TestGaps_model(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var g gaps
+		now := time.Unix(1e9, 0)
+		for n := range sendLimit {
+			if g.observe(numberedID(n), now) {
+				t.Fatal("a gap where nothing is missing")
+			}
+		}
+		var queues [2][]int
+		lost, next := 0, sendLimit
+		for range rapid.IntRange(1, 200).Draw(t, "runs") {
+			size := rapid.IntRange(1, 30).Draw(t, "size")
+			to := rapid.IntRange(0, 5).Draw(t, "to")
+			for range size {
+				switch {
+				case to == 5:
+					lost++
+				case to == 4:
+					queues[1] = append(queues[1], next)
+				default:
+					queues[0] = append(queues[0], next)
+				}
+				next++
+			}
+		}
+		queues[0] = append(queues[0], next) // what shows that something is missing before it
+		for len(queues[0])+len(queues[1]) > 0 {
+			q := rapid.IntRange(0, 1).Draw(t, "queue")
+			if len(queues[q]) == 0 {
+				q = 1 - q
+			}
+			if g.observe(numberedID(queues[q][0]), now) {
+				g.attribute("cell", nil)
+			}
+			queues[q] = queues[q][1:]
+			if missing := total(g.open); missing > lost+len(queues[0])+len(queues[1]) {
+				t.Fatalf("%d are said to be missing, %d are lost and %d on the way", missing, lost, len(queues[0])+len(queues[1]))
+			}
+		}
+		if missing := total(g.open); missing != lost {
+			t.Fatalf("%d are said to be missing, %d are", missing, lost)
+		}
+		if len(g.open) > maxGaps {
+			t.Fatalf("%d gaps", len(g.open))
+		}
+		if late := g.overdue(now.Add(gapGrace - 1)); late != nil {
+			t.Fatalf("%v is overdue too early", late)
+		}
+		if late := total(g.overdue(now.Add(gapGrace))); late != lost {
+			t.Fatalf("%d of %d are overdue", late, lost)
+		}
+	})
+}
+
+func total(open []gap) int {
+	n := 0
+	for _, o := range open {
+		n += int(o.missing)
+	}
+	return n
+}
+
+// TestGaps_patience: what is behind a message that has just come late may come late too, what is before it not.
+func TestGaps_patience(t *testing.T) {
+	var g gaps
+	now := time.Unix(1e9, 0)
+	for _, n := range []int{0, 2000, 2010, 2020} {
+		g.observe(numberedID(n), now)
+	}
+	g.observe(numberedID(2005), now.Add(gapGrace-1))
+	late := g.overdue(now.Add(gapGrace))
+	if len(late) != 1 || late[0].last != 1999 || total(g.open) != 8+9 {
+		t.Errorf("overdue is %+v, still awaited %+v", late, g.open)
+	}
+}
+
+func TestGaps_onlyInBursts(t *testing.T) {
+	for name, c := range map[string]struct {
+		ids  []string
+		step time.Duration
+		want int
+	}{
+		"few":                     {[]string{"s_1_0", "s_1_500"}, 0, 0},
+		"many at once":            {[]string{"s_1_0", "s_1_1001"}, 0, 1000},
+		"many, but slowly":        {[]string{"s_1_0", "s_1_400", "s_1_800", "s_1_1200", "s_1_1600"}, burstWindow, 0},
+		"many, long ago":          {[]string{"s_1_0", "s_1_1", "s_1_900", "s_1_901", "s_1_1200"}, 3 * burstWindow, 0},
+		"many over two windows":   {[]string{"s_1_0", "s_1_400", "s_1_1000"}, burstWindow * 3 / 4, 599},
+		"another process":         {[]string{"s_1_0", "s_2_5000", "s_2_5001"}, 0, 0},
+		"no counter":              {[]string{"a-b", "a-f", "x_y"}, 0, 0},
+		"a counter of who knows":  {[]string{"6ba7b810_1", "6ba7b810_5000"}, 0, 0},
+		"a counter out of bounds": {[]string{"s_1_0", "s_1_99999999999999999999999"}, 0, 0},
+	} {
+		var g gaps
+		now := time.Unix(1e9, 0)
+		for _, id := range c.ids {
+			g.observe([]byte(id), now)
+			now = now.Add(c.step)
+		}
+		if got := total(g.open); got != c.want {
+			t.Errorf("%s: %d are said to be missing, want %d", name, got, c.want)
+		}
+	}
+}
+
+// TestSupervisor_lostOutput: a cell says how many of its messages the kernel's sockets have lost, once, and before its
+// end: front ends do not listen after.
+func TestSupervisor_lostOutput(t *testing.T) {
+	for name, c := range map[string]struct{ code, want string }{
+		"at the end of the cell":  {"flood 1500\nlose 200\necho end", "[ekg] 200 messages were lost"},
+		"while the cell runs":     {"flood 1500\nlose 200\necho on\nsleep 4s\necho end", "[ekg] 200 messages were lost"},
+		"with the cell's idle":    {"flood 1500\nlose 200\nlose idle", "[ekg] 200 messages were lost"},
+		"all":                     {"lose 1200\necho end", "[ekg] 1200 messages were lost"},
+		"a display hook takes it": {"flood 500\nlose 200\necho end", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := startSupervisor(t, nil).ready()
+			cl := r.dial(dialOption{session: "ann"})
+			id := cl.execute(c.code)
+			said := ""
+			for _, line := range strings.Split(output(cl.result(id), id), "\n") {
+				if strings.HasPrefix(line, "[ekg]") {
+					said += line
+				}
+			}
+			if !strings.HasPrefix(said, c.want) || said != "" && c.want == "" || strings.Count(said, "[ekg]") > 1 {
+				t.Errorf("the cell says %q, want %q", said, c.want)
+			}
+		})
+	}
+}
