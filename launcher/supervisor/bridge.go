@@ -361,8 +361,9 @@ func (s *Supervisor) deliverOutput(b *bridge, m *wire.Message, parent wire.Heade
 	}
 	if state == stateIdle {
 		essential = true
-		s.settleGaps(b, parent.MsgID)
-		if r := s.waitingIdle(parent.MsgID); r != nil {
+		r := s.waitingIdle(parent.MsgID)
+		s.settleGaps(b, r)
+		if r != nil {
 			r.idled = true
 			if r.replied {
 				s.finish(r)

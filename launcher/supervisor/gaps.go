@@ -110,37 +110,30 @@ func (g *gaps) attribute(cell string, header []byte) {
 	last.cell, last.header = cell, header
 }
 
-// settle is called when the end of a cell has come on iopub, behind all that the cell had to say there. It returns how
-// many of its messages are lost, and closes its gaps if any are. As many as inFlight may still come on other channels.
-func (g *gaps) settle(cell string, inFlight int) uint64 {
+// settle is called when the end of a cell has come on iopub, behind all that was said there before. It returns how many
+// messages are lost, and closes all gaps if any are. As many as inFlight may still come on other channels.
+func (g *gaps) settle(inFlight int) uint64 {
 	var missing uint64
 	for _, o := range g.open {
-		if o.cell == cell {
-			missing += o.missing
-		}
+		missing += o.missing
 	}
 	if missing <= uint64(inFlight)+gapLeeway {
 		return 0
 	}
-	g.close(func(o gap) bool { return o.cell == cell })
+	g.open = nil
 	return missing - uint64(inFlight)
 }
 
 // overdue closes the gaps that nothing has narrowed for gapGrace, and returns them.
-func (g *gaps) overdue(now time.Time) []gap {
-	return g.close(func(o gap) bool { return now.Sub(o.at) >= gapGrace })
-}
-
-func (g *gaps) close(which func(gap) bool) (closed []gap) {
-	kept := g.open[:0]
+func (g *gaps) overdue(now time.Time) (closed []gap) {
+	var kept []gap
 	for _, o := range g.open {
-		if which(o) {
+		if now.Sub(o.at) >= gapGrace {
 			closed = append(closed, o)
 		} else {
 			kept = append(kept, o)
 		}
 	}
-	clear(g.open[len(kept):])
 	g.open = kept
 	return closed
 }
@@ -152,31 +145,29 @@ func (s *Supervisor) missed(b *bridge, msgID []byte) {
 		return
 	}
 	cell, header := s.lastParentHeader.MsgID, s.lastParent
-	if r := s.running(); r != nil && (cell == "" || s.lastParentHeader.Session == s.ownSession) {
-		cell, header = r.id, r.header
+	if s.lastParentHeader.MsgType != "execute_request" {
+		if r := s.running(); r != nil {
+			cell, header = r.id, r.header
+		}
 	}
 	b.gaps.attribute(cell, header)
 	s.wakeJanitor()
 }
 
-// settleGaps announces what a cell has lost, before its idle is passed on: front ends stop listening then. s.mu is held.
-func (s *Supervisor) settleGaps(b *bridge, cell string) {
-	if len(b.gaps.open) == 0 {
+// settleGaps announces what has been lost when a cell ends, before its idle is passed on: front ends stop listening
+// then. s.mu is held.
+func (s *Supervisor) settleGaps(b *bridge, cell *request) {
+	if len(b.gaps.open) == 0 || cell == nil || cell.msgType != "execute_request" {
 		return
 	}
 	inFlight := 0 // replies that may have been sent and not been read yet
 	for _, r := range s.order {
-		if !r.replied && (r.id == cell || !r.main || r.channel != wire.Shell) {
+		if !r.replied && (r == cell || !r.main || r.channel != wire.Shell) {
 			inFlight++
 		}
 	}
-	for _, o := range b.gaps.open {
-		if o.cell == cell {
-			if n := b.gaps.settle(cell, inFlight); n > 0 {
-				s.announceLoss(cell, o.header, n)
-			}
-			return
-		}
+	if n := b.gaps.settle(inFlight); n > 0 {
+		s.announceLoss(cell.id, cell.header, n)
 	}
 }
 
