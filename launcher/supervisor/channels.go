@@ -43,7 +43,7 @@ type conn struct {
 	readOnly   bool
 	sessionKey string // in Supervisor.sessions
 	session    *session
-	wake       chan struct{}   // capacity 1: there may be something to send
+	news       *reader         // of the log
 	pongs      chan []byte     // pings to answer
 	acks       chan struct{}   // capacity 1: something was acknowledged
 	end        chan closeFrame // capacity 1: why to hang up
@@ -95,7 +95,7 @@ func (s *Supervisor) getChannels(w http.ResponseWriter, r *http.Request) error {
 		return httpError{http.StatusBadRequest, "this is a websocket: an upgrade request is expected"}
 	}
 	c := &conn{s: s, framing: chooseFraming(r), readOnly: r.Header.Get(HeaderRight) == "read",
-		wake: make(chan struct{}, 1), pongs: make(chan []byte, 4), acks: make(chan struct{}, 1), end: make(chan closeFrame, 1)}
+		news: newReader(), pongs: make(chan []byte, 4), acks: make(chan struct{}, 1), end: make(chan closeFrame, 1)}
 	if err := s.join(c, sessionName(r, c.readOnly)); err != nil {
 		return err
 	}
@@ -157,14 +157,14 @@ func (s *Supervisor) join(c *conn, sessionID string) error {
 		return err
 	}
 	s.handlers.Add(1)
-	s.log.subscribe(c.wake, c.framing)
+	s.log.subscribe(c.news, c.session, c.framing)
 	return nil
 }
 
 func (s *Supervisor) leave(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.log.unsubscribe(c.wake, c.framing)
+	s.log.unsubscribe(c.news, c.framing)
 	s.detach(c, s.now())
 	s.changed()
 	s.handlers.Done()
@@ -336,6 +336,7 @@ func (c *conn) write(ctx context.Context) {
 	defer timer.Stop()
 	var goodbye <-chan time.Time
 	over := c.s.over
+	var pace pacer
 	for {
 		c.flow.cork()
 		more, err := c.writeBatch()
@@ -350,16 +351,21 @@ func (c *conn) write(ctx context.Context) {
 			return
 		}
 		if more {
-			c.poke() // and look at everything else in between
+			poke(c.news.wake) // and look at everything else in between
 		} else if goodbye != nil && !c.windowFull() {
 			c.sayGoodbye(closeFrame{websocket.CloseNormalClosure, "the kernel is gone: " + c.s.farewellText()})
 			return
 		}
-		timer.Reset(time.Until(c.nextDue()))
+		wake, due := c.news.wake, time.Until(c.nextDue())
+		if wait := pace.wrote(len(c.batch), time.Now()); wait > 0 {
+			wake, due = nil, min(wait, due)
+		}
+		timer.Reset(due)
 		select {
 		case <-ctx.Done():
 			return
-		case <-c.wake:
+		case <-wake:
+		case <-c.news.urgent:
 		case <-c.acks:
 		case data := <-c.pongs:
 			if err := c.ws.WriteControl(websocket.PongMessage, data, time.Now().Add(patience)); err != nil {
@@ -379,13 +385,6 @@ func (c *conn) write(ctx context.Context) {
 				return
 			}
 		}
-	}
-}
-
-func (c *conn) poke() {
-	select {
-	case c.wake <- struct{}{}:
-	default:
 	}
 }
 
@@ -414,6 +413,7 @@ func (c *conn) windowFull() bool {
 // writeBatch sends what the log has, up to batchBytes, and reports whether there may be more.
 func (c *conn) writeBatch() (more bool, err error) {
 	if c.windowFull() {
+		c.batch = c.batch[:0]
 		return false, nil
 	}
 	batch, now, lost := c.s.log.read(c.cursor, c.session, batchBytes, c.batch)

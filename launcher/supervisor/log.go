@@ -55,12 +55,22 @@ type messageLog struct {
 	gone      position // of the newest entry that was evicted
 	kept      []*entry // essential entries older than entries[0]
 	keptBytes int64
-	readers   map[chan struct{}]struct{} // each is woken by an append; capacity 1
-	users     [framings]int              // open connections by framing
+	readers   map[*reader]*session // who is woken by an append
+	users     [framings]int        // open connections by framing
+}
+
+// reader is how an append wakes a connection's writer. Both channels have a capacity of 1.
+type reader struct {
+	wake   chan struct{} // there is something
+	urgent chan struct{} // there is something that the client waits for
+}
+
+func newReader() *reader {
+	return &reader{wake: make(chan struct{}, 1), urgent: make(chan struct{}, 1)}
 }
 
 func newLog(limit int64) *messageLog {
-	return &messageLog{limit: limit, readers: map[chan struct{}]struct{}{}}
+	return &messageLog{limit: limit, readers: map[*reader]*session{}}
 }
 
 // append adds a message for one session, or for all if to is nil, and returns its position.
@@ -76,10 +86,10 @@ func (l *messageLog) append(to *session, m wire.Message, essential bool) positio
 	l.entries = append(l.entries, e)
 	l.bytes += e.size
 	l.evict()
-	for wake := range l.readers {
-		select {
-		case wake <- struct{}{}:
-		default:
+	for r, s := range l.readers {
+		poke(r.wake)
+		if essential && (to == nil || to == s) {
+			poke(r.urgent)
 		}
 	}
 	return e.at
@@ -174,18 +184,26 @@ func (l *messageLog) read(after position, s *session, maxBytes int64, into []*en
 	return got, now, lost
 }
 
-// subscribe registers a channel of capacity 1 that is sent to at every append, and counts the framing's users.
-func (l *messageLog) subscribe(wake chan struct{}, f framing) {
+// poke sends to a channel of capacity 1 unless there is something in it already.
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// subscribe registers a session's reader, and counts the framing's users.
+func (l *messageLog) subscribe(r *reader, s *session, f framing) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.readers[wake] = struct{}{}
+	l.readers[r] = s
 	l.users[f]++
 }
 
-func (l *messageLog) unsubscribe(wake chan struct{}, f framing) {
+func (l *messageLog) unsubscribe(r *reader, f framing) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.readers, wake)
+	delete(l.readers, r)
 	l.users[f]--
 }
 

@@ -115,7 +115,7 @@ func TestLog_keepsWhatEndsACell(t *testing.T) {
 
 func TestLog_sharesEncodedFrames(t *testing.T) {
 	l := newLog(1 << 20)
-	l.subscribe(make(chan struct{}, 1), framingV1)
+	l.subscribe(newReader(), nil, framingV1)
 	l.append(nil, numbered(1, 100), false)
 	e := l.entries[0]
 	one, err := l.encode(e, framingV1)
@@ -125,7 +125,7 @@ func TestLog_sharesEncodedFrames(t *testing.T) {
 	if again, _ := l.encode(e, framingV1); &again.data[0] == &one.data[0] {
 		t.Error("a frame is kept although there is nobody to share it with")
 	}
-	l.subscribe(make(chan struct{}, 1), framingV1)
+	l.subscribe(newReader(), nil, framingV1)
 	before, _ := l.sizes()
 	one, _ = l.encode(e, framingV1)
 	if again, _ := l.encode(e, framingV1); &again.data[0] != &one.data[0] {
