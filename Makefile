@@ -21,6 +21,7 @@ test: lint unit e2e ## everything that CI runs: lint, unit tests, end to end tes
 
 unit: ## unit tests with the race detector, fuzz seeds included
 	$(GO) test -race -timeout 10m ./...
+	$(GO) test -run bigMessages ./launcher/supervisor
 
 e2e: ## end to end tests: real kernels, Jupyter's own clients, JupyterLab in Chromium
 	$(GO) test -tags e2e -timeout 60m -count 1 -v -run '^TestE2E' ./cmd/ekg
