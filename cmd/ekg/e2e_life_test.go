@@ -205,6 +205,48 @@ func TestE2E_SupervisorKilled(t *testing.T) {
 	}
 }
 
+// TestE2E_LostOutput: while nobody fetches its output a kernel drops it. The cell says how much, to the message.
+func TestE2E_LostOutput(t *testing.T) {
+	const displays = 20000
+	g := newGateway(t)
+	id := g.kernel("python3")
+	c := g.dial(t, id, "s", true)
+	produced := filepath.Join(g.dir, "produced")
+	cell := c.begin(fmt.Sprintf("from IPython.display import display\nprint('go', flush=True)\nfor i in range(%d): display(i)\nopen(%q, 'w').close()",
+		displays, produced))
+	c.until(20*time.Second, "the first output", func(m message) bool { return m.Header.MsgType == "stream" })
+	pid := g.supervisorOf(id)
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	g.eventually(120*time.Second, "the end of the loop", func() error {
+		_, err := os.Stat(produced)
+		return err
+	})
+	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	shown, said, words := 0, 0, ""
+	for _, m := range c.finish(cell, 60*time.Second).all {
+		switch {
+		case m.Header.MsgType == "display_data":
+			shown++
+		case m.Header.MsgType == "stream" && m.field("name") == "stderr":
+			words += m.field("text")
+			n := 0
+			if _, err := fmt.Sscanf(m.field("text"), "[ekg] %d messages were lost", &n); err != nil {
+				t.Errorf("the cell says %q", m.field("text"))
+			}
+			said += n
+		}
+	}
+	// What else was lost, a status say, counts too.
+	if lost := displays - shown; lost == 0 || said < lost || said > lost+5 {
+		t.Errorf("%d of %d displays are missing, and the cell says: %s", lost, displays, words)
+	}
+	c.says("print('on')", "on\n")
+}
+
 func TestE2E_Sigterm(t *testing.T) {
 	g := newGateway(t)
 	id := g.kernel("python3")

@@ -62,7 +62,8 @@ func (g *gaps) observe(msgID []byte, now time.Time) bool {
 		g.fill(n, now)
 		return false
 	}
-	opened := n > g.next && g.bursting(n, now)
+	g.turn(now)
+	opened := n > g.next && n-g.before >= sendLimit // else the kernel cannot have dropped any
 	if opened {
 		g.add(gap{first: g.next, last: n - 1, missing: n - g.next, at: now})
 	}
@@ -70,15 +71,14 @@ func (g *gaps) observe(msgID []byte, now time.Time) bool {
 	return opened
 }
 
-// bursting reports whether the kernel may have dropped what it numbered before n.
-func (g *gaps) bursting(n uint64, now time.Time) bool {
+// turn begins a new window where the present one is over.
+func (g *gaps) turn(now time.Time) {
 	switch passed := now.Sub(g.since); {
 	case passed >= 2*burstWindow:
 		g.before, g.mark, g.since = g.next, g.next, now
 	case passed >= burstWindow:
 		g.before, g.mark, g.since = g.mark, g.next, now
 	}
-	return n-g.before >= sendLimit
 }
 
 func (g *gaps) add(opened gap) {
