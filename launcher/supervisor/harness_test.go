@@ -295,6 +295,12 @@ func (c *client) collect(what string, cond func(got) bool) []got {
 	}
 }
 
+// running waits until a cell's code runs: before, when the kernel is only busy with it, there is nothing to interrupt.
+func (c *client) running(cell string) {
+	c.t.Helper()
+	c.collect("execute_input", func(g got) bool { return g.msgType == "execute_input" && g.parent == cell })
+}
+
 // result reads until every request has both its reply and its idle, and returns all messages.
 func (c *client) result(ids ...string) []got {
 	c.t.Helper()

@@ -23,7 +23,7 @@ func TestReader_sameID(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	ann := r.dial(dialOption{session: "ann"})
 	cell := ann.execute("sleep 30s")
-	r.until("busy", func(st Status) bool { return st.State == stateBusy })
+	ann.running(cell)
 	reader := r.dial(dialOption{session: "r", header: reads})
 	m := wire.New(wire.Shell, "execute_request", "r", nil, map[string]string{"code": "print 1"})
 	m.Header = []byte(strings.Replace(string(m.Header), wire.StringField(m.Header, "msg_id"), cell, 1))

@@ -177,7 +177,7 @@ func TestBridge_fullKernel(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	c := r.dial(dialOption{session: "ann", v1: true})
 	cell := c.execute("sleep 60s")
-	r.until("busy", func(st Status) bool { return st.State == stateBusy })
+	c.running(cell)
 	pad := strings.Repeat("x", 1000)
 	last := ""
 	for range 3000 {

@@ -174,6 +174,7 @@ func TestSupervisor_controlOvertakes(t *testing.T) {
 	c := r.dial(dialOption{session: "ann"})
 	cell := c.execute("sleep 30s")
 	r.until("busy", func(st Status) bool { return st.State == stateBusy })
+	c.running(cell)
 	// The copy of kernel_info answers, and the state shown afterwards is the cell's again.
 	info := c.send(wire.Shell, "kernel_info_request", struct{}{})
 	all := c.result(info)
@@ -202,7 +203,7 @@ func TestSupervisor_interruptByMessage(t *testing.T) {
 	r := startSupervisor(t, func(c *Config) { c.InterruptMode = "message" }).ready()
 	c := r.dial(dialOption{session: "ann"})
 	cell := c.execute("sleep 30s")
-	r.until("busy", func(st Status) bool { return st.State == stateBusy })
+	c.running(cell)
 	if status, body := r.request("POST", "/interrupt", ""); status != http.StatusNoContent {
 		t.Fatalf("interrupt: %d %s", status, body)
 	}
