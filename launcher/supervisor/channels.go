@@ -63,7 +63,7 @@ type conn struct {
 	mu         sync.Mutex
 	sent       int64 // bytes
 	ackedBytes int64
-	acksEver   bool
+	acksEver   bool // something was acknowledged, on this connection or an earlier one of the session
 	pingNumber uint64
 	pings      []sentPing
 }
@@ -318,6 +318,7 @@ func (c *conn) pong(data string) {
 		return
 	}
 	c.s.mu.Lock()
+	c.session.acksEver = true
 	c.answered++
 	if c.answered > 1 {
 		c.s.takePart(c)

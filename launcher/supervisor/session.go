@@ -30,6 +30,8 @@ type session struct {
 	left    time.Time // when the last connection ended
 	pending int       // outstanding requests
 	cell    []byte    // header of its last execute_request: where notices are shown
+
+	acksEver bool // it has acknowledged something, so a connection of it that does not is a broken one
 }
 
 // request is something a client asked the kernel, until its reply and its idle have both passed.
@@ -78,7 +80,7 @@ func (s *Supervisor) attach(c *conn, id string, now time.Time) error {
 		s.greet(sess)
 	}
 	c.sessionKey, c.session = id, sess
-	c.cursor, c.acked = sess.resume, sess.resume
+	c.cursor, c.acked, c.acksEver = sess.resume, sess.resume, sess.acksEver
 	sess.conns[c] = struct{}{}
 	return nil
 }
