@@ -44,7 +44,7 @@ var upgradeHeaders = []string{
 }
 
 // forwardedQuery is what it sees of the query.
-var forwardedQuery = []string{"session_id"}
+var forwardedQuery = []string{"session_id", "cursor"}
 
 const (
 	dialTime         = 10 * time.Second

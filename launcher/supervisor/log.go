@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"crypto/rand"
 	"sync"
 	"sync/atomic"
 
@@ -47,6 +48,7 @@ const keptShare = 8
 // When it is full the oldest entries go; of those, essential ones are kept for a while longer, so that a client that
 // was away too long misses output but no reply. It may be used concurrently.
 type messageLog struct {
+	id        [8]byte // random: positions of another log say nothing of this one
 	mu        sync.Mutex
 	limit     int64
 	bytes     int64
@@ -70,7 +72,9 @@ func newReader() *reader {
 }
 
 func newLog(limit int64) *messageLog {
-	return &messageLog{limit: limit, readers: map[*reader]*session{}}
+	l := &messageLog{limit: limit, readers: map[*reader]*session{}}
+	rand.Read(l.id[:]) //nolint:errcheck // it never fails
+	return l
 }
 
 // append adds a message for one session, or for all if to is nil, and returns its position.

@@ -2,8 +2,11 @@ package supervisor
 
 import (
 	"errors"
+	"maps"
 	"sync/atomic"
 	"time"
+
+	lru "github.com/hashicorp/golang-lru/v2/simplelru"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
 )
@@ -30,6 +33,10 @@ type session struct {
 	left    time.Time // when the last connection ended
 	pending int       // outstanding requests
 	cell    []byte    // header of its last execute_request: where notices are shown
+
+	suspect  suspect                    // the message over which the last connections have ended
+	leftOut  map[uint64]string          // by seq: messages that are replaced, and why
+	accepted *lru.LRU[string, struct{}] // msg_ids that came from relays; nil before the first
 }
 
 // request is something a client asked the kernel, until its reply and its idle have both passed.
@@ -78,7 +85,7 @@ func (s *Supervisor) attach(c *conn, id string, now time.Time) error {
 		s.greet(sess)
 	}
 	c.sessionKey, c.session = id, sess
-	c.cursor, c.acked = sess.resume, sess.resume
+	c.cursor, c.acked, c.leftOut = sess.resume, sess.resume, maps.Clone(sess.leftOut)
 	sess.conns[c] = struct{}{}
 	return nil
 }
@@ -94,6 +101,7 @@ func (s *Supervisor) greet(sess *session) {
 // detach ends a connection's part in its session. s.mu is held.
 func (s *Supervisor) detach(c *conn, now time.Time) {
 	sess := c.session
+	c.noteCut()
 	delete(sess.conns, c)
 	if len(sess.conns) > 0 {
 		return
