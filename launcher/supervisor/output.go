@@ -73,6 +73,7 @@ func (s *Supervisor) getLog(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer s.dismissLogReader()
 	w.Header().Set("Content-Type", "application/x-ndjson")
+	w.Header().Set("Connection", "close") // the last deadline would be that of the next request
 	if r.Method == http.MethodHead {
 		return nil
 	}
