@@ -28,6 +28,7 @@ type entry struct {
 	to        *session // the only session it is for; nil: every session
 	msg       wire.Message
 	essential bool // without it a client waits for ever: replies, input requests, idle
+	stamp     stamp
 	size      int64
 	encoded   [framings]atomic.Pointer[frame]
 }
@@ -39,7 +40,7 @@ type frame struct {
 }
 
 // entryOverhead is what an entry costs beside its payload: the struct, slice headers and allocation rounding, in bytes.
-const entryOverhead = 384
+const entryOverhead = 432
 
 // keptShare is the part of the log's limit that essential entries may take once the rest around them is gone.
 const keptShare = 8
@@ -48,7 +49,9 @@ const keptShare = 8
 // When it is full the oldest entries go; of those, essential ones are kept for a while longer, so that a client that
 // was away too long misses output but no reply. It may be used concurrently.
 type messageLog struct {
-	id        [8]byte // random: positions of another log say nothing of this one
+	id    [8]byte                   // random: positions of another log say nothing of this one
+	stamp func(parent []byte) stamp // fixed; nil: entries are not marked
+
 	mu        sync.Mutex
 	limit     int64
 	bytes     int64
@@ -80,6 +83,9 @@ func newLog(limit int64) *messageLog {
 // append adds a message for one session, or for all if to is nil, and returns its position.
 func (l *messageLog) append(to *session, m wire.Message, essential bool) position {
 	e := &entry{to: to, msg: m, essential: essential, size: int64(m.Size()) + entryOverhead}
+	if l.stamp != nil {
+		e.stamp = l.stamp(m.Parent)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.end.seq++

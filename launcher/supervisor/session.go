@@ -46,6 +46,7 @@ type request struct {
 	channel  wire.Channel
 	msgType  string
 	header   []byte // raw; the parent_header of what is said about it
+	cell     string // id of the cell it executes, if its client told
 	main     bool   // not for a subshell: requests of its channel are answered in order
 	replied  bool
 	idled    bool
@@ -206,7 +207,7 @@ func (s *Supervisor) register(sess *session, m *wire.Message, h wire.Header) *re
 		sess.cell = m.Header
 	}
 	r := &request{id: h.MsgID, session: sess, channel: m.Channel, msgType: h.MsgType, header: m.Header,
-		main: h.Subshell == "", replied: !hasReply(h.MsgType)}
+		cell: s.noteCell(m, h), main: h.Subshell == "", replied: !hasReply(h.MsgType)}
 	s.requests[h.MsgID] = append(s.requests[h.MsgID], r)
 	s.live++
 	s.order = append(s.order, r)
