@@ -35,12 +35,12 @@ func TestChaos_Cuts(t *testing.T) {
 }
 
 // numbered is a cell that prints numbered lines one by one until a file exists, and lines at least. Each hundredth line
-// is long, so that it is cut in the middle, too. The last line says how many there were.
+// is long, so that it is cut in the middle, too, but shorter than what is left out after three cuts. The last line says how many there were.
 func numbered(lines int, until string) string {
 	return fmt.Sprintf(`import os, time
 n = 0
 while n < %d or not os.path.exists(%q):
-    print('line', n, 'x' * 150000 if n %% 100 == 99 else '', flush=True)
+    print('line', n, 'x' * 120000 if n %% 100 == 99 else '', flush=True)
     n += 1
     time.sleep(0.004)
 print('total', n, flush=True)`, lines, until)
