@@ -66,7 +66,7 @@ type conn struct {
 	mu         sync.Mutex
 	sent       int64 // bytes
 	ackedBytes int64
-	acksEver   bool
+	acksEver   bool // something was acknowledged, on this connection or an earlier one of the session
 	pingNumber uint64
 	pings      []sentPing
 	largest    suspect // on its way
@@ -341,6 +341,7 @@ func (c *conn) pong(data string) {
 		return
 	}
 	c.s.mu.Lock()
+	c.session.acksEver = true
 	c.answered++
 	if c.answered > 1 {
 		c.s.takePart(c)

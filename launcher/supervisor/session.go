@@ -37,6 +37,7 @@ type session struct {
 	suspect  suspect                    // the message over which the last connections have ended
 	leftOut  map[uint64]string          // by seq: messages that are replaced, and why
 	accepted *lru.LRU[string, struct{}] // msg_ids that came from relays; nil before the first
+	acksEver bool // it has acknowledged something, so a connection of it that does not is a broken one
 }
 
 // request is something a client asked the kernel, until its reply and its idle have both passed.
@@ -86,7 +87,8 @@ func (s *Supervisor) attach(c *conn, id string, now time.Time) error {
 		s.greet(sess)
 	}
 	c.sessionKey, c.session = id, sess
-	c.cursor, c.acked, c.leftOut = sess.resume, sess.resume, maps.Clone(sess.leftOut)
+	c.cursor, c.acked, c.acksEver = sess.resume, sess.resume, sess.acksEver
+	c.leftOut = maps.Clone(sess.leftOut)
 	sess.conns[c] = struct{}{}
 	return nil
 }
