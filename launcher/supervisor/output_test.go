@@ -412,7 +412,7 @@ func TestLog_lost(t *testing.T) {
 
 // TestLog_slowFollower: one that does not read holds up neither the kernel nor others, and is dropped.
 func TestLog_slowFollower(t *testing.T) {
-	r := startSupervisorTuned(t, func(c *Config) { c.LogLimit = 8 << 20 }, func(s *Supervisor) { s.deaf = 200 * time.Millisecond }).ready()
+	r := startSupervisorTuned(t, func(c *Config) { c.LogLimit = 8 << 20 }, func(s *Supervisor) { s.deaf = 3 * time.Second }).ready()
 	c := r.dial(dialOption{session: "ann"})
 	deaf := r.openLog("follow=true", nil)
 	follower := r.openLog("follow=true", nil)
