@@ -182,8 +182,11 @@ func (c *client) encode(m message) (int, []byte) {
 		}
 		return b
 	}
+	if m.Meta == nil {
+		m.Meta = json.RawMessage("{}")
+	}
 	if c.v1 {
-		parts := append([][]byte{[]byte(m.Channel), js(m.Header), []byte("{}"), []byte("{}"), m.Content}, m.Buffers...)
+		parts := append([][]byte{[]byte(m.Channel), js(m.Header), []byte("{}"), m.Meta, m.Content}, m.Buffers...)
 		if m.Parent.MsgID != "" {
 			parts[2] = js(m.Parent)
 		}
@@ -198,7 +201,7 @@ func (c *client) encode(m message) (int, []byte) {
 		}
 		return websocket.BinaryMessage, out
 	}
-	object := js(map[string]any{"channel": m.Channel, "header": m.Header, "parent_header": m.Parent, "metadata": struct{}{}, "content": m.Content})
+	object := js(map[string]any{"channel": m.Channel, "header": m.Header, "parent_header": m.Parent, "metadata": m.Meta, "content": m.Content})
 	if len(m.Buffers) == 0 {
 		return websocket.TextMessage, object
 	}

@@ -67,7 +67,7 @@ var options = []option{
 	{name: "inherit-env", env: []string{"EKG_INHERIT_ENV", "EG_INHERITED_ENVS", "EG_ENV_PROCESS_WHITELIST"}, value: list(func(s *settings) *[]string { return &s.inheritEnv }, checkEnvName),
 		usage: "environment variable of ekg that kernels get, besides PATH, HOME, LANG and the like; repeatable"},
 	{name: "log-limit", env: []string{"EKG_LOG_LIMIT"}, def: formatSize(local.DefaultLogLimit), value: size(func(s *settings) *int64 { return &s.logLimit }, positive),
-		usage: "how much of a kernel's output is kept for clients that are slow or away, in bytes or with KiB, MiB, GiB"},
+		usage: "how much of a kernel's output is kept for clients that are slow or away, in bytes or with KiB, MiB, GiB; what is over 16 MiB lies on disk, in --state-dir"},
 	{name: "log-total", env: []string{"EKG_LOG_TOTAL"}, def: formatSize(local.DefaultLogTotal), value: size(func(s *settings) *int64 { return &s.logTotal }, positive),
 		usage: "the same for all kernels together"},
 	{name: "stop-grace", env: []string{"EKG_STOP_GRACE"}, def: local.DefaultStopGrace.String(), value: duration(func(s *settings) *durationOf { return &s.stopGrace }, positive),

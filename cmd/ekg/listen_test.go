@@ -96,7 +96,8 @@ func TestServer_TLS(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r := start(t, &fakeLauncher{}, map[string][]string{"tls-cert": {cert}, "tls-key": {keyFile}, "token": {"x"}})
+	state := t.TempDir()
+	r := start(t, &fakeLauncher{}, map[string][]string{"tls-cert": {cert}, "tls-key": {keyFile}, "token": {"x"}, "state-dir": {state}})
 	parsed, err := x509.ParseCertificate(der)
 	if err != nil {
 		t.Fatal(err)
@@ -105,6 +106,21 @@ func TestServer_TLS(t *testing.T) {
 	pool.AddCert(parsed)
 	if code, body := r.get("/api/kernels", "x", &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}); code != http.StatusOK || r.url.Scheme != "https" {
 		t.Errorf("got %d %s at %s", code, body, r.url)
+	}
+	// Commands of the same user trust the one certificate that it was started with, whatever names that is for.
+	running, err := runningGateways(state, false)
+	if err != nil || len(running) != 1 {
+		t.Fatalf("got %v, %v", running, err)
+	}
+	for sum, ok := range map[string]bool{running[0].Certificate: true, strings.Repeat("0", 64): false, "": false} {
+		c, err := newGatewayClient(running[0].URL, running[0].Token, sum)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err = c.kernels(t.Context()); (err == nil) != ok {
+			t.Errorf("with %q: %v", sum, err)
+		}
+		c.close()
 	}
 	if err := r.stop(); err != nil {
 		t.Error(err)

@@ -1,6 +1,7 @@
 // Command ekg is the Elastic Kernel Gateway: it runs Jupyter kernels for any Jupyter front end.
 //
 //	ekg serve                  serve Jupyter's kernel API and print its URL
+//	ekg log KERNEL             print what a kernel has said
 //	ekg config                 print the settings that serve would use, and where each comes from
 //	ekg kernelspec list        list the kernels that can be started
 //	ekg kernelspec check DIR   examine kernelspecs before anybody starts them
@@ -13,7 +14,9 @@
 //
 // Besides those it reads what Jupyter reads to find kernelspecs (JUPYTER_PATH, JUPYTER_DATA_DIR, JUPYTER_PREFER_ENV_PATH,
 // VIRTUAL_ENV, CONDA_PREFIX, CONDA_DEFAULT_ENV, PYTHONUSERBASE, IPYTHONDIR, PATH), where the state is kept
-// (XDG_STATE_HOME, XDG_RUNTIME_DIR, XDG_DATA_HOME, HOME, TMPDIR), and INVOCATION_ID, which systemd sets.
+// (XDG_STATE_HOME, XDG_RUNTIME_DIR, XDG_DATA_HOME, HOME, TMPDIR), and INVOCATION_ID, which systemd sets. `ekg log` finds its
+// gateway by EKG_GATEWAY_URL or JUPYTER_GATEWAY_URL, with EKG_TOKEN, EKG_TOKEN_FILE or JUPYTER_GATEWAY_AUTH_TOKEN; by
+// --gateway-url; or else among those that this user runs on this machine.
 //
 // SIGTERM and SIGINT end the gateway in order: /readyz fails, the listener closes, websockets end so that their clients
 // come back, and the kernels go on (or are stopped, with --stop-kernels-on-exit). A second signal ends it at once. The
@@ -46,7 +49,8 @@ func main() {
 
 // run is main without a process around it.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	err := program(stdout, stderr).RunContext(ctx, args)
+	p := program(stdout, stderr)
+	err := p.RunContext(ctx, flagsFirst(p, args))
 	if err == nil {
 		return 0
 	}
@@ -103,6 +107,7 @@ func program(stdout, stderr io.Writer) *cli.App {
 				}
 				return printSettings(c.App.Writer, s)
 			}},
+			logCommand(read),
 			kernelspecCommand(read),
 			{Name: "version", Usage: "print the version", OnUsageError: refuseUsage, Action: func(c *cli.Context) error {
 				if err := arguments(c, 0); err != nil {

@@ -22,7 +22,7 @@ func init() {
 func clearEnvironment(t *testing.T) {
 	t.Helper()
 	for _, e := range os.Environ() {
-		if name, _, _ := strings.Cut(e, "="); strings.HasPrefix(name, "EKG_") || strings.HasPrefix(name, "EG_") || strings.HasPrefix(name, "XDG_") {
+		if name, _, _ := strings.Cut(e, "="); strings.HasPrefix(name, "EKG_") || strings.HasPrefix(name, "JUPYTER_GATEWAY_") || strings.HasPrefix(name, "EG_") || strings.HasPrefix(name, "XDG_") {
 			t.Setenv(name, "")
 		}
 	}

@@ -134,6 +134,9 @@ func (v *server) serve(ctx context.Context) error {
 		return pause(ctx, s.drainDelay)
 	})
 	gw.SetReady(true)
+	if err := v.beFound(listener.Addr(), token); err != nil {
+		return err
+	}
 	if err := v.announce(listener.Addr(), token, generated); err != nil {
 		return err
 	}
@@ -178,6 +181,22 @@ func (v *server) serveHTTP(listener net.Listener, handler http.Handler, endLogs 
 		return ignoreClosed(err)
 	})
 	return failed
+}
+
+// beFound tells other commands of this user where the gateway is.
+func (v *server) beFound(addr net.Addr, token string) error {
+	s := v.settings
+	sum, err := certificateSum(s.tlsCert)
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.origins["tls-cert"].place, err)
+	}
+	remove, err := leaveGatewayFile(s.stateDir, gatewayFile{URL: s.url(addr), Token: token, PID: os.Getpid(),
+		Started: time.Now().UTC(), Certificate: sum})
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.origins["state-dir"].place, err)
+	}
+	v.onStop("file of this gateway", func(context.Context) error { return remove() })
+	return nil
 }
 
 // announce tells people where the gateway is. The token is only shown if it was made here: one that somebody has set is

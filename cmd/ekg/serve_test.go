@@ -27,10 +27,22 @@ type fakeLauncher struct {
 	launcher.Launcher
 	kernels []launcher.Kernel
 	stop    func(ctx context.Context, id string) error
+	dial    func(ctx context.Context) (net.Conn, error)
 	close   func() error
 }
 
 func (f *fakeLauncher) Kernels(context.Context) ([]launcher.Kernel, error) { return f.kernels, nil }
+
+func (f *fakeLauncher) Kernel(_ context.Context, id string) (launcher.Kernel, error) {
+	for _, k := range f.kernels {
+		if k.ID == id {
+			return k, nil
+		}
+	}
+	return launcher.Kernel{}, launcher.ErrNotFound
+}
+
+func (f *fakeLauncher) Dial(ctx context.Context, _ string) (net.Conn, error) { return f.dial(ctx) }
 
 func (f *fakeLauncher) Stop(ctx context.Context, id, _ string) error { return f.stop(ctx, id) }
 

@@ -106,7 +106,7 @@ func killMode(properties string, pid int) string {
 // none. They are told, not refused: Kubernetes gives variables to pods beside a service named "ekg", and deployments of
 // Enterprise Gateway set more than there is a use for here.
 func strayVariables(environ []string) []string {
-	known := []string{"EG_IP", "EG_PORT", "EKG_KERNEL_ID"}
+	known := []string{"EG_IP", "EG_PORT", "EKG_KERNEL_ID", "EKG_GATEWAY_URL"}
 	for _, o := range append(slices.Clone(options), configOption) {
 		known = append(known, o.env...)
 	}

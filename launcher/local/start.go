@@ -129,7 +129,7 @@ func (l *Launcher) prepare(req launcher.Request) (record, supervisor.Config, err
 		WorkingDir:     workingDir(req.WorkingDir, l.dir),
 		Listen:         "unix:" + rec.Socket,
 		ConnectionFile: l.layout.file(req.ID, connectionFile), Transport: transport, RunDir: runDir,
-		LockFile: l.layout.file(req.ID, lockFile), EndFile: l.layout.file(req.ID, endFile),
+		LockFile: l.layout.file(req.ID, lockFile), EndFile: l.layout.file(req.ID, endFile), SpillDir: l.layout.kernel(req.ID),
 		LogLimit: l.share(1), StopGrace: l.opts.StopGrace, DeadLinger: l.opts.DeadLinger, RestartLimit: restartLimit,
 	}
 	return rec, cfg, nil

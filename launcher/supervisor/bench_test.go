@@ -170,7 +170,7 @@ func newSupervisorPath(b *testing.B, v1 bool) *websocketPath {
 		WorkingDir: dir, InterruptMode: "signal", Listen: "unix:" + filepath.Join(dir, "s"),
 		ConnectionFile: filepath.Join(dir, "connection.json"), Transport: "tcp", RunDir: dir,
 		LockFile: filepath.Join(dir, "lock"), EndFile: filepath.Join(dir, "ended.json"),
-		LogLimit: 64 << 20, StopGrace: time.Second, DeadLinger: time.Minute, RestartLimit: 3,
+		LogLimit: 64 << 20, SpillDir: dir, StopGrace: time.Second, DeadLinger: time.Minute, RestartLimit: 3,
 	}
 	l, err := Listen(&cfg)
 	if err != nil {

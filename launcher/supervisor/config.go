@@ -29,14 +29,15 @@ type Config struct {
 	InterruptMode string            `json:"interrupt_mode"` // "signal" or "message"
 
 	// Where things are.
-	Listen         string `json:"listen"`          // "unix:/path" or "tcp:host:port"
-	TLSSeed        []byte `json:"tls_seed"`        // 32 bytes: seed of the ed25519 key of the certificate; only with tcp
-	Token          string `json:"token"`           // bearer token that is demanded of every request; only with tcp
-	ConnectionFile string `json:"connection_file"` // written by the supervisor, 0600
-	Transport      string `json:"transport"`       // "ipc" or "tcp": between supervisor and kernel
-	RunDir         string `json:"run_dir"`         // for ipc sockets; short (a socket path has at most 107 bytes)
-	LockFile       string `json:"lock_file"`       // flock(2)ed for the supervisor's whole life
-	EndFile        string `json:"end_file"`        // where Ending is written when the kernel has ended for good
+	Listen         string `json:"listen"`              // "unix:/path" or "tcp:host:port"
+	TLSSeed        []byte `json:"tls_seed"`            // 32 bytes: seed of the ed25519 key of the certificate; only with tcp
+	Token          string `json:"token"`               // bearer token that is demanded of every request; only with tcp
+	ConnectionFile string `json:"connection_file"`     // written by the supervisor, 0600
+	Transport      string `json:"transport"`           // "ipc" or "tcp": between supervisor and kernel
+	RunDir         string `json:"run_dir"`             // for ipc sockets; short (a socket path has at most 107 bytes)
+	LockFile       string `json:"lock_file"`           // flock(2)ed for the supervisor's whole life
+	SpillDir       string `json:"spill_dir,omitempty"` // for the part of the log that does not fit memory; "": there is none
+	EndFile        string `json:"end_file"`            // where Ending is written when the kernel has ended for good
 
 	// Bounds.
 	LogLimit     int64         `json:"log_limit"`     // bytes of the message log

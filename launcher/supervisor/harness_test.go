@@ -58,7 +58,7 @@ func startSupervisorTuned(t *testing.T, change func(*Config), tune func(*Supervi
 		WorkingDir: dir, InterruptMode: "signal", Listen: "unix:" + filepath.Join(dir, "s"),
 		ConnectionFile: filepath.Join(dir, "connection.json"), Transport: "ipc", RunDir: dir,
 		LockFile: filepath.Join(dir, "lock"), EndFile: filepath.Join(dir, "ended.json"),
-		LogLimit: 64 << 20, StopGrace: time.Second, DeadLinger: time.Minute, RestartLimit: 3,
+		LogLimit: 64 << 20, SpillDir: dir, StopGrace: time.Second, DeadLinger: time.Minute, RestartLimit: 3,
 	}
 	if change != nil {
 		change(&cfg)

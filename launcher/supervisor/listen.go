@@ -138,6 +138,7 @@ func Serve(ctx context.Context, s *Supervisor, l net.Listener) error {
 	if err != nil {
 		srv.Close() //nolint:errcheck // the error of Shutdown is the one that matters
 	}
+	s.log.close()
 	if serr := <-served; err == nil && !errors.Is(serr, http.ErrServerClosed) {
 		err = serr
 	}

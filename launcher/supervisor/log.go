@@ -46,19 +46,27 @@ const entryOverhead = 432
 const keptShare = 8
 
 // messageLog holds what the kernel (and the supervisor in its place) has said, numbered from 1 and bounded in bytes.
-// When it is full the oldest entries go; of those, essential ones are kept for a while longer, so that a client that
+// What does not fit memory lies on disk (see spill.go). When it is full the oldest entries go; of those, essential ones are kept for a while longer, so that a client that
 // was away too long misses output but no reply. It may be used concurrently.
 type messageLog struct {
 	id    [8]byte                   // random: positions of another log say nothing of this one
 	stamp func(parent []byte) stamp // fixed; nil: entries are not marked
 
+	// Fixed, set by spillTo.
+	dir  string        // where files are made; "": all is held in memory
+	full chan struct{} // capacity 1: there is more than memory is to hold
+
 	mu        sync.Mutex
-	limit     int64
-	bytes     int64
-	entries   []*entry // contiguous, oldest first
-	end       position // of the newest entry ever appended
-	gone      position // of the newest entry that was evicted
-	kept      []*entry // essential entries older than entries[0]
+	limit     int64      // of all that follows
+	memory    int64      // of entries, once they are on disk
+	bytes     int64      // of entries
+	entries   []*entry   // the newest, contiguous, oldest first
+	segments  []*segment // on disk: the ones before, contiguous, oldest first
+	disk      int64      // bytes of segments
+	broken    bool       // the disk takes nothing
+	end       position   // of the newest entry ever appended
+	gone      position   // of the newest entry that was evicted
+	kept      []*entry   // essential entries older than entries[0]; those behind gone are on disk, too
 	keptBytes int64
 	readers   map[*reader]*session // who is woken by an append
 	users     [framings]int        // open connections by framing
@@ -75,7 +83,7 @@ func newReader() *reader {
 }
 
 func newLog(limit int64) *messageLog {
-	l := &messageLog{limit: limit, readers: map[*reader]*session{}}
+	l := &messageLog{limit: limit, memory: limit, readers: map[*reader]*session{}}
 	rand.Read(l.id[:]) //nolint:errcheck // it never fails
 	return l
 }
@@ -96,6 +104,7 @@ func (l *messageLog) append(to *session, m wire.Message, essential bool) positio
 	l.entries = append(l.entries, e)
 	l.bytes += e.size
 	l.evict()
+	l.spillIfFull()
 	for r, s := range l.readers {
 		poke(r.wake)
 		if essential && (to == nil || to == s) {
@@ -107,38 +116,70 @@ func (l *messageLog) append(to *session, m wire.Message, essential bool) positio
 
 // evict brings the log under its limit; the newest entry always stays. l.mu is held.
 func (l *messageLog) evict() {
+	limit := l.limit
+	if l.broken {
+		limit = l.memory // what the disk does not take is not held in its place: other kernels' memory is not ours
+	}
 	n := 0
-	for l.bytes+l.keptBytes > l.limit && n < len(l.entries)-1 {
+	for l.bytes+l.keptBytes+l.disk > limit {
+		if l.forgetSegment() {
+			continue
+		}
+		if n >= len(l.entries)-1 {
+			break
+		}
 		e := l.entries[n]
 		l.entries[n] = nil
 		n++
 		l.bytes -= e.size
 		l.gone = e.at
-		if e.essential {
-			l.kept = append(l.kept, e)
-			l.keptBytes += e.size
-			for l.keptBytes > l.limit/keptShare && len(l.kept) > 0 {
-				l.keptBytes -= l.kept[0].size
-				l.kept[0] = nil
-				l.kept = l.kept[1:]
-			}
-		}
+		l.keep(e)
 	}
 	l.entries = l.entries[n:]
+}
+
+// keep holds on to an essential entry that leaves memory. l.mu is held.
+func (l *messageLog) keep(e *entry) {
+	if !e.essential {
+		return
+	}
+	l.kept = append(l.kept, e)
+	l.keptBytes += e.size
+	for l.keptBytes > l.memory/keptShare && len(l.kept) > 0 {
+		l.keptBytes -= l.kept[0].size
+		l.kept[0] = nil
+		l.kept = l.kept[1:]
+	}
+}
+
+// setLimits derives what follows from the bound. l.mu is held.
+func (l *messageLog) setLimits(limit int64) {
+	l.limit, l.memory = limit, limit
+	if l.dir != "" {
+		l.memory = memoryOf(limit)
+	}
+}
+
+// spillIfFull wakes the goroutine that moves entries to disk. l.mu is held.
+func (l *messageLog) spillIfFull() {
+	if l.dir != "" && l.bytes > l.memory {
+		poke(l.full)
+	}
 }
 
 // setLimit changes the bound, in bytes.
 func (l *messageLog) setLimit(limit int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.limit = limit
+	l.setLimits(limit)
 	l.evict()
+	l.spillIfFull()
 }
 
 func (l *messageLog) sizes() (bytes, limit int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.bytes + l.keptBytes, l.limit
+	return l.bytes + l.keptBytes + l.disk, l.limit
 }
 
 // tail returns the position of the newest entry.
@@ -149,30 +190,15 @@ func (l *messageLog) tail() position {
 }
 
 // read returns entries behind after that are for the session, oldest first, until their payload reaches maxBytes, and
-// the position the reader stands at then. If entries behind after were evicted, lost counts those that were for
-// everyone, and the entries given include what was kept of them.
+// the position the reader stands at then. There may be more behind it, unless that is where it stood before. If
+// entries behind after were evicted, lost counts those that were for everyone, and the entries given include what was
+// kept of them.
 func (l *messageLog) read(after position, s *session, maxBytes int64, into []*entry) (got []*entry, now position, lost uint64) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	got, now = into[:0], after
-	var n int64
-	take := func(e *entry) bool {
-		if e.to == nil || e.to == s {
-			if n > 0 && n+e.size > maxBytes {
-				return false
-			}
-			got = append(got, e)
-			n += e.size
-		}
-		now = e.at
-		return true
-	}
 	if after.seq < l.gone.seq {
 		lost = l.gone.out - after.out
-		for _, e := range l.kept {
-			if e.at.seq <= after.seq {
-				continue
-			}
+		for _, e := range l.keptBehind(after.seq) {
 			if e.to == nil {
 				lost-- // kept, so not lost
 			}
@@ -182,16 +208,49 @@ func (l *messageLog) read(after position, s *session, maxBytes int64, into []*en
 		}
 		now = l.gone
 	}
-	if len(l.entries) == 0 {
+	var n int64
+	take := func(e *entry, forUs bool) bool {
+		if forUs {
+			if n > 0 && n+e.size > maxBytes {
+				return false
+			}
+			got = append(got, e)
+			n += e.size
+		}
+		now = e.at
+		return true
+	}
+	seg, view := l.segmentWith(now.seq + 1)
+	if seg == nil {
+		defer l.mu.Unlock()
+		for _, e := range behind(l.entries, now.seq) {
+			if !take(e, e.to == nil || e.to == s) {
+				break
+			}
+		}
 		return got, now, lost
 	}
-	first := l.entries[0].at.seq
-	for i := int(max(now.seq+1, first) - first); i < len(l.entries); i++ {
-		if !take(l.entries[i]) {
-			break
+	l.mu.Unlock()
+	err := view.read(now.seq, func(to uint64) bool { return to == 0 || to == s.number }, func(e *entry, to uint64, forUs bool) bool {
+		if to != 0 && forUs {
+			e.to = s
 		}
+		return take(e, forUs)
+	})
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.release(seg)
+	if err != nil { // the disk does not give back what it took
+		lost += view.last.out - now.out
+		now = view.last
 	}
 	return got, now, lost
+}
+
+// keptBehind returns the essential entries that are kept of those evicted. l.mu is held.
+func (l *messageLog) keptBehind(seq uint64) []*entry {
+	kept := behind(l.kept, seq)
+	return kept[:len(kept)-len(behind(kept, l.gone.seq))]
 }
 
 // poke sends to a channel of capacity 1 unless there is something in it already.
@@ -229,10 +288,12 @@ func (l *messageLog) encode(e *entry, f framing) (*frame, error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.users[f] > 1 && e.at.seq > l.gone.seq && e.encoded[f].CompareAndSwap(nil, fr) {
+	inMemory := len(l.entries) > 0 && e.at.seq >= l.entries[0].at.seq
+	if l.users[f] > 1 && inMemory && e.encoded[f].CompareAndSwap(nil, fr) {
 		e.size += int64(len(fr.data))
 		l.bytes += int64(len(fr.data))
 		l.evict()
+		l.spillIfFull()
 	}
 	return fr, nil
 }

@@ -23,26 +23,49 @@ type pageLine struct {
 // (or one entry), and the number up to which that goes. Other than read it says where entries are missing, and counts
 // all that are: its reader sees everybody's.
 func (l *messageLog) page(after uint64, maxBytes int64, into []pageLine) (lines []pageLine, now uint64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	lines, now = into[:0], after
 	var n int64
-	take := func(list []*entry) bool {
-		for _, e := range list {
-			if n > 0 && n+e.size > maxBytes {
-				return false
-			}
-			if missing := e.at.seq - now - 1; missing > 0 {
-				lines = append(lines, pageLine{number: e.at.seq - 1, lost: missing})
-			}
-			lines = append(lines, pageLine{e: e, number: e.at.seq})
-			n += e.size
-			now = e.at.seq
+	missing := func(upTo uint64) {
+		if upTo > now {
+			lines = append(lines, pageLine{number: upTo, lost: upTo - now})
+			now = upTo
 		}
+	}
+	take := func(e *entry) bool {
+		if n > 0 && n+e.size > maxBytes {
+			return false
+		}
+		missing(e.at.seq - 1)
+		lines = append(lines, pageLine{e: e, number: e.at.seq})
+		n += e.size
+		now = e.at.seq
 		return true
 	}
-	if take(behind(l.kept, after)) {
-		take(behind(l.entries, after))
+	l.mu.Lock()
+	for _, e := range l.keptBehind(after) {
+		if !take(e) {
+			l.mu.Unlock()
+			return lines, now
+		}
+	}
+	missing(l.gone.seq)
+	seg, view := l.segmentWith(now + 1)
+	if seg == nil {
+		defer l.mu.Unlock()
+		for _, e := range behind(l.entries, now) {
+			if !take(e) {
+				break
+			}
+		}
+		return lines, now
+	}
+	l.mu.Unlock()
+	err := view.read(now, func(uint64) bool { return true }, func(e *entry, _ uint64, _ bool) bool { return take(e) })
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.release(seg)
+	if err != nil { // the disk does not give back what it took
+		missing(view.last.seq)
 	}
 	return lines, now
 }

@@ -28,12 +28,24 @@ func number(t interface{ Fatalf(string, ...any) }, m *wire.Message) int {
 
 // TestLog_model holds the log against a list that forgets nothing: whatever the sizes, a reader sees what is for it in
 // order and once, the count of what it missed is exact, essential entries come late rather than never as long as there
-// is room for them, and the bound holds.
+// is room for them, and the bound holds; whether all of it is in memory or part of it on disk.
 func TestLog_model(t *testing.T) {
+	dir := t.TempDir()
 	rapid.Check(t, func(t *rapid.T) {
 		limit := rapid.Int64Range(5000, 50000).Draw(t, "limit")
 		l := newLog(limit)
-		sessions := []*session{nil, {id: "a"}, {id: "b"}}
+		defer l.close()
+		onDisk := rapid.Bool().Draw(t, "on disk")
+		bound := func() {
+			if onDisk {
+				l.memory = limit / 4 // of real limits it is never so little
+			}
+		}
+		if onDisk {
+			l.spillTo(dir)
+		}
+		bound()
+		sessions := []*session{nil, {id: "a", number: 1}, {id: "b", number: 2}}
 		type written struct{ to, n int }
 		var all []written
 		type reader struct {
@@ -50,6 +62,36 @@ func TestLog_model(t *testing.T) {
 				all = append(all, written{to, n})
 				if bytes, _ := l.sizes(); bytes > limit && len(l.entries) > 1 {
 					t.Fatalf("%d bytes of %d with %d entries", bytes, limit, len(l.entries))
+				}
+			},
+			"spill": func(t *rapid.T) {
+				if !onDisk {
+					t.Skip("all is in memory")
+				}
+				if rapid.IntRange(0, 20).Draw(t, "fault") == 0 {
+					l.dir = dir + "/none"
+				}
+				_, err := l.spillOnce()
+				if l.dir == dir && err != nil {
+					t.Fatal(err)
+				}
+				l.dir = dir
+			},
+			"page": func(t *rapid.T) {
+				after := uint64(rapid.IntRange(0, len(all)).Draw(t, "after"))
+				lines, now := l.page(after, rapid.Int64Range(1, 20000).Draw(t, "max"), nil)
+				next := after + 1
+				for _, line := range lines {
+					if line.number != next+line.lost-min(line.lost, 1) {
+						t.Fatalf("line %d with %d lost came where %d was next", line.number, line.lost, next)
+					}
+					next = line.number + 1
+					if line.e != nil && number(t, &line.e.msg) != int(line.number-1) {
+						t.Fatalf("line %d is %s", line.number, line.e.msg.Content)
+					}
+				}
+				if next != now+1 || now == after && int(now) < len(all) {
+					t.Fatalf("from %d of %d to %d with %d lines", after, len(all), now, len(lines))
 				}
 			},
 			"read": func(t *rapid.T) {
@@ -92,6 +134,7 @@ func TestLog_model(t *testing.T) {
 			"limit": func(t *rapid.T) {
 				limit = rapid.Int64Range(5000, 50000).Draw(t, "new limit")
 				l.setLimit(limit)
+				bound()
 			},
 		})
 	})

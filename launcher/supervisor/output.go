@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
@@ -67,6 +68,11 @@ func (s *Supervisor) getLog(w http.ResponseWriter, r *http.Request) error {
 	q, err := parseLogQuery(r.URL.Query())
 	if err != nil {
 		return err
+	}
+	if end := s.log.tail().seq; q.after > end {
+		// It would wait for messages that it would not be shown.
+		return httpError{http.StatusBadRequest,
+			fmt.Sprintf("after: this log ends at number %d; %d is of one that was lost with an earlier supervisor, or of none", end, q.after)}
 	}
 	if err := s.admitLogReader(); err != nil {
 		return err

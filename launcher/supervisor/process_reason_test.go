@@ -11,6 +11,8 @@ import (
 	"unicode/utf8"
 
 	"pgregory.net/rapid"
+
+	"github.com/google/uuid"
 )
 
 // lockAndLeave ends its goroutine's thread with the goroutine.
@@ -117,7 +119,7 @@ func orphan(t *testing.T, env []string, argv ...string) *exec.Cmd {
 }
 
 func TestKillRemains(t *testing.T) {
-	const id, other = testKernelID, "0a7e3f52-5a2c-4a63-8a58-0d7c61e1a002"
+	id, other := uuid.NewString(), uuid.NewString() // processes of another run of this test are none of ours
 	kernel := orphan(t, []string{"EKG_KERNEL_ID=" + id}, "sh", "-c", "env -i sleep 1000 & sleep 1000 & wait")
 	away := orphan(t, []string{"EKG_KERNEL_ID=" + id}, "sleep", "1000")
 	stranger := orphan(t, []string{"EKG_KERNEL_ID=" + other}, "sleep", "1000")
@@ -133,7 +135,7 @@ func TestKillRemains(t *testing.T) {
 	eventually(t, "the kernel has its children", func() bool { return members(pid) == 3 })
 
 	t.Run("not a session that merely has the number", func(t *testing.T) {
-		if n, err := KillRemains("0a7e3f52-5a2c-4a63-8a58-0d7c61e1a003", stranger.Process.Pid); n != 0 || err != nil {
+		if n, err := KillRemains(uuid.NewString(), stranger.Process.Pid); n != 0 || err != nil {
 			t.Fatalf("killed %d, %v", n, err)
 		}
 		if !alive(stranger.Process.Pid) {

@@ -25,6 +25,7 @@ var errTooMany = errors.New("too many sessions or connections on this kernel")
 // session is what is kept of a client over its connections: a Jupyter session id, as in ?session_id=, and the place
 // in the log up to which it is known to have everything. All fields are guarded by Supervisor.mu.
 type session struct {
+	number  uint64 // unlike those of all other sessions of the kernel, and not 0
 	id      string // "" for a connection without session_id: it ends with that connection
 	resume  position
 	floor   position // where the kernel's present life begins, if somebody asked for it: resume is not before it
@@ -34,10 +35,10 @@ type session struct {
 	pending int       // outstanding requests
 	cell    []byte    // header of its last execute_request: where notices are shown
 
-	acksEver bool                       // it has acknowledged something: a connection of it that does not is a broken one
 	suspect  suspect                    // the message over which the last connections have ended
 	leftOut  map[uint64]string          // by seq: messages that are replaced, and why
 	accepted *lru.LRU[string, struct{}] // msg_ids that came from relays; nil before the first
+	acksEver bool                       // it has acknowledged something, so a connection of it that does not is a broken one
 }
 
 // request is something a client asked the kernel, until its reply and its idle have both passed.
@@ -78,7 +79,7 @@ func (s *Supervisor) attach(c *conn, id string, now time.Time) error {
 		if len(s.sessions) >= maxSessions && !s.dropIdleSession() {
 			return errTooMany
 		}
-		sess = &session{id: id, conns: map[*conn]struct{}{}, resume: s.log.tail()}
+		sess = &session{number: c.number, id: id, conns: map[*conn]struct{}{}, resume: s.log.tail()}
 		if id == "" {
 			id = "connection " + wire.NewID()
 		}
@@ -87,7 +88,8 @@ func (s *Supervisor) attach(c *conn, id string, now time.Time) error {
 		s.greet(sess)
 	}
 	c.sessionKey, c.session = id, sess
-	c.cursor, c.acked, c.acksEver, c.leftOut = sess.resume, sess.resume, sess.acksEver, maps.Clone(sess.leftOut)
+	c.cursor, c.acked, c.acksEver = sess.resume, sess.resume, sess.acksEver
+	c.leftOut = maps.Clone(sess.leftOut)
 	sess.conns[c] = struct{}{}
 	return nil
 }

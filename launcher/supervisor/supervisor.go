@@ -17,6 +17,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io/fs"
 	"log/slog"
 	"os"
 	"sync"
@@ -100,6 +101,9 @@ func New(cfg Config, build string, logger *slog.Logger) *Supervisor {
 		over: make(chan struct{}), sessions: map[string]*session{}, requests: map[string][]*request{},
 		change: make(chan struct{}), cells: newCells()}
 	s.log.stamp = s.stamp
+	if cfg.SpillDir != "" {
+		s.log.spillTo(cfg.SpillDir)
+	}
 	s.clock = newClock(func() time.Time { return s.now().UTC() })
 	for _, c := range channels {
 		s.gates[c] = newGate()
@@ -357,12 +361,38 @@ func (s *Supervisor) Run(ctx context.Context) {
 		defer wg.Done()
 		s.watchLosses(janitorCtx)
 	}()
+	if s.cfg.SpillDir != "" {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			s.log.spill(janitorCtx, s.announceDisk)
+		}()
+	}
 	s.runKernel(ctx)
 	cut := time.AfterFunc(farewell+closeGrace, s.cutClients)
 	s.handlers.Wait()
 	cut.Stop()
 	stopJanitor()
 	wg.Wait()
+}
+
+// announceDisk tells the owner that output which does not fit memory cannot be kept, or that it can be again.
+func (s *Supervisor) announceDisk(err error) {
+	if err == nil {
+		s.logger.Info("output is kept on disk again")
+		return
+	}
+	s.logger.Warn("output cannot be kept on disk; what does not fit memory is forgotten sooner", "err", err)
+	var in *fs.PathError
+	if errors.As(err, &in) {
+		err = in.Err // the path is nothing to the owner
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r := s.running(); r != nil {
+		s.log.append(nil, s.notice(r.header, "The gateway's disk takes no more (%s). Output is kept in memory only: a page that is away or slow will miss some sooner.",
+			sentence(err)), true)
+	}
 }
 
 // cutClients ends the connections of clients that did not take the end of the kernel in time.

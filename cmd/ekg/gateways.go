@@ -1,0 +1,163 @@
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// gatewayFile is what a running gateway leaves in its state directory for other commands of the same user: a file of
+// mode 0600, gateway-PID.json, that it keeps locked as long as it lives. A gateway that was killed cannot remove its
+// file, but its lock is gone, whoever has its process id now and in whatever container.
+type gatewayFile struct {
+	URL         string    `json:"url"`
+	Token       string    `json:"token"` // "" where none is demanded
+	PID         int       `json:"pid"`
+	Started     time.Time `json:"started"`               // UTC
+	Certificate string    `json:"certificate,omitempty"` // SHA-256 of the certificate it shows, in hexadecimal
+}
+
+const (
+	gatewayFiles   = "gateway-*.json"
+	maxGatewayFile = 64 << 10 // bytes
+)
+
+// leaveGatewayFile writes a gateway's file and returns what removes it. Files of gateways that have died are removed.
+func leaveGatewayFile(stateDir string, g gatewayFile) (remove func() error, err error) {
+	if _, err := runningGateways(stateDir, true); err != nil {
+		return nil, err
+	}
+	b, err := json.Marshal(g)
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.CreateTemp(stateDir, ".gateway-*") // mode 0600
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(stateDir, "gateway-"+strconv.Itoa(g.PID)+".json")
+	// Locked and complete before anybody can see it.
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		_, err = f.Write(append(b, '\n'))
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, os.Remove(f.Name()), f.Close())
+	}
+	return func() error { return errors.Join(removeSame(path, f), f.Close()) }, nil
+}
+
+// removeSame removes the file at path if it is f: in another container there may be a gateway of the same process id.
+func removeSame(path string, f *os.File) error {
+	mine, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	there, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case !os.SameFile(mine, there):
+		return nil
+	}
+	return os.Remove(path)
+}
+
+// runningGateways reads the files of the gateways that live, the longest-running first. With tidy it removes the files of
+// those that have died.
+func runningGateways(stateDir string, tidy bool) ([]gatewayFile, error) {
+	entries, err := os.ReadDir(stateDir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var all []gatewayFile
+	for _, e := range entries {
+		if match, err := filepath.Match(gatewayFiles, e.Name()); err != nil || !match {
+			continue // the pattern is a good one
+		}
+		g, err := readGatewayFile(filepath.Join(stateDir, e.Name()), tidy)
+		if err != nil {
+			return nil, err
+		}
+		if g != nil {
+			all = append(all, *g)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b gatewayFile) int { return a.Started.Compare(b.Started) })
+	return all, nil
+}
+
+// readGatewayFile returns nil for a gateway that has died.
+func readGatewayFile(path string, tidy bool) (*gatewayFile, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil // it has ended this moment
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // nothing was written
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if int(st.Uid) != os.Geteuid() || st.Mode&0o077 != 0 {
+		return nil, fmt.Errorf("%s: it is not this user's alone, so that others may have written it", path)
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+	if err == nil {
+		if tidy {
+			return nil, removeSame(path, f)
+		}
+		return nil, nil
+	}
+	if !errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, fmt.Errorf("%s: lock: %w", path, err)
+	}
+	b, err := io.ReadAll(io.LimitReader(f, maxGatewayFile))
+	if err != nil {
+		return nil, err
+	}
+	var g gatewayFile
+	if err := json.Unmarshal(b, &g); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return &g, nil
+}
+
+// certificateSum is what a gateway's file says of its certificate, "" for a gateway without TLS.
+func certificateSum(file string) (string, error) {
+	if file == "" {
+		return "", nil
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	block, rest := pem.Decode(b)
+	for block != nil && block.Type != "CERTIFICATE" { // a key may stand before it
+		block, rest = pem.Decode(rest)
+	}
+	if block == nil {
+		return "", fmt.Errorf("%s holds no certificate", file)
+	}
+	sum := sha256.Sum256(block.Bytes)
+	return hex.EncodeToString(sum[:]), nil
+}

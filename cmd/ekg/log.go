@@ -1,0 +1,419 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+const (
+	logQuiet     = 45 * time.Second // without a line, of which there is an empty one every 15 s
+	maxLogLine   = 2 << 30          // bytes: a message of 512 MiB and its buffers in base64 fit
+	shownKernels = 10               // candidates that an error names
+)
+
+// Pauses between attempts to connect again; they double.
+const (
+	firstPause = 200 * time.Millisecond
+	lastPause  = 5 * time.Second
+)
+
+// gatewayVariables name the gateway, as the Jupyter Server extension of that name has it.
+var gatewayVariables = []string{"EKG_GATEWAY_URL", "JUPYTER_GATEWAY_URL"}
+
+const jupyterTokenVariable = "JUPYTER_GATEWAY_AUTH_TOKEN"
+
+// logCommand is `ekg log`.
+func logCommand(read func(*cli.Context) (*settings, error)) *cli.Command {
+	stateDir, ok := optionNamed("state-dir")
+	if !ok {
+		panic("there is no option state-dir")
+	}
+	return &cli.Command{
+		Name: "log", Usage: "print what a kernel has said", ArgsUsage: "KERNEL", OnUsageError: refuseUsage,
+		Description: "KERNEL is a kernel's id or the beginning of one. What is printed is its output: text as it is, errors as their\n" +
+			"traceback, everything else as one line.",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "cell", Usage: "only what the request with this `MSG_ID` has caused"},
+			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on with what the kernel says, until it has ended or Ctrl-C"},
+			&cli.Uint64Flag{Name: "after", Usage: "only what comes after line `NUMBER`; --json shows the numbers"},
+			&cli.BoolFlag{Name: "json", Usage: "print the log's lines as they are, one JSON object each"},
+			&cli.StringFlag{Name: "gateway-url", DefaultText: "the gateways that this user runs on this machine",
+				Usage: "`URL` of the gateway, as ekg serve prints it [$" + strings.Join(gatewayVariables, ", $") + "]"},
+			&cli.StringFlag{Name: "token", Usage: "the gateway's `TOKEN`. Others on this machine can read it on the command line: better use --token-file " +
+				"[$EKG_TOKEN, $" + jupyterTokenVariable + "]"},
+			&cli.StringFlag{Name: "token-file", Usage: "`FILE` with the token [$EKG_TOKEN_FILE]"},
+			stateDir.flag(), configOption.flag(),
+		},
+		Action: func(c *cli.Context) error {
+			s, err := command(c, 1, read)
+			if err != nil {
+				return err
+			}
+			if c.Args().First() == "" {
+				return &usageError{errors.New("KERNEL is empty")}
+			}
+			return newLogReader(c, s).run(c.Context)
+		},
+	}
+}
+
+// flagsFirst puts the flags of `ekg log KERNEL --follow` before the argument, where the command line's parser expects
+// them, since everybody writes them behind it.
+func flagsFirst(p *cli.App, args []string) []string {
+	if len(args) < 2 || args[1] != "log" {
+		return args
+	}
+	takesValue := map[string]bool{}
+	for _, f := range p.Command("log").Flags {
+		_, toggled := f.(*cli.BoolFlag)
+		for _, name := range f.Names() {
+			takesValue[name] = !toggled
+		}
+	}
+	flags, rest := slices.Clone(args[:2]), []string{}
+	for i := 2; i < len(args); i++ {
+		a := args[i]
+		if a == "--" {
+			rest = append(rest, args[i:]...)
+			break
+		}
+		if a == "-" || !strings.HasPrefix(a, "-") {
+			rest = append(rest, a)
+			continue
+		}
+		flags = append(flags, a)
+		if takesValue[strings.TrimLeft(a, "-")] && i+1 < len(args) {
+			i++
+			flags = append(flags, args[i])
+		}
+	}
+	return append(flags, rest...)
+}
+
+// logReader is one run of `ekg log`.
+type logReader struct {
+	// Fixed.
+	kernel  string
+	query   url.Values
+	follow  bool
+	asJSON  bool
+	find    func() ([]*gatewayClient, error)
+	out     *bufio.Writer
+	printer *logPrinter
+	stderr  io.Writer
+	quiet   time.Duration // logQuiet, but for tests
+
+	// Owned by run.
+	after uint64 // number of the last line that was printed
+	began bool   // an answer has been there
+}
+
+func newLogReader(c *cli.Context, s *settings) *logReader {
+	out := bufio.NewWriterSize(c.App.Writer, 64<<10)
+	query := url.Values{}
+	if cell := c.String("cell"); cell != "" {
+		query.Set("parent", cell)
+	}
+	follow := c.Bool("follow")
+	if follow {
+		query.Set("follow", "true")
+	}
+	address := c.String("gateway-url")
+	return &logReader{kernel: c.Args().First(), query: query, follow: follow, asJSON: c.Bool("json"), after: c.Uint64("after"),
+		find:   func() ([]*gatewayClient, error) { return findGateways(address, s, os.Getenv) },
+		out:    out,
+		stderr: c.App.ErrWriter, quiet: logQuiet, printer: &logPrinter{out: out}}
+}
+
+// findGateways returns the gateway that was named, or those that run here.
+func findGateways(address string, s *settings, getenv func(string) string) ([]*gatewayClient, error) {
+	place := "--gateway-url"
+	for _, name := range gatewayVariables {
+		if address == "" && getenv(name) != "" {
+			address, place = getenv(name), name
+		}
+	}
+	running, err := runningGateways(s.stateDir, false)
+	if address == "" && err != nil {
+		return nil, err
+	}
+	if address == "" {
+		if len(running) == 0 {
+			return nil, fmt.Errorf("no gateway of this user runs here with the state directory %s; name one with --gateway-url", s.stateDir)
+		}
+		given, err := givenToken(s, byFlag)
+		if err != nil {
+			return nil, err
+		}
+		var all []*gatewayClient
+		for _, g := range running {
+			if given != "" {
+				g.Token = given
+			}
+			client, err := newGatewayClient(g.URL, g.Token, g.Certificate)
+			if err != nil {
+				return nil, fmt.Errorf("process %d: %w", g.PID, err)
+			}
+			all = append(all, client)
+		}
+		return all, nil
+	}
+	client, err := newGatewayClient(address, "", "")
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", place, err)
+	}
+	return []*gatewayClient{client}, client.takeToken(s, running, getenv)
+}
+
+// takeToken finds the token for a gateway that was named: the one given with a flag, in the URL, in a variable, or, if it is
+// one that runs here, its own. A token in a config file is that of a gateway, not one to be sent to any.
+func (g *gatewayClient) takeToken(s *settings, running []gatewayFile, getenv func(string) string) error {
+	if token, err := givenToken(s, byFlag); err != nil || token != "" {
+		g.token = token
+		return err
+	}
+	if g.token != "" {
+		return nil
+	}
+	if token, err := givenToken(s, byEnvironment); err != nil || token != "" {
+		g.token = token
+		return err
+	}
+	if g.token = getenv(jupyterTokenVariable); g.token != "" {
+		return nil
+	}
+	for _, r := range running {
+		if strings.TrimRight(r.URL, "/") == strings.TrimRight(g.shown, "/") {
+			g.token = r.Token
+		}
+	}
+	return nil
+}
+
+// givenToken returns the token that was given in one way, "" if none was.
+func givenToken(s *settings, by rank) (string, error) {
+	if s.token != "" && s.origins["token"].rank == by {
+		return s.token, nil
+	}
+	if from := s.origins["token-file"]; s.tokenFile != "" && from.rank == by {
+		token, err := readTokenFile(s.tokenFile)
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", from.place, err)
+		}
+		return token, nil
+	}
+	return "", nil
+}
+
+// run prints the log. With follow it comes back after every break, and being told to end is no error.
+func (l *logReader) run(ctx context.Context) error {
+	wait, broken := firstPause, false
+	for {
+		err := l.once(ctx, func() {
+			if broken {
+				l.say("connected again")
+			}
+			wait, broken = firstPause, false
+		})
+		if ferr := l.out.Flush(); err == nil {
+			err = ferr
+		}
+		var output *outputError
+		var refused *refusedError
+		switch {
+		case ctx.Err() != nil && l.follow, err == nil:
+			return nil
+		case ctx.Err() != nil:
+			return errors.New("interrupted")
+		case !l.follow, !l.began, errors.As(err, &output), errors.As(err, &refused) && refused.final():
+			return err
+		}
+		if !broken {
+			broken = true
+			l.say("the connection broke and is made anew: " + err.Error())
+		}
+		if err := pause(ctx, wait); err != nil {
+			return nil
+		}
+		wait = min(2*wait, lastPause)
+	}
+}
+
+// say tells what is not the kernel's output.
+func (l *logReader) say(text string) {
+	_ = l.out.Flush() // an error stays and is seen by the next write
+	_, _ = fmt.Fprintln(l.stderr, "ekg: "+text)
+}
+
+// outputError says that standard output takes nothing more.
+type outputError struct{ err error }
+
+func (e *outputError) Error() string { return "standard output: " + e.err.Error() }
+func (e *outputError) Unwrap() error { return e.err }
+
+// once finds the kernel and prints its log from where the last call stopped, until the answer is complete. It calls
+// connected when the answer begins.
+func (l *logReader) once(ctx context.Context, connected func()) error {
+	gateways, err := l.find()
+	if err != nil {
+		return err
+	}
+	defer func() {
+		for _, g := range gateways {
+			g.close()
+		}
+	}()
+	g, id, err := l.locate(ctx, gateways)
+	if err != nil {
+		return err
+	}
+	l.kernel = id // the beginning of an id may come to mean two
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	l.query.Set("after", strconv.FormatUint(l.after, 10))
+	resp, err := g.get(ctx, "api/kernels/"+id+"/log", l.query)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }() // read to its end, or broken
+	l.began = true
+	connected()
+	silent := time.AfterFunc(l.quiet, func() { cancel(fmt.Errorf("nothing was heard for %v", l.quiet)) })
+	defer silent.Stop()
+	in := bufio.NewReaderSize(resp.Body, 64<<10)
+	for {
+		silent.Reset(l.quiet)
+		line, err := readLogLine(in)
+		silent.Stop()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil && ctx.Err() != nil:
+			return fmt.Errorf("%s: %w", g.shown, context.Cause(ctx))
+		case err != nil:
+			return fmt.Errorf("%s: %w", g.shown, err)
+		}
+		if err := l.print(line); err != nil {
+			return err
+		}
+		if in.Buffered() == 0 {
+			if err := l.out.Flush(); err != nil {
+				return &outputError{err}
+			}
+		}
+	}
+}
+
+// readLogLine reads up to the next newline. The slice is valid until the next call.
+func readLogLine(in *bufio.Reader) ([]byte, error) {
+	line, err := in.ReadSlice('\n')
+	if err == nil {
+		return line, nil
+	}
+	long := slices.Clone(line)
+	for errors.Is(err, bufio.ErrBufferFull) {
+		if len(long) > maxLogLine {
+			return nil, fmt.Errorf("a line of more than %d bytes", maxLogLine)
+		}
+		line, err = in.ReadSlice('\n')
+		long = append(long, line...)
+	}
+	if errors.Is(err, io.EOF) && len(long) > 0 {
+		err = io.ErrUnexpectedEOF
+	}
+	return long, err
+}
+
+// print prints one line of the log.
+func (l *logReader) print(line []byte) error {
+	if len(strings.TrimSpace(string(line[:min(len(line), 2)]))) == 0 {
+		return nil // a sign of life
+	}
+	var m logMessage
+	if err := json.Unmarshal(line, &m); err != nil {
+		return fmt.Errorf("a line of the log is no JSON object: %w", err)
+	}
+	switch {
+	case l.asJSON:
+		if _, err := l.out.Write(line); err != nil {
+			return &outputError{err}
+		}
+	case m.Lost > 0:
+		l.say(fmt.Sprintf("%d messages up to number %d are no longer kept", m.Lost, m.Number))
+	default:
+		if err := l.printer.print(&m); err != nil {
+			return &outputError{err}
+		}
+	}
+	l.after = m.Number
+	return nil
+}
+
+// locate finds the gateway that has the kernel, and the kernel's id.
+func (l *logReader) locate(ctx context.Context, gateways []*gatewayClient) (*gatewayClient, string, error) {
+	var errs []error
+	var at, answered *gatewayClient
+	var all, matching []listedKernel
+	known := map[string]bool{} // gateways on one state directory have the same kernels
+	for _, g := range gateways {
+		kernels, err := g.kernels(ctx)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if answered == nil {
+			answered = g
+		}
+		for _, k := range kernels {
+			if k.ID == l.kernel {
+				return g, k.ID, nil
+			}
+			if known[k.ID] {
+				continue
+			}
+			known[k.ID] = true
+			all = append(all, k)
+			if strings.HasPrefix(k.ID, l.kernel) {
+				at, matching = g, append(matching, k)
+			}
+		}
+	}
+	switch {
+	case len(matching) > 1:
+		return nil, "", fmt.Errorf("%q is the beginning of several kernels: %s", l.kernel, nameKernels(matching))
+	case len(errs) > 0: // what is not known of one may be the kernel, or another of that beginning
+		return nil, "", errs[0]
+	case len(matching) == 1:
+		return at, matching[0].ID, nil
+	case launcher.ValidID(l.kernel):
+		return answered, l.kernel, nil // the gateway may know how it ended
+	case len(all) == 0:
+		return nil, "", fmt.Errorf("there is no kernel %q, nor any other", l.kernel)
+	}
+	return nil, "", fmt.Errorf("there is no kernel %q; there are: %s", l.kernel, nameKernels(all))
+}
+
+func nameKernels(all []listedKernel) string {
+	var names []string
+	for _, k := range all[:min(len(all), shownKernels)] {
+		names = append(names, k.String())
+	}
+	if n := len(all) - len(names); n > 0 {
+		names = append(names, fmt.Sprintf("and %d more", n))
+	}
+	return strings.Join(names, ", ")
+}

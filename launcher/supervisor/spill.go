@@ -1,0 +1,375 @@
+package supervisor
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"sort"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+)
+
+// A log keeps its newest part in memory. What does not fit there moves to disk, oldest first, in segments: files that
+// nobody else can open, since they are unlinked at once, and that vanish with the supervisor, however it ends. A segment
+// is the unit in which the log forgets. One goroutine writes (spill), readers read beside it.
+//
+// A record, in little endian:
+//
+//	0      u32  bytes of the lengths and of the cell id that follow the fixed part
+//	4      u64  bytes of the rest: the message's parts
+//	12     u64  seq, 20 u64 out: the position
+//	28     u64  number of the session that it is for, 0 for everyone
+//	36     i64  time, in Unix nanoseconds, 44 u64 epoch
+//	52     u8   channel, 53 u8 1 if it is essential
+//	54     u16  bytes of the cell id, which comes next
+//	56     cell id; u64 lengths of header, parent_header, metadata, content and of each buffer; then these
+const (
+	recordFixed = 56
+	memoryMost  = 16 << 20         // bytes of a log that stay in memory, if its limit allows more than that
+	memoryLeast = 1 << 20          // a log with a limit below that is all in memory
+	memoryShare = 4                // in between it is this part of the limit
+	spillParts  = 16               // segments in which a full log lies on disk
+	spillBatch  = 1 << 20          // bytes that are written at a time, or one entry
+	spillBuffer = 64 << 10         // bytes of one write
+	markEvery   = 64 << 10         // bytes of a segment between two places at which reading can begin
+	spillAgain  = 30 * time.Second // after which a disk that was full is tried again
+)
+
+// memoryOf is how much of a log of a limit is held in memory, in bytes.
+func memoryOf(limit int64) int64 {
+	return min(limit, max(memoryLeast, min(limit/memoryShare, memoryMost)))
+}
+
+// segment is a part of the log on disk. Its records do not change; more may be written behind them.
+type segment struct {
+	file  *os.File
+	last  position // of its newest
+	size  int64    // bytes
+	marks []mark
+	users int // the log, who writes, and readers; the file is closed when there are none
+}
+
+// mark is where a record begins.
+type mark struct {
+	seq    uint64
+	offset int64
+}
+
+// spillTo has a log keep what does not fit memory in files in a folder. It is called before anything is appended.
+func (l *messageLog) spillTo(dir string) {
+	l.dir, l.full = dir, make(chan struct{}, 1)
+	l.setLimits(l.limit)
+}
+
+// spill moves entries to disk while there are more than memory is to hold, until ctx ends. What happens to the disk is
+// announced: an error when it begins to be of no use, and nil when it is of use again.
+func (l *messageLog) spill(ctx context.Context, announce func(error)) {
+	var again <-chan time.Time // set while the disk is of no use
+	failed := false
+	for {
+		full := l.full
+		if again != nil {
+			full = nil
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-full:
+		case <-again:
+			again = nil
+			l.setBroken(false)
+		}
+		for {
+			more, err := l.spillOnce()
+			switch {
+			case err == nil && failed:
+				failed = false
+				announce(nil)
+			case err != nil && !more:
+				if !failed {
+					failed = true
+					announce(err)
+				}
+				l.setBroken(true)
+				again = time.After(spillAgain)
+			}
+			if !more || ctx.Err() != nil {
+				break
+			}
+		}
+	}
+}
+
+func (l *messageLog) setBroken(broken bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.broken = broken
+	l.evict()
+}
+
+// spillOnce writes one batch, and reports whether there is more. Where the disk is full the log's own oldest segment makes
+// room; with none left it is an error.
+func (l *messageLog) spillOnce() (more bool, err error) {
+	batch, seg, fresh, err := l.batchToSpill()
+	if err == nil && len(batch) == 0 {
+		return false, nil
+	}
+	var written segment
+	if err == nil {
+		written, err = seg.write(batch)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil {
+		if seg != nil {
+			l.release(seg)
+		}
+		return l.forgetSegment(), err
+	}
+	l.take(batch, seg, fresh, written)
+	return l.bytes > l.memory, nil
+}
+
+// batchToSpill returns the oldest entries in memory, if there are too many, and where they are to be written: the newest
+// segment, or a fresh one. The caller releases it.
+func (l *messageLog) batchToSpill() (batch []*entry, seg *segment, fresh bool, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var n int64
+	for _, e := range l.entries[:max(0, len(l.entries)-1)] {
+		if l.bytes-n <= l.memory || len(batch) > 0 && n+e.size > spillBatch {
+			break
+		}
+		batch = append(batch, e)
+		n += e.size
+	}
+	if len(batch) == 0 {
+		return nil, nil, false, nil
+	}
+	if n := len(l.segments); n > 0 && l.segments[n-1].size < l.limit/spillParts {
+		l.segments[n-1].users++
+		return batch, l.segments[n-1], false, nil
+	}
+	f, err := os.CreateTemp(l.dir, ".log-*") // of mode 0600
+	if err != nil {
+		return nil, nil, false, err
+	}
+	seg = &segment{file: f, users: 1}
+	if err := os.Remove(f.Name()); err != nil {
+		return nil, seg, true, err
+	}
+	return batch, seg, true, nil
+}
+
+// take takes a batch that is written out of memory, unless it was forgotten meanwhile. l.mu is held.
+func (l *messageLog) take(batch []*entry, seg *segment, fresh bool, written segment) {
+	defer l.release(seg)
+	if l.entries[0] != batch[0] || !fresh && !slices.Contains(l.segments, seg) {
+		return
+	}
+	l.disk += written.size - seg.size
+	seg.size, seg.last, seg.marks = written.size, written.last, written.marks
+	if fresh {
+		seg.users++
+		l.segments = append(l.segments, seg)
+	}
+	for i, e := range batch {
+		l.entries[i] = nil
+		l.bytes -= e.size
+		l.keep(e)
+	}
+	l.entries = l.entries[len(batch):]
+	l.evict()
+}
+
+// forgetSegment forgets the oldest segment, if there is one, and reports whether there was. l.mu is held.
+func (l *messageLog) forgetSegment() bool {
+	if len(l.segments) == 0 {
+		return false
+	}
+	seg := l.segments[0]
+	l.segments[0] = nil
+	l.segments = l.segments[1:]
+	l.disk -= seg.size
+	l.gone = seg.last
+	l.release(seg)
+	return true
+}
+
+// close ends the use of the disk. Nothing is read any more.
+func (l *messageLog) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.forgetSegment() {
+	}
+}
+
+// release ends one use of a segment. l.mu is held.
+func (l *messageLog) release(seg *segment) {
+	if seg.users--; seg.users == 0 {
+		seg.file.Close() //nolint:errcheck // it is unlinked, and nothing of it is needed
+	}
+}
+
+// segmentWith returns the segment that has the entry numbered seq, and what it has at present, or nil if none has the
+// entry. The caller releases it. l.mu is held.
+func (l *messageLog) segmentWith(seq uint64) (seg *segment, now segment) {
+	i := sort.Search(len(l.segments), func(i int) bool { return l.segments[i].last.seq >= seq })
+	if i == len(l.segments) {
+		return nil, segment{}
+	}
+	seg = l.segments[i]
+	seg.users++
+	return seg, *seg
+}
+
+// write writes entries behind what the segment has, and returns what it will be when that counts. Only one goroutine
+// writes.
+func (g *segment) write(batch []*entry) (segment, error) {
+	out := segment{size: g.size, marks: g.marks}
+	w := bufio.NewWriterSize(io.NewOffsetWriter(g.file, g.size), spillBuffer)
+	var buf []byte
+	for _, e := range batch {
+		if n := len(out.marks); n == 0 || out.size-out.marks[n-1].offset >= markEvery {
+			out.marks = append(out.marks, mark{e.at.seq, out.size})
+		}
+		buf = appendRecordHead(buf[:0], e)
+		n := int64(len(buf))
+		if _, err := w.Write(buf); err != nil {
+			return out, err
+		}
+		for part := range messageParts(&e.msg) {
+			if _, err := w.Write(part); err != nil {
+				return out, err
+			}
+			n += int64(len(part))
+		}
+		out.size += n
+		out.last = e.at
+	}
+	return out, w.Flush()
+}
+
+// messageParts yields the parts of a message in the order of a record.
+func messageParts(m *wire.Message) func(func([]byte) bool) {
+	return func(yield func([]byte) bool) {
+		for _, part := range [...][]byte{m.Header, m.Parent, m.Metadata, m.Content} {
+			if !yield(part) {
+				return
+			}
+		}
+		for _, part := range m.Buffers {
+			if !yield(part) {
+				return
+			}
+		}
+	}
+}
+
+func appendRecordHead(b []byte, e *entry) []byte {
+	to, flags := uint64(0), byte(0)
+	if e.to != nil {
+		to = e.to.number
+	}
+	if e.essential {
+		flags = 1
+	}
+	lengths := 8 * (4 + len(e.msg.Buffers))
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(e.stamp.cell)+lengths))
+	b = binary.LittleEndian.AppendUint64(b, uint64(e.msg.Size()))
+	b = binary.LittleEndian.AppendUint64(b, e.at.seq)
+	b = binary.LittleEndian.AppendUint64(b, e.at.out)
+	b = binary.LittleEndian.AppendUint64(b, to)
+	b = binary.LittleEndian.AppendUint64(b, uint64(e.stamp.time.UnixNano()))
+	b = binary.LittleEndian.AppendUint64(b, e.stamp.epoch)
+	b = append(b, byte(e.msg.Channel), flags)
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(e.stamp.cell)))
+	b = append(b, e.stamp.cell...)
+	for part := range messageParts(&e.msg) {
+		b = binary.LittleEndian.AppendUint64(b, uint64(len(part)))
+	}
+	return b
+}
+
+// read calls f with the segment's entries behind the one numbered after, as far as they are wanted, until f returns
+// false. It looks at no more than the head of what is not wanted. An entry that is for one session names it by its
+// number, to; its own field is nil.
+func (g *segment) read(after uint64, want func(to uint64) bool, f func(e *entry, to uint64, wanted bool) bool) error {
+	i := max(0, sort.Search(len(g.marks), func(i int) bool { return g.marks[i].seq > after+1 })-1)
+	r := segmentReader{file: g.file, next: g.marks[i].offset}
+	r.buf = bufio.NewReaderSize(io.NewSectionReader(g.file, r.next, g.size-r.next), spillBuffer)
+	var fixed [recordFixed]byte
+	for {
+		if err := r.full(fixed[:]); err != nil {
+			return err
+		}
+		more, parts := int(binary.LittleEndian.Uint32(fixed[:])), int64(binary.LittleEndian.Uint64(fixed[4:]))
+		e := &entry{at: position{binary.LittleEndian.Uint64(fixed[12:]), binary.LittleEndian.Uint64(fixed[20:])},
+			size: parts + entryOverhead, essential: fixed[53] == 1}
+		to := binary.LittleEndian.Uint64(fixed[28:])
+		wanted := e.at.seq > after && want(to)
+		if wanted {
+			if err := e.fill(&r, fixed[:], more, parts); err != nil {
+				return err
+			}
+		} else {
+			r.skip(int64(more)+parts, g.size)
+		}
+		if e.at.seq > after && !f(e, to, wanted) || e.at.seq >= g.last.seq {
+			return nil
+		}
+	}
+}
+
+// fill reads the rest of a record.
+func (e *entry) fill(r *segmentReader, fixed []byte, more int, parts int64) error {
+	cell := int(binary.LittleEndian.Uint16(fixed[54:]))
+	b := make([]byte, int64(more)+parts)
+	if err := r.full(b); err != nil {
+		return err
+	}
+	e.stamp = stamp{time: time.Unix(0, int64(binary.LittleEndian.Uint64(fixed[36:]))).UTC(),
+		epoch: binary.LittleEndian.Uint64(fixed[44:]), cell: string(b[:cell])}
+	n := (more - cell) / 8
+	lengths, b := b[cell:more], b[more:]
+	split := make([][]byte, n)
+	for i := range split {
+		size := binary.LittleEndian.Uint64(lengths[8*i:])
+		if size > uint64(len(b)) {
+			return fmt.Errorf("a record claims %d bytes where %d are left", size, len(b))
+		}
+		split[i], b = b[:size:size], b[size:]
+	}
+	e.msg = wire.Message{Channel: wire.Channel(fixed[52]), Header: split[0], Parent: split[1], Metadata: split[2], Content: split[3]}
+	if n > 4 {
+		e.msg.Buffers = split[4:]
+	}
+	return nil
+}
+
+// segmentReader reads a file from a place on, and passes over large parts without reading them.
+type segmentReader struct {
+	file *os.File
+	buf  *bufio.Reader
+	next int64 // offset of what is read next
+}
+
+func (r *segmentReader) full(p []byte) error {
+	n, err := io.ReadFull(r.buf, p)
+	r.next += int64(n)
+	return err
+}
+
+func (r *segmentReader) skip(n, size int64) {
+	r.next += n
+	if n > int64(r.buf.Buffered()) {
+		r.buf.Reset(io.NewSectionReader(r.file, r.next, size-r.next))
+		return
+	}
+	r.buf.Discard(int(n)) //nolint:errcheck // so much is there
+}
