@@ -39,7 +39,8 @@ func TestChaos_Cuts(t *testing.T) {
 }
 
 // numbered is a cell that prints numbered lines one by one until a file exists, and lines at least. Each hundredth line
-// is long, so that it is cut in the middle, too, but shorter than what is left out after three cuts. The last line says how many there were.
+// is long, so that it is cut in the middle, too, but shorter than what is left out after three cuts. The last line says
+// how many there were.
 func numbered(lines int, pace time.Duration, until string) string {
 	return fmt.Sprintf(`import os, time
 n = 0

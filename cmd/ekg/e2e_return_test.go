@@ -62,7 +62,6 @@ type returning struct {
 	mu          sync.Mutex
 	ws          *websocket.Conn // the present connection, or nil
 	got         []message       // each once, in order of arrival
-	sizes       []int64         // of their frames, in bytes
 	index       map[string]int  // in got, by msg_id
 	fault       error           // the first that was found
 	refused     error           // of the last attempt to connect, if it failed
@@ -203,7 +202,6 @@ func (r *returning) take(m message, size int64, next int, repetition *int64) int
 		}
 		r.index[m.Header.MsgID] = len(r.got)
 		r.got = append(r.got, m)
-		r.sizes = append(r.sizes, size)
 		return math.MaxInt
 	}
 	if r.ext != nil {
