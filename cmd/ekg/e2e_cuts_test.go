@@ -181,11 +181,15 @@ func (x *chaos) cutOne(i int) {
 	}
 	x.cut += len(links)
 	switch i % 10 {
-	case 0, 1:
+	case 0:
 		for _, k := range links {
 			k.set(halfOpen)
 		}
-	case 2, 3:
+	case 1, 2:
+		for _, k := range links {
+			k.set(mute)
+		}
+	case 3:
 		for _, k := range links {
 			k.set(crawling)
 		}

@@ -4,6 +4,10 @@ package main_test
 
 import (
 	"encoding/binary"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
 	"time"
 
 	"github.com/gorilla/websocket"
@@ -16,6 +20,48 @@ const (
 	subprotocolRelay = "v1.relay.ekg"
 	cursorBytes      = 24
 )
+
+// TestE2E_RelayResends: a relay that was cut off before it heard that its cells were accepted sends them again, and each
+// runs once; those that did not get through run, too. The kernel is one that would run them twice: ipykernel refuses a
+// message with a signature that it has seen.
+func TestE2E_RelayResends(t *testing.T) {
+	g, p := withProxy(t)
+	r := newReturning(t, p.through(g), g.kernel("xpython"), subprotocolRelay, 20*time.Second)
+	r.ended(r.begin("pass"), 20*time.Second)
+	file, want := filepath.Join(g.dir, "ran"), ""
+	ran := func() error {
+		b, err := os.ReadFile(file)
+		if err == nil && string(b) != want {
+			err = fmt.Errorf("%q ran, not %q", b, want)
+		}
+		return err
+	}
+	begin := func() (cell string) {
+		cell = r.begin(fmt.Sprintf("with open(%q, 'a') as f: f.write('%d ')", file, len(want)))
+		want += fmt.Sprintf("%d ", len(want))
+		return cell
+	}
+	k := p.theLink(t)
+	k.set(mute)
+	cells := []string{begin(), begin(), begin()}
+	g.eventually(20*time.Second, "the cells have run", ran)
+	k.set(halfOpen)
+	cells = append(cells, begin(), begin())
+	k.end()
+	for _, cell := range append(cells, begin()) {
+		if o := r.ended(cell, 20*time.Second); len(o.replies) != 1 || len(o.idles) != 1 {
+			t.Errorf("cell %s has %d replies and %d idles", cell, len(o.replies), len(o.idles))
+		}
+	}
+	if err := ran(); err != nil {
+		t.Error(err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ext.again < 5 {
+		t.Errorf("%d cells were sent again: the test proves nothing", r.ext.again)
+	}
+}
 
 // extension is the relay's own state. All but the cursor is guarded by returning.mu.
 type extension struct {
