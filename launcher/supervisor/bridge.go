@@ -362,7 +362,7 @@ func (s *Supervisor) deliverOutput(b *bridge, m *wire.Message, parent wire.Heade
 	if state == stateIdle {
 		essential = true
 		r := s.waitingIdle(parent.MsgID)
-		s.settleGaps(b, r)
+		s.settleGaps(b, r, wire.RawField(m.Header, "msg_id"))
 		if r != nil {
 			r.idled = true
 			if r.replied {
