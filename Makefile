@@ -6,7 +6,7 @@ LDFLAGS  = -s -w -X main.version=$(VERSION)
 FUZZTIME ?= 30s
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test unit lint e2e fuzz bench generate verify clean
+.PHONY: help build demo test unit lint e2e chaos fuzz bench generate verify clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -25,6 +25,9 @@ unit: ## unit tests with the race detector, fuzz seeds included
 
 e2e: ## end to end tests: real kernels, Jupyter's own clients, JupyterLab in Chromium
 	$(GO) test -tags e2e -timeout 60m -count 1 -v -run '^TestE2E' ./cmd/ekg
+
+chaos: ## cut connections, killed gateways and floods, the long form of what make test does: about half an hour
+	$(GO) test -tags e2e -timeout 90m -count 1 -v -run '^TestChaos' ./cmd/ekg
 
 lint: ## gofmt, go vet, staticcheck, go mod tidy
 	@testdata/lint

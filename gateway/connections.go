@@ -14,13 +14,14 @@ const (
 	drainStep   = 20 * time.Millisecond
 )
 
-// Why the gateway itself ends a websocket.
+// Why the gateway itself ends a websocket or a log.
 var (
 	errKernelStopped = errors.New("its kernel was stopped")
 	errDraining      = errors.New("the gateway stops")
 )
 
-// connections is every websocket the gateway carries, from before its handshake until both its ends are closed.
+// connections is every websocket the gateway carries, from before its handshake until both its ends are closed, or
+// every log that it passes on.
 type connections struct {
 	wg sync.WaitGroup // one for each connection
 

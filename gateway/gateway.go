@@ -8,7 +8,7 @@
 // what never is, in proxy.go.
 //
 // Goroutines: a websocket has two, one for each direction, started and awaited by its handler, which does not return
-// before both connections are closed. The HTTP transport has two for each idle connection to a supervisor, for at most
+// before both connections are closed. A log being read has one that ends it, awaited likewise. The HTTP transport has two for each idle connection to a supervisor, for at most
 // idleSupervisor. New starts none. Drain ends what is left of both.
 package gateway
 
@@ -88,10 +88,11 @@ type Gateway struct {
 	started   time.Time
 
 	// Safe for concurrent use by themselves.
-	ready  atomic.Bool
-	conns  *connections
-	starts starts
-	paths  pathLocks
+	ready   atomic.Bool
+	conns   *connections // websockets
+	streams *connections // logs that are being read
+	starts  starts
+	paths   pathLocks
 }
 
 // New checks the options and builds a gateway that is not ready yet (see SetReady). An error names the bad option.
@@ -102,7 +103,7 @@ func New(o Options) (*Gateway, error) {
 	g := &Gateway{
 		opts: o, started: time.Now(),
 		origins: map[string]bool{}, hosts: map[string]bool{}, clientEnv: map[string]bool{},
-		conns: newConnections(),
+		conns: newConnections(), streams: newConnections(),
 	}
 	if err := g.take(o); err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
@@ -192,11 +193,21 @@ func (g *Gateway) Handler() http.Handler { return http.HandlerFunc(g.serve) }
 // SetReady says whether /readyz answers 200 or 503. Nothing else depends on it.
 func (g *Gateway) SetReady(ready bool) { g.ready.Store(ready) }
 
+// EndLogs cuts off whoever reads a kernel's log and refuses new ones. It returns when they are gone, which takes no
+// longer than flushTime. A log may be followed for days, so an http.Server around Handler that shall end has to call it
+// (see RegisterOnShutdown) before it waits for requests to end by themselves.
+func (g *Gateway) EndLogs() {
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	g.streams.drain(now)
+}
+
 // Drain ends all websockets and refuses new ones: one after the other over at most drainSpread, so that their clients
 // do not come back all at once, and without a close frame, which fits nowhere between frames whose borders the gateway
 // does not know; every client takes that for a lost connection and reconnects. It returns when the last one is gone.
-// When ctx ends it stops spreading and ends the rest at once, which takes no longer than flushTime.
+// When ctx ends it stops spreading and ends the rest at once, which takes no longer than flushTime. Readers of logs are ended first.
 func (g *Gateway) Drain(ctx context.Context) {
+	g.EndLogs()
 	g.conns.drain(ctx)
 	g.transport.CloseIdleConnections()
 }

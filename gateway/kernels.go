@@ -124,6 +124,7 @@ func (g *Gateway) stop(ctx context.Context, id, reason string) error {
 		return err
 	}
 	g.conns.revoke(id, errKernelStopped)
+	g.streams.revoke(id, errKernelStopped)
 	g.log.Info("kernel stopped", "kernel", id)
 	return nil
 }

@@ -43,8 +43,11 @@ var upgradeHeaders = []string{
 	"Sec-Websocket-Key", "Sec-Websocket-Version", "Sec-Websocket-Protocol", "Sec-Websocket-Extensions",
 }
 
-// forwardedQuery is what it sees of the query.
-var forwardedQuery = []string{"session_id"}
+// forwardedQuery is what it sees of the query, by what is asked of it.
+var forwardedQuery = map[string][]string{
+	"channels": {"session_id", "cursor"},
+	"log":      {"after", "limit", "parent", "follow"},
+}
 
 const (
 	dialTime         = 10 * time.Second
@@ -136,7 +139,7 @@ func (g *Gateway) outgoing(ctx context.Context, r *http.Request, id, method, act
 		u.Path += "/" + action
 	}
 	sent, query := r.URL.Query(), url.Values{}
-	for _, name := range forwardedQuery {
+	for _, name := range forwardedQuery[action] {
 		if v := sent.Get(name); sent.Has(name) && !g.token.leaks(v) {
 			query.Set(name, v)
 		}

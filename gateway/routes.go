@@ -38,6 +38,7 @@ func (g *Gateway) routes() []route {
 		{method: "POST", pattern: "/api/kernels/{id}/interrupt", serve: g.interruptKernel},
 		{method: "POST", pattern: "/api/kernels/{id}/restart", serve: g.restartKernel},
 		{method: "GET", pattern: "/api/kernels/{id}/channels", serve: g.channels},
+		{method: "GET", pattern: "/api/kernels/{id}/log", serve: g.getLog},
 
 		{method: "GET", pattern: "/api/sessions", serve: g.listSessions},
 		{method: "POST", pattern: "/api/sessions", serve: g.createSession},

@@ -3,6 +3,7 @@
 package main_test
 
 import (
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -75,20 +76,9 @@ func (g *gateway) dial(t *testing.T, id, session string, v1 bool) *client {
 }
 
 func (g *gateway) tryDial(t *testing.T, id, session string, v1 bool) (*client, error) {
-	d := websocket.Dialer{HandshakeTimeout: 20 * time.Second}
-	if v1 {
-		d.Subprotocols = []string{subprotocolV1}
-	}
-	at := strings.Replace(g.url, "http", "ws", 1) + "/api/kernels/" + id + "/channels?session_id=" + url.QueryEscape(session)
-	ws, resp, err := d.Dial(at, map[string][]string{"Authorization": {"token " + g.token}})
+	ws, err := g.connect(t.Context(), id, session, v1, 20*time.Second)
 	if err != nil {
-		if resp != nil {
-			return nil, fmt.Errorf("dial: %w: %s", err, resp.Status)
-		}
-		return nil, fmt.Errorf("dial: %w", err)
-	}
-	if (ws.Subprotocol() == subprotocolV1) != v1 {
-		return nil, fmt.Errorf("negotiated subprotocol %q", ws.Subprotocol())
+		return nil, err
 	}
 	c := &client{t: t, ws: ws, v1: v1, session: session, next: &messageNumber, got: make(chan message, 1024)}
 	go c.read()
@@ -99,6 +89,26 @@ func (g *gateway) tryDial(t *testing.T, id, session string, v1 bool) (*client, e
 		}
 	})
 	return c, nil
+}
+
+// connect opens the websocket.
+func (g *gateway) connect(ctx context.Context, id, session string, v1 bool, limit time.Duration) (*websocket.Conn, error) {
+	d := websocket.Dialer{HandshakeTimeout: limit}
+	if v1 {
+		d.Subprotocols = []string{subprotocolV1}
+	}
+	at := strings.Replace(g.url, "http", "ws", 1) + "/api/kernels/" + id + "/channels?session_id=" + url.QueryEscape(session)
+	ws, resp, err := d.DialContext(ctx, at, map[string][]string{"Authorization": {"token " + g.token}})
+	if err != nil {
+		if resp != nil {
+			return nil, fmt.Errorf("dial: %w: %s", err, resp.Status)
+		}
+		return nil, fmt.Errorf("dial: %w", err)
+	}
+	if (ws.Subprotocol() == subprotocolV1) != v1 {
+		return nil, errors.Join(fmt.Errorf("negotiated subprotocol %q", ws.Subprotocol()), ws.Close())
+	}
+	return ws, nil
 }
 
 // read collects what arrives until the websocket ends.

@@ -119,7 +119,7 @@ func prepare(t *testing.T, title string, args ...string) *gateway {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &gateway{t: t, in: in, dir: dir, addr: freeAddress(t), token: secret, args: args}
+	g := &gateway{t: t, in: in, dir: dir, addr: freeAddress(t, "127.0.0.1"), token: secret, args: args}
 	g.url = "http://" + g.addr
 	name := strings.NewReplacer("/", "-", " ", "-").Replace(t.Name() + title)
 	g.log = filepath.Join(in.artifacts, name+".log")
@@ -162,9 +162,17 @@ func (g *gateway) specWith(name string, more map[string]any, argv ...string) {
 	}
 }
 
-func freeAddress(t *testing.T) string {
+// moveTo has a gateway that does not run yet listen on another loopback address. Outgoing connections come from
+// 127.0.0.1 and take free ports there: on other addresses a port stays free while the gateway is down.
+func (g *gateway) moveTo(ip string) {
+	g.t.Helper()
+	g.addr = freeAddress(g.t, ip)
+	g.url = "http://" + g.addr
+}
+
+func freeAddress(t *testing.T, ip string) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", net.JoinHostPort(ip, "0"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -291,7 +291,7 @@ func TestE2E_StopKernelsOnExit(t *testing.T) {
 func TestE2E_TwoGateways(t *testing.T) {
 	g := newGateway(t)
 	other := *g
-	other.addr = freeAddress(t)
+	other.addr = freeAddress(t, "127.0.0.1")
 	other.url = "http://" + other.addr
 	other.start()
 	t.Cleanup(func() { _ = other.signal(syscall.SIGTERM) })

@@ -87,6 +87,7 @@ var doors = []struct {
 	{"github.com/go-zeromq/zmq4", []string{"launcher/supervisor", "launcher/launchertest"}, nil},
 	{"github.com/gorilla/websocket", []string{"launcher/supervisor", "launcher/launchertest"},
 		[]string{"cmd/ekg", "cmd/ekg-supervisor", "gateway", "launcher/local"}},
+	{"github.com/hashicorp/golang-lru/", []string{"launcher/supervisor"}, nil},
 	{"github.com/getkin/kin-openapi", nil, []string{"gateway"}},
 	{"pgregory.net/rapid", nil, []string{"gateway", "gateway/wire", "launcher/supervisor", "kernelspecs"}},
 	{"go.yaml.in/yaml/", []string{"cmd/ekg", "gateway"}, nil},

@@ -128,7 +128,7 @@ func (v *server) serve(ctx context.Context) error {
 		v.onStop("kernels", func(ctx context.Context) error { return v.stopAll(ctx, kernels) })
 	}
 
-	failed := v.serveHTTP(listener, gw.Handler())
+	failed := v.serveHTTP(listener, gw.Handler(), gw.EndLogs)
 	v.onStop("readiness", func(ctx context.Context) error {
 		gw.SetReady(false)
 		return pause(ctx, s.drainDelay)
@@ -145,8 +145,9 @@ func (v *server) serve(ctx context.Context) error {
 	}
 }
 
-// serveHTTP answers requests in a goroutine that the registered step waits for. What ends it early is sent.
-func (v *server) serveHTTP(listener net.Listener, handler http.Handler) <-chan error {
+// serveHTTP answers requests in a goroutine that the registered step waits for; endLogs ends those that last. What ends
+// it early is sent.
+func (v *server) serveHTTP(listener net.Listener, handler http.Handler, endLogs func()) <-chan error {
 	var protocols http.Protocols
 	protocols.SetHTTP1(true) // a websocket takes over its connection, which HTTP/2 has no notion of
 	srv := &http.Server{
@@ -157,6 +158,7 @@ func (v *server) serveHTTP(listener net.Listener, handler http.Handler) <-chan e
 		Protocols:         &protocols,
 		ErrorLog:          slog.NewLogLogger(v.log.With("component", "http").Handler(), slog.LevelWarn),
 	}
+	srv.RegisterOnShutdown(endLogs)
 	failed := make(chan error, 1)
 	done := make(chan struct{})
 	go func() {

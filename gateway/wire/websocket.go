@@ -9,6 +9,14 @@ import (
 // SubprotocolV1 is the name of the newer websocket framing, offered and chosen in Sec-WebSocket-Protocol.
 const SubprotocolV1 = "v1.kernel.websocket.jupyter.org"
 
+// SubprotocolRelay is SubprotocolV1 for a relay that knows itself to be one (the jupyter-ekg extension): every message
+// to it is a cursor of RelayCursor bytes, which it does not look into, and then the frame. Messages from it are plain
+// v1 frames. Connecting again with ?cursor= and the last one in hexadecimal goes on behind it.
+const (
+	SubprotocolRelay = "v1.relay.ekg"
+	RelayCursor      = 24
+)
+
 // Sizes of the two layouts' integers and the smallest counts they may carry.
 const (
 	v1Word, v1MinOffsets         = 8, 6 // uint64, little endian: channel, four JSON parts, end

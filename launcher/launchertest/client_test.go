@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-const testLimit = 10 * time.Second
+const testLimit = 30 * time.Second
 
 // client is one client of a kernel, on the library that supervisors use: our own framing is not its own witness.
 type client struct {

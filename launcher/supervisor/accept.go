@@ -14,6 +14,18 @@ func (s *Supervisor) accept(c *conn, m wire.Message, h wire.Header) *closeFrame 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.takePart(c)
+	if c.repeated(h.MsgID) {
+		return nil
+	}
+	if end := s.admit(c, m, h); end != nil {
+		return end
+	}
+	c.remember(h.MsgID)
+	return nil
+}
+
+// admit decides what becomes of a message. s.mu is held.
+func (s *Supervisor) admit(c *conn, m wire.Message, h wire.Header) *closeFrame {
 	kernelInfo := h.MsgType == "kernel_info_request"
 	switch {
 	case c.readOnly && (!kernelInfo || m.Channel == wire.Stdin):

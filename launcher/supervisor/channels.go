@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -39,6 +40,7 @@ type conn struct {
 	ws         *websocket.Conn
 	flow       *flowConn
 	framing    framing
+	relay      bool   // speaks wire.SubprotocolRelay; framing is framingV1 then
 	number     uint64 // later connections have higher ones
 	readOnly   bool
 	sessionKey string // in Supervisor.sessions
@@ -57,15 +59,18 @@ type conn struct {
 	cursor    position
 	batch     []*entry
 	lastPing  time.Time
-	sincePing int64 // bytes
+	sincePing int64             // bytes
+	leftOut   map[uint64]string // a copy of the session's
 
 	// Guarded by mu.
 	mu         sync.Mutex
 	sent       int64 // bytes
 	ackedBytes int64
-	acksEver   bool
+	acksEver   bool // something was acknowledged, on this connection or an earlier one of the session
 	pingNumber uint64
 	pings      []sentPing
+	largest    suspect // on its way
+	tooBig     bool    // the peer has hung up over a message's size
 }
 
 // sentPing is a numbered ping and what its pong will prove.
@@ -82,7 +87,7 @@ type closeFrame struct {
 }
 
 var upgrader = websocket.Upgrader{
-	Subprotocols:     []string{wire.SubprotocolV1},
+	Subprotocols:     []string{wire.SubprotocolRelay, wire.SubprotocolV1},
 	CheckOrigin:      func(*http.Request) bool { return true }, // the gateway has checked it
 	HandshakeTimeout: 10 * time.Second,
 	WriteBufferSize:  4 << 10,
@@ -94,9 +99,10 @@ func (s *Supervisor) getChannels(w http.ResponseWriter, r *http.Request) error {
 	if !websocket.IsWebSocketUpgrade(r) {
 		return httpError{http.StatusBadRequest, "this is a websocket: an upgrade request is expected"}
 	}
-	c := &conn{s: s, framing: chooseFraming(r), readOnly: r.Header.Get(HeaderRight) == "read",
+	c := &conn{s: s, readOnly: r.Header.Get(HeaderRight) == "read",
 		news: newReader(), pongs: make(chan []byte, 4), acks: make(chan struct{}, 1), end: make(chan closeFrame, 1)}
-	if err := s.join(c, sessionName(r, c.readOnly)); err != nil {
+	c.framing, c.relay = chooseFraming(r)
+	if err := s.join(c, sessionName(r, c.readOnly), r.URL.Query().Get("cursor")); err != nil {
 		return err
 	}
 	defer s.leave(c)
@@ -128,22 +134,22 @@ func sessionName(r *http.Request, readOnly bool) string {
 
 // chooseFraming tells what a client understands. Binary frames stop an unmodified jupyter server for ever, and
 // GatewayKernelClient, which names neither itself nor a session, reads text only.
-func chooseFraming(r *http.Request) framing {
-	for _, p := range websocket.Subprotocols(r) {
-		if p == wire.SubprotocolV1 {
-			return framingV1
-		}
-	}
+func chooseFraming(r *http.Request) (f framing, relay bool) {
+	offered := websocket.Subprotocols(r)
 	switch agent := r.UserAgent(); {
+	case slices.Contains(offered, wire.SubprotocolRelay):
+		return framingV1, true
+	case slices.Contains(offered, wire.SubprotocolV1):
+		return framingV1, false
 	case strings.HasPrefix(agent, "Tornado/"):
-		return framingRelay
+		return framingRelay, false
 	case agent == "" && !r.URL.Query().Has("session_id"):
-		return framingText
+		return framingText, false
 	}
-	return framingLegacy
+	return framingLegacy, false
 }
 
-func (s *Supervisor) join(c *conn, sessionID string) error {
+func (s *Supervisor) join(c *conn, sessionID, cursor string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	select {
@@ -156,6 +162,10 @@ func (s *Supervisor) join(c *conn, sessionID string) error {
 	if err := s.attach(c, sessionID, s.now()); err != nil {
 		return err
 	}
+	if c.relay && cursor != "" {
+		c.goOn(cursor)
+	}
+	c.pingNumber = c.number << 32 // a late answer to an earlier connection's ping is none to this one's
 	s.handlers.Add(1)
 	s.log.subscribe(c.news, c.session, c.framing)
 	return nil
@@ -189,15 +199,25 @@ func (c *conn) serve() {
 // read takes messages until the connection ends. It never waits for the kernel.
 func (c *conn) read() {
 	c.ws.SetPongHandler(func(data string) error { c.pong(data); return nil })
+	hungUp := false
 	c.ws.SetPingHandler(func(data string) error {
+		if hungUp {
+			return nil // a relay takes the answer for the proof that all before it was accepted
+		}
 		select {
 		case c.pongs <- []byte(data):
 		default: // it has not taken the answers to its last ones
 		}
 		return nil
 	})
-	c.ws.SetCloseHandler(func(int, string) error { return nil })
-	hungUp := false
+	c.ws.SetCloseHandler(func(code int, _ string) error {
+		if code == websocket.CloseMessageTooBig {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.tooBig = true
+		}
+		return nil
+	})
 	for {
 		kind, r, err := c.ws.NextReader()
 		if err != nil {
@@ -309,6 +329,9 @@ func (c *conn) pong(data string) {
 		if p.number == number {
 			at, found = p.at, true
 			c.ackedBytes, c.acksEver = p.sent, true
+			if c.largest.seq <= p.at.seq {
+				c.largest = suspect{}
+			}
 			c.pings = append(c.pings[:0], c.pings[i+1:]...)
 			break
 		}
@@ -318,6 +341,7 @@ func (c *conn) pong(data string) {
 		return
 	}
 	c.s.mu.Lock()
+	c.session.acksEver = true
 	c.answered++
 	if c.answered > 1 {
 		c.s.takePart(c)
@@ -423,12 +447,13 @@ func (c *conn) writeBatch() (more bool, err error) {
 		}
 	}
 	for _, e := range batch {
-		f, err := c.s.log.encode(e, c.framing)
+		f, err := c.encode(e)
 		if err != nil {
 			c.s.logger.Warn("message of the kernel cannot be sent in this framing", "err", err)
 			continue
 		}
-		if err := c.writeFrame(f); err != nil {
+		c.noteSent(e.at.seq, len(f.data))
+		if err := c.writeFrame(e.at, f); err != nil {
 			return false, err
 		}
 	}
@@ -439,7 +464,8 @@ func (c *conn) writeBatch() (more bool, err error) {
 	return more, nil
 }
 
-func (c *conn) writeFrame(f *frame) error {
+// writeFrame sends what stands at a position in the log.
+func (c *conn) writeFrame(at position, f *frame) error {
 	kind := websocket.TextMessage
 	if f.binary {
 		kind = websocket.BinaryMessage
@@ -448,6 +474,9 @@ func (c *conn) writeFrame(f *frame) error {
 	c.sent += int64(len(f.data))
 	c.mu.Unlock()
 	c.sincePing += int64(len(f.data))
+	if c.relay {
+		return c.writeRelayed(at, f)
+	}
 	return c.ws.WriteMessage(kind, f.data)
 }
 
@@ -460,7 +489,7 @@ func (c *conn) writeLoss(lost uint64) error {
 	if err != nil {
 		return err
 	}
-	return c.writeFrame(f)
+	return c.writeFrame(c.cursor, f)
 }
 
 // nextDue is when the writer has to look up again: for the next ping or the peer's end.

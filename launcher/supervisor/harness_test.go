@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -161,12 +162,16 @@ type client struct {
 	t       *testing.T
 	ws      *websocket.Conn
 	v1      bool
+	relay   bool
 	session string
+	cursor  string // of the last message, for relays
 }
 
 type dialOption struct {
 	session string
 	v1      bool
+	relay   bool   // wire.SubprotocolRelay
+	cursor  string // to go on behind; only for relays
 	header  http.Header
 	conn    func(net.Conn) net.Conn
 }
@@ -188,8 +193,15 @@ func (r *running) tryDial(o dialOption) (*client, error) {
 		}
 		return c, err
 	}}
-	if o.v1 {
-		d.Subprotocols = []string{wire.SubprotocolV1}
+	want := ""
+	switch {
+	case o.relay:
+		want = wire.SubprotocolRelay
+	case o.v1:
+		want = wire.SubprotocolV1
+	}
+	if want != "" {
+		d.Subprotocols = []string{want}
 	}
 	header := o.header
 	if header == nil {
@@ -197,7 +209,7 @@ func (r *running) tryDial(o dialOption) (*client, error) {
 	}
 	u := "ws://" + testKernelID + "/api/kernels/" + testKernelID + "/channels"
 	if o.session != "" {
-		u += "?session_id=" + o.session
+		u += "?session_id=" + o.session + "&cursor=" + o.cursor
 	}
 	ws, resp, err := d.Dial(u, header)
 	if err != nil {
@@ -207,11 +219,11 @@ func (r *running) tryDial(o dialOption) (*client, error) {
 		}
 		return nil, err
 	}
-	if got := ws.Subprotocol() == wire.SubprotocolV1; got != o.v1 {
-		r.t.Errorf("subprotocol is %q", ws.Subprotocol())
+	if ws.Subprotocol() != want {
+		r.t.Errorf("subprotocol is %q, want %q", ws.Subprotocol(), want)
 	}
 	r.t.Cleanup(func() { ws.Close() })
-	return &client{t: r.t, ws: ws, v1: o.v1, session: o.session}, nil
+	return &client{t: r.t, ws: ws, v1: o.v1 || o.relay, relay: o.relay, session: o.session}, nil
 }
 
 // send sends a request and returns its msg_id.
@@ -267,6 +279,12 @@ func (c *client) recv() (got, error) {
 		return got{}, err
 	}
 	var m wire.Message
+	if c.relay {
+		if len(data) < wire.RelayCursor {
+			return got{}, fmt.Errorf("a message of %d bytes has no cursor", len(data))
+		}
+		c.cursor, data = hex.EncodeToString(data[:wire.RelayCursor]), data[wire.RelayCursor:]
+	}
 	if c.v1 {
 		m, err = wire.DecodeV1(data)
 	} else {

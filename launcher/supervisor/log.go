@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"crypto/rand"
 	"sync"
 	"sync/atomic"
 
@@ -27,6 +28,7 @@ type entry struct {
 	to        *session // the only session it is for; nil: every session
 	msg       wire.Message
 	essential bool // without it a client waits for ever: replies, input requests, idle
+	stamp     stamp
 	size      int64
 	encoded   [framings]atomic.Pointer[frame]
 }
@@ -38,7 +40,7 @@ type frame struct {
 }
 
 // entryOverhead is what an entry costs beside its payload: the struct, slice headers and allocation rounding, in bytes.
-const entryOverhead = 384
+const entryOverhead = 432
 
 // keptShare is the part of the log's limit that essential entries may take once the rest around them is gone.
 const keptShare = 8
@@ -47,6 +49,9 @@ const keptShare = 8
 // When it is full the oldest entries go; of those, essential ones are kept for a while longer, so that a client that
 // was away too long misses output but no reply. It may be used concurrently.
 type messageLog struct {
+	id    [8]byte                   // random: positions of another log say nothing of this one
+	stamp func(parent []byte) stamp // fixed; nil: entries are not marked
+
 	mu        sync.Mutex
 	limit     int64
 	bytes     int64
@@ -70,12 +75,17 @@ func newReader() *reader {
 }
 
 func newLog(limit int64) *messageLog {
-	return &messageLog{limit: limit, readers: map[*reader]*session{}}
+	l := &messageLog{limit: limit, readers: map[*reader]*session{}}
+	rand.Read(l.id[:]) //nolint:errcheck // it never fails
+	return l
 }
 
 // append adds a message for one session, or for all if to is nil, and returns its position.
 func (l *messageLog) append(to *session, m wire.Message, essential bool) position {
 	e := &entry{to: to, msg: m, essential: essential, size: int64(m.Size()) + entryOverhead}
+	if l.stamp != nil {
+		e.stamp = l.stamp(m.Parent)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.end.seq++

@@ -49,16 +49,7 @@ func (s *Supervisor) voiceSession() string {
 
 // tooLargeForRelay stands for a message that a jupyter server would refuse.
 func tooLargeForRelay(m *wire.Message) wire.Message {
-	msgType := wire.StringField(m.Header, "msg_type")
-	text := fmt.Sprintf("[ekg] A message of type %s and %d bytes was left out: the jupyter server between this page and the gateway takes at most %d.\n",
-		msgType, m.Size(), relayLimit)
-	out := wire.New(wire.IOPub, "stream", wire.StringField(m.Header, "session"), m.Parent, streamContent{"stderr", text})
-	if m.Channel != wire.IOPub {
-		// A reply that is too large still has to end its request.
-		out = wire.New(m.Channel, msgType, wire.StringField(m.Header, "session"), m.Parent, map[string]any{
-			"status": "error", "ename": "MessageTooLarge", "evalue": text, "traceback": []string{text}})
-	}
-	return out
+	return leftOut(m, fmt.Sprintf("the jupyter server between this page and the gateway takes at most %d; see docs/jupyter-ekg.md", relayLimit))
 }
 
 // abortOutstanding answers, in the kernel's place, everything that is still open when its process has ended: clients

@@ -38,7 +38,8 @@ type Model struct {
 	Reason         string `json:"reason,omitempty"` // why it is dead, or what it waits for
 }
 
-// Handler serves the kernel's routes: the model, interrupt, restart, channels, the status stream and the limits. It
+// Handler serves the kernel's routes: the model, interrupt, restart, channels, the log, the status stream and
+// the limits. It
 // answers 421 for any other kernel's id, and 401 without the token if there is one.
 func (s *Supervisor) Handler() http.Handler {
 	mux := http.NewServeMux()
@@ -58,6 +59,7 @@ func (s *Supervisor) Handler() http.Handler {
 	handle("POST /api/kernels/{id}/interrupt", s.postInterrupt)
 	handle("POST /api/kernels/{id}/restart", s.postRestart)
 	handle("GET /api/kernels/{id}/channels", s.getChannels)
+	handle("GET /api/kernels/{id}/log", s.getLog)
 	handle("GET /api/kernels/{id}/status", s.getStatus)
 	handle("PUT /api/kernels/{id}/limits", s.putLimits)
 	handle("/", func(http.ResponseWriter, *http.Request) error {

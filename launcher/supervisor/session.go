@@ -2,8 +2,11 @@ package supervisor
 
 import (
 	"errors"
+	"maps"
 	"sync/atomic"
 	"time"
+
+	lru "github.com/hashicorp/golang-lru/v2/simplelru"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
 )
@@ -30,6 +33,11 @@ type session struct {
 	left    time.Time // when the last connection ended
 	pending int       // outstanding requests
 	cell    []byte    // header of its last execute_request: where notices are shown
+
+	suspect  suspect                    // the message over which the last connections have ended
+	leftOut  map[uint64]string          // by seq: messages that are replaced, and why
+	accepted *lru.LRU[string, struct{}] // msg_ids that came from relays; nil before the first
+	acksEver bool // it has acknowledged something, so a connection of it that does not is a broken one
 }
 
 // request is something a client asked the kernel, until its reply and its idle have both passed.
@@ -39,6 +47,7 @@ type request struct {
 	channel  wire.Channel
 	msgType  string
 	header   []byte // raw; the parent_header of what is said about it
+	cell     string // id of the cell it executes, if its client told
 	main     bool   // not for a subshell: requests of its channel are answered in order
 	replied  bool
 	idled    bool
@@ -78,7 +87,8 @@ func (s *Supervisor) attach(c *conn, id string, now time.Time) error {
 		s.greet(sess)
 	}
 	c.sessionKey, c.session = id, sess
-	c.cursor, c.acked = sess.resume, sess.resume
+	c.cursor, c.acked, c.acksEver = sess.resume, sess.resume, sess.acksEver
+	c.leftOut = maps.Clone(sess.leftOut)
 	sess.conns[c] = struct{}{}
 	return nil
 }
@@ -94,6 +104,7 @@ func (s *Supervisor) greet(sess *session) {
 // detach ends a connection's part in its session. s.mu is held.
 func (s *Supervisor) detach(c *conn, now time.Time) {
 	sess := c.session
+	c.noteCut()
 	delete(sess.conns, c)
 	if len(sess.conns) > 0 {
 		return
@@ -198,7 +209,7 @@ func (s *Supervisor) register(sess *session, m *wire.Message, h wire.Header) *re
 		sess.cell = m.Header
 	}
 	r := &request{id: h.MsgID, session: sess, channel: m.Channel, msgType: h.MsgType, header: m.Header,
-		main: h.Subshell == "", replied: !hasReply(h.MsgType)}
+		cell: s.noteCell(m, h), main: h.Subshell == "", replied: !hasReply(h.MsgType)}
 	s.requests[h.MsgID] = append(s.requests[h.MsgID], r)
 	s.live++
 	s.order = append(s.order, r)

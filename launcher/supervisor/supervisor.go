@@ -9,7 +9,8 @@
 //
 // Goroutines: Serve starts the HTTP server; Run is the kernel's life and starts the janitor; a life starts a process
 // and a bridge and waits for both; a websocket has its handler, which reads, and a writer that the handler
-// waits for. Lock order: Supervisor.mu, then messageLog.mu or gate.mu.
+// waits for; a reader of the log has its handler, and one that hurries it at the end. Lock order: Supervisor.mu, then
+// messageLog.mu or gate.mu; whoever writes to a peer holds none of them.
 package supervisor
 
 import (
@@ -20,6 +21,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	lru "github.com/hashicorp/golang-lru/v2"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
 )
@@ -37,9 +40,10 @@ type Supervisor struct {
 	build       string
 	logger      *slog.Logger
 	now         func() time.Time
-	slowStart   time.Duration // the constant of this name, but for tests; so are the next three
+	slowStart   time.Duration // the constant of this name, but for tests; so are the next four
 	redialProof time.Duration
 	beat        time.Duration // heartbeatInterval
+	deaf        time.Duration // logPatience
 	maxMessage  int64
 	ownSession  string // session id of our own requests
 	log         *messageLog
@@ -72,10 +76,16 @@ type Supervisor struct {
 	lastOutput       time.Time // when iopub last said something
 	lastTouch        time.Time // when watchers last heard of activity
 	change           chan struct{}
-	restarting       *operation // the restart in progress, which others join
-	connNumber       uint64
-	farewell         string // close reason once over
-	cut              bool   // no connection may go on
+	cells            *lru.Cache[string, string] // ids of cells by msg_id, also of requests that have finished
+	lastCell         struct {                   // of the last entry
+		parent []byte
+		id     string
+	}
+	logReaders int
+	restarting *operation // the restart in progress, which others join
+	connNumber uint64
+	farewell   string // close reason once over
+	cut        bool   // no connection may go on
 
 	// Websocket handlers that have not returned yet. Added to under mu while over is open.
 	handlers sync.WaitGroup
@@ -84,11 +94,12 @@ type Supervisor struct {
 // New prepares a supervisor; Run does the work. Build is the program's version.
 func New(cfg Config, build string, logger *slog.Logger) *Supervisor {
 	s := &Supervisor{cfg: cfg, build: build, logger: logger.With("kernel", cfg.KernelID), now: time.Now,
-		slowStart: slowStart, redialProof: redialProof, beat: heartbeatInterval, maxMessage: maxMessage,
+		slowStart: slowStart, redialProof: redialProof, beat: heartbeatInterval, deaf: logPatience, maxMessage: maxMessage,
 		ownSession: wire.NewID(), identity: []byte(wire.NewID()), log: newLog(cfg.LogLimit),
 		ops: make(chan *operation), janitor: make(chan struct{}, 1),
 		over: make(chan struct{}), sessions: map[string]*session{}, requests: map[string][]*request{},
-		change: make(chan struct{})}
+		change: make(chan struct{}), cells: newCells()}
+	s.log.stamp = s.stamp
 	s.clock = newClock(func() time.Time { return s.now().UTC() })
 	for _, c := range channels {
 		s.gates[c] = newGate()

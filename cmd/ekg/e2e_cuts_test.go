@@ -1,0 +1,224 @@
+//go:build e2e
+
+package main_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// cuts is what a test of cut connections does to them.
+type cuts struct {
+	lines    int           // at least, printed by each cell
+	cuts     int           // of connections
+	kills    int           // of the gateway
+	pauses   int           // of a reader
+	pause    time.Duration // each
+	patience time.Duration // of a client whose connection has become silent
+}
+
+// TestE2E_Cuts is the promise to a client that comes back: whatever happens to its connections and to the gateway,
+// nothing is missing, everything has its place, and what comes twice is the last that came before.
+func TestE2E_Cuts(t *testing.T) {
+	cuts{lines: 1000, cuts: 20, kills: 3, pauses: 1, pause: 3 * time.Second, patience: 2 * time.Second}.run(t)
+}
+
+// TestChaos_Cuts is the same for longer: run by make chaos.
+func TestChaos_Cuts(t *testing.T) {
+	cuts{lines: 10000, cuts: 200, kills: 20, pauses: 3, pause: 20 * time.Second, patience: 3 * time.Second}.run(t)
+}
+
+// numbered is a cell that prints numbered lines one by one until a file exists, and lines at least. Each hundredth line
+// is long, so that it is cut in the middle, too. The last line says how many there were.
+func numbered(lines int, until string) string {
+	return fmt.Sprintf(`import os, time
+n = 0
+while n < %d or not os.path.exists(%q):
+    print('line', n, 'x' * 150000 if n %% 100 == 99 else '', flush=True)
+    n += 1
+    time.sleep(0.004)
+print('total', n, flush=True)`, lines, until)
+}
+
+// wantNumbered holds that a numbered cell's output is complete and in order, and that the cell ended well and once.
+func wantNumbered(t *testing.T, name string, o outcome) {
+	t.Helper()
+	n, total := 0, -1
+	for line := range strings.Lines(o.stdout) {
+		var i int
+		if _, err := fmt.Sscanf(line, "total %d", &total); err == nil {
+			continue
+		}
+		if _, err := fmt.Sscanf(line, "line %d ", &i); err != nil || i != n {
+			t.Fatalf("%s: line %d was to come, and there is %.40q", name, n, line)
+		}
+		n++
+	}
+	if n != total {
+		t.Fatalf("%s: %d lines of %d", name, n, total)
+	}
+	if len(o.replies) != 1 || o.replies[0].field("status") != "ok" || len(o.idles) != 1 || o.notices != "" {
+		t.Errorf("%s: %d replies, %d idles, and the cell says %q: %v", name, len(o.replies), len(o.idles), o.notices, o.replies)
+	}
+}
+
+func (c cuts) run(t *testing.T) {
+	n := seed(t)
+	g := prepare(t, "")
+	g.moveTo("127.0.0.2") // while it is down nobody takes its port
+	g.start()
+	p := newFaultProxy(t, g.addr)
+	stop := filepath.Join(g.dir, "stop")
+	var clients []*returning
+	var cells []string
+	for _, v1 := range []bool{true, false} {
+		r := newReturning(t, p.through(g), g.kernel("python3"), fmt.Sprintf("session-%v", v1), v1, c.patience)
+		cell := r.begin(numbered(c.lines, stop))
+		r.until(20*time.Second, "the cell's begin", func() bool { // a request that nobody has accepted may be lost
+			return r.has(func(m message) bool { return m.Parent.MsgID == cell && m.Header.MsgType == "execute_input" })
+		})
+		clients, cells = append(clients, r), append(cells, cell)
+	}
+	began := time.Now()
+	x := &chaos{t: t, g: g, p: p, random: rand.New(rand.NewPCG(n, 1)), clients: clients}
+	for _, event := range c.events(x) {
+		event()
+	}
+	if err := os.WriteFile(stop, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for i, r := range clients {
+		wantNumbered(t, r.session, r.ended(cells[i], 2*time.Minute))
+		r.mu.Lock()
+		t.Logf("%s: %d messages in %d connections; %d messages came twice, at most %d bytes at once", r.session, len(r.got), r.connections,
+			r.repeated, r.maxRepeat)
+		r.mu.Unlock()
+	}
+	t.Logf("%d connections cut in %v", x.cut, time.Since(began).Round(time.Second))
+}
+
+// events is everything that is going to happen, in random order.
+func (c cuts) events(x *chaos) []func() {
+	var events []func()
+	for i := range c.cuts {
+		events = append(events, func() { x.cutOne(i) })
+	}
+	for range c.kills {
+		events = append(events, x.killGateway)
+	}
+	for i := range c.pauses {
+		events = append(events, func() { x.pauseReader(i, c.pause) })
+	}
+	x.random.Shuffle(len(events), func(i, j int) { events[i], events[j] = events[j], events[i] })
+	return events
+}
+
+// chaos does what happens to clients while their cells run.
+type chaos struct {
+	t       *testing.T
+	g       *gateway
+	p       *faultProxy
+	random  *rand.Rand
+	clients []*returning
+	cut     int // connections
+}
+
+// wait lets clients get some more messages: a random number, often none.
+func (x *chaos) wait(most int) {
+	x.t.Helper()
+	want := x.frames() + max(0, x.random.IntN(most)-most/4)
+	if err := poll(time.Minute, "the clients go on", func() error {
+		if n := x.frames(); n < want {
+			return fmt.Errorf("%d of %d messages", n, want)
+		}
+		return nil
+	}); err != nil {
+		x.t.Fatal(err)
+	}
+}
+
+func (x *chaos) frames() int {
+	sum := 0
+	for _, r := range x.clients {
+		r.mu.Lock()
+		sum += r.frames
+		r.mu.Unlock()
+	}
+	return sum
+}
+
+// cutOne breaks one connection, or all of them, in one of the ways in which connections break.
+func (x *chaos) cutOne(i int) {
+	x.t.Helper()
+	x.wait(300)
+	var links []*link
+	all := x.random.IntN(4) == 0
+	if err := poll(time.Minute, "a connection that can be cut", func() error {
+		if links = x.p.some(all, x.random); len(links) == 0 {
+			return errNone
+		}
+		return nil
+	}); err != nil {
+		x.t.Fatal(err)
+	}
+	x.cut += len(links)
+	switch i % 10 {
+	case 0, 1:
+		for _, k := range links {
+			k.set(halfOpen)
+		}
+	case 2, 3:
+		for _, k := range links {
+			k.set(crawling)
+		}
+	case 4, 5: // until it is reset
+		for _, k := range links {
+			k.set(deaf)
+		}
+		x.wait(300)
+		fallthrough
+	case 6, 7, 8:
+		for _, k := range links {
+			k.end()
+		}
+	case 9:
+		x.hole()
+	}
+}
+
+// hole is a network that takes everything and answers nothing, until somebody has tried to connect.
+func (x *chaos) hole() {
+	x.t.Helper()
+	x.p.swallow()
+	defer x.p.restore()
+	before := x.p.swallowedSoFar()
+	if err := poll(time.Minute, "somebody connects to a network that swallows everything", func() error {
+		if x.p.swallowedSoFar() == before {
+			return errNone
+		}
+		return nil
+	}); err != nil {
+		x.t.Fatal(err)
+	}
+}
+
+func (x *chaos) killGateway() {
+	x.t.Helper()
+	x.wait(300)
+	if err := x.g.signal(syscall.SIGKILL); err != nil {
+		x.t.Fatal(err)
+	}
+	x.g.start()
+}
+
+func (x *chaos) pauseReader(i int, d time.Duration) {
+	x.t.Helper()
+	x.wait(300)
+	x.clients[i%len(x.clients)].pauses <- d
+}

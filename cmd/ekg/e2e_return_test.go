@@ -1,0 +1,300 @@
+//go:build e2e
+
+package main_test
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+)
+
+// maxRepeat is what may come a second time after a reconnect: the window of what a connection may leave unacknowledged
+// (4 MiB) and the batch that was begun within it (256 KiB). A message may be larger.
+const maxRepeat = 4<<20 + 256<<10
+
+// seed returns what the random parts of a test start from: EKG_SEED, or the time. A test that fails says it.
+func seed(t *testing.T) uint64 {
+	t.Helper()
+	n := uint64(time.Now().UnixNano())
+	if given := os.Getenv("EKG_SEED"); given != "" {
+		var err error
+		if n, err = strconv.ParseUint(given, 10, 64); err != nil {
+			t.Fatalf("EKG_SEED: %v", err)
+		}
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("again with the same faults: EKG_SEED=%d", n)
+		}
+	})
+	return n
+}
+
+// returning is a client that comes back, as JupyterLab's does: with the same session id, asking kernel_info on each new
+// connection, and without sending again what it had sent before. It keeps all it got, and is in doubt of anything that
+// is not what the guarantee says: a connection begins with a repetition of the last things that came, in their order,
+// and then has only new ones.
+type returning struct {
+	t        *testing.T
+	g        *gateway // through the proxy
+	id       string   // of the kernel
+	session  string
+	v1       bool
+	patience time.Duration // without a frame; then it takes the connection for dead
+	cancel   context.CancelFunc
+	done     chan struct{} // closed when run has returned
+	pauses   chan time.Duration
+
+	mu          sync.Mutex
+	ws          *websocket.Conn // the present connection, or nil
+	got         []message       // each once, in order of arrival
+	sizes       []int64         // of their frames, in bytes
+	index       map[string]int  // in got, by msg_id
+	fault       error           // the first that was found
+	refused     error           // of the last attempt to connect, if it failed
+	frames      int             // all that came, repetitions too
+	connections int
+	repeated    int   // messages
+	maxRepeat   int64 // bytes of the largest repetition
+}
+
+func newReturning(t *testing.T, g *gateway, id, session string, v1 bool, patience time.Duration) *returning {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &returning{t: t, g: g, id: id, session: session, v1: v1, patience: patience, cancel: cancel, done: make(chan struct{}),
+		pauses: make(chan time.Duration, 1), index: map[string]int{}}
+	go r.run(ctx)
+	t.Cleanup(r.stop)
+	r.until(20*time.Second, "the first connection", func() bool { return r.ws != nil })
+	return r
+}
+
+func (r *returning) stop() {
+	r.cancel()
+	<-r.done
+}
+
+// run connects again and again.
+func (r *returning) run(ctx context.Context) {
+	defer close(r.done)
+	patience := r.patience
+	for ctx.Err() == nil {
+		frames, err := r.once(ctx, patience)
+		r.mu.Lock()
+		r.ws = nil
+		r.refused = err
+		r.mu.Unlock()
+		if frames > 0 {
+			patience = r.patience
+		} else {
+			patience = min(patience*3/2, 20*time.Second) // a slow machine gets there in the end
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(20 * time.Millisecond): // JupyterLab waits for longer
+		}
+	}
+}
+
+// once is one connection. It returns how many frames came.
+func (r *returning) once(ctx context.Context, patience time.Duration) (int, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ws, err := r.g.connect(ctx, r.id, r.session, r.v1, patience)
+	if err != nil {
+		return 0, err
+	}
+	defer ws.Close()
+	stop := context.AfterFunc(ctx, func() { _ = ws.Close() }) // ends the read below
+	defer stop()
+	answer := ws.PingHandler()
+	ws.SetPingHandler(func(data string) error {
+		if err := ws.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			return err
+		}
+		return answer(data)
+	})
+	r.mu.Lock()
+	r.ws = ws
+	r.connections++
+	r.mu.Unlock()
+	if _, err := r.send("shell", "kernel_info_request", "{}"); err != nil {
+		return 0, err
+	}
+	next := -1 // in got, once the repetition has begun; math.MaxInt behind it
+	var repetition int64
+	for n := 0; ; n++ {
+		select {
+		case d := <-r.pauses:
+			select {
+			case <-time.After(d):
+			case <-ctx.Done():
+			}
+		default:
+		}
+		if err := ws.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			return n, err
+		}
+		kind, data, err := ws.ReadMessage()
+		if err != nil {
+			return n, err
+		}
+		m, err := decode(kind, data)
+		if err != nil {
+			r.doubt(fmt.Errorf("frame %d of a connection: %w", n, err))
+			return n, err
+		}
+		next = r.take(m, int64(len(data)), next, &repetition)
+	}
+}
+
+// take notes one message and returns which one would be the next of the repetition.
+func (r *returning) take(m message, size int64, next int, repetition *int64) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.frames++
+	i, again := r.index[m.Header.MsgID]
+	if !again {
+		if next >= 0 && next < len(r.got) {
+			r.doubtLocked(fmt.Errorf("%s came before the repetition had reached message %d of %d", m.Header.MsgType, next, len(r.got)))
+		}
+		r.index[m.Header.MsgID] = len(r.got)
+		r.got = append(r.got, m)
+		r.sizes = append(r.sizes, size)
+		return math.MaxInt
+	}
+	if next >= 0 && i != next {
+		r.doubtLocked(fmt.Errorf("message %d of %d (%s) came again where %d was to come", i, len(r.got), m.Header.MsgType, next))
+	}
+	*repetition += size
+	r.repeated++
+	r.maxRepeat = max(r.maxRepeat, *repetition)
+	if *repetition > maxRepeat && *repetition > size {
+		r.doubtLocked(fmt.Errorf("%d bytes came again after a reconnect", *repetition))
+	}
+	if i+1 == len(r.got) {
+		return math.MaxInt
+	}
+	return i + 1
+}
+
+func (r *returning) doubt(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.doubtLocked(err)
+}
+
+func (r *returning) doubtLocked(err error) {
+	if r.fault == nil {
+		r.fault = err
+	}
+}
+
+// send writes a request to the present connection.
+func (r *returning) send(channel, msgType, content string, more ...func(*message)) (string, error) {
+	m := message{Channel: channel, Content: json.RawMessage(content), Header: header{
+		MsgID: fmt.Sprintf("e2e-%d", messageNumber.Add(1)), MsgType: msgType, Session: r.session, Version: "5.4",
+		Date: time.Now().UTC().Format(time.RFC3339Nano)}}
+	for _, f := range more {
+		f(&m)
+	}
+	kind, data := (&client{t: r.t, v1: r.v1}).encode(m)
+	r.mu.Lock() // also keeps two writers apart
+	defer r.mu.Unlock()
+	if r.ws == nil {
+		return "", errors.New("not connected")
+	}
+	return m.Header.MsgID, r.ws.WriteMessage(kind, data)
+}
+
+// begin sends a cell, on a connection that holds.
+func (r *returning) begin(code string) string {
+	r.t.Helper()
+	content, err := json.Marshal(map[string]any{"code": code, "silent": false, "store_history": true, "allow_stdin": true,
+		"user_expressions": struct{}{}, "stop_on_error": true})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	id, err := r.send("shell", "execute_request", string(content))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return id
+}
+
+// until waits until something holds; the condition is called with mu held.
+func (r *returning) until(limit time.Duration, what string, holds func() bool) {
+	r.t.Helper()
+	err := poll(limit, what, func() error {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.fault != nil || holds() {
+			return nil
+		}
+		return fmt.Errorf("%d messages came in %d connections; the last one: %w", len(r.got), r.connections, cmp.Or(r.refused, errNone))
+	})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := cmp.Or(r.fault, err); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+var errNone = errors.New("no error")
+
+// has says whether a message came that matches. mu is held.
+func (r *returning) has(match func(message) bool) bool {
+	for i := len(r.got) - 1; i >= 0; i-- {
+		if match(r.got[i]) {
+			return true
+		}
+	}
+	return false
+}
+
+// outcome is what a client got of a cell, all its connections together and nothing twice.
+type outcome struct {
+	stdout, notices string
+	replies, idles  []message
+}
+
+// ended waits for a cell's reply and idle and returns what became of it.
+func (r *returning) ended(cell string, limit time.Duration) outcome {
+	r.t.Helper()
+	var o outcome
+	seen := 0
+	r.until(limit, "reply and idle of "+cell, func() bool {
+		for ; seen < len(r.got); seen++ {
+			o.take(r.got[seen], cell)
+		}
+		return len(o.replies) > 0 && len(o.idles) > 0
+	})
+	return o
+}
+
+func (o *outcome) take(m message, cell string) {
+	if m.Parent.MsgID != cell {
+		return
+	}
+	switch {
+	case m.Header.MsgType == "status" && m.field("execution_state") == "idle":
+		o.idles = append(o.idles, m)
+	case m.Header.MsgType == "execute_reply":
+		o.replies = append(o.replies, m)
+	case m.Header.MsgType == "stream" && strings.HasPrefix(m.field("text"), "[ekg]"):
+		o.notices += m.field("text")
+	case m.Header.MsgType == "stream":
+		o.stdout += m.field("text")
+	}
+}

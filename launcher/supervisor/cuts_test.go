@@ -1,0 +1,144 @@
+package supervisor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+)
+
+// refusing is a client whose connection ends whenever a message of more than limit bytes arrives, as behind a proxy
+// that takes no larger ones. It reads until the cell has ended or the connection has, and returns all that came so far.
+func (r *running) refusing(limit int, code int, session, cell string, before []got) (all []got, ended bool) {
+	r.t.Helper()
+	all = before
+	c := r.dial(dialOption{session: session, v1: true})
+	defer c.ws.NetConn().Close()
+	c.send(wire.Shell, "kernel_info_request", struct{}{}) // somebody is there
+	replied := func(g got) bool { return g.parent == cell && g.msgType == "execute_reply" }
+	idle := false
+	for !slices.ContainsFunc(all, replied) || !idle { // the reply may come before the output
+		g, err := c.recv()
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		if g.Size() > limit {
+			if code != 0 {
+				err := c.ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(code, ""), time.Now().Add(testLimit))
+				if err != nil {
+					r.t.Fatal(err)
+				}
+				for err == nil { // as libraries do: until the other side hangs up
+					_, err = c.recv()
+				}
+			}
+			return all, false
+		}
+		all = append(all, g)
+		idle = idle || g.parent == cell && g.msgType == "status" && wire.StringField(g.Content, "execution_state") == stateIdle
+	}
+	return all, true
+}
+
+// gone waits until the supervisor has noticed that no connection of the session is left.
+func (r *running) gone(session string) {
+	r.t.Helper()
+	deadline := time.Now().Add(testLimit)
+	for {
+		r.s.mu.Lock()
+		n := len(r.s.sessions["\x00false\x00"+session].conns)
+		r.s.mu.Unlock()
+		if n == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			r.t.Fatalf("%d connections of %s are still there", n, session)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// TestCuts_poison: a message over which connection after connection ends must not keep a session from all that comes
+// behind it for ever.
+func TestCuts_poison(t *testing.T) {
+	for name, test := range map[string]struct{ code, cuts int }{
+		"cut":                    {0, 3},
+		"close without a reason": {websocket.CloseNormalClosure, 3},
+		"message too big":        {websocket.CloseMessageTooBig, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := startSupervisor(t, nil).ready()
+			c := r.dial(dialOption{session: "ann", v1: true})
+			cell := c.execute("echo before\nbig 2m\necho between\nbig 1m\necho after")
+			c.running(cell)
+			c.ws.NetConn().Close()
+			r.gone("ann")
+			cuts := 0
+			var all []got
+			for ended := false; !ended; {
+				if all, ended = r.refusing(1<<20+1<<18, test.code, "ann", cell, all); !ended {
+					cuts++
+				}
+				r.gone("ann")
+				if cuts > 10 {
+					t.Fatal("the message is sent again and again")
+				}
+			}
+			if cuts != test.cuts {
+				t.Errorf("it took %d connections, want %d", cuts, test.cuts)
+			}
+			text := output(all, cell)
+			if !strings.Contains(text, "[ekg] A message of type display_data and 2") || strings.Count(text, "[ekg]") != 1 ||
+				!strings.Contains(text, "between\n") || !strings.Contains(text, "after\n") {
+				t.Errorf("the cell shows %q", text)
+			}
+			if n := countType(all, "display_data"); n != 1 {
+				t.Errorf("%d displays came, want the smaller one", n)
+			}
+			// Others still get it.
+			bob := r.dial(dialOption{session: "bob", v1: true})
+			if all := bob.result(bob.execute("big 2m")); countType(all, "display_data") != 1 {
+				t.Error("another session does not get such a message")
+			}
+		})
+	}
+}
+
+// TestCuts_innocent: cuts over small messages, or over large ones that had arrived, replace nothing.
+func TestCuts_innocent(t *testing.T) {
+	r := startSupervisor(t, nil).ready()
+	c := r.dial(dialOption{session: "ann", v1: true})
+	first := c.execute("big 2m")
+	c.result(first)
+	r.acknowledged("ann", c)
+	c.ws.SetPingHandler(func(string) error { return nil })
+	const lines = 100
+	cell := c.execute(fmt.Sprintf("print %d", lines))
+	for range 2 * cutsAllowed {
+		c.result(cell)
+		c.ws.NetConn().Close()
+		r.gone("ann")
+		c = r.dial(dialOption{session: "ann", v1: true})
+		c.ws.SetPingHandler(func(string) error { return nil })
+		c.send(wire.Shell, "kernel_info_request", struct{}{})
+	}
+	all := c.result(cell)
+	if n := countType(all, "stream"); n != lines || strings.Contains(output(all, cell), "[ekg]") {
+		t.Errorf("%d messages, %q: %s", n, output(all, cell), summary(all))
+	}
+}
+
+func countType(all []got, msgType string) int {
+	n := 0
+	for _, g := range all {
+		if g.msgType == msgType {
+			n++
+		}
+	}
+	return n
+}
