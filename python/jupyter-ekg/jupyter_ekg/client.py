@@ -20,6 +20,7 @@ from tornado import web
 from traitlets import DottedObjectName, Float, Type
 
 from . import framing
+from .gateway import within
 from .relay import InputFull, KernelGone, NoRelay, Relay
 
 # What may wait for a program that does not read its channels, in bytes of messages.
@@ -53,7 +54,7 @@ class EkgChannel:
                 waiter = (asyncio.get_running_loop(), asyncio.get_running_loop().create_future())
                 self._waiters.append(waiter)
             try:
-                await asyncio.wait_for(waiter[1], None if end is None else max(0.0, end - time.monotonic()))
+                await within(None if end is None else max(0.0, end - time.monotonic()), waiter[1])
             except asyncio.TimeoutError:
                 raise queue.Empty from None
             finally:

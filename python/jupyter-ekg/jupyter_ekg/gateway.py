@@ -11,7 +11,7 @@ import base64
 import contextlib
 import json
 import ssl
-from typing import Any, AsyncIterator
+from typing import Any, AsyncIterator, Awaitable, TypeVar
 from urllib.parse import quote, urlencode
 
 import aiohttp
@@ -22,8 +22,23 @@ from ._version import __version__
 
 RELAY = "v1.relay.ekg"
 
+_T = TypeVar("_T")
+
 # A gateway that does not answer an upgrade in this time is tried again: it may be a machine that is no more.
 _MAX_CONNECT_TIME = 15.0
+
+
+async def within(seconds: float | None, awaitable: Awaitable[_T]) -> _T:
+    """Awaits, for so many seconds at most: asyncio.TimeoutError after them. As asyncio.wait_for, which before Python
+    3.12 loses a cancellation that comes together with the result."""
+    future = asyncio.ensure_future(awaitable)
+    try:
+        done, _ = await asyncio.wait((future,), timeout=seconds)
+        if not done:
+            raise asyncio.TimeoutError
+        return future.result()
+    finally:
+        future.cancel()
 
 
 class Refused(Exception):
@@ -104,11 +119,11 @@ async def channels(kernel_id: str, session_id: str, cursor: bytes) -> AsyncItera
     url = websocket_url(kernel_id, session_id, cursor)
     async with _session(options, url) as session:
         try:
-            ws = await asyncio.wait_for(
+            ws = await within(
+                _MAX_CONNECT_TIME,
                 session.ws_connect(
                     yarl.URL(url, encoded=True), protocols=(RELAY,), autoping=False, max_msg_size=0, compress=0
                 ),
-                _MAX_CONNECT_TIME,
             )
         except aiohttp.WSServerHandshakeError as err:
             raise Refused(err.status, err.message or "the gateway refused the connection") from err
@@ -121,7 +136,7 @@ async def channels(kernel_id: str, session_id: str, cursor: bytes) -> AsyncItera
         finally:
             # What ends a relay is not held up by a peer that does not answer the closing.
             with contextlib.suppress(asyncio.TimeoutError, aiohttp.ClientError, OSError):
-                await asyncio.wait_for(ws.close(), 1)
+                await within(1, ws.close())
 
 
 @contextlib.asynccontextmanager
@@ -145,7 +160,7 @@ async def get(path: str, query: dict[str, str]) -> AsyncIterator[aiohttp.ClientR
     url = (GatewayClient.instance().url or "").rstrip("/") + path + ("?" + urlencode(query) if query else "")
     async with _session(options, url) as session:
         try:
-            response = await asyncio.wait_for(session.get(yarl.URL(url, encoded=True)), _MAX_CONNECT_TIME * 2)
+            response = await within(2 * _MAX_CONNECT_TIME, session.get(yarl.URL(url, encoded=True)))
         except asyncio.TimeoutError as err:
             raise Unreachable("no answer") from err
         except (aiohttp.ClientError, OSError, ValueError) as err:
@@ -160,7 +175,7 @@ async def _message(response: aiohttp.ClientResponse) -> str:
     """What an error's body says, or the status line."""
     default = response.reason or "error"
     try:
-        body = json.loads(await asyncio.wait_for(response.read(), _MAX_CONNECT_TIME))
+        body = json.loads(await within(_MAX_CONNECT_TIME, response.read()))
     except (ValueError, aiohttp.ClientError, asyncio.TimeoutError):
         return default
     return str(body.get("message") or body.get("reason") or default) if isinstance(body, dict) else default

@@ -339,8 +339,12 @@ class Relay:
                 # Also when a ping is unanswered: the answers wait behind messages that a slow peer has yet to take.
                 await self._ping(ws)
             else:
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), last_sign + _SIGN_OF_LIFE - loop.time())
+                # Not by asyncio.wait_for, which before Python 3.12 may lose a cancellation.
+                timer = loop.call_at(last_sign + _SIGN_OF_LIFE, self._wake.set)
+                try:
+                    await self._wake.wait()
+                finally:
+                    timer.cancel()
                 continue
             last_sign = loop.time()
 
