@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import queue
 import threading
 import time
+import uuid
 from collections import deque
-from typing import Any, Awaitable
+from typing import Any, Awaitable, Callable
 
 from jupyter_server.gateway.managers import GatewayKernelClient, GatewayKernelManager
 from tornado import web
@@ -21,10 +23,13 @@ from traitlets import DottedObjectName, Float, Type
 
 from . import framing
 from .gateway import within
-from .relay import InputFull, KernelGone, NoRelay, Relay
+from .relay import FIRST_PAUSE, LONGEST_PAUSE, InputFull, KernelGone, NoRelay, Relay
 
 # What may wait for a program that does not read its channels, in bytes of messages.
 _MOST_UNREAD = 1 << 30
+
+# What Tornado's client and a proxy answer for a gateway that is away.
+_AWAY = (502, 503, 599)
 
 
 class EkgChannel:
@@ -305,10 +310,36 @@ class EkgKernelManager(GatewayKernelManager):
         return super().client(**kwargs)
 
     async def start_kernel(self, **kwargs):
-        """Starts a kernel at the gateway: of the notebook's kernelspec, which jupyter_server's manager does not look at."""
+        """Starts a kernel at the gateway, of the notebook's kernelspec, which jupyter_server's manager does not look at.
+
+        The kernel's id is chosen here, so a gateway that is away is asked again, up to away_limit, and there is one kernel.
+        """
         if kwargs.get("kernel_name") is None:
             kwargs["kernel_name"] = self.kernel_name
-        await super().start_kernel(**kwargs)
+        if "KERNEL_ID" not in os.environ:
+            kwargs["env"] = {"KERNEL_ID": str(uuid.uuid4()), **(kwargs.get("env") or {})}
+        await self._patiently(lambda: super(EkgKernelManager, self).start_kernel(**kwargs))
+
+    async def shutdown_kernel(self, now=False, restart=False):
+        """Ends the kernel; a gateway that is away is asked again, up to away_limit."""
+        await self._patiently(lambda: super(EkgKernelManager, self).shutdown_kernel(now=now, restart=restart))
+
+    async def interrupt_kernel(self):
+        """Interrupts the kernel; a gateway that is away is asked again, up to away_limit."""
+        await self._patiently(super().interrupt_kernel)
+
+    async def _patiently(self, ask: Callable[[], Awaitable[None]]) -> None:
+        end, pause = time.monotonic() + self.away_limit, FIRST_PAUSE
+        while True:
+            try:
+                await ask()
+                return
+            except web.HTTPError as err:
+                if err.status_code not in _AWAY or time.monotonic() + pause > end:
+                    raise
+                self.log.warning("jupyter-ekg: the gateway cannot be asked now, trying again: %s", err)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     async def is_alive(self):
         """Whether the kernel lives. While the gateway cannot tell, it is taken to live, up to away_limit."""

@@ -130,7 +130,7 @@ async def channels(kernel_id: str, session_id: str, cursor: bytes) -> AsyncItera
         except asyncio.TimeoutError as err:
             raise Unreachable("no answer") from err
         except (aiohttp.ClientError, OSError) as err:
-            raise Unreachable(str(err) or type(err).__name__) from err
+            raise Unreachable(_plainly(err)) from err
         try:
             yield ws
         finally:
@@ -164,11 +164,17 @@ async def get(path: str, query: dict[str, str]) -> AsyncIterator[aiohttp.ClientR
         except asyncio.TimeoutError as err:
             raise Unreachable("no answer") from err
         except (aiohttp.ClientError, OSError, ValueError) as err:
-            raise Unreachable(str(err) or type(err).__name__) from err
+            raise Unreachable(_plainly(err)) from err
         async with response:
             if response.status != 200:
                 raise Refused(response.status, await _message(response))
             yield response
+
+
+def _plainly(err: Exception) -> str:
+    """What went wrong, without aiohttp's details of the connection."""
+    cause = err.os_error if isinstance(err, aiohttp.ClientConnectorError) else err
+    return getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
 
 
 async def _message(response: aiohttp.ClientResponse) -> str:

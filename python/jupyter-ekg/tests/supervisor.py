@@ -72,6 +72,8 @@ class Supervisor:
         self.log_queries: list[dict] = []
         self.kernel_status = 200
         self.sessions: list[dict] = []
+        self.starts: list[dict] = []  # bodies of requests for a kernel
+        self.start_status = 201
         self._end_logs = asyncio.Event()
         self.open_logs = 0  # that are being followed
 
@@ -146,7 +148,8 @@ class Supervisor:
         return web.json_response([self._model()])
 
     async def _start(self, request: web.Request) -> web.Response:
-        return web.json_response(self._model(), status=201)
+        self.starts.append(await request.json())
+        return web.json_response(self._model(), status=self.start_status)
 
     async def _delete(self, request: web.Request) -> web.Response:
         return web.Response(status=204)

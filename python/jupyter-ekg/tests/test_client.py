@@ -88,6 +88,28 @@ def test_gateway_that_restarts(gateway_client):
     run(main())
 
 
+def test_start_while_the_gateway_is_away(gateway_client):
+    """The start is repeated until the gateway is there, always for the same kernel and the manager's kernelspec."""
+
+    async def main():
+        async with Supervisor() as supervisor:
+            gateway_client.url = supervisor.url
+            await supervisor.stop()
+            manager = EkgKernelManager(kernel_name="other")
+            starting = asyncio.ensure_future(manager.start_kernel())
+            await asyncio.sleep(0.3)
+            supervisor.start_status = 503
+            await supervisor.start()
+            while len(supervisor.starts) < 2:
+                await asyncio.sleep(0.01)
+            supervisor.start_status = 201
+            await starting
+            assert {start["name"] for start in supervisor.starts} == {"other"}
+            assert len({start["env"]["KERNEL_ID"] for start in supervisor.starts}) == 1
+
+    run(main())
+
+
 def test_gateway_that_stays_away(gateway_client):
     """Whoever waits for a message gets an error after the limit, and the kernel counts as lost."""
 
