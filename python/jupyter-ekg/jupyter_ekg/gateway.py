@@ -10,6 +10,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
 import ssl
 from typing import Any, AsyncIterator, Awaitable, TypeVar
 from urllib.parse import quote, urlencode
@@ -146,35 +147,52 @@ async def log(kernel_id: str, query: dict[str, str]) -> AsyncIterator[aiohttp.Cl
         yield response
 
 
-async def sessions() -> list[dict[str, Any]]:
-    """The sessions that the gateway knows: which notebook has which kernel. Raises Refused and Unreachable."""
-    async with get("/api/sessions", {}) as response:
-        models = json.loads(await response.read())
-        return models if isinstance(models, list) else []
+async def get_json(path: str) -> Any:
+    """What the gateway answers on a path below its address, as /api/sessions. Raises Refused and Unreachable."""
+    async with get(path, {}) as response:
+        return await read_json(response)
 
 
 @contextlib.asynccontextmanager
 async def get(path: str, query: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
-    """Makes a GET request whose body may be long or may never end."""
+    """Makes a GET request of the gateway whose body may be long or may never end. Raises Refused and Unreachable."""
     options = _options()
-    url = (GatewayClient.instance().url or "").rstrip("/") + path + ("?" + urlencode(query) if query else "")
-    async with _session(options, url) as session:
-        try:
-            response = await within(2 * _MAX_CONNECT_TIME, session.get(yarl.URL(url, encoded=True)))
-        except asyncio.TimeoutError as err:
-            raise Unreachable("no answer") from err
-        except (aiohttp.ClientError, OSError, ValueError) as err:
-            raise Unreachable(_plainly(err)) from err
-        async with response:
-            if response.status != 200:
-                raise Refused(response.status, await _message(response))
-            yield response
+    url = (GatewayClient.instance().url or "").rstrip("/") + path
+    async with _session(options, url) as session, fetch(session, url, query) as response:
+        yield response
+
+
+@contextlib.asynccontextmanager
+async def fetch(session: aiohttp.ClientSession, url: str, query: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
+    """Makes a GET request and gives the response if it is 200. Raises Refused and Unreachable, also for a body that breaks."""
+    if query:
+        url += "?" + urlencode(query)
+    try:
+        response = await within(2 * _MAX_CONNECT_TIME, session.get(yarl.URL(url, encoded=True)))
+    except asyncio.TimeoutError as err:
+        raise Unreachable("no answer") from err
+    except (aiohttp.ClientError, OSError, ValueError) as err:
+        raise Unreachable(_plainly(err)) from err
+    async with response:
+        if response.status != 200:
+            raise Refused(response.status, await _message(response))
+        yield response
+
+
+async def read_json(response: aiohttp.ClientResponse) -> Any:
+    """A response's whole body. Raises Unreachable if it breaks off or is no JSON."""
+    try:
+        return json.loads(await within(2 * _MAX_CONNECT_TIME, response.read()))
+    except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as err:
+        raise Unreachable(f"an answer that cannot be read: {err}") from err
 
 
 def _plainly(err: Exception) -> str:
     """What went wrong, without aiohttp's details of the connection."""
     cause = err.os_error if isinstance(err, aiohttp.ClientConnectorError) else err
-    return getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+    if isinstance(cause, OSError) and cause.errno and cause.errno > 0:
+        return os.strerror(cause.errno)
+    return str(cause) or type(cause).__name__
 
 
 async def _message(response: aiohttp.ClientResponse) -> str:
