@@ -14,6 +14,7 @@ from collections import OrderedDict, deque
 from typing import Any, Awaitable, ClassVar
 
 from jupyter_server.services.kernels.connection.base import BaseKernelWebsocketConnection
+from tornado import web
 from tornado.iostream import StreamClosedError
 from tornado.websocket import WebSocketClosedError
 from traitlets import Instance, Unicode, default
@@ -45,6 +46,8 @@ class EkgWebsocketConnection(BaseKernelWebsocketConnection):
     _kernel_sessions: ClassVar[OrderedDict[str, str]] = OrderedDict()  # of each kernel, as last seen
     _notices: ClassVar[OrderedDict[tuple[str, str], Notice]] = OrderedDict()  # left in a page whose websocket broke
 
+    _gone: ClassVar[OrderedDict[str, str]] = OrderedDict()  # kernels that have ended, and why
+
     # Whether the gateway was found to be no ekg. A browser then has to speak the older framing, since that gateway's
     # frames are passed as they are.
     _no_relay: ClassVar[bool] = False
@@ -61,6 +64,24 @@ class EkgWebsocketConnection(BaseKernelWebsocketConnection):
     @default("kernel_ws_protocol")
     def _default_kernel_ws_protocol(self) -> str | None:
         return "" if type(self)._no_relay else None
+
+    async def prepare(self) -> None:
+        """Refuses the websocket of a kernel that is known to have ended; called before it is open.
+
+        JupyterLab, which comes back at once when an open websocket is closed, then asks about the kernel first.
+        """
+        gone = self._gone.get(str(self.kernel_id))
+        if gone is not None and await self._is_gone():
+            raise web.HTTPError(404, gone.replace("%", "%%"))
+
+    async def _is_gone(self) -> bool:
+        try:
+            if await self.kernel_manager.refresh_model() is None:
+                return True
+        except web.HTTPError as err:
+            self.log.debug("jupyter-ekg: kernel %s: %s", self.kernel_id, err)  # the relay will see
+        self._gone.pop(str(self.kernel_id), None)
+        return False
 
     async def connect(self) -> None:
         """Begins to relay; called when the browser's websocket is open. Does not wait for the gateway."""
@@ -95,6 +116,7 @@ class EkgWebsocketConnection(BaseKernelWebsocketConnection):
                     self._relay.detach()
         except KernelGone as gone:
             self.log.info("jupyter-ekg: kernel %s: %s", self.kernel_id, gone)
+            _remember(self._gone, self._key[0], str(gone))
             if self._notice is not None:
                 self._say(self._notice.gone(str(gone)))
                 self._notice = None

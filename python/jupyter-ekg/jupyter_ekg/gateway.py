@@ -28,6 +28,17 @@ _T = TypeVar("_T")
 # A gateway that does not answer an upgrade in this time is tried again: it may be a machine that is no more.
 _MAX_CONNECT_TIME = 15.0
 
+# What an answer to an upgrade means, whose body aiohttp does not give.
+_REFUSALS = {
+    401: "the gateway does not accept this server's credential",
+    403: "the gateway does not accept this server's credential",
+    404: "the gateway has no such kernel",
+    429: "the gateway has too much to do",
+    502: "the gateway is away",
+    503: "the gateway cannot reach the kernel at the moment",
+    504: "the gateway is away",
+}
+
 
 async def within(seconds: float | None, awaitable: Awaitable[_T]) -> _T:
     """Awaits, for so many seconds at most: asyncio.TimeoutError after them. As asyncio.wait_for, which before Python
@@ -127,7 +138,7 @@ async def channels(kernel_id: str, session_id: str, cursor: bytes) -> AsyncItera
                 ),
             )
         except aiohttp.WSServerHandshakeError as err:
-            raise Refused(err.status, err.message or "the gateway refused the connection") from err
+            raise Refused(err.status, _REFUSALS.get(err.status, "the gateway refuses the connection")) from err
         except asyncio.TimeoutError as err:
             raise Unreachable("no answer") from err
         except (aiohttp.ClientError, OSError) as err:

@@ -137,7 +137,7 @@ def test_sentence_in_the_cell_while_the_gateway_is_away(server):
             assert back["content"]["transient"] == said["content"]["transient"]
             assert "is back" in back["content"]["data"]["text/plain"]
             assert framing.to_dict((await next_message(ws)).data)["content"]["text"] == "on"
-            assert supervisor.accepted == ["cell", "meanwhile"]
+            await until(lambda: supervisor.accepted == ["cell", "meanwhile"])
 
     run(main())
 
@@ -192,6 +192,16 @@ def test_kernel_gone(server, how):
             async with channels(server, browser) as ws:
                 msg = await next_message(ws)
                 assert (msg.type, msg.data) == (aiohttp.WSMsgType.CLOSE, 1012)
+            # The next one is refused, as long as that is so; then JupyterLab asks about the kernel.
+            supervisor.kernel_status = 404
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await channels(server, browser)
+            assert refused.value.status == 404
+            supervisor.status = supervisor.kernel_status = 200
+            supervisor.close_with = None
+            async with channels(server, browser) as ws:
+                supervisor.say(stream("there again"))
+                assert (await next_message(ws)).type is aiohttp.WSMsgType.BINARY
 
     run(main())
 
