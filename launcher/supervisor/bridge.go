@@ -371,6 +371,11 @@ func (s *Supervisor) deliverOutput(b *bridge, m *wire.Message, parent wire.Heade
 		}
 	}
 	s.log.append(nil, *m, essential)
+	if state == stateIdle && s.running() != nil {
+		// Front ends show the last status, whatever it is about: JupyterLab asks a reloaded notebook's kernel on control
+		// whether it debugs, and showed a kernel that computes as idle from then on.
+		s.log.append(nil, s.statusMessage(), false)
+	}
 }
 
 // deliverAnswer appends a reply or an input request for the session that asked.
