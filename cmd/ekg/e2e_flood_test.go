@@ -77,14 +77,19 @@ for i in range(%d): display({'text/plain': '%%%dd' %% i}, raw=True)`, displays, 
 	peak := peakMemory(t, g.supervisorOf(id))
 	t.Logf("%d displays in %v; the supervisor took at most %d MiB", displays, time.Since(began).Round(time.Second), peak>>20)
 
-	other.got = make(chan message, 1024)
-	go other.read()
-	t.Cleanup(func() {
-		_ = ws.Close() // ends read
-		for range other.got {
-			continue
-		}
-	})
+	if time.Since(began) < 30*time.Second {
+		other.got = make(chan message, 1024)
+		go other.read()
+		t.Cleanup(func() {
+			_ = ws.Close() // ends read
+			for range other.got {
+				continue
+			}
+		})
+	} else { // who has not read for 45 s counts as gone
+		_ = ws.Close() // it may have been ended already
+		other = g.dial(t, id, "other", false)
+	}
 	counted = countDisplays(t, other, cell, limit)
 	counted.check(t, "the client that did not read", displays)
 	if peak = max(peak, peakMemory(t, g.supervisorOf(id))); peak > floodMemory {
