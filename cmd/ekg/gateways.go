@@ -34,10 +34,11 @@ const (
 	maxGatewayFile = 64 << 10 // bytes
 )
 
-// leaveGatewayFile writes a gateway's file and returns what removes it. Files of gateways that have died are removed.
-func leaveGatewayFile(stateDir string, g gatewayFile) (remove func() error, err error) {
+// leaveGatewayFile writes a gateway's file and returns what removes it. Files of gateways that have died are removed; about
+// others that are not as they should be it only complains, since a gateway is more than being found.
+func leaveGatewayFile(stateDir string, g gatewayFile, complain func(error)) (remove func() error, err error) {
 	if _, err := runningGateways(stateDir, true); err != nil {
-		return nil, err
+		complain(err)
 	}
 	b, err := json.Marshal(g)
 	if err != nil {
@@ -81,27 +82,28 @@ func removeSame(path string, f *os.File) error {
 }
 
 // runningGateways reads the files of the gateways that live, the longest-running first. With tidy it removes the files of
-// those that have died.
+// those that have died. The error is about files that are left out of the result.
 func runningGateways(stateDir string, tidy bool) ([]gatewayFile, error) {
 	entries, err := os.ReadDir(stateDir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	var all []gatewayFile
+	var odd []error
 	for _, e := range entries {
 		if match, err := filepath.Match(gatewayFiles, e.Name()); err != nil || !match {
 			continue // the pattern is a good one
 		}
 		g, err := readGatewayFile(filepath.Join(stateDir, e.Name()), tidy)
 		if err != nil {
-			return nil, err
+			odd = append(odd, err)
 		}
 		if g != nil {
 			all = append(all, *g)
 		}
 	}
 	slices.SortStableFunc(all, func(a, b gatewayFile) int { return a.Started.Compare(b.Started) })
-	return all, nil
+	return all, errors.Join(odd...)
 }
 
 // readGatewayFile returns nil for a gateway that has died.

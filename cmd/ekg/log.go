@@ -148,7 +148,7 @@ func findGateways(address string, s *settings, getenv func(string) string) ([]*g
 		}
 	}
 	running, err := runningGateways(s.stateDir, false)
-	if address == "" && err != nil {
+	if address == "" && len(running) == 0 && err != nil {
 		return nil, err
 	}
 	if address == "" {
@@ -219,10 +219,13 @@ func givenToken(s *settings, by rank) (string, error) {
 	return "", nil
 }
 
-// run prints the log. With follow it comes back after every break, and being told to end is no error.
+// run prints the log. After a break it goes on behind the last line, with follow after every one, and else where the last
+// attempt has brought something: a gateway ends the answer to who reads nothing for a minute, as a pager does. Being told
+// to end is no error with follow.
 func (l *logReader) run(ctx context.Context) error {
 	wait, broken := firstPause, false
 	for {
+		before := l.after
 		err := l.once(ctx, func() {
 			if broken {
 				l.say("connected again")
@@ -239,7 +242,7 @@ func (l *logReader) run(ctx context.Context) error {
 			return nil
 		case ctx.Err() != nil:
 			return errors.New("interrupted")
-		case !l.follow, !l.began, errors.As(err, &output), errors.As(err, &refused) && refused.final():
+		case !l.follow && l.after == before, !l.began, errors.As(err, &output), errors.As(err, &refused) && refused.final():
 			return err
 		}
 		if !broken {

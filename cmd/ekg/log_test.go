@@ -186,14 +186,27 @@ func TestLogCommand(t *testing.T) {
 			t.Errorf("got %d %q", code, errs)
 		}
 	})
-	t.Run("an answer that breaks off is an error", func(t *testing.T) {
-		lines := lines
-		g.mu.Lock()
-		g.answers = []func(http.ResponseWriter, *http.Request){says("breaks", lines[0])}
-		g.mu.Unlock()
-		code, out, errs := ekg(t, append([]string{"log", "f0"}, base...)...)
-		if code != 1 || out != "a\n" || errs != "ekg: "+g.URL+"/base/: unexpected EOF\n" {
-			t.Errorf("got %d %q %q", code, out, errs)
+	t.Run("an answer that breaks off is gone on with as long as that brings something", func(t *testing.T) {
+		again := "ekg: the connection broke and is made anew: " + g.URL + "/base/: unexpected EOF\n"
+		for _, tt := range []struct {
+			last      string
+			code      int
+			out, errs string
+		}{
+			{"ends", 0, "a\nb\n", again + "ekg: connected again\nekg: 3 messages up to number 4 are no longer kept\n"},
+			{"breaks", 1, "a\n", again + "ekg: connected again\nekg: " + g.URL + "/base/: unexpected EOF\n"},
+		} {
+			behind := lines[1:]
+			if tt.code != 0 {
+				behind = nil
+			}
+			g.mu.Lock()
+			g.answers = []func(http.ResponseWriter, *http.Request){says("breaks", lines[0]), says(tt.last, behind...)}
+			g.mu.Unlock()
+			code, out, errs := ekg(t, append([]string{"log", "f0"}, base...)...)
+			if code != tt.code || out != tt.out || errs != tt.errs {
+				t.Errorf("got %d %q %q", code, out, errs)
+			}
 		}
 	})
 	t.Run("by the environment", func(t *testing.T) {
@@ -284,7 +297,7 @@ func TestLogCommand_Follow(t *testing.T) {
 // A gateway that is frozen, or behind a connection that has vanished, is noticed.
 func TestLogReader_Quiet(t *testing.T) {
 	g := newFakeGateway(t, "", kernelF)
-	g.answers = []func(http.ResponseWriter, *http.Request){says("lasts", stdout(1, "a\n"))}
+	g.answers = []func(http.ResponseWriter, *http.Request){says("lasts", stdout(1, "a\n")), says("lasts")}
 	var out, errs bytes.Buffer
 	w := bufio.NewWriter(&out)
 	l := &logReader{kernel: kernelF, query: map[string][]string{}, out: w, printer: &logPrinter{out: w}, stderr: &errs, quiet: 50 * time.Millisecond,
@@ -405,6 +418,15 @@ func TestServer_IsFound(t *testing.T) {
 	}
 	if code, _, errs := ekg(t, "log", "x"); code != 1 || !strings.Contains(errs, "not this user's alone") {
 		t.Errorf("of a file that others can read: got %d %q", code, errs)
+	}
+	// Such a file keeps neither another gateway from its work nor that one from being found.
+	r := start(t, &fakeLauncher{kernels: []launcher.Kernel{{ID: kernelF, SpecName: "r", State: launcher.Idle}}},
+		map[string][]string{"state-dir": {state}})
+	if code, _, errs := ekg(t, "log", "nope"); code != 1 || !strings.Contains(errs, kernelF) {
+		t.Errorf("beside a file that others can read: got %d %q", code, errs)
+	}
+	if err := r.stop(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -191,7 +191,9 @@ func (v *server) beFound(addr net.Addr, token string) error {
 		return fmt.Errorf("%s: %w", s.origins["tls-cert"].place, err)
 	}
 	remove, err := leaveGatewayFile(s.stateDir, gatewayFile{URL: s.url(addr), Token: token, PID: os.Getpid(),
-		Started: time.Now().UTC(), Certificate: sum})
+		Started: time.Now().UTC(), Certificate: sum}, func(err error) {
+		v.log.Warn("files of other gateways cannot be read; ekg log will not find those", "err", err)
+	})
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.origins["state-dir"].place, err)
 	}

@@ -374,7 +374,7 @@ func (s *Supervisor) deliverOutput(b *bridge, m *wire.Message, parent wire.Heade
 	if state == stateIdle && s.running() != nil {
 		// Front ends show the last status, whatever it is about: JupyterLab asks a reloaded notebook's kernel on control
 		// whether it debugs, and showed a kernel that computes as idle from then on.
-		s.log.append(nil, s.statusMessage(), false)
+		s.log.append(nil, s.statusMessage(), true)
 	}
 }
 

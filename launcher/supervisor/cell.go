@@ -28,7 +28,7 @@ func (s *Supervisor) noteCell(m *wire.Message, h wire.Header) string {
 	if err := json.Unmarshal(append(append([]byte{'"'}, raw...), '"'), &id); err != nil || len(id) > maxCellID {
 		return "" // it is the client's, and nothing but a label
 	}
-	s.cells.Add(h.MsgID, id)
+	s.cells.Add(hashID(h.MsgID), id)
 	s.lastCell.parent = nil
 	return id
 }
@@ -40,7 +40,7 @@ func (s *Supervisor) cellOf(parent []byte) string {
 		return s.lastCell.id
 	}
 	id := wire.StringField(parent, "msg_id")
-	cell, _ := s.cells.Get(id)
+	cell, _ := s.cells.Get(hashID(id))
 	if list := s.requests[id]; len(list) > 0 {
 		cell = list[0].cell
 	}
@@ -53,8 +53,8 @@ func (s *Supervisor) stamp(parent []byte) stamp {
 	return stamp{time: s.now().UTC(), epoch: s.epoch, cell: s.cellOf(parent)}
 }
 
-func newCells() *lru.Cache[string, string] {
-	c, err := lru.New[string, string](cellsOfPast)
+func newCells() *lru.Cache[idHash, string] {
+	c, err := lru.New[idHash, string](cellsOfPast)
 	if err != nil {
 		panic(err) // it has no other than a size that is not positive
 	}

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -41,7 +42,7 @@ type conn struct {
 	flow       *flowConn
 	framing    framing
 	relay      bool   // speaks wire.SubprotocolRelay; framing is framingV1 then
-	number     uint64 // later connections have higher ones
+	number     uint64 // later connections have higher ones; a session has that of its first, and pings begin with it
 	readOnly   bool
 	sessionKey string // in Supervisor.sessions
 	session    *session
@@ -71,6 +72,7 @@ type conn struct {
 	pings      []sentPing
 	largest    suspect // on its way
 	tooBig     bool    // the peer has hung up over a message's size
+	ours       bool    // it is the supervisor that ends the connection, or its peer was silent for too long
 }
 
 // sentPing is a numbered ping and what its pong will prove.
@@ -371,6 +373,9 @@ func (c *conn) write(ctx context.Context) {
 			err = ferr
 		}
 		if err != nil {
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				c.endsHere()
+			}
 			c.flow.Close() //nolint:errcheck // the connection is broken already
 			return
 		}
@@ -405,6 +410,7 @@ func (c *conn) write(ctx context.Context) {
 			return
 		case <-timer.C:
 			if time.Now().After(c.flow.deadline()) {
+				c.endsHere()
 				c.flow.Close() //nolint:errcheck // its peer is gone
 				return
 			}
@@ -418,7 +424,15 @@ func (s *Supervisor) farewellText() string {
 	return s.farewell
 }
 
+// endsHere notes that it is no fault of what was sent that the connection ends.
+func (c *conn) endsHere() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ours = true
+}
+
 func (c *conn) sayGoodbye(f closeFrame) {
+	c.endsHere()
 	if len(f.reason) > closeReason {
 		f.reason = strings.ToValidUTF8(f.reason[:closeReason], "")
 	}

@@ -22,7 +22,8 @@ type suspect struct {
 	cuts int
 }
 
-// noteSent remembers the largest message that has been sent, or begun, and not acknowledged. Only the writer calls it.
+// noteSent remembers the largest message that has been sent, or begun, and not acknowledged; a smaller one behind it is
+// found when it is the first of a later connection. Only the writer calls it.
 func (c *conn) noteSent(seq uint64, n int) {
 	if n < suspectBytes {
 		return
@@ -34,16 +35,17 @@ func (c *conn) noteSent(seq uint64, n int) {
 	}
 }
 
-// noteCut counts the end of a connection with a large message on its way. s.mu is held.
+// noteCut counts the end of a connection with a large message on its way. A peer that never acknowledges anything gives no
+// evidence: it may have had the message. s.mu is held.
 func (c *conn) noteCut() {
 	sess := c.session
 	if sess.id == "" || sess.voice != c.number {
 		return
 	}
 	c.mu.Lock()
-	at, tooBig := c.largest, c.tooBig
+	at, tooBig, ours := c.largest, c.tooBig, c.ours
 	c.mu.Unlock()
-	if at.seq == 0 || at.seq <= c.acked.seq {
+	if at.seq == 0 || at.seq <= c.acked.seq || !tooBig && (ours || !sess.acksEver) {
 		return
 	}
 	if sess.suspect.seq != at.seq {

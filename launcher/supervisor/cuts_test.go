@@ -74,6 +74,8 @@ func TestCuts_poison(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := startSupervisor(t, nil).ready()
 			c := r.dial(dialOption{session: "ann", v1: true})
+			c.result(c.execute("echo first"))
+			r.acknowledged("ann", c)
 			cell := c.execute("echo before\nbig 2m\necho between\nbig 1m\necho after")
 			c.running(cell)
 			c.ws.NetConn().Close()
@@ -130,6 +132,26 @@ func TestCuts_innocent(t *testing.T) {
 	all := c.result(cell)
 	if n := countType(all, "stream"); n != lines || strings.Contains(output(all, cell), "[ekg]") {
 		t.Errorf("%d messages, %q: %s", n, output(all, cell), summary(all))
+	}
+}
+
+// TestCuts_deaf: a client that acknowledges nothing may have had the message each time: that its connections end says
+// nothing of what was sent.
+func TestCuts_deaf(t *testing.T) {
+	r := startSupervisor(t, nil).ready()
+	cell := ""
+	for range 2 * cutsAllowed {
+		c := r.dial(dialOption{session: "ann", v1: true})
+		c.ws.SetPingHandler(func(string) error { return nil })
+		info := c.send(wire.Shell, "kernel_info_request", struct{}{}) // so that it takes part
+		if cell == "" {
+			cell = c.execute("big 2m")
+		}
+		if all := c.result(info, cell); countType(all, "display_data") != 1 {
+			t.Fatalf("it got %s", summary(all))
+		}
+		c.ws.NetConn().Close()
+		r.gone("ann")
 	}
 }
 

@@ -257,9 +257,9 @@ func (s *Supervisor) begin(proc *process, op *operation) {
 	case op != nil:
 		s.clock.reset(stateStarting)
 		// Whoever comes back after a restart that somebody asked for begins with the new life.
+		s.floor = s.log.tail()
 		for _, sess := range s.sessions {
-			sess.floor = s.log.tail()
-			sess.resume = sess.floor
+			sess.floor, sess.resume = s.floor, s.floor
 		}
 	case s.clock.state == stateRestarting:
 		s.clock.reset(stateRestarting)

@@ -2,8 +2,10 @@ package supervisor
 
 import (
 	"crypto/rand"
+	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
 )
@@ -25,7 +27,7 @@ type position struct{ seq, out uint64 }
 // entry is one message of the log. It does not change once it is appended, but for the cache of encoded forms.
 type entry struct {
 	at        position
-	to        *session // the only session it is for; nil: every session
+	to        uint64 // number of the only session it is for; 0: every session
 	msg       wire.Message
 	essential bool // without it a client waits for ever: replies, input requests, idle
 	stamp     stamp
@@ -42,19 +44,21 @@ type frame struct {
 // entryOverhead is what an entry costs beside its payload: the struct, slice headers and allocation rounding, in bytes.
 const entryOverhead = 432
 
-// keptShare is the part of the log's limit that essential entries may take once the rest around them is gone.
+// keptShare is the part of what the log has in memory that essential entries may take once the rest around them is gone.
 const keptShare = 8
 
 // messageLog holds what the kernel (and the supervisor in its place) has said, numbered from 1 and bounded in bytes.
-// What does not fit memory lies on disk (see spill.go). When it is full the oldest entries go; of those, essential ones are kept for a while longer, so that a client that
-// was away too long misses output but no reply. It may be used concurrently.
+// What does not fit memory lies on disk (see spill.go). When it is full the oldest entries go; of those, essential ones are
+// kept for a while longer, so that a client that was away too long misses output but no reply. It may be used
+// concurrently.
 type messageLog struct {
 	id    [8]byte                   // random: positions of another log say nothing of this one
 	stamp func(parent []byte) stamp // fixed; nil: entries are not marked
 
 	// Fixed, set by spillTo.
-	dir  string        // where files are made; "": all is held in memory
-	full chan struct{} // capacity 1: there is more than memory is to hold
+	dir   string        // where files are made; "": all is held in memory
+	full  chan struct{} // capacity 1: there is something to be done about memory or disk
+	again time.Duration // spillAgain, but for tests
 
 	mu        sync.Mutex
 	limit     int64      // of all that follows
@@ -63,10 +67,10 @@ type messageLog struct {
 	entries   []*entry   // the newest, contiguous, oldest first
 	segments  []*segment // on disk: the ones before, contiguous, oldest first
 	disk      int64      // bytes of segments
-	broken    bool       // the disk takes nothing
+	unused    []*os.File // of segments, to be closed
 	end       position   // of the newest entry ever appended
 	gone      position   // of the newest entry that was evicted
-	kept      []*entry   // essential entries older than entries[0]; those behind gone are on disk, too
+	kept      []*entry   // essential entries of those evicted
 	keptBytes int64
 	readers   map[*reader]*session // who is woken by an append
 	users     [framings]int        // open connections by framing
@@ -90,7 +94,7 @@ func newLog(limit int64) *messageLog {
 
 // append adds a message for one session, or for all if to is nil, and returns its position.
 func (l *messageLog) append(to *session, m wire.Message, essential bool) position {
-	e := &entry{to: to, msg: m, essential: essential, size: int64(m.Size()) + entryOverhead}
+	e := &entry{msg: m, essential: essential, size: int64(m.Size()) + entryOverhead}
 	if l.stamp != nil {
 		e.stamp = l.stamp(m.Parent)
 	}
@@ -99,6 +103,8 @@ func (l *messageLog) append(to *session, m wire.Message, essential bool) positio
 	l.end.seq++
 	if to == nil {
 		l.end.out++
+	} else {
+		e.to = to.number
 	}
 	e.at = l.end
 	l.entries = append(l.entries, e)
@@ -116,12 +122,8 @@ func (l *messageLog) append(to *session, m wire.Message, essential bool) positio
 
 // evict brings the log under its limit; the newest entry always stays. l.mu is held.
 func (l *messageLog) evict() {
-	limit := l.limit
-	if l.broken {
-		limit = l.memory // what the disk does not take is not held in its place: other kernels' memory is not ours
-	}
 	n := 0
-	for l.bytes+l.keptBytes+l.disk > limit {
+	for l.bytes+l.keptBytes+l.disk > l.limit {
 		if l.forgetSegment() {
 			continue
 		}
@@ -138,13 +140,16 @@ func (l *messageLog) evict() {
 	l.entries = l.entries[n:]
 }
 
-// keep holds on to an essential entry that leaves memory. l.mu is held.
+// keep holds on to an essential entry that is forgotten otherwise. l.mu is held.
 func (l *messageLog) keep(e *entry) {
-	if !e.essential {
-		return
+	if e.essential {
+		l.kept = append(l.kept, e)
+		l.keptBytes += e.size
+		l.trimKept()
 	}
-	l.kept = append(l.kept, e)
-	l.keptBytes += e.size
+}
+
+func (l *messageLog) trimKept() {
 	for l.keptBytes > l.memory/keptShare && len(l.kept) > 0 {
 		l.keptBytes -= l.kept[0].size
 		l.kept[0] = nil
@@ -160,9 +165,9 @@ func (l *messageLog) setLimits(limit int64) {
 	}
 }
 
-// spillIfFull wakes the goroutine that moves entries to disk. l.mu is held.
+// spillIfFull wakes the goroutine that moves entries to disk, and off it. l.mu is held.
 func (l *messageLog) spillIfFull() {
-	if l.dir != "" && l.bytes > l.memory {
+	if l.dir != "" && (l.bytes > l.memory || l.crowded()) {
 		poke(l.full)
 	}
 }
@@ -172,6 +177,7 @@ func (l *messageLog) setLimit(limit int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.setLimits(limit)
+	l.trimKept()
 	l.evict()
 	l.spillIfFull()
 }
@@ -198,44 +204,49 @@ func (l *messageLog) read(after position, s *session, maxBytes int64, into []*en
 	got, now = into[:0], after
 	if after.seq < l.gone.seq {
 		lost = l.gone.out - after.out
-		for _, e := range l.keptBehind(after.seq) {
-			if e.to == nil {
+		for _, e := range behind(l.kept, after.seq) {
+			if e.to == 0 {
 				lost-- // kept, so not lost
 			}
-			if e.to == nil || e.to == s {
+			if e.isFor(s) {
 				got = append(got, e) // all at once: what was kept is bounded already
 			}
 		}
 		now = l.gone
 	}
 	var n int64
-	take := func(e *entry, forUs bool) bool {
-		if forUs {
-			if n > 0 && n+e.size > maxBytes {
-				return false
-			}
-			got = append(got, e)
-			n += e.size
-		}
-		now = e.at
-		return true
+	fits := func(e *entry) bool { return n == 0 || n+e.size <= maxBytes }
+	take := func(e *entry) {
+		got = append(got, e)
+		n += e.size
 	}
 	seg, view := l.segmentWith(now.seq + 1)
 	if seg == nil {
 		defer l.mu.Unlock()
 		for _, e := range behind(l.entries, now.seq) {
-			if !take(e, e.to == nil || e.to == s) {
-				break
+			if e.isFor(s) {
+				if !fits(e) {
+					break
+				}
+				take(e)
 			}
+			now = e.at
 		}
 		return got, now, lost
 	}
 	l.mu.Unlock()
-	err := view.read(now.seq, func(to uint64) bool { return to == 0 || to == s.number }, func(e *entry, to uint64, forUs bool) bool {
-		if to != 0 && forUs {
-			e.to = s
+	err := view.read(now.seq, func(head *entry) action {
+		switch {
+		case !head.isFor(s):
+			now = head.at
+			return passOver
+		case !fits(head):
+			return stopHere
 		}
-		return take(e, forUs)
+		return fillIn
+	}, func(e *entry) {
+		take(e)
+		now = e.at
 	})
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -247,11 +258,8 @@ func (l *messageLog) read(after position, s *session, maxBytes int64, into []*en
 	return got, now, lost
 }
 
-// keptBehind returns the essential entries that are kept of those evicted. l.mu is held.
-func (l *messageLog) keptBehind(seq uint64) []*entry {
-	kept := behind(l.kept, seq)
-	return kept[:len(kept)-len(behind(kept, l.gone.seq))]
-}
+// isFor reports whether a session gets the entry.
+func (e *entry) isFor(s *session) bool { return e.to == 0 || e.to == s.number }
 
 // poke sends to a channel of capacity 1 unless there is something in it already.
 func poke(c chan struct{}) {

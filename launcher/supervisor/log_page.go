@@ -31,36 +31,40 @@ func (l *messageLog) page(after uint64, maxBytes int64, into []pageLine) (lines 
 			now = upTo
 		}
 	}
-	take := func(e *entry) bool {
-		if n > 0 && n+e.size > maxBytes {
-			return false
-		}
+	fits := func(e *entry) bool { return n == 0 || n+e.size <= maxBytes }
+	take := func(e *entry) {
 		missing(e.at.seq - 1)
 		lines = append(lines, pageLine{e: e, number: e.at.seq})
 		n += e.size
 		now = e.at.seq
-		return true
 	}
 	l.mu.Lock()
-	for _, e := range l.keptBehind(after) {
-		if !take(e) {
+	for _, e := range behind(l.kept, after) {
+		if !fits(e) {
 			l.mu.Unlock()
 			return lines, now
 		}
+		take(e)
 	}
 	missing(l.gone.seq)
 	seg, view := l.segmentWith(now + 1)
 	if seg == nil {
 		defer l.mu.Unlock()
 		for _, e := range behind(l.entries, now) {
-			if !take(e) {
+			if !fits(e) {
 				break
 			}
+			take(e)
 		}
 		return lines, now
 	}
 	l.mu.Unlock()
-	err := view.read(now, func(uint64) bool { return true }, func(e *entry, _ uint64, _ bool) bool { return take(e) })
+	err := view.read(now, func(head *entry) action {
+		if !fits(head) {
+			return stopHere
+		}
+		return fillIn
+	}, take)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.release(seg)

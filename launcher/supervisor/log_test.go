@@ -71,7 +71,7 @@ func TestLog_model(t *testing.T) {
 				if rapid.IntRange(0, 20).Draw(t, "fault") == 0 {
 					l.dir = dir + "/none"
 				}
-				_, err := l.spillOnce()
+				_, _, err := l.spillOnce()
 				if l.dir == dir && err != nil {
 					t.Fatal(err)
 				}
@@ -106,7 +106,7 @@ func TestLog_model(t *testing.T) {
 						t.Fatalf("%d came after %d", n, last)
 					}
 					last = n
-					if e.to != nil && e.to != sessions[r.session] {
+					if e.to != 0 && e.to != sessions[r.session].number {
 						t.Fatalf("%d is for another session", n)
 					}
 					for ; i < n; i++ {
@@ -142,7 +142,7 @@ func TestLog_model(t *testing.T) {
 
 func TestLog_keepsWhatEndsACell(t *testing.T) {
 	l := newLog(20000)
-	s := &session{}
+	s := &session{number: 1}
 	l.append(s, numbered(-1, 10), true)
 	for n := range 100 {
 		l.append(nil, numbered(n, 1000), false)

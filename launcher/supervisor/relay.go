@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 
@@ -16,9 +17,17 @@ import (
 // acknowledges when its browser does. It sends again what it does not know to have been accepted, so of its messages
 // those with a msg_id that was accepted before are dropped.
 
-// acceptedKept is how many msg_ids of accepted messages are kept for each session of a relay: more than it may hold
-// back at a time.
-const acceptedKept = 16384
+// acceptedKept is how many msg_ids of accepted messages are kept for each session of a relay: more than jupyter-ekg holds
+// back at a time, which is 10,000 messages of a page and as many of the page before it.
+const acceptedKept = 20480
+
+// idHash stands for a msg_id where many are remembered: it is its client's to choose, up to maxHeader bytes long.
+type idHash [16]byte
+
+func hashID(id string) idHash {
+	sum := sha256.Sum256([]byte(id))
+	return idHash(sum[:])
+}
 
 // cursorOf returns what a relay is told of a position: the log's own id, and the position's two numbers, in big endian.
 func (l *messageLog) cursorOf(p position) [wire.RelayCursor]byte {
@@ -56,22 +65,22 @@ func (c *conn) goOn(cursor string) {
 
 // repeated reports whether a relay sends a message again that was accepted before. s.mu is held.
 func (c *conn) repeated(msgID string) bool {
-	return c.relay && msgID != "" && c.session.accepted != nil && c.session.accepted.Contains(msgID)
+	return c.relay && msgID != "" && c.session.accepted != nil && c.session.accepted.Contains(hashID(msgID))
 }
 
 // remember notes that a relay's message has been accepted. s.mu is held.
 func (c *conn) remember(msgID string) {
-	if !c.relay || msgID == "" {
+	if !c.relay || msgID == "" || c.readOnly {
 		return
 	}
 	if c.session.accepted == nil {
-		accepted, err := lru.NewLRU[string, struct{}](acceptedKept, nil)
+		accepted, err := lru.NewLRU[idHash, struct{}](acceptedKept, nil)
 		if err != nil {
 			panic(err) // only of a size below 1
 		}
 		c.session.accepted = accepted
 	}
-	c.session.accepted.Add(msgID, struct{}{})
+	c.session.accepted.Add(hashID(msgID), struct{}{})
 }
 
 // writeRelayed sends a frame behind its cursor as one websocket message, without a copy of large ones.

@@ -99,6 +99,28 @@ func TestRelay_cursors(t *testing.T) {
 	})
 }
 
+// TestRelay_reader: who may only look gets what comes, whatever cursor it makes up: the log is its owner's.
+func TestRelay_reader(t *testing.T) {
+	r := startSupervisor(t, nil).ready()
+	ann := r.dial(dialOption{session: "ann", relay: true})
+	ann.result(ann.execute("echo hello"))
+	begin := ann.cursor
+	ann.result(ann.execute("echo secret"))
+	bob := r.dial(dialOption{session: "bob", relay: true, cursor: begin, header: reads})
+	if got := output(bob.result(bob.send(wire.Shell, "kernel_info_request", struct{}{})), ""); got != "" {
+		t.Errorf("it reads %q", got)
+	}
+	// What is refused is not remembered.
+	bob.result(bob.execute("echo mine"))
+	r.s.mu.Lock()
+	defer r.s.mu.Unlock()
+	for _, sess := range r.s.sessions {
+		if sess.accepted != nil && sess.accepted.Len() != 2 {
+			t.Errorf("%d messages count as accepted", sess.accepted.Len())
+		}
+	}
+}
+
 // TestRelay_acknowledges: what a relay has passed on and its browser has not acknowledged is repeated to the browser's
 // next connection, and only that.
 func TestRelay_acknowledges(t *testing.T) {

@@ -28,7 +28,7 @@ type session struct {
 	number  uint64 // unlike those of all other sessions of the kernel, and not 0
 	id      string // "" for a connection without session_id: it ends with that connection
 	resume  position
-	floor   position // where the kernel's present life begins, if somebody asked for it: resume is not before it
+	floor   position // resume is not before it
 	conns   map[*conn]struct{}
 	voice   uint64    // number of the youngest connection that takes part; it moves resume
 	left    time.Time // when the last connection ended
@@ -37,7 +37,7 @@ type session struct {
 
 	suspect  suspect                    // the message over which the last connections have ended
 	leftOut  map[uint64]string          // by seq: messages that are replaced, and why
-	accepted *lru.LRU[string, struct{}] // msg_ids that came from relays; nil before the first
+	accepted *lru.LRU[idHash, struct{}] // msg_ids that came from relays; nil before the first
 	acksEver bool                       // it has acknowledged something, so a connection of it that does not is a broken one
 }
 
@@ -79,7 +79,10 @@ func (s *Supervisor) attach(c *conn, id string, now time.Time) error {
 		if len(s.sessions) >= maxSessions && !s.dropIdleSession() {
 			return errTooMany
 		}
-		sess = &session{number: c.number, id: id, conns: map[*conn]struct{}{}, resume: s.log.tail()}
+		sess = &session{number: c.number, id: id, conns: map[*conn]struct{}{}, resume: s.log.tail(), floor: s.floor}
+		if c.readOnly {
+			sess.floor = sess.resume // the log, of which a cursor may be any place, is its owner's
+		}
 		if id == "" {
 			id = "connection " + wire.NewID()
 		}

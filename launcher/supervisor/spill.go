@@ -16,7 +16,8 @@ import (
 
 // A log keeps its newest part in memory. What does not fit there moves to disk, oldest first, in segments: files that
 // nobody else can open, since they are unlinked at once, and that vanish with the supervisor, however it ends. A segment
-// is the unit in which the log forgets. One goroutine writes (spill), readers read beside it.
+// is the unit in which the log forgets. One goroutine (spill) makes, writes and closes them and never holds the log's lock
+// meanwhile: a disk that hangs must not hold up a kernel. Readers read beside it.
 //
 // A record, in little endian:
 //
@@ -34,6 +35,7 @@ const (
 	memoryLeast = 1 << 20          // a log with a limit below that is all in memory
 	memoryShare = 4                // in between it is this part of the limit
 	spillParts  = 16               // segments in which a full log lies on disk
+	spillSlack  = 8                // part of the limit that is kept free, for what comes while a segment is forgotten
 	spillBatch  = 1 << 20          // bytes that are written at a time, or one entry
 	spillBuffer = 64 << 10         // bytes of one write
 	markEvery   = 64 << 10         // bytes of a segment between two places at which reading can begin
@@ -62,15 +64,16 @@ type mark struct {
 
 // spillTo has a log keep what does not fit memory in files in a folder. It is called before anything is appended.
 func (l *messageLog) spillTo(dir string) {
-	l.dir, l.full = dir, make(chan struct{}, 1)
+	l.dir, l.full, l.again = dir, make(chan struct{}, 1), spillAgain
 	l.setLimits(l.limit)
 }
 
-// spill moves entries to disk while there are more than memory is to hold, until ctx ends. What happens to the disk is
-// announced: an error when it begins to be of no use, and nil when it is of use again.
+// spill keeps memory and disk within their bounds until ctx ends. What happens to the disk is announced: the error when it
+// begins to take nothing, and nil when something was written again. Meanwhile the log is in memory, as far as its limit
+// goes, and nothing is forgotten sooner.
 func (l *messageLog) spill(ctx context.Context, announce func(error)) {
-	var again <-chan time.Time // set while the disk is of no use
 	failed := false
+	var again <-chan time.Time // set while the disk is left alone
 	for {
 		full := l.full
 		if again != nil {
@@ -82,62 +85,122 @@ func (l *messageLog) spill(ctx context.Context, announce func(error)) {
 		case <-full:
 		case <-again:
 			again = nil
-			l.setBroken(false)
 		}
-		for {
-			more, err := l.spillOnce()
+		for more := true; more && again == nil && ctx.Err() == nil; {
+			var wrote bool
+			var err error
+			wrote, more, err = l.spillOnce()
 			switch {
-			case err == nil && failed:
-				failed = false
-				announce(nil)
-			case err != nil && !more:
+			case err != nil:
+				again = time.After(l.again)
 				if !failed {
 					failed = true
 					announce(err)
 				}
-				l.setBroken(true)
-				again = time.After(spillAgain)
-			}
-			if !more || ctx.Err() != nil {
-				break
+			case wrote && failed:
+				failed = false
+				announce(nil)
 			}
 		}
 	}
 }
 
-func (l *messageLog) setBroken(broken bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.broken = broken
-	l.evict()
-}
-
-// spillOnce writes one batch, and reports whether there is more. Where the disk is full the log's own oldest segment makes
-// room; with none left it is an error.
-func (l *messageLog) spillOnce() (more bool, err error) {
-	batch, seg, fresh, err := l.batchToSpill()
-	if err == nil && len(batch) == 0 {
-		return false, nil
+// spillOnce does one piece of work: it forgets a segment in good time, or writes a batch. It reports whether it wrote,
+// and whether there is more to do.
+func (l *messageLog) spillOnce() (wrote, more bool, err error) {
+	l.closeFiles()
+	if seg, view := l.segmentToForget(); seg != nil {
+		l.retire(seg, view)
+		return false, true, nil
 	}
-	var written segment
-	if err == nil {
-		written, err = seg.write(batch)
+	batch, seg := l.batchToSpill()
+	if len(batch) == 0 {
+		return false, false, nil
 	}
+	fresh := seg == nil
+	if fresh {
+		if seg, err = newSegment(l.dir); err != nil {
+			return false, false, err
+		}
+	}
+	written, err := seg.write(batch)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err != nil {
-		if seg != nil {
-			l.release(seg)
-		}
-		return l.forgetSegment(), err
+		l.release(seg)
+		return false, false, err
 	}
 	l.take(batch, seg, fresh, written)
-	return l.bytes > l.memory, nil
+	return true, l.bytes > l.memory || l.crowded(), nil
 }
 
-// batchToSpill returns the oldest entries in memory, if there are too many, and where they are to be written: the newest
-// segment, or a fresh one. The caller releases it.
-func (l *messageLog) batchToSpill() (batch []*entry, seg *segment, fresh bool, err error) {
+// newSegment makes a file that nobody else can open.
+func newSegment(dir string) (*segment, error) {
+	f, err := os.CreateTemp(dir, ".log-*") // of mode 0600
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		f.Close() //nolint:errcheck // the first error is the one that matters
+		return nil, err
+	}
+	return &segment{file: f, users: 1}, nil
+}
+
+// crowded reports whether so much is kept that the oldest segment should go before an append has to forget it: what ends
+// cells is read out of it first, for which an append has no time. l.mu is held.
+func (l *messageLog) crowded() bool {
+	return len(l.segments) > 0 && l.bytes+l.keptBytes+l.disk > l.limit-l.limit/spillSlack
+}
+
+// segmentToForget returns the oldest segment, and what it has, if it should go. The caller releases it.
+func (l *messageLog) segmentToForget() (seg *segment, view segment) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.crowded() {
+		return nil, segment{}
+	}
+	seg = l.segments[0]
+	seg.users++
+	return seg, *seg
+}
+
+// retire forgets the oldest segment, but for the newest of its essential entries.
+func (l *messageLog) retire(seg *segment, view segment) {
+	var kept []*entry
+	var size int64
+	l.mu.Lock()
+	most := l.memory / keptShare
+	l.mu.Unlock()
+	err := view.read(0, func(e *entry) action {
+		if e.essential && e.size <= most {
+			return fillIn
+		}
+		return passOver
+	}, func(e *entry) {
+		kept = append(kept, e)
+		for size += e.size; size > most; kept = kept[1:] {
+			size -= kept[0].size
+		}
+	})
+	if err != nil {
+		kept = nil // the disk does not give it back
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	defer l.release(seg)
+	if len(l.segments) == 0 || l.segments[0] != seg {
+		return // an append was faster
+	}
+	l.forgetSegment()
+	for _, e := range kept {
+		l.keep(e)
+	}
+}
+
+// batchToSpill returns the oldest entries in memory, if there are too many, and the newest segment, if it has room: nil
+// asks for a new one. The caller releases it.
+func (l *messageLog) batchToSpill() (batch []*entry, seg *segment) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var n int64
@@ -148,22 +211,11 @@ func (l *messageLog) batchToSpill() (batch []*entry, seg *segment, fresh bool, e
 		batch = append(batch, e)
 		n += e.size
 	}
-	if len(batch) == 0 {
-		return nil, nil, false, nil
+	if i := len(l.segments) - 1; len(batch) > 0 && i >= 0 && l.segments[i].size < l.limit/spillParts {
+		seg = l.segments[i]
+		seg.users++
 	}
-	if n := len(l.segments); n > 0 && l.segments[n-1].size < l.limit/spillParts {
-		l.segments[n-1].users++
-		return batch, l.segments[n-1], false, nil
-	}
-	f, err := os.CreateTemp(l.dir, ".log-*") // of mode 0600
-	if err != nil {
-		return nil, nil, false, err
-	}
-	seg = &segment{file: f, users: 1}
-	if err := os.Remove(f.Name()); err != nil {
-		return nil, seg, true, err
-	}
-	return batch, seg, true, nil
+	return batch, seg
 }
 
 // take takes a batch that is written out of memory, unless it was forgotten meanwhile. l.mu is held.
@@ -181,7 +233,6 @@ func (l *messageLog) take(batch []*entry, seg *segment, fresh bool, written segm
 	for i, e := range batch {
 		l.entries[i] = nil
 		l.bytes -= e.size
-		l.keep(e)
 	}
 	l.entries = l.entries[len(batch):]
 	l.evict()
@@ -204,15 +255,28 @@ func (l *messageLog) forgetSegment() bool {
 // close ends the use of the disk. Nothing is read any more.
 func (l *messageLog) close() {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	for l.forgetSegment() {
+	}
+	l.mu.Unlock()
+	l.closeFiles()
+}
+
+// release ends one use of a segment. Its file is closed by the goroutine that writes, since that may take long. l.mu is
+// held.
+func (l *messageLog) release(seg *segment) {
+	if seg.users--; seg.users == 0 {
+		l.unused = append(l.unused, seg.file)
+		poke(l.full)
 	}
 }
 
-// release ends one use of a segment. l.mu is held.
-func (l *messageLog) release(seg *segment) {
-	if seg.users--; seg.users == 0 {
-		seg.file.Close() //nolint:errcheck // it is unlinked, and nothing of it is needed
+func (l *messageLog) closeFiles() {
+	l.mu.Lock()
+	files := l.unused
+	l.unused = nil
+	l.mu.Unlock()
+	for _, f := range files {
+		f.Close() //nolint:errcheck // it is unlinked, and nothing of it is needed
 	}
 }
 
@@ -272,10 +336,7 @@ func messageParts(m *wire.Message) func(func([]byte) bool) {
 }
 
 func appendRecordHead(b []byte, e *entry) []byte {
-	to, flags := uint64(0), byte(0)
-	if e.to != nil {
-		to = e.to.number
-	}
+	flags := byte(0)
 	if e.essential {
 		flags = 1
 	}
@@ -284,7 +345,7 @@ func appendRecordHead(b []byte, e *entry) []byte {
 	b = binary.LittleEndian.AppendUint64(b, uint64(e.msg.Size()))
 	b = binary.LittleEndian.AppendUint64(b, e.at.seq)
 	b = binary.LittleEndian.AppendUint64(b, e.at.out)
-	b = binary.LittleEndian.AppendUint64(b, to)
+	b = binary.LittleEndian.AppendUint64(b, e.to)
 	b = binary.LittleEndian.AppendUint64(b, uint64(e.stamp.time.UnixNano()))
 	b = binary.LittleEndian.AppendUint64(b, e.stamp.epoch)
 	b = append(b, byte(e.msg.Channel), flags)
@@ -296,10 +357,18 @@ func appendRecordHead(b []byte, e *entry) []byte {
 	return b
 }
 
-// read calls f with the segment's entries behind the one numbered after, as far as they are wanted, until f returns
-// false. It looks at no more than the head of what is not wanted. An entry that is for one session names it by its
-// number, to; its own field is nil.
-func (g *segment) read(after uint64, want func(to uint64) bool, f func(e *entry, to uint64, wanted bool) bool) error {
+// action is what becomes of an entry of which the head is known: all but its message and stamp.
+type action int
+
+const (
+	passOver action = iota // read on behind it, without reading it
+	fillIn                 // read it
+	stopHere               // end, as if it had not been there
+)
+
+// read goes through the segment's entries behind the one numbered after. It asks about each, and hands over those that
+// are to be read.
+func (g *segment) read(after uint64, ask func(head *entry) action, take func(*entry)) error {
 	i := max(0, sort.Search(len(g.marks), func(i int) bool { return g.marks[i].seq > after+1 })-1)
 	r := segmentReader{file: g.file, next: g.marks[i].offset}
 	r.buf = bufio.NewReaderSize(io.NewSectionReader(g.file, r.next, g.size-r.next), spillBuffer)
@@ -310,17 +379,23 @@ func (g *segment) read(after uint64, want func(to uint64) bool, f func(e *entry,
 		}
 		more, parts := int(binary.LittleEndian.Uint32(fixed[:])), int64(binary.LittleEndian.Uint64(fixed[4:]))
 		e := &entry{at: position{binary.LittleEndian.Uint64(fixed[12:]), binary.LittleEndian.Uint64(fixed[20:])},
-			size: parts + entryOverhead, essential: fixed[53] == 1}
-		to := binary.LittleEndian.Uint64(fixed[28:])
-		wanted := e.at.seq > after && want(to)
-		if wanted {
+			to: binary.LittleEndian.Uint64(fixed[28:]), size: parts + entryOverhead, essential: fixed[53] == 1}
+		what := passOver
+		if e.at.seq > after {
+			what = ask(e)
+		}
+		switch what {
+		case stopHere:
+			return nil
+		case fillIn:
 			if err := e.fill(&r, fixed[:], more, parts); err != nil {
 				return err
 			}
-		} else {
+			take(e)
+		default:
 			r.skip(int64(more)+parts, g.size)
 		}
-		if e.at.seq > after && !f(e, to, wanted) || e.at.seq >= g.last.seq {
+		if e.at.seq >= g.last.seq {
 			return nil
 		}
 	}

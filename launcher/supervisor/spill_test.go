@@ -88,7 +88,7 @@ func TestSpill_record(t *testing.T) {
 	m.Buffers = [][]byte{large, {}, []byte("z")}
 	in := []*entry{
 		{at: position{7, 3}, msg: m, essential: true, stamp: stamp{now, 5, "cell"}},
-		{at: position{8, 3}, to: &session{number: 9}, msg: wire.Message{Channel: wire.Shell, Content: large}},
+		{at: position{8, 3}, to: 9, msg: wire.Message{Channel: wire.Shell, Content: large}},
 		{at: position{9, 4}, msg: wire.Message{Channel: wire.IOPub}, stamp: stamp{time: now}},
 	}
 	seg := segment{file: f}
@@ -100,23 +100,23 @@ func TestSpill_record(t *testing.T) {
 	}
 	for after := uint64(6); after < 9; after++ {
 		var got []*entry
-		err := seg.read(after, func(to uint64) bool { return to != 9 }, func(e *entry, to uint64, wanted bool) bool {
-			if wanted != (to == 0) {
-				t.Errorf("entry %d for %d is wanted: %v", e.at.seq, to, wanted)
+		err := seg.read(after, func(head *entry) action {
+			if head.to == 9 {
+				if head.msg.Content != nil {
+					t.Errorf("entry %d was read", head.at.seq)
+				}
+				got = append(got, head)
+				return passOver
 			}
-			if !wanted && e.msg.Content != nil {
-				t.Errorf("entry %d was read", e.at.seq)
-			}
-			got = append(got, e)
-			return true
-		})
+			return fillIn
+		}, func(e *entry) { got = append(got, e) })
 		if err != nil || len(got) != int(9-after) {
 			t.Fatalf("after %d: %d entries, %v", after, len(got), err)
 		}
 		for i, e := range got {
 			want := in[int(after)-6+i]
 			same := e.at == want.at && e.essential == want.essential
-			if want.to == nil {
+			if want.to == 0 {
 				same = same && e.stamp.time.Equal(want.stamp.time) && e.stamp.cell == want.stamp.cell &&
 					e.stamp.epoch == want.stamp.epoch && e.msg.Channel == want.msg.Channel &&
 					fmt.Sprint(e.msg.Header, e.msg.Parent, e.msg.Metadata, e.msg.Content) ==
@@ -134,7 +134,7 @@ func TestSpill_record(t *testing.T) {
 	if err := f.Truncate(seg.size / 2); err != nil {
 		t.Fatal(err)
 	}
-	err = seg.read(6, func(uint64) bool { return true }, func(*entry, uint64, bool) bool { return true })
+	err = seg.read(6, func(*entry) action { return fillIn }, func(*entry) {})
 	if err == nil {
 		t.Error("half a file reads like a whole one")
 	}
@@ -149,12 +149,7 @@ func TestSpill_lostFile(t *testing.T) {
 	for n := range 60 {
 		l.append(nil, numbered(n, 1000), false)
 	}
-	for more := true; more; {
-		var err error
-		if more, err = l.spillOnce(); err != nil {
-			t.Fatal(err)
-		}
-	}
+	spillAll(t, l)
 	if err := l.segments[0].file.Truncate(100); err != nil {
 		t.Fatal(err)
 	}
@@ -217,47 +212,120 @@ func TestSpill_fullDisk(t *testing.T) {
 	case <-time.After(testLimit):
 		t.Fatal("a full disk is not announced")
 	}
-	eventually(t, "memory within its share", func() bool {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return l.broken && l.bytes <= l.memory && l.disk == 0
-	})
-	fill()
-	if size, _ := l.sizes(); size > l.memory {
-		t.Errorf("%d bytes are held in memory, its share is %d", size, l.memory)
-	}
+	fill() // and nothing is missing for it
 	s := &session{number: 1}
-	got, now, lost := l.read(position{}, s, 10<<20, nil)
-	if int(lost)+len(got) != n || int(now.seq) != n {
-		t.Errorf("%d lost and %d read of %d", lost, len(got), n)
+	if seen, lost := countRead(l, s); seen != n || lost != 0 {
+		t.Errorf("%d read and %d lost of %d", seen, lost, n)
 	}
-	// Room again. The loop would look after spillAgain; here it is done by hand, beside the loop, which waits.
+	// Room again. The loop would look after spillAgain; here it is done by hand, while the loop waits.
 	if err := os.Remove(blocker); err != nil {
 		t.Fatal(err)
 	}
-	l.setBroken(false)
-	fill()
-	if _, err := l.spillOnce(); err != nil {
-		t.Fatal(err)
-	}
-	// The disk holds less than the limit: the oldest segments make room.
-	for range 20 {
+	for range 20 { // more than the limit
 		fill()
 		for more := true; more; {
-			more, _ = l.spillOnce()
+			_, more, _ = l.spillOnce() // the disk holds less than the limit
 		}
 	}
-	at, seen := position{}, 0
-	for int(at.seq) < n {
-		got, now, lost := l.read(at, s, 10<<20, nil)
-		seen += len(got) + int(lost)
-		at = now
-	}
-	if seen != n {
-		t.Errorf("%d read or announced of %d", seen, n)
+	if seen, lost := countRead(l, s); seen+lost != n || l.disk == 0 {
+		t.Errorf("%d read and %d lost of %d, %d bytes on disk", seen, lost, n, l.disk)
 	}
 	if size, _ := l.sizes(); size > limit {
 		t.Errorf("%d bytes, the limit is %d", size, limit)
+	}
+}
+
+// TestSpill_announces: a disk is said to be of use again when something was written to it, and of none once.
+func TestSpill_announces(t *testing.T) {
+	dir := t.TempDir()
+	l := newLog(1 << 20)
+	l.spillTo(dir + "/none")
+	l.memory = 10 << 10
+	l.again = time.Millisecond
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	announced := make(chan error, 100)
+	wg.Go(func() { l.spill(ctx, func(err error) { announced <- err }) })
+	defer func() { cancel(); wg.Wait(); l.close() }()
+	next := func() error {
+		t.Helper()
+		select {
+		case err := <-announced:
+			return err
+		case <-time.After(testLimit):
+			t.Fatal("nothing is announced")
+			return nil
+		}
+	}
+	for n := range 100 {
+		l.append(nil, numbered(n, 1000), false)
+	}
+	if err := next(); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("announced %v", err)
+	}
+	if err := os.Mkdir(dir+"/none", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := next(); err != nil {
+		t.Errorf("announced %v in between", err)
+	}
+	if seen, lost := countRead(l, &session{number: 1}); seen != 100 || lost != 0 {
+		t.Errorf("%d read and %d lost of 100", seen, lost)
+	}
+	if openFiles(t, dir+"/none") == 0 {
+		t.Error("nothing was written")
+	}
+}
+
+// TestSpill_keepsWhatEndsACell: what was on disk is forgotten but for replies and idles, as what was in memory.
+func TestSpill_keepsWhatEndsACell(t *testing.T) {
+	const limit = 8 << 20
+	l := newLog(limit)
+	l.spillTo(t.TempDir())
+	defer l.close()
+	s, other := &session{number: 1}, &session{number: 2}
+	l.append(s, numbered(-1, 10), true)
+	n := 1
+	for l.gone.seq < 2000 {
+		l.append(nil, numbered(n, 1000), false)
+		if n%1000 == 500 {
+			l.append(other, numbered(n, 1000), true)
+		}
+		n++
+		spillAll(t, l)
+	}
+	got, _, lost := l.read(position{}, s, 1<<20, nil)
+	if len(got) == 0 || number(t, &got[0].msg) != -1 || lost == 0 {
+		t.Fatalf("the reply is gone: %d entries, %d lost", len(got), lost)
+	}
+	if seen, lost := countRead(l, s); seen+lost != n {
+		t.Errorf("%d read and %d lost of %d", seen, lost, n)
+	}
+	if size, _ := l.sizes(); size > limit {
+		t.Errorf("%d bytes, the limit is %d", size, limit)
+	}
+}
+
+func spillAll(t *testing.T, l *messageLog) {
+	t.Helper()
+	for more := true; more; {
+		var err error
+		if _, more, err = l.spillOnce(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// countRead reads a log as a session does, and counts what it got and what it was told to have missed.
+func countRead(l *messageLog, s *session) (seen, missing int) {
+	at := position{}
+	for {
+		got, now, lost := l.read(at, s, 1<<20, nil)
+		seen, missing = seen+len(got), missing+int(lost)
+		if now == at {
+			return seen, missing
+		}
+		at = now
 	}
 }
 

@@ -7,10 +7,11 @@
 // session that asked. A session is a client over all its connections, with the place in the log up to which it is
 // known to have everything. A connection is a cursor that moves through the log as fast as its peer reads.
 //
-// Goroutines: Serve starts the HTTP server; Run is the kernel's life and starts the janitor; a life starts a process
+// Goroutines: Serve starts the HTTP server; Run is the kernel's life and starts the janitor and, where there is a folder
+// for it, the one that keeps the log on disk; a life starts a process
 // and a bridge and waits for both; a websocket has its handler, which reads, and a writer that the handler
 // waits for; a reader of the log has its handler, and one that hurries it at the end. Lock order: Supervisor.mu, then
-// messageLog.mu or gate.mu; whoever writes to a peer holds none of them.
+// messageLog.mu, gate.mu or conn.mu; whoever writes to a peer holds none of them.
 package supervisor
 
 import (
@@ -65,6 +66,7 @@ type Supervisor struct {
 	orphans          int                   // of these, those whose session is gone
 	clock            clock
 	epoch            uint64
+	floor            position // where the kernel's present life begins, if somebody asked for it
 	reason           string
 	verdict          string // why the supervisor itself has ended the kernel
 	silent           bool   // the kernel answers no heartbeat
@@ -77,7 +79,7 @@ type Supervisor struct {
 	lastOutput       time.Time // when iopub last said something
 	lastTouch        time.Time // when watchers last heard of activity
 	change           chan struct{}
-	cells            *lru.Cache[string, string] // ids of cells by msg_id, also of requests that have finished
+	cells            *lru.Cache[idHash, string] // ids of cells by msg_id, also of requests that have finished
 	lastCell         struct {                   // of the last entry
 		parent []byte
 		id     string
@@ -382,7 +384,7 @@ func (s *Supervisor) announceDisk(err error) {
 		s.logger.Info("output is kept on disk again")
 		return
 	}
-	s.logger.Warn("output cannot be kept on disk; what does not fit memory is forgotten sooner", "err", err)
+	s.logger.Warn("output cannot be kept on disk; it is kept in memory, as far as the log's limit goes", "err", err)
 	var in *fs.PathError
 	if errors.As(err, &in) {
 		err = in.Err // the path is nothing to the owner
@@ -390,7 +392,7 @@ func (s *Supervisor) announceDisk(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if r := s.running(); r != nil {
-		s.log.append(nil, s.notice(r.header, "The gateway's disk takes no more (%s). Output is kept in memory only: a page that is away or slow will miss some sooner.",
+		s.log.append(nil, s.notice(r.header, "The gateway's disk takes no more (%s). Output is kept in memory for now.",
 			sentence(err)), true)
 	}
 }
@@ -403,6 +405,7 @@ func (s *Supervisor) cutClients() {
 	for _, sess := range s.sessions {
 		for c := range sess.conns {
 			if c.flow != nil {
+				c.endsHere()
 				c.flow.Close() //nolint:errcheck // nothing is left to be done about it
 			}
 		}
