@@ -332,6 +332,9 @@ func (s *Supervisor) checkReady(b *bridge) {
 	for _, c := range channels {
 		s.gates[c].set(true)
 	}
+	// Front ends show the last status. That may be "starting", which a kernel says of itself; the idle behind the answer to
+	// our question, which would end that, is not shown.
+	s.log.append(nil, s.statusMessage(), true)
 	s.logger.Info("kernel is ready", "epoch", s.epoch)
 	s.changed()
 }
@@ -340,7 +343,7 @@ func (s *Supervisor) checkReady(b *bridge) {
 func (s *Supervisor) deliverOutput(b *bridge, m *wire.Message, parent wire.Header) {
 	if !b.heard {
 		b.heard = true
-		s.checkReady(b)
+		defer s.checkReady(b) // behind what is appended here: it may be the kernel's own "starting"
 	}
 	msgType := wire.MsgType(m.Header)
 	if msgType == "iopub_welcome" {
