@@ -1,0 +1,33 @@
+"""What happens in a Jupyter server that loads the extension."""
+
+from __future__ import annotations
+
+from jupyter_server.gateway.gateway_client import GatewayClient
+
+from . import handlers, older
+from ._version import __version__
+from .connection import EkgWebsocketConnection
+
+
+def load(serverapp):
+    """Puts the relay and the routes into the server ``serverapp`` (a ServerApp), if it uses a gateway.
+
+    A connection class that somebody has configured stays: only jupyter_server's own is replaced.
+    """
+    if not GatewayClient.instance(parent=serverapp).gateway_enabled:
+        serverapp.log.debug("jupyter-ekg: no gateway is configured, nothing to do")
+        return
+    settings = serverapp.web_app.settings
+    handlers.add(serverapp.web_app, settings["base_url"])
+    if older.IS_OLDER:
+        older.add_handler(serverapp.web_app, settings["base_url"])
+    elif settings.get("kernel_websocket_connection_class") is not older.GatewayWebSocketConnection:
+        serverapp.log.warning(
+            "jupyter-ekg: the connection class %s is configured and stays; kernels are not relayed by jupyter-ekg",
+            settings.get("kernel_websocket_connection_class"),
+        )
+        return
+    # The handler of a websocket reads the setting; the server's end reads the trait.
+    settings["kernel_websocket_connection_class"] = EkgWebsocketConnection
+    serverapp.kernel_websocket_connection_class = EkgWebsocketConnection
+    serverapp.log.info("jupyter-ekg %s relays kernels of %s", __version__, GatewayClient.instance().url)

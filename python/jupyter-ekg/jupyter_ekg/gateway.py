@@ -1,0 +1,216 @@
+"""Requests to the gateway with the address, credential and TLS settings that jupyter_server's GatewayClient has.
+
+Tornado's HTTP client, which jupyter_server uses, answers a websocket's pings by itself and takes no message over 10 MiB;
+so websockets and long streams go through aiohttp, one session for each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import ssl
+from typing import Any, AsyncIterator, Awaitable, TypeVar
+from urllib.parse import quote, urlencode
+
+import aiohttp
+import yarl
+from jupyter_server.gateway.gateway_client import GatewayClient
+
+from ._version import __version__
+
+RELAY = "v1.relay.ekg"
+
+_T = TypeVar("_T")
+
+# A gateway that does not answer an upgrade in this time is tried again: it may be a machine that is no more.
+_MAX_CONNECT_TIME = 15.0
+
+# What an answer to an upgrade means, whose body aiohttp does not give.
+_REFUSALS = {
+    401: "the gateway does not accept this server's credential",
+    403: "the gateway does not accept this server's credential",
+    404: "the gateway has no such kernel",
+    429: "the gateway has too much to do",
+    502: "the gateway is away",
+    503: "the gateway cannot reach the kernel at the moment",
+    504: "the gateway is away",
+}
+
+
+async def within(seconds: float | None, awaitable: Awaitable[_T]) -> _T:
+    """Awaits, for so many seconds at most: asyncio.TimeoutError after them. As asyncio.wait_for, which before Python
+    3.12 loses a cancellation that comes together with the result."""
+    future = asyncio.ensure_future(awaitable)
+    try:
+        done, _ = await asyncio.wait((future,), timeout=seconds)
+        if not done:
+            raise asyncio.TimeoutError
+        return future.result()
+    finally:
+        future.cancel()
+
+
+class Refused(Exception):
+    """The gateway answered with an HTTP error. ``message`` is its own sentence."""
+
+    def __init__(self, status: int, message: str):
+        super().__init__(f"{message} (HTTP {status})")
+        self.status = status
+        self.message = message
+
+
+class Unreachable(Exception):
+    """There was no answer from the gateway."""
+
+
+def _options() -> dict[str, Any]:
+    """What GatewayClient sends with every request; a configured renewer of tokens is asked by this."""
+    return GatewayClient.instance().load_connection_args()
+
+
+def _headers(options: dict[str, Any]) -> dict[str, str]:
+    headers = {"User-Agent": f"jupyter-ekg/{__version__}", **options.get("headers", {})}
+    if options.get("auth_username") or options.get("auth_password"):
+        # As with Tornado's client, a user name replaces the token.
+        pair = f"{options.get('auth_username') or ''}:{options.get('auth_password') or ''}"
+        headers = {k: v for k, v in headers.items() if k.lower() != "authorization"}
+        headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
+    return headers
+
+
+def _ssl(options: dict[str, Any]) -> ssl.SSLContext:
+    client = GatewayClient.instance()
+    context = ssl.create_default_context(cafile=client.ca_certs or None)
+    if not options.get("validate_cert", True):
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if client.client_cert:
+        context.load_cert_chain(client.client_cert, client.client_key or None)
+    return context
+
+
+def _session(options: dict[str, Any], url: str) -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(ssl=_ssl(options)) if url.lower().startswith(("https", "wss")) else aiohttp.TCPConnector()
+    return aiohttp.ClientSession(
+        connector=connector,
+        # GatewayClient keeps the cookies, if it is told to, and puts them into the headers.
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers=_headers(options),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=min(GatewayClient.instance().connect_timeout, _MAX_CONNECT_TIME)),
+    )
+
+
+def _kernel_path(kernel_id: str) -> str:
+    return GatewayClient.instance().kernels_endpoint.rstrip("/") + "/" + quote(kernel_id, safe="")
+
+
+def _websocket_base() -> str:
+    client = GatewayClient.instance()
+    url, ws_url = client.url or "", client.ws_url or ""
+    if ws_url == url.lower().replace("http", "ws"):
+        return "ws" + url[len("http") :]  # its default, which loses the case of a path
+    return ws_url
+
+
+def websocket_url(kernel_id: str, session_id: str = "", cursor: bytes = b"") -> str:
+    """The address of a kernel's websocket."""
+    query = {k: v for k, v in (("session_id", session_id), ("cursor", cursor.hex())) if v}
+    return _websocket_base().rstrip("/") + _kernel_path(kernel_id) + "/channels" + ("?" + urlencode(query) if query else "")
+
+
+@contextlib.asynccontextmanager
+async def channels(kernel_id: str, session_id: str, cursor: bytes) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+    """Connects to a kernel's websocket, offering the relay's protocol. Whether it was selected is for the caller to see.
+
+    Raises Refused and Unreachable. The connection is closed at the end.
+    """
+    options = _options()
+    url = websocket_url(kernel_id, session_id, cursor)
+    async with _session(options, url) as session:
+        try:
+            ws = await within(
+                _MAX_CONNECT_TIME,
+                session.ws_connect(
+                    yarl.URL(url, encoded=True), protocols=(RELAY,), autoping=False, max_msg_size=0, compress=0
+                ),
+            )
+        except aiohttp.WSServerHandshakeError as err:
+            raise Refused(err.status, _REFUSALS.get(err.status, "the gateway refuses the connection")) from err
+        except asyncio.TimeoutError as err:
+            raise Unreachable("no answer") from err
+        except (aiohttp.ClientError, OSError) as err:
+            raise Unreachable(_plainly(err)) from err
+        try:
+            yield ws
+        finally:
+            # What ends a relay is not held up by a peer that does not answer the closing.
+            with contextlib.suppress(asyncio.TimeoutError, aiohttp.ClientError, OSError):
+                await within(1, ws.close())
+
+
+@contextlib.asynccontextmanager
+async def log(kernel_id: str, query: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
+    """Opens the log of a kernel (``GET /api/kernels/ID/log``) for reading. Raises Refused and Unreachable."""
+    async with get(_kernel_path(kernel_id) + "/log", query) as response:
+        yield response
+
+
+async def get_json(path: str) -> Any:
+    """What the gateway answers on a path below its address, as /api/sessions. Raises Refused and Unreachable."""
+    async with get(path, {}) as response:
+        return await read_json(response)
+
+
+@contextlib.asynccontextmanager
+async def get(path: str, query: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
+    """Makes a GET request of the gateway whose body may be long or may never end. Raises Refused and Unreachable."""
+    options = _options()
+    url = (GatewayClient.instance().url or "").rstrip("/") + path
+    async with _session(options, url) as session, fetch(session, url, query) as response:
+        yield response
+
+
+@contextlib.asynccontextmanager
+async def fetch(session: aiohttp.ClientSession, url: str, query: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
+    """Makes a GET request and gives the response if it is 200. Raises Refused and Unreachable, also for a body that breaks."""
+    if query:
+        url += "?" + urlencode(query)
+    try:
+        response = await within(2 * _MAX_CONNECT_TIME, session.get(yarl.URL(url, encoded=True)))
+    except asyncio.TimeoutError as err:
+        raise Unreachable("no answer") from err
+    except (aiohttp.ClientError, OSError, ValueError) as err:
+        raise Unreachable(_plainly(err)) from err
+    async with response:
+        if response.status != 200:
+            raise Refused(response.status, await _message(response))
+        yield response
+
+
+async def read_json(response: aiohttp.ClientResponse) -> Any:
+    """A response's whole body. Raises Unreachable if it breaks off or is no JSON."""
+    try:
+        return json.loads(await within(2 * _MAX_CONNECT_TIME, response.read()))
+    except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as err:
+        raise Unreachable(f"an answer that cannot be read: {err}") from err
+
+
+def _plainly(err: Exception) -> str:
+    """What went wrong, without aiohttp's details of the connection."""
+    cause = err.os_error if isinstance(err, aiohttp.ClientConnectorError) else err
+    if isinstance(cause, OSError) and cause.errno and cause.errno > 0:
+        return os.strerror(cause.errno)
+    return str(cause) or type(cause).__name__
+
+
+async def _message(response: aiohttp.ClientResponse) -> str:
+    """What an error's body says, or the status line."""
+    default = response.reason or "error"
+    try:
+        body = json.loads(await within(_MAX_CONNECT_TIME, response.read()))
+    except (ValueError, aiohttp.ClientError, asyncio.TimeoutError):
+        return default
+    return str(body.get("message") or body.get("reason") or default) if isinstance(body, dict) else default

@@ -1,0 +1,60 @@
+"""jupyter_server before 2.6, where a gateway's websockets have a handler of their own that knows no connection classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jupyter_server.base.websocket import WebSocketMixin
+from jupyter_server.services.kernels.websocket import KernelWebsocketHandler
+from jupyter_server.utils import url_path_join
+
+try:
+    from jupyter_server.gateway.connections import GatewayWebSocketConnection
+
+    IS_OLDER = False
+except ImportError:
+    IS_OLDER = True
+
+    from jupyter_server.gateway.handlers import GatewayWebSocketClient
+
+    class GatewayWebSocketConnection:  # type: ignore[no-redef]
+        """What later versions have under this name, made of what that handler uses."""
+
+        def __init__(self, parent: Any, websocket_handler: Any, config: Any, session: Any = None):
+            self._kernel_id = parent.kernel_id
+            self._handler = websocket_handler
+            self._client = GatewayWebSocketClient()
+
+        async def connect(self) -> None:
+            """Begins to connect."""
+            # Its on_open does this later, and loses what is sent before.
+            await self._client._connect(self._kernel_id, self._write)
+
+        def _write(self, message: str | bytes) -> None:
+            if self._handler.ws_connection is not None:
+                self._handler.write_message(message, binary=isinstance(message, bytes))
+
+        def handle_incoming_message(self, message: str | bytes) -> None:
+            """Sends a message of the browser."""
+            self._client.on_message(message)
+
+        def disconnect(self) -> None:
+            """Ends the connection."""
+            self._client.on_close()
+
+
+_KERNEL_ID = r"(?P<kernel_id>\w+-\w+-\w+-\w+-\w+)"
+
+
+class ChannelsHandler(KernelWebsocketHandler):
+    """jupyter_server's handler for local kernels, which uses the connection class; with the pings of later versions."""
+
+    async def open(self, kernel_id):
+        """Begins to ping and to relay."""
+        WebSocketMixin.open(self)
+        await super().open(kernel_id)
+
+
+def add_handler(web_app: Any, base_url: str) -> None:
+    """Puts the handler before the one that the server has for gateways."""
+    web_app.add_handlers(".*$", [(url_path_join(base_url, "api", "kernels", _KERNEL_ID, "channels"), ChannelsHandler)])

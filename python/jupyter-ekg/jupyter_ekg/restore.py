@@ -1,0 +1,281 @@
+"""``jupyter ekg restore``: finds a notebook's kernel, reads its log, and puts into the file what cells have printed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from typing import Any, AsyncIterator, Callable
+from urllib.parse import quote
+
+import aiohttp
+from jupyter_server.gateway.gateway_client import GatewayClient
+from jupyter_server.serverapp import list_running_servers
+
+from . import gateway
+from .notebook import Notebook, NotebookError
+from .outputs import Execution, Log
+
+_LONGEST_LINE = 1 << 30  # bytes of one message as JSON
+_SAVE_TRIES = 10
+
+
+class RestoreError(Exception):
+    """Why nothing could be restored. The text is for the user."""
+
+
+class Source:
+    """Where kernels are: a gateway, or a Jupyter server in front of one."""
+
+    name = ""
+
+    def get(self, path: str, query: dict[str, str]) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Makes a GET request. Raises gateway.Refused and gateway.Unreachable."""
+        raise NotImplementedError
+
+    def log_path(self, kernel_id: str) -> str:
+        """Where a kernel's log is."""
+        raise NotImplementedError
+
+    def place(self, path: str) -> str:
+        """A notebook's path as the source's sessions have it."""
+        return path
+
+    async def models(self, path: str) -> list[dict[str, Any]]:
+        """A list as /api/sessions or /api/kernels."""
+        async with self.get(path, {}) as response:
+            models = await gateway.read_json(response)
+        return [model for model in models if isinstance(model, dict)] if isinstance(models, list) else []
+
+
+class GatewaySource(Source):
+    """The gateway of GatewayClient's settings."""
+
+    def __init__(self) -> None:
+        self.name = f"the gateway {GatewayClient.instance().url}"
+
+    def get(self, path, query):
+        return gateway.get(path, query)
+
+    def log_path(self, kernel_id):
+        return f"/api/kernels/{quote(kernel_id, safe='')}/log"
+
+
+class ServerSource(Source):
+    """A Jupyter server with this package."""
+
+    def __init__(self, url: str, token: str, root: str = ""):
+        self.name = f"the server {url}"
+        self._url = url.rstrip("/")
+        self._token = token
+        self._root = root
+
+    @contextlib.asynccontextmanager
+    async def get(self, path, query):
+        headers = {"Authorization": f"token {self._token}"} if self._token else {}
+        async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=None)) as session:
+            async with gateway.fetch(session, self._url + path, query) as response:
+                yield response
+
+    def log_path(self, kernel_id):
+        return f"/jupyter-ekg/kernels/{quote(kernel_id, safe='')}/log"
+
+    def place(self, path):
+        if self._root:
+            with contextlib.suppress(ValueError):  # another drive
+                return os.path.relpath(path, os.path.realpath(self._root)).replace(os.sep, "/")
+        return path
+
+
+def sources(server: str | None, token: str | None) -> list[Source]:
+    """Where to look: what was named, or else the configured gateway and the Jupyter servers that run on this machine."""
+    if server:
+        return [ServerSource(server, token or os.environ.get("JUPYTER_TOKEN", ""))]
+    found: list[Source] = [GatewaySource()] if GatewayClient.instance().gateway_enabled else []
+    for info in list_running_servers():
+        with contextlib.suppress(KeyError):
+            found.append(ServerSource(info["url"], info.get("token") or "", info.get("root_dir") or info.get("notebook_dir") or ""))
+    return found
+
+
+async def restore(
+    path: str, kernel_id: str | None, where: list[Source], follow: bool, say: Callable[[str], None]
+) -> None:
+    """Restores the outputs of a notebook, and says what it did. Raises RestoreError and NotebookError."""
+    notebook = Notebook(path)
+    if not where:
+        raise RestoreError(
+            "no gateway is known: name it with --gateway-url or JUPYTER_GATEWAY_URL, or a Jupyter server with --server"
+        )
+    source, kernel_id = await _find(notebook, kernel_id, where)
+    log = Log()
+    await _read(source, kernel_id, log)
+    if follow:
+        await _follow(source, kernel_id, log, notebook, say)
+    for _ in range(_SAVE_TRIES):
+        report = _apply(notebook, log)
+        if notebook.save():
+            break
+        notebook = Notebook(path)  # somebody saved it meanwhile
+    else:
+        raise RestoreError(f"{path} is being written all the time; close it in JupyterLab and try again")
+    for line in report:
+        say(line)
+    if not report:
+        say(f"nothing to restore: kernel {kernel_id} has run no cell of {path}, as far as its log goes")
+    if log.lost:
+        say(f"{log.lost} messages are no longer in the kernel's log, and output that was among them is lost")
+
+
+async def _find(notebook: Notebook, kernel_id: str | None, where: list[Source]) -> tuple[Source, str]:
+    """The kernel of a notebook: the one that is named; else by a session; else the one whose log has run a cell of it."""
+    troubles: list[str] = []
+    for source in where:
+        try:
+            found = kernel_id if kernel_id and await _has(source, kernel_id) else None
+            if kernel_id is None:
+                found = await _by_session(source, notebook.path)
+            if found:
+                return source, found
+        except (gateway.Refused, gateway.Unreachable) as err:
+            troubles.append(f"{source.name}: {err}")
+    if kernel_id is None:
+        for source in where:
+            with contextlib.suppress(gateway.Refused, gateway.Unreachable):  # they are in troubles already
+                found = await _by_log(source, notebook)
+                if found:
+                    return source, found
+    what = f"there is no kernel {kernel_id}" if kernel_id else f"no kernel has run {notebook.name}"
+    if troubles:
+        raise RestoreError(f"{what}, as far as could be seen: " + "; ".join(troubles))
+    raise RestoreError(f"{what} at " + ", ".join(source.name for source in where))
+
+
+async def _has(source: Source, kernel_id: str) -> bool:
+    try:
+        async with source.get(f"/api/kernels/{quote(kernel_id, safe='')}", {}):
+            return True
+    except gateway.Refused as err:
+        if err.status == 404:
+            return False
+        raise
+
+
+async def _by_session(source: Source, path: str) -> str | None:
+    place = source.place(path)
+    exact, named = None, []
+    for model in await source.models("/api/sessions"):
+        kernel = model.get("kernel")
+        if not isinstance(kernel, dict) or not isinstance(kernel.get("id"), str):
+            continue
+        there = str(model.get("path") or "")
+        if there in (place, path):
+            exact = kernel["id"]
+        elif there and ("/" + path.lstrip("/")).endswith("/" + there.lstrip("/")):
+            named.append(kernel["id"])
+    return exact or (named[0] if len(named) == 1 else None)
+
+
+async def _by_log(source: Source, notebook: Notebook) -> str | None:
+    ids, best, newest = notebook.ids, None, ""
+    for model in await source.models("/api/kernels"):
+        kernel_id = model.get("id")
+        if not isinstance(kernel_id, str):
+            continue
+        try:
+            async for line in _lines(source, kernel_id, {}):
+                if line.get("cell") in ids and str(line.get("time", "")) > newest:
+                    best, newest = kernel_id, str(line.get("time", ""))
+        except gateway.Refused:
+            continue  # it has no log: it is starting, or dead
+    return best
+
+
+async def _read(source: Source, kernel_id: str, log: Log) -> None:
+    try:
+        async for line in _lines(source, kernel_id, {"after": str(log.number)}):
+            log.feed(line)
+    except gateway.Refused as err:
+        if err.status == 404:
+            raise RestoreError(f"kernel {kernel_id} has no log at {source.name}: {err.message}") from err
+        raise RestoreError(f"{source.name} does not show the log of kernel {kernel_id}: {err}") from err
+    except gateway.Unreachable as err:
+        raise RestoreError(f"{source.name} cannot be reached: {err}") from err
+
+
+async def _follow(source: Source, kernel_id: str, log: Log, notebook: Notebook, say: Callable[[str], None]) -> None:
+    """Reads on until no cell of the notebook runs. A gateway that is away meanwhile is waited for."""
+    told = False
+    while True:
+        running = [execution for execution in log.cells.values() if execution.running and notebook.find(execution)]
+        if not running:
+            return
+        if not told:
+            told = True
+            say(f"waiting for {len(running)} running cell{'s' if len(running) > 1 else ''} to end")
+        try:
+            async for line in _lines(source, kernel_id, {"after": str(log.number), "follow": "true"}):
+                log.feed(line)
+                if not any(execution.running for execution in running):
+                    break
+            else:
+                if not await _has(source, kernel_id):
+                    return  # the kernel has ended
+        except gateway.Refused as err:
+            if err.status == 404:
+                return
+            await asyncio.sleep(1)
+        except gateway.Unreachable:
+            await asyncio.sleep(1)
+
+
+async def _lines(source: Source, kernel_id: str, query: dict[str, str]) -> AsyncIterator[dict[str, Any]]:
+    """The lines of a log. Raises gateway.Refused and gateway.Unreachable."""
+    async with source.get(source.log_path(kernel_id), query) as response:
+        rest = b""
+        try:
+            async for piece in response.content.iter_any():
+                if b"\n" not in piece:
+                    rest += piece
+                    if len(rest) > _LONGEST_LINE:
+                        raise gateway.Unreachable("a line of the log has no end")
+                    continue
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    if line.strip():
+                        value = json.loads(line)
+                        if isinstance(value, dict):
+                            yield value
+        except (aiohttp.ClientError, ValueError) as err:
+            raise gateway.Unreachable(f"the log broke off: {err}") from err
+
+
+def _apply(notebook: Notebook, log: Log) -> list[str]:
+    """Puts all executions into their cells. Returns a sentence for each."""
+    report: dict[int, str] = {}
+    for execution in sorted(log.cells.values(), key=lambda e: e.number):
+        found = notebook.find(execution)
+        if found is None:
+            continue
+        place, cell = found
+        changed = notebook.restore(cell, execution)
+        report[place] = (
+            f"cell {place} [{execution.count or ' '}]: " + ", ".join(_remarks(notebook, cell, execution, changed))
+        )
+    return [report[place] for place in sorted(report)]
+
+
+def _remarks(notebook: Notebook, cell: dict[str, Any], execution: Execution, changed: bool) -> list[str]:
+    count = len(execution.outputs)
+    remarks = [f"{count} output{'' if count == 1 else 's'} restored" if changed else "has all its output already"]
+    if execution.running:
+        remarks.append("it is still running (--follow waits for its end)")
+    if execution.lost:
+        remarks.append(f"{execution.lost} messages of its time are lost" + (", its beginning among them" if execution.beheaded else ""))
+    if execution.code is not None and notebook.source(cell) != execution.code:
+        remarks.append("its source was changed since it ran")
+    return remarks
+
+
+__all__ = ["NotebookError", "RestoreError", "restore", "sources"]

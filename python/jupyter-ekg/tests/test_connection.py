@@ -1,0 +1,285 @@
+"""The extension in a real Jupyter server, with a browser of aiohttp on one side and a supervisor of our own on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+
+import aiohttp
+import pytest
+from conftest import GATEWAY_TOKEN, TOKEN
+from supervisor import KERNEL, KERNEL_SESSION, Supervisor, iopub, request, stream
+
+from jupyter_ekg import framing
+
+AUTH = {"Authorization": f"token {TOKEN}"}
+
+
+def run(main):
+    """Runs a test's coroutine within 20 seconds."""
+    asyncio.run(asyncio.wait_for(main, 20))
+
+
+@contextlib.asynccontextmanager
+async def gateway(server):
+    """A supervisor at the server's gateway, and a session of the browser at a server that knows the kernel."""
+    async with Supervisor(server.gateway_port) as supervisor, aiohttp.ClientSession(headers=AUTH) as browser:
+        async with browser.post(server.url + "/api/kernels", json={"name": "python3"}) as response:
+            assert response.status == 201, await response.text()
+        yield supervisor, browser
+
+
+def channels(server, browser, session="browser", v1=True):
+    """Opens the kernel's websocket as a browser does."""
+    return browser.ws_connect(
+        f"{server.url}/api/kernels/{KERNEL}/channels?session_id={session}",
+        protocols=(framing.V1,) if v1 else (),
+        autoping=False,
+        max_msg_size=0,
+    )
+
+
+async def next_message(ws):
+    """The next message, pings answered."""
+    while True:
+        msg = await ws.receive()
+        if msg.type is aiohttp.WSMsgType.PING:
+            await ws.pong(msg.data)
+            continue
+        return msg
+
+
+async def until(condition):
+    """Waits for a condition; the test's own limit ends it."""
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def test_frames_pass_as_they_are(server):
+    """Binary buffers and large messages pass both ways, with the gateway's credential and the session on the way."""
+
+    async def main():
+        async with gateway(server) as (supervisor, browser), channels(server, browser) as ws:
+            assert ws.protocol == framing.V1
+            binary = iopub("comm_msg", {"comm_id": "c"}, buffers=(bytes(range(256)) * 100, b""))
+            large = stream("x" * 30_000_000)
+            supervisor.say(binary, large)
+            assert (await next_message(ws)).data == binary
+            assert (await next_message(ws)).data == large
+            await ws.send_bytes(request("a", size=30_000_000))
+            await until(lambda: supervisor.accepted == ["a"])
+            assert supervisor.connections[0] == {"session_id": "browser"}
+            assert supervisor.headers[0]["Authorization"] == f"token {GATEWAY_TOKEN}"
+
+    run(main())
+
+
+def test_acknowledges_when_the_browser_does(server):
+    """The supervisor's ping reaches the browser behind the message, and is answered when the browser answers."""
+
+    async def main():
+        async with gateway(server) as (supervisor, browser), channels(server, browser) as ws:
+            supervisor.say(stream("a"))
+            assert (await ws.receive()).type is aiohttp.WSMsgType.BINARY
+            ping = await ws.receive()
+            assert ping.type is aiohttp.WSMsgType.PING
+            assert supervisor.pongs == []
+            supervisor.say(stream("b"))
+            assert (await ws.receive()).type is aiohttp.WSMsgType.BINARY
+            newest = await ws.receive()
+            await ws.pong(newest.data)  # for both
+            await until(lambda: supervisor.pongs == [2])
+
+    run(main())
+
+
+def test_browser_with_the_older_framing(server):
+    """A browser that offers no subprotocol gets and sends JSON, and binary messages where there are buffers."""
+
+    async def main():
+        async with gateway(server) as (supervisor, browser), channels(server, browser, v1=False) as ws:
+            assert ws.protocol is None
+            supervisor.say(stream("text"), iopub("comm_msg", {"comm_id": "c"}, buffers=(b"\xff\x00",)))
+            msg = json.loads((await next_message(ws)).data)
+            assert (msg["channel"], msg["msg_type"], msg["content"]["text"]) == ("iopub", "stream", "text")
+            binary = await next_message(ws)
+            assert binary.type is aiohttp.WSMsgType.BINARY
+            assert binary.data.endswith(b"\xff\x00")
+            await ws.send_str(json.dumps({**framing.to_dict(request("old")), "buffers": []}))
+            await ws.send_bytes(framing.to_legacy(framing.from_dict({**framing.to_dict(request("old2")), "buffers": [b"b"]})))
+            await until(lambda: supervisor.accepted == ["old", "old2"])
+
+    run(main())
+
+
+def test_sentence_in_the_cell_while_the_gateway_is_away(server):
+    """It stands in the running cell, in the kernel's name, and is updated later; what was sent meanwhile runs once."""
+
+    async def main():
+        async with gateway(server) as (supervisor, browser), channels(server, browser) as ws:
+            await ws.send_bytes(request("cell"))
+            await until(lambda: supervisor.accepted == ["cell"])
+            parent = {"msg_id": "cell", "msg_type": "execute_request", "session": "browser"}
+            supervisor.say(iopub("status", {"execution_state": "busy"}, parent))
+            await next_message(ws)
+            await supervisor.stop()
+            await ws.send_bytes(request("meanwhile"))
+            said = framing.to_dict((await next_message(ws)).data)
+            assert said["msg_type"] == "display_data"
+            assert said["header"]["session"] == KERNEL_SESSION
+            assert said["parent_header"]["msg_id"] == "cell"
+            assert "connection to the gateway is lost" in said["content"]["data"]["text/plain"]
+            supervisor.say(stream("on", parent))
+            await supervisor.start()
+            back = framing.to_dict((await next_message(ws)).data)
+            assert back["msg_type"] == "update_display_data"
+            assert back["content"]["transient"] == said["content"]["transient"]
+            assert "is back" in back["content"]["data"]["text/plain"]
+            assert framing.to_dict((await next_message(ws)).data)["content"]["text"] == "on"
+            await until(lambda: supervisor.accepted == ["cell", "meanwhile"])
+
+    run(main())
+
+
+def test_sentence_in_a_cell_that_is_sent_meanwhile(server):
+    """Where nothing ran when the gateway went, the cell that is sent meanwhile says it."""
+
+    async def main():
+        async with gateway(server) as (supervisor, browser), channels(server, browser) as ws:
+            supervisor.say(stream("the kernel's session"))
+            await next_message(ws)
+            await supervisor.stop()
+            await asyncio.sleep(2.5)  # the user waits before trying
+            await ws.send_bytes(request("late"))
+            said = framing.to_dict((await next_message(ws)).data)
+            assert said["parent_header"]["msg_id"] == "late"
+            await supervisor.start()
+            await until(lambda: supervisor.accepted == ["late"])
+
+    run(main())
+
+
+def test_input_of_a_page_that_was_left(server):
+    """What a browser had sent while the gateway was away is delivered although the page is closed, or by its next one."""
+
+    async def main():
+        async with gateway(server) as (supervisor, browser):
+            async with channels(server, browser) as ws:
+                await until(lambda: supervisor.connections)
+                await supervisor.stop()
+                await ws.send_bytes(request("left"))
+                await ws.send_bytes(request("left too"))
+            async with channels(server, browser) as ws:
+                await ws.send_bytes(request("next"))
+                await supervisor.start()
+                await until(lambda: len(supervisor.accepted) == 3)
+            assert supervisor.accepted == ["left", "left too", "next"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["404", "1000"])
+def test_kernel_gone(server, how):
+    """The browser's websocket is closed, with a code after which JupyterLab looks again."""
+
+    async def main():
+        async with gateway(server) as (supervisor, browser):
+            if how == "404":
+                supervisor.status = 404
+            else:
+                supervisor.close_with = (1000, "the kernel is gone: it was shut down")
+            async with channels(server, browser) as ws:
+                msg = await next_message(ws)
+                assert (msg.type, msg.data) == (aiohttp.WSMsgType.CLOSE, 1012)
+            # The next one is refused, as long as that is so; then JupyterLab asks about the kernel.
+            supervisor.kernel_status = 404
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await channels(server, browser)
+            assert refused.value.status == 404
+            supervisor.status = supervisor.kernel_status = 200
+            supervisor.close_with = None
+            async with channels(server, browser) as ws:
+                supervisor.say(stream("there again"))
+                assert (await next_message(ws)).type is aiohttp.WSMsgType.BINARY
+
+    run(main())
+
+
+def test_bad_frames(server):
+    """A frame that is no message closes the browser's websocket and reaches nobody."""
+
+    async def main():
+        async with gateway(server) as (supervisor, browser):
+            for bad in (b"", b"\x00" * 100, (1 << 62).to_bytes(8, "little") + bytes(80)):
+                async with channels(server, browser) as ws:
+                    await ws.send_bytes(bad)
+                    msg = await next_message(ws)
+                    assert (msg.type, msg.data) == (aiohttp.WSMsgType.CLOSE, 1007)
+            assert supervisor.accepted == []
+
+    run(main())
+
+
+def test_gateway_that_is_not_ekg(server):
+    """It is connected as jupyter_server does it, and the log says so; ekg in its place is relayed again."""
+
+    async def main():
+        async with gateway(server) as (supervisor, browser):
+            supervisor.protocol = False
+            async with channels(server, browser) as ws:
+                assert (await next_message(ws)).data == 1012
+            async with channels(server, browser) as ws:
+                assert ws.protocol is None
+                await ws.send_str(json.dumps(framing.to_dict(request("plain"))))
+                assert json.loads((await next_message(ws)).data)["parent_header"]["msg_id"] == "plain"
+            assert "does not speak the relay's protocol" in server.log.read_text()
+            supervisor.protocol = True
+            async with channels(server, browser) as ws:
+                await ws.send_str(json.dumps(framing.to_dict(request("ekg"))))
+                await until(lambda: supervisor.accepted[-1] == "ekg")
+            async with channels(server, browser) as ws:
+                assert ws.protocol == framing.V1
+
+    run(main())
+
+
+def test_log_route(server):
+    """The log comes with the gateway's credential, to those who may read kernels of this server."""
+
+    async def main():
+        async with gateway(server) as (supervisor, browser):
+            supervisor.log_lines = [b'{"number": 1}', b'{"number": 2, "lost": 3}']
+            url = f"{server.url}/jupyter-ekg/kernels/{KERNEL}/log"
+            async with browser.get(url + "?after=0&limit=2&parent=p&other=x") as response:
+                assert response.status == 200
+                assert response.headers["Content-Type"] == "application/x-ndjson"
+                assert (await response.read()).splitlines() == supervisor.log_lines
+            want = {"after": "0", "limit": "2", "parent": "p", "authorization": f"token {GATEWAY_TOKEN}"}
+            assert supervisor.log_queries == [want]
+            async with aiohttp.ClientSession() as stranger, stranger.get(url) as response:
+                assert response.status == 403
+            async with browser.get(url.replace(KERNEL, KERNEL.replace("1", "9"))) as response:
+                assert response.status == 404
+            supervisor.kernel_status = 404
+            async with browser.get(url) as response:
+                assert response.status == 404
+                assert "no such kernel" in (await response.json())["message"]
+            assert len(supervisor.log_queries) == 2
+
+    run(main())
+
+
+def test_following_the_log_ends_with_the_client(server):
+    """Lines come at once, and a client that leaves takes its request at the gateway with it."""
+
+    async def main():
+        async with gateway(server) as (supervisor, browser):
+            supervisor.log_lines = [b'{"number": 1}']
+            url = f"{server.url}/jupyter-ekg/kernels/{KERNEL}/log?follow=true"
+            async with browser.get(url) as response:
+                assert await response.content.readline() == b'{"number": 1}\n'
+                assert supervisor.open_logs == 1
+            await until(lambda: supervisor.open_logs == 0)
+
+    run(main())
