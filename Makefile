@@ -9,7 +9,7 @@ FUZZTIME ?= 30s
 .PHONY: help build demo test unit lint e2e chaos fuzz bench generate verify clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 build: ## build bin/ekg and bin/ekg-supervisor, static
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/ekg ./cmd/ekg-supervisor

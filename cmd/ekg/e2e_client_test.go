@@ -93,11 +93,20 @@ func (g *gateway) tryDial(t *testing.T, id, session string, v1 bool) (*client, e
 
 // connect opens the websocket.
 func (g *gateway) connect(ctx context.Context, id, session string, v1 bool, limit time.Duration) (*websocket.Conn, error) {
-	d := websocket.Dialer{HandshakeTimeout: limit}
+	subprotocol := ""
 	if v1 {
-		d.Subprotocols = []string{subprotocolV1}
+		subprotocol = subprotocolV1
 	}
-	at := strings.Replace(g.url, "http", "ws", 1) + "/api/kernels/" + id + "/channels?session_id=" + url.QueryEscape(session)
+	return g.connectWith(ctx, id, url.Values{"session_id": {session}}, subprotocol, limit)
+}
+
+// connectWith opens a websocket that speaks the subprotocol, or the default framing if that is empty.
+func (g *gateway) connectWith(ctx context.Context, id string, query url.Values, subprotocol string, limit time.Duration) (*websocket.Conn, error) {
+	d := websocket.Dialer{HandshakeTimeout: limit}
+	if subprotocol != "" {
+		d.Subprotocols = []string{subprotocol}
+	}
+	at := strings.Replace(g.url, "http", "ws", 1) + "/api/kernels/" + id + "/channels?" + query.Encode()
 	ws, resp, err := d.DialContext(ctx, at, map[string][]string{"Authorization": {"token " + g.token}})
 	if err != nil {
 		if resp != nil {
@@ -105,8 +114,8 @@ func (g *gateway) connect(ctx context.Context, id, session string, v1 bool, limi
 		}
 		return nil, fmt.Errorf("dial: %w", err)
 	}
-	if (ws.Subprotocol() == subprotocolV1) != v1 {
-		return nil, errors.Join(fmt.Errorf("negotiated subprotocol %q", ws.Subprotocol()), ws.Close())
+	if got := ws.Subprotocol(); got != subprotocol {
+		return nil, errors.Join(fmt.Errorf("negotiated subprotocol %q, want %q", got, subprotocol), ws.Close())
 	}
 	return ws, nil
 }

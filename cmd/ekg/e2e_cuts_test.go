@@ -16,8 +16,10 @@ import (
 // cuts is what a test of cut connections does to them.
 type cuts struct {
 	lines    int           // at least, printed by each cell
+	pace     time.Duration // between two lines
 	cuts     int           // of connections
 	kills    int           // of the gateway
+	inputs   int           // cells that a relay sends, connected or not
 	pauses   int           // of a reader
 	pause    time.Duration // each
 	patience time.Duration // of a client whose connection has become silent
@@ -26,31 +28,34 @@ type cuts struct {
 // TestE2E_Cuts is the promise to a client that comes back: whatever happens to its connections and to the gateway,
 // nothing is missing, everything has its place, and what comes twice is the last that came before.
 func TestE2E_Cuts(t *testing.T) {
-	cuts{lines: 1000, cuts: 20, kills: 3, pauses: 1, pause: 3 * time.Second, patience: 2 * time.Second}.run(t)
+	cuts{lines: 1000, pace: 4 * time.Millisecond, cuts: 20, kills: 3, inputs: 100, pauses: 1, pause: 3 * time.Second,
+		patience: 2 * time.Second}.run(t)
 }
 
 // TestChaos_Cuts is the same for longer: run by make chaos.
 func TestChaos_Cuts(t *testing.T) {
-	cuts{lines: 10000, cuts: 200, kills: 20, pauses: 3, pause: 20 * time.Second, patience: 3 * time.Second}.run(t)
+	cuts{lines: 10000, pace: 20 * time.Millisecond, cuts: 200, kills: 20, inputs: 1000, pauses: 3, pause: 20 * time.Second,
+		patience: 3 * time.Second}.run(t)
 }
 
 // numbered is a cell that prints numbered lines one by one until a file exists, and lines at least. Each hundredth line
-// is long, so that it is cut in the middle, too. The last line says how many there were.
-func numbered(lines int, until string) string {
+// is long, so that it is cut in the middle, too, but shorter than what is left out after three cuts. The last line says
+// how many there were.
+func numbered(lines int, pace time.Duration, until string) string {
 	return fmt.Sprintf(`import os, time
 n = 0
 while n < %d or not os.path.exists(%q):
-    print('line', n, 'x' * 150000 if n %% 100 == 99 else '', flush=True)
+    print('line', n, 'x' * 120000 if n %% 100 == 99 else '', flush=True)
     n += 1
-    time.sleep(0.004)
-print('total', n, flush=True)`, lines, until)
+    time.sleep(%g)
+print('total', n, flush=True)`, lines, until, pace.Seconds())
 }
 
 // wantNumbered holds that a numbered cell's output is complete and in order, and that the cell ended well and once.
-func wantNumbered(t *testing.T, name string, o outcome) {
+func wantNumbered(t *testing.T, name string, o *outcome) {
 	t.Helper()
 	n, total := 0, -1
-	for line := range strings.Lines(o.stdout) {
+	for line := range strings.Lines(o.stdout.String()) {
 		var i int
 		if _, err := fmt.Sscanf(line, "total %d", &total); err == nil {
 			continue
@@ -70,16 +75,16 @@ func wantNumbered(t *testing.T, name string, o outcome) {
 
 func (c cuts) run(t *testing.T) {
 	n := seed(t)
-	g := prepare(t, "")
-	g.moveTo("127.0.0.2") // while it is down nobody takes its port
+	g := prepare(t, "", "--log-limit=256MiB") // nobody is away for longer than that lasts
+	g.moveTo("127.0.0.2")                     // while it is down nobody takes its port
 	g.start()
 	p := newFaultProxy(t, g.addr)
 	stop := filepath.Join(g.dir, "stop")
 	var clients []*returning
 	var cells []string
-	for _, v1 := range []bool{true, false} {
-		r := newReturning(t, p.through(g), g.kernel("python3"), fmt.Sprintf("session-%v", v1), v1, c.patience)
-		cell := r.begin(numbered(c.lines, stop))
+	for _, subprotocol := range []string{subprotocolV1, "", subprotocolRelay} {
+		r := newReturning(t, p.through(g), g.kernel("python3"), subprotocol, c.patience)
+		cell := r.begin(numbered(c.lines, c.pace, stop))
 		r.until(20*time.Second, "the cell's begin", func() bool { // a request that nobody has accepted may be lost
 			return r.has(func(m message) bool { return m.Parent.MsgID == cell && m.Header.MsgType == "execute_input" })
 		})
@@ -94,6 +99,9 @@ func (c cuts) run(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, r := range clients {
+		if r.ext != nil {
+			x.wantInputs(r)
+		}
 		wantNumbered(t, r.session, r.ended(cells[i], 2*time.Minute))
 		r.mu.Lock()
 		t.Logf("%s: %d messages in %d connections; %d messages came twice, at most %d bytes at once", r.session, len(r.got), r.connections,
@@ -112,6 +120,9 @@ func (c cuts) events(x *chaos) []func() {
 	for range c.kills {
 		events = append(events, x.killGateway)
 	}
+	for range c.inputs {
+		events = append(events, x.input)
+	}
 	for i := range c.pauses {
 		events = append(events, func() { x.pauseReader(i, c.pause) })
 	}
@@ -126,7 +137,8 @@ type chaos struct {
 	p       *faultProxy
 	random  *rand.Rand
 	clients []*returning
-	cut     int // connections
+	cut     int      // connections
+	inputs  []string // msg_ids of cells that a relay has sent
 }
 
 // wait lets clients get some more messages: a random number, often none.
@@ -169,11 +181,15 @@ func (x *chaos) cutOne(i int) {
 	}
 	x.cut += len(links)
 	switch i % 10 {
-	case 0, 1:
+	case 0:
 		for _, k := range links {
 			k.set(halfOpen)
 		}
-	case 2, 3:
+	case 1, 2:
+		for _, k := range links {
+			k.set(mute)
+		}
+	case 3:
 		for _, k := range links {
 			k.set(crawling)
 		}
@@ -221,4 +237,28 @@ func (x *chaos) pauseReader(i int, d time.Duration) {
 	x.t.Helper()
 	x.wait(300)
 	x.clients[i%len(x.clients)].pauses <- d
+}
+
+// input has the relay send a cell, which will run behind the one that runs.
+func (x *chaos) input() {
+	x.t.Helper()
+	r := x.clients[len(x.clients)-1]
+	x.inputs = append(x.inputs, r.begin(fmt.Sprintf("ran = [*globals().get('ran', []), %d]", len(x.inputs))))
+}
+
+// wantInputs holds that all cells ran once, in order, and were answered.
+func (x *chaos) wantInputs(r *returning) {
+	x.t.Helper()
+	for _, cell := range x.inputs {
+		if o := r.ended(cell, 2*time.Minute); len(o.replies) != 1 || o.replies[0].field("status") != "ok" || len(o.idles) != 1 {
+			x.t.Errorf("cell %s has %d replies and %d idles", cell, len(o.replies), len(o.idles))
+		}
+	}
+	check := r.begin(fmt.Sprintf("print(ran == list(range(%d)), ran)", len(x.inputs)))
+	if o := r.ended(check, time.Minute); !strings.HasPrefix(o.stdout.String(), "True ") {
+		x.t.Errorf("of %d cells that a relay sent these ran: %s", len(x.inputs), o.stdout.String())
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	x.t.Logf("%d cells sent, %d of them without a connection; %d messages were sent again", len(x.inputs), r.ext.offline, r.ext.again)
 }

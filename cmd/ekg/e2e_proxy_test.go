@@ -40,6 +40,8 @@ const (
 	halfOpen
 	// What the client sends is not forwarded: it still receives, but its answers to pings are lost.
 	deaf
+	// What the gateway sends is not forwarded: what the client sends arrives, and nobody tells it.
+	mute
 	// One byte a second in each direction.
 	crawling
 )
@@ -143,7 +145,7 @@ func (k *link) copy(dst, src *net.TCPConn, fromClient bool) {
 		now, changed := k.state()
 		wait := make(<-chan time.Time) // never
 		switch {
-		case now == halfOpen, now == deaf && fromClient:
+		case now == halfOpen, now == deaf && fromClient, now == mute && !fromClient:
 		case now == crawling && len(pending) > 0:
 			wait = time.After(time.Second)
 		case len(pending) > 0:
@@ -195,7 +197,7 @@ func (k *link) set(f fault) {
 	if f == halfOpen || f == deaf {
 		_ = k.server.SetWriteDeadline(time.Unix(1, 0))
 	}
-	if f == halfOpen {
+	if f == halfOpen || f == mute {
 		_ = k.client.SetWriteDeadline(time.Unix(1, 0))
 	}
 }

@@ -5,10 +5,12 @@ package main_test
 import (
 	"cmp"
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
+	"net/url"
 	"os"
 	"strconv"
 	"strings"
@@ -44,22 +46,22 @@ func seed(t *testing.T) uint64 {
 // returning is a client that comes back, as JupyterLab's does: with the same session id, asking kernel_info on each new
 // connection, and without sending again what it had sent before. It keeps all it got, and is in doubt of anything that
 // is not what the guarantee says: a connection begins with a repetition of the last things that came, in their order,
-// and then has only new ones.
+// and then has only new ones. With an extension it is what jupyter-ekg is, and nothing comes twice.
 type returning struct {
-	t        *testing.T
-	g        *gateway // through the proxy
-	id       string   // of the kernel
-	session  string
-	v1       bool
-	patience time.Duration // without a frame; then it takes the connection for dead
-	cancel   context.CancelFunc
-	done     chan struct{} // closed when run has returned
-	pauses   chan time.Duration
+	t           *testing.T
+	g           *gateway // through the proxy
+	id          string   // of the kernel
+	session     string
+	subprotocol string
+	ext         *extension    // nil for a browser
+	patience    time.Duration // without a frame; then it takes the connection for dead
+	cancel      context.CancelFunc
+	done        chan struct{} // closed when run has returned
+	pauses      chan time.Duration
 
 	mu          sync.Mutex
 	ws          *websocket.Conn // the present connection, or nil
 	got         []message       // each once, in order of arrival
-	sizes       []int64         // of their frames, in bytes
 	index       map[string]int  // in got, by msg_id
 	fault       error           // the first that was found
 	refused     error           // of the last attempt to connect, if it failed
@@ -69,11 +71,14 @@ type returning struct {
 	maxRepeat   int64 // bytes of the largest repetition
 }
 
-func newReturning(t *testing.T, g *gateway, id, session string, v1 bool, patience time.Duration) *returning {
+func newReturning(t *testing.T, g *gateway, id, subprotocol string, patience time.Duration) *returning {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	r := &returning{t: t, g: g, id: id, session: session, v1: v1, patience: patience, cancel: cancel, done: make(chan struct{}),
-		pauses: make(chan time.Duration, 1), index: map[string]int{}}
+	r := &returning{t: t, g: g, id: id, session: "session of " + cmp.Or(subprotocol, "JSON"), subprotocol: subprotocol, patience: patience,
+		cancel: cancel, done: make(chan struct{}), pauses: make(chan time.Duration, 1), index: map[string]int{}}
+	if subprotocol == subprotocolRelay {
+		r.ext = &extension{}
+	}
 	go r.run(ctx)
 	t.Cleanup(r.stop)
 	r.until(20*time.Second, "the first connection", func() bool { return r.ws != nil })
@@ -98,7 +103,7 @@ func (r *returning) run(ctx context.Context) {
 		if frames > 0 {
 			patience = r.patience
 		} else {
-			patience = min(patience*3/2, 20*time.Second) // a slow machine gets there in the end
+			patience = min(patience*3/2, 3*r.patience) // a slow machine gets there in the end
 		}
 		select {
 		case <-ctx.Done():
@@ -111,25 +116,39 @@ func (r *returning) run(ctx context.Context) {
 func (r *returning) once(ctx context.Context, patience time.Duration) (int, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	ws, err := r.g.connect(ctx, r.id, r.session, r.v1, patience)
+	query := url.Values{"session_id": {r.session}}
+	if r.ext != nil && r.ext.cursor != "" {
+		query.Set("cursor", r.ext.cursor)
+	}
+	ws, err := r.g.connectWith(ctx, r.id, query, r.subprotocol, patience)
 	if err != nil {
 		return 0, err
 	}
 	defer ws.Close()
 	stop := context.AfterFunc(ctx, func() { _ = ws.Close() }) // ends the read below
 	defer stop()
-	answer := ws.PingHandler()
-	ws.SetPingHandler(func(data string) error {
-		if err := ws.SetReadDeadline(time.Now().Add(patience)); err != nil {
-			return err
+	alive := func(then func(string) error) func(string) error {
+		return func(data string) error {
+			if err := ws.SetReadDeadline(time.Now().Add(patience)); err != nil {
+				return err
+			}
+			return then(data)
 		}
-		return answer(data)
-	})
+	}
+	ws.SetPingHandler(alive(ws.PingHandler()))
+	if r.ext != nil {
+		asked := newBrowser(ws)
+		defer asked.stop()
+		ws.SetPingHandler(alive(asked.ping))
+		ws.SetPongHandler(alive(r.proven))
+	}
 	r.mu.Lock()
 	r.ws = ws
 	r.connections++
 	r.mu.Unlock()
-	if _, err := r.send("shell", "kernel_info_request", "{}"); err != nil {
+	if r.ext != nil {
+		r.resend()
+	} else if _, err := r.send("shell", "kernel_info_request", "{}"); err != nil {
 		return 0, err
 	}
 	next := -1 // in got, once the repetition has begun; math.MaxInt behind it
@@ -150,13 +169,25 @@ func (r *returning) once(ctx context.Context, patience time.Duration) (int, erro
 		if err != nil {
 			return n, err
 		}
-		m, err := decode(kind, data)
+		m, err := r.decode(kind, data)
 		if err != nil {
 			r.doubt(fmt.Errorf("frame %d of a connection: %w", n, err))
 			return n, err
 		}
 		next = r.take(m, int64(len(data)), next, &repetition)
 	}
+}
+
+// decode reads a frame. A relay's begins with a cursor.
+func (r *returning) decode(kind int, data []byte) (message, error) {
+	if r.ext == nil {
+		return decode(kind, data)
+	}
+	if kind != websocket.BinaryMessage || len(data) < cursorBytes {
+		return message{}, fmt.Errorf("a frame of kind %d and %d bytes has no cursor", kind, len(data))
+	}
+	r.ext.cursor = hex.EncodeToString(data[:cursorBytes])
+	return decode(kind, data[cursorBytes:])
 }
 
 // take notes one message and returns which one would be the next of the repetition.
@@ -171,8 +202,10 @@ func (r *returning) take(m message, size int64, next int, repetition *int64) int
 		}
 		r.index[m.Header.MsgID] = len(r.got)
 		r.got = append(r.got, m)
-		r.sizes = append(r.sizes, size)
 		return math.MaxInt
+	}
+	if r.ext != nil {
+		r.doubtLocked(fmt.Errorf("message %d of %d (%s) came twice to a relay", i, len(r.got), m.Header.MsgType))
 	}
 	if next >= 0 && i != next {
 		r.doubtLocked(fmt.Errorf("message %d of %d (%s) came again where %d was to come", i, len(r.got), m.Header.MsgType, next))
@@ -201,7 +234,7 @@ func (r *returning) doubtLocked(err error) {
 	}
 }
 
-// send writes a request to the present connection.
+// send writes a request to the present connection, or has the extension send it until it is accepted.
 func (r *returning) send(channel, msgType, content string, more ...func(*message)) (string, error) {
 	m := message{Channel: channel, Content: json.RawMessage(content), Header: header{
 		MsgID: fmt.Sprintf("e2e-%d", messageNumber.Add(1)), MsgType: msgType, Session: r.session, Version: "5.4",
@@ -209,9 +242,13 @@ func (r *returning) send(channel, msgType, content string, more ...func(*message
 	for _, f := range more {
 		f(&m)
 	}
-	kind, data := (&client{t: r.t, v1: r.v1}).encode(m)
+	kind, data := (&client{t: r.t, v1: r.subprotocol != ""}).encode(m)
 	r.mu.Lock() // also keeps two writers apart
 	defer r.mu.Unlock()
+	if r.ext != nil {
+		r.ext.send(r.ws, data)
+		return m.Header.MsgID, nil
+	}
 	if r.ws == nil {
 		return "", errors.New("not connected")
 	}
@@ -265,14 +302,15 @@ func (r *returning) has(match func(message) bool) bool {
 
 // outcome is what a client got of a cell, all its connections together and nothing twice.
 type outcome struct {
-	stdout, notices string
-	replies, idles  []message
+	stdout         strings.Builder
+	notices        string
+	replies, idles []message
 }
 
 // ended waits for a cell's reply and idle and returns what became of it.
-func (r *returning) ended(cell string, limit time.Duration) outcome {
+func (r *returning) ended(cell string, limit time.Duration) *outcome {
 	r.t.Helper()
-	var o outcome
+	o := &outcome{}
 	seen := 0
 	r.until(limit, "reply and idle of "+cell, func() bool {
 		for ; seen < len(r.got); seen++ {
@@ -295,6 +333,6 @@ func (o *outcome) take(m message, cell string) {
 	case m.Header.MsgType == "stream" && strings.HasPrefix(m.field("text"), "[ekg]"):
 		o.notices += m.field("text")
 	case m.Header.MsgType == "stream":
-		o.stdout += m.field("text")
+		o.stdout.WriteString(m.field("text"))
 	}
 }

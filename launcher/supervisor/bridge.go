@@ -362,7 +362,7 @@ func (s *Supervisor) deliverOutput(b *bridge, m *wire.Message, parent wire.Heade
 	if state == stateIdle {
 		essential = true
 		r := s.waitingIdle(parent.MsgID)
-		s.settleGaps(b, r)
+		s.settleGaps(b, r, wire.RawField(m.Header, "msg_id"))
 		if r != nil {
 			r.idled = true
 			if r.replied {
@@ -371,6 +371,11 @@ func (s *Supervisor) deliverOutput(b *bridge, m *wire.Message, parent wire.Heade
 		}
 	}
 	s.log.append(nil, *m, essential)
+	if state == stateIdle && s.running() != nil {
+		// Front ends show the last status, whatever it is about: JupyterLab asks a reloaded notebook's kernel on control
+		// whether it debugs, and showed a kernel that computes as idle from then on.
+		s.log.append(nil, s.statusMessage(), false)
+	}
 }
 
 // deliverAnswer appends a reply or an input request for the session that asked.

@@ -111,17 +111,41 @@ func (g *gaps) attribute(cell string, header []byte) {
 }
 
 // settle is called when the end of a cell has come on iopub, behind all that was said there before. It returns how many
-// messages are lost, and closes all gaps if any are. As many as inFlight may still come on other channels.
-func (g *gaps) settle(inFlight int) uint64 {
+// messages are lost, and takes them out of the gaps. As many as inFlight may still come on other channels; and what has
+// a higher number than the end, since a later cell's reply can overtake it, is behind it in the same queue.
+func (g *gaps) settle(end []byte, inFlight int) uint64 {
+	n, ok := g.number(end)
+	if !ok {
+		return 0
+	}
 	var missing uint64
+	later := make([]gap, 0, len(g.open))
 	for _, o := range g.open {
-		missing += o.missing
+		awaited := uint64(0)
+		if o.last > n {
+			awaited = min(o.missing, o.last-max(n, o.first-1))
+		}
+		missing += o.missing - awaited
+		if awaited > 0 {
+			o.first, o.missing = max(o.first, n+1), awaited
+			later = append(later, o)
+		}
 	}
 	if missing <= uint64(inFlight)+gapLeeway {
 		return 0
 	}
-	g.open = nil
+	g.open = later
 	return missing - uint64(inFlight)
+}
+
+// number reads the counter of a msg_id of the same line as those before.
+func (g *gaps) number(msgID []byte) (uint64, bool) {
+	i := bytes.LastIndexByte(msgID, '_')
+	if i < 0 || !bytes.Equal(g.line, msgID[:i]) {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(string(msgID[i+1:]), 10, 62)
+	return n, err == nil
 }
 
 // overdue closes the gaps that nothing has narrowed for gapGrace, and returns them.
@@ -155,18 +179,20 @@ func (s *Supervisor) missed(b *bridge, msgID []byte) {
 }
 
 // settleGaps announces what has been lost when a cell ends, before its idle is passed on: front ends stop listening
-// then. s.mu is held.
-func (s *Supervisor) settleGaps(b *bridge, cell *request) {
+// then. idle is that one's msg_id. s.mu is held.
+func (s *Supervisor) settleGaps(b *bridge, cell *request, idle []byte) {
 	if len(b.gaps.open) == 0 || cell == nil || cell.msgType != "execute_request" {
 		return
 	}
-	inFlight := 0 // replies that may have been sent and not been read yet
+	inFlight := 0 // replies that may have been sent and not been read yet: not those of cells behind this one
+	behind := false
 	for _, r := range s.order {
-		if !r.replied && (r == cell || !r.main || r.channel != wire.Shell) {
+		if !r.replied && (!behind || !r.main || r.channel != wire.Shell) {
 			inFlight++
 		}
+		behind = behind || r == cell
 	}
-	if n := b.gaps.settle(inFlight); n > 0 {
+	if n := b.gaps.settle(idle, inFlight); n > 0 {
 		s.announceLoss(cell.id, cell.header, n)
 	}
 }

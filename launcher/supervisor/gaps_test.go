@@ -124,6 +124,43 @@ func TestGaps_onlyInBursts(t *testing.T) {
 	}
 }
 
+// TestGaps_overtaken: later cells' replies come on a channel of their own, and show gaps that are none when an earlier
+// cell ends: what is numbered above its idle is behind it.
+func TestGaps_overtaken(t *testing.T) {
+	for _, lost := range []int{0, 200} {
+		var g gaps
+		now := time.Unix(1e9, 0)
+		n := 0
+		come := func(numbers ...int) {
+			for _, n := range numbers {
+				g.observe(numberedID(n), now)
+			}
+		}
+		for ; n < sendLimit+2; n++ {
+			come(n)
+		}
+		n += lost
+		idle := n + 1
+		come(n) // the cell's reply, before its idle
+		var iopub []int
+		for first := idle + 1; first < idle+1+40*4; first += 4 { // busy, input, reply, idle of each cell behind it
+			come(first + 2)
+			iopub = append(iopub, first, first+1, first+3)
+		}
+		come(idle)
+		if got := g.settle(numberedID(idle), 0); got != uint64(lost) {
+			t.Errorf("%d are said to be lost, want %d", got, lost)
+		}
+		if total(g.open) > len(iopub) {
+			t.Errorf("%d are awaited, %d are behind", total(g.open), len(iopub))
+		}
+		come(iopub...)
+		if missing := total(g.open); missing != 0 {
+			t.Errorf("%d are said to be missing when all have come", missing)
+		}
+	}
+}
+
 // TestSupervisor_lostOutput: a cell says how many of its messages the kernel's sockets have lost, once, and before its
 // end: front ends do not listen after.
 func TestSupervisor_lostOutput(t *testing.T) {

@@ -19,6 +19,7 @@ def load(serverapp):
         return
     settings = serverapp.web_app.settings
     handlers.add(serverapp.web_app, settings["base_url"])
+    settings.setdefault("page_config_data", {})["jupyterEkg"] = "true"  # the page's part is there for us, too
     if older.IS_OLDER:
         older.add_handler(serverapp.web_app, settings["base_url"])
     elif settings.get("kernel_websocket_connection_class") is not older.GatewayWebSocketConnection:

@@ -25,6 +25,8 @@ RELAY = "v1.relay.ekg"
 
 _T = TypeVar("_T")
 
+_LONGEST_LINE = 1 << 30  # bytes of one message of a log, as JSON
+
 # A gateway that does not answer an upgrade in this time is tried again: it may be a machine that is no more.
 _MAX_CONNECT_TIME = 15.0
 
@@ -158,10 +160,26 @@ async def log(kernel_id: str, query: dict[str, str]) -> AsyncIterator[aiohttp.Cl
         yield response
 
 
-async def get_json(path: str) -> Any:
-    """What the gateway answers on a path below its address, as /api/sessions. Raises Refused and Unreachable."""
-    async with get(path, {}) as response:
-        return await read_json(response)
+async def log_lines(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    """The lines of a log, as they come. Raises Unreachable if it breaks off."""
+    begun: list[bytes] = []  # pieces of a line that has not ended
+    length = 0
+    try:
+        async for piece in response.content.iter_any():
+            *ends, rest = piece.split(b"\n")
+            for end in ends:
+                line = b"".join((*begun, end))
+                begun.clear()
+                length = 0
+                value = json.loads(line) if line.strip() else None
+                if isinstance(value, dict):
+                    yield value
+            begun.append(rest)
+            length += len(rest)
+            if length > _LONGEST_LINE:
+                raise Unreachable("a line of the log has no end")
+    except (aiohttp.ClientError, ValueError) as err:
+        raise Unreachable(f"the log broke off: {err}") from err
 
 
 @contextlib.asynccontextmanager

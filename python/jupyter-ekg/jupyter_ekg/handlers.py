@@ -1,12 +1,13 @@
 """Routes that the extension adds to a Jupyter server.
 
 ``GET {base_url}jupyter-ekg/kernels/ID/log`` passes on the gateway's log of a kernel, read with the server's own credential:
-whoever may read kernels here may read it.
+whoever may read kernels here may read it. ``.../kernels/ID/outputs`` gives what the cells have printed, as read from it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 
 import aiohttp
 from jupyter_server.auth import authorized
@@ -16,59 +17,97 @@ from tornado import web
 from tornado.iostream import StreamClosedError
 
 from . import gateway
+from .outputs import Log
 
 _KERNEL_ID = r"(?P<kernel_id>\w+-\w+-\w+-\w+-\w+)"
 _PARAMETERS = ("after", "limit", "parent", "follow")
 
 
-class KernelLogHandler(APIHandler):
-    """Streams a kernel's log, one JSON object a line."""
+class _KernelHandler(APIHandler):
+    """A route that reads the log of a kernel of this server for a client that may go away meanwhile."""
 
     auth_resource = "kernels"
 
-    _copying: asyncio.Task | None = None
+    _reading: asyncio.Task | None = None
 
-    @web.authenticated
-    @authorized("read", resource="kernels")
-    async def get(self, kernel_id):
-        """Answers with the log of a kernel of this server."""
+    async def read(self, kernel_id, reading):
+        """Awaits the coroutine function ``reading``, with the gateway's errors as HTTP errors."""
         # The gateway may have kernels of others, and the credential be good for all of them.
         if kernel_id not in self.kernel_manager:
             raise web.HTTPError(404, f"Kernel does not exist: {kernel_id}")
-        query = {name: self.get_query_argument(name) for name in _PARAMETERS if self.get_query_argument(name, None) is not None}
-        self._copying = asyncio.ensure_future(self._copy(kernel_id, query))
+        self._reading = asyncio.ensure_future(reading(kernel_id))
         try:
-            await self._copying
+            return await self._reading
         except asyncio.CancelledError:
             if not self.request.connection.stream.closed():
                 raise
         except StreamClosedError:
             pass  # the client has gone
-        except aiohttp.ClientError as err:
-            # A regular end would say that this is all there is.
-            self.log.warning("jupyter-ekg: the log of kernel %s broke off: %s", kernel_id, err)
-            self.request.connection.stream.close()
         except gateway.Refused as err:
-            raise web.HTTPError(err.status, err.message) from err
+            raise web.HTTPError(err.status, err.message.replace("%", "%%")) from err
         except gateway.Unreachable as err:
-            raise web.HTTPError(503, f"the gateway cannot be reached: {err}") from err
+            raise web.HTTPError(503, f"the gateway cannot be reached: {err}".replace("%", "%%")) from err
+        return None
 
-    async def _copy(self, kernel_id: str, query: dict[str, str]) -> None:
+    def on_connection_close(self):
+        """Stops reading the log for a client that has gone: nothing may come for hours."""
+        if self._reading is not None:
+            self._reading.cancel()
+        super().on_connection_close()
+
+
+class KernelLogHandler(_KernelHandler):
+    """Streams a kernel's log, one JSON object a line."""
+
+    @web.authenticated
+    @authorized("read", resource="kernels")
+    async def get(self, kernel_id):
+        """Answers with the log of a kernel of this server."""
+        await self.read(kernel_id, self._copy)
+
+    async def _copy(self, kernel_id: str) -> None:
+        query = {name: self.get_query_argument(name) for name in _PARAMETERS if self.get_query_argument(name, None) is not None}
         async with gateway.log(kernel_id, query) as response:
             self.set_header("Content-Type", "application/x-ndjson")
             self.set_header("Cache-Control", "no-store")
             await self.flush()
-            async for piece in response.content.iter_any():
-                self.write(piece)
-                await self.flush()  # waits while the client does not read
+            try:
+                async for piece in response.content.iter_any():
+                    self.write(piece)
+                    await self.flush()  # waits while the client does not read
+            except aiohttp.ClientError as err:
+                # A regular end would say that this is all there is.
+                self.log.warning("jupyter-ekg: the log of kernel %s broke off: %s", kernel_id, err)
+                self.request.connection.stream.close()
 
-    def on_connection_close(self):
-        """Stops reading the log of a client that has gone: nothing may come for hours."""
-        if self._copying is not None:
-            self._copying.cancel()
-        super().on_connection_close()
+
+class KernelOutputsHandler(_KernelHandler):
+    """What the cells of a kernel have printed, as its log has it: each cell's newest execution."""
+
+    @web.authenticated
+    @authorized("read", resource="kernels")
+    async def get(self, kernel_id):
+        """Answers with the executions by the cells' ids."""
+        cells = await self.read(kernel_id, self._cells)
+        if cells is not None:
+            self.set_header("Cache-Control", "no-store")
+            self.finish(json.dumps({"cells": cells}))
+
+    async def _cells(self, kernel_id: str) -> dict[str, object]:
+        log = Log()
+        async with gateway.log(kernel_id, {}) as response:
+            async for line in gateway.log_lines(response):
+                log.feed(line)
+        return {cell: execution.model() for cell, execution in log.cells.items()}
 
 
 def add(web_app, base_url: str) -> None:
     """Adds the routes to the server's application."""
-    web_app.add_handlers(".*$", [(url_path_join(base_url, "jupyter-ekg", "kernels", _KERNEL_ID, "log"), KernelLogHandler)])
+    kernel = url_path_join(base_url, "jupyter-ekg", "kernels", _KERNEL_ID)
+    web_app.add_handlers(
+        ".*$",
+        [
+            (url_path_join(kernel, "log"), KernelLogHandler),
+            (url_path_join(kernel, "outputs"), KernelOutputsHandler),
+        ],
+    )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 # A note in the place of messages that the log no longer has.
 _LOST = "[ekg] {} messages of output are missing here\n"
+
+_MOST_SEEN = 20_000
 
 _OUTPUTS = ("stream", "display_data", "execute_result", "error")
 
@@ -13,8 +16,9 @@ _OUTPUTS = ("stream", "display_data", "execute_result", "error")
 class Execution:
     """One run of one cell."""
 
-    def __init__(self, msg_id: str, cell: str, epoch: int, number: int):
+    def __init__(self, msg_id: str, session: str, cell: str, epoch: int, number: int):
         self.msg_id = msg_id
+        self.session = session  # of the page or program that asked for it
         self.cell = cell
         self.epoch = epoch
         self.number = number  # of its first message
@@ -24,6 +28,7 @@ class Execution:
         self.lost = 0  # messages that are missing, of this or of others that ran at the same time
         self._outputs: list[dict[str, Any]] = []
         self._clear = False  # before the next output
+        self._seen: deque[str] = deque(maxlen=_MOST_SEEN)  # msg_ids of its newest messages
 
     @property
     def beheaded(self) -> bool:
@@ -33,13 +38,42 @@ class Execution:
     @property
     def outputs(self) -> list[dict[str, Any]]:
         """Its outputs as nbformat has them, text in one piece, overwritten text removed."""
-        outputs = []
-        for output in self._outputs:
-            output = dict(output)
+        outputs = self._plain()
+        for output in outputs:
+            output.pop("transient", None)
             if output["output_type"] == "stream":
-                output["text"] = overwritten("".join(output["text"]))
-            outputs.append(output)
+                output["text"] = overwritten(output["text"])
         return outputs
+
+    def model(self) -> dict[str, Any]:
+        """All of it as JSON, for a page that shows the cell.
+
+        While it runs, text is not overwritten yet and displays have their ids: more may come for both. ``seen`` are the
+        messages that are in this, of which the page may have some more to come.
+        """
+        return {
+            "msg_id": self.msg_id,
+            "session": self.session,
+            "code": self.code,
+            "count": self.count,
+            "running": self.running,
+            "lost": self.lost,
+            "beheaded": self.beheaded,
+            "outputs": self._plain() if self.running else self.outputs,
+            "clear_next": self._clear,
+            "seen": list(self._seen) if self.running else [],
+        }
+
+    def saw(self, msg_id: Any) -> None:
+        """Notes that a message was read."""
+        if isinstance(msg_id, str):
+            self._seen.append(msg_id)
+
+    def _plain(self) -> list[dict[str, Any]]:
+        return [
+            {**output, "text": "".join(output["text"])} if output["output_type"] == "stream" else dict(output)
+            for output in self._outputs
+        ]
 
     def add(self, output: dict[str, Any]) -> None:
         """Appends an output; text of one stream is joined."""
@@ -95,20 +129,24 @@ class Log:
         msg_type = header.get("msg_type")
         if msg_type == "update_display_data":
             self._update(content)
+            if isinstance(msg_id, str) and msg_id in self._executions:
+                self._executions[msg_id].saw(header.get("msg_id"))
             return
         if not isinstance(cell, str) or not isinstance(msg_id, str):
             return
         # The gateway's own remarks, also on requests that were never run, are no beginning.
         own = header.get("username") == "ekg"
-        execution = self._executions.get(msg_id) or (None if own else self._begin(cell, msg_id, msg_type, epoch))
+        execution = self._executions.get(msg_id) or (None if own else self._begin(cell, parent, msg_type, epoch))
         if execution is not None:
+            execution.saw(header.get("msg_id"))
             self._apply(execution, msg_type, content)
 
-    def _begin(self, cell: str, msg_id: str, msg_type: Any, epoch: int) -> Execution | None:
+    def _begin(self, cell: str, parent: dict[str, Any], msg_type: Any, epoch: int) -> Execution | None:
         # A request that was aborted, because one before it failed, has neither.
         if msg_type != "execute_input" and not (msg_type in _OUTPUTS or msg_type == "clear_output"):
             return None
-        execution = Execution(msg_id, cell, epoch, self.number)
+        msg_id = parent["msg_id"]
+        execution = Execution(msg_id, str(parent.get("session", "")), cell, epoch, self.number)
         before = self.cells.get(cell)
         if before is not None:
             self._executions.pop(before.msg_id, None)
@@ -156,8 +194,10 @@ class Log:
         }
         if msg_type == "execute_result":
             output["execution_count"] = content.get("execution_count")
-        execution.add(output)
         display_id = _object(content.get("transient")).get("display_id")
+        if isinstance(display_id, str):
+            output["transient"] = {"display_id": display_id}
+        execution.add(output)
         if isinstance(display_id, str):
             self._displays.setdefault(display_id, []).append(output)
 

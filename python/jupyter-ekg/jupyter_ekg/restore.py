@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 from typing import Any, AsyncIterator, Callable
 from urllib.parse import quote
@@ -17,7 +16,6 @@ from . import gateway
 from .notebook import Notebook, NotebookError
 from .outputs import Execution, Log
 
-_LONGEST_LINE = 1 << 30  # bytes of one message as JSON
 _SAVE_TRIES = 10
 
 
@@ -233,22 +231,8 @@ async def _follow(source: Source, kernel_id: str, log: Log, notebook: Notebook, 
 async def _lines(source: Source, kernel_id: str, query: dict[str, str]) -> AsyncIterator[dict[str, Any]]:
     """The lines of a log. Raises gateway.Refused and gateway.Unreachable."""
     async with source.get(source.log_path(kernel_id), query) as response:
-        rest = b""
-        try:
-            async for piece in response.content.iter_any():
-                if b"\n" not in piece:
-                    rest += piece
-                    if len(rest) > _LONGEST_LINE:
-                        raise gateway.Unreachable("a line of the log has no end")
-                    continue
-                *lines, rest = (rest + piece).split(b"\n")
-                for line in lines:
-                    if line.strip():
-                        value = json.loads(line)
-                        if isinstance(value, dict):
-                            yield value
-        except (aiohttp.ClientError, ValueError) as err:
-            raise gateway.Unreachable(f"the log broke off: {err}") from err
+        async for line in gateway.log_lines(response):
+            yield line
 
 
 def _apply(notebook: Notebook, log: Log) -> list[str]:

@@ -113,6 +113,11 @@ class Supervisor:
         """The gateway's address."""
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def peers(self) -> int:
+        """How many websockets are open."""
+        return len(self._sockets)
+
     def say(self, *messages: bytes) -> None:
         """Adds messages to the log."""
         self.log.extend(messages)
@@ -189,10 +194,14 @@ class Supervisor:
         await ws.prepare(request)
         self._sockets.add(ws)
         if not self.protocol:
-            return await self._legacy(ws)
+            try:
+                return await self._legacy(ws)
+            finally:
+                self._sockets.discard(ws)
         if self.close_with is not None:
             code, reason = self.close_with
             await ws.close(code=code, message=reason.encode())
+            self._sockets.discard(ws)
             return ws
         cursor = bytes.fromhex(request.query.get("cursor", ""))
         start = struct.unpack(">Q", cursor[:8])[0] if cursor else 0
@@ -200,9 +209,9 @@ class Supervisor:
         try:
             await self._read(ws)
         finally:
+            self._sockets.discard(ws)
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
-            self._sockets.discard(ws)
         return ws
 
     async def _legacy(self, ws: web.WebSocketResponse) -> web.WebSocketResponse:
@@ -212,7 +221,6 @@ class Supervisor:
                 asked = json.loads(msg.data)
                 self.accepted.append(asked["header"]["msg_id"])
                 await ws.send_str(json.dumps({**asked, "parent_header": asked["header"], "msg_type": "reply", "msg_id": "r"}))
-        self._sockets.discard(ws)
         return ws
 
     async def _write(self, ws: web.WebSocketResponse, position: int) -> None:

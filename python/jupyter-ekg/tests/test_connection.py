@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from typing import ClassVar
 
 import aiohttp
 import pytest
 from conftest import GATEWAY_TOKEN, TOKEN
+from jupyter_server.gateway.gateway_client import GatewayClient
 from supervisor import KERNEL, KERNEL_SESSION, Supervisor, iopub, request, stream
+from tornado.websocket import WebSocketHandler
+from traitlets.config import Configurable
 
-from jupyter_ekg import framing
+from jupyter_ekg import EkgWebsocketConnection, framing
 
 AUTH = {"Authorization": f"token {TOKEN}"}
 
@@ -28,6 +32,8 @@ async def gateway(server):
         async with browser.post(server.url + "/api/kernels", json={"name": "python3"}) as response:
             assert response.status == 201, await response.text()
         yield supervisor, browser
+        # What one test leaves is not to reach the supervisor of the next.
+        await until(lambda: not supervisor.peers)
 
 
 def channels(server, browser, session="browser", v1=True):
@@ -142,22 +148,62 @@ def test_sentence_in_the_cell_while_the_gateway_is_away(server):
     run(main())
 
 
-def test_sentence_in_a_cell_that_is_sent_meanwhile(server):
-    """Where nothing ran when the gateway went, the cell that is sent meanwhile says it."""
+class Handler(WebSocketHandler):
+    """A browser's websocket that keeps what is written to it."""
+
+    ws_connection = None
+    selected_subprotocol = framing.V1
+    settings: ClassVar[dict] = {}
+
+    def __init__(self):
+        self.written = []
+
+    def write_message(self, message, binary=False):
+        self.written.append(framing.to_dict(message))
+        return asyncio.sleep(0)
+
+
+class Kernel(Configurable):
+    """A kernel's manager, as far as a connection looks at it."""
+
+    kernel_id = KERNEL
+
+
+def test_sentence_in_a_cell_that_is_sent_meanwhile():
+    """Where nothing runs when the gateway goes, the cell that is sent meanwhile says it: the first, not each."""
 
     async def main():
-        async with gateway(server) as (supervisor, browser), channels(server, browser) as ws:
-            supervisor.say(stream("the kernel's session"))
-            await next_message(ws)
-            await supervisor.stop()
-            await asyncio.sleep(2.5)  # the user waits before trying
-            await ws.send_bytes(request("late"))
-            said = framing.to_dict((await next_message(ws)).data)
-            assert said["parent_header"]["msg_id"] == "late"
-            await supervisor.start()
-            await until(lambda: supervisor.accepted == ["late"])
+        GatewayClient.instance().url = "http://127.0.0.1:1"
+        handler = Handler()
+        connection = EkgWebsocketConnection(parent=Kernel(), websocket_handler=handler)
+        await connection.connect()
+        await connection.deliver(stream("the kernel's session"))
+        connection.away("no answer")
+        assert [msg["msg_type"] for msg in handler.written] == ["stream"]
+        connection.handle_incoming_message(request("late"))
+        connection.handle_incoming_message(request("later"))
+        connection.back()
+        said, back = handler.written[1:]
+        assert (said["msg_type"], said["parent_header"]["msg_id"]) == ("display_data", "late")
+        assert back["content"]["transient"] == said["content"]["transient"]
+        # A page whose websocket breaks meanwhile hears of the end by its next one.
+        connection.away("no answer")
+        connection.handle_incoming_message(request("again"))
+        connection.disconnect()
+        returned = Handler()
+        again = EkgWebsocketConnection(parent=Kernel(), websocket_handler=returned)
+        again.session.session = connection.session.session
+        await again.connect()
+        again.back()
+        assert returned.written[0]["content"]["transient"] == handler.written[-1]["content"]["transient"]
+        again.disconnect()
+        await EkgWebsocketConnection.close_all()
 
-    run(main())
+    GatewayClient.clear_instance()
+    try:
+        run(main())
+    finally:
+        GatewayClient.clear_instance()
 
 
 def test_input_of_a_page_that_was_left(server):
@@ -266,6 +312,27 @@ def test_log_route(server):
                 assert response.status == 404
                 assert "no such kernel" in (await response.json())["message"]
             assert len(supervisor.log_queries) == 2
+
+    run(main())
+
+
+def test_outputs_route(server):
+    """What cells have printed, read from the log by the server; for those who may read the log."""
+
+    async def main():
+        async with gateway(server) as (supervisor, browser):
+            header = {"msg_type": "stream", "msg_id": "k1"}
+            parent = {"msg_id": "a", "session": "page"}
+            line = {"number": 1, "epoch": 1, "channel": "iopub", "cell": "c", "header": header, "parent_header": parent}
+            content = {"name": "stdout", "text": "x"}
+            supervisor.log_lines = [json.dumps({**line, "content": content}).encode(), b""]
+            url = f"{server.url}/jupyter-ekg/kernels/{KERNEL}/outputs"
+            async with browser.get(url) as response:
+                cell = (await response.json())["cells"]["c"]
+            assert cell["outputs"] == [{"output_type": "stream", "name": "stdout", "text": "x"}]
+            assert (cell["msg_id"], cell["session"], cell["running"], cell["seen"]) == ("a", "page", True, ["k1"])
+            async with aiohttp.ClientSession() as stranger, stranger.get(url) as response:
+                assert response.status == 403
 
     run(main())
 

@@ -223,6 +223,7 @@ async def test_ends(supervisor, browser, task, monkeypatch):
 @with_supervisor
 async def test_patience(supervisor, browser, task, monkeypatch):
     """1013 is tried again with growing pauses; refusals of the credential too, since it may be renewed."""
+    monkeypatch.setattr(relay_module, "FIRST_PAUSE", 0.02)
     supervisor.close_with = (1013, "too many connections")
     supervisor.cut()
     await until(lambda: len(supervisor.connections) >= 4, task)

@@ -147,6 +147,27 @@ def test_a_restarted_kernel_runs_nothing():
     assert not say.read().cells["c1"].running
 
 
+def test_model_for_a_page():
+    """While a cell runs, what is needed to go on is there: display ids, text as it came, which messages are in it."""
+    say = Lines()
+    say.begin("a")
+    say.print("a", "10%\r")
+    say("a", "display_data", display("x", "d"))
+    say("a", "update_display_data", display("y", "d"))
+    say("a", "clear_output", {"wait": True})
+    model = say.read().cells["c1"].model()
+    assert model["outputs"][0]["text"] == "10%\r"
+    assert model["outputs"][1]["data"] == {"text/plain": "y"}
+    assert model["outputs"][1]["transient"] == {"display_id": "d"}
+    assert model["clear_next"]
+    assert model["seen"] == ["k2", "k3", "k4", "k5", "k6"]
+    say.end("a")
+    model = say.read().cells["c1"].model()
+    assert (model["running"], model["seen"]) == (False, [])
+    assert "transient" not in model["outputs"][1]
+    json.dumps(model)
+
+
 @pytest.fixture()
 def notebook(tmp_path):
     """A notebook as JupyterLab saves it, whose first cell ran half before the page was closed."""

@@ -1,0 +1,286 @@
+package supervisor
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+)
+
+// modelConn is a connection, and what is known of it without looking into the supervisor.
+type modelConn struct {
+	c       *conn
+	session *modelSession
+	at      uint64 // it has read everything that is for it up to here
+	acked   uint64
+	pings   []uint64 // what an answer to each would prove
+	pongs   int
+	speaks  bool
+	cursor  string // of the last message, for relays
+}
+
+// modelSession is a session as the rules describe it: the place from which it resumes is what was acknowledged by the
+// youngest of its connections behind which somebody is.
+type modelSession struct {
+	id     string
+	s      *session
+	resume uint64
+	floor  uint64 // where the kernel's present life begins
+	voice  uint64
+	conns  []*modelConn
+	left   time.Time
+}
+
+// TestSession_model holds sessions, cursors and acknowledgement against that description: whatever the order in which
+// clients come, read, answer, speak and go, while the kernel goes on talking, is restarted and time passes.
+func TestSession_model(t *testing.T) {
+	cfg := Config{Protocol: ProtocolVersion, KernelID: testKernelID, LogLimit: 64 << 20}
+	rapid.Check(t, func(t *rapid.T) {
+		now := time.Unix(1e9, 0)
+		s := New(cfg, "test", slog.New(slog.DiscardHandler))
+		s.now = func() time.Time { return now }
+		s.clock.state = stateIdle
+		type said struct {
+			to *session
+			n  int
+		}
+		var all []said // by seq-1; n is -1 for the supervisor's own
+		tail := func() uint64 { return uint64(len(all)) }
+		sessions := map[string]*modelSession{}
+		var conns []*modelConn
+		anonymous := 0
+
+		say := func(to *session) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.log.append(to, numbered(len(all), 0), false)
+			all = append(all, said{to, len(all)})
+		}
+		pick := func(t *rapid.T) *modelConn {
+			if len(conns) == 0 {
+				t.Skip("nobody is connected")
+			}
+			return conns[rapid.IntRange(0, len(conns)-1).Draw(t, "connection")]
+		}
+		speak := func(m *modelConn) {
+			if m.speaks {
+				return
+			}
+			m.speaks = true
+			if m.session.voice < m.c.number {
+				m.session.voice, m.session.resume = m.c.number, max(m.acked, m.session.floor)
+			}
+		}
+		seldom := func(t *rapid.T) { // what makes all that came before irrelevant
+			if rapid.IntRange(0, 9).Draw(t, "seldom") > 0 {
+				t.Skip("not now")
+			}
+		}
+		leave := func(m *modelConn) {
+			s.leave(m.c)
+			conns = slices.DeleteFunc(conns, func(o *modelConn) bool { return o == m })
+			sess := m.session
+			sess.conns = slices.DeleteFunc(sess.conns, func(o *modelConn) bool { return o == m })
+			if sess.left = now; len(sess.conns) == 0 && m.c.session.id == "" {
+				delete(sessions, sess.id)
+			}
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"": func(t *rapid.T) {
+				for _, sess := range sessions {
+					if got := sess.s.resume.seq; got != sess.resume {
+						t.Fatalf("session %s resumes behind %d, want %d", sess.id, got, sess.resume)
+					}
+				}
+				if n, want := s.model().Connections, len(slices.DeleteFunc(slices.Clone(conns), func(m *modelConn) bool { return !m.speaks })); n != want {
+					t.Fatalf("%d connections are shown, want %d", n, want)
+				}
+			},
+			"connect": func(t *rapid.T) {
+				if len(conns) >= 4 {
+					t.Skip("enough")
+				}
+				id := rapid.SampledFrom([]string{"a", "a", "a", "b", ""}).Draw(t, "session")
+				m := &modelConn{c: &conn{s: s, news: newReader(), framing: framingV1}}
+				key := id
+				if id == "" {
+					anonymous++
+					key = fmt.Sprint("anonymous ", anonymous)
+				}
+				for key, sess := range sessions {
+					if len(sess.conns) == 0 && now.Sub(sess.left) > sessionLife {
+						delete(sessions, key)
+					}
+				}
+				sess := sessions[key]
+				cursor := ""
+				if sess != nil && rapid.Bool().Draw(t, "as a relay that goes on") {
+					for _, other := range conns {
+						if other.session == sess && other.cursor != "" && other.at >= sess.floor {
+							m.c.relay, cursor, m.at = true, other.cursor, other.at
+						}
+					}
+				}
+				if err := s.join(m.c, id, cursor); err != nil {
+					t.Fatal(err)
+				}
+				if sess == nil {
+					sess = &modelSession{id: key, s: m.c.session, resume: tail()}
+					sessions[key] = sess
+					all = append(all, said{m.c.session, -1}) // the present status
+				}
+				m.session = sess
+				m.acked = sess.resume
+				if cursor == "" {
+					m.at = sess.resume
+				}
+				m.acked = min(m.acked, m.at)
+				sess.conns = append(sess.conns, m)
+				conns = append(conns, m)
+			},
+			"the kernel says": func(t *rapid.T) { say(nil) },
+			"the kernel answers": func(t *rapid.T) {
+				say(pick(t).session.s)
+			},
+			"read": func(t *rapid.T) {
+				m := pick(t)
+				got, at, lost := s.log.read(m.c.cursor, m.c.session, rapid.Int64Range(1, 5000).Draw(t, "bytes"), nil)
+				if lost > 0 {
+					t.Fatalf("%d lost of a log that has room", lost)
+				}
+				for _, e := range got {
+					for m.at++; all[m.at-1].to != nil && all[m.at-1].to != m.session.s; m.at++ {
+					}
+					if e.at.seq != m.at {
+						t.Fatalf("got entry %d, want %d", e.at.seq, m.at)
+					}
+					if want := all[m.at-1].n; want >= 0 && number(t, &e.msg) != want {
+						t.Fatalf("entry %d is %s", m.at, e.msg.Content)
+					}
+					b := s.log.cursorOf(e.at)
+					m.cursor = fmt.Sprintf("%x", b[:])
+				}
+				for ; m.at < at.seq; m.at++ {
+					if to := all[m.at].to; to == nil || to == m.session.s {
+						t.Fatalf("entry %d was skipped", m.at+1)
+					}
+				}
+				m.c.cursor = at
+				if len(got) > 0 || m.cursor != "" {
+					b := s.log.cursorOf(at)
+					m.cursor = fmt.Sprintf("%x", b[:])
+				}
+			},
+			"ping": func(t *rapid.T) {
+				m := pick(t)
+				m.c.pingNumber++
+				m.c.pings = append(m.c.pings, sentPing{number: m.c.pingNumber, at: m.c.cursor})
+				m.pings = append(m.pings, m.c.cursor.seq)
+			},
+			"pong": func(t *rapid.T) { // to any of those that stand, which answers the ones before it
+				m := pick(t)
+				if len(m.pings) == 0 {
+					t.Skip("no ping to answer")
+				}
+				i := rapid.IntRange(0, len(m.pings)-1).Draw(t, "ping")
+				number := m.c.pings[i].number
+				m.c.pong(string(binary.BigEndian.AppendUint64(nil, number)))
+				if m.pongs++; m.pongs > 1 {
+					speak(m)
+				}
+				if m.acked = max(m.acked, m.pings[i]); m.session.voice == m.c.number {
+					m.session.resume = max(m.acked, m.session.floor)
+				}
+				m.pings = m.pings[i+1:]
+			},
+			"a pong to nothing": func(t *rapid.T) {
+				m := pick(t)
+				m.c.pong(rapid.SampledFrom([]string{"", "x", "\x00\x00\x00\x00\x00\x00\x00\x00"}).Draw(t, "payload"))
+			},
+			"speak": func(t *rapid.T) {
+				m := pick(t)
+				s.mu.Lock()
+				s.takePart(m.c)
+				s.mu.Unlock()
+				speak(m)
+			},
+			"a restart that was asked for": func(t *rapid.T) {
+				seldom(t)
+				s.begin(nil, &operation{})
+				s.mu.Lock()
+				s.clock.state = stateIdle
+				s.mu.Unlock()
+				for _, sess := range sessions {
+					sess.floor, sess.resume = tail(), tail()
+				}
+			},
+			"cut": func(t *rapid.T) { leave(pick(t)) },
+			"time passes": func(t *rapid.T) {
+				seldom(t)
+				now = now.Add(time.Duration(rapid.IntRange(1, 30).Draw(t, "hours")) * time.Hour)
+			},
+			"requests": func(t *rapid.T) { // of a session that goes on without connections
+				m := pick(t)
+				h := wire.Header{MsgID: wire.NewID(), MsgType: "execute_request"}
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				r := s.register(m.c.session, &wire.Message{Channel: wire.Shell, Header: []byte(`{"msg_id":"` + h.MsgID + `"}`)}, h)
+				if rapid.Bool().Draw(t, "answered") {
+					s.finish(r)
+				}
+			},
+		})
+		for len(conns) > 0 {
+			leave(conns[0])
+		}
+		// With everybody gone for long enough nothing is left.
+		now = now.Add(sessionLife + time.Hour)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.expireSessions(now)
+		for _, r := range slices.Clone(s.order) {
+			if !r.finished() {
+				s.finish(r)
+			}
+		}
+		if len(s.sessions) > 0 || len(s.requests) > 0 || s.live != 0 || s.orphans != 0 {
+			t.Fatalf("left: %d sessions, %d requests, %d live, %d orphans", len(s.sessions), len(s.requests), s.live, s.orphans)
+		}
+	})
+}
+
+// TestSession_youngest: a connection that speaks up behind a younger one's back does not take the session back.
+func TestSession_youngest(t *testing.T) {
+	s := New(Config{Protocol: ProtocolVersion, KernelID: testKernelID, LogLimit: 64 << 20}, "test", slog.New(slog.DiscardHandler))
+	s.clock.state = stateIdle
+	older, younger := &conn{s: s, news: newReader()}, &conn{s: s, news: newReader()}
+	for _, c := range []*conn{older, younger} {
+		if err := s.join(c, "ann", ""); err != nil {
+			t.Fatal(err)
+		}
+		defer s.leave(c)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	begin := older.session.resume
+	s.takePart(younger)
+	s.acknowledge(younger, s.log.tail())
+	s.takePart(older)
+	if got := older.session.resume; got == begin || got != s.log.tail() {
+		t.Errorf("the session resumes behind %d, want %d", got.seq, s.log.tail().seq)
+	}
+	// A relay that goes on in front of that has not taken it back either: its browser may have less.
+	relay := &conn{s: s, news: newReader(), relay: true, session: older.session, acked: older.session.resume}
+	cursor := s.log.cursorOf(begin)
+	relay.goOn(hex.EncodeToString(cursor[:]))
+	if relay.acked != begin || relay.cursor != begin {
+		t.Errorf("the relay reads from %d, and %d counts as acknowledged", relay.cursor.seq, relay.acked.seq)
+	}
+}
