@@ -7,6 +7,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 
 import { require, TOKEN, until, URL } from '../js/checks.mjs';
+import { Network } from './network.mjs';
 
 const { chromium } = require('playwright-core');
 
@@ -21,6 +22,14 @@ async function freePort() {
   await once(server, 'close');
   return port;
 }
+
+// The folder in which testdata/env/extension has put jupyter-ekg, if the server is to have it.
+export const EXTENSION = process.env.EKG_EXTENSION ?? '';
+
+/** What a process needs in its environment to have the extension. */
+export const extended = EXTENSION && {
+  PYTHONPATH: EXTENSION, JUPYTER_CONFIG_PATH: join(EXTENSION, 'etc/jupyter'), JUPYTER_PATH: join(EXTENSION, 'share/jupyter'),
+};
 
 /** The newest JupyterLab in gateway mode, with a folder, a home and settings of its own. */
 export class Lab {
@@ -38,13 +47,15 @@ export class Lab {
     settings('@jupyterlab/apputils-extension/notification.jupyterlab-settings', { fetchNews: 'false', checkForUpdates: false });
     settings('@jupyterlab/docmanager-extension/plugin.jupyterlab-settings', { autosave: false });
     const port = await freePort();
+    lab.port = port;
     lab.url = `http://127.0.0.1:${port}`;
+    lab.networks = [];
     const log = openSync(join(ARTIFACTS, 'jupyterlab.log'), 'w');
     lab.process = spawn(join(process.env.EKG_LAB, 'bin/python'), ['-m', 'jupyterlab', '--gateway-url', URL, '--no-browser',
       '--allow-root', '--ip=127.0.0.1', `--port=${port}`, '--ServerApp.port_retries=0', '--IdentityProvider.token=',
       '--LabApp.expose_app_in_browser=True', '--LabApp.news_url=', `--ServerApp.root_dir=${lab.files}`], {
       env: {
-        ...process.env, HOME: lab.dir, JUPYTER_GATEWAY_AUTH_TOKEN: TOKEN, JUPYTERLAB_SETTINGS_DIR: join(lab.dir, 'settings'),
+        ...process.env, ...extended, HOME: lab.dir, JUPYTER_GATEWAY_AUTH_TOKEN: TOKEN, JUPYTERLAB_SETTINGS_DIR: join(lab.dir, 'settings'),
         JUPYTERLAB_WORKSPACES_DIR: join(lab.dir, 'workspaces'), JUPYTER_CONFIG_DIR: join(lab.dir, 'config'),
       },
       stdio: ['ignore', log, log],
@@ -58,12 +69,18 @@ export class Lab {
         return false;
       }
     }, 60, 'JupyterLab answers');
-    lab.context = await chromium.launchPersistentContext(join(lab.dir, 'profile'), {
-      executablePath: '/usr/bin/chromium', headless: true, viewport: { width: 1200, height: 900 },
+    lab.browser = await chromium.launch({
+      executablePath: '/usr/bin/chromium', headless: true,
       args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking',
         '--disable-component-update', '--disable-sync', '--disable-dev-shm-usage'],
     });
+    lab.context = await lab.window();
     return lab;
+  }
+
+  /** A window of the browser, with cookies and a network of its own. Of several pages in one only that in front is drawn. */
+  window() {
+    return this.browser.newContext({ viewport: { width: 1200, height: 900 } });
   }
 
   /** Writes a notebook whose cells have these sources. */
@@ -81,28 +98,29 @@ export class Lab {
   }
 
   /** Opens a page with the notebook, in a workspace that nothing was left in. */
-  async open(name) {
-    const page = await this.context.newPage();
+  async open(name, { window = this.context, network } = {}) {
+    const page = await window.newPage();
     page.setDefaultTimeout(20000);
-    await page.goto(`${this.url}/lab/workspaces/w${Date.now()}/tree/${name}`);
+    page.setDefaultNavigationTimeout(60000);
+    page.on('dialog', dialog => dialog.accept()); // "leave this page?"
     const notebook = new Notebook(this, page, name);
+    await notebook.watchDialogs();
+    this.workspaces = (this.workspaces ?? 0) + 1;
+    await page.goto(`${network?.url ?? this.url}/lab/workspaces/w${this.workspaces}/tree/${name}`);
     await notebook.shown();
     return notebook;
   }
 
-  /** Ends all kernels, as a person does with "shut down all". */
-  async shutdownAll() {
-    for (const s of await (await fetch(`${this.url}/api/sessions`)).json()) {
-      await fetch(`${this.url}/api/sessions/${s.id}`, { method: 'DELETE', headers: this.xsrf() });
-    }
-  }
-
-  xsrf() {
-    return { 'X-XSRFToken': 'none', Authorization: 'token none' };
+  /** A network of its own between a browser and the server. */
+  async network() {
+    const network = await Network.to(this.port);
+    this.networks.push(network);
+    return network;
   }
 
   async stop() {
-    await this.context?.close();
+    await this.browser?.close();
+    for (const network of this.networks) network.close();
     this.process.kill('SIGTERM');
     const timer = setTimeout(() => this.process.kill('SIGKILL'), 15000);
     if (this.process.exitCode === null && this.process.signalCode === null) await once(this.process, 'exit');
@@ -117,10 +135,22 @@ export class Notebook {
     Object.assign(this, { lab, page, name });
     this.panel = page.locator('.jp-NotebookPanel:not(.lm-mod-hidden)');
     this.dialog = page.locator('.jp-Dialog');
+    this.dialogs = []; // the texts of all that were ever shown
+  }
+
+  async watchDialogs() {
+    await this.page.exposeFunction('ekgDialog', text => { this.dialogs.push(text); });
+    await this.page.addInitScript(() => {
+      new MutationObserver(changes => {
+        for (const node of changes.flatMap(c => [...c.addedNodes])) {
+          if (node.classList?.contains('jp-Dialog')) window.ekgDialog(node.innerText);
+        }
+      }).observe(document, { childList: true, subtree: true });
+    });
   }
 
   async shown() {
-    await this.panel.locator('.jp-Cell').first().waitFor();
+    await this.panel.locator('.jp-Cell').first().waitFor({ timeout: 60000 });
   }
 
   cell(index) {
@@ -145,9 +175,9 @@ export class Notebook {
   }
 
   /** Clicks into a cell and presses Shift-Enter. */
-  async run(index) {
+  async run(index, keys = 'Shift+Enter') {
     await this.cell(index).locator('.cm-content').click();
-    await this.page.keyboard.press('Shift+Enter');
+    await this.page.keyboard.press(keys);
   }
 
   /** The text in a cell's prompt: '[*]:', '[3]:' or '[ ]:'. */

@@ -1,8 +1,9 @@
 """What the Python end to end scripts share: named checks, and a look at the gateway that is not theirs.
 
 A script prints one line per check, "PASS name" or "FAIL name: why" (the Go test that runs it turns them into subtests)
-and exits 1 if any failed. It is told by the environment: EKG_URL and EKG_TOKEN (may be empty) of the gateway, and
-EKG_KERNELS, the names of the kernelspecs to try, separated by commas.
+and exits 1 if any failed. It is told by the environment: EKG_URL and EKG_TOKEN (may be empty) of the gateway,
+EKG_KERNELS, the names of the kernelspecs to try, separated by commas, and where it may kill the gateway EKG_CONTROL, the
+address of the test that started it.
 """
 import json
 import os
@@ -60,6 +61,19 @@ def rest(path, method="GET", body=None, base=None, token=None):
     return json.loads(raw) if raw else None
 
 
+def control(what):
+    """"kill" does kill -9 of the gateway, "start" starts it again; returns when that is done."""
+    rest(f"/{what}", "POST", base=os.environ["EKG_CONTROL"], token="")
+
+
+def wait_for(what, seconds, holds):
+    """Waits until holds() is true."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.05)
+
+
 def assert_through_gateway(kernel_id, env_id=None):
     """Holds that the gateway itself knows the kernel and has seen it work: several of these libraries start a kernel of
     their own when they are not told otherwise, and every check would pass without the gateway."""
@@ -78,15 +92,18 @@ def free_port():
 
 
 class Server:
-    """The newest jupyter server with --gateway-url at the gateway, as a process of this script."""
+    """A jupyter server with --gateway-url at the gateway, as a process of this script: the newest, if no other interpreter is
+    given. EKG_EXTENSION is where testdata/env/extension has put jupyter-ekg, if the server is to have it."""
 
-    def __init__(self, directory, program=("jupyter_server",), options=()):
+    def __init__(self, directory, program=("jupyter_server",), options=(), python=sys.executable):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = open(os.path.join(directory, "jupyter_server.log"), "w")
         env = dict(os.environ, JUPYTER_GATEWAY_AUTH_TOKEN=TOKEN, JUPYTER_CONFIG_DIR=os.path.join(directory, "config"))
+        if extension := os.environ.get("EKG_EXTENSION"):
+            env.update(PYTHONPATH=extension, JUPYTER_CONFIG_PATH=os.path.join(extension, "etc/jupyter"))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", *program, "--gateway-url", URL, "--no-browser", "--allow-root", "--ip=127.0.0.1",
+            [python, "-m", *program, "--gateway-url", URL, "--no-browser", "--allow-root", "--ip=127.0.0.1",
              f"--port={self.port}", "--ServerApp.port_retries=0", "--IdentityProvider.token=",
              "--ServerApp.disable_check_xsrf=True", f"--ServerApp.root_dir={directory}", *options],
             env=env, stdout=self.log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)

@@ -276,7 +276,7 @@ class Relay:
                 self._cursor = cursor
                 await taken
             elif msg.type is aiohttp.WSMsgType.PING:
-                self._peer.ping(msg.data + self._tag())
+                self._peer.ping(bytes(msg.data) + self._tag())  # a bytearray in older versions of aiohttp
             elif msg.type is aiohttp.WSMsgType.PONG:
                 self._prove(msg.data)
             elif msg.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.CLOSING):

@@ -148,6 +148,9 @@
       if (!kernel || kernel.id === this.kernel || !this.panel.content.model) return;
       this.kernel = kernel.id;
       try {
+        // The answer that this waits for has come by the websocket. So what the kernel says from here on comes, too, and the
+        // log, read after it, has all that is before.
+        await kernel.info;
         await this.restore(false);
       } catch (error) {
         console.warn(`${NAME}: ${error.message}`); // the page is as it would be without
