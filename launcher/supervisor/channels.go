@@ -61,6 +61,7 @@ type conn struct {
 	batch     []*entry
 	lastPing  time.Time
 	sincePing int64             // bytes
+	askNow    bool              // something essential was sent since the last ping
 	leftOut   map[uint64]string // a copy of the session's
 
 	// Guarded by mu.
@@ -466,6 +467,7 @@ func (c *conn) writeBatch() (more bool, err error) {
 			c.s.logger.Warn("message of the kernel cannot be sent in this framing", "err", err)
 			continue
 		}
+		c.askNow = c.askNow || e.essential
 		c.noteSent(e.at.seq, len(f.data))
 		if err := c.writeFrame(e.at, f); err != nil {
 			return false, err
@@ -533,6 +535,9 @@ func (c *conn) writePings() error {
 	since := now.Sub(c.lastPing)
 	switch {
 	case c.sincePing >= ackBytes:
+	case c.askNow:
+		// JupyterLab opens its websocket anew as soon as it reads that the kernel restarts. Read again there for want of an
+		// answer, that would be another restart.
 	case c.sincePing > 0 && since >= ackDelay && !c.pingOutstanding():
 	case c.sincePing > 0 && since >= ackLatest:
 	case since >= pingIdle:
@@ -547,6 +552,6 @@ func (c *conn) writePings() error {
 	}
 	c.pings = append(c.pings, sentPing{number: n, at: c.cursor, sent: c.sent})
 	c.mu.Unlock()
-	c.lastPing, c.sincePing = now, 0
+	c.lastPing, c.sincePing, c.askNow = now, 0, false
 	return c.ws.WriteControl(websocket.PingMessage, binary.BigEndian.AppendUint64(nil, n), now.Add(patience))
 }

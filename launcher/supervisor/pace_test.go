@@ -50,3 +50,19 @@ func TestLog_urgent(t *testing.T) {
 		}
 	}
 }
+
+// TestConn_asksAtOnce: what ends a cell, or says that the kernel restarts, is followed by a ping at once, whether or not an
+// earlier one is answered: a page that opens its websocket anew because of it must not get it again.
+func TestConn_asksAtOnce(t *testing.T) {
+	r := startSupervisor(t, nil).ready()
+	c := r.dial(dialOption{session: "ann", v1: true})
+	pings := 0
+	c.ws.SetPingHandler(func(string) error { pings++; return nil })
+	const cells = 10
+	for range cells {
+		c.result(c.execute("echo x"))
+	}
+	if pings < cells-1 { // the last one's may still come
+		t.Errorf("%d pings in %d cells", pings, cells)
+	}
+}
