@@ -6,7 +6,7 @@ LDFLAGS  = -s -w -X main.version=$(VERSION)
 FUZZTIME ?= 30s
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test unit lint e2e chaos fuzz bench generate verify clean
+.PHONY: help build demo test unit interop lint e2e chaos fuzz bench generate verify clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -17,11 +17,14 @@ build: ## build bin/ekg and bin/ekg-supervisor, static
 demo: build ## set everything up and run JupyterLab through ekg on a printed URL; Ctrl-C ends it
 	@testdata/demo
 
-test: lint unit e2e ## everything that CI runs: lint, unit tests, end to end tests (installs what they need)
+test: lint unit interop e2e ## everything that CI runs: lint, unit tests, end to end tests (installs what they need)
 
 unit: ## unit tests with the race detector, fuzz seeds included
 	$(GO) test -race -timeout 10m ./...
 	$(GO) test -run bigMessages ./launcher/supervisor
+
+interop: ## our ZeroMQ against libzmq, and the tests' fake kernel against jupyter_client
+	EKG_TEST_PYTHON=$$(testdata/env/setup lab)/lab/bin/python $(GO) test -race -timeout 5m -count 1 -run '^(TestSocket_Libzmq|TestFakeKernel_JupyterClient)$$' ./launcher/supervisor ./launcher/launchertest
 
 e2e: ## end to end tests: real kernels, Jupyter's own clients, JupyterLab in Chromium
 	$(GO) test -tags e2e -timeout 60m -count 1 -v -run '^TestE2E' ./cmd/ekg
