@@ -8,8 +8,8 @@
 // what never is, in proxy.go.
 //
 // Goroutines: a websocket has two, one for each direction, started and awaited by its handler, which does not return
-// before both connections are closed. A log being read has one that ends it, awaited likewise. The HTTP transport has two for each idle connection to a supervisor, for at most
-// idleSupervisor. New starts none. Drain ends what is left of both.
+// before both connections are closed. A log being read has one that ends it, awaited likewise. The HTTP transport has two
+// for each idle connection to a supervisor, for at most idleSupervisor. New starts none. Drain ends what is left of them.
 package gateway
 
 import (
@@ -205,7 +205,8 @@ func (g *Gateway) EndLogs() {
 // Drain ends all websockets and refuses new ones: one after the other over at most drainSpread, so that their clients
 // do not come back all at once, and without a close frame, which fits nowhere between frames whose borders the gateway
 // does not know; every client takes that for a lost connection and reconnects. It returns when the last one is gone.
-// When ctx ends it stops spreading and ends the rest at once, which takes no longer than flushTime. Readers of logs are ended first.
+// When ctx ends it stops spreading and ends the rest at once, which takes no longer than flushTime. Readers of logs are
+// ended first.
 func (g *Gateway) Drain(ctx context.Context) {
 	g.EndLogs()
 	g.conns.drain(ctx)

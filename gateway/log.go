@@ -86,13 +86,9 @@ func (g *Gateway) openLog(
 	if resp.StatusCode == http.StatusOK {
 		return resp, nil
 	}
-	defer func() { _ = resp.Body.Close() }() // read as far as it matters
-	if resp.StatusCode == http.StatusMisdirectedRequest {
-		g.transport.CloseIdleConnections()
-	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	body, err := g.readAnswer(resp)
 	if err != nil {
-		return nil, &undeliveredError{err}
+		return nil, err
 	}
 	return nil, supervisorProblem(resp.StatusCode, body)
 }

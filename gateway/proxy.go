@@ -115,21 +115,31 @@ func (g *Gateway) ask(r *http.Request, id, method, action string, limit time.Dur
 		}
 		return nil, &undeliveredError{err}
 	}
+	body, err := g.readAnswer(resp)
+	switch {
+	case err != nil:
+		return nil, err
+	case resp.StatusCode < 200 || resp.StatusCode > 299:
+		return nil, supervisorProblem(resp.StatusCode, body)
+	}
+	return &answer{body: body}, nil
+}
+
+// readAnswer reads the whole body of a supervisor's answer and closes it.
+func (g *Gateway) readAnswer(resp *http.Response) ([]byte, error) {
 	defer func() { _ = resp.Body.Close() }() // read to its end, or of no use any more
 	if resp.StatusCode == http.StatusMisdirectedRequest {
 		// The address now belongs to another kernel's supervisor; nothing that leads there may be used again.
 		g.transport.CloseIdleConnections()
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
-	switch {
-	case err != nil:
-		return nil, &undeliveredError{err}
-	case len(body) > maxAnswer:
-		return nil, &undeliveredError{errors.New("its answer is too long")}
-	case resp.StatusCode < 200 || resp.StatusCode > 299:
-		return nil, supervisorProblem(resp.StatusCode, body)
+	if err == nil && len(body) > maxAnswer {
+		err = errors.New("its answer is too long")
 	}
-	return &answer{body: body}, nil
+	if err != nil {
+		return nil, &undeliveredError{err}
+	}
+	return body, nil
 }
 
 // outgoing builds the request for a supervisor from nothing; of the client's it takes over what is listed above.

@@ -399,7 +399,7 @@ func (s *Supervisor) deliverAnswer(m *wire.Message, parent wire.Header) {
 			s.finish(r)
 		} else {
 			r.quiet = s.now()
-			s.wakeJanitor()
+			poke(s.janitor)
 		}
 	default:
 		if r := s.running(); r != nil {

@@ -2,7 +2,6 @@ package supervisor
 
 import (
 	"bytes"
-	"encoding/json"
 
 	lru "github.com/hashicorp/golang-lru/v2"
 
@@ -24,8 +23,8 @@ func (s *Supervisor) noteCell(m *wire.Message, h wire.Header) string {
 	if len(raw) == 0 || len(raw) > 6*maxCellID { // at most six bytes of JSON for one
 		return ""
 	}
-	var id string
-	if err := json.Unmarshal(append(append([]byte{'"'}, raw...), '"'), &id); err != nil || len(id) > maxCellID {
+	id := unquote(raw)
+	if id == "" || len(id) > maxCellID {
 		return "" // it is the client's, and nothing but a label
 	}
 	s.cells.Add(hashID(h.MsgID), id)

@@ -351,10 +351,7 @@ func (c *conn) pong(data string) {
 	}
 	c.s.acknowledge(c, at)
 	c.s.mu.Unlock()
-	select {
-	case c.acks <- struct{}{}:
-	default:
-	}
+	poke(c.acks)
 }
 
 // write moves the cursor through the log until the connection ends.

@@ -48,19 +48,11 @@ func (r *running) refusing(limit int, code int, session, cell string, before []g
 // gone waits until the supervisor has noticed that no connection of the session is left.
 func (r *running) gone(session string) {
 	r.t.Helper()
-	deadline := time.Now().Add(testLimit)
-	for {
+	eventually(r.t, "the end of "+session+"'s connections", func() bool {
 		r.s.mu.Lock()
-		n := len(r.s.sessions["\x00false\x00"+session].conns)
-		r.s.mu.Unlock()
-		if n == 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			r.t.Fatalf("%d connections of %s are still there", n, session)
-		}
-		time.Sleep(time.Millisecond)
-	}
+		defer r.s.mu.Unlock()
+		return len(r.s.sessions["\x00false\x00"+session].conns) == 0
+	})
 }
 
 // TestCuts_poison: a message over which connection after connection ends must not keep a session from all that comes

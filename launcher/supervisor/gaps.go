@@ -175,7 +175,7 @@ func (s *Supervisor) missed(b *bridge, msgID []byte) {
 		}
 	}
 	b.gaps.attribute(cell, header)
-	s.wakeJanitor()
+	poke(s.janitor)
 }
 
 // settleGaps announces what has been lost when a cell ends, before its idle is passed on: front ends stop listening

@@ -46,7 +46,7 @@ func (g *gate) push(m wire.Message, req *request) error {
 	}
 	g.queue = append(g.queue, gated{m, req})
 	g.bytes += n
-	g.signal()
+	poke(g.wake)
 	return nil
 }
 
@@ -76,7 +76,7 @@ func (g *gate) set(open bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.open = open
-	g.signal()
+	poke(g.wake)
 }
 
 // clear shuts the gate and throws away what it holds.
@@ -84,11 +84,4 @@ func (g *gate) clear() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.open, g.queue, g.bytes = false, nil, 0
-}
-
-func (g *gate) signal() {
-	select {
-	case g.wake <- struct{}{}:
-	default:
-	}
 }

@@ -5,13 +5,6 @@ import (
 	"time"
 )
 
-func (s *Supervisor) wakeJanitor() {
-	select {
-	case s.janitor <- struct{}{}:
-	default:
-	}
-}
-
 // sweepInterval is how often the janitor looks while there is something that may turn out to be lost.
 const sweepInterval = time.Second
 

@@ -215,47 +215,53 @@ func (l *messageLog) read(after position, s *session, maxBytes int64, into []*en
 		now = l.gone
 	}
 	var n int64
-	fits := func(e *entry) bool { return n == 0 || n+e.size <= maxBytes }
-	take := func(e *entry) {
-		got = append(got, e)
-		n += e.size
-	}
-	seg, view := l.segmentWith(now.seq + 1)
-	if seg == nil {
-		defer l.mu.Unlock()
-		for _, e := range behind(l.entries, now.seq) {
-			if e.isFor(s) {
-				if !fits(e) {
-					break
-				}
-				take(e)
-			}
-			now = e.at
-		}
-		return got, now, lost
-	}
-	l.mu.Unlock()
-	err := view.read(now.seq, func(head *entry) action {
+	failed := l.walk(now.seq, func(head *entry) action {
 		switch {
 		case !head.isFor(s):
 			now = head.at
 			return passOver
-		case !fits(head):
+		case n > 0 && n+head.size > maxBytes:
 			return stopHere
 		}
 		return fillIn
 	}, func(e *entry) {
-		take(e)
+		got = append(got, e)
+		n += e.size
 		now = e.at
 	})
+	if failed.seq > 0 {
+		lost += failed.out - now.out
+		now = failed
+	}
+	return got, now, lost
+}
+
+// walk goes through entries behind the one numbered after, as segment.read does: those of one segment, or those in memory.
+// l.mu is held when it is called, and not when it returns. If the disk does not give back what it took, failed is the
+// place up to which that is lost.
+func (l *messageLog) walk(after uint64, ask func(head *entry) action, take func(*entry)) (failed position) {
+	seg, view := l.segmentWith(after + 1)
+	if seg == nil {
+		defer l.mu.Unlock()
+		for _, e := range behind(l.entries, after) {
+			switch ask(e) {
+			case stopHere:
+				return position{}
+			case fillIn:
+				take(e)
+			}
+		}
+		return position{}
+	}
+	l.mu.Unlock()
+	err := view.read(after, ask, take)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.release(seg)
-	if err != nil { // the disk does not give back what it took
-		lost += view.last.out - now.out
-		now = view.last
+	if err != nil {
+		return view.last
 	}
-	return got, now, lost
+	return position{}
 }
 
 // isFor reports whether a session gets the entry.

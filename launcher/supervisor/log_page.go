@@ -47,30 +47,13 @@ func (l *messageLog) page(after uint64, maxBytes int64, into []pageLine) (lines 
 		take(e)
 	}
 	missing(l.gone.seq)
-	seg, view := l.segmentWith(now + 1)
-	if seg == nil {
-		defer l.mu.Unlock()
-		for _, e := range behind(l.entries, now) {
-			if !fits(e) {
-				break
-			}
-			take(e)
-		}
-		return lines, now
-	}
-	l.mu.Unlock()
-	err := view.read(now, func(head *entry) action {
+	failed := l.walk(now, func(head *entry) action {
 		if !fits(head) {
 			return stopHere
 		}
 		return fillIn
 	}, take)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.release(seg)
-	if err != nil { // the disk does not give back what it took
-		missing(view.last.seq)
-	}
+	missing(failed.seq)
 	return lines, now
 }
 

@@ -402,7 +402,7 @@ func (f *parentFilter) takes(e *entry) bool {
 func unquote(raw []byte) string {
 	var text string
 	if err := json.Unmarshal(append(append([]byte{'"'}, raw...), '"'), &text); err != nil {
-		return "" // the id of nothing that anybody can ask for
+		return "" // what is no text is no id, either
 	}
 	return text
 }

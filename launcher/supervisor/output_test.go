@@ -439,20 +439,11 @@ func TestLog_slowFollower(t *testing.T) {
 	}
 	c.result(c.execute("echo done"))
 	read()
-	deadline := time.After(testLimit)
-	for {
+	eventually(t, "one reader is left", func() bool {
 		r.s.mu.Lock()
-		readers := r.s.logReaders
-		r.s.mu.Unlock()
-		if readers == 1 {
-			break
-		}
-		select {
-		case <-deadline:
-			t.Fatalf("%d readers are left", readers)
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
+		defer r.s.mu.Unlock()
+		return r.s.logReaders == 1
+	})
 	if _, err := io.ReadAll(deaf.resp.Body); err == nil {
 		t.Error("the answer to one that was dropped looks complete")
 	}

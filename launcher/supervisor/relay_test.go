@@ -166,8 +166,7 @@ func TestRelay_acknowledges(t *testing.T) {
 func (r *running) acknowledged(session string, c *client) {
 	r.t.Helper()
 	// A ping follows each message within ackLatest, and the library answers it when it reads.
-	deadline := time.Now().Add(testLimit)
-	if err := c.ws.SetReadDeadline(deadline); err != nil {
+	if err := c.ws.SetReadDeadline(time.Now().Add(testLimit)); err != nil {
 		r.t.Fatal(err)
 	}
 	read := make(chan struct{})
@@ -176,18 +175,11 @@ func (r *running) acknowledged(session string, c *client) {
 		c.ws.ReadMessage() //nolint:errcheck // it ends with the connection, which cannot be used afterwards
 	}()
 	want := r.s.log.tail()
-	for {
+	eventually(r.t, "everything is acknowledged", func() bool {
 		r.s.mu.Lock()
-		got := r.s.sessions["\x00false\x00"+session].resume
-		r.s.mu.Unlock()
-		if got.seq >= want.seq {
-			break
-		}
-		if time.Now().After(deadline) {
-			r.t.Fatalf("acknowledged is %d, want %d", got.seq, want.seq)
-		}
-		time.Sleep(time.Millisecond)
-	}
+		defer r.s.mu.Unlock()
+		return r.s.sessions["\x00false\x00"+session].resume.seq >= want.seq
+	})
 	c.ws.NetConn().Close()
 	<-read
 	*c = *r.dial(dialOption{session: session, relay: c.relay, v1: c.v1 && !c.relay, cursor: c.cursor})

@@ -38,9 +38,8 @@ type Model struct {
 	Reason         string `json:"reason,omitempty"` // why it is dead, or what it waits for
 }
 
-// Handler serves the kernel's routes: the model, interrupt, restart, channels, the log, the status stream and
-// the limits. It
-// answers 421 for any other kernel's id, and 401 without the token if there is one.
+// Handler serves the kernel's routes: the model, interrupt, restart, channels, the log, the status stream and the limits.
+// It answers 421 for any other kernel's id, and 401 without the token if there is one.
 func (s *Supervisor) Handler() http.Handler {
 	mux := http.NewServeMux()
 	handle := func(pattern string, f func(http.ResponseWriter, *http.Request) error) {

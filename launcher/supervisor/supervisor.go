@@ -8,10 +8,10 @@
 // known to have everything. A connection is a cursor that moves through the log as fast as its peer reads.
 //
 // Goroutines: Serve starts the HTTP server; Run is the kernel's life and starts the janitor and, where there is a folder
-// for it, the one that keeps the log on disk; a life starts a process
-// and a bridge and waits for both; a websocket has its handler, which reads, and a writer that the handler
-// waits for; a reader of the log has its handler, and one that hurries it at the end. Lock order: Supervisor.mu, then
-// messageLog.mu, gate.mu or conn.mu; whoever writes to a peer holds none of them.
+// for it, the one that keeps the log on disk; a life starts a process and a bridge and waits for both; a websocket has its
+// handler, which reads, and a writer that the handler waits for; a reader of the log has its handler, and one that hurries
+// it at the end. Lock order: Supervisor.mu, then messageLog.mu, gate.mu or conn.mu; whoever writes to a peer holds none of
+// them.
 package supervisor
 
 import (
