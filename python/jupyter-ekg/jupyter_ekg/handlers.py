@@ -19,7 +19,8 @@ from tornado.iostream import StreamClosedError
 from . import gateway
 from .outputs import Log
 
-_KERNEL_ID = r"(?P<kernel_id>\w+-\w+-\w+-\w+-\w+)"
+# A kernel's id in a path, by the name that jupyter_server's handlers have for it.
+KERNEL_ID = r"(?P<kernel_id>\w+-\w+-\w+-\w+-\w+)"
 _PARAMETERS = ("after", "limit", "parent", "follow")
 
 
@@ -103,7 +104,7 @@ class KernelOutputsHandler(_KernelHandler):
 
 def add(web_app, base_url: str) -> None:
     """Adds the routes to the server's application."""
-    kernel = url_path_join(base_url, "jupyter-ekg", "kernels", _KERNEL_ID)
+    kernel = url_path_join(base_url, "jupyter-ekg", "kernels", KERNEL_ID)
     web_app.add_handlers(
         ".*$",
         [

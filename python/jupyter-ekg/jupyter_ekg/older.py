@@ -8,6 +8,8 @@ from jupyter_server.base.websocket import WebSocketMixin
 from jupyter_server.services.kernels.websocket import KernelWebsocketHandler
 from jupyter_server.utils import url_path_join
 
+from .handlers import KERNEL_ID
+
 try:
     from jupyter_server.gateway.connections import GatewayWebSocketConnection
 
@@ -43,9 +45,6 @@ except ImportError:
             self._client.on_close()
 
 
-_KERNEL_ID = r"(?P<kernel_id>\w+-\w+-\w+-\w+-\w+)"
-
-
 class ChannelsHandler(KernelWebsocketHandler):
     """jupyter_server's handler for local kernels, which uses the connection class; with the pings of later versions."""
 
@@ -57,4 +56,4 @@ class ChannelsHandler(KernelWebsocketHandler):
 
 def add_handler(web_app: Any, base_url: str) -> None:
     """Puts the handler before the one that the server has for gateways."""
-    web_app.add_handlers(".*$", [(url_path_join(base_url, "api", "kernels", _KERNEL_ID, "channels"), ChannelsHandler)])
+    web_app.add_handlers(".*$", [(url_path_join(base_url, "api", "kernels", KERNEL_ID, "channels"), ChannelsHandler)])
