@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"regexp"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -18,6 +19,9 @@ const (
 	logPatience = 60 * time.Second // for the client to take what was read, at most logBuffer bytes
 	logBuffer   = 32 << 10
 )
+
+// logName is how a supervisor names its log.
+var logName = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
 var errSilent = errors.New("nothing has come for a minute")
 
@@ -50,6 +54,9 @@ func (g *Gateway) getLog(w http.ResponseWriter, r *http.Request) error {
 	h := w.Header()
 	h.Set("Content-Type", "application/x-ndjson")
 	h.Set("Cache-Control", "no-store")
+	if name := resp.Header.Get(headerLog); logName.MatchString(name) {
+		h.Set(headerLog, name)
+	}
 	h.Set("X-Accel-Buffering", "no") // nginx would hold lines back
 	h.Set("Connection", "close")     // its deadlines would be those of the next request
 	w.WriteHeader(http.StatusOK)

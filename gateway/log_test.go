@@ -101,6 +101,18 @@ func TestLog_PassedOn(t *testing.T) {
 	if rest, err := io.ReadAll(in); err != nil || len(rest) > 0 {
 		t.Errorf("the end: %q, %v", rest, err)
 	}
+	for name, want := range map[string]string{"0123456789abcdef": "0123456789abcdef", "0123456789abcdef0": "", "<script>": ""} {
+		super.answerWith(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set(headerLog, name)
+			_, _ = io.WriteString(w, "{}\n")
+		})
+		if got := g.do("GET", "/api/kernels/"+idA+"/log?log=x", "").Header.Get(headerLog); got != want {
+			t.Errorf("the log named %q is called %q", name, got)
+		}
+	}
+	if want := "/log?log=x host="; !strings.Contains(super.sent(), want) {
+		t.Errorf("sent %s", super.sent())
+	}
 	super.answerWith(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{}\n") })
 	g.do("GET", "/api/kernels/"+idA+"/log?after=3&limit=4&parent=a%20b&follow=0&token="+testToken+"&session_id=x&more=y", "").want(t, 200, "{}\n")
 	if want := "GET /api/kernels/" + idA + "/log?after=3&follow=0&limit=4&parent=a+b host="; !strings.Contains(super.sent(), want) {

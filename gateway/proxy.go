@@ -28,6 +28,8 @@ const (
 	headerUser      = "Ekg-User"
 	headerRight     = "Ekg-Right"
 	headerRequestID = "X-Request-Id"
+	// headerLog is what a supervisor names its log by, and the gateway passes on.
+	headerLog = "Ekg-Log"
 
 	rightUse = "use"
 	// userName is the one user there is with one shared token, as /api/me calls it.
@@ -46,7 +48,7 @@ var upgradeHeaders = []string{
 // forwardedQuery is what it sees of the query, by what is asked of it.
 var forwardedQuery = map[string][]string{
 	"channels": {"session_id", "cursor"},
-	"log":      {"after", "limit", "parent", "follow"},
+	"log":      {"log", "after", "limit", "parent", "follow"},
 }
 
 const (

@@ -90,7 +90,7 @@ func TestProxy_WhatIsForwarded(t *testing.T) {
 			t.Errorf("%q is missing in %s", line, super.sent())
 		}
 	}
-	if headerUser != supervisor.HeaderUser || headerRight != supervisor.HeaderRight {
+	if headerUser != supervisor.HeaderUser || headerRight != supervisor.HeaderRight || headerLog != supervisor.HeaderLog {
 		t.Error("gateway and supervisor call a header differently")
 	}
 	t.Run("no User-Agent of our own is added", func(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"net/url"
 	"os"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 )
 
 const (
@@ -119,6 +121,7 @@ type logReader struct {
 
 	// Owned by run.
 	after uint64 // number of the last line that was printed
+	log   string // name of the log that it is of, "" if that is not known
 	began bool   // an answer has been there
 }
 
@@ -242,6 +245,10 @@ func (l *logReader) run(ctx context.Context) error {
 			return nil
 		case ctx.Err() != nil:
 			return errors.New("interrupted")
+		case l.log != "" && errors.As(err, &refused) && refused.status == http.StatusConflict:
+			l.say("the kernel was started again by another supervisor; this is its new log")
+			l.after, l.log = 0, ""
+			continue
 		case !l.follow && l.after == before, !l.began, errors.As(err, &output), errors.As(err, &refused) && refused.final():
 			return err
 		}
@@ -288,12 +295,17 @@ func (l *logReader) once(ctx context.Context, connected func()) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	l.query.Set("after", strconv.FormatUint(l.after, 10))
+	if l.log != "" {
+		l.query.Set("log", l.log)
+	} else {
+		l.query.Del("log")
+	}
 	resp, err := g.get(ctx, "api/kernels/"+id+"/log", l.query)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = resp.Body.Close() }() // read to its end, or broken
-	l.began = true
+	l.began, l.log = true, resp.Header.Get(supervisor.HeaderLog)
 	connected()
 	silent := time.AfterFunc(l.quiet, func() { cancel(fmt.Errorf("nothing was heard for %v", l.quiet)) })
 	defer silent.Stop()

@@ -278,6 +278,29 @@ func TestLogCommand_Follow(t *testing.T) {
 	if got := g.queries(); !slices.Equal(got, want) {
 		t.Errorf("asked %q", got)
 	}
+	t.Run("begins anew when the kernel has another log", func(t *testing.T) {
+		named := func(name string, answer http.HandlerFunc) func(http.ResponseWriter, *http.Request) {
+			return func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Ekg-Log", name)
+				answer(w, r)
+			}
+		}
+		before := len(g.queries())
+		g.answers = []func(http.ResponseWriter, *http.Request){
+			named("aaaa", says("breaks", stdout(1, "a\n"), stdout(2, "b\n"))),
+			func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusConflict) },
+			named("bbbb", says("breaks", stdout(1, "c\n"))),
+			named("bbbb", says("", stdout(2, "d\n"))),
+		}
+		code, out, errs := ekg(t, "log", "-f", kernelF, "--gateway-url", g.URL+"/base")
+		if code != 0 || out != "a\nb\nc\nd\n" || strings.Count(errs, "this is its new log\n") != 1 {
+			t.Errorf("got %d %q %q", code, out, errs)
+		}
+		want := []string{"after=0&follow=true", "after=2&follow=true&log=aaaa", "after=0&follow=true", "after=1&follow=true&log=bbbb"}
+		if got := g.queries()[before:]; !slices.Equal(got, want) {
+			t.Errorf("asked %q", got)
+		}
+	})
 	t.Run("until the kernel is gone", func(t *testing.T) {
 		g.answers = []func(http.ResponseWriter, *http.Request){
 			func(w http.ResponseWriter, r *http.Request) {

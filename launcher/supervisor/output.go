@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -29,6 +30,7 @@ const (
 
 // logQuery is what a reader of the log asks for.
 type logQuery struct {
+	log    string // name of the log that after is of; "": any
 	after  uint64 // number of the last entry that it has
 	limit  uint64 // greatest number of lines; 0: any
 	parent string // only what this request caused; "": everything
@@ -55,7 +57,7 @@ func parseLogQuery(q url.Values) (logQuery, error) {
 	default:
 		return out, httpError{http.StatusBadRequest, "follow: " + strconv.Quote(text) + " is not true or false"}
 	}
-	out.parent = q.Get("parent")
+	out.log, out.parent = q.Get("log"), q.Get("parent")
 	return out, nil
 }
 
@@ -69,6 +71,10 @@ func (s *Supervisor) getLog(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	name := hex.EncodeToString(s.log.id[:])
+	if q.log != "" && q.log != name {
+		return httpError{http.StatusConflict, "log: the kernel was started again by another supervisor and has a new log; read it from its beginning"}
+	}
 	if end := s.log.tail().seq; q.after > end {
 		// It would wait for messages that it would not be shown.
 		return httpError{http.StatusBadRequest,
@@ -79,6 +85,7 @@ func (s *Supervisor) getLog(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer s.dismissLogReader()
 	w.Header().Set("Content-Type", "application/x-ndjson")
+	w.Header().Set(HeaderLog, name)
 	w.Header().Set("Connection", "close") // the last deadline would be that of the next request
 	if r.Method == http.MethodHead {
 		return nil

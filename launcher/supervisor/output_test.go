@@ -250,6 +250,15 @@ func TestLog_read(t *testing.T) {
 			t.Errorf("got %d %q", status, body)
 		}
 	})
+	t.Run("another log", func(t *testing.T) {
+		name := r.openLog("", nil).resp.Header.Get(HeaderLog)
+		if got := r.openLog("log="+name+"&after=1", nil).resp; got.StatusCode != http.StatusOK || got.Header.Get(HeaderLog) != name {
+			t.Errorf("the log %q: %d, %v", name, got.StatusCode, got.Header)
+		}
+		if status, body := r.request("GET", "/log?after=1&log=0123456789abcdef", ""); status != http.StatusConflict || !strings.Contains(body, "new log") {
+			t.Errorf("another log: %d %s", status, body)
+		}
+	})
 	t.Run("refused", func(t *testing.T) {
 		for query, want := range map[string]string{
 			"after=-1": "after", "after=": "after", "after=1.5": "after", "after=18446744073709551616": "after",

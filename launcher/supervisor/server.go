@@ -18,6 +18,10 @@ const (
 	HeaderRight = "Ekg-Right"
 )
 
+// HeaderLog is the header of an answer of GET .../log that names the log: 16 hexadecimal digits. A kernel that is started
+// again by another supervisor has another log, whose numbers begin anew.
+const HeaderLog = "Ekg-Log"
+
 // statusPause is the least time between two lines of a status stream.
 const statusPause = 20 * time.Millisecond
 

@@ -21,7 +21,7 @@ from .outputs import Log
 
 # A kernel's id in a path, by the name that jupyter_server's handlers have for it.
 KERNEL_ID = r"(?P<kernel_id>\w+-\w+-\w+-\w+-\w+)"
-_PARAMETERS = ("after", "limit", "parent", "follow")
+_PARAMETERS = ("log", "after", "limit", "parent", "follow")
 
 
 class _KernelHandler(APIHandler):
@@ -71,6 +71,8 @@ class KernelLogHandler(_KernelHandler):
         async with gateway.log(kernel_id, query) as response:
             self.set_header("Content-Type", "application/x-ndjson")
             self.set_header("Cache-Control", "no-store")
+            if name := response.headers.get("Ekg-Log"):
+                self.set_header("Ekg-Log", name)
             await self.flush()
             try:
                 async for piece in response.content.iter_any():

@@ -172,7 +172,7 @@ class Supervisor:
         self.log_queries.append({**request.query, "authorization": request.headers.get("Authorization")})
         if self.kernel_status != 200:
             return web.json_response({"message": "no such kernel", "reason": "none"}, status=self.kernel_status)
-        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Ekg-Log": "0123456789abcdef"})
         await response.prepare(request)
         for line in self.log_lines:
             await response.write(line + b"\n")

@@ -297,11 +297,12 @@ def test_log_route(server):
         async with gateway(server) as (supervisor, browser):
             supervisor.log_lines = [b'{"number": 1}', b'{"number": 2, "lost": 3}']
             url = f"{server.url}/jupyter-ekg/kernels/{KERNEL}/log"
-            async with browser.get(url + "?after=0&limit=2&parent=p&other=x") as response:
+            async with browser.get(url + "?log=l&after=0&limit=2&parent=p&other=x") as response:
                 assert response.status == 200
+                assert response.headers["Ekg-Log"] == "0123456789abcdef"
                 assert response.headers["Content-Type"] == "application/x-ndjson"
                 assert (await response.read()).splitlines() == supervisor.log_lines
-            want = {"after": "0", "limit": "2", "parent": "p", "authorization": f"token {GATEWAY_TOKEN}"}
+            want = {"log": "l", "after": "0", "limit": "2", "parent": "p", "authorization": f"token {GATEWAY_TOKEN}"}
             assert supervisor.log_queries == [want]
             async with aiohttp.ClientSession() as stranger, stranger.get(url) as response:
                 assert response.status == 403

@@ -1,5 +1,6 @@
 // Shows in a notebook's page what its cells have printed while no page looked: when it is opened, for cells that have run
-// meanwhile, and on a command, for all. A cell that still runs is shown as running and gets its output as it comes.
+// meanwhile, and on a command, for all. A cell that still runs is shown as running and gets its output as it comes. What the
+// server sends again after the page's websocket broke is shown once.
 //
 // JupyterLab and Notebook 7 load this file as a module federation container: an object with init and get under its name in
 // _JUPYTERLAB. It is written by hand, needs no build, and takes what it uses of JupyterLab from the scope that JupyterLab
@@ -10,6 +11,7 @@
   const NAME = 'jupyter-ekg';
   const COMMAND = 'jupyter-ekg:restore-outputs';
   const MOST_WAITING = 100000; // messages of running cells that are held while the log is read
+  const MOST_REMEMBERED = 20000; // messages of a cell that are known when they come again: more than 4 MiB hold, which a server repeats at most
 
   let scope;
 
@@ -56,11 +58,37 @@
     }
   }
 
+  /** Tells which messages of a cell come for the first time: what a browser had not acknowledged when its websocket broke comes again. */
+  class Arrivals {
+    constructor(ids = []) {
+      this.ids = new Set(ids); // in the order of their arrival
+    }
+
+    isNew({ header: { msg_id: id } }) {
+      if (this.ids.has(id)) return false;
+      this.ids.add(id);
+      if (this.ids.size > MOST_REMEMBERED) this.ids.delete(this.ids.values().next().value);
+      return true;
+    }
+  }
+
+  /** Leaves repeated messages out of the cells that a page runs by this connection to a kernel. */
+  function showOnce(kernel) {
+    kernel.anyMessage.connect((_, { msg, direction }) => {
+      if (direction !== 'send' || msg.header.msg_type !== 'execute_request') return;
+      const arrivals = new Arrivals();
+      // JupyterLab begins to wait for the answers, which a hook needs, right after this.
+      queueMicrotask(() => {
+        if (!kernel.isDisposed) kernel.registerMessageHook(msg.header.msg_id, answer => arrivals.isNew(answer));
+      });
+    });
+  }
+
   /** A cell whose execution another page began: shown as running, with its output as it comes. */
   class RunningCell {
     constructor(panel, model, execution, ended) {
       Object.assign(this, { panel, model, execution, ended });
-      this.seen = new Set(execution.seen);
+      this.arrivals = new Arrivals(execution.seen);
       this.displays = new Map(); // display_id to the places of its outputs
       execution.outputs.forEach((output, i) => this.remember(output.transient?.display_id, i));
       if (execution.clear_next) model.outputs.clear(true);
@@ -81,7 +109,7 @@
 
     /** Takes a message of the kernel whose parent is the cell's request. */
     take(msg) {
-      if (this.seen.delete(msg.header.msg_id)) return; // it was in the log
+      if (!this.arrivals.isNew(msg)) return; // it was in the log, or comes again
       const { outputs } = this.model;
       const output = outputOf(msg);
       if (output) {
@@ -120,8 +148,10 @@
       this.readings = 0; // that are wanted or under way
       this.last = Promise.resolve(); // the end of the last of them
       this.kernel = null;
+      this.connection = null; // to the present kernel
       const context = panel.sessionContext;
       const executed = (_, { cell }) => this.release(cell.model);
+      this.connect(context.session?.kernel);
       context.kernelChanged.connect(this.kernelChanged, this);
       context.iopubMessage.connect(this.message, this);
       context.statusChanged.connect(this.statusChanged, this);
@@ -136,7 +166,14 @@
       void panel.context.ready.then(() => context.ready).then(() => this.begin());
     }
 
-    kernelChanged() {
+    connect(kernel) {
+      if (!kernel || kernel === this.connection) return;
+      this.connection = kernel;
+      showOnce(kernel);
+    }
+
+    kernelChanged(_, { newValue }) {
+      this.connect(newValue);
       this.endAll();
       this.sessions.clear();
       void this.begin();
