@@ -60,20 +60,21 @@ type messageLog struct {
 	full  chan struct{} // capacity 1: there is something to be done about memory or disk
 	again time.Duration // spillAgain, but for tests
 
-	mu        sync.Mutex
-	limit     int64      // of all that follows
-	memory    int64      // of entries, once they are on disk
-	bytes     int64      // of entries
-	entries   []*entry   // the newest, contiguous, oldest first
-	segments  []*segment // on disk: the ones before, contiguous, oldest first
-	disk      int64      // bytes of segments
-	unused    []*os.File // of segments, to be closed
-	end       position   // of the newest entry ever appended
-	gone      position   // of the newest entry that was evicted
-	kept      []*entry   // essential entries of those evicted
-	keptBytes int64
-	readers   map[*reader]*session // who is woken by an append
-	users     [framings]int        // open connections by framing
+	mu             sync.Mutex
+	limit          int64      // of all that follows
+	memory         int64      // of entries, once they are on disk
+	bytes          int64      // of entries
+	entries        []*entry   // the newest, contiguous, oldest first
+	segments       []*segment // on disk: the ones before, contiguous, oldest first
+	disk           int64      // bytes of segments
+	unused         []*os.File // of segments, to be closed
+	end            position   // of the newest entry ever appended
+	gone           position   // of the newest entry that was evicted
+	kept           []*entry   // essential entries of those evicted
+	keptBytes      int64
+	essentialBytes int64                // of segments' essential entries
+	readers        map[*reader]*session // who is woken by an append
+	users          [framings]int        // open connections by framing
 }
 
 // reader is how an append wakes a connection's writer. Both channels have a capacity of 1.

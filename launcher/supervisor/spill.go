@@ -54,6 +54,10 @@ type segment struct {
 	size  int64    // bytes
 	marks []mark
 	users int // the log, who writes, and readers; the file is closed when there are none
+
+	// Its essential entries, in memory too: an append that has to make room cannot wait for the disk to give them back. All
+	// segments together have at most the keptShare of memory; the oldest are left to the disk first.
+	essential []*entry
 }
 
 // mark is where a record begins.
@@ -183,19 +187,20 @@ func (l *messageLog) retire(seg *segment, view segment) {
 			size -= kept[0].size
 		}
 	})
-	if err != nil {
-		kept = nil // the disk does not give it back
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	defer l.release(seg)
 	if len(l.segments) == 0 || l.segments[0] != seg {
 		return // an append was faster
 	}
-	l.forgetSegment()
-	for _, e := range kept {
-		l.keep(e)
+	if err == nil {
+		l.forgetEssential(seg)
+		seg.essential = kept
+		for _, e := range kept {
+			l.essentialBytes += e.size
+		}
 	}
+	l.forgetSegment()
 }
 
 // batchToSpill returns the oldest entries in memory, if there are too many, and the newest segment, if it has room: nil
@@ -233,12 +238,33 @@ func (l *messageLog) take(batch []*entry, seg *segment, fresh bool, written segm
 	for i, e := range batch {
 		l.entries[i] = nil
 		l.bytes -= e.size
+		if e.essential {
+			// Without its encoded forms.
+			e = &entry{at: e.at, to: e.to, msg: e.msg, essential: true, stamp: e.stamp, size: int64(e.msg.Size()) + entryOverhead}
+			seg.essential = append(seg.essential, e)
+			l.essentialBytes += e.size
+		}
 	}
 	l.entries = l.entries[len(batch):]
+	for _, s := range l.segments {
+		if l.essentialBytes <= l.memory/keptShare {
+			break
+		}
+		l.forgetEssential(s)
+	}
 	l.evict()
 }
 
-// forgetSegment forgets the oldest segment, if there is one, and reports whether there was. l.mu is held.
+// forgetEssential leaves a segment's essential entries to the disk. l.mu is held.
+func (l *messageLog) forgetEssential(seg *segment) {
+	for _, e := range seg.essential {
+		l.essentialBytes -= e.size
+	}
+	seg.essential = nil
+}
+
+// forgetSegment forgets the oldest segment, if there is one, but for the essential entries that are in memory too, and
+// reports whether there was. l.mu is held.
 func (l *messageLog) forgetSegment() bool {
 	if len(l.segments) == 0 {
 		return false
@@ -248,6 +274,11 @@ func (l *messageLog) forgetSegment() bool {
 	l.segments = l.segments[1:]
 	l.disk -= seg.size
 	l.gone = seg.last
+	essential := seg.essential
+	l.forgetEssential(seg)
+	for _, e := range essential {
+		l.keep(e)
+	}
 	l.release(seg)
 	return true
 }

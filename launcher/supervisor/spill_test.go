@@ -279,6 +279,12 @@ func TestSpill_announces(t *testing.T) {
 
 // TestSpill_keepsWhatEndsACell: what was on disk is forgotten but for replies and idles, as what was in memory.
 func TestSpill_keepsWhatEndsACell(t *testing.T) {
+	t.Run("the disk keeps up", func(t *testing.T) { keepsWhatEndsACell(t, 0) })
+	t.Run("appends are faster", func(t *testing.T) { keepsWhatEndsACell(t, 4000) })
+}
+
+// keepsWhatEndsACell does nothing on disk any more from the append of slowFrom on, if that is not 0.
+func keepsWhatEndsACell(t *testing.T, slowFrom int) {
 	const limit = 8 << 20
 	l := newLog(limit)
 	l.spillTo(t.TempDir())
@@ -292,7 +298,9 @@ func TestSpill_keepsWhatEndsACell(t *testing.T) {
 			l.append(other, numbered(n, 1000), true)
 		}
 		n++
-		spillAll(t, l)
+		if slowFrom == 0 || n < slowFrom {
+			spillAll(t, l)
+		}
 	}
 	got, _, lost := l.read(position{}, s, 1<<20, nil)
 	if len(got) == 0 || number(t, &got[0].msg) != -1 || lost == 0 {
