@@ -19,14 +19,14 @@ var knownPlaceholders = []string{"connection_file", "resource_dir", "prefix", "k
 
 // Check examines a kernelspec, or all kernelspecs of a directory, more strictly than a Finder does: it also reports
 // what Jupyter would take without complaint and do something unexpected with. Without problems it returns nil. The
-// prefix is that of Options.
-func Check(dir, prefix string) []Problem {
+// prefix and more are Prefix and Check of Options.
+func Check(dir, prefix string, more func(Spec) []Problem) []Problem {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
 		return []Problem{{File: dir, Message: err.Error()}}
 	}
 	if _, err := os.Lstat(filepath.Join(abs, "kernel.json")); err == nil {
-		return checkSpec(abs, prefix)
+		return checkSpec(abs, prefix, more)
 	}
 	var problems []Problem
 	found := false
@@ -54,7 +54,7 @@ func Check(dir, prefix string) []Problem {
 					Message: "is hidden by " + other + " beside it: names must differ in more than case"})
 			}
 			seen[name] = e.Name()
-			problems = append(problems, checkSpec(sub, prefix)...)
+			problems = append(problems, checkSpec(sub, prefix, more)...)
 		}
 	}
 	if !found && len(problems) == 0 {
@@ -64,7 +64,7 @@ func Check(dir, prefix string) []Problem {
 }
 
 // checkSpec checks the spec of one directory.
-func checkSpec(dir, prefix string) []Problem {
+func checkSpec(dir, prefix string, more func(Spec) []Problem) []Problem {
 	name := strings.ToLower(filepath.Base(dir))
 	var problems []Problem
 	if !validName.MatchString(name) {
@@ -85,9 +85,12 @@ func checkSpec(dir, prefix string) []Problem {
 	}
 	if argv := root.member("argv"); argv != nil && argv.kind == "array" && len(argv.items) > 0 {
 		r.placeholders(argv)
-		if len(found) == 0 {
+		if len(found) == 0 && !describesPod(root) {
 			r.program(argv.items[0], spec)
 		}
+	}
+	if len(found) == 0 && more != nil {
+		r.problems = append(r.problems, more(spec)...)
 	}
 	return r.problems
 }

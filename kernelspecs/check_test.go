@@ -41,7 +41,7 @@ func TestCheck(t *testing.T) {
 				write(t, filepath.Join(dir, file), text)
 			}
 			var got []string
-			for _, p := range Check(dir, "") {
+			for _, p := range Check(dir, "", nil) {
 				got = append(got, strings.TrimPrefix(p.String(), dir))
 			}
 			if !slices.Equal(got, tt.want) {
@@ -50,7 +50,7 @@ func TestCheck(t *testing.T) {
 		})
 	}
 	t.Run("no directory", func(t *testing.T) {
-		got := Check("/nonexistent/dir", "")
+		got := Check("/nonexistent/dir", "", nil)
 		if len(got) != 1 || got[0].String() != "/nonexistent/dir: cannot be read: no such file or directory" {
 			t.Errorf("got %v", got)
 		}

@@ -26,6 +26,10 @@ type Options struct {
 	DataDirs []string     // then Jupyter's data directories: specs are in kernels/ of each; see FindEnvironment
 	Prefix   string       // the Python environment of specs that belong to none; see FindEnvironment
 	Log      *slog.Logger // nil: nothing is logged
+
+	// Check, if not nil, says what is wrong with a spec that can be read, for whoever is to start it. Such a spec is
+	// broken like any other. It is called by one goroutine at a time.
+	Check func(Spec) []Problem
 }
 
 // Finder knows the specs of some directories and follows what happens to them. Of several specs with one name the one
@@ -35,6 +39,7 @@ type Finder struct {
 	// Fixed after Open.
 	roots  []root
 	prefix string
+	check  func(Spec) []Problem
 	poll   time.Duration // between readings while blind
 	log    *slog.Logger
 
@@ -72,6 +77,7 @@ func Open(o Options) (*Finder, error) { return open(o, fsnotify.NewWatcher, poll
 func open(o Options, newWatcher func() (*fsnotify.Watcher, error), poll time.Duration) (*Finder, error) {
 	f := &Finder{
 		prefix:  o.Prefix,
+		check:   o.Check,
 		poll:    poll,
 		log:     o.Log,
 		watched: map[string]interest{},
@@ -145,7 +151,7 @@ func (f *Finder) reread() {
 	// Each round needs a directory that was just made, so few are enough, and the next poll mends the rest.
 	var next *catalog
 	for range 3 {
-		c, places := read(f.roots, f.prefix)
+		c, places := read(f.roots, f.prefix, f.check)
 		next = c
 		if !f.watchDirs(places) {
 			break
@@ -192,7 +198,7 @@ func (f *Finder) logChange(old, next *catalog) {
 }
 
 // read reads all specs of the roots. It also returns what has to be watched to see a change.
-func read(roots []root, prefix string) (*catalog, []place) {
+func read(roots []root, prefix string, check func(Spec) []Problem) (*catalog, []place) {
 	c := &catalog{}
 	var places []place
 	taken := map[string]bool{} // names, usable or not
@@ -212,7 +218,7 @@ func read(roots []root, prefix string) (*catalog, []place) {
 			c.report(r.dir, "has %d entries: only the first %d are looked at", len(entries), maxEntries)
 			entries = entries[:maxEntries]
 		}
-		places = append(places, c.readDir(r.dir, entries, taken, prefix)...)
+		places = append(places, c.readDir(r.dir, entries, taken, prefix, check)...)
 	}
 	slices.SortFunc(c.specs, func(a, b Spec) int { return strings.Compare(a.Name, b.Name) })
 	return c, places
@@ -220,7 +226,7 @@ func read(roots []root, prefix string) (*catalog, []place) {
 
 // readDir reads the specs of one directory, but for those whose names are taken, and returns the directories that may
 // be or become specs.
-func (c *catalog) readDir(dir string, entries []fs.DirEntry, taken map[string]bool, prefix string) []place {
+func (c *catalog) readDir(dir string, entries []fs.DirEntry, taken map[string]bool, prefix string, check func(Spec) []Problem) []place {
 	var places []place
 	here := map[string]string{} // lower-case name to the entry that has it
 	for _, e := range entries {
@@ -240,7 +246,7 @@ func (c *catalog) readDir(dir string, entries []fs.DirEntry, taken map[string]bo
 		here[name] = e.Name()
 		if !taken[name] {
 			taken[name] = true
-			c.take(name, sub, prefix)
+			c.take(name, sub, prefix, check)
 		}
 	}
 	return places
@@ -252,12 +258,15 @@ func (c *catalog) report(dir, format string, args ...any) {
 }
 
 // take reads one spec into the catalog.
-func (c *catalog) take(name, dir, prefix string) {
+func (c *catalog) take(name, dir, prefix string, check func(Spec) []Problem) {
 	if !validName.MatchString(name) {
 		c.problems = append(c.problems, badName(name, dir))
 		return
 	}
 	spec, _, problems := readSpec(name, dir, prefix)
+	if len(problems) == 0 && check != nil {
+		problems = check(spec)
+	}
 	if len(problems) > 0 {
 		c.problems = append(c.problems, problems...)
 		return

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"sort"
+	"strconv"
 )
 
 // maxDepth bounds how deeply a kernel.json may be nested. The deepest real ones (pod templates in metadata) have ten.
@@ -17,7 +18,7 @@ type node struct {
 	kind    string // "object", "array", "string", "number", "boolean" or "null"
 	line    int
 	text    string // of a string
-	raw     []byte // the value as it is in the file
+	raw     []byte // the value as it is in the file; not of a string
 	members []member
 	items   []*node
 }
@@ -94,9 +95,9 @@ func (p *parser) rest(tok json.Token, depth int) (*node, error) {
 	case string:
 		n.kind, n.text = "string", t
 	case json.Number:
-		n.kind = "number"
+		n.kind, n.raw = "number", []byte(t)
 	case bool:
-		n.kind = "boolean"
+		n.kind, n.raw = "boolean", strconv.AppendBool(nil, t)
 	case nil:
 		n.kind = "null"
 	case json.Delim:

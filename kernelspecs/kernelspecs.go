@@ -21,7 +21,7 @@ import (
 type Spec struct {
 	Name          string            // lower-case directory name
 	Dir           string            // absolute resource directory
-	Argv          []string          // as in kernel.json, placeholders unsubstituted
+	Argv          []string          // as in kernel.json, placeholders unsubstituted; nil where an image's kernelspec has it
 	Env           map[string]string // as in kernel.json, ${VAR} unsubstituted
 	DisplayName   string
 	Language      string
@@ -29,19 +29,18 @@ type Spec struct {
 	Metadata      json.RawMessage // an object; {} if absent
 	Prefix        string          // what {prefix} stands for and whose python "python3" is; "" if there is none
 
-	resources map[string]string // see Resources; read with the spec
+	resources    map[string]string // see Resources; read with the spec
+	metadataLine int               // of kernel.json on which Metadata begins; 0 if it is not there
 }
+
+// file is the spec's kernel.json.
+func (s Spec) file() string { return filepath.Join(s.Dir, "kernel.json") }
 
 // The values of metadata.ekg.transport.
 const (
 	TransportIPC = "ipc"
 	TransportTCP = "tcp"
 )
-
-// Extension is metadata.ekg of a kernel.json: what ekg alone understands. It is decoded strictly.
-type Extension struct {
-	Transport string `json:"transport"` // TransportIPC, TransportTCP, or "" to have it chosen
-}
 
 // placeholder is what jupyter_client takes for a key to replace. Other braces, as in R code, are left alone.
 var placeholder = regexp.MustCompile(`\{([A-Za-z0-9_]+)\}`)

@@ -46,7 +46,7 @@ func TestSpec_Read(t *testing.T) {
 	want := Spec{Name: "full", Dir: dir, Argv: []string{"prog", "{connection_file}"}, Env: map[string]string{"A": "1"},
 		DisplayName: "Full", Language: "klingon", InterruptMode: "message", Prefix: "/some/prefix",
 		Metadata:  json.RawMessage(`{"debugger": true, "ekg": {"transport": "ipc"}}`),
-		resources: map[string]string{}}
+		resources: map[string]string{}, metadataLine: 3}
 	if len(problems) != 0 || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, %v\nwant %+v", got, problems, want)
 	}
@@ -84,7 +84,7 @@ func TestSpec_ReadBroken(t *testing.T) {
 			`4: display_name: is a boolean, not a string`, `2: interrupt_mode: is "sms", not "signal" or "message"`,
 			`3: metadata: is a number, not an object`}},
 		{"our own metadata", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\n\"transport\": \"udp\",\n\"transprot\": \"tcp\"}}}", []string{
-			`2: metadata.ekg.transport: is not "ipc" or "tcp"`, `3: metadata.ekg.transprot: is not known; there is: transport`}},
+			`2: metadata.ekg.transport: is not "ipc" or "tcp"`, `3: metadata.ekg.transprot: is not known; there is: ` + strings.Join(slices.Sorted(slices.Values(append([]string{"transport"}, PodKeys...))), ", ")}},
 		{"our metadata is text", `{"argv": ["x"], "metadata": {"ekg": "x"}}`, []string{`1: metadata.ekg: is a string, not an object`}},
 		{"nested too deep", `{"argv": ["x"], "metadata": {"a": ` + strings.Repeat("[", 200) + strings.Repeat("]", 200) + `}}`,
 			[]string{`1: nested more than 100 levels deep`}},

@@ -62,6 +62,9 @@ func readSpec(name, dir, defaultPrefix string) (Spec, *node, []Problem) {
 		Prefix:        prefixOf(dir, defaultPrefix),
 		resources:     findResources(dir),
 	}
+	if n := root.member("metadata"); n != nil {
+		s.metadataLine = n.line
+	}
 	return s, root, r.problems
 }
 
@@ -136,8 +139,12 @@ func (r *reader) text(root *node, key, absent string) string {
 	return absent
 }
 
+// argv reads the kernel's command line. Only a kernel whose image has a kernelspec of its own needs none.
 func (r *reader) argv(root *node) []string {
 	if root.member("argv") == nil {
+		if root.member("metadata").member("ekg").member("imageKernelspec") != nil {
+			return nil
+		}
 		r.report(root, "argv", "is missing")
 		return nil
 	}
@@ -205,33 +212,6 @@ func (r *reader) metadata(root *node) json.RawMessage {
 	}
 	r.extension(n.member("ekg"))
 	return slices.Clone(n.raw)
-}
-
-// extension reads metadata.ekg. Unlike the rest of kernel.json it is ours alone: what is not understood is refused, as
-// a misspelt key would otherwise be ignored in silence.
-func (r *reader) extension(n *node) Extension {
-	var ext Extension
-	if n == nil {
-		return ext
-	}
-	if n.kind != "object" {
-		r.report(n, "metadata.ekg", "is %s, not an object", article(n.kind))
-		return ext
-	}
-	for _, m := range n.members {
-		key := "metadata.ekg." + m.key
-		switch m.key {
-		case "transport":
-			if m.value.text != TransportIPC && m.value.text != TransportTCP {
-				r.report(m.value, key, `is not "ipc" or "tcp"`)
-			}
-			ext.Transport = m.value.text
-		default:
-			r.problems = append(r.problems, Problem{Spec: r.spec, File: r.file, Line: m.line, Key: key,
-				Message: "is not known; there is: transport"})
-		}
-	}
-	return ext
 }
 
 // prefixOf returns the prefix that a spec in dir belongs to: PREFIX of PREFIX/share/jupyter/kernels/NAME if a python

@@ -48,6 +48,7 @@ func (s *Supervisor) admit(c *conn, m wire.Message, h wire.Header) *closeFrame {
 		}
 		return &closeFrame{websocket.CloseTryAgainLater, err.Error()}
 	}
+	s.showWaiting()
 	return nil
 }
 

@@ -55,8 +55,11 @@ type directPath struct {
 func newDirectPath(b *testing.B) *directPath {
 	dir := benchDir(b)
 	cfg := Config{Transport: "tcp", ConnectionFile: filepath.Join(dir, "connection.json"), Argv: fakeKernelArgv()}
-	ep, signer, err := newConnection(&cfg)
+	c, err := newConnection(&cfg)
 	if err != nil {
+		b.Fatal(err)
+	}
+	if err := writeFile(cfg.ConnectionFile, c.content); err != nil {
 		b.Fatal(err)
 	}
 	argv := command(&cfg)
@@ -71,11 +74,11 @@ func newDirectPath(b *testing.B) *directPath {
 	})
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
 	defer cancel()
-	p := &directPath{b: b, signer: signer, idle: make(chan struct{}), count: make(chan func(), 1)}
-	if p.shell, err = dialUntil(ctx, ep[wire.Shell], dealer, nil); err != nil {
+	p := &directPath{b: b, signer: c.signer, idle: make(chan struct{}), count: make(chan func(), 1)}
+	if p.shell, err = dialUntil(ctx, c.ep[wire.Shell], dealer, nil); err != nil {
 		b.Fatal(err)
 	}
-	iopub, err := dialUntil(ctx, ep[wire.IOPub], sub, nil)
+	iopub, err := dialUntil(ctx, c.ep[wire.IOPub], sub, nil)
 	if err != nil {
 		b.Fatal(err)
 	}

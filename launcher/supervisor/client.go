@@ -83,6 +83,12 @@ func (c *Client) SetLimits(ctx context.Context, logLimit int64) error {
 	return c.tell(ctx, http.MethodPut, "/limits", map[string]int64{"log_limit": logLimit})
 }
 
+// SetWaiting tells why the kernel's container is not there, or why it has ended. What is older than what the supervisor has
+// heard already changes nothing, and is no error.
+func (c *Client) SetWaiting(ctx context.Context, w Waiting) error {
+	return c.tell(ctx, http.MethodPut, "/waiting", w)
+}
+
 // tell sends a request whose answer is that it was done.
 func (c *Client) tell(ctx context.Context, method, route string, body any) error {
 	b, err := json.Marshal(body)

@@ -57,6 +57,9 @@ func (c *clock) reset(state string) {
 func (c *clock) ready() {
 	if c.state == stateStarting || c.state == stateRestarting {
 		c.state = stateIdle
+		if len(c.busy) > 0 { // with what an earlier supervisor has sent it
+			c.state = stateBusy
+		}
 	}
 }
 

@@ -28,23 +28,35 @@ type connectionFile struct {
 	KernelName      string `json:"kernel_name"`
 }
 
-// newConnection makes up addresses and a key for one life of the kernel and writes the connection file (0600).
-func newConnection(cfg *Config) (endpoints, *wire.Signer, error) {
-	var key [32]byte
-	rand.Read(key[:]) //nolint:errcheck // crypto/rand.Read never fails
-	f := connectionFile{Transport: cfg.Transport, Key: hex.EncodeToString(key[:]), SignatureScheme: "hmac-sha256",
-		KernelName: cfg.SpecName}
-	ports, err := choosePorts(cfg, &f)
+// connection is how one life of the kernel is spoken to.
+type connection struct {
+	ep      endpoints
+	signer  *wire.Signer
+	content []byte // of the connection file
+}
+
+// newConnection makes up addresses and, unless one is given, a key for one life of the kernel.
+func newConnection(cfg *Config) (connection, error) {
+	ports, err := choosePorts(cfg)
 	if err != nil {
-		return endpoints{}, nil, err
+		return connection{}, err
+	}
+	return connectionTo(cfg, ports)
+}
+
+// connectionTo is the connection to a kernel with these ports: shell, control, stdin, iopub and heartbeat.
+func connectionTo(cfg *Config, ports []int) (connection, error) {
+	f := connectionFile{IP: connectionIP(cfg), Transport: cfg.Transport, Key: cfg.kernelKey, SignatureScheme: "hmac-sha256",
+		KernelName: cfg.SpecName}
+	if f.Key == "" {
+		var key [32]byte
+		rand.Read(key[:]) //nolint:errcheck // crypto/rand.Read never fails
+		f.Key = hex.EncodeToString(key[:])
 	}
 	f.ShellPort, f.ControlPort, f.StdinPort, f.IOPubPort, f.HBPort = ports[0], ports[1], ports[2], ports[3], ports[4]
 	b, err := json.MarshalIndent(f, "", "  ")
 	if err != nil {
-		return endpoints{}, nil, err
-	}
-	if err := writeFile(cfg.ConnectionFile, b); err != nil {
-		return endpoints{}, nil, fmt.Errorf("connection file: %w", err)
+		return connection{}, err
 	}
 	endpoint := func(port int) string {
 		if cfg.Transport == "ipc" {
@@ -57,27 +69,34 @@ func newConnection(cfg *Config) (endpoints, *wire.Signer, error) {
 		ep[c] = endpoint(ports[i])
 	}
 	ep[heartbeat] = endpoint(f.HBPort)
-	return ep, wire.NewSigner([]byte(f.Key)), nil
+	return connection{ep: ep, signer: wire.NewSigner([]byte(f.Key)), content: b}, nil
+}
+
+// connectionIP is where the kernel listens: an address of this machine, or the beginning of its sockets' paths.
+func connectionIP(cfg *Config) string {
+	if cfg.Transport == "ipc" {
+		return filepath.Join(cfg.RunDir, "k")
+	}
+	return "127.0.0.1"
 }
 
 // choosePorts returns five port numbers. With tcp they were free a moment ago; nothing can keep others from taking
 // them before the kernel does.
-func choosePorts(cfg *Config, f *connectionFile) ([]int, error) {
+func choosePorts(cfg *Config) ([]int, error) {
+	ip := connectionIP(cfg)
 	ports := make([]int, 0, 5)
 	if cfg.Transport == "ipc" {
-		f.IP = filepath.Join(cfg.RunDir, "k")
 		for n := range 5 {
 			ports = append(ports, n+1)
 			// What an earlier life left behind would make a kernel's bind fail.
-			if err := os.Remove(fmt.Sprintf("%s-%d", f.IP, n+1)); err != nil && !os.IsNotExist(err) {
+			if err := os.Remove(fmt.Sprintf("%s-%d", ip, n+1)); err != nil && !os.IsNotExist(err) {
 				return nil, err
 			}
 		}
 		return ports, nil
 	}
-	f.IP = "127.0.0.1"
 	for range 5 {
-		l, err := net.Listen("tcp", f.IP+":0")
+		l, err := net.Listen("tcp", ip+":0")
 		if err != nil {
 			return nil, err
 		}

@@ -32,7 +32,7 @@ type outcome struct {
 type life struct {
 	// Fixed.
 	s      *Supervisor
-	proc   *process
+	proc   kernelProcess
 	ep     endpoints
 	signer *wire.Signer
 	next   chan *bridge // capacity 1: connected and not started
@@ -51,29 +51,65 @@ type life struct {
 // oneLife starts the kernel's process and returns when it has ended. op, if any, is the restart that asked for it.
 func (s *Supervisor) oneLife(ctx context.Context, op *operation) outcome {
 	out := outcome{started: s.now()}
-	ep, signer, err := newConnection(&s.cfg)
-	var proc *process
-	if err == nil {
-		proc, err = startProcess(s.cfg, command(&s.cfg), s.logger)
+	c, proc, adopted, err := s.launch(ctx)
+	if errors.Is(err, errNoChild) {
+		s.begin(nil, op) // whoever asked need not wait for the container
+		if op != nil {
+			s.settle(op, nil)
+			op = nil
+		}
+		for errors.Is(err, errNoChild) {
+			if !s.awaitContainer(ctx, &out) {
+				return out
+			}
+			out.started = s.now()
+			c, proc, adopted, err = s.launch(ctx)
+		}
+		s.setProcess(proc)
+	} else {
+		s.begin(proc, op)
 	}
-	s.begin(proc, op)
 	if op != nil {
 		s.settle(op, err)
 	}
 	if err != nil {
 		out.reason, out.fatal = sentence(err), true
+		if s.container != nil {
+			s.closeLife(&out)
+		}
 		return out
 	}
-	s.logger.Info("kernel started", "epoch", s.epoch, "pid", proc.pid())
-	l := &life{s: s, proc: proc, ep: ep, signer: signer, next: make(chan *bridge, 1), slow: time.NewTimer(s.slowStart),
+	s.logger.Info("kernel started", "epoch", s.epoch, "pid", proc.pid(), "adopted", adopted)
+	l := &life{s: s, proc: proc, ep: c.ep, signer: c.signer, next: make(chan *bridge, 1), slow: time.NewTimer(s.slowStart),
 		proof: time.NewTimer(s.slowStart)}
 	l.proof.Stop()
+	if adopted {
+		l.proof.Reset(s.redialProof)
+	}
 	defer l.slow.Stop()
 	defer l.proof.Stop()
 	defer l.disconnect()
 	l.connect(ctx)
 	l.watch(ctx, &out)
 	return out
+}
+
+// launch starts the kernel's process, or takes over the one that an earlier supervisor has started.
+func (s *Supervisor) launch(ctx context.Context) (c connection, p kernelProcess, adopted bool, err error) {
+	if s.container != nil {
+		return s.launchRemote(ctx)
+	}
+	if c, err = newConnection(&s.cfg); err != nil {
+		return c, nil, false, err
+	}
+	if err := writeFile(s.cfg.ConnectionFile, c.content); err != nil {
+		return c, nil, false, fmt.Errorf("connection file: %w", err)
+	}
+	own, err := startProcess(s.cfg, command(&s.cfg), s.logger)
+	if err != nil {
+		return c, nil, false, err
+	}
+	return c, own, false, nil
 }
 
 // connect dials in the background; the bridge comes on l.next. What was connected before is closed first.
@@ -166,7 +202,7 @@ func (s *Supervisor) explainSilence() {
 // mend replaces the connections to a kernel that still runs. Most often they break because it ends, which is waited
 // for. The kernel knows us by our identity: with the same one it goes on to answer what it was asked.
 func (l *life) mend(ctx context.Context, err error) {
-	if waitFor(l.proc.done(), outputGrace) {
+	if waitFor(l.proc.done(), outputGrace) || l.proc.ending() && waitFor(l.proc.done(), childReturns+outputGrace) {
 		return
 	}
 	now := l.s.now()
@@ -221,8 +257,8 @@ func (l *life) ended(out *outcome) {
 	}()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.bridge = nil                   // nothing that it still says is of interest
-	everReady := s.kernelInfo != nil // in any of its lives
+	s.bridge = nil                                // nothing that it still says is of interest
+	everReady := s.kernelInfo != nil || s.adopted // in any of its lives
 	switch {
 	case out.op != nil:
 		out.reason = out.op.reason
@@ -232,10 +268,26 @@ func (l *life) ended(out *outcome) {
 	out.retry = out.op == nil && !everReady && lostPort(&s.cfg, words)
 	out.fatal = !everReady
 	s.proc = nil
+	s.endRequests(out)
+}
+
+// closeLife ends what clients have asked of a kernel that could not be started.
+func (s *Supervisor) closeLife(out *outcome) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if out.op != nil {
+		out.reason = out.op.reason
+	}
+	s.endRequests(out)
+}
+
+// endRequests ends what clients have asked: a kernel will not answer any more. s.mu is held.
+func (s *Supervisor) endRequests(out *outcome) {
 	s.lastParent = nil
 	for _, c := range channels {
 		s.gates[c].clear()
 	}
+	s.clearWaiting()
 	if out.op != nil && !out.op.stop {
 		s.abortOutstanding("aborted", "KernelRestarted", "the kernel was restarted")
 		return
@@ -247,11 +299,11 @@ func (l *life) ended(out *outcome) {
 }
 
 // begin notes a new life of the kernel: an epoch of its own. s.settle follows for the operation that asked.
-func (s *Supervisor) begin(proc *process, op *operation) {
+func (s *Supervisor) begin(proc kernelProcess, op *operation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.epoch++
-	s.proc = proc
+	s.runs(proc)
 	s.reason, s.verdict = "", ""
 	switch {
 	case op != nil:
@@ -264,7 +316,25 @@ func (s *Supervisor) begin(proc *process, op *operation) {
 	case s.clock.state == stateRestarting:
 		s.clock.reset(stateRestarting)
 	}
+	s.showWaiting()
 	s.changed()
+}
+
+// setProcess notes that the life that begin has noted has a process now.
+func (s *Supervisor) setProcess(proc kernelProcess) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.runs(proc)
+	s.showWaiting()
+	s.changed()
+}
+
+// runs notes the kernel's present process, or that there is none. s.mu is held.
+func (s *Supervisor) runs(proc kernelProcess) {
+	s.proc = proc
+	if proc != nil {
+		s.waiting.Text = "" // whatever it was, it is over
+	}
 }
 
 // setBridge makes b the present bridge and closes the one before.
@@ -288,7 +358,7 @@ func (s *Supervisor) setBridge(b *bridge) {
 }
 
 // stopProcess ends a kernel the friendly way first, and returns when its process has ended.
-func (s *Supervisor) stopProcess(proc *process, restart bool) {
+func (s *Supervisor) stopProcess(proc kernelProcess, restart bool) {
 	s.mu.Lock()
 	b := s.bridge
 	s.mu.Unlock()
@@ -303,7 +373,7 @@ func (s *Supervisor) stopProcess(proc *process, restart bool) {
 			return
 		}
 	}
-	if err := proc.signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	if err := proc.signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) && !errors.Is(err, errNoChild) {
 		s.logger.Warn("SIGTERM was not delivered", "err", err)
 	}
 	if waitFor(proc.done(), s.cfg.StopGrace) {

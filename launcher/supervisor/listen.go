@@ -120,8 +120,34 @@ func PinnedTLS(seed []byte, kernelID string) (*tls.Config, error) {
 	}, nil
 }
 
-// Serve runs the supervisor's HTTP server on the listener while s runs its kernel, and returns when both have ended.
+// Serve runs the supervisor's HTTP server on the listener while s runs its kernel, and returns when both have ended. In a
+// pod it tells the child of the end last of all, and returns at once if the kernel has ended for good before.
 func Serve(ctx context.Context, s *Supervisor, l net.Listener) error {
+	if s.container == nil {
+		return s.serve(ctx, l)
+	}
+	switch ended, err := s.alreadyEnded(); {
+	case err != nil || ended:
+		l.Close() //nolint:errcheck // nothing was said on it
+		return err
+	}
+	if err := s.container.listen(); err != nil {
+		l.Close() //nolint:errcheck // likewise
+		return fmt.Errorf("child_socket: %w", err)
+	}
+	listening := make(chan struct{})
+	go func() {
+		defer close(listening)
+		s.container.serve()
+	}()
+	err := s.serve(ctx, l)
+	s.container.close(s.ending)
+	<-listening
+	return err
+}
+
+// serve is Serve once the kernel's container, if it has one of its own, can be heard.
+func (s *Supervisor) serve(ctx context.Context, l net.Listener) error {
 	srv := &http.Server{Handler: s.Handler(), ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout,
 		MaxHeaderBytes: maxHeaderBytes, ErrorLog: slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn)}
 	ctx, cancel := context.WithCancel(ctx)

@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"os"
@@ -28,6 +29,36 @@ type exitInfo struct {
 	Signal syscall.Signal // 0 if it exited by itself
 	At     time.Time      // UTC
 	OOM    bool           // it was SIGKILLed and its control group counts one more victim of memory than at its start
+	Limit  int64          // with OOM: bytes that the control group may use; 0 where that is not limited or not known
+	Lost   bool           // the container in which it ran is gone, and with it how it ended
+	Told   string         // with Lost: what the cluster says of that, "" if it has said nothing
+}
+
+// kernelProcess is one life of a kernel's process as its supervisor sees it: a process of this machine, or one in a
+// container of its own that a child runs. All methods may be called at any time and concurrently.
+type kernelProcess interface {
+	// pid returns the process id, which is the number of the process group and of the session too. In another container it
+	// means something only there.
+	pid() int
+	// done is closed when the process has ended, its session is gone and its exit and last words are known.
+	done() <-chan struct{}
+	// exit says how the process ended. It waits for that.
+	exit() exitInfo
+	// lastWords returns at most limit bytes of the newest output in whole lines as far as they fit, as valid UTF-8: of
+	// stderr, or of stdout if there is nothing on stderr. Of another container's process they are known once done is closed.
+	lastWords(limit int) string
+	// forgetOutput drops what the process has said so far: what it says while it starts explains why it does not, and
+	// nothing that happens to it later.
+	forgetOutput()
+	// signal sends sig to the process group. The error is os.ErrProcessDone if there is none any more.
+	signal(sig syscall.Signal) error
+	// kill ends the process and all others of its session, those included that have moved to another group. It does not
+	// wait for done, which comes soon in any case.
+	kill()
+	// ending reports that the process may have ended without a word: done will tell soon.
+	ending() bool
+	// interruptMode is how the process is interrupted, "signal" or "message", or "" where Config says it.
+	interruptMode() string
 }
 
 // process is one life of a kernel: the operating system's process, which is the leader of a session and of a process
@@ -46,6 +77,7 @@ type process struct {
 	log      *slog.Logger  //
 	stderr   *tail         //
 	stdout   *tail         //
+	mirror   [2]io.Writer  // what gets a copy of stdout and stderr; nil: nothing
 	ended    chan struct{} // closed when info is set and the last output is in
 
 	// Owned by run until ended is closed, fixed then.
@@ -59,7 +91,14 @@ type process struct {
 // startProcess starts argv as the kernel of cfg and returns once the program has been loaded. The error is one sentence
 // for the kernel's owner.
 func startProcess(cfg Config, argv []string, log *slog.Logger) (*process, error) {
+	return startMirrored(cfg, argv, log, [2]io.Writer{})
+}
+
+// startMirrored is startProcess for a kernel whose stdout and stderr are copied. The copies may lag; where one takes no
+// more, so does the kernel.
+func startMirrored(cfg Config, argv []string, log *slog.Logger, mirror [2]io.Writer) (*process, error) {
 	p := &process{
+		mirror:   mirror,
 		kernelID: cfg.KernelID,
 		log:      log,
 		stderr:   new(tail),
@@ -125,6 +164,9 @@ func (p *process) reap(at time.Time, oomKills int64) {
 	if status.Signaled() {
 		p.info.Signal = status.Signal()
 		p.info.OOM = p.info.Signal == syscall.SIGKILL && oomKills >= 0 && countOOMKills() > oomKills
+		if p.info.OOM {
+			p.info.Limit = memoryLimit()
+		}
 	} else {
 		p.info.Code = status.ExitStatus()
 	}
@@ -136,7 +178,7 @@ func (p *process) fork(cfg Config, argv []string) (*readers, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, files, err := openReaders(p.stdout, p.stderr)
+	r, files, err := openReaders(both(p.stdout, p.mirror[0]), both(p.stderr, p.mirror[1]))
 	if err != nil {
 		return nil, fmt.Errorf("the kernel's process cannot be given its files: %w", err)
 	}
@@ -169,35 +211,29 @@ func environment(cfg Config) []string {
 	return append(env, kernelIDVariable+"="+cfg.KernelID)
 }
 
-// pid returns the process id, which is the number of the process group and of the session too.
 func (p *process) pid() int { return p.leader }
 
-// done is closed when the process has ended, its session is gone and its exit and last words are known.
 func (p *process) done() <-chan struct{} { return p.ended }
 
-// exit says how the process ended. It waits for that.
 func (p *process) exit() exitInfo {
 	<-p.ended
 	return p.info
 }
 
-// lastWords returns at most limit bytes of the newest output in whole lines as far as they fit, as valid UTF-8: of
-// stderr, or of stdout if there is nothing on stderr.
-func (p *process) lastWords(limit int) string {
-	if s := p.stderr.text(limit); hasLetters(s) {
+func (p *process) lastWords(limit int) string { return lastWords(p.stdout, p.stderr, limit) }
+
+func lastWords(stdout, stderr *tail, limit int) string {
+	if s := stderr.text(limit); hasLetters(s) {
 		return s
 	}
-	return p.stdout.text(limit)
+	return stdout.text(limit)
 }
 
-// forgetOutput drops what the process has said so far: what it says while it starts explains why it does not, and
-// nothing that happens to it later.
 func (p *process) forgetOutput() {
 	p.stderr.forget()
 	p.stdout.forget()
 }
 
-// signal sends sig to the process group. The error is os.ErrProcessDone if there is none any more.
 func (p *process) signal(sig syscall.Signal) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -211,11 +247,10 @@ func (p *process) signal(sig syscall.Signal) error {
 	return err
 }
 
-// interrupt does what Ctrl-C does in a terminal.
-func (p *process) interrupt() error { return p.signal(syscall.SIGINT) }
+func (p *process) ending() bool { return false }
 
-// kill ends the process and all others of its session, those included that have moved to another group. It does not
-// wait for done.
+func (p *process) interruptMode() string { return "" }
+
 func (p *process) kill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"strings"
 	"sync"
@@ -70,7 +71,7 @@ type readers struct {
 
 // openReaders makes stdin, stdout and stderr for a process, as descriptors that the caller closes, and starts to read
 // the latter two.
-func openReaders(stdout, stderr *tail) (*readers, [3]uintptr, error) {
+func openReaders(stdout, stderr io.Writer) (*readers, [3]uintptr, error) {
 	var theirs [3]uintptr
 	null, err := syscall.Open("/dev/null", syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
 	if err != nil {
@@ -91,7 +92,7 @@ func openReaders(stdout, stderr *tail) (*readers, [3]uintptr, error) {
 		ours[i], theirs[i+1] = pipe[0], uintptr(pipe[1])
 	}
 	r := new(readers)
-	for i, t := range []*tail{stdout, stderr} {
+	for i, t := range []io.Writer{stdout, stderr} {
 		// Non-blocking at our end, or a read could not be broken off.
 		if err := syscall.SetNonblock(ours[i], true); err != nil {
 			panic("supervisor: a pipe refuses to be non-blocking: " + err.Error()) // fcntl of a valid descriptor
@@ -104,15 +105,23 @@ func openReaders(stdout, stderr *tail) (*readers, [3]uintptr, error) {
 }
 
 // copyOutput reads until the last writer has gone or finish breaks it off.
-func copyOutput(t *tail, f *os.File) {
+func copyOutput(t io.Writer, f *os.File) {
 	buf := make([]byte, 4<<10)
 	for {
 		n, err := f.Read(buf)
-		t.Write(buf[:n])
+		t.Write(buf[:n]) //nolint:errcheck // a tail takes all; a copy that is lost is no reason to stop reading
 		if err != nil {
 			return
 		}
 	}
+}
+
+// both is a writer to t and, as far as that takes it, to the copy, if there is one.
+func both(t *tail, to io.Writer) io.Writer {
+	if to == nil {
+		return t
+	}
+	return io.MultiWriter(t, to)
 }
 
 // finish waits until all output is read, for grace at most, and ends the goroutines.

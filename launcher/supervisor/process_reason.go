@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"unicode"
@@ -50,7 +51,20 @@ func findProgram(argv []string, path, dir string) (string, error) {
 	if refused != "" {
 		return "", fmt.Errorf("the kernel's program %q is not executable", refused)
 	}
-	return "", fmt.Errorf("the kernel's program %q was not found on its PATH", name)
+	return "", &noProgramError{name: name, onPath: true}
+}
+
+// noProgramError says that the program of a kernel is not there.
+type noProgramError struct {
+	name   string
+	onPath bool // it was looked for on PATH
+}
+
+func (e *noProgramError) Error() string {
+	if e.onPath {
+		return fmt.Sprintf("the kernel's program %q was not found on its PATH", e.name)
+	}
+	return fmt.Sprintf("the kernel's program %q does not exist", e.name)
 }
 
 // explainExec turns the error of a fork, chdir or exec (they share one errno) into a sentence for the kernel's owner.
@@ -69,7 +83,7 @@ func explainExec(path, dir string, err error) error {
 	st, statErr := os.Stat(file)
 	switch {
 	case errors.Is(statErr, fs.ErrNotExist) || errors.Is(statErr, syscall.ENOTDIR):
-		return fmt.Errorf("the kernel's program %q does not exist", path)
+		return &noProgramError{name: path}
 	case statErr != nil:
 		return fmt.Errorf("the kernel's program %q cannot be reached: %w", path, errors.Unwrap(statErr))
 	case st.IsDir():
@@ -122,6 +136,12 @@ func describeExit(info exitInfo, words string) string {
 	var s string
 	said := "; the last line it wrote was: "
 	switch {
+	case info.Lost && info.Told != "":
+		return info.Told
+	case info.Lost:
+		return "the kernel's container ended, and nobody has said why; that happens when it runs out of memory"
+	case info.OOM && info.Limit > 0:
+		s = fmt.Sprintf("the kernel's process was killed because it ran out of memory (limit %s)", binarySize(info.Limit))
 	case info.OOM:
 		s = "the kernel's process was killed because the memory of the machine or of its container ran out"
 	case info.Signal == syscall.SIGKILL:
@@ -157,8 +177,21 @@ func lastLine(s string) string {
 	return ""
 }
 
-// plain removes from a line what is not text.
-func plain(s string) string {
+// binarySize writes a number of bytes as one writes a memory limit.
+func binarySize(n int64) string {
+	for i, unit := range []string{"GiB", "MiB", "KiB"} {
+		if size := int64(1) << (30 - 10*i); n >= size {
+			return strings.TrimSuffix(strconv.FormatFloat(float64(n)/float64(size), 'f', 1, 64), ".0") + " " + unit
+		}
+	}
+	return strconv.FormatInt(n, 10) + " bytes"
+}
+
+// plain removes from a line what is not text, and what is over lastLineLimit.
+func plain(s string) string { return plainText(s, lastLineLimit) }
+
+// plainText removes from a line what is not text, and what is over limit bytes.
+func plainText(s string, limit int) string {
 	s = escapes.ReplaceAllString(strings.ToValidUTF8(s, ""), "")
 	s = strings.Map(func(r rune) rune {
 		switch {
@@ -170,10 +203,10 @@ func plain(s string) string {
 		return r
 	}, s)
 	s = strings.TrimSpace(s)
-	if len(s) <= lastLineLimit {
+	if len(s) <= limit {
 		return s
 	}
-	cut := lastLineLimit - len("…")
+	cut := limit - len("…")
 	for !utf8.RuneStart(s[cut]) {
 		cut--
 	}

@@ -65,6 +65,8 @@ func TestDescribeExit(t *testing.T) {
 		{"signal", exitInfo{Code: -1, Signal: syscall.SIGSEGV}, "", "the kernel's process was ended by signal 11 (segmentation fault)"},
 		{"killed", exitInfo{Code: -1, Signal: syscall.SIGKILL}, "", "the kernel's process was killed (SIGKILL), which also happens when memory runs out"},
 		{"memory", exitInfo{Code: -1, Signal: syscall.SIGKILL, OOM: true}, "", "the kernel's process was killed because the memory of the machine or of its container ran out"},
+		{"memory, with a limit", exitInfo{Code: -1, Signal: syscall.SIGKILL, OOM: true, Limit: 512 << 20}, "", "the kernel's process was killed because it ran out of memory (limit 512 MiB)"},
+		{"container", exitInfo{Code: -1, Lost: true, Told: "evicted"}, "", "evicted"},
 		{"unknown", exitInfo{Code: -1}, "", "the kernel's process ended in an unknown way"},
 		{"colours, links, bells", exitInfo{Code: 1}, "\x1b[31mred\x1b[0m \x1b]8;;http://x\x07link\x1b]8;;\x1b\\ \x1b(Bplain\a\x00\u202eend",
 			"the kernel's process ended with exit code 1: red link plainend"},
@@ -87,6 +89,14 @@ func TestDescribeExit(t *testing.T) {
 func TestParseOOMKills(t *testing.T) {
 	if got := parseOOMKills("low 0\noom 3\noom_kill 2\noom_group_kill 0\n"); got != 2 {
 		t.Errorf("got %d", got)
+	}
+	if got := parseOOMKills("oom_kill_disable 0\nunder_oom 0\noom_kill 4\n"); got != 4 {
+		t.Errorf("cgroup v1: got %d", got)
+	}
+	for n, want := range map[int64]string{512 << 20: "512 MiB", 1536 << 20: "1.5 GiB", 2 << 30: "2 GiB", 100_000_000: "95.4 MiB", 4096: "4 KiB", 100: "100 bytes"} {
+		if got := binarySize(n); got != want {
+			t.Errorf("%d: got %s, want %s", n, got, want)
+		}
 	}
 	if got := parseOOMKills("low 0\n"); got != -1 {
 		t.Errorf("without the line: %d", got)

@@ -238,7 +238,7 @@ func TestProcess_Interrupt(t *testing.T) {
 	p := startTest(t, "sh", "-c", `trap 'echo outer; exit 4' INT
 		sh -c 'trap "echo inner; exit 0" INT; echo ready; while :; do sleep 0.05; done'`)
 	printed(t, p, "ready")
-	if err := p.interrupt(); err != nil {
+	if err := p.signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
 	if got := ended(t, p); got.Code != 4 {

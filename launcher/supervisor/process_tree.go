@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 )
@@ -21,6 +19,7 @@ const (
 // procEntry is what /proc/PID/stat tells of a process.
 type procEntry struct {
 	pid     int
+	parent  int
 	session int
 	state   byte
 }
@@ -156,42 +155,10 @@ func readProcess(pid int) (procEntry, bool) {
 	if len(f) < 4 || len(f[0]) != 1 {
 		return procEntry{}, false
 	}
-	session, err := strconv.Atoi(string(f[3]))
-	if err != nil {
+	parent, perr := strconv.Atoi(string(f[1]))
+	session, serr := strconv.Atoi(string(f[3]))
+	if perr != nil || serr != nil {
 		return procEntry{}, false
 	}
-	return procEntry{pid: pid, session: session, state: f[0][0]}, true
-}
-
-// countOOMKills returns how many processes of this control group, which the kernel shares, have been killed for want of
-// memory; -1 where that cannot be told (cgroup v1, or the root group).
-func countOOMKills() int64 {
-	own, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return -1
-	}
-	for line := range strings.Lines(string(own)) {
-		group, ok := strings.CutPrefix(strings.TrimSpace(line), "0::")
-		if !ok {
-			continue
-		}
-		events, err := os.ReadFile(filepath.Join("/sys/fs/cgroup", group, "memory.events"))
-		if err != nil {
-			return -1
-		}
-		return parseOOMKills(string(events))
-	}
-	return -1
-}
-
-// parseOOMKills reads the content of a memory.events file.
-func parseOOMKills(events string) int64 {
-	for line := range strings.Lines(events) {
-		if v, ok := strings.CutPrefix(line, "oom_kill "); ok {
-			if n, err := strconv.ParseInt(strings.TrimSpace(v), 10, 64); err == nil {
-				return n
-			}
-		}
-	}
-	return -1
+	return procEntry{pid: pid, parent: parent, session: session, state: f[0][0]}, true
 }

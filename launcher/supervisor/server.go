@@ -42,7 +42,8 @@ type Model struct {
 	Reason         string `json:"reason,omitempty"` // why it is dead, or what it waits for
 }
 
-// Handler serves the kernel's routes: the model, interrupt, restart, channels, the log, the status stream and the limits.
+// Handler serves the kernel's routes: the model, interrupt, restart, channels, the log, the status stream, the limits, and
+// what the cluster says of the kernel's container.
 // It answers 421 for any other kernel's id, and 401 without the token if there is one.
 func (s *Supervisor) Handler() http.Handler {
 	mux := http.NewServeMux()
@@ -65,6 +66,7 @@ func (s *Supervisor) Handler() http.Handler {
 	handle("GET /api/kernels/{id}/log", s.getLog)
 	handle("GET /api/kernels/{id}/status", s.getStatus)
 	handle("PUT /api/kernels/{id}/limits", s.putLimits)
+	handle("PUT /api/kernels/{id}/waiting", s.putWaiting)
 	handle("/", func(http.ResponseWriter, *http.Request) error {
 		return httpError{http.StatusNotFound, "no such route"}
 	})
@@ -128,8 +130,11 @@ func (s *Supervisor) model() Model {
 		ExecutionState: s.clock.state, Connections: s.connections(), Reason: s.shownReason()}
 }
 
-// shownReason is why the kernel is dead or what is wrong with it, or "". s.mu is held.
+// shownReason is why the kernel is dead, what it waits for or what is wrong with it, or "". s.mu is held.
 func (s *Supervisor) shownReason() string {
+	if text := s.waitingText(); text != "" {
+		return text
+	}
 	if s.reason == "" && s.silent {
 		return silentReason
 	}

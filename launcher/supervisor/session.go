@@ -214,11 +214,17 @@ func (s *Supervisor) register(sess *session, m *wire.Message, h wire.Header) *re
 	}
 	r := &request{id: h.MsgID, session: sess, channel: m.Channel, msgType: h.MsgType, header: m.Header,
 		cell: s.noteCell(m, h), main: h.Subshell == "", replied: !hasReply(h.MsgType)}
-	s.requests[h.MsgID] = append(s.requests[h.MsgID], r)
+	s.note(r)
+	return r
+}
+
+// note enters a request into the table. s.mu is held.
+func (s *Supervisor) note(r *request) {
+	s.requests[r.id] = append(s.requests[r.id], r)
 	s.live++
 	s.order = append(s.order, r)
 	s.compactOrder()
-	return r
+	s.estate.changed()
 }
 
 // compactOrder drops finished requests from the order of arrival once they are the larger part of it.
@@ -250,6 +256,7 @@ func (s *Supervisor) forgetOldest(sess *session) {
 // finish removes a request from the table. s.mu is held.
 func (s *Supervisor) finish(r *request) {
 	r.replied, r.idled = true, true
+	s.estate.changed()
 	list := s.requests[r.id]
 	for i, other := range list {
 		if other == r {

@@ -1,7 +1,7 @@
 // Package supervisor is a Jupyter gateway for exactly one kernel: it starts the kernel's process, owns its ZeroMQ
 // sockets, keeps a numbered, bounded log of all it says, and serves REST, websockets and a status stream for it. It
 // holds all semantics of one kernel; gateways in front of it only route. It also has the client with which launchers
-// watch a supervisor's status.
+// watch a supervisor's status, and the child, which runs the kernel's process where that is in another container.
 //
 // What a client gets is decided by three things. The log has every message the kernel sent, replies addressed to the
 // session that asked. A session is a client over all its connections, with the place in the log up to which it is
@@ -10,18 +10,19 @@
 // Goroutines: Serve starts the HTTP server; Run is the kernel's life and starts the janitor and, where there is a folder
 // for it, the one that keeps the log on disk; a life starts a process and a bridge and waits for both; a websocket has its
 // handler, which reads, and a writer that the handler waits for; a reader of the log has its handler, and one that hurries
-// it at the end. Lock order: Supervisor.mu, then messageLog.mu, gate.mu or conn.mu; whoever writes to a peer holds none of
-// them.
+// it at the end. With a child Serve also takes its connections: each has a goroutine that reads and one that writes, and Run
+// starts one that keeps on disk what a supervisor to come has to know. Lock order: Supervisor.mu, then messageLog.mu, gate.mu,
+// conn.mu or container.mu; whoever writes to a peer holds none of them.
 package supervisor
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"log/slog"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
@@ -52,10 +53,14 @@ type Supervisor struct {
 	gates       [wire.IOPub + 1]*gate
 	ops         chan *operation
 	janitor     chan struct{} // capacity 1: there may be idles to wait for
+	container   *container    // nil: the kernel's process is our own
+	estate      *estate       // nil: nobody would inherit
+	news        chan struct{} // capacity 1: the cluster has said something of the container
 	over        chan struct{} // closed when the kernel is gone for good and clients are to go
 
 	// Owned by Run.
 	identity []byte // by which the kernel's sockets know us
+	ending   []byte // the last Ending that was written, in JSON
 
 	// Guarded by mu.
 	mu               sync.Mutex
@@ -68,9 +73,9 @@ type Supervisor struct {
 	epoch            uint64
 	floor            position // where the kernel's present life begins, if somebody asked for it
 	reason           string
-	verdict          string // why the supervisor itself has ended the kernel
-	silent           bool   // the kernel answers no heartbeat
-	proc             *process
+	verdict          string        // why the supervisor itself has ended the kernel
+	silent           bool          // the kernel answers no heartbeat
+	proc             kernelProcess // nil: there is none
 	bridge           *bridge
 	kernelSession    string
 	kernelInfo       []byte // content of the last kernel_info_reply
@@ -86,6 +91,9 @@ type Supervisor struct {
 	}
 	logReaders int
 	restarting *operation // the restart in progress, which others join
+	adopted    bool       // the kernel was started by an earlier supervisor
+	waiting    Waiting    // what the cluster last said of the kernel's container
+	lines      []*waitingLine
 	connNumber uint64
 	farewell   string // close reason once over
 	cut        bool   // no connection may go on
@@ -99,12 +107,21 @@ func New(cfg Config, build string, logger *slog.Logger) *Supervisor {
 	s := &Supervisor{cfg: cfg, build: build, logger: logger.With("kernel", cfg.KernelID), now: time.Now,
 		slowStart: slowStart, redialProof: redialProof, beat: heartbeatInterval, deaf: logPatience, maxMessage: maxMessage,
 		ownSession: wire.NewID(), identity: []byte(wire.NewID()), log: newLog(cfg.LogLimit),
-		ops: make(chan *operation), janitor: make(chan struct{}, 1),
+		ops: make(chan *operation), janitor: make(chan struct{}, 1), news: make(chan struct{}, 1),
 		over: make(chan struct{}), sessions: map[string]*session{}, requests: map[string][]*request{},
 		change: make(chan struct{}), cells: newCells()}
 	s.log.stamp = s.stamp
 	if cfg.SpillDir != "" {
 		s.log.spillTo(cfg.SpillDir)
+	}
+	if cfg.identity != "" {
+		s.identity = []byte(cfg.identity)
+	}
+	if cfg.ChildSocket != "" {
+		s.container = newContainer(&cfg, s.logger)
+		if cfg.SpillDir != "" {
+			s.estate = newEstate(cfg.SpillDir)
+		}
 	}
 	s.clock = newClock(func() time.Time { return s.now().UTC() })
 	for _, c := range channels {
@@ -187,7 +204,7 @@ func (s *Supervisor) settle(op *operation, err error) {
 func (s *Supervisor) Interrupt() error {
 	s.mu.Lock()
 	proc := s.proc
-	if proc != nil && s.cfg.InterruptMode == "message" {
+	if proc != nil && interruptMode(&s.cfg, proc) == "message" {
 		// Through the gate: a kernel that does not read must not hold up whoever asks.
 		defer s.mu.Unlock()
 		return s.gates[wire.Control].push(wire.New(wire.Control, "interrupt_request", s.ownSession, nil, struct{}{}), nil)
@@ -196,10 +213,21 @@ func (s *Supervisor) Interrupt() error {
 	if proc == nil {
 		return errNotRunning
 	}
-	if err := proc.interrupt(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	switch err := proc.signal(syscall.SIGINT); { // what Ctrl-C does in a terminal
+	case errors.Is(err, errNoChild):
+		return errNotRunning
+	case err != nil && !errors.Is(err, os.ErrProcessDone):
 		return err
 	}
 	return nil
+}
+
+// interruptMode is how the kernel is interrupted: as its configuration says, unless the kernelspec was found in its image.
+func interruptMode(cfg *Config, proc kernelProcess) string {
+	if mode := proc.interruptMode(); mode != "" {
+		return mode
+	}
+	return cfg.InterruptMode
 }
 
 var errNotRunning = errors.New("the kernel is not running")
@@ -267,9 +295,12 @@ func (s *Supervisor) backoff(ctx context.Context, crashes int) *operation {
 	}
 }
 
+// SignalReason is the reason of an ending that a signal to the supervisor asked for. Whoever knows who sent it can do better.
+const SignalReason = "its supervisor was told to end by a signal"
+
 // terminated is the stop that a signal to the supervisor asks for.
 func (s *Supervisor) terminated() *operation {
-	return &operation{stop: true, reason: "its supervisor was told to end by a signal", done: make(chan struct{})}
+	return &operation{stop: true, reason: SignalReason, done: make(chan struct{})}
 }
 
 // lingerDead leaves the dead kernel visible until somebody restarts or stops it or its time is up. It returns the
@@ -280,7 +311,7 @@ func (s *Supervisor) lingerDead(ctx context.Context, reason string) *operation {
 	select {
 	case op := <-s.ops:
 		if !op.stop {
-			if err := os.Remove(s.cfg.EndFile); err != nil && !os.IsNotExist(err) {
+			if err := s.removeEnding(); err != nil {
 				s.logger.Error("the record of the kernel's end cannot be removed", "err", err)
 			}
 			return op
@@ -315,14 +346,6 @@ func (s *Supervisor) endClients(reason string) {
 	close(s.over)
 }
 
-func (s *Supervisor) writeEnding(reason string, stopped bool) error {
-	b, err := json.Marshal(Ending{KernelID: s.cfg.KernelID, Reason: reason, At: s.now().UTC(), Stopped: stopped})
-	if err != nil {
-		return err
-	}
-	return writeFile(s.cfg.EndFile, b)
-}
-
 // announce changes the state and tells every client, as Jupyter Server does when it restarts or gives up a kernel.
 func (s *Supervisor) announce(state, reason string) {
 	s.mu.Lock()
@@ -333,6 +356,7 @@ func (s *Supervisor) announce(state, reason string) {
 	if state == stateDead {
 		s.reason = reason
 	}
+	s.showWaiting()
 	s.log.append(nil, s.status(state, nil), true)
 	s.changed()
 }
@@ -368,6 +392,16 @@ func (s *Supervisor) Run(ctx context.Context) {
 		go func() {
 			defer wg.Done()
 			s.log.spill(janitorCtx, s.announceDisk)
+		}()
+	}
+	if s.estate != nil {
+		if err := s.estate.read(); err != nil {
+			s.logger.Error("what the supervisor before has left cannot be read", "err", err)
+		}
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			s.estate.keep(janitorCtx, s.bequeath)
 		}()
 	}
 	s.runKernel(ctx)

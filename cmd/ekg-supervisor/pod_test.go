@@ -1,0 +1,269 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+)
+
+const (
+	kernelID = "0a7e3f52-5a2c-4a63-8a58-0d7c61e1a002"
+	patience = 30 * time.Second
+)
+
+// build builds one of the module's programs.
+func build(t *testing.T, dir, pkg string) string {
+	t.Helper()
+	out := filepath.Join(dir, filepath.Base(pkg))
+	cmd := exec.Command("go", "build", "-o", out, pkg)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if b, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go build %s: %v\n%s", pkg, err, b)
+	}
+	return out
+}
+
+// testPod is a pod's two containers as processes, made of the built programs.
+type testPod struct {
+	t                     *testing.T
+	dir, program, kernel  string
+	cfg                   supervisor.Config
+	supervisor, container *exec.Cmd
+	output                bytes.Buffer // of the kernel's container; not read before its end
+}
+
+func newTestPod(t *testing.T) *testPod {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ekg-c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	p := &testPod{t: t, dir: dir, program: build(t, dir, "github.com/elastic-kernel-gateway/ekg/cmd/ekg-supervisor"),
+		kernel: build(t, dir, "github.com/elastic-kernel-gateway/ekg/launcher/launchertest/kernel")}
+	for _, d := range []string{"ekg", "spill", "home", "secret"} {
+		if err := os.Mkdir(filepath.Join(dir, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"tls-seed", "token", "kernel-key", "identity"} {
+		if err := os.WriteFile(filepath.Join(dir, "secret", name), []byte(strings.Repeat("x", 32)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.cfg = supervisor.Config{Protocol: supervisor.ProtocolVersion, KernelID: kernelID, SpecName: "fake", InterruptMode: "signal",
+		Listen: "unix:" + filepath.Join(dir, "s"), Transport: "tcp", LogLimit: 64 << 20, SpillDir: filepath.Join(dir, "spill"),
+		StopGrace: time.Second, DeadLinger: time.Second, RestartLimit: 3,
+		ChildSocket: filepath.Join(dir, "ekg", "run", "child.sock"), SecretDir: filepath.Join(dir, "secret"),
+		TerminationFile: filepath.Join(dir, "termination"), TerminationGrace: patience,
+		Program: filepath.Join(dir, "ekg", "bin", "ekg-supervisor")}
+	return p
+}
+
+// run runs the program with the pod's configuration.
+func (p *testPod) run(args ...string) *exec.Cmd {
+	p.t.Helper()
+	b, err := json.Marshal(p.cfg)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	cmd := exec.Command(p.program, args...)
+	cmd.Env = append(os.Environ(), configVariable+"="+string(b))
+	if testing.Verbose() {
+		cmd.Stderr = os.Stderr
+	}
+	if err := cmd.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() {
+		cmd.Process.Kill() //nolint:errcheck // it has ended
+		cmd.Wait()         //nolint:errcheck // likewise
+	})
+	return cmd
+}
+
+// start starts both containers: that of the kernel with numbers of processes of its own where this user may do that, and
+// with wrap before its command.
+func (p *testPod) start(wrap ...string) {
+	p.t.Helper()
+	p.supervisor = p.run("pod")
+	begun := time.Now()
+	if err := p.run("installed").Wait(); err != nil || time.Since(begun) > installLimit {
+		p.t.Fatalf("installed: %v after %s", err, time.Since(begun))
+	}
+	argv := wrap
+	if os.Getuid() == 0 {
+		argv = append(argv, "unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+	}
+	argv = append(argv, p.cfg.Program, "child", "--socket", p.cfg.ChildSocket, "--home", filepath.Join(p.dir, "home"),
+		"--", p.kernel, "-f", "{connection_file}")
+	p.container = exec.Command(argv[0], argv[1:]...)
+	p.container.Stdout, p.container.Stderr = &p.output, &p.output
+	p.container.WaitDelay = time.Second
+	if err := p.container.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() {
+		p.container.Process.Kill() //nolint:errcheck // it has ended
+		p.container.Wait()         //nolint:errcheck // likewise
+	})
+}
+
+func (p *testPod) dial(ctx context.Context) (net.Conn, error) {
+	var d net.Dialer
+	return d.DialContext(ctx, "unix", filepath.Join(p.dir, "s"))
+}
+
+func (p *testPod) client() *supervisor.Client {
+	return &supervisor.Client{KernelID: kernelID, Token: strings.Repeat("x", 32), Dial: p.dial}
+}
+
+// until waits for the status to be as cond wants.
+func (p *testPod) until(what string, cond func(supervisor.Status) bool) {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(p.t.Context(), patience)
+	defer cancel()
+	found := false
+	var last supervisor.Status
+	for ctx.Err() == nil && !found {
+		_ = p.client().Watch(ctx, func(st supervisor.Status) {
+			if last = st; cond(st) {
+				found = true
+				cancel()
+			}
+		})
+	}
+	if !found {
+		p.t.Fatalf("never %s: %+v", what, last)
+	}
+}
+
+// execute runs code and returns what arrives until its idle.
+func (p *testPod) execute(code string) string {
+	p.t.Helper()
+	d := websocket.Dialer{NetDialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return p.dial(ctx) }}
+	ws, _, err := d.Dial("ws://"+kernelID+"/api/kernels/"+kernelID+"/channels?session_id=s",
+		http.Header{"Authorization": {"Bearer " + strings.Repeat("x", 32)}})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer ws.Close()
+	ws.SetReadDeadline(time.Now().Add(patience)) //nolint:errcheck // then the read fails
+	id := fmt.Sprintf("m%d", time.Now().UnixNano())
+	if err := ws.WriteJSON(map[string]any{"channel": "shell", "parent_header": map[string]any{}, "metadata": map[string]any{},
+		"header":  map[string]any{"msg_id": id, "session": "s", "msg_type": "execute_request", "version": "5.3", "username": "", "date": ""},
+		"content": map[string]any{"code": code, "silent": false}}); err != nil {
+		p.t.Fatal(err)
+	}
+	var all strings.Builder
+	for {
+		_, b, err := ws.ReadMessage()
+		if err != nil {
+			p.t.Fatalf("%v after %s", err, all.String())
+		}
+		all.Write(b)
+		if bytes.Contains(b, []byte(id)) && bytes.Contains(b, []byte(`"execution_state":"idle"`)) {
+			return all.String()
+		}
+	}
+}
+
+func (p *testPod) ended() (a, b error) {
+	return p.supervisor.Wait(), p.container.Wait()
+}
+
+func idle(st supervisor.Status) bool { return st.State == "idle" }
+
+func TestPod(t *testing.T) {
+	p := newTestPod(t)
+	p.start()
+	p.until("idle", idle)
+	if got := p.execute("complain to the log\necho hello"); !strings.Contains(got, "hello") {
+		t.Errorf("got %s", got)
+	}
+	if st, err := os.Stat(p.cfg.Program); err != nil || st.Mode().Perm() != 0o755 {
+		t.Errorf("%v, %v", st.Mode(), err)
+	}
+	if err := p.supervisor.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if a, b := p.ended(); a != nil || b != nil {
+		t.Errorf("they end with %v and %v", a, b)
+	}
+	if got := p.output.String(); got != "to the log\n" {
+		t.Errorf("the kernel's container wrote %q", got)
+	}
+	var e supervisor.Ending
+	if b, err := os.ReadFile(p.cfg.TerminationFile); err != nil || json.Unmarshal(b, &e) != nil || !e.Stopped || e.KernelID != kernelID {
+		t.Errorf("ending is %+v, %v", e, err)
+	}
+}
+
+// TestPod_memory: a cell uses more memory than the kernel's container may. The container stays, and the cell says why.
+func TestPod_memory(t *testing.T) {
+	groups, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		t.Skip(err)
+	}
+	_, path, ok := strings.Cut(string(groups), ":memory:")
+	if !ok || os.Getuid() != 0 {
+		t.Skip("no memory controller of cgroup v1, or no right to use it")
+	}
+	path, _, _ = strings.Cut(path, "\n")
+	group := filepath.Join("/sys/fs/cgroup/memory", path, fmt.Sprintf("ekg-test-%d", os.Getpid()))
+	if err := os.Mkdir(group, 0o755); err != nil {
+		t.Skip(err)
+	}
+	p := newTestPod(t)
+	t.Cleanup(func() { os.Remove(group) })
+	if err := os.WriteFile(filepath.Join(group, "memory.limit_in_bytes"), []byte("100663296"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	p.start("sh", "-c", `echo $$ >`+group+`/cgroup.procs && exec "$@"`, "sh")
+	p.until("idle", idle)
+	if got := p.execute("big 300m"); !strings.Contains(got, "The kernel died: the kernel's process was killed because it ran out of memory (limit 96 MiB)") {
+		t.Errorf("got %.2000s", got)
+	}
+	p.until("idle again", func(st supervisor.Status) bool { return idle(st) && st.Epoch == 2 })
+	if err := p.client().Stop(t.Context(), "enough"); err != nil {
+		t.Fatal(err)
+	}
+	if a, b := p.ended(); a != nil || b != nil {
+		t.Errorf("they end with %v and %v", a, b)
+	}
+}
+
+func TestPod_refuses(t *testing.T) {
+	p := newTestPod(t)
+	p.cfg.Transport = "ipc"
+	if err := p.run("pod").Wait(); err == nil {
+		t.Error("a configuration that is wrong was accepted")
+	}
+	if err := p.run("installed").Wait(); err != nil {
+		t.Errorf("installed: %v", err)
+	}
+	p.cfg.Transport, p.cfg.Program = "tcp", "/nonexistent/bin/x"
+	if err := os.WriteFile(p.cfg.TerminationFile, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.run("pod").Wait(); err == nil {
+		t.Error("a program that cannot be copied was accepted")
+	}
+	if b, err := os.ReadFile(p.cfg.TerminationFile); err != nil || !bytes.Contains(b, []byte("could not start")) {
+		t.Errorf("it says %s, %v", b, err)
+	}
+}
