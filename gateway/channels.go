@@ -20,6 +20,7 @@ const upgradeTime = 20 * time.Second
 
 // channels joins a client's websocket to the kernel's supervisor. The handshake is the supervisor's: it chooses
 // subprotocol and extensions, and the gateway passes both sides on. After the 101 it copies bytes until one side ends.
+// While there is no supervisor yet, the client waits in the lobby.
 func (g *Gateway) channels(w http.ResponseWriter, r *http.Request) error {
 	id, err := kernelID(r)
 	if err != nil {
@@ -35,6 +36,9 @@ func (g *Gateway) channels(w http.ResponseWriter, r *http.Request) error {
 	defer g.conns.remove(c)
 
 	up, head, err := g.upgradeSupervisor(c.ctx, r, id)
+	if errors.Is(err, launcher.ErrNoSupervisor) {
+		return g.waitInLobby(w, r, c)
+	}
 	if err != nil {
 		if c.ctx.Err() != nil && r.Context().Err() == nil {
 			return &problem{status: http.StatusServiceUnavailable, err: context.Cause(c.ctx), message: unreachable}

@@ -42,6 +42,7 @@ func refuse(status int, format string, args ...any) *problem {
 func problemOf(r *http.Request, err error) *problem {
 	var p *problem
 	var failed *launcher.FailedError
+	var refused *launcher.RefusedError
 	var gone *launcher.GoneError
 	var undelivered *undeliveredError
 	var tooLarge *http.MaxBytesError
@@ -56,6 +57,8 @@ func problemOf(r *http.Request, err error) *problem {
 	case errors.As(err, &failed):
 		// Front ends show either of the two, so both carry the sentence.
 		return &problem{status: http.StatusInternalServerError, reason: failed.Reason, message: failed.Reason}
+	case errors.As(err, &refused):
+		return &problem{status: http.StatusForbidden, reason: refused.Reason, message: refused.Reason}
 	case errors.As(err, &gone):
 		return refuse(http.StatusNotFound, "Kernel does not exist: %s: it is gone since %s: %s",
 			gone.ID, timestamp(gone.At), gone.Reason)

@@ -41,6 +41,9 @@ type fakeLauncher struct {
 	dial  func(context.Context, string) (net.Conn, error)
 	list  func() ([]launcher.Kernel, error)
 
+	// token is what supervisors demand.
+	token string
+
 	// newState is the state of a kernel that Start has made.
 	newState launcher.State
 
@@ -96,6 +99,21 @@ func (f *fakeLauncher) add(id, spec string, state launcher.State) *fakeSuperviso
 			Created: time.Date(2026, 11, 21, 5, 53, 26, 0, time.UTC).Add(time.Duration(len(f.kernels)) * time.Second)}, super: s}
 	})
 	return s
+}
+
+// addStarting adds a kernel that has no supervisor yet. One is made with give.
+func (f *fakeLauncher) addStarting(id, reason string) {
+	f.change(func() {
+		f.kernels[id] = &fakeKernel{Kernel: launcher.Kernel{ID: id, SpecName: "python3", State: launcher.Starting, Reason: reason,
+			Stale: true, Created: time.Date(2026, 11, 21, 5, 53, 26, 0, time.UTC)}}
+	})
+}
+
+// give gives a kernel its supervisor, which is as prepare leaves it when the first connection comes.
+func (f *fakeLauncher) give(id string, prepare func(*fakeSupervisor)) {
+	s := newFakeSupervisor(f.t, id, filepath.Join(f.dir, id[len(id)-12:]))
+	prepare(s)
+	f.change(func() { f.kernels[id].super, f.kernels[id].Stale, f.kernels[id].Reason = s, false, "" })
 }
 
 func (f *fakeLauncher) set(id string, state launcher.State, reason string) {
@@ -228,6 +246,8 @@ func (f *fakeLauncher) UpdateSessions(
 	return next, err
 }
 
+func (f *fakeLauncher) Token(string) string { return f.token }
+
 func (f *fakeLauncher) Dial(ctx context.Context, id string) (net.Conn, error) {
 	if f.dial != nil {
 		return f.dial(ctx, id)
@@ -235,14 +255,20 @@ func (f *fakeLauncher) Dial(ctx context.Context, id string) (net.Conn, error) {
 	f.mu.Lock()
 	k, ok := f.kernels[id]
 	f.dials++
+	var now fakeKernel
+	if ok {
+		now = *k
+	}
 	f.mu.Unlock()
-	if !ok {
+	switch {
+	case !ok:
 		return nil, launcher.ErrNotFound
+	case now.super == nil && now.State == launcher.Starting:
+		return nil, launcher.ErrNoSupervisor
+	case now.super == nil:
+		return nil, &launcher.GoneError{ID: id, Reason: now.Reason}
 	}
-	if k.super == nil {
-		return nil, &launcher.GoneError{ID: id, Reason: k.Reason}
-	}
-	return (&net.Dialer{}).DialContext(ctx, "unix", k.super.path)
+	return (&net.Dialer{}).DialContext(ctx, "unix", now.super.path)
 }
 
 func (f *fakeLauncher) Close() error { return nil }

@@ -1,15 +1,17 @@
 // Package gateway is the HTTP edge of ekg: Jupyter's REST and websocket protocol in front of a launcher.Launcher. It
 // checks who asks and from where, answers what concerns more than one kernel (lists, sessions, kernelspecs, starting),
 // and hands what concerns one kernel to that kernel's supervisor: REST requests by an HTTP transport of its own
-// (proxy.go), websockets by copying bytes (splice.go). It understands no kernel message and holds no truth: whatever it
-// knows it can ask the launcher again, and any number of gateways may serve the same kernels.
+// (proxy.go), websockets by copying bytes (splice.go). It understands no kernel message, but for those of clients
+// that wait for a supervisor (lobby.go), and holds no truth: whatever it knows it can ask the launcher again, and any number of
+// gateways may serve the same kernels.
 //
 // All routes stand in routes.go; which error becomes which status, in errors.go; what is forwarded to a supervisor and
 // what never is, in proxy.go.
 //
 // Goroutines: a websocket has two, one for each direction, started and awaited by its handler, which does not return
-// before both connections are closed. A log being read has one that ends it, awaited likewise. The HTTP transport has two
-// for each idle connection to a supervisor, for at most idleSupervisor. New starts none. Drain ends what is left of them.
+// before both connections are closed; one that waits for a supervisor has one, which reads, awaited
+// likewise. A log being read has one that ends it, awaited likewise. The HTTP transport has two for each idle connection to a
+// supervisor, for at most idleSupervisor. New starts none. Drain ends what is left of them.
 package gateway
 
 import (
@@ -86,6 +88,7 @@ type Gateway struct {
 	resources []*resource
 	transport *http.Transport
 	started   time.Time
+	lobbyPing time.Duration // the constant, but in tests
 
 	// Safe for concurrent use by themselves.
 	ready   atomic.Bool
@@ -93,6 +96,8 @@ type Gateway struct {
 	streams *connections // logs that are being read
 	starts  starts
 	paths   pathLocks
+
+	lobbyHeld atomic.Int64 // bytes that are held for kernels without a supervisor
 }
 
 // New checks the options and builds a gateway that is not ready yet (see SetReady). An error names the bad option.
@@ -103,7 +108,7 @@ func New(o Options) (*Gateway, error) {
 	g := &Gateway{
 		opts: o, started: time.Now(),
 		origins: map[string]bool{}, hosts: map[string]bool{}, clientEnv: map[string]bool{},
-		conns: newConnections(), streams: newConnections(),
+		conns: newConnections(), streams: newConnections(), lobbyPing: lobbyPing,
 	}
 	if err := g.take(o); err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)

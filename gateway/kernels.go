@@ -138,7 +138,7 @@ func (g *Gateway) interruptKernel(w http.ResponseWriter, r *http.Request) error 
 		return err
 	}
 	if _, err := g.ask(r, id, http.MethodPost, "interrupt", actionTime); err != nil {
-		return g.explain(r.Context(), id, err)
+		return notYet(g.explain(r.Context(), id, err))
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
@@ -164,7 +164,7 @@ func (g *Gateway) restartKernel(w http.ResponseWriter, r *http.Request) error {
 		if kernelErr == nil && now.State == launcher.Dead {
 			return g.reviveKernel(w, r, id)
 		}
-		return g.explain(r.Context(), id, err)
+		return notYet(g.explain(r.Context(), id, err))
 	default:
 		return g.explain(r.Context(), id, err)
 	}
@@ -208,7 +208,7 @@ func (g *Gateway) reviveKernel(w http.ResponseWriter, r *http.Request, id string
 	return writeJSON(w, http.StatusOK, modelOf(k))
 }
 
-// explain adds to a request that could not be delivered why the kernel is dead, if it is.
+// explain adds to a request that could not be delivered why the kernel is dead, if it is, or what its start waits for.
 func (g *Gateway) explain(ctx context.Context, id string, err error) error {
 	var undelivered *undeliveredError
 	if !errors.As(err, &undelivered) {
@@ -221,8 +221,28 @@ func (g *Gateway) explain(ctx context.Context, id string, err error) error {
 	case kernelErr == nil && k.State == launcher.Dead:
 		return &problem{status: http.StatusServiceUnavailable, reason: "Kernel is dead", err: err,
 			message: "The kernel is dead: " + k.Reason}
+	case kernelErr == nil && errors.Is(err, launcher.ErrNoSupervisor):
+		return &problem{status: http.StatusServiceUnavailable, reason: "Kernel is starting", err: err, message: startingText(k.Reason)}
 	}
 	return err
+}
+
+// startingText says that a kernel is starting, and what it waits for where that is known.
+func startingText(reason string) string {
+	if reason == "" {
+		return "The kernel is starting."
+	}
+	return "The kernel is starting: " + sentence(reason)
+}
+
+// notYet makes the answer to what a starting kernel cannot do yet a final one: a client that repeated an interrupt until
+// the kernel is up would end what it meant to run.
+func notYet(err error) error {
+	var p *problem
+	if !errors.As(err, &p) || !errors.Is(err, launcher.ErrNoSupervisor) {
+		return err
+	}
+	return &problem{status: http.StatusConflict, reason: p.reason, message: p.message, err: p.err}
 }
 
 var errNoModel = &problem{status: http.StatusServiceUnavailable,

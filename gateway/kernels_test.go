@@ -141,6 +141,8 @@ func TestKernels_PostWaits(t *testing.T) {
 		}
 		err = fmt.Errorf("local: %w", &launcher.FailedError{Reason: "no sockets left"})
 		g.do("POST", "/api/kernels", "").want(t, 500, `{"reason":"no sockets left","message":"no sockets left"}`)
+		err = fmt.Errorf("kube: %w", &launcher.RefusedError{Reason: "privileged is not allowed here"})
+		g.do("POST", "/api/kernels", "").want(t, 403, `{"reason":"privileged is not allowed here","message":"privileged is not allowed here"}`)
 		err = launcher.ErrUnavailable
 		g.do("POST", "/api/kernels", "").want(t, 503, "")
 		err = errors.New("internal secret /path")

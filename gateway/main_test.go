@@ -3,11 +3,13 @@ package gateway
 import (
 	"log/slog"
 	"net/http"
+	"os"
 	"testing"
 
 	"go.uber.org/goleak"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
 )
 
 const launcherIdle = launcher.Idle
@@ -22,4 +24,12 @@ func asUpgrade(r *http.Request) {
 	r.Header.Set("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ==")
 }
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// fakeKernelVariable makes this test's program run as the fake kernel.
+const fakeKernelVariable = "EKG_TEST_FAKE_KERNEL"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(fakeKernelVariable) != "" {
+		os.Exit(launchertest.FakeKernelMain(os.Args[1:]))
+	}
+	goleak.VerifyTestMain(m)
+}

@@ -165,6 +165,9 @@ func (g *Gateway) outgoing(ctx context.Context, r *http.Request, id, method, act
 	if out.Header.Get("User-Agent") == "" {
 		out.Header.Set("User-Agent", "") // or net/http would add its own, and supervisors tell clients by it
 	}
+	if token := g.opts.Launcher.Token(id); token != "" {
+		out.Header.Set("Authorization", "Bearer "+token)
+	}
 	out.Header.Set(headerUser, userName)
 	out.Header.Set(headerRight, rightUse)
 	out.Header.Set(headerRequestID, requestID(r.Context()))

@@ -42,7 +42,9 @@ type splice struct {
 	// Fixed.
 	client     net.Conn
 	supervisor net.Conn
-	toClient   []byte // to be written before anything is copied
+
+	// To be written before anything is copied. Each is owned by its direction.
+	toClient   []byte
 	toUpstream []byte
 
 	in    atomic.Int64 // bytes from the client
@@ -89,8 +91,8 @@ func (s *splice) run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { s.end(context.Cause(ctx)) })
 	defer stop()
 	var up, down sync.WaitGroup
-	up.Go(func() { s.end(s.pump(s.supervisor, s.client, s.toUpstream, &s.in)) })
-	down.Go(func() { s.end(s.pump(s.client, s.supervisor, s.toClient, &s.out)) })
+	up.Go(func() { s.end(s.pump(s.supervisor, s.client, &s.toUpstream, &s.in)) })
+	down.Go(func() { s.end(s.pump(s.client, s.supervisor, &s.toClient, &s.out)) })
 
 	<-s.ended
 	up.Wait()
@@ -98,7 +100,10 @@ func (s *splice) run(ctx context.Context) error {
 	down.Wait()
 	closeWrite(s.client)
 	_ = s.supervisor.Close() // all it had is read, or too late
-	s.linger()
+	s.mu.Lock()
+	deadline := s.deadline
+	s.mu.Unlock()
+	linger(s.client, deadline)
 	_ = s.client.Close() // see linger
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,15 +126,13 @@ func (s *splice) end(cause error) {
 	close(s.ended)
 }
 
-// linger waits for the client to close its side, until the deadline. Closing a socket with unread bytes in it resets
-// the connection, and a reset takes away what the client has not read yet: the supervisor's close frame for one.
-func (s *splice) linger() {
-	s.mu.Lock()
-	_ = s.client.SetReadDeadline(s.deadline) // the read below tells
-	s.mu.Unlock()
+// linger waits for the peer to close its side, until the deadline. Closing a socket with unread bytes in it resets the
+// connection, and a reset takes away what the peer has not read yet: a close frame for one.
+func linger(conn net.Conn, deadline time.Time) {
+	_ = conn.SetReadDeadline(deadline) // the read below tells
 	var sink [512]byte
 	for {
-		if _, err := s.client.Read(sink[:]); err != nil {
+		if _, err := conn.Read(sink[:]); err != nil {
 			return
 		}
 	}
@@ -142,14 +145,15 @@ func closeWrite(conn net.Conn) {
 	}
 }
 
-// pump copies from src to dst, first before everything else, until either fails. A quiet connection holds a small
+// pump copies from src to dst, first before everything else, until either fails; first is let go once it is written. A quiet connection holds a small
 // buffer; one that fills it gets a large one for as long as it needs it.
-func (s *splice) pump(dst, src net.Conn, first []byte, count *atomic.Int64) error {
+func (s *splice) pump(dst, src net.Conn, first *[]byte, count *atomic.Int64) error {
 	w := newWriter(s, dst, src)
 	defer w.timer.Stop()
-	if err := w.write(first); err != nil {
+	if err := w.write(*first); err != nil {
 		return err
 	}
+	*first = nil
 	small := make([]byte, smallBuffer)
 	buf := small
 	var large *[largeBuffer]byte

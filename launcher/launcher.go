@@ -39,6 +39,9 @@ var (
 	ErrConflict = errors.New("kernel id is in use")
 	// ErrUnavailable says that at this moment nothing certain can be said of the kernel (503, never 404).
 	ErrUnavailable = errors.New("kernel state cannot be told at this moment")
+	// ErrNoSupervisor says that the kernel is being started and that its supervisor does not answer yet: what it waits for
+	// is the kernel's Reason. It is an ErrUnavailable.
+	ErrNoSupervisor = fmt.Errorf("%w: it is being started", ErrUnavailable)
 )
 
 // GoneError is an ErrNotFound of a kernel that is known to have existed.
@@ -55,6 +58,12 @@ func (e *GoneError) Error() string {
 
 // Is makes errors.Is(err, ErrNotFound) true.
 func (e *GoneError) Is(target error) bool { return target == ErrNotFound }
+
+// RefusedError says that what a request or a kernelspec asks for is not allowed here, and names it.
+type RefusedError struct{ Reason string }
+
+// Error gives the reason.
+func (e *RefusedError) Error() string { return e.Reason }
 
 // FailedError says that a kernel could not be started and why, in one sentence that is meant for its owner.
 type FailedError struct{ Reason string }
@@ -97,10 +106,10 @@ type Kernel struct {
 // Launcher runs kernels. All methods may be called concurrently. Those that name a kernel return ErrNotFound (often as
 // *GoneError) or ErrUnavailable as it applies.
 type Launcher interface {
-	// Start starts a kernel and returns once its supervisor answers, which is before the kernel does: State is
-	// Starting then. If a kernel with the id exists and has the same owner and spec name, that one is returned and
+	// Start starts a kernel and returns once it will live on without this process, which is before the kernel answers:
+	// State is Starting then. If a kernel with the id exists and has the same owner and spec name, that one is returned and
 	// created is false; if it differs, ErrConflict. A kernel that cannot be started leaves nothing behind and is
-	// reported as *FailedError.
+	// reported as *FailedError, one that may not be as *RefusedError.
 	Start(ctx context.Context, req Request) (k Kernel, created bool, err error)
 
 	// Kernel returns one kernel. A dead one is returned, with its reason, for 15 minutes after its end.
@@ -124,9 +133,13 @@ type Launcher interface {
 	// respect to every other gateway.
 	UpdateSessions(ctx context.Context, id string, change func([]Session) ([]Session, error)) ([]Session, error)
 
-	// Dial connects to the kernel's supervisor, which speaks HTTP on it. The error is ErrNotFound, ErrUnavailable, or
-	// *GoneError with the reason where the supervisor has ended.
+	// Dial connects to the kernel's supervisor, which speaks HTTP on it; encryption, where there is any, is the
+	// connection's. The error is ErrNotFound, ErrUnavailable (ErrNoSupervisor while there is none yet), or *GoneError with
+	// the reason where the supervisor has ended.
 	Dial(ctx context.Context, id string) (net.Conn, error)
+
+	// Token returns the bearer token that the kernel's supervisor demands of every request, "" if it demands none.
+	Token(id string) string
 
 	// Close stops watching and waits for every goroutine. Kernels go on.
 	Close() error

@@ -44,6 +44,9 @@ func leaveGatewayFile(stateDir string, g gatewayFile, complain func(error)) (rem
 	if err != nil {
 		return nil, err
 	}
+	if err := os.MkdirAll(stateDir, 0o700); err != nil { // kernels that are no processes of this machine leave nothing there
+		return nil, err
+	}
 	f, err := os.CreateTemp(stateDir, ".gateway-*") // mode 0600
 	if err != nil {
 		return nil, err

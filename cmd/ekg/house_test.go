@@ -65,14 +65,16 @@ func rel(importPath string) string {
 // mayImport says which packages of this module each package's own code may import. It is the drawing of the
 // Architecture section as a table: an arrow that is not here is a fault. A package that is missing here is one too.
 var mayImport = map[string][]string{
-	"cmd/ekg":               {"gateway", "gateway/wire", "kernelspecs", "launcher", "launcher/local", "launcher/supervisor"},
+	"cmd/ekg":               {"gateway", "gateway/wire", "kernelspecs", "launcher", "launcher/kube", "launcher/local", "launcher/supervisor"},
 	"cmd/ekg-supervisor":    {"launcher/supervisor"},
+	"deploy":                {},
 	"gateway":               {"gateway/wire", "kernelspecs", "launcher"},
 	"gateway/wire":          {},
 	"kernelspecs":           {},
 	"launcher":              {"kernelspecs"},
 	"launcher/local":        {"kernelspecs", "launcher", "launcher/supervisor"},
-	"launcher/supervisor":   {"gateway/wire"},
+	"launcher/kube":         {"kernelspecs", "launcher", "launcher/supervisor"},
+	"launcher/supervisor":   {"gateway/wire", "kernelspecs"}, // the child reads those of its image
 	"launcher/launchertest": {"gateway/wire", "kernelspecs", "launcher", "launcher/supervisor"},
 }
 
@@ -85,13 +87,14 @@ var doors = []struct {
 }{
 	{"github.com/urfave/cli/", []string{"cmd/ekg"}, nil},
 	{"github.com/go-zeromq/zmq4", []string{"launcher/supervisor", "launcher/launchertest"}, nil},
-	{"github.com/gorilla/websocket", []string{"launcher/supervisor", "launcher/launchertest"},
-		[]string{"cmd/ekg", "cmd/ekg-supervisor", "gateway", "launcher/local"}},
-	{"github.com/hashicorp/golang-lru/", []string{"launcher/supervisor"}, nil},
+	{"github.com/gorilla/websocket", []string{"gateway", "launcher/supervisor", "launcher/launchertest"},
+		[]string{"cmd/ekg", "cmd/ekg-supervisor", "launcher/local"}},
+	{"github.com/hashicorp/golang-lru/", []string{"launcher/kube", "launcher/supervisor"}, nil},
 	{"github.com/getkin/kin-openapi", nil, []string{"gateway"}},
-	{"pgregory.net/rapid", nil, []string{"gateway", "gateway/wire", "launcher/supervisor", "kernelspecs"}},
-	{"go.yaml.in/yaml/", []string{"cmd/ekg", "gateway"}, nil},
-	{"k8s.io/", nil, nil},
+	{"pgregory.net/rapid", nil, []string{"gateway", "gateway/wire", "launcher/kube", "launcher/supervisor", "kernelspecs"}},
+	{"go.yaml.in/yaml/", []string{"cmd/ekg", "gateway", "launcher/kube"}, []string{"deploy"}}, // it knows lines
+	{"sigs.k8s.io/", []string{"launcher/kube"}, nil},                                          // Kubernetes' own YAML
+	{"k8s.io/", []string{"launcher/kube"}, []string{"cmd/ekg", "deploy"}},
 }
 
 // roof is the rule's name of a package: programs and packages below launcher/launchertest (the fake kernel's own

@@ -9,8 +9,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local"
 )
 
@@ -32,9 +34,85 @@ func openLauncher(ctx context.Context, s *settings, log *slog.Logger) (launcher.
 			InheritEnv: s.inheritEnv,
 			Log:        log,
 		})
+	case "kubernetes":
+		return openKube(ctx, s, log)
 	default:
 		return nil, fmt.Errorf("%s: there is no launcher %q", s.origins["launcher"].place, s.launcher)
 	}
+}
+
+// openKube connects to the cluster and finds the kernels that are there.
+func openKube(ctx context.Context, s *settings, log *slog.Logger) (launcher.Launcher, error) {
+	cluster, err := kube.Connect(s.kubeconfig, s.kubeContext)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.origins["kubeconfig"].place, err)
+	}
+	pods, err := s.podOptions(cluster.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	key, err := s.masterKey(cluster)
+	if err != nil {
+		return nil, err
+	}
+	log.Info("kernels are pods", "cluster", cluster.Host, "namespace", pods.Namespace)
+	opening, cancel := context.WithTimeout(ctx, openTime)
+	defer cancel()
+	o := kube.Options{Cluster: cluster, Pods: pods, MasterKey: key, Log: log}
+	if s.kubePeers != "" {
+		if !cluster.Inside() || s.podIP == "" {
+			return nil, fmt.Errorf("%s: only for gateways in the cluster, which are told their address with --pod-ip", s.origins["kube-peers"].place)
+		}
+		o.Peers = &kube.Peers{Namespace: cluster.Namespace, Selector: s.kubePeers, IP: s.podIP}
+	}
+	return kube.Open(opening, o)
+}
+
+// openTime is how long the cluster may take to list its pods before a gateway gives up. Where it runs as a Deployment it is
+// started again.
+const openTime = time.Minute
+
+// podOptions are the settings of kernels' pods.
+func (s *settings) podOptions(namespace string) (kube.PodOptions, error) {
+	if s.kubeNamespace != "" {
+		namespace = s.kubeNamespace
+	}
+	o := kube.PodOptions{Namespace: namespace, SupervisorImage: s.supervisorImage, KernelImage: s.kernelImage,
+		LogLimit: s.logLimit, StopGrace: time.Duration(s.stopGrace)}
+	if s.supervisorImage == "" {
+		return o, fmt.Errorf("%s: the launcher kubernetes needs the name of ekg's image", s.origins["supervisor-image"].place)
+	}
+	if s.kubePolicy != "" {
+		policy, err := kube.ReadPolicy(s.kubePolicy)
+		if err != nil {
+			return o, fmt.Errorf("%s: %w", s.origins["kube-policy"].place, err)
+		}
+		o.Policy = policy
+	}
+	return o, nil
+}
+
+// masterKey reads the key from which those of kernels are derived. A gateway outside the cluster has one of its own, unless
+// it is told another; in a cluster replicas could not serve each other's kernels with that.
+func (s *settings) masterKey(cluster *kube.Cluster) ([]byte, error) {
+	path, place := s.masterKeyFile, s.origins["master-key-file"].place
+	if path == "" {
+		if cluster.Inside() {
+			return nil, fmt.Errorf("%s: a gateway in a cluster needs a key that all its replicas share", place)
+		}
+		path, place = filepath.Join(s.stateDir, "master-key"), s.origins["state-dir"].place
+	}
+	text, err := readTokenFile(path)
+	if errors.Is(err, fs.ErrNotExist) && s.masterKeyFile == "" {
+		text, err = makeTokenFile(path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", place, err)
+	}
+	if len(text) < 32 {
+		return nil, fmt.Errorf("%s: %s has %d characters, 32 are needed", place, path, len(text))
+	}
+	return []byte(text), nil
 }
 
 // findSupervisor returns the absolute path of ekg-supervisor: what was given, else beside this program, else on PATH.

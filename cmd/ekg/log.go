@@ -73,39 +73,6 @@ func logCommand(read func(*cli.Context) (*settings, error)) *cli.Command {
 	}
 }
 
-// flagsFirst puts the flags of `ekg log KERNEL --follow` before the argument, where the command line's parser expects
-// them, since everybody writes them behind it.
-func flagsFirst(p *cli.App, args []string) []string {
-	if len(args) < 2 || args[1] != "log" {
-		return args
-	}
-	takesValue := map[string]bool{}
-	for _, f := range p.Command("log").Flags {
-		_, toggled := f.(*cli.BoolFlag)
-		for _, name := range f.Names() {
-			takesValue[name] = !toggled
-		}
-	}
-	flags, rest := slices.Clone(args[:2]), []string{}
-	for i := 2; i < len(args); i++ {
-		a := args[i]
-		if a == "--" {
-			rest = append(rest, args[i:]...)
-			break
-		}
-		if a == "-" || !strings.HasPrefix(a, "-") {
-			rest = append(rest, a)
-			continue
-		}
-		flags = append(flags, a)
-		if takesValue[strings.TrimLeft(a, "-")] && i+1 < len(args) {
-			i++
-			flags = append(flags, args[i])
-		}
-	}
-	return append(flags, rest...)
-}
-
 // logReader is one run of `ekg log`.
 type logReader struct {
 	// Fixed.

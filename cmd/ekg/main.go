@@ -5,6 +5,7 @@
 //	ekg config                 print the settings that serve would use, and where each comes from
 //	ekg kernelspec list        list the kernels that can be started
 //	ekg kernelspec check DIR   examine kernelspecs before anybody starts them
+//	ekg kernelspec render NAME print the pod that a kernelspec would be on Kubernetes
 //	ekg version                print the version
 //
 // A setting is a flag (--start-wait 10s), a variable (EKG_START_WAIT=10s) or a key of the YAML file that --config names
@@ -31,6 +32,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -206,4 +208,46 @@ func flagsOf(c *cli.Context) func(name string) ([]string, bool) {
 		}
 		return nil, false
 	}
+}
+
+// flagsFirst puts the flags of `ekg log KERNEL --follow`, and of every other command with an argument, before the argument,
+// where the command line's parser expects them, since everybody writes them behind it.
+func flagsFirst(p *cli.App, args []string) []string {
+	command, n := (*cli.Command)(nil), 1
+	for commands := p.Commands; n < len(args); n++ {
+		i := slices.IndexFunc(commands, func(c *cli.Command) bool { return c.HasName(args[n]) })
+		if i < 0 {
+			break
+		}
+		command = commands[i]
+		commands = command.Subcommands
+	}
+	if command == nil || command.ArgsUsage == "" {
+		return args
+	}
+	takesValue := map[string]bool{}
+	for _, f := range command.Flags {
+		_, toggled := f.(*cli.BoolFlag)
+		for _, name := range f.Names() {
+			takesValue[name] = !toggled
+		}
+	}
+	flags, rest := slices.Clone(args[:n]), []string{}
+	for i := n; i < len(args); i++ {
+		a := args[i]
+		if a == "--" {
+			rest = append(rest, args[i:]...)
+			break
+		}
+		if a == "-" || !strings.HasPrefix(a, "-") {
+			rest = append(rest, a)
+			continue
+		}
+		flags = append(flags, a)
+		if takesValue[strings.TrimLeft(a, "-")] && i+1 < len(args) {
+			i++
+			flags = append(flags, args[i])
+		}
+	}
+	return append(flags, rest...)
 }

@@ -105,6 +105,68 @@ func TestKernelspec(t *testing.T) {
 	})
 }
 
+// What render prints is what a client would get, or the reason why it would get nothing.
+func TestKernelspec_Render(t *testing.T) {
+	clearEnvironment(t)
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"gpu":     `{"argv": ["prog", "{connection_file}"], "display_name": "GPU", "language": "none", "metadata": {"ekg": {"image": "registry.example/gpu"}}}`,
+		"unsound": "{\"argv\": [\"prog\", \"{connection_file}\"], \"display_name\": \"x\", \"language\": \"x\", \"metadata\": {\"ekg\": {\"image\": \"x\",\n\"securityContext\": {\"privileged\": true}}}}",
+	} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name, "kernel.json"), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	policy := filepath.Join(dir, "policy.yaml")
+	if err := os.WriteFile(policy, []byte("clients:\n  allow: []\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Run("pod and secret", func(t *testing.T) {
+		code, stdout, stderr := ekg(t, "kernelspec", "render", "gpu", "--kernelspec-dir", dir, "--env", "KERNEL_GPUS=1", "--env", "KERNEL_A=b=$(c),d",
+			"--supervisor-image", "registry.example/ekg", "--kube-namespace", "kernels")
+		for _, want := range []string{"kind: Pod\n", "\n---\n", "kind: Secret\n", "image: registry.example/gpu\n", "image: registry.example/ekg\n", `nvidia.com/gpu: "1"`,
+			"value: b=$$(c),d\n", "namespace: kernels\n", "token: <redacted>\n"} {
+			if !strings.Contains(stdout, want) {
+				t.Errorf("%q is not in it", want)
+			}
+		}
+		if code != 0 || stderr != "" {
+			t.Errorf("got %d %q:\n%s", code, stderr, stdout)
+		}
+	})
+	for _, tt := range []struct {
+		name   string
+		args   []string
+		code   int
+		stderr string
+	}{
+		{"refused", []string{"gpu", "--env", "KERNEL_UID=0"}, 1, "ekg: KERNEL_UID: 0 is not allowed; allowed is: 1-2147483647\n"},
+		{"refused by a policy", []string{"gpu", "--env", "KERNEL_UID=7", "--kube-policy", policy}, 1,
+			"ekg: KERNEL_UID: clients may not set this here (\"7\"); of what changes a kernel's pod they may set: nothing\n"},
+		{"no such kernelspec", []string{"nope"}, 1, "ekg: there is no kernelspec nope\n"},
+		{"unsound", []string{"unsound"}, 1, "ekg: kernelspec unsound: metadata.ekg.securityContext.privileged: no kernel is ever privileged\n"},
+		{"no variable", []string{"gpu", "--env", "A B=c"}, 2, "ekg: --env: \"A B=c\" is not NAME=VALUE\n"},
+		{"no policy", []string{"gpu", "--kube-policy", "/nonexistent"}, 2, "ekg: --kube-policy: open /nonexistent: no such file or directory\n"},
+		{"no name", nil, 2, "ekg: ekg kernelspec render: an argument is missing; see ekg kernelspec render --help\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			code, stdout, stderr := ekg(t, append([]string{"kernelspec", "render", "--kernelspec-dir", dir}, tt.args...)...)
+			if code != tt.code || stderr != tt.stderr || stdout != "" {
+				t.Errorf("got %d %q %q, want %d %q", code, stdout, stderr, tt.code, tt.stderr)
+			}
+		})
+	}
+	t.Run("check says where", func(t *testing.T) {
+		code, stdout, _ := ekg(t, "kernelspec", "check", dir)
+		if want := dir + "/unsound/kernel.json:2: metadata.ekg.securityContext.privileged: no kernel is ever privileged\n"; code != 1 || stdout != want {
+			t.Errorf("got %d %q, want %q", code, stdout, want)
+		}
+	})
+}
+
 // Every option is complete: an operator can find it in the help, set it in three ways and trust its default.
 func TestOptions(t *testing.T) {
 	var names, variables []string

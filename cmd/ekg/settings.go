@@ -38,6 +38,16 @@ type settings struct {
 	logTotal       int64
 	stopGrace      durationOf
 
+	kubeconfig      string
+	kubeContext     string
+	kubeNamespace   string
+	kubePolicy      string
+	supervisorImage string
+	kernelImage     string
+	masterKeyFile   string
+	kubePeers       string
+	podIP           string
+
 	stopKernels bool
 	drainDelay  durationOf
 	logFormat   string
@@ -180,7 +190,8 @@ func (s *settings) complete(getenv func(string) string) error {
 			return errors.New("--state-dir: neither $XDG_STATE_HOME nor $HOME is set to derive it from")
 		}
 	}
-	paths := []*string{&s.stateDir, &s.runtimeDir, &s.tokenFile, &s.tlsCert, &s.tlsKey}
+	paths := []*string{&s.stateDir, &s.runtimeDir, &s.tokenFile, &s.tlsCert, &s.tlsKey,
+		&s.kubeconfig, &s.kubePolicy, &s.masterKeyFile}
 	s.kernelspecDirs = slices.Clone(s.kernelspecDirs)
 	for i := range s.kernelspecDirs {
 		paths = append(paths, &s.kernelspecDirs[i])

@@ -123,7 +123,7 @@ func TestLoad_Refuses(t *testing.T) {
 		{"both of EG", from(nil, map[string]string{"EG_IP": "1.2.3.4", "EG_PORT": "x"}), `EG_IP, EG_PORT: "1.2.3.4:x" has no port from 0 to 65535`},
 		{"socket", flag("listen", "unix:rel"), `--listen: "unix:rel" has no absolute path`},
 		{"long socket", flag("listen", "unix:/"+strings.Repeat("x", 107)), `--listen: "/` + strings.Repeat("x", 107) + `" is longer than the 107 bytes that a socket's path may have`},
-		{"launcher", flag("launcher", "yarn"), `--launcher: "yarn" is not local`},
+		{"launcher", flag("launcher", "yarn"), `--launcher: "yarn" is not local or kubernetes`},
 		{"negative time", flag("start-wait", "-1s"), `--start-wait: "-1s" is negative`},
 		{"empty token", flag("token", ""), `--token: is empty`},
 		{"empty element", flag("kernelspec-dir", ""), `--kernelspec-dir: is empty`},

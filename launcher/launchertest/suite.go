@@ -121,7 +121,7 @@ func (s suite) life(t *testing.T) {
 	req := s.request()
 	begin := time.Now()
 	k := s.start(t, l, req)
-	if k.ID != req.ID || k.Owner != "ann" || k.SpecName != s.spec.Name || k.Reason != "" {
+	if k.ID != req.ID || k.Owner != "ann" || k.SpecName != s.spec.Name || k.Reason != "" && k.State != launcher.Starting {
 		t.Errorf("started %+v", k)
 	}
 	if k.Created.Before(begin.Add(-time.Minute)) || k.LastActivity.IsZero() {
@@ -247,7 +247,16 @@ func (s suite) failure(t *testing.T) {
 	req.Spec.Argv = []string{"/no/such/program", "-f", "{connection_file}"}
 	k, created, err := l.Start(limited(t), req)
 	var failed *launcher.FailedError
-	if created || k.ID != "" || !errors.As(err, &failed) || !strings.Contains(failed.Reason, "/no/such/program") {
+	switch {
+	case err == nil && created: // a launcher that learns it only later
+		dead := until(t, l, req.ID, launcher.Dead)
+		if !strings.Contains(dead.Reason, "/no/such/program") {
+			t.Errorf("reason: %s", dead.Reason)
+		}
+		if err := l.Stop(limited(t), req.ID, "seen"); err != nil {
+			t.Fatal(err)
+		}
+	case created || k.ID != "" || !errors.As(err, &failed) || !strings.Contains(failed.Reason, "/no/such/program"):
 		t.Fatalf("start: %+v, created %v, %v", k, created, err)
 	}
 	isGone(t, l, req.ID, "")
@@ -361,6 +370,7 @@ func (s suite) sessions(t *testing.T) {
 func (s suite) dial(t *testing.T) {
 	l := s.launcher(t)
 	k := s.start(t, l, s.request())
+	until(t, l, k.ID, launcher.Idle)
 	for id, want := range map[string]int{k.ID: http.StatusOK, newID(): http.StatusMisdirectedRequest} {
 		conn, err := l.Dial(limited(t), k.ID)
 		if err != nil {
@@ -371,6 +381,9 @@ func (s suite) dial(t *testing.T) {
 			t.Fatal(err)
 		}
 		req.Close = true
+		if token := l.Token(k.ID); token != "" {
+			req.Header.Set("Authorization", "Bearer "+token)
+		}
 		if err := req.Write(conn); err != nil {
 			t.Fatal(err)
 		}

@@ -108,6 +108,9 @@ func (l *Launcher) prepare(req launcher.Request) (record, supervisor.Config, err
 	fail := func(err error) (record, supervisor.Config, error) {
 		return record{}, supervisor.Config{}, &launcher.FailedError{Reason: err.Error()}
 	}
+	if len(req.Spec.Argv) == 0 {
+		return fail(fmt.Errorf("kernelspec %s has no argv: its kernel is that of an image", req.Spec.Name))
+	}
 	transport, err := req.Spec.Transport()
 	if err != nil {
 		return fail(err)

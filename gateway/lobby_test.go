@@ -1,0 +1,771 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+)
+
+const testCursor = "000102030405060708090a0b0c0d0e0f1011121314151617"
+
+// waiting is a client in the lobby.
+type waiting struct {
+	*websocket.Conn
+	t *testing.T
+}
+
+// enter connects a client that offers a subprotocol, or none.
+func (g *testGateway) enter(id, subprotocol, query string) *waiting {
+	g.t.Helper()
+	d := websocket.Dialer{EnableCompression: true}
+	if subprotocol != "" {
+		d.Subprotocols = []string{subprotocol}
+	}
+	conn, resp, err := d.Dial("ws"+g.http.URL[4:]+"/api/kernels/"+id+"/channels"+query,
+		http.Header{"Authorization": {"token " + testToken}, "User-Agent": {"test"}})
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	g.t.Cleanup(func() { _ = conn.Close() })
+	if conn.Subprotocol() != subprotocol || resp.Header.Get("Sec-Websocket-Extensions") != "" || resp.Header.Get(headerRequestID) == "" {
+		g.t.Fatalf("answered with %v", resp.Header)
+	}
+	return &waiting{conn, g.t}
+}
+
+// request returns a frame with a message, and whether it is binary.
+func (c *waiting) request(channel wire.Channel, msgType, id string, content any) (kind int, frame []byte) {
+	c.t.Helper()
+	m := wire.New(channel, msgType, "client", nil, content)
+	m.Header = fmt.Appendf(nil, `{"msg_id":%q,"msg_type":%q,"session":"client"}`, id, msgType)
+	if c.Subprotocol() != "" {
+		return websocket.BinaryMessage, wire.EncodeV1(&m)
+	}
+	frame, _, err := wire.EncodeLegacy(&m, false)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return websocket.TextMessage, frame
+}
+
+// send sends a message and returns its frame.
+func (c *waiting) send(channel wire.Channel, msgType, id string, content any) []byte {
+	c.t.Helper()
+	kind, frame := c.request(channel, msgType, id, content)
+	if err := c.WriteMessage(kind, frame); err != nil {
+		c.t.Fatal(err)
+	}
+	return frame
+}
+
+// heard is what a client was told.
+type heard struct {
+	channel, msgType, parent string
+	content                  map[string]any
+}
+
+// String gives what tests compare: the type, what it answers and what it says.
+func (h heard) String() string {
+	said := ""
+	switch h.msgType {
+	case "status":
+		said = fmt.Sprint(h.content["execution_state"])
+	case "display_data", "update_display_data":
+		data, _ := h.content["data"].(map[string]any)
+		said = fmt.Sprint(data["text/plain"])
+	case "execute_reply":
+		said = fmt.Sprint(h.content["status"], " ", h.content["ename"], " ", h.content["evalue"])
+	}
+	return strings.TrimSpace(h.channel + " " + h.msgType + " " + h.parent + " " + said)
+}
+
+func (h heard) display() string {
+	transient, _ := h.content["transient"].(map[string]any)
+	return fmt.Sprint(transient["display_id"])
+}
+
+// hear reads the next message.
+func (c *waiting) hear() heard {
+	c.t.Helper()
+	if err := c.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		c.t.Fatal(err)
+	}
+	kind, b, err := c.ReadMessage()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var m wire.Message
+	switch {
+	case c.Subprotocol() == "":
+		if kind != websocket.TextMessage {
+			c.t.Fatalf("a binary frame: %q", b)
+		}
+		m, err = wire.DecodeLegacy(b, false)
+	case c.Subprotocol() == wire.SubprotocolRelay:
+		if got := fmt.Sprintf("%x", b[:wire.RelayCursor]); got != testCursor {
+			c.t.Errorf("cursor %s", got)
+		}
+		b = b[wire.RelayCursor:]
+		fallthrough
+	default:
+		m, err = wire.DecodeV1(b)
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	h := heard{channel: m.Channel.String(), msgType: wire.MsgType(m.Header), parent: wire.StringField(m.Parent, "msg_id")}
+	if err := json.Unmarshal(m.Content, &h.content); err != nil {
+		c.t.Fatal(err)
+	}
+	return h
+}
+
+// wantHeard fails unless the next messages are these.
+func (c *waiting) wantHeard(want ...string) (last heard) {
+	c.t.Helper()
+	for _, w := range want {
+		if last = c.hear(); last.String() != w {
+			c.t.Fatalf("got  %s\nwant %s", last, w)
+		}
+	}
+	return last
+}
+
+// wantClose fails unless the next thing is a close frame with the code and a text that begins so.
+func (c *waiting) wantClose(code int, text string) {
+	c.t.Helper()
+	if err := c.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		c.t.Fatal(err)
+	}
+	for {
+		_, _, err := c.ReadMessage()
+		var closed *websocket.CloseError
+		if err == nil {
+			continue
+		}
+		if !errors.As(err, &closed) || closed.Code != code || !strings.HasPrefix(closed.Text, text) {
+			c.t.Fatalf("got %v, want %d %q", err, code, text)
+		}
+		_ = c.NetConn().Close() // the other side waits for it
+		return
+	}
+}
+
+// arrived is what a supervisor got on a connection: text and binary messages, and pings as "ping ...".
+type arrived struct {
+	conn   *websocket.Conn
+	header http.Header
+	got    chan string
+}
+
+// next returns what it got next.
+func (a *arrived) next(t *testing.T) string {
+	t.Helper()
+	select {
+	case text, ok := <-a.got:
+		if !ok {
+			t.Fatal("the connection to the supervisor ended")
+		}
+		return text
+	case <-time.After(20 * time.Second):
+		t.Fatal("nothing came to the supervisor")
+	}
+	return ""
+}
+
+// accepting makes a supervisor that takes one websocket.
+func accepting(t *testing.T, up websocket.Upgrader) (prepare func(*fakeSupervisor), conns <-chan *arrived) {
+	ch := make(chan *arrived, 1)
+	return func(s *fakeSupervisor) {
+		s.upgradeWith(func(w http.ResponseWriter, r *http.Request) {
+			conn, err := up.Upgrade(w, r, nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer func() { _ = conn.Close() }()
+			a := &arrived{conn: conn, header: r.Header.Clone(), got: make(chan string, 20000)}
+			a.header.Set("Query", r.URL.RawQuery)
+			defer close(a.got)
+			conn.SetPingHandler(func(data string) error {
+				a.got <- "ping " + data
+				return conn.WriteControl(websocket.PongMessage, []byte(data), time.Now().Add(time.Second))
+			})
+			conn.SetPongHandler(func(string) error { a.got <- "pong"; return nil })
+			ch <- a
+			for {
+				_, b, err := conn.ReadMessage()
+				if err != nil {
+					return
+				}
+				a.got <- string(b)
+			}
+		})
+	}, ch
+}
+
+var likeSupervisors = websocket.Upgrader{Subprotocols: lobbyUpgrader.Subprotocols, EnableCompression: true}
+
+// nothingHeld fails unless the lobby is empty again.
+func (g *testGateway) nothingHeld() {
+	g.t.Helper()
+	g.conns.wg.Wait()
+	if n := g.lobbyHeld.Load(); n != 0 {
+		g.t.Errorf("%d bytes are still counted as held", n)
+	}
+}
+
+func TestLobby_HandsOver(t *testing.T) {
+	for _, subprotocol := range []string{"", wire.SubprotocolV1, wire.SubprotocolRelay} {
+		t.Run("subprotocol "+subprotocol, func(t *testing.T) {
+			g := startGateway(t, nil)
+			g.fake.addStarting(idA, "no GPU is free")
+			c := g.enter(idA, subprotocol, "?session_id=s&cursor="+testCursor+"&other=x")
+			var pongs []string
+			c.SetPongHandler(func(data string) error { pongs = append(pongs, data); return nil })
+			relay := subprotocol == wire.SubprotocolRelay
+
+			var sent []string
+			for i := range 3 {
+				if err := c.WriteControl(websocket.PingMessage, []byte(fmt.Sprint(i)), time.Now().Add(time.Second)); err != nil {
+					t.Fatal(err)
+				}
+				sent = append(sent, string(c.send(wire.Shell, "kernel_info_request", fmt.Sprint("info", i), struct{}{})))
+				if err := c.WriteControl(websocket.PongMessage, []byte("any"), time.Now().Add(time.Second)); err != nil {
+					t.Fatal(err)
+				}
+				code := strings.Repeat("é", 3000*i)
+				sent = append(sent, string(c.send(wire.Shell, "execute_request", fmt.Sprint("cell", i), map[string]string{"code": code})))
+				if relay && i == 2 {
+					// The newest ping stays where it was: what stands before it is what its answer proves.
+					sent = slices.Insert(sent, len(sent)-2, "ping 2")
+				}
+			}
+			c.wantHeard("iopub status  starting")
+			first := c.wantHeard("iopub status cell0 busy", "iopub display_data cell0 [ekg] The kernel is starting: no GPU is free.")
+			g.fake.set(idA, launcher.Starting, "its image is pulled.")
+			next := c.wantHeard("iopub update_display_data cell0 [ekg] The kernel is starting: its image is pulled.")
+			prepare, conns := accepting(t, likeSupervisors)
+			g.fake.give(idA, prepare)
+			last := c.wantHeard("iopub update_display_data cell0 <nil>")
+			if first.display() != next.display() || first.display() != last.display() {
+				t.Errorf("displays %s, %s, %s", first.display(), next.display(), last.display())
+			}
+
+			a := <-conns
+			if a.conn.Subprotocol() != subprotocol || a.header.Get("Sec-Websocket-Extensions") != "" ||
+				a.header.Get("Query") != "cursor="+testCursor+"&session_id=s" || a.header.Get("User-Agent") != "test" || a.header.Get("Authorization") != "" {
+				t.Errorf("the supervisor was asked with %v", a.header)
+			}
+			for i, want := range sent {
+				if got := a.next(t); got != want {
+					t.Fatalf("message %d: got %.200q, want %.200q", i, got, want)
+				}
+			}
+			if want := map[bool]string{false: "[0 1 2]", true: "[]"}[relay]; fmt.Sprint(pongs) != want {
+				t.Errorf("pongs %v, want %s", pongs, want)
+			}
+			// From now on bytes are copied, in both directions.
+			frame := c.send(wire.Shell, "execute_request", "later", struct{}{})
+			if got := a.next(t); got != string(frame) {
+				t.Errorf("got %q", got)
+			}
+			if err := a.conn.WriteMessage(websocket.TextMessage, []byte("hello")); err != nil {
+				t.Fatal(err)
+			}
+			if _, b, err := c.ReadMessage(); err != nil || string(b) != "hello" {
+				t.Errorf("got %q, %v", b, err)
+			}
+			if err := c.Close(); err != nil {
+				t.Fatal(err)
+			}
+			for range a.got { // until it is gone there, too
+			}
+			g.nothingHeld()
+		})
+	}
+}
+
+// A start that takes no time leaves no trace in the cell.
+func TestLobby_SaysNothingOfAQuickStart(t *testing.T) {
+	g := startGateway(t, nil)
+	g.fake.addStarting(idA, "")
+	c := g.enter(idA, wire.SubprotocolV1, "")
+	c.send(wire.Shell, "execute_request", "cell", struct{}{})
+	prepare, conns := accepting(t, likeSupervisors)
+	began := time.Now()
+	g.fake.give(idA, prepare)
+	a := <-conns
+	if took := time.Since(began); took > lobbyLook/2 {
+		t.Errorf("the supervisor was noticed after %v", took)
+	}
+	if err := a.conn.WriteMessage(websocket.TextMessage, []byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	c.wantHeard("iopub status  starting")
+	if _, b, err := c.ReadMessage(); err != nil || string(b) != "hello" {
+		t.Errorf("got %q, %v", b, err)
+	}
+}
+
+// The change from the lobby to the copier may fall anywhere in a frame, and the first frame may come with the handshake.
+func TestLobby_HandsOverWithinAFrame(t *testing.T) {
+	g := startGateway(t, nil)
+	secure := httptest.NewTLSServer(g.Handler())
+	t.Cleanup(secure.Close)
+	dials := map[string]func() (net.Conn, error){
+		"tcp": func() (net.Conn, error) { return net.Dial("tcp", g.http.Listener.Addr().String()) },
+		"tls": func() (net.Conn, error) {
+			return tls.Dial("tcp", secure.Listener.Addr().String(), &tls.Config{InsecureSkipVerify: true})
+		},
+	}
+	frame := func(text string) []byte { // masked with zeros, and long enough for the second form of a length
+		head := []byte{0x81, 0x80 | 126, byte(len(text) >> 8), byte(len(text)), 0, 0, 0, 0}
+		return append(head, text...)
+	}
+	whole := `{"header":{"msg_id":"a","msg_type":"execute_request"},"parent_header":{},"metadata":{},"content":{"code":"` +
+		strings.Repeat("x", 200) + `"}}`
+	for name, dial := range dials {
+		for _, at := range []int{1, 2, 3, 4, 7, 8, 9, 100} {
+			id := fmt.Sprintf("%s%02x", idA[:len(idA)-2], at)
+			g.fake.addStarting(id, "")
+			conn, err := dial()
+			if err != nil {
+				t.Fatal(err)
+			}
+			all := frame(whole)
+			fmt.Fprintf(conn, "GET /api/kernels/%s/channels?token=%s HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: WebSocket\r\n"+
+				"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n%s%s", id, testToken, all, all[:at])
+			want := int64(len(all) + at)
+			eventually(t, "the lobby has read it", func() bool { return g.lobbyHeld.Load() == want })
+			prepare, conns := accepting(t, likeSupervisors)
+			g.fake.give(id, prepare)
+			a := <-conns
+			if got := a.next(t); got != whole {
+				t.Errorf("%s, cut at %d: the first message came as %q", name, at, got)
+			}
+			if _, err := conn.Write(all[at:]); err != nil {
+				t.Fatal(err)
+			}
+			if got := a.next(t); got != whole {
+				t.Errorf("%s, cut at %d: the second message came as %q", name, at, got)
+			}
+			_ = conn.Close()
+			for range a.got { // until it is gone there, too
+			}
+			g.nothingHeld()
+			g.do("DELETE", "/api/kernels/"+id, "").want(t, 204, "")
+		}
+	}
+}
+
+// A waiting websocket is not silent: proxies in front would end it.
+func TestLobby_Pings(t *testing.T) {
+	g := startGateway(t, nil)
+	g.lobbyPing = 10 * time.Millisecond
+	g.fake.addStarting(idA, "")
+	c := g.enter(idA, wire.SubprotocolV1, "")
+	pinged := make(chan struct{}, 100)
+	answer := c.PingHandler()
+	c.SetPingHandler(func(data string) error { pinged <- struct{}{}; return answer(data) })
+	var wg sync.WaitGroup
+	wg.Go(func() { _, _, _ = c.ReadMessage(); _, _, _ = c.ReadMessage() })
+	<-pinged
+	<-pinged
+	_ = c.Close()
+	wg.Wait()
+	g.nothingHeld()
+}
+
+func TestLobby_Bounds(t *testing.T) {
+	t.Run("bytes of one client", func(t *testing.T) {
+		g := startGateway(t, nil)
+		g.fake.addStarting(idA, "")
+		c := g.enter(idA, wire.SubprotocolV1, "")
+		c.send(wire.Shell, "execute_request", "fits", strings.Repeat("x", 9<<20))
+		eventually(t, "it is held", func() bool { return g.lobbyHeld.Load() > 9<<20 })
+		kind, frame := c.request(wire.Shell, "execute_request", "too much", strings.Repeat("x", 2<<20))
+		_ = c.WriteMessage(kind, frame) // the other side may be closing already
+		c.wantClose(1013, "more is waiting")
+		g.nothingHeld()
+	})
+	t.Run("one endless frame", func(t *testing.T) {
+		g := startGateway(t, nil)
+		g.fake.addStarting(idA, "")
+		conn, br := g.dialChannels(idA, "", func(r *http.Request) { r.Header.Set("Sec-WebSocket-Protocol", wire.SubprotocolV1) })
+		_, _ = conn.Write([]byte{0x82, 0xff, 0x0f, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
+		piece := make([]byte, 1<<20)
+		for range 12 {
+			if _, err := conn.Write(piece); err != nil {
+				break
+			}
+		}
+		b, _ := io.ReadAll(br) // a reset may follow what counts
+		if !bytes.Contains(b, []byte("more is waiting")) {
+			t.Errorf("got %q", b)
+		}
+		g.nothingHeld()
+	})
+	t.Run("messages of one client", func(t *testing.T) {
+		g := startGateway(t, nil)
+		g.fake.addStarting(idA, "")
+		c := g.enter(idA, "", "")
+		kind, frame := c.request(wire.Shell, "comm_msg", "", struct{}{})
+		for range lobbyMessages + 1 {
+			if err := c.WriteMessage(kind, frame); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c.wantClose(1013, "more is waiting")
+		g.nothingHeld()
+	})
+	t.Run("bytes of all clients", func(t *testing.T) {
+		g := startGateway(t, nil)
+		g.fake.addStarting(idA, "")
+		g.lobbyHeld.Store(lobbyTotal - 10)
+		c := g.enter(idA, "", "")
+		c.send(wire.Shell, "execute_request", "a", struct{}{})
+		c.wantClose(1013, "more is waiting")
+		g.conns.wg.Wait()
+		if n := g.lobbyHeld.Load(); n != lobbyTotal-10 {
+			t.Errorf("%d bytes are counted", n)
+		}
+	})
+	t.Run("pings are no messages and leave nothing", func(t *testing.T) {
+		for _, subprotocol := range []string{"", wire.SubprotocolRelay} {
+			g := startGateway(t, nil)
+			g.fake.addStarting(idA, "")
+			c := g.enter(idA, subprotocol, "?cursor="+testCursor)
+			for i := range 20_000 {
+				if err := c.WriteControl(websocket.PingMessage, fmt.Appendf(nil, "%08d", i), time.Now().Add(20*time.Second)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			frame := c.send(wire.Shell, "comm_msg", "", struct{}{})
+			pings := make(chan struct{})
+			go func() { // takes the pongs
+				defer close(pings)
+				_, _, _ = c.ReadMessage()
+				_, _, _ = c.ReadMessage()
+			}()
+			prepare, conns := accepting(t, likeSupervisors)
+			var last int64
+			var since time.Time
+			eventually(t, "all is read", func() bool {
+				n := g.lobbyHeld.Load()
+				if n != last {
+					last, since = n, time.Now()
+				}
+				return n > int64(len(frame)) && n < int64(len(frame))+50 && time.Since(since) > 300*time.Millisecond
+			})
+			g.fake.give(idA, prepare)
+			a := <-conns
+			if subprotocol != "" {
+				if got := a.next(t); got != "ping 00019999" {
+					t.Errorf("got %q", got)
+				}
+			}
+			if got := a.next(t); got != string(frame) {
+				t.Errorf("got %q", got)
+			}
+			_ = c.Close()
+			<-pings
+			for range a.got { // until it is gone there, too
+			}
+			g.nothingHeld()
+		}
+	})
+}
+
+func TestLobby_ClientGone(t *testing.T) {
+	g := startGateway(t, nil)
+	g.fake.addStarting(idA, "no GPU is free")
+	fds, goroutines := resources(t)
+	for _, leave := range []func(*waiting){
+		func(c *waiting) { _ = c.NetConn().Close() },
+		func(c *waiting) { _ = c.NetConn().(*net.TCPConn).SetLinger(0); _ = c.NetConn().Close() },
+		func(c *waiting) {
+			_ = c.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(1001, ""), time.Now().Add(time.Second))
+			c.wantClose(1001, "")
+			_ = c.NetConn().Close()
+		},
+	} {
+		c := g.enter(idA, wire.SubprotocolV1, "")
+		c.send(wire.Shell, "execute_request", "cell", struct{}{})
+		eventually(t, "it is held", func() bool { return g.lobbyHeld.Load() > 0 })
+		leave(c)
+		g.nothingHeld()
+	}
+	g.http.Client().CloseIdleConnections()
+	eventually(t, "descriptors and goroutines are as before", func() bool {
+		f, n := resources(t)
+		return f <= fds && n <= goroutines
+	})
+}
+
+func TestLobby_KernelDies(t *testing.T) {
+	for name, c := range map[string]struct {
+		die    func(g *testGateway)
+		reason string
+	}{
+		"in its pod": {func(g *testGateway) { g.fake.set(idA, launcher.Dead, `image "x" does not exist`) }, `image "x" does not exist`},
+		"and is gone": {func(g *testGateway) {
+			g.fake.change(func() {
+				delete(g.fake.kernels, idA)
+				g.fake.gone[idA] = &launcher.GoneError{ID: idA, Reason: "its node was lost"}
+			})
+		}, "its node was lost"},
+		"and nobody knows why": {func(g *testGateway) { g.fake.change(func() { delete(g.fake.kernels, idA) }) }, "it was removed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, subprotocol := range []string{"", wire.SubprotocolV1} {
+				g := startGateway(t, nil)
+				g.fake.addStarting(idA, "its image is pulled")
+				ws := g.enter(idA, subprotocol, "")
+				ws.send(wire.Shell, "execute_request", "cell1", struct{}{})
+				ws.send(wire.Stdin, "input_reply", "answer", struct{}{})
+				ws.send(wire.Shell, "comm_msg", "comm", struct{}{})
+				ws.send(wire.Shell, "execute_request", "cell2", struct{}{})
+				ws.wantHeard("iopub status  starting", "iopub status cell1 busy",
+					"iopub display_data cell1 [ekg] The kernel is starting: its image is pulled.")
+				c.die(g)
+				ws.wantHeard("iopub update_display_data cell1 [ekg] The kernel is dead: "+c.reason+".",
+					"shell execute_reply cell1 error KernelDied "+c.reason, "iopub status cell1 idle",
+					"iopub status comm idle",
+					"shell execute_reply cell2 error KernelDied "+c.reason, "iopub status cell2 idle",
+					"iopub status  dead")
+				ws.wantClose(1000, "the kernel is gone: "+c.reason)
+				g.nothingHeld()
+			}
+		})
+	}
+	t.Run("before anything was said", func(t *testing.T) {
+		g := startGateway(t, nil)
+		g.fake.addStarting(idA, "")
+		ws := g.enter(idA, "", "")
+		ws.send(wire.Shell, "execute_request", "cell", struct{}{})
+		eventually(t, "it is held", func() bool { return g.lobbyHeld.Load() > 0 })
+		g.fake.set(idA, launcher.Dead, strings.Repeat("é", 200))
+		ws.wantHeard("iopub status  starting", "iopub status cell busy",
+			"iopub display_data cell [ekg] The kernel is dead: "+strings.Repeat("é", 200)+".")
+		ws.wantClose(1000, "the kernel is gone: é") // and is no longer than a close frame may be
+	})
+	t.Run("deleted", func(t *testing.T) {
+		g := startGateway(t, nil)
+		g.fake.addStarting(idA, "")
+		ws := g.enter(idA, "", "")
+		ws.wantHeard("iopub status  starting")
+		g.do("DELETE", "/api/kernels/"+idA, "").want(t, 204, "")
+		ws.wantHeard("iopub status  dead")
+		ws.wantClose(1000, "the kernel is gone: it was ")
+	})
+}
+
+func TestLobby_AnotherProtocol(t *testing.T) {
+	for name, up := range map[string]websocket.Upgrader{
+		"none": {},
+		"one that was not asked for": {Error: func(http.ResponseWriter, *http.Request, int, error) {},
+			Subprotocols: []string{"v2.kernel.websocket.jupyter.org"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := startGateway(t, nil)
+			g.fake.addStarting(idA, "")
+			c := g.enter(idA, wire.SubprotocolV1, "")
+			prepare, _ := accepting(t, up)
+			g.fake.give(idA, prepare)
+			c.wantHeard("iopub status  starting")
+			c.wantClose(1012, "the kernel's supervisor speaks another protocol")
+			g.nothingHeld()
+		})
+	}
+	t.Run("a supervisor that refuses", func(t *testing.T) {
+		g := startGateway(t, nil)
+		g.fake.addStarting(idA, "")
+		c := g.enter(idA, wire.SubprotocolV1, "")
+		g.fake.give(idA, func(s *fakeSupervisor) {
+			s.upgradeWith(func(w http.ResponseWriter, _ *http.Request) {
+				w.WriteHeader(503)
+				fmt.Fprint(w, `{"reason": "Service Unavailable", "message": "too many sessions"}`)
+			})
+		})
+		c.wantHeard("iopub status  starting")
+		c.wantClose(1013, "too many sessions")
+	})
+	t.Run("a supervisor that does not answer yet is asked again", func(t *testing.T) {
+		g := startGateway(t, nil)
+		g.fake.addStarting(idA, "")
+		c := g.enter(idA, wire.SubprotocolV1, "")
+		c.wantHeard("iopub status  starting")
+		prepare, conns := accepting(t, likeSupervisors)
+		var once sync.Once
+		g.fake.give(idA, func(s *fakeSupervisor) {
+			s.upgradeWith(func(w http.ResponseWriter, r *http.Request) {
+				once.Do(func() { prepare(s); panic(http.ErrAbortHandler) })
+			})
+		})
+		<-conns
+	})
+}
+
+func TestLobby_RefusesWhatASupervisorWould(t *testing.T) {
+	g := startGateway(t, nil)
+	g.fake.addStarting(idA, "")
+	for _, c := range []struct {
+		name, subprotocol string
+		kind              int
+		frame             string
+		code              int
+	}{
+		{"no JSON", "", websocket.TextMessage, "hello", 1007},
+		{"no frame", wire.SubprotocolV1, websocket.BinaryMessage, "hello", 1007},
+		{"text where bytes belong", wire.SubprotocolV1, websocket.TextMessage, "{}", 1003},
+		{"a header that is no JSON", "", websocket.TextMessage,
+			`{"header":{"msg_id":"a" x},"parent_header":{},"metadata":{},"content":{}}`, 1007},
+		{"a header that is too long", "", websocket.TextMessage,
+			`{"header":{"msg_id":"` + strings.Repeat("a", lobbyHeader) + `"},"parent_header":{},"metadata":{},"content":{}}`, 1007},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ws := g.enter(idA, c.subprotocol, "")
+			if err := ws.WriteMessage(c.kind, []byte(c.frame)); err != nil {
+				t.Fatal(err)
+			}
+			ws.wantClose(c.code, "")
+		})
+	}
+	t.Run("a handshake that is none", func(t *testing.T) {
+		g.do("GET", "/api/kernels/"+idA+"/channels", "", asUpgrade, func(r *http.Request) {
+			r.Header.Set("Sec-WebSocket-Version", "12")
+		}).want(t, 400, "RFC 6455")
+	})
+	g.nothingHeld()
+}
+
+func TestLobby_Drain(t *testing.T) {
+	g := startGateway(t, nil)
+	g.fake.addStarting(idA, "")
+	conn, br := g.dialChannels(idA, "")
+	var sign [2]byte
+	if _, err := io.ReadFull(br, sign[:]); err != nil {
+		t.Fatal(err)
+	}
+	status := make([]byte, sign[1])
+	if sign[1] == 126 {
+		var n [2]byte
+		if _, err := io.ReadFull(br, n[:]); err != nil {
+			t.Fatal(err)
+		}
+		status = make([]byte, int(n[0])<<8|int(n[1]))
+	}
+	if _, err := io.ReadFull(br, status); err != nil || !bytes.Contains(status, []byte("starting")) {
+		t.Fatalf("got %q, %v", status, err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { g.Drain(context.Background()) })
+	// The orderly end of the stream, as for every other websocket.
+	if b, err := io.ReadAll(br); err != nil || len(b) > 0 {
+		t.Errorf("got %q, %v", b, err)
+	}
+	_ = conn.Close()
+	wg.Wait()
+	g.nothingHeld()
+}
+
+func TestLobby_RESTWhileStarting(t *testing.T) {
+	g := startGateway(t, nil)
+	g.fake.addStarting(idA, "no GPU is free")
+	path := "/api/kernels/" + idA
+	g.do("GET", path, "").want(t, 200, `"execution_state":"starting","connections":0,"reason":"no GPU is free"`)
+	g.do("GET", "/api/kernels", "").want(t, 200, `"reason":"no GPU is free"`)
+	g.do("POST", path+"/interrupt", "").want(t, 409, "The kernel is starting: no GPU is free.")
+	g.do("POST", path+"/restart", "").want(t, 409, "The kernel is starting: no GPU is free.")
+	g.do("GET", path+"/log", "").want(t, 503, "The kernel is starting: no GPU is free.")
+	g.do("DELETE", path, "").want(t, 204, "")
+	g.do("GET", path, "").want(t, 404, "")
+}
+
+// The real thing: cells that were sent before there was a supervisor run once, in order, and their output comes back.
+func TestLobby_RealSupervisor(t *testing.T) {
+	for _, subprotocol := range []string{"", wire.SubprotocolV1} {
+		t.Run("subprotocol "+subprotocol, func(t *testing.T) {
+			g := startGateway(t, nil)
+			g.fake.addStarting(idA, "its image is pulled")
+			dir := g.fake.dir
+			var path string
+			var mu sync.Mutex
+			g.fake.dial = func(ctx context.Context, _ string) (net.Conn, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				if path == "" {
+					return nil, launcher.ErrNoSupervisor
+				}
+				return (&net.Dialer{}).DialContext(ctx, "unix", path)
+			}
+			c := g.enter(idA, subprotocol, "?session_id=s")
+			for i := range 5 {
+				c.send(wire.Shell, "execute_request", fmt.Sprint("cell", i), map[string]any{
+					"code": fmt.Sprint("echo line ", i), "silent": false, "store_history": true})
+			}
+			cfg := supervisor.Config{Protocol: supervisor.ProtocolVersion, KernelID: idA, SpecName: "fake",
+				Argv: []string{os.Args[0], "-f", "{connection_file}"}, Env: map[string]string{fakeKernelVariable: "1"},
+				WorkingDir: dir, InterruptMode: "signal", Listen: "unix:" + filepath.Join(dir, "s"), Transport: "ipc", RunDir: dir,
+				ConnectionFile: filepath.Join(dir, "c.json"), EndFile: filepath.Join(dir, "end.json"), LogLimit: 64 << 20,
+				StopGrace: 5 * time.Second, DeadLinger: time.Minute, RestartLimit: 1}
+			l, err := supervisor.Listen(&cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := supervisor.New(cfg, "test", slog.New(slog.DiscardHandler))
+			var wg sync.WaitGroup
+			ctx, stop := context.WithCancel(context.Background())
+			defer wg.Wait()
+			defer stop()
+			wg.Go(func() {
+				if err := supervisor.Serve(ctx, s, l); err != nil {
+					t.Error(err)
+				}
+			})
+			mu.Lock()
+			path = filepath.Join(dir, "s")
+			mu.Unlock()
+			g.fake.change(func() { g.fake.kernels[idA].Stale = false })
+
+			var lines, replies []string
+			for len(replies) < 5 || len(lines) < 5 {
+				h := c.hear()
+				switch h.msgType {
+				case "stream":
+					lines = append(lines, fmt.Sprint(h.parent, " ", strings.TrimSpace(fmt.Sprint(h.content["text"]))))
+				case "execute_reply":
+					replies = append(replies, fmt.Sprint(h.parent, " ", h.content["status"]))
+				}
+			}
+			if got := fmt.Sprint(replies); got != "[cell0 ok cell1 ok cell2 ok cell3 ok cell4 ok]" {
+				t.Errorf("replies %s", got)
+			}
+			if got := fmt.Sprint(lines); got != "[cell0 line 0 cell1 line 1 cell2 line 2 cell3 line 3 cell4 line 4]" {
+				t.Errorf("output %s", got)
+			}
+		})
+	}
+}

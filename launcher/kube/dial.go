@@ -1,0 +1,392 @@
+package kube
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/httpstream"
+	apispdy "k8s.io/apimachinery/pkg/util/httpstream/spdy"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/portforward"
+	"k8s.io/client-go/transport/spdy"
+	"k8s.io/client-go/transport/websocket"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+)
+
+const (
+	dialTime   = 10 * time.Second // for a connection and its TLS handshake
+	streamTime = 3 * time.Second  // for a tunnel to take one more connection
+	closeTime  = 2 * time.Second  // for what is under way in tunnels, when the gateway ends
+)
+
+// dialer connects to the supervisors' port of pods.
+type dialer interface {
+	// dial connects to the pod, without encryption.
+	dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error)
+	// forget frees what is held for a pod that is gone, by its uid. It does not block.
+	forget(uid string)
+	close()
+}
+
+// newDialer returns the one that suits where this gateway runs.
+func newDialer(c *Cluster) dialer {
+	if c.forward == nil {
+		return directDialer{}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	return &forwarder{config: c.forward, base: c.client.CoreV1().RESTClient(), ctx: ctx, cancel: cancel, pods: map[string]*forwarding{}}
+}
+
+// dialPod connects to a pod's supervisor, with TLS, and makes sure that it is that pod's.
+func (l *Launcher) dialPod(ctx context.Context, pod *corev1.Pod, k keyMaterial) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTime)
+	defer cancel()
+	raw, err := l.dialer.dial(ctx, pod)
+	if err != nil {
+		return nil, err
+	}
+	config, err := supervisor.PinnedTLS(k.tlsSeed, pod.Labels[LabelKernel])
+	if err != nil {
+		raw.Close() //nolint:errcheck // it was not used
+		return nil, err
+	}
+	c := tls.Client(raw, config)
+	if err := c.HandshakeContext(ctx); err != nil {
+		raw.Close() //nolint:errcheck // the handshake's error is the one that matters
+		return nil, err
+	}
+	return c, nil
+}
+
+// directDialer is for a gateway in the cluster.
+type directDialer struct{}
+
+func (directDialer) dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error) {
+	if pod.Status.PodIP == "" {
+		return nil, errors.New("the pod has no address yet")
+	}
+	var d net.Dialer
+	return d.DialContext(ctx, "tcp", net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(supervisorPort)))
+}
+
+func (directDialer) forget(string) {}
+func (directDialer) close()        {}
+
+// forwarder reaches pods through the API server, as kubectl port-forward does: for a gateway outside the cluster. It keeps one
+// tunnel for each pod, which carries all connections to it.
+type forwarder struct {
+	config *rest.Config
+	base   rest.Interface
+	ctx    context.Context // ended by close
+	cancel context.CancelFunc
+
+	mu     sync.Mutex
+	pods   map[string]*forwarding // by uid
+	done   bool
+	copies sync.WaitGroup // added to under mu, while done is false
+}
+
+// forwarding is the tunnel to one pod.
+type forwarding struct {
+	mu     sync.Mutex            // held while it is being made
+	tunnel httpstream.Connection // nil: none
+	count  int                   // of connections, which numbers them
+}
+
+func (f *forwarder) dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error) {
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	got := make(chan result)
+	f.mu.Lock()
+	if f.done {
+		f.mu.Unlock()
+		return nil, errClosed
+	}
+	fw := f.pods[string(pod.UID)]
+	if fw == nil {
+		fw = new(forwarding)
+		f.pods[string(pod.UID)] = fw
+	}
+	f.copies.Go(func() { // client-go's upgrade takes no context, but has a limit
+		conn, err := fw.connect(f, pod)
+		select {
+		case got <- result{conn, err}:
+		case <-ctx.Done():
+			if conn != nil {
+				conn.Close() //nolint:errcheck // nobody wants it any more
+			}
+		}
+	})
+	f.mu.Unlock()
+	select {
+	case r := <-got:
+		return r.conn, r.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// connect opens one more connection in the pod's tunnel, and the tunnel first if there is none.
+func (fw *forwarding) connect(f *forwarder, pod *corev1.Pod) (net.Conn, error) {
+	tunnel, number, err := fw.enter(f, pod)
+	if err != nil {
+		return nil, fmt.Errorf("port-forward: %w", err)
+	}
+	data, problems, err := f.streams(tunnel, number)
+	if err != nil {
+		fw.drop(tunnel)
+		return nil, fmt.Errorf("port-forward: %w", err)
+	}
+	ours, theirs, err := socketPair()
+	if err != nil {
+		tunnel.RemoveStreams(data, problems)
+		return nil, err
+	}
+	carry := func() {
+		defer tunnel.RemoveStreams(data, problems)
+		if !carry(theirs, data, problems) {
+			// A tunnel that has met a closed port is of no use any more: it answers no further request.
+			fw.drop(tunnel)
+		}
+	}
+	if !f.own(carry) {
+		ours.Close()   //nolint:errcheck // it was not used
+		theirs.Close() //nolint:errcheck // likewise
+		return nil, errClosed
+	}
+	return ours, nil
+}
+
+// own runs fn in a goroutine that close waits for. It reports false after close.
+func (f *forwarder) own(fn func()) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.done {
+		return false
+	}
+	f.copies.Go(fn)
+	return true
+}
+
+// enter returns the tunnel and the number of the next connection in it.
+func (fw *forwarding) enter(f *forwarder, pod *corev1.Pod) (httpstream.Connection, int, error) {
+	fw.mu.Lock()
+	defer fw.mu.Unlock()
+	if fw.tunnel != nil {
+		select {
+		case <-fw.tunnel.CloseChan():
+			fw.tunnel = nil
+		default:
+		}
+	}
+	if fw.tunnel == nil {
+		tunnel, err := f.open(pod)
+		if err != nil {
+			return nil, 0, err
+		}
+		fw.tunnel = tunnel
+	}
+	fw.count++
+	return fw.tunnel, fw.count, nil
+}
+
+// drop closes a tunnel; the next connection makes another.
+func (fw *forwarding) drop(tunnel httpstream.Connection) {
+	fw.mu.Lock()
+	if fw.tunnel == tunnel {
+		fw.tunnel = nil
+	}
+	fw.mu.Unlock()
+	tunnel.Close() //nolint:errcheck // it is of no use any more
+}
+
+// streams opens the two streams of a connection, as the port-forward protocol has them (portforward.k8s.io). A tunnel that is
+// dead answers nothing for half a minute; nobody waits so long.
+func (f *forwarder) streams(tunnel httpstream.Connection, number int) (data, problems httpstream.Stream, err error) {
+	type opened struct {
+		data, problems httpstream.Stream
+		err            error
+	}
+	got := make(chan opened, 1)
+	if !f.own(func() {
+		var o opened
+		h := http.Header{}
+		h.Set(corev1.StreamType, corev1.StreamTypeError)
+		h.Set(corev1.PortHeader, strconv.Itoa(supervisorPort))
+		h.Set(corev1.PortForwardRequestIDHeader, strconv.Itoa(number))
+		if o.problems, o.err = tunnel.CreateStream(h); o.err == nil {
+			o.err = o.problems.Close() // our half: nothing is written there
+		}
+		if o.err == nil {
+			h.Set(corev1.StreamType, corev1.StreamTypeData)
+			o.data, o.err = tunnel.CreateStream(h)
+		}
+		got <- o
+	}) {
+		return nil, nil, errClosed
+	}
+	limit := time.NewTimer(streamTime)
+	defer limit.Stop()
+	select {
+	case o := <-got:
+		return o.data, o.problems, o.err
+	case <-limit.C:
+		return nil, nil, errors.New("the tunnel does not answer")
+	case <-f.ctx.Done():
+		return nil, nil, errClosed
+	}
+}
+
+// carry copies between a connection and its stream until both directions have ended, or the far side reports a problem: then it
+// returns false. Streams have no deadlines; the socket in front of them gives the connection those.
+func carry(conn net.Conn, data, problems httpstream.Stream) bool {
+	var wg sync.WaitGroup
+	var reported atomic.Bool
+	wg.Go(func() {
+		defer conn.Close()  //nolint:errcheck // its other end sees the end
+		io.Copy(conn, data) //nolint:errcheck // either side's end
+		data.Reset()        //nolint:errcheck // likewise
+		problems.Reset()    //nolint:errcheck // likewise
+	})
+	wg.Go(func() {
+		io.Copy(data, conn) //nolint:errcheck // either side's end
+		data.Close()        //nolint:errcheck // tells the far side
+	})
+	wg.Go(func() {
+		message, err := io.ReadAll(io.LimitReader(problems, 1<<10))
+		if err == nil && len(message) > 0 { // nobody listens there, or the pod is gone
+			reported.Store(true)
+			data.Reset() //nolint:errcheck // it ends the copies
+			conn.Close() //nolint:errcheck // its other end sees the end
+		}
+	})
+	wg.Wait()
+	return !reported.Load()
+}
+
+// open makes a tunnel to a pod: over a websocket where the API server can, over SPDY otherwise.
+func (f *forwarder) open(pod *corev1.Pod) (httpstream.Connection, error) {
+	target := f.base.Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("portforward").URL()
+	ctx, cancel := context.WithTimeout(f.ctx, dialTime)
+	defer cancel()
+	tunnel, err := f.openWebsocket(ctx, target)
+	if err == nil || !httpstream.IsUpgradeFailure(err) && !httpstream.IsHTTPSProxyError(err) {
+		return tunnel, err
+	}
+	transport, upgrader, err := spdy.RoundTripperFor(f.config)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	tunnel, _, err = spdy.Negotiate(upgrader, &http.Client{Transport: transport}, req, portforward.PortForwardProtocolV1Name)
+	return tunnel, err
+}
+
+// openWebsocket does what portforward.NewSPDYOverWebsocketDialer does, but for as long as a context lasts.
+func (f *forwarder) openWebsocket(ctx context.Context, target *url.URL) (httpstream.Connection, error) {
+	transport, holder, err := websocket.RoundTripperFor(f.config)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := websocket.Negotiate(transport, holder, req, tunnelled+portforward.PortForwardProtocolV1Name)
+	if err != nil {
+		return nil, err
+	}
+	if !strings.HasPrefix(conn.Subprotocol(), tunnelled) {
+		return nil, errors.Join(fmt.Errorf("the API server speaks %q", conn.Subprotocol()), conn.Close())
+	}
+	return apispdy.NewClientConnection(portforward.NewTunnelingConnection("client", conn))
+}
+
+// tunnelled stands before the name of a protocol that is carried over a websocket (KEP-4006).
+const tunnelled = "SPDY/3.1+"
+
+func (f *forwarder) close() {
+	f.cancel()
+	f.mu.Lock()
+	f.done = true
+	all := f.pods
+	f.pods = nil
+	f.mu.Unlock()
+	for _, fw := range all {
+		fw.mu.Lock()
+		if fw.tunnel != nil {
+			fw.tunnel.Close() //nolint:errcheck // it is of no use any more
+		}
+		fw.mu.Unlock()
+	}
+	// What waits for an answer of a dead tunnel ends by itself after half a minute; nobody has to wait for that.
+	ended := make(chan struct{})
+	go func() { f.copies.Wait(); close(ended) }()
+	select {
+	case <-ended:
+	case <-time.After(closeTime):
+	}
+}
+
+// forget closes the tunnel to a pod that is gone.
+func (f *forwarder) forget(uid string) {
+	f.mu.Lock()
+	fw := f.pods[uid]
+	delete(f.pods, uid)
+	f.mu.Unlock()
+	if fw == nil {
+		return
+	}
+	// Whoever brings news of pods must not wait for a tunnel that is just being made.
+	f.own(func() {
+		fw.mu.Lock()
+		defer fw.mu.Unlock()
+		if fw.tunnel != nil {
+			fw.tunnel.Close() //nolint:errcheck // the pod is gone
+		}
+	})
+}
+
+// socketPair is a connection within this process that has buffers and deadlines.
+func socketPair() (net.Conn, net.Conn, error) {
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	var conns [2]net.Conn
+	for i, fd := range fds {
+		file := os.NewFile(uintptr(fd), "tunnel")
+		c, err := net.FileConn(file)
+		file.Close() //nolint:errcheck // FileConn has a copy
+		if err != nil {
+			if i == 0 {
+				syscall.Close(fds[1]) //nolint:errcheck // the first error is the one that matters
+			} else {
+				conns[0].Close() //nolint:errcheck // likewise
+			}
+			return nil, nil, err
+		}
+		conns[i] = c
+	}
+	return conns[0], conns[1], nil
+}

@@ -1,0 +1,452 @@
+package kube
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"pgregory.net/rapid"
+	"sigs.k8s.io/yaml"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+const testID = "0f1e2d3c-4b5a-4968-8778-695a4b3c2d1e"
+
+// testOptions are what a test's pods have in common.
+func testOptions() PodOptions {
+	return PodOptions{Namespace: "kernels", SupervisorImage: "registry.example/ekg:1.0"}
+}
+
+func testRecord(spec string) record {
+	return record{id: testID, generation: 1, owner: "ann", spec: spec, created: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
+		protocol: 1, keyVersion: 1}
+}
+
+// readSpec reads the kernelspec of a folder of testdata, and fails if there is anything wrong with it.
+func readSpec(t *testing.T, name string, o PodOptions) kernelspecs.Spec {
+	t.Helper()
+	dir := t.TempDir()
+	text, err := os.ReadFile(filepath.Join("testdata", name, "kernel.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return writeSpec(t, dir, name, string(text), o)
+}
+
+// writeSpec makes a kernelspec that the launcher takes.
+func writeSpec(t *testing.T, dir, name, text string, o PodOptions) kernelspecs.Spec {
+	t.Helper()
+	if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, name, "kernel.json"), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range kernelspecs.Check(filepath.Join(dir, name), "", o.Check()) {
+		t.Errorf("kernelspec: %v", p)
+	}
+	f, err := kernelspecs.Open(kernelspecs.Options{Dirs: []string{dir}, Check: o.Check()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	spec, ok := f.Get(name)
+	if !ok {
+		t.Fatalf("no kernelspec %s: %v", name, f.Problems())
+	}
+	return spec
+}
+
+// specOf is a kernelspec with a metadata.ekg.
+func specOf(ekg string) kernelspecs.Spec {
+	return kernelspecs.Spec{Name: "test", Argv: []string{"prog", "{connection_file}"}, Metadata: json.RawMessage(`{"ekg": ` + ekg + `}`)}
+}
+
+// The whole pod and the whole secret are as they were reviewed, and are what Kubernetes understands, to the last field.
+func TestBuildPod_Golden(t *testing.T) {
+	for name, env := range map[string]map[string]string{
+		"smallest": nil,
+		"fullest": {"KERNEL_USERNAME": "ann", "KERNEL_ID": testID, "KERNEL_TEAM": "/teams/$(TEAM)", "KERNEL_CPUS": "2", "KERNEL_MEMORY_LIMIT": "16Gi",
+			"KERNEL_GPUS": "2", "KERNEL_UID": "1234", "KERNEL_GID": "100", "KERNEL_WORKING_DIR": "/home/ann/$$work", "KERNEL_LAUNCH_TIMEOUT": "39.5",
+			"KERNEL_IMAGE": "registry.example/kernels/torch:2.10", "KERNEL_NAMESPACE": "vision", "KERNEL_SERVICE_ACCOUNT_NAME": "kernel-ann",
+			"KERNEL_POD_NAME": "ann-notebook", "KERNEL_VOLUMES": "- name: home\n  persistentVolumeClaim: {claimName: home-ann}\n",
+			"KERNEL_VOLUME_MOUNTS": `[{"name": "home", "mountPath": "/home/ann"}]`, "EKG_TOKEN": "not for kernels"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := testOptions()
+			if name == "fullest" {
+				env["KERNEL_VOLUMES"] = strings.ReplaceAll(env["KERNEL_VOLUMES"], "name: home\n", "name: mine\n")
+				env["KERNEL_VOLUME_MOUNTS"] = strings.ReplaceAll(env["KERNEL_VOLUME_MOUNTS"], `"home"`, `"mine"`)
+				o.SupervisorPullPolicy, o.SupervisorPullSecrets = "IfNotPresent", []string{"ekg-registry"}
+				var err error
+				if o.Policy, err = ReadPolicy("testdata/fullest/policy.yaml"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			req := launcher.Request{ID: testID, Owner: "ann", Spec: readSpec(t, name, o), Env: env, WorkingDir: env["KERNEL_WORKING_DIR"]}
+			pod, err := buildPod(o, req, testRecord(name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			pod.UID = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
+			secret := buildSecret(pod, keyMaterial{tlsSeed: []byte(strings.Repeat("\x01", 32)), token: "token", kernelKey: "key", identity: "me"})
+			golden(t, name+".pod.yaml", pod, &corev1.Pod{})
+			golden(t, name+".secret.yaml", secret, &corev1.Secret{})
+		})
+	}
+}
+
+// golden compares an object with its file, and the file with what strict decoding makes of it.
+func golden(t *testing.T, name string, object, decoded any) {
+	t.Helper()
+	got, err := yaml.Marshal(object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(file, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != string(want) {
+		t.Errorf("%s differs; run with -update and read the difference. got:\n%s", file, got)
+	}
+	if err := yaml.UnmarshalStrict(want, decoded); err != nil {
+		t.Errorf("%s: %v", file, err)
+	}
+	if !apiequality.Semantic.DeepEqual(object, decoded) {
+		t.Errorf("%s does not say all that the object holds", file)
+	}
+}
+
+// expand is the kubelet's rule for env values and commands, from the description of EnvVar.value: $(NAME) is replaced by a
+// variable's value, or stays as it is where there is none; $$ is one $, so that $$(NAME) is never replaced.
+func expand(text string, vars map[string]string) string {
+	var b strings.Builder
+	for i := 0; i < len(text); i++ {
+		if text[i] != '$' || i+1 == len(text) {
+			b.WriteByte(text[i])
+			continue
+		}
+		if text[i+1] == '$' {
+			b.WriteByte('$')
+			i++
+			continue
+		}
+		end := strings.IndexByte(text[i:], ')')
+		if text[i+1] != '(' || end < 0 {
+			b.WriteByte('$')
+			continue
+		}
+		if value, ok := vars[text[i+2:i+end]]; ok {
+			b.WriteString(value)
+		} else {
+			b.WriteString(text[i : i+end+1])
+		}
+		i += end
+	}
+	return b.String()
+}
+
+func TestBuildPod_AnyValueArrives(t *testing.T) {
+	if got := expand("$(A) $$(A) $$$(A) $(B) $ $", map[string]string{"A": "x"}); got != "x $(A) $x $(B) $ $" {
+		t.Fatalf("the test's own kubelet says %q", got)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		piece := rapid.OneOf(rapid.SampledFrom([]string{"$", "$$", "$(", "$(KERNEL_A)", "$(KUBERNETES_SERVICE_HOST)", ")", "\n", `"`, `\`, "${HOME}"}), rapid.String())
+		value := strings.ReplaceAll(strings.Join(rapid.SliceOf(piece).Draw(t, "value"), ""), "\x00", "")
+		req := launcher.Request{ID: testID, Spec: specOf(`{"image": "x"}`), Env: map[string]string{"KERNEL_A": "a", "KERNEL_B": value}, WorkingDir: "/" + value}
+		req.Spec.Argv = append(req.Spec.Argv, value)
+		pod, err := buildPod(testOptions(), req, testRecord("test"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		vars := map[string]string{"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+		for _, e := range kernelOf(pod).Env {
+			vars[e.Name] = expand(e.Value, vars)
+		}
+		if vars["KERNEL_B"] != value {
+			t.Fatalf("got %q, want %q", vars["KERNEL_B"], value)
+		}
+		cfg := configOf(t, pod)
+		if cfg.Argv[2] != value && !strings.Contains(value, "{") || cfg.WorkingDir != "/"+value {
+			t.Fatalf("got argv %q and directory %q, want %q", cfg.Argv[2], cfg.WorkingDir, value)
+		}
+	})
+}
+
+// configOf is what the supervisor reads after the kubelet's expansion.
+func configOf(t interface {
+	Helper()
+	Fatal(...any)
+}, pod *corev1.Pod) supervisor.Config {
+	t.Helper()
+	var cfg supervisor.Config
+	for _, e := range pod.Spec.Containers[0].Env {
+		if e.Name == configVariable {
+			if err := json.Unmarshal([]byte(expand(e.Value, map[string]string{"HOME": "/expanded"})), &cfg); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return cfg
+}
+
+// The supervisor takes what it is told, with the files of the secret.
+func TestBuildPod_SupervisorUnderstands(t *testing.T) {
+	o := testOptions()
+	o.Policy = policyOf(t, strictPolicy)
+	for _, ekg := range []string{`{"image": "ok/x"}`, `{"image": "ok/x", "imageKernelspec": "ir", "terminationGracePeriodSeconds": 10}`} {
+		req := launcher.Request{ID: testID, Spec: specOf(ekg), WorkingDir: "/work"}
+		pod, err := buildPod(o, req, testRecord("test"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := t.TempDir()
+		keys := keyMaterial{tlsSeed: []byte(strings.Repeat("s", 32)), token: strings.Repeat("t", 64), kernelKey: strings.Repeat("k", 64), identity: strings.Repeat("i", 64)}
+		for name, content := range buildSecret(pod, keys).Data {
+			if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		text, err := json.Marshal(configOf(t, pod))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg, err := supervisor.ParseConfig([]byte(strings.Replace(string(text), secretDir, dir, 1)))
+		if err != nil || cfg.Token != keys.token || string(cfg.TLSSeed) != string(keys.tlsSeed) || cfg.WorkingDir != "/work" {
+			t.Errorf("%s: got %+v, %v", ekg, cfg, err)
+		}
+	}
+}
+
+// What a kernelspec says has these consequences, which no golden file shows.
+func TestBuildPod_Consequences(t *testing.T) {
+	build := func(t *testing.T, ekg string, env map[string]string) *corev1.Pod {
+		t.Helper()
+		pod, err := buildPod(testOptions(), launcher.Request{ID: testID, Spec: specOf(ekg), Env: env}, testRecord("test"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pod
+	}
+	devices := func(pod *corev1.Pod) string {
+		for _, e := range kernelOf(pod).Env {
+			if e.Name == visibleDevices {
+				return e.Value
+			}
+		}
+		return "unset"
+	}
+	shm := func(pod *corev1.Pod) string {
+		for _, v := range pod.Spec.Volumes {
+			if v.Name == volumeShm {
+				return v.EmptyDir.SizeLimit.String() + " " + string(v.EmptyDir.Medium)
+			}
+		}
+		return "none"
+	}
+	for _, tt := range []struct{ name, ekg, devices, shm string }{
+		{"no GPU", `{"image": "x"}`, "void", "none"},
+		{"another device", `{"image": "x", "resources": {"limits": {"rdma/hca": "1"}}}`, "void", "none"},
+		{"a GPU", `{"image": "x", "resources": {"limits": {"nvidia.com/gpu": "1"}}}`, "unset", "1Gi Memory"},
+		{"none of them", `{"image": "x", "resources": {"limits": {"nvidia.com/gpu": "0"}}}`, "void", "none"},
+		{"a slice of one", `{"image": "x", "resources": {"limits": {"nvidia.com/mig-1g.5gb": 1}}}`, "unset", "1Gi Memory"},
+		{"memory of one, as a request", `{"image": "x", "resources": {"requests": {"aliyun.com/gpu-mem": 3}}}`, "unset", "1Gi Memory"},
+		{"a claim", `{"image": "x", "resourceClaims": [{"name": "g", "resourceClaimName": "g"}]}`, "void", "1Gi Memory"},
+		{"no shared memory", `{"image": "x", "shmSize": "0", "resources": {"limits": {"nvidia.com/gpu": "1"}}}`, "unset", "none"},
+		{"much shared memory", `{"image": "x", "shmSize": "3Gi"}`, "void", "3Gi Memory"},
+		{"all devices by the operator's wish", `{"image": "x", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}`, "all", "none"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			pod := build(t, tt.ekg, nil)
+			if got := devices(pod); got != tt.devices {
+				t.Errorf("%s is %s, want %s", visibleDevices, got, tt.devices)
+			}
+			if got := shm(pod); got != tt.shm {
+				t.Errorf("shared memory is %s, want %s", got, tt.shm)
+			}
+			k := kernelOf(pod)
+			for name, q := range k.Resources.Requests {
+				if limit := k.Resources.Limits[name]; wholeOnly(string(name)) && limit.Cmp(q) != 0 {
+					t.Errorf("%s: the limit is %s, the request %s", name, limit.String(), q.String())
+				}
+			}
+			if len(pod.Spec.ResourceClaims) != len(k.Resources.Claims) {
+				t.Errorf("the kernel has %v of the claims %v", k.Resources.Claims, pod.Spec.ResourceClaims)
+			}
+		})
+	}
+	t.Run("a short grace", func(t *testing.T) {
+		pod := build(t, `{"image": "x", "terminationGracePeriodSeconds": 10}`, nil)
+		cfg := configOf(t, pod)
+		if grace := time.Duration(*pod.Spec.TerminationGracePeriodSeconds) * time.Second; 2*cfg.StopGrace+2*time.Second > grace || cfg.TerminationGrace != grace || cfg.StopGrace <= 0 {
+			t.Errorf("grace %s, told %s, stop %s", grace, cfg.TerminationGrace, cfg.StopGrace)
+		}
+	})
+	t.Run("capabilities stay dropped", func(t *testing.T) {
+		pod := build(t, `{"image": "x", "securityContext": {"capabilities": {"drop": ["NET_RAW"]}}}`, nil)
+		if drop := kernelOf(pod).SecurityContext.Capabilities.Drop; !slices.Contains(drop, "ALL") {
+			t.Errorf("only %v are dropped", drop)
+		}
+	})
+	t.Run("the image's own kernelspec", func(t *testing.T) {
+		req := launcher.Request{ID: testID, Spec: specOf(`{"image": "x", "imageKernelspec": "ir"}`)}
+		req.Spec.Argv = nil
+		pod, err := buildPod(testOptions(), req, testRecord("test"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if cfg := configOf(t, pod); len(cfg.Argv) != 0 || cfg.ImageKernelspec != "ir" {
+			t.Errorf("got %v of %q", cfg.Argv, cfg.ImageKernelspec)
+		}
+	})
+	t.Run("python3 is the image's", func(t *testing.T) {
+		req := launcher.Request{ID: testID, Spec: specOf(`{"image": "x"}`)}
+		req.Spec.Argv, req.Spec.Prefix = []string{"python3", "-f", "{connection_file}"}, "/usr"
+		pod, err := buildPod(testOptions(), req, testRecord("test"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if cfg := configOf(t, pod); !slices.Equal(cfg.Argv, req.Spec.Argv) {
+			t.Errorf("got %q", cfg.Argv)
+		}
+	})
+	t.Run("no root anywhere", func(t *testing.T) {
+		o := testOptions()
+		o.Policy = DefaultPolicy()
+		o.Policy.NonRoot = true
+		pod, err := buildPod(o, launcher.Request{ID: testID, Spec: specOf(`{"image": "x"}`)}, testRecord("test"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if nonRoot := kernelOf(pod).SecurityContext.RunAsNonRoot; nonRoot == nil || !*nonRoot {
+			t.Error("runAsNonRoot is not set")
+		}
+	})
+}
+
+// What is missing for a pod is said as a failure, not as a refusal.
+func TestBuildPod_Failures(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		spec kernelspecs.Spec
+		want string
+	}{
+		{"no image", kernelspecs.Spec{Name: "a", Argv: []string{"x"}}, "kernelspec a names no image that the kernel could run in: metadata.ekg.image is missing"},
+		{"no argv", kernelspecs.Spec{Name: "a", Metadata: []byte(`{"ekg": {"image": "x"}}`)},
+			"kernelspec a says neither in argv nor in metadata.ekg.imageKernelspec what to run"},
+	} {
+		_, err := buildPod(testOptions(), launcher.Request{ID: testID, Spec: tt.spec}, testRecord("a"))
+		var f *launcher.FailedError
+		if !errors.As(err, &f) || f.Reason != tt.want {
+			t.Errorf("%s: got %v, want %s", tt.name, err, tt.want)
+		}
+	}
+	o := testOptions()
+	o.KernelImage = "default"
+	if pod, err := buildPod(o, launcher.Request{ID: testID, Spec: kernelspecs.Spec{Name: "a", Argv: []string{"x"}}}, testRecord("a")); err != nil || kernelOf(pod).Image != "default" {
+		t.Errorf("the default image is not taken: %v", err)
+	}
+}
+
+// Whatever is in metadata.ekg, there is an error or a pod whose safety is as it must be; never a panic.
+func FuzzExtension(f *testing.F) {
+	for _, name := range []string{"smallest", "fullest"} {
+		text, err := os.ReadFile(filepath.Join("testdata", name, "kernel.json"))
+		if err != nil {
+			f.Fatal(err)
+		}
+		var spec struct {
+			Metadata struct {
+				Ekg json.RawMessage `json:"ekg"`
+			} `json:"metadata"`
+		}
+		if err := json.Unmarshal(text, &spec); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(string(spec.Metadata.Ekg))
+	}
+	f.Add(`{"image": "x", "pod": {"spec": {"containers": [{"name": "kernel", "$patch": "delete"}]}}}`)
+	f.Add(`{"image": "x", "volumes": [{"name": "v", "hostPath": {"path": "/"}}]}`)
+	f.Add(`{"image": "x", "pod": {"metadata": {"labels": null}, "spec": {"hostNetwork": true}}}`)
+	f.Add(`{"image": "x", "resources": {"limits": {"nvidia.com/gpu": "1e30"}}}`)
+	f.Fuzz(func(t *testing.T, ekg string) {
+		req := launcher.Request{ID: testID, Spec: specOf(ekg), Env: map[string]string{"KERNEL_CPUS": "1", "KERNEL_GPUS": "1", "KERNEL_UID": "5"}}
+		pod, err := buildPod(testOptions(), req, testRecord("test"))
+		if err != nil {
+			return
+		}
+		for _, v := range pod.Spec.Volumes {
+			if v.HostPath != nil || v.Secret != nil && v.Name != volumeSecret {
+				t.Errorf("volume %+v", v)
+			}
+		}
+		for _, m := range kernelOf(pod).VolumeMounts {
+			if m.Name == volumeSecret || m.Name == volumeSpill || m.Name == volumeShared && !m.ReadOnly {
+				t.Errorf("the kernel mounts %+v", m)
+			}
+		}
+		if s := kernelOf(pod).SecurityContext; *s.AllowPrivilegeEscalation || s.Privileged != nil && *s.Privileged || len(s.Capabilities.Add) > 0 {
+			t.Errorf("security context %+v", s)
+		}
+		if len(pod.Spec.Containers) != 2 || pod.Spec.Containers[0].Name != containerSupervisor {
+			t.Errorf("containers %+v", pod.Spec.Containers)
+		}
+	})
+}
+
+// The keys that every reader of kernel.json knows are those that the launcher understands.
+func TestExtension_Keys(t *testing.T) {
+	var e extension
+	_, problems := kernelspecs.DecodeStrict([]byte(`{"nonsense": 1}`), "x", &e)
+	want := append([]string{"transport"}, kernelspecs.PodKeys...)
+	slices.Sort(want)
+	if len(problems) != 1 || problems[0].Message != "cannot be set; there is: "+strings.Join(want, ", ") {
+		t.Errorf("got %v, want the keys %v", problems, want)
+	}
+}
+
+// The rules for a policy's file accept what a map can hold, in any order.
+func TestBuildPod_Deterministic(t *testing.T) {
+	o := testOptions()
+	o.Policy, _ = ReadPolicy("testdata/fullest/policy.yaml")
+	req := launcher.Request{ID: testID, Spec: readSpec(t, "fullest", o), Env: map[string]string{"KERNEL_A": "1", "KERNEL_B": "2", "KERNEL_C": "3"}}
+	var first string
+	for range 20 {
+		req.Env = maps.Clone(req.Env)
+		pod, err := buildPod(o, req, testRecord("fullest"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := yaml.Marshal(pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if first == "" {
+			first = string(text)
+		}
+		if string(text) != first {
+			t.Fatal("two pods of one request differ")
+		}
+	}
+}

@@ -1,0 +1,168 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+)
+
+// stop is the end of a kernel that somebody has asked for, in progress.
+type stop struct {
+	reason string
+	done   chan struct{}
+	err    error // valid once done is closed
+}
+
+// Stop ends a kernel and returns when its pod is gone. It goes on if the caller does not wait.
+func (l *Launcher) Stop(ctx context.Context, id, reason string) error {
+	k, err := l.find(ctx, id)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	s := k.stop
+	if s == nil {
+		s = l.beginStopLocked(k, reason, true)
+	}
+	l.mu.Unlock()
+	if s == nil {
+		return errClosed
+	}
+	select {
+	case <-s.done:
+		return s.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// beginStopLocked ends a kernel in the background: on request, so that it exists no more, or because it will never be up, so
+// that it is shown as dead with that reason. It returns nil if the launcher is closed. Launcher.mu is held.
+func (l *Launcher) beginStopLocked(k *kernel, reason string, wanted bool) *stop {
+	s := &stop{reason: reason, done: make(chan struct{})}
+	if !l.ownLocked(func() { l.runStop(k, s, wanted) }) {
+		return nil
+	}
+	if wanted {
+		k.stop = s
+	} else if k.end == nil {
+		k.end = &ending{reason: reason, at: l.timing.now().UTC()}
+		k.touch()
+	}
+	return s
+}
+
+func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
+	defer close(s.done)
+	l.mu.Lock()
+	pod, alive, removed := k.pod, k.end == nil || !wanted, k.removed
+	l.mu.Unlock()
+	if !removed {
+		s.err = l.endPod(pod, ending{reason: s.reason, at: l.timing.now().UTC(), stopped: wanted}, alive)
+	}
+	if s.err == nil && !removed {
+		s.err = l.awaitRemoval(k, pod)
+	}
+	if s.err == nil {
+		l.tellPeers(l.ctx, k.id)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if k.stop == s {
+		k.stop = nil
+	}
+	if s.err != nil {
+		l.log.Error("kernel could not be stopped", "kernel", k.id, "err", s.err)
+		return
+	}
+	if wanted && k.pod.UID == pod.UID {
+		if k.end == nil || !k.end.stopped {
+			k.end = &ending{reason: s.reason, at: l.timing.now().UTC(), stopped: true}
+		}
+		l.enterGone(k)
+		k.touch()
+	}
+}
+
+// endPod asks the supervisor to end its kernel and tell its clients why, and deletes the pod. Where the supervisor cannot do
+// that, the pod is marked first, so that every gateway knows what the deletion means.
+func (l *Launcher) endPod(pod *corev1.Pod, end ending, alive bool) error {
+	if !alive || !l.endPolitely(pod, end.reason) {
+		text, err := json.Marshal(supervisor.Ending{KernelID: pod.Labels[LabelKernel], Reason: end.reason, At: end.at, Stopped: end.stopped})
+		if err == nil {
+			err = l.annotate(pod, map[string]string{annotationEnding: string(text)})
+		}
+		if err != nil && !apierrors.IsNotFound(err) {
+			l.log.Warn("a pod could not be marked as ended", "pod", pod.Name, "err", err)
+		}
+	}
+	if err := l.deletePod(l.ctx, pod); err != nil {
+		return fmt.Errorf("%w: its pod cannot be deleted: %s", launcher.ErrUnavailable, errorReason(err).text)
+	}
+	return nil
+}
+
+// endPolitely has the supervisor end its kernel. It reports whether it did.
+func (l *Launcher) endPolitely(pod *corev1.Pod, reason string) bool {
+	if st := containerStatus(pod, containerSupervisor); pod.DeletionTimestamp != nil || st == nil || st.State.Running == nil {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(l.ctx, l.timing.stop)
+	defer cancel()
+	client, err := l.supervisor(pod)
+	if err == nil {
+		err = client.Stop(ctx, reason)
+	}
+	if err != nil {
+		l.log.Info("a supervisor was not asked to end its kernel; its pod is deleted", "pod", pod.Name, "err", err)
+	}
+	return err == nil
+}
+
+// annotate changes annotations of exactly this pod and enters the result.
+func (l *Launcher) annotate(pod *corev1.Pod, annotations map[string]string) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID, "annotations": annotations}})
+	if err != nil {
+		return err
+	}
+	asking, cancel := l.asking(l.ctx)
+	defer cancel()
+	changed, err := l.client.CoreV1().Pods(pod.Namespace).Patch(asking, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	if err == nil {
+		l.enterPod(changed)
+	}
+	return err
+}
+
+// awaitRemoval waits until a deleted pod is gone. What the informer says is not waited for alone: its watch may be dead.
+func (l *Launcher) awaitRemoval(k *kernel, pod *corev1.Pod) error {
+	deadline := l.timing.now().Add(l.timing.removal)
+	for l.timing.now().Before(deadline) {
+		ctx, cancel := context.WithTimeout(l.ctx, 2*time.Second)
+		gone := l.await(ctx, k, func() bool { return k.removed || k.pod.UID != pod.UID })
+		cancel()
+		if gone {
+			return nil
+		}
+		if l.ctx.Err() != nil {
+			return errClosed
+		}
+		asking, cancel := l.asking(l.ctx)
+		got, err := l.client.CoreV1().Pods(pod.Namespace).Get(asking, pod.Name, metav1.GetOptions{})
+		cancel()
+		if apierrors.IsNotFound(err) || err == nil && got.UID != pod.UID {
+			l.enterRemoved(pod)
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: its pod is still being removed", launcher.ErrUnavailable)
+}

@@ -1,0 +1,424 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+)
+
+const (
+	maxPodEvents     = 16               // newest events that are remembered of a pod
+	maxEventPods     = 4096             // pods of which events are remembered before they themselves are known
+	unsupportedPause = 30 * time.Second // between two looks at a supervisor of another protocol version, whose end is to be noticed
+	tellTime         = 5 * time.Second  // for a supervisor to be told why its kernel waits
+)
+
+// podEvents is what the cluster has reported of one pod.
+type podEvents struct {
+	newest []corev1.Event // oldest first
+}
+
+// managed selects the objects of all kernels.
+const managed = LabelManagedBy + "=" + Manager
+
+// startInformers watches pods and their events in every namespace, and returns when all that there is has been entered.
+func (l *Launcher) startInformers(ctx context.Context) error {
+	var synced []cache.InformerSynced
+	for _, ns := range l.namespaces {
+		pods := informers.NewSharedInformerFactoryWithOptions(l.client, 0, informers.WithNamespace(ns),
+			informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = managed })).Core().V1().Pods().Informer()
+		events := informers.NewSharedInformerFactoryWithOptions(l.client, 0, informers.WithNamespace(ns),
+			informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = "involvedObject.kind=Pod" })).Core().V1().Events().Informer()
+		entered, err := l.follow(ns, pods, events)
+		if err != nil {
+			return err
+		}
+		l.informers = append(l.informers, pods)
+		synced = append(synced, entered...)
+		for _, informer := range []cache.SharedIndexInformer{pods, events} {
+			l.own(func() { informer.Run(l.ctx.Done()) })
+		}
+	}
+	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
+		return fmt.Errorf("the cluster's pods could not be listed: %w", context.Cause(ctx))
+	}
+	l.freshness.proved(l.timing.now())
+	return nil
+}
+
+// follow has what two informers tell entered. Synced are what says that their first list has been.
+func (l *Launcher) follow(ns string, pods, events cache.SharedIndexInformer) (synced []cache.InformerSynced, err error) {
+	complain := func(_ context.Context, _ *cache.Reflector, err error) {
+		l.log.Warn("the cluster's pods cannot be watched; this is tried again", "namespace", ns, "err", err)
+	}
+	p, err1 := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { l.podNews(o, l.enterPod) },
+		UpdateFunc: func(_, o any) { l.podNews(o, l.enterPod) },
+		DeleteFunc: func(o any) { l.podNews(o, l.enterRemoved) },
+	})
+	e, err2 := events.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    l.eventNews,
+		UpdateFunc: func(_, o any) { l.eventNews(o) },
+	})
+	if err := errors.Join(err1, err2, pods.SetWatchErrorHandlerWithContext(complain), events.SetWatchErrorHandlerWithContext(complain),
+		pods.SetTransform(slimPod), events.SetTransform(slimEvent)); err != nil {
+		return nil, err
+	}
+	return []cache.InformerSynced{p.HasSynced, e.HasSynced}, nil
+}
+
+// slimPod drops what nobody reads and what is large.
+func slimPod(o any) (any, error) {
+	if pod, ok := o.(*corev1.Pod); ok {
+		pod.ManagedFields = nil
+	}
+	return o, nil
+}
+
+func slimEvent(o any) (any, error) {
+	if e, ok := o.(*corev1.Event); ok {
+		e.ManagedFields = nil
+	}
+	return o, nil
+}
+
+func (l *Launcher) podNews(o any, enter func(*corev1.Pod)) {
+	if d, ok := o.(cache.DeletedFinalStateUnknown); ok {
+		o = d.Obj
+	}
+	if pod, ok := o.(*corev1.Pod); ok {
+		enter(pod)
+		l.act(pod)
+	}
+}
+
+// eventNews remembers an event of a kernel's pod. Those of other pods are told apart by their names.
+func (l *Launcher) eventNews(o any) {
+	e, ok := o.(*corev1.Event)
+	if !ok || len(e.InvolvedObject.Name) < 36 || !launcher.ValidID(e.InvolvedObject.Name[:36]) {
+		return
+	}
+	uid, id := string(e.InvolvedObject.UID), e.InvolvedObject.Name[:36]
+	l.mu.Lock()
+	of := l.events[uid]
+	if of == nil {
+		if len(l.events) >= maxEventPods+len(l.kernels) {
+			l.mu.Unlock()
+			return
+		}
+		of = new(podEvents)
+		l.events[uid] = of
+	}
+	same := func(x corev1.Event) bool { return x.UID == e.UID }
+	of.newest = append(slices.DeleteFunc(slices.Clone(of.newest), same), *e)
+	if n := len(of.newest) - maxPodEvents; n > 0 {
+		of.newest = of.newest[n:]
+	}
+	var pod *corev1.Pod
+	if k := l.kernels[id]; k != nil && string(k.pod.UID) == uid {
+		pod = k.pod
+		k.touch()
+	}
+	l.mu.Unlock()
+	if pod != nil {
+		l.act(pod)
+	}
+}
+
+// eventsOf returns the newest events of a pod, oldest first.
+func (l *Launcher) eventsOf(pod *corev1.Pod) []corev1.Event {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if of := l.events[string(pod.UID)]; of != nil {
+		return of.newest
+	}
+	return nil
+}
+
+// act does what news of a pod ask for: a kernel that will never be up is ended, and a supervisor is told what its kernel
+// waits for.
+func (l *Launcher) act(pod *corev1.Pod) {
+	why := podReason(pod, l.eventsOf(pod), l.timing.now())
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	k := l.kernels[pod.Labels[LabelKernel]]
+	if k == nil || k.pod.UID != pod.UID || k.end != nil || k.removed {
+		return
+	}
+	if why.class == classNever && !k.wasUp() {
+		if k.stop == nil {
+			l.beginStopLocked(k, why.text, false)
+		}
+		return
+	}
+	if k.streaming && (why.class != k.told.class || why.text != k.told.text) {
+		k.told = why
+		l.ownLocked(func() { l.tell(k, pod, why) })
+	}
+}
+
+// wasUp reports whether the kernel's program has answered in this pod. Launcher.mu is held.
+func (k *kernel) wasUp() bool {
+	return k.heard && k.status.State != string(launcher.Starting)
+}
+
+// tell tells a supervisor what its kernel waits for, or how its container ended.
+func (l *Launcher) tell(k *kernel, pod *corev1.Pod, why reason) {
+	said := supervisor.Waiting{Class: string(why.class), Text: why.text}
+	if said.Class == "" {
+		said.Class = supervisor.WaitingClass // nothing to be waited for any more
+	}
+	var err error
+	if said.Version, err = strconv.ParseUint(pod.ResourceVersion, 10, 64); err != nil {
+		l.log.Warn("a pod's version is no number", "pod", pod.Name, "version", pod.ResourceVersion)
+		return
+	}
+	client, err := l.supervisor(pod)
+	if err == nil {
+		ctx, cancel := context.WithTimeout(l.ctx, tellTime)
+		defer cancel()
+		err = client.SetWaiting(ctx, said)
+	}
+	if err != nil && l.ctx.Err() == nil {
+		l.log.Debug("a supervisor could not be told what its kernel waits for", "kernel", k.id, "err", err)
+	}
+}
+
+// watcher stands for the one goroutine that follows a pod's supervisor. A kernel's watcher field names the present one; any
+// other ends as soon as it looks.
+type watcher struct {
+	uid types.UID // of the pod
+
+	// Guarded by Launcher.mu.
+	failed bool // at least one attempt has not led to a status
+}
+
+// ensureWatchLocked starts to follow a kernel whose pod has an address, unless it has ended. Launcher.mu is held.
+func (l *Launcher) ensureWatchLocked(k *kernel) {
+	if k.watcher != nil || k.end != nil || k.removed || k.pod.Status.PodIP == "" {
+		return
+	}
+	w := &watcher{uid: k.pod.UID}
+	if l.ownLocked(func() { l.watch(k, w) }) {
+		k.watcher = w
+	}
+}
+
+// watch follows a kernel until it has ended or the launcher closes.
+func (l *Launcher) watch(k *kernel, w *watcher) {
+	pause, limit := l.timing.firstRedial, l.timing.lastRedial
+	for {
+		heard, err := l.stream(k, w)
+		if l.ctx.Err() != nil {
+			return
+		}
+		unsupported := l.streamEnded(k, w, err)
+		if heard {
+			pause = l.timing.firstRedial
+		}
+		wait := pause + time.Duration(rand.Int64N(int64(pause/4)+1))
+		if unsupported {
+			wait = unsupportedPause
+		}
+		if !l.rest(k, w, wait) {
+			return
+		}
+		pause = min(2*pause, limit)
+	}
+}
+
+// rest waits before the next attempt; a change of the pod shortens it. It reports whether there is to be one.
+func (l *Launcher) rest(k *kernel, w *watcher, wait time.Duration) bool {
+	l.mu.Lock()
+	before := k.pod
+	l.mu.Unlock()
+	ctx, cancel := context.WithTimeout(l.ctx, wait)
+	defer cancel()
+	l.await(ctx, k, func() bool {
+		return k.watcher != w || k.end != nil || k.pod != before && !slices.EqualFunc(k.pod.Status.ContainerStatuses, before.Status.ContainerStatuses, sameState)
+	})
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if k.watcher != w || l.ctx.Err() != nil {
+		return false
+	}
+	if k.end != nil || k.removed {
+		k.watcher = nil
+		return false
+	}
+	return true
+}
+
+// sameState reports whether a container has not been started or ended meanwhile.
+func sameState(a, b corev1.ContainerStatus) bool {
+	return a.ContainerID == b.ContainerID && (a.State.Running == nil) == (b.State.Running == nil)
+}
+
+// stream opens the status stream and follows it to its end.
+func (l *Launcher) stream(k *kernel, w *watcher) (heard bool, err error) {
+	select {
+	case l.opening <- struct{}{}:
+	case <-l.ctx.Done():
+		return false, context.Cause(l.ctx)
+	}
+	// A stream counts as open from its first line; until then it keeps its place among those being opened.
+	opened := sync.OnceFunc(func() { <-l.opening })
+	defer opened()
+	l.mu.Lock()
+	pod := k.pod
+	l.mu.Unlock()
+	client, err := l.supervisor(pod)
+	if err != nil {
+		return false, err
+	}
+	err = client.Watch(l.ctx, func(st supervisor.Status) {
+		opened()
+		heard = true
+		l.hear(k, w, st)
+	})
+	return heard, err
+}
+
+// hear enters a status.
+func (l *Launcher) hear(k *kernel, w *watcher, st supervisor.Status) {
+	l.mu.Lock()
+	if k.watcher != w {
+		l.mu.Unlock()
+		return
+	}
+	first := !k.streaming
+	k.status, k.heard, k.streaming, k.unsupported = st, true, true, ""
+	if first {
+		k.told = reason{} // a supervisor that was started again knows nothing
+	}
+	pod := k.pod
+	k.touch()
+	l.mu.Unlock()
+	if first {
+		l.act(pod)
+	}
+}
+
+// streamEnded marks what is known as old. It reports whether the supervisor speaks another protocol.
+func (l *Launcher) streamEnded(k *kernel, w *watcher, err error) bool {
+	var version *supervisor.VersionError
+	unsupported := errors.As(err, &version)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if k.watcher != w {
+		return unsupported
+	}
+	was, first := k.streaming, unsupported && k.unsupported == ""
+	k.streaming, w.failed = false, true
+	if unsupported {
+		k.unsupported = err.Error()
+	}
+	k.touch()
+	switch {
+	case first:
+		l.log.Error("kernel is left alone", "kernel", k.id, "err", err)
+	case was:
+		l.log.Debug("status stream ended", "kernel", k.id, "err", err)
+	}
+	return unsupported
+}
+
+// freshness is when what the informers hold was last known to be what the cluster has.
+type freshness struct {
+	mu   sync.Mutex // held while it is proved anew: who comes meanwhile waits for the result
+	last time.Time
+}
+
+func (f *freshness) proved(now time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.last = now
+}
+
+// proveFresh makes sure that the list of kernels is not older than a few seconds. A watch may be dead without anybody's having
+// noticed; so the names that the cluster has are compared with those that are known, at most once in so many seconds however
+// many ask and however many kernels there are. The error is ErrUnavailable: better no list than one that lacks kernels.
+func (l *Launcher) proveFresh(ctx context.Context) error {
+	l.freshness.mu.Lock()
+	defer l.freshness.mu.Unlock()
+	if l.timing.now().Sub(l.freshness.last) < l.timing.fresh {
+		return nil
+	}
+	var there []corev1.Pod
+	for _, ns := range l.namespaces {
+		pods, err := l.listPods(ctx, ns, managed)
+		if err != nil {
+			return err
+		}
+		there = append(there, pods.Items...)
+	}
+	uids := map[types.UID]bool{}
+	for i := range there {
+		uids[there[i].UID] = true
+		l.enterPod(&there[i])
+	}
+	l.mu.Lock()
+	var removed []*corev1.Pod
+	for _, k := range l.kernels {
+		if !k.removed && !uids[k.pod.UID] && !l.newerThan(k, there) {
+			removed = append(removed, k.pod)
+		}
+	}
+	l.mu.Unlock()
+	for _, pod := range removed {
+		l.enterRemoved(pod)
+	}
+	l.freshness.last = l.timing.now()
+	return nil
+}
+
+// newerThan reports whether a kernel's pod may have been made after a list was. Launcher.mu is held.
+func (l *Launcher) newerThan(k *kernel, list []corev1.Pod) bool {
+	return l.timing.now().Sub(k.pod.CreationTimestamp.Time) < l.timing.fresh
+}
+
+// listPods asks the cluster for pods, and enters nothing.
+func (l *Launcher) listPods(ctx context.Context, ns, selector string) (*corev1.PodList, error) {
+	asking, cancel := l.asking(ctx)
+	defer cancel()
+	pods, err := l.client.CoreV1().Pods(ns).List(asking, metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		l.log.Warn("the cluster does not answer", "what", "list of pods", "namespace", ns, "err", err)
+		return nil, fmt.Errorf("%w: the cluster does not answer", launcher.ErrUnavailable)
+	}
+	return pods, nil
+}
+
+// plain is text from the cluster as one line for a person: without control characters, and not too long.
+func plain(text string) string {
+	text = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(text, ""))
+	if len(text) > maxReason {
+		text = strings.ToValidUTF8(text[:maxReason], "") + "..."
+	}
+	return strings.TrimSpace(text)
+}
+
+const maxReason = 4 << 10 // bytes
