@@ -6,7 +6,7 @@ LDFLAGS  = -s -w -X main.version=$(VERSION)
 FUZZTIME ?= 30s
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test unit interop lint e2e chaos fuzz bench generate verify clean
+.PHONY: help build demo test unit interop lint e2e chaos fuzz bench cluster cluster-down generate verify clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -40,6 +40,13 @@ fuzz: ## fuzz every fuzz target for FUZZTIME each (default 30s)
 
 bench: ## benchmarks of the message path, beside direct ZeroMQ in the same run
 	$(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./gateway/... ./launcher/...
+
+cluster: ## a Kubernetes of one node on this machine, as root, with the images that tests use; see docs/kubernetes.md
+	@deploy/devcluster/devcluster up
+	@deploy/devcluster/devcluster images
+
+cluster-down: ## end it and remove every trace of it
+	@deploy/devcluster/devcluster down
 
 generate: ## write the generated part of the README: the table of settings
 	$(GO) run ./cmd/ekg docs flags --into README.md
