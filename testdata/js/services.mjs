@@ -67,7 +67,10 @@ async function interrupt(kernel) {
 /** A comm with binary buffers, both ways, as ipywidgets uses them. */
 async function buffers(kernel) {
   const opened = new Promise(resolve => kernel.registerCommTarget('e2e', (comm, m) => resolve([comm, m])));
-  await execute(kernel, `from comm import create_comm
+  await execute(kernel, `try:
+    from comm import create_comm
+except ImportError: # ipykernel before 6.18
+    from ipykernel.comm import Comm as create_comm
 c = create_comm(target_name='e2e', buffers=[bytes(range(256)), b''])
 got = []
 c.on_msg(lambda m: (got.append([bytes(b) for b in m['buffers']]), c.send({'n': len(got)}, buffers=[b'\\xff\\x00\\xfe'])))`);
