@@ -9,6 +9,7 @@
 package launcher
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,6 +31,15 @@ const (
 	Restarting State = "restarting"
 	Dead       State = "dead"
 )
+
+// StateOf reads a state as a supervisor tells it. One of a later version means that the kernel is up and may be in use.
+func StateOf(s string) State {
+	switch st := State(s); st {
+	case Starting, Idle, Busy, Restarting, Dead:
+		return st
+	}
+	return Busy
+}
 
 // Errors a Launcher returns, tested with errors.Is. Every other error is internal: it is logged, never shown.
 var (
@@ -101,6 +111,11 @@ type Kernel struct {
 	Stale        bool      // no status stream at this moment: State, LastActivity and Connections are the last known
 	LogBytes     int64     // bytes held by the kernel's message log
 	Sessions     []Session
+}
+
+// ByCreation orders kernels as Launcher.Kernels returns them, for slices.SortFunc.
+func ByCreation(a, b Kernel) int {
+	return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))
 }
 
 // Launcher runs kernels. All methods may be called concurrently. Those that name a kernel return ErrNotFound (often as

@@ -2,6 +2,7 @@ package main
 
 import (
 	"github.com/elastic-kernel-gateway/ekg/gateway"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local"
 )
 
@@ -91,6 +92,8 @@ var options = []option{
 	{name: "master-key-file", env: []string{"EKG_MASTER_KEY_FILE"}, defDoc: "outside a cluster generated once, kept in the state directory",
 		value: text(func(s *settings) *string { return &s.masterKeyFile }),
 		usage: "file with the secret, of 32 characters or more, from which kernels' keys are derived; all replicas need the same"},
+	{name: "start-limit", env: []string{"EKG_START_LIMIT"}, def: kube.DefaultStartLimit.String(), value: duration(func(s *settings) *durationOf { return &s.startLimit }, positive),
+		usage: "how long a kernel's pod may wait for a node, its images and its first answer before it is given up; KERNEL_LAUNCH_TIMEOUT says otherwise for one"},
 	{name: "kube-peers", env: []string{"EKG_KUBE_PEERS"}, value: text(func(s *settings) *string { return &s.kubePeers }),
 		usage: "label selector of the pods of all replicas of this gateway, in its own namespace; with --pod-ip they tell each other of changes"},
 	{name: "pod-ip", env: []string{"EKG_POD_IP", "POD_IP"}, value: text(func(s *settings) *string { return &s.podIP }),

@@ -58,7 +58,7 @@ func openKube(ctx context.Context, s *settings, log *slog.Logger) (launcher.Laun
 	log.Info("kernels are pods", "cluster", cluster.Host, "namespace", pods.Namespace)
 	opening, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
-	o := kube.Options{Cluster: cluster, Pods: pods, MasterKey: key, Log: log}
+	o := kube.Options{Cluster: cluster, Pods: pods, MasterKey: key, StartLimit: time.Duration(s.startLimit), Log: log}
 	if s.kubePeers != "" {
 		if !cluster.Inside() || s.podIP == "" {
 			return nil, fmt.Errorf("%s: only for gateways in the cluster, which are told their address with --pod-ip", s.origins["kube-peers"].place)

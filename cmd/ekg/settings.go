@@ -45,6 +45,7 @@ type settings struct {
 	supervisorImage string
 	kernelImage     string
 	masterKeyFile   string
+	startLimit      durationOf
 	kubePeers       string
 	podIP           string
 

@@ -8,7 +8,6 @@ import (
 	"net"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -27,6 +26,7 @@ type kernel struct {
 	// Guarded by Launcher.mu.
 	pod         *corev1.Pod       // the newest version known of the newest generation; it is replaced, never changed
 	rec         record            // of pod
+	complete    bool              // its secret is known to be there
 	removed     bool              // the pod is no longer in the cluster
 	status      supervisor.Status // the last one heard
 	heard       bool              // there is one, of this pod
@@ -34,8 +34,10 @@ type kernel struct {
 	unsupported string            // not "": the supervisor lives and speaks another protocol, told in a sentence
 	end         *ending           // not nil: the kernel has ended
 	watcher     *watcher
-	stop        *stop  // in progress
-	told        reason // what the supervisor was told last that it waits for
+	stop        *stop     // in progress
+	told        reason    // what the supervisor was told last
+	toldVersion uint64    // under this number
+	toldEnd     time.Time // of the container whose end it was told last
 	changed     chan struct{}
 }
 
@@ -114,8 +116,8 @@ func succeeds(pod *corev1.Pod, rec record, k *kernel) bool {
 
 // forgetPod prepares for the next pod. Launcher.mu is held.
 func (k *kernel) forgetPod() {
-	k.watcher = nil // it ends when it looks
-	k.removed, k.heard, k.streaming, k.unsupported, k.end, k.told = false, false, false, "", nil, reason{}
+	k.watcher, k.complete = nil, false // the watcher ends when it looks
+	k.removed, k.heard, k.streaming, k.unsupported, k.end, k.told, k.toldVersion, k.toldEnd = false, false, false, "", nil, reason{}, 0, time.Time{}
 	k.status = supervisor.Status{}
 }
 
@@ -341,12 +343,7 @@ func (l *Launcher) Kernels(ctx context.Context) ([]launcher.Kernel, error) {
 		}
 		all = append(all, d)
 	}
-	slices.SortFunc(all, func(a, b launcher.Kernel) int {
-		if c := a.Created.Compare(b.Created); c != 0 {
-			return c
-		}
-		return strings.Compare(a.ID, b.ID)
-	})
+	slices.SortFunc(all, launcher.ByCreation)
 	return all, nil
 }
 
@@ -429,7 +426,7 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	d := launcher.Kernel{ID: k.id, SpecName: k.rec.spec, Owner: k.rec.owner, Created: k.rec.created,
 		State: launcher.Starting, LastActivity: k.rec.created, Stale: !k.streaming, Sessions: sessions}
 	if k.heard {
-		d.State, d.Reason = knownState(k.status.State), k.status.Reason
+		d.State, d.Reason = launcher.StateOf(k.status.State), k.status.Reason
 		d.Connections, d.LogBytes = k.status.Connections, k.status.LogBytes
 		if k.status.LastActivity.After(d.LastActivity) {
 			d.LastActivity = k.status.LastActivity.UTC()
@@ -453,15 +450,6 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 		d.Stale = d.Stale && k.heard // nothing newer is to be known of one that has no supervisor yet
 	}
 	return d, nil
-}
-
-// knownState reads a state from outside. One of a later version means that the kernel is up and may be in use.
-func knownState(s string) launcher.State {
-	switch st := launcher.State(s); st {
-	case launcher.Starting, launcher.Idle, launcher.Busy, launcher.Restarting, launcher.Dead:
-		return st
-	}
-	return launcher.Busy
 }
 
 // Dial connects to the kernel's supervisor.

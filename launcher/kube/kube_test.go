@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
 	"strconv"
@@ -355,8 +356,18 @@ func TestLists(t *testing.T) {
 	if _, err := l.Kernel(t.Context(), idB); !errors.Is(err, launcher.ErrUnavailable) {
 		t.Errorf("an unknown kernel: %v", err)
 	}
-	c.broken.Store(false)
 	before := len(c.Actions())
+	for range 5 {
+		if _, err := ids(); !errors.Is(err, launcher.ErrUnavailable) {
+			t.Errorf("still without the cluster: %v", err)
+		}
+	}
+	if n := len(c.Actions()) - before; n != 0 {
+		t.Errorf("a cluster that does not answer was asked %d times more", n)
+	}
+	now.Add(int64(3 * time.Second))
+	c.broken.Store(false)
+	before = len(c.Actions())
 	for range 5 {
 		if got, err := ids(); err != nil || len(got) != 1 {
 			t.Errorf("with the cluster again: %v, %v", got, err)
@@ -449,4 +460,89 @@ func TestEnterPod(t *testing.T) {
 	broken.Annotations[annotationGeneration] = "x"
 	l.enterPod(broken)
 	check("a pod that is no record", 2, launcher.Dead)
+}
+
+// TestTend: what nobody else does any more.
+func TestTend(t *testing.T) {
+	c := newTestCluster(t)
+	now := atomic.Int64{}
+	now.Store(time.Now().UnixNano())
+	l := openTest(t, c, func(_ *Options, tm *timing) {
+		tm.now = func() time.Time { return time.Unix(0, now.Load()) }
+		tm.tend = time.Hour // the test does it
+	})
+	start := func(id string, env map[string]string) *kernel {
+		req := testRequest(id)
+		req.Env = env
+		if _, _, err := l.Start(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+		k, err := l.lookUp(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k
+	}
+	k := start(idA, nil)
+	c.setPod(t, idA+"-1", func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodPending })
+	waitFor(t, l, idA, func(launcher.Kernel) bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return k.pod.Status.Phase == corev1.PodPending
+	})
+	secrets := c.CoreV1().Secrets("ns")
+	if err := secrets.Delete(t.Context(), "ekg-"+idA+"-1", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	now.Add(int64(6 * time.Second))
+	l.tendKernel(k)
+	if _, err := secrets.Get(t.Context(), "ekg-"+idA+"-1", metav1.GetOptions{}); err != nil {
+		t.Errorf("a missing secret was not made: %v", err)
+	}
+	before := len(c.Actions())
+	l.tendKernel(k)
+	if n := len(c.Actions()) - before; n != 0 {
+		t.Errorf("a kernel that waits costs %d requests", n)
+	}
+	quick := start(idB, map[string]string{"KERNEL_LAUNCH_TIMEOUT": "60"})
+	now.Add(int64(2 * time.Minute))
+	l.tendKernel(k)
+	l.tendKernel(quick)
+	if k := waitFor(t, l, idB, func(k launcher.Kernel) bool { return k.State == launcher.Dead }); k.Reason == "" {
+		t.Errorf("%+v", k)
+	}
+	if k, err := l.Kernel(t.Context(), idA); err != nil || k.State != launcher.Starting {
+		t.Errorf("one that may take longer: %+v, %v", k, err)
+	}
+}
+
+// TestManyKernels: what a list costs does not grow with the number of kernels, nor does what a gateway asks meanwhile.
+func TestManyKernels(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, nil)
+	const n = 200
+	for i := range n {
+		if _, _, err := l.Start(t.Context(), testRequest(fmt.Sprintf("aaaaaaaa-0000-4000-8000-%012d", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.freshness.proved(time.Now())
+	before := len(c.Actions())
+	took := make([]time.Duration, 100)
+	for i := range took {
+		began := time.Now()
+		all, err := l.Kernels(t.Context())
+		if err != nil || len(all) != n {
+			t.Fatalf("%d kernels, %v", len(all), err)
+		}
+		took[i] = time.Since(began)
+	}
+	slices.Sort(took)
+	t.Logf("a list of %d kernels: median %v, p99 %v", n, took[50], took[98])
+	if took[98] > 50*time.Millisecond {
+		t.Errorf("p99 of a list is %v", took[98])
+	}
+	if asked := len(c.Actions()) - before; asked > 1 {
+		t.Errorf("100 lists asked the cluster %d times", asked)
+	}
 }

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -75,7 +76,7 @@ func (l *Launcher) tendKernel(k *kernel) {
 	pod, end, removed, heard, stopping := k.pod, k.end, k.removed, k.heard, k.stop != nil
 	up := k.wasUp()
 	state, active := launcher.State(k.status.State), k.status.LastActivity
-	streaming := k.streaming
+	streaming, complete := k.streaming, k.complete
 	l.mu.Unlock()
 	age := now.Sub(pod.CreationTimestamp.Time)
 	switch {
@@ -86,28 +87,47 @@ func (l *Launcher) tendKernel(k *kernel) {
 		k.touch()
 		l.mu.Unlock()
 	case end != nil || removed:
-	case !heard && age > l.timing.half && pod.Status.Phase == corev1.PodPending:
+	case !heard && !complete && age > l.timing.half && pod.Status.Phase == corev1.PodPending:
 		// Whoever made the pod may have died before it made the secret.
 		if err := l.createSecret(l.ctx, pod); err != nil {
-			l.log.Warn("secret of a waiting pod could not be made", "pod", pod.Name, "err", err)
+			l.log.Warn("secret of a waiting pod could not be made; this is tried again", "pod", pod.Name, "err", err)
+			return
 		}
-		fallthrough
-	case !up && age > l.opts.StartLimit:
-		if age > l.opts.StartLimit {
-			l.mu.Lock()
-			if k.end == nil && k.stop == nil {
-				why := podReason(pod, nil, now)
-				text := fmt.Sprintf("it was not up after %s", l.opts.StartLimit)
-				if why.text != "" {
-					text += ": " + why.text
-				}
-				l.beginStopLocked(k, text, false)
-			}
-			l.mu.Unlock()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if k.pod.UID == pod.UID {
+			k.complete = true
 		}
+	case !up:
+		l.endOverdue(k, pod, age)
 	case streaming:
 		l.tellMovers(pod, state, now.Sub(active))
 	}
+}
+
+// endOverdue ends a kernel that has been starting for too long.
+func (l *Launcher) endOverdue(k *kernel, pod *corev1.Pod, age time.Duration) {
+	limit := l.startLimit(pod)
+	if age <= limit {
+		return
+	}
+	text := fmt.Sprintf("it was not up after %s", limit)
+	if why := podReason(pod, l.eventsOf(pod), l.timing.now()); why.text != "" {
+		text += ": " + why.text
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if k.end == nil && k.stop == nil && !k.wasUp() {
+		l.beginStopLocked(k, text, false)
+	}
+}
+
+// startLimit is how long a kernel may take to be up: what its client has asked for, or what holds for all.
+func (l *Launcher) startLimit(pod *corev1.Pod) time.Duration {
+	if seconds, err := strconv.Atoi(pod.Annotations[annotationLaunchTimeout]); err == nil && seconds > 0 {
+		return time.Duration(seconds) * time.Second
+	}
+	return l.opts.StartLimit
 }
 
 // tellMovers has the annotations that keep a pod where it is follow the kernel's state: at once when it is busy, and after some

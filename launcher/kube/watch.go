@@ -26,6 +26,9 @@ const (
 	maxEventPods     = 4096             // pods of which events are remembered before they themselves are known
 	unsupportedPause = 30 * time.Second // between two looks at a supervisor of another protocol version, whose end is to be noticed
 	tellTime         = 5 * time.Second  // for a supervisor to be told why its kernel waits
+	tellEnd          = 30 * time.Second // after the end of a kernel's container that its supervisor is told how it came
+	proofTime        = 3 * time.Second  // for the cluster to prove that a list of kernels is fresh
+	proofPause       = 2 * time.Second  // after it did not, before it is asked again
 )
 
 // podEvents is what the cluster has reported of one pod.
@@ -166,9 +169,21 @@ func (l *Launcher) act(pod *corev1.Pod) {
 		}
 		return
 	}
+	// How the kernel's container ended comes first: its supervisor waits for that to tell the cell.
+	if end := kernelEnd(pod); end.class == classDied && !end.since.Equal(k.toldEnd) && l.timing.now().Sub(end.since) < tellEnd {
+		k.toldEnd, why = end.since, end
+	}
 	if k.streaming && (why.class != k.told.class || why.text != k.told.text) {
-		k.told = why
-		l.ownLocked(func() { l.tell(k, pod, why) })
+		version, err := strconv.ParseUint(pod.ResourceVersion, 10, 64)
+		if err != nil {
+			return // no version of ours either
+		}
+		// What is newer has a greater number, whichever gateway tells it; events bring news without a new version of the pod.
+		if version <<= 8; version <= k.toldVersion {
+			version = k.toldVersion + 1
+		}
+		k.told, k.toldVersion = why, version
+		l.ownLocked(func() { l.tell(k, pod, why, version) })
 	}
 }
 
@@ -178,15 +193,10 @@ func (k *kernel) wasUp() bool {
 }
 
 // tell tells a supervisor what its kernel waits for, or how its container ended.
-func (l *Launcher) tell(k *kernel, pod *corev1.Pod, why reason) {
-	said := supervisor.Waiting{Class: string(why.class), Text: why.text}
+func (l *Launcher) tell(k *kernel, pod *corev1.Pod, why reason, version uint64) {
+	said := supervisor.Waiting{Class: string(why.class), Text: why.text, Version: version}
 	if said.Class == "" {
 		said.Class = supervisor.WaitingClass // nothing to be waited for any more
-	}
-	var err error
-	if said.Version, err = strconv.ParseUint(pod.ResourceVersion, 10, 64); err != nil {
-		l.log.Warn("a pod's version is no number", "pod", pod.Name, "version", pod.ResourceVersion)
-		return
 	}
 	client, err := l.supervisor(pod)
 	if err == nil {
@@ -340,8 +350,9 @@ func (l *Launcher) streamEnded(k *kernel, w *watcher, err error) bool {
 
 // freshness is when what the informers hold was last known to be what the cluster has.
 type freshness struct {
-	mu   sync.Mutex // held while it is proved anew: who comes meanwhile waits for the result
-	last time.Time
+	mu     sync.Mutex // held while it is proved anew: who comes meanwhile waits for the result
+	last   time.Time
+	failed time.Time // when it could not be proved
 }
 
 func (f *freshness) proved(now time.Time) {
@@ -356,13 +367,22 @@ func (f *freshness) proved(now time.Time) {
 func (l *Launcher) proveFresh(ctx context.Context) error {
 	l.freshness.mu.Lock()
 	defer l.freshness.mu.Unlock()
-	if l.timing.now().Sub(l.freshness.last) < l.timing.fresh {
+	switch now := l.timing.now(); {
+	case now.Sub(l.freshness.last) < l.timing.fresh:
 		return nil
+	case now.Sub(l.freshness.failed) < proofPause:
+		return fmt.Errorf("%w: the cluster does not answer", launcher.ErrUnavailable) // or those that wait would wait in turn
 	}
+	limited, cancel := context.WithTimeout(ctx, proofTime)
+	defer cancel()
 	var there []corev1.Pod
 	for _, ns := range l.namespaces {
-		pods, err := l.listPods(ctx, ns, managed)
+		pods, err := l.listPods(limited, ns, managed)
 		if err != nil {
+			l.freshness.failed = l.timing.now()
+			if ctx.Err() == nil {
+				err = fmt.Errorf("%w: the cluster does not answer", launcher.ErrUnavailable)
+			}
 			return err
 		}
 		there = append(there, pods.Items...)
@@ -375,7 +395,8 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 	l.mu.Lock()
 	var removed []*corev1.Pod
 	for _, k := range l.kernels {
-		if !k.removed && !uids[k.pod.UID] && !l.newerThan(k, there) {
+		// A pod that was made meanwhile is not in the list.
+		if !k.removed && !uids[k.pod.UID] && l.timing.now().Sub(k.pod.CreationTimestamp.Time) > l.timing.fresh {
 			removed = append(removed, k.pod)
 		}
 	}
@@ -385,11 +406,6 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 	}
 	l.freshness.last = l.timing.now()
 	return nil
-}
-
-// newerThan reports whether a kernel's pod may have been made after a list was. Launcher.mu is held.
-func (l *Launcher) newerThan(k *kernel, list []corev1.Pod) bool {
-	return l.timing.now().Sub(k.pod.CreationTimestamp.Time) < l.timing.fresh
 }
 
 // listPods asks the cluster for pods, and enters nothing.

@@ -238,7 +238,7 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	d := launcher.Kernel{ID: k.id, SpecName: k.rec.SpecName, Owner: k.rec.Owner, Created: k.rec.Created,
 		State: launcher.Starting, LastActivity: k.rec.Created, Stale: !k.streaming, Sessions: sessions}
 	if k.heard {
-		d.State, d.Reason = knownState(k.status.State), k.status.Reason
+		d.State, d.Reason = launcher.StateOf(k.status.State), k.status.Reason
 		d.Connections, d.LogBytes = k.status.Connections, k.status.LogBytes
 		if k.status.LastActivity.After(d.LastActivity) {
 			d.LastActivity = k.status.LastActivity.UTC()
@@ -254,13 +254,4 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 		d.Reason = "its supervisor has not answered this gateway yet"
 	}
 	return d, nil
-}
-
-// knownState reads a state from outside. One of a later version means that the kernel is up and may be in use.
-func knownState(s string) launcher.State {
-	switch st := launcher.State(s); st {
-	case launcher.Starting, launcher.Idle, launcher.Busy, launcher.Restarting, launcher.Dead:
-		return st
-	}
-	return launcher.Busy
 }

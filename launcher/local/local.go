@@ -32,7 +32,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -280,12 +279,7 @@ func (l *Launcher) Kernels(ctx context.Context) ([]launcher.Kernel, error) {
 		}
 		all = append(all, d)
 	}
-	slices.SortFunc(all, func(a, b launcher.Kernel) int {
-		if c := a.Created.Compare(b.Created); c != 0 {
-			return c
-		}
-		return strings.Compare(a.ID, b.ID)
-	})
+	slices.SortFunc(all, launcher.ByCreation)
 	return all, nil
 }
 
