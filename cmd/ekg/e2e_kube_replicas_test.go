@@ -6,6 +6,8 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
+	"io"
+	"log"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -130,10 +132,13 @@ func (k *inCluster) roundRobin() http.Handler {
 		ips := *known.Load()
 		return ips[int(next.Add(1))%len(ips)]
 	}
-	return &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
-		r.SetURL(&url.URL{Scheme: "http", Host: choose() + ":8888"})
-		r.Out.Host = r.In.Host // a page of this origin stays one
-	}}
+	return &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(&url.URL{Scheme: "http", Host: choose() + ":8888"})
+			r.Out.Host = r.In.Host // a page of this origin stays one
+		},
+		ErrorLog: log.New(io.Discard, "", 0), // a killed replica is what these tests are about
+	}
 }
 
 // TestE2E_KubeReplicas: any replica serves any kernel at any moment, and none of them is missed.

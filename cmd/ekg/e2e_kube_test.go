@@ -375,7 +375,7 @@ func TestE2E_KubeFaults(t *testing.T) {
 		if err := syscall.Kill(k.mainProcess(t, id+"-1", "kernel"), syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		if r := c.finish(cell, 60*time.Second); r.reply.field("status") != "error" {
+		if r := c.finish(cell, 60*time.Second); r.reply.field("status") != "error" || !strings.Contains(r.reply.field("evalue"), "signal 9") {
 			t.Errorf("the cell ended with %s", r.reply.Content)
 		}
 		if r := c.finish(c.begin("print('again')"), 60*time.Second); r.stdout != "again\n" {
@@ -524,4 +524,74 @@ func TestE2E_KubeLauncher(t *testing.T) {
 	if strings.TrimSpace(left) != "" {
 		t.Errorf("there are left: %s", left)
 	}
+}
+
+// TestE2E_KubeImages: images that know nothing of ekg, as other users and with nothing writable.
+func TestE2E_KubeImages(t *testing.T) {
+	k := newKubeGateway(t, "--start-wait", "60s")
+	k.podSpec("locked", map[string]any{"image": "localhost/kernel-py:dev",
+		"securityContext": map[string]any{"readOnlyRootFilesystem": true, "runAsUser": 12345, "runAsGroup": 12345, "runAsNonRoot": true}})
+	r := filepath.Join(k.dir, "specs", "r")
+	if err := os.MkdirAll(r, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(r, "kernel.json"), []byte(`{"display_name": "R", "language": "R",
+		"metadata": {"ekg": {"image": "localhost/kernel-other:dev", "imageKernelspec": "ir"}}}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	k.start()
+	for spec, cell := range map[string][2]string{
+		"r": {`cat(R.version$language, Sys.info()[["user"]] != "root", "\n")`, "R TRUE \n"},
+		"locked": {"import os, tempfile, pathlib\npathlib.Path.home().joinpath('x').write_text('x')\ntempfile.NamedTemporaryFile().close()\nprint(os.getuid(), os.access('/usr', os.W_OK))",
+			"12345 False\n"},
+	} {
+		t.Run(spec, func(t *testing.T) {
+			t.Parallel()
+			k := k.in(t)
+			id := k.kernel(spec)
+			c := k.dial(t, id, "s", true)
+			if r := c.finish(c.begin(cell[0]), 60*time.Second); r.stdout != cell[1] {
+				t.Errorf("got %q, %s", r.stdout, r.reply.Content)
+			}
+			k.want(204, "DELETE", "/api/kernels/"+id, "", nil)
+		})
+	}
+	t.Cleanup(k.nothingLeft)
+}
+
+// TestE2E_KubeMany: a quota is named, and many starts at once leave as many kernels.
+func TestE2E_KubeMany(t *testing.T) {
+	k := newKubeGateway(t, "--start-wait", "60s")
+	k.start()
+	const n = 12
+	k.cluster.kubectl(t, "", "-n", k.namespace, "create", "quota", "few", fmt.Sprintf("--hard=pods=%d", n))
+	var wg sync.WaitGroup
+	ids := make([]string, n)
+	began := time.Now()
+	for i := range n {
+		wg.Go(func() {
+			status, b := k.ask("POST", "/api/kernels", `{"name": "pod"}`)
+			var m model
+			if err := json.Unmarshal(b, &m); err != nil || status != 201 || m.ExecutionState == "dead" {
+				t.Errorf("%d %s", status, b)
+			}
+			ids[i] = m.ID
+		})
+	}
+	wg.Wait()
+	t.Logf("%d kernels at once: %v", n, time.Since(began).Round(10*time.Millisecond))
+	k.startsBadly(t, "pod", "quota")
+	if pods := k.pods(); len(pods) != n {
+		t.Errorf("%d kernels have %d pods", n, len(pods))
+	}
+	for _, id := range ids {
+		k.state(id, "idle", 60*time.Second)
+		wg.Go(func() {
+			if status, b := k.ask("DELETE", "/api/kernels/"+id, ""); status != 204 {
+				t.Errorf("%d %s", status, b)
+			}
+		})
+	}
+	wg.Wait()
+	k.nothingLeft()
 }
