@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -311,6 +312,30 @@ func TestEnding(t *testing.T) {
 		}
 		if _, err := l.Kernel(t.Context(), id); !errors.Is(err, launcher.ErrNotFound) {
 			t.Errorf("after it was stopped: %v", err)
+		}
+	})
+	t.Run("one that could never run is ended, and can be started again", func(t *testing.T) {
+		id := "dddddddd-0000-4000-8000-000000000004"
+		start(id)
+		c.setPod(t, id+"-1", func(pod *corev1.Pod) {
+			pod.Status.Phase = corev1.PodPending
+			pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}}
+			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: containerKernel, State: corev1.ContainerState{
+				Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImageNeverPull"}}}}
+		})
+		if k := waitFor(t, l, id, dead); !strings.Contains(k.Reason, "image") {
+			t.Errorf("%+v", k)
+		}
+		l.mu.Lock()
+		k := l.kernels[id]
+		l.mu.Unlock()
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		if !l.await(ctx, k, func() bool { return k.removed }) {
+			t.Fatal("its pod is still there")
+		}
+		if k, err := l.Revive(t.Context(), id); err != nil || k.State != launcher.Starting {
+			t.Errorf("%+v, %v", k, err)
 		}
 	})
 	t.Run("somebody else's words are not believed", func(t *testing.T) {

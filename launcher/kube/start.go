@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -171,9 +172,8 @@ func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, erro
 	if !dead {
 		return l.describe(k)
 	}
-	pod := again(old)
 	rec.generation++
-	rec.write(pod)
+	pod := again(old, rec)
 	next, err := l.createPod(ctx, pod)
 	if errors.Is(err, errLost) { // another gateway does the same
 		if err := l.ask(ctx, id); err != nil {
@@ -194,25 +194,17 @@ func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, erro
 	return l.describe(next)
 }
 
-// again is a pod to be made as another was: its labels, annotations and what was asked for, without what the cluster has added.
-func again(old *corev1.Pod) *corev1.Pod {
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: old.Namespace}, Spec: *old.Spec.DeepCopy()}
-	pod.Labels, pod.Annotations = map[string]string{}, map[string]string{}
-	for k, v := range old.Labels {
-		pod.Labels[k] = v
-	}
-	for k, v := range old.Annotations {
-		pod.Annotations[k] = v
-	}
+// again is the pod of a kernel's next generation: what was asked for the last one, without what the cluster has added.
+func again(old *corev1.Pod, next record) *corev1.Pod {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: old.Namespace, Labels: maps.Clone(old.Labels), Annotations: maps.Clone(old.Annotations)},
+		Spec: *old.Spec.DeepCopy()}
+	delete(pod.Annotations, annotationEnding)
+	next.write(pod)
 	pod.Spec.NodeName = ""
 	pod.Spec.EphemeralContainers = nil
 	for i := range pod.Spec.Volumes {
 		if s := pod.Spec.Volumes[i].Secret; s != nil && s.SecretName == secretName(old.Name) {
-			generation := record{}
-			if r, err := readRecord(old); err == nil {
-				generation = r
-			}
-			s.SecretName = secretName(podName(generation.id, generation.generation+1))
+			s.SecretName = secretName(pod.Name)
 		}
 	}
 	return pod
