@@ -124,7 +124,7 @@ func (f *forwarder) dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error)
 		fw = new(forwarding)
 		f.pods[string(pod.UID)] = fw
 	}
-	f.copies.Go(func() { // client-go's upgrade takes no context, but has a limit
+	f.copies.Go(func() { // the tunnel that is made is everybody's: it does not end with who asked for it first
 		conn, err := fw.connect(f, pod)
 		select {
 		case got <- result{conn, err}:

@@ -2,9 +2,9 @@ package kube
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -40,6 +40,8 @@ type kernel struct {
 	toldEnd     time.Time // of the container whose end it was told last
 	changed     chan struct{}
 }
+
+const maxReason = 4 << 10 // characters of the reason of an end, which a supervisor has bounded already
 
 // ending is how a kernel ended.
 type ending struct {
@@ -135,7 +137,7 @@ func (l *Launcher) enterRemoved(pod *corev1.Pod) {
 	why := podReason(pod, l.eventsOf(pod), l.timing.now())
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.events, string(pod.UID))
+	delete(l.events, pod.UID)
 	k := l.kernels[pod.Labels[LabelKernel]]
 	if k == nil || k.pod.UID != pod.UID || k.removed {
 		return
@@ -180,21 +182,18 @@ func (l *Launcher) overdue(end *ending) bool {
 
 // endOf returns how the kernel of a pod has ended, nil if it has not.
 func endOf(pod *corev1.Pod, now time.Time) *ending {
-	finished := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-	var noted supervisor.Ending
-	if text := pod.Annotations[annotationEnding]; text != "" && json.Unmarshal([]byte(text), &noted) == nil && noted.Reason != "" {
-		return &ending{reason: plain(noted.Reason), at: noted.At.UTC(), stopped: noted.Stopped}
+	if noted, ok := endingOf(pod, pod.Annotations[annotationEnding]); ok {
+		return endingTold(noted)
 	}
-	if st := containerStatus(pod, containerSupervisor); st != nil && st.State.Terminated != nil {
-		t := st.State.Terminated
-		var told supervisor.Ending
-		if err := json.Unmarshal([]byte(t.Message), &told); err == nil && told.KernelID == pod.Labels[LabelKernel] && told.Reason != "" {
-			if told.Reason == supervisor.SignalReason && (finished || t.ExitCode == 0) { // the cluster's wish, not the owner's
-				return &ending{reason: deletedWhy(pod, now), at: told.At.UTC()}
+	finished := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+	st := containerStatus(pod, containerSupervisor)
+	if st != nil && st.State.Terminated != nil && (finished || st.State.Terminated.ExitCode == 0) { // else it is started again, and adopts its kernel
+		if told, ok := endingOf(pod, st.State.Terminated.Message); ok {
+			end := endingTold(told)
+			if told.Reason == supervisor.SignalReason { // the cluster's wish, not the owner's
+				end.reason, end.stopped = deletedWhy(pod, now), false
 			}
-			if finished || t.ExitCode == 0 { // else it is started again, and adopts its kernel
-				return &ending{reason: plain(told.Reason), at: told.At.UTC(), stopped: told.Stopped}
-			}
+			return end
 		}
 	}
 	if !finished {
@@ -208,6 +207,10 @@ func endOf(pod *corev1.Pod, now time.Time) *ending {
 		}
 	}
 	return end
+}
+
+func endingTold(e supervisor.Ending) *ending {
+	return &ending{reason: quote(e.Reason, maxReason), at: e.At.UTC(), stopped: e.Stopped}
 }
 
 // deletedWhy says why a pod was deleted that no gateway has deleted.
@@ -320,16 +323,10 @@ func (l *Launcher) Kernels(ctx context.Context) ([]launcher.Kernel, error) {
 	if err := l.proveFresh(ctx); err != nil {
 		return nil, err
 	}
-	l.mu.Lock()
-	if l.closed {
-		l.mu.Unlock()
+	if l.ctx.Err() != nil {
 		return nil, errClosed
 	}
-	known := make([]*kernel, 0, len(l.kernels))
-	for _, k := range l.kernels {
-		known = append(known, k)
-	}
-	l.mu.Unlock()
+	known := l.known()
 	deadline := l.timing.now().Add(l.timing.firstWord)
 	all := make([]launcher.Kernel, 0, len(known))
 	for _, k := range known {
@@ -345,6 +342,13 @@ func (l *Launcher) Kernels(ctx context.Context) ([]launcher.Kernel, error) {
 	}
 	slices.SortFunc(all, launcher.ByCreation)
 	return all, nil
+}
+
+// known returns the kernels in memory.
+func (l *Launcher) known() []*kernel {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Collect(maps.Values(l.kernels))
 }
 
 // Wait returns the kernel as soon as cond holds for it.
@@ -411,17 +415,13 @@ func (l *Launcher) await(ctx context.Context, k *kernel, cond func() bool) bool 
 // describe gives what is known of a kernel to the outside.
 func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	l.mu.Lock()
-	pod := k.pod
-	l.mu.Unlock()
-	why := podReason(pod, l.eventsOf(pod), l.timing.now())
-	sessions, err := readSessions(pod)
-	if err != nil {
-		l.log.Warn("sessions of a kernel cannot be read", "kernel", k.id, "err", err)
-	}
-	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.kernels[k.id] != k {
 		return launcher.Kernel{}, l.goneErrorLocked(k.id)
+	}
+	sessions, err := readSessions(k.pod)
+	if err != nil {
+		l.log.Warn("sessions of a kernel cannot be read", "kernel", k.id, "err", err)
 	}
 	d := launcher.Kernel{ID: k.id, SpecName: k.rec.spec, Owner: k.rec.owner, Created: k.rec.created,
 		State: launcher.Starting, LastActivity: k.rec.created, Stale: !k.streaming, Sessions: sessions}
@@ -439,9 +439,10 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 		// Busy is the one state in which nobody takes a kernel for unused.
 		d.State, d.Reason, d.Stale = launcher.Busy, k.unsupported, true
 	case d.State == launcher.Dead && d.Reason == supervisor.SignalReason:
-		d.Reason = deletedWhy(pod, l.timing.now())
+		d.Reason = deletedWhy(k.pod, l.timing.now())
 	case d.State == launcher.Starting || d.State == launcher.Restarting:
-		if why.text != "" && why.class != classDied {
+		// Kernels that are up need no explanation, and a list has hundreds of them.
+		if why := podReason(k.pod, l.events[k.pod.UID], l.timing.now()); why.text != "" && why.class != classDied {
 			d.Reason = why.text
 		}
 		if d.Reason == "" && !k.heard {
@@ -460,6 +461,9 @@ func (l *Launcher) Dial(ctx context.Context, id string) (net.Conn, error) {
 	}
 	l.mu.Lock()
 	pod, end, heard, unsupported := k.pod, k.end, k.heard, k.unsupported
+	// Of one that this gateway has just adopted nothing was heard yet.
+	st := containerStatus(pod, containerSupervisor)
+	answers := heard || st != nil && st.State.Running != nil
 	if end == nil && heard && k.status.State == string(launcher.Dead) {
 		// Its supervisor says good-bye to those that are connected, and ends.
 		end = &ending{reason: k.status.Reason, at: l.timing.now().UTC()}
@@ -470,7 +474,7 @@ func (l *Launcher) Dial(ctx context.Context, id string) (net.Conn, error) {
 		return nil, &launcher.GoneError{ID: id, Reason: end.reason, At: end.at}
 	case unsupported != "":
 		return nil, fmt.Errorf("%w: %s", launcher.ErrUnavailable, unsupported)
-	case !heard && !l.answering(k):
+	case !answers:
 		return nil, launcher.ErrNoSupervisor
 	}
 	c, err := l.connect(ctx, pod)
@@ -483,15 +487,6 @@ func (l *Launcher) Dial(ctx context.Context, id string) (net.Conn, error) {
 		return nil, launcher.ErrNoSupervisor
 	}
 	return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
-}
-
-// answering reports whether a kernel of which nothing was heard yet may have a supervisor that answers: this gateway has just
-// adopted it.
-func (l *Launcher) answering(k *kernel) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	st := containerStatus(k.pod, containerSupervisor)
-	return st != nil && st.State.Running != nil
 }
 
 // Token returns the bearer token that the kernel's supervisor demands.

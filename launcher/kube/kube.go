@@ -12,6 +12,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,8 @@ import (
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
@@ -90,13 +93,16 @@ type Launcher struct {
 	// Guarded by mu.
 	mu      sync.Mutex
 	kernels map[string]*kernel
-	events  map[string]*podEvents       // by the pod's uid
-	gone    *lru.Cache[string, *ending] // kernels that are no longer in kernels
+	events  map[types.UID][]corev1.Event // newest of each pod, oldest first; a list is replaced, never changed
+	gone    *lru.Cache[string, *ending]  // kernels that are no longer in kernels
 	closed  bool
 	running sync.WaitGroup // added to under mu, while closed is false
 }
 
-var errClosed = fmt.Errorf("%w: this gateway is ending", launcher.ErrUnavailable)
+var (
+	errClosed   = fmt.Errorf("%w: this gateway is ending", launcher.ErrUnavailable)
+	errNoAnswer = fmt.Errorf("%w: the cluster does not answer", launcher.ErrUnavailable)
+)
 
 // Open starts to watch the cluster and returns when it knows all kernels that there are. Status streams are opened in the
 // background: a kernel that has not been heard of is Stale.
@@ -113,7 +119,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 		return nil, err
 	}
 	l := &Launcher{opts: o, client: o.Cluster.client, namespaces: o.namespaces(), timing: tm, log: o.Log.With("component", "kube"), opening: make(chan struct{}, openStreams),
-		cancel: cancel, ctx: life, kernels: map[string]*kernel{}, events: map[string]*podEvents{}, gone: gone}
+		cancel: cancel, ctx: life, kernels: map[string]*kernel{}, events: map[types.UID][]corev1.Event{}, gone: gone}
 	l.dialer = newDialer(o.Cluster)
 	if err := l.startInformers(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
@@ -132,12 +138,8 @@ func (o *Options) complete() error {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	if o.DeadLinger == 0 {
-		o.DeadLinger = DefaultDeadLinger
-	}
-	if o.StartLimit == 0 {
-		o.StartLimit = DefaultStartLimit
-	}
+	o.DeadLinger = cmp.Or(o.DeadLinger, DefaultDeadLinger)
+	o.StartLimit = cmp.Or(o.StartLimit, DefaultStartLimit)
 	switch {
 	case o.Cluster == nil:
 		return errors.New("Cluster: none given")

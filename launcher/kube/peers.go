@@ -85,7 +85,7 @@ func (l *Launcher) startPeers(o Peers) (*peers, error) {
 	})
 	pods := informers.NewSharedInformerFactoryWithOptions(l.client, 0, informers.WithNamespace(o.Namespace),
 		informers.WithTweakListOptions(func(lo *metav1.ListOptions) { lo.LabelSelector = o.Selector })).Core().V1().Pods().Informer()
-	if err := pods.SetTransform(slimPod); err != nil {
+	if err := pods.SetTransform(slim); err != nil {
 		return nil, errors.Join(err, p.server.Close())
 	}
 	p.store = pods.GetStore()

@@ -29,7 +29,7 @@ func terminated(pod *corev1.Pod, container string, t *corev1.ContainerStateTermi
 		return fmt.Sprintf("%s is gone, and nobody knows how it ended", who)
 	}
 	said := quote(t.Message, quoteLimit)
-	if ending, ok := endingOf(t); ok {
+	if ending, ok := endingOf(pod, t.Message); ok {
 		return quote(ending.Reason, quoteLimit)
 	}
 	if said != "" {
@@ -109,10 +109,10 @@ func firstTime(a, b time.Time) time.Time {
 	return a
 }
 
-// endingOf reads what a supervisor has left in its termination message.
-func endingOf(t *corev1.ContainerStateTerminated) (supervisor.Ending, bool) {
+// endingOf reads an Ending that the pod's supervisor has left in its termination message, or a gateway in an annotation.
+func endingOf(pod *corev1.Pod, text string) (supervisor.Ending, bool) {
 	var ending supervisor.Ending
-	if t == nil || json.Unmarshal([]byte(t.Message), &ending) != nil || ending.Reason == "" {
+	if json.Unmarshal([]byte(text), &ending) != nil || ending.Reason == "" || ending.KernelID != pod.Labels[LabelKernel] {
 		return supervisor.Ending{}, false
 	}
 	return ending, true
@@ -120,14 +120,14 @@ func endingOf(t *corev1.ContainerStateTerminated) (supervisor.Ending, bool) {
 
 // lastWords returns what the supervisor has left behind, and when it ended.
 func (e *explanation) lastWords() (ending supervisor.Ending, at time.Time, ok bool) {
-	for _, s := range e.pod.Status.ContainerStatuses {
-		if s.Name == containerSupervisor && s.State.Terminated != nil {
-			if ending, ok = endingOf(s.State.Terminated); ok {
-				return ending, firstTime(ending.At, s.State.Terminated.FinishedAt.Time), true
-			}
-		}
+	st := containerStatus(e.pod, containerSupervisor)
+	if st == nil || st.State.Terminated == nil {
+		return ending, at, false
 	}
-	return ending, at, false
+	if ending, ok = endingOf(e.pod, st.State.Terminated.Message); ok {
+		at = firstTime(ending.At, st.State.Terminated.FinishedAt.Time)
+	}
+	return ending, at, ok
 }
 
 // ended explains a pod that has run to its end.

@@ -29,7 +29,7 @@ func ago(d time.Duration) metav1.Time { return metav1.NewTime(reasonNow.Add(-d))
 
 // podOf is a kernel's pod as the API server keeps it, changed by each of the functions.
 func podOf(change ...func(*corev1.Pod)) *corev1.Pod {
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "k-1", UID: "u", CreationTimestamp: ago(time.Hour)}}
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "k-1", UID: "u", Labels: map[string]string{LabelKernel: "k"}, CreationTimestamp: ago(time.Hour)}}
 	p.Spec.Containers = []corev1.Container{
 		{Name: containerSupervisor, Image: "ekg:1"},
 		{Name: containerKernel, Image: "lab/image:2", Resources: corev1.ResourceRequirements{

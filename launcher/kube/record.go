@@ -55,7 +55,7 @@ func podName(id string, generation int) string { return id + "-" + strconv.Itoa(
 // secretName names the secret of a pod.
 func secretName(pod string) string { return "ekg-" + pod }
 
-// metadata writes the record into a pod's labels and annotations.
+// write puts the record into a pod's labels and annotations.
 func (r record) write(pod *corev1.Pod) {
 	pod.Name = podName(r.id, r.generation)
 	set := func(m *map[string]string, key, value string) {

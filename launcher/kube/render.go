@@ -21,7 +21,7 @@ func Render(o PodOptions, req launcher.Request, created time.Time) ([]byte, erro
 		return nil, err
 	}
 	pod, err := buildPod(o, req, record{id: req.ID, generation: 1, owner: req.Owner, spec: req.Spec.Name, created: created,
-		protocol: supervisor.ProtocolVersion, keyVersion: 1})
+		protocol: supervisor.ProtocolVersion, keyVersion: keyVersion})
 	if err != nil {
 		return nil, err
 	}

@@ -10,7 +10,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
@@ -65,10 +64,9 @@ func (l *Launcher) UpdateSessions(ctx context.Context, id string, change func([]
 		if err != nil {
 			return nil, err
 		}
-		changed, err := l.writeSessions(ctx, pod, after)
+		err = l.writeSessions(ctx, pod, after)
 		switch {
 		case err == nil:
-			l.enterPod(changed)
 			l.tellPeers(ctx, id)
 			return after, nil
 		case apierrors.IsNotFound(err):
@@ -91,22 +89,15 @@ func (l *Launcher) UpdateSessions(ctx context.Context, id string, change func([]
 }
 
 // writeSessions replaces a pod's sessions if nobody has changed the pod meanwhile.
-func (l *Launcher) writeSessions(ctx context.Context, pod *corev1.Pod, sessions []launcher.Session) (*corev1.Pod, error) {
+func (l *Launcher) writeSessions(ctx context.Context, pod *corev1.Pod, sessions []launcher.Session) error {
 	text, err := json.Marshal(sessions)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if len(text) > maxSessionBytes {
-		return nil, &launcher.FailedError{Reason: fmt.Sprintf("its sessions would take %d bytes, %d at most can be kept", len(text), maxSessionBytes)}
+		return &launcher.FailedError{Reason: fmt.Sprintf("its sessions would take %d bytes, %d at most can be kept", len(text), maxSessionBytes)}
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": pod.UID, "resourceVersion": pod.ResourceVersion, "annotations": map[string]string{annotationSessions: string(text)}}})
-	if err != nil {
-		return nil, err
-	}
-	asking, cancel := l.asking(ctx)
-	defer cancel()
-	return l.client.CoreV1().Pods(pod.Namespace).Patch(asking, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	return l.annotate(ctx, pod, pod.ResourceVersion, map[string]string{annotationSessions: string(text)})
 }
 
 // unavailable is the error for what the cluster did not do at this moment.
@@ -115,5 +106,5 @@ func (l *Launcher) unavailable(ctx context.Context, what string, err error) erro
 		return ctx.Err()
 	}
 	l.log.Warn("the cluster does not answer", "what", what, "err", err)
-	return fmt.Errorf("%w: the cluster does not answer", launcher.ErrUnavailable)
+	return errNoAnswer
 }

@@ -118,8 +118,7 @@ func (l *Launcher) explainStart(ctx context.Context, err error) error {
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err), apierrors.IsNotFound(err), apierrors.IsRequestEntityTooLargeError(err):
 		return &launcher.FailedError{Reason: errorReason(err).text}
 	}
-	l.log.Warn("the cluster does not take a pod", "err", err)
-	return fmt.Errorf("%w: the cluster does not answer", launcher.ErrUnavailable)
+	return l.unavailable(ctx, "new pod", err)
 }
 
 // createSecret makes the secret of a pod, which owns it. One that is there is as good: it can only be the same.

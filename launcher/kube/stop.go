@@ -99,7 +99,7 @@ func (l *Launcher) endPod(pod *corev1.Pod, end ending, alive bool) error {
 	if !alive || !l.endPolitely(pod, end.reason) {
 		text, err := json.Marshal(supervisor.Ending{KernelID: pod.Labels[LabelKernel], Reason: end.reason, At: end.at, Stopped: end.stopped})
 		if err == nil {
-			err = l.annotate(pod, map[string]string{annotationEnding: string(text)})
+			err = l.annotate(l.ctx, pod, "", map[string]string{annotationEnding: string(text)})
 		}
 		if err != nil && !apierrors.IsNotFound(err) {
 			l.log.Warn("a pod could not be marked as ended", "pod", pod.Name, "err", err)
@@ -128,13 +128,17 @@ func (l *Launcher) endPolitely(pod *corev1.Pod, reason string) bool {
 	return err == nil
 }
 
-// annotate changes annotations of exactly this pod and enters the result.
-func (l *Launcher) annotate(pod *corev1.Pod, annotations map[string]string) error {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID, "annotations": annotations}})
+// annotate changes annotations of exactly this pod and enters the result; with a version only if the pod still has that.
+func (l *Launcher) annotate(ctx context.Context, pod *corev1.Pod, version string, annotations map[string]string) error {
+	metadata := map[string]any{"uid": pod.UID, "annotations": annotations}
+	if version != "" {
+		metadata["resourceVersion"] = version
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": metadata})
 	if err != nil {
 		return err
 	}
-	asking, cancel := l.asking(l.ctx)
+	asking, cancel := l.asking(ctx)
 	defer cancel()
 	changed, err := l.client.CoreV1().Pods(pod.Namespace).Patch(asking, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 	if err == nil {

@@ -35,16 +35,6 @@ func (l *Launcher) tend() {
 	}
 }
 
-func (l *Launcher) known() []*kernel {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	all := make([]*kernel, 0, len(l.kernels))
-	for _, k := range l.kernels {
-		all = append(all, k)
-	}
-	return all
-}
-
 // useless reports whether a pod is what is left of a kernel: one that was stopped or has been shown as dead for long enough, or
 // an earlier life of one that lives. A pod that cannot be read is nobody's, and is left alone.
 func (l *Launcher) useless(pod *corev1.Pod) bool {
@@ -137,7 +127,7 @@ func (l *Launcher) tellMovers(pod *corev1.Pod, state launcher.State, idle time.D
 	if pod.Annotations[annotationEvict] == fmt.Sprint(evict) || !evict && idle > idleLong && state != launcher.Busy {
 		return
 	}
-	if err := l.annotate(pod, map[string]string{annotationEvict: fmt.Sprint(evict), annotationDisrupt: fmt.Sprint(!evict)}); err != nil {
+	if err := l.annotate(l.ctx, pod, "", map[string]string{annotationEvict: fmt.Sprint(evict), annotationDisrupt: fmt.Sprint(!evict)}); err != nil {
 		l.log.Debug("a pod's annotations could not be changed", "pod", pod.Name, "err", err)
 	}
 }

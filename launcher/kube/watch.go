@@ -7,11 +7,11 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
@@ -30,11 +30,6 @@ const (
 	proofTime        = 3 * time.Second  // for the cluster to prove that a list of kernels is fresh
 	proofPause       = 2 * time.Second  // after it did not, before it is asked again
 )
-
-// podEvents is what the cluster has reported of one pod.
-type podEvents struct {
-	newest []corev1.Event // oldest first
-}
 
 // managed selects the objects of all kernels.
 const managed = LabelManagedBy + "=" + Manager
@@ -79,23 +74,16 @@ func (l *Launcher) follow(ns string, pods, events cache.SharedIndexInformer) (sy
 		UpdateFunc: func(_, o any) { l.eventNews(o) },
 	})
 	if err := errors.Join(err1, err2, pods.SetWatchErrorHandlerWithContext(complain), events.SetWatchErrorHandlerWithContext(complain),
-		pods.SetTransform(slimPod), events.SetTransform(slimEvent)); err != nil {
+		pods.SetTransform(slim), events.SetTransform(slim)); err != nil {
 		return nil, err
 	}
 	return []cache.InformerSynced{p.HasSynced, e.HasSynced}, nil
 }
 
-// slimPod drops what nobody reads and what is large.
-func slimPod(o any) (any, error) {
-	if pod, ok := o.(*corev1.Pod); ok {
-		pod.ManagedFields = nil
-	}
-	return o, nil
-}
-
-func slimEvent(o any) (any, error) {
-	if e, ok := o.(*corev1.Event); ok {
-		e.ManagedFields = nil
+// slim drops what nobody reads and what is large.
+func slim(o any) (any, error) {
+	if object, err := meta.Accessor(o); err == nil { // else it is a note that something is gone
+		object.SetManagedFields(nil)
 	}
 	return o, nil
 }
@@ -116,24 +104,18 @@ func (l *Launcher) eventNews(o any) {
 	if !ok || len(e.InvolvedObject.Name) < 36 || !launcher.ValidID(e.InvolvedObject.Name[:36]) {
 		return
 	}
-	uid, id := string(e.InvolvedObject.UID), e.InvolvedObject.Name[:36]
+	uid, id := e.InvolvedObject.UID, e.InvolvedObject.Name[:36]
 	l.mu.Lock()
-	of := l.events[uid]
-	if of == nil {
-		if len(l.events) >= maxEventPods+len(l.kernels) {
-			l.mu.Unlock()
-			return
-		}
-		of = new(podEvents)
-		l.events[uid] = of
+	newest, known := l.events[uid]
+	if !known && len(l.events) >= maxEventPods+len(l.kernels) {
+		l.mu.Unlock()
+		return
 	}
 	same := func(x corev1.Event) bool { return x.UID == e.UID }
-	of.newest = append(slices.DeleteFunc(slices.Clone(of.newest), same), *e)
-	if n := len(of.newest) - maxPodEvents; n > 0 {
-		of.newest = of.newest[n:]
-	}
+	newest = append(slices.DeleteFunc(slices.Clone(newest), same), *e) // a new list: readers have the old one
+	l.events[uid] = newest[max(0, len(newest)-maxPodEvents):]
 	var pod *corev1.Pod
-	if k := l.kernels[id]; k != nil && string(k.pod.UID) == uid {
+	if k := l.kernels[id]; k != nil && k.pod.UID == uid {
 		pod = k.pod
 		k.touch()
 	}
@@ -147,10 +129,7 @@ func (l *Launcher) eventNews(o any) {
 func (l *Launcher) eventsOf(pod *corev1.Pod) []corev1.Event {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if of := l.events[string(pod.UID)]; of != nil {
-		return of.newest
-	}
-	return nil
+	return l.events[pod.UID]
 }
 
 // act does what news of a pod ask for: a kernel that will never be up is ended, and a supervisor is told what its kernel
@@ -212,8 +191,6 @@ func (l *Launcher) tell(k *kernel, pod *corev1.Pod, why reason, version uint64) 
 // watcher stands for the one goroutine that follows a pod's supervisor. A kernel's watcher field names the present one; any
 // other ends as soon as it looks.
 type watcher struct {
-	uid types.UID // of the pod
-
 	// Guarded by Launcher.mu.
 	failed bool // at least one attempt has not led to a status
 }
@@ -223,7 +200,7 @@ func (l *Launcher) ensureWatchLocked(k *kernel) {
 	if k.watcher != nil || k.end != nil || k.removed || k.pod.Status.PodIP == "" {
 		return
 	}
-	w := &watcher{uid: k.pod.UID}
+	w := new(watcher)
 	if l.ownLocked(func() { l.watch(k, w) }) {
 		k.watcher = w
 	}
@@ -371,7 +348,7 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 	case now.Sub(l.freshness.last) < l.timing.fresh:
 		return nil
 	case now.Sub(l.freshness.failed) < proofPause:
-		return fmt.Errorf("%w: the cluster does not answer", launcher.ErrUnavailable) // or those that wait would wait in turn
+		return errNoAnswer // or those that wait would wait in turn
 	}
 	limited, cancel := context.WithTimeout(ctx, proofTime)
 	defer cancel()
@@ -381,7 +358,7 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 		if err != nil {
 			l.freshness.failed = l.timing.now()
 			if ctx.Err() == nil {
-				err = fmt.Errorf("%w: the cluster does not answer", launcher.ErrUnavailable)
+				err = errNoAnswer // and not that the limit is over
 			}
 			return err
 		}
@@ -414,27 +391,7 @@ func (l *Launcher) listPods(ctx context.Context, ns, selector string) (*corev1.P
 	defer cancel()
 	pods, err := l.client.CoreV1().Pods(ns).List(asking, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		l.log.Warn("the cluster does not answer", "what", "list of pods", "namespace", ns, "err", err)
-		return nil, fmt.Errorf("%w: the cluster does not answer", launcher.ErrUnavailable)
+		return nil, l.unavailable(ctx, "list of pods in "+ns, err)
 	}
 	return pods, nil
 }
-
-// plain is text from the cluster as one line for a person: without control characters, and not too long.
-func plain(text string) string {
-	text = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
-			return ' '
-		}
-		return r
-	}, strings.ToValidUTF8(text, ""))
-	if len(text) > maxReason {
-		text = strings.ToValidUTF8(text[:maxReason], "") + "..."
-	}
-	return strings.TrimSpace(text)
-}
-
-const maxReason = 4 << 10 // bytes
