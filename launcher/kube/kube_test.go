@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -116,7 +117,10 @@ func testRequest(id string) launcher.Request {
 	return launcher.Request{ID: id, Owner: "ann", Spec: kernelspecs.Spec{Name: "python3", Argv: []string{"python3", "-f", "{connection_file}"}, Language: "python"}}
 }
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	LogTo(slog.New(slog.DiscardHandler))
+	goleak.VerifyTestMain(m)
+}
 
 func TestDeriveKeys(t *testing.T) {
 	// RFC 5869's construction over a label, computed with another implementation (Python's hashlib and hmac).
@@ -532,14 +536,14 @@ func TestTend(t *testing.T) {
 	if n := len(c.Actions()) - before; n != 0 {
 		t.Errorf("a kernel that waits costs %d requests", n)
 	}
-	quick := start(idB, map[string]string{"KERNEL_LAUNCH_TIMEOUT": "60"})
-	now.Add(int64(2 * time.Minute))
+	patient := start(idB, map[string]string{"KERNEL_LAUNCH_TIMEOUT": "7200"})
+	now.Add(int64(31 * time.Minute))
 	l.tendKernel(k)
-	l.tendKernel(quick)
-	if k := waitFor(t, l, idB, func(k launcher.Kernel) bool { return k.State == launcher.Dead }); k.Reason == "" {
+	l.tendKernel(patient)
+	if k := waitFor(t, l, idA, func(k launcher.Kernel) bool { return k.State == launcher.Dead }); k.Reason != "its start made no progress for 30m0s: it waits for the scheduler" {
 		t.Errorf("%+v", k)
 	}
-	if k, err := l.Kernel(t.Context(), idA); err != nil || k.State != launcher.Starting {
+	if k, err := l.Kernel(t.Context(), idB); err != nil || k.State != launcher.Starting {
 		t.Errorf("one that may take longer: %+v, %v", k, err)
 	}
 }
@@ -634,4 +638,10 @@ func TestPeers(t *testing.T) {
 	if err == nil && k.State != launcher.Dead || err != nil && !errors.Is(err, launcher.ErrNotFound) {
 		t.Errorf("after its end: %+v, %v", k, err)
 	}
+}
+
+// refuse has the cluster refuse every request of a kind from now on.
+func (c *testCluster) refuse(t *testing.T, verb, resource string, err error) {
+	t.Helper()
+	c.PrependReactor(verb, resource, func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, err })
 }
