@@ -99,7 +99,7 @@ func TestReaper_claimedMeanwhile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.refuse(t, "patch", "pods", apierrors.NewConflict(corev1.Resource("pods"), seen.Name, nil)) // the fake compares no versions
+	c.refuse("patch", "pods", apierrors.NewConflict(corev1.Resource("pods"), seen.Name, nil)) // the fake compares no versions
 	l.removeUnclaimed(t.Context(), seen)
 	if !c.podThere(t, seen.Name) {
 		t.Error("it was removed")
