@@ -120,9 +120,12 @@ func TestReaper_useless(t *testing.T) {
 		}
 	})
 	eventually(t, "it is gone for clients", func() bool { _, err := l.Kernel(t.Context(), idA); return err != nil })
-	now.Add(int64(5 * time.Second))
-	if !c.podThere(t, idA+"-1") {
-		t.Error("there was no time of grace")
+	pod, err := c.CoreV1().Pods("ns").Get(t.Context(), idA+"-1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if now.Add(int64(5 * time.Second)); l.useless(pod) {
+		t.Error("there is no time of grace")
 	}
 	now.Add(int64(6 * time.Second))
 	eventually(t, "its pod is removed", func() bool { return !c.podThere(t, idA+"-1") })
