@@ -146,8 +146,13 @@ func (c *cluster) newNamespace(t *testing.T) string {
 func newKubeGateway(t *testing.T, args ...string) *inCluster {
 	t.Helper()
 	c := theCluster(t)
-	ns := c.newNamespace(t)
-	g := prepare(t, "", append([]string{"--launcher", "kubernetes", "--kubeconfig", c.kubeconfig, "--kube-namespace", ns,
+	return c.newGateway(t, c.newNamespace(t), c.kubeconfig, args...)
+}
+
+// newGateway prepares a gateway whose kernels are in this namespace and that reaches the cluster by this kubeconfig.
+func (c *cluster) newGateway(t *testing.T, ns, kubeconfig string, args ...string) *inCluster {
+	t.Helper()
+	g := prepare(t, "", append([]string{"--launcher", "kubernetes", "--kubeconfig", kubeconfig, "--kube-namespace", ns,
 		"--supervisor-image", "localhost/ekg:dev"}, args...)...)
 	k := &inCluster{g, c, ns}
 	k.podSpec("pod", map[string]any{"image": "localhost/kernel-py:dev"})
@@ -219,6 +224,23 @@ func (k *inCluster) nothingLeft() {
 		}
 		return err
 	})
+}
+
+// deleteAll deletes every kernel, all at once, after which nothing is left.
+func (k *inCluster) deleteAll() {
+	k.t.Helper()
+	var all []model
+	k.want(200, "GET", "/api/kernels", "", &all)
+	var wg sync.WaitGroup
+	for _, m := range all {
+		wg.Go(func() {
+			if status, b, err := k.tryAsk("DELETE", "/api/kernels/"+m.ID, ""); err != nil || status != 204 {
+				k.t.Errorf("DELETE of %s: %d %s %v", m.ID, status, b, err)
+			}
+		})
+	}
+	wg.Wait()
+	k.nothingLeft()
 }
 
 // mainProcess returns a process of a pod's container: its first one.

@@ -3,8 +3,12 @@
 package main_test
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -144,4 +148,119 @@ func TestE2E_KubeFaults(t *testing.T) {
 			t.Errorf("%d pods", len(pods))
 		}
 	})
+}
+
+// TestE2E_KubeStartFaults: whatever happens in the middle of a start, afterwards there is a kernel or there is nothing.
+func TestE2E_KubeStartFaults(t *testing.T) {
+	c := theCluster(t)
+	// oneOrNone waits until the kernel is up and listed, or has no pod.
+	oneOrNone := func(k *inCluster, id string) {
+		k.t.Helper()
+		k.eventually(60*time.Second, "the kernel is up, or has no pod", func() error {
+			var all []model
+			k.want(200, "GET", "/api/kernels", "", &all)
+			i := slices.IndexFunc(all, func(m model) bool { return m.ID == id })
+			pods := len(k.podsOf(id))
+			switch {
+			case i < 0 && pods == 0:
+				k.t.Log("there is nothing")
+			case i >= 0 && all[i].ExecutionState == "idle" && pods == 1:
+				k.t.Log("there is a kernel")
+			default:
+				return fmt.Errorf("%d pods, listed at %d: %+v", pods, i, all)
+			}
+			return nil
+		})
+		k.deleteAll()
+	}
+	t.Run("the client goes away while its kernel starts", func(t *testing.T) {
+		t.Parallel()
+		k := newKubeGateway(t, "--start-wait", "60s")
+		k.podSpec("pod", map[string]any{"image": "localhost/kernel-py:dev"}, "/bin/sh", "-c",
+			`i=0; while [ $i -lt 20 ]; do i=$((i+1)); sleep 0.1; done; exec python3 -m ipykernel_launcher -f "$0"`, "{connection_file}")
+		k.start()
+		id := uuid.NewString()
+		ctx, leave := context.WithCancel(t.Context())
+		answered := k.post(ctx, id)
+		k.eventually(30*time.Second, "there is a pod", func() error {
+			if len(k.podsOf(id)) == 0 {
+				return errors.New("there is none")
+			}
+			return nil
+		})
+		leave()
+		if err := <-answered; !errors.Is(err, context.Canceled) {
+			t.Fatalf("the client was not away: %v", err)
+		}
+		oneOrNone(k, id)
+	})
+	t.Run("the client goes away while its pod is made", func(t *testing.T) {
+		t.Parallel()
+		proxy := c.newAPIProxy(t)
+		id := uuid.NewString()
+		ctx, leave := context.WithCancel(t.Context())
+		proxy.after = func(r *http.Response) bool {
+			if r.Request.Method != "POST" || !strings.HasSuffix(r.Request.URL.Path, "/pods") {
+				return true
+			}
+			leave() // the pod is there, and the gateway does not know it yet
+			gone(r.Request)
+			return false
+		}
+		k := c.newGateway(t, c.newNamespace(t), proxy.kubeconfig(t, c), "--start-wait", "60s")
+		k.start()
+		if err := <-k.post(ctx, id); !errors.Is(err, context.Canceled) {
+			t.Fatalf("the client was not away: %v", err)
+		}
+		oneOrNone(k, id)
+	})
+	t.Run("the gateway is killed between pod and secret", func(t *testing.T) {
+		t.Parallel()
+		proxy := c.newAPIProxy(t)
+		held := make(chan struct{}, 1)
+		proxy.before = func(r *http.Request) bool {
+			if r.Method != "POST" || !strings.HasSuffix(r.URL.Path, "/secrets") {
+				return true
+			}
+			held <- struct{}{}
+			gone(r)
+			return false
+		}
+		k := c.newGateway(t, c.newNamespace(t), proxy.kubeconfig(t, c))
+		k.start()
+		id := uuid.NewString()
+		answered := k.post(t.Context(), id)
+		select {
+		case <-held:
+		case err := <-answered:
+			t.Fatalf("the POST ended without a secret: %v", err)
+		}
+		if pods := k.podsOf(id); len(pods) != 1 {
+			t.Fatalf("%d pods", len(pods))
+		}
+		k.kill()
+		if err := <-answered; err == nil {
+			t.Fatal("the POST was answered")
+		}
+		k.args[slices.Index(k.args, "--kubeconfig")+1] = c.kubeconfig
+		k.start()
+		oneOrNone(k, id)
+	})
+}
+
+// post asks for a kernel of this id, of the spec pod. The error says why there was no answer.
+func (k *inCluster) post(ctx context.Context, id string) <-chan error {
+	answered := make(chan error, 1)
+	go func() {
+		req, err := http.NewRequestWithContext(ctx, "POST", k.url+"/api/kernels", strings.NewReader(fmt.Sprintf(`{"name": "pod", "kernel_id": %q}`, id)))
+		if err == nil {
+			req.Header.Set("Authorization", "token "+k.token)
+			var resp *http.Response
+			if resp, err = http.DefaultClient.Do(req); err == nil {
+				err = resp.Body.Close()
+			}
+		}
+		answered <- err
+	}()
+	return answered
 }
