@@ -27,9 +27,9 @@ func TestE2E_KubeReplicas(t *testing.T) {
 	if n := len(k.replicas()); n != 2 {
 		t.Fatalf("%d replicas are ready", n)
 	}
+	var ids []string // of kernels that were shut down
 	t.Run("every replica knows what a POST has answered", func(t *testing.T) {
 		k := k.in(t)
-		var ids []string
 		for range 3 {
 			var m model
 			k.want(201, "POST", "/api/kernels", `{"name": "python3"}`, &m)
@@ -109,6 +109,17 @@ func TestE2E_KubeReplicas(t *testing.T) {
 		back := k.dial(t, id, "after", true)
 		if r := back.finish(back.begin("print(x + 1)"), 60*time.Second); r.stdout != "42\n" {
 			t.Errorf("after a rollout: %q", r.stdout)
+		}
+	})
+	t.Run("gateways that came later know why a kernel has ended", func(t *testing.T) {
+		k := k.in(t)
+		for _, id := range ids {
+			if status, b := k.ask("GET", "/api/kernels/"+id, ""); status != 404 || !strings.Contains(string(b), "shut down on request") {
+				t.Errorf("%d %s", status, b)
+			}
+		}
+		if out, err := k.cluster.tryKubectl("", "-n", k.namespace, "get", "configmap", longAgo, "--ignore-not-found", "-o", "name"); err != nil || out != "" {
+			t.Errorf("ends of long ago are still there: %q, %v", out, err)
 		}
 	})
 	t.Run("the API server is frozen", func(t *testing.T) {
