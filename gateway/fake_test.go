@@ -237,18 +237,18 @@ func (f *fakeLauncher) Stop(_ context.Context, id, reason string) error {
 	return nil
 }
 
-func (f *fakeLauncher) UpdateSessions(
-	_ context.Context, id string, change func([]launcher.Session) ([]launcher.Session, error),
-) ([]launcher.Session, error) {
+func (f *fakeLauncher) UpdateNotes(
+	_ context.Context, id string, change func(launcher.Notes) (launcher.Notes, error),
+) (launcher.Notes, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	k, ok := f.kernels[id]
 	if !ok {
-		return nil, launcher.ErrNotFound
+		return launcher.Notes{}, launcher.ErrNotFound
 	}
-	next, err := change(slices.Clone(k.Sessions))
+	next, err := change(k.Notes.Clone())
 	if err == nil {
-		k.Sessions = next
+		k.Notes = next.Clone()
 	}
 	return next, err
 }

@@ -260,9 +260,21 @@ func (g *Gateway) storeSession(
 func (g *Gateway) updateSessions(
 	ctx context.Context, id string, change func([]launcher.Session) ([]launcher.Session, error),
 ) ([]launcher.Session, error) {
+	notes, err := g.updateNotes(ctx, id, func(n launcher.Notes) (launcher.Notes, error) {
+		var err error
+		n.Sessions, err = change(n.Sessions)
+		return n, err
+	})
+	return notes.Sessions, err
+}
+
+// updateNotes changes what is stored with a kernel, within readTime.
+func (g *Gateway) updateNotes(
+	ctx context.Context, id string, change func(launcher.Notes) (launcher.Notes, error),
+) (launcher.Notes, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
-	return g.opts.Launcher.UpdateSessions(ctx, id, change)
+	return g.opts.Launcher.UpdateNotes(ctx, id, change)
 }
 
 // without returns the sessions but the one of an id, in a slice of its own.

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"net"
 	"regexp"
+	"slices"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
@@ -57,6 +58,7 @@ var (
 // GoneError is an ErrNotFound of a kernel that is known to have existed.
 type GoneError struct {
 	ID     string
+	Owner  string    // who it belonged to; "" where that is not known, or where there is only one owner
 	Reason string    // one sentence: why it ended
 	At     time.Time // when it ended
 }
@@ -98,6 +100,34 @@ type Session struct {
 	Type string `json:"type"`
 }
 
+// Right is what somebody may do with a kernel of somebody else.
+type Right string
+
+// The rights there are; Use includes Read.
+const (
+	Read Right = "read" // see what it says
+	Use  Right = "use"  // run code in it, interrupt and restart it
+)
+
+// Grant lets one user, or all users of a group, at a kernel. It names one of the two.
+type Grant struct {
+	User  string `json:"user,omitempty"`
+	Group string `json:"group,omitempty"`
+	Right Right  `json:"right"`
+}
+
+// Notes is what clients have had noted down with a kernel. It is stored with the kernel, so it is the same for every
+// gateway and ends with the kernel. Grants that cannot be read are none.
+type Notes struct {
+	Sessions   []Session `json:"sessions,omitempty"`
+	SharedWith []Grant   `json:"shared_with,omitempty"`
+}
+
+// Clone returns notes that share nothing with n.
+func (n Notes) Clone() Notes {
+	return Notes{Sessions: slices.Clone(n.Sessions), SharedWith: slices.Clone(n.SharedWith)}
+}
+
 // Kernel is what is known of one kernel.
 type Kernel struct {
 	ID           string
@@ -110,7 +140,7 @@ type Kernel struct {
 	Connections  int       // websockets that a client has sent something on
 	Stale        bool      // no status stream at this moment: State, LastActivity and Connections are the last known
 	LogBytes     int64     // bytes held by the kernel's message log
-	Sessions     []Session
+	Notes
 }
 
 // ByCreation orders kernels as Launcher.Kernels returns them, for slices.SortFunc.
@@ -148,9 +178,9 @@ type Launcher interface {
 	// outlive its gateway, kernels that nobody has claimed for some minutes are removed.
 	Claim(id string)
 
-	// UpdateSessions replaces the kernel's sessions by what change returns for the present ones, atomically with
-	// respect to every other gateway.
-	UpdateSessions(ctx context.Context, id string, change func([]Session) ([]Session, error)) ([]Session, error)
+	// UpdateNotes replaces the kernel's notes by what change returns for the present ones, atomically with respect to
+	// every other gateway. Change may be called several times, and owns what it is given.
+	UpdateNotes(ctx context.Context, id string, change func(Notes) (Notes, error)) (Notes, error)
 
 	// Dial connects to the kernel's supervisor, which speaks HTTP on it; encryption, where there is any, is the
 	// connection's. The error is ErrNotFound, ErrUnavailable (ErrNoSupervisor while there is none yet), or *GoneError with

@@ -20,7 +20,7 @@ import (
 type kernel struct {
 	// Fixed.
 	id       string
-	changing chan struct{} // capacity 1: held by whoever changes the kernel's sessions
+	changing chan struct{} // capacity 1: held by whoever changes the kernel's notes
 
 	// Guarded by Launcher.mu.
 	pod         *corev1.Pod       // the newest version known of the newest generation; it is replaced, never changed
@@ -288,7 +288,7 @@ func (l *Launcher) goneError(id string) error {
 
 func (l *Launcher) goneErrorLocked(id string) error {
 	if end, ok := l.endings.known.Get(id); ok {
-		return &launcher.GoneError{ID: id, Reason: end.reason, At: end.at}
+		return &launcher.GoneError{ID: id, Owner: end.owner, Reason: end.reason, At: end.at}
 	}
 	return launcher.ErrNotFound
 }
@@ -404,12 +404,12 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	if l.kernels[k.id] != k {
 		return launcher.Kernel{}, l.goneErrorLocked(k.id)
 	}
-	sessions, err := readSessions(k.pod)
+	notes, err := readNotes(k.pod)
 	if err != nil {
-		l.log.Warn("sessions of a kernel cannot be read", "kernel", k.id, "err", err)
+		l.log.Warn("notes of a kernel cannot be read", "kernel", k.id, "err", err)
 	}
 	d := launcher.Kernel{ID: k.id, SpecName: k.rec.spec, Owner: k.rec.owner, Created: k.rec.created,
-		State: launcher.Starting, LastActivity: k.rec.created, Stale: !k.streaming, Sessions: sessions}
+		State: launcher.Starting, LastActivity: k.rec.created, Stale: !k.streaming, Notes: notes}
 	if k.heard {
 		d.State, d.Reason = launcher.StateOf(k.status.State), k.status.Reason
 		d.Connections, d.LogBytes = k.status.Connections, k.status.LogBytes
@@ -445,7 +445,7 @@ func (l *Launcher) Dial(ctx context.Context, id string) (net.Conn, error) {
 		return nil, err
 	}
 	l.mu.Lock()
-	pod, end, heard, unsupported := k.pod, k.end, k.heard, k.unsupported
+	pod, rec, end, heard, unsupported := k.pod, k.rec, k.end, k.heard, k.unsupported
 	// Of one that this gateway has just adopted nothing was heard yet.
 	st := containerStatus(pod, containerSupervisor)
 	answers := heard || st != nil && st.State.Running != nil
@@ -456,7 +456,7 @@ func (l *Launcher) Dial(ctx context.Context, id string) (net.Conn, error) {
 	l.mu.Unlock()
 	switch {
 	case end != nil:
-		return nil, &launcher.GoneError{ID: id, Reason: end.reason, At: end.at}
+		return nil, &launcher.GoneError{ID: id, Owner: rec.owner, Reason: end.reason, At: end.at}
 	case unsupported != "":
 		return nil, fmt.Errorf("%w: %s", launcher.ErrUnavailable, unsupported)
 	case !answers:

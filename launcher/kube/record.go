@@ -28,9 +28,10 @@ const (
 	annotationCreated    = domain + "created"    // of the kernel, in RFC 3339 with nanoseconds; the first pod's, and passed on
 	annotationProtocol   = domain + "protocol"   // supervisor.ProtocolVersion
 	annotationKeyVersion = domain + "key-version"
-	annotationSessions   = domain + "sessions" // []launcher.Session in JSON
-	annotationClaimed    = domain + "claimed"  // unclaimed from its creation until a client is known to know of the kernel, then claimed
-	annotationEnding     = domain + "ending"   // supervisor.Ending in JSON, where a gateway had to end the pod by itself
+	annotationSessions   = domain + "sessions"    // []launcher.Session in JSON
+	annotationShared     = domain + "shared-with" // []launcher.Grant in JSON
+	annotationClaimed    = domain + "claimed"     // unclaimed from its creation until a client is known to know of the kernel, then claimed
+	annotationEnding     = domain + "ending"      // supervisor.Ending in JSON, where a gateway had to end the pod by itself
 )
 
 // Values of annotationClaimed.

@@ -33,7 +33,7 @@ func Run(t *testing.T, open func(t *testing.T) launcher.Launcher, spec kernelspe
 	t.Run("a kernel that ends at once", s.endsAtOnce)
 	t.Run("unknown kernels", s.unknown)
 	t.Run("wait ends with its context", s.waitContext)
-	t.Run("sessions", s.sessions)
+	t.Run("notes", s.notes)
 	t.Run("dial", s.dial)
 	t.Run("adoption", s.adoption)
 	t.Run("two launchers", s.two)
@@ -166,20 +166,20 @@ func isGone(t *testing.T, l launcher.Launcher, id, reason string) {
 	_, kernelErr := l.Kernel(ctx, id)
 	_, waitErr := l.Wait(ctx, id, func(launcher.Kernel) bool { return true })
 	_, reviveErr := l.Revive(ctx, id)
-	_, sessionsErr := l.UpdateSessions(ctx, id, func(s []launcher.Session) ([]launcher.Session, error) { return s, nil })
+	_, notesErr := l.UpdateNotes(ctx, id, func(n launcher.Notes) (launcher.Notes, error) { return n, nil })
 	conn, dialErr := l.Dial(ctx, id)
 	if conn != nil {
 		conn.Close() //nolint:errcheck // it should not be there at all
 	}
 	for name, err := range map[string]error{"kernel": kernelErr, "wait": waitErr, "revive": reviveErr,
-		"sessions": sessionsErr, "dial": dialErr, "stop": l.Stop(ctx, id, "again")} {
+		"notes": notesErr, "dial": dialErr, "stop": l.Stop(ctx, id, "again")} {
 		var gone *launcher.GoneError
 		switch {
 		case !errors.Is(err, launcher.ErrNotFound):
 			t.Errorf("%s of one that is gone: %v", name, err)
 		case reason == "":
-		case !errors.As(err, &gone) || gone.Reason != reason || gone.ID != id || gone.At.IsZero():
-			t.Errorf("%s does not tell the reason: %v", name, err)
+		case !errors.As(err, &gone) || gone.Reason != reason || gone.ID != id || gone.Owner != "ann" || gone.At.IsZero():
+			t.Errorf("%s does not tell the reason and whose it was: %#v", name, err)
 		}
 	}
 	if e := listed(t, l, id); e != nil {
@@ -323,7 +323,7 @@ func (s suite) waitContext(t *testing.T) {
 	}
 }
 
-func (s suite) sessions(t *testing.T) {
+func (s suite) notes(t *testing.T) {
 	a, b := s.launcher(t), s.launcher(t)
 	k := s.start(t, a, s.request())
 	if len(k.Sessions) != 0 {
@@ -335,10 +335,11 @@ func (s suite) sessions(t *testing.T) {
 		all.Go(func() {
 			for n := range each {
 				added := launcher.Session{ID: fmt.Sprintf("%d-%d", i, n), Path: "ä.ipynb", Name: "n", Type: "notebook"}
-				got, err := l.UpdateSessions(limited(t), k.ID, func(s []launcher.Session) ([]launcher.Session, error) {
-					return append(s, added), nil
+				got, err := l.UpdateNotes(limited(t), k.ID, func(n launcher.Notes) (launcher.Notes, error) {
+					n.Sessions = append(n.Sessions, added)
+					return n, nil
 				})
-				if err != nil || !slices.Contains(got, added) {
+				if err != nil || !slices.Contains(got.Sessions, added) {
 					t.Errorf("update: %v, %v", got, err)
 				}
 			}
@@ -349,19 +350,30 @@ func (s suite) sessions(t *testing.T) {
 		hasSessions(t, l, k.ID, 4*each) // every change was kept
 	}
 	refused := errors.New("no")
-	if _, err := a.UpdateSessions(limited(t), k.ID, func([]launcher.Session) ([]launcher.Session, error) { return nil, refused }); !errors.Is(err, refused) {
+	if _, err := a.UpdateNotes(limited(t), k.ID, func(launcher.Notes) (launcher.Notes, error) { return launcher.Notes{}, refused }); !errors.Is(err, refused) {
 		t.Errorf("a refused change: %v", err)
 	}
 	if e := listed(t, b, k.ID); e == nil || len(e.Sessions) != 4*each {
 		t.Errorf("after a refused change: %+v", e)
 	}
-	got, err := b.UpdateSessions(limited(t), k.ID, func(s []launcher.Session) ([]launcher.Session, error) { return s[:1], nil })
-	if err != nil || len(got) != 1 {
+	grants := []launcher.Grant{{User: "bob", Right: launcher.Read}, {Group: "ä", Right: launcher.Use}}
+	got, err := b.UpdateNotes(limited(t), k.ID, func(n launcher.Notes) (launcher.Notes, error) {
+		n.Sessions, n.SharedWith = n.Sessions[:1], grants
+		return n, nil
+	})
+	if err != nil || len(got.Sessions) != 1 {
 		t.Errorf("removal: %v, %v", got, err)
 	}
 	hasSessions(t, a, k.ID, 1)
-	if e := listed(t, a, k.ID); e == nil || !slices.Equal(e.Sessions, got) {
+	if e := listed(t, a, k.ID); e == nil || !slices.Equal(e.Sessions, got.Sessions) || !slices.Equal(e.SharedWith, grants) {
 		t.Errorf("after a removal: %+v", e)
+	}
+	if got, err = a.UpdateNotes(limited(t), k.ID, func(launcher.Notes) (launcher.Notes, error) { return launcher.Notes{}, nil }); err != nil {
+		t.Errorf("all away: %v, %v", got, err)
+	}
+	hasSessions(t, b, k.ID, 0)
+	if e := listed(t, b, k.ID); e == nil || len(e.SharedWith) != 0 {
+		t.Errorf("without notes: %+v", e)
 	}
 }
 
@@ -419,10 +431,11 @@ func (s suite) adoption(t *testing.T) {
 	}
 	before := until(t, first, k.ID, launcher.Idle)
 	added := launcher.Session{ID: "s", Path: "p", Name: "n", Type: "notebook"}
-	if _, err := first.UpdateSessions(limited(t), k.ID, func([]launcher.Session) ([]launcher.Session, error) {
-		return []launcher.Session{added}, nil
+	shared := launcher.Grant{User: "bob", Right: launcher.Use}
+	if _, err := first.UpdateNotes(limited(t), k.ID, func(launcher.Notes) (launcher.Notes, error) {
+		return launcher.Notes{Sessions: []launcher.Session{added}, SharedWith: []launcher.Grant{shared}}, nil
 	}); err != nil {
-		t.Errorf("sessions: %v", err)
+		t.Errorf("notes: %v", err)
 	}
 	if err := first.Close(); err != nil {
 		t.Errorf("close: %v", err)
@@ -446,6 +459,9 @@ func (s suite) adoption(t *testing.T) {
 	}
 	if !slices.Equal(after.Sessions, []launcher.Session{added}) {
 		t.Errorf("sessions: %v", after.Sessions)
+	}
+	if !slices.Equal(after.SharedWith, []launcher.Grant{shared}) {
+		t.Errorf("grants: %v", after.SharedWith)
 	}
 	if _, created, err := l.Start(limited(t), req); err != nil || created {
 		t.Errorf("start of an adopted one: created %v, %v", created, err)

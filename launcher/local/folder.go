@@ -26,8 +26,8 @@ const (
 	configFile     = "supervisor.json"
 	connectionFile = "connection.json"
 	processFile    = "process.json"
-	sessionsFile   = "sessions.json"
-	sessionsLock   = "sessions.lock"
+	notesFile      = "notes.json"
+	notesLock      = "notes.lock"
 	lockFile       = "lock"
 	logFile        = "supervisor.log"
 	endFile        = "ended.json"
@@ -51,6 +51,12 @@ type record struct {
 	Created  time.Time `json:"created"` // UTC
 	Socket   string    `json:"socket"`  // where the supervisor listens
 	RunDir   string    `json:"run_dir"` // folder of this kernel's sockets, removed with it
+}
+
+// tombstone is what is left of a kernel whose folder has gone.
+type tombstone struct {
+	supervisor.Ending
+	Owner string `json:"owner,omitempty"`
 }
 
 // processes is process.json.
@@ -187,10 +193,10 @@ func (l layout) readRecord(id string) (record, error) {
 
 // goneError tells what is known of a kernel that has no folder.
 func (l layout) goneError(id string) error {
-	var e supervisor.Ending
+	var e tombstone
 	err := readJSON(l.tombstone(id), &e)
 	if err == nil && e.KernelID == id {
-		return &launcher.GoneError{ID: id, Reason: e.Reason, At: e.At}
+		return &launcher.GoneError{ID: id, Owner: e.Owner, Reason: e.Reason, At: e.At}
 	}
 	if err == nil || errors.Is(err, fs.ErrNotExist) || errors.As(err, new(*json.SyntaxError)) {
 		return launcher.ErrNotFound

@@ -36,7 +36,7 @@ func TestBadEntries(t *testing.T) {
 	write(id(7), "a file")
 	write("not-an-id/kernel.json", "{}")
 	write(".new-1/kernel.json", "{}")
-	write(id(1)+"/sessions.json", "{half")
+	write(id(1)+"/notes.json", "{half")
 	old := time.Now().Add(-time.Hour)
 	write(".old-2/kernel.json", "{}")
 	if err := os.Chtimes(filepath.Join(kernels, ".old-2"), old, old); err != nil {

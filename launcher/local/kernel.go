@@ -31,7 +31,7 @@ type kernel struct {
 	stop        *stop         // in progress
 	pushed      int64         // log limit the supervisor was told last
 	changed     chan struct{} // closed at the next change of any of these
-	sessions    sessionCache
+	notes       notesCache
 }
 
 func (l *Launcher) newKernel(rec record) *kernel {
@@ -217,7 +217,7 @@ func (l *Launcher) reachable(k *kernel) error {
 	case k.gone != nil:
 		return k.gone
 	case k.end != nil:
-		return &launcher.GoneError{ID: k.id, Reason: k.end.Reason, At: k.end.At}
+		return &launcher.GoneError{ID: k.id, Owner: k.rec.Owner, Reason: k.end.Reason, At: k.end.At}
 	case k.unsupported != "":
 		return fmt.Errorf("%w: %s", launcher.ErrUnavailable, k.unsupported)
 	}
@@ -226,7 +226,7 @@ func (l *Launcher) reachable(k *kernel) error {
 
 // describe gives what is known of a kernel to the outside.
 func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
-	sessions, err := l.readSessions(k)
+	notes, err := l.readNotes(k)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if k.gone != nil {
@@ -236,7 +236,7 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 		return launcher.Kernel{}, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 	}
 	d := launcher.Kernel{ID: k.id, SpecName: k.rec.SpecName, Owner: k.rec.Owner, Created: k.rec.Created,
-		State: launcher.Starting, LastActivity: k.rec.Created, Stale: !k.streaming, Sessions: sessions}
+		State: launcher.Starting, LastActivity: k.rec.Created, Stale: !k.streaming, Notes: notes}
 	if k.heard {
 		d.State, d.Reason = launcher.StateOf(k.status.State), k.status.Reason
 		d.Connections, d.LogBytes = k.status.Connections, k.status.LogBytes

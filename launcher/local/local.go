@@ -8,7 +8,7 @@
 //	STATE/kernels/ID/kernel.json      record: whose it is, when it was made, where its supervisor listens
 //	STATE/kernels/ID/supervisor.json  supervisor.Config; what a revival starts from
 //	STATE/kernels/ID/process.json     process ids that a supervisor has told, to find what it leaves if it is killed
-//	STATE/kernels/ID/sessions.json    Jupyter's sessions of the kernel; changed under sessions.lock
+//	STATE/kernels/ID/notes.json       launcher.Notes: Jupyter's sessions, grants; changed under notes.lock
 //	STATE/kernels/ID/lock             flocked by the supervisor for its whole life: what "it lives" means
 //	STATE/kernels/ID/ended.json       why the kernel ended, while it is still shown as dead
 //	STATE/ended/ID.json               the same, after the folder has gone

@@ -102,13 +102,13 @@ func (l *Launcher) cleanUp(k *kernel) (*supervisor.Ending, error) {
 // bury removes the kernel's folder and leaves the reason. Turn and folder's lock are held.
 func (l *Launcher) bury(k *kernel, end supervisor.Ending) error {
 	end.KernelID = k.id
-	if err := writeJSON(l.layout.tombstone(k.id), end); err != nil {
+	if err := writeJSON(l.layout.tombstone(k.id), tombstone{end, k.rec.Owner}); err != nil {
 		return err
 	}
 	if err := l.remove(k); err != nil {
 		return err
 	}
-	l.enterGone(k, &launcher.GoneError{ID: k.id, Reason: end.Reason, At: end.At})
+	l.enterGone(k, &launcher.GoneError{ID: k.id, Owner: k.rec.Owner, Reason: end.Reason, At: end.At})
 	return nil
 }
 

@@ -13,15 +13,16 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
-func TestUpdateSessions(t *testing.T) {
+func TestUpdateNotes(t *testing.T) {
 	c := newTestCluster(t)
 	l := openTest(t, c, nil)
 	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
 		t.Fatal(err)
 	}
 	add := func(name string) error {
-		_, err := l.UpdateSessions(t.Context(), idA, func(s []launcher.Session) ([]launcher.Session, error) {
-			return append(s, launcher.Session{ID: name, Path: name}), nil
+		_, err := l.UpdateNotes(t.Context(), idA, func(n launcher.Notes) (launcher.Notes, error) {
+			n.Sessions = append(n.Sessions, launcher.Session{ID: name, Path: name})
+			return n, nil
 		})
 		return err
 	}
@@ -45,7 +46,7 @@ func TestUpdateSessions(t *testing.T) {
 		t.Errorf("for ever: %v", err)
 	}
 	own := errors.New("mine")
-	if _, err := l.UpdateSessions(t.Context(), idA, func([]launcher.Session) ([]launcher.Session, error) { return nil, own }); !errors.Is(err, own) {
+	if _, err := l.UpdateNotes(t.Context(), idA, func(n launcher.Notes) (launcher.Notes, error) { return n, own }); !errors.Is(err, own) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -1,0 +1,132 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+const (
+	maxNoteBytes = 64 << 10 // of one kind of notes; all annotations of an object may have 256 KiB
+	noteAttempts = 30       // of a change, each after somebody else has changed the pod
+	notePause    = 20 * time.Millisecond
+)
+
+// readNotes reads a pod's notes, as far as they can be read: an annotation that cannot costs the kernel what stands in it.
+func readNotes(pod *corev1.Pod) (launcher.Notes, error) {
+	var notes launcher.Notes
+	var errs []error
+	for key, into := range map[string]any{annotationSessions: &notes.Sessions, annotationShared: &notes.SharedWith} {
+		text := pod.Annotations[key]
+		if text == "" {
+			continue
+		}
+		if err := json.Unmarshal([]byte(text), into); err != nil {
+			errs = append(errs, fmt.Errorf("annotation %s: %w", key, err))
+			switch key { // what was read before the error is no note
+			case annotationSessions:
+				notes.Sessions = nil
+			case annotationShared:
+				notes.SharedWith = nil
+			}
+		}
+	}
+	return notes, errors.Join(errs...)
+}
+
+// UpdateNotes changes the kernel's notes, which are annotations of its pod, by compare-and-swap.
+func (l *Launcher) UpdateNotes(ctx context.Context, id string, change func(launcher.Notes) (launcher.Notes, error)) (launcher.Notes, error) {
+	k, err := l.find(ctx, id)
+	if err != nil {
+		return launcher.Notes{}, err
+	}
+	// Those of this gateway wait for each other; with others' changes it is a matter of luck.
+	select {
+	case k.changing <- struct{}{}:
+		defer func() { <-k.changing }()
+	case <-ctx.Done():
+		return launcher.Notes{}, ctx.Err()
+	}
+	l.mu.Lock()
+	pod := k.pod
+	l.mu.Unlock()
+	for attempt := range noteAttempts {
+		if attempt > 0 {
+			if err := sleep(ctx, rand.N(notePause)); err != nil {
+				return launcher.Notes{}, err
+			}
+		}
+		before, err := readNotes(pod)
+		if err != nil {
+			l.log.Warn("notes of a kernel cannot be read and begin anew", "kernel", id, "err", err)
+		}
+		after, err := change(before)
+		if err != nil {
+			return launcher.Notes{}, err
+		}
+		err = l.writeNotes(ctx, pod, after)
+		var failed *launcher.FailedError
+		switch {
+		case err == nil:
+			l.tellPeers(ctx, id)
+			return after, nil
+		case errors.As(err, &failed):
+			return launcher.Notes{}, err
+		case apierrors.IsNotFound(err):
+			return launcher.Notes{}, l.goneError(id)
+		case !apierrors.IsConflict(err):
+			return launcher.Notes{}, l.unavailable(ctx, "change of a pod's notes", err)
+		}
+		asking, cancel := l.asking(ctx)
+		pod, err = l.client.CoreV1().Pods(pod.Namespace).Get(asking, pod.Name, metav1.GetOptions{})
+		cancel()
+		switch {
+		case apierrors.IsNotFound(err):
+			return launcher.Notes{}, l.goneError(id)
+		case err != nil:
+			return launcher.Notes{}, l.unavailable(ctx, "pod", err)
+		}
+		l.enterPod(pod)
+	}
+	return launcher.Notes{}, fmt.Errorf("%w: its notes are being changed by others", launcher.ErrUnavailable)
+}
+
+// writeNotes replaces a pod's notes if nobody has changed the pod meanwhile.
+func (l *Launcher) writeNotes(ctx context.Context, pod *corev1.Pod, notes launcher.Notes) error {
+	annotations := map[string]string{}
+	for key, what := range map[string]struct {
+		name  string
+		value any
+	}{annotationSessions: {"sessions", notes.Sessions}, annotationShared: {"grants", notes.SharedWith}} {
+		text, err := json.Marshal(what.value)
+		if err != nil {
+			return err
+		}
+		if len(text) > maxNoteBytes {
+			return &launcher.FailedError{Reason: fmt.Sprintf("its %s would take %d bytes, %d at most can be kept", what.name, len(text), maxNoteBytes)}
+		}
+		if string(text) == "null" || string(text) == "[]" {
+			text = nil // most kernels have none, and a pod is read by people, too
+		}
+		annotations[key] = string(text)
+	}
+	return l.annotate(ctx, pod, pod.ResourceVersion, annotations)
+}
+
+// unavailable is the error for what the cluster did not do at this moment.
+func (l *Launcher) unavailable(ctx context.Context, what string, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	l.log.Warn("the cluster does not answer", "what", what, "err", err)
+	return errNoAnswer
+}
