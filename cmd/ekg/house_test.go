@@ -65,10 +65,11 @@ func rel(importPath string) string {
 // mayImport says which packages of this module each package's own code may import. It is the drawing of the
 // Architecture section as a table: an arrow that is not here is a fault. A package that is missing here is one too.
 var mayImport = map[string][]string{
-	"cmd/ekg":               {"gateway", "gateway/wire", "kernelspecs", "launcher", "launcher/kube", "launcher/local", "launcher/supervisor"},
+	"cmd/ekg":               {"gateway", "gateway/identity", "gateway/wire", "kernelspecs", "launcher", "launcher/kube", "launcher/local", "launcher/supervisor"},
 	"cmd/ekg-supervisor":    {"launcher/supervisor"},
 	"deploy":                {},
-	"gateway":               {"gateway/wire", "kernelspecs", "launcher"},
+	"gateway":               {"gateway/identity", "gateway/wire", "kernelspecs", "launcher"},
+	"gateway/identity":      {},
 	"gateway/wire":          {},
 	"kernelspecs":           {},
 	"launcher":              {"kernelspecs"},
@@ -89,11 +90,14 @@ var doors = []struct {
 	{"github.com/go-zeromq/zmq4", []string{"launcher/supervisor", "launcher/launchertest"}, nil},
 	{"github.com/gorilla/websocket", []string{"gateway", "launcher/supervisor", "launcher/launchertest"},
 		[]string{"cmd/ekg", "cmd/ekg-supervisor", "launcher/local"}},
-	{"github.com/hashicorp/golang-lru/", []string{"launcher/kube", "launcher/supervisor"}, nil},
+	{"github.com/hashicorp/golang-lru/", []string{"gateway/identity", "launcher/kube", "launcher/supervisor"}, nil},
+	{"github.com/coreos/go-oidc/", []string{"gateway/identity"}, nil},
+	{"github.com/go-jose/", nil, []string{"gateway/identity"}},
+	{"golang.org/x/sync/", []string{"gateway/identity"}, nil},
 	{"github.com/getkin/kin-openapi", nil, []string{"gateway"}},
 	{"pgregory.net/rapid", nil, []string{"gateway", "gateway/wire", "launcher/kube", "launcher/supervisor", "kernelspecs"}},
-	{"go.yaml.in/yaml/", []string{"cmd/ekg", "gateway", "launcher/kube"}, []string{"deploy"}}, // it knows lines
-	{"sigs.k8s.io/", []string{"launcher/kube"}, nil},                                          // Kubernetes' own YAML
+	{"go.yaml.in/yaml/", []string{"cmd/ekg", "gateway", "gateway/identity", "launcher/kube"}, []string{"deploy"}}, // it knows lines
+	{"sigs.k8s.io/", []string{"launcher/kube"}, nil},                                                              // Kubernetes' own YAML
 	{"k8s.io/", []string{"launcher/kube"}, []string{"cmd/ekg", "deploy"}},
 }
 

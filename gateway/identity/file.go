@@ -1,0 +1,279 @@
+package identity
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// A file of users is YAML:
+//
+//	users:
+//	- name: ann
+//	  tokens: ["sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae"]
+//	  groups: [vision]
+//	- name: root
+//	  tokens: ["sha256:..."]
+//	  admin: true
+//
+// A token's hash is enough to know it again and of no use to whoever reads the file. It needs no salt and no slow hash, since
+// tokens are random: nobody can try all of them.
+const hashPrefix = "sha256:"
+
+const maxFile = 16 << 20 // bytes
+
+// Hash is what a file of users says of a token.
+func Hash(token string) string {
+	sum := sha256.Sum256([]byte(token))
+	return hashPrefix + hex.EncodeToString(sum[:])
+}
+
+// File is a file of users. It may be used concurrently.
+type File struct {
+	path string
+
+	mu     sync.Mutex
+	read   []byte       // guarded by mu; what was read last, good or not
+	broken bool         // guarded by mu; read is not there or not good
+	users  map[key]User // guarded by mu; by token, of the last good version; replaced, never changed
+	count  int          // guarded by mu
+}
+
+// OpenFile reads a file of users. The error has all that is wrong with it, each as path:line: text.
+func OpenFile(path string) (*File, error) {
+	f := &File{path: path}
+	_, err := f.Reload()
+	return f, err
+}
+
+// Reload reads the file again. A version that is not good changes nothing and is told once; then what the last good one
+// said still counts.
+func (f *File) Reload() (changed bool, err error) {
+	b, err := readBounded(f.path) // at once, however it is replaced: a few users are a few hundred bytes
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err != nil {
+		told := f.broken && f.read == nil
+		f.read, f.broken = nil, true
+		if told {
+			return false, nil
+		}
+		return false, err
+	}
+	if f.read != nil && bytes.Equal(b, f.read) {
+		return false, nil
+	}
+	f.read = b
+	users, count, problems := parse(b)
+	if f.broken = len(problems) > 0; f.broken {
+		errs := make([]error, len(problems))
+		for i, p := range problems {
+			errs[i] = fmt.Errorf("%s:%s", f.path, p)
+		}
+		return false, errors.Join(errs...)
+	}
+	f.users, f.count = users, count
+	return true, nil
+}
+
+func readBounded(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // it was only read
+	b, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	switch {
+	case err != nil:
+		return nil, err
+	case len(b) > maxFile:
+		return nil, fmt.Errorf("%s: has more than %d bytes", path, maxFile)
+	case b == nil:
+		b = []byte{}
+	}
+	return b, nil
+}
+
+// Len is the number of users.
+func (f *File) Len() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.count
+}
+
+// user returns whose token has a hash. The time this takes tells something of hashes, and nothing of tokens.
+func (f *File) user(k key) (User, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	u, ok := f.users[k]
+	return u, ok
+}
+
+// parser walks a file's nodes, and notes what is wrong with its line in front.
+type parser struct {
+	users    map[key]User
+	names    map[string]int // lines
+	problems []string
+}
+
+func (p *parser) fail(n *yaml.Node, format string, args ...any) {
+	p.problems = append(p.problems, strconv.Itoa(n.Line)+": "+fmt.Sprintf(format, args...))
+}
+
+// parse reads a file's content. The problems begin with the line.
+func parse(b []byte) (map[key]User, int, []string) {
+	p := &parser{users: map[key]User{}, names: map[string]int{}}
+	dec := yaml.NewDecoder(bytes.NewReader(b))
+	var doc yaml.Node
+	if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
+		return nil, 0, []string{"1: it is empty; one without users has the line users: []"}
+	} else if err != nil {
+		return nil, 0, []string{" " + strings.TrimPrefix(err.Error(), "yaml: ")}
+	}
+	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return nil, 0, []string{" there is more than one document in it"}
+	}
+	there := false
+	p.members(doc.Content[0], "the file", func(key string, value *yaml.Node) bool {
+		if key == "users" {
+			there = true
+			p.each(value, "users", p.user)
+		}
+		return key == "users"
+	})
+	if !there && len(p.problems) == 0 {
+		p.fail(doc.Content[0], "there is no key users")
+	}
+	return p.users, len(p.names), p.problems
+}
+
+// members calls take with each member of a mapping. Take reports whether there is such a key.
+func (p *parser) members(n *yaml.Node, what string, take func(key string, value *yaml.Node) bool) {
+	n = resolved(n)
+	if n.Kind != yaml.MappingNode {
+		p.fail(n, "%s is not a mapping", what)
+		return
+	}
+	seen := map[string]bool{}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key := n.Content[i]
+		switch {
+		case seen[key.Value]:
+			p.fail(key, "%s is given twice", key.Value)
+		case !take(key.Value, n.Content[i+1]):
+			p.fail(key, "%s: there is no such key here", key.Value)
+		}
+		seen[key.Value] = true
+	}
+}
+
+// each calls take with each item of a list.
+func (p *parser) each(n *yaml.Node, what string, take func(*yaml.Node)) {
+	n = resolved(n)
+	if n.Kind != yaml.SequenceNode {
+		p.fail(n, "%s is not a list", what)
+		return
+	}
+	for _, item := range n.Content {
+		take(resolved(item))
+	}
+}
+
+// text returns a node that is a text, or has to be quoted to be one.
+func (p *parser) text(n *yaml.Node, what string) string {
+	n = resolved(n)
+	if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!str" {
+		p.fail(n, "%s is not a text; put it in quotes", what)
+		return ""
+	}
+	return n.Value
+}
+
+func resolved(n *yaml.Node) *yaml.Node {
+	if n.Kind == yaml.AliasNode {
+		return n.Alias
+	}
+	return n
+}
+
+// user reads one item of users.
+func (p *parser) user(n *yaml.Node) {
+	var u User
+	var hashes []*yaml.Node
+	before := len(p.problems)
+	p.members(n, "a user", func(key string, value *yaml.Node) bool {
+		switch key {
+		case "name":
+			if u.Name = p.text(value, "name"); u.Name != "" {
+				p.name(value, "name", u.Name)
+			}
+		case "tokens":
+			p.each(value, "tokens", func(t *yaml.Node) { hashes = append(hashes, t) })
+		case "admin":
+			if err := resolved(value).Decode(&u.Admin); err != nil || resolved(value).ShortTag() != "!!bool" {
+				p.fail(value, "admin is not true or false")
+			}
+		case "groups":
+			p.each(value, "groups", func(g *yaml.Node) {
+				if name := p.text(g, "a group"); name != "" {
+					p.name(g, "a group", name)
+					u.Groups = append(u.Groups, name)
+				}
+			})
+		default:
+			return false
+		}
+		return true
+	})
+	if u.Name == "" {
+		if len(p.problems) == before {
+			p.fail(n, "a user has no name")
+		}
+		return
+	}
+	if line, twice := p.names[u.Name]; twice {
+		p.fail(n, "there is a user %q already, in line %d", u.Name, line)
+	}
+	p.names[u.Name] = n.Line
+	slices.Sort(u.Groups)
+	u.Groups = slices.Compact(u.Groups)
+	if len(u.Groups) > maxGroups {
+		p.fail(n, "%q is in more than %d groups", u.Name, maxGroups)
+	}
+	for _, h := range hashes {
+		p.token(h, u)
+	}
+}
+
+func (p *parser) name(n *yaml.Node, what, name string) {
+	if err := CheckName(name); err != nil {
+		p.fail(n, "%s %v", what, err)
+	}
+}
+
+// token enters a token of a user. Its message never repeats what stands there: it may be a token.
+func (p *parser) token(n *yaml.Node, u User) {
+	digits, ok := strings.CutPrefix(p.text(n, "a token's hash"), hashPrefix)
+	sum, err := hex.DecodeString(digits)
+	var k key
+	if !ok || err != nil || len(sum) != len(k) {
+		p.fail(n, "a token's hash is not %s and 64 hexadecimal digits, as `ekg token` prints it", hashPrefix)
+		return
+	}
+	copy(k[:], sum)
+	if other, twice := p.users[k]; twice {
+		p.fail(n, "the same token is one of %q already", other.Name)
+		return
+	}
+	p.users[k] = u
+}

@@ -1,0 +1,127 @@
+package identity
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func writeFile(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestFile_SaysWhatIsWrongAndWhere(t *testing.T) {
+	h := func(token string) string { return `"` + Hash(token) + `"` }
+	for text, want := range map[string][]string{
+		"":                        {":1: it is empty"},
+		"users: [":                {"line 1"},
+		"[]":                      {":1: the file is not a mapping"},
+		"a: 1\nb: 2":              {":1: a: there is no such key here", ":2: b: there is no such key here"},
+		"{}":                      {":1: there is no key users"},
+		"users: {}":               {":1: users is not a list"},
+		"users: []\nusers: []":    {":2: users is given twice"},
+		"users: []\n---\na: 1":    {": there is more than one document in it"},
+		"users:\n- ann":           {":2: a user is not a mapping"},
+		"users:\n- tokens: []":    {":2: a user has no name"},
+		"users:\n- name: 7":       {":2: name is not a text; put it in quotes"},
+		"users:\n- name: ' a'":    {":2: name begins or ends with white space"},
+		"users:\n- name: \"\\n\"": {":2: name has characters that cannot be printed"},
+		"users:\n- name: a\n  admin: yes please\n  groups: team\n  token: x": {
+			":3: admin is not true or false", ":4: groups is not a list", ":5: token: there is no such key here"},
+		"users:\n- name: a\n- name: b\n- name: a":                                               {":4: there is a user \"a\" already, in line 2"},
+		"users:\n- name: a\n  groups: [5]":                                                      {":3: a group is not a text"},
+		"users:\n- name: a\n  tokens: [canary-secret]":                                          {":3: a token's hash is not sha256: and 64 hexadecimal digits"},
+		"users:\n- name: a\n  tokens: ['sha256:00']":                                            {":3: a token's hash is not"},
+		"users:\n- name: a\n  tokens:\n  - " + h("x") + "\n- name: b\n  tokens:\n  - " + h("x"): {":7: the same token is one of \"a\" already"},
+	} {
+		path := filepath.Join(t.TempDir(), "users.yaml")
+		writeFile(t, path, text)
+		_, err := OpenFile(path)
+		if err == nil {
+			t.Errorf("%q: nothing is wrong", text)
+			continue
+		}
+		if strings.Contains(err.Error(), "canary") {
+			t.Errorf("a token that was entered instead of its hash is repeated: %v", err)
+		}
+		for _, w := range want {
+			if strings.HasPrefix(w, ":") {
+				w = path + w
+			}
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%q: got %v, want %s", text, err, w)
+			}
+		}
+		if n := strings.Count(err.Error(), "\n") + 1; n != len(want) {
+			t.Errorf("%q: %d problems, want %d: %v", text, n, len(want), err)
+		}
+	}
+}
+
+func TestFile_Reload(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "users.yaml")
+	writeFile(t, path, "users:\n- name: ann\n  tokens: ['"+Hash("one")+"', '"+Hash("two")+"']\n  groups: [z, y, z]\n  admin: true\n- name: nobody\n")
+	f, err := OpenFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, logged := verifierOf(t, Options{File: f})
+	knows := func(token string, want bool) User {
+		t.Helper()
+		u, err := v.Identify(t.Context(), token)
+		if (err == nil) != want || err != nil && !errors.Is(err, ErrUnknown) {
+			t.Errorf("%s: %+v, %v", token, u, err)
+		}
+		return u
+	}
+	if u := knows("two", true); u.Name != "ann" || !u.Admin || !slices.Equal(u.Groups, []string{"y", "z"}) || f.Len() != 2 {
+		t.Errorf("got %+v of %d", u, f.Len())
+	}
+	knows("three", false)
+	v.Refresh()
+	if logged.Len() > 0 {
+		t.Errorf("nothing has changed, but: %s", logged)
+	}
+	writeFile(t, path, "users:\n- name: bob\n  tokens: ['"+Hash("three")+"']\n")
+	v.Refresh()
+	knows("one", false)
+	knows("three", true)
+
+	t.Run("a broken version is told once and changes nothing", func(t *testing.T) {
+		logged.Reset()
+		for range 3 {
+			writeFile(t, path, "users:\n- nam: bob\n")
+			v.Refresh()
+		}
+		knows("three", true)
+		if n := strings.Count(logged.String(), path+":2: nam: there is no such key here"); n != 1 {
+			t.Errorf("told %d times: %s", n, logged)
+		}
+	})
+	t.Run("so is a file that has gone", func(t *testing.T) {
+		logged.Reset()
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		v.Refresh()
+		v.Refresh()
+		knows("three", true)
+		if n := strings.Count(logged.String(), "no such file"); n != 1 {
+			t.Errorf("told %d times: %s", n, logged)
+		}
+	})
+	t.Run("the same version as before is good again", func(t *testing.T) {
+		writeFile(t, path, "users: []\n")
+		v.Refresh()
+		knows("three", false)
+	})
+	if _, err := OpenFile(filepath.Join(t.TempDir(), "none")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+}

@@ -1,0 +1,236 @@
+package identity
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeSource is a judge that knows its users by token, and counts what it is asked.
+type fakeSource struct {
+	prefix string // of the tokens it takes
+	wait   chan struct{}
+
+	mu    sync.Mutex
+	users map[string]User
+	ends  time.Time
+	err   error // instead of any answer
+	asked []string
+}
+
+func (f *fakeSource) String() string          { return "fake" }
+func (f *fakeSource) Takes(token string) bool { return strings.HasPrefix(token, f.prefix) }
+func (f *fakeSource) Verify(ctx context.Context, token string) (User, time.Time, error) {
+	f.mu.Lock()
+	f.asked = append(f.asked, token)
+	u, ok, ends, err := f.users[token], f.users[token].Name != "", f.ends, f.err
+	f.mu.Unlock()
+	if f.wait != nil {
+		select {
+		case <-f.wait:
+		case <-ctx.Done():
+			return User{}, time.Time{}, ctx.Err()
+		}
+	}
+	switch {
+	case err != nil:
+		return User{}, time.Time{}, err
+	case !ok:
+		return User{}, time.Time{}, fmt.Errorf("%w: no such", ErrUnknown)
+	}
+	return u, ends, nil
+}
+
+func (f *fakeSource) set(token string, u User, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.users[token], f.err = u, err
+}
+
+func (f *fakeSource) count() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.asked)
+}
+
+func newFakeSource(prefix string, users map[string]User) *fakeSource {
+	return &fakeSource{prefix: prefix, users: users}
+}
+
+// verifierOf makes a verifier that logs into the buffer.
+func verifierOf(t *testing.T, o Options) (*Verifier, *bytes.Buffer) {
+	t.Helper()
+	var logged bytes.Buffer
+	o.Log = slog.New(slog.NewTextHandler(&logged, nil))
+	v, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v, &logged
+}
+
+func TestVerifier_RemembersForABoundedTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := newFakeSource("", map[string]User{"canary-ann": {Name: "ann", Groups: []string{"b", "a", "b", "bad\n"}}})
+		v, logged := verifierOf(t, Options{Sources: []Source{src}, Keep: time.Minute})
+		check := func(token, name string, want error, asked int) {
+			t.Helper()
+			u, err := v.Identify(t.Context(), token)
+			if u.Name != name || !errors.Is(err, want) || (err == nil) != (want == nil) || src.count() != asked {
+				t.Errorf("%s: got %+v, %v, asked %d times; want %q, %v, %d", token, u, err, src.count(), name, want, asked)
+			}
+		}
+		check("canary-ann", "ann", nil, 1)
+		check("canary-ann", "ann", nil, 1)
+		if u, _ := v.Identify(t.Context(), "canary-ann"); !slices.Equal(u.Groups, []string{"a", "b"}) || !u.In("a") || u.In("c") {
+			t.Errorf("groups: %v", u.Groups)
+		}
+		check("canary-x", "", ErrUnknown, 2)
+		check("canary-x", "", ErrUnknown, 2)
+		src.set("canary-x", User{Name: "xaver"}, nil)
+		time.Sleep(keepUnknown)
+		check("canary-x", "xaver", nil, 3)
+
+		src.set("canary-ann", User{}, nil) // revoked
+		time.Sleep(time.Minute - keepUnknown - time.Nanosecond)
+		check("canary-ann", "ann", nil, 3)
+		time.Sleep(time.Nanosecond)
+		check("canary-ann", "", ErrUnknown, 4)
+		check("canary-ann", "", ErrUnknown, 4)
+
+		// Not longer than the token itself.
+		src.mu.Lock()
+		src.ends = time.Now().Add(2 * time.Second)
+		src.mu.Unlock()
+		src.set("canary-short", User{Name: "s"}, nil)
+		check("canary-short", "s", nil, 5)
+		time.Sleep(2 * time.Second)
+		check("canary-short", "s", nil, 6)
+		// A judge that is away says neither yes nor no, and is asked again.
+		src.set("canary-y", User{Name: "y"}, errors.New("connection refused"))
+		check("canary-y", "", ErrUnavailable, 7)
+		src.set("canary-y", User{Name: "y"}, nil)
+		check("canary-y", "y", nil, 8)
+		if strings.Contains(logged.String(), "canary") {
+			t.Errorf("a token is in the log: %s", logged)
+		}
+		if !strings.Contains(logged.String(), "connection refused") || !strings.Contains(logged.String(), "no such") {
+			t.Errorf("the operator is not told: %s", logged)
+		}
+	})
+}
+
+// A page opens many requests at once with a token that nobody has verified yet.
+func TestVerifier_AsksOnceAtATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := newFakeSource("", map[string]User{"t": {Name: "ann"}})
+		src.wait = make(chan struct{})
+		v, _ := verifierOf(t, Options{Sources: []Source{src}})
+		var all sync.WaitGroup
+		for range 50 {
+			all.Go(func() {
+				if u, err := v.Identify(t.Context(), "t"); err != nil || u.Name != "ann" {
+					t.Errorf("got %v, %v", u, err)
+				}
+			})
+		}
+		synctest.Wait()
+		close(src.wait)
+		all.Wait()
+		if src.count() != 1 {
+			t.Errorf("asked %d times", src.count())
+		}
+	})
+}
+
+// A judge that has stopped answering holds a request for a bounded time, and other judges' users not at all.
+func TestVerifier_FrozenJudge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		frozen := newFakeSource("f", nil)
+		frozen.wait = make(chan struct{})
+		other := newFakeSource("", map[string]User{"t": {Name: "ann"}})
+		v, _ := verifierOf(t, Options{Sources: []Source{frozen, other}})
+		var all sync.WaitGroup
+		for i := range 2 * atOnce {
+			all.Go(func() {
+				begin := time.Now()
+				if _, err := v.Identify(t.Context(), fmt.Sprint("f", i)); !errors.Is(err, ErrUnavailable) || time.Since(begin) > verifyTime {
+					t.Errorf("got %v after %v", err, time.Since(begin))
+				}
+			})
+		}
+		synctest.Wait()
+		if frozen.count() != atOnce {
+			t.Errorf("%d questions at once, not %d", frozen.count(), atOnce)
+		}
+		if u, err := v.Identify(t.Context(), "t"); err != nil || u.Name != "ann" {
+			t.Errorf("of another judge: %v, %v", u, err)
+		}
+		all.Wait()
+	})
+}
+
+func TestVerifier_EachTokenHasOneJudge(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "users.yaml")
+	writeFile(t, path, "users:\n- name: ann\n  tokens: ['"+Hash("a1")+"']\n")
+	f, err := OpenFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, second := newFakeSource("a", map[string]User{"a1": {Name: "wrong"}, "a2": {Name: "bob"}}), newFakeSource("", map[string]User{"a3": {Name: "never asked"}, "x": {Name: "x", Groups: []string{"ops"}}})
+	v, _ := verifierOf(t, Options{File: f, Sources: []Source{first, second}, AdminUsers: []string{"bob"}, AdminGroups: []string{"ops"}})
+	for token, want := range map[string]User{"a1": {Name: "ann"}, "a2": {Name: "bob", Admin: true}, "a3": {}, "x": {Name: "x", Admin: true}, "": {}, strings.Repeat("a", maxToken+1): {}} {
+		u, err := v.Identify(t.Context(), token)
+		if u.Name != want.Name || u.Admin != want.Admin || (err == nil) != (want.Name != "") {
+			t.Errorf("%.10s: got %+v, %v, want %+v", token, u, err, want)
+		}
+	}
+	if !slices.Equal(second.asked, []string{"x"}) || slices.Contains(first.asked, "a1") {
+		t.Errorf("tokens were shown to %v and %v", first.asked, second.asked)
+	}
+}
+
+func TestVerifier_OddNames(t *testing.T) {
+	for _, name := range []string{"a\nb", "a\x00", " a", "a ", "a\u202eb", "\xff", strings.Repeat("x", maxName+1)} {
+		v, _ := verifierOf(t, Options{Sources: []Source{newFakeSource("", map[string]User{"t": {Name: name}})}})
+		if u, err := v.Identify(t.Context(), "t"); !errors.Is(err, ErrUnknown) {
+			t.Errorf("%q: got %+v, %v", name, u, err)
+		}
+	}
+	for _, name := range []string{"ann", "system:serviceaccount:ns:bot", "Ännchen Müller", "ann@example.org"} {
+		if err := CheckName(name); err != nil {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
+
+func TestNew_NamesTheBadOption(t *testing.T) {
+	good := Options{Sources: []Source{newFakeSource("", nil)}, Log: slog.New(slog.DiscardHandler)}
+	if _, err := New(good); err != nil {
+		t.Fatal(err)
+	}
+	for want, change := range map[string]func(*Options){
+		"Sources": func(o *Options) { o.Sources = nil },
+		"Keep":    func(o *Options) { o.Keep = -1 },
+		"Log":     func(o *Options) { o.Log = nil },
+	} {
+		o := good
+		change(&o)
+		if _, err := New(o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v", want, err)
+		}
+	}
+}
