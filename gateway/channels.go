@@ -104,7 +104,7 @@ func (g *Gateway) upgradeSupervisor(ctx context.Context, r *http.Request, id str
 	if err != nil {
 		return nil, nil, err
 	}
-	g.copyHeaders(out.Header, r.Header, upgradeHeaders)
+	g.secretsOf(r).copyHeaders(out.Header, r.Header, upgradeHeaders)
 	out.Header.Set("Connection", "Upgrade")
 	out.Header.Set("Upgrade", "websocket")
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
@@ -18,10 +19,11 @@ const unreachable = "The kernel's supervisor cannot be reached at this moment. T
 // problem is an error with the answer the client gets for it.
 type problem struct {
 	status  int
-	reason  string // short; "" means the status's own text
-	message string // one sentence for the user
-	short   bool   // add Jupyter Server's short_message, which its 501 for a session has
-	err     error  // for the log only; may be nil
+	reason  string        // short; "" means the status's own text
+	message string        // one sentence for the user
+	retry   time.Duration // Retry-After; 0: none
+	short   bool          // add Jupyter Server's short_message, which its 501 for a session has
+	err     error         // for the log only; may be nil
 }
 
 func (p *problem) Error() string {
@@ -97,6 +99,9 @@ func (g *Gateway) writeProblem(w *response, p *problem) {
 	}
 	if p.short {
 		body.Short = body.Message
+	}
+	if p.retry > 0 {
+		w.Header().Set("Retry-After", fmt.Sprint(int(roundUp(p.retry).Seconds())))
 	}
 	if err := writeJSON(w, p.status, body); err != nil {
 		w.problem = errors.Join(p, err)

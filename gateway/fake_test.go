@@ -150,12 +150,13 @@ func (f *fakeLauncher) startForReal(req launcher.Request) (launcher.Kernel, bool
 	f.reqs = append(f.reqs, req)
 	f.mu.Unlock()
 	if there {
-		if k.SpecName != req.Spec.Name {
+		if k.SpecName != req.Spec.Name || k.Owner != req.Owner {
 			return launcher.Kernel{}, false, launcher.ErrConflict
 		}
 		return k.Kernel, false, nil
 	}
 	f.add(req.ID, req.Spec.Name, f.newState)
+	f.change(func() { f.kernels[req.ID].Owner = req.Owner })
 	k2, err := f.Kernel(context.Background(), req.ID)
 	return k2, true, err
 }
@@ -181,6 +182,7 @@ func (f *fakeLauncher) Kernels(context.Context) ([]launcher.Kernel, error) {
 	var all []launcher.Kernel
 	for _, k := range f.kernels {
 		all = append(all, k.Kernel)
+		all[len(all)-1].Notes = k.Notes.Clone()
 	}
 	slices.SortFunc(all, func(a, b launcher.Kernel) int {
 		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))

@@ -5,13 +5,14 @@
 // that wait for a supervisor (lobby.go), and holds no truth: whatever it knows it can ask the launcher again, and any number of
 // gateways may serve the same kernels.
 //
-// All routes stand in routes.go; which error becomes which status, in errors.go; what is forwarded to a supervisor and
+// All routes stand in routes.go, each with who may ask for it, which access.go enforces before a handler runs; which error becomes which status, in errors.go; what is forwarded to a supervisor and
 // what never is, in proxy.go.
 //
 // Goroutines: a websocket has two, one for each direction, started and awaited by its handler, which does not return
 // before both connections are closed; one that waits for a supervisor has one, which reads, awaited
 // likewise. A log being read has one that ends it, awaited likewise. The HTTP transport has two for each idle connection to a
-// supervisor, for at most idleSupervisor. New starts none. Drain ends what is left of them.
+// supervisor, for at most idleSupervisor. Watch, which its caller runs, has one for each token that it has verified anew, awaited
+// likewise. New starts none. Drain ends what is left of them.
 package gateway
 
 import (
@@ -62,7 +63,8 @@ type Options struct {
 	Log      *slog.Logger
 
 	// Who may ask, and from where.
-	Token        string   // demanded of every request; "" switches authentication off
+	Token        string   // demanded of every request; "" switches authentication off, unless there are users
+	Users        Users    // whose tokens count, and whose kernels are theirs; nil: there is one owner, who has Token
 	BaseURL      string   // path prefix of all routes; "" and "/" mean none
 	AllowOrigins []string // origins of other hosts that browsers may use the gateway from: scheme://host[:port], exact
 	CheckHost    bool     // refuse a Host header that names no loopback address and is not in AllowHosts
@@ -73,22 +75,30 @@ type Options struct {
 	StartWait     time.Duration // how long a POST waits for the kernel; 0 means not at all
 	ClientEnv     []string      // variables a client may set, besides KERNEL_*
 	MaxBody       int64         // bytes of a request's body; 0 means DefaultMaxBody
+
+	// Limits; 0 means that there is none.
+	StartsPerMinute      int // kernels that one user may start
+	ConnectionsPerKernel int // websockets that lead to one kernel
+	ConnectionsPerUser   int // websockets of one user
 }
 
 // Gateway serves Jupyter's kernel API. Handler may be called at any time, and all methods concurrently.
 type Gateway struct {
 	// Fixed after New.
-	opts      Options
-	log       *slog.Logger
-	base      string // "" or "/prefix"
-	token     credential
-	origins   map[string]bool
-	hosts     map[string]bool
-	clientEnv map[string]bool
-	resources []*resource
-	transport *http.Transport
-	started   time.Time
-	lobbyPing time.Duration // the constant, but in tests
+	opts       Options
+	log        *slog.Logger
+	base       string // "" or "/prefix"
+	token      credential
+	origins    map[string]bool
+	hosts      map[string]bool
+	clientEnv  map[string]bool
+	resources  []*resource
+	limits     *startLimits
+	transport  *http.Transport
+	started    time.Time
+	lobbyPing  time.Duration // the constant, but in tests
+	watchEvery time.Duration // likewise
+	watchRetry time.Duration // likewise
 
 	// Safe for concurrent use by themselves.
 	ready   atomic.Bool
@@ -108,15 +118,19 @@ func New(o Options) (*Gateway, error) {
 	g := &Gateway{
 		opts: o, started: time.Now(),
 		origins: map[string]bool{}, hosts: map[string]bool{}, clientEnv: map[string]bool{},
-		conns: newConnections(), streams: newConnections(), lobbyPing: lobbyPing,
+		conns: newConnections(), streams: newConnections(), lobbyPing: lobbyPing, watchEvery: watchEvery, watchRetry: watchRetry,
 	}
-	if err := g.take(o); err != nil {
+	err := g.take(o)
+	if err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
 	g.log = o.Log.With("component", "gateway")
 	g.token = newCredential(o.Token)
 	g.transport = g.newTransport()
-	g.resources = compile(g.routes())
+	if g.resources, err = compile(g.routes()); err != nil {
+		return nil, fmt.Errorf("gateway: %w", err)
+	}
+	g.conns.perKernel, g.conns.perUser = o.ConnectionsPerKernel, o.ConnectionsPerUser
 	return g, nil
 }
 
@@ -135,8 +149,17 @@ func (g *Gateway) take(o Options) error {
 		return fmt.Errorf("MaxBody is negative: %d", o.MaxBody)
 	case strings.TrimSpace(o.Token) != o.Token:
 		return errors.New("Token begins or ends with white space, which no client can send")
+	case o.Token != "" && o.Users != nil:
+		return errors.New("Token contradicts Users: whoever has it would be no user, or all of them")
+	case o.ConnectionsPerKernel < 0:
+		return fmt.Errorf("ConnectionsPerKernel is negative: %d", o.ConnectionsPerKernel)
+	case o.ConnectionsPerUser < 0:
+		return fmt.Errorf("ConnectionsPerUser is negative: %d", o.ConnectionsPerUser)
 	}
 	var err error
+	if g.limits, err = newStartLimits(o.StartsPerMinute); err != nil {
+		return err
+	}
 	if g.base, err = cleanBase(o.BaseURL); err != nil {
 		return fmt.Errorf("BaseURL: %w", err)
 	}

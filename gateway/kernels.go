@@ -34,6 +34,30 @@ type kernelModel struct {
 	ExecutionState string `json:"execution_state"`
 	Connections    int    `json:"connections"`
 	Reason         string `json:"reason,omitempty"`
+
+	// Where there are users.
+	Owner      string           `json:"owner,omitempty"`
+	SharedWith []launcher.Grant `json:"shared_with,omitzero"` // only for who owns it
+}
+
+// modelFor is a kernel's model with what concerns the request's user.
+func modelFor(ctx context.Context, k launcher.Kernel) kernelModel {
+	m := modelOf(k)
+	m.addOwner(ctx, k)
+	return m
+}
+
+// addOwner says whose kernel it is, and to its owner with whom it is shared.
+func (m *kernelModel) addOwner(ctx context.Context, k launcher.Kernel) {
+	m.Owner, m.SharedWith = "", nil
+	c := callerOf(ctx)
+	if c.one {
+		return
+	}
+	m.Owner = k.Owner
+	if c.to(k) == ownKernel {
+		m.SharedWith = append([]launcher.Grant{}, k.SharedWith...)
+	}
 }
 
 func modelOf(k launcher.Kernel) kernelModel {
@@ -67,8 +91,8 @@ func (g *Gateway) listKernels(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	models := make([]kernelModel, 0, len(kernels))
-	for _, k := range kernels {
-		models = append(models, modelOf(k))
+	for _, k := range visible(ctx, kernels) {
+		models = append(models, modelFor(ctx, k))
 	}
 	return writeJSON(w, http.StatusOK, models)
 }
@@ -88,6 +112,7 @@ func (g *Gateway) getKernel(w http.ResponseWriter, r *http.Request) error {
 		answer, err := g.ask(r, id, http.MethodGet, "", modelTime)
 		if err == nil {
 			if model, ok := answer.model(id); ok {
+				model.addOwner(r.Context(), k)
 				return writeJSON(w, http.StatusOK, model)
 			}
 		}
@@ -95,7 +120,7 @@ func (g *Gateway) getKernel(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 	}
-	return writeJSON(w, http.StatusOK, modelOf(k))
+	return writeJSON(w, http.StatusOK, modelFor(r.Context(), k))
 }
 
 // kernel asks the launcher for one kernel, within readTime.
@@ -185,6 +210,7 @@ func (g *Gateway) restartKernel(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 	}
+	model.addOwner(r.Context(), before)
 	return writeJSON(w, http.StatusOK, model)
 }
 
@@ -217,7 +243,7 @@ func (g *Gateway) reviveKernel(w http.ResponseWriter, r *http.Request, id string
 	if k.State == launcher.Dead {
 		return &launcher.FailedError{Reason: k.Reason}
 	}
-	return writeJSON(w, http.StatusOK, modelOf(k))
+	return writeJSON(w, http.StatusOK, modelFor(r.Context(), k))
 }
 
 // explain adds to a request that could not be delivered why the kernel is dead, if it is, or what its start waits for.

@@ -31,8 +31,9 @@ const (
 	// headerLog is what a supervisor names its log by, and the gateway passes on.
 	headerLog = "Ekg-Log"
 
-	rightUse = "use"
-	// userName is the one user there is with one shared token, as /api/me calls it.
+	rightUse  = "use"
+	rightRead = "read"
+	// userName is the one owner there is with one shared token, as /api/me calls it.
 	userName = "anonymous"
 )
 
@@ -150,9 +151,9 @@ func (g *Gateway) outgoing(ctx context.Context, r *http.Request, id, method, act
 	if action != "" {
 		u.Path += "/" + action
 	}
-	sent, query := r.URL.Query(), url.Values{}
+	sent, query, withheld := r.URL.Query(), url.Values{}, g.secretsOf(r)
 	for _, name := range forwardedQuery[action] {
-		if v := sent.Get(name); sent.Has(name) && !g.token.leaks(v) {
+		if v := sent.Get(name); sent.Has(name) && !withheld.leaks(v) {
 			query.Set(name, v)
 		}
 	}
@@ -161,24 +162,25 @@ func (g *Gateway) outgoing(ctx context.Context, r *http.Request, id, method, act
 	if err != nil {
 		return nil, fmt.Errorf("request for the supervisor: %w", err)
 	}
-	g.copyHeaders(out.Header, r.Header, forwardedHeaders)
+	withheld.copyHeaders(out.Header, r.Header, forwardedHeaders)
 	if out.Header.Get("User-Agent") == "" {
 		out.Header.Set("User-Agent", "") // or net/http would add its own, and supervisors tell clients by it
 	}
 	if token := g.opts.Launcher.Token(id); token != "" {
 		out.Header.Set("Authorization", "Bearer "+token)
 	}
-	out.Header.Set(headerUser, userName)
-	out.Header.Set(headerRight, rightUse)
+	who := callerOf(r.Context())
+	out.Header.Set(headerUser, who.Name)
+	out.Header.Set(headerRight, who.has.right())
 	out.Header.Set(headerRequestID, requestID(r.Context()))
 	return out, nil
 }
 
-// copyHeaders copies the named headers, but no value that holds the token, wherever a client may have put it.
-func (g *Gateway) copyHeaders(to, from http.Header, names []string) {
+// copyHeaders copies the named headers, but no value that holds a token, wherever a client may have put it.
+func (s secrets) copyHeaders(to, from http.Header, names []string) {
 	for _, name := range names {
 		for _, v := range from[name] {
-			if !g.token.leaks(v) {
+			if !s.leaks(v) {
 				to.Add(name, v)
 			}
 		}

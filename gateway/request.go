@@ -23,8 +23,9 @@ const bodyTime = 30 * time.Second
 // response is a ResponseWriter that remembers what was answered.
 type response struct {
 	http.ResponseWriter
-	status  int   // 0 before the header is written; 101 once the connection is hijacked
-	problem error // what the log shows beside the status
+	status  int     // 0 before the header is written; 101 once the connection is hijacked
+	problem error   // what the log shows beside the status
+	who     *caller // nil: nobody
 }
 
 func (w *response) WriteHeader(status int) {
@@ -44,7 +45,7 @@ func (w *response) Write(b []byte) (int, error) {
 // Unwrap lets http.ResponseController find what the server's own writer can do.
 func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// serve is the way of every request: from where, what, who, then the route's handler. Nothing of the kernels is looked
+// serve is the way of every request: from where, what, who, whether they may, then the route's handler. Nothing of the kernels is looked
 // at before all checks have passed.
 func (g *Gateway) serve(rw http.ResponseWriter, r *http.Request) {
 	begin := time.Now()
@@ -88,14 +89,19 @@ func (g *Gateway) dispatch(w *response, r *http.Request, res *resource) (err err
 		if err := g.checkOrigin(r); err != nil {
 			return err
 		}
-		if err := g.authenticate(r); err != nil {
+		who, err := g.authenticate(r)
+		if err != nil {
 			return err
 		}
+		w.who, r = who, withCaller(r, who)
 	}
 	rt := res.methods[r.Method]
 	if rt == nil {
 		w.Header().Set("Allow", res.allow)
 		return refuse(http.StatusMethodNotAllowed, "This can be asked with %s only.", res.allow)
+	}
+	if err := g.admit(r, callerOf(r.Context()), rt.access); err != nil {
+		return err
 	}
 	defer func() {
 		if v := recover(); v != nil {
@@ -114,6 +120,9 @@ func (g *Gateway) logRequest(w *response, r *http.Request, pattern, id string, t
 	attrs := []slog.Attr{slog.String("method", r.Method), slog.String("route", pattern)}
 	if kernel := r.PathValue("id"); launcher.ValidID(kernel) {
 		attrs = append(attrs, slog.String("kernel", kernel))
+	}
+	if w.who != nil && !w.who.one {
+		attrs = append(attrs, slog.String("user", w.who.Name))
 	}
 	var lost *unwritten
 	switch p := problemOf(r, w.problem); {

@@ -12,39 +12,40 @@ type route struct {
 	method  string
 	pattern string // below the base URL; {name} is one segment, {name...} all that follow
 	serve   func(http.ResponseWriter, *http.Request) error
-	open    bool // answered without a credential
-	root    bool // answered outside the base URL too
+	access  access // who may ask for it
+	root    bool   // answered outside the base URL too
 }
 
 // routes is everything the gateway serves. HEAD is answered wherever GET is, and OPTIONS everywhere.
 func (g *Gateway) routes() []route {
 	return []route{
-		{method: "GET", pattern: "/healthz", serve: g.getHealth, open: true, root: true},
-		{method: "GET", pattern: "/readyz", serve: g.getReady, open: true, root: true},
-		{method: "GET", pattern: "/api", serve: g.getVersion, open: true},
+		{method: "GET", pattern: "/healthz", serve: g.getHealth, access: public, root: true},
+		{method: "GET", pattern: "/readyz", serve: g.getReady, access: public, root: true},
+		{method: "GET", pattern: "/api", serve: g.getVersion, access: public},
 
-		{method: "GET", pattern: "/api/status", serve: g.getStatus},
-		{method: "GET", pattern: "/api/me", serve: g.getIdentity},
-		{method: "GET", pattern: "/api/spec.yaml", serve: g.getSpec},
+		{method: "GET", pattern: "/api/status", serve: g.getStatus, access: anyUser},
+		{method: "GET", pattern: "/api/me", serve: g.getIdentity, access: anyUser},
+		{method: "GET", pattern: "/api/spec.yaml", serve: g.getSpec, access: anyUser},
 
-		{method: "GET", pattern: "/api/kernelspecs", serve: g.listKernelspecs},
-		{method: "GET", pattern: "/api/kernelspecs/{name}", serve: g.getKernelspec},
-		{method: "GET", pattern: "/kernelspecs/{name}/{file...}", serve: g.getKernelspecFile},
+		{method: "GET", pattern: "/api/kernelspecs", serve: g.listKernelspecs, access: anyUser},
+		{method: "GET", pattern: "/api/kernelspecs/{name}", serve: g.getKernelspec, access: anyUser},
+		{method: "GET", pattern: "/kernelspecs/{name}/{file...}", serve: g.getKernelspecFile, access: anyUser},
 
-		{method: "GET", pattern: "/api/kernels", serve: g.listKernels},
-		{method: "POST", pattern: "/api/kernels", serve: g.createKernel},
-		{method: "GET", pattern: "/api/kernels/{id}", serve: g.getKernel},
-		{method: "DELETE", pattern: "/api/kernels/{id}", serve: g.deleteKernel},
-		{method: "POST", pattern: "/api/kernels/{id}/interrupt", serve: g.interruptKernel},
-		{method: "POST", pattern: "/api/kernels/{id}/restart", serve: g.restartKernel},
-		{method: "GET", pattern: "/api/kernels/{id}/channels", serve: g.channels},
-		{method: "GET", pattern: "/api/kernels/{id}/log", serve: g.getLog},
+		{method: "GET", pattern: "/api/kernels", serve: g.listKernels, access: anyUser},
+		{method: "POST", pattern: "/api/kernels", serve: g.createKernel, access: anyUser},
+		{method: "GET", pattern: "/api/kernels/{id}", serve: g.getKernel, access: readKernel},
+		{method: "PATCH", pattern: "/api/kernels/{id}", serve: g.patchKernel, access: ownKernel},
+		{method: "DELETE", pattern: "/api/kernels/{id}", serve: g.deleteKernel, access: ownKernel},
+		{method: "POST", pattern: "/api/kernels/{id}/interrupt", serve: g.interruptKernel, access: useKernel},
+		{method: "POST", pattern: "/api/kernels/{id}/restart", serve: g.restartKernel, access: useKernel},
+		{method: "GET", pattern: "/api/kernels/{id}/channels", serve: g.channels, access: readKernel},
+		{method: "GET", pattern: "/api/kernels/{id}/log", serve: g.getLog, access: useKernel},
 
-		{method: "GET", pattern: "/api/sessions", serve: g.listSessions},
-		{method: "POST", pattern: "/api/sessions", serve: g.createSession},
-		{method: "GET", pattern: "/api/sessions/{session}", serve: g.getSession},
-		{method: "PATCH", pattern: "/api/sessions/{session}", serve: g.patchSession},
-		{method: "DELETE", pattern: "/api/sessions/{session}", serve: g.deleteSession},
+		{method: "GET", pattern: "/api/sessions", serve: g.listSessions, access: anyUser},
+		{method: "POST", pattern: "/api/sessions", serve: g.createSession, access: anyUser},
+		{method: "GET", pattern: "/api/sessions/{session}", serve: g.getSession, access: readKernel},
+		{method: "PATCH", pattern: "/api/sessions/{session}", serve: g.patchSession, access: ownKernel},
+		{method: "DELETE", pattern: "/api/sessions/{session}", serve: g.deleteSession, access: ownKernel},
 	}
 }
 
@@ -58,11 +59,15 @@ type resource struct {
 	root     bool
 }
 
-// compile groups the table by pattern. A pattern needs a credential unless every one of its routes is open.
-func compile(table []route) []*resource {
+// compile groups the table by pattern. A pattern needs a credential unless every one of its routes is public. A route that
+// does not say who may ask for it is an error.
+func compile(table []route) ([]*resource, error) {
 	var all []*resource
 	for i := range table {
 		rt := &table[i]
+		if err := rt.check(); err != nil {
+			return nil, err
+		}
 		at := slices.IndexFunc(all, func(r *resource) bool { return r.pattern == rt.pattern })
 		if at < 0 {
 			at = len(all)
@@ -76,7 +81,7 @@ func compile(table []route) []*resource {
 		if rt.method == http.MethodGet {
 			r.methods[http.MethodHead] = rt
 		}
-		r.open = r.open && rt.open
+		r.open = r.open && rt.access == public
 		r.root = r.root && rt.root
 	}
 	for _, r := range all {
@@ -87,7 +92,7 @@ func compile(table []route) []*resource {
 		slices.Sort(methods)
 		r.allow = strings.Join(methods, ", ")
 	}
-	return all
+	return all, nil
 }
 
 // find returns the resource a request is for, nil if there is none, and sets the request's path values. Paths are

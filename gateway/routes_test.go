@@ -37,7 +37,7 @@ func TestRoutes_NoneAnswersWithoutToken(t *testing.T) {
 		for _, method := range []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "TRACE", "ODD"} {
 			for name, credential := range credentials {
 				got := g.do(method, "/gw"+rt.path(), "", credential)
-				if rt.open {
+				if rt.access == public {
 					if got.StatusCode == http.StatusForbidden {
 						t.Errorf("%s %s, %s: got 403 on an open route", method, rt.pattern, name)
 					}
@@ -202,8 +202,8 @@ func TestRoutes_OpenAPI(t *testing.T) {
 	for _, rt := range g.routes() {
 		key := rt.method + " " + strings.ReplaceAll(rt.pattern, "...}", "}")
 		open, there := described[key]
-		if !there || open != rt.open {
-			t.Errorf("%s: described %v, as open %v, is open %v", key, there, open, rt.open)
+		if !there || open != (rt.access == public) {
+			t.Errorf("%s: described %v, as open %v, is open %v", key, there, open, rt.access == public)
 		}
 		delete(described, key)
 	}

@@ -39,16 +39,16 @@ type found struct {
 	kernel  launcher.Kernel
 }
 
-func (f found) model() sessionModel {
+func (f found) model(ctx context.Context) sessionModel {
 	m := sessionModel{ID: f.session.ID, Path: f.session.Path, Name: f.session.Name, Type: f.session.Type,
-		Kernel: modelOf(f.kernel)}
+		Kernel: modelFor(ctx, f.kernel)}
 	if m.Type == "notebook" {
 		m.Notebook = &notebookModel{Path: m.Path, Name: m.Name}
 	}
 	return m
 }
 
-// sessions returns all sessions. One that is being moved from a kernel to another may be stored with both for a
+// sessions returns all sessions of kernels that the request's user may see. One that is being moved from a kernel to another may be stored with both for a
 // moment; the younger kernel counts.
 func (g *Gateway) sessions(ctx context.Context) ([]found, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
@@ -59,7 +59,7 @@ func (g *Gateway) sessions(ctx context.Context) ([]found, error) {
 	}
 	var all []found
 	at := map[string]int{}
-	for _, k := range kernels {
+	for _, k := range visible(ctx, kernels) {
 		for _, s := range k.Sessions {
 			if i, twice := at[s.ID]; twice {
 				all[i] = found{s, k}
@@ -93,7 +93,7 @@ func (g *Gateway) listSessions(w http.ResponseWriter, r *http.Request) error {
 	}
 	models := make([]sessionModel, 0, len(all))
 	for _, f := range all {
-		models = append(models, f.model())
+		models = append(models, f.model(r.Context()))
 	}
 	return writeJSON(w, http.StatusOK, models)
 }
@@ -103,7 +103,7 @@ func (g *Gateway) getSession(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, f.model())
+	return writeJSON(w, http.StatusOK, f.model(r.Context()))
 }
 
 // deleteSession ends the session's kernel, and with it the session.
@@ -191,7 +191,8 @@ func (g *Gateway) createSession(w http.ResponseWriter, r *http.Request) error {
 	case req.kind == nil:
 		return refuse(http.StatusBadRequest, "Missing field in JSON data: type")
 	}
-	unlock, err := g.paths.lock(r.Context(), *req.path)
+	who := callerOf(r.Context())
+	unlock, err := g.paths.lock(r.Context(), who.Name+"\x00"+*req.path)
 	if err != nil {
 		return err
 	}
@@ -200,8 +201,12 @@ func (g *Gateway) createSession(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if i := slices.IndexFunc(all, func(f found) bool { return f.session.Path == *req.path }); i >= 0 {
-		return g.answerSession(w, http.StatusCreated, all[i])
+	same := func(f found) bool {
+		// Somebody else's notebook may have the same path, unless it is the very kernel that is asked for.
+		return f.session.Path == *req.path && (f.kernel.Owner == who.owner() || who.one || f.kernel.ID == req.kernelID && who.to(f.kernel) >= useKernel)
+	}
+	if i := slices.IndexFunc(all, same); i >= 0 {
+		return g.answerSession(w, r, http.StatusCreated, all[i])
 	}
 	s := launcher.Session{ID: uuid.NewString(), Path: *req.path, Name: valueOf(req.name), Type: *req.kind}
 	if req.kernelID != "" {
@@ -220,13 +225,21 @@ func (g *Gateway) createSession(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// sessionKernel returns a kernel by an id that a client has sent in a body.
+// sessionKernel returns a kernel by an id that a client has sent in a body, if the client may use it.
 func (g *Gateway) sessionKernel(ctx context.Context, id string) (launcher.Kernel, error) {
 	if !launcher.ValidID(id) {
 		return launcher.Kernel{}, launcher.ErrNotFound
 	}
+	c := callerOf(ctx)
+	k, err := g.kernelOf(ctx, c, id)
+	if err != nil {
+		return k, err
+	}
+	if err := c.to(k).suffices(useKernel); err != nil {
+		return k, err
+	}
 	g.opts.Launcher.Claim(id)
-	return g.kernel(ctx, id)
+	return k, nil
 }
 
 // startForSession starts a kernel. An unknown name is 501 here, as in Jupyter Server.
@@ -254,7 +267,7 @@ func (g *Gateway) storeSession(
 		return err
 	}
 	k.Sessions = stored
-	return g.answerSession(w, status, found{s, k})
+	return g.answerSession(w, r, status, found{s, k})
 }
 
 func (g *Gateway) updateSessions(
@@ -282,11 +295,11 @@ func without(all []launcher.Session, id string) []launcher.Session {
 	return slices.DeleteFunc(slices.Clone(all), func(s launcher.Session) bool { return s.ID == id })
 }
 
-func (g *Gateway) answerSession(w http.ResponseWriter, status int, f found) error {
+func (g *Gateway) answerSession(w http.ResponseWriter, r *http.Request, status int, f found) error {
 	if status == http.StatusCreated {
 		w.Header().Set("Location", g.base+"/api/sessions/"+f.session.ID)
 	}
-	return writeJSON(w, status, f.model())
+	return writeJSON(w, status, f.model(r.Context()))
 }
 
 // patchSession renames a session or gives it another kernel: a running one by id, or a new one by name; the id wins.
@@ -344,7 +357,7 @@ func (g *Gateway) moveSession(
 		// The session has moved all the same. To fail now would end the new kernel and lose the session with it.
 		g.log.Error("the kernel a session has left could not be stopped", "kernel", from, "session", s.ID, "err", err)
 	}
-	return g.answerSession(w, http.StatusOK, found{s, to})
+	return g.answerSession(w, r, http.StatusOK, found{s, to})
 }
 
 // pathLocks makes requests for one path wait for each other. A path's entry lives as long as somebody waits.

@@ -50,7 +50,7 @@ func (g *Gateway) createKernel(w http.ResponseWriter, r *http.Request) error {
 	}
 	return g.start(r, req, func(k launcher.Kernel) error {
 		w.Header().Set("Location", g.base+"/api/kernels/"+k.ID)
-		return writeJSON(w, http.StatusCreated, modelOf(k))
+		return writeJSON(w, http.StatusCreated, modelFor(r.Context(), k))
 	})
 }
 
@@ -183,6 +183,14 @@ func (g *Gateway) defaultSpec() string {
 // start starts a kernel and calls answer with it when it is up, or when StartWait is over. The kernel is removed again
 // if it fails meanwhile, or if its client is gone before it was told the kernel's id: nobody would ever end it.
 func (g *Gateway) start(r *http.Request, req launcher.Request, answer func(launcher.Kernel) error) error {
+	who := callerOf(r.Context())
+	if err := g.limits.take(who.Name); err != nil {
+		return err
+	}
+	if !who.one {
+		req.Owner = who.owner()
+		req.Env["KERNEL_USERNAME"] = who.Name // whatever the client says
+	}
 	attempt := g.starts.enter(req.ID)
 	k, created, err := g.startAndWait(r.Context(), req)
 	if err == nil {

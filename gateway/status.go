@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"strings"
 )
 
 // apiDescription is what /api/spec.yaml serves. A test holds it against the table of routes.
@@ -43,6 +44,7 @@ func (g *Gateway) getStatus(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	kernels = visible(ctx, kernels)
 	last, connections := g.started, 0
 	for _, k := range kernels {
 		connections += k.Connections
@@ -64,7 +66,7 @@ var permitted = map[string]map[string]bool{
 	"sessions":    {"read": true, "write": true},
 }
 
-// getIdentity answers who the client is: with one shared token, always the same. Permissions are those of the query
+// getIdentity answers who the client is: with one shared token, always anonymous. Permissions are those of the query
 // ?permissions={"kernels": ["execute"]} that it has.
 func (g *Gateway) getIdentity(w http.ResponseWriter, r *http.Request) error {
 	asked := map[string][]string{}
@@ -82,9 +84,14 @@ func (g *Gateway) getIdentity(w http.ResponseWriter, r *http.Request) error {
 			}
 		}
 	}
+	user := callerOf(r.Context()).Name
+	name, initials := user, string([]rune(strings.ToUpper(user))[:1])
+	if callerOf(r.Context()).one {
+		name = "Anonymous"
+	}
 	return writeJSON(w, http.StatusOK, map[string]any{
 		"identity": map[string]any{
-			"username": userName, "name": "Anonymous", "display_name": "Anonymous", "initials": "A",
+			"username": user, "name": name, "display_name": name, "initials": initials,
 			"avatar_url": nil, "color": nil,
 		},
 		"permissions": granted,

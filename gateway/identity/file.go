@@ -208,7 +208,7 @@ func resolved(n *yaml.Node) *yaml.Node {
 
 // user reads one item of users.
 func (p *parser) user(n *yaml.Node) {
-	var u User
+	u := User{fromFile: true}
 	var hashes []*yaml.Node
 	before := len(p.problems)
 	p.members(n, "a user", func(key string, value *yaml.Node) bool {

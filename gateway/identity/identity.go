@@ -49,6 +49,8 @@ type User struct {
 	Name   string
 	Groups []string // in order, each once
 	Admin  bool     // may see and do everything
+
+	fromFile bool // by a token of the file
 }
 
 // In reports whether the user belongs to a group.
@@ -260,4 +262,21 @@ func CheckName(name string) error {
 		return errors.New("begins or ends with white space")
 	}
 	return nil
+}
+
+// Recall returns whose a token is that was a user's before, from what stands in the file and what is remembered. Known is
+// false if its judge would have to be asked. A token of the file that is no longer there counts no longer, whoever else
+// might know it.
+func (v *Verifier) Recall(token string, was User) (user User, known bool, err error) {
+	k := sha256.Sum256([]byte(token))
+	if v.opts.File != nil {
+		if user, ok := v.opts.File.user(k); ok {
+			return v.rank(user), true, nil
+		}
+	}
+	if was.fromFile {
+		return User{}, true, ErrUnknown
+	}
+	user, err, known = v.remembers(k)
+	return user, known, err
 }
