@@ -170,5 +170,5 @@ func (c *caller) mayHear(err error) error {
 // visible returns those kernels that the request's user may see.
 func visible(ctx context.Context, kernels []launcher.Kernel) []launcher.Kernel {
 	c := callerOf(ctx)
-	return slices.DeleteFunc(kernels, func(k launcher.Kernel) bool { return c.to(k) < readKernel })
+	return slices.DeleteFunc(slices.Clone(kernels), func(k launcher.Kernel) bool { return c.to(k) < readKernel })
 }

@@ -42,6 +42,8 @@ func (s *settings) absentToken() string {
 	switch {
 	case s.noAuth:
 		return "none, authentication is off"
+	case len(s.userSources()) > 0:
+		return "none, users have their own"
 	case s.tokenFile != "":
 		return "read from --token-file"
 	}
@@ -87,6 +89,10 @@ func (s *settings) gatewayOptions() gateway.Options {
 		StartWait:     s.startWait,
 		ClientEnv:     s.clientEnv,
 		MaxBody:       s.maxBody,
+
+		StartsPerMinute:      s.startsPerMinute,
+		ConnectionsPerUser:   s.connectionsPerUser,
+		ConnectionsPerKernel: s.connectionsPerKernel,
 	}
 }
 

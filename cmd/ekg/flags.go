@@ -2,6 +2,7 @@ package main
 
 import (
 	"github.com/elastic-kernel-gateway/ekg/gateway"
+	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local"
 )
@@ -31,6 +32,30 @@ var options = []option{
 		usage: "token demanded of every request. Others on this machine can read it on the command line: better use --token-file"},
 	{name: "token-file", env: []string{"EKG_TOKEN_FILE"}, value: text(func(s *settings) *string { return &s.tokenFile }),
 		usage: "file with the token"},
+	{name: "users-file", env: []string{"EKG_USERS_FILE"}, value: text(func(s *settings) *string { return &s.usersFile }),
+		usage: "YAML file with users and the hashes of their tokens, read again when it changes; see docs/users.md. With users, kernels belong to them and there is no shared token"},
+	{name: "oidc-issuer", env: []string{"EKG_OIDC_ISSUER"}, value: text(func(s *settings) *string { return &s.oidcIssuer }),
+		usage: "URL of an OpenID Connect issuer whose signed tokens are taken"},
+	{name: "oidc-audience", env: []string{"EKG_OIDC_AUDIENCE"}, value: text(func(s *settings) *string { return &s.oidcAudience }),
+		usage: "audience that the issuer's tokens must be for"},
+	{name: "oidc-name-claim", env: []string{"EKG_OIDC_NAME_CLAIM"}, def: "sub", value: text(func(s *settings) *string { return &s.oidcName }, notEmpty),
+		usage: "claim of the issuer's tokens that names the user"},
+	{name: "oidc-groups-claim", env: []string{"EKG_OIDC_GROUPS_CLAIM"}, defDoc: "none", value: text(func(s *settings) *string { return &s.oidcGroups }),
+		usage: "claim of the issuer's tokens that lists the user's groups"},
+	{name: "auth-token-review", env: []string{"EKG_AUTH_TOKEN_REVIEW"}, def: "false", value: boolean(func(s *settings) *bool { return &s.tokenReview }),
+		usage: "take tokens that the Kubernetes cluster knows, those of service accounts for one; the gateway's account must be allowed to create tokenreviews"},
+	{name: "auth-token-audience", env: []string{"EKG_AUTH_TOKEN_AUDIENCE"}, defDoc: "the cluster's own", value: list(func(s *settings) *[]string { return &s.tokenAudiences }),
+		usage: "audience, one of which the cluster's tokens must be for; repeatable"},
+	{name: "hub-api-url", env: []string{"EKG_HUB_API_URL"}, value: text(func(s *settings) *string { return &s.hubAPI }),
+		usage: "URL of a JupyterHub's API, as http://hub:8081/hub/api: its users' tokens are taken if they may access this service"},
+	{name: "hub-service", env: []string{"EKG_HUB_SERVICE", "JUPYTERHUB_SERVICE_NAME"}, value: text(func(s *settings) *string { return &s.hubService }),
+		usage: "name of this service in the hub's configuration"},
+	{name: "admin-user", env: []string{"EKG_ADMIN_USER"}, value: list(func(s *settings) *[]string { return &s.adminUsers }, checkUser),
+		usage: "user who may see and do everything, besides the admins of --users-file; repeatable"},
+	{name: "admin-group", env: []string{"EKG_ADMIN_GROUP"}, value: list(func(s *settings) *[]string { return &s.adminGroups }, checkUser),
+		usage: "group whose users may see and do everything; repeatable"},
+	{name: "auth-cache", env: []string{"EKG_AUTH_CACHE"}, def: identity.DefaultKeep.String(), value: duration(func(s *settings) *durationOf { return &s.authCache }, positive),
+		usage: "how long the answer of an issuer, cluster or hub about a token counts, and so how long a token that is revoked there may still be used"},
 	{name: "no-auth", env: []string{"EKG_NO_AUTH"}, def: "false", value: boolean(func(s *settings) *bool { return &s.noAuth }),
 		usage: "demand no token: whoever reaches the port can run code"},
 	{name: "allow-unauthenticated-remote", env: []string{"EKG_ALLOW_UNAUTHENTICATED_REMOTE"}, def: "false",
@@ -46,6 +71,13 @@ var options = []option{
 		usage: "PEM file with the certificate's key"},
 	{name: "max-body", env: []string{"EKG_MAX_BODY"}, def: formatSize(gateway.DefaultMaxBody), value: size(func(s *settings) *int64 { return &s.maxBody }, positive), field: "MaxBody",
 		usage: "largest body of a REST request, in bytes or with KiB, MiB, GiB"},
+
+	{name: "max-starts-per-minute", env: []string{"EKG_MAX_STARTS_PER_MINUTE"}, def: "0", value: count(func(s *settings) *int { return &s.startsPerMinute }), field: "StartsPerMinute",
+		usage: "kernels that each user may start in a minute; 0 for no limit"},
+	{name: "max-connections-per-user", env: []string{"EKG_MAX_CONNECTIONS_PER_USER"}, def: "0", value: count(func(s *settings) *int { return &s.connectionsPerUser }), field: "ConnectionsPerUser",
+		usage: "websockets that each user may have open at one gateway; 0 for no limit"},
+	{name: "max-connections-per-kernel", env: []string{"EKG_MAX_CONNECTIONS_PER_KERNEL"}, def: "0", value: count(func(s *settings) *int { return &s.connectionsPerKernel }), field: "ConnectionsPerKernel",
+		usage: "websockets that may lead to one kernel from one gateway; 0 for no limit but its supervisor's, 64"},
 
 	// Kernels.
 	{name: "kernelspec-dir", env: []string{"EKG_KERNELSPEC_DIR"}, value: list(func(s *settings) *[]string { return &s.kernelspecDirs }),

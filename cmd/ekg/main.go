@@ -2,6 +2,7 @@
 //
 //	ekg serve                  serve Jupyter's kernel API and print its URL
 //	ekg log KERNEL             print what a kernel has said
+//	ekg token                  make a token for a user, and the hash of it for the file of users
 //	ekg config                 print the settings that serve would use, and where each comes from
 //	ekg kernelspec list        list the kernels that can be started
 //	ekg kernelspec check DIR   examine kernelspecs before anybody starts them
@@ -110,6 +111,7 @@ func program(stdout, stderr io.Writer) *cli.App {
 				return printSettings(c.App.Writer, s)
 			}},
 			logCommand(read),
+			tokenCommand(),
 			kernelspecCommand(read),
 			{Name: "version", Usage: "print the version", OnUsageError: refuseUsage, Action: func(c *cli.Context) error {
 				if err := arguments(c, 0); err != nil {

@@ -113,10 +113,16 @@ func (v *server) serve(ctx context.Context) error {
 	}
 	o := s.gatewayOptions()
 	o.Launcher, o.Specs, o.Token, o.Log = kernels, specs, token, v.log
+	if users, err := s.openUsers(v.log); err != nil {
+		return err
+	} else if users != nil {
+		o.Users = users
+	}
 	gw, err := gateway.New(o)
 	if err != nil {
 		return err
 	}
+	v.watchUsers(ctx, gw)
 	v.onStop("websockets", func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, drainSockets)
 		defer cancel()
@@ -146,6 +152,18 @@ func (v *server) serve(ctx context.Context) error {
 	case err := <-failed:
 		return fmt.Errorf("serving: %w", err)
 	}
+}
+
+// watchUsers has what is revoked end, in a goroutine that the registered step waits for.
+func (v *server) watchUsers(ctx context.Context, gw *gateway.Gateway) {
+	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var watching sync.WaitGroup
+	watching.Go(func() { gw.Watch(ctx) })
+	v.onStop("users", func(context.Context) error {
+		stop()
+		watching.Wait()
+		return nil
+	})
 }
 
 // serveHTTP answers requests in a goroutine that the registered step waits for; endLogs ends those that last. What ends

@@ -17,6 +17,18 @@ type settings struct {
 	baseURL                    string
 	token                      string
 	tokenFile                  string
+	usersFile                  string
+	oidcIssuer                 string
+	oidcAudience               string
+	oidcName                   string
+	oidcGroups                 string
+	tokenReview                bool
+	tokenAudiences             []string
+	hubAPI                     string
+	hubService                 string
+	adminUsers                 []string
+	adminGroups                []string
+	authCache                  durationOf
 	noAuth                     bool
 	allowUnauthenticatedRemote bool
 	allowOrigins               []string
@@ -24,6 +36,9 @@ type settings struct {
 	tlsCert                    string
 	tlsKey                     string
 	maxBody                    int64
+	startsPerMinute            int
+	connectionsPerUser         int
+	connectionsPerKernel       int
 
 	kernelspecDirs []string
 	defaultKernel  string
@@ -192,7 +207,7 @@ func (s *settings) complete(getenv func(string) string) error {
 			return errors.New("--state-dir: neither $XDG_STATE_HOME nor $HOME is set to derive it from")
 		}
 	}
-	paths := []*string{&s.stateDir, &s.runtimeDir, &s.tokenFile, &s.tlsCert, &s.tlsKey,
+	paths := []*string{&s.stateDir, &s.runtimeDir, &s.tokenFile, &s.usersFile, &s.tlsCert, &s.tlsKey,
 		&s.kubeconfig, &s.kubePolicy, &s.masterKeyFile}
 	s.kernelspecDirs = slices.Clone(s.kernelspecDirs)
 	for i := range s.kernelspecDirs {
@@ -241,6 +256,7 @@ func (s *settings) check() error {
 			refuse("no-auth", "%s can be reached from other machines, and whoever reaches it could run code; if that is wanted, say --allow-unauthenticated-remote", s.listen)
 		}
 	}
+	s.checkUsers(refuse)
 	if (s.tlsCert == "") != (s.tlsKey == "") {
 		given := "tls-cert"
 		if s.tlsCert == "" {

@@ -18,7 +18,7 @@ func tokenPath(stateDir string) string { return filepath.Join(stateDir, "token")
 // readToken returns the token to demand, "" for none, and whether it was generated here, now or earlier.
 func (s *settings) readToken() (token string, generated bool, err error) {
 	switch {
-	case s.noAuth:
+	case s.noAuth, len(s.userSources()) > 0:
 		return "", false, nil
 	case s.token != "":
 		return s.token, false, nil

@@ -174,6 +174,17 @@ func formatSize(n int64) string {
 	return strconv.FormatInt(n, 10)
 }
 
+// count is a number of things, 0 included.
+func count(at func(*settings) *int) value {
+	return scalar(at, func(t string) (int, error) {
+		n, err := strconv.ParseUint(t, 10, 31)
+		if err != nil {
+			return 0, fmt.Errorf("%q is not a number from 0 on", t)
+		}
+		return int(n), nil
+	}, strconv.Itoa)
+}
+
 func notEmpty(t string) error {
 	if t == "" {
 		return errors.New("is empty")

@@ -1,0 +1,31 @@
+package kube
+
+import (
+	"context"
+	"slices"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// ReviewToken asks the cluster whose token it is, which the gateway's account must be allowed to: create tokenreviews, as the
+// cluster role system:auth-delegator has it. Without audiences the token has to be for the cluster itself. ok is false for a token
+// that the cluster does not know, or that is for nobody of the audiences.
+func (c *Cluster) ReviewToken(ctx context.Context, token string, audiences []string) (name string, groups []string, ok bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, apiTime)
+	defer cancel()
+	review, err := c.client.AuthenticationV1().TokenReviews().Create(ctx, &authenticationv1.TokenReview{
+		Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: audiences}}, metav1.CreateOptions{})
+	if err != nil {
+		return "", nil, false, err
+	}
+	if !review.Status.Authenticated || len(audiences) > 0 && !intersect(audiences, review.Status.Audiences) {
+		// A cluster that knows nothing of audiences leaves them out: its word is about any token.
+		return "", nil, false, nil
+	}
+	return review.Status.User.Username, review.Status.User.Groups, true, nil
+}
+
+func intersect(a, b []string) bool {
+	return slices.ContainsFunc(a, func(x string) bool { return slices.Contains(b, x) })
+}
