@@ -239,6 +239,12 @@ func missing(counts string) string {
 	switch {
 	case strings.Contains(counts, "cannot allocate all claims"):
 		return "no device is free"
+	case strings.Contains(counts, corev1.TaintNodeUnreachable):
+		return "a node does not answer"
+	case strings.Contains(counts, "were unschedulable"):
+		return "a node is cordoned"
+	case strings.Contains(counts, "untolerated taint(s)"): // Kubernetes 1.34 does not say which
+		return "a node does not answer, or is kept for others"
 	case strings.Contains(counts, "persistentvolumeclaim") || strings.Contains(counts, "volume"):
 		return "its volume is not there"
 	}
@@ -274,6 +280,9 @@ func (e *explanation) scaling() string {
 func (e *explanation) containers() reason {
 	var worst reason
 	all := slices.Concat(e.pod.Status.InitContainerStatuses, e.pod.Status.ContainerStatuses)
+	if len(all) == 0 && e.pod.Status.StartTime == nil {
+		return e.untaken()
+	}
 	if len(all) == 0 {
 		return e.creating("")
 	}
@@ -287,6 +296,16 @@ func (e *explanation) containers() reason {
 		}
 	}
 	return worst
+}
+
+// untaken explains a pod of which its node's kubelet has said nothing yet.
+func (e *explanation) untaken() reason {
+	since := e.started()
+	long := e.howLong(since)
+	if long == "" {
+		return newReason(classWaiting, since, "its containers are being created")
+	}
+	return newReason(classWaiting, since, "its node %s has not taken it%s; the kubelet there may be down", e.pod.Spec.NodeName, long)
 }
 
 // container explains one container that is not running.
