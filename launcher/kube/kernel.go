@@ -277,6 +277,9 @@ func (l *Launcher) ask(ctx context.Context, id string) error {
 	}
 	l.mu.Unlock()
 	for _, ns := range l.namespaces {
+		if l.rights.refusal(ns) != "" {
+			continue
+		}
 		pods, err := l.listPods(ctx, ns, LabelKernel+"="+id)
 		if err != nil {
 			return err

@@ -89,6 +89,7 @@ type Launcher struct {
 
 	peers     *peers // nil: there are none
 	freshness freshness
+	rights    rights
 
 	// Guarded by mu.
 	mu      sync.Mutex

@@ -47,13 +47,22 @@ func (l *Launcher) startInformers(ctx context.Context) error {
 			return err
 		}
 		l.informers = append(l.informers, pods)
-		synced = append(synced, entered...)
+		settled := l.rights.expect(ns, entered)
+		if ns == l.opts.Pods.Namespace {
+			synced = append(synced, entered...) // a gateway of no use waits for its rights
+		} else {
+			synced = append(synced, settled)
+		}
 		for _, informer := range []cache.SharedIndexInformer{pods, events} {
 			l.own(func() { informer.Run(l.ctx.Done()) })
 		}
 	}
 	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
-		return fmt.Errorf("the cluster's pods could not be listed: %w", context.Cause(ctx))
+		err := context.Cause(ctx)
+		if why := l.rights.refusal(l.opts.Pods.Namespace); why != "" {
+			err = errors.New(why)
+		}
+		return fmt.Errorf("the cluster's pods could not be listed: %w", err)
 	}
 	l.freshness.proved(l.timing.now())
 	return nil
@@ -62,6 +71,10 @@ func (l *Launcher) startInformers(ctx context.Context) error {
 // follow has what two informers tell entered. Synced are what says that their first list has been.
 func (l *Launcher) follow(ns string, pods, events cache.SharedIndexInformer) (synced []cache.InformerSynced, err error) {
 	complain := func(_ context.Context, _ *cache.Reflector, err error) {
+		if l.rights.forbidden(ns, err) {
+			l.log.Error("no kernel can be in a namespace", "namespace", ns, "err", l.rights.refusal(ns))
+			return
+		}
 		l.log.Warn("the cluster's pods cannot be watched; this is tried again", "namespace", ns, "err", err)
 	}
 	p, err1 := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -354,6 +367,9 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 	defer cancel()
 	var there []corev1.Pod
 	for _, ns := range l.namespaces {
+		if l.rights.refusal(ns) != "" {
+			continue
+		}
 		pods, err := l.listPods(limited, ns, managed)
 		if err != nil {
 			l.freshness.failed = l.timing.now()
