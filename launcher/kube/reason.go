@@ -31,10 +31,9 @@ const (
 // reason is why a kernel's pod does not do what it should: one sentence for the kernel's owner, without its full stop, of at
 // most reasonLimit characters and with no control characters.
 type reason struct {
-	class   class
-	text    string
-	since   time.Time // zero if it is not known
-	stopped bool      // of classDied: the end was asked for
+	class class
+	text  string
+	since time.Time // zero if it is not known
 }
 
 func newReason(c class, since time.Time, format string, args ...any) reason {

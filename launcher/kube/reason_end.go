@@ -64,9 +64,7 @@ func (e *explanation) ending() reason {
 	r := e.taken()
 	if r.class == classNone {
 		if ending, at, ok := e.lastWords(); ok {
-			r = newReason(classDied, at, "%s", ending.Reason)
-			r.stopped = ending.Stopped
-			return r
+			return newReason(classDied, at, "%s", ending.Reason)
 		}
 		r = newReason(classDied, e.deleted(), "its pod was deleted")
 	}
@@ -134,9 +132,7 @@ func (e *explanation) lastWords() (ending supervisor.Ending, at time.Time, ok bo
 func (e *explanation) ended() reason {
 	ending, at, left := e.lastWords()
 	if left && ending.Stopped {
-		r := newReason(classDied, at, "%s", ending.Reason)
-		r.stopped = true
-		return r
+		return newReason(classDied, at, "%s", ending.Reason)
 	}
 	said := quote(e.pod.Status.Message, quoteLimit)
 	since := e.finished()

@@ -185,20 +185,11 @@ func (f *fakeSupervisor) change(c func(*supervisor.Status)) {
 }
 
 func (f *fakeSupervisor) stream(w http.ResponseWriter, r *http.Request) {
-	for {
+	supervisor.StreamStatus(w, r, func() (supervisor.Status, <-chan struct{}) {
 		f.mu.Lock()
-		st, changed := f.status, f.changed
-		f.mu.Unlock()
-		json.NewEncoder(w).Encode(st)
-		http.NewResponseController(w).Flush()
-		select {
-		case <-changed:
-		case <-f.over:
-			return
-		case <-r.Context().Done():
-			return
-		}
-	}
+		defer f.mu.Unlock()
+		return f.status, f.changed
+	}, f.over)
 }
 
 func (f *fakeSupervisor) delete(w http.ResponseWriter, r *http.Request) {

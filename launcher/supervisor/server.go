@@ -22,9 +22,6 @@ const (
 // again by another supervisor has another log, whose numbers begin anew.
 const HeaderLog = "Ekg-Log"
 
-// statusPause is the least time between two lines of a status stream.
-const statusPause = 20 * time.Millisecond
-
 // bodyTimeout is how long a request's body may take.
 const bodyTimeout = 10 * time.Second
 
@@ -247,38 +244,6 @@ func (s *Supervisor) currentStatus() (Status, <-chan struct{}) {
 	return st, s.change
 }
 
-// getStatus is the status stream.
 func (s *Supervisor) getStatus(w http.ResponseWriter, r *http.Request) error {
-	w.Header().Set("Content-Type", "application/x-ndjson")
-	flush := http.NewResponseController(w)
-	enc := json.NewEncoder(w)
-	tick := time.NewTicker(StatusInterval)
-	defer tick.Stop()
-	for {
-		st, change := s.currentStatus()
-		// A gateway that has vanished without a word takes nothing any more.
-		if err := flush.SetWriteDeadline(time.Now().Add(3 * StatusInterval)); err != nil {
-			return err
-		}
-		if err := enc.Encode(st); err != nil {
-			return nil // the gateway has gone; it will be back
-		}
-		if err := flush.Flush(); err != nil {
-			return nil
-		}
-		select {
-		case <-r.Context().Done():
-			return nil
-		case <-s.over:
-			return nil
-		case <-time.After(statusPause):
-		}
-		select {
-		case <-change:
-		case <-tick.C:
-		case <-r.Context().Done():
-			return nil
-		case <-s.over:
-		}
-	}
+	return StreamStatus(w, r, s.currentStatus, s.over)
 }

@@ -1,6 +1,10 @@
 package supervisor
 
-import "time"
+import (
+	"encoding/json"
+	"net/http"
+	"time"
+)
 
 // Status is one line of a supervisor's status stream, GET /api/kernels/{id}/status: JSON lines, the first at once, then
 // one whenever something has changed and at least every StatusInterval. A reader that falls behind gets the newest
@@ -23,3 +27,43 @@ type Status struct {
 // StatusInterval is the longest silence of a status stream: a reader that hears nothing for three of them may take the
 // supervisor for hung.
 const StatusInterval = 20 * time.Second
+
+// statusPause is the least time between two lines of a status stream.
+const statusPause = 20 * time.Millisecond
+
+// StreamStatus answers with a status stream, until over is closed or its reader goes. Current returns the status and a channel
+// that is closed at its next change.
+func StreamStatus(w http.ResponseWriter, r *http.Request, current func() (Status, <-chan struct{}), over <-chan struct{}) error {
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	flush := http.NewResponseController(w)
+	enc := json.NewEncoder(w)
+	tick := time.NewTicker(StatusInterval)
+	defer tick.Stop()
+	for {
+		st, change := current()
+		// A gateway that has vanished without a word takes nothing any more.
+		if err := flush.SetWriteDeadline(time.Now().Add(3 * StatusInterval)); err != nil {
+			return err
+		}
+		if err := enc.Encode(st); err != nil {
+			return nil // the gateway has gone; it will be back
+		}
+		if err := flush.Flush(); err != nil {
+			return nil
+		}
+		select {
+		case <-r.Context().Done():
+			return nil
+		case <-over:
+			return nil
+		case <-time.After(statusPause):
+		}
+		select {
+		case <-change:
+		case <-tick.C:
+		case <-r.Context().Done():
+			return nil
+		case <-over:
+		}
+	}
+}

@@ -1,0 +1,148 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// The real cluster is what proves this package; see cmd/ekg's end to end tests. Here is what a cluster cannot be made to do at will.
+
+const (
+	idA = "aaaaaaaa-0000-4000-8000-000000000001"
+	idB = "bbbbbbbb-0000-4000-8000-000000000002"
+)
+
+var testKey = []byte("0123456789abcdef0123456789abcdef")
+
+// testCluster is client-go's fake with what it lacks: resource versions that grow, and uids.
+type testCluster struct {
+	*fake.Clientset
+	version atomic.Int64
+	broken  atomic.Bool // it answers nothing
+}
+
+func newTestCluster(t *testing.T) *testCluster {
+	t.Helper()
+	c := &testCluster{Clientset: fake.NewClientset()}
+	c.version.Store(100)
+	c.PrependReactor("*", "*", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		if c.broken.Load() && a.GetVerb() != "watch" {
+			return true, nil, errors.New("connection refused")
+		}
+		var o runtime.Object
+		switch a := a.(type) {
+		case k8stesting.CreateActionImpl:
+			o = a.GetObject()
+		case k8stesting.UpdateActionImpl:
+			o = a.GetObject()
+		}
+		if pod, ok := o.(*corev1.Pod); ok {
+			pod.ResourceVersion = strconv.FormatInt(c.version.Add(1), 10)
+			if pod.UID == "" {
+				pod.UID = types.UID("uid-" + pod.ResourceVersion)
+				pod.CreationTimestamp = metav1.Now()
+			}
+		}
+		return false, nil, nil
+	})
+	return c
+}
+
+// noDialer reaches no pod.
+type noDialer struct{}
+
+func (noDialer) dial(context.Context, *corev1.Pod) (net.Conn, error) {
+	return nil, errors.New("nobody is there")
+}
+func (noDialer) forget(string) {}
+func (noDialer) close()        {}
+
+func openTest(t *testing.T, c *testCluster, change func(*Options, *timing)) *Launcher {
+	t.Helper()
+	o := Options{Cluster: &Cluster{client: c.Clientset, Namespace: "ns"}, MasterKey: testKey,
+		Pods: PodOptions{Namespace: "ns", SupervisorImage: "ekg:1", KernelImage: "kernel:1"}}
+	tm := realTiming()
+	tm.firstRedial, tm.lastRedial = time.Hour, time.Hour
+	if change != nil {
+		change(&o, &tm)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	l, err := open(ctx, o, tm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.dialer = noDialer{}
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return l
+}
+
+func testRequest(id string) launcher.Request {
+	return launcher.Request{ID: id, Owner: "ann", Spec: kernelspecs.Spec{Name: "python3", Argv: []string{"python3", "-f", "{connection_file}"}, Language: "python"}}
+}
+
+func TestMain(m *testing.M) {
+	LogTo(slog.New(slog.DiscardHandler))
+	goleak.VerifyTestMain(m)
+}
+
+// refuse has the cluster refuse every request of a kind from now on.
+func (c *testCluster) refuse(verb, resource string, err error) {
+	c.PrependReactor(verb, resource, func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, err })
+}
+
+// requests counts what the cluster was asked, but for the lease of the gateway that clears away: that is asked for by the clock.
+func (c *testCluster) requests() (n int) {
+	for _, a := range c.Actions() {
+		if a.GetResource().Resource != "leases" {
+			n++
+		}
+	}
+	return n
+}
+
+// setPod changes a pod as the cluster does.
+func (c *testCluster) setPod(t *testing.T, name string, change func(*corev1.Pod)) {
+	t.Helper()
+	pod, err := c.CoreV1().Pods("ns").Get(t.Context(), name, metav1.GetOptions{})
+	if err == nil {
+		pod = pod.DeepCopy()
+		change(pod)
+		_, err = c.CoreV1().Pods("ns").Update(t.Context(), pod, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func waitFor(t *testing.T, l *Launcher, id string, cond func(launcher.Kernel) bool) launcher.Kernel {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	k, err := l.Wait(ctx, id, cond)
+	if err != nil {
+		t.Fatalf("%v; it is %+v", err, k)
+	}
+	return k
+}

@@ -1,0 +1,170 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// ended is what a pod is when its supervisor has ended and has said this.
+func ended(message string) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) {
+		pod.Status.Phase = corev1.PodSucceeded
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: containerSupervisor,
+			State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Message: message, FinishedAt: metav1.Now()}}}}
+	}
+}
+
+func TestEnding(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, nil)
+	start := func(id string) {
+		if _, _, err := l.Start(t.Context(), testRequest(id)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dead := func(k launcher.Kernel) bool { return k.State == launcher.Dead }
+	start(idA)
+	c.setPod(t, idA+"-1", ended(`{"kernel_id":"`+idA+`","reason":"it exited with 3","at":"`+time.Now().UTC().Format(time.RFC3339)+`"}`))
+	if k := waitFor(t, l, idA, dead); k.Reason != "it exited with 3" {
+		t.Errorf("died: %+v", k)
+	}
+	t.Run("a later gateway knows", func(t *testing.T) {
+		k, err := openTest(t, c, nil).Kernel(t.Context(), idA)
+		if err != nil || k.State != launcher.Dead || k.Reason != "it exited with 3" {
+			t.Errorf("%+v, %v", k, err)
+		}
+	})
+	t.Run("it is revived as its next generation", func(t *testing.T) {
+		k, err := l.Revive(t.Context(), idA)
+		if err != nil || k.State != launcher.Starting {
+			t.Fatalf("%+v, %v", k, err)
+		}
+		pod, err := c.CoreV1().Pods("ns").Get(t.Context(), idA+"-2", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range pod.Spec.Volumes {
+			if v.Secret != nil && v.Secret.SecretName != "ekg-"+idA+"-2" {
+				t.Errorf("its secret is %s", v.Secret.SecretName)
+			}
+		}
+		if _, err := c.CoreV1().Pods("ns").Get(t.Context(), idA+"-1", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			t.Errorf("the old pod: %v", err)
+		}
+	})
+	t.Run("one that was stopped is gone, with its reason", func(t *testing.T) {
+		start(idB)
+		c.setPod(t, idB+"-1", ended(`{"kernel_id":"`+idB+`","reason":"shut down by ann","stopped":true,"at":"`+time.Now().UTC().Format(time.RFC3339)+`"}`))
+		var gone *launcher.GoneError
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		if _, err := l.Wait(ctx, idB, dead); !errors.As(err, &gone) || gone.Reason != "shut down by ann" {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("deleted behind our back", func(t *testing.T) {
+		id := "cccccccc-0000-4000-8000-000000000003"
+		start(id)
+		if err := c.CoreV1().Pods("ns").Delete(t.Context(), id+"-1", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if k := waitFor(t, l, id, dead); k.Reason == "" {
+			t.Errorf("%+v", k)
+		}
+		if err := l.Stop(t.Context(), id, "x"); err != nil {
+			t.Error(err)
+		}
+		if _, err := l.Kernel(t.Context(), id); !errors.Is(err, launcher.ErrNotFound) {
+			t.Errorf("after it was stopped: %v", err)
+		}
+	})
+	t.Run("one that could never run is ended, and can be started again", func(t *testing.T) {
+		id := "dddddddd-0000-4000-8000-000000000004"
+		start(id)
+		c.setPod(t, id+"-1", func(pod *corev1.Pod) {
+			pod.Status.Phase = corev1.PodPending
+			pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}}
+			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: containerKernel, State: corev1.ContainerState{
+				Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImageNeverPull"}}}}
+		})
+		if k := waitFor(t, l, id, dead); !strings.Contains(k.Reason, "image") {
+			t.Errorf("%+v", k)
+		}
+		l.mu.Lock()
+		k := l.kernels[id]
+		l.mu.Unlock()
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		if !l.await(ctx, k, func() bool { return k.removed }) {
+			t.Fatal("its pod is still there")
+		}
+		if k, err := l.Revive(t.Context(), id); err != nil || k.State != launcher.Starting {
+			t.Errorf("%+v, %v", k, err)
+		}
+	})
+	t.Run("somebody else's words are not believed", func(t *testing.T) {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{LabelKernel: idA}}}
+		ended(`{"kernel_id":"` + idB + `","reason":"x","stopped":true}`)(pod)
+		if end := endOf(pod, time.Now()); end == nil || end.stopped {
+			t.Errorf("%+v", end)
+		}
+	})
+}
+
+// TestEnterPod: news come from several sides in any order.
+func TestEnterPod(t *testing.T) {
+	l := openTest(t, newTestCluster(t), nil)
+	pod := func(generation, version int, phase corev1.PodPhase) *corev1.Pod {
+		p := &corev1.Pod{}
+		record{id: idA, generation: generation, spec: "s", created: time.Now(), protocol: 1, keyVersion: 1}.write(p)
+		p.Namespace, p.UID, p.ResourceVersion, p.Status.Phase = "ns", types.UID(strconv.Itoa(generation)), strconv.Itoa(version), phase
+		return p
+	}
+	state := func() (int, launcher.State) {
+		l.mu.Lock()
+		k := l.kernels[idA]
+		l.mu.Unlock()
+		d, err := l.describe(k)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k.rec.generation, d.State
+	}
+	check := func(what string, generation int, want launcher.State) {
+		t.Helper()
+		if g, s := state(); g != generation || s != want {
+			t.Errorf("%s: generation %d is %s", what, g, s)
+		}
+	}
+	l.enterPod(pod(1, 10, corev1.PodPending))
+	check("made", 1, launcher.Starting)
+	l.enterPod(pod(1, 30, corev1.PodFailed))
+	check("failed", 1, launcher.Dead)
+	l.enterPod(pod(1, 20, corev1.PodRunning))
+	check("old news", 1, launcher.Dead)
+	l.enterPod(pod(2, 40, corev1.PodPending))
+	check("the next", 2, launcher.Starting)
+	l.enterPod(pod(1, 50, corev1.PodRunning))
+	check("news of the one before", 2, launcher.Starting)
+	l.enterRemoved(pod(1, 60, corev1.PodFailed))
+	check("the one before is gone", 2, launcher.Starting)
+	l.enterRemoved(pod(2, 70, corev1.PodRunning))
+	check("gone", 2, launcher.Dead)
+	l.enterPod(pod(2, 80, corev1.PodRunning))
+	check("news of a pod that is gone", 2, launcher.Dead)
+	broken := pod(3, 90, corev1.PodRunning)
+	broken.Annotations[annotationGeneration] = "x"
+	l.enterPod(broken)
+	check("a pod that is no record", 2, launcher.Dead)
+}

@@ -1,0 +1,51 @@
+package kube
+
+import (
+	"errors"
+	"sync/atomic"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+func TestUpdateSessions(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, nil)
+	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
+		t.Fatal(err)
+	}
+	add := func(name string) error {
+		_, err := l.UpdateSessions(t.Context(), idA, func(s []launcher.Session) ([]launcher.Session, error) {
+			return append(s, launcher.Session{ID: name, Path: name}), nil
+		})
+		return err
+	}
+	if err := add("one"); err != nil {
+		t.Fatal(err)
+	}
+	var conflicts atomic.Int32
+	conflicts.Store(3)
+	c.PrependReactor("patch", "pods", func(k8stesting.Action) (bool, runtime.Object, error) {
+		return conflicts.Add(-1) >= 0, nil, apierrors.NewConflict(corev1.Resource("pods"), "x", errors.New("changed meanwhile"))
+	})
+	if err := add("two"); err != nil {
+		t.Fatal(err)
+	}
+	k, err := openTest(t, c, nil).Kernel(t.Context(), idA)
+	if err != nil || len(k.Sessions) != 2 || k.Sessions[1].Path != "two" {
+		t.Errorf("%+v, %v", k, err)
+	}
+	conflicts.Store(1000)
+	if err := add("three"); !errors.Is(err, launcher.ErrUnavailable) {
+		t.Errorf("for ever: %v", err)
+	}
+	own := errors.New("mine")
+	if _, err := l.UpdateSessions(t.Context(), idA, func([]launcher.Session) ([]launcher.Session, error) { return nil, own }); !errors.Is(err, own) {
+		t.Errorf("got %v", err)
+	}
+}

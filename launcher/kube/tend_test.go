@@ -1,0 +1,66 @@
+package kube
+
+import (
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// TestTend: what nobody else does any more.
+func TestTend(t *testing.T) {
+	c := newTestCluster(t)
+	now := atomic.Int64{}
+	now.Store(time.Now().UnixNano())
+	l := openTest(t, c, func(_ *Options, tm *timing) {
+		tm.now = func() time.Time { return time.Unix(0, now.Load()) }
+		tm.tend = time.Hour // the test does it
+	})
+	start := func(id string, env map[string]string) *kernel {
+		req := testRequest(id)
+		req.Env = env
+		if _, _, err := l.Start(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+		k, err := l.lookUp(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k
+	}
+	k := start(idA, nil)
+	c.setPod(t, idA+"-1", func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodPending })
+	waitFor(t, l, idA, func(launcher.Kernel) bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return k.pod.Status.Phase == corev1.PodPending
+	})
+	secrets := c.CoreV1().Secrets("ns")
+	if err := secrets.Delete(t.Context(), "ekg-"+idA+"-1", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	now.Add(int64(6 * time.Second))
+	l.tendKernel(k)
+	if _, err := secrets.Get(t.Context(), "ekg-"+idA+"-1", metav1.GetOptions{}); err != nil {
+		t.Errorf("a missing secret was not made: %v", err)
+	}
+	before := c.requests()
+	l.tendKernel(k)
+	if n := c.requests() - before; n != 0 {
+		t.Errorf("a kernel that waits costs %d requests", n)
+	}
+	patient := start(idB, map[string]string{"KERNEL_LAUNCH_TIMEOUT": "7200"})
+	now.Add(int64(31 * time.Minute))
+	l.tendKernel(k)
+	l.tendKernel(patient)
+	if k := waitFor(t, l, idA, func(k launcher.Kernel) bool { return k.State == launcher.Dead }); k.Reason != "its start made no progress for 30m0s: it waits for the scheduler" {
+		t.Errorf("%+v", k)
+	}
+	if k, err := l.Kernel(t.Context(), idB); err != nil || k.State != launcher.Starting {
+		t.Errorf("one that may take longer: %+v, %v", k, err)
+	}
+}

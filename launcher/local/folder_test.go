@@ -1,0 +1,113 @@
+package local
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+)
+
+func TestBadEntries(t *testing.T) {
+	p := newPlace(t)
+	l := p.open()
+	p.start(l, 1, "fine")
+	l.Close()
+	kernels := filepath.Join(p.state, "kernels")
+	write := func(name, content string) {
+		t.Helper()
+		path := filepath.Join(kernels, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(id(2)+"/kernel.json", "{half")
+	write(id(3)+"/other", "")
+	write(id(4)+"/kernel.json", `{"id":"`+id(5)+`"}`)
+	write(id(6)+"/kernel.json", `{"id":"`+id(6)+`"}`)
+	write(id(7), "a file")
+	write("not-an-id/kernel.json", "{}")
+	write(".new-1/kernel.json", "{}")
+	write(id(1)+"/sessions.json", "{half")
+	old := time.Now().Add(-time.Hour)
+	write(".old-2/kernel.json", "{}")
+	if err := os.Chtimes(filepath.Join(kernels, ".old-2"), old, old); err != nil {
+		t.Fatal(err)
+	}
+	l = p.launcher()
+	all, err := l.Kernels(t.Context())
+	if err != nil || len(all) != 1 || all[0].ID != id(1) || len(all[0].Sessions) != 0 {
+		t.Errorf("listed: %+v, %v", all, err)
+	}
+	aside, err := os.ReadDir(filepath.Join(p.state, "aside"))
+	if err != nil || len(aside) != 6 {
+		t.Errorf("set aside: %v, %v", aside, err)
+	}
+	if n := strings.Count(p.log.String(), "set aside"); n != 6 {
+		t.Errorf("told %d times", n)
+	}
+	// Somebody is at work on this one: it is neither there nor not, and stays where it is.
+	write(id(8)+"/other", "")
+	held, err := lockFolder(filepath.Join(kernels, id(8)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Kernel(t.Context(), id(8)); !errors.Is(err, launcher.ErrUnavailable) {
+		t.Errorf("one that is being worked on: %v", err)
+	}
+	unlock(held)
+	if _, err := l.Kernel(t.Context(), id(8)); err != launcher.ErrNotFound {
+		t.Errorf("a bad one: %v", err)
+	}
+	eventually(t, "what was half removed is removed, what may be in the making is not", func() bool {
+		left, err := os.ReadDir(kernels)
+		return err == nil && len(left) == 2
+	})
+	if err := os.RemoveAll(filepath.Join(kernels, ".new-1")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestGoneError(t *testing.T) {
+	p := newPlace(t)
+	l := p.launcher()
+	write := func(content string) {
+		if err := os.WriteFile(l.layout.tombstone(id(1)), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, err := json.Marshal(supervisor.Ending{KernelID: id(1), Reason: "r", At: time.Now()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(string(b))
+	var gone *launcher.GoneError
+	if _, err := l.Kernel(t.Context(), id(1)); !errors.As(err, &gone) || gone.Reason != "r" {
+		t.Errorf("got %v", err)
+	}
+	write("{half")
+	if _, err := l.Kernel(t.Context(), id(1)); err != launcher.ErrNotFound {
+		t.Errorf("a broken tombstone: %v", err)
+	}
+	if _, err := l.Kernel(t.Context(), "../"+id(1)); err != launcher.ErrNotFound {
+		t.Errorf("no id: %v", err)
+	}
+	// What cannot be read does not exist for sure.
+	if err := os.RemoveAll(l.layout.kernels()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Kernels(t.Context()); !errors.Is(err, launcher.ErrUnavailable) {
+		t.Errorf("without a folder: %v", err)
+	}
+	if err := os.Mkdir(l.layout.kernels(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+}

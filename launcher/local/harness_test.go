@@ -1,0 +1,181 @@
+package local
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// place is a state directory and the launchers opened on it.
+type place struct {
+	t              *testing.T
+	state, runtime string
+	log            logBuffer
+	change         func(*Options, *timing)
+}
+
+type logBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// newPlace makes one whose kernels are all gone, and every goroutine with them, when the test ends.
+func newPlace(t *testing.T) *place {
+	t.Helper()
+	before := goleak.IgnoreCurrent()
+	run, err := os.MkdirTemp("", "ekg") // t.TempDir is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &place{t: t, state: filepath.Join(t.TempDir(), "state"), runtime: run}
+	t.Cleanup(func() {
+		p.clear()
+		goleak.VerifyNone(t, before)
+		left, err := os.ReadDir(run)
+		if err != nil || len(left) > 0 {
+			t.Errorf("folders of sockets are left: %v %v", left, err)
+		}
+		os.RemoveAll(run)
+		if t.Failed() {
+			t.Log(p.log.String())
+		}
+	})
+	return p
+}
+
+// clear stops what the test has left.
+func (p *place) clear() {
+	l := p.open()
+	defer l.Close()
+	all, err := l.Kernels(context.Background())
+	if err != nil {
+		p.t.Error(err)
+	}
+	for _, k := range all {
+		if err := l.Stop(context.Background(), k.ID, "the test is over"); err != nil && !errors.Is(err, launcher.ErrNotFound) {
+			p.t.Errorf("stop: %v", err)
+		}
+	}
+	if entries, err := os.ReadDir(filepath.Join(p.state, "kernels")); err != nil || len(entries) > 0 {
+		p.t.Errorf("folders are left: %v %v", entries, err)
+	}
+}
+
+func (p *place) open() *Launcher {
+	p.t.Helper()
+	o := Options{StateDir: p.state, RuntimeDir: p.runtime, Supervisor: os.Args[0], StopGrace: 300 * time.Millisecond,
+		Log: slog.New(slog.NewTextHandler(&p.log, nil))}
+	tm := realTiming()
+	if p.change != nil {
+		p.change(&o, &tm)
+	}
+	l, err := open(context.Background(), o, tm)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return l
+}
+
+// launcher opens one that is closed before the place is cleared.
+func (p *place) launcher() *Launcher {
+	l := p.open()
+	p.t.Cleanup(func() { l.Close() })
+	return l
+}
+
+func fakeSpec(mode string) kernelspecs.Spec {
+	return kernelspecs.Spec{Name: "fake", Argv: []string{"fake", mode}, InterruptMode: "signal"}
+}
+
+func id(n int) string { return fmt.Sprintf("3f0a6f5e-1d2c-4b7a-9e10-%012d", n) }
+
+func (p *place) start(l *Launcher, n int, mode string) launcher.Kernel {
+	p.t.Helper()
+	k, created, err := l.Start(p.t.Context(), launcher.Request{ID: id(n), Owner: "ann", Spec: fakeSpec(mode)})
+	if err != nil || !created {
+		p.t.Fatalf("start: created %v, %v", created, err)
+	}
+	return k
+}
+
+// wait waits for a condition of a kernel.
+func wait(t *testing.T, l *Launcher, n int, what string, cond func(launcher.Kernel) bool) launcher.Kernel {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+	defer cancel()
+	k, err := l.Wait(ctx, id(n), cond)
+	if err != nil {
+		t.Fatalf("waiting until it is %s: %v (%+v)", what, err, k)
+	}
+	return k
+}
+
+func isIdle(k launcher.Kernel) bool { return k.State == launcher.Idle && !k.Stale }
+func isDead(k launcher.Kernel) bool { return k.State == launcher.Dead }
+
+func processesOf(t *testing.T, p *place, n int) processes {
+	t.Helper()
+	var ps processes
+	eventually(t, "both process ids are noted", func() bool {
+		return readJSON(filepath.Join(p.state, "kernels", id(n), processFile), &ps) == nil && ps.Kernel != 0
+	})
+	return ps
+}
+
+func eventually(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(15 * time.Second)
+	for !cond() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 15 s: %s", what)
+		}
+		<-time.After(5 * time.Millisecond)
+	}
+}
+
+// carriers counts the living processes with a kernel's id in their environment.
+func carriers(n int) (pids []int) {
+	all, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, f := range all {
+		b, err := os.ReadFile(f)
+		if err == nil && bytes.Contains(b, []byte("EKG_KERNEL_ID="+id(n))) {
+			pid, _ := strconv.Atoi(strings.Split(f, "/")[2])
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+func kill(t *testing.T, pid int) {
+	t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+}

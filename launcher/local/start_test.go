@@ -1,0 +1,128 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+func TestStart(t *testing.T) {
+	p := newPlace(t)
+	p.change = func(_ *Options, tm *timing) { tm.ready = 2 * time.Second }
+	l := p.launcher()
+	for i, c := range []struct{ mode, want string }{
+		{"refuse", "its supervisor could not start: the moon is not full"},
+		{"leave", "ended before it answered"},
+		{"silent", "its supervisor did not answer within 2s"},
+		{"program", `the kernel's program "/x" does not exist`},
+	} {
+		t.Run(c.mode, func(t *testing.T) {
+			_, created, err := l.Start(t.Context(), launcher.Request{ID: id(i), Spec: fakeSpec(c.mode)})
+			var failed *launcher.FailedError
+			if created || !errors.As(err, &failed) || !strings.Contains(failed.Reason, c.want) {
+				t.Errorf("got %v, want %s", err, c.want)
+			}
+			for _, dir := range []string{"kernels", "ended"} {
+				if left, err := os.ReadDir(filepath.Join(p.state, dir)); err != nil || len(left) > 0 {
+					t.Errorf("%s has %v %v", dir, left, err)
+				}
+			}
+			if _, err := l.Kernel(t.Context(), id(i)); err != launcher.ErrNotFound {
+				t.Errorf("afterwards: %v", err)
+			}
+			eventually(t, "no process is left", func() bool { return l.children.count() == 0 })
+		})
+	}
+	t.Run("an impossible variable", func(t *testing.T) {
+		_, _, err := l.Start(t.Context(), launcher.Request{ID: id(9), Spec: fakeSpec("fine"), Env: map[string]string{"KERNEL_A": "\x00"}})
+		var failed *launcher.FailedError
+		if !errors.As(err, &failed) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("its caller leaves", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(100*time.Millisecond, cancel)
+		_, _, err := l.Start(ctx, launcher.Request{ID: id(10), Spec: fakeSpec("silent")})
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v", err)
+		}
+		if left, err := os.ReadDir(filepath.Join(p.state, "kernels")); err != nil || len(left) > 0 {
+			t.Errorf("left: %v %v", left, err)
+		}
+	})
+	t.Run("the launcher closes", func(t *testing.T) {
+		other := p.open()
+		time.AfterFunc(100*time.Millisecond, func() { other.Close() })
+		_, _, err := other.Start(t.Context(), launcher.Request{ID: id(11), Spec: fakeSpec("silent")})
+		if !errors.Is(err, launcher.ErrUnavailable) {
+			t.Errorf("got %v", err)
+		}
+		other.Close()
+	})
+}
+
+func TestStart_Concurrent(t *testing.T) {
+	p := newPlace(t)
+	launchers := []*Launcher{p.launcher(), p.launcher()}
+	var all sync.WaitGroup
+	created := make(chan bool, 8)
+	for i := range cap(created) {
+		all.Go(func() {
+			k, c, err := launchers[i%2].Start(t.Context(), launcher.Request{ID: id(1), Spec: fakeSpec("fine")})
+			if err != nil || k.ID != id(1) {
+				t.Errorf("start: %v", err)
+			}
+			created <- c
+		})
+	}
+	all.Wait()
+	close(created)
+	n := 0
+	for c := range created {
+		if c {
+			n++
+		}
+	}
+	if n != 1 {
+		t.Errorf("created %d times", n)
+	}
+	wait(t, launchers[1], 1, "idle", isIdle)
+	if _, _, err := launchers[1].Start(t.Context(), launcher.Request{ID: id(1), Owner: "bob", Spec: fakeSpec("fine")}); !errors.Is(err, launcher.ErrConflict) {
+		t.Errorf("another owner gets %v", err)
+	}
+}
+
+// TestStart_Watched has a second gateway look at a kernel while its supervisor has not got to its lock yet. It must
+// neither take it for dead nor be in the supervisor's way.
+func TestStart_Watched(t *testing.T) {
+	p := newPlace(t)
+	a, b := p.launcher(), p.launcher()
+	started := make(chan error, 1)
+	go func() {
+		_, _, err := a.Start(context.Background(), launcher.Request{ID: id(1), Owner: "ann", Spec: fakeSpec("slow")})
+		started <- err
+	}()
+	for {
+		k, err := b.Kernel(t.Context(), id(1))
+		if k.State == launcher.Dead || (err != nil && !errors.Is(err, launcher.ErrNotFound)) {
+			t.Errorf("a kernel that is being started: %+v, %v", k, err)
+		}
+		select {
+		case err := <-started:
+			if err != nil {
+				t.Error(err)
+			}
+			wait(t, b, 1, "idle", isIdle)
+			return
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
+}

@@ -1,0 +1,92 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+func TestStop(t *testing.T) {
+	p := newPlace(t)
+	p.change = func(o *Options, tm *timing) { o.StopGrace, tm.stopMargin = 100*time.Millisecond, time.Second }
+	l := p.launcher()
+	gone := func(t *testing.T, l *Launcher, n int, reason string) {
+		t.Helper()
+		var g *launcher.GoneError
+		_, err := l.Kernel(t.Context(), id(n))
+		if !errors.As(err, &g) || g.Reason != reason || !errors.Is(err, launcher.ErrNotFound) {
+			t.Errorf("afterwards: %v", err)
+		}
+		if left := carriers(n); len(left) > 0 {
+			t.Errorf("processes are left: %v", left)
+		}
+		if err := l.Stop(t.Context(), id(n), "again"); !errors.Is(err, launcher.ErrNotFound) {
+			t.Errorf("again: %v", err)
+		}
+	}
+	t.Run("by several at once", func(t *testing.T) {
+		p.start(l, 1, "fine")
+		other := p.launcher()
+		wait(t, other, 1, "idle", isIdle)
+		var all sync.WaitGroup
+		for i := range 4 {
+			all.Go(func() {
+				if err := []*Launcher{l, other}[i%2].Stop(context.Background(), id(1), "enough"); err != nil && !errors.Is(err, launcher.ErrNotFound) {
+					t.Errorf("stop: %v", err)
+				}
+			})
+		}
+		all.Wait()
+		gone(t, l, 1, "enough")
+		gone(t, other, 1, "enough")
+		// Whoever comes later knows too; and the id may be used again.
+		later := p.launcher()
+		gone(t, later, 1, "enough")
+		p.start(later, 1, "fine")
+	})
+	t.Run("a supervisor that does not hear", func(t *testing.T) {
+		k := p.start(l, 2, "deaf")
+		wait(t, l, 2, "idle", isIdle)
+		pid := processesOf(t, p, 2).Supervisor
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		if err := l.Stop(ctx, k.ID, "enough"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("who does not wait gets %v", err)
+		}
+		if err := l.Stop(t.Context(), k.ID, "enough"); err != nil {
+			t.Fatal(err)
+		}
+		gone(t, l, 2, "enough")
+		if err := syscall.Kill(pid, 0); err == nil {
+			eventually(t, "supervisor is gone", func() bool { return syscall.Kill(pid, 0) != nil })
+		}
+	})
+	t.Run("behind the launcher's back", func(t *testing.T) {
+		p.start(l, 4, "fine")
+		l.mu.Lock()
+		k := l.kernels[id(4)]
+		l.mu.Unlock()
+		if err := l.client(k).Stop(t.Context(), "its client said so"); err != nil {
+			t.Fatal(err)
+		}
+		_, err := l.Wait(t.Context(), id(4), func(launcher.Kernel) bool { return false })
+		if !errors.Is(err, launcher.ErrNotFound) {
+			t.Errorf("who waits gets %v", err)
+		}
+		gone(t, l, 4, "its client said so")
+	})
+	t.Run("a dead one", func(t *testing.T) {
+		p.start(l, 3, "fine")
+		kill(t, processesOf(t, p, 3).Supervisor)
+		wait(t, l, 3, "dead", isDead)
+		if err := l.Stop(t.Context(), id(3), "enough"); err != nil {
+			t.Fatal(err)
+		}
+		gone(t, l, 3, "enough")
+	})
+}

@@ -1,0 +1,82 @@
+package supervisor
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestPod_waiting: what the cluster says of a container that is not there is the model's reason, and a line in the cell
+// that waits, until the kernel is up.
+func TestPod_waiting(t *testing.T) {
+	p := newPod(t, nil)
+	p.startSupervisor()
+	c := p.attach("ann")
+	say := func(version uint64, text string) {
+		t.Helper()
+		if err := p.client().SetWaiting(t.Context(), Waiting{Class: WaitingClass, Text: text, Version: version}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	say(3, "pulling image \"x\"")
+	say(2, "unschedulable")
+	if st := p.until("reason", func(st Status) bool { return st.Reason != "" }); st.Reason != `pulling image "x"` || st.State != stateStarting {
+		t.Errorf("status is %+v", st)
+	}
+	id := c.execute("result up")
+	second := c.execute("result second")
+	shown := func(g got) string { return displayed(g).Data["text/plain"] }
+	shows := func(g got) bool { return strings.HasSuffix(g.msgType, "display_data") }
+	first := c.collect("a line", shows)
+	g := first[len(first)-1]
+	if g.msgType != "display_data" || g.parent != id || !strings.Contains(shown(g), "pulling image") {
+		t.Errorf("got %s %s", g.msgType, g.Content)
+	}
+	name := displayed(g).Transient["display_id"]
+	say(4, "back-off")
+	next := c.collect("the next", shows)
+	if g = next[len(next)-1]; g.msgType != "update_display_data" || g.parent != id || !strings.HasSuffix(shown(g), "back-off") ||
+		displayed(g).Transient["display_id"] != name {
+		t.Errorf("got %s %s", g.msgType, g.Content)
+	}
+	p.startChild()
+	all := c.result(id, second)
+	i := slices.IndexFunc(all, shows)
+	if i < 0 || all[i].msgType != "update_display_data" || len(displayed(all[i]).Data) > 0 {
+		t.Errorf("the line stays: %s", summary(all))
+	}
+	if _, ok := find(all, "execute_result", id); !ok {
+		t.Errorf("the cell did not run: %s", summary(all))
+	}
+	if st := p.until("idle", func(st Status) bool { return st.State == stateIdle }); st.Reason != "" {
+		t.Errorf("status is %+v", st)
+	}
+	t.Run("refused", func(t *testing.T) {
+		for _, body := range []string{"", "{}", `{"class":"x","text":"","version":9}`, `{"class":"died","text":"","version":-1}`,
+			`{"class":"died","text":"","version":"x"}`} {
+			if _, err := p.ask("PUT", "/waiting", body); !strings.Contains(err, "400") {
+				t.Errorf("%s: %s", body, err)
+			}
+		}
+		if _, err := p.ask("PUT", "/waiting", `{"class":"waiting","text":"","version":"10"}`); err != "" {
+			t.Error(err)
+		}
+	})
+}
+
+// TestPod_never: what the cluster says will never come is not waited for.
+func TestPod_never(t *testing.T) {
+	p := newPod(t, nil)
+	p.startSupervisor()
+	c := p.attach("ann")
+	id := c.execute("print 1")
+	if err := p.client().SetWaiting(t.Context(), Waiting{Class: NeverClass, Text: "no such image", Version: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if got := output(c.result(id), id); !strings.Contains(got, "no such image") {
+		t.Errorf("the cell says %q", got)
+	}
+	if st := p.until("dead", func(st Status) bool { return st.State == stateDead }); st.Reason != "no such image" {
+		t.Errorf("status is %+v", st)
+	}
+}
