@@ -207,7 +207,9 @@ func (e *explanation) unscheduled() reason {
 		said = event.Message
 	}
 	said, _, _ = strings.Cut(said, " preemption: ")
-	said = strings.TrimSuffix(said, " no new claims to deallocate,") // Kubernetes 1.34 says so of every pod
+	for _, noise := range []string{" no new claims to deallocate,", " still not schedulable,"} { // Kubernetes 1.34 says so of every pod, or of all with claims
+		said = strings.TrimSuffix(said, noise)
+	}
 	said = quote(said, quoteLimit)
 	text := "no node can take it: " + said
 	if m := schedulerCounts.FindStringSubmatch(said); m != nil {

@@ -2,13 +2,18 @@ package kube
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
+
+// secretRetry is a little more than the kubelet's longest pause between two attempts to mount a volume.
+const secretRetry = 3 * time.Minute
 
 // idleLong is after how much idleness a kernel's node may be given up.
 const idleLong = 5 * time.Minute
@@ -30,6 +35,7 @@ func (l *Launcher) tendKernel(k *kernel) {
 	up := k.wasUp()
 	state, active := launcher.State(k.status.State), k.status.LastActivity
 	streaming, complete := k.streaming, k.complete
+	missed := missesSecret(pod, l.events[pod.UID], complete, now)
 	k.claimed = k.claimed || k.status.Connections > 0
 	claims := k.claimed && pod.Annotations[annotationClaimed] == unclaimed
 	l.mu.Unlock()
@@ -45,8 +51,8 @@ func (l *Launcher) tendKernel(k *kernel) {
 		k.touch()
 		l.mu.Unlock()
 	case end != nil || removed:
-	case !heard && !complete && age > l.timing.half && pod.Status.Phase == corev1.PodPending:
-		// Whoever made the pod may have died before it made the secret.
+	case missed, !heard && complete.IsZero() && age > l.timing.half && pod.Status.Phase == corev1.PodPending:
+		// Whoever made the pod may have died before it made the secret, or somebody has deleted that.
 		if err := l.createSecret(l.ctx, pod); err != nil {
 			l.log.Warn("secret of a waiting pod could not be made; this is tried again", "pod", pod.Name, "err", err)
 			return
@@ -54,13 +60,22 @@ func (l *Launcher) tendKernel(k *kernel) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		if k.pod.UID == pod.UID {
-			k.complete = true
+			k.complete = now
 		}
 	case !up:
 		l.endOverdue(k, pod)
 	case streaming:
 		l.tellMovers(pod, state, now.Sub(active))
 	}
+}
+
+// missesSecret reports whether the kubelet has lately not found a pod's secret, which was there at that time.
+func missesSecret(pod *corev1.Pod, events []corev1.Event, there, now time.Time) bool {
+	missing := fmt.Sprintf("secret %q not found", secretName(pod.Name))
+	return slices.ContainsFunc(events, func(e corev1.Event) bool {
+		at := eventTime(&e)
+		return e.Reason == "FailedMount" && strings.Contains(e.Message, missing) && at.After(there) && now.Sub(at) < secretRetry
+	})
 }
 
 // endOverdue ends a kernel whose start has made no progress for too long.
