@@ -130,6 +130,9 @@ func TestPodReason(t *testing.T) {
 	}{
 		// Before there is a node.
 		{"nobody has looked at it", podOf(), nil, classWaiting, "it waits for the scheduler"},
+		{"no template of a claim", podOf(), []corev1.Event{event("resource_claim", "FailedResourceClaimCreation",
+			`PodResourceClaim device: resource claim template "one": resourceclaimtemplate.resource.k8s.io "one" not found`, time.Minute)}, classWaiting,
+			`its claim of a device cannot be made: PodResourceClaim device: resource claim template "one": resourceclaimtemplate.resource.k8s.io "one" not found`},
 		{"gated", podOf(condition(corev1.PodScheduled, corev1.ConditionFalse, corev1.PodReasonSchedulingGated, "Scheduling is blocked due to non-empty scheduling gates"),
 			func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "ekg/admission"}} }), nil,
 			classWaiting, "it waits for its turn (ekg/admission)"},
