@@ -111,53 +111,6 @@ func TestE2E_KubeReplicas(t *testing.T) {
 			t.Errorf("after a rollout: %q", r.stdout)
 		}
 	})
-	t.Run("the API server is frozen", func(t *testing.T) {
-		k := k.in(t)
-		for _, ip := range k.replicas() {
-			k.url = "http://" + ip + ":8888" // the proxy would ask the cluster
-		}
-		id := k.kernel("python3")
-		c := k.dial(t, id, "s", true)
-		c.finish(c.begin("x = 1"), 60*time.Second)
-		if _, err := k.cluster.run("freeze", "apiserver"); err != nil {
-			t.Fatal(err)
-		}
-		thawed := false
-		thaw := func() {
-			if !thawed {
-				thawed = true
-				if _, err := k.cluster.run("thaw", "apiserver"); err != nil {
-					t.Error(err)
-				}
-			}
-		}
-		defer thaw()
-		began := time.Now()
-		if r := c.finish(c.begin("print(x + 1)"), 20*time.Second); r.stdout != "2\n" {
-			t.Errorf("a cell meanwhile: %q", r.stdout)
-		}
-		during(15*time.Second, began, func() {
-			if status, b := k.ask("GET", "/api/kernels/"+id, ""); status != 200 {
-				t.Errorf("the kernel meanwhile: %d %s", status, b)
-			}
-			if status, b := k.ask("GET", "/api/kernels", ""); status != 200 && status != 503 {
-				t.Errorf("the list meanwhile: %d %s", status, b)
-			}
-		})
-		if status, b := k.ask("GET", "/api/kernels", ""); status != 503 {
-			t.Errorf("a list that may be old: %d %s", status, b)
-		}
-		if status, b := k.ask("GET", "/api/kernels/00000000-0000-4000-8000-00000000000f", ""); status != 503 {
-			t.Errorf("a kernel that nobody knows: %d %s", status, b)
-		}
-		thaw()
-		k.eventually(30*time.Second, "the list is there again", func() error {
-			if status, b := k.ask("GET", "/api/kernels", ""); status != 200 || !strings.Contains(string(b), id) {
-				return fmt.Errorf("%d %s", status, b)
-			}
-			return nil
-		})
-	})
 	t.Run("gateways may do what they do, and no more", func(t *testing.T) { k.in(t).checkRights() })
 	var all []model
 	k.want(200, "GET", "/api/kernels", "", &all)
