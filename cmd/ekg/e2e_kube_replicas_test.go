@@ -24,6 +24,7 @@ import (
 // TestE2E_KubeReplicas: any replica serves any kernel at any moment, and none of them is missed.
 func TestE2E_KubeReplicas(t *testing.T) {
 	k := installInCluster(t)
+	began := time.Now()
 	if n := len(k.replicas()); n != 2 {
 		t.Fatalf("%d replicas are ready", n)
 	}
@@ -111,7 +112,7 @@ func TestE2E_KubeReplicas(t *testing.T) {
 			t.Errorf("after a rollout: %q", r.stdout)
 		}
 	})
-	t.Run("gateways may do what they do, and no more", func(t *testing.T) { k.in(t).checkRights() })
+	t.Run("gateways may do what they do, and no more", func(t *testing.T) { k.in(t).checkRights(began) })
 	var all []model
 	k.want(200, "GET", "/api/kernels", "", &all)
 	for _, m := range all {
@@ -120,8 +121,9 @@ func TestE2E_KubeReplicas(t *testing.T) {
 	k.nothingLeft()
 }
 
-// checkRights compares what the Role allows with what the API server has seen the gateways do.
-func (k *inCluster) checkRights() {
+// checkRights compares what the Role allows with what the API server has seen the gateways do. An API server that has just been
+// started forbids everything for a moment, so only what was forbidden since then counts.
+func (k *inCluster) checkRights(since time.Time) {
 	k.t.Helper()
 	var role struct {
 		Rules []struct {
@@ -151,6 +153,7 @@ func (k *inCluster) checkRights() {
 	for lines.Scan() {
 		var e struct {
 			Verb           string
+			StageTimestamp time.Time
 			User           struct{ Username string }
 			ObjectRef      struct{ Resource, Namespace, Subresource string }
 			ResponseStatus struct{ Code int }
@@ -162,7 +165,7 @@ func (k *inCluster) checkRights() {
 			continue
 		}
 		used[e.Verb+" "+e.ObjectRef.Resource] = true
-		if e.ResponseStatus.Code == http.StatusForbidden {
+		if e.ResponseStatus.Code == http.StatusForbidden && e.StageTimestamp.After(since) {
 			k.t.Errorf("%s of %s was forbidden", e.Verb, e.ObjectRef.Resource)
 		}
 	}
@@ -170,7 +173,7 @@ func (k *inCluster) checkRights() {
 		k.t.Fatal(err)
 	}
 	for what := range allowed {
-		if !used[what] {
+		if !used[what] && what != "delete configmaps" { // which comes after days
 			k.t.Errorf("the Role allows to %s, which no gateway has done", what)
 		}
 	}
