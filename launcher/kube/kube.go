@@ -134,9 +134,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	l := &Launcher{opts: o, client: o.Cluster.client, namespaces: o.namespaces(), timing: tm, log: o.Log.With("component", "kube"), opening: make(chan struct{}, openStreams),
 		cancel: cancel, ctx: life, kernels: map[string]*kernel{}, events: map[types.UID][]corev1.Event{}, endings: past}
 	l.dialer = newDialer(o.Cluster)
-	if err := l.readEndings(ctx); err != nil {
-		l.log.Warn("how kernels have ended cannot be read", "err", err)
-	}
+	l.readEndings(ctx)
 	if err := l.startInformers(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
