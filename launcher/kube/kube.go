@@ -106,9 +106,11 @@ var (
 
 // Open starts to watch the cluster and returns when it knows all kernels that there are. Status streams are opened in the
 // background: a kernel that has not been heard of is Stale.
-func Open(ctx context.Context, o Options) (*Launcher, error) { return open(ctx, o, realTiming()) }
+func Open(ctx context.Context, o Options) (*Launcher, error) {
+	return open(ctx, o, realTiming(), newDialer)
+}
 
-func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
+func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) dialer) (*Launcher, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
@@ -120,7 +122,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	}
 	l := &Launcher{opts: o, client: o.Cluster.client, namespaces: o.namespaces(), timing: tm, log: o.Log.With("component", "kube"), opening: make(chan struct{}, openStreams),
 		cancel: cancel, ctx: life, kernels: map[string]*kernel{}, events: map[types.UID][]corev1.Event{}, gone: gone}
-	l.dialer = newDialer(o.Cluster)
+	l.dialer = reach(o.Cluster)
 	if err := l.startInformers(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
