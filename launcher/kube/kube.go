@@ -65,6 +65,7 @@ type timing struct {
 	half        time.Duration // age at which a pod without its secret is somebody else's business, too
 	firstRedial time.Duration
 	lastRedial  time.Duration
+	resync      time.Duration // between two times that all that is known is entered anew; 0: never
 	now         func() time.Time
 }
 
