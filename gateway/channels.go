@@ -22,7 +22,7 @@ const upgradeTime = 20 * time.Second
 // subprotocol and extensions, and the gateway passes both sides on. After the 101 it copies bytes until one side ends.
 // While there is no supervisor yet, the client waits in the lobby.
 func (g *Gateway) channels(w http.ResponseWriter, r *http.Request) error {
-	id, err := kernelID(r)
+	id, err := g.kernelID(r)
 	if err != nil {
 		return err
 	}

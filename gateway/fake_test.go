@@ -52,6 +52,7 @@ type fakeLauncher struct {
 	gone    map[string]*launcher.GoneError
 	reqs    []launcher.Request
 	stops   map[string]string // reason by id
+	claims  []string
 	dials   int
 	changed chan struct{} // closed at every change
 }
@@ -202,6 +203,12 @@ func (f *fakeLauncher) Wait(ctx context.Context, id string, cond func(launcher.K
 			return k, ctx.Err()
 		}
 	}
+}
+
+func (f *fakeLauncher) Claim(id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.claims = append(f.claims, id)
 }
 
 func (f *fakeLauncher) Revive(_ context.Context, id string) (launcher.Kernel, error) {

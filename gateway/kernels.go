@@ -17,7 +17,7 @@ const (
 	actionTime  = 20 * time.Second // an interrupt
 	restartTime = 90 * time.Second // a restart: the old process gets its grace twice
 	stopTime    = 90 * time.Second
-	settleTime  = time.Second // until the launcher has heard that a dead kernel was restarted
+	settleTime  = time.Second // until the launcher has heard that a kernel has died, or that a dead one was restarted
 	reviveTime  = 500 * time.Millisecond
 )
 
@@ -47,12 +47,14 @@ func modelOf(k launcher.Kernel) kernelModel {
 	}
 }
 
-// kernelID returns the kernel id of the path. What cannot be an id names no kernel, as in Jupyter Server.
-func kernelID(r *http.Request) (string, error) {
+// kernelID returns the kernel id of the path, which its client knows then. What cannot be an id names no kernel, as in
+// Jupyter Server.
+func (g *Gateway) kernelID(r *http.Request) (string, error) {
 	id := r.PathValue("id")
 	if !launcher.ValidID(id) {
 		return "", refuse(http.StatusNotFound, "Kernel does not exist: %s", id)
 	}
+	g.opts.Launcher.Claim(id)
 	return id, nil
 }
 
@@ -74,7 +76,7 @@ func (g *Gateway) listKernels(w http.ResponseWriter, r *http.Request) error {
 // getKernel answers with what the supervisor says, which is newer than what it has told the launcher; where it cannot
 // be asked, with what the launcher knows, since front ends drop a kernel for any error here.
 func (g *Gateway) getKernel(w http.ResponseWriter, r *http.Request) error {
-	id, err := kernelID(r)
+	id, err := g.kernelID(r)
 	if err != nil {
 		return err
 	}
@@ -104,7 +106,7 @@ func (g *Gateway) kernel(ctx context.Context, id string) (launcher.Kernel, error
 }
 
 func (g *Gateway) deleteKernel(w http.ResponseWriter, r *http.Request) error {
-	id, err := kernelID(r)
+	id, err := g.kernelID(r)
 	if err != nil {
 		return err
 	}
@@ -130,7 +132,7 @@ func (g *Gateway) stop(ctx context.Context, id, reason string) error {
 }
 
 func (g *Gateway) interruptKernel(w http.ResponseWriter, r *http.Request) error {
-	id, err := kernelID(r)
+	id, err := g.kernelID(r)
 	if err != nil {
 		return err
 	}
@@ -147,7 +149,7 @@ func (g *Gateway) interruptKernel(w http.ResponseWriter, r *http.Request) error 
 // restartKernel has the supervisor restart its kernel. Where the supervisor has ended with its kernel, the launcher
 // starts both again.
 func (g *Gateway) restartKernel(w http.ResponseWriter, r *http.Request) error {
-	id, err := kernelID(r)
+	id, err := g.kernelID(r)
 	if err != nil {
 		return err
 	}
@@ -165,6 +167,8 @@ func (g *Gateway) restartKernel(w http.ResponseWriter, r *http.Request) error {
 			return g.reviveKernel(w, r, id)
 		}
 		return notYet(g.explain(r.Context(), id, err))
+	case errors.Is(err, errEnds) && g.isDead(r.Context(), id):
+		return g.reviveKernel(w, r, id)
 	default:
 		return g.explain(r.Context(), id, err)
 	}
@@ -182,6 +186,14 @@ func (g *Gateway) restartKernel(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	return writeJSON(w, http.StatusOK, model)
+}
+
+// isDead reports whether a kernel is dead, or is heard to be within settleTime.
+func (g *Gateway) isDead(ctx context.Context, id string) bool {
+	ctx, cancel := context.WithTimeout(ctx, settleTime)
+	defer cancel()
+	_, err := g.opts.Launcher.Wait(ctx, id, func(k launcher.Kernel) bool { return k.State == launcher.Dead })
+	return err == nil
 }
 
 // reviveKernel starts a kernel again whose supervisor has ended. It waits only as long as a program takes that fails at

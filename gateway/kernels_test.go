@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -88,6 +89,39 @@ func TestKernels_PostTwiceIsOneKernel(t *testing.T) {
 	}
 }
 
+// The launcher is told which kernels have a client: those whose 201 was written, and those that a request names.
+func TestKernels_Claims(t *testing.T) {
+	g := startGateway(t, nil)
+	claimed := func(id string) bool {
+		g.fake.mu.Lock()
+		defer g.fake.mu.Unlock()
+		was := slices.Contains(g.fake.claims, id)
+		g.fake.claims = nil
+		return was
+	}
+	m := decode[kernelModel](t, g.do("POST", "/api/kernels", "").want(t, 201, ""))
+	eventually(t, "the claim of a start that was answered", func() bool { return claimed(m.ID) })
+	path := "/api/kernels/" + m.ID
+	for _, named := range [][3]string{{"POST", "/api/kernels", `{"kernel_id": "` + m.ID + `"}`}, {"GET", path, ""}, {"POST", path + "/interrupt", ""}, {"POST", path + "/restart", ""},
+		{"POST", "/api/sessions", `{"path": "x", "type": "notebook", "kernel": {"id": "` + m.ID + `"}}`}, {"GET", path + "/log", ""}, {"GET", path + "/channels", ""}} {
+		g.do(named[0], named[1], named[2])
+		eventually(t, named[0]+" "+named[1], func() bool { return claimed(m.ID) })
+	}
+	g.do("GET", "/api/kernels", "")
+	if claimed(m.ID) {
+		t.Error("a list names no kernel")
+	}
+	t.Run("a start that failed has no client", func(t *testing.T) {
+		g.fake.start = func(context.Context, launcher.Request) (launcher.Kernel, bool, error) {
+			return launcher.Kernel{}, false, &launcher.FailedError{Reason: "there is no such image"}
+		}
+		g.do("POST", "/api/kernels", `{"kernel_id": "`+idB+`"}`).want(t, 500, "no such image")
+		if claimed(idB) {
+			t.Error("it is claimed")
+		}
+	})
+}
+
 func TestKernels_PostWaits(t *testing.T) {
 	t.Run("until the start-wait is over", func(t *testing.T) {
 		g := startGateway(t, func(o *Options) { o.StartWait = 20 * time.Millisecond })
@@ -96,6 +130,15 @@ func TestKernels_PostWaits(t *testing.T) {
 		g.do("GET", "/api/kernels/"+m.ID, "").want(t, 200, "")
 		if len(g.fake.stopped()) > 0 {
 			t.Error("it was stopped")
+		}
+	})
+	t.Run("no longer than its client, whose patience is not the start's limit", func(t *testing.T) {
+		g := startGateway(t, func(o *Options) { o.StartWait = time.Hour })
+		g.fake.newState = launcher.Starting
+		m := decode[kernelModel](t, g.do("POST", "/api/kernels", `{"env": {"KERNEL_LAUNCH_TIMEOUT": "0.02"}}`).want(t, 201, `"execution_state":"starting"`))
+		g.do("GET", "/api/kernels/"+m.ID, "").want(t, 200, "")
+		for _, bad := range []string{"soon", "-1", "0", "NaN", "1e9", " 40"} {
+			g.do("POST", "/api/kernels", fmt.Sprintf(`{"env": {"KERNEL_LAUNCH_TIMEOUT": %q}}`, bad)).want(t, 400, "KERNEL_LAUNCH_TIMEOUT")
 		}
 	})
 	t.Run("until the kernel is up, also after a restart", func(t *testing.T) {
@@ -331,10 +374,25 @@ func TestKernels_InterruptAndRestart(t *testing.T) {
 		g.do("POST", path+"/restart", "").want(t, 200, "starting")
 		g.do("GET", "/api/kernels", "").want(t, 200, `"execution_state":"starting"`)
 	})
-	t.Run("a dead kernel without a supervisor is revived", func(t *testing.T) {
+	t.Run("a kernel whose supervisor is about to end is revived", func(t *testing.T) {
+		super.answerWith(func(w http.ResponseWriter, _ *http.Request) {
+			g.fake.set(idA, launcher.Dead, "its pod was deleted")
+			w.WriteHeader(404)
+			fmt.Fprint(w, `{"reason": "Not Found", "message": "the kernel has ended"}`)
+		})
+		before := len(g.fake.requests())
+		g.do("POST", path+"/restart", "").want(t, 200, `"execution_state":"idle"`)
+		if len(g.fake.requests()) != before+1 {
+			t.Error("it was not revived")
+		}
 		super.close()
+	})
+	t.Run("a dead kernel without a supervisor is revived", func(t *testing.T) {
+		g.fake.change(func() {
+			g.fake.kernels[idA].super.close()
+			g.fake.kernels[idA].super = nil
+		})
 		g.fake.set(idA, launcher.Dead, "its supervisor ended")
-		g.fake.change(func() { g.fake.kernels[idA].super = nil })
 		g.do("POST", path+"/interrupt", "").want(t, 503, "its supervisor ended")
 		g.do("GET", path+"/channels", "", asUpgrade).want(t, 503, "its supervisor ended")
 		g.do("POST", path+"/restart", "").want(t, 200, `"execution_state":"idle"`)

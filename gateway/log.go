@@ -28,7 +28,7 @@ var errSilent = errors.New("nothing has come for a minute")
 // getLog passes on what the kernel's supervisor has in its log, each piece as it comes. An answer that the supervisor
 // did not end is cut off, so that a client can tell: what follows the last line it got is still to be had.
 func (g *Gateway) getLog(w http.ResponseWriter, r *http.Request) error {
-	id, err := kernelID(r)
+	id, err := g.kernelID(r)
 	if err != nil {
 		return err
 	}

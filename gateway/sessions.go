@@ -225,6 +225,7 @@ func (g *Gateway) sessionKernel(ctx context.Context, id string) (launcher.Kernel
 	if !launcher.ValidID(id) {
 		return launcher.Kernel{}, launcher.ErrNotFound
 	}
+	g.opts.Launcher.Claim(id)
 	return g.kernel(ctx, id)
 }
 

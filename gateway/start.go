@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -25,6 +26,9 @@ const (
 
 // startTime bounds Launcher.Start, which returns before the kernel is up. Jupyter Server waits 42 s for a POST.
 const startTime = 30 * time.Second
+
+// maxLaunchTimeout bounds what a client may say of its patience.
+const maxLaunchTimeout = 24 * time.Hour
 
 var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
@@ -69,6 +73,9 @@ func (g *Gateway) kernelRequest(body object) (launcher.Request, error) {
 	}
 	if dir := req.Env["KERNEL_WORKING_DIR"]; filepath.IsAbs(dir) {
 		req.WorkingDir = dir
+	}
+	if _, _, err := launchTimeout(req.Env); err != nil {
+		return req, err
 	}
 	req.Spec, err = g.spec(name)
 	return req, err
@@ -129,6 +136,21 @@ func (g *Gateway) clientVariables(body object) (map[string]string, error) {
 	return env, nil
 }
 
+// launchTimeout returns how long the client waits for its POST to be answered. Jupyter Server always tells: 40 s unless it is
+// configured otherwise, and it gives the request up 2 s after that. It is no limit of the start itself, or nobody could
+// wait for a GPU from JupyterLab.
+func launchTimeout(env map[string]string) (limit time.Duration, told bool, err error) {
+	text := env["KERNEL_LAUNCH_TIMEOUT"]
+	if text == "" {
+		return 0, false, nil
+	}
+	seconds, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(seconds > 0 && seconds <= maxLaunchTimeout.Seconds()) { // and not NaN
+		return 0, false, refuse(http.StatusBadRequest, "env: KERNEL_LAUNCH_TIMEOUT is not a number of seconds up to %.0f.", maxLaunchTimeout.Seconds())
+	}
+	return time.Duration(seconds * float64(time.Second)), true, nil
+}
+
 // spec returns the kernelspec to start: the named one, or the default.
 func (g *Gateway) spec(name string) (kernelspecs.Spec, error) {
 	if name == "" {
@@ -166,6 +188,9 @@ func (g *Gateway) start(r *http.Request, req launcher.Request, answer func(launc
 	if err == nil {
 		err = answer(k)
 	}
+	if err == nil {
+		g.opts.Launcher.Claim(k.ID)
+	}
 	if attempt.leave(created, err == nil) {
 		reason := "nobody waited for its start"
 		if failed := (*launcher.FailedError)(nil); errors.As(err, &failed) {
@@ -192,8 +217,12 @@ func (g *Gateway) startAndWait(ctx context.Context, req launcher.Request) (launc
 		return k, false, refuse(http.StatusConflict,
 			"A kernel with this id exists and is dead: %s Restart it or delete it.", sentence(k.Reason))
 	}
-	if g.opts.StartWait > 0 {
-		waitCtx, cancel := context.WithTimeout(ctx, g.opts.StartWait)
+	wait := g.opts.StartWait
+	if limit, told, err := launchTimeout(req.Env); err == nil && told {
+		wait = min(wait, limit)
+	}
+	if wait > 0 {
+		waitCtx, cancel := context.WithTimeout(ctx, wait)
 		defer cancel()
 		now, err := g.opts.Launcher.Wait(waitCtx, req.ID, isUp)
 		var gone *launcher.GoneError

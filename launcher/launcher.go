@@ -144,6 +144,10 @@ type Launcher interface {
 	// Stop ends a kernel and returns when it is gone, its processes included. Stopping a dead kernel removes it.
 	Stop(ctx context.Context, id, reason string) error
 
+	// Claim says that a client knows of the kernel: it was told the id, or has named it. It does not block. Where a start can
+	// outlive its gateway, kernels that nobody has claimed for some minutes are removed.
+	Claim(id string)
+
 	// UpdateSessions replaces the kernel's sessions by what change returns for the present ones, atomically with
 	// respect to every other gateway.
 	UpdateSessions(ctx context.Context, id string, change func([]Session) ([]Session, error)) ([]Session, error)

@@ -6,18 +6,13 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
-	"io"
-	"log"
 	"maps"
 	"net/http"
 	"net/http/httptest"
-	"net/http/httputil"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -26,130 +21,15 @@ import (
 // This file runs the gateway in the cluster, as deploy/kubernetes installs it: two replicas behind a proxy that gives every
 // request to the next one.
 
-// kustomization puts the tests' images into what is installed.
-const kustomization = `apiVersion: kustomize.config.k8s.io/v1beta1
-kind: Kustomization
-resources:
-  - %s
-images:
-  - {name: ghcr.io/elastic-kernel-gateway/ekg, newName: localhost/ekg, newTag: dev}
-replacements:
-  - source: {kind: Deployment, name: ekg, fieldPath: "spec.template.spec.containers.[name=ekg].image"}
-    targets:
-      - select: {kind: Deployment, name: ekg}
-        fieldPaths: ["spec.template.spec.containers.[name=ekg].env.[name=EKG_SUPERVISOR_IMAGE].value"]
-configMapGenerator:
-  - name: ekg-kernelspecs
-    namespace: ekg
-    behavior: replace
-    files: [python3.json, python3-gpu.json]
-`
-
-const podKernelspec = `{"argv": ["python3", "-m", "ipykernel_launcher", "-f", "{connection_file}"], "display_name": "Python 3", "language": "python",
- "metadata": {"ekg": {"image": "localhost/kernel-py:dev"}}}`
-
-// install installs ekg as its documentation says, and returns a gateway that stands for all replicas.
-func installInCluster(t *testing.T) *inCluster {
-	t.Helper()
-	c := theCluster(t)
-	if c.script == "" {
-		t.Skip("nothing is installed into a cluster that is not the tests' own")
-	}
-	g := prepare(t, "")
-	overlay, err := filepath.Rel(g.dir, filepath.Join(g.in.repository, "deploy/kubernetes/overlays/token"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, text := range map[string]string{"kustomization.yaml": fmt.Sprintf(kustomization, overlay), "python3.json": podKernelspec, "python3-gpu.json": podKernelspec} {
-		if err := os.WriteFile(filepath.Join(g.dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Cleanup(func() {
-		c.kubectl(t, "", "delete", "namespace", "ekg", "ekg-kernels", "--ignore-not-found", "--timeout=60s")
-	})
-	c.kubectl(t, "", "apply", "-k", g.dir)
-	c.kubectl(t, "", "-n", "ekg", "create", "secret", "generic", "ekg-master-key", "--from-literal=key="+strings.Repeat("k", 40))
-	c.kubectl(t, "", "-n", "ekg", "create", "secret", "generic", "ekg-token", "--from-literal=token="+g.token)
-	k := &inCluster{g, c, "ekg-kernels"}
-	k.rolledOut()
-	proxy := httptest.NewServer(k.roundRobin())
-	t.Cleanup(proxy.Close)
-	g.url = proxy.URL
-	return k
-}
-
-// rolledOut waits until the replicas are there.
-func (k *inCluster) rolledOut() {
-	k.t.Helper()
-	if _, err := k.cluster.tryKubectl("", "-n", "ekg", "rollout", "status", "deployment/ekg", "--timeout=100s"); err != nil {
-		out, _ := k.cluster.tryKubectl("", "-n", "ekg", "logs", "-l", "app.kubernetes.io/component=gateway", "--tail=20", "--prefix") // more for the reader
-		k.t.Fatalf("%v\n%s", err, out)
-	}
-}
-
-// replicas lists the addresses of the gateways that are ready, by pod.
-func (k *inCluster) replicas() map[string]string {
-	all := map[string]string{}
-	out, err := k.cluster.tryKubectl("", "-n", "ekg", "get", "pods", "-l", "app.kubernetes.io/component=gateway", "-o", "json")
-	var list struct {
-		Items []struct {
-			Metadata struct{ Name, DeletionTimestamp string }
-			Status   struct {
-				PodIP             string
-				ContainerStatuses []struct{ Ready bool }
-			}
-		}
-	}
-	if err == nil && json.Unmarshal([]byte(out), &list) == nil {
-		for _, p := range list.Items {
-			if p.Metadata.DeletionTimestamp == "" && len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].Ready {
-				all[p.Metadata.Name] = p.Status.PodIP
-			}
-		}
-	}
-	return all
-}
-
-// roundRobin gives every request to another replica than the one before, of those that were ready a second ago.
-func (k *inCluster) roundRobin() http.Handler {
-	var next atomic.Int64
-	var known atomic.Pointer[[]string]
-	var seen atomic.Int64
-	choose := func() string {
-		now := time.Now().UnixMilli()
-		if last := seen.Load(); now-last > 1000 && seen.CompareAndSwap(last, now) {
-			if ips := slices.Sorted(maps.Values(k.replicas())); len(ips) > 0 {
-				known.Store(&ips)
-			}
-		}
-		for known.Load() == nil || len(*known.Load()) == 0 {
-			time.Sleep(20 * time.Millisecond)
-			if ips := slices.Sorted(maps.Values(k.replicas())); len(ips) > 0 {
-				known.Store(&ips)
-			}
-		}
-		ips := *known.Load()
-		return ips[int(next.Add(1))%len(ips)]
-	}
-	return &httputil.ReverseProxy{
-		Rewrite: func(r *httputil.ProxyRequest) {
-			r.SetURL(&url.URL{Scheme: "http", Host: choose() + ":8888"})
-			r.Out.Host = r.In.Host // a page of this origin stays one
-		},
-		ErrorLog: log.New(io.Discard, "", 0), // a killed replica is what these tests are about
-	}
-}
-
 // TestE2E_KubeReplicas: any replica serves any kernel at any moment, and none of them is missed.
 func TestE2E_KubeReplicas(t *testing.T) {
 	k := installInCluster(t)
 	if n := len(k.replicas()); n != 2 {
 		t.Fatalf("%d replicas are ready", n)
 	}
+	var ids []string // of kernels that were shut down
 	t.Run("every replica knows what a POST has answered", func(t *testing.T) {
 		k := k.in(t)
-		var ids []string
 		for range 3 {
 			var m model
 			k.want(201, "POST", "/api/kernels", `{"name": "python3"}`, &m)
@@ -182,18 +62,8 @@ func TestE2E_KubeReplicas(t *testing.T) {
 		const lines = 800
 		c := k.dial(t, id, "printing", true)
 		cell := c.begin(fmt.Sprintf("import sys, time\nx = 41\nfor i in range(%d):\n    sys.stdout.write(f'line {i}\\n')\n    sys.stdout.flush()\n    time.sleep(0.01)", lines))
-		killed := make(chan error, 1)
-		go func() {
-			var err error
-			for pod := range k.replicas() {
-				time.Sleep(time.Second)
-				err = syscall.Kill(k.containerProcess("ekg", pod, "ekg"), syscall.SIGKILL)
-				if err != nil {
-					break
-				}
-			}
-			killed <- err
-		}()
+		alive := slices.Sorted(maps.Keys(k.replicas()))
+		next := 50 // lines, after which the next replica is killed
 		seen := map[string]int{}
 		for ended := false; !ended; {
 			for m := range c.got {
@@ -202,6 +72,12 @@ func TestE2E_KubeReplicas(t *testing.T) {
 				}
 				for line := range strings.Lines(m.field("text")) {
 					seen[strings.TrimSpace(line)]++
+				}
+				if len(alive) > 0 && len(seen) >= next {
+					if err := syscall.Kill(k.mainProcess(t, "ekg", alive[0], "ekg"), syscall.SIGKILL); err != nil {
+						t.Fatal(err)
+					}
+					alive, next = alive[1:], len(seen)+100
 				}
 				if ended = ended || m.Header.MsgType == "execute_reply"; ended && len(seen) >= lines {
 					break
@@ -215,8 +91,8 @@ func TestE2E_KubeReplicas(t *testing.T) {
 				c.send("shell", "kernel_info_request", "{}")
 			}
 		}
-		if err := <-killed; err != nil {
-			t.Fatal(err)
+		if len(alive) > 0 {
+			t.Errorf("%d replicas were not killed", len(alive))
 		}
 		missing := 0
 		for i := range lines {
@@ -233,6 +109,17 @@ func TestE2E_KubeReplicas(t *testing.T) {
 		back := k.dial(t, id, "after", true)
 		if r := back.finish(back.begin("print(x + 1)"), 60*time.Second); r.stdout != "42\n" {
 			t.Errorf("after a rollout: %q", r.stdout)
+		}
+	})
+	t.Run("gateways that came later know why a kernel has ended", func(t *testing.T) {
+		k := k.in(t)
+		for _, id := range ids {
+			if status, b := k.ask("GET", "/api/kernels/"+id, ""); status != 404 || !strings.Contains(string(b), "shut down on request") {
+				t.Errorf("%d %s", status, b)
+			}
+		}
+		if out, err := k.cluster.tryKubectl("", "-n", k.namespace, "get", "configmap", longAgo, "--ignore-not-found", "-o", "name"); err != nil || out != "" {
+			t.Errorf("ends of long ago are still there: %q, %v", out, err)
 		}
 	})
 	t.Run("the API server is frozen", func(t *testing.T) {
@@ -260,15 +147,14 @@ func TestE2E_KubeReplicas(t *testing.T) {
 		if r := c.finish(c.begin("print(x + 1)"), 20*time.Second); r.stdout != "2\n" {
 			t.Errorf("a cell meanwhile: %q", r.stdout)
 		}
-		for time.Since(began) < 15*time.Second {
+		during(15*time.Second, began, func() {
 			if status, b := k.ask("GET", "/api/kernels/"+id, ""); status != 200 {
 				t.Errorf("the kernel meanwhile: %d %s", status, b)
 			}
 			if status, b := k.ask("GET", "/api/kernels", ""); status != 200 && status != 503 {
 				t.Errorf("the list meanwhile: %d %s", status, b)
 			}
-			time.Sleep(500 * time.Millisecond)
-		}
+		})
 		if status, b := k.ask("GET", "/api/kernels", ""); status != 503 {
 			t.Errorf("a list that may be old: %d %s", status, b)
 		}

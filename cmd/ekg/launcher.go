@@ -43,6 +43,7 @@ func openLauncher(ctx context.Context, s *settings, log *slog.Logger) (launcher.
 
 // openKube connects to the cluster and finds the kernels that are there.
 func openKube(ctx context.Context, s *settings, log *slog.Logger) (launcher.Launcher, error) {
+	kube.LogTo(log)
 	cluster, err := kube.Connect(s.kubeconfig, s.kubeContext)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.origins["kubeconfig"].place, err)
@@ -58,7 +59,7 @@ func openKube(ctx context.Context, s *settings, log *slog.Logger) (launcher.Laun
 	log.Info("kernels are pods", "cluster", cluster.Host, "namespace", pods.Namespace)
 	opening, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
-	o := kube.Options{Cluster: cluster, Pods: pods, MasterKey: key, StartLimit: time.Duration(s.startLimit), Log: log}
+	o := kube.Options{Cluster: cluster, Pods: pods, MasterKey: key, StartLimit: time.Duration(s.startLimit), KeepEndings: time.Duration(s.keepEndings), Log: log}
 	if s.kubePeers != "" {
 		if !cluster.Inside() || s.podIP == "" {
 			return nil, fmt.Errorf("%s: only for gateways in the cluster, which are told their address with --pod-ip", s.origins["kube-peers"].place)

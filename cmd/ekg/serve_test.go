@@ -42,6 +42,8 @@ func (f *fakeLauncher) Kernel(_ context.Context, id string) (launcher.Kernel, er
 	return launcher.Kernel{}, launcher.ErrNotFound
 }
 
+func (f *fakeLauncher) Claim(string) {}
+
 func (f *fakeLauncher) Token(string) string { return "" }
 
 func (f *fakeLauncher) Dial(ctx context.Context, _ string) (net.Conn, error) { return f.dial(ctx) }

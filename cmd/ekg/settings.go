@@ -46,6 +46,7 @@ type settings struct {
 	kernelImage     string
 	masterKeyFile   string
 	startLimit      durationOf
+	keepEndings     durationOf
 	kubePeers       string
 	podIP           string
 

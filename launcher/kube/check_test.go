@@ -372,9 +372,9 @@ func TestClient_Refusals(t *testing.T) {
 		{strict, "KERNEL_CPUS", "1e-2147483647", `KERNEL_CPUS: "1e-2147483647" is not an amount like`},
 		{strict, "KERNEL_MEMORY", "3Gi", `KERNEL_MEMORY: 3Gi is more than the 2Gi that are allowed`}, // the kernelspec's own is more than the maximum
 		{strict, "KERNEL_GPUS", "0.5", `KERNEL_GPUS: 500m is not a whole number, as it must be for this resource`},
-		{strict, "KERNEL_LAUNCH_TIMEOUT", "0", `KERNEL_LAUNCH_TIMEOUT: "0" is not a number of seconds up to 3600`},
-		{strict, "KERNEL_LAUNCH_TIMEOUT", "NaN", `KERNEL_LAUNCH_TIMEOUT: "NaN" is not a number of seconds up to 3600`},
-		{strict, "KERNEL_LAUNCH_TIMEOUT", "1e9", `KERNEL_LAUNCH_TIMEOUT: "1e9" is not a number of seconds up to 3600`},
+		{strict, "KERNEL_LAUNCH_TIMEOUT", "0", `KERNEL_LAUNCH_TIMEOUT: "0" is not a number of seconds up to 86400`},
+		{strict, "KERNEL_LAUNCH_TIMEOUT", "NaN", `KERNEL_LAUNCH_TIMEOUT: "NaN" is not a number of seconds up to 86400`},
+		{strict, "KERNEL_LAUNCH_TIMEOUT", "1e9", `KERNEL_LAUNCH_TIMEOUT: "1e9" is not a number of seconds up to 86400`},
 		{strict, "KERNEL_WORKING_DIR", "/" + strings.Repeat("x", 5000), `KERNEL_WORKING_DIR: is longer than a path can be`},
 		{strict, "KERNEL_VOLUMES", "{", `KERNEL_VOLUMES: is neither YAML nor JSON`},
 		{strict, "KERNEL_VOLUMES", "name: x", `KERNEL_VOLUMES: is an object, not an array`},

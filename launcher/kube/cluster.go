@@ -3,12 +3,14 @@ package kube
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
 )
 
 // Rates of requests to the API server, per second, for each gateway: it has its own limits, and these are for a fault of ours.
@@ -27,6 +29,10 @@ type Cluster struct {
 	Namespace string       // this gateway's own in the cluster, or that of the kubeconfig's context
 	Host      string       // the API server's URL, to be shown
 }
+
+// LogTo has what the Kubernetes client says by itself, that it waits for its turn or a lease, written to log and not to standard
+// error. It is for the whole process, and to be called before anything else of this package.
+func LogTo(log *slog.Logger) { klog.SetSlogLogger(log.With("component", "client-go")) }
 
 // Connect finds the cluster as kubectl does: by the kubeconfig file that is named or that KUBECONFIG names; else, in a pod, by
 // its service account; else by ~/.kube/config. Context is one of the file's contexts, "" for its current one. Nothing is asked

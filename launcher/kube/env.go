@@ -20,8 +20,8 @@ import (
 
 // Bounds of what clients say.
 const (
-	maxLaunchTimeout = 3600 // seconds
-	maxClientVolumes = 32   // volumes, and mounts
+	maxLaunchTimeout = 24 * 3600 // seconds
+	maxClientVolumes = 32        // volumes, and mounts
 )
 
 // client lets the client's variables have their effect on the pod, as far as the policy allows it, and puts all of them into
@@ -114,7 +114,8 @@ func (c *clientChecker) object(name, present string, do func(name, value string)
 	})
 }
 
-// launchTimeout notes how long the client lets the start take: seconds, with a fraction if it likes.
+// launchTimeout notes how long the client lets the start take, where that is more than it has anyway: seconds, with a fraction
+// if it likes. Less is only how long its request waits, which the gateway sees to.
 func (c *clientChecker) launchTimeout() {
 	c.with("KERNEL_LAUNCH_TIMEOUT", func(name, value string) {
 		seconds, err := strconv.ParseFloat(value, 64)

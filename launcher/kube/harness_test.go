@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"net"
 	"strconv"
 	"sync/atomic"
@@ -124,7 +125,25 @@ func testRequest(id string) launcher.Request {
 	return launcher.Request{ID: id, Owner: "ann", Spec: kernelspecs.Spec{Name: "python3", Argv: []string{"python3", "-f", "{connection_file}"}, Language: "python"}}
 }
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	LogTo(slog.New(slog.DiscardHandler))
+	goleak.VerifyTestMain(m)
+}
+
+// refuse has the cluster refuse every request of a kind from now on.
+func (c *testCluster) refuse(verb, resource string, err error) {
+	c.PrependReactor(verb, resource, func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, err })
+}
+
+// requests counts what the cluster was asked, but for the lease of the gateway that clears away: that is asked for by the clock.
+func (c *testCluster) requests() (n int) {
+	for _, a := range c.Actions() {
+		if a.GetResource().Resource != "leases" {
+			n++
+		}
+	}
+	return n
+}
 
 // setPod changes a pod as the cluster does.
 func (c *testCluster) setPod(t testing.TB, name string, change func(*corev1.Pod)) {

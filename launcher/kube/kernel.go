@@ -11,7 +11,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
@@ -33,6 +32,7 @@ type kernel struct {
 	streaming   bool              // it is being kept up to date
 	unsupported string            // not "": the supervisor lives and speaks another protocol, told in a sentence
 	end         *ending           // not nil: the kernel has ended
+	claimed     bool              // a client is known to know of it
 	watcher     *watcher
 	stop        *stop     // in progress
 	told        reason    // what the supervisor was told last
@@ -42,15 +42,6 @@ type kernel struct {
 }
 
 const maxReason = 4 << 10 // characters of the reason of an end, which a supervisor has bounded already
-
-// ending is how a kernel ended.
-type ending struct {
-	reason  string
-	at      time.Time
-	stopped bool // on request: there is no such kernel any more
-
-	pod types.UID // of a kernel that is gone: later news of this pod are no news
-}
 
 func newKernel(id string) *kernel {
 	return &kernel{id: id, changing: make(chan struct{}, 1), changed: make(chan struct{})}
@@ -73,13 +64,12 @@ func (l *Launcher) enterPod(pod *corev1.Pod) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k := l.kernels[rec.id]
-	if gone, ok := l.gone.Get(rec.id); k == nil && ok && gone.pod == pod.UID {
+	if gone, ok := l.endings.known.Get(rec.id); k == nil && ok && gone.pod == pod.UID {
 		return
 	}
 	switch {
 	case k == nil && end != nil && (end.stopped || l.overdue(end)):
-		end.pod = pod.UID
-		l.gone.Add(rec.id, end)
+		l.noteEnd(rec, pod, end)
 		return
 	case k == nil:
 		k = newKernel(rec.id)
@@ -94,11 +84,11 @@ func (l *Launcher) enterPod(pod *corev1.Pod) {
 		k.forgetPod()
 	}
 	k.pod, k.rec = pod, rec
-	if k.end == nil || end != nil && end.stopped {
-		k.end = end
+	if end != nil && (k.end == nil || end.stopped) {
+		l.enterEnd(k, end)
 	}
 	if k.end != nil && k.end.stopped {
-		l.enterGone(k) // tend removes what is left of its pod
+		l.enterGone(k) // the reaper removes what is left of its pod
 	}
 	k.touch()
 	l.ensureWatchLocked(k)
@@ -118,7 +108,7 @@ func succeeds(pod *corev1.Pod, rec record, k *kernel) bool {
 
 // forgetPod prepares for the next pod. Launcher.mu is held.
 func (k *kernel) forgetPod() {
-	k.watcher, k.complete = nil, false // the watcher ends when it looks
+	k.watcher, k.complete, k.claimed = nil, false, false // the watcher ends when it looks
 	k.removed, k.heard, k.streaming, k.unsupported, k.end, k.told, k.toldVersion, k.toldEnd = false, false, false, "", nil, reason{}, 0, time.Time{}
 	k.status = supervisor.Status{}
 }
@@ -146,31 +136,30 @@ func (l *Launcher) enterRemoved(pod *corev1.Pod) {
 		k.pod = pod
 	}
 	k.removed, k.streaming = true, false
-	if k.end == nil {
-		k.end = endOf(pod, l.timing.now())
+	end := k.end
+	if end == nil {
+		end = endOf(pod, l.timing.now())
 	}
-	if k.end == nil {
-		k.end = &ending{reason: "its pod was deleted", at: l.timing.now().UTC()}
+	if end == nil {
+		end = &ending{reason: "its pod was deleted", at: l.timing.now().UTC()}
 		if why.class == classDied {
-			k.end.reason = why.text
+			end.reason = why.text
 		}
 	}
 	if k.stop != nil {
-		k.end.stopped, k.end.reason = true, k.stop.reason
+		end = &ending{reason: k.stop.reason, at: end.at, stopped: true}
 	}
-	if k.end.stopped {
+	l.enterEnd(k, end)
+	if end.stopped {
 		l.enterGone(k)
 	}
 	k.touch()
 }
 
-// enterGone forgets a kernel but for the reason of its end. Launcher.mu is held.
+// enterGone forgets a kernel but for its end. Launcher.mu is held.
 func (l *Launcher) enterGone(k *kernel) {
 	if l.kernels[k.id] == k {
 		delete(l.kernels, k.id)
-		gone := *k.end
-		gone.pod = k.pod.UID
-		l.gone.Add(k.id, &gone)
 	}
 	k.watcher = nil
 }
@@ -207,10 +196,6 @@ func endOf(pod *corev1.Pod, now time.Time) *ending {
 		}
 	}
 	return end
-}
-
-func endingTold(e supervisor.Ending) *ending {
-	return &ending{reason: quote(e.Reason, maxReason), at: e.At.UTC(), stopped: e.Stopped}
 }
 
 // deletedWhy says why a pod was deleted that no gateway has deleted.
@@ -302,7 +287,7 @@ func (l *Launcher) goneError(id string) error {
 }
 
 func (l *Launcher) goneErrorLocked(id string) error {
-	if end, ok := l.gone.Get(id); ok {
+	if end, ok := l.endings.known.Get(id); ok {
 		return &launcher.GoneError{ID: id, Reason: end.reason, At: end.at}
 	}
 	return launcher.ErrNotFound

@@ -7,7 +7,8 @@
 // share, so that nobody has to read secrets. When a kernel has ended, its finished pod is its tombstone.
 //
 // Goroutines, all waited for by Close: the informers' own; one watch per kernel whose supervisor is there; tend, which looks
-// now and then at what is due; and what a call has to go on with after its caller has gone. Lock order: Launcher.mu is the only
+// now and then at what is due; reaping, which clears away while this gateway is the one chosen for that; writeEndings; and what
+// a call has to go on with after its caller has gone. Lock order: Launcher.mu is the only
 // lock, and nothing is asked of the cluster while it is held.
 package kube
 
@@ -21,7 +22,6 @@ import (
 	"sync"
 	"time"
 
-	lru "github.com/hashicorp/golang-lru/v2"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -34,12 +34,13 @@ import (
 const (
 	DefaultDeadLinger = 15 * time.Minute
 	DefaultStartLimit = 30 * time.Minute
+	// DefaultKeepEndings is how long the reason of a kernel's end can be asked for.
+	DefaultKeepEndings = 7 * 24 * time.Hour
 )
 
 const (
 	apiTime     = 10 * time.Second // for one request to the API server: a frozen one must not freeze the gateway
 	openStreams = 64               // status streams that are being opened at one time
-	goneKept    = 4096             // kernels that are gone and whose reason is remembered
 )
 
 // Options says where and how kernels are run.
@@ -50,8 +51,11 @@ type Options struct {
 	Peers     *Peers     // other replicas of this gateway; nil: there are none
 
 	DeadLinger time.Duration // how long a dead kernel is shown; 0 for DefaultDeadLinger
-	StartLimit time.Duration // after which a kernel that has never been up is given up; 0 for DefaultStartLimit
+	StartLimit time.Duration // after which a kernel that has never been up, and whose start makes no progress, is given up; 0 for DefaultStartLimit
 	Log        *slog.Logger
+
+	// KeepEndings is how long the cluster keeps the reasons of kernels' ends, to the hour; 0 for DefaultKeepEndings.
+	KeepEndings time.Duration
 }
 
 // timing is what tests shorten.
@@ -63,15 +67,24 @@ type timing struct {
 	fresh       time.Duration // how long the informer counts as fresh after the last proof
 	tend        time.Duration // between two looks at all kernels
 	half        time.Duration // age at which a pod without its secret is somebody else's business, too
+	claim       time.Duration // for a client to learn of its kernel
+	grace       time.Duration // for whoever has ended a kernel to delete its pod
+	gather      time.Duration // for ends of kernels to come together, before they are written
+	lease       leaseTiming
 	firstRedial time.Duration
 	lastRedial  time.Duration
 	resync      time.Duration // between two times that all that is known is entered anew; 0: never
 	now         func() time.Time
 }
 
+// leaseTiming is how one gateway of all is chosen. None has to be chosen fast, and each retry is a request to the API server.
+type leaseTiming struct{ duration, renew, retry time.Duration }
+
 func realTiming() timing {
 	return timing{api: apiTime, firstWord: time.Second, stop: 15 * time.Second, removal: 45 * time.Second, fresh: 10 * time.Second,
-		tend: 5 * time.Second, half: 5 * time.Second, firstRedial: 50 * time.Millisecond, lastRedial: 5 * time.Second, now: time.Now}
+		tend: 5 * time.Second, half: 5 * time.Second, claim: 5 * time.Minute, grace: 10 * time.Second, gather: 200 * time.Millisecond,
+		lease:       leaseTiming{duration: 30 * time.Second, renew: 20 * time.Second, retry: 5 * time.Second},
+		firstRedial: 50 * time.Millisecond, lastRedial: 5 * time.Second, now: time.Now}
 }
 
 // Launcher runs kernels in pods; it implements launcher.Launcher.
@@ -95,7 +108,7 @@ type Launcher struct {
 	mu      sync.Mutex
 	kernels map[string]*kernel
 	events  map[types.UID][]corev1.Event // newest of each pod, oldest first; a list is replaced, never changed
-	gone    *lru.Cache[string, *ending]  // kernels that are no longer in kernels
+	endings endings
 	closed  bool
 	running sync.WaitGroup // added to under mu, while closed is false
 }
@@ -116,14 +129,17 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) dialer
 		return nil, err
 	}
 	life, cancel := context.WithCancelCause(context.Background())
-	gone, err := lru.New[string, *ending](goneKept)
+	past, err := newEndings()
 	if err != nil {
 		cancel(nil)
 		return nil, err
 	}
 	l := &Launcher{opts: o, client: o.Cluster.client, namespaces: o.namespaces(), timing: tm, log: o.Log.With("component", "kube"), opening: make(chan struct{}, openStreams),
-		cancel: cancel, ctx: life, kernels: map[string]*kernel{}, events: map[types.UID][]corev1.Event{}, gone: gone}
+		cancel: cancel, ctx: life, kernels: map[string]*kernel{}, events: map[types.UID][]corev1.Event{}, endings: past}
 	l.dialer = reach(o.Cluster)
+	if err := l.readEndings(ctx); err != nil {
+		l.log.Warn("how kernels have ended cannot be read", "err", err)
+	}
 	if err := l.startInformers(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
@@ -132,7 +148,9 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) dialer
 			return nil, errors.Join(fmt.Errorf("replicas: %w", err), l.Close())
 		}
 	}
-	l.own(l.tend)
+	for _, f := range []func(){l.tend, l.reaping, l.writeEndings} {
+		l.own(f)
+	}
 	return l, nil
 }
 
@@ -143,13 +161,14 @@ func (o *Options) complete() error {
 	}
 	o.DeadLinger = cmp.Or(o.DeadLinger, DefaultDeadLinger)
 	o.StartLimit = cmp.Or(o.StartLimit, DefaultStartLimit)
+	o.KeepEndings = cmp.Or(o.KeepEndings, DefaultKeepEndings)
 	switch {
 	case o.Cluster == nil:
 		return errors.New("Cluster: none given")
 	case len(o.MasterKey) < minMasterKey:
 		return fmt.Errorf("MasterKey: %d bytes, %d are needed", len(o.MasterKey), minMasterKey)
-	case o.DeadLinger < 0 || o.StartLimit < 0:
-		return errors.New("DeadLinger, StartLimit: negative")
+	case o.DeadLinger < 0 || o.StartLimit < 0 || o.KeepEndings < 0:
+		return errors.New("DeadLinger, StartLimit, KeepEndings: negative")
 	}
 	if err := o.Pods.Validate(); err != nil {
 		return fmt.Errorf("Pods.%w", err)

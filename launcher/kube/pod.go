@@ -32,7 +32,7 @@ const (
 	annotationDefaultContainer = "kubectl.kubernetes.io/default-container"
 	annotationIstio            = "sidecar.istio.io/inject" // a mesh's sidecar would outlive the kernel and keep the pod
 	annotationLinkerd          = "linkerd.io/inject"
-	annotationLaunchTimeout    = domain + "launch-timeout"  // seconds that the client gives the start; absent: the gateway's own
+	annotationLaunchTimeout    = domain + "launch-timeout"  // seconds that the client gives the start, if they are more than the gateway does
 	annotationWantedName       = domain + "wanted-pod-name" // KERNEL_POD_NAME: pods are named by ekg
 )
 

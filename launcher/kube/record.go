@@ -29,7 +29,14 @@ const (
 	annotationProtocol   = domain + "protocol"   // supervisor.ProtocolVersion
 	annotationKeyVersion = domain + "key-version"
 	annotationSessions   = domain + "sessions" // []launcher.Session in JSON
+	annotationClaimed    = domain + "claimed"  // unclaimed from its creation until a client is known to know of the kernel, then claimed
 	annotationEnding     = domain + "ending"   // supervisor.Ending in JSON, where a gateway had to end the pod by itself
+)
+
+// Values of annotationClaimed.
+const (
+	unclaimed = "false"
+	claimed   = "true"
 )
 
 // The pod's containers.

@@ -169,19 +169,19 @@ func ownGoroutines() int {
 	return n
 }
 
-// TestSteadyState: what a gateway asks of the cluster depends on what its users do and not on how many kernels there are: one
-// list of pods in every ten seconds in which kernels are listed, one patch of a pod whose kernel was idle for five minutes, and
-// one when it is busy again. Of a real cluster it asks besides, every five to ten minutes, for the watches that it has: one of
-// pods and one of events for each namespace, and one of its replicas.
+// TestSteadyState: what a gateway asks of the cluster depends on what its users do and not on how many kernels there are: every
+// five seconds for the lease of the one that clears away, for one list of pods in every ten seconds in which kernels are listed,
+// one patch of a pod whose kernel was idle for five minutes, and one when it is busy again. Of a real cluster it asks besides, every
+// five to ten minutes, for the watches that it has: one of pods and one of events for each namespace, and one of its replicas.
 func TestSteadyState(t *testing.T) {
 	few, many := askedBy(t, 10), askedBy(t, 200)
 	for i, want := range []struct {
 		phase string
 		asked map[string]int
 	}{
-		{"nobody asks", map[string]int{}},
-		{"lists and gets", map[string]int{"list pods": 12}},
-		{"ten kernels busy and idle", map[string]int{"list pods": 12, "patch pods": 10}},
+		{"nobody asks", map[string]int{"update leases": 24}},
+		{"lists and gets", map[string]int{"update leases": 24, "list pods": 12}},
+		{"ten kernels busy and idle", map[string]int{"update leases": 24, "list pods": 12, "patch pods": 10}},
 	} {
 		if !maps.Equal(few[i], want.asked) || !maps.Equal(many[i], want.asked) {
 			t.Errorf("%s: 10 kernels ask for %v in two minutes, 200 for %v, want %v", want.phase, few[i], many[i], want.asked)

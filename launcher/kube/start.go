@@ -71,6 +71,7 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 	if err != nil {
 		return launcher.Kernel{}, err
 	}
+	pod.Annotations[annotationClaimed] = unclaimed
 	k, err := l.createPod(ctx, pod)
 	if err != nil {
 		return launcher.Kernel{}, err
@@ -198,6 +199,7 @@ func again(old *corev1.Pod, next record) *corev1.Pod {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: old.Namespace, Labels: maps.Clone(old.Labels), Annotations: maps.Clone(old.Annotations)},
 		Spec: *old.Spec.DeepCopy()}
 	delete(pod.Annotations, annotationEnding)
+	pod.Annotations[annotationClaimed] = claimed // a request has named it
 	next.write(pod)
 	pod.Spec.NodeName = ""
 	pod.Spec.EphemeralContainers = nil

@@ -55,7 +55,7 @@ func (l *Launcher) beginStopLocked(k *kernel, reason string, wanted bool) *stop 
 	if wanted {
 		k.stop = s
 	} else if k.end == nil {
-		k.end = &ending{reason: reason, at: l.timing.now().UTC()}
+		l.enterEnd(k, &ending{reason: reason, at: l.timing.now().UTC()})
 		k.touch()
 	}
 	return s
@@ -86,7 +86,7 @@ func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 	}
 	if wanted && k.pod.UID == pod.UID {
 		if k.end == nil || !k.end.stopped {
-			k.end = &ending{reason: s.reason, at: l.timing.now().UTC(), stopped: true}
+			l.enterEnd(k, &ending{reason: s.reason, at: l.timing.now().UTC(), stopped: true})
 		}
 		l.enterGone(k)
 		k.touch()
@@ -97,11 +97,7 @@ func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 // that, the pod is marked first, so that every gateway knows what the deletion means.
 func (l *Launcher) endPod(pod *corev1.Pod, end ending, alive bool) error {
 	if !alive || !l.endPolitely(pod, end.reason) {
-		text, err := json.Marshal(supervisor.Ending{KernelID: pod.Labels[LabelKernel], Reason: end.reason, At: end.at, Stopped: end.stopped})
-		if err == nil {
-			err = l.annotate(l.ctx, pod, "", map[string]string{annotationEnding: string(text)})
-		}
-		if err != nil && !apierrors.IsNotFound(err) {
+		if err := l.annotate(l.ctx, pod, "", endingAnnotation(pod, end)); err != nil && !apierrors.IsNotFound(err) {
 			l.log.Warn("a pod could not be marked as ended", "pod", pod.Name, "err", err)
 		}
 	}
@@ -109,6 +105,15 @@ func (l *Launcher) endPod(pod *corev1.Pod, end ending, alive bool) error {
 		return fmt.Errorf("%w: its pod cannot be deleted: %s", launcher.ErrUnavailable, errorReason(err).text)
 	}
 	return nil
+}
+
+// endingAnnotation marks a pod whose kernel is ended by a gateway.
+func endingAnnotation(pod *corev1.Pod, end ending) map[string]string {
+	text, err := json.Marshal(supervisor.Ending{KernelID: pod.Labels[LabelKernel], Reason: end.reason, At: end.at, Stopped: end.stopped})
+	if err != nil {
+		panic("kube: the time of an end cannot be written: " + err.Error()) // it comes from this machine's clock
+	}
+	return map[string]string{annotationEnding: string(text)}
 }
 
 // endPolitely has the supervisor end its kernel. It reports whether it did.

@@ -264,6 +264,7 @@ func (c *testCluster) run(t testing.TB, f *fakeSupervisors, n int) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	pod.Annotations[annotationClaimed] = claimed
 	pod.Spec.NodeName = fmt.Sprintf("node-%d", n%20)
 	runs := corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}
 	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: fmt.Sprintf("10.0.%d.%d", n/250, n%250+1), ContainerStatuses: []corev1.ContainerStatus{

@@ -10,12 +10,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
-// Annotations that tell who would move a pod whether it may.
-const (
-	annotationEvict   = "cluster-autoscaler.kubernetes.io/safe-to-evict"
-	annotationDisrupt = "karpenter.sh/do-not-disrupt"
-)
-
 // idleLong is after how much idleness a kernel's node may be given up.
 const idleLong = 5 * time.Minute
 
@@ -25,38 +19,7 @@ func (l *Launcher) tend() {
 		for _, k := range l.known() {
 			l.tendKernel(k)
 		}
-		for _, informer := range l.informers {
-			for _, o := range informer.GetStore().List() {
-				if pod, ok := o.(*corev1.Pod); ok && l.useless(pod) {
-					l.clearAway(pod)
-				}
-			}
-		}
 	}
-}
-
-// useless reports whether a pod is what is left of a kernel: one that was stopped or has been shown as dead for long enough, or
-// an earlier life of one that lives. A pod that cannot be read is nobody's, and is left alone.
-func (l *Launcher) useless(pod *corev1.Pod) bool {
-	rec, err := readRecord(pod)
-	if err != nil || pod.DeletionTimestamp != nil {
-		return false
-	}
-	if end := endOf(pod, l.timing.now()); end != nil && (end.stopped || l.overdue(end)) {
-		return true
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	k := l.kernels[rec.id]
-	return k != nil && k.pod.UID != pod.UID && k.rec.generation > rec.generation
-}
-
-func (l *Launcher) clearAway(pod *corev1.Pod) {
-	if err := l.deletePod(l.ctx, pod); err != nil {
-		l.log.Warn("what is left of a kernel could not be removed; this is tried again", "pod", pod.Name, "err", err)
-		return
-	}
-	l.log.Info("what was left of a kernel was removed", "kernel", pod.Labels[LabelKernel], "pod", pod.Name)
 }
 
 // tendKernel does what is due for one kernel. Every gateway does it: each step is harmless if another was faster.
@@ -67,7 +30,12 @@ func (l *Launcher) tendKernel(k *kernel) {
 	up := k.wasUp()
 	state, active := launcher.State(k.status.State), k.status.LastActivity
 	streaming, complete := k.streaming, k.complete
+	k.claimed = k.claimed || k.status.Connections > 0
+	claims := k.claimed && pod.Annotations[annotationClaimed] == unclaimed
 	l.mu.Unlock()
+	if claims && end == nil && !removed && !stopping {
+		l.noteClaim(k)
+	}
 	age := now.Sub(pod.CreationTimestamp.Time)
 	switch {
 	case stopping:
@@ -89,20 +57,20 @@ func (l *Launcher) tendKernel(k *kernel) {
 			k.complete = true
 		}
 	case !up:
-		l.endOverdue(k, pod, age)
+		l.endOverdue(k, pod)
 	case streaming:
 		l.tellMovers(pod, state, now.Sub(active))
 	}
 }
 
-// endOverdue ends a kernel that has been starting for too long.
-func (l *Launcher) endOverdue(k *kernel, pod *corev1.Pod, age time.Duration) {
-	limit := l.startLimit(pod)
-	if age <= limit {
+// endOverdue ends a kernel whose start has made no progress for too long.
+func (l *Launcher) endOverdue(k *kernel, pod *corev1.Pod) {
+	now, limit, events := l.timing.now(), l.startLimit(pod), l.eventsOf(pod)
+	if now.Sub(progress(pod, events, now)) <= limit {
 		return
 	}
-	text := fmt.Sprintf("it was not up after %s", limit)
-	if why := podReason(pod, l.eventsOf(pod), l.timing.now()); why.text != "" {
+	text := fmt.Sprintf("its start made no progress for %s", limit)
+	if why := podReason(pod, events, now); why.text != "" {
 		text += ": " + why.text
 	}
 	l.mu.Lock()
@@ -112,22 +80,61 @@ func (l *Launcher) endOverdue(k *kernel, pod *corev1.Pod, age time.Duration) {
 	}
 }
 
-// startLimit is how long a kernel may take to be up: what its client has asked for, or what holds for all.
+// startLimit is how long a start may make no progress: what holds for all, or what its client has asked for if that is more.
 func (l *Launcher) startLimit(pod *corev1.Pod) time.Duration {
-	if seconds, err := strconv.Atoi(pod.Annotations[annotationLaunchTimeout]); err == nil && seconds > 0 {
-		return time.Duration(seconds) * time.Second
+	seconds, err := strconv.Atoi(pod.Annotations[annotationLaunchTimeout])
+	if err != nil { // it is absent
+		return l.opts.StartLimit
 	}
-	return l.opts.StartLimit
+	return max(l.opts.StartLimit, time.Duration(seconds)*time.Second)
+}
+
+// progress is when the start of a kernel came further last: a node was found or is being made, a volume or an image has come,
+// its first containers began. An image that is being pulled counts as progress for as long as it is: how far it is nobody tells, and
+// container runtimes give a pull up that gets no bytes.
+func progress(pod *corev1.Pod, events []corev1.Event, now time.Time) time.Time {
+	last := pod.CreationTimestamp.Time
+	further := func(at time.Time) {
+		if at.After(last) {
+			last = at
+		}
+	}
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionTrue {
+			further(c.LastTransitionTime.Time)
+		}
+	}
+	for _, st := range pod.Status.ContainerStatuses {
+		if st.State.Running != nil && st.RestartCount == 0 {
+			further(st.State.Running.StartedAt.Time)
+		}
+	}
+	pulling := false
+	for i := range events {
+		switch e := &events[i]; e.Reason {
+		case "Pulling":
+			pulling = true
+		case "Pulled", "Scheduled", "TriggeredScaleUp", "SuccessfulAttachVolume":
+			pulling = pulling && e.Reason != "Pulled"
+			further(eventTime(e))
+		case "Failed", "BackOff", "NodeNotReady":
+			pulling = false
+		}
+	}
+	if pulling && pod.Status.Phase == corev1.PodPending {
+		return now
+	}
+	return last
 }
 
 // tellMovers has the annotations that keep a pod where it is follow the kernel's state: at once when it is busy, and after some
 // minutes of idleness. Nothing is asked of the cluster while they are right.
 func (l *Launcher) tellMovers(pod *corev1.Pod, state launcher.State, idle time.Duration) {
 	evict := state == launcher.Idle && idle > idleLong
-	if pod.Annotations[annotationEvict] == fmt.Sprint(evict) || !evict && idle > idleLong && state != launcher.Busy {
+	if pod.Annotations[annotationSafeToEvict] == fmt.Sprint(evict) || !evict && idle > idleLong && state != launcher.Busy {
 		return
 	}
-	if err := l.annotate(l.ctx, pod, "", map[string]string{annotationEvict: fmt.Sprint(evict), annotationDisrupt: fmt.Sprint(!evict)}); err != nil {
+	if err := l.annotate(l.ctx, pod, "", map[string]string{annotationSafeToEvict: fmt.Sprint(evict), annotationDoNotDisrupt: fmt.Sprint(!evict)}); err != nil {
 		l.log.Debug("a pod's annotations could not be changed", "pod", pod.Name, "err", err)
 	}
 }

@@ -48,19 +48,19 @@ func TestTend(t *testing.T) {
 	if _, err := secrets.Get(t.Context(), "ekg-"+idA+"-1", metav1.GetOptions{}); err != nil {
 		t.Errorf("a missing secret was not made: %v", err)
 	}
-	before := len(c.Actions())
+	before := c.requests()
 	l.tendKernel(k)
-	if n := len(c.Actions()) - before; n != 0 {
+	if n := c.requests() - before; n != 0 {
 		t.Errorf("a kernel that waits costs %d requests", n)
 	}
-	quick := start(idB, map[string]string{"KERNEL_LAUNCH_TIMEOUT": "60"})
-	now.Add(int64(2 * time.Minute))
+	patient := start(idB, map[string]string{"KERNEL_LAUNCH_TIMEOUT": "7200"})
+	now.Add(int64(31 * time.Minute))
 	l.tendKernel(k)
-	l.tendKernel(quick)
-	if k := waitFor(t, l, idB, func(k launcher.Kernel) bool { return k.State == launcher.Dead }); k.Reason == "" {
+	l.tendKernel(patient)
+	if k := waitFor(t, l, idA, func(k launcher.Kernel) bool { return k.State == launcher.Dead }); k.Reason != "its start made no progress for 30m0s: it waits for the scheduler" {
 		t.Errorf("%+v", k)
 	}
-	if k, err := l.Kernel(t.Context(), idA); err != nil || k.State != launcher.Starting {
+	if k, err := l.Kernel(t.Context(), idB); err != nil || k.State != launcher.Starting {
 		t.Errorf("one that may take longer: %+v, %v", k, err)
 	}
 }

@@ -49,24 +49,24 @@ func TestLists(t *testing.T) {
 	if _, err := l.Kernel(t.Context(), idB); !errors.Is(err, launcher.ErrUnavailable) {
 		t.Errorf("an unknown kernel: %v", err)
 	}
-	before := len(c.Actions())
+	before := c.requests()
 	for range 5 {
 		if _, err := ids(); !errors.Is(err, launcher.ErrUnavailable) {
 			t.Errorf("still without the cluster: %v", err)
 		}
 	}
-	if n := len(c.Actions()) - before; n != 0 {
+	if n := c.requests() - before; n != 0 {
 		t.Errorf("a cluster that does not answer was asked %d times more", n)
 	}
 	now.Add(int64(3 * time.Second))
 	c.broken.Store(false)
-	before = len(c.Actions())
+	before = c.requests()
 	for range 5 {
 		if got, err := ids(); err != nil || len(got) != 1 {
 			t.Errorf("with the cluster again: %v, %v", got, err)
 		}
 	}
-	if n := len(c.Actions()) - before; n != 1 {
+	if n := c.requests() - before; n != 1 {
 		t.Errorf("five lists asked the cluster %d times", n)
 	}
 }

@@ -1,0 +1,262 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	lru "github.com/hashicorp/golang-lru/v2"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+)
+
+// A finished pod tells how its kernel has ended, but it vanishes with its node, or when somebody has it deleted. So every
+// gateway that sees an end writes it down, for those that come later: into one config map of the kernel's namespace for every
+// hour in which kernels have ended,
+//
+//	ekg-endings-2026112123
+//	  data:
+//	    KERNEL ID: {"reason": "it was shut down on request", "at": "2026-11-21T23:04:05Z", "stopped": true, "owner": "ann", "kernelspec": "python3"}
+//
+// That several gateways write the same is harmless: the last one wins, for this kernel alone.
+const (
+	endingsPrefix = "ekg-endings-"
+	endingsHour   = "2006010215"
+
+	componentEndings = "endings" // the config maps' labelComponent
+
+	// selectEndings selects the config maps of endings.
+	selectEndings = managed + "," + labelComponent + "=" + componentEndings
+
+	endingsKept    = 1 << 14         // kernels whose end is remembered in memory
+	maxUnwritten   = 1 << 12         // ends that wait to be written; more are lost to later gateways
+	maxNotedReason = 400             // characters of a reason that are written: 1 MiB, an hour's space, is for 2,000 kernels or more
+	firstRetry     = time.Second     // after a failure to write
+	lastRetry      = time.Minute     // and at most
+	lastWrite      = 2 * time.Second // for what a gateway has to write when it ends
+	endingsPage    = 16              // config maps in one answer of the API server: 16 MiB at most
+)
+
+// ending is how a kernel ended.
+type ending struct {
+	reason  string
+	at      time.Time
+	stopped bool // on request: there is no such kernel any more
+	owner   string
+	spec    string
+
+	pod types.UID // the kernel's last pod, if a gateway has seen it: later news of it are no news
+}
+
+// notedEnding is an ending as it is written.
+type notedEnding struct {
+	Reason  string    `json:"reason"`
+	At      time.Time `json:"at"`
+	Stopped bool      `json:"stopped,omitempty"`
+	Owner   string    `json:"owner,omitempty"`
+	Spec    string    `json:"kernelspec"`
+}
+
+// endings remembers how kernels have ended. Launcher.mu guards it.
+type endings struct {
+	known     *lru.Cache[string, *ending]
+	unwritten map[string]unwrittenEnding // by kernel
+	news      chan struct{}              // capacity 1: unwritten has something new
+}
+
+type unwrittenEnding struct {
+	namespace string
+	end       *ending
+}
+
+func newEndings() (endings, error) {
+	known, err := lru.New[string, *ending](endingsKept)
+	return endings{known: known, unwritten: map[string]unwrittenEnding{}, news: make(chan struct{}, 1)}, err
+}
+
+// enterEnd enters how a kernel has ended. Launcher.mu is held.
+func (l *Launcher) enterEnd(k *kernel, end *ending) {
+	k.end = end
+	l.noteEnd(k.rec, k.pod, end)
+}
+
+// noteEnd remembers how the kernel of a pod has ended, and has it written if that is news. Launcher.mu is held.
+func (l *Launcher) noteEnd(rec record, pod *corev1.Pod, end *ending) {
+	noted := *end
+	noted.owner, noted.spec, noted.pod = rec.owner, rec.spec, pod.UID
+	before, ok := l.endings.known.Get(rec.id)
+	l.endings.known.Add(rec.id, &noted)
+	if ok && before.at.Equal(end.at) && before.stopped == end.stopped {
+		return
+	}
+	if _, waits := l.endings.unwritten[rec.id]; !waits && len(l.endings.unwritten) >= maxUnwritten {
+		l.log.Warn("the end of a kernel is not written down: too many others wait for that", "kernel", rec.id, "reason", end.reason)
+		return
+	}
+	l.endings.unwritten[rec.id] = unwrittenEnding{pod.Namespace, &noted}
+	select {
+	case l.endings.news <- struct{}{}:
+	default:
+	}
+}
+
+// readEndings reads what earlier gateways have written. What cannot be read is only missing in answers about kernels that are gone.
+func (l *Launcher) readEndings(ctx context.Context) error {
+	for _, ns := range l.namespaces {
+		// They come in the order of their names, so that the newest are kept.
+		if err := l.eachEndings(ctx, ns, l.enterEndings); err != nil {
+			return fmt.Errorf("%s: %w", ns, err)
+		}
+	}
+	return nil
+}
+
+// eachEndings calls do with each config map of a namespace, the oldest hour first.
+func (l *Launcher) eachEndings(ctx context.Context, ns string, do func(*corev1.ConfigMap)) error {
+	options := metav1.ListOptions{LabelSelector: selectEndings, Limit: endingsPage}
+	for {
+		asking, cancel := context.WithTimeout(ctx, l.timing.api)
+		page, err := l.client.CoreV1().ConfigMaps(ns).List(asking, options)
+		cancel()
+		if err != nil {
+			return err
+		}
+		for i := range page.Items {
+			do(&page.Items[i])
+		}
+		if options.Continue = page.Continue; options.Continue == "" {
+			return nil
+		}
+	}
+}
+
+func (l *Launcher) enterEndings(m *corev1.ConfigMap) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for id, text := range m.Data {
+		var noted notedEnding
+		if !launcher.ValidID(id) || json.Unmarshal([]byte(text), &noted) != nil || noted.Reason == "" {
+			l.log.Warn("an entry of a kernel's end cannot be read", "namespace", m.Namespace, "configmap", m.Name, "key", id)
+			continue
+		}
+		l.endings.known.Add(id, &ending{reason: quote(noted.Reason, maxReason), at: noted.At, stopped: noted.Stopped, owner: noted.Owner, spec: noted.Spec})
+	}
+}
+
+// writeEndings writes what noteEnd has left, until the launcher closes; then once more.
+func (l *Launcher) writeEndings() {
+	for {
+		select {
+		case <-l.endings.news:
+			pause := l.timing.gather // others that end at the same moment are written with it
+			for sleep(l.ctx, pause) == nil && !l.writeUnwritten(l.ctx) {
+				pause = min(max(2*pause, firstRetry), lastRetry)
+			}
+		case <-l.ctx.Done():
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), lastWrite)
+			defer cancel()
+			l.writeUnwritten(ctx)
+			return
+		}
+	}
+}
+
+// writeUnwritten writes all that waits, and reports whether nothing is left that might be written later.
+func (l *Launcher) writeUnwritten(ctx context.Context) bool {
+	l.mu.Lock()
+	all := l.endings.unwritten
+	l.endings.unwritten = map[string]unwrittenEnding{}
+	l.mu.Unlock()
+	type place struct{ namespace, name string }
+	texts := map[place]map[string]string{}
+	for id, u := range all {
+		text, err := json.Marshal(notedEnding{quote(u.end.reason, maxNotedReason), u.end.at, u.end.stopped, u.end.owner, u.end.spec})
+		if err != nil { // a time beyond the year 9999
+			l.log.Warn("the end of a kernel cannot be written down", "kernel", id, "err", err)
+			continue
+		}
+		p := place{u.namespace, endingsPrefix + u.end.at.UTC().Format(endingsHour)}
+		if texts[p] == nil {
+			texts[p] = map[string]string{}
+		}
+		texts[p][id] = string(text)
+	}
+	done := true
+	for p, data := range texts {
+		err := l.writeEndingsOf(ctx, p.namespace, p.name, data)
+		switch {
+		case err == nil:
+		case apierrors.IsForbidden(err), apierrors.IsNotFound(err), apierrors.IsInvalid(err), apierrors.IsRequestEntityTooLargeError(err):
+			l.log.Warn("the ends of kernels cannot be written down", "namespace", p.namespace, "configmap", p.name, "kernels", len(data), "err", err)
+		default:
+			l.log.Info("the ends of kernels could not be written down; this is tried again", "namespace", p.namespace, "kernels", len(data), "err", err)
+			done = false
+			l.mu.Lock()
+			for id := range data {
+				if _, newer := l.endings.unwritten[id]; !newer {
+					l.endings.unwritten[id] = all[id]
+				}
+			}
+			l.mu.Unlock()
+		}
+	}
+	return done
+}
+
+// writeEndingsOf adds entries to a config map, which it makes if need be.
+func (l *Launcher) writeEndingsOf(ctx context.Context, ns, name string, data map[string]string) error {
+	ctx, cancel := context.WithTimeout(ctx, l.timing.api)
+	defer cancel()
+	patch, err := json.Marshal(map[string]any{"data": data})
+	if err != nil {
+		return err
+	}
+	maps := l.client.CoreV1().ConfigMaps(ns)
+	_, err = maps.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+	if !apierrors.IsNotFound(err) {
+		return err
+	}
+	_, err = maps.Create(ctx, &corev1.ConfigMap{Data: data, ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name,
+		Labels: map[string]string{LabelManagedBy: Manager, labelComponent: componentEndings}}}, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) { // another gateway was faster
+		_, err = maps.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+	}
+	return err
+}
+
+// pruneEndings removes the config maps whose hour is longer ago than endings are kept.
+func (l *Launcher) pruneEndings(ctx context.Context) {
+	oldest := endingsPrefix + l.timing.now().Add(-l.opts.KeepEndings).UTC().Format(endingsHour)
+	for _, ns := range l.namespaces {
+		var old []string
+		err := l.eachEndings(ctx, ns, func(m *corev1.ConfigMap) {
+			if m.Name < oldest && len(m.Name) == len(oldest) {
+				old = append(old, m.Name)
+			}
+		})
+		for _, name := range old {
+			asking, cancel := context.WithTimeout(ctx, l.timing.api)
+			derr := l.client.CoreV1().ConfigMaps(ns).Delete(asking, name, metav1.DeleteOptions{})
+			cancel()
+			if derr != nil && !apierrors.IsNotFound(derr) {
+				err = derr
+				break
+			}
+			l.log.Info("the ends of kernels of an hour long ago were removed", "namespace", ns, "configmap", name)
+		}
+		if err != nil && ctx.Err() == nil {
+			l.log.Warn("old ends of kernels could not be removed; this is tried again", "namespace", ns, "err", err)
+		}
+	}
+}
+
+// endingTold is an ending as a supervisor has left it.
+func endingTold(e supervisor.Ending) *ending {
+	return &ending{reason: quote(e.Reason, maxReason), at: e.At.UTC(), stopped: e.Stopped}
+}

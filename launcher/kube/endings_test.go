@@ -1,0 +1,210 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// endingsMaps returns the config maps of endings by name.
+func (c *testCluster) endingsMaps(t *testing.T) map[string]map[string]string {
+	t.Helper()
+	list, err := c.CoreV1().ConfigMaps("ns").List(t.Context(), metav1.ListOptions{LabelSelector: selectEndings})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]map[string]string{}
+	for _, m := range list.Items {
+		all[m.Name] = m.Data
+	}
+	return all
+}
+
+// whyGone returns the reason for which a kernel does not exist.
+func whyGone(t *testing.T, l *Launcher, id string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, err := l.Kernel(ctx, id)
+	var gone *launcher.GoneError
+	if !errors.As(err, &gone) {
+		t.Fatalf("%s: %v", id, err)
+	}
+	return gone.Reason
+}
+
+// numberedID is a kernel id with a number in it.
+func numberedID(n int) string { return fmt.Sprintf("cccccccc-0000-4000-8000-%012d", n) }
+
+func TestEndings(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, nil)
+	at := time.Date(2026, 11, 21, 23, 59, 59, 5, time.UTC)
+	enter := func(id string, end *ending) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.noteEnd(record{id: id, owner: "ann", spec: "python3"}, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", UID: "u"}}, end)
+	}
+	for n := range 100 {
+		enter(numberedID(n), &ending{reason: fmt.Sprintf("its pod was deleted %d", n), at: at.Add(time.Duration(n%2) * time.Second)})
+	}
+	enter(numberedID(0), &ending{reason: strings.Repeat("long ", 1000), at: at, stopped: true})
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	maps := c.endingsMaps(t)
+	if len(maps) != 2 || len(maps["ekg-endings-2026112123"]) != 50 || len(maps["ekg-endings-2026112200"]) != 50 {
+		t.Fatalf("%d config maps: %v", len(maps), maps)
+	}
+	var noted notedEnding
+	if err := json.Unmarshal([]byte(maps["ekg-endings-2026112123"][numberedID(0)]), &noted); err != nil || !noted.At.Equal(at) || !noted.Stopped || noted.Owner != "ann" ||
+		noted.Spec != "python3" || len(noted.Reason) > 2*maxNotedReason || !strings.HasPrefix(noted.Reason, "long long") {
+		t.Errorf("%+v, %v", noted, err)
+	}
+
+	t.Run("a gateway that starts later knows them", func(t *testing.T) {
+		l := openTest(t, c, nil)
+		if why := whyGone(t, l, numberedID(99)); why != "its pod was deleted 99" {
+			t.Errorf("%q", why)
+		}
+		if _, err := l.Kernel(t.Context(), numberedID(100)); !errors.Is(err, launcher.ErrNotFound) || errors.As(err, new(*launcher.GoneError)) {
+			t.Errorf("one that nobody has seen: %v", err)
+		}
+	})
+	t.Run("an entry that is none hides no other", func(t *testing.T) {
+		m, err := c.CoreV1().ConfigMaps("ns").Get(t.Context(), "ekg-endings-2026112123", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Data[numberedID(2)], m.Data["x"], m.Data[numberedID(200)] = "{", "{}", `{"reason": ""}`
+		if _, err := c.CoreV1().ConfigMaps("ns").Update(t.Context(), m, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		l := openTest(t, c, nil)
+		if why := whyGone(t, l, numberedID(4)); why != "its pod was deleted 4" {
+			t.Errorf("%q", why)
+		}
+		if _, err := l.Kernel(t.Context(), numberedID(2)); errors.As(err, new(*launcher.GoneError)) {
+			t.Errorf("the damaged one: %v", err)
+		}
+	})
+	t.Run("they go when they are old", func(t *testing.T) {
+		now := at.Add(72 * time.Hour)
+		l := openTest(t, c, func(o *Options, tm *timing) {
+			o.KeepEndings = 72 * time.Hour
+			tm.now = func() time.Time { return now }
+		})
+		l.pruneEndings(t.Context())
+		if n := len(c.endingsMaps(t)); n != 2 {
+			t.Errorf("after exactly that time %d are left", n)
+		}
+		now = now.Add(time.Minute)
+		l.pruneEndings(t.Context())
+		if maps := c.endingsMaps(t); len(maps) != 1 || maps["ekg-endings-2026112200"] == nil {
+			t.Errorf("%v", maps)
+		}
+	})
+}
+
+// TestEndings_kernel: how a kernel ends, in whatever way, is known to gateways that were not there.
+func TestEndings_kernel(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, func(_ *Options, tm *timing) { tm.gather = time.Millisecond })
+	for id, end := range map[string]func(){
+		idA: func() {
+			if err := l.Stop(t.Context(), idA, "shut down by ann"); err != nil {
+				t.Fatal(err)
+			}
+		},
+		idB: func() {
+			if err := c.CoreV1().Pods("ns").Delete(t.Context(), idB+"-1", metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		if _, _, err := l.Start(t.Context(), testRequest(id)); err != nil {
+			t.Fatal(err)
+		}
+		end()
+	}
+	waitFor(t, l, idB, func(k launcher.Kernel) bool { return k.State == launcher.Dead })
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	later := openTest(t, c, nil)
+	if why := whyGone(t, later, idA); why != "shut down by ann" {
+		t.Errorf("%q", why)
+	}
+	if why := whyGone(t, later, idB); why != "its pod was deleted" {
+		t.Errorf("%q", why)
+	}
+	t.Run("and one that was started again lives", func(t *testing.T) {
+		if _, created, err := later.Start(t.Context(), testRequest(idA)); err != nil || !created {
+			t.Fatal(created, err)
+		}
+		if k, err := later.Kernel(t.Context(), idA); err != nil || k.State != launcher.Starting {
+			t.Errorf("%+v, %v", k, err)
+		}
+	})
+}
+
+// TestEndings_refused: what cannot be written is tried again if that may help, and never holds anything up.
+func TestEndings_refused(t *testing.T) {
+	for name, test := range map[string]struct {
+		err     error
+		written bool
+	}{
+		"for a while": {apierrors.NewServiceUnavailable("soon"), true},
+		"for good":    {apierrors.NewForbidden(corev1.Resource("configmaps"), "x", errors.New("no")), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newTestCluster(t)
+			var asked atomic.Int64
+			c.PrependReactor("patch", "configmaps", func(k8stesting.Action) (bool, runtime.Object, error) {
+				if asked.Add(1) == 1 {
+					return true, nil, test.err
+				}
+				return false, nil, nil
+			})
+			l := openTest(t, c, func(_ *Options, tm *timing) { tm.gather = time.Millisecond })
+			l.mu.Lock()
+			l.noteEnd(record{id: idA}, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns"}}, &ending{reason: "killed", at: time.Now()})
+			l.mu.Unlock()
+			eventually(t, "the end is written, or given up", func() bool {
+				return asked.Load() > 0 && (!test.written || len(c.endingsMaps(t)) == 1)
+			})
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if got := len(c.endingsMaps(t)); (got == 1) != test.written {
+				t.Errorf("%d config maps", got)
+			}
+		})
+	}
+	t.Run("more than can wait", func(t *testing.T) {
+		c := newTestCluster(t)
+		l := openTest(t, c, func(_ *Options, tm *timing) { tm.gather = time.Hour })
+		l.mu.Lock()
+		for n := range maxUnwritten + 10 {
+			l.noteEnd(record{id: numberedID(n)}, &corev1.Pod{}, &ending{reason: "killed", at: time.Now()})
+		}
+		waiting := len(l.endings.unwritten)
+		l.mu.Unlock()
+		if waiting != maxUnwritten {
+			t.Errorf("%d wait", waiting)
+		}
+	})
+}
