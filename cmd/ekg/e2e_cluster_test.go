@@ -308,6 +308,9 @@ configMapGenerator:
 const podKernelspec = `{"argv": ["python3", "-m", "ipykernel_launcher", "-f", "{connection_file}"], "display_name": "Python 3", "language": "python",
  "metadata": {"ekg": {"image": "localhost/kernel-py:dev"}}}`
 
+// longAgo is a config map of ends of kernels that nobody wants to know any more.
+const longAgo = "ekg-endings-2020010100"
+
 // installInCluster installs ekg as its documentation says, and returns a gateway that stands for all replicas.
 func installInCluster(t *testing.T) *inCluster {
 	t.Helper()
@@ -332,6 +335,9 @@ func installInCluster(t *testing.T) *inCluster {
 	c.kubectl(t, "", "-n", "ekg", "create", "secret", "generic", "ekg-master-key", "--from-literal=key="+strings.Repeat("k", 40))
 	c.kubectl(t, "", "-n", "ekg", "create", "secret", "generic", "ekg-token", "--from-literal=token="+g.token)
 	k := &inCluster{g, c, "ekg-kernels"}
+	// Something for whichever gateway clears away.
+	c.kubectl(t, "", "-n", k.namespace, "create", "configmap", longAgo)
+	c.kubectl(t, "", "-n", k.namespace, "label", "configmap", longAgo, "app.kubernetes.io/managed-by=ekg", "app.kubernetes.io/component=endings")
 	k.rolledOut()
 	proxy := httptest.NewServer(k.roundRobin())
 	t.Cleanup(proxy.Close)

@@ -28,9 +28,9 @@ func TestE2E_KubeReplicas(t *testing.T) {
 	if n := len(k.replicas()); n != 2 {
 		t.Fatalf("%d replicas are ready", n)
 	}
+	var ids []string // of kernels that were shut down
 	t.Run("every replica knows what a POST has answered", func(t *testing.T) {
 		k := k.in(t)
-		var ids []string
 		for range 3 {
 			var m model
 			k.want(201, "POST", "/api/kernels", `{"name": "python3"}`, &m)
@@ -112,6 +112,17 @@ func TestE2E_KubeReplicas(t *testing.T) {
 			t.Errorf("after a rollout: %q", r.stdout)
 		}
 	})
+	t.Run("gateways that came later know why a kernel has ended", func(t *testing.T) {
+		k := k.in(t)
+		for _, id := range ids {
+			if status, b := k.ask("GET", "/api/kernels/"+id, ""); status != 404 || !strings.Contains(string(b), "shut down on request") {
+				t.Errorf("%d %s", status, b)
+			}
+		}
+		if out, err := k.cluster.tryKubectl("", "-n", k.namespace, "get", "configmap", longAgo, "--ignore-not-found", "-o", "name"); err != nil || out != "" {
+			t.Errorf("ends of long ago are still there: %q, %v", out, err)
+		}
+	})
 	t.Run("gateways may do what they do, and no more", func(t *testing.T) { k.in(t).checkRights(began) })
 	var all []model
 	k.want(200, "GET", "/api/kernels", "", &all)
@@ -173,7 +184,7 @@ func (k *inCluster) checkRights(since time.Time) {
 		k.t.Fatal(err)
 	}
 	for what := range allowed {
-		if !used[what] && what != "delete configmaps" { // which comes after days
+		if !used[what] {
 			k.t.Errorf("the Role allows to %s, which no gateway has done", what)
 		}
 	}

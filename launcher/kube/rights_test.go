@@ -69,7 +69,7 @@ func TestRights(t *testing.T) {
 		forbid(c, "ns")
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
-		_, err := open(ctx, Options{Cluster: &Cluster{client: c.Clientset}, MasterKey: testKey, Pods: PodOptions{Namespace: "ns", SupervisorImage: "ekg:1"}}, realTiming())
+		_, err := open(ctx, Options{Cluster: &Cluster{client: c.Clientset}, MasterKey: testKey, Pods: PodOptions{Namespace: "ns", SupervisorImage: "ekg:1"}}, realTiming(), newDialer)
 		if err == nil || !strings.Contains(err.Error(), "the gateway may not list pods") {
 			t.Errorf("%v", err)
 		}

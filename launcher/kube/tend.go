@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strconv"
@@ -21,14 +22,17 @@ const idleLong = 5 * time.Minute
 // tend does what is due, now and then.
 func (l *Launcher) tend() {
 	for sleep(l.ctx, l.timing.tend) == nil {
+		// A cluster that does not answer holds up a round, and not each kernel's part of it.
+		round, cancel := context.WithTimeout(l.ctx, l.timing.api)
 		for _, k := range l.known() {
-			l.tendKernel(k)
+			l.tendKernel(round, k)
 		}
+		cancel()
 	}
 }
 
 // tendKernel does what is due for one kernel. Every gateway does it: each step is harmless if another was faster.
-func (l *Launcher) tendKernel(k *kernel) {
+func (l *Launcher) tendKernel(ctx context.Context, k *kernel) {
 	now := l.timing.now()
 	l.mu.Lock()
 	pod, end, removed, heard, stopping := k.pod, k.end, k.removed, k.heard, k.stop != nil
@@ -40,7 +44,7 @@ func (l *Launcher) tendKernel(k *kernel) {
 	claims := k.claimed && pod.Annotations[annotationClaimed] == unclaimed
 	l.mu.Unlock()
 	if claims && end == nil && !removed && !stopping {
-		l.noteClaim(k)
+		l.noteClaim(ctx, k)
 	}
 	age := now.Sub(pod.CreationTimestamp.Time)
 	switch {
@@ -53,7 +57,7 @@ func (l *Launcher) tendKernel(k *kernel) {
 	case end != nil || removed:
 	case missed, !heard && complete.IsZero() && age > l.timing.half && pod.Status.Phase == corev1.PodPending:
 		// Whoever made the pod may have died before it made the secret, or somebody has deleted that.
-		if err := l.createSecret(l.ctx, pod); err != nil {
+		if err := l.createSecret(ctx, pod); err != nil {
 			l.log.Warn("secret of a waiting pod could not be made; this is tried again", "pod", pod.Name, "err", err)
 			return
 		}
@@ -65,7 +69,7 @@ func (l *Launcher) tendKernel(k *kernel) {
 	case !up:
 		l.endOverdue(k, pod)
 	case streaming:
-		l.tellMovers(pod, state, now.Sub(active))
+		l.tellMovers(ctx, pod, state, now.Sub(active))
 	}
 }
 
@@ -144,12 +148,12 @@ func progress(pod *corev1.Pod, events []corev1.Event, now time.Time) time.Time {
 
 // tellMovers has the annotations that keep a pod where it is follow the kernel's state: at once when it is busy, and after some
 // minutes of idleness. Nothing is asked of the cluster while they are right.
-func (l *Launcher) tellMovers(pod *corev1.Pod, state launcher.State, idle time.Duration) {
+func (l *Launcher) tellMovers(ctx context.Context, pod *corev1.Pod, state launcher.State, idle time.Duration) {
 	evict := state == launcher.Idle && idle > idleLong
 	if pod.Annotations[annotationSafeToEvict] == fmt.Sprint(evict) || !evict && idle > idleLong && state != launcher.Busy {
 		return
 	}
-	if err := l.annotate(l.ctx, pod, "", map[string]string{annotationSafeToEvict: fmt.Sprint(evict), annotationDoNotDisrupt: fmt.Sprint(!evict)}); err != nil {
+	if err := l.annotate(ctx, pod, "", map[string]string{annotationSafeToEvict: fmt.Sprint(evict), annotationDoNotDisrupt: fmt.Sprint(!evict)}); err != nil {
 		l.log.Debug("a pod's annotations could not be changed", "pod", pod.Name, "err", err)
 	}
 }

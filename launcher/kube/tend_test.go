@@ -45,12 +45,12 @@ func TestTend(t *testing.T) {
 		t.Fatal(err)
 	}
 	now.Add(int64(6 * time.Second))
-	l.tendKernel(k)
+	l.tendKernel(t.Context(), k)
 	if _, err := secrets.Get(t.Context(), "ekg-"+idA+"-1", metav1.GetOptions{}); err != nil {
 		t.Errorf("a missing secret was not made: %v", err)
 	}
 	before := c.requests()
-	l.tendKernel(k)
+	l.tendKernel(t.Context(), k)
 	if n := c.requests() - before; n != 0 {
 		t.Errorf("a kernel that waits costs %d requests", n)
 	}
@@ -63,19 +63,19 @@ func TestTend(t *testing.T) {
 	missed.InvolvedObject = corev1.ObjectReference{Name: idA + "-1", UID: k.pod.UID}
 	missed.LastTimestamp = metav1.NewTime(time.Unix(0, now.Load()))
 	l.eventNews(&missed)
-	l.tendKernel(k)
+	l.tendKernel(t.Context(), k)
 	if _, err := secrets.Get(t.Context(), "ekg-"+idA+"-1", metav1.GetOptions{}); err != nil {
 		t.Errorf("a secret that is missed was not made again: %v", err)
 	}
 	before = c.requests()
-	l.tendKernel(k)
+	l.tendKernel(t.Context(), k)
 	if n := c.requests() - before; n != 0 {
 		t.Errorf("a secret that was made again costs %d requests", n)
 	}
 	patient := start(idB, map[string]string{"KERNEL_LAUNCH_TIMEOUT": "7200"})
 	now.Add(int64(31 * time.Minute))
-	l.tendKernel(k)
-	l.tendKernel(patient)
+	l.tendKernel(t.Context(), k)
+	l.tendKernel(t.Context(), patient)
 	if k := waitFor(t, l, idA, func(k launcher.Kernel) bool { return k.State == launcher.Dead }); k.Reason != "its start made no progress for 30m0s: it waits for the scheduler" {
 		t.Errorf("%+v", k)
 	}

@@ -38,9 +38,9 @@ const managed = LabelManagedBy + "=" + Manager
 func (l *Launcher) startInformers(ctx context.Context) error {
 	var synced []cache.InformerSynced
 	for _, ns := range l.namespaces {
-		pods := informers.NewSharedInformerFactoryWithOptions(l.client, 0, informers.WithNamespace(ns),
+		pods := informers.NewSharedInformerFactoryWithOptions(l.client, l.timing.resync, informers.WithNamespace(ns),
 			informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = managed })).Core().V1().Pods().Informer()
-		events := informers.NewSharedInformerFactoryWithOptions(l.client, 0, informers.WithNamespace(ns),
+		events := informers.NewSharedInformerFactoryWithOptions(l.client, l.timing.resync, informers.WithNamespace(ns),
 			informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = "involvedObject.kind=Pod" })).Core().V1().Events().Informer()
 		entered, err := l.follow(ns, pods, events)
 		if err != nil {
