@@ -97,18 +97,10 @@ func TestE2E_KubeFaults(t *testing.T) {
 		c := k.dial(t, id, "s", true)
 		c.finish(c.begin("x = 41"), 60*time.Second)
 		k.cluster.kubectl(t, "", "-n", k.namespace, "delete", "pod", id+"-1", "--wait=false")
-		k.eventually(60*time.Second, "it is dead, because its pod was deleted", func() error {
-			if m := k.state(id, "dead", 60*time.Second); m.Reason != "its pod was deleted" {
-				return fmt.Errorf("the reason is %q", m.Reason) // the supervisor's own, until it has ended
-			}
-			return nil
-		})
-		k.eventually(20*time.Second, "it is restarted", func() error {
-			if status, b := k.ask("POST", "/api/kernels/"+id+"/restart", ""); status != 200 {
-				return fmt.Errorf("%d %s", status, b) // 503 while its supervisor is ending
-			}
-			return nil
-		})
+		if m := k.state(id, "dead", 60*time.Second); m.Reason != "its pod was deleted" {
+			t.Errorf("the reason is %q", m.Reason)
+		}
+		k.want(200, "POST", "/api/kernels/"+id+"/restart", "", nil)
 		k.state(id, "idle", 60*time.Second)
 		back := k.dial(t, id, "s2", true)
 		if r := back.finish(back.begin("print('revived')"), 60*time.Second); r.stdout != "revived\n" {
