@@ -233,6 +233,9 @@ func (l *Launcher) writeEndingsOf(ctx context.Context, ns, name string, data map
 func (l *Launcher) pruneEndings(ctx context.Context) {
 	oldest := endingsPrefix + l.timing.now().Add(-l.opts.KeepEndings).UTC().Format(endingsHour)
 	for _, ns := range l.namespaces {
+		if l.rights.refusal(ns) != "" {
+			continue
+		}
 		var old []string
 		err := l.eachEndings(ctx, ns, func(m *corev1.ConfigMap) {
 			if m.Name < oldest && len(m.Name) == len(oldest) {

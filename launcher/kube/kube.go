@@ -106,12 +106,13 @@ type Launcher struct {
 	rights    rights
 
 	// Guarded by mu.
-	mu      sync.Mutex
-	kernels map[string]*kernel
-	events  map[types.UID][]corev1.Event // newest of each pod, oldest first; a list is replaced, never changed
-	endings endings
-	closed  bool
-	running sync.WaitGroup // added to under mu, while closed is false
+	mu       sync.Mutex
+	kernels  map[string]*kernel
+	events   map[types.UID][]corev1.Event // newest of each pod, oldest first; a list is replaced, never changed
+	endings  endings
+	troubled time.Time // when a watch has failed last
+	closed   bool
+	running  sync.WaitGroup // added to under mu, while closed is false
 }
 
 var (

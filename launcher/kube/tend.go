@@ -24,6 +24,7 @@ func (l *Launcher) tend() {
 	for sleep(l.ctx, l.timing.tend) == nil {
 		// A cluster that does not answer holds up a round, and not each kernel's part of it.
 		round, cancel := context.WithTimeout(l.ctx, l.timing.api)
+		l.catchUp(round)
 		for _, k := range l.known() {
 			l.tendKernel(round, k)
 		}

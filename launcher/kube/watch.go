@@ -29,6 +29,7 @@ const (
 	tellEnd          = 30 * time.Second // after the end of a kernel's container that its supervisor is told how it came
 	proofTime        = 3 * time.Second  // for the cluster to prove that a list of kernels is fresh
 	proofPause       = 2 * time.Second  // after it did not, before it is asked again
+	watchPause       = 90 * time.Second // at most, before client-go tries a watch again that has failed: a minute, and some to spare
 )
 
 // managed selects the objects of all kernels.
@@ -71,6 +72,9 @@ func (l *Launcher) startInformers(ctx context.Context) error {
 // follow has what two informers tell entered. Synced are what says that their first list has been.
 func (l *Launcher) follow(ns string, pods, events cache.SharedIndexInformer) (synced []cache.InformerSynced, err error) {
 	complain := func(_ context.Context, _ *cache.Reflector, err error) {
+		l.mu.Lock()
+		l.troubled = l.timing.now()
+		l.mu.Unlock()
 		if l.rights.forbidden(ns, err) {
 			l.log.Error("no kernel can be in a namespace", "namespace", ns, "err", l.rights.refusal(ns))
 			return
@@ -383,7 +387,7 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 	uids := map[types.UID]bool{}
 	for i := range there {
 		uids[there[i].UID] = true
-		l.enterPod(&there[i])
+		l.podNews(&there[i], l.enterPod)
 	}
 	l.mu.Lock()
 	var removed []*corev1.Pod
@@ -399,6 +403,19 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 	}
 	l.freshness.last = l.timing.now()
 	return nil
+}
+
+// catchUp looks for itself where a watch may be down: kernels that start would not be heard of until it is tried again.
+func (l *Launcher) catchUp(ctx context.Context) {
+	l.mu.Lock()
+	troubled := l.troubled
+	l.mu.Unlock()
+	if l.timing.now().Sub(troubled) > watchPause {
+		return
+	}
+	if err := l.proveFresh(ctx); err != nil {
+		l.log.Debug("the cluster's pods could not be listed", "err", err)
+	}
 }
 
 // listPods asks the cluster for pods, and enters nothing.

@@ -10,6 +10,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
@@ -109,4 +112,27 @@ func TestWatch_OtherKey(t *testing.T) {
 	if wrong.asked != 0 {
 		t.Errorf("it was asked %d times", wrong.asked)
 	}
+}
+
+// TestWatch_down: while a watch has failed and is not tried again yet, what happens in the cluster is heard of all the same.
+func TestWatch_down(t *testing.T) {
+	c := newTestCluster(t)
+	var open atomic.Bool
+	open.Store(true)
+	c.PrependWatchReactor("pods", func(k8stesting.Action) (bool, watch.Interface, error) {
+		return true, nil, errors.New("connection refused")
+	})
+	c.PrependReactor("list", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		if a.(k8stesting.ListActionImpl).ListOptions.ResourceVersion != "" && !open.Load() { // the informer's own
+			return true, nil, errors.New("connection refused")
+		}
+		return false, nil, nil
+	})
+	l := openTest(t, c, func(_ *Options, tm *timing) { tm.tend, tm.fresh = time.Millisecond, time.Millisecond })
+	open.Store(false)
+	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
+		t.Fatal(err)
+	}
+	c.setPod(t, idA+"-1", unschedulable("0/1 nodes are available: 1 Insufficient nvidia.com/gpu."))
+	waitFor(t, l, idA, func(k launcher.Kernel) bool { return strings.Contains(k.Reason, "no GPU is free") })
 }
