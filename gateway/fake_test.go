@@ -177,6 +177,10 @@ func (f *fakeLauncher) Kernels(context.Context) ([]launcher.Kernel, error) {
 	if f.list != nil {
 		return f.list()
 	}
+	return f.listForReal()
+}
+
+func (f *fakeLauncher) listForReal() ([]launcher.Kernel, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var all []launcher.Kernel

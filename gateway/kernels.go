@@ -111,9 +111,13 @@ func (g *Gateway) getKernel(w http.ResponseWriter, r *http.Request) error {
 	if k.State != launcher.Dead {
 		answer, err := g.ask(r, id, http.MethodGet, "", modelTime)
 		if err == nil {
-			if model, ok := answer.model(id); ok {
+			model, ok := answer.model(id)
+			switch {
+			case ok && model.ExecutionState != string(launcher.Dead):
 				model.addOwner(r.Context(), k)
 				return writeJSON(w, http.StatusOK, model)
+			case ok:
+				g.isDead(r.Context(), id) // why it died the launcher may know better: who has deleted its pod, for one
 			}
 		}
 		if k, err = g.kernel(r.Context(), id); err != nil {
@@ -184,6 +188,11 @@ func (g *Gateway) restartKernel(w http.ResponseWriter, r *http.Request) error {
 	}
 	answer, err := g.ask(r, id, http.MethodPost, "restart", restartTime)
 	var never *dialError
+	var undelivered *undeliveredError
+	if errors.As(err, &undelivered) && !errors.As(err, &never) && g.isDead(r.Context(), id) {
+		// Most likely its supervisor ended over it. If it did not, a dead kernel is restarted twice.
+		answer, err = g.ask(r, id, http.MethodPost, "restart", restartTime)
+	}
 	switch {
 	case err == nil:
 	case errors.As(err, &never):

@@ -387,6 +387,29 @@ func TestKernels_InterruptAndRestart(t *testing.T) {
 		}
 		super.close()
 	})
+	t.Run("a kernel whose supervisor ends over the restart is revived", func(t *testing.T) {
+		super := g.fake.kernels[idA].super
+		super.answerWith(func(http.ResponseWriter, *http.Request) {
+			g.fake.change(func() {
+				g.fake.kernels[idA].super = nil
+				g.fake.kernels[idA].State, g.fake.kernels[idA].Reason = launcher.Dead, "its pod was deleted"
+			})
+			panic(http.ErrAbortHandler)
+		})
+		before := len(g.fake.requests())
+		g.do("POST", path+"/restart", "").want(t, 200, `"execution_state":"idle"`)
+		if len(g.fake.requests()) != before+1 {
+			t.Error("it was not revived")
+		}
+		super.close()
+	})
+	t.Run("why a kernel is dead the launcher knows better than its supervisor", func(t *testing.T) {
+		g.fake.kernels[idA].super.answerWith(func(w http.ResponseWriter, _ *http.Request) {
+			g.fake.set(idA, launcher.Dead, "its pod was deleted")
+			fmt.Fprintf(w, `{"id":%q,"name":"python3","last_activity":"2026-11-21T05:53:26.1Z","execution_state":"dead","reason":"a signal"}`, idA)
+		})
+		g.do("GET", path, "").want(t, 200, `"reason":"its pod was deleted"`)
+	})
 	t.Run("a dead kernel without a supervisor is revived", func(t *testing.T) {
 		g.fake.change(func() {
 			g.fake.kernels[idA].super.close()

@@ -48,6 +48,13 @@ func TestWatch_EndsWhatIsRevoked(t *testing.T) {
 		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
 	})
+	var away atomic.Bool
+	g.fake.list = func() ([]launcher.Kernel, error) {
+		if away.Load() {
+			return nil, launcher.ErrUnavailable
+		}
+		return g.fake.listForReal()
+	}
 	watch(t, g.Gateway)
 
 	type opened struct {
@@ -100,9 +107,7 @@ func TestWatch_EndsWhatIsRevoked(t *testing.T) {
 	ends(rootSocket)
 	// A file that is broken, and a cluster that does not answer, revoke nothing.
 	writeUsers(t, g.file, func(string) string { return "users: [" })
-	g.fake.change(func() {
-		g.fake.list = func() ([]launcher.Kernel, error) { return nil, launcher.ErrUnavailable }
-	})
+	away.Store(true)
 	looks := users.looks.Load()
 	eventually(t, "some looks", func() bool { return users.looks.Load() > looks+3 })
 	for _, o := range []opened{annSocket, annLog} {
