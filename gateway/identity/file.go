@@ -20,7 +20,7 @@ import (
 //
 //	users:
 //	- name: ann
-//	  tokens: ["sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae"]
+//	  tokens: ["sha256:..."]
 //	  groups: [vision]
 //	- name: root
 //	  tokens: ["sha256:..."]
