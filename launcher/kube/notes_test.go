@@ -22,6 +22,7 @@ func TestUpdateNotes(t *testing.T) {
 	add := func(name string) error {
 		_, err := l.UpdateNotes(t.Context(), idA, func(n launcher.Notes) (launcher.Notes, error) {
 			n.Sessions = append(n.Sessions, launcher.Session{ID: name, Path: name})
+			n.SharedWith = []launcher.Grant{{User: name, Right: launcher.Read}}
 			return n, nil
 		})
 		return err
@@ -38,7 +39,7 @@ func TestUpdateNotes(t *testing.T) {
 		t.Fatal(err)
 	}
 	k, err := openTest(t, c, nil).Kernel(t.Context(), idA)
-	if err != nil || len(k.Sessions) != 2 || k.Sessions[1].Path != "two" {
+	if err != nil || len(k.Sessions) != 2 || k.Sessions[1].Path != "two" || len(k.SharedWith) != 1 || k.SharedWith[0] != (launcher.Grant{User: "two", Right: launcher.Read}) {
 		t.Errorf("%+v, %v", k, err)
 	}
 	conflicts.Store(1000)
