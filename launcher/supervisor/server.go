@@ -208,8 +208,29 @@ func (s *Supervisor) postRestart(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	s.awaitUp(r.Context())
 	writeJSON(w, http.StatusOK, s.model())
 	return nil
+}
+
+// awaitUp returns when the kernel has answered or is dead, after restartWait at the latest. A client that would ask a kernel which is
+// not up may take that for its death: jupyter_client's GatewayKernelManager fails if the answer takes a second.
+func (s *Supervisor) awaitUp(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, restartWait)
+	defer cancel()
+	for {
+		st, changed := s.currentStatus()
+		if st.State != stateStarting && st.State != stateRestarting {
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		case <-s.over:
+			return
+		}
+	}
 }
 
 func (s *Supervisor) putLimits(w http.ResponseWriter, r *http.Request) error {

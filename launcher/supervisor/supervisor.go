@@ -34,6 +34,7 @@ const (
 	stableLife   = 10 * time.Second       // a kernel that lived so long does not count as crashing in a row
 	startRetries = 3                      // starts over because another process took a port
 	firstBackoff = 250 * time.Millisecond // before the second automatic restart in a row; doubles
+	restartWait  = 3 * time.Second        // for a restarted kernel to be up before whoever asked is answered
 )
 
 // Supervisor runs one kernel. Its methods may be called concurrently.
