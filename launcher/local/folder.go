@@ -59,6 +59,13 @@ type processes struct {
 	Kernel     int `json:"kernel"` // 0 while there is none
 }
 
+// tombstone is what is left of a kernel whose folder has gone. Those that earlier versions have left tell less.
+type tombstone struct {
+	supervisor.Ending
+	SpecName string `json:"spec_name,omitempty"`
+	Owner    string `json:"owner,omitempty"`
+}
+
 // badRecordError says that a folder of the state directory is not one of a kernel.
 type badRecordError struct{ why string }
 

@@ -1,0 +1,63 @@
+package local
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+)
+
+// TestCulled: a culled kernel is dead with its reason, goes when it has been shown for long enough, and is known as culled then, too,
+// by launchers that come later.
+func TestCulled(t *testing.T) {
+	p := newPlace(t)
+	p.change = func(o *Options, tm *timing) {
+		o.DeadLinger, tm.tend = 2*time.Second, 20*time.Millisecond
+		o.Cull = supervisor.Cull{IdleTimeout: 300 * time.Millisecond}
+	}
+	l := p.launcher()
+	spec := kernelspecs.Spec{Name: "real", Argv: []string{os.Args[0], "kernel", "-f", "{connection_file}"}, InterruptMode: "signal"}
+	if _, _, err := l.Start(t.Context(), launcher.Request{ID: id(1), Owner: "ann", Spec: spec}); err != nil {
+		t.Fatal(err)
+	}
+	const reason = "it was idle for 0s"
+	if k := wait(t, l, 1, "dead", isDead); k.Reason != reason || !k.CullAt.IsZero() {
+		t.Errorf("it is %+v", k)
+	}
+	known := func(l *Launcher) bool {
+		all, err := l.Culled(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all) == 1 && all[0].ID == id(1) && all[0].SpecName == "real" && all[0].Owner == "ann" && all[0].Reason == reason
+	}
+	if !known(l) {
+		t.Error("it is not on record while it is dead")
+	}
+	eventually(t, "it is gone", func() bool {
+		_, err := os.Stat(filepath.Join(p.state, "kernels", id(1)))
+		return os.IsNotExist(err)
+	})
+	if err := l.layout.goneError(id(1)); err == nil || !known(l) {
+		t.Errorf("it is not on record when it is gone: %v", err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if !known(p.launcher()) {
+		t.Error("a launcher that comes later does not know of it")
+	}
+	t.Run("started again under its id", func(t *testing.T) {
+		l := p.launcher()
+		if _, created, err := l.Start(t.Context(), launcher.Request{ID: id(1), Owner: "ann", Spec: fakeSpec("fine")}); err != nil || !created {
+			t.Fatal(created, err)
+		}
+		if known(l) {
+			t.Error("it is on record as culled")
+		}
+	})
+}
