@@ -20,12 +20,15 @@ func (l *Launcher) Culled(ctx context.Context) ([]launcher.Culled, error) {
 	}
 	all, there := []launcher.Culled{}, map[string]bool{}
 	for _, k := range l.known() {
-		there[k.id] = true
 		end, err := l.layout.readEnding(k.id) // written also by a supervisor that stays for a while
 		if err != nil {
 			l.log.Warn("record of a kernel's end cannot be read", "kernel", k.id, "err", err)
+		}
+		// It may be buried at this moment: its tombstone is there before its folder goes.
+		if _, err := os.Stat(k.dir); end == nil && errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
+		there[k.id] = true
 		if end != nil && end.Culled {
 			all = append(all, launcher.Culled{ID: k.id, SpecName: k.rec.SpecName, Owner: k.rec.Owner, Reason: end.Reason, At: end.At})
 		}

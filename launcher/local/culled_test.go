@@ -1,6 +1,7 @@
 package local
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -60,4 +61,29 @@ func TestCulled(t *testing.T) {
 			t.Error("it is on record as culled")
 		}
 	})
+}
+
+// TestCulled_removed: why a kernel was culled stays known when somebody removes it whose supervisor cannot tell any more.
+func TestCulled_removed(t *testing.T) {
+	p := newPlace(t)
+	p.change = func(o *Options, _ *timing) { o.Cull = supervisor.Cull{IdleTimeout: time.Second} }
+	l := p.launcher()
+	spec := kernelspecs.Spec{Name: "real", Argv: []string{os.Args[0], "kernel", "-f", "{connection_file}"}, InterruptMode: "signal"}
+	if _, _, err := l.Start(t.Context(), launcher.Request{ID: id(1), Owner: "ann", Spec: spec}); err != nil {
+		t.Fatal(err)
+	}
+	supervisor := processesOf(t, p, 1).Supervisor
+	wait(t, l, 1, "dead", isDead)
+	kill(t, supervisor)
+	wait(t, l, 1, "dead, and its supervisor is gone", func(k launcher.Kernel) bool { return isDead(k) && !k.Stale && k.LogBytes == 0 })
+	if err := l.Stop(t.Context(), id(1), "it was shut down on request"); err != nil {
+		t.Fatal(err)
+	}
+	var gone *launcher.GoneError
+	if _, err := l.Kernel(t.Context(), id(1)); !errors.As(err, &gone) || gone.Reason != "it was idle for 1s" {
+		t.Errorf("%v", err)
+	}
+	if all, err := l.Culled(t.Context()); err != nil || len(all) != 1 {
+		t.Errorf("on record are %v, %v", all, err)
+	}
 }
