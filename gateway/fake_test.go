@@ -41,6 +41,9 @@ type fakeLauncher struct {
 	dial  func(context.Context, string) (net.Conn, error)
 	list  func() ([]launcher.Kernel, error)
 
+	culled    []launcher.Culled
+	culledErr error
+
 	// token is what supervisors demand.
 	token string
 
@@ -186,6 +189,10 @@ func (f *fakeLauncher) Kernels(context.Context) ([]launcher.Kernel, error) {
 		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))
 	})
 	return all, nil
+}
+
+func (f *fakeLauncher) Culled(context.Context) ([]launcher.Culled, error) {
+	return f.culled, f.culledErr
 }
 
 func (f *fakeLauncher) Wait(ctx context.Context, id string, cond func(launcher.Kernel) bool) (launcher.Kernel, error) {

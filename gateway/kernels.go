@@ -34,6 +34,8 @@ type kernelModel struct {
 	ExecutionState string `json:"execution_state"`
 	Connections    int    `json:"connections"`
 	Reason         string `json:"reason,omitempty"`
+	CullAt         string `json:"cull_at,omitempty"`
+	KeepUntil      string `json:"keep_until,omitempty"`
 }
 
 func modelOf(k launcher.Kernel) kernelModel {
@@ -41,10 +43,17 @@ func modelOf(k launcher.Kernel) kernelModel {
 	if last.IsZero() {
 		last = k.Created
 	}
-	return kernelModel{
+	m := kernelModel{
 		ID: k.ID, Name: k.SpecName, LastActivity: timestamp(last),
 		ExecutionState: string(k.State), Connections: k.Connections, Reason: k.Reason,
 	}
+	if !k.CullAt.IsZero() {
+		m.CullAt = timestamp(k.CullAt)
+	}
+	if k.KeepUntil.After(time.Now()) {
+		m.KeepUntil = timestamp(k.KeepUntil)
+	}
+	return m
 }
 
 // kernelID returns the kernel id of the path, which its client knows then. What cannot be an id names no kernel, as in
@@ -61,6 +70,13 @@ func (g *Gateway) kernelID(r *http.Request) (string, error) {
 func (g *Gateway) listKernels(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := context.WithTimeout(r.Context(), readTime)
 	defer cancel()
+	switch v := r.URL.Query().Get("culled"); v {
+	case "", "0", "false":
+	case "1", "true":
+		return g.listCulled(ctx, w)
+	default:
+		return refuse(http.StatusBadRequest, "culled is not 1 or 0.")
+	}
 	kernels, err := g.opts.Launcher.Kernels(ctx)
 	if err != nil {
 		// Never a shorter list: front ends drop every kernel that is missing from it.
@@ -100,6 +116,76 @@ func (g *Gateway) getKernel(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	return writeJSON(w, http.StatusOK, modelOf(k))
+}
+
+// patchKernel changes until when a kernel is kept. Its supervisor knows how long that can be.
+func (g *Gateway) patchKernel(w http.ResponseWriter, r *http.Request) error {
+	id, err := g.kernelID(r)
+	if err != nil {
+		return err
+	}
+	body, err := g.readObject(w, r)
+	if err != nil {
+		return err
+	}
+	for key := range body {
+		if key != "keep_until" {
+			return refuse(http.StatusBadRequest, "%q cannot be changed; there is: keep_until.", key)
+		}
+	}
+	raw, there := body["keep_until"]
+	if !there {
+		return refuse(http.StatusBadRequest, "There is nothing to change: keep_until is missing.")
+	}
+	text, given, err := body.text("keep_until")
+	if err != nil {
+		return err
+	}
+	if _, err := time.Parse(time.RFC3339, text); given && err != nil {
+		return refuse(http.StatusBadRequest, "keep_until is neither null nor a time like 2006-01-02T15:04:05Z (RFC 3339).")
+	}
+	k, err := g.kernel(r.Context(), id)
+	if err != nil {
+		return err
+	}
+	if k.State == launcher.Dead {
+		return &problem{status: http.StatusConflict, reason: "Kernel is dead", message: "The kernel is dead: " + sentence(k.Reason)}
+	}
+	sent, err := json.Marshal(map[string]json.RawMessage{"keep_until": raw})
+	if err != nil {
+		return err
+	}
+	answer, err := g.askWith(r, id, http.MethodPatch, "", sent, modelTime)
+	if err != nil {
+		return notYet(g.explain(r.Context(), id, err))
+	}
+	model, ok := answer.model(id)
+	if !ok {
+		return errNoModel
+	}
+	g.log.Info("kernel is kept", "kernel", id, "until", model.KeepUntil)
+	return writeJSON(w, http.StatusOK, model)
+}
+
+// culledModel is a kernel that was culled.
+type culledModel struct {
+	ID       string `json:"id"`
+	Name     string `json:"name"`
+	Reason   string `json:"reason"`
+	CulledAt string `json:"culled_at"`
+}
+
+// listCulled lists the kernels that were culled in the last days.
+func (g *Gateway) listCulled(ctx context.Context, w http.ResponseWriter) error {
+	all, err := g.opts.Launcher.Culled(ctx)
+	if err != nil {
+		return err
+	}
+	models := make([]culledModel, 0, len(all))
+	for _, c := range all {
+		models = append(models, culledModel{ID: c.ID, Name: c.SpecName, Reason: c.Reason, CulledAt: timestamp(c.At)})
+	}
+	return writeJSON(w, http.StatusOK, models)
 }
 
 // kernel asks the launcher for one kernel, within readTime.
@@ -281,5 +367,14 @@ func (a *answer) model(id string) (kernelModel, bool) {
 		return kernelModel{}, false
 	}
 	m.LastActivity = timestamp(at)
+	for _, text := range []*string{&m.CullAt, &m.KeepUntil} {
+		if *text == "" {
+			continue
+		}
+		if at, err = time.Parse(time.RFC3339Nano, *text); err != nil {
+			return kernelModel{}, false
+		}
+		*text = timestamp(at)
+	}
 	return m, true
 }

@@ -34,6 +34,7 @@ func (g *Gateway) routes() []route {
 		{method: "GET", pattern: "/api/kernels", serve: g.listKernels},
 		{method: "POST", pattern: "/api/kernels", serve: g.createKernel},
 		{method: "GET", pattern: "/api/kernels/{id}", serve: g.getKernel},
+		{method: "PATCH", pattern: "/api/kernels/{id}", serve: g.patchKernel},
 		{method: "DELETE", pattern: "/api/kernels/{id}", serve: g.deleteKernel},
 		{method: "POST", pattern: "/api/kernels/{id}/interrupt", serve: g.interruptKernel},
 		{method: "POST", pattern: "/api/kernels/{id}/restart", serve: g.restartKernel},

@@ -107,10 +107,26 @@ type Kernel struct {
 	State        State
 	Reason       string    // one sentence: why it is dead, or what it waits for; "" otherwise
 	LastActivity time.Time // UTC
+	CullAt       time.Time // UTC; when it will be culled if nothing happens to it; zero: it will not
+	KeepUntil    time.Time // UTC; until when its owner has it kept; zero: nobody has said so
 	Connections  int       // websockets that a client has sent something on
 	Stale        bool      // no status stream at this moment: State, LastActivity and Connections are the last known
 	LogBytes     int64     // bytes held by the kernel's message log
 	Sessions     []Session
+}
+
+// Culled is a kernel that was ended because it was idle, busy or there for too long.
+type Culled struct {
+	ID       string
+	SpecName string
+	Owner    string
+	Reason   string    // one sentence
+	At       time.Time // UTC
+}
+
+// NewestFirst orders culled kernels as Launcher.Culled returns them, for slices.SortFunc.
+func NewestFirst(a, b Culled) int {
+	return cmp.Or(b.At.Compare(a.At), cmp.Compare(a.ID, b.ID))
 }
 
 // ByCreation orders kernels as Launcher.Kernels returns them, for slices.SortFunc.
@@ -133,6 +149,10 @@ type Launcher interface {
 	// Kernels returns all kernels, the dead ones of the last 15 minutes included, ordered by creation. It is never
 	// partial: ErrUnavailable instead.
 	Kernels(ctx context.Context) ([]Kernel, error)
+
+	// Culled returns the kernels that were culled in the last days and not started again since, the newest first, whether or not
+	// they are still shown as dead.
+	Culled(ctx context.Context) ([]Culled, error)
 
 	// Wait returns the kernel as soon as cond holds for it, or as it is when ctx ends, with ctx's error.
 	Wait(ctx context.Context, id string, cond func(Kernel) bool) (Kernel, error)

@@ -14,6 +14,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 )
 
 // openLauncher opens what the settings say runs kernels.
@@ -32,6 +33,7 @@ func openLauncher(ctx context.Context, s *settings, log *slog.Logger) (launcher.
 			LogTotal:   s.logTotal,
 			StopGrace:  s.stopGrace,
 			InheritEnv: s.inheritEnv,
+			Cull:       s.cull(),
 			Log:        log,
 		})
 	case "kubernetes":
@@ -79,7 +81,7 @@ func (s *settings) podOptions(namespace string) (kube.PodOptions, error) {
 		namespace = s.kubeNamespace
 	}
 	o := kube.PodOptions{Namespace: namespace, SupervisorImage: s.supervisorImage, KernelImage: s.kernelImage,
-		LogLimit: s.logLimit, StopGrace: time.Duration(s.stopGrace)}
+		LogLimit: s.logLimit, StopGrace: time.Duration(s.stopGrace), Cull: s.cull()}
 	if s.supervisorImage == "" {
 		return o, fmt.Errorf("%s: the launcher kubernetes needs the name of ekg's image", s.origins["supervisor-image"].place)
 	}
@@ -91,6 +93,13 @@ func (s *settings) podOptions(namespace string) (kube.PodOptions, error) {
 		o.Policy = policy
 	}
 	return o, nil
+}
+
+// cull is when kernels are ended that nobody has asked to end. It is the operator's part of it: what a kernelspec says is laid
+// over it by the launchers.
+func (s *settings) cull() supervisor.Cull {
+	return supervisor.Cull{IdleTimeout: s.cullIdleTimeout, Busy: s.cullBusy, Unattended: !s.cullConnected, BusyLimit: s.cullBusyLimit, MaxAge: s.cullMaxAge,
+		KeepLimit: s.cullKeepLimit, Warning: s.cullWarning, Interval: s.cullInterval, CPU: s.cullCPU, Activity: s.cullActivity, IdleMax: s.cullIdleMax}
 }
 
 // masterKey reads the key from which those of kernels are derived. A gateway outside the cluster has one of its own, unless

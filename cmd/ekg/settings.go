@@ -38,6 +38,18 @@ type settings struct {
 	logTotal       int64
 	stopGrace      durationOf
 
+	cullIdleTimeout durationOf
+	cullInterval    durationOf
+	cullConnected   bool
+	cullBusy        bool
+	cullBusyLimit   durationOf
+	cullMaxAge      durationOf
+	cullWarning     durationOf
+	cullKeepLimit   durationOf
+	cullIdleMax     durationOf
+	cullActivity    []string
+	cullCPU         float64
+
 	kubeconfig      string
 	kubeContext     string
 	kubeNamespace   string
@@ -247,6 +259,10 @@ func (s *settings) check() error {
 			given = "tls-key"
 		}
 		refuse(given, "--tls-cert and --tls-key are only of use together")
+	}
+	if s.cullIdleMax > 0 && (s.cullIdleTimeout == 0 || s.cullIdleTimeout > s.cullIdleMax) {
+		refuse("cull-idle-max", "kernelspecs could have their kernels be idle for %s at most, others could for longer (--cull-idle-timeout %s)",
+			s.cullIdleMax, map[bool]string{true: "for ever", false: s.cullIdleTimeout.String()}[s.cullIdleTimeout == 0])
 	}
 	if s.logLimit > s.logTotal {
 		refuse("log-limit", "%s is more than --log-total, %s", formatSize(s.logLimit), formatSize(s.logTotal))

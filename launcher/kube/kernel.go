@@ -147,7 +147,7 @@ func (l *Launcher) enterRemoved(pod *corev1.Pod) {
 		}
 	}
 	if k.stop != nil {
-		end = &ending{reason: k.stop.reason, at: end.at, stopped: true}
+		end = &ending{reason: k.stop.reason, at: end.at, stopped: true, culled: end.culled}
 	}
 	l.enterEnd(k, end)
 	if end.stopped {
@@ -416,6 +416,7 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	if k.heard {
 		d.State, d.Reason = launcher.StateOf(k.status.State), k.status.Reason
 		d.Connections, d.LogBytes = k.status.Connections, k.status.LogBytes
+		d.CullAt, d.KeepUntil = k.status.CullAt, k.status.KeepUntil
 		if k.status.LastActivity.After(d.LastActivity) {
 			d.LastActivity = k.status.LastActivity.UTC()
 		}
@@ -423,6 +424,7 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	switch {
 	case k.end != nil:
 		d.State, d.Reason, d.Stale, d.Connections, d.LogBytes = launcher.Dead, k.end.reason, false, 0, 0
+		d.CullAt, d.KeepUntil = time.Time{}, time.Time{}
 	case k.unsupported != "":
 		// Busy is the one state in which nobody takes a kernel for unused.
 		d.State, d.Reason, d.Stale = launcher.Busy, k.unsupported, true

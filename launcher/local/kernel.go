@@ -240,6 +240,7 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	if k.heard {
 		d.State, d.Reason = launcher.StateOf(k.status.State), k.status.Reason
 		d.Connections, d.LogBytes = k.status.Connections, k.status.LogBytes
+		d.CullAt, d.KeepUntil = k.status.CullAt, k.status.KeepUntil
 		if k.status.LastActivity.After(d.LastActivity) {
 			d.LastActivity = k.status.LastActivity.UTC()
 		}
@@ -247,6 +248,7 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	switch {
 	case k.end != nil:
 		d.State, d.Reason, d.Stale, d.Connections, d.LogBytes = launcher.Dead, k.end.Reason, false, 0, 0
+		d.CullAt, d.KeepUntil = time.Time{}, time.Time{}
 	case k.unsupported != "":
 		// Busy is the one state in which nobody takes a kernel for unused.
 		d.State, d.Reason, d.Stale = launcher.Busy, k.unsupported, true

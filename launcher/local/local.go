@@ -11,7 +11,7 @@
 //	STATE/kernels/ID/sessions.json    Jupyter's sessions of the kernel; changed under sessions.lock
 //	STATE/kernels/ID/lock             flocked by the supervisor for its whole life: what "it lives" means
 //	STATE/kernels/ID/ended.json       why the kernel ended, while it is still shown as dead
-//	STATE/ended/ID.json               the same, after the folder has gone
+//	STATE/ended/ID.json               tombstone: the same, and whose it was, after the folder has gone; for a week
 //	STATE/aside/                      entries that nobody could read
 //	STATE/reaper.lock                 flocked by the one launcher that clears away
 //
@@ -59,10 +59,11 @@ type Options struct {
 	RuntimeDir string // for sockets, so short; "" for ekg in XDG_RUNTIME_DIR, or a private folder under the temp folder
 	Supervisor string // path of ekg-supervisor
 
-	LogLimit   int64         // bytes of one kernel's message log; 0 for DefaultLogLimit
-	LogTotal   int64         // bytes of all logs together; 0 for DefaultLogTotal
-	StopGrace  time.Duration // from a polite stop to SIGTERM, and again to SIGKILL; 0 for DefaultStopGrace
-	DeadLinger time.Duration // how long a dead kernel is shown; 0 for DefaultDeadLinger
+	LogLimit   int64           // bytes of one kernel's message log; 0 for DefaultLogLimit
+	LogTotal   int64           // bytes of all logs together; 0 for DefaultLogTotal
+	StopGrace  time.Duration   // from a polite stop to SIGTERM, and again to SIGKILL; 0 for DefaultStopGrace
+	DeadLinger time.Duration   // how long a dead kernel is shown; 0 for DefaultDeadLinger
+	Cull       supervisor.Cull // when kernels are ended that nobody has asked to end
 
 	InheritEnv []string // names of variables that kernels get from this process's environment beside the usual ones
 	Log        *slog.Logger

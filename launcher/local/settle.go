@@ -102,7 +102,7 @@ func (l *Launcher) cleanUp(k *kernel) (*supervisor.Ending, error) {
 // bury removes the kernel's folder and leaves the reason. Turn and folder's lock are held.
 func (l *Launcher) bury(k *kernel, end supervisor.Ending) error {
 	end.KernelID = k.id
-	if err := writeJSON(l.layout.tombstone(k.id), end); err != nil {
+	if err := writeJSON(l.layout.tombstone(k.id), tombstone{end, k.rec.SpecName, k.rec.Owner}); err != nil {
 		return err
 	}
 	if err := l.remove(k); err != nil {

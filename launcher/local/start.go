@@ -120,6 +120,10 @@ func (l *Launcher) prepare(req launcher.Request) (record, supervisor.Config, err
 		return fail(err)
 	}
 	runDir := l.layout.runDir()
+	ext, err := req.Spec.Extension()
+	if err != nil {
+		return fail(err)
+	}
 	rec := record{Protocol: supervisor.ProtocolVersion, ID: req.ID, Owner: req.Owner, SpecName: req.Spec.Name,
 		Created: l.timing.now().UTC(), Socket: filepath.Join(runDir, "s"), RunDir: runDir}
 	mode := req.Spec.InterruptMode
@@ -134,6 +138,7 @@ func (l *Launcher) prepare(req launcher.Request) (record, supervisor.Config, err
 		ConnectionFile: l.layout.file(req.ID, connectionFile), Transport: transport, RunDir: runDir,
 		LockFile: l.layout.file(req.ID, lockFile), EndFile: l.layout.file(req.ID, endFile), SpillDir: l.layout.kernel(req.ID),
 		LogLimit: l.share(1), StopGrace: l.opts.StopGrace, DeadLinger: l.opts.DeadLinger, RestartLimit: restartLimit,
+		Cull: l.opts.Cull.With(ext.Cull),
 	}
 	return rec, cfg, nil
 }

@@ -328,6 +328,8 @@ func (s *Supervisor) checkReady(b *bridge) {
 	}
 	close(b.nudged)
 	s.clock.ready()
+	s.estate.changed()
+	s.lookAgain()
 	s.reason = ""
 	for _, c := range channels {
 		s.gates[c].set(true)
@@ -350,6 +352,9 @@ func (s *Supervisor) deliverOutput(b *bridge, m *wire.Message, parent wire.Heade
 		return // between the kernel and whoever subscribes (JEP 65)
 	}
 	s.lastOutput = s.now()
+	if msgType == "status" {
+		s.lookAgain()
+	}
 	state, essential := "", false
 	if msgType == "status" {
 		state = wire.StringField(m.Content, "execution_state")

@@ -36,10 +36,12 @@ type Model struct {
 	LastActivity   string `json:"last_activity"` // TimeFormat
 	ExecutionState string `json:"execution_state"`
 	Connections    int    `json:"connections"`
-	Reason         string `json:"reason,omitempty"` // why it is dead, or what it waits for
+	Reason         string `json:"reason,omitempty"`     // why it is dead, or what it waits for
+	CullAt         string `json:"cull_at,omitempty"`    // TimeFormat; when it will be culled if nothing happens
+	KeepUntil      string `json:"keep_until,omitempty"` // TimeFormat; until when its owner keeps it
 }
 
-// Handler serves the kernel's routes: the model, interrupt, restart, channels, the log, the status stream, the limits, and
+// Handler serves the kernel's routes: the model, how long to keep it, interrupt, restart, channels, the log, the status stream, the limits, and
 // what the cluster says of the kernel's container.
 // It answers 421 for any other kernel's id, and 401 without the token if there is one.
 func (s *Supervisor) Handler() http.Handler {
@@ -55,12 +57,19 @@ func (s *Supervisor) Handler() http.Handler {
 			}
 		})
 	}
-	handle("GET /api/kernels/{id}", s.getModel)
+	byUser := func(pattern string, f func(http.ResponseWriter, *http.Request) error) {
+		handle(pattern, func(w http.ResponseWriter, r *http.Request) error {
+			s.restUsed()
+			return f(w, r)
+		})
+	}
+	byUser("GET /api/kernels/{id}", s.getModel)
+	byUser("PATCH /api/kernels/{id}", s.patchKernel)
 	handle("DELETE /api/kernels/{id}", s.deleteKernel)
-	handle("POST /api/kernels/{id}/interrupt", s.postInterrupt)
-	handle("POST /api/kernels/{id}/restart", s.postRestart)
+	byUser("POST /api/kernels/{id}/interrupt", s.postInterrupt)
+	byUser("POST /api/kernels/{id}/restart", s.postRestart)
 	handle("GET /api/kernels/{id}/channels", s.getChannels)
-	handle("GET /api/kernels/{id}/log", s.getLog)
+	byUser("GET /api/kernels/{id}/log", s.getLog)
 	handle("GET /api/kernels/{id}/status", s.getStatus)
 	handle("PUT /api/kernels/{id}/limits", s.putLimits)
 	handle("PUT /api/kernels/{id}/waiting", s.putWaiting)
@@ -123,8 +132,15 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 func (s *Supervisor) model() Model {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Model{ID: s.cfg.KernelID, Name: s.cfg.SpecName, LastActivity: s.clock.lastActivity.UTC().Format(TimeFormat),
+	m := Model{ID: s.cfg.KernelID, Name: s.cfg.SpecName, LastActivity: s.clock.lastActivity.UTC().Format(TimeFormat),
 		ExecutionState: s.clock.state, Connections: s.connections(), Reason: s.shownReason()}
+	if at := s.shownPlan().at; !at.IsZero() {
+		m.CullAt = at.UTC().Format(TimeFormat)
+	}
+	if until := s.kept(); !until.IsZero() {
+		m.KeepUntil = until.Format(TimeFormat)
+	}
+	return m
 }
 
 // shownReason is why the kernel is dead, what it waits for or what is wrong with it, or "". s.mu is held.
@@ -258,7 +274,7 @@ func (s *Supervisor) currentStatus() (Status, <-chan struct{}) {
 	defer s.mu.Unlock()
 	st := Status{Protocol: ProtocolVersion, Build: s.build, KernelID: s.cfg.KernelID, PID: os.Getpid(), Epoch: s.epoch,
 		State: s.clock.state, Reason: s.shownReason(), LastActivity: s.clock.lastActivity.UTC(), Connections: s.connections(),
-		LogBytes: size, LogLimit: limit}
+		CullAt: s.shownPlan().at, KeepUntil: s.kept(), LogBytes: size, LogLimit: limit}
 	if s.proc != nil {
 		st.KernelPID = s.proc.pid()
 	}
