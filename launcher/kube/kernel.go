@@ -25,7 +25,7 @@ type kernel struct {
 	// Guarded by Launcher.mu.
 	pod         *corev1.Pod       // the newest version known of the newest generation; it is replaced, never changed
 	rec         record            // of pod
-	complete    bool              // its secret is known to be there
+	complete    time.Time         // when its secret was known to be there
 	removed     bool              // the pod is no longer in the cluster
 	status      supervisor.Status // the last one heard
 	heard       bool              // there is one, of this pod
@@ -112,7 +112,7 @@ func succeeds(pod *corev1.Pod, rec record, k *kernel) bool {
 
 // forgetPod prepares for the next pod. Launcher.mu is held.
 func (k *kernel) forgetPod() {
-	k.watcher, k.complete, k.claimed = nil, false, false // the watcher ends when it looks
+	k.watcher, k.complete, k.claimed = nil, time.Time{}, false // the watcher ends when it looks
 	k.removed, k.heard, k.streaming, k.unsupported, k.end, k.told, k.toldVersion, k.toldEnd = false, false, false, "", nil, reason{}, 0, time.Time{}
 	k.status, k.start = supervisor.Status{}, nil
 }
@@ -268,6 +268,9 @@ func (l *Launcher) ask(ctx context.Context, id string) error {
 	}
 	l.mu.Unlock()
 	for _, ns := range l.namespaces {
+		if l.rights.refusal(ns) != "" {
+			continue
+		}
 		pods, err := l.listPods(ctx, ns, LabelKernel+"="+id)
 		if err != nil {
 			return err

@@ -75,6 +75,7 @@ type timing struct {
 	lease       leaseTiming
 	firstRedial time.Duration
 	lastRedial  time.Duration
+	resync      time.Duration // between two times that all that is known is entered anew; 0: never
 	now         func() time.Time
 }
 
@@ -105,17 +106,18 @@ type Launcher struct {
 	peers     *peers // nil: there are none
 	opened    time.Time
 	freshness freshness
+	rights    rights
 
 	// Guarded by mu.
-	mu      sync.Mutex
-	kernels map[string]*kernel
-	events  map[types.UID][]corev1.Event // newest of each pod, oldest first; a list is replaced, never changed
-	endings endings
-	tally   supervisor.Tally
-	closed  bool
-	running sync.WaitGroup // added to under mu, while closed is false
-
-	gpuSeconds map[string]float64 // by kernelspec; guarded by mu
+	mu         sync.Mutex
+	kernels    map[string]*kernel
+	events     map[types.UID][]corev1.Event // newest of each pod, oldest first; a list is replaced, never changed
+	endings    endings
+	tally      supervisor.Tally
+	gpuSeconds map[string]float64 // by kernelspec
+	troubled   time.Time          // when a watch has failed last
+	closed     bool
+	running    sync.WaitGroup // added to under mu, while closed is false
 }
 
 var (
@@ -125,9 +127,11 @@ var (
 
 // Open starts to watch the cluster and returns when it knows all kernels that there are. Status streams are opened in the
 // background: a kernel that has not been heard of is Stale.
-func Open(ctx context.Context, o Options) (*Launcher, error) { return open(ctx, o, realTiming()) }
+func Open(ctx context.Context, o Options) (*Launcher, error) {
+	return open(ctx, o, realTiming(), newDialer)
+}
 
-func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
+func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) dialer) (*Launcher, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
@@ -143,10 +147,8 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	if o.Cluster.asked != nil {
 		o.Cluster.asked.tell(o.Observer)
 	}
-	l.dialer = newDialer(o.Cluster)
-	if err := l.readEndings(ctx); err != nil {
-		l.log.Warn("how kernels have ended cannot be read", "err", err)
-	}
+	l.dialer = reach(o.Cluster)
+	l.readEndings(ctx)
 	if err := l.startInformers(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}

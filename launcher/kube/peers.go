@@ -1,9 +1,11 @@
 package kube
 
 import (
+	"bytes"
 	"context"
 	"crypto/subtle"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +17,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 
@@ -26,6 +29,7 @@ import (
 // late, and the client's next request may reach another replica. The one that is told asks the cluster for that kernel alone.
 //
 //	POST https://POD_IP:8890/kernels/{id}   with the bearer token that follows from the master key; 204 when it knows
+//	{"pod": UID, "reason": "...", "at": "...", "stopped": true}   the body, only of a kernel that has ended
 const (
 	// PeerPort is where a gateway in the cluster hears from its replicas.
 	PeerPort = 8890
@@ -34,6 +38,7 @@ const (
 	peerName  = "ekg-peers" // what keys are derived for, and the name in the certificate
 	peerAsks  = 64          // peers' requests that are answered at one time
 	peerReads = 5 * time.Second
+	peerBody  = 32 << 10 // bytes of how a kernel ended
 )
 
 // Peers says how a gateway in the cluster finds its replicas.
@@ -117,6 +122,14 @@ func (p *peers) told(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusTooManyRequests)
 		return
 	}
+	var end toldEnding
+	switch err := json.NewDecoder(http.MaxBytesReader(w, r.Body, peerBody)).Decode(&end); {
+	case err == nil:
+		p.l.enterTold(id, end)
+	case !errors.Is(err, io.EOF): // it is empty where nothing has ended
+		w.WriteHeader(http.StatusBadRequest)
+		return
+	}
 	if err := p.l.ask(r.Context(), id); err != nil {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		return
@@ -124,10 +137,56 @@ func (p *peers) told(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
+// toldEnding is how a kernel has ended, as one replica tells it to another: the pod that would show it is gone.
+type toldEnding struct {
+	Pod     types.UID `json:"pod"`
+	Reason  string    `json:"reason"`
+	At      time.Time `json:"at"`
+	Stopped bool      `json:"stopped"`
+}
+
+// endingToTell is how a kernel has ended, nil if it has not.
+func (l *Launcher) endingToTell(id string) *toldEnding {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	end, ended := l.endings.known.Get(id)
+	if k := l.kernels[id]; !ended || k != nil && (k.end == nil || k.pod.UID != end.pod) {
+		return nil
+	}
+	return &toldEnding{end.pod, end.reason, end.at, end.stopped}
+}
+
+// enterTold enters how a kernel has ended that another replica has ended.
+func (l *Launcher) enterTold(id string, told toldEnding) {
+	end := &ending{reason: quote(told.Reason, maxReason), at: told.At.UTC(), stopped: told.Stopped, pod: told.Pod}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	k := l.kernels[id]
+	switch {
+	case k == nil:
+		if before, ok := l.endings.known.Get(id); !ok || before.pod != told.Pod {
+			l.endings.known.Add(id, end) // what a late watch tells of its pod is no news then
+		}
+	case k.pod.UID == told.Pod && (k.end == nil || told.Stopped):
+		l.enterEnd(k, end)
+		if end.stopped {
+			l.enterGone(k)
+		}
+		k.touch()
+	}
+}
+
 // tellPeers has every other replica look at a kernel, and returns when they have or their time is over.
 func (l *Launcher) tellPeers(ctx context.Context, id string) {
 	if l.peers == nil {
 		return
+	}
+	var body []byte
+	if end := l.endingToTell(id); end != nil {
+		var err error
+		if body, err = json.Marshal(end); err != nil {
+			panic("kube: the time of an end cannot be written: " + err.Error()) // it was read or comes from this machine's clock
+		}
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), peerTime)
 	defer cancel()
@@ -138,7 +197,7 @@ func (l *Launcher) tellPeers(ctx context.Context, id string) {
 			continue
 		}
 		wg.Go(func() {
-			if err := l.peers.tell(ctx, pod.Status.PodIP, id); err != nil {
+			if err := l.peers.tell(ctx, pod.Status.PodIP, id, body); err != nil {
 				l.log.Info("a replica could not be told of a kernel; its watch will", "replica", pod.Name, "kernel", id, "err", err)
 			}
 		})
@@ -146,9 +205,9 @@ func (l *Launcher) tellPeers(ctx context.Context, id string) {
 	wg.Wait()
 }
 
-func (p *peers) tell(ctx context.Context, ip, id string) error {
+func (p *peers) tell(ctx context.Context, ip, id string, body []byte) error {
 	url := "https://" + net.JoinHostPort(ip, strconv.Itoa(PeerPort)) + "/kernels/" + id
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}

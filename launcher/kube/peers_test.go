@@ -1,6 +1,8 @@
 package kube
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"net/http"
 	"net/http/httptest"
@@ -27,7 +29,13 @@ func TestPeers(t *testing.T) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /kernels/{id}", p.told)
 	tell := func(id, token string) int {
-		w, r := httptest.NewRecorder(), httptest.NewRequest("POST", "/kernels/"+id, nil)
+		body := new(bytes.Buffer)
+		if end := first.endingToTell(id); end != nil {
+			if err := json.NewEncoder(body).Encode(end); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w, r := httptest.NewRecorder(), httptest.NewRequest("POST", "/kernels/"+id, body)
 		r.Header.Set("Authorization", "Bearer "+token)
 		mux.ServeHTTP(w, r)
 		return w.Code
@@ -65,11 +73,13 @@ func TestPeers(t *testing.T) {
 	if !listed() {
 		t.Fatal("its watch is not late; the test proves nothing")
 	}
-	if got := tell(idA, keys.token); got != 204 {
-		t.Errorf("told of an end: %d", got)
+	pod := late.known()[0].pod
+	if got := tell(idA, keys.token); got != 204 || listed() {
+		t.Errorf("told of an end: %d, listed %v", got, listed())
 	}
-	k, err := late.Kernel(t.Context(), idA)
-	if err == nil && k.State != launcher.Dead || err != nil && !errors.Is(err, launcher.ErrNotFound) {
-		t.Errorf("after its end: %+v, %v", k, err)
+	late.enterPod(pod) // its watch, at last
+	var gone *launcher.GoneError
+	if _, err := late.Kernel(t.Context(), idA); !errors.As(err, &gone) || gone.Reason != "not needed" {
+		t.Errorf("after its end: %v", err)
 	}
 }

@@ -132,17 +132,17 @@ func (l *Launcher) Claim(id string) {
 	if k := l.kernels[id]; k != nil && !k.claimed {
 		k.claimed = true
 		if k.pod.Annotations[annotationClaimed] == unclaimed {
-			l.ownLocked(func() { l.noteClaim(k) })
+			l.ownLocked(func() { l.noteClaim(l.ctx, k) })
 		}
 	}
 }
 
 // noteClaim notes a claim in the kernel's pod. It is repeated by tend if it fails.
-func (l *Launcher) noteClaim(k *kernel) {
+func (l *Launcher) noteClaim(ctx context.Context, k *kernel) {
 	l.mu.Lock()
 	pod := k.pod
 	l.mu.Unlock()
-	if err := l.annotate(l.ctx, pod, "", map[string]string{annotationClaimed: claimed}); err != nil && l.ctx.Err() == nil {
+	if err := l.annotate(ctx, pod, "", map[string]string{annotationClaimed: claimed}); err != nil && l.ctx.Err() == nil {
 		l.log.Debug("that a kernel is known to its client could not be noted; this is tried again", "pod", pod.Name, "err", err)
 	}
 }

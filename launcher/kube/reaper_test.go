@@ -221,7 +221,7 @@ func TestReaper_connected(t *testing.T) {
 	if l.unclaimed(pod) {
 		t.Error("it is unclaimed")
 	}
-	l.tendKernel(k)
+	l.tendKernel(t.Context(), k)
 	after, err := c.CoreV1().Pods("ns").Get(t.Context(), pod.Name, metav1.GetOptions{})
 	if err != nil || after.Annotations[annotationClaimed] != claimed {
 		t.Errorf("%v, %v", after.Annotations, err)

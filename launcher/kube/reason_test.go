@@ -130,6 +130,9 @@ func TestPodReason(t *testing.T) {
 	}{
 		// Before there is a node.
 		{"nobody has looked at it", podOf(), nil, classWaiting, "it waits for the scheduler"},
+		{"no template of a claim", podOf(), []corev1.Event{event("resource_claim", "FailedResourceClaimCreation",
+			`PodResourceClaim device: resource claim template "one": resourceclaimtemplate.resource.k8s.io "one" not found`, time.Minute)}, classWaiting,
+			`its claim of a device cannot be made: PodResourceClaim device: resource claim template "one": resourceclaimtemplate.resource.k8s.io "one" not found`},
 		{"gated", podOf(condition(corev1.PodScheduled, corev1.ConditionFalse, corev1.PodReasonSchedulingGated, "Scheduling is blocked due to non-empty scheduling gates"),
 			func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "ekg/admission"}} }), nil,
 			classWaiting, "it waits for its turn (ekg/admission)"},
@@ -142,8 +145,14 @@ func TestPodReason(t *testing.T) {
 			"no node can take it: no nodes available to schedule pods"},
 		{"no claim of a volume", podOf(unschedulable(`0/1 nodes are available: persistentvolumeclaim "data" not found. not found`)), nil, classWaiting,
 			`no node can take it (its volume is not there): of 1 node, persistentvolumeclaim "data" not found. not found`},
-		{"no device", podOf(unschedulable("0/2 nodes are available: 2 cannot allocate all claims. still not schedulable")), nil, classWaiting,
-			"no node can take it (no device is free): of 2 nodes, 2 cannot allocate all claims. still not schedulable"},
+		{"no device", podOf(unschedulable("0/2 nodes are available: 2 cannot allocate all claims. still not schedulable, preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.")), nil, classWaiting,
+			"no node can take it (no device is free): of 2 nodes, 2 cannot allocate all claims"},
+		{"silent node", podOf(unschedulable("0/1 nodes are available: 1 node(s) had untolerated taint {node.kubernetes.io/unreachable: }. no new claims to deallocate, preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.")), nil,
+			classWaiting, "no node can take it (a node does not answer): of 1 node, 1 node(s) had untolerated taint {node.kubernetes.io/unreachable: }"},
+		{"silent node, or another taint", podOf(unschedulable("0/1 nodes are available: 1 node(s) had untolerated taint(s). no new claims to deallocate, preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.")), nil,
+			classWaiting, "no node can take it (a node does not answer, or is kept for others): of 1 node, 1 node(s) had untolerated taint(s)"},
+		{"cordoned node", podOf(unschedulable("0/1 nodes are available: 1 node(s) were unschedulable. preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.")), nil,
+			classWaiting, "no node can take it (a node is cordoned): of 1 node, 1 node(s) were unschedulable"},
 		{"selector", podOf(unschedulable("0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.")), nil, classWaiting,
 			"no node can take it (none fits): of 2 nodes, 2 node(s) didn't match Pod's node affinity/selector"},
 		{"a node comes", podOf(unschedulable(noGPU)), []corev1.Event{
@@ -161,8 +170,13 @@ func TestPodReason(t *testing.T) {
 			noGPUText + "; Karpenter adds no node: Failed to schedule pod, no instance type has enough resources"},
 
 		// On a node, before it runs.
-		{"on its node, and nothing yet", podOf(func(p *corev1.Pod) { onNode(p); p.Status.ContainerStatuses = nil }), nil, classWaiting,
+		{"on its node, and nothing yet", podOf(func(p *corev1.Pod) {
+			onNode(p)
+			p.Status.ContainerStatuses, p.Status.StartTime = nil, &p.CreationTimestamp
+		}), nil, classWaiting,
 			"its containers are being created for 5 minutes"},
+		{"no kubelet", podOf(func(p *corev1.Pod) { onNode(p); p.Status.ContainerStatuses = nil }), nil, classWaiting,
+			"its node n1 has not taken it for 5 minutes; the kubelet there may be down"},
 		{"pulling", podOf(running(waits("ContainerCreating", ""), corev1.ContainerState{})), []corev1.Event{
 			event("kubelet", "Pulled", `Container image "ekg:1" already present on machine`, 95*time.Second),
 			event("kubelet", "Pulling", `Pulling image "lab/image:2"`, 90*time.Second)}, classWaiting,

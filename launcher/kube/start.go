@@ -85,6 +85,9 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 // createPod makes a pod and its secret, and enters them. The error is errLost if there is a pod of that name. Failing, it
 // leaves nothing, as far as the cluster answers.
 func (l *Launcher) createPod(ctx context.Context, pod *corev1.Pod) (*kernel, error) {
+	if why := l.rights.refusal(pod.Namespace); why != "" {
+		return nil, &launcher.FailedError{Reason: why}
+	}
 	asking, cancel := l.asking(ctx)
 	defer cancel()
 	made, err := l.client.CoreV1().Pods(pod.Namespace).Create(asking, pod, metav1.CreateOptions{})

@@ -1,8 +1,11 @@
 package kube
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -10,31 +13,39 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
+// secretRetry is a little more than the kubelet's longest pause between two attempts to mount a volume.
+const secretRetry = 3 * time.Minute
+
 // idleLong is after how much idleness a kernel's node may be given up.
 const idleLong = 5 * time.Minute
 
 // tend does what is due, now and then.
 func (l *Launcher) tend() {
 	for sleep(l.ctx, l.timing.tend) == nil {
+		// A cluster that does not answer holds up a round, and not each kernel's part of it.
+		round, cancel := context.WithTimeout(l.ctx, l.timing.api)
+		l.catchUp(round)
 		for _, k := range l.known() {
-			l.tendKernel(k)
+			l.tendKernel(round, k)
 		}
+		cancel()
 	}
 }
 
 // tendKernel does what is due for one kernel. Every gateway does it: each step is harmless if another was faster.
-func (l *Launcher) tendKernel(k *kernel) {
+func (l *Launcher) tendKernel(ctx context.Context, k *kernel) {
 	now := l.timing.now()
 	l.mu.Lock()
 	pod, end, removed, heard, stopping := k.pod, k.end, k.removed, k.heard, k.stop != nil
 	up := k.wasUp()
 	state, active := launcher.State(k.status.State), k.status.LastActivity
 	streaming, complete := k.streaming, k.complete
+	missed := missesSecret(pod, l.events[pod.UID], complete, now)
 	k.claimed = k.claimed || k.status.Connections > 0
 	claims := k.claimed && pod.Annotations[annotationClaimed] == unclaimed
 	l.mu.Unlock()
 	if claims && end == nil && !removed && !stopping {
-		l.noteClaim(k)
+		l.noteClaim(ctx, k)
 	}
 	age := now.Sub(pod.CreationTimestamp.Time)
 	switch {
@@ -45,22 +56,31 @@ func (l *Launcher) tendKernel(k *kernel) {
 		k.touch()
 		l.mu.Unlock()
 	case end != nil || removed:
-	case !heard && !complete && age > l.timing.half && pod.Status.Phase == corev1.PodPending:
-		// Whoever made the pod may have died before it made the secret.
-		if err := l.createSecret(l.ctx, pod); err != nil {
+	case missed, !heard && complete.IsZero() && age > l.timing.half && pod.Status.Phase == corev1.PodPending:
+		// Whoever made the pod may have died before it made the secret, or somebody has deleted that.
+		if err := l.createSecret(ctx, pod); err != nil {
 			l.log.Warn("secret of a waiting pod could not be made; this is tried again", "pod", pod.Name, "err", err)
 			return
 		}
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		if k.pod.UID == pod.UID {
-			k.complete = true
+			k.complete = now
 		}
 	case !up:
 		l.endOverdue(k, pod)
 	case streaming:
-		l.tellMovers(pod, state, now.Sub(active))
+		l.tellMovers(ctx, pod, state, now.Sub(active))
 	}
+}
+
+// missesSecret reports whether the kubelet has lately not found a pod's secret, which was there at that time.
+func missesSecret(pod *corev1.Pod, events []corev1.Event, there, now time.Time) bool {
+	missing := fmt.Sprintf("secret %q not found", secretName(pod.Name))
+	return slices.ContainsFunc(events, func(e corev1.Event) bool {
+		at := eventTime(&e)
+		return e.Reason == "FailedMount" && strings.Contains(e.Message, missing) && at.After(there) && now.Sub(at) < secretRetry
+	})
 }
 
 // endOverdue ends a kernel whose start has made no progress for too long.
@@ -129,12 +149,12 @@ func progress(pod *corev1.Pod, events []corev1.Event, now time.Time) time.Time {
 
 // tellMovers has the annotations that keep a pod where it is follow the kernel's state: at once when it is busy, and after some
 // minutes of idleness. Nothing is asked of the cluster while they are right.
-func (l *Launcher) tellMovers(pod *corev1.Pod, state launcher.State, idle time.Duration) {
+func (l *Launcher) tellMovers(ctx context.Context, pod *corev1.Pod, state launcher.State, idle time.Duration) {
 	evict := state == launcher.Idle && idle > idleLong
 	if pod.Annotations[annotationSafeToEvict] == fmt.Sprint(evict) || !evict && idle > idleLong && state != launcher.Busy {
 		return
 	}
-	if err := l.annotate(l.ctx, pod, "", map[string]string{annotationSafeToEvict: fmt.Sprint(evict), annotationDoNotDisrupt: fmt.Sprint(!evict)}); err != nil {
+	if err := l.annotate(ctx, pod, "", map[string]string{annotationSafeToEvict: fmt.Sprint(evict), annotationDoNotDisrupt: fmt.Sprint(!evict)}); err != nil {
 		l.log.Debug("a pod's annotations could not be changed", "pod", pod.Name, "err", err)
 	}
 }

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -44,19 +45,37 @@ func TestTend(t *testing.T) {
 		t.Fatal(err)
 	}
 	now.Add(int64(6 * time.Second))
-	l.tendKernel(k)
+	l.tendKernel(t.Context(), k)
 	if _, err := secrets.Get(t.Context(), "ekg-"+idA+"-1", metav1.GetOptions{}); err != nil {
 		t.Errorf("a missing secret was not made: %v", err)
 	}
 	before := c.requests()
-	l.tendKernel(k)
+	l.tendKernel(t.Context(), k)
 	if n := c.requests() - before; n != 0 {
 		t.Errorf("a kernel that waits costs %d requests", n)
 	}
+	// Somebody deletes the secret, and the kubelet misses it.
+	if err := secrets.Delete(t.Context(), "ekg-"+idA+"-1", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	now.Add(int64(10 * time.Second))
+	missed := event("kubelet", "FailedMount", fmt.Sprintf(`MountVolume.SetUp failed for volume "secret" : secret "ekg-%s-1" not found`, idA), 0)
+	missed.InvolvedObject = corev1.ObjectReference{Name: idA + "-1", UID: k.pod.UID}
+	missed.LastTimestamp = metav1.NewTime(time.Unix(0, now.Load()))
+	l.eventNews(&missed)
+	l.tendKernel(t.Context(), k)
+	if _, err := secrets.Get(t.Context(), "ekg-"+idA+"-1", metav1.GetOptions{}); err != nil {
+		t.Errorf("a secret that is missed was not made again: %v", err)
+	}
+	before = c.requests()
+	l.tendKernel(t.Context(), k)
+	if n := c.requests() - before; n != 0 {
+		t.Errorf("a secret that was made again costs %d requests", n)
+	}
 	patient := start(idB, map[string]string{"KERNEL_LAUNCH_TIMEOUT": "7200"})
 	now.Add(int64(31 * time.Minute))
-	l.tendKernel(k)
-	l.tendKernel(patient)
+	l.tendKernel(t.Context(), k)
+	l.tendKernel(t.Context(), patient)
 	if k := waitFor(t, l, idA, func(k launcher.Kernel) bool { return k.State == launcher.Dead }); k.Reason != "its start made no progress for 30m0s: it waits for the scheduler" {
 		t.Errorf("%+v", k)
 	}

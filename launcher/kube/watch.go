@@ -29,6 +29,7 @@ const (
 	tellEnd          = 30 * time.Second // after the end of a kernel's container that its supervisor is told how it came
 	proofTime        = 3 * time.Second  // for the cluster to prove that a list of kernels is fresh
 	proofPause       = 2 * time.Second  // after it did not, before it is asked again
+	watchPause       = 90 * time.Second // at most, before client-go tries a watch again that has failed: a minute, and some to spare
 )
 
 // managed selects the objects of all kernels.
@@ -38,22 +39,31 @@ const managed = LabelManagedBy + "=" + Manager
 func (l *Launcher) startInformers(ctx context.Context) error {
 	var synced []cache.InformerSynced
 	for _, ns := range l.namespaces {
-		pods := informers.NewSharedInformerFactoryWithOptions(l.client, 0, informers.WithNamespace(ns),
+		pods := informers.NewSharedInformerFactoryWithOptions(l.client, l.timing.resync, informers.WithNamespace(ns),
 			informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = managed })).Core().V1().Pods().Informer()
-		events := informers.NewSharedInformerFactoryWithOptions(l.client, 0, informers.WithNamespace(ns),
+		events := informers.NewSharedInformerFactoryWithOptions(l.client, l.timing.resync, informers.WithNamespace(ns),
 			informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = "involvedObject.kind=Pod" })).Core().V1().Events().Informer()
 		entered, err := l.follow(ns, pods, events)
 		if err != nil {
 			return err
 		}
 		l.informers = append(l.informers, pods)
-		synced = append(synced, entered...)
+		settled := l.rights.expect(ns, entered)
+		if ns == l.opts.Pods.Namespace {
+			synced = append(synced, entered...) // a gateway of no use waits for its rights
+		} else {
+			synced = append(synced, settled)
+		}
 		for _, informer := range []cache.SharedIndexInformer{pods, events} {
 			l.own(func() { informer.Run(l.ctx.Done()) })
 		}
 	}
 	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
-		return fmt.Errorf("the cluster's pods could not be listed: %w", context.Cause(ctx))
+		err := context.Cause(ctx)
+		if why := l.rights.refusal(l.opts.Pods.Namespace); why != "" {
+			err = errors.New(why)
+		}
+		return fmt.Errorf("the cluster's pods could not be listed: %w", err)
 	}
 	l.freshness.proved(l.timing.now())
 	return nil
@@ -62,6 +72,13 @@ func (l *Launcher) startInformers(ctx context.Context) error {
 // follow has what two informers tell entered. Synced are what says that their first list has been.
 func (l *Launcher) follow(ns string, pods, events cache.SharedIndexInformer) (synced []cache.InformerSynced, err error) {
 	complain := func(_ context.Context, _ *cache.Reflector, err error) {
+		l.mu.Lock()
+		l.troubled = l.timing.now()
+		l.mu.Unlock()
+		if l.rights.forbidden(ns, err) {
+			l.log.Error("no kernel can be in a namespace", "namespace", ns, "err", l.rights.refusal(ns))
+			return
+		}
 		l.log.Warn("the cluster's pods cannot be watched; this is tried again", "namespace", ns, "err", err)
 	}
 	p, err1 := pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -357,6 +374,9 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 	defer cancel()
 	var there []corev1.Pod
 	for _, ns := range l.namespaces {
+		if l.rights.refusal(ns) != "" {
+			continue
+		}
 		pods, err := l.listPods(limited, ns, managed)
 		if err != nil {
 			l.freshness.failed = l.timing.now()
@@ -370,7 +390,7 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 	uids := map[types.UID]bool{}
 	for i := range there {
 		uids[there[i].UID] = true
-		l.enterPod(&there[i])
+		l.podNews(&there[i], l.enterPod)
 	}
 	l.mu.Lock()
 	var removed []*corev1.Pod
@@ -386,6 +406,19 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 	}
 	l.freshness.last = l.timing.now()
 	return nil
+}
+
+// catchUp looks for itself where a watch may be down: kernels that start would not be heard of until it is tried again.
+func (l *Launcher) catchUp(ctx context.Context) {
+	l.mu.Lock()
+	troubled := l.troubled
+	l.mu.Unlock()
+	if l.timing.now().Sub(troubled) > watchPause {
+		return
+	}
+	if err := l.proveFresh(ctx); err != nil {
+		l.log.Debug("the cluster's pods could not be listed", "err", err)
+	}
 }
 
 // listPods asks the cluster for pods, and enters nothing.

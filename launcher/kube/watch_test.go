@@ -3,11 +3,19 @@ package kube
 import (
 	"errors"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	k8stesting "k8s.io/client-go/testing"
+
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 )
 
 // TestLists: a list never lacks a kernel that exists; where that is not certain, there is none.
@@ -64,4 +72,67 @@ func TestLists(t *testing.T) {
 	if n := c.requests() - before; n != 1 {
 		t.Errorf("five lists asked the cluster %d times", n)
 	}
+}
+
+// TestWatch_Waiting: a supervisor is told why its kernel's container is not there, once, and that it is no more so.
+func TestWatch_Waiting(t *testing.T) {
+	c, f := newRunning(t, 1)
+	id, s := idOf(0), f.of(idOf(0))
+	s.set(func(st *supervisor.Status) { st.State = string(launcher.Starting) })
+	runs := corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}
+	kernelIs := func(state corev1.ContainerState) {
+		c.setPod(t, podName(id, 1), func(pod *corev1.Pod) { pod.Status.ContainerStatuses[1].State = state })
+	}
+	kernelIs(corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no answer from the registry"}})
+	openTest(t, c, nil)
+	s.await(t, "told", func() bool { return len(s.told) > 0 })
+	kernelIs(runs)
+	s.await(t, "told that nothing is waited for", func() bool { return len(s.told) > 1 })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first, second := s.told[0], s.told[1]
+	if len(s.told) != 2 || first.Class != supervisor.WaitingClass || !strings.Contains(first.Text, "image") || second.Text != "" || second.Version <= first.Version {
+		t.Errorf("it was told %+v", s.told)
+	}
+}
+
+// TestWatch_OtherKey: whoever answers at a pod's address with another key is not that pod's supervisor, and learns no token.
+func TestWatch_OtherKey(t *testing.T) {
+	c, f := newRunning(t, 2)
+	wrong, right := f.of(idOf(0)), f.of(idOf(1))
+	wrong.tls = right.tls
+	l := openTest(t, c, nil)
+	waitFor(t, l, idOf(1), func(k launcher.Kernel) bool { return !k.Stale })
+	k, err := l.Kernel(t.Context(), idOf(0)) // waits for the attempt
+	if err != nil || k.State != launcher.Starting {
+		t.Errorf("%+v, %v", k, err)
+	}
+	wrong.mu.Lock()
+	defer wrong.mu.Unlock()
+	if wrong.asked != 0 {
+		t.Errorf("it was asked %d times", wrong.asked)
+	}
+}
+
+// TestWatch_down: while a watch has failed and is not tried again yet, what happens in the cluster is heard of all the same.
+func TestWatch_down(t *testing.T) {
+	c := newTestCluster(t)
+	var open atomic.Bool
+	open.Store(true)
+	c.PrependWatchReactor("pods", func(k8stesting.Action) (bool, watch.Interface, error) {
+		return true, nil, errors.New("connection refused")
+	})
+	c.PrependReactor("list", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		if a.(k8stesting.ListActionImpl).ListOptions.ResourceVersion != "" && !open.Load() { // the informer's own
+			return true, nil, errors.New("connection refused")
+		}
+		return false, nil, nil
+	})
+	l := openTest(t, c, func(_ *Options, tm *timing) { tm.tend, tm.fresh = time.Millisecond, time.Millisecond })
+	open.Store(false)
+	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
+		t.Fatal(err)
+	}
+	c.setPod(t, idA+"-1", unschedulable("0/1 nodes are available: 1 Insufficient nvidia.com/gpu."))
+	waitFor(t, l, idA, func(k launcher.Kernel) bool { return strings.Contains(k.Reason, "no GPU is free") })
 }

@@ -2,6 +2,8 @@ package supervisor
 
 import (
 	"bufio"
+	"bytes"
+	"io"
 	"net"
 	"net/http"
 	"sync"
@@ -136,5 +138,8 @@ func (h *flowHijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		return nil, nil, err
 	}
 	h.flow = newFlowConn(c, h.owed)
+	// The library goes on with this reader, so it has to read from the flowConn, too. Peek of what is buffered cannot fail.
+	early, _ := rw.Reader.Peek(rw.Reader.Buffered())
+	rw.Reader.Reset(io.MultiReader(bytes.NewReader(bytes.Clone(early)), h.flow))
 	return h.flow, rw, nil
 }

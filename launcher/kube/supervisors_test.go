@@ -1,0 +1,277 @@
+package kube
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+)
+
+// fakeSupervisors are those of all pods, in this process: as a launcher's dialer they lead to them. One server answers for all
+// of them, with the keys of the pod that was dialled, and as much of the real REST API as a launcher asks.
+type fakeSupervisors struct {
+	pipe   func() (net.Conn, net.Conn, error)
+	conns  chan net.Conn // dialled, to be accepted
+	closed chan struct{}
+	asked  sync.WaitGroup // requests that are being answered
+
+	mu  sync.Mutex
+	all map[string]*fakeSupervisor // by the names of their pods
+}
+
+// fakeSupervisor is the supervisor of one pod.
+type fakeSupervisor struct {
+	id    string
+	token string
+	tls   *tls.Config
+
+	mu      sync.Mutex
+	status  supervisor.Status
+	changed chan struct{}
+	over    chan struct{} // closed once it was told to end
+	reason  string        // with which it was
+	asked   int           // requests that had the token
+	told    []supervisor.Waiting
+}
+
+func newSupervisors(t testing.TB) *fakeSupervisors {
+	f := &fakeSupervisors{pipe: socketPair, conns: make(chan net.Conn), closed: make(chan struct{}), all: map[string]*fakeSupervisor{}}
+	mux := http.NewServeMux()
+	for pattern, h := range map[string]func(*fakeSupervisor, http.ResponseWriter, *http.Request) error{
+		"GET /api/kernels/{id}/status":  (*fakeSupervisor).getStatus,
+		"PUT /api/kernels/{id}/waiting": (*fakeSupervisor).putWaiting,
+		"DELETE /api/kernels/{id}":      (*fakeSupervisor).delete,
+	} {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			f.asked.Add(1)
+			defer f.asked.Done()
+			s := r.Context().Value(supervisorKey{}).(*fakeSupervisor)
+			if r.Header.Get("Authorization") != "Bearer "+s.token || r.PathValue("id") != s.id {
+				w.WriteHeader(http.StatusUnauthorized)
+				return
+			}
+			s.mu.Lock()
+			s.asked++
+			s.mu.Unlock()
+			if err := h(s, w, r); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	server := &http.Server{Handler: mux, ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+		return context.WithValue(ctx, supervisorKey{}, c.(supervisorConn).of)
+	}}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(f) }()
+	t.Cleanup(func() {
+		server.Close() //nolint:errcheck // connections whose other end has gone
+		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
+		f.asked.Wait()
+	})
+	return f
+}
+
+type supervisorKey struct{}
+
+// supervisorConn is a connection to one supervisor.
+type supervisorConn struct {
+	net.Conn
+	of *fakeSupervisor
+}
+
+// add makes the supervisor of a pod, whose kernel is idle.
+func (f *fakeSupervisors) add(t testing.TB, pod *corev1.Pod) *fakeSupervisor {
+	t.Helper()
+	keys, err := deriveKeys(testKey, pod.Name, keyVersion)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := pod.Labels[LabelKernel]
+	certificate, err := supervisor.Certificate(keys.tlsSeed, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &fakeSupervisor{id: id, token: keys.token, changed: make(chan struct{}), over: make(chan struct{}),
+		tls:    &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13, NextProtos: []string{"http/1.1"}},
+		status: supervisor.Status{Protocol: supervisor.ProtocolVersion, Build: "fake", KernelID: id, Epoch: 1, State: string(launcher.Idle), LastActivity: time.Now().UTC()}}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.all[pod.Name] = s
+	return s
+}
+
+// of is the supervisor of a kernel's first pod.
+func (f *fakeSupervisors) of(id string) *fakeSupervisor {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.all[podName(id, 1)]
+}
+
+func (f *fakeSupervisors) dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error) {
+	f.mu.Lock()
+	s := f.all[pod.Name]
+	f.mu.Unlock()
+	if s == nil {
+		return nil, errors.New("nobody is there")
+	}
+	ours, theirs, err := f.pipe()
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case f.conns <- supervisorConn{tls.Server(theirs, s.tls), s}:
+		return ours, nil
+	case <-f.closed:
+		err = net.ErrClosed
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	return nil, errors.Join(err, ours.Close(), theirs.Close())
+}
+
+func (f *fakeSupervisors) forget(string) {}
+func (f *fakeSupervisors) close()        {}
+
+// Accept and the two after it make a net.Listener of what is dialled.
+func (f *fakeSupervisors) Accept() (net.Conn, error) {
+	select {
+	case c := <-f.conns:
+		return c, nil
+	case <-f.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (f *fakeSupervisors) Close() error   { close(f.closed); return nil }
+func (f *fakeSupervisors) Addr() net.Addr { return &net.UnixAddr{Name: "supervisors"} }
+
+// set changes what the supervisor says.
+func (s *fakeSupervisor) set(change func(*supervisor.Status)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change(&s.status)
+	s.touch()
+}
+
+// toggle is a kernel that has just become busy, or idle again.
+func (s *fakeSupervisor) toggle() {
+	s.set(func(st *supervisor.Status) {
+		if st.LastActivity = time.Now().UTC(); st.State == string(launcher.Busy) {
+			st.State = string(launcher.Idle)
+		} else {
+			st.State = string(launcher.Busy)
+		}
+	})
+}
+
+// touch wakes who waits for a change. s.mu is held.
+func (s *fakeSupervisor) touch() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// await waits until cond, which is called with s.mu held, is true.
+func (s *fakeSupervisor) await(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	limit := time.After(20 * time.Second)
+	for {
+		s.mu.Lock()
+		ok, changed := cond(), s.changed
+		s.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-changed:
+		case <-limit:
+			t.Fatalf("never %s", what)
+		}
+	}
+}
+
+func (s *fakeSupervisor) getStatus(w http.ResponseWriter, r *http.Request) error {
+	supervisor.StreamStatus(w, r, func() (supervisor.Status, <-chan struct{}) { //nolint:errcheck // its reader has gone
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.status, s.changed
+	}, s.over)
+	return nil
+}
+
+func (s *fakeSupervisor) putWaiting(w http.ResponseWriter, r *http.Request) error {
+	var said supervisor.Waiting
+	if err := json.NewDecoder(r.Body).Decode(&said); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.told = append(slices.Clone(s.told), said)
+	s.touch()
+	s.mu.Unlock()
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *fakeSupervisor) delete(w http.ResponseWriter, r *http.Request) error {
+	var body struct{ Reason string }
+	if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	if s.reason == "" {
+		s.reason = body.Reason
+		close(s.over)
+	}
+	s.mu.Unlock()
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// idOf is the id of the kernel of a number.
+func idOf(n int) string { return fmt.Sprintf("aaaaaaaa-0000-4000-8000-%012d", n) }
+
+// newRunning makes a cluster in which so many kernels run, each with a supervisor that says that it is idle.
+func newRunning(t testing.TB, kernels int) (*testCluster, *fakeSupervisors) {
+	t.Helper()
+	c, f := newTestCluster(t), newSupervisors(t)
+	c.pods = f
+	for n := range kernels {
+		c.run(t, f, n)
+	}
+	return c, f
+}
+
+// run makes the pod of a kernel as it is when the kernel is up, by itself, and its supervisor.
+func (c *testCluster) run(t testing.TB, f *fakeSupervisors, n int) {
+	t.Helper()
+	created := time.Now().Add(time.Duration(n) * time.Millisecond)
+	pod, err := buildPod(testPods, testRequest(idOf(n)), record{id: idOf(n), generation: 1, owner: "ann", spec: "python3",
+		created: created, protocol: 1, keyVersion: keyVersion})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod.Annotations[annotationClaimed] = claimed
+	pod.Spec.NodeName = fmt.Sprintf("node-%d", n%20)
+	runs := corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}
+	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: fmt.Sprintf("10.0.%d.%d", n/250, n%250+1), ContainerStatuses: []corev1.ContainerStatus{
+		{Name: containerSupervisor, ContainerID: "containerd://s", Image: "ekg:1", Ready: true, State: runs},
+		{Name: containerKernel, ContainerID: "containerd://k", Image: "kernel:1", Ready: true, State: runs}}}
+	f.add(t, pod)
+	if _, err := c.CoreV1().Pods("ns").Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
