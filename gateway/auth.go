@@ -49,7 +49,7 @@ func (g *Gateway) authenticate(r *http.Request) error {
 	if sent := sentToken(r); sent != "" && g.token.equals(sent) {
 		return nil
 	}
-	return refuse(http.StatusForbidden, "Forbidden: the request has no valid token.")
+	return refuse(http.StatusForbidden, "Forbidden: the request has no valid token.").by("token")
 }
 
 // sentToken returns the token of a request, "" if there is none.

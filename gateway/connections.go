@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -28,6 +29,8 @@ type connections struct {
 	mu       sync.Mutex
 	byKernel map[string]map[*connection]struct{} // guarded by mu
 	draining bool                                // guarded by mu; true for good: nothing is added any more
+	in       int64                               // guarded by mu; bytes from clients of those that are gone
+	out      int64                               // guarded by mu; and to them
 }
 
 // connection is one websocket in the list.
@@ -35,6 +38,8 @@ type connection struct {
 	kernel string
 	ctx    context.Context         // ends with the connection; its cause says why
 	cancel context.CancelCauseFunc // may be called at any time, by anyone
+	splice atomic.Pointer[splice]  // nil before bytes are copied
+	cause  error                   // why it ended; owned by its handler
 }
 
 func newConnections() *connections {
@@ -64,11 +69,38 @@ func (cs *connections) remove(c *connection) {
 	c.cancel(nil)
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
+	in, out := c.bytes()
+	cs.in += in
+	cs.out += out
 	delete(cs.byKernel[c.kernel], c)
 	if len(cs.byKernel[c.kernel]) == 0 {
 		delete(cs.byKernel, c.kernel)
 	}
 	cs.wg.Done()
+}
+
+// bytes are those that were copied from the client and to it.
+func (c *connection) bytes() (in, out int64) {
+	if s := c.splice.Load(); s != nil {
+		return s.in.Load(), s.out.Load()
+	}
+	return 0, 0
+}
+
+// traffic is how many connections there are, and the bytes of all that there ever were.
+func (cs *connections) traffic() (n int, in, out int64) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	in, out = cs.in, cs.out
+	for _, set := range cs.byKernel {
+		for c := range set {
+			n++
+			i, o := c.bytes()
+			in += i
+			out += o
+		}
+	}
+	return n, in, out
 }
 
 // revoke ends all connections of one kernel. They are gone within flushTime.

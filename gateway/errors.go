@@ -20,6 +20,7 @@ type problem struct {
 	status  int
 	reason  string // short; "" means the status's own text
 	message string // one sentence for the user
+	check   string // which one has refused the request, for the audit log: token, origin or host
 	short   bool   // add Jupyter Server's short_message, which its 501 for a session has
 	err     error  // for the log only; may be nil
 }
@@ -36,6 +37,12 @@ func (p *problem) Unwrap() error { return p.err }
 // refuse makes a problem with a formatted message and the status's own text as its reason.
 func refuse(status int, format string, args ...any) *problem {
 	return &problem{status: status, message: fmt.Sprintf(format, args...)}
+}
+
+// by names the check that has refused the request.
+func (p *problem) by(check string) *problem {
+	p.check = check
+	return p
 }
 
 // problemOf is the one place that decides which error is which status.

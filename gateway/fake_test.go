@@ -43,6 +43,8 @@ type fakeLauncher struct {
 
 	culled    []launcher.Culled
 	culledErr error
+	// measures are what it says besides its kernels.
+	measures launcher.Measures
 
 	// token is what supervisors demand.
 	token string
@@ -261,6 +263,16 @@ func (f *fakeLauncher) UpdateSessions(
 }
 
 func (f *fakeLauncher) Token(string) string { return f.token }
+
+func (f *fakeLauncher) Measure() launcher.Measures {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	m := f.measures
+	for _, k := range f.kernels {
+		m.Kernels = append(slices.Clip(m.Kernels), k.Kernel)
+	}
+	return m
+}
 
 func (f *fakeLauncher) Dial(ctx context.Context, id string) (net.Conn, error) {
 	if f.dial != nil {

@@ -18,6 +18,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -60,6 +61,8 @@ type Options struct {
 	Specs    Specs
 	Version  string // of the program, shown by /api
 	Log      *slog.Logger
+	Metrics  *Metrics  // counts what this gateway does; nil for one that nobody sees
+	Audit    io.Writer // gets the audit log, each entry as one JSON line with one Write; nil for none
 
 	// Who may ask, and from where.
 	Token        string   // demanded of every request; "" switches authentication off
@@ -87,6 +90,8 @@ type Gateway struct {
 	clientEnv map[string]bool
 	resources []*resource
 	transport *http.Transport
+	metrics   *Metrics
+	audit     *audit
 	started   time.Time
 	lobbyPing time.Duration // the constant, but in tests
 
@@ -116,6 +121,13 @@ func New(o Options) (*Gateway, error) {
 	g.log = o.Log.With("component", "gateway")
 	g.token = newCredential(o.Token)
 	g.transport = g.newTransport()
+	if g.metrics = o.Metrics; g.metrics == nil {
+		g.metrics = NewMetrics(o.Version)
+	}
+	g.audit = &audit{to: o.Audit, log: g.log, metrics: g.metrics}
+	if err := g.metrics.watch(g); err != nil {
+		return nil, fmt.Errorf("gateway: Metrics: %w", err)
+	}
 	g.resources = compile(g.routes())
 	return g, nil
 }

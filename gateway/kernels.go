@@ -61,7 +61,7 @@ func modelOf(k launcher.Kernel) kernelModel {
 func (g *Gateway) kernelID(r *http.Request) (string, error) {
 	id := r.PathValue("id")
 	if !launcher.ValidID(id) {
-		return "", refuse(http.StatusNotFound, "Kernel does not exist: %s", id)
+		return "", refuse(http.StatusNotFound, "Kernel does not exist")
 	}
 	g.opts.Launcher.Claim(id)
 	return id, nil
@@ -217,7 +217,7 @@ func (g *Gateway) stop(ctx context.Context, id, reason string) error {
 	}
 	g.conns.revoke(id, errKernelStopped)
 	g.streams.revoke(id, errKernelStopped)
-	g.log.Info("kernel stopped", "kernel", id)
+	g.log.Info("kernel stopped", "kernel", id, "request", requestID(ctx))
 	return nil
 }
 

@@ -221,15 +221,3 @@ func supervisorProblem(status int, body []byte) error {
 	}
 	return &problem{status: status, reason: b.Reason, message: b.Message}
 }
-
-type requestIDKey struct{}
-
-func withRequestID(ctx context.Context, id string) context.Context {
-	return context.WithValue(ctx, requestIDKey{}, id)
-}
-
-// requestID returns the id the gateway has given a request. A client's own is not used: it could be anything.
-func requestID(ctx context.Context) string {
-	id, _ := ctx.Value(requestIDKey{}).(string)
-	return id
-}

@@ -12,8 +12,10 @@ type route struct {
 	method  string
 	pattern string // below the base URL; {name} is one segment, {name...} all that follow
 	serve   func(http.ResponseWriter, *http.Request) error
-	open    bool // answered without a credential
-	root    bool // answered outside the base URL too
+	audit   string // what the audit log calls it; "" for what is only looked at
+	lasting bool   // lasts as long as its client wants
+	open    bool   // answered without a credential
+	root    bool   // answered outside the base URL too
 }
 
 // routes is everything the gateway serves. HEAD is answered wherever GET is, and OPTIONS everywhere.
@@ -32,20 +34,20 @@ func (g *Gateway) routes() []route {
 		{method: "GET", pattern: "/kernelspecs/{name}/{file...}", serve: g.getKernelspecFile},
 
 		{method: "GET", pattern: "/api/kernels", serve: g.listKernels},
-		{method: "POST", pattern: "/api/kernels", serve: g.createKernel},
+		{method: "POST", pattern: "/api/kernels", serve: g.createKernel, audit: "start"},
 		{method: "GET", pattern: "/api/kernels/{id}", serve: g.getKernel},
-		{method: "PATCH", pattern: "/api/kernels/{id}", serve: g.patchKernel},
-		{method: "DELETE", pattern: "/api/kernels/{id}", serve: g.deleteKernel},
-		{method: "POST", pattern: "/api/kernels/{id}/interrupt", serve: g.interruptKernel},
-		{method: "POST", pattern: "/api/kernels/{id}/restart", serve: g.restartKernel},
-		{method: "GET", pattern: "/api/kernels/{id}/channels", serve: g.channels},
-		{method: "GET", pattern: "/api/kernels/{id}/log", serve: g.getLog},
+		{method: "PATCH", pattern: "/api/kernels/{id}", serve: g.patchKernel, audit: "change"},
+		{method: "DELETE", pattern: "/api/kernels/{id}", serve: g.deleteKernel, audit: "stop"},
+		{method: "POST", pattern: "/api/kernels/{id}/interrupt", serve: g.interruptKernel, audit: "interrupt"},
+		{method: "POST", pattern: "/api/kernels/{id}/restart", serve: g.restartKernel, audit: "restart"},
+		{method: "GET", pattern: "/api/kernels/{id}/channels", serve: g.channels, audit: "connect", lasting: true},
+		{method: "GET", pattern: "/api/kernels/{id}/log", serve: g.getLog, audit: "read log", lasting: true},
 
 		{method: "GET", pattern: "/api/sessions", serve: g.listSessions},
-		{method: "POST", pattern: "/api/sessions", serve: g.createSession},
+		{method: "POST", pattern: "/api/sessions", serve: g.createSession, audit: "open session"},
 		{method: "GET", pattern: "/api/sessions/{session}", serve: g.getSession},
-		{method: "PATCH", pattern: "/api/sessions/{session}", serve: g.patchSession},
-		{method: "DELETE", pattern: "/api/sessions/{session}", serve: g.deleteSession},
+		{method: "PATCH", pattern: "/api/sessions/{session}", serve: g.patchSession, audit: "change session"},
+		{method: "DELETE", pattern: "/api/sessions/{session}", serve: g.deleteSession, audit: "close session"},
 	}
 }
 
@@ -57,6 +59,7 @@ type resource struct {
 	allow    string // the Allow header of a 405
 	open     bool
 	root     bool
+	lasting  bool // answers last as long as their client wants
 }
 
 // compile groups the table by pattern. A pattern needs a credential unless every one of its routes is open.
@@ -79,6 +82,7 @@ func compile(table []route) []*resource {
 		}
 		r.open = r.open && rt.open
 		r.root = r.root && rt.root
+		r.lasting = r.lasting || rt.lasting
 	}
 	for _, r := range all {
 		methods := []string{http.MethodOptions}

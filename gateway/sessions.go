@@ -81,8 +81,9 @@ func (g *Gateway) sessionOf(r *http.Request) (found, error) {
 	id := r.PathValue("session")
 	i := slices.IndexFunc(all, func(f found) bool { return f.session.ID == id })
 	if i < 0 {
-		return found{}, refuse(http.StatusNotFound, "Session not found: session_id=%q", id)
+		return found{}, refuse(http.StatusNotFound, "Session not found")
 	}
+	accountOf(r.Context()).kernel = all[i].kernel.ID
 	return all[i], nil
 }
 
@@ -201,6 +202,7 @@ func (g *Gateway) createSession(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if i := slices.IndexFunc(all, func(f found) bool { return f.session.Path == *req.path }); i >= 0 {
+		accountOf(r.Context()).kernel = all[i].kernel.ID
 		return g.answerSession(w, http.StatusCreated, all[i])
 	}
 	s := launcher.Session{ID: uuid.NewString(), Path: *req.path, Name: valueOf(req.name), Type: *req.kind}
@@ -243,6 +245,7 @@ func (g *Gateway) startForSession(r *http.Request, name string, answer func(laun
 func (g *Gateway) storeSession(
 	w http.ResponseWriter, r *http.Request, status int, s launcher.Session, k launcher.Kernel,
 ) error {
+	accountOf(r.Context()).kernel = k.ID
 	stored, err := g.updateSessions(r.Context(), k.ID, func(all []launcher.Session) ([]launcher.Session, error) {
 		all = append(without(all, s.ID), s)
 		if len(all) > maxSessions {
@@ -303,7 +306,7 @@ func (g *Gateway) patchSession(w http.ResponseWriter, r *http.Request) error {
 	case req.kernelID != "":
 		k, err := g.sessionKernel(r.Context(), req.kernelID)
 		if errors.Is(err, launcher.ErrNotFound) {
-			return refuse(http.StatusBadRequest, "No such kernel: %s", req.kernelID)
+			return refuse(http.StatusBadRequest, "No such kernel.")
 		}
 		if err != nil {
 			return err

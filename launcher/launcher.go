@@ -76,7 +76,10 @@ type RefusedError struct{ Reason string }
 func (e *RefusedError) Error() string { return e.Reason }
 
 // FailedError says that a kernel could not be started and why, in one sentence that is meant for its owner.
-type FailedError struct{ Reason string }
+type FailedError struct {
+	Reason string
+	Class  Failure // "" where it is not known
+}
 
 // Error gives the reason.
 func (e *FailedError) Error() string { return e.Reason }
@@ -176,6 +179,9 @@ type Launcher interface {
 	// connection's. The error is ErrNotFound, ErrUnavailable (ErrNoSupervisor while there is none yet), or *GoneError with
 	// the reason where the supervisor has ended.
 	Dial(ctx context.Context, id string) (net.Conn, error)
+
+	// Measure returns what metrics are made of. It asks nobody and takes no longer than a look at memory.
+	Measure() Measures
 
 	// Token returns the bearer token that the kernel's supervisor demands of every request, "" if it demands none.
 	Token(id string) string

@@ -90,6 +90,7 @@ var doors = []struct {
 	{"github.com/gorilla/websocket", []string{"gateway", "launcher/supervisor", "launcher/launchertest"},
 		[]string{"cmd/ekg", "cmd/ekg-supervisor", "launcher/local"}},
 	{"github.com/hashicorp/golang-lru/", []string{"launcher/kube", "launcher/supervisor"}, nil},
+	{"github.com/prometheus/client_golang/", []string{"gateway"}, nil},
 	{"github.com/getkin/kin-openapi", nil, []string{"gateway"}},
 	{"pgregory.net/rapid", nil, []string{"gateway", "gateway/wire", "launcher/kube", "launcher/supervisor", "kernelspecs"}},
 	{"go.yaml.in/yaml/", []string{"cmd/ekg", "gateway", "launcher/kube"}, []string{"deploy"}}, // it knows lines

@@ -62,10 +62,13 @@ type settings struct {
 	kubePeers       string
 	podIP           string
 
-	stopKernels bool
-	drainDelay  durationOf
-	logFormat   string
-	logLevel    levelOf
+	stopKernels   bool
+	drainDelay    durationOf
+	metricsListen string
+	pprof         bool
+	auditLog      string
+	logFormat     string
+	logLevel      levelOf
 
 	origins map[string]origin // by name of the option
 }
@@ -210,6 +213,9 @@ func (s *settings) complete(getenv func(string) string) error {
 	for i := range s.kernelspecDirs {
 		paths = append(paths, &s.kernelspecDirs[i])
 	}
+	if s.auditLog != "-" {
+		paths = append(paths, &s.auditLog)
+	}
 	if strings.Contains(s.supervisor, "/") { // otherwise it is looked for on PATH
 		paths = append(paths, &s.supervisor)
 	}
@@ -252,6 +258,9 @@ func (s *settings) check() error {
 		if !s.allowUnauthenticatedRemote && !isLocal(s.listen) {
 			refuse("no-auth", "%s can be reached from other machines, and whoever reaches it could run code; if that is wanted, say --allow-unauthenticated-remote", s.listen)
 		}
+	}
+	if s.pprof && s.metricsListen == "" {
+		refuse("pprof", "profiles are served on --metrics-listen, which is not given")
 	}
 	if (s.tlsCert == "") != (s.tlsKey == "") {
 		given := "tls-cert"

@@ -248,9 +248,21 @@ func checkListen(t string) error {
 		}
 		return nil
 	}
+	return checkPort(t, "host:port or unix:/path")
+}
+
+// checkMetricsListen refuses what no listener of the metrics could have; "" is none.
+func checkMetricsListen(t string) error {
+	if t == "" {
+		return nil
+	}
+	return checkPort(t, "host:port")
+}
+
+func checkPort(t, form string) error {
 	_, port, err := net.SplitHostPort(t)
 	if err != nil {
-		return fmt.Errorf("%q is not host:port or unix:/path", t)
+		return fmt.Errorf("%q is not %s", t, form)
 	}
 	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
 		return fmt.Errorf("%q has no port from 0 to 65535", t)

@@ -85,6 +85,7 @@ func newEndings() (endings, error) {
 // enterEnd enters how a kernel has ended. Launcher.mu is held.
 func (l *Launcher) enterEnd(k *kernel, end *ending) {
 	k.end = end
+	l.observe(k)
 	l.noteEnd(k.rec, k.pod, end)
 }
 

@@ -233,7 +233,7 @@ func refused(format string, args ...any) error {
 }
 
 func failed(format string, args ...any) error {
-	return &launcher.FailedError{Reason: fmt.Sprintf(format, args...)}
+	return &launcher.FailedError{Reason: fmt.Sprintf(format, args...), Class: launcher.FailedInvalid}
 }
 
 // builder makes one pod.

@@ -32,6 +32,8 @@ type kernel struct {
 	pushed      int64         // log limit the supervisor was told last
 	changed     chan struct{} // closed at the next change of any of these
 	sessions    sessionCache
+	start       *start            // not over yet; nil: it is, or somebody else has begun it
+	counted     supervisor.Counts // the last ones heard of any of its supervisors
 }
 
 func (l *Launcher) newKernel(rec record) *kernel {

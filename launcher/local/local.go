@@ -67,6 +67,7 @@ type Options struct {
 
 	InheritEnv []string // names of variables that kernels get from this process's environment beside the usual ones
 	Log        *slog.Logger
+	Observer   launcher.Observer // nil: nobody
 }
 
 // timing is what tests shorten.
@@ -110,6 +111,7 @@ type Launcher struct {
 	// Guarded by mu.
 	mu      sync.Mutex
 	kernels map[string]*kernel
+	tally   supervisor.Tally
 	closed  bool
 	running sync.WaitGroup // added to under mu, while closed is false
 }
@@ -136,7 +138,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	l := &Launcher{
 		opts: o, timing: tm, layout: lay, environ: os.Environ(), dir: dir, log: o.Log.With("component", "local"),
 		opening: make(chan struct{}, openStreams), kick: make(chan struct{}, 1),
-		ctx: life, cancel: cancel, kernels: make(map[string]*kernel),
+		ctx: life, cancel: cancel, kernels: make(map[string]*kernel), tally: supervisor.NewTally(tm.now()),
 	}
 	l.children = newChildren()
 	if err := l.rescan(ctx); err != nil {
@@ -163,6 +165,9 @@ func (o *Options) complete() error {
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Observer == nil {
+		o.Observer = launcher.Unobserved
 	}
 	o.LogLimit = orDefault(o.LogLimit, DefaultLogLimit)
 	o.LogTotal = orDefault(o.LogTotal, DefaultLogTotal)

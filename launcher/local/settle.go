@@ -136,6 +136,7 @@ func (l *Launcher) enterDead(k *kernel, end *supervisor.Ending) {
 	l.mu.Lock()
 	was := k.end
 	k.end, k.watcher, k.streaming, k.unsupported = end, nil, false, ""
+	l.observe(k)
 	if was == nil || *was != *end {
 		k.touch()
 	}
@@ -152,6 +153,7 @@ func (l *Launcher) enterGone(k *kernel, why error) {
 	first := k.gone == nil
 	if first {
 		k.gone, k.watcher, k.streaming = why, nil, false
+		l.observe(k)
 		k.touch()
 		if l.kernels[k.id] == k {
 			delete(l.kernels, k.id)

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"strings"
 	"time"
 )
 
@@ -16,6 +17,13 @@ import (
 const (
 	HeaderUser  = "Ekg-User"
 	HeaderRight = "Ekg-Right"
+)
+
+// HeaderRequestID is the header by which a gateway tells the id of a request, under which both logs speak of it: up to
+// maxRequestID hexadecimal digits.
+const (
+	HeaderRequestID = "X-Request-Id"
+	maxRequestID    = 64
 )
 
 // HeaderLog is the header of an answer of GET .../log that names the log: 16 hexadecimal digits. A kernel that is started
@@ -48,13 +56,15 @@ func (s *Supervisor) Handler() http.Handler {
 	mux := http.NewServeMux()
 	handle := func(pattern string, f func(http.ResponseWriter, *http.Request) error) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			if err := s.check(r); err != nil {
-				s.fail(w, r, err)
-				return
+			begun := time.Now()
+			err := s.check(r)
+			if err == nil {
+				err = f(w, r)
 			}
-			if err := f(w, r); err != nil {
+			if err != nil {
 				s.fail(w, r, err)
 			}
+			s.logRequest(r, err, time.Since(begun))
 		})
 	}
 	byUser := func(pattern string, f func(http.ResponseWriter, *http.Request) error) {
@@ -77,6 +87,28 @@ func (s *Supervisor) Handler() http.Handler {
 		return httpError{http.StatusNotFound, "no such route"}
 	})
 	return mux
+}
+
+// logRequest notes what was asked that changes something, under the id that the gateway has given it. Launchers ask for
+// the rest by themselves, and websockets say by themselves that they come and go.
+func (s *Supervisor) logRequest(r *http.Request, err error, took time.Duration) {
+	if r.Method != http.MethodPost && r.Method != http.MethodDelete {
+		return
+	}
+	args := []any{"method", r.Method, "route", r.Pattern, "request", requestID(r), "took", took}
+	if err != nil {
+		args = append(args, "err", err)
+	}
+	s.logger.Info("request", args...)
+}
+
+// requestID is the id that the gateway has given a request, "" if it has none: whoever else may ask could write anything.
+func requestID(r *http.Request) string {
+	id := r.Header.Get(HeaderRequestID)
+	if len(id) > maxRequestID || strings.Trim(id, "0123456789abcdef") != "" {
+		return ""
+	}
+	return id
 }
 
 // httpError is an error that the peer is told.
@@ -117,7 +149,7 @@ func (s *Supervisor) fail(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.Is(err, errOver):
 		known = httpError{http.StatusNotFound, err.Error()}
 	default:
-		s.logger.Error("request failed", "method", r.Method, "path", r.URL.Path, "err", err)
+		s.logger.Error("request failed", "method", r.Method, "route", r.Pattern, "request", requestID(r), "err", err)
 		known = httpError{http.StatusInternalServerError, "the supervisor could not do this; its log says why"}
 	}
 	writeJSON(w, known.status, map[string]string{"reason": http.StatusText(known.status), "message": known.text})
@@ -274,11 +306,17 @@ func (s *Supervisor) currentStatus() (Status, <-chan struct{}) {
 	defer s.mu.Unlock()
 	st := Status{Protocol: ProtocolVersion, Build: s.build, KernelID: s.cfg.KernelID, PID: os.Getpid(), Epoch: s.epoch,
 		State: s.clock.state, Reason: s.shownReason(), LastActivity: s.clock.lastActivity.UTC(), Connections: s.connections(),
-		CullAt: s.shownPlan().at, KeepUntil: s.kept(), LogBytes: size, LogLimit: limit}
+		CullAt: s.shownPlan().at, KeepUntil: s.kept(), LogBytes: size, LogLimit: limit, Counts: s.counts()}
 	if s.proc != nil {
 		st.KernelPID = s.proc.pid()
 	}
 	return st, s.change
+}
+
+// counts is what was counted until now.
+func (s *Supervisor) counts() Counts {
+	return Counts{Since: s.began, ToKernel: s.toKernel.read(), FromKernel: s.fromKernel.read(),
+		LogEvicted: s.log.evicted(), LogLost: s.lost.Load()}
 }
 
 func (s *Supervisor) getStatus(w http.ResponseWriter, r *http.Request) error {

@@ -24,6 +24,7 @@ type Status struct {
 	Connections  int       `json:"connections"`         // websockets that have sent a message
 	LogBytes     int64     `json:"log_bytes"`           // held by the log
 	LogLimit     int64     `json:"log_limit"`           // its bound
+	Counts       Counts    `json:"counts"`              // at this moment; that they change is no reason for a line
 }
 
 // StatusInterval is the longest silence of a status stream: a reader that hears nothing for three of them may take the

@@ -22,6 +22,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -59,6 +60,12 @@ type Supervisor struct {
 	news        chan struct{} // capacity 1: the cluster has said something of the container
 	useNews     chan struct{} // capacity 1: the time at which the kernel is culled may have changed
 	over        chan struct{} // closed when the kernel is gone for good and clients are to go
+	began       time.Time     // when counting began
+
+	// Counted by whoever passes something on.
+	toKernel   flows
+	fromKernel flows
+	lost       atomic.Int64 // messages that a client has missed
 
 	// Owned by Run.
 	identity []byte  // by which the kernel's sockets know us
@@ -118,7 +125,7 @@ func New(cfg Config, build string, logger *slog.Logger) *Supervisor {
 		ownSession: wire.NewID(), identity: []byte(wire.NewID()), log: newLog(cfg.LogLimit),
 		ops: make(chan *operation), janitor: make(chan struct{}, 1), news: make(chan struct{}, 1), useNews: make(chan struct{}, 1),
 		over: make(chan struct{}), sessions: map[string]*session{}, requests: map[string][]*request{},
-		change: make(chan struct{}), cells: newCells()}
+		change: make(chan struct{}), cells: newCells(), began: time.Now().UTC().Round(0)}
 	s.log.stamp = s.stamp
 	if cfg.SpillDir != "" {
 		s.log.spillTo(cfg.SpillDir)
