@@ -130,7 +130,7 @@ func (g *Gateway) patchKernel(w http.ResponseWriter, r *http.Request) error {
 	}
 	for key := range body {
 		if key != "keep_until" {
-			return refuse(http.StatusBadRequest, "%q cannot be changed; there is: keep_until.", key)
+			return refuse(http.StatusBadRequest, "Of a kernel only keep_until can be changed.") // the name is not repeated: it could be a secret
 		}
 	}
 	raw, there := body["keep_until"]

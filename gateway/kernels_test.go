@@ -475,7 +475,7 @@ func TestKernels_Keep(t *testing.T) {
 	path := "/api/kernels/" + idA
 	for body, words := range map[string]string{
 		``: "keep_until is missing", `{}`: "keep_until is missing", `{"keep_until": 5}`: "keep_until is not a string", `{"keep_until": "tomorrow"}`: "RFC 3339",
-		`{"keep_until": null, "name": "x"}`: `\"name\" cannot be changed`, `[]`: "not a JSON object",
+		`{"keep_until": null, "name": "x"}`: `only keep_until can be changed`, `[]`: "not a JSON object",
 	} {
 		g.do("PATCH", path, body).want(t, 400, words)
 	}
