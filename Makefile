@@ -54,8 +54,9 @@ cluster: ## a Kubernetes of one node on this machine, as root, with the images t
 cluster-down: ## end it and remove every trace of it
 	@deploy/devcluster/devcluster down
 
-generate: ## write the generated part of the README: the table of settings
+generate: ## write the generated parts of the documentation: the tables of settings and of metrics
 	$(GO) run ./cmd/ekg docs flags --into README.md
+	$(GO) run ./cmd/ekg docs metrics --into docs/monitoring.md
 
 verify: ## fail if what is generated is not what is committed
 	$(GO) test -count 1 -run '^TestDocs' ./cmd/ekg

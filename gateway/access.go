@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -78,9 +77,14 @@ func (c *caller) owner() string {
 	return c.Name
 }
 
+// owns reports whether the kernel of an owner is the caller's, or as good as that.
+func (c *caller) owns(owner string) bool {
+	return c.one || c.Admin || owner != "" && owner == c.Name
+}
+
 // to returns what the caller may do with a kernel: anyUser if that is nothing.
 func (c *caller) to(k launcher.Kernel) access {
-	if c.one || c.Admin || k.Owner != "" && k.Owner == c.Name {
+	if c.owns(k.Owner) {
 		return ownKernel
 	}
 	has := anyUser
@@ -97,11 +101,9 @@ func (c *caller) to(k launcher.Kernel) access {
 	return has
 }
 
-type callerKey struct{}
-
 // callerOf returns who a request is made for. A request that was not authenticated is made for nobody, who has nothing.
 func callerOf(ctx context.Context) *caller {
-	if c, ok := ctx.Value(callerKey{}).(*caller); ok {
+	if c := accountOf(ctx).who; c != nil {
 		return c
 	}
 	return &caller{has: public}
@@ -135,36 +137,26 @@ func (a access) suffices(need access) error {
 	case a >= need:
 		return nil
 	case a < readKernel:
-		return launcher.ErrNotFound
+		return errHidden
 	case need == ownKernel:
-		return refuse(http.StatusForbidden, "Only the kernel's owner may do this.")
+		return refuse(http.StatusForbidden, "Only the kernel's owner may do this.").by(accessCheck)
 	}
-	return refuse(http.StatusForbidden, "You may only look at this kernel.")
+	return refuse(http.StatusForbidden, "You may only look at this kernel.").by(accessCheck)
 }
 
-// kernelOf returns a kernel that the caller may at least see. Every other is unknown, and so are those that are gone and
-// were somebody else's.
+// errHidden is the error of a kernel that the caller may not see. Only the audit log tells it from one that does not exist.
+var errHidden = fmt.Errorf("%w by whoever asks", launcher.ErrNotFound)
+
+// kernelOf returns a kernel that the caller may at least see.
 func (g *Gateway) kernelOf(ctx context.Context, c *caller, id string) (launcher.Kernel, error) {
 	if !launcher.ValidID(id) {
 		return launcher.Kernel{}, launcher.ErrNotFound
 	}
 	k, err := g.kernel(ctx, id)
-	if err != nil {
-		return k, c.mayHear(err)
+	if err == nil && c.to(k) < readKernel {
+		return launcher.Kernel{}, errHidden
 	}
-	if c.to(k) < readKernel {
-		return launcher.Kernel{}, launcher.ErrNotFound
-	}
-	return k, nil
-}
-
-// mayHear takes from an error about a kernel that is gone why it is, unless it was the caller's.
-func (c *caller) mayHear(err error) error {
-	var gone *launcher.GoneError
-	if errors.As(err, &gone) && !c.one && !c.Admin && (gone.Owner == "" || gone.Owner != c.Name) {
-		return launcher.ErrNotFound
-	}
-	return err
+	return k, err
 }
 
 // visible returns those kernels that the request's user may see.

@@ -336,7 +336,7 @@ func TestAccess_Sessions(t *testing.T) {
 			t.Errorf("bob got %+v", m)
 		}
 		own := "/api/sessions/" + m.ID
-		g.do("PATCH", own, `{"kernel": {"id": "`+idA+`"}}`, as("bob")).want(t, 400, "No such kernel: "+idA)
+		g.do("PATCH", own, `{"kernel": {"id": "`+idA+`"}}`, as("bob")).want(t, 400, `"No such kernel."`)
 		if len(g.fake.stopped()) > 0 {
 			t.Errorf("stopped %v", g.fake.stopped())
 		}

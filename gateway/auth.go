@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"context"
 	"crypto/sha256"
 	"crypto/subtle"
 	"errors"
@@ -56,7 +55,7 @@ func (s secrets) leaks(text string) bool {
 // authorization is Jupyter Server's pattern for the header.
 var authorization = regexp.MustCompile(`(?i)^\s*(?:token|bearer)\s+(.+?)\s*$`)
 
-var errNoToken = refuse(http.StatusForbidden, "Forbidden: the request has no valid token.")
+var errNoToken = refuse(http.StatusForbidden, "Forbidden: the request has no valid token.").by(tokenCheck)
 
 // authenticate finds out who a request is made for by its token: ?token=, which counts first if it is not empty (as in
 // Jupyter Server), or the Authorization header. With authentication off whatever was sent is ignored, also the
@@ -82,10 +81,6 @@ func (g *Gateway) authenticate(r *http.Request) (*caller, error) {
 			message: "Whose token the request has cannot be told at this moment. Try again."}
 	}
 	return &caller{User: user, token: sent, has: ownKernel}, nil
-}
-
-func withCaller(r *http.Request, c *caller) *http.Request {
-	return r.WithContext(context.WithValue(r.Context(), callerKey{}, c))
 }
 
 // sentTokens returns the tokens in a request, the one that counts first.

@@ -53,9 +53,33 @@ func (g *Gateway) channels(w http.ResponseWriter, r *http.Request) error {
 	if rec, ok := w.(*response); ok {
 		rec.status = http.StatusSwitchingProtocols
 	}
-	cause := s.run(c.ctx)
-	g.log.Debug("websocket ended", "kernel", id, "cause", cause, "in", s.in.Load(), "out", s.out.Load())
+	c.splice.Store(s)
+	defer g.follow(r, c)()
+	c.cause = s.run(c.ctx)
 	return nil
+}
+
+// follow tells that a websocket was accepted; what it returns tells that it has ended. Bytes are those on the wire; what a client
+// sent before its kernel had a supervisor counts once that got it.
+func (g *Gateway) follow(r *http.Request, c *connection) (ended func()) {
+	begun, a := time.Now(), accountOf(r.Context())
+	a.kernel = c.kernel
+	g.metrics.opened.Inc()
+	log := g.log.With("kernel", c.kernel, "remote", remote(r), "request", a.id)
+	if g.opts.Users != nil {
+		log = log.With("user", a.userName())
+	}
+	log.Info("websocket opened")
+	e := a.entry(r, "connect", "/api/kernels/{id}/channels")
+	e.Outcome, e.Status = auditDone, http.StatusSwitchingProtocols
+	g.audit.write(e)
+	return func() {
+		in, out := c.bytes()
+		seconds := time.Since(begun).Seconds()
+		log.Info("websocket closed", "cause", c.cause, "took", time.Since(begun), "in", in, "out", out)
+		e.Action, e.Status, e.Seconds, e.BytesIn, e.BytesOut = "disconnect", 0, &seconds, &in, &out
+		g.audit.write(e)
+	}
 }
 
 // explainUpgrade says what a failed handshake means: the kernel is unknown, or it cannot be reached now.

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -35,6 +36,8 @@ type connections struct {
 	byKernel map[string]map[*connection]struct{} // guarded by mu
 	byUser   map[string]int                      // guarded by mu; how many each has
 	draining bool                                // guarded by mu; true for good: nothing is added any more
+	in       int64                               // guarded by mu; bytes from clients of those that are gone
+	out      int64                               // guarded by mu; and to them
 }
 
 // connection is one websocket in the list.
@@ -43,6 +46,8 @@ type connection struct {
 	who    *caller                 // not changed any more
 	ctx    context.Context         // ends with the connection; its cause says why
 	cancel context.CancelCauseFunc // may be called at any time, by anyone
+	splice atomic.Pointer[splice]  // nil before bytes are copied
+	cause  error                   // why it ended; owned by its handler
 }
 
 func newConnections() *connections {
@@ -87,7 +92,7 @@ func (cs *connections) room(c *connection) error {
 		return nil
 	}
 	p.retry = connectAgain
-	return p
+	return p.by(limitCheck)
 }
 
 // remove takes a connection off the list when everything it held is closed.
@@ -95,6 +100,9 @@ func (cs *connections) remove(c *connection) {
 	c.cancel(nil)
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
+	in, out := c.bytes()
+	cs.in += in
+	cs.out += out
 	delete(cs.byKernel[c.kernel], c)
 	if len(cs.byKernel[c.kernel]) == 0 {
 		delete(cs.byKernel, c.kernel)
@@ -103,6 +111,30 @@ func (cs *connections) remove(c *connection) {
 		delete(cs.byUser, c.who.Name)
 	}
 	cs.wg.Done()
+}
+
+// bytes are those that were copied from the client and to it.
+func (c *connection) bytes() (in, out int64) {
+	if s := c.splice.Load(); s != nil {
+		return s.in.Load(), s.out.Load()
+	}
+	return 0, 0
+}
+
+// traffic is how many connections there are, and the bytes of all that there ever were.
+func (cs *connections) traffic() (n int, in, out int64) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	in, out = cs.in, cs.out
+	for _, set := range cs.byKernel {
+		for c := range set {
+			n++
+			i, o := c.bytes()
+			in += i
+			out += o
+		}
+	}
+	return n, in, out
 }
 
 // revoke ends all connections of one kernel. They are gone within flushTime.

@@ -16,12 +16,24 @@ const statusClientGone = 499
 
 const unreachable = "The kernel's supervisor cannot be reached at this moment. Try again."
 
+// Checks that may refuse a request, as the audit log names them.
+const (
+	tokenCheck      = "token"
+	originCheck     = "origin"
+	hostCheck       = "host"
+	accessCheck     = "access"     // the kernel is somebody else's
+	limitCheck      = "limit"      // of kernels started, of connections
+	launcherCheck   = "launcher"   // what the kernelspec or the request wants is not allowed here
+	supervisorCheck = "supervisor" // the kernel's own
+)
+
 // problem is an error with the answer the client gets for it.
 type problem struct {
 	status  int
 	reason  string        // short; "" means the status's own text
 	message string        // one sentence for the user
 	retry   time.Duration // Retry-After; 0: none
+	check   string        // which one has refused the request, for the audit log; "": none
 	short   bool          // add Jupyter Server's short_message, which its 501 for a session has
 	err     error         // for the log only; may be nil
 }
@@ -38,6 +50,12 @@ func (p *problem) Unwrap() error { return p.err }
 // refuse makes a problem with a formatted message and the status's own text as its reason.
 func refuse(status int, format string, args ...any) *problem {
 	return &problem{status: status, message: fmt.Sprintf(format, args...)}
+}
+
+// by names the check that has refused the request.
+func (p *problem) by(check string) *problem {
+	p.check = check
+	return p
 }
 
 // problemOf is the one place that decides which error is which status.
@@ -60,10 +78,12 @@ func problemOf(r *http.Request, err error) *problem {
 		// Front ends show either of the two, so both carry the sentence.
 		return &problem{status: http.StatusInternalServerError, reason: failed.Reason, message: failed.Reason}
 	case errors.As(err, &refused):
-		return &problem{status: http.StatusForbidden, reason: refused.Reason, message: refused.Reason}
-	case errors.As(err, &gone):
+		return &problem{status: http.StatusForbidden, reason: refused.Reason, message: refused.Reason, check: launcherCheck}
+	case errors.As(err, &gone) && callerOf(r.Context()).owns(gone.Owner):
 		return refuse(http.StatusNotFound, "Kernel does not exist: %s: it is gone since %s: %s",
 			gone.ID, timestamp(gone.At), gone.Reason)
+	case errors.Is(err, errHidden):
+		return problemOf(r, launcher.ErrNotFound).by(accessCheck)
 	case errors.Is(err, launcher.ErrNotFound):
 		if id := r.PathValue("id"); id != "" {
 			return refuse(http.StatusNotFound, "Kernel does not exist: %s", id)

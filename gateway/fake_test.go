@@ -41,6 +41,11 @@ type fakeLauncher struct {
 	dial  func(context.Context, string) (net.Conn, error)
 	list  func() ([]launcher.Kernel, error)
 
+	culled    []launcher.Culled
+	culledErr error
+	// measures are what it says besides its kernels.
+	measures launcher.Measures
+
 	// token is what supervisors demand.
 	token string
 
@@ -194,6 +199,10 @@ func (f *fakeLauncher) listForReal() ([]launcher.Kernel, error) {
 	return all, nil
 }
 
+func (f *fakeLauncher) Culled(context.Context) ([]launcher.Culled, error) {
+	return f.culled, f.culledErr
+}
+
 func (f *fakeLauncher) Wait(ctx context.Context, id string, cond func(launcher.Kernel) bool) (launcher.Kernel, error) {
 	for {
 		f.mu.Lock()
@@ -260,6 +269,16 @@ func (f *fakeLauncher) UpdateNotes(
 }
 
 func (f *fakeLauncher) Token(string) string { return f.token }
+
+func (f *fakeLauncher) Measure() launcher.Measures {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	m := f.measures
+	for _, k := range f.kernels {
+		m.Kernels = append(slices.Clip(m.Kernels), k.Kernel)
+	}
+	return m
+}
 
 func (f *fakeLauncher) Dial(ctx context.Context, id string) (net.Conn, error) {
 	if f.dial != nil {

@@ -19,6 +19,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -61,6 +62,8 @@ type Options struct {
 	Specs    Specs
 	Version  string // of the program, shown by /api
 	Log      *slog.Logger
+	Metrics  *Metrics  // counts what this gateway does; nil for one that nobody sees
+	Audit    io.Writer // gets the audit log, each entry as one JSON line with one Write; nil for none
 
 	// Who may ask, and from where.
 	Token        string   // demanded of every request; "" switches authentication off, unless there are users
@@ -95,6 +98,8 @@ type Gateway struct {
 	resources  []*resource
 	limits     *startLimits
 	transport  *http.Transport
+	metrics    *Metrics
+	audit      *audit
 	started    time.Time
 	lobbyPing  time.Duration // the constant, but in tests
 	watchEvery time.Duration // likewise
@@ -127,6 +132,13 @@ func New(o Options) (*Gateway, error) {
 	g.log = o.Log.With("component", "gateway")
 	g.token = newCredential(o.Token)
 	g.transport = g.newTransport()
+	if g.metrics = o.Metrics; g.metrics == nil {
+		g.metrics = NewMetrics(o.Version)
+	}
+	g.audit = &audit{to: o.Audit, log: g.log, metrics: g.metrics}
+	if err := g.metrics.watch(g); err != nil {
+		return nil, fmt.Errorf("gateway: Metrics: %w", err)
+	}
 	if g.resources, err = compile(g.routes()); err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}

@@ -34,6 +34,8 @@ type kernelModel struct {
 	ExecutionState string `json:"execution_state"`
 	Connections    int    `json:"connections"`
 	Reason         string `json:"reason,omitempty"`
+	CullAt         string `json:"cull_at,omitempty"`
+	KeepUntil      string `json:"keep_until,omitempty"`
 
 	// Where there are users.
 	Owner      string           `json:"owner,omitempty"`
@@ -65,10 +67,17 @@ func modelOf(k launcher.Kernel) kernelModel {
 	if last.IsZero() {
 		last = k.Created
 	}
-	return kernelModel{
+	m := kernelModel{
 		ID: k.ID, Name: k.SpecName, LastActivity: timestamp(last),
 		ExecutionState: string(k.State), Connections: k.Connections, Reason: k.Reason,
 	}
+	if !k.CullAt.IsZero() {
+		m.CullAt = timestamp(k.CullAt)
+	}
+	if k.KeepUntil.After(time.Now()) {
+		m.KeepUntil = timestamp(k.KeepUntil)
+	}
+	return m
 }
 
 // kernelID returns the kernel id of the path, which its client knows then. What cannot be an id names no kernel, as in
@@ -76,7 +85,7 @@ func modelOf(k launcher.Kernel) kernelModel {
 func (g *Gateway) kernelID(r *http.Request) (string, error) {
 	id := r.PathValue("id")
 	if !launcher.ValidID(id) {
-		return "", refuse(http.StatusNotFound, "Kernel does not exist: %s", id)
+		return "", refuse(http.StatusNotFound, "Kernel does not exist")
 	}
 	g.opts.Launcher.Claim(id)
 	return id, nil
@@ -85,6 +94,13 @@ func (g *Gateway) kernelID(r *http.Request) (string, error) {
 func (g *Gateway) listKernels(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := context.WithTimeout(r.Context(), readTime)
 	defer cancel()
+	switch v := r.URL.Query().Get("culled"); v {
+	case "", "0", "false":
+	case "1", "true":
+		return g.listCulled(ctx, w)
+	default:
+		return refuse(http.StatusBadRequest, "culled is not 1 or 0.")
+	}
 	kernels, err := g.opts.Launcher.Kernels(ctx)
 	if err != nil {
 		// Never a shorter list: front ends drop every kernel that is missing from it.
@@ -127,6 +143,30 @@ func (g *Gateway) getKernel(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, modelFor(r.Context(), k))
 }
 
+// culledModel is a kernel that was culled.
+type culledModel struct {
+	ID       string `json:"id"`
+	Name     string `json:"name"`
+	Reason   string `json:"reason"`
+	CulledAt string `json:"culled_at"`
+}
+
+// listCulled lists the kernels that were culled in the last days: a user's own ones.
+func (g *Gateway) listCulled(ctx context.Context, w http.ResponseWriter) error {
+	all, err := g.opts.Launcher.Culled(ctx)
+	if err != nil {
+		return err
+	}
+	who, models := callerOf(ctx), make([]culledModel, 0, len(all))
+	for _, c := range all {
+		if !who.owns(c.Owner) {
+			continue
+		}
+		models = append(models, culledModel{ID: c.ID, Name: c.SpecName, Reason: c.Reason, CulledAt: timestamp(c.At)})
+	}
+	return writeJSON(w, http.StatusOK, models)
+}
+
 // kernel asks the launcher for one kernel, within readTime.
 func (g *Gateway) kernel(ctx context.Context, id string) (launcher.Kernel, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
@@ -156,7 +196,7 @@ func (g *Gateway) stop(ctx context.Context, id, reason string) error {
 	}
 	g.conns.revoke(id, errKernelStopped)
 	g.streams.revoke(id, errKernelStopped)
-	g.log.Info("kernel stopped", "kernel", id)
+	g.log.Info("kernel stopped", "kernel", id, "request", requestID(ctx))
 	return nil
 }
 
@@ -307,5 +347,14 @@ func (a *answer) model(id string) (kernelModel, bool) {
 		return kernelModel{}, false
 	}
 	m.LastActivity = timestamp(at)
+	for _, text := range []*string{&m.CullAt, &m.KeepUntil} {
+		if *text == "" {
+			continue
+		}
+		if at, err = time.Parse(time.RFC3339Nano, *text); err != nil {
+			return kernelModel{}, false
+		}
+		*text = timestamp(at)
+	}
 	return m, true
 }

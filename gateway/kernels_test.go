@@ -467,3 +467,53 @@ func TestProxy_KernelsAreKeptApart(t *testing.T) {
 		}
 	})
 }
+
+// TestKernels_Keep: what is asked for reaches the supervisor as it was understood, and its refusal reaches the client.
+func TestKernels_Keep(t *testing.T) {
+	g := startGateway(t, nil)
+	s := g.fake.add(idA, "python3", launcher.Idle)
+	path := "/api/kernels/" + idA
+	for body, words := range map[string]string{
+		``: "nothing that is to be changed", `{}`: "nothing that is to be changed", `{"keep_until": 5}`: "keep_until is not a string", `{"keep_until": "tomorrow"}`: "RFC 3339",
+		`{"keep_until": null, "name": "x"}`: `no member of that name`, `[]`: "not a JSON object",
+	} {
+		g.do("PATCH", path, body).want(t, 400, words)
+	}
+	if sent := s.sent(); strings.Contains(sent, "PATCH") {
+		t.Errorf("the supervisor got %s", sent)
+	}
+	s.answerWith(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, `{"id":%q,"name":"python3","last_activity":"2026-11-21T05:53:26.1Z","execution_state":"idle","connections":0,"keep_until":"2026-11-22T05:53:26Z","cull_at":"2026-11-23T05:53:26Z"}`, idA)
+	})
+	g.do("PATCH", path, `{"keep_until": "2026-11-22T06:53:26+01:00"}`).want(t, 200, `"cull_at":"2026-11-23T05:53:26.000000Z","keep_until":"2026-11-22T05:53:26.000000Z"`)
+	g.do("PATCH", path, `{"keep_until": null}`).want(t, 200, "")
+	if sent := s.sent(); !strings.Contains(sent, `{"keep_until":"2026-11-22T06:53:26+01:00"}`) || !strings.Contains(sent, `{"keep_until":null}`) || strings.Contains(sent, testToken) {
+		t.Errorf("the supervisor got %s", sent)
+	}
+	s.answerWith(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusForbidden)
+		fmt.Fprint(w, `{"reason": "Forbidden", "message": "keep_until can be at most 1h0m0s from now"}`)
+	})
+	g.do("PATCH", path, `{"keep_until": "2026-11-22T06:53:26Z"}`).want(t, 403, "at most 1h0m0s from now")
+	g.fake.set(idA, launcher.Dead, "it was idle for 1h0m0s")
+	g.do("PATCH", path, `{"keep_until": "2026-11-22T06:53:26Z"}`).want(t, 409, "it was idle for 1h0m0s")
+	g.do("PATCH", "/api/kernels/"+idUnknown, `{"keep_until": null}`).want(t, 404, "")
+	g.fake.addStarting(idB, "")
+	g.do("PATCH", "/api/kernels/"+idB, `{"keep_until": null}`).want(t, 409, "starting")
+}
+
+func TestKernels_Culled(t *testing.T) {
+	g := startGateway(t, nil)
+	g.fake.add(idA, "python3", launcher.Idle)
+	g.do("GET", "/api/kernels?culled=1", "").want(t, 200, "[]")
+	g.fake.culled = []launcher.Culled{{ID: idB, SpecName: "r", Owner: "ann", Reason: "it was idle for 1h0m0s", At: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}}
+	const want = `[{"id":"` + idB + `","name":"r","reason":"it was idle for 1h0m0s","culled_at":"2026-01-02T03:04:05.000000Z"}]`
+	if got := g.do("GET", "/api/kernels?culled=1", "").want(t, 200, "").body; strings.TrimSpace(got) != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	g.do("GET", "/api/kernels?culled=0", "").want(t, 200, idA)
+	g.do("GET", "/api/kernels?culled=yes", "").want(t, 400, "culled is not 1 or 0")
+	g.fake.culledErr = launcher.ErrUnavailable
+	g.do("GET", "/api/kernels?culled=1", "").want(t, 503, "")
+}

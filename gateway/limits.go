@@ -43,7 +43,7 @@ func (l *startLimits) take(user string) error {
 		return nil
 	}
 	place.Cancel()
-	p := refuse(http.StatusTooManyRequests, "You may start %d kernels in a minute. Try again in %v.", l.perMinute, roundUp(wait))
+	p := refuse(http.StatusTooManyRequests, "You may start %d kernels in a minute. Try again in %v.", l.perMinute, roundUp(wait)).by(limitCheck)
 	p.retry = wait
 	return p
 }

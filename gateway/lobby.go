@@ -99,6 +99,7 @@ func (g *Gateway) waitInLobby(w http.ResponseWriter, r *http.Request, c *connect
 	if rec, ok := w.(*response); ok {
 		rec.status = http.StatusSwitchingProtocols
 	}
+	defer g.follow(r, c)()
 	ctx, leave := context.WithCancelCause(c.ctx)
 	defer leave(nil)
 	var reader sync.WaitGroup
@@ -112,14 +113,14 @@ func (g *Gateway) waitInLobby(w http.ResponseWriter, r *http.Request, c *connect
 		if cause = l.handOver(context.Cause(ctx), head); cause == nil {
 			s := newSplice(l.client.Conn, up.conn, l.client.held, up.early)
 			l.client.held = nil
-			cause = s.run(c.ctx)
-			g.log.Debug("websocket ended", "kernel", l.id, "cause", cause, "in", s.in.Load(), "out", s.out.Load())
+			c.splice.Store(s)
+			c.cause = s.run(c.ctx)
 			return nil
 		}
 		_ = up.conn.Close() // nothing came of it
 	}
 	l.end(cause)
-	g.log.Debug("websocket ended in the lobby", "kernel", l.id, "cause", cause)
+	c.cause = cause
 	return nil
 }
 

@@ -17,7 +17,7 @@ func (g *Gateway) checkHost(r *http.Request) error {
 	if !g.opts.CheckHost || g.knownHost(r.Host) {
 		return nil
 	}
-	return refuse(http.StatusForbidden, "The Host header names a host that this gateway is not known by; see --allow-host.")
+	return refuse(http.StatusForbidden, "The Host header names a host that this gateway is not known by; see --allow-host.").by(hostCheck)
 }
 
 func (g *Gateway) knownHost(hostport string) bool {
@@ -37,7 +37,7 @@ func (g *Gateway) knownHost(hostport string) bool {
 func (g *Gateway) checkOrigin(r *http.Request) error {
 	for _, origin := range r.Header.Values("Origin") {
 		if !sameHost(origin, r.Host) && !g.origins[strings.ToLower(origin)] {
-			return refuse(http.StatusForbidden, "Requests from this origin are not allowed; see --allow-origin.")
+			return refuse(http.StatusForbidden, "Requests from this origin are not allowed; see --allow-origin.").by(originCheck)
 		}
 	}
 	return nil

@@ -2,11 +2,11 @@ package gateway
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -15,12 +15,18 @@ import (
 // maxGrants bounds what is stored with a kernel.
 const maxGrants = 64
 
-// change is one thing that a PATCH of a kernel does, once its whole body was found to be good.
-type change func(ctx context.Context, id string) error
+// change is one thing that a PATCH of a kernel does, once its whole body was found to be good. The model is nil where the
+// supervisor has given none.
+type change func(r *http.Request, id string) (*kernelModel, error)
 
-// changes reads the members that a PATCH of a kernel may have.
-var changes = map[string]func(*Gateway, *caller, json.RawMessage) (change, error){
-	"shared_with": (*Gateway).changeSharedWith,
+// changes are the members that a PATCH of a kernel may have, in the order in which they are carried out: first what a supervisor
+// may refuse.
+var changes = []struct {
+	member string
+	read   func(*Gateway, *caller, json.RawMessage) (change, error)
+}{
+	{"keep_until", (*Gateway).changeKeepUntil},
+	{"shared_with", (*Gateway).changeSharedWith},
 }
 
 // patchKernel changes what its owner may change of a kernel, and answers with its model.
@@ -33,31 +39,86 @@ func (g *Gateway) patchKernel(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if len(body) == 0 {
-		return refuse(http.StatusBadRequest, "The body has nothing that is to be changed.")
+	todo, err := g.readChanges(callerOf(r.Context()), body)
+	if err != nil {
+		return err
 	}
-	var todo []change
-	for name, raw := range body {
-		read, known := changes[name]
-		if !known {
-			return refuse(http.StatusBadRequest, "A kernel has no member of that name that can be changed.")
-		}
-		do, err := read(g, callerOf(r.Context()), raw)
+	var model *kernelModel
+	for _, do := range todo {
+		newer, err := do(r, id)
 		if err != nil {
 			return err
 		}
-		todo = append(todo, do)
-	}
-	for _, do := range todo {
-		if err := do(r.Context(), id); err != nil {
-			return err
+		if newer != nil {
+			model = newer
 		}
 	}
 	k, err := g.kernel(r.Context(), id)
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, modelFor(r.Context(), k))
+	if model == nil {
+		return writeJSON(w, http.StatusOK, modelFor(r.Context(), k))
+	}
+	model.addOwner(r.Context(), k)
+	return writeJSON(w, http.StatusOK, model)
+}
+
+// readChanges reads the body of a PATCH of a kernel.
+func (g *Gateway) readChanges(c *caller, body object) ([]change, error) {
+	if len(body) == 0 {
+		return nil, refuse(http.StatusBadRequest, "The body has nothing that is to be changed.")
+	}
+	var todo []change
+	for _, known := range changes {
+		raw, there := body[known.member]
+		if !there {
+			continue
+		}
+		do, err := known.read(g, c, raw)
+		if err != nil {
+			return nil, err
+		}
+		todo = append(todo, do)
+	}
+	if len(todo) != len(body) { // the name is not repeated: it could be a secret
+		return nil, refuse(http.StatusBadRequest, "A kernel has no member of that name that can be changed.")
+	}
+	return todo, nil
+}
+
+// changeKeepUntil changes until when a kernel is kept. Its supervisor knows how long that can be.
+func (g *Gateway) changeKeepUntil(_ *caller, raw json.RawMessage) (change, error) {
+	text, given, err := object{"keep_until": raw}.text("keep_until")
+	if err != nil {
+		return nil, err
+	}
+	if _, err := time.Parse(time.RFC3339, text); given && err != nil {
+		return nil, refuse(http.StatusBadRequest, "keep_until is neither null nor a time like 2006-01-02T15:04:05Z (RFC 3339).")
+	}
+	sent, err := json.Marshal(object{"keep_until": raw})
+	if err != nil {
+		return nil, err
+	}
+	return func(r *http.Request, id string) (*kernelModel, error) {
+		k, err := g.kernel(r.Context(), id)
+		if err != nil {
+			return nil, err
+		}
+		if k.State == launcher.Dead {
+			return nil, &problem{status: http.StatusConflict, reason: "Kernel is dead", message: "The kernel is dead: " + sentence(k.Reason)}
+		}
+		answer, err := g.askWith(r, id, http.MethodPatch, "", sent, modelTime)
+		if err != nil {
+			return nil, notYet(g.explain(r.Context(), id, err))
+		}
+		model, ok := answer.model(id)
+		if !ok {
+			return nil, errNoModel
+		}
+		g.log.Info("kernel is kept", "kernel", id, "until", model.KeepUntil, "request", requestID(r.Context()))
+		return &model, nil
+	}, nil
 }
 
 // changeSharedWith replaces a kernel's grants.
@@ -69,12 +130,12 @@ func (g *Gateway) changeSharedWith(c *caller, raw json.RawMessage) (change, erro
 	if err != nil {
 		return nil, err
 	}
-	return func(ctx context.Context, id string) error {
-		_, err := g.updateNotes(ctx, id, func(n launcher.Notes) (launcher.Notes, error) {
+	return func(r *http.Request, id string) (*kernelModel, error) {
+		_, err := g.updateNotes(r.Context(), id, func(n launcher.Notes) (launcher.Notes, error) {
 			n.SharedWith = grants
 			return n, nil
 		})
-		return err
+		return nil, err
 	}, nil
 }
 

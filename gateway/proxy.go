@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -38,7 +39,7 @@ const (
 )
 
 // forwardedHeaders is all that a supervisor sees of a client's own headers. Content-* is not among them because no
-// body is forwarded: neither interrupt nor restart has one that means anything.
+// body is forwarded as it came: neither interrupt nor restart has one that means anything, and others are made anew.
 var forwardedHeaders = []string{"User-Agent", "Accept"}
 
 // upgradeHeaders is what it sees of a websocket handshake besides Upgrade and Connection.
@@ -105,11 +106,20 @@ type answer struct{ body []byte }
 // ask forwards a REST request to the kernel's supervisor and reads its answer. The error is an *undeliveredError, or
 // the *problem that the supervisor found.
 func (g *Gateway) ask(r *http.Request, id, method, action string, limit time.Duration) (*answer, error) {
+	return g.askWith(r, id, method, action, nil, limit)
+}
+
+// askWith is ask with a body of the gateway's own making.
+func (g *Gateway) askWith(r *http.Request, id, method, action string, sent []byte, limit time.Duration) (*answer, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), limit)
 	defer cancel()
 	out, err := g.outgoing(ctx, r, id, method, action)
 	if err != nil {
 		return nil, err
+	}
+	if sent != nil {
+		out.Body, out.ContentLength = io.NopCloser(bytes.NewReader(sent)), int64(len(sent))
+		out.Header.Set("Content-Type", "application/json")
 	}
 	resp, err := g.transport.RoundTrip(out)
 	if err != nil {
@@ -211,17 +221,9 @@ func supervisorProblem(status int, body []byte) error {
 	if status == http.StatusInternalServerError {
 		return &launcher.FailedError{Reason: b.Message}
 	}
-	return &problem{status: status, reason: b.Reason, message: b.Message}
-}
-
-type requestIDKey struct{}
-
-func withRequestID(ctx context.Context, id string) context.Context {
-	return context.WithValue(ctx, requestIDKey{}, id)
-}
-
-// requestID returns the id the gateway has given a request. A client's own is not used: it could be anything.
-func requestID(ctx context.Context) string {
-	id, _ := ctx.Value(requestIDKey{}).(string)
-	return id
+	p := &problem{status: status, reason: b.Reason, message: b.Message}
+	if status == http.StatusForbidden {
+		p.check = supervisorCheck
+	}
+	return p
 }

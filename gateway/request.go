@@ -23,9 +23,8 @@ const bodyTime = 30 * time.Second
 // response is a ResponseWriter that remembers what was answered.
 type response struct {
 	http.ResponseWriter
-	status  int     // 0 before the header is written; 101 once the connection is hijacked
-	problem error   // what the log shows beside the status
-	who     *caller // nil: nobody
+	status  int   // 0 before the header is written; 101 once the connection is hijacked
+	problem error // what the log shows beside the status
 }
 
 func (w *response) WriteHeader(status int) {
@@ -50,28 +49,30 @@ func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 func (g *Gateway) serve(rw http.ResponseWriter, r *http.Request) {
 	begin := time.Now()
 	w := &response{ResponseWriter: rw}
-	id := newRequestID()
+	a := &account{id: newRequestID()}
+	r = r.WithContext(withAccount(r.Context(), a))
 	h := w.Header()
-	h.Set("X-Request-Id", id)
+	h.Set(headerRequestID, a.id)
 	h.Set("Content-Security-Policy", contentSecurityPolicy)
 	h.Set("X-Content-Type-Options", "nosniff")
 	g.allowOrigin(w, r) // for errors too: a page must be able to read them
 
-	pattern, err := "", error(nil)
-	if res := g.find(r); res == nil {
+	res := g.find(r)
+	// Also of an answer that is broken off, which is a panic.
+	defer func() { g.finish(w, r, res, time.Since(begin)) }()
+	var err error
+	if res == nil {
 		err = g.checkHost(r)
 		if err == nil {
 			err = refuse(http.StatusNotFound, "There is nothing here.")
 		}
 	} else {
-		pattern = res.pattern
-		err = g.dispatch(w, r.WithContext(withRequestID(r.Context(), id)), res)
+		err = g.dispatch(w, r, res)
 	}
 	if err != nil {
 		w.problem = err
 		g.writeProblem(w, problemOf(r, err))
 	}
-	g.logRequest(w, r, pattern, id, time.Since(begin))
 }
 
 // dispatch checks the request and calls its handler. A handler that panics costs its own request only.
@@ -93,7 +94,7 @@ func (g *Gateway) dispatch(w *response, r *http.Request, res *resource) (err err
 		if err != nil {
 			return err
 		}
-		w.who, r = who, withCaller(r, who)
+		accountOf(r.Context()).who = who
 	}
 	rt := res.methods[r.Method]
 	if rt == nil {
@@ -114,31 +115,86 @@ func (g *Gateway) dispatch(w *response, r *http.Request, res *resource) (err err
 	return rt.serve(w, r)
 }
 
-// logRequest writes one line: what was asked by its route, never by its path or query, in which tokens may stand.
-func (g *Gateway) logRequest(w *response, r *http.Request, pattern, id string, took time.Duration) {
-	status, level := w.status, slog.LevelDebug
-	attrs := []slog.Attr{slog.String("method", r.Method), slog.String("route", pattern)}
-	if kernel := r.PathValue("id"); launcher.ValidID(kernel) {
-		attrs = append(attrs, slog.String("kernel", kernel))
-	}
-	if w.who != nil && !w.who.one {
-		attrs = append(attrs, slog.String("user", w.who.Name))
+// finish counts a request that was answered, and writes about it what is to be written.
+func (g *Gateway) finish(w *response, r *http.Request, res *resource, took time.Duration) {
+	a, status := accountOf(r.Context()), w.status
+	if kernel := r.PathValue("id"); a.kernel == "" && launcher.ValidID(kernel) {
+		a.kernel = kernel
 	}
 	var lost *unwritten
-	switch p := problemOf(r, w.problem); {
-	case w.problem == nil:
-	case errors.As(w.problem, &lost), p.status == statusClientGone:
-		status = statusClientGone
-	case p.status >= http.StatusInternalServerError:
-		// Messages of refusals repeat what the client wrote, so only those of our own faults are logged.
+	p := (*problem)(nil)
+	if w.problem != nil {
+		p = problemOf(r, w.problem)
+		if errors.As(w.problem, &lost) || p.status == statusClientGone {
+			status = statusClientGone
+		}
+	}
+	pattern, action, lasting := "", "", false
+	if res != nil {
+		pattern, lasting = res.pattern, res.lasting
+		if rt := res.methods[r.Method]; rt != nil {
+			action = rt.audit
+		}
+	}
+	g.metrics.request(pattern, r.Method, status, took, lasting)
+	if status == http.StatusSwitchingProtocols {
+		return // it was told when it opened and when it closed
+	}
+	g.auditRequest(r, action, pattern, status, p)
+	g.logRequest(r, pattern, status, p, w.problem, took)
+}
+
+// auditRequest adds to the audit log what was asked for that changes or shows something, and what was refused.
+func (g *Gateway) auditRequest(r *http.Request, action, pattern string, status int, p *problem) {
+	outcome := outcomeOf(status, p)
+	if action == "" && outcome != auditRefused {
+		return
+	}
+	if action == "" {
+		action = "look"
+	}
+	e := accountOf(r.Context()).entry(r, action, pattern)
+	e.Outcome, e.Status = outcome, status
+	if p != nil {
+		e.Check = p.check
+	}
+	g.audit.write(e)
+}
+
+// logRequest writes one line: what was asked by its route, never by its path or query, in which tokens may stand. What only
+// looks is a matter of debugging, since front ends ask again and again; what changes something, or is refused, is not.
+func (g *Gateway) logRequest(r *http.Request, pattern string, status int, p *problem, err error, took time.Duration) {
+	level := slog.LevelInfo
+	a := accountOf(r.Context())
+	if (r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions) && outcomeOf(status, p) != auditRefused {
+		level = slog.LevelDebug
+	}
+	attrs := []slog.Attr{slog.String("method", logMethod(r.Method)), slog.String("route", pattern)}
+	if a.kernel != "" {
+		attrs = append(attrs, slog.String("kernel", a.kernel))
+	}
+	if name := a.userName(); name != "" && g.opts.Users != nil {
+		attrs = append(attrs, slog.String("user", name))
+	}
+	// Messages of refusals repeat what the client wrote, so only those of our own faults are logged.
+	if p != nil && p.status >= http.StatusInternalServerError && status != statusClientGone {
 		level = slog.LevelWarn
 		if p.status == http.StatusInternalServerError && p.err != nil {
 			level = slog.LevelError
 		}
-		attrs = append(attrs, slog.Any("err", w.problem))
+		attrs = append(attrs, slog.Any("err", err))
 	}
-	attrs = append(attrs, slog.Int("status", status), slog.Duration("took", took), slog.String("request", id))
+	attrs = append(attrs, slog.Int("status", status), slog.Duration("took", took), slog.String("remote", remote(r)), slog.String("request", a.id))
 	g.log.LogAttrs(r.Context(), level, "request", attrs...)
+}
+
+// logMethod is a method as logs show it: a client may send any word for one.
+func logMethod(method string) string {
+	switch method {
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions:
+		return method
+	}
+	return otherLabel
 }
 
 func newRequestID() string {

@@ -13,6 +13,8 @@ type route struct {
 	pattern string // below the base URL; {name} is one segment, {name...} all that follow
 	serve   func(http.ResponseWriter, *http.Request) error
 	access  access // who may ask for it
+	audit   string // what the audit log calls it; "" for what is only looked at
+	lasting bool   // lasts as long as its client wants
 	root    bool   // answered outside the base URL too
 }
 
@@ -32,20 +34,20 @@ func (g *Gateway) routes() []route {
 		{method: "GET", pattern: "/kernelspecs/{name}/{file...}", serve: g.getKernelspecFile, access: anyUser},
 
 		{method: "GET", pattern: "/api/kernels", serve: g.listKernels, access: anyUser},
-		{method: "POST", pattern: "/api/kernels", serve: g.createKernel, access: anyUser},
+		{method: "POST", pattern: "/api/kernels", serve: g.createKernel, access: anyUser, audit: "start"},
 		{method: "GET", pattern: "/api/kernels/{id}", serve: g.getKernel, access: readKernel},
-		{method: "PATCH", pattern: "/api/kernels/{id}", serve: g.patchKernel, access: ownKernel},
-		{method: "DELETE", pattern: "/api/kernels/{id}", serve: g.deleteKernel, access: ownKernel},
-		{method: "POST", pattern: "/api/kernels/{id}/interrupt", serve: g.interruptKernel, access: useKernel},
-		{method: "POST", pattern: "/api/kernels/{id}/restart", serve: g.restartKernel, access: useKernel},
-		{method: "GET", pattern: "/api/kernels/{id}/channels", serve: g.channels, access: readKernel},
-		{method: "GET", pattern: "/api/kernels/{id}/log", serve: g.getLog, access: useKernel},
+		{method: "PATCH", pattern: "/api/kernels/{id}", serve: g.patchKernel, access: ownKernel, audit: "change"},
+		{method: "DELETE", pattern: "/api/kernels/{id}", serve: g.deleteKernel, access: ownKernel, audit: "stop"},
+		{method: "POST", pattern: "/api/kernels/{id}/interrupt", serve: g.interruptKernel, access: useKernel, audit: "interrupt"},
+		{method: "POST", pattern: "/api/kernels/{id}/restart", serve: g.restartKernel, access: useKernel, audit: "restart"},
+		{method: "GET", pattern: "/api/kernels/{id}/channels", serve: g.channels, access: readKernel, audit: "connect", lasting: true},
+		{method: "GET", pattern: "/api/kernels/{id}/log", serve: g.getLog, access: useKernel, audit: "read log", lasting: true},
 
 		{method: "GET", pattern: "/api/sessions", serve: g.listSessions, access: anyUser},
-		{method: "POST", pattern: "/api/sessions", serve: g.createSession, access: anyUser},
+		{method: "POST", pattern: "/api/sessions", serve: g.createSession, access: anyUser, audit: "open session"},
 		{method: "GET", pattern: "/api/sessions/{session}", serve: g.getSession, access: readKernel},
-		{method: "PATCH", pattern: "/api/sessions/{session}", serve: g.patchSession, access: ownKernel},
-		{method: "DELETE", pattern: "/api/sessions/{session}", serve: g.deleteSession, access: ownKernel},
+		{method: "PATCH", pattern: "/api/sessions/{session}", serve: g.patchSession, access: ownKernel, audit: "change session"},
+		{method: "DELETE", pattern: "/api/sessions/{session}", serve: g.deleteSession, access: ownKernel, audit: "close session"},
 	}
 }
 
@@ -57,6 +59,7 @@ type resource struct {
 	allow    string // the Allow header of a 405
 	open     bool
 	root     bool
+	lasting  bool // answers last as long as their client wants
 }
 
 // compile groups the table by pattern. A pattern needs a credential unless every one of its routes is public. A route that
@@ -83,6 +86,7 @@ func compile(table []route) ([]*resource, error) {
 		}
 		r.open = r.open && rt.access == public
 		r.root = r.root && rt.root
+		r.lasting = r.lasting || rt.lasting
 	}
 	for _, r := range all {
 		methods := []string{http.MethodOptions}

@@ -48,18 +48,23 @@ func (f found) model(ctx context.Context) sessionModel {
 	return m
 }
 
-// sessions returns all sessions of kernels that the request's user may see. One that is being moved from a kernel to another may be stored with both for a
-// moment; the younger kernel counts.
-func (g *Gateway) sessions(ctx context.Context) ([]found, error) {
+// sessions returns all sessions of kernels that the request's user may see, and all kernels.
+func (g *Gateway) sessions(ctx context.Context) ([]found, []launcher.Kernel, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
 	kernels, err := g.opts.Launcher.Kernels(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	return sessionsOf(visible(ctx, kernels)), kernels, nil
+}
+
+// sessionsOf returns the sessions of kernels. One that is being moved from a kernel to another may be stored with both for a
+// moment; the younger kernel counts.
+func sessionsOf(kernels []launcher.Kernel) []found {
 	var all []found
 	at := map[string]int{}
-	for _, k := range visible(ctx, kernels) {
+	for _, k := range kernels {
 		for _, s := range k.Sessions {
 			if i, twice := at[s.ID]; twice {
 				all[i] = found{s, k}
@@ -69,25 +74,30 @@ func (g *Gateway) sessions(ctx context.Context) ([]found, error) {
 			all = append(all, found{s, k})
 		}
 	}
-	return all, nil
+	return all
 }
 
 // sessionOf returns the session of the request's path.
 func (g *Gateway) sessionOf(r *http.Request) (found, error) {
-	all, err := g.sessions(r.Context())
+	all, kernels, err := g.sessions(r.Context())
 	if err != nil {
 		return found{}, err
 	}
-	id := r.PathValue("session")
-	i := slices.IndexFunc(all, func(f found) bool { return f.session.ID == id })
+	is := func(f found) bool { return f.session.ID == r.PathValue("session") }
+	i := slices.IndexFunc(all, is)
 	if i < 0 {
-		return found{}, refuse(http.StatusNotFound, "Session not found: session_id=%q", id)
+		p := refuse(http.StatusNotFound, "Session not found")
+		if slices.ContainsFunc(sessionsOf(kernels), is) {
+			return found{}, p.by(accessCheck) // it is somebody else's
+		}
+		return found{}, p
 	}
+	accountOf(r.Context()).kernel = all[i].kernel.ID
 	return all[i], nil
 }
 
 func (g *Gateway) listSessions(w http.ResponseWriter, r *http.Request) error {
-	all, err := g.sessions(r.Context())
+	all, _, err := g.sessions(r.Context())
 	if err != nil {
 		return err
 	}
@@ -197,7 +207,7 @@ func (g *Gateway) createSession(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer unlock()
-	all, err := g.sessions(r.Context())
+	all, _, err := g.sessions(r.Context())
 	if err != nil {
 		return err
 	}
@@ -206,6 +216,7 @@ func (g *Gateway) createSession(w http.ResponseWriter, r *http.Request) error {
 		return f.session.Path == *req.path && (f.kernel.Owner == who.owner() || who.one || f.kernel.ID == req.kernelID && who.to(f.kernel) >= useKernel)
 	}
 	if i := slices.IndexFunc(all, same); i >= 0 {
+		accountOf(r.Context()).kernel = all[i].kernel.ID
 		return g.answerSession(w, r, http.StatusCreated, all[i])
 	}
 	s := launcher.Session{ID: uuid.NewString(), Path: *req.path, Name: valueOf(req.name), Type: *req.kind}
@@ -256,6 +267,7 @@ func (g *Gateway) startForSession(r *http.Request, name string, answer func(laun
 func (g *Gateway) storeSession(
 	w http.ResponseWriter, r *http.Request, status int, s launcher.Session, k launcher.Kernel,
 ) error {
+	accountOf(r.Context()).kernel = k.ID
 	stored, err := g.updateSessions(r.Context(), k.ID, func(all []launcher.Session) ([]launcher.Session, error) {
 		all = append(without(all, s.ID), s)
 		if len(all) > maxSessions {
@@ -327,8 +339,11 @@ func (g *Gateway) patchSession(w http.ResponseWriter, r *http.Request) error {
 		return g.storeSession(w, r, http.StatusOK, s, f.kernel)
 	case req.kernelID != "":
 		k, err := g.sessionKernel(r.Context(), req.kernelID)
-		if errors.Is(err, launcher.ErrNotFound) {
-			return refuse(http.StatusBadRequest, "No such kernel: %s", req.kernelID)
+		switch p := refuse(http.StatusBadRequest, "No such kernel."); {
+		case errors.Is(err, errHidden):
+			return p.by(accessCheck)
+		case errors.Is(err, launcher.ErrNotFound):
+			return p
 		}
 		if err != nil {
 			return err

@@ -59,8 +59,10 @@ type splice struct {
 func newSplice(client, supervisor net.Conn, toUpstream, toClient []byte) *splice {
 	tune(client)
 	tune(supervisor)
-	return &splice{client: client, supervisor: supervisor, toUpstream: toUpstream, toClient: toClient,
+	s := &splice{client: client, supervisor: supervisor, toUpstream: toUpstream, toClient: toClient,
 		ended: make(chan struct{})}
+	s.in.Store(int64(len(toUpstream)))
+	return s
 }
 
 // tune sets the socket options; where one cannot be set the connection works all the same.

@@ -161,7 +161,7 @@ func (g *Gateway) spec(name string) (kernelspecs.Spec, error) {
 	}
 	spec, ok := g.opts.Specs.Get(name)
 	if !ok {
-		return spec, refuse(http.StatusNotFound, "Kernel spec %s not found", name)
+		return spec, refuse(http.StatusNotFound, "Kernel spec not found")
 	}
 	return spec, nil
 }
@@ -183,6 +183,8 @@ func (g *Gateway) defaultSpec() string {
 // start starts a kernel and calls answer with it when it is up, or when StartWait is over. The kernel is removed again
 // if it fails meanwhile, or if its client is gone before it was told the kernel's id: nobody would ever end it.
 func (g *Gateway) start(r *http.Request, req launcher.Request, answer func(launcher.Kernel) error) error {
+	a := accountOf(r.Context())
+	a.starts(req) // also of a start that is refused
 	who := callerOf(r.Context())
 	if err := g.limits.take(who.Name); err != nil {
 		return err
@@ -204,11 +206,14 @@ func (g *Gateway) start(r *http.Request, req launcher.Request, answer func(launc
 		if failed := (*launcher.FailedError)(nil); errors.As(err, &failed) {
 			reason = failed.Reason
 		}
+		e := a.entry(r, "remove", "")
+		e.Outcome = auditDone
+		g.audit.write(e)
 		if stopErr := g.stop(r.Context(), req.ID, reason); stopErr != nil && !errors.Is(stopErr, launcher.ErrNotFound) {
 			g.log.Error("a kernel whose start failed could not be removed", "kernel", req.ID, "err", stopErr)
 		}
 	} else if created {
-		g.log.Info("kernel started", "kernel", k.ID, "spec", k.SpecName)
+		g.log.Info("kernel started", "kernel", k.ID, "spec", k.SpecName, "request", a.id)
 	}
 	return err
 }
@@ -219,6 +224,9 @@ func (g *Gateway) startAndWait(ctx context.Context, req launcher.Request) (launc
 	defer cancel()
 	k, created, err := g.opts.Launcher.Start(startCtx, req)
 	if err != nil {
+		if why := failureOf(err); why != "" {
+			g.metrics.KernelFailed(req.Spec.Name, why)
+		}
 		return k, false, err
 	}
 	if !created && k.State == launcher.Dead {
@@ -251,6 +259,24 @@ func (g *Gateway) startAndWait(ctx context.Context, req launcher.Request) (launc
 		return k, created, &launcher.FailedError{Reason: k.Reason}
 	}
 	return k, created, nil
+}
+
+// failureOf says in a word why a launcher did not start a kernel; "" where that is no failure: the id belongs to another, or
+// nobody waits any more.
+func failureOf(err error) launcher.Failure {
+	var failed *launcher.FailedError
+	var refused *launcher.RefusedError
+	switch {
+	case errors.As(err, &refused):
+		return launcher.FailedRefused
+	case errors.As(err, &failed) && failed.Class != "":
+		return failed.Class
+	case errors.Is(err, launcher.ErrConflict), errors.Is(err, context.Canceled):
+		return ""
+	case errors.Is(err, launcher.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
+		return launcher.FailedUnavailable
+	}
+	return launcher.FailedInternal
 }
 
 // isUp reports whether a kernel's start is decided. Restarting is not: a first start that failed is tried again.

@@ -2,6 +2,7 @@ package kernelspecs
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"reflect"
 	"regexp"
@@ -24,6 +25,7 @@ var PodKeys = []string{"affinity", "annotations", "entrypoint", "env", "image", 
 // ekg's alone: what is not understood is refused, as a misspelt key would otherwise be ignored in silence.
 type Extension struct {
 	Transport string `json:"transport"` // TransportIPC, TransportTCP, or "" to have it chosen
+	Cull      Cull   `json:"cull"`
 }
 
 // extension reads metadata.ekg.
@@ -48,8 +50,10 @@ func (r *reader) extension(n *node) Extension {
 				r.report(m.value, key, `is not "ipc" or "tcp"`)
 			}
 			ext.Transport = m.value.text
+		case m.key == "cull":
+			ext.Cull = r.cull(m.value, key)
 		case !slices.Contains(PodKeys, m.key):
-			known := append([]string{"transport"}, PodKeys...)
+			known := append([]string{"cull", "transport"}, PodKeys...)
 			slices.Sort(known)
 			r.report(at, key, "is not known; there is: %s", strings.Join(known, ", "))
 		}
@@ -199,6 +203,9 @@ func (d *decoder) scalar(n *node, v reflect.Value, path, problem string) {
 		return
 	}
 	if err := json.Unmarshal(raw, v.Addr().Interface()); err != nil {
+		if told := (valueError{}); errors.As(err, &told) {
+			problem = told.Error()
+		}
 		const most = 60
 		shown := string(raw)
 		if len(shown) > most {

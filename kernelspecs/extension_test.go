@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 )
@@ -141,5 +142,16 @@ func TestFinder_Check(t *testing.T) {
 	defer f.Close()
 	if specs := f.List(); len(specs) != 1 || specs[0].Name != "good" || len(f.Problems()) != 1 || f.Problems()[0].Message != "no" {
 		t.Errorf("got %v, %v", specs, f.Problems())
+	}
+}
+
+func TestSpec_Extension_Cull(t *testing.T) {
+	spec := Spec{Name: "x", Metadata: json.RawMessage(`{"ekg": {"cull": {"idleTimeout": "1h30m", "maxAge": "0"}}}`)}
+	ext, err := spec.Extension()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := ext.Cull; c.IdleTimeout == nil || time.Duration(*c.IdleTimeout) != 90*time.Minute || c.MaxAge == nil || *c.MaxAge != 0 || c.BusyLimit != nil || c.Warning != nil {
+		t.Errorf("got %+v", c)
 	}
 }

@@ -78,7 +78,10 @@ type RefusedError struct{ Reason string }
 func (e *RefusedError) Error() string { return e.Reason }
 
 // FailedError says that a kernel could not be started and why, in one sentence that is meant for its owner.
-type FailedError struct{ Reason string }
+type FailedError struct {
+	Reason string
+	Class  Failure // "" where it is not known
+}
 
 // Error gives the reason.
 func (e *FailedError) Error() string { return e.Reason }
@@ -137,10 +140,26 @@ type Kernel struct {
 	State        State
 	Reason       string    // one sentence: why it is dead, or what it waits for; "" otherwise
 	LastActivity time.Time // UTC
+	CullAt       time.Time // UTC; when it will be culled if nothing happens to it; zero: it will not
+	KeepUntil    time.Time // UTC; until when its owner has it kept; zero: nobody has said so
 	Connections  int       // websockets that a client has sent something on
 	Stale        bool      // no status stream at this moment: State, LastActivity and Connections are the last known
 	LogBytes     int64     // bytes held by the kernel's message log
 	Notes
+}
+
+// Culled is a kernel that was ended because it was idle, busy or there for too long.
+type Culled struct {
+	ID       string
+	SpecName string
+	Owner    string
+	Reason   string    // one sentence
+	At       time.Time // UTC
+}
+
+// NewestFirst orders culled kernels as Launcher.Culled returns them, for slices.SortFunc.
+func NewestFirst(a, b Culled) int {
+	return cmp.Or(b.At.Compare(a.At), cmp.Compare(a.ID, b.ID))
 }
 
 // ByCreation orders kernels as Launcher.Kernels returns them, for slices.SortFunc.
@@ -164,6 +183,10 @@ type Launcher interface {
 	// partial: ErrUnavailable instead.
 	Kernels(ctx context.Context) ([]Kernel, error)
 
+	// Culled returns the kernels that were culled in the last days and not started again since, the newest first, whether or not
+	// they are still shown as dead.
+	Culled(ctx context.Context) ([]Culled, error)
+
 	// Wait returns the kernel as soon as cond holds for it, or as it is when ctx ends, with ctx's error.
 	Wait(ctx context.Context, id string, cond func(Kernel) bool) (Kernel, error)
 
@@ -186,6 +209,9 @@ type Launcher interface {
 	// connection's. The error is ErrNotFound, ErrUnavailable (ErrNoSupervisor while there is none yet), or *GoneError with
 	// the reason where the supervisor has ended.
 	Dial(ctx context.Context, id string) (net.Conn, error)
+
+	// Measure returns what metrics are made of. It asks nobody and takes no longer than a look at memory.
+	Measure() Measures
 
 	// Token returns the bearer token that the kernel's supervisor demands of every request, "" if it demands none.
 	Token(id string) string

@@ -4,13 +4,41 @@ import (
 	"fmt"
 	"os"
 	"strings"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway"
 )
 
-// The lines in the README between which the table stands.
-const (
-	tableBegin = "<!-- flags -->"
-	tableEnd   = "<!-- /flags -->"
+// table is a generated part of a document: it stands between two lines that name it.
+type table struct {
+	name string
+	text func() string
+}
+
+var (
+	flagsTable   = table{"flags", flagTable}
+	metricsTable = table{"metrics", metricTable}
 )
+
+func (t table) begin() string { return "<!-- " + t.name + " -->" }
+func (t table) end() string   { return "<!-- /" + t.name + " -->" }
+
+// metricTable is the table of metrics in docs/monitoring.md.
+func metricTable() string {
+	var b strings.Builder
+	b.WriteString("| metric | type | labels | over replicas | meaning |\n| --- | --- | --- | --- | --- |\n")
+	for _, m := range gateway.MetricList() {
+		labels := make([]string, len(m.Labels))
+		for i, l := range m.Labels {
+			labels[i] = "`" + l + "`"
+		}
+		over := "sum"
+		if m.Shared {
+			over = "max"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", m.Name, m.Type, strings.Join(labels, ", "), over, escapeCell(m.Help))
+	}
+	return b.String()
+}
 
 // flagTable is the README's table of settings in Markdown.
 func flagTable() string {
@@ -40,28 +68,28 @@ func escapeCell(t string) string {
 	return strings.NewReplacer("|", `\|`, "*", `\*`, "<", `\<`).Replace(t)
 }
 
-// writeTable replaces what stands between the two lines in a file.
-func writeTable(file string) error {
+// write replaces what stands between the two lines in a file.
+func (t table) write(file string) error {
 	old, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
-	before, _, after, err := splitTable(string(old))
+	before, _, after, err := t.split(string(old))
 	if err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
-	return os.WriteFile(file, []byte(before+flagTable()+after), 0o644)
+	return os.WriteFile(file, []byte(before+t.text()+after), 0o644)
 }
 
-// splitTable cuts a document into the table and what stands before and after it, the two lines included.
-func splitTable(doc string) (before, table, after string, err error) {
-	begin, rest, ok := strings.Cut(doc, tableBegin+"\n")
+// split cuts a document into the table and what stands before and after it, the two lines included.
+func (t table) split(doc string) (before, text, after string, err error) {
+	begin, rest, ok := strings.Cut(doc, t.begin()+"\n")
 	if !ok {
-		return "", "", "", fmt.Errorf("there is no line %s", tableBegin)
+		return "", "", "", fmt.Errorf("there is no line %s", t.begin())
 	}
-	table, end, ok := strings.Cut(rest, tableEnd+"\n")
+	text, end, ok := strings.Cut(rest, t.end()+"\n")
 	if !ok {
-		return "", "", "", fmt.Errorf("there is no line %s after %s", tableEnd, tableBegin)
+		return "", "", "", fmt.Errorf("there is no line %s after %s", t.end(), t.begin())
 	}
-	return begin + tableBegin + "\n", table, tableEnd + "\n" + end, nil
+	return begin + t.begin() + "\n", text, t.end() + "\n" + end, nil
 }

@@ -1,10 +1,13 @@
 package main
 
 import (
+	"strings"
+
 	"github.com/elastic-kernel-gateway/ekg/gateway"
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 )
 
 // option is one setting. All that is to be said about it stands in its literal: the command line, the environment, the
@@ -106,6 +109,30 @@ var options = []option{
 	{name: "stop-grace", env: []string{"EKG_STOP_GRACE"}, def: local.DefaultStopGrace.String(), value: duration(func(s *settings) *durationOf { return &s.stopGrace }, positive),
 		usage: "how long a kernel may take to end by itself before SIGTERM, and again before SIGKILL"},
 
+	// Kernels that nobody uses.
+	{name: "cull-idle-timeout", env: []string{"EKG_CULL_IDLE_TIMEOUT", "EG_CULL_IDLE_TIMEOUT"}, def: "0s", value: limit(func(s *settings) *durationOf { return &s.cullIdleTimeout }),
+		usage: "how long a kernel may be idle before it is ended, as 2h or in seconds; 0: for ever. A kernel with any request in progress is not idle; see docs/idle.md"},
+	{name: "cull-connected", env: []string{"EKG_CULL_CONNECTED", "EG_CULL_CONNECTED"}, def: "true", value: boolean(func(s *settings) *bool { return &s.cullConnected }),
+		usage: "end idle kernels also while pages are connected to them; with false their time begins when the last one has gone"},
+	{name: "cull-busy", env: []string{"EKG_CULL_BUSY", "EG_CULL_BUSY"}, def: "false", value: boolean(func(s *settings) *bool { return &s.cullBusy }),
+		usage: "count a kernel as idle also while it is busy, from when it last said something"},
+	{name: "cull-interval", env: []string{"EKG_CULL_INTERVAL", "EG_CULL_INTERVAL"}, def: supervisor.DefaultCullInterval.String(), value: limit(func(s *settings) *durationOf { return &s.cullInterval }),
+		usage: "how often --cull-cpu is measured, and the longest time until a changed clock of the machine is noticed, as 5m or in seconds; kernels are ended when it is time, not at the next look"},
+	{name: "cull-cpu", env: []string{"EKG_CULL_CPU"}, def: "0", value: number(func(s *settings) *float64 { return &s.cullCPU }),
+		usage: "processors in use, as 0.2, above which a kernel counts as busy, whatever it computes; 0: that does not matter"},
+	{name: "cull-activity", env: []string{"EKG_CULL_ACTIVITY"}, value: list(func(s *settings) *[]string { return &s.cullActivity }, oneOf(supervisor.CullActivities()...)),
+		usage: "what restarts the time of an idle kernel besides cells and answers to prompts: " + strings.Join(supervisor.CullActivities(), ", ") + "; repeatable"},
+	{name: "cull-busy-limit", env: []string{"EKG_CULL_BUSY_LIMIT"}, def: "0s", value: limit(func(s *settings) *durationOf { return &s.cullBusyLimit }),
+		usage: "how long one request may keep a kernel busy before the kernel is ended; 0: for ever"},
+	{name: "cull-max-age", env: []string{"EKG_CULL_MAX_AGE"}, def: "0s", value: limit(func(s *settings) *durationOf { return &s.cullMaxAge }),
+		usage: "how old a kernel may become, whatever it does; 0: as old as it wants"},
+	{name: "cull-warning", env: []string{"EKG_CULL_WARNING"}, def: "5m0s", value: limit(func(s *settings) *durationOf { return &s.cullWarning }),
+		usage: "how long before a kernel's end its open notebooks say so, but for no more than half of the time that it has"},
+	{name: "cull-keep-limit", env: []string{"EKG_CULL_KEEP_LIMIT"}, def: "24h0m0s", value: limit(func(s *settings) *durationOf { return &s.cullKeepLimit }),
+		usage: "how far ahead owners may have their kernels kept, idle or not; 0: not at all"},
+	{name: "cull-idle-max", env: []string{"EKG_CULL_IDLE_MAX"}, def: "0s", value: limit(func(s *settings) *durationOf { return &s.cullIdleMax }),
+		usage: "the longest idle time that a kernelspec can give its kernels (metadata.ekg.cull); 0: any"},
+
 	// Kubernetes.
 	{name: "kubeconfig", env: []string{"EKG_KUBECONFIG"}, defDoc: "in a pod its service account, else $KUBECONFIG, else ~/.kube/config",
 		value: text(func(s *settings) *string { return &s.kubeconfig }),
@@ -138,6 +165,12 @@ var options = []option{
 		usage: "stop all kernels when the gateway is told to end; otherwise they go on, and the next gateway finds them"},
 	{name: "drain-delay", env: []string{"EKG_DRAIN_DELAY"}, def: "0s", value: duration(func(s *settings) *durationOf { return &s.drainDelay }),
 		usage: "how long it serves on after /readyz has failed, when told to end; give 5s behind a load balancer"},
+	{name: "metrics-listen", env: []string{"EKG_METRICS_LISTEN"}, value: text(func(s *settings) *string { return &s.metricsListen }, checkMetricsListen),
+		defDoc: "none", usage: "address, host:port, on which Prometheus finds /metrics, without a token; see docs/monitoring.md"},
+	{name: "pprof", env: []string{"EKG_PPROF"}, def: "false", value: boolean(func(s *settings) *bool { return &s.pprof }),
+		usage: "serve Go's profiles, under /debug/pprof, on --metrics-listen too; whoever asks for one slows the gateway down"},
+	{name: "audit-log", env: []string{"EKG_AUDIT_LOG"}, value: text(func(s *settings) *string { return &s.auditLog }), defDoc: "none",
+		usage: "file to which is added, in JSON lines, who started, stopped, interrupted, restarted or connected to which kernel, and who was refused; - is standard output. SIGHUP opens it anew"},
 	{name: "log-format", env: []string{"EKG_LOG_FORMAT"}, def: "text", value: text(func(s *settings) *string { return &s.logFormat }, oneOf("text", "json")),
 		usage: "form of log lines on standard error: text or json"},
 	{name: "log-level", env: []string{"EKG_LOG_LEVEL", "EG_LOG_LEVEL"}, def: "info", value: level(func(s *settings) *levelOf { return &s.logLevel }),

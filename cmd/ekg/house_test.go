@@ -95,6 +95,7 @@ var doors = []struct {
 	{"github.com/go-jose/", nil, []string{"gateway/identity"}},
 	{"golang.org/x/time/", []string{"gateway"}, nil},
 	{"golang.org/x/sync/", []string{"gateway/identity"}, nil},
+	{"github.com/prometheus/client_golang/", []string{"gateway"}, nil},
 	{"github.com/getkin/kin-openapi", nil, []string{"gateway"}},
 	{"pgregory.net/rapid", nil, []string{"gateway", "gateway/wire", "launcher/kube", "launcher/supervisor", "kernelspecs"}},
 	{"go.yaml.in/yaml/", []string{"cmd/ekg", "gateway", "gateway/identity", "launcher/kube"}, []string{"deploy"}}, // it knows lines

@@ -14,10 +14,11 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 )
 
 // openLauncher opens what the settings say runs kernels.
-func openLauncher(ctx context.Context, s *settings, log *slog.Logger) (launcher.Launcher, error) {
+func openLauncher(ctx context.Context, s *settings, log *slog.Logger, watch launcher.Observer) (launcher.Launcher, error) {
 	switch s.launcher {
 	case "local":
 		supervisor, err := findSupervisor(s)
@@ -32,17 +33,19 @@ func openLauncher(ctx context.Context, s *settings, log *slog.Logger) (launcher.
 			LogTotal:   s.logTotal,
 			StopGrace:  s.stopGrace,
 			InheritEnv: s.inheritEnv,
+			Cull:       s.cull(),
 			Log:        log,
+			Observer:   watch,
 		})
 	case "kubernetes":
-		return openKube(ctx, s, log)
+		return openKube(ctx, s, log, watch)
 	default:
 		return nil, fmt.Errorf("%s: there is no launcher %q", s.origins["launcher"].place, s.launcher)
 	}
 }
 
 // openKube connects to the cluster and finds the kernels that are there.
-func openKube(ctx context.Context, s *settings, log *slog.Logger) (launcher.Launcher, error) {
+func openKube(ctx context.Context, s *settings, log *slog.Logger, watch launcher.Observer) (launcher.Launcher, error) {
 	kube.LogTo(log)
 	cluster, err := kube.Connect(s.kubeconfig, s.kubeContext)
 	if err != nil {
@@ -59,7 +62,7 @@ func openKube(ctx context.Context, s *settings, log *slog.Logger) (launcher.Laun
 	log.Info("kernels are pods", "cluster", cluster.Host, "namespace", pods.Namespace)
 	opening, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
-	o := kube.Options{Cluster: cluster, Pods: pods, MasterKey: key, StartLimit: time.Duration(s.startLimit), KeepEndings: time.Duration(s.keepEndings), Log: log}
+	o := kube.Options{Cluster: cluster, Pods: pods, MasterKey: key, StartLimit: time.Duration(s.startLimit), KeepEndings: time.Duration(s.keepEndings), Log: log, Observer: watch}
 	if s.kubePeers != "" {
 		if !cluster.Inside() || s.podIP == "" {
 			return nil, fmt.Errorf("%s: only for gateways in the cluster, which are told their address with --pod-ip", s.origins["kube-peers"].place)
@@ -79,7 +82,7 @@ func (s *settings) podOptions(namespace string) (kube.PodOptions, error) {
 		namespace = s.kubeNamespace
 	}
 	o := kube.PodOptions{Namespace: namespace, SupervisorImage: s.supervisorImage, KernelImage: s.kernelImage,
-		LogLimit: s.logLimit, StopGrace: time.Duration(s.stopGrace)}
+		LogLimit: s.logLimit, StopGrace: time.Duration(s.stopGrace), Cull: s.cull()}
 	if s.supervisorImage == "" {
 		return o, fmt.Errorf("%s: the launcher kubernetes needs the name of ekg's image", s.origins["supervisor-image"].place)
 	}
@@ -91,6 +94,13 @@ func (s *settings) podOptions(namespace string) (kube.PodOptions, error) {
 		o.Policy = policy
 	}
 	return o, nil
+}
+
+// cull is when kernels are ended that nobody has asked to end. It is the operator's part of it: what a kernelspec says is laid
+// over it by the launchers.
+func (s *settings) cull() supervisor.Cull {
+	return supervisor.Cull{IdleTimeout: s.cullIdleTimeout, Busy: s.cullBusy, Unattended: !s.cullConnected, BusyLimit: s.cullBusyLimit, MaxAge: s.cullMaxAge,
+		KeepLimit: s.cullKeepLimit, Warning: s.cullWarning, Interval: s.cullInterval, CPU: s.cullCPU, Activity: s.cullActivity, IdleMax: s.cullIdleMax}
 }
 
 // masterKey reads the key from which those of kernels are derived. A gateway outside the cluster has one of its own, unless

@@ -21,7 +21,8 @@
 // --gateway-url; or else among those that this user runs on this machine.
 //
 // SIGTERM and SIGINT end the gateway in order: /readyz fails, the listener closes, websockets end so that their clients
-// come back, and the kernels go on (or are stopped, with --stop-kernels-on-exit). A second signal ends it at once. The
+// come back, and the kernels go on (or are stopped, with --stop-kernels-on-exit). A second signal ends it at once. With
+// --audit-log FILE a SIGHUP opens that file anew. The
 // exit status is 0 after that, 1 if something failed and 2 if the command line or a setting is wrong.
 package main
 
@@ -121,18 +122,24 @@ func program(stdout, stderr io.Writer) *cli.App {
 				return err
 			}},
 			{Name: "docs", Hidden: true, OnUsageError: refuseUsage, Action: onlySubcommands, Subcommands: []*cli.Command{
-				{Name: "flags", Usage: "print the table of settings, or write it into a file between the lines " + tableBegin + " and " + tableEnd,
-					Flags: []cli.Flag{&cli.StringFlag{Name: "into", Usage: "`FILE` to write into"}}, OnUsageError: refuseUsage,
-					Action: func(c *cli.Context) error {
-						if file := c.String("into"); file != "" {
-							return writeTable(file)
-						}
-						_, err := io.WriteString(c.App.Writer, flagTable())
-						return err
-					}},
+				flagsTable.command("print the table of settings"),
+				metricsTable.command("print the table of metrics"),
 			}},
 		},
 	}
+}
+
+// command prints a table, or writes it into a file.
+func (t table) command(usage string) *cli.Command {
+	return &cli.Command{Name: t.name, Usage: usage + ", or write it into a file between the lines " + t.begin() + " and " + t.end(),
+		Flags: []cli.Flag{&cli.StringFlag{Name: "into", Usage: "`FILE` to write into"}}, OnUsageError: refuseUsage,
+		Action: func(c *cli.Context) error {
+			if file := c.String("into"); file != "" {
+				return t.write(file)
+			}
+			_, err := io.WriteString(c.App.Writer, t.text())
+			return err
+		}}
 }
 
 // command checks the number of arguments and reads the settings.

@@ -197,18 +197,16 @@ func TestOptions(t *testing.T) {
 }
 
 // The README's table is the truth about the flags.
-func TestDocs_README(t *testing.T) {
-	const regenerate = "; run: go run ./cmd/ekg docs flags --into README.md"
-	doc, err := os.ReadFile("../../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, table, _, err := splitTable(string(doc))
-	if err != nil {
-		t.Fatalf("README.md: %v%s", err, regenerate)
-	}
-	if table != flagTable() {
-		t.Errorf("README.md differs from the flags%s", regenerate)
+func TestDocs_Current(t *testing.T) {
+	for file, table := range map[string]table{"README.md": flagsTable, "docs/monitoring.md": metricsTable} {
+		doc, err := os.ReadFile("../../" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, text, _, err := table.split(string(doc))
+		if err != nil || text != table.text() {
+			t.Errorf("%s differs from the code (%v); run: make generate", file, err)
+		}
 	}
 }
 

@@ -33,8 +33,9 @@ type server struct {
 	settings     *settings
 	stdout       io.Writer
 	log          *slog.Logger
-	openLauncher func(context.Context, *settings, *slog.Logger) (launcher.Launcher, error)
+	openLauncher func(context.Context, *settings, *slog.Logger, launcher.Observer) (launcher.Launcher, error)
 	ready        func(url string) // called once requests are answered; may be nil
+	measured     func(url string) // called with the address of --metrics-listen; may be nil
 
 	// Owned by Run.
 	steps []step
@@ -94,13 +95,24 @@ func (v *server) serve(ctx context.Context) error {
 	}
 	v.onStop("listener", func(context.Context) error { return ignoreClosed(listener.Close()) })
 
+	auditLog, err := v.openAudit()
+	if err != nil {
+		return err
+	}
+	// Before anything that takes long, so that one can see what it does.
+	metrics := gateway.NewMetrics(version)
+	metricsFailed, err := v.serveMetrics(ctx, metrics)
+	if err != nil {
+		return err
+	}
+
 	specs, err := openSpecs(ctx, s, v.log)
 	if err != nil {
 		return err
 	}
 	v.onStop("kernelspecs", func(context.Context) error { return specs.Close() })
 
-	kernels, err := v.openLauncher(ctx, s, v.log)
+	kernels, err := v.openLauncher(ctx, s, v.log, metrics)
 	if err != nil {
 		return err
 	}
@@ -112,7 +124,7 @@ func (v *server) serve(ctx context.Context) error {
 		return err
 	}
 	o := s.gatewayOptions()
-	o.Launcher, o.Specs, o.Token, o.Log = kernels, specs, token, v.log
+	o.Launcher, o.Specs, o.Token, o.Log, o.Metrics, o.Audit = kernels, specs, token, v.log, metrics, auditLog
 	if users, err := s.openUsers(v.log); err != nil {
 		return err
 	} else if users != nil {
@@ -151,6 +163,8 @@ func (v *server) serve(ctx context.Context) error {
 		return nil
 	case err := <-failed:
 		return fmt.Errorf("serving: %w", err)
+	case err := <-metricsFailed:
+		return fmt.Errorf("serving metrics: %w", err)
 	}
 }
 

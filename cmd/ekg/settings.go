@@ -53,6 +53,18 @@ type settings struct {
 	logTotal       int64
 	stopGrace      durationOf
 
+	cullIdleTimeout durationOf
+	cullInterval    durationOf
+	cullConnected   bool
+	cullBusy        bool
+	cullBusyLimit   durationOf
+	cullMaxAge      durationOf
+	cullWarning     durationOf
+	cullKeepLimit   durationOf
+	cullIdleMax     durationOf
+	cullActivity    []string
+	cullCPU         float64
+
 	kubeconfig      string
 	kubeContext     string
 	kubeNamespace   string
@@ -65,10 +77,13 @@ type settings struct {
 	kubePeers       string
 	podIP           string
 
-	stopKernels bool
-	drainDelay  durationOf
-	logFormat   string
-	logLevel    levelOf
+	stopKernels   bool
+	drainDelay    durationOf
+	metricsListen string
+	pprof         bool
+	auditLog      string
+	logFormat     string
+	logLevel      levelOf
 
 	origins map[string]origin // by name of the option
 }
@@ -213,6 +228,9 @@ func (s *settings) complete(getenv func(string) string) error {
 	for i := range s.kernelspecDirs {
 		paths = append(paths, &s.kernelspecDirs[i])
 	}
+	if s.auditLog != "-" {
+		paths = append(paths, &s.auditLog)
+	}
 	if strings.Contains(s.supervisor, "/") { // otherwise it is looked for on PATH
 		paths = append(paths, &s.supervisor)
 	}
@@ -257,12 +275,19 @@ func (s *settings) check() error {
 		}
 	}
 	s.checkUsers(refuse)
+	if s.pprof && s.metricsListen == "" {
+		refuse("pprof", "profiles are served on --metrics-listen, which is not given")
+	}
 	if (s.tlsCert == "") != (s.tlsKey == "") {
 		given := "tls-cert"
 		if s.tlsCert == "" {
 			given = "tls-key"
 		}
 		refuse(given, "--tls-cert and --tls-key are only of use together")
+	}
+	if s.cullIdleMax > 0 && (s.cullIdleTimeout == 0 || s.cullIdleTimeout > s.cullIdleMax) {
+		refuse("cull-idle-max", "kernelspecs could have their kernels be idle for %s at most, others could for longer (--cull-idle-timeout %s)",
+			s.cullIdleMax, map[bool]string{true: "for ever", false: s.cullIdleTimeout.String()}[s.cullIdleTimeout == 0])
 	}
 	if s.logLimit > s.logTotal {
 		refuse("log-limit", "%s is more than --log-total, %s", formatSize(s.logLimit), formatSize(s.logTotal))

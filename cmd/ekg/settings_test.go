@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 )
 
 // from makes sources of a command line and an environment, both of which are said in words.
@@ -109,6 +111,42 @@ func TestLoad_EnterpriseGateway(t *testing.T) {
 	}
 }
 
+// When kernels are ended is said in Enterprise Gateway's variables and units, or in ekg's.
+func TestLoad_Cull(t *testing.T) {
+	always := supervisor.Cull{Warning: 5 * time.Minute, KeepLimit: 24 * time.Hour, Interval: time.Minute}
+	with := func(change func(*supervisor.Cull)) supervisor.Cull {
+		c := always
+		change(&c)
+		return c
+	}
+	for _, tt := range []struct {
+		name string
+		src  sources
+		want supervisor.Cull
+	}{
+		{"nothing", from(nil, nil), always},
+		{"Enterprise Gateway's", from(nil, map[string]string{"EG_CULL_IDLE_TIMEOUT": "3600", "EG_CULL_INTERVAL": "60", "EG_CULL_CONNECTED": "False", "EG_CULL_BUSY": "True"}),
+			with(func(c *supervisor.Cull) { c.IdleTimeout, c.Unattended, c.Busy = time.Hour, true, true })},
+		{"Enterprise Gateway's never", from(nil, map[string]string{"EG_CULL_IDLE_TIMEOUT": "-1"}), always},
+		{"ekg's own count more", from(nil, map[string]string{"EG_CULL_IDLE_TIMEOUT": "3600", "EKG_CULL_IDLE_TIMEOUT": "2h30m", "EG_CULL_CONNECTED": "false", "EKG_CULL_CONNECTED": "true"}),
+			with(func(c *supervisor.Cull) { c.IdleTimeout = 150 * time.Minute })},
+		{"flags", from(map[string][]string{"cull-busy-limit": {"8h"}, "cull-max-age": {"86400"}, "cull-warning": {"0"}, "cull-keep-limit": {"0"}, "cull-cpu": {"0.5"},
+			"cull-activity": {"comms", "rest"}, "cull-idle-timeout": {"1h"}, "cull-idle-max": {"4h"}}, nil), with(func(c *supervisor.Cull) {
+			*c = supervisor.Cull{BusyLimit: 8 * time.Hour, MaxAge: 24 * time.Hour, CPU: 0.5, Activity: []string{"comms", "rest"}, IdleTimeout: time.Hour, IdleMax: 4 * time.Hour, Interval: time.Minute}
+		})},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s, err := load(tt.src)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := s.cull(); !reflect.DeepEqual(got, tt.want) {
+				t.Errorf("got  %+v\nwant %+v", got, tt.want)
+			}
+		})
+	}
+}
+
 // A mistake is told with the place it was made in, whichever way it came.
 func TestLoad_Refuses(t *testing.T) {
 	flag := func(name string, texts ...string) sources { return from(map[string][]string{name: texts}, nil) }
@@ -141,6 +179,14 @@ func TestLoad_Refuses(t *testing.T) {
 		{"two tokens", from(nil, map[string]string{"EKG_TOKEN": "x", "EKG_TOKEN_FILE": "y"}), `EKG_TOKEN: there is also EKG_TOKEN_FILE: give one of them`},
 		{"open to all", from(map[string][]string{"no-auth": {"true"}, "listen": {":8888"}}, nil),
 			`--no-auth: :8888 can be reached from other machines, and whoever reaches it could run code; if that is wanted, say --allow-unauthenticated-remote`},
+		{"a time in words", flag("cull-idle-timeout", "an hour"), `--cull-idle-timeout: "an hour" is neither a duration like 1h, 90m or 1h30m nor a number of seconds`},
+		{"a negative duration", from(nil, map[string]string{"EG_CULL_INTERVAL": "-1m"}), `EG_CULL_INTERVAL: "-1m" is negative`},
+		{"more seconds than there are", flag("cull-max-age", "9999999999999"), `--cull-max-age: "9999999999999" is more seconds than can be counted`},
+		{"an activity that is none", from(nil, map[string]string{"EKG_CULL_ACTIVITY": "comms, clicks"}),
+			`EKG_CULL_ACTIVITY: "clicks" is not comms or completion or connections or debug or info or inspection or rest`},
+		{"no number", flag("cull-cpu", "NaN"), `--cull-cpu: "NaN" is not a number from 0 on`},
+		{"less than without a wish", from(map[string][]string{"cull-idle-max": {"30m"}}, map[string]string{"EG_CULL_IDLE_TIMEOUT": "3600"}),
+			`--cull-idle-max: kernelspecs could have their kernels be idle for 30m0s at most, others could for longer (--cull-idle-timeout 1h0m0s)`},
 		{"no config file", flag("config", "/nonexistent.yaml"), `--config: open /nonexistent.yaml: no such file or directory`},
 		{"nowhere to keep state", sources{flags: from(nil, nil).flags, getenv: func(string) string { return "" }},
 			`--state-dir: neither $XDG_STATE_HOME nor $HOME is set to derive it from`},
@@ -218,7 +264,8 @@ func TestConfigFile_Refuses(t *testing.T) {
 // What `ekg config` prints is a config file that means the same.
 func TestPrintSettings_RoundTrip(t *testing.T) {
 	flags := map[string][]string{"listen": {"unix:/run/x y.sock"}, "no-auth": {"true"}, "kernelspec-dir": {"/a, b", "/#c", "no"}, "client-env": {"TRUE", "null"},
-		"start-wait": {"90s"}, "log-limit": {"1000"}, "max-body": {"1536KiB"}, "default-kernel": {"true"}, "log-level": {"WARNING"}, "state-dir": {"rel"}}
+		"start-wait": {"90s"}, "log-limit": {"1000"}, "max-body": {"1536KiB"}, "default-kernel": {"true"}, "log-level": {"WARNING"}, "state-dir": {"rel"},
+		"cull-idle-timeout": {"90"}, "cull-cpu": {"0.25"}, "cull-activity": {"rest"}, "cull-connected": {"false"}}
 	s, err := load(from(flags, nil))
 	if err != nil {
 		t.Fatal(err)

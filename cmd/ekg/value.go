@@ -90,6 +90,37 @@ func duration(at func(*settings) *durationOf, checks ...func(int64) error) value
 	}, durationOf.String)
 }
 
+// limit is a duration that Enterprise Gateway has in seconds: a plain number counts as so many, and one below 0 as 0, which is no
+// limit.
+func limit(at func(*settings) *durationOf, checks ...func(int64) error) value {
+	v := duration(at, checks...)
+	set := v.set
+	v.set = func(s *settings, texts []string) error {
+		if n, err := strconv.ParseInt(texts[0], 10, 64); err == nil {
+			if n > int64(math.MaxInt64/time.Second) {
+				return fmt.Errorf("%q is more seconds than can be counted", texts[0])
+			}
+			return set(s, []string{(time.Duration(max(n, 0)) * time.Second).String()})
+		}
+		err := set(s, texts)
+		if _, perr := time.ParseDuration(texts[0]); perr != nil {
+			return fmt.Errorf("%q is neither a duration like 1h, 90m or 1h30m nor a number of seconds", texts[0])
+		}
+		return err
+	}
+	return v
+}
+
+func number(at func(*settings) *float64) value {
+	return scalar(at, func(t string) (float64, error) {
+		n, err := strconv.ParseFloat(t, 64)
+		if err != nil || !(n >= 0) || math.IsInf(n, 0) { // not even NaN
+			return 0, fmt.Errorf("%q is not a number from 0 on", t)
+		}
+		return n, nil
+	}, func(n float64) string { return strconv.FormatFloat(n, 'g', -1, 64) })
+}
+
 // levelOf is the importance of a log line.
 type levelOf = slog.Level
 
@@ -228,9 +259,21 @@ func checkListen(t string) error {
 		}
 		return nil
 	}
+	return checkPort(t, "host:port or unix:/path")
+}
+
+// checkMetricsListen refuses what no listener of the metrics could have; "" is none.
+func checkMetricsListen(t string) error {
+	if t == "" {
+		return nil
+	}
+	return checkPort(t, "host:port")
+}
+
+func checkPort(t, form string) error {
 	_, port, err := net.SplitHostPort(t)
 	if err != nil {
-		return fmt.Errorf("%q is not host:port or unix:/path", t)
+		return fmt.Errorf("%q is not %s", t, form)
 	}
 	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
 		return fmt.Errorf("%q has no port from 0 to 65535", t)

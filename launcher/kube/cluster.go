@@ -26,8 +26,9 @@ const ownNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 type Cluster struct {
 	client    kubernetes.Interface
 	forward   *rest.Config // for port-forward; nil where pods are dialled directly
-	Namespace string       // this gateway's own in the cluster, or that of the kubeconfig's context
-	Host      string       // the API server's URL, to be shown
+	asked     *asked
+	Namespace string // this gateway's own in the cluster, or that of the kubeconfig's context
+	Host      string // the API server's URL, to be shown
 }
 
 // LogTo has what the Kubernetes client says by itself, that it waits for its turn or a lease, written to log and not to standard
@@ -71,11 +72,13 @@ func Connect(kubeconfig, context string) (*Cluster, error) {
 func newCluster(config *rest.Config, namespace string, inside bool) (*Cluster, error) {
 	config.QPS, config.Burst = apiRate, apiBurst
 	config.UserAgent = "ekg"
+	requests := new(asked)
+	requests.watch(config)
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("cluster: %w", err)
 	}
-	c := &Cluster{client: client, Namespace: namespace, Host: config.Host}
+	c := &Cluster{client: client, Namespace: namespace, Host: config.Host, asked: requests}
 	if !inside {
 		c.forward = config
 	}

@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
@@ -47,6 +48,7 @@ type ending struct {
 	reason  string
 	at      time.Time
 	stopped bool // on request: there is no such kernel any more
+	culled  bool // by its supervisor, as the operator wants it; if stopped too, it was removed afterwards
 	owner   string
 	spec    string
 
@@ -58,6 +60,7 @@ type notedEnding struct {
 	Reason  string    `json:"reason"`
 	At      time.Time `json:"at"`
 	Stopped bool      `json:"stopped,omitempty"`
+	Culled  bool      `json:"culled,omitempty"`
 	Owner   string    `json:"owner,omitempty"`
 	Spec    string    `json:"kernelspec"`
 }
@@ -82,6 +85,7 @@ func newEndings() (endings, error) {
 // enterEnd enters how a kernel has ended. Launcher.mu is held.
 func (l *Launcher) enterEnd(k *kernel, end *ending) {
 	k.end = end
+	l.observe(k)
 	l.noteEnd(k.rec, k.pod, end)
 }
 
@@ -144,7 +148,7 @@ func (l *Launcher) enterEndings(m *corev1.ConfigMap) {
 			l.log.Warn("an entry of a kernel's end cannot be read", "namespace", m.Namespace, "configmap", m.Name, "key", id)
 			continue
 		}
-		l.endings.known.Add(id, &ending{reason: quote(noted.Reason, maxReason), at: noted.At, stopped: noted.Stopped, owner: noted.Owner, spec: noted.Spec})
+		l.endings.known.Add(id, &ending{reason: quote(noted.Reason, maxReason), at: noted.At, stopped: noted.Stopped, culled: noted.Culled, owner: noted.Owner, spec: noted.Spec})
 	}
 }
 
@@ -175,7 +179,7 @@ func (l *Launcher) writeUnwritten(ctx context.Context) bool {
 	type place struct{ namespace, name string }
 	texts := map[place]map[string]string{}
 	for id, u := range all {
-		text, err := json.Marshal(notedEnding{quote(u.end.reason, maxNotedReason), u.end.at, u.end.stopped, u.end.owner, u.end.spec})
+		text, err := json.Marshal(notedEnding{quote(u.end.reason, maxNotedReason), u.end.at, u.end.stopped, u.end.culled, u.end.owner, u.end.spec})
 		if err != nil { // a time beyond the year 9999
 			l.log.Warn("the end of a kernel cannot be written down", "kernel", id, "err", err)
 			continue
@@ -260,5 +264,25 @@ func (l *Launcher) pruneEndings(ctx context.Context) {
 
 // endingTold is an ending as a supervisor has left it.
 func endingTold(e supervisor.Ending) *ending {
-	return &ending{reason: quote(e.Reason, maxReason), at: e.At.UTC(), stopped: e.Stopped}
+	return &ending{reason: quote(e.Reason, maxReason), at: e.At.UTC(), stopped: e.Stopped, culled: e.Culled}
+}
+
+// Culled returns the kernels that were culled, as far as their ends are kept.
+func (l *Launcher) Culled(ctx context.Context) ([]launcher.Culled, error) {
+	if err := l.proveFresh(ctx); err != nil {
+		return nil, err // the last end may not have been heard of
+	}
+	oldest := l.timing.now().Add(-l.opts.KeepEndings)
+	all := []launcher.Culled{}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, id := range l.endings.known.Keys() {
+		end, ok := l.endings.known.Peek(id)
+		if k := l.kernels[id]; !ok || !end.culled || end.at.Before(oldest) || k != nil && k.end == nil { // it was started again
+			continue
+		}
+		all = append(all, launcher.Culled{ID: id, SpecName: end.spec, Owner: end.owner, Reason: end.reason, At: end.at})
+	}
+	slices.SortFunc(all, launcher.NewestFirst)
+	return all, nil
 }

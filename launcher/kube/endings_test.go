@@ -17,6 +17,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 )
 
 // endingsMaps returns the config maps of endings by name.
@@ -207,4 +208,66 @@ func TestEndings_refused(t *testing.T) {
 			t.Errorf("%d wait", waiting)
 		}
 	})
+}
+
+// TestCulled: what was culled stays on record as that, removed or not, here and at gateways that come later, until it is started again.
+func TestCulled(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, func(_ *Options, tm *timing) { tm.gather = time.Millisecond })
+	ids := func(l *Launcher) (ids []string) {
+		all, err := l.Culled(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, k := range all {
+			ids = append(ids, k.ID)
+			if k.Reason != "it was idle for 1h0m0s" || k.Owner != "ann" || k.SpecName != "python3" || k.At.IsZero() {
+				t.Errorf("on record is %+v", k)
+			}
+		}
+		return ids
+	}
+	for n, id := range []string{idA, idB, numberedID(1)} {
+		if _, _, err := l.Start(t.Context(), testRequest(id)); err != nil {
+			t.Fatal(err)
+		}
+		c.setPod(t, id+"-1", func(pod *corev1.Pod) {
+			end := supervisor.Ending{KernelID: id, Reason: "it was idle for 1h0m0s", At: time.Now().Add(time.Duration(n) * time.Second).UTC(), Culled: n < 2}
+			text, err := json.Marshal(end)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pod.Status.Phase = corev1.PodSucceeded
+			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: containerSupervisor,
+				State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Message: string(text)}}}}
+		})
+		waitFor(t, l, id, func(k launcher.Kernel) bool { return k.State == launcher.Dead })
+	}
+	if got := ids(l); fmt.Sprint(got) != fmt.Sprint([]string{idB, idA}) {
+		t.Errorf("dead: %v", got)
+	}
+	if err := l.Stop(t.Context(), idA, "it was shut down on request"); err != nil {
+		t.Fatal(err)
+	}
+	if why := whyGone(t, l, idA); why != "it was idle for 1h0m0s" {
+		t.Errorf("removed: %q", why)
+	}
+	if _, err := l.Revive(t.Context(), idB); err != nil {
+		t.Fatal(err)
+	}
+	if got := ids(l); fmt.Sprint(got) != fmt.Sprint([]string{idA}) {
+		t.Errorf("one removed, one started again: %v", got)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := ids(openTest(t, c, nil)); fmt.Sprint(got) != fmt.Sprint([]string{idA}) {
+		t.Errorf("at a gateway that comes later: %v", got)
+	}
+	old := openTest(t, c, func(o *Options, tm *timing) {
+		tm.now = func() time.Time { return time.Now().Add(DefaultKeepEndings + time.Minute) }
+	})
+	if got := ids(old); len(got) > 0 {
+		t.Errorf("after their time: %v", got)
+	}
 }

@@ -34,10 +34,13 @@ type kernel struct {
 	end         *ending           // not nil: the kernel has ended
 	claimed     bool              // a client is known to know of it
 	watcher     *watcher
-	stop        *stop     // in progress
-	told        reason    // what the supervisor was told last
-	toldVersion uint64    // under this number
-	toldEnd     time.Time // of the container whose end it was told last
+	stop        *stop             // in progress
+	told        reason            // what the supervisor was told last
+	toldVersion uint64            // under this number
+	toldEnd     time.Time         // of the container whose end it was told last
+	start       *start            // not over yet; nil: it is, or another gateway has begun it
+	gpusUntil   time.Time         // up to which the time that its pod holds GPUs is added up
+	counted     supervisor.Counts // the last ones heard of any of its supervisors
 	changed     chan struct{}
 }
 
@@ -81,6 +84,7 @@ func (l *Launcher) enterPod(pod *corev1.Pod) {
 	case !succeeds(pod, rec, k):
 		return
 	default:
+		l.holdGPUs(k, l.timing.now())
 		k.forgetPod()
 	}
 	k.pod, k.rec = pod, rec
@@ -110,7 +114,7 @@ func succeeds(pod *corev1.Pod, rec record, k *kernel) bool {
 func (k *kernel) forgetPod() {
 	k.watcher, k.complete, k.claimed = nil, time.Time{}, false // the watcher ends when it looks
 	k.removed, k.heard, k.streaming, k.unsupported, k.end, k.told, k.toldVersion, k.toldEnd = false, false, false, "", nil, reason{}, 0, time.Time{}
-	k.status = supervisor.Status{}
+	k.status, k.start = supervisor.Status{}, nil
 }
 
 // older reports whether one version of a pod is older than another: resource versions are numbers that grow, as Kubernetes
@@ -135,6 +139,7 @@ func (l *Launcher) enterRemoved(pod *corev1.Pod) {
 	if !older(pod, k.pod) {
 		k.pod = pod
 	}
+	l.holdGPUs(k, l.timing.now())
 	k.removed, k.streaming = true, false
 	end := k.end
 	if end == nil {
@@ -147,7 +152,7 @@ func (l *Launcher) enterRemoved(pod *corev1.Pod) {
 		}
 	}
 	if k.stop != nil {
-		end = &ending{reason: k.stop.reason, at: end.at, stopped: true}
+		end = &ending{reason: k.stop.reason, at: end.at, stopped: true, culled: end.culled}
 	}
 	l.enterEnd(k, end)
 	if end.stopped {
@@ -158,6 +163,7 @@ func (l *Launcher) enterRemoved(pod *corev1.Pod) {
 
 // enterGone forgets a kernel but for its end. Launcher.mu is held.
 func (l *Launcher) enterGone(k *kernel) {
+	l.holdGPUs(k, l.timing.now())
 	if l.kernels[k.id] == k {
 		delete(l.kernels, k.id)
 	}
@@ -416,6 +422,7 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	if k.heard {
 		d.State, d.Reason = launcher.StateOf(k.status.State), k.status.Reason
 		d.Connections, d.LogBytes = k.status.Connections, k.status.LogBytes
+		d.CullAt, d.KeepUntil = k.status.CullAt, k.status.KeepUntil
 		if k.status.LastActivity.After(d.LastActivity) {
 			d.LastActivity = k.status.LastActivity.UTC()
 		}
@@ -423,6 +430,7 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	switch {
 	case k.end != nil:
 		d.State, d.Reason, d.Stale, d.Connections, d.LogBytes = launcher.Dead, k.end.reason, false, 0, 0
+		d.CullAt, d.KeepUntil = time.Time{}, time.Time{}
 	case k.unsupported != "":
 		// Busy is the one state in which nobody takes a kernel for unused.
 		d.State, d.Reason, d.Stale = launcher.Busy, k.unsupported, true

@@ -28,6 +28,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 )
 
 // Defaults of Options.
@@ -53,6 +54,7 @@ type Options struct {
 	DeadLinger time.Duration // how long a dead kernel is shown; 0 for DefaultDeadLinger
 	StartLimit time.Duration // after which a kernel that has never been up, and whose start makes no progress, is given up; 0 for DefaultStartLimit
 	Log        *slog.Logger
+	Observer   launcher.Observer // nil: nobody
 
 	// KeepEndings is how long the cluster keeps the reasons of kernels' ends, to the hour; 0 for DefaultKeepEndings.
 	KeepEndings time.Duration
@@ -102,17 +104,20 @@ type Launcher struct {
 	ctx        context.Context // the launcher's own life, ended by Close
 
 	peers     *peers // nil: there are none
+	opened    time.Time
 	freshness freshness
 	rights    rights
 
 	// Guarded by mu.
-	mu       sync.Mutex
-	kernels  map[string]*kernel
-	events   map[types.UID][]corev1.Event // newest of each pod, oldest first; a list is replaced, never changed
-	endings  endings
-	troubled time.Time // when a watch has failed last
-	closed   bool
-	running  sync.WaitGroup // added to under mu, while closed is false
+	mu         sync.Mutex
+	kernels    map[string]*kernel
+	events     map[types.UID][]corev1.Event // newest of each pod, oldest first; a list is replaced, never changed
+	endings    endings
+	tally      supervisor.Tally
+	gpuSeconds map[string]float64 // by kernelspec
+	troubled   time.Time          // when a watch has failed last
+	closed     bool
+	running    sync.WaitGroup // added to under mu, while closed is false
 }
 
 var (
@@ -137,7 +142,11 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) dialer
 		return nil, err
 	}
 	l := &Launcher{opts: o, client: o.Cluster.client, namespaces: o.namespaces(), timing: tm, log: o.Log.With("component", "kube"), opening: make(chan struct{}, openStreams),
-		cancel: cancel, ctx: life, kernels: map[string]*kernel{}, events: map[types.UID][]corev1.Event{}, endings: past}
+		cancel: cancel, ctx: life, kernels: map[string]*kernel{}, events: map[types.UID][]corev1.Event{}, endings: past,
+		opened: tm.now(), tally: supervisor.NewTally(tm.now()), gpuSeconds: map[string]float64{}}
+	if o.Cluster.asked != nil {
+		o.Cluster.asked.tell(o.Observer)
+	}
 	l.dialer = reach(o.Cluster)
 	l.readEndings(ctx)
 	if err := l.startInformers(ctx); err != nil {
@@ -158,6 +167,9 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) dialer
 func (o *Options) complete() error {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Observer == nil {
+		o.Observer = launcher.Unobserved
 	}
 	o.DeadLinger = cmp.Or(o.DeadLinger, DefaultDeadLinger)
 	o.StartLimit = cmp.Or(o.StartLimit, DefaultStartLimit)

@@ -118,9 +118,10 @@ type PodOptions struct {
 	SupervisorMemoryLimit string // default: 512 MiB and the log
 	KernelImage           string // of kernelspecs that name none
 
-	LogLimit  int64         // bytes of a kernel's log
-	StopGrace time.Duration // from a polite stop to SIGTERM, and again to SIGKILL
-	Policy    *Policy       // nil: DefaultPolicy; not modified
+	LogLimit  int64           // bytes of a kernel's log
+	StopGrace time.Duration   // from a polite stop to SIGTERM, and again to SIGKILL
+	Cull      supervisor.Cull // when kernels are ended that nobody has asked to end
+	Policy    *Policy         // nil: DefaultPolicy; not modified
 }
 
 func (o PodOptions) withDefaults() PodOptions {
@@ -232,7 +233,7 @@ func refused(format string, args ...any) error {
 }
 
 func failed(format string, args ...any) error {
-	return &launcher.FailedError{Reason: fmt.Sprintf(format, args...)}
+	return &launcher.FailedError{Reason: fmt.Sprintf(format, args...), Class: launcher.FailedInvalid}
 }
 
 // builder makes one pod.
@@ -428,7 +429,7 @@ func (b *builder) configure(pod *corev1.Pod) error {
 		ChildSocket: childSocket, ImageKernelspec: b.ext.ImageKernelspec, SecretDir: secretDir,
 		TerminationFile: terminationLog, TerminationGrace: grace, Program: childProgram,
 		LogLimit: b.o.LogLimit, StopGrace: min(b.o.StopGrace, (grace-graceAllowance/2*time.Second)/2), DeadLinger: deadLinger,
-		RestartLimit: restartLimit,
+		RestartLimit: restartLimit, Cull: b.o.Cull.With(b.ext.Cull),
 	}
 	text, err := json.Marshal(cfg)
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -419,7 +420,7 @@ func FuzzExtension(f *testing.F) {
 func TestExtension_Keys(t *testing.T) {
 	var e extension
 	_, problems := kernelspecs.DecodeStrict([]byte(`{"nonsense": 1}`), "x", &e)
-	want := append([]string{"transport"}, kernelspecs.PodKeys...)
+	want := append([]string{"cull", "transport"}, kernelspecs.PodKeys...)
 	slices.Sort(want)
 	if len(problems) != 1 || problems[0].Message != "cannot be set; there is: "+strings.Join(want, ", ") {
 		t.Errorf("got %v, want the keys %v", problems, want)
@@ -447,6 +448,29 @@ func TestBuildPod_Deterministic(t *testing.T) {
 		}
 		if string(text) != first {
 			t.Fatal("two pods of one request differ")
+		}
+	}
+}
+
+// What a kernelspec says of its kernels' end is laid over what the operator says, and reaches the supervisor.
+func TestBuildPod_Cull(t *testing.T) {
+	o := testOptions()
+	o.KernelImage = "kernel:1"
+	o.Cull = supervisor.Cull{IdleTimeout: time.Hour, IdleMax: 2 * time.Hour, MaxAge: 24 * time.Hour, Warning: 5 * time.Minute}
+	for ekg, want := range map[string]supervisor.Cull{
+		`{}`: {IdleTimeout: time.Hour, MaxAge: 24 * time.Hour, Warning: 5 * time.Minute},
+		`{"cull": {"idleTimeout": "9h", "maxAge": "12h", "warning": "1m"}}`: {IdleTimeout: 2 * time.Hour, MaxAge: 12 * time.Hour, Warning: time.Minute},
+	} {
+		pod, err := buildPod(o, launcher.Request{ID: testID, Spec: specOf(ekg)}, testRecord("test"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var cfg supervisor.Config
+		if err := json.Unmarshal([]byte(pod.Spec.Containers[0].Env[0].Value), &cfg); err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(cfg.Cull, want) {
+			t.Errorf("%s: got %+v, want %+v", ekg, cfg.Cull, want)
 		}
 	}
 }

@@ -28,6 +28,8 @@ const (
 type extension struct {
 	Transport string `json:"transport,omitempty"` // means nothing here: the containers of a pod share no files to hold sockets
 
+	Cull kernelspecs.Cull `json:"cull,omitzero"`
+
 	Image            string                        `json:"image,omitempty"`
 	ImagePullPolicy  corev1.PullPolicy             `json:"imagePullPolicy,omitempty"`
 	ImagePullSecrets []corev1.LocalObjectReference `json:"imagePullSecrets,omitempty"`
@@ -172,7 +174,7 @@ func (o PodOptions) readExtension(spec kernelspecs.Spec) (extension, []kernelspe
 	}
 	slices.SortStableFunc(problems, func(a, b kernelspecs.Problem) int { return a.Line - b.Line })
 	nothing := e
-	nothing.Transport = ""
+	nothing.Transport, nothing.Cull = "", kernelspecs.Cull{}
 	if reflect.ValueOf(nothing).IsZero() && o.KernelImage == "" {
 		return e, problems
 	}

@@ -65,6 +65,7 @@ func (l *Launcher) existing(k *kernel, req launcher.Request) (launcher.Kernel, e
 
 // create makes the first pod of a kernel.
 func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.Kernel, error) {
+	asked := l.timing.now()
 	rec := record{id: req.ID, generation: 1, owner: req.Owner, spec: req.Spec.Name, created: l.timing.now().UTC().Round(0),
 		protocol: supervisor.ProtocolVersion, keyVersion: keyVersion}
 	pod, err := buildPod(l.opts.Pods, req, rec)
@@ -76,6 +77,7 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 	if err != nil {
 		return launcher.Kernel{}, err
 	}
+	l.followStart(req.ID, start{asked: asked, made: l.timing.now()})
 	l.log.Info("kernel's pod was made", "kernel", req.ID, "spec", rec.spec, "namespace", pod.Namespace, "pod", pod.Name)
 	return l.describe(k)
 }
@@ -99,7 +101,7 @@ func (l *Launcher) createPod(ctx context.Context, pod *corev1.Pod) (*kernel, err
 		if derr := l.deletePod(ctx, made); derr != nil {
 			l.log.Error("pod without its secret could not be removed", "pod", made.Name, "err", derr)
 		}
-		return nil, &launcher.FailedError{Reason: "its secret could not be made: " + errorReason(err).text}
+		return nil, &launcher.FailedError{Reason: "its secret could not be made: " + errorReason(err).text, Class: failureClass(err)}
 	}
 	l.enterPod(made)
 	l.mu.Lock()
@@ -120,7 +122,7 @@ func (l *Launcher) explainStart(ctx context.Context, err error) error {
 	case apierrors.IsAlreadyExists(err):
 		return errLost
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err), apierrors.IsNotFound(err), apierrors.IsRequestEntityTooLargeError(err):
-		return &launcher.FailedError{Reason: errorReason(err).text}
+		return &launcher.FailedError{Reason: errorReason(err).text, Class: failureClass(err)}
 	}
 	return l.unavailable(ctx, "new pod", err)
 }

@@ -65,9 +65,14 @@ func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 	defer close(s.done)
 	l.mu.Lock()
 	pod, alive, removed := k.pod, k.end == nil || !wanted, k.removed
+	end := ending{reason: s.reason, at: l.timing.now().UTC(), stopped: wanted}
+	if k.end != nil && k.end.culled {
+		end.reason, end.at, end.culled = k.end.reason, k.end.at, true // why it ended is still the same
+		s.reason = end.reason
+	}
 	l.mu.Unlock()
 	if !removed {
-		s.err = l.endPod(pod, ending{reason: s.reason, at: l.timing.now().UTC(), stopped: wanted}, alive)
+		s.err = l.endPod(pod, end, alive)
 	}
 	if s.err == nil && !removed {
 		s.err = l.awaitRemoval(k, pod)
@@ -86,7 +91,7 @@ func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 	}
 	if wanted && k.pod.UID == pod.UID {
 		if k.end == nil || !k.end.stopped {
-			l.enterEnd(k, &ending{reason: s.reason, at: l.timing.now().UTC(), stopped: true})
+			l.enterEnd(k, &end)
 		}
 		l.enterGone(k)
 		k.touch()
@@ -109,7 +114,7 @@ func (l *Launcher) endPod(pod *corev1.Pod, end ending, alive bool) error {
 
 // endingAnnotation marks a pod whose kernel is ended by a gateway.
 func endingAnnotation(pod *corev1.Pod, end ending) map[string]string {
-	text, err := json.Marshal(supervisor.Ending{KernelID: pod.Labels[LabelKernel], Reason: end.reason, At: end.at, Stopped: end.stopped})
+	text, err := json.Marshal(supervisor.Ending{KernelID: pod.Labels[LabelKernel], Reason: end.reason, At: end.at, Stopped: end.stopped, Culled: end.culled})
 	if err != nil {
 		panic("kube: the time of an end cannot be written: " + err.Error()) // it comes from this machine's clock
 	}

@@ -307,6 +307,9 @@ func (l *Launcher) hear(k *kernel, w *watcher, st supervisor.Status) {
 	}
 	first := !k.streaming
 	k.status, k.heard, k.streaming, k.unsupported = st, true, true, ""
+	l.tally.Add(k.counted, st.Counts)
+	k.counted = st.Counts
+	l.observe(k)
 	if first {
 		k.told = reason{} // a supervisor that was started again knows nothing
 	}

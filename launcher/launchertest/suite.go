@@ -37,6 +37,7 @@ func Run(t *testing.T, open func(t *testing.T) launcher.Launcher, spec kernelspe
 	t.Run("dial", s.dial)
 	t.Run("adoption", s.adoption)
 	t.Run("two launchers", s.two)
+	t.Run("a kernel that is culled", s.culled)
 }
 
 type suite struct {
@@ -492,4 +493,80 @@ func (s suite) two(t *testing.T) {
 	}
 	isGone(t, a, k.ID, "seen")
 	isGone(t, b, k.ID, "seen")
+}
+
+// culled is a kernel whose kernelspec lets it be idle for a second. It is dead with its reason, and what became of it is on record
+// when it was removed, and in a launcher that was not there.
+func (s suite) culled(t *testing.T) {
+	l := s.open(t)
+	t.Cleanup(func() { l.Close() }) //nolint:errcheck // it is closed below
+	req := s.request()
+	metadata := map[string]map[string]any{}
+	if len(req.Spec.Metadata) > 0 {
+		if err := json.Unmarshal(req.Spec.Metadata, &metadata); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if metadata["ekg"] == nil {
+		metadata["ekg"] = map[string]any{}
+	}
+	metadata["ekg"]["cull"] = map[string]string{"idleTimeout": "1s"}
+	var err error
+	if req.Spec.Metadata, err = json.Marshal(metadata); err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	k, _, err := l.Start(limited(t), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopped := false
+	t.Cleanup(func() {
+		if !stopped {
+			l.Stop(limited(t), k.ID, "the test is over") //nolint:errcheck // the test has failed already
+		}
+	})
+	const reason = "it was idle for 1s"
+	if dead := until(t, l, k.ID, launcher.Dead); dead.Reason != reason {
+		t.Errorf("it is dead: %q", dead.Reason)
+	}
+	recorded := func(l launcher.Launcher) bool {
+		all, err := l.Culled(limited(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := slices.IndexFunc(all, func(c launcher.Culled) bool { return c.ID == k.ID })
+		if at < 0 {
+			return false
+		}
+		if c := all[at]; c.Owner != req.Owner || c.SpecName != req.Spec.Name || c.Reason != reason || c.At.Before(begun.Add(-time.Second)) {
+			t.Errorf("it is on record as %+v", c)
+		}
+		return true
+	}
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for over := time.After(patience); !recorded(l); { // its supervisor may be about to end
+		select {
+		case <-tick.C:
+		case <-over:
+			t.Fatal("it is not on record while it is dead")
+		}
+	}
+	if err := l.Stop(limited(t), k.ID, "it was shut down on request"); err != nil {
+		t.Fatal(err)
+	}
+	stopped = true
+	isGone(t, l, k.ID, reason)
+	if !recorded(l) {
+		t.Error("it is not on record any more")
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	later := s.launcher(t)
+	isGone(t, later, k.ID, reason)
+	if !recorded(later) {
+		t.Error("a launcher that comes later has no record of it")
+	}
 }

@@ -145,8 +145,12 @@ func (f *fakeSupervisor) kernel() {
 	}
 	f.change(func(st *supervisor.Status) {
 		st.KernelPID, st.Epoch, st.State = cmd.Process.Pid, 1, "idle"
-		if f.mode == "version" {
+		st.Counts = supervisor.Counts{Since: time.Now(), LogLost: 3}
+		switch f.mode {
+		case "version":
 			st.Protocol = 99
+		case "never":
+			st.State = "starting"
 		}
 	})
 	exited := make(chan struct{})

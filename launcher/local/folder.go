@@ -39,6 +39,9 @@ const (
 	oldPrefix = ".old-"
 )
 
+// removeAttempts bounds how often a folder is emptied of what comes into it meanwhile.
+const removeAttempts = 10
+
 // maxSocketPath is what sockaddr_un holds, less the closing zero byte.
 const maxSocketPath = 107
 
@@ -53,16 +56,17 @@ type record struct {
 	RunDir   string    `json:"run_dir"` // folder of this kernel's sockets, removed with it
 }
 
-// tombstone is what is left of a kernel whose folder has gone.
-type tombstone struct {
-	supervisor.Ending
-	Owner string `json:"owner,omitempty"`
-}
-
 // processes is process.json.
 type processes struct {
 	Supervisor int `json:"supervisor"`
 	Kernel     int `json:"kernel"` // 0 while there is none
+}
+
+// tombstone is what is left of a kernel whose folder has gone. Those that earlier versions have left tell less.
+type tombstone struct {
+	supervisor.Ending
+	SpecName string `json:"spec_name,omitempty"`
+	Owner    string `json:"owner,omitempty"`
 }
 
 // badRecordError says that a folder of the state directory is not one of a kernel.
@@ -325,7 +329,13 @@ func (l layout) removeFolder(id string) error {
 	if err != nil {
 		return err
 	}
-	return os.RemoveAll(old)
+	// Another gateway may have been about to note something in it when it was renamed, and be done only now.
+	for range removeAttempts {
+		if err = os.RemoveAll(old); !errors.Is(err, syscall.ENOTEMPTY) {
+			break
+		}
+	}
+	return err
 }
 
 // removeRunDir removes the folder of a kernel's sockets, if the record names one of this state directory.

@@ -32,6 +32,8 @@ type kernel struct {
 	pushed      int64         // log limit the supervisor was told last
 	changed     chan struct{} // closed at the next change of any of these
 	notes       notesCache
+	start       *start            // not over yet; nil: it is, or somebody else has begun it
+	counted     supervisor.Counts // the last ones heard of any of its supervisors
 }
 
 func (l *Launcher) newKernel(rec record) *kernel {
@@ -240,6 +242,7 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	if k.heard {
 		d.State, d.Reason = launcher.StateOf(k.status.State), k.status.Reason
 		d.Connections, d.LogBytes = k.status.Connections, k.status.LogBytes
+		d.CullAt, d.KeepUntil = k.status.CullAt, k.status.KeepUntil
 		if k.status.LastActivity.After(d.LastActivity) {
 			d.LastActivity = k.status.LastActivity.UTC()
 		}
@@ -247,6 +250,7 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	switch {
 	case k.end != nil:
 		d.State, d.Reason, d.Stale, d.Connections, d.LogBytes = launcher.Dead, k.end.Reason, false, 0, 0
+		d.CullAt, d.KeepUntil = time.Time{}, time.Time{}
 	case k.unsupported != "":
 		// Busy is the one state in which nobody takes a kernel for unused.
 		d.State, d.Reason, d.Stale = launcher.Busy, k.unsupported, true

@@ -11,7 +11,7 @@
 //	STATE/kernels/ID/notes.json       launcher.Notes: Jupyter's sessions, grants; changed under notes.lock
 //	STATE/kernels/ID/lock             flocked by the supervisor for its whole life: what "it lives" means
 //	STATE/kernels/ID/ended.json       why the kernel ended, while it is still shown as dead
-//	STATE/ended/ID.json               the same, after the folder has gone
+//	STATE/ended/ID.json               tombstone: the same, and whose it was, after the folder has gone; for a week
 //	STATE/aside/                      entries that nobody could read
 //	STATE/reaper.lock                 flocked by the one launcher that clears away
 //
@@ -59,13 +59,15 @@ type Options struct {
 	RuntimeDir string // for sockets, so short; "" for ekg in XDG_RUNTIME_DIR, or a private folder under the temp folder
 	Supervisor string // path of ekg-supervisor
 
-	LogLimit   int64         // bytes of one kernel's message log; 0 for DefaultLogLimit
-	LogTotal   int64         // bytes of all logs together; 0 for DefaultLogTotal
-	StopGrace  time.Duration // from a polite stop to SIGTERM, and again to SIGKILL; 0 for DefaultStopGrace
-	DeadLinger time.Duration // how long a dead kernel is shown; 0 for DefaultDeadLinger
+	LogLimit   int64           // bytes of one kernel's message log; 0 for DefaultLogLimit
+	LogTotal   int64           // bytes of all logs together; 0 for DefaultLogTotal
+	StopGrace  time.Duration   // from a polite stop to SIGTERM, and again to SIGKILL; 0 for DefaultStopGrace
+	DeadLinger time.Duration   // how long a dead kernel is shown; 0 for DefaultDeadLinger
+	Cull       supervisor.Cull // when kernels are ended that nobody has asked to end
 
 	InheritEnv []string // names of variables that kernels get from this process's environment beside the usual ones
 	Log        *slog.Logger
+	Observer   launcher.Observer // nil: nobody
 }
 
 // timing is what tests shorten.
@@ -109,6 +111,7 @@ type Launcher struct {
 	// Guarded by mu.
 	mu      sync.Mutex
 	kernels map[string]*kernel
+	tally   supervisor.Tally
 	closed  bool
 	running sync.WaitGroup // added to under mu, while closed is false
 }
@@ -135,7 +138,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	l := &Launcher{
 		opts: o, timing: tm, layout: lay, environ: os.Environ(), dir: dir, log: o.Log.With("component", "local"),
 		opening: make(chan struct{}, openStreams), kick: make(chan struct{}, 1),
-		ctx: life, cancel: cancel, kernels: make(map[string]*kernel),
+		ctx: life, cancel: cancel, kernels: make(map[string]*kernel), tally: supervisor.NewTally(tm.now()),
 	}
 	l.children = newChildren()
 	if err := l.rescan(ctx); err != nil {
@@ -162,6 +165,9 @@ func (o *Options) complete() error {
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Observer == nil {
+		o.Observer = launcher.Unobserved
 	}
 	o.LogLimit = orDefault(o.LogLimit, DefaultLogLimit)
 	o.LogTotal = orDefault(o.LogTotal, DefaultLogTotal)

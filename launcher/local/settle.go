@@ -102,7 +102,7 @@ func (l *Launcher) cleanUp(k *kernel) (*supervisor.Ending, error) {
 // bury removes the kernel's folder and leaves the reason. Turn and folder's lock are held.
 func (l *Launcher) bury(k *kernel, end supervisor.Ending) error {
 	end.KernelID = k.id
-	if err := writeJSON(l.layout.tombstone(k.id), tombstone{end, k.rec.Owner}); err != nil {
+	if err := writeJSON(l.layout.tombstone(k.id), tombstone{end, k.rec.SpecName, k.rec.Owner}); err != nil {
 		return err
 	}
 	if err := l.remove(k); err != nil {
@@ -136,6 +136,7 @@ func (l *Launcher) enterDead(k *kernel, end *supervisor.Ending) {
 	l.mu.Lock()
 	was := k.end
 	k.end, k.watcher, k.streaming, k.unsupported = end, nil, false, ""
+	l.observe(k)
 	if was == nil || *was != *end {
 		k.touch()
 	}
@@ -152,6 +153,7 @@ func (l *Launcher) enterGone(k *kernel, why error) {
 	first := k.gone == nil
 	if first {
 		k.gone, k.watcher, k.streaming = why, nil, false
+		l.observe(k)
 		k.touch()
 		if l.kernels[k.id] == k {
 			delete(l.kernels, k.id)

@@ -64,6 +64,7 @@ var errLost = errors.New("another start was faster")
 
 // create makes the kernel's folder and starts its supervisor. After an error nothing is left.
 func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.Kernel, error) {
+	asked := l.timing.now()
 	rec, cfg, err := l.prepare(req)
 	if err != nil {
 		return launcher.Kernel{}, err
@@ -72,9 +73,13 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 	if err != nil {
 		return launcher.Kernel{}, err
 	}
+	admitted := l.timing.now()
 	if err := l.awaitProgram(ctx, k); err != nil {
 		return launcher.Kernel{}, err
 	}
+	running := l.timing.now()
+	l.follow(k, &start{since: running, phases: []launcher.Phase{{Name: launcher.PhaseAdmission, Took: admitted.Sub(asked)},
+		{Name: launcher.PhaseStarted, Took: running.Sub(admitted)}}})
 	l.log.Info("kernel started", "kernel", k.id, "spec", rec.SpecName)
 	return l.describe(k)
 }
@@ -106,7 +111,7 @@ func (l *Launcher) createSupervisor(ctx context.Context, rec record, cfg supervi
 // prepare works out what will be run. The errors are the owner's to mend.
 func (l *Launcher) prepare(req launcher.Request) (record, supervisor.Config, error) {
 	fail := func(err error) (record, supervisor.Config, error) {
-		return record{}, supervisor.Config{}, &launcher.FailedError{Reason: err.Error()}
+		return record{}, supervisor.Config{}, &launcher.FailedError{Reason: err.Error(), Class: launcher.FailedInvalid}
 	}
 	if len(req.Spec.Argv) == 0 {
 		return fail(fmt.Errorf("kernelspec %s has no argv: its kernel is that of an image", req.Spec.Name))
@@ -120,6 +125,10 @@ func (l *Launcher) prepare(req launcher.Request) (record, supervisor.Config, err
 		return fail(err)
 	}
 	runDir := l.layout.runDir()
+	ext, err := req.Spec.Extension()
+	if err != nil {
+		return fail(err)
+	}
 	rec := record{Protocol: supervisor.ProtocolVersion, ID: req.ID, Owner: req.Owner, SpecName: req.Spec.Name,
 		Created: l.timing.now().UTC(), Socket: filepath.Join(runDir, "s"), RunDir: runDir}
 	mode := req.Spec.InterruptMode
@@ -134,6 +143,7 @@ func (l *Launcher) prepare(req launcher.Request) (record, supervisor.Config, err
 		ConnectionFile: l.layout.file(req.ID, connectionFile), Transport: transport, RunDir: runDir,
 		LockFile: l.layout.file(req.ID, lockFile), EndFile: l.layout.file(req.ID, endFile), SpillDir: l.layout.kernel(req.ID),
 		LogLimit: l.share(1), StopGrace: l.opts.StopGrace, DeadLinger: l.opts.DeadLinger, RestartLimit: restartLimit,
+		Cull: l.opts.Cull.With(ext.Cull),
 	}
 	return rec, cfg, nil
 }
@@ -224,7 +234,7 @@ func (l *Launcher) awaitProgram(ctx context.Context, k *kernel) error {
 	if err := op.wait(ctx); err != nil {
 		l.log.Error("kernel that could not be started cannot be removed", "kernel", k.id, "err", err)
 	}
-	return &launcher.FailedError{Reason: reason}
+	return &launcher.FailedError{Reason: reason, Class: launcher.FailedContainer}
 }
 
 // Revive starts a dead kernel's supervisor again.
@@ -315,7 +325,7 @@ func (l *Launcher) launch(ctx context.Context, k *kernel) error {
 	ch, err := l.children.start(argv, supervisorEnv(l.environ), "/", []*os.File{null, out, out, told})
 	told.Close() //nolint:errcheck // the supervisor's copy matters
 	if err != nil {
-		return &launcher.FailedError{Reason: fmt.Sprintf("the supervisor program %s cannot be started: %v", l.opts.Supervisor, err)}
+		return &launcher.FailedError{Reason: fmt.Sprintf("the supervisor program %s cannot be started: %v", l.opts.Supervisor, err), Class: launcher.FailedContainer}
 	}
 	if err := l.awaitReady(ctx, ch, ready); err != nil {
 		ch.kill()
@@ -351,11 +361,11 @@ func (l *Launcher) awaitReady(ctx context.Context, ch *child, ready *os.File) er
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case limited.Err() != nil:
-		return &launcher.FailedError{Reason: fmt.Sprintf("its supervisor did not answer within %s", l.timing.ready)}
+		return &launcher.FailedError{Reason: fmt.Sprintf("its supervisor did not answer within %s", l.timing.ready), Class: launcher.FailedSilent}
 	case strings.TrimSpace(text) != "":
-		return &launcher.FailedError{Reason: "its supervisor could not start: " + strings.ToValidUTF8(text, "")}
+		return &launcher.FailedError{Reason: "its supervisor could not start: " + strings.ToValidUTF8(text, ""), Class: launcher.FailedContainer}
 	}
-	return &launcher.FailedError{Reason: fmt.Sprintf("its supervisor (pid %d) ended before it answered; its log may say why", ch.pid)}
+	return &launcher.FailedError{Reason: fmt.Sprintf("its supervisor (pid %d) ended before it answered; its log may say why", ch.pid), Class: launcher.FailedContainer}
 }
 
 // supervisorEnv is what a supervisor gets: nothing of the gateway's secrets, and no sign of a kernel that the gateway

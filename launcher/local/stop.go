@@ -114,7 +114,10 @@ func (l *Launcher) finishStop(ctx context.Context, k *kernel, patience time.Dura
 	if err != nil {
 		return err
 	}
-	if end == nil || !end.Stopped {
+	switch {
+	case end != nil && end.Culled:
+		end.Stopped = true // why it ended is still the same
+	case end == nil || !end.Stopped:
 		end = &supervisor.Ending{KernelID: k.id, Reason: reason, At: l.timing.now().UTC(), Stopped: true}
 	}
 	if !silent {

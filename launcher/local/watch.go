@@ -95,6 +95,9 @@ func (l *Launcher) hear(k *kernel, w *watcher, st supervisor.Status) {
 	if newLimit {
 		k.pushed = st.LogLimit
 	}
+	l.tally.Add(k.counted, st.Counts)
+	k.counted = st.Counts
+	l.observe(k)
 	k.touch()
 	l.mu.Unlock()
 	if newLimit {

@@ -41,6 +41,9 @@ func (s *Supervisor) admit(c *conn, m wire.Message, h wire.Header) *closeFrame {
 	if c.readOnly {
 		m = plainKernelInfo(m.Channel, h)
 	}
+	if m.Channel == wire.Stdin && s.clock.counts(h.MsgType) {
+		s.used()
+	}
 	r := s.register(c.session, &m, h)
 	if err := s.gates[m.Channel].push(m, r); err != nil {
 		if r != nil {

@@ -42,6 +42,7 @@ type bridge struct {
 	unsent  func(*request)                // the kernel may not have got it
 	beaten  func(*bridge) (missed func()) // the heartbeat was answered; missed is for when the next is not
 	beat    time.Duration                 // between heartbeats
+	sent    *flows                        // counts what was sent through the gates
 	hb      string                        // the heartbeat's endpoint
 	first   [wire.IOPub + 1]wire.Message  // the first question on shell and control
 	firstID [wire.IOPub + 1]string        // its id
@@ -72,7 +73,7 @@ const heartbeat = wire.Channel(0)
 // openBridge dials every channel, again and again until the kernel listens or ctx ends, and starts the goroutines.
 func (s *Supervisor) openBridge(ctx context.Context, ep endpoints, identity []byte, signer *wire.Signer) (*bridge, error) {
 	b := &bridge{log: s.logger, signer: signer, gates: &s.gates, deliver: s.deliver, unsent: s.unsent,
-		beaten: s.heartbeatAnswered, beat: s.beat, hb: ep[heartbeat], own: s.ownSession,
+		beaten: s.heartbeatAnswered, beat: s.beat, sent: &s.toKernel, hb: ep[heartbeat], own: s.ownSession,
 		failed: make(chan error, 1), nudged: make(chan struct{}), quiet: make(chan struct{})}
 	for _, c := range nudged {
 		b.first[c] = b.question(c)
@@ -211,6 +212,7 @@ func (b *bridge) send(ctx context.Context, c wire.Channel) {
 		if m.req != nil {
 			m.req.sent.Store(true)
 		}
+		b.sent.add(c, m.msg.Size()) // before: who has the answer finds it counted
 		if err := b.sockets[c].Send(m.msg.Frames(b.signer)); err != nil {
 			if m.req != nil {
 				b.unsent(m.req)
@@ -281,6 +283,7 @@ func (s *Supervisor) deliver(b *bridge, m wire.Message) {
 		s.ownAnswer(b, &m, parent)
 		return
 	}
+	s.fromKernel.add(m.Channel, m.Size())
 	if m.Channel != wire.IOPub {
 		s.deliverAnswer(&m, parent)
 		return
@@ -328,6 +331,8 @@ func (s *Supervisor) checkReady(b *bridge) {
 	}
 	close(b.nudged)
 	s.clock.ready()
+	s.estate.changed()
+	s.lookAgain()
 	s.reason = ""
 	for _, c := range channels {
 		s.gates[c].set(true)
@@ -350,6 +355,9 @@ func (s *Supervisor) deliverOutput(b *bridge, m *wire.Message, parent wire.Heade
 		return // between the kernel and whoever subscribes (JEP 65)
 	}
 	s.lastOutput = s.now()
+	if msgType == "status" {
+		s.lookAgain()
+	}
 	state, essential := "", false
 	if msgType == "status" {
 		state = wire.StringField(m.Content, "execution_state")

@@ -121,7 +121,13 @@ func (s *Supervisor) getChannels(w http.ResponseWriter, r *http.Request) error {
 	if cut {
 		return ws.Close()
 	}
+	begun := time.Now()
+	s.logger.Info("websocket opened", "connection", c.number, "request", requestID(r))
 	c.serve()
+	c.mu.Lock()
+	sent := c.sent
+	c.mu.Unlock()
+	s.logger.Info("websocket closed", "connection", c.number, "request", requestID(r), "took", time.Since(begun), "sent", sent)
 	return nil
 }
 
@@ -496,6 +502,7 @@ func (c *conn) writeFrame(at position, f *frame) error {
 // writeLoss says how much of the output a client that was away or slow has missed.
 func (c *conn) writeLoss(lost uint64) error {
 	c.s.mu.Lock()
+	c.s.lost.Add(int64(lost))
 	m := c.s.notice(c.session.cell, "%d messages of output are missing here: this page was away or too slow for longer than the gateway keeps output.", lost)
 	c.s.mu.Unlock()
 	f, err := encodeFrame(&m, c.framing)

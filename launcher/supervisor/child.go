@@ -225,6 +225,11 @@ func (c *child) take(life context.Context, l childLine) {
 		p.kill()
 	case lineForget:
 		p.forgetOutput()
+	case lineMeasure:
+		p.measure()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.say(childLine{Type: lineUsed, Life: l.Life, Used: p.processorTime().used})
 	}
 }
 

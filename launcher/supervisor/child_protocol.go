@@ -18,12 +18,14 @@ import (
 //	child:      hello {version, kernel?}                what it runs, or ran last, if there was anything
 //	            started {life, pid, interrupt_mode}     the answer to start
 //	            failed {life, text}                     likewise: one sentence for the kernel's owner
+//	            used {life, used}                       nanoseconds of processor time that the kernel's session has used
 //	            exit {life, exit}                       once for each life that was started
 //	supervisor: hello {version, grace}                  grace is what the pod has for its end, in nanoseconds
 //	            start {life, start}                     ends what may still run
 //	            signal {life, signal}                   to the kernel's process group
 //	            kill {life}                             the kernel's whole session
 //	            forget {life}                           what the kernel has written so far
+//	            measure {life}                          asks for used
 //	            end {}                                  ends the kernel, and the child exits with 0
 //
 // life is a name that the supervisor gives to each start. What is said of another life than the present one is ignored.
@@ -53,6 +55,8 @@ const (
 	lineSignal  = "signal"
 	lineKill    = "kill"
 	lineForget  = "forget"
+	lineMeasure = "measure"
+	lineUsed    = "used"
 	lineEnd     = "end"
 )
 
@@ -68,6 +72,7 @@ type childLine struct {
 	InterruptMode string        `json:"interrupt_mode,omitempty"` // of the image's kernelspec; "" where Config decides
 	Signal        int           `json:"signal,omitempty"`
 	Text          string        `json:"text,omitempty"`
+	Used          time.Duration `json:"used,omitempty"` // nanoseconds
 	Exit          *childExit    `json:"exit,omitempty"`
 }
 

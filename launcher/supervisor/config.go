@@ -62,6 +62,7 @@ type Config struct {
 	StopGrace    time.Duration `json:"stop_grace"`    // nanoseconds from shutdown_request to SIGTERM, and again to SIGKILL
 	DeadLinger   time.Duration `json:"dead_linger"`   // nanoseconds a supervisor stays after its kernel ended for good
 	RestartLimit int           `json:"restart_limit"` // automatic restarts in a row
+	Cull         Cull          `json:"cull,omitzero"` // when the kernel is ended without anybody's asking for it
 
 	// Of the secret: what stays the same when a supervisor is started again beside a kernel that lives.
 	kernelKey string // of the connection file; "": a new one for each life
@@ -74,9 +75,10 @@ const MaxTermination = 4096
 // Ending is what a supervisor leaves in Config.EndFile and Config.TerminationFile.
 type Ending struct {
 	KernelID string    `json:"kernel_id"`
-	Reason   string    `json:"reason"`  // one sentence for the owner
-	At       time.Time `json:"at"`      // UTC
-	Stopped  bool      `json:"stopped"` // it was stopped on request (404 from now on) rather than died
+	Reason   string    `json:"reason"`           // one sentence for the owner
+	At       time.Time `json:"at"`               // UTC
+	Stopped  bool      `json:"stopped"`          // it was stopped on request (404 from now on) rather than died
+	Culled   bool      `json:"culled,omitempty"` // it was ended by Config.Cull; if Stopped too, it was removed afterwards
 }
 
 // ReadConfig reads and checks a Config file.
@@ -168,5 +170,5 @@ func (c *Config) validate() error {
 	case c.LogLimit <= 0:
 		return fmt.Errorf("log_limit is %d", c.LogLimit)
 	}
-	return nil
+	return c.Cull.validate()
 }

@@ -34,11 +34,12 @@ const endedSuffix = ".ended"
 // the same user does not, and could end its child by other means too.
 type container struct {
 	// Fixed.
-	path    string
-	grace   time.Duration // of the pod
-	log     *slog.Logger
-	returns time.Duration // childReturns, but for tests
-	changed chan struct{} // capacity 1: a child has come or gone
+	path     string
+	grace    time.Duration // of the pod
+	log      *slog.Logger
+	returns  time.Duration // childReturns, but for tests
+	changed  chan struct{} // capacity 1: a child has come or gone
+	measured func()        // called when the child has told how much of the processors' time its kernel has used
 
 	// Set by listen.
 	listener *net.UnixListener
@@ -58,7 +59,7 @@ type container struct {
 
 func newContainer(cfg *Config, log *slog.Logger) *container {
 	return &container{path: cfg.ChildSocket, grace: cfg.TerminationGrace, log: log.With("component", "child"),
-		returns: childReturns, changed: make(chan struct{}, 1), open: map[*childConn]struct{}{}, user: -1}
+		returns: childReturns, changed: make(chan struct{}, 1), measured: func() {}, open: map[*childConn]struct{}{}, user: -1}
 }
 
 // listen opens the socket, in place of one that an earlier supervisor has left.
@@ -215,6 +216,9 @@ func (c *container) take(cc *childConn, l childLine) {
 		p.found(&childKernel{PID: l.PID, InterruptMode: l.InterruptMode})
 	case lineFailed:
 		p.fail(errors.New(plainText(l.Text, waitingText)))
+	case lineUsed:
+		p.used = processorTime{used: l.Used, at: time.Now()}
+		c.measured()
 	case lineExit:
 		if l.Exit != nil {
 			p.end(l.Exit.info(), l.Exit.Stdout, l.Exit.Stderr)
@@ -341,6 +345,7 @@ type remoteProcess struct {
 	deaf           *time.Timer // set by kill
 	info           exitInfo
 	stdout, stderr tail
+	used           processorTime
 }
 
 func newRemoteProcess(c *container, life string) *remoteProcess {
@@ -472,6 +477,14 @@ func (p *remoteProcess) interruptMode() string {
 	p.c.mu.Lock()
 	defer p.c.mu.Unlock()
 	return p.mode
+}
+
+func (p *remoteProcess) measure() { p.tell(childLine{Type: lineMeasure}) } //nolint:errcheck // the next may be answered
+
+func (p *remoteProcess) processorTime() processorTime {
+	p.c.mu.Lock()
+	defer p.c.mu.Unlock()
+	return p.used
 }
 
 // tell sends the child a line about the process.

@@ -7,9 +7,16 @@ import (
 	"os"
 )
 
-// writeEnding records why the kernel has ended, wherever that is asked for.
-func (s *Supervisor) writeEnding(reason string, stopped bool) error {
-	e := Ending{KernelID: s.cfg.KernelID, Reason: reason, At: s.now().UTC(), Stopped: stopped}
+// writeEnding records why the kernel has ended, wherever that is asked for. That it was culled stays on record when it is removed.
+func (s *Supervisor) writeEnding(e Ending) error {
+	e.KernelID, e.At = s.cfg.KernelID, s.now().UTC()
+	if e.Stopped && s.culled != nil {
+		e = *s.culled
+		e.Stopped = true
+	}
+	if e.Culled {
+		s.culled = &e
+	}
 	b, err := json.Marshal(e)
 	if err != nil {
 		return err
@@ -28,7 +35,7 @@ func (s *Supervisor) writeEnding(reason string, stopped bool) error {
 
 // removeEnding takes back what writeEnding has written: the kernel is started again.
 func (s *Supervisor) removeEnding() error {
-	s.ending = nil
+	s.ending, s.culled = nil, nil
 	if s.cfg.TerminationFile != "" {
 		if err := writeInPlace(s.cfg.TerminationFile, nil); err != nil {
 			return err

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
@@ -33,6 +34,18 @@ type bequest struct {
 	Epoch    uint64         `json:"epoch"`
 	Sessions []heirSession  `json:"sessions"`
 	Requests []*heirRequest `json:"requests"` // in order of arrival
+	Use      heirUse        `json:"use,omitzero"`
+}
+
+// heirUse is what is known of the kernel's use; see usage.
+type heirUse struct {
+	Started   time.Time `json:"started"`
+	IdleSince time.Time `json:"idle_since"`
+	Worked    time.Time `json:"worked,omitzero"`
+	Left      time.Time `json:"left,omitzero"`
+	Connected bool      `json:"connected,omitempty"`
+	KeepUntil time.Time `json:"keep_until,omitzero"`
+	Fresh     bool      `json:"fresh,omitempty"` // the kernel is not up yet
 }
 
 type heirSession struct {
@@ -50,6 +63,7 @@ type heirRequest struct {
 	Main    bool            `json:"main"`
 	Replied bool            `json:"replied"`
 	Idled   bool            `json:"idled"`
+	Since   time.Time       `json:"since,omitzero"` // when the kernel began to work on it
 }
 
 func newEstate(dir string) *estate {
@@ -110,6 +124,8 @@ func (s *Supervisor) bequeath() ([]byte, error) {
 	var b bequest
 	s.mu.Lock()
 	b.Epoch = s.epoch
+	b.Use = heirUse{Started: s.started, IdleSince: s.clock.idleSince, Worked: s.clock.worked, Left: s.left, Connected: s.connections() > 0,
+		KeepUntil: s.keepUntil, Fresh: s.clock.fresh}
 	keys := make(map[*session]string, len(s.sessions))
 	for key, sess := range s.sessions {
 		if sess.id != "" { // else it ends with its connection, which ends with us
@@ -121,8 +137,12 @@ func (s *Supervisor) bequeath() ([]byte, error) {
 		if r.finished() || len(b.Requests) >= estateMost {
 			continue
 		}
-		b.Requests = append(b.Requests, &heirRequest{Session: keys[r.session], ID: r.id, Channel: r.channel, Type: r.msgType,
-			Header: r.header, Cell: r.cell, Main: r.main, Replied: r.replied, Idled: r.idled})
+		h := &heirRequest{Session: keys[r.session], ID: r.id, Channel: r.channel, Type: r.msgType,
+			Header: r.header, Cell: r.cell, Main: r.main, Replied: r.replied, Idled: r.idled}
+		if p := s.clock.inProgress[r.id]; p != nil {
+			h.Since = p.since
+		}
+		b.Requests = append(b.Requests, h)
 	}
 	s.mu.Unlock()
 	return json.Marshal(b)
@@ -153,6 +173,7 @@ func (s *Supervisor) inherit(lives bool) {
 	defer s.mu.Unlock()
 	s.adopted = true
 	s.epoch = max(s.epoch, b.Epoch+1) // begin has counted or will count
+	s.inheritUse(b.Use, lives)
 	heirs := map[string]*session{}
 	for _, h := range b.Sessions {
 		if sess := s.sessions[h.Key]; sess != nil { // it has come back already
@@ -198,17 +219,38 @@ func (s *Supervisor) inherit(lives bool) {
 		}
 	}
 	if lives {
-		s.adoptBusy()
+		s.adoptBusy(b.Requests)
 		return
 	}
 	s.abortOutstanding("error", "KernelDied", "the kernel's container ended while its supervisor was away")
 }
 
+// inheritUse goes on with the clocks of the supervisor before. Of a kernel that is started anew only its age and what its owner
+// wants are the same. s.mu is held.
+func (s *Supervisor) inheritUse(u heirUse, lives bool) {
+	if u.Started.IsZero() {
+		return // it wrote none
+	}
+	s.started, s.keepUntil = u.Started, u.KeepUntil
+	if !lives || u.Fresh {
+		return
+	}
+	s.clock.fresh, s.clock.idleSince, s.clock.worked, s.left = false, u.IdleSince, u.Worked, u.Left
+	if u.Connected {
+		s.left = s.now().UTC() // its clients had no chance to stay
+	}
+}
+
 // adoptBusy marks the oldest inherited cell as running: no status of the kernel will tell before its end. What is not for
 // the main shell or control is in no order with our questions, and is given up. s.mu is held.
-func (s *Supervisor) adoptBusy() {
+func (s *Supervisor) adoptBusy(left []*heirRequest) {
 	if r := s.oldestCell(); r != nil {
 		s.clock.busy[r.id] = s.now()
+		s.clock.begun(wire.Header{MsgID: r.id, MsgType: r.msgType})
+		at := slices.IndexFunc(left, func(h *heirRequest) bool { return h.ID == r.id && !h.Since.IsZero() })
+		if p := s.clock.inProgress[r.id]; p != nil && at >= 0 {
+			p.since = left[at].Since
+		}
 	}
 	for _, r := range s.order {
 		switch {

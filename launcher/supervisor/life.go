@@ -24,6 +24,7 @@ type outcome struct {
 	op      *operation // somebody wanted it
 	reason  string     // otherwise: one sentence
 	fatal   bool       // there is no point in trying again
+	culled  bool       // Config.Cull wanted it
 	retry   bool       // a port was lost: try again at once
 	started time.Time
 }
@@ -42,6 +43,10 @@ type life struct {
 	lastBreak time.Time
 	slow      *time.Timer // the kernel should have answered by now
 	proof     *time.Timer // likewise, on connections that replace broken ones
+	look      *time.Timer // it is time to see whether the kernel is to be culled
+	asked     time.Time   // when the processor's time was measured last
+	used      processorTime
+	measured  bool // whether the kernel's processes compute is known
 
 	// The attempt to connect that is in progress, if any.
 	dialing sync.WaitGroup
@@ -81,13 +86,17 @@ func (s *Supervisor) oneLife(ctx context.Context, op *operation) outcome {
 	}
 	s.logger.Info("kernel started", "epoch", s.epoch, "pid", proc.pid(), "adopted", adopted)
 	l := &life{s: s, proc: proc, ep: c.ep, signer: c.signer, next: make(chan *bridge, 1), slow: time.NewTimer(s.slowStart),
-		proof: time.NewTimer(s.slowStart)}
+		proof: time.NewTimer(s.slowStart), look: time.NewTimer(0)}
 	l.proof.Stop()
+	if !s.cfg.Cull.ends() {
+		l.look.Stop()
+	}
 	if adopted {
 		l.proof.Reset(s.redialProof)
 	}
 	defer l.slow.Stop()
 	defer l.proof.Stop()
+	defer l.look.Stop()
 	defer l.disconnect()
 	l.connect(ctx)
 	l.watch(ctx, &out)
@@ -161,6 +170,14 @@ func (l *life) watch(ctx context.Context, out *outcome) {
 			l.s.explainSilence()
 		case <-l.proof.C:
 			l.renew(ctx)
+		case <-l.look.C:
+			if l.cull(out) {
+				return
+			}
+		case <-l.s.useNews:
+			if l.cull(out) {
+				return
+			}
 		case b := <-l.next:
 			l.s.setBridge(b)
 			b.start()
@@ -182,6 +199,24 @@ func (l *life) watch(ctx context.Context, out *outcome) {
 			return
 		}
 	}
+}
+
+// cull ends the kernel if that is due, and reports whether it has. Else it sets the time of the next look.
+func (l *life) cull(out *outcome) bool {
+	l.measure()
+	reason, pause := l.s.considerCull()
+	if reason == "" {
+		l.look.Reset(pause)
+		return false
+	}
+	l.s.logger.Info("kernel is culled", "reason", reason)
+	l.s.mu.Lock()
+	l.s.verdict = reason
+	l.s.mu.Unlock()
+	out.culled = true
+	l.s.stopProcess(l.proc, false)
+	l.ended(out)
+	return true
 }
 
 // explainSilence says why a kernel that has not answered for long is not ready.
@@ -292,7 +327,9 @@ func (s *Supervisor) endRequests(out *outcome) {
 		s.abortOutstanding("aborted", "KernelRestarted", "the kernel was restarted")
 		return
 	}
-	if r := s.oldestCell(); r != nil && r.session != nil {
+	if out.culled {
+		s.sayCulled(out.reason)
+	} else if r := s.oldestCell(); r != nil && r.session != nil {
 		s.log.append(r.session, s.notice(r.header, "The kernel died: %s", out.reason), true)
 	}
 	s.abortOutstanding("error", "KernelDied", out.reason)
@@ -304,7 +341,7 @@ func (s *Supervisor) begin(proc kernelProcess, op *operation) {
 	defer s.mu.Unlock()
 	s.epoch++
 	s.runs(proc)
-	s.reason, s.verdict = "", ""
+	s.reason, s.verdict, s.computes = "", "", s.cfg.Cull.CPU > 0
 	switch {
 	case op != nil:
 		s.clock.reset(stateStarting)

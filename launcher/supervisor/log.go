@@ -189,6 +189,13 @@ func (l *messageLog) sizes() (bytes, limit int64) {
 	return l.bytes + l.keptBytes + l.disk, l.limit
 }
 
+// evicted is how many messages are no longer in the log.
+func (l *messageLog) evicted() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return int64(l.gone.seq)
+}
+
 // tail returns the position of the newest entry.
 func (l *messageLog) tail() position {
 	l.mu.Lock()

@@ -203,7 +203,7 @@ func TestClock(t *testing.T) {
 		{"idle that was never busy", []step{{"status", h("execute_request", "9"), stateIdle, stateIdle}}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c := newClock(fakeNow())
+			c := newClock(fakeNow(), &Cull{})
 			c.ready()
 			for i, s := range tc.steps {
 				c.observe(s.msgType, s.parent, s.state)
@@ -230,7 +230,7 @@ func TestClock_activity(t *testing.T) {
 		{"status", "", false, false},
 	} {
 		t.Run(fmt.Sprintf("%s of %q busy %v", tc.msgType, tc.parent, tc.busy), func(t *testing.T) {
-			c := newClock(fakeNow())
+			c := newClock(fakeNow(), &Cull{})
 			c.ready()
 			if tc.busy {
 				c.observe("status", wire.Header{MsgType: "execute_request", MsgID: "0"}, stateBusy)

@@ -120,6 +120,7 @@ func (s *Supervisor) abort(r *request, status, ename, reason string) {
 		s.log.append(nil, s.status(stateIdle, r.header), true)
 	}
 	s.clock.done(r.id)
+	s.lookAgain()
 	s.finish(r)
 }
 

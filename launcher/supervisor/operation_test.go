@@ -3,6 +3,7 @@ package supervisor
 import (
 	"context"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -123,5 +124,13 @@ func TestOperations_race(t *testing.T) {
 			t.Parallel()
 			test(t)
 		})
+	}
+}
+
+// TestRestart_awaitsTheKernel: whoever restarts a kernel is answered when it is up, and not after it ought to be.
+func TestRestart_awaitsTheKernel(t *testing.T) {
+	r := startSupervisor(t, nil).ready()
+	if status, body := r.request("POST", "/restart", ""); status != http.StatusOK || !strings.Contains(body, `"execution_state":"idle"`) {
+		t.Errorf("%d %s", status, body)
 	}
 }

@@ -42,12 +42,12 @@ func parseLogQuery(q url.Values) (logQuery, error) {
 	var err error
 	if text := q.Get("after"); q.Has("after") {
 		if out.after, err = strconv.ParseUint(text, 10, 63); err != nil {
-			return out, httpError{http.StatusBadRequest, "after: " + strconv.Quote(text) + " is not the number of a line"}
+			return out, httpError{http.StatusBadRequest, "after: not the number of a line"}
 		}
 	}
 	if text := q.Get("limit"); q.Has("limit") {
 		if out.limit, err = strconv.ParseUint(text, 10, 63); err != nil || out.limit == 0 {
-			return out, httpError{http.StatusBadRequest, "limit: " + strconv.Quote(text) + " is not a number from 1 on"}
+			return out, httpError{http.StatusBadRequest, "limit: not a number from 1 on"}
 		}
 	}
 	switch text := q.Get("follow"); text {
@@ -55,7 +55,7 @@ func parseLogQuery(q url.Values) (logQuery, error) {
 		out.follow = true
 	case "", "false", "0":
 	default:
-		return out, httpError{http.StatusBadRequest, "follow: " + strconv.Quote(text) + " is not true or false"}
+		return out, httpError{http.StatusBadRequest, "follow: neither true nor false"}
 	}
 	out.log, out.parent = q.Get("log"), q.Get("parent")
 	return out, nil

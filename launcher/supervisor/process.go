@@ -59,6 +59,10 @@ type kernelProcess interface {
 	ending() bool
 	// interruptMode is how the process is interrupted, "signal" or "message", or "" where Config says it.
 	interruptMode() string
+	// measure has processorTime tell a newer value, now or soon.
+	measure()
+	// processorTime is what the processes of the session had used when measure was called last.
+	processorTime() processorTime
 }
 
 // process is one life of a kernel: the operating system's process, which is the leader of a session and of a process
@@ -86,6 +90,7 @@ type process struct {
 	// Guarded by mu.
 	mu     sync.Mutex
 	reaped bool // the number in leader may belong to somebody else now
+	used   processorTime
 }
 
 // startProcess starts argv as the kernel of cfg and returns once the program has been loaded. The error is one sentence
@@ -257,4 +262,18 @@ func (p *process) kill() {
 	if !p.reaped {
 		killSession(p.leader)
 	}
+}
+
+func (p *process) measure() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.reaped {
+		p.used = sessionTime(p.leader)
+	}
+}
+
+func (p *process) processorTime() processorTime {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.used
 }

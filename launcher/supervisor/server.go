@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"strings"
 	"time"
 )
 
@@ -16,6 +17,13 @@ import (
 const (
 	HeaderUser  = "Ekg-User"
 	HeaderRight = "Ekg-Right"
+)
+
+// HeaderRequestID is the header by which a gateway tells the id of a request, under which both logs speak of it: up to
+// maxRequestID hexadecimal digits.
+const (
+	HeaderRequestID = "X-Request-Id"
+	maxRequestID    = 64
 )
 
 // HeaderLog is the header of an answer of GET .../log that names the log: 16 hexadecimal digits. A kernel that is started
@@ -36,31 +44,42 @@ type Model struct {
 	LastActivity   string `json:"last_activity"` // TimeFormat
 	ExecutionState string `json:"execution_state"`
 	Connections    int    `json:"connections"`
-	Reason         string `json:"reason,omitempty"` // why it is dead, or what it waits for
+	Reason         string `json:"reason,omitempty"`     // why it is dead, or what it waits for
+	CullAt         string `json:"cull_at,omitempty"`    // TimeFormat; when it will be culled if nothing happens
+	KeepUntil      string `json:"keep_until,omitempty"` // TimeFormat; until when its owner keeps it
 }
 
-// Handler serves the kernel's routes: the model, interrupt, restart, channels, the log, the status stream, the limits, and
+// Handler serves the kernel's routes: the model, how long to keep it, interrupt, restart, channels, the log, the status stream, the limits, and
 // what the cluster says of the kernel's container.
 // It answers 421 for any other kernel's id, and 401 without the token if there is one.
 func (s *Supervisor) Handler() http.Handler {
 	mux := http.NewServeMux()
 	handle := func(pattern string, f func(http.ResponseWriter, *http.Request) error) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			if err := s.check(r); err != nil {
-				s.fail(w, r, err)
-				return
+			begun := time.Now()
+			err := s.check(r)
+			if err == nil {
+				err = f(w, r)
 			}
-			if err := f(w, r); err != nil {
+			if err != nil {
 				s.fail(w, r, err)
 			}
+			s.logRequest(r, err, time.Since(begun))
 		})
 	}
-	handle("GET /api/kernels/{id}", s.getModel)
+	byUser := func(pattern string, f func(http.ResponseWriter, *http.Request) error) {
+		handle(pattern, func(w http.ResponseWriter, r *http.Request) error {
+			s.restUsed()
+			return f(w, r)
+		})
+	}
+	byUser("GET /api/kernels/{id}", s.getModel)
+	byUser("PATCH /api/kernels/{id}", s.patchKernel)
 	handle("DELETE /api/kernels/{id}", s.deleteKernel)
-	handle("POST /api/kernels/{id}/interrupt", s.postInterrupt)
-	handle("POST /api/kernels/{id}/restart", s.postRestart)
+	byUser("POST /api/kernels/{id}/interrupt", s.postInterrupt)
+	byUser("POST /api/kernels/{id}/restart", s.postRestart)
 	handle("GET /api/kernels/{id}/channels", s.getChannels)
-	handle("GET /api/kernels/{id}/log", s.getLog)
+	byUser("GET /api/kernels/{id}/log", s.getLog)
 	handle("GET /api/kernels/{id}/status", s.getStatus)
 	handle("PUT /api/kernels/{id}/limits", s.putLimits)
 	handle("PUT /api/kernels/{id}/waiting", s.putWaiting)
@@ -68,6 +87,28 @@ func (s *Supervisor) Handler() http.Handler {
 		return httpError{http.StatusNotFound, "no such route"}
 	})
 	return mux
+}
+
+// logRequest notes what was asked that changes something, under the id that the gateway has given it. Launchers ask for
+// the rest by themselves, and websockets say by themselves that they come and go.
+func (s *Supervisor) logRequest(r *http.Request, err error, took time.Duration) {
+	if r.Method != http.MethodPost && r.Method != http.MethodDelete {
+		return
+	}
+	args := []any{"method", r.Method, "route", r.Pattern, "request", requestID(r), "took", took}
+	if err != nil {
+		args = append(args, "err", err)
+	}
+	s.logger.Info("request", args...)
+}
+
+// requestID is the id that the gateway has given a request, "" if it has none: whoever else may ask could write anything.
+func requestID(r *http.Request) string {
+	id := r.Header.Get(HeaderRequestID)
+	if len(id) > maxRequestID || strings.Trim(id, "0123456789abcdef") != "" {
+		return ""
+	}
+	return id
 }
 
 // httpError is an error that the peer is told.
@@ -108,7 +149,7 @@ func (s *Supervisor) fail(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.Is(err, errOver):
 		known = httpError{http.StatusNotFound, err.Error()}
 	default:
-		s.logger.Error("request failed", "method", r.Method, "path", r.URL.Path, "err", err)
+		s.logger.Error("request failed", "method", r.Method, "route", r.Pattern, "request", requestID(r), "err", err)
 		known = httpError{http.StatusInternalServerError, "the supervisor could not do this; its log says why"}
 	}
 	writeJSON(w, known.status, map[string]string{"reason": http.StatusText(known.status), "message": known.text})
@@ -123,8 +164,15 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 func (s *Supervisor) model() Model {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Model{ID: s.cfg.KernelID, Name: s.cfg.SpecName, LastActivity: s.clock.lastActivity.UTC().Format(TimeFormat),
+	m := Model{ID: s.cfg.KernelID, Name: s.cfg.SpecName, LastActivity: s.clock.lastActivity.UTC().Format(TimeFormat),
 		ExecutionState: s.clock.state, Connections: s.connections(), Reason: s.shownReason()}
+	if at := s.shownPlan().at; !at.IsZero() {
+		m.CullAt = at.UTC().Format(TimeFormat)
+	}
+	if until := s.kept(); !until.IsZero() {
+		m.KeepUntil = until.Format(TimeFormat)
+	}
+	return m
 }
 
 // shownReason is why the kernel is dead, what it waits for or what is wrong with it, or "". s.mu is held.
@@ -208,8 +256,29 @@ func (s *Supervisor) postRestart(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	s.awaitUp(r.Context())
 	writeJSON(w, http.StatusOK, s.model())
 	return nil
+}
+
+// awaitUp returns when the kernel has answered or is dead, after restartWait at the latest. A client that would ask a kernel which is
+// not up may take that for its death: jupyter_client's GatewayKernelManager fails if the answer takes a second.
+func (s *Supervisor) awaitUp(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, restartWait)
+	defer cancel()
+	for {
+		st, changed := s.currentStatus()
+		if st.State != stateStarting && st.State != stateRestarting {
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		case <-s.over:
+			return
+		}
+	}
 }
 
 func (s *Supervisor) putLimits(w http.ResponseWriter, r *http.Request) error {
@@ -237,11 +306,17 @@ func (s *Supervisor) currentStatus() (Status, <-chan struct{}) {
 	defer s.mu.Unlock()
 	st := Status{Protocol: ProtocolVersion, Build: s.build, KernelID: s.cfg.KernelID, PID: os.Getpid(), Epoch: s.epoch,
 		State: s.clock.state, Reason: s.shownReason(), LastActivity: s.clock.lastActivity.UTC(), Connections: s.connections(),
-		LogBytes: size, LogLimit: limit}
+		CullAt: s.shownPlan().at, KeepUntil: s.kept(), LogBytes: size, LogLimit: limit, Counts: s.counts()}
 	if s.proc != nil {
 		st.KernelPID = s.proc.pid()
 	}
 	return st, s.change
+}
+
+// counts is what was counted until now.
+func (s *Supervisor) counts() Counts {
+	return Counts{Since: s.began, ToKernel: s.toKernel.read(), FromKernel: s.fromKernel.read(),
+		LogEvicted: s.log.evicted(), LogLost: s.lost.Load()}
 }
 
 func (s *Supervisor) getStatus(w http.ResponseWriter, r *http.Request) error {

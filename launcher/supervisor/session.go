@@ -3,6 +3,7 @@ package supervisor
 import (
 	"errors"
 	"maps"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -110,6 +111,11 @@ func (s *Supervisor) detach(c *conn, now time.Time) {
 	sess := c.session
 	c.noteCut()
 	delete(sess.conns, c)
+	if c.takesPart && s.connections() == 0 {
+		s.left = now.UTC()
+		s.estate.changed()
+	}
+	s.lookAgain()
 	if len(sess.conns) > 0 {
 		return
 	}
@@ -130,6 +136,11 @@ func (s *Supervisor) takePart(c *conn) {
 		c.session.voice = c.number
 		c.session.resumeAt(c.acked)
 	}
+	if slices.Contains(s.cfg.Cull.Activity, activityConnections) {
+		s.clock.used()
+	}
+	s.estate.changed()
+	s.lookAgain()
 	s.changed()
 }
 
@@ -223,6 +234,8 @@ func (s *Supervisor) note(r *request) {
 	s.requests[r.id] = append(s.requests[r.id], r)
 	s.live++
 	s.order = append(s.order, r)
+	s.clock.awaited(r.id, r.msgType)
+	s.lookAgain()
 	s.compactOrder()
 	s.estate.changed()
 }
@@ -256,6 +269,8 @@ func (s *Supervisor) forgetOldest(sess *session) {
 // finish removes a request from the table. s.mu is held.
 func (s *Supervisor) finish(r *request) {
 	r.replied, r.idled = true, true
+	s.clock.forgotten(r.id)
+	s.lookAgain()
 	s.estate.changed()
 	list := s.requests[r.id]
 	for i, other := range list {

@@ -10,18 +10,21 @@ import (
 // one whenever something has changed and at least every StatusInterval. A reader that falls behind gets the newest
 // line, not every one.
 type Status struct {
-	Protocol     int       `json:"protocol"`      // ProtocolVersion of the supervisor
-	Build        string    `json:"build"`         // version of the program
-	KernelID     string    `json:"kernel_id"`     //
-	PID          int       `json:"pid"`           // of the supervisor
-	KernelPID    int       `json:"kernel_pid"`    // of the kernel; also its process group and session; 0 if there is none
-	Epoch        uint64    `json:"epoch"`         // counts the kernel's starts, from 1
-	State        string    `json:"state"`         // execution state of the REST model
-	Reason       string    `json:"reason"`        // why it is dead, or what it waits for
-	LastActivity time.Time `json:"last_activity"` // UTC
-	Connections  int       `json:"connections"`   // websockets that have sent a message
-	LogBytes     int64     `json:"log_bytes"`     // held by the log
-	LogLimit     int64     `json:"log_limit"`     // its bound
+	Protocol     int       `json:"protocol"`            // ProtocolVersion of the supervisor
+	Build        string    `json:"build"`               // version of the program
+	KernelID     string    `json:"kernel_id"`           //
+	PID          int       `json:"pid"`                 // of the supervisor
+	KernelPID    int       `json:"kernel_pid"`          // of the kernel; also its process group and session; 0 if there is none
+	Epoch        uint64    `json:"epoch"`               // counts the kernel's starts, from 1
+	State        string    `json:"state"`               // execution state of the REST model
+	Reason       string    `json:"reason"`              // why it is dead, or what it waits for
+	LastActivity time.Time `json:"last_activity"`       // UTC
+	CullAt       time.Time `json:"cull_at,omitzero"`    // UTC; when it will be culled if nothing happens; zero: not
+	KeepUntil    time.Time `json:"keep_until,omitzero"` // UTC; zero: nobody has said so
+	Connections  int       `json:"connections"`         // websockets that have sent a message
+	LogBytes     int64     `json:"log_bytes"`           // held by the log
+	LogLimit     int64     `json:"log_limit"`           // its bound
+	Counts       Counts    `json:"counts"`              // at this moment; that they change is no reason for a line
 }
 
 // StatusInterval is the longest silence of a status stream: a reader that hears nothing for three of them may take the

@@ -22,6 +22,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -34,6 +35,7 @@ const (
 	stableLife   = 10 * time.Second       // a kernel that lived so long does not count as crashing in a row
 	startRetries = 3                      // starts over because another process took a port
 	firstBackoff = 250 * time.Millisecond // before the second automatic restart in a row; doubles
+	restartWait  = 3 * time.Second        // for a restarted kernel to be up before whoever asked is answered
 )
 
 // Supervisor runs one kernel. Its methods may be called concurrently.
@@ -56,11 +58,19 @@ type Supervisor struct {
 	container   *container    // nil: the kernel's process is our own
 	estate      *estate       // nil: nobody would inherit
 	news        chan struct{} // capacity 1: the cluster has said something of the container
+	useNews     chan struct{} // capacity 1: the time at which the kernel is culled may have changed
 	over        chan struct{} // closed when the kernel is gone for good and clients are to go
+	began       time.Time     // when counting began
+
+	// Counted by whoever passes something on.
+	toKernel   flows
+	fromKernel flows
+	lost       atomic.Int64 // messages that a client has missed
 
 	// Owned by Run.
-	identity []byte // by which the kernel's sockets know us
-	ending   []byte // the last Ending that was written, in JSON
+	identity []byte  // by which the kernel's sockets know us
+	ending   []byte  // the last Ending that was written, in JSON
+	culled   *Ending // not nil: what is written of a kernel that was culled
 
 	// Guarded by mu.
 	mu               sync.Mutex
@@ -93,7 +103,13 @@ type Supervisor struct {
 	restarting *operation // the restart in progress, which others join
 	adopted    bool       // the kernel was started by an earlier supervisor
 	waiting    Waiting    // what the cluster last said of the kernel's container
-	lines      []*waitingLine
+	lines      []*line    // what waiting cells show
+	started    time.Time  // when the kernel was, or was again after its end
+	left       time.Time  // when the last connection ended; zero: none has
+	keepUntil  time.Time  // zero: nobody has said so
+	computes   bool       // its processes use more than Config.Cull.CPU
+	warnings   []*line    // what cells show of the coming end
+	toldEnd    time.Time  // when that will be, as status streams were told it
 	connNumber uint64
 	farewell   string // close reason once over
 	cut        bool   // no connection may go on
@@ -107,9 +123,9 @@ func New(cfg Config, build string, logger *slog.Logger) *Supervisor {
 	s := &Supervisor{cfg: cfg, build: build, logger: logger.With("kernel", cfg.KernelID), now: time.Now,
 		slowStart: slowStart, redialProof: redialProof, beat: heartbeatInterval, deaf: logPatience, maxMessage: maxMessage,
 		ownSession: wire.NewID(), identity: []byte(wire.NewID()), log: newLog(cfg.LogLimit),
-		ops: make(chan *operation), janitor: make(chan struct{}, 1), news: make(chan struct{}, 1),
+		ops: make(chan *operation), janitor: make(chan struct{}, 1), news: make(chan struct{}, 1), useNews: make(chan struct{}, 1),
 		over: make(chan struct{}), sessions: map[string]*session{}, requests: map[string][]*request{},
-		change: make(chan struct{}), cells: newCells()}
+		change: make(chan struct{}), cells: newCells(), began: time.Now().UTC().Round(0)}
 	s.log.stamp = s.stamp
 	if cfg.SpillDir != "" {
 		s.log.spillTo(cfg.SpillDir)
@@ -119,11 +135,13 @@ func New(cfg Config, build string, logger *slog.Logger) *Supervisor {
 	}
 	if cfg.ChildSocket != "" {
 		s.container = newContainer(&cfg, s.logger)
+		s.container.measured = func() { poke(s.useNews) }
 		if cfg.SpillDir != "" {
 			s.estate = newEstate(cfg.SpillDir)
 		}
 	}
-	s.clock = newClock(func() time.Time { return s.now().UTC() })
+	s.clock = newClock(func() time.Time { return s.now().UTC() }, &s.cfg.Cull)
+	s.started = s.clock.idleSince
 	for _, c := range channels {
 		s.gates[c] = newGate()
 	}
@@ -254,7 +272,7 @@ func (s *Supervisor) runKernel(ctx context.Context) {
 			crashes = 0
 		}
 		crashes++
-		if !out.fatal && crashes <= s.cfg.RestartLimit {
+		if !out.fatal && !out.culled && crashes <= s.cfg.RestartLimit {
 			s.announce(stateRestarting, out.reason)
 			next := s.backoff(ctx, crashes)
 			if next == nil {
@@ -267,7 +285,7 @@ func (s *Supervisor) runKernel(ctx context.Context) {
 			op, crashes = next, 0
 			continue
 		}
-		if err := s.writeEnding(out.reason, false); err != nil {
+		if err := s.writeEnding(Ending{Reason: out.reason, Culled: out.culled}); err != nil {
 			s.logger.Error("the kernel's end cannot be recorded", "err", err)
 		}
 		s.announce(stateDead, out.reason)
@@ -275,6 +293,9 @@ func (s *Supervisor) runKernel(ctx context.Context) {
 			return
 		}
 		crashes, retries = 0, 0
+		s.mu.Lock()
+		s.started, s.keepUntil = s.now().UTC(), time.Time{}
+		s.mu.Unlock()
 	}
 }
 
@@ -327,7 +348,7 @@ func (s *Supervisor) lingerDead(ctx context.Context, reason string) *operation {
 
 // finishKernel records the end of a stopped kernel and lets everybody go.
 func (s *Supervisor) finishKernel(op *operation) {
-	if err := s.writeEnding(op.reason, true); err != nil {
+	if err := s.writeEnding(Ending{Reason: op.reason, Stopped: true}); err != nil {
 		s.logger.Error("the kernel's end cannot be recorded", "err", err)
 	}
 	s.mu.Lock()

@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
 )
 
 const (
@@ -47,14 +45,6 @@ func (w *Waiting) UnmarshalJSON(b []byte) error {
 	}
 	*w = Waiting{Class: raw.Class, Text: raw.Text, Version: version}
 	return nil
-}
-
-// waitingLine is what a cell that waits for the kernel shows.
-type waitingLine struct {
-	session *session
-	request *request
-	id      string // display_id
-	text    string
 }
 
 func (s *Supervisor) putWaiting(w http.ResponseWriter, r *http.Request) error {
@@ -108,46 +98,29 @@ func (s *Supervisor) showWaiting() {
 		s.clearWaiting()
 		return
 	}
+	text = "The kernel is not there yet: " + text
 	shown := map[*session]bool{}
 	for _, l := range s.lines {
 		shown[l.session] = true
-		s.sayWaiting(l, text)
+		s.say(l, text)
 	}
 	for _, r := range s.order {
 		if r.msgType != "execute_request" || r.finished() || r.session == nil || shown[r.session] {
 			continue
 		}
 		shown[r.session] = true
-		l := &waitingLine{session: r.session, request: r, id: "ekg-waiting-" + wire.NewID()}
+		l := newLine(r.session, r.header)
 		s.lines = append(s.lines, l)
-		s.sayWaiting(l, text)
+		s.say(l, text)
 	}
 }
 
 // clearWaiting takes away what waiting cells show. s.mu is held.
 func (s *Supervisor) clearWaiting() {
 	for _, l := range s.lines {
-		s.sayWaiting(l, "")
+		s.say(l, "")
 	}
 	s.lines = nil
-}
-
-// sayWaiting shows a text in a cell, in place of what was shown there. s.mu is held.
-func (s *Supervisor) sayWaiting(l *waitingLine, text string) {
-	if l.text == text {
-		return
-	}
-	msgType := "update_display_data"
-	if l.text == "" {
-		msgType = "display_data"
-	}
-	l.text = text
-	data := map[string]string{}
-	if text != "" {
-		data["text/plain"] = "[ekg] The kernel is not there yet: " + text
-	}
-	s.log.append(l.session, wire.New(wire.IOPub, msgType, s.voiceSession(), l.request.header, map[string]any{
-		"data": data, "metadata": struct{}{}, "transient": map[string]string{"display_id": l.id}}), true)
 }
 
 // awaitContainer waits for a child, and reports false if there will be none: out says why then.

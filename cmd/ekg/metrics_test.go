@@ -1,0 +1,183 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// fetch asks for a URL over a connection of its own.
+func fetch(t *testing.T, url string) (int, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+// Metrics are on a port of their own, without a token and with nothing else on it; profiles only where they are wanted; neither on the
+// port of the API. Both end with the gateway.
+func TestServer_metrics(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	for _, pprof := range []string{"false", "true"} {
+		s, err := load(from(map[string][]string{"listen": {"127.0.0.1:0"}, "state-dir": {t.TempDir()}, "token": {"canary"},
+			"metrics-listen": {"127.0.0.1:0"}, "pprof": {pprof}}, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, end := context.WithCancel(t.Context())
+		v := newServer(s, io.Discard, discard)
+		v.openLauncher = func(context.Context, *settings, *slog.Logger, launcher.Observer) (launcher.Launcher, error) {
+			return &fakeLauncher{kernels: []launcher.Kernel{{ID: "x", SpecName: "python3", State: launcher.Idle}}}, nil
+		}
+		ready, measured, ended := make(chan string, 1), make(chan string, 1), make(chan error, 1)
+		v.ready = func(url string) { ready <- url }
+		v.measured = func(url string) { measured <- url }
+		go func() { ended <- v.Run(ctx) }()
+		metrics, api := <-measured, <-ready
+		base := strings.TrimSuffix(metrics, "/metrics")
+		if code, body := fetch(t, metrics); code != 200 || !strings.Contains(body, `ekg_kernels{spec="python3",state="idle"} 1`) || !strings.Contains(body, "ekg_ready 1") {
+			t.Errorf("%d %s", code, body)
+		}
+		want := map[string]int{"true": 200, "false": 404}[pprof]
+		for path, want := range map[string]int{"/debug/pprof/": want, "/debug/pprof/goroutine?debug=1": want, "/debug/pprof/cmdline": 404,
+			"/": 404, "/api/kernels": 404, "/healthz": 404} {
+			if code, _ := fetch(t, base+path); code != want {
+				t.Errorf("pprof %s: %s is %d, want %d", pprof, path, code, want)
+			}
+		}
+		for _, path := range []string{"metrics", "debug/pprof/"} {
+			if code, _ := fetch(t, strings.Split(api, "?")[0]+path); code != 404 {
+				t.Errorf("%s on the port of the API: %d", path, code)
+			}
+		}
+		end()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if code, _ := fetch(t, metrics); code != 0 {
+			t.Errorf("after the end: %d", code)
+		}
+	}
+}
+
+// A port that is taken is told with the setting that names it, and profiles without a port are refused.
+func TestServer_metricsRefused(t *testing.T) {
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = busy.Close() }()
+	s, err := load(from(map[string][]string{"listen": {"127.0.0.1:0"}, "state-dir": {t.TempDir()}, "metrics-listen": {busy.Addr().String()}}, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := newServer(s, io.Discard, discard).Run(t.Context()); err == nil || !strings.HasPrefix(err.Error(), "--metrics-listen: ") {
+		t.Errorf("got %v", err)
+	}
+	for flags, want := range map[[2]string]string{
+		{"pprof", "true"}:           "--pprof: profiles are served on --metrics-listen",
+		{"metrics-listen", "x"}:     `--metrics-listen: "x" is not host:port`,
+		{"metrics-listen", "x:9x0"}: `--metrics-listen: "x:9x0" has no port`,
+	} {
+		_, err := load(from(map[string][]string{flags[0]: {flags[1]}, "state-dir": {"/x"}}, nil))
+		if err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%v: got %v", flags, err)
+		}
+	}
+}
+
+// The audit log is added to, begun anew after it was moved away and SIGHUP has come, and readable by nobody else.
+func TestServer_auditLog(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	dir := t.TempDir()
+	file, moved := filepath.Join(dir, "audit.jsonl"), filepath.Join(dir, "audit.jsonl.1")
+	if err := os.WriteFile(file, []byte("{\"before\":1}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, &fakeLauncher{}, map[string][]string{"audit-log": {file}, "token": {"canary"}})
+	ask := func() {
+		if code, _ := r.get("/api/kernels", "wrong", &http.Transport{}); code != 403 {
+			t.Errorf("got %d", code)
+		}
+	}
+	count := func(name string) int {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			return 0
+		}
+		return strings.Count(string(b), "\n")
+	}
+	ask()
+	until(t, "the first entry is there", func() bool { return count(file) == 2 })
+	if err := os.Rename(file, moved); err != nil {
+		t.Fatal(err)
+	}
+	ask()
+	until(t, "the moved file has the next", func() bool { return count(moved) == 3 })
+	if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the file is there again", func() bool { return strings.Contains(r.log.String(), "opened anew") })
+	ask()
+	until(t, "the new file has the third", func() bool { return count(file) == 1 })
+	if err := r.stop(); err != nil {
+		t.Error(err)
+	}
+	info, err := os.Stat(file)
+	if err != nil || info.Mode().Perm() != 0o600 || count(moved) != 3 {
+		t.Errorf("%v %v; %d lines in the file before", info.Mode(), err, count(moved))
+	}
+}
+
+// With - the audit log is standard output, behind the line for people.
+func TestServer_auditStdout(t *testing.T) {
+	r := start(t, &fakeLauncher{}, map[string][]string{"audit-log": {"-"}, "token": {"canary"}})
+	r.get("/api/kernels", "wrong", &http.Transport{})
+	until(t, "the entry is there", func() bool { return strings.Contains(r.stdout.String(), `"outcome":"refused"`) })
+	if err := r.stop(); err != nil {
+		t.Error(err)
+	}
+	lines := bufio.NewScanner(strings.NewReader(r.stdout.String()))
+	lines.Scan()
+	if !strings.HasPrefix(lines.Text(), "ekg is ready at") || !lines.Scan() || !strings.HasPrefix(lines.Text(), "{") {
+		t.Errorf("printed %s", r.stdout)
+	}
+}
+
+// until waits for what another goroutine brings about.
+func until(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for over := time.After(20 * time.Second); !cond(); {
+		select {
+		case <-tick.C:
+		case <-over:
+			t.Fatalf("never happened: %s", what)
+		}
+	}
+}

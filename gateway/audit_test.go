@@ -1,0 +1,203 @@
+package gateway
+
+import (
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// audited starts a gateway whose audit log can be read.
+func audited(t *testing.T, change func(*Options)) (*testGateway, func() []map[string]any) {
+	t.Helper()
+	log := &syncBuffer{}
+	g := startGateway(t, func(o *Options) {
+		o.Audit = log
+		if change != nil {
+			change(o)
+		}
+	})
+	return g, func() (all []map[string]any) {
+		for line := range strings.Lines(log.String()) {
+			var e map[string]any
+			if err := json.Unmarshal([]byte(line), &e); err != nil {
+				t.Fatalf("%v in %q", err, line)
+			}
+			all = append(all, e)
+		}
+		return all
+	}
+}
+
+// brief is what matters of an entry, in a line.
+func brief(e map[string]any) string {
+	text := ""
+	for _, key := range []string{"action", "outcome", "check", "user", "claims", "kernel", "spec"} {
+		if v, ok := e[key].(string); ok {
+			text += " " + v
+		}
+	}
+	return strings.TrimSpace(text)
+}
+
+// Who starts, stops, interrupts, restarts, connects to what, or is refused, is in the audit log, once; who only looks is not.
+func TestAudit(t *testing.T) {
+	g, entries := audited(t, func(o *Options) { o.AllowOrigins = []string{"https://lab.example"} })
+	body := `{"name":"python3","kernel_id":"` + idA + `","env":{"KERNEL_USERNAME":"ann@lab"}}`
+	noToken := func(r *http.Request) { r.Header.Del("Authorization") }
+	steps := []struct {
+		do   func()
+		want string
+	}{
+		{func() { g.do("GET", "/api/kernels", "") }, ""},
+		{func() { g.do("GET", "/healthz", "", noToken) }, ""},
+		{func() { g.do("POST", "/api/kernels", body).want(t, 201, "") }, "start done anonymous ann@lab " + idA + " python3"},
+		{func() { g.do("POST", "/api/kernels", `{"name":"nothing"}`).want(t, 404, "") }, "start failed anonymous"},
+		{func() { g.do("POST", "/api/kernels/"+idA+"/interrupt", "").want(t, 204, "") }, "interrupt done anonymous " + idA},
+		{func() { g.do("POST", "/api/kernels/"+idA+"/restart", "").want(t, 200, "") }, "restart done anonymous " + idA},
+		{func() { g.do("GET", "/api/kernels/"+idA+"/channels", "").want(t, 400, "") }, "connect failed anonymous " + idA},
+		{func() {
+			g.do("POST", "/api/sessions", `{"path":"secret/path.ipynb","type":"notebook","kernel":{"id":"`+idA+`"}}`).want(t, 201, "")
+		}, "open session done anonymous " + idA},
+		{func() { g.do("GET", "/api/kernels", "", noToken).want(t, 403, "") }, "look refused token"},
+		{func() { g.do("DELETE", "/api/kernels/"+idA, "", noToken).want(t, 403, "") }, "stop refused token " + idA},
+		{func() {
+			g.do("POST", "/api/kernels", body, func(r *http.Request) { r.Header.Set("Origin", "https://evil.example") }).want(t, 403, "")
+		}, "start refused origin"},
+		{func() { g.do("DELETE", "/api/kernels/"+idA, "").want(t, 204, "") }, "stop done anonymous " + idA},
+		{func() { g.do("DELETE", "/api/kernels/"+idA, "").want(t, 404, "") }, "stop failed anonymous " + idA},
+	}
+	for _, s := range steps {
+		before := len(entries())
+		s.do()
+		// The entry is written behind the answer.
+		if s.want != "" {
+			eventually(t, s.want, func() bool { return len(entries()) > before })
+		}
+		var got []string
+		for _, e := range entries()[before:] {
+			got = append(got, brief(e))
+			if e["time"] == "" || e["remote"] != "127.0.0.1" || len(e["request"].(string)) != 16 || e["route"] == "" || e["status"] == nil {
+				t.Errorf("entry %v", e)
+			}
+		}
+		if text := strings.Join(got, "; "); text != s.want {
+			t.Errorf("got  %q\nwant %q", text, s.want)
+		}
+	}
+	if n := len(entries()); n != len(steps)-2 {
+		t.Errorf("%d entries in the end", n)
+	}
+}
+
+// A websocket is in the audit log, in the log and in the supervisor's requests under one id: when it opens and when it ends, with what passed.
+func TestAudit_websocket(t *testing.T) {
+	g, entries := audited(t, nil)
+	s := g.fake.add(idA, "python3", launcher.Idle)
+	conn, answers := g.dialChannels(idA, "")
+	if _, err := conn.Write([]byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := answers.Peek(5); err != nil {
+		t.Fatal(err)
+	}
+	opened := entries()
+	if len(opened) != 1 || brief(opened[0]) != "connect done anonymous "+idA || opened[0]["status"] != 101.0 {
+		t.Fatalf("opened: %v", opened)
+	}
+	_ = conn.Close()
+	eventually(t, "the end is known", func() bool { return len(entries()) == 2 })
+	closed := entries()[1]
+	if brief(closed) != "disconnect done anonymous "+idA || closed["bytes_in"] != 5.0 || closed["bytes_out"] != 5.0 || closed["seconds"].(float64) <= 0 {
+		t.Errorf("closed: %v", closed)
+	}
+	id := opened[0]["request"].(string)
+	if closed["request"] != id || !strings.Contains(s.sent(), "X-Request-Id: "+id) {
+		t.Errorf("request %s is %s in the end, and the supervisor was sent\n%s", id, closed["request"], s.sent())
+	}
+	for _, text := range []string{"websocket opened", "websocket closed"} {
+		n := 0
+		for line := range strings.Lines(g.log.String()) {
+			if strings.Contains(line, text) && strings.Contains(line, "request="+id) && strings.Contains(line, "level=INFO") {
+				n++
+			}
+		}
+		if n != 1 {
+			t.Errorf("%d lines say %s:\n%s", n, text, g.log)
+		}
+	}
+}
+
+// What only looks is logged for debugging; what changes something, and what is refused, for everybody. Each request is one line.
+func TestLogRequest(t *testing.T) {
+	g := startGateway(t, nil)
+	g.fake.add(idA, "python3", launcher.Idle)
+	for _, tt := range []struct {
+		method, path, want string
+		token              bool
+	}{
+		{"GET", "/api/kernels", "level=DEBUG", true},
+		{"GET", "/api/kernels/" + idUnknown, "level=DEBUG", true},
+		{"POST", "/api/kernels/" + idA + "/interrupt", "level=INFO", true},
+		{"GET", "/api/kernels", "level=INFO", false},
+	} {
+		resp := g.do(tt.method, tt.path, "", func(r *http.Request) {
+			if !tt.token {
+				r.Header.Del("Authorization")
+			}
+		})
+		id := resp.Header.Get(headerRequestID)
+		var lines []string
+		eventually(t, "the line is written", func() bool {
+			lines = nil
+			for line := range strings.Lines(g.log.String()) {
+				if strings.Contains(line, "request="+id) && strings.Contains(line, "msg=request") {
+					lines = append(lines, line)
+				}
+			}
+			return len(lines) > 0
+		})
+		if len(lines) != 1 || !strings.Contains(lines[0], tt.want) {
+			t.Errorf("%s %s: %q, want one line with %s", tt.method, tt.path, lines, tt.want)
+		}
+	}
+}
+
+// flaky is a disk that is full for some time.
+type flaky struct {
+	mu    sync.Mutex
+	full  bool
+	lines int
+}
+
+func (f *flaky) Write(b []byte) (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.full {
+		return 0, errors.New("no space left on device")
+	}
+	f.lines++
+	return len(b), nil
+}
+
+// An audit log that cannot be written is told once, counted each time, and does not stop anybody's work.
+func TestAudit_broken(t *testing.T) {
+	disk, log := &flaky{full: true}, &syncBuffer{}
+	a := &audit{to: disk, metrics: NewMetrics("1"), log: slog.New(slog.NewTextHandler(log, nil))}
+	for range 3 {
+		a.write(auditEntry{Action: "stop"})
+	}
+	disk.full = false
+	for range 2 {
+		a.write(auditEntry{Action: "stop"})
+	}
+	wantSeries(t, scrape(t, a.metrics), map[string]string{"ekg_audit_failures_total": "3"})
+	if text := log.String(); strings.Count(text, "cannot be written") != 1 || strings.Count(text, "is written again") != 1 || disk.lines != 2 {
+		t.Errorf("%d lines were written, and said\n%s", disk.lines, text)
+	}
+}

@@ -1,0 +1,282 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// scrape returns what the metrics say, as Prometheus reads it: the value of each series.
+func scrape(t *testing.T, m *Metrics) map[string]string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	m.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	if w.Code != http.StatusOK {
+		t.Fatalf("%d %s", w.Code, w.Body)
+	}
+	all := map[string]string{}
+	for line := range strings.Lines(w.Body.String()) {
+		if at := strings.LastIndexByte(line, ' '); at > 0 && line[0] != '#' {
+			all[line[:at]] = strings.TrimSpace(line[at:])
+		}
+	}
+	return all
+}
+
+// wantSeries fails for each series that has another value.
+func wantSeries(t *testing.T, got map[string]string, want map[string]string) {
+	t.Helper()
+	for _, series := range slices.Sorted(maps.Keys(want)) {
+		if got[series] != want[series] {
+			t.Errorf("%s is %q, want %q", series, got[series], want[series])
+		}
+	}
+}
+
+// family is the name of a series' metric.
+func family(series string) string {
+	name, _, _ := strings.Cut(series, "{")
+	for _, m := range MetricList() {
+		if m.Type == "histogram" {
+			for _, part := range []string{"_bucket", "_sum", "_count"} {
+				if name == m.Name+part {
+					return m.Name
+				}
+			}
+		}
+	}
+	return name
+}
+
+// busyGateway is one whose every metric has a value.
+func busyGateway(t *testing.T) *testGateway {
+	t.Helper()
+	g := startGateway(t, func(o *Options) { o.Metrics = NewMetrics("1.2.3"); o.Audit = brokenWriter{} })
+	g.fake.measures = launcher.Measures{
+		Traffic:    []launcher.Traffic{{Channel: "shell", ToKernel: true, Messages: 3, Bytes: 300}, {Channel: "iopub", Messages: 7, Bytes: 700}},
+		LogEvicted: 11, LogLost: 5, GPUs: map[string]int64{"r": 2}, GPUSeconds: map[string]float64{"r": 12.5},
+	}
+	g.fake.add(idA, "python3", launcher.Busy)
+	g.fake.add(idB, "python3", launcher.Idle)
+	g.fake.change(func() {
+		g.fake.kernels[idA].LogBytes, g.fake.kernels[idA].Connections = 1000, 2
+		g.fake.kernels[idB].LogBytes, g.fake.kernels[idB].Stale = 24, true
+	})
+	m := g.metrics
+	m.KernelUp("python3", []launcher.Phase{{Name: launcher.PhaseAdmission, Took: 200 * time.Millisecond}, {Name: launcher.PhaseReady, Took: 4 * time.Second}})
+	m.KernelFailed("r", launcher.FailedImage)
+	m.ClusterAsked("list", "pods", 200, time.Millisecond)
+	g.do("GET", "/api/kernels", "").want(t, 200, "")
+	g.do("DELETE", "/api/kernels/"+idUnknown, "").want(t, 404, "") // whose entry in the audit log cannot be written
+	eventually(t, "the requests are counted, which is done behind the answer", func() bool {
+		all := scrape(t, m)
+		return all[`ekg_http_requests_total{code="200",method="GET",route="/api/kernels"}`] == "1" && all["ekg_audit_failures_total"] == "1"
+	})
+	return g
+}
+
+type brokenWriter struct{}
+
+func (brokenWriter) Write([]byte) (int, error) { return 0, errors.New("the disk is full") }
+
+// Everything that is documented is measured, and everything that is measured is documented and named as Prometheus wants it.
+func TestMetrics_names(t *testing.T) {
+	g := busyGateway(t)
+	documented := map[string]bool{}
+	for _, m := range MetricList() {
+		if documented[m.Name] || m.Help == "" || !strings.HasSuffix(m.Help, ".") {
+			t.Errorf("%+v is documented twice or without a sentence", m)
+		}
+		documented[m.Name] = true
+	}
+	measured := map[string]bool{}
+	for series := range scrape(t, g.metrics) {
+		measured[family(series)] = true
+		if name := family(series); !documented[name] && !strings.HasPrefix(name, "go_") && !strings.HasPrefix(name, "process_") {
+			t.Errorf("%s is not documented", series)
+		}
+	}
+	for name := range documented {
+		if !measured[name] {
+			t.Errorf("%s is documented, and not measured", name)
+		}
+	}
+	for _, name := range []string{"go_goroutines", "process_open_fds"} {
+		if !measured[name] {
+			t.Errorf("%s is missing", name)
+		}
+	}
+	problems, err := testutil.GatherAndLint(g.metrics.registry)
+	if err != nil || len(problems) > 0 {
+		t.Errorf("lint: %v %v", problems, err)
+	}
+}
+
+func TestMetrics_values(t *testing.T) {
+	g := busyGateway(t)
+	wantSeries(t, scrape(t, g.metrics), map[string]string{
+		`ekg_kernels{spec="python3",state="busy"}`:                                      "1",
+		`ekg_kernels{spec="python3",state="idle"}`:                                      "1",
+		`ekg_kernels{spec="python3",state="dead"}`:                                      "0",
+		`ekg_kernels{spec="r",state="idle"}`:                                            "0",
+		`ekg_kernels_stale`:                                                             "1",
+		`ekg_kernel_clients`:                                                            "2",
+		`ekg_kernel_log_bytes`:                                                          "1024",
+		`ekg_kernel_log_evicted_messages_total`:                                         "11",
+		`ekg_kernel_log_lost_messages_total`:                                            "5",
+		`ekg_kernel_messages_total{channel="shell",direction="to_kernel"}`:              "3",
+		`ekg_kernel_message_bytes_total{channel="iopub",direction="from_kernel"}`:       "700",
+		`ekg_gpus{spec="r"}`:                                                            "2",
+		`ekg_gpu_seconds_total{spec="r"}`:                                               "12.5",
+		`ekg_kernel_start_seconds_sum{spec="python3"}`:                                  "4.2",
+		`ekg_kernel_start_seconds_bucket{spec="python3",le="2.5"}`:                      "0",
+		`ekg_kernel_start_seconds_bucket{spec="python3",le="5"}`:                        "1",
+		`ekg_kernel_start_phase_seconds_sum{phase="ready"}`:                             "4",
+		`ekg_kernel_start_failures_total{reason="image",spec="r"}`:                      "1",
+		`ekg_http_requests_total{code="200",method="GET",route="/api/kernels"}`:         "1",
+		`ekg_http_requests_total{code="404",method="DELETE",route="/api/kernels/{id}"}`: "1",
+		`ekg_http_request_seconds_count{route="/api/kernels"}`:                          "1",
+		`ekg_kube_requests_total{code="200",resource="pods",verb="list"}`:               "1",
+		`ekg_kube_request_seconds_count{verb="list"}`:                                   "1",
+		`ekg_audit_failures_total`:                                                      "1",
+		`ekg_ready`:                                                                     "0",
+		`ekg_websockets`:                                                                "0",
+		`ekg_websocket_bytes_total{direction="to_client"}`:                              "0",
+		fmt.Sprintf(`ekg_build_info{goversion=%q,version="1.2.3"}`, runtime.Version()):  "1",
+	})
+	g.SetReady(true)
+	wantSeries(t, scrape(t, g.metrics), map[string]string{`ekg_ready`: "1"})
+	// The kernels go; a series that is gone would be a gap in the graph, and a counter never falls.
+	for _, id := range []string{idA, idB} {
+		g.do("DELETE", "/api/kernels/"+id, "").want(t, 204, "")
+	}
+	wantSeries(t, scrape(t, g.metrics), map[string]string{
+		`ekg_kernels{spec="python3",state="busy"}`: "0", `ekg_kernel_log_lost_messages_total`: "5",
+	})
+}
+
+// Whatever comes from outside, there are only so many series.
+func TestMetrics_bounded(t *testing.T) {
+	g := startGateway(t, nil)
+	for i := range 3 * maxSpecLabels {
+		spec := fmt.Sprintf("spec-%d", i)
+		g.metrics.KernelFailed(spec, launcher.Failure(fmt.Sprintf("reason %d", i)))
+		g.metrics.KernelUp(spec, []launcher.Phase{{Name: launcher.PhaseReady, Took: time.Second}})
+		g.fake.change(func() {
+			id := fmt.Sprintf("%08x-0000-4000-8000-000000000000", i)
+			g.fake.kernels[id] = &fakeKernel{Kernel: launcher.Kernel{ID: id, SpecName: spec, State: launcher.State(fmt.Sprint("state", i))}}
+		})
+		g.metrics.request("/api", fmt.Sprintf("METHOD%d", i), 600+i, time.Second, false)
+		g.do("GET", fmt.Sprintf("/nothing/%d", i), "")
+		g.do("FETCH", fmt.Sprintf("/nothing/%d", i), "")
+	}
+	eventually(t, "all requests are counted", func() bool {
+		return scrape(t, g.metrics)[`ekg_http_requests_total{code="404",method="other",route="other"}`] == fmt.Sprint(3*maxSpecLabels)
+	})
+	all := scrape(t, g.metrics)
+	labels := map[string]bool{}
+	for series := range all {
+		if name := family(series); strings.HasPrefix(name, "ekg_kernel") {
+			_, rest, _ := strings.Cut(series, `spec="`)
+			label, _, _ := strings.Cut(rest, `"`)
+			labels[label] = true
+		}
+		if strings.Contains(series, "METHOD") || strings.Contains(series, "nothing") || strings.Contains(series, "reason ") || strings.Contains(series, "state1") {
+			t.Errorf("there is %s", series)
+		}
+	}
+	delete(labels, "")
+	if len(labels) != maxSpecLabels+1 || !labels[otherLabel] {
+		t.Errorf("%d kernelspecs are told apart, want %d and other", len(labels), maxSpecLabels)
+	}
+	wantSeries(t, all, map[string]string{
+		`ekg_kernel_start_failures_total{reason="internal",spec="other"}`:   fmt.Sprint(2 * maxSpecLabels),
+		`ekg_kernels{spec="other",state="busy"}`:                            fmt.Sprint(2 * maxSpecLabels),
+		`ekg_http_requests_total{code="other",method="other",route="/api"}`: fmt.Sprint(3 * maxSpecLabels),
+		`ekg_http_requests_total{code="404",method="other",route="other"}`:  fmt.Sprint(3 * maxSpecLabels),
+	})
+}
+
+// The launcher's errors are told apart; what says nothing of the start is not counted.
+func TestMetrics_failures(t *testing.T) {
+	var fails error
+	g := startGateway(t, nil)
+	g.fake.start = func(context.Context, launcher.Request) (launcher.Kernel, bool, error) {
+		return launcher.Kernel{}, false, fails
+	}
+	for _, err := range []error{
+		&launcher.RefusedError{Reason: "no"}, &launcher.FailedError{Reason: "no", Class: launcher.FailedQuota}, &launcher.FailedError{Reason: "no"},
+		fmt.Errorf("x: %w", launcher.ErrUnavailable), context.DeadlineExceeded, errors.New("a fault"),
+		launcher.ErrConflict, context.Canceled,
+	} {
+		fails = err
+		g.do("POST", "/api/kernels", `{"name":"python3"}`)
+	}
+	got := map[string]string{}
+	for series, n := range scrape(t, g.metrics) {
+		if strings.HasPrefix(series, "ekg_kernel_start_failures_total") {
+			got[series] = n
+		}
+	}
+	want := map[string]string{}
+	for reason, n := range map[string]string{"refused": "1", "quota": "1", "unavailable": "2", "internal": "2"} {
+		want[fmt.Sprintf("ekg_kernel_start_failures_total{reason=%q,spec=\"python3\"}", reason)] = n
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("got %v\nwant %v", got, want)
+	}
+}
+
+// Websockets count while they are open, with the bytes that passed; those of websockets that have ended stay.
+func TestMetrics_websockets(t *testing.T) {
+	g := startGateway(t, nil)
+	g.fake.add(idA, "python3", launcher.Idle)
+	send := func() net.Conn {
+		conn, answers := g.dialChannels(idA, "")
+		if _, err := conn.Write(make([]byte, 1000)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(answers, make([]byte, 1000)); err != nil { // the fake supervisor's echo
+			t.Fatal(err)
+		}
+		return conn
+	}
+	one, two := send(), send()
+	wantSeries(t, scrape(t, g.metrics), map[string]string{`ekg_websockets`: "2", `ekg_websockets_opened_total`: "2",
+		`ekg_websocket_bytes_total{direction="from_client"}`: "2000", `ekg_websocket_bytes_total{direction="to_client"}`: "2000"})
+	_ = one.Close()
+	eventually(t, "one is gone", func() bool { return scrape(t, g.metrics)["ekg_websockets"] == "1" })
+	wantSeries(t, scrape(t, g.metrics), map[string]string{`ekg_websocket_bytes_total{direction="from_client"}`: "2000"})
+	_ = two.Close()
+	eventually(t, "both were counted as requests", func() bool {
+		return scrape(t, g.metrics)[`ekg_http_requests_total{code="101",method="GET",route="/api/kernels/{id}/channels"}`] == "2"
+	})
+	wantSeries(t, scrape(t, g.metrics), map[string]string{`ekg_websockets`: "0", `ekg_websocket_bytes_total{direction="from_client"}`: "2000", `ekg_websocket_bytes_total{direction="to_client"}`: "2000",
+		`ekg_http_request_seconds_count{route="/api/kernels/{id}/channels"}`: ""})
+}
+
+// One Metrics cannot tell two gateways apart.
+func TestMetrics_twice(t *testing.T) {
+	m := NewMetrics("1")
+	o := Options{Launcher: newFakeLauncher(t), Specs: testSpecs(t), Log: discard, Metrics: m}
+	if _, err := New(o); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(o); err == nil || !strings.Contains(err.Error(), "Metrics") {
+		t.Errorf("got %v", err)
+	}
+}

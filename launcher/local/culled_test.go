@@ -1,0 +1,89 @@
+package local
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+)
+
+// TestCulled: a culled kernel is dead with its reason, goes when it has been shown for long enough, and is known as culled then, too,
+// by launchers that come later.
+func TestCulled(t *testing.T) {
+	p := newPlace(t)
+	p.change = func(o *Options, tm *timing) {
+		o.DeadLinger, tm.tend = 2*time.Second, 20*time.Millisecond
+		o.Cull = supervisor.Cull{IdleTimeout: 300 * time.Millisecond}
+	}
+	l := p.launcher()
+	spec := kernelspecs.Spec{Name: "real", Argv: []string{os.Args[0], "kernel", "-f", "{connection_file}"}, InterruptMode: "signal"}
+	if _, _, err := l.Start(t.Context(), launcher.Request{ID: id(1), Owner: "ann", Spec: spec}); err != nil {
+		t.Fatal(err)
+	}
+	const reason = "it was idle for 0s"
+	if k := wait(t, l, 1, "dead", isDead); k.Reason != reason || !k.CullAt.IsZero() {
+		t.Errorf("it is %+v", k)
+	}
+	known := func(l *Launcher) bool {
+		all, err := l.Culled(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all) == 1 && all[0].ID == id(1) && all[0].SpecName == "real" && all[0].Owner == "ann" && all[0].Reason == reason
+	}
+	if !known(l) {
+		t.Error("it is not on record while it is dead")
+	}
+	eventually(t, "it is gone", func() bool {
+		_, err := os.Stat(filepath.Join(p.state, "kernels", id(1)))
+		return os.IsNotExist(err)
+	})
+	if err := l.layout.goneError(id(1)); err == nil || !known(l) {
+		t.Errorf("it is not on record when it is gone: %v", err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if !known(p.launcher()) {
+		t.Error("a launcher that comes later does not know of it")
+	}
+	t.Run("started again under its id", func(t *testing.T) {
+		l := p.launcher()
+		if _, created, err := l.Start(t.Context(), launcher.Request{ID: id(1), Owner: "ann", Spec: fakeSpec("fine")}); err != nil || !created {
+			t.Fatal(created, err)
+		}
+		if known(l) {
+			t.Error("it is on record as culled")
+		}
+	})
+}
+
+// TestCulled_removed: why a kernel was culled stays known when somebody removes it whose supervisor cannot tell any more.
+func TestCulled_removed(t *testing.T) {
+	p := newPlace(t)
+	p.change = func(o *Options, _ *timing) { o.Cull = supervisor.Cull{IdleTimeout: time.Second} }
+	l := p.launcher()
+	spec := kernelspecs.Spec{Name: "real", Argv: []string{os.Args[0], "kernel", "-f", "{connection_file}"}, InterruptMode: "signal"}
+	if _, _, err := l.Start(t.Context(), launcher.Request{ID: id(1), Owner: "ann", Spec: spec}); err != nil {
+		t.Fatal(err)
+	}
+	supervisor := processesOf(t, p, 1).Supervisor
+	wait(t, l, 1, "dead", isDead)
+	kill(t, supervisor)
+	wait(t, l, 1, "dead, and its supervisor is gone", func(k launcher.Kernel) bool { return isDead(k) && !k.Stale && k.LogBytes == 0 })
+	if err := l.Stop(t.Context(), id(1), "it was shut down on request"); err != nil {
+		t.Fatal(err)
+	}
+	var gone *launcher.GoneError
+	if _, err := l.Kernel(t.Context(), id(1)); !errors.As(err, &gone) || gone.Reason != "it was idle for 1s" {
+		t.Errorf("%v", err)
+	}
+	if all, err := l.Culled(t.Context()); err != nil || len(all) != 1 {
+		t.Errorf("on record are %v, %v", all, err)
+	}
+}

@@ -1,0 +1,95 @@
+package local
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// told is an Observer that writes down what it is told.
+type told struct {
+	mu   sync.Mutex
+	said []string
+}
+
+func (o *told) KernelUp(spec string, phases []launcher.Phase) {
+	text := "up " + spec
+	for _, p := range phases {
+		text += " " + p.Name
+		if p.Took < 0 || p.Took > time.Minute {
+			text += fmt.Sprint(p.Took)
+		}
+	}
+	o.add(text)
+}
+
+func (o *told) KernelFailed(spec string, why launcher.Failure) {
+	o.add("failed " + spec + " " + string(why))
+}
+
+func (o *told) ClusterAsked(string, string, int, time.Duration) { o.add("a cluster was asked") }
+
+func (o *told) add(text string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.said = append(o.said, text)
+}
+
+func (o *told) all() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return strings.Join(o.said, "; ")
+}
+
+// Each start is told of once: up, failed, or neither where its kernel was stopped or where Start itself says so. What was counted
+// stays when a kernel has gone.
+func TestMeasure(t *testing.T) {
+	p := newPlace(t)
+	o := new(told)
+	p.change = func(opts *Options, _ *timing) { opts.Observer = o }
+	l := p.launcher()
+	p.start(l, 1, "fine")
+	wait(t, l, 1, "idle", isIdle)
+	if got := o.all(); got != "up fake admission started ready" {
+		t.Errorf("one that comes up: told %q", got)
+	}
+	if m := l.Measure(); len(m.Kernels) != 1 || m.Kernels[0].State != launcher.Idle || m.LogLost != 3 || len(m.Traffic) != 8 {
+		t.Errorf("measured %+v", m)
+	}
+	p.start(l, 2, "never")
+	if got := o.all(); strings.Contains(got, ";") {
+		t.Errorf("before the second is up: %q", got)
+	}
+	kill(t, processesOf(t, p, 2).Kernel)
+	wait(t, l, 2, "dead", isDead)
+	if got := o.all(); got != "up fake admission started ready; failed fake exited" {
+		t.Errorf("one that dies: told %q", got)
+	}
+	p.start(l, 3, "never")
+	for n := 1; n <= 3; n++ {
+		if err := l.Stop(t.Context(), id(n), "it was shut down on request"); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, _, err := l.Start(t.Context(), launcher.Request{ID: id(4), Spec: fakeSpec("program")}); err == nil {
+		t.Error("a program that does not exist was started")
+	}
+	if got := o.all(); got != "up fake admission started ready; failed fake exited" {
+		t.Errorf("one that is stopped and one that cannot be started: told %q", got)
+	}
+	if m := l.Measure(); len(m.Kernels) != 0 || m.LogLost != 9 {
+		t.Errorf("in the end measured %+v", m)
+	}
+	// What was counted before a gateway began is not its own.
+	p.start(l, 5, "fine")
+	wait(t, l, 5, "idle", isIdle)
+	next := p.launcher()
+	wait(t, next, 5, "idle", isIdle)
+	if m := next.Measure(); len(m.Kernels) != 1 || m.LogLost != 0 {
+		t.Errorf("the next gateway measured %+v", m)
+	}
+}
