@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -108,7 +109,8 @@ var has = map[string]access{"ann": ownKernel, "root": ownKernel, "uma": useKerne
 
 // Every user asks for every route of the router by every method, with the token in each place where one can be.
 func TestAccess_UserRouteMethod(t *testing.T) {
-	g := startUserGateway(t, nil)
+	audit := &syncBuffer{}
+	g := startUserGateway(t, func(o *Options) { o.Audit = audit })
 	routes := map[string][]route{}
 	for _, rt := range g.routes() {
 		if _, ok := mayAsk[rt.method+" "+rt.pattern]; !ok {
@@ -119,14 +121,14 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 	carriers := map[string]func(*http.Request, string){
 		"token":  func(r *http.Request, t string) { r.Header.Set("Authorization", "token "+t) },
 		"bearer": func(r *http.Request, t string) { r.Header.Set("Authorization", "Bearer "+t) },
-		"query":  func(r *http.Request, t string) { r.URL.RawQuery = "token=" + t },
+		"query":  func(r *http.Request, t string) { r.URL.RawQuery += "&token=" + t },
 		"cookie": func(r *http.Request, t string) { r.AddCookie(&http.Cookie{Name: "token", Value: t}) },
 		"upgrade": func(r *http.Request, t string) {
 			r.Header.Set("Authorization", "token "+t)
 			asUpgrade(r)
 		},
 		"upgrade, query": func(r *http.Request, t string) {
-			r.URL.RawQuery = "token=" + t
+			r.URL.RawQuery += "&token=" + t
 			asUpgrade(r)
 		},
 		"identity headers": func(r *http.Request, t string) { // of which none counts
@@ -137,10 +139,17 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 			r.Header.Set(headerRight, rightUse)
 		},
 	}
+	// What would be done if nothing refused it.
+	bodies := map[string]string{"PATCH /api/kernels/{id}": `{"keep_until": null}`, "PATCH /api/sessions/{session}": `{"name": "x"}`}
 	var super *fakeSupervisor
 	count := 0
+	routes["/api/kernels?culled=1"] = routes["/api/kernels"]
 	for pattern, of := range routes {
 		path := of[0].path()
+		pattern, query, asked := strings.Cut(pattern, "?")
+		if asked {
+			path += "?" + query
+		}
 		unknown := strings.NewReplacer(idA, idUnknown, "s1", "s2").Replace(path)
 		for _, method := range []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "ODD"} {
 			need := undecided // no such method
@@ -158,9 +167,9 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 					if _, err := g.fake.Kernel(t.Context(), idA); err != nil {
 						super = g.addShared()
 					}
-					before, stopped, started := super.sent(), len(g.fake.stopped()), len(g.fake.requests())
+					before, stopped, started, claims := super.sent(), len(g.fake.stopped()), len(g.fake.requests()), len(g.fake.claimed())
 					ask := func(path string) reply {
-						return g.do(method, path, "", func(r *http.Request) {
+						return g.do(method, path, bodies[method+" "+pattern], func(r *http.Request) {
 							r.Header.Del("Authorization")
 							if user != "" {
 								carry(r, tokenOf(user))
@@ -199,7 +208,7 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 					case !refused && (got.StatusCode == 403 || got.StatusCode == 404 || got.StatusCode == 401 || got.StatusCode >= 500 && !strings.HasSuffix(pattern, "/log") && pattern != "/readyz"):
 						t.Errorf("%s: got %d %s, which is a refusal", where, got.StatusCode, got.body)
 					}
-					if refused && (super.sent() != before || len(g.fake.stopped()) != stopped || len(g.fake.requests()) != started) {
+					if refused && (super.sent() != before || len(g.fake.stopped()) != stopped || len(g.fake.requests()) != started || len(g.fake.claimed()) != claims) {
 						t.Errorf("%s: it was refused, but something was done", where)
 					}
 				}
@@ -209,8 +218,20 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 	if count < 5000 {
 		t.Errorf("only %d requests were made", count)
 	}
-	if strings.Contains(g.log.String(), "canary") {
-		t.Error("a token is in the log")
+	w := httptest.NewRecorder()
+	g.metrics.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	for name, text := range map[string]string{"log": g.log.String(), "audit log": audit.String(), "metrics": w.Body.String()} {
+		if len(text) < 1000 || strings.Contains(text, "canary") {
+			t.Errorf("a token is in the %s, or nothing (%d bytes)", name, len(text))
+		}
+	}
+	// Whoever may read metrics need not know who there is, and nobody knows how many there will be.
+	for line := range strings.Lines(w.Body.String()) {
+		for user := range has {
+			if user != "" && strings.Contains(line, `="`+user+`"`) {
+				t.Errorf("a label names a user: %s", line)
+			}
+		}
 	}
 }
 
@@ -374,6 +395,91 @@ func TestAccess_KernelsThatAreGone(t *testing.T) {
 			t.Errorf("%s of one without an owner: %s", user, r.body)
 		}
 	}
+}
+
+// A kernel is claimed by those who may have it, and by nobody else.
+func TestAccess_Claims(t *testing.T) {
+	path := "/api/kernels/" + idA
+	asks := [][3]string{{"GET", path, ""}, {"GET", path + "/channels", ""}, {"GET", path + "/log", ""}, {"PATCH", path, `{"shared_with": []}`},
+		{"POST", path + "/interrupt", ""}, {"POST", path + "/restart", ""}, {"POST", "/api/kernels", `{"kernel_id": "` + idA + `"}`},
+		{"POST", "/api/sessions", `{"path": "x", "type": "notebook", "kernel": {"id": "` + idA + `"}}`},
+		{"PATCH", "/api/sessions/s9", `{"kernel": {"id": "` + idA + `"}}`}, {"GET", "/api/kernels", ""}, {"GET", "/api/sessions", ""},
+		{"DELETE", path, ""}}
+	for user, claims := range map[string]int{"bob": 0, "nobody": 0, "rita": 2, "ann": 10} {
+		g := startUserGateway(t, nil)
+		g.addShared()
+		g.fake.add(idB, "python3", launcher.Idle)
+		g.fake.change(func() {
+			g.fake.kernels[idB].Owner = user
+			g.fake.kernels[idB].Sessions = []launcher.Session{{ID: "s9", Path: "b.ipynb"}}
+		})
+		for _, ask := range asks {
+			g.do(ask[0], ask[1], ask[2], as(user))
+		}
+		n := func() int {
+			return len(slices.DeleteFunc(g.fake.claimed(), func(id string) bool { return id != idA }))
+		}
+		eventually(t, user+" has claimed it", func() bool { return n() >= claims }) // the last one behind its answer
+		if n() != claims {
+			t.Errorf("%s has claimed ann's kernel %d times, want %d", user, n(), claims)
+		}
+	}
+}
+
+// What was culled is shown to those whose it was.
+func TestAccess_Culled(t *testing.T) {
+	g := startUserGateway(t, nil)
+	g.addShared()
+	g.fake.culled = []launcher.Culled{
+		{ID: idA, SpecName: "python3", Owner: "ann", Reason: "it was idle for 1h0m0s", At: time.Now()}, // shared with rita and uma, and still shown as dead
+		{ID: idB, SpecName: "r", Owner: "bob", Reason: "it was busy for 9h0m0s", At: time.Now()},
+		{ID: idUnknown, SpecName: "r", Reason: "it was there for 72h0m0s", At: time.Now()}, // of the time when there was one owner
+	}
+	for user, want := range map[string][]string{"ann": {idA}, "bob": {idB}, "rita": {}, "uma": {}, "root": {idA, idB, idUnknown}} {
+		for _, query := range []string{"?culled=1", "?culled=true", "?culled=1&culled=0&x=y"} {
+			ids := []string{}
+			for _, m := range decode[[]culledModel](t, g.do("GET", "/api/kernels"+query, "", as(user)).want(t, 200, "")) {
+				ids = append(ids, m.ID)
+			}
+			if !slices.Equal(ids, want) {
+				t.Errorf("%s of %s: got %v, want %v", query, user, ids, want)
+			}
+		}
+	}
+	g.do("GET", "/api/kernels?culled=1", "", as("nobody")).want(t, 403, "no valid token")
+}
+
+// keep_until is its owner's to say, within what the supervisor allows, and what the supervisor refuses changes nothing else.
+func TestPatchKernel_Keep(t *testing.T) {
+	g := startUserGateway(t, nil)
+	super := g.addShared()
+	super.answerWith(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(w, `{"id":%q,"name":"python3","last_activity":"2026-11-21T05:53:26.1Z","execution_state":"idle","keep_until":"2026-11-22T05:53:26Z","owner":"root","shared_with":[{"user":"x","right":"use"}]}`, idA)
+	})
+	path, keep := "/api/kernels/"+idA, `{"keep_until": "2026-11-22T05:53:26Z"}`
+	for user, status := range map[string]int{"uma": 403, "rita": 403, "bob": 404, "nobody": 403} {
+		g.do("PATCH", path, keep, as(user)).want(t, status, "")
+	}
+	for _, body := range []string{`{"keep_until": "2026-11-22T05:53:26Z", "shared_with": "x"}`, `{"keep_until": "2026-11-22T05:53:26Z", "x": 1}`,
+		`{"keep_until": "tomorrow", "shared_with": []}`} {
+		g.do("PATCH", path, body, as("ann")).want(t, 400, "")
+	}
+	if sent := super.sent(); sent != "" {
+		t.Fatalf("the supervisor got %s", sent)
+	}
+	for _, user := range []string{"ann", "root"} {
+		g.do("PATCH", path, keep, as(user)).want(t, 200, `"keep_until":"2026-11-22T05:53:26.000000Z","owner":"ann","shared_with":[{"user":"rita",`)
+		if sent := super.sent(); !strings.Contains(sent, "PATCH /api/kernels/"+idA) || !strings.Contains(sent, headerUser+": "+user+"\r\n") || strings.Contains(sent, "canary") {
+			t.Errorf("the supervisor got %s", sent)
+		}
+	}
+	g.do("PATCH", path, `{"shared_with": [{"user": "bob", "right": "read"}], "keep_until": null}`, as("ann")).want(t, 200, `"owner":"ann","shared_with":[{"user":"bob","right":"read"}]`)
+	super.answerWith(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusForbidden)
+		fmt.Fprint(w, `{"reason": "Forbidden", "message": "keep_until can be at most 1h0m0s from now"}`)
+	})
+	g.do("PATCH", path, `{"shared_with": [], "keep_until": "2027-11-22T05:53:26Z"}`, as("ann")).want(t, 403, "at most 1h0m0s")
+	g.do("GET", path, "", as("bob")).want(t, 200, "") // it is still shared
 }
 
 func TestPatchKernel(t *testing.T) {

@@ -95,6 +95,104 @@ func TestAudit(t *testing.T) {
 	}
 }
 
+// Where there are users each entry names the one who has asked, and each refusal what has refused it: also what the client is told
+// does not exist.
+func TestAudit_users(t *testing.T) {
+	log := &syncBuffer{}
+	g := startUserGateway(t, func(o *Options) { o.Audit, o.StartsPerMinute, o.ConnectionsPerUser = log, 1, 1 })
+	super := g.addShared()
+	g.fake.add(idB, "python3", launcher.Idle)
+	g.fake.change(func() {
+		g.fake.kernels[idB].Owner = "bob"
+		g.fake.kernels[idB].Sessions = []launcher.Session{{ID: "s9", Path: "b.ipynb"}}
+	})
+	path := "/api/kernels/" + idA
+	claim := `{"name": "python3", "env": {"KERNEL_USERNAME": "root"}}`
+	for _, s := range []struct {
+		user, method, path, body string
+		status                   int
+		want, check              string
+	}{
+		{"bob", "POST", "/api/kernels", claim, 201, "start done bob root * python3", ""},
+		{"bob", "POST", "/api/kernels", claim, 429, "start refused limit bob root * python3", "limit"},
+		{"bob", "POST", "/api/sessions", `{"path": "x", "type": "y"}`, 429, "open session refused limit bob * python3", "limit"},
+		{"uma", "POST", path + "/interrupt", "", 204, "interrupt done uma " + idA, ""},
+		{"ann", "PATCH", path, `{"keep_until": null}`, 200, "change done ann " + idA, ""},
+		{"root", "POST", path + "/restart", "", 200, "restart done root " + idA, ""},
+		{"bob", "GET", path, "", 404, "look refused access bob " + idA, "access"},
+		{"bob", "DELETE", path, "", 404, "stop refused access bob " + idA, "access"},
+		{"bob", "PATCH", path, `{"keep_until": null}`, 404, "change refused access bob " + idA, "access"},
+		{"bob", "GET", path + "/channels", "", 404, "connect refused access bob " + idA, "access"},
+		{"bob", "GET", path + "/log", "", 404, "read log refused access bob " + idA, "access"},
+		{"bob", "DELETE", "/api/sessions/s1", "", 404, "close session refused access bob", "access"},
+		{"bob", "PATCH", "/api/sessions/s9", `{"kernel": {"id": "` + idA + `"}}`, 400, "change session refused access bob " + idB, "access"},
+		{"uma", "DELETE", path, "", 403, "stop refused access uma " + idA, "access"},
+		{"rita", "POST", path + "/interrupt", "", 403, "interrupt refused access rita " + idA, "access"},
+		{"rita", "POST", "/api/sessions", `{"path": "x", "type": "y", "kernel": {"id": "` + idA + `"}}`, 403, "open session refused access rita", "access"},
+		{"bob", "DELETE", "/api/kernels/" + idUnknown, "", 404, "stop failed bob " + idUnknown, ""},
+		{"bob", "DELETE", "/api/sessions/s2", "", 404, "close session failed bob", ""},
+		{"nobody", "DELETE", path, "", 403, "stop refused token " + idA, "token"},
+		{"nobody", "GET", "/api/kernels?culled=1", "", 403, "look refused token", "token"},
+		{"ann", "GET", "/api/kernels?culled=1", "", 200, "", ""},
+	} {
+		before := log.String()
+		resp := g.do(s.method, s.path, s.body, as(s.user)).want(t, s.status, "")
+		id := resp.Header.Get(headerRequestID)
+		var line string
+		eventually(t, "the request is logged", func() bool {
+			for l := range strings.Lines(g.log.String()) {
+				if strings.Contains(l, "msg=request") && strings.Contains(l, "request="+id) {
+					line = l
+				}
+			}
+			return line != ""
+		})
+		if named := strings.Contains(line, " user="+s.user+" "); named != (s.user != "nobody") || strings.Contains(line, "user=") != named {
+			t.Errorf("%s %s: who has asked is not in %s", s.method, s.path, line)
+		}
+		added, got := strings.TrimPrefix(log.String(), before), ""
+		if added != "" {
+			var e map[string]any
+			if err := json.Unmarshal([]byte(added), &e); err != nil {
+				t.Fatalf("%v in %q", err, added)
+			}
+			if k, _ := e["kernel"].(string); strings.Contains(s.want, "*") && launcher.ValidID(k) {
+				e["kernel"] = "*"
+			}
+			got = brief(e)
+			if check, _ := e["check"].(string); check != s.check || e["status"] != float64(s.status) || e["request"] != id {
+				t.Errorf("entry %v", e)
+			}
+		}
+		if got != s.want {
+			t.Errorf("%s %s by %s:\ngot  %q\nwant %q", s.method, s.path, s.user, got, s.want)
+		}
+	}
+	conn, _ := g.dialChannels(idA, "", as("rita"))
+	g.do("GET", path+"/channels", "", as("rita"), asUpgrade).want(t, 429, "")
+	_ = conn.Close()
+	for _, want := range []string{`"connect","outcome":"done","status":101,"user":"rita"`, `"connect","outcome":"refused","status":429,"check":"limit","user":"rita"`, `"disconnect","outcome":"done","user":"rita"`} {
+		eventually(t, want, func() bool { return strings.Contains(log.String(), want) })
+	}
+	eventually(t, "both lines of the websocket name who has it", func() bool {
+		n := 0
+		for line := range strings.Lines(g.log.String()) {
+			if strings.Contains(line, `msg="websocket `) && strings.Contains(line, "user=rita") {
+				n++
+			}
+		}
+		return n == 2
+	})
+	super.answerWith(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = w.Write([]byte(`{"reason": "Forbidden", "message": "keep_until can be at most 1h0m0s from now"}`))
+	})
+	g.do("PATCH", path, `{"keep_until": null}`, as("ann")).want(t, 403, "")
+	eventually(t, "the supervisor's refusal", func() bool {
+		return strings.Contains(log.String(), `"change","outcome":"refused","status":403,"check":"supervisor","user":"ann"`)
+	})
+}
+
 // A websocket is in the audit log, in the log and in the supervisor's requests under one id: when it opens and when it ends, with what passed.
 func TestAudit_websocket(t *testing.T) {
 	g, entries := audited(t, nil)

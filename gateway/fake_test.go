@@ -226,6 +226,13 @@ func (f *fakeLauncher) Claim(id string) {
 	f.claims = append(f.claims, id)
 }
 
+// claimed returns the kernels that were claimed, as often as they were.
+func (f *fakeLauncher) claimed() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.claims)
+}
+
 func (f *fakeLauncher) Revive(_ context.Context, id string) (launcher.Kernel, error) {
 	f.mu.Lock()
 	spec := f.kernels[id].SpecName

@@ -193,7 +193,7 @@ func (g *Gateway) start(r *http.Request, req launcher.Request, answer func(launc
 		req.Owner = who.owner()
 		req.Env["KERNEL_USERNAME"] = who.Name // whatever the client says
 	}
-	attempt := g.starts.enter(req.ID)
+	attempt := g.starts.enter(req.Owner + "\x00" + req.ID) // somebody else's with the same id is another
 	k, created, err := g.startAndWait(r.Context(), req)
 	if err == nil {
 		err = answer(k)
@@ -287,7 +287,7 @@ func isUp(k launcher.Kernel) bool {
 // sentence ends a text with a full stop.
 func sentence(text string) string { return strings.TrimRight(text, ". ") + "." }
 
-// starts counts the requests that wait for one kernel id, which a client chooses so that it can repeat a request. A
+// starts counts the requests of one owner that wait for one kernel id, which a client chooses so that it can repeat a request. A
 // kernel is abandoned only when the last of them has gone and none was answered.
 type starts struct {
 	mu   sync.Mutex

@@ -44,6 +44,9 @@ func whyGone(t *testing.T, l *Launcher, id string) string {
 	if !errors.As(err, &gone) {
 		t.Fatalf("%s: %v", id, err)
 	}
+	if gone.Owner != "ann" {
+		t.Errorf("%s was %q's", id, gone.Owner)
+	}
 	return gone.Reason
 }
 

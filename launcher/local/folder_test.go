@@ -90,8 +90,17 @@ func TestGoneError(t *testing.T) {
 	}
 	write(string(b))
 	var gone *launcher.GoneError
-	if _, err := l.Kernel(t.Context(), id(1)); !errors.As(err, &gone) || gone.Reason != "r" {
-		t.Errorf("got %v", err)
+	if _, err := l.Kernel(t.Context(), id(1)); !errors.As(err, &gone) || gone.Reason != "r" || gone.Owner != "" {
+		t.Errorf("one that an earlier version has left: %+v, %v", gone, err)
+	}
+	if b, err = json.Marshal(tombstone{supervisor.Ending{KernelID: id(1), Reason: "r", At: time.Now()}, "fake", "ann"}); err != nil {
+		t.Fatal(err)
+	}
+	write(string(b))
+	for _, l := range []*Launcher{l, p.launcher()} {
+		if _, err := l.Kernel(t.Context(), id(1)); !errors.As(err, &gone) || gone.Reason != "r" || gone.Owner != "ann" {
+			t.Errorf("got %+v, %v", gone, err)
+		}
 	}
 	write("{half")
 	if _, err := l.Kernel(t.Context(), id(1)); err != launcher.ErrNotFound {
