@@ -113,8 +113,11 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 	g := startUserGateway(t, func(o *Options) { o.Audit = audit })
 	routes := map[string][]route{}
 	for _, rt := range g.routes() {
-		if _, ok := mayAsk[rt.method+" "+rt.pattern]; !ok {
+		switch need, ok := mayAsk[rt.method+" "+rt.pattern]; {
+		case !ok:
 			t.Errorf("%s %s is new: say in mayAsk who may ask for it", rt.method, rt.pattern)
+		case need != rt.access:
+			t.Errorf("%s %s: its access is %d, want %d", rt.method, rt.pattern, rt.access, need)
 		}
 		routes[rt.pattern] = append(routes[rt.pattern], rt)
 	}
