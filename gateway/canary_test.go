@@ -66,7 +66,7 @@ func TestCanary(t *testing.T) {
 		for _, path := range paths {
 			for _, method := range []string{"GET", "POST", "PATCH", "HEAD", "OPTIONS", "BREW"} {
 				for _, body := range bodies {
-					if body != "" && (method != "POST" && method != "PATCH" || name != "right token") {
+					if body != "" && (method != "POST" && method != "PATCH" || name != "right token" || strings.HasSuffix(path, "/restart")) {
 						continue // nobody reads it
 					}
 					r := httptest.NewRequest(method, "http://gateway"+path, strings.NewReader(body))
