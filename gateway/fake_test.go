@@ -222,6 +222,10 @@ func (f *fakeLauncher) Claim(id string) {
 
 func (f *fakeLauncher) Revive(_ context.Context, id string) (launcher.Kernel, error) {
 	f.mu.Lock()
+	if k := f.kernels[id]; k.super != nil {
+		defer f.mu.Unlock()
+		return k.Kernel, nil
+	}
 	spec := f.kernels[id].SpecName
 	f.reqs = append(f.reqs, launcher.Request{ID: id})
 	f.mu.Unlock()

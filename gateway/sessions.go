@@ -81,7 +81,7 @@ func (g *Gateway) sessionOf(r *http.Request) (found, error) {
 	id := r.PathValue("session")
 	i := slices.IndexFunc(all, func(f found) bool { return f.session.ID == id })
 	if i < 0 {
-		return found{}, refuse(http.StatusNotFound, "Session not found")
+		return found{}, refuse(http.StatusNotFound, "Session not found: session_id=%q", id)
 	}
 	accountOf(r.Context()).kernel = all[i].kernel.ID
 	return all[i], nil
@@ -306,7 +306,7 @@ func (g *Gateway) patchSession(w http.ResponseWriter, r *http.Request) error {
 	case req.kernelID != "":
 		k, err := g.sessionKernel(r.Context(), req.kernelID)
 		if errors.Is(err, launcher.ErrNotFound) {
-			return refuse(http.StatusBadRequest, "No such kernel.")
+			return refuse(http.StatusBadRequest, "No such kernel: %s", req.kernelID)
 		}
 		if err != nil {
 			return err
