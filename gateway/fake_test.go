@@ -226,15 +226,19 @@ func (f *fakeLauncher) Claim(id string) {
 	f.claims = append(f.claims, id)
 }
 
-// claimed returns the kernels that were claimed, as often as they were.
-func (f *fakeLauncher) claimed() []string {
+// claimed returns how often a kernel was claimed.
+func (f *fakeLauncher) claimed(id string) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return slices.Clone(f.claims)
+	return len(slices.DeleteFunc(slices.Clone(f.claims), func(c string) bool { return c != id }))
 }
 
 func (f *fakeLauncher) Revive(_ context.Context, id string) (launcher.Kernel, error) {
 	f.mu.Lock()
+	if k := f.kernels[id]; k.super != nil {
+		defer f.mu.Unlock()
+		return k.Kernel, nil
+	}
 	spec := f.kernels[id].SpecName
 	f.reqs = append(f.reqs, launcher.Request{ID: id})
 	f.mu.Unlock()

@@ -17,7 +17,8 @@ const (
 	actionTime  = 20 * time.Second // an interrupt
 	restartTime = 90 * time.Second // a restart: the old process gets its grace twice
 	stopTime    = 90 * time.Second
-	settleTime  = time.Second // until the launcher has heard that a kernel has died, or that a dead one was restarted
+	settleTime  = time.Second      // until the launcher has heard that a kernel has died, or that a dead one was restarted
+	endTime     = 30 * time.Second // for a supervisor that is about to end to do so
 	reviveTime  = 500 * time.Millisecond
 )
 
@@ -85,7 +86,7 @@ func modelOf(k launcher.Kernel) kernelModel {
 func (g *Gateway) kernelID(r *http.Request) (string, error) {
 	id := r.PathValue("id")
 	if !launcher.ValidID(id) {
-		return "", refuse(http.StatusNotFound, "Kernel does not exist")
+		return "", refuse(http.StatusNotFound, "Kernel does not exist: %s", id)
 	}
 	g.opts.Launcher.Claim(id)
 	return id, nil
@@ -229,10 +230,6 @@ func (g *Gateway) restartKernel(w http.ResponseWriter, r *http.Request) error {
 	answer, err := g.ask(r, id, http.MethodPost, "restart", restartTime)
 	var never *dialError
 	var undelivered *undeliveredError
-	if errors.As(err, &undelivered) && !errors.As(err, &never) && g.isDead(r.Context(), id) {
-		// Most likely its supervisor ended over it. If it did not, a dead kernel is restarted twice.
-		answer, err = g.ask(r, id, http.MethodPost, "restart", restartTime)
-	}
 	switch {
 	case err == nil:
 	case errors.As(err, &never):
@@ -241,8 +238,16 @@ func (g *Gateway) restartKernel(w http.ResponseWriter, r *http.Request) error {
 			return g.reviveKernel(w, r, id)
 		}
 		return notYet(g.explain(r.Context(), id, err))
-	case errors.Is(err, errEnds) && g.isDead(r.Context(), id):
-		return g.reviveKernel(w, r, id)
+	case errors.As(err, &undelivered) && g.isDead(r.Context(), id):
+		// Most likely its supervisor has ended over it, or is about to. If it lives nothing is done, and what became of the
+		// request is not known.
+		ctx, cancel := context.WithTimeout(r.Context(), endTime)
+		defer cancel()
+		reviveErr := g.reviveKernel(w, r.WithContext(ctx), id)
+		if failed := (*launcher.FailedError)(nil); errors.As(reviveErr, &failed) {
+			return g.explain(r.Context(), id, err)
+		}
+		return reviveErr
 	default:
 		return g.explain(r.Context(), id, err)
 	}

@@ -376,6 +376,7 @@ func TestKernels_InterruptAndRestart(t *testing.T) {
 	})
 	t.Run("a kernel whose supervisor is about to end is revived", func(t *testing.T) {
 		super.answerWith(func(w http.ResponseWriter, _ *http.Request) {
+			g.fake.change(func() { g.fake.kernels[idA].super = nil })
 			g.fake.set(idA, launcher.Dead, "its pod was deleted")
 			w.WriteHeader(404)
 			fmt.Fprint(w, `{"reason": "Not Found", "message": "the kernel has ended"}`)

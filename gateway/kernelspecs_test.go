@@ -24,7 +24,7 @@ func TestKernelspecs_Models(t *testing.T) {
 			t.Errorf("%s: got %s", path, got)
 		}
 	}
-	g.do("GET", "/gw/api/kernelspecs/none", "").want(t, 404, "Kernel spec not found")
+	g.do("GET", "/gw/api/kernelspecs/none", "").want(t, 404, "Kernel spec none not found")
 	g.do("GET", "/gw/api/kernelspecs?user=ann/none", "").want(t, 404, "")
 }
 

@@ -197,9 +197,6 @@ func (s secrets) copyHeaders(to, from http.Header, names []string) {
 	}
 }
 
-// errEnds says that a supervisor has ended its kernel and is about to end itself.
-var errEnds = errors.New("it is about to end")
-
 // supervisorProblem turns an answer that is not the wanted one into an error: the supervisor's own where it is an
 // error meant for the client. Everything else is the gateway's or the supervisor's fault, and may pass.
 func supervisorProblem(status int, body []byte) error {
@@ -209,7 +206,7 @@ func supervisorProblem(status int, body []byte) error {
 		status == http.StatusBadGateway, status == http.StatusGatewayTimeout, status > 599:
 		return undelivered
 	case status == http.StatusNotFound:
-		return &undeliveredError{errEnds} // whether the kernel exists is for the launcher to say
+		return undelivered // it is about to end; whether the kernel exists is for the launcher to say
 	}
 	var b errorBody
 	if err := json.Unmarshal(body, &b); err != nil || b.Reason == "" && b.Message == "" {

@@ -161,7 +161,7 @@ func (g *Gateway) spec(name string) (kernelspecs.Spec, error) {
 	}
 	spec, ok := g.opts.Specs.Get(name)
 	if !ok {
-		return spec, refuse(http.StatusNotFound, "Kernel spec not found")
+		return spec, refuse(http.StatusNotFound, "Kernel spec %s not found", name)
 	}
 	return spec, nil
 }

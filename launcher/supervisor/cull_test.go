@@ -450,3 +450,23 @@ func TestCull_With(t *testing.T) {
 		}
 	}
 }
+
+// TestSupervisor_lateRequest: who asks a kernel between its end and the word of it is answered.
+func TestSupervisor_lateRequest(t *testing.T) {
+	i := newIdling(t, Cull{})
+	c := i.connects("ann")
+	i.s.endRequests(&outcome{reason: "it was idle for 1h0m0s"})
+	i.sends(c, wire.Shell, "execute_request", "1")()
+	i.s.announce(stateDead, "it was idle for 1h0m0s")
+	entries, _, _ := i.s.log.read(position{}, c.session, 1<<20, nil)
+	var said []string
+	for _, e := range entries {
+		if m := e.msg; wire.StringField(m.Parent, "msg_id") == "1" {
+			said = append(said, wire.MsgType(m.Header)+" "+wire.StringField(m.Content, "text")+wire.StringField(m.Content, "evalue")+wire.StringField(m.Content, "execution_state"))
+		}
+	}
+	want := []string{"stream [ekg] The kernel died: it was idle for 1h0m0s" + `\n`, "execute_reply it was idle for 1h0m0s", "status idle"}
+	if !slices.Equal(said, want) {
+		t.Errorf("got %q, want %q", said, want)
+	}
+}

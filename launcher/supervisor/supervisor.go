@@ -376,6 +376,7 @@ func (s *Supervisor) announce(state, reason string) {
 	s.reason = ""
 	if state == stateDead {
 		s.reason = reason
+		s.endRequests(&outcome{reason: reason}) // those that have come since the process ended
 	}
 	s.showWaiting()
 	s.log.append(nil, s.status(state, nil), true)
