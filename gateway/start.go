@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -26,9 +25,6 @@ const (
 
 // startTime bounds Launcher.Start, which returns before the kernel is up. Jupyter Server waits 42 s for a POST.
 const startTime = 30 * time.Second
-
-// maxLaunchTimeout bounds what a client may say of its patience.
-const maxLaunchTimeout = 24 * time.Hour
 
 var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
@@ -144,11 +140,11 @@ func launchTimeout(env map[string]string) (limit time.Duration, told bool, err e
 	if text == "" {
 		return 0, false, nil
 	}
-	seconds, err := strconv.ParseFloat(text, 64)
-	if err != nil || !(seconds > 0 && seconds <= maxLaunchTimeout.Seconds()) { // and not NaN
-		return 0, false, refuse(http.StatusBadRequest, "env: KERNEL_LAUNCH_TIMEOUT is not a number of seconds up to %.0f.", maxLaunchTimeout.Seconds())
+	limit, ok := launcher.LaunchTimeout(text)
+	if !ok {
+		return 0, false, refuse(http.StatusBadRequest, "env: KERNEL_LAUNCH_TIMEOUT is not a number of seconds up to %.0f.", launcher.MaxLaunchTimeout.Seconds())
 	}
-	return time.Duration(seconds * float64(time.Second)), true, nil
+	return limit, true, nil
 }
 
 // spec returns the kernelspec to start: the named one, or the default.

@@ -16,6 +16,7 @@ import (
 	"net"
 	"regexp"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
@@ -218,6 +219,19 @@ type Launcher interface {
 
 	// Close stops watching and waits for every goroutine. Kernels go on.
 	Close() error
+}
+
+// MaxLaunchTimeout bounds what a client may say of its patience in KERNEL_LAUNCH_TIMEOUT.
+const MaxLaunchTimeout = 24 * time.Hour
+
+// LaunchTimeout reads the value of KERNEL_LAUNCH_TIMEOUT: seconds, with a fraction if the client likes. It reports whether it is one,
+// more than 0 and up to MaxLaunchTimeout.
+func LaunchTimeout(text string) (time.Duration, bool) {
+	seconds, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(seconds > 0 && seconds <= MaxLaunchTimeout.Seconds()) { // and not NaN
+		return 0, false
+	}
+	return time.Duration(seconds * float64(time.Second)), true
 }
 
 var canonicalUUID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)

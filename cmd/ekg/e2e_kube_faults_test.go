@@ -70,12 +70,13 @@ func TestE2E_KubeFaults(t *testing.T) {
 			t.Errorf("got %q", r.stdout)
 		}
 	})
-	t.Run("the supervisor's container is killed", func(t *testing.T) {
+	t.Run("the supervisor's container is killed while a cell prints", func(t *testing.T) {
 		t.Parallel()
 		k := k.in(t)
 		id := k.kernel("pod")
 		c := k.dial(t, id, "s", true)
 		c.finish(c.begin("x = 41"), 60*time.Second)
+		c.begun(c.begin("import time\nfor i in range(50):\n    print('begun', i, flush=True)\n    time.sleep(0.1)"))
 		if err := syscall.Kill(k.mainProcess(t, k.namespace, id+"-1", "supervisor"), syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
@@ -84,6 +85,7 @@ func TestE2E_KubeFaults(t *testing.T) {
 			if err != nil {
 				return err
 			}
+			said(c, "output of before that had not arrived here is lost", 20*time.Second)
 			if r := c.finish(c.begin("print(x + 1)"), 60*time.Second); r.stdout != "42\n" {
 				return fmt.Errorf("got %q", r.stdout)
 			}

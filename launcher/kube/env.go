@@ -16,12 +16,12 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
 // Bounds of what clients say.
 const (
-	maxLaunchTimeout = 24 * 3600 // seconds
-	maxClientVolumes = 32        // volumes, and mounts
+	maxClientVolumes = 32 // volumes, and mounts
 )
 
 // client lets the client's variables have their effect on the pod, as far as the policy allows it, and puts all of them into
@@ -118,12 +118,12 @@ func (c *clientChecker) object(name, present string, do func(name, value string)
 // if it likes. Less is only how long its request waits, which the gateway sees to.
 func (c *clientChecker) launchTimeout() {
 	c.with("KERNEL_LAUNCH_TIMEOUT", func(name, value string) {
-		seconds, err := strconv.ParseFloat(value, 64)
-		if err != nil || !(seconds > 0 && seconds <= maxLaunchTimeout) {
-			c.refuse(name, "%s is not a number of seconds up to %d", shown(value), maxLaunchTimeout)
+		limit, ok := launcher.LaunchTimeout(value)
+		if !ok {
+			c.refuse(name, "%s is not a number of seconds up to %.0f", shown(value), launcher.MaxLaunchTimeout.Seconds())
 			return
 		}
-		c.pod.Annotations[annotationLaunchTimeout] = strconv.Itoa(int(math.Ceil(seconds)))
+		c.pod.Annotations[annotationLaunchTimeout] = strconv.Itoa(int(math.Ceil(limit.Seconds())))
 	})
 }
 

@@ -40,7 +40,7 @@ function allLines(text, n, where) {
 }
 
 await scenario('eight notebooks in a row connect within 10 s each', ["print('first of all')"], async first => {
-  await first.connected(15); // the page itself is loading
+  await first.connected(60); // the page itself is loading, and other tests run beside this one
   for (let i = 0, notebook = first; i < 8; i++) {
     if (i > 0) {
       const name = `row${i}.ipynb`;
