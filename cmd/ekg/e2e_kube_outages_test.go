@@ -110,7 +110,10 @@ func (k *inCluster) withoutAPIServer(how string, long time.Duration) {
 	}
 	t.Logf("%d cells in %v", x, time.Since(began).Round(time.Second))
 	mend()
-	k.cluster.broken(t, "stop", "scheduler")() // it would pause for up to a minute, which is not what is tested
+	mended := time.Now()
+	for _, program := range []string{"controllers", "scheduler", "kubelet"} {
+		k.cluster.broken(t, "stop", program)() // each would pause for up to a minute, one after the other, which is not what is tested
+	}
 	var after []string
 	for _, r := range replicas {
 		r.eventually(60*time.Second, "everything is listed again", func() error {
@@ -130,12 +133,14 @@ func (k *inCluster) withoutAPIServer(how string, long time.Duration) {
 			}
 			return nil
 		})
+		t.Logf("everything is listed again %v after the API server works", time.Since(mended).Round(time.Second))
 		r.knows(ids)
 		after = append(after, r.kernel("python3"))
 	}
 	for _, id := range after {
 		replicas[0].state(id, "idle", 90*time.Second)
 	}
+	t.Logf("the next kernels are up %v after it", time.Since(mended).Round(time.Second))
 	now := k.uids()
 	for name, uid := range before {
 		if now[name] != uid {
