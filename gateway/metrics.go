@@ -53,6 +53,7 @@ var (
 	metricMsgBytes    = Metric{"ekg_kernel_message_bytes_total", "counter", []string{"channel", "direction"}, true, "Bytes of these messages: headers, contents and buffers."}
 	metricGPUs        = Metric{"ekg_gpus", "gauge", []string{"spec"}, true, "GPUs, or slices of one, that kernels' pods hold."}
 	metricGPUSeconds  = Metric{"ekg_gpu_seconds_total", "counter", []string{"spec"}, true, "For how long they were held, whether used or not, in seconds times their number."}
+	metricCulls       = Metric{"ekg_kernel_culls_total", "counter", []string{"spec", "limit"}, true, "Kernels that were ended for what the limit says: idle, busy or age."}
 	metricStart       = Metric{"ekg_kernel_start_seconds", "histogram", []string{"spec"}, false, "Time from the request for a kernel until its first answer, of kernels that this gateway has started."}
 	metricStartPhase  = Metric{"ekg_kernel_start_phase_seconds", "histogram", []string{"phase"}, false, "The parts of that time: admission, scheduled, pulled, started, ready; each ends with what it is named after."}
 	metricFailures    = Metric{"ekg_kernel_start_failures_total", "counter", []string{"spec", "reason"}, false, "Kernels that could not be started, or ended before their first answer."}
@@ -74,7 +75,7 @@ var (
 func MetricList() []Metric {
 	return []Metric{
 		metricKernels, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost, metricMessages, metricMsgBytes,
-		metricGPUs, metricGPUSeconds, metricStart, metricStartPhase, metricFailures, metricRequests, metricDuration,
+		metricGPUs, metricGPUSeconds, metricCulls, metricStart, metricStartPhase, metricFailures, metricRequests, metricDuration,
 		metricWebsockets, metricOpened, metricWSBytes, metricLobby, metricLogReaders, metricReady, metricAsked, metricAskedTime,
 		metricAuditErrors, metricBuild,
 	}
@@ -210,7 +211,7 @@ type snapshot struct {
 func newSnapshot(m *Metrics, g *Gateway) *snapshot {
 	s := &snapshot{m: m, g: g, descs: map[string]*prometheus.Desc{}}
 	for _, d := range []Metric{metricKernels, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost, metricMessages,
-		metricMsgBytes, metricGPUs, metricGPUSeconds, metricWebsockets, metricWSBytes, metricLobby, metricLogReaders, metricReady} {
+		metricMsgBytes, metricGPUs, metricGPUSeconds, metricCulls, metricWebsockets, metricWSBytes, metricLobby, metricLogReaders, metricReady} {
 		s.descs[d.Name] = prometheus.NewDesc(d.Name, d.Help, d.Labels, nil)
 	}
 	return s
@@ -249,6 +250,9 @@ func (s *snapshot) Collect(to chan<- prometheus.Metric) {
 
 // shownStates are the states that labels tell apart.
 var shownStates = []launcher.State{launcher.Starting, launcher.Idle, launcher.Busy, launcher.Restarting, launcher.Dead}
+
+// cullLimits are the limits that labels tell apart.
+var cullLimits = []string{"idle", "busy", "age"}
 
 // collectKernels tells what the launcher knows. Of a kernelspec that ever had a kernel all states are told.
 func (s *snapshot) collectKernels(tell func(m Metric, v float64, labels ...string)) {
@@ -294,6 +298,23 @@ func (s *snapshot) collectKernels(tell func(m Metric, v float64, labels ...strin
 	for spec, v := range now.GPUSeconds {
 		seconds[s.m.specs.of(spec)] += v
 		gpus[s.m.specs.of(spec)] += 0 // it had some once
+	}
+	type culls struct{ spec, limit string }
+	culled := map[culls]float64{}
+	for _, spec := range s.m.specs.all() {
+		for _, limit := range cullLimits {
+			culled[culls{spec, limit}] = 0 // the first one is an increase, too
+		}
+	}
+	for c, n := range now.Culls {
+		limit := c.Limit
+		if !slices.Contains(cullLimits, limit) {
+			limit = otherLabel
+		}
+		culled[culls{s.m.specs.of(c.SpecName), limit}] += float64(n)
+	}
+	for c, n := range culled {
+		tell(metricCulls, n, c.spec, c.limit)
 	}
 	for spec, n := range gpus {
 		tell(metricGPUs, n, spec)

@@ -69,6 +69,7 @@ func busyGateway(t *testing.T) *testGateway {
 	g.fake.measures = launcher.Measures{
 		Traffic:    []launcher.Traffic{{Channel: "shell", ToKernel: true, Messages: 3, Bytes: 300}, {Channel: "iopub", Messages: 7, Bytes: 700}},
 		LogEvicted: 11, LogLost: 5, GPUs: map[string]int64{"r": 2}, GPUSeconds: map[string]float64{"r": 12.5},
+		Culls: map[launcher.Cull]int64{{SpecName: "r", Limit: "idle"}: 4, {SpecName: "r", Limit: "of a later version"}: 1},
 	}
 	g.fake.add(idA, "python3", launcher.Busy)
 	g.fake.add(idB, "python3", launcher.Idle)
@@ -142,6 +143,9 @@ func TestMetrics_values(t *testing.T) {
 		`ekg_kernel_message_bytes_total{channel="iopub",direction="from_kernel"}`:       "700",
 		`ekg_gpus{spec="r"}`:                                                            "2",
 		`ekg_gpu_seconds_total{spec="r"}`:                                               "12.5",
+		`ekg_kernel_culls_total{limit="idle",spec="r"}`:                                 "4",
+		`ekg_kernel_culls_total{limit="busy",spec="python3"}`:                           "0",
+		`ekg_kernel_culls_total{limit="other",spec="r"}`:                                "1",
 		`ekg_kernel_start_seconds_sum{spec="python3"}`:                                  "4.2",
 		`ekg_kernel_start_seconds_bucket{spec="python3",le="2.5"}`:                      "0",
 		`ekg_kernel_start_seconds_bucket{spec="python3",le="5"}`:                        "1",

@@ -12,8 +12,16 @@ type Measures struct {
 	LogEvicted int64     // messages that logs have let go because their bound was reached
 	LogLost    int64     // of these, messages that a client has missed for that, and was told so
 
+	Culls map[Cull]int64 // kernels that were seen to be culled
+
 	GPUs       map[string]int64   // devices, or parts of one, that kernels' pods hold now, by kernelspec
 	GPUSeconds map[string]float64 // for how long they were held, by kernelspec; it never decreases
+}
+
+// Cull is what culled kernels are counted by.
+type Cull struct {
+	SpecName string
+	Limit    string // which they had reached: idle, busy or age; "" of a supervisor that does not say
 }
 
 // Traffic is what has passed on one of the kernels' channels in one direction.

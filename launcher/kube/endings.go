@@ -49,6 +49,7 @@ type ending struct {
 	at      time.Time
 	stopped bool // on request: there is no such kernel any more
 	culled  bool // by its supervisor, as the operator wants it; if stopped too, it was removed afterwards
+	limit   string
 	owner   string
 	spec    string
 
@@ -61,6 +62,7 @@ type notedEnding struct {
 	At      time.Time `json:"at"`
 	Stopped bool      `json:"stopped,omitempty"`
 	Culled  bool      `json:"culled,omitempty"`
+	Limit   string    `json:"limit,omitempty"`
 	Owner   string    `json:"owner,omitempty"`
 	Spec    string    `json:"kernelspec"`
 }
@@ -89,13 +91,22 @@ func (l *Launcher) enterEnd(k *kernel, end *ending) {
 	l.noteEnd(k.rec, k.pod, end)
 }
 
+// remember keeps how a kernel has ended, and reports whether that is news. Launcher.mu is held.
+func (l *Launcher) remember(id string, end *ending) bool {
+	before, ok := l.endings.known.Get(id)
+	l.endings.known.Add(id, end)
+	same := ok && before.at.Equal(end.at)
+	if end.culled && !(same && before.culled) && !end.at.Before(l.opened) {
+		l.culls[launcher.Cull{SpecName: end.spec, Limit: end.limit}]++
+	}
+	return !same || before.stopped != end.stopped
+}
+
 // noteEnd remembers how the kernel of a pod has ended, and has it written if that is news. Launcher.mu is held.
 func (l *Launcher) noteEnd(rec record, pod *corev1.Pod, end *ending) {
 	noted := *end
 	noted.owner, noted.spec, noted.pod = rec.owner, rec.spec, pod.UID
-	before, ok := l.endings.known.Get(rec.id)
-	l.endings.known.Add(rec.id, &noted)
-	if ok && before.at.Equal(end.at) && before.stopped == end.stopped {
+	if !l.remember(rec.id, &noted) {
 		return
 	}
 	if _, waits := l.endings.unwritten[rec.id]; !waits && len(l.endings.unwritten) >= maxUnwritten {
@@ -148,7 +159,8 @@ func (l *Launcher) enterEndings(m *corev1.ConfigMap) {
 			l.log.Warn("an entry of a kernel's end cannot be read", "namespace", m.Namespace, "configmap", m.Name, "key", id)
 			continue
 		}
-		l.endings.known.Add(id, &ending{reason: quote(noted.Reason, maxReason), at: noted.At, stopped: noted.Stopped, culled: noted.Culled, owner: noted.Owner, spec: noted.Spec})
+		l.remember(id, &ending{reason: quote(noted.Reason, maxReason), at: noted.At, stopped: noted.Stopped, culled: noted.Culled,
+			limit: noted.Limit, owner: noted.Owner, spec: noted.Spec})
 	}
 }
 
@@ -179,7 +191,7 @@ func (l *Launcher) writeUnwritten(ctx context.Context) bool {
 	type place struct{ namespace, name string }
 	texts := map[place]map[string]string{}
 	for id, u := range all {
-		text, err := json.Marshal(notedEnding{quote(u.end.reason, maxNotedReason), u.end.at, u.end.stopped, u.end.culled, u.end.owner, u.end.spec})
+		text, err := json.Marshal(notedEnding{quote(u.end.reason, maxNotedReason), u.end.at, u.end.stopped, u.end.culled, u.end.limit, u.end.owner, u.end.spec})
 		if err != nil { // a time beyond the year 9999
 			l.log.Warn("the end of a kernel cannot be written down", "kernel", id, "err", err)
 			continue
@@ -264,7 +276,7 @@ func (l *Launcher) pruneEndings(ctx context.Context) {
 
 // endingTold is an ending as a supervisor has left it.
 func endingTold(e supervisor.Ending) *ending {
-	return &ending{reason: quote(e.Reason, maxReason), at: e.At.UTC(), stopped: e.Stopped, culled: e.Culled}
+	return &ending{reason: quote(e.Reason, maxReason), at: e.At.UTC(), stopped: e.Stopped, culled: e.Culled, limit: e.Limit}
 }
 
 // Culled returns the kernels that were culled, as far as their ends are kept.

@@ -213,6 +213,18 @@ func TestEndings_refused(t *testing.T) {
 	})
 }
 
+// succeedWith has a pod end as its supervisor tells it.
+func succeedWith(t *testing.T, pod *corev1.Pod, end supervisor.Ending) {
+	t.Helper()
+	text, err := json.Marshal(end)
+	if err != nil {
+		t.Error(err)
+	}
+	pod.Status.Phase = corev1.PodSucceeded
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: containerSupervisor,
+		State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Message: string(text)}}}}
+}
+
 // TestCulled: what was culled stays on record as that, removed or not, here and at gateways that come later, until it is started again.
 func TestCulled(t *testing.T) {
 	c := newTestCluster(t)
@@ -236,13 +248,7 @@ func TestCulled(t *testing.T) {
 		}
 		c.setPod(t, id+"-1", func(pod *corev1.Pod) {
 			end := supervisor.Ending{KernelID: id, Reason: "it was idle for 1h0m0s", At: time.Now().Add(time.Duration(n) * time.Second).UTC(), Culled: n < 2}
-			text, err := json.Marshal(end)
-			if err != nil {
-				t.Fatal(err)
-			}
-			pod.Status.Phase = corev1.PodSucceeded
-			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: containerSupervisor,
-				State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Message: string(text)}}}}
+			succeedWith(t, pod, end)
 		})
 		waitFor(t, l, id, func(k launcher.Kernel) bool { return k.State == launcher.Dead })
 	}

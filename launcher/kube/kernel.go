@@ -152,7 +152,7 @@ func (l *Launcher) enterRemoved(pod *corev1.Pod) {
 		}
 	}
 	if k.stop != nil {
-		end = &ending{reason: k.stop.reason, at: end.at, stopped: true, culled: end.culled}
+		end = &ending{reason: k.stop.reason, at: end.at, stopped: true, culled: end.culled, limit: end.limit}
 	}
 	l.enterEnd(k, end)
 	if end.stopped {

@@ -115,7 +115,8 @@ type Launcher struct {
 	endings    endings
 	tally      supervisor.Tally
 	gpuSeconds map[string]float64 // by kernelspec
-	troubled   time.Time          // when a watch has failed last
+	culls      map[launcher.Cull]int64
+	troubled   time.Time // when a watch has failed last
 	closed     bool
 	running    sync.WaitGroup // added to under mu, while closed is false
 }
@@ -143,7 +144,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) dialer
 	}
 	l := &Launcher{opts: o, client: o.Cluster.client, namespaces: o.namespaces(), timing: tm, log: o.Log.With("component", "kube"), opening: make(chan struct{}, openStreams),
 		cancel: cancel, ctx: life, kernels: map[string]*kernel{}, events: map[types.UID][]corev1.Event{}, endings: past,
-		opened: tm.now(), tally: supervisor.NewTally(tm.now()), gpuSeconds: map[string]float64{}}
+		opened: tm.now(), tally: supervisor.NewTally(tm.now()), gpuSeconds: map[string]float64{}, culls: map[launcher.Cull]int64{}}
 	if o.Cluster.asked != nil {
 		o.Cluster.asked.tell(o.Observer)
 	}

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -32,6 +33,7 @@ func (l *Launcher) Measure() launcher.Measures {
 	for spec, seconds := range l.gpuSeconds {
 		m.GPUSeconds[spec] = seconds
 	}
+	m.Culls = maps.Clone(l.culls)
 	total := l.tally.Total()
 	for i, channel := range supervisor.CountedChannels {
 		m.Traffic = append(m.Traffic,

@@ -143,6 +143,10 @@ type toldEnding struct {
 	Reason  string    `json:"reason"`
 	At      time.Time `json:"at"`
 	Stopped bool      `json:"stopped"`
+	Culled  bool      `json:"culled,omitempty"`
+	Limit   string    `json:"limit,omitempty"`
+	Owner   string    `json:"owner,omitempty"`
+	Spec    string    `json:"kernelspec,omitempty"`
 }
 
 // endingToTell is how a kernel has ended, nil if it has not.
@@ -153,19 +157,20 @@ func (l *Launcher) endingToTell(id string) *toldEnding {
 	if k := l.kernels[id]; !ended || k != nil && (k.end == nil || k.pod.UID != end.pod) {
 		return nil
 	}
-	return &toldEnding{end.pod, end.reason, end.at, end.stopped}
+	return &toldEnding{end.pod, end.reason, end.at, end.stopped, end.culled, end.limit, end.owner, end.spec}
 }
 
 // enterTold enters how a kernel has ended that another replica has ended.
 func (l *Launcher) enterTold(id string, told toldEnding) {
-	end := &ending{reason: quote(told.Reason, maxReason), at: told.At.UTC(), stopped: told.Stopped, pod: told.Pod}
+	end := &ending{reason: quote(told.Reason, maxReason), at: told.At.UTC(), stopped: told.Stopped, culled: told.Culled, limit: told.Limit,
+		owner: told.Owner, spec: told.Spec, pod: told.Pod}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k := l.kernels[id]
 	switch {
 	case k == nil:
 		if before, ok := l.endings.known.Get(id); !ok || before.pod != told.Pod {
-			l.endings.known.Add(id, end) // what a late watch tells of its pod is no news then
+			l.remember(id, end) // what a late watch tells of its pod is no news then
 		}
 	case k.pod.UID == told.Pod && (k.end == nil || told.Stopped):
 		l.enterEnd(k, end)

@@ -4,15 +4,20 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"testing"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 )
 
 // TestPeers: who is told of a kernel knows it at once, however late its watch is.
@@ -81,5 +86,42 @@ func TestPeers(t *testing.T) {
 	var gone *launcher.GoneError
 	if _, err := late.Kernel(t.Context(), idA); !errors.As(err, &gone) || gone.Reason != "not needed" {
 		t.Errorf("after its end: %v", err)
+	}
+}
+
+// TestPeers_culled: that a kernel was culled, and whose it was, is known also to who is told of its end by another gateway only, whether
+// or not it has known the kernel.
+func TestPeers_culled(t *testing.T) {
+	for _, known := range []bool{true, false} {
+		t.Run(fmt.Sprintf("known %v", known), func(t *testing.T) {
+			c := newTestCluster(t)
+			first := openTest(t, c, nil)
+			c.PrependWatchReactor("pods", func(k8stesting.Action) (bool, watch.Interface, error) { return true, watch.NewFake(), nil })
+			late := openTest(t, c, nil)
+			if _, _, err := first.Start(t.Context(), testRequest(idA)); err != nil {
+				t.Fatal(err)
+			}
+			if known {
+				late.enterPod(first.known()[0].pod)
+			}
+			end := supervisor.Ending{KernelID: idA, Reason: "it was idle for 1h0m0s", At: time.Now().UTC(), Culled: true, Limit: supervisor.LimitIdle}
+			c.setPod(t, idA+"-1", func(pod *corev1.Pod) { succeedWith(t, pod, end) })
+			waitFor(t, first, idA, func(k launcher.Kernel) bool { return k.State == launcher.Dead })
+			if err := first.Stop(t.Context(), idA, "it was shut down on request"); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 { // it may be told more than once
+				late.enterTold(idA, *first.endingToTell(idA))
+			}
+			want := launcher.Culled{ID: idA, SpecName: "python3", Owner: "ann", Reason: end.Reason, At: end.At}
+			for name, l := range map[string]*Launcher{"first": first, "late": late} {
+				if all, err := l.Culled(t.Context()); err != nil || !slices.Equal(all, []launcher.Culled{want}) {
+					t.Errorf("%s: on record are %+v, %v", name, all, err)
+				}
+				if got, want := l.Measure().Culls, (map[launcher.Cull]int64{{SpecName: "python3", Limit: "idle"}: 1}); !maps.Equal(got, want) {
+					t.Errorf("%s: counted are %v", name, got)
+				}
+			}
+		})
 	}
 }

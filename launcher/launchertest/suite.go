@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -553,11 +554,19 @@ func (s suite) culled(t *testing.T) {
 			t.Fatal("it is not on record while it is dead")
 		}
 	}
+	counted := func() {
+		t.Helper()
+		if got, want := l.Measure().Culls, (map[launcher.Cull]int64{{SpecName: req.Spec.Name, Limit: "idle"}: 1}); !maps.Equal(got, want) {
+			t.Errorf("counted is %v, want %v", got, want)
+		}
+	}
+	counted()
 	if err := l.Stop(limited(t), k.ID, "it was shut down on request"); err != nil {
 		t.Fatal(err)
 	}
 	stopped = true
 	isGone(t, l, k.ID, reason)
+	counted()
 	if !recorded(l) {
 		t.Error("it is not on record any more")
 	}
@@ -568,5 +577,8 @@ func (s suite) culled(t *testing.T) {
 	isGone(t, later, k.ID, reason)
 	if !recorded(later) {
 		t.Error("a launcher that comes later has no record of it")
+	}
+	if got := later.Measure().Culls; len(got) > 0 {
+		t.Errorf("a launcher that comes later has counted %v", got)
 	}
 }

@@ -92,6 +92,7 @@ type Launcher struct {
 	// Fixed.
 	opts     Options
 	timing   timing
+	opened   time.Time
 	layout   layout
 	environ  []string // of this process, when the launcher was opened
 	dir      string   // working directory of kernels that name none
@@ -112,6 +113,7 @@ type Launcher struct {
 	mu      sync.Mutex
 	kernels map[string]*kernel
 	tally   supervisor.Tally
+	culls   map[launcher.Cull]int64
 	closed  bool
 	running sync.WaitGroup // added to under mu, while closed is false
 }
@@ -139,6 +141,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 		opts: o, timing: tm, layout: lay, environ: os.Environ(), dir: dir, log: o.Log.With("component", "local"),
 		opening: make(chan struct{}, openStreams), kick: make(chan struct{}, 1),
 		ctx: life, cancel: cancel, kernels: make(map[string]*kernel), tally: supervisor.NewTally(tm.now()),
+		opened: tm.now(), culls: map[launcher.Cull]int64{},
 	}
 	l.children = newChildren()
 	if err := l.rescan(ctx); err != nil {

@@ -1,6 +1,7 @@
 package local
 
 import (
+	"maps"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -17,6 +18,7 @@ func (l *Launcher) Measure() launcher.Measures {
 	}
 	l.mu.Lock()
 	total := l.tally.Total()
+	m.Culls = maps.Clone(l.culls)
 	l.mu.Unlock()
 	m.Traffic = traffic(total)
 	m.LogEvicted, m.LogLost = total.LogEvicted, total.LogLost

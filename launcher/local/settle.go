@@ -137,6 +137,9 @@ func (l *Launcher) enterDead(k *kernel, end *supervisor.Ending) {
 	was := k.end
 	k.end, k.watcher, k.streaming, k.unsupported = end, nil, false, ""
 	l.observe(k)
+	if end.Culled && (was == nil || !was.Culled || !was.At.Equal(end.At)) && !end.At.Before(l.opened) {
+		l.culls[launcher.Cull{SpecName: k.rec.SpecName, Limit: end.Limit}]++
+	}
 	if was == nil || *was != *end {
 		k.touch()
 	}

@@ -79,6 +79,7 @@ type Ending struct {
 	At       time.Time `json:"at"`               // UTC
 	Stopped  bool      `json:"stopped"`          // it was stopped on request (404 from now on) rather than died
 	Culled   bool      `json:"culled,omitempty"` // it was ended by Config.Cull; if Stopped too, it was removed afterwards
+	Limit    string    `json:"limit,omitempty"`  // of Config.Cull, which has ended it: LimitIdle, LimitBusy or LimitAge
 }
 
 // ReadConfig reads and checks a Config file.

@@ -28,6 +28,13 @@ type Cull struct {
 	IdleMax time.Duration `json:"-"` // the longest IdleTimeout of a kernelspec; 0: any
 }
 
+// The limits of Cull as Ending.Limit names them.
+const (
+	LimitIdle = "idle" // IdleTimeout
+	LimitBusy = "busy" // BusyLimit
+	LimitAge  = "age"  // MaxAge
+)
+
 // DefaultCullInterval is how often a supervisor looks whether its kernel is to be ended, besides when that is due.
 const DefaultCullInterval = time.Minute
 
@@ -140,7 +147,7 @@ type usage struct {
 type plan struct {
 	at    time.Time
 	warn  time.Time // from then on its users are told; not before at if they are not
-	idle  bool      // it is for idleness
+	limit string    // which of the limits it is: LimitIdle, LimitBusy or LimitAge
 	how   string    // of a sentence that begins with "it was", the rest; %s is how long
 	since time.Time // what %s counts from
 }
@@ -169,7 +176,7 @@ func (c *Cull) plan(u usage) plan {
 		if u.busy {
 			since = latest(since, u.spoke)
 		}
-		p := plan{idle: true, how: "idle for %s", since: since}
+		p := plan{limit: LimitIdle, how: "idle for %s", since: since}
 		p.at = latest(since.Add(c.IdleTimeout), u.keepUntil)
 		if !u.worked.IsZero() {
 			p.at = latest(p.at, u.worked.Add(warning))
@@ -178,13 +185,13 @@ func (c *Cull) plan(u usage) plan {
 		take(p)
 	}
 	if c.BusyLimit > 0 && u.up && !u.busySince.IsZero() {
-		p := plan{how: "busy with one request for %s", since: u.busySince}
+		p := plan{limit: LimitBusy, how: "busy with one request for %s", since: u.busySince}
 		p.at = latest(u.busySince.Add(c.BusyLimit), u.keepUntil)
 		p.warn = p.at.Add(-c.warning(c.BusyLimit))
 		take(p)
 	}
 	if c.MaxAge > 0 {
-		p := plan{how: "running for %s, as long as kernels may here", since: u.started}
+		p := plan{limit: LimitAge, how: "running for %s, as long as kernels may here", since: u.started}
 		p.at = u.started.Add(c.MaxAge)
 		p.warn = p.at.Add(-c.warning(c.MaxAge))
 		take(p)

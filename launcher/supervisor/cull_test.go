@@ -61,8 +61,11 @@ func (i *idling) run(end time.Duration, events ...happening) (time.Duration, str
 		default:
 		}
 		if i.at >= look {
-			reason, pause := i.s.considerCull()
+			reason, limit, pause := i.s.considerCull()
 			if reason != "" {
+				if word := map[string]string{LimitIdle: "idle", LimitBusy: "busy", LimitAge: "running"}[limit]; !strings.HasPrefix(reason, "it was "+word) {
+					i.t.Errorf("%q is for the limit %q", reason, limit)
+				}
 				return i.at, reason
 			}
 			if pause <= 0 {
@@ -423,7 +426,7 @@ func TestCull_warning(t *testing.T) {
 		i, _ := begin(cull)
 		_, reason := i.run(2 * time.Hour)
 		i.s.mu.Lock()
-		i.s.endRequests(&outcome{culled: true, reason: reason})
+		i.s.endRequests(&outcome{culled: LimitIdle, reason: reason})
 		i.s.mu.Unlock()
 		const end = "[ekg] This kernel was ended at 2026-01-01 01:00:00 UTC: it was idle for 1h0m0s. Its variables are gone."
 		want(t, i, "ann", warning, "update_display_data "+end)

@@ -44,16 +44,16 @@ func (s *Supervisor) lookAgain() {
 	}
 }
 
-// considerCull returns why the kernel is to be ended now, or "" and how long nothing needs to be looked at if nothing happens. It
-// brings up to date what notebooks are shown.
-func (s *Supervisor) considerCull() (reason string, pause time.Duration) {
+// considerCull returns why the kernel is to be ended now and which limit wants it, or "" and how long nothing needs to be looked at
+// if nothing happens. It brings up to date what notebooks are shown.
+func (s *Supervisor) considerCull() (reason, limit string, pause time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	cull, now := &s.cfg.Cull, s.now()
 	pause = cull.interval()
 	u, _ := s.usage()
 	if p := cull.plan(u); !p.at.IsZero() && !now.Before(p.at) {
-		return p.why(now), 0
+		return p.why(now), p.limit, 0
 	}
 	shown := s.shownPlan()
 	if shown.at != s.toldEnd {
@@ -77,7 +77,7 @@ func (s *Supervisor) considerCull() (reason string, pause time.Duration) {
 			pause = min(pause, at.Sub(now))
 		}
 	}
-	return "", pause // where a poll has come at the time of the end, its own end is news
+	return "", "", pause // where a poll has come at the time of the end, its own end is news
 }
 
 // shownTime is a time as it stands in a notebook.
@@ -87,7 +87,7 @@ func shownTime(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 
 // s.mu is held.
 func (s *Supervisor) warn(p plan) {
 	text := fmt.Sprintf("This kernel will be ended at %s: by then it will have been %s.", shownTime(p.at), p.state(p.at))
-	if p.idle {
+	if p.limit == LimitIdle {
 		text += " Run a cell to keep it."
 	}
 	for _, sess := range s.sessions {

@@ -24,7 +24,7 @@ type outcome struct {
 	op      *operation // somebody wanted it
 	reason  string     // otherwise: one sentence
 	fatal   bool       // there is no point in trying again
-	culled  bool       // Config.Cull wanted it
+	culled  string     // the limit of Config.Cull that wanted it, "" if none did
 	retry   bool       // a port was lost: try again at once
 	started time.Time
 }
@@ -204,16 +204,16 @@ func (l *life) watch(ctx context.Context, out *outcome) {
 // cull ends the kernel if that is due, and reports whether it has. Else it sets the time of the next look.
 func (l *life) cull(out *outcome) bool {
 	l.measure()
-	reason, pause := l.s.considerCull()
+	reason, limit, pause := l.s.considerCull()
 	if reason == "" {
 		l.look.Reset(pause)
 		return false
 	}
-	l.s.logger.Info("kernel is culled", "reason", reason)
+	l.s.logger.Info("kernel is culled", "reason", reason, "limit", limit)
 	l.s.mu.Lock()
 	l.s.verdict = reason
 	l.s.mu.Unlock()
-	out.culled = true
+	out.culled = limit
 	l.s.stopProcess(l.proc, false)
 	l.ended(out)
 	return true
@@ -327,7 +327,7 @@ func (s *Supervisor) endRequests(out *outcome) {
 		s.abortOutstanding("aborted", "KernelRestarted", "the kernel was restarted")
 		return
 	}
-	if out.culled {
+	if out.culled != "" {
 		s.sayCulled(out.reason)
 	} else if r := s.oldestCell(); r != nil && r.session != nil {
 		s.log.append(r.session, s.notice(r.header, "The kernel died: %s", out.reason), true)
