@@ -94,6 +94,7 @@ type Request struct {
 	Spec       kernelspecs.Spec  // what to run
 	Env        map[string]string // the client's variables, already filtered by the gateway
 	WorkingDir string            // wanted working directory; ignored where it does not exist
+	Cull       kernelspecs.Cull  // when the owner's kernels are ended, where the operator wants something else for them than for all
 }
 
 // Session is an entry of Jupyter's /api/sessions. It is stored with its kernel.

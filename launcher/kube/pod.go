@@ -429,7 +429,7 @@ func (b *builder) configure(pod *corev1.Pod) error {
 		ChildSocket: childSocket, ImageKernelspec: b.ext.ImageKernelspec, SecretDir: secretDir,
 		TerminationFile: terminationLog, TerminationGrace: grace, Program: childProgram,
 		LogLimit: b.o.LogLimit, StopGrace: min(b.o.StopGrace, (grace-graceAllowance/2*time.Second)/2), DeadLinger: deadLinger,
-		RestartLimit: restartLimit, Cull: b.o.Cull.With(b.ext.Cull),
+		RestartLimit: restartLimit, Cull: b.o.Cull.For(b.req.Cull).With(b.ext.Cull),
 	}
 	text, err := json.Marshal(cfg)
 	if err != nil {

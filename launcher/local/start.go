@@ -143,7 +143,7 @@ func (l *Launcher) prepare(req launcher.Request) (record, supervisor.Config, err
 		ConnectionFile: l.layout.file(req.ID, connectionFile), Transport: transport, RunDir: runDir,
 		LockFile: l.layout.file(req.ID, lockFile), EndFile: l.layout.file(req.ID, endFile), SpillDir: l.layout.kernel(req.ID),
 		LogLimit: l.share(1), StopGrace: l.opts.StopGrace, DeadLinger: l.opts.DeadLinger, RestartLimit: restartLimit,
-		Cull: l.opts.Cull.With(ext.Cull),
+		Cull: l.opts.Cull.For(req.Cull).With(ext.Cull),
 	}
 	return rec, cfg, nil
 }

@@ -63,6 +63,21 @@ func CullActivities() []string {
 	return names
 }
 
+// For is what holds for the kernels of a user for whom the operator wants something else. A kernelspec's idle timeout may be as long as
+// the user's.
+func (c Cull) For(user kernelspecs.Cull) Cull {
+	for to, from := range map[*time.Duration]*kernelspecs.Duration{&c.IdleTimeout: user.IdleTimeout, &c.BusyLimit: user.BusyLimit,
+		&c.MaxAge: user.MaxAge, &c.Warning: user.Warning} {
+		if from != nil {
+			*to = time.Duration(*from)
+		}
+	}
+	if user.IdleTimeout != nil && tighter(c.IdleTimeout, c.IdleMax) == c.IdleMax {
+		c.IdleMax = c.IdleTimeout
+	}
+	return c
+}
+
 // With is what holds for the kernels of a kernelspec, within the operator's bounds: an idle timeout up to IdleMax, and other
 // limits that are not longer than those for all kernels.
 func (c Cull) With(spec kernelspecs.Cull) Cull {
