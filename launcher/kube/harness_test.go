@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 
@@ -71,6 +72,15 @@ func newTestCluster(t testing.TB) *testCluster {
 		return false, nil, nil
 	})
 	return c
+}
+
+// silence is called before anybody watches. Watches of pods that begin while it is true tell nothing.
+func (c *testCluster) silence() *atomic.Bool {
+	silent := new(atomic.Bool)
+	c.PrependWatchReactor("pods", func(k8stesting.Action) (bool, watch.Interface, error) {
+		return silent.Load(), watch.NewFake(), nil
+	})
+	return silent
 }
 
 // patchPod does what the fake does by itself, and gives the pod its next version. Patches of ours all have metadata.

@@ -116,7 +116,7 @@ type Launcher struct {
 	tally      supervisor.Tally
 	gpuSeconds map[string]float64 // by kernelspec
 	culls      map[launcher.Cull]int64
-	troubled   time.Time // when a watch has failed last
+	unwatched  map[watched]bool // what cannot be watched at this moment
 	closed     bool
 	running    sync.WaitGroup // added to under mu, while closed is false
 }
@@ -144,7 +144,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) dialer
 	}
 	l := &Launcher{opts: o, client: o.Cluster.client, namespaces: o.namespaces(), timing: tm, log: o.Log.With("component", "kube"), opening: make(chan struct{}, openStreams),
 		cancel: cancel, ctx: life, kernels: map[string]*kernel{}, events: map[types.UID][]corev1.Event{}, endings: past,
-		opened: tm.now(), tally: supervisor.NewTally(tm.now()), gpuSeconds: map[string]float64{}, culls: map[launcher.Cull]int64{}}
+		opened: tm.now(), tally: supervisor.NewTally(tm.now()), gpuSeconds: map[string]float64{}, culls: map[launcher.Cull]int64{}, unwatched: map[watched]bool{}}
 	if o.Cluster.asked != nil {
 		o.Cluster.asked.tell(o.Observer)
 	}

@@ -34,9 +34,9 @@ const (
 	// PeerPort is where a gateway in the cluster hears from its replicas.
 	PeerPort = 8890
 
-	peerTime  = time.Second // for all peers to be told; one that does not answer will learn by its watch
-	peerName  = "ekg-peers" // what keys are derived for, and the name in the certificate
-	peerAsks  = 64          // peers' requests that are answered at one time
+	peerTime  = 2 * time.Second // for all peers to be told; one that does not answer will learn by its watch
+	peerName  = "ekg-peers"     // what keys are derived for, and the name in the certificate
+	peerAsks  = 64              // peers' requests that are answered at one time
 	peerReads = 5 * time.Second
 	peerBody  = 32 << 10 // bytes of how a kernel ended
 )
@@ -115,6 +115,7 @@ func (p *peers) told(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusBadRequest)
 		return
 	}
+	settled := p.l.freshness.doubt() // whatever happens to this request now, its kernel is in the next list
 	select {
 	case p.asking <- struct{}{}:
 		defer func() { <-p.asking }()
@@ -134,6 +135,7 @@ func (p *peers) told(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		return
 	}
+	settled()
 	w.WriteHeader(http.StatusNoContent)
 }
 

@@ -9,11 +9,12 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apimachinery/pkg/runtime"
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -23,8 +24,9 @@ import (
 // TestPeers: who is told of a kernel knows it at once, however late its watch is.
 func TestPeers(t *testing.T) {
 	c := newTestCluster(t)
+	silent := c.silence()
 	first := openTest(t, c, nil)
-	c.PrependWatchReactor("pods", func(k8stesting.Action) (bool, watch.Interface, error) { return true, watch.NewFake(), nil }) // it says nothing
+	silent.Store(true)
 	late := openTest(t, c, nil)
 	keys, err := deriveKeys(testKey, peerName, keyVersion)
 	if err != nil {
@@ -89,14 +91,63 @@ func TestPeers(t *testing.T) {
 	}
 }
 
+// TestPeers_unanswered: a list never lacks a kernel of which a peer has told, also where what it told could not be looked at.
+func TestPeers_unanswered(t *testing.T) {
+	c := newTestCluster(t)
+	silent := c.silence()
+	var refused atomic.Bool
+	c.PrependReactor("list", "pods", func(k8stesting.Action) (bool, runtime.Object, error) {
+		return refused.Load(), nil, errors.New("the server is busy")
+	})
+	first := openTest(t, c, nil)
+	silent.Store(true)
+	late := openTest(t, c, nil)
+	keys, err := deriveKeys(testKey, peerName, keyVersion)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &peers{l: late, keys: keys, asking: make(chan struct{}, 1)}
+	tell := func(id string) int {
+		w, r := httptest.NewRecorder(), httptest.NewRequest("POST", "/kernels/"+id, nil)
+		r.SetPathValue("id", id)
+		r.Header.Set("Authorization", "Bearer "+keys.token)
+		p.told(w, r)
+		return w.Code
+	}
+	for n, id := range []string{idA, idB} {
+		if _, _, err := first.Start(t.Context(), testRequest(id)); err != nil {
+			t.Fatal(err)
+		}
+		want := http.StatusTooManyRequests // in one case it is not even asked
+		if n == 0 {
+			want = http.StatusServiceUnavailable
+			refused.Store(true)
+		} else {
+			p.asking <- struct{}{}
+		}
+		if got := tell(id); got != want {
+			t.Errorf("told of %s: %d", id, got)
+		}
+		refused.Store(false)
+		if all, err := late.Kernels(t.Context()); err != nil || len(all) != n+1 {
+			t.Errorf("there are %+v, %v", all, err)
+		}
+	}
+	before := c.requests()
+	if _, err := late.Kernels(t.Context()); err != nil || c.requests() != before {
+		t.Errorf("the cluster is asked again: %v", err)
+	}
+}
+
 // TestPeers_culled: that a kernel was culled, and whose it was, is known also to who is told of its end by another gateway only, whether
 // or not it has known the kernel.
 func TestPeers_culled(t *testing.T) {
 	for _, known := range []bool{true, false} {
 		t.Run(fmt.Sprintf("known %v", known), func(t *testing.T) {
 			c := newTestCluster(t)
+			silent := c.silence()
 			first := openTest(t, c, nil)
-			c.PrependWatchReactor("pods", func(k8stesting.Action) (bool, watch.Interface, error) { return true, watch.NewFake(), nil })
+			silent.Store(true)
 			late := openTest(t, c, nil)
 			if _, _, err := first.Start(t.Context(), testRequest(idA)); err != nil {
 				t.Fatal(err)

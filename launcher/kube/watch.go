@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -13,8 +14,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -29,20 +31,38 @@ const (
 	tellEnd          = 30 * time.Second // after the end of a kernel's container that its supervisor is told how it came
 	proofTime        = 3 * time.Second  // for the cluster to prove that a list of kernels is fresh
 	proofPause       = 2 * time.Second  // after it did not, before it is asked again
-	watchPause       = 90 * time.Second // at most, before client-go tries a watch again that has failed: a minute, and some to spare
 )
 
 // managed selects the objects of all kernels.
 const managed = LabelManagedBy + "=" + Manager
 
+// ofKindPod selects the events of pods.
+const ofKindPod = "involvedObject.kind=Pod"
+
 // startInformers watches pods and their events in every namespace, and returns when all that there is has been entered.
 func (l *Launcher) startInformers(ctx context.Context) error {
 	var synced []cache.InformerSynced
 	for _, ns := range l.namespaces {
-		pods := informers.NewSharedInformerFactoryWithOptions(l.client, l.timing.resync, informers.WithNamespace(ns),
-			informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = managed })).Core().V1().Pods().Informer()
-		events := informers.NewSharedInformerFactoryWithOptions(l.client, l.timing.resync, informers.WithNamespace(ns),
-			informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.FieldSelector = "involvedObject.kind=Pod" })).Core().V1().Events().Informer()
+		pods := cache.NewSharedIndexInformer(&cache.ListWatch{
+			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+				o.LabelSelector = managed
+				return heeded(l, watched{ns, "pods"}, false, func() (*corev1.PodList, error) { return l.client.CoreV1().Pods(ns).List(ctx, o) })
+			},
+			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+				o.LabelSelector = managed
+				return heeded(l, watched{ns, "pods"}, true, func() (watch.Interface, error) { return l.client.CoreV1().Pods(ns).Watch(ctx, o) })
+			},
+		}, &corev1.Pod{}, l.timing.resync, nil)
+		events := cache.NewSharedIndexInformer(&cache.ListWatch{
+			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+				o.FieldSelector = ofKindPod
+				return heeded(l, watched{ns, "events"}, false, func() (*corev1.EventList, error) { return l.client.CoreV1().Events(ns).List(ctx, o) })
+			},
+			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+				o.FieldSelector = ofKindPod
+				return heeded(l, watched{ns, "events"}, true, func() (watch.Interface, error) { return l.client.CoreV1().Events(ns).Watch(ctx, o) })
+			},
+		}, &corev1.Event{}, l.timing.resync, nil)
 		entered, err := l.follow(ns, pods, events)
 		if err != nil {
 			return err
@@ -69,12 +89,26 @@ func (l *Launcher) startInformers(ctx context.Context) error {
 	return nil
 }
 
+// watched is what an informer watches.
+type watched struct{ namespace, what string }
+
+// heeded lists what is watched, or begins the watch, and notes whether it works. An informer does not tell: while the API server
+// refuses connections it tries again without a word, after up to a minute. Once a list has failed only a watch mends it.
+func heeded[T any](l *Launcher, w watched, mends bool, ask func() (T, error)) (T, error) {
+	got, err := ask()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil {
+		l.unwatched[w] = true
+	} else if mends {
+		delete(l.unwatched, w)
+	}
+	return got, err
+}
+
 // follow has what two informers tell entered. Synced are what says that their first list has been.
 func (l *Launcher) follow(ns string, pods, events cache.SharedIndexInformer) (synced []cache.InformerSynced, err error) {
 	complain := func(_ context.Context, _ *cache.Reflector, err error) {
-		l.mu.Lock()
-		l.troubled = l.timing.now()
-		l.mu.Unlock()
 		if l.rights.forbidden(ns, err) {
 			l.log.Error("no kernel can be in a namespace", "namespace", ns, "err", l.rights.refusal(ns))
 			return
@@ -350,6 +384,38 @@ type freshness struct {
 	mu     sync.Mutex // held while it is proved anew: who comes meanwhile waits for the result
 	last   time.Time
 	failed time.Time // when it could not be proved
+
+	doubting sync.Mutex
+	doubts   map[*doubt]bool // guarded by doubting; until they are settled the next list is proved
+}
+
+// doubt is a reason to think that what the informers hold is old.
+type doubt struct{ _ byte }
+
+// doubt has lists proved from now on. settled ends that; a list that has begun later and was proved does so, too.
+func (f *freshness) doubt() (settled func()) {
+	d := new(doubt)
+	f.doubting.Lock()
+	defer f.doubting.Unlock()
+	if f.doubts == nil {
+		f.doubts = map[*doubt]bool{}
+	}
+	f.doubts[d] = true
+	return func() { f.settle([]*doubt{d}) }
+}
+
+func (f *freshness) doubted() []*doubt {
+	f.doubting.Lock()
+	defer f.doubting.Unlock()
+	return slices.Collect(maps.Keys(f.doubts))
+}
+
+func (f *freshness) settle(some []*doubt) {
+	f.doubting.Lock()
+	defer f.doubting.Unlock()
+	for _, d := range some {
+		delete(f.doubts, d)
+	}
 }
 
 func (f *freshness) proved(now time.Time) {
@@ -360,12 +426,13 @@ func (f *freshness) proved(now time.Time) {
 
 // proveFresh makes sure that the list of kernels is not older than a few seconds. A watch may be dead without anybody's having
 // noticed; so the names that the cluster has are compared with those that are known, at most once in so many seconds however
-// many ask and however many kernels there are. The error is ErrUnavailable: better no list than one that lacks kernels.
+// many ask and however many kernels there are, and where there is reason to doubt. The error is ErrUnavailable: better no list than one that lacks kernels.
 func (l *Launcher) proveFresh(ctx context.Context) error {
 	l.freshness.mu.Lock()
 	defer l.freshness.mu.Unlock()
+	doubts := l.freshness.doubted()
 	switch now := l.timing.now(); {
-	case now.Sub(l.freshness.last) < l.timing.fresh:
+	case len(doubts) == 0 && now.Sub(l.freshness.last) < l.timing.fresh:
 		return nil
 	case now.Sub(l.freshness.failed) < proofPause:
 		return errNoAnswer // or those that wait would wait in turn
@@ -405,15 +472,16 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 		l.enterRemoved(pod)
 	}
 	l.freshness.last = l.timing.now()
+	l.freshness.settle(doubts)
 	return nil
 }
 
-// catchUp looks for itself where a watch may be down: kernels that start would not be heard of until it is tried again.
+// catchUp looks for itself where there is no watch: kernels that start would not be heard of until it is tried again.
 func (l *Launcher) catchUp(ctx context.Context) {
 	l.mu.Lock()
-	troubled := l.troubled
+	missing := slices.Collect(maps.Keys(l.unwatched))
 	l.mu.Unlock()
-	if l.timing.now().Sub(troubled) > watchPause {
+	if !slices.ContainsFunc(missing, func(w watched) bool { return l.rights.refusal(w.namespace) == "" }) {
 		return
 	}
 	if err := l.proveFresh(ctx); err != nil {

@@ -2,9 +2,13 @@ package kube
 
 import (
 	"errors"
+	"net"
+	"os"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,6 +21,40 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 )
+
+// TestUnwatched: while the cluster lets nobody watch, which the client's library takes for nothing to be told, kernels are heard of all the
+// same; afterwards nobody looks any more.
+func TestUnwatched(t *testing.T) {
+	c := newTestCluster(t)
+	other := openTest(t, c, nil)
+	var refused atomic.Bool
+	var watches sync.Map // those that have begun
+	c.PrependWatchReactor("pods", func(k8stesting.Action) (bool, watch.Interface, error) {
+		if refused.Load() {
+			return true, nil, &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+		}
+		w := watch.NewFake()
+		watches.Store(w, true)
+		return true, w, nil
+	})
+	l := openTest(t, c, func(_ *Options, tm *timing) { tm.tend, tm.fresh = time.Millisecond, time.Millisecond })
+	refused.Store(true)
+	watches.Range(func(w, _ any) bool { // as when the API server ends: not one that has never told anything
+		w.(*watch.FakeWatcher).Action(watch.Bookmark, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "100"}})
+		w.(*watch.FakeWatcher).Stop()
+		return true
+	})
+	if _, _, err := other.Start(t.Context(), testRequest(idA)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it has heard of the kernel", func() bool { return len(l.known()) == 1 })
+	refused.Store(false)
+	eventually(t, "it watches again", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.unwatched) == 0
+	})
+}
 
 // TestLists: a list never lacks a kernel that exists; where that is not certain, there is none.
 func TestLists(t *testing.T) {

@@ -169,7 +169,7 @@ func TestPod_culled(t *testing.T) {
 
 // TestCull_processors: a thread that computes keeps its kernel, here and in another container, and no longer than it does.
 func TestCull_processors(t *testing.T) {
-	const busy = `while :; do :; done & exec "$0" "$@"` // a process of the kernel's session beside the kernel
+	const busy = `while :; do :; done & exec "$0" "$@"`                                     // a process of the kernel's session beside the kernel
 	cull := Cull{IdleTimeout: 2 * time.Second, CPU: 0.01, Interval: 500 * time.Millisecond} // a tick of the clock in each interval is enough
 	argv := append([]string{"/bin/sh", "-c", busy}, fakeKernelArgv()...)
 	check := func(t *testing.T, leader int, until func(string, func(Status) bool) Status) {
