@@ -34,6 +34,7 @@ type kernel struct {
 	notes       notesCache
 	start       *start            // not over yet; nil: it is, or somebody else has begun it
 	counted     supervisor.Counts // the last ones heard of any of its supervisors
+	culled      time.Time         // the last time it was culled that is in Launcher.culls
 }
 
 func (l *Launcher) newKernel(rec record) *kernel {

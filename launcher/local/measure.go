@@ -25,6 +25,15 @@ func (l *Launcher) Measure() launcher.Measures {
 	return m
 }
 
+// countCull counts a kernel that was culled, each time once. Launcher.mu is held.
+func (l *Launcher) countCull(k *kernel, end *supervisor.Ending) {
+	if end == nil || !end.Culled || end.At.Equal(k.culled) || end.At.Before(l.opened) {
+		return
+	}
+	k.culled = end.At
+	l.culls[launcher.Cull{SpecName: k.rec.SpecName, Limit: end.Limit}]++
+}
+
 func traffic(c supervisor.Counts) (all []launcher.Traffic) {
 	for i, channel := range supervisor.CountedChannels {
 		all = append(all, launcher.Traffic{Channel: channel, ToKernel: true, Messages: c.ToKernel[i][0], Bytes: c.ToKernel[i][1]},

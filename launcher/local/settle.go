@@ -108,6 +108,9 @@ func (l *Launcher) bury(k *kernel, end supervisor.Ending) error {
 	if err := l.remove(k); err != nil {
 		return err
 	}
+	l.mu.Lock()
+	l.countCull(k, &end)
+	l.mu.Unlock()
 	l.enterGone(k, &launcher.GoneError{ID: k.id, Owner: k.rec.Owner, Reason: end.Reason, At: end.At})
 	return nil
 }
@@ -137,9 +140,7 @@ func (l *Launcher) enterDead(k *kernel, end *supervisor.Ending) {
 	was := k.end
 	k.end, k.watcher, k.streaming, k.unsupported = end, nil, false, ""
 	l.observe(k)
-	if end.Culled && (was == nil || !was.Culled || !was.At.Equal(end.At)) && !end.At.Before(l.opened) {
-		l.culls[launcher.Cull{SpecName: k.rec.SpecName, Limit: end.Limit}]++
-	}
+	l.countCull(k, end)
 	if was == nil || *was != *end {
 		k.touch()
 	}

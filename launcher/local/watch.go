@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 )
 
@@ -84,6 +85,13 @@ func (l *Launcher) stream(k *kernel, w *watcher) (heard bool, err error) {
 
 // hear enters a status.
 func (l *Launcher) hear(k *kernel, w *watcher, st supervisor.Status) {
+	var end *supervisor.Ending // of a kernel whose supervisor stays for a while
+	if st.State == string(launcher.Dead) {
+		var err error
+		if end, err = l.layout.readEnding(k.id); err != nil {
+			l.log.Warn("record of a kernel's end cannot be read", "kernel", k.id, "err", err)
+		}
+	}
 	l.mu.Lock()
 	if k.watcher != w {
 		l.mu.Unlock()
@@ -97,6 +105,7 @@ func (l *Launcher) hear(k *kernel, w *watcher, st supervisor.Status) {
 	}
 	l.tally.Add(k.counted, st.Counts)
 	k.counted = st.Counts
+	l.countCull(k, end)
 	l.observe(k)
 	k.touch()
 	l.mu.Unlock()
