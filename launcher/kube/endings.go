@@ -45,26 +45,26 @@ const (
 
 // ending is how a kernel ended.
 type ending struct {
-	reason  string
-	at      time.Time
-	stopped bool // on request: there is no such kernel any more
-	culled  bool // by its supervisor, as the operator wants it; if stopped too, it was removed afterwards
-	limit   string
-	owner   string
-	spec    string
+	reason    string
+	at        time.Time
+	stopped   bool   // on request: there is no such kernel any more
+	culled    bool   // by its supervisor, as the operator wants it; if stopped too, it was removed afterwards
+	culledFor string // supervisor.Ending.CulledFor
+	owner     string
+	spec      string
 
 	pod types.UID // the kernel's last pod, if a gateway has seen it: later news of it are no news
 }
 
 // notedEnding is an ending as it is written.
 type notedEnding struct {
-	Reason  string    `json:"reason"`
-	At      time.Time `json:"at"`
-	Stopped bool      `json:"stopped,omitempty"`
-	Culled  bool      `json:"culled,omitempty"`
-	Limit   string    `json:"limit,omitempty"`
-	Owner   string    `json:"owner,omitempty"`
-	Spec    string    `json:"kernelspec"`
+	Reason    string    `json:"reason"`
+	At        time.Time `json:"at"`
+	Stopped   bool      `json:"stopped,omitempty"`
+	Culled    bool      `json:"culled,omitempty"`
+	CulledFor string    `json:"culled_for,omitempty"`
+	Owner     string    `json:"owner,omitempty"`
+	Spec      string    `json:"kernelspec"`
 }
 
 // endings remembers how kernels have ended. Launcher.mu guards it.
@@ -97,7 +97,7 @@ func (l *Launcher) remember(id string, end *ending) bool {
 	l.endings.known.Add(id, end)
 	same := ok && before.at.Equal(end.at)
 	if end.culled && !(same && before.culled) && !end.at.Before(l.opened) {
-		l.culls[launcher.Cull{SpecName: end.spec, Limit: end.limit}]++
+		l.culls[launcher.Cull{SpecName: end.spec, Limit: end.culledFor}]++
 	}
 	return !same || before.stopped != end.stopped
 }
@@ -160,7 +160,7 @@ func (l *Launcher) enterEndings(m *corev1.ConfigMap) {
 			continue
 		}
 		l.remember(id, &ending{reason: quote(noted.Reason, maxReason), at: noted.At, stopped: noted.Stopped, culled: noted.Culled,
-			limit: noted.Limit, owner: noted.Owner, spec: noted.Spec})
+			culledFor: noted.CulledFor, owner: noted.Owner, spec: noted.Spec})
 	}
 }
 
@@ -191,7 +191,7 @@ func (l *Launcher) writeUnwritten(ctx context.Context) bool {
 	type place struct{ namespace, name string }
 	texts := map[place]map[string]string{}
 	for id, u := range all {
-		text, err := json.Marshal(notedEnding{quote(u.end.reason, maxNotedReason), u.end.at, u.end.stopped, u.end.culled, u.end.limit, u.end.owner, u.end.spec})
+		text, err := json.Marshal(notedEnding{quote(u.end.reason, maxNotedReason), u.end.at, u.end.stopped, u.end.culled, u.end.culledFor, u.end.owner, u.end.spec})
 		if err != nil { // a time beyond the year 9999
 			l.log.Warn("the end of a kernel cannot be written down", "kernel", id, "err", err)
 			continue
@@ -276,7 +276,7 @@ func (l *Launcher) pruneEndings(ctx context.Context) {
 
 // endingTold is an ending as a supervisor has left it.
 func endingTold(e supervisor.Ending) *ending {
-	return &ending{reason: quote(e.Reason, maxReason), at: e.At.UTC(), stopped: e.Stopped, culled: e.Culled, limit: e.Limit}
+	return &ending{reason: quote(e.Reason, maxReason), at: e.At.UTC(), stopped: e.Stopped, culled: e.Culled, culledFor: e.CulledFor}
 }
 
 // Culled returns the kernels that were culled, as far as their ends are kept.

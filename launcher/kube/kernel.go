@@ -152,7 +152,7 @@ func (l *Launcher) enterRemoved(pod *corev1.Pod) {
 		}
 	}
 	if k.stop != nil {
-		end = &ending{reason: k.stop.reason, at: end.at, stopped: true, culled: end.culled, limit: end.limit}
+		end = &ending{reason: k.stop.reason, at: end.at, stopped: true, culled: end.culled, culledFor: end.culledFor}
 	}
 	l.enterEnd(k, end)
 	if end.stopped {

@@ -141,14 +141,14 @@ func (p *peers) told(w http.ResponseWriter, r *http.Request) {
 
 // toldEnding is how a kernel has ended, as one replica tells it to another: the pod that would show it is gone.
 type toldEnding struct {
-	Pod     types.UID `json:"pod"`
-	Reason  string    `json:"reason"`
-	At      time.Time `json:"at"`
-	Stopped bool      `json:"stopped"`
-	Culled  bool      `json:"culled,omitempty"`
-	Limit   string    `json:"limit,omitempty"`
-	Owner   string    `json:"owner,omitempty"`
-	Spec    string    `json:"kernelspec,omitempty"`
+	Pod       types.UID `json:"pod"`
+	Reason    string    `json:"reason"`
+	At        time.Time `json:"at"`
+	Stopped   bool      `json:"stopped"`
+	Culled    bool      `json:"culled,omitempty"`
+	CulledFor string    `json:"culled_for,omitempty"`
+	Owner     string    `json:"owner,omitempty"`
+	Spec      string    `json:"kernelspec,omitempty"`
 }
 
 // endingToTell is how a kernel has ended, nil if it has not.
@@ -159,12 +159,12 @@ func (l *Launcher) endingToTell(id string) *toldEnding {
 	if k := l.kernels[id]; !ended || k != nil && (k.end == nil || k.pod.UID != end.pod) {
 		return nil
 	}
-	return &toldEnding{end.pod, end.reason, end.at, end.stopped, end.culled, end.limit, end.owner, end.spec}
+	return &toldEnding{end.pod, end.reason, end.at, end.stopped, end.culled, end.culledFor, end.owner, end.spec}
 }
 
 // enterTold enters how a kernel has ended that another replica has ended.
 func (l *Launcher) enterTold(id string, told toldEnding) {
-	end := &ending{reason: quote(told.Reason, maxReason), at: told.At.UTC(), stopped: told.Stopped, culled: told.Culled, limit: told.Limit,
+	end := &ending{reason: quote(told.Reason, maxReason), at: told.At.UTC(), stopped: told.Stopped, culled: told.Culled, culledFor: told.CulledFor,
 		owner: told.Owner, spec: told.Spec, pod: told.Pod}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -155,7 +155,7 @@ func TestPeers_culled(t *testing.T) {
 			if known {
 				late.enterPod(first.known()[0].pod)
 			}
-			end := supervisor.Ending{KernelID: idA, Reason: "it was idle for 1h0m0s", At: time.Now().UTC(), Culled: true, Limit: supervisor.LimitIdle}
+			end := supervisor.Ending{KernelID: idA, Reason: "it was idle for 1h0m0s", At: time.Now().UTC(), Culled: true, CulledFor: supervisor.LimitIdle}
 			c.setPod(t, idA+"-1", func(pod *corev1.Pod) { succeedWith(t, pod, end) })
 			waitFor(t, first, idA, func(k launcher.Kernel) bool { return k.State == launcher.Dead })
 			if err := first.Stop(t.Context(), idA, "it was shut down on request"); err != nil {

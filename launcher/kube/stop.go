@@ -67,7 +67,7 @@ func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 	pod, alive, removed := k.pod, k.end == nil || !wanted, k.removed
 	end := ending{reason: s.reason, at: l.timing.now().UTC(), stopped: wanted}
 	if k.end != nil && k.end.culled {
-		end.reason, end.at, end.culled, end.limit = k.end.reason, k.end.at, true, k.end.limit // why it ended is still the same
+		end.reason, end.at, end.culled, end.culledFor = k.end.reason, k.end.at, true, k.end.culledFor // why it ended is still the same
 		s.reason = end.reason
 	}
 	l.mu.Unlock()
@@ -114,7 +114,7 @@ func (l *Launcher) endPod(pod *corev1.Pod, end ending, alive bool) error {
 
 // endingAnnotation marks a pod whose kernel is ended by a gateway.
 func endingAnnotation(pod *corev1.Pod, end ending) map[string]string {
-	text, err := json.Marshal(supervisor.Ending{KernelID: pod.Labels[LabelKernel], Reason: end.reason, At: end.at, Stopped: end.stopped, Culled: end.culled, Limit: end.limit})
+	text, err := json.Marshal(supervisor.Ending{KernelID: pod.Labels[LabelKernel], Reason: end.reason, At: end.at, Stopped: end.stopped, Culled: end.culled, CulledFor: end.culledFor})
 	if err != nil {
 		panic("kube: the time of an end cannot be written: " + err.Error()) // it comes from this machine's clock
 	}

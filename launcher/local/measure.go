@@ -31,7 +31,7 @@ func (l *Launcher) countCull(k *kernel, end *supervisor.Ending) {
 		return
 	}
 	k.culled = end.At
-	l.culls[launcher.Cull{SpecName: k.rec.SpecName, Limit: end.Limit}]++
+	l.culls[launcher.Cull{SpecName: k.rec.SpecName, Limit: end.CulledFor}]++
 }
 
 func traffic(c supervisor.Counts) (all []launcher.Traffic) {

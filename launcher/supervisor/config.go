@@ -74,12 +74,12 @@ const MaxTermination = 4096
 
 // Ending is what a supervisor leaves in Config.EndFile and Config.TerminationFile.
 type Ending struct {
-	KernelID string    `json:"kernel_id"`
-	Reason   string    `json:"reason"`           // one sentence for the owner
-	At       time.Time `json:"at"`               // UTC
-	Stopped  bool      `json:"stopped"`          // it was stopped on request (404 from now on) rather than died
-	Culled   bool      `json:"culled,omitempty"` // it was ended by Config.Cull; if Stopped too, it was removed afterwards
-	Limit    string    `json:"limit,omitempty"`  // of Config.Cull, which has ended it: LimitIdle, LimitBusy or LimitAge
+	KernelID  string    `json:"kernel_id"`
+	Reason    string    `json:"reason"`               // one sentence for the owner
+	At        time.Time `json:"at"`                   // UTC
+	Stopped   bool      `json:"stopped"`              // it was stopped on request (404 from now on) rather than died
+	Culled    bool      `json:"culled,omitempty"`     // it was ended by Config.Cull; if Stopped too, it was removed afterwards
+	CulledFor string    `json:"culled_for,omitempty"` // the limit of Config.Cull that has ended it: LimitIdle, LimitBusy or LimitAge
 }
 
 // ReadConfig reads and checks a Config file.

@@ -28,7 +28,7 @@ type Cull struct {
 	IdleMax time.Duration `json:"-"` // the longest IdleTimeout of a kernelspec; 0: any
 }
 
-// The limits of Cull as Ending.Limit names them.
+// The limits of Cull as Ending.CulledFor names them.
 const (
 	LimitIdle = "idle" // IdleTimeout
 	LimitBusy = "busy" // BusyLimit

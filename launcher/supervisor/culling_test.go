@@ -50,7 +50,7 @@ func TestSupervisor_culled(t *testing.T) {
 	if err == nil {
 		err = json.Unmarshal(b, &e)
 	}
-	if err != nil || !e.Culled || e.Stopped || e.Reason != reason || e.Limit != LimitIdle {
+	if err != nil || !e.Culled || e.Stopped || e.Reason != reason || e.CulledFor != LimitIdle {
 		t.Errorf("on record is %s, %v", b, err)
 	}
 	if status, body := r.request("PATCH", "", `{"keep_until": null}`); status != 409 {

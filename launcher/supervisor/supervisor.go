@@ -285,7 +285,7 @@ func (s *Supervisor) runKernel(ctx context.Context) {
 			op, crashes = next, 0
 			continue
 		}
-		if err := s.writeEnding(Ending{Reason: out.reason, Culled: out.culled != "", Limit: out.culled}); err != nil {
+		if err := s.writeEnding(Ending{Reason: out.reason, Culled: out.culled != "", CulledFor: out.culled}); err != nil {
 			s.logger.Error("the kernel's end cannot be recorded", "err", err)
 		}
 		s.announce(stateDead, out.reason)
