@@ -266,6 +266,19 @@ func TestLogRequest(t *testing.T) {
 	}
 }
 
+// The supervisor that ends its kernel is told which request wants that.
+func TestRequestID_stop(t *testing.T) {
+	g := startGateway(t, nil)
+	g.fake.add(idA, "python3", launcher.Idle)
+	resp := g.do("DELETE", "/api/kernels/"+idA, "")
+	resp.want(t, 204, "")
+	g.fake.change(func() {
+		if got, want := g.fake.stopRequests[idA], resp.Header.Get(headerRequestID); got != want || got == "" {
+			t.Errorf("the launcher is told of request %q, the client of %q", got, want)
+		}
+	})
+}
+
 // flaky is a disk that is full for some time.
 type flaky struct {
 	mu    sync.Mutex

@@ -52,14 +52,15 @@ type fakeLauncher struct {
 	// newState is the state of a kernel that Start has made.
 	newState launcher.State
 
-	mu      sync.Mutex
-	kernels map[string]*fakeKernel
-	gone    map[string]*launcher.GoneError
-	reqs    []launcher.Request
-	stops   map[string]string // reason by id
-	claims  []string
-	dials   int
-	changed chan struct{} // closed at every change
+	mu           sync.Mutex
+	kernels      map[string]*fakeKernel
+	gone         map[string]*launcher.GoneError
+	reqs         []launcher.Request
+	stops        map[string]string // reason by id
+	stopRequests map[string]string // the request's id by id
+	claims       []string
+	dials        int
+	changed      chan struct{} // closed at every change
 }
 
 type fakeKernel struct {
@@ -74,7 +75,7 @@ func newFakeLauncher(t *testing.T) *fakeLauncher {
 		t.Fatal(err)
 	}
 	f := &fakeLauncher{t: t, dir: dir, newState: launcher.Idle, kernels: map[string]*fakeKernel{},
-		gone: map[string]*launcher.GoneError{}, stops: map[string]string{}, changed: make(chan struct{})}
+		gone: map[string]*launcher.GoneError{}, stops: map[string]string{}, stopRequests: map[string]string{}, changed: make(chan struct{})}
 	t.Cleanup(func() {
 		for _, k := range f.kernels {
 			if k.super != nil {
@@ -246,7 +247,7 @@ func (f *fakeLauncher) Revive(_ context.Context, id string) (launcher.Kernel, er
 	return f.Kernel(context.Background(), id)
 }
 
-func (f *fakeLauncher) Stop(_ context.Context, id, reason string) error {
+func (f *fakeLauncher) Stop(ctx context.Context, id, reason string) error {
 	f.mu.Lock()
 	k, ok := f.kernels[id]
 	f.mu.Unlock()
@@ -259,6 +260,7 @@ func (f *fakeLauncher) Stop(_ context.Context, id, reason string) error {
 	f.change(func() {
 		delete(f.kernels, id)
 		f.stops[id] = reason
+		f.stopRequests[id] = launcher.RequestID(ctx)
 	})
 	return nil
 }

@@ -192,7 +192,7 @@ func (g *Gateway) deleteKernel(w http.ResponseWriter, r *http.Request) error {
 func (g *Gateway) stop(ctx context.Context, id, reason string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
 	defer cancel()
-	if err := g.opts.Launcher.Stop(ctx, id, reason); err != nil {
+	if err := g.opts.Launcher.Stop(launcher.WithRequestID(ctx, requestID(ctx)), id, reason); err != nil {
 		return err
 	}
 	g.conns.revoke(id, errKernelStopped)

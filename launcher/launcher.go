@@ -222,6 +222,19 @@ type Launcher interface {
 	Close() error
 }
 
+type requestIDKey struct{}
+
+// WithRequestID has what a launcher asks of supervisors with ctx known under the id of a request, in the logs of both.
+func WithRequestID(ctx context.Context, id string) context.Context {
+	return context.WithValue(ctx, requestIDKey{}, id)
+}
+
+// RequestID returns what WithRequestID was told, "" if it was not called.
+func RequestID(ctx context.Context) string {
+	id, _ := ctx.Value(requestIDKey{}).(string)
+	return id
+}
+
 // MaxLaunchTimeout bounds what a client may say of its patience in KERNEL_LAUNCH_TIMEOUT.
 const MaxLaunchTimeout = 24 * time.Hour
 

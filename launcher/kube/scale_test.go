@@ -82,15 +82,15 @@ func TestManyKernels(t *testing.T) {
 		if took > 10*time.Second {
 			t.Errorf("it takes %v", took)
 		}
-		if err := next.Stop(t.Context(), idOf(7), "enough"); err != nil {
+		if err := next.Stop(launcher.WithRequestID(t.Context(), "0123abcd"), idOf(7), "enough"); err != nil {
 			t.Fatal(err)
 		}
 		s := f.of(idOf(7))
 		s.mu.Lock()
-		reason := s.reason
+		reason, request := s.reason, s.request
 		s.mu.Unlock()
-		if reason != "enough" {
-			t.Errorf("its supervisor was told %q", reason)
+		if reason != "enough" || request != "0123abcd" {
+			t.Errorf("its supervisor was told %q by request %q", reason, request)
 		}
 		if all, err := next.Kernels(t.Context()); err != nil || len(all) != n-1 {
 			t.Errorf("after one was stopped: %d, %v", len(all), err)

@@ -17,9 +17,10 @@ import (
 
 // stop is the end of a kernel that somebody has asked for, in progress.
 type stop struct {
-	reason string
-	done   chan struct{}
-	err    error // valid once done is closed
+	reason  string
+	request string // id of the one that wants it, "" if none does
+	done    chan struct{}
+	err     error // valid once done is closed
 }
 
 // Stop ends a kernel and returns when its pod is gone. It goes on if the caller does not wait.
@@ -31,7 +32,7 @@ func (l *Launcher) Stop(ctx context.Context, id, reason string) error {
 	l.mu.Lock()
 	s := k.stop
 	if s == nil {
-		s = l.beginStopLocked(k, reason, true)
+		s = l.beginStopLocked(k, reason, launcher.RequestID(ctx), true)
 	}
 	l.mu.Unlock()
 	if s == nil {
@@ -47,8 +48,8 @@ func (l *Launcher) Stop(ctx context.Context, id, reason string) error {
 
 // beginStopLocked ends a kernel in the background: on request, so that it exists no more, or because it will never be up, so
 // that it is shown as dead with that reason. It returns nil if the launcher is closed. Launcher.mu is held.
-func (l *Launcher) beginStopLocked(k *kernel, reason string, wanted bool) *stop {
-	s := &stop{reason: reason, done: make(chan struct{})}
+func (l *Launcher) beginStopLocked(k *kernel, reason, request string, wanted bool) *stop {
+	s := &stop{reason: reason, request: request, done: make(chan struct{})}
 	if !l.ownLocked(func() { l.runStop(k, s, wanted) }) {
 		return nil
 	}
@@ -72,7 +73,7 @@ func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 	}
 	l.mu.Unlock()
 	if !removed {
-		s.err = l.endPod(pod, end, alive)
+		s.err = l.endPod(pod, end, s.request, alive)
 	}
 	if s.err == nil && !removed {
 		s.err = l.awaitRemoval(k, pod)
@@ -100,8 +101,8 @@ func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 
 // endPod asks the supervisor to end its kernel and tell its clients why, and deletes the pod. Where the supervisor cannot do
 // that, the pod is marked first, so that every gateway knows what the deletion means.
-func (l *Launcher) endPod(pod *corev1.Pod, end ending, alive bool) error {
-	if !alive || !l.endPolitely(pod, end.reason) {
+func (l *Launcher) endPod(pod *corev1.Pod, end ending, request string, alive bool) error {
+	if !alive || !l.endPolitely(pod, end.reason, request) {
 		if err := l.annotate(l.ctx, pod, "", endingAnnotation(pod, end)); err != nil && !apierrors.IsNotFound(err) {
 			l.log.Warn("a pod could not be marked as ended", "pod", pod.Name, "err", err)
 		}
@@ -122,7 +123,7 @@ func endingAnnotation(pod *corev1.Pod, end ending) map[string]string {
 }
 
 // endPolitely has the supervisor end its kernel. It reports whether it did.
-func (l *Launcher) endPolitely(pod *corev1.Pod, reason string) bool {
+func (l *Launcher) endPolitely(pod *corev1.Pod, reason, request string) bool {
 	if st := containerStatus(pod, containerSupervisor); pod.DeletionTimestamp != nil || st == nil || st.State.Running == nil {
 		return false
 	}
@@ -130,6 +131,7 @@ func (l *Launcher) endPolitely(pod *corev1.Pod, reason string) bool {
 	defer cancel()
 	client, err := l.supervisor(pod)
 	if err == nil {
+		client.Request = request
 		err = client.Stop(ctx, reason)
 	}
 	if err != nil {

@@ -43,6 +43,7 @@ type fakeSupervisor struct {
 	changed chan struct{}
 	over    chan struct{} // closed once it was told to end
 	reason  string        // with which it was
+	request string        // id of the request that did
 	asked   int           // requests that had the token
 	told    []supervisor.Waiting
 }
@@ -233,7 +234,7 @@ func (s *fakeSupervisor) delete(w http.ResponseWriter, r *http.Request) error {
 	}
 	s.mu.Lock()
 	if s.reason == "" {
-		s.reason = body.Reason
+		s.reason, s.request = body.Reason, r.Header.Get(supervisor.HeaderRequestID)
 		close(s.over)
 	}
 	s.mu.Unlock()

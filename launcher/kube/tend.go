@@ -96,7 +96,7 @@ func (l *Launcher) endOverdue(k *kernel, pod *corev1.Pod) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if k.end == nil && k.stop == nil && !k.wasUp() {
-		l.beginStopLocked(k, text, false)
+		l.beginStopLocked(k, text, "", false)
 	}
 }
 

@@ -195,7 +195,7 @@ func (l *Launcher) act(pod *corev1.Pod) {
 	}
 	if why.class == classNever && !k.wasUp() {
 		if k.stop == nil {
-			l.beginStopLocked(k, why.text, false)
+			l.beginStopLocked(k, why.text, "", false)
 		}
 		return
 	}

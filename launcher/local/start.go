@@ -227,7 +227,7 @@ func (l *Launcher) awaitProgram(ctx context.Context, k *kernel) error {
 	case ctx.Err() == nil:
 		return nil
 	}
-	op := l.beginStop(k, "it could not be started", true)
+	op := l.beginStop(ctx, k, "it could not be started", true)
 	if err := ctx.Err(); err != nil {
 		return err // nobody waits for the removal
 	}

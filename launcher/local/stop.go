@@ -38,11 +38,12 @@ func (l *Launcher) Stop(ctx context.Context, id, reason string) error {
 	if err != nil {
 		return err
 	}
-	return l.beginStop(k, reason, false).wait(ctx)
+	return l.beginStop(ctx, k, reason, false).wait(ctx)
 }
 
-// beginStop starts to stop a kernel, or joins who does. With silent, no trace of the kernel is to stay.
-func (l *Launcher) beginStop(k *kernel, reason string, silent bool) *stop {
+// beginStop starts to stop a kernel, or joins who does; ctx only tells which request wants it. With silent, no trace of the kernel
+// is to stay.
+func (l *Launcher) beginStop(ctx context.Context, k *kernel, reason string, silent bool) *stop {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if k.stop != nil {
@@ -50,7 +51,7 @@ func (l *Launcher) beginStop(k *kernel, reason string, silent bool) *stop {
 	}
 	op := &stop{done: make(chan struct{})}
 	run := func() {
-		op.err = l.stopKernel(k, reason, silent)
+		op.err = l.stopKernel(k, reason, launcher.RequestID(ctx), silent)
 		l.mu.Lock()
 		k.stop = nil
 		l.mu.Unlock()
@@ -67,7 +68,7 @@ func (l *Launcher) beginStop(k *kernel, reason string, silent bool) *stop {
 
 // stopKernel does what Stop promises. It holds the kernel's turn throughout: nobody else concludes anything from a
 // supervisor that is ending.
-func (l *Launcher) stopKernel(k *kernel, reason string, silent bool) error {
+func (l *Launcher) stopKernel(k *kernel, reason, request string, silent bool) error {
 	limit := 2*l.opts.StopGrace + l.timing.stopMargin
 	ctx, cancel := context.WithTimeout(l.ctx, l.timing.ready+limit+3*exitLimit)
 	defer cancel()
@@ -84,7 +85,9 @@ func (l *Launcher) stopKernel(k *kernel, reason string, silent bool) error {
 	patience := exitLimit
 	if ask {
 		asking, cancel := context.WithTimeout(ctx, limit)
-		err := l.client(k).Stop(asking, reason)
+		client := l.client(k)
+		client.Request = request
+		err := client.Stop(asking, reason)
 		cancel()
 		if err != nil {
 			l.log.Warn("supervisor did not stop its kernel", "kernel", k.id, "err", err)

@@ -41,6 +41,7 @@ type Client struct {
 	Dial     func(context.Context) (net.Conn, error) // connects, up to and including TLS
 	KernelID string
 	Token    string // sent as bearer token if not empty
+	Request  string // sent as HeaderRequestID if not empty
 }
 
 // Watch calls on with every line of the supervisor's status stream, in order, until the stream ends, nothing has been
@@ -141,6 +142,9 @@ func (c *Client) do(ctx context.Context, method, route string, body []byte, sile
 	req.Close = true
 	if c.Token != "" {
 		req.Header.Set("Authorization", "Bearer "+c.Token)
+	}
+	if c.Request != "" {
+		req.Header.Set(HeaderRequestID, c.Request)
 	}
 	conn, err := c.Dial(ctx)
 	if err != nil {

@@ -148,13 +148,15 @@ func TestClient_Watch(t *testing.T) {
 }
 
 func TestClient_Requests(t *testing.T) {
-	var got string
+	var got, request string
 	c := answering(t, "", func(r *http.Request, body string, conn net.Conn) {
+		request = r.Header.Get(HeaderRequestID)
 		got = r.Method + " " + r.URL.Path + " " + body
 		io.WriteString(conn, "HTTP/1.1 204 No Content\r\n\r\n")
 	})
-	if err := c.Stop(t.Context(), `it was "culled"`); err != nil {
-		t.Error(err)
+	c.Request = "0123abcd"
+	if err := c.Stop(t.Context(), `it was "culled"`); err != nil || request != c.Request {
+		t.Errorf("the request is %q: %v", request, err)
 	}
 	if want := `DELETE /api/kernels/` + testKernelID + ` {"reason":"it was \"culled\""}`; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
