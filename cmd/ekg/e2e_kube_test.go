@@ -137,20 +137,75 @@ func TestE2E_KubeGPU(t *testing.T) {
 	}
 }
 
-// TestE2E_KubeClaims: a kernel that waits for a device that nobody has is told so.
+// TestE2E_KubeClaims: a kernel that waits for a device that nobody has, or that others have, is told so, and starts by itself when it
+// gets one.
 func TestE2E_KubeClaims(t *testing.T) {
 	k := newKubeGateway(t, "--start-wait", "1s")
+	if k.cluster.script == "" {
+		t.Skip("a cluster that is not the tests' own has other devices")
+	}
 	class := k.namespace
-	k.cluster.kubectl(t, fmt.Sprintf(`{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": %q}}`, class), "create", "-f", "-")
+	k.cluster.kubectl(t, fmt.Sprintf(`{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": %q},
+		"spec": {"selectors": [{"cel": {"expression": "device.driver == 'devcluster'"}}]}}`, class), "create", "-f", "-")
 	t.Cleanup(func() { k.cluster.kubectl(t, "", "delete", "deviceclass", class) })
 	k.cluster.kubectl(t, fmt.Sprintf(`{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": "one"},
 		"spec": {"spec": {"devices": {"requests": [{"name": "device", "exactly": {"deviceClassName": %q}}]}}}}`, class), "-n", k.namespace, "create", "-f", "-")
 	k.podSpec("claims", map[string]any{"image": "localhost/kernel-py:dev", "resourceClaims": []map[string]string{{"name": "device", "resourceClaimTemplateName": "one"}}})
 	k.podSpec("no-template", map[string]any{"image": "localhost/kernel-py:dev", "resourceClaims": []map[string]string{{"name": "device", "resourceClaimTemplateName": "none"}}})
 	k.start()
-	k.waits(k.kernel("claims"), "no device is free")
 	k.waits(k.kernel("no-template"), `"none" not found`)
+	first := k.kernel("claims")
+	k.waits(first, "no device is free")
+	if _, err := k.cluster.run("start", "devices"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := k.cluster.run("stop", "devices"); err != nil {
+			t.Error(err)
+		}
+	})
+	second := k.kernel("claims")
+	for _, id := range []string{first, second} {
+		k.state(id, "idle", 60*time.Second)
+	}
+	if one, other := k.deviceOf(first), k.deviceOf(second); one == other {
+		t.Errorf("both kernels have %s", one)
+	}
+	third := k.kernel("claims")
+	k.waits(third, "no device is free")
+	device := k.deviceOf(first)
+	k.want(204, "DELETE", "/api/kernels/"+first, "", nil)
+	k.state(third, "idle", 60*time.Second)
+	if got := k.deviceOf(third); got != device {
+		t.Errorf("it has %s, and %s was given back", got, device)
+	}
+	k.dial(t, third, "s", true).says("print('with a device')", "with a device\n")
 	k.deleteAll()
+}
+
+// deviceOf is the one device that was allocated to a kernel.
+func (k *inCluster) deviceOf(id string) string {
+	k.t.Helper()
+	var claims struct {
+		Items []struct {
+			Status struct {
+				ReservedFor []struct{ Name string }
+				Allocation  struct {
+					Devices struct{ Results []struct{ Device string } }
+				}
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(k.cluster.kubectl(k.t, "", "-n", k.namespace, "get", "resourceclaims", "-o", "json")), &claims); err != nil {
+		k.t.Fatal(err)
+	}
+	for _, c := range claims.Items {
+		if s := c.Status; len(s.ReservedFor) == 1 && s.ReservedFor[0].Name == id+"-1" && len(s.Allocation.Devices.Results) == 1 {
+			return s.Allocation.Devices.Results[0].Device
+		}
+	}
+	k.t.Fatalf("kernel %s has no device: %+v", id, claims)
+	return ""
 }
 
 // TestE2E_KubeLauncher is the suite that every launcher must pass, on the cluster.
