@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -106,6 +107,47 @@ func TestE2E_KubeBadStarts(t *testing.T) {
 		})
 	}
 	t.Cleanup(k.nothingLeft)
+}
+
+// TestE2E_KubePull: the reason in the model and the text under a cell follow a registry that does not answer, breaks down and recovers,
+// while the kernel's supervisor is there already.
+func TestE2E_KubePull(t *testing.T) {
+	k := newKubeGateway(t, "--start-wait", "1s")
+	if k.cluster.script == "" {
+		t.Skip("the nodes of a cluster that is not the tests' own do not reach a registry of this machine")
+	}
+	registry := k.cluster.newRegistry(t, "kernel-py")
+	k.podSpec("pulled", map[string]any{"image": registry.image})
+	k.start()
+	id := k.kernel("pulled")
+	c := k.dial(t, id, "s", true)
+	cell := c.begin("print('pulled')")
+	waits := func(why string) {
+		t.Helper()
+		k.waits(id, why)
+		c.until(20*time.Second, why+" under the cell", func(m message) bool {
+			return m.Parent.MsgID == cell && strings.HasSuffix(m.Header.MsgType, "display_data") && bytes.Contains(m.Content, []byte(why))
+		})
+	}
+	waits("is being pulled")
+	registry.answer(http.StatusServiceUnavailable)
+	waits("503 Service Unavailable")
+	registry.answer(http.StatusOK)
+	r := c.finish(cell, 90*time.Second)
+	var last struct{ Data map[string]string }
+	for _, m := range r.all {
+		if strings.HasSuffix(m.Header.MsgType, "display_data") {
+			if err := json.Unmarshal(m.Content, &last); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if r.stdout != "pulled\n" || last.Data == nil || len(last.Data) != 0 {
+		t.Errorf("the cell printed %q, and below it stands %q", r.stdout, last.Data)
+	}
+	if m := k.state(id, "idle", 10*time.Second); m.Reason != "" {
+		t.Errorf("the reason is %q", m.Reason)
+	}
 }
 
 // TestE2E_KubeGPU: who waits for a GPU is told so, and starts by itself when one is given back.
