@@ -330,7 +330,7 @@ func TestE2E_KubeMany(t *testing.T) {
 	}
 	wg.Wait()
 	t.Logf("%d POSTs at once: %v", n, time.Since(began).Round(100*time.Millisecond))
-	k.startsBadly(t, "pod", "quota")
+	k.startsBadly(t, "pod", fmt.Sprintf(`the quota "few" of its namespace does not allow it: it asks for 1 pods, and %[1]d of %[1]d are in use`, n))
 	if pods := k.pods(); len(pods) != n {
 		t.Errorf("%d kernels have %d pods", n, len(pods))
 	}
