@@ -112,6 +112,7 @@ func TestE2E_KubeBadStarts(t *testing.T) {
 // TestE2E_KubePull: the reason in the model and the text under a cell follow a registry that does not answer, breaks down and recovers,
 // while the kernel's supervisor is there already.
 func TestE2E_KubePull(t *testing.T) {
+	t.Parallel() // it mostly waits
 	k := newKubeGateway(t, "--start-wait", "1s")
 	if k.cluster.script == "" {
 		t.Skip("the nodes of a cluster that is not the tests' own do not reach a registry of this machine")
@@ -182,6 +183,7 @@ func TestE2E_KubeGPU(t *testing.T) {
 // TestE2E_KubeClaims: a kernel that waits for a device that nobody has, or that others have, is told so, and starts by itself when it
 // gets one.
 func TestE2E_KubeClaims(t *testing.T) {
+	t.Parallel() // it mostly waits
 	k := newKubeGateway(t, "--start-wait", "1s")
 	if k.cluster.script == "" {
 		t.Skip("a cluster that is not the tests' own has other devices")
@@ -252,6 +254,7 @@ func (k *inCluster) deviceOf(id string) string {
 
 // TestE2E_KubeLauncher is the suite that every launcher must pass, on the cluster.
 func TestE2E_KubeLauncher(t *testing.T) {
+	t.Parallel() // it mostly waits
 	c := theCluster(t)
 	ns := c.newNamespace(t)
 	open := func(t *testing.T) launcher.Launcher {
