@@ -3,6 +3,7 @@
 package main_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -171,41 +172,121 @@ func TestE2E_KubeFaults(t *testing.T) {
 	})
 }
 
-// TestE2E_KubeStartFaults: whatever happens in the middle of a start, afterwards there is a kernel or there is nothing.
+// TestE2E_KubeStartFaults: whatever happens in the middle of a start, and however far it had come, afterwards there is the kernel or
+// there is nothing: as that is told apart here.
 func TestE2E_KubeStartFaults(t *testing.T) {
 	c := theCluster(t)
-	// oneOrNone waits until the kernel is up and listed, or has no pod.
-	oneOrNone := func(k *inCluster, id string) {
+	// isPOST reports whether a request makes one of these.
+	isPOST := func(r *http.Request, what string) bool {
+		return r.Method == "POST" && strings.HasSuffix(r.URL.Path, "/"+what)
+	}
+	// nothing holds that there is no kernel and no pod, in the end or already. The kernel was removed for this reason; "": it never was.
+	nothing := func(k *inCluster, id, why string) {
 		k.t.Helper()
-		k.eventually(60*time.Second, "the kernel is up, or has no pod", func() error {
+		k.nothingLeft()
+		k.eventually(10*time.Second, "it is 404", func() error {
 			var all []model
+			var answer struct{ Message string }
 			k.want(200, "GET", "/api/kernels", "", &all)
-			i := slices.IndexFunc(all, func(m model) bool { return m.ID == id })
-			pods := len(k.podsOf(id))
-			switch {
-			case i < 0 && pods == 0:
-				k.t.Log("there is nothing")
-			case i >= 0 && all[i].ExecutionState == "idle" && pods == 1:
-				k.t.Log("there is a kernel")
-			default:
-				return fmt.Errorf("%d pods, listed at %d: %+v", pods, i, all)
+			status, b := k.ask("GET", "/api/kernels/"+id, "")
+			if err := json.Unmarshal(b, &answer); err != nil {
+				return err
+			}
+			if len(all) != 0 || status != 404 || !strings.HasSuffix(answer.Message, cmp.Or(why, id)) {
+				return fmt.Errorf("%d %s, and there are %+v", status, b, all)
 			}
 			return nil
 		})
+	}
+	// unclaimed holds that the kernel comes up although nobody has been told of it, in the pod that was made first, and that it is kept
+	// for whoever asks for it by its id.
+	unclaimed := func(k *inCluster, id string) {
+		k.t.Helper()
+		k.eventually(60*time.Second, "the kernel is listed, and up", func() error {
+			var all []model
+			if k.want(200, "GET", "/api/kernels", "", &all); len(all) != 1 || all[0].ID != id || all[0].ExecutionState != "idle" {
+				return fmt.Errorf("there are %+v", all)
+			}
+			return nil
+		})
+		only := func(claimed string) (uid string, err error) {
+			pods := k.pods()
+			if len(pods) != 1 || pods[0].Metadata.Name != id+"-1" || pods[0].Metadata.Annotations[claimedAnnotation] != claimed {
+				return "", fmt.Errorf("there are %+v", pods)
+			}
+			return pods[0].Metadata.UID, nil
+		}
+		before, err := only("false")
+		if err != nil {
+			k.t.Error(err)
+		}
+		if err := <-k.post(k.t.Context(), id); err != nil {
+			k.t.Error(err)
+		}
+		k.eventually(10*time.Second, "the same pod is claimed", func() error {
+			uid, err := only("true")
+			if err == nil && uid != before {
+				err = fmt.Errorf("it was %s and is %s", before, uid)
+			}
+			return err
+		})
 		k.deleteAll()
 	}
+	// clientLeaves asks for a kernel, and has its client leave when the request for one of these comes to the API server, or when its
+	// answer comes back.
+	clientLeaves := func(t *testing.T, made string, answered, lost bool) (*inCluster, string) {
+		t.Helper()
+		proxy := c.newAPIProxy(t)
+		ctx, leave := context.WithCancel(t.Context())
+		leaves := func(r *http.Request) bool {
+			if !isPOST(r, made) {
+				return true
+			}
+			leave()
+			if lost { // the gateway gives its own request up
+				gone(r)
+			}
+			return !lost
+		}
+		if answered {
+			proxy.after = func(r *http.Response) bool { return leaves(r.Request) }
+		} else {
+			proxy.before = leaves
+		}
+		k := c.newGateway(t, c.newNamespace(t), proxy.kubeconfig(t, c), "--start-wait", "60s")
+		k.start()
+		id := uuid.NewString()
+		if err := <-k.post(ctx, id); !errors.Is(err, context.Canceled) {
+			t.Fatalf("the client was not away: %v", err)
+		}
+		return k, id
+	}
+	t.Run("the client goes away before its pod is made", func(t *testing.T) {
+		t.Parallel()
+		k, id := clientLeaves(t, "pods", false, true)
+		nothing(k, id, "")
+	})
+	t.Run("the client goes away while its pod is made, and the answer is lost", func(t *testing.T) {
+		t.Parallel()
+		k, id := clientLeaves(t, "pods", true, true)
+		unclaimed(k, id)
+	})
+	t.Run("the client goes away between pod and secret", func(t *testing.T) {
+		t.Parallel()
+		k, id := clientLeaves(t, "secrets", false, false)
+		nothing(k, id, "nobody waited for its start")
+	})
 	t.Run("the client goes away while its kernel starts", func(t *testing.T) {
 		t.Parallel()
 		k := newKubeGateway(t, "--start-wait", "60s")
-		k.podSpec("pod", map[string]any{"image": "localhost/kernel-py:dev"}, "/bin/sh", "-c",
-			`i=0; while [ $i -lt 20 ]; do i=$((i+1)); sleep 0.1; done; exec python3 -m ipykernel_launcher -f "$0"`, "{connection_file}")
+		k.podSpec("pod", map[string]any{"image": "localhost/kernel-py:dev"}, "/bin/sh", "-c", "while :; do sleep 0.1; done", "{connection_file}")
 		k.start()
 		id := uuid.NewString()
 		ctx, leave := context.WithCancel(t.Context())
 		answered := k.post(ctx, id)
-		k.eventually(30*time.Second, "there is a pod", func() error {
-			if len(k.podsOf(id)) == 0 {
-				return errors.New("there is none")
+		k.eventually(60*time.Second, "the kernel's container runs", func() error {
+			if k.containerProcess(k.namespace, id+"-1", "kernel") == 0 {
+				return errors.New("it does not")
 			}
 			return nil
 		})
@@ -213,34 +294,14 @@ func TestE2E_KubeStartFaults(t *testing.T) {
 		if err := <-answered; !errors.Is(err, context.Canceled) {
 			t.Fatalf("the client was not away: %v", err)
 		}
-		oneOrNone(k, id)
-	})
-	t.Run("the client goes away while its pod is made", func(t *testing.T) {
-		t.Parallel()
-		proxy := c.newAPIProxy(t)
-		id := uuid.NewString()
-		ctx, leave := context.WithCancel(t.Context())
-		proxy.after = func(r *http.Response) bool {
-			if r.Request.Method != "POST" || !strings.HasSuffix(r.Request.URL.Path, "/pods") {
-				return true
-			}
-			leave() // the pod is there, and the gateway does not know it yet
-			gone(r.Request)
-			return false
-		}
-		k := c.newGateway(t, c.newNamespace(t), proxy.kubeconfig(t, c), "--start-wait", "60s")
-		k.start()
-		if err := <-k.post(ctx, id); !errors.Is(err, context.Canceled) {
-			t.Fatalf("the client was not away: %v", err)
-		}
-		oneOrNone(k, id)
+		nothing(k, id, "nobody waited for its start")
 	})
 	t.Run("the secret is deleted while the pod waits for a node", func(t *testing.T) {
 		t.Parallel()
 		proxy := c.newAPIProxy(t)
 		made := make(chan struct{}, 8) // how often the secret was
 		proxy.after = func(r *http.Response) bool {
-			if r.Request.Method == "POST" && strings.HasSuffix(r.Request.URL.Path, "/secrets") {
+			if isPOST(r.Request, "secrets") {
 				made <- struct{}{}
 			}
 			return true
@@ -265,39 +326,47 @@ func TestE2E_KubeStartFaults(t *testing.T) {
 		t.Logf("it was up after %v", time.Since(began).Round(100*time.Millisecond))
 		k.deleteAll()
 	})
-	t.Run("the gateway is killed between pod and secret", func(t *testing.T) {
-		t.Parallel()
-		proxy := c.newAPIProxy(t)
-		held := make(chan struct{}, 1)
-		proxy.before = func(r *http.Request) bool {
-			if r.Method != "POST" || !strings.HasSuffix(r.URL.Path, "/secrets") {
-				return true
+	for _, when := range []struct {
+		name, making string
+		then         func(k *inCluster, id string)
+	}{
+		{"the gateway is killed before its pod is made", "pods", func(k *inCluster, id string) { nothing(k, id, "") }},
+		{"the gateway is killed between pod and secret", "secrets", unclaimed},
+	} {
+		t.Run(when.name, func(t *testing.T) {
+			t.Parallel()
+			proxy := c.newAPIProxy(t)
+			held := make(chan struct{}, 1)
+			proxy.before = func(r *http.Request) bool {
+				if !isPOST(r, when.making) {
+					return true
+				}
+				held <- struct{}{}
+				gone(r)
+				return false
 			}
-			held <- struct{}{}
-			gone(r)
-			return false
-		}
-		k := c.newGateway(t, c.newNamespace(t), proxy.kubeconfig(t, c))
-		k.start()
-		id := uuid.NewString()
-		answered := k.post(t.Context(), id)
-		select {
-		case <-held:
-		case err := <-answered:
-			t.Fatalf("the POST ended without a secret: %v", err)
-		}
-		if pods := k.podsOf(id); len(pods) != 1 {
-			t.Fatalf("%d pods", len(pods))
-		}
-		k.kill()
-		if err := <-answered; err == nil {
-			t.Fatal("the POST was answered")
-		}
-		k.args[slices.Index(k.args, "--kubeconfig")+1] = c.kubeconfig
-		k.start()
-		oneOrNone(k, id)
-	})
+			k := c.newGateway(t, c.newNamespace(t), proxy.kubeconfig(t, c))
+			k.start()
+			id := uuid.NewString()
+			answered := k.post(t.Context(), id)
+			select {
+			case <-held:
+			case err := <-answered:
+				t.Fatalf("the POST ended before that: %v", err)
+			}
+			k.kill()
+			if err := <-answered; err == nil {
+				t.Fatal("the POST was answered")
+			}
+			k.args[slices.Index(k.args, "--kubeconfig")+1] = c.kubeconfig
+			k.start()
+			when.then(k, id)
+		})
+	}
 }
+
+// claimedAnnotation says whether a client knows of a pod's kernel.
+const claimedAnnotation = "elastic-kernel-gateway.github.io/claimed"
 
 // post asks for a kernel of this id, of the spec pod. The error says why there was no answer.
 func (k *inCluster) post(ctx context.Context, id string) <-chan error {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -108,6 +109,48 @@ func TestE2E_KubeBadStarts(t *testing.T) {
 	t.Cleanup(k.nothingLeft)
 }
 
+// TestE2E_KubePull: the reason in the model and the text under a cell follow a registry that does not answer, breaks down and recovers,
+// while the kernel's supervisor is there already.
+func TestE2E_KubePull(t *testing.T) {
+	t.Parallel() // it mostly waits
+	k := newKubeGateway(t, "--start-wait", "1s")
+	if k.cluster.script == "" {
+		t.Skip("the nodes of a cluster that is not the tests' own do not reach a registry of this machine")
+	}
+	registry := k.cluster.newRegistry(t, "kernel-py")
+	k.podSpec("pulled", map[string]any{"image": registry.image})
+	k.start()
+	id := k.kernel("pulled")
+	c := k.dial(t, id, "s", true)
+	cell := c.begin("print('pulled')")
+	waits := func(why string) {
+		t.Helper()
+		k.waits(id, why)
+		c.until(20*time.Second, why+" under the cell", func(m message) bool {
+			return m.Parent.MsgID == cell && strings.HasSuffix(m.Header.MsgType, "display_data") && bytes.Contains(m.Content, []byte(why))
+		})
+	}
+	waits("is being pulled")
+	registry.answer(http.StatusServiceUnavailable)
+	waits("503 Service Unavailable")
+	registry.answer(http.StatusOK)
+	r := c.finish(cell, 90*time.Second)
+	var last struct{ Data map[string]string }
+	for _, m := range r.all {
+		if strings.HasSuffix(m.Header.MsgType, "display_data") {
+			if err := json.Unmarshal(m.Content, &last); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if r.stdout != "pulled\n" || last.Data == nil || len(last.Data) != 0 {
+		t.Errorf("the cell printed %q, and below it stands %q", r.stdout, last.Data)
+	}
+	if m := k.state(id, "idle", 10*time.Second); m.Reason != "" {
+		t.Errorf("the reason is %q", m.Reason)
+	}
+}
+
 // TestE2E_KubeGPU: who waits for a GPU is told so, and starts by itself when one is given back.
 func TestE2E_KubeGPU(t *testing.T) {
 	k := newKubeGateway(t, "--start-wait", "4s")
@@ -137,24 +180,82 @@ func TestE2E_KubeGPU(t *testing.T) {
 	}
 }
 
-// TestE2E_KubeClaims: a kernel that waits for a device that nobody has is told so.
+// TestE2E_KubeClaims: a kernel that waits for a device that nobody has, or that others have, is told so, and starts by itself when it
+// gets one.
 func TestE2E_KubeClaims(t *testing.T) {
+	t.Parallel() // it mostly waits
 	k := newKubeGateway(t, "--start-wait", "1s")
 	class := k.namespace
-	k.cluster.kubectl(t, fmt.Sprintf(`{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": %q}}`, class), "create", "-f", "-")
+	k.cluster.kubectl(t, fmt.Sprintf(`{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": %q},
+		"spec": {"selectors": [{"cel": {"expression": "device.driver == 'devcluster'"}}]}}`, class), "create", "-f", "-")
 	t.Cleanup(func() { k.cluster.kubectl(t, "", "delete", "deviceclass", class) })
 	k.cluster.kubectl(t, fmt.Sprintf(`{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": "one"},
 		"spec": {"spec": {"devices": {"requests": [{"name": "device", "exactly": {"deviceClassName": %q}}]}}}}`, class), "-n", k.namespace, "create", "-f", "-")
 	k.podSpec("claims", map[string]any{"image": "localhost/kernel-py:dev", "resourceClaims": []map[string]string{{"name": "device", "resourceClaimTemplateName": "one"}}})
 	k.podSpec("no-template", map[string]any{"image": "localhost/kernel-py:dev", "resourceClaims": []map[string]string{{"name": "device", "resourceClaimTemplateName": "none"}}})
 	k.start()
-	k.waits(k.kernel("claims"), "no device is free")
 	k.waits(k.kernel("no-template"), `"none" not found`)
+	first := k.kernel("claims")
+	k.waits(first, "no device is free")
+	if k.cluster.script == "" {
+		k.deleteAll()
+		t.Skip("a cluster that is not the tests' own has no such devices")
+	}
+	if _, err := k.cluster.run("start", "devices"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := k.cluster.run("stop", "devices"); err != nil {
+			t.Error(err)
+		}
+	})
+	second := k.kernel("claims")
+	for _, id := range []string{first, second} {
+		k.state(id, "idle", 60*time.Second)
+	}
+	if one, other := k.deviceOf(first), k.deviceOf(second); one == other {
+		t.Errorf("both kernels have %s", one)
+	}
+	third := k.kernel("claims")
+	k.waits(third, "no device is free")
+	device := k.deviceOf(first)
+	k.want(204, "DELETE", "/api/kernels/"+first, "", nil)
+	k.state(third, "idle", 60*time.Second)
+	if got := k.deviceOf(third); got != device {
+		t.Errorf("it has %s, and %s was given back", got, device)
+	}
+	k.dial(t, third, "s", true).says("print('with a device')", "with a device\n")
 	k.deleteAll()
+}
+
+// deviceOf is the one device that was allocated to a kernel.
+func (k *inCluster) deviceOf(id string) string {
+	k.t.Helper()
+	var claims struct {
+		Items []struct {
+			Status struct {
+				ReservedFor []struct{ Name string }
+				Allocation  struct {
+					Devices struct{ Results []struct{ Device string } }
+				}
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(k.cluster.kubectl(k.t, "", "-n", k.namespace, "get", "resourceclaims", "-o", "json")), &claims); err != nil {
+		k.t.Fatal(err)
+	}
+	for _, c := range claims.Items {
+		if s := c.Status; len(s.ReservedFor) == 1 && s.ReservedFor[0].Name == id+"-1" && len(s.Allocation.Devices.Results) == 1 {
+			return s.Allocation.Devices.Results[0].Device
+		}
+	}
+	k.t.Fatalf("kernel %s has no device: %+v", id, claims)
+	return ""
 }
 
 // TestE2E_KubeLauncher is the suite that every launcher must pass, on the cluster.
 func TestE2E_KubeLauncher(t *testing.T) {
+	t.Parallel() // it mostly waits
 	c := theCluster(t)
 	ns := c.newNamespace(t)
 	open := func(t *testing.T) launcher.Launcher {
@@ -233,7 +334,7 @@ func TestE2E_KubeMany(t *testing.T) {
 	}
 	wg.Wait()
 	t.Logf("%d POSTs at once: %v", n, time.Since(began).Round(100*time.Millisecond))
-	k.startsBadly(t, "pod", "quota")
+	k.startsBadly(t, "pod", fmt.Sprintf(`the quota "few" of its namespace does not allow it: it asks for 1 pods, and %[1]d of %[1]d are in use`, n))
 	if pods := k.pods(); len(pods) != n {
 		t.Errorf("%d kernels have %d pods", n, len(pods))
 	}

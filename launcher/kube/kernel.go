@@ -38,6 +38,7 @@ type kernel struct {
 	told        reason            // what the supervisor was told last
 	toldVersion uint64            // under this number
 	toldEnd     time.Time         // of the container whose end it was told last
+	untold      []news            // what it is to be told, in order; the first one is being told
 	start       *start            // not over yet; nil: it is, or another gateway has begun it
 	gpusUntil   time.Time         // up to which the time that its pod holds GPUs is added up
 	counted     supervisor.Counts // the last ones heard of any of its supervisors

@@ -149,8 +149,8 @@ func (e *explanation) ended() reason {
 		return newReason(classDied, since, "its node %s was lost", e.pod.Spec.NodeName)
 	case why == "Terminated" || why == "Shutdown" || why == "NodeShutdown":
 		return newReason(classDied, since, "its node was shut down")
-	case why == "UnexpectedAdmissionError" || why == "NodeAffinity" || strings.HasPrefix(why, "OutOf") || why == "NodePorts" ||
-		strings.HasSuffix(why, "NotSupported"):
+	case strings.HasPrefix(said, "Pod was rejected: ") || why == "UnexpectedAdmissionError" || why == "NodeAffinity" ||
+		strings.HasPrefix(why, "OutOf") || why == "NodePorts" || strings.HasSuffix(why, "NotSupported"):
 		// The node has refused it, so nothing of it ever ran.
 		return newReason(classNever, since, "its node refused it: %s", cmp.Or(said, why))
 	}

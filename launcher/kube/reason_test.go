@@ -301,6 +301,9 @@ func TestPodReason(t *testing.T) {
 			classNever, "its node refused it: Pod was rejected: Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested: 1, Available: 0, which is unexpected"},
 		{"no room after all", podOf(finished(corev1.PodFailed, "OutOfmemory", "Pod was rejected: Node didn't have enough resource: memory", waits("", ""), waits("", ""))), nil,
 			classNever, "its node refused it: Pod was rejected: Node didn't have enough resource: memory"},
+		{"a feature that its node lacks, since 1.35", podOf(finished(corev1.PodFailed, "PodFeatureUnsupported",
+			"Pod was rejected: Pod requires node features that are not available: InPlacePodVerticalScaling", waits("", ""), waits("", ""))), nil,
+			classNever, "its node refused it: Pod was rejected: Pod requires node features that are not available: InPlacePodVerticalScaling"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := podReason(c.pod, c.events, reasonNow)

@@ -46,6 +46,7 @@ type fakeSupervisor struct {
 	request string        // id of the request that did
 	asked   int           // requests that had the token
 	told    []supervisor.Waiting
+	hold    chan struct{} // not nil: what it is told is taken once this is closed
 }
 
 func newSupervisors(t testing.TB) *fakeSupervisors {
@@ -218,6 +219,12 @@ func (s *fakeSupervisor) putWaiting(w http.ResponseWriter, r *http.Request) erro
 	var said supervisor.Waiting
 	if err := json.NewDecoder(r.Body).Decode(&said); err != nil {
 		return err
+	}
+	s.mu.Lock()
+	hold := s.hold
+	s.mu.Unlock()
+	if hold != nil {
+		<-hold
 	}
 	s.mu.Lock()
 	s.told = append(slices.Clone(s.told), said)

@@ -200,7 +200,7 @@ func (l *Launcher) act(pod *corev1.Pod) {
 		return
 	}
 	// How the kernel's container ended comes first: its supervisor waits for that to tell the cell.
-	if end := kernelEnd(pod); end.class == classDied && !end.since.Equal(k.toldEnd) && l.timing.now().Sub(end.since) < tellEnd {
+	if end := kernelEnd(pod); k.streaming && end.class == classDied && !end.since.Equal(k.toldEnd) && l.timing.now().Sub(end.since) < tellEnd {
 		k.toldEnd, why = end.since, end
 	}
 	if k.streaming && (why.class != k.told.class || why.text != k.told.text) {
@@ -213,7 +213,7 @@ func (l *Launcher) act(pod *corev1.Pod) {
 			version = k.toldVersion + 1
 		}
 		k.told, k.toldVersion = why, version
-		l.ownLocked(func() { l.tell(k, pod, why, version) })
+		l.tellLocked(k, pod, why, version)
 	}
 }
 
@@ -222,20 +222,45 @@ func (k *kernel) wasUp() bool {
 	return k.heard && k.status.State != string(launcher.Starting)
 }
 
-// tell tells a supervisor what its kernel waits for, or how its container ended.
-func (l *Launcher) tell(k *kernel, pod *corev1.Pod, why reason, version uint64) {
+// news is what the supervisor in a pod is to be told.
+type news struct {
+	pod  *corev1.Pod
+	said supervisor.Waiting
+}
+
+// tellLocked has a supervisor told what its kernel waits for, or how its container ended: one thing after the other, since it ignores
+// what is older than what it has heard, and an end would be lost where the container is back at once. What is out of date before it is
+// told is left out, but for ends. Launcher.mu is held.
+func (l *Launcher) tellLocked(k *kernel, pod *corev1.Pod, why reason, version uint64) {
 	said := supervisor.Waiting{Class: string(why.class), Text: why.text, Version: version}
 	if said.Class == "" {
 		said.Class = supervisor.WaitingClass // nothing to be waited for any more
 	}
-	client, err := l.supervisor(pod)
-	if err == nil {
-		ctx, cancel := context.WithTimeout(l.ctx, tellTime)
-		defer cancel()
-		err = client.SetWaiting(ctx, said)
+	if last := len(k.untold) - 1; last > 0 && k.untold[last].said.Class != supervisor.DiedClass {
+		k.untold = k.untold[:last]
 	}
-	if err != nil && l.ctx.Err() == nil {
-		l.log.Debug("a supervisor could not be told what its kernel waits for", "kernel", k.id, "err", err)
+	if k.untold = append(k.untold, news{pod, said}); len(k.untold) == 1 && !l.ownLocked(func() { l.tell(k) }) {
+		k.untold = nil // the launcher is closed
+	}
+}
+
+// tell tells what is untold, until there is nothing.
+func (l *Launcher) tell(k *kernel) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for ; len(k.untold) > 0; k.untold = k.untold[1:] {
+		n := k.untold[0]
+		l.mu.Unlock()
+		client, err := l.supervisor(n.pod)
+		if err == nil {
+			ctx, cancel := context.WithTimeout(l.ctx, tellTime)
+			err = client.SetWaiting(ctx, n.said)
+			cancel()
+		}
+		if err != nil && l.ctx.Err() == nil {
+			l.log.Debug("a supervisor could not be told what its kernel waits for", "kernel", k.id, "err", err)
+		}
+		l.mu.Lock()
 	}
 }
 

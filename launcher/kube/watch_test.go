@@ -134,6 +134,40 @@ func TestWatch_Waiting(t *testing.T) {
 	}
 }
 
+// TestWatch_End: how a kernel's container has ended is told before anything that is newer, and however slowly it is taken.
+func TestWatch_End(t *testing.T) {
+	c, f := newRunning(t, 1)
+	id, s := idOf(0), f.of(idOf(0))
+	s.hold = make(chan struct{})
+	l := openTest(t, c, nil)
+	waitFor(t, l, id, func(k launcher.Kernel) bool { return !k.Stale })
+	k, err := l.lookUp(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	died := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 137, FinishedAt: metav1.Now()}}
+	runs := corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}
+	for i, step := range []func(*corev1.ContainerStatus){
+		func(s *corev1.ContainerStatus) { s.State = died },
+		func(s *corev1.ContainerStatus) { s.State, s.LastTerminationState = runs, died },
+	} {
+		c.setPod(t, podName(id, 1), func(pod *corev1.Pod) { step(&pod.Status.ContainerStatuses[1]) })
+		waitFor(t, l, id, func(launcher.Kernel) bool {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return len(k.untold) == i+1
+		})
+	}
+	close(s.hold)
+	s.await(t, "told twice", func() bool { return len(s.told) > 1 })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if first, second := s.told[0], s.told[1]; first.Class != supervisor.DiedClass || !strings.Contains(first.Text, "signal 9") || second.Text != "" ||
+		second.Version <= first.Version {
+		t.Errorf("it was told %+v", s.told)
+	}
+}
+
 // TestWatch_OtherKey: whoever answers at a pod's address with another key is not that pod's supervisor, and learns no token.
 func TestWatch_OtherKey(t *testing.T) {
 	c, f := newRunning(t, 2)
