@@ -104,6 +104,8 @@ type Gateway struct {
 	lobbyPing  time.Duration // the constant, but in tests
 	watchEvery time.Duration // likewise
 	watchRetry time.Duration // likewise
+	bodyTime   time.Duration // likewise
+	answerTime time.Duration // likewise
 
 	// Safe for concurrent use by themselves.
 	ready   atomic.Bool
@@ -124,6 +126,7 @@ func New(o Options) (*Gateway, error) {
 		opts: o, started: time.Now(),
 		origins: map[string]bool{}, hosts: map[string]bool{}, clientEnv: map[string]bool{},
 		conns: newConnections(), streams: newConnections(), lobbyPing: lobbyPing, watchEvery: watchEvery, watchRetry: watchRetry,
+		bodyTime: bodyTime, answerTime: answerTime,
 	}
 	err := g.take(o)
 	if err != nil {
