@@ -182,13 +182,13 @@ func (g *Gateway) take(o Options) error {
 		if err := checkOrigin(origin); err != nil {
 			return fmt.Errorf("AllowOrigins: %w", err)
 		}
-		g.origins[strings.ToLower(origin)] = true
+		g.origins[lower(origin)] = true
 	}
 	for _, host := range o.AllowHosts {
 		if !validHost(host) {
 			return fmt.Errorf("AllowHosts: %q is not a host name or address without a port", host)
 		}
-		g.hosts[strings.ToLower(strings.Trim(host, "[]"))] = true
+		g.hosts[lower(strings.Trim(host, "[]"))] = true
 	}
 	for _, name := range o.ClientEnv {
 		if !envName.MatchString(name) || reservedEnv(name) {
