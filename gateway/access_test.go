@@ -31,7 +31,7 @@ const testUsers = `users:
 func tokenOf(user string) string { return "canary-" + user }
 
 // writeUsers writes the file, with what change makes of it.
-func writeUsers(t *testing.T, path string, change func(string) string) {
+func writeUsers(t testing.TB, path string, change func(string) string) {
 	t.Helper()
 	hash := func(name string) any { return identity.Hash(tokenOf(name)) }
 	text := fmt.Sprintf(testUsers, hash("ann"), hash("bob"), hash("rita"), hash("uma"), hash("root"))
@@ -52,7 +52,7 @@ type userGateway struct {
 	file string
 }
 
-func startUserGateway(t *testing.T, change func(*Options)) *userGateway {
+func startUserGateway(t testing.TB, change func(*Options)) *userGateway {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "users.yaml")
 	writeUsers(t, path, nil)

@@ -16,6 +16,9 @@ const statusClientGone = 499
 
 const unreachable = "The kernel's supervisor cannot be reached at this moment. Try again."
 
+// maxRepeated bounds, in bytes, what a message repeats of what its client wrote. As JSON a byte may become six.
+const maxRepeated = 200
+
 // Checks that may refuse a request, as the audit log names them.
 const (
 	tokenCheck      = "token"
@@ -86,7 +89,7 @@ func problemOf(r *http.Request, err error) *problem {
 		return problemOf(r, launcher.ErrNotFound).by(accessCheck)
 	case errors.Is(err, launcher.ErrNotFound):
 		if id := r.PathValue("id"); id != "" {
-			return refuse(http.StatusNotFound, "Kernel does not exist: %s", id)
+			return refuse(http.StatusNotFound, "Kernel does not exist: %s", shorten(id, maxRepeated))
 		}
 		return refuse(http.StatusNotFound, "The kernel does not exist any more.")
 	case errors.Is(err, launcher.ErrConflict):

@@ -34,7 +34,7 @@ const (
 // fakeLauncher keeps kernels in memory, each with a supervisor that is a real HTTP server on a unix socket. A function
 // field that is set replaces one method.
 type fakeLauncher struct {
-	t   *testing.T
+	t   testing.TB
 	dir string
 
 	start func(context.Context, launcher.Request) (launcher.Kernel, bool, error)
@@ -68,7 +68,7 @@ type fakeKernel struct {
 	super *fakeSupervisor // nil once it has ended
 }
 
-func newFakeLauncher(t *testing.T) *fakeLauncher {
+func newFakeLauncher(t testing.TB) *fakeLauncher {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ekg-gw")
 	if err != nil {
@@ -320,7 +320,7 @@ func (f *fakeLauncher) Close() error { return nil }
 
 // fakeSupervisor answers the routes of one kernel and keeps what it was sent.
 type fakeSupervisor struct {
-	t      *testing.T
+	t      testing.TB
 	id     string
 	path   string
 	server *http.Server
@@ -335,7 +335,7 @@ type fakeSupervisor struct {
 	wg      sync.WaitGroup
 }
 
-func newFakeSupervisor(t *testing.T, id, path string) *fakeSupervisor {
+func newFakeSupervisor(t testing.TB, id, path string) *fakeSupervisor {
 	s := &fakeSupervisor{t: t, id: id, path: path}
 	l, err := net.Listen("unix", path)
 	if err != nil {
@@ -374,6 +374,13 @@ func (s *fakeSupervisor) sent() string {
 		b.WriteString(text + "\n")
 	}
 	return b.String()
+}
+
+// requests returns the same, each by itself.
+func (s *fakeSupervisor) requests() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.seen)
 }
 
 func (s *fakeSupervisor) serve(w http.ResponseWriter, r *http.Request) {
@@ -428,10 +435,10 @@ type testGateway struct {
 	fake *fakeLauncher
 	http *httptest.Server
 	log  *syncBuffer
-	t    *testing.T
+	t    testing.TB
 }
 
-func startGateway(t *testing.T, change func(*Options)) *testGateway {
+func startGateway(t testing.TB, change func(*Options)) *testGateway {
 	t.Helper()
 	f := newFakeLauncher(t)
 	logged := &syncBuffer{}
@@ -477,7 +484,7 @@ func (s *syncBuffer) String() string {
 }
 
 // testSpecs gives python3 and r, read from a directory as the program does it.
-func testSpecs(t *testing.T) Specs {
+func testSpecs(t testing.TB) Specs {
 	t.Helper()
 	return &specDir{specs: []kernelspecs.Spec{
 		{Name: "python3", Dir: writeSpecDir(t), Argv: []string{"python3", "-m", "ipykernel_launcher", "-f", "{connection_file}"},
@@ -498,7 +505,7 @@ func (d *specDir) Get(name string) (kernelspecs.Spec, bool) {
 	return kernelspecs.Spec{}, false
 }
 
-func writeSpecDir(t *testing.T) string {
+func writeSpecDir(t testing.TB) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "python3")
 	for name, text := range map[string]string{
@@ -548,7 +555,7 @@ func (g *testGateway) do(method, path, body string, change ...func(*http.Request
 }
 
 // want fails unless the answer has the status and, if text is not empty, contains it.
-func (r reply) want(t *testing.T, status int, text string) reply {
+func (r reply) want(t testing.TB, status int, text string) reply {
 	t.Helper()
 	if r.StatusCode != status || !bytes.Contains([]byte(r.body), []byte(text)) {
 		t.Errorf("%s %s: got %d %s, want %d with %q", r.Request.Method, r.Request.URL.Path, r.StatusCode, r.body, status, text)
@@ -563,7 +570,7 @@ func (r reply) want(t *testing.T, status int, text string) reply {
 }
 
 // decode reads the body's JSON.
-func decode[T any](t *testing.T, r reply) T {
+func decode[T any](t testing.TB, r reply) T {
 	t.Helper()
 	var v T
 	if err := json.Unmarshal([]byte(r.body), &v); err != nil {
@@ -573,7 +580,7 @@ func decode[T any](t *testing.T, r reply) T {
 }
 
 // eventually waits for a condition that some other process or goroutine brings about.
-func eventually(t *testing.T, what string, cond func() bool) {
+func eventually(t testing.TB, what string, cond func() bool) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()

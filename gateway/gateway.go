@@ -104,6 +104,8 @@ type Gateway struct {
 	lobbyPing  time.Duration // the constant, but in tests
 	watchEvery time.Duration // likewise
 	watchRetry time.Duration // likewise
+	bodyTime   time.Duration // likewise
+	answerTime time.Duration // likewise
 
 	// Safe for concurrent use by themselves.
 	ready   atomic.Bool
@@ -124,6 +126,7 @@ func New(o Options) (*Gateway, error) {
 		opts: o, started: time.Now(),
 		origins: map[string]bool{}, hosts: map[string]bool{}, clientEnv: map[string]bool{},
 		conns: newConnections(), streams: newConnections(), lobbyPing: lobbyPing, watchEvery: watchEvery, watchRetry: watchRetry,
+		bodyTime: bodyTime, answerTime: answerTime,
 	}
 	err := g.take(o)
 	if err != nil {
@@ -179,13 +182,13 @@ func (g *Gateway) take(o Options) error {
 		if err := checkOrigin(origin); err != nil {
 			return fmt.Errorf("AllowOrigins: %w", err)
 		}
-		g.origins[strings.ToLower(origin)] = true
+		g.origins[lower(origin)] = true
 	}
 	for _, host := range o.AllowHosts {
 		if !validHost(host) {
 			return fmt.Errorf("AllowHosts: %q is not a host name or address without a port", host)
 		}
-		g.hosts[strings.ToLower(strings.Trim(host, "[]"))] = true
+		g.hosts[lower(strings.Trim(host, "[]"))] = true
 	}
 	for _, name := range o.ClientEnv {
 		if !envName.MatchString(name) || reservedEnv(name) {

@@ -86,7 +86,7 @@ func modelOf(k launcher.Kernel) kernelModel {
 func (g *Gateway) kernelID(r *http.Request) (string, error) {
 	id := r.PathValue("id")
 	if !launcher.ValidID(id) {
-		return "", refuse(http.StatusNotFound, "Kernel does not exist: %s", id)
+		return "", refuse(http.StatusNotFound, "Kernel does not exist: %s", shorten(id, maxRepeated))
 	}
 	g.opts.Launcher.Claim(id)
 	return id, nil

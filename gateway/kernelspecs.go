@@ -73,7 +73,7 @@ func (g *Gateway) getKernelspec(w http.ResponseWriter, r *http.Request) error {
 func (g *Gateway) writeKernelspec(w http.ResponseWriter, name string) error {
 	s, ok := g.opts.Specs.Get(name)
 	if !ok {
-		return refuse(http.StatusNotFound, "Kernel spec %s not found", name)
+		return refuse(http.StatusNotFound, "Kernel spec %s not found", shorten(name, maxRepeated))
 	}
 	return writeJSON(w, http.StatusOK, g.specModel(s))
 }
@@ -83,7 +83,7 @@ func (g *Gateway) getKernelspecFile(w http.ResponseWriter, r *http.Request) erro
 	name, file := r.PathValue("name"), r.PathValue("file")
 	s, ok := g.opts.Specs.Get(name)
 	if !ok {
-		return refuse(http.StatusNotFound, "Kernel spec %s not found", name)
+		return refuse(http.StatusNotFound, "Kernel spec %s not found", shorten(name, maxRepeated))
 	}
 	f, err := s.OpenResource(file)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -302,6 +302,8 @@ func (l *lobby) read() error {
 			return &goodbye{websocket.CloseTryAgainLater, "more is waiting for the kernel than is kept"}
 		case l.client.stopped:
 			return errHandover
+		case errors.Is(err, websocket.ErrReadLimit): // of all else that is no frame the library has told
+			return &goodbye{websocket.CloseMessageTooBig, "a frame that is longer than there can be"}
 		case err != nil:
 			return ending(err)
 		}

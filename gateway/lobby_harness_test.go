@@ -19,7 +19,7 @@ const testCursor = "000102030405060708090a0b0c0d0e0f1011121314151617"
 // waiting is a client in the lobby.
 type waiting struct {
 	*websocket.Conn
-	t *testing.T
+	t testing.TB
 }
 
 // enter connects a client that offers a subprotocol, or none.

@@ -442,6 +442,22 @@ func TestLobby_RefusesWhatASupervisorWould(t *testing.T) {
 			ws.wantClose(c.code, "")
 		})
 	}
+	for name, frame := range map[string]string{"not masked": "\x81\x02{}", "a reserved kind": "\x83\x80\x00\x00\x00\x00", "a ping that is too long": "\x89\xfe\x00\x80\x00\x00\x00\x00"} {
+		t.Run(name, func(t *testing.T) {
+			ws := g.enter(idA, "", "")
+			if _, err := ws.NetConn().Write([]byte(frame)); err != nil {
+				t.Fatal(err)
+			}
+			ws.wantClose(1002, "")
+		})
+	}
+	t.Run("a frame longer than there can be", func(t *testing.T) {
+		ws := g.enter(idA, "", "")
+		if _, err := ws.NetConn().Write([]byte("\x81\xff\xff\xff\xff\xff\xff\xff\xff\xff\x00\x00\x00\x00")); err != nil {
+			t.Fatal(err)
+		}
+		ws.wantClose(1009, "")
+	})
 	t.Run("a handshake that is none", func(t *testing.T) {
 		g.do("GET", "/api/kernels/"+idA+"/channels", "", asUpgrade, func(r *http.Request) {
 			r.Header.Set("Sec-WebSocket-Version", "12")

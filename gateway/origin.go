@@ -3,7 +3,6 @@ package gateway
 import (
 	"net"
 	"net/http"
-	"net/url"
 	"strings"
 )
 
@@ -21,7 +20,7 @@ func (g *Gateway) checkHost(r *http.Request) error {
 }
 
 func (g *Gateway) knownHost(hostport string) bool {
-	host := strings.ToLower(hostport)
+	host := lower(hostport)
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		host = h
 	}
@@ -36,7 +35,7 @@ func (g *Gateway) knownHost(hostport string) bool {
 // does not cover, and all others too, since with authentication off the origin is all that protects them.
 func (g *Gateway) checkOrigin(r *http.Request) error {
 	for _, origin := range r.Header.Values("Origin") {
-		if !sameHost(origin, r.Host) && !g.origins[strings.ToLower(origin)] {
+		if !sameHost(origin, r.Host) && !g.origins[lower(origin)] {
 			return refuse(http.StatusForbidden, "Requests from this origin are not allowed; see --allow-origin.").by(originCheck)
 		}
 	}
@@ -45,8 +44,20 @@ func (g *Gateway) checkOrigin(r *http.Request) error {
 
 // sameHost reports whether the origin is a page of the very host and port the request was sent to.
 func sameHost(origin, host string) bool {
-	u, err := url.Parse(origin)
-	return err == nil && u.Host != "" && strings.EqualFold(u.Host, host)
+	scheme, at, ok := strings.Cut(lower(origin), "://")
+	return ok && (scheme == "http" || scheme == "https") && at != "" && at == lower(host)
+}
+
+// lower makes the letters of ASCII small and leaves all others alone: names have no others (they come in punycode), and Unicode has characters
+// that are not k or s but become one in another case.
+func lower(text string) string {
+	b := []byte(text)
+	for i, c := range b {
+		if 'A' <= c && c <= 'Z' {
+			b[i] += 'a' - 'A'
+		}
+	}
+	return string(b)
 }
 
 // allowOrigin adds the CORS headers for an allowed origin of another host. Credentials are not among them: tokens
@@ -58,7 +69,7 @@ func (g *Gateway) allowOrigin(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Add("Vary", "Origin")
 	origin := r.Header.Get("Origin")
-	if !g.origins[strings.ToLower(origin)] {
+	if !g.origins[lower(origin)] {
 		return
 	}
 	h.Set("Access-Control-Allow-Origin", origin)

@@ -17,28 +17,37 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
-// bodyTime is how long a client may take to send a request's body.
-const bodyTime = 30 * time.Second
+// What a client may take its time for. The server itself sets no limit, see ReadHeaderTimeout.
+const (
+	bodyTime   = 30 * time.Second // to send a request's body
+	answerTime = time.Minute      // to take the answer, but for a log, which has deadlines of its own
+)
 
-// response is a ResponseWriter that remembers what was answered.
+// response is a ResponseWriter that remembers what was answered, and gives the client so long to take it.
 type response struct {
 	http.ResponseWriter
-	status  int   // 0 before the header is written; 101 once the connection is hijacked
-	problem error // what the log shows beside the status
+	patience time.Duration // see answerTime
+	status   int           // 0 before the header is written; 101 once the connection is hijacked
+	problem  error         // what the log shows beside the status
 }
 
 func (w *response) WriteHeader(status int) {
-	if w.status == 0 {
-		w.status = status
-	}
+	w.begin(status)
 	w.ResponseWriter.WriteHeader(status)
 }
 
 func (w *response) Write(b []byte) (int, error) {
-	if w.status == 0 {
-		w.status = http.StatusOK
-	}
+	w.begin(http.StatusOK)
 	return w.ResponseWriter.Write(b)
+}
+
+// begin notes the status of an answer that begins now. Who does not read would otherwise be written to for ever.
+func (w *response) begin(status int) {
+	if w.status != 0 {
+		return
+	}
+	w.status = status
+	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now().Add(w.patience)) // a broken connection says it by itself
 }
 
 // Unwrap lets http.ResponseController find what the server's own writer can do.
@@ -48,7 +57,8 @@ func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 // at before all checks have passed.
 func (g *Gateway) serve(rw http.ResponseWriter, r *http.Request) {
 	begin := time.Now()
-	w := &response{ResponseWriter: rw}
+	w := &response{ResponseWriter: rw, patience: g.answerTime}
+	g.hurry(w, r)
 	a := &account{id: newRequestID()}
 	r = r.WithContext(withAccount(r.Context(), a))
 	h := w.Header()
@@ -72,6 +82,22 @@ func (g *Gateway) serve(rw http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		w.problem = err
 		g.writeProblem(w, problemOf(r, err))
+	}
+}
+
+// hurry bounds what is left to be read of a request and to be written before its answer begins. Before an answer net/http reads a body that
+// its handler has not read, those of requests that are refused too, and would wait for it for ever.
+func (g *Gateway) hurry(w *response, r *http.Request) {
+	rc := http.NewResponseController(w.ResponseWriter)
+	// Where they cannot be set there is no connection, or it is broken and says it by itself.
+	_ = rc.SetWriteDeadline(time.Now().Add(g.answerTime)) // that of the request before may be over, and a "100 Continue" is written too
+	if r.ContentLength != 0 {
+		_ = rc.SetReadDeadline(time.Now().Add(g.bodyTime))
+	}
+	if len(r.TransferEncoding) > 0 {
+		// It may have had a Content-Length besides, which a proxy in front may have gone by, and net/http does not tell. What would then
+		// be the next request of somebody else is never read (RFC 9112, section 6.1).
+		w.Header().Set("Connection", "close")
 	}
 }
 
@@ -206,20 +232,21 @@ func newRequestID() string {
 // readBody reads a request's body within its bounds of size and time.
 func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	rc := http.NewResponseController(w)
-	if err := rc.SetReadDeadline(time.Now().Add(bodyTime)); err != nil && !errors.Is(err, errors.ErrUnsupported) {
+	if err := rc.SetReadDeadline(time.Now().Add(g.bodyTime)); err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return nil, err
 	}
 	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, g.opts.MaxBody))
-	// Left in place, the deadline would look like a client that went away while its kernel starts.
-	if resetErr := rc.SetReadDeadline(time.Time{}); resetErr != nil && !errors.Is(resetErr, errors.ErrUnsupported) {
-		return nil, resetErr
-	}
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
 		return nil, err
 	case err != nil:
+		// The deadline stays: net/http would wait for the rest before it answers.
 		return nil, &problem{status: http.StatusBadRequest, message: "The body could not be read.", err: err}
+	}
+	// Left in place, the deadline would look like a client that went away while its kernel starts.
+	if err := rc.SetReadDeadline(time.Time{}); err != nil && !errors.Is(err, errors.ErrUnsupported) {
+		return nil, err
 	}
 	return b, nil
 }

@@ -86,7 +86,7 @@ func (g *Gateway) sessionOf(r *http.Request) (found, error) {
 	is := func(f found) bool { return f.session.ID == r.PathValue("session") }
 	i := slices.IndexFunc(all, is)
 	if i < 0 {
-		p := refuse(http.StatusNotFound, "Session not found: session_id=%q", r.PathValue("session"))
+		p := refuse(http.StatusNotFound, "Session not found: session_id=%q", shorten(r.PathValue("session"), maxRepeated))
 		if slices.ContainsFunc(sessionsOf(kernels), is) {
 			return found{}, p.by(accessCheck) // it is somebody else's
 		}
@@ -339,7 +339,7 @@ func (g *Gateway) patchSession(w http.ResponseWriter, r *http.Request) error {
 		return g.storeSession(w, r, http.StatusOK, s, f.kernel)
 	case req.kernelID != "":
 		k, err := g.sessionKernel(r.Context(), req.kernelID)
-		switch p := refuse(http.StatusBadRequest, "No such kernel: %s", req.kernelID); {
+		switch p := refuse(http.StatusBadRequest, "No such kernel: %s", shorten(req.kernelID, maxRepeated)); {
 		case errors.Is(err, errHidden):
 			return p.by(accessCheck)
 		case errors.Is(err, launcher.ErrNotFound):

@@ -2,7 +2,9 @@ package kernelspecs
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // Problem is something wrong with a kernelspec, or with a directory of them, told with the place to mend.
@@ -14,7 +16,8 @@ type Problem struct {
 	Message string // what is wrong, in lower case
 }
 
-// String gives file:line: key: message, without the parts that are not known.
+// String gives file:line: key: message, without the parts that are not known, as Printable has it: whoever wrote the file has chosen
+// its keys, and most likely they are printed on a terminal.
 func (p Problem) String() string {
 	var b strings.Builder
 	b.WriteString(p.File)
@@ -26,5 +29,25 @@ func (p Problem) String() string {
 		b.WriteString(p.Key + ": ")
 	}
 	b.WriteString(p.Message)
+	return Printable(b.String())
+}
+
+// Printable returns a text in which line breaks, and whatever else does not print or has an effect on a terminal, are written as in a
+// Go string: \n, \x1b.
+func Printable(text string) string {
+	if utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !strconv.IsPrint(r) }) {
+		return text
+	}
+	var b strings.Builder
+	for i, r := range text {
+		switch _, size := utf8.DecodeRuneInString(text[i:]); {
+		case r == utf8.RuneError && size == 1:
+			fmt.Fprintf(&b, `\x%02x`, text[i])
+		case strconv.IsPrint(r):
+			b.WriteRune(r)
+		default:
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		}
+	}
 	return b.String()
 }

@@ -23,7 +23,7 @@ func printSettings(w io.Writer, s *settings) error {
 		case o.secret && texts[0] != "":
 			line += `"********"`
 		case o.secret:
-			line = "# " + o.name + ": " + s.absentToken()
+			line = "# " + o.name + ": " + kernelspecs.Printable(s.absentToken())
 		default:
 			var err error
 			if line, err = yamlLine(o, texts); err != nil {

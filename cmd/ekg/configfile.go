@@ -8,6 +8,8 @@ import (
 	"os"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 )
 
 // fileValue is what a config file says about an option.
@@ -44,7 +46,7 @@ func readConfigFile(path string) (map[string]fileValue, error) {
 	for i := 0; i < len(root.Content); i += 2 {
 		key, node := root.Content[i], root.Content[i+1]
 		fail := func(format string, args ...any) {
-			errs = append(errs, fmt.Errorf("%s:%d: %s: %s", path, key.Line, key.Value, fmt.Sprintf(format, args...)))
+			errs = append(errs, fmt.Errorf("%s:%d: %s: %s", path, key.Line, kernelspecs.Printable(key.Value), fmt.Sprintf(format, args...)))
 		}
 		o, ok := optionNamed(key.Value)
 		before, twice := values[key.Value]
@@ -96,6 +98,9 @@ func fileTexts(o option, node *yaml.Node) ([]string, error) {
 		}
 		if item.Kind != yaml.ScalarNode || item.Tag == "!!null" {
 			return nil, errors.New("has no value")
+		}
+		if item.ShortTag() == "!!binary" {
+			return nil, errors.New("is not a text")
 		}
 		texts = append(texts, item.Value)
 	}

@@ -6,9 +6,11 @@ import (
 	"go/parser"
 	"go/token"
 	"io"
+	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -178,6 +180,49 @@ func TestHouse_Names(t *testing.T) {
 			switch strings.TrimSuffix(part, "s") {
 			case "util", "common", "type", "helper", "manager", "misc", "pkg":
 				t.Errorf("%s: %q says nothing about what is in it", p.ImportPath, part)
+			}
+		}
+	}
+}
+
+// Every guarantee of docs/security.md names tests, and there are such tests.
+func TestDocs_Security(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(doc), "<!-- guarantees -->\n")
+	table, _, ended := strings.Cut(rest, "<!-- /guarantees -->")
+	rows := strings.Split(strings.TrimSpace(table), "\n")
+	if !ended || len(rows) < 20 {
+		t.Fatalf("there is no table of guarantees, or only %d rows", len(rows))
+	}
+	there := map[string]bool{}
+	for _, p := range packages(t) {
+		files, err := filepath.Glob(filepath.Join(p.Dir, "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			b, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`).FindAllSubmatch(b, -1) {
+				there[string(m[1])] = true
+			}
+		}
+	}
+	for _, row := range rows[2:] {
+		cells := strings.Split(strings.Trim(row, "| "), " | ")
+		if len(cells) != 3 {
+			t.Errorf("%d cells in: %s", len(cells), row)
+			continue
+		}
+		names := strings.Split(cells[2], ", ")
+		for _, name := range names {
+			if !there[strings.Trim(name, "`")] || len(name) < 3 || name[0] != '`' {
+				t.Errorf("there is no test %s, which is to hold: %s", name, cells[0])
 			}
 		}
 	}

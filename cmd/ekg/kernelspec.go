@@ -91,7 +91,8 @@ func listSpecs(ctx context.Context, s *settings, stdout, stderr io.Writer) (err 
 		return err
 	}
 	for _, spec := range specs.List() {
-		if _, err := fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", spec.Name, spec.DisplayName, spec.Language, spec.Dir); err != nil {
+		if _, err := fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", spec.Name, kernelspecs.Printable(spec.DisplayName),
+			kernelspecs.Printable(spec.Language), kernelspecs.Printable(spec.Dir)); err != nil {
 			return err
 		}
 	}

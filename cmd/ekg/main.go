@@ -39,6 +39,8 @@ import (
 	"syscall"
 
 	"github.com/urfave/cli/v2"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 )
 
 // version is set by the linker.
@@ -58,16 +60,21 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return 0
 	}
-	for line := range strings.Lines(err.Error()) {
-		if _, werr := fmt.Fprintf(stderr, "ekg: %s\n", strings.TrimSuffix(line, "\n")); werr != nil {
-			return 1 // nobody reads it
-		}
-	}
+	report(stderr, err)
 	var usage *usageError
 	if errors.As(err, &usage) {
 		return 2
 	}
 	return 1
+}
+
+// report prints an error, each of its lines by itself. What is in a file or a variable may be anybody's, and is not for the terminal to obey.
+func report(w io.Writer, err error) {
+	for line := range strings.Lines(err.Error()) {
+		if _, err := fmt.Fprintf(w, "ekg: %s\n", kernelspecs.Printable(strings.TrimSuffix(line, "\n"))); err != nil {
+			return // nobody reads it
+		}
+	}
 }
 
 // usageError is a mistake of whoever wrote the command line or a setting.

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 )
 
 // settings are the values of all options.
@@ -118,7 +120,11 @@ func load(src sources) (*settings, error) {
 	var errs []error
 	take := func(o option, texts []string, from origin) {
 		s.origins[o.name] = from
-		if err := o.value.set(s, texts); err != nil {
+		err := readable(texts)
+		if err == nil {
+			err = o.value.set(s, texts)
+		}
+		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", from.place, err))
 		}
 	}
@@ -151,6 +157,16 @@ func load(src sources) (*settings, error) {
 		return nil, err
 	}
 	return s, s.check()
+}
+
+// readable refuses what no line of a settings file, and none of a log, could hold. It does not repeat it: it may be a token.
+func readable(texts []string) error {
+	for _, t := range texts {
+		if !utf8.ValidString(t) || strings.ContainsFunc(t, unicode.IsControl) {
+			return errors.New("has line breaks or other characters that cannot be printed")
+		}
+	}
+	return nil
 }
 
 // find returns what the command line or else the environment says about an option.

@@ -169,12 +169,20 @@ func (p *parser) members(n *yaml.Node, what string, take func(key string, value 
 		key := n.Content[i]
 		switch {
 		case seen[key.Value]:
-			p.fail(key, "%s is given twice", key.Value)
+			p.fail(key, "%s is given twice", shown(key.Value))
 		case !take(key.Value, n.Content[i+1]):
-			p.fail(key, "%s: there is no such key here", key.Value)
+			p.fail(key, "%s: there is no such key here", shown(key.Value))
 		}
 		seen[key.Value] = true
 	}
+}
+
+// shown is a key in a message: what could not be a name is quoted, and not all of it.
+func shown(key string) string {
+	if CheckName(key) == nil {
+		return key
+	}
+	return strconv.Quote(key[:min(len(key), maxName)])
 }
 
 // each calls take with each item of a list.

@@ -391,27 +391,20 @@ func FuzzExtension(f *testing.F) {
 	f.Add(`{"image": "x", "volumes": [{"name": "v", "hostPath": {"path": "/"}}]}`)
 	f.Add(`{"image": "x", "pod": {"metadata": {"labels": null}, "spec": {"hostNetwork": true}}}`)
 	f.Add(`{"image": "x", "resources": {"limits": {"nvidia.com/gpu": "1e30"}}}`)
+	f.Add(`{"image": "x", "nodeSelector": {"$patch": "nonsense"}}`)
+	f.Add(`{"image": "x", "pod": {"spec": {"nodeSelector": {"$retainKeys": "x"}}}}`)
 	f.Fuzz(func(t *testing.T, ekg string) {
 		req := launcher.Request{ID: testID, Spec: specOf(ekg), Env: map[string]string{"KERNEL_CPUS": "1", "KERNEL_GPUS": "1", "KERNEL_UID": "5"}}
 		pod, err := buildPod(testOptions(), req, testRecord("test"))
 		if err != nil {
+			told(t, err)
 			return
 		}
+		harmless(t, pod)
 		for _, v := range pod.Spec.Volumes {
-			if v.HostPath != nil || v.Secret != nil && v.Name != volumeSecret {
+			if v.Secret != nil && v.Name != volumeSecret { // which nothing allows
 				t.Errorf("volume %+v", v)
 			}
-		}
-		for _, m := range kernelOf(pod).VolumeMounts {
-			if m.Name == volumeSecret || m.Name == volumeSpill || m.Name == volumeShared && !m.ReadOnly {
-				t.Errorf("the kernel mounts %+v", m)
-			}
-		}
-		if s := kernelOf(pod).SecurityContext; *s.AllowPrivilegeEscalation || s.Privileged != nil && *s.Privileged || len(s.Capabilities.Add) > 0 {
-			t.Errorf("security context %+v", s)
-		}
-		if len(pod.Spec.Containers) != 2 || pod.Spec.Containers[0].Name != containerSupervisor {
-			t.Errorf("containers %+v", pod.Spec.Containers)
 		}
 	})
 }

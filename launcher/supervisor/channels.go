@@ -230,10 +230,12 @@ func (c *conn) read() {
 	for {
 		kind, r, err := c.ws.NextReader()
 		if err != nil {
+			c.refuseFrame(err)
 			return
 		}
 		if hungUp { // the close frame is on its way, and the peer may still be sending
 			if _, err := io.Copy(io.Discard, r); err != nil {
+				c.refuseFrame(err)
 				return
 			}
 			continue
@@ -245,6 +247,7 @@ func (c *conn) read() {
 			continue
 		}
 		if err != nil {
+			c.refuseFrame(err)
 			return
 		}
 		if frame := c.take(kind, data); frame != nil {
@@ -252,6 +255,28 @@ func (c *conn) read() {
 			c.hangUp(*frame)
 		}
 	}
+}
+
+// refuseFrame sees to it that a peer whose frames are none is told so, if that is what has ended reading. To close the socket with unread
+// bytes in it would reset the connection, and take the close frame away again.
+func (c *conn) refuseFrame(err error) {
+	var ended *websocket.CloseError
+	var network net.Error
+	if errors.As(err, &ended) || errors.As(err, &network) || errors.Is(err, net.ErrClosed) {
+		return // its peer has gone, or the writer has ended it
+	}
+	c.endsHere()
+	if errors.Is(err, websocket.ErrReadLimit) { // of all else the library has told
+		c.sayGoodbye(closeFrame{websocket.CloseMessageTooBig, "a frame that is longer than there can be"})
+	}
+	if err := c.flow.Flush(); err != nil {
+		return // it is broken
+	}
+	if half, ok := c.flow.Conn.(interface{ CloseWrite() error }); ok {
+		_ = half.CloseWrite() // fails on broken connections, which say it by themselves
+	}
+	_ = c.flow.SetReadDeadline(time.Now().Add(closeGrace)) // the read below tells
+	_, _ = io.Copy(io.Discard, c.flow)                     // until the peer has hung up, too
 }
 
 var errTooLarge = errors.New("message too large")
@@ -380,7 +405,9 @@ func (c *conn) write(ctx context.Context) {
 			if errors.Is(err, os.ErrDeadlineExceeded) {
 				c.endsHere()
 			}
-			c.flow.Close() //nolint:errcheck // the connection is broken already
+			if !errors.Is(err, websocket.ErrCloseSent) { // by the reader, which waits for its peer to take it
+				c.flow.Close() //nolint:errcheck // the connection is broken already
+			}
 			return
 		}
 		if more {

@@ -20,7 +20,9 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
 )
 
-func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+func quiet() *slog.Logger { return loggerTo(io.Discard) }
+
+func loggerTo(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(w, nil)) }
 
 // patience of tests with real processes.
 const testLimit = 20 * time.Second

@@ -353,12 +353,41 @@ func TestStatus_halfOpen(t *testing.T) {
 type deadlineWriter struct {
 	header   http.Header
 	body     strings.Builder
+	status   int
 	deadline time.Time
 }
 
 func (w *deadlineWriter) Header() http.Header                { return w.header }
 func (w *deadlineWriter) Write(b []byte) (int, error)        { return w.body.Write(b) }
-func (w *deadlineWriter) WriteHeader(int)                    {}
+func (w *deadlineWriter) WriteHeader(status int)             { w.status = status }
 func (w *deadlineWriter) Flush()                             {}
 func (w *deadlineWriter) SetWriteDeadline(t time.Time) error { w.deadline = t; return nil }
 func (w *deadlineWriter) SetReadDeadline(t time.Time) error  { w.deadline = t; return nil }
+
+// TestSupervisor_badFrames: a peer whose frames are none is told so with a close frame, which must not be lost to a reset.
+func TestSupervisor_badFrames(t *testing.T) {
+	r := startSupervisor(t, nil).ready()
+	ann := r.dial(dialOption{session: "ann"})
+	const mask = "\x00\x00\x00\x00"
+	for name, frame := range map[string]string{
+		"not masked": "\x81\x02{}", "a reserved bit": "\xc1\x82" + mask + "{}", "a reserved kind": "\x83\x80" + mask, "a ping that is too long": "\x89\xfe\x00\x80" + mask, "the rest of nothing": "\x80\x80" + mask,
+		"within a message": "\x01\x81" + mask + "{" + "\x81\x81" + mask + "}", "more than there can be": "\x81\xff\xff\xff\xff\xff\xff\xff\xff\xff" + mask,
+	} {
+		for _, behind := range []string{"", strings.Repeat("x", 100<<10)} {
+			c := r.dial(dialOption{session: "bad"})
+			if _, err := c.ws.NetConn().Write([]byte(frame + behind)); err != nil {
+				t.Logf("%s: %v", name, err) // it has hung up meanwhile
+			}
+			for {
+				if _, err := c.recv(); err != nil {
+					if !websocket.IsCloseError(err, websocket.CloseProtocolError, websocket.CloseMessageTooBig) {
+						t.Errorf("%s: ended with %v", name, err)
+					}
+					break
+				}
+			}
+			c.ws.Close()
+		}
+	}
+	ann.result(ann.execute("print 1"))
+}
