@@ -47,8 +47,9 @@ const (
 type ending struct {
 	reason  string
 	at      time.Time
-	stopped bool // on request: there is no such kernel any more
-	culled  bool // by its supervisor, as the operator wants it; if stopped too, it was removed afterwards
+	stopped bool   // on request: there is no such kernel any more
+	culled  bool   // by its supervisor, as the operator wants it; if stopped too, it was removed afterwards
+	limit   string // not "": it never began, because of the limit of this name
 	owner   string
 	spec    string
 
@@ -94,8 +95,12 @@ func (l *Launcher) noteEnd(rec record, pod *corev1.Pod, end *ending) {
 	noted := *end
 	noted.owner, noted.spec, noted.pod = rec.owner, rec.spec, pod.UID
 	before, ok := l.endings.known.Get(rec.id)
+	if ok && end.limit != "" { // it was not started again: how it has ended is still the same
+		noted = *before
+		noted.pod = pod.UID
+	}
 	l.endings.known.Add(rec.id, &noted)
-	if ok && before.at.Equal(end.at) && before.stopped == end.stopped {
+	if ok && before.at.Equal(noted.at) && before.stopped == noted.stopped || forgotten(pod) {
 		return
 	}
 	if _, waits := l.endings.unwritten[rec.id]; !waits && len(l.endings.unwritten) >= maxUnwritten {
