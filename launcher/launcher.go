@@ -199,6 +199,10 @@ type Launcher interface {
 	// is a *LimitError, and the kernel stays dead.
 	Revive(ctx context.Context, id string) (Kernel, error)
 
+	// Restarting is to be called before a supervisor is asked to restart its kernel, and done when it has answered. Of a
+	// kernel that is dead while its supervisor still lives that is a start: the error is a *LimitError if there are too many.
+	Restarting(ctx context.Context, id string) (done func(), err error)
+
 	// Stop ends a kernel and returns when it is gone, its processes included. Stopping a dead kernel removes it.
 	Stop(ctx context.Context, id, reason string) error
 
