@@ -25,7 +25,7 @@ const (
 	originCheck     = "origin"
 	hostCheck       = "host"
 	accessCheck     = "access"     // the kernel is somebody else's
-	limitCheck      = "limit"      // of kernels started, of connections
+	limitCheck      = "limit"      // of kernels, of starts, of connections
 	launcherCheck   = "launcher"   // what the kernelspec or the request wants is not allowed here
 	supervisorCheck = "supervisor" // the kernel's own
 )
@@ -66,6 +66,7 @@ func problemOf(r *http.Request, err error) *problem {
 	var p *problem
 	var failed *launcher.FailedError
 	var refused *launcher.RefusedError
+	var limit *launcher.LimitError
 	var gone *launcher.GoneError
 	var undelivered *undeliveredError
 	var tooLarge *http.MaxBytesError
@@ -82,6 +83,9 @@ func problemOf(r *http.Request, err error) *problem {
 		return &problem{status: http.StatusInternalServerError, reason: failed.Reason, message: failed.Reason}
 	case errors.As(err, &refused):
 		return &problem{status: http.StatusForbidden, reason: refused.Reason, message: refused.Reason, check: launcherCheck}
+	case errors.As(err, &limit):
+		// 403, as Enterprise Gateway has it, and not 429: who repeats that at once gets no further.
+		return &problem{status: http.StatusForbidden, reason: limit.Reason, message: limit.Reason, check: limitCheck}
 	case errors.As(err, &gone) && callerOf(r.Context()).owns(gone.Owner):
 		return refuse(http.StatusNotFound, "Kernel does not exist: %s: it is gone since %s: %s",
 			gone.ID, timestamp(gone.At), gone.Reason)

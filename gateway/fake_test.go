@@ -41,6 +41,8 @@ type fakeLauncher struct {
 	dial  func(context.Context, string) (net.Conn, error)
 	list  func() ([]launcher.Kernel, error)
 
+	restarting func(id string) (func(), error)
+
 	culled    []launcher.Culled
 	culledErr error
 	// measures are what it says besides its kernels.
@@ -245,6 +247,13 @@ func (f *fakeLauncher) Revive(_ context.Context, id string) (launcher.Kernel, er
 	f.mu.Unlock()
 	f.add(id, spec, f.newState)
 	return f.Kernel(context.Background(), id)
+}
+
+func (f *fakeLauncher) Restarting(_ context.Context, id string) (func(), error) {
+	if f.restarting != nil {
+		return f.restarting(id)
+	}
+	return func() {}, nil
 }
 
 func (f *fakeLauncher) Stop(ctx context.Context, id, reason string) error {

@@ -83,6 +83,9 @@ type Options struct {
 	StartsPerMinute      int // kernels that one user may start
 	ConnectionsPerKernel int // websockets that lead to one kernel
 	ConnectionsPerUser   int // websockets of one user
+
+	// KernelLimits are those that the Launcher has; nil: it has none.
+	KernelLimits *KernelLimits
 }
 
 // Gateway serves Jupyter's kernel API. Handler may be called at any time, and all methods concurrently.

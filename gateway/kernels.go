@@ -227,7 +227,12 @@ func (g *Gateway) restartKernel(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	done, err := g.opts.Launcher.Restarting(r.Context(), id)
+	if err != nil {
+		return err
+	}
 	answer, err := g.ask(r, id, http.MethodPost, "restart", restartTime)
+	done()
 	var never *dialError
 	var undelivered *undeliveredError
 	switch {
@@ -294,8 +299,8 @@ func (g *Gateway) reviveKernel(w http.ResponseWriter, r *http.Request, id string
 	case errors.Is(err, launcher.ErrNotFound), r.Context().Err() != nil:
 		return err
 	}
-	if k.State == launcher.Dead {
-		return &launcher.FailedError{Reason: k.Reason}
+	if err := startError(k); err != nil {
+		return err
 	}
 	return writeJSON(w, http.StatusOK, modelFor(r.Context(), k))
 }

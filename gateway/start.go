@@ -185,6 +185,7 @@ func (g *Gateway) start(r *http.Request, req launcher.Request, answer func(launc
 	}
 	if !who.one {
 		req.Owner = who.owner()
+		req.Groups = g.opts.KernelLimits.groups(who.Groups)
 		req.Env["KERNEL_USERNAME"] = who.Name // whatever the client says
 	}
 	attempt := g.starts.enter(req.Owner + "\x00" + req.ID) // somebody else's with the same id is another
@@ -199,6 +200,8 @@ func (g *Gateway) start(r *http.Request, req launcher.Request, answer func(launc
 		reason := "nobody waited for its start"
 		if failed := (*launcher.FailedError)(nil); errors.As(err, &failed) {
 			reason = failed.Reason
+		} else if limit := (*launcher.LimitError)(nil); errors.As(err, &limit) {
+			reason = limit.Reason
 		}
 		e := a.entry(r, "remove", "")
 		e.Outcome = auditDone
@@ -249,10 +252,18 @@ func (g *Gateway) startAndWait(ctx context.Context, req launcher.Request) (launc
 			return k, created, err
 		}
 	}
-	if k.State == launcher.Dead {
-		return k, created, &launcher.FailedError{Reason: k.Reason}
+	return k, created, startError(k)
+}
+
+// startError is the error of a kernel whose start has failed, nil if it has not.
+func startError(k launcher.Kernel) error {
+	switch {
+	case k.State != launcher.Dead:
+		return nil
+	case k.Limit != "":
+		return &launcher.LimitError{Limit: k.Limit, Reason: k.Reason}
 	}
-	return k, created, nil
+	return &launcher.FailedError{Reason: k.Reason}
 }
 
 // failureOf says in a word why a launcher did not start a kernel; "" where that is no failure: the id belongs to another, or
@@ -260,9 +271,12 @@ func (g *Gateway) startAndWait(ctx context.Context, req launcher.Request) (launc
 func failureOf(err error) launcher.Failure {
 	var failed *launcher.FailedError
 	var refused *launcher.RefusedError
+	var limit *launcher.LimitError
 	switch {
 	case errors.As(err, &refused):
 		return launcher.FailedRefused
+	case errors.As(err, &limit):
+		return launcher.FailedLimit
 	case errors.As(err, &failed) && failed.Class != "":
 		return failed.Class
 	case errors.Is(err, launcher.ErrConflict), errors.Is(err, context.Canceled):

@@ -41,11 +41,9 @@ func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(time.Durat
 // valueError is what a type says of a value that it cannot read, as the end of a sentence.
 type valueError struct{ error }
 
-// cull reads metadata.ekg.cull.
-func (r *reader) cull(n *node, path string) Cull {
-	var c Cull
+// decodeMember reads a member of metadata.ekg, and reports what is wrong with it.
+func decodeMember[T any](r *reader, n *node, path string, into *T) {
 	d := decoder{places: Places{spec: r.spec, file: r.file, lines: map[string]int{}}}
-	d.decode(n, reflect.ValueOf(&c).Elem(), path)
+	d.decode(n, reflect.ValueOf(into).Elem(), path)
 	r.problems = append(r.problems, d.problems...)
-	return c
 }

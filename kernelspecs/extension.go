@@ -26,6 +26,7 @@ var PodKeys = []string{"affinity", "annotations", "entrypoint", "env", "image", 
 type Extension struct {
 	Transport string `json:"transport"` // TransportIPC, TransportTCP, or "" to have it chosen
 	Cull      Cull   `json:"cull"`
+	Limits    Limits `json:"limits"`
 }
 
 // extension reads metadata.ekg.
@@ -51,9 +52,11 @@ func (r *reader) extension(n *node) Extension {
 			}
 			ext.Transport = m.value.text
 		case m.key == "cull":
-			ext.Cull = r.cull(m.value, key)
+			decodeMember(r, m.value, key, &ext.Cull)
+		case m.key == "limits":
+			decodeMember(r, m.value, key, &ext.Limits)
 		case !slices.Contains(PodKeys, m.key):
-			known := append([]string{"cull", "transport"}, PodKeys...)
+			known := append([]string{"cull", "limits", "transport"}, PodKeys...)
 			slices.Sort(known)
 			r.report(at, key, "is not known; there is: %s", strings.Join(known, ", "))
 		}

@@ -84,11 +84,14 @@ func TestSpec_ReadBroken(t *testing.T) {
 			`4: display_name: is a boolean, not a string`, `2: interrupt_mode: is "sms", not "signal" or "message"`,
 			`3: metadata: is a number, not an object`}},
 		{"our own metadata", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\n\"transport\": \"udp\",\n\"transprot\": \"tcp\"}}}", []string{
-			`2: metadata.ekg.transport: is not "ipc" or "tcp"`, `3: metadata.ekg.transprot: is not known; there is: ` + strings.Join(slices.Sorted(slices.Values(append([]string{"cull", "transport"}, PodKeys...))), ", ")}},
+			`2: metadata.ekg.transport: is not "ipc" or "tcp"`, `3: metadata.ekg.transprot: is not known; there is: ` + strings.Join(slices.Sorted(slices.Values(append([]string{"cull", "limits", "transport"}, PodKeys...))), ", ")}},
 		{"when kernels are ended", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\"cull\": {\n\"idleTimeout\": \"2 hours\",\n\"maxAge\": \"-1h\", \"busyLimit\": 3,\n\"idle\": \"2h\", \"warning\": null}}}}", []string{
 			`2: metadata.ekg.cull.idleTimeout: "2 hours" is not a duration like "2h", "30m" or "0"`, `3: metadata.ekg.cull.maxAge: "-1h" is not a duration like "2h", "30m" or "0"`,
 			`3: metadata.ekg.cull.busyLimit: 3 is not a duration like "2h", "30m" or "0"`,
 			`4: metadata.ekg.cull.idle: cannot be set; there is: busyLimit, idleTimeout, maxAge, warning`, `4: metadata.ekg.cull.warning: is null; leave the key out instead`}},
+		{"how many kernels", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\"limits\": {\n\"maxKernels\": 0,\n\"maxGpus\": 1}}}}", []string{
+			`2: metadata.ekg.limits.maxKernels: 0 is not a number from 1 to 1000000`, `3: metadata.ekg.limits.maxGpus: cannot be set; there is: maxKernels`}},
+		{"how many kernels, in a word", `{"argv": ["x"], "metadata": {"ekg": {"limits": {"maxKernels": "3"}}}}`, []string{`1: metadata.ekg.limits.maxKernels: "3" is not a number from 1 to 1000000`}},
 		{"when kernels are ended, in a word", `{"argv": ["x"], "metadata": {"ekg": {"cull": "never"}}}`, []string{`1: metadata.ekg.cull: is a string, not an object`}},
 		{"our metadata is text", `{"argv": ["x"], "metadata": {"ekg": "x"}}`, []string{`1: metadata.ekg: is a string, not an object`}},
 		{"nested too deep", `{"argv": ["x"], "metadata": {"a": ` + strings.Repeat("[", 200) + strings.Repeat("]", 200) + `}}`,

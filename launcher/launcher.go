@@ -91,6 +91,7 @@ func (e *FailedError) Error() string { return e.Reason }
 type Request struct {
 	ID         string            // see ValidID
 	Owner      string            // who it belongs to; "" where there is only one owner
+	Groups     []string          // of the owner, as far as limits count their kernels
 	Spec       kernelspecs.Spec  // what to run
 	Env        map[string]string // the client's variables, already filtered by the gateway
 	WorkingDir string            // wanted working directory; ignored where it does not exist
@@ -141,6 +142,7 @@ type Kernel struct {
 	Created      time.Time
 	State        State
 	Reason       string    // one sentence: why it is dead, or what it waits for; "" otherwise
+	Limit        string    // of a dead one: the name of the limit for which it was not started; "" if that is not why
 	LastActivity time.Time // UTC
 	CullAt       time.Time // UTC; when it will be culled if nothing happens to it; zero: it will not
 	KeepUntil    time.Time // UTC; until when its owner has it kept; zero: nobody has said so
@@ -175,7 +177,8 @@ type Launcher interface {
 	// Start starts a kernel and returns once it will live on without this process, which is before the kernel answers:
 	// State is Starting then. If a kernel with the id exists and has the same owner and spec name, that one is returned and
 	// created is false; if it differs, ErrConflict. A kernel that cannot be started leaves nothing behind and is
-	// reported as *FailedError, one that may not be as *RefusedError.
+	// reported as *FailedError, one that may not be as *RefusedError or, where there are too many, as *LimitError. Where that is
+	// decided elsewhere and takes long, State is Starting and the decision comes later: a kernel that is refused then is dead.
 	Start(ctx context.Context, req Request) (k Kernel, created bool, err error)
 
 	// Kernel returns one kernel. A dead one is returned, with its reason, for 15 minutes after its end.
@@ -193,8 +196,13 @@ type Launcher interface {
 	Wait(ctx context.Context, id string, cond func(Kernel) bool) (Kernel, error)
 
 	// Revive starts a kernel again whose supervisor has ended, under its id and with what Start was given. It does
-	// nothing if the supervisor lives: then its own restart route is the way.
+	// nothing if the supervisor lives: then its own restart route is the way. Limits count it as a start; one over a limit
+	// is a *LimitError, and the kernel stays dead.
 	Revive(ctx context.Context, id string) (Kernel, error)
+
+	// Restarting is to be called before a supervisor is asked to restart its kernel, and done when it has answered. Of a
+	// kernel that is dead while its supervisor still lives that is a start: the error is a *LimitError if there are too many.
+	Restarting(ctx context.Context, id string) (done func(), err error)
 
 	// Stop ends a kernel and returns when it is gone, its processes included. Stopping a dead kernel removes it.
 	Stop(ctx context.Context, id, reason string) error

@@ -53,6 +53,7 @@ type Failure string
 // The reasons for which starts fail.
 const (
 	FailedRefused     Failure = "refused"       // what was asked for is not allowed here
+	FailedLimit       Failure = "limit"         // there are as many kernels, or GPUs in use, as there may be here
 	FailedQuota       Failure = "quota"         // the cluster admits no more
 	FailedInvalid     Failure = "invalid"       // the kernelspec, or the pod made from it, is not valid
 	FailedUnscheduled Failure = "unscheduled"   // no node took it in time
@@ -67,7 +68,7 @@ const (
 )
 
 // Failures are all of them.
-var Failures = []Failure{FailedRefused, FailedQuota, FailedInvalid, FailedUnscheduled, FailedImage, FailedContainer,
+var Failures = []Failure{FailedRefused, FailedLimit, FailedQuota, FailedInvalid, FailedUnscheduled, FailedImage, FailedContainer,
 	FailedMemory, FailedExited, FailedSilent, FailedTaken, FailedUnavailable, FailedInternal}
 
 // Observer is told by a launcher what happens once and cannot be seen later. Its methods are called while locks are held: they

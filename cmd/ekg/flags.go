@@ -82,6 +82,20 @@ var options = []option{
 	{name: "max-connections-per-kernel", env: []string{"EKG_MAX_CONNECTIONS_PER_KERNEL"}, def: "0", value: count(func(s *settings) *int { return &s.connectionsPerKernel }), field: "ConnectionsPerKernel",
 		usage: "websockets that may lead to one kernel from one gateway; 0 for no limit but its supervisor's, 64"},
 
+	// How much there may be.
+	{name: "max-kernels", env: []string{"EKG_MAX_KERNELS", "EG_MAX_KERNELS"}, def: "0", value: most(func(s *settings) *int { return &s.maxKernels }),
+		usage: "kernels that there may be at one time, by whatever gateway; 0 for no limit. Those count that run, start or end; see docs/limits.md"},
+	{name: "max-kernels-per-user", env: []string{"EKG_MAX_KERNELS_PER_USER", "EG_MAX_KERNELS_PER_USER"}, def: "0", value: most(func(s *settings) *int { return &s.maxKernelsPerUser }),
+		usage: "kernels that each user may have at one time; 0 or less for no limit. --users-file can say otherwise for single users"},
+	{name: "max-kernels-per-group", env: []string{"EKG_MAX_KERNELS_PER_GROUP"}, def: "0", value: most(func(s *settings) *int { return &s.maxKernelsPerGroup }),
+		usage: "kernels that all users of a group may have together; 0 for no limit. --users-file can say otherwise for single groups"},
+	{name: "max-kernels-per-kernelspec", env: []string{"EKG_MAX_KERNELS_PER_KERNELSPEC"}, def: "0", value: most(func(s *settings) *int { return &s.maxKernelsPerSpec }),
+		usage: "kernels of one kernelspec that there may be; 0 for no limit. A kernelspec may have a lower one (metadata.ekg.limits)"},
+	{name: "max-gpus-per-user", env: []string{"EKG_MAX_GPUS_PER_USER"}, def: "0", value: most(func(s *settings) *int { return &s.maxGPUsPerUser }),
+		usage: "GPUs, or slices of one, that the kernels of each user may have at one time, with the launcher kubernetes; 0 for no limit"},
+	{name: "max-gpus-per-group", env: []string{"EKG_MAX_GPUS_PER_GROUP"}, def: "0", value: most(func(s *settings) *int { return &s.maxGPUsPerGroup }),
+		usage: "GPUs that the kernels of all users of a group may have together; 0 for no limit"},
+
 	// Kernels.
 	{name: "kernelspec-dir", env: []string{"EKG_KERNELSPEC_DIR"}, value: list(func(s *settings) *[]string { return &s.kernelspecDirs }),
 		usage: "directory with kernelspecs, looked at before Jupyter's own; repeatable"},

@@ -18,7 +18,7 @@ import (
 )
 
 // openLauncher opens what the settings say runs kernels.
-func openLauncher(ctx context.Context, s *settings, log *slog.Logger, watch launcher.Observer) (launcher.Launcher, error) {
+func openLauncher(ctx context.Context, s *settings, limits launcher.Limits, log *slog.Logger, watch launcher.Observer) (launcher.Launcher, error) {
 	switch s.launcher {
 	case "local":
 		supervisor, err := findSupervisor(s)
@@ -34,18 +34,19 @@ func openLauncher(ctx context.Context, s *settings, log *slog.Logger, watch laun
 			StopGrace:  s.stopGrace,
 			InheritEnv: s.inheritEnv,
 			Cull:       s.cull(),
+			Limits:     limits,
 			Log:        log,
 			Observer:   watch,
 		})
 	case "kubernetes":
-		return openKube(ctx, s, log, watch)
+		return openKube(ctx, s, limits, log, watch)
 	default:
 		return nil, fmt.Errorf("%s: there is no launcher %q", s.origins["launcher"].place, s.launcher)
 	}
 }
 
 // openKube connects to the cluster and finds the kernels that are there.
-func openKube(ctx context.Context, s *settings, log *slog.Logger, watch launcher.Observer) (launcher.Launcher, error) {
+func openKube(ctx context.Context, s *settings, limits launcher.Limits, log *slog.Logger, watch launcher.Observer) (launcher.Launcher, error) {
 	kube.LogTo(log)
 	cluster, err := kube.Connect(s.kubeconfig, s.kubeContext)
 	if err != nil {
@@ -62,7 +63,7 @@ func openKube(ctx context.Context, s *settings, log *slog.Logger, watch launcher
 	log.Info("kernels are pods", "cluster", cluster.Host, "namespace", pods.Namespace)
 	opening, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
-	o := kube.Options{Cluster: cluster, Pods: pods, MasterKey: key, StartLimit: time.Duration(s.startLimit), KeepEndings: time.Duration(s.keepEndings), Log: log, Observer: watch}
+	o := kube.Options{Cluster: cluster, Pods: pods, MasterKey: key, StartLimit: time.Duration(s.startLimit), KeepEndings: time.Duration(s.keepEndings), Limits: limits, Log: log, Observer: watch}
 	if s.kubePeers != "" {
 		if !cluster.Inside() || s.podIP == "" {
 			return nil, fmt.Errorf("%s: only for gateways in the cluster, which are told their address with --pod-ip", s.origins["kube-peers"].place)

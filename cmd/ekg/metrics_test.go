@@ -50,7 +50,7 @@ func TestServer_metrics(t *testing.T) {
 		}
 		ctx, end := context.WithCancel(t.Context())
 		v := newServer(s, io.Discard, discard)
-		v.openLauncher = func(context.Context, *settings, *slog.Logger, launcher.Observer) (launcher.Launcher, error) {
+		v.openLauncher = func(context.Context, *settings, launcher.Limits, *slog.Logger, launcher.Observer) (launcher.Launcher, error) {
 			return &fakeLauncher{kernels: []launcher.Kernel{{ID: "x", SpecName: "python3", State: launcher.Idle}}}, nil
 		}
 		ready, measured, ended := make(chan string, 1), make(chan string, 1), make(chan error, 1)

@@ -33,7 +33,7 @@ type server struct {
 	settings     *settings
 	stdout       io.Writer
 	log          *slog.Logger
-	openLauncher func(context.Context, *settings, *slog.Logger, launcher.Observer) (launcher.Launcher, error)
+	openLauncher func(context.Context, *settings, launcher.Limits, *slog.Logger, launcher.Observer) (launcher.Launcher, error)
 	ready        func(url string) // called once requests are answered; may be nil
 	measured     func(url string) // called with the address of --metrics-listen; may be nil
 
@@ -112,7 +112,12 @@ func (v *server) serve(ctx context.Context) error {
 	}
 	v.onStop("kernelspecs", func(context.Context) error { return specs.Close() })
 
-	kernels, err := v.openLauncher(ctx, s, v.log, metrics)
+	usersFile, err := s.openUsersFile()
+	if err != nil {
+		return err
+	}
+	limits := s.kernelLimits(specs, usersFile)
+	kernels, err := v.openLauncher(ctx, s, limits, v.log, metrics)
 	if err != nil {
 		return err
 	}
@@ -125,7 +130,8 @@ func (v *server) serve(ctx context.Context) error {
 	}
 	o := s.gatewayOptions()
 	o.Launcher, o.Specs, o.Token, o.Log, o.Metrics, o.Audit = kernels, specs, token, v.log, metrics, auditLog
-	if users, err := s.openUsers(v.log); err != nil {
+	o.KernelLimits = limits
+	if users, err := s.openUsers(usersFile, v.log); err != nil {
 		return err
 	} else if users != nil {
 		o.Users = users

@@ -100,7 +100,7 @@ func start(t *testing.T, fake *fakeLauncher, flags map[string][]string) *running
 	}
 	r := &running{t: t, stdout: &lines{}, log: &lines{}, ended: make(chan error, 1)}
 	v := newServer(s, r.stdout, slog.New(slog.NewTextHandler(r.log, nil)))
-	v.openLauncher = func(context.Context, *settings, *slog.Logger, launcher.Observer) (launcher.Launcher, error) {
+	v.openLauncher = func(context.Context, *settings, launcher.Limits, *slog.Logger, launcher.Observer) (launcher.Launcher, error) {
 		return fake, nil
 	}
 	ready := make(chan string, 1)
@@ -313,19 +313,19 @@ func TestServer_FailedStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = busy.Close() }()
-	opened := func(context.Context, *settings, *slog.Logger, launcher.Observer) (launcher.Launcher, error) {
+	opened := func(context.Context, *settings, launcher.Limits, *slog.Logger, launcher.Observer) (launcher.Launcher, error) {
 		return &fakeLauncher{}, nil
 	}
 	tests := []struct {
 		name  string
 		flags map[string][]string
-		open  func(context.Context, *settings, *slog.Logger, launcher.Observer) (launcher.Launcher, error)
+		open  func(context.Context, *settings, launcher.Limits, *slog.Logger, launcher.Observer) (launcher.Launcher, error)
 		want  string
 	}{
 		{"port taken", map[string][]string{"listen": {busy.Addr().String()}}, opened,
 			fmt.Sprintf("--listen: listen tcp %s: bind: address already in use", busy.Addr())},
 		{"no certificate", map[string][]string{"tls-cert": {"/nope"}, "tls-key": {"/nope"}}, opened, "--tls-cert: open /nope: no such file or directory"},
-		{"no launcher", nil, func(context.Context, *settings, *slog.Logger, launcher.Observer) (launcher.Launcher, error) {
+		{"no launcher", nil, func(context.Context, *settings, launcher.Limits, *slog.Logger, launcher.Observer) (launcher.Launcher, error) {
 			return nil, errors.New("no")
 		}, "no"},
 		{"no token", map[string][]string{"state-dir": {state}}, opened, "--state-dir: " + tokenPath(state) + " does not hold exactly one word"},

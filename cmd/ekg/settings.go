@@ -42,6 +42,13 @@ type settings struct {
 	connectionsPerUser         int
 	connectionsPerKernel       int
 
+	maxKernels         int
+	maxKernelsPerUser  int
+	maxKernelsPerGroup int
+	maxKernelsPerSpec  int
+	maxGPUsPerUser     int
+	maxGPUsPerGroup    int
+
 	kernelspecDirs []string
 	defaultKernel  string
 	startWait      durationOf

@@ -147,6 +147,29 @@ func TestLoad_Cull(t *testing.T) {
 	}
 }
 
+// How many kernels there may be is said in Enterprise Gateway's variables, of which one is -1 for no limit, or in ekg's.
+func TestLoad_Limits(t *testing.T) {
+	for name, tt := range map[string]struct {
+		src       sources
+		all, each int
+	}{
+		"nothing":                {from(nil, nil), 0, 0},
+		"Enterprise Gateway's":   {from(nil, map[string]string{"EG_MAX_KERNELS": "20", "EG_MAX_KERNELS_PER_USER": "3"}), 20, 3},
+		"no limit in its way":    {from(nil, map[string]string{"EG_MAX_KERNELS": "20", "EG_MAX_KERNELS_PER_USER": "-1"}), 20, 0},
+		"ekg's own count more":   {from(map[string][]string{"max-kernels": {"7"}}, map[string]string{"EG_MAX_KERNELS": "20", "EG_MAX_KERNELS_PER_USER": "3", "EKG_MAX_KERNELS_PER_USER": "2"}), 7, 2},
+		"no limit in ekg's way ": {from(map[string][]string{"max-kernels": {"0"}}, map[string]string{"EG_MAX_KERNELS": "20"}), 0, 0},
+	} {
+		s, err := load(tt.src)
+		if err != nil {
+			t.Fatal(err)
+		}
+		limits := s.kernelLimits(nil, nil)
+		if limits.Kernels != tt.all || limits.PerUser != tt.each || limits.Set() != (tt.all+tt.each > 0) {
+			t.Errorf("%s: %+v", name, limits)
+		}
+	}
+}
+
 // A mistake is told with the place it was made in, whichever way it came.
 func TestLoad_Refuses(t *testing.T) {
 	flag := func(name string, texts ...string) sources { return from(map[string][]string{name: texts}, nil) }
@@ -162,6 +185,9 @@ func TestLoad_Refuses(t *testing.T) {
 		{"socket", flag("listen", "unix:rel"), `--listen: "unix:rel" has no absolute path`},
 		{"long socket", flag("listen", "unix:/"+strings.Repeat("x", 107)), `--listen: "/` + strings.Repeat("x", 107) + `" is longer than the 107 bytes that a socket's path may have`},
 		{"launcher", flag("launcher", "yarn"), `--launcher: "yarn" is not local or kubernetes`},
+		{"limit", flag("max-kernels", "many"), `--max-kernels: "many" is not a number from 0 on`},
+		{"groups of nobody", flag("max-kernels-per-group", "3"), `--max-kernels-per-group: has no effect without --users-file, --oidc-issuer, --auth-token-review or --hub-api-url`},
+		{"GPUs of nobody", flag("max-gpus-per-user", "3"), `--max-gpus-per-user: has no effect without --launcher kubernetes`},
 		{"negative time", flag("start-wait", "-1s"), `--start-wait: "-1s" is negative`},
 		{"empty token", flag("token", ""), `--token: is empty`},
 		{"empty element", flag("kernelspec-dir", ""), `--kernelspec-dir: is empty`},

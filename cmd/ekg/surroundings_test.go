@@ -40,11 +40,11 @@ func TestSystemd_KillMode(t *testing.T) {
 }
 
 func TestStrayVariables(t *testing.T) {
-	got := strayVariables([]string{"PATH=/bin", "EKG_LISTEN=x", "EKG_LISTN=x", "EG_MAX_KERNELS=3", "EG_PORT=1", "EKG_KERNEL_ID=x",
+	got := strayVariables([]string{"PATH=/bin", "EKG_LISTEN=x", "EKG_LISTN=x", "EG_LIST_KERNELS=3", "EG_PORT=1", "EKG_KERNEL_ID=x",
 		// What Kubernetes sets for a service named "ekg".
 		"EKG_SERVICE_HOST=10.0.0.1", "EKG_SERVICE_PORT=8888", "EKG_SERVICE_PORT_HTTP=8888", "EKG_PORT=tcp://10.0.0.1:8888",
 		"EKG_PORT_8888_TCP=tcp://10.0.0.1:8888", "EKG_PORT_8888_TCP_ADDR=10.0.0.1", "EG_PORT_RANGE=0..0"})
-	if want := []string{"EG_MAX_KERNELS", "EG_PORT_RANGE", "EKG_LISTN"}; !slices.Equal(got, want) {
+	if want := []string{"EG_LIST_KERNELS", "EG_PORT_RANGE", "EKG_LISTN"}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway"
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
 )
@@ -56,6 +57,10 @@ func (s *settings) checkUsers(refuse func(name, format string, args ...any)) {
 		{"auth-token-audience", len(s.tokenAudiences) > 0, "auth-token-review", s.tokenReview},
 		{"admin-user", len(s.adminUsers) > 0, "users-file, --oidc-issuer, --auth-token-review or --hub-api-url", len(sources) > 0},
 		{"admin-group", len(s.adminGroups) > 0, "users-file, --oidc-issuer, --auth-token-review or --hub-api-url", len(sources) > 0},
+		{"max-kernels-per-group", s.maxKernelsPerGroup > 0, "users-file, --oidc-issuer, --auth-token-review or --hub-api-url", len(sources) > 0},
+		{"max-gpus-per-group", s.maxGPUsPerGroup > 0, "users-file, --oidc-issuer, --auth-token-review or --hub-api-url", len(sources) > 0},
+		{"max-gpus-per-group", s.maxGPUsPerGroup > 0, "launcher kubernetes", s.launcher == "kubernetes"},
+		{"max-gpus-per-user", s.maxGPUsPerUser > 0, "launcher kubernetes", s.launcher == "kubernetes"},
 	} {
 		if o.given && !o.there {
 			refuse(o.name, "has no effect without --%s", o.needs)
@@ -91,18 +96,26 @@ func (s *settings) newHub() (*identity.JupyterHub, error) {
 	return identity.NewJupyterHub(s.hubAPI, s.hubService)
 }
 
-// openUsers returns what tells whose token it is, nil where there are no users.
-func (s *settings) openUsers(log *slog.Logger) (*identity.Verifier, error) {
+// openUsersFile returns the file of users, nil where there is none.
+func (s *settings) openUsersFile() (*identity.File, error) {
+	if s.usersFile == "" {
+		return nil, nil
+	}
+	return identity.OpenFile(s.usersFile)
+}
+
+// kernelLimits are how many kernels there may be. Whether there is any limit may change with the file of users and the kernelspecs.
+func (s *settings) kernelLimits(specs gateway.Specs, file *identity.File) *gateway.KernelLimits {
+	return &gateway.KernelLimits{Kernels: s.maxKernels, PerUser: s.maxKernelsPerUser, PerGroup: s.maxKernelsPerGroup, PerKernelspec: s.maxKernelsPerSpec,
+		GPUsPerUser: s.maxGPUsPerUser, GPUsPerGroup: s.maxGPUsPerGroup, Specs: specs, File: file}
+}
+
+// openUsers returns what tells whose token it is, nil where there are no users. The file may be nil.
+func (s *settings) openUsers(file *identity.File, log *slog.Logger) (*identity.Verifier, error) {
 	if len(s.userSources()) == 0 {
 		return nil, nil
 	}
-	o := identity.Options{Keep: s.authCache, AdminUsers: s.adminUsers, AdminGroups: s.adminGroups, Log: log}
-	if s.usersFile != "" {
-		var err error
-		if o.File, err = identity.OpenFile(s.usersFile); err != nil {
-			return nil, err
-		}
-	}
+	o := identity.Options{File: file, Keep: s.authCache, AdminUsers: s.adminUsers, AdminGroups: s.adminGroups, Log: log}
 	// The issuer first: of the two that take JSON Web Tokens it takes only its own.
 	oidc, err := s.newOIDC()
 	if err != nil {

@@ -216,6 +216,19 @@ func count(at func(*settings) *int) value {
 	}, strconv.Itoa)
 }
 
+// most is a count that Enterprise Gateway has, too: a number below 0 counts as 0, which is no limit.
+func most(at func(*settings) *int) value {
+	v := count(at)
+	set := v.set
+	v.set = func(s *settings, texts []string) error {
+		if n, err := strconv.ParseInt(texts[0], 10, 32); err == nil && n < 0 {
+			texts = []string{"0"}
+		}
+		return set(s, texts)
+	}
+	return v
+}
+
 func notEmpty(t string) error {
 	if t == "" {
 		return errors.New("is empty")

@@ -25,6 +25,12 @@ import (
 //	- name: root
 //	  tokens: ["sha256:..."]
 //	  admin: true
+//	  limits: {max-kernels: unlimited}
+//	groups:
+//	- name: vision
+//	  limits: {max-kernels: 10, max-gpus: 4}
+//
+// What limits mean is for others to know. Users of other sources may have an entry for their limits, without tokens.
 //
 // A token's hash is enough to know it again and of no use to whoever reads the file. It needs no salt and no slow hash, since
 // tokens are random: nobody can try all of them.
@@ -47,6 +53,39 @@ type File struct {
 	broken bool         // guarded by mu; read is not there or not good
 	users  map[key]User // guarded by mu; by token, of the last good version; replaced, never changed
 	count  int          // guarded by mu
+
+	userLimits  map[string]Limits // guarded by mu; by name; replaced, never changed
+	groupLimits map[string]Limits // guarded by mu; likewise
+}
+
+// Limits is what a file says of how much a user or a group may have; nil where it says nothing.
+type Limits struct {
+	MaxKernels *int64 // Unlimited, or a number from 0 on
+	MaxGPUs    *int64
+}
+
+// Unlimited is the limit that is none.
+const Unlimited = -1
+
+// UserLimits returns the limits of one user.
+func (f *File) UserLimits(name string) Limits {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.userLimits[name]
+}
+
+// GroupLimits returns the limits that all users of a group have together.
+func (f *File) GroupLimits(name string) Limits {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.groupLimits[name]
+}
+
+// Limited reports whether the file says anything of limits.
+func (f *File) Limited() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.userLimits)+len(f.groupLimits) > 0
 }
 
 // OpenFile reads a file of users. The error has all that is wrong with it, each as path:line: text.
@@ -74,15 +113,15 @@ func (f *File) Reload() (changed bool, err error) {
 		return false, nil
 	}
 	f.read = b
-	users, count, problems := parse(b)
-	if f.broken = len(problems) > 0; f.broken {
-		errs := make([]error, len(problems))
-		for i, p := range problems {
+	p := parse(b)
+	if f.broken = len(p.problems) > 0; f.broken {
+		errs := make([]error, len(p.problems))
+		for i, p := range p.problems {
 			errs[i] = fmt.Errorf("%s:%s", f.path, p)
 		}
 		return false, errors.Join(errs...)
 	}
-	f.users, f.count = users, count
+	f.users, f.count, f.userLimits, f.groupLimits = p.users, len(p.names), p.userLimits, p.groupLimits
 	return true, nil
 }
 
@@ -123,7 +162,10 @@ func (f *File) user(k key) (User, bool) {
 type parser struct {
 	users    map[key]User
 	names    map[string]int // lines
+	groups   map[string]int // lines
 	problems []string
+
+	userLimits, groupLimits map[string]Limits
 }
 
 func (p *parser) fail(n *yaml.Node, format string, args ...any) {
@@ -131,30 +173,38 @@ func (p *parser) fail(n *yaml.Node, format string, args ...any) {
 }
 
 // parse reads a file's content. The problems begin with the line.
-func parse(b []byte) (map[key]User, int, []string) {
-	p := &parser{users: map[key]User{}, names: map[string]int{}}
+func parse(b []byte) *parser {
+	p := &parser{users: map[key]User{}, names: map[string]int{}, groups: map[string]int{}, userLimits: map[string]Limits{}, groupLimits: map[string]Limits{}}
 	dec := yaml.NewDecoder(bytes.NewReader(b))
 	var doc yaml.Node
 	if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
-		return nil, 0, []string{"1: it is empty; one without users has the line users: []"}
+		p.problems = []string{"1: it is empty; one without users has the line users: []"}
+		return p
 	} else if err != nil {
-		return nil, 0, []string{" " + strings.TrimPrefix(err.Error(), "yaml: ")}
+		p.problems = []string{" " + strings.TrimPrefix(err.Error(), "yaml: ")}
+		return p
 	}
 	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return nil, 0, []string{" there is more than one document in it"}
+		p.problems = []string{" there is more than one document in it"}
+		return p
 	}
 	there := false
 	p.members(doc.Content[0], "the file", func(key string, value *yaml.Node) bool {
-		if key == "users" {
+		switch key {
+		case "users":
 			there = true
 			p.each(value, "users", p.user)
+		case "groups":
+			p.each(value, "groups", p.group)
+		default:
+			return false
 		}
-		return key == "users"
+		return true
 	})
 	if !there && len(p.problems) == 0 {
 		p.fail(doc.Content[0], "there is no key users")
 	}
-	return p.users, len(p.names), p.problems
+	return p
 }
 
 // members calls take with each member of a mapping. Take reports whether there is such a key.
@@ -218,6 +268,7 @@ func resolved(n *yaml.Node) *yaml.Node {
 func (p *parser) user(n *yaml.Node) {
 	u := User{fromFile: true}
 	var hashes []*yaml.Node
+	limits := Limits{}
 	before := len(p.problems)
 	p.members(n, "a user", func(key string, value *yaml.Node) bool {
 		switch key {
@@ -225,6 +276,8 @@ func (p *parser) user(n *yaml.Node) {
 			if u.Name = p.text(value, "name"); u.Name != "" {
 				p.name(value, "name", u.Name)
 			}
+		case "limits":
+			limits = p.limits(value)
 		case "tokens":
 			p.each(value, "tokens", func(t *yaml.Node) { hashes = append(hashes, t) })
 		case "admin":
@@ -253,6 +306,9 @@ func (p *parser) user(n *yaml.Node) {
 		p.fail(n, "there is a user %q already, in line %d", u.Name, line)
 	}
 	p.names[u.Name] = n.Line
+	if limits != (Limits{}) {
+		p.userLimits[u.Name] = limits
+	}
 	slices.Sort(u.Groups)
 	u.Groups = slices.Compact(u.Groups)
 	if len(u.Groups) > maxGroups {
@@ -261,6 +317,64 @@ func (p *parser) user(n *yaml.Node) {
 	for _, h := range hashes {
 		p.token(h, u)
 	}
+}
+
+// group reads one item of groups.
+func (p *parser) group(n *yaml.Node) {
+	name, limits := "", Limits{}
+	before := len(p.problems)
+	p.members(n, "a group", func(key string, value *yaml.Node) bool {
+		switch key {
+		case "name":
+			if name = p.text(value, "name"); name != "" {
+				p.name(value, "name", name)
+			}
+		case "limits":
+			limits = p.limits(value)
+		default:
+			return false
+		}
+		return true
+	})
+	line, twice := p.groups[name]
+	switch {
+	case name == "" && len(p.problems) == before:
+		p.fail(n, "a group has no name")
+	case twice:
+		p.fail(n, "there is a group %q already, in line %d", name, line)
+	}
+	p.groups[name] = n.Line
+	if limits != (Limits{}) {
+		p.groupLimits[name] = limits
+	}
+}
+
+// limits reads how much somebody may have.
+func (p *parser) limits(n *yaml.Node) (l Limits) {
+	p.members(n, "limits", func(key string, value *yaml.Node) bool {
+		switch key {
+		case "max-kernels":
+			l.MaxKernels = p.limit(value, key)
+		case "max-gpus":
+			l.MaxGPUs = p.limit(value, key)
+		default:
+			return false
+		}
+		return true
+	})
+	return l
+}
+
+func (p *parser) limit(n *yaml.Node, what string) *int64 {
+	n = resolved(n)
+	limit := int64(Unlimited)
+	if n.Value == "unlimited" && n.Kind == yaml.ScalarNode {
+		return &limit
+	}
+	if err := n.Decode(&limit); err != nil || n.ShortTag() != "!!int" || limit < 0 {
+		p.fail(n, "%s is neither a number from 0 on nor unlimited", what)
+	}
+	return &limit
 }
 
 func (p *parser) name(n *yaml.Node, what, name string) {

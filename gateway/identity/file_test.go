@@ -36,6 +36,10 @@ func TestFile_SaysWhatIsWrongAndWhere(t *testing.T) {
 			":3: admin is not true or false", ":4: groups is not a list", ":5: token: there is no such key here"},
 		"users:\n- name: a\n- name: b\n- name: a":                                               {":4: there is a user \"a\" already, in line 2"},
 		"users:\n- name: a\n  groups: [5]":                                                      {":3: a group is not a text"},
+		"users:\n- name: a\n  limits: {max-kernels: -1, max-gpu: 3}":                            {":3: max-kernels is neither a number from 0 on nor unlimited", ":3: max-gpu: there is no such key here"},
+		"users:\n- name: a\n  limits: {max-gpus: '4', max-kernels: none}":                       {":3: max-gpus is neither", ":3: max-kernels is neither"},
+		"users: []\ngroups:\n- limits: {max-gpus: 3}":                                           {":3: a group has no name"},
+		"users: []\ngroups:\n- name: g\n- name: g\n  limits: 3\n- name: 4\n  users: []":         {":4: there is a group \"g\" already, in line 3", ":5: limits is not a mapping", ":6: name is not a text", ":7: users: there is no such key here"},
 		"users:\n- name: a\n  tokens: [canary-secret]":                                          {":3: a token's hash is not sha256: and 64 hexadecimal digits"},
 		"users:\n- name: a\n  tokens: ['sha256:00']":                                            {":3: a token's hash is not"},
 		"users:\n- name: a\n  tokens:\n  - " + h("x") + "\n- name: b\n  tokens:\n  - " + h("x"): {":7: the same token is one of \"a\" already"},
@@ -123,5 +127,25 @@ func TestFile_Reload(t *testing.T) {
 	})
 	if _, err := OpenFile(filepath.Join(t.TempDir(), "none")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no file: %v", err)
+	}
+}
+
+func TestFile_Limits(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "users.yaml")
+	writeFile(t, path, `{users: [{name: ann, limits: {max-kernels: 3, max-gpus: 0}}, {name: bob}], groups: [{name: vision, limits: {max-kernels: unlimited}}]}`)
+	f, err := OpenFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ann, vision := f.UserLimits("ann"), f.GroupLimits("vision")
+	if *ann.MaxKernels != 3 || *ann.MaxGPUs != 0 || *vision.MaxKernels != Unlimited || vision.MaxGPUs != nil {
+		t.Errorf("%+v, %+v", ann, vision)
+	}
+	if f.UserLimits("bob") != (Limits{}) || f.GroupLimits("ann") != (Limits{}) || !f.Limited() {
+		t.Error("those that have no limits have some")
+	}
+	writeFile(t, path, "users: [{name: ann}]")
+	if changed, err := f.Reload(); err != nil || !changed || f.Limited() || f.UserLimits("ann") != (Limits{}) {
+		t.Errorf("after a change: %v, %v, %+v", changed, err, f.UserLimits("ann"))
 	}
 }

@@ -18,19 +18,28 @@ func FuzzFile(f *testing.F) {
 		"users:\n- name: ann\n  tokens: [" + h + "]\n  groups: [a, b]\n  admin: true\n- name: bob", "users:\n- name: ann\n  tokens: [" + h + "]\n- name: bob\n  tokens: [" + h + "]",
 		"users:\n- name: \"a\\nb\"", "users:\n- name: \"\\e[31m\"", "users:\n- \"na\\nme\": x", "\"us\\ners\\e[31m\": []", "users:\n- name: !!binary aGk=", "users:\n- name: 0x10", "users:\n- name: ~", "users:\n- name: \"\\u202e\"",
 		"users:\n- name: " + strings.Repeat("x", maxName+1), "users:\n- {name: a, tokens: [canary], admin: 1}", "%YAML 9.9\n---\nusers: []", "\x00", "\xff\xfe", "users: !<tag:x> []", "users:\n- name: root\n  admin: !!bool yes",
+		"users: []\ngroups:\n- {name: g, limits: {max-kernels: 3, max-gpus: unlimited}}\n- {name: h, limits: {max-gpus: 0x1p4}}", "users: []\ngroups: [{name: &a g, limits: *a}]",
 	} {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		users, _, problems := parse([]byte(text))
-		for _, p := range problems {
+		read := parse([]byte(text))
+		for _, p := range read.problems {
 			if p == "" || strings.ContainsFunc(p, unicode.IsControl) {
 				t.Errorf("the problem %q", p)
 			}
 		}
-		for _, u := range users {
-			if err := CheckName(u.Name); err != nil && len(problems) == 0 {
+		if len(read.problems) > 0 {
+			return
+		}
+		for _, u := range read.users {
+			if err := CheckName(u.Name); err != nil {
 				t.Errorf("the user %q: the name %v", u.Name, err)
+			}
+		}
+		for name := range read.groups {
+			if err := CheckName(name); err != nil {
+				t.Errorf("the group %q: the name %v", name, err)
 			}
 		}
 	})

@@ -50,6 +50,7 @@ type ending struct {
 	stopped   bool   // on request: there is no such kernel any more
 	culled    bool   // by its supervisor, as the operator wants it; if stopped too, it was removed afterwards
 	culledFor string // supervisor.Ending.CulledFor
+	limit     string // not "": it never began, because of the limit of this name
 	owner     string
 	spec      string
 
@@ -106,7 +107,11 @@ func (l *Launcher) remember(id string, end *ending) bool {
 func (l *Launcher) noteEnd(rec record, pod *corev1.Pod, end *ending) {
 	noted := *end
 	noted.owner, noted.spec, noted.pod = rec.owner, rec.spec, pod.UID
-	if !l.remember(rec.id, &noted) {
+	if before, ok := l.endings.known.Get(rec.id); ok && end.limit != "" { // it was not started again: how it has ended is still the same
+		noted = *before
+		noted.pod = pod.UID
+	}
+	if !l.remember(rec.id, &noted) || forgotten(pod) {
 		return
 	}
 	if _, waits := l.endings.unwritten[rec.id]; !waits && len(l.endings.unwritten) >= maxUnwritten {

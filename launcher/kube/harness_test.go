@@ -12,7 +12,10 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -57,10 +60,18 @@ func newTestCluster(t testing.TB) *testCluster {
 			o = a.GetObject()
 		case k8stesting.UpdateActionImpl:
 			o = a.GetObject()
+			if lease, ok := o.(*coordinationv1.Lease); ok {
+				if err := c.mayChange(a, lease.Name, "", lease.ResourceVersion); err != nil {
+					return true, nil, err
+				}
+			}
 		case k8stesting.PatchActionImpl:
 			if a.GetResource().Resource == "pods" {
 				return c.patchPod(a)
 			}
+		}
+		if lease, ok := o.(*coordinationv1.Lease); ok {
+			lease.ResourceVersion = strconv.FormatInt(c.version.Add(1), 10)
 		}
 		if pod, ok := o.(*corev1.Pod); ok {
 			pod.ResourceVersion = strconv.FormatInt(c.version.Add(1), 10)
@@ -83,11 +94,15 @@ func (c *testCluster) silence() *atomic.Bool {
 	return silent
 }
 
-// patchPod does what the fake does by itself, and gives the pod its next version. Patches of ours all have metadata.
+// patchPod does what the fake does by itself, refuses what is meant for another version of the pod, and gives the pod its next one.
+// Patches of ours all have metadata.
 func (c *testCluster) patchPod(a k8stesting.PatchActionImpl) (bool, runtime.Object, error) {
 	patch := map[string]any{}
 	err := json.Unmarshal(a.Patch, &patch)
 	if metadata, ok := patch["metadata"].(map[string]any); err == nil && ok {
+		if err := c.mayChange(a, a.GetName(), metadata["uid"], metadata["resourceVersion"]); err != nil {
+			return true, nil, err
+		}
 		metadata["resourceVersion"] = strconv.FormatInt(c.version.Add(1), 10)
 		a.Patch, err = json.Marshal(patch)
 	}
@@ -95,6 +110,22 @@ func (c *testCluster) patchPod(a k8stesting.PatchActionImpl) (bool, runtime.Obje
 		return true, nil, err
 	}
 	return k8stesting.ObjectReaction(c.Tracker())(a)
+}
+
+// mayChange is the API server's comparison of what a change is meant for with what there is.
+func (c *testCluster) mayChange(a k8stesting.Action, name string, uid, version any) error {
+	now, err := c.Tracker().Get(a.GetResource(), a.GetNamespace(), name)
+	if err != nil {
+		return err
+	}
+	m, err := meta.Accessor(now)
+	if err != nil {
+		return err
+	}
+	if version != nil && version != "" && version != m.GetResourceVersion() || uid != nil && uid != "" && uid != string(m.GetUID()) {
+		return apierrors.NewConflict(a.GetResource().GroupResource(), name, errors.New("it is another by now"))
+	}
+	return nil
 }
 
 // noDialer reaches no pod.

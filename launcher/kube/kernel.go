@@ -67,6 +67,7 @@ func (l *Launcher) enterPod(pod *corev1.Pod) {
 	end := endOf(pod, l.timing.now())
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.term.enter(pod, rec)
 	k := l.kernels[rec.id]
 	if gone, ok := l.endings.known.Get(rec.id); k == nil && ok && gone.pod == pod.UID {
 		return
@@ -133,6 +134,7 @@ func (l *Launcher) enterRemoved(pod *corev1.Pod) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.events, pod.UID)
+	l.term.remove(pod.UID)
 	k := l.kernels[pod.Labels[LabelKernel]]
 	if k == nil || k.pod.UID != pod.UID || k.removed {
 		return
@@ -156,7 +158,7 @@ func (l *Launcher) enterRemoved(pod *corev1.Pod) {
 		end = &ending{reason: k.stop.reason, at: end.at, stopped: true, culled: end.culled, culledFor: end.culledFor}
 	}
 	l.enterEnd(k, end)
-	if end.stopped {
+	if end.stopped || forgotten(k.pod) {
 		l.enterGone(k)
 	}
 	k.touch()
@@ -179,11 +181,12 @@ func (l *Launcher) overdue(end *ending) bool {
 // endOf returns how the kernel of a pod has ended, nil if it has not.
 func endOf(pod *corev1.Pod, now time.Time) *ending {
 	if noted, ok := endingOf(pod, pod.Annotations[annotationEnding]); ok {
-		return endingTold(noted)
+		end := endingTold(noted)
+		end.limit = pod.Annotations[annotationLimit]
+		return end
 	}
-	finished := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 	st := containerStatus(pod, containerSupervisor)
-	if st != nil && st.State.Terminated != nil && (finished || st.State.Terminated.ExitCode == 0) { // else it is started again, and adopts its kernel
+	if st != nil && st.State.Terminated != nil && (hasFinished(pod) || st.State.Terminated.ExitCode == 0) { // else it is started again, and adopts its kernel
 		if told, ok := endingOf(pod, st.State.Terminated.Message); ok {
 			end := endingTold(told)
 			if told.Reason == supervisor.SignalReason { // the cluster's wish, not the owner's
@@ -192,7 +195,7 @@ func endOf(pod *corev1.Pod, now time.Time) *ending {
 			return end
 		}
 	}
-	if !finished {
+	if !hasFinished(pod) {
 		return nil
 	}
 	end := &ending{reason: "its pod has ended", at: now.UTC()}
@@ -333,6 +336,9 @@ func (l *Launcher) Kernels(ctx context.Context) ([]launcher.Kernel, error) {
 		if err != nil {
 			return nil, err
 		}
+		if d.Limit != "" && l.isForgotten(k) {
+			continue // its client is told so at this moment
+		}
 		all = append(all, d)
 	}
 	slices.SortFunc(all, launcher.ByCreation)
@@ -430,7 +436,7 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	}
 	switch {
 	case k.end != nil:
-		d.State, d.Reason, d.Stale, d.Connections, d.LogBytes = launcher.Dead, k.end.reason, false, 0, 0
+		d.State, d.Reason, d.Limit, d.Stale, d.Connections, d.LogBytes = launcher.Dead, k.end.reason, k.end.limit, false, 0, 0
 		d.CullAt, d.KeepUntil = time.Time{}, time.Time{}
 	case k.unsupported != "":
 		// Busy is the one state in which nobody takes a kernel for unused.

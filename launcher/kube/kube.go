@@ -7,8 +7,8 @@
 // share, so that nobody has to read secrets. When a kernel has ended, its finished pod is its tombstone.
 //
 // Goroutines, all waited for by Close: the informers' own; one watch per kernel whose supervisor is there; tend, which looks
-// now and then at what is due; reaping, which clears away while this gateway is the one chosen for that; writeEndings; and what
-// a call has to go on with after its caller has gone. Lock order: Launcher.mu is the only
+// now and then at what is due; reaping, which clears away while this gateway is the one chosen for that; admitting, which decides about limits likewise, where
+// there are any; writeEndings; and what a call has to go on with after its caller has gone. Lock order: Launcher.mu is the only
 // lock, and nothing is asked of the cluster while it is held.
 package kube
 
@@ -55,6 +55,7 @@ type Options struct {
 	StartLimit time.Duration // after which a kernel that has never been up, and whose start makes no progress, is given up; 0 for DefaultStartLimit
 	Log        *slog.Logger
 	Observer   launcher.Observer // nil: nobody
+	Limits     launcher.Limits   // of all gateways of the same kernels; nil: there are none
 
 	// KeepEndings is how long the cluster keeps the reasons of kernels' ends, to the hour; 0 for DefaultKeepEndings.
 	KeepEndings time.Duration
@@ -73,19 +74,25 @@ type timing struct {
 	grace       time.Duration // for whoever has ended a kernel to delete its pod
 	gather      time.Duration // for ends of kernels to come together, before they are written
 	lease       leaseTiming
+	admission   leaseTiming   // of who decides about limits
+	decision    time.Duration // for a start to be decided about, before its client is told that it waits
 	firstRedial time.Duration
 	lastRedial  time.Duration
 	resync      time.Duration // between two times that all that is known is entered anew; 0: never
 	now         func() time.Time
 }
 
-// leaseTiming is how one gateway of all is chosen. None has to be chosen fast, and each retry is a request to the API server.
-type leaseTiming struct{ duration, renew, retry time.Duration }
+// leaseTiming is how one gateway of all is chosen. Each retry is a request to the API server.
+type leaseTiming struct {
+	duration, renew, retry time.Duration
+	release                bool // it is given back at the end, for which a cluster that does not answer is given as long as for a renewal
+}
 
 func realTiming() timing {
 	return timing{api: apiTime, firstWord: time.Second, stop: 15 * time.Second, removal: 45 * time.Second, fresh: 10 * time.Second,
 		tend: 5 * time.Second, half: 5 * time.Second, claim: 5 * time.Minute, grace: 10 * time.Second, gather: 200 * time.Millisecond,
-		lease:       leaseTiming{duration: 30 * time.Second, renew: 20 * time.Second, retry: 5 * time.Second},
+		lease:     leaseTiming{duration: 30 * time.Second, renew: 20 * time.Second, retry: 5 * time.Second}, // nobody waits for it
+		admission: leaseTiming{duration: 5 * time.Second, renew: 3 * time.Second, retry: time.Second, release: true}, decision: 20 * time.Second,
 		firstRedial: 50 * time.Millisecond, lastRedial: 5 * time.Second, now: time.Now}
 }
 
@@ -117,6 +124,7 @@ type Launcher struct {
 	gpuSeconds map[string]float64 // by kernelspec
 	culls      map[launcher.Cull]int64
 	unwatched  map[watched]bool // what cannot be watched at this moment
+	term       *term            // not nil: this gateway decides about limits
 	closed     bool
 	running    sync.WaitGroup // added to under mu, while closed is false
 }
@@ -160,6 +168,9 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) dialer
 	}
 	for _, f := range []func(){l.tend, l.reaping, l.writeEndings} {
 		l.own(f)
+	}
+	if o.Limits != nil {
+		l.own(l.admitting)
 	}
 	return l, nil
 }

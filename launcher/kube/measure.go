@@ -197,6 +197,9 @@ func phases(pod *corev1.Pod, events []corev1.Event, s start, now time.Time) []la
 // failureOf says in a word why the kernel of a pod has not come up.
 func failureOf(pod *corev1.Pod) launcher.Failure {
 	e := explanation{pod: pod}
+	if pod.Annotations[annotationLimit] != "" {
+		return launcher.FailedLimit
+	}
 	if e.disrupted() != nil || pod.Status.Reason == "NodeLost" || pod.Status.Reason == "Evicted" {
 		return launcher.FailedTaken
 	}

@@ -1,17 +1,11 @@
 package kube
 
 import (
-	"cmp"
 	"context"
-	"os"
 	"time"
 
-	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/leaderelection"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
 // One gateway of all, the reaper, removes what nobody needs any more: what is left of kernels, starts that nobody has asked
@@ -25,30 +19,7 @@ const (
 )
 
 // reaping runs for as long as the launcher, and reaps while this gateway holds the lease.
-func (l *Launcher) reaping() {
-	host, err := os.Hostname()
-	if err != nil {
-		l.log.Debug("this machine has no name", "err", err)
-	}
-	t := l.timing.lease
-	config := leaderelection.LeaderElectionConfig{Name: reaperLease,
-		LeaseDuration: t.duration, RenewDeadline: t.renew, RetryPeriod: t.retry,
-		Lock: &resourcelock.LeaseLock{Client: l.client.CoordinationV1(),
-			LeaseMeta:  metav1.ObjectMeta{Namespace: l.opts.Pods.Namespace, Name: reaperLease, Labels: map[string]string{LabelManagedBy: Manager}},
-			LockConfig: resourcelock.ResourceLockConfig{Identity: cmp.Or(host, "ekg") + "_" + uuid.NewString()}},
-		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(ctx context.Context) { l.own(func() { l.reapUntil(ctx) }) },
-			OnStoppedLeading: func() {},
-		}}
-	elector, err := leaderelection.NewLeaderElector(config)
-	if err != nil {
-		l.log.Error("nothing is cleared away by this gateway", "err", err) // the numbers above do not fit together
-		return
-	}
-	for l.ctx.Err() == nil {
-		elector.Run(l.ctx) // until the lease is lost
-	}
-}
+func (l *Launcher) reaping() { l.elect(l.leaseLock(reaperLease), l.timing.lease, l.reapUntil) }
 
 // reapUntil clears away until ctx ends, which it does when the lease is lost.
 func (l *Launcher) reapUntil(ctx context.Context) {
@@ -82,7 +53,7 @@ func (l *Launcher) useless(pod *corev1.Pod) bool {
 		return false
 	}
 	now := l.timing.now()
-	if end := endOf(pod, now); end != nil && (end.stopped && now.Sub(end.at) > l.timing.grace || l.overdue(end)) {
+	if end := endOf(pod, now); end != nil && ((end.stopped || forgotten(pod)) && now.Sub(end.at) > l.timing.grace || l.overdue(end)) {
 		return true
 	}
 	l.mu.Lock()

@@ -17,9 +17,15 @@ func (e *explanation) unscheduled() reason {
 	c := e.condition(corev1.PodScheduled)
 	claim := e.last("FailedResourceClaimCreation") // the scheduler does not look at the pod before there is one
 	switch {
+	case undecided(e.pod):
+		since := e.pod.CreationTimestamp.Time
+		if long := e.howLong(since); long != "" {
+			return newReason(classWaiting, since, "it has waited%s for the decision whether limits allow it, which no gateway takes at this moment", long)
+		}
+		return newReason(classWaiting, since, "it waits for the decision whether limits allow it")
 	case c == nil && claim != nil:
 		return newReason(classWaiting, eventTime(claim), "its claim of a device cannot be made: %s", quote(claim.Message, quoteLimit))
-	case c == nil:
+	case c == nil, c.Reason == corev1.PodReasonSchedulingGated && len(e.pod.Spec.SchedulingGates) == 0:
 		return newReason(classWaiting, e.pod.CreationTimestamp.Time, "it waits for the scheduler")
 	case c.Reason == corev1.PodReasonSchedulingGated:
 		var gates []string

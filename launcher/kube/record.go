@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"encoding/json"
 	"fmt"
 	"strconv"
 	"strings"
@@ -32,6 +33,10 @@ const (
 	annotationShared     = domain + "shared-with" // []launcher.Grant in JSON
 	annotationClaimed    = domain + "claimed"     // unclaimed from its creation until a client is known to know of the kernel, then claimed
 	annotationEnding     = domain + "ending"      // supervisor.Ending in JSON, where a gateway had to end the pod by itself
+	annotationGroups     = domain + "groups"      // launcher.Request.Groups in JSON
+	annotationTerm       = domain + "term"        // who decides about limits has seen the pod since, see beginTerm
+	annotationAdmitted   = domain + "admitted"    // when it was decided that limits allow the pod, in RFC 3339 with nanoseconds
+	annotationLimit      = domain + "limit"       // name of the one that does not; annotationEnding says why
 )
 
 // Values of annotationClaimed.
@@ -55,6 +60,7 @@ type record struct {
 	created    time.Time
 	protocol   int
 	keyVersion int
+	groups     []string
 }
 
 // podName names the pod of a kernel's generation. Its creation is atomic: two starts of one kernel cannot both succeed.
@@ -80,6 +86,13 @@ func (r record) write(pod *corev1.Pod) {
 	set(&pod.Annotations, annotationCreated, r.created.UTC().Format(time.RFC3339Nano))
 	set(&pod.Annotations, annotationProtocol, strconv.Itoa(r.protocol))
 	set(&pod.Annotations, annotationKeyVersion, strconv.Itoa(r.keyVersion))
+	if len(r.groups) > 0 {
+		text, err := json.Marshal(r.groups)
+		if err != nil {
+			panic("kube: names of groups cannot be written: " + err.Error()) // every text can be
+		}
+		set(&pod.Annotations, annotationGroups, string(text))
+	}
 }
 
 // readRecord reads a pod's record. The error names what is missing or wrong: such a pod is nobody's kernel.
@@ -94,6 +107,11 @@ func readRecord(pod *corev1.Pod) (record, error) {
 			return r, fmt.Errorf("annotation %s is %q, not a number from 1 on", key, pod.Annotations[key])
 		}
 		*to = n
+	}
+	if text := pod.Annotations[annotationGroups]; text != "" {
+		if err := json.Unmarshal([]byte(text), &r.groups); err != nil {
+			return r, fmt.Errorf("annotation %s is no list of names: %w", annotationGroups, err)
+		}
 	}
 	var err error
 	if r.created, err = time.Parse(time.RFC3339Nano, pod.Annotations[annotationCreated]); err != nil {

@@ -28,7 +28,8 @@ const (
 type extension struct {
 	Transport string `json:"transport,omitempty"` // means nothing here: the containers of a pod share no files to hold sockets
 
-	Cull kernelspecs.Cull `json:"cull,omitzero"`
+	Cull   kernelspecs.Cull   `json:"cull,omitzero"`
+	Limits kernelspecs.Limits `json:"limits,omitzero"`
 
 	Image            string                        `json:"image,omitempty"`
 	ImagePullPolicy  corev1.PullPolicy             `json:"imagePullPolicy,omitempty"`
@@ -174,7 +175,7 @@ func (o PodOptions) readExtension(spec kernelspecs.Spec) (extension, []kernelspe
 	}
 	slices.SortStableFunc(problems, func(a, b kernelspecs.Problem) int { return a.Line - b.Line })
 	nothing := e
-	nothing.Transport, nothing.Cull = "", kernelspecs.Cull{}
+	nothing.Transport, nothing.Cull, nothing.Limits = "", kernelspecs.Cull{}, kernelspecs.Limits{}
 	if reflect.ValueOf(nothing).IsZero() && o.KernelImage == "" {
 		return e, problems
 	}

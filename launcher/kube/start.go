@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -43,7 +44,7 @@ func (l *Launcher) Start(ctx context.Context, req launcher.Request) (launcher.Ke
 				return launcher.Kernel{}, false, err
 			}
 		}
-		d, err := l.existing(k, req)
+		d, err := l.existing(ctx, k, req)
 		if errors.Is(err, launcher.ErrNotFound) {
 			continue // it went just now
 		}
@@ -53,12 +54,15 @@ func (l *Launcher) Start(ctx context.Context, req launcher.Request) (launcher.Ke
 }
 
 // existing answers a Start for a kernel that is there.
-func (l *Launcher) existing(k *kernel, req launcher.Request) (launcher.Kernel, error) {
+func (l *Launcher) existing(ctx context.Context, k *kernel, req launcher.Request) (launcher.Kernel, error) {
 	l.mu.Lock()
 	rec := k.rec
 	l.mu.Unlock()
 	if rec.owner != req.Owner || rec.spec != req.Spec.Name {
 		return launcher.Kernel{}, launcher.ErrConflict
+	}
+	if err := l.awaitDecision(ctx, k); err != nil {
+		return launcher.Kernel{}, err
 	}
 	return l.describe(k)
 }
@@ -67,19 +71,36 @@ func (l *Launcher) existing(k *kernel, req launcher.Request) (launcher.Kernel, e
 func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.Kernel, error) {
 	asked := l.timing.now()
 	rec := record{id: req.ID, generation: 1, owner: req.Owner, spec: req.Spec.Name, created: l.timing.now().UTC().Round(0),
-		protocol: supervisor.ProtocolVersion, keyVersion: keyVersion}
+		protocol: supervisor.ProtocolVersion, keyVersion: keyVersion, groups: req.Groups}
 	pod, err := buildPod(l.opts.Pods, req, rec)
 	if err != nil {
 		return launcher.Kernel{}, err
 	}
 	pod.Annotations[annotationClaimed] = unclaimed
+	l.addGate(pod)
 	k, err := l.createPod(ctx, pod)
 	if err != nil {
+		return launcher.Kernel{}, err
+	}
+	if err := l.awaitDecision(ctx, k); err != nil {
+		l.removeRefused(context.WithoutCancel(ctx), k)
 		return launcher.Kernel{}, err
 	}
 	l.followStart(req.ID, start{asked: asked, made: l.timing.now()})
 	l.log.Info("kernel's pod was made", "kernel", req.ID, "spec", rec.spec, "namespace", pod.Namespace, "pod", pod.Name)
 	return l.describe(k)
+}
+
+// removeRefused removes a kernel that limits do not allow. If it fails, whoever clears away does that.
+func (l *Launcher) removeRefused(ctx context.Context, k *kernel) {
+	l.mu.Lock()
+	pod := k.pod
+	l.mu.Unlock()
+	if err := l.deletePod(ctx, pod); err != nil {
+		l.log.Warn("the pod of a kernel that was refused could not be removed; this is tried again", "pod", pod.Name, "err", err)
+		return
+	}
+	l.enterRemoved(pod)
 }
 
 // createPod makes a pod and its secret, and enters them. The error is errLost if there is a pod of that name. Failing, it
@@ -179,6 +200,7 @@ func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, erro
 	}
 	rec.generation++
 	pod := again(old, rec)
+	l.addGate(pod)
 	next, err := l.createPod(ctx, pod)
 	if errors.Is(err, errLost) { // another gateway does the same
 		if err := l.ask(ctx, id); err != nil {
@@ -186,6 +208,9 @@ func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, erro
 		}
 		if next, err = l.lookUp(id); err != nil || next == nil {
 			return launcher.Kernel{}, errors.Join(err, launcher.ErrUnavailable)
+		}
+		if err := l.awaitDecision(ctx, next); err != nil {
+			return launcher.Kernel{}, err
 		}
 		return l.describe(next)
 	}
@@ -195,6 +220,9 @@ func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, erro
 	if err := l.deletePod(context.WithoutCancel(ctx), old); err != nil {
 		l.log.Warn("a kernel's earlier pod could not be removed; this is tried again", "pod", old.Name, "err", err)
 	}
+	if err := l.awaitDecision(ctx, next); err != nil {
+		return launcher.Kernel{}, err
+	}
 	l.log.Info("kernel revived", "kernel", id, "pod", pod.Name)
 	return l.describe(next)
 }
@@ -203,10 +231,13 @@ func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, erro
 func again(old *corev1.Pod, next record) *corev1.Pod {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: old.Namespace, Labels: maps.Clone(old.Labels), Annotations: maps.Clone(old.Annotations)},
 		Spec: *old.Spec.DeepCopy()}
-	delete(pod.Annotations, annotationEnding)
+	for _, key := range []string{annotationEnding, annotationTerm, annotationAdmitted, annotationLimit} {
+		delete(pod.Annotations, key)
+	}
 	pod.Annotations[annotationClaimed] = claimed // a request has named it
 	next.write(pod)
 	pod.Spec.NodeName = ""
+	pod.Spec.SchedulingGates = slices.DeleteFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == gateLimits })
 	pod.Spec.EphemeralContainers = nil
 	for i := range pod.Spec.Volumes {
 		if s := pod.Spec.Volumes[i].Secret; s != nil && s.SecretName == secretName(old.Name) {

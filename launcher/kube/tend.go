@@ -113,11 +113,17 @@ func (l *Launcher) startLimit(pod *corev1.Pod) time.Duration {
 // its first containers began. An image that is being pulled counts as progress for as long as it is: how far it is nobody tells, and
 // container runtimes give a pull up that gets no bytes.
 func progress(pod *corev1.Pod, events []corev1.Event, now time.Time) time.Time {
+	if undecided(pod) {
+		return now // its start has not begun
+	}
 	last := pod.CreationTimestamp.Time
 	further := func(at time.Time) {
 		if at.After(last) {
 			last = at
 		}
+	}
+	if at, err := time.Parse(time.RFC3339Nano, pod.Annotations[annotationAdmitted]); err == nil { // else it needed no decision
+		further(at)
 	}
 	for _, c := range pod.Status.Conditions {
 		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionTrue {

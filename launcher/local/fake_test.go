@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -32,6 +33,12 @@ func TestMain(m *testing.M) {
 		os.Exit(launchertest.FakeKernelMain(os.Args[2:]))
 	case len(os.Args) > 4 && os.Args[1] == "gateway":
 		os.Exit(gatewayMain(os.Args[2], os.Args[3], os.Args[4]))
+	case len(os.Args) > 6 && os.Args[1] == "limited":
+		var numbers [3]int
+		for i := range numbers {
+			numbers[i], _ = strconv.Atoi(os.Args[4+i]) // a test wrote it
+		}
+		os.Exit(limitedMain(os.Args[2], os.Args[3], numbers[0], numbers[1], numbers[2]))
 	}
 	os.Exit(m.Run())
 }

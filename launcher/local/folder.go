@@ -50,6 +50,7 @@ type record struct {
 	Protocol int       `json:"protocol"` // supervisor.ProtocolVersion of the launcher that made it
 	ID       string    `json:"id"`
 	Owner    string    `json:"owner"`
+	Groups   []string  `json:"groups,omitempty"` // launcher.Request.Groups
 	SpecName string    `json:"spec_name"`
 	Created  time.Time `json:"created"` // UTC
 	Socket   string    `json:"socket"`  // where the supervisor listens

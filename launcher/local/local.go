@@ -13,14 +13,17 @@
 //	STATE/kernels/ID/ended.json       why the kernel ended, while it is still shown as dead
 //	STATE/ended/ID.json               tombstone: the same, and whose it was, after the folder has gone; for a week
 //	STATE/aside/                      entries that nobody could read
+//	STATE/kernels/ID/again.lock       flocked by whoever starts it again after it was dead, where there are limits
 //	STATE/reaper.lock                 flocked by the one launcher that clears away
+//	STATE/starts.lock                 flocked by whoever counts kernels and starts one more, where there are limits
 //
 // A folder comes into being and goes by one rename. Whoever looks whether a supervisor lives, starts one or removes the
 // folder holds a flock on the folder itself; between two launchers nothing else is needed.
 //
 // Goroutines, all waited for by Close: tend (looks again, clears away, shares out log space); one watch per kernel
 // whose supervisor lives; one per Stop in progress; and one that reaps supervisors which this process has started.
-// Lock order: kernel.turn, folder flock, Launcher.folders, Launcher.mu.
+// Lock order: kernel.turn, folder flock, starts.lock, Launcher.folders, Launcher.mu. Under starts.lock other kernels' turns and folders are
+// only tried.
 package local
 
 import (
@@ -68,6 +71,7 @@ type Options struct {
 	InheritEnv []string // names of variables that kernels get from this process's environment beside the usual ones
 	Log        *slog.Logger
 	Observer   launcher.Observer // nil: nobody
+	Limits     launcher.Limits   // of all gateways of the state directory; nil: there are none
 }
 
 // timing is what tests shorten.
@@ -100,6 +104,7 @@ type Launcher struct {
 	children *children
 	opening  chan struct{} // a place for every status stream being opened
 	kick     chan struct{} // capacity 1: the number of kernels has changed
+	starting chan struct{} // capacity 1: held by who has starts.lock, or is next
 	cancel   context.CancelCauseFunc
 	ctx      context.Context // the launcher's own life, ended by Close
 
@@ -139,7 +144,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	life, cancel := context.WithCancelCause(context.Background())
 	l := &Launcher{
 		opts: o, timing: tm, layout: lay, environ: os.Environ(), dir: dir, log: o.Log.With("component", "local"),
-		opening: make(chan struct{}, openStreams), kick: make(chan struct{}, 1),
+		opening: make(chan struct{}, openStreams), kick: make(chan struct{}, 1), starting: make(chan struct{}, 1),
 		ctx: life, cancel: cancel, kernels: make(map[string]*kernel), tally: supervisor.NewTally(tm.now()),
 		opened: tm.now(), culls: map[launcher.Cull]int64{},
 	}

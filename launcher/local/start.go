@@ -91,7 +91,12 @@ func (l *Launcher) createSupervisor(ctx context.Context, rec record, cfg supervi
 		return nil, err
 	}
 	defer leave()
+	counted, err := l.admit(ctx, heldBy(rec))
+	if err != nil {
+		return nil, err
+	}
 	k, folder, err := l.makeFolder(rec, cfg)
+	counted()
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +134,7 @@ func (l *Launcher) prepare(req launcher.Request) (record, supervisor.Config, err
 	if err != nil {
 		return fail(err)
 	}
-	rec := record{Protocol: supervisor.ProtocolVersion, ID: req.ID, Owner: req.Owner, SpecName: req.Spec.Name,
+	rec := record{Protocol: supervisor.ProtocolVersion, ID: req.ID, Owner: req.Owner, Groups: req.Groups, SpecName: req.Spec.Name,
 		Created: l.timing.now().UTC(), Socket: filepath.Join(runDir, "s"), RunDir: runDir}
 	mode := req.Spec.InterruptMode
 	if mode == "" {
@@ -274,6 +279,11 @@ func (l *Launcher) revive(ctx context.Context, k *kernel) error {
 	if v, err := l.judge(k); v != dead {
 		return err // it lives; or it is gone, which the caller will see
 	}
+	counted, err := l.again(ctx, k)
+	if err != nil {
+		return err
+	}
+	defer counted()
 	// The file of an earlier version may have other fields than this one.
 	var cfg supervisor.Config
 	b, err := os.ReadFile(l.layout.file(k.id, configFile))

@@ -1,0 +1,273 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
+	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// testLimits are as many kernels in all and for each owner.
+type testLimits struct {
+	all, each int
+	off       atomic.Bool
+}
+
+func (l *testLimits) Set() bool { return !l.off.Load() }
+
+func (l *testLimits) Admit(start launcher.Held, held []launcher.Held) error {
+	own := 0
+	for _, h := range held {
+		if h.Owner == start.Owner {
+			own++
+		}
+	}
+	if len(held) >= l.all || own >= l.each {
+		return &launcher.LimitError{Limit: "test", Reason: fmt.Sprintf("there are %d of %d, %d of them of %s", len(held), l.all, own, start.Owner)}
+	}
+	return nil
+}
+
+// fastAdmission has who decides elected within a second or two.
+func fastAdmission(limits launcher.Limits) func(*Options, *timing) {
+	return func(o *Options, tm *timing) {
+		o.Limits = limits
+		tm.tend = 20 * time.Millisecond
+		tm.admission = leaseTiming{duration: 2 * time.Second, renew: 1500 * time.Millisecond, retry: 200 * time.Millisecond, release: true}
+	}
+}
+
+// replica is a gateway whose process can be stopped at the moment at which it sends a decision.
+type replica struct {
+	*Launcher
+	process *process
+}
+
+// process stops and goes on; nothing that it asks of the cluster gets through meanwhile.
+type process struct {
+	mu      sync.Mutex
+	strike  int           // at which decision it is to be stopped; 0: not
+	stopped chan struct{} // closed when it goes on; nil: it runs
+	struck  chan struct{} // closed when it was stopped
+	late    error         // what has become of the decision at which it was
+	sent    chan struct{} // closed when late is known
+}
+
+func newProcess() *process { return &process{struck: make(chan struct{}), sent: make(chan struct{})} }
+
+func (p *process) wait() {
+	p.mu.Lock()
+	stopped := p.stopped
+	p.mu.Unlock()
+	if stopped != nil {
+		<-stopped
+	}
+}
+
+// decides is called with a decision; it reports whether it is the one at which the process is stopped.
+func (p *process) decides() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.strike == 0 {
+		return false
+	}
+	if p.strike--; p.strike > 0 {
+		return false
+	}
+	p.stopped = make(chan struct{})
+	close(p.struck)
+	return true
+}
+
+func (p *process) strikeAt(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.strike = n
+}
+
+func (p *process) goOn() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stopped != nil {
+		close(p.stopped)
+		p.stopped = nil
+	}
+}
+
+// isLate has the replica go on, whose decision must not be carried out any more.
+func (r *replica) isLate(t *testing.T) {
+	t.Helper()
+	r.process.goOn()
+	<-r.process.sent
+	if err := r.process.late; !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+		t.Errorf("what was decided long ago is carried out: %v", err)
+	}
+}
+
+// replicaClient is a replica's way to the cluster.
+type replicaClient struct {
+	kubernetes.Interface
+	p *process
+}
+
+func (c replicaClient) CoreV1() coreclient.CoreV1Interface {
+	return replicaCore{c.Interface.CoreV1(), c.p}
+}
+
+func (c replicaClient) CoordinationV1() coordinationclient.CoordinationV1Interface {
+	return replicaCoordination{c.Interface.CoordinationV1(), c.p}
+}
+
+type replicaCore struct {
+	coreclient.CoreV1Interface
+	p *process
+}
+
+func (c replicaCore) Pods(ns string) coreclient.PodInterface {
+	return replicaPods{c.CoreV1Interface.Pods(ns), c.p}
+}
+
+type replicaPods struct {
+	coreclient.PodInterface
+	p *process
+}
+
+func (r replicaPods) Create(ctx context.Context, pod *corev1.Pod, o metav1.CreateOptions) (*corev1.Pod, error) {
+	r.p.wait()
+	return r.PodInterface.Create(ctx, pod, o)
+}
+
+func (r replicaPods) List(ctx context.Context, o metav1.ListOptions) (*corev1.PodList, error) {
+	r.p.wait()
+	return r.PodInterface.List(ctx, o)
+}
+
+func (r replicaPods) Patch(ctx context.Context, name string, pt types.PatchType, data []byte, o metav1.PatchOptions, sub ...string) (*corev1.Pod, error) {
+	if strings.Contains(string(data), "schedulingGates") && r.p.decides() {
+		r.p.wait()
+		pod, err := r.PodInterface.Patch(context.WithoutCancel(ctx), name, pt, data, o, sub...)
+		r.p.late = err
+		close(r.p.sent)
+		return pod, err
+	}
+	r.p.wait()
+	return r.PodInterface.Patch(ctx, name, pt, data, o, sub...)
+}
+
+type replicaCoordination struct {
+	coordinationclient.CoordinationV1Interface
+	p *process
+}
+
+func (c replicaCoordination) Leases(ns string) coordinationclient.LeaseInterface {
+	return replicaLeases{c.CoordinationV1Interface.Leases(ns), c.p}
+}
+
+type replicaLeases struct {
+	coordinationclient.LeaseInterface
+	p *process
+}
+
+func (r replicaLeases) Get(ctx context.Context, name string, o metav1.GetOptions) (*coordinationv1.Lease, error) {
+	r.p.wait()
+	return r.LeaseInterface.Get(ctx, name, o)
+}
+
+func (r replicaLeases) Update(ctx context.Context, lease *coordinationv1.Lease, o metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+	r.p.wait()
+	return r.LeaseInterface.Update(ctx, lease, o)
+}
+
+// openReplica opens one more gateway of a cluster.
+func openReplica(t *testing.T, c *testCluster, limits launcher.Limits) *replica {
+	t.Helper()
+	p := newProcess()
+	l := openTest(t, c, func(o *Options, tm *timing) {
+		fastAdmission(limits)(o, tm)
+		o.Cluster = &Cluster{client: replicaClient{c.Clientset, p}, Namespace: "ns"}
+	})
+	t.Cleanup(p.goOn) // before it is closed
+	return &replica{l, p}
+}
+
+// census is what the cluster has at one moment.
+type census struct {
+	admitted, waiting int
+	byOwner           map[string]int
+}
+
+// census counts. It is called with the fake's lock held, or when nobody asks it anything.
+func (c *testCluster) census() census {
+	now := census{byOwner: map[string]int{}}
+	list, err := c.Tracker().List(corev1.SchemeGroupVersion.WithResource("pods"), corev1.SchemeGroupVersion.WithKind("Pod"), "ns")
+	if err != nil {
+		panic(err)
+	}
+	for _, pod := range list.(*corev1.PodList).Items {
+		switch {
+		case undecided(&pod):
+			now.waiting++
+		case !gated(&pod) && !hasFinished(&pod):
+			now.admitted++
+			now.byOwner[pod.Annotations[annotationOwner]]++
+		}
+	}
+	return now
+}
+
+// watchLimits holds that no change of a pod brings more than the limits allow.
+func (c *testCluster) watchLimits(t *testing.T, limits *testLimits) {
+	c.PrependReactor("patch", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		patch, ok := a.(k8stesting.PatchActionImpl)
+		if !ok {
+			return false, nil, nil
+		}
+		_, o, err := c.patchPod(patch)
+		if now := c.census(); err == nil && limits.Set() {
+			if now.admitted > limits.all {
+				t.Errorf("%d kernels are there, %d may be", now.admitted, limits.all)
+			}
+			for owner, n := range now.byOwner {
+				if n > limits.each {
+					t.Errorf("%d kernels of %s are there, %d may be", n, owner, limits.each)
+				}
+			}
+		}
+		return true, o, err
+	})
+}
+
+// leader is the replica that decides, nil if none does.
+func leader(all []*replica) *replica {
+	for _, r := range all {
+		r.mu.Lock()
+		leads := r.term != nil && r.term.lease.holds()
+		r.mu.Unlock()
+		if leads {
+			return r
+		}
+	}
+	return nil
+}
+
+func awaitLeader(t *testing.T, all []*replica) *replica {
+	t.Helper()
+	eventually(t, "one decides", func() bool { return leader(all) != nil })
+	return leader(all)
+}

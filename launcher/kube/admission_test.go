@@ -1,0 +1,513 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	lru "github.com/hashicorp/golang-lru/v2"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// TestAdmission_Property: 100 starts of several users at three replicas, while the one that decides ends, is killed, or is stopped
+// between a decision and its being carried out and goes on when another has taken over. There are never too many kernels, and in the
+// end exactly as many as there may be.
+func TestAdmission_Property(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it waits for leases to end")
+	}
+	for seed, fate := range []string{"lives", "is stopped", "is closed", "is killed", "is stopped, as is the next"} {
+		t.Run(fmt.Sprintf("%d: who decides %s", seed, fate), func(t *testing.T) {
+			admissionRound(t, rand.New(rand.NewPCG(1, uint64(seed))), fate)
+		})
+	}
+}
+
+func admissionRound(t *testing.T, random *rand.Rand, fate string) {
+	const starts, users = 100, 5
+	limits := &testLimits{all: 6 + random.IntN(6), each: 3}
+	c := newTestCluster(t)
+	c.watchLimits(t, limits)
+	all := []*replica{openReplica(t, c, limits), openReplica(t, c, limits), openReplica(t, c, limits)}
+	first := awaitLeader(t, all)
+	others := slices.DeleteFunc(slices.Clone(all), func(r *replica) bool { return r == first })
+	if fate != "lives" && fate != "is closed" {
+		first.process.strikeAt(1 + random.IntN(limits.all))
+	}
+	var asking sync.WaitGroup
+	for n := range starts {
+		r := all[random.IntN(len(all))]
+		asking.Go(func() {
+			req := testRequest(idOf(n))
+			req.Owner = fmt.Sprint("user", n%users)
+			k, _, err := r.Start(context.WithoutCancel(t.Context()), req)
+			var refused *launcher.LimitError
+			if err != nil && !errors.As(err, &refused) && !(r == first && errors.Is(err, launcher.ErrUnavailable)) {
+				t.Errorf("start %d: %+v, %v", n, k, err)
+			}
+		})
+	}
+	switch fate {
+	case "is closed":
+		eventually(t, "some are admitted", func() bool { return c.census().admitted > 0 })
+		if err := first.Close(); err != nil {
+			t.Fatal(err)
+		}
+	case "is stopped":
+		<-first.process.struck
+		awaitLeader(t, others)
+		eventually(t, "another has decided", func() bool { return c.census().waiting == 0 })
+		first.isLate(t)
+	case "is stopped, as is the next":
+		// What the first has decided comes when the next has seen all pods, and decided nothing.
+		<-first.process.struck
+		for _, r := range others {
+			r.process.strikeAt(1)
+		}
+		next := others[0]
+		select {
+		case <-next.process.struck:
+		case <-others[1].process.struck:
+			next = others[1]
+		}
+		first.isLate(t)
+		next.process.goOn()
+	case "is killed":
+		<-first.process.struck
+		awaitLeader(t, others)
+		eventually(t, "another has decided", func() bool { return c.census().waiting == 0 })
+		all = others
+		first.process.goOn() // for what waits for it here
+	}
+	asking.Wait()
+	eventually(t, "all is decided", func() bool { return c.census().waiting == 0 })
+	if now := c.census(); now.admitted != limits.all {
+		t.Errorf("%d kernels are there, %d may be: %v", now.admitted, limits.all, now.byOwner)
+	}
+	if fate == "is closed" {
+		all = others
+	}
+	makeRoom(t, c, all, limits)
+}
+
+// makeRoom stops some kernels, after which as many others can be started, and not one more.
+func makeRoom(t *testing.T, c *testCluster, all []*replica, limits *testLimits) {
+	t.Helper()
+	kernels, err := all[0].Kernels(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopped := 0
+	for _, k := range kernels {
+		if k.State != launcher.Dead && stopped < 2 {
+			if err := all[stopped%len(all)].Stop(t.Context(), k.ID, "to make room"); err != nil {
+				t.Fatal(err)
+			}
+			stopped++
+		}
+	}
+	for n := range stopped + 1 {
+		req := testRequest(idOf(1000 + n))
+		req.Owner = fmt.Sprint("newcomer", n)
+		_, _, err := all[n%len(all)].Start(t.Context(), req)
+		var refused *launcher.LimitError
+		if tooMany := n == stopped; errors.As(err, &refused) != tooMany || !tooMany && err != nil {
+			t.Errorf("start %d in the room of %d: %v", n, stopped, err)
+		}
+	}
+	if now := c.census(); now.admitted != limits.all {
+		t.Errorf("%d kernels are there, %d may be", now.admitted, limits.all)
+	}
+}
+
+var _ resourcelock.Interface = (*leaseClock)(nil)
+
+// Where there are no limits, pods wait for nobody and there is no lease.
+func TestAdmission_none(t *testing.T) {
+	for name, limits := range map[string]launcher.Limits{"none": nil, "none at this moment": func() launcher.Limits {
+		l := &testLimits{}
+		l.off.Store(true)
+		return l
+	}()} {
+		t.Run(name, func(t *testing.T) {
+			c := newTestCluster(t)
+			l := openTest(t, c, fastAdmission(limits))
+			if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
+				t.Fatal(err)
+			}
+			pod := c.pod(t, idA+"-1")
+			if gated(pod) {
+				t.Error("it waits for a decision")
+			}
+			if _, err := c.CoordinationV1().Leases("ns").Get(t.Context(), admissionLease, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+				t.Errorf("there is a lease: %v", err)
+			}
+		})
+	}
+}
+
+func (c *testCluster) pod(t *testing.T, name string) *corev1.Pod {
+	t.Helper()
+	pod, err := c.CoreV1().Pods("ns").Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pod
+}
+
+// nobodyDecides is a gateway that never gets the lease, with a clock that the test moves.
+func nobodyDecides(t *testing.T, c *testCluster, limits launcher.Limits) (*Launcher, *atomic.Int64) {
+	t.Helper()
+	var now atomic.Int64
+	l := openTest(t, c, func(o *Options, tm *timing) {
+		fastReaper(&now)(o, tm)
+		o.Limits = limits
+		tm.decision = 50 * time.Millisecond
+		tm.admission = leaseTiming{duration: time.Hour, renew: 30 * time.Minute, retry: 20 * time.Minute}
+	})
+	return l, &now
+}
+
+// otherLeads has another gateway, which does nothing, hold the lease.
+func (c *testCluster) otherLeads(t *testing.T) {
+	t.Helper()
+	now := metav1.NowMicro()
+	_, err := c.CoordinationV1().Leases("ns").Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: admissionLease},
+		Spec: coordinationv1.LeaseSpec{HolderIdentity: ptr("another"), LeaseDurationSeconds: ptr(int32(3600)), AcquireTime: &now, RenewTime: &now}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A start about which nobody decides for long says so, is not given up for that, and is dead with the reason if it is refused after
+// all. One that is let through begins then.
+func TestAdmission_undecided(t *testing.T) {
+	c := newTestCluster(t)
+	c.otherLeads(t)
+	l, now := nobodyDecides(t, c, &testLimits{all: 1, each: 1})
+	for _, id := range []string{idA, idB} {
+		if k, created, err := l.Start(t.Context(), testRequest(id)); err != nil || !created || k.State != launcher.Starting || k.Reason != "it waits for the decision whether limits allow it" {
+			t.Fatalf("%+v, %v", k, err)
+		}
+		l.Claim(id)
+		eventually(t, "the claim", func() bool { return c.pod(t, id+"-1").Annotations[annotationClaimed] == claimed })
+	}
+	now.Add(int64(2*time.Hour + time.Minute)) // more than any start limit
+	k, err := l.Kernel(t.Context(), idA)
+	if want := "it has waited for 2 hours for the decision whether limits allow it, which no gateway takes at this moment"; err != nil || k.State != launcher.Starting || k.Reason != want {
+		t.Errorf("%+v, %v", k, err)
+	}
+	before := len(c.Actions())
+	eventually(t, "some rounds", func() bool { return len(c.Actions()) > before+3 })
+	decide := func(id string, refused *launcher.LimitError) {
+		pod := c.pod(t, id+"-1")
+		patch, err := decision(pod, refused, l.timing.now())
+		if err == nil {
+			_, err = c.CoreV1().Pods("ns").Patch(t.Context(), pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	decide(idA, &launcher.LimitError{Limit: "kernels", Reason: "there are too many"})
+	k = waitFor(t, l, idA, func(k launcher.Kernel) bool { return k.State == launcher.Dead })
+	if k.Limit != "kernels" || k.Reason != "there are too many" || failureOf(c.pod(t, idA+"-1")) != launcher.FailedLimit {
+		t.Errorf("%+v", k)
+	}
+	decide(idB, nil)
+	k = waitFor(t, l, idB, func(k launcher.Kernel) bool { return !strings.Contains(k.Reason, "decision") })
+	if k.State != launcher.Starting || k.Reason != "it waits for the scheduler" {
+		t.Errorf("%+v", k)
+	}
+	if pod := c.pod(t, idB+"-1"); !progress(pod, nil, l.timing.now()).Equal(l.timing.now()) {
+		t.Errorf("its start began at %v", progress(pod, nil, l.timing.now()))
+	}
+	// The client was told that it is starting: it can see for a while why it is not.
+	now.Add(int64(10 * time.Minute))
+	if l.useless(c.pod(t, idA+"-1")) {
+		t.Error("it is removed although its client knows of it")
+	}
+}
+
+// What a gateway that has died leaves of a start that was refused is removed, and is in no list until then.
+func TestAdmission_forgotten(t *testing.T) {
+	c := newTestCluster(t)
+	c.otherLeads(t)
+	l, now := nobodyDecides(t, c, &testLimits{all: 1, each: 1})
+	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
+		t.Fatal(err)
+	}
+	c.setPod(t, idA+"-1", func(pod *corev1.Pod) {
+		for key, value := range endingAnnotation(pod, ending{reason: "there are too many", at: l.timing.now()}) {
+			pod.Annotations[key] = value
+		}
+		pod.Annotations[annotationLimit] = "kernels"
+	})
+	waitFor(t, l, idA, func(k launcher.Kernel) bool { return k.Limit == "kernels" })
+	if all, err := l.Kernels(t.Context()); err != nil || len(all) != 0 {
+		t.Errorf("%+v, %v", all, err)
+	}
+	if _, _, err := l.Start(t.Context(), testRequest(idA)); !errors.As(err, new(*launcher.LimitError)) {
+		t.Errorf("the same request again: %v", err)
+	}
+	now.Add(int64(11 * time.Second))
+	eventually(t, "its pod is removed", func() bool { return !c.podThere(t, idA+"-1") })
+	eventually(t, "it is forgotten", func() bool { _, err := l.Kernel(t.Context(), idA); return errors.Is(err, launcher.ErrNotFound) })
+	if maps, err := c.CoreV1().ConfigMaps("ns").List(t.Context(), metav1.ListOptions{}); err != nil || len(maps.Items) != 0 {
+		t.Errorf("its end is written down: %v, %v", maps, err)
+	}
+}
+
+// A kernel that is started again counts as a start; its last pod does not count beside it.
+func TestAdmission_revive(t *testing.T) {
+	c := newTestCluster(t)
+	limits := &testLimits{all: 1, each: 1}
+	l := openTest(t, c, fastAdmission(limits))
+	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
+		t.Fatal(err)
+	}
+	die := func(id string, generation int) {
+		c.setPod(t, podName(id, generation), func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodFailed })
+		waitFor(t, l, id, func(k launcher.Kernel) bool { return k.State == launcher.Dead })
+	}
+	die(idA, 1)
+	if _, err := l.Revive(t.Context(), idA); err != nil {
+		t.Fatal(err)
+	}
+	if pod := c.pod(t, idA+"-2"); gated(pod) || pod.Annotations[annotationAdmitted] == "" {
+		t.Errorf("it was not decided about: %v", pod.Annotations)
+	}
+	die(idA, 2)
+	if _, _, err := l.Start(t.Context(), testRequest(idB)); err != nil {
+		t.Fatalf("a dead one counts: %v", err)
+	}
+	var refused *launcher.LimitError
+	if _, err := l.Revive(t.Context(), idA); !errors.As(err, &refused) {
+		t.Fatalf("%v", err)
+	}
+	if k, err := l.Kernel(t.Context(), idA); err != nil || k.State != launcher.Dead || k.Reason != refused.Reason {
+		t.Errorf("%+v, %v", k, err)
+	}
+	l.mu.Lock()
+	noted, _ := l.endings.known.Get(idA)
+	l.mu.Unlock()
+	if noted == nil || noted.reason != "its pod has ended" {
+		t.Errorf("what is on record of its end: %+v", noted)
+	}
+	if err := l.Stop(t.Context(), idB, "to make room"); err != nil {
+		t.Fatal(err)
+	}
+	if k, err := l.Revive(t.Context(), idA); err != nil || k.State != launcher.Starting {
+		t.Errorf("there is room: %+v, %v", k, err)
+	}
+	if pod := c.pod(t, idA+"-4"); pod.Annotations[annotationLimit] != "" {
+		t.Errorf("it still says %q", pod.Annotations[annotationLimit])
+	}
+}
+
+// leads has a launcher hold a lease that lasts, and decide when the test says so.
+func leads(t *testing.T, l *Launcher) *term {
+	t.Helper()
+	lease := &leaseClock{Interface: &fakeLock{}, lasts: time.Hour}
+	if err := lease.Update(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "this"}); err != nil {
+		t.Fatal(err)
+	}
+	gone, err := lru.New[types.UID, bool](8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := &term{id: "now", lease: lease, news: make(chan struct{}, 1), pods: map[types.UID]*candidate{}, gone: gone}
+	l.mu.Lock()
+	l.term = now
+	l.mu.Unlock()
+	return now
+}
+
+// An admission of which nothing is heard counts until it is known what has become of it.
+func TestAdmission_unheard(t *testing.T) {
+	for name, lost := range map[string]struct {
+		done bool
+		err  error
+	}{
+		"it was not done":                   {false, apierrors.NewInternalError(errors.New("etcdserver: request timed out"))},
+		"it was done":                       {true, apierrors.NewInternalError(errors.New("etcdserver: request timed out"))},
+		"it was done, and nobody says that": {true, errors.New("connection reset by peer")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newTestCluster(t)
+			c.otherLeads(t)
+			var once atomic.Bool
+			c.PrependReactor("patch", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
+				patch, ok := a.(k8stesting.PatchActionImpl)
+				if !ok || !strings.Contains(string(patch.Patch), "schedulingGates") || once.Swap(true) {
+					return false, nil, nil
+				}
+				if lost.done {
+					if _, _, err := c.patchPod(patch); err != nil {
+						t.Error(err)
+					}
+				}
+				return true, nil, lost.err
+			})
+			limits := &testLimits{all: 1, each: 1}
+			l, _ := nobodyDecides(t, c, limits)
+			for _, id := range []string{idA, idB} {
+				if _, _, err := l.Start(t.Context(), testRequest(id)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			now := leads(t, l)
+			if err := l.beginTerm(t.Context(), now); err != nil {
+				t.Fatal(err)
+			}
+			if err := l.decide(t.Context(), now); err == nil {
+				t.Error("nothing was lost")
+			}
+			if err := l.decide(t.Context(), now); err != nil {
+				t.Error(err)
+			}
+			if a, b := c.pod(t, idA+"-1"), c.pod(t, idB+"-1"); gated(a) || !gated(b) || undecided(b) {
+				t.Errorf("%v, %v: %+v", gated(a), gated(b), c.census())
+			}
+		})
+	}
+}
+
+// fakeLock is a lease whose holder the test sets.
+type fakeLock struct {
+	resourcelock.Interface
+	record  resourcelock.LeaderElectionRecord
+	updated int
+	err     error
+}
+
+func (f *fakeLock) Identity() string { return "this" }
+func (f *fakeLock) Get(context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	return &f.record, nil, nil
+}
+
+func (f *fakeLock) Update(_ context.Context, r resourcelock.LeaderElectionRecord) error {
+	f.updated++
+	if f.err == nil {
+		f.record = r
+	}
+	return f.err
+}
+
+func TestLeaseClock(t *testing.T) {
+	f := &fakeLock{}
+	c := &leaseClock{Interface: f, lasts: time.Hour}
+	own, none := resourcelock.LeaderElectionRecord{HolderIdentity: "this"}, resourcelock.LeaderElectionRecord{}
+	step := func(what string, err error, holds bool) {
+		t.Helper()
+		if (err == nil) != (what == "renewed" || what == "given back") || c.holds() != holds {
+			t.Errorf("%s: %v, it holds: %v", what, err, c.holds())
+		}
+	}
+	f.err = errors.New("no answer")
+	step("not renewed", c.Update(t.Context(), own), false)
+	f.err = nil
+	step("renewed", c.Update(t.Context(), own), true)
+	f.record.HolderIdentity = "another"
+	if _, _, err := c.Get(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	before := f.updated
+	step("another's is given back", c.Update(t.Context(), none), false)
+	if f.updated != before {
+		t.Error("another's lease was taken away")
+	}
+	step("renewed", c.Update(t.Context(), own), true)
+	if _, _, err := c.Get(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	step("given back", c.Update(t.Context(), none), false)
+	c.lasts = 0
+	step("renewed", c.Update(t.Context(), own), false)
+
+	from := time.Now()
+	if !within(from, from.Add(3*time.Second), 4*time.Second) || within(from, from.Add(4*time.Second), 4*time.Second) {
+		t.Error("by both clocks")
+	}
+	// A time that only the wall's clock has told is all that a test can make of two clocks that differ.
+	if within(from, from.Round(0).Add(time.Hour), 4*time.Second) {
+		t.Error("the machine was suspended")
+	}
+}
+
+// Who may not have the lease any more decides nothing.
+func TestAdmission_tooLate(t *testing.T) {
+	c := newTestCluster(t)
+	c.otherLeads(t)
+	l, _ := nobodyDecides(t, c, &testLimits{all: 1, each: 1})
+	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
+		t.Fatal(err)
+	}
+	late := leads(t, l)
+	lease := late.lease
+	if err := lease.Update(t.Context(), resourcelock.LeaderElectionRecord{}); err == nil {
+		t.Fatal("what was never read is given back")
+	}
+	if err := errors.Join(l.beginTerm(t.Context(), late), l.decide(t.Context(), late)); !errors.Is(err, errNotHeld) {
+		t.Errorf("%v", err)
+	}
+	if !undecided(c.pod(t, idA+"-1")) {
+		t.Error("it was decided about")
+	}
+	own := resourcelock.LeaderElectionRecord{HolderIdentity: "this"}
+	if err := errors.Join(lease.Update(t.Context(), own), l.decide(t.Context(), late)); err != nil || undecided(c.pod(t, idA+"-1")) {
+		t.Errorf("with the lease: %v", err)
+	}
+}
+
+// Before somebody is refused it is looked whether what counts is still there.
+func TestAdmission_looksAgain(t *testing.T) {
+	c := newTestCluster(t)
+	c.otherLeads(t)
+	l, _ := nobodyDecides(t, c, &testLimits{all: 1, each: 1})
+	for _, id := range []string{idA, idB} {
+		if _, _, err := l.Start(t.Context(), testRequest(id)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	deaf := leads(t, l)
+	l.mu.Lock()
+	l.term = nil // informers do not tell it anything
+	l.mu.Unlock()
+	for _, id := range []string{idA, idB} {
+		pod := c.pod(t, id+"-1")
+		rec, err := readRecord(pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if id == idA {
+			pod.Spec.SchedulingGates = nil // it was let through, and has gone since
+			if err := c.CoreV1().Pods("ns").Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		deaf.enter(pod, rec)
+	}
+	if err := l.decide(t.Context(), deaf); err != nil {
+		t.Fatal(err)
+	}
+	if pod := c.pod(t, idB+"-1"); gated(pod) {
+		t.Errorf("it was refused: %v", pod.Annotations)
+	}
+}
