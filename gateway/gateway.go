@@ -84,6 +84,8 @@ type Options struct {
 	ConnectionsPerKernel int // websockets that lead to one kernel
 	ConnectionsPerUser   int // websockets of one user
 
+	GroupCull GroupCull // when kernels of a group's users are culled, where that is not as for all; nil: it is
+
 	// KernelLimits are those that the Launcher has; nil: it has none.
 	KernelLimits *KernelLimits
 }

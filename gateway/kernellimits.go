@@ -60,18 +60,8 @@ func (l *KernelLimits) Set() bool {
 	return false
 }
 
-// groups leaves of a user's groups those whose kernels are counted: a pod has no room for all that a directory may have.
-func (l *KernelLimits) groups(all []string) (counted []string) {
-	if l == nil {
-		return nil
-	}
-	for _, g := range all {
-		if l.PerGroup > 0 || l.GPUsPerGroup > 0 || l.File != nil && l.File.GroupLimits(g) != (identity.Limits{}) {
-			counted = append(counted, g)
-		}
-	}
-	return counted
-}
+// ofGroups reports whether every group has a limit, whatever is said of it.
+func (l *KernelLimits) ofGroups() bool { return l != nil && (l.PerGroup > 0 || l.GPUsPerGroup > 0) }
 
 // Admit decides about a start. The first limit that it is over is told: one's own before those of others.
 func (l *KernelLimits) Admit(start launcher.Held, held []launcher.Held) error {

@@ -17,13 +17,13 @@ import (
 
 // Bounds of what labels tell apart.
 const (
-	maxSpecLabels = 50      // kernelspecs; what comes after is "other"
-	otherLabel    = "other" // of all that is not told apart
-	maxScrapes    = 4       // at one time
-	toKernel      = "to_kernel"
-	fromKernel    = "from_kernel"
-	toClient      = "to_client"
-	fromClient    = "from_client"
+	maxLabelValues = 50      // kernelspecs, and groups; what comes after is "other"
+	otherLabel     = "other" // of all that is not told apart
+	maxScrapes     = 4       // at one time
+	toKernel       = "to_kernel"
+	fromKernel     = "from_kernel"
+	toClient       = "to_client"
+	fromClient     = "from_client"
 )
 
 // Metric is a line of the documentation of what a gateway measures.
@@ -44,6 +44,7 @@ var (
 // What a gateway measures, beside what the Go runtime and the system tell of its process.
 var (
 	metricKernels     = Metric{"ekg_kernels", "gauge", []string{"spec", "state"}, true, "Kernels by kernelspec and execution state; dead ones are shown for some minutes."}
+	metricGroups      = Metric{"ekg_group_kernels", "gauge", []string{"group", "state"}, true, "Kernels of the users of each group that the file of users names or limits count; one may be in several."}
 	metricStale       = Metric{"ekg_kernels_stale", "gauge", nil, true, "Kernels whose state is the last one known, because their supervisor cannot be heard."}
 	metricClients     = Metric{"ekg_kernel_clients", "gauge", nil, true, "Websockets, through any gateway, on which a client has sent a kernel something."}
 	metricLogBytes    = Metric{"ekg_kernel_log_bytes", "gauge", nil, true, "Bytes that the logs of all kernels hold, in memory and on disk."}
@@ -74,7 +75,7 @@ var (
 // MetricList is everything that a gateway measures itself, in the order of the documentation.
 func MetricList() []Metric {
 	return []Metric{
-		metricKernels, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost, metricMessages, metricMsgBytes,
+		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost, metricMessages, metricMsgBytes,
 		metricGPUs, metricGPUSeconds, metricCulls, metricStart, metricStartPhase, metricFailures, metricRequests, metricDuration,
 		metricWebsockets, metricOpened, metricWSBytes, metricLobby, metricLogReaders, metricReady, metricAsked, metricAskedTime,
 		metricAuditErrors, metricBuild,
@@ -84,7 +85,8 @@ func MetricList() []Metric {
 // Metrics is what one gateway has counted. It is made before the launcher, whose Observer it is. It may be used concurrently.
 type Metrics struct {
 	registry *prometheus.Registry
-	specs    specLabels
+	specs    labelValues
+	groups   labelValues
 
 	start       *prometheus.HistogramVec
 	startPhase  *prometheus.HistogramVec
@@ -100,7 +102,7 @@ type Metrics struct {
 // NewMetrics begins to count. Version is the program's.
 func NewMetrics(version string) *Metrics {
 	m := &Metrics{
-		registry: prometheus.NewRegistry(), specs: specLabels{known: map[string]bool{}},
+		registry: prometheus.NewRegistry(), specs: labelValues{known: map[string]bool{}}, groups: labelValues{known: map[string]bool{}},
 		start: histogram(metricStart, startBuckets), startPhase: histogram(metricStartPhase, startBuckets),
 		failures: counter(metricFailures), requests: counter(metricRequests), duration: histogram(metricDuration, requestBuckets),
 		opened: counter(metricOpened).WithLabelValues(), asked: counter(metricAsked),
@@ -169,27 +171,27 @@ func codeLabel(status int) string {
 	return strconv.Itoa(status)
 }
 
-// specLabels bounds the kernelspecs that labels tell apart. Which label a spec has never changes, so that counters do not either.
-type specLabels struct {
+// labelValues bounds the kernelspecs, or the groups, that labels tell apart. Which label one has never changes, so that counters do not either.
+type labelValues struct {
 	mu    sync.Mutex
 	known map[string]bool
 }
 
-func (s *specLabels) of(spec string) string {
+func (s *labelValues) of(name string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.known[spec]:
-		return spec
-	case spec == "" || len(s.known) >= maxSpecLabels:
+	case s.known[name]:
+		return name
+	case name == "" || name == otherLabel || len(s.known) >= maxLabelValues:
 		return otherLabel
 	}
-	s.known[spec] = true
-	return spec
+	s.known[name] = true
+	return name
 }
 
 // all returns the labels that there are, but for "other".
-func (s *specLabels) all() (names []string) {
+func (s *labelValues) all() (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name := range s.known {
@@ -210,7 +212,7 @@ type snapshot struct {
 
 func newSnapshot(m *Metrics, g *Gateway) *snapshot {
 	s := &snapshot{m: m, g: g, descs: map[string]*prometheus.Desc{}}
-	for _, d := range []Metric{metricKernels, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost, metricMessages,
+	for _, d := range []Metric{metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost, metricMessages,
 		metricMsgBytes, metricGPUs, metricGPUSeconds, metricCulls, metricWebsockets, metricWSBytes, metricLobby, metricLogReaders, metricReady} {
 		s.descs[d.Name] = prometheus.NewDesc(d.Name, d.Help, d.Labels, nil)
 	}
@@ -261,10 +263,17 @@ func (s *snapshot) collectKernels(tell func(m Metric, v float64, labels ...strin
 		spec  string
 		state launcher.State
 	}
-	counts := map[cell]int{}
+	type groupCell struct {
+		group string
+		state launcher.State
+	}
+	counts, ofGroups := map[cell]int{}, map[groupCell]int{}
 	var stale, clients, logBytes float64
 	for _, k := range now.Kernels {
 		counts[cell{s.m.specs.of(k.SpecName), launcher.StateOf(string(k.State))}]++
+		for _, group := range k.Groups {
+			ofGroups[groupCell{s.m.groups.of(group), launcher.StateOf(string(k.State))}]++
+		}
 		if k.Stale {
 			stale++
 		}
@@ -275,6 +284,13 @@ func (s *snapshot) collectKernels(tell func(m Metric, v float64, labels ...strin
 		for _, state := range shownStates {
 			if n := counts[cell{spec, state}]; n > 0 || spec != otherLabel {
 				tell(metricKernels, float64(n), spec, string(state))
+			}
+		}
+	}
+	for _, group := range append(s.m.groups.all(), otherLabel) {
+		for _, state := range shownStates {
+			if n := ofGroups[groupCell{group, state}]; n > 0 || group != otherLabel {
+				tell(metricGroups, float64(n), group, string(state))
 			}
 		}
 	}

@@ -74,6 +74,7 @@ func busyGateway(t *testing.T) *testGateway {
 	g.fake.add(idA, "python3", launcher.Busy)
 	g.fake.add(idB, "python3", launcher.Idle)
 	g.fake.change(func() {
+		g.fake.kernels[idA].Groups, g.fake.kernels[idB].Groups = []string{"vision", otherLabel}, []string{"vision"}
 		g.fake.kernels[idA].LogBytes, g.fake.kernels[idA].Connections = 1000, 2
 		g.fake.kernels[idB].LogBytes, g.fake.kernels[idB].Stale = 24, true
 	})
@@ -134,6 +135,10 @@ func TestMetrics_values(t *testing.T) {
 		`ekg_kernels{spec="python3",state="idle"}`:                                      "1",
 		`ekg_kernels{spec="python3",state="dead"}`:                                      "0",
 		`ekg_kernels{spec="r",state="idle"}`:                                            "0",
+		`ekg_group_kernels{group="vision",state="busy"}`:                                "1",
+		`ekg_group_kernels{group="vision",state="idle"}`:                                "1",
+		`ekg_group_kernels{group="vision",state="dead"}`:                                "0",
+		`ekg_group_kernels{group="other",state="busy"}`:                                 "1",
 		`ekg_kernels_stale`:                                                             "1",
 		`ekg_kernel_clients`:                                                            "2",
 		`ekg_kernel_log_bytes`:                                                          "1024",
@@ -176,7 +181,7 @@ func TestMetrics_values(t *testing.T) {
 // Whatever comes from outside, there are only so many series.
 func TestMetrics_bounded(t *testing.T) {
 	g := startGateway(t, nil)
-	for i := range 3 * maxSpecLabels {
+	for i := range 3 * maxLabelValues {
 		spec := fmt.Sprintf("spec-%d", i)
 		g.metrics.KernelFailed(spec, launcher.Failure(fmt.Sprintf("reason %d", i)))
 		g.metrics.KernelUp(spec, []launcher.Phase{{Name: launcher.PhaseReady, Took: time.Second}})
@@ -189,7 +194,7 @@ func TestMetrics_bounded(t *testing.T) {
 		g.do("FETCH", fmt.Sprintf("/nothing/%d", i), "")
 	}
 	eventually(t, "all requests are counted", func() bool {
-		return scrape(t, g.metrics)[`ekg_http_requests_total{code="404",method="other",route="other"}`] == fmt.Sprint(3*maxSpecLabels)
+		return scrape(t, g.metrics)[`ekg_http_requests_total{code="404",method="other",route="other"}`] == fmt.Sprint(3*maxLabelValues)
 	})
 	all := scrape(t, g.metrics)
 	labels := map[string]bool{}
@@ -204,14 +209,14 @@ func TestMetrics_bounded(t *testing.T) {
 		}
 	}
 	delete(labels, "")
-	if len(labels) != maxSpecLabels+1 || !labels[otherLabel] {
-		t.Errorf("%d kernelspecs are told apart, want %d and other", len(labels), maxSpecLabels)
+	if len(labels) != maxLabelValues+1 || !labels[otherLabel] {
+		t.Errorf("%d kernelspecs are told apart, want %d and other", len(labels), maxLabelValues)
 	}
 	wantSeries(t, all, map[string]string{
-		`ekg_kernel_start_failures_total{reason="internal",spec="other"}`:   fmt.Sprint(2 * maxSpecLabels),
-		`ekg_kernels{spec="other",state="busy"}`:                            fmt.Sprint(2 * maxSpecLabels),
-		`ekg_http_requests_total{code="other",method="other",route="/api"}`: fmt.Sprint(3 * maxSpecLabels),
-		`ekg_http_requests_total{code="404",method="other",route="other"}`:  fmt.Sprint(3 * maxSpecLabels),
+		`ekg_kernel_start_failures_total{reason="internal",spec="other"}`:   fmt.Sprint(2 * maxLabelValues),
+		`ekg_kernels{spec="other",state="busy"}`:                            fmt.Sprint(2 * maxLabelValues),
+		`ekg_http_requests_total{code="other",method="other",route="/api"}`: fmt.Sprint(3 * maxLabelValues),
+		`ekg_http_requests_total{code="404",method="other",route="other"}`:  fmt.Sprint(3 * maxLabelValues),
 	})
 }
 

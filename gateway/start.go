@@ -185,7 +185,8 @@ func (g *Gateway) start(r *http.Request, req launcher.Request, answer func(launc
 	}
 	if !who.one {
 		req.Owner = who.owner()
-		req.Groups = g.opts.KernelLimits.groups(who.Groups)
+		req.Groups = g.countedGroups(who.Groups)
+		req.Cull = g.cullOf(who.Groups)
 		req.Env["KERNEL_USERNAME"] = who.Name // whatever the client says
 	}
 	attempt := g.starts.enter(req.Owner + "\x00" + req.ID) // somebody else's with the same id is another

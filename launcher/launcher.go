@@ -91,7 +91,7 @@ func (e *FailedError) Error() string { return e.Reason }
 type Request struct {
 	ID         string            // see ValidID
 	Owner      string            // who it belongs to; "" where there is only one owner
-	Groups     []string          // of the owner, as far as limits count their kernels
+	Groups     []string          // of the owner, as far as their kernels are counted
 	Spec       kernelspecs.Spec  // what to run
 	Env        map[string]string // the client's variables, already filtered by the gateway
 	WorkingDir string            // wanted working directory; ignored where it does not exist
@@ -139,6 +139,7 @@ type Kernel struct {
 	ID           string
 	SpecName     string
 	Owner        string
+	Groups       []string // Request.Groups
 	Created      time.Time
 	State        State
 	Reason       string    // one sentence: why it is dead, or what it waits for; "" otherwise

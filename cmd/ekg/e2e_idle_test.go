@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 )
 
 const (
@@ -169,4 +171,52 @@ func TestE2E_IdleTabs(t *testing.T) {
 	g := newGateway(t, "--cull-idle-timeout", fmt.Sprint(seconds), "--cull-warning", "8s")
 	g.script(10*time.Minute, []string{fmt.Sprintf("EKG_IDLE=%d", seconds), "EKG_ARTIFACTS=" + filepath.Join(g.in.artifacts, "idle")},
 		"node", filepath.Join(g.in.repository, "testdata/browser/idle.mjs"))
+}
+
+// TestE2E_IdleGroups: what the file of users says of a group holds for the kernels of its users, before what holds for all; a kernelspec is
+// bounded by it.
+func TestE2E_IdleGroups(t *testing.T) {
+	t.Parallel()
+	g := prepare(t, "", "--cull-idle-timeout", "1h", "--cull-idle-max", "2h", "--cull-busy-limit", "3h")
+	file := filepath.Join(g.dir, "users.yaml")
+	g.args = append(g.args, "--users-file", file)
+	g.specWith("patient", map[string]any{"metadata": map[string]any{"ekg": map[string]any{"cull": map[string]string{"idleTimeout": "9h", "busyLimit": "9h"}}}},
+		filepath.Join(g.in.bin, "kernel"), "-f", "{connection_file}")
+	users := fmt.Sprintf(`users:
+- {name: ann, tokens: [%q], groups: [hurried, nobody's]}
+- {name: bob, tokens: [%q]}
+groups:
+- {name: hurried, cull: {idle-timeout: 2s}}
+`, identity.Hash("token-ann"), identity.Hash("token-bob"))
+	if err := os.WriteFile(file, []byte(users), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g.token = ""
+	g.start()
+	g.token = "token-bob"
+	slow, patient := g.kernel("fake"), g.kernel("patient")
+	left := func(id string) time.Duration {
+		var m struct {
+			CullAt       time.Time `json:"cull_at"`
+			LastActivity time.Time `json:"last_activity"`
+		}
+		g.want(200, "GET", "/api/kernels/"+id, "", &m)
+		return m.CullAt.Sub(m.LastActivity).Round(time.Minute)
+	}
+	if a, b := left(slow), left(patient); a != time.Hour || b != 2*time.Hour {
+		t.Errorf("of nobody's group: %v and %v", a, b)
+	}
+	g.token = "token-ann"
+	id := g.kernel("fake")
+	if m := g.state(id, "dead", 30*time.Second); m.Reason != "it was idle for 2s" {
+		t.Errorf("of the group: %q", m.Reason)
+	}
+	if got := left(g.kernel("patient")); got != 2*time.Hour {
+		t.Errorf("of the group, with a kernelspec of its own: %v", got)
+	}
+	g.token = "token-bob"
+	g.state(slow, "idle", 10*time.Second)
+	for _, id := range []string{slow, patient} {
+		g.want(204, "DELETE", "/api/kernels/"+id, "", nil)
+	}
 }

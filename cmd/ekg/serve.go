@@ -131,6 +131,9 @@ func (v *server) serve(ctx context.Context) error {
 	o := s.gatewayOptions()
 	o.Launcher, o.Specs, o.Token, o.Log, o.Metrics, o.Audit = kernels, specs, token, v.log, metrics, auditLog
 	o.KernelLimits = limits
+	if usersFile != nil {
+		o.GroupCull = usersFile.GroupCull
+	}
 	if users, err := s.openUsers(usersFile, v.log); err != nil {
 		return err
 	} else if users != nil {

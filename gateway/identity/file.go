@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -29,8 +30,9 @@ import (
 //	groups:
 //	- name: vision
 //	  limits: {max-kernels: 10, max-gpus: 4}
+//	  cull: {idle-timeout: 8h}
 //
-// What limits mean is for others to know. Users of other sources may have an entry for their limits, without tokens.
+// What limits and cull mean is for others to know. Users of other sources may have an entry for their limits, without tokens.
 //
 // A token's hash is enough to know it again and of no use to whoever reads the file. It needs no salt and no slow hash, since
 // tokens are random: nobody can try all of them.
@@ -56,6 +58,7 @@ type File struct {
 
 	userLimits  map[string]Limits // guarded by mu; by name; replaced, never changed
 	groupLimits map[string]Limits // guarded by mu; likewise
+	groupCull   map[string]Cull   // guarded by mu; likewise; of all groups that have an entry
 }
 
 // Limits is what a file says of how much a user or a group may have; nil where it says nothing.
@@ -66,6 +69,22 @@ type Limits struct {
 
 // Unlimited is the limit that is none.
 const Unlimited = -1
+
+// Cull is what a file says of when kernels of a group's users are ended that nobody has asked to end; nil where it says nothing.
+type Cull struct {
+	IdleTimeout *time.Duration // 0: never for being idle
+	BusyLimit   *time.Duration // of one request; 0: none
+	MaxAge      *time.Duration // 0: none
+	Warning     *time.Duration // before the end; 0: none
+}
+
+// GroupCull returns when kernels of a group's users are ended, and whether the file has an entry for the group at all.
+func (f *File) GroupCull(name string) (c Cull, known bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c, known = f.groupCull[name]
+	return c, known
+}
 
 // UserLimits returns the limits of one user.
 func (f *File) UserLimits(name string) Limits {
@@ -121,7 +140,7 @@ func (f *File) Reload() (changed bool, err error) {
 		}
 		return false, errors.Join(errs...)
 	}
-	f.users, f.count, f.userLimits, f.groupLimits = p.users, len(p.names), p.userLimits, p.groupLimits
+	f.users, f.count, f.userLimits, f.groupLimits, f.groupCull = p.users, len(p.names), p.userLimits, p.groupLimits, p.groupCull
 	return true, nil
 }
 
@@ -166,6 +185,7 @@ type parser struct {
 	problems []string
 
 	userLimits, groupLimits map[string]Limits
+	groupCull               map[string]Cull
 }
 
 func (p *parser) fail(n *yaml.Node, format string, args ...any) {
@@ -174,7 +194,8 @@ func (p *parser) fail(n *yaml.Node, format string, args ...any) {
 
 // parse reads a file's content. The problems begin with the line.
 func parse(b []byte) *parser {
-	p := &parser{users: map[key]User{}, names: map[string]int{}, groups: map[string]int{}, userLimits: map[string]Limits{}, groupLimits: map[string]Limits{}}
+	p := &parser{users: map[key]User{}, names: map[string]int{}, groups: map[string]int{}, userLimits: map[string]Limits{}, groupLimits: map[string]Limits{},
+		groupCull: map[string]Cull{}}
 	dec := yaml.NewDecoder(bytes.NewReader(b))
 	var doc yaml.Node
 	if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
@@ -321,7 +342,7 @@ func (p *parser) user(n *yaml.Node) {
 
 // group reads one item of groups.
 func (p *parser) group(n *yaml.Node) {
-	name, limits := "", Limits{}
+	name, limits, cull := "", Limits{}, Cull{}
 	before := len(p.problems)
 	p.members(n, "a group", func(key string, value *yaml.Node) bool {
 		switch key {
@@ -331,6 +352,8 @@ func (p *parser) group(n *yaml.Node) {
 			}
 		case "limits":
 			limits = p.limits(value)
+		case "cull":
+			cull = p.cull(value)
 		default:
 			return false
 		}
@@ -347,6 +370,24 @@ func (p *parser) group(n *yaml.Node) {
 	if limits != (Limits{}) {
 		p.groupLimits[name] = limits
 	}
+	p.groupCull[name] = cull
+}
+
+// cull reads when kernels are ended.
+func (p *parser) cull(n *yaml.Node) (c Cull) {
+	p.members(n, "cull", func(key string, value *yaml.Node) bool {
+		to := map[string]**time.Duration{"idle-timeout": &c.IdleTimeout, "busy-limit": &c.BusyLimit, "max-age": &c.MaxAge, "warning": &c.Warning}[key]
+		if to == nil {
+			return false
+		}
+		d, err := time.ParseDuration(resolved(value).Value) // also of 0, which YAML takes for a number
+		if err != nil || d < 0 || resolved(value).Kind != yaml.ScalarNode {
+			p.fail(value, `%s is not a duration like 2h, 30m or 0`, key)
+		}
+		*to = &d
+		return true
+	})
+	return c
 }
 
 // limits reads how much somebody may have.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 func writeFile(t *testing.T, path, text string) {
@@ -34,12 +35,14 @@ func TestFile_SaysWhatIsWrongAndWhere(t *testing.T) {
 		"users:\n- name: \"\\n\"": {":2: name has characters that cannot be printed"},
 		"users:\n- name: a\n  admin: yes please\n  groups: team\n  token: x": {
 			":3: admin is not true or false", ":4: groups is not a list", ":5: token: there is no such key here"},
-		"users:\n- name: a\n- name: b\n- name: a":                                               {":4: there is a user \"a\" already, in line 2"},
-		"users:\n- name: a\n  groups: [5]":                                                      {":3: a group is not a text"},
-		"users:\n- name: a\n  limits: {max-kernels: -1, max-gpu: 3}":                            {":3: max-kernels is neither a number from 0 on nor unlimited", ":3: max-gpu: there is no such key here"},
-		"users:\n- name: a\n  limits: {max-gpus: '4', max-kernels: none}":                       {":3: max-gpus is neither", ":3: max-kernels is neither"},
-		"users: []\ngroups:\n- limits: {max-gpus: 3}":                                           {":3: a group has no name"},
-		"users: []\ngroups:\n- name: g\n- name: g\n  limits: 3\n- name: 4\n  users: []":         {":4: there is a group \"g\" already, in line 3", ":5: limits is not a mapping", ":6: name is not a text", ":7: users: there is no such key here"},
+		"users:\n- name: a\n- name: b\n- name: a":                                       {":4: there is a user \"a\" already, in line 2"},
+		"users:\n- name: a\n  groups: [5]":                                              {":3: a group is not a text"},
+		"users:\n- name: a\n  limits: {max-kernels: -1, max-gpu: 3}":                    {":3: max-kernels is neither a number from 0 on nor unlimited", ":3: max-gpu: there is no such key here"},
+		"users:\n- name: a\n  limits: {max-gpus: '4', max-kernels: none}":               {":3: max-gpus is neither", ":3: max-kernels is neither"},
+		"users: []\ngroups:\n- limits: {max-gpus: 3}":                                   {":3: a group has no name"},
+		"users: []\ngroups:\n- name: g\n- name: g\n  limits: 3\n- name: 4\n  users: []": {":4: there is a group \"g\" already, in line 3", ":5: limits is not a mapping", ":6: name is not a text", ":7: users: there is no such key here"},
+		"users: []\ngroups:\n- name: g\n  cull: {idle-timeout: 8, max-age: -1h, busy: 2h, warning: [5m]}": {":4: idle-timeout is not a duration like 2h, 30m or 0",
+			":4: max-age is not", ":4: busy: there is no such key here", ":4: warning is not"},
 		"users:\n- name: a\n  tokens: [canary-secret]":                                          {":3: a token's hash is not sha256: and 64 hexadecimal digits"},
 		"users:\n- name: a\n  tokens: ['sha256:00']":                                            {":3: a token's hash is not"},
 		"users:\n- name: a\n  tokens:\n  - " + h("x") + "\n- name: b\n  tokens:\n  - " + h("x"): {":7: the same token is one of \"a\" already"},
@@ -127,6 +130,24 @@ func TestFile_Reload(t *testing.T) {
 	})
 	if _, err := OpenFile(filepath.Join(t.TempDir(), "none")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no file: %v", err)
+	}
+}
+
+func TestFile_Cull(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "users.yaml")
+	writeFile(t, path, `{users: [], groups: [{name: vision, cull: {idle-timeout: 8h30m, busy-limit: 0}}, {name: sound}]}`)
+	f, err := OpenFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c, known := f.GroupCull("vision"); !known || *c.IdleTimeout != 8*time.Hour+30*time.Minute || *c.BusyLimit != 0 || c.MaxAge != nil || c.Warning != nil {
+		t.Errorf("%v, %+v", known, c)
+	}
+	if c, known := f.GroupCull("sound"); !known || c != (Cull{}) {
+		t.Errorf("%v, %+v", known, c)
+	}
+	if _, known := f.GroupCull("smell"); known || f.Limited() {
+		t.Error("there is more in it than was written")
 	}
 }
 

@@ -424,7 +424,7 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	if err != nil {
 		l.log.Warn("notes of a kernel cannot be read", "kernel", k.id, "err", err)
 	}
-	d := launcher.Kernel{ID: k.id, SpecName: k.rec.spec, Owner: k.rec.owner, Created: k.rec.created,
+	d := launcher.Kernel{ID: k.id, SpecName: k.rec.spec, Owner: k.rec.owner, Groups: k.rec.groups, Created: k.rec.created,
 		State: launcher.Starting, LastActivity: k.rec.created, Stale: !k.streaming, Notes: notes}
 	if k.heard {
 		d.State, d.Reason = launcher.StateOf(k.status.State), k.status.Reason

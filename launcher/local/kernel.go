@@ -238,7 +238,7 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	if err != nil {
 		return launcher.Kernel{}, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 	}
-	d := launcher.Kernel{ID: k.id, SpecName: k.rec.SpecName, Owner: k.rec.Owner, Created: k.rec.Created,
+	d := launcher.Kernel{ID: k.id, SpecName: k.rec.SpecName, Owner: k.rec.Owner, Groups: k.rec.Groups, Created: k.rec.Created,
 		State: launcher.Starting, LastActivity: k.rec.Created, Stale: !k.streaming, Notes: notes}
 	if k.heard {
 		d.State, d.Reason = launcher.StateOf(k.status.State), k.status.Reason
