@@ -186,7 +186,11 @@ func (b *bound) refusal(want, used int64, own []launcher.Held) string {
 		}
 		return may + ": shutting other kernels down does not help"
 	}
-	text := fmt.Sprintf("%s %s %s%s, and %s", b.who, b.have, b.number(used), b.of, may)
+	have := b.have
+	if have == "are" && used == 1 {
+		have = "is"
+	}
+	text := fmt.Sprintf("%s %s %s%s, and %s", b.who, have, b.number(used), b.of, may)
 	if b.gpus {
 		text = fmt.Sprintf("it asks for %s, %s", b.number(want), text)
 	}

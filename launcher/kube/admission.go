@@ -40,6 +40,7 @@ const (
 	gateLimits = domain + "limits"
 
 	goneRemembered = 1 << 14                // pods that are gone, of which late news may come
+	leftTime       = time.Minute            // after which nobody is about to decide about a pod
 	decideRetry    = 500 * time.Millisecond // after the cluster did not do what was decided
 )
 
@@ -63,9 +64,9 @@ type candidate struct {
 	admitted bool   // it was decided so about this version of the pod, and what has become of that is not known
 }
 
-// admitting takes part in the election of who decides, as soon as there are limits.
+// admitting takes part in the election of who decides, as soon as there are limits, or some that there were have left pods behind.
 func (l *Launcher) admitting() {
-	for !launcher.Counts(l.opts.Limits) {
+	for !launcher.Counts(l.opts.Limits) && !l.leftBehind() {
 		if sleep(l.ctx, l.timing.tend) != nil {
 			return
 		}
@@ -73,6 +74,18 @@ func (l *Launcher) admitting() {
 	t := l.timing.admission
 	lease := &leaseClock{Interface: l.leaseLock(admissionLease), lasts: t.duration - t.duration/5}
 	l.elect(lease, t, func(ctx context.Context) { l.admitUntil(ctx, lease) })
+}
+
+// leftBehind reports whether a pod waits for a decision that gateways with limits would have taken long ago: they are gone.
+func (l *Launcher) leftBehind() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, k := range l.kernels {
+		if k.end == nil && undecided(k.pod) && l.timing.now().Sub(k.pod.CreationTimestamp.Time) > leftTime {
+			return true
+		}
+	}
+	return false
 }
 
 // gated reports whether a pod waits for a decision about limits, or has waited for one in vain.

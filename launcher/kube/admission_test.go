@@ -197,6 +197,35 @@ func (c *testCluster) otherLeads(t *testing.T) {
 
 // A start about which nobody decides for long says so, is not given up for that, and is dead with the reason if it is refused after
 // all. One that is let through begins then.
+// TestAdmission_switchedOff: what waits for the decision of gateways that are gone, and with them all limits, is let go.
+func TestAdmission_switchedOff(t *testing.T) {
+	c := newTestCluster(t)
+	c.otherLeads(t)
+	l, _ := nobodyDecides(t, c, &testLimits{all: 1, each: 1})
+	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.CoordinationV1().Leases("ns").Delete(t.Context(), admissionLease, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	none := &testLimits{all: 100, each: 100}
+	none.off.Store(true)
+	var now atomic.Int64
+	now.Store(time.Now().UnixNano())
+	fast := fastAdmission(none)
+	openTest(t, c, func(o *Options, tm *timing) {
+		fast(o, tm)
+		tm.now, tm.tend = func() time.Time { return time.Unix(0, now.Load()) }, time.Millisecond
+	})
+	before := len(c.Actions())
+	eventually(t, "some rounds", func() bool { return len(c.Actions()) > before+3 })
+	if !gated(c.pod(t, idA+"-1")) {
+		t.Error("it is let go at once: a gateway with limits may be about to decide")
+	}
+	now.Add(int64(leftTime + 2*time.Second))
+	eventually(t, "it is let go", func() bool { return !gated(c.pod(t, idA+"-1")) })
+}
+
 func TestAdmission_undecided(t *testing.T) {
 	c := newTestCluster(t)
 	c.otherLeads(t)
