@@ -17,7 +17,7 @@ import (
 const (
 	idleTimeout = 10 * time.Second
 	idleWarning = 4 * time.Second
-	idleSlack   = 2 * time.Second // for what the machine needs, and for last_activity, which is not the end of a cell
+	idleSlack   = 4 * time.Second // for the kernel's own shutdown on a busy machine, and for last_activity, which is not the end of a cell
 )
 
 // culledAt waits until a kernel is on record as culled, and returns when that was and why.
