@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -33,7 +34,12 @@ type Cluster struct {
 
 // LogTo has what the Kubernetes client says by itself, that it waits for its turn or a lease, written to log and not to standard
 // error. It is for the whole process, and to be called before anything else of this package.
-func LogTo(log *slog.Logger) { klog.SetSlogLogger(log.With("component", "client-go")) }
+// Only the first call counts: what is running may be logging.
+func LogTo(log *slog.Logger) {
+	logTo.Do(func() { klog.SetSlogLogger(log.With("component", "client-go")) })
+}
+
+var logTo sync.Once
 
 // Connect finds the cluster as kubectl does: by the kubeconfig file that is named or that KUBECONFIG names; else, in a pod, by
 // its service account; else by ~/.kube/config. Context is one of the file's contexts, "" for its current one. Nothing is asked
