@@ -80,7 +80,9 @@ func TestPeers(t *testing.T) {
 	if !listed() {
 		t.Fatal("its watch is not late; the test proves nothing")
 	}
-	pod := late.known()[0].pod
+	late.mu.Lock()
+	pod := late.kernels[idA].pod
+	late.mu.Unlock()
 	if got := tell(idA, keys.token); got != 204 || listed() {
 		t.Errorf("told of an end: %d, listed %v", got, listed())
 	}
@@ -153,7 +155,7 @@ func TestPeers_culled(t *testing.T) {
 				t.Fatal(err)
 			}
 			if known {
-				late.enterPod(first.known()[0].pod)
+				late.enterPod(c.pod(t, idA+"-1"))
 			}
 			end := supervisor.Ending{KernelID: idA, Reason: "it was idle for 1h0m0s", At: time.Now().UTC(), Culled: true, CulledFor: supervisor.LimitIdle}
 			c.setPod(t, idA+"-1", func(pod *corev1.Pod) { succeedWith(t, pod, end) })

@@ -60,7 +60,7 @@ func TestTend(t *testing.T) {
 	}
 	now.Add(int64(10 * time.Second))
 	missed := event("kubelet", "FailedMount", fmt.Sprintf(`MountVolume.SetUp failed for volume "secret" : secret "ekg-%s-1" not found`, idA), 0)
-	missed.InvolvedObject = corev1.ObjectReference{Name: idA + "-1", UID: k.pod.UID}
+	missed.InvolvedObject = corev1.ObjectReference{Name: idA + "-1", UID: c.pod(t, idA+"-1").UID}
 	missed.LastTimestamp = metav1.NewTime(time.Unix(0, now.Load()))
 	l.eventNews(&missed)
 	l.tendKernel(t.Context(), k)
