@@ -12,8 +12,9 @@ RELEASES ?= 1.35.4 1.37.1
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-build: ## build bin/ekg and bin/ekg-supervisor, static
+build: ## build bin/ekg and bin/ekg-supervisor, static, and bin/ekg-gpu, which needs a C compiler
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/ekg ./cmd/ekg-supervisor
+	CGO_ENABLED=1 $(GO) build -trimpath -ldflags '$(LDFLAGS) -extldflags=-Wl,-z,lazy' -o bin/ ./cmd/ekg-gpu
 
 demo: build ## set everything up and run JupyterLab through ekg on a printed URL; Ctrl-C ends it
 	@testdata/demo

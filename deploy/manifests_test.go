@@ -327,7 +327,7 @@ func TestDockerfile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, line := range []string{`FROM scratch`, `USER (\d+):(\d+)`, `ENTRYPOINT \["/usr/bin/ekg"\]`,
-		`COPY --from=build \S+/bin/ekg \S+/bin/ekg-supervisor /usr/bin/`, `COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/`} {
+		`COPY --from=build \S+/bin/ekg \S+/bin/ekg-supervisor \S+/bin/ekg-gpu /usr/bin/`, `COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/`} {
 		if n := len(regexp.MustCompile(`(?m)^`+line+`$`).FindAll(data, -1)); n != 1 {
 			t.Errorf("%d lines are %s", n, line)
 		}

@@ -34,8 +34,11 @@ func pod(logger *slog.Logger) int {
 		return refuse(logger, terminationFile, cfg.KernelID, err)
 	}
 	told := cfg.TerminationFile
-	if cfg.Program != "" {
-		if err := install(cfg.Program); err != nil {
+	for _, p := range []struct{ from, to string }{{besideSelf("ekg-gpu"), cfg.GPUProgram}, {selfProgram, cfg.Program}} {
+		if p.to == "" {
+			continue
+		}
+		if err := install(p.from, p.to); err != nil {
 			return refuse(logger, told, cfg.KernelID, err)
 		}
 	}
@@ -62,13 +65,25 @@ func refuse(logger *slog.Logger, file, kernelID string, err error) int {
 	return 1
 }
 
-// install puts a copy of this program at path, whole or not at all: the one that is there may be running.
-func install(path string) (err error) {
-	self, err := os.Open("/proc/self/exe")
+// selfProgram is this program, wherever it lies.
+const selfProgram = "/proc/self/exe"
+
+// besideSelf is where a program lies that is shipped with this one.
+func besideSelf(name string) string {
+	self, err := os.Executable()
+	if err != nil {
+		return name // opening it says what is wrong
+	}
+	return filepath.Join(filepath.Dir(self), name)
+}
+
+// install puts a copy of a program at path, whole or not at all: the one that is there may be running.
+func install(program, path string) (err error) {
+	from, err := os.Open(program)
 	if err != nil {
 		return err
 	}
-	defer self.Close()
+	defer from.Close()
 	dir := filepath.Dir(path)
 	if err := os.Mkdir(dir, 0o755); err == nil {
 		err = os.Chmod(dir, 0o755) // another user looks into it, whatever the umask
@@ -87,7 +102,7 @@ func install(path string) (err error) {
 			os.Remove(copied.Name()) //nolint:errcheck // the first error is the one that matters
 		}
 	}()
-	_, err = io.Copy(copied, self)
+	_, err = io.Copy(copied, from)
 	err = errors.Join(err, copied.Chmod(0o755), copied.Close())
 	if err != nil {
 		return err

@@ -69,15 +69,17 @@ func rel(importPath string) string {
 var mayImport = map[string][]string{
 	"cmd/ekg":               {"gateway", "gateway/identity", "gateway/wire", "kernelspecs", "launcher", "launcher/kube", "launcher/local", "launcher/supervisor"},
 	"cmd/ekg-supervisor":    {"launcher/supervisor"},
+	"cmd/ekg-gpu":           {"launcher/gpu"},
 	"deploy":                {},
 	"gateway":               {"gateway/identity", "gateway/wire", "kernelspecs", "launcher"},
 	"gateway/identity":      {},
 	"gateway/wire":          {},
 	"kernelspecs":           {},
 	"launcher":              {"kernelspecs"},
+	"launcher/gpu":          {},
 	"launcher/local":        {"kernelspecs", "launcher", "launcher/supervisor"},
 	"launcher/kube":         {"kernelspecs", "launcher", "launcher/supervisor"},
-	"launcher/supervisor":   {"gateway/wire", "kernelspecs"}, // the child reads those of its image
+	"launcher/supervisor":   {"gateway/wire", "kernelspecs", "launcher/gpu"}, // the child reads those of its image
 	"launcher/launchertest": {"gateway/wire", "kernelspecs", "launcher", "launcher/supervisor"},
 }
 
@@ -93,6 +95,7 @@ var doors = []struct {
 	{"github.com/gorilla/websocket", []string{"gateway", "launcher/supervisor", "launcher/launchertest"},
 		[]string{"cmd/ekg", "cmd/ekg-supervisor", "launcher/local"}},
 	{"github.com/hashicorp/golang-lru/", []string{"gateway", "gateway/identity", "launcher/kube", "launcher/supervisor"}, nil},
+	{"github.com/NVIDIA/go-nvml/", []string{"cmd/ekg-gpu"}, nil},
 	{"github.com/coreos/go-oidc/", []string{"gateway/identity"}, nil},
 	{"github.com/go-jose/", nil, []string{"gateway/identity"}},
 	{"golang.org/x/time/", []string{"gateway"}, nil},

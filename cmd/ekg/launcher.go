@@ -101,7 +101,7 @@ func (s *settings) podOptions(namespace string) (kube.PodOptions, error) {
 // over it by the launchers.
 func (s *settings) cull() supervisor.Cull {
 	return supervisor.Cull{IdleTimeout: s.cullIdleTimeout, Busy: s.cullBusy, Unattended: !s.cullConnected, BusyLimit: s.cullBusyLimit, MaxAge: s.cullMaxAge,
-		KeepLimit: s.cullKeepLimit, Warning: s.cullWarning, Interval: s.cullInterval, CPU: s.cullCPU, Activity: s.cullActivity, IdleMax: s.cullIdleMax}
+		KeepLimit: s.cullKeepLimit, Warning: s.cullWarning, Interval: s.cullInterval, CPU: s.cullCPU, GPU: s.cullGPU, Activity: s.cullActivity, IdleMax: s.cullIdleMax}
 }
 
 // masterKey reads the key from which those of kernels are derived. A gateway outside the cluster has one of its own, unless

@@ -73,6 +73,7 @@ type settings struct {
 	cullIdleMax     durationOf
 	cullActivity    []string
 	cullCPU         float64
+	cullGPU         float64
 
 	kubeconfig      string
 	kubeContext     string

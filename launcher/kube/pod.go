@@ -46,6 +46,7 @@ const (
 	supervisorProgram = "/usr/bin/ekg-supervisor" // in ekg's image
 	sharedDir         = "/ekg"                    // of both containers; the kernel's cannot write there
 	childProgram      = sharedDir + "/bin/ekg-supervisor"
+	gpuProgram        = sharedDir + "/bin/ekg-gpu"
 	childSocket       = sharedDir + "/run/child.sock"
 	secretDir         = "/ekg-secret"
 	spillDir          = "/ekg-spill"
@@ -430,6 +431,12 @@ func (b *builder) configure(pod *corev1.Pod) error {
 		TerminationFile: terminationLog, TerminationGrace: grace, Program: childProgram,
 		LogLimit: b.o.LogLimit, StopGrace: min(b.o.StopGrace, (grace-graceAllowance/2*time.Second)/2), DeadLinger: deadLinger,
 		RestartLimit: restartLimit, Cull: b.o.Cull.For(b.req.Cull).With(b.ext.Cull),
+	}
+	switch {
+	case gpuCountOf(pod) == 0 && len(pod.Spec.ResourceClaims) == 0:
+		cfg.Cull.GPU = 0 // there is none to be used
+	case cfg.Cull.GPU > 0:
+		cfg.GPUProgram = gpuProgram
 	}
 	text, err := json.Marshal(cfg)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 var inherited = []string{"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "XDG_RUNTIME_DIR",
 	"LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "JUPYTER_PATH", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR"}
 
-// supervisorInherits are those that a supervisor needs itself.
-var supervisorInherits = []string{"PATH", "HOME", "LANG", "TZ", "TMPDIR"}
+// supervisorInherits are those that a supervisor needs itself, or ekg-gpu to find its library.
+var supervisorInherits = []string{"PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH"}
 
 // selectEnv returns the variables of environ with one of the names, and all LC_*.
 func selectEnv(environ []string, names ...[]string) map[string]string {

@@ -198,14 +198,26 @@ func (o *Options) complete() error {
 		return fmt.Errorf("Supervisor: %w", err)
 	}
 	o.Supervisor = path
-	st, err := os.Stat(path)
-	if err != nil {
+	if err := isProgram(path); err != nil {
 		return fmt.Errorf("Supervisor: %w", err)
 	}
-	if st.IsDir() || st.Mode()&0o111 == 0 {
-		return fmt.Errorf("Supervisor: %s is not a program", path)
+	if o.Cull.GPU > 0 {
+		if err := isProgram(o.gpuProgram()); err != nil {
+			return fmt.Errorf("Cull.GPU needs the program ekg-gpu beside the supervisor: %w", err)
+		}
 	}
 	return nil
+}
+
+// gpuProgram is where ekg-gpu lies.
+func (o *Options) gpuProgram() string { return filepath.Join(filepath.Dir(o.Supervisor), "ekg-gpu") }
+
+func isProgram(path string) error {
+	st, err := os.Stat(path)
+	if err == nil && (st.IsDir() || st.Mode()&0o111 == 0) {
+		err = fmt.Errorf("%s is not a program", path)
+	}
+	return err
 }
 
 func orDefault[T ~int64](v, otherwise T) T {

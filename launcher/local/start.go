@@ -150,6 +150,9 @@ func (l *Launcher) prepare(req launcher.Request) (record, supervisor.Config, err
 		LogLimit: l.share(1), StopGrace: l.opts.StopGrace, DeadLinger: l.opts.DeadLinger, RestartLimit: restartLimit,
 		Cull: l.opts.Cull.For(req.Cull).With(ext.Cull),
 	}
+	if cfg.Cull.GPU > 0 {
+		cfg.GPUProgram = l.opts.gpuProgram()
+	}
 	return rec, cfg, nil
 }
 

@@ -226,10 +226,10 @@ func (c *child) take(life context.Context, l childLine) {
 	case lineForget:
 		p.forgetOutput()
 	case lineMeasure:
-		p.measure()
+		p.measure(l.Look)
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.say(childLine{Type: lineUsed, Life: l.Life, Used: p.processorTime().used})
+		c.say(childLine{Type: lineUsed, Life: l.Life, Used: p.used().processor.used})
 	}
 }
 
@@ -256,6 +256,7 @@ func (c *child) start(ctx context.Context, life string, st *childStart) {
 		return
 	}
 	k := &childKernel{Life: life, PID: p.pid(), InterruptMode: mode, Connection: st.Connection}
+	p.seen = func() { c.tellLook(life, p) }
 	c.kernel, c.proc = k, p
 	c.say(childLine{Type: lineStarted, Life: life, PID: k.PID, InterruptMode: mode})
 	c.wg.Go(func() { c.await(k, p, dir) })
@@ -269,6 +270,14 @@ func (c *child) say(l childLine) {
 	if err := c.conn.send(l); err != nil {
 		c.log.Warn("supervisor was not told", "line", l.Type, "err", err)
 	}
+}
+
+// tellLook tells what was seen of GPUs.
+func (c *child) tellLook(life string, p *process) {
+	seen := p.used().gpu
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.say(childLine{Type: lineLooked, Life: life, GPU: &seen})
 }
 
 // await waits for the end of a life of the kernel and tells it.
@@ -328,6 +337,7 @@ func (c *child) launch(ctx context.Context, st *childStart) (p *process, mode, d
 	c.reap.hold(func() {
 		if p, err = startMirrored(cfg, command(&cfg), c.log, c.out); err == nil {
 			c.reap.spare(p.pid())
+			p.orphans = c.reap
 		}
 	})
 	var missing *noProgramError
@@ -391,28 +401,36 @@ func (m *mirror) close() {
 // whose end another goroutine waits, and whatever is started under hold.
 type reaper struct {
 	mu   sync.Mutex
-	kept int // pid of the kernel, until its own parent has reaped it; 0: there is none
+	kept map[int]bool // pids of processes for whose end somebody else waits
 }
 
-func newReaper() *reaper { return &reaper{} }
+func newReaper() *reaper { return &reaper{kept: map[int]bool{}} }
 
-// hold runs f while nothing is reaped.
+// hold runs f while nothing is reaped. A nil reaper reaps nothing.
 func (r *reaper) hold(f func()) {
+	if r == nil {
+		f()
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	f()
 }
 
-// spare leaves a process to its own parent. The reaper is held.
-func (r *reaper) spare(pid int) { r.kept = pid }
+// spare leaves a process to who waits for it. The reaper is held.
+func (r *reaper) spare(pid int) {
+	if r != nil {
+		r.kept[pid] = true
+	}
+}
 
 // forget ends spare.
 func (r *reaper) forget(pid int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.kept == pid {
-		r.kept = 0
-	}
+	r.hold(func() {
+		if r != nil {
+			delete(r.kept, pid)
+		}
+	})
 }
 
 // run reaps until ctx ends.
@@ -436,7 +454,7 @@ func (r *reaper) run(ctx context.Context) {
 // once reaps what has ended by now. The reaper is held.
 func (r *reaper) once() {
 	for _, e := range processes() {
-		if e.parent != os.Getpid() || e.state != 'Z' || e.pid == r.kept {
+		if e.parent != os.Getpid() || e.state != 'Z' || r.kept[e.pid] {
 			continue
 		}
 		var status syscall.WaitStatus

@@ -19,13 +19,14 @@ import (
 //	            started {life, pid, interrupt_mode}     the answer to start
 //	            failed {life, text}                     likewise: one sentence for the kernel's owner
 //	            used {life, used}                       nanoseconds of processor time that the kernel's session has used
+//	            looked {life, gpu}                      what was seen of GPUs, some time after measure
 //	            exit {life, exit}                       once for each life that was started
 //	supervisor: hello {version, grace}                  grace is what the pod has for its end, in nanoseconds
 //	            start {life, start}                     ends what may still run
 //	            signal {life, signal}                   to the kernel's process group
 //	            kill {life}                             the kernel's whole session
 //	            forget {life}                           what the kernel has written so far
-//	            measure {life}                          asks for used
+//	            measure {life, look?}                   asks for used, and with a program and a time to look at GPUs for looked
 //	            end {}                                  ends the kernel, and the child exits with 0
 //
 // life is a name that the supervisor gives to each start. What is said of another life than the present one is ignored.
@@ -57,6 +58,7 @@ const (
 	lineForget  = "forget"
 	lineMeasure = "measure"
 	lineUsed    = "used"
+	lineLooked  = "looked"
 	lineEnd     = "end"
 )
 
@@ -73,6 +75,8 @@ type childLine struct {
 	Signal        int           `json:"signal,omitempty"`
 	Text          string        `json:"text,omitempty"`
 	Used          time.Duration `json:"used,omitempty"` // nanoseconds
+	Look          gpuLook       `json:"look,omitzero"`
+	GPU           *gpuUse       `json:"gpu,omitempty"`
 	Exit          *childExit    `json:"exit,omitempty"`
 }
 

@@ -55,6 +55,7 @@ type Config struct {
 	SecretDir        string        `json:"secret_dir,omitempty"`        // holds tls-seed, token, kernel-key and identity, in place of TLSSeed and Token
 	TerminationFile  string        `json:"termination_file,omitempty"`  // Ending is written here too, in place and in at most MaxTermination bytes
 	TerminationGrace time.Duration `json:"termination_grace,omitempty"` // nanoseconds between SIGTERM and SIGKILL to all containers of the pod
+	GPUProgram       string        `json:"gpu_program,omitempty"`       // ekg-gpu, which Cull.GPU needs; in a pod where the supervisor puts a copy of it
 	Program          string        `json:"program,omitempty"`           // where the supervisor puts a copy of its program for the child
 
 	// Bounds.
@@ -160,6 +161,10 @@ func (c *Config) validate() error {
 		return fmt.Errorf("argv and image_kernelspec are both set")
 	case c.SecretDir != "" && (c.Token != "" || len(c.TLSSeed) > 0):
 		return fmt.Errorf("token or tls_seed is set beside secret_dir")
+	case c.GPUProgram == "" && c.Cull.GPU > 0:
+		return fmt.Errorf("cull.gpu needs gpu_program")
+	case c.GPUProgram != "" && !filepath.IsAbs(c.GPUProgram):
+		return fmt.Errorf("gpu_program is %q, not an absolute path", c.GPUProgram)
 	case c.Program != "" && !filepath.IsAbs(c.Program):
 		return fmt.Errorf("program is %q, not an absolute path", c.Program)
 	case c.TerminationGrace < 0:

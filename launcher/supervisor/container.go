@@ -39,7 +39,7 @@ type container struct {
 	log      *slog.Logger
 	returns  time.Duration // childReturns, but for tests
 	changed  chan struct{} // capacity 1: a child has come or gone
-	measured func()        // called when the child has told how much of the processors' time its kernel has used
+	measured func()        // called when the child has told what its kernel has used
 
 	// Set by listen.
 	listener *net.UnixListener
@@ -217,8 +217,13 @@ func (c *container) take(cc *childConn, l childLine) {
 	case lineFailed:
 		p.fail(errors.New(plainText(l.Text, waitingText)))
 	case lineUsed:
-		p.used = processorTime{used: l.Used, at: time.Now()}
+		p.use.processor = processorTime{used: l.Used, at: time.Now()}
 		c.measured()
+	case lineLooked:
+		if l.GPU != nil {
+			p.use.gpu = gpuUse{GPUs: l.GPU.GPUs, Failure: plainText(l.GPU.Failure, maxGPUFailure), at: time.Now()}
+			c.measured()
+		}
 	case lineExit:
 		if l.Exit != nil {
 			p.end(l.Exit.info(), l.Exit.Stdout, l.Exit.Stderr)
@@ -345,7 +350,7 @@ type remoteProcess struct {
 	deaf           *time.Timer // set by kill
 	info           exitInfo
 	stdout, stderr tail
-	used           processorTime
+	use            processUse
 }
 
 func newRemoteProcess(c *container, life string) *remoteProcess {
@@ -479,12 +484,12 @@ func (p *remoteProcess) interruptMode() string {
 	return p.mode
 }
 
-func (p *remoteProcess) measure() { p.tell(childLine{Type: lineMeasure}) } //nolint:errcheck // the next may be answered
+func (p *remoteProcess) measure(look gpuLook) { p.tell(childLine{Type: lineMeasure, Look: look}) } //nolint:errcheck // the next may be answered
 
-func (p *remoteProcess) processorTime() processorTime {
+func (p *remoteProcess) used() processUse {
 	p.c.mu.Lock()
 	defer p.c.mu.Unlock()
-	return p.used
+	return p.use
 }
 
 // tell sends the child a line about the process.

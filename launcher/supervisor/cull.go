@@ -23,6 +23,7 @@ type Cull struct {
 	Warning     time.Duration `json:"warning,omitempty"`      // between a line in open notebooks and the end; at most half of the limit
 	Interval    time.Duration `json:"interval,omitempty"`     // the longest time between two looks; 0: DefaultCullInterval
 	CPU         float64       `json:"cpu,omitempty"`          // processors in use above which a kernel is busy; 0: that does not matter
+	GPU         float64       `json:"gpu,omitempty"`          // likewise, GPUs in use
 	Activity    []string      `json:"activity,omitempty"`     // of CullActivities: what else restarts the clock
 
 	IdleMax time.Duration `json:"-"` // the longest IdleTimeout of a kernelspec; 0: any
@@ -113,6 +114,9 @@ func (c *Cull) validate() error {
 	}
 	if c.CPU < 0 {
 		return fmt.Errorf("cull.cpu is %g", c.CPU)
+	}
+	if c.GPU < 0 {
+		return fmt.Errorf("cull.gpu is %g", c.GPU)
 	}
 	for _, name := range c.Activity {
 		if known := CullActivities(); !slices.Contains(known, name) {

@@ -44,9 +44,10 @@ type life struct {
 	slow      *time.Timer // the kernel should have answered by now
 	proof     *time.Timer // likewise, on connections that replace broken ones
 	look      *time.Timer // it is time to see whether the kernel is to be culled
-	asked     time.Time   // when the processor's time was measured last
-	used      processorTime
-	measured  bool // whether the kernel's processes compute is known
+	asked     time.Time   // when use was measured last
+	used      processUse  // what of it was judged last
+	processor sign        // of work: the processors' time
+	gpu       sign        // likewise, the GPUs'
 
 	// The attempt to connect that is in progress, if any.
 	dialing sync.WaitGroup
@@ -86,7 +87,7 @@ func (s *Supervisor) oneLife(ctx context.Context, op *operation) outcome {
 	}
 	s.logger.Info("kernel started", "epoch", s.epoch, "pid", proc.pid(), "adopted", adopted)
 	l := &life{s: s, proc: proc, ep: c.ep, signer: c.signer, next: make(chan *bridge, 1), slow: time.NewTimer(s.slowStart),
-		proof: time.NewTimer(s.slowStart), look: time.NewTimer(0)}
+		proof: time.NewTimer(s.slowStart), look: time.NewTimer(0), processor: expected(s.cfg.Cull.CPU), gpu: expected(s.cfg.Cull.GPU)}
 	l.proof.Stop()
 	if !s.cfg.Cull.ends() {
 		l.look.Stop()
@@ -118,6 +119,7 @@ func (s *Supervisor) launch(ctx context.Context) (c connection, p kernelProcess,
 	if err != nil {
 		return c, nil, false, err
 	}
+	own.seen = func() { poke(s.useNews) }
 	return c, own, false, nil
 }
 
@@ -341,7 +343,7 @@ func (s *Supervisor) begin(proc kernelProcess, op *operation) {
 	defer s.mu.Unlock()
 	s.epoch++
 	s.runs(proc)
-	s.reason, s.verdict, s.computes = "", "", s.cfg.Cull.CPU > 0
+	s.reason, s.verdict, s.computes = "", "", s.cfg.Cull.CPU > 0 || s.cfg.Cull.GPU > 0
 	switch {
 	case op != nil:
 		s.clock.reset(stateStarting)

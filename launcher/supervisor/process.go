@@ -59,10 +59,10 @@ type kernelProcess interface {
 	ending() bool
 	// interruptMode is how the process is interrupted, "signal" or "message", or "" where Config says it.
 	interruptMode() string
-	// measure has processorTime tell a newer value, now or soon.
-	measure()
-	// processorTime is what the processes of the session had used when measure was called last.
-	processorTime() processorTime
+	// measure has used tell newer values, now or soon: how much of the processors' time, and what look says of GPUs.
+	measure(look gpuLook)
+	// used is what the processes of the session had used when measure was called last.
+	used() processUse
 }
 
 // process is one life of a kernel: the operating system's process, which is the leader of a session and of a process
@@ -83,6 +83,8 @@ type process struct {
 	stdout   *tail         //
 	mirror   [2]io.Writer  // what gets a copy of stdout and stderr; nil: nothing
 	ended    chan struct{} // closed when info is set and the last output is in
+	orphans  *reaper       // of whoever runs this process, if orphans come to it; nil: none do
+	seen     func()        // called when GPUs have been looked at
 
 	// Owned by run until ended is closed, fixed then.
 	info exitInfo
@@ -90,7 +92,8 @@ type process struct {
 	// Guarded by mu.
 	mu     sync.Mutex
 	reaped bool // the number in leader may belong to somebody else now
-	used   processorTime
+	use    processUse
+	look   *gpuLooking // in progress; nil: none is
 }
 
 // startProcess starts argv as the kernel of cfg and returns once the program has been loaded. The error is one sentence
@@ -146,6 +149,7 @@ func (p *process) run(cfg Config, argv []string, started chan<- error) {
 	killSession(p.leader)
 	readers.finish(outputGrace)
 	p.reap(at, oomKills)
+	p.endLook()
 }
 
 // reap takes the kernel's exit status and gives its number back to the system.
@@ -264,16 +268,20 @@ func (p *process) kill() {
 	}
 }
 
-func (p *process) measure() {
+func (p *process) measure(look gpuLook) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.reaped {
-		p.used = sessionTime(p.leader)
+	if p.reaped {
+		return
+	}
+	p.use.processor = sessionTime(p.leader)
+	if look.For > 0 && p.look == nil {
+		p.startLook(look)
 	}
 }
 
-func (p *process) processorTime() processorTime {
+func (p *process) used() processUse {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.used
+	return p.use
 }

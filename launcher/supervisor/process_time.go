@@ -47,31 +47,3 @@ func readProcessorTime(pid int) time.Duration {
 	}
 	return time.Duration(ticks) * userTick
 }
-
-// measure has the processor's time measured at most once in an interval, and notes whether the kernel's processes compute. Until
-// it is known they count as if they did.
-func (l *life) measure() {
-	cull := &l.s.cfg.Cull
-	if cull.CPU == 0 {
-		return
-	}
-	if now := time.Now(); now.Sub(l.asked) >= cull.interval() {
-		l.asked = now
-		l.proc.measure()
-	}
-	next, last := l.proc.processorTime(), l.used
-	if next.at.IsZero() || next.at.Equal(last.at) {
-		return
-	}
-	l.used = next
-	if last.at.IsZero() {
-		return
-	}
-	computes := float64(next.used-last.used) > cull.CPU*float64(next.at.Sub(last.at))
-	l.s.mu.Lock()
-	defer l.s.mu.Unlock()
-	if l.s.computes && !computes && l.measured {
-		l.s.clock.worked = l.s.clock.now()
-	}
-	l.s.computes, l.measured = computes, true
-}

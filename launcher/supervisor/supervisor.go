@@ -107,7 +107,7 @@ type Supervisor struct {
 	started    time.Time  // when the kernel was, or was again after its end
 	left       time.Time  // when the last connection ended; zero: none has
 	keepUntil  time.Time  // zero: nobody has said so
-	computes   bool       // its processes use more than Config.Cull.CPU
+	computes   bool       // its processes use more than Config.Cull.CPU, or GPUs more than Config.Cull.GPU
 	warnings   []*line    // what cells show of the coming end
 	toldEnd    time.Time  // when that will be, as status streams were told it
 	connNumber uint64

@@ -1,0 +1,68 @@
+//go:build linux && cgo
+
+// Command ekg-gpu says how busy NVIDIA's GPUs are. It is the only program of ekg that speaks to NVIDIA's library (NVML), which
+// needs cgo; ekg-supervisor runs it for --cull-gpu, beside a local kernel or in a kernel's container. It needs no rights of its own.
+//
+//	ekg-gpu [--for 10s]
+//
+// looks at the GPUs for a time, at most 5 minutes, and prints what it has seen on stdout, as one JSON object:
+//
+//	{"seconds": 10, "devices": [{"uuid": "GPU-...", "use": 0.83, "processes": [{"pid": 4711, "use": 0.8}]}]}
+//
+// use is the part of the time in which the device computed, for anybody or for a process. Instances of a partitioned GPU (MIG) stand in
+// its place. processes is null where they cannot be told, as in a container: the driver knows them by their numbers on the
+// machine. A device has an error where its use is not known. Without a driver or its library there are no devices, and that is no error.
+// The exit code is 1 if the library fails, with the reason on stderr, and 2 for wrong arguments.
+//
+//	ekg-gpu --version
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// version is set by the linker.
+var version = "dev"
+
+// maxLook is the longest time to look.
+const maxLook = 5 * time.Minute
+
+func main() { os.Exit(run()) }
+
+func run() int {
+	look := flag.Duration("for", 10*time.Second, "how long to look")
+	showVersion := flag.Bool("version", false, "print the version")
+	flag.Parse()
+	if *showVersion {
+		fmt.Println("ekg-gpu", version)
+		return 0
+	}
+	if flag.NArg() > 0 || *look <= 0 || *look > maxLook {
+		fmt.Fprintf(os.Stderr, "ekg-gpu: --for takes a time up to %s, and nothing stands behind it\n", maxLook)
+		return 2
+	}
+	report, err := meter{lib: nvml.New(), hostPIDs: inHostPIDs(), pause: time.Sleep}.look(*look)
+	if err == nil {
+		err = json.NewEncoder(os.Stdout).Encode(report)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "ekg-gpu:", err)
+		return 1
+	}
+	return 0
+}
+
+// hostPIDNamespace is what /proc/self/ns/pid is in the machine's own PID namespace: PROC_PID_INIT_INO of Linux' proc_ns.h.
+const hostPIDNamespace = "pid:[4026531836]"
+
+// inHostPIDs reports whether this process counts processes as the machine does, and so as the driver does.
+func inHostPIDs() bool {
+	ns, err := os.Readlink("/proc/self/ns/pid")
+	return err == nil && ns == hostPIDNamespace
+}

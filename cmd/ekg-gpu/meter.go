@@ -1,0 +1,264 @@
+//go:build linux && cgo
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+)
+
+// polls is how often the library is asked in the time of a look: its own numbers are of the last second or less.
+const polls = 10
+
+// meter looks at all GPUs that the library shows.
+type meter struct {
+	lib      nvml.Interface
+	hostPIDs bool // the driver's process ids mean something here
+	pause    func(time.Duration)
+}
+
+// look looks for a time and says what it has seen.
+func (m meter) look(d time.Duration) (report gpu.Report, err error) {
+	report.Devices = []gpu.Device{}
+	switch ret := m.lib.Init(); ret {
+	case nvml.SUCCESS:
+	case nvml.ERROR_LIBRARY_NOT_FOUND, nvml.ERROR_DRIVER_NOT_LOADED:
+		return report, nil
+	default:
+		return report, fmt.Errorf("NVML cannot be used: %w", ret)
+	}
+	defer func() {
+		if ret := m.lib.Shutdown(); ret != nvml.SUCCESS && err == nil {
+			err = fmt.Errorf("NVML cannot be left: %w", ret)
+		}
+	}()
+	views, err := m.views()
+	if err != nil || len(views) == 0 {
+		return report, err
+	}
+	began := time.Now()
+	for _, v := range views {
+		v.begin()
+	}
+	for range polls {
+		since := time.Now()
+		m.pause(d / polls)
+		for _, v := range views {
+			v.poll(since)
+		}
+	}
+	report.Seconds = time.Since(began).Seconds()
+	for _, v := range views {
+		report.Devices = append(report.Devices, v.end())
+	}
+	return report, nil
+}
+
+// views finds the devices, and in place of those that are partitioned their instances.
+func (m meter) views() ([]*view, error) {
+	n, ret := m.lib.DeviceGetCount()
+	if ret != nvml.SUCCESS {
+		return nil, fmt.Errorf("GPUs cannot be counted: %w", ret)
+	}
+	var all []*view
+	for i := range n {
+		device, ret := m.lib.DeviceGetHandleByIndex(i)
+		if ret != nvml.SUCCESS {
+			all = append(all, &view{uuid: fmt.Sprintf("GPU number %d", i), err: ret})
+			continue
+		}
+		mode, _, ret := device.GetMigMode()
+		if ret != nvml.SUCCESS || mode != nvml.DEVICE_MIG_ENABLE { // most devices do not know what it is
+			all = append(all, m.view(device))
+			continue
+		}
+		most, ret := device.GetMaxMigDeviceCount()
+		if ret != nvml.SUCCESS {
+			all = append(all, &view{uuid: uuidOf(device), err: ret})
+		}
+		for j := range most {
+			instance, ret := device.GetMigDeviceHandleByIndex(j)
+			if ret == nvml.ERROR_NOT_FOUND {
+				continue // there is none with this number, or it is not ours
+			}
+			if ret != nvml.SUCCESS {
+				all = append(all, &view{uuid: fmt.Sprintf("instance %d of %s", j, uuidOf(device)), err: ret})
+				continue
+			}
+			v := m.view(instance)
+			v.whole = device
+			v.instance, ret = instance.GetGpuInstanceId()
+			v.err = asError(ret)
+			all = append(all, v)
+		}
+	}
+	return all, nil
+}
+
+func (m meter) view(device nvml.Device) *view {
+	return &view{lib: m.lib, device: device, uuid: uuidOf(device), hostPIDs: m.hostPIDs, apart: true, processes: map[int]float64{}}
+}
+
+func uuidOf(device nvml.Device) string {
+	uuid, ret := device.GetUUID()
+	if ret != nvml.SUCCESS {
+		return "a GPU without a UUID"
+	}
+	return uuid
+}
+
+// asError is nil for success.
+func asError(ret nvml.Return) error {
+	if ret == nvml.SUCCESS {
+		return nil
+	}
+	return ret
+}
+
+// view is what one device, or an instance of one, has been seen to do.
+type view struct {
+	lib      nvml.Interface
+	device   nvml.Device
+	uuid     string
+	hostPIDs bool
+	whole    nvml.Device // the device of which this is an instance; nil: it is none
+	instance int         // of whole
+	first    nvml.GpmSample
+
+	err       error           // why its use is not known
+	sum       float64         // of the use in each poll
+	apart     bool            // the driver tells the use of each process
+	processes map[int]float64 // sum of the use of those that it tells
+}
+
+// begin takes what is compared with the end: of instances NVML tells only what they have done between two samples (GPM, which
+// Hopper's and later GPUs have).
+func (v *view) begin() {
+	if v.whole == nil || v.err != nil {
+		return
+	}
+	support, ret := v.whole.GpmQueryDeviceSupport()
+	if ret == nvml.SUCCESS && support.IsSupportedDevice == 0 {
+		ret = nvml.ERROR_NOT_SUPPORTED
+	}
+	if v.err = asError(ret); v.err == nil {
+		v.first, v.err = v.sample()
+	}
+	if v.err != nil {
+		v.err = fmt.Errorf("the use of an instance cannot be measured: %w", v.err)
+	}
+}
+
+func (v *view) sample() (nvml.GpmSample, error) {
+	s, ret := v.lib.GpmSampleAlloc()
+	if ret != nvml.SUCCESS {
+		return nil, ret
+	}
+	if ret := v.whole.GpmMigSampleGet(v.instance, s); ret != nvml.SUCCESS {
+		return nil, errors.Join(ret, asError(s.Free()))
+	}
+	return s, nil
+}
+
+// poll notes what the device has done last.
+func (v *view) poll(since time.Time) {
+	if v.whole != nil || v.err != nil {
+		return
+	}
+	rates, ret := v.device.GetUtilizationRates()
+	if ret != nvml.SUCCESS {
+		v.err = ret
+		return
+	}
+	v.sum += fraction(rates.Gpu)
+	if !v.hostPIDs || !v.apart {
+		return
+	}
+	used, ret := v.device.GetProcessUtilization(uint64(since.UnixMicro()))
+	if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_FOUND { // none was active
+		v.apart = false
+		return
+	}
+	latest := map[int]nvml.ProcessUtilizationSample{}
+	for _, u := range used {
+		if u.TimeStamp >= latest[int(u.Pid)].TimeStamp {
+			latest[int(u.Pid)] = u
+		}
+	}
+	for pid, u := range latest {
+		v.processes[pid] += fraction(u.SmUtil)
+	}
+}
+
+// fraction is a percentage of the library, which may be a little over 100, as a part.
+func fraction(percent uint32) float64 { return min(float64(percent)/100, 1) }
+
+// end sums up.
+func (v *view) end() gpu.Device {
+	d := gpu.Device{UUID: v.uuid, Use: v.sum / polls}
+	if v.first != nil {
+		d.Use, v.err = v.between()
+	}
+	if v.err != nil {
+		return gpu.Device{UUID: v.uuid, Error: v.err.Error()}
+	}
+	if v.hostPIDs {
+		d.Processes = v.openBy()
+	}
+	return d
+}
+
+// between is the use of an instance since begin.
+func (v *view) between() (use float64, err error) {
+	defer func() { err = errors.Join(err, asError(v.first.Free())) }()
+	last, err := v.sample()
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, asError(last.Free())) }()
+	get := nvml.GpmMetricsGetType{NumMetrics: 1, Sample1: v.first, Sample2: last}
+	get.Metrics[0].MetricId = uint32(nvml.GPM_METRIC_GRAPHICS_UTIL)
+	ret := v.lib.GpmMetricsGet(&get)
+	if ret == nvml.SUCCESS {
+		ret = nvml.Return(get.Metrics[0].NvmlReturn)
+	}
+	return min(max(get.Metrics[0].Value/100, 0), 1), asError(ret)
+}
+
+// openBy returns the processes that have the device open, nil where the driver does not tell them. Those that the driver has told to
+// be active are among them, whatever they do by now.
+func (v *view) openBy() []gpu.Process {
+	there := map[int]bool{}
+	for _, list := range []func() ([]nvml.ProcessInfo, nvml.Return){v.device.GetComputeRunningProcesses, v.device.GetMPSComputeRunningProcesses, v.device.GetGraphicsRunningProcesses} {
+		infos, ret := list()
+		if ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_FUNCTION_NOT_FOUND {
+			continue
+		}
+		if ret != nvml.SUCCESS {
+			return nil
+		}
+		for _, info := range infos {
+			there[int(info.Pid)] = true
+		}
+	}
+	for pid := range v.processes {
+		there[pid] = true
+	}
+	processes := []gpu.Process{}
+	for _, pid := range slices.Sorted(maps.Keys(there)) {
+		p := gpu.Process{PID: pid}
+		if v.apart && v.whole == nil {
+			use := v.processes[pid] / polls
+			p.Use = &use
+		}
+		processes = append(processes, p)
+	}
+	return processes
+}
