@@ -188,6 +188,27 @@ func (p *testPod) ended() (a, b error) {
 
 func idle(st supervisor.Status) bool { return st.State == "idle" }
 
+// TestPod_gpuProgram: the program that looks at GPUs gets where the kernel's container finds it, and is run there.
+func TestPod_gpuProgram(t *testing.T) {
+	p := newTestPod(t)
+	looks := filepath.Join(p.dir, "looks")
+	script := fmt.Sprintf("#!/bin/sh\necho \"$0 $*\" >>%q\necho '{}'\n", looks)
+	if err := os.WriteFile(filepath.Join(p.dir, "ekg-gpu"), []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	p.cfg.GPUProgram = filepath.Join(p.dir, "ekg", "bin", "ekg-gpu")
+	p.cfg.Cull = supervisor.Cull{IdleTimeout: time.Second, GPU: 0.1, Interval: 100 * time.Millisecond}
+	p.start()
+	p.until("culled", func(st supervisor.Status) bool { return st.State == "dead" })
+	b, err := os.ReadFile(looks)
+	if first, _, _ := strings.Cut(string(b), "\n"); err != nil || first != p.cfg.GPUProgram+" --for 100ms" {
+		t.Errorf("it was run as %q, %v", b, err)
+	}
+	if st, err := os.Stat(p.cfg.GPUProgram); err != nil || st.Mode().Perm() != 0o755 {
+		t.Errorf("%v, %v", st.Mode(), err)
+	}
+}
+
 func TestPod(t *testing.T) {
 	p := newTestPod(t)
 	p.start()

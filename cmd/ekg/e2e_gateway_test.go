@@ -53,8 +53,8 @@ var install = sync.OnceValues(func() (installed, error) {
 		in.bin = given // programs built otherwise: as they are released, say
 		return in, nil
 	}
-	for _, pkg := range []string{"./cmd/ekg", "./cmd/ekg-supervisor", "./launcher/launchertest/kernel"} {
-		build := exec.Command("go", "build", "-race", "-o", in.bin+"/", pkg)
+	for _, pkg := range []string{"./cmd/ekg", "./cmd/ekg-supervisor", "./cmd/ekg-gpu", "./launcher/launchertest/kernel"} {
+		build := exec.Command("go", "build", "-race", "-ldflags=-extldflags=-Wl,-z,lazy", "-o", in.bin+"/", pkg)
 		build.Dir = repository
 		if out, err := build.CombinedOutput(); err != nil {
 			return in, fmt.Errorf("go build %s: %w\n%s", pkg, err, out)
@@ -82,7 +82,8 @@ type gateway struct {
 	url   string
 	token string
 	args  []string
-	log   string // file
+	vars  []string // of its environment, besides
+	log   string   // file
 	cmd   *exec.Cmd
 	done  chan error // receives what Wait returned
 }
@@ -203,7 +204,7 @@ func (g *gateway) tryStart() error {
 		args = append(args, "--token", g.token)
 	}
 	cmd := exec.Command(filepath.Join(g.in.bin, "ekg"), args...)
-	cmd.Env = g.env()
+	cmd.Env = g.env(g.vars...)
 	log, err := os.OpenFile(g.log, os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
 		return err

@@ -25,10 +25,15 @@ func openLauncher(ctx context.Context, s *settings, limits launcher.Limits, log 
 		if err != nil {
 			return nil, err
 		}
+		gpuProgram, err := findGPUProgram(s, supervisor)
+		if err != nil {
+			return nil, err
+		}
 		return local.Open(ctx, local.Options{
 			StateDir:   s.stateDir,
 			RuntimeDir: s.runtimeDir,
 			Supervisor: supervisor,
+			GPUProgram: gpuProgram,
 			LogLimit:   s.logLimit,
 			LogTotal:   s.logTotal,
 			StopGrace:  s.stopGrace,
@@ -158,4 +163,19 @@ func findSupervisor(s *settings) (string, error) {
 		return "", fmt.Errorf("%s: ekg-supervisor is neither in %s nor on PATH", place, filepath.Dir(self))
 	}
 	return filepath.Abs(path)
+}
+
+// findGPUProgram returns the absolute path of ekg-gpu, which lies beside the supervisor; "" where nothing needs it.
+func findGPUProgram(s *settings, supervisor string) (string, error) {
+	if s.cullGPU == 0 {
+		return "", nil
+	}
+	if real, err := filepath.EvalSymlinks(supervisor); err == nil {
+		supervisor = real
+	}
+	path, err := exec.LookPath(filepath.Join(filepath.Dir(supervisor), "ekg-gpu"))
+	if err != nil {
+		return "", fmt.Errorf("%s: it needs the program ekg-gpu beside the supervisor: %w", s.origins["cull-gpu"].place, err)
+	}
+	return path, nil
 }

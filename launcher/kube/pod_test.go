@@ -466,4 +466,17 @@ func TestBuildPod_Cull(t *testing.T) {
 			t.Errorf("%s: got %+v, want %+v", ekg, cfg.Cull, want)
 		}
 	}
+	// Only where there may be a GPU is its use asked for.
+	o.Cull.GPU = 0.1
+	for ekg, want := range map[string]string{`{}`: "", `{"resources": {"limits": {"nvidia.com/gpu": 1}}}`: gpuProgram, `{"resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}}`: gpuProgram,
+		`{"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}`: gpuProgram} {
+		pod, err := buildPod(o, launcher.Request{ID: testID, Spec: specOf(ekg)}, testRecord("test"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var cfg supervisor.Config
+		if err := json.Unmarshal([]byte(pod.Spec.Containers[0].Env[0].Value), &cfg); err != nil || cfg.GPUProgram != want || (cfg.Cull.GPU > 0) != (want != "") {
+			t.Errorf("%s: it is told %q and %g, %v", ekg, cfg.GPUProgram, cfg.Cull.GPU, err)
+		}
+	}
 }

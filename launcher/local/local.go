@@ -61,6 +61,7 @@ type Options struct {
 	StateDir   string // absolute; "" for ekg in the user's XDG state folder
 	RuntimeDir string // for sockets, so short; "" for ekg in XDG_RUNTIME_DIR, or a private folder under the temp folder
 	Supervisor string // path of ekg-supervisor
+	GPUProgram string // absolute path of ekg-gpu; only Cull.GPU needs it
 
 	LogLimit   int64           // bytes of one kernel's message log; 0 for DefaultLogLimit
 	LogTotal   int64           // bytes of all logs together; 0 for DefaultLogTotal
@@ -198,26 +199,17 @@ func (o *Options) complete() error {
 		return fmt.Errorf("Supervisor: %w", err)
 	}
 	o.Supervisor = path
-	if err := isProgram(path); err != nil {
+	st, err := os.Stat(path)
+	if err != nil {
 		return fmt.Errorf("Supervisor: %w", err)
 	}
-	if o.Cull.GPU > 0 {
-		if err := isProgram(o.gpuProgram()); err != nil {
-			return fmt.Errorf("Cull.GPU needs the program ekg-gpu beside the supervisor: %w", err)
-		}
+	if st.IsDir() || st.Mode()&0o111 == 0 {
+		return fmt.Errorf("Supervisor: %s is not a program", path)
+	}
+	if o.Cull.GPU > 0 && !filepath.IsAbs(o.GPUProgram) {
+		return fmt.Errorf("GPUProgram: %q is not an absolute path, and Cull.GPU needs it", o.GPUProgram)
 	}
 	return nil
-}
-
-// gpuProgram is where ekg-gpu lies.
-func (o *Options) gpuProgram() string { return filepath.Join(filepath.Dir(o.Supervisor), "ekg-gpu") }
-
-func isProgram(path string) error {
-	st, err := os.Stat(path)
-	if err == nil && (st.IsDir() || st.Mode()&0o111 == 0) {
-		err = fmt.Errorf("%s is not a program", path)
-	}
-	return err
 }
 
 func orDefault[T ~int64](v, otherwise T) T {

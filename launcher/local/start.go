@@ -151,7 +151,7 @@ func (l *Launcher) prepare(req launcher.Request) (record, supervisor.Config, err
 		Cull: l.opts.Cull.For(req.Cull).With(ext.Cull),
 	}
 	if cfg.Cull.GPU > 0 {
-		cfg.GPUProgram = l.opts.gpuProgram()
+		cfg.GPUProgram = l.opts.GPUProgram
 	}
 	return rec, cfg, nil
 }

@@ -1,0 +1,70 @@
+//go:build e2e
+
+package main_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// fakeNVML is a library that stands for NVIDIA's, with one GPU.
+type fakeNVML struct {
+	t   *testing.T
+	dir string // to be looked for libraries in
+}
+
+func newFakeNVML(t *testing.T) *fakeNVML {
+	t.Helper()
+	n := &fakeNVML{t, t.TempDir()}
+	if out, err := exec.Command("cc", "-Wall", "-Werror", "-shared", "-fPIC", "-o", n.library(), filepath.Join(theInstallation(t).repository, "testdata/nvml/nvml.c")).CombinedOutput(); err != nil {
+		t.Fatalf("cc: %v\n%s", err, out)
+	}
+	n.use(0, 0)
+	return n
+}
+
+func (n *fakeNVML) library() string { return filepath.Join(n.dir, "libnvidia-ml.so.1") }
+
+// use has the GPU compute for a process from now on, in percent.
+func (n *fakeNVML) use(pid, percent int) {
+	n.t.Helper()
+	file := filepath.Join(n.dir, "use")
+	if err := errors.Join(os.WriteFile(file+".new", fmt.Appendf(nil, "%d %d %d\n", percent, pid, percent), 0o644), os.Rename(file+".new", file)); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// TestE2E_IdleGPU: a kernel for which the GPU computes is not idle, and the others that could use it are.
+func TestE2E_IdleGPU(t *testing.T) {
+	nvml := newFakeNVML(t)
+	g := prepare(t, "", "--cull-idle-timeout", "6s", "--cull-warning", "0", "--cull-interval", "2s", "--cull-gpu", "0.05")
+	g.vars = []string{"LD_LIBRARY_PATH=" + nvml.dir}
+	g.start()
+	trains := g.kernel("python3")
+	var leader int
+	for _, p := range g.kernelProcesses(trains) {
+		leader = p.pid
+	}
+	nvml.use(leader, 60)
+	began := time.Now()
+	idle := g.kernel("python3")
+	if ns, _ := os.Readlink("/proc/self/ns/pid"); ns == "pid:[4026531836]" {
+		g.culledAt(idle, 30*time.Second)
+	} else { // in a container the driver's numbers mean nothing: the GPU may compute for each of them
+		<-time.After(10 * time.Second)
+		g.state(idle, "idle", time.Second)
+	}
+	if g.state(trains, "idle", time.Second); time.Since(began) < 6*time.Second {
+		t.Errorf("after %v nothing is proven", time.Since(began))
+	}
+	nvml.use(leader, 4)
+	if _, reason := g.culledAt(trains, 30*time.Second); !strings.HasPrefix(reason, "it was idle for ") {
+		t.Errorf("it was culled: %s", reason)
+	}
+}

@@ -1,0 +1,38 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestFindGPUProgram: it lies beside the supervisor, to which there may be a link; who asks for it where it is not is told so at the start.
+func TestFindGPUProgram(t *testing.T) {
+	real, linked := t.TempDir(), t.TempDir()
+	if err := errors.Join(os.WriteFile(filepath.Join(real, "ekg-supervisor"), nil, 0o755), os.Symlink(filepath.Join(real, "ekg-supervisor"), filepath.Join(linked, "ekg-supervisor"))); err != nil {
+		t.Fatal(err)
+	}
+	find := func(s sources) (string, error) {
+		loaded, err := load(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return findGPUProgram(loaded, filepath.Join(linked, "ekg-supervisor"))
+	}
+	asked := from(map[string][]string{"cull-gpu": {"0.1"}}, nil)
+	if path, err := find(from(nil, nil)); err != nil || path != "" {
+		t.Errorf("not asked for: %q, %v", path, err)
+	}
+	if path, err := find(asked); err == nil || !strings.HasPrefix(err.Error(), "--cull-gpu: it needs the program ekg-gpu beside the supervisor: ") {
+		t.Errorf("not there: %q, %v", path, err)
+	}
+	program := filepath.Join(real, "ekg-gpu")
+	if err := os.WriteFile(program, nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if path, err := find(asked); err != nil || path != program {
+		t.Errorf("there: %q, %v", path, err)
+	}
+}
