@@ -21,6 +21,16 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 )
 
+// peersOf is what hears of a launcher's peers.
+func peersOf(t *testing.T, l *Launcher) *peers {
+	t.Helper()
+	keys, err := deriveKeys(testKey, peerName, keyVersion)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &peers{l: l, keys: keys, asking: make(chan struct{}, 1)}
+}
+
 // TestPeers: who is told of a kernel knows it at once, however late its watch is.
 func TestPeers(t *testing.T) {
 	c := newTestCluster(t)
@@ -28,11 +38,7 @@ func TestPeers(t *testing.T) {
 	first := openTest(t, c, nil)
 	silent.Store(true)
 	late := openTest(t, c, nil)
-	keys, err := deriveKeys(testKey, peerName, keyVersion)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &peers{l: late, keys: keys, asking: make(chan struct{}, 1)}
+	p := peersOf(t, late)
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /kernels/{id}", p.told)
 	tell := func(id, token string) int {
@@ -63,7 +69,7 @@ func TestPeers(t *testing.T) {
 	for _, bad := range []struct {
 		id, token string
 		want      int
-	}{{idA, "wrong", 403}, {idA, "", 403}, {"x", keys.token, 400}} {
+	}{{idA, "wrong", 403}, {idA, "", 403}, {"x", p.keys.token, 400}} {
 		if got := tell(bad.id, bad.token); got != bad.want {
 			t.Errorf("%q with %q: %d", bad.id, bad.token, got)
 		}
@@ -71,7 +77,7 @@ func TestPeers(t *testing.T) {
 	if listed() {
 		t.Error("somebody without the token was believed")
 	}
-	if got := tell(idA, keys.token); got != 204 || !listed() {
+	if got := tell(idA, p.keys.token); got != 204 || !listed() {
 		t.Errorf("told of a kernel: %d, listed %v", got, listed())
 	}
 	if err := first.Stop(t.Context(), idA, "not needed"); err != nil {
@@ -83,7 +89,7 @@ func TestPeers(t *testing.T) {
 	late.mu.Lock()
 	pod := late.kernels[idA].pod
 	late.mu.Unlock()
-	if got := tell(idA, keys.token); got != 204 || listed() {
+	if got := tell(idA, p.keys.token); got != 204 || listed() {
 		t.Errorf("told of an end: %d, listed %v", got, listed())
 	}
 	late.enterPod(pod) // its watch, at last
@@ -104,15 +110,11 @@ func TestPeers_unanswered(t *testing.T) {
 	first := openTest(t, c, nil)
 	silent.Store(true)
 	late := openTest(t, c, nil)
-	keys, err := deriveKeys(testKey, peerName, keyVersion)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &peers{l: late, keys: keys, asking: make(chan struct{}, 1)}
+	p := peersOf(t, late)
 	tell := func(id string) int {
 		w, r := httptest.NewRecorder(), httptest.NewRequest("POST", "/kernels/"+id, nil)
 		r.SetPathValue("id", id)
-		r.Header.Set("Authorization", "Bearer "+keys.token)
+		r.Header.Set("Authorization", "Bearer "+p.keys.token)
 		p.told(w, r)
 		return w.Code
 	}
