@@ -7,7 +7,7 @@ FUZZTIME ?= 30s
 RELEASES ?= 1.35.4 1.37.1
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test unit interop lint e2e e2e-machine e2e-cluster e2e-releases chaos fuzz bench cluster cluster-down generate verify clean
+.PHONY: help build demo test unit interop lint e2e e2e-machine e2e-cluster e2e-releases image-check chaos fuzz bench cluster cluster-down generate verify clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -39,6 +39,9 @@ e2e-cluster: ## those whose kernels are pods, of KUBECONFIG's cluster or of depl
 
 e2e-releases: ## the cluster's tests that depend on Kubernetes itself, on other RELEASES of it (default: the oldest and the newest supported)
 	@GO='$(GO)' testdata/releases $(RELEASES)
+
+image-check: ## the image of deploy/Dockerfile, built by buildah as root on Debian, and a look at what is in it
+	@GO='$(GO)' testdata/image
 
 chaos: ## cut connections, killed gateways and floods, the long form of what make test does: about half an hour
 	$(GO) test -tags e2e -timeout 90m -count 1 -v -run '^TestChaos' ./cmd/ekg

@@ -150,6 +150,12 @@ type culledModel struct {
 	Name     string `json:"name"`
 	Reason   string `json:"reason"`
 	CulledAt string `json:"culled_at"`
+
+	// What it has held from when it was started; absent where that is not known.
+	StartedAt  string `json:"started_at,omitempty"`
+	Seconds    int64  `json:"seconds,omitempty"`
+	GPUs       int64  `json:"gpus,omitempty"`
+	GPUSeconds int64  `json:"gpu_seconds,omitempty"`
 }
 
 // listCulled lists the kernels that were culled in the last days: a user's own ones.
@@ -163,7 +169,11 @@ func (g *Gateway) listCulled(ctx context.Context, w http.ResponseWriter) error {
 		if !who.owns(c.Owner) {
 			continue
 		}
-		models = append(models, culledModel{ID: c.ID, Name: c.SpecName, Reason: c.Reason, CulledAt: timestamp(c.At)})
+		m := culledModel{ID: c.ID, Name: c.SpecName, Reason: c.Reason, CulledAt: timestamp(c.At), Seconds: c.Seconds, GPUs: c.GPUs, GPUSeconds: c.GPUs * c.Seconds}
+		if !c.Started.IsZero() {
+			m.StartedAt = timestamp(c.Started)
+		}
+		models = append(models, m)
 	}
 	return writeJSON(w, http.StatusOK, models)
 }

@@ -160,6 +160,14 @@ type Culled struct {
 	Owner    string
 	Reason   string    // one sentence
 	At       time.Time // UTC
+	Usage
+}
+
+// Usage is what a kernel has held from when it was started, or was again after an earlier end. Launchers store it as JSON.
+type Usage struct {
+	Started time.Time `json:"started,omitzero"`  // UTC; when its process was started, or its pod had a node; zero: it is not known, or never was
+	Seconds int64     `json:"seconds,omitempty"` // from then until it had ended
+	GPUs    int64     `json:"gpus,omitempty"`    // devices, or parts of one, that its pod held; 0 also where nobody hands them out
 }
 
 // NewestFirst orders culled kernels as Launcher.Culled returns them, for slices.SortFunc.

@@ -33,6 +33,9 @@ func (g *gateway) culledAt(id string, limit time.Duration) (at time.Time, reason
 			Name     string    `json:"name"`
 			Reason   string    `json:"reason"`
 			CulledAt time.Time `json:"culled_at"`
+
+			StartedAt time.Time `json:"started_at"`
+			Seconds   int64     `json:"seconds"`
 		}
 		if err := json.Unmarshal(b, &all); err != nil {
 			return fmt.Errorf("%d %s: %w", status, b, err)
@@ -40,6 +43,9 @@ func (g *gateway) culledAt(id string, limit time.Duration) (at time.Time, reason
 		for _, k := range all {
 			if k.ID == id && k.Name == "python3" {
 				at, reason = k.CulledAt, k.Reason
+				if lived := at.Sub(k.StartedAt); lived < time.Second || lived > time.Hour || k.Seconds != int64(lived.Round(time.Second)/time.Second) {
+					g.t.Errorf("what it used is on record in %s", b)
+				}
 				return nil
 			}
 		}

@@ -22,7 +22,8 @@ import (
 //
 //	ekg-endings-2026112123
 //	  data:
-//	    KERNEL ID: {"reason": "it was shut down on request", "at": "2026-11-21T23:04:05Z", "stopped": true, "owner": "ann", "kernelspec": "python3"}
+//	    KERNEL ID: {"reason": "it was shut down on request", "at": "2026-11-21T23:04:05Z", "stopped": true, "owner": "ann",
+//	      "kernelspec": "python3", "started": "2026-11-21T21:04:05Z", "seconds": 7200, "gpus": 1}
 //
 // That several gateways write the same is harmless: the last one wins, for this kernel alone.
 const (
@@ -36,7 +37,7 @@ const (
 
 	endingsKept    = 1 << 14         // kernels whose end is remembered in memory
 	maxUnwritten   = 1 << 12         // ends that wait to be written; more are lost to later gateways
-	maxNotedReason = 400             // characters of a reason that are written: 1 MiB, an hour's space, is for 2,000 kernels or more
+	maxNotedReason = 400             // characters of a reason that are written: 1 MiB, an hour's space, is for 1,600 kernels or more
 	firstRetry     = time.Second     // after a failure to write
 	lastRetry      = time.Minute     // and at most
 	lastWrite      = 2 * time.Second // for what a gateway has to write when it ends
@@ -53,6 +54,7 @@ type ending struct {
 	limit     string // not "": it never began, because of the limit of this name
 	owner     string
 	spec      string
+	usage     launcher.Usage
 
 	pod types.UID // the kernel's last pod, if a gateway has seen it: later news of it are no news
 }
@@ -66,6 +68,7 @@ type notedEnding struct {
 	CulledFor string    `json:"culled_for,omitempty"`
 	Owner     string    `json:"owner,omitempty"`
 	Spec      string    `json:"kernelspec"`
+	launcher.Usage
 }
 
 // endings remembers how kernels have ended. Launcher.mu guards it.
@@ -107,6 +110,9 @@ func (l *Launcher) remember(id string, end *ending) bool {
 func (l *Launcher) noteEnd(rec record, pod *corev1.Pod, end *ending) {
 	noted := *end
 	noted.owner, noted.spec, noted.pod = rec.owner, rec.spec, pod.UID
+	if noted.usage == (launcher.Usage{}) { // else a peer has told it, who may have seen more of the pod
+		noted.usage = usageOf(pod, end.at)
+	}
 	if before, ok := l.endings.known.Get(rec.id); ok && end.limit != "" { // it was not started again: how it has ended is still the same
 		noted = *before
 		noted.pod = pod.UID
@@ -165,7 +171,7 @@ func (l *Launcher) enterEndings(m *corev1.ConfigMap) {
 			continue
 		}
 		l.remember(id, &ending{reason: quote(noted.Reason, maxReason), at: noted.At, stopped: noted.Stopped, culled: noted.Culled,
-			culledFor: noted.CulledFor, owner: noted.Owner, spec: noted.Spec})
+			culledFor: noted.CulledFor, owner: noted.Owner, spec: noted.Spec, usage: noted.Usage})
 	}
 }
 
@@ -196,7 +202,7 @@ func (l *Launcher) writeUnwritten(ctx context.Context) bool {
 	type place struct{ namespace, name string }
 	texts := map[place]map[string]string{}
 	for id, u := range all {
-		text, err := json.Marshal(notedEnding{quote(u.end.reason, maxNotedReason), u.end.at, u.end.stopped, u.end.culled, u.end.culledFor, u.end.owner, u.end.spec})
+		text, err := json.Marshal(notedEnding{quote(u.end.reason, maxNotedReason), u.end.at, u.end.stopped, u.end.culled, u.end.culledFor, u.end.owner, u.end.spec, u.end.usage})
 		if err != nil { // a time beyond the year 9999
 			l.log.Warn("the end of a kernel cannot be written down", "kernel", id, "err", err)
 			continue
@@ -298,7 +304,7 @@ func (l *Launcher) Culled(ctx context.Context) ([]launcher.Culled, error) {
 		if k := l.kernels[id]; !ok || !end.culled || end.at.Before(oldest) || k != nil && k.end == nil { // it was started again
 			continue
 		}
-		all = append(all, launcher.Culled{ID: id, SpecName: end.spec, Owner: end.owner, Reason: end.reason, At: end.at})
+		all = append(all, launcher.Culled{ID: id, SpecName: end.spec, Owner: end.owner, Reason: end.reason, At: end.at, Usage: end.usage})
 	}
 	slices.SortFunc(all, launcher.NewestFirst)
 	return all, nil

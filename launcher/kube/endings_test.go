@@ -12,6 +12,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	k8stesting "k8s.io/client-go/testing"
@@ -123,6 +124,32 @@ func TestEndings(t *testing.T) {
 	})
 }
 
+// TestEndings_size: an hour in which 1,600 kernels end, each with a long reason, is not more than a config map holds.
+func TestEndings_size(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, nil)
+	ended := time.Date(2026, 11, 21, 23, 59, 59, 123456789, time.UTC)
+	pod := gpuPod(map[corev1.ResourceName]string{"nvidia.com/gpu": "8"}, 0, -1)
+	pod.Namespace, pod.UID = "ns", "u"
+	l.mu.Lock()
+	for n := range 1600 {
+		l.noteEnd(record{id: numberedID(n), owner: "somebody@example.org", spec: "python3-gpu"}, pod,
+			&ending{reason: strings.Repeat("long ", 1000), at: ended, stopped: true, culled: true, culledFor: supervisor.LimitIdle})
+	}
+	l.mu.Unlock()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	maps := c.endingsMaps(t)
+	size := 0
+	for _, text := range maps["ekg-endings-2026112123"] {
+		size += len(text)
+	}
+	if n := len(maps["ekg-endings-2026112123"]); n != 1600 || size > 1<<20 { // the API server adds up the values
+		t.Errorf("%d entries of %d bytes", n, size)
+	}
+}
+
 // TestEndings_kernel: how a kernel ends, in whatever way, is known to gateways that were not there.
 func TestEndings_kernel(t *testing.T) {
 	c := newTestCluster(t)
@@ -225,6 +252,12 @@ func succeedWith(t *testing.T, pod *corev1.Pod, end supervisor.Ending) {
 		State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Message: string(text)}}}}
 }
 
+// scheduledFor has a pod have its node since some time before a moment, which the cluster says in whole seconds.
+func scheduledFor(pod *corev1.Pod, until time.Time, took time.Duration) {
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue,
+		LastTransitionTime: metav1.NewTime(until.Add(-took).Truncate(time.Second))}}
+}
+
 // TestCulled: what was culled stays on record as that, removed or not, here and at gateways that come later, until it is started again.
 func TestCulled(t *testing.T) {
 	c := newTestCluster(t)
@@ -239,6 +272,9 @@ func TestCulled(t *testing.T) {
 			if k.Reason != "it was idle for 1h0m0s" || k.Owner != "ann" || k.SpecName != "python3" || k.At.IsZero() {
 				t.Errorf("on record is %+v", k)
 			}
+			if k.Started.IsZero() || k.Started.After(k.At.Add(-time.Hour)) || k.Seconds < 3600 || k.Seconds > 3601 || k.GPUs != 2 {
+				t.Errorf("its usage is on record as %+v", k.Usage)
+			}
 		}
 		return ids
 	}
@@ -247,6 +283,8 @@ func TestCulled(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.setPod(t, id+"-1", func(pod *corev1.Pod) {
+			pod.Spec.Containers[len(pod.Spec.Containers)-1].Resources.Limits = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("2")}
+			scheduledFor(pod, time.Now().Add(time.Duration(n)*time.Second), time.Hour)
 			end := supervisor.Ending{KernelID: id, Reason: "it was idle for 1h0m0s", At: time.Now().Add(time.Duration(n) * time.Second).UTC(), Culled: n < 2}
 			succeedWith(t, pod, end)
 		})

@@ -124,6 +124,19 @@ func gpuSeconds(pod *corev1.Pod, since, until time.Time) float64 {
 	return max(0, to.Sub(from).Seconds()) * float64(gpuCountOf(pod))
 }
 
+// usageOf is what a pod has held when its kernel has ended: up to that end, or to an earlier one of its containers, as of a dead
+// kernel that is removed.
+func usageOf(pod *corev1.Pod, end time.Time) launcher.Usage {
+	from, to := gpuHold(pod)
+	if from.IsZero() {
+		return launcher.Usage{}
+	}
+	if to.After(from) && to.Before(end) { // of a pod whose node was lost nobody knows
+		end = to
+	}
+	return launcher.Usage{Started: from.UTC(), Seconds: max(0, int64(end.Sub(from).Round(time.Second)/time.Second)), GPUs: gpuCountOf(pod)}
+}
+
 // start is the start of a kernel that this launcher has begun, until it has answered or will not.
 type start struct {
 	asked time.Time // when Start was called

@@ -75,6 +75,31 @@ func gpuPod(limits map[corev1.ResourceName]string, scheduled, ended float64) *co
 	return pod
 }
 
+// TestUsageOf: what is on record of a kernel is what its pod held until the kernel's end, however late that is written.
+func TestUsageOf(t *testing.T) {
+	two := map[corev1.ResourceName]string{"nvidia.com/gpu": "2"}
+	lost := gpuPod(two, 100, -1)
+	lost.Status.Phase = corev1.PodFailed
+	for _, tt := range []struct {
+		name string
+		pod  *corev1.Pod
+		end  float64
+		want launcher.Usage
+	}{
+		{"its containers still end", gpuPod(two, 100, -1), 160.4, launcher.Usage{Started: at(100), Seconds: 60, GPUs: 2}},
+		{"they have ended since", gpuPod(two, 100, 170), 160, launcher.Usage{Started: at(100), Seconds: 60, GPUs: 2}},
+		{"dead for long when it is removed", gpuPod(two, 100, 160), 900, launcher.Usage{Started: at(100), Seconds: 60, GPUs: 2}},
+		{"its node is lost", lost, 160, launcher.Usage{Started: at(100), Seconds: 60, GPUs: 2}},
+		{"no GPU", gpuPod(nil, 100, 160), 160, launcher.Usage{Started: at(100), Seconds: 60}},
+		{"its node's clock is ahead", gpuPod(nil, 100, -1), 99, launcher.Usage{Started: at(100)}},
+		{"it never had a node", gpuPod(two, -1, -1), 160, launcher.Usage{}},
+	} {
+		if got := usageOf(tt.pod, at(tt.end)); got != tt.want {
+			t.Errorf("%s: %+v, want %+v", tt.name, got, tt.want)
+		}
+	}
+}
+
 func TestGPUSeconds(t *testing.T) {
 	two := map[corev1.ResourceName]string{"nvidia.com/gpu": "2", "cpu": "8"}
 	for _, tt := range []struct {

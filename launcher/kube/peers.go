@@ -29,7 +29,7 @@ import (
 // late, and the client's next request may reach another replica. The one that is told asks the cluster for that kernel alone.
 //
 //	POST https://POD_IP:8890/kernels/{id}   with the bearer token that follows from the master key; 204 when it knows
-//	{"pod": UID, "reason": "...", "at": "...", "stopped": true}   the body, only of a kernel that has ended
+//	{"pod": UID, "reason": "...", "at": "...", "stopped": true}   the body, a toldEnding, only of a kernel that has ended
 const (
 	// PeerPort is where a gateway in the cluster hears from its replicas.
 	PeerPort = 8890
@@ -149,6 +149,7 @@ type toldEnding struct {
 	CulledFor string    `json:"culled_for,omitempty"`
 	Owner     string    `json:"owner,omitempty"`
 	Spec      string    `json:"kernelspec,omitempty"`
+	launcher.Usage
 }
 
 // endingToTell is how a kernel has ended, nil if it has not.
@@ -159,13 +160,13 @@ func (l *Launcher) endingToTell(id string) *toldEnding {
 	if k := l.kernels[id]; !ended || k != nil && (k.end == nil || k.pod.UID != end.pod) {
 		return nil
 	}
-	return &toldEnding{end.pod, end.reason, end.at, end.stopped, end.culled, end.culledFor, end.owner, end.spec}
+	return &toldEnding{end.pod, end.reason, end.at, end.stopped, end.culled, end.culledFor, end.owner, end.spec, end.usage}
 }
 
 // enterTold enters how a kernel has ended that another replica has ended.
 func (l *Launcher) enterTold(id string, told toldEnding) {
 	end := &ending{reason: quote(told.Reason, maxReason), at: told.At.UTC(), stopped: told.Stopped, culled: told.Culled, culledFor: told.CulledFor,
-		owner: told.Owner, spec: told.Spec, pod: told.Pod}
+		owner: told.Owner, spec: told.Spec, usage: told.Usage, pod: told.Pod}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k := l.kernels[id]

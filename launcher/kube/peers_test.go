@@ -144,10 +144,11 @@ func TestPeers_unanswered(t *testing.T) {
 }
 
 // TestPeers_culled: that a kernel was culled, and whose it was, is known also to who is told of its end by another gateway only, whether
-// or not it has known the kernel.
+// or not it has known the kernel; what it used, too, unless the other gateway is of a version that does not say.
 func TestPeers_culled(t *testing.T) {
-	for _, known := range []bool{true, false} {
-		t.Run(fmt.Sprintf("known %v", known), func(t *testing.T) {
+	for n := range 4 {
+		known, tells := n&1 == 0, n&2 == 0
+		t.Run(fmt.Sprintf("known %v, usage told %v", known, tells), func(t *testing.T) {
 			c := newTestCluster(t)
 			silent := c.silence()
 			first := openTest(t, c, nil)
@@ -159,17 +160,36 @@ func TestPeers_culled(t *testing.T) {
 			if known {
 				late.enterPod(c.pod(t, idA+"-1"))
 			}
-			end := supervisor.Ending{KernelID: idA, Reason: "it was idle for 1h0m0s", At: time.Now().UTC(), Culled: true, CulledFor: supervisor.LimitIdle}
-			c.setPod(t, idA+"-1", func(pod *corev1.Pod) { succeedWith(t, pod, end) })
+			end := supervisor.Ending{KernelID: idA, Reason: "it was idle for 1h0m0s", At: time.Now().Add(time.Second).UTC().Truncate(time.Second), Culled: true, CulledFor: supervisor.LimitIdle}
+			c.setPod(t, idA+"-1", func(pod *corev1.Pod) {
+				scheduledFor(pod, end.At, time.Hour)
+				succeedWith(t, pod, end)
+			})
 			waitFor(t, first, idA, func(k launcher.Kernel) bool { return k.State == launcher.Dead })
 			if err := first.Stop(t.Context(), idA, "it was shut down on request"); err != nil {
 				t.Fatal(err)
 			}
-			for range 2 { // it may be told more than once
-				late.enterTold(idA, *first.endingToTell(idA))
+			text, err := json.Marshal(first.endingToTell(idA))
+			if err != nil {
+				t.Fatal(err)
 			}
-			want := launcher.Culled{ID: idA, SpecName: "python3", Owner: "ann", Reason: end.Reason, At: end.At}
+			var told toldEnding
+			if err := json.Unmarshal(text, &told); err != nil {
+				t.Fatal(err)
+			}
+			if !tells {
+				told.Usage = launcher.Usage{}
+			}
+			for range 2 { // it may be told more than once
+				late.enterTold(idA, told)
+			}
+			want := launcher.Culled{ID: idA, SpecName: "python3", Owner: "ann", Reason: end.Reason, At: end.At,
+				Usage: launcher.Usage{Started: end.At.Add(-time.Hour), Seconds: 3600}}
 			for name, l := range map[string]*Launcher{"first": first, "late": late} {
+				want := want
+				if l == late && !tells {
+					want.Usage = launcher.Usage{}
+				}
 				if all, err := l.Culled(t.Context()); err != nil || !slices.Equal(all, []launcher.Culled{want}) {
 					t.Errorf("%s: on record are %+v, %v", name, all, err)
 				}

@@ -543,6 +543,10 @@ func (s suite) culled(t *testing.T) {
 		if c := all[at]; c.Owner != req.Owner || c.SpecName != req.Spec.Name || c.Reason != reason || c.At.Before(begun.Add(-time.Second)) {
 			t.Errorf("it is on record as %+v", c)
 		}
+		// A cluster tells times in whole seconds.
+		if c := all[at]; c.Started.Before(begun.Add(-time.Second)) || c.Started.After(c.At) || c.Seconds < 1 || c.Seconds > 2+int64(c.At.Sub(begun).Seconds()) {
+			t.Errorf("its usage is on record as %+v", c.Usage)
+		}
 		return true
 	}
 	tick := time.NewTicker(20 * time.Millisecond)

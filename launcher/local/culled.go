@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 )
 
 // Culled returns the kernels that were culled: those that are shown as dead, and those of which a tombstone is left.
@@ -30,7 +31,7 @@ func (l *Launcher) Culled(ctx context.Context) ([]launcher.Culled, error) {
 		}
 		there[k.id] = true
 		if end != nil && end.Culled {
-			all = append(all, launcher.Culled{ID: k.id, SpecName: k.rec.SpecName, Owner: k.rec.Owner, Reason: end.Reason, At: end.At})
+			all = append(all, launcher.Culled{ID: k.id, SpecName: k.rec.SpecName, Owner: k.rec.Owner, Reason: end.Reason, At: end.At, Usage: usageOf(*end)})
 		}
 	}
 	stones, err := os.ReadDir(l.layout.ended())
@@ -50,9 +51,13 @@ func (l *Launcher) Culled(ctx context.Context) ([]launcher.Culled, error) {
 			continue
 		}
 		if t.Culled {
-			all = append(all, launcher.Culled{ID: id, SpecName: t.SpecName, Owner: t.Owner, Reason: t.Reason, At: t.At})
+			all = append(all, launcher.Culled{ID: id, SpecName: t.SpecName, Owner: t.Owner, Reason: t.Reason, At: t.At, Usage: usageOf(t.Ending)})
 		}
 	}
 	slices.SortFunc(all, launcher.NewestFirst)
 	return all, nil
+}
+
+func usageOf(end supervisor.Ending) launcher.Usage {
+	return launcher.Usage{Started: end.Started, Seconds: end.Seconds}
 }

@@ -22,6 +22,7 @@ func TestCulled(t *testing.T) {
 	}
 	l := p.launcher()
 	spec := kernelspecs.Spec{Name: "real", Argv: []string{os.Args[0], "kernel", "-f", "{connection_file}"}, InterruptMode: "signal"}
+	begun := time.Now()
 	if _, _, err := l.Start(t.Context(), launcher.Request{ID: id(1), Owner: "ann", Spec: spec}); err != nil {
 		t.Fatal(err)
 	}
@@ -30,11 +31,13 @@ func TestCulled(t *testing.T) {
 		t.Errorf("it is %+v", k)
 	}
 	known := func(l *Launcher) bool {
+		t.Helper()
 		all, err := l.Culled(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		return len(all) == 1 && all[0].ID == id(1) && all[0].SpecName == "real" && all[0].Owner == "ann" && all[0].Reason == reason
+		return len(all) == 1 && all[0].ID == id(1) && all[0].SpecName == "real" && all[0].Owner == "ann" && all[0].Reason == reason &&
+			all[0].Started.After(begun) && all[0].Started.Before(all[0].At) && all[0].Seconds < 60 && all[0].GPUs == 0
 	}
 	if !known(l) {
 		t.Error("it is not on record while it is dead")

@@ -81,6 +81,8 @@ type Ending struct {
 	Stopped   bool      `json:"stopped"`              // it was stopped on request (404 from now on) rather than died
 	Culled    bool      `json:"culled,omitempty"`     // it was ended by Config.Cull; if Stopped too, it was removed afterwards
 	CulledFor string    `json:"culled_for,omitempty"` // the limit of Config.Cull that has ended it: LimitIdle, LimitBusy or LimitAge
+	Started   time.Time `json:"started,omitzero"`     // UTC; when the kernel was, or was again after its end; zero: it is not known
+	Seconds   int64     `json:"seconds,omitempty"`    // from then on that it lived; At may be later, when a dead one was removed
 }
 
 // ReadConfig reads and checks a Config file.

@@ -53,6 +53,10 @@ func TestSupervisor_culled(t *testing.T) {
 	if err != nil || !e.Culled || e.Stopped || e.Reason != reason || e.CulledFor != LimitIdle {
 		t.Errorf("on record is %s, %v", b, err)
 	}
+	if lived := e.At.Sub(e.Started); e.Started.IsZero() || lived < 2*time.Second || e.Seconds != int64(lived.Round(time.Second)/time.Second) {
+		t.Errorf("it lived from %v for %d s and ended at %v", e.Started, e.Seconds, e.At)
+	}
+	died := e.At
 	if status, body := r.request("PATCH", "", `{"keep_until": null}`); status != 409 {
 		t.Errorf("a dead kernel is kept: %d %s", status, body)
 	}
@@ -75,6 +79,9 @@ func TestSupervisor_culled(t *testing.T) {
 		var e Ending
 		if b, err := os.ReadFile(r.cfg.EndFile); err != nil || json.Unmarshal(b, &e) != nil || !e.Culled || !e.Stopped || e.Reason != reason {
 			t.Errorf("%s, %v", b, err)
+		}
+		if e.Started.Before(died) {
+			t.Errorf("started again after %v it is on record as started at %v", died, e.Started)
 		}
 	})
 }

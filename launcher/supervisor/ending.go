@@ -5,11 +5,19 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"time"
 )
 
 // writeEnding records why the kernel has ended, wherever that is asked for. That it was culled stays on record when it is removed.
 func (s *Supervisor) writeEnding(e Ending) error {
 	e.KernelID, e.At = s.cfg.KernelID, s.now().UTC()
+	if s.died.IsZero() {
+		s.died = e.At
+	}
+	s.mu.Lock()
+	e.Started = s.started
+	s.mu.Unlock()
+	e.Seconds = max(0, int64(s.died.Sub(e.Started).Round(time.Second)/time.Second))
 	if e.Stopped && s.culled != nil {
 		e = *s.culled
 		e.Stopped = true
@@ -35,7 +43,7 @@ func (s *Supervisor) writeEnding(e Ending) error {
 
 // removeEnding takes back what writeEnding has written: the kernel is started again.
 func (s *Supervisor) removeEnding() error {
-	s.ending, s.culled = nil, nil
+	s.ending, s.culled, s.died = nil, nil, time.Time{}
 	if s.cfg.TerminationFile != "" {
 		if err := writeInPlace(s.cfg.TerminationFile, nil); err != nil {
 			return err

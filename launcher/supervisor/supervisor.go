@@ -68,9 +68,10 @@ type Supervisor struct {
 	lost       atomic.Int64 // messages that a client has missed
 
 	// Owned by Run.
-	identity []byte  // by which the kernel's sockets know us
-	ending   []byte  // the last Ending that was written, in JSON
-	culled   *Ending // not nil: what is written of a kernel that was culled
+	identity []byte    // by which the kernel's sockets know us
+	ending   []byte    // the last Ending that was written, in JSON
+	culled   *Ending   // not nil: what is written of a kernel that was culled
+	died     time.Time // when the first Ending of the kernel's end was written
 
 	// Guarded by mu.
 	mu               sync.Mutex
