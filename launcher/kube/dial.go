@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -38,8 +37,6 @@ const (
 type dialer interface {
 	// dial connects to the pod, without encryption.
 	dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error)
-	// forget frees what is held for a pod that is gone, by its uid. It does not block.
-	forget(uid string)
 	close()
 }
 
@@ -49,7 +46,7 @@ func newDialer(c *Cluster) dialer {
 		return directDialer{}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	return &forwarder{config: c.forward, base: c.client.CoreV1().RESTClient(), ctx: ctx, cancel: cancel, pods: map[string]*forwarding{}}
+	return &forwarder{config: c.forward, base: c.client.CoreV1().RESTClient(), ctx: ctx, cancel: cancel}
 }
 
 // dialPod connects to a pod's supervisor, with TLS, and makes sure that it is that pod's.
@@ -84,11 +81,11 @@ func (directDialer) dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error)
 	return d.DialContext(ctx, "tcp", net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(supervisorPort)))
 }
 
-func (directDialer) forget(string) {}
-func (directDialer) close()        {}
+func (directDialer) close() {}
 
-// forwarder reaches pods through the API server, as kubectl port-forward does: for a gateway outside the cluster. It keeps one
-// tunnel for each pod, which carries all connections to it.
+// forwarder reaches pods through the API server, as kubectl port-forward does: for a gateway outside the cluster. Every connection
+// has a tunnel of its own. Those of one tunnel would not be independent: what one of them is sent and does not read, since its port is
+// closed or its reader slow, holds up every fifth stream beside it (spdystream's workers), and none could be given up without the rest.
 type forwarder struct {
 	config *rest.Config
 	base   rest.Interface
@@ -96,16 +93,8 @@ type forwarder struct {
 	cancel context.CancelFunc
 
 	mu     sync.Mutex
-	pods   map[string]*forwarding // by uid
 	done   bool
 	copies sync.WaitGroup // added to under mu, while done is false
-}
-
-// forwarding is the tunnel to one pod.
-type forwarding struct {
-	mu     sync.Mutex            // held while it is being made
-	tunnel httpstream.Connection // nil: none
-	count  int                   // of connections, which numbers them
 }
 
 func (f *forwarder) dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error) {
@@ -114,18 +103,8 @@ func (f *forwarder) dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error)
 		err  error
 	}
 	got := make(chan result)
-	f.mu.Lock()
-	if f.done {
-		f.mu.Unlock()
-		return nil, errClosed
-	}
-	fw := f.pods[string(pod.UID)]
-	if fw == nil {
-		fw = new(forwarding)
-		f.pods[string(pod.UID)] = fw
-	}
-	f.copies.Go(func() { // the tunnel that is made is everybody's: it does not end with who asked for it first
-		conn, err := fw.connect(f, pod)
+	if !f.own(func() { // not every step of it heeds ctx
+		conn, err := f.connect(ctx, pod)
 		select {
 		case got <- result{conn, err}:
 		case <-ctx.Done():
@@ -133,8 +112,9 @@ func (f *forwarder) dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error)
 				conn.Close() //nolint:errcheck // nobody wants it any more
 			}
 		}
-	})
-	f.mu.Unlock()
+	}) {
+		return nil, errClosed
+	}
 	select {
 	case r := <-got:
 		return r.conn, r.err
@@ -143,32 +123,30 @@ func (f *forwarder) dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error)
 	}
 }
 
-// connect opens one more connection in the pod's tunnel, and the tunnel first if there is none.
-func (fw *forwarding) connect(f *forwarder, pod *corev1.Pod) (net.Conn, error) {
-	tunnel, number, err := fw.enter(f, pod)
+// connect makes a tunnel and the one connection in it.
+func (f *forwarder) connect(ctx context.Context, pod *corev1.Pod) (net.Conn, error) {
+	tunnel, err := f.open(ctx, pod)
 	if err != nil {
 		return nil, fmt.Errorf("port-forward: %w", err)
 	}
-	data, problems, err := f.streams(tunnel, number)
+	data, problems, err := f.streams(ctx, tunnel)
 	if err != nil {
-		fw.drop(tunnel)
+		tunnel.Close() //nolint:errcheck // it was not used
 		return nil, fmt.Errorf("port-forward: %w", err)
 	}
 	ours, theirs, err := socketPair()
 	if err != nil {
-		tunnel.RemoveStreams(data, problems)
+		tunnel.Close() //nolint:errcheck // it was not used
 		return nil, err
 	}
-	carry := func() {
-		defer tunnel.RemoveStreams(data, problems)
-		if !carry(theirs, data, problems) {
-			// A tunnel that has met a closed port is of no use any more: it answers no further request.
-			fw.drop(tunnel)
-		}
-	}
-	if !f.own(carry) {
+	if !f.own(func() {
+		defer tunnel.Close()                                        //nolint:errcheck // both ends know
+		defer context.AfterFunc(f.ctx, func() { tunnel.Close() })() //nolint:errcheck // it ends the copies
+		carry(theirs, data, problems)
+	}) {
 		ours.Close()   //nolint:errcheck // it was not used
 		theirs.Close() //nolint:errcheck // likewise
+		tunnel.Close() //nolint:errcheck // likewise
 		return nil, errClosed
 	}
 	return ours, nil
@@ -185,41 +163,9 @@ func (f *forwarder) own(fn func()) bool {
 	return true
 }
 
-// enter returns the tunnel and the number of the next connection in it.
-func (fw *forwarding) enter(f *forwarder, pod *corev1.Pod) (httpstream.Connection, int, error) {
-	fw.mu.Lock()
-	defer fw.mu.Unlock()
-	if fw.tunnel != nil {
-		select {
-		case <-fw.tunnel.CloseChan():
-			fw.tunnel = nil
-		default:
-		}
-	}
-	if fw.tunnel == nil {
-		tunnel, err := f.open(pod)
-		if err != nil {
-			return nil, 0, err
-		}
-		fw.tunnel = tunnel
-	}
-	fw.count++
-	return fw.tunnel, fw.count, nil
-}
-
-// drop closes a tunnel; the next connection makes another.
-func (fw *forwarding) drop(tunnel httpstream.Connection) {
-	fw.mu.Lock()
-	if fw.tunnel == tunnel {
-		fw.tunnel = nil
-	}
-	fw.mu.Unlock()
-	tunnel.Close() //nolint:errcheck // it is of no use any more
-}
-
 // streams opens the two streams of a connection, as the port-forward protocol has them (portforward.k8s.io). A tunnel that is
 // dead answers nothing for half a minute; nobody waits so long.
-func (f *forwarder) streams(tunnel httpstream.Connection, number int) (data, problems httpstream.Stream, err error) {
+func (f *forwarder) streams(ctx context.Context, tunnel httpstream.Connection) (data, problems httpstream.Stream, err error) {
 	type opened struct {
 		data, problems httpstream.Stream
 		err            error
@@ -230,7 +176,7 @@ func (f *forwarder) streams(tunnel httpstream.Connection, number int) (data, pro
 		h := http.Header{}
 		h.Set(corev1.StreamType, corev1.StreamTypeError)
 		h.Set(corev1.PortHeader, strconv.Itoa(supervisorPort))
-		h.Set(corev1.PortForwardRequestIDHeader, strconv.Itoa(number))
+		h.Set(corev1.PortForwardRequestIDHeader, "1")
 		if o.problems, o.err = tunnel.CreateStream(h); o.err == nil {
 			o.err = o.problems.Close() // our half: nothing is written there
 		}
@@ -249,16 +195,17 @@ func (f *forwarder) streams(tunnel httpstream.Connection, number int) (data, pro
 		return o.data, o.problems, o.err
 	case <-limit.C:
 		return nil, nil, errors.New("the tunnel does not answer")
+	case <-ctx.Done():
+		return nil, nil, context.Cause(ctx)
 	case <-f.ctx.Done():
 		return nil, nil, errClosed
 	}
 }
 
-// carry copies between a connection and its stream until both directions have ended, or the far side reports a problem: then it
-// returns false. Streams have no deadlines; the socket in front of them gives the connection those.
-func carry(conn net.Conn, data, problems httpstream.Stream) bool {
+// carry copies between a connection and its stream until both directions have ended, or the far side reports a problem. Streams
+// have no deadlines; the socket in front of them gives the connection those.
+func carry(conn net.Conn, data, problems httpstream.Stream) {
 	var wg sync.WaitGroup
-	var reported atomic.Bool
 	wg.Go(func() {
 		defer conn.Close()  //nolint:errcheck // its other end sees the end
 		io.Copy(conn, data) //nolint:errcheck // either side's end
@@ -272,20 +219,19 @@ func carry(conn net.Conn, data, problems httpstream.Stream) bool {
 	wg.Go(func() {
 		message, err := io.ReadAll(io.LimitReader(problems, 1<<10))
 		if err == nil && len(message) > 0 { // nobody listens there, or the pod is gone
-			reported.Store(true)
 			data.Reset() //nolint:errcheck // it ends the copies
 			conn.Close() //nolint:errcheck // its other end sees the end
 		}
 	})
 	wg.Wait()
-	return !reported.Load()
 }
 
 // open makes a tunnel to a pod: over a websocket where the API server can, over SPDY otherwise.
-func (f *forwarder) open(pod *corev1.Pod) (httpstream.Connection, error) {
+func (f *forwarder) open(ctx context.Context, pod *corev1.Pod) (httpstream.Connection, error) {
 	target := f.base.Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("portforward").URL()
-	ctx, cancel := context.WithTimeout(f.ctx, dialTime)
+	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
+	defer context.AfterFunc(f.ctx, cancel)()
 	tunnel, err := f.openWebsocket(ctx, target)
 	if err == nil || !httpstream.IsUpgradeFailure(err) && !httpstream.IsHTTPSProxyError(err) {
 		return tunnel, err
@@ -329,16 +275,7 @@ func (f *forwarder) close() {
 	f.cancel()
 	f.mu.Lock()
 	f.done = true
-	all := f.pods
-	f.pods = nil
 	f.mu.Unlock()
-	for _, fw := range all {
-		fw.mu.Lock()
-		if fw.tunnel != nil {
-			fw.tunnel.Close() //nolint:errcheck // it is of no use any more
-		}
-		fw.mu.Unlock()
-	}
 	// What waits for an answer of a dead tunnel ends by itself after half a minute; nobody has to wait for that.
 	ended := make(chan struct{})
 	go func() { f.copies.Wait(); close(ended) }()
@@ -346,25 +283,6 @@ func (f *forwarder) close() {
 	case <-ended:
 	case <-time.After(closeTime):
 	}
-}
-
-// forget closes the tunnel to a pod that is gone.
-func (f *forwarder) forget(uid string) {
-	f.mu.Lock()
-	fw := f.pods[uid]
-	delete(f.pods, uid)
-	f.mu.Unlock()
-	if fw == nil {
-		return
-	}
-	// Whoever brings news of pods must not wait for a tunnel that is just being made.
-	f.own(func() {
-		fw.mu.Lock()
-		defer fw.mu.Unlock()
-		if fw.tunnel != nil {
-			fw.tunnel.Close() //nolint:errcheck // the pod is gone
-		}
-	})
 }
 
 // socketPair is a connection within this process that has buffers and deadlines.

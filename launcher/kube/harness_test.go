@@ -134,8 +134,7 @@ type noDialer struct{}
 func (noDialer) dial(context.Context, *corev1.Pod) (net.Conn, error) {
 	return nil, errors.New("nobody is there")
 }
-func (noDialer) forget(string) {}
-func (noDialer) close()        {}
+func (noDialer) close() {}
 
 // testPods is where and as what kernels are run.
 var testPods = PodOptions{Namespace: "ns", SupervisorImage: "ekg:1", KernelImage: "kernel:1"}

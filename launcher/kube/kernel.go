@@ -129,7 +129,6 @@ func older(a, b *corev1.Pod) bool {
 
 // enterRemoved enters that a pod is no longer in the cluster.
 func (l *Launcher) enterRemoved(pod *corev1.Pod) {
-	l.dialer.forget(string(pod.UID))
 	why := podReason(pod, l.eventsOf(pod), l.timing.now())
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -146,8 +146,7 @@ func (f *fakeSupervisors) dial(ctx context.Context, pod *corev1.Pod) (net.Conn, 
 	return nil, errors.Join(err, ours.Close(), theirs.Close())
 }
 
-func (f *fakeSupervisors) forget(string) {}
-func (f *fakeSupervisors) close()        {}
+func (f *fakeSupervisors) close() {}
 
 // Accept and the two after it make a net.Listener of what is dialled.
 func (f *fakeSupervisors) Accept() (net.Conn, error) {

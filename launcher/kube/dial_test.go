@@ -1,0 +1,167 @@
+package kube
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/httpstream"
+	"k8s.io/apimachinery/pkg/util/httpstream/spdy"
+	"k8s.io/client-go/rest"
+)
+
+// portForwarder is an API server that forwards to a pod, over SPDY alone. The pod's port is closed for the first connection: what that
+// is sent is read by nobody, as containerd has it, and that there is a problem is said once told is closed. The others get back what they send.
+type portForwarder struct {
+	told chan struct{}
+
+	mu    sync.Mutex
+	first bool                         // there was a connection
+	half  map[string]httpstream.Stream // by tunnel and connection: its first stream, that for problems
+	done  sync.WaitGroup               // tunnels and connections
+}
+
+// testPod is the one that it forwards to.
+var testPod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a-1", UID: "uid"}}
+
+// newPortForwarder starts one, with a dialer that it is reached by.
+func newPortForwarder(t *testing.T) (*portForwarder, dialer) {
+	t.Helper()
+	p := &portForwarder{told: make(chan struct{}), half: map[string]httpstream.Stream{}}
+	server := httptest.NewServer(p)
+	cluster, err := newCluster(&rest.Config{Host: server.URL}, "ns", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := newDialer(cluster)
+	t.Cleanup(func() {
+		d.close()
+		server.Close()
+		p.done.Wait()
+	})
+	return p, d
+}
+
+func (p *portForwarder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodPost {
+		http.Error(w, "no websockets here", http.StatusBadRequest)
+		return
+	}
+	if _, err := httpstream.Handshake(r, w, []string{"portforward.k8s.io"}); err != nil {
+		return // it is answered
+	}
+	tunnel := spdy.NewResponseUpgrader().UpgradeResponse(w, r, func(s httpstream.Stream, _ <-chan struct{}) error {
+		id := r.RemoteAddr + " " + s.Headers().Get(corev1.PortForwardRequestIDHeader)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		problems := p.half[id]
+		if problems == nil {
+			p.half[id] = s
+			return nil
+		}
+		refused := !p.first
+		p.first = true
+		p.done.Go(func() { p.serve(s, problems, refused) })
+		return nil
+	})
+	if tunnel != nil {
+		p.done.Go(func() { <-tunnel.CloseChan() })
+	}
+}
+
+func (p *portForwarder) serve(data, problems httpstream.Stream, refused bool) {
+	defer data.Reset()     //nolint:errcheck // the tunnel may be gone
+	defer problems.Reset() //nolint:errcheck // likewise
+	if refused {
+		<-p.told
+		io.WriteString(problems, "connection refused") //nolint:errcheck // likewise
+	} else {
+		io.Copy(data, data) //nolint:errcheck // likewise
+	}
+	data.Close()     //nolint:errcheck // likewise
+	problems.Close() //nolint:errcheck // likewise
+}
+
+// echoes reports whether what is sent comes back.
+func echoes(t *testing.T, c net.Conn) bool {
+	t.Helper()
+	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(c, "hello"); err != nil {
+		return false
+	}
+	_, err := io.ReadFull(c, make([]byte, 5))
+	return err == nil
+}
+
+// Connections to one pod neither wait for each other nor end with each other, whatever becomes of one: a supervisor that is just being
+// started again refuses the first and takes the next.
+func TestForwarder_ConnectionsAreIndependent(t *testing.T) {
+	p, d := newPortForwarder(t)
+	refused, err := d.dial(t.Context(), testPod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer refused.Close()
+	if _, err := io.WriteString(refused, "hello"); err != nil {
+		t.Fatal(err)
+	}
+	var others []net.Conn
+	for i := range 6 {
+		c, err := d.dial(t.Context(), testPod)
+		if err != nil {
+			t.Errorf("connection %d behind the first: %v", i, err)
+			continue
+		}
+		defer c.Close()
+		if others = append(others, c); !echoes(t, c) {
+			t.Errorf("connection %d behind the first does not work", i)
+		}
+	}
+	close(p.told)
+	if err := refused.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := refused.Read(make([]byte, 1)); n != 0 || err != io.EOF {
+		t.Errorf("of the refused one %d bytes were read, %v", n, err)
+	}
+	for i, c := range others {
+		if !echoes(t, c) {
+			t.Errorf("connection %d has ended with the first", i)
+		}
+	}
+}
+
+// What is under way ends with the one who wants it, or with the dialer.
+func TestForwarder_Ends(t *testing.T) {
+	p, d := newPortForwarder(t)
+	p.first = true
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := d.dial(gone, testPod); err == nil {
+		t.Error("a connection for nobody")
+	}
+	c, err := d.dial(t.Context(), testPod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if !echoes(t, c) {
+		t.Error("it does not work")
+	}
+	d.close()
+	if echoes(t, c) {
+		t.Error("it lives on")
+	}
+	if _, err := d.dial(t.Context(), testPod); err == nil {
+		t.Error("a closed dialer dials")
+	}
+}
