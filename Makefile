@@ -4,7 +4,7 @@ GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS  = -s -w -X main.version=$(VERSION)
 FUZZTIME ?= 30s
-RELEASES ?= 1.35.4 1.37.1
+RELEASES ?= 1.35.4 1.36.3
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo test unit interop lint e2e e2e-machine e2e-cluster e2e-releases image-check chaos fuzz bench cluster cluster-down generate verify clean
@@ -37,7 +37,7 @@ e2e-machine: ## those whose kernels are processes of this machine
 e2e-cluster: ## those whose kernels are pods, of KUBECONFIG's cluster or of deploy/devcluster's
 	$(GO) test -tags e2e -timeout 60m -count 1 -v -run '^TestE2E_Kube' ./cmd/ekg
 
-e2e-releases: ## the cluster's tests that depend on Kubernetes itself, on other RELEASES of it (default: the oldest and the newest supported)
+e2e-releases: ## the cluster's tests that depend on Kubernetes itself, on other RELEASES of it (default: the supported ones that are not the cluster's own)
 	@GO='$(GO)' testdata/releases $(RELEASES)
 
 image-check: ## the image of deploy/Dockerfile, built by buildah as root on Debian, and a look at what is in it

@@ -125,3 +125,8 @@ func (d *driver) HandleError(_ context.Context, err error, what string) {
 		d.fail(err)
 	}
 }
+
+// WatchHealthStatus says that nothing is known of the devices' health.
+func (d *driver) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
+	return kubeletplugin.ErrHealthNotSupported
+}
