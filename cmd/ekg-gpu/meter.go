@@ -47,11 +47,13 @@ func (m meter) look(d time.Duration) (report gpu.Report, err error) {
 	for _, v := range views {
 		v.begin()
 	}
-	for range polls {
+	// What is told first does not count: a driver that nothing has kept awake scrubs memory, and that looks like work (nvml.h,
+	// nvmlDeviceGetUtilizationRates).
+	for i := range polls + 1 {
 		since := time.Now()
-		m.pause(d / polls)
+		m.pause(d / (polls + 1))
 		for _, v := range views {
-			v.poll(since)
+			v.poll(since, i > 0)
 		}
 	}
 	report.Seconds = time.Since(began).Seconds()
@@ -70,11 +72,17 @@ func (m meter) views() ([]*view, error) {
 	var all []*view
 	for i := range n {
 		device, ret := m.lib.DeviceGetHandleByIndex(i)
+		if ret == nvml.ERROR_NO_PERMISSION {
+			continue // it is somebody else's, and counted all the same
+		}
 		if ret != nvml.SUCCESS {
 			all = append(all, &view{uuid: fmt.Sprintf("GPU number %d", i), err: ret})
 			continue
 		}
-		mode, _, ret := device.GetMigMode()
+		mode, ret := 0, nvml.ERROR_NOT_SUPPORTED
+		if m.has("nvmlDeviceGetMigMode") {
+			mode, _, ret = device.GetMigMode()
+		}
 		if ret != nvml.SUCCESS || mode != nvml.DEVICE_MIG_ENABLE { // most devices do not know what it is
 			all = append(all, m.view(device))
 			continue
@@ -103,7 +111,13 @@ func (m meter) views() ([]*view, error) {
 }
 
 func (m meter) view(device nvml.Device) *view {
-	return &view{lib: m.lib, device: device, uuid: uuidOf(device), hostPIDs: m.hostPIDs, apart: true, processes: map[int]float64{}}
+	return &view{meter: m, device: device, uuid: uuidOf(device), apart: true, processes: map[int]float64{}}
+}
+
+// has reports whether the driver's library has one of the functions. What is missing must not be called: the linker would end the
+// program.
+func (m meter) has(functions ...string) bool {
+	return slices.ContainsFunc(functions, func(name string) bool { return m.lib.Extensions().LookupSymbol(name) == nil })
 }
 
 func uuidOf(device nvml.Device) string {
@@ -124,10 +138,9 @@ func asError(ret nvml.Return) error {
 
 // view is what one device, or an instance of one, has been seen to do.
 type view struct {
-	lib      nvml.Interface
+	meter
 	device   nvml.Device
 	uuid     string
-	hostPIDs bool
 	whole    nvml.Device // the device of which this is an instance; nil: it is none
 	instance int         // of whole
 	first    nvml.GpmSample
@@ -144,9 +157,12 @@ func (v *view) begin() {
 	if v.whole == nil || v.err != nil {
 		return
 	}
-	support, ret := v.whole.GpmQueryDeviceSupport()
-	if ret == nvml.SUCCESS && support.IsSupportedDevice == 0 {
-		ret = nvml.ERROR_NOT_SUPPORTED
+	ret := nvml.ERROR_NOT_SUPPORTED
+	if v.has("nvmlGpmMigSampleGet") {
+		var support nvml.GpmSupport
+		if support, ret = v.whole.GpmQueryDeviceSupport(); ret == nvml.SUCCESS && support.IsSupportedDevice == 0 {
+			ret = nvml.ERROR_NOT_SUPPORTED
+		}
 	}
 	if v.err = asError(ret); v.err == nil {
 		v.first, v.err = v.sample()
@@ -167,9 +183,9 @@ func (v *view) sample() (nvml.GpmSample, error) {
 	return s, nil
 }
 
-// poll notes what the device has done last.
-func (v *view) poll(since time.Time) {
-	if v.whole != nil || v.err != nil {
+// poll notes what the device has done last, if that counts.
+func (v *view) poll(since time.Time, counts bool) {
+	if v.whole != nil || v.err != nil || !counts {
 		return
 	}
 	rates, ret := v.device.GetUtilizationRates()
@@ -182,7 +198,9 @@ func (v *view) poll(since time.Time) {
 		return
 	}
 	used, ret := v.device.GetProcessUtilization(uint64(since.UnixMicro()))
-	if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_FOUND { // none was active
+	switch {
+	case ret == nvml.SUCCESS, ret == nvml.ERROR_NOT_FOUND, ret == nvml.ERROR_INSUFFICIENT_SIZE && len(used) == 0: // the last two: none was active
+	default:
 		v.apart = false
 		return
 	}
@@ -236,9 +254,13 @@ func (v *view) between() (use float64, err error) {
 // be active are among them, whatever they do by now.
 func (v *view) openBy() []gpu.Process {
 	there := map[int]bool{}
-	for _, list := range []func() ([]nvml.ProcessInfo, nvml.Return){v.device.GetComputeRunningProcesses, v.device.GetMPSComputeRunningProcesses, v.device.GetGraphicsRunningProcesses} {
+	lists := []func() ([]nvml.ProcessInfo, nvml.Return){v.device.GetComputeRunningProcesses, v.device.GetGraphicsRunningProcesses}
+	if mps := "nvmlDeviceGetMPSComputeRunningProcesses"; v.has(mps, mps+"_v2", mps+"_v3") {
+		lists = append(lists, v.device.GetMPSComputeRunningProcesses)
+	}
+	for _, list := range lists {
 		infos, ret := list()
-		if ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_FUNCTION_NOT_FOUND {
+		if ret == nvml.ERROR_NOT_SUPPORTED {
 			continue
 		}
 		if ret != nvml.SUCCESS {

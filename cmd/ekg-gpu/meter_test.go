@@ -4,6 +4,8 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +16,9 @@ import (
 // driver is NVML with these devices.
 func driver(devices ...nvml.Device) *mock.Interface {
 	return &mock.Interface{
+		ExtensionsFunc: func() nvml.ExtendedInterface {
+			return &mock.ExtendedInterface{LookupSymbolFunc: func(string) error { return nil }}
+		},
 		InitFunc:           func() nvml.Return { return nvml.SUCCESS },
 		ShutdownFunc:       func() nvml.Return { return nvml.SUCCESS },
 		DeviceGetCountFunc: func() (int, nvml.Return) { return len(devices), nvml.SUCCESS },
@@ -105,6 +110,19 @@ func measuring(lib *mock.Interface, percent float64, held *int) *mock.Interface 
 	return lib
 }
 
+// without takes functions out of a driver's library.
+func without(lib *mock.Interface, missing string) *mock.Interface {
+	lib.ExtensionsFunc = func() nvml.ExtendedInterface {
+		return &mock.ExtendedInterface{LookupSymbolFunc: func(name string) error {
+			if strings.HasPrefix(name, missing) {
+				return errors.New("undefined symbol: " + name)
+			}
+			return nil
+		}}
+	}
+	return lib
+}
+
 func failing(lib *mock.Interface, ret nvml.Return) *mock.Interface {
 	lib.InitFunc = func() nvml.Return { return ret }
 	return lib
@@ -117,6 +135,19 @@ func TestMeter(t *testing.T) {
 	unsupported.GetProcessUtilizationFunc = func(uint64) ([]nvml.ProcessUtilizationSample, nvml.Return) { return nil, nvml.ERROR_NOT_SUPPORTED }
 	blind := device("GPU-blind", half, nil)
 	blind.GetUtilizationRatesFunc = func() (nvml.Utilization, nvml.Return) { return nvml.Utilization{}, nvml.ERROR_NOT_SUPPORTED }
+	ancient := device("GPU-1", half, nil, 7)
+	ancient.GetMPSComputeRunningProcessesFunc, ancient.GetMigModeFunc = nil, nil
+	unasked := partitioned(1)
+	unasked.GpmQueryDeviceSupportFunc = nil
+	strange := device("GPU-1", half, nil, 7)
+	strange.GetProcessUtilizationFunc = func(uint64) ([]nvml.ProcessUtilizationSample, nvml.Return) { return nil, nvml.ERROR_INSUFFICIENT_SIZE }
+	others := driver(device("GPU-1", half, nil), device("GPU-2", half, nil))
+	others.DeviceGetHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) {
+		if i == 1 {
+			return nil, nvml.ERROR_NO_PERMISSION
+		}
+		return device("GPU-1", half, nil), nvml.SUCCESS
+	}
 	secretive := device("GPU-secretive", half, nil)
 	secretive.GetComputeRunningProcessesFunc = func() ([]nvml.ProcessInfo, nvml.Return) { return nil, nvml.ERROR_NO_PERMISSION }
 	for _, tt := range []struct {
@@ -139,6 +170,11 @@ func TestMeter(t *testing.T) {
 		{"no use", driver(blind), true, `[{"uuid":"GPU-blind","use":0,"processes":null,"error":"ERROR_NOT_SUPPORTED"}]`, ""},
 		{"a lost one", driver(nil, device("GPU-2", half, nil)), false,
 			`[{"uuid":"GPU number 0","use":0,"processes":null,"error":"ERROR_GPU_IS_LOST"},{"uuid":"GPU-2","use":0.5,"processes":null}]`, ""},
+		{"one of two is not ours", others, false, `[{"uuid":"GPU-1","use":0.5,"processes":null}]`, ""},
+		{"nobody was active, as another driver says it", driver(strange), true, `[{"uuid":"GPU-1","use":0.5,"processes":[{"pid":7,"use":0}]}]`, ""},
+		{"an old driver", without(driver(ancient), "nvmlDeviceGetM"), true, `[{"uuid":"GPU-1","use":0.5,"processes":[{"pid":7,"use":0}]}]`, ""},
+		{"an old driver of an instance", without(driver(unasked), "nvmlGpm"), true,
+			`[{"uuid":"MIG-1","use":0,"processes":null,"error":"the use of an instance cannot be measured: ERROR_NOT_SUPPORTED"}]`, ""},
 		{"an instance", measuring(driver(partitioned(1)), 25, &held), true, `[{"uuid":"MIG-1","use":0.25,"processes":[{"pid":7}]}]`, ""},
 		{"an instance in a container", measuring(driver(partitioned(1)), 101, &held), false, `[{"uuid":"MIG-1","use":1,"processes":null}]`, ""},
 		{"an instance before Hopper", measuring(driver(partitioned(0)), 25, &held), true,
@@ -146,13 +182,17 @@ func TestMeter(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var paused time.Duration
-			r, err := meter{tt.lib, tt.hostPIDs, func(d time.Duration) { paused += d }}.look(10 * time.Second)
+			var pauses int
+			r, err := meter{tt.lib, tt.hostPIDs, func(d time.Duration) { paused += d; pauses++ }}.look(10 * time.Second)
 			got, jerr := json.Marshal(r.Devices)
 			if jerr != nil || string(got) != tt.want || (err == nil) != (tt.err == "") || err != nil && err.Error() != tt.err {
 				t.Errorf("got %s, %v, %v", got, err, jerr)
 			}
-			if want := time.Duration(min(1, len(r.Devices))) * 10 * time.Second; paused != want {
+			if want := time.Duration(min(1, len(r.Devices))) * 10 * time.Second; paused < want-time.Microsecond || paused > want {
 				t.Errorf("it looked for %s", paused)
+			}
+			if pauses != 0 && pauses != polls+1 {
+				t.Errorf("it looked %d times", pauses)
 			}
 			if init, left := len(tt.lib.InitCalls()), len(tt.lib.ShutdownCalls()); init != 1 || left != 1 && len(r.Devices) > 0 {
 				t.Errorf("the library was taken %d times and left %d times", init, left)

@@ -43,7 +43,7 @@ func (n *fakeNVML) use(pid, percent int) {
 // TestE2E_IdleGPU: a kernel for which the GPU computes is not idle, and the others that could use it are.
 func TestE2E_IdleGPU(t *testing.T) {
 	nvml := newFakeNVML(t)
-	g := prepare(t, "", "--cull-idle-timeout", "6s", "--cull-warning", "0", "--cull-interval", "2s", "--cull-gpu", "0.05")
+	g := prepare(t, "", "--cull-idle-timeout", "10s", "--cull-warning", "0", "--cull-interval", "2s", "--cull-gpu", "0.05")
 	g.vars = []string{"LD_LIBRARY_PATH=" + nvml.dir}
 	g.start()
 	trains := g.kernel("python3")
@@ -57,10 +57,10 @@ func TestE2E_IdleGPU(t *testing.T) {
 	if ns, _ := os.Readlink("/proc/self/ns/pid"); ns == "pid:[4026531836]" {
 		g.culledAt(idle, 30*time.Second)
 	} else { // in a container the driver's numbers mean nothing: the GPU may compute for each of them
-		<-time.After(10 * time.Second)
+		<-time.After(15 * time.Second)
 		g.state(idle, "idle", time.Second)
 	}
-	if g.state(trains, "idle", time.Second); time.Since(began) < 6*time.Second {
+	if g.state(trains, "idle", time.Second); time.Since(began) < 10*time.Second {
 		t.Errorf("after %v nothing is proven", time.Since(began))
 	}
 	nvml.use(leader, 4)

@@ -191,6 +191,7 @@ func (k *inCluster) checkRights(since time.Time) {
 // TestE2E_KubeClients runs the clients' own suites against kernels in pods, each request at another replica.
 func TestE2E_KubeClients(t *testing.T) {
 	k := installInCluster(t)
+	t.Run("start time", func(t *testing.T) { k.in(t).startTimes(t) })
 	env := []string{"EKG_KERNELS=python3"}
 	python := filepath.Join(k.gateway.in.dir, "lab/bin/python")
 	for _, script := range []string{"direct.py", "through_server.py"} {

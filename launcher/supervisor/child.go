@@ -227,6 +227,9 @@ func (c *child) take(life context.Context, l childLine) {
 		p.forgetOutput()
 	case lineMeasure:
 		p.measure(l.Look)
+		if p.lookHangs() {
+			c.tellLook(l.Life, p) // who asks may be another supervisor than who was told
+		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.say(childLine{Type: lineUsed, Life: l.Life, Used: p.used().processor.used})

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -26,6 +27,7 @@ printf . >>looks
 read -r said <said
 case $said in
 fail) echo "ekg-gpu: GPU is lost" >&2; exit 1 ;;
+"fail once") mv next said; echo "ekg-gpu: GPU is lost" >&2; exit 1 ;;
 hang) echo $$ >>hanging; exec sleep 1000 ;;
 esac
 printf "%%s" "$said"
@@ -93,25 +95,26 @@ func TestCull_gpus(t *testing.T) {
 		g.used(os.Getpid(), 1)
 		until("culled", culled)
 	}
+	tune := func(g *fakeGPUs) func(c *Config) { return func(c *Config) { c.Cull, c.GPUProgram = cull, g.program() } }
 	// In a container, or before anything is known of the kernel, all that a GPU does counts.
 	const container = `{"seconds": 0.5, "devices": [{"uuid": "GPU-1", "use": 0.06, "processes": null}]}`
 	t.Run("own process", func(t *testing.T) {
 		g := newFakeGPUs(t)
 		g.say(container)
-		r := startSupervisor(t, func(c *Config) { c.Cull, c.GPUProgram = cull, g.program() }).ready()
+		r := startSupervisor(t, tune(g)).ready()
 		st, _ := r.s.currentStatus()
 		check(t, g, st.KernelPID, r.until)
 	})
 	t.Run("another container", func(t *testing.T) {
 		g := newFakeGPUs(t)
 		g.say(container)
-		p := startPod(t, func(c *Config) { c.Cull, c.GPUProgram = cull, g.program() }).ready()
+		p := startPod(t, tune(g)).ready()
 		check(t, g, p.until("up", func(st Status) bool { return st.KernelPID != 0 }).KernelPID, p.until)
 	})
 	t.Run("its devices are its own", func(t *testing.T) {
 		g := newFakeGPUs(t)
 		g.say(container)
-		r := startSupervisor(t, func(c *Config) { c.Cull, c.GPUProgram = cull, g.program() }).ready()
+		r := startSupervisor(t, tune(g)).ready()
 		g.looks(looks)
 		if st, _ := r.s.currentStatus(); st.State != stateIdle {
 			t.Fatalf("it is %s: %s", st.State, st.Reason)
@@ -123,10 +126,26 @@ func TestCull_gpus(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			g := newFakeGPUs(t)
 			g.say(said)
-			r := startSupervisor(t, func(c *Config) { c.Cull, c.GPUProgram = cull, g.program() }).ready()
+			r := startSupervisor(t, tune(g)).ready()
 			r.until("culled", culled)
 		})
 	}
+	t.Run("it fails now and then", func(t *testing.T) {
+		g := newFakeGPUs(t)
+		g.say(container)
+		r := startSupervisor(t, tune(g)).ready()
+		g.looks(looks)
+		for range 3 {
+			if err := os.WriteFile(filepath.Join(g.dir, "next"), []byte(container+"\n"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			g.say("fail once")
+			g.looks(2)
+			if st, _ := r.s.currentStatus(); st.State != stateIdle {
+				t.Fatalf("it is %s: %s", st.State, st.Reason)
+			}
+		}
+	})
 	t.Run("it is missing", func(t *testing.T) {
 		r := startSupervisor(t, func(c *Config) { c.Cull, c.GPUProgram = cull, "/nowhere/ekg-gpu" }).ready()
 		r.until("culled", culled)
@@ -134,7 +153,8 @@ func TestCull_gpus(t *testing.T) {
 	t.Run("it hangs and the kernel ends", func(t *testing.T) {
 		g := newFakeGPUs(t)
 		g.say("hang")
-		r := startSupervisor(t, func(c *Config) { c.Cull, c.GPUProgram = cull, g.program() }).ready()
+		var logged podOutput
+		r := startSupervisorTuned(t, tune(g), func(s *Supervisor) { s.logger = loggerTo(&logged) }).ready()
 		var pid int
 		for deadline := time.Now().Add(testLimit); pid == 0; <-time.After(10 * time.Millisecond) {
 			b, err := os.ReadFile(filepath.Join(g.dir, "hanging"))
@@ -148,5 +168,79 @@ func TestCull_gpus(t *testing.T) {
 		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
 			t.Errorf("the program of the life before is there: %v", err)
 		}
+		if text := logged.String(); strings.Contains(text, "GPU") {
+			t.Errorf("it is said that something is wrong with GPUs:\n%s", text)
+		}
+	})
+}
+
+// measured is a process of which only its use is asked.
+type measured struct {
+	kernelProcess
+	use   processUse
+	asked []gpuLook
+}
+
+func (m *measured) measure(look gpuLook) { m.asked = append(m.asked, look) }
+func (m *measured) used() processUse     { return m.use }
+
+// sees has GPUs been looked at.
+func (m *measured) sees(gpus float64, failure string) {
+	m.use.gpu = gpuUse{GPUs: gpus, Failure: failure, at: time.Now()}
+}
+
+// TestLife_measure: it is asked once in an interval, whatever else has the kernel looked at, believed as often as it is asked, and one
+// look that says nothing is not believed against those before.
+func TestLife_measure(t *testing.T) {
+	const minute = time.Minute
+	synctest.Test(t, func(t *testing.T) {
+		var logged podOutput
+		i := newIdling(t, Cull{IdleTimeout: time.Hour, GPU: 0.1})
+		i.s.cfg.GPUProgram, i.s.logger = "/ekg-gpu", loggerTo(&logged)
+		p := &measured{}
+		l := &life{s: i.s, proc: p, gpu: i.s.cfg.Cull.expected(i.s.cfg.Cull.GPU)}
+		step := func(after, next time.Duration, asked int, computes bool) {
+			t.Helper()
+			time.Sleep(after)
+			if got := l.measure(); got != next || len(p.asked) != asked || i.s.computes != computes {
+				t.Errorf("next in %v, was asked %d times, computes %v", got, len(p.asked), i.s.computes)
+			}
+		}
+		step(0, minute, 1, true) // not known
+		step(10*time.Second, 50*time.Second, 1, true)
+		p.sees(0.5, "")
+		step(0, 50*time.Second, 1, true)
+		time.Sleep(time.Second)
+		p.sees(0, "what a child says unasked")
+		step(0, 49*time.Second, 1, true)
+		for n := range 3 { // one quiet look, or a failed one, between others
+			step(49*time.Second, minute, 2+2*n, true)
+			p.sees(0, "the driver is slow")
+			step(11*time.Second, 49*time.Second, 2+2*n, true)
+			step(49*time.Second, minute, 3+2*n, true)
+			p.sees(0.2, "")
+			step(11*time.Second, 49*time.Second, 3+2*n, true)
+		}
+		step(49*time.Second, minute, 8, true)
+		p.sees(0.05, "")
+		step(11*time.Second, 49*time.Second, 8, true)
+		i.at = 30 * minute
+		step(49*time.Second, minute, 9, true)
+		p.sees(0.05, "")
+		step(11*time.Second, 49*time.Second, 9, false)
+		if !i.s.clock.worked.Equal(i.s.now()) {
+			t.Errorf("it has worked until %v", i.s.clock.worked)
+		}
+		if n := strings.Count(logged.String(), "level=WARN"); n != 3 || strings.Contains(logged.String(), "unasked") {
+			t.Errorf("the log has %d warnings:\n%s", n, logged.String())
+		}
+		if look := (gpuLook{Program: "/ekg-gpu", For: gpuLookTime}); p.asked[0] != look {
+			t.Errorf("it is asked for %+v", p.asked[0])
+		}
+		// Where no limit depends on it nothing is asked.
+		p = &measured{}
+		i = newIdling(t, Cull{MaxAge: time.Hour, GPU: 0.1, CPU: 0.1})
+		l = &life{s: i.s, proc: p, gpu: i.s.cfg.Cull.expected(0.1), processor: i.s.cfg.Cull.expected(0.1)}
+		step(0, minute, 0, false)
 	})
 }

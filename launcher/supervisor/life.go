@@ -48,6 +48,8 @@ type life struct {
 	used      processUse  // what of it was judged last
 	processor sign        // of work: the processors' time
 	gpu       sign        // likewise, the GPUs'
+	doubted   bool        // the last look at GPUs does not confirm gpu
+	awaiting  bool        // what a look at GPUs has seen was not told yet
 
 	// The attempt to connect that is in progress, if any.
 	dialing sync.WaitGroup
@@ -87,7 +89,7 @@ func (s *Supervisor) oneLife(ctx context.Context, op *operation) outcome {
 	}
 	s.logger.Info("kernel started", "epoch", s.epoch, "pid", proc.pid(), "adopted", adopted)
 	l := &life{s: s, proc: proc, ep: c.ep, signer: c.signer, next: make(chan *bridge, 1), slow: time.NewTimer(s.slowStart),
-		proof: time.NewTimer(s.slowStart), look: time.NewTimer(0), processor: expected(s.cfg.Cull.CPU), gpu: expected(s.cfg.Cull.GPU)}
+		proof: time.NewTimer(s.slowStart), look: time.NewTimer(0), processor: s.cfg.Cull.expected(s.cfg.Cull.CPU), gpu: s.cfg.Cull.expected(s.cfg.Cull.GPU)}
 	l.proof.Stop()
 	if !s.cfg.Cull.ends() {
 		l.look.Stop()
@@ -205,10 +207,10 @@ func (l *life) watch(ctx context.Context, out *outcome) {
 
 // cull ends the kernel if that is due, and reports whether it has. Else it sets the time of the next look.
 func (l *life) cull(out *outcome) bool {
-	l.measure()
+	next := l.measure()
 	reason, limit, pause := l.s.considerCull()
 	if reason == "" {
-		l.look.Reset(pause)
+		l.look.Reset(min(pause, next))
 		return false
 	}
 	l.s.logger.Info("kernel is culled", "reason", reason, "limit", limit)
@@ -343,7 +345,7 @@ func (s *Supervisor) begin(proc kernelProcess, op *operation) {
 	defer s.mu.Unlock()
 	s.epoch++
 	s.runs(proc)
-	s.reason, s.verdict, s.computes = "", "", s.cfg.Cull.CPU > 0 || s.cfg.Cull.GPU > 0
+	s.reason, s.verdict, s.computes = "", "", s.cfg.Cull.measures()
 	switch {
 	case op != nil:
 		s.clock.reset(stateStarting)

@@ -59,9 +59,10 @@ type kernelProcess interface {
 	ending() bool
 	// interruptMode is how the process is interrupted, "signal" or "message", or "" where Config says it.
 	interruptMode() string
-	// measure has used tell newer values, now or soon: how much of the processors' time, and what look says of GPUs.
+	// measure has used tell newer values: of the processors' time, now or soon, and of the GPUs that look asks for, when these have
+	// been looked at. A look in progress goes on, and no other begins.
 	measure(look gpuLook)
-	// used is what the processes of the session had used when measure was called last.
+	// used is what was measured last of what the processes of the session use.
 	used() processUse
 }
 

@@ -45,6 +45,7 @@ type processUse struct {
 type gpuLooking struct {
 	cancel context.CancelFunc
 	done   chan struct{}
+	hangs  bool // it should have ended; guarded by process.mu
 }
 
 // startLook looks at GPUs in the background, and notes what was seen. p.mu is held.
@@ -53,9 +54,9 @@ func (p *process) startLook(look gpuLook) {
 	l := &gpuLooking{cancel: cancel, done: make(chan struct{})}
 	p.look = l
 	note := func(u gpuUse, over bool) {
-		p.mu.Lock()
 		u.at = time.Now()
-		p.use.gpu = u
+		p.mu.Lock()
+		p.use.gpu, l.hangs = u, !over
 		if over {
 			p.look = nil
 		}
@@ -69,14 +70,24 @@ func (p *process) startLook(look gpuLook) {
 		// Who waits for a driver that hangs waits for ever, and cannot be killed. No other look is begun meanwhile.
 		held := time.AfterFunc(limit+gpuFarewell, func() { note(gpuUse{Failure: "ekg-gpu does not end; the driver may hang"}, false) })
 		defer held.Stop()
-		ctx, cancel := context.WithTimeout(ctx, limit)
-		defer cancel()
-		u, err := p.lookAtGPUs(ctx, look)
+		limited, end := context.WithTimeout(ctx, limit)
+		defer end()
+		u, err := p.lookAtGPUs(limited, look)
+		if ctx.Err() != nil {
+			return // the kernel has ended, and nobody asks any more
+		}
 		if err != nil {
 			u.Failure = plainText(err.Error(), maxGPUFailure)
 		}
 		note(u, true)
 	}()
+}
+
+// lookHangs reports whether a look should have ended and has not, so that no other is begun.
+func (p *process) lookHangs() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.look != nil && p.look.hangs
 }
 
 // endLook ends the look in progress, if any. No other begins, since the kernel has ended.
@@ -124,6 +135,9 @@ func (p *process) lookAtGPUs(ctx context.Context, look gpuLook) (gpuUse, error) 
 	report, err := gpu.ParseReport(printed)
 	if err != nil {
 		return gpuUse{}, err
+	}
+	if len(report.Devices) == 0 {
+		return gpuUse{}, errors.New("ekg-gpu sees no GPU: there is none, or no driver, or not its library (libnvidia-ml.so.1)")
 	}
 	use, err := report.Use(func(pid int) bool {
 		session, err := unix.Getsid(pid)
