@@ -42,6 +42,7 @@ func (n *fakeNVML) use(pid, percent int) {
 
 // TestE2E_IdleGPU: a kernel for which the GPU computes is not idle, and the others that could use it are.
 func TestE2E_IdleGPU(t *testing.T) {
+	t.Parallel() // it mostly waits
 	nvml := newFakeNVML(t)
 	g := prepare(t, "", "--cull-idle-timeout", "10s", "--cull-warning", "0", "--cull-interval", "2s", "--cull-gpu", "0.05")
 	g.vars = []string{"LD_LIBRARY_PATH=" + nvml.dir}

@@ -7,7 +7,7 @@ import { Lab } from './lab.mjs';
 
 const IDLE = Number(process.env.EKG_IDLE);
 const SLACK = 4; // seconds: for the page to show a cell's end, and for the machine
-const TABS = 4;
+const TABS = 10;
 const pause = seconds => new Promise(resolve => setTimeout(resolve, seconds * 1000));
 
 const lab = await Lab.start();
@@ -52,7 +52,8 @@ await check('idle tabs, and somebody who switches between them', async () => {
   await tabs[0].connected(30);
   await tabs[0].run(1);
   await tabs[0].printed(1, 'False', 30);
-  equal((await rest('/api/kernels')).find(k => k.id === first)?.execution_state, 'idle', 'the kernel under its id');
+  const state = async () => (await rest('/api/kernels')).find(k => k.id === first)?.execution_state;
+  await until(async () => await state() === 'idle', 10, 'the kernel under its id is idle');
 }, 240);
 await lab.stop();
 finish();
