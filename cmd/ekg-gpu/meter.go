@@ -47,13 +47,15 @@ func (m meter) look(d time.Duration) (report gpu.Report, err error) {
 	for _, v := range views {
 		v.begin()
 	}
-	// What is told first does not count: a driver that nothing has kept awake scrubs memory, and that looks like work (nvml.h,
+	// What is told first would not count: a driver that nothing has kept awake scrubs memory, and that looks like work (nvml.h,
 	// nvmlDeviceGetUtilizationRates).
-	for i := range polls + 1 {
+	step := d / (polls + 1)
+	m.pause(step)
+	for range polls {
 		since := time.Now()
-		m.pause(d / (polls + 1))
+		m.pause(step)
 		for _, v := range views {
-			v.poll(since, i > 0)
+			v.poll(since)
 		}
 	}
 	report.Seconds = time.Since(began).Seconds()
@@ -183,9 +185,9 @@ func (v *view) sample() (nvml.GpmSample, error) {
 	return s, nil
 }
 
-// poll notes what the device has done last, if that counts.
-func (v *view) poll(since time.Time, counts bool) {
-	if v.whole != nil || v.err != nil || !counts {
+// poll notes what the device has done last.
+func (v *view) poll(since time.Time) {
+	if v.whole != nil || v.err != nil {
 		return
 	}
 	rates, ret := v.device.GetUtilizationRates()
