@@ -47,9 +47,15 @@ import (
 var version = "dev"
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
-	// From the first signal on, another one has its usual effect: it ends the program at once.
-	context.AfterFunc(ctx, stop)
+	ctx, end := context.WithCancel(context.Background())
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
+	go func() {
+		<-signals
+		// From here on another one has its usual effect: it ends the program at once. Whoever sees it ending can rely on that.
+		signal.Stop(signals)
+		end()
+	}()
 	os.Exit(run(ctx, os.Args, os.Stdout, os.Stderr))
 }
 

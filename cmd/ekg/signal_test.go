@@ -57,6 +57,8 @@ func waitFor(t *testing.T, cmd *exec.Cmd) *os.ProcessState {
 	select {
 	case <-ended:
 	case <-time.After(30 * time.Second):
+		_ = cmd.Process.Kill()
+		<-ended
 		t.Fatal("has not ended after 30 s")
 	}
 	return cmd.ProcessState
