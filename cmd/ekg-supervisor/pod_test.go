@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -234,8 +235,10 @@ func TestPod(t *testing.T) {
 	}
 }
 
-// TestPod_memory: a cell uses more memory than the kernel's container may. The container stays, and the cell says why.
-func TestPod_memory(t *testing.T) {
+// limitMemory starts both containers, with 96 MiB of memory for that of the kernel.
+func (p *testPod) limitMemory() {
+	t := p.t
+	t.Helper()
 	groups, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
 		t.Skip(err)
@@ -249,13 +252,22 @@ func TestPod_memory(t *testing.T) {
 	if err := os.Mkdir(group, 0o755); err != nil {
 		t.Skip(err)
 	}
-	p := newTestPod(t)
-	t.Cleanup(func() { os.Remove(group) })
+	t.Cleanup(func() {
+		p.container.Process.Kill() //nolint:errcheck // it has ended
+		p.container.Wait()         //nolint:errcheck // likewise
+		os.Remove(group)           //nolint:errcheck // it is empty
+	})
 	if err := os.WriteFile(filepath.Join(group, "memory.limit_in_bytes"), []byte("100663296"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	p.start("sh", "-c", `echo $$ >`+group+`/cgroup.procs && exec "$@"`, "sh")
 	p.until("idle", idle)
+}
+
+// TestPod_memory: a cell uses more memory than the kernel's container may. The container stays, and the cell says why.
+func TestPod_memory(t *testing.T) {
+	p := newTestPod(t)
+	p.limitMemory()
 	if got := p.execute("big 300m"); !strings.Contains(got, "The kernel died: the kernel's process was killed because it ran out of memory (limit 96 MiB)") {
 		t.Errorf("got %.2000s", got)
 	}
@@ -265,6 +277,37 @@ func TestPod_memory(t *testing.T) {
 	}
 	if a, b := p.ended(); a != nil || b != nil {
 		t.Errorf("they end with %v and %v", a, b)
+	}
+}
+
+// TestPod_memoryOfOthers: that the program which looks at GPUs had no memory in the kernel's container is not why the kernel is killed later.
+func TestPod_memoryOfOthers(t *testing.T) {
+	p := newTestPod(t)
+	looks := filepath.Join(p.dir, "looks")
+	if err := syscall.Mkfifo(looks, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	began, err := os.OpenFile(looks, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer began.Close()
+	if err := began.SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	first := filepath.Join(p.dir, "first")
+	script := fmt.Sprintf("#!/bin/sh\necho >%q\n[ -e %q ] && exec echo '{}'\n: >%[2]q\nexec sed q /dev/zero\n", looks, first)
+	if err := os.WriteFile(filepath.Join(p.dir, "ekg-gpu"), []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	p.cfg.GPUProgram = filepath.Join(p.dir, "ekg", "bin", "ekg-gpu")
+	p.cfg.Cull = supervisor.Cull{IdleTimeout: time.Minute, GPU: 0.1, Interval: 100 * time.Millisecond}
+	p.limitMemory()
+	if _, err := io.ReadFull(began, make([]byte, 2)); err != nil { // the second begins when the first has ended
+		t.Fatal(err)
+	}
+	if got := p.execute("crash"); !strings.Contains(got, "The kernel died: the kernel's process was killed (SIGKILL), which") {
+		t.Errorf("got %.2000s", got)
 	}
 }
 

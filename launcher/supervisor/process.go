@@ -91,10 +91,11 @@ type process struct {
 	info exitInfo
 
 	// Guarded by mu.
-	mu     sync.Mutex
-	reaped bool // the number in leader may belong to somebody else now
-	use    processUse
-	look   *gpuLooking // in progress; nil: none is
+	mu       sync.Mutex
+	reaped   bool  // the number in leader may belong to somebody else now
+	oomKills int64 // victims of memory in the control group that are not the kernel's; -1: they cannot be counted
+	use      processUse
+	look     *gpuLooking // in progress; nil: none is
 }
 
 // startProcess starts argv as the kernel of cfg and returns once the program has been loaded. The error is one sentence
@@ -128,7 +129,7 @@ func (p *process) run(cfg Config, argv []string, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread() // by then there is no child to which the thread's end could mean anything
 
-	oomKills := countOOMKills()
+	p.oomKills = countOOMKills()
 	readers, err := p.fork(cfg, argv)
 	started <- err
 	if err != nil {
@@ -149,12 +150,12 @@ func (p *process) run(cfg Config, argv []string, started chan<- error) {
 	at := time.Now().UTC()
 	killSession(p.leader)
 	readers.finish(outputGrace)
-	p.reap(at, oomKills)
+	p.reap(at)
 	p.endLook()
 }
 
 // reap takes the kernel's exit status and gives its number back to the system.
-func (p *process) reap(at time.Time, oomKills int64) {
+func (p *process) reap(at time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.reaped = true
@@ -173,7 +174,7 @@ func (p *process) reap(at time.Time, oomKills int64) {
 	}
 	if status.Signaled() {
 		p.info.Signal = status.Signal()
-		p.info.OOM = p.info.Signal == syscall.SIGKILL && oomKills >= 0 && countOOMKills() > oomKills
+		p.info.OOM = p.info.Signal == syscall.SIGKILL && p.oomKills >= 0 && countOOMKills() > p.oomKills
 		if p.info.OOM {
 			p.info.Limit = memoryLimit()
 		}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os/exec"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -128,6 +129,9 @@ func (p *process) lookAtGPUs(ctx context.Context, look gpuLook) (gpuUse, error) 
 	p.orphans.forget(cmd.Process.Pid)
 	if ctx.Err() != nil {
 		return gpuUse{}, fmt.Errorf("ekg-gpu has not answered in %s", look.For+gpuPatience)
+	}
+	if st, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && st.Signal() == syscall.SIGKILL {
+		p.forgiveOOM() // it shares the memory of the kernel's container
 	}
 	if err = errors.Join(err, rerr); err != nil {
 		return gpuUse{}, fmt.Errorf("ekg-gpu has failed: %s (%w)", strings.TrimPrefix(said.text(maxGPUFailure), "ekg-gpu: "), err)

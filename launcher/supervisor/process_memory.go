@@ -97,6 +97,16 @@ func countOOMKills() int64 {
 	return parseOOMKills(string(events))
 }
 
+// forgiveOOM notes that a process which is not the kernel's was killed, perhaps for want of memory: that the kernel is killed later has
+// nothing to do with it.
+func (p *process) forgiveOOM() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if countOOMKills() > p.oomKills && p.oomKills >= 0 {
+		p.oomKills++
+	}
+}
+
 // memoryLimit returns the bytes that this control group may use; 0 where there is no bound or none can be read.
 func memoryLimit() int64 {
 	g := ownMemoryGroup()
