@@ -437,7 +437,7 @@ func (l *Launcher) awaitDecision(ctx context.Context, k *kernel) error {
 		return end != nil || k.removed || !undecided(k.pod)
 	})
 	if end != nil && end.limit != "" {
-		return &launcher.LimitError{Limit: end.limit, Reason: end.reason}
+		return &launcher.LimitError{Limit: end.limit, Reason: end.Reason}
 	}
 	return nil
 }

@@ -283,7 +283,7 @@ func TestAdmission_forgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.setPod(t, idA+"-1", func(pod *corev1.Pod) {
-		for key, value := range endingAnnotation(pod, ending{reason: "there are too many", at: l.timing.now()}) {
+		for key, value := range endingAnnotation(pod, ending{Reason: "there are too many", At: l.timing.now()}) {
 			pod.Annotations[key] = value
 		}
 		pod.Annotations[annotationLimit] = "kernels"
@@ -336,7 +336,7 @@ func TestAdmission_revive(t *testing.T) {
 	l.mu.Lock()
 	noted, _ := l.endings.known.Get(idA)
 	l.mu.Unlock()
-	if noted == nil || noted.reason != "its pod has ended" {
+	if noted == nil || noted.Reason != "its pod has ended" {
 		t.Errorf("what is on record of its end: %+v", noted)
 	}
 	if err := l.Stop(t.Context(), idB, "to make room"); err != nil {

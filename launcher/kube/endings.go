@@ -44,31 +44,19 @@ const (
 	endingsPage    = 16              // config maps in one answer of the API server: 16 MiB at most
 )
 
-// ending is how a kernel ended.
+// ending is how a kernel ended, in JSON as it is written and as one replica tells it to another.
 type ending struct {
-	reason    string
-	at        time.Time
-	stopped   bool   // on request: there is no such kernel any more
-	culled    bool   // by its supervisor, as the operator wants it; if stopped too, it was removed afterwards
-	culledFor string // supervisor.Ending.CulledFor
-	limit     string // not "": it never began, because of the limit of this name
-	owner     string
-	spec      string
-	usage     launcher.Usage
-
-	pod types.UID // the kernel's last pod, if a gateway has seen it: later news of it are no news
-}
-
-// notedEnding is an ending as it is written.
-type notedEnding struct {
 	Reason    string    `json:"reason"`
 	At        time.Time `json:"at"`
-	Stopped   bool      `json:"stopped,omitempty"`
-	Culled    bool      `json:"culled,omitempty"`
-	CulledFor string    `json:"culled_for,omitempty"`
+	Stopped   bool      `json:"stopped,omitempty"`    // on request: there is no such kernel any more
+	Culled    bool      `json:"culled,omitempty"`     // by its supervisor, as the operator wants it; if stopped too, it was removed afterwards
+	CulledFor string    `json:"culled_for,omitempty"` // supervisor.Ending.CulledFor
 	Owner     string    `json:"owner,omitempty"`
-	Spec      string    `json:"kernelspec"`
+	Spec      string    `json:"kernelspec,omitempty"`
 	launcher.Usage
+
+	limit string    // not "": it never began, because of the limit of this name
+	pod   types.UID // the kernel's last pod, if a gateway has seen it: later news of it are no news
 }
 
 // endings remembers how kernels have ended. Launcher.mu guards it.
@@ -99,19 +87,19 @@ func (l *Launcher) enterEnd(k *kernel, end *ending) {
 func (l *Launcher) remember(id string, end *ending) bool {
 	before, ok := l.endings.known.Get(id)
 	l.endings.known.Add(id, end)
-	same := ok && before.at.Equal(end.at)
-	if end.culled && !(same && before.culled) && !end.at.Before(l.opened) {
-		l.culls[launcher.Cull{SpecName: end.spec, Limit: end.culledFor}]++
+	same := ok && before.At.Equal(end.At)
+	if end.Culled && !(same && before.Culled) && !end.At.Before(l.opened) {
+		l.culls[launcher.Cull{SpecName: end.Spec, Limit: end.CulledFor}]++
 	}
-	return !same || before.stopped != end.stopped
+	return !same || before.Stopped != end.Stopped
 }
 
 // noteEnd remembers how the kernel of a pod has ended, and has it written if that is news. Launcher.mu is held.
 func (l *Launcher) noteEnd(rec record, pod *corev1.Pod, end *ending) {
 	noted := *end
-	noted.owner, noted.spec, noted.pod = rec.owner, rec.spec, pod.UID
-	if noted.usage == (launcher.Usage{}) { // else a peer has told it, who may have seen more of the pod
-		noted.usage = usageOf(pod, end.at)
+	noted.Owner, noted.Spec, noted.pod = rec.owner, rec.spec, pod.UID
+	if noted.Usage == (launcher.Usage{}) { // else a peer has told it, who may have seen more of the pod
+		noted.Usage = usageOf(pod, end.At)
 	}
 	if before, ok := l.endings.known.Get(rec.id); ok && end.limit != "" { // it was not started again: how it has ended is still the same
 		noted = *before
@@ -121,7 +109,7 @@ func (l *Launcher) noteEnd(rec record, pod *corev1.Pod, end *ending) {
 		return
 	}
 	if _, waits := l.endings.unwritten[rec.id]; !waits && len(l.endings.unwritten) >= maxUnwritten {
-		l.log.Warn("the end of a kernel is not written down: too many others wait for that", "kernel", rec.id, "reason", end.reason)
+		l.log.Warn("the end of a kernel is not written down: too many others wait for that", "kernel", rec.id, "reason", end.Reason)
 		return
 	}
 	l.endings.unwritten[rec.id] = unwrittenEnding{pod.Namespace, &noted}
@@ -165,13 +153,13 @@ func (l *Launcher) enterEndings(m *corev1.ConfigMap) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for id, text := range m.Data {
-		var noted notedEnding
-		if !launcher.ValidID(id) || json.Unmarshal([]byte(text), &noted) != nil || noted.Reason == "" {
+		end := new(ending)
+		if !launcher.ValidID(id) || json.Unmarshal([]byte(text), end) != nil || end.Reason == "" {
 			l.log.Warn("an entry of a kernel's end cannot be read", "namespace", m.Namespace, "configmap", m.Name, "key", id)
 			continue
 		}
-		l.remember(id, &ending{reason: quote(noted.Reason, maxReason), at: noted.At, stopped: noted.Stopped, culled: noted.Culled,
-			culledFor: noted.CulledFor, owner: noted.Owner, spec: noted.Spec, usage: noted.Usage})
+		end.Reason = quote(end.Reason, maxReason)
+		l.remember(id, end)
 	}
 }
 
@@ -202,12 +190,14 @@ func (l *Launcher) writeUnwritten(ctx context.Context) bool {
 	type place struct{ namespace, name string }
 	texts := map[place]map[string]string{}
 	for id, u := range all {
-		text, err := json.Marshal(notedEnding{quote(u.end.reason, maxNotedReason), u.end.at, u.end.stopped, u.end.culled, u.end.culledFor, u.end.owner, u.end.spec, u.end.usage})
+		noted := *u.end
+		noted.Reason = quote(noted.Reason, maxNotedReason)
+		text, err := json.Marshal(noted)
 		if err != nil { // a time beyond the year 9999
 			l.log.Warn("the end of a kernel cannot be written down", "kernel", id, "err", err)
 			continue
 		}
-		p := place{u.namespace, endingsPrefix + u.end.at.UTC().Format(endingsHour)}
+		p := place{u.namespace, endingsPrefix + u.end.At.UTC().Format(endingsHour)}
 		if texts[p] == nil {
 			texts[p] = map[string]string{}
 		}
@@ -287,7 +277,7 @@ func (l *Launcher) pruneEndings(ctx context.Context) {
 
 // endingTold is an ending as a supervisor has left it.
 func endingTold(e supervisor.Ending) *ending {
-	return &ending{reason: quote(e.Reason, maxReason), at: e.At.UTC(), stopped: e.Stopped, culled: e.Culled, culledFor: e.CulledFor}
+	return &ending{Reason: quote(e.Reason, maxReason), At: e.At.UTC(), Stopped: e.Stopped, Culled: e.Culled, CulledFor: e.CulledFor}
 }
 
 // Culled returns the kernels that were culled, as far as their ends are kept.
@@ -301,10 +291,10 @@ func (l *Launcher) Culled(ctx context.Context) ([]launcher.Culled, error) {
 	defer l.mu.Unlock()
 	for _, id := range l.endings.known.Keys() {
 		end, ok := l.endings.known.Peek(id)
-		if k := l.kernels[id]; !ok || !end.culled || end.at.Before(oldest) || k != nil && k.end == nil { // it was started again
+		if k := l.kernels[id]; !ok || !end.Culled || end.At.Before(oldest) || k != nil && k.end == nil { // it was started again
 			continue
 		}
-		all = append(all, launcher.Culled{ID: id, SpecName: end.spec, Owner: end.owner, Reason: end.reason, At: end.at, Usage: end.usage})
+		all = append(all, launcher.Culled{ID: id, SpecName: end.Spec, Owner: end.Owner, Reason: end.Reason, At: end.At, Usage: end.Usage})
 	}
 	slices.SortFunc(all, launcher.NewestFirst)
 	return all, nil

@@ -64,9 +64,9 @@ func TestEndings(t *testing.T) {
 		l.noteEnd(record{id: id, owner: "ann", spec: "python3"}, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", UID: "u"}}, end)
 	}
 	for n := range 100 {
-		enter(numberedID(n), &ending{reason: fmt.Sprintf("its pod was deleted %d", n), at: at.Add(time.Duration(n%2) * time.Second)})
+		enter(numberedID(n), &ending{Reason: fmt.Sprintf("its pod was deleted %d", n), At: at.Add(time.Duration(n%2) * time.Second)})
 	}
-	enter(numberedID(0), &ending{reason: strings.Repeat("long ", 1000), at: at, stopped: true})
+	enter(numberedID(0), &ending{Reason: strings.Repeat("long ", 1000), At: at, Stopped: true})
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func TestEndings(t *testing.T) {
 	if len(maps) != 2 || len(maps["ekg-endings-2026112123"]) != 50 || len(maps["ekg-endings-2026112200"]) != 50 {
 		t.Fatalf("%d config maps: %v", len(maps), maps)
 	}
-	var noted notedEnding
+	var noted ending
 	if err := json.Unmarshal([]byte(maps["ekg-endings-2026112123"][numberedID(0)]), &noted); err != nil || !noted.At.Equal(at) || !noted.Stopped || noted.Owner != "ann" ||
 		noted.Spec != "python3" || len(noted.Reason) > 2*maxNotedReason || !strings.HasPrefix(noted.Reason, "long long") {
 		t.Errorf("%+v, %v", noted, err)
@@ -134,7 +134,7 @@ func TestEndings_size(t *testing.T) {
 	l.mu.Lock()
 	for n := range 1600 {
 		l.noteEnd(record{id: numberedID(n), owner: "somebody@example.org", spec: "python3-gpu"}, pod,
-			&ending{reason: strings.Repeat("long ", 1000), at: ended, stopped: true, culled: true, culledFor: supervisor.LimitIdle})
+			&ending{Reason: strings.Repeat("long ", 1000), At: ended, Stopped: true, Culled: true, CulledFor: supervisor.LimitIdle})
 	}
 	l.mu.Unlock()
 	if err := l.Close(); err != nil {
@@ -212,7 +212,7 @@ func TestEndings_refused(t *testing.T) {
 			})
 			l := openTest(t, c, func(_ *Options, tm *timing) { tm.gather = time.Millisecond })
 			l.mu.Lock()
-			l.noteEnd(record{id: idA}, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns"}}, &ending{reason: "killed", at: time.Now()})
+			l.noteEnd(record{id: idA}, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns"}}, &ending{Reason: "killed", At: time.Now()})
 			l.mu.Unlock()
 			eventually(t, "the end is written, or given up", func() bool {
 				return asked.Load() > 0 && (!test.written || len(c.endingsMaps(t)) == 1)
@@ -230,7 +230,7 @@ func TestEndings_refused(t *testing.T) {
 		l := openTest(t, c, func(_ *Options, tm *timing) { tm.gather = time.Hour })
 		l.mu.Lock()
 		for n := range maxUnwritten + 10 {
-			l.noteEnd(record{id: numberedID(n)}, &corev1.Pod{}, &ending{reason: "killed", at: time.Now()})
+			l.noteEnd(record{id: numberedID(n)}, &corev1.Pod{}, &ending{Reason: "killed", At: time.Now()})
 		}
 		waiting := len(l.endings.unwritten)
 		l.mu.Unlock()

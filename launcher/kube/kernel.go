@@ -73,7 +73,7 @@ func (l *Launcher) enterPod(pod *corev1.Pod) {
 		return
 	}
 	switch {
-	case k == nil && end != nil && (end.stopped || l.overdue(end)):
+	case k == nil && end != nil && (end.Stopped || l.overdue(end)):
 		l.noteEnd(rec, pod, end)
 		return
 	case k == nil:
@@ -90,10 +90,10 @@ func (l *Launcher) enterPod(pod *corev1.Pod) {
 		k.forgetPod()
 	}
 	k.pod, k.rec = pod, rec
-	if end != nil && (k.end == nil || end.stopped) {
+	if end != nil && (k.end == nil || end.Stopped) {
 		l.enterEnd(k, end)
 	}
-	if k.end != nil && k.end.stopped {
+	if k.end != nil && k.end.Stopped {
 		l.enterGone(k) // the reaper removes what is left of its pod
 	}
 	k.touch()
@@ -148,16 +148,16 @@ func (l *Launcher) enterRemoved(pod *corev1.Pod) {
 		end = endOf(pod, l.timing.now())
 	}
 	if end == nil {
-		end = &ending{reason: "its pod was deleted", at: l.timing.now().UTC()}
+		end = &ending{Reason: "its pod was deleted", At: l.timing.now().UTC()}
 		if why.class == classDied {
-			end.reason = why.text
+			end.Reason = why.text
 		}
 	}
 	if k.stop != nil {
-		end = &ending{reason: k.stop.reason, at: end.at, stopped: true, culled: end.culled, culledFor: end.culledFor}
+		end = &ending{Reason: k.stop.reason, At: end.At, Stopped: true, Culled: end.Culled, CulledFor: end.CulledFor}
 	}
 	l.enterEnd(k, end)
-	if end.stopped || forgotten(k.pod) {
+	if end.Stopped || forgotten(k.pod) {
 		l.enterGone(k)
 	}
 	k.touch()
@@ -174,7 +174,7 @@ func (l *Launcher) enterGone(k *kernel) {
 
 // overdue reports whether a dead kernel has been shown for long enough.
 func (l *Launcher) overdue(end *ending) bool {
-	return l.timing.now().Sub(end.at) >= l.opts.DeadLinger
+	return l.timing.now().Sub(end.At) >= l.opts.DeadLinger
 }
 
 // endOf returns how the kernel of a pod has ended, nil if it has not.
@@ -189,7 +189,7 @@ func endOf(pod *corev1.Pod, now time.Time) *ending {
 		if told, ok := endingOf(pod, st.State.Terminated.Message); ok {
 			end := endingTold(told)
 			if told.Reason == supervisor.SignalReason { // the cluster's wish, not the owner's
-				end.reason, end.stopped = deletedWhy(pod, now), false
+				end.Reason, end.Stopped = deletedWhy(pod, now), false
 			}
 			return end
 		}
@@ -197,11 +197,11 @@ func endOf(pod *corev1.Pod, now time.Time) *ending {
 	if !hasFinished(pod) {
 		return nil
 	}
-	end := &ending{reason: "its pod has ended", at: now.UTC()}
+	end := &ending{Reason: "its pod has ended", At: now.UTC()}
 	if why := podReason(pod, nil, now); why.class == classDied || why.class == classNever {
-		end.reason = why.text
+		end.Reason = why.text
 		if !why.since.IsZero() {
-			end.at = why.since.UTC()
+			end.At = why.since.UTC()
 		}
 	}
 	return end
@@ -300,7 +300,7 @@ func (l *Launcher) goneError(id string) error {
 
 func (l *Launcher) goneErrorLocked(id string) error {
 	if end, ok := l.endings.known.Get(id); ok {
-		return &launcher.GoneError{ID: id, Owner: end.owner, Reason: end.reason, At: end.at}
+		return &launcher.GoneError{ID: id, Owner: end.Owner, Reason: end.Reason, At: end.At}
 	}
 	return launcher.ErrNotFound
 }
@@ -435,7 +435,7 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	}
 	switch {
 	case k.end != nil:
-		d.State, d.Reason, d.Limit, d.Stale, d.Connections, d.LogBytes = launcher.Dead, k.end.reason, k.end.limit, false, 0, 0
+		d.State, d.Reason, d.Limit, d.Stale, d.Connections, d.LogBytes = launcher.Dead, k.end.Reason, k.end.limit, false, 0, 0
 		d.CullAt, d.KeepUntil = time.Time{}, time.Time{}
 	case k.unsupported != "":
 		// Busy is the one state in which nobody takes a kernel for unused.
@@ -468,12 +468,12 @@ func (l *Launcher) Dial(ctx context.Context, id string) (net.Conn, error) {
 	answers := heard || st != nil && st.State.Running != nil
 	if end == nil && heard && k.status.State == string(launcher.Dead) {
 		// Its supervisor says good-bye to those that are connected, and ends.
-		end = &ending{reason: k.status.Reason, at: l.timing.now().UTC()}
+		end = &ending{Reason: k.status.Reason, At: l.timing.now().UTC()}
 	}
 	l.mu.Unlock()
 	switch {
 	case end != nil:
-		return nil, &launcher.GoneError{ID: id, Owner: rec.owner, Reason: end.reason, At: end.at}
+		return nil, &launcher.GoneError{ID: id, Owner: rec.owner, Reason: end.Reason, At: end.At}
 	case unsupported != "":
 		return nil, fmt.Errorf("%w: %s", launcher.ErrUnavailable, unsupported)
 	case !answers:

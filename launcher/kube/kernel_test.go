@@ -116,7 +116,7 @@ func TestEnding(t *testing.T) {
 	t.Run("somebody else's words are not believed", func(t *testing.T) {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{LabelKernel: idA}}}
 		ended(`{"kernel_id":"` + idB + `","reason":"x","stopped":true}`)(pod)
-		if end := endOf(pod, time.Now()); end == nil || end.stopped {
+		if end := endOf(pod, time.Now()); end == nil || end.Stopped {
 			t.Errorf("%+v", end)
 		}
 	})

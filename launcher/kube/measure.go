@@ -162,7 +162,7 @@ func (l *Launcher) observe(k *kernel) {
 	}
 	up := k.heard && (k.status.State == string(launcher.Idle) || k.status.State == string(launcher.Busy))
 	switch {
-	case k.stop != nil || k.end != nil && k.end.stopped:
+	case k.stop != nil || k.end != nil && k.end.Stopped:
 	case up:
 		l.opts.Observer.KernelUp(k.rec.spec, phases(k.pod, l.events[k.pod.UID], *k.start, l.timing.now()))
 	case k.end != nil || k.heard && k.status.State == string(launcher.Dead):

@@ -277,7 +277,7 @@ func TestMeasure(t *testing.T) {
 	say(begin(idB), launcher.Dead, 0)
 	stopped := begin("cccccccc-0000-4000-8000-000000000003")
 	l.mu.Lock()
-	l.enterEnd(stopped, &ending{reason: "it was shut down on request", stopped: true})
+	l.enterEnd(stopped, &ending{Reason: "it was shut down on request", Stopped: true})
 	l.mu.Unlock()
 	if got := h.all(); got != "failed python3 unscheduled" {
 		t.Errorf("of one that fails and one that is stopped: %s", got)

@@ -141,15 +141,8 @@ func (p *peers) told(w http.ResponseWriter, r *http.Request) {
 
 // toldEnding is how a kernel has ended, as one replica tells it to another: the pod that would show it is gone.
 type toldEnding struct {
-	Pod       types.UID `json:"pod"`
-	Reason    string    `json:"reason"`
-	At        time.Time `json:"at"`
-	Stopped   bool      `json:"stopped"`
-	Culled    bool      `json:"culled,omitempty"`
-	CulledFor string    `json:"culled_for,omitempty"`
-	Owner     string    `json:"owner,omitempty"`
-	Spec      string    `json:"kernelspec,omitempty"`
-	launcher.Usage
+	Pod types.UID `json:"pod"`
+	ending
 }
 
 // endingToTell is how a kernel has ended, nil if it has not.
@@ -160,24 +153,24 @@ func (l *Launcher) endingToTell(id string) *toldEnding {
 	if k := l.kernels[id]; !ended || k != nil && (k.end == nil || k.pod.UID != end.pod) {
 		return nil
 	}
-	return &toldEnding{end.pod, end.reason, end.at, end.stopped, end.culled, end.culledFor, end.owner, end.spec, end.usage}
+	return &toldEnding{end.pod, *end}
 }
 
 // enterTold enters how a kernel has ended that another replica has ended.
 func (l *Launcher) enterTold(id string, told toldEnding) {
-	end := &ending{reason: quote(told.Reason, maxReason), at: told.At.UTC(), stopped: told.Stopped, culled: told.Culled, culledFor: told.CulledFor,
-		owner: told.Owner, spec: told.Spec, usage: told.Usage, pod: told.Pod}
+	end := told.ending
+	end.Reason, end.At, end.pod = quote(end.Reason, maxReason), end.At.UTC(), told.Pod
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k := l.kernels[id]
 	switch {
 	case k == nil:
 		if before, ok := l.endings.known.Get(id); !ok || before.pod != told.Pod {
-			l.remember(id, end) // what a late watch tells of its pod is no news then
+			l.remember(id, &end) // what a late watch tells of its pod is no news then
 		}
-	case k.pod.UID == told.Pod && (k.end == nil || told.Stopped):
-		l.enterEnd(k, end)
-		if end.stopped {
+	case k.pod.UID == told.Pod && (k.end == nil || end.Stopped):
+		l.enterEnd(k, &end)
+		if end.Stopped {
 			l.enterGone(k)
 		}
 		k.touch()

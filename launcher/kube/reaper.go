@@ -53,7 +53,7 @@ func (l *Launcher) useless(pod *corev1.Pod) bool {
 		return false
 	}
 	now := l.timing.now()
-	if end := endOf(pod, now); end != nil && ((end.stopped || forgotten(pod)) && now.Sub(end.at) > l.timing.grace || l.overdue(end)) {
+	if end := endOf(pod, now); end != nil && ((end.Stopped || forgotten(pod)) && now.Sub(end.At) > l.timing.grace || l.overdue(end)) {
 		return true
 	}
 	l.mu.Lock()
@@ -84,7 +84,7 @@ func (l *Launcher) unclaimed(pod *corev1.Pod) bool {
 
 // removeUnclaimed removes an unclaimed kernel, unless its pod has changed meanwhile: it may have been claimed.
 func (l *Launcher) removeUnclaimed(ctx context.Context, pod *corev1.Pod) {
-	err := l.annotate(ctx, pod, pod.ResourceVersion, endingAnnotation(pod, ending{reason: unclaimedReason, at: l.timing.now().UTC(), stopped: true}))
+	err := l.annotate(ctx, pod, pod.ResourceVersion, endingAnnotation(pod, ending{Reason: unclaimedReason, At: l.timing.now().UTC(), Stopped: true}))
 	switch {
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		return // to be looked at again

@@ -115,7 +115,7 @@ func TestReaper_useless(t *testing.T) {
 	}
 	// A gateway has marked it and died before it could delete it.
 	c.setPod(t, idA+"-1", func(pod *corev1.Pod) {
-		for key, value := range endingAnnotation(pod, ending{reason: "shut down by ann", at: time.Unix(0, now.Load()), stopped: true}) {
+		for key, value := range endingAnnotation(pod, ending{Reason: "shut down by ann", At: time.Unix(0, now.Load()), Stopped: true}) {
 			pod.Annotations[key] = value
 		}
 	})

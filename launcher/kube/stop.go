@@ -56,7 +56,7 @@ func (l *Launcher) beginStopLocked(k *kernel, reason, request string, wanted boo
 	if wanted {
 		k.stop = s
 	} else if k.end == nil {
-		l.enterEnd(k, &ending{reason: reason, at: l.timing.now().UTC()})
+		l.enterEnd(k, &ending{Reason: reason, At: l.timing.now().UTC()})
 		k.touch()
 	}
 	return s
@@ -66,10 +66,10 @@ func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 	defer close(s.done)
 	l.mu.Lock()
 	pod, alive, removed := k.pod, k.end == nil || !wanted, k.removed
-	end := ending{reason: s.reason, at: l.timing.now().UTC(), stopped: wanted}
-	if k.end != nil && k.end.culled {
-		end.reason, end.at, end.culled, end.culledFor = k.end.reason, k.end.at, true, k.end.culledFor // why it ended is still the same
-		s.reason = end.reason
+	end := ending{Reason: s.reason, At: l.timing.now().UTC(), Stopped: wanted}
+	if k.end != nil && k.end.Culled {
+		end.Reason, end.At, end.Culled, end.CulledFor = k.end.Reason, k.end.At, true, k.end.CulledFor // why it ended is still the same
+		s.reason = end.Reason
 	}
 	l.mu.Unlock()
 	if !removed {
@@ -91,7 +91,7 @@ func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 		return
 	}
 	if wanted && k.pod.UID == pod.UID {
-		if k.end == nil || !k.end.stopped {
+		if k.end == nil || !k.end.Stopped {
 			l.enterEnd(k, &end)
 		}
 		l.enterGone(k)
@@ -102,7 +102,7 @@ func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 // endPod asks the supervisor to end its kernel and tell its clients why, and deletes the pod. Where the supervisor cannot do
 // that, the pod is marked first, so that every gateway knows what the deletion means.
 func (l *Launcher) endPod(pod *corev1.Pod, end ending, request string, alive bool) error {
-	if !alive || !l.endPolitely(pod, end.reason, request) {
+	if !alive || !l.endPolitely(pod, end.Reason, request) {
 		if err := l.annotate(l.ctx, pod, "", endingAnnotation(pod, end)); err != nil && !apierrors.IsNotFound(err) {
 			l.log.Warn("a pod could not be marked as ended", "pod", pod.Name, "err", err)
 		}
@@ -115,7 +115,7 @@ func (l *Launcher) endPod(pod *corev1.Pod, end ending, request string, alive boo
 
 // endingAnnotation marks a pod whose kernel is ended by a gateway.
 func endingAnnotation(pod *corev1.Pod, end ending) map[string]string {
-	text, err := json.Marshal(supervisor.Ending{KernelID: pod.Labels[LabelKernel], Reason: end.reason, At: end.at, Stopped: end.stopped, Culled: end.culled, CulledFor: end.culledFor})
+	text, err := json.Marshal(supervisor.Ending{KernelID: pod.Labels[LabelKernel], Reason: end.Reason, At: end.At, Stopped: end.Stopped, Culled: end.Culled, CulledFor: end.CulledFor})
 	if err != nil {
 		panic("kube: the time of an end cannot be written: " + err.Error()) // it comes from this machine's clock
 	}
