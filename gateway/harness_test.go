@@ -1,0 +1,190 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+)
+
+const (
+	testToken = "canary-5f2b7c90d1"
+	idA       = "0a1b2c3d-0000-4000-8000-00000000000a"
+	idB       = "0a1b2c3d-0000-4000-8000-00000000000b"
+	idUnknown = "0a1b2c3d-0000-4000-8000-0000000000ff"
+)
+
+// testGateway is a gateway on a real TCP port in front of a fake launcher.
+type testGateway struct {
+	*Gateway
+	fake *fakeLauncher
+	http *httptest.Server
+	log  *syncBuffer
+	t    testing.TB
+}
+
+func startGateway(t testing.TB, change func(*Options)) *testGateway {
+	t.Helper()
+	f := newFakeLauncher(t)
+	logged := &syncBuffer{}
+	o := Options{
+		Launcher: f, Specs: testSpecs(t), Version: "1.2.3", Token: testToken, StartWait: 5 * time.Second,
+		Log: slog.New(slog.NewTextHandler(logged, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+	if change != nil {
+		change(&o)
+	}
+	g, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tg := &testGateway{Gateway: g, fake: f, log: logged, t: t}
+	tg.http = httptest.NewUnstartedServer(g.Handler())
+	tg.http.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
+	tg.http.Start()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		g.Drain(ctx)
+		tg.http.Close()
+	})
+	return tg
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+// testSpecs gives python3 and r, read from a directory as the program does it.
+func testSpecs(t testing.TB) Specs {
+	t.Helper()
+	return &specDir{specs: []kernelspecs.Spec{
+		{Name: "python3", Dir: writeSpecDir(t), Argv: []string{"python3", "-m", "ipykernel_launcher", "-f", "{connection_file}"},
+			DisplayName: "Python 3", Language: "python", InterruptMode: "signal", Metadata: json.RawMessage(`{"debugger":true}`)},
+		{Name: "r", Dir: t.TempDir(), DisplayName: "R", Language: "R", InterruptMode: "signal"},
+	}}
+}
+
+type specDir struct{ specs []kernelspecs.Spec }
+
+func (d *specDir) List() []kernelspecs.Spec { return d.specs }
+func (d *specDir) Get(name string) (kernelspecs.Spec, bool) {
+	for _, s := range d.specs {
+		if s.Name == name {
+			return s, true
+		}
+	}
+	return kernelspecs.Spec{}, false
+}
+
+func writeSpecDir(t testing.TB) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "python3")
+	for name, text := range map[string]string{
+		"python3/logo-svg.svg": "<svg/>", "python3/sub/a.txt": "a", "secret.txt": "outside",
+	} {
+		path := filepath.Join(filepath.Dir(dir), name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// reply is an answer, read to its end.
+type reply struct {
+	*http.Response
+	body string
+}
+
+// do sends one request with the token. Options change it before it goes out.
+func (g *testGateway) do(method, path, body string, change ...func(*http.Request)) reply {
+	g.t.Helper()
+	r, err := http.NewRequest(method, g.http.URL+path, bytes.NewBufferString(body))
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	r.Header.Set("Authorization", "token "+testToken)
+	for _, f := range change {
+		f(r)
+	}
+	resp, err := g.http.Client().Transport.RoundTrip(r)
+	if err != nil {
+		g.t.Fatalf("%s %s: %v", method, path, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		return reply{resp, ""} // whatever comes then has no end
+	}
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return reply{resp, string(b)}
+}
+
+// want fails unless the answer has the status and, if text is not empty, contains it.
+func (r reply) want(t testing.TB, status int, text string) reply {
+	t.Helper()
+	if r.StatusCode != status || !bytes.Contains([]byte(r.body), []byte(text)) {
+		t.Errorf("%s %s: got %d %s, want %d with %q", r.Request.Method, r.Request.URL.Path, r.StatusCode, r.body, status, text)
+	}
+	if status >= 400 && r.Request.Method != "HEAD" {
+		var e errorBody
+		if err := json.Unmarshal([]byte(r.body), &e); err != nil || e.Reason == "" || e.Message == "" {
+			t.Errorf("%s %s: error body %q is not {reason, message}", r.Request.Method, r.Request.URL.Path, r.body)
+		}
+	}
+	return r
+}
+
+// decode reads the body's JSON.
+func decode[T any](t testing.TB, r reply) T {
+	t.Helper()
+	var v T
+	if err := json.Unmarshal([]byte(r.body), &v); err != nil {
+		t.Fatalf("%s: %v", r.body, err)
+	}
+	return v
+}
+
+// eventually waits for a condition that some other process or goroutine brings about.
+func eventually(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	over := time.After(20 * time.Second)
+	for !cond() {
+		select {
+		case <-tick.C:
+		case <-over:
+			t.Fatalf("never happened: %s", what)
+		}
+	}
+}
