@@ -17,12 +17,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/httpstream"
-	apispdy "k8s.io/apimachinery/pkg/util/httpstream/spdy"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport/spdy"
 	"k8s.io/client-go/transport/websocket"
+	"k8s.io/streaming/pkg/httpstream"
+	apispdy "k8s.io/streaming/pkg/httpstream/spdy"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 )
@@ -244,7 +244,7 @@ func (f *forwarder) open(ctx context.Context, pod *corev1.Pod) (httpstream.Conne
 	if err != nil {
 		return nil, err
 	}
-	tunnel, _, err = spdy.Negotiate(upgrader, &http.Client{Transport: transport}, req, portforward.PortForwardProtocolV1Name)
+	tunnel, _, err = spdy.NegotiateStreaming(upgrader, &http.Client{Transport: transport}, req, portforward.PortForwardProtocolV1Name)
 	return tunnel, err
 }
 

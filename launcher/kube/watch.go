@@ -43,7 +43,7 @@ const ofKindPod = "involvedObject.kind=Pod"
 func (l *Launcher) startInformers(ctx context.Context) error {
 	var synced []cache.InformerSynced
 	for _, ns := range l.namespaces {
-		pods := cache.NewSharedIndexInformer(&cache.ListWatch{
+		pods := cache.NewSharedIndexInformer(listThenWatch{&cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				o.LabelSelector = managed
 				return heeded(l, watched{ns, "pods"}, false, func() (*corev1.PodList, error) { return l.client.CoreV1().Pods(ns).List(ctx, o) })
@@ -52,8 +52,8 @@ func (l *Launcher) startInformers(ctx context.Context) error {
 				o.LabelSelector = managed
 				return heeded(l, watched{ns, "pods"}, true, func() (watch.Interface, error) { return l.client.CoreV1().Pods(ns).Watch(ctx, o) })
 			},
-		}, &corev1.Pod{}, l.timing.resync, nil)
-		events := cache.NewSharedIndexInformer(&cache.ListWatch{
+		}}, &corev1.Pod{}, l.timing.resync, nil)
+		events := cache.NewSharedIndexInformer(listThenWatch{&cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				o.FieldSelector = ofKindPod
 				return heeded(l, watched{ns, "events"}, false, func() (*corev1.EventList, error) { return l.client.CoreV1().Events(ns).List(ctx, o) })
@@ -62,7 +62,7 @@ func (l *Launcher) startInformers(ctx context.Context) error {
 				o.FieldSelector = ofKindPod
 				return heeded(l, watched{ns, "events"}, true, func() (watch.Interface, error) { return l.client.CoreV1().Events(ns).Watch(ctx, o) })
 			},
-		}, &corev1.Event{}, l.timing.resync, nil)
+		}}, &corev1.Event{}, l.timing.resync, nil)
 		entered, err := l.follow(ns, pods, events)
 		if err != nil {
 			return err
@@ -88,6 +88,13 @@ func (l *Launcher) startInformers(ctx context.Context) error {
 	l.freshness.proved(l.timing.now())
 	return nil
 }
+
+// listThenWatch has an informer list before it watches. One that gets the list through its watch tells nobody when the API server refuses
+// connections, and nobody could say then why kernels cannot be listed.
+type listThenWatch struct{ *cache.ListWatch }
+
+// IsWatchListSemanticsUnSupported is how client-go asks.
+func (listThenWatch) IsWatchListSemanticsUnSupported() bool { return true }
 
 // watched is what an informer watches.
 type watched struct{ namespace, what string }
