@@ -174,7 +174,7 @@ func (p *process) reap(at time.Time) {
 	}
 	if status.Signaled() {
 		p.info.Signal = status.Signal()
-		p.info.OOM = p.info.Signal == syscall.SIGKILL && p.oomKills >= 0 && countOOMKills() > p.oomKills
+		p.info.OOM = p.info.Signal == syscall.SIGKILL && p.ranOutOfMemory()
 		if p.info.OOM {
 			p.info.Limit = memoryLimit()
 		}

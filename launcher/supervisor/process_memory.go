@@ -102,10 +102,13 @@ func countOOMKills() int64 {
 func (p *process) forgiveOOM() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if countOOMKills() > p.oomKills && p.oomKills >= 0 {
+	if p.ranOutOfMemory() {
 		p.oomKills++
 	}
 }
+
+// ranOutOfMemory reports whether a process was killed for want of memory that is not accounted for. p.mu is held.
+func (p *process) ranOutOfMemory() bool { return p.oomKills >= 0 && countOOMKills() > p.oomKills }
 
 // memoryLimit returns the bytes that this control group may use; 0 where there is no bound or none can be read.
 func memoryLimit() int64 {
