@@ -1,14 +1,13 @@
 // JupyterLab with several open notebooks that nobody uses but to look at: their kernels are culled on time, tell so in the page,
 // and start again.
 //
-// EKG_IDLE is the gateway's idle timeout in seconds, EKG_TABS the number of notebooks, of which one is
-// started again. Screenshots and logs go to EKG_ARTIFACTS.
+// EKG_IDLE is the gateway's idle timeout in seconds. Screenshots and logs go to EKG_ARTIFACTS.
 import { check, equal, finish, rest, until } from '../js/checks.mjs';
 import { Lab } from './lab.mjs';
 
 const IDLE = Number(process.env.EKG_IDLE);
 const SLACK = 4; // seconds: for the page to show a cell's end, and for the machine
-const TABS = Number(process.env.EKG_TABS);
+const TABS = 10;
 const pause = seconds => new Promise(resolve => setTimeout(resolve, seconds * 1000));
 
 const lab = await Lab.start();
