@@ -16,6 +16,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 )
 
 // The users of these tests, each with a token of the form canary-NAME. Ann owns idA, of which rita may read and the group team
@@ -109,7 +110,7 @@ var has = map[string]access{"ann": ownKernel, "root": ownKernel, "uma": useKerne
 
 // Every user asks for every route of the router by every method, with the token in each place where one can be.
 func TestAccess_UserRouteMethod(t *testing.T) {
-	audit := &syncBuffer{}
+	audit := &transcript.Buffer{}
 	g := startUserGateway(t, func(o *Options) { o.Audit = audit })
 	routes := map[string][]route{}
 	for _, rt := range g.routes() {

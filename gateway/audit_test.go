@@ -10,12 +10,13 @@ import (
 	"testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 )
 
 // audited starts a gateway whose audit log can be read.
 func audited(t *testing.T, change func(*Options)) (*testGateway, func() []map[string]any) {
 	t.Helper()
-	log := &syncBuffer{}
+	log := &transcript.Buffer{}
 	g := startGateway(t, func(o *Options) {
 		o.Audit = log
 		if change != nil {
@@ -98,7 +99,7 @@ func TestAudit(t *testing.T) {
 // Where there are users each entry names the one who has asked, and each refusal what has refused it: also what the client is told
 // does not exist.
 func TestAudit_users(t *testing.T) {
-	log := &syncBuffer{}
+	log := &transcript.Buffer{}
 	g := startUserGateway(t, func(o *Options) { o.Audit, o.StartsPerMinute, o.ConnectionsPerUser = log, 1, 1 })
 	super := g.addShared()
 	g.fake.add(idB, "python3", launcher.Idle)
@@ -298,7 +299,7 @@ func (f *flaky) Write(b []byte) (int, error) {
 
 // An audit log that cannot be written is told once, counted each time, and does not stop anybody's work.
 func TestAudit_broken(t *testing.T) {
-	disk, log := &flaky{full: true}, &syncBuffer{}
+	disk, log := &flaky{full: true}, &transcript.Buffer{}
 	a := &audit{to: disk, metrics: NewMetrics("1"), log: slog.New(slog.NewTextHandler(log, nil))}
 	for range 3 {
 		a.write(auditEntry{Action: "stop"})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 )
 
 // A secret that stands in any input, the right token included, is in no log at any level, not in the audit log, in no metric, in no error
@@ -20,7 +21,7 @@ func TestCanary(t *testing.T) {
 		canary     = "CANARY5f1d"
 		idStarting = "0a1b2c3d-0000-4000-8000-00000000000c"
 	)
-	audit := &syncBuffer{}
+	audit := &transcript.Buffer{}
 	g := startGateway(t, func(o *Options) {
 		o.Audit, o.Token, o.ClientEnv, o.AllowOrigins = audit, canary, []string{"MY_TOKEN"}, []string{"https://lab.example"}
 		o.Specs = &specDir{specs: append(slices.Clone(testSpecs(t).List()), kernelspecs.Spec{Name: "secretive", Argv: []string{"x", canary},

@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -13,38 +12,19 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 )
 
 // fuzzed is a gateway to be fuzzed. What it has written is looked at after each request.
 type fuzzed struct {
 	*testGateway
-	log, audit *lastLines
-}
-
-// lastLines keeps what was written since it was last taken.
-type lastLines struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lastLines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lastLines) take() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	defer l.b.Reset()
-	return l.b.String()
+	log, audit *transcript.Buffer
 }
 
 // started are the kernels that requests have started; the oldest goes when there are many.
@@ -52,7 +32,7 @@ const startedAtMost = 20
 
 // startFuzzed starts a gateway with a kernel of ann's that others use and read, and one that is starting. Start does no more than note the kernel.
 func startFuzzed(f *testing.F) *fuzzed {
-	x := &fuzzed{log: &lastLines{}, audit: &lastLines{}}
+	x := &fuzzed{log: &transcript.Buffer{}, audit: &transcript.Buffer{}}
 	x.testGateway = startUserGateway(f, func(o *Options) {
 		o.Log = slog.New(slog.NewTextHandler(x.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 		o.Audit, o.ClientEnv, o.StartWait = x.audit, []string{"EXTRA"}, 0
@@ -155,13 +135,13 @@ func (x *fuzzed) ask(t *testing.T, r *http.Request) {
 
 // logged holds that no line of a log has more in it than its writer meant.
 func (x *fuzzed) logged(t *testing.T) {
-	for line := range strings.Lines(x.log.take()) {
+	for line := range strings.Lines(x.log.Take()) {
 		line = strings.TrimSuffix(line, "\n")
 		if !strings.HasPrefix(line, "time=") || !utf8.ValidString(line) || strings.ContainsFunc(line, func(r rune) bool { return !unicode.IsPrint(r) }) {
 			t.Errorf("log line %q", line)
 		}
 	}
-	for line := range strings.Lines(x.audit.take()) {
+	for line := range strings.Lines(x.audit.Take()) {
 		var e auditEntry
 		d := json.NewDecoder(strings.NewReader(line))
 		d.DisallowUnknownFields()

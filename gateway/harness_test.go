@@ -10,11 +10,11 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 )
 
 const (
@@ -29,14 +29,14 @@ type testGateway struct {
 	*Gateway
 	fake *fakeLauncher
 	http *httptest.Server
-	log  *syncBuffer
+	log  *transcript.Buffer
 	t    testing.TB
 }
 
 func startGateway(t testing.TB, change func(*Options)) *testGateway {
 	t.Helper()
 	f := newFakeLauncher(t)
-	logged := &syncBuffer{}
+	logged := &transcript.Buffer{}
 	o := Options{
 		Launcher: f, Specs: testSpecs(t), Version: "1.2.3", Token: testToken, StartWait: 5 * time.Second,
 		Log: slog.New(slog.NewTextHandler(logged, &slog.HandlerOptions{Level: slog.LevelDebug})),
@@ -59,23 +59,6 @@ func startGateway(t testing.TB, change func(*Options)) *testGateway {
 		tg.http.Close()
 	})
 	return tg
-}
-
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }
 
 // testSpecs gives python3 and r, read from a directory as the program does it.

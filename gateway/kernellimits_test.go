@@ -14,6 +14,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 )
 
 // limitSpecs are kernelspecs of which one has a limit.
@@ -134,7 +135,7 @@ func TestKernelLimits_Set(t *testing.T) {
 
 // What is over a limit is refused with 403, in the audit log as well, and counted.
 func TestKernelLimits_Answer(t *testing.T) {
-	audit := &syncBuffer{}
+	audit := &transcript.Buffer{}
 	metrics := NewMetrics("test")
 	g := startUserGateway(t, func(o *Options) {
 		o.Audit, o.Metrics = audit, metrics

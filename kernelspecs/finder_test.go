@@ -1,18 +1,18 @@
 package kernelspecs
 
 import (
-	"bytes"
 	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 )
 
 // found is what a Finder has, as name=directory relative to base.
@@ -89,24 +89,6 @@ func TestFinder_Order(t *testing.T) {
 	}
 }
 
-// logBuffer is a log that can be read while it is written.
-type logBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *logBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *logBuffer) count(text string) int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return strings.Count(b.buf.String(), text)
-}
-
 // Everything that can happen to a spec is seen within two seconds, with inotify and, at the latest, without it.
 func TestFinder_Follows(t *testing.T) {
 	watchers := map[string]func() (*fsnotify.Watcher, error){
@@ -124,7 +106,7 @@ func TestFinder_Follows(t *testing.T) {
 func follow(t *testing.T, newWatcher func() (*fsnotify.Watcher, error)) {
 	base := t.TempDir()
 	write(t, filepath.Join(base, "given/a/kernel.json"), plain)
-	var log logBuffer
+	var log transcript.Buffer
 	f, err := open(Options{Dirs: []string{filepath.Join(base, "given")}, DataDirs: []string{filepath.Join(base, "x/y")},
 		Log: slog.New(slog.NewTextHandler(&log, nil))}, newWatcher, 50*time.Millisecond)
 	if err != nil {
@@ -202,7 +184,7 @@ func follow(t *testing.T, newWatcher func() (*fsnotify.Watcher, error)) {
 		t.Logf("%s: seen after %v", step.name, time.Since(began).Round(time.Millisecond))
 	}
 	// The same broken file was read several times perhaps, but is told once.
-	if n := log.count("b/kernel.json:1: not valid JSON"); n != 1 {
+	if n := strings.Count(log.String(), "b/kernel.json:1: not valid JSON"); n != 1 {
 		t.Errorf("the broken spec was logged %d times", n)
 	}
 }

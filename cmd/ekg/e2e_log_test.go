@@ -11,10 +11,11 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 )
 
 // command prepares `ekg` as the gateway's user would call it from a shell.
@@ -35,24 +36,6 @@ func (g *gateway) prints(args ...string) (code int, stdout, stderr string) {
 		g.t.Fatal(err)
 	}
 	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
-}
-
-// screen collects what a running command prints.
-type screen struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (s *screen) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.buf.Write(p)
-}
-
-func (s *screen) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.buf.String()
 }
 
 // beginIn sends code as a cell of a notebook.
@@ -142,7 +125,7 @@ display(Image(data=base64.b64decode(%q), format="png"))
 	})
 
 	t.Run("follow while the gateway is killed", func(t *testing.T) {
-		var out, errs screen
+		var out, errs transcript.Buffer
 		cell := c.begin(printing(40))
 		cmd := g.command("log", id, "--follow", "--cell", cell)
 		cmd.Stdout, cmd.Stderr = &out, &errs

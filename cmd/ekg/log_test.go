@@ -23,6 +23,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 )
 
 const (
@@ -249,7 +250,7 @@ func TestLogCommand_Follow(t *testing.T) {
 	}
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
-	var out, errs lines
+	var out, errs transcript.Buffer
 	ended := make(chan int, 1)
 	go func() {
 		ended <- run(ctx, []string{"ekg", "log", "-f", "f", "--gateway-url", g.URL + "/base"}, &out, &errs)

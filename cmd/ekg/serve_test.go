@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 )
 
 // fakeLauncher has the kernels it is given. What a test does not expect to be called panics.
@@ -59,30 +59,12 @@ func (f *fakeLauncher) Close() error {
 	return nil
 }
 
-// lines is an output that can be read while it is written.
-type lines struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *lines) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
-}
-
 // running is a server in this process.
 type running struct {
 	t      *testing.T
 	url    *url.URL
-	stdout *lines
-	log    *lines
+	stdout *transcript.Buffer
+	log    *transcript.Buffer
 	end    context.CancelFunc
 	ended  chan error
 }
@@ -98,7 +80,7 @@ func start(t *testing.T, fake *fakeLauncher, flags map[string][]string) *running
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &running{t: t, stdout: &lines{}, log: &lines{}, ended: make(chan error, 1)}
+	r := &running{t: t, stdout: &transcript.Buffer{}, log: &transcript.Buffer{}, ended: make(chan error, 1)}
 	v := newServer(s, r.stdout, slog.New(slog.NewTextHandler(r.log, nil)))
 	v.openLauncher = func(context.Context, *settings, launcher.Limits, *slog.Logger, launcher.Observer) (launcher.Launcher, error) {
 		return fake, nil

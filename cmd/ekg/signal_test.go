@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 )
 
 // ekgProcess starts the program as a process of its own, and returns it with the URL it has printed.
@@ -17,7 +19,7 @@ func ekgProcess(t *testing.T, args ...string) (*exec.Cmd, string) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], args...)
 	cmd.Env = append(os.Environ(), "RUN_AS_EKG=1")
-	var log lines
+	var log transcript.Buffer
 	cmd.Stderr = &log
 	out, err := cmd.StdoutPipe()
 	if err != nil {

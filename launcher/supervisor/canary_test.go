@@ -1,44 +1,25 @@
 package supervisor
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/gorilla/websocket"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 )
-
-// written is a log that can be read while it is written.
-type written struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (w *written) Write(p []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.b.Write(p)
-}
-
-func (w *written) String() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.b.String()
-}
 
 // A secret that somebody puts into anything that reaches a supervisor is in no log of it, at whatever level, and in no error.
 func TestCanary(t *testing.T) {
 	const canary = "CANARY-5f1d"
-	log := new(written)
+	log := new(transcript.Buffer)
 	r := startSupervisorTuned(t, func(c *Config) { c.Env["KERNEL_SECRET"] = canary }, func(s *Supervisor) {
 		s.logger = slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}).ready()
@@ -79,7 +60,7 @@ func TestCanary(t *testing.T) {
 
 // What a gateway asks for is in the log under the gateway's id, and no other's.
 func TestSupervisor_logsRequests(t *testing.T) {
-	log := new(written)
+	log := new(transcript.Buffer)
 	r := startSupervisorTuned(t, nil, func(s *Supervisor) { s.logger = slog.New(slog.NewJSONHandler(log, nil)) }).ready()
 	const id = "0123456789abcdef"
 	c := r.dial(dialOption{session: "ann", header: http.Header{"User-Agent": {"test"}, "X-Request-Id": {id}}})

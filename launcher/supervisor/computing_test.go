@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 )
 
 // fakeGPUs stands for ekg-gpu, and says what it is told to.
@@ -153,7 +155,7 @@ func TestCull_gpus(t *testing.T) {
 	t.Run("it hangs and the kernel ends", func(t *testing.T) {
 		g := newFakeGPUs(t)
 		g.say("hang")
-		var logged podOutput
+		var logged transcript.Buffer
 		r := startSupervisorTuned(t, tune(g), func(s *Supervisor) { s.logger = loggerTo(&logged) }).ready()
 		var pid int
 		for deadline := time.Now().Add(testLimit); pid == 0; <-time.After(10 * time.Millisecond) {
@@ -194,7 +196,7 @@ func (m *measured) sees(gpus float64, failure string) {
 func TestLife_measure(t *testing.T) {
 	const minute = time.Minute
 	synctest.Test(t, func(t *testing.T) {
-		var logged podOutput
+		var logged transcript.Buffer
 		i := newIdling(t, Cull{IdleTimeout: time.Hour, GPU: 0.1})
 		i.s.cfg.GPUProgram, i.s.logger = "/ekg-gpu", loggerTo(&logged)
 		p := &measured{}

@@ -9,10 +9,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 )
 
 // pod is a supervisor and a child, each a process of this test's program, as the containers of a pod are.
@@ -29,26 +30,8 @@ type pod struct {
 // podProcess is a process that a test starts, kills and starts again.
 type podProcess struct {
 	cmd  *exec.Cmd
-	out  *podOutput
+	out  *transcript.Buffer
 	done chan struct{}
-}
-
-// podOutput is what a process has written, safe to be read while it writes.
-type podOutput struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (o *podOutput) Write(b []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.Write(b)
-}
-
-func (o *podOutput) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.String()
 }
 
 // newPod prepares a pod; nothing runs yet.
@@ -101,7 +84,7 @@ func startPod(t *testing.T, change func(*Config)) *pod {
 
 func (p *pod) start(program string, user *syscall.Credential, env ...string) *podProcess {
 	p.t.Helper()
-	c := &podProcess{cmd: exec.Command(program), out: new(podOutput), done: make(chan struct{})}
+	c := &podProcess{cmd: exec.Command(program), out: new(transcript.Buffer), done: make(chan struct{})}
 	c.cmd.Env = append(os.Environ(), env...)
 	c.cmd.Stdout, c.cmd.Stderr = c.out, c.out
 	c.cmd.WaitDelay = time.Second
