@@ -38,6 +38,15 @@ func TestE2E_KubeLife(t *testing.T) {
 	if pods := k.pods(); len(pods) != 1 || pods[0].Metadata.Name != id+"-1" {
 		t.Errorf("pods: %+v", pods)
 	}
+	t.Run("of its ports only the supervisor's is open to others", func(t *testing.T) {
+		r := c.finish(c.begin(`for file in '/proc/net/tcp', '/proc/net/tcp6':
+    for line in list(open(file))[1:]:
+        address, port = line.split()[1].split(':')
+        if line.split()[3] == '0A' and address not in ('0100007F', '00000000000000000000000001000000'): print(int(port, 16))`), 20*time.Second)
+		if r.stdout != "8889\n" {
+			t.Errorf("open are %q", r.stdout)
+		}
+	})
 	t.Run("variables survive the gateway", func(t *testing.T) {
 		k.kill()
 		k.start()

@@ -65,6 +65,12 @@ func newTestCluster(t testing.TB) *testCluster {
 					return true, nil, err
 				}
 			}
+		case k8stesting.DeleteActionImpl:
+			if wanted := a.GetDeleteOptions().Preconditions; a.GetResource().Resource == "pods" && wanted != nil && wanted.UID != nil {
+				if err := c.mayChange(a, a.GetName(), string(*wanted.UID), ""); err != nil {
+					return true, nil, err
+				}
+			}
 		case k8stesting.PatchActionImpl:
 			if a.GetResource().Resource == "pods" {
 				return c.patchPod(a)

@@ -74,6 +74,27 @@ func TestStart(t *testing.T) {
 			t.Errorf("what was refused: %v", err)
 		}
 	})
+	t.Run("no other pod is removed in place of its own", func(t *testing.T) {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a-1"}}
+		there, err := c.CoreV1().Pods("ns").Create(t.Context(), pod, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := there.DeepCopy()
+		before.UID = "of the one that had its name"
+		if err := l.deletePod(t.Context(), before); err != nil {
+			t.Error(err)
+		}
+		if _, err := c.CoreV1().Pods("ns").Get(t.Context(), "a-1", metav1.GetOptions{}); err != nil {
+			t.Error(err)
+		}
+		if err := l.deletePod(t.Context(), there); err != nil {
+			t.Error(err)
+		}
+		if _, err := c.CoreV1().Pods("ns").Get(t.Context(), "a-1", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			t.Error(err)
+		}
+	})
 	t.Run("a pod whose secret cannot be made is removed", func(t *testing.T) {
 		refuse := atomic.Bool{}
 		refuse.Store(true)
