@@ -49,6 +49,10 @@ await check('idle tabs, and somebody who switches between them', async () => {
   await rest(`/api/kernels/${first}/restart`, { method: 'POST' });
   // In a new page: one that is loaded again has in front whichever tab it had when it last saved its layout, some seconds ago.
   await tabs[0].close();
+  const late = await lab.open('tab1.ipynb'); // whoever opens the page only now is told by a dialog
+  await late.dialog.getByText(`it was idle for ${IDLE}s`).waitFor({ timeout: 15000 })
+    .catch(async e => { await late.screenshot('no dialog'); throw e; });
+  await late.close();
   const again = await lab.open('tab0.ipynb');
   await again.connected(30);
   await again.run(1);
