@@ -1,9 +1,7 @@
 package deploy_test
 
 import (
-	"bytes"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -13,138 +11,147 @@ import (
 	"strings"
 	"testing"
 
-	"go.yaml.in/yaml/v3"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
-	k8syaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/api/provider"
+	"sigs.k8s.io/kustomize/api/resource"
+	"sigs.k8s.io/kustomize/api/types"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
-// kustomization is what our kustomization.yaml files use of kustomize; any other key is an error.
-type kustomization struct {
-	APIVersion string   `yaml:"apiVersion"`
-	Kind       string   `yaml:"kind"`
-	Resources  []string `yaml:"resources"`
-	Components []string `yaml:"components"`
-	Patches    []struct {
-		Path string `yaml:"path"`
-	} `yaml:"patches"`
-	ConfigMaps []struct {
-		Name      string   `yaml:"name"`
-		Namespace string   `yaml:"namespace"`
-		Files     []string `yaml:"files"` // KEY=FILE or FILE
-		Options   struct {
-			DisableNameSuffixHash bool `yaml:"disableNameSuffixHash"`
-		} `yaml:"options"`
-	} `yaml:"configMapGenerator"`
-	Images []struct {
-		Name    string `yaml:"name"`
-		NewName string `yaml:"newName"`
-		NewTag  string `yaml:"newTag"`
-	} `yaml:"images"`
-	Replacements []struct {
-		Source struct {
-			Kind      string `yaml:"kind"`
-			Name      string `yaml:"name"`
-			FieldPath string `yaml:"fieldPath"`
-		} `yaml:"source"`
-		Targets []struct {
-			Select struct {
-				Kind string `yaml:"kind"`
-				Name string `yaml:"name"`
-			} `yaml:"select"`
-			FieldPaths []string `yaml:"fieldPaths"`
-		} `yaml:"targets"`
-	} `yaml:"replacements"`
+// Builds of deploy/kubernetes, as an operator makes them. The components are used as their kustomization files say.
+var (
+	base       = build{"base", nil}
+	token      = build{"overlays/token", nil}
+	metrics    = build{"overlays/token", []string{"metrics"}}
+	prometheus = build{"overlays/token", []string{"metrics", "prometheus-operator"}}
+)
+
+// build is a kustomization, and the components that are added to it.
+type build struct {
+	dir        string
+	components []string
 }
 
-// files are the files that a kustomization takes, relative to it.
-func (k kustomization) files() []string {
-	files := slices.Clone(k.Resources)
-	for _, p := range k.Patches {
-		files = append(files, p.Path)
-	}
-	for _, c := range k.ConfigMaps {
-		for _, f := range c.Files {
-			_, file, named := strings.Cut(f, "=")
-			if !named {
-				file = f
+// resources returns what kustomize makes of the build.
+func (b build) resources(t *testing.T) []*resource.Resource {
+	t.Helper()
+	dir := filepath.Join("kubernetes", b.dir)
+	if len(b.components) > 0 {
+		dir = t.TempDir()
+		in := func(name string) string { // kustomize takes no absolute path
+			abs, err := filepath.Abs(filepath.Join("kubernetes", name))
+			if err != nil {
+				t.Fatal(err)
 			}
-			files = append(files, file)
+			rel, err := filepath.Rel(dir, abs)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return rel
+		}
+		overlay := types.Kustomization{TypeMeta: types.TypeMeta{APIVersion: types.KustomizationVersion,
+			Kind: types.KustomizationKind},
+			Resources: []string{in(b.dir)}}
+		for _, c := range b.components {
+			overlay.Components = append(overlay.Components, in(filepath.Join("components", c)))
+		}
+		text, err := yaml.Marshal(overlay)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), text, 0o600); err != nil {
+			t.Fatal(err)
 		}
 	}
-	return files
-}
-
-func readKustomization(t *testing.T, dir string) (k kustomization) {
-	t.Helper()
-	data, err := os.ReadFile(filepath.Join(dir, "kustomization.yaml"))
+	made, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	dec := yaml.NewDecoder(bytes.NewReader(data))
-	dec.KnownFields(true)
-	if err := dec.Decode(&k); err != nil {
-		t.Fatalf("%s: %v", dir, err)
-	}
-	if want := map[bool]string{true: "Component", false: "Kustomization"}[strings.Contains(dir, "components")]; k.Kind != want {
-		t.Errorf("%s: kind %q", dir, k.Kind)
-	}
-	return k
+	return made.Resources()
 }
 
-// objects decodes every document of a manifest into its type. A key that the type does not have is an error, as is a
-// kind that Kubernetes does not have.
-func objects(t *testing.T, file string) (all []runtime.Object) {
+// objects decodes what kustomize makes of the build into Kubernetes' types. A key that a type does not have is an
+// error, as is a kind that Kubernetes does not have. Kinds of the Prometheus operator, which have no types here, are
+// left out.
+func (b build) objects(t *testing.T) (all []runtime.Object) {
 	t.Helper()
-	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	strict := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
-	for docs := k8syaml.NewDocumentDecoder(f); ; {
-		doc := make([]byte, 64<<10)
-		n, err := docs.Read(doc)
-		if err == io.EOF {
-			return all
+	strict := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme,
+		json.SerializerOptions{Yaml: true, Strict: true})
+	for _, r := range b.resources(t) {
+		if r.GetGvk().Group == "monitoring.coreos.com" {
+			continue
 		}
+		text, err := r.AsYAML()
 		if err != nil {
-			t.Fatalf("%s: %v", file, err)
+			t.Fatal(err)
 		}
-		o, _, err := strict.Decode(doc[:n], nil, nil)
+		o, _, err := strict.Decode(text, nil, nil)
 		if err != nil {
-			t.Errorf("%s, document %d: %v", file, len(all)+1, err)
+			t.Errorf("%s %s: %v", r.GetKind(), r.GetName(), err)
 			continue
 		}
 		all = append(all, o)
 	}
+	return all
 }
 
-// find is the one object of a type and name among those of a manifest.
+// find returns the one object of a type and name that kustomize makes of a build.
 func find[T interface {
 	runtime.Object
 	GetName() string
-}](t *testing.T, file, name string) T {
+}](t *testing.T, b build, name string) T {
 	t.Helper()
-	for _, o := range objects(t, file) {
+	for _, o := range b.objects(t) {
 		if found, ok := o.(T); ok && found.GetName() == name {
 			return found
 		}
 	}
-	t.Fatalf("%s has no %T named %s", file, *new(T), name)
+	t.Fatalf("%s has no %T named %s", b.dir, *new(T), name)
 	panic("unreachable")
 }
 
-// TestManifests_Strict finds what kubectl would refuse or, worse, ignore: misspelt keys, a file that no kustomization takes.
+// files returns the files that a kustomization uses, relative to it.
+func files(k types.Kustomization) []string {
+	all := slices.Concat(k.Resources, k.Components)
+	for _, p := range k.Patches {
+		all = append(all, p.Path)
+	}
+	for _, c := range k.ConfigMapGenerator {
+		for _, f := range c.FileSources {
+			_, file, named := strings.Cut(f, "=") // KEY=FILE or FILE
+			if !named {
+				file = f
+			}
+			all = append(all, file)
+		}
+	}
+	return all
+}
+
+// Every build has only keys and kinds that Kubernetes has: kubectl would reject others or, worse, ignore them.
 func TestManifests_Strict(t *testing.T) {
+	for _, b := range []build{base, token, metrics, prometheus} {
+		if n := len(b.objects(t)); n < 5 {
+			t.Errorf("%s with %v has only %d objects", b.dir, b.components, n)
+		}
+	}
+}
+
+// Every file is used by the kustomization beside it, and holds an object if it is a manifest.
+func TestManifests_Files(t *testing.T) {
+	factory := provider.NewDefaultDepProvider().GetResourceFactory()
 	dirs := 0
 	err := filepath.WalkDir("kubernetes", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.Name() != "kustomization.yaml" {
@@ -152,19 +159,37 @@ func TestManifests_Strict(t *testing.T) {
 		}
 		dirs++
 		dir := filepath.Dir(path)
-		listed := readKustomization(t, dir).files()
-		for _, name := range listed {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		var k types.Kustomization
+		if err := k.Unmarshal(data); err != nil { // an unknown key is an error
+			t.Fatalf("%s: %v", path, err)
+		}
+		if want := map[bool]string{true: types.ComponentKind,
+			false: types.KustomizationKind}[strings.Contains(dir, "components")]; k.Kind != want {
+			t.Errorf("%s: kind %q", dir, k.Kind)
+		}
+		used := files(k)
+		for _, name := range used {
 			file := filepath.Join(dir, name)
-			info, err := os.Stat(file)
-			if err != nil {
+			if info, err := os.Stat(file); err != nil {
 				t.Errorf("%s: %v", path, err)
-			} else if !info.IsDir() && filepath.Ext(name) == ".yaml" && name != "policy.yaml" && !strings.Contains(dir, "prometheus-operator") && len(objects(t, file)) == 0 {
-				t.Errorf("%s holds nothing", file)
+			} else if info.IsDir() || filepath.Ext(name) != ".yaml" || name == "policy.yaml" {
+				continue
+			}
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if all, err := factory.SliceFromBytes(text); err != nil || len(all) == 0 {
+				t.Errorf("%s has %d objects: %v", file, len(all), err)
 			}
 		}
 		return filepath.WalkDir(dir, func(file string, d fs.DirEntry, err error) error {
 			name, _ := filepath.Rel(dir, file)
-			if err == nil && !d.IsDir() && name != "kustomization.yaml" && !slices.Contains(listed, name) {
+			if err == nil && !d.IsDir() && name != "kustomization.yaml" && !slices.Contains(used, name) {
 				t.Errorf("%s is not in %s", file, path)
 			}
 			return err
@@ -175,17 +200,15 @@ func TestManifests_Strict(t *testing.T) {
 	}
 }
 
-// TestManifests_Mounts finds volumes that nothing mounts or makes, and kernelspecs that are not mounted as gateways look for them.
+// Every volume is mounted and has a source, and kernelspecs are mounted where gateways look for them.
 func TestManifests_Mounts(t *testing.T) {
-	base := readKustomization(t, "kubernetes/base")
-	made := map[string][]string{} // keys by config map
-	for _, c := range base.ConfigMaps {
-		for _, f := range c.Files {
-			key, _, _ := strings.Cut(f, "=")
-			made[c.Name] = append(made[c.Name], key)
+	keys := map[string]map[string]string{} // data by config map
+	for _, o := range base.objects(t) {
+		if c, ok := o.(*corev1.ConfigMap); ok {
+			keys[c.Name] = c.Data
 		}
 	}
-	pod := find[*appsv1.Deployment](t, "kubernetes/base/gateway.yaml", "ekg").Spec.Template.Spec
+	pod := find[*appsv1.Deployment](t, base, "ekg").Spec.Template.Spec
 	mounted := map[string]string{}
 	for _, m := range pod.Containers[0].VolumeMounts {
 		mounted[m.Name] = m.MountPath
@@ -198,18 +221,18 @@ func TestManifests_Mounts(t *testing.T) {
 		if v.ConfigMap == nil {
 			continue
 		}
-		keys, items := made[v.ConfigMap.Name], v.ConfigMap.Items
-		if keys == nil {
-			t.Errorf("nobody makes the config map %s", v.ConfigMap.Name)
+		data, items := keys[v.ConfigMap.Name], v.ConfigMap.Items
+		if data == nil {
+			t.Errorf("no config map %s is created", v.ConfigMap.Name)
 		}
 		if v.Name != "kernelspecs" {
 			continue
 		}
-		if len(items) != len(keys) {
-			t.Errorf("%d of %d kernelspecs are mounted", len(items), len(keys))
+		if len(items) != len(data) {
+			t.Errorf("%d of %d kernelspecs are mounted", len(items), len(data))
 		}
 		for _, item := range items {
-			if name := strings.TrimSuffix(item.Key, ".json"); !slices.Contains(keys, item.Key) || item.Path != name+"/kernel.json" {
+			if name := strings.TrimSuffix(item.Key, ".json"); data[item.Key] == "" || item.Path != name+"/kernel.json" {
 				t.Errorf("kernelspec %s is mounted as %s", item.Key, item.Path)
 			}
 		}
@@ -219,48 +242,56 @@ func TestManifests_Mounts(t *testing.T) {
 	}
 }
 
-// TestManifests_Code holds what manifests and code both say.
+// Labels, ports and images are the same in manifests and in the code.
 func TestManifests_Code(t *testing.T) {
-	gateway := find[*appsv1.Deployment](t, "kubernetes/base/gateway.yaml", "ekg").Spec.Template
-	policy := find[*networkingv1.NetworkPolicy](t, "kubernetes/base/network.yaml", "ekg-kernels").Spec
-	if got := policy.PodSelector.MatchExpressions; len(got) != 1 || got[0].Key != kube.LabelKernel {
-		t.Errorf("the network policy selects %v, kernels' pods have %s", got, kube.LabelKernel)
+	gateway := find[*appsv1.Deployment](t, base, "ekg").Spec.Template
+	policy := find[*networkingv1.NetworkPolicy](t, base, "ekg-kernels").Spec
+	if got := policy.PodSelector.MatchExpressions; len(got) != 1 || got[0].Key != podspec.LabelKernel {
+		t.Errorf("the network policy selects %v, kernels' pods have %s", got, podspec.LabelKernel)
+	}
+	env := func(pod corev1.PodTemplateSpec, name string) string {
+		for _, e := range pod.Spec.Containers[0].Env {
+			if e.Name == name {
+				return e.Value
+			}
+		}
+		return ""
 	}
 	from := policy.Ingress[0].From[0].PodSelector.MatchLabels
-	var peers string
-	for _, e := range gateway.Spec.Containers[0].Env {
-		if e.Name == "EKG_KUBE_PEERS" {
-			peers = e.Value
-		}
-	}
+	peers := env(gateway, "EKG_KUBE_PEERS")
 	for key, value := range gateway.Labels {
 		if from[key] != value || !slices.Contains(strings.Split(peers, ","), key+"="+value) {
 			t.Errorf("gateways have %s=%s; the network policy admits %v, and peers are %s", key, value, from, peers)
 		}
 	}
-	metrics := find[*appsv1.Deployment](t, "kubernetes/components/metrics/gateway.yaml", "ekg").Spec.Template
-	port := metrics.Spec.Containers[0].Ports[0]
-	if env := metrics.Spec.Containers[0].Env[0]; env.Name != "EKG_METRICS_LISTEN" || !strings.HasSuffix(env.Value, fmt.Sprint(":", port.ContainerPort)) ||
-		metrics.Annotations["prometheus.io/port"] != fmt.Sprint(port.ContainerPort) {
-		t.Errorf("metrics: listens by %v, scraped at %s, port %v", env, metrics.Annotations["prometheus.io/port"], port)
-	}
-	admits := find[*networkingv1.NetworkPolicy](t, "kubernetes/components/metrics/network.yaml", "ekg-metrics").Spec
-	if !maps.Equal(admits.PodSelector.MatchLabels, gateway.Labels) || admits.Ingress[0].Ports[0].Port.StrVal != port.Name || len(admits.Ingress[0].From) == 0 {
-		t.Errorf("the network policy admits to %v %v from %v", admits.PodSelector, admits.Ingress[0].Ports[0].Port, admits.Ingress[0].From)
+	if image := gateway.Spec.Containers[0].Image; image == "" || env(gateway, "EKG_SUPERVISOR_IMAGE") != image {
+		t.Errorf("gateways have the image %s, supervisors %s", image, env(gateway, "EKG_SUPERVISOR_IMAGE"))
 	}
 	ports := map[string]int32{}
-	for _, p := range gateway.Spec.Containers[0].Ports {
+	scraped := find[*appsv1.Deployment](t, metrics, "ekg").Spec.Template
+	for _, p := range scraped.Spec.Containers[0].Ports {
 		ports[p.Name] = p.ContainerPort
 	}
 	if ports["peers"] != kube.PeerPort {
 		t.Errorf("the port for peers is %d, the code's is %d", ports["peers"], kube.PeerPort)
 	}
+	port := fmt.Sprint(ports["metrics"])
+	if listen := env(scraped, "EKG_METRICS_LISTEN"); port == "0" || !strings.HasSuffix(listen, ":"+port) ||
+		scraped.Annotations["prometheus.io/port"] != port {
+		t.Errorf("metrics: listens at %s, scraped at %s, port %s", listen, scraped.Annotations["prometheus.io/port"], port)
+	}
+	admits := find[*networkingv1.NetworkPolicy](t, metrics, "ekg-metrics").Spec
+	if ingress := admits.Ingress[0]; !maps.Equal(admits.PodSelector.MatchLabels, gateway.Labels) ||
+		ingress.Ports[0].Port.StrVal != "metrics" ||
+		len(ingress.From) == 0 {
+		t.Errorf("the network policy admits to %v %v from %v", admits.PodSelector, ingress.Ports[0].Port, ingress.From)
+	}
 }
 
-// TestManifests_NoSecrets holds the promise that gateways cannot read secrets, nor run commands in pods.
+// Gateways cannot read secrets, nor run commands in pods.
 func TestManifests_NoSecrets(t *testing.T) {
 	rules := 0
-	for _, o := range objects(t, "kubernetes/base/rbac.yaml") {
+	for _, o := range base.objects(t) {
 		role, ok := o.(*rbacv1.Role)
 		if !ok {
 			continue
@@ -283,17 +314,17 @@ func TestManifests_NoSecrets(t *testing.T) {
 		}
 	}
 	if rules == 0 {
-		t.Error("there are no rules: the test proves nothing")
+		t.Error("no rules were found: the test proves nothing")
 	}
 }
 
-// TestManifests_Restricted holds that the gateway's pod is what the namespace's security standard admits.
+// The namespace's security standard admits the gateway's pod.
 func TestManifests_Restricted(t *testing.T) {
-	namespace := find[*corev1.Namespace](t, "kubernetes/base/namespaces.yaml", "ekg")
+	namespace := find[*corev1.Namespace](t, base, "ekg")
 	if got := namespace.Labels["pod-security.kubernetes.io/enforce"]; got != "restricted" {
 		t.Errorf("security standard %q", got)
 	}
-	pod := find[*appsv1.Deployment](t, "kubernetes/base/gateway.yaml", "ekg").Spec.Template.Spec
+	pod := find[*appsv1.Deployment](t, base, "ekg").Spec.Template.Spec
 	if s := pod.SecurityContext; s == nil || s.RunAsNonRoot == nil || !*s.RunAsNonRoot || s.SeccompProfile == nil {
 		t.Errorf("the pod's security context is %v", s)
 	}
@@ -306,13 +337,13 @@ func TestManifests_Restricted(t *testing.T) {
 	}
 }
 
-// TestManifests_Kernelspecs reads the shipped kernelspecs as a gateway does, under the shipped policy.
+// The shipped kernelspecs have no problems under the shipped policy.
 func TestManifests_Kernelspecs(t *testing.T) {
-	policy, err := kube.ReadPolicy("kubernetes/base/policy.yaml")
+	policy, err := podspec.ReadPolicy("kubernetes/base/policy.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	check := kube.PodOptions{Policy: policy}.Check()
+	check := podspec.Options{Policy: policy}.Check()
 	for _, name := range []string{"python3", "python3-gpu"} {
 		for _, p := range kernelspecs.Check(filepath.Join("kubernetes/base/kernelspecs", name), "", check) {
 			t.Errorf("%s: %v", name, p)
@@ -320,14 +351,15 @@ func TestManifests_Kernelspecs(t *testing.T) {
 	}
 }
 
-// TestDockerfile holds the lines that deploy/devcluster reads to make the same image without a container engine.
+// The Dockerfile has the lines that deploy/devcluster reads to build the same image without a container engine.
 func TestDockerfile(t *testing.T) {
 	data, err := os.ReadFile("Dockerfile")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, line := range []string{`FROM scratch`, `USER (\d+):(\d+)`, `ENTRYPOINT \["/usr/bin/ekg"\]`,
-		`COPY --from=build \S+/bin/ekg \S+/bin/ekg-supervisor \S+/bin/ekg-gpu /usr/bin/`, `COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/`} {
+		`COPY --from=build \S+/bin/ekg \S+/bin/ekg-supervisor \S+/bin/ekg-gpu /usr/bin/`,
+		`COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/`} {
 		if n := len(regexp.MustCompile(`(?m)^`+line+`$`).FindAll(data, -1)); n != 1 {
 			t.Errorf("%d lines are %s", n, line)
 		}

@@ -13,10 +13,10 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway"
+	gatewaymetrics "github.com/elastic-kernel-gateway/ekg/gateway/metrics"
 )
 
-// ruleFile is Prometheus' file of rules; any other key is an error.
+// ruleFile is a file of Prometheus rules.
 type ruleFile struct {
 	Groups []struct {
 		Name  string `yaml:"name"`
@@ -32,16 +32,39 @@ type rule struct {
 	Annotations map[string]string `yaml:"annotations"`
 }
 
+// strictYAML decodes a file. A key that the type does not have is an error.
 func strictYAML(t *testing.T, file string, to any) {
 	t.Helper()
 	data, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
+	decodeStrict(t, file, data, to)
+}
+
+// strictResource is strictYAML for what kustomize makes of an object of the Prometheus operator.
+func strictResource(t *testing.T, kind string, to any) {
+	t.Helper()
+	for _, r := range prometheus.resources(t) {
+		if r.GetKind() != kind {
+			continue
+		}
+		data, err := r.AsYAML()
+		if err != nil {
+			t.Fatal(err)
+		}
+		decodeStrict(t, kind, data, to)
+		return
+	}
+	t.Fatalf("no %s is created", kind)
+}
+
+func decodeStrict(t *testing.T, name string, data []byte, to any) {
+	t.Helper()
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	dec.KnownFields(true)
 	if err := dec.Decode(to); err != nil {
-		t.Fatalf("%s: %v", file, err)
+		t.Fatalf("%s: %v", name, err)
 	}
 }
 
@@ -50,7 +73,7 @@ func series(t *testing.T) map[string][]string {
 	t.Helper()
 	common := []string{"job", "instance"}
 	all := map[string][]string{"up": common}
-	for _, m := range gateway.MetricList() {
+	for _, m := range gatewaymetrics.List() {
 		labels := slices.Concat(m.Labels, common)
 		if m.Type != "histogram" {
 			all[m.Name] = labels
@@ -58,9 +81,9 @@ func series(t *testing.T) map[string][]string {
 		}
 		all[m.Name+"_sum"], all[m.Name+"_count"], all[m.Name+"_bucket"] = labels, labels, append(slices.Clone(labels), "le")
 	}
-	// Those of the runtime and the process are what the gateway's own answer says.
+	// The gateway's own answer has the metrics of the runtime and the process.
 	w := httptest.NewRecorder()
-	gateway.NewMetrics("test").Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	gatewaymetrics.New("test").Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	for line := range strings.Lines(w.Body.String()) {
 		if strings.HasPrefix(line, "go_") || strings.HasPrefix(line, "process_") {
 			all[regexp.MustCompile(`^[a-z_0-9]+`).FindString(line)] = common
@@ -76,8 +99,8 @@ var (
 	functions  = []string{"sum", "max", "min", "rate", "increase", "histogram_quantile", "absent"}
 )
 
-// checkQuery names what is wrong with a query: metrics and labels that no gateway has, functions that are not known here, counters that
-// are looked at without a range, and parentheses that do not close.
+// checkQuery returns what is wrong with a query: metrics and labels that no gateway has, functions that it does not
+// know, counters without a range, and parentheses that do not match.
 func checkQuery(query string, known map[string][]string) (wrong []string) {
 	tokens := queryToken.FindAllString(query, -1)
 	peek := func(i int) string {
@@ -95,7 +118,7 @@ func checkQuery(query string, known map[string][]string) (wrong []string) {
 			depth++
 		case tok == ")":
 			if depth--; depth < 0 {
-				return append(wrong, "a parenthesis too many")
+				return append(wrong, "one parenthesis too many")
 			}
 		case tok == "by" || tok == "without":
 			for i++; i < len(tokens) && tokens[i] != ")"; i++ {
@@ -106,13 +129,13 @@ func checkQuery(query string, known map[string][]string) (wrong []string) {
 		case !identifier.MatchString(tok) || slices.Contains(keywords, tok):
 		case peek(i+1) == "(" || (peek(i+1) == "by" || peek(i+1) == "without"):
 			if !slices.Contains(functions, tok) {
-				wrong = append(wrong, "the function "+tok+" is not known")
+				wrong = append(wrong, "unknown function "+tok)
 			}
 		default:
 			used++
 			labels, ok := known[tok]
 			if !ok {
-				wrong = append(wrong, "there is no metric "+tok)
+				wrong = append(wrong, "unknown metric "+tok)
 			}
 			for _, l := range last {
 				if ok && !slices.Contains(labels, l) {
@@ -128,13 +151,13 @@ func checkQuery(query string, known map[string][]string) (wrong []string) {
 			}
 			ranged := strings.HasPrefix(peek(i+1), "[")
 			if counts := regexp.MustCompile(`_(total|sum|count|bucket)$`).MatchString(tok); counts != ranged {
-				wrong = append(wrong, tok+" is looked at in the wrong way: counters over a range, all else without")
+				wrong = append(wrong, tok+" is queried in the wrong way: only counters have a range")
 			}
 			last = nil
 		}
 	}
 	if depth != 0 || used == 0 {
-		wrong = append(wrong, "it is not complete")
+		wrong = append(wrong, "the query is not complete")
 	}
 	return wrong
 }
@@ -143,14 +166,15 @@ func TestCheckQuery(t *testing.T) {
 	known := map[string][]string{"a_total": {"x"}, "g": {"y"}}
 	for query, want := range map[string]string{
 		`sum by (x) (rate(a_total{x="1"}[5m])) > max(g{y=~"a|b"})`: "",
-		`sum(rate(b_total[5m]))`:                                   "there is no metric b_total",
+		`sum(rate(b_total[5m]))`:                                   "unknown metric b_total",
 		`sum by (z) (rate(a_total[5m]))`:                           "a_total has no label z",
 		`g{z="1"}`:                                                 "g has no label z",
-		`rate(a_total)`:                                            "a_total is looked at in the wrong way: counters over a range, all else without",
-		`max(g`:                                                    "it is not complete",
-		`g)`:                                                       "a parenthesis too many",
-		`medium(g)`:                                                "the function medium is not known",
-		`1 + 1`:                                                    "it is not complete",
+		`rate(a_total)`: "a_total is queried in the wrong way: only counters " +
+			"have a range",
+		`max(g`:     "the query is not complete",
+		`g)`:        "one parenthesis too many",
+		`medium(g)`: "unknown function medium",
+		`1 + 1`:     "the query is not complete",
 	} {
 		if got := strings.Join(checkQuery(query, known), "; "); got != want {
 			t.Errorf("%s: got %q, want %q", query, got, want)
@@ -160,7 +184,7 @@ func TestCheckQuery(t *testing.T) {
 
 var duration = regexp.MustCompile(`^[0-9]+[smhd]$`)
 
-// TestRules holds that every alert can fire: it asks for what gateways have.
+// Every alert can fire: its query asks for metrics that gateways have.
 func TestRules(t *testing.T) {
 	known := series(t)
 	var file ruleFile
@@ -172,13 +196,14 @@ func TestRules(t *testing.T) {
 				t.Errorf("%s: %s", r.Alert, wrong)
 			}
 			if names[r.Alert] || !strings.HasPrefix(r.Alert, "Ekg") {
-				t.Errorf("%q is there twice, or not ours by its name", r.Alert)
+				t.Errorf("%q is given twice, or has no Ekg in front", r.Alert)
 			}
 			names[r.Alert] = true
 			if r.For != "" && !duration.MatchString(r.For) {
 				t.Errorf("%s: for %q", r.Alert, r.For)
 			}
-			if !slices.Contains([]string{"info", "warning", "critical"}, r.Labels["severity"]) || r.Annotations["summary"] == "" || r.Annotations["description"] == "" {
+			if !slices.Contains([]string{"info", "warning", "critical"}, r.Labels["severity"]) ||
+				r.Annotations["summary"] == "" || r.Annotations["description"] == "" {
 				t.Errorf("%s: %v %v", r.Alert, r.Labels, r.Annotations)
 			}
 		}
@@ -192,13 +217,13 @@ func TestRules(t *testing.T) {
 		Metadata   any      `yaml:"metadata"`
 		Spec       ruleFile `yaml:"spec"`
 	}
-	strictYAML(t, "kubernetes/components/prometheus-operator/rules.yaml", &operator)
+	strictResource(t, "PrometheusRule", &operator)
 	if operator.Kind != "PrometheusRule" || !reflect.DeepEqual(operator.Spec, file) {
 		t.Error("the operator's rules are not those of monitoring/rules.yaml")
 	}
 }
 
-// TestPodMonitor holds that the operator scrapes the port that the gateway's pod has.
+// The Prometheus operator scrapes the port of the gateway's pod.
 func TestPodMonitor(t *testing.T) {
 	var monitor struct {
 		APIVersion string `yaml:"apiVersion"`
@@ -218,14 +243,15 @@ func TestPodMonitor(t *testing.T) {
 			} `yaml:"podMetricsEndpoints"`
 		} `yaml:"spec"`
 	}
-	strictYAML(t, "kubernetes/components/prometheus-operator/podmonitor.yaml", &monitor)
+	strictResource(t, "PodMonitor", &monitor)
 	if monitor.Kind != "PodMonitor" || len(monitor.Spec.Endpoints) != 1 || monitor.Spec.Endpoints[0].Port != "metrics" ||
-		monitor.Spec.Endpoints[0].Relabelings[0].Replacement != "ekg" || monitor.Spec.Selector.MatchLabels["app.kubernetes.io/component"] != "gateway" {
+		monitor.Spec.Endpoints[0].Relabelings[0].Replacement != "ekg" ||
+		monitor.Spec.Selector.MatchLabels["app.kubernetes.io/component"] != "gateway" {
 		t.Errorf("got %+v", monitor)
 	}
 }
 
-// TestDashboard holds that every panel asks for what gateways have, and that what they have only for graphs is in one.
+// Every panel's query asks for metrics that gateways have, and every metric that is not only for alerts is in a panel.
 func TestDashboard(t *testing.T) {
 	known := series(t)
 	data, err := os.ReadFile("monitoring/dashboard.json")
@@ -250,7 +276,7 @@ func TestDashboard(t *testing.T) {
 	ids, shown := map[int]bool{}, ""
 	for _, p := range board.Panels {
 		if ids[p.ID] || p.Title == "" || len(p.Targets) == 0 || p.GridPos.W == 0 || p.GridPos.X+p.GridPos.W > 24 {
-			t.Errorf("panel %d %q is there twice, empty or misplaced: %+v", p.ID, p.Title, p.GridPos)
+			t.Errorf("panel %d %q is given twice, empty or misplaced: %+v", p.ID, p.Title, p.GridPos)
 		}
 		ids[p.ID] = true
 		for _, q := range p.Targets {
@@ -263,8 +289,9 @@ func TestDashboard(t *testing.T) {
 	if len(board.Panels) < 5 {
 		t.Errorf("%d panels: the test proves nothing", len(board.Panels))
 	}
-	for _, m := range gateway.MetricList() {
-		alertOnly := []string{"ekg_kernels_stale", "ekg_audit_failures_total", "ekg_build_info", "ekg_websockets_opened_total"}
+	for _, m := range gatewaymetrics.List() {
+		alertOnly := []string{"ekg_kernels_stale", "ekg_audit_failures_total", "ekg_build_info",
+			"ekg_websockets_opened_total"}
 		if !strings.Contains(shown, m.Name) && !slices.Contains(alertOnly, m.Name) {
 			t.Errorf("%s is in no panel", m.Name)
 		}

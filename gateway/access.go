@@ -9,81 +9,86 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// Users tells whose token a request has; *identity.Verifier does.
+// Users identifies the users of tokens; *identity.Verifier implements it.
 type Users interface {
-	// Identify returns the user of a token: identity.ErrUnknown if it is nobody's, identity.ErrUnavailable if that cannot
-	// be told now.
+	// Identify returns the user of a token. The error is identity.ErrUnknown if no user has the token, and
+	// identity.ErrUnavailable if its source cannot be asked now.
 	Identify(ctx context.Context, token string) (identity.User, error)
-	// Recall is Identify for a token that was somebody's, without asking anybody: known is false if that would be needed.
+	// Recall is Identify for a token that was a user's before. It asks no source: known is false if a source would have to
+	// be asked.
 	Recall(token string, was identity.User) (user identity.User, known bool, err error)
-	// Refresh takes notice of what has changed. Watch calls it now and then.
+	// Refresh reads changed settings again. Watch calls it every few seconds.
 	Refresh()
 }
 
-// access says who may ask for a route, and also what somebody may do with a kernel. A higher one includes the lower
-// ones. Where there is one owner, everybody who is let in may do everything.
+// access says what a user may do with a kernel, and what a route needs. A higher access includes the lower ones. The
+// only owner of a gateway without users may do everything.
 type access int
 
 const (
-	undecided  access = iota // no route is served with it
-	public                   // everybody, without a credential
-	anyUser                  // who has a valid credential: for what is no kernel's, or where the handler gives each user what is theirs
-	readKernel               // who may see what the kernel of the path says
-	useKernel                // who may run code in it
-	ownKernel                // its owner, and admins
+	undecided  access = iota // no route may have it
+	public                   // for everyone, without a credential
+	anyUser                  // with a valid credential: for routes without a kernel, and those that filter for each user
+	readKernel               // for users who may read the output of the path's kernel
+	useKernel                // for users who may run code in it
+	ownKernel                // for its owner and admins
 )
 
-// ofKernel reports whether the access is one to the kernel of the path.
+// ofKernel reports whether the access concerns the kernel of the path.
 func (a access) ofKernel() bool { return a >= readKernel }
 
-// right is what a supervisor is told.
+// right returns the access as supervisors know it.
 func (a access) right() string {
 	if a >= useKernel {
-		return rightUse
+		return api.RightUse
 	}
-	return rightRead
+	return api.RightRead
 }
 
-// check says what is wrong with a route's rule: it must have one, and one for a kernel if there is a kernel in its path.
+// check checks a route's access: it must be set, and concern a kernel exactly if the path has one.
 func (rt *route) check() error {
 	named := strings.Contains(rt.pattern, "{id}") || strings.Contains(rt.pattern, "{session}")
 	switch {
 	case rt.access == undecided:
-		return fmt.Errorf("route %s %s does not say who may ask for it", rt.method, rt.pattern)
+		return fmt.Errorf("route %s %s has no access", rt.method, rt.pattern)
 	case rt.access.ofKernel() != named:
-		return fmt.Errorf("route %s %s: what it says of access does not fit its path", rt.method, rt.pattern)
+		return fmt.Errorf("route %s %s: its access does not fit its path", rt.method, rt.pattern)
 	}
 	return nil
 }
 
-// caller is who a request is made for.
+// caller is the user that a request is made for, with what the user may do. It is passed by value. The zero caller has
+// not proved an identity and may do nothing.
 type caller struct {
 	identity.User
-	one   bool   // there is one owner, and this is he
-	token string // by which the user is known; "" where there is one owner
-	has   access // to the kernel of the path; ownKernel where there is none
+	sole  bool   // the gateway has no users: this is its only owner
+	token string // identifies the user; "" for the only owner
+	has   access // to the kernel of the path; ownKernel where the path has no kernel
 }
 
-// theOne is the caller where there is one owner.
-func theOne() *caller { return &caller{User: identity.User{Name: userName}, one: true, has: ownKernel} }
+// soleOwner returns the caller of every request where the gateway has no users.
+func soleOwner() caller {
+	return caller{User: identity.User{Name: userName}, sole: true, has: ownKernel}
+}
 
-// owner is what a launcher calls the caller.
-func (c *caller) owner() string {
-	if c.one {
+// owner returns the caller's name as launchers store it.
+func (c caller) owner() string {
+	if c.sole {
 		return ""
 	}
 	return c.Name
 }
 
-// owns reports whether the kernel of an owner is the caller's, or as good as that.
-func (c *caller) owns(owner string) bool {
-	return c.one || c.Admin || owner != "" && owner == c.Name
+// owns reports whether the caller may do everything with the kernels of an owner.
+func (c caller) owns(owner string) bool {
+	return c.sole || c.Admin || owner != "" && owner == c.Name
 }
 
-// to returns what the caller may do with a kernel: anyUser if that is nothing.
-func (c *caller) to(k launcher.Kernel) access {
+// accessTo returns what the caller may do with a kernel; anyUser means nothing.
+func (c caller) accessTo(k launcher.Kernel) access {
 	if c.owns(k.Owner) {
 		return ownKernel
 	}
@@ -101,37 +106,30 @@ func (c *caller) to(k launcher.Kernel) access {
 	return has
 }
 
-// callerOf returns who a request is made for. A request that was not authenticated is made for nobody, who has nothing.
-func callerOf(ctx context.Context) *caller {
-	if c := accountOf(ctx).who; c != nil {
-		return c
-	}
-	return &caller{has: public}
-}
-
-// admit lets the caller have the kernel of the request's path as far as the route needs it, before anything else is
-// done. A kernel that the caller may not even see is not there.
-func (g *Gateway) admit(r *http.Request, c *caller, need access) error {
-	if c.one || !need.ofKernel() {
+// admit checks, before anything else is done, that the caller may do with the kernel of the path what the route needs.
+// It sets what the caller may do. A kernel that the caller may not see does not exist for the caller.
+func (g *Gateway) admit(r *call, need access) error {
+	if r.who.sole || !need.ofKernel() {
 		return nil
 	}
+	var k launcher.Kernel
 	if r.PathValue("session") != "" {
 		f, err := g.sessionOf(r)
 		if err != nil {
 			return err
 		}
-		c.has = c.to(f.kernel)
+		k = f.kernel
 	} else {
-		k, err := g.kernelOf(r.Context(), c, r.PathValue("id"))
-		if err != nil {
+		var err error
+		if k, err = g.kernelOf(r.Context(), r.who, r.PathValue("id")); err != nil {
 			return err
 		}
-		c.has = c.to(k)
 	}
-	return c.has.suffices(need)
+	r.who.has = r.who.accessTo(k)
+	return r.who.has.suffices(need)
 }
 
-// suffices refuses those who may see a kernel but need more.
+// suffices returns the error of a caller who has less access than needed.
 func (a access) suffices(need access) error {
 	switch {
 	case a >= need:
@@ -144,23 +142,23 @@ func (a access) suffices(need access) error {
 	return refuse(http.StatusForbidden, "You may only look at this kernel.").by(accessCheck)
 }
 
-// errHidden is the error of a kernel that the caller may not see. Only the audit log tells it from one that does not exist.
-var errHidden = fmt.Errorf("%w by whoever asks", launcher.ErrNotFound)
+// errHidden is the error of a kernel that the caller may not see. Only the audit log tells it from a kernel that does
+// not exist.
+var errHidden = fmt.Errorf("%w for this user", launcher.ErrNotFound)
 
 // kernelOf returns a kernel that the caller may at least see.
-func (g *Gateway) kernelOf(ctx context.Context, c *caller, id string) (launcher.Kernel, error) {
+func (g *Gateway) kernelOf(ctx context.Context, who caller, id string) (launcher.Kernel, error) {
 	if !launcher.ValidID(id) {
 		return launcher.Kernel{}, launcher.ErrNotFound
 	}
 	k, err := g.kernel(ctx, id)
-	if err == nil && c.to(k) < readKernel {
+	if err == nil && who.accessTo(k) < readKernel {
 		return launcher.Kernel{}, errHidden
 	}
 	return k, err
 }
 
-// visible returns those kernels that the request's user may see.
-func visible(ctx context.Context, kernels []launcher.Kernel) []launcher.Kernel {
-	c := callerOf(ctx)
-	return slices.DeleteFunc(slices.Clone(kernels), func(k launcher.Kernel) bool { return c.to(k) < readKernel })
+// visible returns those kernels that the caller may see.
+func (c caller) visible(kernels []launcher.Kernel) []launcher.Kernel {
+	return slices.DeleteFunc(slices.Clone(kernels), func(k launcher.Kernel) bool { return c.accessTo(k) < readKernel })
 }

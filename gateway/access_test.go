@@ -17,10 +17,11 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// The users of these tests, each with a token of the form canary-NAME. Ann owns idA, of which rita may read and the group team
-// may use; bob has nothing to do with it.
+// The users of these tests, each with a token of the form canary-NAME. Ann owns idA, of which rita may read and the
+// group team may use; bob has nothing to do with it.
 const testUsers = `users:
 - {name: ann, tokens: ["%s"]}
 - {name: bob, tokens: ["%s"]}
@@ -76,7 +77,7 @@ func startUserGateway(t testing.TB, change func(*Options)) *userGateway {
 
 // addShared adds idA as ann's, shared as testUsers says, with the session s1.
 func (g *userGateway) addShared() *fakeSupervisor {
-	super := g.fake.add(idA, "python3", launcher.Idle)
+	super := g.fake.add(idA, "python3", api.Idle)
 	g.fake.change(func() {
 		k := g.fake.kernels[idA]
 		k.Owner = "ann"
@@ -91,22 +92,25 @@ func as(user string) func(*http.Request) {
 	return func(r *http.Request) { r.Header.Set("Authorization", "token "+tokenOf(user)) }
 }
 
-// mayAsk says of each route who may ask for it. It is written down once more, so that a route whose rule is changed, or that
-// is new, has to be thought of twice.
+// mayAsk says of each route who may ask for it. It is written down once more, so that a route whose rule is changed, or
+// that is new, has to be thought of twice.
 var mayAsk = map[string]access{
 	"GET /healthz": public, "GET /readyz": public, "GET /api": public,
 	"GET /api/status": anyUser, "GET /api/me": anyUser, "GET /api/spec.yaml": anyUser,
 	"GET /api/kernelspecs": anyUser, "GET /api/kernelspecs/{name}": anyUser, "GET /kernelspecs/{name}/{file...}": anyUser,
 	"GET /api/kernels": anyUser, "POST /api/kernels": anyUser,
-	"GET /api/kernels/{id}": readKernel, "GET /api/kernels/{id}/channels": readKernel, "GET /api/kernels/{id}/log": useKernel,
+	"GET /api/kernels/{id}": readKernel, "GET /api/kernels/{id}/channels": readKernel,
+	"GET /api/kernels/{id}/log":        useKernel,
 	"POST /api/kernels/{id}/interrupt": useKernel, "POST /api/kernels/{id}/restart": useKernel,
 	"PATCH /api/kernels/{id}": ownKernel, "DELETE /api/kernels/{id}": ownKernel,
 	"GET /api/sessions": anyUser, "POST /api/sessions": anyUser,
-	"GET /api/sessions/{session}": readKernel, "PATCH /api/sessions/{session}": ownKernel, "DELETE /api/sessions/{session}": ownKernel,
+	"GET /api/sessions/{session}": readKernel, "PATCH /api/sessions/{session}": ownKernel,
+	"DELETE /api/sessions/{session}": ownKernel,
 }
 
 // has says what each user may do with ann's kernel.
-var has = map[string]access{"ann": ownKernel, "root": ownKernel, "uma": useKernel, "rita": readKernel, "bob": anyUser, "nobody": public, "": public}
+var has = map[string]access{"ann": ownKernel, "root": ownKernel, "uma": useKernel, "rita": readKernel, "bob": anyUser,
+	"nobody": public, "": public}
 
 // Every user asks for every route of the router by every method, with the token in each place where one can be.
 func TestAccess_UserRouteMethod(t *testing.T) {
@@ -137,14 +141,16 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 		},
 		"identity headers": func(r *http.Request, t string) { // of which none counts
 			r.Header.Set("Authorization", "token "+t)
-			for _, name := range []string{headerUser, "X-Forwarded-User", "X-Remote-User", "Remote-User", "KERNEL_USERNAME"} {
+			for _, name := range []string{api.HeaderUser, "X-Forwarded-User", "X-Remote-User", "Remote-User",
+				"KERNEL_USERNAME"} {
 				r.Header.Set(name, "ann")
 			}
-			r.Header.Set(headerRight, rightUse)
+			r.Header.Set(api.HeaderRight, api.RightUse)
 		},
 	}
 	// What would be done if nothing refused it.
-	bodies := map[string]string{"PATCH /api/kernels/{id}": `{"keep_until": null}`, "PATCH /api/sessions/{session}": `{"name": "x"}`}
+	bodies := map[string]string{"PATCH /api/kernels/{id}": `{"keep_until": null}`,
+		"PATCH /api/sessions/{session}": `{"name": "x"}`}
 	var super *fakeSupervisor
 	count := 0
 	routes["/api/kernels?culled=1"] = routes["/api/kernels"]
@@ -171,7 +177,8 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 					if _, err := g.fake.Kernel(t.Context(), idA); err != nil {
 						super = g.addShared()
 					}
-					before, stopped, started, claims := super.sent(), len(g.fake.stopped()), len(g.fake.requests()), g.fake.claimed(idA)
+					before, stopped, started, claims := super.sent(), len(g.fake.stopped()), len(g.fake.requests()),
+						g.fake.claimed(idA)
 					ask := func(path string) reply {
 						return g.do(method, path, bodies[method+" "+pattern], func(r *http.Request) {
 							r.Header.Del("Authorization")
@@ -180,7 +187,8 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 							}
 						})
 					}
-					upgrades := strings.HasPrefix(name, "upgrade") && strings.HasSuffix(pattern, "/channels") && method == "GET" && level >= readKernel
+					upgrades := strings.HasPrefix(name, "upgrade") && strings.HasSuffix(pattern, "/channels") && method == "GET" &&
+						level >= readKernel
 					if upgrades {
 						continue // TestAccess_Websocket
 					}
@@ -200,7 +208,8 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 						want = 404
 						theirs, none := got, ask(unknown)
 						if !sameAnswer(theirs, none) {
-							t.Errorf("%s: the answer tells that the kernel exists:\n%v %s\n%v %s", where, theirs.Header, theirs.body, none.Header, none.body)
+							t.Errorf("%s: the answer tells that the kernel exists:\n%v %s\n%v %s", where, theirs.Header, theirs.body,
+								none.Header, none.body)
 						}
 					case level < need:
 						want = 403
@@ -209,10 +218,12 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 					switch {
 					case refused && got.StatusCode != want:
 						t.Errorf("%s: got %d %s, want %d", where, got.StatusCode, got.body, want)
-					case !refused && (got.StatusCode == 403 || got.StatusCode == 404 || got.StatusCode == 401 || got.StatusCode >= 500 && !strings.HasSuffix(pattern, "/log") && pattern != "/readyz"):
+					case !refused && (got.StatusCode == 403 || got.StatusCode == 404 || got.StatusCode == 401 ||
+						got.StatusCode >= 500 && !strings.HasSuffix(pattern, "/log") && pattern != "/readyz"):
 						t.Errorf("%s: got %d %s, which is a refusal", where, got.StatusCode, got.body)
 					}
-					if refused && (super.sent() != before || len(g.fake.stopped()) != stopped || len(g.fake.requests()) != started || g.fake.claimed(idA) != claims) {
+					if refused && (super.sent() != before || len(g.fake.stopped()) != stopped || len(g.fake.requests()) != started ||
+						g.fake.claimed(idA) != claims) {
 						t.Errorf("%s: it was refused, but something was done", where)
 					}
 				}
@@ -224,7 +235,8 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 	}
 	w := httptest.NewRecorder()
 	g.metrics.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-	for name, text := range map[string]string{"log": g.log.String(), "audit log": audit.String(), "metrics": w.Body.String()} {
+	for name, text := range map[string]string{"log": g.log.String(), "audit log": audit.String(),
+		"metrics": w.Body.String()} {
 		if len(text) < 1000 || strings.Contains(text, "canary") {
 			t.Errorf("a token is in the %s, or nothing (%d bytes)", name, len(text))
 		}
@@ -256,8 +268,8 @@ func TestAccess_Websocket(t *testing.T) {
 	super := g.addShared()
 	for user, right := range map[string]string{"ann": "use", "root": "use", "uma": "use", "rita": "read"} {
 		conn, _ := g.dialChannels(idA, "?session_id=of-"+user, as(user), func(r *http.Request) {
-			r.Header.Set(headerUser, "root")
-			r.Header.Set(headerRight, rightUse)
+			r.Header.Set(api.HeaderUser, "root")
+			r.Header.Set(api.HeaderRight, api.RightUse)
 			r.Header.Set("Sec-WebSocket-Protocol", "v1.kernel.websocket.jupyter.org, token."+tokenOf(user))
 		})
 		_ = conn.Close()
@@ -266,7 +278,7 @@ func TestAccess_Websocket(t *testing.T) {
 			t.Fatalf("%s did not get through", user)
 		}
 		head := super.sent()[i:]
-		for _, line := range []string{headerUser + ": " + user + "\r\n", headerRight + ": " + right + "\r\n"} {
+		for _, line := range []string{api.HeaderUser + ": " + user + "\r\n", api.HeaderRight + ": " + right + "\r\n"} {
 			if !strings.Contains(head, line) {
 				t.Errorf("%q is missing in %s", line, head)
 			}
@@ -295,7 +307,7 @@ func TestAccess_Websocket(t *testing.T) {
 func TestAccess_ListsShowWhatIsOnesOwnOrShared(t *testing.T) {
 	g := startUserGateway(t, nil)
 	g.addShared()
-	g.fake.add(idB, "python3", launcher.Idle) // of the time when there was one owner
+	g.fake.add(idB, "python3", api.Idle) // of the time when there was one owner
 	for user, want := range map[string][]string{"ann": {idA}, "rita": {idA}, "uma": {idA}, "bob": {}, "root": {idA, idB}} {
 		models := decode[[]kernelModel](t, g.do("GET", "/api/kernels", "", as(user)).want(t, 200, ""))
 		ids := []string{}
@@ -317,10 +329,12 @@ func TestAccess_ListsShowWhatIsOnesOwnOrShared(t *testing.T) {
 	}
 	// A supervisor stands beside user code and has no say in whose the kernel is.
 	g.fake.kernels[idA].super.answerWith(func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprintf(w, `{"id":%q,"name":"python3","last_activity":"2026-11-21T05:53:26.1Z","execution_state":"busy","owner":"root","shared_with":[{"user":"x","right":"use"}]}`, idA)
+		_, _ = fmt.Fprintf(w, `{"id":%q,"name":"python3","last_activity":"2026-11-21T05:53:26.1Z","execution_state":"busy","owner":"root","shared_with":[{"user":"x","right":"use"}]}`, idA)
 	})
-	g.do("GET", "/api/kernels/"+idA, "", as("ann")).want(t, 200, `"owner":"ann","shared_with":[{"user":"rita","right":"read"},{"group":"team","right":"use"}]`)
-	if r := g.do("GET", "/api/kernels/"+idA, "", as("rita")).want(t, 200, `"owner":"ann"`); strings.Contains(r.body, "shared_with") {
+	g.do("GET", "/api/kernels/"+idA, "", as("ann")).want(t, 200,
+		`"owner":"ann","shared_with":[{"user":"rita","right":"read"},{"group":"team","right":"use"}]`)
+	if r := g.do("GET", "/api/kernels/"+idA, "", as("rita")).want(t, 200, `"owner":"ann"`); strings.Contains(r.body,
+		"shared_with") {
 		t.Errorf("rita sees %s", r.body)
 	}
 }
@@ -339,7 +353,8 @@ func TestAccess_KernelsBelongToWhoStartsThem(t *testing.T) {
 	g.addShared()
 	g.do("POST", "/api/kernels", `{"kernel_id": "`+idA+`"}`, as("ann")).want(t, 201, idA)
 	for _, user := range []string{"bob", "uma", "rita", "root"} {
-		g.do("POST", "/api/kernels", `{"kernel_id": "`+idA+`"}`, as(user)).want(t, 409, `"message":"The kernel id is in use by another kernel."`)
+		g.do("POST", "/api/kernels", `{"kernel_id": "`+idA+`"}`, as(user)).want(t, 409,
+			`"message":"The kernel id is in use by another kernel."`)
 	}
 	t.Run("with one owner the name is a label", func(t *testing.T) {
 		g := startGateway(t, nil)
@@ -365,7 +380,8 @@ func TestAccess_Sessions(t *testing.T) {
 		if len(g.fake.stopped()) > 0 {
 			t.Errorf("stopped %v", g.fake.stopped())
 		}
-		if again := decode[sessionModel](t, g.do("POST", "/api/sessions", create, as("bob")).want(t, 201, "")); again.ID != m.ID {
+		if again := decode[sessionModel](t,
+			g.do("POST", "/api/sessions", create, as("bob")).want(t, 201, "")); again.ID != m.ID {
 			t.Errorf("bob's own path is another session: %+v", again)
 		}
 	})
@@ -374,7 +390,8 @@ func TestAccess_Sessions(t *testing.T) {
 	})
 	t.Run("who may use it shares its owner's session", func(t *testing.T) {
 		g.do("POST", "/api/sessions", create, as("uma")).want(t, 201, `"id":"s1"`)
-		m := decode[sessionModel](t, g.do("POST", "/api/sessions", `{"path": "a.ipynb", "type": "notebook"}`, as("uma")).want(t, 201, ""))
+		m := decode[sessionModel](t,
+			g.do("POST", "/api/sessions", `{"path": "a.ipynb", "type": "notebook"}`, as("uma")).want(t, 201, ""))
 		if m.Kernel.ID == idA {
 			t.Error("by the path alone, uma got ann's kernel")
 		}
@@ -404,15 +421,18 @@ func TestAccess_KernelsThatAreGone(t *testing.T) {
 // A kernel is claimed by those who may have it, and by nobody else.
 func TestAccess_Claims(t *testing.T) {
 	path := "/api/kernels/" + idA
-	asks := [][3]string{{"GET", path, ""}, {"GET", path + "/channels", ""}, {"GET", path + "/log", ""}, {"PATCH", path, `{"shared_with": []}`},
-		{"POST", path + "/interrupt", ""}, {"POST", path + "/restart", ""}, {"POST", "/api/kernels", `{"kernel_id": "` + idA + `"}`},
+	asks := [][3]string{{"GET", path, ""}, {"GET", path + "/channels", ""}, {"GET", path + "/log", ""},
+		{"PATCH", path, `{"shared_with": []}`},
+		{"POST", path + "/interrupt", ""}, {"POST", path + "/restart", ""},
+		{"POST", "/api/kernels", `{"kernel_id": "` + idA + `"}`},
 		{"POST", "/api/sessions", `{"path": "x", "type": "notebook", "kernel": {"id": "` + idA + `"}}`},
-		{"PATCH", "/api/sessions/s9", `{"kernel": {"id": "` + idA + `"}}`}, {"GET", "/api/kernels", ""}, {"GET", "/api/sessions", ""},
+		{"PATCH", "/api/sessions/s9", `{"kernel": {"id": "` + idA + `"}}`}, {"GET", "/api/kernels", ""},
+		{"GET", "/api/sessions", ""},
 		{"DELETE", path, ""}}
 	for user, claims := range map[string]int{"bob": 0, "nobody": 0, "rita": 2, "ann": 10} {
 		g := startUserGateway(t, nil)
 		g.addShared()
-		g.fake.add(idB, "python3", launcher.Idle)
+		g.fake.add(idB, "python3", api.Idle)
 		g.fake.change(func() {
 			g.fake.kernels[idB].Owner = user
 			g.fake.kernels[idB].Sessions = []launcher.Session{{ID: "s9", Path: "b.ipynb"}}
@@ -420,7 +440,8 @@ func TestAccess_Claims(t *testing.T) {
 		for _, ask := range asks {
 			g.do(ask[0], ask[1], ask[2], as(user))
 		}
-		eventually(t, user+" has claimed it", func() bool { return g.fake.claimed(idA) >= claims }) // the last one behind its answer
+		// the last one behind its answer
+		eventually(t, user+" has claimed it", func() bool { return g.fake.claimed(idA) >= claims })
 		if n := g.fake.claimed(idA); n != claims {
 			t.Errorf("%s has claimed ann's kernel %d times, want %d", user, n, claims)
 		}
@@ -431,12 +452,15 @@ func TestAccess_Claims(t *testing.T) {
 func TestAccess_Culled(t *testing.T) {
 	g := startUserGateway(t, nil)
 	g.addShared()
-	g.fake.culled = []launcher.Culled{
-		{ID: idA, SpecName: "python3", Owner: "ann", Reason: "it was idle for 1h0m0s", At: time.Now()}, // shared with rita and uma, and still shown as dead
+	g.fake.culled = []launcher.CulledKernel{
+		// shared with rita and uma, and still shown as dead
+		{ID: idA, SpecName: "python3", Owner: "ann", Reason: "it was idle for 1h0m0s", At: time.Now()},
 		{ID: idB, SpecName: "r", Owner: "bob", Reason: "it was busy for 9h0m0s", At: time.Now()},
-		{ID: idUnknown, SpecName: "r", Reason: "it was there for 72h0m0s", At: time.Now()}, // of the time when there was one owner
+		// of the time when there was one owner
+		{ID: idUnknown, SpecName: "r", Reason: "it was there for 72h0m0s", At: time.Now()},
 	}
-	for user, want := range map[string][]string{"ann": {idA}, "bob": {idB}, "rita": {}, "uma": {}, "root": {idA, idB, idUnknown}} {
+	for user, want := range map[string][]string{"ann": {idA}, "bob": {idB}, "rita": {}, "uma": {},
+		"root": {idA, idB, idUnknown}} {
 		for _, query := range []string{"?culled=1", "?culled=true", "?culled=1&culled=0&x=y"} {
 			ids := []string{}
 			for _, m := range decode[[]culledModel](t, g.do("GET", "/api/kernels"+query, "", as(user)).want(t, 200, "")) {
@@ -450,18 +474,20 @@ func TestAccess_Culled(t *testing.T) {
 	g.do("GET", "/api/kernels?culled=1", "", as("nobody")).want(t, 403, "no valid token")
 }
 
-// keep_until is its owner's to say, within what the supervisor allows, and what the supervisor refuses changes nothing else.
+// keep_until is its owner's to say, within what the supervisor allows, and what the supervisor refuses changes nothing
+// else.
 func TestPatchKernel_Keep(t *testing.T) {
 	g := startUserGateway(t, nil)
 	super := g.addShared()
 	super.answerWith(func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprintf(w, `{"id":%q,"name":"python3","last_activity":"2026-11-21T05:53:26.1Z","execution_state":"idle","keep_until":"2026-11-22T05:53:26Z","owner":"root","shared_with":[{"user":"x","right":"use"}]}`, idA)
+		_, _ = fmt.Fprintf(w, `{"id":%q,"name":"python3","last_activity":"2026-11-21T05:53:26.1Z","execution_state":"idle","keep_until":"2026-11-22T05:53:26Z","owner":"root","shared_with":[{"user":"x","right":"use"}]}`, idA)
 	})
 	path, keep := "/api/kernels/"+idA, `{"keep_until": "2026-11-22T05:53:26Z"}`
 	for user, status := range map[string]int{"uma": 403, "rita": 403, "bob": 404, "nobody": 403} {
 		g.do("PATCH", path, keep, as(user)).want(t, status, "")
 	}
-	for _, body := range []string{`{"keep_until": "2026-11-22T05:53:26Z", "shared_with": "x"}`, `{"keep_until": "2026-11-22T05:53:26Z", "x": 1}`,
+	for _, body := range []string{`{"keep_until": "2026-11-22T05:53:26Z", "shared_with": "x"}`,
+		`{"keep_until": "2026-11-22T05:53:26Z", "x": 1}`,
 		`{"keep_until": "tomorrow", "shared_with": []}`} {
 		g.do("PATCH", path, body, as("ann")).want(t, 400, "")
 	}
@@ -469,17 +495,21 @@ func TestPatchKernel_Keep(t *testing.T) {
 		t.Fatalf("the supervisor got %s", sent)
 	}
 	for _, user := range []string{"ann", "root"} {
-		g.do("PATCH", path, keep, as(user)).want(t, 200, `"keep_until":"2026-11-22T05:53:26.000000Z","owner":"ann","shared_with":[{"user":"rita",`)
-		if sent := super.sent(); !strings.Contains(sent, "PATCH /api/kernels/"+idA) || !strings.Contains(sent, headerUser+": "+user+"\r\n") || strings.Contains(sent, "canary") {
+		g.do("PATCH", path, keep, as(user)).want(t, 200,
+			`"keep_until":"2026-11-22T05:53:26.000000Z","owner":"ann","shared_with":[{"user":"rita",`)
+		if sent := super.sent(); !strings.Contains(sent, "PATCH /api/kernels/"+idA) ||
+			!strings.Contains(sent, api.HeaderUser+": "+user+"\r\n") || strings.Contains(sent, "canary") {
 			t.Errorf("the supervisor got %s", sent)
 		}
 	}
-	g.do("PATCH", path, `{"shared_with": [{"user": "bob", "right": "read"}], "keep_until": null}`, as("ann")).want(t, 200, `"owner":"ann","shared_with":[{"user":"bob","right":"read"}]`)
+	g.do("PATCH", path, `{"shared_with": [{"user": "bob", "right": "read"}], "keep_until": null}`, as("ann")).want(t, 200,
+		`"owner":"ann","shared_with":[{"user":"bob","right":"read"}]`)
 	super.answerWith(func(w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusForbidden)
-		fmt.Fprint(w, `{"reason": "Forbidden", "message": "keep_until can be at most 1h0m0s from now"}`)
+		_, _ = fmt.Fprint(w, `{"reason": "Forbidden", "message": "keep_until can be at most 1h0m0s from now"}`)
 	})
-	g.do("PATCH", path, `{"shared_with": [], "keep_until": "2027-11-22T05:53:26Z"}`, as("ann")).want(t, 403, "at most 1h0m0s")
+	g.do("PATCH", path, `{"shared_with": [], "keep_until": "2027-11-22T05:53:26Z"}`, as("ann")).want(t, 403,
+		"at most 1h0m0s")
 	g.do("GET", path, "", as("bob")).want(t, 200, "") // it is still shared
 }
 
@@ -488,30 +518,33 @@ func TestPatchKernel(t *testing.T) {
 	g.addShared()
 	path := "/api/kernels/" + idA
 	for body, want := range map[string]string{
-		``: "nothing", `{}`: "nothing", `[]`: "object", `{"name": "x"}`: "no member", `{"shared_with": [], "x": 1}`: "no member",
-		`{"shared_with": null}`:  "not a list",
-		`{"shared_with": "bob"}`: "not a list",
-		`{"shared_with": [{"user": "bob", "right": "use", "x": 1}]}`:                                                   "not a list",
-		`{"shared_with": [{"right": "use"}]}`:                                                                          "shared_with[0] does not name",
-		`{"shared_with": [{"user": "b", "group": "c", "right": "use"}]}`:                                               "shared_with[0] does not name",
-		`{"shared_with": [{"user": "b", "right": "own"}]}`:                                                             "right is neither",
-		`{"shared_with": [{"user": "b"}]}`:                                                                             "right is neither",
-		`{"shared_with": [{"user": "b\n", "right": "use"}]}`:                                                           "cannot be printed",
-		`{"shared_with": [{"user": "b", "right": "use"}, {"user": "b", "right": "read"}]}`:                             "shared_with[1] names",
-		`{"shared_with": [` + strings.Repeat(`{"user": "b", "right": "use"},`, 64) + `{"user": "b", "right": "use"}]}`: "more than 64",
+		``: "nothing", `{}`: "nothing", `[]`: "object", `{"name": "x"}`: "a member that cannot be changed",
+		`{"shared_with": [], "x": 1}`:                                                      "a member that cannot be changed",
+		`{"shared_with": null}`:                                                            "not a list",
+		`{"shared_with": "bob"}`:                                                           "not a list",
+		`{"shared_with": [{"user": "bob", "right": "use", "x": 1}]}`:                       "not a list",
+		`{"shared_with": [{"right": "use"}]}`:                                              "shared_with[0] does not name",
+		`{"shared_with": [{"user": "b", "group": "c", "right": "use"}]}`:                   "shared_with[0] does not name",
+		`{"shared_with": [{"user": "b", "right": "own"}]}`:                                 "right is neither",
+		`{"shared_with": [{"user": "b"}]}`:                                                 "right is neither",
+		`{"shared_with": [{"user": "b\n", "right": "use"}]}`:                               "cannot be printed",
+		`{"shared_with": [{"user": "b", "right": "use"}, {"user": "b", "right": "read"}]}`: "shared_with[1] names",
+		`{"shared_with": [` + strings.Repeat(`{"user": "b", "right": "use"},`, 64) +
+			`{"user": "b", "right": "use"}]}`: "more than 64",
 	} {
 		g.do("PATCH", path, body, as("ann")).want(t, 400, want)
 	}
 	g.do("GET", path, "", as("rita")).want(t, 200, "") // nothing was changed
 	g.do("PATCH", path, `{"shared_with": [{"user": "bob", "right": "use"}]}`, as("uma")).want(t, 403, "owner")
-	g.do("PATCH", path, `{"shared_with": [{"user": "bob", "right": "use"}]}`, as("ann")).want(t, 200, `"shared_with":[{"user":"bob","right":"use"}]`)
+	g.do("PATCH", path, `{"shared_with": [{"user": "bob", "right": "use"}]}`, as("ann")).want(t, 200,
+		`"shared_with":[{"user":"bob","right":"use"}]`)
 	g.do("GET", path, "", as("rita")).want(t, 404, "")
 	g.do("POST", path+"/interrupt", "", as("bob")).want(t, 204, "")
 	g.do("PATCH", path, `{"shared_with": []}`, as("root")).want(t, 200, `"shared_with":[]`)
 	g.do("GET", path, "", as("bob")).want(t, 404, "")
 
 	one := startGateway(t, nil)
-	one.fake.add(idA, "python3", launcher.Idle)
+	one.fake.add(idA, "python3", api.Idle)
 	one.do("PATCH", path, `{"shared_with": []}`).want(t, 400, "no users")
 }
 
@@ -522,17 +555,18 @@ func (awayUsers) Identify(context.Context, string) (identity.User, error) {
 	return identity.User{}, identity.ErrUnavailable
 }
 
-func TestAccess_JudgeIsAway(t *testing.T) {
+func TestAccess_SourceUnavailable(t *testing.T) {
 	g := startUserGateway(t, func(o *Options) { o.Users = awayUsers{o.Users} })
 	g.addShared()
-	for _, path := range []string{"/api/kernels", "/api/kernels/" + idA, "/api/kernels/" + idA + "/channels", "/api/kernels/" + idUnknown} {
+	for _, path := range []string{"/api/kernels", "/api/kernels/" + idA, "/api/kernels/" + idA + "/channels",
+		"/api/kernels/" + idUnknown} {
 		g.do("GET", path, "", as("ann"), asUpgrade).want(t, 503, "Try again")
 	}
 	g.do("GET", "/api", "").want(t, 200, "")
 }
 
 func TestNew_RoutesSayWhoMayAsk(t *testing.T) {
-	serve := func(http.ResponseWriter, *http.Request) error { return nil }
+	serve := func(http.ResponseWriter, *call) error { return nil }
 	for _, rt := range []route{
 		{method: "GET", pattern: "/api/x", serve: serve},
 		{method: "GET", pattern: "/api/kernels/{id}/x", serve: serve, access: anyUser},
@@ -544,7 +578,7 @@ func TestNew_RoutesSayWhoMayAsk(t *testing.T) {
 		}
 	}
 	o := Options{Launcher: newFakeLauncher(t), Specs: testSpecs(t), Log: discard, Token: "x", Users: awayUsers{}}
-	if _, err := New(o); err == nil || !strings.Contains(err.Error(), "Token contradicts Users") {
+	if _, err := New(o); err == nil || !strings.Contains(err.Error(), "Token: contradicts Users") {
 		t.Errorf("a token beside users: %v", err)
 	}
 }

@@ -9,8 +9,10 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // audited starts a gateway whose audit log can be read.
@@ -46,7 +48,8 @@ func brief(e map[string]any) string {
 	return strings.TrimSpace(text)
 }
 
-// Who starts, stops, interrupts, restarts, connects to what, or is refused, is in the audit log, once; who only looks is not.
+// Who starts, stops, interrupts, restarts, connects to what, or is refused, is in the audit log, once; who only looks
+// is not.
 func TestAudit(t *testing.T) {
 	g, entries := audited(t, func(o *Options) { o.AllowOrigins = []string{"https://lab.example"} })
 	body := `{"name":"python3","kernel_id":"` + idA + `","env":{"KERNEL_USERNAME":"ann@lab"}}`
@@ -63,12 +66,14 @@ func TestAudit(t *testing.T) {
 		{func() { g.do("POST", "/api/kernels/"+idA+"/restart", "").want(t, 200, "") }, "restart done anonymous " + idA},
 		{func() { g.do("GET", "/api/kernels/"+idA+"/channels", "").want(t, 400, "") }, "connect failed anonymous " + idA},
 		{func() {
-			g.do("POST", "/api/sessions", `{"path":"secret/path.ipynb","type":"notebook","kernel":{"id":"`+idA+`"}}`).want(t, 201, "")
+			g.do("POST", "/api/sessions", `{"path":"secret/path.ipynb","type":"notebook","kernel":{"id":"`+idA+`"}}`).want(t,
+				201, "")
 		}, "open session done anonymous " + idA},
 		{func() { g.do("GET", "/api/kernels", "", noToken).want(t, 403, "") }, "look refused token"},
 		{func() { g.do("DELETE", "/api/kernels/"+idA, "", noToken).want(t, 403, "") }, "stop refused token " + idA},
 		{func() {
-			g.do("POST", "/api/kernels", body, func(r *http.Request) { r.Header.Set("Origin", "https://evil.example") }).want(t, 403, "")
+			g.do("POST", "/api/kernels", body, func(r *http.Request) { r.Header.Set("Origin", "https://evil.example") }).want(t,
+				403, "")
 		}, "start refused origin"},
 		{func() { g.do("DELETE", "/api/kernels/"+idA, "").want(t, 204, "") }, "stop done anonymous " + idA},
 		{func() { g.do("DELETE", "/api/kernels/"+idA, "").want(t, 404, "") }, "stop failed anonymous " + idA},
@@ -83,7 +88,8 @@ func TestAudit(t *testing.T) {
 		var got []string
 		for _, e := range entries()[before:] {
 			got = append(got, brief(e))
-			if e["time"] == "" || e["remote"] != "127.0.0.1" || len(e["request"].(string)) != 16 || e["route"] == "" || e["status"] == nil {
+			if e["time"] == "" || e["remote"] != "127.0.0.1" || len(e["request"].(string)) != 16 || e["route"] == "" ||
+				e["status"] == nil {
 				t.Errorf("entry %v", e)
 			}
 		}
@@ -96,13 +102,13 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// Where there are users each entry names the one who has asked, and each refusal what has refused it: also what the client is told
-// does not exist.
-func TestAudit_users(t *testing.T) {
+// Where there are users each entry names the one who has asked, and each refusal what has refused it: also what the
+// client is told does not exist.
+func TestAudit_Users(t *testing.T) {
 	log := &transcript.Buffer{}
 	g := startUserGateway(t, func(o *Options) { o.Audit, o.StartsPerMinute, o.ConnectionsPerUser = log, 1, 1 })
 	super := g.addShared()
-	g.fake.add(idB, "python3", launcher.Idle)
+	g.fake.add(idB, "python3", api.Idle)
 	g.fake.change(func() {
 		g.fake.kernels[idB].Owner = "bob"
 		g.fake.kernels[idB].Sessions = []launcher.Session{{ID: "s9", Path: "b.ipynb"}}
@@ -116,7 +122,8 @@ func TestAudit_users(t *testing.T) {
 	}{
 		{"bob", "POST", "/api/kernels", claim, 201, "start done bob root * python3", ""},
 		{"bob", "POST", "/api/kernels", claim, 429, "start refused limit bob root * python3", "limit"},
-		{"bob", "POST", "/api/sessions", `{"path": "x", "type": "y"}`, 429, "open session refused limit bob * python3", "limit"},
+		{"bob", "POST", "/api/sessions", `{"path": "x", "type": "y"}`, 429, "open session refused limit bob * python3",
+			"limit"},
 		{"uma", "POST", path + "/interrupt", "", 204, "interrupt done uma " + idA, ""},
 		{"ann", "PATCH", path, `{"keep_until": null}`, 200, "change done ann " + idA, ""},
 		{"root", "POST", path + "/restart", "", 200, "restart done root " + idA, ""},
@@ -126,10 +133,12 @@ func TestAudit_users(t *testing.T) {
 		{"bob", "GET", path + "/channels", "", 404, "connect refused access bob " + idA, "access"},
 		{"bob", "GET", path + "/log", "", 404, "read log refused access bob " + idA, "access"},
 		{"bob", "DELETE", "/api/sessions/s1", "", 404, "close session refused access bob", "access"},
-		{"bob", "PATCH", "/api/sessions/s9", `{"kernel": {"id": "` + idA + `"}}`, 400, "change session refused access bob " + idB, "access"},
+		{"bob", "PATCH", "/api/sessions/s9", `{"kernel": {"id": "` + idA + `"}}`, 400, "change session refused access bob " +
+			idB, "access"},
 		{"uma", "DELETE", path, "", 403, "stop refused access uma " + idA, "access"},
 		{"rita", "POST", path + "/interrupt", "", 403, "interrupt refused access rita " + idA, "access"},
-		{"rita", "POST", "/api/sessions", `{"path": "x", "type": "y", "kernel": {"id": "` + idA + `"}}`, 403, "open session refused access rita", "access"},
+		{"rita", "POST", "/api/sessions", `{"path": "x", "type": "y", "kernel": {"id": "` + idA + `"}}`, 403,
+			"open session refused access rita", "access"},
 		{"bob", "DELETE", "/api/kernels/" + idUnknown, "", 404, "stop failed bob " + idUnknown, ""},
 		{"bob", "DELETE", "/api/sessions/s2", "", 404, "close session failed bob", ""},
 		{"nobody", "DELETE", path, "", 403, "stop refused token " + idA, "token"},
@@ -138,7 +147,7 @@ func TestAudit_users(t *testing.T) {
 	} {
 		before := log.String()
 		resp := g.do(s.method, s.path, s.body, as(s.user)).want(t, s.status, "")
-		id := resp.Header.Get(headerRequestID)
+		id := resp.Header.Get(api.HeaderRequestID)
 		var line string
 		eventually(t, "the request is logged", func() bool {
 			for l := range strings.Lines(g.log.String()) {
@@ -148,7 +157,8 @@ func TestAudit_users(t *testing.T) {
 			}
 			return line != ""
 		})
-		if named := strings.Contains(line, " user="+s.user+" "); named != (s.user != "nobody") || strings.Contains(line, "user=") != named {
+		if named := strings.Contains(line, " user="+s.user+" "); named != (s.user != "nobody") ||
+			strings.Contains(line, "user=") != named {
 			t.Errorf("%s %s: who has asked is not in %s", s.method, s.path, line)
 		}
 		added, got := strings.TrimPrefix(log.String(), before), ""
@@ -172,7 +182,9 @@ func TestAudit_users(t *testing.T) {
 	conn, _ := g.dialChannels(idA, "", as("rita"))
 	g.do("GET", path+"/channels", "", as("rita"), asUpgrade).want(t, 429, "")
 	_ = conn.Close()
-	for _, want := range []string{`"connect","outcome":"done","status":101,"user":"rita"`, `"connect","outcome":"refused","status":429,"check":"limit","user":"rita"`, `"disconnect","outcome":"done","user":"rita"`} {
+	for _, want := range []string{`"connect","outcome":"done","status":101,"user":"rita"`,
+		`"connect","outcome":"refused","status":429,"check":"limit","user":"rita"`,
+		`"disconnect","outcome":"done","user":"rita"`} {
 		eventually(t, want, func() bool { return strings.Contains(log.String(), want) })
 	}
 	eventually(t, "both lines of the websocket name who has it", func() bool {
@@ -194,10 +206,11 @@ func TestAudit_users(t *testing.T) {
 	})
 }
 
-// A websocket is in the audit log, in the log and in the supervisor's requests under one id: when it opens and when it ends, with what passed.
-func TestAudit_websocket(t *testing.T) {
+// A websocket has one id in the audit log, in the log and in the supervisor's requests. It is logged when it opens, and
+// when it ends with what passed.
+func TestAudit_Websocket(t *testing.T) {
 	g, entries := audited(t, nil)
-	s := g.fake.add(idA, "python3", launcher.Idle)
+	s := g.fake.add(idA, "python3", api.Idle)
 	conn, answers := g.dialChannels(idA, "")
 	if _, err := conn.Write([]byte("hello")); err != nil {
 		t.Fatal(err)
@@ -212,7 +225,8 @@ func TestAudit_websocket(t *testing.T) {
 	_ = conn.Close()
 	eventually(t, "the end is known", func() bool { return len(entries()) == 2 })
 	closed := entries()[1]
-	if brief(closed) != "disconnect done anonymous "+idA || closed["bytes_in"] != 5.0 || closed["bytes_out"] != 5.0 || closed["seconds"].(float64) <= 0 {
+	if brief(closed) != "disconnect done anonymous "+idA || closed["bytes_in"] != 5.0 || closed["bytes_out"] != 5.0 ||
+		closed["seconds"].(float64) <= 0 {
 		t.Errorf("closed: %v", closed)
 	}
 	id := opened[0]["request"].(string)
@@ -232,10 +246,10 @@ func TestAudit_websocket(t *testing.T) {
 	}
 }
 
-// What only looks is logged for debugging; what changes something, and what is refused, for everybody. Each request is one line.
+// Each request is one line of the log. Reading requests are logged at debug level, changing and rejected ones at info.
 func TestLogRequest(t *testing.T) {
 	g := startGateway(t, nil)
-	g.fake.add(idA, "python3", launcher.Idle)
+	g.fake.add(idA, "python3", api.Idle)
 	for _, tt := range []struct {
 		method, path, want string
 		token              bool
@@ -250,7 +264,7 @@ func TestLogRequest(t *testing.T) {
 				r.Header.Del("Authorization")
 			}
 		})
-		id := resp.Header.Get(headerRequestID)
+		id := resp.Header.Get(api.HeaderRequestID)
 		var lines []string
 		eventually(t, "the line is written", func() bool {
 			lines = nil
@@ -268,13 +282,13 @@ func TestLogRequest(t *testing.T) {
 }
 
 // The supervisor that ends its kernel is told which request wants that.
-func TestRequestID_stop(t *testing.T) {
+func TestRequestID_Stop(t *testing.T) {
 	g := startGateway(t, nil)
-	g.fake.add(idA, "python3", launcher.Idle)
+	g.fake.add(idA, "python3", api.Idle)
 	resp := g.do("DELETE", "/api/kernels/"+idA, "")
 	resp.want(t, 204, "")
 	g.fake.change(func() {
-		if got, want := g.fake.stopRequests[idA], resp.Header.Get(headerRequestID); got != want || got == "" {
+		if got, want := g.fake.stopRequests[idA], resp.Header.Get(api.HeaderRequestID); got != want || got == "" {
 			t.Errorf("the launcher is told of request %q, the client of %q", got, want)
 		}
 	})
@@ -298,9 +312,9 @@ func (f *flaky) Write(b []byte) (int, error) {
 }
 
 // An audit log that cannot be written is told once, counted each time, and does not stop anybody's work.
-func TestAudit_broken(t *testing.T) {
+func TestAudit_Broken(t *testing.T) {
 	disk, log := &flaky{full: true}, &transcript.Buffer{}
-	a := &audit{to: disk, metrics: NewMetrics("1"), log: slog.New(slog.NewTextHandler(log, nil))}
+	a := &audit{to: disk, metrics: metrics.New("1"), log: slog.New(slog.NewTextHandler(log, nil))}
 	for range 3 {
 		a.write(auditEntry{Action: "stop"})
 	}
@@ -309,7 +323,8 @@ func TestAudit_broken(t *testing.T) {
 		a.write(auditEntry{Action: "stop"})
 	}
 	wantSeries(t, scrape(t, a.metrics), map[string]string{"ekg_audit_failures_total": "3"})
-	if text := log.String(); strings.Count(text, "cannot be written") != 1 || strings.Count(text, "is written again") != 1 || disk.lines != 2 {
+	if text := log.String(); strings.Count(text, "cannot be written") != 1 ||
+		strings.Count(text, "is written again") != 1 || disk.lines != 2 {
 		t.Errorf("%d lines were written, and said\n%s", disk.lines, text)
 	}
 }

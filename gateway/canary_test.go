@@ -10,12 +10,13 @@ import (
 	"testing"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
-	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// A secret that stands in any input, the right token included, is in no log at any level, not in the audit log, in no metric, in no error
-// and in nothing that a supervisor gets. What a client calls itself in KERNEL_USERNAME, the names of kernelspecs, and the ids of kernels and sessions are no secrets.
+// A secret that stands in any input, the right token included, is in no log at any level, not in the audit log, in no
+// metric, in no error and in nothing that a supervisor gets. What a client calls itself in KERNEL_USERNAME, the names
+// of kernelspecs, and the ids of kernels and sessions are no secrets.
 func TestCanary(t *testing.T) {
 	const (
 		canary     = "CANARY5f1d"
@@ -24,11 +25,13 @@ func TestCanary(t *testing.T) {
 	audit := &transcript.Buffer{}
 	g := startGateway(t, func(o *Options) {
 		o.Audit, o.Token, o.ClientEnv, o.AllowOrigins = audit, canary, []string{"MY_TOKEN"}, []string{"https://lab.example"}
-		o.Specs = &specDir{specs: append(slices.Clone(testSpecs(t).List()), kernelspecs.Spec{Name: "secretive", Argv: []string{"x", canary},
-			DisplayName: "S", Language: "x", Env: map[string]string{"API_KEY": canary}})}
+		o.Specs = &specDir{specs: append(slices.Clone(testSpecs(t).List()),
+			kernelspecs.Spec{Name: "secretive", Argv: []string{"x", canary},
+				DisplayName: "S", Language: "x", Env: map[string]string{"API_KEY": canary}})}
 	})
-	s := g.fake.add(idA, "python3", launcher.Busy)
-	g.fake.add(idB, "python3", launcher.Busy).answerWith(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) })
+	s := g.fake.add(idA, "python3", api.Busy)
+	g.fake.add(idB, "python3",
+		api.Busy).answerWith(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) })
 	g.fake.addStarting(idStarting, "")
 
 	places := map[string]func(*http.Request){
@@ -37,7 +40,8 @@ func TestCanary(t *testing.T) {
 		"odd header":  func(r *http.Request) { r.Header.Set("Authorization", canary) },
 		"everywhere": func(r *http.Request) {
 			r.Header.Set("Authorization", "token "+canary)
-			for _, name := range []string{"Cookie", "User-Agent", "X-Request-Id", "X-Forwarded-For", "Referer", "Accept", "X-" + canary} {
+			for _, name := range []string{"Cookie", "User-Agent", "X-Request-Id", "X-Forwarded-For", "Referer", "Accept", "X-" +
+				canary} {
 				r.Header.Set(name, canary)
 			}
 			r.URL.RawQuery = "token=" + canary + "&session_id=" + canary + "&after=" + canary + "&" + canary + "=" + canary
@@ -54,12 +58,16 @@ func TestCanary(t *testing.T) {
 		`{"name":"python3","env":{"KERNEL_` + canary + `-":"x"}}`, `{"name":"python3","env":{"KERNEL_X":["` + canary + `"]}}`,
 		`{"name":"python3","kernel_id":"` + canary + `"}`,
 		`{"path":"` + canary + `","name":"none","type":"` + canary + `","kernel":{"name":"none","x":"` + canary + `"}}`,
-		`{"path":"` + canary + `","name":"none","type":"` + canary + `","kernel":{"id":"` + idUnknown + `","name":"r","x":"` + canary + `"}}`,
+		`{"path":"` + canary + `","name":"none","type":"` + canary + `","kernel":{"id":"` + idUnknown + `","name":"r","x":"` +
+			canary + `"}}`,
 	}
 	paths := []string{
-		"/api/kernels", "/api/kernels/none?x=" + canary, "/api/kernels/" + idA, "/api/kernels/" + idB, "/api/kernels/" + idUnknown,
-		"/api/kernels/" + idA + "/interrupt", "/api/kernels/" + idB + "/restart", "/api/kernels/" + idA + "/log", "/api/kernels/" + idB + "/log",
-		"/api/kernels/none/channels?x=" + canary, "/api/kernels/" + idUnknown + "/channels", "/api/sessions", "/api/sessions/none?x=" + canary,
+		"/api/kernels", "/api/kernels/none?x=" + canary, "/api/kernels/" + idA, "/api/kernels/" + idB, "/api/kernels/" +
+			idUnknown,
+		"/api/kernels/" + idA + "/interrupt", "/api/kernels/" + idB + "/restart", "/api/kernels/" + idA + "/log",
+		"/api/kernels/" + idB + "/log",
+		"/api/kernels/none/channels?x=" + canary, "/api/kernels/" + idUnknown + "/channels", "/api/sessions",
+		"/api/sessions/none?x=" + canary,
 		"/api/kernelspecs/none?x=" + canary, "/kernelspecs/python3/" + canary, "/" + canary, "/api/me?permissions=" + canary,
 	}
 	errors := 0
@@ -67,7 +75,8 @@ func TestCanary(t *testing.T) {
 		for _, path := range paths {
 			for _, method := range []string{"GET", "POST", "PATCH", "HEAD", "OPTIONS", "BREW"} {
 				for _, body := range bodies {
-					if body != "" && (method != "POST" && method != "PATCH" || name != "right token" || strings.HasSuffix(path, "/restart")) {
+					if body != "" && (method != "POST" && method != "PATCH" || name != "right token" ||
+						strings.HasSuffix(path, "/restart")) {
 						continue // nobody reads it
 					}
 					r := httptest.NewRequest(method, "http://gateway"+path, strings.NewReader(body))
@@ -100,7 +109,8 @@ func TestCanary(t *testing.T) {
 	}
 	w := httptest.NewRecorder()
 	g.metrics.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-	for name, text := range map[string]string{"log": g.log.String(), "audit log": audit.String(), "metrics": w.Body.String()} {
+	for name, text := range map[string]string{"log": g.log.String(), "audit log": audit.String(),
+		"metrics": w.Body.String()} {
 		if len(text) < 1000 {
 			t.Errorf("the %s has %d bytes: the test proves nothing", name, len(text))
 		}

@@ -6,28 +6,31 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// statusClientGone is what the log says of a request whose client did not wait for the answer.
+// statusClientGone is the status in logs of a request whose client did not wait for the answer.
 const statusClientGone = 499
 
-const unreachable = "The kernel's supervisor cannot be reached at this moment. Try again."
+// unreachable is the message for a supervisor that does not answer.
+const unreachable = "The kernel's supervisor cannot be reached at the moment. Try again."
 
-// maxRepeated bounds, in bytes, what a message repeats of what its client wrote. As JSON a byte may become six.
+// maxRepeated bounds the bytes of a client's text in a message. As JSON a byte may become six.
 const maxRepeated = 200
 
-// Checks that may refuse a request, as the audit log names them.
+// Checks that may refuse a request, by their names in the audit log.
 const (
 	tokenCheck      = "token"
 	originCheck     = "origin"
 	hostCheck       = "host"
-	accessCheck     = "access"     // the kernel is somebody else's
-	limitCheck      = "limit"      // of kernels, of starts, of connections
-	launcherCheck   = "launcher"   // what the kernelspec or the request wants is not allowed here
-	supervisorCheck = "supervisor" // the kernel's own
+	accessCheck     = "access"     // the kernel belongs to another user
+	limitCheck      = "limit"      // on kernels, starts or connections
+	launcherCheck   = "launcher"   // the kernelspec or the request asks for something that is not allowed
+	supervisorCheck = "supervisor" // of the kernel's supervisor
 )
 
 // problem is an error with the answer the client gets for it.
@@ -36,7 +39,7 @@ type problem struct {
 	reason  string        // short; "" means the status's own text
 	message string        // one sentence for the user
 	retry   time.Duration // Retry-After; 0: none
-	check   string        // which one has refused the request, for the audit log; "": none
+	check   string        // the check that refused the request, for the audit log; ""
 	short   bool          // add Jupyter Server's short_message, which its 501 for a session has
 	err     error         // for the log only; may be nil
 }
@@ -50,19 +53,19 @@ func (p *problem) Error() string {
 
 func (p *problem) Unwrap() error { return p.err }
 
-// refuse makes a problem with a formatted message and the status's own text as its reason.
+// refuse makes a problem with a formatted message. Its reason is the status's own text.
 func refuse(status int, format string, args ...any) *problem {
 	return &problem{status: status, message: fmt.Sprintf(format, args...)}
 }
 
-// by names the check that has refused the request.
+// by sets the check that has refused the request.
 func (p *problem) by(check string) *problem {
 	p.check = check
 	return p
 }
 
-// problemOf is the one place that decides which error is which status.
-func problemOf(r *http.Request, err error) *problem {
+// problemOf decides which error becomes which status. No other function does.
+func problemOf(r *call, err error) *problem {
 	var p *problem
 	var failed *launcher.FailedError
 	var refused *launcher.RefusedError
@@ -76,19 +79,19 @@ func problemOf(r *http.Request, err error) *problem {
 	case r.Context().Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, r.Context().Err())):
 		return &problem{status: statusClientGone, err: err}
 	case errors.As(err, &undelivered):
-		// Before the launcher's errors, one of which it may wrap: what a dial says of a kernel is no last word.
+		// Before the launcher's errors, which it may wrap: the error of a dial does not decide whether a kernel exists.
 		return &problem{status: http.StatusServiceUnavailable, err: err, message: unreachable}
 	case errors.As(err, &failed):
-		// Front ends show either of the two, so both carry the sentence.
+		// Some front ends show the reason, others the message.
 		return &problem{status: http.StatusInternalServerError, reason: failed.Reason, message: failed.Reason}
 	case errors.As(err, &refused):
 		return &problem{status: http.StatusForbidden, reason: refused.Reason, message: refused.Reason, check: launcherCheck}
 	case errors.As(err, &limit):
-		// 403, as Enterprise Gateway has it, and not 429: who repeats that at once gets no further.
+		// 403 as in Enterprise Gateway, not 429: to repeat the request does not help.
 		return &problem{status: http.StatusForbidden, reason: limit.Reason, message: limit.Reason, check: limitCheck}
-	case errors.As(err, &gone) && callerOf(r.Context()).owns(gone.Owner):
-		return refuse(http.StatusNotFound, "Kernel does not exist: %s: it is gone since %s: %s",
-			gone.ID, timestamp(gone.At), gone.Reason)
+	case errors.As(err, &gone) && r.who.owns(gone.Owner):
+		return refuse(http.StatusNotFound, "Kernel does not exist: %s: it ended at %s: %s",
+			gone.ID, api.Timestamp(gone.At), gone.Reason)
 	case errors.Is(err, errHidden):
 		return problemOf(r, launcher.ErrNotFound).by(accessCheck)
 	case errors.Is(err, launcher.ErrNotFound):
@@ -100,12 +103,12 @@ func problemOf(r *http.Request, err error) *problem {
 		return refuse(http.StatusConflict, "The kernel id is in use by another kernel.")
 	case errors.Is(err, launcher.ErrUnavailable), errors.Is(err, context.DeadlineExceeded):
 		return &problem{status: http.StatusServiceUnavailable, err: err,
-			message: "The state of the kernel cannot be told at this moment. Try again."}
+			message: "The state of the kernel is not known at the moment. Try again."}
 	case errors.As(err, &tooLarge):
 		return refuse(http.StatusRequestEntityTooLarge, "The body is larger than %d bytes.", tooLarge.Limit)
 	}
 	return &problem{status: http.StatusInternalServerError, err: err,
-		message: "Something went wrong inside the gateway; its log says what."}
+		message: "Internal error of the gateway; see its log."}
 }
 
 // errorBody is the body of every error.
@@ -115,7 +118,7 @@ type errorBody struct {
 	Short   string `json:"short_message,omitempty"`
 }
 
-// writeProblem answers with a problem, unless an answer has begun or nobody is there to read it.
+// writeProblem answers with a problem, unless an answer has begun or the client is gone.
 func (g *Gateway) writeProblem(w *response, p *problem) {
 	if w.status != 0 || p.status == statusClientGone {
 		return
@@ -135,8 +138,7 @@ func (g *Gateway) writeProblem(w *response, p *problem) {
 	}
 }
 
-// writeJSON answers with a JSON value and makes sure that it has left this program, so that an error means that the
-// client cannot have it.
+// writeJSON answers with a JSON value and flushes it. After an error the client cannot have the whole answer.
 func writeJSON(w http.ResponseWriter, status int, v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -156,8 +158,22 @@ func writeJSON(w http.ResponseWriter, status int, v any) error {
 	return nil
 }
 
-// unwritten is the error of an answer that could not be written: its client is gone.
+// unwritten is the error of an answer that could not be written, since its client is gone.
 type unwritten struct{ err error }
 
 func (u *unwritten) Error() string { return "write the answer: " + u.err.Error() }
 func (u *unwritten) Unwrap() error { return u.err }
+
+// shorten returns at most n bytes of a text, whole characters only.
+func shorten(text string, n int) string {
+	text = strings.ToValidUTF8(text, "\uFFFD")
+	if len(text) <= n {
+		return text
+	}
+	return strings.ToValidUTF8(text[:n], "")
+}
+
+// roundUp rounds a time up to whole seconds, as Retry-After needs them.
+func roundUp(d time.Duration) time.Duration {
+	return (d + time.Second - 1).Truncate(time.Second)
+}

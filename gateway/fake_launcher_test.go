@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // fakeLauncher keeps kernels in memory, each with a supervisor that is a real HTTP server on a unix socket. A function
@@ -27,7 +28,7 @@ type fakeLauncher struct {
 
 	restarting func(id string) (func(), error)
 
-	culled    []launcher.Culled
+	culled    []launcher.CulledKernel
 	culledErr error
 	// measures are what it says besides its kernels.
 	measures launcher.Measures
@@ -36,7 +37,7 @@ type fakeLauncher struct {
 	token string
 
 	// newState is the state of a kernel that Start has made.
-	newState launcher.State
+	newState api.State
 
 	mu           sync.Mutex
 	kernels      map[string]*fakeKernel
@@ -60,8 +61,9 @@ func newFakeLauncher(t testing.TB) *fakeLauncher {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &fakeLauncher{t: t, dir: dir, newState: launcher.Idle, kernels: map[string]*fakeKernel{},
-		gone: map[string]*launcher.GoneError{}, stops: map[string]string{}, stopRequests: map[string]string{}, changed: make(chan struct{})}
+	f := &fakeLauncher{t: t, dir: dir, newState: api.Idle, kernels: map[string]*fakeKernel{},
+		gone: map[string]*launcher.GoneError{}, stops: map[string]string{}, stopRequests: map[string]string{},
+		changed: make(chan struct{})}
 	t.Cleanup(func() {
 		for _, k := range f.kernels {
 			if k.super != nil {
@@ -84,7 +86,7 @@ func (f *fakeLauncher) change(do func()) {
 	f.changed = make(chan struct{})
 }
 
-func (f *fakeLauncher) add(id, spec string, state launcher.State) *fakeSupervisor {
+func (f *fakeLauncher) add(id, spec string, state api.State) *fakeSupervisor {
 	var s *fakeSupervisor
 	f.change(func() {
 		s = newFakeSupervisor(f.t, id, filepath.Join(f.dir, id[len(id)-12:]+fmt.Sprint(len(f.reqs))))
@@ -97,7 +99,7 @@ func (f *fakeLauncher) add(id, spec string, state launcher.State) *fakeSuperviso
 // addStarting adds a kernel that has no supervisor yet. One is made with give.
 func (f *fakeLauncher) addStarting(id, reason string) {
 	f.change(func() {
-		f.kernels[id] = &fakeKernel{Kernel: launcher.Kernel{ID: id, SpecName: "python3", State: launcher.Starting, Reason: reason,
+		f.kernels[id] = &fakeKernel{Kernel: launcher.Kernel{ID: id, SpecName: "python3", State: api.Starting, Reason: reason,
 			Stale: true, Created: time.Date(2026, 11, 21, 5, 53, 26, 0, time.UTC)}}
 	})
 }
@@ -109,7 +111,7 @@ func (f *fakeLauncher) give(id string, prepare func(*fakeSupervisor)) {
 	f.change(func() { f.kernels[id].super, f.kernels[id].Stale, f.kernels[id].Reason = s, false, "" })
 }
 
-func (f *fakeLauncher) set(id string, state launcher.State, reason string) {
+func (f *fakeLauncher) set(id string, state api.State, reason string) {
 	f.change(func() { f.kernels[id].State, f.kernels[id].Reason = state, reason })
 }
 
@@ -186,7 +188,7 @@ func (f *fakeLauncher) listForReal() ([]launcher.Kernel, error) {
 	return all, nil
 }
 
-func (f *fakeLauncher) Culled(context.Context) ([]launcher.Culled, error) {
+func (f *fakeLauncher) Culled(context.Context) ([]launcher.CulledKernel, error) {
 	return f.culled, f.culledErr
 }
 
@@ -301,7 +303,7 @@ func (f *fakeLauncher) Dial(ctx context.Context, id string) (net.Conn, error) {
 	switch {
 	case !ok:
 		return nil, launcher.ErrNotFound
-	case now.super == nil && now.State == launcher.Starting:
+	case now.super == nil && now.State == api.Starting:
 		return nil, launcher.ErrNoSupervisor
 	case now.super == nil:
 		return nil, &launcher.GoneError{ID: id, Reason: now.Reason}

@@ -65,8 +65,10 @@ func startGateway(t testing.TB, change func(*Options)) *testGateway {
 func testSpecs(t testing.TB) Specs {
 	t.Helper()
 	return &specDir{specs: []kernelspecs.Spec{
-		{Name: "python3", Dir: writeSpecDir(t), Argv: []string{"python3", "-m", "ipykernel_launcher", "-f", "{connection_file}"},
-			DisplayName: "Python 3", Language: "python", InterruptMode: "signal", Metadata: json.RawMessage(`{"debugger":true}`)},
+		{Name: "python3", Dir: writeSpecDir(t),
+			Argv:        []string{"python3", "-m", "ipykernel_launcher", "-f", "{connection_file}"},
+			DisplayName: "Python 3", Language: "python", InterruptMode: "signal",
+			Metadata: json.RawMessage(`{"debugger":true}`)},
 		{Name: "r", Dir: t.TempDir(), DisplayName: "R", Language: "R", InterruptMode: "signal"},
 	}}
 }
@@ -136,7 +138,8 @@ func (g *testGateway) do(method, path, body string, change ...func(*http.Request
 func (r reply) want(t testing.TB, status int, text string) reply {
 	t.Helper()
 	if r.StatusCode != status || !bytes.Contains([]byte(r.body), []byte(text)) {
-		t.Errorf("%s %s: got %d %s, want %d with %q", r.Request.Method, r.Request.URL.Path, r.StatusCode, r.body, status, text)
+		t.Errorf("%s %s: got %d %s, want %d with %q", r.Request.Method, r.Request.URL.Path, r.StatusCode, r.body, status,
+			text)
 	}
 	if status >= 400 && r.Request.Method != "HEAD" {
 		var e errorBody

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // rawConn is a client's connection on which a test writes whatever it likes.
@@ -66,7 +66,8 @@ func TestRequest_BodyThatNeverComes(t *testing.T) {
 	g := startGateway(t, nil)
 	g.Gateway.bodyTime = 300 * time.Millisecond
 	g.fake.add(idA, "python3", launcherIdle)
-	for _, rt := range append(g.routes(), route{method: "POST", pattern: "/nothing"}, route{method: "PUT", pattern: "/api/kernels"}) {
+	for _, rt := range append(g.routes(), route{method: "POST", pattern: "/nothing"},
+		route{method: "PUT", pattern: "/api/kernels"}) {
 		for name, head := range map[string]string{
 			"length":  "Content-Length: 10\r\n\r\n{",
 			"chunked": "Transfer-Encoding: chunked\r\n\r\n5\r\n{",
@@ -94,13 +95,14 @@ func TestRequest_BodyThatComesLate(t *testing.T) {
 	g := startGateway(t, nil)
 	g.Gateway.bodyTime = 300 * time.Millisecond
 	g.Gateway.answerTime = 300 * time.Millisecond
-	g.fake.newState = launcher.Starting
+	g.fake.newState = api.Starting
 	const id = idUnknown
-	slow := time.AfterFunc(900*time.Millisecond, func() { g.fake.set(id, launcher.Idle, "") }) // longer than both
+	slow := time.AfterFunc(900*time.Millisecond, func() { g.fake.set(id, api.Idle, "") }) // longer than both
 	defer slow.Stop()
 	body := `{"kernel_id":"` + id + `"}`
 	c := g.dialRaw()
-	c.send(fmt.Sprintf("POST /api/kernels HTTP/1.1\r\nHost: x\r\nAuthorization: token %s\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n", testToken, len(body)))
+	c.send(fmt.Sprintf("POST /api/kernels HTTP/1.1\r\nHost: x\r\nAuthorization: token %s\r\nExpect: "+
+		"100-continue\r\nContent-Length: %d\r\n\r\n", testToken, len(body)))
 	if resp, err := http.ReadResponse(c.r, nil); err != nil || resp.StatusCode != http.StatusContinue {
 		t.Fatalf("%v, %v", resp, err)
 	}
@@ -135,8 +137,8 @@ func TestRequest_AnswerThatNobodyReads(t *testing.T) {
 	}
 }
 
-// What follows a request with both framings, or in a way that others read otherwise, is no request: not of the gateway, and not of a
-// supervisor.
+// What follows a request with both framings, or in a way that others read otherwise, is no request: not of the gateway,
+// and not of a supervisor.
 func TestRequest_Smuggling(t *testing.T) {
 	g := startGateway(t, nil)
 	super := g.fake.add(idA, "python3", launcherIdle)
@@ -144,33 +146,48 @@ func TestRequest_Smuggling(t *testing.T) {
 	head := "POST /api/kernels/" + idA + "/interrupt HTTP/1.1\r\nHost: x\r\nAuthorization: token " + testToken + "\r\n"
 	chunk := fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(evil), evil)
 	for name, text := range map[string]string{
-		"length and chunked":        head + fmt.Sprintf("Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n", 5+len(evil)) + "0\r\n\r\n" + evil,
-		"chunked and length":        head + fmt.Sprintf("Transfer-Encoding: chunked\r\nContent-Length: %d\r\n\r\n", 5) + "0\r\n\r\n" + evil,
-		"body in a chunk":           head + "Transfer-Encoding: chunked\r\n\r\n" + chunk,
-		"two lengths":               head + fmt.Sprintf("Content-Length: 0\r\nContent-Length: %d\r\n\r\n", len(evil)) + evil,
-		"a list of lengths":         head + fmt.Sprintf("Content-Length: 0, %d\r\n\r\n", len(evil)) + evil,
-		"a sign":                    head + "Content-Length: +0\r\n\r\n" + evil,
-		"chunked twice":             head + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + evil,
-		"identity":                  head + "Transfer-Encoding: identity\r\n\r\n" + evil,
-		"xchunked":                  head + "Transfer-Encoding: xchunked\r\nContent-Length: 0\r\n\r\n" + evil,
-		"a space before the colon":  head + fmt.Sprintf("Content-Length : %d\r\n\r\n", len(evil)) + evil,
-		"folded":                    head + "X: y\r\n Transfer-Encoding: chunked\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" + evil,
-		"folded length":             head + fmt.Sprintf("Content-Length:\r\n %d\r\n\r\n", len(evil)) + evil,
-		"bare line feeds":           strings.ReplaceAll(head, "\r\n", "\n") + fmt.Sprintf("Content-Length: %d\nConnection: close\n\n", len(evil)) + evil,
-		"a bare carriage return":    head + "X: y\rContent-Length: 0\r\n\r\n" + evil,
-		"a NUL":                     head + "X: y\x00\r\n\r\n" + evil,
-		"a chunk's size too large":  head + "Transfer-Encoding: chunked\r\n\r\nffffffffffffffff1\r\n" + evil,
-		"a chunk without end":       head + "Transfer-Encoding: chunked\r\n\r\n2\r\nabX\r\n" + evil,
-		"an upgrade with a body":    strings.Replace(head, "/interrupt", "/channels", 1) + "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + evil,
-		"h2c":                       strings.Replace(head, "POST", "GET", 1) + "Connection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\nPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + evil,
-		"another version":           strings.Replace(head, "HTTP/1.1", "HTTP/1.0", 1) + fmt.Sprintf("Transfer-Encoding: chunked\r\nContent-Length: %d\r\n\r\n", len(evil)) + evil,
-		"a request in the path":     "POST /api/kernels/" + idA + "/interrupt%20HTTP/1.1%0d%0aX:%20y HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: token " + testToken + "\r\n\r\n",
-		"a request in a header":     strings.Replace(head, "\r\n", "\r\nAccept: x\\r\\n\\r\\nDELETE / HTTP/1.1\r\nConnection: close\r\n", 1) + "\r\n",
-		"a request in the query":    strings.Replace(head, "/interrupt", "/log?log=x%20HTTP/1.1%0d%0a%0d%0aDELETE%20/%20HTTP/1.1", 1) + "Connection: close\r\n\r\n",
-		"an absolute target":        strings.Replace(head, "POST /", "POST http://y/", 1) + "Connection: close\r\n\r\n",
-		"two hosts":                 head + "Host: y\r\n\r\n" + evil,
-		"a header that is no name":  head + "X Y: z\r\n\r\n" + evil,
-		"a trailer with a length":   head + "Transfer-Encoding: chunked\r\nTrailer: Content-Length\r\n\r\n0\r\nContent-Length: 0\r\n\r\n" + evil,
+		"length and chunked": head +
+			fmt.Sprintf("Content-Length: %d\r\nTransfer-Encoding: chunked\r\n\r\n", 5+len(evil)) + "0\r\n\r\n" + evil,
+		"chunked and length": head + fmt.Sprintf("Transfer-Encoding: chunked\r\nContent-Length: %d\r\n\r\n", 5) +
+			"0\r\n\r\n" + evil,
+		"body in a chunk":   head + "Transfer-Encoding: chunked\r\n\r\n" + chunk,
+		"two lengths":       head + fmt.Sprintf("Content-Length: 0\r\nContent-Length: %d\r\n\r\n", len(evil)) + evil,
+		"a list of lengths": head + fmt.Sprintf("Content-Length: 0, %d\r\n\r\n", len(evil)) + evil,
+		"a sign":            head + "Content-Length: +0\r\n\r\n" + evil,
+		"chunked twice": head + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" +
+			evil,
+		"identity":                 head + "Transfer-Encoding: identity\r\n\r\n" + evil,
+		"xchunked":                 head + "Transfer-Encoding: xchunked\r\nContent-Length: 0\r\n\r\n" + evil,
+		"a space before the colon": head + fmt.Sprintf("Content-Length : %d\r\n\r\n", len(evil)) + evil,
+		"folded": head +
+			"X: y\r\n Transfer-Encoding: chunked\r\nContent-Length: 0\r\nConnection: close\r\n\r\n" + evil,
+		"folded length": head + fmt.Sprintf("Content-Length:\r\n %d\r\n\r\n", len(evil)) + evil,
+		"bare line feeds": strings.ReplaceAll(head, "\r\n", "\n") +
+			fmt.Sprintf("Content-Length: %d\nConnection: close\n\n", len(evil)) + evil,
+		"a bare carriage return":   head + "X: y\rContent-Length: 0\r\n\r\n" + evil,
+		"a NUL":                    head + "X: y\x00\r\n\r\n" + evil,
+		"a chunk's size too large": head + "Transfer-Encoding: chunked\r\n\r\nffffffffffffffff1\r\n" + evil,
+		"a chunk without end":      head + "Transfer-Encoding: chunked\r\n\r\n2\r\nabX\r\n" + evil,
+		"an upgrade with a body": strings.Replace(head, "/interrupt", "/channels", 1) +
+			"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " +
+			"dGhlIHNhbXBsZSBub25jZQ==\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + evil,
+		"h2c": strings.Replace(head, "POST", "GET", 1) +
+			"Connection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\nPRI * " +
+			"HTTP/2.0\r\n\r\nSM\r\n\r\n" + evil,
+		"another version": strings.Replace(head, "HTTP/1.1", "HTTP/1.0", 1) +
+			fmt.Sprintf("Transfer-Encoding: chunked\r\nContent-Length: %d\r\n\r\n", len(evil)) + evil,
+		"a request in the path": "POST /api/kernels/" + idA +
+			"/interrupt%20HTTP/1.1%0d%0aX:%20y HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: token " + testToken +
+			"\r\n\r\n",
+		"a request in a header": strings.Replace(head, "\r\n",
+			"\r\nAccept: x\\r\\n\\r\\nDELETE / HTTP/1.1\r\nConnection: close\r\n", 1) + "\r\n",
+		"a request in the query": strings.Replace(head, "/interrupt",
+			"/log?log=x%20HTTP/1.1%0d%0a%0d%0aDELETE%20/%20HTTP/1.1", 1) + "Connection: close\r\n\r\n",
+		"an absolute target":       strings.Replace(head, "POST /", "POST http://y/", 1) + "Connection: close\r\n\r\n",
+		"two hosts":                head + "Host: y\r\n\r\n" + evil,
+		"a header that is no name": head + "X Y: z\r\n\r\n" + evil,
+		"a trailer with a length": head +
+			"Transfer-Encoding: chunked\r\nTrailer: Content-Length\r\n\r\n0\r\nContent-Length: 0\r\n\r\n" + evil,
 		"a space before the method": " " + head + "\r\n" + evil,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -181,7 +198,8 @@ func TestRequest_Smuggling(t *testing.T) {
 			if half, ok := c.Conn.(*net.TCPConn); ok {
 				_ = half.CloseWrite() // the gateway may have hung up
 			}
-			if got := c.answers(); len(got) > 1 || len(got) == 1 && got[0] >= http.StatusInternalServerError && got[0] != http.StatusNotImplemented && got[0] != http.StatusHTTPVersionNotSupported {
+			if got := c.answers(); len(got) > 1 || len(got) == 1 && got[0] >= http.StatusInternalServerError &&
+				got[0] != http.StatusNotImplemented && got[0] != http.StatusHTTPVersionNotSupported {
 				t.Errorf("got the answers %v", got)
 			}
 			if len(g.fake.stopped()) > 0 {

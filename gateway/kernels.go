@@ -7,83 +7,74 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/channels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// Deadlines of what is asked of launcher and supervisor: a frozen one must not hold a client for ever.
+// Deadlines for launcher and supervisor. A frozen one must not block a client without a limit.
 const (
-	readTime    = 10 * time.Second // looking at kernels
+	readTime    = 10 * time.Second // reads of kernels
 	modelTime   = 3 * time.Second  // a supervisor's model, for which there is a substitute
 	actionTime  = 20 * time.Second // an interrupt
 	restartTime = 90 * time.Second // a restart: the old process gets its grace twice
 	stopTime    = 90 * time.Second
-	settleTime  = time.Second      // until the launcher has heard that a kernel has died, or that a dead one was restarted
-	endTime     = 30 * time.Second // for a supervisor that is about to end to do so
-	reviveTime  = 500 * time.Millisecond
+	// until the launcher knows that a kernel has died, or that a dead one was restarted
+	settleTime = time.Second
+	endTime    = 30 * time.Second       // until a supervisor that is about to end has ended
+	reviveTime = 500 * time.Millisecond // until a program that fails at once has failed
 )
 
-// timeFormat always has six digits and a Z: Jupyter Server's gateway client fails on anything else.
-const timeFormat = "2006-01-02T15:04:05.000000Z"
-
-func timestamp(t time.Time) string { return t.UTC().Format(timeFormat) }
-
-// kernelModel is Jupyter's model of a kernel.
+// kernelModel is a supervisor's model of its kernel with what the gateway adds where there are users.
 type kernelModel struct {
-	ID             string `json:"id"`
-	Name           string `json:"name"`
-	LastActivity   string `json:"last_activity"`
-	ExecutionState string `json:"execution_state"`
-	Connections    int    `json:"connections"`
-	Reason         string `json:"reason,omitempty"`
-	CullAt         string `json:"cull_at,omitempty"`
-	KeepUntil      string `json:"keep_until,omitempty"`
+	api.Model
 
-	// Where there are users.
 	Owner      string           `json:"owner,omitempty"`
-	SharedWith []launcher.Grant `json:"shared_with,omitzero"` // only for who owns it
+	SharedWith []launcher.Grant `json:"shared_with,omitzero"` // shown to the owner only
 }
 
-// modelFor is a kernel's model with what concerns the request's user.
-func modelFor(ctx context.Context, k launcher.Kernel) kernelModel {
+// modelFor returns a kernel's model as the caller may see it.
+func modelFor(who caller, k launcher.Kernel) kernelModel {
 	m := modelOf(k)
-	m.addOwner(ctx, k)
+	m.addOwner(who, k)
 	return m
 }
 
-// addOwner says whose kernel it is, and to its owner with whom it is shared.
-func (m *kernelModel) addOwner(ctx context.Context, k launcher.Kernel) {
+// addOwner adds the kernel's owner and, for its owner, the users it is shared with.
+func (m *kernelModel) addOwner(who caller, k launcher.Kernel) {
 	m.Owner, m.SharedWith = "", nil
-	c := callerOf(ctx)
-	if c.one {
+	if who.sole {
 		return
 	}
 	m.Owner = k.Owner
-	if c.to(k) == ownKernel {
+	if who.accessTo(k) == ownKernel {
 		m.SharedWith = append([]launcher.Grant{}, k.SharedWith...)
 	}
 }
 
+// modelOf returns a kernel's model as its launcher knows it.
 func modelOf(k launcher.Kernel) kernelModel {
 	last := k.LastActivity
 	if last.IsZero() {
 		last = k.Created
 	}
-	m := kernelModel{
-		ID: k.ID, Name: k.SpecName, LastActivity: timestamp(last),
-		ExecutionState: string(k.State), Connections: k.Connections, Reason: k.Reason,
-	}
+	m := kernelModel{Model: api.Model{
+		ID: k.ID, Name: k.SpecName, LastActivity: api.Timestamp(last),
+		ExecutionState: k.State, Connections: k.Connections, Reason: k.Reason,
+	}}
 	if !k.CullAt.IsZero() {
-		m.CullAt = timestamp(k.CullAt)
+		m.CullAt = api.Timestamp(k.CullAt)
 	}
 	if k.KeepUntil.After(time.Now()) {
-		m.KeepUntil = timestamp(k.KeepUntil)
+		m.KeepUntil = api.Timestamp(k.KeepUntil)
 	}
 	return m
 }
 
-// kernelID returns the kernel id of the path, which its client knows then. What cannot be an id names no kernel, as in
-// Jupyter Server.
-func (g *Gateway) kernelID(r *http.Request) (string, error) {
+// kernelID returns the kernel id of the path, and claims the kernel, since its client knows the id. An invalid id names
+// no kernel, as in Jupyter Server.
+func (g *Gateway) kernelID(r *call) (string, error) {
 	id := r.PathValue("id")
 	if !launcher.ValidID(id) {
 		return "", refuse(http.StatusNotFound, "Kernel does not exist: %s", shorten(id, maxRepeated))
@@ -92,31 +83,31 @@ func (g *Gateway) kernelID(r *http.Request) (string, error) {
 	return id, nil
 }
 
-func (g *Gateway) listKernels(w http.ResponseWriter, r *http.Request) error {
+func (g *Gateway) listKernels(w http.ResponseWriter, r *call) error {
 	ctx, cancel := context.WithTimeout(r.Context(), readTime)
 	defer cancel()
 	switch v := r.URL.Query().Get("culled"); v {
 	case "", "0", "false":
 	case "1", "true":
-		return g.listCulled(ctx, w)
+		return g.listCulled(ctx, w, r.who)
 	default:
-		return refuse(http.StatusBadRequest, "culled is not 1 or 0.")
+		return refuse(http.StatusBadRequest, "The parameter culled is not 1 or 0.")
 	}
 	kernels, err := g.opts.Launcher.Kernels(ctx)
 	if err != nil {
-		// Never a shorter list: front ends drop every kernel that is missing from it.
+		// Never an incomplete list: front ends drop kernels that are missing from it.
 		return err
 	}
 	models := make([]kernelModel, 0, len(kernels))
-	for _, k := range visible(ctx, kernels) {
-		models = append(models, modelFor(ctx, k))
+	for _, k := range r.who.visible(kernels) {
+		models = append(models, modelFor(r.who, k))
 	}
 	return writeJSON(w, http.StatusOK, models)
 }
 
-// getKernel answers with what the supervisor says, which is newer than what it has told the launcher; where it cannot
-// be asked, with what the launcher knows, since front ends drop a kernel for any error here.
-func (g *Gateway) getKernel(w http.ResponseWriter, r *http.Request) error {
+// getKernel answers with the supervisor's model, which is newer than the launcher's. If the supervisor does not answer,
+// the launcher's model is used, since front ends drop a kernel after any error here.
+func (g *Gateway) getKernel(w http.ResponseWriter, r *call) error {
 	id, err := g.kernelID(r)
 	if err != nil {
 		return err
@@ -125,53 +116,54 @@ func (g *Gateway) getKernel(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if k.State != launcher.Dead {
+	if k.State != api.Dead {
 		answer, err := g.ask(r, id, http.MethodGet, "", modelTime)
 		if err == nil {
 			model, ok := answer.model(id)
 			switch {
-			case ok && model.ExecutionState != string(launcher.Dead):
-				model.addOwner(r.Context(), k)
+			case ok && model.ExecutionState != api.Dead:
+				model.addOwner(r.who, k)
 				return writeJSON(w, http.StatusOK, model)
 			case ok:
-				g.isDead(r.Context(), id) // why it died the launcher may know better: who has deleted its pod, for one
+				g.isDead(r.Context(), id) // the launcher may know the reason better, such as who deleted its pod
 			}
 		}
 		if k, err = g.kernel(r.Context(), id); err != nil {
 			return err
 		}
 	}
-	return writeJSON(w, http.StatusOK, modelFor(r.Context(), k))
+	return writeJSON(w, http.StatusOK, modelFor(r.who, k))
 }
 
-// culledModel is a kernel that was culled.
+// culledModel is the model of a kernel that was culled.
 type culledModel struct {
 	ID       string `json:"id"`
 	Name     string `json:"name"`
 	Reason   string `json:"reason"`
 	CulledAt string `json:"culled_at"`
 
-	// What it has held from when it was started; absent where that is not known.
+	// Its usage since it was started; absent if unknown.
 	StartedAt  string `json:"started_at,omitempty"`
 	Seconds    int64  `json:"seconds,omitempty"`
 	GPUs       int64  `json:"gpus,omitempty"`
 	GPUSeconds int64  `json:"gpu_seconds,omitempty"`
 }
 
-// listCulled lists the kernels that were culled in the last days: a user's own ones.
-func (g *Gateway) listCulled(ctx context.Context, w http.ResponseWriter) error {
+// listCulled lists the caller's own kernels that were culled in the last days.
+func (g *Gateway) listCulled(ctx context.Context, w http.ResponseWriter, who caller) error {
 	all, err := g.opts.Launcher.Culled(ctx)
 	if err != nil {
 		return err
 	}
-	who, models := callerOf(ctx), make([]culledModel, 0, len(all))
+	models := make([]culledModel, 0, len(all))
 	for _, c := range all {
 		if !who.owns(c.Owner) {
 			continue
 		}
-		m := culledModel{ID: c.ID, Name: c.SpecName, Reason: c.Reason, CulledAt: timestamp(c.At), Seconds: c.Seconds, GPUs: c.GPUs, GPUSeconds: c.GPUs * c.Seconds}
+		m := culledModel{ID: c.ID, Name: c.SpecName, Reason: c.Reason, CulledAt: api.Timestamp(c.At), Seconds: c.Seconds,
+			GPUs: c.GPUs, GPUSeconds: c.GPUs * c.Seconds}
 		if !c.Started.IsZero() {
-			m.StartedAt = timestamp(c.Started)
+			m.StartedAt = api.Timestamp(c.Started)
 		}
 		models = append(models, m)
 	}
@@ -185,33 +177,32 @@ func (g *Gateway) kernel(ctx context.Context, id string) (launcher.Kernel, error
 	return g.opts.Launcher.Kernel(ctx, id)
 }
 
-func (g *Gateway) deleteKernel(w http.ResponseWriter, r *http.Request) error {
+func (g *Gateway) deleteKernel(w http.ResponseWriter, r *call) error {
 	id, err := g.kernelID(r)
 	if err != nil {
 		return err
 	}
-	if err := g.stop(r.Context(), id, "it was shut down on request"); err != nil {
+	if err := g.stop(r, id, "it was shut down on request"); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
-// stop ends a kernel and then the websockets that still lead to it. Once asked for it is done, whether or not the
-// client waits for it.
-func (g *Gateway) stop(ctx context.Context, id, reason string) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
+// stop ends a kernel and then the websockets and logs that still lead to it. A client that leaves does not cancel it.
+func (g *Gateway) stop(r *call, id, reason string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), stopTime)
 	defer cancel()
-	if err := g.opts.Launcher.Stop(launcher.WithRequestID(ctx, requestID(ctx)), id, reason); err != nil {
+	if err := g.opts.Launcher.Stop(launcher.WithRequestID(ctx, r.id), id, reason); err != nil {
 		return err
 	}
-	g.conns.revoke(id, errKernelStopped)
-	g.streams.revoke(id, errKernelStopped)
-	g.log.Info("kernel stopped", "kernel", id, "request", requestID(ctx))
+	g.websockets.Revoke(id, channels.ErrKernelStopped)
+	g.logReaders.Revoke(id, channels.ErrKernelStopped)
+	g.log.Info("kernel stopped", logkey.Kernel, id, logkey.Request, r.id)
 	return nil
 }
 
-func (g *Gateway) interruptKernel(w http.ResponseWriter, r *http.Request) error {
+func (g *Gateway) interruptKernel(w http.ResponseWriter, r *call) error {
 	id, err := g.kernelID(r)
 	if err != nil {
 		return err
@@ -226,9 +217,9 @@ func (g *Gateway) interruptKernel(w http.ResponseWriter, r *http.Request) error 
 	return nil
 }
 
-// restartKernel has the supervisor restart its kernel. Where the supervisor has ended with its kernel, the launcher
+// restartKernel makes the supervisor restart its kernel. If the supervisor has ended with its kernel, the launcher
 // starts both again.
-func (g *Gateway) restartKernel(w http.ResponseWriter, r *http.Request) error {
+func (g *Gateway) restartKernel(w http.ResponseWriter, r *call) error {
 	id, err := g.kernelID(r)
 	if err != nil {
 		return err
@@ -249,16 +240,16 @@ func (g *Gateway) restartKernel(w http.ResponseWriter, r *http.Request) error {
 	case err == nil:
 	case errors.As(err, &never):
 		now, kernelErr := g.kernel(r.Context(), id)
-		if kernelErr == nil && now.State == launcher.Dead {
-			return g.reviveKernel(w, r, id)
+		if kernelErr == nil && now.State == api.Dead {
+			return g.reviveKernel(r.Context(), w, r.who, id)
 		}
 		return notYet(g.explain(r.Context(), id, err))
 	case errors.As(err, &undelivered) && g.isDead(r.Context(), id):
-		// Most likely its supervisor has ended over it, or is about to. If it lives nothing is done, and what became of the
-		// request is not known.
+		// Most likely the supervisor has ended during the request, or is about to. If it lives, nothing is done, and the
+		// outcome of the request is unknown.
 		ctx, cancel := context.WithTimeout(r.Context(), endTime)
 		defer cancel()
-		reviveErr := g.reviveKernel(w, r.WithContext(ctx), id)
+		reviveErr := g.reviveKernel(ctx, w, r.who, id)
 		if failed := (*launcher.FailedError)(nil); errors.As(reviveErr, &failed) {
 			return g.explain(r.Context(), id, err)
 		}
@@ -270,52 +261,52 @@ func (g *Gateway) restartKernel(w http.ResponseWriter, r *http.Request) error {
 	if !ok {
 		return errNoModel
 	}
-	if before.State == launcher.Dead {
-		// Until the launcher has heard of the restart its list says dead, and front ends would believe it.
+	if before.State == api.Dead {
+		// Until the launcher knows of the restart, its list says dead, and front ends would believe that.
 		ctx, cancel := context.WithTimeout(r.Context(), settleTime)
 		defer cancel()
-		_, err := g.opts.Launcher.Wait(ctx, id, func(k launcher.Kernel) bool { return k.State != launcher.Dead })
+		_, err := g.opts.Launcher.Wait(ctx, id, func(k launcher.Kernel) bool { return k.State != api.Dead })
 		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
 			return err
 		}
 	}
-	model.addOwner(r.Context(), before)
+	model.addOwner(r.who, before)
 	return writeJSON(w, http.StatusOK, model)
 }
 
-// isDead reports whether a kernel is dead, or is heard to be within settleTime.
+// isDead reports whether a kernel is dead, as far as the launcher learns within settleTime.
 func (g *Gateway) isDead(ctx context.Context, id string) bool {
 	ctx, cancel := context.WithTimeout(ctx, settleTime)
 	defer cancel()
-	_, err := g.opts.Launcher.Wait(ctx, id, func(k launcher.Kernel) bool { return k.State == launcher.Dead })
+	_, err := g.opts.Launcher.Wait(ctx, id, func(k launcher.Kernel) bool { return k.State == api.Dead })
 	return err == nil
 }
 
-// reviveKernel starts a kernel again whose supervisor has ended. It waits only as long as a program takes that fails at
-// once, so that the reason can be in the answer.
-func (g *Gateway) reviveKernel(w http.ResponseWriter, r *http.Request, id string) error {
-	ctx, cancel := context.WithTimeout(r.Context(), restartTime)
+// reviveKernel starts a kernel again whose supervisor has ended. It waits for reviveTime, so that the answer has the
+// reason of a program that fails at once.
+func (g *Gateway) reviveKernel(ctx context.Context, w http.ResponseWriter, who caller, id string) error {
+	restart, cancel := context.WithTimeout(ctx, restartTime)
 	defer cancel()
-	k, err := g.opts.Launcher.Revive(ctx, id)
+	k, err := g.opts.Launcher.Revive(restart, id)
 	if err != nil {
 		return err
 	}
-	wait, cancel := context.WithTimeout(r.Context(), reviveTime)
+	wait, cancel := context.WithTimeout(ctx, reviveTime)
 	defer cancel()
-	now, err := g.opts.Launcher.Wait(wait, id, func(k launcher.Kernel) bool { return k.State != launcher.Starting })
+	now, err := g.opts.Launcher.Wait(wait, id, func(k launcher.Kernel) bool { return k.State != api.Starting })
 	switch {
 	case err == nil:
 		k = now
-	case errors.Is(err, launcher.ErrNotFound), r.Context().Err() != nil:
+	case errors.Is(err, launcher.ErrNotFound), ctx.Err() != nil:
 		return err
 	}
 	if err := startError(k); err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, modelFor(r.Context(), k))
+	return writeJSON(w, http.StatusOK, modelFor(who, k))
 }
 
-// explain adds to a request that could not be delivered why the kernel is dead, if it is, or what its start waits for.
+// explain adds a reason to the error of an undelivered request: why the kernel is dead, or what its start waits for.
 func (g *Gateway) explain(ctx context.Context, id string, err error) error {
 	var undelivered *undeliveredError
 	if !errors.As(err, &undelivered) {
@@ -325,25 +316,18 @@ func (g *Gateway) explain(ctx context.Context, id string, err error) error {
 	switch {
 	case errors.Is(kernelErr, launcher.ErrNotFound):
 		return kernelErr
-	case kernelErr == nil && k.State == launcher.Dead:
+	case kernelErr == nil && k.State == api.Dead:
 		return &problem{status: http.StatusServiceUnavailable, reason: "Kernel is dead", err: err,
 			message: "The kernel is dead: " + k.Reason}
 	case kernelErr == nil && errors.Is(err, launcher.ErrNoSupervisor):
-		return &problem{status: http.StatusServiceUnavailable, reason: "Kernel is starting", err: err, message: startingText(k.Reason)}
+		return &problem{status: http.StatusServiceUnavailable, reason: "Kernel is starting", err: err,
+			message: channels.StartingText(k.Reason)}
 	}
 	return err
 }
 
-// startingText says that a kernel is starting, and what it waits for where that is known.
-func startingText(reason string) string {
-	if reason == "" {
-		return "The kernel is starting."
-	}
-	return "The kernel is starting: " + sentence(reason)
-}
-
-// notYet makes the answer to what a starting kernel cannot do yet a final one: a client that repeated an interrupt until
-// the kernel is up would end what it meant to run.
+// notYet turns the error of a request that a starting kernel cannot handle into a final 409. A client that repeated an
+// interrupt until the kernel is up would interrupt its first cell.
 func notYet(err error) error {
 	var p *problem
 	if !errors.As(err, &p) || !errors.Is(err, launcher.ErrNoSupervisor) {
@@ -353,10 +337,10 @@ func notYet(err error) error {
 }
 
 var errNoModel = &problem{status: http.StatusServiceUnavailable,
-	message: "The kernel's supervisor gave an answer that is no kernel model."}
+	message: "The kernel's supervisor gave an invalid answer."}
 
-// model reads a kernel model. It is written again rather than passed on: the supervisor stands beside user code, and
-// front ends refuse a whole list for one bad member.
+// model reads a kernel model. The gateway encodes it again, since the supervisor runs beside user code, and front ends
+// reject a whole list for one invalid member.
 func (a *answer) model(id string) (kernelModel, bool) {
 	var m kernelModel
 	if err := json.Unmarshal(a.body, &m); err != nil || m.ID != id || m.Name == "" || m.ExecutionState == "" {
@@ -366,7 +350,7 @@ func (a *answer) model(id string) (kernelModel, bool) {
 	if err != nil {
 		return kernelModel{}, false
 	}
-	m.LastActivity = timestamp(at)
+	m.LastActivity = api.Timestamp(at)
 	for _, text := range []*string{&m.CullAt, &m.KeepUntil} {
 		if *text == "" {
 			continue
@@ -374,7 +358,7 @@ func (a *answer) model(id string) (kernelModel, bool) {
 		if at, err = time.Parse(time.RFC3339Nano, *text); err != nil {
 			return kernelModel{}, false
 		}
-		*text = timestamp(at)
+		*text = api.Timestamp(at)
 	}
 	return m, true
 }

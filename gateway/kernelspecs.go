@@ -20,7 +20,7 @@ type specModel struct {
 	Resources map[string]string `json:"resources"` // never null: Jupyter Server's gateway client fails on that
 }
 
-// specFile is the part of a kernel.json that front ends see: the members that Jupyter Server shows.
+// specFile has the members of a kernel.json that Jupyter Server shows to front ends.
 type specFile struct {
 	Argv          []string          `json:"argv"`
 	Env           map[string]string `json:"env"`
@@ -47,15 +47,15 @@ func (g *Gateway) specModel(s kernelspecs.Spec) specModel {
 		m.Spec.Metadata = json.RawMessage("{}")
 	}
 	for key, file := range s.Resources() {
-		// Clients look for the last "/kernelspecs/" in it, so the segment is part of the protocol.
+		// Clients search for the last "/kernelspecs/" in it, so the segment is part of the protocol.
 		m.Resources[key] = g.base + "/kernelspecs/" + url.PathEscape(s.Name) + "/" + url.PathEscape(file)
 	}
 	return m
 }
 
-// listKernelspecs answers with all specs. The user that Jupyter Server names in the query makes no difference, but
-// with one configured it asks for a single spec as ?user=NAME/SPEC, the spec appended behind the query.
-func (g *Gateway) listKernelspecs(w http.ResponseWriter, r *http.Request) error {
+// listKernelspecs answers with all specs. It ignores the user that Jupyter Server adds to the query. A Jupyter Server
+// with such a user asks for a single spec as ?user=NAME/SPEC, with the spec appended to the query.
+func (g *Gateway) listKernelspecs(w http.ResponseWriter, r *call) error {
 	if user := r.URL.Query().Get("user"); strings.Contains(user, "/") {
 		return g.writeKernelspec(w, path.Base(user))
 	}
@@ -66,7 +66,7 @@ func (g *Gateway) listKernelspecs(w http.ResponseWriter, r *http.Request) error 
 	return writeJSON(w, http.StatusOK, map[string]any{"default": g.defaultSpec(), "kernelspecs": models})
 }
 
-func (g *Gateway) getKernelspec(w http.ResponseWriter, r *http.Request) error {
+func (g *Gateway) getKernelspec(w http.ResponseWriter, r *call) error {
 	return g.writeKernelspec(w, r.PathValue("name"))
 }
 
@@ -78,8 +78,8 @@ func (g *Gateway) writeKernelspec(w http.ResponseWriter, name string) error {
 	return writeJSON(w, http.StatusOK, g.specModel(s))
 }
 
-// getKernelspecFile serves a file of a spec's directory; OpenResource sees to it that it is one.
-func (g *Gateway) getKernelspecFile(w http.ResponseWriter, r *http.Request) error {
+// getKernelspecFile serves a file of a spec's directory. OpenResource opens no file outside of it.
+func (g *Gateway) getKernelspecFile(w http.ResponseWriter, r *call) error {
 	name, file := r.PathValue("name"), r.PathValue("file")
 	s, ok := g.opts.Specs.Get(name)
 	if !ok {
@@ -99,9 +99,9 @@ func (g *Gateway) getKernelspecFile(w http.ResponseWriter, r *http.Request) erro
 	}
 	kind := mime.TypeByExtension(path.Ext(file))
 	if kind == "" {
-		kind = "application/octet-stream" // rather than let net/http guess from what it contains
+		kind = "application/octet-stream" // or net/http would guess from the content
 	}
 	w.Header().Set("Content-Type", kind)
-	http.ServeContent(w, r, "", info.ModTime(), f)
+	http.ServeContent(w, r.Request, "", info.ModTime(), f)
 	return nil
 }

@@ -19,7 +19,8 @@ func TestKernelspecs_Models(t *testing.T) {
 			t.Errorf("list has no %s: %s", want, list.body)
 		}
 	}
-	for _, path := range []string{"/gw/api/kernelspecs/r", "/gw/api/kernelspecs?user=ann/r", "/gw/api/kernelspecs?user=a/b/r"} {
+	for _, path := range []string{"/gw/api/kernelspecs/r", "/gw/api/kernelspecs?user=ann/r",
+		"/gw/api/kernelspecs?user=a/b/r"} {
 		if got := g.do("GET", path, "").want(t, 200, "").body; got != r+"\n" {
 			t.Errorf("%s: got %s", path, got)
 		}
@@ -33,7 +34,8 @@ func TestKernelspecs_Files(t *testing.T) {
 	data := t.TempDir()
 	dir := filepath.Join(data, "kernels", "my.spec")
 	for name, text := range map[string]string{
-		"kernel.json": `{"argv": ["x"], "display_name": "X", "language": "x"}`, "logo-64x64.png": "png", "kernel.js": "js", "sub/a.odd": "a",
+		"kernel.json": `{"argv": ["x"], "display_name": "X", "language": "x"}`, "logo-64x64.png": "png", "kernel.js": "js",
+		"sub/a.odd":        "a",
 		"../../secret.txt": "outside",
 	} {
 		path := filepath.Join(dir, name)
@@ -47,7 +49,8 @@ func TestKernelspecs_Files(t *testing.T) {
 	if err := os.Symlink("../../secret.txt", filepath.Join(dir, "logo-link.txt")); err != nil {
 		t.Fatal(err)
 	}
-	finder, err := kernelspecs.Open(kernelspecs.Options{Dirs: []string{filepath.Join(data, "kernels")}, Log: slog.New(slog.DiscardHandler)})
+	finder, err := kernelspecs.Open(kernelspecs.Options{Dirs: []string{filepath.Join(data, "kernels")},
+		Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +68,8 @@ func TestKernelspecs_Files(t *testing.T) {
 		}
 	}
 	for _, path := range []string{
-		"none.png", "../../secret.txt", "..%2f..%2fsecret.txt", "%2e%2e/%2e%2e/secret.txt", "logo-link.txt", "sub", "/etc/passwd",
+		"none.png", "../../secret.txt", "..%2f..%2fsecret.txt", "%2e%2e/%2e%2e/secret.txt", "logo-link.txt", "sub",
+		"/etc/passwd",
 		"%2fetc%2fpasswd", "sub/../kernel.json", "kernel.json%00.png", "./kernel.js", "",
 	} {
 		if r := g.do("GET", "/gw/kernelspecs/my.spec/"+path, "").want(t, 404, ""); strings.Contains(r.body, "outside") {

@@ -1,17 +1,22 @@
 package gateway
 
 import (
+	"context"
+	"slices"
+	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/limits"
+	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 func TestLimits_Connections(t *testing.T) {
 	g := startUserGateway(t, func(o *Options) { o.ConnectionsPerKernel, o.ConnectionsPerUser = 3, 2 })
 	g.addShared()
-	g.fake.add(idB, "python3", launcher.Idle)
+	g.fake.add(idB, "python3", api.Idle)
 	g.fake.change(func() { g.fake.kernels[idB].Owner = "ann" })
 	refused := func(id, user, why string) {
 		t.Helper()
@@ -48,19 +53,66 @@ func TestLimits_Starts(t *testing.T) {
 	if n := len(g.fake.requests()); n != 3 {
 		t.Errorf("%d were started", n)
 	}
-	synctest.Test(t, func(t *testing.T) {
-		l, err := newStartLimits(2)
-		if err != nil {
-			t.Fatal(err)
+}
+
+// A start that exceeds a limit is rejected with 403, written to the audit log and counted.
+func TestLimits_Kernels(t *testing.T) {
+	audit := &transcript.Buffer{}
+	m := metrics.New("test")
+	g := startUserGateway(t, func(o *Options) {
+		o.Audit, o.Metrics = audit, m
+		o.Limits = &limits.Policy{PerGroup: 3}
+	})
+	refusal := &launcher.LimitError{Limit: "kernels-per-user", Reason: "you have too many"}
+	g.fake.newState = api.Starting
+	g.fake.start = func(_ context.Context, req launcher.Request) (launcher.Kernel, bool, error) {
+		if req.Owner == "uma" {
+			if !slices.Equal(req.Groups, []string{"team"}) {
+				t.Errorf("groups: %q", req.Groups)
+			}
+			return launcher.Kernel{}, false, refusal
 		}
-		for i, ok := range []bool{true, true, false, false} {
-			if err := l.take("ann"); (err == nil) != ok {
-				t.Errorf("start %d: %v", i, err)
+		// This is decided only after the POST has begun to wait.
+		k, created, err := g.fake.startForReal(req)
+		g.fake.change(func() {
+			now := g.fake.kernels[req.ID]
+			now.State, now.Reason, now.Limit = api.Dead, refusal.Reason, refusal.Limit
+		})
+		return k, created, err
+	}
+	g.fake.restarting = func(string) (func(), error) { return nil, refusal }
+	for path, body := range map[string]string{"/api/kernels": "", "/api/sessions": `{"path": "x", "type": "y"}`} {
+		g.do("POST", path, body, as("uma")).want(t, 403, `{"reason":"you have too many","message":"you have too many"}`)
+	}
+	g.do("POST", "/api/kernels", "", as("ann")).want(t, 403, "you have too many")
+	if len(g.fake.stopped()) != 1 {
+		t.Error("the kernel was left behind")
+	}
+	// A dead kernel is not started again.
+	g.fake.add(idA, "python3", api.Dead)
+	g.fake.change(func() { g.fake.kernels[idA].Owner = "ann" })
+	g.do("POST", "/api/kernels/"+idA+"/restart", "", as("ann")).want(t, 403, "you have too many")
+	eventually(t, "four refusals in the audit log", func() bool {
+		return strings.Count(audit.String(), `"outcome":"refused","status":403,"check":"limit"`) == 4
+	})
+	families, err := m.Gatherer().Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	counted := 0.0
+	for _, f := range families {
+		if f.GetName() != "ekg_kernel_start_failures_total" {
+			continue
+		}
+		for _, series := range f.GetMetric() {
+			for _, l := range series.GetLabel() {
+				if l.GetValue() == string(launcher.FailedLimit) {
+					counted += series.GetCounter().GetValue()
+				}
 			}
 		}
-		time.Sleep(30 * time.Second)
-		if l.take("ann") != nil || l.take("ann") == nil {
-			t.Error("30 s are not worth one start")
-		}
-	})
+	}
+	if counted != 2 {
+		t.Errorf("%v failures were counted", counted)
+	}
 }

@@ -9,25 +9,28 @@ import (
 	"regexp"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/channels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// Times of a kernel's log on its way to the client.
+// Deadlines of a kernel's log on its way to the client.
 const (
 	logOpenTime = 10 * time.Second // for the supervisor to begin its answer
-	logSilence  = 60 * time.Second // of the supervisor, which sends an empty line every 15 s to one who follows
-	logPatience = 60 * time.Second // for the client to take what was read, at most logBuffer bytes
+	logSilence  = 60 * time.Second // of the supervisor, which sends an empty line every 15 s to a client that follows
+	logPatience = 60 * time.Second // for the client to take a piece of at most logBuffer bytes
 	logBuffer   = 32 << 10
 )
 
-// logName is how a supervisor names its log.
+// logName is the form of a log's name, api.HeaderLog.
 var logName = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
-var errSilent = errors.New("nothing has come for a minute")
+var errSilent = errors.New("the supervisor has sent nothing for a minute")
 
-// getLog passes on what the kernel's supervisor has in its log, each piece as it comes. An answer that the supervisor
-// did not end is cut off, so that a client can tell: what follows the last line it got is still to be had.
-func (g *Gateway) getLog(w http.ResponseWriter, r *http.Request) error {
+// getLog passes on the log of the kernel's supervisor, each piece as it comes. An answer that the supervisor did not
+// finish is cut off, so that the client knows that more lines follow.
+func (g *Gateway) getLog(w http.ResponseWriter, r *call) error {
 	id, err := g.kernelID(r)
 	if err != nil {
 		return err
@@ -35,15 +38,15 @@ func (g *Gateway) getLog(w http.ResponseWriter, r *http.Request) error {
 	if _, err := g.kernel(r.Context(), id); err != nil {
 		return err
 	}
-	c, err := g.streams.add(r.Context(), id)
+	c, err := g.open(g.logReaders, r, id)
 	if err != nil {
 		return err
 	}
-	defer g.streams.remove(c)
-	// The way to the supervisor ends when logStream says so, which may be a moment after the client's.
+	defer g.logReaders.Remove(c)
+	// The request to the supervisor ends when copyLog cancels it, which may be a moment after the client's request.
 	up, cancel := context.WithCancelCause(context.WithoutCancel(r.Context()))
 	defer cancel(nil)
-	resp, err := g.openLog(up, cancel, c.ctx, r, id)
+	resp, err := g.openLog(up, cancel, c.Context(), r, id)
 	if err != nil {
 		if r.Context().Err() != nil {
 			return r.Context().Err()
@@ -54,29 +57,29 @@ func (g *Gateway) getLog(w http.ResponseWriter, r *http.Request) error {
 	h := w.Header()
 	h.Set("Content-Type", "application/x-ndjson")
 	h.Set("Cache-Control", "no-store")
-	if name := resp.Header.Get(headerLog); logName.MatchString(name) {
-		h.Set(headerLog, name)
+	if name := resp.Header.Get(api.HeaderLog); logName.MatchString(name) {
+		h.Set(api.HeaderLog, name)
 	}
-	h.Set("X-Accel-Buffering", "no") // nginx would hold lines back
-	h.Set("Connection", "close")     // its deadlines would be those of the next request
+	h.Set("X-Accel-Buffering", "no") // or nginx would hold lines back
+	h.Set("Connection", "close")     // its deadlines would apply to the next request
 	w.WriteHeader(http.StatusOK)
 	if r.Method == http.MethodHead {
 		return nil
 	}
-	err = copyLog(c.ctx, cancel, w, resp.Body)
+	err = copyLog(c.Context(), cancel, w, resp.Body)
 	switch {
 	case err == nil:
 		return nil
 	case r.Context().Err() != nil:
 		return r.Context().Err()
 	}
-	g.log.Debug("kernel log was cut off", "kernel", id, "err", err)
+	g.log.Debug("kernel log was cut off", logkey.Kernel, id, logkey.Err, err)
 	panic(http.ErrAbortHandler)
 }
 
-// openLog asks the supervisor for its log and waits for the beginning of the answer.
+// openLog asks the supervisor for its log and returns when the answer begins. cancel cancels the context up.
 func (g *Gateway) openLog(
-	up context.Context, cancel context.CancelCauseFunc, client context.Context, r *http.Request, id string,
+	up context.Context, cancel context.CancelCauseFunc, client context.Context, r *call, id string,
 ) (*http.Response, error) {
 	out, err := g.outgoing(up, r, id, r.Method, "log")
 	if err != nil {
@@ -100,29 +103,30 @@ func (g *Gateway) openLog(
 	return nil, supervisorProblem(resp.StatusCode, body)
 }
 
-// explainLog says why there is no log: a kernel that is dead keeps it as long as its supervisor is there.
+// explainLog returns the reason why a log cannot be read. A dead kernel keeps its log while its supervisor lives.
 func (g *Gateway) explainLog(ctx context.Context, id string, err error) error {
 	var never *dialError
 	if errors.As(err, &never) && errors.Is(err, launcher.ErrNotFound) {
-		if k, kernelErr := g.kernel(ctx, id); kernelErr == nil && k.State == launcher.Dead {
+		if k, kernelErr := g.kernel(ctx, id); kernelErr == nil && k.State == api.Dead {
 			return refuse(http.StatusNotFound, "The kernel's log is gone, since its supervisor has ended: %s", k.Reason)
 		}
 	}
 	return g.explain(ctx, id, err)
 }
 
-// copyLog copies until the log ends, one side is gone, or client ends. It returns nil if the log has ended by itself.
+// copyLog copies until the log ends, one side is gone, or the client's context ends. It returns nil if the log has
+// ended.
 func copyLog(client context.Context, cancel context.CancelCauseFunc, w http.ResponseWriter, body io.Reader) error {
 	rc := http.NewResponseController(w)
 	done, ended := make(chan struct{}), make(chan struct{})
 	stop := context.AfterFunc(client, func() {
 		defer close(ended)
 		cause := context.Cause(client)
-		_ = rc.SetWriteDeadline(time.Now().Add(flushTime)) // where there is none to set, nothing blocks
-		if errors.Is(cause, errKernelStopped) {
-			// The end of the log is on its way.
+		_ = rc.SetWriteDeadline(time.Now().Add(channels.FlushTime)) // fails only where no write can block
+		if errors.Is(cause, channels.ErrKernelStopped) {
+			// The supervisor is sending the end of the log.
 			select {
-			case <-time.After(flushTime):
+			case <-time.After(channels.FlushTime):
 			case <-done:
 			}
 		}
@@ -131,10 +135,10 @@ func copyLog(client context.Context, cancel context.CancelCauseFunc, w http.Resp
 	defer func() {
 		close(done)
 		if !stop() {
-			<-ended // it must not touch the connection any more
+			<-ended // so that it no longer touches the connection
 		}
 	}()
-	if err := pass(client, rc, w, nil); err != nil { // the head: the kernel may say nothing for long
+	if err := pass(client, rc, w, nil); err != nil { // sends the header; the first line may come much later
 		return err
 	}
 	silent := time.AfterFunc(logSilence, func() { cancel(errSilent) })
@@ -158,11 +162,11 @@ func copyLog(client context.Context, cancel context.CancelCauseFunc, w http.Resp
 	}
 }
 
-// pass writes a piece of the log to the client, at once.
+// pass writes a piece of the log to the client and flushes it.
 func pass(client context.Context, rc *http.ResponseController, w io.Writer, b []byte) error {
 	err := rc.SetWriteDeadline(time.Now().Add(logPatience))
-	if client.Err() != nil { // only now: its shorter deadline may just have been overwritten
-		err = rc.SetWriteDeadline(time.Now().Add(flushTime))
+	if client.Err() != nil { // checked after setting, which may have overwritten the shorter deadline
+		err = rc.SetWriteDeadline(time.Now().Add(channels.FlushTime))
 	}
 	if err != nil {
 		return &unwritten{err}

@@ -10,11 +10,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/channels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// scriptedLog is a supervisor's answer to a reader of its log: each text that is sent is written at once, nil breaks the
-// connection, and the end of the channel ends the answer.
+// scriptedLog is a supervisor's answer to a reader of its log: each text that is sent is written at once, nil breaks
+// the connection, and the end of the channel ends the answer.
 type scriptedLog struct {
 	say  chan *string
 	gone chan struct{} // closed when the gateway has left
@@ -86,14 +88,15 @@ func wantLine(t *testing.T, in *bufio.Reader, want string) {
 
 func TestLog_PassedOn(t *testing.T) {
 	g := startGateway(t, nil)
-	super := g.fake.add(idA, "python3", launcher.Idle)
+	super := g.fake.add(idA, "python3", api.Idle)
 	script := scriptLog(super)
 	resp, in := g.follow(t, idA) // the head comes before any line
 	if resp.Header.Get("Content-Type") != "application/x-ndjson" || resp.Header.Get("Set-Cookie") != "" ||
 		resp.Header.Get("X-Content-Type-Options") != "nosniff" || resp.Header.Get("Cache-Control") != "no-store" {
 		t.Errorf("headers are %v", resp.Header)
 	}
-	for _, line := range []string{"{\"number\":1}\n", "\n", "{\"number\":2}\n"} { // each is there before the next is written
+	// each is there before the next is written
+	for _, line := range []string{"{\"number\":1}\n", "\n", "{\"number\":2}\n"} {
 		script.write(t, line)
 		wantLine(t, in, line)
 	}
@@ -101,12 +104,13 @@ func TestLog_PassedOn(t *testing.T) {
 	if rest, err := io.ReadAll(in); err != nil || len(rest) > 0 {
 		t.Errorf("the end: %q, %v", rest, err)
 	}
-	for name, want := range map[string]string{"0123456789abcdef": "0123456789abcdef", "0123456789abcdef0": "", "<script>": ""} {
+	for name, want := range map[string]string{"0123456789abcdef": "0123456789abcdef", "0123456789abcdef0": "",
+		"<script>": ""} {
 		super.answerWith(func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set(headerLog, name)
+			w.Header().Set(api.HeaderLog, name)
 			_, _ = io.WriteString(w, "{}\n")
 		})
-		if got := g.do("GET", "/api/kernels/"+idA+"/log?log=x", "").Header.Get(headerLog); got != want {
+		if got := g.do("GET", "/api/kernels/"+idA+"/log?log=x", "").Header.Get(api.HeaderLog); got != want {
 			t.Errorf("the log named %q is called %q", name, got)
 		}
 	}
@@ -114,11 +118,13 @@ func TestLog_PassedOn(t *testing.T) {
 		t.Errorf("sent %s", super.sent())
 	}
 	super.answerWith(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{}\n") })
-	g.do("GET", "/api/kernels/"+idA+"/log?after=3&limit=4&parent=a%20b&follow=0&token="+testToken+"&session_id=x&more=y", "").want(t, 200, "{}\n")
-	if want := "GET /api/kernels/" + idA + "/log?after=3&follow=0&limit=4&parent=a+b host="; !strings.Contains(super.sent(), want) {
+	g.do("GET", "/api/kernels/"+idA+"/log?after=3&limit=4&parent=a%20b&follow=0&token="+testToken+"&session_id=x&more=y",
+		"").want(t, 200, "{}\n")
+	if want := "GET /api/kernels/" + idA +
+		"/log?after=3&follow=0&limit=4&parent=a+b host="; !strings.Contains(super.sent(), want) {
 		t.Errorf("sent %s", super.sent())
 	}
-	if !strings.Contains(super.sent(), headerRight+": use") {
+	if !strings.Contains(super.sent(), api.HeaderRight+": use") {
 		t.Errorf("the right is missing in %s", super.sent())
 	}
 }
@@ -126,7 +132,7 @@ func TestLog_PassedOn(t *testing.T) {
 // A client must be able to tell a log that has ended from one that was cut off.
 func TestLog_CutOff(t *testing.T) {
 	g := startGateway(t, nil)
-	super := g.fake.add(idA, "python3", launcher.Idle)
+	super := g.fake.add(idA, "python3", api.Idle)
 	start := func(t *testing.T) (*scriptedLog, *bufio.Reader) {
 		script := scriptLog(super)
 		_, in := g.follow(t, idA)
@@ -153,7 +159,7 @@ func TestLog_CutOff(t *testing.T) {
 	})
 	t.Run("the kernel is stopped", func(t *testing.T) {
 		script, in := start(t)
-		g.streams.revoke(idA, errKernelStopped)
+		g.logReaders.Revoke(idA, channels.ErrKernelStopped)
 		script.write(t, "{\"last\":1}\n")
 		close(script.say)
 		if rest, err := io.ReadAll(in); err != nil || string(rest) != "{\"last\":1}\n" {
@@ -162,7 +168,7 @@ func TestLog_CutOff(t *testing.T) {
 	})
 	t.Run("the kernel is stopped, and its supervisor hangs", func(t *testing.T) {
 		_, in := start(t)
-		g.streams.revoke(idA, errKernelStopped)
+		g.logReaders.Revoke(idA, channels.ErrKernelStopped)
 		if _, err := io.ReadAll(in); !errors.Is(err, io.ErrUnexpectedEOF) {
 			t.Errorf("got %v", err)
 		}
@@ -179,9 +185,10 @@ func TestLog_CutOff(t *testing.T) {
 
 func TestLog_Refused(t *testing.T) {
 	g := startGateway(t, nil)
-	super := g.fake.add(idA, "python3", launcher.Idle)
+	super := g.fake.add(idA, "python3", api.Idle)
 	path := "/api/kernels/" + idA + "/log"
-	for status, message := range map[int]string{400: "limit: \"x\" is not a number from 1 on", 403: "you may only look", 503: "too many readers"} {
+	for status, message := range map[int]string{400: "limit: \"x\" is not a number from 1 on", 403: "you may only look",
+		503: "too many readers"} {
 		super.answerWith(func(w http.ResponseWriter, _ *http.Request) {
 			_ = writeJSON(w, status, errorBody{Reason: "Because", Message: message})
 		})
@@ -195,7 +202,7 @@ func TestLog_Refused(t *testing.T) {
 	super.close()
 	g.do("GET", path, "").want(t, 503, "cannot be reached")
 	g.fake.change(func() { g.fake.kernels[idA].super = nil })
-	g.fake.set(idA, launcher.Dead, "it was killed by SIGKILL")
+	g.fake.set(idA, api.Dead, "it was killed by SIGKILL")
 	g.do("GET", path, "").want(t, 404, "its supervisor has ended: it was killed by SIGKILL")
 	g.fake.change(func() {
 		delete(g.fake.kernels, idA)
@@ -232,7 +239,7 @@ func TestLog_Deadlines(t *testing.T) {
 		}
 		end()
 	}
-	if len(w.writes) != 2 || w.writes[0] < logPatience/2 || w.writes[0] > logPatience || w.writes[1] > flushTime {
+	if len(w.writes) != 2 || w.writes[0] < logPatience/2 || w.writes[0] > logPatience || w.writes[1] > channels.FlushTime {
 		t.Errorf("writes had %v", w.writes)
 	}
 }

@@ -8,11 +8,11 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-const launcherIdle = launcher.Idle
+const launcherIdle = api.Idle
 
 var discard = slog.New(slog.DiscardHandler)
 

@@ -17,11 +17,13 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // scrape returns what the metrics say, as Prometheus reads it: the value of each series.
-func scrape(t *testing.T, m *Metrics) map[string]string {
+func scrape(t *testing.T, m *metrics.Metrics) map[string]string {
 	t.Helper()
 	w := httptest.NewRecorder()
 	m.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
@@ -50,7 +52,7 @@ func wantSeries(t *testing.T, got map[string]string, want map[string]string) {
 // family is the name of a series' metric.
 func family(series string) string {
 	name, _, _ := strings.Cut(series, "{")
-	for _, m := range MetricList() {
+	for _, m := range metrics.List() {
 		if m.Type == "histogram" {
 			for _, part := range []string{"_bucket", "_sum", "_count"} {
 				if name == m.Name+part {
@@ -65,28 +67,32 @@ func family(series string) string {
 // busyGateway is one whose every metric has a value.
 func busyGateway(t *testing.T) *testGateway {
 	t.Helper()
-	g := startGateway(t, func(o *Options) { o.Metrics = NewMetrics("1.2.3"); o.Audit = brokenWriter{} })
+	g := startGateway(t, func(o *Options) { o.Metrics = metrics.New("1.2.3"); o.Audit = brokenWriter{} })
 	g.fake.measures = launcher.Measures{
-		Traffic:    []launcher.Traffic{{Channel: "shell", ToKernel: true, Messages: 3, Bytes: 300}, {Channel: "iopub", Messages: 7, Bytes: 700}},
+		Traffic: []launcher.Traffic{{Channel: "shell", ToKernel: true, Messages: 3, Bytes: 300},
+			{Channel: "iopub", Messages: 7, Bytes: 700}},
 		LogEvicted: 11, LogLost: 5, GPUs: map[string]int64{"r": 2}, GPUSeconds: map[string]float64{"r": 12.5},
-		Culls: map[launcher.Cull]int64{{SpecName: "r", Limit: "idle"}: 4, {SpecName: "r", Limit: "of a later version"}: 1},
+		Culls: map[launcher.CullLabels]int64{{SpecName: "r", Limit: "idle"}: 4,
+			{SpecName: "r", Limit: "of a later version"}: 1},
 	}
-	g.fake.add(idA, "python3", launcher.Busy)
-	g.fake.add(idB, "python3", launcher.Idle)
+	g.fake.add(idA, "python3", api.Busy)
+	g.fake.add(idB, "python3", api.Idle)
 	g.fake.change(func() {
-		g.fake.kernels[idA].Groups, g.fake.kernels[idB].Groups = []string{"vision", otherLabel}, []string{"vision"}
+		g.fake.kernels[idA].Groups, g.fake.kernels[idB].Groups = []string{"vision", metrics.Other}, []string{"vision"}
 		g.fake.kernels[idA].LogBytes, g.fake.kernels[idA].Connections = 1000, 2
 		g.fake.kernels[idB].LogBytes, g.fake.kernels[idB].Stale = 24, true
 	})
 	m := g.metrics
-	m.KernelUp("python3", []launcher.Phase{{Name: launcher.PhaseAdmission, Took: 200 * time.Millisecond}, {Name: launcher.PhaseReady, Took: 4 * time.Second}})
+	m.KernelUp("python3", []launcher.Phase{{Name: launcher.PhaseAdmission, Took: 200 * time.Millisecond},
+		{Name: launcher.PhaseReady, Took: 4 * time.Second}})
 	m.KernelFailed("r", launcher.FailedImage)
-	m.ClusterAsked("list", "pods", 200, time.Millisecond)
+	m.ClusterRequest("list", "pods", 200, time.Millisecond)
 	g.do("GET", "/api/kernels", "").want(t, 200, "")
 	g.do("DELETE", "/api/kernels/"+idUnknown, "").want(t, 404, "") // whose entry in the audit log cannot be written
 	eventually(t, "the requests are counted, which is done behind the answer", func() bool {
 		all := scrape(t, m)
-		return all[`ekg_http_requests_total{code="200",method="GET",route="/api/kernels"}`] == "1" && all["ekg_audit_failures_total"] == "1"
+		return all[`ekg_http_requests_total{code="200",method="GET",route="/api/kernels"}`] == "1" &&
+			all["ekg_audit_failures_total"] == "1"
 	})
 	return g
 }
@@ -95,11 +101,12 @@ type brokenWriter struct{}
 
 func (brokenWriter) Write([]byte) (int, error) { return 0, errors.New("the disk is full") }
 
-// Everything that is documented is measured, and everything that is measured is documented and named as Prometheus wants it.
-func TestMetrics_names(t *testing.T) {
+// Everything that is documented is measured, and everything that is measured is documented and named as Prometheus
+// wants it.
+func TestMetrics_Names(t *testing.T) {
 	g := busyGateway(t)
 	documented := map[string]bool{}
-	for _, m := range MetricList() {
+	for _, m := range metrics.List() {
 		if documented[m.Name] || m.Help == "" || !strings.HasSuffix(m.Help, ".") {
 			t.Errorf("%+v is documented twice or without a sentence", m)
 		}
@@ -108,7 +115,8 @@ func TestMetrics_names(t *testing.T) {
 	measured := map[string]bool{}
 	for series := range scrape(t, g.metrics) {
 		measured[family(series)] = true
-		if name := family(series); !documented[name] && !strings.HasPrefix(name, "go_") && !strings.HasPrefix(name, "process_") {
+		if name := family(series); !documented[name] && !strings.HasPrefix(name, "go_") &&
+			!strings.HasPrefix(name, "process_") {
 			t.Errorf("%s is not documented", series)
 		}
 	}
@@ -122,13 +130,13 @@ func TestMetrics_names(t *testing.T) {
 			t.Errorf("%s is missing", name)
 		}
 	}
-	problems, err := testutil.GatherAndLint(g.metrics.registry)
+	problems, err := testutil.GatherAndLint(g.metrics.Gatherer())
 	if err != nil || len(problems) > 0 {
 		t.Errorf("lint: %v %v", problems, err)
 	}
 }
 
-func TestMetrics_values(t *testing.T) {
+func TestMetrics_Values(t *testing.T) {
 	g := busyGateway(t)
 	wantSeries(t, scrape(t, g.metrics), map[string]string{
 		`ekg_kernels{spec="python3",state="busy"}`:                                      "1",
@@ -179,22 +187,23 @@ func TestMetrics_values(t *testing.T) {
 }
 
 // Whatever comes from outside, there are only so many series.
-func TestMetrics_bounded(t *testing.T) {
+func TestMetrics_Bounded(t *testing.T) {
 	g := startGateway(t, nil)
-	for i := range 3 * maxLabelValues {
+	for i := range 3 * metrics.MaxLabelValues {
 		spec := fmt.Sprintf("spec-%d", i)
 		g.metrics.KernelFailed(spec, launcher.Failure(fmt.Sprintf("reason %d", i)))
 		g.metrics.KernelUp(spec, []launcher.Phase{{Name: launcher.PhaseReady, Took: time.Second}})
 		g.fake.change(func() {
 			id := fmt.Sprintf("%08x-0000-4000-8000-000000000000", i)
-			g.fake.kernels[id] = &fakeKernel{Kernel: launcher.Kernel{ID: id, SpecName: spec, State: launcher.State(fmt.Sprint("state", i))}}
+			g.fake.kernels[id] = &fakeKernel{Kernel: launcher.Kernel{ID: id, SpecName: spec,
+				State: api.State(fmt.Sprint("state", i))}}
 		})
-		g.metrics.request("/api", fmt.Sprintf("METHOD%d", i), 600+i, time.Second, false)
+		g.metrics.Request("/api", logMethod(fmt.Sprintf("METHOD%d", i)), 600+i, time.Second, false)
 		g.do("GET", fmt.Sprintf("/nothing/%d", i), "")
 		g.do("FETCH", fmt.Sprintf("/nothing/%d", i), "")
 	}
 	eventually(t, "all requests are counted", func() bool {
-		return scrape(t, g.metrics)[`ekg_http_requests_total{code="404",method="other",route="other"}`] == fmt.Sprint(3*maxLabelValues)
+		return scrape(t, g.metrics)[`ekg_http_requests_total{code="404",method="other",route="other"}`] == fmt.Sprint(3*metrics.MaxLabelValues)
 	})
 	all := scrape(t, g.metrics)
 	labels := map[string]bool{}
@@ -204,31 +213,33 @@ func TestMetrics_bounded(t *testing.T) {
 			label, _, _ := strings.Cut(rest, `"`)
 			labels[label] = true
 		}
-		if strings.Contains(series, "METHOD") || strings.Contains(series, "nothing") || strings.Contains(series, "reason ") || strings.Contains(series, "state1") {
+		if strings.Contains(series, "METHOD") || strings.Contains(series, "nothing") || strings.Contains(series, "reason ") ||
+			strings.Contains(series, "state1") {
 			t.Errorf("there is %s", series)
 		}
 	}
 	delete(labels, "")
-	if len(labels) != maxLabelValues+1 || !labels[otherLabel] {
-		t.Errorf("%d kernelspecs are told apart, want %d and other", len(labels), maxLabelValues)
+	if len(labels) != metrics.MaxLabelValues+1 || !labels[metrics.Other] {
+		t.Errorf("%d kernelspecs are told apart, want %d and other", len(labels), metrics.MaxLabelValues)
 	}
 	wantSeries(t, all, map[string]string{
-		`ekg_kernel_start_failures_total{reason="internal",spec="other"}`:   fmt.Sprint(2 * maxLabelValues),
-		`ekg_kernels{spec="other",state="busy"}`:                            fmt.Sprint(2 * maxLabelValues),
-		`ekg_http_requests_total{code="other",method="other",route="/api"}`: fmt.Sprint(3 * maxLabelValues),
-		`ekg_http_requests_total{code="404",method="other",route="other"}`:  fmt.Sprint(3 * maxLabelValues),
+		`ekg_kernel_start_failures_total{reason="internal",spec="other"}`:   fmt.Sprint(2 * metrics.MaxLabelValues),
+		`ekg_kernels{spec="other",state="busy"}`:                            fmt.Sprint(2 * metrics.MaxLabelValues),
+		`ekg_http_requests_total{code="other",method="other",route="/api"}`: fmt.Sprint(3 * metrics.MaxLabelValues),
+		`ekg_http_requests_total{code="404",method="other",route="other"}`:  fmt.Sprint(3 * metrics.MaxLabelValues),
 	})
 }
 
 // The launcher's errors are told apart; what says nothing of the start is not counted.
-func TestMetrics_failures(t *testing.T) {
+func TestMetrics_Failures(t *testing.T) {
 	var fails error
 	g := startGateway(t, nil)
 	g.fake.start = func(context.Context, launcher.Request) (launcher.Kernel, bool, error) {
 		return launcher.Kernel{}, false, fails
 	}
 	for _, err := range []error{
-		&launcher.RefusedError{Reason: "no"}, &launcher.FailedError{Reason: "no", Class: launcher.FailedQuota}, &launcher.FailedError{Reason: "no"},
+		&launcher.RefusedError{Reason: "no"}, &launcher.FailedError{Reason: "no", Class: launcher.FailedQuota},
+		&launcher.FailedError{Reason: "no"},
 		fmt.Errorf("x: %w", launcher.ErrUnavailable), context.DeadlineExceeded, errors.New("a fault"),
 		launcher.ErrConflict, context.Canceled,
 	} {
@@ -251,9 +262,9 @@ func TestMetrics_failures(t *testing.T) {
 }
 
 // Websockets count while they are open, with the bytes that passed; those of websockets that have ended stay.
-func TestMetrics_websockets(t *testing.T) {
+func TestMetrics_Websockets(t *testing.T) {
 	g := startGateway(t, nil)
-	g.fake.add(idA, "python3", launcher.Idle)
+	g.fake.add(idA, "python3", api.Idle)
 	send := func() net.Conn {
 		conn, answers := g.dialChannels(idA, "")
 		if _, err := conn.Write(make([]byte, 1000)); err != nil {
@@ -266,7 +277,8 @@ func TestMetrics_websockets(t *testing.T) {
 	}
 	one, two := send(), send()
 	wantSeries(t, scrape(t, g.metrics), map[string]string{`ekg_websockets`: "2", `ekg_websockets_opened_total`: "2",
-		`ekg_websocket_bytes_total{direction="from_client"}`: "2000", `ekg_websocket_bytes_total{direction="to_client"}`: "2000"})
+		`ekg_websocket_bytes_total{direction="from_client"}`: "2000",
+		`ekg_websocket_bytes_total{direction="to_client"}`:   "2000"})
 	_ = one.Close()
 	eventually(t, "one is gone", func() bool { return scrape(t, g.metrics)["ekg_websockets"] == "1" })
 	wantSeries(t, scrape(t, g.metrics), map[string]string{`ekg_websocket_bytes_total{direction="from_client"}`: "2000"})
@@ -274,13 +286,15 @@ func TestMetrics_websockets(t *testing.T) {
 	eventually(t, "both were counted as requests", func() bool {
 		return scrape(t, g.metrics)[`ekg_http_requests_total{code="101",method="GET",route="/api/kernels/{id}/channels"}`] == "2"
 	})
-	wantSeries(t, scrape(t, g.metrics), map[string]string{`ekg_websockets`: "0", `ekg_websocket_bytes_total{direction="from_client"}`: "2000", `ekg_websocket_bytes_total{direction="to_client"}`: "2000",
-		`ekg_http_request_seconds_count{route="/api/kernels/{id}/channels"}`: ""})
+	wantSeries(t, scrape(t, g.metrics),
+		map[string]string{`ekg_websockets`: "0", `ekg_websocket_bytes_total{direction="from_client"}`: "2000",
+			`ekg_websocket_bytes_total{direction="to_client"}`:                   "2000",
+			`ekg_http_request_seconds_count{route="/api/kernels/{id}/channels"}`: ""})
 }
 
 // One Metrics cannot tell two gateways apart.
-func TestMetrics_twice(t *testing.T) {
-	m := NewMetrics("1")
+func TestMetrics_Twice(t *testing.T) {
+	m := metrics.New("1")
 	o := Options{Launcher: newFakeLauncher(t), Specs: testSpecs(t), Log: discard, Metrics: m}
 	if _, err := New(o); err != nil {
 		t.Fatal(err)

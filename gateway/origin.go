@@ -9,14 +9,15 @@ import (
 // contentSecurityPolicy is Jupyter Server's, less the report address: nothing the gateway serves is a page.
 const contentSecurityPolicy = "frame-ancestors 'self'; default-src 'none'"
 
-// checkHost refuses a Host header that names neither this machine nor a name the operator has listed. It is what stops
-// a web page whose own name was made to resolve to 127.0.0.1 (DNS rebinding); only useful, and only switched on, where
-// the gateway listens on loopback.
+// checkHost rejects a Host header that names neither this machine nor a host that the operator allows. It stops web
+// pages whose own name resolves to 127.0.0.1 (DNS rebinding). It is switched on only where the gateway listens on
+// loopback.
 func (g *Gateway) checkHost(r *http.Request) error {
 	if !g.opts.CheckHost || g.knownHost(r.Host) {
 		return nil
 	}
-	return refuse(http.StatusForbidden, "The Host header names a host that this gateway is not known by; see --allow-host.").by(hostCheck)
+	return refuse(http.StatusForbidden,
+		"The Host header names a host that is not allowed here; see --allow-host.").by(hostCheck)
 }
 
 func (g *Gateway) knownHost(hostport string) bool {
@@ -31,8 +32,8 @@ func (g *Gateway) knownHost(hostport string) bool {
 	return host == "localhost" || g.hosts[host]
 }
 
-// checkOrigin refuses requests that a page of another site has made a browser send: websocket upgrades, which CORS
-// does not cover, and all others too, since with authentication off the origin is all that protects them.
+// checkOrigin rejects requests that a page of another site makes a browser send. CORS does not cover websocket
+// upgrades, and with authentication off the origin is the only protection of all requests.
 func (g *Gateway) checkOrigin(r *http.Request) error {
 	for _, origin := range r.Header.Values("Origin") {
 		if !sameHost(origin, r.Host) && !g.origins[lower(origin)] {
@@ -42,14 +43,14 @@ func (g *Gateway) checkOrigin(r *http.Request) error {
 	return nil
 }
 
-// sameHost reports whether the origin is a page of the very host and port the request was sent to.
+// sameHost reports whether the origin has the host and port that the request was sent to.
 func sameHost(origin, host string) bool {
 	scheme, at, ok := strings.Cut(lower(origin), "://")
 	return ok && (scheme == "http" || scheme == "https") && at != "" && at == lower(host)
 }
 
-// lower makes the letters of ASCII small and leaves all others alone: names have no others (they come in punycode), and Unicode has characters
-// that are not k or s but become one in another case.
+// lower converts ASCII letters to lower case and nothing else. Host names have only ASCII letters (punycode), and
+// Unicode has characters besides K and S whose lower case is k or s.
 func lower(text string) string {
 	b := []byte(text)
 	for i, c := range b {
@@ -60,8 +61,8 @@ func lower(text string) string {
 	return string(b)
 }
 
-// allowOrigin adds the CORS headers for an allowed origin of another host. Credentials are not among them: tokens
-// travel in a header that the page sets itself.
+// allowOrigin adds the CORS headers for an allowed origin of another host. It does not allow credentials: a page sends
+// its token in a header that it sets itself.
 func (g *Gateway) allowOrigin(w http.ResponseWriter, r *http.Request) {
 	if len(g.origins) == 0 {
 		return

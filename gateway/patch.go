@@ -10,27 +10,29 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// maxGrants bounds what is stored with a kernel.
+// maxGrants bounds the grants that are stored with a kernel.
 const maxGrants = 64
 
-// change is one thing that a PATCH of a kernel does, once its whole body was found to be good. The model is nil where the
-// supervisor has given none.
-type change func(r *http.Request, id string) (*kernelModel, error)
+// change is one change of a PATCH of a kernel, after the whole body was checked. The model is the supervisor's, or nil
+// if the supervisor was not asked.
+type change func(r *call, id string) (*kernelModel, error)
 
-// changes are the members that a PATCH of a kernel may have, in the order in which they are carried out: first what a supervisor
-// may refuse.
+// changes lists the members that a PATCH of a kernel may have, in the order of execution. A supervisor may reject the
+// first.
 var changes = []struct {
 	member string
-	read   func(*Gateway, *caller, json.RawMessage) (change, error)
+	read   func(*Gateway, caller, json.RawMessage) (change, error)
 }{
 	{"keep_until", (*Gateway).changeKeepUntil},
 	{"shared_with", (*Gateway).changeSharedWith},
 }
 
-// patchKernel changes what its owner may change of a kernel, and answers with its model.
-func (g *Gateway) patchKernel(w http.ResponseWriter, r *http.Request) error {
+// patchKernel changes a kernel for its owner, and answers with the kernel's model.
+func (g *Gateway) patchKernel(w http.ResponseWriter, r *call) error {
 	id, err := g.kernelID(r)
 	if err != nil {
 		return err
@@ -39,7 +41,7 @@ func (g *Gateway) patchKernel(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	todo, err := g.readChanges(callerOf(r.Context()), body)
+	todo, err := g.readChanges(r.who, body)
 	if err != nil {
 		return err
 	}
@@ -58,16 +60,16 @@ func (g *Gateway) patchKernel(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if model == nil {
-		return writeJSON(w, http.StatusOK, modelFor(r.Context(), k))
+		return writeJSON(w, http.StatusOK, modelFor(r.who, k))
 	}
-	model.addOwner(r.Context(), k)
+	model.addOwner(r.who, k)
 	return writeJSON(w, http.StatusOK, model)
 }
 
 // readChanges reads the body of a PATCH of a kernel.
-func (g *Gateway) readChanges(c *caller, body object) ([]change, error) {
+func (g *Gateway) readChanges(who caller, body object) ([]change, error) {
 	if len(body) == 0 {
-		return nil, refuse(http.StatusBadRequest, "The body has nothing that is to be changed.")
+		return nil, refuse(http.StatusBadRequest, "The body names nothing to change.")
 	}
 	var todo []change
 	for _, known := range changes {
@@ -75,38 +77,40 @@ func (g *Gateway) readChanges(c *caller, body object) ([]change, error) {
 		if !there {
 			continue
 		}
-		do, err := known.read(g, c, raw)
+		do, err := known.read(g, who, raw)
 		if err != nil {
 			return nil, err
 		}
 		todo = append(todo, do)
 	}
-	if len(todo) != len(body) { // the name is not repeated: it could be a secret
-		return nil, refuse(http.StatusBadRequest, "A kernel has no member of that name that can be changed.")
+	if len(todo) != len(body) { // the message does not repeat the name, which could be a secret
+		return nil, refuse(http.StatusBadRequest, "The body names a member that cannot be changed.")
 	}
 	return todo, nil
 }
 
-// changeKeepUntil changes until when a kernel is kept. Its supervisor knows how long that can be.
-func (g *Gateway) changeKeepUntil(_ *caller, raw json.RawMessage) (change, error) {
+// changeKeepUntil changes the time until which a kernel is kept. Its supervisor knows the latest possible time.
+func (g *Gateway) changeKeepUntil(_ caller, raw json.RawMessage) (change, error) {
 	text, given, err := object{"keep_until": raw}.text("keep_until")
 	if err != nil {
 		return nil, err
 	}
 	if _, err := time.Parse(time.RFC3339, text); given && err != nil {
-		return nil, refuse(http.StatusBadRequest, "keep_until is neither null nor a time like 2006-01-02T15:04:05Z (RFC 3339).")
+		return nil, refuse(http.StatusBadRequest,
+			"keep_until is neither null nor a time like 2006-01-02T15:04:05Z (RFC 3339).")
 	}
 	sent, err := json.Marshal(object{"keep_until": raw})
 	if err != nil {
 		return nil, err
 	}
-	return func(r *http.Request, id string) (*kernelModel, error) {
+	return func(r *call, id string) (*kernelModel, error) {
 		k, err := g.kernel(r.Context(), id)
 		if err != nil {
 			return nil, err
 		}
-		if k.State == launcher.Dead {
-			return nil, &problem{status: http.StatusConflict, reason: "Kernel is dead", message: "The kernel is dead: " + sentence(k.Reason)}
+		if k.State == api.Dead {
+			return nil, &problem{status: http.StatusConflict, reason: "Kernel is dead", message: "The kernel is dead: " +
+				sentence(k.Reason)}
 		}
 		answer, err := g.askWith(r, id, http.MethodPatch, "", sent, modelTime)
 		if err != nil {
@@ -116,21 +120,21 @@ func (g *Gateway) changeKeepUntil(_ *caller, raw json.RawMessage) (change, error
 		if !ok {
 			return nil, errNoModel
 		}
-		g.log.Info("kernel is kept", "kernel", id, "until", model.KeepUntil, "request", requestID(r.Context()))
+		g.log.Info("kernel is kept", logkey.Kernel, id, logkey.Until, model.KeepUntil, logkey.Request, r.id)
 		return &model, nil
 	}, nil
 }
 
 // changeSharedWith replaces a kernel's grants.
-func (g *Gateway) changeSharedWith(c *caller, raw json.RawMessage) (change, error) {
-	if c.one {
-		return nil, refuse(http.StatusBadRequest, "shared_with: this gateway knows no users with whom a kernel could be shared.")
+func (g *Gateway) changeSharedWith(who caller, raw json.RawMessage) (change, error) {
+	if who.sole {
+		return nil, refuse(http.StatusBadRequest, "shared_with: this gateway has no users, so a kernel cannot be shared.")
 	}
 	grants, err := readGrants(raw)
 	if err != nil {
 		return nil, err
 	}
-	return func(r *http.Request, id string) (*kernelModel, error) {
+	return func(r *call, id string) (*kernelModel, error) {
 		_, err := g.updateNotes(r.Context(), id, func(n launcher.Notes) (launcher.Notes, error) {
 			n.SharedWith = grants
 			return n, nil
@@ -145,7 +149,8 @@ func readGrants(raw json.RawMessage) ([]launcher.Grant, error) {
 	dec.DisallowUnknownFields()
 	var grants []launcher.Grant
 	if err := dec.Decode(&grants); err != nil || !strings.HasPrefix(string(raw), "[") {
-		return nil, refuse(http.StatusBadRequest, `shared_with is not a list of {"user" or "group": "NAME", "right": "read" or "use"}.`)
+		return nil, refuse(http.StatusBadRequest,
+			`shared_with is not a list of {"user" or "group": "NAME", "right": "read" or "use"}.`)
 	}
 	if len(grants) > maxGrants {
 		return nil, refuse(http.StatusBadRequest, "shared_with has more than %d entries.", maxGrants)
@@ -155,11 +160,13 @@ func readGrants(raw json.RawMessage) ([]launcher.Grant, error) {
 		case (grant.User == "") == (grant.Group == ""):
 			return nil, refuse(http.StatusBadRequest, "shared_with[%d] does not name either a user or a group.", i)
 		case identity.CheckName(grant.User+grant.Group) != nil:
-			return nil, refuse(http.StatusBadRequest, "shared_with[%d]: the name %v.", i, identity.CheckName(grant.User+grant.Group))
+			return nil, refuse(http.StatusBadRequest, "shared_with[%d]: the name %v.", i,
+				identity.CheckName(grant.User+grant.Group))
 		case grant.Right != launcher.Read && grant.Right != launcher.Use:
 			return nil, refuse(http.StatusBadRequest, "shared_with[%d]: right is neither read nor use.", i)
-		case slices.ContainsFunc(grants[:i], func(g launcher.Grant) bool { return g.User == grant.User && g.Group == grant.Group }):
-			return nil, refuse(http.StatusBadRequest, "shared_with[%d] names whom an entry before names already.", i)
+		case slices.ContainsFunc(grants[:i],
+			func(g launcher.Grant) bool { return g.User == grant.User && g.Group == grant.Group }):
+			return nil, refuse(http.StatusBadRequest, "shared_with[%d] names the same user or group as an entry before.", i)
 		}
 	}
 	return grants, nil

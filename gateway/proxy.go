@@ -14,40 +14,28 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// This file is what is forwarded to a supervisor, and what is not. A supervisor stands beside user code, so it gets no
-// credential of a client in any form and nothing else that it does not need; and what comes back from it is read as
-// data, bounded, and written again.
+// This file decides what is forwarded to a supervisor. A supervisor runs beside user code, so it gets no credential of
+// a client in any form, and nothing else that it does not need. Its answers are bounded, decoded and encoded again.
 //
-// REST requests do not go through httputil.ReverseProxy: it hands on informational (1xx) answers with all their
-// headers, and offers no place to look at an answer before the client gets it, which restart and GET must. The
-// transport is net/http's own.
+// REST requests do not use httputil.ReverseProxy. It passes on informational (1xx) answers with all their headers, and
+// it cannot look at an answer before the client gets it, as restart and GET must. The transport is net/http's own.
 
-// Headers the gateway adds to what it forwards.
-const (
-	headerUser      = "Ekg-User"
-	headerRight     = "Ekg-Right"
-	headerRequestID = "X-Request-Id"
-	// headerLog is what a supervisor names its log by, and the gateway passes on.
-	headerLog = "Ekg-Log"
+// userName is the name of the only owner, who has the shared token. /api/me answers it, too.
+const userName = "anonymous"
 
-	rightUse  = "use"
-	rightRead = "read"
-	// userName is the one owner there is with one shared token, as /api/me calls it.
-	userName = "anonymous"
-)
-
-// forwardedHeaders is all that a supervisor sees of a client's own headers. Content-* is not among them because no
-// body is forwarded as it came: neither interrupt nor restart has one that means anything, and others are made anew.
+// forwardedHeaders lists the headers of a client that a supervisor gets. Content-* is missing because no client's body
+// is forwarded: those of interrupt and restart mean nothing, and the gateway encodes all others itself.
 var forwardedHeaders = []string{"User-Agent", "Accept"}
 
-// upgradeHeaders is what it sees of a websocket handshake besides Upgrade and Connection.
+// upgradeHeaders lists the headers of a websocket handshake that a supervisor gets besides.
 var upgradeHeaders = []string{
 	"Sec-Websocket-Key", "Sec-Websocket-Version", "Sec-Websocket-Protocol", "Sec-Websocket-Extensions",
 }
 
-// forwardedQuery is what it sees of the query, by what is asked of it.
+// forwardedQuery lists the query parameters that a supervisor gets, by action.
 var forwardedQuery = map[string][]string{
 	"channels": {"session_id", "cursor"},
 	"log":      {"log", "after", "limit", "parent", "follow"},
@@ -60,8 +48,8 @@ const (
 	maxAnswerHeaders = 64 << 10 // bytes of its headers
 )
 
-// newTransport makes the transport for supervisors. Its host names are kernel ids, so that a pooled connection can
-// never be taken for another kernel.
+// newTransport makes the transport for supervisors. Its host names are kernel ids, so that a pooled connection is never
+// used for another kernel.
 func (g *Gateway) newTransport() *http.Transport {
 	return &http.Transport{
 		DialContext:            func(ctx context.Context, _, addr string) (net.Conn, error) { return g.dial(ctx, addr) },
@@ -88,29 +76,29 @@ func (g *Gateway) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return conn, nil
 }
 
-// dialError says that a supervisor was never reached: nothing was sent to it.
+// dialError says that a supervisor was not reached, so nothing was sent to it.
 type dialError struct{ err error }
 
 func (e *dialError) Error() string { return "dial the supervisor: " + e.err.Error() }
 func (e *dialError) Unwrap() error { return e.err }
 
-// undeliveredError says that no usable answer came from a supervisor.
+// undeliveredError says that a supervisor gave no usable answer.
 type undeliveredError struct{ err error }
 
 func (e *undeliveredError) Error() string { return "supervisor: " + e.err.Error() }
 func (e *undeliveredError) Unwrap() error { return e.err }
 
-// answer is what a supervisor said to a REST request that went well.
+// answer is a supervisor's answer to a successful REST request.
 type answer struct{ body []byte }
 
-// ask forwards a REST request to the kernel's supervisor and reads its answer. The error is an *undeliveredError, or
-// the *problem that the supervisor found.
-func (g *Gateway) ask(r *http.Request, id, method, action string, limit time.Duration) (*answer, error) {
+// ask forwards a REST request to the kernel's supervisor and reads its answer. The error is an *undeliveredError or the
+// supervisor's *problem.
+func (g *Gateway) ask(r *call, id, method, action string, limit time.Duration) (*answer, error) {
 	return g.askWith(r, id, method, action, nil, limit)
 }
 
-// askWith is ask with a body of the gateway's own making.
-func (g *Gateway) askWith(r *http.Request, id, method, action string, sent []byte, limit time.Duration) (*answer, error) {
+// askWith is ask with a body, which the gateway has encoded.
+func (g *Gateway) askWith(r *call, id, method, action string, sent []byte, limit time.Duration) (*answer, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), limit)
 	defer cancel()
 	out, err := g.outgoing(ctx, r, id, method, action)
@@ -140,9 +128,9 @@ func (g *Gateway) askWith(r *http.Request, id, method, action string, sent []byt
 
 // readAnswer reads the whole body of a supervisor's answer and closes it.
 func (g *Gateway) readAnswer(resp *http.Response) ([]byte, error) {
-	defer func() { _ = resp.Body.Close() }() // read to its end, or of no use any more
+	defer func() { _ = resp.Body.Close() }() // read to its end, or useless
 	if resp.StatusCode == http.StatusMisdirectedRequest {
-		// The address now belongs to another kernel's supervisor; nothing that leads there may be used again.
+		// The address now belongs to another kernel's supervisor, so pooled connections to it must not be used again.
 		g.transport.CloseIdleConnections()
 	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
@@ -155,13 +143,13 @@ func (g *Gateway) readAnswer(resp *http.Response) ([]byte, error) {
 	return body, nil
 }
 
-// outgoing builds the request for a supervisor from nothing; of the client's it takes over what is listed above.
-func (g *Gateway) outgoing(ctx context.Context, r *http.Request, id, method, action string) (*http.Request, error) {
+// outgoing builds a new request for a supervisor. It copies only what is listed above from the client's.
+func (g *Gateway) outgoing(ctx context.Context, r *call, id, method, action string) (*http.Request, error) {
 	u := url.URL{Scheme: "http", Host: id, Path: "/api/kernels/" + id}
 	if action != "" {
 		u.Path += "/" + action
 	}
-	sent, query, withheld := r.URL.Query(), url.Values{}, g.secretsOf(r)
+	sent, query, withheld := r.URL.Query(), url.Values{}, g.secretsOf(r.Request)
 	for _, name := range forwardedQuery[action] {
 		if v := sent.Get(name); sent.Has(name) && !withheld.leaks(v) {
 			query.Set(name, v)
@@ -174,19 +162,18 @@ func (g *Gateway) outgoing(ctx context.Context, r *http.Request, id, method, act
 	}
 	withheld.copyHeaders(out.Header, r.Header, forwardedHeaders)
 	if out.Header.Get("User-Agent") == "" {
-		out.Header.Set("User-Agent", "") // or net/http would add its own, and supervisors tell clients by it
+		out.Header.Set("User-Agent", "") // or net/http would add its own; supervisors recognize clients by it
 	}
 	if token := g.opts.Launcher.Token(id); token != "" {
 		out.Header.Set("Authorization", "Bearer "+token)
 	}
-	who := callerOf(r.Context())
-	out.Header.Set(headerUser, who.Name)
-	out.Header.Set(headerRight, who.has.right())
-	out.Header.Set(headerRequestID, requestID(r.Context()))
+	out.Header.Set(api.HeaderUser, r.who.Name)
+	out.Header.Set(api.HeaderRight, r.who.has.right())
+	out.Header.Set(api.HeaderRequestID, r.id)
 	return out, nil
 }
 
-// copyHeaders copies the named headers, but no value that holds a token, wherever a client may have put it.
+// copyHeaders copies the named headers, except values that contain a token.
 func (s secrets) copyHeaders(to, from http.Header, names []string) {
 	for _, name := range names {
 		for _, v := range from[name] {
@@ -197,8 +184,8 @@ func (s secrets) copyHeaders(to, from http.Header, names []string) {
 	}
 }
 
-// supervisorProblem turns an answer that is not the wanted one into an error: the supervisor's own where it is an
-// error meant for the client. Everything else is the gateway's or the supervisor's fault, and may pass.
+// supervisorProblem turns an answer that is not a success into an error. An error that is meant for the client stays as
+// it is. All others are faults of gateway or supervisor, and may be temporary.
 func supervisorProblem(status int, body []byte) error {
 	undelivered := &undeliveredError{fmt.Errorf("its answer has status %d", status)}
 	switch {
@@ -206,7 +193,7 @@ func supervisorProblem(status int, body []byte) error {
 		status == http.StatusBadGateway, status == http.StatusGatewayTimeout, status > 599:
 		return undelivered
 	case status == http.StatusNotFound:
-		return undelivered // it is about to end; whether the kernel exists is for the launcher to say
+		return undelivered // the supervisor is about to end; only the launcher knows whether the kernel exists
 	}
 	var b errorBody
 	if err := json.Unmarshal(body, &b); err != nil || b.Reason == "" && b.Message == "" {

@@ -7,15 +7,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // Whatever a client puts its credential into, no supervisor gets to see it: neither by a header that is not on the
 // list nor inside one that is.
 func TestProxy_NoCredentialReachesASupervisor(t *testing.T) {
 	g := startGateway(t, nil)
-	super := g.fake.add(idA, "python3", launcher.Idle)
+	super := g.fake.add(idA, "python3", api.Idle)
 	basic := base64.StdEncoding.EncodeToString([]byte("u:" + testToken))
 	spread := func(r *http.Request) {
 		h := r.Header
@@ -25,14 +24,17 @@ func TestProxy_NoCredentialReachesASupervisor(t *testing.T) {
 		h.Set("Referer", g.http.URL+"/lab?token="+testToken)
 		h.Set("Origin", g.http.URL)
 		for _, name := range []string{
-			"X-Auth-Token", "X-Forwarded-For", "Forwarded", "X-Request-Id", "Ekg-User", "Ekg-Right", "Via", "Te", "Trailer", "X-XSRFToken",
-			"Accept", "Content-Type", "Content-Language", "Accept-Language", "User-Agent", "Sec-WebSocket-Extensions", "If-None-Match",
+			"X-Auth-Token", "X-Forwarded-For", "Forwarded", "X-Request-Id", "Ekg-User", "Ekg-Right", "Via", "Te", "Trailer",
+			"X-XSRFToken",
+			"Accept", "Content-Type", "Content-Language", "Accept-Language", "User-Agent", "Sec-WebSocket-Extensions",
+			"If-None-Match",
 		} {
 			h.Set(name, "a "+testToken)
 		}
 		h.Add("Sec-WebSocket-Protocol", "v1.kernel.websocket.jupyter.org")
 		h.Add("Sec-WebSocket-Protocol", "token."+testToken)
-		r.URL.RawQuery = url.Values{"token": {testToken}, "session_id": {"s-" + testToken}, "x": {testToken}, "1732": nil}.Encode()
+		r.URL.RawQuery = url.Values{"token": {testToken}, "session_id": {"s-" + testToken}, "x": {testToken},
+			"1732": nil}.Encode()
 	}
 	path := "/api/kernels/" + idA
 	g.do("GET", path, testToken, spread).want(t, 200, "")
@@ -47,7 +49,8 @@ func TestProxy_NoCredentialReachesASupervisor(t *testing.T) {
 	_ = conn.Close()
 	// Credentials that are not the gateway's own cannot be known by their text: their headers must not be forwarded.
 	conn, _ = g.dialChannels(idA, "", func(r *http.Request) {
-		for _, name := range []string{"Cookie", "Proxy-Authorization", "Referer", "X-Auth-Token", "X-XSRFToken", "X-Forwarded-User", "Ekg-User"} {
+		for _, name := range []string{"Cookie", "Proxy-Authorization", "Referer", "X-Auth-Token", "X-XSRFToken",
+			"X-Forwarded-User", "Ekg-User"} {
 			r.Header.Set(name, "foreign")
 		}
 	})
@@ -57,7 +60,8 @@ func TestProxy_NoCredentialReachesASupervisor(t *testing.T) {
 	if strings.Count(sent, "host="+idA) != 7 {
 		t.Fatalf("not all requests have arrived: %s", sent)
 	}
-	for _, canary := range []string{testToken, basic, "token", "foreign", "Cookie", "Authorization", "Referer", "Origin", "Forwarded", "Xsrf"} {
+	for _, canary := range []string{testToken, basic, "token", "foreign", "Cookie", "Authorization", "Referer", "Origin",
+		"Forwarded", "Xsrf"} {
 		if strings.Contains(strings.ToLower(sent), strings.ToLower(canary)) {
 			t.Errorf("the supervisor was sent %q:\n%s", canary, sent)
 		}
@@ -69,12 +73,12 @@ func TestProxy_NoCredentialReachesASupervisor(t *testing.T) {
 
 func TestProxy_WhatIsForwarded(t *testing.T) {
 	g := startGateway(t, nil)
-	super := g.fake.add(idA, "python3", launcher.Idle)
+	super := g.fake.add(idA, "python3", api.Idle)
 	conn, _ := g.dialChannels(idA, "?session_id=s%201&token="+testToken+"&other=x", func(r *http.Request) {
 		r.Header.Set("User-Agent", "Tornado/6.4")
 		r.Header.Set("Sec-WebSocket-Protocol", "v1.kernel.websocket.jupyter.org")
 		r.Header.Set("Sec-WebSocket-Extensions", "permessage-deflate")
-		r.Header.Set(headerRight, "read") // a client's own word on its rights counts for nothing
+		r.Header.Set(api.HeaderRight, "read") // a client's own word on its rights counts for nothing
 	})
 	_ = conn.Close()
 	want := "GET /api/kernels/" + idA + "/channels?session_id=s+1 host=" + idA
@@ -83,18 +87,17 @@ func TestProxy_WhatIsForwarded(t *testing.T) {
 	}
 	for _, line := range []string{
 		"Connection: Upgrade", "Upgrade: websocket", "User-Agent: Tornado/6.4", "Sec-Websocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
-		"Sec-Websocket-Version: 13", "Sec-Websocket-Protocol: v1.kernel.websocket.jupyter.org", "Sec-Websocket-Extensions: permessage-deflate",
-		headerUser + ": anonymous", headerRight + ": use", headerRequestID + ": ",
+		"Sec-Websocket-Version: 13", "Sec-Websocket-Protocol: v1.kernel.websocket.jupyter.org",
+		"Sec-Websocket-Extensions: permessage-deflate",
+		api.HeaderUser + ": anonymous", api.HeaderRight + ": use", api.HeaderRequestID + ": ",
 	} {
 		if !strings.Contains(super.sent(), line) {
 			t.Errorf("%q is missing in %s", line, super.sent())
 		}
 	}
-	if headerUser != supervisor.HeaderUser || headerRight != supervisor.HeaderRight || headerLog != supervisor.HeaderLog {
-		t.Error("gateway and supervisor call a header differently")
-	}
 	t.Run("no User-Agent of our own is added", func(t *testing.T) {
-		g.do("POST", "/api/kernels/"+idA+"/interrupt", "", func(r *http.Request) { r.Header.Set("User-Agent", "") }).want(t, 204, "")
+		g.do("POST", "/api/kernels/"+idA+"/interrupt", "", func(r *http.Request) { r.Header.Set("User-Agent", "") }).want(t,
+			204, "")
 		if strings.Contains(super.sent(), "Go-http-client") {
 			t.Errorf("sent %s", super.sent())
 		}

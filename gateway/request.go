@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bufio"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
@@ -8,22 +9,26 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"runtime/debug"
 	"strings"
 	"time"
 	"unicode/utf8"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// What a client may take its time for. The server itself sets no limit, see ReadHeaderTimeout.
+// Deadlines of clients. The http.Server has no others, see ReadHeaderTimeout.
 const (
 	bodyTime   = 30 * time.Second // to send a request's body
-	answerTime = time.Minute      // to take the answer, but for a log, which has deadlines of its own
+	answerTime = time.Minute      // to take the answer, except of a log, which has deadlines of its own
 )
 
-// response is a ResponseWriter that remembers what was answered, and gives the client so long to take it.
+// response is a ResponseWriter that remembers the status and sets a deadline for the client to take the answer.
 type response struct {
 	http.ResponseWriter
 	patience time.Duration // see answerTime
@@ -31,103 +36,113 @@ type response struct {
 	problem  error         // what the log shows beside the status
 }
 
+// WriteHeader notes the status and sends it.
 func (w *response) WriteHeader(status int) {
 	w.begin(status)
 	w.ResponseWriter.WriteHeader(status)
 }
 
+// Write writes a part of the body.
 func (w *response) Write(b []byte) (int, error) {
 	w.begin(http.StatusOK)
 	return w.ResponseWriter.Write(b)
 }
 
-// begin notes the status of an answer that begins now. Who does not read would otherwise be written to for ever.
+// begin notes the status of an answer that begins now. Its deadline ends writing to a client that does not read.
 func (w *response) begin(status int) {
 	if w.status != 0 {
 		return
 	}
 	w.status = status
-	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now().Add(w.patience)) // a broken connection says it by itself
+	// fails only on a broken connection
+	_ = http.NewResponseController(w.ResponseWriter).SetWriteDeadline(time.Now().Add(w.patience))
 }
 
-// Unwrap lets http.ResponseController find what the server's own writer can do.
+// Hijack hands over the connection, which counts as an answer with 101.
+func (w *response) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
+	if err == nil {
+		w.status = http.StatusSwitchingProtocols
+	}
+	return conn, rw, err
+}
+
+// Unwrap lets http.ResponseController find the methods of the server's own writer.
 func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// serve is the way of every request: from where, what, who, whether they may, then the route's handler. Nothing of the kernels is looked
-// at before all checks have passed.
+// serve answers every request. It checks host, route, origin, caller and access in this order, and then calls the
+// route's handler. No kernel is looked at before all checks have passed.
 func (g *Gateway) serve(rw http.ResponseWriter, r *http.Request) {
 	begin := time.Now()
 	w := &response{ResponseWriter: rw, patience: g.answerTime}
 	g.hurry(w, r)
-	a := &account{id: newRequestID()}
-	r = r.WithContext(withAccount(r.Context(), a))
+	c := &call{Request: r, id: newRequestID()}
 	h := w.Header()
-	h.Set(headerRequestID, a.id)
+	h.Set(api.HeaderRequestID, c.id)
 	h.Set("Content-Security-Policy", contentSecurityPolicy)
 	h.Set("X-Content-Type-Options", "nosniff")
-	g.allowOrigin(w, r) // for errors too: a page must be able to read them
+	g.allowOrigin(w, r) // also for errors, which a page must be able to read
 
 	res := g.find(r)
-	// Also of an answer that is broken off, which is a panic.
-	defer func() { g.finish(w, r, res, time.Since(begin)) }()
+	// Deferred, since an answer that is broken off is a panic.
+	defer func() { g.finish(w, c, res, time.Since(begin)) }()
 	var err error
 	if res == nil {
 		err = g.checkHost(r)
 		if err == nil {
-			err = refuse(http.StatusNotFound, "There is nothing here.")
+			err = refuse(http.StatusNotFound, "There is no such route.")
 		}
 	} else {
-		err = g.dispatch(w, r, res)
+		err = g.dispatch(w, c, res)
 	}
 	if err != nil {
 		w.problem = err
-		g.writeProblem(w, problemOf(r, err))
+		g.writeProblem(w, problemOf(c, err))
 	}
 }
 
-// hurry bounds what is left to be read of a request and to be written before its answer begins. Before an answer net/http reads a body that
-// its handler has not read, those of requests that are refused too, and would wait for it for ever.
+// hurry sets deadlines for reading the request's body and for writing before the answer begins. Before it answers,
+// net/http reads the rest of the body, even of a refused request, and would wait for it without a limit.
 func (g *Gateway) hurry(w *response, r *http.Request) {
 	rc := http.NewResponseController(w.ResponseWriter)
-	// Where they cannot be set there is no connection, or it is broken and says it by itself.
-	_ = rc.SetWriteDeadline(time.Now().Add(g.answerTime)) // that of the request before may be over, and a "100 Continue" is written too
+	// Deadlines cannot be set where there is no connection, or a broken one.
+	// the last request's may be over, and a "100 Continue" is written
+	_ = rc.SetWriteDeadline(time.Now().Add(g.answerTime))
 	if r.ContentLength != 0 {
 		_ = rc.SetReadDeadline(time.Now().Add(g.bodyTime))
 	}
 	if len(r.TransferEncoding) > 0 {
-		// It may have had a Content-Length besides, which a proxy in front may have gone by, and net/http does not tell. What would then
-		// be the next request of somebody else is never read (RFC 9112, section 6.1).
+		// The request may have a Content-Length as well, which net/http hides and a proxy in front may have used. The rest
+		// would then be read as another user's next request, so the connection is closed (RFC 9112, section 6.1).
 		w.Header().Set("Connection", "close")
 	}
 }
 
-// dispatch checks the request and calls its handler. A handler that panics costs its own request only.
-func (g *Gateway) dispatch(w *response, r *http.Request, res *resource) (err error) {
-	if err := g.checkHost(r); err != nil {
+// dispatch checks the request and calls its handler. A panic of the handler fails only its own request.
+func (g *Gateway) dispatch(w *response, r *call, res *resource) (err error) {
+	if err := g.checkHost(r.Request); err != nil {
 		return err
 	}
 	if r.Method == http.MethodOptions {
-		// A preflight carries no credential by design, and its answer says nothing that is secret.
+		// A preflight has no credential by design, and its answer has no secret.
 		w.Header().Set("Allow", res.allow)
 		w.WriteHeader(http.StatusNoContent)
 		return nil
 	}
 	if !res.open {
-		if err := g.checkOrigin(r); err != nil {
+		if err := g.checkOrigin(r.Request); err != nil {
 			return err
 		}
-		who, err := g.authenticate(r)
-		if err != nil {
+		if r.who, err = g.authenticate(r.Request); err != nil {
 			return err
 		}
-		accountOf(r.Context()).who = who
 	}
 	rt := res.methods[r.Method]
 	if rt == nil {
 		w.Header().Set("Allow", res.allow)
-		return refuse(http.StatusMethodNotAllowed, "This can be asked with %s only.", res.allow)
+		return refuse(http.StatusMethodNotAllowed, "This route only has the methods %s.", res.allow)
 	}
-	if err := g.admit(r, callerOf(r.Context()), rt.access); err != nil {
+	if err := g.admit(r, rt.access); err != nil {
 		return err
 	}
 	defer func() {
@@ -141,11 +156,11 @@ func (g *Gateway) dispatch(w *response, r *http.Request, res *resource) (err err
 	return rt.serve(w, r)
 }
 
-// finish counts a request that was answered, and writes about it what is to be written.
-func (g *Gateway) finish(w *response, r *http.Request, res *resource, took time.Duration) {
-	a, status := accountOf(r.Context()), w.status
-	if kernel := r.PathValue("id"); a.kernel == "" && launcher.ValidID(kernel) {
-		a.kernel = kernel
+// finish counts and logs a request that was answered.
+func (g *Gateway) finish(w *response, r *call, res *resource, took time.Duration) {
+	status := w.status
+	if kernel := r.PathValue("id"); r.kernel == "" && launcher.ValidID(kernel) {
+		r.kernel = kernel
 	}
 	var lost *unwritten
 	p := (*problem)(nil)
@@ -162,16 +177,16 @@ func (g *Gateway) finish(w *response, r *http.Request, res *resource, took time.
 			action = rt.audit
 		}
 	}
-	g.metrics.request(pattern, r.Method, status, took, lasting)
+	g.metrics.Request(pattern, logMethod(r.Method), status, took, lasting)
 	if status == http.StatusSwitchingProtocols {
-		return // it was told when it opened and when it closed
+		return // follow has logged it
 	}
 	g.auditRequest(r, action, pattern, status, p)
 	g.logRequest(r, pattern, status, p, w.problem, took)
 }
 
-// auditRequest adds to the audit log what was asked for that changes or shows something, and what was refused.
-func (g *Gateway) auditRequest(r *http.Request, action, pattern string, status int, p *problem) {
+// auditRequest writes requests of audited routes, and all refused ones, to the audit log.
+func (g *Gateway) auditRequest(r *call, action, pattern string, status int, p *problem) {
 	outcome := outcomeOf(status, p)
 	if action == "" && outcome != auditRefused {
 		return
@@ -179,7 +194,7 @@ func (g *Gateway) auditRequest(r *http.Request, action, pattern string, status i
 	if action == "" {
 		action = "look"
 	}
-	e := accountOf(r.Context()).entry(r, action, pattern)
+	e := r.entry(action, pattern)
 	e.Outcome, e.Status = outcome, status
 	if p != nil {
 		e.Check = p.check
@@ -187,50 +202,53 @@ func (g *Gateway) auditRequest(r *http.Request, action, pattern string, status i
 	g.audit.write(e)
 }
 
-// logRequest writes one line: what was asked by its route, never by its path or query, in which tokens may stand. What only
-// looks is a matter of debugging, since front ends ask again and again; what changes something, or is refused, is not.
-func (g *Gateway) logRequest(r *http.Request, pattern string, status int, p *problem, err error, took time.Duration) {
+// logRequest writes one line. It has the route instead of path and query, which may contain tokens. Requests that only
+// read have level debug, since front ends poll; requests that change something, and refused ones, have level info.
+func (g *Gateway) logRequest(r *call, pattern string, status int, p *problem, err error, took time.Duration) {
 	level := slog.LevelInfo
-	a := accountOf(r.Context())
-	if (r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions) && outcomeOf(status, p) != auditRefused {
+	if (r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions) &&
+		outcomeOf(status, p) != auditRefused {
 		level = slog.LevelDebug
 	}
-	attrs := []slog.Attr{slog.String("method", logMethod(r.Method)), slog.String("route", pattern)}
-	if a.kernel != "" {
-		attrs = append(attrs, slog.String("kernel", a.kernel))
+	attrs := []slog.Attr{slog.String(logkey.Method, logMethod(r.Method)), slog.String(logkey.Route, pattern)}
+	if r.kernel != "" {
+		attrs = append(attrs, slog.String(logkey.Kernel, r.kernel))
 	}
-	if name := a.userName(); name != "" && g.opts.Users != nil {
-		attrs = append(attrs, slog.String("user", name))
+	if name := r.who.Name; name != "" && g.opts.Users != nil {
+		attrs = append(attrs, slog.String(logkey.User, name))
 	}
-	// Messages of refusals repeat what the client wrote, so only those of our own faults are logged.
+	// Messages of refusals may repeat a client's text, so only those of our own faults are logged.
 	if p != nil && p.status >= http.StatusInternalServerError && status != statusClientGone {
 		level = slog.LevelWarn
 		if p.status == http.StatusInternalServerError && p.err != nil {
 			level = slog.LevelError
 		}
-		attrs = append(attrs, slog.Any("err", err))
+		attrs = append(attrs, slog.Any(logkey.Err, err))
 	}
-	attrs = append(attrs, slog.Int("status", status), slog.Duration("took", took), slog.String("remote", remote(r)), slog.String("request", a.id))
+	attrs = append(attrs, slog.Int(logkey.Status, status), slog.Duration(logkey.Took, took),
+		slog.String(logkey.Remote, r.remote()), slog.String(logkey.Request, r.id))
 	g.log.LogAttrs(r.Context(), level, "request", attrs...)
 }
 
-// logMethod is a method as logs show it: a client may send any word for one.
+// logMethod returns a method for logs and labels. A client may send any word as its method.
 func logMethod(method string) string {
 	switch method {
-	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions:
+	case http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,
+		http.MethodOptions:
 		return method
 	}
-	return otherLabel
+	return metrics.Other
 }
 
+// newRequestID makes a random id.
 func newRequestID() string {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails (crypto/rand)
 	return hex.EncodeToString(b[:])
 }
 
-// readBody reads a request's body within its bounds of size and time.
-func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+// readBody reads a request's body, bounded in size and time.
+func (g *Gateway) readBody(w http.ResponseWriter, r *call) ([]byte, error) {
 	rc := http.NewResponseController(w)
 	if err := rc.SetReadDeadline(time.Now().Add(g.bodyTime)); err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return nil, err
@@ -241,19 +259,19 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request) ([]byte, erro
 	case errors.As(err, &tooLarge):
 		return nil, err
 	case err != nil:
-		// The deadline stays: net/http would wait for the rest before it answers.
+		// The deadline stays, or net/http would wait for the rest before it answers.
 		return nil, &problem{status: http.StatusBadRequest, message: "The body could not be read.", err: err}
 	}
-	// Left in place, the deadline would look like a client that went away while its kernel starts.
+	// If it stayed, the deadline would cancel the request while its kernel starts.
 	if err := rc.SetReadDeadline(time.Time{}); err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return nil, err
 	}
 	return b, nil
 }
 
-// readObject reads a body that is a JSON object or nothing at all. Keys are matched exactly, unlike encoding/json
-// does it for structs.
-func (g *Gateway) readObject(w http.ResponseWriter, r *http.Request) (object, error) {
+// readObject reads a body that is a JSON object or empty. Keys are matched exactly, unlike those of structs in
+// encoding/json.
+func (g *Gateway) readObject(w http.ResponseWriter, r *call) (object, error) {
 	b, err := g.readBody(w, r)
 	if err != nil {
 		return nil, err
@@ -274,10 +292,10 @@ func (g *Gateway) readObject(w http.ResponseWriter, r *http.Request) (object, er
 	return o, nil
 }
 
-// object is a JSON object whose members are not looked at yet.
+// object is a JSON object whose members are not decoded yet.
 type object map[string]json.RawMessage
 
-// text returns the string member of a key. A member that is absent or null is not there.
+// text returns the string member of a key; there is false if it is absent or null.
 func (o object) text(key string) (value string, there bool, err error) {
 	raw, ok := o[key]
 	if !ok || string(raw) == "null" {
@@ -289,7 +307,7 @@ func (o object) text(key string) (value string, there bool, err error) {
 	return value, true, nil
 }
 
-// object returns the object member of a key, nil where it is absent or null.
+// object returns the object member of a key, or nil if it is absent or null.
 func (o object) object(key string) (object, error) {
 	raw, ok := o[key]
 	if !ok || string(raw) == "null" {

@@ -7,18 +7,18 @@ import (
 	"strings"
 )
 
-// route is one line of the table: a method and a path, and who answers it.
+// route is one line of the table: a method, a path and their handler.
 type route struct {
 	method  string
-	pattern string // below the base URL; {name} is one segment, {name...} all that follow
-	serve   func(http.ResponseWriter, *http.Request) error
-	access  access // who may ask for it
-	audit   string // what the audit log calls it; "" for what is only looked at
-	lasting bool   // lasts as long as its client wants
+	pattern string // below the base URL; {name} is one segment, {name...} all following ones
+	serve   func(http.ResponseWriter, *call) error
+	access  access // that its caller needs
+	audit   string // action in the audit log; "" for routes that only read
+	lasting bool   // its answers last as long as their clients want
 	root    bool   // answered outside the base URL too
 }
 
-// routes is everything the gateway serves. HEAD is answered wherever GET is, and OPTIONS everywhere.
+// routes returns all routes of the gateway. Besides, HEAD is answered wherever GET is, and OPTIONS everywhere.
 func (g *Gateway) routes() []route {
 	return []route{
 		{method: "GET", pattern: "/healthz", serve: g.getHealth, access: public, root: true},
@@ -38,16 +38,21 @@ func (g *Gateway) routes() []route {
 		{method: "GET", pattern: "/api/kernels/{id}", serve: g.getKernel, access: readKernel},
 		{method: "PATCH", pattern: "/api/kernels/{id}", serve: g.patchKernel, access: ownKernel, audit: "change"},
 		{method: "DELETE", pattern: "/api/kernels/{id}", serve: g.deleteKernel, access: ownKernel, audit: "stop"},
-		{method: "POST", pattern: "/api/kernels/{id}/interrupt", serve: g.interruptKernel, access: useKernel, audit: "interrupt"},
+		{method: "POST", pattern: "/api/kernels/{id}/interrupt", serve: g.interruptKernel, access: useKernel,
+			audit: "interrupt"},
 		{method: "POST", pattern: "/api/kernels/{id}/restart", serve: g.restartKernel, access: useKernel, audit: "restart"},
-		{method: "GET", pattern: "/api/kernels/{id}/channels", serve: g.channels, access: readKernel, audit: "connect", lasting: true},
-		{method: "GET", pattern: "/api/kernels/{id}/log", serve: g.getLog, access: useKernel, audit: "read log", lasting: true},
+		{method: "GET", pattern: "/api/kernels/{id}/channels", serve: g.getChannels, access: readKernel, audit: "connect",
+			lasting: true},
+		{method: "GET", pattern: "/api/kernels/{id}/log", serve: g.getLog, access: useKernel, audit: "read log",
+			lasting: true},
 
 		{method: "GET", pattern: "/api/sessions", serve: g.listSessions, access: anyUser},
 		{method: "POST", pattern: "/api/sessions", serve: g.createSession, access: anyUser, audit: "open session"},
 		{method: "GET", pattern: "/api/sessions/{session}", serve: g.getSession, access: readKernel},
-		{method: "PATCH", pattern: "/api/sessions/{session}", serve: g.patchSession, access: ownKernel, audit: "change session"},
-		{method: "DELETE", pattern: "/api/sessions/{session}", serve: g.deleteSession, access: ownKernel, audit: "close session"},
+		{method: "PATCH", pattern: "/api/sessions/{session}", serve: g.patchSession, access: ownKernel,
+			audit: "change session"},
+		{method: "DELETE", pattern: "/api/sessions/{session}", serve: g.deleteSession, access: ownKernel,
+			audit: "close session"},
 	}
 }
 
@@ -62,8 +67,8 @@ type resource struct {
 	lasting  bool // answers last as long as their client wants
 }
 
-// compile groups the table by pattern. A pattern needs a credential unless every one of its routes is public. A route that
-// does not say who may ask for it is an error.
+// compile groups the table by pattern. A pattern needs a credential unless all its routes are public. A route without
+// an access is an error.
 func compile(table []route) ([]*resource, error) {
 	var all []*resource
 	for i := range table {
@@ -99,8 +104,8 @@ func compile(table []route) ([]*resource, error) {
 	return all, nil
 }
 
-// find returns the resource a request is for, nil if there is none, and sets the request's path values. Paths are
-// taken as they are: there is no redirect to a cleaned form, and an escaped slash separates nothing.
+// find returns the resource of a request, or nil, and sets the request's path values. Paths are matched as they are:
+// nothing is redirected to a cleaned form, and an escaped slash does not separate segments.
 func (g *Gateway) find(r *http.Request) *resource {
 	path := r.URL.EscapedPath()
 	under, inside := g.below(path)
@@ -112,8 +117,8 @@ func (g *Gateway) find(r *http.Request) *resource {
 	return nil
 }
 
-// below takes the base URL off a path. The case of the base does not count, because Jupyter Server lower-cases the
-// whole URL of its gateway before it opens a websocket.
+// below removes the base URL from a path. It ignores the case of the base, because Jupyter Server lower-cases its
+// gateway's URL before it opens a websocket.
 func (g *Gateway) below(path string) (string, bool) {
 	if len(path) < len(g.base) || !strings.EqualFold(path[:len(g.base)], g.base) {
 		return "", false
@@ -121,7 +126,7 @@ func (g *Gateway) below(path string) (string, bool) {
 	return path[len(g.base):], true
 }
 
-// match reports whether the escaped path is of this pattern, and if so sets the request's path values.
+// match reports whether the escaped path matches the pattern. If so, it sets the request's path values.
 func (res *resource) match(r *http.Request, path string) bool {
 	if !strings.HasPrefix(path, "/") {
 		return false

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"errors"
 	"net/http"
 	"strings"
 	"testing"
@@ -10,7 +11,8 @@ import (
 
 // paths returns the table's paths with every value filled in.
 func (rt route) path() string {
-	return strings.NewReplacer("{id}", idA, "{name}", "python3", "{file...}", "logo-svg.svg", "{session}", "s1").Replace(rt.pattern)
+	return strings.NewReplacer("{id}", idA, "{name}", "python3", "{file...}", "logo-svg.svg", "{session}",
+		"s1").Replace(rt.pattern)
 }
 
 // A route that is added without a check, or a check that looks at some methods only, would let one of these through.
@@ -123,7 +125,8 @@ func TestRoutes_SecurityHeaders(t *testing.T) {
 	g := startGateway(t, nil)
 	for _, path := range []string{"/api", "/api/kernels", "/nothing", "/kernelspecs/python3/logo-svg.svg"} {
 		h := g.do("GET", path, "").Header
-		if h.Get("Content-Security-Policy") != "frame-ancestors 'self'; default-src 'none'" || h.Get("X-Content-Type-Options") != "nosniff" {
+		if h.Get("Content-Security-Policy") != "frame-ancestors 'self'; default-src 'none'" ||
+			h.Get("X-Content-Type-Options") != "nosniff" {
 			t.Errorf("%s: headers %v", path, h)
 		}
 	}
@@ -160,7 +163,8 @@ func TestRoutes_OriginAndHost(t *testing.T) {
 		}
 		g.do("GET", "/api/kernels", "", set).want(t, status, "")
 		r := g.do("OPTIONS", "/api/kernels", "", set)
-		if got := r.Header.Get("Access-Control-Allow-Origin"); (got == origin && origin != "") != (ok && strings.EqualFold(origin, "https://lab.example")) {
+		if got := r.Header.Get("Access-Control-Allow-Origin"); (got == origin && origin != "") != (ok &&
+			strings.EqualFold(origin, "https://lab.example")) {
 			t.Errorf("origin %q: Access-Control-Allow-Origin is %q", origin, got)
 		}
 		if !ok {
@@ -168,8 +172,9 @@ func TestRoutes_OriginAndHost(t *testing.T) {
 		}
 	}
 	for host, ok := range map[string]bool{
-		"127.0.0.1:1": true, "localhost": true, "LOCALHOST:8888": true, "[::1]:8888": true, "127.8.8.8": true, "hub.example:80": true,
-		"evil.com": false, "localhost.evil.com": false, "192.168.0.1": false, "8.8.8.8:8888": false, "0.0.0.0": false,
+		"127.0.0.1:1": true, "localhost": true, "LOCALHOST:8888": true, "[::1]:8888": true, "127.8.8.8": true,
+		"hub.example:80": true,
+		"evil.com":       false, "localhost.evil.com": false, "192.168.0.1": false, "8.8.8.8:8888": false, "0.0.0.0": false,
 	} {
 		status := 200
 		if !ok {
@@ -228,10 +233,16 @@ func TestNew_NamesTheBadOption(t *testing.T) {
 		"AllowOrigins": func(o *Options) { o.AllowOrigins = []string{"*"} },
 		"AllowHosts":   func(o *Options) { o.AllowHosts = []string{"a:1"} },
 		"ClientEnv":    func(o *Options) { o.ClientEnv = []string{"EKG_KERNEL_ID"} },
+
+		"StartsPerMinute":      func(o *Options) { o.StartsPerMinute = -1 },
+		"ConnectionsPerKernel": func(o *Options) { o.ConnectionsPerKernel = -1 },
+		"ConnectionsPerUser":   func(o *Options) { o.ConnectionsPerUser = -1 },
 	} {
 		o := good
 		change(&o)
-		if _, err := New(o); err == nil || !strings.Contains(err.Error(), want) {
+		_, err := New(o)
+		var wrong *OptionError
+		if !errors.As(err, &wrong) || wrong.Option != want || !strings.HasPrefix(wrong.Error(), "gateway: "+want+": ") {
 			t.Errorf("%s: got %v", want, err)
 		}
 	}

@@ -10,12 +10,13 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// Bounds of what a session may hold: it is stored with its kernel.
+// Bounds of sessions, which are stored with their kernel.
 const (
-	maxSessionText = 4 << 10
-	maxSessions    = 64 // of one kernel
+	maxSessionText = 4 << 10 // bytes of one member
+	maxSessions    = 64      // of one kernel
 )
 
 // sessionModel is Jupyter's model of a session.
@@ -25,7 +26,7 @@ type sessionModel struct {
 	Name     string         `json:"name"`
 	Type     string         `json:"type"`
 	Kernel   kernelModel    `json:"kernel"`
-	Notebook *notebookModel `json:"notebook,omitempty"` // only of type notebook
+	Notebook *notebookModel `json:"notebook,omitempty"` // only if Type is notebook
 }
 
 type notebookModel struct {
@@ -33,33 +34,33 @@ type notebookModel struct {
 	Name string `json:"name"`
 }
 
-// found is a session with the kernel it is stored with.
+// found is a session with its kernel.
 type found struct {
 	session launcher.Session
 	kernel  launcher.Kernel
 }
 
-func (f found) model(ctx context.Context) sessionModel {
+func (f found) model(who caller) sessionModel {
 	m := sessionModel{ID: f.session.ID, Path: f.session.Path, Name: f.session.Name, Type: f.session.Type,
-		Kernel: modelFor(ctx, f.kernel)}
+		Kernel: modelFor(who, f.kernel)}
 	if m.Type == "notebook" {
 		m.Notebook = &notebookModel{Path: m.Path, Name: m.Name}
 	}
 	return m
 }
 
-// sessions returns all sessions of kernels that the request's user may see, and all kernels.
-func (g *Gateway) sessions(ctx context.Context) ([]found, []launcher.Kernel, error) {
+// sessions returns the sessions of all kernels that the caller may see, and all kernels.
+func (g *Gateway) sessions(ctx context.Context, who caller) ([]found, []launcher.Kernel, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
 	kernels, err := g.opts.Launcher.Kernels(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	return sessionsOf(visible(ctx, kernels)), kernels, nil
+	return sessionsOf(who.visible(kernels)), kernels, nil
 }
 
-// sessionsOf returns the sessions of kernels. One that is being moved from a kernel to another may be stored with both for a
+// sessionsOf returns the sessions of kernels. A session that is being moved may be stored with two kernels for a
 // moment; the younger kernel counts.
 func sessionsOf(kernels []launcher.Kernel) []found {
 	var all []found
@@ -78,8 +79,8 @@ func sessionsOf(kernels []launcher.Kernel) []found {
 }
 
 // sessionOf returns the session of the request's path.
-func (g *Gateway) sessionOf(r *http.Request) (found, error) {
-	all, kernels, err := g.sessions(r.Context())
+func (g *Gateway) sessionOf(r *call) (found, error) {
+	all, kernels, err := g.sessions(r.Context(), r.who)
 	if err != nil {
 		return found{}, err
 	}
@@ -88,41 +89,41 @@ func (g *Gateway) sessionOf(r *http.Request) (found, error) {
 	if i < 0 {
 		p := refuse(http.StatusNotFound, "Session not found: session_id=%q", shorten(r.PathValue("session"), maxRepeated))
 		if slices.ContainsFunc(sessionsOf(kernels), is) {
-			return found{}, p.by(accessCheck) // it is somebody else's
+			return found{}, p.by(accessCheck) // it belongs to another user
 		}
 		return found{}, p
 	}
-	accountOf(r.Context()).kernel = all[i].kernel.ID
+	r.kernel = all[i].kernel.ID
 	return all[i], nil
 }
 
-func (g *Gateway) listSessions(w http.ResponseWriter, r *http.Request) error {
-	all, _, err := g.sessions(r.Context())
+func (g *Gateway) listSessions(w http.ResponseWriter, r *call) error {
+	all, _, err := g.sessions(r.Context(), r.who)
 	if err != nil {
 		return err
 	}
 	models := make([]sessionModel, 0, len(all))
 	for _, f := range all {
-		models = append(models, f.model(r.Context()))
+		models = append(models, f.model(r.who))
 	}
 	return writeJSON(w, http.StatusOK, models)
 }
 
-func (g *Gateway) getSession(w http.ResponseWriter, r *http.Request) error {
+func (g *Gateway) getSession(w http.ResponseWriter, r *call) error {
 	f, err := g.sessionOf(r)
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, f.model(r.Context()))
+	return writeJSON(w, http.StatusOK, f.model(r.who))
 }
 
 // deleteSession ends the session's kernel, and with it the session.
-func (g *Gateway) deleteSession(w http.ResponseWriter, r *http.Request) error {
+func (g *Gateway) deleteSession(w http.ResponseWriter, r *call) error {
 	f, err := g.sessionOf(r)
 	if err != nil {
 		return err
 	}
-	err = g.stop(r.Context(), f.kernel.ID, "its session was shut down on request")
+	err = g.stop(r, f.kernel.ID, "its session was shut down on request")
 	if errors.Is(err, launcher.ErrNotFound) {
 		return refuse(http.StatusGone, "Kernel deleted before session")
 	}
@@ -133,14 +134,14 @@ func (g *Gateway) deleteSession(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// sessionRequest is the body of a POST or PATCH. Members that are not there are nil or "".
+// sessionRequest is the body of a POST or PATCH. Missing members are nil or "".
 type sessionRequest struct {
 	path, name, kind     *string
 	kernelID, kernelName string
 }
 
-// readSession reads the body; the old form of Jupyter, {"notebook": {"path", "name"}}, is understood too.
-func (g *Gateway) readSession(w http.ResponseWriter, r *http.Request) (sessionRequest, error) {
+// readSession reads the body, also in Jupyter's old form {"notebook": {"path", "name"}}.
+func (g *Gateway) readSession(w http.ResponseWriter, r *call) (sessionRequest, error) {
 	var req sessionRequest
 	body, err := g.readObject(w, r)
 	if err != nil {
@@ -182,6 +183,7 @@ func (g *Gateway) readSession(w http.ResponseWriter, r *http.Request) (sessionRe
 	return req, err
 }
 
+// valueOf returns what s points to, or "" for nil.
 func valueOf(s *string) string {
 	if s == nil {
 		return ""
@@ -189,9 +191,9 @@ func valueOf(s *string) string {
 	return *s
 }
 
-// createSession makes a session and its kernel. The same path is the same session; requests for one path wait for each
-// other, so that a double click does not start two kernels (of one gateway; another one's is not known here).
-func (g *Gateway) createSession(w http.ResponseWriter, r *http.Request) error {
+// createSession makes a session and its kernel. The same path is the same session. Requests for one path wait for each
+// other, so that a double click does not start two kernels. Requests through another gateway do not wait.
+func (g *Gateway) createSession(w http.ResponseWriter, r *call) error {
 	req, err := g.readSession(w, r)
 	switch {
 	case err != nil:
@@ -201,29 +203,30 @@ func (g *Gateway) createSession(w http.ResponseWriter, r *http.Request) error {
 	case req.kind == nil:
 		return refuse(http.StatusBadRequest, "Missing field in JSON data: type")
 	}
-	who := callerOf(r.Context())
-	unlock, err := g.paths.lock(r.Context(), who.Name+"\x00"+*req.path)
+	unlock, err := g.paths.lock(r.Context(), r.who.Name+"\x00"+*req.path)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	all, _, err := g.sessions(r.Context())
+	all, _, err := g.sessions(r.Context(), r.who)
 	if err != nil {
 		return err
 	}
 	same := func(f found) bool {
-		// Somebody else's notebook may have the same path, unless it is the very kernel that is asked for.
-		return f.session.Path == *req.path && (f.kernel.Owner == who.owner() || who.one || f.kernel.ID == req.kernelID && who.to(f.kernel) >= useKernel)
+		// Another user's notebook may have the same path. Its session counts only if its kernel is asked for.
+		return f.session.Path == *req.path &&
+			(f.kernel.Owner == r.who.owner() || r.who.sole || f.kernel.ID == req.kernelID &&
+				r.who.accessTo(f.kernel) >= useKernel)
 	}
 	if i := slices.IndexFunc(all, same); i >= 0 {
-		accountOf(r.Context()).kernel = all[i].kernel.ID
+		r.kernel = all[i].kernel.ID
 		return g.answerSession(w, r, http.StatusCreated, all[i])
 	}
 	s := launcher.Session{ID: uuid.NewString(), Path: *req.path, Name: valueOf(req.name), Type: *req.kind}
 	if req.kernelID != "" {
-		// Of a kernel that runs already the session is only noted down. An unknown id is passed over, as in Jupyter
-		// Server: front ends send the id of the kernel they had last.
-		k, err := g.sessionKernel(r.Context(), req.kernelID)
+		// The session of a running kernel is only stored. An unknown id is ignored, as in Jupyter Server: front ends send
+		// the id of their last kernel.
+		k, err := g.sessionKernel(r.Context(), r.who, req.kernelID)
 		if err == nil {
 			return g.storeSession(w, r, http.StatusCreated, s, k)
 		}
@@ -236,17 +239,16 @@ func (g *Gateway) createSession(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// sessionKernel returns a kernel by an id that a client has sent in a body, if the client may use it.
-func (g *Gateway) sessionKernel(ctx context.Context, id string) (launcher.Kernel, error) {
+// sessionKernel returns the kernel of an id in a request's body, if the caller may use it.
+func (g *Gateway) sessionKernel(ctx context.Context, who caller, id string) (launcher.Kernel, error) {
 	if !launcher.ValidID(id) {
 		return launcher.Kernel{}, launcher.ErrNotFound
 	}
-	c := callerOf(ctx)
-	k, err := g.kernelOf(ctx, c, id)
+	k, err := g.kernelOf(ctx, who, id)
 	if err != nil {
 		return k, err
 	}
-	if err := c.to(k).suffices(useKernel); err != nil {
+	if err := who.accessTo(k).suffices(useKernel); err != nil {
 		return k, err
 	}
 	g.opts.Launcher.Claim(id)
@@ -254,7 +256,7 @@ func (g *Gateway) sessionKernel(ctx context.Context, id string) (launcher.Kernel
 }
 
 // startForSession starts a kernel. An unknown name is 501 here, as in Jupyter Server.
-func (g *Gateway) startForSession(r *http.Request, name string, answer func(launcher.Kernel) error) error {
+func (g *Gateway) startForSession(r *call, name string, answer func(launcher.Kernel) error) error {
 	spec, err := g.spec(name)
 	if err != nil {
 		p := problemOf(r, err)
@@ -263,11 +265,11 @@ func (g *Gateway) startForSession(r *http.Request, name string, answer func(laun
 	return g.start(r, launcher.Request{ID: uuid.NewString(), Spec: spec, Env: map[string]string{}}, answer)
 }
 
-// storeSession notes a session down with its kernel, in place of one of the same id, and answers with it.
+// storeSession stores a session with its kernel, replacing one of the same id, and answers with it.
 func (g *Gateway) storeSession(
-	w http.ResponseWriter, r *http.Request, status int, s launcher.Session, k launcher.Kernel,
+	w http.ResponseWriter, r *call, status int, s launcher.Session, k launcher.Kernel,
 ) error {
-	accountOf(r.Context()).kernel = k.ID
+	r.kernel = k.ID
 	stored, err := g.updateSessions(r.Context(), k.ID, func(all []launcher.Session) ([]launcher.Session, error) {
 		all = append(without(all, s.ID), s)
 		if len(all) > maxSessions {
@@ -302,21 +304,21 @@ func (g *Gateway) updateNotes(
 	return g.opts.Launcher.UpdateNotes(ctx, id, change)
 }
 
-// without returns the sessions but the one of an id, in a slice of its own.
+// without returns a copy of the sessions without the one of an id.
 func without(all []launcher.Session, id string) []launcher.Session {
 	return slices.DeleteFunc(slices.Clone(all), func(s launcher.Session) bool { return s.ID == id })
 }
 
-func (g *Gateway) answerSession(w http.ResponseWriter, r *http.Request, status int, f found) error {
+func (g *Gateway) answerSession(w http.ResponseWriter, r *call, status int, f found) error {
 	if status == http.StatusCreated {
 		w.Header().Set("Location", g.base+"/api/sessions/"+f.session.ID)
 	}
-	return writeJSON(w, status, f.model(r.Context()))
+	return writeJSON(w, status, f.model(r.who))
 }
 
 // patchSession renames a session or gives it another kernel: a running one by id, or a new one by name; the id wins.
-// The kernel it had is shut down then, as in Jupyter Server.
-func (g *Gateway) patchSession(w http.ResponseWriter, r *http.Request) error {
+// The session's old kernel is then shut down, as in Jupyter Server.
+func (g *Gateway) patchSession(w http.ResponseWriter, r *call) error {
 	req, err := g.readSession(w, r)
 	if err != nil {
 		return err
@@ -338,7 +340,7 @@ func (g *Gateway) patchSession(w http.ResponseWriter, r *http.Request) error {
 	case req.kernelID == f.kernel.ID, req.kernelID == "" && req.kernelName == "":
 		return g.storeSession(w, r, http.StatusOK, s, f.kernel)
 	case req.kernelID != "":
-		k, err := g.sessionKernel(r.Context(), req.kernelID)
+		k, err := g.sessionKernel(r.Context(), r.who, req.kernelID)
 		switch p := refuse(http.StatusBadRequest, "No such kernel: %s", shorten(req.kernelID, maxRepeated)); {
 		case errors.Is(err, errHidden):
 			return p.by(accessCheck)
@@ -355,9 +357,9 @@ func (g *Gateway) patchSession(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// moveSession stores a session with another kernel and ends the one it had. In this order it is never without one.
+// moveSession stores a session with another kernel and then ends the old one, so that the session always has a kernel.
 func (g *Gateway) moveSession(
-	w http.ResponseWriter, r *http.Request, s launcher.Session, from string, to launcher.Kernel,
+	w http.ResponseWriter, r *call, s launcher.Session, from string, to launcher.Kernel,
 ) error {
 	add := func(all []launcher.Session) ([]launcher.Session, error) { return append(without(all, s.ID), s), nil }
 	if _, err := g.updateSessions(r.Context(), to.ID, add); err != nil {
@@ -367,26 +369,29 @@ func (g *Gateway) moveSession(
 	if _, err := g.updateSessions(r.Context(), from, remove); err != nil && !errors.Is(err, launcher.ErrNotFound) {
 		return err
 	}
-	err := g.stop(r.Context(), from, "its session was given another kernel")
+	err := g.stop(r, from, "its session was given another kernel")
 	if err != nil && !errors.Is(err, launcher.ErrNotFound) {
-		// The session has moved all the same. To fail now would end the new kernel and lose the session with it.
-		g.log.Error("the kernel a session has left could not be stopped", "kernel", from, "session", s.ID, "err", err)
+		// The session has moved. An error would end the new kernel and lose the session with it.
+		g.log.Error("the kernel a session has left could not be stopped", logkey.Kernel, from, logkey.Session, s.ID,
+			logkey.Err, err)
 	}
 	return g.answerSession(w, r, http.StatusOK, found{s, to})
 }
 
-// pathLocks makes requests for one path wait for each other. A path's entry lives as long as somebody waits.
+// pathLocks makes requests for one path wait for each other. A path has an entry only while a request holds or awaits
+// it.
 type pathLocks struct {
 	mu     sync.Mutex
 	byPath map[string]*pathLock // guarded by mu
 }
 
+// pathLock is the lock of one path.
 type pathLock struct {
 	users int           // guarded by pathLocks.mu
 	held  chan struct{} // holds one value while locked
 }
 
-// lock waits for the path and returns what unlocks it again.
+// lock waits for the path and returns the function that unlocks it.
 func (l *pathLocks) lock(ctx context.Context, path string) (func(), error) {
 	l.mu.Lock()
 	if l.byPath == nil {

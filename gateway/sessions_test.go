@@ -5,7 +5,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 func TestSessions_Life(t *testing.T) {
@@ -24,8 +24,10 @@ func TestSessions_Life(t *testing.T) {
 	g.do("GET", path, "").want(t, 200, `"path":"a/b.ipynb"`)
 	g.do("GET", "/gw/api/sessions/none", "").want(t, 404, "")
 
-	g.do("PATCH", path, `{"path": "c.ipynb", "name": "c", "type": "console"}`).want(t, 200, `"path":"c.ipynb","name":"c","type":"console"`)
-	if list := g.do("GET", "/gw/api/sessions", ""); strings.Contains(list.body, `"notebook"`) || !strings.Contains(list.body, "c.ipynb") {
+	g.do("PATCH", path, `{"path": "c.ipynb", "name": "c", "type": "console"}`).want(t, 200,
+		`"path":"c.ipynb","name":"c","type":"console"`)
+	if list := g.do("GET", "/gw/api/sessions", ""); strings.Contains(list.body, `"notebook"`) ||
+		!strings.Contains(list.body, "c.ipynb") {
 		t.Errorf("list: %s", list.body)
 	}
 	t.Run("another kernel by name ends the one it had", func(t *testing.T) {
@@ -36,13 +38,14 @@ func TestSessions_Life(t *testing.T) {
 		s.Kernel = moved.Kernel
 	})
 	t.Run("another kernel by id, which counts before the name", func(t *testing.T) {
-		g.fake.add(idA, "python3", launcher.Idle)
+		g.fake.add(idA, "python3", api.Idle)
 		g.do("PATCH", path, `{"kernel": {"id": "`+idUnknown+`"}}`).want(t, 400, "")
 		g.do("PATCH", path, `{"kernel": {"id": "`+idA+`", "name": "r"}}`).want(t, 200, idA)
 		if g.fake.stopped()[s.Kernel.ID] == "" {
 			t.Error("the old kernel runs on")
 		}
-		if list := decode[[]sessionModel](t, g.do("GET", "/gw/api/sessions", "")); len(list) != 1 || list[0].Kernel.ID != idA {
+		if list := decode[[]sessionModel](t, g.do("GET", "/gw/api/sessions", "")); len(list) != 1 ||
+			list[0].Kernel.ID != idA {
 			t.Errorf("list: %+v", list)
 		}
 	})
@@ -70,19 +73,21 @@ func TestSessions_Create(t *testing.T) {
 	} {
 		g.do("POST", "/api/sessions", body).want(t, status, "")
 	}
-	if r := g.do("POST", "/api/sessions", `{"path": "x", "type": "y", "kernel": {"name": "nope"}}`); !strings.Contains(r.body, "short_message") {
+	if r := g.do("POST", "/api/sessions",
+		`{"path": "x", "type": "y", "kernel": {"name": "nope"}}`); !strings.Contains(r.body, "short_message") {
 		t.Errorf("501: %s", r.body)
 	}
-	g.fake.add(idA, "python3", launcher.Idle)
+	g.fake.add(idA, "python3", api.Idle)
 	g.do("POST", "/api/sessions", `{"path": "x", "type": "y", "kernel": {"id": "`+idA+`"}}`).want(t, 201, idA)
-	g.do("POST", "/api/sessions", `{"notebook": {"path": "old.ipynb"}, "kernel": {"id": "`+idUnknown+`"}}`).want(t, 201, `"type":"notebook"`)
+	g.do("POST", "/api/sessions", `{"notebook": {"path": "old.ipynb"}, "kernel": {"id": "`+idUnknown+`"}}`).want(t, 201,
+		`"type":"notebook"`)
 	if n := len(g.fake.requests()); n != 1 {
 		t.Errorf("%d kernels were started, want 1", n)
 	}
 
 	t.Run("two at once for one path are one session", func(t *testing.T) {
 		before := len(g.fake.requests())
-		g.fake.newState = launcher.Starting
+		g.fake.newState = api.Starting
 		var wg sync.WaitGroup
 		for range 3 {
 			wg.Go(func() { g.do("POST", "/api/sessions", `{"path": "twice", "type": "y"}`).want(t, 201, "twice") })
@@ -90,7 +95,7 @@ func TestSessions_Create(t *testing.T) {
 		eventually(t, "a start", func() bool { return len(g.fake.requests()) > before })
 		id := g.fake.requests()[before].ID
 		eventually(t, "the kernel", func() bool { _, err := g.fake.Kernel(t.Context(), id); return err == nil })
-		g.fake.set(id, launcher.Idle, "")
+		g.fake.set(id, api.Idle, "")
 		wg.Wait()
 		if n := len(g.fake.requests()) - before; n != 1 {
 			t.Errorf("%d kernels were started, want 1", n)

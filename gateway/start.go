@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -15,27 +14,29 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// Bounds of the variables one request may set. The kernel of Linux takes 128 KiB for one.
+// Bounds, in bytes, of the variables that one request may set. Linux allows 128 KiB for one.
 const (
 	maxEnvValue = 32 << 10
 	maxEnvTotal = 512 << 10
 )
 
-// startTime bounds Launcher.Start, which returns before the kernel is up. Jupyter Server waits 42 s for a POST.
+// startTime bounds Launcher.Start, which returns before the kernel runs. Jupyter Server waits 42 s for a POST.
 const startTime = 30 * time.Second
 
 var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// reservedEnv reports whether a variable belongs to ekg or to Enterprise Gateway, or would tie the kernel's life to
-// some process.
+// reservedEnv reports whether a variable belongs to ekg or to Enterprise Gateway, or would end the kernel with some
+// process.
 func reservedEnv(name string) bool {
 	return strings.HasPrefix(name, "EKG_") || strings.HasPrefix(name, "EG_") || name == "JPY_PARENT_PID"
 }
 
 // createKernel answers POST /api/kernels.
-func (g *Gateway) createKernel(w http.ResponseWriter, r *http.Request) error {
+func (g *Gateway) createKernel(w http.ResponseWriter, r *call) error {
 	body, err := g.readObject(w, r)
 	if err != nil {
 		return err
@@ -46,12 +47,12 @@ func (g *Gateway) createKernel(w http.ResponseWriter, r *http.Request) error {
 	}
 	return g.start(r, req, func(k launcher.Kernel) error {
 		w.Header().Set("Location", g.base+"/api/kernels/"+k.ID)
-		return writeJSON(w, http.StatusCreated, modelFor(r.Context(), k))
+		return writeJSON(w, http.StatusCreated, modelFor(r.who, k))
 	})
 }
 
-// kernelRequest reads the body of a POST: {"name"?, "path"?, "env"?, "kernel_id"?}. Other members are ignored, path
-// too: it is relative to a root that only Jupyter Server has.
+// kernelRequest reads the body of a POST: {"name"?, "path"?, "env"?, "kernel_id"?}. It ignores other members and path,
+// which is relative to a root that only Jupyter Server has.
 func (g *Gateway) kernelRequest(body object) (launcher.Request, error) {
 	var req launcher.Request
 	name, _, err := body.text("name")
@@ -67,17 +68,14 @@ func (g *Gateway) kernelRequest(body object) (launcher.Request, error) {
 	if req.ID, err = wantedID(body, req.Env); err != nil {
 		return req, err
 	}
-	if dir := req.Env["KERNEL_WORKING_DIR"]; filepath.IsAbs(dir) {
-		req.WorkingDir = dir
-	}
-	if _, _, err := launchTimeout(req.Env); err != nil {
-		return req, err
+	if err := req.ParseEnv(); err != nil {
+		return req, refuse(http.StatusBadRequest, "env: %v.", err)
 	}
 	req.Spec, err = g.spec(name)
 	return req, err
 }
 
-// wantedID returns the id a client wants for its kernel, a new one if it wants none.
+// wantedID returns the kernel id that the client asks for, or a new one.
 func wantedID(body object, env map[string]string) (string, error) {
 	inBody, there, err := body.text("kernel_id")
 	if err != nil {
@@ -98,8 +96,8 @@ func wantedID(body object, env map[string]string) (string, error) {
 	return inBody, nil
 }
 
-// clientVariables returns the variables of "env" that a client may set: KERNEL_* and Options.ClientEnv. Others are
-// dropped without a word, because Jupyter Server 1.x sends its complete environment.
+// clientVariables returns the variables of "env" that a client may set: KERNEL_* and Options.ClientEnv. It ignores all
+// others, because Jupyter Server 1.x sends its complete environment.
 func (g *Gateway) clientVariables(body object) (map[string]string, error) {
 	members, err := body.object("env")
 	if err != nil {
@@ -114,7 +112,7 @@ func (g *Gateway) clientVariables(body object) (map[string]string, error) {
 			return nil, refuse(http.StatusBadRequest, "env: a name has characters that are not letters, digits or _.")
 		}
 		var text string
-		// Nothing else is decoded: a list of numbers takes ten times the memory that it takes in the body.
+		// Other values are not decoded: a list of numbers would take ten times the memory that it takes in the body.
 		if raw[0] != '"' || json.Unmarshal(raw, &text) != nil {
 			return nil, refuse(http.StatusBadRequest, "env: the value of %s is not a string.", shorten(name, maxRepeated))
 		}
@@ -130,28 +128,13 @@ func (g *Gateway) clientVariables(body object) (map[string]string, error) {
 	return env, nil
 }
 
-// launchTimeout returns how long the client waits for its POST to be answered. Jupyter Server always tells: 40 s unless it is
-// configured otherwise, and it gives the request up 2 s after that. It is no limit of the start itself, or nobody could
-// wait for a GPU from JupyterLab.
-func launchTimeout(env map[string]string) (limit time.Duration, told bool, err error) {
-	text := env["KERNEL_LAUNCH_TIMEOUT"]
-	if text == "" {
-		return 0, false, nil
-	}
-	limit, ok := launcher.LaunchTimeout(text)
-	if !ok {
-		return 0, false, refuse(http.StatusBadRequest, "env: KERNEL_LAUNCH_TIMEOUT is not a number of seconds up to %.0f.", launcher.MaxLaunchTimeout.Seconds())
-	}
-	return limit, true, nil
-}
-
-// spec returns the kernelspec to start: the named one, or the default.
+// spec returns the kernelspec of a name, or the default one if the name is empty.
 func (g *Gateway) spec(name string) (kernelspecs.Spec, error) {
 	if name == "" {
 		name = g.defaultSpec()
 	}
 	if name == "" {
-		return kernelspecs.Spec{}, refuse(http.StatusNotFound, "There is no kernelspec on the gateway's machine.")
+		return kernelspecs.Spec{}, refuse(http.StatusNotFound, "The gateway has no kernelspec.")
 	}
 	spec, ok := g.opts.Specs.Get(name)
 	if !ok {
@@ -160,7 +143,7 @@ func (g *Gateway) spec(name string) (kernelspecs.Spec, error) {
 	return spec, nil
 }
 
-// defaultSpec names the kernelspec for requests that name none; "" if there is no spec at all.
+// defaultSpec returns the name of the default kernelspec, or "" if there is no kernelspec.
 func (g *Gateway) defaultSpec() string {
 	if g.opts.DefaultKernel != "" {
 		return g.opts.DefaultKernel
@@ -174,22 +157,25 @@ func (g *Gateway) defaultSpec() string {
 	return ""
 }
 
-// start starts a kernel and calls answer with it when it is up, or when StartWait is over. The kernel is removed again
-// if it fails meanwhile, or if its client is gone before it was told the kernel's id: nobody would ever end it.
-func (g *Gateway) start(r *http.Request, req launcher.Request, answer func(launcher.Kernel) error) error {
-	a := accountOf(r.Context())
-	a.starts(req) // also of a start that is refused
-	who := callerOf(r.Context())
-	if err := g.limits.take(who.Name); err != nil {
-		return err
+// start starts a kernel and calls answer with it when it runs or when StartWait is over. It removes the kernel again if
+// the kernel fails meanwhile, or if the client is gone before it knows the kernel's id: no client could end the kernel
+// then.
+func (g *Gateway) start(r *call, req launcher.Request, answer func(launcher.Kernel) error) error {
+	r.starts(req) // also for the audit log of a refused start
+	who := r.who
+	if wait := g.starts.Take(who.Name); wait > 0 {
+		p := refuse(http.StatusTooManyRequests, "You may start %d kernels in a minute. Try again in %v.",
+			g.opts.StartsPerMinute, roundUp(wait)).by(limitCheck)
+		p.retry = wait
+		return p
 	}
-	if !who.one {
+	if !who.sole {
 		req.Owner = who.owner()
-		req.Groups = g.countedGroups(who.Groups)
-		req.Cull = g.cullOf(who.Groups)
-		req.Env["KERNEL_USERNAME"] = who.Name // whatever the client says
+		req.Groups = g.opts.Limits.Groups(who.Groups)
+		req.Cull = g.opts.Limits.Cull(who.Groups)
+		req.Env["KERNEL_USERNAME"] = who.Name // overrides the client's value
 	}
-	attempt := g.starts.enter(req.Owner + "\x00" + req.ID) // somebody else's with the same id is another
+	attempt := g.pending.enter(req.Owner + "\x00" + req.ID) // another user's kernel with this id is another kernel
 	k, created, err := g.startAndWait(r.Context(), req)
 	if err == nil {
 		err = answer(k)
@@ -198,25 +184,25 @@ func (g *Gateway) start(r *http.Request, req launcher.Request, answer func(launc
 		g.opts.Launcher.Claim(k.ID)
 	}
 	if attempt.leave(created, err == nil) {
-		reason := "nobody waited for its start"
+		reason := "no client waited for its start"
 		if failed := (*launcher.FailedError)(nil); errors.As(err, &failed) {
 			reason = failed.Reason
 		} else if limit := (*launcher.LimitError)(nil); errors.As(err, &limit) {
 			reason = limit.Reason
 		}
-		e := a.entry(r, "remove", "")
+		e := r.entry("remove", "")
 		e.Outcome = auditDone
 		g.audit.write(e)
-		if stopErr := g.stop(r.Context(), req.ID, reason); stopErr != nil && !errors.Is(stopErr, launcher.ErrNotFound) {
-			g.log.Error("a kernel whose start failed could not be removed", "kernel", req.ID, "err", stopErr)
+		if stopErr := g.stop(r, req.ID, reason); stopErr != nil && !errors.Is(stopErr, launcher.ErrNotFound) {
+			g.log.Error("a kernel whose start failed could not be removed", logkey.Kernel, req.ID, logkey.Err, stopErr)
 		}
 	} else if created {
-		g.log.Info("kernel started", "kernel", k.ID, "spec", k.SpecName, "request", a.id)
+		g.log.Info("kernel started", logkey.Kernel, k.ID, logkey.Spec, k.SpecName, logkey.Request, r.id)
 	}
 	return err
 }
 
-// startAndWait starts a kernel and waits for it to come up. A kernel that dies meanwhile is a *launcher.FailedError.
+// startAndWait starts a kernel and waits until it runs. A kernel that dies meanwhile is a *launcher.FailedError.
 func (g *Gateway) startAndWait(ctx context.Context, req launcher.Request) (launcher.Kernel, bool, error) {
 	startCtx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
@@ -227,13 +213,15 @@ func (g *Gateway) startAndWait(ctx context.Context, req launcher.Request) (launc
 		}
 		return k, false, err
 	}
-	if !created && k.State == launcher.Dead {
+	if !created && k.State == api.Dead {
 		return k, false, refuse(http.StatusConflict,
 			"A kernel with this id exists and is dead: %s Restart it or delete it.", sentence(k.Reason))
 	}
 	wait := g.opts.StartWait
-	if limit, told, err := launchTimeout(req.Env); err == nil && told {
-		wait = min(wait, limit)
+	// Jupyter Server always sends a launch timeout: 40 s unless it is configured otherwise, and it gives the request up 2
+	// s after that. It bounds this request and not the start itself, or no client could wait for a GPU from JupyterLab.
+	if req.LaunchTimeout > 0 {
+		wait = min(wait, req.LaunchTimeout)
 	}
 	if wait > 0 {
 		waitCtx, cancel := context.WithTimeout(ctx, wait)
@@ -256,10 +244,10 @@ func (g *Gateway) startAndWait(ctx context.Context, req launcher.Request) (launc
 	return k, created, startError(k)
 }
 
-// startError is the error of a kernel whose start has failed, nil if it has not.
+// startError returns the error of a kernel whose start has failed, else nil.
 func startError(k launcher.Kernel) error {
 	switch {
-	case k.State != launcher.Dead:
+	case k.State != api.Dead:
 		return nil
 	case k.Limit != "":
 		return &launcher.LimitError{Limit: k.Limit, Reason: k.Reason}
@@ -267,8 +255,8 @@ func startError(k launcher.Kernel) error {
 	return &launcher.FailedError{Reason: k.Reason}
 }
 
-// failureOf says in a word why a launcher did not start a kernel; "" where that is no failure: the id belongs to another, or
-// nobody waits any more.
+// failureOf classifies the error of a launcher's Start for metrics. It returns "" for what is not a failure: the id
+// belongs to another kernel, or the client is gone.
 func failureOf(err error) launcher.Failure {
 	var failed *launcher.FailedError
 	var refused *launcher.RefusedError
@@ -288,23 +276,25 @@ func failureOf(err error) launcher.Failure {
 	return launcher.FailedInternal
 }
 
-// isUp reports whether a kernel's start is decided. Restarting is not: a first start that failed is tried again.
+// isUp reports whether a kernel's start has succeeded or failed. A restarting kernel has done neither: its first start
+// failed and is tried again.
 func isUp(k launcher.Kernel) bool {
-	return k.State != launcher.Starting && k.State != launcher.Restarting
+	return k.State != api.Starting && k.State != api.Restarting
 }
 
 // sentence ends a text with a full stop.
 func sentence(text string) string { return strings.TrimRight(text, ". ") + "." }
 
-// starts counts the requests of one owner that wait for one kernel id, which a client chooses so that it can repeat a request. A
-// kernel is abandoned only when the last of them has gone and none was answered.
-type starts struct {
+// pendingStarts counts the requests that wait for the same kernel. A client that chooses the kernel's id can repeat its
+// request. A kernel is abandoned only when the last request has ended and none was answered.
+type pendingStarts struct {
 	mu   sync.Mutex
 	byID map[string]*attempts // guarded by mu
 }
 
+// attempts is the requests for one kernel.
 type attempts struct {
-	of *starts
+	of *pendingStarts
 	id string
 
 	// Guarded by of.mu.
@@ -313,7 +303,8 @@ type attempts struct {
 	answered bool
 }
 
-func (s *starts) enter(id string) *attempts {
+// enter begins one request. Its caller must call leave.
+func (s *pendingStarts) enter(id string) *attempts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.byID == nil {
@@ -328,7 +319,7 @@ func (s *starts) enter(id string) *attempts {
 	return a
 }
 
-// leave tells how one request ended, and reports whether the caller has to remove the kernel.
+// leave ends one request, and reports whether its caller has to remove the kernel.
 func (a *attempts) leave(created, answered bool) bool {
 	a.of.mu.Lock()
 	defer a.of.mu.Unlock()

@@ -7,16 +7,18 @@ import (
 	"io"
 	"net/http"
 	"strings"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// apiDescription is what /api/spec.yaml serves. A test holds it against the table of routes.
+// apiDescription is served as /api/spec.yaml. A test compares it with the table of routes.
 //
 //go:embed openapi.yaml
 var apiDescription []byte
 
-func (g *Gateway) getHealth(w http.ResponseWriter, _ *http.Request) error { return writeOK(w) }
+func (g *Gateway) getHealth(w http.ResponseWriter, _ *call) error { return writeOK(w) }
 
-func (g *Gateway) getReady(w http.ResponseWriter, _ *http.Request) error {
+func (g *Gateway) getReady(w http.ResponseWriter, _ *call) error {
 	if !g.ready.Load() {
 		return refuse(http.StatusServiceUnavailable, "The gateway is starting or stopping.")
 	}
@@ -32,19 +34,19 @@ func writeOK(w http.ResponseWriter) error {
 	return nil
 }
 
-// getVersion answers without a credential, as Jupyter Server does. Enterprise Gateway's member is there for its clients.
-func (g *Gateway) getVersion(w http.ResponseWriter, _ *http.Request) error {
+// getVersion answers without a credential, as Jupyter Server does. gateway_version is for Enterprise Gateway's clients.
+func (g *Gateway) getVersion(w http.ResponseWriter, _ *call) error {
 	return writeJSON(w, http.StatusOK, map[string]string{"version": g.opts.Version, "gateway_version": g.opts.Version})
 }
 
-func (g *Gateway) getStatus(w http.ResponseWriter, r *http.Request) error {
+func (g *Gateway) getStatus(w http.ResponseWriter, r *call) error {
 	ctx, cancel := context.WithTimeout(r.Context(), readTime)
 	defer cancel()
 	kernels, err := g.opts.Launcher.Kernels(ctx)
 	if err != nil {
 		return err
 	}
-	kernels = visible(ctx, kernels)
+	kernels = r.who.visible(kernels)
 	last, connections := g.started, 0
 	for _, k := range kernels {
 		connections += k.Connections
@@ -53,12 +55,12 @@ func (g *Gateway) getStatus(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	return writeJSON(w, http.StatusOK, map[string]any{
-		"started": timestamp(g.started), "last_activity": timestamp(last),
+		"started": api.Timestamp(g.started), "last_activity": api.Timestamp(last),
 		"kernels": len(kernels), "connections": connections,
 	})
 }
 
-// permitted is what the one user may do with what the gateway has.
+// permitted lists the actions that every user has, by resource.
 var permitted = map[string]map[string]bool{
 	"api":         {"read": true},
 	"kernels":     {"read": true, "write": true, "execute": true},
@@ -66,9 +68,9 @@ var permitted = map[string]map[string]bool{
 	"sessions":    {"read": true, "write": true},
 }
 
-// getIdentity answers who the client is: with one shared token, always anonymous. Permissions are those of the query
-// ?permissions={"kernels": ["execute"]} that it has.
-func (g *Gateway) getIdentity(w http.ResponseWriter, r *http.Request) error {
+// getIdentity answers with the caller's name and permissions. Where there are no users, the name is anonymous. Of the
+// query's ?permissions={"kernels": ["execute"]} it returns those that the caller has.
+func (g *Gateway) getIdentity(w http.ResponseWriter, r *call) error {
 	asked := map[string][]string{}
 	if text := r.URL.Query().Get("permissions"); text != "" {
 		if err := json.Unmarshal([]byte(text), &asked); err != nil {
@@ -84,9 +86,9 @@ func (g *Gateway) getIdentity(w http.ResponseWriter, r *http.Request) error {
 			}
 		}
 	}
-	user := callerOf(r.Context()).Name
+	user := r.who.Name
 	name, initials := user, string([]rune(strings.ToUpper(user))[:1])
-	if callerOf(r.Context()).one {
+	if r.who.sole {
 		name = "Anonymous"
 	}
 	return writeJSON(w, http.StatusOK, map[string]any{
@@ -98,7 +100,7 @@ func (g *Gateway) getIdentity(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-func (g *Gateway) getSpec(w http.ResponseWriter, _ *http.Request) error {
+func (g *Gateway) getSpec(w http.ResponseWriter, _ *call) error {
 	w.Header().Set("Content-Type", "text/x-yaml")
 	if _, err := w.Write(apiDescription); err != nil {
 		return &unwritten{err}

@@ -10,19 +10,19 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
-// Times of Watch. What is revoked ends within watchEvery, the time a list of kernels takes, and flushTime.
+// Times of Watch. A revoked connection ends within watchEvery, the time of listing kernels, and channels.FlushTime.
 const (
 	watchEvery = 2 * time.Second
-	watchRetry = 30 * time.Second // until a token whose judge is away is looked at again
-	watchAsks  = 32               // tokens that are being verified anew at one time
+	watchRetry = 30 * time.Second // until a token is verified again whose source could not be asked
+	watchAsks  = 32               // tokens that are verified again at one time
 )
 
-// errRevoked ends what its user may no longer have.
-var errRevoked = errors.New("its user may no longer have it")
+// errRevoked is the cause of a connection that its user may no longer have.
+var errRevoked = errors.New("its user lost the right to it")
 
-// Watch ends websockets and logs whose user's token counts no longer, or who may do less or more with the kernel than when
-// they began: a supervisor is told the right once, and every client comes back. It returns when ctx ends and nothing that
-// it has started is left. While a token's judge is away its connections go on.
+// Watch ends the websockets and logs of users whose token is no longer valid, or whose right to the kernel has changed
+// since the connection was opened: a supervisor learns the right only then, and clients reconnect. While the source of
+// a token cannot be asked, its connections stay. Watch returns when ctx ends, after all that it has started.
 func (g *Gateway) Watch(ctx context.Context) {
 	if g.opts.Users == nil {
 		return
@@ -42,7 +42,7 @@ func (g *Gateway) Watch(ctx context.Context) {
 	}
 }
 
-// watcher is what Watch knows from one look to the next.
+// watcher is the state of Watch.
 type watcher struct {
 	g       *Gateway
 	running sync.WaitGroup // one for each token in asking
@@ -52,41 +52,46 @@ type watcher struct {
 	notBefore map[string]time.Time // guarded by mu; when a token may be verified again
 }
 
-// look goes through everything that is open.
+// look checks all open connections.
 func (w *watcher) look(ctx context.Context) {
-	open := append(w.g.conns.all(), w.g.streams.all()...)
+	open := w.open()
 	w.forget(open)
 	if len(open) == 0 {
 		return
 	}
-	// First what needs no asking.
+	// Most tokens can be checked without asking their source.
 	users := map[string]identity.User{}
 	for _, c := range open {
-		if _, seen := users[c.who.token]; seen {
+		if _, seen := users[c.Opener.token]; seen {
 			continue
 		}
-		user, known, err := w.g.opts.Users.Recall(c.who.token, c.who.User)
+		user, known, err := w.g.opts.Users.Recall(c.Opener.token, c.Opener.User)
 		switch {
 		case !known:
-			user = c.who.User // until somebody says otherwise
-			w.ask(ctx, c.who.token)
+			user = c.Opener.User // until its source says otherwise
+			w.ask(ctx, c.Opener.token)
 		case err != nil:
-			user = identity.User{} // nobody
+			user = identity.User{} // no user has this token
 		}
-		users[c.who.token] = user
+		users[c.Opener.token] = user
 	}
 	kernels, err := w.kernels(ctx)
 	for _, c := range open {
-		user := users[c.who.token]
-		k, there := kernels[c.kernel]
-		switch now := (&caller{User: user}); {
-		case user.Name != c.who.Name:
-			c.cancel(errRevoked)
-		case err != nil, !there: // it cannot be told, or the end of the kernel will end it
-		case now.to(k) != c.who.has:
-			c.cancel(errRevoked)
+		user := users[c.Opener.token]
+		k, there := kernels[c.Kernel]
+		switch now := (caller{User: user}); {
+		case user.Name != c.Opener.Name:
+			c.Close(errRevoked)
+		case err != nil, !there: // kernels cannot be listed, or the kernel's end will end the connection
+		case now.accessTo(k) != c.Opener.has:
+			c.Close(errRevoked)
 		}
 	}
+}
+
+// open returns all open websockets and logs.
+func (w *watcher) open() []*connection {
+	return append(w.g.websockets.All(), w.g.logReaders.All()...)
 }
 
 // kernels returns all kernels by id.
@@ -101,7 +106,7 @@ func (w *watcher) kernels(ctx context.Context) (map[string]launcher.Kernel, erro
 	return byID, err
 }
 
-// ask has a token verified anew and ends what is open with it if it is nobody's any more.
+// ask verifies a token again in a goroutine, and closes the token's connections if no user has it any more.
 func (w *watcher) ask(ctx context.Context, token string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -112,8 +117,11 @@ func (w *watcher) ask(ctx context.Context, token string) {
 	w.running.Go(func() {
 		_, err := w.g.opts.Users.Identify(ctx, token)
 		if errors.Is(err, identity.ErrUnknown) {
-			w.g.conns.revokeToken(token)
-			w.g.streams.revokeToken(token)
+			for _, c := range w.open() {
+				if c.Opener.token == token {
+					c.Close(errRevoked)
+				}
+			}
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -124,11 +132,11 @@ func (w *watcher) ask(ctx context.Context, token string) {
 	})
 }
 
-// forget drops what is known of tokens with which nothing is open.
+// forget drops the state of tokens without an open connection.
 func (w *watcher) forget(open []*connection) {
 	tokens := map[string]bool{}
 	for _, c := range open {
-		tokens[c.who.token] = true
+		tokens[c.Opener.token] = true
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

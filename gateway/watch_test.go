@@ -86,14 +86,15 @@ func TestWatch_EndsWhatIsRevoked(t *testing.T) {
 		limit := time.After(5 * time.Second)
 		for _, o := range all {
 			select {
-			case <-o.end:
+			case <-o.end: //nolint:errcheck // only the end matters here
 			case <-limit:
 				t.Errorf("%s lives on", o.what)
 			}
 		}
 	}
 	annSocket, annLog := open("ann", "websocket"), open("ann", "log")
-	umaSocket, umaLog, ritaSocket, rootSocket := open("uma", "websocket"), open("uma", "log"), open("rita", "websocket"), open("root", "websocket")
+	umaSocket, umaLog, ritaSocket, rootSocket := open("uma", "websocket"), open("uma", "log"), open("rita", "websocket"),
+		open("root", "websocket")
 
 	// A grant is changed to a lesser one, and one is taken away.
 	g.do("PATCH", "/api/kernels/"+idA, `{"shared_with": [{"group": "team", "right": "read"}]}`, as("ann")).want(t, 200, "")
@@ -162,7 +163,7 @@ func (u *fakeUsers) Recall(string, identity.User) (identity.User, bool, error) {
 
 func (u *fakeUsers) Refresh() { u.looks.Add(1) }
 
-// A token ends what it has opened once its judge takes it back; a judge that is away, or slow, ends nothing.
+// A token that its source revokes ends its connections. A source that is down or slow ends none.
 func TestWatch_VerifiesAnew(t *testing.T) {
 	users := &fakeUsers{}
 	users.set(identity.User{Name: "ann"}, nil, nil)
@@ -198,7 +199,7 @@ func TestWatch_VerifiesAnew(t *testing.T) {
 	lives()
 	users.set(identity.User{}, identity.ErrUnknown, nil)
 	select {
-	case <-ended:
+	case <-ended: //nolint:errcheck // only the end matters here
 	case <-time.After(5 * time.Second):
 		t.Error("it lives on")
 	}

@@ -10,16 +10,16 @@ import (
 	"strings"
 )
 
-// knownKeys are the keys of kernel.json that Jupyter gives a meaning to, and two that other tools write.
+// knownKeys are the keys of kernel.json that Jupyter uses, and two that other tools write.
 var knownKeys = []string{"argv", "display_name", "language", "interrupt_mode", "env", "metadata",
 	"kernel_protocol_version", "mimetype", "name", "codemirror_mode", "help_links"}
 
 // knownPlaceholders are the names in braces that ekg replaces in argv.
 var knownPlaceholders = []string{"connection_file", "resource_dir", "prefix", "kernel_id"}
 
-// Check examines a kernelspec, or all kernelspecs of a directory, more strictly than a Finder does: it also reports
-// what Jupyter would take without complaint and do something unexpected with. Without problems it returns nil. The
-// prefix and more are Prefix and Check of Options.
+// Check checks a kernelspec, or all kernelspecs of a directory, more strictly than a Finder does: it also reports what
+// Jupyter accepts but ignores or misunderstands. Without problems it returns nil. The arguments prefix and more are
+// Options.Prefix and Options.Check.
 func Check(dir, prefix string, more func(Spec) []Problem) []Problem {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
@@ -58,7 +58,10 @@ func Check(dir, prefix string, more func(Spec) []Problem) []Problem {
 		}
 	}
 	if !found && len(problems) == 0 {
-		problems = append(problems, Problem{File: abs, Message: "holds no kernelspec: there is neither a kernel.json nor a directory with one"})
+		problems = append(
+			problems,
+			Problem{File: abs, Message: "holds no kernelspec: it has neither a kernel.json nor a directory with one"},
+		)
 	}
 	return problems
 }
@@ -95,7 +98,7 @@ func checkSpec(dir, prefix string, more func(Spec) []Problem) []Problem {
 	return r.problems
 }
 
-// keys reports keys that are unknown or repeated: in both cases something that was written has no effect.
+// keys reports unknown and repeated keys. In both cases a line of the file has no effect.
 func (r *reader) keys(root *node) {
 	seen := map[string]bool{}
 	for _, m := range root.members {
@@ -111,14 +114,14 @@ func (r *reader) keys(root *node) {
 	}
 }
 
-// placeholders reports those that nobody replaces, and the lack of the one without which a kernel cannot be reached.
+// placeholders reports unknown placeholders, and a missing {connection_file}.
 func (r *reader) placeholders(argv *node) {
 	connection := false
 	for i, item := range argv.items {
 		for _, match := range placeholder.FindAllStringSubmatch(item.text, -1) {
 			connection = connection || match[1] == "connection_file"
 			if !slices.Contains(knownPlaceholders, match[1]) {
-				r.report(item, elementKey(i), "%s is not replaced by anything", match[0])
+				r.report(item, elementKey(i), "%s is not a known placeholder", match[0])
 			}
 		}
 	}
@@ -127,18 +130,25 @@ func (r *reader) placeholders(argv *node) {
 	}
 }
 
-// program reports that the kernel's program cannot be run.
+// program reports a kernel's program that cannot be run.
 func (r *reader) program(n *node, spec Spec) {
 	program := spec.Command(nil)[0]
 	if placeholder.MatchString(program) {
 		return
 	}
 	if !filepath.IsAbs(program) && strings.Contains(program, "/") {
-		r.report(n, elementKey(0), "%q depends on the working directory of the kernel; write {resource_dir}/%s", program, program)
+		r.report(
+			n,
+			elementKey(0),
+			"%q depends on the working directory of the kernel; write {resource_dir}/%s",
+			program,
+			program,
+		)
 		return
 	}
-	// The spec may bring a PATH of its own, in which the kernel's program is then looked up too.
-	if searchPath, ok := spec.ExpandEnv(map[string]string{"PATH": os.Getenv("PATH")})["PATH"]; ok && !filepath.IsAbs(program) {
+	// The kernel's program is also looked up in a PATH that the spec sets.
+	if searchPath, ok := spec.ExpandEnv(map[string]string{"PATH": os.Getenv("PATH")})["PATH"]; ok &&
+		!filepath.IsAbs(program) {
 		if lookPath(program, searchPath) != "" {
 			return
 		}

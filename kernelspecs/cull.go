@@ -7,21 +7,21 @@ import (
 	"time"
 )
 
-// Cull is metadata.ekg.cull of a kernelspec: when its kernels are ended for not being used. What is nil is as the operator has
-// it for all kernels, who also sets how far a kernelspec can go.
+// Cull is metadata.ekg.cull of a kernelspec: when its kernels are culled. A nil field means the operator's setting for
+// all kernels. The operator also bounds what a kernelspec can set.
 type Cull struct {
-	IdleTimeout *Duration `json:"idleTimeout,omitempty"` // 0: never for being idle
-	BusyLimit   *Duration `json:"busyLimit,omitempty"`   // of one request; 0: none
-	MaxAge      *Duration `json:"maxAge,omitempty"`      // 0: none
-	Warning     *Duration `json:"warning,omitempty"`     // before the end; 0: none
+	IdleTimeout *Duration `json:"idleTimeout,omitempty"` // 0: idle kernels are not culled
+	BusyLimit   *Duration `json:"busyLimit,omitempty"`   // of one request; 0: no limit
+	MaxAge      *Duration `json:"maxAge,omitempty"`      // 0: no limit
+	Warning     *Duration `json:"warning,omitempty"`     // before the end; 0: no warning
 }
 
-// Duration is a span of time; in JSON a text like "2h" or "1h30m".
+// Duration is a length of time; in JSON a string like "2h" or "1h30m".
 type Duration time.Duration
 
 var errDuration = errors.New(`is not a duration like "2h", "30m" or "0"`)
 
-// UnmarshalJSON reads a duration that is not negative.
+// UnmarshalJSON decodes a duration that is not negative.
 func (d *Duration) UnmarshalJSON(b []byte) error {
 	var text string
 	if json.Unmarshal(b, &text) != nil {
@@ -35,13 +35,13 @@ func (d *Duration) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// MarshalJSON writes what UnmarshalJSON reads.
+// MarshalJSON encodes a duration for UnmarshalJSON.
 func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(d).String()) }
 
-// valueError is what a type says of a value that it cannot read, as the end of a sentence.
+// valueError is a type's own text for an invalid value, such as "is not a duration". It is printed after the value.
 type valueError struct{ error }
 
-// decodeMember reads a member of metadata.ekg, and reports what is wrong with it.
+// decodeMember decodes a member of metadata.ekg and reports its problems.
 func decodeMember[T any](r *reader, n *node, path string, into *T) {
 	d := decoder{places: Places{spec: r.spec, file: r.file, lines: map[string]int{}}}
 	d.decode(n, reflect.ValueOf(into).Elem(), path)

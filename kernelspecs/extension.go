@@ -11,20 +11,42 @@ import (
 	"strings"
 )
 
-// extensionPath is how metadata.ekg is called in a Problem.
+// extensionPath is the key of the extension in a Problem.
 const extensionPath = "metadata.ekg"
 
-// PodKeys are the keys of metadata.ekg that say how a kernel's pod looks. What their values mean is for the launcher to know
-// that makes pods, which decodes them with DecodeExtension; elsewhere they have no effect.
-var PodKeys = []string{"affinity", "annotations", "entrypoint", "env", "image", "imageKernelspec", "imagePullPolicy", "imagePullSecrets",
-	"labels", "nodeSelector", "pod", "priorityClassName", "resourceClaims", "resources", "runtimeClassName", "schedulerName",
-	"securityContext", "serviceAccountName", "shmSize", "terminationGracePeriodSeconds", "tolerations", "volumeMounts", "volumes",
-	"workingDir"}
+// PodKeys are the keys of metadata.ekg that describe a kernel's pod. The builder of pods decodes them with
+// DecodeExtension. Kernels without a pod ignore them.
+var PodKeys = []string{
+	"affinity",
+	"annotations",
+	"entrypoint",
+	"env",
+	"image",
+	"imageKernelspec",
+	"imagePullPolicy",
+	"imagePullSecrets",
+	"labels",
+	"nodeSelector",
+	"pod",
+	"priorityClassName",
+	"resourceClaims",
+	"resources",
+	"runtimeClassName",
+	"schedulerName",
+	"securityContext",
+	"serviceAccountName",
+	"shmSize",
+	"terminationGracePeriodSeconds",
+	"tolerations",
+	"volumeMounts",
+	"volumes",
+	"workingDir",
+}
 
-// Extension is what metadata.ekg of a kernel.json says to every launcher. Unlike the rest of kernel.json metadata.ekg is
-// ekg's alone: what is not understood is refused, as a misspelt key would otherwise be ignored in silence.
+// Extension is the part of metadata.ekg that concerns all launchers. Only ekg defines metadata.ekg, so unknown keys in
+// it are problems: a misspelt key would otherwise be ignored silently.
 type Extension struct {
-	Transport string `json:"transport"` // TransportIPC, TransportTCP, or "" to have it chosen
+	Transport string `json:"transport"` // TransportIPC, TransportTCP, or "" for Spec.Transport to choose
 	Cull      Cull   `json:"cull"`
 	Limits    Limits `json:"limits"`
 }
@@ -58,21 +80,21 @@ func (r *reader) extension(n *node) Extension {
 		case !slices.Contains(PodKeys, m.key):
 			known := append([]string{"cull", "limits", "transport"}, PodKeys...)
 			slices.Sort(known)
-			r.report(at, key, "is not known; there is: %s", strings.Join(known, ", "))
+			r.report(at, key, "is not a known key; valid keys: %s", strings.Join(known, ", "))
 		}
 		seen[m.key] = true
 	}
 	return ext
 }
 
-// describesPod reports whether metadata.ekg says anything of a pod: then the kernel's program is that of an image.
+// describesPod reports whether metadata.ekg has keys for a pod. The kernel's program is then in an image.
 func describesPod(root *node) bool {
 	ekg := root.member("metadata").member("ekg")
 	return slices.ContainsFunc(PodKeys, func(key string) bool { return ekg.member(key) != nil })
 }
 
-// DecodeExtension decodes metadata.ekg into the struct that v points to, as DecodeStrict does. Without metadata.ekg it does
-// nothing. The places are those in the spec's kernel.json.
+// DecodeExtension decodes metadata.ekg into the struct that v points to, as DecodeStrict does. Without metadata.ekg it
+// does nothing. The returned places have the lines of the spec's kernel.json.
 func (s Spec) DecodeExtension(v any) (Places, []Problem) {
 	places := Places{spec: s.Name, file: s.file(), lines: map[string]int{}}
 	if len(s.Metadata) == 0 {
@@ -89,9 +111,9 @@ func (s Spec) DecodeExtension(v any) (Places, []Problem) {
 	return places, d.problems
 }
 
-// DecodeStrict decodes one JSON document into what v points to, with the tags of encoding/json, and reports with its place
-// whatever encoding/json would pass over: unknown and repeated keys, keys in another case, null. The document is called
-// name in the paths of its problems. It never panics, whatever the document is.
+// DecodeStrict decodes one JSON document into the value that v points to, with the tags of encoding/json. It reports
+// what encoding/json ignores: unknown and repeated keys, keys in another case, null. The paths of its problems begin
+// with name. No document makes it panic.
 func DecodeStrict(data []byte, name string, v any) (Places, []Problem) {
 	places := Places{lines: map[string]int{}}
 	root, err := parse(data)
@@ -103,14 +125,14 @@ func DecodeStrict(data []byte, name string, v any) (Places, []Problem) {
 	return places, d.problems
 }
 
-// Places knows in which line of a file each value of a document stands.
+// Places has the line of each value of a document.
 type Places struct {
 	spec, file string
 	lines      map[string]int // by path
 }
 
-// Problem makes a problem of the value with the path (metadata.ekg.volumes[0].name), with its line or, where it is not in the
-// file, that of the nearest value around it.
+// Problem returns a problem of the value at a path such as metadata.ekg.volumes[0].name. Its line is the value's, or
+// that of the nearest enclosing value in the file.
 func (p Places) Problem(path, message string) Problem {
 	problem := Problem{Spec: p.spec, File: p.file, Key: path, Message: message}
 	for near := path; near != ""; near = near[:max(strings.LastIndexAny(near, ".["), 0)] {
@@ -122,7 +144,7 @@ func (p Places) Problem(path, message string) Problem {
 	return problem
 }
 
-// decoder fills Go values from nodes. It goes on after a problem, so that all are told at once.
+// decoder fills Go values from nodes. It continues after a problem, so that all problems are reported at once.
 type decoder struct {
 	places   Places
 	before   int // lines of the file before the document
@@ -133,9 +155,9 @@ func (d *decoder) report(path, format string, args ...any) {
 	d.problems = append(d.problems, d.places.Problem(path, fmt.Sprintf(format, args...)))
 }
 
-// decode fills v, which can be set, from n.
+// decode sets v, which must be settable, from n.
 func (d *decoder) decode(n *node, v reflect.Value, path string) {
-	if _, ok := d.places.lines[path]; !ok { // of an object's member it is the line of its key
+	if _, ok := d.places.lines[path]; !ok { // the line of an object's member is that of its key
 		d.places.lines[path] = d.before + n.line
 	}
 	if n.kind == "null" {
@@ -148,7 +170,7 @@ func (d *decoder) decode(n *node, v reflect.Value, path string) {
 		return
 	}
 	if _, ok := v.Addr().Interface().(json.Unmarshaler); ok {
-		d.scalar(n, v, path, "is not possible here")
+		d.scalar(n, v, path, "is not a valid value")
 		return
 	}
 	switch v.Kind() {
@@ -175,16 +197,16 @@ func (d *decoder) decode(n *node, v reflect.Value, path string) {
 		}
 	case reflect.Bool:
 		if d.want(n, "boolean", path) {
-			d.scalar(n, v, path, "is not possible here")
+			d.scalar(n, v, path, "is not a valid value")
 		}
 	default:
 		if d.want(n, "number", path) {
-			d.scalar(n, v, path, "is not a number that fits")
+			d.scalar(n, v, path, "is not a valid number here")
 		}
 	}
 }
 
-// want reports whether a value is of the kind, and tells where it is not.
+// want reports whether a value has a kind. If not, it adds a problem.
 func (d *decoder) want(n *node, kind, path string) bool {
 	if n.kind != kind {
 		d.report(path, "is %s, not %s", article(n.kind), article(kind))
@@ -192,22 +214,22 @@ func (d *decoder) want(n *node, kind, path string) bool {
 	return n.kind == kind
 }
 
-// hugeExponent is the end of a number whose digits would take all memory there is: some types write them out.
+// hugeExponent matches numbers whose digits would use all memory: some types write them out.
 var hugeExponent = regexp.MustCompile(`[0-9.][eE][+-]?[0-9]{3,}"?$`)
 
-// scalar leaves a value to encoding/json, or to the type's own reading.
+// scalar decodes a value with encoding/json, or with the type's own UnmarshalJSON.
 func (d *decoder) scalar(n *node, v reflect.Value, path, problem string) {
 	raw := n.raw
 	if n.kind == "string" {
-		raw, _ = json.Marshal(n.text) //nolint:errcheck // every string can be marshalled
+		raw, _ = json.Marshal(n.text) // every string can be encoded
 	}
 	if hugeExponent.Match(raw) {
-		d.report(path, "has an exponent that nobody means")
+		d.report(path, "has too large an exponent")
 		return
 	}
 	if err := json.Unmarshal(raw, v.Addr().Interface()); err != nil {
-		if told := (valueError{}); errors.As(err, &told) {
-			problem = told.Error()
+		if own := (valueError{}); errors.As(err, &own) {
+			problem = own.Error()
 		}
 		const most = 60
 		shown := string(raw)
@@ -218,7 +240,7 @@ func (d *decoder) scalar(n *node, v reflect.Value, path, problem string) {
 	}
 }
 
-// each calls member for every key of an object that has not been there before.
+// each calls member for every key of an object, and reports repeated keys.
 func (d *decoder) each(n *node, path string, member func(m member, path string)) {
 	seen := map[string]bool{}
 	for _, m := range n.members {
@@ -253,14 +275,14 @@ func (d *decoder) object(n *node, v reflect.Value, path string) {
 				names = append(names, name)
 			}
 			slices.Sort(names)
-			d.report(at, "cannot be set; there is: %s", strings.Join(names, ", "))
+			d.report(at, "cannot be set; valid keys: %s", strings.Join(names, ", "))
 			return
 		}
 		d.decode(m.value, field, at)
 	})
 }
 
-// fieldsOf collects the fields of a struct, those of embedded structs included, by the names that JSON has for them.
+// fieldsOf collects the fields of a struct and of its embedded structs by their names in JSON.
 func fieldsOf(v reflect.Value, fields map[string]reflect.Value) {
 	for i := range v.NumField() {
 		f := v.Type().Field(i)

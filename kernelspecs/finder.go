@@ -15,26 +15,28 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// maxEntries bounds how many entries of a directory are looked at: a directory that has more was not meant.
+// maxEntries bounds how many entries of a directory are read: a larger directory holds no kernelspecs.
 const maxEntries = 1000
 
-// Options says where specs are looked for.
+// Options configures a Finder.
 type Options struct {
-	Dirs     []string     // looked at first, in this order: each a folder of specs, or one that holds such a folder as kernels/
-	DataDirs []string     // then Jupyter's data directories: specs are in kernels/ of each; see FindEnvironment
-	Prefix   string       // the Python environment of specs that belong to none; see FindEnvironment
+	Dirs     []string     // searched first, in this order: each holds specs, or a folder kernels/ that holds specs
+	DataDirs []string     // Jupyter's data directories, searched next: specs are in kernels/ of each; see FindEnvironment
+	Prefix   string       // Python environment of specs that belong to no other; see FindEnvironment
 	Log      *slog.Logger // nil: nothing is logged
 
-	// Check, if not nil, says what is wrong with a spec that can be read, for whoever is to start it. Such a spec is
-	// broken like any other. It is called by one goroutine at a time.
+	// Check, if not nil, returns further problems of a spec that can be read. A spec with problems is not usable. It is
+	// called by one goroutine at a time.
 	Check func(Spec) []Problem
 }
 
-// Finder knows the specs of some directories and follows what happens to them. Of several specs with one name the one
-// in the first directory counts, also while it is broken: what an operator has put in front of another spec must not
-// be bypassed by a typing error in it. All methods may be called concurrently.
+// Finder holds the specs of some directories in memory, and follows changes of the directories. If several directories
+// have a spec of one name, the first directory's counts, even while it is broken: an error in the operator's spec must
+// not bring back the one that it replaces. All methods may be called concurrently.
 type Finder struct {
 	// Fixed after Open.
 	roots  []root
@@ -44,9 +46,9 @@ type Finder struct {
 	log    *slog.Logger
 
 	// Owned by watch, after Open.
-	watcher *fsnotify.Watcher   // nil if the system gives none: then directories are re-read only
-	watched map[string]interest // what the watcher watches, symlinks resolved
-	blind   bool                // some directory cannot be watched, or not reliably
+	watcher *fsnotify.Watcher   // nil if the system has no watcher left: directories are then only polled
+	watched map[string]interest // by directory, with symlinks resolved
+	blind   bool                // a directory cannot be watched, or not reliably
 
 	// Replaced by watch as a whole.
 	current atomic.Pointer[catalog]
@@ -61,7 +63,7 @@ type Finder struct {
 // root is a directory whose subdirectories are specs.
 type root struct {
 	dir    string // absolute
-	wanted bool   // its absence is a problem; not so for Jupyter's own directories, most of which never exist
+	wanted bool   // whether its absence is a problem: most of Jupyter's own directories never exist
 }
 
 // catalog is one reading of all directories. It is never modified.
@@ -70,8 +72,8 @@ type catalog struct {
 	problems []Problem
 }
 
-// Open reads the directories and begins to follow them. Directories that do not exist are waited for, broken specs are
-// reported by Problems: neither is an error.
+// Open reads the directories and begins to follow them. A directory that does not exist yet is no error, nor is a
+// broken spec, which Problems returns.
 func Open(o Options) (*Finder, error) { return open(o, fsnotify.NewWatcher, pollBlind) }
 
 func open(o Options, newWatcher func() (*fsnotify.Watcher, error), poll time.Duration) (*Finder, error) {
@@ -87,7 +89,7 @@ func open(o Options, newWatcher func() (*fsnotify.Watcher, error), poll time.Dur
 	if f.log == nil {
 		f.log = slog.New(slog.DiscardHandler)
 	}
-	f.log = f.log.With("component", "kernelspecs")
+	f.log = f.log.With(logkey.Component, "kernelspecs")
 	for _, d := range o.Dirs {
 		abs, err := filepath.Abs(d)
 		if err != nil {
@@ -105,8 +107,8 @@ func open(o Options, newWatcher func() (*fsnotify.Watcher, error), poll time.Dur
 	}
 	w, err := newWatcher()
 	if err != nil {
-		// Mostly the user's limit of inotify instances. Re-reading every second does the same at a little cost.
-		f.log.Warn("directories cannot be watched and are re-read every "+f.poll.String(), "err", err)
+		// Usually the user's limit of inotify instances is reached. Polling every second replaces it at a small cost.
+		f.log.Warn("directories cannot be watched and are re-read every "+f.poll.String(), logkey.Err, err)
 	} else {
 		f.watcher = w
 	}
@@ -116,7 +118,7 @@ func open(o Options, newWatcher func() (*fsnotify.Watcher, error), poll time.Dur
 	return f, nil
 }
 
-// Close stops following the directories. What was read stays readable.
+// Close stops following the directories. The other methods still return what was read last.
 func (f *Finder) Close() error {
 	f.closeOnce.Do(func() {
 		close(f.closing)
@@ -131,7 +133,7 @@ func (f *Finder) Close() error {
 // List returns all usable specs by name. The slice must not be modified.
 func (f *Finder) List() []Spec { return f.current.Load().specs }
 
-// Get returns the usable spec of a name, in any case.
+// Get returns the usable spec with a name, whose case is ignored.
 func (f *Finder) Get(name string) (Spec, bool) {
 	name = strings.ToLower(name)
 	for _, s := range f.current.Load().specs {
@@ -142,13 +144,14 @@ func (f *Finder) Get(name string) (Spec, bool) {
 	return Spec{}, false
 }
 
-// Problems returns what is wrong at present, in the order of the directories. The slice must not be modified.
+// Problems returns the present problems in the order of the directories. The slice must not be modified.
 func (f *Finder) Problems() []Problem { return f.current.Load().problems }
 
-// reread reads all directories, watches those that are new and publishes what has changed.
+// reread reads all directories, watches new ones and publishes the result.
 func (f *Finder) reread() {
-	// A directory that appears between its listing and its watch would be missed: read again until no watch is new.
-	// Each round needs a directory that was just made, so few are enough, and the next poll mends the rest.
+	// A directory that is created after its parent was read and before its parent is watched would be missed. So the
+	// directories are read again until no watch is new. A further round needs a new directory, so three rounds are
+	// enough. The next poll finds the rest.
 	var next *catalog
 	for range 3 {
 		c, places := read(f.roots, f.prefix, f.check)
@@ -165,7 +168,7 @@ func (f *Finder) reread() {
 	f.current.Store(next)
 }
 
-// logChange tells an operator what is different.
+// logChange logs the differences between two readings.
 func (f *Finder) logChange(old, next *catalog) {
 	known := map[string]Spec{}
 	for _, s := range old.specs {
@@ -176,14 +179,14 @@ func (f *Finder) logChange(old, next *catalog) {
 		delete(known, s.Name)
 		switch {
 		case !ok:
-			f.log.Info("kernelspec found", "spec", s.Name, "dir", s.Dir)
+			f.log.Info("kernelspec found", logkey.Spec, s.Name, logkey.Dir, s.Dir)
 		case !reflect.DeepEqual(before, s):
-			f.log.Info("kernelspec changed", "spec", s.Name, "dir", s.Dir)
+			f.log.Info("kernelspec changed", logkey.Spec, s.Name, logkey.Dir, s.Dir)
 		}
 	}
 	for _, s := range old.specs {
 		if _, ok := known[s.Name]; ok {
-			f.log.Info("kernelspec is no longer usable", "spec", s.Name, "dir", s.Dir)
+			f.log.Info("kernelspec is no longer usable", logkey.Spec, s.Name, logkey.Dir, s.Dir)
 		}
 	}
 	reported := map[Problem]bool{}
@@ -192,12 +195,12 @@ func (f *Finder) logChange(old, next *catalog) {
 	}
 	for _, p := range next.problems {
 		if !reported[p] {
-			f.log.Warn("kernelspec problem", "spec", p.Spec, "err", p.String())
+			f.log.Warn("kernelspec problem", logkey.Spec, p.Spec, logkey.Err, p.String())
 		}
 	}
 }
 
-// read reads all specs of the roots. It also returns what has to be watched to see a change.
+// read reads all specs of the roots. It also returns the places that must be watched to see a change.
 func read(roots []root, prefix string, check func(Spec) []Problem) (*catalog, []place) {
 	c := &catalog{}
 	var places []place
@@ -215,7 +218,7 @@ func read(roots []root, prefix string, check func(Spec) []Problem) (*catalog, []
 		}
 		places = append(places, place{dir: r.dir})
 		if len(entries) > maxEntries {
-			c.report(r.dir, "has %d entries: only the first %d are looked at", len(entries), maxEntries)
+			c.report(r.dir, "has %d entries: only the first %d are read", len(entries), maxEntries)
 			entries = entries[:maxEntries]
 		}
 		places = append(places, c.readDir(r.dir, entries, taken, prefix, check)...)
@@ -224,11 +227,17 @@ func read(roots []root, prefix string, check func(Spec) []Problem) (*catalog, []
 	return c, places
 }
 
-// readDir reads the specs of one directory, but for those whose names are taken, and returns the directories that may
+// readDir reads those specs of one directory whose names no earlier directory has. It returns the directories that may
 // be or become specs.
-func (c *catalog) readDir(dir string, entries []fs.DirEntry, taken map[string]bool, prefix string, check func(Spec) []Problem) []place {
+func (c *catalog) readDir(
+	dir string,
+	entries []fs.DirEntry,
+	taken map[string]bool,
+	prefix string,
+	check func(Spec) []Problem,
+) []place {
 	var places []place
-	here := map[string]string{} // lower-case name to the entry that has it
+	here := map[string]string{} // entries by lower-case name
 	for _, e := range entries {
 		sub := filepath.Join(dir, e.Name())
 		if !specDir(e, sub) {
@@ -279,8 +288,8 @@ func badName(name, dir string) Problem {
 		Message: "cannot be the name of a kernelspec: only letters, digits, '.', '_' and '-' can be in a URL of Jupyter"}
 }
 
-// specDir reports whether an entry may be the directory of a spec. Names with a leading dot never are: they belong to
-// editors, to programs that rename a finished directory into place, and to Kubernetes' volumes.
+// specDir reports whether an entry may be the directory of a spec. Names with a leading dot are ignored: they belong to
+// editors, to programs that rename a complete directory into place, and to Kubernetes' volumes.
 func specDir(e fs.DirEntry, dir string) bool {
 	if strings.HasPrefix(e.Name(), ".") {
 		return false

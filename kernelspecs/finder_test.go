@@ -15,7 +15,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 )
 
-// found is what a Finder has, as name=directory relative to base.
+// found returns the specs of a Finder as name=directory, relative to base.
 func found(f *Finder, base string) []string {
 	var got []string
 	for _, s := range f.List() {
@@ -64,7 +64,8 @@ func TestFinder_Order(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	wantProblems := []string{
-		"first/bad name: cannot be the name of a kernelspec: only letters, digits, '.', '_' and '-' can be in a URL of Jupyter",
+		"first/bad name: cannot be the name of a kernelspec: only letters, digits, '.', '_' and '-' can be in a URL of " +
+			"Jupyter",
 		"first/broken/kernel.json:1: argv: is a number, not an array",
 		"first/dup: is hidden by Dup beside it: names must differ in more than case",
 		"gone: no such directory",
@@ -89,7 +90,7 @@ func TestFinder_Order(t *testing.T) {
 	}
 }
 
-// Everything that can happen to a spec is seen within two seconds, with inotify and, at the latest, without it.
+// Every change of a spec is seen within two seconds, with inotify and without it.
 func TestFinder_Follows(t *testing.T) {
 	watchers := map[string]func() (*fsnotify.Watcher, error){
 		"watching":   fsnotify.NewWatcher,
@@ -183,13 +184,13 @@ func follow(t *testing.T, newWatcher func() (*fsnotify.Watcher, error)) {
 		}
 		t.Logf("%s: seen after %v", step.name, time.Since(began).Round(time.Millisecond))
 	}
-	// The same broken file was read several times perhaps, but is told once.
+	// A broken file is reported once, even if it was read several times.
 	if n := strings.Count(log.String(), "b/kernel.json:1: not valid JSON"); n != 1 {
 		t.Errorf("the broken spec was logged %d times", n)
 	}
 }
 
-// eventually asks until seen is true, or the time is over.
+// eventually waits until seen returns true, for a limited time.
 func eventually(within time.Duration, seen func() bool) bool {
 	deadline := time.NewTimer(within)
 	defer deadline.Stop()
@@ -207,8 +208,8 @@ func eventually(within time.Duration, seen func() bool) bool {
 	}
 }
 
-// A directory may be looked at by two names, of which one waits for an entry and the other takes any. inotify has but one
-// watch for both, and it must not be that of the former.
+// Two names of one directory share an inotify watch. If one name is watched for a single entry, the other name still
+// gets events of all entries.
 func TestFinder_SameDirectoryTwice(t *testing.T) {
 	base := t.TempDir()
 	write(t, filepath.Join(base, "real/readme"), "")
@@ -233,7 +234,7 @@ func TestFinder_SameDirectoryTwice(t *testing.T) {
 	}
 }
 
-// Events in a busy directory that is only watched for a child to appear are not worth a reading.
+// Events in a directory that is watched only for one child cause no reading.
 func TestFinder_Counts(t *testing.T) {
 	f := &Finder{watched: map[string]interest{"/home": {children: []string{"jupyter"}}, "/specs": {all: true}}}
 	for name, want := range map[string]bool{"/home/jupyter": true, "/home/other": false, "/home": true, "/specs/x": true,

@@ -11,14 +11,23 @@ import (
 	"unicode"
 )
 
-// Whatever is in a kernel.json, it is told what is wrong with it, in a line that can be printed, or the spec can be used.
+// Any kernel.json gives printable problems or a usable spec.
 func FuzzSpec(f *testing.F) {
 	for _, text := range []string{
-		plain, "", "{", "[]", "null", "{}", "\xff", "\xef\xbb\xbf{}", `{"argv": []}`, `{"argv": [""]}`, `{"argv": ["x", 5, null]}`, `{"argv": ["\u0000"]}`, `{"argv": "x"}`, `{"argv": ["x"], "argv": ["y"]}`,
-		`{"argv": ["{connection_file}", "{a}{resource_dir}{prefix}{kernel_id}", "{{}}"], "env": {"A": "${B}$$${A}$C$"}}`, `{"argv": ["x"], "env": {"": "x"}}`, `{"argv": ["x"], "env": {"A=B": "x"}}`, `{"argv": ["x"], "env": {"A\u001b[31m\nekg: B": 5}}`,
-		`{"argv": ["x"], "interrupt_mode": "kill"}`, `{"argv": ["x"], "metadata": []}`, `{"argv": ["x"], "metadata": {"ekg": null}}`, `{"argv": ["x"], "metadata": {"ekg": {"transport": "udp", "tr\u0000": 1}}}`, `{"argv": ["x"], "metadata": {"ekg": {"cull": {"idleTimeout": "9999999h"}}}}`,
-		`{"argv": ["x"], "metadata": {"ekg": {"cull": {"idleTimeout": "-1s", "x": 1}}}}`, `{"argv": ["x"], "metadata": {"ekg": {"image": "x", "imageKernelspec": "../y", "pod": {"spec": {}}}}}`, `{"display_name": "\u202e\u0007", "language": "\n", "argv": ["x"]}`,
-		`{"argv": ["x"], "metadata": ` + strings.Repeat(`{"a":`, 200) + "1" + strings.Repeat("}", 200) + "}", `{"argv": ["x"], "metadata": {"a": 1e999999999}}`, `{"argv": ["x"],}`, `{"argv": ["x"]} x`,
+		plain, "", "{", "[]", "null", "{}", "\xff", "\xef\xbb\xbf{}", `{"argv": []}`, `{"argv": [""]}`,
+		`{"argv": ["x", 5, null]}`, `{"argv": ["\u0000"]}`, `{"argv": "x"}`, `{"argv": ["x"], "argv": ["y"]}`,
+		`{"argv": ["{connection_file}", "{a}{resource_dir}{prefix}{kernel_id}", "{{}}"], "env": {"A": "${B}$$${A}$C$"}}`,
+		`{"argv": ["x"], "env": {"": "x"}}`, `{"argv": ["x"], "env": {"A=B": "x"}}`,
+		`{"argv": ["x"], "env": {"A\u001b[31m\nekg: B": 5}}`,
+		`{"argv": ["x"], "interrupt_mode": "kill"}`, `{"argv": ["x"], "metadata": []}`,
+		`{"argv": ["x"], "metadata": {"ekg": null}}`,
+		`{"argv": ["x"], "metadata": {"ekg": {"transport": "udp", "tr\u0000": 1}}}`,
+		`{"argv": ["x"], "metadata": {"ekg": {"cull": {"idleTimeout": "9999999h"}}}}`,
+		`{"argv": ["x"], "metadata": {"ekg": {"cull": {"idleTimeout": "-1s", "x": 1}}}}`,
+		`{"argv": ["x"], "metadata": {"ekg": {"image": "x", "imageKernelspec": "../y", "pod": {"spec": {}}}}}`,
+		`{"display_name": "\u202e\u0007", "language": "\n", "argv": ["x"]}`,
+		`{"argv": ["x"], "metadata": ` + strings.Repeat(`{"a":`, 200) + "1" + strings.Repeat("}", 200) + "}",
+		`{"argv": ["x"], "metadata": {"a": 1e999999999}}`, `{"argv": ["x"],}`, `{"argv": ["x"]} x`,
 	} {
 		f.Add(text)
 	}
@@ -32,7 +41,8 @@ func FuzzSpec(f *testing.F) {
 		}
 		spec, _, problems := readSpec("spec", dir, "")
 		for _, p := range append(Check(dir, "", nil), problems...) {
-			if line := p.String(); p.Message == "" || strings.ContainsFunc(line, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			if line := p.String(); p.Message == "" ||
+				strings.ContainsFunc(line, func(r rune) bool { return !unicode.IsPrint(r) }) {
 				t.Errorf("the problem %q", line)
 			}
 		}
@@ -58,10 +68,12 @@ func FuzzSpec(f *testing.F) {
 	})
 }
 
-// Whatever a client asks for, it gets files of the spec's directory only.
+// Any name of a resource opens only files of the spec's directory.
 func FuzzResource(f *testing.F) {
-	for _, file := range []string{"logo-svg.svg", "sub/a.txt", "", ".", "..", "../secret.txt", "sub/../../secret.txt", "/etc/passwd", "\\..\\secret.txt", "a\x00", "\xff", "sub", "sub/", "./logo-svg.svg",
-		"out", "out/secret.txt", "up", "up/secret.txt", "in", "loop", "fifo", "kernel.json/x", strings.Repeat("x", 300), strings.Repeat("x/", 3000) + "x", "C:x", "sub//a.txt"} {
+	for _, file := range []string{"logo-svg.svg", "sub/a.txt", "", ".", "..", "../secret.txt", "sub/../../secret.txt",
+		"/etc/passwd", "\\..\\secret.txt", "a\x00", "\xff", "sub", "sub/", "./logo-svg.svg",
+		"out", "out/secret.txt", "up", "up/secret.txt", "in", "loop", "fifo", "kernel.json/x", strings.Repeat("x", 300),
+		strings.Repeat("x/", 3000) + "x", "C:x", "sub//a.txt"} {
 		f.Add(file)
 	}
 	root := f.TempDir()
@@ -71,7 +83,8 @@ func FuzzResource(f *testing.F) {
 		write(f, filepath.Join(dir, name), text)
 	}
 	write(f, filepath.Join(root, "secret.txt"), "secret")
-	for name, to := range map[string]string{"out": filepath.Join(root, "secret.txt"), "up": "..", "in": "logo-svg.svg", "loop": "loop", "sub/out": "../../secret.txt"} {
+	for name, to := range map[string]string{"out": filepath.Join(root, "secret.txt"), "up": "..", "in": "logo-svg.svg",
+		"loop": "loop", "sub/out": "../../secret.txt"} {
 		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
 			f.Fatal(err)
 		}
@@ -97,7 +110,9 @@ func FuzzResource(f *testing.F) {
 }
 
 func TestPrintable(t *testing.T) {
-	for text, want := range map[string]string{"": "", "a ü ✓": "a ü ✓", "a\nb\t": `a\nb\t`, "\x1b[31m": `\x1b[31m`, "\xff": `\xff`, "a\u202eb": `a\u202eb`, "it's \"x\"\\": "it's \"x\"\\", "'\n": `'\n`, "\x7f\x00": `\x7f\x00`, "\ufffd": "\ufffd", "\u0085\u2028": `\u0085\u2028`} {
+	for text, want := range map[string]string{"": "", "a ü ✓": "a ü ✓", "a\nb\t": `a\nb\t`, "\x1b[31m": `\x1b[31m`,
+		"\xff": `\xff`, "a\u202eb": `a\u202eb`, "it's \"x\"\\": "it's \"x\"\\", "'\n": `'\n`, "\x7f\x00": `\x7f\x00`,
+		"\ufffd": "\ufffd", "\u0085\u2028": `\u0085\u2028`} {
 		if got := Printable(text); got != want {
 			t.Errorf("%q: got %s, want %s", text, got, want)
 		}

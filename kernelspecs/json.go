@@ -10,15 +10,16 @@ import (
 	"strconv"
 )
 
-// maxDepth bounds how deeply a kernel.json may be nested. The deepest real ones (pod templates in metadata) have ten.
+// maxDepth bounds how deeply a kernel.json may be nested. The deepest real ones (pod templates in metadata) have ten
+// levels.
 const maxDepth = 100
 
-// node is one JSON value with the line it begins on; encoding/json alone would say what is wrong but not where.
+// node is a JSON value with the line it begins on, which encoding/json does not report.
 type node struct {
 	kind    string // "object", "array", "string", "number", "boolean" or "null"
 	line    int
-	text    string // of a string
-	raw     []byte // the value as it is in the file; not of a string
+	text    string // a string's value
+	raw     []byte // any other value as it stands in the file
 	members []member
 	items   []*node
 }
@@ -30,8 +31,8 @@ type member struct {
 	value *node
 }
 
-// member returns the value of key, nil if there is none or n is no object. Of a repeated key the last one counts, as
-// in Python.
+// member returns the value of key, or nil if n is not an object with that key. The last of repeated keys counts, as in
+// Python.
 func (n *node) member(key string) *node {
 	if n == nil {
 		return nil
@@ -44,7 +45,7 @@ func (n *node) member(key string) *node {
 	return nil
 }
 
-// syntaxError is a place where a file stops being JSON.
+// syntaxError is an error in a file's syntax.
 type syntaxError struct {
 	line int
 	msg  string
@@ -55,13 +56,13 @@ func (e *syntaxError) Error() string { return e.msg }
 // parse reads one JSON document. Its error is a *syntaxError.
 func parse(data []byte) (*node, error) {
 	lines := lineIndex(data)
-	// The token reader below forgives some things (a trailing comma) that no Jupyter client forgives.
+	// The token reader below accepts some syntax that no Jupyter client accepts, such as a trailing comma.
 	var whole json.RawMessage
 	if err := json.Unmarshal(data, &whole); err != nil {
 		at := len(data)
 		var syn *json.SyntaxError
 		if errors.As(err, &syn) {
-			// Offset counts the bytes read, the offending one included.
+			// Offset is the number of bytes read, including the invalid one.
 			at = max(int(syn.Offset)-1, 0)
 		}
 		return nil, &syntaxError{line: lines.at(at), msg: "not valid JSON: " + err.Error()}
@@ -152,7 +153,7 @@ func (p *parser) fail(err error) error {
 	return &syntaxError{line: p.lines.at(int(p.dec.InputOffset())), msg: "not valid JSON: " + err.Error()}
 }
 
-// offsets holds where each line but the first begins.
+// offsets holds the offsets at which the lines begin, except the first.
 type offsets []int
 
 func lineIndex(data []byte) offsets {

@@ -1,10 +1,9 @@
 // Package kernelspecs finds, reads, checks and watches Jupyter kernelspecs: directories with a kernel.json that says
-// how a kernel is started. It knows what a spec means to Jupyter's own clients (placeholders in argv, variables in env,
-// the interpreter behind a bare "python3"); it starts no kernel.
+// how a kernel is started. It interprets a spec as Jupyter's own clients do: placeholders in argv, variables in env,
+// the interpreter behind a bare "python3". It does not start kernels.
 //
-// A Finder keeps the specs of some directories in memory and follows changes there, so that a request never reads the
-// disk. Open starts its one goroutine (plus the one that fsnotify needs to read the kernel's events); Close ends both
-// and waits for them.
+// A Finder keeps the specs of some directories in memory and watches the directories, so that no request reads the
+// disk. Open starts one goroutine, besides fsnotify's own. Close ends both and waits for them.
 package kernelspecs
 
 import (
@@ -16,24 +15,24 @@ import (
 	"strings"
 )
 
-// Spec is one kernelspec that can be started. Its slices and maps are shared by everyone who got it from one Finder:
-// they must not be modified.
+// Spec is a kernelspec that can be started. All callers of a Finder share its slices and maps, which must not be
+// modified.
 type Spec struct {
 	Name          string            // lower-case directory name
 	Dir           string            // absolute resource directory
-	Argv          []string          // as in kernel.json, placeholders unsubstituted; nil where an image's kernelspec has it
-	Env           map[string]string // as in kernel.json, ${VAR} unsubstituted
+	Argv          []string          // as in kernel.json, with placeholders; nil if metadata.ekg.imageKernelspec is set
+	Env           map[string]string // as in kernel.json, with ${VAR}
 	DisplayName   string
 	Language      string
 	InterruptMode string          // "signal" or "message"
 	Metadata      json.RawMessage // an object; {} if absent
-	Prefix        string          // what {prefix} stands for and whose python "python3" is; "" if there is none
+	Prefix        string          // Python environment: replaces {prefix} and has the python for "python3"; "" for none
 
 	resources    map[string]string // see Resources; read with the spec
-	metadataLine int               // of kernel.json on which Metadata begins; 0 if it is not there
+	metadataLine int               // line of kernel.json on which Metadata begins; 0 if it is absent
 }
 
-// file is the spec's kernel.json.
+// file returns the path of the spec's kernel.json.
 func (s Spec) file() string { return filepath.Join(s.Dir, "kernel.json") }
 
 // The values of metadata.ekg.transport.
@@ -42,15 +41,15 @@ const (
 	TransportTCP = "tcp"
 )
 
-// placeholder is what jupyter_client takes for a key to replace. Other braces, as in R code, are left alone.
+// placeholder matches what jupyter_client replaces. Other braces, as in R code, stay as they are.
 var placeholder = regexp.MustCompile(`\{([A-Za-z0-9_]+)\}`)
 
-// bareInterpreter is an argv[0] that means the interpreter of Jupyter itself (sys.executable), not one found on PATH.
+// bareInterpreter matches an argv[0] that means Jupyter's own interpreter (sys.executable) instead of one on PATH.
 var bareInterpreter = regexp.MustCompile(`^python(3(\.[0-9]+)?)?$`)
 
-// Command returns the argv to run, as jupyter_client makes it: {name} is replaced where vars or the spec itself knows
-// the name (resource_dir, prefix) and left as it is otherwise, and a bare python is the interpreter of the spec's
-// prefix if that has one. A caller that does not give connection_file gets it back in place, for someone else to fill.
+// Command returns the argv to run, as jupyter_client builds it. {name} is replaced if vars or the spec itself
+// (resource_dir, prefix) has the name, and stays otherwise: without connection_file in vars, a later step can fill it
+// in. A bare python is replaced by the interpreter of the spec's prefix, if the prefix has one.
 func (s Spec) Command(vars map[string]string) []string {
 	argv := make([]string, len(s.Argv))
 	for i, arg := range s.Argv {
@@ -76,15 +75,16 @@ func (s Spec) Command(vars map[string]string) []string {
 	return argv
 }
 
-// interpreter returns the program of prefix that the bare name stands for, "" if name is none or prefix has none.
-// Symlinks are not resolved: the path by which a virtual environment's python is called is how it knows itself.
+// interpreter returns the program of prefix for a bare interpreter name. It returns "" if name is no such name or
+// prefix has no such program. Symlinks are not resolved: a virtual environment's python finds its environment by the
+// path with which it is called.
 func interpreter(prefix, name string) string {
 	if prefix == "" || !bareInterpreter.MatchString(name) {
 		return ""
 	}
 	candidates := []string{name}
 	// "python" and "python3" are the same to jupyter_client; a prefix like Debian's /usr has only one of the two.
-	// A minor version is exact: another one would not have the modules.
+	// A minor version must match: the modules of another one are missing.
 	switch name {
 	case "python":
 		candidates = append(candidates, "python3")
@@ -103,8 +103,8 @@ func interpreter(prefix, name string) string {
 // variable is Python's string.Template pattern: $$, $name, ${name}.
 var variable = regexp.MustCompile(`\$(\$|[_A-Za-z][_A-Za-z0-9]*|\{[_A-Za-z][_A-Za-z0-9]*\})`)
 
-// ExpandEnv returns the spec's env with $NAME and ${NAME} replaced from vars, as jupyter_client does it: once, $$ for
-// one dollar sign, and unknown names left as they are (they may be meant for a shell).
+// ExpandEnv returns the spec's env with $NAME and ${NAME} replaced from vars, as jupyter_client does: not recursively,
+// and with $$ for one dollar sign. Unknown names stay unchanged, because they may be meant for a shell.
 func (s Spec) ExpandEnv(vars map[string]string) map[string]string {
 	env := make(map[string]string, len(s.Env))
 	for name, value := range s.Env {
@@ -121,7 +121,7 @@ func (s Spec) ExpandEnv(vars map[string]string) map[string]string {
 	return env
 }
 
-// Extension returns metadata.ekg, the zero value where there is none.
+// Extension returns metadata.ekg, or the zero value if it is absent.
 func (s Spec) Extension() (Extension, error) {
 	var ext Extension
 	if len(s.Metadata) == 0 {
@@ -139,8 +139,8 @@ func (s Spec) Extension() (Extension, error) {
 	return ext, nil
 }
 
-// Transport returns how supervisor and kernel talk: what metadata.ekg.transport says, else TransportIPC for ipykernel,
-// which is known to speak it, else TransportTCP, which every kernel speaks.
+// Transport returns the ZeroMQ transport between supervisor and kernel: metadata.ekg.transport, or TransportIPC for
+// ipykernel, which supports it, or TransportTCP, which every kernel supports.
 func (s Spec) Transport() (string, error) {
 	ext, err := s.Extension()
 	if err != nil {

@@ -18,10 +18,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// plain is a spec that can be used.
+// plain is a usable spec.
 const plain = `{"argv": ["/bin/true", "{connection_file}"], "display_name": "Plain", "language": "none"}`
 
-// write makes a file with the directories above it.
+// write writes a file and creates the directories above it.
 func write(t testing.TB, path, text string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -36,12 +36,13 @@ func write(t testing.TB, path, text string) {
 	}
 }
 
-// Whatever is taken from kernel.json arrives in the Spec, and what is absent has Jupyter's default.
+// The Spec has all values of kernel.json, and Jupyter's defaults for absent ones.
 func TestSpec_Read(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "full")
 	write(t, filepath.Join(dir, "kernel.json"), `{
 		"argv": ["prog", "{connection_file}"], "env": {"A": "1"}, "display_name": "Full", "language": "klingon",
-		"interrupt_mode": "Message", "kernel_protocol_version": "5.4", "metadata": {"debugger": true, "ekg": {"transport": "ipc"}}}`)
+		"interrupt_mode": "Message", "kernel_protocol_version": "5.4", `+
+		`"metadata": {"debugger": true, "ekg": {"transport": "ipc"}}}`)
 	got, _, problems := readSpec("full", dir, "/some/prefix")
 	want := Spec{Name: "full", Dir: dir, Argv: []string{"prog", "{connection_file}"}, Env: map[string]string{"A": "1"},
 		DisplayName: "Full", Language: "klingon", InterruptMode: "message", Prefix: "/some/prefix",
@@ -60,13 +61,14 @@ func TestSpec_Read(t *testing.T) {
 	}
 }
 
-// Every way in which a kernel.json can be broken is told with its key and line, all of one file at once.
+// All problems of a kernel.json are reported at once, each with its key and line.
 func TestSpec_ReadBroken(t *testing.T) {
 	tests := []struct {
 		name, text string
 		want       []string // line: key: message
 	}{
-		{"bad JSON", "{\n \"argv\": [\"a\",],\n}", []string{`2: not valid JSON: invalid character ']' looking for beginning of value`}},
+		{"bad JSON", "{\n \"argv\": [\"a\",],\n}",
+			[]string{`2: not valid JSON: invalid character ']' looking for beginning of value`}},
 		{"cut off", "{\n\n\"argv\"", []string{`3: not valid JSON: unexpected end of JSON input`}},
 		{"two documents", "{}\n{}", []string{`2: not valid JSON: invalid character '{' after top-level value`}},
 		{"an array", `[]`, []string{`1: is an array, not an object`}},
@@ -80,20 +82,32 @@ func TestSpec_ReadBroken(t *testing.T) {
 		{"env is a list", `{"argv": ["x"], "env": []}`, []string{`1: env: is an array, not an object`}},
 		{"env of numbers", "{\"argv\": [\"x\"], \"env\": {\n\"A\": 1, \"B=\": \"\"}}", []string{
 			`2: env.A: is a number, not a string`, `2: env: "B=" cannot be the name of an environment variable`}},
-		{"several at once", "{\"argv\": [\"x\"],\n\"interrupt_mode\": \"sms\",\n\"metadata\": 3,\n\"display_name\": true}", []string{
-			`4: display_name: is a boolean, not a string`, `2: interrupt_mode: is "sms", not "signal" or "message"`,
-			`3: metadata: is a number, not an object`}},
-		{"our own metadata", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\n\"transport\": \"udp\",\n\"transprot\": \"tcp\"}}}", []string{
-			`2: metadata.ekg.transport: is not "ipc" or "tcp"`, `3: metadata.ekg.transprot: is not known; there is: ` + strings.Join(slices.Sorted(slices.Values(append([]string{"cull", "limits", "transport"}, PodKeys...))), ", ")}},
-		{"when kernels are ended", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\"cull\": {\n\"idleTimeout\": \"2 hours\",\n\"maxAge\": \"-1h\", \"busyLimit\": 3,\n\"idle\": \"2h\", \"warning\": null}}}}", []string{
-			`2: metadata.ekg.cull.idleTimeout: "2 hours" is not a duration like "2h", "30m" or "0"`, `3: metadata.ekg.cull.maxAge: "-1h" is not a duration like "2h", "30m" or "0"`,
-			`3: metadata.ekg.cull.busyLimit: 3 is not a duration like "2h", "30m" or "0"`,
-			`4: metadata.ekg.cull.idle: cannot be set; there is: busyLimit, idleTimeout, maxAge, warning`, `4: metadata.ekg.cull.warning: is null; leave the key out instead`}},
-		{"how many kernels", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\"limits\": {\n\"maxKernels\": 0,\n\"maxGpus\": 1}}}}", []string{
-			`2: metadata.ekg.limits.maxKernels: 0 is not a number from 1 to 1000000`, `3: metadata.ekg.limits.maxGpus: cannot be set; there is: maxKernels`}},
-		{"how many kernels, in a word", `{"argv": ["x"], "metadata": {"ekg": {"limits": {"maxKernels": "3"}}}}`, []string{`1: metadata.ekg.limits.maxKernels: "3" is not a number from 1 to 1000000`}},
-		{"when kernels are ended, in a word", `{"argv": ["x"], "metadata": {"ekg": {"cull": "never"}}}`, []string{`1: metadata.ekg.cull: is a string, not an object`}},
-		{"our metadata is text", `{"argv": ["x"], "metadata": {"ekg": "x"}}`, []string{`1: metadata.ekg: is a string, not an object`}},
+		{"several at once", "{\"argv\": [\"x\"],\n\"interrupt_mode\": \"sms\",\n\"metadata\": 3,\n\"display_name\": true}",
+			[]string{
+				`4: display_name: is a boolean, not a string`, `2: interrupt_mode: is "sms", not "signal" or "message"`,
+				`3: metadata: is a number, not an object`}},
+		{"our own metadata", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\n\"transport\": \"udp\",\n\"transprot\": " +
+			"\"tcp\"}}}", []string{
+			`2: metadata.ekg.transport: is not "ipc" or "tcp"`, `3: metadata.ekg.transprot: is not a known key; valid keys: ` +
+				strings.Join(slices.Sorted(slices.Values(append([]string{"cull", "limits", "transport"}, PodKeys...))), ", ")}},
+		{"when kernels are ended",
+			"{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\"cull\": {\n\"idleTimeout\": \"2 hours\",\n\"maxAge\": \"-1h\", " +
+				"\"busyLimit\": 3,\n\"idle\": \"2h\", \"warning\": null}}}}", []string{
+				`2: metadata.ekg.cull.idleTimeout: "2 hours" is not a duration like "2h", "30m" or "0"`,
+				`3: metadata.ekg.cull.maxAge: "-1h" is not a duration like "2h", "30m" or "0"`,
+				`3: metadata.ekg.cull.busyLimit: 3 is not a duration like "2h", "30m" or "0"`,
+				`4: metadata.ekg.cull.idle: cannot be set; valid keys: busyLimit, idleTimeout, maxAge, warning`,
+				`4: metadata.ekg.cull.warning: is null; leave the key out instead`}},
+		{"how many kernels", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\"limits\": {\n\"maxKernels\": " +
+			"0,\n\"maxGpus\": 1}}}}", []string{
+			`2: metadata.ekg.limits.maxKernels: 0 is not a number from 1 to 1000000`,
+			`3: metadata.ekg.limits.maxGpus: cannot be set; valid keys: maxKernels`}},
+		{"how many kernels, in a word", `{"argv": ["x"], "metadata": {"ekg": {"limits": {"maxKernels": "3"}}}}`,
+			[]string{`1: metadata.ekg.limits.maxKernels: "3" is not a number from 1 to 1000000`}},
+		{"when kernels are ended, in a word", `{"argv": ["x"], "metadata": {"ekg": {"cull": "never"}}}`,
+			[]string{`1: metadata.ekg.cull: is a string, not an object`}},
+		{"our metadata is text", `{"argv": ["x"], "metadata": {"ekg": "x"}}`,
+			[]string{`1: metadata.ekg: is a string, not an object`}},
 		{"nested too deep", `{"argv": ["x"], "metadata": {"a": ` + strings.Repeat("[", 200) + strings.Repeat("]", 200) + `}}`,
 			[]string{`1: nested more than 100 levels deep`}},
 		{"too large", `{"argv": ["` + strings.Repeat("x", maxFileSize) + `"]}`, []string{`larger than 1048576 bytes`}},
@@ -166,7 +180,8 @@ func TestSpec_Command(t *testing.T) {
 	}
 }
 
-// A spec of a Python environment means the python of that environment, whatever PATH says; others that of the default.
+// A spec in a Python environment uses the python of that environment, and other specs the default's, independent of
+// PATH.
 func TestSpec_Prefix(t *testing.T) {
 	env := t.TempDir()
 	write(t, filepath.Join(env, "bin/python3"), "#!/bin/sh\n")
@@ -210,7 +225,8 @@ func TestSpec_Transport(t *testing.T) {
 		{"told otherwise", `{"ekg": {"transport": "tcp"}}`, []string{"python3", "-m", "ipykernel_launcher"}, "tcp", ""},
 		{"told to", `{"ekg": {"transport": "ipc"}}`, []string{"ark"}, "ipc", ""},
 		{"nothing told", `{"ekg": {}}`, []string{"ark"}, "tcp", ""},
-		{"told nonsense", `{"ekg": {"transport": 3}}`, []string{"ark"}, "", `kernelspec x: metadata.ekg.transport: is not "ipc" or "tcp"`},
+		{"told nonsense", `{"ekg": {"transport": 3}}`, []string{"ark"}, "",
+			`kernelspec x: metadata.ekg.transport: is not "ipc" or "tcp"`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -229,7 +245,8 @@ func TestSpec_Transport(t *testing.T) {
 
 func TestSpec_Resources(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "k")
-	for _, f := range []string{"kernel.json", "kernel.js", "kernel.css", "logo-64x64.png", "logo-svg.svg", "logo.png", "secret", "sub/file.js"} {
+	for _, f := range []string{"kernel.json", "kernel.js", "kernel.css", "logo-64x64.png", "logo-svg.svg", "logo.png",
+		"secret", "sub/file.js"} {
 		write(t, filepath.Join(dir, f), plain+f)
 	}
 	write(t, filepath.Join(dir, "kernel.json"), plain)
@@ -271,7 +288,8 @@ func TestSpec_Resources(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for _, file := range []string{"", ".", "..", "sub", "fifo", "nope", "../k-evil/file", "sub/../../k-evil/file", "/etc/passwd",
+	for _, file := range []string{"", ".", "..", "sub", "fifo", "nope", "../k-evil/file", "sub/../../k-evil/file",
+		"/etc/passwd",
 		"logo-link.png", "sub/", "kernel.js/", "a\x00b", strings.Repeat("x", 5000)} {
 		f, err := s.OpenResource(file)
 		if err == nil {

@@ -10,23 +10,23 @@ import (
 	"time"
 )
 
-// interpreterTimeout bounds how long python is asked for its prefix. It normally takes some 30 ms.
+// interpreterTimeout bounds how long python may take to print its prefix. Normally it takes 30 ms.
 const interpreterTimeout = 5 * time.Second
 
-// Environment is where Jupyter's own programs would look for kernelspecs if they were started here.
+// Environment is where Jupyter's own programs would look for kernelspecs in this process's environment.
 type Environment struct {
 	DataDirs []string // Jupyter's data directories, best first; specs are in kernels/ of each
-	Prefix   string   // the Python environment in use; "" if there is none
+	Prefix   string   // the Python environment in use; "" for none
 }
 
 // FindEnvironment follows jupyter_core's search path: JUPYTER_PATH; the user's directory and those of the Python
-// environment, in the order that Jupyter would take; the system's; IPython's. The environments are VIRTUAL_ENV,
-// CONDA_PREFIX and that of the first python3 on PATH, which is run for the answer: the file's place alone would be
-// wrong for launchers such as pyenv's.
+// environments, in Jupyter's order; the system's; IPython's. The environments are VIRTUAL_ENV, CONDA_PREFIX and that of
+// the first python3 on PATH. That python3 is run to print its prefix, because the path of the file is misleading for
+// launchers such as pyenv's.
 func FindEnvironment(ctx context.Context, getenv func(string) string) Environment {
 	var env Environment
 	var prefixes []string
-	isolated := false // Jupyter prefers the environment's specs to the user's
+	isolated := false // whether Jupyter prefers the environment's specs to the user's
 	if v := getenv("VIRTUAL_ENV"); v != "" {
 		prefixes = append(prefixes, v)
 		isolated = true
@@ -95,7 +95,7 @@ func userDirs(getenv func(string) string) []string {
 	return dirs
 }
 
-// add appends the absolute directories that are not there yet.
+// add appends directories that are not in the list yet.
 func (e *Environment) add(dirs ...string) {
 	for _, d := range dirs {
 		if d == "" {
@@ -103,7 +103,7 @@ func (e *Environment) add(dirs ...string) {
 		}
 		abs, err := filepath.Abs(d)
 		if err != nil {
-			continue // there is no working directory any more: a relative path means nothing
+			continue // the working directory was deleted: a relative path means nothing
 		}
 		if !slices.Contains(e.DataDirs, abs) {
 			e.DataDirs = append(e.DataDirs, abs)
@@ -119,13 +119,13 @@ func pythonPrefix(ctx context.Context, searchPath string) (prefix string, virtua
 	}
 	ctx, cancel := context.WithTimeout(ctx, interpreterTimeout)
 	defer cancel()
-	// -I: neither PYTHONPATH nor a module in the working directory may answer.
+	// -I ignores PYTHONPATH and modules in the working directory.
 	cmd := exec.CommandContext(ctx, python, "-I", "-c", "import sys; print(sys.prefix); print(sys.base_prefix)")
 	cmd.WaitDelay = time.Second // a grandchild may hold the pipe open
 	out, err := cmd.Output()
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 	if err != nil || len(lines) != 2 || !filepath.IsAbs(lines[0]) {
-		// An interpreter that cannot be run still lies in bin/ of its prefix.
+		// An interpreter that cannot be run still is in bin/ of its prefix.
 		return filepath.Dir(filepath.Dir(python)), false
 	}
 	return lines[0], lines[0] != lines[1]
@@ -135,7 +135,7 @@ func pythonPrefix(ctx context.Context, searchPath string) (prefix string, virtua
 func lookPath(name, searchPath string) string {
 	for _, dir := range filepath.SplitList(searchPath) {
 		if !filepath.IsAbs(dir) {
-			continue // as exec does: what lies in the working directory is not trusted
+			continue // as in os/exec, programs in the working directory are not trusted
 		}
 		path := filepath.Join(dir, name)
 		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {

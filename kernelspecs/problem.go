@@ -7,17 +7,17 @@ import (
 	"unicode/utf8"
 )
 
-// Problem is something wrong with a kernelspec, or with a directory of them, told with the place to mend.
+// Problem is an error in a kernelspec, or in a directory of kernelspecs, with its place.
 type Problem struct {
-	Spec    string // name of the spec; "" if the problem is not that of one spec
+	Spec    string // name of the spec; "" if the problem concerns no single spec
 	File    string // absolute path of the file or directory
-	Line    int    // 1-based line in File; 0 if it has none
-	Key     string // dotted key in kernel.json, like env.PATH or argv[0]; "" if it is not about one
+	Line    int    // 1-based line in File; 0 if unknown
+	Key     string // dotted key in kernel.json, like env.PATH or argv[0]; "" if the problem concerns no single key
 	Message string // what is wrong, in lower case
 }
 
-// String gives file:line: key: message, without the parts that are not known, as Printable has it: whoever wrote the file has chosen
-// its keys, and most likely they are printed on a terminal.
+// String returns file:line: key: message, without unknown parts. The text is Printable, because it contains keys that
+// the author of the file has chosen, and may be printed on a terminal.
 func (p Problem) String() string {
 	var b strings.Builder
 	b.WriteString(p.File)
@@ -32,8 +32,8 @@ func (p Problem) String() string {
 	return Printable(b.String())
 }
 
-// Printable returns a text in which line breaks, and whatever else does not print or has an effect on a terminal, are written as in a
-// Go string: \n, \x1b.
+// Printable returns a text in which line breaks and other characters that do not print are written as in a Go string:
+// \n, \x1b.
 func Printable(text string) string {
 	if utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !strconv.IsPrint(r) }) {
 		return text

@@ -17,18 +17,18 @@ import (
 // maxFileSize bounds a kernel.json. A real one has some hundred bytes, one with a pod template some thousand.
 const maxFileSize = 1 << 20
 
-// validName is what Jupyter's URLs accept as the name of a spec, in lower case.
+// validName matches the names of specs that Jupyter's URLs accept, in lower case.
 var validName = regexp.MustCompile(`^[a-z0-9._-]+$`)
 
-// reader turns the kernel.json of one directory into a Spec and collects what is wrong with it.
+// reader decodes the kernel.json of one directory into a Spec and collects its problems.
 type reader struct {
 	spec     string
 	file     string
 	problems []Problem
 }
 
-// readSpec reads dir/kernel.json. The spec is complete if there are no problems, and useless otherwise. The root of
-// the document is returned for stricter checks; it is nil if the file could not be parsed.
+// readSpec reads dir/kernel.json. The spec is complete if it returns no problems, and must not be used otherwise. The
+// root of the document is returned for stricter checks; it is nil if the file could not be parsed.
 func readSpec(name, dir, defaultPrefix string) (Spec, *node, []Problem) {
 	r := reader{spec: name, file: filepath.Join(dir, "kernel.json")}
 	data, err := readRegular(r.file)
@@ -68,8 +68,7 @@ func readSpec(name, dir, defaultPrefix string) (Spec, *node, []Problem) {
 	return s, root, r.problems
 }
 
-// readRegular reads a file of at most maxFileSize bytes. Anything but a regular file is refused unopened: a FIFO would
-// block the reader for ever.
+// readRegular reads a regular file of at most maxFileSize bytes. Other files are rejected: reading a FIFO would block.
 func readRegular(file string) ([]byte, error) {
 	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -102,7 +101,7 @@ func plainError(err error) error {
 	return err
 }
 
-// report adds a problem. Without a node it is one of the whole file.
+// report adds a problem. Without a node it concerns the whole file.
 func (r *reader) report(n *node, key, format string, args ...any) {
 	p := Problem{Spec: r.spec, File: r.file, Key: key, Message: fmt.Sprintf(format, args...)}
 	if n != nil {
@@ -122,7 +121,7 @@ func article(kind string) string {
 	return "a " + kind
 }
 
-// want returns the value of key if it is of the kind, and reports it if it is of another.
+// want returns the value of key if it has the kind. It reports a value of another kind.
 func (r *reader) want(root *node, key, kind string) *node {
 	n := root.member(key)
 	if n != nil && n.kind != kind {
@@ -139,7 +138,7 @@ func (r *reader) text(root *node, key, absent string) string {
 	return absent
 }
 
-// argv reads the kernel's command line. Only a kernel whose image has a kernelspec of its own needs none.
+// argv reads the kernel's command line, which may be missing only beside metadata.ekg.imageKernelspec.
 func (r *reader) argv(root *node) []string {
 	if root.member("argv") == nil {
 		if root.member("metadata").member("ekg").member("imageKernelspec") != nil {
@@ -197,7 +196,7 @@ func (r *reader) interruptMode(root *node) string {
 	if n == nil {
 		return "signal"
 	}
-	// jupyter_client does not care about case here.
+	// jupyter_client ignores case here.
 	mode := strings.ToLower(n.text)
 	if mode != "signal" && mode != "message" {
 		r.report(n, "interrupt_mode", `is %q, not "signal" or "message"`, n.text)
@@ -214,9 +213,9 @@ func (r *reader) metadata(root *node) json.RawMessage {
 	return slices.Clone(n.raw)
 }
 
-// prefixOf returns the prefix that a spec in dir belongs to: PREFIX of PREFIX/share/jupyter/kernels/NAME if a python
-// is installed there, as Jupyter's clients of that prefix would take it; otherwise the one given.
-func prefixOf(dir, otherwise string) string {
+// prefixOf returns the prefix that a spec in dir belongs to: PREFIX of PREFIX/share/jupyter/kernels/NAME if it has a
+// python, as Jupyter's clients of that prefix do; otherwise defaultPrefix.
+func prefixOf(dir, defaultPrefix string) string {
 	kernels := filepath.Dir(dir)
 	if strings.HasSuffix(kernels, "/share/jupyter/kernels") {
 		prefix := path.Clean(strings.TrimSuffix(kernels, "/share/jupyter/kernels") + "/")
@@ -224,7 +223,7 @@ func prefixOf(dir, otherwise string) string {
 			return prefix
 		}
 	}
-	return otherwise
+	return defaultPrefix
 }
 
 // elementKey names an element of argv in a Problem.

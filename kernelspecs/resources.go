@@ -10,8 +10,8 @@ import (
 	"syscall"
 )
 
-// Resources returns the files beside kernel.json that front ends ask for, by the key Jupyter gives them: logos without
-// their extension (logo-64x64: logo-64x64.png), kernel.js and kernel.css with it. It is never nil, and must not be
+// Resources returns the names of files beside kernel.json that front ends request, by Jupyter's key: logos without
+// their extension (logo-64x64: logo-64x64.png), kernel.js and kernel.css with it. The map is never nil and must not be
 // modified.
 func (s Spec) Resources() map[string]string {
 	if s.resources == nil {
@@ -20,7 +20,7 @@ func (s Spec) Resources() map[string]string {
 	return s.resources
 }
 
-// findResources lists the resources of a directory. What cannot be read is no resource: a logo is not worth an error.
+// findResources lists the resources of a directory. Errors are ignored: a spec without its logo is still usable.
 func findResources(dir string) map[string]string {
 	found := map[string]string{}
 	entries, err := os.ReadDir(dir)
@@ -40,8 +40,8 @@ func findResources(dir string) map[string]string {
 }
 
 // OpenResource opens a file of the spec's directory for reading. The name is slash separated and may name a file in a
-// subdirectory, but never one outside: neither by "..", nor by an absolute path, nor through a symlink. Whatever cannot
-// be served is fs.ErrNotExist: a client has no business knowing more.
+// subdirectory. It cannot name a file outside, neither by "..", nor by an absolute path, nor through a symlink. The
+// error for a file that cannot be served is fs.ErrNotExist, so that clients learn nothing else about it.
 func (s Spec) OpenResource(file string) (*os.File, error) {
 	notExist := &fs.PathError{Op: "open", Path: file, Err: fs.ErrNotExist}
 	if !fs.ValidPath(file) {
@@ -51,8 +51,8 @@ func (s Spec) OpenResource(file string) (*os.File, error) {
 	if err != nil {
 		return nil, openError(err, notExist)
 	}
-	defer func() { _ = root.Close() }() // the file outlives it
-	// Without O_NONBLOCK a FIFO would hold the request until somebody writes into it.
+	defer func() { _ = root.Close() }() // the file stays open
+	// Without O_NONBLOCK opening a FIFO would block until a program writes to it.
 	f, err := root.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, openError(err, notExist)
@@ -70,10 +70,10 @@ func (s Spec) OpenResource(file string) (*os.File, error) {
 	return f, nil
 }
 
-// openError tells a lack of descriptors or memory, which will pass, from a file that cannot be had.
+// openError returns err for a temporary lack of descriptors or memory, and notExist for other errors.
 func openError(err error, notExist error) error {
-	for _, passing := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EIO} {
-		if errors.Is(err, passing) {
+	for _, temporary := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.EIO} {
+		if errors.Is(err, temporary) {
 			return err
 		}
 	}

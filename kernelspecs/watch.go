@@ -9,13 +9,15 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// How soon a change is seen. None of these is an option: nobody can tell them apart.
+// Times that decide how soon a change is noticed.
 const (
 	settle    = 100 * time.Millisecond // from the first event to the reading, so that a copied directory is read once
-	pollBlind = time.Second            // between readings where some directory cannot be watched
-	pollSure  = 10 * time.Second       // between readings otherwise: mends what a lost event has hidden
+	pollBlind = time.Second            // between readings if a directory cannot be watched
+	pollSure  = 10 * time.Second       // between readings otherwise, in case an event was lost
 )
 
 // place is a directory to watch.
@@ -24,14 +26,14 @@ type place struct {
 	child string // the only entry whose events count; "" if all do
 }
 
-// interest is what counts in a watched directory.
+// interest says which entries of a watched directory count.
 type interest struct {
 	all      bool
 	children []string // unless all
 }
 
-// watchable are the file systems whose changes all pass through this machine's kernel, by their magic number. Of
-// others, as NFS or FUSE, inotify tells only what this machine does itself.
+// watchable are the magic numbers of file systems that only this machine changes. On others, such as NFS or FUSE,
+// inotify does not report the changes of other machines.
 var watchable = []int64{
 	0xEF53,     // ext
 	0x58465342, // xfs
@@ -45,11 +47,11 @@ var watchable = []int64{
 	0xCA451A4E, // bcachefs
 }
 
-// watch re-reads the directories after events and, at a pace that depends on how far events can be trusted, without
-// any. It runs until Close.
+// watch reads the directories again after events, and also without events, at an interval that depends on whether
+// events are reliable. It runs until Close.
 func (f *Finder) watch() {
 	defer close(f.done)
-	// Without a watcher these stay nil and never deliver.
+	// Without a watcher these stay nil and deliver nothing.
 	var events <-chan fsnotify.Event
 	var failures <-chan error
 	if f.watcher != nil {
@@ -57,7 +59,7 @@ func (f *Finder) watch() {
 	}
 	poll := time.NewTimer(f.pollInterval())
 	defer poll.Stop()
-	// Not postponed by further events: a directory that is written all the time is read all the same.
+	// Further events do not postpone it. Otherwise a directory that is written to all the time would never be read.
 	var settled <-chan time.Time
 	for {
 		select {
@@ -70,7 +72,7 @@ func (f *Finder) watch() {
 			continue
 		case err := <-failures:
 			if !errors.Is(err, fsnotify.ErrEventOverflow) {
-				f.log.Warn("watching kernelspecs", "err", err)
+				f.log.Warn("watching kernelspecs", logkey.Err, err)
 			}
 		case <-settled:
 		case <-poll.C:
@@ -81,7 +83,7 @@ func (f *Finder) watch() {
 	}
 }
 
-// pollInterval returns how long to trust events.
+// pollInterval returns for how long the Finder relies on events alone.
 func (f *Finder) pollInterval() time.Duration {
 	if f.watcher == nil || f.blind {
 		return f.poll
@@ -89,8 +91,8 @@ func (f *Finder) pollInterval() time.Duration {
 	return pollSure
 }
 
-// counts reports whether an event can have changed a spec. Where a directory is still waited for, the one above it is
-// watched, which may be a busy one as the user's home.
+// counts reports whether an event can have changed a spec. The parent of a directory that does not exist yet is
+// watched, and may be a busy directory such as the user's home.
 func (f *Finder) counts(ev fsnotify.Event) bool {
 	if _, ok := f.watched[ev.Name]; ok {
 		return true
@@ -99,8 +101,7 @@ func (f *Finder) counts(ev fsnotify.Event) bool {
 	return ok && (in.all || slices.Contains(in.children, filepath.Base(ev.Name)))
 }
 
-// watchDirs makes the watcher watch these places and no others. It reports whether a directory is watched now that was
-// not before.
+// watchDirs makes the watcher watch exactly these places. It reports whether a new directory is watched.
 func (f *Finder) watchDirs(places []place) bool {
 	if f.watcher == nil {
 		return false
@@ -108,11 +109,11 @@ func (f *Finder) watchDirs(places []place) bool {
 	f.blind = false
 	wanted := map[string]interest{}
 	for _, p := range places {
-		// A link is followed here, as the watcher would do: when it is turned elsewhere, as Kubernetes does to publish
-		// a ConfigMap, the new directory has to be watched under a name of its own.
+		// Symlinks are resolved here and not by the watcher: when a link changes, as Kubernetes changes it to publish a
+		// ConfigMap, the new directory needs a watch under its own name.
 		dir, err := filepath.EvalSymlinks(p.dir)
 		if err != nil {
-			f.blind = true // it has just gone: look again soon
+			f.blind = true // it was just removed: read again soon
 			continue
 		}
 		in := wanted[dir]
@@ -126,16 +127,16 @@ func (f *Finder) watchDirs(places []place) bool {
 	for dir := range f.watched {
 		if _, ok := wanted[dir]; !ok {
 			if err := f.watcher.Remove(dir); err != nil {
-				f.log.Debug("directory is no longer watched", "dir", dir, "err", err) // mostly because it is gone
+				f.log.Debug("directory is no longer watched", logkey.Dir, dir, logkey.Err, err) // mostly because it was removed
 			}
 		}
 	}
 	fresh := false
 	for dir := range wanted {
-		// Known ones are added too, which costs nothing: a directory may have been replaced under its name.
+		// Watched directories are added again, which costs nothing: one may have been replaced under its name.
 		if err := f.watcher.Add(dir); err != nil {
 			if !f.blind {
-				f.log.Debug("directory cannot be watched", "dir", dir, "err", err)
+				f.log.Debug("directory cannot be watched", logkey.Dir, dir, logkey.Err, err)
 			}
 			f.blind = true
 			delete(wanted, dir)
@@ -150,7 +151,7 @@ func (f *Finder) watchDirs(places []place) bool {
 	return fresh
 }
 
-// reliable reports whether inotify tells all changes of a directory.
+// reliable reports whether inotify reports all changes of a directory.
 func reliable(dir string) bool {
 	var st syscall.Statfs_t
 	if err := syscall.Statfs(dir, &st); err != nil {

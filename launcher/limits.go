@@ -1,15 +1,19 @@
 package launcher
 
-import "time"
+import (
+	"time"
 
-// Limits decides how many kernels there may be at one time. A launcher asks it for every start: for Start, and for whatever
-// starts a dead kernel again. It may be asked concurrently, returns at once and asks the launcher nothing.
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// Limits decides how many kernels may exist at one time. A launcher calls it for every start: for Start, and for each
+// restart of a dead kernel. Its methods may be called concurrently, return at once and call no method of the launcher.
 type Limits interface {
-	// Set reports whether there is any limit at this moment. Where there is none, a launcher need not count.
+	// Set reports whether there is any limit at this moment. Without limits, a launcher need not count.
 	Set() bool
 
-	// Admit decides about a start, with all other kernels that count: those that run, are being started or are ending. Dead ones
-	// do not count. The error is a *LimitError.
+	// Admit decides about a start. held are all other kernels that count: those that run, are being started or are
+	// ending, but no dead ones. The error is a *LimitError.
 	Admit(start Held, held []Held) error
 }
 
@@ -18,21 +22,21 @@ type Held struct {
 	ID           string
 	SpecName     string
 	Owner        string
-	Groups       []string // of the owner, when the kernel was started
-	GPUs         int64    // that it asks for; of GPUs that are shared, 1
-	State        State    // as far as it is known
+	Groups       []string  // of the owner, at the start of the kernel
+	GPUs         int64     // number it asks for; 1 if it asks for shares of GPUs
+	State        api.State // the last known
 	LastActivity time.Time
-	Ending       bool // it is being shut down, and counts until it is gone
+	Ending       bool // it is being shut down; it counts until it is gone
 }
 
 // LimitError says that a kernel was not started because of a limit.
 type LimitError struct {
 	Limit  string // name of the limit
-	Reason string // one sentence for who has asked, which may name kernels of theirs and of nobody else
+	Reason string // one sentence for the owner; it names no other user's kernels
 }
 
-// Error gives the reason.
+// Error returns the reason.
 func (e *LimitError) Error() string { return e.Reason }
 
-// Counts reports whether starts have to be counted: nil is no limits.
-func Counts(l Limits) bool { return l != nil && l.Set() }
+// HasLimits reports whether starts must be counted. nil means no limits.
+func HasLimits(l Limits) bool { return l != nil && l.Set() }

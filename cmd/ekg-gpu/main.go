@@ -1,18 +1,20 @@
 //go:build linux && cgo
 
-// Command ekg-gpu says how busy NVIDIA's GPUs are. It is the only program of ekg that speaks to NVIDIA's library (NVML), which
-// needs cgo; ekg-supervisor runs it for --cull-gpu, beside a local kernel or in a kernel's container. It needs no rights of its own.
+// Command ekg-gpu prints how busy NVIDIA's GPUs are. It is the only program of ekg that speaks to NVIDIA's library
+// (NVML), which needs cgo. ekg-supervisor runs it for --cull-gpu, beside a local kernel or in a kernel's container. It
+// needs no privileges.
 //
 //	ekg-gpu [--for 10s]
 //
-// looks at the GPUs for a time, at most 5 minutes, and prints what it has seen on stdout, as one JSON object:
+// measures the GPUs for a time, at most 5 minutes, and prints the result on stdout as one JSON object:
 //
 //	{"seconds": 10, "devices": [{"uuid": "GPU-...", "use": 0.83, "processes": [{"pid": 4711, "use": 0.8}]}]}
 //
-// use is the part of the time in which the device computed, for anybody or for a process. Instances of a partitioned GPU (MIG) stand in
-// its place. processes is null where they cannot be told, as in a container: the driver knows them by their numbers on the
-// machine. A device has an error where its use is not known. Without a driver or its library there are no devices, and that is no error.
-// The exit code is 1 if the library fails, with the reason on stderr, and 2 for wrong arguments.
+// use is the part of the time in which the device computed, in all or for one process. Instances of a partitioned GPU
+// (MIG) are listed instead of the GPU. processes is null if they are unknown, as in a container: the driver knows them
+// by their numbers on the machine. A device has an error if its use is unknown. Without a driver or its library the
+// list of devices is empty. The exit code is 1 if the library fails, with the reason on stderr, and 2 for wrong
+// arguments.
 //
 //	ekg-gpu --version
 package main
@@ -30,13 +32,13 @@ import (
 // version is set by the linker.
 var version = "dev"
 
-// maxLook is the longest time to look.
+// maxLook is the longest time to measure.
 const maxLook = 5 * time.Minute
 
 func main() { os.Exit(run()) }
 
 func run() int {
-	look := flag.Duration("for", 10*time.Second, "how long to look")
+	look := flag.Duration("for", 10*time.Second, "how long to measure")
 	showVersion := flag.Bool("version", false, "print the version")
 	flag.Parse()
 	if *showVersion {
@@ -44,7 +46,7 @@ func run() int {
 		return 0
 	}
 	if flag.NArg() > 0 || *look <= 0 || *look > maxLook {
-		fmt.Fprintf(os.Stderr, "ekg-gpu: --for takes a time up to %s, and nothing stands behind it\n", maxLook)
+		fmt.Fprintf(os.Stderr, "ekg-gpu: --for takes a time up to %s, and there are no other arguments\n", maxLook)
 		return 2
 	}
 	report, err := meter{lib: nvml.New(), hostPIDs: inHostPIDs(), pause: time.Sleep}.look(*look)
@@ -58,10 +60,11 @@ func run() int {
 	return 0
 }
 
-// hostPIDNamespace is what /proc/self/ns/pid is in the machine's own PID namespace: PROC_PID_INIT_INO of Linux' proc_ns.h.
+// hostPIDNamespace is the target of /proc/self/ns/pid in the machine's own PID namespace: PROC_PID_INIT_INO of Linux'
+// proc_ns.h.
 const hostPIDNamespace = "pid:[4026531836]"
 
-// inHostPIDs reports whether this process counts processes as the machine does, and so as the driver does.
+// inHostPIDs reports whether process ids have the same meaning here as on the machine, and so to the driver.
 func inHostPIDs() bool {
 	ns, err := os.Readlink("/proc/self/ns/pid")
 	return err == nil && ns == hostPIDNamespace

@@ -14,17 +14,17 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 )
 
-// polls is how often the library is asked in the time of a look: its own numbers are of the last second or less.
+// polls is how often a look asks the library, whose own numbers cover the last second or less.
 const polls = 10
 
-// meter looks at all GPUs that the library shows.
+// meter measures all GPUs that the library shows.
 type meter struct {
 	lib      nvml.Interface
 	hostPIDs bool // the driver's process ids mean something here
 	pause    func(time.Duration)
 }
 
-// look looks for a time and says what it has seen.
+// look measures for a time and returns the result.
 func (m meter) look(d time.Duration) (report gpu.Report, err error) {
 	report.Devices = []gpu.Device{}
 	switch ret := m.lib.Init(); ret {
@@ -47,7 +47,7 @@ func (m meter) look(d time.Duration) (report gpu.Report, err error) {
 	for _, v := range views {
 		v.begin()
 	}
-	// What is told first would not count: a driver that nothing has kept awake scrubs memory, and that looks like work (nvml.h,
+	// The first numbers are discarded: a driver that was asleep scrubs memory, which looks like work (nvml.h,
 	// nvmlDeviceGetUtilizationRates).
 	step := d / (polls + 1)
 	m.pause(step)
@@ -65,7 +65,7 @@ func (m meter) look(d time.Duration) (report gpu.Report, err error) {
 	return report, nil
 }
 
-// views finds the devices, and in place of those that are partitioned their instances.
+// views finds the devices, and the instances of partitioned devices instead of those.
 func (m meter) views() ([]*view, error) {
 	n, ret := m.lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
@@ -75,7 +75,7 @@ func (m meter) views() ([]*view, error) {
 	for i := range n {
 		device, ret := m.lib.DeviceGetHandleByIndex(i)
 		if ret == nvml.ERROR_NO_PERMISSION {
-			continue // it is somebody else's, and counted all the same
+			continue // the count includes GPUs that belong to others
 		}
 		if ret != nvml.SUCCESS {
 			all = append(all, &view{uuid: fmt.Sprintf("GPU number %d", i), err: ret})
@@ -85,7 +85,7 @@ func (m meter) views() ([]*view, error) {
 		if m.has("nvmlDeviceGetMigMode") {
 			mode, _, ret = device.GetMigMode()
 		}
-		if ret != nvml.SUCCESS || mode != nvml.DEVICE_MIG_ENABLE { // most devices do not know what it is
+		if ret != nvml.SUCCESS || mode != nvml.DEVICE_MIG_ENABLE { // most devices do not support it
 			all = append(all, m.view(device))
 			continue
 		}
@@ -96,7 +96,7 @@ func (m meter) views() ([]*view, error) {
 		for j := range most {
 			instance, ret := device.GetMigDeviceHandleByIndex(j)
 			if ret == nvml.ERROR_NOT_FOUND {
-				continue // there is none with this number, or it is not ours
+				continue // this number has no instance, or it belongs to others
 			}
 			if ret != nvml.SUCCESS {
 				all = append(all, &view{uuid: fmt.Sprintf("instance %d of %s", j, uuidOf(device)), err: ret})
@@ -116,8 +116,8 @@ func (m meter) view(device nvml.Device) *view {
 	return &view{meter: m, device: device, uuid: uuidOf(device), apart: true, processes: map[int]float64{}}
 }
 
-// has reports whether the driver's library has one of the functions. What is missing must not be called: the linker would end the
-// program.
+// has reports whether the driver's library has one of the functions. The linker ends a program that calls a missing
+// function.
 func (m meter) has(functions ...string) bool {
 	return slices.ContainsFunc(functions, func(name string) bool { return m.lib.Extensions().LookupSymbol(name) == nil })
 }
@@ -130,7 +130,7 @@ func uuidOf(device nvml.Device) string {
 	return uuid
 }
 
-// asError is nil for success.
+// asError returns nil for success.
 func asError(ret nvml.Return) error {
 	if ret == nvml.SUCCESS {
 		return nil
@@ -138,23 +138,23 @@ func asError(ret nvml.Return) error {
 	return ret
 }
 
-// view is what one device, or an instance of one, has been seen to do.
+// view is the measurement of one device, or of an instance of one.
 type view struct {
 	meter
 	device   nvml.Device
 	uuid     string
-	whole    nvml.Device // the device of which this is an instance; nil: it is none
+	whole    nvml.Device // the device that this is an instance of; nil: this is a device
 	instance int         // of whole
 	first    nvml.GpmSample
 
-	err       error           // why its use is not known
+	err       error           // why its use is unknown; nil: it is known
 	sum       float64         // of the use in each poll
-	apart     bool            // the driver tells the use of each process
-	processes map[int]float64 // sum of the use of those that it tells
+	apart     bool            // the driver reports the use of each process
+	processes map[int]float64 // by process id, the sum of the use in each poll
 }
 
-// begin takes what is compared with the end: of instances NVML tells only what they have done between two samples (GPM, which
-// Hopper's and later GPUs have).
+// begin takes the first sample of an instance. NVML measures instances only between two samples (GPM, which Hopper's
+// and later GPUs have).
 func (v *view) begin() {
 	if v.whole == nil || v.err != nil {
 		return
@@ -185,7 +185,7 @@ func (v *view) sample() (nvml.GpmSample, error) {
 	return s, nil
 }
 
-// poll notes what the device has done last.
+// poll adds what the device did last. since is the time of the poll before.
 func (v *view) poll(since time.Time) {
 	if v.whole != nil || v.err != nil {
 		return
@@ -201,7 +201,8 @@ func (v *view) poll(since time.Time) {
 	}
 	used, ret := v.device.GetProcessUtilization(uint64(since.UnixMicro()))
 	switch {
-	case ret == nvml.SUCCESS, ret == nvml.ERROR_NOT_FOUND, ret == nvml.ERROR_INSUFFICIENT_SIZE && len(used) == 0: // the last two: none was active
+	case ret == nvml.SUCCESS:
+	case ret == nvml.ERROR_NOT_FOUND, ret == nvml.ERROR_INSUFFICIENT_SIZE && len(used) == 0: // no process was active
 	default:
 		v.apart = false
 		return
@@ -217,10 +218,10 @@ func (v *view) poll(since time.Time) {
 	}
 }
 
-// fraction is a percentage of the library, which may be a little over 100, as a part.
+// fraction converts a percentage of the library, which may be a little over 100.
 func fraction(percent uint32) float64 { return min(float64(percent)/100, 1) }
 
-// end sums up.
+// end returns the result.
 func (v *view) end() gpu.Device {
 	d := gpu.Device{UUID: v.uuid, Use: v.sum / polls}
 	if v.first != nil {
@@ -235,7 +236,7 @@ func (v *view) end() gpu.Device {
 	return d
 }
 
-// between is the use of an instance since begin.
+// between returns the use of an instance since begin.
 func (v *view) between() (use float64, err error) {
 	defer func() { err = errors.Join(err, asError(v.first.Free())) }()
 	last, err := v.sample()
@@ -252,11 +253,12 @@ func (v *view) between() (use float64, err error) {
 	return min(max(get.Metrics[0].Value/100, 0), 1), asError(ret)
 }
 
-// openBy returns the processes that have the device open, nil where the driver does not tell them. Those that the driver has told to
-// be active are among them, whatever they do by now.
+// openBy returns the processes that have the device open, or nil if the driver does not list them. It includes
+// processes that were active in a poll and have closed the device since.
 func (v *view) openBy() []gpu.Process {
-	there := map[int]bool{}
-	lists := []func() ([]nvml.ProcessInfo, nvml.Return){v.device.GetComputeRunningProcesses, v.device.GetGraphicsRunningProcesses}
+	pids := map[int]bool{}
+	lists := []func() ([]nvml.ProcessInfo, nvml.Return){
+		v.device.GetComputeRunningProcesses, v.device.GetGraphicsRunningProcesses}
 	if mps := "nvmlDeviceGetMPSComputeRunningProcesses"; v.has(mps, mps+"_v2", mps+"_v3") {
 		lists = append(lists, v.device.GetMPSComputeRunningProcesses)
 	}
@@ -269,14 +271,14 @@ func (v *view) openBy() []gpu.Process {
 			return nil
 		}
 		for _, info := range infos {
-			there[int(info.Pid)] = true
+			pids[int(info.Pid)] = true
 		}
 	}
 	for pid := range v.processes {
-		there[pid] = true
+		pids[pid] = true
 	}
 	processes := []gpu.Process{}
-	for _, pid := range slices.Sorted(maps.Keys(there)) {
+	for _, pid := range slices.Sorted(maps.Keys(pids)) {
 		p := gpu.Process{PID: pid}
 		if v.apart && v.whole == nil {
 			use := v.processes[pid] / polls

@@ -1,30 +1,32 @@
-// Command ekg-supervisor runs one Jupyter kernel and is a Jupyter gateway for exactly that kernel. Launchers start it;
-// people do not have to, but can, and any Jupyter client can speak to it.
+// Command ekg-supervisor runs one Jupyter kernel and is a Jupyter gateway for exactly that kernel. Launchers start it.
+// A person can start it too, and any Jupyter client can speak to it.
 //
 //	ekg-supervisor --config FILE [--ready-fd N]
 //
-// FILE is a supervisor.Config in JSON. Once it listens it writes "ok" and a newline to the descriptor N and closes it;
-// if it cannot start it writes one sentence instead and exits with 1. It logs to standard error as JSON lines, ends when
-// its kernel is gone for good, and stops its kernel on SIGTERM and SIGINT.
+// FILE is an api.Config in JSON. When the supervisor listens, it writes "ok" and a newline to descriptor N and closes
+// it. If it cannot start, it writes one sentence instead and exits with 1. It logs to standard error as JSON lines. It
+// ends when its kernel is gone for good, and stops its kernel on SIGTERM and SIGINT.
 //
 //	ekg-supervisor pod
 //
-// is the same in a pod, in a container beside the kernel's. The configuration is the variable EKG_SUPERVISOR_CONFIG. Before
-// anything else it puts a copy of its program where the configuration says, for the kernel's container to run. It exits with
-// 0 when the kernel has ended for good, and with 1 when it cannot start, and says why in /dev/termination-log.
+// does the same in a pod, in a container beside the kernel's. The variable EKG_SUPERVISOR_CONFIG has the configuration.
+// First it copies its program to the path in the configuration, for the kernel's container to run. It exits with 0 when
+// the kernel has ended for good. If it cannot start, it writes the reason to /dev/termination-log and exits with 1.
 //
 //	ekg-supervisor installed
 //
-// is for the postStart hook of that container: it waits until the copy is there, for ten seconds at most, and exits with 0.
+// is for the postStart hook of that container: it waits until the copy exists, for ten seconds at most, and exits with
+// 0.
 //
 //	ekg-supervisor child [--socket PATH] [--home DIR] [-- ARGV...]
 //
-// is the first process of the kernel's container. It runs the kernel at the word of the supervisor behind the socket
-// (/ekg/run/child.sock), reaps orphans, and copies what the kernel writes to its own output. HOME, TMPDIR and IPYTHONDIR fall
-// back to folders in DIR (/ekg-home) where they cannot be written to. ARGV, with {connection_file}, is the kernel's command
-// where the supervisor names none; with neither it is that of a kernelspec of the image. It exits with 0 when the supervisor
-// has ended for good. SIGTERM goes to all containers of a pod at once: the child waits for the supervisor's word, and exits
-// with 1 if that has not come 3 seconds before the end of the pod's grace.
+// is the first process of the kernel's container. It starts the kernel when the supervisor behind the socket
+// (/ekg/run/child.sock) asks for it, reaps orphans, and copies the kernel's output to its own. If HOME, TMPDIR or
+// IPYTHONDIR cannot be written to, folders in DIR (/ekg-home) replace them. If the supervisor names no command, ARGV,
+// with {connection_file}, is the kernel's command; without ARGV the command comes from a kernelspec of the image. The
+// child exits with 0 when the supervisor has ended for good. SIGTERM goes to all containers of a pod at once: the child
+// waits for the supervisor, and exits with 1 if the supervisor has not told it to end 3 seconds before the end of the
+// pod's grace.
 //
 //	ekg-supervisor --version
 package main
@@ -39,7 +41,9 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // version is set by the linker.
@@ -56,11 +60,11 @@ func run() int {
 		case "installed":
 			return installed()
 		case "child":
-			return child(os.Args[2:])
+			return runChild(os.Args[2:])
 		}
 	}
 	config := flag.String("config", "", "file with the kernel's configuration")
-	readyFD := flag.Int("ready-fd", -1, "descriptor to tell on that the supervisor listens")
+	readyFD := flag.Int("ready-fd", -1, "descriptor that gets \"ok\" when the supervisor listens")
 	showVersion := flag.Bool("version", false, "print the version")
 	flag.Parse()
 	if *showVersion {
@@ -72,13 +76,13 @@ func run() int {
 		ready = os.NewFile(uintptr(*readyFD), "ready")
 	}
 	if err := serve(*config, ready, logger); err != nil {
-		logger.Error("supervisor ended", "err", err)
+		logger.Error("supervisor ended", logkey.Err, err)
 		return 1
 	}
 	return 0
 }
 
-// serve runs one kernel to its end. What keeps it from starting is told on ready.
+// serve runs one kernel to its end. It writes "ok" to ready, or why it cannot start.
 func serve(config string, ready io.WriteCloser, logger *slog.Logger) error {
 	run, err := prepare(config, logger)
 	answer := "ok"
@@ -86,11 +90,11 @@ func serve(config string, ready io.WriteCloser, logger *slog.Logger) error {
 		answer = err.Error()
 	}
 	if _, werr := fmt.Fprintln(ready, answer); werr != nil {
-		logger.Warn("whoever started this supervisor has gone", "err", werr)
+		logger.Warn("the program that started this supervisor is gone", logkey.Err, werr)
 	}
 	if ready != io.WriteCloser(os.Stderr) {
 		if cerr := ready.Close(); cerr != nil {
-			logger.Warn("ready descriptor cannot be closed", "err", cerr)
+			logger.Warn("ready descriptor cannot be closed", logkey.Err, cerr)
 		}
 	}
 	if err != nil {
@@ -101,17 +105,17 @@ func serve(config string, ready io.WriteCloser, logger *slog.Logger) error {
 	return run(ctx)
 }
 
-// prepare does all that can fail before the kernel is started.
+// prepare does everything that can fail before the kernel is started. The returned function runs the kernel.
 func prepare(config string, logger *slog.Logger) (run func(context.Context) error, err error) {
-	cfg, err := supervisor.ReadConfig(config)
+	cfg, err := api.ReadConfig(config)
 	if err != nil {
 		return nil, err
 	}
 	return prepareConfig(cfg, logger)
 }
 
-// prepareConfig is prepare with the configuration.
-func prepareConfig(cfg supervisor.Config, logger *slog.Logger) (run func(context.Context) error, err error) {
+// prepareConfig is prepare with a configuration that is already read.
+func prepareConfig(cfg api.Config, logger *slog.Logger) (run func(context.Context) error, err error) {
 	unlock := func() {}
 	if cfg.LockFile != "" {
 		lock, err := supervisor.Lock(cfg.LockFile)

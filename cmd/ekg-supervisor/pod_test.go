@@ -18,7 +18,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 const (
@@ -38,13 +38,13 @@ func build(t *testing.T, dir, pkg string) string {
 	return out
 }
 
-// testPod is a pod's two containers as processes, made of the built programs.
+// testPod is the two containers of a pod, as processes of the built programs.
 type testPod struct {
 	t                     *testing.T
 	dir, program, kernel  string
-	cfg                   supervisor.Config
+	cfg                   api.Config
 	supervisor, container *exec.Cmd
-	output                bytes.Buffer // of the kernel's container; not read before its end
+	output                bytes.Buffer // of the kernel's container; read only after its end
 }
 
 func newTestPod(t *testing.T) *testPod {
@@ -53,7 +53,7 @@ func newTestPod(t *testing.T) *testPod {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	p := &testPod{t: t, dir: dir, program: build(t, dir, "github.com/elastic-kernel-gateway/ekg/cmd/ekg-supervisor"),
 		kernel: build(t, dir, "github.com/elastic-kernel-gateway/ekg/launcher/launchertest/kernel")}
 	for _, d := range []string{"ekg", "spill", "home", "secret"} {
@@ -66,8 +66,9 @@ func newTestPod(t *testing.T) *testPod {
 			t.Fatal(err)
 		}
 	}
-	p.cfg = supervisor.Config{Protocol: supervisor.ProtocolVersion, KernelID: kernelID, SpecName: "fake", InterruptMode: "signal",
-		Listen: "unix:" + filepath.Join(dir, "s"), Transport: "tcp", LogLimit: 64 << 20, SpillDir: filepath.Join(dir, "spill"),
+	p.cfg = api.Config{Protocol: api.ProtocolVersion, KernelID: kernelID, SpecName: "fake", InterruptMode: "signal",
+		Listen: "unix:" + filepath.Join(dir, "s"), Transport: "tcp",
+		LogLimit: 64 << 20, SpillDir: filepath.Join(dir, "spill"),
 		StopGrace: time.Second, DeadLinger: time.Second, RestartLimit: 3,
 		ChildSocket: filepath.Join(dir, "ekg", "run", "child.sock"), SecretDir: filepath.Join(dir, "secret"),
 		TerminationFile: filepath.Join(dir, "termination"), TerminationGrace: patience,
@@ -83,7 +84,7 @@ func (p *testPod) run(args ...string) *exec.Cmd {
 		p.t.Fatal(err)
 	}
 	cmd := exec.Command(p.program, args...)
-	cmd.Env = append(os.Environ(), configVariable+"="+string(b))
+	cmd.Env = append(os.Environ(), api.PodConfigVariable+"="+string(b))
 	if testing.Verbose() {
 		cmd.Stderr = os.Stderr
 	}
@@ -92,13 +93,13 @@ func (p *testPod) run(args ...string) *exec.Cmd {
 	}
 	p.t.Cleanup(func() {
 		cmd.Process.Kill() //nolint:errcheck // it has ended
-		cmd.Wait()         //nolint:errcheck // likewise
+		cmd.Wait()         //nolint:errcheck // it was killed
 	})
 	return cmd
 }
 
-// start starts both containers: that of the kernel with numbers of processes of its own where this user may do that, and
-// with wrap before its command.
+// start starts both containers. The kernel's has a PID namespace of its own if this user may create one. wrap stands
+// before its command.
 func (p *testPod) start(wrap ...string) {
 	p.t.Helper()
 	p.supervisor = p.run("pod")
@@ -120,7 +121,7 @@ func (p *testPod) start(wrap ...string) {
 	}
 	p.t.Cleanup(func() {
 		p.container.Process.Kill() //nolint:errcheck // it has ended
-		p.container.Wait()         //nolint:errcheck // likewise
+		p.container.Wait()         //nolint:errcheck // it was killed
 	})
 }
 
@@ -129,19 +130,19 @@ func (p *testPod) dial(ctx context.Context) (net.Conn, error) {
 	return d.DialContext(ctx, "unix", filepath.Join(p.dir, "s"))
 }
 
-func (p *testPod) client() *supervisor.Client {
-	return &supervisor.Client{KernelID: kernelID, Token: strings.Repeat("x", 32), Dial: p.dial}
+func (p *testPod) client() *api.Client {
+	return &api.Client{KernelID: kernelID, Token: strings.Repeat("x", 32), Dial: p.dial}
 }
 
-// until waits for the status to be as cond wants.
-func (p *testPod) until(what string, cond func(supervisor.Status) bool) {
+// until waits for a status that satisfies cond.
+func (p *testPod) until(what string, cond func(api.Status) bool) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.t.Context(), patience)
 	defer cancel()
 	found := false
-	var last supervisor.Status
+	var last api.Status
 	for ctx.Err() == nil && !found {
-		_ = p.client().Watch(ctx, func(st supervisor.Status) {
+		_ = p.client().Watch(ctx, func(st api.Status) {
 			if last = st; cond(st) {
 				found = true
 				cancel()
@@ -153,7 +154,7 @@ func (p *testPod) until(what string, cond func(supervisor.Status) bool) {
 	}
 }
 
-// execute runs code and returns what arrives until its idle.
+// execute runs code and returns all messages up to its idle status.
 func (p *testPod) execute(code string) string {
 	p.t.Helper()
 	d := websocket.Dialer{NetDialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return p.dial(ctx) }}
@@ -162,11 +163,13 @@ func (p *testPod) execute(code string) string {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	defer ws.Close()
+	defer ws.Close()                             //nolint:errcheck // everything was read
 	ws.SetReadDeadline(time.Now().Add(patience)) //nolint:errcheck // then the read fails
 	id := fmt.Sprintf("m%d", time.Now().UnixNano())
-	if err := ws.WriteJSON(map[string]any{"channel": "shell", "parent_header": map[string]any{}, "metadata": map[string]any{},
-		"header":  map[string]any{"msg_id": id, "session": "s", "msg_type": "execute_request", "version": "5.3", "username": "", "date": ""},
+	if err := ws.WriteJSON(map[string]any{
+		"channel": "shell", "parent_header": map[string]any{}, "metadata": map[string]any{},
+		"header": map[string]any{"msg_id": id, "session": "s", "msg_type": "execute_request", "version": "5.3",
+			"username": "", "date": ""},
 		"content": map[string]any{"code": code, "silent": false}}); err != nil {
 		p.t.Fatal(err)
 	}
@@ -187,10 +190,10 @@ func (p *testPod) ended() (a, b error) {
 	return p.supervisor.Wait(), p.container.Wait()
 }
 
-func idle(st supervisor.Status) bool { return st.State == "idle" }
+func idle(st api.Status) bool { return st.State == "idle" }
 
-// TestPod_gpuProgram: the program that looks at GPUs gets where the kernel's container finds it, and is run there.
-func TestPod_gpuProgram(t *testing.T) {
+// TestPod_GPUProgram checks that ekg-gpu is copied to the shared folder and runs in the kernel's container.
+func TestPod_GPUProgram(t *testing.T) {
 	p := newTestPod(t)
 	looks := filepath.Join(p.dir, "looks")
 	script := fmt.Sprintf("#!/bin/sh\necho \"$0 $*\" >>%q\necho '{}'\n", looks)
@@ -198,9 +201,9 @@ func TestPod_gpuProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.cfg.GPUProgram = filepath.Join(p.dir, "ekg", "bin", "ekg-gpu")
-	p.cfg.Cull = supervisor.Cull{IdleTimeout: time.Second, GPU: 0.1, Interval: 100 * time.Millisecond}
+	p.cfg.Cull = api.Cull{IdleTimeout: time.Second, GPU: 0.1, Interval: 100 * time.Millisecond}
 	p.start()
-	p.until("culled", func(st supervisor.Status) bool { return st.State == "dead" })
+	p.until("culled", func(st api.Status) bool { return st.State == "dead" })
 	b, err := os.ReadFile(looks)
 	if first, _, _ := strings.Cut(string(b), "\n"); err != nil || first != p.cfg.GPUProgram+" --for 100ms" {
 		t.Errorf("it was run as %q, %v", b, err)
@@ -229,13 +232,14 @@ func TestPod(t *testing.T) {
 	if got := p.output.String(); got != "to the log\n" {
 		t.Errorf("the kernel's container wrote %q", got)
 	}
-	var e supervisor.Ending
-	if b, err := os.ReadFile(p.cfg.TerminationFile); err != nil || json.Unmarshal(b, &e) != nil || !e.Stopped || e.KernelID != kernelID {
+	var e api.Ending
+	if b, err := os.ReadFile(p.cfg.TerminationFile); err != nil || json.Unmarshal(b, &e) != nil || !e.Stopped ||
+		e.KernelID != kernelID {
 		t.Errorf("ending is %+v, %v", e, err)
 	}
 }
 
-// limitMemory starts both containers, with 96 MiB of memory for that of the kernel.
+// limitMemory starts both containers, with 96 MiB of memory for the kernel's.
 func (p *testPod) limitMemory() {
 	t := p.t
 	t.Helper()
@@ -245,14 +249,14 @@ func (p *testPod) limitMemory() {
 	}
 	_, path, ok := strings.Cut(string(groups), ":memory:")
 	if !ok || os.Getuid() != 0 {
-		t.Skip("no memory controller of cgroup v1, or no right to use it")
+		t.Skip("no memory controller of cgroup v1, or no permission to use it")
 	}
 	path, _, _ = strings.Cut(path, "\n")
 	group := filepath.Join("/sys/fs/cgroup/memory", path, fmt.Sprintf("ekg-test-%d", os.Getpid()))
 	if err := os.Mkdir(group, 0o755); err != nil {
 		t.Skip(err)
 	}
-	t.Cleanup(func() { os.Remove(group) }) // after the end of both, which start sees to
+	t.Cleanup(func() { _ = os.Remove(group) }) // runs after both have ended: start registers their cleanup later
 	if err := os.WriteFile(filepath.Join(group, "memory.limit_in_bytes"), []byte("100663296"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -260,14 +264,16 @@ func (p *testPod) limitMemory() {
 	p.until("idle", idle)
 }
 
-// TestPod_memory: a cell uses more memory than the kernel's container may. The container stays, and the cell says why.
-func TestPod_memory(t *testing.T) {
+// TestPod_Memory runs a cell that uses more memory than the container's limit. The container stays, and the cell says
+// why.
+func TestPod_Memory(t *testing.T) {
 	p := newTestPod(t)
 	p.limitMemory()
-	if got := p.execute("big 300m"); !strings.Contains(got, "The kernel died: the kernel's process was killed because it ran out of memory (limit 96 MiB)") {
+	want := "The kernel died: the kernel's process was killed because it ran out of memory (limit 96 MiB)"
+	if got := p.execute("big 300m"); !strings.Contains(got, want) {
 		t.Errorf("got %.2000s", got)
 	}
-	p.until("idle again", func(st supervisor.Status) bool { return idle(st) && st.Epoch == 2 })
+	p.until("idle again", func(st api.Status) bool { return idle(st) && st.Epoch == 2 })
 	if err := p.client().Stop(t.Context(), "enough"); err != nil {
 		t.Fatal(err)
 	}
@@ -276,8 +282,9 @@ func TestPod_memory(t *testing.T) {
 	}
 }
 
-// TestPod_memoryOfOthers: that the program which looks at GPUs had no memory in the kernel's container is not why the kernel is killed later.
-func TestPod_memoryOfOthers(t *testing.T) {
+// TestPod_MemoryOfOthers kills ekg-gpu for lack of memory in the kernel's container, and the kernel later. The reason
+// of the kernel's end must not be memory.
+func TestPod_MemoryOfOthers(t *testing.T) {
 	p := newTestPod(t)
 	looks := filepath.Join(p.dir, "looks")
 	if err := syscall.Mkfifo(looks, 0o600); err != nil {
@@ -287,31 +294,33 @@ func TestPod_memoryOfOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer began.Close()
+	defer began.Close() //nolint:errcheck // nothing was written
 	if err := began.SetDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
 	first := filepath.Join(p.dir, "first")
-	script := fmt.Sprintf("#!/bin/sh\necho >%q\n[ -e %q ] && exec echo '{}'\n: >%[2]q\nexec sed q /dev/zero\n", looks, first)
+	const format = "#!/bin/sh\necho >%q\n[ -e %q ] && exec echo '{}'\n: >%[2]q\nexec sed q /dev/zero\n"
+	script := fmt.Sprintf(format, looks, first)
 	if err := os.WriteFile(filepath.Join(p.dir, "ekg-gpu"), []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	p.cfg.GPUProgram = filepath.Join(p.dir, "ekg", "bin", "ekg-gpu")
-	p.cfg.Cull = supervisor.Cull{IdleTimeout: time.Minute, GPU: 0.1, Interval: 100 * time.Millisecond}
+	p.cfg.Cull = api.Cull{IdleTimeout: time.Minute, GPU: 0.1, Interval: 100 * time.Millisecond}
 	p.limitMemory()
-	if _, err := io.ReadFull(began, make([]byte, 2)); err != nil { // the second begins when the first has ended
+	if _, err := io.ReadFull(began, make([]byte, 2)); err != nil { // the second starts after the first has ended
 		t.Fatal(err)
 	}
-	if got := p.execute("crash"); !strings.Contains(got, "The kernel died: the kernel's process was killed (SIGKILL), which") {
+	want := "The kernel died: the kernel's process was killed (SIGKILL), which"
+	if got := p.execute("crash"); !strings.Contains(got, want) {
 		t.Errorf("got %.2000s", got)
 	}
 }
 
-func TestPod_refuses(t *testing.T) {
+func TestPod_Refuses(t *testing.T) {
 	p := newTestPod(t)
 	p.cfg.Transport = "ipc"
 	if err := p.run("pod").Wait(); err == nil {
-		t.Error("a configuration that is wrong was accepted")
+		t.Error("a wrong configuration was accepted")
 	}
 	if err := p.run("installed").Wait(); err != nil {
 		t.Errorf("installed: %v", err)

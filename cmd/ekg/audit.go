@@ -8,10 +8,12 @@ import (
 	"os/signal"
 	"sync"
 	"syscall"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// auditFile is the file of the audit log. It is opened for appending, and each entry is one write: several gateways may share it,
-// and it may be copied and truncated while it is in use. After it was moved away, reopen begins it anew.
+// auditFile is the file of the audit log. Each entry is one write in append mode, so several gateways may share the
+// file. It may be copied and truncated while it is in use. After a rotation reopen creates a new file.
 type auditFile struct {
 	path string // fixed
 
@@ -24,7 +26,7 @@ func openAuditFile(path string) (*auditFile, error) {
 	return a, a.reopen()
 }
 
-// reopen opens the file by its name, and closes the one that was open. If that fails, the one before stays.
+// reopen opens the file by its name and closes the old one. If that fails, the old file stays open.
 func (a *auditFile) reopen() error {
 	f, err := os.OpenFile(a.path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -40,7 +42,7 @@ func (a *auditFile) reopen() error {
 	return nil
 }
 
-// Write adds an entry.
+// Write appends an entry.
 func (a *auditFile) Write(entry []byte) (int, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -54,17 +56,18 @@ func (a *auditFile) Close() error {
 	return a.file.Close()
 }
 
-// openAudit opens the audit log, nil if there is none, and has SIGHUP open it anew. Without a file SIGHUP means what it always does.
+// openAudit opens the audit log, and reopens it at SIGHUP. It returns nil if there is no audit log. Without a file
+// SIGHUP keeps its default effect.
 func (v *server) openAudit() (io.Writer, error) {
-	switch v.settings.auditLog {
+	switch v.settings.AuditLog {
 	case "":
 		return nil, nil
 	case "-":
 		return v.stdout, nil
 	}
-	file, err := openAuditFile(v.settings.auditLog)
+	file, err := openAuditFile(v.settings.AuditLog)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", v.settings.origins["audit-log"].place, err)
+		return nil, fmt.Errorf("%s: %w", v.settings.Place("audit-log"), err)
 	}
 	v.onStop("audit log", func(context.Context) error { return file.Close() })
 	hangups, end, done := make(chan os.Signal, 1), make(chan struct{}), make(chan struct{})
@@ -75,9 +78,9 @@ func (v *server) openAudit() (io.Writer, error) {
 			select {
 			case <-hangups:
 				if err := file.reopen(); err != nil {
-					v.log.Error("the audit log cannot be opened anew; the old file is used on", "err", err)
+					v.log.Error("the audit log cannot be reopened; entries still go to the old file", logkey.Err, err)
 				} else {
-					v.log.Info("the audit log was opened anew", "file", v.settings.auditLog)
+					v.log.Info("the audit log was reopened", logkey.File, v.settings.AuditLog)
 				}
 			case <-end:
 				return

@@ -16,14 +16,14 @@ import (
 	"time"
 )
 
-// Bounds of what commands ask a gateway.
+// Bounds of the commands' requests to a gateway.
 const (
 	askTime       = 15 * time.Second // for an answer to begin
 	maxKernelList = 64 << 20         // bytes
 	maxRefusal    = 64 << 10
 )
 
-// gatewayClient asks one gateway. It may be used concurrently; close ends its idle connections.
+// gatewayClient sends requests to one gateway. It may be used concurrently. Method close ends its idle connections.
 type gatewayClient struct {
 	shown string // its URL, without a token
 	base  string // of every request, with a slash at the end
@@ -31,9 +31,9 @@ type gatewayClient struct {
 	http  http.Client
 }
 
-// newGatewayClient makes a client for a URL as `ekg serve` prints it: http, https, or either with +unix and a socket's path as
-// host. A token in it is used unless one is given. Certificate is the SHA-256 of the one certificate to be trusted, ""
-// for those that the system trusts.
+// newGatewayClient returns a client for a URL as `ekg serve` prints it. The scheme is http or https; with +unix, the
+// host is a socket's path. A token in the URL is used if the parameter is "". Certificate is the SHA-256 of the only
+// trusted certificate, or "" for those that the system trusts.
 func newGatewayClient(address, token, certificate string) (*gatewayClient, error) {
 	scheme, rest, ok := strings.Cut(address, "://")
 	scheme, onSocket := strings.CutSuffix(scheme, "+unix")
@@ -41,7 +41,7 @@ func newGatewayClient(address, token, certificate string) (*gatewayClient, error
 		return nil, fmt.Errorf("%q is not a URL like http://host:port/", withoutQuery(address))
 	}
 	socket := ""
-	if onSocket { // net/url takes no slashes in a host
+	if onSocket { // net/url accepts no slashes in a host
 		host, path, _ := strings.Cut(rest, "/")
 		var err error
 		if socket, err = url.QueryUnescape(host); err != nil {
@@ -58,8 +58,13 @@ func newGatewayClient(address, token, certificate string) (*gatewayClient, error
 	}
 	u.User, u.RawQuery, u.Fragment = nil, "", ""
 	u.Path = strings.TrimRight(u.Path, "/") + "/"
-	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, ResponseHeaderTimeout: askTime, TLSHandshakeTimeout: askTime,
-		DialContext: (&net.Dialer{Timeout: askTime}).DialContext, IdleConnTimeout: time.Second}
+	transport := &http.Transport{
+		Proxy:                 http.ProxyFromEnvironment,
+		ResponseHeaderTimeout: askTime,
+		TLSHandshakeTimeout:   askTime,
+		DialContext:           (&net.Dialer{Timeout: askTime}).DialContext,
+		IdleConnTimeout:       time.Second,
+	}
 	if onSocket {
 		transport.Proxy = nil
 		transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -71,7 +76,7 @@ func newGatewayClient(address, token, certificate string) (*gatewayClient, error
 	}
 	return &gatewayClient{shown: withoutQuery(address), base: u.String(), token: token, http: http.Client{
 		Transport: transport,
-		// Wherever else it leads, the token does not go with it.
+		// A redirect must not receive the token.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}, nil
 }
@@ -81,11 +86,11 @@ func withoutQuery(address string) string {
 	return address
 }
 
-// pinned trusts one certificate, whatever names it is for.
+// pinned trusts one certificate, regardless of its names.
 func pinned(sum string) *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS12,
-		InsecureSkipVerify: true, //nolint:gosec // it is compared as a whole below
+		InsecureSkipVerify: true, //nolint:gosec // the whole certificate is compared below
 		VerifyConnection: func(st tls.ConnectionState) error {
 			if len(st.PeerCertificates) > 0 {
 				got := sha256.Sum256(st.PeerCertificates[0].Raw)
@@ -100,7 +105,7 @@ func pinned(sum string) *tls.Config {
 
 func (g *gatewayClient) close() { g.http.CloseIdleConnections() }
 
-// refusedError is an answer other than 200.
+// refusedError is an answer with a status other than 200.
 type refusedError struct {
 	status  int
 	message string
@@ -108,12 +113,14 @@ type refusedError struct {
 
 func (e *refusedError) Error() string { return e.message }
 
-// final reports whether asking again will not help.
+// final reports whether a repeated request would fail, too.
 func (e *refusedError) final() bool {
-	return e.status >= 400 && e.status < 500 && e.status != http.StatusRequestTimeout && e.status != http.StatusTooManyRequests
+	return e.status >= 400 && e.status < 500 && e.status != http.StatusRequestTimeout &&
+		e.status != http.StatusTooManyRequests
 }
 
-// get asks and returns an answer of 200, whose body the caller closes. The error names the gateway.
+// get sends a request. It returns the answer if the status is 200; the caller closes its body. An error names the
+// gateway.
 func (g *gatewayClient) get(ctx context.Context, path string, query url.Values) (*http.Response, error) {
 	u := g.base + path
 	if len(query) > 0 {
@@ -130,14 +137,14 @@ func (g *gatewayClient) get(ctx context.Context, path string, query url.Values) 
 	if err != nil {
 		var wrapped *url.Error
 		if errors.As(err, &wrapped) {
-			err = wrapped.Err // without the URL, in which a msg_id may stand
+			err = wrapped.Err // without the URL, since it may hold a msg_id
 		}
 		return nil, fmt.Errorf("%s: %w", g.shown, err)
 	}
 	if resp.StatusCode == http.StatusOK {
 		return resp, nil
 	}
-	defer func() { _ = resp.Body.Close() }() // read as far as it matters
+	defer func() { _ = resp.Body.Close() }() // only the necessary part was read
 	var body struct{ Message string }
 	b, err := io.ReadAll(io.LimitReader(resp.Body, maxRefusal))
 	if err == nil {
@@ -149,7 +156,7 @@ func (g *gatewayClient) get(ctx context.Context, path string, query url.Values) 
 	return nil, fmt.Errorf("%s: %w", g.shown, &refusedError{resp.StatusCode, body.Message})
 }
 
-// listedKernel is what commands need of a kernel's model.
+// listedKernel holds the fields of a kernel's model that commands need.
 type listedKernel struct {
 	ID    string `json:"id"`
 	Name  string `json:"name"`

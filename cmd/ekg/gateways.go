@@ -18,15 +18,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// gatewayFile is what a running gateway leaves in its state directory for other commands of the same user: a file of
-// mode 0600, gateway-PID.json, that it keeps locked as long as it lives. A gateway that was killed cannot remove its
-// file, but its lock is gone, whoever has its process id now and in whatever container.
+// gatewayFile is a file that a running gateway keeps in its state directory for other commands of the same user. Its
+// name is gateway-PID.json, and its mode is 0600. The gateway holds a lock on it as long as it lives. A killed gateway
+// leaves its file, but its lock is gone. The lock therefore shows whether a gateway lives; the process id may belong to
+// another process or container.
 type gatewayFile struct {
 	URL         string    `json:"url"`
-	Token       string    `json:"token"` // "" where none is demanded
+	Token       string    `json:"token"` // "" if the gateway requires none
 	PID         int       `json:"pid"`
 	Started     time.Time `json:"started"`               // UTC
-	Certificate string    `json:"certificate,omitempty"` // SHA-256 of the certificate it shows, in hexadecimal
+	Certificate string    `json:"certificate,omitempty"` // SHA-256 of the gateway's certificate, in hexadecimal
 }
 
 const (
@@ -34,8 +35,8 @@ const (
 	maxGatewayFile = 64 << 10 // bytes
 )
 
-// leaveGatewayFile writes a gateway's file and returns what removes it. Files of gateways that have died are removed; about
-// others that are not as they should be it only complains, since a gateway is more than being found.
+// leaveGatewayFile writes a gateway's file and returns the function that removes it. It removes the files of gateways
+// that have died. Errors about other files are only passed to complain, since a gateway can work without them.
 func leaveGatewayFile(stateDir string, g gatewayFile, complain func(error)) (remove func() error, err error) {
 	if _, err := runningGateways(stateDir, true); err != nil {
 		complain(err)
@@ -44,7 +45,8 @@ func leaveGatewayFile(stateDir string, g gatewayFile, complain func(error)) (rem
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(stateDir, 0o700); err != nil { // kernels that are no processes of this machine leave nothing there
+	// A gateway whose kernels are pods may not have created the directory yet.
+	if err := os.MkdirAll(stateDir, 0o700); err != nil {
 		return nil, err
 	}
 	f, err := os.CreateTemp(stateDir, ".gateway-*") // mode 0600
@@ -52,7 +54,7 @@ func leaveGatewayFile(stateDir string, g gatewayFile, complain func(error)) (rem
 		return nil, err
 	}
 	path := filepath.Join(stateDir, "gateway-"+strconv.Itoa(g.PID)+".json")
-	// Locked and complete before anybody can see it.
+	// The file is locked and complete before other processes can see it.
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if err == nil {
 		_, err = f.Write(append(b, '\n'))
@@ -66,7 +68,7 @@ func leaveGatewayFile(stateDir string, g gatewayFile, complain func(error)) (rem
 	return func() error { return errors.Join(removeSame(path, f), f.Close()) }, nil
 }
 
-// removeSame removes the file at path if it is f: in another container there may be a gateway of the same process id.
+// removeSame removes the file at path only if it is f. A gateway in another container may have the same process id.
 func removeSame(path string, f *os.File) error {
 	mine, err := f.Stat()
 	if err != nil {
@@ -84,8 +86,8 @@ func removeSame(path string, f *os.File) error {
 	return os.Remove(path)
 }
 
-// runningGateways reads the files of the gateways that live, the longest-running first. With tidy it removes the files of
-// those that have died. The error is about files that are left out of the result.
+// runningGateways reads the files of the gateways that live, oldest first. With tidy it removes the files of those that
+// have died. The error is about files that the result lacks.
 func runningGateways(stateDir string, tidy bool) ([]gatewayFile, error) {
 	entries, err := os.ReadDir(stateDir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -95,7 +97,7 @@ func runningGateways(stateDir string, tidy bool) ([]gatewayFile, error) {
 	var odd []error
 	for _, e := range entries {
 		if match, err := filepath.Match(gatewayFiles, e.Name()); err != nil || !match {
-			continue // the pattern is a good one
+			continue // the pattern is always valid
 		}
 		g, err := readGatewayFile(filepath.Join(stateDir, e.Name()), tidy)
 		if err != nil {
@@ -113,7 +115,7 @@ func runningGateways(stateDir string, tidy bool) ([]gatewayFile, error) {
 func readGatewayFile(path string, tidy bool) (*gatewayFile, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil // it has ended this moment
+		return nil, nil // the gateway has just ended
 	}
 	if err != nil {
 		return nil, err
@@ -147,7 +149,7 @@ func readGatewayFile(path string, tidy bool) (*gatewayFile, error) {
 	return &g, nil
 }
 
-// certificateSum is what a gateway's file says of its certificate, "" for a gateway without TLS.
+// certificateSum returns the certificate's SHA-256 for a gateway's file, or "" for a gateway without TLS.
 func certificateSum(file string) (string, error) {
 	if file == "" {
 		return "", nil
@@ -157,7 +159,7 @@ func certificateSum(file string) (string, error) {
 		return "", err
 	}
 	block, rest := pem.Decode(b)
-	for block != nil && block.Type != "CERTIFICATE" { // a key may stand before it
+	for block != nil && block.Type != "CERTIFICATE" { // a key may precede it
 		block, rest = pem.Decode(rest)
 	}
 	if block == nil {

@@ -7,19 +7,19 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
-// What `kernelspec render` shows where nothing is said: it needs no gateway and no cluster.
+// Values that `kernelspec render` uses for missing settings. It needs no gateway and no cluster.
 const (
 	renderedNamespace  = "default"
 	renderedSupervisor = "ekg"
@@ -27,30 +27,29 @@ const (
 )
 
 // kernelspecCommand is `ekg kernelspec`.
-func kernelspecCommand(read func(*cli.Context) (*settings, error)) *cli.Command {
-	flags := func(names ...string) []cli.Flag {
-		list := []cli.Flag{configOption.flag()}
-		for _, name := range names {
-			o, ok := optionNamed(name)
-			if !ok {
-				panic("there is no option " + name)
-			}
-			list = append(list, o.flag())
-		}
-		return list
-	}
+func kernelspecCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Command {
 	return &cli.Command{
-		Name: "kernelspec", Usage: "see and check what kernels can be started", OnUsageError: refuseUsage, Action: onlySubcommands,
+		Name: "kernelspec", Usage: "list, check and render kernelspecs",
+		OnUsageError: refuseUsage, Action: onlySubcommands,
 		Subcommands: []*cli.Command{
-			{Name: "list", Usage: "list the kernels that can be started", Flags: flags("kernelspec-dir"), OnUsageError: refuseUsage,
+			{
+				Name:         "list",
+				Usage:        "list the kernels that can be started",
+				Flags:        settingFlags("kernelspec-dir"),
+				OnUsageError: refuseUsage,
 				Action: func(c *cli.Context) error {
 					s, err := command(c, 0, read)
 					if err != nil {
 						return err
 					}
 					return listSpecs(c.Context, s, c.App.Writer, c.App.ErrWriter)
-				}},
-			{Name: "check", Usage: "examine the kernelspec in DIR, or all kernelspecs below it", ArgsUsage: "DIR", Flags: flags("kube-policy"),
+				},
+			},
+			{
+				Name:         "check",
+				Usage:        "examine the kernelspec in DIR, or all kernelspecs below it",
+				ArgsUsage:    "DIR",
+				Flags:        settingFlags("kube-policy"),
 				OnUsageError: refuseUsage,
 				Action: func(c *cli.Context) error {
 					s, err := command(c, 1, read)
@@ -58,29 +57,47 @@ func kernelspecCommand(read func(*cli.Context) (*settings, error)) *cli.Command 
 						return err
 					}
 					return checkSpecs(c.Context, s, c.Args().First(), c.App.Writer)
-				}},
-			{Name: "render", Usage: "print the pod and the secret that a client would get for the kernelspec NAME", ArgsUsage: "NAME", OnUsageError: refuseUsage,
-				Flags: append(flags("kernelspec-dir", "kube-policy", "supervisor-image", "kernel-image", "kube-namespace", "log-limit", "stop-grace"),
-					&cli.StringSliceFlag{Name: "env", Usage: "variable that the client sends, as `NAME=VALUE`; repeatable"}),
+				},
+			},
+			{
+				Name:         "render",
+				Usage:        "print the pod and the secret that a client would get for the kernelspec NAME",
+				ArgsUsage:    "NAME",
+				OnUsageError: refuseUsage,
+				Flags: append(
+					settingFlags(
+						"kernelspec-dir",
+						"kube-policy",
+						"supervisor-image",
+						"kernel-image",
+						"kube-namespace",
+						"log-limit",
+						"stop-grace",
+					),
+					&cli.StringSliceFlag{Name: "env", Usage: "variable that the client sends, as `NAME=VALUE`; repeatable"},
+				),
 				Action: func(c *cli.Context) error {
 					s, err := command(c, 1, read)
 					if err != nil {
 						return err
 					}
 					return renderSpec(c.Context, s, c.Args().First(), c.StringSlice("env"), c.App.Writer)
-				}},
+				},
+			},
 		},
 	}
 }
 
-// openSpecs finds the kernelspecs that the settings ask for.
-func openSpecs(ctx context.Context, s *settings, log *slog.Logger) (*kernelspecs.Finder, error) {
+// openSpecs finds the kernelspecs of the settings.
+func openSpecs(ctx context.Context, s *settings.Settings, log *slog.Logger) (*kernelspecs.Finder, error) {
 	env := kernelspecs.FindEnvironment(ctx, os.Getenv)
-	return kernelspecs.Open(kernelspecs.Options{Dirs: s.kernelspecDirs, DataDirs: env.DataDirs, Prefix: env.Prefix, Log: log})
+	return kernelspecs.Open(
+		kernelspecs.Options{Dirs: s.KernelspecDirs, DataDirs: env.DataDirs, Prefix: env.Prefix, Log: log},
+	)
 }
 
-// listSpecs prints the usable specs, and on stderr what is wrong with others.
-func listSpecs(ctx context.Context, s *settings, stdout, stderr io.Writer) (err error) {
+// listSpecs prints the usable specs on stdout, and faults of other specs on stderr.
+func listSpecs(ctx context.Context, s *settings.Settings, stdout, stderr io.Writer) (err error) {
 	specs, err := openSpecs(ctx, s, discard)
 	if err != nil {
 		return err
@@ -107,9 +124,9 @@ func listSpecs(ctx context.Context, s *settings, stdout, stderr io.Writer) (err 
 	return nil
 }
 
-// checkSpecs prints what is wrong with the specs of a directory, which is an error.
-func checkSpecs(ctx context.Context, s *settings, dir string, stdout io.Writer) error {
-	pods, err := s.renderedPods()
+// checkSpecs prints the faults of the specs in a directory. It returns an error if there are any.
+func checkSpecs(ctx context.Context, s *settings.Settings, dir string, stdout io.Writer) error {
+	pods, err := renderedPods(s)
 	if err != nil {
 		return err
 	}
@@ -130,34 +147,40 @@ func checkSpecs(ctx context.Context, s *settings, dir string, stdout io.Writer) 
 	}
 }
 
-// renderedPods are the options of pods that nobody starts.
-func (s *settings) renderedPods() (kube.PodOptions, error) {
-	if s.supervisorImage == "" {
-		s.supervisorImage = renderedSupervisor
+// renderedPods returns the options of pods that are only printed.
+func renderedPods(s *settings.Settings) (podspec.Options, error) {
+	if s.SupervisorImage == "" {
+		s.SupervisorImage = renderedSupervisor
 	}
-	o, err := s.podOptions(renderedNamespace)
+	o, err := podOptions(s, renderedNamespace)
 	if err != nil {
 		return o, &usageError{err}
 	}
 	return o, nil
 }
 
-// renderSpec prints what a request for a kernelspec would make of it.
-func renderSpec(ctx context.Context, s *settings, name string, variables []string, stdout io.Writer) (err error) {
-	pods, err := s.renderedPods()
+// renderSpec prints the pod that a request for a kernelspec would create.
+func renderSpec(
+	ctx context.Context,
+	s *settings.Settings,
+	name string,
+	variables []string,
+	stdout io.Writer,
+) (err error) {
+	pods, err := renderedPods(s)
 	if err != nil {
 		return err
 	}
 	req := launcher.Request{ID: renderedKernel, Env: map[string]string{}}
 	for _, v := range variables {
 		key, value, ok := strings.Cut(v, "=")
-		if !ok || checkEnvName(key) != nil {
+		if !ok || settings.CheckEnvName(key) != nil {
 			return &usageError{fmt.Errorf("--env: %q is not NAME=VALUE", v)}
 		}
 		req.Env[key] = value
 	}
-	if dir := req.Env["KERNEL_WORKING_DIR"]; filepath.IsAbs(dir) {
-		req.WorkingDir = dir
+	if err := req.ParseEnv(); err != nil {
+		return fmt.Errorf("--env: %w", err)
 	}
 	specs, err := openSpecs(ctx, s, discard)
 	if err != nil {
@@ -174,7 +197,7 @@ func renderSpec(ctx context.Context, s *settings, name string, variables []strin
 		}
 		return err
 	}
-	text, err := kube.Render(pods, req, time.Time{})
+	text, err := podspec.Render(pods, req, time.Time{})
 	if err != nil {
 		return err
 	}

@@ -11,15 +11,23 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// openLauncher opens what the settings say runs kernels.
-func openLauncher(ctx context.Context, s *settings, limits launcher.Limits, log *slog.Logger, watch launcher.Observer) (launcher.Launcher, error) {
-	switch s.launcher {
+// openLauncher opens the launcher that the settings select.
+func openLauncher(
+	ctx context.Context,
+	s *settings.Settings,
+	limits launcher.Limits,
+	log *slog.Logger,
+	watch launcher.Observer,
+) (launcher.Launcher, error) {
+	switch s.Launcher {
 	case "local":
 		supervisor, err := findSupervisor(s)
 		if err != nil {
@@ -30,15 +38,15 @@ func openLauncher(ctx context.Context, s *settings, limits launcher.Limits, log 
 			return nil, err
 		}
 		return local.Open(ctx, local.Options{
-			StateDir:   s.stateDir,
-			RuntimeDir: s.runtimeDir,
+			StateDir:   s.StateDir,
+			RuntimeDir: s.RuntimeDir,
 			Supervisor: supervisor,
 			GPUProgram: gpuProgram,
-			LogLimit:   s.logLimit,
-			LogTotal:   s.logTotal,
-			StopGrace:  s.stopGrace,
-			InheritEnv: s.inheritEnv,
-			Cull:       s.cull(),
+			LogLimit:   s.LogLimit,
+			LogTotal:   s.LogTotal,
+			StopGrace:  s.StopGrace,
+			InheritEnv: s.InheritEnv,
+			Cull:       s.Cull(),
 			Limits:     limits,
 			Log:        log,
 			Observer:   watch,
@@ -46,81 +54,88 @@ func openLauncher(ctx context.Context, s *settings, limits launcher.Limits, log 
 	case "kubernetes":
 		return openKube(ctx, s, limits, log, watch)
 	default:
-		return nil, fmt.Errorf("%s: there is no launcher %q", s.origins["launcher"].place, s.launcher)
+		return nil, fmt.Errorf("%s: there is no launcher %q", s.Place("launcher"), s.Launcher)
 	}
 }
 
-// openKube connects to the cluster and finds the kernels that are there.
-func openKube(ctx context.Context, s *settings, limits launcher.Limits, log *slog.Logger, watch launcher.Observer) (launcher.Launcher, error) {
+// openKube connects to the cluster and finds its kernels.
+func openKube(
+	ctx context.Context,
+	s *settings.Settings,
+	limits launcher.Limits,
+	log *slog.Logger,
+	watch launcher.Observer,
+) (launcher.Launcher, error) {
 	kube.LogTo(log)
-	cluster, err := kube.Connect(s.kubeconfig, s.kubeContext)
+	cluster, err := kube.Connect(s.Kubeconfig, s.KubeContext)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", s.origins["kubeconfig"].place, err)
+		return nil, fmt.Errorf("%s: %w", s.Place("kubeconfig"), err)
 	}
-	pods, err := s.podOptions(cluster.Namespace)
-	if err != nil {
-		return nil, err
-	}
-	key, err := s.masterKey(cluster)
+	pods, err := podOptions(s, cluster.Namespace)
 	if err != nil {
 		return nil, err
 	}
-	log.Info("kernels are pods", "cluster", cluster.Host, "namespace", pods.Namespace)
+	key, err := masterKey(s, cluster)
+	if err != nil {
+		return nil, err
+	}
+	log.Info("kernels are pods", logkey.Cluster, cluster.Host, logkey.Namespace, pods.Namespace)
 	opening, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
-	o := kube.Options{Cluster: cluster, Pods: pods, MasterKey: key, StartLimit: time.Duration(s.startLimit), KeepEndings: time.Duration(s.keepEndings), Limits: limits, Log: log, Observer: watch}
-	if s.kubePeers != "" {
-		if !cluster.Inside() || s.podIP == "" {
-			return nil, fmt.Errorf("%s: only for gateways in the cluster, which are told their address with --pod-ip", s.origins["kube-peers"].place)
+	o := kube.Options{
+		Cluster:     cluster,
+		Pods:        pods,
+		MasterKey:   key,
+		StartLimit:  time.Duration(s.StartLimit),
+		KeepEndings: time.Duration(s.KeepEndings),
+		Limits:      limits,
+		Log:         log,
+		Observer:    watch,
+	}
+	if s.KubePeers != "" {
+		if !cluster.Inside() || s.PodIP == "" {
+			return nil, fmt.Errorf("%s: it is only for a gateway in the cluster that has --pod-ip", s.Place("kube-peers"))
 		}
-		o.Peers = &kube.Peers{Namespace: cluster.Namespace, Selector: s.kubePeers, IP: s.podIP}
+		o.Peers = &kube.Peers{Namespace: cluster.Namespace, Selector: s.KubePeers, IP: s.PodIP}
 	}
 	return kube.Open(opening, o)
 }
 
-// openTime is how long the cluster may take to list its pods before a gateway gives up. Where it runs as a Deployment it is
-// started again.
+// openTime bounds the time for the first list of pods. After it the gateway ends, and a Deployment starts it again.
 const openTime = time.Minute
 
-// podOptions are the settings of kernels' pods.
-func (s *settings) podOptions(namespace string) (kube.PodOptions, error) {
-	if s.kubeNamespace != "" {
-		namespace = s.kubeNamespace
+// podOptions returns the settings of kernels' pods.
+func podOptions(s *settings.Settings, namespace string) (podspec.Options, error) {
+	if s.KubeNamespace != "" {
+		namespace = s.KubeNamespace
 	}
-	o := kube.PodOptions{Namespace: namespace, SupervisorImage: s.supervisorImage, KernelImage: s.kernelImage,
-		LogLimit: s.logLimit, StopGrace: time.Duration(s.stopGrace), Cull: s.cull()}
-	if s.supervisorImage == "" {
-		return o, fmt.Errorf("%s: the launcher kubernetes needs the name of ekg's image", s.origins["supervisor-image"].place)
+	o := podspec.Options{Namespace: namespace, SupervisorImage: s.SupervisorImage, KernelImage: s.KernelImage,
+		LogLimit: s.LogLimit, StopGrace: time.Duration(s.StopGrace), Cull: s.Cull()}
+	if s.SupervisorImage == "" {
+		return o, fmt.Errorf("%s: the launcher kubernetes needs the name of ekg's image", s.Place("supervisor-image"))
 	}
-	if s.kubePolicy != "" {
-		policy, err := kube.ReadPolicy(s.kubePolicy)
+	if s.KubePolicy != "" {
+		policy, err := podspec.ReadPolicy(s.KubePolicy)
 		if err != nil {
-			return o, fmt.Errorf("%s: %w", s.origins["kube-policy"].place, err)
+			return o, fmt.Errorf("%s: %w", s.Place("kube-policy"), err)
 		}
 		o.Policy = policy
 	}
 	return o, nil
 }
 
-// cull is when kernels are ended that nobody has asked to end. It is the operator's part of it: what a kernelspec says is laid
-// over it by the launchers.
-func (s *settings) cull() supervisor.Cull {
-	return supervisor.Cull{IdleTimeout: s.cullIdleTimeout, Busy: s.cullBusy, Unattended: !s.cullConnected, BusyLimit: s.cullBusyLimit, MaxAge: s.cullMaxAge,
-		KeepLimit: s.cullKeepLimit, Warning: s.cullWarning, Interval: s.cullInterval, CPU: s.cullCPU, GPU: s.cullGPU, Activity: s.cullActivity, IdleMax: s.cullIdleMax}
-}
-
-// masterKey reads the key from which those of kernels are derived. A gateway outside the cluster has one of its own, unless
-// it is told another; in a cluster replicas could not serve each other's kernels with that.
-func (s *settings) masterKey(cluster *kube.Cluster) ([]byte, error) {
-	path, place := s.masterKeyFile, s.origins["master-key-file"].place
+// masterKey reads the key from which the kernels' keys are derived. By default a gateway outside the cluster generates
+// its own key. Inside a cluster the key must be given, since all replicas need the same one.
+func masterKey(s *settings.Settings, cluster *kube.Cluster) ([]byte, error) {
+	path, place := s.MasterKeyFile, s.Place("master-key-file")
 	if path == "" {
 		if cluster.Inside() {
 			return nil, fmt.Errorf("%s: a gateway in a cluster needs a key that all its replicas share", place)
 		}
-		path, place = filepath.Join(s.stateDir, "master-key"), s.origins["state-dir"].place
+		path, place = filepath.Join(s.StateDir, "master-key"), s.Place("state-dir")
 	}
 	text, err := readTokenFile(path)
-	if errors.Is(err, fs.ErrNotExist) && s.masterKeyFile == "" {
+	if errors.Is(err, fs.ErrNotExist) && s.MasterKeyFile == "" {
 		text, err = makeTokenFile(path)
 	}
 	if err != nil {
@@ -132,11 +147,12 @@ func (s *settings) masterKey(cluster *kube.Cluster) ([]byte, error) {
 	return []byte(text), nil
 }
 
-// findSupervisor returns the absolute path of ekg-supervisor: what was given, else beside this program, else on PATH.
-func findSupervisor(s *settings) (string, error) {
-	place := s.origins["supervisor"].place
-	if s.supervisor != "" {
-		path, err := exec.LookPath(s.supervisor)
+// findSupervisor returns the absolute path of ekg-supervisor. It looks for the given path or name, else beside this
+// program, else on PATH.
+func findSupervisor(s *settings.Settings) (string, error) {
+	place := s.Place("supervisor")
+	if s.Supervisor != "" {
+		path, err := exec.LookPath(s.Supervisor)
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", place, err)
 		}
@@ -146,7 +162,7 @@ func findSupervisor(s *settings) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// Linked programs lie elsewhere than their link: that is where the supervisor of the same version is.
+	// This program may be started by a link. The supervisor of the same version is beside the link's target.
 	if real, err := filepath.EvalSymlinks(self); err == nil {
 		self = real
 	}
@@ -165,9 +181,10 @@ func findSupervisor(s *settings) (string, error) {
 	return filepath.Abs(path)
 }
 
-// findGPUProgram returns the absolute path of ekg-gpu, which lies beside the supervisor; "" where nothing needs it.
-func findGPUProgram(s *settings, supervisor string) (string, error) {
-	if s.cullGPU == 0 {
+// findGPUProgram returns the absolute path of ekg-gpu, which lies beside the supervisor. It returns "" if no setting
+// needs the program.
+func findGPUProgram(s *settings.Settings, supervisor string) (string, error) {
+	if s.CullGPU == 0 {
 		return "", nil
 	}
 	if real, err := filepath.EvalSymlinks(supervisor); err == nil {
@@ -175,7 +192,7 @@ func findGPUProgram(s *settings, supervisor string) (string, error) {
 	}
 	path, err := exec.LookPath(filepath.Join(filepath.Dir(supervisor), "ekg-gpu"))
 	if err != nil {
-		return "", fmt.Errorf("%s: it needs the program ekg-gpu beside the supervisor: %w", s.origins["cull-gpu"].place, err)
+		return "", fmt.Errorf("%s: it needs the program ekg-gpu beside the supervisor: %w", s.Place("cull-gpu"), err)
 	}
 	return path, nil
 }

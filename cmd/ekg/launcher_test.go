@@ -6,26 +6,31 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 )
 
-// TestFindGPUProgram: it lies beside the supervisor, to which there may be a link; who asks for it where it is not is told so at the start.
+// TestFindGPUProgram: the program is beside the supervisor, even if that was given as a link. If it is needed and
+// missing, the start fails with a reason.
 func TestFindGPUProgram(t *testing.T) {
 	real, linked := t.TempDir(), t.TempDir()
-	if err := errors.Join(os.WriteFile(filepath.Join(real, "ekg-supervisor"), nil, 0o755), os.Symlink(filepath.Join(real, "ekg-supervisor"), filepath.Join(linked, "ekg-supervisor"))); err != nil {
+	if err := errors.Join(os.WriteFile(filepath.Join(real, "ekg-supervisor"), nil, 0o755),
+		os.Symlink(filepath.Join(real, "ekg-supervisor"), filepath.Join(linked, "ekg-supervisor"))); err != nil {
 		t.Fatal(err)
 	}
-	find := func(s sources) (string, error) {
-		loaded, err := load(s)
+	find := func(s settings.Sources) (string, error) {
+		loaded, err := settings.Load(s)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return findGPUProgram(loaded, filepath.Join(linked, "ekg-supervisor"))
 	}
-	asked := from(map[string][]string{"cull-gpu": {"0.1"}}, nil)
-	if path, err := find(from(nil, nil)); err != nil || path != "" {
+	asked := sourcesOf(map[string][]string{"cull-gpu": {"0.1"}}, nil)
+	if path, err := find(sourcesOf(nil, nil)); err != nil || path != "" {
 		t.Errorf("not asked for: %q, %v", path, err)
 	}
-	if path, err := find(asked); err == nil || !strings.HasPrefix(err.Error(), "--cull-gpu: it needs the program ekg-gpu beside the supervisor: ") {
+	if path, err := find(asked); err == nil ||
+		!strings.HasPrefix(err.Error(), "--cull-gpu: it needs the program ekg-gpu beside the supervisor: ") {
 		t.Errorf("not there: %q, %v", path, err)
 	}
 	program := filepath.Join(real, "ekg-gpu")

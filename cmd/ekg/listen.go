@@ -11,28 +11,31 @@ import (
 	"os"
 	"strings"
 	"syscall"
+
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 )
 
-// maxSocketPath is what fits into Linux's sockaddr_un, its final NUL not counted.
-const maxSocketPath = 107
-
-// listen opens the listener that the settings ask for.
-func listen(ctx context.Context, s *settings) (net.Listener, error) {
-	place := s.origins["listen"].place
+// listen opens the listener of the settings.
+func listen(ctx context.Context, s *settings.Settings) (net.Listener, error) {
+	place := s.Place("listen")
 	var config *tls.Config
-	if s.tlsCert != "" {
-		cert, err := tls.LoadX509KeyPair(s.tlsCert, s.tlsKey)
+	if s.TLSCert != "" {
+		cert, err := tls.LoadX509KeyPair(s.TLSCert, s.TLSKey)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", s.origins["tls-cert"].place, err)
+			return nil, fmt.Errorf("%s: %w", s.Place("tls-cert"), err)
 		}
-		config = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
+		config = &tls.Config{
+			Certificates: []tls.Certificate{cert},
+			MinVersion:   tls.VersionTLS12,
+			NextProtos:   []string{"http/1.1"},
+		}
 	}
 	var l net.Listener
 	var err error
-	if path, ok := strings.CutPrefix(s.listen, "unix:"); ok {
+	if path, ok := strings.CutPrefix(s.Listen, "unix:"); ok {
 		l, err = listenUnix(ctx, path)
 	} else {
-		l, err = new(net.ListenConfig).Listen(ctx, "tcp", s.listen)
+		l, err = new(net.ListenConfig).Listen(ctx, "tcp", s.Listen)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", place, err)
@@ -43,8 +46,8 @@ func listen(ctx context.Context, s *settings) (net.Listener, error) {
 	return l, nil
 }
 
-// listenUnix listens on a socket that only this user can connect to. A socket that a killed gateway has left is
-// replaced, one that is in use is not.
+// listenUnix listens on a socket that only this user can connect to. It replaces the socket of a killed gateway, but
+// not one in use.
 func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	info, err := os.Lstat(path)
 	switch {
@@ -66,7 +69,7 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 		}
 	}
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		// Linux gives the file the mode of its socket. Changed after bind it would be open to others for a moment.
+		// On Linux the file gets its socket's mode. A chmod after bind would leave it open to others for a moment.
 		var err error
 		cerr := c.Control(func(fd uintptr) { err = syscall.Fchmod(int(fd), 0o600) })
 		return errors.Join(cerr, err)
@@ -74,24 +77,24 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	return lc.Listen(ctx, "unix", path)
 }
 
-// url returns the address people use, with a slash at the end.
-func (s *settings) url(addr net.Addr) string {
+// gatewayAddress returns the URL for users, with a slash at the end.
+func gatewayAddress(s *settings.Settings, addr net.Addr) string {
 	scheme := "http"
-	if s.tlsCert != "" {
+	if s.TLSCert != "" {
 		scheme = "https"
 	}
 	host := addr.String()
 	if tcp, ok := addr.(*net.TCPAddr); ok {
 		if tcp.IP.IsUnspecified() {
-			// Every address of the machine answers; this one is right on it.
+			// All addresses of the machine answer; this one is valid on the machine itself.
 			host = fmt.Sprintf("127.0.0.1:%d", tcp.Port)
 		}
 	} else {
-		// The form that Jupyter Server prints.
+		// Jupyter Server prints the same form.
 		scheme += "+unix"
 		host = url.QueryEscape(host)
 	}
-	base := strings.Trim(s.baseURL, "/")
+	base := strings.Trim(s.BaseURL, "/")
 	if base != "" {
 		base += "/"
 	}

@@ -20,17 +20,19 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 )
 
 func TestServer_UnixSocket(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0)) // the worst case for a socket's mode
-	dir, err := os.MkdirTemp("", "ekg")   // t.TempDir's are too long
+	dir, err := os.MkdirTemp("", "ekg")   // t.TempDir's paths are too long
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	path := filepath.Join(dir, "s")
-	// What a killed gateway leaves behind.
+	// A killed gateway leaves such a socket.
 	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 	if err != nil {
 		t.Fatal(err)
@@ -54,8 +56,8 @@ func TestServer_UnixSocket(t *testing.T) {
 	if want := "ekg is ready at http+unix://" + url.QueryEscape(path) + "/\n"; r.stdout.String() != want {
 		t.Errorf("printed %q, want %q", r.stdout, want)
 	}
-	// One that is in use is left alone, and so is a file that only has the name.
-	s, err := load(from(flags, nil))
+	// A socket in use is not replaced, and neither is another file with its name.
+	s, err := settings.Load(sourcesOf(flags, nil))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +83,11 @@ func TestServer_TLS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1),
+		NotAfter:     time.Now().Add(time.Hour),
+		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
 		t.Fatal(err)
@@ -91,23 +97,30 @@ func TestServer_TLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	cert, keyFile := filepath.Join(t.TempDir(), "cert"), filepath.Join(t.TempDir(), "key")
-	for file, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der}, keyFile: {Type: "PRIVATE KEY", Bytes: pkcs8}} {
+	for file, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der},
+		keyFile: {Type: "PRIVATE KEY", Bytes: pkcs8}} {
 		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	state := t.TempDir()
-	r := start(t, &fakeLauncher{}, map[string][]string{"tls-cert": {cert}, "tls-key": {keyFile}, "token": {"x"}, "state-dir": {state}})
+	r := start(
+		t,
+		&fakeLauncher{},
+		map[string][]string{"tls-cert": {cert}, "tls-key": {keyFile}, "token": {"x"}, "state-dir": {state}},
+	)
 	parsed, err := x509.ParseCertificate(der)
 	if err != nil {
 		t.Fatal(err)
 	}
 	pool := x509.NewCertPool()
 	pool.AddCert(parsed)
-	if code, body := r.get("/api/kernels", "x", &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}); code != http.StatusOK || r.url.Scheme != "https" {
+	if code, body := r.get("/api/kernels", "x",
+		&http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}); code != http.StatusOK ||
+		r.url.Scheme != "https" {
 		t.Errorf("got %d %s at %s", code, body, r.url)
 	}
-	// Commands of the same user trust the one certificate that it was started with, whatever names that is for.
+	// Commands of the same user trust the certificate that the gateway started with, regardless of its names.
 	running, err := runningGateways(state, false)
 	if err != nil || len(running) != 1 {
 		t.Fatalf("got %v, %v", running, err)

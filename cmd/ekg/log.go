@@ -17,49 +17,52 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 const (
-	logQuiet     = 45 * time.Second // without a line, of which there is an empty one every 15 s
-	maxLogLine   = 2 << 30          // bytes: a message of 512 MiB and its buffers in base64 fit
+	logQuiet     = 45 * time.Second // longest time without a line; an empty one comes every 15 s
+	maxLogLine   = 2 << 30          // bytes: holds a message of 512 MiB with its buffers in base64
 	shownKernels = 10               // candidates that an error names
 )
 
-// Pauses between attempts to connect again; they double.
+// Pauses before a new connection. They double.
 const (
 	firstPause = 200 * time.Millisecond
 	lastPause  = 5 * time.Second
 )
 
-// gatewayVariables name the gateway, as the Jupyter Server extension of that name has it.
+// gatewayVariables name the gateway. The second one belongs to Jupyter Server's gateway client.
 var gatewayVariables = []string{"EKG_GATEWAY_URL", "JUPYTER_GATEWAY_URL"}
 
 const jupyterTokenVariable = "JUPYTER_GATEWAY_AUTH_TOKEN"
 
 // logCommand is `ekg log`.
-func logCommand(read func(*cli.Context) (*settings, error)) *cli.Command {
-	stateDir, ok := optionNamed("state-dir")
-	if !ok {
-		panic("there is no option state-dir")
-	}
+func logCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Command {
 	return &cli.Command{
 		Name: "log", Usage: "print what a kernel has said", ArgsUsage: "KERNEL", OnUsageError: refuseUsage,
-		Description: "KERNEL is a kernel's id or the beginning of one. What is printed is its output: text as it is, errors as their\n" +
-			"traceback, everything else as one line.",
-		Flags: []cli.Flag{
+		Description: "KERNEL is a kernel's id or the beginning of one. Its output is printed: text as it is, errors\n" +
+			"as their traceback, everything else as one line.",
+		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "cell", Usage: "only what the request with this `MSG_ID` has caused"},
-			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on with what the kernel says, until it has ended or Ctrl-C"},
+			&cli.BoolFlag{
+				Name:    "follow",
+				Aliases: []string{"f"},
+				Usage:   "go on with what the kernel says, until it has ended or Ctrl-C",
+			},
 			&cli.Uint64Flag{Name: "after", Usage: "only what comes after line `NUMBER`; --json shows the numbers"},
 			&cli.BoolFlag{Name: "json", Usage: "print the log's lines as they are, one JSON object each"},
 			&cli.StringFlag{Name: "gateway-url", DefaultText: "the gateways that this user runs on this machine",
 				Usage: "`URL` of the gateway, as ekg serve prints it [$" + strings.Join(gatewayVariables, ", $") + "]"},
-			&cli.StringFlag{Name: "token", Usage: "the gateway's `TOKEN`. Others on this machine can read it on the command line: better use --token-file " +
-				"[$EKG_TOKEN, $" + jupyterTokenVariable + "]"},
+			&cli.StringFlag{
+				Name: "token",
+				Usage: "the gateway's `TOKEN`. Others on this machine can read it on the command line: better use --token-file " +
+					"[$EKG_TOKEN, $" + jupyterTokenVariable + "]",
+			},
 			&cli.StringFlag{Name: "token-file", Usage: "`FILE` with the token [$EKG_TOKEN_FILE]"},
-			stateDir.flag(), configOption.flag(),
-		},
+		}, settingFlags("state-dir")...),
 		Action: func(c *cli.Context) error {
 			s, err := command(c, 1, read)
 			if err != nil {
@@ -84,15 +87,15 @@ type logReader struct {
 	out     *bufio.Writer
 	printer *logPrinter
 	stderr  io.Writer
-	quiet   time.Duration // logQuiet, but for tests
+	quiet   time.Duration // logQuiet, except in tests
 
 	// Owned by run.
 	after uint64 // number of the last line that was printed
-	log   string // name of the log that it is of, "" if that is not known
-	began bool   // an answer has been there
+	log   string // name of that line's log, or "" if it is not known
+	began bool   // an answer has arrived
 }
 
-func newLogReader(c *cli.Context, s *settings) *logReader {
+func newLogReader(c *cli.Context, s *settings.Settings) *logReader {
 	out := bufio.NewWriterSize(c.App.Writer, 64<<10)
 	query := url.Values{}
 	if cell := c.String("cell"); cell != "" {
@@ -103,29 +106,40 @@ func newLogReader(c *cli.Context, s *settings) *logReader {
 		query.Set("follow", "true")
 	}
 	address := c.String("gateway-url")
-	return &logReader{kernel: c.Args().First(), query: query, follow: follow, asJSON: c.Bool("json"), after: c.Uint64("after"),
-		find:   func() ([]*gatewayClient, error) { return findGateways(address, s, os.Getenv) },
-		out:    out,
-		stderr: c.App.ErrWriter, quiet: logQuiet, printer: &logPrinter{out: out}}
+	return &logReader{
+		kernel:  c.Args().First(),
+		query:   query,
+		follow:  follow,
+		asJSON:  c.Bool("json"),
+		after:   c.Uint64("after"),
+		find:    func() ([]*gatewayClient, error) { return findGateways(address, s, os.Getenv) },
+		out:     out,
+		stderr:  c.App.ErrWriter,
+		quiet:   logQuiet,
+		printer: &logPrinter{out: out},
+	}
 }
 
-// findGateways returns the gateway that was named, or those that run here.
-func findGateways(address string, s *settings, getenv func(string) string) ([]*gatewayClient, error) {
+// findGateways returns the gateway with this address, or the ones that run on this machine.
+func findGateways(address string, s *settings.Settings, getenv func(string) string) ([]*gatewayClient, error) {
 	place := "--gateway-url"
 	for _, name := range gatewayVariables {
 		if address == "" && getenv(name) != "" {
 			address, place = getenv(name), name
 		}
 	}
-	running, err := runningGateways(s.stateDir, false)
+	running, err := runningGateways(s.StateDir, false)
 	if address == "" && len(running) == 0 && err != nil {
 		return nil, err
 	}
 	if address == "" {
 		if len(running) == 0 {
-			return nil, fmt.Errorf("no gateway of this user runs here with the state directory %s; name one with --gateway-url", s.stateDir)
+			return nil, fmt.Errorf(
+				"no gateway of this user runs here with the state directory %s; name one with --gateway-url",
+				s.StateDir,
+			)
 		}
-		given, err := givenToken(s, byFlag)
+		given, err := givenToken(s, settings.ByFlag)
 		if err != nil {
 			return nil, err
 		}
@@ -149,17 +163,17 @@ func findGateways(address string, s *settings, getenv func(string) string) ([]*g
 	return []*gatewayClient{client}, client.takeToken(s, running, getenv)
 }
 
-// takeToken finds the token for a gateway that was named: the one given with a flag, in the URL, in a variable, or, if it is
-// one that runs here, its own. A token in a config file is that of a gateway, not one to be sent to any.
-func (g *gatewayClient) takeToken(s *settings, running []gatewayFile, getenv func(string) string) error {
-	if token, err := givenToken(s, byFlag); err != nil || token != "" {
+// takeToken finds the token for a gateway that was named. It comes from a flag, the URL, or a variable. A gateway on
+// this machine may provide its own. A token in a config file belongs to one gateway and is never sent to a named one.
+func (g *gatewayClient) takeToken(s *settings.Settings, running []gatewayFile, getenv func(string) string) error {
+	if token, err := givenToken(s, settings.ByFlag); err != nil || token != "" {
 		g.token = token
 		return err
 	}
 	if g.token != "" {
 		return nil
 	}
-	if token, err := givenToken(s, byEnvironment); err != nil || token != "" {
+	if token, err := givenToken(s, settings.ByEnvironment); err != nil || token != "" {
 		g.token = token
 		return err
 	}
@@ -174,24 +188,24 @@ func (g *gatewayClient) takeToken(s *settings, running []gatewayFile, getenv fun
 	return nil
 }
 
-// givenToken returns the token that was given in one way, "" if none was.
-func givenToken(s *settings, by rank) (string, error) {
-	if s.token != "" && s.origins["token"].rank == by {
-		return s.token, nil
+// givenToken returns the token of one source, or "" if that has none.
+func givenToken(s *settings.Settings, by settings.Source) (string, error) {
+	if s.Token != "" && s.Source("token") == by {
+		return s.Token, nil
 	}
-	if from := s.origins["token-file"]; s.tokenFile != "" && from.rank == by {
-		token, err := readTokenFile(s.tokenFile)
+	if s.TokenFile != "" && s.Source("token-file") == by {
+		token, err := readTokenFile(s.TokenFile)
 		if err != nil {
-			return "", fmt.Errorf("%s: %w", from.place, err)
+			return "", fmt.Errorf("%s: %w", s.Place("token-file"), err)
 		}
 		return token, nil
 	}
 	return "", nil
 }
 
-// run prints the log. After a break it goes on behind the last line, with follow after every one, and else where the last
-// attempt has brought something: a gateway ends the answer to who reads nothing for a minute, as a pager does. Being told
-// to end is no error with follow.
+// run prints the log. After a broken connection it continues behind the last line. With follow it always does. Without
+// follow it does so only if the last attempt printed something: a gateway ends the answer to a reader that pauses for a
+// minute, as a pager does. With follow an interrupt is not an error.
 func (l *logReader) run(ctx context.Context) error {
 	wait, broken := firstPause, false
 	for {
@@ -221,7 +235,7 @@ func (l *logReader) run(ctx context.Context) error {
 		}
 		if !broken {
 			broken = true
-			l.say("the connection broke and is made anew: " + err.Error())
+			l.say("the connection broke, connecting again: " + err.Error())
 		}
 		if err := pause(ctx, wait); err != nil {
 			return nil
@@ -230,20 +244,20 @@ func (l *logReader) run(ctx context.Context) error {
 	}
 }
 
-// say tells what is not the kernel's output.
+// say prints a message of this command on stderr.
 func (l *logReader) say(text string) {
-	_ = l.out.Flush() // an error stays and is seen by the next write
+	_ = l.out.Flush() // the next write returns the error
 	_, _ = fmt.Fprintln(l.stderr, "ekg: "+text)
 }
 
-// outputError says that standard output takes nothing more.
+// outputError is a failure to write to standard output.
 type outputError struct{ err error }
 
 func (e *outputError) Error() string { return "standard output: " + e.err.Error() }
 func (e *outputError) Unwrap() error { return e.err }
 
-// once finds the kernel and prints its log from where the last call stopped, until the answer is complete. It calls
-// connected when the answer begins.
+// once finds the kernel and prints its log from the end of the last call until the answer ends. It calls connected when
+// the answer begins.
 func (l *logReader) once(ctx context.Context, connected func()) error {
 	gateways, err := l.find()
 	if err != nil {
@@ -258,7 +272,7 @@ func (l *logReader) once(ctx context.Context, connected func()) error {
 	if err != nil {
 		return err
 	}
-	l.kernel = id // the beginning of an id may come to mean two
+	l.kernel = id // the beginning of an id may later match two kernels
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	l.query.Set("after", strconv.FormatUint(l.after, 10))
@@ -272,7 +286,7 @@ func (l *logReader) once(ctx context.Context, connected func()) error {
 		return err
 	}
 	defer func() { _ = resp.Body.Close() }() // read to its end, or broken
-	l.began, l.log = true, resp.Header.Get(supervisor.HeaderLog)
+	l.began, l.log = true, resp.Header.Get(api.HeaderLog)
 	connected()
 	silent := time.AfterFunc(l.quiet, func() { cancel(fmt.Errorf("nothing was heard for %v", l.quiet)) })
 	defer silent.Stop()
@@ -323,7 +337,7 @@ func readLogLine(in *bufio.Reader) ([]byte, error) {
 // print prints one line of the log.
 func (l *logReader) print(line []byte) error {
 	if len(strings.TrimSpace(string(line[:min(len(line), 2)]))) == 0 {
-		return nil // a sign of life
+		return nil // a keep-alive
 	}
 	var m logMessage
 	if err := json.Unmarshal(line, &m); err != nil {
@@ -350,7 +364,7 @@ func (l *logReader) locate(ctx context.Context, gateways []*gatewayClient) (*gat
 	var errs []error
 	var at, answered *gatewayClient
 	var all, matching []listedKernel
-	known := map[string]bool{} // gateways on one state directory have the same kernels
+	known := map[string]bool{} // gateways with one state directory have the same kernels
 	for _, g := range gateways {
 		kernels, err := g.kernels(ctx)
 		if err != nil {
@@ -377,12 +391,12 @@ func (l *logReader) locate(ctx context.Context, gateways []*gatewayClient) (*gat
 	switch {
 	case len(matching) > 1:
 		return nil, "", fmt.Errorf("%q is the beginning of several kernels: %s", l.kernel, nameKernels(matching))
-	case len(errs) > 0: // what is not known of one may be the kernel, or another of that beginning
+	case len(errs) > 0: // the gateway that failed may have a matching kernel
 		return nil, "", errs[0]
 	case len(matching) == 1:
 		return at, matching[0].ID, nil
 	case launcher.ValidID(l.kernel):
-		return answered, l.kernel, nil // the gateway may know how it ended
+		return answered, l.kernel, nil // the gateway may know how the kernel ended
 	case len(all) == 0:
 		return nil, "", fmt.Errorf("there is no kernel %q, nor any other", l.kernel)
 	}

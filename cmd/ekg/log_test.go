@@ -24,6 +24,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 const (
@@ -32,12 +33,12 @@ const (
 	kernelF  = "f0000000-0000-4000-8000-000000000000"
 )
 
-// fakeGateway answers the two routes that `ekg log` asks. Its log is a script: each step is one answer.
+// fakeGateway serves the two routes that `ekg log` uses. Its log is a script: each step is one answer.
 type fakeGateway struct {
 	*httptest.Server
 	kernels []string
 	mu      sync.Mutex
-	asked   []string // queries of the log, in order
+	asked   []string // queries for the log, in order
 	answers []func(w http.ResponseWriter, r *http.Request)
 }
 
@@ -91,7 +92,7 @@ func (g *fakeGateway) queries() []string {
 	return slices.Clone(g.asked)
 }
 
-// says is an answer of these lines, which then ends, breaks off or lasts.
+// says returns an answer with these lines. It then ends, breaks off or stays open.
 func says(how string, lines ...string) func(http.ResponseWriter, *http.Request) {
 	return func(w http.ResponseWriter, r *http.Request) {
 		for _, l := range lines {
@@ -109,7 +110,14 @@ func says(how string, lines ...string) func(http.ResponseWriter, *http.Request) 
 
 // logLine makes a line of a kernel's log.
 func logLine(number int, msgType string, content any) string {
-	b, err := json.Marshal(map[string]any{"number": number, "channel": "iopub", "header": map[string]string{"msg_type": msgType}, "content": content})
+	b, err := json.Marshal(
+		map[string]any{
+			"number":  number,
+			"channel": "iopub",
+			"header":  map[string]string{"msg_type": msgType},
+			"content": content,
+		},
+	)
 	if err != nil {
 		panic(err)
 	}
@@ -166,16 +174,18 @@ func TestLogCommand(t *testing.T) {
 		}{
 			{[]string{"0a"}, 1, `"0a" is the beginning of several kernels: ` + both},
 			{[]string{"1"}, 1, `there is no kernel "1"; there are: ` + both + ", " + kernelF + " (python3, idle)"},
-			{[]string{"11111111-0000-4000-8000-000000000000"}, 1, g.URL + "/base/: Kernel does not exist: it was shut down on request"},
+			{[]string{"11111111-0000-4000-8000-000000000000"}, 1, g.URL +
+				"/base/: Kernel does not exist: it was shut down on request"},
 			{[]string{"f0", "--token", "wrong"}, 1, g.URL + "/base/: Forbidden: the request has no valid token."},
-			{[]string{"f0", "--gateway-url", "localhost:8888"}, 1, `--gateway-url: "localhost:8888" is not a URL like http://host:port/`},
+			{[]string{"f0", "--gateway-url", "localhost:8888"}, 1,
+				`--gateway-url: "localhost:8888" is not a URL like http://host:port/`},
 			{[]string{"f0", "--token-file", "/nope"}, 2, "--token: there is also --token-file: give one of them"},
 			{[]string{}, 2, "ekg log: an argument is missing; see ekg log --help"},
 			{[]string{""}, 2, "KERNEL is empty"},
 			{[]string{"f0", "x"}, 2, `ekg log: unexpected argument "x"`},
 			{[]string{"f0", "--after", "x"}, 2, `invalid value "x" for flag -after: parse error`},
 		} {
-			// The later of two flags counts.
+			// The last of two equal flags wins.
 			code, out, errs := ekg(t, append(append([]string{"log"}, base...), tt.args...)...)
 			if code != tt.code || errs != "ekg: "+tt.want+"\n" || out != "" {
 				t.Errorf("%v: got %d %q\nwant %q", tt.args, code, errs, tt.want)
@@ -183,12 +193,13 @@ func TestLogCommand(t *testing.T) {
 		}
 		g.Config.SetKeepAlivesEnabled(false)
 		code, _, errs := ekg(t, "log", "f0", "--gateway-url", "http://127.0.0.1:1/")
-		if want := "ekg: http://127.0.0.1:1/: dial tcp 127.0.0.1:1: connect: connection refused\n"; code != 1 || errs != want {
+		if want := "ekg: http://127.0.0.1:1/: dial tcp 127.0.0.1:1: connect: connection refused\n"; code != 1 ||
+			errs != want {
 			t.Errorf("got %d %q", code, errs)
 		}
 	})
 	t.Run("an answer that breaks off is gone on with as long as that brings something", func(t *testing.T) {
-		again := "ekg: the connection broke and is made anew: " + g.URL + "/base/: unexpected EOF\n"
+		again := "ekg: the connection broke, connecting again: " + g.URL + "/base/: unexpected EOF\n"
 		for _, tt := range []struct {
 			last      string
 			code      int
@@ -236,7 +247,8 @@ func TestLogCommand(t *testing.T) {
 	})
 }
 
-// A log that is followed survives its gateway: nothing is printed twice, nothing is missing, and it says what happens.
+// TestLogCommand_Follow: a followed log continues after its gateway's death. No line is repeated or missing, and the
+// command reports each event.
 func TestLogCommand_Follow(t *testing.T) {
 	clearEnvironment(t)
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
@@ -271,7 +283,7 @@ func TestLogCommand_Follow(t *testing.T) {
 	if code := <-ended; code != 0 {
 		t.Errorf("interrupted, it ended with %d", code)
 	}
-	broke := "ekg: the connection broke and is made anew: " + g.URL + "/base: unexpected EOF\nekg: connected again\n"
+	broke := "ekg: the connection broke, connecting again: " + g.URL + "/base: unexpected EOF\nekg: connected again\n"
 	if errs.String() != broke+broke {
 		t.Errorf("said %q", &errs)
 	}
@@ -297,7 +309,12 @@ func TestLogCommand_Follow(t *testing.T) {
 		if code != 0 || out != "a\nb\nc\nd\n" || strings.Count(errs, "this is its new log\n") != 1 {
 			t.Errorf("got %d %q %q", code, out, errs)
 		}
-		want := []string{"after=0&follow=true", "after=2&follow=true&log=aaaa", "after=0&follow=true", "after=1&follow=true&log=bbbb"}
+		want := []string{
+			"after=0&follow=true",
+			"after=2&follow=true&log=aaaa",
+			"after=0&follow=true",
+			"after=1&follow=true&log=bbbb",
+		}
 		if got := g.queries()[before:]; !slices.Equal(got, want) {
 			t.Errorf("asked %q", got)
 		}
@@ -318,17 +335,24 @@ func TestLogCommand_Follow(t *testing.T) {
 	})
 }
 
-// A gateway that is frozen, or behind a connection that has vanished, is noticed.
+// TestLogReader_Quiet: the reader notices a frozen gateway or a connection that has vanished.
 func TestLogReader_Quiet(t *testing.T) {
 	g := newFakeGateway(t, "", kernelF)
 	g.answers = []func(http.ResponseWriter, *http.Request){says("lasts", stdout(1, "a\n")), says("lasts")}
 	var out, errs bytes.Buffer
 	w := bufio.NewWriter(&out)
-	l := &logReader{kernel: kernelF, query: map[string][]string{}, out: w, printer: &logPrinter{out: w}, stderr: &errs, quiet: 50 * time.Millisecond,
+	l := &logReader{
+		kernel:  kernelF,
+		query:   map[string][]string{},
+		out:     w,
+		printer: &logPrinter{out: w},
+		stderr:  &errs,
+		quiet:   50 * time.Millisecond,
 		find: func() ([]*gatewayClient, error) {
 			c, err := newGatewayClient(g.URL+"/base", "", "")
 			return []*gatewayClient{c}, err
-		}}
+		},
+	}
 	err := l.run(t.Context())
 	if err == nil || !strings.HasSuffix(err.Error(), "nothing was heard for 50ms") || out.String() != "a\n" {
 		t.Errorf("got %v, printed %q", err, &out)
@@ -343,22 +367,33 @@ func TestLogPrinter(t *testing.T) {
 		lines []string
 		want  string
 	}{
-		{"streams as they are", []string{stdout(1, "a\r"), stdout(2, "b"), logLine(3, "stream", object{"name": "stderr", "text": "c\n"})}, "a\rbc\n"},
-		{"a line that is not ended", []string{stdout(1, "50%"), logLine(2, "execute_result", plain("42")), stdout(3, "x")}, "50%\n42\nx"},
-		{"error", []string{logLine(1, "error", object{"ename": "E", "evalue": "v", "traceback": []string{"\x1b[31mTraceback\x1b[0m", "E: v"}})},
+		{"streams as they are",
+			[]string{stdout(1, "a\r"), stdout(2, "b"), logLine(3, "stream", object{"name": "stderr", "text": "c\n"})},
+			"a\rbc\n"},
+		{"a line that is not ended", []string{stdout(1, "50%"), logLine(2, "execute_result", plain("42")), stdout(3, "x")},
+			"50%\n42\nx"},
+		{"error", []string{logLine(1, "error",
+			object{"ename": "E", "evalue": "v", "traceback": []string{"\x1b[31mTraceback\x1b[0m", "E: v"}})},
 			"\x1b[31mTraceback\x1b[0m\nE: v\n"},
-		{"error without traceback", []string{logLine(1, "error", object{"ename": "E", "evalue": "v", "traceback": []string{}})}, "E: v\n"},
-		{"a figure", []string{logLine(1, "display_data", object{"data": object{"text/plain": "<Figure>", "image/png": strings.Repeat("AAAA", 1024) + "\nAA==\n"}})},
+		{"error without traceback",
+			[]string{logLine(1, "error", object{"ename": "E", "evalue": "v", "traceback": []string{}})}, "E: v\n"},
+		{"a figure", []string{logLine(1, "display_data",
+			object{"data": object{"text/plain": "<Figure>", "image/png": strings.Repeat("AAAA", 1024) + "\nAA==\n"}})},
 			"<Figure> [image/png 3.0 KiB]\n"},
-		{"a table", []string{logLine(1, "execute_result", object{"data": object{"text/plain": "a b\n1 2", "text/html": "<b>", "application/json": object{"a": 1}}})},
+		{"a table", []string{logLine(1, "execute_result",
+			object{"data": object{"text/plain": "a b\n1 2", "text/html": "<b>", "application/json": object{"a": 1}}})},
 			"a b... [application/json 7 B, text/html 3 B, text/plain 7 B]\n"},
 		{"a long line", []string{logLine(1, "execute_result", plain(long))}, long[:100] + "... [text/plain 150 B]\n"},
-		{"no text", []string{logLine(1, "display_data", object{"data": object{"image/svg+xml": "<svg/>"}})}, "[image/svg+xml 6 B]\n"},
+		{"no text", []string{logLine(1, "display_data", object{"data": object{"image/svg+xml": "<svg/>"}})},
+			"[image/svg+xml 6 B]\n"},
 		{"nothing", []string{logLine(1, "display_data", object{"data": object{}})}, "[empty]\n"},
-		{"input", []string{logLine(1, "input_request", object{"prompt": "Name? ", "password": false})}, "[waits for input: \"Name? \"]\n"},
-		{"not for people", []string{logLine(1, "status", object{"execution_state": "idle"}), logLine(2, "comm_msg", object{}), logLine(3, "execute_reply", object{}),
+		{"input", []string{logLine(1, "input_request", object{"prompt": "Name? ", "password": false})},
+			"[waits for input: \"Name? \"]\n"},
+		{"not for people", []string{logLine(1, "status", object{"execution_state": "idle"}), logLine(2, "comm_msg", object{}),
+			logLine(3, "execute_reply", object{}),
 			logLine(4, "execute_input", object{"code": "1"})}, ""},
-		{"not what it says", []string{logLine(1, "stream", "x"), logLine(2, "error", 3), logLine(3, "display_data", nil), `{"number":4,"header":null}`}, "[empty]\n"},
+		{"not what it says", []string{logLine(1, "stream", "x"), logLine(2, "error", 3), logLine(3, "display_data", nil),
+			`{"number":4,"header":null}`}, "[empty]\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var out bytes.Buffer
@@ -393,21 +428,22 @@ func TestFlagsFirst(t *testing.T) {
 	}
 }
 
-// A running gateway can be found by whoever has its state directory, and only as long as it runs.
+// TestServer_IsFound: commands with access to the state directory find a gateway as long as it runs.
 func TestServer_IsFound(t *testing.T) {
 	clearEnvironment(t)
-	state, err := os.MkdirTemp("", "ekg") // t.TempDir's are too long for a socket
+	state, err := os.MkdirTemp("", "ekg") // t.TempDir's paths are too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = os.RemoveAll(state) }()
 	t.Setenv("EKG_STATE_DIR", state)
-	// One that was killed leaves its file, which counts for nothing.
+	// The file of a killed gateway is ignored.
 	stale := filepath.Join(state, "gateway-1.json")
 	if err := os.WriteFile(stale, []byte(`{"url":"http://127.0.0.1:1/","pid":1}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if code, _, errs := ekg(t, "log", "x"); code != 1 || !strings.HasPrefix(errs, "ekg: no gateway of this user runs here with the state directory "+state) {
+	if code, _, errs := ekg(t, "log", "x"); code != 1 ||
+		!strings.HasPrefix(errs, "ekg: no gateway of this user runs here with the state directory "+state) {
 		t.Errorf("got %d %q", code, errs)
 	}
 	for _, flags := range []map[string][]string{
@@ -417,7 +453,7 @@ func TestServer_IsFound(t *testing.T) {
 		{"listen": {"unix:" + filepath.Join(state, "gw.sock")}},
 	} {
 		flags["state-dir"] = []string{state}
-		r := start(t, &fakeLauncher{kernels: []launcher.Kernel{{ID: kernelF, SpecName: "r", State: launcher.Idle}}}, flags)
+		r := start(t, &fakeLauncher{kernels: []launcher.Kernel{{ID: kernelF, SpecName: "r", State: api.Idle}}}, flags)
 		own := filepath.Join(state, fmt.Sprintf("gateway-%d.json", os.Getpid()))
 		info, err := os.Stat(own)
 		if err != nil || info.Mode() != 0o600 {
@@ -443,8 +479,8 @@ func TestServer_IsFound(t *testing.T) {
 	if code, _, errs := ekg(t, "log", "x"); code != 1 || !strings.Contains(errs, "not this user's alone") {
 		t.Errorf("of a file that others can read: got %d %q", code, errs)
 	}
-	// Such a file keeps neither another gateway from its work nor that one from being found.
-	r := start(t, &fakeLauncher{kernels: []launcher.Kernel{{ID: kernelF, SpecName: "r", State: launcher.Idle}}},
+	// A bad file does not prevent another gateway from running, nor from being found.
+	r := start(t, &fakeLauncher{kernels: []launcher.Kernel{{ID: kernelF, SpecName: "r", State: api.Idle}}},
 		map[string][]string{"state-dir": {state}})
 	if code, _, errs := ekg(t, "log", "nope"); code != 1 || !strings.Contains(errs, kernelF) {
 		t.Errorf("beside a file that others can read: got %d %q", code, errs)
@@ -454,9 +490,9 @@ func TestServer_IsFound(t *testing.T) {
 	}
 }
 
-// A gateway that ends does not wait for those who follow a log.
+// TestServer_EndsLogs: a gateway that ends does not wait for clients that follow a log.
 func TestServer_EndsLogs(t *testing.T) {
-	dir, err := os.MkdirTemp("", "ekg") // t.TempDir's are too long
+	dir, err := os.MkdirTemp("", "ekg") // t.TempDir's paths are too long
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -474,9 +510,12 @@ func TestServer_EndsLogs(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	fake := &fakeLauncher{kernels: []launcher.Kernel{{ID: kernelF, State: launcher.Idle}}, dial: func(ctx context.Context) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", l.Addr().String())
-	}}
+	fake := &fakeLauncher{
+		kernels: []launcher.Kernel{{ID: kernelF, State: api.Idle}},
+		dial: func(ctx context.Context) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", l.Addr().String())
+		},
+	}
 	r := start(t, fake, map[string][]string{"no-auth": {"true"}})
 	c, err := newGatewayClient(r.url.String(), "", "")
 	if err != nil {

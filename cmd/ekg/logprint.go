@@ -13,7 +13,7 @@ import (
 // shortText is how much of a display's text is printed, in characters.
 const shortText = 100
 
-// logMessage is a line of a kernel's log, as far as it is printed.
+// logMessage holds the fields of a log line that are printed.
 type logMessage struct {
 	Number uint64 `json:"number"`
 	Lost   uint64 `json:"lost"`
@@ -23,15 +23,15 @@ type logMessage struct {
 	Content json.RawMessage `json:"content"`
 }
 
-// logPrinter prints a kernel's output for people: streams as they are, so that progress bars and colours work, and all
-// else on lines of its own.
+// logPrinter prints a kernel's output for people. Streams are printed unchanged, so that progress bars and colours
+// work. Everything else has its own lines.
 type logPrinter struct {
 	out     *bufio.Writer
-	midLine bool // the last stream did not end its line
+	midLine bool // the last stream did not end with a newline
 }
 
-// print prints a message if it is one that people want to see. A content that is not what its type says is passed over:
-// any program may have written it.
+// print prints a message of interest to people. Any program may have written the message, so a content that does not
+// match its type is ignored.
 func (p *logPrinter) print(m *logMessage) error {
 	switch m.Header.MsgType {
 	case "stream":
@@ -66,7 +66,7 @@ func (p *logPrinter) print(m *logMessage) error {
 	return nil
 }
 
-// line prints a text on lines of its own.
+// line prints a text on its own lines.
 func (p *logPrinter) line(text string) error {
 	if p.midLine {
 		p.midLine = false
@@ -78,7 +78,7 @@ func (p *logPrinter) line(text string) error {
 	return err
 }
 
-// displayLine is a display as one line: its text as far as that fits, and in brackets what else there is of it.
+// displayLine returns a display as one line: its shortened text, and its other formats in brackets.
 func displayLine(data map[string]json.RawMessage) string {
 	var plain string
 	if json.Unmarshal(data["text/plain"], &plain) != nil {
@@ -103,7 +103,7 @@ func displayLine(data map[string]json.RawMessage) string {
 	return shown + " [" + strings.Join(kinds, ", ") + "]"
 }
 
-// shorten returns the beginning of a text, and whether that is all of it.
+// shorten returns the beginning of a text, and whether that is the whole text.
 func shorten(text string) (short string, all bool) {
 	text = strings.TrimRight(text, "\n")
 	short, _, more := strings.Cut(text, "\n")
@@ -116,7 +116,7 @@ func shorten(text string) (short string, all bool) {
 	return short, !more
 }
 
-// dataSize is the size of what a front end would show, in bytes: images and the like travel in base64.
+// dataSize returns the size of a display's data in bytes. Images and other binary data are decoded from base64.
 func dataSize(mime string, raw json.RawMessage) int {
 	var text string
 	if json.Unmarshal(raw, &text) != nil {

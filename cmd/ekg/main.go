@@ -1,29 +1,30 @@
 // Command ekg is the Elastic Kernel Gateway: it runs Jupyter kernels for any Jupyter front end.
 //
 //	ekg serve                  serve Jupyter's kernel API and print its URL
-//	ekg log KERNEL             print what a kernel has said
-//	ekg token                  make a token for a user, and the hash of it for the file of users
-//	ekg config                 print the settings that serve would use, and where each comes from
+//	ekg log KERNEL             print a kernel's output
+//	ekg token                  create a token for a user, and its hash for the file of users
+//	ekg config                 print the settings that serve would use, with their sources
 //	ekg kernelspec list        list the kernels that can be started
-//	ekg kernelspec check DIR   examine kernelspecs before anybody starts them
-//	ekg kernelspec render NAME print the pod that a kernelspec would be on Kubernetes
+//	ekg kernelspec check DIR   check kernelspecs before their use
+//	ekg kernelspec render NAME print the pod that a kernelspec would create on Kubernetes
 //	ekg version                print the version
 //
 // A setting is a flag (--start-wait 10s), a variable (EKG_START_WAIT=10s) or a key of the YAML file that --config names
-// (start-wait: 10s); the first of these that is there counts. flags.go has all of them, with the variables of Jupyter
-// Enterprise Gateway that mean the same; `ekg serve --help` prints them. What is wrong with a setting is told with the
-// flag, the variable or the line it comes from, and nothing is started.
+// (start-wait: 10s). The first of these that is present counts. Package settings has all settings, including the
+// variables of Jupyter Enterprise Gateway with the same meaning. `ekg serve --help` prints them. An error in a setting
+// names the flag, the variable or the line, and the gateway does not start.
 //
-// Besides those it reads what Jupyter reads to find kernelspecs (JUPYTER_PATH, JUPYTER_DATA_DIR, JUPYTER_PREFER_ENV_PATH,
-// VIRTUAL_ENV, CONDA_PREFIX, CONDA_DEFAULT_ENV, PYTHONUSERBASE, IPYTHONDIR, PATH), where the state is kept
-// (XDG_STATE_HOME, XDG_RUNTIME_DIR, XDG_DATA_HOME, HOME, TMPDIR), and INVOCATION_ID, which systemd sets. `ekg log` finds its
-// gateway by EKG_GATEWAY_URL or JUPYTER_GATEWAY_URL, with EKG_TOKEN, EKG_TOKEN_FILE or JUPYTER_GATEWAY_AUTH_TOKEN; by
-// --gateway-url; or else among those that this user runs on this machine.
+// The program also reads some variables without a setting. Jupyter's variables for the search of kernelspecs are
+// JUPYTER_PATH, JUPYTER_DATA_DIR, JUPYTER_PREFER_ENV_PATH, VIRTUAL_ENV, CONDA_PREFIX, CONDA_DEFAULT_ENV,
+// PYTHONUSERBASE, IPYTHONDIR and PATH. XDG_STATE_HOME, XDG_RUNTIME_DIR, XDG_DATA_HOME, HOME and TMPDIR give the place
+// of the state. systemd sets INVOCATION_ID. `ekg log` finds its gateway by --gateway-url, EKG_GATEWAY_URL or
+// JUPYTER_GATEWAY_URL, and else among this user's gateways on this machine. The token may be in EKG_TOKEN,
+// EKG_TOKEN_FILE or JUPYTER_GATEWAY_AUTH_TOKEN.
 //
-// SIGTERM and SIGINT end the gateway in order: /readyz fails, the listener closes, websockets end so that their clients
-// come back, and the kernels go on (or are stopped, with --stop-kernels-on-exit). A second signal ends it at once. With
-// --audit-log FILE a SIGHUP opens that file anew. The
-// exit status is 0 after that, 1 if something failed and 2 if the command line or a setting is wrong.
+// SIGTERM and SIGINT end the gateway in order: /readyz fails, the listener closes, and websockets close so that their
+// clients reconnect. Kernels go on, or are stopped with --stop-kernels-on-exit. A second signal ends the program at
+// once. With --audit-log FILE a SIGHUP reopens that file. The exit status is 0 after an orderly end, 1 after a failure,
+// and 2 if the command line or a setting is wrong.
 package main
 
 import (
@@ -40,6 +41,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 )
 
@@ -52,14 +54,15 @@ func main() {
 	signal.Notify(signals, syscall.SIGTERM, os.Interrupt)
 	go func() {
 		<-signals
-		// From here on another one has its usual effect: it ends the program at once. Whoever sees it ending can rely on that.
+		// A second signal has its default effect: it ends the program at once. Signals are reset before the program shows
+		// that it is ending.
 		signal.Stop(signals)
 		end()
 	}()
 	os.Exit(run(ctx, os.Args, os.Stdout, os.Stderr))
 }
 
-// run is main without a process around it.
+// run is main without the process.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	p := program(stdout, stderr)
 	err := p.RunContext(ctx, flagsFirst(p, args))
@@ -74,31 +77,32 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 1
 }
 
-// report prints an error, each of its lines by itself. What is in a file or a variable may be anybody's, and is not for the terminal to obey.
+// report prints an error, one line for each of its lines. It escapes control characters, since the text may come from a
+// foreign file or variable.
 func report(w io.Writer, err error) {
 	for line := range strings.Lines(err.Error()) {
 		if _, err := fmt.Fprintf(w, "ekg: %s\n", kernelspecs.Printable(strings.TrimSuffix(line, "\n"))); err != nil {
-			return // nobody reads it
+			return // stderr cannot be written
 		}
 	}
 }
 
-// usageError is a mistake of whoever wrote the command line or a setting.
+// usageError is a mistake on the command line or in a setting.
 type usageError struct{ err error }
 
 func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
-// program describes the commands.
+// program returns the commands.
 func program(stdout, stderr io.Writer) *cli.App {
-	read := func(c *cli.Context) (*settings, error) {
-		s, err := load(sources{flags: flagsOf(c), getenv: os.Getenv})
+	read := func(c *cli.Context) (*settings.Settings, error) {
+		s, err := settings.Load(settings.Sources{Flags: flagsOf(c), Getenv: os.Getenv})
 		if err != nil {
 			return nil, &usageError{err}
 		}
 		return s, nil
 	}
-	all := allFlags()
+	all := settingFlags()
 	return &cli.App{
 		Name:                      "ekg",
 		Usage:                     "Elastic Kernel Gateway: runs Jupyter kernels for any Jupyter front end",
@@ -110,20 +114,32 @@ func program(stdout, stderr io.Writer) *cli.App {
 		ExitErrHandler:            func(*cli.Context, error) {}, // run reports errors
 		Action:                    onlySubcommands,
 		Commands: []*cli.Command{
-			{Name: "serve", Usage: "serve Jupyter's kernel API and print its URL", Flags: all, OnUsageError: refuseUsage, Action: func(c *cli.Context) error {
-				s, err := command(c, 0, read)
-				if err != nil {
-					return err
-				}
-				return newServer(s, c.App.Writer, newLogger(c.App.ErrWriter, s)).Run(c.Context)
-			}},
-			{Name: "config", Usage: "print the settings that serve would use, and where each comes from", Flags: all, OnUsageError: refuseUsage, Action: func(c *cli.Context) error {
-				s, err := command(c, 0, read)
-				if err != nil {
-					return err
-				}
-				return printSettings(c.App.Writer, s)
-			}},
+			{
+				Name:         "serve",
+				Usage:        "serve Jupyter's kernel API and print its URL",
+				Flags:        all,
+				OnUsageError: refuseUsage,
+				Action: func(c *cli.Context) error {
+					s, err := command(c, 0, read)
+					if err != nil {
+						return err
+					}
+					return newServer(s, c.App.Writer, newLogger(c.App.ErrWriter, s)).Run(c.Context)
+				},
+			},
+			{
+				Name:         "config",
+				Usage:        "print the settings that serve would use, and where each comes from",
+				Flags:        all,
+				OnUsageError: refuseUsage,
+				Action: func(c *cli.Context) error {
+					s, err := command(c, 0, read)
+					if err != nil {
+						return err
+					}
+					return settings.Print(c.App.Writer, s)
+				},
+			},
 			logCommand(read),
 			tokenCommand(),
 			kernelspecCommand(read),
@@ -134,29 +150,16 @@ func program(stdout, stderr io.Writer) *cli.App {
 				_, err := fmt.Fprintf(c.App.Writer, "ekg %s %s %s/%s\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 				return err
 			}},
-			{Name: "docs", Hidden: true, OnUsageError: refuseUsage, Action: onlySubcommands, Subcommands: []*cli.Command{
-				flagsTable.command("print the table of settings"),
-				metricsTable.command("print the table of metrics"),
-			}},
 		},
 	}
 }
 
-// command prints a table, or writes it into a file.
-func (t table) command(usage string) *cli.Command {
-	return &cli.Command{Name: t.name, Usage: usage + ", or write it into a file between the lines " + t.begin() + " and " + t.end(),
-		Flags: []cli.Flag{&cli.StringFlag{Name: "into", Usage: "`FILE` to write into"}}, OnUsageError: refuseUsage,
-		Action: func(c *cli.Context) error {
-			if file := c.String("into"); file != "" {
-				return t.write(file)
-			}
-			_, err := io.WriteString(c.App.Writer, t.text())
-			return err
-		}}
-}
-
 // command checks the number of arguments and reads the settings.
-func command(c *cli.Context, args int, read func(*cli.Context) (*settings, error)) (*settings, error) {
+func command(
+	c *cli.Context,
+	args int,
+	read func(*cli.Context) (*settings.Settings, error),
+) (*settings.Settings, error) {
 	if err := arguments(c, args); err != nil {
 		return nil, err
 	}
@@ -183,38 +186,34 @@ func onlySubcommands(c *cli.Context) error {
 	return cli.ShowSubcommandHelp(c)
 }
 
-// allFlags are the flags of commands that need every setting.
-func allFlags() []cli.Flag {
-	flags := []cli.Flag{configOption.flag()}
-	for _, o := range options {
-		flags = append(flags, o.flag())
+// settingFlags returns --config and the flags of the named settings, or of all settings if no name is given.
+func settingFlags(names ...string) []cli.Flag {
+	var flags []cli.Flag
+	for _, o := range settings.Options() {
+		if len(names) == 0 || o.Name == "config" || slices.Contains(names, o.Name) {
+			flags = append(flags, flagOf(o))
+		}
 	}
 	return flags
 }
 
-// flag makes the command line's view of an option. Environment and defaults are left to load, which can tell them apart.
-func (o option) flag() cli.Flag {
-	usage := o.usage
-	if len(o.env) > 0 {
-		usage += " [$" + strings.Join(o.env, ", $") + "]"
+// flagOf returns the command line's flag for an option. Load reads variables and defaults, since only it can tell them
+// apart.
+func flagOf(o settings.Option) cli.Flag {
+	usage := o.Usage
+	if len(o.Env) > 0 {
+		usage += " [$" + strings.Join(o.Env, ", $") + "]"
 	}
-	switch o.value.shape {
-	case many:
-		return &cli.StringSliceFlag{Name: o.name, Usage: usage, DefaultText: o.shownDefault()}
-	case toggle:
-		return &cli.BoolFlag{Name: o.name, Usage: usage, DefaultText: o.shownDefault()}
+	switch o.Shape() {
+	case settings.Many:
+		return &cli.StringSliceFlag{Name: o.Name, Usage: usage, DefaultText: o.Default()}
+	case settings.Toggle:
+		return &cli.BoolFlag{Name: o.Name, Usage: usage, DefaultText: o.Default()}
 	}
-	return &cli.StringFlag{Name: o.name, Usage: usage, DefaultText: o.shownDefault()}
+	return &cli.StringFlag{Name: o.Name, Usage: usage, DefaultText: o.Default()}
 }
 
-func (o option) shownDefault() string {
-	if o.defDoc != "" {
-		return o.defDoc
-	}
-	return o.def
-}
-
-// flagsOf gives what the command line says, as texts.
+// flagsOf returns a function that gives the texts of the command line's flags.
 func flagsOf(c *cli.Context) func(name string) ([]string, bool) {
 	return func(name string) ([]string, bool) {
 		if !c.IsSet(name) {
@@ -232,8 +231,8 @@ func flagsOf(c *cli.Context) func(name string) ([]string, bool) {
 	}
 }
 
-// flagsFirst puts the flags of `ekg log KERNEL --follow`, and of every other command with an argument, before the argument,
-// where the command line's parser expects them, since everybody writes them behind it.
+// flagsFirst moves flags before a command's argument, as in `ekg log KERNEL --follow`. The parser expects them there,
+// and users write them behind it.
 func flagsFirst(p *cli.App, args []string) []string {
 	command, n := (*cli.Command)(nil), 1
 	for commands := p.Commands; n < len(args); n++ {

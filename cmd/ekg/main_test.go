@@ -5,24 +5,28 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
+
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 )
 
-// init makes the test binary the program itself where a test starts it as one: what is tested as a process is then
-// built exactly as the rest, race detector included.
+// init turns the test binary into the program if a test starts it as such. The process then has the same build as the
+// tests, including the race detector.
 func init() {
 	if os.Getenv("RUN_AS_EKG") == "1" {
 		main()
 	}
 }
 
-// clearEnvironment hides the variables of whoever runs the tests, and gives them a home of their own.
+// clearEnvironment hides the variables of the user that runs the tests, and sets another home.
 func clearEnvironment(t *testing.T) {
 	t.Helper()
 	for _, e := range os.Environ() {
-		if name, _, _ := strings.Cut(e, "="); strings.HasPrefix(name, "EKG_") || strings.HasPrefix(name, "JUPYTER_GATEWAY_") || strings.HasPrefix(name, "EG_") || strings.HasPrefix(name, "XDG_") {
+		if name, _, _ := strings.Cut(e, "="); strings.HasPrefix(name, "EKG_") ||
+			strings.HasPrefix(name, "JUPYTER_GATEWAY_") ||
+			strings.HasPrefix(name, "EG_") ||
+			strings.HasPrefix(name, "XDG_") {
 			t.Setenv(name, "")
 		}
 	}
@@ -52,10 +56,21 @@ func TestRun_ExitStatus(t *testing.T) {
 		{"unknown subcommand", []string{"kernelspec", "lst"}, 2, "ekg: there is no command \"lst\"; see ekg --help\n"},
 		{"unknown flag", []string{"serve", "--lisen", "x"}, 2, "ekg: flag provided but not defined: -lisen\n"},
 		{"argument too many", []string{"config", "x"}, 2, "ekg: ekg config: unexpected argument \"x\"\n"},
-		{"argument missing", []string{"kernelspec", "check"}, 2, "ekg: ekg kernelspec check: an argument is missing; see ekg kernelspec check --help\n"},
-		{"bad boolean", []string{"config", "--no-auth=perhaps"}, 2, "ekg: invalid boolean value \"perhaps\" for -no-auth: parse error\n"},
+		{
+			"argument missing",
+			[]string{"kernelspec", "check"},
+			2,
+			"ekg: ekg kernelspec check: an argument is missing; see ekg kernelspec check --help\n",
+		},
+		{
+			"bad boolean",
+			[]string{"config", "--no-auth=perhaps"},
+			2,
+			"ekg: invalid boolean value \"perhaps\" for -no-auth: parse error\n",
+		},
 		{"several bad values", []string{"config", "--start-wait", "5", "--log-level", "loud"}, 2,
-			"ekg: --start-wait: \"5\" is not a duration like 5s, 1m30s or 500ms\nekg: --log-level: \"loud\" is not debug, info, warn or error\n"},
+			"ekg: --start-wait: \"5\" is not a duration like 5s, 1m30s or 500ms\nekg: --log-level: \"loud\" is not debug, " +
+				"info, warn or error\n"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -86,7 +101,8 @@ func TestKernelspec(t *testing.T) {
 	}
 	t.Run("list", func(t *testing.T) {
 		code, stdout, stderr := ekg(t, "kernelspec", "list", "--kernelspec-dir", dir)
-		if code != 0 || !strings.HasPrefix(stdout, "NAME") || !strings.Contains(stdout, "Good one") || strings.Contains(stdout, dir+"/bad") {
+		if code != 0 || !strings.HasPrefix(stdout, "NAME") || !strings.Contains(stdout, "Good one") ||
+			strings.Contains(stdout, dir+"/bad") {
 			t.Errorf("got %d:\n%s", code, stdout)
 		}
 		if want := "ekg: " + dir + "/bad/kernel.json:2: argv: is a number, not an array\n"; !strings.Contains(stderr, want) {
@@ -99,19 +115,22 @@ func TestKernelspec(t *testing.T) {
 			t.Errorf("good: got %d %q %q", code, stdout, stderr)
 		}
 		code, stdout, stderr = ekg(t, "kernelspec", "check", dir)
-		if code != 1 || !strings.Contains(stdout, "/bad/kernel.json:2: argv: is a number, not an array\n") || !strings.HasSuffix(stderr, " problems\n") {
+		if code != 1 || !strings.Contains(stdout, "/bad/kernel.json:2: argv: is a number, not an array\n") ||
+			!strings.HasSuffix(stderr, " problems\n") {
 			t.Errorf("bad: got %d %q %q", code, stdout, stderr)
 		}
 	})
 }
 
-// What render prints is what a client would get, or the reason why it would get nothing.
+// TestKernelspec_Render: render prints the pod that a client would get, or the reason for a rejection.
 func TestKernelspec_Render(t *testing.T) {
 	clearEnvironment(t)
 	dir := t.TempDir()
 	for name, text := range map[string]string{
-		"gpu":     `{"argv": ["prog", "{connection_file}"], "display_name": "GPU", "language": "none", "metadata": {"ekg": {"image": "registry.example/gpu"}}}`,
-		"unsound": "{\"argv\": [\"prog\", \"{connection_file}\"], \"display_name\": \"x\", \"language\": \"x\", \"metadata\": {\"ekg\": {\"image\": \"x\",\n\"securityContext\": {\"privileged\": true}}}}",
+		"gpu": `{"argv": ["prog", "{connection_file}"], "display_name": "GPU", "language": "none", "metadata": ` +
+			`{"ekg": {"image": "registry.example/gpu"}}}`,
+		"unsound": "{\"argv\": [\"prog\", \"{connection_file}\"], \"display_name\": \"x\", \"language\": \"x\", " +
+			"\"metadata\": {\"ekg\": {\"image\": \"x\",\n\"securityContext\": {\"privileged\": true}}}}",
 	} {
 		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
 			t.Fatal(err)
@@ -125,9 +144,24 @@ func TestKernelspec_Render(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Run("pod and secret", func(t *testing.T) {
-		code, stdout, stderr := ekg(t, "kernelspec", "render", "gpu", "--kernelspec-dir", dir, "--env", "KERNEL_GPUS=1", "--env", "KERNEL_A=b=$(c),d",
-			"--supervisor-image", "registry.example/ekg", "--kube-namespace", "kernels")
-		for _, want := range []string{"kind: Pod\n", "\n---\n", "kind: Secret\n", "image: registry.example/gpu\n", "image: registry.example/ekg\n", `nvidia.com/gpu: "1"`,
+		code, stdout, stderr := ekg(
+			t,
+			"kernelspec",
+			"render",
+			"gpu",
+			"--kernelspec-dir",
+			dir,
+			"--env",
+			"KERNEL_GPUS=1",
+			"--env",
+			"KERNEL_A=b=$(c),d",
+			"--supervisor-image",
+			"registry.example/ekg",
+			"--kube-namespace",
+			"kernels",
+		)
+		for _, want := range []string{"kind: Pod\n", "\n---\n", "kind: Secret\n", "image: registry.example/gpu\n",
+			"image: registry.example/ekg\n", `nvidia.com/gpu: "1"`,
 			"value: b=$$(c),d\n", "namespace: kernels\n", "token: <redacted>\n"} {
 			if !strings.Contains(stdout, want) {
 				t.Errorf("%q is not in it", want)
@@ -143,13 +177,19 @@ func TestKernelspec_Render(t *testing.T) {
 		code   int
 		stderr string
 	}{
-		{"refused", []string{"gpu", "--env", "KERNEL_UID=0"}, 1, "ekg: KERNEL_UID: 0 is not allowed; allowed is: 1-2147483647\n"},
+		{"no launch timeout", []string{"gpu", "--env", "KERNEL_LAUNCH_TIMEOUT=NaN"}, 1,
+			"ekg: --env: KERNEL_LAUNCH_TIMEOUT is not a number of seconds up to 86400\n"},
+		{"refused", []string{"gpu", "--env", "KERNEL_UID=0"}, 1,
+			"ekg: KERNEL_UID: 0 is not allowed; allowed: 1-2147483647\n"},
 		{"refused by a policy", []string{"gpu", "--env", "KERNEL_UID=7", "--kube-policy", policy}, 1,
-			"ekg: KERNEL_UID: clients may not set this here (\"7\"); of what changes a kernel's pod they may set: nothing\n"},
+			"ekg: KERNEL_UID: the policy does not let clients set this (\"7\"); of the variables that change a pod it " +
+				"allows: nothing\n"},
 		{"no such kernelspec", []string{"nope"}, 1, "ekg: there is no kernelspec nope\n"},
-		{"unsound", []string{"unsound"}, 1, "ekg: kernelspec unsound: metadata.ekg.securityContext.privileged: no kernel is ever privileged\n"},
+		{"unsound", []string{"unsound"}, 1,
+			"ekg: kernelspec unsound: metadata.ekg.securityContext.privileged: a kernel cannot be privileged\n"},
 		{"no variable", []string{"gpu", "--env", "A B=c"}, 2, "ekg: --env: \"A B=c\" is not NAME=VALUE\n"},
-		{"no policy", []string{"gpu", "--kube-policy", "/nonexistent"}, 2, "ekg: --kube-policy: open /nonexistent: no such file or directory\n"},
+		{"no policy", []string{"gpu", "--kube-policy", "/nonexistent"}, 2,
+			"ekg: --kube-policy: open /nonexistent: no such file or directory\n"},
 		{"no name", nil, 2, "ekg: ekg kernelspec render: an argument is missing; see ekg kernelspec render --help\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -161,67 +201,22 @@ func TestKernelspec_Render(t *testing.T) {
 	}
 	t.Run("check says where", func(t *testing.T) {
 		code, stdout, _ := ekg(t, "kernelspec", "check", dir)
-		if want := dir + "/unsound/kernel.json:2: metadata.ekg.securityContext.privileged: no kernel is ever privileged\n"; code != 1 || stdout != want {
+		want := dir + "/unsound/kernel.json:2: metadata.ekg.securityContext.privileged: a kernel cannot be privileged\n"
+		if code != 1 || stdout != want {
 			t.Errorf("got %d %q, want %q", code, stdout, want)
 		}
 	})
 }
 
-// Every option is complete: an operator can find it in the help, set it in three ways and trust its default.
-func TestOptions(t *testing.T) {
-	var names, variables []string
-	for _, o := range append(slices.Clone(options), configOption) {
-		if o.usage == "" || o.value.set == nil || o.value.show == nil {
-			t.Errorf("%s is incomplete", o.name)
-		}
-		if want := "EKG_" + strings.ToUpper(strings.ReplaceAll(o.name, "-", "_")); len(o.env) == 0 || o.env[0] != want {
-			t.Errorf("%s: its variable is %v, not %s", o.name, o.env, want)
-		}
-		if o.def != "" {
-			s := &settings{}
-			if err := o.value.set(s, []string{o.def}); err != nil {
-				t.Errorf("%s: its own default: %v", o.name, err)
-			} else if got := o.value.show(s); !slices.Equal(got, []string{o.def}) {
-				t.Errorf("%s: its default %q is shown as %q", o.name, o.def, got)
+// sourcesOf returns the sources of a command line and an environment.
+func sourcesOf(flags map[string][]string, env map[string]string) settings.Sources {
+	return settings.Sources{
+		Flags: func(name string) ([]string, bool) { v, ok := flags[name]; return v, ok },
+		Getenv: func(name string) string {
+			if name == "HOME" && env["HOME"] == "" {
+				return "/home/u"
 			}
-		}
-		names = append(names, o.name)
-		variables = append(variables, o.env...)
-	}
-	for _, all := range [][]string{names, variables} {
-		slices.Sort(all)
-		if n := len(all); len(slices.Compact(all)) != n {
-			t.Errorf("some of these is there twice: %v", all)
-		}
-	}
-}
-
-// The README's table is the truth about the flags.
-func TestDocs_Current(t *testing.T) {
-	for file, table := range map[string]table{"README.md": flagsTable, "docs/monitoring.md": metricsTable} {
-		doc, err := os.ReadFile("../../" + file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, text, _, err := table.split(string(doc))
-		if err != nil || text != table.text() {
-			t.Errorf("%s differs from the code (%v); run: make generate", file, err)
-		}
-	}
-}
-
-func TestDocs_Into(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "doc.md")
-	if err := os.WriteFile(file, []byte("# A\n<!-- flags -->\nold\n<!-- /flags -->\nB\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 { // the second time changes nothing
-		if code, _, stderr := ekg(t, "docs", "flags", "--into", file); code != 0 {
-			t.Fatalf("got %d %s", code, stderr)
-		}
-		got, err := os.ReadFile(file)
-		if want := "# A\n<!-- flags -->\n" + flagTable() + "<!-- /flags -->\nB\n"; err != nil || string(got) != want {
-			t.Errorf("got %q, %v, want %q", got, err, want)
-		}
+			return env[name]
+		},
 	}
 }

@@ -11,27 +11,30 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway"
+	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
 const (
-	finishScrapes  = 2 * time.Second // when the gateway ends
-	metricsTimeout = time.Minute     // for a whole answer: a profile takes half of that
+	finishScrapes  = 2 * time.Second // time for open scrapes when the gateway ends
+	metricsTimeout = time.Minute     // for a whole answer; a profile takes half of that
 )
 
-// serveMetrics answers scrapes, if they are wanted, in a goroutine that the registered step waits for. What ends it early is sent. Its
-// port has no token, as is usual for Prometheus, so nothing else is on it but, where they are wanted, profiles.
-func (v *server) serveMetrics(ctx context.Context, metrics *gateway.Metrics) (<-chan error, error) {
+// serveMetrics answers scrapes in a goroutine that the registered step waits for. It does nothing without
+// --metrics-listen. An error that ends it early is sent on the channel. The port requires no token, as is usual for
+// Prometheus. It therefore serves only metrics and, with --pprof, profiles.
+func (v *server) serveMetrics(ctx context.Context, counters *metrics.Metrics) (<-chan error, error) {
 	s := v.settings
-	if s.metricsListen == "" {
+	if s.MetricsListen == "" {
 		return nil, nil
 	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", s.metricsListen)
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", s.MetricsListen)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", s.origins["metrics-listen"].place, err)
+		return nil, fmt.Errorf("%s: %w", s.Place("metrics-listen"), err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", metrics.Handler())
-	if s.pprof { // but for the command line, in which the token may stand
+	mux.Handle("GET /metrics", counters.Handler())
+	if s.PProf { // without /debug/pprof/cmdline, since the command line may hold the token
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
@@ -43,7 +46,7 @@ func (v *server) serveMetrics(ctx context.Context, metrics *gateway.Metrics) (<-
 		WriteTimeout:      metricsTimeout,
 		IdleTimeout:       gateway.IdleTimeout,
 		MaxHeaderBytes:    gateway.MaxHeaderBytes,
-		ErrorLog:          slog.NewLogLogger(v.log.With("component", "metrics").Handler(), slog.LevelWarn),
+		ErrorLog:          slog.NewLogLogger(v.log.With(logkey.Component, "metrics").Handler(), slog.LevelWarn),
 	}
 	failed, done := make(chan error, 1), make(chan struct{})
 	go func() {
@@ -57,13 +60,13 @@ func (v *server) serveMetrics(ctx context.Context, metrics *gateway.Metrics) (<-
 		defer cancel()
 		err := srv.Shutdown(ctx)
 		if errors.Is(err, context.DeadlineExceeded) {
-			err = srv.Close() // a profile
+			err = srv.Close() // a profile may still run
 		}
 		<-done
 		return ignoreClosed(err)
 	})
 	url := "http://" + listener.Addr().String() + "/metrics"
-	v.log.Info("metrics are served", "url", url, "pprof", s.pprof)
+	v.log.Info("metrics are served", logkey.URL, url, logkey.PProf, s.PProf)
 	if v.measured != nil {
 		v.measured(url)
 	}

@@ -16,10 +16,12 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// fetch asks for a URL over a connection of its own.
+// fetch requests a URL on a new connection.
 func fetch(t *testing.T, url string) (int, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
@@ -38,20 +40,23 @@ func fetch(t *testing.T, url string) (int, string) {
 	return resp.StatusCode, string(b)
 }
 
-// Metrics are on a port of their own, without a token and with nothing else on it; profiles only where they are wanted; neither on the
-// port of the API. Both end with the gateway.
+// TestServer_metrics: the metrics' port requires no token and serves nothing else but optional profiles. The API's port
+// serves neither. Both ports close with the gateway.
 func TestServer_metrics(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	for _, pprof := range []string{"false", "true"} {
-		s, err := load(from(map[string][]string{"listen": {"127.0.0.1:0"}, "state-dir": {t.TempDir()}, "token": {"canary"},
-			"metrics-listen": {"127.0.0.1:0"}, "pprof": {pprof}}, nil))
+		s, err := settings.Load(
+			sourcesOf(map[string][]string{"listen": {"127.0.0.1:0"}, "state-dir": {t.TempDir()}, "token": {"canary"},
+				"metrics-listen": {"127.0.0.1:0"}, "pprof": {pprof}}, nil),
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
 		ctx, end := context.WithCancel(t.Context())
 		v := newServer(s, io.Discard, discard)
-		v.openLauncher = func(context.Context, *settings, launcher.Limits, *slog.Logger, launcher.Observer) (launcher.Launcher, error) {
-			return &fakeLauncher{kernels: []launcher.Kernel{{ID: "x", SpecName: "python3", State: launcher.Idle}}}, nil
+		v.openLauncher = func(context.Context, *settings.Settings, launcher.Limits, *slog.Logger,
+			launcher.Observer) (launcher.Launcher, error) {
+			return &fakeLauncher{kernels: []launcher.Kernel{{ID: "x", SpecName: "python3", State: api.Idle}}}, nil
 		}
 		ready, measured, ended := make(chan string, 1), make(chan string, 1), make(chan error, 1)
 		v.ready = func(url string) { ready <- url }
@@ -59,12 +64,15 @@ func TestServer_metrics(t *testing.T) {
 		go func() { ended <- v.Run(ctx) }()
 		metrics, api := <-measured, <-ready
 		base := strings.TrimSuffix(metrics, "/metrics")
-		if code, body := fetch(t, metrics); code != 200 || !strings.Contains(body, `ekg_kernels{spec="python3",state="idle"} 1`) || !strings.Contains(body, "ekg_ready 1") {
+		if code, body := fetch(t, metrics); code != 200 ||
+			!strings.Contains(body, `ekg_kernels{spec="python3",state="idle"} 1`) ||
+			!strings.Contains(body, "ekg_ready 1") {
 			t.Errorf("%d %s", code, body)
 		}
 		want := map[string]int{"true": 200, "false": 404}[pprof]
-		for path, want := range map[string]int{"/debug/pprof/": want, "/debug/pprof/goroutine?debug=1": want, "/debug/pprof/cmdline": 404,
-			"/": 404, "/api/kernels": 404, "/healthz": 404} {
+		for path, want := range map[string]int{"/debug/pprof/": want, "/debug/pprof/goroutine?debug=1": want,
+			"/debug/pprof/cmdline": 404,
+			"/":                    404, "/api/kernels": 404, "/healthz": 404} {
 			if code, _ := fetch(t, base+path); code != want {
 				t.Errorf("pprof %s: %s is %d, want %d", pprof, path, code, want)
 			}
@@ -84,18 +92,24 @@ func TestServer_metrics(t *testing.T) {
 	}
 }
 
-// A port that is taken is told with the setting that names it, and profiles without a port are refused.
+// TestServer_metricsRefused: an error about a port in use names the setting. Profiles without a port are rejected.
 func TestServer_metricsRefused(t *testing.T) {
 	busy, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = busy.Close() }()
-	s, err := load(from(map[string][]string{"listen": {"127.0.0.1:0"}, "state-dir": {t.TempDir()}, "metrics-listen": {busy.Addr().String()}}, nil))
+	s, err := settings.Load(
+		sourcesOf(
+			map[string][]string{"listen": {"127.0.0.1:0"}, "state-dir": {t.TempDir()}, "metrics-listen": {busy.Addr().String()}},
+			nil,
+		),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := newServer(s, io.Discard, discard).Run(t.Context()); err == nil || !strings.HasPrefix(err.Error(), "--metrics-listen: ") {
+	if err := newServer(s, io.Discard, discard).Run(t.Context()); err == nil ||
+		!strings.HasPrefix(err.Error(), "--metrics-listen: ") {
 		t.Errorf("got %v", err)
 	}
 	for flags, want := range map[[2]string]string{
@@ -103,14 +117,15 @@ func TestServer_metricsRefused(t *testing.T) {
 		{"metrics-listen", "x"}:     `--metrics-listen: "x" is not host:port`,
 		{"metrics-listen", "x:9x0"}: `--metrics-listen: "x:9x0" has no port`,
 	} {
-		_, err := load(from(map[string][]string{flags[0]: {flags[1]}, "state-dir": {"/x"}}, nil))
+		_, err := settings.Load(sourcesOf(map[string][]string{flags[0]: {flags[1]}, "state-dir": {"/x"}}, nil))
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%v: got %v", flags, err)
 		}
 	}
 }
 
-// The audit log is added to, begun anew after it was moved away and SIGHUP has come, and readable by nobody else.
+// TestServer_auditLog: the audit log is appended to, and only its user can read it. After a rename and SIGHUP there is
+// a new file.
 func TestServer_auditLog(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	dir := t.TempDir()
@@ -141,7 +156,7 @@ func TestServer_auditLog(t *testing.T) {
 	if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the file is there again", func() bool { return strings.Contains(r.log.String(), "opened anew") })
+	until(t, "the file is there again", func() bool { return strings.Contains(r.log.String(), "audit log was reopened") })
 	ask()
 	until(t, "the new file has the third", func() bool { return count(file) == 1 })
 	if err := r.stop(); err != nil {
@@ -153,7 +168,7 @@ func TestServer_auditLog(t *testing.T) {
 	}
 }
 
-// With - the audit log is standard output, behind the line for people.
+// TestServer_auditStdout: with - the audit log goes to standard output, after the line for people.
 func TestServer_auditStdout(t *testing.T) {
 	r := start(t, &fakeLauncher{}, map[string][]string{"audit-log": {"-"}, "token": {"canary"}})
 	r.get("/api/kernels", "wrong", &http.Transport{})
@@ -168,7 +183,7 @@ func TestServer_auditStdout(t *testing.T) {
 	}
 }
 
-// until waits for what another goroutine brings about.
+// until waits for a change that another goroutine makes.
 func until(t *testing.T, what string, cond func() bool) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)

@@ -13,27 +13,35 @@ import (
 	"sync"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/gateway"
+	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// Bounds of the end. A step that takes longer is left behind and told.
+// Bounds of the shutdown. A step that takes longer is abandoned and reported.
 const (
-	finishRequests = 10 * time.Second // for REST requests that are being answered
-	drainSockets   = 15 * time.Second // for websockets, which package gateway ends over 10 s
-	stopAtOnce     = 32               // kernels that are stopped at the same time
+	finishRequests = 10 * time.Second // for REST requests in progress
+	drainSockets   = 15 * time.Second // for websockets, which package gateway closes over 10 s
+	stopAtOnce     = 32               // number of kernels that are stopped at the same time
 )
 
-// discard is the log of what is only tried.
+// discard is a logger without output.
 var discard = slog.New(slog.DiscardHandler)
 
-// server is `ekg serve`: all parts, in the order in which they depend on each other.
+// launcherOpener opens the launcher of the settings.
+type launcherOpener func(
+	context.Context, *settings.Settings, launcher.Limits, *slog.Logger, launcher.Observer,
+) (launcher.Launcher, error)
+
+// server is `ekg serve`. It starts all parts in the order of their dependencies.
 type server struct {
 	// Fixed before Run.
-	settings     *settings
+	settings     *settings.Settings
 	stdout       io.Writer
 	log          *slog.Logger
-	openLauncher func(context.Context, *settings, launcher.Limits, *slog.Logger, launcher.Observer) (launcher.Launcher, error)
+	openLauncher launcherOpener
 	ready        func(url string) // called once requests are answered; may be nil
 	measured     func(url string) // called with the address of --metrics-listen; may be nil
 
@@ -41,39 +49,39 @@ type server struct {
 	steps []step
 }
 
-// step is the undoing of something that was started.
+// step undoes the start of a part.
 type step struct {
 	name string
 	undo func(context.Context) error
 }
 
-func newServer(s *settings, stdout io.Writer, log *slog.Logger) *server {
+func newServer(s *settings.Settings, stdout io.Writer, log *slog.Logger) *server {
 	return &server{settings: s, stdout: stdout, log: log, openLauncher: openLauncher}
 }
 
-func newLogger(w io.Writer, s *settings) *slog.Logger {
-	o := &slog.HandlerOptions{Level: s.logLevel}
-	if s.logFormat == "json" {
+func newLogger(w io.Writer, s *settings.Settings) *slog.Logger {
+	o := &slog.HandlerOptions{Level: s.LogLevel}
+	if s.LogFormat == "json" {
 		return slog.New(slog.NewJSONHandler(w, o))
 	}
 	return slog.New(slog.NewTextHandler(w, o))
 }
 
-// onStop registers the undoing of what has just been started. Steps are undone in reverse order.
+// onStop registers the undoing of a part's start. Steps run in reverse order.
 func (v *server) onStop(name string, undo func(context.Context) error) {
 	v.steps = append(v.steps, step{name, undo})
 }
 
-// Run serves until ctx ends, then ends everything that it has started. Being told to end is no error.
+// Run serves until ctx ends, and then stops all that it has started. The end of ctx is not an error.
 func (v *server) Run(ctx context.Context) error {
 	err := v.serve(ctx)
 	if ctx.Err() != nil {
-		v.log.Info("ending", "kernels", map[bool]string{true: "are stopped", false: "go on"}[v.settings.stopKernels])
+		v.log.Info("ending", logkey.Kernels, map[bool]string{true: "are stopped", false: "go on"}[v.settings.StopKernels])
 		if errors.Is(err, context.Canceled) {
 			err = nil
 		}
 	}
-	// The ctx that told it to end must not end the ending; every step has a bound of its own.
+	// The steps must run after the end of ctx. Each has its own time limit.
 	end := context.WithoutCancel(ctx)
 	for _, s := range slices.Backward(v.steps) {
 		if uerr := s.undo(end); uerr != nil {
@@ -83,12 +91,12 @@ func (v *server) Run(ctx context.Context) error {
 	return err
 }
 
-// serve starts everything and returns when ctx ends or the listener fails.
+// serve starts all parts and returns when ctx ends or the listener fails.
 func (v *server) serve(ctx context.Context) error {
 	s := v.settings
-	v.noteSurroundings(ctx)
+	v.logWarnings(ctx)
 
-	// First, as the likeliest to fail: a port that is taken.
+	// The listener comes first, since a port in use is the most likely failure.
 	listener, err := listen(ctx, s)
 	if err != nil {
 		return err
@@ -99,9 +107,9 @@ func (v *server) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Before anything that takes long, so that one can see what it does.
-	metrics := gateway.NewMetrics(version)
-	metricsFailed, err := v.serveMetrics(ctx, metrics)
+	// Metrics come before all slow steps, so that they show these.
+	counters := metrics.New(version)
+	metricsFailed, err := v.serveMetrics(ctx, counters)
 	if err != nil {
 		return err
 	}
@@ -112,29 +120,26 @@ func (v *server) serve(ctx context.Context) error {
 	}
 	v.onStop("kernelspecs", func(context.Context) error { return specs.Close() })
 
-	usersFile, err := s.openUsersFile()
+	usersFile, err := openUsersFile(s)
 	if err != nil {
 		return err
 	}
-	limits := s.kernelLimits(specs, usersFile)
-	kernels, err := v.openLauncher(ctx, s, limits, v.log, metrics)
+	limits := s.KernelLimits(specs, usersFile)
+	kernels, err := v.openLauncher(ctx, s, limits, v.log, counters)
 	if err != nil {
 		return err
 	}
 	v.onStop("launcher", func(context.Context) error { return kernels.Close() })
 
-	// The launcher has made sure that the state directory is nobody else's.
-	token, generated, err := s.readToken()
+	// The launcher has checked that the state directory belongs to this user.
+	token, generated, err := readToken(s)
 	if err != nil {
 		return err
 	}
-	o := s.gatewayOptions()
-	o.Launcher, o.Specs, o.Token, o.Log, o.Metrics, o.Audit = kernels, specs, token, v.log, metrics, auditLog
-	o.KernelLimits = limits
-	if usersFile != nil {
-		o.GroupCull = usersFile.GroupCull
-	}
-	if users, err := s.openUsers(usersFile, v.log); err != nil {
+	o := s.GatewayOptions()
+	o.Launcher, o.Specs, o.Token, o.Log, o.Metrics, o.Audit = kernels, specs, token, v.log, counters, auditLog
+	o.Limits = limits
+	if users, err := openUsers(s, usersFile, v.log); err != nil {
 		return err
 	} else if users != nil {
 		o.Users = users
@@ -150,15 +155,16 @@ func (v *server) serve(ctx context.Context) error {
 		gw.Drain(ctx)
 		return nil
 	})
-	if s.stopKernels {
-		// After the listener, so that no new ones come; before the websockets, so that their clients see it.
+	if s.StopKernels {
+		// Kernels are stopped after the listener, so that no new ones are created. They are stopped before the websockets, so
+		// that clients see it.
 		v.onStop("kernels", func(ctx context.Context) error { return v.stopAll(ctx, kernels) })
 	}
 
 	failed := v.serveHTTP(listener, gw.Handler(), gw.EndLogs)
 	v.onStop("readiness", func(ctx context.Context) error {
 		gw.SetReady(false)
-		return pause(ctx, s.drainDelay)
+		return pause(ctx, s.DrainDelay)
 	})
 	gw.SetReady(true)
 	if err := v.beFound(listener.Addr(), token); err != nil {
@@ -177,7 +183,8 @@ func (v *server) serve(ctx context.Context) error {
 	}
 }
 
-// watchUsers has what is revoked end, in a goroutine that the registered step waits for.
+// watchUsers closes the connections of users whose access is revoked. It works in a goroutine that the registered step
+// waits for.
 func (v *server) watchUsers(ctx context.Context, gw *gateway.Gateway) {
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var watching sync.WaitGroup
@@ -189,18 +196,18 @@ func (v *server) watchUsers(ctx context.Context, gw *gateway.Gateway) {
 	})
 }
 
-// serveHTTP answers requests in a goroutine that the registered step waits for; endLogs ends those that last. What ends
-// it early is sent.
+// serveHTTP answers requests in a goroutine that the registered step waits for. Function endLogs ends answers that
+// follow a log. An error that ends serving early is sent on the channel.
 func (v *server) serveHTTP(listener net.Listener, handler http.Handler, endLogs func()) <-chan error {
 	var protocols http.Protocols
-	protocols.SetHTTP1(true) // a websocket takes over its connection, which HTTP/2 has no notion of
+	protocols.SetHTTP1(true) // a websocket takes over its connection, which HTTP/2 does not support
 	srv := &http.Server{
 		Handler:           handler,
 		ReadHeaderTimeout: gateway.ReadHeaderTimeout,
 		IdleTimeout:       gateway.IdleTimeout,
 		MaxHeaderBytes:    gateway.MaxHeaderBytes,
 		Protocols:         &protocols,
-		ErrorLog:          slog.NewLogLogger(v.log.With("component", "http").Handler(), slog.LevelWarn),
+		ErrorLog:          slog.NewLogLogger(v.log.With(logkey.Component, "http").Handler(), slog.LevelWarn),
 	}
 	srv.RegisterOnShutdown(endLogs)
 	failed := make(chan error, 1)
@@ -224,28 +231,28 @@ func (v *server) serveHTTP(listener net.Listener, handler http.Handler, endLogs 
 	return failed
 }
 
-// beFound tells other commands of this user where the gateway is.
+// beFound writes the gateway's file for other commands of this user.
 func (v *server) beFound(addr net.Addr, token string) error {
 	s := v.settings
-	sum, err := certificateSum(s.tlsCert)
+	sum, err := certificateSum(s.TLSCert)
 	if err != nil {
-		return fmt.Errorf("%s: %w", s.origins["tls-cert"].place, err)
+		return fmt.Errorf("%s: %w", s.Place("tls-cert"), err)
 	}
-	remove, err := leaveGatewayFile(s.stateDir, gatewayFile{URL: s.url(addr), Token: token, PID: os.Getpid(),
+	remove, err := leaveGatewayFile(s.StateDir, gatewayFile{URL: gatewayAddress(s, addr), Token: token, PID: os.Getpid(),
 		Started: time.Now().UTC(), Certificate: sum}, func(err error) {
-		v.log.Warn("files of other gateways cannot be read; ekg log will not find those", "err", err)
+		v.log.Warn("files of other gateways cannot be read; ekg log will not find those", logkey.Err, err)
 	})
 	if err != nil {
-		return fmt.Errorf("%s: %w", s.origins["state-dir"].place, err)
+		return fmt.Errorf("%s: %w", s.Place("state-dir"), err)
 	}
 	v.onStop("file of this gateway", func(context.Context) error { return remove() })
 	return nil
 }
 
-// announce tells people where the gateway is. The token is only shown if it was made here: one that somebody has set is
-// known to those who shall know it, and the output may be kept.
+// announce prints the gateway's URL for people. It shows only a generated token. A token that an operator has set is
+// already known, and the output may be stored.
 func (v *server) announce(addr net.Addr, token string, generated bool) error {
-	base := v.settings.url(addr)
+	base := gatewayAddress(v.settings, addr)
 	url := base
 	switch {
 	case generated:
@@ -253,7 +260,17 @@ func (v *server) announce(addr net.Addr, token string, generated bool) error {
 	case token != "":
 		url += "?token=..."
 	}
-	v.log.Info("ready", "url", base, "version", version, "pid", os.Getpid(), "state_dir", v.settings.stateDir)
+	v.log.Info(
+		"ready",
+		logkey.URL,
+		base,
+		logkey.Version,
+		version,
+		logkey.PID,
+		os.Getpid(),
+		logkey.StateDir,
+		v.settings.StateDir,
+	)
 	if _, err := fmt.Fprintf(v.stdout, "ekg is ready at %s\n", url); err != nil {
 		return fmt.Errorf("standard output: %w", err)
 	}
@@ -263,10 +280,10 @@ func (v *server) announce(addr net.Addr, token string, generated bool) error {
 	return nil
 }
 
-// stopAll stops every kernel, several at a time.
+// stopAll stops all kernels, several at a time.
 func (v *server) stopAll(ctx context.Context, kernels launcher.Launcher) error {
-	// Each may take the grace twice; they share the machine while they end.
-	ctx, cancel := context.WithTimeout(ctx, 2*v.settings.stopGrace+30*time.Second)
+	// Each kernel may take the grace period twice, and all of them share the machine.
+	ctx, cancel := context.WithTimeout(ctx, 2*v.settings.StopGrace+30*time.Second)
 	defer cancel()
 	all, err := kernels.Kernels(ctx)
 	if err != nil {

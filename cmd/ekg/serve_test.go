@@ -18,11 +18,12 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 )
 
-// fakeLauncher has the kernels it is given. What a test does not expect to be called panics.
+// fakeLauncher has the kernels that a test gives it. An unexpected call panics.
 type fakeLauncher struct {
 	launcher.Launcher
 	kernels []launcher.Kernel
@@ -69,20 +70,21 @@ type running struct {
 	ended  chan error
 }
 
-// start runs a server with a fake launcher on a free port, unless the flags say otherwise.
+// start runs a server with a fake launcher, on a free port unless the flags say otherwise.
 func start(t *testing.T, fake *fakeLauncher, flags map[string][]string) *running {
 	t.Helper()
 	all := map[string][]string{"listen": {"127.0.0.1:0"}, "state-dir": {t.TempDir()}}
 	for name, texts := range flags {
 		all[name] = texts
 	}
-	s, err := load(from(all, nil))
+	s, err := settings.Load(sourcesOf(all, nil))
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := &running{t: t, stdout: &transcript.Buffer{}, log: &transcript.Buffer{}, ended: make(chan error, 1)}
 	v := newServer(s, r.stdout, slog.New(slog.NewTextHandler(r.log, nil)))
-	v.openLauncher = func(context.Context, *settings, launcher.Limits, *slog.Logger, launcher.Observer) (launcher.Launcher, error) {
+	v.openLauncher = func(context.Context, *settings.Settings, launcher.Limits, *slog.Logger,
+		launcher.Observer) (launcher.Launcher, error) {
 		return fake, nil
 	}
 	ready := make(chan string, 1)
@@ -94,7 +96,7 @@ func start(t *testing.T, fake *fakeLauncher, flags map[string][]string) *running
 	select {
 	case u := <-ready:
 		if strings.HasPrefix(u, "http+unix:") {
-			u = "http://gateway/" // net/url takes no slashes in a host
+			u = "http://gateway/" // net/url accepts no slashes in a host
 		}
 		if r.url, err = url.Parse(u); err != nil {
 			t.Fatal(err)
@@ -107,7 +109,7 @@ func start(t *testing.T, fake *fakeLauncher, flags map[string][]string) *running
 	return r
 }
 
-// stop ends the server and returns what Run returned.
+// stop ends the server and returns the result of Run.
 func (r *running) stop() error {
 	r.t.Helper()
 	r.end()
@@ -120,7 +122,7 @@ func (r *running) stop() error {
 	}
 }
 
-// get asks the server with a client whose connections do not outlive the request.
+// get sends a request on a connection that does not outlive it.
 func (r *running) get(path, token string, transport *http.Transport) (int, string) {
 	r.t.Helper()
 	transport.DisableKeepAlives = true
@@ -148,15 +150,21 @@ func TestServer_Run(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	state := t.TempDir()
 	closed := false
-	r := start(t, &fakeLauncher{close: func() error { closed = true; return nil }}, map[string][]string{"state-dir": {state}, "base-url": {"/lab/"}})
+	r := start(
+		t,
+		&fakeLauncher{close: func() error { closed = true; return nil }},
+		map[string][]string{"state-dir": {state}, "base-url": {"/lab/"}},
+	)
 	token := r.url.Query().Get("token")
-	if want := fmt.Sprintf("ekg is ready at http://%s/lab/?token=%s\n", r.url.Host, token); r.stdout.String() != want || len(token) < 32 {
+	if want := fmt.Sprintf("ekg is ready at http://%s/lab/?token=%s\n", r.url.Host, token); r.stdout.String() != want ||
+		len(token) < 32 {
 		t.Errorf("printed %q, want %q", r.stdout, want)
 	}
 	for _, tt := range []struct {
 		path, token string
 		want        int
-	}{{"/lab/readyz", token, 200}, {"/lab/api/kernels", token, 200}, {"/lab/api/kernels", "", 403}, {"/lab/api/kernels", "x" + token[1:], 403}} {
+	}{{"/lab/readyz", token, 200}, {"/lab/api/kernels", token, 200}, {"/lab/api/kernels", "", 403},
+		{"/lab/api/kernels", "x" + token[1:], 403}} {
 		if code, body := r.get(tt.path, tt.token, &http.Transport{}); code != tt.want {
 			t.Errorf("%s with token %q: got %d %s, want %d", tt.path, tt.token, code, body, tt.want)
 		}
@@ -170,7 +178,7 @@ func TestServer_Run(t *testing.T) {
 	if strings.Contains(r.log.String(), token) {
 		t.Errorf("the token is in the log:\n%s", r.log)
 	}
-	// The clients of the next gateway need no other token.
+	// The next gateway uses the same token.
 	r = start(t, &fakeLauncher{}, map[string][]string{"state-dir": {state}})
 	if got := r.url.Query().Get("token"); got != token {
 		t.Errorf("the next gateway has another token")
@@ -180,7 +188,8 @@ func TestServer_Run(t *testing.T) {
 	}
 }
 
-// A token that somebody has chosen is not printed: output is kept in places where it does not belong.
+// TestServer_GivenToken: a token that an operator has chosen is not printed, since output may be stored in unsafe
+// places.
 func TestServer_GivenToken(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte("canary\n"), 0o600); err != nil {
@@ -194,7 +203,8 @@ func TestServer_GivenToken(t *testing.T) {
 		if err := r.stop(); err != nil {
 			t.Error(err)
 		}
-		if strings.Contains(r.stdout.String()+r.log.String(), "canary") || !strings.HasSuffix(r.stdout.String(), "/?token=...\n") {
+		if strings.Contains(r.stdout.String()+r.log.String(), "canary") ||
+			!strings.HasSuffix(r.stdout.String(), "/?token=...\n") {
 			t.Errorf("%v: printed %q and logged\n%s", flags, r.stdout, r.log)
 		}
 	}
@@ -207,7 +217,7 @@ func TestServer_GivenToken(t *testing.T) {
 	}
 }
 
-// A load balancer sees that the gateway is ending while it is still served.
+// TestServer_DrainDelay: a load balancer sees that the gateway is ending while it is still served.
 func TestServer_DrainDelay(t *testing.T) {
 	r := start(t, &fakeLauncher{}, map[string][]string{"no-auth": {"true"}, "drain-delay": {"2s"}})
 	r.end()
@@ -237,8 +247,8 @@ func TestServer_DrainDelay(t *testing.T) {
 	}
 }
 
-// With --stop-kernels-on-exit all kernels are stopped at once, and one that resists does not keep the others alive.
-// Without it none is touched.
+// TestServer_StopKernels: with --stop-kernels-on-exit all kernels are stopped at the same time. One that fails to stop
+// does not delay the others. Without the flag all kernels go on.
 func TestServer_StopKernels(t *testing.T) {
 	const n = 40 // more than are stopped at the same time
 	fake := &fakeLauncher{}
@@ -255,7 +265,7 @@ func TestServer_StopKernels(t *testing.T) {
 			close(together)
 		}
 		mu.Unlock()
-		// One after the other would wait here for ever.
+		// A sequential stop would wait here until ctx ends.
 		select {
 		case <-together:
 		case <-ctx.Done():
@@ -283,11 +293,11 @@ func TestServer_StopKernels(t *testing.T) {
 	}
 }
 
-// Whatever fails at the start, all that was started before is ended.
+// TestServer_FailedStart: if a step of the start fails, all earlier steps are undone.
 func TestServer_FailedStart(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	state := t.TempDir()
-	if err := os.WriteFile(tokenPath(state), []byte("two words\n"), 0o600); err != nil {
+	if err := os.WriteFile(settings.TokenPath(state), []byte("two words\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	busy, err := net.Listen("tcp", "127.0.0.1:0")
@@ -295,23 +305,46 @@ func TestServer_FailedStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = busy.Close() }()
-	opened := func(context.Context, *settings, launcher.Limits, *slog.Logger, launcher.Observer) (launcher.Launcher, error) {
+	opened := func(context.Context, *settings.Settings, launcher.Limits, *slog.Logger,
+		launcher.Observer) (launcher.Launcher, error) {
 		return &fakeLauncher{}, nil
 	}
 	tests := []struct {
 		name  string
 		flags map[string][]string
-		open  func(context.Context, *settings, launcher.Limits, *slog.Logger, launcher.Observer) (launcher.Launcher, error)
-		want  string
+		open  func(context.Context, *settings.Settings, launcher.Limits, *slog.Logger, launcher.Observer) (launcher.Launcher,
+			error)
+		want string
 	}{
 		{"port taken", map[string][]string{"listen": {busy.Addr().String()}}, opened,
 			fmt.Sprintf("--listen: listen tcp %s: bind: address already in use", busy.Addr())},
-		{"no certificate", map[string][]string{"tls-cert": {"/nope"}, "tls-key": {"/nope"}}, opened, "--tls-cert: open /nope: no such file or directory"},
-		{"no launcher", nil, func(context.Context, *settings, launcher.Limits, *slog.Logger, launcher.Observer) (launcher.Launcher, error) {
-			return nil, errors.New("no")
-		}, "no"},
-		{"no token", map[string][]string{"state-dir": {state}}, opened, "--state-dir: " + tokenPath(state) + " does not hold exactly one word"},
-		{"no token file", map[string][]string{"token-file": {"/nope"}}, opened, "--token-file: open /nope: no such file or directory"},
+		{
+			"no certificate",
+			map[string][]string{"tls-cert": {"/nope"}, "tls-key": {"/nope"}},
+			opened,
+			"--tls-cert: open /nope: no such file or directory",
+		},
+		{
+			"no launcher",
+			nil,
+			func(context.Context, *settings.Settings, launcher.Limits, *slog.Logger, launcher.Observer) (launcher.Launcher,
+				error) {
+				return nil, errors.New("no")
+			},
+			"no",
+		},
+		{
+			"no token",
+			map[string][]string{"state-dir": {state}},
+			opened,
+			"--state-dir: " + settings.TokenPath(state) + " does not hold exactly one word",
+		},
+		{
+			"no token file",
+			map[string][]string{"token-file": {"/nope"}},
+			opened,
+			"--token-file: open /nope: no such file or directory",
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -319,7 +352,7 @@ func TestServer_FailedStart(t *testing.T) {
 			for name, texts := range tt.flags {
 				flags[name] = texts
 			}
-			s, err := load(from(flags, nil))
+			s, err := settings.Load(sourcesOf(flags, nil))
 			if err != nil {
 				t.Fatal(err)
 			}

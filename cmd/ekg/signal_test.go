@@ -14,7 +14,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 )
 
-// ekgProcess starts the program as a process of its own, and returns it with the URL it has printed.
+// ekgProcess starts the program as a process. It returns the process and the URL that it has printed.
 func ekgProcess(t *testing.T, args ...string) (*exec.Cmd, string) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], args...)
@@ -48,7 +48,7 @@ func ekgProcess(t *testing.T, args ...string) (*exec.Cmd, string) {
 	return cmd, at
 }
 
-// waitFor returns how a process has ended.
+// waitFor waits for a process and returns its state.
 func waitFor(t *testing.T, cmd *exec.Cmd) *os.ProcessState {
 	t.Helper()
 	ended := make(chan struct{})
@@ -66,7 +66,7 @@ func waitFor(t *testing.T, cmd *exec.Cmd) *os.ProcessState {
 	return cmd.ProcessState
 }
 
-// The program as it is run: with the local launcher, and ended by signals.
+// TestServe_Signals runs the real program with the local launcher, and ends it by signals.
 func TestServe_Signals(t *testing.T) {
 	clearEnvironment(t)
 	supervisor := filepath.Join(t.TempDir(), "ekg-supervisor")
@@ -79,7 +79,19 @@ func TestServe_Signals(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = os.RemoveAll(runtime) })
-		return append([]string{"serve", "--listen", "127.0.0.1:0", "--state-dir", t.TempDir(), "--runtime-dir", runtime, "--supervisor", supervisor}, more...)
+		return append(
+			[]string{
+				"serve",
+				"--listen",
+				"127.0.0.1:0",
+				"--state-dir",
+				t.TempDir(),
+				"--runtime-dir",
+				runtime,
+				"--supervisor",
+				supervisor,
+			},
+			more...)
 	}
 	for _, sig := range []os.Signal{syscall.SIGTERM, os.Interrupt} {
 		cmd, at := ekgProcess(t, args()...)
@@ -99,7 +111,7 @@ func TestServe_Signals(t *testing.T) {
 		}
 	}
 
-	// A second signal does not wait for anything.
+	// A second signal ends the program at once.
 	cmd, at := ekgProcess(t, args("--drain-delay", "1h", "--no-auth")...)
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)

@@ -9,33 +9,32 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 )
 
-// tokenPath is where the generated token is kept. It outlives the gateway as the kernels do: otherwise every client
-// would have to be told a new one after a restart.
-func tokenPath(stateDir string) string { return filepath.Join(stateDir, "token") }
-
-// readToken returns the token to demand, "" for none, and whether it was generated here, now or earlier.
-func (s *settings) readToken() (token string, generated bool, err error) {
+// readToken returns the required token, or "" if none is required. It also reports whether a gateway generated the
+// token, now or earlier.
+func readToken(s *settings.Settings) (token string, generated bool, err error) {
 	switch {
-	case s.noAuth, len(s.userSources()) > 0:
+	case s.NoAuth, len(s.UserSources()) > 0:
 		return "", false, nil
-	case s.token != "":
-		return s.token, false, nil
-	case s.tokenFile != "":
-		token, err := readTokenFile(s.tokenFile)
+	case s.Token != "":
+		return s.Token, false, nil
+	case s.TokenFile != "":
+		token, err := readTokenFile(s.TokenFile)
 		if err != nil {
-			return "", false, fmt.Errorf("%s: %w", s.origins["token-file"].place, err)
+			return "", false, fmt.Errorf("%s: %w", s.Place("token-file"), err)
 		}
 		return token, false, nil
 	}
-	path := tokenPath(s.stateDir)
+	path := settings.TokenPath(s.StateDir)
 	token, err = readTokenFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		token, err = makeTokenFile(path)
 	}
 	if err != nil {
-		return "", false, fmt.Errorf("%s: %w", s.origins["state-dir"].place, err)
+		return "", false, fmt.Errorf("%s: %w", s.Place("state-dir"), err)
 	}
 	return token, true, nil
 }
@@ -52,7 +51,7 @@ func readTokenFile(path string) (string, error) {
 	return token, nil
 }
 
-// makeTokenFile writes a new token. Of several gateways that do so at once one wins, and all take its token.
+// makeTokenFile writes a new token. If several gateways do so at once, one wins and all use its token.
 func makeTokenFile(path string) (string, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return "", err
@@ -68,7 +67,7 @@ func makeTokenFile(path string) (string, error) {
 	}
 	_, err = tmp.WriteString(token + "\n")
 	if err = errors.Join(err, tmp.Close()); err == nil {
-		err = os.Link(tmp.Name(), path) // unlike a rename it never replaces the winner's
+		err = os.Link(tmp.Name(), path) // unlike a rename, it never replaces the winner's file
 	}
 	err = errors.Join(err, os.Remove(tmp.Name()))
 	if errors.Is(err, fs.ErrExist) {

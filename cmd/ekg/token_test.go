@@ -5,17 +5,19 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 )
 
-// Gateways that start together on a new state directory agree on one token.
+// TestToken_Race: gateways that start together on a new state directory agree on one token.
 func TestToken_Race(t *testing.T) {
 	state := filepath.Join(t.TempDir(), "new", "state")
-	s := &settings{stateDir: state}
+	s := &settings.Settings{StateDir: state}
 	tokens := make(chan string, 20)
 	var wg sync.WaitGroup
 	for range cap(tokens) {
 		wg.Go(func() {
-			token, generated, err := s.readToken()
+			token, generated, err := readToken(s)
 			if err != nil || !generated {
 				t.Errorf("got %t, %v", generated, err)
 			}
@@ -34,7 +36,7 @@ func TestToken_Race(t *testing.T) {
 	if err != nil || len(entries) != 1 {
 		t.Errorf("left behind: %v, %v", entries, err)
 	}
-	info, err := os.Stat(tokenPath(state))
+	info, err := os.Stat(settings.TokenPath(state))
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, %v", info, err)
 	}

@@ -12,129 +12,44 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway"
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
 )
 
-// userSources are the options that say where users come from, those that are given.
-func (s *settings) userSources() []string {
-	var given []string
-	for _, source := range []struct {
-		name  string
-		there bool
-	}{{"users-file", s.usersFile != ""}, {"oidc-issuer", s.oidcIssuer != ""}, {"auth-token-review", s.tokenReview}, {"hub-api-url", s.hubAPI != ""}} {
-		if source.there {
-			given = append(given, source.name)
-		}
-	}
-	return given
-}
-
-// checkUsers refuses settings about users that contradict others or would have no effect.
-func (s *settings) checkUsers(refuse func(name, format string, args ...any)) {
-	sources := s.userSources()
-	if len(sources) > 0 {
-		from := s.origins[sources[0]].place
-		const why = "there are users (%s): a shared token would be that of nobody, or of all of them. Make one for a user with `ekg token`"
-		switch {
-		case s.token != "":
-			refuse("token", why, from)
-		case s.tokenFile != "":
-			refuse("token-file", why, from)
-		case s.noAuth:
-			refuse("no-auth", "contradicts %s", from)
-		}
-	}
-	for _, o := range []struct {
-		name  string
-		given bool
-		needs string
-		there bool
-	}{
-		{"oidc-audience", s.oidcAudience != "", "oidc-issuer", s.oidcIssuer != ""},
-		{"oidc-groups-claim", s.oidcGroups != "", "oidc-issuer", s.oidcIssuer != ""},
-		{"auth-token-audience", len(s.tokenAudiences) > 0, "auth-token-review", s.tokenReview},
-		{"admin-user", len(s.adminUsers) > 0, "users-file, --oidc-issuer, --auth-token-review or --hub-api-url", len(sources) > 0},
-		{"admin-group", len(s.adminGroups) > 0, "users-file, --oidc-issuer, --auth-token-review or --hub-api-url", len(sources) > 0},
-		{"max-kernels-per-group", s.maxKernelsPerGroup > 0, "users-file, --oidc-issuer, --auth-token-review or --hub-api-url", len(sources) > 0},
-		{"max-gpus-per-group", s.maxGPUsPerGroup > 0, "users-file, --oidc-issuer, --auth-token-review or --hub-api-url", len(sources) > 0},
-		{"max-gpus-per-group", s.maxGPUsPerGroup > 0, "launcher kubernetes", s.launcher == "kubernetes"},
-		{"max-gpus-per-user", s.maxGPUsPerUser > 0, "launcher kubernetes", s.launcher == "kubernetes"},
-	} {
-		if o.given && !o.there {
-			refuse(o.name, "has no effect without --%s", o.needs)
-		}
-	}
-	if _, err := s.newOIDC(); err != nil {
-		refuse("oidc-issuer", "%v", err)
-	}
-	if _, err := s.newHub(); err != nil {
-		refuse("hub-api-url", "%v", err)
-	}
-}
-
-// newOIDC returns nil where there is no issuer.
-func (s *settings) newOIDC() (*identity.OIDC, error) {
-	if s.oidcIssuer == "" {
+// openUsersFile returns the file of users, or nil without --users-file.
+func openUsersFile(s *settings.Settings) (*identity.File, error) {
+	if s.UsersFile == "" {
 		return nil, nil
 	}
-	if s.oidcAudience == "" {
-		return nil, errors.New("--oidc-audience is missing: tokens that are for others would be taken")
-	}
-	return identity.NewOIDC(identity.OIDCOptions{Issuer: s.oidcIssuer, Audience: s.oidcAudience, NameClaim: s.oidcName, GroupsClaim: s.oidcGroups})
+	return identity.OpenFile(s.UsersFile)
 }
 
-// newHub returns nil where there is no hub.
-func (s *settings) newHub() (*identity.JupyterHub, error) {
-	if s.hubAPI == "" {
+// openUsers returns the verifier of users' tokens, or nil if the settings have no users. The file may be nil.
+func openUsers(s *settings.Settings, file *identity.File, log *slog.Logger) (*identity.Verifier, error) {
+	if len(s.UserSources()) == 0 {
 		return nil, nil
 	}
-	if s.hubService == "" {
-		return nil, errors.New("--hub-service is missing: the hub says by that name who may come here")
-	}
-	return identity.NewJupyterHub(s.hubAPI, s.hubService)
-}
-
-// openUsersFile returns the file of users, nil where there is none.
-func (s *settings) openUsersFile() (*identity.File, error) {
-	if s.usersFile == "" {
-		return nil, nil
-	}
-	return identity.OpenFile(s.usersFile)
-}
-
-// kernelLimits are how many kernels there may be. Whether there is any limit may change with the file of users and the kernelspecs.
-func (s *settings) kernelLimits(specs gateway.Specs, file *identity.File) *gateway.KernelLimits {
-	return &gateway.KernelLimits{Kernels: s.maxKernels, PerUser: s.maxKernelsPerUser, PerGroup: s.maxKernelsPerGroup, PerKernelspec: s.maxKernelsPerSpec,
-		GPUsPerUser: s.maxGPUsPerUser, GPUsPerGroup: s.maxGPUsPerGroup, Specs: specs, File: file}
-}
-
-// openUsers returns what tells whose token it is, nil where there are no users. The file may be nil.
-func (s *settings) openUsers(file *identity.File, log *slog.Logger) (*identity.Verifier, error) {
-	if len(s.userSources()) == 0 {
-		return nil, nil
-	}
-	o := identity.Options{File: file, Keep: s.authCache, AdminUsers: s.adminUsers, AdminGroups: s.adminGroups, Log: log}
-	// The issuer first: of the two that take JSON Web Tokens it takes only its own.
-	oidc, err := s.newOIDC()
+	o := identity.Options{File: file, Keep: s.AuthCache, AdminUsers: s.AdminUsers, AdminGroups: s.AdminGroups, Log: log}
+	// The issuer comes first. Two sources accept JSON Web Tokens, and the issuer accepts only its own.
+	oidc, err := s.NewOIDC()
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", s.origins["oidc-issuer"].place, err)
+		return nil, fmt.Errorf("%s: %w", s.Place("oidc-issuer"), err)
 	}
 	if oidc != nil {
 		o.Sources = append(o.Sources, oidc)
 	}
-	if s.tokenReview {
+	if s.TokenReview {
 		kube.LogTo(log)
-		cluster, err := kube.Connect(s.kubeconfig, s.kubeContext)
+		cluster, err := kube.Connect(s.Kubeconfig, s.KubeContext)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", s.origins["auth-token-review"].place, err)
+			return nil, fmt.Errorf("%s: %w", s.Place("auth-token-review"), err)
 		}
-		o.Sources = append(o.Sources, &identity.TokenReview{Reviewer: cluster, Audiences: s.tokenAudiences})
+		o.Sources = append(o.Sources, &identity.TokenReview{Reviewer: cluster, Audiences: s.TokenAudiences})
 	}
-	hub, err := s.newHub()
+	hub, err := s.NewHub()
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", s.origins["hub-api-url"].place, err)
+		return nil, fmt.Errorf("%s: %w", s.Place("hub-api-url"), err)
 	}
 	if hub != nil {
 		o.Sources = append(o.Sources, hub)
@@ -142,22 +57,18 @@ func (s *settings) openUsers(file *identity.File, log *slog.Logger) (*identity.V
 	return identity.New(o)
 }
 
-func checkUser(t string) error {
-	if err := identity.CheckName(t); err != nil {
-		return fmt.Errorf("%q: the name %w", t, err)
-	}
-	return nil
-}
-
 const (
-	minToken = 20      // characters of a token that somebody else has made
+	minToken = 20      // characters of a token that another program has made
 	maxStdin = 1 << 10 // bytes
 )
 
-// tokenCommand makes a token for a user, or the hash of one that there is.
+// tokenCommand creates a token for a user, or hashes an existing one.
 func tokenCommand() *cli.Command {
-	return &cli.Command{Name: "token", Usage: "make a token for a user, and the hash of it for the file of users", OnUsageError: refuseUsage,
-		Flags: []cli.Flag{&cli.BoolFlag{Name: "stdin", Usage: "read a token, and print its hash"}},
+	return &cli.Command{
+		Name:         "token",
+		Usage:        "make a token for a user, and the hash of it for the file of users",
+		OnUsageError: refuseUsage,
+		Flags:        []cli.Flag{&cli.BoolFlag{Name: "stdin", Usage: "read a token, and print its hash"}},
 		Action: func(c *cli.Context) error {
 			if err := arguments(c, 0); err != nil {
 				return err
@@ -172,10 +83,11 @@ func tokenCommand() *cli.Command {
 			token := "ekg_" + base64.RawURLEncoding.EncodeToString(random)
 			_, err := fmt.Fprintf(c.App.Writer, "token: %s\nhash: %s\n", token, identity.Hash(token))
 			return err
-		}}
+		},
+	}
 }
 
-// hashToken prints the hash of the token that is read.
+// hashToken prints the hash of the token in r.
 func hashToken(r io.Reader, w io.Writer) error {
 	b, err := io.ReadAll(io.LimitReader(r, maxStdin))
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
@@ -27,13 +28,16 @@ func TestLoad_Users(t *testing.T) {
 		}
 		return all
 	}
-	for _, good := range []map[string][]string{file, oidc, hub, with(file, "auth-token-review", "true"), with(file, "admin-user", "ann"),
-		with(oidc, "oidc-groups-claim", "groups"), with(with(file, "auth-token-review", "true"), "auth-token-audience", "ekg")} {
-		if s, err := load(from(good, nil)); err != nil || len(s.userSources()) == 0 {
+	for _, good := range []map[string][]string{file, oidc, hub, with(file, "auth-token-review", "true"),
+		with(file, "admin-user", "ann"),
+		with(oidc, "oidc-groups-claim", "groups"),
+		with(with(file, "auth-token-review", "true"), "auth-token-audience", "ekg")} {
+		if s, err := settings.Load(sourcesOf(good, nil)); err != nil || len(s.UserSources()) == 0 {
 			t.Errorf("%v: %v", good, err)
 		}
 	}
-	if s, err := load(from(nil, map[string]string{"JUPYTERHUB_SERVICE_NAME": "x"})); err != nil || len(s.userSources()) > 0 {
+	if s, err := settings.Load(sourcesOf(nil, map[string]string{"JUPYTERHUB_SERVICE_NAME": "x"})); err != nil ||
+		len(s.UserSources()) > 0 {
 		t.Errorf("in a server of a hub: %v", err)
 	}
 	for _, tt := range []struct {
@@ -55,7 +59,8 @@ func TestLoad_Users(t *testing.T) {
 		{with(hub, "hub-api-url", "hub"), nil, "--hub-api-url: it is not a URL"},
 		{with(file, "max-starts-per-minute", "-1"), nil, "--max-starts-per-minute: \"-1\" is not a number"},
 	} {
-		if _, err := load(from(tt.flags, tt.env)); err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "\n") {
+		if _, err := settings.Load(sourcesOf(tt.flags, tt.env)); err == nil || !strings.Contains(err.Error(), tt.want) ||
+			strings.Contains(err.Error(), "\n") {
 			t.Errorf("%v %v: got %v, want %s", tt.flags, tt.env, err, tt.want)
 		}
 	}
@@ -72,17 +77,20 @@ func TestToken_Command(t *testing.T) {
 		seen[m[1]] = true
 	}
 	var out bytes.Buffer
-	if err := hashToken(strings.NewReader("a-token-of-somebody-else\n"), &out); err != nil || out.String() != "hash: "+identity.Hash("a-token-of-somebody-else")+"\n" {
+	if err := hashToken(strings.NewReader("a-token-of-somebody-else\n"), &out); err != nil ||
+		out.String() != "hash: "+identity.Hash("a-token-of-somebody-else")+"\n" {
 		t.Errorf("got %q, %v", &out, err)
 	}
-	for text, want := range map[string]string{"": "fewer than 20", "short": "fewer than 20", "two words of a long token": "one word"} {
-		if err := hashToken(strings.NewReader(text), &out); err == nil || !strings.Contains(err.Error(), want) || text != "" && strings.Contains(err.Error(), text) {
+	for text, want := range map[string]string{"": "fewer than 20", "short": "fewer than 20",
+		"two words of a long token": "one word"} {
+		if err := hashToken(strings.NewReader(text), &out); err == nil || !strings.Contains(err.Error(), want) ||
+			text != "" && strings.Contains(err.Error(), text) {
 			t.Errorf("%q: got %v", text, err)
 		}
 	}
 }
 
-// Users of a file get in with their tokens, and a new version of the file counts while the gateway runs.
+// TestServer_Users: users of a file get access with their tokens. A running gateway uses a new version of the file.
 func TestServer_Users(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "users.yaml")
 	write := func(text string) {
@@ -92,7 +100,11 @@ func TestServer_Users(t *testing.T) {
 		}
 	}
 	write("users:\n- name: ann\n  tokens: ['" + identity.Hash("canary-ann") + "']\n")
-	r := start(t, &fakeLauncher{kernels: []launcher.Kernel{{ID: "0a1b2c3d-0000-4000-8000-00000000000a", Owner: "bob"}}}, map[string][]string{"users-file": {file}})
+	r := start(
+		t,
+		&fakeLauncher{kernels: []launcher.Kernel{{ID: "0a1b2c3d-0000-4000-8000-00000000000a", Owner: "bob"}}},
+		map[string][]string{"users-file": {file}},
+	)
 	plain := &http.Transport{}
 	defer plain.CloseIdleConnections()
 	for token, want := range map[string]int{"": 403, "wrong": 403, "canary-ann": 200, "canary-bob": 403} {

@@ -17,7 +17,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// A file of users is YAML:
+// A users file is YAML:
 //
 //	users:
 //	- name: ann
@@ -32,53 +32,54 @@ import (
 //	  limits: {max-kernels: 10, max-gpus: 4}
 //	  cull: {idle-timeout: 8h}
 //
-// What limits and cull mean is for others to know. Users of other sources may have an entry for their limits, without tokens.
+// Package gateway/limits knows what limits and cull mean. Users of other sources may have an entry for their limits,
+// without tokens.
 //
-// A token's hash is enough to know it again and of no use to whoever reads the file. It needs no salt and no slow hash, since
-// tokens are random: nobody can try all of them.
+// A token's hash identifies the token and is useless to readers of the file. It needs no salt and no slow hash, since
+// tokens are random: they cannot be guessed.
 const hashPrefix = "sha256:"
 
 const maxFile = 16 << 20 // bytes
 
-// Hash is what a file of users says of a token.
+// Hash returns the entry of a token in a users file.
 func Hash(token string) string {
 	sum := sha256.Sum256([]byte(token))
 	return hashPrefix + hex.EncodeToString(sum[:])
 }
 
-// File is a file of users. It may be used concurrently.
+// File is a users file. It may be used concurrently.
 type File struct {
 	path string
 
 	mu     sync.Mutex
-	read   []byte       // guarded by mu; what was read last, good or not
-	broken bool         // guarded by mu; read is not there or not good
-	users  map[key]User // guarded by mu; by token, of the last good version; replaced, never changed
-	count  int          // guarded by mu
+	read   []byte       // guarded by mu; the last content, valid or not
+	broken bool         // guarded by mu; the last content is missing or invalid
+	users  map[key]User // guarded by mu; by token, of the last valid version; replaced, never changed
+	count  int          // guarded by mu; number of users
 
 	userLimits  map[string]Limits // guarded by mu; by name; replaced, never changed
-	groupLimits map[string]Limits // guarded by mu; likewise
-	groupCull   map[string]Cull   // guarded by mu; likewise; of all groups that have an entry
+	groupLimits map[string]Limits // guarded by mu; by name; replaced, never changed
+	groupCull   map[string]Cull   // guarded by mu; by name of all groups with an entry; replaced, never changed
 }
 
-// Limits is what a file says of how much a user or a group may have; nil where it says nothing.
+// Limits bounds what a user or a group may use at one time; nil means that the file sets no limit.
 type Limits struct {
-	MaxKernels *int64 // Unlimited, or a number from 0 on
+	MaxKernels *int64 // Unlimited, or 0 and more
 	MaxGPUs    *int64
 }
 
-// Unlimited is the limit that is none.
+// Unlimited means that there is no limit.
 const Unlimited = -1
 
-// Cull is what a file says of when kernels of a group's users are ended that nobody has asked to end; nil where it says nothing.
+// Cull says when the kernels of a group's users are culled; nil means that the file sets no time.
 type Cull struct {
-	IdleTimeout *time.Duration // 0: never for being idle
-	BusyLimit   *time.Duration // of one request; 0: none
-	MaxAge      *time.Duration // 0: none
-	Warning     *time.Duration // before the end; 0: none
+	IdleTimeout *time.Duration // 0: idle kernels are not culled
+	BusyLimit   *time.Duration // of one request; 0: no limit
+	MaxAge      *time.Duration // 0: no limit
+	Warning     *time.Duration // before the end; 0: no warning
 }
 
-// GroupCull returns when kernels of a group's users are ended, and whether the file has an entry for the group at all.
+// GroupCull returns when the kernels of a group's users are culled, and whether the file has an entry for the group.
 func (f *File) GroupCull(name string) (c Cull, known bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -93,37 +94,37 @@ func (f *File) UserLimits(name string) Limits {
 	return f.userLimits[name]
 }
 
-// GroupLimits returns the limits that all users of a group have together.
+// GroupLimits returns the limits of all users of a group together.
 func (f *File) GroupLimits(name string) Limits {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.groupLimits[name]
 }
 
-// Limited reports whether the file says anything of limits.
+// Limited reports whether the file sets any limit.
 func (f *File) Limited() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.userLimits)+len(f.groupLimits) > 0
 }
 
-// OpenFile reads a file of users. The error has all that is wrong with it, each as path:line: text.
+// OpenFile reads a users file. The error lists all mistakes, each as "path:line: text".
 func OpenFile(path string) (*File, error) {
 	f := &File{path: path}
 	_, err := f.Reload()
 	return f, err
 }
 
-// Reload reads the file again. A version that is not good changes nothing and is told once; then what the last good one
-// said still counts.
+// Reload reads the file again. An invalid version is reported once and changes nothing: the last valid version still
+// counts.
 func (f *File) Reload() (changed bool, err error) {
-	b, err := readBounded(f.path) // at once, however it is replaced: a few users are a few hundred bytes
+	b, err := readBounded(f.path) // read on each call, so that every way of replacing it is noticed
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err != nil {
-		told := f.broken && f.read == nil
+		reported := f.broken && f.read == nil
 		f.read, f.broken = nil, true
-		if told {
+		if reported {
 			return false, nil
 		}
 		return false, err
@@ -140,10 +141,12 @@ func (f *File) Reload() (changed bool, err error) {
 		}
 		return false, errors.Join(errs...)
 	}
-	f.users, f.count, f.userLimits, f.groupLimits, f.groupCull = p.users, len(p.names), p.userLimits, p.groupLimits, p.groupCull
+	f.users, f.count, f.userLimits, f.groupLimits, f.groupCull = p.users, len(p.names), p.userLimits, p.groupLimits,
+		p.groupCull
 	return true, nil
 }
 
+// readBounded reads a file of at most maxFile bytes.
 func readBounded(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -162,14 +165,14 @@ func readBounded(path string) ([]byte, error) {
 	return b, nil
 }
 
-// Len is the number of users.
+// Len returns the number of users.
 func (f *File) Len() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.count
 }
 
-// user returns whose token has a hash. The time this takes tells something of hashes, and nothing of tokens.
+// user returns the user of a token's hash. Its duration reveals something about hashes, and nothing about tokens.
 func (f *File) user(k key) (User, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -177,36 +180,38 @@ func (f *File) user(k key) (User, bool) {
 	return u, ok
 }
 
-// parser walks a file's nodes, and notes what is wrong with its line in front.
+// parser reads a file's nodes and collects all mistakes.
 type parser struct {
 	users    map[key]User
 	names    map[string]int // lines
 	groups   map[string]int // lines
-	problems []string
+	problems []string       // each as "line: text"
 
 	userLimits, groupLimits map[string]Limits
 	groupCull               map[string]Cull
 }
 
+// fail adds a mistake at a node.
 func (p *parser) fail(n *yaml.Node, format string, args ...any) {
 	p.problems = append(p.problems, strconv.Itoa(n.Line)+": "+fmt.Sprintf(format, args...))
 }
 
-// parse reads a file's content. The problems begin with the line.
+// parse reads a file's content.
 func parse(b []byte) *parser {
-	p := &parser{users: map[key]User{}, names: map[string]int{}, groups: map[string]int{}, userLimits: map[string]Limits{}, groupLimits: map[string]Limits{},
-		groupCull: map[string]Cull{}}
+	p := &parser{users: map[key]User{}, names: map[string]int{}, groups: map[string]int{}, userLimits: map[string]Limits{},
+		groupLimits: map[string]Limits{},
+		groupCull:   map[string]Cull{}}
 	dec := yaml.NewDecoder(bytes.NewReader(b))
 	var doc yaml.Node
 	if err := dec.Decode(&doc); errors.Is(err, io.EOF) {
-		p.problems = []string{"1: it is empty; one without users has the line users: []"}
+		p.problems = []string{"1: it is empty; a file without users has the line users: []"}
 		return p
 	} else if err != nil {
 		p.problems = []string{" " + strings.TrimPrefix(err.Error(), "yaml: ")}
 		return p
 	}
 	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		p.problems = []string{" there is more than one document in it"}
+		p.problems = []string{" it has more than one document"}
 		return p
 	}
 	there := false
@@ -223,12 +228,12 @@ func parse(b []byte) *parser {
 		return true
 	})
 	if !there && len(p.problems) == 0 {
-		p.fail(doc.Content[0], "there is no key users")
+		p.fail(doc.Content[0], "the key users is missing")
 	}
 	return p
 }
 
-// members calls take with each member of a mapping. Take reports whether there is such a key.
+// members calls take with each member of a mapping. take returns false for an unknown key.
 func (p *parser) members(n *yaml.Node, what string, take func(key string, value *yaml.Node) bool) {
 	n = resolved(n)
 	if n.Kind != yaml.MappingNode {
@@ -242,13 +247,13 @@ func (p *parser) members(n *yaml.Node, what string, take func(key string, value 
 		case seen[key.Value]:
 			p.fail(key, "%s is given twice", shown(key.Value))
 		case !take(key.Value, n.Content[i+1]):
-			p.fail(key, "%s: there is no such key here", shown(key.Value))
+			p.fail(key, "%s: unknown key", shown(key.Value))
 		}
 		seen[key.Value] = true
 	}
 }
 
-// shown is a key in a message: what could not be a name is quoted, and not all of it.
+// shown returns a key for a message: a key that is not a valid name is shortened and quoted.
 func shown(key string) string {
 	if CheckName(key) == nil {
 		return key
@@ -268,16 +273,17 @@ func (p *parser) each(n *yaml.Node, what string, take func(*yaml.Node)) {
 	}
 }
 
-// text returns a node that is a text, or has to be quoted to be one.
+// text returns the value of a string. It rejects other scalars, which could be strings in quotes.
 func (p *parser) text(n *yaml.Node, what string) string {
 	n = resolved(n)
 	if n.Kind != yaml.ScalarNode || n.ShortTag() != "!!str" {
-		p.fail(n, "%s is not a text; put it in quotes", what)
+		p.fail(n, "%s is not a string; put it in quotes", what)
 		return ""
 	}
 	return n.Value
 }
 
+// resolved returns the node that an alias refers to.
 func resolved(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
 		return n.Alias
@@ -324,7 +330,7 @@ func (p *parser) user(n *yaml.Node) {
 		return
 	}
 	if line, twice := p.names[u.Name]; twice {
-		p.fail(n, "there is a user %q already, in line %d", u.Name, line)
+		p.fail(n, "line %d already has the user %q", line, u.Name)
 	}
 	p.names[u.Name] = n.Line
 	if limits != (Limits{}) {
@@ -364,7 +370,7 @@ func (p *parser) group(n *yaml.Node) {
 	case name == "" && len(p.problems) == before:
 		p.fail(n, "a group has no name")
 	case twice:
-		p.fail(n, "there is a group %q already, in line %d", name, line)
+		p.fail(n, "line %d already has the group %q", line, name)
 	}
 	p.groups[name] = n.Line
 	if limits != (Limits{}) {
@@ -373,14 +379,15 @@ func (p *parser) group(n *yaml.Node) {
 	p.groupCull[name] = cull
 }
 
-// cull reads when kernels are ended.
+// cull reads when kernels are culled.
 func (p *parser) cull(n *yaml.Node) (c Cull) {
 	p.members(n, "cull", func(key string, value *yaml.Node) bool {
-		to := map[string]**time.Duration{"idle-timeout": &c.IdleTimeout, "busy-limit": &c.BusyLimit, "max-age": &c.MaxAge, "warning": &c.Warning}[key]
+		to := map[string]**time.Duration{"idle-timeout": &c.IdleTimeout, "busy-limit": &c.BusyLimit, "max-age": &c.MaxAge,
+			"warning": &c.Warning}[key]
 		if to == nil {
 			return false
 		}
-		d, err := time.ParseDuration(resolved(value).Value) // also of 0, which YAML takes for a number
+		d, err := time.ParseDuration(resolved(value).Value) // accepts 0, too, which is a number in YAML
 		if err != nil || d < 0 || resolved(value).Kind != yaml.ScalarNode {
 			p.fail(value, `%s is not a duration like 2h, 30m or 0`, key)
 		}
@@ -390,7 +397,7 @@ func (p *parser) cull(n *yaml.Node) (c Cull) {
 	return c
 }
 
-// limits reads how much somebody may have.
+// limits reads the limits of a user or a group.
 func (p *parser) limits(n *yaml.Node) (l Limits) {
 	p.members(n, "limits", func(key string, value *yaml.Node) bool {
 		switch key {
@@ -424,7 +431,7 @@ func (p *parser) name(n *yaml.Node, what, name string) {
 	}
 }
 
-// token enters a token of a user. Its message never repeats what stands there: it may be a token.
+// token adds a token of a user. Its messages never repeat the value, which may be a token.
 func (p *parser) token(n *yaml.Node, u User) {
 	digits, ok := strings.CutPrefix(p.text(n, "a token's hash"), hashPrefix)
 	sum, err := hex.DecodeString(digits)
@@ -435,7 +442,7 @@ func (p *parser) token(n *yaml.Node, u User) {
 	}
 	copy(k[:], sum)
 	if other, twice := p.users[k]; twice {
-		p.fail(n, "the same token is one of %q already", other.Name)
+		p.fail(n, "%q already has the same token", other.Name)
 		return
 	}
 	p.users[k] = u

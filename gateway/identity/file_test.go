@@ -23,29 +23,36 @@ func TestFile_SaysWhatIsWrongAndWhere(t *testing.T) {
 		"":                        {":1: it is empty"},
 		"users: [":                {"line 1"},
 		"[]":                      {":1: the file is not a mapping"},
-		"a: 1\nb: 2":              {":1: a: there is no such key here", ":2: b: there is no such key here"},
-		"{}":                      {":1: there is no key users"},
+		"a: 1\nb: 2":              {":1: a: unknown key", ":2: b: unknown key"},
+		"{}":                      {":1: the key users is missing"},
 		"users: {}":               {":1: users is not a list"},
 		"users: []\nusers: []":    {":2: users is given twice"},
-		"users: []\n---\na: 1":    {": there is more than one document in it"},
+		"users: []\n---\na: 1":    {": it has more than one document"},
 		"users:\n- ann":           {":2: a user is not a mapping"},
 		"users:\n- tokens: []":    {":2: a user has no name"},
-		"users:\n- name: 7":       {":2: name is not a text; put it in quotes"},
+		"users:\n- name: 7":       {":2: name is not a string; put it in quotes"},
 		"users:\n- name: ' a'":    {":2: name begins or ends with white space"},
 		"users:\n- name: \"\\n\"": {":2: name has characters that cannot be printed"},
 		"users:\n- name: a\n  admin: yes please\n  groups: team\n  token: x": {
-			":3: admin is not true or false", ":4: groups is not a list", ":5: token: there is no such key here"},
-		"users:\n- name: a\n- name: b\n- name: a":                                       {":4: there is a user \"a\" already, in line 2"},
-		"users:\n- name: a\n  groups: [5]":                                              {":3: a group is not a text"},
-		"users:\n- name: a\n  limits: {max-kernels: -1, max-gpu: 3}":                    {":3: max-kernels is neither a number from 0 on nor unlimited", ":3: max-gpu: there is no such key here"},
-		"users:\n- name: a\n  limits: {max-gpus: '4', max-kernels: none}":               {":3: max-gpus is neither", ":3: max-kernels is neither"},
-		"users: []\ngroups:\n- limits: {max-gpus: 3}":                                   {":3: a group has no name"},
-		"users: []\ngroups:\n- name: g\n- name: g\n  limits: 3\n- name: 4\n  users: []": {":4: there is a group \"g\" already, in line 3", ":5: limits is not a mapping", ":6: name is not a text", ":7: users: there is no such key here"},
-		"users: []\ngroups:\n- name: g\n  cull: {idle-timeout: 8, max-age: -1h, busy: 2h, warning: [5m]}": {":4: idle-timeout is not a duration like 2h, 30m or 0",
-			":4: max-age is not", ":4: busy: there is no such key here", ":4: warning is not"},
-		"users:\n- name: a\n  tokens: [canary-secret]":                                          {":3: a token's hash is not sha256: and 64 hexadecimal digits"},
-		"users:\n- name: a\n  tokens: ['sha256:00']":                                            {":3: a token's hash is not"},
-		"users:\n- name: a\n  tokens:\n  - " + h("x") + "\n- name: b\n  tokens:\n  - " + h("x"): {":7: the same token is one of \"a\" already"},
+			":3: admin is not true or false", ":4: groups is not a list", ":5: token: unknown key"},
+		"users:\n- name: a\n- name: b\n- name: a": {":4: line 2 already has the " +
+			"user \"a\""},
+		"users:\n- name: a\n  groups: [5]": {":3: a group is not a string"},
+		"users:\n- name: a\n  limits: {max-kernels: -1, max-gpu: 3}": {":3: max-kernels is neither a " +
+			"number from 0 on nor unlimited", ":3: max-gpu: unknown key"},
+		"users:\n- name: a\n  limits: {max-gpus: '4', max-kernels: none}": {":3: max-gpus is neither",
+			":3: max-kernels is neither"},
+		"users: []\ngroups:\n- limits: {max-gpus: 3}": {":3: a group has no name"},
+		"users: []\ngroups:\n- name: g\n- name: g\n  limits: 3\n- name: 4\n  users: []": {":4: line 3 already has the " +
+			"group \"g\"", ":5: limits is not a mapping", ":6: name is not a string", ":7: users: unknown key"},
+		"users: []\ngroups:\n- name: g\n  cull: {idle-timeout: 8, max-age: -1h, busy: 2h, warning: [5m]}": {
+			":4: idle-timeout is not a duration like 2h, 30m or 0",
+			":4: max-age is not", ":4: busy: unknown key", ":4: warning is not"},
+		"users:\n- name: a\n  tokens: [canary-secret]": {":3: a token's hash is " +
+			"not sha256: and 64 hexadecimal digits"},
+		"users:\n- name: a\n  tokens: ['sha256:00']": {":3: a token's hash is not"},
+		"users:\n- name: a\n  tokens:\n  - " + h("x") + "\n- name: b\n  tokens:\n  - " +
+			h("x"): {":7: \"a\" already has the same token"},
 	} {
 		path := filepath.Join(t.TempDir(), "users.yaml")
 		writeFile(t, path, text)
@@ -73,7 +80,8 @@ func TestFile_SaysWhatIsWrongAndWhere(t *testing.T) {
 
 func TestFile_Reload(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "users.yaml")
-	writeFile(t, path, "users:\n- name: ann\n  tokens: ['"+Hash("one")+"', '"+Hash("two")+"']\n  groups: [z, y, z]\n  admin: true\n- name: nobody\n")
+	writeFile(t, path, "users:\n- name: ann\n  tokens: ['"+Hash("one")+"', '"+Hash("two")+
+		"']\n  groups: [z, y, z]\n  admin: true\n- name: nobody\n")
 	f, err := OpenFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -87,7 +95,8 @@ func TestFile_Reload(t *testing.T) {
 		}
 		return u
 	}
-	if u := knows("two", true); u.Name != "ann" || !u.Admin || !slices.Equal(u.Groups, []string{"y", "z"}) || f.Len() != 2 {
+	if u := knows("two", true); u.Name != "ann" || !u.Admin || !slices.Equal(u.Groups, []string{"y", "z"}) ||
+		f.Len() != 2 {
 		t.Errorf("got %+v of %d", u, f.Len())
 	}
 	knows("three", false)
@@ -107,7 +116,7 @@ func TestFile_Reload(t *testing.T) {
 			v.Refresh()
 		}
 		knows("three", true)
-		if n := strings.Count(logged.String(), path+":2: nam: there is no such key here"); n != 1 {
+		if n := strings.Count(logged.String(), path+":2: nam: unknown key"); n != 1 {
 			t.Errorf("told %d times: %s", n, logged)
 		}
 	})
@@ -140,7 +149,8 @@ func TestFile_Cull(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c, known := f.GroupCull("vision"); !known || *c.IdleTimeout != 8*time.Hour+30*time.Minute || *c.BusyLimit != 0 || c.MaxAge != nil || c.Warning != nil {
+	if c, known := f.GroupCull("vision"); !known || *c.IdleTimeout != 8*time.Hour+30*time.Minute || *c.BusyLimit != 0 ||
+		c.MaxAge != nil || c.Warning != nil {
 		t.Errorf("%v, %+v", known, c)
 	}
 	if c, known := f.GroupCull("sound"); !known || c != (Cull{}) {
@@ -153,7 +163,8 @@ func TestFile_Cull(t *testing.T) {
 
 func TestFile_Limits(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "users.yaml")
-	writeFile(t, path, `{users: [{name: ann, limits: {max-kernels: 3, max-gpus: 0}}, {name: bob}], groups: [{name: vision, limits: {max-kernels: unlimited}}]}`)
+	writeFile(t, path, `{users: [{name: ann, limits: {max-kernels: 3, max-gpus: 0}}, {name: bob}], groups: [{name: `+
+		`vision, limits: {max-kernels: unlimited}}]}`)
 	f, err := OpenFile(path)
 	if err != nil {
 		t.Fatal(err)

@@ -9,16 +9,21 @@ import (
 	"unicode"
 )
 
-// Whatever is in a file of users, it is refused with places that can be printed, or all users in it have names that can be used; and a
-// token of nobody's is never somebody's.
+// Whatever is in a file of users, it is refused with places that can be printed, or all users in it have names that can
+// be used; and a token of nobody's is never somebody's.
 func FuzzFile(f *testing.F) {
 	h := `"` + Hash("one") + `"`
 	for _, text := range []string{
-		"", "users: []", "users: [", "[]", "{}", "users: &a [*a]", "users: &a {name: x, tokens: *a}", "a: &a [*a, *a]\nusers: *a", "<<: {users: []}", "users: []\nusers: []", "? [a, b]\n: c", "--- \n...\n---\n",
-		"users:\n- name: ann\n  tokens: [" + h + "]\n  groups: [a, b]\n  admin: true\n- name: bob", "users:\n- name: ann\n  tokens: [" + h + "]\n- name: bob\n  tokens: [" + h + "]",
-		"users:\n- name: \"a\\nb\"", "users:\n- name: \"\\e[31m\"", "users:\n- \"na\\nme\": x", "\"us\\ners\\e[31m\": []", "users:\n- name: !!binary aGk=", "users:\n- name: 0x10", "users:\n- name: ~", "users:\n- name: \"\\u202e\"",
-		"users:\n- name: " + strings.Repeat("x", maxName+1), "users:\n- {name: a, tokens: [canary], admin: 1}", "%YAML 9.9\n---\nusers: []", "\x00", "\xff\xfe", "users: !<tag:x> []", "users:\n- name: root\n  admin: !!bool yes",
-		"users: []\ngroups:\n- {name: g, limits: {max-kernels: 3, max-gpus: unlimited}}\n- {name: h, limits: {max-gpus: 0x1p4}}", "users: []\ngroups: [{name: &a g, limits: *a}]",
+		"", "users: []", "users: [", "[]", "{}", "users: &a [*a]", "users: &a {name: x, tokens: *a}",
+		"a: &a [*a, *a]\nusers: *a", "<<: {users: []}", "users: []\nusers: []", "? [a, b]\n: c", "--- \n...\n---\n",
+		"users:\n- name: ann\n  tokens: [" + h + "]\n  groups: [a, b]\n  admin: true\n- name: bob",
+		"users:\n- name: ann\n  tokens: [" + h + "]\n- name: bob\n  tokens: [" + h + "]",
+		"users:\n- name: \"a\\nb\"", "users:\n- name: \"\\e[31m\"", "users:\n- \"na\\nme\": x", "\"us\\ners\\e[31m\": []",
+		"users:\n- name: !!binary aGk=", "users:\n- name: 0x10", "users:\n- name: ~", "users:\n- name: \"\\u202e\"",
+		"users:\n- name: " + strings.Repeat("x", maxName+1), "users:\n- {name: a, tokens: [canary], admin: 1}",
+		"%YAML 9.9\n---\nusers: []", "\x00", "\xff\xfe", "users: !<tag:x> []", "users:\n- name: root\n  admin: !!bool yes",
+		"users: []\ngroups:\n- {name: g, limits: {max-kernels: 3, max-gpus: unlimited}}\n- {name: h, limits: {max-gpus: " +
+			"0x1p4}}", "users: []\ngroups: [{name: &a g, limits: *a}]",
 	} {
 		f.Add(text)
 	}
@@ -47,7 +52,8 @@ func FuzzFile(f *testing.F) {
 
 // Tokens come from anybody: what they claim decides whom they are shown to, and nothing else.
 func FuzzToken(f *testing.F) {
-	for _, token := range []string{"", "x", "..", "a.e30.c", "a.eyJpc3MiOiJ4In0.c", "a.eyJpc3MiOjF9.c", "a.bnVsbA.c", "a.W10.c", "a.eyJpc3MiOiJodHRwczovL2lzc3Vlci5leGFtcGxlIn0.c", "\x00.\xff.\n", strings.Repeat("a", maxToken+1)} {
+	for _, token := range []string{"", "x", "..", "a.e30.c", "a.eyJpc3MiOiJ4In0.c", "a.eyJpc3MiOjF9.c", "a.bnVsbA.c",
+		"a.W10.c", "a.eyJpc3MiOiJodHRwczovL2lzc3Vlci5leGFtcGxlIn0.c", "\x00.\xff.\n", strings.Repeat("a", maxToken+1)} {
 		f.Add(token)
 	}
 	file := filepath.Join(f.TempDir(), "users.yaml")

@@ -1,16 +1,15 @@
-// Package identity finds out whose token a request carries: from a file of users, from an OpenID Connect issuer, from
-// Kubernetes, from JupyterHub, or from several of them. It knows nothing of kernels and of what a user may do with
-// them; that is for package gateway.
+// Package identity finds the user of a token: in a users file, or by asking an OpenID Connect issuer, Kubernetes or
+// JupyterHub. It knows nothing of kernels and of rights to them; package gateway does.
 //
-// Every token has at most one judge: the file if the token is one of the file's, else the first source that takes tokens
-// of its kind. So a token is shown to nobody whom it does not concern, and a judge that is away harms only its own
-// users. Names are the same in all sources: whoever has the name ann in two of them is one user.
+// Each token is verified by at most one source: the users file if it has the token, else the first source that accepts
+// tokens of its kind. So no other source sees the token, and a source that is down affects only its own users. Names
+// are shared by all sources: ann of the users file and ann of the issuer are one user.
 //
-// What a judge has said is remembered for a bounded time, by the token's hash; what stands in the file counts at once.
-// Tokens are in no log and in no error.
+// A source's answer is remembered for a bounded time, by the token's hash. The users file counts at once. Tokens are in
+// no log and in no error.
 //
-// The package starts no goroutine. Verifications run in that of the first request that needs one; others with the same
-// token wait for it.
+// The package starts no goroutine. A verification runs in the goroutine of the first request that needs it; others with
+// the same token wait for it.
 package identity
 
 import (
@@ -27,30 +26,32 @@ import (
 
 	lru "github.com/hashicorp/golang-lru/v2"
 	"golang.org/x/sync/singleflight"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// Bounds of what is remembered and asked.
+// Bounds.
 const (
-	// DefaultKeep is how long an answer counts unless told otherwise.
+	// DefaultKeep is how long a source's answer counts where Options.Keep is 0.
 	DefaultKeep = time.Minute
 
-	keepUnknown = 5 * time.Second  // how long a token counts as nobody's, after its judge has said so
-	remembered  = 1 << 14          // tokens of users, and as many that are nobody's
-	verifyTime  = 10 * time.Second // for a judge to answer
-	atOnce      = 32               // questions to one judge
-	maxToken    = 16 << 10         // bytes; nobody's are longer
+	keepUnknown = 5 * time.Second  // how long a token that its source does not know counts as unknown
+	remembered  = 1 << 14          // known tokens, and as many unknown ones
+	verifyTime  = 10 * time.Second // for a source to answer
+	atOnce      = 32               // verifications by one source
+	maxToken    = 16 << 10         // bytes; longer tokens are unknown
 
 	maxName   = 200  // bytes of the name of a user or a group
 	maxGroups = 1000 // of one user
 )
 
-// User is who a request is made for.
+// User is a user of the gateway.
 type User struct {
 	Name   string
-	Groups []string // in order, each once
+	Groups []string // sorted, without repetition
 	Admin  bool     // may see and do everything
 
-	fromFile bool // by a token of the file
+	fromFile bool // identified by a token of the users file
 }
 
 // In reports whether the user belongs to a group.
@@ -61,55 +62,56 @@ func (u User) In(group string) bool {
 
 // Errors of Identify and of sources, tested with errors.Is.
 var (
-	// ErrUnknown says that a token is nobody's, for sure.
-	ErrUnknown = errors.New("the token is nobody's")
-	// ErrUnavailable says that the judge of a token cannot be asked at this moment.
-	ErrUnavailable = errors.New("whose token it is cannot be told at this moment")
+	// ErrUnknown says that no user has the token.
+	ErrUnknown = errors.New("no user has the token")
+	// ErrUnavailable says that a token cannot be verified at the moment.
+	ErrUnavailable = errors.New("the token cannot be verified at the moment")
 )
 
-// Source is a judge of tokens. It may be asked concurrently.
+// Source verifies tokens of one kind. Its methods may be called concurrently.
 type Source interface {
 	// String names the source to the operator.
 	String() string
-	// Takes reports whether the token is of the source's kind, without asking anybody.
+	// Takes reports whether the token is of the source's kind, by its form only.
 	Takes(token string) bool
-	// Verify returns whose token it is and when the token ends, the zero time if that is not known. The error is ErrUnknown, with
-	// the reason for the operator in it; every other error means that the source cannot tell now.
+	// Verify returns the token's user and when the token expires, the zero time if that is unknown. The error wraps
+	// ErrUnknown, with a reason for the operator; any other error means that the source cannot verify tokens now.
 	Verify(ctx context.Context, token string) (User, time.Time, error)
 }
 
-// Options says where users come from.
+// Options configures a Verifier.
 type Options struct {
-	File        *File         // nil: there is none
-	Sources     []Source      // in the order in which they are asked whether they take a token
+	File        *File         // nil: no users file
+	Sources     []Source      // the first one that takes a token verifies it
 	Keep        time.Duration // how long a source's answer counts; 0 for DefaultKeep
 	AdminUsers  []string      // names of admins, besides those of File
 	AdminGroups []string      // groups whose users are admins
 	Log         *slog.Logger
 }
 
-// Verifier tells whose a token is. It may be asked concurrently.
+// Verifier identifies users by their tokens. It may be used concurrently.
 type Verifier struct {
 	// Fixed.
-	opts   Options
-	log    *slog.Logger
-	judges []judge
+	opts    Options
+	log     *slog.Logger
+	sources []limitedSource
 
 	// Safe for concurrent use by themselves.
 	known   *lru.Cache[key, verdict]
-	unknown *lru.Cache[key, time.Time] // until when
+	unknown *lru.Cache[key, time.Time] // until when the token counts as unknown
 	asking  singleflight.Group         // by key
 }
 
-// judge is a source with the places for those that ask it.
-type judge struct {
+// limitedSource is a source whose verifications are limited.
+type limitedSource struct {
 	Source
-	places chan struct{} // capacity atOnce
+	running chan struct{} // capacity atOnce; holds one value for each verification
 }
 
-// key stands for a token: its hash, so that tokens are not kept.
+// key is the hash of a token, so that tokens themselves are not kept.
 type key = [sha256.Size]byte
 
+// verdict is a source's answer.
 type verdict struct {
 	user  User
 	until time.Time
@@ -119,7 +121,7 @@ type verdict struct {
 func New(o Options) (*Verifier, error) {
 	switch {
 	case o.File == nil && len(o.Sources) == 0:
-		return nil, errors.New("identity: File, Sources: there is no user at all")
+		return nil, errors.New("identity: File, Sources: both are missing, so there are no users")
 	case o.Keep < 0:
 		return nil, errors.New("identity: Keep is negative")
 	case o.Log == nil:
@@ -128,9 +130,9 @@ func New(o Options) (*Verifier, error) {
 	if o.Keep == 0 {
 		o.Keep = DefaultKeep
 	}
-	v := &Verifier{opts: o, log: o.Log.With("component", "identity")}
+	v := &Verifier{opts: o, log: o.Log.With(logkey.Component, "identity")}
 	for _, s := range o.Sources {
-		v.judges = append(v.judges, judge{s, make(chan struct{}, atOnce)})
+		v.sources = append(v.sources, limitedSource{s, make(chan struct{}, atOnce)})
 	}
 	var err, err2 error
 	v.known, err = lru.New[key, verdict](remembered)
@@ -138,8 +140,8 @@ func New(o Options) (*Verifier, error) {
 	return v, errors.Join(err, err2)
 }
 
-// Identify returns whose token it is. The error is ErrUnknown or ErrUnavailable. While a source is asked it does not
-// return before verifyTime or the answer, even if ctx ends: others may wait for the same answer.
+// Identify returns the user of a token. The error is ErrUnknown or ErrUnavailable. A verification goes on when ctx
+// ends, since other requests may wait for it; Identify returns after verifyTime at the latest.
 func (v *Verifier) Identify(ctx context.Context, token string) (User, error) {
 	if token == "" || len(token) > maxToken {
 		return User{}, ErrUnknown
@@ -153,21 +155,21 @@ func (v *Verifier) Identify(ctx context.Context, token string) (User, error) {
 	if user, err, ok := v.remembers(k); ok {
 		return user, err
 	}
-	i := slices.IndexFunc(v.judges, func(j judge) bool { return j.Takes(token) })
+	i := slices.IndexFunc(v.sources, func(s limitedSource) bool { return s.Takes(token) })
 	if i < 0 {
 		return User{}, ErrUnknown
 	}
 	answer, err, _ := v.asking.Do(string(k[:]), func() (any, error) {
-		if user, err, ok := v.remembers(k); ok { // it came while this request was on its way here
+		if user, err, ok := v.remembers(k); ok { // answered since the check above
 			return user, err
 		}
-		return v.ask(context.WithoutCancel(ctx), v.judges[i], k, token)
+		return v.ask(context.WithoutCancel(ctx), v.sources[i], k, token)
 	})
 	user, _ := answer.(User)
 	return user, err
 }
 
-// remembers returns what was said of a token, if that still counts.
+// remembers returns the last answer about a token; ok is false if there is none that still counts.
 func (v *Verifier) remembers(k key) (User, error, bool) {
 	now := time.Now()
 	if said, ok := v.known.Get(k); ok && now.Before(said.until) {
@@ -179,30 +181,30 @@ func (v *Verifier) remembers(k key) (User, error, bool) {
 	return User{}, nil, false
 }
 
-// ask has a source judge a token, and remembers what it says.
-func (v *Verifier) ask(ctx context.Context, j judge, k key, token string) (User, error) {
+// ask verifies a token with a source, and remembers the answer.
+func (v *Verifier) ask(ctx context.Context, s limitedSource, k key, token string) (User, error) {
 	ctx, cancel := context.WithTimeout(ctx, verifyTime)
 	defer cancel()
 	select {
-	case j.places <- struct{}{}:
-		defer func() { <-j.places }()
+	case s.running <- struct{}{}:
+		defer func() { <-s.running }()
 	case <-ctx.Done():
-		v.log.Warn("too many tokens wait to be verified", "source", j.String())
+		v.log.Warn("too many tokens wait to be verified", logkey.Source, s.String())
 		return User{}, ErrUnavailable
 	}
-	user, ends, err := j.Verify(ctx, token)
+	user, ends, err := s.Verify(ctx, token)
 	if err == nil {
 		user, err = clean(user)
 	}
 	now := time.Now()
 	switch {
 	case errors.Is(err, ErrUnknown):
-		v.log.Info("a token was refused", "source", j.String(), "err", err)
+		v.log.Info("a token was refused", logkey.Source, s.String(), logkey.Err, err)
 		v.known.Remove(k)
 		v.unknown.Add(k, now.Add(min(keepUnknown, v.opts.Keep)))
 		return User{}, ErrUnknown
 	case err != nil:
-		v.log.Warn("tokens cannot be verified", "source", j.String(), "err", err)
+		v.log.Warn("tokens cannot be verified", logkey.Source, s.String(), logkey.Err, err)
 		return User{}, ErrUnavailable
 	}
 	user = v.rank(user)
@@ -214,13 +216,13 @@ func (v *Verifier) ask(ctx context.Context, j judge, k key, token string) (User,
 	return user, nil
 }
 
-// rank makes those admins whom the operator has named.
+// rank adds the admin right that Options gives to a user.
 func (v *Verifier) rank(u User) User {
 	u.Admin = u.Admin || slices.Contains(v.opts.AdminUsers, u.Name) || slices.ContainsFunc(v.opts.AdminGroups, u.In)
 	return u
 }
 
-// Refresh reads the file of users again if it has changed. It is to be called now and then.
+// Refresh reads the users file again if it has changed. Its caller calls it every few seconds.
 func (v *Verifier) Refresh() {
 	if v.opts.File == nil {
 		return
@@ -229,18 +231,18 @@ func (v *Verifier) Refresh() {
 	switch {
 	case err != nil:
 		for line := range strings.Lines(err.Error()) {
-			v.log.Error("the file of users is as it should not be; what it said before still counts", "err", strings.TrimSpace(line))
+			v.log.Error("the users file is invalid; its last valid version still counts", logkey.Err, strings.TrimSpace(line))
 		}
 	case changed:
-		v.log.Info("the file of users was read again", "users", v.opts.File.Len())
+		v.log.Info("the users file was read again", logkey.Users, v.opts.File.Len())
 	}
 }
 
-// clean checks what a source says of a user: its name becomes a header, a variable and an annotation. Groups that cannot
-// be named are left out.
+// clean checks a source's user, whose name becomes a header, a variable and an annotation. It drops groups with invalid
+// names.
 func clean(u User) (User, error) {
 	if err := CheckName(u.Name); err != nil {
-		return User{}, fmt.Errorf("%w: its user's name %w", ErrUnknown, err)
+		return User{}, fmt.Errorf("%w: the name of its user %w", ErrUnknown, err)
 	}
 	u.Groups = slices.DeleteFunc(slices.Clone(u.Groups), func(g string) bool { return CheckName(g) != nil })
 	slices.Sort(u.Groups)
@@ -249,7 +251,7 @@ func clean(u User) (User, error) {
 	return u, nil
 }
 
-// CheckName says what is wrong with the name of a user or a group, to be read behind "the name".
+// CheckName checks the name of a user or a group. The error reads on from "the name".
 func CheckName(name string) error {
 	switch {
 	case name == "":
@@ -264,9 +266,9 @@ func CheckName(name string) error {
 	return nil
 }
 
-// Recall returns whose a token is that was a user's before, from what stands in the file and what is remembered. Known is
-// false if its judge would have to be asked. A token of the file that is no longer there counts no longer, whoever else
-// might know it.
+// Recall returns the user of a token that was a user's before, from the users file and remembered answers. Known is
+// false if its source would have to be asked. A token that was removed from the users file is unknown, even if a source
+// would accept it.
 func (v *Verifier) Recall(token string, was User) (user User, known bool, err error) {
 	k := sha256.Sum256([]byte(token))
 	if v.opts.File != nil {

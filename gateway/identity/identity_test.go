@@ -95,7 +95,8 @@ func TestVerifier_RemembersForABoundedTime(t *testing.T) {
 		}
 		check("canary-ann", "ann", nil, 1)
 		check("canary-ann", "ann", nil, 1)
-		if u, _ := v.Identify(t.Context(), "canary-ann"); !slices.Equal(u.Groups, []string{"a", "b"}) || !u.In("a") || u.In("c") {
+		if u, _ := v.Identify(t.Context(), "canary-ann"); !slices.Equal(u.Groups, []string{"a", "b"}) || !u.In("a") ||
+			u.In("c") {
 			t.Errorf("groups: %v", u.Groups)
 		}
 		check("canary-x", "", ErrUnknown, 2)
@@ -167,7 +168,8 @@ func TestVerifier_FrozenJudge(t *testing.T) {
 		for i := range 2 * atOnce {
 			all.Go(func() {
 				begin := time.Now()
-				if _, err := v.Identify(t.Context(), fmt.Sprint("f", i)); !errors.Is(err, ErrUnavailable) || time.Since(begin) > verifyTime {
+				if _, err := v.Identify(t.Context(), fmt.Sprint("f", i)); !errors.Is(err, ErrUnavailable) ||
+					time.Since(begin) > verifyTime {
 					t.Errorf("got %v after %v", err, time.Since(begin))
 				}
 			})
@@ -190,9 +192,12 @@ func TestVerifier_EachTokenHasOneJudge(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	first, second := newFakeSource("a", map[string]User{"a1": {Name: "wrong"}, "a2": {Name: "bob"}}), newFakeSource("", map[string]User{"a3": {Name: "never asked"}, "x": {Name: "x", Groups: []string{"ops"}}})
-	v, _ := verifierOf(t, Options{File: f, Sources: []Source{first, second}, AdminUsers: []string{"bob"}, AdminGroups: []string{"ops"}})
-	for token, want := range map[string]User{"a1": {Name: "ann"}, "a2": {Name: "bob", Admin: true}, "a3": {}, "x": {Name: "x", Admin: true}, "": {}, strings.Repeat("a", maxToken+1): {}} {
+	first, second := newFakeSource("a", map[string]User{"a1": {Name: "wrong"}, "a2": {Name: "bob"}}),
+		newFakeSource("", map[string]User{"a3": {Name: "never asked"}, "x": {Name: "x", Groups: []string{"ops"}}})
+	v, _ := verifierOf(t, Options{File: f, Sources: []Source{first, second}, AdminUsers: []string{"bob"},
+		AdminGroups: []string{"ops"}})
+	for token, want := range map[string]User{"a1": {Name: "ann"}, "a2": {Name: "bob", Admin: true}, "a3": {},
+		"x": {Name: "x", Admin: true}, "": {}, strings.Repeat("a", maxToken+1): {}} {
 		u, err := v.Identify(t.Context(), token)
 		if u.Name != want.Name || u.Admin != want.Admin || (err == nil) != (want.Name != "") {
 			t.Errorf("%.10s: got %+v, %v, want %+v", token, u, err, want)

@@ -12,10 +12,11 @@ import (
 	"testing"
 )
 
-// What a real hub says is tried in cmd/ekg's end to end tests; here is what one says rarely, or should never say.
+// What a real hub says is tried in the end to end tests; here is what one says rarely, or should never say.
 func TestJupyterHub(t *testing.T) {
 	answers := map[string]string{
-		"good":      `{"kind": "user", "name": "ann", "groups": ["b", "a"], "scopes": ["access:services!service=ekg"], "admin": true}`,
+		"good": `{"kind": "user", "name": "ann", "groups": ["b", "a"], "scopes": ["access:services!service=ekg"], ` +
+			`"admin": true}`,
 		"all":       `{"kind": "user", "name": "ann", "scopes": ["x", "access:services"]}`,
 		"other":     `{"kind": "user", "name": "ann", "scopes": ["access:services!service=other", "access:servers"]}`,
 		"longer":    `{"kind": "user", "name": "ann", "scopes": ["access:services!service=ekg2"]}`,
@@ -33,7 +34,7 @@ func TestJupyterHub(t *testing.T) {
 		if status, ok := statuses[token]; ok {
 			w.WriteHeader(status)
 		}
-		fmt.Fprint(w, answers[token])
+		_, _ = fmt.Fprint(w, answers[token])
 	}))
 	defer hub.Close()
 	source, err := NewJupyterHub(hub.URL+"/hub/api/", "ekg")
@@ -41,8 +42,10 @@ func TestJupyterHub(t *testing.T) {
 		t.Fatal(err)
 	}
 	v, _ := verifierOf(t, Options{Sources: []Source{source}})
-	for token, want := range map[string]error{"good": nil, "all": nil, "other": ErrUnknown, "longer": ErrUnknown, "no_scopes": ErrUnknown, "service": ErrUnknown,
-		"no_name": ErrUnknown, "html": ErrUnavailable, "403": ErrUnknown, "401": ErrUnknown, "404": ErrUnavailable, "500": ErrUnavailable, "302": ErrUnavailable,
+	for token, want := range map[string]error{"good": nil, "all": nil, "other": ErrUnknown, "longer": ErrUnknown,
+		"no_scopes": ErrUnknown, "service": ErrUnknown,
+		"no_name": ErrUnknown, "html": ErrUnavailable, "403": ErrUnknown, "401": ErrUnknown, "404": ErrUnavailable,
+		"500": ErrUnavailable, "302": ErrUnavailable,
 		"a b": ErrUnknown, "a\r\nb": ErrUnknown, "ä": ErrUnknown} {
 		u, err := v.Identify(t.Context(), token)
 		if !errors.Is(err, want) || (err == nil) != (want == nil) || err == nil && u.Name != "ann" || u.Admin {
@@ -59,7 +62,8 @@ func TestJupyterHub(t *testing.T) {
 	if _, err := v.Identify(t.Context(), "later"); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("without a hub: %v", err)
 	}
-	for _, bad := range [][2]string{{"hub:8081", "ekg"}, {"", "ekg"}, {"http://u:p@hub", "ekg"}, {"http://hub/api?x=1", "ekg"}, {"http://hub/hub/api", ""}} {
+	for _, bad := range [][2]string{{"hub:8081", "ekg"}, {"", "ekg"}, {"http://u:p@hub", "ekg"},
+		{"http://hub/api?x=1", "ekg"}, {"http://hub/hub/api", ""}} {
 		if _, err := NewJupyterHub(bad[0], bad[1]); err == nil {
 			t.Errorf("%v: no error", bad)
 		}
@@ -78,22 +82,25 @@ func TestTokenReview(t *testing.T) {
 		return "e30." + base64.RawURLEncoding.EncodeToString([]byte(claims)) + ".c2ln"
 	}
 	good, unknown, away := token(`{"n": 1}`), token(`{"n": 2}`), token(`{"iss": "https://x"}`)
-	source := &TokenReview{Audiences: []string{"ekg"}, Reviewer: reviewer(func(sent string, audiences []string) (string, []string, bool, error) {
-		if !slices.Equal(audiences, []string{"ekg"}) {
-			t.Errorf("audiences: %v", audiences)
-		}
-		switch sent {
-		case good:
-			return "system:serviceaccount:ns:bot", []string{"system:serviceaccounts"}, true, nil
-		case unknown:
-			return "", nil, false, nil
-		}
-		return "", nil, false, errors.New("forbidden")
-	})}
+	source := &TokenReview{Audiences: []string{"ekg"},
+		Reviewer: reviewer(func(sent string, audiences []string) (string, []string, bool, error) {
+			if !slices.Equal(audiences, []string{"ekg"}) {
+				t.Errorf("audiences: %v", audiences)
+			}
+			switch sent {
+			case good:
+				return "system:serviceaccount:ns:bot", []string{"system:serviceaccounts"}, true, nil
+			case unknown:
+				return "", nil, false, nil
+			}
+			return "", nil, false, errors.New("forbidden")
+		})}
 	v, _ := verifierOf(t, Options{Sources: []Source{source}})
-	for sent, want := range map[string]error{good: nil, unknown: ErrUnknown, away: ErrUnavailable, "word": ErrUnknown, "a.b.c": ErrUnknown} {
+	for sent, want := range map[string]error{good: nil, unknown: ErrUnknown, away: ErrUnavailable, "word": ErrUnknown,
+		"a.b.c": ErrUnknown} {
 		u, err := v.Identify(t.Context(), sent)
-		if !errors.Is(err, want) || (err == nil) != (want == nil) || err == nil && (u.Name != "system:serviceaccount:ns:bot" || !u.In("system:serviceaccounts")) {
+		if !errors.Is(err, want) || (err == nil) != (want == nil) || err == nil &&
+			(u.Name != "system:serviceaccount:ns:bot" || !u.In("system:serviceaccounts")) {
 			t.Errorf("%s: got %+v, %v, want %v", sent, u, err, want)
 		}
 	}

@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// isJWT reports whether a token has the form of a signed JSON Web Token (RFC 7519), whatever is in it.
+// isJWT reports whether a token has the form of a signed JSON Web Token (RFC 7519).
 func isJWT(token string) bool {
 	_, ok := claimedIssuer(token)
 	return ok
 }
 
-// claimedIssuer returns who a token says has made it, which nobody has verified; false if it is no JSON Web Token.
+// claimedIssuer returns the unverified issuer of a JSON Web Token; false if the token has another form.
 func claimedIssuer(token string) (string, bool) {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {

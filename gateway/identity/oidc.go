@@ -15,16 +15,16 @@ import (
 	"github.com/coreos/go-oidc/v3/oidc"
 )
 
-// OIDCOptions says whose tokens are taken, and how a user is read from one.
+// OIDCOptions configures an OpenID Connect issuer.
 type OIDCOptions struct {
 	Issuer      string // URL, exactly as it stands in tokens
-	Audience    string // that a token has to be for
-	NameClaim   string // "" for sub
-	GroupsClaim string // "" for none
+	Audience    string // that tokens must have
+	NameClaim   string // claim with the user's name; "" for sub
+	GroupsClaim string // claim with the user's groups; "" for no groups
 }
 
-// OIDC is an OpenID Connect issuer whose signed tokens are taken. The issuer is asked for its keys when the first token
-// comes, and when one is signed with a key that is new.
+// OIDC verifies signed tokens of an OpenID Connect issuer. It fetches the issuer's keys for the first token, and again
+// for a token that is signed with an unknown key.
 type OIDC struct {
 	opts   OIDCOptions
 	client *http.Client
@@ -33,14 +33,15 @@ type OIDC struct {
 	verifier *oidc.IDTokenVerifier // guarded by mu; nil until the issuer has answered
 }
 
-// NewOIDC makes the source. Nothing is asked of the issuer yet.
+// NewOIDC makes the source. It does not contact the issuer yet.
 func NewOIDC(o OIDCOptions) (*OIDC, error) {
 	u, err := url.Parse(o.Issuer)
 	switch {
-	case err != nil, u.Scheme != "http" && u.Scheme != "https", u.Host == "", u.User != nil, u.RawQuery != "", u.Fragment != "":
+	case err != nil, u.Scheme != "http" && u.Scheme != "https", u.Host == "", u.User != nil, u.RawQuery != "",
+		u.Fragment != "":
 		return nil, errors.New("the issuer is not a URL like https://issuer.example/realm")
 	case o.Audience == "":
-		return nil, errors.New("the audience is missing: a token for somebody else would be taken")
+		return nil, errors.New("the audience is missing: tokens for other services would be accepted")
 	}
 	if o.NameClaim == "" {
 		o.NameClaim = "sub"
@@ -51,13 +52,13 @@ func NewOIDC(o OIDCOptions) (*OIDC, error) {
 // String names the source.
 func (o *OIDC) String() string { return "OpenID Connect" }
 
-// Takes takes JSON Web Tokens that say they are the issuer's.
+// Takes reports true for JSON Web Tokens that name the issuer.
 func (o *OIDC) Takes(token string) bool {
 	issuer, ok := claimedIssuer(token)
 	return ok && issuer == o.opts.Issuer
 }
 
-// Verify checks the token's signature, issuer, audience and time, and reads its user.
+// Verify checks the token's signature, issuer, audience and times, and reads its user.
 func (o *OIDC) Verify(ctx context.Context, token string) (User, time.Time, error) {
 	verifier, err := o.discover(ctx)
 	if err != nil {
@@ -73,19 +74,19 @@ func (o *OIDC) Verify(ctx context.Context, token string) (User, time.Time, error
 	}
 	var claims map[string]json.RawMessage
 	if err := verified.Claims(&claims); err != nil {
-		return User{}, time.Time{}, fmt.Errorf("%w: its claims are no object", ErrUnknown)
+		return User{}, time.Time{}, fmt.Errorf("%w: its claims are not an object", ErrUnknown)
 	}
 	user, err := o.read(claims)
 	return user, verified.Expiry, err
 }
 
-// read makes a user of a token's claims.
+// read returns the user of a token's claims.
 func (o *OIDC) read(claims map[string]json.RawMessage) (User, error) {
 	var u User
 	if err := json.Unmarshal(claims[o.opts.NameClaim], &u.Name); err != nil {
-		return u, fmt.Errorf("%w: its claim %s is no text", ErrUnknown, o.opts.NameClaim)
+		return u, fmt.Errorf("%w: its claim %s is not a string", ErrUnknown, o.opts.NameClaim)
 	}
-	// An address that nobody has verified is whatever its user has entered.
+	// An unverified address is only what its user has entered.
 	if verified, ok := claims["email_verified"]; o.opts.NameClaim == "email" && ok && string(verified) != "true" {
 		return u, fmt.Errorf("%w: its address is not verified", ErrUnknown)
 	}
@@ -96,17 +97,18 @@ func (o *OIDC) read(claims map[string]json.RawMessage) (User, error) {
 	if err := json.Unmarshal(groups, &u.Groups); err != nil {
 		var one string
 		if err := json.Unmarshal(groups, &one); err != nil {
-			return u, fmt.Errorf("%w: its claim %s is no list of texts", ErrUnknown, o.opts.GroupsClaim)
+			return u, fmt.Errorf("%w: its claim %s is not a list of strings", ErrUnknown, o.opts.GroupsClaim)
 		}
 		u.Groups = []string{one}
 	}
 	return u, nil
 }
 
-// signatures are what a token may be signed with: never a secret that is shared, and never nothing.
-var signatures = []string{oidc.RS256, oidc.RS384, oidc.RS512, oidc.PS256, oidc.PS384, oidc.PS512, oidc.ES256, oidc.ES384, oidc.ES512, oidc.EdDSA}
+// signatures lists the allowed algorithms: neither those with a shared secret nor "none".
+var signatures = []string{oidc.RS256, oidc.RS384, oidc.RS512, oidc.PS256, oidc.PS384, oidc.PS512, oidc.ES256,
+	oidc.ES384, oidc.ES512, oidc.EdDSA}
 
-// discover asks the issuer where its keys are, once.
+// discover asks the issuer once for the URL of its keys.
 func (o *OIDC) discover(ctx context.Context) (*oidc.IDTokenVerifier, error) {
 	o.mu.Lock()
 	verifier := o.verifier
@@ -126,16 +128,17 @@ func (o *OIDC) discover(ctx context.Context) (*oidc.IDTokenVerifier, error) {
 		return nil, fmt.Errorf("%s: %w", o.opts.Issuer, err)
 	}
 	algorithms := slices.DeleteFunc(metadata.Algorithms, func(a string) bool { return !slices.Contains(signatures, a) })
-	// Of the context only the client is kept.
+	// The key set uses nothing of the context but its client.
 	keys := oidc.NewRemoteKeySet(oidc.ClientContext(context.Background(), o.client), metadata.Keys)
-	verifier = oidc.NewVerifier(o.opts.Issuer, keySet{keys}, &oidc.Config{ClientID: o.opts.Audience, SupportedSigningAlgs: algorithms})
+	verifier = oidc.NewVerifier(o.opts.Issuer, keySet{keys},
+		&oidc.Config{ClientID: o.opts.Audience, SupportedSigningAlgs: algorithms})
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.verifier = verifier
 	return verifier, nil
 }
 
-// withoutBody keeps what an issuer answers, a page of HTML perhaps, out of the log.
+// withoutBody cuts an error that contains an issuer's answer, which may be a page of HTML.
 func withoutBody(err error) error {
 	text, _, cut := strings.Cut(err.Error(), "\n")
 	if !cut && len(text) <= 300 {
@@ -144,13 +147,13 @@ func withoutBody(err error) error {
 	return errors.New(text[:min(len(text), 300)] + "...")
 }
 
-// keysMissing is the key of a *error in a context: why the issuer's keys could not be had.
+// keysMissing is the context key of a *error, which gets the error of fetching the issuer's keys.
 type keysMissing struct{}
 
-// keySet tells a token that is wrong from keys that are not there, which the library's error does not.
+// keySet reports errors of fetching keys apart from those of invalid tokens, which the library's error does not.
 type keySet struct{ *oidc.RemoteKeySet }
 
-// VerifySignature is the library's.
+// VerifySignature is the library's, but notes the error of fetching keys.
 func (k keySet) VerifySignature(ctx context.Context, jwt string) ([]byte, error) {
 	payload, err := k.RemoteKeySet.VerifySignature(ctx, jwt)
 	if at, ok := ctx.Value(keysMissing{}).(*error); ok && err != nil && strings.HasPrefix(err.Error(), "fetching keys") {

@@ -43,14 +43,16 @@ func (i *issuer) serve(w http.ResponseWriter, r *http.Request) {
 	defer i.mu.Unlock()
 	if i.down {
 		w.WriteHeader(http.StatusBadGateway)
-		fmt.Fprint(w, "<html>\naway</html>")
+		_, _ = fmt.Fprint(w, "<html>\naway</html>")
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
 	switch r.URL.Path {
 	case "/.well-known/openid-configuration":
-		_ = json.NewEncoder(w).Encode(map[string]any{"issuer": i.URL, "jwks_uri": i.URL + "/keys", "authorization_endpoint": i.URL + "/a",
-			"token_endpoint": i.URL + "/t", "id_token_signing_alg_values_supported": []string{"RS256", "ES256", "HS256", "none"}})
+		_ = json.NewEncoder(w).Encode(map[string]any{"issuer": i.URL, "jwks_uri": i.URL + "/keys",
+			"authorization_endpoint":                i.URL + "/a",
+			"token_endpoint":                        i.URL + "/t",
+			"id_token_signing_alg_values_supported": []string{"RS256", "ES256", "HS256", "none"}})
 	case "/keys":
 		i.asked++
 		set := jose.JSONWebKeySet{}
@@ -110,14 +112,16 @@ func TestOIDC(t *testing.T) {
 	i := newIssuer(t)
 	rsaKey, ecKey := i.newKey("r", jose.RS256, true), i.newKey("e", jose.ES256, true)
 	foreign := i.newKey("r", jose.RS256, false) // the name of a key proves nothing
-	source, err := NewOIDC(OIDCOptions{Issuer: i.URL, Audience: "ekg", NameClaim: "preferred_username", GroupsClaim: "groups"})
+	source, err := NewOIDC(OIDCOptions{Issuer: i.URL, Audience: "ekg", NameClaim: "preferred_username",
+		GroupsClaim: "groups"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	v, logged := verifierOf(t, Options{Sources: []Source{source}})
 	hour := time.Now().Add(time.Hour).Unix()
 	with := func(change claims) claims {
-		c := claims{"iss": i.URL, "aud": "ekg", "exp": hour, "sub": "1234", "preferred_username": "ann", "groups": []string{"b", "a"}}
+		c := claims{"iss": i.URL, "aud": "ekg", "exp": hour, "sub": "1234", "preferred_username": "ann",
+			"groups": []string{"b", "a"}}
 		for name, value := range change {
 			if c[name] = value; value == nil {
 				delete(c, name)
@@ -195,19 +199,22 @@ func TestOIDC(t *testing.T) {
 			verified any
 			good     bool
 		}{{true, true}, {nil, true}, {false, false}, {"no", false}} {
-			u, err := v.Identify(t.Context(), sign(t, rsaKey, with(claims{"email": "ann@example.org", "email_verified": tt.verified})))
+			u, err := v.Identify(t.Context(),
+				sign(t, rsaKey, with(claims{"email": "ann@example.org", "email_verified": tt.verified})))
 			if (err == nil) != tt.good || err == nil && u.Name != "ann@example.org" {
 				t.Errorf("%v: got %+v, %v", tt.verified, u, err)
 			}
 		}
 	})
-	if text := logged.String(); strings.Contains(text, good[2]) || strings.Contains(text, good[1]) || strings.Contains(text, "away") {
+	if text := logged.String(); strings.Contains(text, good[2]) || strings.Contains(text, good[1]) ||
+		strings.Contains(text, "away") {
 		t.Errorf("log: %s", text)
 	}
 }
 
 func TestNewOIDC_Refuses(t *testing.T) {
-	for _, o := range []OIDCOptions{{}, {Issuer: "issuer.example", Audience: "x"}, {Issuer: "https://u:p@issuer", Audience: "x"}, {Issuer: "https://issuer"}} {
+	for _, o := range []OIDCOptions{{}, {Issuer: "issuer.example", Audience: "x"},
+		{Issuer: "https://u:p@issuer", Audience: "x"}, {Issuer: "https://issuer"}} {
 		if _, err := NewOIDC(o); err == nil {
 			t.Errorf("%+v: no error", o)
 		}

@@ -6,26 +6,26 @@ import (
 	"time"
 )
 
-// TokenReviewer asks a Kubernetes cluster whose token it is; ok is false if the cluster says that it is nobody's, or
-// that it is for none of the audiences. No audiences stand for the cluster's own. Package launcher/kube has one.
+// TokenReviewer asks a Kubernetes cluster for the user of a token. ok is false if the cluster does not accept the token
+// or if the token has none of the audiences. No audiences mean the cluster's own. Package launcher/kube implements it.
 type TokenReviewer interface {
 	ReviewToken(ctx context.Context, token string, audiences []string) (name string, groups []string, ok bool, err error)
 }
 
-// TokenReview is a cluster whose tokens are taken: those of service accounts, and of whatever else its API server knows that
-// are JSON Web Tokens.
+// TokenReview verifies JSON Web Tokens with a cluster: those of service accounts, and others that its API server
+// accepts.
 type TokenReview struct {
 	Reviewer  TokenReviewer
-	Audiences []string // one of which a token has to be for
+	Audiences []string // a token must have one of them
 }
 
 // String names the source.
 func (t *TokenReview) String() string { return "TokenReview" }
 
-// Takes takes JSON Web Tokens.
+// Takes reports true for JSON Web Tokens.
 func (t *TokenReview) Takes(token string) bool { return isJWT(token) }
 
-// Verify has the cluster review the token.
+// Verify asks the cluster to review the token.
 func (t *TokenReview) Verify(ctx context.Context, token string) (User, time.Time, error) {
 	name, groups, ok, err := t.Reviewer.ReviewToken(ctx, token, t.Audiences)
 	if err != nil {

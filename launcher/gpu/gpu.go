@@ -1,5 +1,5 @@
-// Package gpu says how busy GPUs are: what the program ekg-gpu tells, which alone speaks to NVIDIA's library, and which part of that
-// is a kernel's.
+// Package gpu describes how busy GPUs are: the report that the program ekg-gpu prints, and the share of it that belongs
+// to a kernel. Only ekg-gpu speaks to NVIDIA's library; this package starts nothing.
 package gpu
 
 import (
@@ -9,27 +9,27 @@ import (
 	"math"
 )
 
-// Report is what ekg-gpu has seen of the GPUs of a machine, or of those that a container has.
+// Report is what ekg-gpu measured on the GPUs of a machine or of a container.
 type Report struct {
-	Seconds float64  `json:"seconds"` // for which it has looked
-	Devices []Device `json:"devices"` // GPUs, and in place of one that is partitioned its instances (MIG); none without a driver
+	Seconds float64  `json:"seconds"` // how long it measured
+	Devices []Device `json:"devices"` // GPUs, and the instances (MIG) of partitioned ones; empty without a driver
 }
 
 // Device is one GPU, or an instance of one.
 type Device struct {
 	UUID      string    `json:"uuid"`
-	Use       float64   `json:"use"`             // the part of the time, 0 to 1, in which it computed for anybody
-	Processes []Process `json:"processes"`       // those that have it open; nil where they cannot be told
-	Error     string    `json:"error,omitempty"` // why its use is not known
+	Use       float64   `json:"use"`             // the part of the time, 0 to 1, in which it computed
+	Processes []Process `json:"processes"`       // the processes that have it open; nil if they are unknown
+	Error     string    `json:"error,omitempty"` // why its use is unknown
 }
 
-// Process is one that has a device open.
+// Process is a process that has a device open.
 type Process struct {
-	PID int      `json:"pid"`           // as this machine counts
-	Use *float64 `json:"use,omitempty"` // the part of the time in which the device computed for it; nil: that is not known apart
+	PID int      `json:"pid"`           // in the machine's own PID namespace
+	Use *float64 `json:"use,omitempty"` // the part of the time in which the device computed for it; nil: unknown
 }
 
-// ParseReport reads what ekg-gpu has printed.
+// ParseReport reads ekg-gpu's output. The error says what is wrong with it.
 func ParseReport(b []byte) (Report, error) {
 	var r Report
 	if err := json.Unmarshal(b, &r); err != nil {
@@ -49,9 +49,9 @@ func ParseReport(b []byte) (Report, error) {
 
 func isPart(f float64) bool { return f >= 0 && f <= 1 && !math.IsNaN(f) }
 
-// Use is how many GPUs computed for the processes that are mine, on average over the time of the report. Where a device's processes
-// cannot be told apart all that it does counts as theirs, as far as they have it open. The error names the devices of which nothing is known, which
-// count as unused.
+// Use returns how many GPUs computed for the processes that are mine, on average over the time of the report. If the
+// use of a device's processes is unknown, all of the device's use counts as theirs, provided that they have it open.
+// The error names the devices whose use is unknown; they count as unused.
 func (r Report) Use(mine func(pid int) bool) (float64, error) {
 	var sum float64
 	var unknown []error

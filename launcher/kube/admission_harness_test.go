@@ -21,9 +21,11 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 )
 
-// testLimits are as many kernels in all and for each owner.
+// testLimits limits the kernels, in all and for each owner.
 type testLimits struct {
 	all, each int
 	off       atomic.Bool
@@ -39,34 +41,43 @@ func (l *testLimits) Admit(start launcher.Held, held []launcher.Held) error {
 		}
 	}
 	if len(held) >= l.all || own >= l.each {
-		return &launcher.LimitError{Limit: "test", Reason: fmt.Sprintf("there are %d of %d, %d of them of %s", len(held), l.all, own, start.Owner)}
+		return &launcher.LimitError{
+			Limit:  "test",
+			Reason: fmt.Sprintf("there are %d of %d, %d of them of %s", len(held), l.all, own, start.Owner),
+		}
 	}
 	return nil
 }
 
-// fastAdmission has who decides elected within a second or two.
+// fastAdmission makes elections take a second or two.
 func fastAdmission(limits launcher.Limits) func(*Options, *timing) {
 	return func(o *Options, tm *timing) {
 		o.Limits = limits
-		tm.tend = 20 * time.Millisecond
-		tm.admission = leaseTiming{duration: 2 * time.Second, renew: 1500 * time.Millisecond, retry: 200 * time.Millisecond, release: true}
+		tm.maintenance = 20 * time.Millisecond
+		tm.admission = leaseTiming{
+			duration: 2 * time.Second,
+			renew:    1500 * time.Millisecond,
+			retry:    200 * time.Millisecond,
+			release:  true,
+		}
 	}
 }
 
-// replica is a gateway whose process can be stopped at the moment at which it sends a decision.
+// replica is a gateway whose process can be stopped while it sends a decision.
 type replica struct {
 	*Launcher
 	process *process
 }
 
-// process stops and goes on; nothing that it asks of the cluster gets through meanwhile.
+// process is a process that can be stopped and continued. While it is stopped, none of its requests reaches the
+// cluster.
 type process struct {
 	mu      sync.Mutex
-	strike  int           // at which decision it is to be stopped; 0: not
-	stopped chan struct{} // closed when it goes on; nil: it runs
+	strike  int           // number of the decision at which it is stopped; 0: never
+	stopped chan struct{} // closed when it continues; nil: it runs
 	struck  chan struct{} // closed when it was stopped
-	late    error         // what has become of the decision at which it was
-	sent    chan struct{} // closed when late is known
+	late    error         // result of the decision at which it was stopped
+	sent    chan struct{} // closed when late is set
 }
 
 func newProcess() *process { return &process{struck: make(chan struct{}), sent: make(chan struct{})} }
@@ -80,7 +91,7 @@ func (p *process) wait() {
 	}
 }
 
-// decides is called with a decision; it reports whether it is the one at which the process is stopped.
+// decides is called with a decision. It reports whether the process is stopped at it.
 func (p *process) decides() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -110,7 +121,7 @@ func (p *process) goOn() {
 	}
 }
 
-// isLate has the replica go on, whose decision must not be carried out any more.
+// isLate lets a stopped replica continue. Its decision must be rejected.
 func (r *replica) isLate(t *testing.T) {
 	t.Helper()
 	r.process.goOn()
@@ -120,7 +131,7 @@ func (r *replica) isLate(t *testing.T) {
 	}
 }
 
-// replicaClient is a replica's way to the cluster.
+// replicaClient is a replica's connection to the cluster.
 type replicaClient struct {
 	kubernetes.Interface
 	p *process
@@ -158,7 +169,8 @@ func (r replicaPods) List(ctx context.Context, o metav1.ListOptions) (*corev1.Po
 	return r.PodInterface.List(ctx, o)
 }
 
-func (r replicaPods) Patch(ctx context.Context, name string, pt types.PatchType, data []byte, o metav1.PatchOptions, sub ...string) (*corev1.Pod, error) {
+func (r replicaPods) Patch(ctx context.Context, name string, pt types.PatchType, data []byte, o metav1.PatchOptions,
+	sub ...string) (*corev1.Pod, error) {
 	if strings.Contains(string(data), "schedulingGates") && r.p.decides() {
 		r.p.wait()
 		pod, err := r.PodInterface.Patch(context.WithoutCancel(ctx), name, pt, data, o, sub...)
@@ -189,12 +201,13 @@ func (r replicaLeases) Get(ctx context.Context, name string, o metav1.GetOptions
 	return r.LeaseInterface.Get(ctx, name, o)
 }
 
-func (r replicaLeases) Update(ctx context.Context, lease *coordinationv1.Lease, o metav1.UpdateOptions) (*coordinationv1.Lease, error) {
+func (r replicaLeases) Update(ctx context.Context, lease *coordinationv1.Lease,
+	o metav1.UpdateOptions) (*coordinationv1.Lease, error) {
 	r.p.wait()
 	return r.LeaseInterface.Update(ctx, lease, o)
 }
 
-// openReplica opens one more gateway of a cluster.
+// openReplica opens another gateway of a cluster.
 func openReplica(t *testing.T, c *testCluster, limits launcher.Limits) *replica {
 	t.Helper()
 	p := newProcess()
@@ -202,36 +215,37 @@ func openReplica(t *testing.T, c *testCluster, limits launcher.Limits) *replica 
 		fastAdmission(limits)(o, tm)
 		o.Cluster = &Cluster{client: replicaClient{c.Clientset, p}, Namespace: "ns"}
 	})
-	t.Cleanup(p.goOn) // before it is closed
+	t.Cleanup(p.goOn) // before Close
 	return &replica{l, p}
 }
 
-// census is what the cluster has at one moment.
+// census counts the cluster's kernels at one moment.
 type census struct {
 	admitted, waiting int
 	byOwner           map[string]int
 }
 
-// census counts. It is called with the fake's lock held, or when nobody asks it anything.
+// census counts the kernels. Its callers hold the fake's lock, or no request is running.
 func (c *testCluster) census() census {
 	now := census{byOwner: map[string]int{}}
-	list, err := c.Tracker().List(corev1.SchemeGroupVersion.WithResource("pods"), corev1.SchemeGroupVersion.WithKind("Pod"), "ns")
+	list, err := c.Tracker().List(corev1.SchemeGroupVersion.WithResource("pods"),
+		corev1.SchemeGroupVersion.WithKind("Pod"), "ns")
 	if err != nil {
 		panic(err)
 	}
 	for _, pod := range list.(*corev1.PodList).Items {
 		switch {
-		case undecided(&pod):
+		case podstatus.IsUndecided(&pod):
 			now.waiting++
-		case !gated(&pod) && !hasFinished(&pod):
+		case !podstatus.IsGated(&pod) && !podstatus.HasEnded(&pod):
 			now.admitted++
-			now.byOwner[pod.Annotations[annotationOwner]]++
+			now.byOwner[pod.Annotations[podspec.AnnotationOwner]]++
 		}
 	}
 	return now
 }
 
-// watchLimits holds that no change of a pod brings more than the limits allow.
+// watchLimits checks that no change of a pod exceeds the limits.
 func (c *testCluster) watchLimits(t *testing.T, limits *testLimits) {
 	c.PrependReactor("patch", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
 		patch, ok := a.(k8stesting.PatchActionImpl)
@@ -253,11 +267,11 @@ func (c *testCluster) watchLimits(t *testing.T, limits *testLimits) {
 	})
 }
 
-// leader is the replica that decides, nil if none does.
+// leader returns the replica that decides, nil if no replica does.
 func leader(all []*replica) *replica {
 	for _, r := range all {
 		r.mu.Lock()
-		leads := r.term != nil && r.term.lease.holds()
+		leads := r.leadership != nil && r.leadership.lease.holds()
 		r.mu.Unlock()
 		if leads {
 			return r

@@ -23,11 +23,14 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// TestAdmission_Property: 100 starts of several users at three replicas, while the one that decides ends, is killed, or is stopped
-// between a decision and its being carried out and goes on when another has taken over. There are never too many kernels, and in the
-// end exactly as many as there may be.
+// TestAdmission_Property: three replicas get 100 starts of several users, while the deciding replica ends, is killed,
+// or is stopped between a decision and its request and continues after another has taken over. There are never too many
+// kernels, and in the end exactly as many as the limits allow.
 func TestAdmission_Property(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it waits for leases to end")
@@ -75,7 +78,7 @@ func admissionRound(t *testing.T, random *rand.Rand, fate string) {
 		eventually(t, "another has decided", func() bool { return c.census().waiting == 0 })
 		first.isLate(t)
 	case "is stopped, as is the next":
-		// What the first has decided comes when the next has seen all pods, and decided nothing.
+		// The first replica's decision arrives after the next has read all pods and before it has decided anything.
 		<-first.process.struck
 		for _, r := range others {
 			r.process.strikeAt(1)
@@ -93,7 +96,7 @@ func admissionRound(t *testing.T, random *rand.Rand, fate string) {
 		awaitLeader(t, others)
 		eventually(t, "another has decided", func() bool { return c.census().waiting == 0 })
 		all = others
-		first.process.goOn() // for what waits for it here
+		first.process.goOn() // for its goroutines
 	}
 	asking.Wait()
 	eventually(t, "all is decided", func() bool { return c.census().waiting == 0 })
@@ -106,7 +109,7 @@ func admissionRound(t *testing.T, random *rand.Rand, fate string) {
 	makeRoom(t, c, all, limits)
 }
 
-// makeRoom stops some kernels, after which as many others can be started, and not one more.
+// makeRoom stops some kernels, so that exactly as many others can be started.
 func makeRoom(t *testing.T, c *testCluster, all []*replica, limits *testLimits) {
 	t.Helper()
 	kernels, err := all[0].Kernels(t.Context())
@@ -115,7 +118,7 @@ func makeRoom(t *testing.T, c *testCluster, all []*replica, limits *testLimits) 
 	}
 	stopped := 0
 	for _, k := range kernels {
-		if k.State != launcher.Dead && stopped < 2 {
+		if k.State != api.Dead && stopped < 2 {
 			if err := all[stopped%len(all)].Stop(t.Context(), k.ID, "to make room"); err != nil {
 				t.Fatal(err)
 			}
@@ -138,8 +141,8 @@ func makeRoom(t *testing.T, c *testCluster, all []*replica, limits *testLimits) 
 
 var _ resourcelock.Interface = (*leaseClock)(nil)
 
-// Where there are no limits, pods wait for nobody and there is no lease.
-func TestAdmission_none(t *testing.T) {
+// Without limits, pods have no gate and there is no lease.
+func TestAdmission_WithoutLimits(t *testing.T) {
 	for name, limits := range map[string]launcher.Limits{"none": nil, "none at this moment": func() launcher.Limits {
 		l := &testLimits{}
 		l.off.Store(true)
@@ -152,10 +155,11 @@ func TestAdmission_none(t *testing.T) {
 				t.Fatal(err)
 			}
 			pod := c.pod(t, idA+"-1")
-			if gated(pod) {
+			if podstatus.IsGated(pod) {
 				t.Error("it waits for a decision")
 			}
-			if _, err := c.CoordinationV1().Leases("ns").Get(t.Context(), admissionLease, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			_, err := c.CoordinationV1().Leases("ns").Get(t.Context(), admissionLease, metav1.GetOptions{})
+			if !apierrors.IsNotFound(err) {
 				t.Errorf("there is a lease: %v", err)
 			}
 		})
@@ -171,7 +175,7 @@ func (c *testCluster) pod(t *testing.T, name string) *corev1.Pod {
 	return pod
 }
 
-// nobodyDecides is a gateway that never gets the lease, with a clock that the test moves.
+// nobodyDecides opens a gateway that never gets the lease, with a clock that the test moves.
 func nobodyDecides(t *testing.T, c *testCluster, limits launcher.Limits) (*Launcher, *atomic.Int64) {
 	t.Helper()
 	var now atomic.Int64
@@ -184,21 +188,31 @@ func nobodyDecides(t *testing.T, c *testCluster, limits launcher.Limits) (*Launc
 	return l, &now
 }
 
-// otherLeads has another gateway, which does nothing, hold the lease.
+// otherLeads makes another gateway, which does nothing, hold the lease.
 func (c *testCluster) otherLeads(t *testing.T) {
 	t.Helper()
 	now := metav1.NowMicro()
-	_, err := c.CoordinationV1().Leases("ns").Create(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: admissionLease},
-		Spec: coordinationv1.LeaseSpec{HolderIdentity: ptr("another"), LeaseDurationSeconds: ptr(int32(3600)), AcquireTime: &now, RenewTime: &now}}, metav1.CreateOptions{})
+	_, err := c.CoordinationV1().Leases("ns").Create(
+		t.Context(),
+		&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: admissionLease},
+			Spec: coordinationv1.LeaseSpec{
+				HolderIdentity:       new("another"),
+				LeaseDurationSeconds: new(int32(3600)),
+				AcquireTime:          &now,
+				RenewTime:            &now,
+			}},
+		metav1.CreateOptions{},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-// A start about which nobody decides for long says so, is not given up for that, and is dead with the reason if it is refused after
-// all. One that is let through begins then.
-// TestAdmission_switchedOff: what waits for the decision of gateways that are gone, and with them all limits, is let go.
-func TestAdmission_switchedOff(t *testing.T) {
+// A start without a decision shows that it waits, and is not given up. It becomes dead with the reason if it is refused
+// later. The start of an admitted kernel begins at its admission.
+//
+// TestAdmission_SwitchedOff: pods are admitted if they wait for gateways with limits and no such gateway is left.
+func TestAdmission_SwitchedOff(t *testing.T) {
 	c := newTestCluster(t)
 	c.otherLeads(t)
 	l, _ := nobodyDecides(t, c, &testLimits{all: 1, each: 1})
@@ -215,38 +229,42 @@ func TestAdmission_switchedOff(t *testing.T) {
 	fast := fastAdmission(none)
 	openTest(t, c, func(o *Options, tm *timing) {
 		fast(o, tm)
-		tm.now, tm.tend = func() time.Time { return time.Unix(0, now.Load()) }, time.Millisecond
+		tm.now, tm.maintenance = func() time.Time { return time.Unix(0, now.Load()) }, time.Millisecond
 	})
 	before := len(c.Actions())
 	eventually(t, "some rounds", func() bool { return len(c.Actions()) > before+3 })
-	if !gated(c.pod(t, idA+"-1")) {
+	if !podstatus.IsGated(c.pod(t, idA+"-1")) {
 		t.Error("it is let go at once: a gateway with limits may be about to decide")
 	}
-	now.Add(int64(leftTime + 2*time.Second))
-	eventually(t, "it is let go", func() bool { return !gated(c.pod(t, idA+"-1")) })
+	now.Add(int64(abandonedAfter + 2*time.Second))
+	eventually(t, "it is let go", func() bool { return !podstatus.IsGated(c.pod(t, idA+"-1")) })
 }
 
-func TestAdmission_undecided(t *testing.T) {
+func TestAdmission_Undecided(t *testing.T) {
 	c := newTestCluster(t)
 	c.otherLeads(t)
 	l, now := nobodyDecides(t, c, &testLimits{all: 1, each: 1})
 	for _, id := range []string{idA, idB} {
-		if k, created, err := l.Start(t.Context(), testRequest(id)); err != nil || !created || k.State != launcher.Starting || k.Reason != "it waits for the decision whether limits allow it" {
+		if k, created, err := l.Start(t.Context(), testRequest(id)); err != nil || !created || k.State != api.Starting ||
+			k.Reason != "it waits for limits to admit it" {
 			t.Fatalf("%+v, %v", k, err)
 		}
 		l.Claim(id)
 		eventually(t, "the claim", func() bool { return c.pod(t, id+"-1").Annotations[annotationClaimed] == claimed })
 	}
-	now.Add(int64(2*time.Hour + time.Minute)) // more than any start limit
+	now.Add(int64(2*time.Hour + time.Minute)) // longer than any start limit
 	k, err := l.Kernel(t.Context(), idA)
-	if want := "it has waited for 2 hours for the decision whether limits allow it, which no gateway takes at this moment"; err != nil || k.State != launcher.Starting || k.Reason != want {
+	want := "it has waited for 2 hours for limits to admit it; no gateway decides about limits at this moment"
+	if err != nil ||
+		k.State != api.Starting ||
+		k.Reason != want {
 		t.Errorf("%+v, %v", k, err)
 	}
 	before := len(c.Actions())
 	eventually(t, "some rounds", func() bool { return len(c.Actions()) > before+3 })
 	decide := func(id string, refused *launcher.LimitError) {
 		pod := c.pod(t, id+"-1")
-		patch, err := decision(pod, refused, l.timing.now())
+		patch, err := decisionPatch(pod, refused, l.timing.now())
 		if err == nil {
 			_, err = c.CoreV1().Pods("ns").Patch(t.Context(), pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 		}
@@ -255,27 +273,28 @@ func TestAdmission_undecided(t *testing.T) {
 		}
 	}
 	decide(idA, &launcher.LimitError{Limit: "kernels", Reason: "there are too many"})
-	k = waitFor(t, l, idA, func(k launcher.Kernel) bool { return k.State == launcher.Dead })
-	if k.Limit != "kernels" || k.Reason != "there are too many" || failureOf(c.pod(t, idA+"-1")) != launcher.FailedLimit {
+	k = waitFor(t, l, idA, func(k launcher.Kernel) bool { return k.State == api.Dead })
+	if k.Limit != "kernels" || k.Reason != "there are too many" ||
+		podstatus.FailureOf(c.pod(t, idA+"-1")) != launcher.FailedLimit {
 		t.Errorf("%+v", k)
 	}
 	decide(idB, nil)
-	k = waitFor(t, l, idB, func(k launcher.Kernel) bool { return !strings.Contains(k.Reason, "decision") })
-	if k.State != launcher.Starting || k.Reason != "it waits for the scheduler" {
+	k = waitFor(t, l, idB, func(k launcher.Kernel) bool { return !strings.Contains(k.Reason, "limits") })
+	if k.State != api.Starting || k.Reason != "it waits for the scheduler" {
 		t.Errorf("%+v", k)
 	}
-	if pod := c.pod(t, idB+"-1"); !progress(pod, nil, l.timing.now()).Equal(l.timing.now()) {
-		t.Errorf("its start began at %v", progress(pod, nil, l.timing.now()))
+	if pod := c.pod(t, idB+"-1"); !podstatus.Progress(pod, nil, l.timing.now()).Equal(l.timing.now()) {
+		t.Errorf("its start began at %v", podstatus.Progress(pod, nil, l.timing.now()))
 	}
-	// The client was told that it is starting: it can see for a while why it is not.
+	// The client has read that the kernel is starting, so the dead kernel is shown with its reason.
 	now.Add(int64(10 * time.Minute))
-	if l.useless(c.pod(t, idA+"-1")) {
+	if l.isLeftover(c.pod(t, idA+"-1")) {
 		t.Error("it is removed although its client knows of it")
 	}
 }
 
-// What a gateway that has died leaves of a start that was refused is removed, and is in no list until then.
-func TestAdmission_forgotten(t *testing.T) {
+// A refused start that a dead gateway has left is removed, and is in no list until then.
+func TestAdmission_RefusedStartIsNotListed(t *testing.T) {
 	c := newTestCluster(t)
 	c.otherLeads(t)
 	l, now := nobodyDecides(t, c, &testLimits{all: 1, each: 1})
@@ -283,10 +302,10 @@ func TestAdmission_forgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.setPod(t, idA+"-1", func(pod *corev1.Pod) {
-		for key, value := range endingAnnotation(pod, ending{Reason: "there are too many", At: l.timing.now()}) {
+		for key, value := range endingAnnotation(pod, storedEnding{Reason: "there are too many", At: l.timing.now()}) {
 			pod.Annotations[key] = value
 		}
-		pod.Annotations[annotationLimit] = "kernels"
+		pod.Annotations[podspec.AnnotationLimit] = "kernels"
 	})
 	waitFor(t, l, idA, func(k launcher.Kernel) bool { return k.Limit == "kernels" })
 	if all, err := l.Kernels(t.Context()); err != nil || len(all) != 0 {
@@ -297,14 +316,16 @@ func TestAdmission_forgotten(t *testing.T) {
 	}
 	now.Add(int64(11 * time.Second))
 	eventually(t, "its pod is removed", func() bool { return !c.podThere(t, idA+"-1") })
-	eventually(t, "it is forgotten", func() bool { _, err := l.Kernel(t.Context(), idA); return errors.Is(err, launcher.ErrNotFound) })
-	if maps, err := c.CoreV1().ConfigMaps("ns").List(t.Context(), metav1.ListOptions{}); err != nil || len(maps.Items) != 0 {
+	eventually(t, "it is forgotten",
+		func() bool { _, err := l.Kernel(t.Context(), idA); return errors.Is(err, launcher.ErrNotFound) })
+	if maps, err := c.CoreV1().ConfigMaps("ns").List(t.Context(), metav1.ListOptions{}); err != nil ||
+		len(maps.Items) != 0 {
 		t.Errorf("its end is written down: %v, %v", maps, err)
 	}
 }
 
-// A kernel that is started again counts as a start; its last pod does not count beside it.
-func TestAdmission_revive(t *testing.T) {
+// A restart counts as a start; the kernel's last pod does not count beside it.
+func TestAdmission_Revive(t *testing.T) {
 	c := newTestCluster(t)
 	limits := &testLimits{all: 1, each: 1}
 	l := openTest(t, c, fastAdmission(limits))
@@ -312,14 +333,14 @@ func TestAdmission_revive(t *testing.T) {
 		t.Fatal(err)
 	}
 	die := func(id string, generation int) {
-		c.setPod(t, podName(id, generation), func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodFailed })
-		waitFor(t, l, id, func(k launcher.Kernel) bool { return k.State == launcher.Dead })
+		c.setPod(t, podspec.PodName(id, generation), func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodFailed })
+		waitFor(t, l, id, func(k launcher.Kernel) bool { return k.State == api.Dead })
 	}
 	die(idA, 1)
 	if _, err := l.Revive(t.Context(), idA); err != nil {
 		t.Fatal(err)
 	}
-	if pod := c.pod(t, idA+"-2"); gated(pod) || pod.Annotations[annotationAdmitted] == "" {
+	if pod := c.pod(t, idA+"-2"); podstatus.IsGated(pod) || pod.Annotations[podspec.AnnotationAdmitted] == "" {
 		t.Errorf("it was not decided about: %v", pod.Annotations)
 	}
 	die(idA, 2)
@@ -330,7 +351,7 @@ func TestAdmission_revive(t *testing.T) {
 	if _, err := l.Revive(t.Context(), idA); !errors.As(err, &refused) {
 		t.Fatalf("%v", err)
 	}
-	if k, err := l.Kernel(t.Context(), idA); err != nil || k.State != launcher.Dead || k.Reason != refused.Reason {
+	if k, err := l.Kernel(t.Context(), idA); err != nil || k.State != api.Dead || k.Reason != refused.Reason {
 		t.Errorf("%+v, %v", k, err)
 	}
 	l.mu.Lock()
@@ -342,16 +363,16 @@ func TestAdmission_revive(t *testing.T) {
 	if err := l.Stop(t.Context(), idB, "to make room"); err != nil {
 		t.Fatal(err)
 	}
-	if k, err := l.Revive(t.Context(), idA); err != nil || k.State != launcher.Starting {
+	if k, err := l.Revive(t.Context(), idA); err != nil || k.State != api.Starting {
 		t.Errorf("there is room: %+v, %v", k, err)
 	}
-	if pod := c.pod(t, idA+"-4"); pod.Annotations[annotationLimit] != "" {
-		t.Errorf("it still says %q", pod.Annotations[annotationLimit])
+	if pod := c.pod(t, idA+"-4"); pod.Annotations[podspec.AnnotationLimit] != "" {
+		t.Errorf("it still says %q", pod.Annotations[podspec.AnnotationLimit])
 	}
 }
 
-// leads has a launcher hold a lease that lasts, and decide when the test says so.
-func leads(t *testing.T, l *Launcher) *term {
+// leads makes a launcher hold a lease that lasts, and decide when the test says so.
+func leads(t *testing.T, l *Launcher) *leadership {
 	t.Helper()
 	lease := &leaseClock{Interface: &fakeLock{}, lasts: time.Hour}
 	if err := lease.Update(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "this"}); err != nil {
@@ -361,15 +382,21 @@ func leads(t *testing.T, l *Launcher) *term {
 	if err != nil {
 		t.Fatal(err)
 	}
-	now := &term{id: "now", lease: lease, news: make(chan struct{}, 1), pods: map[types.UID]*candidate{}, gone: gone}
+	now := &leadership{
+		id:      "now",
+		lease:   lease,
+		changed: make(chan struct{}, 1),
+		pods:    map[types.UID]*candidate{},
+		gone:    gone,
+	}
 	l.mu.Lock()
-	l.term = now
+	l.leadership = now
 	l.mu.Unlock()
 	return now
 }
 
-// An admission of which nothing is heard counts until it is known what has become of it.
-func TestAdmission_unheard(t *testing.T) {
+// An admission without an answer counts until its result is known.
+func TestAdmission_AnswerThatIsLost(t *testing.T) {
 	for name, lost := range map[string]struct {
 		done bool
 		err  error
@@ -402,7 +429,7 @@ func TestAdmission_unheard(t *testing.T) {
 				}
 			}
 			now := leads(t, l)
-			if err := l.beginTerm(t.Context(), now); err != nil {
+			if err := l.beginLeading(t.Context(), now); err != nil {
 				t.Fatal(err)
 			}
 			if err := l.decide(t.Context(), now); err == nil {
@@ -411,8 +438,9 @@ func TestAdmission_unheard(t *testing.T) {
 			if err := l.decide(t.Context(), now); err != nil {
 				t.Error(err)
 			}
-			if a, b := c.pod(t, idA+"-1"), c.pod(t, idB+"-1"); gated(a) || !gated(b) || undecided(b) {
-				t.Errorf("%v, %v: %+v", gated(a), gated(b), c.census())
+			if a, b := c.pod(t, idA+"-1"), c.pod(t, idB+"-1"); podstatus.IsGated(a) || !podstatus.IsGated(b) ||
+				podstatus.IsUndecided(b) {
+				t.Errorf("%v, %v: %+v", podstatus.IsGated(a), podstatus.IsGated(b), c.census())
 			}
 		})
 	}
@@ -474,14 +502,14 @@ func TestLeaseClock(t *testing.T) {
 	if !within(from, from.Add(3*time.Second), 4*time.Second) || within(from, from.Add(4*time.Second), 4*time.Second) {
 		t.Error("by both clocks")
 	}
-	// A time that only the wall's clock has told is all that a test can make of two clocks that differ.
+	// The test cannot make the two clocks differ; a time without a monotonic reading stands for that.
 	if within(from, from.Round(0).Add(time.Hour), 4*time.Second) {
 		t.Error("the machine was suspended")
 	}
 }
 
-// Who may not have the lease any more decides nothing.
-func TestAdmission_tooLate(t *testing.T) {
+// A gateway whose lease may have ended decides nothing.
+func TestAdmission_LeaseEndsBeforeTheDecision(t *testing.T) {
 	c := newTestCluster(t)
 	c.otherLeads(t)
 	l, _ := nobodyDecides(t, c, &testLimits{all: 1, each: 1})
@@ -493,20 +521,21 @@ func TestAdmission_tooLate(t *testing.T) {
 	if err := lease.Update(t.Context(), resourcelock.LeaderElectionRecord{}); err == nil {
 		t.Fatal("what was never read is given back")
 	}
-	if err := errors.Join(l.beginTerm(t.Context(), late), l.decide(t.Context(), late)); !errors.Is(err, errNotHeld) {
+	if err := errors.Join(l.beginLeading(t.Context(), late), l.decide(t.Context(), late)); !errors.Is(err, errNotHeld) {
 		t.Errorf("%v", err)
 	}
-	if !undecided(c.pod(t, idA+"-1")) {
+	if !podstatus.IsUndecided(c.pod(t, idA+"-1")) {
 		t.Error("it was decided about")
 	}
 	own := resourcelock.LeaderElectionRecord{HolderIdentity: "this"}
-	if err := errors.Join(lease.Update(t.Context(), own), l.decide(t.Context(), late)); err != nil || undecided(c.pod(t, idA+"-1")) {
+	if err := errors.Join(lease.Update(t.Context(), own), l.decide(t.Context(), late)); err != nil ||
+		podstatus.IsUndecided(c.pod(t, idA+"-1")) {
 		t.Errorf("with the lease: %v", err)
 	}
 }
 
-// Before somebody is refused it is looked whether what counts is still there.
-func TestAdmission_looksAgain(t *testing.T) {
+// Before a start is refused, the pods are listed again.
+func TestAdmission_ListsAgainBeforeRefusing(t *testing.T) {
 	c := newTestCluster(t)
 	c.otherLeads(t)
 	l, _ := nobodyDecides(t, c, &testLimits{all: 1, each: 1})
@@ -517,26 +546,26 @@ func TestAdmission_looksAgain(t *testing.T) {
 	}
 	deaf := leads(t, l)
 	l.mu.Lock()
-	l.term = nil // informers do not tell it anything
+	l.leadership = nil // no events from informers
 	l.mu.Unlock()
 	for _, id := range []string{idA, idB} {
 		pod := c.pod(t, id+"-1")
-		rec, err := readRecord(pod)
+		rec, err := podspec.ReadRecord(pod)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if id == idA {
-			pod.Spec.SchedulingGates = nil // it was let through, and has gone since
+			pod.Spec.SchedulingGates = nil // it was admitted, and its pod has gone since
 			if err := c.CoreV1().Pods("ns").Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		deaf.enter(pod, rec)
+		deaf.updatePodLocked(pod, rec)
 	}
 	if err := l.decide(t.Context(), deaf); err != nil {
 		t.Fatal(err)
 	}
-	if pod := c.pod(t, idB+"-1"); gated(pod) {
+	if pod := c.pod(t, idB+"-1"); podstatus.IsGated(pod) {
 		t.Errorf("it was refused: %v", pod.Annotations)
 	}
 }

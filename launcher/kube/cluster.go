@@ -12,38 +12,40 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// Rates of requests to the API server, per second, for each gateway: it has its own limits, and these are for a fault of ours.
+// Rates of requests to the API server, per second, for each gateway. The server has limits of its own; these contain a
+// fault of the gateway.
 const (
 	apiRate  = 100
 	apiBurst = 200
 )
 
-// ownNamespace is where a pod finds the name of its namespace.
+// ownNamespace is the file in which a pod finds the name of its namespace.
 const ownNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// Cluster is a way to a Kubernetes cluster. It may be used concurrently.
+// Cluster is access to a Kubernetes cluster. It may be used concurrently.
 type Cluster struct {
 	client    kubernetes.Interface
-	forward   *rest.Config // for port-forward; nil where pods are dialled directly
-	asked     *asked
-	Namespace string // this gateway's own in the cluster, or that of the kubeconfig's context
-	Host      string // the API server's URL, to be shown
+	forward   *rest.Config // for port-forward; nil if pods are dialled directly
+	requests  *requestCounter
+	Namespace string // this gateway's own in the cluster, or the kubeconfig context's
+	Host      string // the API server's URL, for display
 }
 
-// LogTo has what the Kubernetes client says by itself, that it waits for its turn or a lease, written to log and not to standard
-// error. It is for the whole process, and to be called before anything else of this package.
-// Only the first call counts: what is running may be logging.
+// LogTo sends the Kubernetes client's own messages to log instead of standard error. It acts on the whole process and
+// must be called before anything else of this package. Only the first call counts: running code may be logging.
 func LogTo(log *slog.Logger) {
-	logTo.Do(func() { klog.SetSlogLogger(log.With("component", "client-go")) })
+	logTo.Do(func() { klog.SetSlogLogger(log.With(logkey.Component, "client-go")) })
 }
 
 var logTo sync.Once
 
-// Connect finds the cluster as kubectl does: by the kubeconfig file that is named or that KUBECONFIG names; else, in a pod, by
-// its service account; else by ~/.kube/config. Context is one of the file's contexts, "" for its current one. Nothing is asked
-// of the cluster yet.
+// Connect finds the cluster as kubectl does: by the given kubeconfig file or the one that KUBECONFIG names; else, in a
+// pod, by its service account; else by ~/.kube/config. context is one of the file's contexts, "" for its current one.
+// Connect sends no request.
 func Connect(kubeconfig, context string) (*Cluster, error) {
 	if kubeconfig == "" && context == "" && os.Getenv(clientcmd.RecommendedConfigPathEnvVar) == "" {
 		config, err := rest.InClusterConfig()
@@ -60,10 +62,13 @@ func Connect(kubeconfig, context string) (*Cluster, error) {
 	}
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = kubeconfig
-	file := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: context})
+	file := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules,
+		&clientcmd.ConfigOverrides{CurrentContext: context})
 	config, err := file.ClientConfig()
 	if clientcmd.IsEmptyConfig(err) {
-		return nil, errors.New("this is no pod of a cluster, and there is no kubeconfig: name one with --kubeconfig or KUBECONFIG")
+		return nil, errors.New(
+			"this is not a pod of a cluster, and no kubeconfig was found: name one with --kubeconfig or KUBECONFIG",
+		)
 	}
 	if err != nil {
 		return nil, err
@@ -78,13 +83,13 @@ func Connect(kubeconfig, context string) (*Cluster, error) {
 func newCluster(config *rest.Config, namespace string, inside bool) (*Cluster, error) {
 	config.QPS, config.Burst = apiRate, apiBurst
 	config.UserAgent = "ekg"
-	requests := new(asked)
-	requests.watch(config)
+	requests := new(requestCounter)
+	requests.countRequests(config)
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("cluster: %w", err)
 	}
-	c := &Cluster{client: client, Namespace: namespace, Host: config.Host, asked: requests}
+	c := &Cluster{client: client, Namespace: namespace, Host: config.Host, requests: requests}
 	if !inside {
 		c.forward = config
 	}

@@ -24,13 +24,15 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 	apispdy "k8s.io/streaming/pkg/httpstream/spdy"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/goroutines"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 const (
 	dialTime   = 10 * time.Second // for a connection and its TLS handshake
-	streamTime = 3 * time.Second  // for a tunnel to take one more connection
-	closeTime  = 2 * time.Second  // for what is under way in tunnels, when the gateway ends
+	streamTime = 3 * time.Second  // for a tunnel to accept one more connection
+	closeTime  = 2 * time.Second  // for data in tunnels, when the gateway ends
 )
 
 // dialer connects to the supervisors' port of pods.
@@ -40,7 +42,7 @@ type dialer interface {
 	close()
 }
 
-// newDialer returns the one that suits where this gateway runs.
+// newDialer returns the dialer for the place where this gateway runs.
 func newDialer(c *Cluster) dialer {
 	if c.forward == nil {
 		return directDialer{}
@@ -49,22 +51,22 @@ func newDialer(c *Cluster) dialer {
 	return &forwarder{config: c.forward, base: c.client.CoreV1().RESTClient(), ctx: ctx, cancel: cancel}
 }
 
-// dialPod connects to a pod's supervisor, with TLS, and makes sure that it is that pod's.
-func (l *Launcher) dialPod(ctx context.Context, pod *corev1.Pod, k keyMaterial) (net.Conn, error) {
+// dialPod connects to a pod's supervisor with TLS, and verifies the pod's key.
+func (l *Launcher) dialPod(ctx context.Context, pod *corev1.Pod, k podspec.Keys) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
 	raw, err := l.dialer.dial(ctx, pod)
 	if err != nil {
 		return nil, err
 	}
-	config, err := supervisor.PinnedTLS(k.tlsSeed, pod.Labels[LabelKernel])
+	config, err := api.PinnedTLS(k.TLSSeed, pod.Labels[podspec.LabelKernel])
 	if err != nil {
-		raw.Close() //nolint:errcheck // it was not used
+		_ = raw.Close() // it was not used
 		return nil, err
 	}
 	c := tls.Client(raw, config)
 	if err := c.HandshakeContext(ctx); err != nil {
-		raw.Close() //nolint:errcheck // the handshake's error is the one that matters
+		_ = raw.Close() // the handshake's error is the one that matters
 		return nil, err
 	}
 	return c, nil
@@ -78,23 +80,22 @@ func (directDialer) dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error)
 		return nil, errors.New("the pod has no address yet")
 	}
 	var d net.Dialer
-	return d.DialContext(ctx, "tcp", net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(supervisorPort)))
+	return d.DialContext(ctx, "tcp", net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(podspec.SupervisorPort)))
 }
 
 func (directDialer) close() {}
 
-// forwarder reaches pods through the API server, as kubectl port-forward does: for a gateway outside the cluster. Every connection
-// has a tunnel of its own. Those of one tunnel would not be independent: what one of them is sent and does not read, since its port is
-// closed or its reader slow, holds up every fifth stream beside it (spdystream's workers), and none could be given up without the rest.
+// forwarder reaches pods through the API server, as kubectl port-forward does: for a gateway outside the cluster. Every
+// connection has a tunnel of its own. Connections in one tunnel would not be independent. Unread data of one
+// connection, with a closed port or a slow reader, delays every fifth stream beside it (spdystream's workers). A
+// connection could not be given up without the others.
 type forwarder struct {
 	config *rest.Config
 	base   rest.Interface
 	ctx    context.Context // ended by close
 	cancel context.CancelFunc
 
-	mu     sync.Mutex
-	done   bool
-	copies sync.WaitGroup // added to under mu, while done is false
+	goroutines goroutines.Group
 }
 
 func (f *forwarder) dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error) {
@@ -103,13 +104,13 @@ func (f *forwarder) dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error)
 		err  error
 	}
 	got := make(chan result)
-	if !f.own(func() { // not every step of it heeds ctx
+	if !f.goroutines.Go(func() { // some of its steps ignore ctx
 		conn, err := f.connect(ctx, pod)
 		select {
 		case got <- result{conn, err}:
 		case <-ctx.Done():
 			if conn != nil {
-				conn.Close() //nolint:errcheck // nobody wants it any more
+				_ = conn.Close() // the caller has left
 			}
 		}
 	}) {
@@ -123,7 +124,7 @@ func (f *forwarder) dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error)
 	}
 }
 
-// connect makes a tunnel and the one connection in it.
+// connect opens a tunnel and the one connection in it.
 func (f *forwarder) connect(ctx context.Context, pod *corev1.Pod) (net.Conn, error) {
 	tunnel, err := f.open(ctx, pod)
 	if err != nil {
@@ -131,54 +132,44 @@ func (f *forwarder) connect(ctx context.Context, pod *corev1.Pod) (net.Conn, err
 	}
 	data, problems, err := f.streams(ctx, tunnel)
 	if err != nil {
-		tunnel.Close() //nolint:errcheck // it was not used
+		_ = tunnel.Close() // it was not used
 		return nil, fmt.Errorf("port-forward: %w", err)
 	}
 	ours, theirs, err := socketPair()
 	if err != nil {
-		tunnel.Close() //nolint:errcheck // it was not used
+		_ = tunnel.Close() // it was not used
 		return nil, err
 	}
-	if !f.own(func() {
+	if !f.goroutines.Go(func() {
 		defer tunnel.Close()                                        //nolint:errcheck // both ends know
-		defer context.AfterFunc(f.ctx, func() { tunnel.Close() })() //nolint:errcheck // it ends the copies
+		defer context.AfterFunc(f.ctx, func() { tunnel.Close() })() //nolint:errcheck // this ends the copies
 		carry(theirs, data, problems)
 	}) {
-		ours.Close()   //nolint:errcheck // it was not used
-		theirs.Close() //nolint:errcheck // likewise
-		tunnel.Close() //nolint:errcheck // likewise
+		_ = ours.Close() // it was not used
+		_ = theirs.Close()
+		_ = tunnel.Close()
 		return nil, errClosed
 	}
 	return ours, nil
 }
 
-// own runs fn in a goroutine that close waits for. It reports false after close.
-func (f *forwarder) own(fn func()) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.done {
-		return false
-	}
-	f.copies.Go(fn)
-	return true
-}
-
-// streams opens the two streams of a connection, as the port-forward protocol has them (portforward.k8s.io). A tunnel that is
-// dead answers nothing for half a minute; nobody waits so long.
-func (f *forwarder) streams(ctx context.Context, tunnel httpstream.Connection) (data, problems httpstream.Stream, err error) {
+// streams opens the two streams of a connection, as the port-forward protocol (portforward.k8s.io) defines them. A dead
+// tunnel gives no answer for half a minute; callers do not wait so long.
+func (f *forwarder) streams(ctx context.Context,
+	tunnel httpstream.Connection) (data, problems httpstream.Stream, err error) {
 	type opened struct {
 		data, problems httpstream.Stream
 		err            error
 	}
 	got := make(chan opened, 1)
-	if !f.own(func() {
+	if !f.goroutines.Go(func() {
 		var o opened
 		h := http.Header{}
 		h.Set(corev1.StreamType, corev1.StreamTypeError)
-		h.Set(corev1.PortHeader, strconv.Itoa(supervisorPort))
+		h.Set(corev1.PortHeader, strconv.Itoa(podspec.SupervisorPort))
 		h.Set(corev1.PortForwardRequestIDHeader, "1")
 		if o.problems, o.err = tunnel.CreateStream(h); o.err == nil {
-			o.err = o.problems.Close() // our half: nothing is written there
+			o.err = o.problems.Close() // nothing is written there
 		}
 		if o.err == nil {
 			h.Set(corev1.StreamType, corev1.StreamTypeData)
@@ -202,31 +193,31 @@ func (f *forwarder) streams(ctx context.Context, tunnel httpstream.Connection) (
 	}
 }
 
-// carry copies between a connection and its stream until both directions have ended, or the far side reports a problem. Streams
-// have no deadlines; the socket in front of them gives the connection those.
+// carry copies between a connection and its stream until both directions have ended, or the far side reports a problem.
+// Streams have no deadlines; conn has, because it is a socket.
 func carry(conn net.Conn, data, problems httpstream.Stream) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		defer conn.Close()  //nolint:errcheck // its other end sees the end
-		io.Copy(conn, data) //nolint:errcheck // either side's end
-		data.Reset()        //nolint:errcheck // likewise
-		problems.Reset()    //nolint:errcheck // likewise
+		defer conn.Close()         //nolint:errcheck // its other end sees the end
+		_, _ = io.Copy(conn, data) // either side's end
+		_ = data.Reset()
+		_ = problems.Reset()
 	})
 	wg.Go(func() {
-		io.Copy(data, conn) //nolint:errcheck // either side's end
-		data.Close()        //nolint:errcheck // tells the far side
+		_, _ = io.Copy(data, conn) // either side's end
+		_ = data.Close()           // tells the far side
 	})
 	wg.Go(func() {
 		message, err := io.ReadAll(io.LimitReader(problems, 1<<10))
-		if err == nil && len(message) > 0 { // nobody listens there, or the pod is gone
-			data.Reset() //nolint:errcheck // it ends the copies
-			conn.Close() //nolint:errcheck // its other end sees the end
+		if err == nil && len(message) > 0 { // the port is closed, or the pod is gone
+			_ = data.Reset() // this ends the copies
+			_ = conn.Close() // its other end sees the end
 		}
 	})
 	wg.Wait()
 }
 
-// open makes a tunnel to a pod: over a websocket where the API server can, over SPDY otherwise.
+// open opens a tunnel to a pod: over a websocket if the API server can, else over SPDY.
 func (f *forwarder) open(ctx context.Context, pod *corev1.Pod) (httpstream.Connection, error) {
 	target := f.base.Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("portforward").URL()
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
@@ -244,11 +235,12 @@ func (f *forwarder) open(ctx context.Context, pod *corev1.Pod) (httpstream.Conne
 	if err != nil {
 		return nil, err
 	}
-	tunnel, _, err = spdy.NegotiateStreaming(upgrader, &http.Client{Transport: transport}, req, portforward.PortForwardProtocolV1Name)
+	tunnel, _, err = spdy.NegotiateStreaming(upgrader, &http.Client{Transport: transport}, req,
+		portforward.PortForwardProtocolV1Name)
 	return tunnel, err
 }
 
-// openWebsocket does what portforward.NewSPDYOverWebsocketDialer does, but for as long as a context lasts.
+// openWebsocket does the same as portforward.NewSPDYOverWebsocketDialer, but can be cancelled by a context.
 func (f *forwarder) openWebsocket(ctx context.Context, target *url.URL) (httpstream.Connection, error) {
 	transport, holder, err := websocket.RoundTripperFor(f.config)
 	if err != nil {
@@ -268,24 +260,22 @@ func (f *forwarder) openWebsocket(ctx context.Context, target *url.URL) (httpstr
 	return apispdy.NewClientConnection(portforward.NewTunnelingConnection("client", conn))
 }
 
-// tunnelled stands before the name of a protocol that is carried over a websocket (KEP-4006).
+// tunnelled precedes the name of a protocol that is carried over a websocket (KEP-4006).
 const tunnelled = "SPDY/3.1+"
 
 func (f *forwarder) close() {
 	f.cancel()
-	f.mu.Lock()
-	f.done = true
-	f.mu.Unlock()
-	// What waits for an answer of a dead tunnel ends by itself after half a minute; nobody has to wait for that.
+	f.goroutines.Close()
+	// Goroutines that wait for a dead tunnel end by themselves after half a minute, which is not waited for.
 	ended := make(chan struct{})
-	go func() { f.copies.Wait(); close(ended) }()
+	go func() { f.goroutines.Wait(); close(ended) }()
 	select {
 	case <-ended:
 	case <-time.After(closeTime):
 	}
 }
 
-// socketPair is a connection within this process that has buffers and deadlines.
+// socketPair returns both ends of a connection within this process. It has buffers and deadlines.
 func socketPair() (net.Conn, net.Conn, error) {
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -295,12 +285,12 @@ func socketPair() (net.Conn, net.Conn, error) {
 	for i, fd := range fds {
 		file := os.NewFile(uintptr(fd), "tunnel")
 		c, err := net.FileConn(file)
-		file.Close() //nolint:errcheck // FileConn has a copy
+		_ = file.Close() // FileConn has a copy
 		if err != nil {
 			if i == 0 {
-				syscall.Close(fds[1]) //nolint:errcheck // the first error is the one that matters
+				_ = syscall.Close(fds[1]) // the first error is the one that matters
 			} else {
-				conns[0].Close() //nolint:errcheck // likewise
+				_ = conns[0].Close()
 			}
 			return nil, nil, err
 		}

@@ -17,21 +17,22 @@ import (
 	"k8s.io/streaming/pkg/httpstream/spdy"
 )
 
-// portForwarder is an API server that forwards to a pod, over SPDY alone. The pod's port is closed for the first connection: what that
-// is sent is read by nobody, as containerd has it, and that there is a problem is said once told is closed. The others get back what they send.
+// portForwarder is an API server that forwards to a pod, over SPDY alone. The pod's port is closed for the first
+// connection. As with containerd, that connection's data is not read; its problem is reported once told is closed. The
+// server echoes the data of further connections.
 type portForwarder struct {
 	told chan struct{}
 
 	mu    sync.Mutex
-	first bool                         // there was a connection
-	half  map[string]httpstream.Stream // by tunnel and connection: its first stream, that for problems
+	first bool                         // a connection was opened
+	half  map[string]httpstream.Stream // by tunnel and connection: its first stream, for problems
 	done  sync.WaitGroup               // tunnels and connections
 }
 
-// testPod is the one that it forwards to.
+// testPod is the pod.
 var testPod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a-1", UID: "uid"}}
 
-// newPortForwarder starts one, with a dialer that it is reached by.
+// newPortForwarder starts a portForwarder and returns a dialer for it.
 func newPortForwarder(t *testing.T) (*portForwarder, dialer) {
 	t.Helper()
 	p := &portForwarder{told: make(chan struct{}), half: map[string]httpstream.Stream{}}
@@ -78,18 +79,18 @@ func (p *portForwarder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (p *portForwarder) serve(data, problems httpstream.Stream, refused bool) {
 	defer data.Reset()     //nolint:errcheck // the tunnel may be gone
-	defer problems.Reset() //nolint:errcheck // likewise
+	defer problems.Reset() //nolint:errcheck // it is closed already
 	if refused {
 		<-p.told
-		io.WriteString(problems, "connection refused") //nolint:errcheck // likewise
+		_, _ = io.WriteString(problems, "connection refused")
 	} else {
-		io.Copy(data, data) //nolint:errcheck // likewise
+		_, _ = io.Copy(data, data)
 	}
-	data.Close()     //nolint:errcheck // likewise
-	problems.Close() //nolint:errcheck // likewise
+	_ = data.Close()
+	_ = problems.Close()
 }
 
-// echoes reports whether what is sent comes back.
+// echoes reports whether the server echoes a connection's data.
 func echoes(t *testing.T, c net.Conn) bool {
 	t.Helper()
 	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
@@ -102,15 +103,15 @@ func echoes(t *testing.T, c net.Conn) bool {
 	return err == nil
 }
 
-// Connections to one pod neither wait for each other nor end with each other, whatever becomes of one: a supervisor that is just being
-// started again refuses the first and takes the next.
+// Connections to one pod do not wait for each other, and do not end with each other. A supervisor that is being
+// restarted refuses the first and accepts the next.
 func TestForwarder_ConnectionsAreIndependent(t *testing.T) {
 	p, d := newPortForwarder(t)
 	refused, err := d.dial(t.Context(), testPod)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer refused.Close()
+	defer refused.Close() //nolint:errcheck // nothing depends on it
 	if _, err := io.WriteString(refused, "hello"); err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +122,7 @@ func TestForwarder_ConnectionsAreIndependent(t *testing.T) {
 			t.Errorf("connection %d behind the first: %v", i, err)
 			continue
 		}
-		defer c.Close()
+		defer c.Close() //nolint:errcheck // nothing depends on it
 		if others = append(others, c); !echoes(t, c) {
 			t.Errorf("connection %d behind the first does not work", i)
 		}
@@ -140,7 +141,7 @@ func TestForwarder_ConnectionsAreIndependent(t *testing.T) {
 	}
 }
 
-// What is under way ends with the one who wants it, or with the dialer.
+// A dial ends when its context ends or the dialer is closed.
 func TestForwarder_Ends(t *testing.T) {
 	p, d := newPortForwarder(t)
 	p.first = true
@@ -153,7 +154,7 @@ func TestForwarder_Ends(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
+	defer c.Close() //nolint:errcheck // nothing depends on it
 	if !echoes(t, c) {
 		t.Error("it does not work")
 	}

@@ -13,19 +13,23 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// A finished pod tells how its kernel has ended, but it vanishes with its node, or when somebody has it deleted. So every
-// gateway that sees an end writes it down, for those that come later: into one config map of the kernel's namespace for every
-// hour in which kernels have ended,
+// A finished pod says how its kernel ended, but the pod vanishes when it is deleted, and with its node. So every
+// gateway that sees an ending stores it in the kernel's namespace. There is one config map for each hour in which
+// kernels ended:
 //
 //	ekg-endings-2026112123
 //	  data:
-//	    KERNEL ID: {"reason": "it was shut down on request", "at": "2026-11-21T23:04:05Z", "stopped": true, "owner": "ann",
-//	      "kernelspec": "python3", "started": "2026-11-21T21:04:05Z", "seconds": 7200, "gpus": 1}
+//	    KERNEL ID: {"reason": "it was shut down on request", "at": "2026-11-21T23:04:05Z", "stopped": true,
+//	      "owner": "ann", "kernelspec": "python3", "started": "2026-11-21T21:04:05Z", "seconds": 7200, "gpus": 1}
 //
-// That several gateways write the same is harmless: the last one wins, for this kernel alone.
+// Several gateways may write the same entry. The last write wins, and changes no other kernel's entry.
 const (
 	endingsPrefix = "ekg-endings-"
 	endingsHour   = "2006010215"
@@ -33,99 +37,102 @@ const (
 	componentEndings = "endings" // the config maps' labelComponent
 
 	// selectEndings selects the config maps of endings.
-	selectEndings = managed + "," + labelComponent + "=" + componentEndings
+	selectEndings = selectManaged + "," + podspec.LabelComponent + "=" + componentEndings
 
-	endingsKept    = 1 << 14         // kernels whose end is remembered in memory
-	maxUnwritten   = 1 << 12         // ends that wait to be written; more are lost to later gateways
-	maxNotedReason = 400             // characters of a reason that are written: 1 MiB, an hour's space, is for 1,600 kernels or more
-	firstRetry     = time.Second     // after a failure to write
-	lastRetry      = time.Minute     // and at most
-	lastWrite      = 2 * time.Second // for what a gateway has to write when it ends
+	endingsKept  = 1 << 14 // endings that are kept in memory
+	maxUnwritten = 1 << 12 // endings that wait to be written; further ones are never written
+	// characters of a reason that are written: so the config map of an hour, at most 1 MiB, holds 1,600 kernels or more
+	maxNotedReason = 400
+	firstRetry     = time.Second     // pause after a failed write
+	lastRetry      = time.Minute     // longest pause
+	lastWrite      = 2 * time.Second // for the last write of a gateway that ends
 	endingsPage    = 16              // config maps in one answer of the API server: 16 MiB at most
 )
 
-// ending is how a kernel ended, in JSON as it is written and as one replica tells it to another.
-type ending struct {
+// storedEnding is how a kernel ended, as JSON in a config map and between replicas.
+type storedEnding struct {
 	Reason    string    `json:"reason"`
 	At        time.Time `json:"at"`
-	Stopped   bool      `json:"stopped,omitempty"`    // on request: there is no such kernel any more
-	Culled    bool      `json:"culled,omitempty"`     // by its supervisor, as the operator wants it; if stopped too, it was removed afterwards
-	CulledFor string    `json:"culled_for,omitempty"` // supervisor.Ending.CulledFor
+	Stopped   bool      `json:"stopped,omitempty"`    // on request: the kernel exists no longer
+	Culled    bool      `json:"culled,omitempty"`     // by its supervisor; if Stopped too, the kernel was removed later
+	CulledFor string    `json:"culled_for,omitempty"` // api.Ending.CulledFor
 	Owner     string    `json:"owner,omitempty"`
 	Spec      string    `json:"kernelspec,omitempty"`
 	launcher.Usage
 
-	limit string    // not "": it never began, because of the limit of this name
-	pod   types.UID // the kernel's last pod, if a gateway has seen it: later news of it are no news
+	limit string    // name of the limit that prevented its start, or ""
+	pod   types.UID // the kernel's last pod, if known: later events about it are ignored
 }
 
-// endings remembers how kernels have ended. Launcher.mu guards it.
-type endings struct {
-	known     *lru.Cache[string, *ending]
+// endingStore holds how kernels have ended. Launcher.mu guards it.
+type endingStore struct {
+	known     *lru.Cache[string, *storedEnding]
 	unwritten map[string]unwrittenEnding // by kernel
-	news      chan struct{}              // capacity 1: unwritten has something new
+	changed   chan struct{}              // capacity 1: unwritten has grown
 }
 
 type unwrittenEnding struct {
 	namespace string
-	end       *ending
+	end       *storedEnding
 }
 
-func newEndings() (endings, error) {
-	known, err := lru.New[string, *ending](endingsKept)
-	return endings{known: known, unwritten: map[string]unwrittenEnding{}, news: make(chan struct{}, 1)}, err
+func newEndings() (endingStore, error) {
+	known, err := lru.New[string, *storedEnding](endingsKept)
+	return endingStore{known: known, unwritten: map[string]unwrittenEnding{}, changed: make(chan struct{}, 1)}, err
 }
 
-// enterEnd enters how a kernel has ended. Launcher.mu is held.
-func (l *Launcher) enterEnd(k *kernel, end *ending) {
+// endLocked records how a kernel has ended.
+func (l *Launcher) endLocked(k *kernel, end *storedEnding) {
 	k.end = end
-	l.observe(k)
-	l.noteEnd(k.rec, k.pod, end)
+	l.reportStartLocked(k)
+	l.recordEndingLocked(k.rec, k.pod, end)
 }
 
-// remember keeps how a kernel has ended, and reports whether that is news. Launcher.mu is held.
-func (l *Launcher) remember(id string, end *ending) bool {
+// rememberEndingLocked keeps an ending in memory, and reports whether it is new.
+func (l *Launcher) rememberEndingLocked(id string, end *storedEnding) bool {
 	before, ok := l.endings.known.Get(id)
 	l.endings.known.Add(id, end)
 	same := ok && before.At.Equal(end.At)
 	if end.Culled && !(same && before.Culled) && !end.At.Before(l.opened) {
-		l.culls[launcher.Cull{SpecName: end.Spec, Limit: end.CulledFor}]++
+		l.culls[launcher.CullLabels{SpecName: end.Spec, Limit: end.CulledFor}]++
 	}
 	return !same || before.Stopped != end.Stopped
 }
 
-// noteEnd remembers how the kernel of a pod has ended, and has it written if that is news. Launcher.mu is held.
-func (l *Launcher) noteEnd(rec record, pod *corev1.Pod, end *ending) {
+// recordEndingLocked keeps the ending of a pod's kernel, and has it written if it is new.
+func (l *Launcher) recordEndingLocked(rec podspec.Record, pod *corev1.Pod, end *storedEnding) {
 	noted := *end
-	noted.Owner, noted.Spec, noted.pod = rec.owner, rec.spec, pod.UID
-	if noted.Usage == (launcher.Usage{}) { // else a peer has told it, who may have seen more of the pod
-		noted.Usage = usageOf(pod, end.At)
+	noted.Owner, noted.Spec, noted.pod = rec.Owner, rec.SpecName, pod.UID
+	if noted.Usage == (launcher.Usage{}) { // else it comes from a peer, which may have seen more of the pod
+		noted.Usage = podstatus.UsageOf(pod, end.At)
 	}
-	if before, ok := l.endings.known.Get(rec.id); ok && end.limit != "" { // it was not started again: how it has ended is still the same
+	// a restart was refused: the earlier ending stays
+	if before, ok := l.endings.known.Get(rec.ID); ok && end.limit != "" {
 		noted = *before
 		noted.pod = pod.UID
 	}
-	if !l.remember(rec.id, &noted) || forgotten(pod) {
+	if !l.rememberEndingLocked(rec.ID, &noted) || refusedUnclaimed(pod) {
 		return
 	}
-	if _, waits := l.endings.unwritten[rec.id]; !waits && len(l.endings.unwritten) >= maxUnwritten {
-		l.log.Warn("the end of a kernel is not written down: too many others wait for that", "kernel", rec.id, "reason", end.Reason)
+	if _, waits := l.endings.unwritten[rec.ID]; !waits && len(l.endings.unwritten) >= maxUnwritten {
+		l.log.Warn("the ending of a kernel is not stored: too many others wait to be written", logkey.Kernel, rec.ID,
+			logkey.Reason, end.Reason)
 		return
 	}
-	l.endings.unwritten[rec.id] = unwrittenEnding{pod.Namespace, &noted}
+	l.endings.unwritten[rec.ID] = unwrittenEnding{pod.Namespace, &noted}
 	select {
-	case l.endings.news <- struct{}{}:
+	case l.endings.changed <- struct{}{}:
 	default:
 	}
 }
 
-// readEndings reads what earlier gateways have written. What cannot be read is only missing in answers about kernels that are
-// gone.
+// readEndings reads what earlier gateways have stored. An unreadable ending is ignored: answers about that kernel then
+// give no reason.
 func (l *Launcher) readEndings(ctx context.Context) {
 	for _, ns := range l.namespaces {
-		// They come in the order of their names, so that the newest are kept.
+		// They come ordered by name, so the newest are kept.
 		if err := l.eachEndings(ctx, ns, l.enterEndings); err != nil {
-			l.log.Warn("how kernels have ended cannot be read", "namespace", ns, "err", err)
+			l.log.Warn("endings of kernels cannot be read", logkey.Namespace, ns, logkey.Err, err)
 		}
 	}
 }
@@ -153,23 +160,25 @@ func (l *Launcher) enterEndings(m *corev1.ConfigMap) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for id, text := range m.Data {
-		end := new(ending)
+		end := new(storedEnding)
 		if !launcher.ValidID(id) || json.Unmarshal([]byte(text), end) != nil || end.Reason == "" {
-			l.log.Warn("an entry of a kernel's end cannot be read", "namespace", m.Namespace, "configmap", m.Name, "key", id)
+			l.log.Warn("the ending of a kernel cannot be read", logkey.Namespace, m.Namespace, logkey.ConfigMap, m.Name,
+				logkey.Key, id)
 			continue
 		}
-		end.Reason = quote(end.Reason, maxReason)
-		l.remember(id, end)
+		end.Reason = podstatus.OneLine(end.Reason, maxReason)
+		l.rememberEndingLocked(id, end)
 	}
 }
 
-// writeEndings writes what noteEnd has left, until the launcher closes; then once more.
+// writeEndings writes the endings that recordEndingLocked has queued, until the launcher closes. Then it writes once
+// more.
 func (l *Launcher) writeEndings() {
 	for {
 		select {
-		case <-l.endings.news:
-			pause := l.timing.gather // others that end at the same moment are written with it
-			for sleep(l.ctx, pause) == nil && !l.writeUnwritten(l.ctx) {
+		case <-l.endings.changed:
+			pause := l.timing.gatherEndings // endings of the same moment are written together
+			for sleep.For(l.ctx, pause) == nil && !l.writeUnwritten(l.ctx) {
 				pause = min(max(2*pause, firstRetry), lastRetry)
 			}
 		case <-l.ctx.Done():
@@ -181,7 +190,7 @@ func (l *Launcher) writeEndings() {
 	}
 }
 
-// writeUnwritten writes all that waits, and reports whether nothing is left that might be written later.
+// writeUnwritten writes all queued endings. It reports whether none is left for a later attempt.
 func (l *Launcher) writeUnwritten(ctx context.Context) bool {
 	l.mu.Lock()
 	all := l.endings.unwritten
@@ -191,10 +200,10 @@ func (l *Launcher) writeUnwritten(ctx context.Context) bool {
 	texts := map[place]map[string]string{}
 	for id, u := range all {
 		noted := *u.end
-		noted.Reason = quote(noted.Reason, maxNotedReason)
+		noted.Reason = podstatus.OneLine(noted.Reason, maxNotedReason)
 		text, err := json.Marshal(noted)
 		if err != nil { // a time beyond the year 9999
-			l.log.Warn("the end of a kernel cannot be written down", "kernel", id, "err", err)
+			l.log.Warn("the ending of a kernel cannot be encoded", logkey.Kernel, id, logkey.Err, err)
 			continue
 		}
 		p := place{u.namespace, endingsPrefix + u.end.At.UTC().Format(endingsHour)}
@@ -208,10 +217,15 @@ func (l *Launcher) writeUnwritten(ctx context.Context) bool {
 		err := l.writeEndingsOf(ctx, p.namespace, p.name, data)
 		switch {
 		case err == nil:
-		case apierrors.IsForbidden(err), apierrors.IsNotFound(err), apierrors.IsInvalid(err), apierrors.IsRequestEntityTooLargeError(err):
-			l.log.Warn("the ends of kernels cannot be written down", "namespace", p.namespace, "configmap", p.name, "kernels", len(data), "err", err)
+		case apierrors.IsForbidden(err),
+			apierrors.IsNotFound(err),
+			apierrors.IsInvalid(err),
+			apierrors.IsRequestEntityTooLargeError(err):
+			l.log.Warn("endings of kernels cannot be stored", logkey.Namespace, p.namespace, logkey.ConfigMap, p.name,
+				logkey.Kernels, len(data), logkey.Err, err)
 		default:
-			l.log.Info("the ends of kernels could not be written down; this is tried again", "namespace", p.namespace, "kernels", len(data), "err", err)
+			l.log.Info("endings of kernels could not be stored; this is tried again", logkey.Namespace, p.namespace,
+				logkey.Kernels, len(data), logkey.Err, err)
 			done = false
 			l.mu.Lock()
 			for id := range data {
@@ -225,7 +239,7 @@ func (l *Launcher) writeUnwritten(ctx context.Context) bool {
 	return done
 }
 
-// writeEndingsOf adds entries to a config map, which it makes if need be.
+// writeEndingsOf adds entries to a config map, and creates it if need be.
 func (l *Launcher) writeEndingsOf(ctx context.Context, ns, name string, data map[string]string) error {
 	ctx, cancel := context.WithTimeout(ctx, l.timing.api)
 	defer cancel()
@@ -239,18 +253,21 @@ func (l *Launcher) writeEndingsOf(ctx context.Context, ns, name string, data map
 		return err
 	}
 	_, err = maps.Create(ctx, &corev1.ConfigMap{Data: data, ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name,
-		Labels: map[string]string{LabelManagedBy: Manager, labelComponent: componentEndings}}}, metav1.CreateOptions{})
+		Labels: map[string]string{
+			podspec.LabelManagedBy: podspec.Manager,
+			podspec.LabelComponent: componentEndings,
+		}}}, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) { // another gateway was faster
 		_, err = maps.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
 	}
 	return err
 }
 
-// pruneEndings removes the config maps whose hour is longer ago than endings are kept.
+// pruneEndings removes the config maps whose hour is older than KeepEndings.
 func (l *Launcher) pruneEndings(ctx context.Context) {
 	oldest := endingsPrefix + l.timing.now().Add(-l.opts.KeepEndings).UTC().Format(endingsHour)
 	for _, ns := range l.namespaces {
-		if l.rights.refusal(ns) != "" {
+		if l.access.denial(ns) != "" {
 			continue
 		}
 		var old []string
@@ -267,34 +284,50 @@ func (l *Launcher) pruneEndings(ctx context.Context) {
 				err = derr
 				break
 			}
-			l.log.Info("the ends of kernels of an hour long ago were removed", "namespace", ns, "configmap", name)
+			l.log.Info("old endings of kernels were removed", logkey.Namespace, ns, logkey.ConfigMap, name)
 		}
 		if err != nil && ctx.Err() == nil {
-			l.log.Warn("old ends of kernels could not be removed; this is tried again", "namespace", ns, "err", err)
+			l.log.Warn("old endings of kernels could not be removed; this is tried again", logkey.Namespace, ns, logkey.Err, err)
 		}
 	}
 }
 
-// endingTold is an ending as a supervisor has left it.
-func endingTold(e supervisor.Ending) *ending {
-	return &ending{Reason: quote(e.Reason, maxReason), At: e.At.UTC(), Stopped: e.Stopped, Culled: e.Culled, CulledFor: e.CulledFor}
+// storedEndingOf converts an ending that a supervisor has left.
+func storedEndingOf(e api.Ending) *storedEnding {
+	return &storedEnding{
+		Reason:    podstatus.OneLine(e.Reason, maxReason),
+		At:        e.At.UTC(),
+		Stopped:   e.Stopped,
+		Culled:    e.Culled,
+		CulledFor: e.CulledFor,
+	}
 }
 
-// Culled returns the kernels that were culled, as far as their ends are kept.
-func (l *Launcher) Culled(ctx context.Context) ([]launcher.Culled, error) {
+// Culled returns the culled kernels whose endings are still kept.
+func (l *Launcher) Culled(ctx context.Context) ([]launcher.CulledKernel, error) {
 	if err := l.proveFresh(ctx); err != nil {
-		return nil, err // the last end may not have been heard of
+		return nil, err // the last ending may be unknown
 	}
 	oldest := l.timing.now().Add(-l.opts.KeepEndings)
-	all := []launcher.Culled{}
+	all := []launcher.CulledKernel{}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, id := range l.endings.known.Keys() {
 		end, ok := l.endings.known.Peek(id)
-		if k := l.kernels[id]; !ok || !end.Culled || end.At.Before(oldest) || k != nil && k.end == nil { // it was started again
+		if k := l.kernels[id]; !ok || !end.Culled || end.At.Before(oldest) || k != nil && k.end == nil { // it was restarted
 			continue
 		}
-		all = append(all, launcher.Culled{ID: id, SpecName: end.Spec, Owner: end.Owner, Reason: end.Reason, At: end.At, Usage: end.Usage})
+		all = append(
+			all,
+			launcher.CulledKernel{
+				ID:       id,
+				SpecName: end.Spec,
+				Owner:    end.Owner,
+				Reason:   end.Reason,
+				At:       end.At,
+				Usage:    end.Usage,
+			},
+		)
 	}
 	slices.SortFunc(all, launcher.NewestFirst)
 	return all, nil

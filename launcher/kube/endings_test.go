@@ -18,7 +18,8 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // endingsMaps returns the config maps of endings by name.
@@ -35,7 +36,7 @@ func (c *testCluster) endingsMaps(t *testing.T) map[string]map[string]string {
 	return all
 }
 
-// whyGone returns the reason for which a kernel does not exist.
+// whyGone returns the reason why a kernel does not exist.
 func whyGone(t *testing.T, l *Launcher, id string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -58,15 +59,17 @@ func TestEndings(t *testing.T) {
 	c := newTestCluster(t)
 	l := openTest(t, c, nil)
 	at := time.Date(2026, 11, 21, 23, 59, 59, 5, time.UTC)
-	enter := func(id string, end *ending) {
+	enter := func(id string, end *storedEnding) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.noteEnd(record{id: id, owner: "ann", spec: "python3"}, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", UID: "u"}}, end)
+		l.recordEndingLocked(podspec.Record{ID: id, Owner: "ann", SpecName: "python3"},
+			&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", UID: "u"}}, end)
 	}
 	for n := range 100 {
-		enter(numberedID(n), &ending{Reason: fmt.Sprintf("its pod was deleted %d", n), At: at.Add(time.Duration(n%2) * time.Second)})
+		enter(numberedID(n),
+			&storedEnding{Reason: fmt.Sprintf("its pod was deleted %d", n), At: at.Add(time.Duration(n%2) * time.Second)})
 	}
-	enter(numberedID(0), &ending{Reason: strings.Repeat("long ", 1000), At: at, Stopped: true})
+	enter(numberedID(0), &storedEnding{Reason: strings.Repeat("long ", 1000), At: at, Stopped: true})
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -74,22 +77,25 @@ func TestEndings(t *testing.T) {
 	if len(maps) != 2 || len(maps["ekg-endings-2026112123"]) != 50 || len(maps["ekg-endings-2026112200"]) != 50 {
 		t.Fatalf("%d config maps: %v", len(maps), maps)
 	}
-	var noted ending
-	if err := json.Unmarshal([]byte(maps["ekg-endings-2026112123"][numberedID(0)]), &noted); err != nil || !noted.At.Equal(at) || !noted.Stopped || noted.Owner != "ann" ||
-		noted.Spec != "python3" || len(noted.Reason) > 2*maxNotedReason || !strings.HasPrefix(noted.Reason, "long long") {
+	var noted storedEnding
+	err := json.Unmarshal([]byte(maps["ekg-endings-2026112123"][numberedID(0)]), &noted)
+	if err != nil || !noted.At.Equal(at) || !noted.Stopped || noted.Owner != "ann" ||
+		noted.Spec != "python3" || len(noted.Reason) > 2*maxNotedReason ||
+		!strings.HasPrefix(noted.Reason, "long long") {
 		t.Errorf("%+v, %v", noted, err)
 	}
 
-	t.Run("a gateway that starts later knows them", func(t *testing.T) {
+	t.Run("a gateway that is opened later knows the endings", func(t *testing.T) {
 		l := openTest(t, c, nil)
 		if why := whyGone(t, l, numberedID(99)); why != "its pod was deleted 99" {
 			t.Errorf("%q", why)
 		}
-		if _, err := l.Kernel(t.Context(), numberedID(100)); !errors.Is(err, launcher.ErrNotFound) || errors.As(err, new(*launcher.GoneError)) {
+		if _, err := l.Kernel(t.Context(), numberedID(100)); !errors.Is(err, launcher.ErrNotFound) ||
+			errors.As(err, new(*launcher.GoneError)) {
 			t.Errorf("one that nobody has seen: %v", err)
 		}
 	})
-	t.Run("an entry that is none hides no other", func(t *testing.T) {
+	t.Run("an unreadable entry hides no other", func(t *testing.T) {
 		m, err := c.CoreV1().ConfigMaps("ns").Get(t.Context(), "ekg-endings-2026112123", metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -106,7 +112,7 @@ func TestEndings(t *testing.T) {
 			t.Errorf("the damaged one: %v", err)
 		}
 	})
-	t.Run("they go when they are old", func(t *testing.T) {
+	t.Run("old endings are removed", func(t *testing.T) {
 		now := at.Add(72 * time.Hour)
 		l := openTest(t, c, func(o *Options, tm *timing) {
 			o.KeepEndings = 72 * time.Hour
@@ -124,17 +130,29 @@ func TestEndings(t *testing.T) {
 	})
 }
 
-// TestEndings_size: an hour in which 1,600 kernels end, each with a long reason, is not more than a config map holds.
-func TestEndings_size(t *testing.T) {
+// TestEndings_Size: 1,600 kernels that end in one hour, each with a long reason, fit into a config map.
+func TestEndings_Size(t *testing.T) {
 	c := newTestCluster(t)
 	l := openTest(t, c, nil)
 	ended := time.Date(2026, 11, 21, 23, 59, 59, 123456789, time.UTC)
-	pod := gpuPod(map[corev1.ResourceName]string{"nvidia.com/gpu": "8"}, 0, -1)
-	pod.Namespace, pod.UID = "ns", "u"
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", UID: "u"}}
+	pod.Spec.Containers = []corev1.Container{{Name: podspec.ContainerKernel, Resources: corev1.ResourceRequirements{
+		Limits: corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("8")}}}}
+	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue,
+		LastTransitionTime: metav1.NewTime(ended.Add(-12 * time.Hour))}}
 	l.mu.Lock()
 	for n := range 1600 {
-		l.noteEnd(record{id: numberedID(n), owner: "somebody@example.org", spec: "python3-gpu"}, pod,
-			&ending{Reason: strings.Repeat("long ", 1000), At: ended, Stopped: true, Culled: true, CulledFor: supervisor.LimitIdle})
+		l.recordEndingLocked(
+			podspec.Record{ID: numberedID(n), Owner: "somebody@example.org", SpecName: "python3-gpu"},
+			pod,
+			&storedEnding{
+				Reason:    strings.Repeat("long ", 1000),
+				At:        ended,
+				Stopped:   true,
+				Culled:    true,
+				CulledFor: api.LimitIdle,
+			},
+		)
 	}
 	l.mu.Unlock()
 	if err := l.Close(); err != nil {
@@ -145,15 +163,15 @@ func TestEndings_size(t *testing.T) {
 	for _, text := range maps["ekg-endings-2026112123"] {
 		size += len(text)
 	}
-	if n := len(maps["ekg-endings-2026112123"]); n != 1600 || size > 1<<20 { // the API server adds up the values
+	if n := len(maps["ekg-endings-2026112123"]); n != 1600 || size > 1<<20 { // the API server counts the values
 		t.Errorf("%d entries of %d bytes", n, size)
 	}
 }
 
-// TestEndings_kernel: how a kernel ends, in whatever way, is known to gateways that were not there.
-func TestEndings_kernel(t *testing.T) {
+// TestEndings_ByKernel: gateways that are opened later know how a kernel ended, for each way in which a kernel can end.
+func TestEndings_ByKernel(t *testing.T) {
 	c := newTestCluster(t)
-	l := openTest(t, c, func(_ *Options, tm *timing) { tm.gather = time.Millisecond })
+	l := openTest(t, c, func(_ *Options, tm *timing) { tm.gatherEndings = time.Millisecond })
 	for id, end := range map[string]func(){
 		idA: func() {
 			if err := l.Stop(t.Context(), idA, "shut down by ann"); err != nil {
@@ -171,7 +189,7 @@ func TestEndings_kernel(t *testing.T) {
 		}
 		end()
 	}
-	waitFor(t, l, idB, func(k launcher.Kernel) bool { return k.State == launcher.Dead })
+	waitFor(t, l, idB, func(k launcher.Kernel) bool { return k.State == api.Dead })
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -182,18 +200,18 @@ func TestEndings_kernel(t *testing.T) {
 	if why := whyGone(t, later, idB); why != "its pod was deleted" {
 		t.Errorf("%q", why)
 	}
-	t.Run("and one that was started again lives", func(t *testing.T) {
+	t.Run("a kernel that was started again lives", func(t *testing.T) {
 		if _, created, err := later.Start(t.Context(), testRequest(idA)); err != nil || !created {
 			t.Fatal(created, err)
 		}
-		if k, err := later.Kernel(t.Context(), idA); err != nil || k.State != launcher.Starting {
+		if k, err := later.Kernel(t.Context(), idA); err != nil || k.State != api.Starting {
 			t.Errorf("%+v, %v", k, err)
 		}
 	})
 }
 
-// TestEndings_refused: what cannot be written is tried again if that may help, and never holds anything up.
-func TestEndings_refused(t *testing.T) {
+// TestEndings_RejectedByTheCluster: a failed write is repeated if that may help, and delays nothing else.
+func TestEndings_RejectedByTheCluster(t *testing.T) {
 	for name, test := range map[string]struct {
 		err     error
 		written bool
@@ -210,9 +228,10 @@ func TestEndings_refused(t *testing.T) {
 				}
 				return false, nil, nil
 			})
-			l := openTest(t, c, func(_ *Options, tm *timing) { tm.gather = time.Millisecond })
+			l := openTest(t, c, func(_ *Options, tm *timing) { tm.gatherEndings = time.Millisecond })
 			l.mu.Lock()
-			l.noteEnd(record{id: idA}, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns"}}, &ending{Reason: "killed", At: time.Now()})
+			l.recordEndingLocked(podspec.Record{ID: idA}, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns"}},
+				&storedEnding{Reason: "killed", At: time.Now()})
 			l.mu.Unlock()
 			eventually(t, "the end is written, or given up", func() bool {
 				return asked.Load() > 0 && (!test.written || len(c.endingsMaps(t)) == 1)
@@ -225,12 +244,13 @@ func TestEndings_refused(t *testing.T) {
 			}
 		})
 	}
-	t.Run("more than can wait", func(t *testing.T) {
+	t.Run("more endings than can wait", func(t *testing.T) {
 		c := newTestCluster(t)
-		l := openTest(t, c, func(_ *Options, tm *timing) { tm.gather = time.Hour })
+		l := openTest(t, c, func(_ *Options, tm *timing) { tm.gatherEndings = time.Hour })
 		l.mu.Lock()
 		for n := range maxUnwritten + 10 {
-			l.noteEnd(record{id: numberedID(n)}, &corev1.Pod{}, &ending{Reason: "killed", At: time.Now()})
+			l.recordEndingLocked(podspec.Record{ID: numberedID(n)}, &corev1.Pod{},
+				&storedEnding{Reason: "killed", At: time.Now()})
 		}
 		waiting := len(l.endings.unwritten)
 		l.mu.Unlock()
@@ -240,28 +260,28 @@ func TestEndings_refused(t *testing.T) {
 	})
 }
 
-// succeedWith has a pod end as its supervisor tells it.
-func succeedWith(t *testing.T, pod *corev1.Pod, end supervisor.Ending) {
+// succeedWith makes a pod end with its supervisor's ending.
+func succeedWith(t *testing.T, pod *corev1.Pod, end api.Ending) {
 	t.Helper()
 	text, err := json.Marshal(end)
 	if err != nil {
 		t.Error(err)
 	}
 	pod.Status.Phase = corev1.PodSucceeded
-	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: containerSupervisor,
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: podspec.ContainerSupervisor,
 		State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Message: string(text)}}}}
 }
 
-// scheduledFor has a pod have its node since some time before a moment, which the cluster says in whole seconds.
+// scheduledFor sets a pod's scheduling time to some time before a moment, in whole seconds as in the cluster.
 func scheduledFor(pod *corev1.Pod, until time.Time, took time.Duration) {
 	pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue,
 		LastTransitionTime: metav1.NewTime(until.Add(-took).Truncate(time.Second))}}
 }
 
-// TestCulled: what was culled stays on record as that, removed or not, here and at gateways that come later, until it is started again.
+// TestCulled: a culled kernel stays on record, removed or not, here and at later gateways, until it is started again.
 func TestCulled(t *testing.T) {
 	c := newTestCluster(t)
-	l := openTest(t, c, func(_ *Options, tm *timing) { tm.gather = time.Millisecond })
+	l := openTest(t, c, func(_ *Options, tm *timing) { tm.gatherEndings = time.Millisecond })
 	ids := func(l *Launcher) (ids []string) {
 		all, err := l.Culled(t.Context())
 		if err != nil {
@@ -272,7 +292,8 @@ func TestCulled(t *testing.T) {
 			if k.Reason != "it was idle for 1h0m0s" || k.Owner != "ann" || k.SpecName != "python3" || k.At.IsZero() {
 				t.Errorf("on record is %+v", k)
 			}
-			if k.Started.IsZero() || k.Started.After(k.At.Add(-time.Hour)) || k.Seconds < 3600 || k.Seconds > 3601 || k.GPUs != 2 {
+			if k.Started.IsZero() || k.Started.After(k.At.Add(-time.Hour)) || k.Seconds < 3600 || k.Seconds > 3601 ||
+				k.GPUs != 2 {
 				t.Errorf("its usage is on record as %+v", k.Usage)
 			}
 		}
@@ -283,12 +304,19 @@ func TestCulled(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.setPod(t, id+"-1", func(pod *corev1.Pod) {
-			pod.Spec.Containers[len(pod.Spec.Containers)-1].Resources.Limits = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("2")}
+			pod.Spec.Containers[len(pod.Spec.Containers)-1].Resources.Limits = corev1.ResourceList{
+				"nvidia.com/gpu": resource.MustParse("2"),
+			}
 			scheduledFor(pod, time.Now().Add(time.Duration(n)*time.Second), time.Hour)
-			end := supervisor.Ending{KernelID: id, Reason: "it was idle for 1h0m0s", At: time.Now().Add(time.Duration(n) * time.Second).UTC(), Culled: n < 2}
+			end := api.Ending{
+				KernelID: id,
+				Reason:   "it was idle for 1h0m0s",
+				At:       time.Now().Add(time.Duration(n) * time.Second).UTC(),
+				Culled:   n < 2,
+			}
 			succeedWith(t, pod, end)
 		})
-		waitFor(t, l, id, func(k launcher.Kernel) bool { return k.State == launcher.Dead })
+		waitFor(t, l, id, func(k launcher.Kernel) bool { return k.State == api.Dead })
 	}
 	if got := ids(l); fmt.Sprint(got) != fmt.Sprint([]string{idB, idA}) {
 		t.Errorf("dead: %v", got)

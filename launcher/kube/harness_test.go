@@ -25,9 +25,10 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
-// The real cluster is what proves this package; see cmd/ekg's end to end tests. Here is what a cluster cannot be made to do at will.
+// The end to end tests use a real cluster. The tests here cover situations that cannot be produced in a real cluster.
 
 const (
 	idA = "aaaaaaaa-0000-4000-8000-000000000001"
@@ -36,16 +37,16 @@ const (
 
 var testKey = []byte("0123456789abcdef0123456789abcdef")
 
-// testCluster is client-go's fake with what it lacks: resource versions that grow, and uids.
+// testCluster is client-go's fake plus growing resource versions and uids.
 type testCluster struct {
 	*fake.Clientset
 	version atomic.Int64
-	broken  atomic.Bool // it answers nothing
-	pods    dialer      // leads to supervisors
+	broken  atomic.Bool // it answers no request
+	pods    dialer      // connects to supervisors
 }
 
-// newTestCluster makes one whose pods nobody reaches. Its fake is the simple one: the other notes for every field who wrote it,
-// which nobody asks here, and takes 25 ms for a kernel's start.
+// newTestCluster makes a cluster whose pods cannot be dialled. It uses client-go's simple fake. The other fake tracks
+// the owner of every field, which no test needs, and takes 25 ms for a kernel's start.
 func newTestCluster(t testing.TB) *testCluster {
 	t.Helper()
 	c := &testCluster{Clientset: fake.NewSimpleClientset(), pods: noDialer{}}
@@ -66,7 +67,8 @@ func newTestCluster(t testing.TB) *testCluster {
 				}
 			}
 		case k8stesting.DeleteActionImpl:
-			if wanted := a.GetDeleteOptions().Preconditions; a.GetResource().Resource == "pods" && wanted != nil && wanted.UID != nil {
+			wanted := a.GetDeleteOptions().Preconditions
+			if a.GetResource().Resource == "pods" && wanted != nil && wanted.UID != nil {
 				if err := c.mayChange(a, a.GetName(), string(*wanted.UID), ""); err != nil {
 					return true, nil, err
 				}
@@ -91,7 +93,7 @@ func newTestCluster(t testing.TB) *testCluster {
 	return c
 }
 
-// silence is called before anybody watches. Watches of pods that begin while it is true tell nothing.
+// silence is called before the first watch. Watches of pods that begin while it is true report nothing.
 func (c *testCluster) silence() *atomic.Bool {
 	silent := new(atomic.Bool)
 	c.PrependWatchReactor("pods", func(k8stesting.Action) (bool, watch.Interface, error) {
@@ -100,8 +102,8 @@ func (c *testCluster) silence() *atomic.Bool {
 	return silent
 }
 
-// patchPod does what the fake does by itself, refuses what is meant for another version of the pod, and gives the pod its next one.
-// Patches of ours all have metadata.
+// patchPod applies a patch as the fake does, rejects one for another version of the pod, and increases the version. The
+// patches of this package all have metadata.
 func (c *testCluster) patchPod(a k8stesting.PatchActionImpl) (bool, runtime.Object, error) {
 	patch := map[string]any{}
 	err := json.Unmarshal(a.Patch, &patch)
@@ -118,7 +120,7 @@ func (c *testCluster) patchPod(a k8stesting.PatchActionImpl) (bool, runtime.Obje
 	return k8stesting.ObjectReaction(c.Tracker())(a)
 }
 
-// mayChange is the API server's comparison of what a change is meant for with what there is.
+// mayChange is the API server's check of preconditions.
 func (c *testCluster) mayChange(a k8stesting.Action, name string, uid, version any) error {
 	now, err := c.Tracker().Get(a.GetResource(), a.GetNamespace(), name)
 	if err != nil {
@@ -128,13 +130,14 @@ func (c *testCluster) mayChange(a k8stesting.Action, name string, uid, version a
 	if err != nil {
 		return err
 	}
-	if version != nil && version != "" && version != m.GetResourceVersion() || uid != nil && uid != "" && uid != string(m.GetUID()) {
+	if version != nil && version != "" && version != m.GetResourceVersion() ||
+		uid != nil && uid != "" && uid != string(m.GetUID()) {
 		return apierrors.NewConflict(a.GetResource().GroupResource(), name, errors.New("it is another by now"))
 	}
 	return nil
 }
 
-// noDialer reaches no pod.
+// noDialer connects to no pod.
 type noDialer struct{}
 
 func (noDialer) dial(context.Context, *corev1.Pod) (net.Conn, error) {
@@ -142,8 +145,8 @@ func (noDialer) dial(context.Context, *corev1.Pod) (net.Conn, error) {
 }
 func (noDialer) close() {}
 
-// testPods is where and as what kernels are run.
-var testPods = PodOptions{Namespace: "ns", SupervisorImage: "ekg:1", KernelImage: "kernel:1"}
+// testPods says how the tests' pods are built.
+var testPods = podspec.Options{Namespace: "ns", SupervisorImage: "ekg:1", KernelImage: "kernel:1"}
 
 func openTest(t testing.TB, c *testCluster, change func(*Options, *timing)) *Launcher {
 	t.Helper()
@@ -168,7 +171,11 @@ func openTest(t testing.TB, c *testCluster, change func(*Options, *timing)) *Lau
 }
 
 func testRequest(id string) launcher.Request {
-	return launcher.Request{ID: id, Owner: "ann", Spec: kernelspecs.Spec{Name: "python3", Argv: []string{"python3", "-f", "{connection_file}"}, Language: "python"}}
+	return launcher.Request{
+		ID:    id,
+		Owner: "ann",
+		Spec:  kernelspecs.Spec{Name: "python3", Argv: []string{"python3", "-f", "{connection_file}"}, Language: "python"},
+	}
 }
 
 func TestMain(m *testing.M) {
@@ -176,12 +183,13 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// refuse has the cluster refuse every request of a kind from now on.
+// refuse makes the cluster reject every request of a kind from now on.
 func (c *testCluster) refuse(verb, resource string, err error) {
 	c.PrependReactor(verb, resource, func(k8stesting.Action) (bool, runtime.Object, error) { return true, nil, err })
 }
 
-// requests counts what the cluster was asked, but for the lease of the gateway that clears away: that is asked for by the clock.
+// requests counts the requests to the cluster. Requests for the reaper's lease are left out, because their number
+// depends on the time.
 func (c *testCluster) requests() (n int) {
 	for _, a := range c.Actions() {
 		if a.GetResource().Resource != "leases" {
@@ -191,7 +199,7 @@ func (c *testCluster) requests() (n int) {
 	return n
 }
 
-// setPod changes a pod as the cluster does.
+// setPod changes a pod in the way the cluster would.
 func (c *testCluster) setPod(t testing.TB, name string, change func(*corev1.Pod)) {
 	t.Helper()
 	pod, err := c.CoreV1().Pods("ns").Get(t.Context(), name, metav1.GetOptions{})

@@ -13,223 +13,200 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// kernel is one kernel as this launcher knows it: its newest pod, and what that pod's supervisor has said.
+// kernel is one kernel as this launcher knows it: its newest pod, and the last status of that pod's supervisor.
 type kernel struct {
 	// Fixed.
-	id       string
-	changing chan struct{} // capacity 1: held by whoever changes the kernel's notes
+	id        string
+	notesLock chan struct{} // capacity 1: held while this gateway changes the kernel's notes
 
 	// Guarded by Launcher.mu.
-	pod         *corev1.Pod       // the newest version known of the newest generation; it is replaced, never changed
-	rec         record            // of pod
-	complete    time.Time         // when its secret was known to be there
-	removed     bool              // the pod is no longer in the cluster
-	status      supervisor.Status // the last one heard
-	heard       bool              // there is one, of this pod
-	streaming   bool              // it is being kept up to date
-	unsupported string            // not "": the supervisor lives and speaks another protocol, told in a sentence
-	end         *ending           // not nil: the kernel has ended
-	claimed     bool              // a client is known to know of it
-	watcher     *watcher
-	stop        *stop             // in progress
-	told        reason            // what the supervisor was told last
-	toldVersion uint64            // under this number
-	toldEnd     time.Time         // of the container whose end it was told last
-	untold      []news            // what it is to be told, in order; the first one is being told
-	start       *start            // not over yet; nil: it is, or another gateway has begun it
-	gpusUntil   time.Time         // up to which the time that its pod holds GPUs is added up
-	counted     supervisor.Counts // the last ones heard of any of its supervisors
-	changed     chan struct{}
+	pod              *corev1.Pod       // the newest known version of the newest generation; replaced, never changed
+	rec              podspec.Record    // of pod
+	secretCreated    time.Time         // when its secret was last known to exist
+	removed          bool              // the pod is no longer in the cluster
+	supervisor       follow.Supervisor // of the pod
+	end              *storedEnding     // not nil: the kernel has ended
+	claimed          bool              // a client knows its id
+	stop             *stop             // in progress
+	sentReason       podstatus.Reason  // the last reason that was sent to the supervisor
+	sentVersion      uint64            // version of the update with sentReason
+	sentEnd          time.Time         // when the container ended whose end was sent last
+	unsent           []waitingUpdate   // updates to be sent, in order; the first is being sent
+	start            *start            // in progress; nil: it is over, or another gateway began it
+	gpusCountedUntil time.Time         // the pod's GPU time up to this moment is in Launcher.gpuSeconds
 }
 
-const maxReason = 4 << 10 // characters of the reason of an end, which a supervisor has bounded already
+const maxReason = 4 << 10 // characters of an ending's reason; supervisors bound it, too
 
 func newKernel(id string) *kernel {
-	return &kernel{id: id, changing: make(chan struct{}, 1), changed: make(chan struct{})}
+	return &kernel{id: id, notesLock: make(chan struct{}, 1), supervisor: follow.NewSupervisor()}
 }
 
-// touch wakes whoever waits for a change. Launcher.mu is held.
-func (k *kernel) touch() {
-	close(k.changed)
-	k.changed = make(chan struct{})
-}
-
-// enterPod enters what a pod is at present: news from an informer, an answer of the API server, in any order.
-func (l *Launcher) enterPod(pod *corev1.Pod) {
-	rec, err := readRecord(pod)
+// updatePod records a version of a pod, from an informer or an answer of the API server. Versions may come in any
+// order.
+func (l *Launcher) updatePod(pod *corev1.Pod) {
+	rec, err := podspec.ReadRecord(pod)
 	if err != nil {
-		l.log.Warn("pod is nobody's kernel and is left alone", "namespace", pod.Namespace, "pod", pod.Name, "err", err)
+		l.log.Warn("pod is not a kernel's and is ignored", logkey.Namespace, pod.Namespace, logkey.Pod, pod.Name, logkey.Err,
+			err)
 		return
 	}
 	end := endOf(pod, l.timing.now())
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.term.enter(pod, rec)
-	k := l.kernels[rec.id]
-	if gone, ok := l.endings.known.Get(rec.id); k == nil && ok && gone.pod == pod.UID {
+	l.leadership.updatePodLocked(pod, rec)
+	k := l.kernels[rec.ID]
+	if gone, ok := l.endings.known.Get(rec.ID); k == nil && ok && gone.pod == pod.UID {
 		return
 	}
 	switch {
-	case k == nil && end != nil && (end.Stopped || l.overdue(end)):
-		l.noteEnd(rec, pod, end)
+	case k == nil && end != nil && (end.Stopped || l.lingered(end)):
+		l.recordEndingLocked(rec, pod, end)
 		return
 	case k == nil:
-		k = newKernel(rec.id)
-		l.kernels[rec.id] = k
+		k = newKernel(rec.ID)
+		l.kernels[rec.ID] = k
 	case k.pod.UID == pod.UID:
 		if k.removed || older(pod, k.pod) {
 			return
 		}
-	case !succeeds(pod, rec, k):
+	case !succeedsLocked(pod, rec, k):
 		return
 	default:
-		l.holdGPUs(k, l.timing.now())
-		k.forgetPod()
+		l.countGPUTimeLocked(k, l.timing.now())
+		k.forgetPodLocked()
 	}
 	k.pod, k.rec = pod, rec
 	if end != nil && (k.end == nil || end.Stopped) {
-		l.enterEnd(k, end)
+		l.endLocked(k, end)
 	}
 	if k.end != nil && k.end.Stopped {
-		l.enterGone(k) // the reaper removes what is left of its pod
+		l.forgetLocked(k) // the reaper removes its pod
 	}
-	k.touch()
-	l.ensureWatchLocked(k)
+	k.supervisor.ChangedLocked()
+	l.ensureFollowedLocked(k)
 }
 
-// succeeds reports whether another pod takes the place of the kernel's present one: the next generation, or one made anew
-// under the same name. Of two namespaces' pods the older one stays. Launcher.mu is held.
-func succeeds(pod *corev1.Pod, rec record, k *kernel) bool {
+// succeedsLocked reports whether another pod replaces the kernel's present one: the next generation, or a new pod of
+// the same name. If two namespaces have a pod of the kernel, the older pod stays.
+func succeedsLocked(pod *corev1.Pod, rec podspec.Record, k *kernel) bool {
 	switch {
-	case rec.generation != k.rec.generation:
-		return rec.generation > k.rec.generation
+	case rec.Generation != k.rec.Generation:
+		return rec.Generation > k.rec.Generation
 	case pod.Namespace == k.pod.Namespace:
 		return !older(pod, k.pod)
 	}
 	return k.removed || pod.CreationTimestamp.Before(&k.pod.CreationTimestamp)
 }
 
-// forgetPod prepares for the next pod. Launcher.mu is held.
-func (k *kernel) forgetPod() {
-	k.watcher, k.complete, k.claimed = nil, time.Time{}, false // the watcher ends when it looks
-	k.removed, k.heard, k.streaming, k.unsupported, k.end, k.told, k.toldVersion, k.toldEnd = false, false, false, "", nil, reason{}, 0, time.Time{}
-	k.status, k.start = supervisor.Status{}, nil
+// forgetPodLocked resets the fields that concern the present pod, before the next one is recorded.
+func (k *kernel) forgetPodLocked() {
+	k.supervisor.ForgetLocked()
+	k.secretCreated, k.claimed, k.removed, k.end, k.start = time.Time{}, false, false, nil, nil
+	k.sentReason, k.sentVersion, k.sentEnd = podstatus.Reason{}, 0, time.Time{}
 }
 
-// older reports whether one version of a pod is older than another: resource versions are numbers that grow, as Kubernetes
-// guarantees since 1.35 and etcd has always had it.
+// older reports whether one version of a pod is older than another. Resource versions are growing numbers: Kubernetes
+// guarantees that since 1.35, and etcd has always made them so.
 func older(a, b *corev1.Pod) bool {
 	x, errX := strconv.ParseUint(a.ResourceVersion, 10, 64)
 	y, errY := strconv.ParseUint(b.ResourceVersion, 10, 64)
 	return errX == nil && errY == nil && x < y
 }
 
-// enterRemoved enters that a pod is no longer in the cluster.
-func (l *Launcher) enterRemoved(pod *corev1.Pod) {
-	why := podReason(pod, l.eventsOf(pod), l.timing.now())
+// podRemoved records that a pod is no longer in the cluster.
+func (l *Launcher) podRemoved(pod *corev1.Pod) {
+	why := podstatus.Explain(pod, l.eventsOf(pod), l.timing.now())
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.events, pod.UID)
-	l.term.remove(pod.UID)
-	k := l.kernels[pod.Labels[LabelKernel]]
+	l.leadership.removePodLocked(pod.UID)
+	k := l.kernels[pod.Labels[podspec.LabelKernel]]
 	if k == nil || k.pod.UID != pod.UID || k.removed {
 		return
 	}
 	if !older(pod, k.pod) {
 		k.pod = pod
 	}
-	l.holdGPUs(k, l.timing.now())
-	k.removed, k.streaming = true, false
+	l.countGPUTimeLocked(k, l.timing.now())
+	k.removed, k.supervisor.Streaming = true, false
 	end := k.end
 	if end == nil {
 		end = endOf(pod, l.timing.now())
 	}
 	if end == nil {
-		end = &ending{Reason: "its pod was deleted", At: l.timing.now().UTC()}
-		if why.class == classDied {
-			end.Reason = why.text
+		end = &storedEnding{Reason: "its pod was deleted", At: l.timing.now().UTC()}
+		if why.Class == podstatus.ClassDied {
+			end.Reason = why.Text
 		}
 	}
 	if k.stop != nil {
-		end = &ending{Reason: k.stop.reason, At: end.At, Stopped: true, Culled: end.Culled, CulledFor: end.CulledFor}
+		end = &storedEnding{Reason: k.stop.reason, At: end.At, Stopped: true, Culled: end.Culled, CulledFor: end.CulledFor}
 	}
-	l.enterEnd(k, end)
-	if end.Stopped || forgotten(k.pod) {
-		l.enterGone(k)
+	l.endLocked(k, end)
+	if end.Stopped || refusedUnclaimed(k.pod) {
+		l.forgetLocked(k)
 	}
-	k.touch()
+	k.supervisor.ChangedLocked()
 }
 
-// enterGone forgets a kernel but for its end. Launcher.mu is held.
-func (l *Launcher) enterGone(k *kernel) {
-	l.holdGPUs(k, l.timing.now())
+// forgetLocked forgets a kernel except for its ending.
+func (l *Launcher) forgetLocked(k *kernel) {
+	l.countGPUTimeLocked(k, l.timing.now())
 	if l.kernels[k.id] == k {
 		delete(l.kernels, k.id)
 	}
-	k.watcher = nil
+	k.supervisor.LeaveLocked()
 }
 
-// overdue reports whether a dead kernel has been shown for long enough.
-func (l *Launcher) overdue(end *ending) bool {
+// lingered reports whether a dead kernel has been shown for long enough.
+func (l *Launcher) lingered(end *storedEnding) bool {
 	return l.timing.now().Sub(end.At) >= l.opts.DeadLinger
 }
 
 // endOf returns how the kernel of a pod has ended, nil if it has not.
-func endOf(pod *corev1.Pod, now time.Time) *ending {
-	if noted, ok := endingOf(pod, pod.Annotations[annotationEnding]); ok {
-		end := endingTold(noted)
-		end.limit = pod.Annotations[annotationLimit]
+func endOf(pod *corev1.Pod, now time.Time) *storedEnding {
+	if noted, ok := podstatus.ReadEnding(pod, pod.Annotations[podspec.AnnotationEnding]); ok {
+		end := storedEndingOf(noted)
+		end.limit = pod.Annotations[podspec.AnnotationLimit]
 		return end
 	}
-	st := containerStatus(pod, containerSupervisor)
-	if st != nil && st.State.Terminated != nil && (hasFinished(pod) || st.State.Terminated.ExitCode == 0) { // else it is started again, and adopts its kernel
-		if told, ok := endingOf(pod, st.State.Terminated.Message); ok {
-			end := endingTold(told)
-			if told.Reason == supervisor.SignalReason { // the cluster's wish, not the owner's
-				end.Reason, end.Stopped = deletedWhy(pod, now), false
+	st := podstatus.ContainerStatus(pod, podspec.ContainerSupervisor)
+	// else the supervisor is restarted and adopts its kernel
+	if st != nil && st.State.Terminated != nil && (podstatus.HasEnded(pod) || st.State.Terminated.ExitCode == 0) {
+		if told, ok := podstatus.ReadEnding(pod, st.State.Terminated.Message); ok {
+			end := storedEndingOf(told)
+			if told.Reason == api.SignalReason { // it was ended by the cluster, not by its owner
+				end.Reason, end.Stopped = podstatus.DeletionReason(pod, now), false
 			}
 			return end
 		}
 	}
-	if !hasFinished(pod) {
+	if !podstatus.HasEnded(pod) {
 		return nil
 	}
-	end := &ending{Reason: "its pod has ended", At: now.UTC()}
-	if why := podReason(pod, nil, now); why.class == classDied || why.class == classNever {
-		end.Reason = why.text
-		if !why.since.IsZero() {
-			end.At = why.since.UTC()
+	end := &storedEnding{Reason: "its pod has ended", At: now.UTC()}
+	if why := podstatus.Explain(pod, nil, now); why.Class == podstatus.ClassDied || why.Class == podstatus.ClassNever {
+		end.Reason = why.Text
+		if !why.Since.IsZero() {
+			end.At = why.Since.UTC()
 		}
 	}
 	return end
 }
 
-// deletedWhy says why a pod was deleted that no gateway has deleted.
-func deletedWhy(pod *corev1.Pod, now time.Time) string {
-	e := explanation{pod: pod, now: now}
-	if why := e.taken(); why.text != "" {
-		return why.text
-	}
-	return "its pod was deleted"
-}
-
-func containerStatus(pod *corev1.Pod, name string) *corev1.ContainerStatus {
-	for i := range pod.Status.ContainerStatuses {
-		if pod.Status.ContainerStatuses[i].Name == name {
-			return &pod.Status.ContainerStatuses[i]
-		}
-	}
-	return nil
-}
-
-// find returns the kernel of an id. One that is not known is looked for in the cluster before it is said not to exist: another
-// gateway may have made it this moment.
+// find returns the kernel of an id. An unknown kernel is looked up in the cluster first: another gateway may have
+// created it at this moment.
 func (l *Launcher) find(ctx context.Context, id string) (*kernel, error) {
 	if !launcher.ValidID(id) {
-		return nil, launcher.ErrNotFound // and it gets into no selector
+		return nil, launcher.ErrNotFound // the id becomes no selector
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -237,7 +214,7 @@ func (l *Launcher) find(ctx context.Context, id string) (*kernel, error) {
 	if k, err := l.lookUp(id); k != nil || err != nil {
 		return k, err
 	}
-	if err := l.ask(ctx, id); err != nil {
+	if err := l.refresh(ctx, id); err != nil {
 		return nil, err
 	}
 	k, err := l.lookUp(id)
@@ -247,34 +224,34 @@ func (l *Launcher) find(ctx context.Context, id string) (*kernel, error) {
 	return k, err
 }
 
-// lookUp returns what is known without asking: nil if that is nothing.
+// lookUp returns the kernel from memory, nil if it is unknown.
 func (l *Launcher) lookUp(id string) (*kernel, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed {
+	if l.goroutines.Closed() {
 		return nil, errClosed
 	}
 	k := l.kernels[id]
-	if k != nil && k.end != nil && k.removed && l.overdue(k.end) {
-		l.enterGone(k)
+	if k != nil && k.end != nil && k.removed && l.lingered(k.end) {
+		l.forgetLocked(k)
 		return nil, l.goneErrorLocked(id)
 	}
 	return k, nil
 }
 
-// ask enters the pods of one kernel as the cluster has them.
-func (l *Launcher) ask(ctx context.Context, id string) error {
+// refresh lists one kernel's pods in the cluster and records them.
+func (l *Launcher) refresh(ctx context.Context, id string) error {
 	l.mu.Lock()
-	var known *corev1.Pod // before the cluster is asked: what is made meanwhile is not missed
+	var known *corev1.Pod // taken before the request, so a pod that is created meanwhile does not seem removed
 	if k := l.kernels[id]; k != nil && !k.removed {
 		known = k.pod
 	}
 	l.mu.Unlock()
 	for _, ns := range l.namespaces {
-		if l.rights.refusal(ns) != "" {
+		if l.access.denial(ns) != "" {
 			continue
 		}
-		pods, err := l.listPods(ctx, ns, LabelKernel+"="+id)
+		pods, err := l.listPods(ctx, ns, podspec.LabelKernel+"="+id)
 		if err != nil {
 			return err
 		}
@@ -282,16 +259,16 @@ func (l *Launcher) ask(ctx context.Context, id string) error {
 			if known != nil && pods.Items[i].UID == known.UID {
 				known = nil
 			}
-			l.enterPod(&pods.Items[i])
+			l.updatePod(&pods.Items[i])
 		}
 	}
 	if known != nil {
-		l.enterRemoved(known)
+		l.podRemoved(known)
 	}
 	return nil
 }
 
-// goneError tells that a kernel does not exist, and why if that is known.
+// goneError returns the error for a kernel that does not exist, with its ending if that is known.
 func (l *Launcher) goneError(id string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -311,7 +288,7 @@ func (l *Launcher) Kernel(ctx context.Context, id string) (launcher.Kernel, erro
 	if err != nil {
 		return launcher.Kernel{}, err
 	}
-	l.awaitWord(ctx, k, l.timing.firstWord)
+	l.awaitFirstStatus(ctx, k, l.timing.firstStatus)
 	return l.describe(k)
 }
 
@@ -323,20 +300,20 @@ func (l *Launcher) Kernels(ctx context.Context) ([]launcher.Kernel, error) {
 	if l.ctx.Err() != nil {
 		return nil, errClosed
 	}
-	known := l.known()
-	deadline := l.timing.now().Add(l.timing.firstWord)
+	known := l.snapshot()
+	deadline := l.timing.now().Add(l.timing.firstStatus)
 	all := make([]launcher.Kernel, 0, len(known))
 	for _, k := range known {
-		l.awaitWord(ctx, k, deadline.Sub(l.timing.now()))
+		l.awaitFirstStatus(ctx, k, deadline.Sub(l.timing.now()))
 		d, err := l.describe(k)
 		if errors.Is(err, launcher.ErrNotFound) {
-			continue // it went just now
+			continue // it has gone
 		}
 		if err != nil {
 			return nil, err
 		}
-		if d.Limit != "" && l.isForgotten(k) {
-			continue // its client is told so at this moment
+		if d.Limit != "" && l.isRefusedUnclaimed(k) {
+			continue // its client is receiving the refusal
 		}
 		all = append(all, d)
 	}
@@ -344,75 +321,37 @@ func (l *Launcher) Kernels(ctx context.Context) ([]launcher.Kernel, error) {
 	return all, nil
 }
 
-// known returns the kernels in memory.
-func (l *Launcher) known() []*kernel {
+// snapshot returns the kernels in memory.
+func (l *Launcher) snapshot() []*kernel {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Collect(maps.Values(l.kernels))
 }
 
-// Wait returns the kernel as soon as cond holds for it.
+// Wait returns the kernel as soon as cond is true for it.
 func (l *Launcher) Wait(ctx context.Context, id string, cond func(launcher.Kernel) bool) (launcher.Kernel, error) {
 	k, err := l.find(ctx, id)
 	if err != nil {
 		return launcher.Kernel{}, err
 	}
-	for {
-		changed := l.changes(k) // before the look, so that nothing is missed
-		d, err := l.describe(k)
-		if err != nil || cond(d) {
-			return d, err
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return d, ctx.Err()
-		case <-l.ctx.Done():
-			return d, errClosed
-		}
-	}
+	return l.follower.Wait(ctx, &k.supervisor, func() (launcher.Kernel, error) { return l.describe(k) }, cond)
 }
 
-// changes returns a channel that is closed at the next change.
-func (l *Launcher) changes(k *kernel) <-chan struct{} {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return k.changed
-}
-
-// awaitWord waits for the first status of a supervisor that should answer at once, for limit at most.
-func (l *Launcher) awaitWord(ctx context.Context, k *kernel, limit time.Duration) {
+// awaitFirstStatus waits at most limit for the first status of a supervisor that should answer at once.
+func (l *Launcher) awaitFirstStatus(ctx context.Context, k *kernel, limit time.Duration) {
 	if limit <= 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	l.await(ctx, k, func() bool {
-		st := containerStatus(k.pod, containerSupervisor)
-		return k.heard || k.unsupported != "" || k.end != nil || st == nil || st.State.Running == nil || k.watcher == nil || k.watcher.failed
+	l.follower.Await(ctx, &k.supervisor, func() bool {
+		st := podstatus.ContainerStatus(k.pod, podspec.ContainerSupervisor)
+		return k.supervisor.Heard || k.supervisor.Unsupported != "" || k.end != nil || st == nil || st.State.Running == nil ||
+			k.supervisor.TriedLocked()
 	})
 }
 
-// await waits until cond, which is called with Launcher.mu held, is true. It reports whether it is.
-func (l *Launcher) await(ctx context.Context, k *kernel, cond func() bool) bool {
-	for {
-		l.mu.Lock()
-		ok, changed := cond(), k.changed
-		l.mu.Unlock()
-		if ok {
-			return true
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return false
-		case <-l.ctx.Done():
-			return false
-		}
-	}
-}
-
-// describe gives what is known of a kernel to the outside.
+// describe returns the kernel as clients see it.
 func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -421,36 +360,35 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	}
 	notes, err := readNotes(k.pod)
 	if err != nil {
-		l.log.Warn("notes of a kernel cannot be read", "kernel", k.id, "err", err)
+		l.log.Warn("notes of a kernel cannot be read", logkey.Kernel, k.id, logkey.Err, err)
 	}
-	d := launcher.Kernel{ID: k.id, SpecName: k.rec.spec, Owner: k.rec.owner, Groups: k.rec.groups, Created: k.rec.created,
-		State: launcher.Starting, LastActivity: k.rec.created, Stale: !k.streaming, Notes: notes}
-	if k.heard {
-		d.State, d.Reason = launcher.StateOf(k.status.State), k.status.Reason
-		d.Connections, d.LogBytes = k.status.Connections, k.status.LogBytes
-		d.CullAt, d.KeepUntil = k.status.CullAt, k.status.KeepUntil
-		if k.status.LastActivity.After(d.LastActivity) {
-			d.LastActivity = k.status.LastActivity.UTC()
-		}
+	d := launcher.Kernel{
+		ID:           k.id,
+		SpecName:     k.rec.SpecName,
+		Owner:        k.rec.Owner,
+		Groups:       k.rec.Groups,
+		Created:      k.rec.Created,
+		State:        api.Starting,
+		LastActivity: k.rec.Created,
+		Notes:        notes,
 	}
+	if k.end != nil {
+		k.supervisor.DescribeLocked(&d, true, k.end.Reason)
+		d.Limit = k.end.limit
+		return d, nil
+	}
+	k.supervisor.DescribeLocked(&d, false, "")
 	switch {
-	case k.end != nil:
-		d.State, d.Reason, d.Limit, d.Stale, d.Connections, d.LogBytes = launcher.Dead, k.end.Reason, k.end.limit, false, 0, 0
-		d.CullAt, d.KeepUntil = time.Time{}, time.Time{}
-	case k.unsupported != "":
-		// Busy is the one state in which nobody takes a kernel for unused.
-		d.State, d.Reason, d.Stale = launcher.Busy, k.unsupported, true
-	case d.State == launcher.Dead && d.Reason == supervisor.SignalReason:
-		d.Reason = deletedWhy(k.pod, l.timing.now())
-	case d.State == launcher.Starting || d.State == launcher.Restarting:
-		// Kernels that are up need no explanation, and a list has hundreds of them.
-		if why := podReason(k.pod, l.events[k.pod.UID], l.timing.now()); why.text != "" && why.class != classDied {
-			d.Reason = why.text
+	case k.supervisor.Unsupported != "":
+	case d.State == api.Dead && d.Reason == api.SignalReason:
+		d.Reason = podstatus.DeletionReason(k.pod, l.timing.now())
+	case d.State == api.Starting || d.State == api.Restarting:
+		// Kernels that are up need no explanation, and lists have hundreds of them.
+		if why := podstatus.Explain(k.pod, l.events[k.pod.UID], l.timing.now()); why.Text != "" &&
+			why.Class != podstatus.ClassDied {
+			d.Reason = why.Text
 		}
-		if d.Reason == "" && !k.heard {
-			d.Reason = "its supervisor has not answered this gateway yet"
-		}
-		d.Stale = d.Stale && k.heard // nothing newer is to be known of one that has no supervisor yet
+		d.Stale = d.Stale && k.supervisor.Heard // without a supervisor there is no newer status
 	}
 	return d, nil
 }
@@ -462,18 +400,18 @@ func (l *Launcher) Dial(ctx context.Context, id string) (net.Conn, error) {
 		return nil, err
 	}
 	l.mu.Lock()
-	pod, rec, end, heard, unsupported := k.pod, k.rec, k.end, k.heard, k.unsupported
-	// Of one that this gateway has just adopted nothing was heard yet.
-	st := containerStatus(pod, containerSupervisor)
+	pod, rec, end, heard, unsupported := k.pod, k.rec, k.end, k.supervisor.Heard, k.supervisor.Unsupported
+	// A kernel that was just adopted has no status yet.
+	st := podstatus.ContainerStatus(pod, podspec.ContainerSupervisor)
 	answers := heard || st != nil && st.State.Running != nil
-	if end == nil && heard && k.status.State == string(launcher.Dead) {
-		// Its supervisor says good-bye to those that are connected, and ends.
-		end = &ending{Reason: k.status.Reason, At: l.timing.now().UTC()}
+	if end == nil && heard && k.supervisor.Status.State == api.Dead {
+		// Its supervisor notifies its clients, and ends.
+		end = &storedEnding{Reason: k.supervisor.Status.Reason, At: l.timing.now().UTC()}
 	}
 	l.mu.Unlock()
 	switch {
 	case end != nil:
-		return nil, &launcher.GoneError{ID: id, Owner: rec.owner, Reason: end.Reason, At: end.At}
+		return nil, &launcher.GoneError{ID: id, Owner: rec.Owner, Reason: end.Reason, At: end.At}
 	case unsupported != "":
 		return nil, fmt.Errorf("%w: %s", launcher.ErrUnavailable, unsupported)
 	case !answers:
@@ -507,18 +445,18 @@ func (l *Launcher) Token(id string) string {
 	if err != nil {
 		return ""
 	}
-	return keys.token
+	return keys.Token
 }
 
-func (l *Launcher) keysOf(pod *corev1.Pod) (keyMaterial, error) {
-	rec, err := readRecord(pod)
+func (l *Launcher) keysOf(pod *corev1.Pod) (podspec.Keys, error) {
+	rec, err := podspec.ReadRecord(pod)
 	if err != nil {
-		return keyMaterial{}, err
+		return podspec.Keys{}, err
 	}
-	return deriveKeys(l.opts.MasterKey, pod.Name, rec.keyVersion)
+	return podspec.DeriveKeys(l.opts.MasterKey, pod.Name, rec.KeyVersion)
 }
 
-// connect dials a pod's supervisor, whatever is thought of its state.
+// connect dials a pod's supervisor, whatever the kernel's state.
 func (l *Launcher) connect(ctx context.Context, pod *corev1.Pod) (net.Conn, error) {
 	k, err := l.keysOf(pod)
 	if err != nil {
@@ -527,13 +465,17 @@ func (l *Launcher) connect(ctx context.Context, pod *corev1.Pod) (net.Conn, erro
 	return l.dialPod(ctx, pod, k)
 }
 
-// supervisor speaks to the supervisor of a pod.
-func (l *Launcher) supervisor(pod *corev1.Pod) (*supervisor.Client, error) {
+// supervisor returns a client of a pod's supervisor.
+func (l *Launcher) supervisor(pod *corev1.Pod) (*api.Client, error) {
 	k, err := l.keysOf(pod)
 	if err != nil {
 		return nil, err
 	}
-	return &supervisor.Client{KernelID: pod.Labels[LabelKernel], Token: k.token, Dial: func(ctx context.Context) (net.Conn, error) {
-		return l.dialPod(ctx, pod, k)
-	}}, nil
+	return &api.Client{
+		KernelID: pod.Labels[podspec.LabelKernel],
+		Token:    k.Token,
+		Dial: func(ctx context.Context) (net.Conn, error) {
+			return l.dialPod(ctx, pod, k)
+		},
+	}, nil
 }

@@ -14,14 +14,18 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// ended is what a pod is when its supervisor has ended and has said this.
+// ended makes a pod whose supervisor has ended with this ending.
 func ended(message string) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) {
 		pod.Status.Phase = corev1.PodSucceeded
-		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: containerSupervisor,
-			State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Message: message, FinishedAt: metav1.Now()}}}}
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: podspec.ContainerSupervisor,
+			State: corev1.ContainerState{
+				Terminated: &corev1.ContainerStateTerminated{Message: message, FinishedAt: metav1.Now()},
+			}}}
 	}
 }
 
@@ -33,21 +37,22 @@ func TestEnding(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	dead := func(k launcher.Kernel) bool { return k.State == launcher.Dead }
+	dead := func(k launcher.Kernel) bool { return k.State == api.Dead }
 	start(idA)
-	c.setPod(t, idA+"-1", ended(`{"kernel_id":"`+idA+`","reason":"it exited with 3","at":"`+time.Now().UTC().Format(time.RFC3339)+`"}`))
+	c.setPod(t, idA+"-1",
+		ended(`{"kernel_id":"`+idA+`","reason":"it exited with 3","at":"`+time.Now().UTC().Format(time.RFC3339)+`"}`))
 	if k := waitFor(t, l, idA, dead); k.Reason != "it exited with 3" {
 		t.Errorf("died: %+v", k)
 	}
-	t.Run("a later gateway knows", func(t *testing.T) {
+	t.Run("a gateway that is opened later knows the ending", func(t *testing.T) {
 		k, err := openTest(t, c, nil).Kernel(t.Context(), idA)
-		if err != nil || k.State != launcher.Dead || k.Reason != "it exited with 3" {
+		if err != nil || k.State != api.Dead || k.Reason != "it exited with 3" {
 			t.Errorf("%+v, %v", k, err)
 		}
 	})
 	t.Run("it is revived as its next generation", func(t *testing.T) {
 		k, err := l.Revive(t.Context(), idA)
-		if err != nil || k.State != launcher.Starting {
+		if err != nil || k.State != api.Starting {
 			t.Fatalf("%+v, %v", k, err)
 		}
 		pod, err := c.CoreV1().Pods("ns").Get(t.Context(), idA+"-2", metav1.GetOptions{})
@@ -63,9 +68,17 @@ func TestEnding(t *testing.T) {
 			t.Errorf("the old pod: %v", err)
 		}
 	})
-	t.Run("one that was stopped is gone, with its reason", func(t *testing.T) {
+	t.Run("a stopped kernel is gone, with its reason", func(t *testing.T) {
 		start(idB)
-		c.setPod(t, idB+"-1", ended(`{"kernel_id":"`+idB+`","reason":"shut down by ann","stopped":true,"at":"`+time.Now().UTC().Format(time.RFC3339)+`"}`))
+		c.setPod(
+			t,
+			idB+"-1",
+			ended(
+				`{"kernel_id":"`+idB+`","reason":"shut down by ann","stopped":true,"at":"`+time.Now().UTC().Format(
+					time.RFC3339,
+				)+`"}`,
+			),
+		)
 		var gone *launcher.GoneError
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
@@ -73,7 +86,7 @@ func TestEnding(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
-	t.Run("deleted behind our back", func(t *testing.T) {
+	t.Run("its pod is deleted by another client", func(t *testing.T) {
 		id := "cccccccc-0000-4000-8000-000000000003"
 		start(id)
 		if err := c.CoreV1().Pods("ns").Delete(t.Context(), id+"-1", metav1.DeleteOptions{}); err != nil {
@@ -89,13 +102,13 @@ func TestEnding(t *testing.T) {
 			t.Errorf("after it was stopped: %v", err)
 		}
 	})
-	t.Run("one that could never run is ended, and can be started again", func(t *testing.T) {
+	t.Run("a kernel that can never run is ended, and can be restarted", func(t *testing.T) {
 		id := "dddddddd-0000-4000-8000-000000000004"
 		start(id)
 		c.setPod(t, id+"-1", func(pod *corev1.Pod) {
 			pod.Status.Phase = corev1.PodPending
 			pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}}
-			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: containerKernel, State: corev1.ContainerState{
+			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: podspec.ContainerKernel, State: corev1.ContainerState{
 				Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImageNeverPull"}}}}
 		})
 		if k := waitFor(t, l, id, dead); !strings.Contains(k.Reason, "image") {
@@ -106,15 +119,15 @@ func TestEnding(t *testing.T) {
 		l.mu.Unlock()
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
-		if !l.await(ctx, k, func() bool { return k.removed }) {
+		if !l.follower.Await(ctx, &k.supervisor, func() bool { return k.removed }) {
 			t.Fatal("its pod is still there")
 		}
-		if k, err := l.Revive(t.Context(), id); err != nil || k.State != launcher.Starting {
+		if k, err := l.Revive(t.Context(), id); err != nil || k.State != api.Starting {
 			t.Errorf("%+v, %v", k, err)
 		}
 	})
-	t.Run("somebody else's words are not believed", func(t *testing.T) {
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{LabelKernel: idA}}}
+	t.Run("an ending of another kernel is ignored", func(t *testing.T) {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{podspec.LabelKernel: idA}}}
 		ended(`{"kernel_id":"` + idB + `","reason":"x","stopped":true}`)(pod)
 		if end := endOf(pod, time.Now()); end == nil || end.Stopped {
 			t.Errorf("%+v", end)
@@ -122,16 +135,25 @@ func TestEnding(t *testing.T) {
 	})
 }
 
-// TestEnterPod: news come from several sides in any order.
+// TestEnterPod: versions of a pod come from several sources, in any order.
 func TestEnterPod(t *testing.T) {
 	l := openTest(t, newTestCluster(t), nil)
 	pod := func(generation, version int, phase corev1.PodPhase) *corev1.Pod {
 		p := &corev1.Pod{}
-		record{id: idA, generation: generation, spec: "s", created: time.Now(), protocol: 1, keyVersion: 1}.write(p)
-		p.Namespace, p.UID, p.ResourceVersion, p.Status.Phase = "ns", types.UID(strconv.Itoa(generation)), strconv.Itoa(version), phase
+		podspec.Record{
+			ID:         idA,
+			Generation: generation,
+			SpecName:   "s",
+			Created:    time.Now(),
+			Protocol:   1,
+			KeyVersion: 1,
+		}.Write(p)
+		p.Namespace, p.UID, p.ResourceVersion, p.Status.Phase = "ns", types.UID(
+			strconv.Itoa(generation),
+		), strconv.Itoa(version), phase
 		return p
 	}
-	state := func() (int, launcher.State) {
+	state := func() (int, api.State) {
 		l.mu.Lock()
 		k := l.kernels[idA]
 		l.mu.Unlock()
@@ -139,32 +161,32 @@ func TestEnterPod(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return k.rec.generation, d.State
+		return k.rec.Generation, d.State
 	}
-	check := func(what string, generation int, want launcher.State) {
+	check := func(what string, generation int, want api.State) {
 		t.Helper()
 		if g, s := state(); g != generation || s != want {
 			t.Errorf("%s: generation %d is %s", what, g, s)
 		}
 	}
-	l.enterPod(pod(1, 10, corev1.PodPending))
-	check("made", 1, launcher.Starting)
-	l.enterPod(pod(1, 30, corev1.PodFailed))
-	check("failed", 1, launcher.Dead)
-	l.enterPod(pod(1, 20, corev1.PodRunning))
-	check("old news", 1, launcher.Dead)
-	l.enterPod(pod(2, 40, corev1.PodPending))
-	check("the next", 2, launcher.Starting)
-	l.enterPod(pod(1, 50, corev1.PodRunning))
-	check("news of the one before", 2, launcher.Starting)
-	l.enterRemoved(pod(1, 60, corev1.PodFailed))
-	check("the one before is gone", 2, launcher.Starting)
-	l.enterRemoved(pod(2, 70, corev1.PodRunning))
-	check("gone", 2, launcher.Dead)
-	l.enterPod(pod(2, 80, corev1.PodRunning))
-	check("news of a pod that is gone", 2, launcher.Dead)
+	l.updatePod(pod(1, 10, corev1.PodPending))
+	check("made", 1, api.Starting)
+	l.updatePod(pod(1, 30, corev1.PodFailed))
+	check("failed", 1, api.Dead)
+	l.updatePod(pod(1, 20, corev1.PodRunning))
+	check("old news", 1, api.Dead)
+	l.updatePod(pod(2, 40, corev1.PodPending))
+	check("the next", 2, api.Starting)
+	l.updatePod(pod(1, 50, corev1.PodRunning))
+	check("news of the one before", 2, api.Starting)
+	l.podRemoved(pod(1, 60, corev1.PodFailed))
+	check("the one before is gone", 2, api.Starting)
+	l.podRemoved(pod(2, 70, corev1.PodRunning))
+	check("gone", 2, api.Dead)
+	l.updatePod(pod(2, 80, corev1.PodRunning))
+	check("news of a pod that is gone", 2, api.Dead)
 	broken := pod(3, 90, corev1.PodRunning)
-	broken.Annotations[annotationGeneration] = "x"
-	l.enterPod(broken)
-	check("a pod that is no record", 2, launcher.Dead)
+	broken.Annotations[podspec.AnnotationGeneration] = "x"
+	l.updatePod(broken)
+	check("a pod that is no record", 2, api.Dead)
 }

@@ -1,15 +1,20 @@
-// Package kube runs kernels as pods of a Kubernetes cluster: each kernel's supervisor and the kernel itself are two containers
-// of one pod, and that pod is the record of the kernel.
+// Package kube runs kernels as pods of a Kubernetes cluster. A pod has two containers: the kernel's supervisor and the
+// kernel itself. The pod is the record of the kernel.
 //
-// The cluster is the only database. A launcher holds in memory what its informers have told it and what the supervisors say on
-// their status streams; any number of launchers, in any number of gateways, serve the same kernels, and each can finish or
-// undo what another has begun. A pod is made by one atomic create; its secret is derived from a master key that all gateways
-// share, so that nobody has to read secrets. When a kernel has ended, its finished pod is its tombstone.
+// The cluster is the only database. A launcher holds in memory what its informers and the supervisors' status streams
+// report. Any number of launchers, in any number of gateways, serve the same kernels, and each can finish or undo what
+// another has begun. A pod is created by one atomic request. Its secret is derived from a master key that all gateways
+// share, so that no gateway needs to read secrets. When a kernel has ended, its finished pod tells why.
 //
-// Goroutines, all waited for by Close: the informers' own; one watch per kernel whose supervisor is there; tend, which looks
-// now and then at what is due; reaping, which clears away while this gateway is the one chosen for that; admitting, which decides about limits likewise, where
-// there are any; writeEndings; and what a call has to go on with after its caller has gone. Lock order: Launcher.mu is the only
-// lock, and nothing is asked of the cluster while it is held.
+// Package podspec decides what a pod looks like. Package podstatus explains why a pod is not running.
+//
+// Goroutines, all waited for by Close: two informers for each namespace, of pods and of events; one for each followed
+// supervisor (package follow); maintain, which does what is due for each kernel; reap, which removes leftovers while
+// this gateway is elected for that; decideAboutLimits, also by election, if there are limits; writeEndings; with other
+// replicas, an HTTP server and an informer of their pods; and calls that go on after their callers have left.
+//
+// Lock order: kernel.notesLock, freshness.mu, Launcher.mu; the locks namespaceAccess.mu, freshness.marksLock and
+// leaseClock.mu are taken last. No request to the cluster is made while Launcher.mu is held.
 package kube
 
 import (
@@ -28,72 +33,93 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
+	"github.com/elastic-kernel-gateway/ekg/launcher/goroutines"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // Defaults of Options.
 const (
-	DefaultDeadLinger = 15 * time.Minute
 	DefaultStartLimit = 30 * time.Minute
-	// DefaultKeepEndings is how long the reason of a kernel's end can be asked for.
+	// DefaultKeepEndings is how long the cluster keeps the reasons of kernels' ends.
 	DefaultKeepEndings = 7 * 24 * time.Hour
 )
 
 const (
-	apiTime     = 10 * time.Second // for one request to the API server: a frozen one must not freeze the gateway
-	openStreams = 64               // status streams that are being opened at one time
+	apiTime = 10 * time.Second // for one request to the API server: a frozen server must not freeze the gateway
 )
 
-// Options says where and how kernels are run.
+// Options configures a Launcher.
 type Options struct {
 	Cluster   *Cluster
-	Pods      PodOptions // what kernels' pods are made of, and where
-	MasterKey []byte     // at least 32 bytes, the same in all gateways; not modified
-	Peers     *Peers     // other replicas of this gateway; nil: there are none
+	Pods      podspec.Options // how and where kernels' pods are built
+	MasterKey []byte          // at least 32 bytes, the same in all gateways; not modified
+	Peers     *Peers          // other replicas of this gateway; nil: none
 
-	DeadLinger time.Duration // how long a dead kernel is shown; 0 for DefaultDeadLinger
-	StartLimit time.Duration // after which a kernel that has never been up, and whose start makes no progress, is given up; 0 for DefaultStartLimit
+	DeadLinger time.Duration // how long a dead kernel is shown; 0 for api.DefaultDeadLinger
+	StartLimit time.Duration // a start without progress for so long is given up; 0 for DefaultStartLimit
 	Log        *slog.Logger
-	Observer   launcher.Observer // nil: nobody
-	Limits     launcher.Limits   // of all gateways of the same kernels; nil: there are none
+	Observer   launcher.Observer // nil: events are ignored
+	Limits     launcher.Limits   // the same for all gateways of the same kernels; nil: no limits
 
-	// KeepEndings is how long the cluster keeps the reasons of kernels' ends, to the hour; 0 for DefaultKeepEndings.
+	// KeepEndings is how long the cluster keeps the reasons of kernels' ends, in whole hours; 0 for DefaultKeepEndings.
 	KeepEndings time.Duration
 }
 
-// timing is what tests shorten.
+// timing holds the durations that tests shorten.
 type timing struct {
-	api         time.Duration // apiTime
-	firstWord   time.Duration // for the first status, before a kernel is shown without any
-	stop        time.Duration // for a supervisor to end its kernel, before its pod is deleted over its head
-	removal     time.Duration // for a deleted pod to go
-	fresh       time.Duration // how long the informer counts as fresh after the last proof
-	tend        time.Duration // between two looks at all kernels
-	half        time.Duration // age at which a pod without its secret is somebody else's business, too
-	claim       time.Duration // for a client to learn of its kernel
-	grace       time.Duration // for whoever has ended a kernel to delete its pod
-	gather      time.Duration // for ends of kernels to come together, before they are written
-	lease       leaseTiming
-	admission   leaseTiming   // of who decides about limits
-	decision    time.Duration // for a start to be decided about, before its client is told that it waits
-	firstRedial time.Duration
-	lastRedial  time.Duration
-	resync      time.Duration // between two times that all that is known is entered anew; 0: never
-	now         func() time.Time
+	api           time.Duration // apiTime
+	firstStatus   time.Duration // for the first status; after that the kernel is shown without a status
+	stop          time.Duration // for a supervisor to end its kernel; after that the pod is deleted
+	removal       time.Duration // for a deleted pod to disappear
+	fresh         time.Duration // how long the informers count as fresh after a proof
+	maintenance   time.Duration // between two rounds over all kernels
+	secretOverdue time.Duration // age at which other gateways create a pod's missing secret, too
+	claim         time.Duration // for a client to learn of its kernel
+	grace         time.Duration // for the gateway that has ended a kernel to delete its pod
+	gatherEndings time.Duration // for endings to be collected before they are written
+	lease         leaseTiming
+	admission     leaseTiming   // of the gateway that decides about limits
+	decision      time.Duration // for a decision about a start; after that the client reads that the start waits
+	firstRedial   time.Duration
+	lastRedial    time.Duration
+	resync        time.Duration // between two resyncs of the informers; 0: never
+	now           func() time.Time
 }
 
-// leaseTiming is how one gateway of all is chosen. Each retry is a request to the API server.
+// leaseTiming holds the durations with which one of all gateways is elected. Each retry is a request to the API server.
 type leaseTiming struct {
 	duration, renew, retry time.Duration
-	release                bool // it is given back at the end, for which a cluster that does not answer is given as long as for a renewal
+	release                bool // release the lease at the end; that may take as long as a renewal
 }
 
 func realTiming() timing {
-	return timing{api: apiTime, firstWord: time.Second, stop: 15 * time.Second, removal: 45 * time.Second, fresh: 10 * time.Second,
-		tend: 5 * time.Second, half: 5 * time.Second, claim: 5 * time.Minute, grace: 10 * time.Second, gather: 200 * time.Millisecond,
-		lease:     leaseTiming{duration: 30 * time.Second, renew: 20 * time.Second, retry: 5 * time.Second}, // nobody waits for it
-		admission: leaseTiming{duration: 5 * time.Second, renew: 3 * time.Second, retry: time.Second, release: true}, decision: 20 * time.Second,
-		firstRedial: 50 * time.Millisecond, lastRedial: 5 * time.Second, now: time.Now}
+	return timing{
+		api:           apiTime,
+		firstStatus:   time.Second,
+		stop:          15 * time.Second,
+		removal:       45 * time.Second,
+		fresh:         10 * time.Second,
+		maintenance:   5 * time.Second,
+		secretOverdue: 5 * time.Second,
+		claim:         5 * time.Minute,
+		grace:         10 * time.Second,
+		gatherEndings: 200 * time.Millisecond,
+		// no client waits for it
+		lease: leaseTiming{duration: 30 * time.Second, renew: 20 * time.Second, retry: 5 * time.Second},
+		admission: leaseTiming{
+			duration: 5 * time.Second,
+			renew:    3 * time.Second,
+			retry:    time.Second,
+			release:  true,
+		},
+		decision:    20 * time.Second,
+		firstRedial: 50 * time.Millisecond,
+		lastRedial:  5 * time.Second,
+		now:         time.Now,
+	}
 }
 
 // Launcher runs kernels in pods; it implements launcher.Launcher.
@@ -101,32 +127,31 @@ type Launcher struct {
 	// Fixed.
 	opts       Options
 	client     kubernetes.Interface
-	namespaces []string // in which kernels may be
+	namespaces []string // in which kernels may run
 	timing     timing
 	log        *slog.Logger
 	informers  []cache.SharedIndexInformer // of pods, one for each namespace
 	dialer     dialer
-	opening    chan struct{} // a place for every status stream being opened
+	follower   *follow.Follower
 	cancel     context.CancelCauseFunc
 	ctx        context.Context // the launcher's own life, ended by Close
 
-	peers     *peers // nil: there are none
+	peers     *peers // nil: no replicas
 	opened    time.Time
 	freshness freshness
-	rights    rights
+	access    namespaceAccess
 
 	// Guarded by mu.
-	mu         sync.Mutex
-	kernels    map[string]*kernel
-	events     map[types.UID][]corev1.Event // newest of each pod, oldest first; a list is replaced, never changed
-	endings    endings
-	tally      supervisor.Tally
-	gpuSeconds map[string]float64 // by kernelspec
-	culls      map[launcher.Cull]int64
-	unwatched  map[watched]bool // what cannot be watched at this moment
-	term       *term            // not nil: this gateway decides about limits
-	closed     bool
-	running    sync.WaitGroup // added to under mu, while closed is false
+	mu            sync.Mutex
+	kernels       map[string]*kernel
+	events        map[types.UID][]corev1.Event // the newest of each pod, oldest first; lists are replaced, never changed
+	endings       endingStore
+	gpuSeconds    map[string]float64 // by kernelspec
+	culls         map[launcher.CullLabels]int64
+	brokenWatches map[watchKey]bool // watches that have failed
+	leadership    *leadership       // not nil: this gateway decides about limits
+
+	goroutines goroutines.Group
 }
 
 var (
@@ -134,8 +159,8 @@ var (
 	errNoAnswer = fmt.Errorf("%w: the cluster does not answer", launcher.ErrUnavailable)
 )
 
-// Open starts to watch the cluster and returns when it knows all kernels that there are. Status streams are opened in the
-// background: a kernel that has not been heard of is Stale.
+// Open starts to watch the cluster. It returns when it knows all existing kernels. Status streams are opened in the
+// background: a kernel without a status is Stale.
 func Open(ctx context.Context, o Options) (*Launcher, error) {
 	return open(ctx, o, realTiming(), newDialer)
 }
@@ -150,13 +175,28 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) dialer
 		cancel(nil)
 		return nil, err
 	}
-	l := &Launcher{opts: o, client: o.Cluster.client, namespaces: o.namespaces(), timing: tm, log: o.Log.With("component", "kube"), opening: make(chan struct{}, openStreams),
-		cancel: cancel, ctx: life, kernels: map[string]*kernel{}, events: map[types.UID][]corev1.Event{}, endings: past,
-		opened: tm.now(), tally: supervisor.NewTally(tm.now()), gpuSeconds: map[string]float64{}, culls: map[launcher.Cull]int64{}, unwatched: map[watched]bool{}}
-	if o.Cluster.asked != nil {
-		o.Cluster.asked.tell(o.Observer)
+	l := &Launcher{
+		opts:          o,
+		client:        o.Cluster.client,
+		namespaces:    o.namespaces(),
+		timing:        tm,
+		log:           o.Log.With(logkey.Component, "kube"),
+		cancel:        cancel,
+		ctx:           life,
+		kernels:       map[string]*kernel{},
+		events:        map[types.UID][]corev1.Event{},
+		endings:       past,
+		opened:        tm.now(),
+		gpuSeconds:    map[string]float64{},
+		culls:         map[launcher.CullLabels]int64{},
+		brokenWatches: map[watchKey]bool{},
+	}
+	if o.Cluster.requests != nil {
+		o.Cluster.requests.reportTo(o.Observer)
 	}
 	l.dialer = reach(o.Cluster)
+	l.follower = follow.New(life, follow.Options{Lock: &l.mu, Goroutines: &l.goroutines, FirstRedial: tm.firstRedial,
+		LastRedial: tm.lastRedial, Since: l.opened, Log: l.log})
 	l.readEndings(ctx)
 	if err := l.startInformers(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
@@ -166,31 +206,31 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) dialer
 			return nil, errors.Join(fmt.Errorf("replicas: %w", err), l.Close())
 		}
 	}
-	for _, f := range []func(){l.tend, l.reaping, l.writeEndings} {
-		l.own(f)
+	for _, f := range []func(){l.maintain, l.reap, l.writeEndings} {
+		l.goroutines.Go(f)
 	}
 	if o.Limits != nil {
-		l.own(l.admitting)
+		l.goroutines.Go(l.decideAboutLimits)
 	}
 	return l, nil
 }
 
-// complete sets defaults and names a bad option.
+// complete sets defaults and rejects bad options by name.
 func (o *Options) complete() error {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	if o.Observer == nil {
-		o.Observer = launcher.Unobserved
+		o.Observer = launcher.NoObserver
 	}
-	o.DeadLinger = cmp.Or(o.DeadLinger, DefaultDeadLinger)
+	o.DeadLinger = cmp.Or(o.DeadLinger, api.DefaultDeadLinger)
 	o.StartLimit = cmp.Or(o.StartLimit, DefaultStartLimit)
 	o.KeepEndings = cmp.Or(o.KeepEndings, DefaultKeepEndings)
 	switch {
 	case o.Cluster == nil:
 		return errors.New("Cluster: none given")
-	case len(o.MasterKey) < minMasterKey:
-		return fmt.Errorf("MasterKey: %d bytes, %d are needed", len(o.MasterKey), minMasterKey)
+	case len(o.MasterKey) < podspec.MinMasterKey:
+		return fmt.Errorf("MasterKey: %d bytes, %d are needed", len(o.MasterKey), podspec.MinMasterKey)
 	case o.DeadLinger < 0 || o.StartLimit < 0 || o.KeepEndings < 0:
 		return errors.New("DeadLinger, StartLimit, KeepEndings: negative")
 	}
@@ -200,12 +240,12 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// namespaces are all in which kernels may be.
+// namespaces returns all namespaces in which kernels may run.
 func (o *Options) namespaces() []string {
 	all := []string{o.Pods.Namespace}
 	policy := o.Pods.Policy
 	if policy == nil {
-		policy = DefaultPolicy()
+		policy = podspec.DefaultPolicy()
 	}
 	for _, ns := range policy.Namespaces() {
 		if !slices.Contains(all, ns) {
@@ -215,49 +255,21 @@ func (o *Options) namespaces() []string {
 	return all
 }
 
-// Close stops watching and waits for every goroutine. Kernels go on.
+// Close ends every goroutine of the launcher and waits for them. Kernels keep running.
 func (l *Launcher) Close() error {
-	l.mu.Lock()
-	l.closed = true
-	l.mu.Unlock()
+	l.goroutines.Close()
 	l.cancel(errClosed)
 	if l.peers != nil {
 		l.peers.close()
 	}
-	l.running.Wait()
+	l.goroutines.Wait()
 	l.dialer.close()
 	return nil
 }
 
-// own runs f in a goroutine that Close waits for. It reports false if the launcher is closed.
-func (l *Launcher) own(f func()) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.ownLocked(f)
-}
-
-func (l *Launcher) ownLocked(f func()) bool {
-	if l.closed {
-		return false
-	}
-	l.running.Go(f)
-	return true
-}
-
-// asking bounds one request to the API server. It ends with the launcher, too.
-func (l *Launcher) asking(ctx context.Context) (context.Context, context.CancelFunc) {
+// apiContext bounds one request to the API server. It ends with the launcher, too.
+func (l *Launcher) apiContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, l.timing.api)
 	stop := context.AfterFunc(l.ctx, cancel)
 	return ctx, func() { stop(); cancel() }
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

@@ -13,15 +13,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
 
 const (
 	maxNoteBytes = 64 << 10 // of one kind of notes; all annotations of an object may have 256 KiB
-	noteAttempts = 30       // of a change, each after somebody else has changed the pod
+	noteAttempts = 30       // attempts at a change; an attempt fails if the pod was changed in between
 	notePause    = 20 * time.Millisecond
 )
 
-// readNotes reads a pod's notes, as far as they can be read: an annotation that cannot costs the kernel what stands in it.
+// readNotes reads a pod's notes. An annotation that cannot be parsed is dropped, and the error names it.
 func readNotes(pod *corev1.Pod) (launcher.Notes, error) {
 	var notes launcher.Notes
 	var errs []error
@@ -32,7 +34,7 @@ func readNotes(pod *corev1.Pod) (launcher.Notes, error) {
 		}
 		if err := json.Unmarshal([]byte(text), into); err != nil {
 			errs = append(errs, fmt.Errorf("annotation %s: %w", key, err))
-			switch key { // what was read before the error is no note
+			switch key { // drop what was read before the error
 			case annotationSessions:
 				notes.Sessions = nil
 			case annotationShared:
@@ -44,15 +46,16 @@ func readNotes(pod *corev1.Pod) (launcher.Notes, error) {
 }
 
 // UpdateNotes changes the kernel's notes, which are annotations of its pod, by compare-and-swap.
-func (l *Launcher) UpdateNotes(ctx context.Context, id string, change func(launcher.Notes) (launcher.Notes, error)) (launcher.Notes, error) {
+func (l *Launcher) UpdateNotes(ctx context.Context, id string,
+	change func(launcher.Notes) (launcher.Notes, error)) (launcher.Notes, error) {
 	k, err := l.find(ctx, id)
 	if err != nil {
 		return launcher.Notes{}, err
 	}
-	// Those of this gateway wait for each other; with others' changes it is a matter of luck.
+	// Changes by this gateway wait for each other; changes by others make the patch fail.
 	select {
-	case k.changing <- struct{}{}:
-		defer func() { <-k.changing }()
+	case k.notesLock <- struct{}{}:
+		defer func() { <-k.notesLock }()
 	case <-ctx.Done():
 		return launcher.Notes{}, ctx.Err()
 	}
@@ -61,13 +64,13 @@ func (l *Launcher) UpdateNotes(ctx context.Context, id string, change func(launc
 	l.mu.Unlock()
 	for attempt := range noteAttempts {
 		if attempt > 0 {
-			if err := sleep(ctx, rand.N(notePause)); err != nil {
+			if err := sleep.For(ctx, rand.N(notePause)); err != nil {
 				return launcher.Notes{}, err
 			}
 		}
 		before, err := readNotes(pod)
 		if err != nil {
-			l.log.Warn("notes of a kernel cannot be read and begin anew", "kernel", id, "err", err)
+			l.log.Warn("notes of a kernel cannot be read and are replaced", logkey.Kernel, id, logkey.Err, err)
 		}
 		after, err := change(before)
 		if err != nil {
@@ -77,7 +80,7 @@ func (l *Launcher) UpdateNotes(ctx context.Context, id string, change func(launc
 		var failed *launcher.FailedError
 		switch {
 		case err == nil:
-			l.tellPeers(ctx, id)
+			l.notifyPeers(ctx, id)
 			return after, nil
 		case errors.As(err, &failed):
 			return launcher.Notes{}, err
@@ -86,7 +89,7 @@ func (l *Launcher) UpdateNotes(ctx context.Context, id string, change func(launc
 		case !apierrors.IsConflict(err):
 			return launcher.Notes{}, l.unavailable(ctx, "change of a pod's notes", err)
 		}
-		asking, cancel := l.asking(ctx)
+		asking, cancel := l.apiContext(ctx)
 		pod, err = l.client.CoreV1().Pods(pod.Namespace).Get(asking, pod.Name, metav1.GetOptions{})
 		cancel()
 		switch {
@@ -95,12 +98,12 @@ func (l *Launcher) UpdateNotes(ctx context.Context, id string, change func(launc
 		case err != nil:
 			return launcher.Notes{}, l.unavailable(ctx, "pod", err)
 		}
-		l.enterPod(pod)
+		l.updatePod(pod)
 	}
 	return launcher.Notes{}, fmt.Errorf("%w: its notes are being changed by others", launcher.ErrUnavailable)
 }
 
-// writeNotes replaces a pod's notes if nobody has changed the pod meanwhile.
+// writeNotes replaces a pod's notes if the pod has not changed.
 func (l *Launcher) writeNotes(ctx context.Context, pod *corev1.Pod, notes launcher.Notes) error {
 	annotations := map[string]string{}
 	for key, what := range map[string]struct {
@@ -112,21 +115,23 @@ func (l *Launcher) writeNotes(ctx context.Context, pod *corev1.Pod, notes launch
 			return err
 		}
 		if len(text) > maxNoteBytes {
-			return &launcher.FailedError{Reason: fmt.Sprintf("its %s would take %d bytes, %d at most can be kept", what.name, len(text), maxNoteBytes)}
+			return &launcher.FailedError{
+				Reason: fmt.Sprintf("its %s would take %d bytes, %d at most can be kept", what.name, len(text), maxNoteBytes),
+			}
 		}
 		if string(text) == "null" || string(text) == "[]" {
-			text = nil // most kernels have none, and a pod is read by people, too
+			text = nil // most kernels have none, and people read pods, too
 		}
 		annotations[key] = string(text)
 	}
 	return l.annotate(ctx, pod, pod.ResourceVersion, annotations)
 }
 
-// unavailable is the error for what the cluster did not do at this moment.
+// unavailable returns the error for a request that the cluster did not answer or could not carry out.
 func (l *Launcher) unavailable(ctx context.Context, what string, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	l.log.Warn("the cluster does not answer", "what", what, "err", err)
+	l.log.Warn("the cluster does not answer", logkey.What, what, logkey.Err, err)
 	return errNoAnswer
 }

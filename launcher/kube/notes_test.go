@@ -33,13 +33,16 @@ func TestUpdateNotes(t *testing.T) {
 	var conflicts atomic.Int32
 	conflicts.Store(3)
 	c.PrependReactor("patch", "pods", func(k8stesting.Action) (bool, runtime.Object, error) {
-		return conflicts.Add(-1) >= 0, nil, apierrors.NewConflict(corev1.Resource("pods"), "x", errors.New("changed meanwhile"))
+		return conflicts.Add(
+			-1,
+		) >= 0, nil, apierrors.NewConflict(corev1.Resource("pods"), "x", errors.New("changed meanwhile"))
 	})
 	if err := add("two"); err != nil {
 		t.Fatal(err)
 	}
 	k, err := openTest(t, c, nil).Kernel(t.Context(), idA)
-	if err != nil || len(k.Sessions) != 2 || k.Sessions[1].Path != "two" || len(k.SharedWith) != 1 || k.SharedWith[0] != (launcher.Grant{User: "two", Right: launcher.Read}) {
+	if err != nil || len(k.Sessions) != 2 || k.Sessions[1].Path != "two" || len(k.SharedWith) != 1 ||
+		k.SharedWith[0] != (launcher.Grant{User: "two", Right: launcher.Read}) {
 		t.Errorf("%+v, %v", k, err)
 	}
 	conflicts.Store(1000)
@@ -47,7 +50,8 @@ func TestUpdateNotes(t *testing.T) {
 		t.Errorf("for ever: %v", err)
 	}
 	own := errors.New("mine")
-	if _, err := l.UpdateNotes(t.Context(), idA, func(n launcher.Notes) (launcher.Notes, error) { return n, own }); !errors.Is(err, own) {
+	_, err = l.UpdateNotes(t.Context(), idA, func(n launcher.Notes) (launcher.Notes, error) { return n, own })
+	if !errors.Is(err, own) {
 		t.Errorf("got %v", err)
 	}
 }

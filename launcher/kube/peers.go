@@ -22,56 +22,66 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// Replicas tell each other which kernels they have made, changed or ended, before they answer their client: a watch may be
-// late, and the client's next request may reach another replica. The one that is told asks the cluster for that kernel alone.
+// Replicas notify each other of kernels that they have created, changed or ended, before they answer their client: a
+// replica's watch may be late, and the client's next request may reach that replica. A notified replica reads that
+// kernel from the cluster.
 //
-//	POST https://POD_IP:8890/kernels/{id}   with the bearer token that follows from the master key; 204 when it knows
-//	{"pod": UID, "reason": "...", "at": "...", "stopped": true}   the body, a toldEnding, only of a kernel that has ended
+//	POST https://POD_IP:8890/kernels/{id}
+//	{"pod": UID, "reason": "...", "at": "...", "stopped": true}
+//
+// The request has the bearer token that is derived from the master key. Its body is a peerEnding, or empty if the
+// kernel has not ended. The answer is 204 once the kernel is up to date.
 const (
-	// PeerPort is where a gateway in the cluster hears from its replicas.
+	// PeerPort is the port on which a gateway in the cluster receives its replicas' notifications.
 	PeerPort = 8890
 
-	peerTime  = 2 * time.Second // for all peers to be told; one that does not answer will learn by its watch
-	peerName  = "ekg-peers"     // what keys are derived for, and the name in the certificate
-	peerAsks  = 64              // peers' requests that are answered at one time
-	peerReads = 5 * time.Second
-	peerBody  = 32 << 10 // bytes of how a kernel ended
+	peerTime        = 2 * time.Second // for all peers to answer; a peer that does not answer relies on its watch
+	peerName        = "ekg-peers"     // name from which the keys are derived; also in the certificate
+	maxPeerRequests = 64              // requests of peers that are served at one time
+	peerReadTime    = 5 * time.Second
+	maxPeerBody     = 32 << 10 // bytes
 )
 
 // Peers says how a gateway in the cluster finds its replicas.
 type Peers struct {
 	Namespace string // of the gateways' pods
-	Selector  string // of labels that all replicas have and nothing else
+	Selector  string // label selector that matches exactly the replicas
 	IP        string // of this gateway's own pod
 }
 
 // peers is the part of a launcher that speaks with other replicas.
 type peers struct {
-	l      *Launcher
-	own    string
-	keys   keyMaterial
-	server *http.Server
-	client *http.Client
-	store  cache.Store // of gateways' pods
-	asking chan struct{}
+	l         *Launcher
+	own       string
+	keys      podspec.Keys
+	server    *http.Server
+	client    *http.Client
+	store     cache.Store // of gateways' pods
+	answering chan struct{}
 }
 
-// startPeers listens for peers and begins to watch which there are.
+// startPeers listens for peers and begins to watch their pods.
 func (l *Launcher) startPeers(o Peers) (*peers, error) {
-	keys, err := deriveKeys(l.opts.MasterKey, peerName, keyVersion)
+	keys, err := podspec.DeriveKeys(l.opts.MasterKey, peerName, podspec.KeyVersion)
 	if err != nil {
 		return nil, err
 	}
-	trust, err := supervisor.PinnedTLS(keys.tlsSeed, peerName)
+	trust, err := api.PinnedTLS(keys.TLSSeed, peerName)
 	if err != nil {
 		return nil, err
 	}
-	p := &peers{l: l, own: o.IP, keys: keys, asking: make(chan struct{}, peerAsks),
-		client: &http.Client{Timeout: peerTime, Transport: &http.Transport{TLSClientConfig: trust, MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute}}}
-	certificate, err := supervisor.Certificate(keys.tlsSeed, peerName)
+	p := &peers{l: l, own: o.IP, keys: keys, answering: make(chan struct{}, maxPeerRequests),
+		client: &http.Client{
+			Timeout:   peerTime,
+			Transport: &http.Transport{TLSClientConfig: trust, MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute},
+		}}
+	certificate, err := api.Certificate(keys.TLSSeed, peerName)
 	if err != nil {
 		return nil, err
 	}
@@ -80,32 +90,42 @@ func (l *Launcher) startPeers(o Peers) (*peers, error) {
 		return nil, err
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /kernels/{id}", p.told)
-	p.server = &http.Server{Handler: mux, ReadTimeout: peerReads, WriteTimeout: peerReads, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 16 << 10,
-		TLSConfig: &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13}}
-	l.own(func() {
+	mux.HandleFunc("POST /kernels/{id}", p.serveKernel)
+	p.server = &http.Server{
+		Handler:        mux,
+		ReadTimeout:    peerReadTime,
+		WriteTimeout:   peerReadTime,
+		IdleTimeout:    2 * time.Minute,
+		MaxHeaderBytes: 16 << 10,
+		TLSConfig:      &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13},
+	}
+	l.goroutines.Go(func() {
 		if err := p.server.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
-			l.log.Error("other replicas cannot be heard any more", "err", err)
+			l.log.Error("notifications of other replicas are no longer received", logkey.Err, err)
 		}
 	})
-	pods := informers.NewSharedInformerFactoryWithOptions(l.client, 0, informers.WithNamespace(o.Namespace),
-		informers.WithTweakListOptions(func(lo *metav1.ListOptions) { lo.LabelSelector = o.Selector })).Core().V1().Pods().Informer()
-	if err := pods.SetTransform(slim); err != nil {
+	pods := informers.NewSharedInformerFactoryWithOptions(
+		l.client,
+		0,
+		informers.WithNamespace(o.Namespace),
+		informers.WithTweakListOptions(func(lo *metav1.ListOptions) { lo.LabelSelector = o.Selector }),
+	).Core().V1().Pods().Informer()
+	if err := pods.SetTransform(dropManagedFields); err != nil {
 		return nil, errors.Join(err, p.server.Close())
 	}
 	p.store = pods.GetStore()
-	l.own(func() { pods.Run(l.ctx.Done()) })
+	l.goroutines.Go(func() { pods.Run(l.ctx.Done()) })
 	return p, nil
 }
 
 func (p *peers) close() {
-	p.server.Close() //nolint:errcheck // its peers learn by their watches
+	_ = p.server.Close() // its peers rely on their watches
 	p.client.CloseIdleConnections()
 }
 
-// told answers a peer that has changed something about a kernel.
-func (p *peers) told(w http.ResponseWriter, r *http.Request) {
-	token := "Bearer " + p.keys.token
+// serveKernel answers a peer that has changed a kernel.
+func (p *peers) serveKernel(w http.ResponseWriter, r *http.Request) {
+	token := "Bearer " + p.keys.Token
 	id := r.PathValue("id")
 	switch {
 	case subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), []byte(token)) != 1:
@@ -115,23 +135,23 @@ func (p *peers) told(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusBadRequest)
 		return
 	}
-	settled := p.l.freshness.doubt() // whatever happens to this request now, its kernel is in the next list
+	settled := p.l.freshness.markStale() // even if this request fails, the next list has the kernel
 	select {
-	case p.asking <- struct{}{}:
-		defer func() { <-p.asking }()
+	case p.answering <- struct{}{}:
+		defer func() { <-p.answering }()
 	default:
 		w.WriteHeader(http.StatusTooManyRequests)
 		return
 	}
-	var end toldEnding
-	switch err := json.NewDecoder(http.MaxBytesReader(w, r.Body, peerBody)).Decode(&end); {
+	var end peerEnding
+	switch err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxPeerBody)).Decode(&end); {
 	case err == nil:
-		p.l.enterTold(id, end)
-	case !errors.Is(err, io.EOF): // it is empty where nothing has ended
+		p.l.enterPeerEnding(id, end)
+	case !errors.Is(err, io.EOF): // it is empty if the kernel has not ended
 		w.WriteHeader(http.StatusBadRequest)
 		return
 	}
-	if err := p.l.ask(r.Context(), id); err != nil {
+	if err := p.l.refresh(r.Context(), id); err != nil {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		return
 	}
@@ -139,54 +159,55 @@ func (p *peers) told(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// toldEnding is how a kernel has ended, as one replica tells it to another: the pod that would show it is gone.
-type toldEnding struct {
+// peerEnding tells another replica how a kernel ended, because the pod that would show it is gone.
+type peerEnding struct {
 	Pod types.UID `json:"pod"`
-	ending
+	storedEnding
 }
 
-// endingToTell is how a kernel has ended, nil if it has not.
-func (l *Launcher) endingToTell(id string) *toldEnding {
+// endingForPeers returns how a kernel has ended, nil if it has not.
+func (l *Launcher) endingForPeers(id string) *peerEnding {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	end, ended := l.endings.known.Get(id)
 	if k := l.kernels[id]; !ended || k != nil && (k.end == nil || k.pod.UID != end.pod) {
 		return nil
 	}
-	return &toldEnding{end.pod, *end}
+	return &peerEnding{end.pod, *end}
 }
 
-// enterTold enters how a kernel has ended that another replica has ended.
-func (l *Launcher) enterTold(id string, told toldEnding) {
-	end := told.ending
-	end.Reason, end.At, end.pod = quote(end.Reason, maxReason), end.At.UTC(), told.Pod
+// enterPeerEnding records an ending that another replica reports.
+func (l *Launcher) enterPeerEnding(id string, told peerEnding) {
+	end := told.storedEnding
+	end.Reason, end.At, end.pod = podstatus.OneLine(end.Reason, maxReason), end.At.UTC(), told.Pod
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k := l.kernels[id]
 	switch {
 	case k == nil:
 		if before, ok := l.endings.known.Get(id); !ok || before.pod != told.Pod {
-			l.remember(id, &end) // what a late watch tells of its pod is no news then
+			l.rememberEndingLocked(id, &end) // then late events about its pod are ignored
 		}
 	case k.pod.UID == told.Pod && (k.end == nil || end.Stopped):
-		l.enterEnd(k, &end)
+		l.endLocked(k, &end)
 		if end.Stopped {
-			l.enterGone(k)
+			l.forgetLocked(k)
 		}
-		k.touch()
+		k.supervisor.ChangedLocked()
 	}
 }
 
-// tellPeers has every other replica look at a kernel, and returns when they have or their time is over.
-func (l *Launcher) tellPeers(ctx context.Context, id string) {
+// notifyPeers makes every other replica read a kernel. It returns when all have done so, at the latest after peerTime.
+func (l *Launcher) notifyPeers(ctx context.Context, id string) {
 	if l.peers == nil {
 		return
 	}
 	var body []byte
-	if end := l.endingToTell(id); end != nil {
+	if end := l.endingForPeers(id); end != nil {
 		var err error
 		if body, err = json.Marshal(end); err != nil {
-			panic("kube: the time of an end cannot be written: " + err.Error()) // it was read or comes from this machine's clock
+			// it was parsed, or comes from this machine's clock
+			panic("kube: the time of an ending cannot be encoded: " + err.Error())
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), peerTime)
@@ -198,26 +219,27 @@ func (l *Launcher) tellPeers(ctx context.Context, id string) {
 			continue
 		}
 		wg.Go(func() {
-			if err := l.peers.tell(ctx, pod.Status.PodIP, id, body); err != nil {
-				l.log.Info("a replica could not be told of a kernel; its watch will", "replica", pod.Name, "kernel", id, "err", err)
+			if err := l.peers.notify(ctx, pod.Status.PodIP, id, body); err != nil {
+				l.log.Info("a replica could not be notified of a kernel; it relies on its watch", logkey.Replica, pod.Name,
+					logkey.Kernel, id, logkey.Err, err)
 			}
 		})
 	}
 	wg.Wait()
 }
 
-func (p *peers) tell(ctx context.Context, ip, id string, body []byte) error {
+func (p *peers) notify(ctx context.Context, ip, id string, body []byte) error {
 	url := "https://" + net.JoinHostPort(ip, strconv.Itoa(PeerPort)) + "/kernels/" + id
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
-	req.Header.Set("Authorization", "Bearer "+p.keys.token)
+	req.Header.Set("Authorization", "Bearer "+p.keys.Token)
 	resp, err := p.client.Do(req)
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close() //nolint:errcheck // there is nothing in it
+	defer resp.Body.Close() //nolint:errcheck // it is empty
 	if _, err := io.Copy(io.Discard, io.LimitReader(resp.Body, 1<<10)); err != nil {
 		return err
 	}

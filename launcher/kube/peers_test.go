@@ -18,20 +18,21 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// peersOf is what hears of a launcher's peers.
+// peersOf is the HTTP handler for a launcher's peers.
 func peersOf(t *testing.T, l *Launcher) *peers {
 	t.Helper()
-	keys, err := deriveKeys(testKey, peerName, keyVersion)
+	keys, err := podspec.DeriveKeys(testKey, peerName, podspec.KeyVersion)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &peers{l: l, keys: keys, asking: make(chan struct{}, 1)}
+	return &peers{l: l, keys: keys, answering: make(chan struct{}, 1)}
 }
 
-// TestPeers: who is told of a kernel knows it at once, however late its watch is.
+// TestPeers: a notified replica knows a kernel at once, however late its watch is.
 func TestPeers(t *testing.T) {
 	c := newTestCluster(t)
 	silent := c.silence()
@@ -40,10 +41,10 @@ func TestPeers(t *testing.T) {
 	late := openTest(t, c, nil)
 	p := peersOf(t, late)
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /kernels/{id}", p.told)
+	mux.HandleFunc("POST /kernels/{id}", p.serveKernel)
 	tell := func(id, token string) int {
 		body := new(bytes.Buffer)
-		if end := first.endingToTell(id); end != nil {
+		if end := first.endingForPeers(id); end != nil {
 			if err := json.NewEncoder(body).Encode(end); err != nil {
 				t.Fatal(err)
 			}
@@ -69,7 +70,7 @@ func TestPeers(t *testing.T) {
 	for _, bad := range []struct {
 		id, token string
 		want      int
-	}{{idA, "wrong", 403}, {idA, "", 403}, {"x", p.keys.token, 400}} {
+	}{{idA, "wrong", 403}, {idA, "", 403}, {"x", p.keys.Token, 400}} {
 		if got := tell(bad.id, bad.token); got != bad.want {
 			t.Errorf("%q with %q: %d", bad.id, bad.token, got)
 		}
@@ -77,7 +78,7 @@ func TestPeers(t *testing.T) {
 	if listed() {
 		t.Error("somebody without the token was believed")
 	}
-	if got := tell(idA, p.keys.token); got != 204 || !listed() {
+	if got := tell(idA, p.keys.Token); got != 204 || !listed() {
 		t.Errorf("told of a kernel: %d, listed %v", got, listed())
 	}
 	if err := first.Stop(t.Context(), idA, "not needed"); err != nil {
@@ -89,18 +90,19 @@ func TestPeers(t *testing.T) {
 	late.mu.Lock()
 	pod := late.kernels[idA].pod
 	late.mu.Unlock()
-	if got := tell(idA, p.keys.token); got != 204 || listed() {
+	if got := tell(idA, p.keys.Token); got != 204 || listed() {
 		t.Errorf("told of an end: %d, listed %v", got, listed())
 	}
-	late.enterPod(pod) // its watch, at last
+	late.updatePod(pod) // its watch, at last
 	var gone *launcher.GoneError
 	if _, err := late.Kernel(t.Context(), idA); !errors.As(err, &gone) || gone.Reason != "not needed" {
 		t.Errorf("after its end: %v", err)
 	}
 }
 
-// TestPeers_unanswered: a list never lacks a kernel of which a peer has told, also where what it told could not be looked at.
-func TestPeers_unanswered(t *testing.T) {
+// TestPeers_PeerThatDoesNotAnswer: a list never lacks a kernel that a peer has announced, even if reading that kernel
+// failed.
+func TestPeers_PeerThatDoesNotAnswer(t *testing.T) {
 	c := newTestCluster(t)
 	silent := c.silence()
 	var refused atomic.Bool
@@ -114,20 +116,20 @@ func TestPeers_unanswered(t *testing.T) {
 	tell := func(id string) int {
 		w, r := httptest.NewRecorder(), httptest.NewRequest("POST", "/kernels/"+id, nil)
 		r.SetPathValue("id", id)
-		r.Header.Set("Authorization", "Bearer "+p.keys.token)
-		p.told(w, r)
+		r.Header.Set("Authorization", "Bearer "+p.keys.Token)
+		p.serveKernel(w, r)
 		return w.Code
 	}
 	for n, id := range []string{idA, idB} {
 		if _, _, err := first.Start(t.Context(), testRequest(id)); err != nil {
 			t.Fatal(err)
 		}
-		want := http.StatusTooManyRequests // in one case it is not even asked
+		want := http.StatusTooManyRequests // in one case it sends no request
 		if n == 0 {
 			want = http.StatusServiceUnavailable
 			refused.Store(true)
 		} else {
-			p.asking <- struct{}{}
+			p.answering <- struct{}{}
 		}
 		if got := tell(id); got != want {
 			t.Errorf("told of %s: %d", id, got)
@@ -143,9 +145,9 @@ func TestPeers_unanswered(t *testing.T) {
 	}
 }
 
-// TestPeers_culled: that a kernel was culled, and whose it was, is known also to who is told of its end by another gateway only, whether
-// or not it has known the kernel; what it used, too, unless the other gateway is of a version that does not say.
-func TestPeers_culled(t *testing.T) {
+// TestPeers_Culled: a replica that is notified of an ending knows that the kernel was culled and whose it was, whether
+// or not it knew the kernel. It also knows the usage, unless the other gateway's version is too old to send it.
+func TestPeers_Culled(t *testing.T) {
 	for n := range 4 {
 		known, tells := n&1 == 0, n&2 == 0
 		t.Run(fmt.Sprintf("known %v, usage told %v", known, tells), func(t *testing.T) {
@@ -158,43 +160,50 @@ func TestPeers_culled(t *testing.T) {
 				t.Fatal(err)
 			}
 			if known {
-				late.enterPod(c.pod(t, idA+"-1"))
+				late.updatePod(c.pod(t, idA+"-1"))
 			}
-			end := supervisor.Ending{KernelID: idA, Reason: "it was idle for 1h0m0s", At: time.Now().Add(time.Second).UTC().Truncate(time.Second), Culled: true, CulledFor: supervisor.LimitIdle}
+			end := api.Ending{
+				KernelID:  idA,
+				Reason:    "it was idle for 1h0m0s",
+				At:        time.Now().Add(time.Second).UTC().Truncate(time.Second),
+				Culled:    true,
+				CulledFor: api.LimitIdle,
+			}
 			c.setPod(t, idA+"-1", func(pod *corev1.Pod) {
 				scheduledFor(pod, end.At, time.Hour)
 				succeedWith(t, pod, end)
 			})
-			waitFor(t, first, idA, func(k launcher.Kernel) bool { return k.State == launcher.Dead })
+			waitFor(t, first, idA, func(k launcher.Kernel) bool { return k.State == api.Dead })
 			if err := first.Stop(t.Context(), idA, "it was shut down on request"); err != nil {
 				t.Fatal(err)
 			}
-			text, err := json.Marshal(first.endingToTell(idA))
+			text, err := json.Marshal(first.endingForPeers(idA))
 			if err != nil {
 				t.Fatal(err)
 			}
-			var told toldEnding
+			var told peerEnding
 			if err := json.Unmarshal(text, &told); err != nil {
 				t.Fatal(err)
 			}
 			if !tells {
 				told.Usage = launcher.Usage{}
 			}
-			for range 2 { // it may be told more than once
-				late.enterTold(idA, told)
+			for range 2 { // notifications may be repeated
+				late.enterPeerEnding(idA, told)
 			}
-			want := launcher.Culled{ID: idA, SpecName: "python3", Owner: "ann", Reason: end.Reason, At: end.At,
+			want := launcher.CulledKernel{ID: idA, SpecName: "python3", Owner: "ann", Reason: end.Reason, At: end.At,
 				Usage: launcher.Usage{Started: end.At.Add(-time.Hour), Seconds: 3600}}
 			for name, l := range map[string]*Launcher{"first": first, "late": late} {
 				want := want
 				if l == late && !tells {
 					want.Usage = launcher.Usage{}
 				}
-				if all, err := l.Culled(t.Context()); err != nil || !slices.Equal(all, []launcher.Culled{want}) {
+				if all, err := l.Culled(t.Context()); err != nil || !slices.Equal(all, []launcher.CulledKernel{want}) {
 					t.Errorf("%s: on record are %+v, %v", name, all, err)
 				}
-				if got, want := l.Measure().Culls, (map[launcher.Cull]int64{{SpecName: "python3", Limit: "idle"}: 1}); !maps.Equal(got, want) {
-					t.Errorf("%s: counted are %v", name, got)
+				counted, wanted := l.Measure().Culls, (map[launcher.CullLabels]int64{{SpecName: "python3", Limit: "idle"}: 1})
+				if !maps.Equal(counted, wanted) {
+					t.Errorf("%s: counted are %v", name, counted)
 				}
 			}
 		})

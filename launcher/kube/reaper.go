@@ -6,25 +6,29 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
 
-// One gateway of all, the reaper, removes what nobody needs any more: what is left of kernels, starts that nobody has asked
-// for again, the ends of long ago. It holds a lease in the kernels' namespace. Were there two of them for a moment, no harm
-// would be done: each deletes exactly the pods that it has seen to be of no use, and none of these reasons passes.
+// One of the gateways is the reaper. It removes what is no longer needed: leftovers of kernels, starts that no client
+// has claimed, old endings. It holds a lease in the kernels' namespace. Two reapers at one time would do no harm: each
+// deletes exactly the pods that it has found to be leftovers, and a leftover never becomes needed again.
 const (
 	reaperLease = "ekg-reaper"
 
-	unclaimedReason = "its start was interrupted, and nobody has asked for it since"
+	unclaimedReason = "its start was interrupted, and no client has asked for it since"
 	pruneEvery      = time.Hour
 )
 
-// reaping runs for as long as the launcher, and reaps while this gateway holds the lease.
-func (l *Launcher) reaping() { l.elect(l.leaseLock(reaperLease), l.timing.lease, l.reapUntil) }
+// reap takes part in the election of the reaper for as long as the launcher lives.
+func (l *Launcher) reap() { l.elect(l.leaseLock(reaperLease), l.timing.lease, l.reapUntil) }
 
-// reapUntil clears away until ctx ends, which it does when the lease is lost.
+// reapUntil removes leftovers until ctx ends, which happens when the lease is lost.
 func (l *Launcher) reapUntil(ctx context.Context) {
 	var pruned time.Time
-	for sleep(ctx, l.timing.tend) == nil {
+	for sleep.For(ctx, l.timing.maintenance) == nil {
 		if now := l.timing.now(); now.Sub(pruned) >= pruneEvery {
 			pruned = now
 			l.pruneEndings(ctx)
@@ -34,9 +38,9 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 				pod, ok := o.(*corev1.Pod)
 				switch {
 				case !ok || pod.DeletionTimestamp != nil:
-				case l.useless(pod):
-					l.clearAway(ctx, pod)
-				case l.unclaimed(pod):
+				case l.isLeftover(pod):
+					l.removeLeftover(ctx, pod)
+				case l.isUnclaimed(pod):
 					l.removeUnclaimed(ctx, pod)
 				}
 			}
@@ -44,76 +48,81 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 	}
 }
 
-// useless reports whether a pod is what is left of a kernel: one that was stopped or has been shown as dead for long enough, or
-// an earlier life of one that lives. Whoever has ended it may be about to delete it, and has some time for that. A pod that
-// cannot be read is nobody's, and is left alone.
-func (l *Launcher) useless(pod *corev1.Pod) bool {
-	rec, err := readRecord(pod)
+// isLeftover reports whether a pod may be deleted: its kernel was stopped or has been shown as dead for long enough, or
+// it is an earlier generation of the kernel. The gateway that has ended the kernel gets some time to delete the pod. A
+// pod with an unreadable record is not the pod of a kernel, and is ignored.
+func (l *Launcher) isLeftover(pod *corev1.Pod) bool {
+	rec, err := podspec.ReadRecord(pod)
 	if err != nil {
 		return false
 	}
 	now := l.timing.now()
-	if end := endOf(pod, now); end != nil && ((end.Stopped || forgotten(pod)) && now.Sub(end.At) > l.timing.grace || l.overdue(end)) {
+	if end := endOf(pod, now); end != nil &&
+		((end.Stopped || refusedUnclaimed(pod)) && now.Sub(end.At) > l.timing.grace || l.lingered(end)) {
 		return true
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	k := l.kernels[rec.id]
-	return k != nil && k.pod.UID != pod.UID && k.rec.generation > rec.generation && now.Sub(k.pod.CreationTimestamp.Time) > l.timing.grace
+	k := l.kernels[rec.ID]
+	return k != nil && k.pod.UID != pod.UID && k.rec.Generation > rec.Generation &&
+		now.Sub(k.pod.CreationTimestamp.Time) > l.timing.grace
 }
 
-func (l *Launcher) clearAway(ctx context.Context, pod *corev1.Pod) {
+func (l *Launcher) removeLeftover(ctx context.Context, pod *corev1.Pod) {
 	if err := l.deletePod(ctx, pod); err != nil {
-		l.log.Warn("what is left of a kernel could not be removed; this is tried again", "pod", pod.Name, "err", err)
+		l.log.Warn("a leftover pod could not be removed; this is tried again", logkey.Pod, pod.Name, logkey.Err, err)
 		return
 	}
-	l.log.Info("what was left of a kernel was removed", "kernel", pod.Labels[LabelKernel], "pod", pod.Name)
+	l.log.Info("leftover pod removed", logkey.Kernel, pod.Labels[podspec.LabelKernel], logkey.Pod, pod.Name)
 }
 
-// unclaimed reports whether a kernel's client has most likely never learned of it: the gateway that made the pod has told
-// nobody so, and since then no request has named the kernel and no client has connected to it.
-func (l *Launcher) unclaimed(pod *corev1.Pod) bool {
+// isUnclaimed reports whether a kernel's client has most likely never received its id: the gateway that created the pod
+// has not recorded a claim, no request has named the kernel since then, and no client has connected to it.
+func (l *Launcher) isUnclaimed(pod *corev1.Pod) bool {
 	if pod.Annotations[annotationClaimed] != unclaimed || l.timing.now().Sub(pod.CreationTimestamp.Time) < l.timing.claim {
 		return false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	k := l.kernels[pod.Labels[LabelKernel]]
-	return k != nil && k.pod.UID == pod.UID && k.end == nil && k.stop == nil && !k.claimed && k.status.Connections == 0
+	k := l.kernels[pod.Labels[podspec.LabelKernel]]
+	return k != nil && k.pod.UID == pod.UID && k.end == nil && k.stop == nil && !k.claimed &&
+		k.supervisor.Status.Connections == 0
 }
 
 // removeUnclaimed removes an unclaimed kernel, unless its pod has changed meanwhile: it may have been claimed.
 func (l *Launcher) removeUnclaimed(ctx context.Context, pod *corev1.Pod) {
-	err := l.annotate(ctx, pod, pod.ResourceVersion, endingAnnotation(pod, ending{Reason: unclaimedReason, At: l.timing.now().UTC(), Stopped: true}))
+	err := l.annotate(ctx, pod, pod.ResourceVersion,
+		endingAnnotation(pod, storedEnding{Reason: unclaimedReason, At: l.timing.now().UTC(), Stopped: true}))
 	switch {
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-		return // to be looked at again
+		return // the next round looks again
 	case err != nil:
-		l.log.Warn("a kernel that nobody knows of could not be removed; this is tried again", "pod", pod.Name, "err", err)
+		l.log.Warn("an unclaimed kernel could not be removed; this is tried again", logkey.Pod, pod.Name, logkey.Err, err)
 		return
 	}
-	l.log.Info("a kernel is removed: "+unclaimedReason, "kernel", pod.Labels[LabelKernel], "pod", pod.Name)
-	l.clearAway(ctx, pod)
+	l.log.Info("unclaimed kernel removed: "+unclaimedReason, logkey.Kernel, pod.Labels[podspec.LabelKernel], logkey.Pod,
+		pod.Name)
+	l.removeLeftover(ctx, pod)
 }
 
-// Claim notes, in the background, that a client knows of the kernel.
+// Claim records in the background that a client knows the kernel's id.
 func (l *Launcher) Claim(id string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if k := l.kernels[id]; k != nil && !k.claimed {
 		k.claimed = true
 		if k.pod.Annotations[annotationClaimed] == unclaimed {
-			l.ownLocked(func() { l.noteClaim(l.ctx, k) })
+			l.goroutines.Go(func() { l.recordClaim(l.ctx, k) })
 		}
 	}
 }
 
-// noteClaim notes a claim in the kernel's pod. It is repeated by tend if it fails.
-func (l *Launcher) noteClaim(ctx context.Context, k *kernel) {
+// recordClaim records a claim in the kernel's pod. If it fails, maintain repeats it.
+func (l *Launcher) recordClaim(ctx context.Context, k *kernel) {
 	l.mu.Lock()
 	pod := k.pod
 	l.mu.Unlock()
 	if err := l.annotate(ctx, pod, "", map[string]string{annotationClaimed: claimed}); err != nil && l.ctx.Err() == nil {
-		l.log.Debug("that a kernel is known to its client could not be noted; this is tried again", "pod", pod.Name, "err", err)
+		l.log.Debug("a claim could not be recorded; this is tried again", logkey.Pod, pod.Name, logkey.Err, err)
 	}
 }

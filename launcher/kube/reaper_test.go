@@ -10,21 +10,21 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// fastReaper has the launcher look often, at a clock that the test moves.
+// fastReaper makes the launcher look often, with a clock that the test moves.
 func fastReaper(now *atomic.Int64) func(*Options, *timing) {
 	now.Store(time.Now().UnixNano())
 	return func(_ *Options, tm *timing) {
 		tm.now = func() time.Time { return time.Unix(0, now.Load()) }
-		tm.tend = 5 * time.Millisecond
-		tm.lease = leaseTiming{duration: time.Second, renew: 700 * time.Millisecond, retry: 100 * time.Millisecond} // it is written in whole seconds
+		tm.maintenance = 5 * time.Millisecond
+		// leases are written in whole seconds
+		tm.lease = leaseTiming{duration: time.Second, renew: 700 * time.Millisecond, retry: 100 * time.Millisecond}
 	}
 }
 
-// podThere reports whether the cluster has a pod.
+// podThere reports whether the cluster still has a pod.
 func (c *testCluster) podThere(t *testing.T, name string) bool {
 	t.Helper()
 	_, err := c.CoreV1().Pods("ns").Get(t.Context(), name, metav1.GetOptions{})
@@ -50,7 +50,7 @@ func eventually(t *testing.T, what string, cond func() bool) {
 	}
 }
 
-func TestReaper_unclaimed(t *testing.T) {
+func TestReaper_Unclaimed(t *testing.T) {
 	c := newTestCluster(t)
 	var now atomic.Int64
 	l := openTest(t, c, fastReaper(&now))
@@ -83,13 +83,13 @@ func TestReaper_unclaimed(t *testing.T) {
 	if why := whyGone(t, l, idB); why != unclaimedReason {
 		t.Errorf("%q", why)
 	}
-	if k, err := l.Kernel(t.Context(), idA); err != nil || k.State != launcher.Starting {
+	if k, err := l.Kernel(t.Context(), idA); err != nil || k.State != api.Starting {
 		t.Errorf("the claimed kernel: %+v, %v", k, err)
 	}
 }
 
-// TestReaper_claimedMeanwhile: a claim that this gateway has not heard of yet counts.
-func TestReaper_claimedMeanwhile(t *testing.T) {
+// TestReaper_ClaimedMeanwhile: a claim counts even if this gateway's watch has not reported it yet.
+func TestReaper_ClaimedMeanwhile(t *testing.T) {
 	c := newTestCluster(t)
 	l := openTest(t, c, nil)
 	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
@@ -99,23 +99,25 @@ func TestReaper_claimedMeanwhile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.refuse("patch", "pods", apierrors.NewConflict(corev1.Resource("pods"), seen.Name, nil)) // the fake compares no versions
+	// the fake does not compare versions
+	c.refuse("patch", "pods", apierrors.NewConflict(corev1.Resource("pods"), seen.Name, nil))
 	l.removeUnclaimed(t.Context(), seen)
 	if !c.podThere(t, seen.Name) {
 		t.Error("it was removed")
 	}
 }
 
-func TestReaper_useless(t *testing.T) {
+func TestReaper_Leftovers(t *testing.T) {
 	c := newTestCluster(t)
 	var now atomic.Int64
 	l := openTest(t, c, fastReaper(&now))
 	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
 		t.Fatal(err)
 	}
-	// A gateway has marked it and died before it could delete it.
+	// A gateway has marked the pod and died before it could delete it.
 	c.setPod(t, idA+"-1", func(pod *corev1.Pod) {
-		for key, value := range endingAnnotation(pod, ending{Reason: "shut down by ann", At: time.Unix(0, now.Load()), Stopped: true}) {
+		end := storedEnding{Reason: "shut down by ann", At: time.Unix(0, now.Load()), Stopped: true}
+		for key, value := range endingAnnotation(pod, end) {
 			pod.Annotations[key] = value
 		}
 	})
@@ -124,7 +126,7 @@ func TestReaper_useless(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if now.Add(int64(5 * time.Second)); l.useless(pod) {
+	if now.Add(int64(5 * time.Second)); l.isLeftover(pod) {
 		t.Error("there is no time of grace")
 	}
 	now.Add(int64(6 * time.Second))
@@ -134,8 +136,8 @@ func TestReaper_useless(t *testing.T) {
 	}
 }
 
-// TestReaper_elected: of several gateways one clears away, and another takes over when it has gone.
-func TestReaper_elected(t *testing.T) {
+// TestReaper_Elected: one of several gateways removes leftovers, and another takes over when it is gone.
+func TestReaper_Elected(t *testing.T) {
 	c := newTestCluster(t)
 	var now atomic.Int64
 	holder := func() string {
@@ -160,47 +162,11 @@ func TestReaper_elected(t *testing.T) {
 	eventually(t, "the other takes over", func() bool { return holder() != was })
 }
 
-func TestProgress(t *testing.T) {
-	now := reasonNow
-	event := func(reason string, age time.Duration) corev1.Event {
-		return corev1.Event{Reason: reason, LastTimestamp: ago(age)}
-	}
-	for name, test := range map[string]struct {
-		pod    *corev1.Pod
-		events []corev1.Event
-		want   time.Duration // ago
-	}{
-		"made": {podOf(), nil, time.Hour},
-		"scheduled": {podOf(func(p *corev1.Pod) {
-			condition(corev1.PodScheduled, corev1.ConditionTrue, "", "")(p)
-		}), nil, 5 * time.Minute},
-		"not scheduled":            {podOf(unschedulable("no GPU")), []corev1.Event{event("FailedScheduling", time.Minute)}, time.Hour},
-		"a node is being made":     {podOf(), []corev1.Event{event("TriggeredScaleUp", 2*time.Minute), event("FailedScheduling", time.Minute)}, 2 * time.Minute},
-		"an image is being pulled": {podOf(), []corev1.Event{event("Scheduled", 50*time.Minute), event("Pulling", 49*time.Minute)}, 0},
-		"a pull has failed":        {podOf(), []corev1.Event{event("Pulling", 49*time.Minute), event("Failed", 40*time.Minute), event("BackOff", time.Minute)}, time.Hour},
-		"an image has come":        {podOf(), []corev1.Event{event("Pulling", 49*time.Minute), event("Pulled", 3*time.Minute)}, 3 * time.Minute},
-		"its node is lost while it pulls": {podOf(), []corev1.Event{event("Scheduled", 50*time.Minute), event("Pulling", 49*time.Minute), event("NodeNotReady", time.Minute)},
-			50 * time.Minute},
-		"a container runs": {podOf(func(p *corev1.Pod) {
-			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: containerSupervisor, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: ago(time.Minute)}}}}
-		}), nil, time.Minute},
-		"a container runs again": {podOf(func(p *corev1.Pod) {
-			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: containerKernel, RestartCount: 3, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: ago(time.Minute)}}}}
-		}), nil, time.Hour},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := now.Sub(progress(test.pod, test.events, now)); got != test.want {
-				t.Errorf("%v ago, want %v", got, test.want)
-			}
-		})
-	}
-}
-
-// A supervisor whose client is connected has a client, whatever the gateways know of each other's requests.
-func TestReaper_connected(t *testing.T) {
+// A connected client counts as a claim, even if no gateway knows of a request that named the kernel.
+func TestReaper_ConnectedIsClaimed(t *testing.T) {
 	c := newTestCluster(t)
 	var now atomic.Int64
-	l := openTest(t, c, func(o *Options, tm *timing) { fastReaper(&now)(o, tm); tm.tend = time.Hour })
+	l := openTest(t, c, func(o *Options, tm *timing) { fastReaper(&now)(o, tm); tm.maintenance = time.Hour })
 	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
 		t.Fatal(err)
 	}
@@ -212,16 +178,16 @@ func TestReaper_connected(t *testing.T) {
 	l.mu.Lock()
 	pod := k.pod
 	l.mu.Unlock()
-	if !l.unclaimed(pod) {
+	if !l.isUnclaimed(pod) {
 		t.Error("it is claimed")
 	}
 	l.mu.Lock()
-	k.heard, k.status = true, supervisor.Status{State: "idle", Connections: 1}
+	k.supervisor.Heard, k.supervisor.Status = true, api.Status{State: "idle", Connections: 1}
 	l.mu.Unlock()
-	if l.unclaimed(pod) {
+	if l.isUnclaimed(pod) {
 		t.Error("it is unclaimed")
 	}
-	l.tendKernel(t.Context(), k)
+	l.maintainKernel(t.Context(), k)
 	after, err := c.CoreV1().Pods("ns").Get(t.Context(), pod.Name, metav1.GetOptions{})
 	if err != nil || after.Annotations[annotationClaimed] != claimed {
 		t.Errorf("%v, %v", after.Annotations, err)

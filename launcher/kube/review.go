@@ -8,10 +8,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// ReviewToken asks the cluster whose token it is, which the gateway's account must be allowed to: create tokenreviews, as the
-// cluster role system:auth-delegator has it. Without audiences the token has to be for the cluster itself. ok is false for a token
-// that the cluster does not know, or that is for nobody of the audiences.
-func (c *Cluster) ReviewToken(ctx context.Context, token string, audiences []string) (name string, groups []string, ok bool, err error) {
+// ReviewToken asks the cluster for the user of a token. The gateway's account needs the right to create tokenreviews,
+// as in the cluster role system:auth-delegator. Without audiences the token must be for the cluster itself. ok is false
+// if the cluster does not know the token, or if the token has none of the audiences.
+func (c *Cluster) ReviewToken(ctx context.Context, token string,
+	audiences []string) (name string, groups []string, ok bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTime)
 	defer cancel()
 	review, err := c.client.AuthenticationV1().TokenReviews().Create(ctx, &authenticationv1.TokenReview{
@@ -20,7 +21,7 @@ func (c *Cluster) ReviewToken(ctx context.Context, token string, audiences []str
 		return "", nil, false, err
 	}
 	if !review.Status.Authenticated || len(audiences) > 0 && !intersect(audiences, review.Status.Audiences) {
-		// A cluster that knows nothing of audiences leaves them out: its word is about any token.
+		// A cluster that does not support audiences returns none, and has checked none.
 		return "", nil, false, nil
 	}
 	return review.Status.User.Username, review.Status.User.Groups, true, nil

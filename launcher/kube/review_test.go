@@ -27,15 +27,25 @@ func TestReviewToken(t *testing.T) {
 		audiences []string
 		ok        bool
 	}{
-		"known":                  {authenticationv1.TokenReviewStatus{Authenticated: true, User: bot}, nil, true},
-		"unknown":                {authenticationv1.TokenReviewStatus{Error: "expired", User: bot}, nil, false},
-		"for us":                 {authenticationv1.TokenReviewStatus{Authenticated: true, User: bot, Audiences: []string{"x", "ekg"}}, []string{"ekg", "y"}, true},
-		"for others":             {authenticationv1.TokenReviewStatus{Authenticated: true, User: bot, Audiences: []string{"x"}}, []string{"ekg"}, false},
-		"the cluster is too old": {authenticationv1.TokenReviewStatus{Authenticated: true, User: bot}, []string{"ekg"}, false},
+		"known":   {authenticationv1.TokenReviewStatus{Authenticated: true, User: bot}, nil, true},
+		"unknown": {authenticationv1.TokenReviewStatus{Error: "expired", User: bot}, nil, false},
+		"for us": {
+			authenticationv1.TokenReviewStatus{Authenticated: true, User: bot, Audiences: []string{"x", "ekg"}},
+			[]string{"ekg", "y"}, true,
+		},
+		"for others": {
+			authenticationv1.TokenReviewStatus{Authenticated: true, User: bot, Audiences: []string{"x"}},
+			[]string{"ekg"}, false,
+		},
+		"the cluster is too old": {
+			authenticationv1.TokenReviewStatus{Authenticated: true, User: bot},
+			[]string{"ekg"}, false,
+		},
 	} {
 		status = tt.status
 		user, groups, ok, err := cluster.ReviewToken(t.Context(), "canary", tt.audiences)
-		if ok != tt.ok || err != nil || ok && (user != bot.Username || !slices.Equal(groups, bot.Groups)) || !ok && user != "" {
+		if ok != tt.ok || err != nil || ok && (user != bot.Username || !slices.Equal(groups, bot.Groups)) ||
+			!ok && user != "" {
 			t.Errorf("%s: got %q %v %v %v", name, user, groups, ok, err)
 		}
 		if asked.Token != "canary" || !slices.Equal(asked.Audiences, tt.audiences) {

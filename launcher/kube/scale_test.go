@@ -14,21 +14,21 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// awaitStreams waits until a launcher hears of each of so many kernels, and knows no other.
+// awaitStreams waits until a launcher has status streams of exactly so many kernels.
 func awaitStreams(t testing.TB, l *Launcher, kernels int) {
 	t.Helper()
 	for n := range kernels {
-		waitFor(t, l, idOf(n), func(k launcher.Kernel) bool { return k.State == launcher.Idle && !k.Stale })
+		waitFor(t, l, idOf(n), func(k launcher.Kernel) bool { return k.State == api.Idle && !k.Stale })
 	}
 	if all, err := l.Kernels(t.Context()); err != nil || len(all) != kernels {
 		t.Fatalf("%d kernels are listed, %v", len(all), err)
 	}
 }
 
-// asked counts what was asked of the cluster since the last call.
+// asked counts the requests to the cluster since the last call.
 func (c *testCluster) asked() map[string]int {
 	all := map[string]int{}
 	for _, a := range c.Actions() {
@@ -52,7 +52,8 @@ func TestManyKernels(t *testing.T) {
 		m, g := use()
 		// The supervisors are in this process, too.
 		each, total, ours := (m-memory)/n, float64(g-goroutines)/n, ownGoroutines()
-		t.Logf("with its supervisor's end of the stream: %d KiB and %.2f goroutines; the launcher itself has %d goroutines", each>>10, total, ours)
+		t.Logf("with its supervisor's end of the stream: %d KiB and %.2f goroutines; the launcher itself has %d goroutines",
+			each>>10, total, ours)
 		if each > 200<<10 {
 			t.Errorf("%d bytes for each kernel", each)
 		}
@@ -61,7 +62,7 @@ func TestManyKernels(t *testing.T) {
 		}
 	})
 	t.Run("lists while statuses change", func(t *testing.T) {
-		// A machine that is busy with other things delays some; it does not do so each time.
+		// A busy machine delays some attempts, but not all.
 		var p99 time.Duration
 		for range 3 {
 			if p99 = timeLists(t, l, f, n); p99 < 50*time.Millisecond {
@@ -98,8 +99,8 @@ func TestManyKernels(t *testing.T) {
 	})
 }
 
-// timeLists lists the kernels some hundreds of times, while random ones get busy and idle, and returns what 99 of 100 lists take at
-// most.
+// timeLists lists the kernels some hundreds of times, while random kernels become busy and idle. It returns the 99th
+// percentile of the times.
 func timeLists(t *testing.T, l *Launcher, f *fakeSupervisors, kernels int) time.Duration {
 	t.Helper()
 	done, over := make(chan struct{}), make(chan struct{})
@@ -140,23 +141,24 @@ func timeLists(t *testing.T, l *Launcher, f *fakeSupervisors, kernels int) time.
 		seen[states.String()] = true
 	}
 	slices.Sort(took)
-	t.Logf("a list of %d kernels: median %v, p99 %v, longest %v; %d lists were different", kernels, took[150], took[296], took[299], len(seen))
+	t.Logf("a list of %d kernels: median %v, p99 %v, longest %v; %d lists were different", kernels, took[150], took[296],
+		took[299], len(seen))
 	if len(seen) < 2 {
 		t.Error("the statuses have not changed")
 	}
 	return took[296]
 }
 
-// use is what the process takes at present: bytes of its heap and stacks, and goroutines.
+// use returns what the process uses at present: bytes of its heap and stacks, and the number of goroutines.
 func use() (memory, goroutines int) {
 	runtime.GC()
-	runtime.GC() // what pools still had
+	runtime.GC() // empties pools
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int(m.HeapAlloc + m.StackInuse), runtime.NumGoroutine()
 }
 
-// ownGoroutines counts those that are in a method of a Launcher.
+// ownGoroutines counts the goroutines in methods of a Launcher.
 func ownGoroutines() int {
 	stacks := make([]byte, 16<<20)
 	stacks = stacks[:runtime.Stack(stacks, true)]
@@ -169,10 +171,11 @@ func ownGoroutines() int {
 	return n
 }
 
-// TestSteadyState: what a gateway asks of the cluster depends on what its users do and not on how many kernels there are: every
-// five seconds for the lease of the one that clears away, for one list of pods in every ten seconds in which kernels are listed,
-// one patch of a pod whose kernel was idle for five minutes, and one when it is busy again. Of a real cluster it asks besides, every
-// five to ten minutes, for the watches that it has: one of pods and one of events for each namespace, and one of its replicas.
+// TestSteadyState: the requests of a gateway depend on its users' actions and not on the number of kernels. There is
+// one request every five seconds for the reaper's lease. There is one list of pods for every ten seconds in which
+// kernels are listed. A pod is patched when its kernel was idle for five minutes, and when the kernel becomes busy
+// again. A real cluster also gets the watches again every five to ten minutes: of pods and of events for each
+// namespace, and of the replicas.
 func TestSteadyState(t *testing.T) {
 	few, many := askedBy(t, 10), askedBy(t, 200)
 	for i, want := range []struct {
@@ -190,20 +193,21 @@ func TestSteadyState(t *testing.T) {
 	}
 }
 
-// askedBy is what a launcher asks of a cluster with so many kernels in each of three phases of two minutes.
+// askedBy returns a launcher's requests to a cluster with so many kernels, in each of three phases of two minutes.
 func askedBy(t *testing.T, kernels int) (phases []map[string]int) {
 	synctest.Test(t, func(t *testing.T) {
 		c, f := newRunning(t, kernels)
-		// What waits for a socket, or for client-go's channel of a resync that never comes, holds up the bubble's clock.
+		// The bubble's clock stops while a goroutine waits for a socket, or for client-go's channel of a resync that
+		// never comes.
 		f.pipe = func() (net.Conn, net.Conn, error) { a, b := net.Pipe(); return a, b, nil }
 		resync := func(_ *Options, tm *timing) { tm.resync = 1000 * time.Hour }
 		for n := range kernels { // not all at one moment: the fake's watches have small buffers
-			f.of(idOf(n)).set(func(st *supervisor.Status) { st.LastActivity = time.Now().Add(-time.Duration(n) * time.Second) })
+			f.of(idOf(n)).set(func(st *api.Status) { st.LastActivity = time.Now().Add(-time.Duration(n) * time.Second) })
 		}
 		l := openTest(t, c, resync)
 		awaitStreams(t, l, kernels)
-		// Each is known to be idle for long, and its pod says that it may be moved.
-		time.Sleep(idleLong + time.Minute)
+		// Each kernel has been idle for long, and its pod is marked as evictable.
+		time.Sleep(evictableAfter + time.Minute)
 		synctest.Wait()
 		if got := c.asked()["patch pods"]; got != kernels {
 			t.Errorf("until %d kernels are idle for long their pods are patched %d times", kernels, got)
@@ -233,7 +237,7 @@ func askedBy(t *testing.T, kernels int) (phases []map[string]int) {
 	return phases
 }
 
-// BenchmarkKernels is a list of kernels that are up.
+// BenchmarkKernels measures a list of kernels that are up.
 func BenchmarkKernels(b *testing.B) {
 	for _, n := range []int{200, 2000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -242,7 +246,7 @@ func BenchmarkKernels(b *testing.B) {
 			awaitStreams(b, l, n)
 			b.ReportAllocs()
 			for b.Loop() {
-				l.freshness.proved(time.Now()) // proving it is the cluster's time
+				l.freshness.proved(time.Now()) // a proof would measure the cluster
 				if all, err := l.Kernels(b.Context()); err != nil || len(all) != n {
 					b.Fatal(errors.Join(err, fmt.Errorf("%d kernels", len(all))))
 				}

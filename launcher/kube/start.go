@@ -13,20 +13,24 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// startAttempts bounds how often Start begins anew because the kernel that it found went away at that moment.
+// startAttempts bounds how often Start is repeated because the kernel that it found has gone.
 const startAttempts = 3
 
 // errLost says that another Start with the same id was faster.
 var errLost = errors.New("another start was faster")
 
-// Start makes a kernel's pod and secret, or returns the kernel that has the id. From the pod on the kernel exists: any gateway
-// can finish what is missing.
+// Start creates a kernel's pod and secret, or returns the kernel that has the id. Once its pod exists, the kernel
+// exists: any gateway can create what is missing.
 func (l *Launcher) Start(ctx context.Context, req launcher.Request) (launcher.Kernel, bool, error) {
 	if !launcher.ValidID(req.ID) {
-		return launcher.Kernel{}, false, fmt.Errorf("%q is no kernel id", req.ID)
+		return launcher.Kernel{}, false, fmt.Errorf("%q is not a kernel id", req.ID)
 	}
 	for range startAttempts {
 		k, err := l.lookUp(req.ID)
@@ -39,26 +43,27 @@ func (l *Launcher) Start(ctx context.Context, req launcher.Request) (launcher.Ke
 				return d, err == nil, err
 			}
 			if k, err = l.find(ctx, req.ID); errors.Is(err, launcher.ErrNotFound) {
-				continue // it is gone again
+				continue // it is gone
 			} else if err != nil {
 				return launcher.Kernel{}, false, err
 			}
 		}
 		d, err := l.existing(ctx, k, req)
 		if errors.Is(err, launcher.ErrNotFound) {
-			continue // it went just now
+			continue // it has gone
 		}
 		return d, false, err
 	}
-	return launcher.Kernel{}, false, fmt.Errorf("%w: it is being started and stopped at the same time", launcher.ErrUnavailable)
+	return launcher.Kernel{}, false, fmt.Errorf("%w: it is being started and stopped at the same time",
+		launcher.ErrUnavailable)
 }
 
-// existing answers a Start for a kernel that is there.
+// existing answers a Start for a kernel that exists.
 func (l *Launcher) existing(ctx context.Context, k *kernel, req launcher.Request) (launcher.Kernel, error) {
 	l.mu.Lock()
 	rec := k.rec
 	l.mu.Unlock()
-	if rec.owner != req.Owner || rec.spec != req.Spec.Name {
+	if rec.Owner != req.Owner || rec.SpecName != req.Spec.Name {
 		return launcher.Kernel{}, launcher.ErrConflict
 	}
 	if err := l.awaitDecision(ctx, k); err != nil {
@@ -67,12 +72,20 @@ func (l *Launcher) existing(ctx context.Context, k *kernel, req launcher.Request
 	return l.describe(k)
 }
 
-// create makes the first pod of a kernel.
+// create creates the first pod of a kernel.
 func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.Kernel, error) {
-	asked := l.timing.now()
-	rec := record{id: req.ID, generation: 1, owner: req.Owner, spec: req.Spec.Name, created: l.timing.now().UTC().Round(0),
-		protocol: supervisor.ProtocolVersion, keyVersion: keyVersion, groups: req.Groups}
-	pod, err := buildPod(l.opts.Pods, req, rec)
+	requested := l.timing.now()
+	rec := podspec.Record{
+		ID:         req.ID,
+		Generation: 1,
+		Owner:      req.Owner,
+		SpecName:   req.Spec.Name,
+		Created:    l.timing.now().UTC().Round(0),
+		Protocol:   api.ProtocolVersion,
+		KeyVersion: podspec.KeyVersion,
+		Groups:     req.Groups,
+	}
+	pod, err := podspec.Build(l.opts.Pods, req, rec)
 	if err != nil {
 		return launcher.Kernel{}, err
 	}
@@ -86,77 +99,84 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 		l.removeRefused(context.WithoutCancel(ctx), k)
 		return launcher.Kernel{}, err
 	}
-	l.followStart(req.ID, start{asked: asked, made: l.timing.now()})
-	l.log.Info("kernel's pod was made", "kernel", req.ID, "spec", rec.spec, "namespace", pod.Namespace, "pod", pod.Name)
+	l.trackStart(req.ID, start{requested: requested, podCreated: l.timing.now()})
+	l.log.Info("kernel's pod was created", logkey.Kernel, req.ID, logkey.Spec, rec.SpecName, logkey.Namespace,
+		pod.Namespace, logkey.Pod, pod.Name)
 	return l.describe(k)
 }
 
-// removeRefused removes a kernel that limits do not allow. If it fails, whoever clears away does that.
+// removeRefused removes a kernel that limits do not allow. If it fails, the reaper removes it.
 func (l *Launcher) removeRefused(ctx context.Context, k *kernel) {
 	l.mu.Lock()
 	pod := k.pod
 	l.mu.Unlock()
 	if err := l.deletePod(ctx, pod); err != nil {
-		l.log.Warn("the pod of a kernel that was refused could not be removed; this is tried again", "pod", pod.Name, "err", err)
+		l.log.Warn("the pod of a kernel that was refused could not be removed; this is tried again", logkey.Pod, pod.Name,
+			logkey.Err, err)
 		return
 	}
-	l.enterRemoved(pod)
+	l.podRemoved(pod)
 }
 
-// createPod makes a pod and its secret, and enters them. The error is errLost if there is a pod of that name. Failing, it
-// leaves nothing, as far as the cluster answers.
+// createPod creates a pod and its secret, and records them. The error is errLost if a pod of that name exists. After
+// any other error nothing is left, if the cluster answers the deletion.
 func (l *Launcher) createPod(ctx context.Context, pod *corev1.Pod) (*kernel, error) {
-	if why := l.rights.refusal(pod.Namespace); why != "" {
+	if why := l.access.denial(pod.Namespace); why != "" {
 		return nil, &launcher.FailedError{Reason: why}
 	}
-	asking, cancel := l.asking(ctx)
+	asking, cancel := l.apiContext(ctx)
 	defer cancel()
 	made, err := l.client.CoreV1().Pods(pod.Namespace).Create(asking, pod, metav1.CreateOptions{})
 	if err != nil {
 		return nil, l.explainStart(ctx, err)
 	}
-	// What follows is done whether or not the caller still waits: the pod is there.
+	// The pod exists, so the rest is done even if the caller has left.
 	ctx = context.WithoutCancel(ctx)
 	if err := l.createSecret(ctx, made); err != nil {
-		l.log.Error("secret of a new pod could not be made", "pod", made.Name, "err", err)
+		l.log.Error("secret of a new pod could not be created", logkey.Pod, made.Name, logkey.Err, err)
 		if derr := l.deletePod(ctx, made); derr != nil {
-			l.log.Error("pod without its secret could not be removed", "pod", made.Name, "err", derr)
+			l.log.Error("pod without its secret could not be removed", logkey.Pod, made.Name, logkey.Err, derr)
 		}
-		return nil, &launcher.FailedError{Reason: "its secret could not be made: " + errorReason(err).text, Class: failureClass(err)}
+		return nil, &launcher.FailedError{
+			Reason: "its secret could not be created: " + podstatus.ExplainError(err).Text,
+			Class:  podstatus.ErrorFailure(err),
+		}
 	}
-	l.enterPod(made)
+	l.updatePod(made)
 	l.mu.Lock()
-	k := l.kernels[made.Labels[LabelKernel]]
+	k := l.kernels[made.Labels[podspec.LabelKernel]]
 	l.mu.Unlock()
 	if k == nil {
-		return nil, l.goneError(made.Labels[LabelKernel])
+		return nil, l.goneError(made.Labels[podspec.LabelKernel])
 	}
-	l.tellPeers(ctx, k.id)
+	l.notifyPeers(ctx, k.id)
 	return k, nil
 }
 
-// explainStart turns the API server's refusal of a pod into an error for its owner.
+// explainStart turns the API server's rejection of a pod into an error for its owner.
 func (l *Launcher) explainStart(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case apierrors.IsAlreadyExists(err):
 		return errLost
-	case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err), apierrors.IsNotFound(err), apierrors.IsRequestEntityTooLargeError(err):
-		return &launcher.FailedError{Reason: errorReason(err).text, Class: failureClass(err)}
+	case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err),
+		apierrors.IsNotFound(err), apierrors.IsRequestEntityTooLargeError(err):
+		return &launcher.FailedError{Reason: podstatus.ExplainError(err).Text, Class: podstatus.ErrorFailure(err)}
 	}
 	return l.unavailable(ctx, "new pod", err)
 }
 
-// createSecret makes the secret of a pod, which owns it. One that is there is as good: it can only be the same.
+// createSecret creates the secret of a pod. The pod owns it. An existing secret is the same, because its content is
+// derived.
 func (l *Launcher) createSecret(ctx context.Context, pod *corev1.Pod) error {
 	k, err := l.keysOf(pod)
 	if err != nil {
 		return err
 	}
-	secret := buildSecret(pod, k)
+	secret := podspec.BuildSecret(pod, k)
 	for pause := 100 * time.Millisecond; ; pause *= 2 {
-		asking, cancel := l.asking(ctx)
+		asking, cancel := l.apiContext(ctx)
 		_, err = l.client.CoreV1().Secrets(pod.Namespace).Create(asking, secret, metav1.CreateOptions{})
 		cancel()
 		switch {
@@ -165,32 +185,33 @@ func (l *Launcher) createSecret(ctx context.Context, pod *corev1.Pod) error {
 		case apierrors.IsForbidden(err), apierrors.IsInvalid(err), pause > time.Second:
 			return err
 		}
-		if serr := sleep(l.ctx, pause); serr != nil {
+		if serr := sleep.For(l.ctx, pause); serr != nil {
 			return errors.Join(err, serr)
 		}
 	}
 }
 
-// deletePod deletes exactly this pod, in peace.
+// deletePod deletes exactly this pod, with its grace period.
 func (l *Launcher) deletePod(ctx context.Context, pod *corev1.Pod) error {
-	asking, cancel := l.asking(ctx)
+	asking, cancel := l.apiContext(ctx)
 	defer cancel()
-	err := l.client.CoreV1().Pods(pod.Namespace).Delete(asking, pod.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}})
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // it is gone, or another has its name
+	err := l.client.CoreV1().Pods(pod.Namespace).Delete(
+		asking, pod.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // it is gone, or another pod has its name
 		return nil
 	}
 	return err
 }
 
-// Revive makes the next pod of a kernel whose last one has ended, as that was.
+// Revive creates the next pod of a kernel whose last pod has ended. The new pod is like the last one.
 func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, error) {
 	k, err := l.find(ctx, id)
 	if err != nil {
 		return launcher.Kernel{}, err
 	}
-	// A supervisor that is about to end cannot start its kernel again; its pod ends soon.
-	l.await(ctx, k, func() bool {
-		return k.end != nil || k.pod.DeletionTimestamp == nil && k.status.State != string(launcher.Dead)
+	// A supervisor that is about to end cannot restart its kernel; its pod ends soon.
+	l.follower.Await(ctx, &k.supervisor, func() bool {
+		return k.end != nil || k.pod.DeletionTimestamp == nil && k.supervisor.Status.State != api.Dead
 	})
 	l.mu.Lock()
 	old, rec, dead := k.pod, k.rec, k.end != nil
@@ -198,12 +219,12 @@ func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, erro
 	if !dead {
 		return l.describe(k)
 	}
-	rec.generation++
-	pod := again(old, rec)
+	rec.Generation++
+	pod := nextPod(old, rec)
 	l.addGate(pod)
 	next, err := l.createPod(ctx, pod)
 	if errors.Is(err, errLost) { // another gateway does the same
-		if err := l.ask(ctx, id); err != nil {
+		if err := l.refresh(ctx, id); err != nil {
 			return launcher.Kernel{}, err
 		}
 		if next, err = l.lookUp(id); err != nil || next == nil {
@@ -218,30 +239,39 @@ func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, erro
 		return launcher.Kernel{}, err
 	}
 	if err := l.deletePod(context.WithoutCancel(ctx), old); err != nil {
-		l.log.Warn("a kernel's earlier pod could not be removed; this is tried again", "pod", old.Name, "err", err)
+		l.log.Warn("a kernel's earlier pod could not be removed; this is tried again", logkey.Pod, old.Name, logkey.Err, err)
 	}
 	if err := l.awaitDecision(ctx, next); err != nil {
 		return launcher.Kernel{}, err
 	}
-	l.log.Info("kernel revived", "kernel", id, "pod", pod.Name)
+	l.log.Info("kernel revived", logkey.Kernel, id, logkey.Pod, pod.Name)
 	return l.describe(next)
 }
 
-// again is the pod of a kernel's next generation: what was asked for the last one, without what the cluster has added.
-func again(old *corev1.Pod, next record) *corev1.Pod {
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: old.Namespace, Labels: maps.Clone(old.Labels), Annotations: maps.Clone(old.Annotations)},
-		Spec: *old.Spec.DeepCopy()}
-	for _, key := range []string{annotationEnding, annotationTerm, annotationAdmitted, annotationLimit} {
+// nextPod is the pod of a kernel's next generation: built like the last one, without what the cluster has added.
+func nextPod(old *corev1.Pod, next podspec.Record) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:   old.Namespace,
+			Labels:      maps.Clone(old.Labels),
+			Annotations: maps.Clone(old.Annotations),
+		},
+		Spec: *old.Spec.DeepCopy(),
+	}
+	for _, key := range []string{
+		podspec.AnnotationEnding, annotationLeader, podspec.AnnotationAdmitted, podspec.AnnotationLimit,
+	} {
 		delete(pod.Annotations, key)
 	}
 	pod.Annotations[annotationClaimed] = claimed // a request has named it
-	next.write(pod)
+	next.Write(pod)
 	pod.Spec.NodeName = ""
-	pod.Spec.SchedulingGates = slices.DeleteFunc(pod.Spec.SchedulingGates, func(g corev1.PodSchedulingGate) bool { return g.Name == gateLimits })
+	pod.Spec.SchedulingGates = slices.DeleteFunc(pod.Spec.SchedulingGates,
+		func(g corev1.PodSchedulingGate) bool { return g.Name == podspec.GateLimits })
 	pod.Spec.EphemeralContainers = nil
 	for i := range pod.Spec.Volumes {
-		if s := pod.Spec.Volumes[i].Secret; s != nil && s.SecretName == secretName(old.Name) {
-			s.SecretName = secretName(pod.Name)
+		if s := pod.Spec.Volumes[i].Secret; s != nil && s.SecretName == podspec.SecretName(old.Name) {
+			s.SecretName = podspec.SecretName(pod.Name)
 		}
 	}
 	return pod

@@ -13,17 +13,19 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 func TestStart(t *testing.T) {
 	c := newTestCluster(t)
 	l := openTest(t, c, nil)
 	k, created, err := l.Start(t.Context(), testRequest(idA))
-	if err != nil || !created || k.State != launcher.Starting || k.Owner != "ann" || k.SpecName != "python3" {
+	if err != nil || !created || k.State != api.Starting || k.Owner != "ann" || k.SpecName != "python3" {
 		t.Fatalf("%+v, %v, %v", k, created, err)
 	}
 	secret, err := c.CoreV1().Secrets("ns").Get(t.Context(), "ekg-"+idA+"-1", metav1.GetOptions{})
-	if err != nil || len(secret.OwnerReferences) != 1 || secret.OwnerReferences[0].Name != idA+"-1" || len(secret.Data) != 4 {
+	if err != nil || len(secret.OwnerReferences) != 1 || secret.OwnerReferences[0].Name != idA+"-1" ||
+		len(secret.Data) != 4 {
 		t.Errorf("secret: %+v, %v", secret, err)
 	}
 	t.Run("again", func(t *testing.T) {
@@ -58,10 +60,12 @@ func TestStart(t *testing.T) {
 	})
 	t.Run("refusals of the cluster", func(t *testing.T) {
 		var refusal error
-		c.PrependReactor("create", "pods", func(k8stesting.Action) (bool, runtime.Object, error) { return refusal != nil, nil, refusal })
+		c.PrependReactor("create", "pods",
+			func(k8stesting.Action) (bool, runtime.Object, error) { return refusal != nil, nil, refusal })
 		id := "cccccccc-0000-4000-8000-000000000003"
 		var failed *launcher.FailedError
-		refusal = apierrors.NewForbidden(corev1.Resource("pods"), id, errors.New("exceeded quota: q, requested: pods=1, used: pods=5, limited: pods=5"))
+		refusal = apierrors.NewForbidden(corev1.Resource("pods"), id,
+			errors.New("exceeded quota: q, requested: pods=1, used: pods=5, limited: pods=5"))
 		if _, _, err := l.Start(t.Context(), testRequest(id)); !errors.As(err, &failed) {
 			t.Errorf("quota: %v", err)
 		}

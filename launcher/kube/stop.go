@@ -12,18 +12,21 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// stop is the end of a kernel that somebody has asked for, in progress.
+// stop is a Stop in progress.
 type stop struct {
 	reason  string
-	request string // id of the one that wants it, "" if none does
+	request string // id of the request that caused it, or ""
 	done    chan struct{}
 	err     error // valid once done is closed
 }
 
-// Stop ends a kernel and returns when its pod is gone. It goes on if the caller does not wait.
+// Stop ends a kernel and returns when its pod is gone. It goes on if its caller does not wait.
 func (l *Launcher) Stop(ctx context.Context, id, reason string) error {
 	k, err := l.find(ctx, id)
 	if err != nil {
@@ -46,18 +49,19 @@ func (l *Launcher) Stop(ctx context.Context, id, reason string) error {
 	}
 }
 
-// beginStopLocked ends a kernel in the background: on request, so that it exists no more, or because it will never be up, so
-// that it is shown as dead with that reason. It returns nil if the launcher is closed. Launcher.mu is held.
+// beginStopLocked ends a kernel in the background. wanted says that the end was requested: then the kernel is gone
+// afterwards. Otherwise the kernel will never be up, and is shown as dead with the reason. It returns nil if the
+// launcher is closed.
 func (l *Launcher) beginStopLocked(k *kernel, reason, request string, wanted bool) *stop {
 	s := &stop{reason: reason, request: request, done: make(chan struct{})}
-	if !l.ownLocked(func() { l.runStop(k, s, wanted) }) {
+	if !l.goroutines.Go(func() { l.runStop(k, s, wanted) }) {
 		return nil
 	}
 	if wanted {
 		k.stop = s
 	} else if k.end == nil {
-		l.enterEnd(k, &ending{Reason: reason, At: l.timing.now().UTC()})
-		k.touch()
+		l.endLocked(k, &storedEnding{Reason: reason, At: l.timing.now().UTC()})
+		k.supervisor.ChangedLocked()
 	}
 	return s
 }
@@ -66,9 +70,10 @@ func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 	defer close(s.done)
 	l.mu.Lock()
 	pod, alive, removed := k.pod, k.end == nil || !wanted, k.removed
-	end := ending{Reason: s.reason, At: l.timing.now().UTC(), Stopped: wanted}
+	end := storedEnding{Reason: s.reason, At: l.timing.now().UTC(), Stopped: wanted}
 	if k.end != nil && k.end.Culled {
-		end.Reason, end.At, end.Culled, end.CulledFor = k.end.Reason, k.end.At, true, k.end.CulledFor // why it ended is still the same
+		// the reason of its end stays
+		end.Reason, end.At, end.Culled, end.CulledFor = k.end.Reason, k.end.At, true, k.end.CulledFor
 		s.reason = end.Reason
 	}
 	l.mu.Unlock()
@@ -79,7 +84,7 @@ func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 		s.err = l.awaitRemoval(k, pod)
 	}
 	if s.err == nil {
-		l.tellPeers(l.ctx, k.id)
+		l.notifyPeers(l.ctx, k.id)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -87,44 +92,54 @@ func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 		k.stop = nil
 	}
 	if s.err != nil {
-		l.log.Error("kernel could not be stopped", "kernel", k.id, "err", s.err)
+		l.log.Error("kernel could not be stopped", logkey.Kernel, k.id, logkey.Err, s.err)
 		return
 	}
 	if wanted && k.pod.UID == pod.UID {
 		if k.end == nil || !k.end.Stopped {
-			l.enterEnd(k, &end)
+			l.endLocked(k, &end)
 		}
-		l.enterGone(k)
-		k.touch()
+		l.forgetLocked(k)
+		k.supervisor.ChangedLocked()
 	}
 }
 
-// endPod asks the supervisor to end its kernel and tell its clients why, and deletes the pod. Where the supervisor cannot do
-// that, the pod is marked first, so that every gateway knows what the deletion means.
-func (l *Launcher) endPod(pod *corev1.Pod, end ending, request string, alive bool) error {
-	if !alive || !l.endPolitely(pod, end.Reason, request) {
+// endPod makes the supervisor end its kernel, which tells the clients why, and deletes the pod. If the supervisor
+// cannot do that, the pod is marked first, so that every gateway knows why it is deleted.
+func (l *Launcher) endPod(pod *corev1.Pod, end storedEnding, request string, alive bool) error {
+	if !alive || !l.stopSupervisor(pod, end.Reason, request) {
 		if err := l.annotate(l.ctx, pod, "", endingAnnotation(pod, end)); err != nil && !apierrors.IsNotFound(err) {
-			l.log.Warn("a pod could not be marked as ended", "pod", pod.Name, "err", err)
+			l.log.Warn("a pod could not be marked as ended", logkey.Pod, pod.Name, logkey.Err, err)
 		}
 	}
 	if err := l.deletePod(l.ctx, pod); err != nil {
-		return fmt.Errorf("%w: its pod cannot be deleted: %s", launcher.ErrUnavailable, errorReason(err).text)
+		return fmt.Errorf("%w: its pod cannot be deleted: %s", launcher.ErrUnavailable, podstatus.ExplainError(err).Text)
 	}
 	return nil
 }
 
 // endingAnnotation marks a pod whose kernel is ended by a gateway.
-func endingAnnotation(pod *corev1.Pod, end ending) map[string]string {
-	text, err := json.Marshal(supervisor.Ending{KernelID: pod.Labels[LabelKernel], Reason: end.Reason, At: end.At, Stopped: end.Stopped, Culled: end.Culled, CulledFor: end.CulledFor})
+func endingAnnotation(pod *corev1.Pod, end storedEnding) map[string]string {
+	text, err := json.Marshal(
+		api.Ending{
+			KernelID:  pod.Labels[podspec.LabelKernel],
+			Reason:    end.Reason,
+			At:        end.At,
+			Stopped:   end.Stopped,
+			Culled:    end.Culled,
+			CulledFor: end.CulledFor,
+		},
+	)
 	if err != nil {
-		panic("kube: the time of an end cannot be written: " + err.Error()) // it comes from this machine's clock
+		panic("kube: the time of an ending cannot be encoded: " + err.Error()) // it comes from this machine's clock
 	}
-	return map[string]string{annotationEnding: string(text)}
+	return map[string]string{podspec.AnnotationEnding: string(text)}
 }
 
-// endPolitely has the supervisor end its kernel. It reports whether it did.
-func (l *Launcher) endPolitely(pod *corev1.Pod, reason, request string) bool {
-	if st := containerStatus(pod, containerSupervisor); pod.DeletionTimestamp != nil || st == nil || st.State.Running == nil {
+// stopSupervisor makes the supervisor end its kernel. It reports whether that succeeded.
+func (l *Launcher) stopSupervisor(pod *corev1.Pod, reason, request string) bool {
+	if st := podstatus.ContainerStatus(pod, podspec.ContainerSupervisor); pod.DeletionTimestamp != nil || st == nil ||
+		st.State.Running == nil {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(l.ctx, l.timing.stop)
@@ -135,12 +150,13 @@ func (l *Launcher) endPolitely(pod *corev1.Pod, reason, request string) bool {
 		err = client.Stop(ctx, reason)
 	}
 	if err != nil {
-		l.log.Info("a supervisor was not asked to end its kernel; its pod is deleted", "pod", pod.Name, "err", err)
+		l.log.Info("a supervisor did not end its kernel; its pod is deleted", logkey.Pod, pod.Name, logkey.Err, err)
 	}
 	return err == nil
 }
 
-// annotate changes annotations of exactly this pod and enters the result; with a version only if the pod still has that.
+// annotate changes annotations of exactly this pod and records the result. If a version is given, it fails if the pod
+// has another version.
 func (l *Launcher) annotate(ctx context.Context, pod *corev1.Pod, version string, annotations map[string]string) error {
 	metadata := map[string]any{"uid": pod.UID, "annotations": annotations}
 	if version != "" {
@@ -150,21 +166,23 @@ func (l *Launcher) annotate(ctx context.Context, pod *corev1.Pod, version string
 	if err != nil {
 		return err
 	}
-	asking, cancel := l.asking(ctx)
+	asking, cancel := l.apiContext(ctx)
 	defer cancel()
-	changed, err := l.client.CoreV1().Pods(pod.Namespace).Patch(asking, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	changed, err := l.client.CoreV1().Pods(pod.Namespace).Patch(
+		asking, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 	if err == nil {
-		l.enterPod(changed)
+		l.updatePod(changed)
 	}
 	return err
 }
 
-// awaitRemoval waits until a deleted pod is gone. What the informer says is not waited for alone: its watch may be dead.
+// awaitRemoval waits until a deleted pod is gone. It also asks the cluster, because the informer's watch may have
+// failed.
 func (l *Launcher) awaitRemoval(k *kernel, pod *corev1.Pod) error {
 	deadline := l.timing.now().Add(l.timing.removal)
 	for l.timing.now().Before(deadline) {
 		ctx, cancel := context.WithTimeout(l.ctx, 2*time.Second)
-		gone := l.await(ctx, k, func() bool { return k.removed || k.pod.UID != pod.UID })
+		gone := l.follower.Await(ctx, &k.supervisor, func() bool { return k.removed || k.pod.UID != pod.UID })
 		cancel()
 		if gone {
 			return nil
@@ -172,11 +190,11 @@ func (l *Launcher) awaitRemoval(k *kernel, pod *corev1.Pod) error {
 		if l.ctx.Err() != nil {
 			return errClosed
 		}
-		asking, cancel := l.asking(l.ctx)
+		asking, cancel := l.apiContext(l.ctx)
 		got, err := l.client.CoreV1().Pods(pod.Namespace).Get(asking, pod.Name, metav1.GetOptions{})
 		cancel()
 		if apierrors.IsNotFound(err) || err == nil && got.UID != pod.UID {
-			l.enterRemoved(pod)
+			l.podRemoved(pod)
 			return nil
 		}
 	}

@@ -16,12 +16,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// fakeSupervisors are those of all pods, in this process: as a launcher's dialer they lead to them. One server answers for all
-// of them, with the keys of the pod that was dialled, and as much of the real REST API as a launcher asks.
+// fakeSupervisors are the supervisors of all pods, in this process. They are also the launcher's dialer, which connects
+// to them. One server answers for all of them, with the keys of the dialled pod and the part of the real REST API that
+// a launcher needs.
 type fakeSupervisors struct {
 	pipe   func() (net.Conn, net.Conn, error)
 	conns  chan net.Conn // dialled, to be accepted
@@ -39,18 +40,23 @@ type fakeSupervisor struct {
 	tls   *tls.Config
 
 	mu      sync.Mutex
-	status  supervisor.Status
+	status  api.Status
 	changed chan struct{}
-	over    chan struct{} // closed once it was told to end
-	reason  string        // with which it was
-	request string        // id of the request that did
+	over    chan struct{} // closed when it is stopped
+	reason  string        // the reason for which it was stopped
+	request string        // id of the request that stopped it
 	asked   int           // requests that had the token
-	told    []supervisor.Waiting
-	hold    chan struct{} // not nil: what it is told is taken once this is closed
+	told    []api.Waiting
+	hold    chan struct{} // not nil: updates are accepted once this is closed
 }
 
 func newSupervisors(t testing.TB) *fakeSupervisors {
-	f := &fakeSupervisors{pipe: socketPair, conns: make(chan net.Conn), closed: make(chan struct{}), all: map[string]*fakeSupervisor{}}
+	f := &fakeSupervisors{
+		pipe:   socketPair,
+		conns:  make(chan net.Conn),
+		closed: make(chan struct{}),
+		all:    map[string]*fakeSupervisor{},
+	}
 	mux := http.NewServeMux()
 	for pattern, h := range map[string]func(*fakeSupervisor, http.ResponseWriter, *http.Request) error{
 		"GET /api/kernels/{id}/status":  (*fakeSupervisor).getStatus,
@@ -79,7 +85,7 @@ func newSupervisors(t testing.TB) *fakeSupervisors {
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(f) }()
 	t.Cleanup(func() {
-		server.Close() //nolint:errcheck // connections whose other end has gone
+		_ = server.Close() // connections whose other end has gone
 		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
 			t.Error(err)
 		}
@@ -96,32 +102,43 @@ type supervisorConn struct {
 	of *fakeSupervisor
 }
 
-// add makes the supervisor of a pod, whose kernel is idle.
+// add makes the supervisor of a pod whose kernel is idle.
 func (f *fakeSupervisors) add(t testing.TB, pod *corev1.Pod) *fakeSupervisor {
 	t.Helper()
-	keys, err := deriveKeys(testKey, pod.Name, keyVersion)
+	keys, err := podspec.DeriveKeys(testKey, pod.Name, podspec.KeyVersion)
 	if err != nil {
 		t.Fatal(err)
 	}
-	id := pod.Labels[LabelKernel]
-	certificate, err := supervisor.Certificate(keys.tlsSeed, id)
+	id := pod.Labels[podspec.LabelKernel]
+	certificate, err := api.Certificate(keys.TLSSeed, id)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &fakeSupervisor{id: id, token: keys.token, changed: make(chan struct{}), over: make(chan struct{}),
-		tls:    &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13, NextProtos: []string{"http/1.1"}},
-		status: supervisor.Status{Protocol: supervisor.ProtocolVersion, Build: "fake", KernelID: id, Epoch: 1, State: string(launcher.Idle), LastActivity: time.Now().UTC()}}
+	s := &fakeSupervisor{id: id, token: keys.Token, changed: make(chan struct{}), over: make(chan struct{}),
+		tls: &tls.Config{
+			Certificates: []tls.Certificate{certificate},
+			MinVersion:   tls.VersionTLS13,
+			NextProtos:   []string{"http/1.1"},
+		},
+		status: api.Status{
+			Protocol:     api.ProtocolVersion,
+			Build:        "fake",
+			KernelID:     id,
+			Epoch:        1,
+			State:        api.Idle,
+			LastActivity: time.Now().UTC(),
+		}}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.all[pod.Name] = s
 	return s
 }
 
-// of is the supervisor of a kernel's first pod.
+// of returns the supervisor of a kernel's first pod.
 func (f *fakeSupervisors) of(id string) *fakeSupervisor {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.all[podName(id, 1)]
+	return f.all[podspec.PodName(id, 1)]
 }
 
 func (f *fakeSupervisors) dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error) {
@@ -148,7 +165,7 @@ func (f *fakeSupervisors) dial(ctx context.Context, pod *corev1.Pod) (net.Conn, 
 
 func (f *fakeSupervisors) close() {}
 
-// Accept and the two after it make a net.Listener of what is dialled.
+// Accept, Addr and Close make a net.Listener of the dialled connections.
 func (f *fakeSupervisors) Accept() (net.Conn, error) {
 	select {
 	case c := <-f.conns:
@@ -161,26 +178,26 @@ func (f *fakeSupervisors) Accept() (net.Conn, error) {
 func (f *fakeSupervisors) Close() error   { close(f.closed); return nil }
 func (f *fakeSupervisors) Addr() net.Addr { return &net.UnixAddr{Name: "supervisors"} }
 
-// set changes what the supervisor says.
-func (s *fakeSupervisor) set(change func(*supervisor.Status)) {
+// set changes the supervisor's status.
+func (s *fakeSupervisor) set(change func(*api.Status)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	change(&s.status)
 	s.touch()
 }
 
-// toggle is a kernel that has just become busy, or idle again.
+// toggle makes a kernel busy or idle.
 func (s *fakeSupervisor) toggle() {
-	s.set(func(st *supervisor.Status) {
-		if st.LastActivity = time.Now().UTC(); st.State == string(launcher.Busy) {
-			st.State = string(launcher.Idle)
+	s.set(func(st *api.Status) {
+		if st.LastActivity = time.Now().UTC(); st.State == api.Busy {
+			st.State = api.Idle
 		} else {
-			st.State = string(launcher.Busy)
+			st.State = api.Busy
 		}
 	})
 }
 
-// touch wakes who waits for a change. s.mu is held.
+// touch wakes waiters. s.mu is held.
 func (s *fakeSupervisor) touch() {
 	close(s.changed)
 	s.changed = make(chan struct{})
@@ -206,7 +223,7 @@ func (s *fakeSupervisor) await(t testing.TB, what string, cond func() bool) {
 }
 
 func (s *fakeSupervisor) getStatus(w http.ResponseWriter, r *http.Request) error {
-	supervisor.StreamStatus(w, r, func() (supervisor.Status, <-chan struct{}) { //nolint:errcheck // its reader has gone
+	api.StreamStatus(w, r, func() (api.Status, <-chan struct{}) { //nolint:errcheck // its reader has gone
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.status, s.changed
@@ -215,7 +232,7 @@ func (s *fakeSupervisor) getStatus(w http.ResponseWriter, r *http.Request) error
 }
 
 func (s *fakeSupervisor) putWaiting(w http.ResponseWriter, r *http.Request) error {
-	var said supervisor.Waiting
+	var said api.Waiting
 	if err := json.NewDecoder(r.Body).Decode(&said); err != nil {
 		return err
 	}
@@ -240,7 +257,7 @@ func (s *fakeSupervisor) delete(w http.ResponseWriter, r *http.Request) error {
 	}
 	s.mu.Lock()
 	if s.reason == "" {
-		s.reason, s.request = body.Reason, r.Header.Get(supervisor.HeaderRequestID)
+		s.reason, s.request = body.Reason, r.Header.Get(api.HeaderRequestID)
 		close(s.over)
 	}
 	s.mu.Unlock()
@@ -251,7 +268,7 @@ func (s *fakeSupervisor) delete(w http.ResponseWriter, r *http.Request) error {
 // idOf is the id of the kernel of a number.
 func idOf(n int) string { return fmt.Sprintf("aaaaaaaa-0000-4000-8000-%012d", n) }
 
-// newRunning makes a cluster in which so many kernels run, each with a supervisor that says that it is idle.
+// newRunning makes a cluster in which so many kernels run, each with a supervisor that reports it idle.
 func newRunning(t testing.TB, kernels int) (*testCluster, *fakeSupervisors) {
 	t.Helper()
 	c, f := newTestCluster(t), newSupervisors(t)
@@ -262,21 +279,29 @@ func newRunning(t testing.TB, kernels int) (*testCluster, *fakeSupervisors) {
 	return c, f
 }
 
-// run makes the pod of a kernel as it is when the kernel is up, by itself, and its supervisor.
+// run creates the pod of a running kernel, and its supervisor, without a launcher.
 func (c *testCluster) run(t testing.TB, f *fakeSupervisors, n int) {
 	t.Helper()
 	created := time.Now().Add(time.Duration(n) * time.Millisecond)
-	pod, err := buildPod(testPods, testRequest(idOf(n)), record{id: idOf(n), generation: 1, owner: "ann", spec: "python3",
-		created: created, protocol: 1, keyVersion: keyVersion})
+	pod, err := podspec.Build(
+		testPods,
+		testRequest(idOf(n)),
+		podspec.Record{ID: idOf(n), Generation: 1, Owner: "ann", SpecName: "python3",
+			Created: created, Protocol: 1, KeyVersion: podspec.KeyVersion},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
 	pod.Annotations[annotationClaimed] = claimed
 	pod.Spec.NodeName = fmt.Sprintf("node-%d", n%20)
 	runs := corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}
-	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: fmt.Sprintf("10.0.%d.%d", n/250, n%250+1), ContainerStatuses: []corev1.ContainerStatus{
-		{Name: containerSupervisor, ContainerID: "containerd://s", Image: "ekg:1", Ready: true, State: runs},
-		{Name: containerKernel, ContainerID: "containerd://k", Image: "kernel:1", Ready: true, State: runs}}}
+	pod.Status = corev1.PodStatus{
+		Phase: corev1.PodRunning,
+		PodIP: fmt.Sprintf("10.0.%d.%d", n/250, n%250+1),
+		ContainerStatuses: []corev1.ContainerStatus{
+			{Name: podspec.ContainerSupervisor, ContainerID: "containerd://s", Image: "ekg:1", Ready: true, State: runs},
+			{Name: podspec.ContainerKernel, ContainerID: "containerd://k", Image: "kernel:1", Ready: true, State: runs}},
+	}
 	f.add(t, pod)
 	if _, err := c.CoreV1().Pods("ns").Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)

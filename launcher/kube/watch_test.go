@@ -19,12 +19,13 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// TestUnwatched: while the cluster lets nobody watch, which the client's library takes for nothing to be told, kernels are heard of all the
-// same; afterwards nobody looks any more.
-func TestUnwatched(t *testing.T) {
+// TestBrokenWatches: client-go does not report that the cluster rejects watches. Meanwhile kernels are found by lists.
+// These lists end when watches work again.
+func TestBrokenWatches(t *testing.T) {
 	c := newTestCluster(t)
 	other := openTest(t, c, nil)
 	var refused atomic.Bool
@@ -37,9 +38,9 @@ func TestUnwatched(t *testing.T) {
 		watches.Store(w, true)
 		return true, w, nil
 	})
-	l := openTest(t, c, func(_ *Options, tm *timing) { tm.tend, tm.fresh = time.Millisecond, time.Millisecond })
+	l := openTest(t, c, func(_ *Options, tm *timing) { tm.maintenance, tm.fresh = time.Millisecond, time.Millisecond })
 	refused.Store(true)
-	watches.Range(func(w, _ any) bool { // as when the API server ends: not one that has never told anything
+	watches.Range(func(w, _ any) bool { // as when the API server ends; watches without any event stay open
 		w.(*watch.FakeWatcher).Action(watch.Bookmark, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "100"}})
 		w.(*watch.FakeWatcher).Stop()
 		return true
@@ -47,16 +48,16 @@ func TestUnwatched(t *testing.T) {
 	if _, _, err := other.Start(t.Context(), testRequest(idA)); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it has heard of the kernel", func() bool { return len(l.known()) == 1 })
+	eventually(t, "it has heard of the kernel", func() bool { return len(l.snapshot()) == 1 })
 	refused.Store(false)
 	eventually(t, "it watches again", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return len(l.unwatched) == 0
+		return len(l.brokenWatches) == 0
 	})
 }
 
-// TestLists: a list never lacks a kernel that exists; where that is not certain, there is none.
+// TestLists: a list never lacks a kernel that exists; if that is uncertain, the list fails.
 func TestLists(t *testing.T) {
 	c := newTestCluster(t)
 	now := atomic.Int64{}
@@ -112,16 +113,20 @@ func TestLists(t *testing.T) {
 	}
 }
 
-// TestWatch_Waiting: a supervisor is told why its kernel's container is not there, once, and that it is no more so.
+// TestWatch_Waiting: a supervisor receives once why its kernel's container is missing, and once that it is there.
 func TestWatch_Waiting(t *testing.T) {
 	c, f := newRunning(t, 1)
 	id, s := idOf(0), f.of(idOf(0))
-	s.set(func(st *supervisor.Status) { st.State = string(launcher.Starting) })
+	s.set(func(st *api.Status) { st.State = api.Starting })
 	runs := corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}
 	kernelIs := func(state corev1.ContainerState) {
-		c.setPod(t, podName(id, 1), func(pod *corev1.Pod) { pod.Status.ContainerStatuses[1].State = state })
+		c.setPod(t, podspec.PodName(id, 1), func(pod *corev1.Pod) { pod.Status.ContainerStatuses[1].State = state })
 	}
-	kernelIs(corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no answer from the registry"}})
+	kernelIs(
+		corev1.ContainerState{
+			Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no answer from the registry"},
+		},
+	)
 	openTest(t, c, nil)
 	s.await(t, "told", func() bool { return len(s.told) > 0 })
 	kernelIs(runs)
@@ -129,12 +134,15 @@ func TestWatch_Waiting(t *testing.T) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	first, second := s.told[0], s.told[1]
-	if len(s.told) != 2 || first.Class != supervisor.WaitingClass || !strings.Contains(first.Text, "image") || second.Text != "" || second.Version <= first.Version {
+	if len(s.told) != 2 || first.Class != api.WaitingClass || !strings.Contains(first.Text, "image") ||
+		second.Text != "" ||
+		second.Version <= first.Version {
 		t.Errorf("it was told %+v", s.told)
 	}
 }
 
-// TestWatch_End: how a kernel's container has ended is told before anything that is newer, and however slowly it is taken.
+// TestWatch_End: a supervisor receives the end of its kernel's container before anything newer, however slowly it
+// answers.
 func TestWatch_End(t *testing.T) {
 	c, f := newRunning(t, 1)
 	id, s := idOf(0), f.of(idOf(0))
@@ -151,24 +159,25 @@ func TestWatch_End(t *testing.T) {
 		func(s *corev1.ContainerStatus) { s.State = died },
 		func(s *corev1.ContainerStatus) { s.State, s.LastTerminationState = runs, died },
 	} {
-		c.setPod(t, podName(id, 1), func(pod *corev1.Pod) { step(&pod.Status.ContainerStatuses[1]) })
+		c.setPod(t, podspec.PodName(id, 1), func(pod *corev1.Pod) { step(&pod.Status.ContainerStatuses[1]) })
 		waitFor(t, l, id, func(launcher.Kernel) bool {
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			return len(k.untold) == i+1
+			return len(k.unsent) == i+1
 		})
 	}
 	close(s.hold)
 	s.await(t, "told twice", func() bool { return len(s.told) > 1 })
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if first, second := s.told[0], s.told[1]; first.Class != supervisor.DiedClass || !strings.Contains(first.Text, "signal 9") || second.Text != "" ||
+	if first, second := s.told[0], s.told[1]; first.Class != api.DiedClass || !strings.Contains(first.Text, "signal 9") ||
+		second.Text != "" ||
 		second.Version <= first.Version {
 		t.Errorf("it was told %+v", s.told)
 	}
 }
 
-// TestWatch_OtherKey: whoever answers at a pod's address with another key is not that pod's supervisor, and learns no token.
+// TestWatch_OtherKey: a server with another key at a pod's address is not the pod's supervisor, and receives no token.
 func TestWatch_OtherKey(t *testing.T) {
 	c, f := newRunning(t, 2)
 	wrong, right := f.of(idOf(0)), f.of(idOf(1))
@@ -176,7 +185,7 @@ func TestWatch_OtherKey(t *testing.T) {
 	l := openTest(t, c, nil)
 	waitFor(t, l, idOf(1), func(k launcher.Kernel) bool { return !k.Stale })
 	k, err := l.Kernel(t.Context(), idOf(0)) // waits for the attempt
-	if err != nil || k.State != launcher.Starting {
+	if err != nil || k.State != api.Starting {
 		t.Errorf("%+v, %v", k, err)
 	}
 	wrong.mu.Lock()
@@ -186,8 +195,8 @@ func TestWatch_OtherKey(t *testing.T) {
 	}
 }
 
-// TestWatch_down: while a watch has failed and is not tried again yet, what happens in the cluster is heard of all the same.
-func TestWatch_down(t *testing.T) {
+// TestWatch_ApiServerDown: while a watch has failed and is not yet repeated, changes in the cluster are noticed.
+func TestWatch_ApiServerDown(t *testing.T) {
 	c := newTestCluster(t)
 	var open atomic.Bool
 	open.Store(true)
@@ -200,11 +209,17 @@ func TestWatch_down(t *testing.T) {
 		}
 		return false, nil, nil
 	})
-	l := openTest(t, c, func(_ *Options, tm *timing) { tm.tend, tm.fresh = time.Millisecond, time.Millisecond })
+	l := openTest(t, c, func(_ *Options, tm *timing) { tm.maintenance, tm.fresh = time.Millisecond, time.Millisecond })
 	open.Store(false)
 	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
 		t.Fatal(err)
 	}
-	c.setPod(t, idA+"-1", unschedulable("0/1 nodes are available: 1 Insufficient nvidia.com/gpu."))
+	c.setPod(t, idA+"-1", func(pod *corev1.Pod) {
+		pod.Status.Conditions = append(
+			pod.Status.Conditions,
+			corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+				Reason: corev1.PodReasonUnschedulable, Message: "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."},
+		)
+	})
 	waitFor(t, l, idA, func(k launcher.Kernel) bool { return strings.Contains(k.Reason, "no GPU is free") })
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/go-zeromq/zmq4/security/null"
 	"go.uber.org/goleak"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 )
 
 // runAsKernel makes the test binary the fake kernel's program.
@@ -26,13 +26,13 @@ func TestMain(m *testing.M) {
 
 const testLimit = 30 * time.Second
 
-// client is one client of a kernel, on the library that supervisors use: our own framing is not its own witness.
+// client is one client of a kernel. It uses the library that supervisors use, not the fake kernel's own framing.
 type client struct {
 	t       *testing.T
-	signer  *wire.Signer
+	signer  *jupyter.Signer
 	session string
-	raw     map[wire.Channel]net.Conn
-	lib     map[wire.Channel]*zmq4.Conn
+	raw     map[jupyter.Channel]net.Conn
+	lib     map[jupyter.Channel]*zmq4.Conn
 }
 
 func dialRaw(conn Connection, port int) (net.Conn, error) {
@@ -42,20 +42,20 @@ func dialRaw(conn Connection, port int) (net.Conn, error) {
 
 func connect(t *testing.T, conn Connection, identity string) *client {
 	t.Helper()
-	c := &client{t: t, signer: wire.NewSigner([]byte(conn.Key)), session: wire.NewID(),
-		raw: map[wire.Channel]net.Conn{}, lib: map[wire.Channel]*zmq4.Conn{}}
-	for ch, port := range map[wire.Channel]int{wire.Shell: conn.ShellPort, wire.Control: conn.ControlPort,
-		wire.Stdin: conn.StdinPort, wire.IOPub: conn.IOPubPort} {
+	c := &client{t: t, signer: jupyter.NewSigner([]byte(conn.Key)), session: jupyter.NewID(),
+		raw: map[jupyter.Channel]net.Conn{}, lib: map[jupyter.Channel]*zmq4.Conn{}}
+	for ch, port := range map[jupyter.Channel]int{jupyter.Shell: conn.ShellPort, jupyter.Control: conn.ControlPort,
+		jupyter.Stdin: conn.StdinPort, jupyter.IOPub: conn.IOPubPort} {
 		raw, err := dialRaw(conn, port)
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { raw.Close() })
+		t.Cleanup(func() { _ = raw.Close() })
 		if err := raw.SetDeadline(time.Now().Add(testLimit)); err != nil {
 			t.Fatal(err)
 		}
 		typ := zmq4.Dealer
-		if ch == wire.IOPub {
+		if ch == jupyter.IOPub {
 			typ = zmq4.Sub
 		}
 		lib, err := zmq4.Open(raw, null.Security(), typ, zmq4.SocketIdentity(identity), false, nil)
@@ -64,29 +64,29 @@ func connect(t *testing.T, conn Connection, identity string) *client {
 		}
 		c.raw[ch], c.lib[ch] = raw, lib
 	}
-	if err := c.lib[wire.IOPub].SendMsg(zmq4.NewMsg([]byte{1})); err != nil {
+	if err := c.lib[jupyter.IOPub].SendMsg(zmq4.NewMsg([]byte{1})); err != nil {
 		t.Fatal(err)
 	}
 	return c
 }
 
-// ready waits until the subscription works, as clients do: by asking until something is heard.
+// ready waits until the subscription to iopub works. Like real clients, it sends requests until a status arrives.
 func (c *client) ready() {
 	c.t.Helper()
-	heard := make(chan wire.Message)
-	go func() { heard <- c.recv(wire.IOPub) }()
+	heard := make(chan jupyter.Message)
+	go func() { heard <- c.recv(jupyter.IOPub) }()
 	for {
-		c.send(wire.Control, "kernel_info_request", content{})
-		if h := c.header(c.recv(wire.Control).Header); h.MsgType != "kernel_info_reply" {
+		c.send(jupyter.Control, "kernel_info_request", content{})
+		if h := c.header(c.recv(jupyter.Control).Header); h.MsgType != "kernel_info_reply" {
 			c.t.Errorf("got %s, want kernel_info_reply", h.MsgType)
 		}
 		select {
 		case <-heard:
-			// The rest of the statuses ends with the idle of a request that is known to be the last.
-			id := c.send(wire.Control, "kernel_info_request", content{})
-			c.recv(wire.Control)
+			// The last status to arrive is the idle status of the last request.
+			id := c.send(jupyter.Control, "kernel_info_request", content{})
+			c.recv(jupyter.Control)
 			for {
-				m := c.recv(wire.IOPub)
+				m := c.recv(jupyter.IOPub)
 				if c.header(m.Parent).MsgID == id && strings.Contains(string(m.Content), "idle") {
 					return
 				}
@@ -96,32 +96,32 @@ func (c *client) ready() {
 	}
 }
 
-func (c *client) header(raw []byte) wire.Header {
+func (c *client) header(raw []byte) jupyter.Header {
 	c.t.Helper()
-	h, err := wire.ParseHeader(raw)
+	h, err := jupyter.ParseHeader(raw)
 	if err != nil {
 		c.t.Errorf("header %q: %v", raw, err)
 	}
 	return h
 }
 
-func (c *client) send(ch wire.Channel, msgType string, body any) (id string) {
+func (c *client) send(ch jupyter.Channel, msgType string, body any) (id string) {
 	c.t.Helper()
-	m := wire.New(ch, msgType, c.session, nil, body)
+	m := jupyter.New(ch, msgType, c.session, nil, body)
 	if err := c.lib[ch].SendMsg(zmq4.NewMsgFrom(m.Frames(c.signer)...)); err != nil {
 		c.t.Fatal(err)
 	}
 	return c.header(m.Header).MsgID
 }
 
-func (c *client) recv(ch wire.Channel) wire.Message {
+func (c *client) recv(ch jupyter.Channel) jupyter.Message {
 	c.t.Helper()
 	msg, err := c.lib[ch].RecvMsg()
 	if err != nil {
 		c.t.Errorf("%v: %v", ch, err)
-		return wire.Message{}
+		return jupyter.Message{}
 	}
-	m, err := wire.ParseFrames(ch, msg.Frames, c.signer)
+	m, err := jupyter.ParseFrames(ch, msg.Frames, c.signer)
 	if err != nil {
 		c.t.Errorf("%v: %v: %q", ch, err, msg.Frames)
 	}
@@ -130,14 +130,14 @@ func (c *client) recv(ch wire.Channel) wire.Message {
 
 func (c *client) run(code string) (id string) {
 	c.t.Helper()
-	return c.send(wire.Shell, "execute_request", content{"code": code, "silent": false, "allow_stdin": true})
+	return c.send(jupyter.Shell, "execute_request", content{"code": code, "silent": false, "allow_stdin": true})
 }
 
-// cell reads what iopub says of a request until its idle, as one line for each message, and its reply.
+// cell reads a request's messages on iopub until its idle status, and its reply. It returns one line for each message.
 func (c *client) cell(id string) (said []string, reply string) {
 	c.t.Helper()
 	for {
-		m := c.recv(wire.IOPub)
+		m := c.recv(jupyter.IOPub)
 		if m.Header == nil {
 			return said, ""
 		}
@@ -146,7 +146,7 @@ func (c *client) cell(id string) (said []string, reply string) {
 		}
 		h := c.header(m.Header)
 		if h.MsgType == "status" {
-			state := wire.StringField(m.Content, "execution_state")
+			state := jupyter.StringField(m.Content, "execution_state")
 			said = append(said, state)
 			if state == "idle" {
 				break
@@ -160,11 +160,11 @@ func (c *client) cell(id string) (said []string, reply string) {
 
 func (c *client) reply(id string) string {
 	c.t.Helper()
-	m := c.recv(wire.Shell)
+	m := c.recv(jupyter.Shell)
 	if h := c.header(m.Header); h.MsgType != "execute_reply" || c.header(m.Parent).MsgID != id {
 		c.t.Errorf("got %s to %s, want execute_reply to %s", h.MsgType, m.Parent, id)
 	}
-	return wire.StringField(m.Content, "status") + " " + wire.StringField(m.Content, "ename")
+	return jupyter.StringField(m.Content, "status") + " " + jupyter.StringField(m.Content, "ename")
 }
 
 func startKernel(t *testing.T, transport string, opts FakeKernelOptions) (*FakeKernel, *client) {
@@ -179,13 +179,13 @@ func startKernel(t *testing.T, transport string, opts FakeKernelOptions) (*FakeK
 	return k, c
 }
 
-// shortDir is a folder whose name leaves room for a socket's: t.TempDir may not.
+// shortDir returns a folder with a short path. The path of t.TempDir may be too long for a socket in it.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ekg-k")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }

@@ -12,10 +12,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 )
 
-// Connection is a kernel's connection file. Ports that are 0 are chosen by a kernel started in this process.
+// Connection is the content of a kernel's connection file. A kernel in this process chooses a port where the port is 0.
 type Connection struct {
 	ShellPort       int    `json:"shell_port"`
 	IOPubPort       int    `json:"iopub_port"`
@@ -29,10 +29,16 @@ type Connection struct {
 	KernelName      string `json:"kernel_name"`
 }
 
-// NewConnection returns a Connection on loopback (transport tcp) or on sockets in dir (transport ipc), which must be a
-// short path, with a random key.
+// NewConnection returns a Connection with a random key: on loopback (transport tcp), or on sockets in dir (transport
+// ipc), whose path must be short.
 func NewConnection(transport, dir string) Connection {
-	c := Connection{IP: "127.0.0.1", Transport: transport, Key: wire.NewID(), SignatureScheme: "hmac-sha256", KernelName: "fake"}
+	c := Connection{
+		IP:              "127.0.0.1",
+		Transport:       transport,
+		Key:             jupyter.NewID(),
+		SignatureScheme: "hmac-sha256",
+		KernelName:      "fake",
+	}
 	if transport == "ipc" {
 		c.IP = filepath.Join(dir, "k")
 		c.ShellPort, c.IOPubPort, c.StdinPort, c.ControlPort, c.HBPort = 1, 2, 3, 4, 5
@@ -53,7 +59,7 @@ func ReadConnection(path string) (Connection, error) {
 	return c, nil
 }
 
-// Endpoint returns the ZeroMQ address of one of its ports.
+// Endpoint returns the ZeroMQ address of a port.
 func (c *Connection) Endpoint(port int) string {
 	if c.Transport == "ipc" {
 		return fmt.Sprintf("ipc://%s-%d", c.IP, port)
@@ -72,26 +78,26 @@ func (c *Connection) listen(typ string, port *int) (*kernelSocket, error) {
 	return s, err
 }
 
-// FakeKernelOptions is how a fake kernel differs from a well-behaved one. The zero value is well-behaved.
+// FakeKernelOptions says how a fake kernel deviates from a correct kernel. The zero value is a correct kernel.
 type FakeKernelOptions struct {
 	Protocol       string    // protocol_version in kernel_info_reply; "5.3" if empty
 	Welcome        bool      // send iopub_welcome to the first subscriber, as ipykernel 7 does
 	Subshells      bool      // speak JEP 91
-	NoHandover     bool      // ignore a second connection with an identity while the first lives, as xeus kernels do
-	HighWaterMark  int       // messages that may wait for an iopub subscriber before more are dropped; 0: wait, never drop
+	NoHandover     bool      // ignore a second connection with an identity that is in use, as xeus kernels do
+	HighWaterMark  int       // messages that wait for an iopub subscriber, before more are dropped; 0: no drops
 	NoGreeting     bool      // accept connections and say nothing, not even ZMTP's greeting
 	NeverReady     bool      // do the ZMTP handshake and answer nothing
 	IgnoreShutdown bool      // do not answer shutdown_request and go on
 	Stderr         io.Writer // where complain writes; nowhere if nil
 }
 
-// FakeKernel is a Jupyter kernel that runs lists of commands; see the package comment. It is one life: to restart it,
-// start another.
+// FakeKernel is a Jupyter kernel that runs lists of commands; see the package comment. It cannot be restarted; start
+// another one instead.
 type FakeKernel struct {
 	// Fixed.
 	opts     FakeKernelOptions
 	conn     Connection
-	signer   *wire.Signer
+	signer   *jupyter.Signer
 	session  string
 	shell    *kernelSocket
 	control  *kernelSocket
@@ -121,8 +127,8 @@ type FakeKernel struct {
 	code      int                     // exit code; -9 after crash
 }
 
-// StartFakeKernel binds a kernel's sockets and answers on them until it is closed, told to shut down, or runs a cell
-// that ends it.
+// StartFakeKernel binds a kernel's sockets and answers on them until it is closed, gets a shutdown request, or runs a
+// cell that ends it.
 func StartFakeKernel(conn Connection, opts FakeKernelOptions) (*FakeKernel, error) {
 	if opts.Protocol == "" {
 		opts.Protocol = "5.3"
@@ -131,9 +137,10 @@ func StartFakeKernel(conn Connection, opts FakeKernelOptions) (*FakeKernel, erro
 		opts.Stderr = io.Discard
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	k := &FakeKernel{opts: opts, conn: conn, signer: wire.NewSigner([]byte(conn.Key)), session: wire.NewID(),
+	k := &FakeKernel{opts: opts, conn: conn, signer: jupyter.NewSigner([]byte(conn.Key)), session: jupyter.NewID(),
 		queue: make(chan request, requestQueue), urgent: make(chan request, requestQueue), answers: make(chan input, 16),
-		ctx: ctx, cancel: cancel, variables: map[string]string{}, comms: map[string]string{}, subshells: map[string]chan request{}, handlers: handlers}
+		ctx: ctx, cancel: cancel, variables: map[string]string{}, comms: map[string]string{},
+		subshells: map[string]chan request{}, handlers: handlers}
 	for _, s := range []struct {
 		socket **kernelSocket
 		typ    string
@@ -151,9 +158,9 @@ func StartFakeKernel(conn Connection, opts FakeKernelOptions) (*FakeKernel, erro
 		bound.handover, bound.silent, bound.mark = !opts.NoHandover, opts.NoGreeting, opts.HighWaterMark
 		*s.socket = bound
 	}
-	k.shell.receive = k.receiver(wire.Shell)
-	k.control.receive = k.receiver(wire.Control)
-	k.stdin.receive = k.receiver(wire.Stdin)
+	k.shell.receive = k.receiver(jupyter.Shell)
+	k.control.receive = k.receiver(jupyter.Control)
+	k.stdin.receive = k.receiver(jupyter.Stdin)
 	k.hb.receive = func(identity string, frames [][]byte) {
 		if !opts.NeverReady {
 			k.hb.sendTo(identity, frames)
@@ -163,13 +170,13 @@ func StartFakeKernel(conn Connection, opts FakeKernelOptions) (*FakeKernel, erro
 	for _, s := range k.sockets() {
 		k.wg.Go(s.serve)
 	}
-	k.wg.Go(func() { k.work(k.queue, wire.Shell) })
-	k.wg.Go(func() { k.work(k.urgent, wire.Control) })
+	k.wg.Go(func() { k.work(k.queue, jupyter.Shell) })
+	k.wg.Go(func() { k.work(k.urgent, jupyter.Control) })
 	k.publish("status", nil, content{"execution_state": "starting"}, nil)
 	return k, nil
 }
 
-// Connection returns where the kernel listens, with the ports it has chosen.
+// Connection returns the kernel's addresses, with the chosen ports.
 func (k *FakeKernel) Connection() Connection { return k.conn }
 
 // Interrupt does what SIGINT does to a kernel: the running cell fails with KeyboardInterrupt.
@@ -196,7 +203,7 @@ func (k *FakeKernel) Wait() int {
 	return k.code
 }
 
-// Close ends the kernel as a signal would, without a word, and waits for its goroutines.
+// Close ends the kernel as a signal would, without further messages, and waits for its goroutines.
 func (k *FakeKernel) Close() {
 	k.end(-15)
 	k.Wait()
@@ -215,7 +222,7 @@ func (k *FakeKernel) sockets() []*kernelSocket {
 // linger is how long an ending kernel waits for its last messages to leave, as ipykernel.
 const linger = time.Second
 
-// leave ends the kernel by its own will: what it has said goes out first.
+// leave ends the kernel from inside, after its messages have been sent.
 func (k *FakeKernel) leave(code int) {
 	end := time.Now().Add(linger)
 	for _, s := range k.sockets() {
@@ -238,7 +245,7 @@ func (k *FakeKernel) end(code int) {
 	k.cancel()
 }
 
-// spawn starts a goroutine of the kernel's, unless it is ending.
+// spawn starts a goroutine of the kernel, unless it is ending.
 func (k *FakeKernel) spawn(f func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -247,10 +254,10 @@ func (k *FakeKernel) spawn(f func()) {
 	}
 }
 
-// content is the content of a message of ours.
+// content is the content of a message from the kernel.
 type content map[string]any
 
-// header makes a message header. Like ipykernel's, the msg_id ends in a counter over all channels.
+// header makes a message header. The msg_id ends in a counter over all channels, as ipykernel's does.
 func (k *FakeKernel) header(msgType string) []byte {
 	b := make([]byte, 0, 256)
 	b = append(b, `{"msg_id":"`...)
@@ -273,7 +280,7 @@ func (k *FakeKernel) header(msgType string) []byte {
 func encode(c content) []byte {
 	b, err := json.Marshal(c)
 	if err != nil {
-		panic(err) // all content is ours
+		panic(err) // all content is the kernel's own
 	}
 	return b
 }
@@ -284,24 +291,24 @@ func (k *FakeKernel) publish(msgType string, parent []byte, c content, buffers [
 }
 
 func (k *FakeKernel) publishRaw(msgType string, parent, body []byte, buffers [][]byte) {
-	m := k.message(wire.IOPub, msgType, parent, body)
+	m := k.message(jupyter.IOPub, msgType, parent, body)
 	m.Buffers = buffers
 	topic := "kernel." + k.session + "." + msgType
 	k.iopub.publish(topic, encodeMessage([]byte(topic), m.Frames(k.signer)))
 }
 
-func (k *FakeKernel) message(c wire.Channel, msgType string, parent, body []byte) wire.Message {
+func (k *FakeKernel) message(c jupyter.Channel, msgType string, parent, body []byte) jupyter.Message {
 	if parent == nil {
 		parent = []byte("{}")
 	}
-	return wire.Message{Channel: c, Header: k.header(msgType), Parent: parent, Metadata: []byte("{}"), Content: body}
+	return jupyter.Message{Channel: c, Header: k.header(msgType), Parent: parent, Metadata: []byte("{}"), Content: body}
 }
 
-// welcome greets the first subscriber, if the kernel is one that does; the message has no topic frame.
+// welcome sends iopub_welcome to the first subscriber, if the options say so. The message has no topic frame.
 func (k *FakeKernel) welcome(p *zmtpPeer) {
 	if !k.opts.Welcome || k.opts.NeverReady || k.welcomed.Swap(true) {
 		return
 	}
-	m := k.message(wire.IOPub, "iopub_welcome", nil, encode(content{"subscription": ""}))
+	m := k.message(jupyter.IOPub, "iopub_welcome", nil, encode(content{"subscription": ""}))
 	p.out.put(encodeMessage(nil, m.Frames(k.signer)), k.opts.HighWaterMark)
 }

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 )
 
 // execution is the handling of one request.
@@ -20,14 +20,14 @@ type execution struct {
 	// Fixed.
 	k       *FakeKernel
 	r       request
-	channel wire.Channel
+	channel jupyter.Channel
 
 	// Owned by the goroutine that handles the request.
 	count      int  // execution_count
 	silent     bool // nothing is published
 	allowStdin bool
 	loseIdle   bool
-	after      func() // what is done after idle
+	after      func() // called after idle
 }
 
 // failure is how a cell fails: ename and evalue.
@@ -96,10 +96,11 @@ func (x *execution) stream(name, text string) {
 }
 
 func (x *execution) result(text string) {
-	x.publish("execute_result", content{"data": content{"text/plain": text}, "metadata": content{}, "execution_count": x.count})
+	x.publish("execute_result",
+		content{"data": content{"text/plain": text}, "metadata": content{}, "execution_count": x.count})
 }
 
-// run does the commands of a cell until one fails.
+// run executes the commands of a cell until one fails.
 func (x *execution) run(ctx context.Context, code string) error {
 	for line := range strings.Lines(code) {
 		line = strings.TrimSpace(line)
@@ -121,7 +122,7 @@ func (x *execution) run(ctx context.Context, code string) error {
 	return stopped(ctx)
 }
 
-// stopped returns why a cell cannot go on, or nil.
+// stopped returns the reason why a cell cannot go on, or nil.
 func stopped(ctx context.Context) error {
 	if ctx.Err() == nil {
 		return nil
@@ -147,13 +148,16 @@ func wait(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// commands are what a cell can say; the package comment describes them.
+// commands are the commands of cells; the package comment describes them.
 var commands = map[string]func(x *execution, ctx context.Context, rest string) error{
-	"print":      (*execution).print,
-	"echo":       func(x *execution, _ context.Context, rest string) error { x.stream("stdout", rest+"\n"); return nil },
-	"stderr":     func(x *execution, _ context.Context, rest string) error { x.stream("stderr", rest+"\n"); return nil },
-	"result":     func(x *execution, _ context.Context, rest string) error { x.result(rest); return nil },
-	"pid":        func(x *execution, _ context.Context, _ string) error { x.result(strconv.Itoa(os.Getpid())); return nil },
+	"print":  (*execution).print,
+	"echo":   func(x *execution, _ context.Context, rest string) error { x.stream("stdout", rest+"\n"); return nil },
+	"stderr": func(x *execution, _ context.Context, rest string) error { x.stream("stderr", rest+"\n"); return nil },
+	"result": func(x *execution, _ context.Context, rest string) error { x.result(rest); return nil },
+	"pid": func(x *execution, _ context.Context, _ string) error {
+		x.result(strconv.Itoa(os.Getpid()))
+		return nil
+	},
 	"complain":   (*execution).complain,
 	"flood":      (*execution).flood,
 	"big":        (*execution).big,
@@ -211,7 +215,8 @@ func series(rest string) (n int, every time.Duration, err error) {
 	return n, every, nil
 }
 
-// numbered publishes n messages whose content is a template around a running number, quicker than a JSON encoder.
+// numbered publishes n messages. Their content is a template with a running number in it, which is faster than a JSON
+// encoder.
 func (x *execution) numbered(ctx context.Context, msgType, before, after string, n int, every time.Duration) error {
 	for i := range n {
 		if i > 0 && every > 0 {
@@ -253,7 +258,8 @@ func (x *execution) background(_ context.Context, rest string) error {
 	later := *x
 	x.k.spawn(func() {
 		if wait(x.k.ctx, every) == nil {
-			later.numbered(x.k.ctx, "stream", `{"name":"stdout","text":"`, `\n"}`, n, every) //nolint:errcheck // it ends with the kernel
+			// it ends with the kernel
+			_ = later.numbered(x.k.ctx, "stream", `{"name":"stdout","text":"`, `\n"}`, n, every)
 		}
 	})
 	return nil
@@ -279,7 +285,7 @@ func (x *execution) buffers(_ context.Context, rest string) error {
 	}
 	buffer := make([]byte, n)
 	for i := range buffer {
-		buffer[i] = byte(i) // no UTF-8
+		buffer[i] = byte(i) // not valid UTF-8
 	}
 	x.k.publish("comm_msg", x.r.msg.Header, content{"comm_id": "fake", "data": content{"size": n}}, [][]byte{buffer})
 	return nil
@@ -319,15 +325,19 @@ func (x *execution) sleep(ctx context.Context, rest string) error {
 	return wait(ctx, d)
 }
 
-// ask puts a question to the client that sent the cell, on stdin, having thrown away what was said before it.
+// ask sends an input_request to the client that sent the cell. Earlier answers are dropped.
 func (x *execution) ask(ctx context.Context, prompt string, password bool) error {
 	if !x.allowStdin {
-		return &failure{"StdinNotImplementedError", "raw_input was called, but this frontend does not support input requests."}
+		return &failure{
+			"StdinNotImplementedError",
+			"raw_input was called, but this frontend does not support input requests.",
+		}
 	}
 	for len(x.k.answers) > 0 {
 		<-x.k.answers
 	}
-	m := x.k.message(wire.Stdin, "input_request", x.r.msg.Header, encode(content{"prompt": prompt, "password": password}))
+	m := x.k.message(jupyter.Stdin, "input_request", x.r.msg.Header,
+		encode(content{"prompt": prompt, "password": password}))
 	x.k.stdin.sendTo(x.r.identity, m.Frames(x.k.signer))
 	select {
 	case a := <-x.k.answers:
@@ -351,9 +361,9 @@ func (x *execution) lose(_ context.Context, rest string) error {
 	return nil
 }
 
-// garbage publishes three messages that no client should see.
+// garbage publishes three messages that clients should reject.
 func (x *execution) garbage(context.Context, string) error {
-	m := x.k.message(wire.IOPub, "stream", x.r.msg.Header, []byte(`{"name":"stdout","text":"forged"}`))
+	m := x.k.message(jupyter.IOPub, "stream", x.r.msg.Header, []byte(`{"name":"stdout","text":"forged"}`))
 	good := m.Frames(x.k.signer)
 	forged := append([][]byte(nil), good...)
 	forged[1] = bytes.Repeat([]byte("0"), 64)

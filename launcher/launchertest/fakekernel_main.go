@@ -10,13 +10,13 @@ import (
 )
 
 // FakeKernelMain is the fake kernel as a program: it runs until the kernel ends and returns the exit code. Package
-// launchertest/kernel is nothing else; a test binary may call it from its TestMain to be its own kernel.
+// launchertest/kernel only calls it. A test binary may call it in TestMain, and then is its own kernel.
 //
 //	kernel -f CONNECTION_FILE [--no-greeting] [--never-ready] [--start-delay D] [--exit-at-start CODE] [--stderr TEXT]
 //	       [--ignore-sigterm] [--ignore-sigint] [--ignore-shutdown] [--protocol V] [--welcome] [--subshells]
 //	       [--no-handover] [--hwm N]
 //
-// SIGINT interrupts the running cell. Everything else is as FakeKernelOptions has it.
+// SIGINT interrupts the running cell. The other flags are those of FakeKernelOptions.
 func FakeKernelMain(args []string) int {
 	var (
 		opts         = FakeKernelOptions{Stderr: os.Stderr}
@@ -71,7 +71,7 @@ func FakeKernelMain(args []string) int {
 			code := k.Wait()
 			if code < 0 {
 				// It cannot be caught, so nothing below is reached.
-				syscall.Kill(os.Getpid(), syscall.Signal(-code)) //nolint:errcheck // our own process
+				_ = syscall.Kill(os.Getpid(), syscall.Signal(-code)) // our own process
 			}
 			return code
 		}

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 )
 
 // kernelProcess starts the program.
@@ -37,7 +37,7 @@ func kernelProcess(t *testing.T, args ...string) (*exec.Cmd, Connection, *string
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { cmd.Process.Kill() })
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	return cmd, conn, stderr
 }
 
@@ -47,9 +47,9 @@ func connectProcess(t *testing.T, conn Connection) *client {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(testLimit); ; <-tick.C {
-		raw, err := dialRaw(conn, conn.IOPubPort) // the last that is bound
+		raw, err := dialRaw(conn, conn.IOPubPort) // the kernel binds this socket last
 		if err == nil {
-			raw.Close()
+			_ = raw.Close()
 			c := connect(t, conn, "me")
 			c.ready()
 			return c
@@ -63,7 +63,7 @@ func connectProcess(t *testing.T, conn Connection) *client {
 func TestFakeKernelMain(t *testing.T) {
 	t.Run("dies at start with last words", func(t *testing.T) {
 		cmd, _, stderr := kernelProcess(t, "--exit-at-start", "3", "--stderr", "no module named fake")
-		cmd.Wait() //nolint:errcheck // the exit code is what is asked
+		_ = cmd.Wait() // the test checks the exit code instead
 		if code := cmd.ProcessState.ExitCode(); code != 3 || stderr.String() != "no module named fake\n" {
 			t.Errorf("got exit code %d, stderr %q", code, stderr)
 		}
@@ -72,8 +72,8 @@ func TestFakeKernelMain(t *testing.T) {
 		cmd, conn, stderr := kernelProcess(t, "--start-delay", "50ms")
 		c := connectProcess(t, conn)
 		id := c.run("sleep 1h")
-		c.recv(wire.IOPub)
-		c.recv(wire.IOPub) // execute_input: it sleeps, or soon will
+		c.recv(jupyter.IOPub)
+		c.recv(jupyter.IOPub) // execute_input: the cell sleeps, or soon will
 		if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
 			t.Fatal(err)
 		}
@@ -81,31 +81,31 @@ func TestFakeKernelMain(t *testing.T) {
 			t.Errorf("got %q", got)
 		}
 		c.run("complain aargh\ncrash")
-		cmd.Wait() //nolint:errcheck // the exit code is what is asked
+		_ = cmd.Wait() // the test checks the exit code instead
 		if s := cmd.ProcessState.Sys().(syscall.WaitStatus); s.Signal() != syscall.SIGKILL || stderr.String() != "aargh\n" {
 			t.Errorf("got %v, stderr %q", cmd.ProcessState, stderr)
 		}
 	})
-	t.Run("deaf", func(t *testing.T) {
+	t.Run("it ignores interrupts and requests to end", func(t *testing.T) {
 		cmd, conn, _ := kernelProcess(t, "--ignore-sigterm", "--ignore-shutdown", "--ignore-sigint")
 		c := connectProcess(t, conn)
-		c.send(wire.Control, "shutdown_request", content{"restart": false})
+		c.send(jupyter.Control, "shutdown_request", content{"restart": false})
 		for _, s := range []os.Signal{syscall.SIGTERM, syscall.SIGINT} {
 			if err := cmd.Process.Signal(s); err != nil {
 				t.Fatal(err)
 			}
 		}
-		// No time limit proves that nothing happens; an answer after all three shows that it lives on.
+		// An answer after the three attempts to end the kernel shows that it still lives.
 		id := c.run("sleep 50ms")
 		if got := c.reply(id); got != "ok " {
 			t.Errorf("got %q", got)
 		}
-		cmd.Process.Kill() //nolint:errcheck // seen by Wait
-		cmd.Wait()         //nolint:errcheck // it was killed
+		_ = cmd.Process.Kill() // seen by Wait
+		_ = cmd.Wait()         // it was killed
 	})
-	t.Run("bad flag", func(t *testing.T) {
+	t.Run("a bad flag", func(t *testing.T) {
 		cmd, _, _ := kernelProcess(t, "--what")
-		cmd.Wait() //nolint:errcheck // the exit code is what is asked
+		_ = cmd.Wait() // the test checks the exit code instead
 		if code := cmd.ProcessState.ExitCode(); code != 2 {
 			t.Errorf("exit code %d", code)
 		}

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestFakeKernel_JupyterClient holds the fake kernel against the client that real front ends use, and libzmq below it.
+// TestFakeKernel_JupyterClient tests the fake kernel with the client that real front ends use, and libzmq below it.
 func TestFakeKernel_JupyterClient(t *testing.T) {
 	python := os.Getenv("EKG_TEST_PYTHON")
 	if python == "" {

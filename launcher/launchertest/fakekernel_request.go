@@ -5,23 +5,24 @@ import (
 	"net"
 	"sync"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 )
 
-// requestQueue is how many requests wait in the kernel before its sockets stop reading, as libzmq's default.
+// requestQueue is how many requests wait in the kernel before its sockets stop reading. It is libzmq's default.
 const requestQueue = 1000
 
 // request is one message from a client.
 type request struct {
 	identity string
-	header   wire.Header
-	msg      wire.Message
+	header   jupyter.Header
+	msg      jupyter.Message
 }
 
 // input is the answer to an input_request.
 type input struct{ value string }
 
-// signatures remembers the last signatures seen: ipykernel drops a message whose signature it has seen before.
+// signatures remembers the signatures of the last messages. Like ipykernel, the fake kernel drops a message whose
+// signature it has seen before.
 type signatures struct {
 	mu   sync.Mutex
 	set  map[string]struct{}
@@ -29,7 +30,7 @@ type signatures struct {
 	next int
 }
 
-// repeated reports whether the signature was there before, and remembers it.
+// repeated reports whether the signature was seen before, and remembers it.
 func (s *signatures) repeated(signature string) bool {
 	const kept = 65536
 	s.mu.Lock()
@@ -53,15 +54,15 @@ func (s *signatures) repeated(signature string) bool {
 
 func tcpPort(l net.Listener) int { return l.Addr().(*net.TCPAddr).Port }
 
-// receiver returns what a channel's socket does with a message: check it and queue it, silently dropping what is not
-// properly signed, as kernels do.
-func (k *FakeKernel) receiver(c wire.Channel) func(string, [][]byte) {
+// receiver returns the handler of a channel's messages: it checks and queues them. As in real kernels, a message
+// without a valid signature is dropped silently.
+func (k *FakeKernel) receiver(c jupyter.Channel) func(string, [][]byte) {
 	return func(identity string, frames [][]byte) {
-		m, err := wire.ParseFrames(c, frames, k.signer)
+		m, err := jupyter.ParseFrames(c, frames, k.signer)
 		if err != nil || k.opts.NeverReady {
 			return
 		}
-		h, err := wire.ParseHeader(m.Header)
+		h, err := jupyter.ParseHeader(m.Header)
 		if err != nil {
 			return
 		}
@@ -71,9 +72,9 @@ func (k *FakeKernel) receiver(c wire.Channel) func(string, [][]byte) {
 		r := request{identity: identity, header: h, msg: m}
 		var to chan<- request
 		switch c {
-		case wire.Control:
+		case jupyter.Control:
 			to = k.urgent
-		case wire.Stdin:
+		case jupyter.Stdin:
 			k.answer(r)
 			return
 		default:
@@ -90,14 +91,14 @@ func (k *FakeKernel) receiver(c wire.Channel) func(string, [][]byte) {
 
 func signatureOf(frames [][]byte) string {
 	for i, f := range frames {
-		if string(f) == wire.Delimiter {
+		if string(f) == jupyter.Delimiter {
 			return string(frames[i+1])
 		}
 	}
 	return ""
 }
 
-// answer hands an input_reply to the cell that waits, or drops it if there are more than can be meant.
+// answer passes an input_reply to the waiting cell, or drops it if too many answers wait.
 func (k *FakeKernel) answer(r request) {
 	var c struct {
 		Value string `json:"value"`
@@ -111,7 +112,7 @@ func (k *FakeKernel) answer(r request) {
 	}
 }
 
-// subshell returns the queue of a subshell, the main shell's for "", nil for one that does not exist.
+// subshell returns the queue of a subshell: the main shell's for "", nil if the subshell does not exist.
 func (k *FakeKernel) subshell(id string) chan request {
 	if id == "" {
 		return k.queue
@@ -122,7 +123,7 @@ func (k *FakeKernel) subshell(id string) chan request {
 }
 
 // work answers the requests of one queue in order, until the kernel ends or the queue is closed.
-func (k *FakeKernel) work(queue chan request, c wire.Channel) {
+func (k *FakeKernel) work(queue chan request, c jupyter.Channel) {
 	for {
 		select {
 		case <-k.ctx.Done():
@@ -137,7 +138,7 @@ func (k *FakeKernel) work(queue chan request, c wire.Channel) {
 }
 
 // handle answers one request between busy and idle.
-func (k *FakeKernel) handle(r request, c wire.Channel) {
+func (k *FakeKernel) handle(r request, c jupyter.Channel) {
 	x := &execution{k: k, r: r, channel: c}
 	k.publish("status", r.msg.Header, content{"execution_state": "busy"}, nil)
 	answer, ok := k.handlers[r.header.MsgType]
@@ -161,13 +162,13 @@ func (x *execution) reply(msgType string, c content) {
 	}
 	m := x.k.message(x.channel, msgType, x.r.msg.Header, encode(c))
 	to := x.k.shell
-	if x.channel == wire.Control {
+	if x.channel == jupyter.Control {
 		to = x.k.control
 	}
 	to.sendTo(x.r.identity, m.Frames(x.k.signer))
 }
 
-// handlers are the requests the kernel knows. As in Jupyter's kernels most are answered on shell and control alike.
+// handlers are the requests that the kernel knows. As in Jupyter's kernels, most are answered on shell and on control.
 var handlers = map[string]func(*execution){
 	"kernel_info_request": (*execution).kernelInfo,
 	"execute_request":     (*execution).execute,
@@ -242,7 +243,7 @@ func (x *execution) commInfo() {
 	x.reply("comm_info_reply", content{"comms": comms})
 }
 
-// comm keeps the table of comms and sends a comm_msg back as it came, with its buffers.
+// comm updates the table of comms. It sends a comm_msg back unchanged, with its buffers.
 func (x *execution) comm() {
 	var c struct {
 		ID     string `json:"comm_id"`
@@ -274,19 +275,21 @@ func (x *execution) debug() {
 	if json.Unmarshal(x.r.msg.Content, &c) != nil {
 		return
 	}
-	x.k.publish("debug_event", x.r.msg.Header, content{"type": "event", "event": "output", "body": content{"output": c.Command}}, nil)
-	x.reply("debug_reply", content{"type": "response", "request_seq": c.Seq, "success": true, "command": c.Command, "body": c.Arguments})
+	x.k.publish("debug_event", x.r.msg.Header,
+		content{"type": "event", "event": "output", "body": content{"output": c.Command}}, nil)
+	x.reply("debug_reply",
+		content{"type": "response", "request_seq": c.Seq, "success": true, "command": c.Command, "body": c.Arguments})
 }
 
 func (x *execution) createSubshell() {
 	if !x.k.opts.Subshells {
 		return
 	}
-	id, queue := wire.NewID(), make(chan request, requestQueue)
+	id, queue := jupyter.NewID(), make(chan request, requestQueue)
 	x.k.mu.Lock()
 	x.k.subshells[id] = queue
 	x.k.mu.Unlock()
-	x.k.spawn(func() { x.k.work(queue, wire.Shell) })
+	x.k.spawn(func() { x.k.work(queue, jupyter.Shell) })
 	x.reply("create_subshell_reply", content{"subshell_id": id})
 }
 
@@ -299,10 +302,11 @@ func (x *execution) deleteSubshell() {
 	}
 	x.k.mu.Lock()
 	_, ok := x.k.subshells[c.ID]
-	delete(x.k.subshells, c.ID) // its goroutine stays until the kernel ends: a request may be on its way to it
+	delete(x.k.subshells, c.ID) // its goroutine goes on until the kernel ends: it may still get a request
 	x.k.mu.Unlock()
 	if !ok {
-		x.reply("delete_subshell_reply", content{"status": "error", "ename": "SubshellNotFound", "evalue": c.ID, "traceback": []string{}})
+		x.reply("delete_subshell_reply",
+			content{"status": "error", "ename": "SubshellNotFound", "evalue": c.ID, "traceback": []string{}})
 		return
 	}
 	x.reply("delete_subshell_reply", content{})

@@ -9,14 +9,15 @@ import (
 	"time"
 )
 
-// kernelSocket is one bound ZeroMQ socket of the kernel: a ROUTER (shell, control, stdin, heartbeat) or the XPUB (iopub).
+// kernelSocket is one bound ZeroMQ socket of the kernel: a ROUTER (shell, control, stdin, heartbeat) or the XPUB
+// (iopub).
 type kernelSocket struct {
 	// Fixed.
 	typ       string // "ROUTER" or "XPUB"
 	listener  net.Listener
-	handover  bool // a second connection with an identity replaces the first, else it is ignored while that lives
-	mark      int  // high-water mark of the XPUB; 0: it never drops but waits
-	silent    bool // accept connections, say nothing
+	handover  bool // a second connection with an identity replaces the first, else it is ignored
+	mark      int  // high-water mark of the XPUB; 0: it waits and never drops
+	silent    bool // accept connections and send nothing
 	receive   func(identity string, frames [][]byte)
 	subscribe func(p *zmtpPeer) // a connection has subscribed
 	wg        sync.WaitGroup
@@ -49,7 +50,7 @@ func (s *kernelSocket) serve() {
 		s.mu.Lock()
 		if s.closed {
 			s.mu.Unlock()
-			conn.Close() //nolint:errcheck // nothing was said on it
+			_ = conn.Close() // nothing was sent on it
 			return
 		}
 		s.raw[conn] = struct{}{}
@@ -58,24 +59,24 @@ func (s *kernelSocket) serve() {
 	}
 }
 
-// attend speaks with one peer until either side closes.
+// attend serves one peer until either side closes the connection.
 func (s *kernelSocket) attend(conn net.Conn) {
 	defer func() {
-		conn.Close() //nolint:errcheck // it may be closed already
+		_ = conn.Close() // it may be closed already
 		s.mu.Lock()
 		delete(s.raw, conn)
 		s.mu.Unlock()
 	}()
 	if s.silent {
-		io.Copy(io.Discard, conn) //nolint:errcheck // until the peer has had enough
+		_, _ = io.Copy(io.Discard, conn) // until the peer closes the connection
 		return
 	}
 	p, err := acceptZMTP(conn, s.typ)
 	if err != nil {
-		return // as libzmq: a peer that does not speak ZMTP is dropped
+		return // as in libzmq, a peer that does not speak ZMTP is dropped
 	}
 	if !s.enter(p) {
-		io.Copy(io.Discard, conn) //nolint:errcheck // ignored for as long as it likes
+		_, _ = io.Copy(io.Discard, conn) // ignored until the peer closes it
 		return
 	}
 	written := make(chan struct{})
@@ -104,7 +105,7 @@ func (s *kernelSocket) attend(conn net.Conn) {
 	<-written
 }
 
-// enter makes a peer known. It reports false if its identity is taken and stays so.
+// enter registers a peer. It reports false if another peer keeps the identity.
 func (s *kernelSocket) enter(p *zmtpPeer) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,7 +120,7 @@ func (s *kernelSocket) enter(p *zmtpPeer) bool {
 		if !s.handover {
 			return false
 		}
-		old.conn.Close() //nolint:errcheck // its attend sees it
+		_ = old.conn.Close() // its attend notices that
 	}
 	s.peers[p.identity] = p
 	return true
@@ -141,7 +142,7 @@ func (s *kernelSocket) topic(p *zmtpPeer, message []byte) {
 	}
 }
 
-// sendTo sends a message to one peer of a ROUTER; to an identity that is not there it goes nowhere, as in ZeroMQ.
+// sendTo sends a message to one peer of a ROUTER. As in ZeroMQ, a message for an unknown identity is dropped.
 func (s *kernelSocket) sendTo(identity string, frames [][]byte) {
 	s.mu.Lock()
 	p := s.peers[identity]
@@ -170,7 +171,7 @@ func (s *kernelSocket) publish(topic string, encoded []byte) {
 	}
 }
 
-// flush waits until all connections have written what they had.
+// flush waits until all connections have written their messages.
 func (s *kernelSocket) flush(limit time.Duration) {
 	end := time.Now().Add(limit)
 	s.mu.Lock()
@@ -187,14 +188,14 @@ func (s *kernelSocket) flush(limit time.Duration) {
 	}
 }
 
-// shut ends listening and all connections; it does not wait.
+// shut closes the listener and all connections. It does not wait for them.
 func (s *kernelSocket) shut() {
-	s.listener.Close() //nolint:errcheck // it may be closed already
+	_ = s.listener.Close() // it may be closed already
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
 	for conn := range s.raw {
-		conn.Close() //nolint:errcheck // likewise
+		_ = conn.Close()
 	}
 	for _, p := range s.peers {
 		p.out.close()

@@ -13,10 +13,10 @@ import (
 
 	"github.com/go-zeromq/zmq4"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 )
 
-// TestFakeKernel_Cells runs every command and compares all that the kernel says.
+// TestFakeKernel_Cells runs every command and compares all messages of the kernel.
 func TestFakeKernel_Cells(t *testing.T) {
 	out := func(text string) string { return fmt.Sprintf(`stream {"name":"stdout","text":"%s\n"}`, text) }
 	tests := []struct {
@@ -31,18 +31,43 @@ func TestFakeKernel_Cells(t *testing.T) {
 		{"flood 2", []string{`display_data {"data":{"text/plain":"0"},"metadata":{},"transient":{}}`,
 			`display_data {"data":{"text/plain":"1"},"metadata":{},"transient":{}}`}, "ok "},
 		{"big 5", []string{`display_data {"data":{"text/plain":"xxxxx"},"metadata":{},"transient":{}}`}, "ok "},
-		{"set a 1 2\nget a", []string{`execute_result {"data":{"text/plain":"1 2"},"execution_count":8,"metadata":{}}`}, "ok "},
-		{"get b", []string{`error {"ename":"NameError","evalue":"name 'b' is not defined","traceback":["NameError: name 'b' is not defined"]}`}, "error NameError"},
-		{"error\necho never", []string{`error {"ename":"ValueError","evalue":"as asked","traceback":["ValueError: as asked"]}`}, "error ValueError"},
-		{"what", []string{`error {"ename":"NameError","evalue":"name 'what' is not defined","traceback":["NameError: name 'what' is not defined"]}`}, "error NameError"},
-		{"sleep 1ms\nresult x", []string{`execute_result {"data":{"text/plain":"x"},"execution_count":12,"metadata":{}}`}, "ok "},
+		{
+			"set a 1 2\nget a",
+			[]string{`execute_result {"data":{"text/plain":"1 2"},"execution_count":8,"metadata":{}}`},
+			"ok ",
+		},
+		{
+			"get b",
+			[]string{
+				`error {"ename":"NameError","evalue":"name 'b' is not defined","traceback":["NameError: name 'b' is not defined"]}`,
+			},
+			"error NameError",
+		},
+		{
+			"error\necho never",
+			[]string{`error {"ename":"ValueError","evalue":"as asked","traceback":["ValueError: as asked"]}`},
+			"error ValueError",
+		},
+		{
+			"what",
+			[]string{
+				`error {"ename":"NameError","evalue":"name 'what' is not defined",` +
+					`"traceback":["NameError: name 'what' is not defined"]}`,
+			},
+			"error NameError",
+		},
+		{
+			"sleep 1ms\nresult x",
+			[]string{`execute_result {"data":{"text/plain":"x"},"execution_count":12,"metadata":{}}`},
+			"ok ",
+		},
 		{"buffers 3", []string{`comm_msg {"comm_id":"fake","data":{"size":3}}`}, "ok "},
 	}
 	for _, transport := range []string{"tcp", "ipc"} {
 		t.Run(transport, func(t *testing.T) {
 			_, c := startKernel(t, transport, FakeKernelOptions{})
 			for i, tt := range tests {
-				if i == 6 { // the count in this row, the eighth cell with the one before it
+				if i == 6 { // this row contains the count, which is 8 with the cell before it
 					c.cell(c.run(""))
 				}
 				said, reply := c.cell(c.run(tt.code))
@@ -63,36 +88,36 @@ func TestFakeKernel_Cells(t *testing.T) {
 func TestFakeKernel_Stdin(t *testing.T) {
 	_, c := startKernel(t, "tcp", FakeKernelOptions{})
 	id := c.run("input name?")
-	ask := c.recv(wire.Stdin)
-	if h := c.header(ask.Header); h.MsgType != "input_request" || wire.StringField(ask.Content, "prompt") != "name?" {
+	ask := c.recv(jupyter.Stdin)
+	if h := c.header(ask.Header); h.MsgType != "input_request" || jupyter.StringField(ask.Content, "prompt") != "name?" {
 		t.Errorf("got %s %s", h.MsgType, ask.Content)
 	}
-	c.send(wire.Stdin, "input_reply", content{"value": "Ada"})
+	c.send(jupyter.Stdin, "input_reply", content{"value": "Ada"})
 	said, reply := c.cell(id)
 	if len(said) != 4 || !strings.Contains(said[2], `"Ada\n"`) || reply != "ok " {
 		t.Errorf("got %q, %q", said, reply)
 	}
-	id = c.send(wire.Shell, "execute_request", content{"code": "input", "allow_stdin": false})
+	id = c.send(jupyter.Shell, "execute_request", content{"code": "input", "allow_stdin": false})
 	if _, reply := c.cell(id); reply != "error StdinNotImplementedError" {
 		t.Errorf("got %q", reply)
 	}
 	t.Run("an interrupt ends the question", func(t *testing.T) {
 		id := c.run("input again?")
-		c.recv(wire.Stdin)
-		c.send(wire.Control, "interrupt_request", content{})
-		c.recv(wire.Control)
-		deadline := c.recv(wire.Shell)
-		if wire.StringField(deadline.Content, "ename") != "KeyboardInterrupt" || c.header(deadline.Parent).MsgID != id {
+		c.recv(jupyter.Stdin)
+		c.send(jupyter.Control, "interrupt_request", content{})
+		c.recv(jupyter.Control)
+		deadline := c.recv(jupyter.Shell)
+		if jupyter.StringField(deadline.Content, "ename") != "KeyboardInterrupt" || c.header(deadline.Parent).MsgID != id {
 			t.Errorf("got %s", deadline.Content)
 		}
 	})
 }
 
-// TestFakeKernel_Faults runs the commands that do not end well.
+// TestFakeKernel_Faults runs the commands that end badly.
 func TestFakeKernel_Faults(t *testing.T) {
-	t.Run("lose", func(t *testing.T) {
+	t.Run("lose idle", func(t *testing.T) {
 		_, c := startKernel(t, "tcp", FakeKernelOptions{})
-		number := func(m wire.Message) int {
+		number := func(m jupyter.Message) int {
 			id := c.header(m.Header).MsgID
 			n, err := strconv.Atoi(id[strings.LastIndexByte(id, '_')+1:])
 			if err != nil {
@@ -103,67 +128,67 @@ func TestFakeKernel_Faults(t *testing.T) {
 		c.run("echo a\nlose 5\necho b\nlose idle")
 		var numbers []int
 		for range 4 {
-			numbers = append(numbers, number(c.recv(wire.IOPub)))
+			numbers = append(numbers, number(c.recv(jupyter.IOPub)))
 		}
 		if numbers[3]-numbers[2] != 6 {
 			t.Errorf("msg_ids count %v, want a gap of 5 before the last", numbers)
 		}
-		if n := number(c.recv(wire.Shell)); n != numbers[3]+1 {
+		if n := number(c.recv(jupyter.Shell)); n != numbers[3]+1 {
 			t.Errorf("reply is number %d, want the next", n)
 		}
-		// No idle: the next cell's busy follows, and the number of the idle is missing.
+		// There is no idle status: the next cell's busy status follows, and the number of the idle status is missing.
 		c.run("")
-		if m := c.recv(wire.IOPub); !strings.Contains(string(m.Content), "busy") || number(m) != numbers[3]+3 {
+		if m := c.recv(jupyter.IOPub); !strings.Contains(string(m.Content), "busy") || number(m) != numbers[3]+3 {
 			t.Errorf("got %d %s, want busy with a number missing before it", number(m), m.Content)
 		}
 	})
-	t.Run("background", func(t *testing.T) {
+	t.Run("output after idle", func(t *testing.T) {
 		_, c := startKernel(t, "tcp", FakeKernelOptions{})
 		id := c.run("background 2 every 100ms")
 		if said, _ := c.cell(id); len(said) != 3 {
 			t.Errorf("got %q before idle", said)
 		}
 		for range 2 {
-			if m := c.recv(wire.IOPub); c.header(m.Parent).MsgID != id || c.header(m.Header).MsgType != "stream" {
+			if m := c.recv(jupyter.IOPub); c.header(m.Parent).MsgID != id || c.header(m.Header).MsgType != "stream" {
 				t.Errorf("got %s", m.Header)
 			}
 		}
 	})
-	t.Run("hang", func(t *testing.T) {
+	t.Run("shell hangs", func(t *testing.T) {
 		k, c := startKernel(t, "tcp", FakeKernelOptions{})
 		c.run("hang")
 		k.Interrupt()
-		c.send(wire.Shell, "kernel_info_request", content{})
-		c.send(wire.Control, "kernel_info_request", content{})
-		c.recv(wire.Control)
-		if err := c.raw[wire.Shell].SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+		c.send(jupyter.Shell, "kernel_info_request", content{})
+		c.send(jupyter.Control, "kernel_info_request", content{})
+		c.recv(jupyter.Control)
+		if err := c.raw[jupyter.Shell].SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := c.lib[wire.Shell].RecvMsg(); !errors.Is(err, os.ErrDeadlineExceeded) {
+		if _, err := c.lib[jupyter.Shell].RecvMsg(); !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("got %v on shell, want silence", err)
 		}
 	})
-	t.Run("garbage", func(t *testing.T) {
+	t.Run("invalid messages", func(t *testing.T) {
 		_, c := startKernel(t, "tcp", FakeKernelOptions{})
 		c.run("garbage")
-		c.recv(wire.IOPub)
-		c.recv(wire.IOPub)
+		c.recv(jupyter.IOPub)
+		c.recv(jupyter.IOPub)
 		for range 3 {
-			msg, err := c.lib[wire.IOPub].RecvMsg()
+			msg, err := c.lib[jupyter.IOPub].RecvMsg()
 			if err != nil {
 				t.Fatal(err)
 			}
-			if m, err := wire.ParseFrames(wire.IOPub, msg.Frames, c.signer); err == nil {
+			if m, err := jupyter.ParseFrames(jupyter.IOPub, msg.Frames, c.signer); err == nil {
 				t.Errorf("%s is a good message", m.Content)
 			}
 		}
 	})
 	for code, want := range map[string]int{"exit 7": 7, "crash": -9} {
-		t.Run(code, func(t *testing.T) {
+		t.Run("the cell "+code+" ends the kernel", func(t *testing.T) {
 			k, c := startKernel(t, "ipc", FakeKernelOptions{})
 			c.run("print 1000\n" + code)
-			for i := range 1002 { // busy, execute_input, and all that was said before the end
-				if m := c.recv(wire.IOPub); m.Header == nil {
+			for i := range 1002 { // busy, execute_input, and the output before the end
+				if m := c.recv(jupyter.IOPub); m.Header == nil {
 					t.Fatalf("%d messages", i)
 				}
 			}
@@ -176,7 +201,7 @@ func TestFakeKernel_Faults(t *testing.T) {
 
 func TestFakeKernel_Requests(t *testing.T) {
 	k, c := startKernel(t, "tcp", FakeKernelOptions{Subshells: true, Protocol: "5.5"})
-	ask := func(ch wire.Channel, msgType string, body any) string {
+	ask := func(ch jupyter.Channel, msgType string, body any) string {
 		t.Helper()
 		c.send(ch, msgType, body)
 		m := c.recv(ch)
@@ -189,59 +214,65 @@ func TestFakeKernel_Requests(t *testing.T) {
 		Version  string   `json:"protocol_version"`
 		Features []string `json:"supported_features"`
 	}
-	if err := json.Unmarshal([]byte(ask(wire.Shell, "kernel_info_request", content{})), &info); err != nil || info.Version != "5.5" || len(info.Features) != 1 {
+	if err := json.Unmarshal([]byte(ask(jupyter.Shell, "kernel_info_request", content{})), &info); err != nil ||
+		info.Version != "5.5" ||
+		len(info.Features) != 1 {
 		t.Errorf("kernel_info: %+v, %v", info, err)
 	}
-	c.send(wire.Shell, "comm_open", content{"comm_id": "c1", "target_name": "t"})
-	if got := ask(wire.Shell, "comm_info_request", content{}); got != `{"comms":{"c1":{"target_name":"t"}},"status":"ok"}` {
+	c.send(jupyter.Shell, "comm_open", content{"comm_id": "c1", "target_name": "t"})
+	got := ask(jupyter.Shell, "comm_info_request", content{})
+	if got != `{"comms":{"c1":{"target_name":"t"}},"status":"ok"}` {
 		t.Errorf("comm_info: %s", got)
 	}
 	for _, r := range []string{"complete_request", "inspect_request", "history_request", "is_complete_request"} {
-		ask(wire.Shell, r, content{"code": "pri", "cursor_pos": 3})
+		ask(jupyter.Shell, r, content{"code": "pri", "cursor_pos": 3})
 	}
-	if got := ask(wire.Control, "debug_request", content{"seq": 3, "command": "x", "arguments": content{"y": 1}}); !strings.Contains(got, `"request_seq":3`) {
-		t.Errorf("debug: %s", got)
+	debug := ask(jupyter.Control, "debug_request", content{"seq": 3, "command": "x", "arguments": content{"y": 1}})
+	if !strings.Contains(debug, `"request_seq":3`) {
+		t.Errorf("debug: %s", debug)
 	}
 	t.Run("a subshell overtakes", func(t *testing.T) {
-		id := wire.StringField([]byte(ask(wire.Control, "create_subshell_request", content{})), "subshell_id")
+		id := jupyter.StringField([]byte(ask(jupyter.Control, "create_subshell_request", content{})), "subshell_id")
 		c.run("sleep 1h")
-		m := wire.New(wire.Shell, "execute_request", c.session, nil, content{"code": ""})
+		m := jupyter.New(jupyter.Shell, "execute_request", c.session, nil, content{"code": ""})
 		m.Header = append(m.Header[:len(m.Header)-1], `,"subshell_id":"`+id+`"}`...)
-		if err := c.lib[wire.Shell].SendMsg(zmq4.NewMsgFrom(m.Frames(c.signer)...)); err != nil {
+		if err := c.lib[jupyter.Shell].SendMsg(zmq4.NewMsgFrom(m.Frames(c.signer)...)); err != nil {
 			t.Fatal(err)
 		}
-		if got := c.recv(wire.Shell); string(got.Parent) != string(m.Header) {
+		if got := c.recv(jupyter.Shell); string(got.Parent) != string(m.Header) {
 			t.Errorf("got a reply to %s, want to %s", got.Parent, m.Header)
 		}
 		k.Interrupt()
-		c.recv(wire.Shell)
-		if got := ask(wire.Control, "list_subshell_request", content{}); !strings.Contains(got, id) {
+		c.recv(jupyter.Shell)
+		if got := ask(jupyter.Control, "list_subshell_request", content{}); !strings.Contains(got, id) {
 			t.Errorf("list: %s", got)
 		}
-		ask(wire.Control, "delete_subshell_request", content{"subshell_id": id})
-		if got := ask(wire.Control, "delete_subshell_request", content{"subshell_id": id}); !strings.Contains(got, "error") {
+		ask(jupyter.Control, "delete_subshell_request", content{"subshell_id": id})
+		if got := ask(jupyter.Control, "delete_subshell_request", content{"subshell_id": id}); !strings.Contains(got,
+			"error") {
 			t.Errorf("second delete: %s", got)
 		}
 	})
 	t.Run("unsigned and repeated messages are dropped", func(t *testing.T) {
-		m := wire.New(wire.Control, "kernel_info_request", c.session, nil, content{})
-		bad := m.Frames(wire.NewSigner([]byte("wrong")))
+		m := jupyter.New(jupyter.Control, "kernel_info_request", c.session, nil, content{})
+		bad := m.Frames(jupyter.NewSigner([]byte("wrong")))
 		good := zmq4.NewMsgFrom(m.Frames(c.signer)...)
 		for _, msg := range []zmq4.Msg{zmq4.NewMsgFrom(bad...), good, good} {
-			if err := c.lib[wire.Control].SendMsg(msg); err != nil {
+			if err := c.lib[jupyter.Control].SendMsg(msg); err != nil {
 				t.Fatal(err)
 			}
 		}
-		id := c.send(wire.Control, "kernel_info_request", content{})
-		if got := c.recv(wire.Control); string(got.Parent) != string(m.Header) {
+		id := c.send(jupyter.Control, "kernel_info_request", content{})
+		if got := c.recv(jupyter.Control); string(got.Parent) != string(m.Header) {
 			t.Errorf("got a reply to %s", got.Parent)
 		}
-		if got := c.recv(wire.Control); c.header(got.Parent).MsgID != id {
+		if got := c.recv(jupyter.Control); c.header(got.Parent).MsgID != id {
 			t.Errorf("got a reply to %s", got.Parent)
 		}
 	})
-	t.Run("shutdown", func(t *testing.T) {
-		if got := ask(wire.Control, "shutdown_request", content{"restart": true}); got != `{"restart":true,"status":"ok"}` {
+	t.Run("a shutdown request", func(t *testing.T) {
+		got := ask(jupyter.Control, "shutdown_request", content{"restart": true})
+		if got != `{"restart":true,"status":"ok"}` {
 			t.Errorf("got %s", got)
 		}
 		if code := k.Wait(); code != 0 {
@@ -251,14 +282,14 @@ func TestFakeKernel_Requests(t *testing.T) {
 }
 
 func TestFakeKernel_Options(t *testing.T) {
-	t.Run("welcome", func(t *testing.T) {
+	t.Run("iopub_welcome", func(t *testing.T) {
 		k, err := StartFakeKernel(NewConnection("tcp", ""), FakeKernelOptions{Welcome: true})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer k.Close()
 		c := connect(t, k.Connection(), "")
-		if m := c.recv(wire.IOPub); c.header(m.Header).MsgType != "iopub_welcome" {
+		if m := c.recv(jupyter.IOPub); c.header(m.Header).MsgType != "iopub_welcome" {
 			t.Errorf("got %s", m.Header)
 		}
 	})
@@ -273,7 +304,7 @@ func TestFakeKernel_Options(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer raw.Close()
+		defer raw.Close() //nolint:errcheck // nothing depends on it
 		if err := raw.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
 			t.Fatal(err)
 		}
@@ -285,28 +316,28 @@ func TestFakeKernel_Options(t *testing.T) {
 		for _, none := range []bool{false, true} {
 			k, first := startKernel(t, "tcp", FakeKernelOptions{NoHandover: none})
 			second := connect(t, k.Connection(), "me")
-			second.send(wire.Shell, "kernel_info_request", content{})
+			second.send(jupyter.Shell, "kernel_info_request", content{})
 			winner := second
 			if none {
 				winner = first
-				first.send(wire.Shell, "kernel_info_request", content{})
+				first.send(jupyter.Shell, "kernel_info_request", content{})
 			}
-			if m := winner.recv(wire.Shell); winner.header(m.Parent).Session != winner.session {
+			if m := winner.recv(jupyter.Shell); winner.header(m.Parent).Session != winner.session {
 				t.Errorf("no handover %v: got a reply to %s", none, m.Parent)
 			}
 		}
 	})
 	t.Run("high-water mark", func(t *testing.T) {
 		_, c := startKernel(t, "tcp", FakeKernelOptions{HighWaterMark: 10})
-		// Nobody reads iopub while the cell runs, so its socket is full long before the end.
+		// The test does not read iopub while the cell runs, so the socket is full long before the end.
 		id := c.run("flood 200k")
 		c.reply(id)
 		n := 0
-		for ; ; n++ { // until silence: what came last may have been dropped
-			if err := c.raw[wire.IOPub].SetReadDeadline(time.Now().Add(300 * time.Millisecond)); err != nil {
+		for ; ; n++ { // until no message comes: the last ones may have been dropped
+			if err := c.raw[jupyter.IOPub].SetReadDeadline(time.Now().Add(300 * time.Millisecond)); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := c.lib[wire.IOPub].RecvMsg(); err != nil {
+			if _, err := c.lib[jupyter.IOPub].RecvMsg(); err != nil {
 				break
 			}
 		}
@@ -314,7 +345,7 @@ func TestFakeKernel_Options(t *testing.T) {
 			t.Errorf("%d messages arrived, want some and not all", n)
 		}
 	})
-	t.Run("taken port", func(t *testing.T) {
+	t.Run("a port in use", func(t *testing.T) {
 		k, _ := startKernel(t, "tcp", FakeKernelOptions{})
 		if _, err := StartFakeKernel(k.Connection(), FakeKernelOptions{}); !errors.Is(err, syscall.EADDRINUSE) {
 			t.Errorf("got %v", err)

@@ -19,7 +19,7 @@ const (
 	flagCommand = 0x04
 
 	greetingSize = 64
-	maxFrame     = 1 << 30 // bytes; our peers are under test, not hostile
+	maxFrame     = 1 << 30 // bytes; peers are programs under test, not hostile ones
 )
 
 // zmtpPeer is the kernel's end of one ZeroMQ connection.
@@ -31,7 +31,7 @@ type zmtpPeer struct {
 	out      *outbox
 }
 
-// acceptZMTP does the handshake on an accepted connection, as a socket of the type named. We call ourselves ZMTP 3.1, as
+// acceptZMTP does the handshake on an accepted connection, as a socket of the named type. It announces ZMTP 3.1, as
 // libzmq does.
 func acceptZMTP(conn net.Conn, typ string) (*zmtpPeer, error) {
 	hello := make([]byte, greetingSize)
@@ -47,7 +47,8 @@ func acceptZMTP(conn net.Conn, typ string) (*zmtpPeer, error) {
 	if _, err := io.ReadFull(p.r, greeting); err != nil {
 		return nil, err
 	}
-	if greeting[0] != 0xff || greeting[9]&1 == 0 || greeting[10] < 3 || !strings.HasPrefix(string(greeting[12:32]), "NULL\x00") {
+	if greeting[0] != 0xff || greeting[9]&1 == 0 || greeting[10] < 3 ||
+		!strings.HasPrefix(string(greeting[12:32]), "NULL\x00") {
 		return nil, fmt.Errorf("not a ZMTP 3 greeting with mechanism NULL: %q", greeting)
 	}
 	flags, body, err := p.readFrame()
@@ -109,8 +110,8 @@ func (p *zmtpPeer) readFrame() (flags byte, body []byte, err error) {
 	return head[0], body, err
 }
 
-// read returns the next message. A subscription that comes as a command, as from ZMTP 3.1 peers, is returned as the
-// message that it is with 3.0. A PING is answered.
+// read returns the next message. ZMTP 3.1 peers subscribe by a command, which is returned as the message of ZMTP 3.0.
+// A PING is answered.
 func (p *zmtpPeer) read() ([][]byte, error) {
 	var frames [][]byte
 	for {
@@ -136,7 +137,7 @@ func (p *zmtpPeer) read() ([][]byte, error) {
 	}
 }
 
-// encodeMessage returns a message as it stands on the wire. Prefix is the first frame, if not nil.
+// encodeMessage returns a message as it is sent on the wire. If prefix is not nil, it is the first frame.
 func encodeMessage(prefix []byte, frames [][]byte) []byte {
 	size := len(prefix) + 9
 	for _, f := range frames {
@@ -159,7 +160,7 @@ func encodeMessage(prefix []byte, frames [][]byte) []byte {
 // outboxLimit is how many bytes may wait in an outbox before put waits.
 const outboxLimit = 4 << 20
 
-// outbox is what waits to be sent on a connection: one goroutine (run) writes, in as few pieces as it can.
+// outbox holds messages that wait to be sent on a connection. One goroutine (run) writes them in few large pieces.
 type outbox struct {
 	conn net.Conn // fixed
 
@@ -168,7 +169,7 @@ type outbox struct {
 	changed  *sync.Cond
 	buf      []byte
 	messages int  // in buf
-	writing  bool // the buffer before buf is on its way
+	writing  bool // the previous buffer is being written
 	closed   bool
 }
 
@@ -178,8 +179,8 @@ func newOutbox(conn net.Conn) *outbox {
 	return o
 }
 
-// put adds one encoded message. With a high-water mark the message is dropped if that many wait, without one put waits
-// for room. It reports whether the message was taken.
+// put adds one encoded message. With a high-water mark, the message is dropped if that many wait; without one, put
+// waits for space. It reports whether the message was added.
 func (o *outbox) put(message []byte, mark int) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -222,7 +223,7 @@ func (o *outbox) run() {
 	}
 }
 
-// flush waits until all is written, the outbox is closed or the time is over.
+// flush waits until everything is written, the outbox is closed, or the time is over.
 func (o *outbox) flush(limit time.Duration) {
 	over := false
 	timer := time.AfterFunc(limit, func() {
@@ -239,13 +240,13 @@ func (o *outbox) flush(limit time.Duration) {
 	}
 }
 
-// close ends run, and the connection with it.
+// close ends run and closes the connection.
 func (o *outbox) close() {
 	o.mu.Lock()
 	o.closed = true
 	o.changed.Broadcast()
 	o.mu.Unlock()
 	if err := o.conn.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
-		return // the peer was quicker; it is closed either way
+		return // the peer may have closed it first
 	}
 }

@@ -1,6 +1,6 @@
-// Package launchertest is what tests of launchers, supervisors and the gateway run against: a fake kernel that speaks
-// real ZeroMQ, as a library (FakeKernel) and as a program (launchertest/kernel), and the suite that every launcher must
-// pass. It is for tests and benchmarks only; nothing that ships imports it.
+// Package launchertest serves tests of launchers, supervisors and the gateway. It has a fake kernel that speaks real
+// ZeroMQ, as a library (FakeKernel) and as a program (launchertest/kernel), and the suite that every launcher must
+// pass. It is for tests and benchmarks only; no shipped program imports it.
 //
 // # The fake kernel
 //
@@ -19,17 +19,17 @@
 //	set NAME VALUE        keeps a variable
 //	get NAME              its value as execute_result, or a NameError
 //	pid                   the process id as execute_result
-//	sleep D               does nothing for a while; an interrupt ends it
+//	sleep D               waits; an interrupt ends it
 //	input PROMPT          asks on stdin, writes the answer to stdout
-//	password PROMPT       likewise, hidden
+//	password PROMPT       asks for a hidden answer, writes it to stdout
 //	error                 fails with ValueError
 //	background N every D  N stdout messages that may come after idle
 //	lose idle             the idle of this cell is lost, as when a PUB socket drops it
 //	lose N                N outputs are lost: counted in msg_ids, never sent
-//	garbage               three messages on iopub that are none: no delimiter, wrong signature, too few frames
+//	garbage               three invalid messages on iopub: no delimiter, wrong signature, too few frames
 //	claim N               the header of an iopub frame that claims N bytes, and nothing after it
 //	exit CODE             ends the process
-//	crash                 kills the process with SIGKILL, after what was said before is out
+//	crash                 kills the process with SIGKILL, after its earlier messages were sent
 //	hang                  never answers on shell again
 //
 // D is a duration as Go writes it. N of bytes takes the suffixes k, m and g (decimal). The msg_id of all its messages

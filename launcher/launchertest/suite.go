@@ -17,14 +17,15 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// patience bounds every wait of the suite. It is meant for kernels that take their time on a busy machine.
+// patience bounds every wait of the suite. It allows for slow kernels on a busy machine.
 const patience = time.Minute
 
-// Run is the suite that every launcher must pass. open opens a launcher; all that it opens in one call of Run are on
-// the same place (state directory, namespace), as gateways beside and after each other are, and closed by the suite.
-// spec is a kernel that becomes idle. Run leaves no kernel behind if the launcher keeps its promises.
+// Run is the suite that every launcher must pass. open opens a launcher. All launchers of one call of Run use the same
+// state directory or namespace, like several gateways, or one after a restart. The suite closes them. spec is the
+// kernelspec of a kernel that becomes idle. Run leaves no kernel behind if the launcher keeps its contract.
 func Run(t *testing.T, open func(t *testing.T) launcher.Launcher, spec kernelspecs.Spec) {
 	s := suite{open: open, spec: spec}
 	t.Run("start, list, wait and stop", s.life)
@@ -46,7 +47,7 @@ type suite struct {
 	spec kernelspecs.Spec
 }
 
-// launcher opens one that is closed with the test.
+// launcher opens a launcher that is closed at the end of the test.
 func (s suite) launcher(t *testing.T) launcher.Launcher {
 	t.Helper()
 	l := s.open(t)
@@ -60,7 +61,7 @@ func (s suite) launcher(t *testing.T) launcher.Launcher {
 
 func newID() string {
 	var b [16]byte
-	rand.Read(b[:]) //nolint:errcheck // crypto/rand.Read never fails
+	rand.Read(b[:]) // never fails
 	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
@@ -71,7 +72,7 @@ func limited(t *testing.T) context.Context {
 	return ctx
 }
 
-// start starts a kernel that is stopped at the latest when the test ends.
+// start starts a kernel. It is stopped at the latest when the test ends.
 func (s suite) start(t *testing.T, l launcher.Launcher, req launcher.Request) launcher.Kernel {
 	t.Helper()
 	t.Cleanup(func() {
@@ -91,7 +92,7 @@ func (s suite) request() launcher.Request {
 }
 
 // until waits for a state.
-func until(t *testing.T, l launcher.Launcher, id string, state launcher.State) launcher.Kernel {
+func until(t *testing.T, l launcher.Launcher, id string, state api.State) launcher.Kernel {
 	t.Helper()
 	k, err := l.Wait(limited(t), id, func(k launcher.Kernel) bool { return k.State == state && !k.Stale })
 	if err != nil {
@@ -100,7 +101,7 @@ func until(t *testing.T, l launcher.Launcher, id string, state launcher.State) l
 	return k
 }
 
-// listed returns the kernel's entry in the list, nil if there is none.
+// listed returns the kernel's entry in the list, nil if it is not listed.
 func listed(t *testing.T, l launcher.Launcher, id string) *launcher.Kernel {
 	t.Helper()
 	all, err := l.Kernels(limited(t))
@@ -123,16 +124,16 @@ func (s suite) life(t *testing.T) {
 	req := s.request()
 	begin := time.Now()
 	k := s.start(t, l, req)
-	if k.ID != req.ID || k.Owner != "ann" || k.SpecName != s.spec.Name || k.Reason != "" && k.State != launcher.Starting {
+	if k.ID != req.ID || k.Owner != "ann" || k.SpecName != s.spec.Name || k.Reason != "" && k.State != api.Starting {
 		t.Errorf("started %+v", k)
 	}
 	if k.Created.Before(begin.Add(-time.Minute)) || k.LastActivity.IsZero() {
 		t.Errorf("created %v, last activity %v", k.Created, k.LastActivity)
 	}
-	if k.State == launcher.Dead {
+	if k.State == api.Dead {
 		t.Errorf("state is %s", k.State)
 	}
-	idle := until(t, l, k.ID, launcher.Idle)
+	idle := until(t, l, k.ID, api.Idle)
 	if !idle.Created.Equal(k.Created) || idle.LastActivity.Location() != time.UTC {
 		t.Errorf("idle: %+v", idle)
 	}
@@ -140,28 +141,28 @@ func (s suite) life(t *testing.T) {
 		t.Errorf("listed: %+v", e)
 	}
 	// A living kernel is not revived.
-	if r, err := l.Revive(limited(t), k.ID); err != nil || r.State != launcher.Idle {
+	if r, err := l.Revive(limited(t), k.ID); err != nil || r.State != api.Idle {
 		t.Errorf("revive: %+v, %v", r, err)
 	}
 
-	// Whoever waits for something else learns of the end.
+	// A caller that waits for something else gets the end.
 	waiting := make(chan error, 1)
 	go func() {
-		_, err := l.Wait(limited(t), k.ID, func(k launcher.Kernel) bool { return k.State == launcher.Busy })
+		_, err := l.Wait(limited(t), k.ID, func(k launcher.Kernel) bool { return k.State == api.Busy })
 		waiting <- err
 	}()
 	const reason = "it was not needed any more"
 	if err := l.Stop(limited(t), k.ID, reason); err != nil {
 		t.Fatalf("stop: %v", err)
 	}
-	// A waiter that saw "dead" in between waits on; in the end it is gone.
+	// A waiter that saw "dead" in between goes on waiting until the kernel is gone.
 	if err := <-waiting; !errors.Is(err, launcher.ErrNotFound) {
 		t.Errorf("who waited got %v", err)
 	}
 	isGone(t, l, k.ID, reason)
 }
 
-// isGone holds everything that names a kernel against one that was stopped.
+// isGone calls every method that takes a kernel id with the id of a stopped kernel, and checks the errors.
 func isGone(t *testing.T, l launcher.Launcher, id, reason string) {
 	t.Helper()
 	ctx := limited(t)
@@ -171,7 +172,7 @@ func isGone(t *testing.T, l launcher.Launcher, id, reason string) {
 	_, notesErr := l.UpdateNotes(ctx, id, func(n launcher.Notes) (launcher.Notes, error) { return n, nil })
 	conn, dialErr := l.Dial(ctx, id)
 	if conn != nil {
-		conn.Close() //nolint:errcheck // it should not be there at all
+		_ = conn.Close() // no connection is expected
 	}
 	for name, err := range map[string]error{"kernel": kernelErr, "wait": waitErr, "revive": reviveErr,
 		"notes": notesErr, "dial": dialErr, "stop": l.Stop(ctx, id, "again")} {
@@ -239,8 +240,8 @@ func (s suite) concurrent(t *testing.T) {
 	if n != 1 {
 		t.Errorf("created %d times", n)
 	}
-	until(t, a, req.ID, launcher.Idle)
-	until(t, b, req.ID, launcher.Idle)
+	until(t, a, req.ID, api.Idle)
+	until(t, b, req.ID, api.Idle)
 }
 
 func (s suite) failure(t *testing.T) {
@@ -250,8 +251,8 @@ func (s suite) failure(t *testing.T) {
 	k, created, err := l.Start(limited(t), req)
 	var failed *launcher.FailedError
 	switch {
-	case err == nil && created: // a launcher that learns it only later
-		dead := until(t, l, req.ID, launcher.Dead)
+	case err == nil && created: // this launcher learns of the kernel later
+		dead := until(t, l, req.ID, api.Dead)
 		if !strings.Contains(dead.Reason, "/no/such/program") {
 			t.Errorf("reason: %s", dead.Reason)
 		}
@@ -262,17 +263,17 @@ func (s suite) failure(t *testing.T) {
 		t.Fatalf("start: %+v, created %v, %v", k, created, err)
 	}
 	isGone(t, l, req.ID, "")
-	// The id is as good as new.
+	// The id can be used again.
 	req.Spec = s.spec
 	s.start(t, l, req)
-	until(t, l, req.ID, launcher.Idle)
+	until(t, l, req.ID, api.Idle)
 }
 
 func (s suite) endsAtOnce(t *testing.T) {
 	l := s.launcher(t)
 	req := s.request()
 	req.Spec.Argv = []string{"sh", "-c", "echo the moon is not full >&2; exit 3"}
-	// Whether Start already sees the end is a matter of moments. Either way its owner reads why.
+	// Start may or may not notice the end. In both cases the owner reads the reason.
 	_, _, err := l.Start(limited(t), req)
 	var failed *launcher.FailedError
 	if errors.As(err, &failed) {
@@ -285,11 +286,11 @@ func (s suite) endsAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatalf("start: %v", err)
 	}
-	k := until(t, l, req.ID, launcher.Dead)
+	k := until(t, l, req.ID, api.Dead)
 	if !strings.Contains(k.Reason, "the moon is not full") || !strings.Contains(k.Reason, "3") {
 		t.Errorf("reason: %s", k.Reason)
 	}
-	if e := listed(t, l, req.ID); e == nil || e.State != launcher.Dead || e.Reason != k.Reason {
+	if e := listed(t, l, req.ID); e == nil || e.State != api.Dead || e.Reason != k.Reason {
 		t.Errorf("listed: %+v", e)
 	}
 	if err := l.Stop(limited(t), req.ID, "seen"); err != nil {
@@ -316,11 +317,11 @@ func (s suite) unknown(t *testing.T) {
 func (s suite) waitContext(t *testing.T) {
 	l := s.launcher(t)
 	k := s.start(t, l, s.request())
-	until(t, l, k.ID, launcher.Idle)
+	until(t, l, k.ID, api.Idle)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
 	defer cancel()
 	got, err := l.Wait(ctx, k.ID, func(launcher.Kernel) bool { return false })
-	if !errors.Is(err, context.DeadlineExceeded) || got.ID != k.ID || got.State != launcher.Idle {
+	if !errors.Is(err, context.DeadlineExceeded) || got.ID != k.ID || got.State != api.Idle {
 		t.Errorf("got %+v, %v", got, err)
 	}
 }
@@ -352,7 +353,10 @@ func (s suite) notes(t *testing.T) {
 		hasSessions(t, l, k.ID, 4*each) // every change was kept
 	}
 	refused := errors.New("no")
-	if _, err := a.UpdateNotes(limited(t), k.ID, func(launcher.Notes) (launcher.Notes, error) { return launcher.Notes{}, refused }); !errors.Is(err, refused) {
+	_, err := a.UpdateNotes(limited(t), k.ID, func(launcher.Notes) (launcher.Notes, error) {
+		return launcher.Notes{}, refused
+	})
+	if !errors.Is(err, refused) {
 		t.Errorf("a refused change: %v", err)
 	}
 	if e := listed(t, b, k.ID); e == nil || len(e.Sessions) != 4*each {
@@ -367,10 +371,14 @@ func (s suite) notes(t *testing.T) {
 		t.Errorf("removal: %v, %v", got, err)
 	}
 	hasSessions(t, a, k.ID, 1)
-	if e := listed(t, a, k.ID); e == nil || !slices.Equal(e.Sessions, got.Sessions) || !slices.Equal(e.SharedWith, grants) {
+	if e := listed(t, a, k.ID); e == nil || !slices.Equal(e.Sessions, got.Sessions) ||
+		!slices.Equal(e.SharedWith, grants) {
 		t.Errorf("after a removal: %+v", e)
 	}
-	if got, err = a.UpdateNotes(limited(t), k.ID, func(launcher.Notes) (launcher.Notes, error) { return launcher.Notes{}, nil }); err != nil {
+	got, err = a.UpdateNotes(limited(t), k.ID, func(launcher.Notes) (launcher.Notes, error) {
+		return launcher.Notes{}, nil
+	})
+	if err != nil {
 		t.Errorf("all away: %v, %v", got, err)
 	}
 	hasSessions(t, b, k.ID, 0)
@@ -379,7 +387,7 @@ func (s suite) notes(t *testing.T) {
 	}
 }
 
-// hasSessions waits until a launcher knows so many sessions of a kernel: what another has changed may take it a moment.
+// hasSessions waits until a launcher knows so many sessions of a kernel. Another launcher's changes may take a moment.
 func hasSessions(t *testing.T, l launcher.Launcher, id string, n int) {
 	t.Helper()
 	if k, err := l.Wait(limited(t), id, func(k launcher.Kernel) bool { return len(k.Sessions) == n }); err != nil {
@@ -390,7 +398,7 @@ func hasSessions(t *testing.T, l launcher.Launcher, id string, n int) {
 func (s suite) dial(t *testing.T) {
 	l := s.launcher(t)
 	k := s.start(t, l, s.request())
-	until(t, l, k.ID, launcher.Idle)
+	until(t, l, k.ID, api.Idle)
 	for id, want := range map[string]int{k.ID: http.StatusOK, newID(): http.StatusMisdirectedRequest} {
 		conn, err := l.Dial(limited(t), k.ID)
 		if err != nil {
@@ -431,7 +439,7 @@ func (s suite) adoption(t *testing.T) {
 	if err != nil {
 		t.Fatalf("start: %v", err)
 	}
-	before := until(t, first, k.ID, launcher.Idle)
+	before := until(t, first, k.ID, api.Idle)
 	added := launcher.Session{ID: "s", Path: "p", Name: "n", Type: "notebook"}
 	shared := launcher.Grant{User: "bob", Right: launcher.Use}
 	if _, err := first.UpdateNotes(limited(t), k.ID, func(launcher.Notes) (launcher.Notes, error) {
@@ -452,10 +460,10 @@ func (s suite) adoption(t *testing.T) {
 			t.Errorf("stop: %v", err)
 		}
 	})
-	if e := listed(t, l, k.ID); e == nil { // at once, whatever is known of it
+	if e := listed(t, l, k.ID); e == nil { // at once, with or without a status
 		t.Fatal("not adopted")
 	}
-	after := until(t, l, k.ID, launcher.Idle)
+	after := until(t, l, k.ID, api.Idle)
 	if after.Owner != before.Owner || after.SpecName != before.SpecName || !after.Created.Equal(before.Created) {
 		t.Errorf("was %+v, is %+v", before, after)
 	}
@@ -476,11 +484,11 @@ func (s suite) two(t *testing.T) {
 	if got, err := b.Kernel(limited(t), k.ID); err != nil || got.Owner != k.Owner {
 		t.Errorf("the other sees %+v, %v", got, err)
 	}
-	until(t, b, k.ID, launcher.Idle)
+	until(t, b, k.ID, api.Idle)
 	if listed(t, b, k.ID) == nil {
 		t.Error("the other does not list it")
 	}
-	// Stopped here, gone there: whoever waits there learns of it.
+	// A kernel that one launcher stops is gone for a caller that waits at another launcher.
 	waiting := make(chan error, 1)
 	go func() {
 		_, err := a.Wait(limited(t), k.ID, func(k launcher.Kernel) bool { return false })
@@ -496,11 +504,11 @@ func (s suite) two(t *testing.T) {
 	isGone(t, b, k.ID, "seen")
 }
 
-// culled is a kernel whose kernelspec lets it be idle for a second. It is dead with its reason, and what became of it is on record
-// when it was removed, and in a launcher that was not there.
+// culled starts a kernel whose kernelspec allows one second of idleness. The kernel must become dead with the reason.
+// It must stay on record after its removal, also in a launcher that is opened later.
 func (s suite) culled(t *testing.T) {
 	l := s.open(t)
-	t.Cleanup(func() { l.Close() }) //nolint:errcheck // it is closed below
+	t.Cleanup(func() { _ = l.Close() })
 	req := s.request()
 	metadata := map[string]map[string]any{}
 	if len(req.Spec.Metadata) > 0 {
@@ -524,11 +532,11 @@ func (s suite) culled(t *testing.T) {
 	stopped := false
 	t.Cleanup(func() {
 		if !stopped {
-			l.Stop(limited(t), k.ID, "the test is over") //nolint:errcheck // the test has failed already
+			_ = l.Stop(limited(t), k.ID, "the test is over") // the test has failed already
 		}
 	})
 	const reason = "it was idle for 1s"
-	if dead := until(t, l, k.ID, launcher.Dead); dead.Reason != reason {
+	if dead := until(t, l, k.ID, api.Dead); dead.Reason != reason {
 		t.Errorf("it is dead: %q", dead.Reason)
 	}
 	recorded := func(l launcher.Launcher) bool {
@@ -536,15 +544,17 @@ func (s suite) culled(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		at := slices.IndexFunc(all, func(c launcher.Culled) bool { return c.ID == k.ID })
+		at := slices.IndexFunc(all, func(c launcher.CulledKernel) bool { return c.ID == k.ID })
 		if at < 0 {
 			return false
 		}
-		if c := all[at]; c.Owner != req.Owner || c.SpecName != req.Spec.Name || c.Reason != reason || c.At.Before(begun.Add(-time.Second)) {
+		if c := all[at]; c.Owner != req.Owner || c.SpecName != req.Spec.Name || c.Reason != reason ||
+			c.At.Before(begun.Add(-time.Second)) {
 			t.Errorf("it is on record as %+v", c)
 		}
-		// A cluster tells times in whole seconds.
-		if c := all[at]; c.Started.Before(begun.Add(-time.Second)) || c.Started.After(c.At) || c.Seconds < 1 || c.Seconds > 2+int64(c.At.Sub(begun).Seconds()) {
+		// A cluster stores times in whole seconds.
+		if c := all[at]; c.Started.Before(begun.Add(-time.Second)) || c.Started.After(c.At) || c.Seconds < 1 ||
+			c.Seconds > 2+int64(c.At.Sub(begun).Seconds()) {
 			t.Errorf("its usage is on record as %+v", c.Usage)
 		}
 		return true
@@ -560,7 +570,8 @@ func (s suite) culled(t *testing.T) {
 	}
 	counted := func() {
 		t.Helper()
-		if got, want := l.Measure().Culls, (map[launcher.Cull]int64{{SpecName: req.Spec.Name, Limit: "idle"}: 1}); !maps.Equal(got, want) {
+		got, want := l.Measure().Culls, (map[launcher.CullLabels]int64{{SpecName: req.Spec.Name, Limit: "idle"}: 1})
+		if !maps.Equal(got, want) {
 			t.Errorf("counted is %v, want %v", got, want)
 		}
 	}

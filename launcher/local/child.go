@@ -8,14 +8,14 @@ import (
 )
 
 // children are the supervisors that this process has started. One goroutine, woken by SIGCHLD, reaps those that have
-// ended: os/exec would hold a blocked thread for each. It waits for its own children only, by process id, so that it
-// takes none from other parts of the program.
+// ended; os/exec would need a blocked thread for each. The goroutine waits for these processes only, so it reaps no
+// child of other parts of the program.
 type children struct {
 	signals chan os.Signal
 	stop    chan struct{}
 	stopped chan struct{}
 
-	// Guarded by mu, which is held over a start: a child cannot be missed by ending before it is entered.
+	// Guarded by mu, which is held during a start: a child cannot end before it is recorded.
 	mu      sync.Mutex
 	running map[int]*child
 }
@@ -55,14 +55,14 @@ func (c *children) reapEnded() {
 		var status syscall.WaitStatus
 		got, err := syscall.Wait4(pid, &status, syscall.WNOHANG, nil)
 		if err == syscall.EINTR || (err == nil && got == 0) {
-			continue // it runs; of an interrupted wait another SIGCHLD is on its way
+			continue // the process runs; after an interrupted wait another SIGCHLD follows
 		}
 		delete(c.running, pid)
 		close(ch.exited)
 	}
 }
 
-// close ends the goroutine. Children go on; init reaps them one day.
+// close ends the goroutine. Children keep running; init reaps them.
 func (c *children) close() {
 	signal.Stop(c.signals)
 	close(c.stop)
@@ -87,7 +87,7 @@ func (c *children) start(argv, env []string, dir string, files []*os.File) (*chi
 	return ch, nil
 }
 
-// kill ends the process if it has not been reaped; only until then is the number surely its own.
+// kill ends the process unless it has been reaped. After that, another process may have its id.
 func (ch *child) kill() {
 	ch.owner.mu.Lock()
 	defer ch.owner.mu.Unlock()
@@ -96,7 +96,7 @@ func (ch *child) kill() {
 	}
 }
 
-// count returns how many run.
+// count returns the number of running children.
 func (c *children) count() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -9,19 +9,23 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// TestCulled: a culled kernel is dead with its reason, goes when it has been shown for long enough, and is known as culled then, too,
-// by launchers that come later.
+// TestCulled: a culled kernel is dead with its reason and removed after DeadLinger. It stays in the list of culled
+// kernels, also for launchers that are opened later.
 func TestCulled(t *testing.T) {
 	p := newPlace(t)
 	p.change = func(o *Options, tm *timing) {
-		o.DeadLinger, tm.tend = 2*time.Second, 20*time.Millisecond
-		o.Cull = supervisor.Cull{IdleTimeout: 300 * time.Millisecond}
+		o.DeadLinger, tm.maintenance = 2*time.Second, 20*time.Millisecond
+		o.Cull = api.Cull{IdleTimeout: 300 * time.Millisecond}
 	}
 	l := p.launcher()
-	spec := kernelspecs.Spec{Name: "real", Argv: []string{os.Args[0], "kernel", "-f", "{connection_file}"}, InterruptMode: "signal"}
+	spec := kernelspecs.Spec{
+		Name:          "real",
+		Argv:          []string{os.Args[0], "kernel", "-f", "{connection_file}"},
+		InterruptMode: "signal",
+	}
 	begun := time.Now()
 	if _, _, err := l.Start(t.Context(), launcher.Request{ID: id(1), Owner: "ann", Spec: spec}); err != nil {
 		t.Fatal(err)
@@ -36,8 +40,10 @@ func TestCulled(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return len(all) == 1 && all[0].ID == id(1) && all[0].SpecName == "real" && all[0].Owner == "ann" && all[0].Reason == reason &&
-			all[0].Started.After(begun) && all[0].Started.Before(all[0].At) && all[0].Seconds < 60 && all[0].GPUs == 0
+		return len(all) == 1 && all[0].ID == id(1) && all[0].SpecName == "real" && all[0].Owner == "ann" &&
+			all[0].Reason == reason && all[0].Started.After(begun) && all[0].Started.Before(all[0].At) &&
+			all[0].Seconds < 60 &&
+			all[0].GPUs == 0
 	}
 	if !known(l) {
 		t.Error("it is not on record while it is dead")
@@ -55,9 +61,11 @@ func TestCulled(t *testing.T) {
 	if !known(p.launcher()) {
 		t.Error("a launcher that comes later does not know of it")
 	}
-	t.Run("started again under its id", func(t *testing.T) {
+	t.Run("a kernel that was started again is not culled", func(t *testing.T) {
 		l := p.launcher()
-		if _, created, err := l.Start(t.Context(), launcher.Request{ID: id(1), Owner: "ann", Spec: fakeSpec("fine")}); err != nil || !created {
+		_, created, err := l.Start(t.Context(), launcher.Request{ID: id(1), Owner: "ann", Spec: fakeSpec("fine")})
+		if err != nil ||
+			!created {
 			t.Fatal(created, err)
 		}
 		if known(l) {
@@ -66,19 +74,25 @@ func TestCulled(t *testing.T) {
 	})
 }
 
-// TestCulled_removed: why a kernel was culled stays known when somebody removes it whose supervisor cannot tell any more.
-func TestCulled_removed(t *testing.T) {
+// TestCulled_Removed: the reason of a cull is kept when the kernel is removed and its supervisor can no longer report
+// it.
+func TestCulled_Removed(t *testing.T) {
 	p := newPlace(t)
-	p.change = func(o *Options, _ *timing) { o.Cull = supervisor.Cull{IdleTimeout: time.Second} }
+	p.change = func(o *Options, _ *timing) { o.Cull = api.Cull{IdleTimeout: time.Second} }
 	l := p.launcher()
-	spec := kernelspecs.Spec{Name: "real", Argv: []string{os.Args[0], "kernel", "-f", "{connection_file}"}, InterruptMode: "signal"}
+	spec := kernelspecs.Spec{
+		Name:          "real",
+		Argv:          []string{os.Args[0], "kernel", "-f", "{connection_file}"},
+		InterruptMode: "signal",
+	}
 	if _, _, err := l.Start(t.Context(), launcher.Request{ID: id(1), Owner: "ann", Spec: spec}); err != nil {
 		t.Fatal(err)
 	}
 	supervisor := processesOf(t, p, 1).Supervisor
 	wait(t, l, 1, "dead", isDead)
 	kill(t, supervisor)
-	wait(t, l, 1, "dead, and its supervisor is gone", func(k launcher.Kernel) bool { return isDead(k) && !k.Stale && k.LogBytes == 0 })
+	wait(t, l, 1, "dead, and its supervisor is gone",
+		func(k launcher.Kernel) bool { return isDead(k) && !k.Stale && k.LogBytes == 0 })
 	if err := l.Stop(t.Context(), id(1), "it was shut down on request"); err != nil {
 		t.Fatal(err)
 	}

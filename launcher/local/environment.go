@@ -9,14 +9,15 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 )
 
-// inherited are the variables of the gateway that kernels see. Not all: the gateway's own token may be among the rest.
+// inherited are the variables that kernels get from the gateway's environment. Other variables may hold secrets, such
+// as the gateway's token.
 var inherited = []string{"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "XDG_RUNTIME_DIR",
 	"LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "JUPYTER_PATH", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR"}
 
-// supervisorInherits are those that a supervisor needs itself, or ekg-gpu to find its library.
+// supervisorInherits are the variables that a supervisor needs, and those with which ekg-gpu finds its library.
 var supervisorInherits = []string{"PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH"}
 
-// selectEnv returns the variables of environ with one of the names, and all LC_*.
+// selectEnv returns the variables of environ that have one of the names, and all LC_*.
 func selectEnv(environ []string, names ...[]string) map[string]string {
 	wanted := make(map[string]bool)
 	for _, list := range names {
@@ -34,8 +35,8 @@ func selectEnv(environ []string, names ...[]string) map[string]string {
 	return env
 }
 
-// kernelEnv is the whole environment of a kernel: the gateway's reduced one, the spec's expanded in the light of it and
-// of the client's, then the client's.
+// kernelEnv returns the whole environment of a kernel: selected variables of the gateway, then the spec's, then the
+// client's. Variables of the gateway and of the client are expanded in the spec's.
 func kernelEnv(environ, inherit []string, spec kernelspecs.Spec, client map[string]string) (map[string]string, error) {
 	env := selectEnv(environ, inherited, inherit)
 	maps.DeleteFunc(env, reserved)
@@ -56,13 +57,14 @@ func kernelEnv(environ, inherit []string, spec kernelspecs.Spec, client map[stri
 	return env, nil
 }
 
-// reserved are variables that no kernel gets or sees the value of, whoever sets them: a gateway's own settings, its
-// token among them, and the one by which ipykernel would end with a process that is not its parent.
+// reserved reports whether kernels never get a variable, even if a client or a kernelspec sets it. These are the
+// gateway's settings, which include its token, and JPY_PARENT_PID: it would make ipykernel end with a process that is
+// not its parent.
 func reserved(name, _ string) bool {
 	return name == "JPY_PARENT_PID" || strings.HasPrefix(name, "EKG_") || strings.HasPrefix(name, "EG_")
 }
 
-// workingDir is the first that exists of the one asked for, the gateway's own, and the root.
+// workingDir returns the first wanted folder that exists, or the root.
 func workingDir(wanted ...string) string {
 	for _, d := range wanted {
 		if strings.HasPrefix(d, "/") {

@@ -10,17 +10,38 @@ import (
 )
 
 func TestKernelEnv(t *testing.T) {
-	environ := []string{"PATH=/bin", "HOME=/h", "LC_TIME=C", "EKG_TOKEN=secret", "AWS_SECRET=secret", "EKG_KERNEL_ID=outer",
-		"JPY_PARENT_PID=1", "MINE=m", "EG_X=secret", "no equals sign"}
-	spec := kernelspecs.Spec{Env: map[string]string{"A": "${HOME}/${KERNEL_B}", "PATH": "/spec:${PATH}", "S": "${AWS_SECRET}",
-		"E": "${EKG_TOKEN}", "JPY_PARENT_PID": "2", "EKG_Y": "y"}}
+	environ := []string{
+		"PATH=/bin",
+		"HOME=/h",
+		"LC_TIME=C",
+		"EKG_TOKEN=secret",
+		"AWS_SECRET=secret",
+		"EKG_KERNEL_ID=outer",
+		"JPY_PARENT_PID=1",
+		"MINE=m",
+		"EG_X=secret",
+		"no equals sign",
+	}
+	spec := kernelspecs.Spec{
+		Env: map[string]string{"A": "${HOME}/${KERNEL_B}", "PATH": "/spec:${PATH}", "S": "${AWS_SECRET}",
+			"E": "${EKG_TOKEN}", "JPY_PARENT_PID": "2", "EKG_Y": "y"},
+	}
 	client := map[string]string{"KERNEL_B": "b", "A2": "x", "JPY_PARENT_PID": "3", "EKG_KERNEL_ID": "mine"}
 	got, err := kernelEnv(environ, []string{"MINE", "EKG_TOKEN"}, spec, client)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]string{"PATH": "/spec:/bin", "HOME": "/h", "LC_TIME": "C", "MINE": "m", "A": "/h/b", "KERNEL_B": "b",
-		"A2": "x", "S": "${AWS_SECRET}", "E": "${EKG_TOKEN}"}
+	want := map[string]string{
+		"PATH":     "/spec:/bin",
+		"HOME":     "/h",
+		"LC_TIME":  "C",
+		"MINE":     "m",
+		"A":        "/h/b",
+		"KERNEL_B": "b",
+		"A2":       "x",
+		"S":        "${AWS_SECRET}",
+		"E":        "${EKG_TOKEN}",
+	}
 	if !maps.Equal(got, want) {
 		t.Errorf("got  %v\nwant %v", got, want)
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,12 +20,14 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
+	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// TestMain makes the test binary four programs: the tests; ekg-supervisor, when called with its arguments (the real
-// one, or for a kernel whose command begins with "fake" a small one that misbehaves as told); the fake kernel; and
-// another gateway.
+// TestMain makes the test binary four programs: the tests; ekg-supervisor, if the arguments are a supervisor's; the
+// fake kernel; and another gateway. The supervisor is the real one, or a small fake for a kernel whose command begins
+// with "fake".
 func TestMain(m *testing.M) {
 	switch {
 	case len(os.Args) > 2 && os.Args[1] == "--config":
@@ -45,101 +48,128 @@ func TestMain(m *testing.M) {
 
 func supervisorMain(config string) int {
 	ready := os.NewFile(3, "ready")
-	cfg, err := supervisor.ReadConfig(config)
+	cfg, err := api.ReadConfig(config)
 	if err != nil {
-		fmt.Fprintln(ready, err)
+		_, _ = fmt.Fprintln(ready, err)
 		return 1
 	}
 	if cfg.Argv[0] == "fake" {
-		f := &fakeSupervisor{cfg: cfg, mode: cfg.Argv[1], changed: make(chan struct{}), over: make(chan struct{}), ended: make(chan struct{}), status: supervisor.Status{
-			Protocol: supervisor.ProtocolVersion, Build: "fake", KernelID: cfg.KernelID, PID: os.Getpid(),
-			State: "starting", LastActivity: time.Now().UTC(), LogBytes: 7, LogLimit: cfg.LogLimit}}
+		f := &fakeSupervisor{
+			cfg:     cfg,
+			mode:    cfg.Argv[1],
+			changed: make(chan struct{}),
+			over:    make(chan struct{}),
+			ended:   make(chan struct{}),
+			status: api.Status{
+				Protocol: api.ProtocolVersion, Build: "fake", KernelID: cfg.KernelID, PID: os.Getpid(),
+				State: "starting", LastActivity: time.Now().UTC(), LogBytes: 7, LogLimit: cfg.LogLimit},
+		}
 		return f.run(ready)
 	}
 	lock, err := supervisor.Lock(cfg.LockFile)
 	if err != nil {
-		fmt.Fprintln(ready, err)
+		_, _ = fmt.Fprintln(ready, err)
 		return 1
 	}
 	l, err := supervisor.Listen(&cfg)
 	if err != nil {
-		fmt.Fprintln(ready, err)
+		_, _ = fmt.Fprintln(ready, err)
 		return 1
 	}
-	fmt.Fprintln(ready, "ok")
-	ready.Close()
+	_, _ = fmt.Fprintln(ready, "ok")
+	_ = ready.Close()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	if err := supervisor.Serve(ctx, supervisor.New(cfg, "test", slog.New(slog.NewTextHandler(os.Stderr, nil))), l); err != nil {
-		fmt.Fprintln(os.Stderr, err)
+	err = supervisor.Serve(ctx, supervisor.New(cfg, "test", slog.New(slog.NewTextHandler(os.Stderr, nil))), l)
+	if err != nil {
+		_, _ = fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	lock.Close()
+	_ = lock.Close()
 	return 0
 }
 
-// fakeSupervisor honours a supervisor's side of the contract except for what its mode says: fine, refuse, silent,
-// slow, leave, program, version, deaf.
+// fakeSupervisor keeps a supervisor's side of the contract except for what its mode says: fine, refuse, silent, slow,
+// leave, program, version, deaf.
 type fakeSupervisor struct {
 	cfg   Config
 	mode  string
-	over  chan struct{} // closed when it is to end
-	ended chan struct{} // closed when the kernel has
+	over  chan struct{} // closed when it must end
+	ended chan struct{} // closed when the kernel has ended
 
 	mu      sync.Mutex
-	status  supervisor.Status
+	status  api.Status
 	changed chan struct{}
 	stopped bool
 }
 
-// Config is short for the real one.
-type Config = supervisor.Config
+// Config is the real configuration.
+type Config = api.Config
+
+// slowPipe is the named pipe in a kernel's folder that holds up a slow fake supervisor.
+const slowPipe = "slow"
+
+// holdUp makes a named pipe and returns when it has been opened for writing.
+func holdUp(path string) error {
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		return err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
 
 func (f *fakeSupervisor) run(ready *os.File) int {
 	switch f.mode {
 	case "refuse":
-		fmt.Fprintln(ready, "the moon is not full")
+		_, _ = fmt.Fprintln(ready, "the moon is not full")
 		return 1
 	case "leave":
 		return 3
 	case "slow":
-		time.Sleep(300 * time.Millisecond) // as on a busy machine, before it has the lock
+		// It does not take its lock until the test opens the pipe, as if the machine were busy.
+		if err := holdUp(filepath.Join(filepath.Dir(f.cfg.LockFile), slowPipe)); err != nil {
+			_, _ = fmt.Fprintln(ready, err)
+			return 1
+		}
 	case "silent":
 		signal.Ignore(syscall.SIGTERM)
 		<-make(chan struct{})
 	}
 	lock, err := supervisor.Lock(f.cfg.LockFile)
 	if err != nil {
-		fmt.Fprintln(ready, err)
+		_, _ = fmt.Fprintln(ready, err)
 		return 1
 	}
-	defer lock.Close()
+	defer lock.Close() //nolint:errcheck // nothing depends on it
 	path := strings.TrimPrefix(f.cfg.Listen, "unix:")
-	os.Remove(path) // of an earlier life
+	_ = os.Remove(path) // of an earlier run
 	l, err := net.Listen("unix", path)
 	if err != nil {
-		fmt.Fprintln(ready, err)
+		_, _ = fmt.Fprintln(ready, err)
 		return 1
 	}
-	fmt.Fprintln(ready, "ok")
-	ready.Close()
+	_, _ = fmt.Fprintln(ready, "ok")
+	_ = ready.Close()
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /api/kernels/{id}/status", f.stream)
 	mux.HandleFunc("DELETE /api/kernels/{id}", f.delete)
 	mux.HandleFunc("PUT /api/kernels/{id}/limits", f.limits)
 	srv := &http.Server{Handler: mux}
-	go srv.Serve(l)
+	go func() { _ = srv.Serve(l) }()
 	f.kernel()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	srv.Shutdown(ctx)
+	_ = srv.Shutdown(ctx)
 	return 0
 }
 
-// kernel runs "sleep" as a kernel, with a grandchild that survives it, until it ends or is stopped.
+// kernel runs "sleep" as the kernel, with a grandchild that survives it, until it ends or is stopped.
 func (f *fakeSupervisor) kernel() {
 	if f.mode == "program" {
-		f.change(func(st *supervisor.Status) { st.State, st.Reason = "dead", `the kernel's program "/x" does not exist` })
+		f.change(func(st *api.Status) { st.State, st.Reason = "dead", `the kernel's program "/x" does not exist` })
 		<-f.over
 		close(f.ended)
 		return
@@ -150,9 +180,9 @@ func (f *fakeSupervisor) kernel() {
 	if err := cmd.Start(); err != nil {
 		panic(err)
 	}
-	f.change(func(st *supervisor.Status) {
+	f.change(func(st *api.Status) {
 		st.KernelPID, st.Epoch, st.State = cmd.Process.Pid, 1, "idle"
-		st.Counts = supervisor.Counts{Since: time.Now(), LogLost: 3}
+		st.Counts = api.Counts{Since: time.Now(), LogLost: 3}
 		switch f.mode {
 		case "version":
 			st.Protocol = 99
@@ -161,18 +191,18 @@ func (f *fakeSupervisor) kernel() {
 		}
 	})
 	exited := make(chan struct{})
-	go func() { cmd.Wait(); close(exited) }()
+	go func() { _ = cmd.Wait(); close(exited) }()
 	select {
 	case <-exited:
-		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		f.end("it died in a test", false)
-		f.change(func(st *supervisor.Status) { st.KernelPID, st.State, st.Reason = 0, "dead", "it died in a test" })
+		f.change(func(st *api.Status) { st.KernelPID, st.State, st.Reason = 0, "dead", "it died in a test" })
 		select {
 		case <-f.over:
 		case <-time.After(f.cfg.DeadLinger):
 		}
 	case <-f.over:
-		if _, err := supervisor.KillRemains(f.cfg.KernelID, cmd.Process.Pid); err != nil {
+		if _, err := proctree.KillRemains(f.cfg.KernelID, cmd.Process.Pid); err != nil {
 			panic(err)
 		}
 		<-exited
@@ -181,13 +211,13 @@ func (f *fakeSupervisor) kernel() {
 }
 
 func (f *fakeSupervisor) end(reason string, stopped bool) {
-	b, _ := json.Marshal(supervisor.Ending{KernelID: f.cfg.KernelID, Reason: reason, At: time.Now().UTC(), Stopped: stopped})
+	b, _ := json.Marshal(api.Ending{KernelID: f.cfg.KernelID, Reason: reason, At: time.Now().UTC(), Stopped: stopped})
 	if err := os.WriteFile(f.cfg.EndFile, b, 0o600); err != nil {
 		panic(err)
 	}
 }
 
-func (f *fakeSupervisor) change(c func(*supervisor.Status)) {
+func (f *fakeSupervisor) change(c func(*api.Status)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	c(&f.status)
@@ -196,7 +226,7 @@ func (f *fakeSupervisor) change(c func(*supervisor.Status)) {
 }
 
 func (f *fakeSupervisor) stream(w http.ResponseWriter, r *http.Request) {
-	supervisor.StreamStatus(w, r, func() (supervisor.Status, <-chan struct{}) {
+	_ = api.StreamStatus(w, r, func() (api.Status, <-chan struct{}) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		return f.status, f.changed
@@ -230,11 +260,11 @@ func (f *fakeSupervisor) limits(w http.ResponseWriter, r *http.Request) {
 	if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
 		panic(err)
 	}
-	f.change(func(st *supervisor.Status) { st.LogLimit = body.LogLimit })
+	f.change(func(st *api.Status) { st.LogLimit = body.LogLimit })
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// gatewayMain is a gateway that starts one kernel, says so and waits to be killed.
+// gatewayMain is a gateway that starts one kernel, prints that, and waits to be killed.
 func gatewayMain(state, runtime, id string) int {
 	l, err := Open(context.Background(), Options{StateDir: state, RuntimeDir: runtime, Supervisor: os.Args[0]})
 	if err == nil {

@@ -17,7 +17,10 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // Names in a kernel's folder.
@@ -33,13 +36,13 @@ const (
 	endFile        = "ended.json"
 )
 
-// Prefixes of folders that are not kernels yet, or no more.
+// Prefixes of folders that are not kernels yet, and of those that are no longer kernels.
 const (
 	newPrefix = ".new-"
 	oldPrefix = ".old-"
 )
 
-// removeAttempts bounds how often a folder is emptied of what comes into it meanwhile.
+// removeAttempts bounds how often a folder is emptied while others write into it.
 const removeAttempts = 10
 
 // maxSocketPath is what sockaddr_un holds, less the closing zero byte.
@@ -47,7 +50,7 @@ const maxSocketPath = 107
 
 // record is kernel.json. Every version of the program can read these fields.
 type record struct {
-	Protocol int       `json:"protocol"` // supervisor.ProtocolVersion of the launcher that made it
+	Protocol int       `json:"protocol"` // api.ProtocolVersion of the launcher that wrote it
 	ID       string    `json:"id"`
 	Owner    string    `json:"owner"`
 	Groups   []string  `json:"groups,omitempty"` // launcher.Request.Groups
@@ -57,20 +60,20 @@ type record struct {
 	RunDir   string    `json:"run_dir"` // folder of this kernel's sockets, removed with it
 }
 
-// processes is process.json.
-type processes struct {
+// processIDs is process.json.
+type processIDs struct {
 	Supervisor int `json:"supervisor"`
-	Kernel     int `json:"kernel"` // 0 while there is none
+	Kernel     int `json:"kernel"` // 0 if there is none
 }
 
-// tombstone is what is left of a kernel whose folder has gone. Those that earlier versions have left tell less.
-type tombstone struct {
-	supervisor.Ending
+// storedEnding is the record of a kernel whose folder was removed. Earlier versions of the program stored fewer fields.
+type storedEnding struct {
+	api.Ending
 	SpecName string `json:"spec_name,omitempty"`
 	Owner    string `json:"owner,omitempty"`
 }
 
-// badRecordError says that a folder of the state directory is not one of a kernel.
+// badRecordError says that an entry of the state directory is not a kernel.
 type badRecordError struct{ why string }
 
 func (e *badRecordError) Error() string { return e.why }
@@ -79,10 +82,10 @@ func (e *badRecordError) Error() string { return e.why }
 type layout struct {
 	state   string
 	runtime string
-	mark    string // begins the names of this state directory's folders in runtime, which others use too
+	mark    string // prefix of this state directory's folders in runtime, which other state directories share
 }
 
-// newLayout makes the directories, private to this user.
+// newLayout creates the directories, private to this user.
 func newLayout(state, runtime string) (layout, error) {
 	l := layout{state: filepath.Clean(state), runtime: filepath.Clean(runtime)}
 	for _, d := range []string{l.state, l.kernels(), l.ended(), l.aside()} {
@@ -115,15 +118,16 @@ func newLayout(state, runtime string) (layout, error) {
 }
 
 func checkLength(runDir string) error {
-	// The longest name in it: the kernel's ipc endpoints are shorter than 12 bytes.
+	// "supervisor-" is as long as the longest name in the folder: the names of the kernel's ipc endpoints have less
+	// than 12 bytes.
 	if n := len(filepath.Join(runDir, "supervisor-")); n > maxSocketPath {
 		return fmt.Errorf("%s is %d bytes too long for the path of a socket", filepath.Dir(runDir), n-maxSocketPath)
 	}
 	return nil
 }
 
-// makePrivate makes a folder, or sees that the one that exists is this user's own: in a temp folder another user may
-// have made it first.
+// makePrivate creates a folder, or checks that an existing one belongs to this user. In a temp folder, another user may
+// have created it first.
 func makePrivate(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -152,23 +156,23 @@ func (l layout) kernels() string             { return filepath.Join(l.state, "ke
 func (l layout) ended() string               { return filepath.Join(l.state, "ended") }
 func (l layout) aside() string               { return filepath.Join(l.state, "aside") }
 func (l layout) kernel(id string) string     { return filepath.Join(l.kernels(), id) }
-func (l layout) tombstone(id string) string  { return filepath.Join(l.ended(), id+".json") }
+func (l layout) endingFile(id string) string { return filepath.Join(l.ended(), id+".json") }
 func (l layout) file(id, name string) string { return filepath.Join(l.kernels(), id, name) }
 func (l layout) temporary(prefix string) string {
 	return filepath.Join(l.kernels(), prefix+randomName())
 }
 
-// runDir returns a new name for a kernel's sockets.
+// runDir returns a new name for the folder of a kernel's sockets.
 func (l layout) runDir() string { return filepath.Join(l.runtime, l.mark+randomName()[:8]) }
 
 func randomName() string {
 	var b [8]byte
-	rand.Read(b[:]) //nolint:errcheck // crypto/rand.Read never fails
+	rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
 }
 
-// readRecord reads a kernel's record. The error is fs.ErrNotExist if there is no such kernel, a *badRecordError if what
-// is there cannot be one.
+// readRecord reads a kernel's record. The error is fs.ErrNotExist if the kernel does not exist, a *badRecordError if
+// the entry cannot be a kernel.
 func (l layout) readRecord(id string) (record, error) {
 	var rec record
 	b, err := os.ReadFile(l.file(id, recordFile))
@@ -189,17 +193,17 @@ func (l layout) readRecord(id string) (record, error) {
 	}
 	switch {
 	case rec.ID != id:
-		return rec, &badRecordError{fmt.Sprintf("%s is that of kernel %q", recordFile, rec.ID)}
+		return rec, &badRecordError{fmt.Sprintf("%s belongs to kernel %q", recordFile, rec.ID)}
 	case rec.Socket == "" || rec.Created.IsZero():
 		return rec, &badRecordError{recordFile + " is incomplete"}
 	}
 	return rec, nil
 }
 
-// goneError tells what is known of a kernel that has no folder.
+// goneError returns the error for a kernel without a folder, with its stored ending if there is one.
 func (l layout) goneError(id string) error {
-	var e tombstone
-	err := readJSON(l.tombstone(id), &e)
+	var e storedEnding
+	err := readJSON(l.endingFile(id), &e)
 	if err == nil && e.KernelID == id {
 		return &launcher.GoneError{ID: id, Owner: e.Owner, Reason: e.Reason, At: e.At}
 	}
@@ -209,9 +213,9 @@ func (l layout) goneError(id string) error {
 	return fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 }
 
-// readEnding reads a kernel's ended.json; nil if there is none.
-func (l layout) readEnding(id string) (*supervisor.Ending, error) {
-	e := new(supervisor.Ending)
+// readEnding reads a kernel's ended.json; nil if the file does not exist.
+func (l layout) readEnding(id string) (*api.Ending, error) {
+	e := new(api.Ending)
 	err := readJSON(l.file(id, endFile), e)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -233,41 +237,33 @@ func readJSON(path string, v any) error {
 	return nil
 }
 
-// writeJSON replaces a file at once, readable by nobody else.
+// writeJSON replaces a file in one step. Only this user can read it.
 func writeJSON(path string, v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	temporary := path + "." + randomName()[:6]
-	if err := os.WriteFile(temporary, append(b, '\n'), 0o600); err != nil {
-		os.Remove(temporary) //nolint:errcheck // it may not even exist
-		return err
-	}
-	if err := os.Rename(temporary, path); err != nil {
-		os.Remove(temporary) //nolint:errcheck // the error of Rename is the one that matters
-		return err
-	}
-	return nil
+	return atomicfile.Write(path, append(b, '\n'))
 }
 
-// errBusy says that another launcher holds a folder.
+// errBusy says that another launcher holds the lock of a folder.
 var errBusy = errors.New("another gateway is working on the kernel")
 
-// lockFolder takes the flock on a kernel's folder. The error is errBusy, or fs.ErrNotExist if it has been removed.
+// lockFolder takes the flock on a kernel's folder. The error is errBusy, or fs.ErrNotExist if the folder has been
+// removed.
 func lockFolder(dir string) (*os.File, error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, err
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		f.Close() //nolint:errcheck // nothing was written
+		_ = f.Close() // nothing was written
 		if errors.Is(err, syscall.EWOULDBLOCK) {
 			return nil, errBusy
 		}
 		return nil, fmt.Errorf("lock %s: %w", dir, err)
 	}
-	// Between open and flock it may have been removed, and another made in its place.
+	// Between open and flock, the folder may have been removed and another one created.
 	ours, err := f.Stat()
 	if err == nil {
 		var present os.FileInfo
@@ -282,28 +278,28 @@ func lockFolder(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// waitFolder takes the flock on a kernel's folder when it is free. There is no way to be told: it looks again, ever
-// more rarely. Only another gateway can be in the way, and only for moments.
+// waitFolder waits for the flock on a kernel's folder. A flock does not signal its release, so waitFolder tries again
+// at growing intervals. Only another gateway can hold the flock, and only briefly.
 func waitFolder(ctx context.Context, dir string) (*os.File, error) {
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
 		f, err := lockFolder(dir)
 		if !errors.Is(err, errBusy) {
 			return f, err
 		}
-		if err := sleep(ctx, pause); err != nil {
+		if err := sleep.For(ctx, pause); err != nil {
 			return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, errBusy)
 		}
 	}
 }
 
-// unlock gives a flock back. Closing alone would not do while a process that is just being started still has a copy.
+// unlock releases a flock. Closing the file is not enough while a process that is being started has a copy of it.
 func unlock(f *os.File) {
 	_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN)
-	f.Close() //nolint:errcheck // nothing was written
+	_ = f.Close() // nothing was written
 }
 
-// supervised reports whether a supervisor holds the kernel's lock. The folder's lock is held, so no supervisor is being
-// started at this moment, which could fail because of this look.
+// supervised reports whether a supervisor holds the kernel's lock. The caller holds the folder's lock, so no supervisor
+// is being started that could fail because of this attempt.
 func (l layout) supervised(id string) (bool, error) {
 	f, err := os.Open(l.file(id, lockFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -320,7 +316,7 @@ func (l layout) supervised(id string) (bool, error) {
 	return false, err
 }
 
-// removeFolder removes a kernel's folder: from the others' view at once, from the disk after that.
+// removeFolder removes a kernel's folder. It renames the folder first, so that others no longer see it.
 func (l layout) removeFolder(id string) error {
 	old := l.temporary(oldPrefix)
 	err := os.Rename(l.kernel(id), old)
@@ -330,7 +326,7 @@ func (l layout) removeFolder(id string) error {
 	if err != nil {
 		return err
 	}
-	// Another gateway may have been about to note something in it when it was renamed, and be done only now.
+	// Another gateway may still be writing a file into it.
 	for range removeAttempts {
 		if err = os.RemoveAll(old); !errors.Is(err, syscall.ENOTEMPTY) {
 			break
@@ -339,7 +335,7 @@ func (l layout) removeFolder(id string) error {
 	return err
 }
 
-// removeRunDir removes the folder of a kernel's sockets, if the record names one of this state directory.
+// removeRunDir removes the folder of a kernel's sockets, if the record names a folder of this state directory.
 func (l layout) removeRunDir(rec record) error {
 	if !filepath.IsAbs(rec.RunDir) || !strings.HasPrefix(filepath.Base(rec.RunDir), l.mark) {
 		return nil
@@ -347,24 +343,13 @@ func (l layout) removeRunDir(rec record) error {
 	return os.RemoveAll(rec.RunDir)
 }
 
-// setAside moves what cannot be a kernel out of the way, for a person to look at.
+// setAside moves an entry that cannot be a kernel into the folder aside, where the operator can look at it.
 func (l *Launcher) setAside(name string, why error) {
 	to := filepath.Join(l.layout.aside(), name+"."+randomName()[:6])
 	if err := os.Rename(filepath.Join(l.layout.kernels(), name), to); err != nil {
-		l.log.Error("bad entry of the state directory cannot be set aside", "entry", name, "err", errors.Join(why, err))
+		l.log.Error("bad entry of the state directory cannot be set aside", logkey.Entry, name, logkey.Err,
+			errors.Join(why, err))
 		return
 	}
-	l.log.Error("bad entry of the state directory set aside", "entry", name, "to", to, "err", why)
-}
-
-// sleep waits, or returns why it did not.
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	l.log.Error("bad entry of the state directory set aside", logkey.Entry, name, logkey.To, to, logkey.Err, why)
 }

@@ -10,14 +10,14 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 func TestBadEntries(t *testing.T) {
 	p := newPlace(t)
 	l := p.open()
 	p.start(l, 1, "fine")
-	l.Close()
+	_ = l.Close()
 	kernels := filepath.Join(p.state, "kernels")
 	write := func(name, content string) {
 		t.Helper()
@@ -54,7 +54,7 @@ func TestBadEntries(t *testing.T) {
 	if n := strings.Count(p.log.String(), "set aside"); n != 6 {
 		t.Errorf("told %d times", n)
 	}
-	// Somebody is at work on this one: it is neither there nor not, and stays where it is.
+	// Another gateway is working on this entry. It is unknown whether the kernel exists, so the entry stays.
 	write(id(8)+"/other", "")
 	held, err := lockFolder(filepath.Join(kernels, id(8)))
 	if err != nil {
@@ -80,11 +80,11 @@ func TestGoneError(t *testing.T) {
 	p := newPlace(t)
 	l := p.launcher()
 	write := func(content string) {
-		if err := os.WriteFile(l.layout.tombstone(id(1)), []byte(content), 0o600); err != nil {
+		if err := os.WriteFile(l.layout.endingFile(id(1)), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	b, err := json.Marshal(supervisor.Ending{KernelID: id(1), Reason: "r", At: time.Now()})
+	b, err := json.Marshal(api.Ending{KernelID: id(1), Reason: "r", At: time.Now()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,8 @@ func TestGoneError(t *testing.T) {
 	if _, err := l.Kernel(t.Context(), id(1)); !errors.As(err, &gone) || gone.Reason != "r" || gone.Owner != "" {
 		t.Errorf("one that an earlier version has left: %+v, %v", gone, err)
 	}
-	if b, err = json.Marshal(tombstone{supervisor.Ending{KernelID: id(1), Reason: "r", At: time.Now()}, "fake", "ann"}); err != nil {
+	b, err = json.Marshal(storedEnding{api.Ending{KernelID: id(1), Reason: "r", At: time.Now()}, "fake", "ann"})
+	if err != nil {
 		t.Fatal(err)
 	}
 	write(string(b))
@@ -109,7 +110,7 @@ func TestGoneError(t *testing.T) {
 	if _, err := l.Kernel(t.Context(), "../"+id(1)); err != launcher.ErrNotFound {
 		t.Errorf("no id: %v", err)
 	}
-	// What cannot be read does not exist for sure.
+	// A record that cannot be read does not prove that the kernel is gone.
 	if err := os.RemoveAll(l.layout.kernels()); err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // place is a state directory and the launchers opened on it.
@@ -29,7 +30,7 @@ type place struct {
 	change         func(*Options, *timing)
 }
 
-// newPlace makes one whose kernels are all gone, and every goroutine with them, when the test ends.
+// newPlace makes a place. At the end of the test, all its kernels and goroutines must be gone.
 func newPlace(t *testing.T) *place {
 	t.Helper()
 	before := goleak.IgnoreCurrent()
@@ -45,7 +46,7 @@ func newPlace(t *testing.T) *place {
 		if err != nil || len(left) > 0 {
 			t.Errorf("folders of sockets are left: %v %v", left, err)
 		}
-		os.RemoveAll(run)
+		_ = os.RemoveAll(run)
 		if t.Failed() {
 			t.Log(p.log.String())
 		}
@@ -53,16 +54,17 @@ func newPlace(t *testing.T) *place {
 	return p
 }
 
-// clear stops what the test has left.
+// clear stops the kernels that the test has left.
 func (p *place) clear() {
 	l := p.open()
-	defer l.Close()
+	defer l.Close() //nolint:errcheck // nothing depends on it
 	all, err := l.Kernels(context.Background())
 	if err != nil {
 		p.t.Error(err)
 	}
 	for _, k := range all {
-		if err := l.Stop(context.Background(), k.ID, "the test is over"); err != nil && !errors.Is(err, launcher.ErrNotFound) {
+		if err := l.Stop(context.Background(), k.ID, "the test is over"); err != nil &&
+			!errors.Is(err, launcher.ErrNotFound) {
 			p.t.Errorf("stop: %v", err)
 		}
 	}
@@ -86,10 +88,10 @@ func (p *place) open() *Launcher {
 	return l
 }
 
-// launcher opens one that is closed before the place is cleared.
+// launcher opens a launcher that is closed before the place is cleared.
 func (p *place) launcher() *Launcher {
 	l := p.open()
-	p.t.Cleanup(func() { l.Close() })
+	p.t.Cleanup(func() { _ = l.Close() })
 	return l
 }
 
@@ -108,7 +110,7 @@ func (p *place) start(l *Launcher, n int, mode string) launcher.Kernel {
 	return k
 }
 
-// wait waits for a condition of a kernel.
+// wait waits until cond is true for a kernel.
 func wait(t *testing.T, l *Launcher, n int, what string, cond func(launcher.Kernel) bool) launcher.Kernel {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
@@ -120,12 +122,12 @@ func wait(t *testing.T, l *Launcher, n int, what string, cond func(launcher.Kern
 	return k
 }
 
-func isIdle(k launcher.Kernel) bool { return k.State == launcher.Idle && !k.Stale }
-func isDead(k launcher.Kernel) bool { return k.State == launcher.Dead }
+func isIdle(k launcher.Kernel) bool { return k.State == api.Idle && !k.Stale }
+func isDead(k launcher.Kernel) bool { return k.State == api.Dead }
 
-func processesOf(t *testing.T, p *place, n int) processes {
+func processesOf(t *testing.T, p *place, n int) processIDs {
 	t.Helper()
-	var ps processes
+	var ps processIDs
 	eventually(t, "both process ids are noted", func() bool {
 		return readJSON(filepath.Join(p.state, "kernels", id(n), processFile), &ps) == nil && ps.Kernel != 0
 	})
@@ -143,7 +145,7 @@ func eventually(t *testing.T, what string, cond func() bool) {
 	}
 }
 
-// carriers counts the living processes with a kernel's id in their environment.
+// carriers counts the living processes that have a kernel's id in their environment.
 func carriers(n int) (pids []int) {
 	all, _ := filepath.Glob("/proc/[0-9]*/environ")
 	for _, f := range all {

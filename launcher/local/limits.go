@@ -11,22 +11,24 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// Where there are limits, whoever starts a kernel holds a flock on one file of the state directory from counting the kernels that
-// there are until its own one counts: until its folder has its name, or, where the folder is that of a dead kernel, until
-// againLock in it is flocked. The kernel's processes are started after that.
+// If there are limits, a gateway that starts a kernel first takes a flock on one file of the state directory. It holds
+// the flock while it counts the kernels, and until its own kernel counts. A new kernel counts once its folder has its
+// name. A dead kernel counts once restartLock in its folder is flocked. The kernel's processes are started after that.
 const (
-	startsLock = "starts.lock" // in the state directory
-	againLock  = "again.lock"  // in a kernel's folder; shared by all who start it again
+	startsLock  = "starts.lock" // in the state directory
+	restartLock = "again.lock"  // in a kernel's folder; shared by all that restart it
 
 	lockPause    = time.Millisecond // between two attempts
 	maxLockPause = 20 * time.Millisecond
 )
 
-// lockStarts keeps every other gateway of the state directory from starting kernels, until unlock.
+// lockStarts keeps every other gateway of the state directory from starting kernels until unlockStarts is called.
 func (l *Launcher) lockStarts(ctx context.Context) (unlockStarts func(), err error) {
-	select { // within this process nobody has to try again and again
+	select { // so that only one goroutine of this process polls the flock
 	case l.starting <- struct{}{}:
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
@@ -38,12 +40,12 @@ func (l *Launcher) lockStarts(ctx context.Context) (unlockStarts func(), err err
 			return func() { unlock(f); <-l.starting }, nil
 		}
 		if errors.Is(err, syscall.EWOULDBLOCK) {
-			err = sleep(ctx, pause)
+			err = sleep.For(ctx, pause)
 		}
 	}
 	<-l.starting
 	if f != nil {
-		f.Close() //nolint:errcheck // nothing was written
+		_ = f.Close() // nothing was written
 	}
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -51,10 +53,10 @@ func (l *Launcher) lockStarts(ctx context.Context) (unlockStarts func(), err err
 	return nil, fmt.Errorf("lock %s: %w", startsLock, err)
 }
 
-// admit decides about a start. The starts' lock is held until the caller calls done, by when the kernel has to count. The error is
-// a *launcher.LimitError if there are too many kernels.
+// admit decides about a start. It holds the lock on starts until the caller calls done. Before that call the kernel
+// must count. The error is a *launcher.LimitError if there are too many kernels.
 func (l *Launcher) admit(ctx context.Context, start launcher.Held) (done func(), err error) {
-	if !launcher.Counts(l.opts.Limits) {
+	if !launcher.HasLimits(l.opts.Limits) {
 		return func() {}, nil
 	}
 	done, err = l.lockStarts(ctx)
@@ -72,12 +74,19 @@ func (l *Launcher) admit(ctx context.Context, start launcher.Held) (done func(),
 	return done, nil
 }
 
-// heldBy is a kernel of a record as limits count it.
+// heldBy returns the kernel of a record in the form in which limits count kernels.
 func heldBy(rec record) launcher.Held {
-	return launcher.Held{ID: rec.ID, SpecName: rec.SpecName, Owner: rec.Owner, Groups: rec.Groups, State: launcher.Starting, LastActivity: rec.Created}
+	return launcher.Held{
+		ID:           rec.ID,
+		SpecName:     rec.SpecName,
+		Owner:        rec.Owner,
+		Groups:       rec.Groups,
+		State:        api.Starting,
+		LastActivity: rec.Created,
+	}
 }
 
-// held returns the kernels that count, but for one. The starts' lock is held.
+// held returns the kernels that count, except one. The caller holds the lock on starts.
 func (l *Launcher) held(ctx context.Context, but string) ([]launcher.Held, error) {
 	entries, err := os.ReadDir(l.layout.kernels())
 	if err != nil {
@@ -86,7 +95,7 @@ func (l *Launcher) held(ctx context.Context, but string) ([]launcher.Held, error
 	var all []launcher.Held
 	for _, e := range entries {
 		id := e.Name()
-		if !launcher.ValidID(id) || id == but { // what is only being made has no id for a name
+		if !launcher.ValidID(id) || id == but { // an unfinished folder has another name
 			continue
 		}
 		if err := ctx.Err(); err != nil {
@@ -95,7 +104,7 @@ func (l *Launcher) held(ctx context.Context, but string) ([]launcher.Held, error
 		rec, err := l.layout.readRecord(id)
 		var bad *badRecordError
 		switch {
-		case errors.Is(err, fs.ErrNotExist), errors.As(err, &bad): // it has gone, or never was a kernel
+		case errors.Is(err, fs.ErrNotExist), errors.As(err, &bad): // it has gone, or was never a kernel
 			continue
 		case err != nil:
 			return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
@@ -105,43 +114,39 @@ func (l *Launcher) held(ctx context.Context, but string) ([]launcher.Held, error
 			return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 		}
 		if counts {
-			all = append(all, l.shown(heldBy(rec)))
+			all = append(all, l.withStatus(heldBy(rec)))
 		}
 	}
 	return all, nil
 }
 
-// shown adds what this launcher has heard of a kernel.
-func (l *Launcher) shown(h launcher.Held) launcher.Held {
+// withStatus adds the last status that this launcher has received of a kernel.
+func (l *Launcher) withStatus(h launcher.Held) launcher.Held {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k := l.kernels[h.ID]
 	if k == nil {
 		return h
 	}
-	if k.heard {
-		h.State = launcher.StateOf(k.status.State)
-		if k.status.LastActivity.After(h.LastActivity) {
-			h.LastActivity = k.status.LastActivity.UTC()
-		}
-	}
+	k.supervisor.HeldLocked(&h)
 	h.Ending = k.stop != nil
 	return h
 }
 
-// counts reports whether a kernel lives, is being started, by whatever gateway, or is ending. One that has ended does not, although
-// its supervisor may still tell of it; nor does one whose supervisor was killed, or whose gateway has died before there was one.
+// counts reports whether a kernel lives, is being started by any gateway, or is ending. A kernel that has ended does
+// not count, although its supervisor may linger. A kernel whose supervisor was killed, or whose gateway died before it
+// started one, does not count either.
 func (l *Launcher) counts(id string) (bool, error) {
 	switch _, err := os.Stat(l.layout.file(id, endFile)); {
 	case err == nil:
-		return l.comesAgain(id)
+		return l.isRestarting(id)
 	case !errors.Is(err, fs.ErrNotExist):
 		return false, err
 	}
 	folder, err := lockFolder(l.layout.kernel(id))
 	switch {
 	case errors.Is(err, errBusy):
-		return true, nil // it is being started, ended, or looked at
+		return true, nil // it is being started, ended or reconciled
 	case errors.Is(err, fs.ErrNotExist):
 		return false, nil
 	case err != nil:
@@ -152,7 +157,7 @@ func (l *Launcher) counts(id string) (bool, error) {
 	if held || err != nil {
 		return held, err
 	}
-	// What its supervisor has left runs until somebody looks.
+	// Processes that its supervisor left behind run until the kernel is reconciled.
 	k, _, err := l.enter(id)
 	switch {
 	case errors.Is(err, launcher.ErrNotFound):
@@ -160,13 +165,14 @@ func (l *Launcher) counts(id string) (bool, error) {
 	case err != nil:
 		return false, err
 	}
-	v := l.settle(k)
+	v := l.reconcile(k)
 	return v == alive || v == uncertain, nil
 }
 
-// comesAgain reports whether a dead kernel is being started again. The starts' lock is held, under which alone that begins.
-func (l *Launcher) comesAgain(id string) (bool, error) {
-	f, err := os.Open(l.layout.file(id, againLock))
+// isRestarting reports whether a dead kernel is being restarted. The caller holds the lock on starts, without which no
+// restart begins.
+func (l *Launcher) isRestarting(id string) (bool, error) {
+	f, err := os.Open(l.layout.file(id, restartLock))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -181,10 +187,11 @@ func (l *Launcher) comesAgain(id string) (bool, error) {
 	return false, err
 }
 
-// again has a kernel that is dead, or may be dead this moment, count until done is called: by then it lives, or it is not to be
-// started after all. The error is a *launcher.LimitError if there are too many kernels.
-func (l *Launcher) again(ctx context.Context, k *kernel) (done func(), err error) {
-	if !launcher.Counts(l.opts.Limits) {
+// countRestart makes a kernel count until done is called, even if it is dead or dies at this moment. When the caller
+// calls done, the kernel lives or its restart was given up. The error is a *launcher.LimitError if there are too many
+// kernels.
+func (l *Launcher) countRestart(ctx context.Context, k *kernel) (done func(), err error) {
+	if !launcher.HasLimits(l.opts.Limits) {
 		return func() {}, nil
 	}
 	unlockStarts, err := l.lockStarts(ctx)
@@ -194,7 +201,7 @@ func (l *Launcher) again(ctx context.Context, k *kernel) (done func(), err error
 	defer unlockStarts()
 	already := false
 	if _, err := os.Stat(l.layout.file(k.id, endFile)); errors.Is(err, fs.ErrNotExist) {
-		already = true // it lives, and shall not stop to count if it ends before it is restarted
+		already = true // the kernel lives; it must go on counting if it ends before its restart
 	} else if err != nil {
 		return nil, err
 	}
@@ -207,7 +214,7 @@ func (l *Launcher) again(ctx context.Context, k *kernel) (done func(), err error
 			return nil, err
 		}
 	}
-	f, err := os.OpenFile(l.layout.file(k.id, againLock), os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(l.layout.file(k.id, restartLock), os.O_RDWR|os.O_CREATE, 0o600)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, l.layout.goneError(k.id)
 	}
@@ -215,17 +222,17 @@ func (l *Launcher) again(ctx context.Context, k *kernel) (done func(), err error
 		return nil, err
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_SH); err != nil {
-		f.Close() //nolint:errcheck // nothing was written
-		return nil, fmt.Errorf("lock %s: %w", againLock, err)
+		_ = f.Close() // nothing was written
+		return nil, fmt.Errorf("lock %s: %w", restartLock, err)
 	}
 	return func() { unlock(f) }, nil
 }
 
-// Restarting has a kernel count whose supervisor is about to be asked to restart it.
+// Restarting makes a kernel count before its supervisor is asked to restart it.
 func (l *Launcher) Restarting(ctx context.Context, id string) (done func(), err error) {
 	k, err := l.find(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	return l.again(ctx, k)
+	return l.countRestart(ctx, k)
 }

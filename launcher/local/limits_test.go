@@ -19,13 +19,14 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// testLimits are as many kernels in all and for each owner.
+// testLimits limits the kernels, in all and for each owner.
 type testLimits struct {
 	all, each int
 	slow      time.Duration
-	most      atomic.Int64 // that were ever counted
+	most      atomic.Int64 // largest number that was ever counted
 }
 
 func (l *testLimits) Set() bool { return true }
@@ -38,21 +39,24 @@ func (l *testLimits) Admit(start launcher.Held, held []launcher.Held) error {
 		}
 	}
 	l.most.Store(max(l.most.Load(), int64(len(held))))
-	<-time.After(l.slow) // for others to come in between, if anything lets them
+	<-time.After(l.slow) // so that others may come in between, if they can
 	if len(held) >= l.all || own >= l.each {
-		return &launcher.LimitError{Limit: "test", Reason: fmt.Sprintf("there are %d of %d, %d of them of %s", len(held), l.all, own, start.Owner)}
+		return &launcher.LimitError{
+			Limit:  "test",
+			Reason: fmt.Sprintf("there are %d of %d, %d of them of %s", len(held), l.all, own, start.Owner),
+		}
 	}
 	return nil
 }
 
-// limited has all launchers of the place keep to limits.
+// limited sets the limits of all launchers of the place.
 func (p *place) limited(all, each int) *testLimits {
 	limits := &testLimits{all: all, each: each}
 	p.change = func(o *Options, _ *timing) { o.Limits = limits }
 	return limits
 }
 
-// locked is how many kernels of the place have a supervisor.
+// locked is the number of kernels of the place with a supervisor.
 func (p *place) locked() (n int) {
 	locks, err := filepath.Glob(filepath.Join(p.state, "kernels", "*-*-*-*-*", lockFile))
 	if err != nil {
@@ -78,11 +82,11 @@ func (p *place) tryStart(l *Launcher, n int, owner, mode string) error {
 
 func isLimit(err error) bool { return errors.As(err, new(*launcher.LimitError)) }
 
-// Several launchers of one state directory, two of them in processes of their own, start kernels at once: there are never too many,
-// and in the end exactly as many as there may be, also after some were stopped.
+// Several launchers of one state directory, two of them in other processes, start kernels at the same time. There are
+// never too many kernels. In the end there are exactly as many as the limits allow, also after some were stopped.
 func TestLimits_Property(t *testing.T) {
 	for seed := range 3 {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
 			random := rand.New(rand.NewPCG(2, uint64(seed)))
 			p := newPlace(t)
 			limits := p.limited(4+random.IntN(3), 2)
@@ -91,7 +95,8 @@ func TestLimits_Property(t *testing.T) {
 			var others []*exec.Cmd
 			var starting sync.WaitGroup
 			for i := range 2 {
-				cmd := exec.Command(os.Args[0], "limited", p.state, p.runtime, fmt.Sprint(limits.all), fmt.Sprint(limits.each), fmt.Sprint(1000*(i+1)))
+				cmd := exec.Command(os.Args[0], "limited", p.state, p.runtime, fmt.Sprint(limits.all), fmt.Sprint(limits.each),
+					fmt.Sprint(1000*(i+1)))
 				out, err := cmd.StdoutPipe()
 				if err == nil {
 					err = cmd.Start()
@@ -150,18 +155,27 @@ func TestLimits_Property(t *testing.T) {
 	}
 }
 
-// limitedMain is a gateway that keeps to limits and starts some kernels at once.
+// limitedMain is a gateway with limits that starts some kernels at the same time.
 func limitedMain(state, runtime string, all, each, first int) int {
-	l, err := Open(context.Background(), Options{StateDir: state, RuntimeDir: runtime, Supervisor: os.Args[0], Limits: &testLimits{all: all, each: each, slow: 2 * time.Millisecond}})
+	l, err := Open(
+		context.Background(),
+		Options{
+			StateDir:   state,
+			RuntimeDir: runtime,
+			Supervisor: os.Args[0],
+			Limits:     &testLimits{all: all, each: each, slow: 2 * time.Millisecond},
+		},
+	)
 	if err != nil {
 		fmt.Println(err)
 		return 1
 	}
-	defer l.Close()
+	defer l.Close() //nolint:errcheck // nothing depends on it
 	var starting sync.WaitGroup
 	for n := range 20 {
 		starting.Go(func() {
-			_, _, err := l.Start(context.Background(), launcher.Request{ID: id(first + n), Owner: fmt.Sprint("user", n%4), Spec: fakeSpec("fine")})
+			_, _, err := l.Start(context.Background(),
+				launcher.Request{ID: id(first + n), Owner: fmt.Sprint("user", n%4), Spec: fakeSpec("fine")})
 			switch {
 			case err == nil:
 				fmt.Println("started")
@@ -176,7 +190,7 @@ func limitedMain(state, runtime string, all, each, first int) int {
 	return 0
 }
 
-// What has ended counts for nothing, whoever has seen that; what starts again is a start.
+// A kernel that has ended does not count, whether or not a gateway has noticed. A restart counts as a start.
 func TestLimits_Dead(t *testing.T) {
 	p := newPlace(t)
 	p.limited(1, 1)
@@ -190,7 +204,7 @@ func TestLimits_Dead(t *testing.T) {
 		t.Errorf("a repeated start: %v", err)
 	}
 	kill(t, processesOf(t, p, 1).Supervisor)
-	// Its supervisor was killed, and most likely nobody has looked since.
+	// Its supervisor was killed, most likely unnoticed so far.
 	eventually(t, "another starts in its place", func() bool { return p.tryStart(other, 2, "ann", "fine") == nil })
 	wait(t, l, 1, "dead", isDead)
 	if _, err := l.Revive(t.Context(), id(1)); !isLimit(err) {
@@ -200,7 +214,7 @@ func TestLimits_Dead(t *testing.T) {
 		t.Errorf("it is restarted: %v", err)
 		done()
 	}
-	if k, err := l.Kernel(t.Context(), id(1)); err != nil || k.State != launcher.Dead {
+	if k, err := l.Kernel(t.Context(), id(1)); err != nil || k.State != api.Dead {
 		t.Errorf("after that: %+v, %v", k, err)
 	}
 	if err := l.Stop(t.Context(), id(2), "to make room"); err != nil {
@@ -214,13 +228,17 @@ func TestLimits_Dead(t *testing.T) {
 	}
 }
 
-// A dead kernel counts from when its supervisor is about to be asked to restart it.
+// A dead kernel counts as soon as its supervisor is about to be asked to restart it.
 func TestLimits_Restarting(t *testing.T) {
 	p := newPlace(t)
 	p.limited(1, 1)
 	l, other := p.launcher(), p.launcher()
-	spec := kernelspecs.Spec{Name: "fake", Argv: []string{os.Args[0], "kernel", "-f", "{connection_file}"}, InterruptMode: "message",
-		Metadata: json.RawMessage(`{"ekg": {"transport": "ipc", "cull": {"idleTimeout": "1s"}}}`)}
+	spec := kernelspecs.Spec{
+		Name:          "fake",
+		Argv:          []string{os.Args[0], "kernel", "-f", "{connection_file}"},
+		InterruptMode: "message",
+		Metadata:      json.RawMessage(`{"ekg": {"transport": "ipc", "cull": {"idleTimeout": "1s"}}}`),
+	}
 	if _, _, err := l.Start(t.Context(), launcher.Request{ID: id(1), Owner: "ann", Spec: spec}); err != nil {
 		t.Fatal(err)
 	}
@@ -250,7 +268,7 @@ func TestLimits_Restarting(t *testing.T) {
 	}
 }
 
-// A gateway that dies in the middle of a start leaves nothing that counts for ever.
+// A gateway that dies during a start leaves nothing that counts.
 func TestLimits_HalfMade(t *testing.T) {
 	p := newPlace(t)
 	p.limited(1, 1)

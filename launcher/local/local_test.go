@@ -14,9 +14,10 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// TestSuite runs what every launcher must pass with the real supervisor and the fake kernel.
+// TestSuite runs the suite of all launchers with the real supervisor and the fake kernel.
 func TestSuite(t *testing.T) {
 	p := newPlace(t)
 	launchertest.Run(t, func(*testing.T) launcher.Launcher { return p.open() }, kernelspecs.Spec{
@@ -33,7 +34,11 @@ func TestOpen(t *testing.T) {
 		{"relative state", func(o *Options) { o.StateDir = "x" }, "StateDir:"},
 		{"state is a file", func(o *Options) { o.StateDir = os.Args[0] }, "StateDir:"},
 		{"relative runtime", func(o *Options) { o.RuntimeDir = "x" }, "RuntimeDir:"},
-		{"runtime too long", func(o *Options) { o.RuntimeDir = "/tmp/" + strings.Repeat("x", 90) }, "too long for the path of a socket"},
+		{
+			"runtime too long",
+			func(o *Options) { o.RuntimeDir = "/tmp/" + strings.Repeat("x", 90) },
+			"too long for the path of a socket",
+		},
 		{"no supervisor", func(o *Options) { o.Supervisor = "" }, "Supervisor:"},
 		{"supervisor missing", func(o *Options) { o.Supervisor = "/x/y" }, "Supervisor:"},
 		{"supervisor is a folder", func(o *Options) { o.Supervisor = "/tmp" }, "Supervisor:"},
@@ -44,7 +49,7 @@ func TestOpen(t *testing.T) {
 			c.change(&o)
 			l, err := Open(t.Context(), o)
 			if err == nil {
-				l.Close()
+				_ = l.Close()
 			}
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %s", err, c.want)
@@ -61,7 +66,7 @@ func TestOpen(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer l.Close()
+		defer l.Close() //nolint:errcheck // nothing depends on it
 		for _, d := range []string{o.StateDir, l.layout.kernels(), l.layout.ended(), o.RuntimeDir} {
 			if st, err := os.Stat(d); err != nil || st.Mode().Perm() != 0o700 {
 				t.Errorf("%s: %v %v", d, st.Mode(), err)
@@ -76,7 +81,7 @@ func TestAdoption(t *testing.T) {
 	for n := range 3 {
 		p.start(l, n, "fine")
 	}
-	l.Close()
+	_ = l.Close()
 	if _, err := l.Kernel(t.Context(), id(0)); !errors.Is(err, launcher.ErrUnavailable) {
 		t.Errorf("a closed launcher says %v", err)
 	}
@@ -93,7 +98,7 @@ func TestAdoption(t *testing.T) {
 	}
 	ps := processesOf(t, p, 0)
 	l.mu.Lock()
-	heard := l.kernels[id(0)].status
+	heard := l.kernels[id(0)].supervisor.Status
 	l.mu.Unlock()
 	if heard.PID != ps.Supervisor || heard.KernelPID != ps.Kernel {
 		t.Errorf("noted %+v, heard %+v", ps, heard)
@@ -102,10 +107,10 @@ func TestAdoption(t *testing.T) {
 
 func TestTwoGateways(t *testing.T) {
 	p := newPlace(t)
-	p.change = func(_ *Options, tm *timing) { tm.tend = time.Hour } // what is seen is seen by looking
+	p.change = func(_ *Options, tm *timing) { tm.maintenance = time.Hour } // so that only requests read the folder
 	a, b := p.launcher(), p.launcher()
 	p.start(a, 1, "fine")
-	if k, err := b.Kernel(t.Context(), id(1)); err != nil || k.State != launcher.Idle {
+	if k, err := b.Kernel(t.Context(), id(1)); err != nil || k.State != api.Idle {
 		t.Errorf("the other sees %+v, %v", k, err)
 	}
 	p.start(b, 2, "fine")
@@ -118,7 +123,7 @@ func TestTwoGateways(t *testing.T) {
 	if _, err := a.Revive(t.Context(), id(1)); err != nil {
 		t.Fatal(err)
 	}
-	if k, err := b.Kernel(t.Context(), id(1)); err != nil || k.State == launcher.Dead {
+	if k, err := b.Kernel(t.Context(), id(1)); err != nil || k.State == api.Dead {
 		t.Errorf("after the revival the other sees %+v, %v", k, err)
 	}
 	if err := b.Stop(t.Context(), id(1), "enough"); err != nil {
@@ -130,10 +135,10 @@ func TestTwoGateways(t *testing.T) {
 	})
 }
 
-// TestGatewayKilled kills a gateway that is another process, which holds the reaper's lock and has started a kernel.
+// TestGatewayKilled kills a gateway in another process, which holds the reaper's lock and has started a kernel.
 func TestGatewayKilled(t *testing.T) {
 	p := newPlace(t)
-	p.change = func(_ *Options, tm *timing) { tm.tend, tm.halfMade = 20*time.Millisecond, 0 }
+	p.change = func(_ *Options, tm *timing) { tm.maintenance, tm.halfMade = 20*time.Millisecond, 0 }
 	cmd := exec.Command(os.Args[0], "gateway", p.state, p.runtime, id(1))
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -149,7 +154,7 @@ func TestGatewayKilled(t *testing.T) {
 	l := p.launcher()
 	wait(t, l, 1, "idle", isIdle)
 	ps := processesOf(t, p, 1)
-	// While the other gateway lives, it is the one that clears away.
+	// While the other gateway lives, it holds the reaper's lock.
 	halfMade := filepath.Join(p.state, "kernels", ".new-1")
 	if err := os.Mkdir(halfMade, 0o700); err != nil {
 		t.Fatal(err)

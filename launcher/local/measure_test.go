@@ -8,9 +8,10 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// told is an Observer that writes down what it is told.
+// told is an Observer that records the reported events.
 type told struct {
 	mu   sync.Mutex
 	said []string
@@ -31,7 +32,7 @@ func (o *told) KernelFailed(spec string, why launcher.Failure) {
 	o.add("failed " + spec + " " + string(why))
 }
 
-func (o *told) ClusterAsked(string, string, int, time.Duration) { o.add("a cluster was asked") }
+func (o *told) ClusterRequest(string, string, int, time.Duration) { o.add("a cluster was asked") }
 
 func (o *told) add(text string) {
 	o.mu.Lock()
@@ -45,8 +46,8 @@ func (o *told) all() string {
 	return strings.Join(o.said, "; ")
 }
 
-// Each start is told of once: up, failed, or neither where its kernel was stopped or where Start itself says so. What was counted
-// stays when a kernel has gone.
+// Each start is reported once: up, failed, or neither if the kernel was stopped or Start returned an error. Counts stay
+// when a kernel is gone.
 func TestMeasure(t *testing.T) {
 	p := newPlace(t)
 	o := new(told)
@@ -57,7 +58,7 @@ func TestMeasure(t *testing.T) {
 	if got := o.all(); got != "up fake admission started ready" {
 		t.Errorf("one that comes up: told %q", got)
 	}
-	if m := l.Measure(); len(m.Kernels) != 1 || m.Kernels[0].State != launcher.Idle || m.LogLost != 3 || len(m.Traffic) != 8 {
+	if m := l.Measure(); len(m.Kernels) != 1 || m.Kernels[0].State != api.Idle || m.LogLost != 3 || len(m.Traffic) != 8 {
 		t.Errorf("measured %+v", m)
 	}
 	p.start(l, 2, "never")
@@ -84,7 +85,7 @@ func TestMeasure(t *testing.T) {
 	if m := l.Measure(); len(m.Kernels) != 0 || m.LogLost != 9 {
 		t.Errorf("in the end measured %+v", m)
 	}
-	// What was counted before a gateway began is not its own.
+	// A gateway does not report what supervisors counted before it was opened.
 	p.start(l, 5, "fine")
 	wait(t, l, 5, "idle", isIdle)
 	next := p.launcher()

@@ -11,16 +11,19 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
 
-// notesCache is notes.json as it was read last. Every change makes another file, so the file's identity and times
-// tell whether it is still the same.
+// notesCache is the last notes.json that was read. Every change creates a new file, so the file's identity and times
+// tell whether the cache is valid.
 type notesCache struct {
-	file  os.FileInfo // nil: there was none
+	file  os.FileInfo // nil: there was no file
 	notes launcher.Notes
 }
 
-// readNotes returns the kernel's notes, reading the file only if it is another one than before. They are the caller's.
+// readNotes returns the kernel's notes. It reads the file only if the cache is not valid. The caller may modify the
+// result.
 func (l *Launcher) readNotes(k *kernel) (launcher.Notes, error) {
 	l.mu.Lock()
 	cache := k.notes
@@ -40,14 +43,14 @@ func (l *Launcher) readNotes(k *kernel) (launcher.Notes, error) {
 	if err != nil {
 		return launcher.Notes{}, err
 	}
-	// If another replaced the file between Stat and reading, the next Stat sees another identity.
+	// If the file is replaced after this Stat, the next Stat finds another identity.
 	l.mu.Lock()
 	k.notes = notesCache{st, notes}
 	l.mu.Unlock()
 	return notes.Clone(), nil
 }
 
-// parseNotes reads the file. One that cannot be understood costs its kernel the notes, not its life.
+// parseNotes reads the file. Notes that cannot be parsed are dropped; the kernel stays.
 func (l *Launcher) parseNotes(k *kernel) (launcher.Notes, error) {
 	var notes launcher.Notes
 	b, err := os.ReadFile(l.layout.file(k.id, notesFile))
@@ -58,14 +61,15 @@ func (l *Launcher) parseNotes(k *kernel) (launcher.Notes, error) {
 		return notes, err
 	}
 	if err := json.Unmarshal(b, &notes); err != nil {
-		l.log.Error("notes of a kernel cannot be read", "kernel", k.id, "err", err)
+		l.log.Error("notes of a kernel cannot be read", logkey.Kernel, k.id, logkey.Err, err)
 		return launcher.Notes{}, nil
 	}
 	return notes, nil
 }
 
-// UpdateNotes replaces the kernel's notes. No other gateway changes them in between.
-func (l *Launcher) UpdateNotes(ctx context.Context, id string, change func(launcher.Notes) (launcher.Notes, error)) (launcher.Notes, error) {
+// UpdateNotes replaces the kernel's notes under a lock that all gateways take.
+func (l *Launcher) UpdateNotes(ctx context.Context, id string,
+	change func(launcher.Notes) (launcher.Notes, error)) (launcher.Notes, error) {
 	k, err := l.find(ctx, id)
 	if err != nil {
 		return launcher.Notes{}, err
@@ -73,7 +77,7 @@ func (l *Launcher) UpdateNotes(ctx context.Context, id string, change func(launc
 	lock, err := l.lockNotes(ctx, k)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
-			l.settle(k)
+			l.reconcile(k)
 			err = l.layout.goneError(id)
 		}
 		return launcher.Notes{}, err
@@ -94,13 +98,13 @@ func (l *Launcher) UpdateNotes(ctx context.Context, id string, change func(launc
 		return launcher.Notes{}, fmt.Errorf("notes: %w", err)
 	}
 	l.mu.Lock()
-	k.touch()
+	k.supervisor.ChangedLocked()
 	l.mu.Unlock()
 	return after, nil
 }
 
-// lockNotes takes the lock under which notes are changed: one of its own, since the folder's may be held for as
-// long as a supervisor takes to start. The error is fs.ErrNotExist if the kernel has gone.
+// lockNotes takes the lock for changes of notes. It is not the folder's lock, which may be held as long as a supervisor
+// takes to start. The error is fs.ErrNotExist if the kernel has gone.
 func (l *Launcher) lockNotes(ctx context.Context, k *kernel) (*os.File, error) {
 	path := l.layout.file(k.id, notesLock)
 	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
@@ -112,11 +116,11 @@ func (l *Launcher) lockNotes(ctx context.Context, k *kernel) (*os.File, error) {
 		if err == nil {
 			return f, nil
 		}
-		f.Close() //nolint:errcheck // nothing was written
+		_ = f.Close() // nothing was written
 		if !errors.Is(err, syscall.EWOULDBLOCK) {
 			return nil, fmt.Errorf("lock notes: %w", err)
 		}
-		if err := sleep(ctx, pause); err != nil {
+		if err := sleep.For(ctx, pause); err != nil {
 			return nil, err
 		}
 	}

@@ -14,17 +14,19 @@ import (
 	"syscall"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// startAttempts bounds how often Start begins anew because the kernel that it found went away at that moment.
+// startAttempts bounds how often Start is repeated because the kernel that it found has gone.
 const startAttempts = 3
 
-// Start starts a kernel, or returns the one that has the id. It waits for the supervisor and for its word that the
-// kernel's program could be executed.
+// Start starts a kernel, or returns the kernel that has the id. It waits until the supervisor has executed the kernel's
+// program.
 func (l *Launcher) Start(ctx context.Context, req launcher.Request) (launcher.Kernel, bool, error) {
 	if !launcher.ValidID(req.ID) {
-		return launcher.Kernel{}, false, fmt.Errorf("%q is no kernel id", req.ID)
+		return launcher.Kernel{}, false, fmt.Errorf("%q is not a kernel id", req.ID)
 	}
 	for range startAttempts {
 		k, err := l.find(ctx, req.ID)
@@ -32,7 +34,7 @@ func (l *Launcher) Start(ctx context.Context, req launcher.Request) (launcher.Ke
 		case err == nil:
 			d, err := l.existing(ctx, k, req)
 			if errors.Is(err, launcher.ErrNotFound) {
-				continue // it could not be started after all, or was stopped
+				continue // the kernel could not be started, or was stopped
 			}
 			return d, false, err
 		case !errors.Is(err, launcher.ErrNotFound):
@@ -44,15 +46,16 @@ func (l *Launcher) Start(ctx context.Context, req launcher.Request) (launcher.Ke
 		}
 		return d, err == nil, err
 	}
-	return launcher.Kernel{}, false, fmt.Errorf("%w: it is being started and stopped at the same time", launcher.ErrUnavailable)
+	return launcher.Kernel{}, false, fmt.Errorf("%w: it is being started and stopped at the same time",
+		launcher.ErrUnavailable)
 }
 
-// existing answers a Start for a kernel that is there, once its supervisor has answered.
+// existing answers a Start for a kernel that exists, once its supervisor has answered.
 func (l *Launcher) existing(ctx context.Context, k *kernel, req launcher.Request) (launcher.Kernel, error) {
 	if k.rec.Owner != req.Owner || k.rec.SpecName != req.Spec.Name {
 		return launcher.Kernel{}, launcher.ErrConflict
 	}
-	l.awaitWord(ctx, k, l.timing.ready)
+	l.awaitFirstStatus(ctx, k, l.timing.ready)
 	if err := ctx.Err(); err != nil {
 		return launcher.Kernel{}, err
 	}
@@ -62,9 +65,9 @@ func (l *Launcher) existing(ctx context.Context, k *kernel, req launcher.Request
 // errLost says that another Start with the same id was faster.
 var errLost = errors.New("another start was faster")
 
-// create makes the kernel's folder and starts its supervisor. After an error nothing is left.
+// create creates the kernel's folder and starts its supervisor. After an error nothing is left.
 func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.Kernel, error) {
-	asked := l.timing.now()
+	requested := l.timing.now()
 	rec, cfg, err := l.prepare(req)
 	if err != nil {
 		return launcher.Kernel{}, err
@@ -78,14 +81,17 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 		return launcher.Kernel{}, err
 	}
 	running := l.timing.now()
-	l.follow(k, &start{since: running, phases: []launcher.Phase{{Name: launcher.PhaseAdmission, Took: admitted.Sub(asked)},
-		{Name: launcher.PhaseStarted, Took: running.Sub(admitted)}}})
-	l.log.Info("kernel started", "kernel", k.id, "spec", rec.SpecName)
+	l.trackStart(
+		k,
+		&start{since: running, phases: []launcher.Phase{{Name: launcher.PhaseAdmission, Took: admitted.Sub(requested)},
+			{Name: launcher.PhaseStarted, Took: running.Sub(admitted)}}},
+	)
+	l.log.Info("kernel started", logkey.Kernel, k.id, logkey.Spec, rec.SpecName)
 	return l.describe(k)
 }
 
-// createSupervisor makes the folder and the process.
-func (l *Launcher) createSupervisor(ctx context.Context, rec record, cfg supervisor.Config) (*kernel, error) {
+// createSupervisor creates the folder and the process.
+func (l *Launcher) createSupervisor(ctx context.Context, rec record, cfg api.Config) (*kernel, error) {
 	ctx, leave, err := l.join(ctx)
 	if err != nil {
 		return nil, err
@@ -104,22 +110,22 @@ func (l *Launcher) createSupervisor(ctx context.Context, rec record, cfg supervi
 	defer unlock(folder)
 	if err := l.launch(ctx, k); err != nil {
 		if rerr := l.remove(k); rerr != nil {
-			l.log.Error("kernel that could not be started cannot be removed", "kernel", k.id, "err", rerr)
+			l.log.Error("kernel that could not be started cannot be removed", logkey.Kernel, k.id, logkey.Err, rerr)
 		}
-		l.enterGone(k, launcher.ErrNotFound)
+		l.markGone(k, launcher.ErrNotFound)
 		return nil, err
 	}
-	l.ensureWatch(k)
+	l.ensureFollowed(k)
 	return k, nil
 }
 
-// prepare works out what will be run. The errors are the owner's to mend.
-func (l *Launcher) prepare(req launcher.Request) (record, supervisor.Config, error) {
-	fail := func(err error) (record, supervisor.Config, error) {
-		return record{}, supervisor.Config{}, &launcher.FailedError{Reason: err.Error(), Class: launcher.FailedInvalid}
+// prepare builds the record and the supervisor's configuration. Its errors are for the kernel's owner.
+func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
+	fail := func(err error) (record, api.Config, error) {
+		return record{}, api.Config{}, &launcher.FailedError{Reason: err.Error(), Class: launcher.FailedInvalid}
 	}
 	if len(req.Spec.Argv) == 0 {
-		return fail(fmt.Errorf("kernelspec %s has no argv: its kernel is that of an image", req.Spec.Name))
+		return fail(fmt.Errorf("kernelspec %s has no argv: its kernel is part of an image", req.Spec.Name))
 	}
 	transport, err := req.Spec.Transport()
 	if err != nil {
@@ -134,21 +140,22 @@ func (l *Launcher) prepare(req launcher.Request) (record, supervisor.Config, err
 	if err != nil {
 		return fail(err)
 	}
-	rec := record{Protocol: supervisor.ProtocolVersion, ID: req.ID, Owner: req.Owner, Groups: req.Groups, SpecName: req.Spec.Name,
+	rec := record{Protocol: api.ProtocolVersion, ID: req.ID, Owner: req.Owner, Groups: req.Groups, SpecName: req.Spec.Name,
 		Created: l.timing.now().UTC(), Socket: filepath.Join(runDir, "s"), RunDir: runDir}
 	mode := req.Spec.InterruptMode
 	if mode == "" {
 		mode = "signal" // the default of kernel.json
 	}
-	cfg := supervisor.Config{
-		Protocol: supervisor.ProtocolVersion, KernelID: req.ID, SpecName: req.Spec.Name,
+	cfg := api.Config{
+		Protocol: api.ProtocolVersion, KernelID: req.ID, SpecName: req.Spec.Name,
 		Argv: req.Spec.Command(map[string]string{"kernel_id": req.ID}), Env: env, InterruptMode: mode,
 		WorkingDir:     workingDir(req.WorkingDir, l.dir),
 		Listen:         "unix:" + rec.Socket,
 		ConnectionFile: l.layout.file(req.ID, connectionFile), Transport: transport, RunDir: runDir,
 		LockFile: l.layout.file(req.ID, lockFile), EndFile: l.layout.file(req.ID, endFile), SpillDir: l.layout.kernel(req.ID),
-		LogLimit: l.share(1), StopGrace: l.opts.StopGrace, DeadLinger: l.opts.DeadLinger, RestartLimit: restartLimit,
-		Cull: l.opts.Cull.For(req.Cull).With(ext.Cull),
+		LogLimit: l.logShare(1), StopGrace: l.opts.StopGrace, DeadLinger: l.opts.DeadLinger,
+		RestartLimit: api.DefaultRestartLimit,
+		Cull:         l.opts.Cull.For(req.Cull).With(ext.Cull),
 	}
 	if cfg.Cull.GPU > 0 {
 		cfg.GPUProgram = l.opts.GPUProgram
@@ -156,14 +163,14 @@ func (l *Launcher) prepare(req launcher.Request) (record, supervisor.Config, err
 	return rec, cfg, nil
 }
 
-// makeFolder makes the kernel's folder with everything in it, at one stroke, and enters the kernel. It returns with
-// the kernel's turn and the folder's lock taken. The error is errLost if the id has a folder already.
-func (l *Launcher) makeFolder(rec record, cfg supervisor.Config) (*kernel, *os.File, error) {
+// makeFolder creates the kernel's folder with its files in one step, and records the kernel. It returns while it holds
+// the kernel's turn and the folder's lock. The error is errLost if the id has a folder already.
+func (l *Launcher) makeFolder(rec record, cfg api.Config) (*kernel, *os.File, error) {
 	dir := l.layout.temporary(newPrefix)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, nil, err
 	}
-	folder, err := lockFolder(dir) // the lock stays with the folder when it is renamed
+	folder, err := lockFolder(dir) // a rename keeps the lock
 	if err == nil {
 		err = errors.Join(writeJSON(filepath.Join(dir, recordFile), rec), writeJSON(filepath.Join(dir, configFile), cfg))
 	}
@@ -178,19 +185,16 @@ func (l *Launcher) makeFolder(rec record, cfg supervisor.Config) (*kernel, *os.F
 		unlock(folder)
 	}
 	if rerr := os.RemoveAll(dir); rerr != nil {
-		l.log.Warn("half-made folder cannot be removed", "entry", dir, "err", rerr)
+		l.log.Warn("half-made folder cannot be removed", logkey.Entry, dir, logkey.Err, rerr)
 	}
 	return nil, nil, err
 }
 
-// publish gives the folder its name and enters the kernel, with its turn taken.
+// publish gives the folder its name and records the kernel. The kernel's turn is held.
 func (l *Launcher) publish(dir string, rec record) (*kernel, error) {
 	l.folders.Lock()
 	defer l.folders.Unlock()
-	l.mu.Lock()
-	closed := l.closed
-	l.mu.Unlock()
-	if closed {
+	if l.goroutines.Closed() {
 		return nil, errClosed
 	}
 	switch err := os.Rename(dir, l.layout.kernel(rec.ID)); {
@@ -205,42 +209,43 @@ func (l *Launcher) publish(dir string, rec record) (*kernel, error) {
 	old := l.kernels[rec.ID]
 	l.kernels[rec.ID] = k
 	l.mu.Unlock()
-	if old != nil { // another gateway removed its folder, and nobody here has looked since
-		l.enterGone(old, l.layout.goneError(rec.ID))
+	if old != nil { // another gateway removed its folder
+		l.markGone(old, l.layout.goneError(rec.ID))
 	}
-	l.countChanged()
+	l.recount()
 	return k, nil
 }
 
-// awaitProgram waits for the supervisor's word that the kernel's program is running. If it could not be executed the
+// awaitProgram waits until the supervisor has started the kernel's program. If the program could not be executed, the
 // kernel is removed and the error says why.
 func (l *Launcher) awaitProgram(ctx context.Context, k *kernel) error {
 	wait, cancel := context.WithTimeout(ctx, l.timing.ready)
 	defer cancel()
-	var st supervisor.Status
-	var end *supervisor.Ending
+	var st api.Status
+	var end *api.Ending
 	var why error
-	l.await(wait, k, func() bool {
-		st, end, why = k.status, k.end, k.gone
-		return k.heard && (st.KernelPID != 0 || st.State == string(launcher.Dead)) || !k.lives() || k.unsupported != ""
+	l.follower.Await(wait, &k.supervisor, func() bool {
+		st, end, why = k.supervisor.Status, k.end, k.gone
+		return k.supervisor.Heard && (st.KernelPID != 0 || st.State == api.Dead) || !k.livesLocked() ||
+			k.supervisor.Unsupported != ""
 	})
 	reason := ""
 	switch {
 	case why != nil:
-		return why // stopped by somebody
+		return why // it was stopped
 	case end != nil:
 		reason = end.Reason
-	case st.KernelPID == 0 && st.State == string(launcher.Dead):
+	case st.KernelPID == 0 && st.State == api.Dead:
 		reason = st.Reason
 	case ctx.Err() == nil:
 		return nil
 	}
 	op := l.beginStop(ctx, k, "it could not be started", true)
 	if err := ctx.Err(); err != nil {
-		return err // nobody waits for the removal
+		return err // the removal goes on
 	}
 	if err := op.wait(ctx); err != nil {
-		l.log.Error("kernel that could not be started cannot be removed", "kernel", k.id, "err", err)
+		l.log.Error("kernel that could not be started cannot be removed", logkey.Kernel, k.id, logkey.Err, err)
 	}
 	return &launcher.FailedError{Reason: reason, Class: launcher.FailedContainer}
 }
@@ -254,11 +259,11 @@ func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, erro
 	if err := l.revive(ctx, k); err != nil {
 		return launcher.Kernel{}, err
 	}
-	l.awaitWord(ctx, k, l.timing.ready)
+	l.awaitFirstStatus(ctx, k, l.timing.ready)
 	return l.describe(k)
 }
 
-// revive starts the supervisor if there is none.
+// revive starts the supervisor if it does not live.
 func (l *Launcher) revive(ctx context.Context, k *kernel) error {
 	ctx, leave, err := l.join(ctx)
 	if err != nil {
@@ -272,49 +277,49 @@ func (l *Launcher) revive(ctx context.Context, k *kernel) error {
 	folder, err := waitFolder(ctx, k.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		why := l.layout.goneError(k.id)
-		l.enterGone(k, why)
+		l.markGone(k, why)
 		return why
 	}
 	if err != nil {
 		return err
 	}
 	defer unlock(folder)
-	if v, err := l.judge(k); v != dead {
-		return err // it lives; or it is gone, which the caller will see
+	if v, err := l.reconcileFolder(k); v != dead {
+		return err // the kernel lives, or it is gone, which the caller will notice
 	}
-	counted, err := l.again(ctx, k)
+	counted, err := l.countRestart(ctx, k)
 	if err != nil {
 		return err
 	}
 	defer counted()
-	// The file of an earlier version may have other fields than this one.
-	var cfg supervisor.Config
+	// The file may be an earlier version's, with other fields.
+	var cfg api.Config
 	b, err := os.ReadFile(l.layout.file(k.id, configFile))
 	if err == nil {
 		err = json.Unmarshal(b, &cfg)
 	}
 	if err != nil {
-		return &launcher.FailedError{Reason: "how this kernel was started can no longer be read"}
+		return &launcher.FailedError{Reason: "the record of how this kernel was started cannot be read"}
 	}
-	cfg.Protocol, cfg.LogLimit = supervisor.ProtocolVersion, l.share(1)
-	cfg.StopGrace, cfg.DeadLinger, cfg.RestartLimit = l.opts.StopGrace, l.opts.DeadLinger, restartLimit
+	cfg.Protocol, cfg.LogLimit = api.ProtocolVersion, l.logShare(1)
+	cfg.StopGrace, cfg.DeadLinger, cfg.RestartLimit = l.opts.StopGrace, l.opts.DeadLinger, api.DefaultRestartLimit
 	cfg.WorkingDir = workingDir(cfg.WorkingDir, l.dir)
 	if err := writeJSON(l.layout.file(k.id, configFile), cfg); err != nil {
 		return err
 	}
 	if err := l.launch(ctx, k); err != nil {
-		return err // it stays dead, with the old reason
+		return err // the kernel stays dead, with the old reason
 	}
 	if err := os.Remove(l.layout.file(k.id, endFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	l.enterAlive(k)
-	l.log.Info("kernel revived", "kernel", k.id, "spec", k.rec.SpecName)
+	l.markAlive(k)
+	l.log.Info("kernel revived", logkey.Kernel, k.id, logkey.Spec, k.rec.SpecName)
 	return nil
 }
 
-// launch starts the kernel's supervisor and waits until it listens. The folder's lock is held. Failing, it leaves no
-// process.
+// launch starts the kernel's supervisor and waits until it listens. The caller holds the folder's lock. After an error
+// no process is left.
 func (l *Launcher) launch(ctx context.Context, k *kernel) error {
 	if err := makePrivate(k.rec.RunDir); err != nil {
 		return err
@@ -323,40 +328,45 @@ func (l *Launcher) launch(ctx context.Context, k *kernel) error {
 	if err != nil {
 		return err
 	}
-	defer out.Close()
+	defer out.Close() //nolint:errcheck // it was only read
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		return err
 	}
-	defer null.Close()
-	ready, told, err := os.Pipe()
+	defer null.Close() //nolint:errcheck // it was only read
+	ready, readyWriter, err := os.Pipe()
 	if err != nil {
 		return err
 	}
-	defer ready.Close()
+	defer ready.Close() //nolint:errcheck // it was only read
 	argv := []string{l.opts.Supervisor, "--config", l.layout.file(k.id, configFile), "--ready-fd", "3"}
-	ch, err := l.children.start(argv, supervisorEnv(l.environ), "/", []*os.File{null, out, out, told})
-	told.Close() //nolint:errcheck // the supervisor's copy matters
+	ch, err := l.children.start(argv, supervisorEnv(l.environ), "/", []*os.File{null, out, out, readyWriter})
+	_ = readyWriter.Close() // the supervisor has a copy
 	if err != nil {
-		return &launcher.FailedError{Reason: fmt.Sprintf("the supervisor program %s cannot be started: %v", l.opts.Supervisor, err), Class: launcher.FailedContainer}
+		return &launcher.FailedError{
+			Reason: fmt.Sprintf("the supervisor program %s cannot be started: %v", l.opts.Supervisor, err),
+			Class:  launcher.FailedContainer,
+		}
 	}
 	if err := l.awaitReady(ctx, ch, ready); err != nil {
 		ch.kill()
-		<-ch.exited // only SIGKILL can be pending: it comes
-		if n, kerr := supervisor.KillRemains(k.id, 0); n > 0 || kerr != nil {
-			l.log.Warn("processes of a kernel that could not be started", "kernel", k.id, "killed", n, "err", kerr)
+		<-ch.exited // after SIGKILL this does not take long
+		if n, kerr := proctree.KillRemains(k.id, 0); n > 0 || kerr != nil {
+			l.log.Warn("processes of a kernel that could not be started", logkey.Kernel, k.id, logkey.Killed, n, logkey.Err,
+				kerr)
 		}
 		return err
 	}
-	l.noteProcesses(k, processes{Supervisor: ch.pid})
+	l.writeProcesses(k, processIDs{Supervisor: ch.pid})
 	return nil
 }
 
-// awaitReady waits for a supervisor's "ok", or tells the sentence that it gave instead.
+// awaitReady waits for a supervisor's "ok". If the supervisor writes another sentence, that is returned.
 func (l *Launcher) awaitReady(ctx context.Context, ch *child, ready *os.File) error {
 	limited, cancel := context.WithTimeout(ctx, l.timing.ready)
 	defer cancel()
-	stop := context.AfterFunc(limited, func() { ready.SetReadDeadline(l.timing.now()) }) //nolint:errcheck // a pipe has deadlines
+	// a pipe has deadlines
+	stop := context.AfterFunc(limited, func() { _ = ready.SetReadDeadline(l.timing.now()) })
 	defer stop()
 	line := make([]byte, 0, 4<<10)
 	for {
@@ -374,15 +384,24 @@ func (l *Launcher) awaitReady(ctx context.Context, ch *child, ready *os.File) er
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case limited.Err() != nil:
-		return &launcher.FailedError{Reason: fmt.Sprintf("its supervisor did not answer within %s", l.timing.ready), Class: launcher.FailedSilent}
+		return &launcher.FailedError{
+			Reason: fmt.Sprintf("its supervisor did not answer within %s", l.timing.ready),
+			Class:  launcher.FailedSilent,
+		}
 	case strings.TrimSpace(text) != "":
-		return &launcher.FailedError{Reason: "its supervisor could not start: " + strings.ToValidUTF8(text, ""), Class: launcher.FailedContainer}
+		return &launcher.FailedError{
+			Reason: "its supervisor could not start: " + strings.ToValidUTF8(text, ""),
+			Class:  launcher.FailedContainer,
+		}
 	}
-	return &launcher.FailedError{Reason: fmt.Sprintf("its supervisor (pid %d) ended before it answered; its log may say why", ch.pid), Class: launcher.FailedContainer}
+	return &launcher.FailedError{
+		Reason: fmt.Sprintf("its supervisor (pid %d) ended before it answered; its log may say why", ch.pid),
+		Class:  launcher.FailedContainer,
+	}
 }
 
-// supervisorEnv is what a supervisor gets: nothing of the gateway's secrets, and no sign of a kernel that the gateway
-// itself may run in, lest it be taken for that kernel's leftover.
+// supervisorEnv is a supervisor's environment. It holds none of the gateway's secrets. It holds no EKG_KERNEL_ID
+// either, which would mark the supervisor as a process of the kernel that the gateway may run in.
 func supervisorEnv(environ []string) []string {
 	env := selectEnv(environ, supervisorInherits)
 	list := make([]string, 0, len(env))

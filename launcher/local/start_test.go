@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 func TestStart(t *testing.T) {
@@ -23,7 +24,7 @@ func TestStart(t *testing.T) {
 		{"silent", "its supervisor did not answer within 2s"},
 		{"program", `the kernel's program "/x" does not exist`},
 	} {
-		t.Run(c.mode, func(t *testing.T) {
+		t.Run("the supervisor's mode is "+c.mode, func(t *testing.T) {
 			_, created, err := l.Start(t.Context(), launcher.Request{ID: id(i), Spec: fakeSpec(c.mode)})
 			var failed *launcher.FailedError
 			if created || !errors.As(err, &failed) || !strings.Contains(failed.Reason, c.want) {
@@ -41,7 +42,8 @@ func TestStart(t *testing.T) {
 		})
 	}
 	t.Run("an impossible variable", func(t *testing.T) {
-		_, _, err := l.Start(t.Context(), launcher.Request{ID: id(9), Spec: fakeSpec("fine"), Env: map[string]string{"KERNEL_A": "\x00"}})
+		_, _, err := l.Start(t.Context(),
+			launcher.Request{ID: id(9), Spec: fakeSpec("fine"), Env: map[string]string{"KERNEL_A": "\x00"}})
 		var failed *launcher.FailedError
 		if !errors.As(err, &failed) {
 			t.Errorf("got %v", err)
@@ -60,12 +62,12 @@ func TestStart(t *testing.T) {
 	})
 	t.Run("the launcher closes", func(t *testing.T) {
 		other := p.open()
-		time.AfterFunc(100*time.Millisecond, func() { other.Close() })
+		time.AfterFunc(100*time.Millisecond, func() { _ = other.Close() })
 		_, _, err := other.Start(t.Context(), launcher.Request{ID: id(11), Spec: fakeSpec("silent")})
 		if !errors.Is(err, launcher.ErrUnavailable) {
 			t.Errorf("got %v", err)
 		}
-		other.Close()
+		_ = other.Close()
 	})
 }
 
@@ -95,34 +97,45 @@ func TestStart_Concurrent(t *testing.T) {
 		t.Errorf("created %d times", n)
 	}
 	wait(t, launchers[1], 1, "idle", isIdle)
-	if _, _, err := launchers[1].Start(t.Context(), launcher.Request{ID: id(1), Owner: "bob", Spec: fakeSpec("fine")}); !errors.Is(err, launcher.ErrConflict) {
+	_, _, err := launchers[1].Start(t.Context(), launcher.Request{ID: id(1), Owner: "bob", Spec: fakeSpec("fine")})
+	if !errors.Is(err, launcher.ErrConflict) {
 		t.Errorf("another owner gets %v", err)
 	}
 }
 
-// TestStart_Watched has a second gateway look at a kernel while its supervisor has not got to its lock yet. It must
-// neither take it for dead nor be in the supervisor's way.
+// TestStart_Watched: a second gateway reads a kernel whose supervisor does not have its lock yet. It must neither take
+// the kernel for dead nor prevent the supervisor from locking.
 func TestStart_Watched(t *testing.T) {
 	p := newPlace(t)
+	p.change = func(_ *Options, tm *timing) { tm.firstStatus = 5 * time.Millisecond }
 	a, b := p.launcher(), p.launcher()
 	started := make(chan error, 1)
 	go func() {
 		_, _, err := a.Start(context.Background(), launcher.Request{ID: id(1), Owner: "ann", Spec: fakeSpec("slow")})
 		started <- err
 	}()
-	for {
+	pipe := a.layout.file(id(1), slowPipe)
+	for heldUp := 0; heldUp < 20; {
 		k, err := b.Kernel(t.Context(), id(1))
-		if k.State == launcher.Dead || (err != nil && !errors.Is(err, launcher.ErrNotFound)) {
+		if k.State == api.Dead || (err != nil && !errors.Is(err, launcher.ErrNotFound)) {
 			t.Errorf("a kernel that is being started: %+v, %v", k, err)
+		}
+		if _, err := os.Stat(pipe); err == nil {
+			heldUp++
 		}
 		select {
 		case err := <-started:
-			if err != nil {
-				t.Error(err)
-			}
-			wait(t, b, 1, "idle", isIdle)
-			return
+			t.Fatalf("the start was not held up: %v", err)
 		case <-time.After(2 * time.Millisecond):
 		}
 	}
+	w, err := os.OpenFile(pipe, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = w.Close()
+	if err := <-started; err != nil {
+		t.Error(err)
+	}
+	wait(t, b, 1, "idle", isIdle)
 }

@@ -11,13 +11,16 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
+	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// exitLimit bounds the wait for a supervisor's own end, once its kernel is gone or it has been killed.
+// exitLimit bounds the wait for a supervisor's end after its kernel has ended or the supervisor was killed.
 const exitLimit = 5 * time.Second
 
-// stop is a Stop in progress. Everybody who wants the kernel stopped meanwhile joins it.
+// stop is a Stop in progress. Further calls of Stop for the kernel join it.
 type stop struct {
 	done chan struct{}
 	err  error // valid once done is closed
@@ -32,7 +35,7 @@ func (s *stop) wait(ctx context.Context) error {
 	}
 }
 
-// Stop ends a kernel and removes it. Once begun it is carried out, whether or not its caller waits.
+// Stop ends a kernel and removes it. It goes on if its caller does not wait.
 func (l *Launcher) Stop(ctx context.Context, id, reason string) error {
 	k, err := l.find(ctx, id)
 	if err != nil {
@@ -41,8 +44,8 @@ func (l *Launcher) Stop(ctx context.Context, id, reason string) error {
 	return l.beginStop(ctx, k, reason, false).wait(ctx)
 }
 
-// beginStop starts to stop a kernel, or joins who does; ctx only tells which request wants it. With silent, no trace of the kernel
-// is to stay.
+// beginStop starts to stop a kernel, or joins a Stop in progress. ctx is used only for the id of the request. With
+// silent, the kernel's ending is not stored.
 func (l *Launcher) beginStop(ctx context.Context, k *kernel, reason string, silent bool) *stop {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -57,7 +60,7 @@ func (l *Launcher) beginStop(ctx context.Context, k *kernel, reason string, sile
 		l.mu.Unlock()
 		close(op.done)
 	}
-	if !l.ownLocked(run) {
+	if !l.goroutines.Go(run) {
 		op.err = errClosed
 		close(op.done)
 		return op
@@ -66,8 +69,8 @@ func (l *Launcher) beginStop(ctx context.Context, k *kernel, reason string, sile
 	return op
 }
 
-// stopKernel does what Stop promises. It holds the kernel's turn throughout: nobody else concludes anything from a
-// supervisor that is ending.
+// stopKernel does what Stop promises. It holds the kernel's turn until it returns, so that the supervisor's end is not
+// taken for an unexpected one.
 func (l *Launcher) stopKernel(k *kernel, reason, request string, silent bool) error {
 	limit := 2*l.opts.StopGrace + l.timing.stopMargin
 	ctx, cancel := context.WithTimeout(l.ctx, l.timing.ready+limit+3*exitLimit)
@@ -77,23 +80,23 @@ func (l *Launcher) stopKernel(k *kernel, reason, request string, silent bool) er
 	}
 	defer k.giveTurn()
 	l.mu.Lock()
-	ask, already := k.end == nil, k.gone
+	alive, already := k.end == nil, k.gone
 	l.mu.Unlock()
 	if already != nil {
 		return already
 	}
 	patience := exitLimit
-	if ask {
-		asking, cancel := context.WithTimeout(ctx, limit)
+	if alive {
+		limited, cancel := context.WithTimeout(ctx, limit)
 		client := l.client(k)
 		client.Request = request
-		err := client.Stop(asking, reason)
+		err := client.Stop(limited, reason)
 		cancel()
 		if err != nil {
-			l.log.Warn("supervisor did not stop its kernel", "kernel", k.id, "err", err)
+			l.log.Warn("supervisor did not stop its kernel", logkey.Kernel, k.id, logkey.Err, err)
 		}
 		if errors.Is(err, context.DeadlineExceeded) {
-			patience = 0 // it has had its time
+			patience = 0 // the supervisor has had its time already
 		}
 	}
 	if l.ctx.Err() != nil {
@@ -102,11 +105,12 @@ func (l *Launcher) stopKernel(k *kernel, reason, request string, silent bool) er
 	return l.finishStop(ctx, k, patience, reason, silent)
 }
 
-// finishStop sees to it that the supervisor ends, and removes the kernel.
-func (l *Launcher) finishStop(ctx context.Context, k *kernel, patience time.Duration, reason string, silent bool) error {
+// finishStop makes sure that the supervisor ends, and removes the kernel.
+func (l *Launcher) finishStop(ctx context.Context, k *kernel, patience time.Duration, reason string,
+	silent bool) error {
 	folder, err := waitFolder(ctx, k.dir)
-	if errors.Is(err, fs.ErrNotExist) { // another gateway has stopped it too
-		l.enterGone(k, l.layout.goneError(k.id))
+	if errors.Is(err, fs.ErrNotExist) { // another gateway has stopped it
+		l.markGone(k, l.layout.goneError(k.id))
 		return nil
 	}
 	if err != nil {
@@ -119,29 +123,29 @@ func (l *Launcher) finishStop(ctx context.Context, k *kernel, patience time.Dura
 	}
 	switch {
 	case end != nil && end.Culled:
-		end.Stopped = true // why it ended is still the same
+		end.Stopped = true // the reason of its end stays
 	case end == nil || !end.Stopped:
-		end = &supervisor.Ending{KernelID: k.id, Reason: reason, At: l.timing.now().UTC(), Stopped: true}
+		end = &api.Ending{KernelID: k.id, Reason: reason, At: l.timing.now().UTC(), Stopped: true}
 	}
 	if !silent {
-		return l.bury(k, *end)
+		return l.removeWithEnding(k, *end)
 	}
 	if err := l.remove(k); err != nil {
 		return err
 	}
-	l.enterGone(k, launcher.ErrNotFound)
+	l.markGone(k, launcher.ErrNotFound)
 	return nil
 }
 
-// endSupervisor returns when no supervisor holds the kernel's lock and none of its processes is left, with what the
-// supervisor has left in writing. It is killed if it has not ended by itself after patience.
-func (l *Launcher) endSupervisor(ctx context.Context, k *kernel, patience time.Duration) (*supervisor.Ending, error) {
-	var p processes
+// endSupervisor waits until no supervisor holds the kernel's lock and none of its processes is left. It returns the
+// ending that the supervisor has stored. A supervisor that still runs after patience is killed.
+func (l *Launcher) endSupervisor(ctx context.Context, k *kernel, patience time.Duration) (*api.Ending, error) {
+	var p processIDs
 	if err := readJSON(l.layout.file(k.id, processFile), &p); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		l.log.Warn("process ids of a kernel cannot be read", "kernel", k.id, "err", err)
+		l.log.Warn("process ids of a kernel cannot be read", logkey.Kernel, k.id, logkey.Err, err)
 	}
 	if err := l.awaitUnlocked(ctx, k, patience); err != nil {
-		l.log.Warn("supervisor does not end and is killed", "kernel", k.id, "pid", p.Supervisor)
+		l.log.Warn("supervisor does not end and is killed", logkey.Kernel, k.id, logkey.PID, p.Supervisor)
 		if err := l.killSupervisor(k, p.Supervisor); err != nil {
 			return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 		}
@@ -151,17 +155,17 @@ func (l *Launcher) endSupervisor(ctx context.Context, k *kernel, patience time.D
 	}
 	end, err := l.layout.readEnding(k.id)
 	if err != nil {
-		l.log.Error("record of a kernel's end cannot be read", "kernel", k.id, "err", err)
+		l.log.Error("record of a kernel's end cannot be read", logkey.Kernel, k.id, logkey.Err, err)
 	}
-	if end == nil { // it did not end its kernel itself
-		if _, err := supervisor.KillRemains(k.id, p.Kernel); err != nil {
+	if end == nil { // it has not ended its kernel
+		if _, err := proctree.KillRemains(k.id, p.Kernel); err != nil {
 			return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 		}
 	}
 	return end, nil
 }
 
-// awaitUnlocked waits for the end of the supervisor. A flock tells nobody that it is free, so it is tried again.
+// awaitUnlocked waits for the end of the supervisor. A flock does not signal its release, so awaitUnlocked polls it.
 func (l *Launcher) awaitUnlocked(ctx context.Context, k *kernel, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -173,14 +177,14 @@ func (l *Launcher) awaitUnlocked(ctx context.Context, k *kernel, limit time.Dura
 		if !held {
 			return nil
 		}
-		if err := sleep(ctx, pause); err != nil {
+		if err := sleep.For(ctx, pause); err != nil {
 			return fmt.Errorf("%w: its supervisor does not end", launcher.ErrUnavailable)
 		}
 	}
 }
 
-// killSupervisor kills the process that holds the kernel's lock. Process ids are reused, so the program's arguments
-// have to name the kernel's configuration; the handle is taken before that look.
+// killSupervisor kills the process that holds the kernel's lock. Process ids are reused, so it checks that the
+// arguments of the process name the kernel's configuration. The handle of the process is opened before that check.
 func (l *Launcher) killSupervisor(k *kernel, pid int) error {
 	if pid <= 1 {
 		return errors.New("the supervisor's process id is not known")

@@ -29,14 +29,15 @@ func TestStop(t *testing.T) {
 			t.Errorf("again: %v", err)
 		}
 	}
-	t.Run("by several at once", func(t *testing.T) {
+	t.Run("several callers stop it at the same time", func(t *testing.T) {
 		p.start(l, 1, "fine")
 		other := p.launcher()
 		wait(t, other, 1, "idle", isIdle)
 		var all sync.WaitGroup
 		for i := range 4 {
 			all.Go(func() {
-				if err := []*Launcher{l, other}[i%2].Stop(context.Background(), id(1), "enough"); err != nil && !errors.Is(err, launcher.ErrNotFound) {
+				if err := []*Launcher{l, other}[i%2].Stop(context.Background(), id(1), "enough"); err != nil &&
+					!errors.Is(err, launcher.ErrNotFound) {
 					t.Errorf("stop: %v", err)
 				}
 			})
@@ -44,12 +45,12 @@ func TestStop(t *testing.T) {
 		all.Wait()
 		gone(t, l, 1, "enough")
 		gone(t, other, 1, "enough")
-		// Whoever comes later knows too; and the id may be used again.
+		// A launcher that is opened later knows it, too, and the id may be used again.
 		later := p.launcher()
 		gone(t, later, 1, "enough")
 		p.start(later, 1, "fine")
 	})
-	t.Run("a supervisor that does not hear", func(t *testing.T) {
+	t.Run("the supervisor does not answer", func(t *testing.T) {
 		k := p.start(l, 2, "deaf")
 		wait(t, l, 2, "idle", isIdle)
 		pid := processesOf(t, p, 2).Supervisor
@@ -66,7 +67,7 @@ func TestStop(t *testing.T) {
 			eventually(t, "supervisor is gone", func() bool { return syscall.Kill(pid, 0) != nil })
 		}
 	})
-	t.Run("behind the launcher's back", func(t *testing.T) {
+	t.Run("the supervisor is stopped directly", func(t *testing.T) {
 		p.start(l, 4, "fine")
 		l.mu.Lock()
 		k := l.kernels[id(4)]
@@ -80,7 +81,7 @@ func TestStop(t *testing.T) {
 		}
 		gone(t, l, 4, "its client said so")
 	})
-	t.Run("a dead one", func(t *testing.T) {
+	t.Run("a dead kernel is removed", func(t *testing.T) {
 		p.start(l, 3, "fine")
 		kill(t, processesOf(t, p, 3).Supervisor)
 		wait(t, l, 3, "dead", isDead)

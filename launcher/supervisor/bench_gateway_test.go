@@ -13,10 +13,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// newGatewayPath starts the programs as they are installed, gateway, supervisor and kernel each a process of its own,
-// and connects one client to the gateway.
+// newGatewayPath starts gateway, supervisor and kernel as they are installed, each as a process of its own. It connects
+// one client to the gateway.
 func newGatewayPath(b *testing.B, v1 bool) *websocketPath {
 	dir := benchDir(b)
 	for _, program := range []string{"../../cmd/ekg", "../../cmd/ekg-supervisor", "../launchertest/kernel"} {
@@ -59,24 +61,28 @@ func newGatewayPath(b *testing.B, v1 bool) *websocketPath {
 	if err != nil {
 		b.Fatal(err)
 	}
-	resp, err := http.Post(fmt.Sprintf("http://%s/api/kernels", u.Host), "application/json", strings.NewReader(`{"name":"fake"}`))
+	resp, err := http.Post(
+		fmt.Sprintf("http://%s/api/kernels", u.Host),
+		"application/json",
+		strings.NewReader(`{"name":"fake"}`),
+	)
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil {
 		b.Fatal(err)
 	}
-	var m Model
-	if err := json.Unmarshal(body, &m); err != nil || m.ExecutionState != stateIdle {
+	var m api.Model
+	if err := json.Unmarshal(body, &m); err != nil || m.ExecutionState != api.Idle {
 		b.Fatalf("%v: %s", err, body)
 	}
 	conn, err := net.Dial("tcp", u.Host)
 	if err != nil {
 		b.Fatal(err)
 	}
-	b.Cleanup(func() { conn.Close() })
+	b.Cleanup(func() { _ = conn.Close() })
 	p := &websocketPath{b: b, v1: v1, conn: conn, r: bufio.NewReaderSize(conn, 64<<10)}
 	p.upgrade(m.ID)
 	return p

@@ -20,49 +20,53 @@ import (
 
 	"github.com/gorilla/websocket"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/zeromq"
 )
 
-// The benchmarks compare ways to the same fake kernel, which is a process of its own, in the same run: ZeroMQ directly,
-// through a supervisor in this process with each of the websocket framings, and through gateway and supervisor as
-// installed. The ratios are what counts;
-// the machine is in all of them alike. The supervisor's allocations are measured with a client that makes none.
+// The benchmarks compare ways to the same fake kernel, which is a process of its own: ZeroMQ directly, a supervisor in
+// this process with each of the websocket framings, and gateway and supervisor as installed. The machine affects all
+// ways of a run alike, so the ratios count. The client that measures the supervisor's allocations makes none itself.
 
 // path is one way to a kernel.
 type path interface {
 	// ask sends a request.
 	ask(msgType string, content map[string]any)
-	// answered reads until the reply of the last request, calling count for every other message, and returns when the
-	// reply came; then it reads on until the idle.
+	// answered reads until the reply to the last request and returns when the reply came. It calls count for every other
+	// message. It reads on until the idle before it returns.
 	answered(reply []byte, count func()) time.Time
 }
 
-// What a message contains that is an idle, and one that belongs to a request of ours.
+// Marks of messages: an idle, and a message that belongs to a request of the benchmark.
 var (
 	idleMark = []byte(`"execution_state":"idle"`)
 	askMark  = []byte(`"session":"bench"`)
 )
 
-// directPath is what a Jupyter client without a gateway does.
+// directPath is a Jupyter client without a gateway.
 type directPath struct {
 	b      *testing.B
-	signer *wire.Signer
-	shell  socket
+	signer *jupyter.Signer
+	shell  zeromq.Socket
 	idle   chan struct{}
-	count  chan func() // what the iopub reader calls; replaced for each request
+	count  chan func() // called by the iopub reader; replaced for each request
 }
 
 func newDirectPath(b *testing.B) *directPath {
 	dir := benchDir(b)
-	cfg := Config{Transport: "tcp", ConnectionFile: filepath.Join(dir, "connection.json"), Argv: fakeKernelArgv()}
-	c, err := newConnection(&cfg)
+	cfg := api.Config{Transport: "tcp", ConnectionFile: filepath.Join(dir, "connection.json"), Argv: fakeKernelArgv()}
+	c, err := connectionfile.New(&cfg)
 	if err != nil {
 		b.Fatal(err)
 	}
-	if err := writeFile(cfg.ConnectionFile, c.content); err != nil {
+	if err := atomicfile.Write(cfg.ConnectionFile, c.File); err != nil {
 		b.Fatal(err)
 	}
-	argv := command(&cfg)
+	argv := process.Command(cfg.Argv, cfg.ConnectionFile)
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), fakeKernelVariable+"=1")
 	if err := cmd.Start(); err != nil {
@@ -74,11 +78,11 @@ func newDirectPath(b *testing.B) *directPath {
 	})
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
 	defer cancel()
-	p := &directPath{b: b, signer: c.signer, idle: make(chan struct{}), count: make(chan func(), 1)}
-	if p.shell, err = dialUntil(ctx, c.ep[wire.Shell], dealer, nil); err != nil {
+	p := &directPath{b: b, signer: c.Signer, idle: make(chan struct{}), count: make(chan func(), 1)}
+	if p.shell, err = dialUntil(ctx, c.Endpoints[jupyter.Shell], zeromq.Dealer, nil); err != nil {
 		b.Fatal(err)
 	}
-	iopub, err := dialUntil(ctx, c.ep[wire.IOPub], sub, nil)
+	iopub, err := dialUntil(ctx, c.Endpoints[jupyter.IOPub], zeromq.Sub, nil)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -88,11 +92,11 @@ func newDirectPath(b *testing.B) *directPath {
 		p.readIOPub(iopub)
 	}()
 	b.Cleanup(func() {
-		p.shell.Close()
-		iopub.Close()
+		_ = p.shell.Close()
+		_ = iopub.Close()
 		<-done
 	})
-	// Until the subscription works, idles go nowhere.
+	// Until the subscription works, idles are lost.
 	for up := false; !up; {
 		p.ask("is_complete_request", map[string]any{"code": ""})
 		p.count <- func() {}
@@ -109,14 +113,14 @@ func newDirectPath(b *testing.B) *directPath {
 	return p
 }
 
-func (p *directPath) readIOPub(iopub socket) {
+func (p *directPath) readIOPub(iopub zeromq.Socket) {
 	var count func()
 	for {
 		frames, err := iopub.Recv()
 		if err != nil {
 			return
 		}
-		m, err := wire.ParseFrames(wire.IOPub, frames, p.signer)
+		m, err := jupyter.ParseFrames(jupyter.IOPub, frames, p.signer)
 		if err != nil {
 			p.b.Error(err)
 			return
@@ -133,7 +137,7 @@ func (p *directPath) readIOPub(iopub socket) {
 }
 
 func (p *directPath) ask(msgType string, content map[string]any) {
-	m := wire.New(wire.Shell, msgType, "bench", nil, content)
+	m := jupyter.New(jupyter.Shell, msgType, "bench", nil, content)
 	if err := p.shell.Send(m.Frames(p.signer)); err != nil {
 		p.b.Fatal(err)
 	}
@@ -145,7 +149,7 @@ func (p *directPath) answered(reply []byte, count func()) time.Time {
 	if err != nil {
 		p.b.Fatal(err)
 	}
-	m, err := wire.ParseFrames(wire.Shell, frames, p.signer)
+	m, err := jupyter.ParseFrames(jupyter.Shell, frames, p.signer)
 	if err != nil || !bytes.Contains(m.Header, reply) {
 		p.b.Fatalf("%s: %v", m.Header, err)
 	}
@@ -154,7 +158,7 @@ func (p *directPath) answered(reply []byte, count func()) time.Time {
 	return at
 }
 
-// websocketPath is a client of a supervisor that reads frames without allocating anything.
+// websocketPath is a client of a supervisor. It reads frames without allocating anything.
 type websocketPath struct {
 	b    *testing.B
 	v1   bool
@@ -167,8 +171,8 @@ type websocketPath struct {
 // newSupervisorPath starts a supervisor with a kernel of its own and connects one client.
 func newSupervisorPath(b *testing.B, v1 bool) *websocketPath {
 	dir := benchDir(b)
-	cfg := Config{
-		Protocol: ProtocolVersion, KernelID: testKernelID, SpecName: "fake", Argv: fakeKernelArgv(),
+	cfg := api.Config{
+		Protocol: api.ProtocolVersion, KernelID: testKernelID, SpecName: "fake", Argv: fakeKernelArgv(),
 		Env:        map[string]string{"PATH": os.Getenv("PATH"), fakeKernelVariable: "1"},
 		WorkingDir: dir, InterruptMode: "signal", Listen: "unix:" + filepath.Join(dir, "s"),
 		ConnectionFile: filepath.Join(dir, "connection.json"), Transport: "tcp", RunDir: dir,
@@ -190,7 +194,7 @@ func newSupervisorPath(b *testing.B, v1 bool) *websocketPath {
 		}
 	})
 	deadline := time.After(testLimit)
-	for st, change := s.currentStatus(); st.State != stateIdle; st, change = s.currentStatus() {
+	for st, change := s.currentStatus(); st.State != api.Idle; st, change = s.currentStatus() {
 		select {
 		case <-change:
 		case <-deadline:
@@ -201,20 +205,22 @@ func newSupervisorPath(b *testing.B, v1 bool) *websocketPath {
 	if err != nil {
 		b.Fatal(err)
 	}
-	b.Cleanup(func() { conn.Close() })
+	b.Cleanup(func() { _ = conn.Close() })
 	p := &websocketPath{b: b, v1: v1, conn: conn, r: bufio.NewReaderSize(conn, 64<<10)}
 	p.upgrade(testKernelID)
 	return p
 }
 
-// upgrade is the handshake. A library's client would keep what it has read beyond it.
+// upgrade does the handshake. A library's client would keep bytes that it has read beyond it.
 func (p *websocketPath) upgrade(kernel string) {
 	protocol := ""
 	if p.v1 {
-		protocol = "Sec-WebSocket-Protocol: " + wire.SubprotocolV1 + "\r\n"
+		protocol = "Sec-WebSocket-Protocol: " + jupyter.SubprotocolV1 + "\r\n"
 	}
-	if _, err := fmt.Fprintf(p.conn, "GET /api/kernels/%s/channels?session_id=bench HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"+
-		"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n%s\r\n", kernel, protocol); err != nil {
+	if _, err := fmt.Fprintf(p.conn,
+		"GET /api/kernels/%s/channels?session_id=bench HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"+
+			"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n%s\r\n", kernel,
+		protocol); err != nil {
 		p.b.Fatal(err)
 	}
 	resp, err := http.ReadResponse(p.r, nil)
@@ -244,12 +250,12 @@ func (p *websocketPath) write(opcode byte, payload []byte) {
 }
 
 func (p *websocketPath) ask(msgType string, content map[string]any) {
-	m := wire.New(wire.Shell, msgType, "bench", nil, content)
+	m := jupyter.New(jupyter.Shell, msgType, "bench", nil, content)
 	if p.v1 {
-		p.write(websocket.BinaryMessage, wire.EncodeV1(&m))
+		p.write(websocket.BinaryMessage, jupyter.EncodeV1(&m))
 		return
 	}
-	data, _, err := wire.EncodeLegacy(&m, true)
+	data, _, err := jupyter.EncodeLegacy(&m, true)
 	if err != nil {
 		p.b.Fatal(err)
 	}
@@ -297,7 +303,7 @@ func (p *websocketPath) answered(reply []byte, count func()) time.Time {
 		case bytes.Contains(m, reply):
 			at, replied = time.Now(), true
 		case !bytes.Contains(m, askMark):
-			// The present state, which a new client is told first, answers no request.
+			// The present state, which a new client gets first, answers no request.
 		case bytes.Contains(m, idleMark):
 			idle = true
 			count()
@@ -313,13 +319,24 @@ func benchDir(b *testing.B) string {
 	if err != nil {
 		b.Fatal(err)
 	}
-	b.Cleanup(func() { os.RemoveAll(dir) })
+	b.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
 
 func messagePaths(b *testing.B) (names []string, paths []path) {
-	return []string{"direct", "v1", "json", "gateway-v1", "gateway-json"}, []path{newDirectPath(b), newSupervisorPath(b, true),
-		newSupervisorPath(b, false), newGatewayPath(b, true), newGatewayPath(b, false)}
+	return []string{
+			"direct",
+			"v1",
+			"json",
+			"gateway-v1",
+			"gateway-json",
+		}, []path{
+			newDirectPath(b),
+			newSupervisorPath(b, true),
+			newSupervisorPath(b, false),
+			newGatewayPath(b, true),
+			newGatewayPath(b, false),
+		}
 }
 
 // BenchmarkMessagePath_RoundTrip is a request and its reply, with nothing else going on.
@@ -333,7 +350,7 @@ func BenchmarkMessagePath_RoundTrip(b *testing.B) {
 			took[i] = append(took[i], p.answered([]byte("is_complete_reply"), func() {}).Sub(start))
 		}
 	}
-	b.ReportMetric(0, "ns/op") // of all together: says nothing
+	b.ReportMetric(0, "ns/op") // a time over all paths means nothing
 	var direct float64
 	for i, name := range names {
 		slices.Sort(took[i])
@@ -370,7 +387,7 @@ func BenchmarkMessagePath_Flood(b *testing.B) {
 			}
 		}
 	}
-	b.ReportMetric(0, "ns/op") // of all together: says nothing
+	b.ReportMetric(0, "ns/op") // a time over all paths means nothing
 	var direct float64
 	for i, name := range names {
 		slices.Sort(took[i])

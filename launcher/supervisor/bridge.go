@@ -9,80 +9,86 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gaps"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/zeromq"
 )
 
 const (
 	dialRetry     = 20 * time.Millisecond  // between attempts to connect to a kernel that is not listening yet
-	dialRetryMost = 250 * time.Millisecond // likewise, to one that has not been for long
-	nudgeInterval = 500 * time.Millisecond // between kernel_info_requests until the kernel is ready, as jupyter_server
-	nudgesQuick   = 20                     // so many; a kernel that has not answered these is asked more rarely
-	nudgeRarely   = 5 * time.Second        // then
+	dialRetryMost = 250 * time.Millisecond // the longest time between attempts
+	nudgeInterval = 500 * time.Millisecond // between kernel_info_requests until the kernel is ready, as in jupyter_server
+	nudgesQuick   = 20                     // requests sent at nudgeInterval; nudgeRarely holds after them
+	nudgeRarely   = 5 * time.Second        // between further requests
 )
 
-// bridgeLimits are the defaults but for the time that a kernel may take nothing of what it is sent: one whose shell is
-// busy for hours stops reading when its queue (1,000 messages in most) is full. The gates bound what then waits here,
-// and the end of the process ends the wait.
-var bridgeLimits = socketLimits{Write: 10 * 365 * 24 * time.Hour}
+// bridgeLimits are the defaults, except for the time that a kernel may take to read. A kernel whose shell is busy for
+// hours stops reading when its queue is full (1,000 messages in most). The gates bound the messages that then wait. The
+// end of the process ends the wait.
+var bridgeLimits = zeromq.Limits{Write: 10 * 365 * 24 * time.Hour}
 
-// channels are the kernel's channels that carry messages, in the order in which they are connected: iopub last, so
-// that a subscription means that all is there.
-var channels = [...]wire.Channel{wire.Shell, wire.Control, wire.Stdin, wire.IOPub}
+// channels are the kernel's channels that carry messages, in the order of connecting. iopub is last, so that a
+// subscription means that all are connected.
+var channels = [...]jupyter.Channel{jupyter.Shell, jupyter.Control, jupyter.Stdin, jupyter.IOPub}
 
-// bridge is one set of ZeroMQ connections to one life of the kernel's process. Its goroutines are started by open and
-// awaited by close: a reader for each channel, a sender for each but iopub, one that nudges the kernel until it is
-// ready, and one for the heartbeat.
+// bridge is one set of ZeroMQ connections to one life of the kernel's process. start starts its goroutines and close
+// waits for them. Each channel has a reader, and each except iopub has a sender. One goroutine asks until the kernel is
+// ready, and one asks for heartbeats.
 type bridge struct {
 	// Fixed.
 	log     *slog.Logger
-	signer  *wire.Signer
-	sockets [wire.IOPub + 1]socket
-	gates   *[wire.IOPub + 1]*gate
-	deliver func(*bridge, wire.Message)
-	unsent  func(*request)                // the kernel may not have got it
-	beaten  func(*bridge) (missed func()) // the heartbeat was answered; missed is for when the next is not
-	beat    time.Duration                 // between heartbeats
-	sent    *flows                        // counts what was sent through the gates
-	hb      string                        // the heartbeat's endpoint
-	first   [wire.IOPub + 1]wire.Message  // the first question on shell and control
-	firstID [wire.IOPub + 1]string        // its id
-	own     string                        // session id of our own requests
+	signer  *jupyter.Signer
+	sockets [jupyter.IOPub + 1]zeromq.Socket
+	gates   *[jupyter.IOPub + 1]*gate
+	deliver func(*bridge, jupyter.Message)
+	unsent  func(*requests.Request) // called for a request that may not have reached the kernel
+	// called for each answered heartbeat; missed is called if the next is not answered
+	beaten  func(*bridge) (missed func())
+	beat    time.Duration                      // between heartbeats
+	sent    *flows                             // counts what was sent through the gates
+	hb      string                             // the heartbeat's endpoint
+	first   [jupyter.IOPub + 1]jupyter.Message // the first request on shell and control
+	firstID [jupyter.IOPub + 1]string          // its id
+	own     string                             // session id of the supervisor's requests
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
 	failed  chan error    // capacity 1: the first connection that broke
 	nudged  chan struct{} // closed when ready
-	readers atomic.Int32  // channels that may have more to say
-	quiet   chan struct{} // closed when there are none
+	readers atomic.Int32  // channels that may have more messages
+	quiet   chan struct{} // closed when no channel has more messages
 
 	// Guarded by Supervisor.mu.
 	replied bool // the kernel has answered
 	heard   bool // the subscription works
 	ready   bool
 	beats   uint64 // heartbeats answered
-	gaps    gaps
+	gaps    gaps.Tracker
 
 	complaints sync.Map // kind → struct{}: each is logged once
 }
 
-// endpoints are the ZeroMQ addresses of a kernel, by channel.
-type endpoints [wire.IOPub + 1]string
-
-// heartbeat is the index of the channel that carries no messages.
-const heartbeat = wire.Channel(0)
-
-// openBridge dials every channel, again and again until the kernel listens or ctx ends, and starts the goroutines.
-func (s *Supervisor) openBridge(ctx context.Context, ep endpoints, identity []byte, signer *wire.Signer) (*bridge, error) {
+// openBridge dials every channel repeatedly until the kernel listens or ctx ends. The caller starts the bridge.
+func (s *Supervisor) openBridge(
+	ctx context.Context,
+	ep connectionfile.Endpoints,
+	identity []byte,
+	signer *jupyter.Signer,
+) (*bridge, error) {
 	b := &bridge{log: s.logger, signer: signer, gates: &s.gates, deliver: s.deliver, unsent: s.unsent,
-		beaten: s.heartbeatAnswered, beat: s.beat, sent: &s.toKernel, hb: ep[heartbeat], own: s.ownSession,
+		beaten: s.heartbeatAnswered, beat: s.beat, sent: &s.toKernel, hb: ep[connectionfile.Heartbeat], own: s.ownSession,
 		failed: make(chan error, 1), nudged: make(chan struct{}), quiet: make(chan struct{})}
 	for _, c := range nudged {
 		b.first[c] = b.question(c)
-		b.firstID[c] = wire.StringField(b.first[c].Header, "msg_id")
+		b.firstID[c] = jupyter.StringField(b.first[c].Header, "msg_id")
 	}
 	for _, c := range channels {
-		kind := dealer
-		if c == wire.IOPub {
-			kind = sub
+		kind := zeromq.Dealer
+		if c == jupyter.IOPub {
+			kind = zeromq.Sub
 		}
 		sock, err := dialUntil(ctx, ep[c], kind, identity)
 		if err != nil {
@@ -94,15 +100,15 @@ func (s *Supervisor) openBridge(ctx context.Context, ep endpoints, identity []by
 	return b, nil
 }
 
-// dialUntil dials until it succeeds, ctx ends, or the peer turns out not to speak ZeroMQ.
-func dialUntil(ctx context.Context, endpoint string, kind socketKind, identity []byte) (socket, error) {
+// dialUntil dials until it succeeds, ctx ends, or the peer does not speak ZeroMQ.
+func dialUntil(ctx context.Context, endpoint string, kind zeromq.Kind, identity []byte) (zeromq.Socket, error) {
 	begun := time.Now()
 	for {
-		sock, err := dialSocket(ctx, endpoint, kind, identity, bridgeLimits)
+		sock, err := zeromq.Dial(ctx, endpoint, kind, identity, bridgeLimits)
 		if err == nil {
 			return sock, nil
 		}
-		if errors.Is(err, errZMTP) {
+		if errors.Is(err, zeromq.ErrProtocol) {
 			return nil, err
 		}
 		t := time.NewTimer(min(max(dialRetry, time.Since(begun)/20), dialRetryMost))
@@ -115,14 +121,14 @@ func dialUntil(ctx context.Context, endpoint string, kind socketKind, identity [
 	}
 }
 
-// start starts the goroutines. The bridge must be known as Supervisor.bridge by then.
+// start starts the goroutines. Its caller has made b the Supervisor.bridge.
 func (b *bridge) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	b.cancel = cancel
 	b.readers.Store(int32(len(channels)))
 	for _, c := range channels {
 		b.run(func() { b.read(c) })
-		if c != wire.IOPub {
+		if c != jupyter.IOPub {
 			b.run(func() { b.send(ctx, c) })
 		}
 	}
@@ -138,7 +144,7 @@ func (b *bridge) run(f func()) {
 	}()
 }
 
-// drain waits until all that the kernel has sent before it ended is delivered, at most for the time given.
+// drain waits until everything that the kernel sent before its end is delivered, or the limit has passed.
 func (b *bridge) drain(limit time.Duration) {
 	waitFor(b.quiet, limit)
 }
@@ -149,7 +155,7 @@ func (b *bridge) readerEnded() {
 	}
 }
 
-// close ends the connections and waits for every goroutine.
+// close closes the connections and waits for every goroutine.
 func (b *bridge) close() {
 	b.cancel()
 	b.closeSockets()
@@ -171,7 +177,7 @@ func (b *bridge) fail(err error) {
 	}
 }
 
-func (b *bridge) read(c wire.Channel) {
+func (b *bridge) read(c jupyter.Channel) {
 	defer b.readerEnded()
 	for {
 		frames, err := b.sockets[c].Recv()
@@ -183,11 +189,11 @@ func (b *bridge) read(c wire.Channel) {
 	}
 }
 
-func (b *bridge) parse(c wire.Channel, frames [][]byte) {
-	m, err := wire.ParseFrames(c, frames, b.signer)
+func (b *bridge) parse(c jupyter.Channel, frames [][]byte) {
+	m, err := jupyter.ParseFrames(c, frames, b.signer)
 	if err != nil {
 		kind := c.String()
-		if errors.Is(err, wire.ErrSignature) {
+		if errors.Is(err, jupyter.ErrSignature) {
 			kind += " signature"
 		}
 		b.complain(kind, "message of the kernel was ignored", "channel", c.String(), "err", err)
@@ -196,23 +202,23 @@ func (b *bridge) parse(c wire.Channel, frames [][]byte) {
 	b.deliver(b, m)
 }
 
-// complain logs each kind of complaint once: the kernel's code may cause any number of them.
+// complain logs each kind of complaint once, since the kernel's code may cause any number.
 func (b *bridge) complain(kind, msg string, args ...any) {
 	if _, known := b.complaints.LoadOrStore(kind, struct{}{}); !known {
 		b.log.Warn(msg, args...)
 	}
 }
 
-func (b *bridge) send(ctx context.Context, c wire.Channel) {
+func (b *bridge) send(ctx context.Context, c jupyter.Channel) {
 	for {
 		m, err := b.gates[c].take(ctx)
 		if err != nil {
 			return
 		}
 		if m.req != nil {
-			m.req.sent.Store(true)
+			m.req.Sent.Store(true)
 		}
-		b.sent.add(c, m.msg.Size()) // before: who has the answer finds it counted
+		b.sent.add(c, m.msg.Size()) // before sending, so that it is counted when the answer is there
 		if err := b.sockets[c].Send(m.msg.Frames(b.signer)); err != nil {
 			if m.req != nil {
 				b.unsent(m.req)
@@ -223,16 +229,17 @@ func (b *bridge) send(ctx context.Context, c wire.Channel) {
 	}
 }
 
-// nudged are the channels on which a kernel is asked whether it is there. Old kernels do not answer on control, busy
-// ones not on shell.
-var nudged = [...]wire.Channel{wire.Control, wire.Shell}
+// nudged are the channels on which the supervisor asks a kernel whether it is ready. Old kernels do not answer on
+// control; busy kernels do not answer on shell.
+var nudged = [...]jupyter.Channel{jupyter.Control, jupyter.Shell}
 
-func (b *bridge) question(c wire.Channel) wire.Message {
-	return wire.New(c, "kernel_info_request", b.own, nil, struct{}{})
+func (b *bridge) question(c jupyter.Channel) jupyter.Message {
+	return jupyter.New(c, "kernel_info_request", b.own, nil, struct{}{})
 }
 
-// nudge asks until the kernel is ready: a subscription that the kernel has not seen yet misses output, and only its
-// answers on iopub tell that it has. Each question has a new id, since kernels ignore repeated signatures.
+// nudge sends kernel_info_requests until the kernel is ready. Output is missed until the kernel has seen the
+// subscription, and only an answer on iopub proves that. Each request has a new id, since kernels ignore repeated
+// signatures.
 func (b *bridge) nudge(ctx context.Context) {
 	t := time.NewTicker(nudgeInterval)
 	defer t.Stop()
@@ -260,171 +267,164 @@ func (b *bridge) nudge(ctx context.Context) {
 	}
 }
 
-// request sends a message of our own past the gate.
-func (b *bridge) request(c wire.Channel, msgType string, content any) error {
-	m := wire.New(c, msgType, b.own, nil, content)
+// request sends a message of the supervisor, past the gate.
+func (b *bridge) request(c jupyter.Channel, msgType string, content any) error {
+	m := jupyter.New(c, msgType, b.own, nil, content)
 	return b.sockets[c].Send(m.Frames(b.signer))
 }
 
-// deliver takes a verified message of the kernel into the log and notes what it says. It is called by the bridge's
-// goroutines, and holds s.mu only for table look-ups.
-func (s *Supervisor) deliver(b *bridge, m wire.Message) {
+// deliver appends a verified message of the kernel to the log and updates the state from it. The bridge's goroutines
+// call it. It never waits for a peer while it holds s.mu.
+func (s *Supervisor) deliver(b *bridge, m jupyter.Message) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.bridge != b {
-		return // of an earlier life
+		return // it belongs to an earlier life
 	}
-	s.missed(b, wire.RawField(m.Header, "msg_id"))
-	parent, err := s.parseParent(&m)
+	s.findGapsLocked(b, jupyter.RawField(m.Header, "msg_id"))
+	parent, err := s.parseParentLocked(&m)
 	if err != nil {
 		b.complain("parent", "parent_header of a message cannot be read", "channel", m.Channel.String(), "err", err)
 	}
 	if parent.Session == s.ownSession {
-		s.ownAnswer(b, &m, parent)
+		s.deliverOwnLocked(b, &m, parent)
 		return
 	}
 	s.fromKernel.add(m.Channel, m.Size())
-	if m.Channel != wire.IOPub {
-		s.deliverAnswer(&m, parent)
+	if m.Channel != jupyter.IOPub {
+		s.deliverReplyLocked(&m, parent)
 		return
 	}
-	s.deliverOutput(b, &m, parent)
+	s.deliverOutputLocked(b, &m, parent)
 }
 
-// parseParent reads the parent_header. Most messages have the same as the one before, and share its memory then.
-func (s *Supervisor) parseParent(m *wire.Message) (wire.Header, error) {
+// parseParentLocked reads the parent_header. Most messages have the same parent as the previous message, and share its
+// memory.
+func (s *Supervisor) parseParentLocked(m *jupyter.Message) (jupyter.Header, error) {
 	if bytes.Equal(m.Parent, s.lastParent) {
 		m.Parent = s.lastParent
 		return s.lastParentHeader, nil
 	}
-	h, err := wire.ParseHeader(m.Parent)
-	if err == nil && m.Channel == wire.IOPub {
+	h, err := jupyter.ParseHeader(m.Parent)
+	if err == nil && m.Channel == jupyter.IOPub {
 		s.lastParent, s.lastParentHeader = m.Parent, h
 	}
 	return h, err
 }
 
-// ownAnswer takes what the kernel says to our own requests; no client sees it, and it is no activity.
-func (s *Supervisor) ownAnswer(b *bridge, m *wire.Message, parent wire.Header) {
-	if m.Channel == wire.IOPub {
+// deliverOwnLocked handles an answer to a request of the supervisor. No client gets it, and it does not count as
+// activity.
+func (s *Supervisor) deliverOwnLocked(b *bridge, m *jupyter.Message, parent jupyter.Header) {
+	if m.Channel == jupyter.IOPub {
 		b.heard = true
 	} else {
 		b.replied = true
-		if wire.StringField(m.Header, "msg_type") == "kernel_info_reply" {
+		if jupyter.StringField(m.Header, "msg_type") == "kernel_info_reply" {
 			s.kernelInfo = m.Content
-			s.kernelSession = wire.StringField(m.Header, "session")
+			s.kernelSession = jupyter.StringField(m.Header, "session")
 		}
 		if parent.MsgID == b.firstID[m.Channel] {
-			s.settleDoubts(m.Channel)
+			s.settleDoubtfulLocked(m.Channel)
 		}
 	}
-	s.checkReady(b)
+	s.checkReadyLocked(b)
 }
 
-func (s *Supervisor) checkReady(b *bridge) {
+// checkReadyLocked opens the gates once the kernel has answered and its subscription works.
+func (s *Supervisor) checkReadyLocked(b *bridge) {
 	if b.ready || !b.replied || !b.heard {
 		return
 	}
 	b.ready = true
-	if s.proc != nil {
-		s.proc.forgetOutput()
+	if s.process != nil {
+		s.process.ForgetOutput()
 	}
 	close(b.nudged)
-	s.clock.ready()
-	s.estate.changed()
-	s.lookAgain()
+	s.clock.Ready()
 	s.reason = ""
 	for _, c := range channels {
-		s.gates[c].set(true)
+		s.gates[c].release(heldNotReady)
 	}
-	// Front ends show the last status. That may be "starting", which a kernel says of itself; the idle behind the answer to
-	// our question, which would end that, is not shown.
-	s.log.append(nil, s.statusMessage(), true)
-	s.logger.Info("kernel is ready", "epoch", s.epoch)
-	s.changed()
+	// Front ends show the last status. That may be the kernel's own "starting", because no client gets the idle behind the
+	// answer to the supervisor's request.
+	s.log.Append(everyone, s.presentStatusLocked(), true)
+	s.logger.Info("kernel is ready", logkey.Epoch, s.epoch)
 }
 
-// deliverOutput appends an iopub message for everyone.
-func (s *Supervisor) deliverOutput(b *bridge, m *wire.Message, parent wire.Header) {
+// deliverOutputLocked appends an iopub message for everyone.
+func (s *Supervisor) deliverOutputLocked(b *bridge, m *jupyter.Message, parent jupyter.Header) {
 	if !b.heard {
 		b.heard = true
-		defer s.checkReady(b) // behind what is appended here: it may be the kernel's own "starting"
+		defer s.checkReadyLocked(b) // after the message, which may be the kernel's own "starting"
 	}
-	msgType := wire.MsgType(m.Header)
+	msgType := jupyter.MsgType(m.Header)
 	if msgType == "iopub_welcome" {
-		return // between the kernel and whoever subscribes (JEP 65)
+		return // it is for subscribers only (JEP 65)
 	}
 	s.lastOutput = s.now()
+	state, essential := api.State(""), false
 	if msgType == "status" {
-		s.lookAgain()
-	}
-	state, essential := "", false
-	if msgType == "status" {
-		state = wire.StringField(m.Content, "execution_state")
-		if session := wire.StringField(m.Header, "session"); session != "" {
+		state = api.State(jupyter.StringField(m.Content, "execution_state"))
+		if session := jupyter.StringField(m.Header, "session"); session != "" {
 			s.kernelSession = session
 		}
 	}
-	if s.clock.observe(msgType, parent, state) {
-		s.changed()
-	} else {
-		s.touched()
-	}
-	if state == stateIdle {
+	s.clock.Observe(msgType, parent, state)
+	if state == api.Idle {
 		essential = true
-		r := s.waitingIdle(parent.MsgID)
-		s.settleGaps(b, r, wire.RawField(m.Header, "msg_id"))
+		r := s.requests.AwaitingIdle(parent.MsgID)
+		s.settleGapsLocked(b, r, jupyter.RawField(m.Header, "msg_id"))
 		if r != nil {
-			r.idled = true
-			if r.replied {
-				s.finish(r)
+			r.Idled = true
+			if r.Replied {
+				s.finishLocked(r)
 			}
 		}
 	}
-	s.log.append(nil, *m, essential)
-	if state == stateIdle && s.running() != nil {
-		// Front ends show the last status, whatever it is about: JupyterLab asks a reloaded notebook's kernel on control
-		// whether it debugs, and showed a kernel that computes as idle from then on.
-		s.log.append(nil, s.statusMessage(), true)
+	s.log.Append(everyone, *m, essential)
+	if state == api.Idle && s.runningCellLocked() != nil {
+		// Front ends show the last status, whatever its parent. JupyterLab asks the kernel of a reloaded notebook on control
+		// whether it debugs. Without this status it would then show a computing kernel as idle.
+		s.log.Append(everyone, s.presentStatusLocked(), true)
 	}
 }
 
-// deliverAnswer appends a reply or an input request for the session that asked.
-func (s *Supervisor) deliverAnswer(m *wire.Message, parent wire.Header) {
-	var to *session
-	switch r := s.waitingReply(parent.MsgID); {
-	case m.Channel == wire.Stdin:
+// deliverReplyLocked appends a reply or an input request for the session that asked.
+func (s *Supervisor) deliverReplyLocked(m *jupyter.Message, parent jupyter.Header) {
+	var to uint64 // the session
+	switch r := s.requests.AwaitingReply(parent.MsgID); {
+	case m.Channel == jupyter.Stdin:
 		if r == nil {
-			r = s.running() // no known parent: whoever's cell runs
+			r = s.runningCellLocked() // no known parent: the session whose cell runs
 		}
 		if r != nil {
-			to = r.session
+			to = r.Session
 		}
 	case r != nil:
-		to = r.session
-		r.replied = true
-		if r.idled {
-			s.finish(r)
+		to = r.Session
+		r.Replied = true
+		if r.Idled {
+			s.finishLocked(r)
 		} else {
-			r.quiet = s.now()
-			poke(s.janitor)
+			r.RepliedAt = s.now()
+			poke(s.lossPossible)
 		}
 	default:
-		if r := s.running(); r != nil {
-			to = r.session
+		if r := s.runningCellLocked(); r != nil {
+			to = r.Session
 		}
 	}
-	if to == nil {
-		return // its session has ended, or nobody asked
+	if to == noSession {
+		return // its session has ended, or no session asked
 	}
-	s.log.append(to, *m, true)
+	s.log.Append(to, *m, true)
 }
 
-// unsent tells the client whose message the kernel may never have got.
-func (s *Supervisor) unsent(r *request) {
+// unsent ends a request that the kernel may not have received.
+func (s *Supervisor) unsent(r *requests.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !r.finished() {
-		s.lose(r, "the connection to the kernel broke while this was sent: run it again")
+	if !r.Finished() {
+		s.loseLocked(r, "the connection to the kernel broke while this was sent: run it again")
 	}
 }

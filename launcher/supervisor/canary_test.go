@@ -12,23 +12,30 @@ import (
 
 	"github.com/gorilla/websocket"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// A secret that somebody puts into anything that reaches a supervisor is in no log of it, at whatever level, and in no error.
+// A secret in any input of a supervisor must not appear in its log, at any level, nor in an error.
 func TestCanary(t *testing.T) {
 	const canary = "CANARY-5f1d"
 	log := new(transcript.Buffer)
-	r := startSupervisorTuned(t, func(c *Config) { c.Env["KERNEL_SECRET"] = canary }, func(s *Supervisor) {
+	r := startSupervisorTuned(t, func(c *api.Config) { c.Env["KERNEL_SECRET"] = canary }, func(s *Supervisor) {
 		s.logger = slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	}).ready()
-	header := http.Header{"User-Agent": {canary}, "Cookie": {"a=" + canary}, "X-Request-Id": {canary}, HeaderUser: {canary}}
+	header := http.Header{
+		"User-Agent":   {canary},
+		"Cookie":       {"a=" + canary},
+		"X-Request-Id": {canary},
+		api.HeaderUser: {canary},
+	}
 	c := r.dial(dialOption{session: canary, header: header})
 	c.result(c.execute("print 3 # " + canary))
 	c.result(c.execute("raise " + canary))
-	c.result(c.send(wire.Control, "debug_request", map[string]any{"token": canary}, []byte(canary)))
-	for _, frame := range []string{canary, `{"header":{"msg_id":"` + canary + `","msg_type":"x"},"channel":"` + canary + `"}`,
+	c.result(c.send(jupyter.Control, "debug_request", map[string]any{"token": canary}, []byte(canary)))
+	for _, frame := range []string{canary, `{"header":{"msg_id":"` + canary + `","msg_type":"x"},"channel":"` + canary +
+		`"}`,
 		`{"header":"` + canary + `","channel":"shell"}`} {
 		bad := r.dial(dialOption{session: "bad", header: header})
 		if err := bad.ws.WriteMessage(websocket.TextMessage, []byte(frame)); err != nil {
@@ -40,7 +47,8 @@ func TestCanary(t *testing.T) {
 		}
 	}
 	var errors strings.Builder
-	for _, q := range [][3]string{{"PUT", "/limits?a=" + canary, `{"log_limit":"` + canary + `"}`}, {"PUT", "/waiting", canary},
+	for _, q := range [][3]string{{"PUT", "/limits?a=" + canary, `{"log_limit":"` + canary + `"}`},
+		{"PUT", "/waiting", canary},
 		{"POST", "/" + canary, canary}, {"GET", "/log?after=" + canary, ""}, {"POST", "/interrupt?token=" + canary, canary},
 		{"DELETE", "", `{"reason":` + canary}} {
 		code, body := r.request(q[0], q[1], q[2])
@@ -58,15 +66,15 @@ func TestCanary(t *testing.T) {
 	}
 }
 
-// What a gateway asks for is in the log under the gateway's id, and no other's.
-func TestSupervisor_logsRequests(t *testing.T) {
+// Requests are logged under the id that the gateway has given them, and under no other.
+func TestSupervisor_LogsRequests(t *testing.T) {
 	log := new(transcript.Buffer)
 	r := startSupervisorTuned(t, nil, func(s *Supervisor) { s.logger = slog.New(slog.NewJSONHandler(log, nil)) }).ready()
 	const id = "0123456789abcdef"
 	c := r.dial(dialOption{session: "ann", header: http.Header{"User-Agent": {"test"}, "X-Request-Id": {id}}})
 	c.result(c.execute("print 1"))
 	_ = c.ws.Close()
-	r.until("closed", func(st Status) bool { return st.Connections == 0 })
+	r.until("closed", func(st api.Status) bool { return st.Connections == 0 })
 	r.request("POST", "/interrupt", "")
 	var opened, closed, interrupt map[string]any
 	for line := range strings.Lines(log.String()) {
@@ -83,7 +91,8 @@ func TestSupervisor_logsRequests(t *testing.T) {
 			interrupt = m
 		}
 	}
-	if opened["request"] != id || closed["request"] != id || closed["sent"].(float64) < 100 || closed["took"].(float64) <= 0 {
+	if opened["request"] != id || closed["request"] != id || closed["sent"].(float64) < 100 ||
+		closed["took"].(float64) <= 0 {
 		t.Errorf("opened: %v\nclosed: %v", opened, closed)
 	}
 	if interrupt["route"] != "POST /api/kernels/{id}/interrupt" || interrupt["request"] != "" {

@@ -1,214 +1,231 @@
 package supervisor
 
 import (
-	"bufio"
-	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
+	"encoding/binary"
 	"fmt"
-	"io"
-	"math"
-	"net"
 	"net/http"
-	"net/url"
+	"sync"
 	"time"
+
+	"github.com/gorilla/websocket"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/flow"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
 )
 
-// Bounds for what a supervisor may send: beside it runs code that nobody vouches for.
 const (
-	maxResponseHeader = 16 << 10
-	maxErrorBody      = 4 << 10
-	maxStatusLine     = 64 << 10
+	maxMessage = 512 << 20             // bytes of one message from a client
+	batchBytes = 256 << 10             // bytes written before pings and close requests are checked
+	ackWindow  = 4 << 20               // bytes that may be unacknowledged, or one message
+	ackBytes   = 256 << 10             // bytes after which a numbered ping goes out
+	ackDelay   = 50 * time.Millisecond // the least time between two numbered pings, unless ackBytes are sent
+	ackLatest  = time.Second           // the longest time between a message and the next ping
+	pingIdle   = 15 * time.Second      // between pings when nothing is sent
+	closeGrace = time.Second           // for the peer to answer a close frame
+	farewell   = 2 * time.Second       // for a client to take the rest when the kernel has ended
 )
 
-// VersionError says that a supervisor speaks a version of the seam that this program does not. Its kernel may be in
-// use: whoever gets this reports it and leaves the supervisor running.
-type VersionError struct {
-	Version int    // of the supervisor's protocol
-	Build   string // of its program
+// clientConn is one websocket on .../channels. The handler's goroutine reads, and another one writes.
+type clientConn struct {
+	// Fixed. ws and flow are set when the upgrade is done; until then Supervisor.mu guards flow.
+	s          *Supervisor
+	ws         *websocket.Conn
+	flow       *flow.Conn
+	framing    framing.Framing
+	relay      bool   // speaks jupyter.SubprotocolRelay; framing is V1 then
+	number     uint64 // later connections have higher numbers; numbers of pings begin with it
+	readOnly   bool
+	sessionKey string // in Supervisor.sessions
+	session    *session
+	reader     *messagelog.Reader      // of the log
+	pongs      chan []byte             // pings to answer
+	acks       chan struct{}           // capacity 1: something was acknowledged
+	end        chan framing.CloseError // capacity 1: why to close the websocket
+
+	// Guarded by Supervisor.mu.
+	active   bool
+	answered int // pings answered on this connection
+	acked    messagelog.Position
+
+	// Owned by the writer.
+	cursor    messagelog.Position
+	batch     []*messagelog.Entry
+	lastPing  time.Time
+	sincePing int64             // bytes
+	pingNow   bool              // something essential was sent since the last ping: send one at once
+	replaced  map[uint64]string // a copy of the session's
+
+	// Guarded by mu.
+	mu         sync.Mutex
+	sent       int64 // bytes
+	ackedBytes int64
+	acksEver   bool // something was acknowledged, on this connection or an earlier one of the session
+	pingNumber uint64
+	pings      []sentPing
+	largest    suspect // the largest message that is sent and not acknowledged
+	tooBig     bool    // the peer has closed because of a message's size
+	endedHere  bool    // the supervisor closes the connection, or the peer was silent for too long
 }
 
-// Error names both sides' versions.
-func (e *VersionError) Error() string {
-	return fmt.Sprintf("its supervisor (%s) speaks protocol version %d, this gateway %d to %d",
-		plain(e.Build), e.Version, OldestProtocolVersion, ProtocolVersion)
+// sentPing is a numbered ping and the place up to which its pong acknowledges.
+type sentPing struct {
+	number uint64
+	at     messagelog.Position
+	sent   int64
 }
 
-// Client asks one supervisor. Every call dials a connection of its own and closes it. It starts no goroutine; its
-// methods may be called concurrently.
-type Client struct {
-	Dial     func(context.Context) (net.Conn, error) // connects, up to and including TLS
-	KernelID string
-	Token    string // sent as bearer token if not empty
-	Request  string // sent as HeaderRequestID if not empty
+var upgrader = websocket.Upgrader{
+	Subprotocols:     framing.Subprotocols(),
+	CheckOrigin:      func(*http.Request) bool { return true }, // the gateway has checked it
+	HandshakeTimeout: 10 * time.Second,
+	WriteBufferSize:  4 << 10,
+	WriteBufferPool:  &sync.Pool{},
 }
 
-// Watch calls on with every line of the supervisor's status stream, in order, until the stream ends, nothing has been
-// heard for three StatusIntervals, or ctx ends. The error, never nil, says which; it is a *VersionError, after no call
-// of on, for a supervisor that speaks another protocol.
-func (c *Client) Watch(ctx context.Context, on func(Status)) error {
-	r, err := c.do(ctx, http.MethodGet, "/status", nil, 3*StatusInterval)
-	if err != nil {
+// getChannels serves the kernel's websocket.
+func (s *Supervisor) getChannels(w http.ResponseWriter, r *http.Request) error {
+	if !websocket.IsWebSocketUpgrade(r) {
+		return httpError{http.StatusBadRequest, "this is a websocket: an upgrade request is expected"}
+	}
+	c := &clientConn{s: s, readOnly: r.Header.Get(api.HeaderRight) == "read",
+		reader: messagelog.NewReader(), pongs: make(chan []byte, 4), acks: make(chan struct{}, 1),
+		end: make(chan framing.CloseError, 1)}
+	c.framing, c.relay = framing.Choose(r, websocket.Subprotocols(r))
+	if err := s.join(c, sessionName(r, c.readOnly), r.URL.Query().Get("cursor")); err != nil {
 		return err
 	}
-	defer r.close()
-	lines := bufio.NewReaderSize(r.body, 1<<10) // a line has some 400 bytes
-	for {
-		line, err := readLine(lines, maxStatusLine)
-		if err != nil {
-			return r.explain(err, "the status stream ended")
-		}
-		var st Status
-		if err := json.Unmarshal(line, &st); err != nil {
-			return fmt.Errorf("the status stream has a line that is no status: %w", err)
-		}
-		if st.Protocol < OldestProtocolVersion || st.Protocol > ProtocolVersion {
-			return &VersionError{Version: st.Protocol, Build: st.Build}
-		}
-		if st.KernelID != c.KernelID {
-			return fmt.Errorf("the supervisor is that of kernel %q", st.KernelID)
-		}
-		on(st)
-		r.conn.SetReadDeadline(time.Now().Add(3 * StatusInterval))
-	}
-}
-
-// Stop asks the supervisor to end its kernel, and returns when the kernel is gone.
-func (c *Client) Stop(ctx context.Context, reason string) error {
-	return c.tell(ctx, http.MethodDelete, "", map[string]string{"reason": reason})
-}
-
-// SetLimits changes the bound of the kernel's message log.
-func (c *Client) SetLimits(ctx context.Context, logLimit int64) error {
-	return c.tell(ctx, http.MethodPut, "/limits", map[string]int64{"log_limit": logLimit})
-}
-
-// SetWaiting tells why the kernel's container is not there, or why it has ended. What is older than what the supervisor has
-// heard already changes nothing, and is no error.
-func (c *Client) SetWaiting(ctx context.Context, w Waiting) error {
-	return c.tell(ctx, http.MethodPut, "/waiting", w)
-}
-
-// tell sends a request whose answer is that it was done.
-func (c *Client) tell(ctx context.Context, method, route string, body any) error {
-	b, err := json.Marshal(body)
+	defer s.leave(c)
+	h := &flow.Hijacker{ResponseWriter: w, Owed: c.owed}
+	ws, err := upgrader.Upgrade(h, r, nil)
 	if err != nil {
-		return err
+		return nil // the library has sent the error
 	}
-	r, err := c.do(ctx, method, route, b, 0)
-	if err != nil {
-		return err
+	s.mu.Lock()
+	c.ws, c.flow = ws, h.Conn
+	cut := s.cut
+	s.mu.Unlock()
+	if cut {
+		return ws.Close()
 	}
-	r.close()
+	begun := time.Now()
+	s.logger.Info("websocket opened", logkey.Connection, c.number, logkey.Request, requestID(r))
+	c.run()
+	c.mu.Lock()
+	sent := c.sent
+	c.mu.Unlock()
+	s.logger.Info(
+		"websocket closed",
+		logkey.Connection,
+		c.number,
+		logkey.Request,
+		requestID(r),
+		logkey.Took,
+		time.Since(begun),
+		logkey.Sent,
+		sent,
+	)
 	return nil
 }
 
-// response is an answered request and the connection that it came on.
-type response struct {
-	ctx       context.Context // of the request: tells why conn was closed
-	conn      net.Conn
-	body      io.ReadCloser
-	unwatch   func() bool // stops ctx from closing conn
-	silentFor time.Duration
+// sessionName returns the key of a client's session. It keeps users, and clients with the right to read, out of each
+// other's sessions: replies and prompts go to sessions, and every message that a page causes shows its session id.
+func sessionName(r *http.Request, readOnly bool) string {
+	id := r.URL.Query().Get("session_id")
+	if id == "" {
+		return ""
+	}
+	return fmt.Sprintf("%s\x00%v\x00%s", r.Header.Get(api.HeaderUser), readOnly, id)
 }
 
-func (r *response) close() {
-	r.unwatch()
-	r.conn.Close()
+func (s *Supervisor) join(c *clientConn, sessionID, cursor string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	select {
+	case <-s.over:
+		return errOver
+	default:
+	}
+	s.connNumber++
+	c.number = s.connNumber
+	if err := s.attachLocked(c, sessionID, s.now()); err != nil {
+		return err
+	}
+	if c.relay && cursor != "" {
+		c.resumeAtCursorLocked(cursor)
+	}
+	c.pingNumber = c.number << 32 // so that a late pong to an earlier connection proves nothing here
+	s.handlers.Add(1)
+	s.log.Subscribe(c.reader, c.session.number, c.framing)
+	return nil
 }
 
-// explain names the reason behind a read or write error.
-func (r *response) explain(err error, what string) error {
-	var timeout net.Error
-	switch {
-	case r.ctx.Err() != nil:
-		return context.Cause(r.ctx)
-	case errors.As(err, &timeout) && timeout.Timeout():
-		return fmt.Errorf("the supervisor was silent for %s: %w", r.silentFor, err)
-	}
-	return fmt.Errorf("%s: %w", what, err)
+func (s *Supervisor) leave(c *clientConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.log.Unsubscribe(c.reader, c.framing)
+	s.detachLocked(c, s.now())
+	s.handlers.Done()
 }
 
-// do sends one request and reads the answer's header. An answer other than 2xx is an error. What follows is read from
-// body with silence, if not 0, as the deadline of the first read.
-func (c *Client) do(ctx context.Context, method, route string, body []byte, silence time.Duration) (*response, error) {
-	// The host is the kernel, as it is for the gateway's proxy; the address is Dial's business.
-	u := url.URL{Scheme: "http", Host: c.KernelID, Path: "/api/kernels/" + c.KernelID + route}
-	req, err := http.NewRequestWithContext(ctx, method, u.String(), bytes.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
-	req.Close = true
-	if c.Token != "" {
-		req.Header.Set("Authorization", "Bearer "+c.Token)
-	}
-	if c.Request != "" {
-		req.Header.Set(HeaderRequestID, c.Request)
-	}
-	conn, err := c.Dial(ctx)
-	if err != nil {
-		return nil, err
-	}
-	r := &response{ctx: ctx, conn: conn, silentFor: silence}
-	r.unwatch = context.AfterFunc(ctx, func() { conn.Close() })
-	if silence > 0 {
-		conn.SetDeadline(time.Now().Add(silence))
-	}
-	if err := req.Write(conn); err != nil {
-		r.close()
-		return nil, r.explain(err, "request not sent")
-	}
-	limited := &io.LimitedReader{R: conn, N: maxResponseHeader}
-	resp, err := http.ReadResponse(bufio.NewReaderSize(limited, 1<<10), req)
-	if err != nil {
-		r.close()
-		return nil, r.explain(err, "no answer")
-	}
-	limited.N = math.MaxInt64
-	if resp.StatusCode/100 != 2 {
-		err := refusal(resp)
-		r.close()
-		return nil, err
-	}
-	r.body = resp.Body
-	return r, nil
+// run reads and writes until the connection ends.
+func (c *clientConn) run() {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.write(ctx)
+		// This ends the reader: at once after an error, otherwise with the peer's close frame or after closeGrace.
+		c.flow.SetDeadline(time.Now().Add(closeGrace)) //nolint:errcheck // a closed connection has no deadline
+	}()
+	c.read()
+	cancel()
+	c.flow.Close() //nolint:errcheck // it may be closed already
+	<-done
 }
 
-// refusal is the error in an answer.
-func refusal(resp *http.Response) error {
-	var body struct{ Message string }
-	b, err := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
-	if err == nil {
-		err = json.Unmarshal(b, &body)
-	}
-	if err != nil || body.Message == "" {
-		return fmt.Errorf("the supervisor answered %d", resp.StatusCode)
-	}
-	return fmt.Errorf("the supervisor answered %d: %s", resp.StatusCode, plain(body.Message))
+// owed returns how many bytes the peer has not acknowledged.
+func (c *clientConn) owed() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sent - c.ackedBytes
 }
 
-// readLine reads up to the next newline. A line longer than limit is an error. The slice is valid until the next call.
-func readLine(r *bufio.Reader, limit int) ([]byte, error) {
-	line, err := r.ReadSlice('\n')
-	if err != bufio.ErrBufferFull {
-		return line, endOf(line, err)
+// pong handles a pong: the peer's websocket has received everything before that numbered ping. Peers may answer only
+// the newest of several pings, so numbers are cumulative.
+func (c *clientConn) pong(data string) {
+	if len(data) != 8 {
+		return
 	}
-	long := bytes.Clone(line)
-	for err == bufio.ErrBufferFull {
-		if len(long) > limit {
-			return nil, fmt.Errorf("a line of more than %d bytes", limit)
+	number := binary.BigEndian.Uint64([]byte(data))
+	var at messagelog.Position
+	c.mu.Lock()
+	found := false
+	for i, p := range c.pings {
+		if p.number == number {
+			at, found = p.at, true
+			c.ackedBytes, c.acksEver = p.sent, true
+			if c.largest.seq <= p.at.Seq {
+				c.largest = suspect{}
+			}
+			c.pings = append(c.pings[:0], c.pings[i+1:]...)
+			break
 		}
-		line, err = r.ReadSlice('\n')
-		long = append(long, line...)
 	}
-	return long, endOf(long, err)
-}
-
-// endOf tells the end between two lines from the one within a line.
-func endOf(line []byte, err error) error {
-	if err == io.EOF && len(line) > 0 {
-		return io.ErrUnexpectedEOF
+	c.mu.Unlock()
+	if !found {
+		return
 	}
-	return err
+	c.s.mu.Lock()
+	c.session.acksEver = true
+	c.answered++
+	if c.answered > 1 {
+		c.s.activateLocked(c)
+	}
+	c.s.acknowledgeLocked(c, at)
+	c.s.mu.Unlock()
+	poke(c.acks)
 }

@@ -6,46 +6,51 @@ import (
 	"io/fs"
 	"os"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 )
 
-// writeEnding records why the kernel has ended, wherever that is asked for. That it was culled stays on record when it is removed.
-func (s *Supervisor) writeEnding(e Ending) error {
+// recordEnding writes the reason of the kernel's end to the files that the Config names. If a culled kernel is removed
+// later, its record still says that it was culled.
+func (s *Supervisor) recordEnding(e api.Ending) error {
 	e.KernelID, e.At = s.cfg.KernelID, s.now().UTC()
-	if s.died.IsZero() {
-		s.died = e.At
+	if s.diedAt.IsZero() {
+		s.diedAt = e.At
 	}
 	s.mu.Lock()
 	e.Started = s.started
 	s.mu.Unlock()
-	e.Seconds = max(0, int64(s.died.Sub(e.Started).Round(time.Second)/time.Second))
-	if e.Stopped && s.culled != nil {
-		e = *s.culled
+	e.Seconds = max(0, int64(s.diedAt.Sub(e.Started).Round(time.Second)/time.Second))
+	if e.Stopped && s.culledEnding != nil {
+		e = *s.culledEnding
 		e.Stopped = true
 	}
 	if e.Culled {
-		s.culled = &e
+		s.culledEnding = &e
 	}
 	b, err := json.Marshal(e)
 	if err != nil {
 		return err
 	}
-	s.ending = b
+	s.endingJSON = b
 	if s.cfg.TerminationFile != "" {
-		if err := WriteTermination(s.cfg.TerminationFile, e); err != nil {
+		if err := api.WriteTermination(s.cfg.TerminationFile, e); err != nil {
 			return err
 		}
 	}
 	if s.cfg.EndFile == "" {
 		return nil
 	}
-	return writeFile(s.cfg.EndFile, b)
+	return atomicfile.Write(s.cfg.EndFile, b)
 }
 
-// removeEnding takes back what writeEnding has written: the kernel is started again.
-func (s *Supervisor) removeEnding() error {
-	s.ending, s.culled, s.died = nil, nil, time.Time{}
+// removeEndingRecord removes what recordEnding wrote, because the kernel is started again.
+func (s *Supervisor) removeEndingRecord() error {
+	s.endingJSON, s.culledEnding, s.diedAt = nil, nil, time.Time{}
 	if s.cfg.TerminationFile != "" {
-		if err := writeInPlace(s.cfg.TerminationFile, nil); err != nil {
+		if err := api.WriteInPlace(s.cfg.TerminationFile, nil); err != nil {
 			return err
 		}
 	}
@@ -58,10 +63,10 @@ func (s *Supervisor) removeEnding() error {
 	return nil
 }
 
-// alreadyEnded reports whether an earlier supervisor of this pod has ended the kernel for good, and tells its Ending again
-// if it has: that one may have been killed before its own end.
-func (s *Supervisor) alreadyEnded() (bool, error) {
-	b, err := os.ReadFile(s.cfg.ChildSocket + endedSuffix)
+// endedBefore reports whether an earlier supervisor of this pod has ended the kernel for good. It writes that Ending
+// again, since the earlier supervisor may have been killed before it did.
+func (s *Supervisor) endedBefore() (bool, error) {
+	b, err := os.ReadFile(child.EndedFile(s.cfg.ChildSocket))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -69,33 +74,9 @@ func (s *Supervisor) alreadyEnded() (bool, error) {
 		return false, err
 	}
 	s.logger.Info("the kernel has ended before")
-	var e Ending
+	var e api.Ending
 	if s.cfg.TerminationFile == "" || json.Unmarshal(b, &e) != nil {
 		return true, nil
 	}
-	return true, WriteTermination(s.cfg.TerminationFile, e)
-}
-
-// WriteTermination writes an Ending into a container's termination message: in place, since the file is mounted on its own,
-// and in at most MaxTermination bytes, for which the reason is cut.
-func WriteTermination(path string, e Ending) error {
-	b, err := json.Marshal(e)
-	for limit := MaxTermination; err == nil && len(b) > MaxTermination && limit > 0; limit -= 64 { // a byte may take six in JSON
-		e.Reason = plainText(e.Reason, limit)
-		b, err = json.Marshal(e)
-	}
-	if err != nil {
-		return err
-	}
-	return writeInPlace(path, b)
-}
-
-// writeInPlace replaces a file's content, and makes the file if need be.
-func writeInPlace(path string, b []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644) //nolint:gosec // it is for others to read
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	return errors.Join(err, f.Close())
+	return true, api.WriteTermination(s.cfg.TerminationFile, e)
 }

@@ -7,21 +7,24 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// TestEnding_usage: how long a kernel lived is counted to its death, however late a dead one is removed, and anew when it is started again.
-func TestEnding_usage(t *testing.T) {
+// TestEnding_Usage: a kernel's lifetime ends with its death, however late the dead kernel is removed. A new start
+// begins another lifetime.
+func TestEnding_Usage(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "ended.json")
-	s := New(Config{KernelID: testKernelID, EndFile: file}, "test", slog.New(slog.DiscardHandler))
+	s := New(api.Config{KernelID: testKernelID, EndFile: file}, "test", slog.New(slog.DiscardHandler))
 	start := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	now := start.Add(time.Hour)
 	s.now, s.started = func() time.Time { return now }, start
-	written := func(e Ending, want Ending) {
+	written := func(e api.Ending, want api.Ending) {
 		t.Helper()
-		if err := s.writeEnding(e); err != nil {
+		if err := s.recordEnding(e); err != nil {
 			t.Fatal(err)
 		}
-		var got Ending
+		var got api.Ending
 		if b, err := os.ReadFile(file); err != nil || json.Unmarshal(b, &got) != nil {
 			t.Fatalf("%s, %v", b, err)
 		}
@@ -30,13 +33,13 @@ func TestEnding_usage(t *testing.T) {
 			t.Errorf("got %+v, want %+v", got, want)
 		}
 	}
-	written(Ending{Reason: "it died"}, Ending{At: now, Started: start, Seconds: 3600})
+	written(api.Ending{Reason: "it died"}, api.Ending{At: now, Started: start, Seconds: 3600})
 	now = now.Add(10 * time.Minute)
-	written(Ending{Reason: "it was shut down", Stopped: true}, Ending{At: now, Started: start, Seconds: 3600})
-	if err := s.removeEnding(); err != nil {
+	written(api.Ending{Reason: "it was shut down", Stopped: true}, api.Ending{At: now, Started: start, Seconds: 3600})
+	if err := s.removeEndingRecord(); err != nil {
 		t.Fatal(err)
 	}
 	s.started = now
 	now = now.Add(time.Minute)
-	written(Ending{Reason: "it died again"}, Ending{At: now, Started: s.started, Seconds: 60})
+	written(api.Ending{Reason: "it died again"}, api.Ending{At: now, Started: s.started, Seconds: 60})
 }

@@ -10,14 +10,16 @@ import (
 	"testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 )
 
-// Variables that make this test's program run as something else.
+// Environment variables that make this test's program run as something else.
 const (
 	fakeKernelVariable = "EKG_TEST_FAKE_KERNEL" // the fake kernel
 	podVariable        = "EKG_TEST_POD"         // a supervisor, with this configuration
 	childVariable      = "EKG_TEST_CHILD"       // a child, which dials this socket
-	homeVariable       = "EKG_TEST_CHILD_HOME"  // its ChildOptions.Home
+	homeVariable       = "EKG_TEST_CHILD_HOME"  // its child.Options.Home
 )
 
 func TestMain(m *testing.M) {
@@ -30,8 +32,10 @@ func TestMain(m *testing.M) {
 	if os.Getenv(childVariable) != "" {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 		defer stop()
-		os.Exit(RunChild(ctx, ChildOptions{Socket: os.Getenv(childVariable), Home: os.Getenv(homeVariable), Stdout: os.Stdout,
-			Stderr: os.Stderr, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))}))
+		os.Exit(
+			child.Run(ctx, child.Options{Socket: os.Getenv(childVariable), Home: os.Getenv(homeVariable), Stdout: os.Stdout,
+				Stderr: os.Stderr, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))}),
+		)
 	}
 	os.Exit(m.Run())
 }
@@ -40,7 +44,7 @@ func TestMain(m *testing.M) {
 func podMain(config string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	cfg, err := ParseConfig([]byte(config))
+	cfg, err := api.ParseConfig([]byte(config))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1

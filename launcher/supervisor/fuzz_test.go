@@ -14,29 +14,38 @@ import (
 
 	"github.com/gorilla/websocket"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
 )
 
-// closeCodes are those with which a client's message may end its connection.
-var closeCodes = []int{websocket.CloseUnsupportedData, websocket.CloseInvalidFramePayloadData, websocket.CloseTryAgainLater}
+// closeCodes are the codes with which a client's message may end its connection.
+var closeCodes = []int{
+	websocket.CloseUnsupportedData,
+	websocket.CloseInvalidFramePayloadData,
+	websocket.CloseTryAgainLater,
+}
 
-// Whatever a client sends in whatever framing, it is taken or its connection is ended with a code and a reason; what it makes the
-// supervisor say is whole JSON, and what it makes it remember has bounds.
+// A client's message in any framing is accepted, or ends its connection with a code and a reason. Everything that the
+// supervisor sends because of it is valid JSON. Everything that the supervisor remembers because of it is bounded.
 func FuzzMessage(f *testing.F) {
-	for _, msgType := range []string{"kernel_info_request", "execute_request", "comm_msg", "input_reply", "odd_request", ""} {
-		for _, channel := range []wire.Channel{wire.Shell, wire.Control, wire.Stdin, wire.IOPub} {
-			m := wire.New(channel, msgType, "s", nil, map[string]string{"code": "1"})
-			v1 := wire.EncodeV1(&m)
-			legacy, _, err := wire.EncodeLegacy(&m, false)
+	for _, msgType := range []string{"kernel_info_request", "execute_request", "comm_msg", "input_reply", "odd_request",
+		""} {
+		for _, channel := range []jupyter.Channel{jupyter.Shell, jupyter.Control, jupyter.Stdin, jupyter.IOPub} {
+			m := jupyter.New(channel, msgType, "s", nil, map[string]string{"code": "1"})
+			v1 := jupyter.EncodeV1(&m)
+			legacy, _, err := jupyter.EncodeLegacy(&m, false)
 			if err != nil {
 				f.Fatal(err)
 			}
 			m.Buffers = [][]byte{{1, 2}, nil, bytes.Repeat([]byte{0xff}, 300)}
-			withBuffers, _, err := wire.EncodeLegacy(&m, true)
+			withBuffers, _, err := jupyter.EncodeLegacy(&m, true)
 			if err != nil {
 				f.Fatal(err)
 			}
-			for kind, data := range map[int][][]byte{websocket.BinaryMessage: {v1, v1[:len(v1)-1], withBuffers, withBuffers[:7]}, websocket.TextMessage: {legacy, legacy[:len(legacy)/2], v1}} {
+			for kind, data := range map[int][][]byte{websocket.BinaryMessage: {v1, v1[:len(v1)-1], withBuffers, withBuffers[:7]},
+				websocket.TextMessage: {legacy, legacy[:len(legacy)/2], v1}} {
 				for _, d := range data {
 					f.Add(kind == websocket.BinaryMessage, d)
 				}
@@ -47,10 +56,16 @@ func FuzzMessage(f *testing.F) {
 		return []byte(`{"channel":"shell","header":` + text + `,"parent_header":{},"metadata":{},"content":{}}`)
 	}
 	for _, data := range [][]byte{
-		nil, {0}, bytes.Repeat([]byte{0xff}, 64), []byte("null"), []byte("[]"), []byte("{}"), []byte(`{"channel":null,"header":null}`), []byte("\xff\xfe"),
-		header(`{}`), header(`[]`), header(`"x"`), header(`{"msg_id":5,"msg_type":[]}`), header(`{"msg_id":"a","msg_id":"b","msg_type":"execute_request","Msg_Type":"x"}`), header(`{"msg_id":"\u0000\ud800","msg_type":"execute_request"}`),
-		header(`{"msg_id":"a","msg_type":"execute_request","session":"` + strings.Repeat("s", maxHeader) + `"}`), header(`{"msg_id":"a\nb","msg_type":"\u001b[31m_request"}`), header(`{"msg_id":"a","msg_type":"x","subshell_id":{}}`),
-		header(strings.Repeat(`{"x":`, 11000) + "1" + strings.Repeat("}", 11000)), []byte(`{"channel":"shell\u0000","header":{"msg_id":"a","msg_type":"x"}}`), binary.LittleEndian.AppendUint64(nil, 1<<63), binary.BigEndian.AppendUint32(nil, 1<<31),
+		nil, {0}, bytes.Repeat([]byte{0xff}, 64), []byte("null"), []byte("[]"), []byte("{}"),
+		[]byte(`{"channel":null,"header":null}`), []byte("\xff\xfe"),
+		header(`{}`), header(`[]`), header(`"x"`), header(`{"msg_id":5,"msg_type":[]}`),
+		header(`{"msg_id":"a","msg_id":"b","msg_type":"execute_request","Msg_Type":"x"}`),
+		header(`{"msg_id":"\u0000\ud800","msg_type":"execute_request"}`),
+		header(`{"msg_id":"a","msg_type":"execute_request","session":"` + strings.Repeat("s", framing.MaxHeader) + `"}`),
+		header(`{"msg_id":"a\nb","msg_type":"\u001b[31m_request"}`), header(`{"msg_id":"a","msg_type":"x","subshell_id":{}}`),
+		header(strings.Repeat(`{"x":`, 11000) + "1" + strings.Repeat("}", 11000)),
+		[]byte(`{"channel":"shell\u0000","header":{"msg_id":"a","msg_type":"x"}}`),
+		binary.LittleEndian.AppendUint64(nil, 1<<63), binary.BigEndian.AppendUint32(nil, 1<<31),
 	} {
 		f.Add(true, data)
 		f.Add(false, data)
@@ -60,8 +75,8 @@ func FuzzMessage(f *testing.F) {
 		if binary {
 			kind = websocket.BinaryMessage
 		}
-		for _, state := range []string{stateStarting, stateBusy, stateDead} {
-			for _, fr := range []framing{framingV1, framingLegacy} {
+		for _, state := range []api.State{api.Starting, api.Busy, api.Dead} {
+			for _, fr := range []framing.Framing{framing.V1, framing.Legacy} {
 				for _, readOnly := range []bool{false, true} {
 					fuzzMessage(t, state, fr, readOnly, kind, data)
 				}
@@ -70,43 +85,50 @@ func FuzzMessage(f *testing.F) {
 	})
 }
 
-func fuzzMessage(t *testing.T, state string, fr framing, readOnly bool, kind int, data []byte) {
+func fuzzMessage(t *testing.T, state api.State, fr framing.Framing, readOnly bool, kind int, data []byte) {
 	logged := &bytes.Buffer{}
-	s := New(Config{LogLimit: 1 << 20}, "test", loggerTo(logged))
-	s.clock.state, s.reason, s.kernelInfo = state, "it \"ended\"", json.RawMessage(`{"status":"ok"}`)
-	c := &conn{s: s, framing: fr, readOnly: readOnly}
-	if err := s.attach(c, "ann", time.Now()); err != nil {
+	s := New(api.Config{LogLimit: 1 << 20}, "test", loggerTo(logged))
+	s.clock.Reset(state)
+	s.reason, s.kernelInfo = "it \"ended\"", json.RawMessage(`{"status":"ok"}`)
+	c := &clientConn{s: s, framing: fr, readOnly: readOnly}
+	if err := s.attachLocked(c, "ann", time.Now()); err != nil {
 		t.Fatal(err)
 	}
-	for range 3 { // the same again is a repetition, or another request
-		if end := c.take(kind, bytes.Clone(data)); end != nil {
-			if !slices.Contains(closeCodes, end.code) || end.reason == "" || !utf8.ValidString(end.reason) || strings.ContainsFunc(end.reason, unicode.IsControl) {
-				t.Errorf("ended with %d %q", end.code, end.reason)
+	for range 3 { // the second is a repetition or another request
+		if end := c.handleMessage(kind, bytes.Clone(data)); end != nil {
+			if !slices.Contains(closeCodes, end.Code) || end.Reason == "" || !utf8.ValidString(end.Reason) ||
+				strings.ContainsFunc(end.Reason, unicode.IsControl) {
+				t.Errorf("ended with %d %q", end.Code, end.Reason)
 			}
 			break
 		}
 	}
 	s.mu.Lock()
-	if s.live > 3 || c.session.pending > 3 || len(s.sessions) != 1 {
-		t.Errorf("%d requests, %d of them of the session, %d sessions", s.live, c.session.pending, len(s.sessions))
+	if s.requests.Len() > 3 || s.requests.Pending(c.session.number) > 3 || len(s.sessions) != 1 {
+		t.Errorf(
+			"%d requests, %d of them of the session, %d sessions",
+			s.requests.Len(),
+			s.requests.Pending(c.session.number),
+			len(s.sessions),
+		)
 	}
-	for _, r := range s.order {
-		if !json.Valid(r.header) || len(r.header) > maxHeader {
-			t.Errorf("the header %q is kept", r.header)
+	for r := range s.requests.Open() {
+		if !json.Valid(r.Header) || len(r.Header) > framing.MaxHeader {
+			t.Errorf("the header %q is kept", r.Header)
 		}
-		if readOnly && r.msgType != "kernel_info_request" {
-			t.Errorf("a reader has asked for %s", r.msgType)
+		if readOnly && r.Type != "kernel_info_request" {
+			t.Errorf("a reader has asked for %s", r.Type)
 		}
 	}
 	s.mu.Unlock()
-	said, _, _ := s.log.read(position{}, c.session, 1<<20, nil)
+	said, _, _ := s.log.Read(messagelog.Position{}, c.session.number, 1<<20, nil)
 	for _, e := range said {
-		for _, as := range []framing{framingV1, framingLegacy, framingText, framingRelay} {
-			frame, err := (&conn{s: s, framing: as, session: c.session}).encode(e)
+		for _, as := range []framing.Framing{framing.V1, framing.Legacy, framing.TextOnly, framing.JupyterServer} {
+			frame, err := (&clientConn{s: s, framing: as, session: c.session}).encode(e)
 			if err != nil {
 				t.Errorf("what was said cannot be sent: %v", err)
-			} else if !frame.binary && !json.Valid(frame.data) {
-				t.Errorf("said %q, which is no JSON", frame.data)
+			} else if !frame.Binary && !json.Valid(frame.Data) {
+				t.Errorf("said %q, which is no JSON", frame.Data)
 			}
 		}
 	}
@@ -117,11 +139,14 @@ func fuzzMessage(t *testing.T, state string, fr framing, readOnly bool, kind int
 	}
 }
 
-// Whatever a client, or whoever else reaches the socket, sends by REST, the answer is the kernel's or a clear refusal.
+// Any REST request, from a client or another peer of the socket, gets the kernel's answer or a clear rejection.
 func FuzzREST(f *testing.F) {
 	for _, method := range []string{"GET", "POST", "PATCH", "PUT", "DELETE", "BREW"} {
-		for _, path := range []string{"", "/interrupt", "/restart", "/channels", "/log?limit=x", "/log?after=-1", "/log?after=99999999999999999999", "/limits", "/waiting", "/../x", "/x"} {
-			for _, body := range []string{"", "{", "{}", `{"keep_until": "2030-01-01T00:00:00Z"}`, `{"keep_until": "\n"}`, `{"log_limit": -1}`, `{"log_limit": 1e99}`, `{"reason": "\u001b[31m"}`, `{"class":"x","text":"a\nb","version":"x"}`} {
+		for _, path := range []string{"", "/interrupt", "/restart", "/channels", "/log?limit=x", "/log?after=-1",
+			"/log?after=99999999999999999999", "/limits", "/waiting", "/../x", "/x"} {
+			for _, body := range []string{"", "{", "{}", `{"keep_until": "2030-01-01T00:00:00Z"}`, `{"keep_until": "\n"}`,
+				`{"log_limit": -1}`, `{"log_limit": 1e99}`, `{"reason": "\u001b[31m"}`,
+				`{"class":"x","text":"a\nb","version":"x"}`} {
 				f.Add(method, path, body)
 			}
 		}
@@ -129,10 +154,14 @@ func FuzzREST(f *testing.F) {
 	f.Fuzz(func(t *testing.T, method, path, body string) {
 		r, err := http.NewRequest(method, "http://k/api/kernels/"+testKernelID+path, strings.NewReader(body))
 		if err != nil || strings.HasPrefix(path, "/status") || r.URL.Query().Get("follow") != "" {
-			return // it lasts
+			return // the answer lasts
 		}
 		logged := &bytes.Buffer{}
-		s := New(Config{KernelID: testKernelID, LogLimit: 1 << 20, Cull: Cull{KeepLimit: time.Hour}}, "test", loggerTo(logged))
+		s := New(
+			api.Config{KernelID: testKernelID, LogLimit: 1 << 20, Cull: api.Cull{KeepLimit: time.Hour}},
+			"test",
+			loggerTo(logged),
+		)
 		s.endClients("test")
 		w := &deadlineWriter{header: http.Header{}, status: http.StatusOK}
 		s.Handler().ServeHTTP(w, r)

@@ -5,11 +5,12 @@ import (
 	"errors"
 	"sync"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
 )
 
-// gateLimit bounds what a gate holds for a kernel that is not up or does not read, in bytes and messages. One message
-// of any size always fits an empty gate.
+// Bounds of a gate's queue for a kernel that is not up or does not read. One message of any size always fits an empty
+// gate.
 const (
 	gateLimitBytes    = 64 << 20
 	gateLimitMessages = 10000
@@ -17,46 +18,62 @@ const (
 
 var errGateFull = errors.New("the kernel does not take its messages")
 
-// gate stands between clients and one channel of the kernel. It holds messages in order while it is shut (the kernel
-// is not up yet, or is being restarted) and hands them to the channel's sender while it is open. It may be used
-// concurrently.
+// holder names a reason why a gate is shut. A gate is open while it has no holders. So no holder can open a gate that
+// another holder keeps shut.
+type holder string
+
+const (
+	heldNoProcess holder = "no process" // the kernel has not been started yet, is being restarted or has ended
+	heldNotReady  holder = "not ready"  // the kernel has not answered on its present connections
+)
+
+// gate stands between clients and one channel of the kernel. It holds messages in order while it is shut, and hands
+// them to the channel's sender while it is open. It may be used concurrently.
 type gate struct {
-	mu    sync.Mutex
-	open  bool
-	queue []gated
-	bytes int
-	wake  chan struct{} // capacity 1: there may be something to take
+	mu      sync.Mutex
+	holders map[holder]struct{}
+	queue   []gatedMessage
+	bytes   int
+	wake    chan struct{} // capacity 1: there may be something to take
 }
 
-// gated is a message at a gate and the request that it is, if an answer to it is awaited.
-type gated struct {
-	msg wire.Message
-	req *request
+// gatedMessage is a message at a gate and its request, if an answer to it is awaited.
+type gatedMessage struct {
+	msg jupyter.Message
+	req *requests.Request
 }
 
-func newGate() *gate { return &gate{wake: make(chan struct{}, 1)} }
+// newGate returns a gate that the given holders keep shut.
+func newGate(holders ...holder) *gate {
+	g := &gate{holders: map[holder]struct{}{}, wake: make(chan struct{}, 1)}
+	for _, h := range holders {
+		g.holders[h] = struct{}{}
+	}
+	return g
+}
 
-// push adds a message, or returns errGateFull. req is the request that it is, or nil.
-func (g *gate) push(m wire.Message, req *request) error {
+// push adds a message, or returns errGateFull. req is its request, or nil.
+func (g *gate) push(m jupyter.Message, req *requests.Request) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	n := m.Size()
 	if len(g.queue) > 0 && (g.bytes+n > gateLimitBytes || len(g.queue) >= gateLimitMessages) {
 		return errGateFull
 	}
-	g.queue = append(g.queue, gated{m, req})
+	g.queue = append(g.queue, gatedMessage{m, req})
 	g.bytes += n
 	poke(g.wake)
 	return nil
 }
 
-// take returns the next message once the gate is open and there is one, or ctx's error. One goroutine at a time.
-func (g *gate) take(ctx context.Context) (gated, error) {
+// take returns the next message once the gate is open and has one, or ctx's error. Only one goroutine at a time may
+// call it.
+func (g *gate) take(ctx context.Context) (gatedMessage, error) {
 	for {
 		g.mu.Lock()
-		if g.open && len(g.queue) > 0 {
+		if len(g.holders) == 0 && len(g.queue) > 0 {
 			m := g.queue[0]
-			g.queue[0] = gated{}
+			g.queue[0] = gatedMessage{}
 			g.queue = g.queue[1:]
 			g.bytes -= m.msg.Size()
 			g.mu.Unlock()
@@ -66,22 +83,30 @@ func (g *gate) take(ctx context.Context) (gated, error) {
 		select {
 		case <-g.wake:
 		case <-ctx.Done():
-			return gated{}, ctx.Err()
+			return gatedMessage{}, ctx.Err()
 		}
 	}
 }
 
-// set opens or shuts the gate; what it holds stays.
-func (g *gate) set(open bool) {
+// hold shuts the gate until the holder releases it. A second hold by the same holder changes nothing. The gate keeps
+// its messages.
+func (g *gate) hold(h holder) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.open = open
+	g.holders[h] = struct{}{}
+}
+
+// release removes a holder. The gate opens when its last holder is removed.
+func (g *gate) release(h holder) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.holders, h)
 	poke(g.wake)
 }
 
-// clear shuts the gate and throws away what it holds.
-func (g *gate) clear() {
+// discard removes all messages.
+func (g *gate) discard() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.open, g.queue, g.bytes = false, nil, 0
+	g.queue, g.bytes = nil, 0
 }

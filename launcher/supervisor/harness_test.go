@@ -17,7 +17,9 @@ import (
 
 	"github.com/gorilla/websocket"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 func quiet() *slog.Logger { return loggerTo(io.Discard) }
@@ -27,36 +29,50 @@ func loggerTo(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(w,
 // patience of tests with real processes.
 const testLimit = 20 * time.Second
 
+const testKernelID = "0a7e3f52-5a2c-4a63-8a58-0d7c61e1a001"
+
+// eventually waits for an effect of another process.
+func eventually(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for !cond() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 10 s: %s", what)
+		}
+		<-time.After(5 * time.Millisecond)
+	}
+}
+
 // running is a supervisor under test.
 type running struct {
 	t      *testing.T
 	s      *Supervisor
-	cfg    Config
+	cfg    api.Config
 	socket string
 	done   chan struct{}
 	cancel context.CancelFunc
 }
 
-// startSupervisor runs a supervisor in this process, with the fake kernel unless change says otherwise, and ends it with
-// the test.
-func startSupervisor(t *testing.T, change func(*Config)) *running {
+// startSupervisor runs a supervisor in this process and ends it with the test. Its kernel is the fake kernel unless
+// change sets another.
+func startSupervisor(t *testing.T, change func(*api.Config)) *running {
 	t.Helper()
 	return startSupervisorTuned(t, change, nil)
 }
 
-// startSupervisorTuned is startSupervisor with other times and limits.
-func startSupervisorTuned(t *testing.T, change func(*Config), tune func(*Supervisor)) *running {
+// startSupervisorTuned is startSupervisor with a function that changes times and limits.
+func startSupervisorTuned(t *testing.T, change func(*api.Config), tune func(*Supervisor)) *running {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ekg-t") // t.TempDir is too long for socket paths
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	cfg := Config{
-		Protocol: ProtocolVersion, KernelID: testKernelID, SpecName: "fake",
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	cfg := api.Config{
+		Protocol: api.ProtocolVersion, KernelID: testKernelID, SpecName: "fake",
 		Argv: fakeKernelArgv(),
 		Env: map[string]string{"PATH": os.Getenv("PATH"), "HOME": dir, fakeKernelVariable: "1",
-			"GORACE": "atexit_sleep_ms=0"}, // else the detector holds up the end of every kernel for a second
+			"GORACE": "atexit_sleep_ms=0"}, // otherwise the race detector delays the end of every kernel by a second
 		WorkingDir: dir, InterruptMode: "signal", Listen: "unix:" + filepath.Join(dir, "s"),
 		ConnectionFile: filepath.Join(dir, "connection.json"), Transport: "ipc", RunDir: dir,
 		LockFile: filepath.Join(dir, "lock"), EndFile: filepath.Join(dir, "ended.json"),
@@ -65,7 +81,7 @@ func startSupervisorTuned(t *testing.T, change func(*Config), tune func(*Supervi
 	if change != nil {
 		change(&cfg)
 	}
-	if err := cfg.validate(); err != nil {
+	if err := cfg.Validate(); err != nil {
 		t.Fatal(err)
 	}
 	l, err := Listen(&cfg)
@@ -106,7 +122,7 @@ func (r *running) dialer() func(context.Context, string, string) (net.Conn, erro
 	}
 }
 
-// request does one REST request on the kernel and returns status and body.
+// request sends one REST request about the kernel and returns status and body.
 func (r *running) request(method, path, body string) (int, string) {
 	r.t.Helper()
 	tr := &http.Transport{DialContext: r.dialer(), DisableKeepAlives: true}
@@ -118,7 +134,7 @@ func (r *running) request(method, path, body string) (int, string) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	defer resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }()
 	b, err := io.ReadAll(resp.Body)
 	if err != nil {
 		r.t.Fatal(err)
@@ -126,18 +142,18 @@ func (r *running) request(method, path, body string) (int, string) {
 	return resp.StatusCode, string(b)
 }
 
-func (r *running) model() Model {
+func (r *running) model() api.Model {
 	r.t.Helper()
 	_, body := r.request("GET", "", "")
-	var m Model
+	var m api.Model
 	if err := json.Unmarshal([]byte(body), &m); err != nil {
 		r.t.Fatalf("%v in %s", err, body)
 	}
 	return m
 }
 
-// until waits for the status stream to show what cond wants.
-func (r *running) until(what string, cond func(Status) bool) Status {
+// until waits until cond holds for the status.
+func (r *running) until(what string, cond func(api.Status) bool) api.Status {
 	r.t.Helper()
 	deadline := time.After(testLimit)
 	for {
@@ -155,7 +171,7 @@ func (r *running) until(what string, cond func(Status) bool) Status {
 
 func (r *running) ready() *running {
 	r.t.Helper()
-	r.until("idle", func(st Status) bool { return st.State == stateIdle })
+	r.until("idle", func(st api.Status) bool { return st.State == api.Idle })
 	return r
 }
 
@@ -172,8 +188,8 @@ type client struct {
 type dialOption struct {
 	session string
 	v1      bool
-	relay   bool   // wire.SubprotocolRelay
-	cursor  string // to go on behind; only for relays
+	relay   bool   // jupyter.SubprotocolRelay
+	cursor  string // to resume behind; only for relays
 	header  http.Header
 	conn    func(net.Conn) net.Conn
 }
@@ -198,9 +214,9 @@ func (r *running) tryDial(o dialOption) (*client, error) {
 	want := ""
 	switch {
 	case o.relay:
-		want = wire.SubprotocolRelay
+		want = jupyter.SubprotocolRelay
 	case o.v1:
-		want = wire.SubprotocolV1
+		want = jupyter.SubprotocolV1
 	}
 	if want != "" {
 		d.Subprotocols = []string{want}
@@ -224,26 +240,26 @@ func (r *running) tryDial(o dialOption) (*client, error) {
 	if ws.Subprotocol() != want {
 		r.t.Errorf("subprotocol is %q, want %q", ws.Subprotocol(), want)
 	}
-	r.t.Cleanup(func() { ws.Close() })
+	r.t.Cleanup(func() { _ = ws.Close() })
 	return &client{t: r.t, ws: ws, v1: o.v1 || o.relay, relay: o.relay, session: o.session}, nil
 }
 
 // send sends a request and returns its msg_id.
-func (c *client) send(ch wire.Channel, msgType string, content any, buffers ...[]byte) string {
+func (c *client) send(ch jupyter.Channel, msgType string, content any, buffers ...[]byte) string {
 	c.t.Helper()
-	m := wire.New(ch, msgType, c.session, nil, content)
+	m := jupyter.New(ch, msgType, c.session, nil, content)
 	m.Buffers = buffers
 	c.sendMessage(&m)
-	return wire.StringField(m.Header, "msg_id")
+	return jupyter.StringField(m.Header, "msg_id")
 }
 
-func (c *client) sendMessage(m *wire.Message) {
+func (c *client) sendMessage(m *jupyter.Message) {
 	c.t.Helper()
 	var err error
 	if c.v1 {
-		err = c.ws.WriteMessage(websocket.BinaryMessage, wire.EncodeV1(m))
+		err = c.ws.WriteMessage(websocket.BinaryMessage, jupyter.EncodeV1(m))
 	} else {
-		data, binary, eerr := wire.EncodeLegacy(m, true)
+		data, binary, eerr := jupyter.EncodeLegacy(m, true)
 		kind := websocket.TextMessage
 		if binary {
 			kind = websocket.BinaryMessage
@@ -259,18 +275,18 @@ func (c *client) sendMessage(m *wire.Message) {
 
 func (c *client) execute(code string) string {
 	c.t.Helper()
-	return c.send(wire.Shell, "execute_request", map[string]any{"code": code, "silent": false, "store_history": true,
+	return c.send(jupyter.Shell, "execute_request", map[string]any{"code": code, "silent": false, "store_history": true,
 		"user_expressions": map[string]string{}, "allow_stdin": true, "stop_on_error": true})
 }
 
 // got is a received message with its headers read.
 type got struct {
-	wire.Message
+	jupyter.Message
 	msgType string
 	parent  string
 }
 
-func (g got) text() string { return wire.StringField(g.Content, "text") }
+func (g got) text() string { return jupyter.StringField(g.Content, "text") }
 
 func (c *client) recv() (got, error) {
 	if err := c.ws.SetReadDeadline(time.Now().Add(testLimit)); err != nil {
@@ -280,23 +296,23 @@ func (c *client) recv() (got, error) {
 	if err != nil {
 		return got{}, err
 	}
-	var m wire.Message
+	var m jupyter.Message
 	if c.relay {
-		if len(data) < wire.RelayCursor {
+		if len(data) < jupyter.RelayCursor {
 			return got{}, fmt.Errorf("a message of %d bytes has no cursor", len(data))
 		}
-		c.cursor, data = hex.EncodeToString(data[:wire.RelayCursor]), data[wire.RelayCursor:]
+		c.cursor, data = hex.EncodeToString(data[:jupyter.RelayCursor]), data[jupyter.RelayCursor:]
 	}
 	if c.v1 {
-		m, err = wire.DecodeV1(data)
+		m, err = jupyter.DecodeV1(data)
 	} else {
-		m, err = wire.DecodeLegacy(data, kind == websocket.BinaryMessage)
+		m, err = jupyter.DecodeLegacy(data, kind == websocket.BinaryMessage)
 	}
 	if err != nil {
 		return got{}, err
 	}
-	parent, err := wire.ParseHeader(m.Parent)
-	return got{m, wire.MsgType(m.Header), parent.MsgID}, err
+	parent, err := jupyter.ParseHeader(m.Parent)
+	return got{m, jupyter.MsgType(m.Header), parent.MsgID}, err
 }
 
 // collect reads until cond holds for a message and returns all of them.
@@ -315,7 +331,7 @@ func (c *client) collect(what string, cond func(got) bool) []got {
 	}
 }
 
-// running waits until a cell's code runs: before, when the kernel is only busy with it, there is nothing to interrupt.
+// running waits until a cell's code runs. A kernel that is busy but does not run the code yet cannot be interrupted.
 func (c *client) running(cell string) {
 	c.t.Helper()
 	c.collect("execute_input", func(g got) bool { return g.msgType == "execute_input" && g.parent == cell })
@@ -327,9 +343,9 @@ func (c *client) result(ids ...string) []got {
 	replies, idles := map[string]bool{}, map[string]bool{}
 	return c.collect("reply and idle", func(g got) bool {
 		switch {
-		case g.Channel != wire.IOPub && g.Channel != wire.Stdin:
+		case g.Channel != jupyter.IOPub && g.Channel != jupyter.Stdin:
 			replies[g.parent] = true
-		case g.msgType == "status" && wire.StringField(g.Content, "execution_state") == stateIdle:
+		case g.msgType == "status" && jupyter.StringField(g.Content, "execution_state") == string(api.Idle):
 			idles[g.parent] = true
 		}
 		for _, id := range ids {
@@ -354,7 +370,7 @@ func output(all []got, id string) string {
 	var b strings.Builder
 	for _, g := range all {
 		if g.msgType == "stream" && (id == "" || g.parent == id) {
-			var s streamContent
+			var s notice.Stream
 			if json.Unmarshal(g.Content, &s) == nil {
 				b.WriteString(s.Text)
 			}

@@ -9,9 +9,9 @@ import (
 	"go.uber.org/goleak"
 )
 
-// TestSupervisor_leaks: fifty lives of kernels, each with a client that comes, works and is there at the end, leave no
+// TestSupervisor_Leaks: fifty kernels, each with a client that connects, runs cells and stays to the end, leave no
 // goroutine and no descriptor behind.
-func TestSupervisor_leaks(t *testing.T) {
+func TestSupervisor_Leaks(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	life := func(t *testing.T) {
 		r := startSupervisor(t, nil)
@@ -23,7 +23,7 @@ func TestSupervisor_leaks(t *testing.T) {
 		for _, err := c.recv(); err == nil; {
 			_, err = c.recv()
 		}
-		c.ws.Close()
+		_ = c.ws.Close()
 		select {
 		case <-r.done:
 		case <-time.After(testLimit):

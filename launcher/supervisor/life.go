@@ -9,64 +9,67 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/zeromq"
 )
 
 const (
-	drainLimit  = time.Second      // for what a kernel sent just before it ended
-	slowStart   = 10 * time.Second // a connection that takes longer is given a reason
-	redialProof = 5 * time.Second  // for a kernel to answer the identity that it knows, on new connections
-	redialLimit = 5                // broken connections to a living kernel in a row before it is given up
+	drainLimit  = time.Second      // to read what a kernel sent just before it ended
+	slowStart   = 10 * time.Second // if connecting takes longer, the model's reason says so
+	redialProof = 5 * time.Second  // for a kernel to answer a known identity on new connections
+	redialLimit = 5                // after more broken connections in a row a living kernel is killed
 )
 
 // outcome is how one life of the kernel's process ended.
 type outcome struct {
-	op      *operation // somebody wanted it
-	reason  string     // otherwise: one sentence
-	fatal   bool       // there is no point in trying again
-	culled  string     // the limit of Config.Cull that wanted it, "" if none did
-	retry   bool       // a port was lost: try again at once
+	op      *operation // the operation that ended it; nil: it ended by itself
+	reason  string     // one sentence, if there was no operation
+	fatal   bool       // another start would fail too
+	culled  string     // the limit of Config.Cull that ended it; "": it was not culled
+	retry   bool       // another process took a port: start again at once
 	started time.Time
 }
 
-// life is one life of the kernel's process, seen by the one goroutine that follows it.
+// life is one life of the kernel's process. One goroutine follows it.
 type life struct {
 	// Fixed.
 	s      *Supervisor
 	proc   kernelProcess
-	ep     endpoints
-	signer *wire.Signer
-	next   chan *bridge // capacity 1: connected and not started
+	ep     connectionfile.Endpoints
+	signer *jupyter.Signer
+	next   chan *bridge // capacity 1: a bridge that is connected and not started
 
-	broken    <-chan error // of the present bridge
-	redials   int          // in a row
+	broken    <-chan error // the present bridge's first error; nil: not connected
+	redials   int          // broken connections in a row
 	lastBreak time.Time
-	slow      *time.Timer // the kernel should have answered by now
-	proof     *time.Timer // likewise, on connections that replace broken ones
-	look      *time.Timer // it is time to see whether the kernel is to be culled
-	asked     time.Time   // when use was measured last
-	used      processUse  // what of it was judged last
-	processor sign        // of work: the processors' time
-	gpu       sign        // likewise, the GPUs'
-	doubted   bool        // the last look at GPUs does not confirm gpu
-	awaiting  bool        // what a look at GPUs has seen was not told yet
+	slow      *time.Timer // the kernel should have answered
+	proof     *time.Timer // it should have answered on connections that replace broken ones
+	nextLook  *time.Timer // when to check next whether the kernel is to be culled
+	meter     meter
 
 	// The attempt to connect that is in progress, if any.
 	dialing sync.WaitGroup
 	abandon context.CancelFunc
 }
 
-// oneLife starts the kernel's process and returns when it has ended. op, if any, is the restart that asked for it.
-func (s *Supervisor) oneLife(ctx context.Context, op *operation) outcome {
+// runLife starts the kernel's process and returns when it has ended. op is the restart that asked for it, or nil.
+func (s *Supervisor) runLife(ctx context.Context, op *operation) outcome {
 	out := outcome{started: s.now()}
 	c, proc, adopted, err := s.launch(ctx)
-	if errors.Is(err, errNoChild) {
-		s.begin(nil, op) // whoever asked need not wait for the container
+	if errors.Is(err, child.ErrNoContainer) {
+		s.beginLife(nil, op) // the client need not wait for the container
 		if op != nil {
 			s.settle(op, nil)
 			op = nil
 		}
-		for errors.Is(err, errNoChild) {
+		for errors.Is(err, child.ErrNoContainer) {
 			if !s.awaitContainer(ctx, &out) {
 				return out
 			}
@@ -75,7 +78,7 @@ func (s *Supervisor) oneLife(ctx context.Context, op *operation) outcome {
 		}
 		s.setProcess(proc)
 	} else {
-		s.begin(proc, op)
+		s.beginLife(proc, op)
 	}
 	if op != nil {
 		s.settle(op, err)
@@ -83,49 +86,63 @@ func (s *Supervisor) oneLife(ctx context.Context, op *operation) outcome {
 	if err != nil {
 		out.reason, out.fatal = sentence(err), true
 		if s.container != nil {
-			s.closeLife(&out)
+			s.endUnstartedLife(&out)
 		}
 		return out
 	}
-	s.logger.Info("kernel started", "epoch", s.epoch, "pid", proc.pid(), "adopted", adopted)
-	l := &life{s: s, proc: proc, ep: c.ep, signer: c.signer, next: make(chan *bridge, 1), slow: time.NewTimer(s.slowStart),
-		proof: time.NewTimer(s.slowStart), look: time.NewTimer(0), processor: s.cfg.Cull.expected(s.cfg.Cull.CPU), gpu: s.cfg.Cull.expected(s.cfg.Cull.GPU)}
+	s.logger.Info("kernel started", logkey.Epoch, s.epoch, logkey.PID, proc.PID(), logkey.Adopted, adopted)
+	l := &life{
+		s:        s,
+		proc:     proc,
+		ep:       c.Endpoints,
+		signer:   c.Signer,
+		next:     make(chan *bridge, 1),
+		slow:     time.NewTimer(s.slowStart),
+		proof:    time.NewTimer(s.slowStart),
+		nextLook: time.NewTimer(0),
+		meter:    meter{load: activity.NewLoad(&s.cfg.Cull)},
+	}
 	l.proof.Stop()
-	if !s.cfg.Cull.ends() {
-		l.look.Stop()
+	if !activity.Ends(&s.cfg.Cull) {
+		l.nextLook.Stop()
 	}
 	if adopted {
 		l.proof.Reset(s.redialProof)
 	}
 	defer l.slow.Stop()
 	defer l.proof.Stop()
-	defer l.look.Stop()
+	defer l.nextLook.Stop()
 	defer l.disconnect()
 	l.connect(ctx)
 	l.watch(ctx, &out)
 	return out
 }
 
-// launch starts the kernel's process, or takes over the one that an earlier supervisor has started.
-func (s *Supervisor) launch(ctx context.Context) (c connection, p kernelProcess, adopted bool, err error) {
+// launch starts the kernel's process, or adopts the one that an earlier supervisor has started.
+func (s *Supervisor) launch(
+	ctx context.Context,
+) (c connectionfile.Connection, p kernelProcess, adopted bool, err error) {
 	if s.container != nil {
 		return s.launchRemote(ctx)
 	}
-	if c, err = newConnection(&s.cfg); err != nil {
+	if c, err = connectionfile.New(&s.cfg); err != nil {
 		return c, nil, false, err
 	}
-	if err := writeFile(s.cfg.ConnectionFile, c.content); err != nil {
+	if err := atomicfile.Write(s.cfg.ConnectionFile, c.File); err != nil {
 		return c, nil, false, fmt.Errorf("connection file: %w", err)
 	}
-	own, err := startProcess(s.cfg, command(&s.cfg), s.logger)
+	own, err := process.Start(
+		process.Options{KernelID: s.cfg.KernelID, Argv: process.Command(s.cfg.Argv, s.cfg.ConnectionFile),
+			Env: s.cfg.Env, WorkingDir: s.cfg.WorkingDir, GPUSeen: func(*process.Process) { poke(s.useChanged) },
+			Logger: s.logger},
+	)
 	if err != nil {
 		return c, nil, false, err
 	}
-	own.seen = func() { poke(s.useNews) }
 	return c, own, false, nil
 }
 
-// connect dials in the background; the bridge comes on l.next. What was connected before is closed first.
+// connect closes the present connections and dials new ones in the background. The bridge comes on l.next.
 func (l *life) connect(ctx context.Context) {
 	l.disconnect()
 	ctx, l.abandon = context.WithCancel(ctx)
@@ -143,7 +160,7 @@ func (l *life) connect(ctx context.Context) {
 	}()
 }
 
-// disconnect closes the present bridge and ends the attempt to connect another, if there are any.
+// disconnect closes the present bridge and ends the attempt to connect another.
 func (l *life) disconnect() {
 	if l.abandon != nil {
 		l.abandon()
@@ -158,27 +175,27 @@ func (l *life) disconnect() {
 	l.s.setBridge(nil)
 }
 
-// giveUp ends a kernel that is of no use, and says why.
+// giveUp kills a kernel that cannot be used. verdict becomes the reason of its end.
 func (l *life) giveUp(verdict string) {
 	l.s.mu.Lock()
-	l.s.verdict = verdict
+	l.s.killReason = verdict
 	l.s.mu.Unlock()
-	l.proc.kill()
+	l.proc.Kill()
 }
 
-// watch follows a running process until it has ended: it takes operations, and mends broken connections.
+// watch follows a running process until it has ended. It carries out operations and replaces broken connections.
 func (l *life) watch(ctx context.Context, out *outcome) {
 	for {
 		select {
 		case <-l.slow.C:
 			l.s.explainSilence()
 		case <-l.proof.C:
-			l.renew(ctx)
-		case <-l.look.C:
+			l.renewIdentity(ctx)
+		case <-l.nextLook.C:
 			if l.cull(out) {
 				return
 			}
-		case <-l.s.useNews:
+		case <-l.s.useChanged:
 			if l.cull(out) {
 				return
 			}
@@ -188,60 +205,61 @@ func (l *life) watch(ctx context.Context, out *outcome) {
 			l.broken = b.failed
 		case err := <-l.broken:
 			l.broken = nil
-			l.mend(ctx, err)
-		case out.op = <-l.s.ops:
+			l.reconnect(ctx, err)
+		case out.op = <-l.s.operations:
 			l.s.stopProcess(l.proc, !out.op.stop)
-			l.ended(out)
+			l.finish(out)
 			return
 		case <-ctx.Done():
-			out.op = l.s.terminated()
+			out.op = l.s.stopBySignal()
 			l.s.stopProcess(l.proc, false)
-			l.ended(out)
+			l.finish(out)
 			return
-		case <-l.proc.done():
-			l.ended(out)
+		case <-l.proc.Done():
+			l.finish(out)
 			return
 		}
 	}
 }
 
-// cull ends the kernel if that is due, and reports whether it has. Else it sets the time of the next look.
+// cull ends the kernel if that is due, and reports whether it did. Otherwise it sets the time of the next look.
 func (l *life) cull(out *outcome) bool {
 	next := l.measure()
-	reason, limit, pause := l.s.considerCull()
+	reason, limit, pause := l.s.checkCull()
 	if reason == "" {
-		l.look.Reset(min(pause, next))
+		l.nextLook.Reset(min(pause, next))
 		return false
 	}
-	l.s.logger.Info("kernel is culled", "reason", reason, "limit", limit)
+	l.s.logger.Info("kernel is culled", logkey.Reason, reason, logkey.Limit, limit)
 	l.s.mu.Lock()
-	l.s.verdict = reason
+	l.s.killReason = reason
 	l.s.mu.Unlock()
 	out.culled = limit
 	l.s.stopProcess(l.proc, false)
-	l.ended(out)
+	l.finish(out)
 	return true
 }
 
-// explainSilence says why a kernel that has not answered for long is not ready.
+// explainSilence sets the reason of a kernel that has not answered for long.
 func (s *Supervisor) explainSilence() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case s.bridge != nil && s.bridge.ready:
 		return
-	case s.clock.state == stateStarting || s.clock.state == stateRestarting:
+	case s.clock.State() == api.Starting || s.clock.State() == api.Restarting:
 		s.reason = "the kernel's program is running but has not answered yet"
 	default:
 		s.reason = "the connection to the kernel broke, and its program does not answer on a new one"
 	}
-	s.changed()
 }
 
-// mend replaces the connections to a kernel that still runs. Most often they break because it ends, which is waited
-// for. The kernel knows us by our identity: with the same one it goes on to answer what it was asked.
-func (l *life) mend(ctx context.Context, err error) {
-	if waitFor(l.proc.done(), outputGrace) || l.proc.ending() && waitFor(l.proc.done(), childReturns+outputGrace) {
+// reconnect replaces the connections to a kernel that still runs. Most connections break because the kernel ends, so it
+// waits for that first. A kernel knows the supervisor by its identity. It answers earlier requests to a new connection
+// with the same identity.
+func (l *life) reconnect(ctx context.Context, err error) {
+	if waitFor(l.proc.Done(), process.OutputGrace) ||
+		l.proc.Unreachable() && waitFor(l.proc.Done(), child.ReturnLimit+process.OutputGrace) {
 		return
 	}
 	now := l.s.now()
@@ -250,21 +268,21 @@ func (l *life) mend(ctx context.Context, err error) {
 	}
 	l.lastBreak = now
 	l.redials++
-	l.s.logger.Warn("connection to the kernel broke", "err", err, "attempt", l.redials)
-	if l.redials > redialLimit || errors.Is(err, errZMTP) {
-		l.giveUp("its connections broke again and again: " + sentence(err))
+	l.s.logger.Warn("connection to the kernel broke", logkey.Err, err, logkey.Attempt, l.redials)
+	if l.redials > redialLimit || errors.Is(err, zeromq.ErrProtocol) {
+		l.giveUp("its connections broke repeatedly: " + sentence(err))
 		return
 	}
 	l.disconnect()
-	l.s.doubtOutstanding()
+	l.s.markDoubtful()
 	l.connect(ctx)
 	l.slow.Reset(l.s.slowStart)
 	l.proof.Reset(l.s.redialProof)
 }
 
-// renew takes a new identity where the kernel does not answer the one it knows: kernels without handover ignore a new
-// connection as long as they think that the old one stands. What was asked under the old identity is lost with it.
-func (l *life) renew(ctx context.Context) {
+// renewIdentity takes a new identity if the kernel does not answer the old one. A kernel without handover ignores a new
+// connection while it takes the old one for open. Requests under the old identity are lost.
+func (l *life) renewIdentity(ctx context.Context) {
 	l.s.mu.Lock()
 	ready := l.s.bridge != nil && l.s.bridge.ready
 	l.s.mu.Unlock()
@@ -273,13 +291,13 @@ func (l *life) renew(ctx context.Context) {
 	}
 	l.s.logger.Warn("kernel does not answer its old identity; taking a new one")
 	l.disconnect()
-	l.s.giveUpOutstanding()
-	l.s.identity = []byte(wire.NewID())
+	l.s.giveUpDoubtful()
+	l.s.identity = []byte(jupyter.NewID())
 	l.connect(ctx)
 }
 
-// ended settles what a process has left: its last output, its exit, the rest of its group.
-func (l *life) ended(out *outcome) {
+// finish handles the end of a process: its last output, its exit status, and the requests that are left.
+func (l *life) finish(out *outcome) {
 	s := l.s
 	s.mu.Lock()
 	b := s.bridge
@@ -287,8 +305,8 @@ func (l *life) ended(out *outcome) {
 	if b != nil {
 		b.drain(drainLimit)
 	}
-	words := l.proc.lastWords(4096)
-	out.reason = describeExit(l.proc.exit(), words)
+	output := l.proc.LastOutput(4096)
+	out.reason = l.proc.Exit().Describe(output)
 	defer func() {
 		if b != nil {
 			b.close()
@@ -296,100 +314,103 @@ func (l *life) ended(out *outcome) {
 	}()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.bridge = nil                                // nothing that it still says is of interest
-	everReady := s.kernelInfo != nil || s.adopted // in any of its lives
+	s.bridge = nil                                // its further messages are ignored
+	everReady := s.kernelInfo != nil || s.adopted // in any life
 	switch {
 	case out.op != nil:
 		out.reason = out.op.reason
-	case s.verdict != "":
-		out.reason = s.verdict
+	case s.killReason != "":
+		out.reason = s.killReason
 	}
-	out.retry = out.op == nil && !everReady && lostPort(&s.cfg, words)
+	out.retry = out.op == nil && !everReady && connectionfile.PortTaken(&s.cfg, output)
 	out.fatal = !everReady
-	s.proc = nil
-	s.endRequests(out)
+	s.process = nil
+	s.endRequestsLocked(out)
 }
 
-// closeLife ends what clients have asked of a kernel that could not be started.
-func (s *Supervisor) closeLife(out *outcome) {
+// endUnstartedLife ends the requests to a kernel that could not be started.
+func (s *Supervisor) endUnstartedLife(out *outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if out.op != nil {
 		out.reason = out.op.reason
 	}
-	s.endRequests(out)
+	s.endRequestsLocked(out)
 }
 
-// endRequests ends what clients have asked: a kernel will not answer any more. s.mu is held.
-func (s *Supervisor) endRequests(out *outcome) {
+// endRequestsLocked ends all requests, because the kernel will not answer them.
+func (s *Supervisor) endRequestsLocked(out *outcome) {
 	s.lastParent = nil
 	for _, c := range channels {
-		s.gates[c].clear()
+		s.gates[c].hold(heldNoProcess)
+		s.gates[c].discard()
 	}
-	s.clearWaiting()
+	s.clearWaitingLocked()
 	if out.op != nil && !out.op.stop {
-		s.abortOutstanding("aborted", "KernelRestarted", "the kernel was restarted")
+		s.abortAllLocked("aborted", "KernelRestarted", "the kernel was restarted")
 		return
 	}
 	if out.culled != "" {
-		s.sayCulled(out.reason)
-	} else if r := s.oldestCell(); r != nil && r.session != nil {
-		s.log.append(r.session, s.notice(r.header, "The kernel died: %s", out.reason), true)
+		s.announceCullLocked(out.reason)
+	} else if r := s.requests.OldestCell(); r != nil && r.Session != noSession {
+		s.log.Append(r.Session, s.noticeLocked(r.Header, "The kernel died: %s", out.reason), true)
 	}
-	s.abortOutstanding("error", "KernelDied", out.reason)
+	s.abortAllLocked("error", "KernelDied", out.reason)
 }
 
-// begin notes a new life of the kernel: an epoch of its own. s.settle follows for the operation that asked.
-func (s *Supervisor) begin(proc kernelProcess, op *operation) {
+// beginLife begins a new life of the kernel in a new epoch. op is the restart that asked for it, or nil; the caller
+// settles it.
+func (s *Supervisor) beginLife(proc kernelProcess, op *operation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.epoch++
-	s.runs(proc)
-	s.reason, s.verdict, s.computes = "", "", s.cfg.Cull.measures()
+	s.noteProcessLocked(proc)
+	s.reason, s.killReason, s.computes = "", "", activity.Measures(&s.cfg.Cull)
 	switch {
 	case op != nil:
-		s.clock.reset(stateStarting)
-		// Whoever comes back after a restart that somebody asked for begins with the new life.
-		s.floor = s.log.tail()
+		s.clock.Reset(api.Starting)
+		// A client that returns after a requested restart reads only the new life's messages.
+		s.floor = s.log.Tail()
 		for _, sess := range s.sessions {
 			sess.floor, sess.resume = s.floor, s.floor
 		}
-	case s.clock.state == stateRestarting:
-		s.clock.reset(stateRestarting)
+	case s.clock.State() == api.Restarting:
+		s.clock.Reset(api.Restarting)
 	}
-	s.showWaiting()
-	s.changed()
+	s.showWaitingLocked()
 }
 
-// setProcess notes that the life that begin has noted has a process now.
+// setProcess sets the process of the life that beginLife has begun without one.
 func (s *Supervisor) setProcess(proc kernelProcess) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.runs(proc)
-	s.showWaiting()
-	s.changed()
+	s.noteProcessLocked(proc)
+	s.showWaitingLocked()
 }
 
-// runs notes the kernel's present process, or that there is none. s.mu is held.
-func (s *Supervisor) runs(proc kernelProcess) {
-	s.proc = proc
-	if proc != nil {
-		s.waiting.Text = "" // whatever it was, it is over
+// noteProcessLocked sets the kernel's present process, or nil.
+func (s *Supervisor) noteProcessLocked(proc kernelProcess) {
+	s.process = proc
+	if proc == nil {
+		return
+	}
+	s.waiting.Text = "" // the container is there
+	for _, c := range channels {
+		s.gates[c].release(heldNoProcess)
 	}
 }
 
-// setBridge makes b the present bridge and closes the one before.
+// setBridge makes b the present bridge and closes the previous one.
 func (s *Supervisor) setBridge(b *bridge) {
 	s.mu.Lock()
 	old := s.bridge
 	s.bridge = b
-	if s.silent {
-		s.silent = false
-		s.changed()
+	if s.heartbeatMissed {
+		s.heartbeatMissed = false
 	}
 	if b == nil {
 		for _, c := range channels {
-			s.gates[c].set(false)
+			s.gates[c].hold(heldNotReady)
 		}
 	}
 	s.mu.Unlock()
@@ -398,30 +419,31 @@ func (s *Supervisor) setBridge(b *bridge) {
 	}
 }
 
-// stopProcess ends a kernel the friendly way first, and returns when its process has ended.
+// stopProcess asks a kernel to end, kills it if it does not, and returns when its process has ended.
 func (s *Supervisor) stopProcess(proc kernelProcess, restart bool) {
 	s.mu.Lock()
 	b := s.bridge
 	s.mu.Unlock()
 	if b != nil {
-		// The kernel may not read: the request must not hold up what follows.
+		// In the background: a kernel that does not read must not delay the signals.
 		b.run(func() {
-			if err := b.request(wire.Control, "shutdown_request", map[string]bool{"restart": restart}); err != nil {
+			if err := b.request(jupyter.Control, "shutdown_request", map[string]bool{"restart": restart}); err != nil {
 				b.fail(err)
 			}
 		})
-		if waitFor(proc.done(), s.cfg.StopGrace) {
+		if waitFor(proc.Done(), s.cfg.StopGrace) {
 			return
 		}
 	}
-	if err := proc.signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) && !errors.Is(err, errNoChild) {
-		s.logger.Warn("SIGTERM was not delivered", "err", err)
+	if err := proc.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) &&
+		!errors.Is(err, child.ErrNoContainer) {
+		s.logger.Warn("SIGTERM was not delivered", logkey.Err, err)
 	}
-	if waitFor(proc.done(), s.cfg.StopGrace) {
+	if waitFor(proc.Done(), s.cfg.StopGrace) {
 		return
 	}
-	proc.kill()
-	<-proc.done()
+	proc.Kill()
+	<-proc.Done()
 }
 
 func waitFor(done <-chan struct{}, limit time.Duration) bool {

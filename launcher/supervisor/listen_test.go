@@ -11,15 +11,29 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// TestServe_tls runs a supervisor as it runs in a pod: TLS with the kernel's own key, and a token for every request.
-func TestServe_tls(t *testing.T) {
+// TestServe_TLS runs a supervisor as it runs in a pod: TLS with the kernel's own key, and a token for every request.
+func TestServe_TLS(t *testing.T) {
 	seed := bytes.Repeat([]byte{7}, 32)
 	dir := t.TempDir()
-	cfg := Config{KernelID: testKernelID, Argv: []string{"/nonexistent"}, WorkingDir: dir, Transport: "tcp", InterruptMode: "signal",
-		Listen: "tcp:127.0.0.1:0", TLSSeed: seed, Token: "secret", ConnectionFile: filepath.Join(dir, "c"), EndFile: filepath.Join(dir, "e"),
-		LogLimit: 1 << 20, DeadLinger: testLimit, RunDir: dir}
+	cfg := api.Config{
+		KernelID:       testKernelID,
+		Argv:           []string{"/nonexistent"},
+		WorkingDir:     dir,
+		Transport:      "tcp",
+		InterruptMode:  "signal",
+		Listen:         "tcp:127.0.0.1:0",
+		TLSSeed:        seed,
+		Token:          "secret",
+		ConnectionFile: filepath.Join(dir, "c"),
+		EndFile:        filepath.Join(dir, "e"),
+		LogLimit:       1 << 20,
+		DeadLinger:     testLimit,
+		RunDir:         dir,
+	}
 	l, err := Listen(&cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -34,13 +48,16 @@ func TestServe_tls(t *testing.T) {
 		}
 	}()
 	get := func(seed []byte, token string) (int, error) {
-		conf, err := PinnedTLS(seed, testKernelID)
+		conf, err := api.PinnedTLS(seed, testKernelID)
 		if err != nil {
 			t.Fatal(err)
 		}
-		tr := &http.Transport{DisableKeepAlives: true, DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&tls.Dialer{Config: conf}).DialContext(ctx, "tcp", l.Addr().String())
-		}}
+		tr := &http.Transport{
+			DisableKeepAlives: true,
+			DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return (&tls.Dialer{Config: conf}).DialContext(ctx, "tcp", l.Addr().String())
+			},
+		}
 		req, err := http.NewRequest("GET", "https://"+testKernelID+"/api/kernels/"+testKernelID, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -52,7 +69,7 @@ func TestServe_tls(t *testing.T) {
 		if err != nil {
 			return 0, err
 		}
-		resp.Body.Close()
+		_ = resp.Body.Close()
 		return resp.StatusCode, nil
 	}
 	for _, tc := range []struct {
@@ -68,8 +85,8 @@ func TestServe_tls(t *testing.T) {
 	}
 }
 
-func TestListen_refuses(t *testing.T) {
-	for name, cfg := range map[string]Config{
+func TestListen_Refuses(t *testing.T) {
+	for name, cfg := range map[string]api.Config{
 		"tcp without a token":   {Listen: "tcp:127.0.0.1:0", TLSSeed: make([]byte, 32)},
 		"tcp without a seed":    {Listen: "tcp:127.0.0.1:0", Token: "x"},
 		"neither":               {Listen: "127.0.0.1:80"},
@@ -77,21 +94,21 @@ func TestListen_refuses(t *testing.T) {
 		"folder does not exist": {Listen: "unix:/nonexistent/s"},
 	} {
 		if l, err := Listen(&cfg); err == nil {
-			l.Close()
+			_ = l.Close()
 			t.Errorf("%s: accepted", name)
 		}
 	}
 }
 
-func TestListen_socketIsPrivate(t *testing.T) {
+func TestListen_SocketIsPrivate(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	for range 2 { // the second replaces what the first, killed, has left
-		l, err := Listen(&Config{Listen: "unix:" + path})
+	for range 2 { // the second replaces the socket of the first
+		l, err := Listen(&api.Config{Listen: "unix:" + path})
 		if err != nil {
 			t.Fatal(err)
 		}
 		l.(*net.UnixListener).SetUnlinkOnClose(false)
-		defer l.Close()
+		defer func() { _ = l.Close() }()
 		st, err := os.Stat(path)
 		if err != nil {
 			t.Fatal(err)
@@ -111,12 +128,12 @@ func TestLock(t *testing.T) {
 	if _, err := Lock(path); !errors.Is(err, ErrTaken) {
 		t.Errorf("second lock: %v", err)
 	}
-	f.Close()
+	_ = f.Close()
 	f, err = Lock(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Close()
+	_ = f.Close()
 }
 
 func TestReadConfig(t *testing.T) {
@@ -131,7 +148,7 @@ func TestReadConfig(t *testing.T) {
 		if err := os.WriteFile(path, []byte(tc), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if c, err := ReadConfig(path); err == nil {
+		if c, err := api.ReadConfig(path); err == nil {
 			t.Errorf("%s: accepted as %+v", name, c)
 		}
 	}

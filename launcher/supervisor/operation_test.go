@@ -9,19 +9,21 @@ import (
 	"time"
 
 	"github.com/gorilla/websocket"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// during starts f and returns what waits for it.
+// during starts f and returns a function that waits for its end.
 func during(f func()) (wait func()) {
 	var wg sync.WaitGroup
 	wg.Go(f)
 	return wg.Wait
 }
 
-// TestOperations_race: whatever comes together, every request is answered, nothing hangs, and what was asked for last is
-// what is there in the end.
-func TestOperations_race(t *testing.T) {
-	stubborn := func(c *Config) {
+// TestOperations_Race: every one of several concurrent requests is answered, nothing hangs, and the last request
+// decides the final state.
+func TestOperations_Race(t *testing.T) {
+	stubborn := func(c *api.Config) {
 		c.Argv, c.StopGrace = fakeKernelArgv("--ignore-shutdown", "--ignore-sigterm"), 200*time.Millisecond
 	}
 	answers := func(r *running, method, path string, want ...int) func() {
@@ -53,8 +55,8 @@ func TestOperations_race(t *testing.T) {
 			r.ready()
 		},
 		"restart while it starts": func(t *testing.T) {
-			r := startSupervisor(t, func(c *Config) { c.Argv = fakeKernelArgv("--start-delay", "200ms") })
-			r.until("started", func(st Status) bool { return st.KernelPID != 0 })
+			r := startSupervisor(t, func(c *api.Config) { c.Argv = fakeKernelArgv("--start-delay", "200ms") })
+			r.until("started", func(st api.Status) bool { return st.KernelPID != 0 })
 			answers(r, "POST", "/restart", http.StatusOK)()
 			r.ready()
 		},
@@ -84,7 +86,7 @@ func TestOperations_race(t *testing.T) {
 			<-r.done
 		},
 		"interrupts all the while": func(t *testing.T) {
-			r := startSupervisor(t, func(c *Config) { c.InterruptMode = "message" }).ready()
+			r := startSupervisor(t, func(c *api.Config) { c.InterruptMode = "message" }).ready()
 			ctx, cancel := context.WithCancel(context.Background())
 			interrupts := during(func() {
 				for ctx.Err() == nil {
@@ -107,7 +109,7 @@ func TestOperations_race(t *testing.T) {
 			for range cap(dials) {
 				c, err := r.tryDial(dialOption{session: "late"})
 				if err != nil {
-					break // refused, or nobody listens any more
+					break // rejected, or the server has ended
 				}
 				for err == nil {
 					_, err = c.recv()
@@ -127,10 +129,11 @@ func TestOperations_race(t *testing.T) {
 	}
 }
 
-// TestRestart_awaitsTheKernel: whoever restarts a kernel is answered when it is up, and not after it ought to be.
-func TestRestart_awaitsTheKernel(t *testing.T) {
+// TestRestart_AwaitsTheKernel: a restart is answered when the kernel is up, but not later than restartWait.
+func TestRestart_AwaitsTheKernel(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
-	if status, body := r.request("POST", "/restart", ""); status != http.StatusOK || !strings.Contains(body, `"execution_state":"idle"`) {
+	if status, body := r.request("POST", "/restart", ""); status != http.StatusOK ||
+		!strings.Contains(body, `"execution_state":"idle"`) {
 		t.Errorf("%d %s", status, body)
 	}
 }

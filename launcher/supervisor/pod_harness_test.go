@@ -1,10 +1,12 @@
 package supervisor
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,9 +16,10 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// pod is a supervisor and a child, each a process of this test's program, as the containers of a pod are.
+// pod is a supervisor and a child. Each is a process of this test's program, like the containers of a pod.
 type pod struct {
 	*running
 	dir        string
@@ -27,21 +30,21 @@ type pod struct {
 	program    string // of the child
 }
 
-// podProcess is a process that a test starts, kills and starts again.
+// podProcess is a process that a test starts and kills.
 type podProcess struct {
 	cmd  *exec.Cmd
 	out  *transcript.Buffer
 	done chan struct{}
 }
 
-// newPod prepares a pod; nothing runs yet.
-func newPod(t *testing.T, change func(*Config)) *pod {
+// newPod prepares a pod without starting it.
+func newPod(t *testing.T, change func(*api.Config)) *pod {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ekg-p")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	for _, d := range []string{"secret", "spill", "home"} {
 		if err := os.Mkdir(filepath.Join(dir, d), 0o700); err != nil {
 			t.Fatal(err)
@@ -59,8 +62,8 @@ func newPod(t *testing.T, change func(*Config)) *pod {
 		}
 	}
 	p := &pod{running: &running{t: t, socket: filepath.Join(dir, "s")}, dir: dir, program: os.Args[0]}
-	p.cfg = Config{
-		Protocol: ProtocolVersion, KernelID: testKernelID, SpecName: "fake", Argv: fakeKernelArgv(),
+	p.cfg = api.Config{
+		Protocol: api.ProtocolVersion, KernelID: testKernelID, SpecName: "fake", Argv: fakeKernelArgv(),
 		Env:           map[string]string{fakeKernelVariable: "1", "GORACE": "atexit_sleep_ms=0"},
 		InterruptMode: "signal", Listen: "unix:" + p.socket, Transport: "tcp", LogLimit: 64 << 20,
 		SpillDir: filepath.Join(dir, "spill"), StopGrace: 2 * time.Second, DeadLinger: time.Minute, RestartLimit: 3,
@@ -74,7 +77,7 @@ func newPod(t *testing.T, change func(*Config)) *pod {
 }
 
 // startPod starts both containers.
-func startPod(t *testing.T, change func(*Config)) *pod {
+func startPod(t *testing.T, change func(*api.Config)) *pod {
 	t.Helper()
 	p := newPod(t, change)
 	p.startSupervisor()
@@ -105,13 +108,13 @@ func (p *pod) start(program string, user *syscall.Credential, env ...string) *po
 	return c
 }
 
-// kill is what happens when a container's memory runs out, or the kubelet loses patience.
+// kill ends the container as the system does when its memory runs out or its grace is over.
 func (c *podProcess) kill() {
 	c.cmd.Process.Kill() //nolint:errcheck // it has ended
 	<-c.done
 }
 
-// exitCode waits for the end.
+// exitCode waits for the end of the process.
 func (p *pod) exitCode(c *podProcess) int {
 	p.t.Helper()
 	select {
@@ -129,7 +132,7 @@ func (p *pod) startSupervisor() {
 		p.t.Fatal(err)
 	}
 	p.supervisor = p.start(os.Args[0], nil, podVariable+"="+string(b))
-	p.until("listening", func(Status) bool { return true })
+	p.until("listening", func(api.Status) bool { return true })
 }
 
 func (p *pod) startChild() {
@@ -138,19 +141,19 @@ func (p *pod) startChild() {
 		homeVariable + "=" + filepath.Join(p.dir, "home")}, p.childEnv...)...)
 }
 
-func (p *pod) client() *Client {
-	return &Client{KernelID: testKernelID, Token: strings.Repeat("t", 32),
+func (p *pod) client() *api.Client {
+	return &api.Client{KernelID: testKernelID, Token: strings.Repeat("t", 32),
 		Dial: func(ctx context.Context) (net.Conn, error) { return p.dialer()(ctx, "", "") }}
 }
 
-// until waits for the status stream to show what cond wants.
-func (p *pod) until(what string, cond func(Status) bool) Status {
+// until waits until cond holds for the status.
+func (p *pod) until(what string, cond func(api.Status) bool) api.Status {
 	p.t.Helper()
 	deadline := time.Now().Add(testLimit)
-	var last, found Status
+	var last, found api.Status
 	for found.Protocol == 0 {
 		ctx, cancel := context.WithDeadline(p.t.Context(), deadline)
-		err := p.client().Watch(ctx, func(st Status) {
+		err := p.client().Watch(ctx, func(st api.Status) {
 			if last = st; cond(st) && found.Protocol == 0 {
 				found = st
 				cancel()
@@ -169,20 +172,21 @@ func (p *pod) until(what string, cond func(Status) bool) Status {
 
 func (p *pod) ready() *pod {
 	p.t.Helper()
-	p.until("idle", func(st Status) bool { return st.State == stateIdle })
+	p.until("idle", func(st api.Status) bool { return st.State == api.Idle })
 	return p
 }
 
-// attach dials as dial does, with the token.
+// attach is dial with the token.
 func (p *pod) attach(session string) *client {
 	p.t.Helper()
-	return p.dial(dialOption{session: session, v1: true, header: map[string][]string{"Authorization": {"Bearer " + strings.Repeat("t", 32)},
-		"User-Agent": {"test"}}})
+	return p.dial(dialOption{session: session, v1: true,
+		header: map[string][]string{"Authorization": {"Bearer " + strings.Repeat("t", 32)},
+			"User-Agent": {"test"}}})
 }
 
-func (p *pod) ending() Ending {
+func (p *pod) ending() api.Ending {
 	p.t.Helper()
-	var e Ending
+	var e api.Ending
 	b, err := os.ReadFile(p.cfg.TerminationFile)
 	if err == nil {
 		err = json.Unmarshal(b, &e)
@@ -204,7 +208,7 @@ func (p *pod) result(c *client, code string) string {
 	return displayed(g).Data["text/plain"]
 }
 
-// display is the content of a message that shows something.
+// display is the content of a display_data message.
 type display struct {
 	Data      map[string]string `json:"data"`
 	Transient map[string]string `json:"transient"`
@@ -216,21 +220,29 @@ func displayed(g got) display {
 	return d
 }
 
-// ask is request with the token.
+// ask sends a request with the token and returns the answer's status and body. The body of an error begins with the
+// status.
 func (p *pod) ask(method, path, body string) (int, string) {
 	p.t.Helper()
-	conn, err := p.client().do(p.t.Context(), method, path, []byte(body), 0)
+	req, err := http.NewRequestWithContext(p.t.Context(), method, "http://"+testKernelID+"/api/kernels/"+testKernelID+path,
+		strings.NewReader(body))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+strings.Repeat("t", 32))
+	transport := &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return p.client().Dial(ctx) }}
+	resp, err := transport.RoundTrip(req)
 	if err != nil {
 		return 0, err.Error()
 	}
-	defer conn.close()
-	b := new(bytes.Buffer)
-	_, err = b.ReadFrom(conn.body)
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(resp.Body)
 	if err != nil {
 		p.t.Error(err)
 	}
-	if method == "POST" && path == "/restart" || method == "GET" {
-		return 200, b.String()
+	if resp.StatusCode >= 300 {
+		return resp.StatusCode, fmt.Sprintf("%d: %s", resp.StatusCode, b)
 	}
-	return 204, b.String()
+	return resp.StatusCode, string(b)
 }

@@ -10,7 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
 )
 
 func TestPod_Crash(t *testing.T) {
@@ -23,12 +27,12 @@ func TestPod_Crash(t *testing.T) {
 	if got := output(all, id); !strings.Contains(got, "exit code 3: last words") {
 		t.Errorf("the cell says %q", got)
 	}
-	p.until("idle again", func(st Status) bool { return st.State == stateIdle && st.Epoch == 2 })
+	p.until("idle again", func(st api.Status) bool { return st.State == api.Idle && st.Epoch == 2 })
 	if again := p.result(c, "pid"); again == pid || again == "" {
 		t.Errorf("pid is %s, was %s", again, pid)
 	}
 	if !strings.Contains(p.child.out.String(), "last words\n") {
-		t.Errorf("the container's log has not what the kernel wrote: %s", p.child.out)
+		t.Errorf("the container's log lacks the kernel's output: %s", p.child.out)
 	}
 	select {
 	case <-p.child.done:
@@ -45,25 +49,25 @@ func TestPod_Interrupt(t *testing.T) {
 	if status, body := p.ask("POST", "/interrupt", ""); status != 204 {
 		t.Fatalf("%d %s", status, body)
 	}
-	if g, ok := find(c.result(id), "error", id); !ok || wire.StringField(g.Content, "ename") != "KeyboardInterrupt" {
+	if g, ok := find(c.result(id), "error", id); !ok || jupyter.StringField(g.Content, "ename") != "KeyboardInterrupt" {
 		t.Errorf("got %s", g.Content)
 	}
 	if status, body := p.ask("POST", "/restart", ""); status != 200 {
 		t.Fatalf("%d %s", status, body)
 	}
-	p.until("second life", func(st Status) bool { return st.State == stateIdle && st.Epoch == 2 })
+	p.until("second life", func(st api.Status) bool { return st.State == api.Idle && st.Epoch == 2 })
 }
 
-// TestPod_containerKilled: everything in the kernel's container dies at once. Log, websocket and reason survive, and the
-// kernel is started in the container that comes next.
-func TestPod_containerKilled(t *testing.T) {
+// TestPod_ContainerKilled kills everything in the kernel's container at once. Log, websocket and reason survive, and
+// the kernel is started in the next container.
+func TestPod_ContainerKilled(t *testing.T) {
 	for name, tc := range map[string]struct {
 		told string
 		want string
 	}{
-		"the cluster says why": {"the kernel's container was killed because it ran out of memory (limit 512 MiB)",
+		"the cluster gives a reason": {"the kernel's container was killed because it ran out of memory (limit 512 MiB)",
 			"The kernel died: the kernel's container was killed because it ran out of memory (limit 512 MiB)"},
-		"nobody says why": {"", "The kernel died: the kernel's container ended, and nobody has said why"},
+		"the cluster gives no reason": {"", "The kernel died: the kernel's container ended without a known reason"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := startPod(t, nil).ready()
@@ -72,7 +76,8 @@ func TestPod_containerKilled(t *testing.T) {
 			c.collect("output", func(g got) bool { return strings.HasPrefix(g.text(), "before") })
 			p.child.kill()
 			if tc.told != "" {
-				if err := p.client().SetWaiting(t.Context(), Waiting{Class: DiedClass, Text: tc.told, Version: 7}); err != nil {
+				if err := p.client().SetWaiting(t.Context(),
+					api.Waiting{Class: api.DiedClass, Text: tc.told, Version: 7}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -80,21 +85,24 @@ func TestPod_containerKilled(t *testing.T) {
 			if got := output(all, id); !strings.Contains(got, tc.want) || strings.Count(got, "[ekg]") != 1 {
 				t.Errorf("the cell says %q", got)
 			}
-			st := p.until("waiting", func(st Status) bool { return st.State == stateRestarting })
+			st := p.until("waiting", func(st api.Status) bool { return st.State == api.Restarting })
 			if st.KernelPID != 0 {
 				t.Errorf("status is %+v", st)
 			}
-			if err := p.client().SetWaiting(t.Context(), Waiting{Class: WaitingClass, Text: "back-off", Version: 8}); err != nil {
+			if err := p.client().SetWaiting(t.Context(),
+				api.Waiting{Class: api.WaitingClass, Text: "back-off", Version: 8}); err != nil {
 				t.Fatal(err)
 			}
-			if got := p.until("reason", func(st Status) bool { return st.Reason == "back-off" }); got.State != stateRestarting {
+			if got := p.until("reason",
+				func(st api.Status) bool { return st.Reason == "back-off" }); got.State != api.Restarting {
 				t.Errorf("status is %+v", got)
 			}
-			if err := p.client().SetWaiting(t.Context(), Waiting{Class: WaitingClass, Text: "old", Version: 6}); err != nil {
+			if err := p.client().SetWaiting(t.Context(),
+				api.Waiting{Class: api.WaitingClass, Text: "old", Version: 6}); err != nil {
 				t.Fatal(err)
 			}
 			p.startChild()
-			st = p.until("idle", func(st Status) bool { return st.State == stateIdle || st.Reason == "old" })
+			st = p.until("idle", func(st api.Status) bool { return st.State == api.Idle || st.Reason == "old" })
 			if st.Reason != "" {
 				t.Errorf("status is %+v", st)
 			}
@@ -105,8 +113,8 @@ func TestPod_containerKilled(t *testing.T) {
 	}
 }
 
-// TestPod_supervisorKilled: the supervisor's container alone is started again in the middle of a cell.
-func TestPod_supervisorKilled(t *testing.T) {
+// TestPod_SupervisorKilled restarts only the supervisor's container, in the middle of a cell.
+func TestPod_SupervisorKilled(t *testing.T) {
 	p := startPod(t, nil).ready()
 	c := p.attach("ann")
 	p.result(c, "set x 42")
@@ -114,24 +122,28 @@ func TestPod_supervisorKilled(t *testing.T) {
 	id := c.execute("echo before\nsleep 2s\necho after\nresult done")
 	c.collect("output", func(g got) bool { return strings.HasPrefix(g.text(), "before") })
 	eventually(t, "the request is on disk", func() bool {
-		b, err := os.ReadFile(filepath.Join(p.cfg.SpillDir, estateFile))
+		b, err := os.ReadFile(filepath.Join(p.cfg.SpillDir, savedstate.FileName))
 		return err == nil && bytes.Contains(b, []byte(id))
 	})
 	p.supervisor.kill()
 	p.startSupervisor()
-	if st := p.until("up", func(st Status) bool { return st.State == stateIdle || st.State == stateBusy }); st.State != stateBusy {
+	if st := p.until("up", func(st api.Status) bool {
+		return st.State == api.Idle ||
+			st.State == api.Busy
+	}); st.State != api.Busy {
 		t.Errorf("the kernel's cell runs, and status is %+v", st)
 	}
 	c = p.attach("ann")
 	all := c.result(id)
 	text := output(all, id)
-	if !strings.Contains(text, "[ekg] The program that keeps this kernel's output was started again.") || strings.Count(text, "[ekg]") != 1 {
+	if !strings.Contains(text, "[ekg] The program that keeps this kernel's output was started again.") ||
+		strings.Count(text, "[ekg]") != 1 {
 		t.Errorf("the cell says %q", text)
 	}
 	if !strings.Contains(text, "after\n") {
 		t.Errorf("what came later is missing: %q", text)
 	}
-	if g, ok := find(all, "execute_reply", id); !ok || wire.StringField(g.Content, "status") != "ok" {
+	if g, ok := find(all, "execute_reply", id); !ok || jupyter.StringField(g.Content, "status") != "ok" {
 		t.Errorf("reply is %s", g.Content)
 	}
 	if got := p.result(c, "get x"); got != "42" {
@@ -140,46 +152,47 @@ func TestPod_supervisorKilled(t *testing.T) {
 	if got := p.result(c, "pid"); got != pid {
 		t.Errorf("pid is %s, was %s", got, pid)
 	}
-	st := p.until("idle", func(st Status) bool { return st.State == stateIdle })
+	st := p.until("idle", func(st api.Status) bool { return st.State == api.Idle })
 	if st.Epoch < 2 {
 		t.Errorf("no new epoch: %+v", st)
 	}
 }
 
-// TestPod_endedMeanwhile: cells end, and the kernel too, while no supervisor is there.
-func TestPod_endedMeanwhile(t *testing.T) {
-	t.Run("a cell", func(t *testing.T) {
+// TestPod_EndedMeanwhile ends cells, and the kernel, while no supervisor runs.
+func TestPod_EndedMeanwhile(t *testing.T) {
+	t.Run("the cell ended", func(t *testing.T) {
 		p := startPod(t, nil).ready()
 		c := p.attach("ann")
 		id := c.execute("sleep 300ms")
 		c.running(id)
-		<-time.After(2 * estatePause)
+		<-time.After(2 * savedstate.Pause)
 		p.supervisor.kill()
-		<-time.After(500 * time.Millisecond) // the cell's
+		<-time.After(500 * time.Millisecond) // until the cell has ended
 		p.startSupervisor()
 		p.ready()
 		c = p.attach("ann")
 		all := c.result(id)
-		if g, ok := find(all, "execute_reply", id); !ok || wire.StringField(g.Content, "ename") != "ConnectionLost" {
+		if g, ok := find(all, "execute_reply", id); !ok || jupyter.StringField(g.Content, "ename") != "ConnectionLost" {
 			t.Errorf("reply is %s in %s", g.Content, summary(all))
 		}
 		if got := p.result(c, "result alive"); got != "alive" {
 			t.Errorf("got %q", got)
 		}
 	})
-	t.Run("both containers", func(t *testing.T) {
+	t.Run("both containers ended", func(t *testing.T) {
 		p := startPod(t, nil).ready()
 		c := p.attach("ann")
 		id := c.execute("sleep 1h")
 		c.running(id)
-		<-time.After(2 * estatePause)
+		<-time.After(2 * savedstate.Pause)
 		p.supervisor.kill()
 		p.child.kill()
 		p.startSupervisor()
 		p.startChild()
 		c = p.attach("ann")
 		all := c.result(id)
-		if got := output(all, id); strings.Count(got, "[ekg]") != 1 || !strings.Contains(got, "The kernel has died meanwhile") {
+		if got := output(all, id); strings.Count(got, "[ekg]") != 1 ||
+			!strings.Contains(got, "The kernel has died meanwhile") {
 			t.Errorf("the cell says %q", got)
 		}
 		p.ready()
@@ -187,13 +200,13 @@ func TestPod_endedMeanwhile(t *testing.T) {
 			t.Errorf("got %q", got)
 		}
 	})
-	t.Run("the kernel", func(t *testing.T) {
+	t.Run("the kernel ended", func(t *testing.T) {
 		p := startPod(t, nil).ready()
 		c := p.attach("ann")
 		p.result(c, "complain last words")
 		id := c.execute("sleep 300ms\nexit 4")
 		c.running(id)
-		<-time.After(2 * estatePause)
+		<-time.After(2 * savedstate.Pause)
 		p.supervisor.kill()
 		<-time.After(500 * time.Millisecond)
 		p.startSupervisor()
@@ -208,8 +221,8 @@ func TestPod_endedMeanwhile(t *testing.T) {
 	})
 }
 
-// TestPod_terminated: SIGTERM reaches both containers at once.
-func TestPod_terminated(t *testing.T) {
+// TestPod_Terminated sends SIGTERM to both containers at once.
+func TestPod_Terminated(t *testing.T) {
 	p := startPod(t, nil).ready()
 	c := p.attach("ann")
 	id := c.execute("sleep 1h")
@@ -231,11 +244,11 @@ func TestPod_terminated(t *testing.T) {
 	}
 }
 
-// TestPod_ended: what has ended for good stays ended, whichever container is started again.
-func TestPod_ended(t *testing.T) {
+// TestPod_Ended checks that a kernel that has ended for good stays ended when either container is restarted.
+func TestPod_Ended(t *testing.T) {
 	p := startPod(t, nil).ready()
 	p.child.kill()
-	p.until("restarting", func(st Status) bool { return st.State == stateRestarting })
+	p.until("restarting", func(st api.Status) bool { return st.State == api.Restarting })
 	if err := p.client().Stop(t.Context(), "because"); err != nil {
 		t.Fatal(err)
 	}
@@ -265,10 +278,10 @@ func TestPod_ended(t *testing.T) {
 	}
 }
 
-// TestPod_childAlone: without a supervisor the child ends before the pod's grace is over.
-func TestPod_childAlone(t *testing.T) {
-	p := startPod(t, func(c *Config) { c.TerminationGrace = childLast + time.Second }).ready()
-	kernel := p.until("idle", func(st Status) bool { return st.State == stateIdle }).KernelPID
+// TestPod_ChildAlone checks that a child without a supervisor ends before the pod's grace is over.
+func TestPod_ChildAlone(t *testing.T) {
+	p := startPod(t, func(c *api.Config) { c.TerminationGrace = child.GiveUpBefore + time.Second }).ready()
+	kernel := p.until("idle", func(st api.Status) bool { return st.State == api.Idle }).KernelPID
 	p.supervisor.kill()
 	begun := time.Now()
 	if err := p.child.cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -277,10 +290,10 @@ func TestPod_childAlone(t *testing.T) {
 	if code := p.exitCode(p.child); code != 1 {
 		t.Errorf("exit code %d", code)
 	}
-	if took := time.Since(begun); took < 900*time.Millisecond || took > childLast {
+	if took := time.Since(begun); took < 900*time.Millisecond || took > child.GiveUpBefore {
 		t.Errorf("it took %s", took)
 	}
-	if alive(kernel) {
-		t.Error("the kernel lives")
+	if left, found := proctree.Find(kernel); found && left.Alive() {
+		t.Error("the kernel is alive")
 	}
 }

@@ -7,16 +7,19 @@ import (
 	"testing"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/zeromq"
 )
 
-// breakConnections cuts what connects the supervisor to its living kernel, and returns the identity that was used.
+// breakConnections cuts the supervisor's connections to its living kernel. It returns the identity that they used.
 func (r *running) breakConnections() string {
 	r.s.mu.Lock()
 	b := r.s.bridge
 	r.s.mu.Unlock()
 	identity := string(r.s.identity) // stays until the kernel has been silent for redialProof
-	b.sockets[wire.Shell].Close()
+	_ = b.sockets[jupyter.Shell].Close()
 	return identity
 }
 
@@ -44,21 +47,21 @@ func (r *running) currentBridge() *bridge {
 	return r.s.bridge
 }
 
-// TestRedial_sameIdentity: a running cell survives a broken connection, with the kernel's own answer.
-func TestRedial_sameIdentity(t *testing.T) {
+// TestRedial_SameIdentity: a running cell survives a broken connection, with the kernel's own answer.
+func TestRedial_SameIdentity(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	for name, flags := range map[string][]string{"with handover": nil, "without": {"--no-handover"}} {
 		t.Run(name, func(t *testing.T) {
-			r := startSupervisor(t, func(c *Config) { c.Argv = fakeKernelArgv(flags...) }).ready()
+			r := startSupervisor(t, func(c *api.Config) { c.Argv = fakeKernelArgv(flags...) }).ready()
 			c := r.dial(dialOption{session: "ann"})
 			cell := c.execute("sleep 2s\nresult 42")
-			r.until("busy", func(st Status) bool { return st.State == stateBusy })
+			r.until("busy", func(st api.Status) bool { return st.State == api.Busy })
 			before := r.currentBridge()
 			identity := r.breakConnections()
 			r.reconnected(before)
 			next := c.execute("print 1")
 			all := c.result(cell, next)
-			if reply, _ := find(all, "execute_reply", cell); wire.StringField(reply.Content, "status") != "ok" {
+			if reply, _ := find(all, "execute_reply", cell); jupyter.StringField(reply.Content, "status") != "ok" {
 				t.Errorf("the cell was answered %s", reply.Content)
 			}
 			if _, ok := find(all, "execute_result", cell); !ok {
@@ -74,74 +77,81 @@ func TestRedial_sameIdentity(t *testing.T) {
 	}
 }
 
-// TestRedial_lostAnswer: what was answered while there was no connection must not hang, and the kernel must not look
-// busy with it for ever.
-func TestRedial_lostAnswer(t *testing.T) {
+// TestRedial_LostAnswer: an answer that was sent while no connection existed must not leave its request hanging, nor
+// the kernel busy.
+func TestRedial_LostAnswer(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	r := startSupervisor(t, nil).ready()
 	c := r.dial(dialOption{session: "ann"})
 	cell := c.execute("sleep 50ms")
-	r.until("busy", func(st Status) bool { return st.State == stateBusy })
+	r.until("busy", func(st api.Status) bool { return st.State == api.Busy })
 	b := r.currentBridge()
 	for _, ch := range channels {
-		b.sockets[ch].Close()
+		_ = b.sockets[ch].Close()
 	}
 	all := c.result(cell)
-	if reply, _ := find(all, "execute_reply", cell); wire.StringField(reply.Content, "ename") != "ConnectionLost" {
+	if reply, _ := find(all, "execute_reply", cell); jupyter.StringField(reply.Content, "ename") != "ConnectionLost" {
 		t.Errorf("the cell was answered %s", reply.Content)
 	}
 	r.ready()
 	c.result(c.execute("print 1"))
 }
 
-// TestRedial_newIdentity: a kernel that thinks the old connection stands ignores the identity; with a new one it goes
-// on, what was in flight is answered as lost, and what had not been sent is run.
-func TestRedial_newIdentity(t *testing.T) {
+// TestRedial_NewIdentity: a kernel that takes the old connection for open ignores the identity. A new identity works:
+// requests in flight are answered as lost, and requests that were not sent are run.
+func TestRedial_NewIdentity(t *testing.T) {
 	t.Parallel() // it waits more than it works
-	r := startSupervisorTuned(t, func(c *Config) { c.Argv = fakeKernelArgv("--no-handover") },
+	r := startSupervisorTuned(t, func(c *api.Config) { c.Argv = fakeKernelArgv("--no-handover") },
 		func(s *Supervisor) { s.redialProof = 500 * time.Millisecond }).ready()
 	c := r.dial(dialOption{session: "ann"})
 	cell := c.execute("sleep 3s")
-	r.until("busy", func(st Status) bool { return st.State == stateBusy })
+	r.until("busy", func(st api.Status) bool { return st.State == api.Busy })
 	b := r.currentBridge()
 	identity := r.breakConnections()
-	b.sockets[wire.Control].Close()
+	_ = b.sockets[jupyter.Control].Close()
 	// Somebody takes the identity before the supervisor comes back, like a connection whose end the kernel has not seen.
-	for _, ch := range []wire.Channel{wire.Shell, wire.Control} {
-		squatter, err := dialSocket(context.Background(), r.endpoints()[ch], dealer, []byte(identity), socketLimits{})
+	for _, ch := range []jupyter.Channel{jupyter.Shell, jupyter.Control} {
+		squatter, err := zeromq.Dial(
+			context.Background(),
+			r.endpoints()[ch],
+			zeromq.Dealer,
+			[]byte(identity),
+			zeromq.Limits{},
+		)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer squatter.Close()
+		defer func() { _ = squatter.Close() }()
 	}
 	deadline := time.Now().Add(testLimit)
 	for r.currentBridge() == b && time.Now().Before(deadline) {
 		<-time.After(5 * time.Millisecond)
 	}
-	next := c.execute("print 1") // held
+	next := c.execute("print 1") // held at the gate
 	all := c.result(cell, next)
-	if reply, _ := find(all, "execute_reply", cell); wire.StringField(reply.Content, "ename") != "ConnectionLost" {
+	if reply, _ := find(all, "execute_reply", cell); jupyter.StringField(reply.Content, "ename") != "ConnectionLost" {
 		t.Errorf("the cell was answered %s", reply.Content)
 	}
 	if text := output(all, cell); !strings.Contains(text, "in flight are lost") {
 		t.Errorf("the cell shows %q", text)
 	}
-	if reply, _ := find(all, "execute_reply", next); wire.StringField(reply.Content, "status") != "ok" {
+	if reply, _ := find(all, "execute_reply", next); jupyter.StringField(reply.Content, "status") != "ok" {
 		t.Errorf("what had not been sent was answered %s", reply.Content)
 	}
 }
 
 // endpoints are the addresses in the connection file.
-func (r *running) endpoints() endpoints {
-	ep := endpoints{}
+func (r *running) endpoints() connectionfile.Endpoints {
+	ep := connectionfile.Endpoints{}
 	for i, ch := range channels {
 		ep[ch] = "ipc://" + r.cfg.RunDir + "/k-" + string(rune('1'+i))
 	}
 	return ep
 }
 
-// TestRedial_kernelGone: a kernel that lives and listens no more is not given up, but its owner reads why nothing works.
-func TestRedial_kernelGone(t *testing.T) {
+// TestRedial_KernelGone: a living kernel that no longer listens is not given up. Its reason says that it does not
+// answer.
+func TestRedial_KernelGone(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	r := startSupervisorTuned(t, nil, func(s *Supervisor) {
 		s.slowStart, s.redialProof = 300*time.Millisecond, 100*time.Millisecond
@@ -153,10 +163,13 @@ func TestRedial_kernelGone(t *testing.T) {
 	}
 	c := r.dial(dialOption{session: "ann"})
 	cell := c.execute("sleep 60s")
-	r.until("busy", func(st Status) bool { return st.State == stateBusy })
+	r.until("busy", func(st api.Status) bool { return st.State == api.Busy })
 	r.breakConnections()
-	r.until("explained", func(st Status) bool { return strings.Contains(st.Reason, "connection to the kernel broke") })
-	if reply, _ := find(c.result(cell), "execute_reply", cell); wire.StringField(reply.Content, "ename") != "ConnectionLost" {
+	r.until("explained", func(st api.Status) bool { return strings.Contains(st.Reason, "connection to the kernel broke") })
+	if reply, _ := find(c.result(cell), "execute_reply", cell); jupyter.StringField(
+		reply.Content,
+		"ename",
+	) != "ConnectionLost" {
 		t.Errorf("the cell was answered %s", reply.Content)
 	}
 	if status, body := r.request("POST", "/restart", ""); status != 200 {
@@ -168,9 +181,9 @@ func TestRedial_kernelGone(t *testing.T) {
 	}
 }
 
-// TestBridge_fullKernel: a kernel whose shell is busy reads no more than its queue holds; that must neither break the
-// connection nor lose what waits.
-func TestBridge_fullKernel(t *testing.T) {
+// TestBridge_FullKernel: a kernel with a busy shell reads no more than its queue holds. That must neither break the
+// connection nor lose the waiting messages.
+func TestBridge_FullKernel(t *testing.T) {
 	if bridgeLimits.Write < 24*time.Hour {
 		t.Errorf("a connection is given up after %v without the kernel reading", bridgeLimits.Write)
 	}
@@ -181,21 +194,21 @@ func TestBridge_fullKernel(t *testing.T) {
 	pad := strings.Repeat("x", 1000)
 	last := ""
 	for range 3000 {
-		last = c.send(wire.Shell, "execute_request", map[string]any{"code": "", "silent": true, "pad": pad})
+		last = c.send(jupyter.Shell, "execute_request", map[string]any{"code": "", "silent": true, "pad": pad})
 	}
 	if status, body := r.request("POST", "/interrupt", ""); status != 204 {
 		t.Fatalf("interrupt: %d %s", status, body)
 	}
 	all := c.result(cell, last)
-	if reply, _ := find(all, "execute_reply", cell); wire.StringField(reply.Content, "ename") != "KeyboardInterrupt" {
+	if reply, _ := find(all, "execute_reply", cell); jupyter.StringField(reply.Content, "ename") != "KeyboardInterrupt" {
 		t.Errorf("the cell was answered %s", reply.Content)
 	}
-	if reply, _ := find(all, "execute_reply", last); wire.StringField(reply.Content, "status") != "ok" {
+	if reply, _ := find(all, "execute_reply", last); jupyter.StringField(reply.Content, "status") != "ok" {
 		t.Errorf("the last request was answered %s", reply.Content)
 	}
 }
 
-// TestHeartbeat: the owner of a kernel whose process is stopped reads so, for as long as it is; nothing else happens.
+// TestHeartbeat: while a kernel's process is stopped, its reason says that it does not respond. Nothing else happens.
 func TestHeartbeat(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	r := startSupervisorTuned(t, nil, func(s *Supervisor) { s.beat = 100 * time.Millisecond }).ready()
@@ -209,13 +222,13 @@ func TestHeartbeat(t *testing.T) {
 	if err := syscall.Kill(st.KernelPID, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	silent := r.until("silent", func(st Status) bool { return st.Reason == silentReason })
+	silent := r.until("silent", func(st api.Status) bool { return st.Reason == silentReason })
 	if err := syscall.Kill(st.KernelPID, syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	back := r.until("back", func(st Status) bool { return st.Reason == "" })
-	for _, now := range []Status{silent, back} {
-		if now.State != stateIdle || now.Epoch != st.Epoch || now.KernelPID != st.KernelPID {
+	back := r.until("back", func(st api.Status) bool { return st.Reason == "" })
+	for _, now := range []api.Status{silent, back} {
+		if now.State != api.Idle || now.Epoch != st.Epoch || now.KernelPID != st.KernelPID {
 			t.Errorf("before %+v, now %+v", st, now)
 		}
 	}
@@ -223,8 +236,8 @@ func TestHeartbeat(t *testing.T) {
 	c.result(c.execute("print 1"))
 }
 
-// TestHeartbeat_broken: a kernel without heartbeat works and is not said to be stopped.
-func TestHeartbeat_broken(t *testing.T) {
+// TestHeartbeat_Broken: a kernel without a heartbeat works and is not reported as stopped.
+func TestHeartbeat_Broken(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	r := startSupervisorTuned(t, nil, func(s *Supervisor) { s.beat = 20 * time.Millisecond })
 	deadline := time.Now().Add(testLimit)

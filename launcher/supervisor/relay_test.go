@@ -9,12 +9,13 @@ import (
 
 	"github.com/gorilla/websocket"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// TestRelay_exactlyOnce: a relay that names the last cursor it has passed on gets every line once, however often its
-// connection ends, although it never acknowledges anything.
-func TestRelay_exactlyOnce(t *testing.T) {
+// TestRelay_ExactlyOnce: a relay that resumes from the last cursor that it has passed on gets every line once. Its
+// connection may end often, and it never acknowledges anything.
+func TestRelay_ExactlyOnce(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	c := r.dial(dialOption{session: "ann", relay: true})
 	c.ws.SetPingHandler(func(string) error { return nil })
@@ -25,7 +26,7 @@ func TestRelay_exactlyOnce(t *testing.T) {
 	for n, ended := 0, false; !ended; n++ {
 		if n%150 == 149 {
 			cursor := c.cursor
-			c.ws.NetConn().Close()
+			_ = c.ws.NetConn().Close()
 			c = r.dial(dialOption{session: "ann", relay: true, cursor: cursor})
 			c.ws.SetPingHandler(func(string) error { return nil })
 		}
@@ -40,7 +41,7 @@ func TestRelay_exactlyOnce(t *testing.T) {
 		case g.msgType == "execute_reply":
 			replies++
 		case g.msgType == "status":
-			ended = wire.StringField(g.Content, "execution_state") == stateIdle
+			ended = jupyter.StringField(g.Content, "execution_state") == string(api.Idle)
 		}
 	}
 	var want strings.Builder
@@ -52,9 +53,9 @@ func TestRelay_exactlyOnce(t *testing.T) {
 	}
 }
 
-// TestRelay_cursors: a cursor leads where it says, or nowhere. A connection without a usable one goes on where the
-// session's last acknowledgement stands.
-func TestRelay_cursors(t *testing.T) {
+// TestRelay_Cursors: a cursor leads to its position or to none. A connection without a usable cursor resumes from the
+// session's last acknowledgement.
+func TestRelay_Cursors(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	c := r.dial(dialOption{session: "ann", relay: true})
 	c.ws.SetPingHandler(func(string) error { return nil })
@@ -64,7 +65,7 @@ func TestRelay_cursors(t *testing.T) {
 	behindOne := c.cursor
 	second := c.execute("echo two")
 	c.result(second)
-	c.ws.Close()
+	_ = c.ws.Close()
 	other := startSupervisor(t, nil).ready()
 	foreign := other.dial(dialOption{session: "ann", relay: true})
 	foreign.result(foreign.execute("echo else"))
@@ -75,12 +76,13 @@ func TestRelay_cursors(t *testing.T) {
 		first  bool
 	}{
 		"none": {begin, true}, "behind the first cell": {behindOne, false}, "no hexadecimal": {strings.Repeat("x", 48), true},
-		"too short": {behindOne[:40], true}, "of another log": {foreign.cursor, true}, "beyond the end": {string(beyond), true},
+		"too short": {behindOne[:40], true}, "of another log": {foreign.cursor, true},
+		"beyond the end": {string(beyond), true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r.t = t
 			c := r.dial(dialOption{session: "ann", relay: true, cursor: test.cursor})
-			defer c.ws.Close()
+			defer func() { _ = c.ws.Close() }()
 			c.ws.SetPingHandler(func(string) error { return nil })
 			if got := output(c.result(second), ""); got != "two\n" && !test.first || got != "one\ntwo\n" && test.first {
 				t.Errorf("got %q", got)
@@ -99,18 +101,18 @@ func TestRelay_cursors(t *testing.T) {
 	})
 }
 
-// TestRelay_reader: who may only look gets what comes, whatever cursor it makes up: the log is its owner's.
-func TestRelay_reader(t *testing.T) {
+// TestRelay_Reader: a client with the right to read gets only new messages, whatever cursor it makes up.
+func TestRelay_Reader(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	ann := r.dial(dialOption{session: "ann", relay: true})
 	ann.result(ann.execute("echo hello"))
 	begin := ann.cursor
 	ann.result(ann.execute("echo secret"))
 	bob := r.dial(dialOption{session: "bob", relay: true, cursor: begin, header: reads})
-	if got := output(bob.result(bob.send(wire.Shell, "kernel_info_request", struct{}{})), ""); got != "" {
+	if got := output(bob.result(bob.send(jupyter.Shell, "kernel_info_request", struct{}{})), ""); got != "" {
 		t.Errorf("it reads %q", got)
 	}
-	// What is refused is not remembered.
+	// Rejected messages are not remembered.
 	bob.result(bob.execute("echo mine"))
 	r.s.mu.Lock()
 	defer r.s.mu.Unlock()
@@ -121,9 +123,9 @@ func TestRelay_reader(t *testing.T) {
 	}
 }
 
-// TestRelay_acknowledges: what a relay has passed on and its browser has not acknowledged is repeated to the browser's
-// next connection, and only that.
-func TestRelay_acknowledges(t *testing.T) {
+// TestRelay_Acknowledges: messages that a relay has passed on, and its browser has not acknowledged, are repeated to
+// the browser's next connection. No others are repeated.
+func TestRelay_Acknowledges(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	c := r.dial(dialOption{session: "ann", relay: true})
 	one := c.execute("echo one")
@@ -132,7 +134,7 @@ func TestRelay_acknowledges(t *testing.T) {
 	c.ws.SetPingHandler(func(string) error { return nil })
 	two := c.execute("echo two")
 	c.result(two)
-	c.ws.Close()
+	_ = c.ws.Close()
 	c = r.dial(dialOption{session: "ann", relay: true, cursor: c.cursor})
 	var old []string
 	c.ws.SetPingHandler(func(data string) error { old = append(old, data); return nil })
@@ -143,18 +145,18 @@ func TestRelay_acknowledges(t *testing.T) {
 	if len(old) == 0 {
 		t.Error("no ping asks about what was passed on before")
 	}
-	c.ws.Close()
+	_ = c.ws.Close()
 	c = r.dial(dialOption{session: "ann", relay: true})
 	c.ws.SetPingHandler(func(string) error { return nil })
-	c.result(c.send(wire.Shell, "kernel_info_request", struct{}{})) // so that it takes part
+	c.result(c.send(jupyter.Shell, "kernel_info_request", struct{}{})) // so that the connection is active
 	// The pings of an earlier connection prove nothing on this one.
 	for _, data := range old {
 		if err := c.ws.WriteControl(websocket.PongMessage, []byte(data), time.Now().Add(testLimit)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	c.result(c.send(wire.Shell, "kernel_info_request", struct{}{})) // the pongs have been read
-	c.ws.Close()
+	c.result(c.send(jupyter.Shell, "kernel_info_request", struct{}{})) // the pongs have been read
+	_ = c.ws.Close()
 	r.gone("ann")
 	c = r.dial(dialOption{session: "ann", relay: true})
 	if got := output(c.result(three), ""); got != "two\nthree\n" {
@@ -162,7 +164,7 @@ func TestRelay_acknowledges(t *testing.T) {
 	}
 }
 
-// acknowledged waits until all that was said is acknowledged by the session, and connects the client anew.
+// acknowledged waits until the session has acknowledged everything, and connects the client again.
 func (r *running) acknowledged(session string, c *client) {
 	r.t.Helper()
 	// A ping follows each message within ackLatest, and the library answers it when it reads.
@@ -174,34 +176,34 @@ func (r *running) acknowledged(session string, c *client) {
 		defer close(read)
 		c.ws.ReadMessage() //nolint:errcheck // it ends with the connection, which cannot be used afterwards
 	}()
-	want := r.s.log.tail()
+	want := r.s.log.Tail()
 	eventually(r.t, "everything is acknowledged", func() bool {
 		r.s.mu.Lock()
 		defer r.s.mu.Unlock()
-		return r.s.sessions["\x00false\x00"+session].resume.seq >= want.seq
+		return r.s.sessions["\x00false\x00"+session].resume.Seq >= want.Seq
 	})
-	c.ws.NetConn().Close()
+	_ = c.ws.NetConn().Close()
 	<-read
 	*c = *r.dial(dialOption{session: session, relay: c.relay, v1: c.v1 && !c.relay, cursor: c.cursor})
 }
 
-// TestRelay_repeatedInput: what a relay sends again runs once, over reconnects and restarts; other clients may repeat
-// what they like.
-func TestRelay_repeatedInput(t *testing.T) {
+// TestRelay_RepeatedInput: a message that a relay repeats runs once, over reconnects and restarts. Messages that other
+// clients repeat run again.
+func TestRelay_RepeatedInput(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	count := func(c *client) int {
 		t.Helper()
 		all := c.result(c.execute("print 1"))
 		runs := 0
 		for _, g := range all {
-			if g.msgType == "execute_input" && wire.StringField(g.Content, "code") == "echo once" {
+			if g.msgType == "execute_input" && jupyter.StringField(g.Content, "code") == "echo once" {
 				runs++
 			}
 		}
 		return runs
 	}
-	m := wire.New(wire.Shell, "execute_request", "ann", nil, map[string]any{"code": "echo once", "silent": false})
-	send := func(c *client) { // a kernel drops what it has seen to the last byte, so no two are the same
+	m := jupyter.New(jupyter.Shell, "execute_request", "ann", nil, map[string]any{"code": "echo once", "silent": false})
+	send := func(c *client) { // a kernel ignores a copy of earlier bytes, so no two messages are the same
 		m.Metadata = fmt.Appendf(nil, `{"n": %d}`, time.Now().UnixNano())
 		c.sendMessage(&m)
 	}
@@ -212,7 +214,7 @@ func TestRelay_repeatedInput(t *testing.T) {
 		t.Errorf("it ran %d times", n)
 	}
 	cursor := c.cursor
-	c.ws.Close()
+	_ = c.ws.Close()
 	c = r.dial(dialOption{session: "ann", relay: true, cursor: cursor})
 	send(c)
 	if n := count(c); n != 0 {
@@ -233,10 +235,10 @@ func TestRelay_repeatedInput(t *testing.T) {
 	}
 }
 
-// TestRelay_pongProvesAcceptance: an answered ping means that everything before it was taken. Behind a message that was
-// refused no ping is answered.
-func TestRelay_pongProvesAcceptance(t *testing.T) {
-	r := startSupervisor(t, func(c *Config) { c.Argv = fakeKernelArgv("--never-ready") })
+// TestRelay_PongProvesAcceptance: an answered ping proves that everything before it was accepted. No ping is answered
+// behind a rejected message.
+func TestRelay_PongProvesAcceptance(t *testing.T) {
+	r := startSupervisor(t, func(c *api.Config) { c.Argv = fakeKernelArgv("--never-ready") })
 	c := r.dial(dialOption{session: "ann", relay: true})
 	var pongs []string
 	c.ws.SetPongHandler(func(data string) error { pongs = append(pongs, data); return nil })
@@ -250,7 +252,7 @@ func TestRelay_pongProvesAcceptance(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The gate of a kernel that is not up holds so many messages.
+	// A gate that is shut holds exactly this many messages.
 	for range gateLimitMessages {
 		c.execute("echo 1")
 	}
@@ -274,7 +276,7 @@ func TestRelay_pongProvesAcceptance(t *testing.T) {
 	}
 }
 
-// acceptedBy is how many messages of the client's session count as accepted. s.mu is held.
+// acceptedBy returns how many messages of the client's session count as accepted. s.mu is held.
 func (c *client) acceptedBy(r *running) int {
 	return r.s.sessions["\x00false\x00"+c.session].accepted.Len()
 }

@@ -11,47 +11,17 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// Headers by which a gateway tells a supervisor for whom it speaks. Rights are "use" (the default) and "read".
-const (
-	HeaderUser  = "Ekg-User"
-	HeaderRight = "Ekg-Right"
-)
-
-// HeaderRequestID is the header by which a gateway tells the id of a request, under which both logs speak of it: up to
-// maxRequestID hexadecimal digits.
-const (
-	HeaderRequestID = "X-Request-Id"
-	maxRequestID    = 64
-)
-
-// HeaderLog is the header of an answer of GET .../log that names the log: 16 hexadecimal digits. A kernel that is started
-// again by another supervisor has another log, whose numbers begin anew.
-const HeaderLog = "Ekg-Log"
-
-// bodyTimeout is how long a request's body may take.
+// bodyTimeout bounds the time for a request's body.
 const bodyTimeout = 10 * time.Second
 
-// TimeFormat is how Jupyter's models write times, in UTC: jupyter_server's gateway client accepts nothing but one to
-// six fractional digits and a Z.
-const TimeFormat = "2006-01-02T15:04:05.000000Z"
-
-// Model is a kernel in Jupyter's REST API.
-type Model struct {
-	ID             string `json:"id"`
-	Name           string `json:"name"`
-	LastActivity   string `json:"last_activity"` // TimeFormat
-	ExecutionState string `json:"execution_state"`
-	Connections    int    `json:"connections"`
-	Reason         string `json:"reason,omitempty"`     // why it is dead, or what it waits for
-	CullAt         string `json:"cull_at,omitempty"`    // TimeFormat; when it will be culled if nothing happens
-	KeepUntil      string `json:"keep_until,omitempty"` // TimeFormat; until when its owner keeps it
-}
-
-// Handler serves the kernel's routes: the model, how long to keep it, interrupt, restart, channels, the log, the status stream, the limits, and
-// what the cluster says of the kernel's container.
-// It answers 421 for any other kernel's id, and 401 without the token if there is one.
+// Handler serves the kernel's routes: model, keeping, interrupt, restart, channels, log, status stream, limits, and the
+// cluster's reports on the kernel's container. It answers 421 for another kernel's id. If the Config has a token, it
+// answers 401 to requests without it.
 func (s *Supervisor) Handler() http.Handler {
 	mux := http.NewServeMux()
 	handle := func(pattern string, f func(http.ResponseWriter, *http.Request) error) {
@@ -69,7 +39,7 @@ func (s *Supervisor) Handler() http.Handler {
 	}
 	byUser := func(pattern string, f func(http.ResponseWriter, *http.Request) error) {
 		handle(pattern, func(w http.ResponseWriter, r *http.Request) error {
-			s.restUsed()
+			s.noteRESTRequest()
 			return f(w, r)
 		})
 	}
@@ -89,8 +59,8 @@ func (s *Supervisor) Handler() http.Handler {
 	return mux
 }
 
-// logRequest notes what was asked that changes something, under the id that the gateway has given it. Launchers ask for
-// the rest by themselves, and websockets say by themselves that they come and go.
+// logRequest logs POST and DELETE requests under the ids that the gateway has given them. Websockets have log lines of
+// their own.
 func (s *Supervisor) logRequest(r *http.Request, err error, took time.Duration) {
 	if r.Method != http.MethodPost && r.Method != http.MethodDelete {
 		return
@@ -102,16 +72,16 @@ func (s *Supervisor) logRequest(r *http.Request, err error, took time.Duration) 
 	s.logger.Info("request", args...)
 }
 
-// requestID is the id that the gateway has given a request, "" if it has none: whoever else may ask could write anything.
+// requestID returns the id that the gateway has given a request, or "". Other clients could write anything there.
 func requestID(r *http.Request) string {
-	id := r.Header.Get(HeaderRequestID)
-	if len(id) > maxRequestID || strings.Trim(id, "0123456789abcdef") != "" {
+	id := r.Header.Get(api.HeaderRequestID)
+	if len(id) > api.MaxRequestID || strings.Trim(id, "0123456789abcdef") != "" {
 		return ""
 	}
 	return id
 }
 
-// httpError is an error that the peer is told.
+// httpError is an error whose text the client gets.
 type httpError struct {
 	status int
 	text   string
@@ -119,7 +89,7 @@ type httpError struct {
 
 func (e httpError) Error() string { return e.text }
 
-// check is what every request has to pass.
+// check authorizes every request.
 func (s *Supervisor) check(r *http.Request) error {
 	if s.cfg.Token != "" {
 		got := r.Header.Get("Authorization")
@@ -130,7 +100,7 @@ func (s *Supervisor) check(r *http.Request) error {
 	if id := r.PathValue("id"); id != "" && id != s.cfg.KernelID {
 		return httpError{http.StatusMisdirectedRequest, "this supervisor answers for another kernel"}
 	}
-	reader := r.Header.Get(HeaderRight) == "read"
+	reader := r.Header.Get(api.HeaderRight) == "read"
 	if reader && r.Method != http.MethodGet {
 		return httpError{http.StatusForbidden, "you may only look at this kernel"}
 	}
@@ -149,7 +119,17 @@ func (s *Supervisor) fail(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.Is(err, errOver):
 		known = httpError{http.StatusNotFound, err.Error()}
 	default:
-		s.logger.Error("request failed", "method", r.Method, "route", r.Pattern, "request", requestID(r), "err", err)
+		s.logger.Error(
+			"request failed",
+			logkey.Method,
+			r.Method,
+			logkey.Route,
+			r.Pattern,
+			logkey.Request,
+			requestID(r),
+			logkey.Err,
+			err,
+		)
 		known = httpError{http.StatusInternalServerError, "the supervisor could not do this; its log says why"}
 	}
 	writeJSON(w, known.status, map[string]string{"reason": http.StatusText(known.status), "message": known.text})
@@ -158,45 +138,38 @@ func (s *Supervisor) fail(w http.ResponseWriter, r *http.Request, err error) {
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	json.NewEncoder(w).Encode(v) //nolint:errcheck // the peer has gone
+	json.NewEncoder(w).Encode(v) //nolint:errcheck // the client may have gone
 }
 
-func (s *Supervisor) model() Model {
+func (s *Supervisor) model() api.Model {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	m := Model{ID: s.cfg.KernelID, Name: s.cfg.SpecName, LastActivity: s.clock.lastActivity.UTC().Format(TimeFormat),
-		ExecutionState: s.clock.state, Connections: s.connections(), Reason: s.shownReason()}
-	if at := s.shownPlan().at; !at.IsZero() {
-		m.CullAt = at.UTC().Format(TimeFormat)
+	m := api.Model{
+		ID:             s.cfg.KernelID,
+		Name:           s.cfg.SpecName,
+		LastActivity:   s.clock.LastActivity().UTC().Format(api.TimeFormat),
+		ExecutionState: s.clock.State(),
+		Connections:    s.activeConnections,
+		Reason:         s.shownReasonLocked(),
 	}
-	if until := s.kept(); !until.IsZero() {
-		m.KeepUntil = until.Format(TimeFormat)
+	if at := s.shownPlanLocked().At; !at.IsZero() {
+		m.CullAt = at.UTC().Format(api.TimeFormat)
+	}
+	if until := s.keptUntilLocked(); !until.IsZero() {
+		m.KeepUntil = until.Format(api.TimeFormat)
 	}
 	return m
 }
 
-// shownReason is why the kernel is dead, what it waits for or what is wrong with it, or "". s.mu is held.
-func (s *Supervisor) shownReason() string {
-	if text := s.waitingText(); text != "" {
+// shownReasonLocked returns the reason that users are shown: for a death, a wait or a fault. "" means none of these.
+func (s *Supervisor) shownReasonLocked() string {
+	if text := s.waitingTextLocked(); text != "" {
 		return text
 	}
-	if s.reason == "" && s.silent {
+	if s.reason == "" && s.heartbeatMissed {
 		return silentReason
 	}
 	return s.reason
-}
-
-// connections counts the websockets somebody stands behind. s.mu is held.
-func (s *Supervisor) connections() int {
-	n := 0
-	for _, sess := range s.sessions {
-		for c := range sess.conns {
-			if c.takesPart {
-				n++
-			}
-		}
-	}
-	return n
 }
 
 func (s *Supervisor) getModel(w http.ResponseWriter, _ *http.Request) error {
@@ -204,8 +177,8 @@ func (s *Supervisor) getModel(w http.ResponseWriter, _ *http.Request) error {
 	return nil
 }
 
-// readBody reads a request's body, which has to come within bodyTimeout: the server itself sets no limit, since what it
-// serves lasts as long as a notebook is open.
+// readBody reads a request's body within bodyTimeout. The server itself sets no limit, because a websocket lasts as
+// long as its notebook is open.
 func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
 	control := http.NewResponseController(w)
 	if err := control.SetReadDeadline(time.Now().Add(bodyTimeout)); err != nil {
@@ -232,7 +205,7 @@ func (s *Supervisor) deleteKernel(w http.ResponseWriter, r *http.Request) error 
 	if body.Reason == "" {
 		body.Reason = "it was shut down on request"
 	}
-	// Once begun, a stop is carried out whether or not its client stays.
+	// A stop is carried out even if its client goes.
 	if err := s.Stop(context.WithoutCancel(r.Context()), body.Reason); err != nil && !errors.Is(err, errOver) {
 		return err
 	}
@@ -261,14 +234,14 @@ func (s *Supervisor) postRestart(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// awaitUp returns when the kernel has answered or is dead, after restartWait at the latest. A client that would ask a kernel which is
-// not up may take that for its death: jupyter_client's GatewayKernelManager fails if the answer takes a second.
+// awaitUp returns when the kernel has answered or is dead, at the latest after restartWait. A client may take a kernel
+// that is not up for dead: jupyter_client's GatewayKernelManager fails if an answer takes a second.
 func (s *Supervisor) awaitUp(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, restartWait)
 	defer cancel()
 	for {
 		st, changed := s.currentStatus()
-		if st.State != stateStarting && st.State != stateRestarting {
+		if st.State != api.Starting && st.State != api.Restarting {
 			return
 		}
 		select {
@@ -294,31 +267,43 @@ func (s *Supervisor) putLimits(w http.ResponseWriter, r *http.Request) error {
 	if err != nil || body.LogLimit <= 0 {
 		return httpError{http.StatusBadRequest, "the body is not {\"log_limit\": bytes}"}
 	}
-	s.log.setLimit(body.LogLimit)
+	s.log.SetLimit(body.LogLimit)
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
 // currentStatus returns the status and a channel that is closed at its next change.
-func (s *Supervisor) currentStatus() (Status, <-chan struct{}) {
-	size, limit := s.log.sizes()
+func (s *Supervisor) currentStatus() (api.Status, <-chan struct{}) {
+	size, limit := s.log.Sizes()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := Status{Protocol: ProtocolVersion, Build: s.build, KernelID: s.cfg.KernelID, PID: os.Getpid(), Epoch: s.epoch,
-		State: s.clock.state, Reason: s.shownReason(), LastActivity: s.clock.lastActivity.UTC(), Connections: s.connections(),
-		CullAt: s.shownPlan().at, KeepUntil: s.kept(), LogBytes: size, LogLimit: limit, Counts: s.counts()}
-	if s.proc != nil {
-		st.KernelPID = s.proc.pid()
+	st := api.Status{
+		Protocol:     api.ProtocolVersion,
+		Build:        s.build,
+		KernelID:     s.cfg.KernelID,
+		PID:          os.Getpid(),
+		Epoch:        s.epoch,
+		State:        s.clock.State(),
+		Reason:       s.shownReasonLocked(),
+		LastActivity: s.clock.LastActivity().UTC(),
+		Connections:  s.activeConnections,
+		CullAt:       s.shownPlanLocked().At,
+		KeepUntil:    s.keptUntilLocked(),
+		LogBytes:     size,
+		LogLimit:     limit,
+		Counts:       s.counts(),
+	}
+	if s.process != nil {
+		st.KernelPID = s.process.PID()
 	}
 	return st, s.change
 }
 
-// counts is what was counted until now.
-func (s *Supervisor) counts() Counts {
-	return Counts{Since: s.began, ToKernel: s.toKernel.read(), FromKernel: s.fromKernel.read(),
-		LogEvicted: s.log.evicted(), LogLost: s.lost.Load()}
+func (s *Supervisor) counts() api.Counts {
+	return api.Counts{Since: s.began, ToKernel: s.toKernel.read(), FromKernel: s.fromKernel.read(),
+		LogEvicted: s.log.Evicted(), LogLost: s.lost.Load()}
 }
 
 func (s *Supervisor) getStatus(w http.ResponseWriter, r *http.Request) error {
-	return StreamStatus(w, r, s.currentStatus, s.over)
+	return api.StreamStatus(w, r, s.currentStatus, s.over)
 }

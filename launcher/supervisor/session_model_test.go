@@ -11,14 +11,17 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
 )
 
-// modelConn is a connection, and what is known of it without looking into the supervisor.
+// modelConn is a connection, and what the test knows of it without looking into the supervisor.
 type modelConn struct {
-	c       *conn
+	c       *clientConn
 	session *modelSession
-	at      uint64 // it has read everything that is for it up to here
+	at      uint64 // it has read all its messages up to here
 	acked   uint64
 	pings   []uint64 // what an answer to each would prove
 	pongs   int
@@ -26,8 +29,8 @@ type modelConn struct {
 	cursor  string // of the last message, for relays
 }
 
-// modelSession is a session as the rules describe it: the place from which it resumes is what was acknowledged by the
-// youngest of its connections behind which somebody is.
+// modelSession is a session as the rules describe it. It resumes from the last acknowledgement of the youngest
+// connection that a client uses.
 type modelSession struct {
 	id     string
 	s      *session
@@ -38,15 +41,15 @@ type modelSession struct {
 	left   time.Time
 }
 
-// TestSession_model holds sessions, cursors and acknowledgement against that description: whatever the order in which
-// clients come, read, answer, speak and go, while the kernel goes on talking, is restarted and time passes.
-func TestSession_model(t *testing.T) {
-	cfg := Config{Protocol: ProtocolVersion, KernelID: testKernelID, LogLimit: 64 << 20}
+// TestSession_Model checks sessions, cursors and acknowledgements against that description. Clients connect, read,
+// answer, send and leave in any order. Meanwhile the kernel sends messages, is restarted, and time passes.
+func TestSession_Model(t *testing.T) {
+	cfg := api.Config{Protocol: api.ProtocolVersion, KernelID: testKernelID, LogLimit: 64 << 20}
 	rapid.Check(t, func(t *rapid.T) {
 		now := time.Unix(1e9, 0)
 		s := New(cfg, "test", slog.New(slog.DiscardHandler))
 		s.now = func() time.Time { return now }
-		s.clock.state = stateIdle
+		s.clock.Ready()
 		type said struct {
 			to *session
 			n  int
@@ -60,7 +63,11 @@ func TestSession_model(t *testing.T) {
 		say := func(to *session) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			s.log.append(to, numbered(len(all), 0), false)
+			number := uint64(everyone)
+			if to != nil {
+				number = to.number
+			}
+			s.log.Append(number, numbered(len(all), 0), false)
 			all = append(all, said{to, len(all)})
 		}
 		pick := func(t *rapid.T) *modelConn {
@@ -78,7 +85,7 @@ func TestSession_model(t *testing.T) {
 				m.session.voice, m.session.resume = m.c.number, max(m.acked, m.session.floor)
 			}
 		}
-		seldom := func(t *rapid.T) { // what makes all that came before irrelevant
+		seldom := func(t *rapid.T) { // for actions that make everything before them irrelevant
 			if rapid.IntRange(0, 9).Draw(t, "seldom") > 0 {
 				t.Skip("not now")
 			}
@@ -95,11 +102,12 @@ func TestSession_model(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"": func(t *rapid.T) {
 				for _, sess := range sessions {
-					if got := sess.s.resume.seq; got != sess.resume {
+					if got := sess.s.resume.Seq; got != sess.resume {
 						t.Fatalf("session %s resumes behind %d, want %d", sess.id, got, sess.resume)
 					}
 				}
-				if n, want := s.model().Connections, len(slices.DeleteFunc(slices.Clone(conns), func(m *modelConn) bool { return !m.speaks })); n != want {
+				if n, want := s.model().Connections,
+					len(slices.DeleteFunc(slices.Clone(conns), func(m *modelConn) bool { return !m.speaks })); n != want {
 					t.Fatalf("%d connections are shown, want %d", n, want)
 				}
 			},
@@ -108,7 +116,7 @@ func TestSession_model(t *testing.T) {
 					t.Skip("enough")
 				}
 				id := rapid.SampledFrom([]string{"a", "a", "a", "b", ""}).Draw(t, "session")
-				m := &modelConn{c: &conn{s: s, news: newReader(), framing: framingV1}}
+				m := &modelConn{c: &clientConn{s: s, reader: messagelog.NewReader(), framing: framing.V1}}
 				key := id
 				if id == "" {
 					anonymous++
@@ -151,30 +159,30 @@ func TestSession_model(t *testing.T) {
 			},
 			"read": func(t *rapid.T) {
 				m := pick(t)
-				got, at, lost := s.log.read(m.c.cursor, m.c.session, rapid.Int64Range(1, 5000).Draw(t, "bytes"), nil)
+				got, at, lost := s.log.Read(m.c.cursor, m.c.session.number, rapid.Int64Range(1, 5000).Draw(t, "bytes"), nil)
 				if lost > 0 {
 					t.Fatalf("%d lost of a log that has room", lost)
 				}
 				for _, e := range got {
 					for m.at++; all[m.at-1].to != nil && all[m.at-1].to != m.session.s; m.at++ {
 					}
-					if e.at.seq != m.at {
-						t.Fatalf("got entry %d, want %d", e.at.seq, m.at)
+					if e.At.Seq != m.at {
+						t.Fatalf("got entry %d, want %d", e.At.Seq, m.at)
 					}
-					if want := all[m.at-1].n; want >= 0 && number(t, &e.msg) != want {
-						t.Fatalf("entry %d is %s", m.at, e.msg.Content)
+					if want := all[m.at-1].n; want >= 0 && number(t, &e.Message) != want {
+						t.Fatalf("entry %d is %s", m.at, e.Message.Content)
 					}
-					b := s.log.cursorOf(e.at)
+					b := s.log.Cursor(e.At)
 					m.cursor = fmt.Sprintf("%x", b[:])
 				}
-				for ; m.at < at.seq; m.at++ {
+				for ; m.at < at.Seq; m.at++ {
 					if to := all[m.at].to; to == nil || to == m.session.s {
 						t.Fatalf("entry %d was skipped", m.at+1)
 					}
 				}
 				m.c.cursor = at
 				if len(got) > 0 || m.cursor != "" {
-					b := s.log.cursorOf(at)
+					b := s.log.Cursor(at)
 					m.cursor = fmt.Sprintf("%x", b[:])
 				}
 			},
@@ -182,9 +190,9 @@ func TestSession_model(t *testing.T) {
 				m := pick(t)
 				m.c.pingNumber++
 				m.c.pings = append(m.c.pings, sentPing{number: m.c.pingNumber, at: m.c.cursor})
-				m.pings = append(m.pings, m.c.cursor.seq)
+				m.pings = append(m.pings, m.c.cursor.Seq)
 			},
-			"pong": func(t *rapid.T) { // to any of those that stand, which answers the ones before it
+			"pong": func(t *rapid.T) { // to any outstanding ping; it answers the earlier ones too
 				m := pick(t)
 				if len(m.pings) == 0 {
 					t.Skip("no ping to answer")
@@ -207,15 +215,15 @@ func TestSession_model(t *testing.T) {
 			"speak": func(t *rapid.T) {
 				m := pick(t)
 				s.mu.Lock()
-				s.takePart(m.c)
+				s.activateLocked(m.c)
 				s.mu.Unlock()
 				speak(m)
 			},
 			"a restart that was asked for": func(t *rapid.T) {
 				seldom(t)
-				s.begin(nil, &operation{})
+				s.beginLife(nil, &operation{})
 				s.mu.Lock()
-				s.clock.state = stateIdle
+				s.clock.Ready()
 				s.mu.Unlock()
 				for _, sess := range sessions {
 					sess.floor, sess.resume = tail(), tail()
@@ -226,42 +234,55 @@ func TestSession_model(t *testing.T) {
 				seldom(t)
 				now = now.Add(time.Duration(rapid.IntRange(1, 30).Draw(t, "hours")) * time.Hour)
 			},
-			"requests": func(t *rapid.T) { // of a session that goes on without connections
+			"requests": func(t *rapid.T) { // some get no answer before their session ends
 				m := pick(t)
-				h := wire.Header{MsgID: wire.NewID(), MsgType: "execute_request"}
+				h := jupyter.Header{MsgID: jupyter.NewID(), MsgType: "execute_request"}
 				s.mu.Lock()
 				defer s.mu.Unlock()
-				r := s.register(m.c.session, &wire.Message{Channel: wire.Shell, Header: []byte(`{"msg_id":"` + h.MsgID + `"}`)}, h)
+				r := s.registerLocked(
+					m.c.session,
+					&jupyter.Message{Channel: jupyter.Shell, Header: []byte(`{"msg_id":"` + h.MsgID + `"}`)},
+					h,
+				)
 				if rapid.Bool().Draw(t, "answered") {
-					s.finish(r)
+					s.finishLocked(r)
 				}
 			},
 		})
 		for len(conns) > 0 {
 			leave(conns[0])
 		}
-		// With everybody gone for long enough nothing is left.
+		// Some time after all clients have left, nothing is remembered.
 		now = now.Add(sessionLife + time.Hour)
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.expireSessions(now)
-		for _, r := range slices.Clone(s.order) {
-			if !r.finished() {
-				s.finish(r)
+		s.expireSessionsLocked(now)
+		for _, r := range slices.Collect(s.requests.Open()) {
+			if !r.Finished() {
+				s.finishLocked(r)
 			}
 		}
-		if len(s.sessions) > 0 || len(s.requests) > 0 || s.live != 0 || s.orphans != 0 {
-			t.Fatalf("left: %d sessions, %d requests, %d live, %d orphans", len(s.sessions), len(s.requests), s.live, s.orphans)
+		if len(s.sessions) > 0 || s.requests.Len() != 0 || s.requests.Pending(noSession) != 0 {
+			t.Fatalf(
+				"left: %d sessions, %d requests, %d orphans",
+				len(s.sessions),
+				s.requests.Len(),
+				s.requests.Pending(noSession),
+			)
 		}
 	})
 }
 
-// TestSession_youngest: a connection that speaks up behind a younger one's back does not take the session back.
-func TestSession_youngest(t *testing.T) {
-	s := New(Config{Protocol: ProtocolVersion, KernelID: testKernelID, LogLimit: 64 << 20}, "test", slog.New(slog.DiscardHandler))
-	s.clock.state = stateIdle
-	older, younger := &conn{s: s, news: newReader()}, &conn{s: s, news: newReader()}
-	for _, c := range []*conn{older, younger} {
+// TestSession_Youngest: a connection that becomes active after a younger one does not move the session back.
+func TestSession_Youngest(t *testing.T) {
+	s := New(
+		api.Config{Protocol: api.ProtocolVersion, KernelID: testKernelID, LogLimit: 64 << 20},
+		"test",
+		slog.New(slog.DiscardHandler),
+	)
+	s.clock.Ready()
+	older, younger := &clientConn{s: s, reader: messagelog.NewReader()}, &clientConn{s: s, reader: messagelog.NewReader()}
+	for _, c := range []*clientConn{older, younger} {
 		if err := s.join(c, "ann", ""); err != nil {
 			t.Fatal(err)
 		}
@@ -270,17 +291,23 @@ func TestSession_youngest(t *testing.T) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	begin := older.session.resume
-	s.takePart(younger)
-	s.acknowledge(younger, s.log.tail())
-	s.takePart(older)
-	if got := older.session.resume; got == begin || got != s.log.tail() {
-		t.Errorf("the session resumes behind %d, want %d", got.seq, s.log.tail().seq)
+	s.activateLocked(younger)
+	s.acknowledgeLocked(younger, s.log.Tail())
+	s.activateLocked(older)
+	if got := older.session.resume; got == begin || got != s.log.Tail() {
+		t.Errorf("the session resumes behind %d, want %d", got.Seq, s.log.Tail().Seq)
 	}
-	// A relay that goes on in front of that has not taken it back either: its browser may have less.
-	relay := &conn{s: s, news: newReader(), relay: true, session: older.session, acked: older.session.resume}
-	cursor := s.log.cursorOf(begin)
-	relay.goOn(hex.EncodeToString(cursor[:]))
+	// A relay that resumes from an earlier position does not move it back either: its browser may have less.
+	relay := &clientConn{
+		s:       s,
+		reader:  messagelog.NewReader(),
+		relay:   true,
+		session: older.session,
+		acked:   older.session.resume,
+	}
+	cursor := s.log.Cursor(begin)
+	relay.resumeAtCursorLocked(hex.EncodeToString(cursor[:]))
 	if relay.acked != begin || relay.cursor != begin {
-		t.Errorf("the relay reads from %d, and %d counts as acknowledged", relay.cursor.seq, relay.acked.seq)
+		t.Errorf("the relay reads from %d, and %d counts as acknowledged", relay.cursor.Seq, relay.acked.Seq)
 	}
 }

@@ -1,18 +1,24 @@
-// Package supervisor is a Jupyter gateway for exactly one kernel: it starts the kernel's process, owns its ZeroMQ
-// sockets, keeps a numbered, bounded log of all it says, and serves REST, websockets and a status stream for it. It
-// holds all semantics of one kernel; gateways in front of it only route. It also has the client with which launchers
-// watch a supervisor's status, and the child, which runs the kernel's process where that is in another container.
+// Package supervisor is a Jupyter gateway for exactly one kernel. It starts the kernel's process, connects to it, and
+// keeps a numbered, bounded log of its messages. It serves REST routes, websockets and a status stream for the kernel.
+// It holds all semantics of one kernel; gateways in front of it only route.
 //
-// What a client gets is decided by three things. The log has every message the kernel sent, replies addressed to the
-// session that asked. A session is a client over all its connections, with the place in the log up to which it is
-// known to have everything. A connection is a cursor that moves through the log as fast as its peer reads.
+// Three things decide which messages a client gets. The log has every message of the kernel; a reply is addressed to
+// the session that sent the request. A session is a client over all its connections. It keeps the position in the log
+// up to which the client has everything. A connection is a cursor that moves through the log as fast as its peer reads.
 //
-// Goroutines: Serve starts the HTTP server; Run is the kernel's life and starts the janitor and, where there is a folder
-// for it, the one that keeps the log on disk; a life starts a process and a bridge and waits for both; a websocket has its
-// handler, which reads, and a writer that the handler waits for; a reader of the log has its handler, and one that hurries
-// it at the end. With a child Serve also takes its connections: each has a goroutine that reads and one that writes, and Run
-// starts one that keeps on disk what a supervisor to come has to know. Lock order: Supervisor.mu, then messageLog.mu, gate.mu,
-// conn.mu or container.mu; whoever writes to a peer holds none of them.
+// Its parts are packages. messagelog keeps messages, requests the unfinished requests, and gaps finds lost messages.
+// activity decides when the kernel is culled. process and child run the kernel's process, here or in another container.
+// connectionfile chooses the kernel's addresses, and zeromq connects to them. flow paces websockets. logstream serves
+// the log. savedstate saves the state for a supervisor that adopts the kernel. api is shared with other programs.
+//
+// Goroutines: Serve starts the HTTP server. Run is the kernel's life. It starts the search for lost messages and, if
+// the Config has a folder for it, the goroutine that keeps the log on disk. A life starts a process, dials it in the
+// background, starts a bridge, and waits for all of them. A websocket has its handler, which reads, and a writer that
+// the handler waits for. With a child, Serve accepts the child's connections, and Run also starts a saver of the state.
+//
+// State: stateMutex guards it. Unlock commits a change: it wakes those who follow the changed parts (commit.go).
+// Methods whose names end in Locked need the lock. Lock order: Supervisor.mu first, then the log's, a gate's, a
+// connection's, or that of the process or container. No goroutine waits for a peer while it holds Supervisor.mu.
 package supervisor
 
 import (
@@ -28,212 +34,167 @@ import (
 
 	lru "github.com/hashicorp/golang-lru/v2"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/logstream"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
 )
 
 const (
-	stableLife   = 10 * time.Second       // a kernel that lived so long does not count as crashing in a row
-	startRetries = 3                      // starts over because another process took a port
+	stableLife   = 10 * time.Second       // crashes, and broken connections, further apart are not counted together
+	startRetries = 3                      // further starts if another process took a port
 	firstBackoff = 250 * time.Millisecond // before the second automatic restart in a row; doubles
-	restartWait  = 3 * time.Second        // for a restarted kernel to be up before whoever asked is answered
+	restartWait  = 3 * time.Second        // for a restarted kernel to be up before the client is answered
 )
 
 // Supervisor runs one kernel. Its methods may be called concurrently.
 type Supervisor struct {
-	// Fixed.
-	cfg         Config
-	build       string
+	// Fixed: settings.
+	cfg         api.Config
+	build       string // the program's version
 	logger      *slog.Logger
 	now         func() time.Time
-	slowStart   time.Duration // the constant of this name, but for tests; so are the next four
+	slowStart   time.Duration // the constant of this name; tests change it and the next four
 	redialProof time.Duration
 	beat        time.Duration // heartbeatInterval
-	deaf        time.Duration // logPatience
+	logPatience time.Duration // logstream.Patience
 	maxMessage  int64
-	ownSession  string // session id of our own requests
-	log         *messageLog
-	gates       [wire.IOPub + 1]*gate
-	ops         chan *operation
-	janitor     chan struct{} // capacity 1: there may be idles to wait for
-	container   *container    // nil: the kernel's process is our own
-	estate      *estate       // nil: nobody would inherit
-	news        chan struct{} // capacity 1: the cluster has said something of the container
-	useNews     chan struct{} // capacity 1: the time at which the kernel is culled may have changed
-	over        chan struct{} // closed when the kernel is gone for good and clients are to go
-	began       time.Time     // when counting began
+	ownSession  string // session id of the supervisor's own requests
 
-	// Counted by whoever passes something on.
+	// Fixed: parts and signals.
+	log               *messagelog.Log
+	gates             [jupyter.IOPub + 1]*gate // by channel
+	operations        chan *operation          // stops and restarts for Run
+	lossPossible      chan struct{}            // capacity 1: messages may be lost
+	container         *child.Container         // nil: the kernel's process is a child of this one
+	stateFile         *savedstate.File         // nil: no other supervisor would read it
+	containerReported chan struct{}            // capacity 1: the cluster has reported on the container
+	useChanged        chan struct{}            // capacity 1: the time of culling may have changed
+	over              chan struct{}            // closed when the kernel has ended for good
+	began             time.Time                // when the counters were zero
+
+	// Counters of traffic.
 	toKernel   flows
 	fromKernel flows
-	lost       atomic.Int64 // messages that a client has missed
+	lost       atomic.Int64 // messages that clients have missed, by the notices they got
 
-	// Owned by Run.
-	identity []byte    // by which the kernel's sockets know us
-	ending   []byte    // the last Ending that was written, in JSON
-	culled   *Ending   // not nil: what is written of a kernel that was culled
-	died     time.Time // when the first Ending of the kernel's end was written
+	// Owned by Run: the kernel's identity, its end, and its earlier state.
+	identity     []byte           // by which the kernel's sockets know the supervisor
+	endingJSON   []byte           // the last Ending that was written, in JSON
+	culledEnding *api.Ending      // not nil: the Ending of a kernel that was culled
+	diedAt       time.Time        // when the first Ending of this end was written
+	inherited    savedstate.State // what the previous supervisor has saved
 
-	// Guarded by mu.
-	mu               sync.Mutex
-	sessions         map[string]*session
-	requests         map[string][]*request // by msg_id, in order of arrival
-	order            []*request            // all of them, in order of arrival; finished ones are dropped now and then
-	live             int                   // requests in the table
-	orphans          int                   // of these, those whose session is gone
-	clock            clock
-	epoch            uint64
-	floor            position // where the kernel's present life begins, if somebody asked for it
-	reason           string
-	verdict          string        // why the supervisor itself has ended the kernel
-	silent           bool          // the kernel answers no heartbeat
-	proc             kernelProcess // nil: there is none
-	bridge           *bridge
-	kernelSession    string
-	kernelInfo       []byte // content of the last kernel_info_reply
-	lastParent       []byte
-	lastParentHeader wire.Header
-	lastOutput       time.Time // when iopub last said something
-	lastTouch        time.Time // when watchers last heard of activity
-	change           chan struct{}
-	cells            *lru.Cache[idHash, string] // ids of cells by msg_id, also of requests that have finished
-	lastCell         struct {                   // of the last entry
+	// mu guards all fields that follow, except for handlers. The first group is the last commit (commit.go).
+	mu        stateMutex
+	committed facts
+	lastWake  time.Time // when status streams were last woken
+
+	// Clients, their requests, and the clock of the kernel's use.
+	sessions          map[string]*session // by sessionName; a connection without session_id has a key of its own
+	requests          requests.Table
+	activeConnections int // connections whose clients use them; see activateLocked
+	clock             activity.Clock
+
+	// The present life of the kernel, and its last messages.
+	epoch            uint64              // number of the life
+	floor            messagelog.Position // the log's end when a client last had the kernel restarted
+	reason           string              // why the kernel is not up or is dead; "": no reason
+	killReason       string              // why the supervisor has ended the kernel by itself
+	heartbeatMissed  bool                // the kernel answers no heartbeat
+	process          kernelProcess       // nil: the kernel has no process
+	bridge           *bridge             // nil: the kernel is not connected
+	kernelSession    string              // session id of the kernel's messages; "": not known yet
+	kernelInfo       []byte              // content of the last kernel_info_reply
+	lastParent       []byte              // parent_header of the last iopub message
+	lastParentHeader jupyter.Header      // lastParent, parsed
+	lastOutput       time.Time           // when iopub last had a message
+
+	// Followers of the status, notebook cells by request, and readers of the log route.
+	change   chan struct{}              // closed when status streams are woken, and replaced
+	cells    *lru.Cache[idHash, string] // ids of cells by msg_id, including those of finished requests
+	lastCell struct {                   // of the last entry
 		parent []byte
 		id     string
 	}
 	logReaders int
-	restarting *operation // the restart in progress, which others join
-	adopted    bool       // the kernel was started by an earlier supervisor
-	waiting    Waiting    // what the cluster last said of the kernel's container
-	lines      []*line    // what waiting cells show
-	started    time.Time  // when the kernel was, or was again after its end
-	left       time.Time  // when the last connection ended; zero: none has
-	keepUntil  time.Time  // zero: nobody has said so
-	computes   bool       // its processes use more than Config.Cull.CPU, or GPUs more than Config.Cull.GPU
-	warnings   []*line    // what cells show of the coming end
-	toldEnd    time.Time  // when that will be, as status streams were told it
-	connNumber uint64
-	farewell   string // close reason once over
-	cut        bool   // no connection may go on
 
-	// Websocket handlers that have not returned yet. Added to under mu while over is open.
+	// Restart, adoption, and the wait for a container.
+	restarting      *operation     // the restart in progress, which other restarts join
+	adopted         bool           // an earlier supervisor has run the kernel
+	waiting         api.Waiting    // what the cluster last reported about the kernel's container
+	waitingDisplays []*cellDisplay // notices in waiting cells
+
+	// Use of the kernel, which decides when it is culled.
+	started   time.Time      // when the kernel was started first, or again after its end
+	lastLeft  time.Time      // when the last connection ended; zero: none has ended
+	keepUntil time.Time      // zero: the owner does not keep it
+	computes  bool           // its processes use more than Config.Cull.CPU or Config.Cull.GPU, or may
+	warnings  []*cellDisplay // notices in cells that the kernel will be culled
+	endShown  time.Time      // when the kernel will be culled, as it was shown last
+
+	// Connections and their end.
+	connNumber uint64 // of the newest connection or restored session
+	farewell   string // close reason once over
+	cut        bool   // connections are closed at once
+
+	// Websocket handlers that have not returned. Added to with mu held, while over is open.
 	handlers sync.WaitGroup
 }
 
 // New prepares a supervisor; Run does the work. Build is the program's version.
-func New(cfg Config, build string, logger *slog.Logger) *Supervisor {
-	s := &Supervisor{cfg: cfg, build: build, logger: logger.With("kernel", cfg.KernelID), now: time.Now,
-		slowStart: slowStart, redialProof: redialProof, beat: heartbeatInterval, deaf: logPatience, maxMessage: maxMessage,
-		ownSession: wire.NewID(), identity: []byte(wire.NewID()), log: newLog(cfg.LogLimit),
-		ops: make(chan *operation), janitor: make(chan struct{}, 1), news: make(chan struct{}, 1), useNews: make(chan struct{}, 1),
-		over: make(chan struct{}), sessions: map[string]*session{}, requests: map[string][]*request{},
-		change: make(chan struct{}), cells: newCells(), began: time.Now().UTC().Round(0)}
-	s.log.stamp = s.stamp
-	if cfg.SpillDir != "" {
-		s.log.spillTo(cfg.SpillDir)
-	}
-	if cfg.identity != "" {
-		s.identity = []byte(cfg.identity)
+func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
+	s := &Supervisor{cfg: cfg, build: build, logger: logger.With(logkey.Kernel, cfg.KernelID), now: time.Now,
+		slowStart: slowStart, redialProof: redialProof, beat: heartbeatInterval, logPatience: logstream.Patience,
+		maxMessage: maxMessage, ownSession: jupyter.NewID(), identity: []byte(jupyter.NewID()),
+		operations: make(chan *operation), lossPossible: make(chan struct{}, 1),
+		containerReported: make(chan struct{}, 1), useChanged: make(chan struct{}, 1), over: make(chan struct{}),
+		change: make(chan struct{}), sessions: map[string]*session{}, requests: requests.NewTable(), cells: newCells(),
+		began: time.Now().UTC().Round(0)}
+	s.log = messagelog.New(messagelog.Options{Limit: cfg.LogLimit, Dir: cfg.SpillDir, Stamp: s.stampLocked})
+	if cfg.Identity != "" {
+		s.identity = []byte(cfg.Identity)
 	}
 	if cfg.ChildSocket != "" {
-		s.container = newContainer(&cfg, s.logger)
-		s.container.measured = func() { poke(s.useNews) }
+		s.container = child.NewContainer(child.ContainerOptions{Socket: cfg.ChildSocket, Grace: cfg.TerminationGrace,
+			Measured: func() { poke(s.useChanged) }, Log: s.logger})
 		if cfg.SpillDir != "" {
-			s.estate = newEstate(cfg.SpillDir)
+			s.stateFile = savedstate.NewFile(cfg.SpillDir)
 		}
 	}
-	s.clock = newClock(func() time.Time { return s.now().UTC() }, &s.cfg.Cull)
-	s.started = s.clock.idleSince
+	s.clock = activity.NewClock(func() time.Time { return s.now().UTC() }, &s.cfg.Cull)
+	s.started = s.clock.Idle().Since
+	s.mu.commit = s.commitLocked
+	s.committed = s.factsLocked()
 	for _, c := range channels {
-		s.gates[c] = newGate()
+		s.gates[c] = newGate(heldNoProcess, heldNotReady)
 	}
 	return s
 }
 
-// operation is a wish about the kernel's process.
-type operation struct {
-	stop   bool // else restart
-	reason string
-	done   chan struct{}
-	err    error // valid once done is closed
-}
-
-var errOver = errors.New("the kernel is gone")
-
-// Stop ends the kernel and the supervisor: shutdown_request, SIGTERM and SIGKILL in turn. It returns when the
-// kernel's processes are gone.
-func (s *Supervisor) Stop(ctx context.Context, reason string) error {
-	return s.submit(ctx, &operation{stop: true, reason: reason, done: make(chan struct{})})
-}
-
-// Restart replaces the kernel's process. It returns when the new one has been started; the kernel may not have answered
-// yet. Concurrent restarts are one.
-func (s *Supervisor) Restart(ctx context.Context) error {
-	s.mu.Lock()
-	op := s.restarting
-	if op == nil {
-		op = &operation{done: make(chan struct{})}
-		s.restarting = op
-		s.mu.Unlock()
-		return s.submit(ctx, op)
-	}
-	s.mu.Unlock()
-	return op.wait(ctx, s.over)
-}
-
-func (s *Supervisor) submit(ctx context.Context, op *operation) error {
-	// The life of the kernel must hear of it even if whoever asked does not wait for the end.
-	select {
-	case s.ops <- op:
-	case <-s.over:
-		s.settle(op, errOver)
-	case <-ctx.Done():
-		s.settle(op, ctx.Err())
-	}
-	return op.wait(ctx, s.over)
-}
-
-func (o *operation) wait(ctx context.Context, over <-chan struct{}) error {
-	select {
-	case <-o.done:
-		return o.err
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-over:
-		select {
-		case <-o.done:
-			return o.err
-		default:
-			return errOver
-		}
-	}
-}
-
-// settle ends an operation.
-func (s *Supervisor) settle(op *operation, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.restarting == op {
-		s.restarting = nil
-	}
-	op.err = err
-	close(op.done)
-}
-
-// Interrupt stops what the kernel computes, by SIGINT to its process group or by interrupt_request on control.
+// Interrupt interrupts the kernel, by SIGINT to its process group or by interrupt_request on control.
 func (s *Supervisor) Interrupt() error {
 	s.mu.Lock()
-	proc := s.proc
+	proc := s.process
 	if proc != nil && interruptMode(&s.cfg, proc) == "message" {
-		// Through the gate: a kernel that does not read must not hold up whoever asks.
+		// Through the gate: a kernel that does not read must not block the caller.
 		defer s.mu.Unlock()
-		return s.gates[wire.Control].push(wire.New(wire.Control, "interrupt_request", s.ownSession, nil, struct{}{}), nil)
+		return s.gates[jupyter.Control].push(
+			jupyter.New(jupyter.Control, "interrupt_request", s.ownSession, nil, struct{}{}),
+			nil,
+		)
 	}
 	s.mu.Unlock()
 	if proc == nil {
 		return errNotRunning
 	}
-	switch err := proc.signal(syscall.SIGINT); { // what Ctrl-C does in a terminal
-	case errors.Is(err, errNoChild):
+	switch err := proc.Signal(syscall.SIGINT); { // what Ctrl-C does in a terminal
+	case errors.Is(err, child.ErrNoContainer):
 		return errNotRunning
 	case err != nil && !errors.Is(err, os.ErrProcessDone):
 		return err
@@ -241,9 +202,10 @@ func (s *Supervisor) Interrupt() error {
 	return nil
 }
 
-// interruptMode is how the kernel is interrupted: as its configuration says, unless the kernelspec was found in its image.
-func interruptMode(cfg *Config, proc kernelProcess) string {
-	if mode := proc.interruptMode(); mode != "" {
+// interruptMode returns how the kernel is interrupted. A kernelspec that was found in the kernel's image decides before
+// the Config.
+func interruptMode(cfg *api.Config, proc kernelProcess) string {
+	if mode := proc.InterruptMode(); mode != "" {
 		return mode
 	}
 	return cfg.InterruptMode
@@ -256,11 +218,11 @@ func (s *Supervisor) runKernel(ctx context.Context) {
 	var op *operation // the restart that the next life settles
 	crashes, retries := 0, 0
 	for {
-		out := s.oneLife(ctx, op)
+		out := s.runLife(ctx, op)
 		op = nil
 		switch {
 		case out.op != nil && out.op.stop:
-			s.finishKernel(out.op)
+			s.endKernel(out.op)
 			return
 		case out.op != nil:
 			op, crashes, retries = out.op, 0, 0
@@ -274,22 +236,23 @@ func (s *Supervisor) runKernel(ctx context.Context) {
 		}
 		crashes++
 		if !out.fatal && out.culled == "" && crashes <= s.cfg.RestartLimit {
-			s.announce(stateRestarting, out.reason)
+			s.announce(api.Restarting, out.reason)
 			next := s.backoff(ctx, crashes)
 			if next == nil {
 				continue
 			}
 			if next.stop {
-				s.finishKernel(next)
+				s.endKernel(next)
 				return
 			}
 			op, crashes = next, 0
 			continue
 		}
-		if err := s.writeEnding(Ending{Reason: out.reason, Culled: out.culled != "", CulledFor: out.culled}); err != nil {
-			s.logger.Error("the kernel's end cannot be recorded", "err", err)
+		if err := s.recordEnding(api.Ending{Reason: out.reason, Culled: out.culled != "",
+			CulledFor: out.culled}); err != nil {
+			s.logger.Error("the kernel's end cannot be recorded", logkey.Err, err)
 		}
-		s.announce(stateDead, out.reason)
+		s.announce(api.Dead, out.reason)
 		if op = s.lingerDead(ctx, out.reason); op == nil {
 			return
 		}
@@ -300,7 +263,7 @@ func (s *Supervisor) runKernel(ctx context.Context) {
 	}
 }
 
-// backoff waits before an automatic restart, and returns the operation that came instead, or nil.
+// backoff waits before an automatic restart. It returns the operation that came meanwhile, or nil.
 func (s *Supervisor) backoff(ctx context.Context, crashes int) *operation {
 	if crashes <= 1 {
 		return nil
@@ -310,35 +273,32 @@ func (s *Supervisor) backoff(ctx context.Context, crashes int) *operation {
 	select {
 	case <-t.C:
 		return nil
-	case op := <-s.ops:
+	case op := <-s.operations:
 		return op
 	case <-ctx.Done():
-		return s.terminated()
+		return s.stopBySignal()
 	}
 }
 
-// SignalReason is the reason of an ending that a signal to the supervisor asked for. Whoever knows who sent it can do better.
-const SignalReason = "its supervisor was told to end by a signal"
-
-// terminated is the stop that a signal to the supervisor asks for.
-func (s *Supervisor) terminated() *operation {
-	return &operation{stop: true, reason: SignalReason, done: make(chan struct{})}
+// stopBySignal returns the stop that a signal to the supervisor asks for.
+func (s *Supervisor) stopBySignal() *operation {
+	return &operation{stop: true, reason: api.SignalReason, done: make(chan struct{})}
 }
 
-// lingerDead leaves the dead kernel visible until somebody restarts or stops it or its time is up. It returns the
-// restart, or nil when it is over.
+// lingerDead leaves the dead kernel visible until it is restarted or stopped, or its time is up. It returns the
+// restart, or nil when the kernel has ended for good.
 func (s *Supervisor) lingerDead(ctx context.Context, reason string) *operation {
 	t := time.NewTimer(s.cfg.DeadLinger)
 	defer t.Stop()
 	select {
-	case op := <-s.ops:
+	case op := <-s.operations:
 		if !op.stop {
-			if err := s.removeEnding(); err != nil {
-				s.logger.Error("the record of the kernel's end cannot be removed", "err", err)
+			if err := s.removeEndingRecord(); err != nil {
+				s.logger.Error("the record of the kernel's end cannot be removed", logkey.Err, err)
 			}
 			return op
 		}
-		s.finishKernel(op)
+		s.endKernel(op)
 	case <-t.C:
 		s.endClients(reason)
 	case <-ctx.Done():
@@ -347,15 +307,14 @@ func (s *Supervisor) lingerDead(ctx context.Context, reason string) *operation {
 	return nil
 }
 
-// finishKernel records the end of a stopped kernel and lets everybody go.
-func (s *Supervisor) finishKernel(op *operation) {
-	if err := s.writeEnding(Ending{Reason: op.reason, Stopped: true}); err != nil {
-		s.logger.Error("the kernel's end cannot be recorded", "err", err)
+// endKernel records the end of a stopped kernel and ends its clients' connections.
+func (s *Supervisor) endKernel(op *operation) {
+	if err := s.recordEnding(api.Ending{Reason: op.reason, Stopped: true}); err != nil {
+		s.logger.Error("the kernel's end cannot be recorded", logkey.Err, err)
 	}
 	s.mu.Lock()
-	s.clock.reset(stateDead)
+	s.clock.Reset(api.Dead)
 	s.reason = op.reason
-	s.changed()
 	s.mu.Unlock()
 	s.settle(op, nil)
 	s.endClients(op.reason)
@@ -368,40 +327,26 @@ func (s *Supervisor) endClients(reason string) {
 	close(s.over)
 }
 
-// announce changes the state and tells every client, as Jupyter Server does when it restarts or gives up a kernel.
-func (s *Supervisor) announce(state, reason string) {
+// announce changes the state and sends it to every client, as Jupyter Server does when a kernel restarts or dies.
+func (s *Supervisor) announce(state api.State, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.logger.Warn("kernel "+state, "reason", reason)
-	s.clock.reset(state)
+	s.logger.Warn("kernel "+string(state), logkey.Reason, reason)
+	s.clock.Reset(state)
 	s.reason = ""
-	if state == stateDead {
+	if state == api.Dead {
 		s.reason = reason
-		s.endRequests(&outcome{reason: reason}) // those that have come since the process ended
+		s.endRequestsLocked(&outcome{reason: reason}) // requests that came after the process had ended
 	}
-	s.showWaiting()
-	s.log.append(nil, s.status(state, nil), true)
-	s.changed()
+	s.showWaitingLocked()
+	s.log.Append(everyone, s.statusLocked(state, nil), true)
 }
 
-// changed wakes the status streams. s.mu is held.
-func (s *Supervisor) changed() {
-	close(s.change)
-	s.change = make(chan struct{})
-	s.lastTouch = s.now()
-}
-
-// touched wakes them for mere activity, at most once a second. s.mu is held.
-func (s *Supervisor) touched() {
-	if s.now().Sub(s.lastTouch) >= time.Second {
-		s.changed()
-	}
-}
-
-// sentence is an error as the end of a sentence for the kernel's owner.
+// sentence returns an error as the end of a sentence for the kernel's owner.
 func sentence(err error) string { return err.Error() }
 
-// Run starts the kernel and returns when it is gone for good and every websocket has ended. The end of ctx stops it.
+// Run starts the kernel and returns when it has ended for good and every websocket has ended. The end of ctx stops the
+// kernel.
 func (s *Supervisor) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	janitorCtx, stopJanitor := context.WithCancel(context.Background())
@@ -414,17 +359,18 @@ func (s *Supervisor) Run(ctx context.Context) {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
-			s.log.spill(janitorCtx, s.announceDisk)
+			s.log.Spill(janitorCtx, s.announceDisk)
 		}()
 	}
-	if s.estate != nil {
-		if err := s.estate.read(); err != nil {
-			s.logger.Error("what the supervisor before has left cannot be read", "err", err)
+	if s.stateFile != nil {
+		var err error
+		if s.inherited, err = s.stateFile.Read(); err != nil {
+			s.logger.Error("the state that the previous supervisor has saved cannot be read", logkey.Err, err)
 		}
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
-			s.estate.keep(janitorCtx, s.bequeath)
+			s.stateFile.Keep(janitorCtx, s.savedState)
 		}()
 	}
 	s.runKernel(ctx)
@@ -435,26 +381,31 @@ func (s *Supervisor) Run(ctx context.Context) {
 	wg.Wait()
 }
 
-// announceDisk tells the owner that output which does not fit memory cannot be kept, or that it can be again.
+// announceDisk shows the owner that output which does not fit memory cannot be kept. A nil error means that it can be
+// kept again.
 func (s *Supervisor) announceDisk(err error) {
 	if err == nil {
 		s.logger.Info("output is kept on disk again")
 		return
 	}
-	s.logger.Warn("output cannot be kept on disk; it is kept in memory, as far as the log's limit goes", "err", err)
+	s.logger.Warn("output cannot be kept on disk; it is kept in memory, as far as the log's limit goes", logkey.Err, err)
 	var in *fs.PathError
 	if errors.As(err, &in) {
-		err = in.Err // the path is nothing to the owner
+		err = in.Err // the path means nothing to the owner
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if r := s.running(); r != nil {
-		s.log.append(nil, s.notice(r.header, "The gateway's disk takes no more (%s). Output is kept in memory for now.",
-			sentence(err)), true)
+	if r := s.runningCellLocked(); r != nil {
+		s.log.Append(
+			everyone,
+			s.noticeLocked(r.Header, "The gateway's disk takes no more (%s). Output is kept in memory for now.",
+				sentence(err)),
+			true,
+		)
 	}
 }
 
-// cutClients ends the connections of clients that did not take the end of the kernel in time.
+// cutClients closes the connections of clients that did not take the end of the kernel in time.
 func (s *Supervisor) cutClients() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -462,9 +413,17 @@ func (s *Supervisor) cutClients() {
 	for _, sess := range s.sessions {
 		for c := range sess.conns {
 			if c.flow != nil {
-				c.endsHere()
-				c.flow.Close() //nolint:errcheck // nothing is left to be done about it
+				c.noteEndedHere()
+				c.flow.Close() //nolint:errcheck // it may be closed already
 			}
 		}
+	}
+}
+
+// poke sends to a channel of capacity 1 unless it is full.
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
 	}
 }

@@ -13,7 +13,8 @@ import (
 
 	"github.com/gorilla/websocket"
 
-	"github.com/elastic-kernel-gateway/ekg/gateway/wire"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 func bothFramings(t *testing.T, test func(t *testing.T, v1 bool)) {
@@ -22,15 +23,15 @@ func bothFramings(t *testing.T, test func(t *testing.T, v1 bool)) {
 	}
 }
 
-func TestSupervisor_execute(t *testing.T) {
+func TestSupervisor_Execute(t *testing.T) {
 	bothFramings(t, func(t *testing.T, v1 bool) {
 		r := startSupervisor(t, nil)
-		c := r.dial(dialOption{session: "ann", v1: v1}) // before the kernel is up: what is sent waits
+		c := r.dial(dialOption{session: "ann", v1: v1}) // before the kernel is up, so its messages wait
 		id := c.execute("print 3")
 		all := c.result(id)
 		var order []string
 		for _, g := range all {
-			if g.parent == id && g.Channel == wire.IOPub {
+			if g.parent == id && g.Channel == jupyter.IOPub {
 				order = append(order, g.msgType)
 			}
 		}
@@ -38,17 +39,17 @@ func TestSupervisor_execute(t *testing.T) {
 			t.Errorf("iopub had %s, want %s", got, want)
 		}
 		reply, ok := find(all, "execute_reply", id)
-		if !ok || wire.StringField(reply.Content, "status") != "ok" {
+		if !ok || jupyter.StringField(reply.Content, "status") != "ok" {
 			t.Errorf("reply is %s", reply.Content)
 		}
-		if m := r.model(); m.ExecutionState != stateIdle || m.Connections != 1 {
+		if m := r.model(); m.ExecutionState != api.Idle || m.Connections != 1 {
 			t.Errorf("model is %+v", m)
 		}
 	})
 }
 
-// TestSupervisor_resume catches output lost or repeated beyond what was unacknowledged when a connection is cut.
-func TestSupervisor_resume(t *testing.T) {
+// TestSupervisor_Resume: when a connection is cut, no output is lost, and only unacknowledged output is repeated.
+func TestSupervisor_Resume(t *testing.T) {
 	bothFramings(t, func(t *testing.T, v1 bool) {
 		r := startSupervisor(t, nil).ready()
 		c := r.dial(dialOption{session: "ann", v1: v1})
@@ -66,19 +67,20 @@ func TestSupervisor_resume(t *testing.T) {
 				}
 				if g.parent == id && g.msgType == "stream" {
 					var line int
-					fmt.Sscan(g.text(), &line)
+					_, _ = fmt.Sscan(g.text(), &line)
 					if seen[g.text()]++; seen[g.text()] == 1 && len(seen) > 1 && line != last+1 {
 						t.Fatalf("line %d came after %d", line, last)
 					}
 					last = max(last, line)
 				}
-				ended = g.parent == id && g.msgType == "status" && wire.StringField(g.Content, "execution_state") == stateIdle
+				ended = g.parent == id && g.msgType == "status" &&
+					jupyter.StringField(g.Content, "execution_state") == string(api.Idle)
 				if n++; n >= lines/cuts && cut < cuts {
 					break
 				}
 			}
 			if !ended {
-				c.ws.NetConn().Close()
+				_ = c.ws.NetConn().Close()
 				c = r.dial(dialOption{session: "ann", v1: v1})
 			}
 		}
@@ -88,8 +90,8 @@ func TestSupervisor_resume(t *testing.T) {
 	})
 }
 
-// TestSupervisor_twins: JupyterLab 4.6 opens two websockets with one session id, and never reads the first.
-func TestSupervisor_twins(t *testing.T) {
+// TestSupervisor_Twins: JupyterLab 4.6 opens two websockets with one session id, and never reads the first.
+func TestSupervisor_Twins(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	unread := r.dial(dialOption{session: "lab"})
 	c := r.dial(dialOption{session: "lab"})
@@ -107,39 +109,52 @@ func TestSupervisor_twins(t *testing.T) {
 	if m := r.model(); m.Connections != 1 {
 		t.Errorf("%d connections are counted, want only the one that speaks", m.Connections)
 	}
-	unread.ws.Close()
+	_ = unread.ws.Close()
 }
 
-func TestSupervisor_stdinGoesToTheAsker(t *testing.T) {
+func TestSupervisor_StdinGoesToTheAsker(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	ann := r.dial(dialOption{session: "ann"})
 	bob := r.dial(dialOption{session: "bob", v1: true})
 	id := ann.execute("input Name?")
 	all := ann.collect("input_request", func(g got) bool { return g.msgType == "input_request" })
 	ask := all[len(all)-1]
-	if ask.Channel != wire.Stdin || ask.parent != id {
+	if ask.Channel != jupyter.Stdin || ask.parent != id {
 		t.Errorf("input request is on %s for %s", ask.Channel, ask.parent)
 	}
-	reply := wire.New(wire.Stdin, "input_reply", "ann", ask.Header, map[string]string{"value": "Ann", "status": "ok"})
+	reply := jupyter.New(
+		jupyter.Stdin,
+		"input_reply",
+		"ann",
+		ask.Header,
+		map[string]string{"value": "Ann", "status": "ok"},
+	)
 	ann.sendMessage(&reply)
 	ann.result(id)
 	bobs := bob.collect("idle of ann's cell", func(g got) bool {
-		return g.parent == id && g.msgType == "status" && wire.StringField(g.Content, "execution_state") == stateIdle
+		return g.parent == id && g.msgType == "status" &&
+			jupyter.StringField(g.Content, "execution_state") == string(api.Idle)
 	})
 	for _, g := range bobs {
-		if g.Channel != wire.IOPub {
+		if g.Channel != jupyter.IOPub {
 			t.Errorf("bob got ann's %s on %s", g.msgType, g.Channel)
 		}
 	}
 }
 
-// TestSupervisor_equalIDs: two pages whose messages have the same id each get their own reply.
-func TestSupervisor_equalIDs(t *testing.T) {
+// TestSupervisor_EqualIDs: two pages whose messages have the same id each get their own reply.
+func TestSupervisor_EqualIDs(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	clients := []*client{r.dial(dialOption{session: "ann"}), r.dial(dialOption{session: "bob"})}
 	for i, c := range clients {
-		m := wire.New(wire.Shell, "execute_request", c.session, nil, map[string]any{"code": fmt.Sprintf("print %d", i+1)})
-		m.Header = []byte(strings.Replace(string(m.Header), wire.StringField(m.Header, "msg_id"), "same", 1))
+		m := jupyter.New(
+			jupyter.Shell,
+			"execute_request",
+			c.session,
+			nil,
+			map[string]any{"code": fmt.Sprintf("print %d", i+1)},
+		)
+		m.Header = []byte(strings.Replace(string(m.Header), jupyter.StringField(m.Header, "msg_id"), "same", 1))
 		c.sendMessage(&m)
 	}
 	for _, c := range clients {
@@ -155,58 +170,59 @@ func TestSupervisor_equalIDs(t *testing.T) {
 	}
 }
 
-// TestSupervisor_requestsEnd catches requests that stay in the table for ever: comm messages have no reply.
-func TestSupervisor_requestsEnd(t *testing.T) {
+// TestSupervisor_RequestsEnd: comm messages, which have no reply, must not stay in the table.
+func TestSupervisor_RequestsEnd(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	c := r.dial(dialOption{session: "ann"})
 	for range 100 {
-		c.send(wire.Shell, "comm_msg", map[string]any{"comm_id": "x", "data": map[string]any{}})
+		c.send(jupyter.Shell, "comm_msg", map[string]any{"comm_id": "x", "data": map[string]any{}})
 	}
 	c.result(c.execute("print 1"))
 	r.s.mu.Lock()
 	defer r.s.mu.Unlock()
-	if r.s.live != 0 || len(r.s.requests) != 0 {
-		t.Errorf("%d requests are still open", r.s.live)
+	if r.s.requests.Len() != 0 {
+		t.Errorf("%d requests are still open", r.s.requests.Len())
 	}
 }
 
-func TestSupervisor_controlOvertakes(t *testing.T) {
+func TestSupervisor_ControlOvertakes(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	c := r.dial(dialOption{session: "ann"})
 	cell := c.execute("sleep 30s")
-	r.until("busy", func(st Status) bool { return st.State == stateBusy })
+	r.until("busy", func(st api.Status) bool { return st.State == api.Busy })
 	c.running(cell)
 	// The copy of kernel_info answers, and the state shown afterwards is the cell's again.
-	info := c.send(wire.Shell, "kernel_info_request", struct{}{})
+	info := c.send(jupyter.Shell, "kernel_info_request", struct{}{})
 	all := c.result(info)
 	if _, ok := find(all, "kernel_info_reply", info); !ok {
 		t.Error("no kernel_info_reply while the kernel is busy")
 	}
 	last := c.collect("busy of the cell", func(g got) bool { return g.msgType == "status" && g.parent == cell })
-	if state := wire.StringField(last[len(last)-1].Content, "execution_state"); state != stateBusy {
+	if state := jupyter.StringField(last[len(last)-1].Content, "execution_state"); state != string(api.Busy) {
 		t.Errorf("state after kernel_info is %s", state)
 	}
-	onControl := c.send(wire.Control, "kernel_info_request", struct{}{})
+	onControl := c.send(jupyter.Control, "kernel_info_request", struct{}{})
 	busyAgain := func(g got) bool {
-		return g.msgType == "status" && g.parent == cell && wire.StringField(g.Content, "execution_state") == stateBusy
+		return g.msgType == "status" && g.parent == cell &&
+			jupyter.StringField(g.Content, "execution_state") == string(api.Busy)
 	}
 	if all := c.result(onControl); !slices.ContainsFunc(all, busyAgain) { // the reply may come before it
 		c.collect("busy behind an idle that is not the cell's", busyAgain)
 	}
-	if st := r.model().ExecutionState; st != stateBusy {
+	if st := r.model().ExecutionState; st != api.Busy {
 		t.Errorf("a control request made the kernel %s", st)
 	}
 	if status, body := r.request("POST", "/interrupt", "{}"); status != http.StatusNoContent {
 		t.Fatalf("interrupt: %d %s", status, body)
 	}
 	reply, _ := find(c.result(cell), "execute_reply", cell)
-	if wire.StringField(reply.Content, "status") != "error" {
+	if jupyter.StringField(reply.Content, "status") != "error" {
 		t.Errorf("interrupted cell replied %s", reply.Content)
 	}
 }
 
-func TestSupervisor_interruptByMessage(t *testing.T) {
-	r := startSupervisor(t, func(c *Config) { c.InterruptMode = "message" }).ready()
+func TestSupervisor_InterruptByMessage(t *testing.T) {
+	r := startSupervisor(t, func(c *api.Config) { c.InterruptMode = "message" }).ready()
 	c := r.dial(dialOption{session: "ann"})
 	cell := c.execute("sleep 30s")
 	c.running(cell)
@@ -216,19 +232,19 @@ func TestSupervisor_interruptByMessage(t *testing.T) {
 	c.result(cell)
 }
 
-func TestSupervisor_restart(t *testing.T) {
+func TestSupervisor_Restart(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	c := r.dial(dialOption{session: "ann"})
-	before := r.until("idle", func(st Status) bool { return st.State == stateIdle })
+	before := r.until("idle", func(st api.Status) bool { return st.State == api.Idle })
 	cell := c.execute("sleep 60s")
-	r.until("busy", func(st Status) bool { return st.State == stateBusy })
+	r.until("busy", func(st api.Status) bool { return st.State == api.Busy })
 	if status, body := r.request("POST", "/restart", "{}"); status != http.StatusOK {
 		t.Fatalf("restart: %d %s", status, body)
 	}
 	next := c.execute("print 1") // at once: it waits for the new kernel, on the old websocket
 	all := c.result(next)
 	aborted, ok := find(all, "execute_reply", cell)
-	if !ok || wire.StringField(aborted.Content, "status") != "aborted" {
+	if !ok || jupyter.StringField(aborted.Content, "status") != "aborted" {
 		t.Errorf("the cell that ran was answered %s", aborted.Content)
 	}
 	after, _ := r.s.currentStatus()
@@ -237,56 +253,57 @@ func TestSupervisor_restart(t *testing.T) {
 	}
 }
 
-func TestSupervisor_crash(t *testing.T) {
+func TestSupervisor_Crash(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	c := r.dial(dialOption{session: "ann"})
 	id := c.execute("crash")
 	all := c.collect("restarting", func(g got) bool {
-		return g.msgType == "status" && wire.StringField(g.Content, "execution_state") == stateRestarting
+		return g.msgType == "status" && jupyter.StringField(g.Content, "execution_state") == string(api.Restarting)
 	})
 	if text := output(all, id); !strings.Contains(text, "SIGKILL") {
 		t.Errorf("the cell shows %q", text)
 	}
-	// JupyterLab drops what is queued when the session of the messages it receives changes.
+	// JupyterLab drops queued messages when the session of the messages that it receives changes.
 	ours, _ := find(all, "stream", id)
 	theirs, _ := find(all, "execute_input", id)
-	if got, want := wire.StringField(ours.Header, "session"), wire.StringField(theirs.Header, "session"); got != want {
+	if got, want := jupyter.StringField(ours.Header, "session"),
+		jupyter.StringField(theirs.Header, "session"); got != want {
 		t.Errorf("our notice is of session %q, the kernel's messages are of %q", got, want)
 	}
-	if reply, ok := find(all, "execute_reply", id); !ok || wire.StringField(reply.Content, "status") != "error" {
+	if reply, ok := find(all, "execute_reply", id); !ok || jupyter.StringField(reply.Content, "status") != "error" {
 		t.Errorf("the crashed cell was answered %s", reply.Content)
 	}
 	next := c.execute("print 1")
 	c.result(next)
-	if m := r.model(); m.ExecutionState != stateIdle {
+	if m := r.model(); m.ExecutionState != api.Idle {
 		t.Errorf("model after the crash is %+v", m)
 	}
 }
 
-func TestSupervisor_crashesTooOften(t *testing.T) {
-	r := startSupervisor(t, func(c *Config) { c.RestartLimit = 1 }).ready()
+func TestSupervisor_CrashesTooOften(t *testing.T) {
+	r := startSupervisor(t, func(c *api.Config) { c.RestartLimit = 1 }).ready()
 	c := r.dial(dialOption{session: "ann"})
 	for range 2 {
 		c.execute("exit 7")
-		r.until("ended", func(st Status) bool { return st.State == stateRestarting || st.State == stateDead })
-		st := r.until("up or dead", func(st Status) bool { return st.State == stateIdle || st.State == stateDead })
-		if st.State == stateDead {
+		r.until("ended", func(st api.Status) bool { return st.State == api.Restarting || st.State == api.Dead })
+		st := r.until("up or dead", func(st api.Status) bool { return st.State == api.Idle || st.State == api.Dead })
+		if st.State == api.Dead {
 			break
 		}
 	}
 	m := r.model()
-	if m.ExecutionState != stateDead || !strings.Contains(m.Reason, "7") {
+	if m.ExecutionState != api.Dead || !strings.Contains(m.Reason, "7") {
 		t.Fatalf("model is %+v", m)
 	}
-	var end Ending
+	var end api.Ending
 	b, err := os.ReadFile(r.cfg.EndFile)
 	if err != nil || json.Unmarshal(b, &end) != nil || end.Reason != m.Reason || end.Stopped {
 		t.Errorf("ending is %s, %v", b, err)
 	}
-	// Nothing that is sent to a dead kernel waits for ever.
+	// Every message to a dead kernel is answered.
 	id := c.execute("print 1")
 	reply, _ := find(c.result(id), "execute_reply", id)
-	if wire.StringField(reply.Content, "ename") != "KernelDied" {
+	if jupyter.StringField(reply.Content, "ename") != "KernelDied" {
 		t.Errorf("dead kernel answered %s", reply.Content)
 	}
 	if status, body := r.request("POST", "/restart", ""); status != http.StatusOK {
@@ -299,21 +316,23 @@ func TestSupervisor_crashesTooOften(t *testing.T) {
 	}
 }
 
-// TestSupervisor_banner: what a kernel says while it starts is no reason for its end. ipykernel tells how to connect.
-func TestSupervisor_banner(t *testing.T) {
-	r := startSupervisor(t, func(c *Config) {
-		c.Argv = append([]string{"/bin/sh", "-c", `echo To connect another client: --existing x >&2; exec "$@"`, "sh"}, fakeKernelArgv()...)
+// TestSupervisor_Banner: output of a kernel's start is not the reason for its end. ipykernel prints how to connect.
+func TestSupervisor_Banner(t *testing.T) {
+	r := startSupervisor(t, func(c *api.Config) {
+		c.Argv = append(
+			[]string{"/bin/sh", "-c", `echo To connect another client: --existing x >&2; exec "$@"`, "sh"},
+			fakeKernelArgv()...)
 		c.RestartLimit = 0
 	}).ready()
 	c := r.dial(dialOption{session: "ann"})
 	c.execute("exit 4")
-	st := r.until("dead", func(st Status) bool { return st.State == stateDead })
+	st := r.until("dead", func(st api.Status) bool { return st.State == api.Dead })
 	if strings.Contains(st.Reason, "--existing") || !strings.Contains(st.Reason, "4") {
 		t.Errorf("reason is %q", st.Reason)
 	}
 }
 
-func TestSupervisor_startFails(t *testing.T) {
+func TestSupervisor_StartFails(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		argv []string
@@ -323,8 +342,8 @@ func TestSupervisor_startFails(t *testing.T) {
 		{"program exits at once", []string{"/bin/sh", "-c", "echo no such module >&2; exit 3"}, "no such module"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			r := startSupervisor(t, func(c *Config) { c.Argv = tc.argv })
-			st := r.until("dead", func(st Status) bool { return st.State == stateDead })
+			r := startSupervisor(t, func(c *api.Config) { c.Argv = tc.argv })
+			st := r.until("dead", func(st api.Status) bool { return st.State == api.Dead })
 			if !strings.Contains(st.Reason, tc.want) {
 				t.Errorf("reason is %q", st.Reason)
 			}
@@ -335,16 +354,16 @@ func TestSupervisor_startFails(t *testing.T) {
 	}
 }
 
-func TestSupervisor_restartOfABrokenProgram(t *testing.T) {
-	r := startSupervisor(t, func(c *Config) { c.Argv = []string{"/nonexistent/python"} })
-	r.until("dead", func(st Status) bool { return st.State == stateDead })
+func TestSupervisor_RestartOfABrokenProgram(t *testing.T) {
+	r := startSupervisor(t, func(c *api.Config) { c.Argv = []string{"/nonexistent/python"} })
+	r.until("dead", func(st api.Status) bool { return st.State == api.Dead })
 	status, body := r.request("POST", "/restart", "")
 	if status != http.StatusInternalServerError || !strings.Contains(body, "/nonexistent/python") {
 		t.Errorf("restart: %d %s", status, body)
 	}
 }
 
-func TestSupervisor_stop(t *testing.T) {
+func TestSupervisor_Stop(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	c := r.dial(dialOption{session: "ann"})
 	st, _ := r.s.currentStatus()
@@ -356,7 +375,8 @@ func TestSupervisor_stop(t *testing.T) {
 	}
 	for {
 		if _, err := c.recv(); err != nil {
-			if !websocket.IsCloseError(err, websocket.CloseNormalClosure) || !strings.Contains(err.Error(), "idle for too long") {
+			if !websocket.IsCloseError(err, websocket.CloseNormalClosure) ||
+				!strings.Contains(err.Error(), "idle for too long") {
 				t.Errorf("websocket ended with %v", err)
 			}
 			break
@@ -367,20 +387,21 @@ func TestSupervisor_stop(t *testing.T) {
 	case <-time.After(testLimit):
 		t.Fatal("the supervisor does not end")
 	}
-	var end Ending
+	var end api.Ending
 	b, err := os.ReadFile(r.cfg.EndFile)
 	if err != nil || json.Unmarshal(b, &end) != nil || !end.Stopped || end.Reason != "it was idle for too long" {
 		t.Errorf("ending is %s, %v", b, err)
 	}
 }
 
-// TestSupervisor_bigMessages: 100 MB both ways; to a jupyter server a notice instead of what would end its connection.
-func TestSupervisor_bigMessages(t *testing.T) {
+// TestSupervisor_BigMessages: 100 MB pass in both directions. A jupyter server gets a notice instead of a message that
+// would end its connection.
+func TestSupervisor_BigMessages(t *testing.T) {
 	size := 100_000_000
 	if raceEnabled {
 		size = 12_000_000 // the detector's shadow memory makes the full size take a minute; it runs without it, too
 	}
-	r := startSupervisor(t, func(c *Config) { c.LogLimit = 300 << 20 }).ready()
+	r := startSupervisor(t, func(c *api.Config) { c.LogLimit = 300 << 20 }).ready()
 	relay := r.dial(dialOption{session: "relay", header: http.Header{"User-Agent": {"Tornado/6.5"}}})
 	bothFramings(t, func(t *testing.T, v1 bool) {
 		c := r.dial(dialOption{session: fmt.Sprint("big", v1), v1: v1})
@@ -389,7 +410,7 @@ func TestSupervisor_bigMessages(t *testing.T) {
 		if !ok || big.Size() < size {
 			t.Errorf("display data has %d bytes", big.Size())
 		}
-		c.result(c.send(wire.Shell, "execute_request", map[string]string{"code": "#" + strings.Repeat("x", size)}))
+		c.result(c.send(jupyter.Shell, "execute_request", map[string]string{"code": "#" + strings.Repeat("x", size)}))
 		rid := relay.execute("print 1")
 		all := relay.result(rid)
 		if _, ok := find(all, "display_data", ""); ok {
@@ -401,7 +422,7 @@ func TestSupervisor_bigMessages(t *testing.T) {
 	})
 }
 
-func TestSupervisor_buffers(t *testing.T) {
+func TestSupervisor_Buffers(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	relay := r.dial(dialOption{session: "relay", header: http.Header{"User-Agent": {"Tornado/6.5"}}})
 	relay.result(relay.execute("print 1"))
@@ -419,7 +440,7 @@ func TestSupervisor_buffers(t *testing.T) {
 	})
 }
 
-func TestSupervisor_malformed(t *testing.T) {
+func TestSupervisor_Malformed(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	other := r.dial(dialOption{session: "other"})
 	for _, tc := range []struct {
@@ -431,7 +452,8 @@ func TestSupervisor_malformed(t *testing.T) {
 	}{
 		{"text that is not JSON", false, websocket.TextMessage, "hello", websocket.CloseInvalidFramePayloadData},
 		{"binary garbage", false, websocket.BinaryMessage, "\xff\xff\xff\xff\x00", websocket.CloseInvalidFramePayloadData},
-		{"v1 with 2^62 offsets", true, websocket.BinaryMessage, "\x00\x00\x00\x00\x00\x00\x00\x40" + strings.Repeat("\x00", 80), websocket.CloseInvalidFramePayloadData},
+		{"v1 with 2^62 offsets", true, websocket.BinaryMessage, "\x00\x00\x00\x00\x00\x00\x00\x40" +
+			strings.Repeat("\x00", 80), websocket.CloseInvalidFramePayloadData},
 		{"text on v1", true, websocket.TextMessage, "{}", websocket.CloseUnsupportedData},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -452,10 +474,10 @@ func TestSupervisor_malformed(t *testing.T) {
 	}
 }
 
-// TestSupervisor_slowReader: a client that does not read is told how much it missed, gets every reply, costs no more
-// memory than the log's limit, and delays nobody.
-func TestSupervisor_slowReader(t *testing.T) {
-	r := startSupervisor(t, func(c *Config) { c.LogLimit = 4 << 20 }).ready()
+// TestSupervisor_SlowReader: a client that does not read gets every reply, and a notice of how much it missed. It costs
+// no more memory than the log's limit, and delays no other client.
+func TestSupervisor_SlowReader(t *testing.T) {
+	r := startSupervisor(t, func(c *api.Config) { c.LogLimit = 4 << 20 }).ready()
 	slow := r.dial(dialOption{session: "slow"})
 	id := slow.execute("print 1")
 	slow.result(id)
@@ -463,7 +485,7 @@ func TestSupervisor_slowReader(t *testing.T) {
 	cell := slow.execute(fmt.Sprintf("flood %d", displays))
 	fast := r.dial(dialOption{session: "fast"})
 	fast.result(fast.execute("print 1")) // behind the flood on shell: when it is answered the flood is over
-	if size, limit := r.s.log.sizes(); size > limit {
+	if size, limit := r.s.log.Sizes(); size > limit {
 		t.Errorf("log holds %d bytes, its limit is %d", size, limit)
 	}
 	all := slow.result(cell)
@@ -487,8 +509,8 @@ func TestSupervisor_slowReader(t *testing.T) {
 	}
 }
 
-// TestSupervisor_lostIdle: where the kernel's sockets lose the end of a cell, the cell ends nevertheless and says so.
-func TestSupervisor_lostIdle(t *testing.T) {
+// TestSupervisor_LostIdle: if the kernel's sockets lose the end of a cell, the cell ends nevertheless, with a notice.
+func TestSupervisor_LostIdle(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	r := startSupervisor(t, nil).ready()
 	c := r.dial(dialOption{session: "ann"})
@@ -497,22 +519,23 @@ func TestSupervisor_lostIdle(t *testing.T) {
 	if text := output(all, id); !strings.Contains(text, "lost") {
 		t.Errorf("the cell shows %q", text)
 	}
-	r.until("idle", func(st Status) bool { return st.State == stateIdle })
+	r.until("idle", func(st api.Status) bool { return st.State == api.Idle })
 }
 
-func TestSupervisor_newSessionSeesThePresent(t *testing.T) {
+func TestSupervisor_NewSessionSeesThePresent(t *testing.T) {
 	t.Parallel() // it waits more than it works
 	r := startSupervisor(t, nil).ready()
 	c := r.dial(dialOption{session: "ann"})
 	c.result(c.execute("print 5"))
 	cell := c.execute("sleep 3s")
-	r.until("busy", func(st Status) bool { return st.State == stateBusy })
+	r.until("busy", func(st api.Status) bool { return st.State == api.Busy })
 	late := r.dial(dialOption{session: "late"})
 	first, err := late.recv()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if first.msgType != "status" || first.parent != cell || wire.StringField(first.Content, "execution_state") != stateBusy {
+	if first.msgType != "status" || first.parent != cell ||
+		jupyter.StringField(first.Content, "execution_state") != string(api.Busy) {
 		t.Errorf("a new page first gets %s %s for %s", first.msgType, first.Content, first.parent)
 	}
 	all := late.collect("idle", func(g got) bool { return g.msgType == "status" && g.parent == cell })
@@ -521,7 +544,7 @@ func TestSupervisor_newSessionSeesThePresent(t *testing.T) {
 	}
 }
 
-func TestSupervisor_routes(t *testing.T) {
+func TestSupervisor_Routes(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	for _, tc := range []struct {
 		method, path string
@@ -533,8 +556,8 @@ func TestSupervisor_routes(t *testing.T) {
 		{"DELETE", "/api/kernels/00000000-0000-4000-8000-0000000000bb", nil, 421},
 		{"GET", "/api/kernels/" + testKernelID + "/channels", nil, 400},
 		{"GET", "/", nil, 404},
-		{"POST", "/api/kernels/" + testKernelID + "/interrupt", http.Header{HeaderRight: {"read"}}, 403},
-		{"DELETE", "/api/kernels/" + testKernelID, http.Header{HeaderRight: {"read"}}, 403},
+		{"POST", "/api/kernels/" + testKernelID + "/interrupt", http.Header{api.HeaderRight: {"read"}}, 403},
+		{"DELETE", "/api/kernels/" + testKernelID, http.Header{api.HeaderRight: {"read"}}, 403},
 		{"PUT", "/api/kernels/" + testKernelID + "/limits", nil, 400},
 	} {
 		req, err := http.NewRequest(tc.method, "http://x"+tc.path, nil)
@@ -548,20 +571,20 @@ func TestSupervisor_routes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		resp.Body.Close()
+		_ = resp.Body.Close()
 		if resp.StatusCode != tc.status {
 			t.Errorf("%s %s: %d, want %d", tc.method, tc.path, resp.StatusCode, tc.status)
 		}
 	}
 }
 
-func TestSupervisor_readerOnlyReads(t *testing.T) {
+func TestSupervisor_ReaderOnlyReads(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
-	reader := r.dial(dialOption{session: "r", header: http.Header{HeaderRight: {"read"}, "User-Agent": {"x"}}})
-	reader.result(reader.send(wire.Shell, "kernel_info_request", struct{}{}))
+	reader := r.dial(dialOption{session: "r", header: http.Header{api.HeaderRight: {"read"}, "User-Agent": {"x"}}})
+	reader.result(reader.send(jupyter.Shell, "kernel_info_request", struct{}{}))
 	id := reader.execute("print 1")
 	all := reader.result(id)
-	if reply, _ := find(all, "execute_reply", id); wire.StringField(reply.Content, "ename") != "Forbidden" {
+	if reply, _ := find(all, "execute_reply", id); jupyter.StringField(reply.Content, "ename") != "Forbidden" {
 		t.Errorf("a reader's cell was answered %s", reply.Content)
 	}
 	if _, ran := find(all, "execute_input", id); ran {
@@ -569,15 +592,15 @@ func TestSupervisor_readerOnlyReads(t *testing.T) {
 	}
 }
 
-// TestSupervisor_blackHole: a peer that vanishes without a word is given up, and its session goes on elsewhere.
-func TestSupervisor_blackHole(t *testing.T) {
+// TestSupervisor_BlackHole: a peer that vanishes silently is given up, and its session continues on another connection.
+func TestSupervisor_BlackHole(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	hole := &stuckConn{release: make(chan struct{})}
 	c := r.dial(dialOption{session: "ann", conn: func(n net.Conn) net.Conn { hole.Conn = n; return hole }})
 	c.result(c.execute("print 1"))
 	id := c.execute("print 200")
-	r.until("idle", func(st Status) bool { return st.State == stateIdle && st.LogBytes > 0 })
-	back := r.dial(dialOption{session: "ann"}) // the old connection still stands
+	r.until("idle", func(st api.Status) bool { return st.State == api.Idle && st.LogBytes > 0 })
+	back := r.dial(dialOption{session: "ann"}) // the old connection is still open
 	all := back.result(id)
 	if n := strings.Count(output(all, id), "\n"); n != 200 {
 		t.Errorf("%d of 200 lines came on the new connection", n)

@@ -4,23 +4,27 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// TestPod_waiting: what the cluster says of a container that is not there is the model's reason, and a line in the cell
-// that waits, until the kernel is up.
-func TestPod_waiting(t *testing.T) {
+// TestPod_Waiting: the cluster's report on a missing container is the model's reason and a line in the waiting cell,
+// until the kernel is up.
+func TestPod_Waiting(t *testing.T) {
 	p := newPod(t, nil)
 	p.startSupervisor()
 	c := p.attach("ann")
 	say := func(version uint64, text string) {
 		t.Helper()
-		if err := p.client().SetWaiting(t.Context(), Waiting{Class: WaitingClass, Text: text, Version: version}); err != nil {
+		if err := p.client().SetWaiting(t.Context(),
+			api.Waiting{Class: api.WaitingClass, Text: text, Version: version}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	say(3, "pulling image \"x\"")
 	say(2, "unschedulable")
-	if st := p.until("reason", func(st Status) bool { return st.Reason != "" }); st.Reason != `pulling image "x"` || st.State != stateStarting {
+	if st := p.until("reason", func(st api.Status) bool { return st.Reason != "" }); st.Reason != `pulling image "x"` ||
+		st.State != api.Starting {
 		t.Errorf("status is %+v", st)
 	}
 	id := c.execute("result up")
@@ -35,7 +39,8 @@ func TestPod_waiting(t *testing.T) {
 	name := displayed(g).Transient["display_id"]
 	say(4, "back-off")
 	next := c.collect("the next", shows)
-	if g = next[len(next)-1]; g.msgType != "update_display_data" || g.parent != id || !strings.HasSuffix(shown(g), "back-off") ||
+	if g = next[len(next)-1]; g.msgType != "update_display_data" || g.parent != id ||
+		!strings.HasSuffix(shown(g), "back-off") ||
 		displayed(g).Transient["display_id"] != name {
 		t.Errorf("got %s %s", g.msgType, g.Content)
 	}
@@ -48,11 +53,12 @@ func TestPod_waiting(t *testing.T) {
 	if _, ok := find(all, "execute_result", id); !ok {
 		t.Errorf("the cell did not run: %s", summary(all))
 	}
-	if st := p.until("idle", func(st Status) bool { return st.State == stateIdle }); st.Reason != "" {
+	if st := p.until("idle", func(st api.Status) bool { return st.State == api.Idle }); st.Reason != "" {
 		t.Errorf("status is %+v", st)
 	}
 	t.Run("refused", func(t *testing.T) {
-		for _, body := range []string{"", "{}", `{"class":"x","text":"","version":9}`, `{"class":"died","text":"","version":-1}`,
+		for _, body := range []string{"", "{}", `{"class":"x","text":"","version":9}`,
+			`{"class":"died","text":"","version":-1}`,
 			`{"class":"died","text":"","version":"x"}`} {
 			if _, err := p.ask("PUT", "/waiting", body); !strings.Contains(err, "400") {
 				t.Errorf("%s: %s", body, err)
@@ -64,19 +70,20 @@ func TestPod_waiting(t *testing.T) {
 	})
 }
 
-// TestPod_never: what the cluster says will never come is not waited for.
-func TestPod_never(t *testing.T) {
+// TestPod_Never: the supervisor does not wait for a container that will never come, according to the cluster.
+func TestPod_Never(t *testing.T) {
 	p := newPod(t, nil)
 	p.startSupervisor()
 	c := p.attach("ann")
 	id := c.execute("print 1")
-	if err := p.client().SetWaiting(t.Context(), Waiting{Class: NeverClass, Text: "no such image", Version: 1}); err != nil {
+	if err := p.client().SetWaiting(t.Context(),
+		api.Waiting{Class: api.NeverClass, Text: "no such image", Version: 1}); err != nil {
 		t.Fatal(err)
 	}
 	if got := output(c.result(id), id); !strings.Contains(got, "no such image") {
 		t.Errorf("the cell says %q", got)
 	}
-	if st := p.until("dead", func(st Status) bool { return st.State == stateDead }); st.Reason != "no such image" {
+	if st := p.until("dead", func(st api.Status) bool { return st.State == api.Dead }); st.Reason != "no such image" {
 		t.Errorf("status is %+v", st)
 	}
 }

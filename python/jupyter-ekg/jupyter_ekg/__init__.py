@@ -2,8 +2,8 @@
 
 Installing the package enables it, and without ``--gateway-url`` it does nothing. With it:
 
-* ``connection`` replaces the class that joins a browser's websocket to the gateway's;
-* ``handlers`` serves the log of a kernel to the page that shows its notebook;
+* ``connection`` replaces the class that connects a browser's websocket to the gateway's;
+* ``handlers`` serves a kernel's log to the page that shows its notebook;
 * ``client`` has the kernel manager for nbclient, papermill and nbconvert;
 * ``cli`` is ``jupyter ekg``.
 """
@@ -14,7 +14,7 @@ __all__ = ["EkgKernelClient", "EkgKernelManager", "EkgWebsocketConnection", "__v
 
 
 def __getattr__(name):
-    # Loaded when asked for: each pulls in a good part of jupyter_server, which the command line can do without.
+    # Loaded on access: each imports much of jupyter_server, which the command line does not need.
     if name in ("EkgKernelClient", "EkgKernelManager"):
         from . import client
 

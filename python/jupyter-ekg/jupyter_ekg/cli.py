@@ -1,4 +1,4 @@
-"""``jupyter ekg``: commands for people whose kernels run behind ekg."""
+"""``jupyter ekg``: commands for users whose kernels run behind ekg."""
 
 from __future__ import annotations
 
@@ -11,24 +11,29 @@ from ._version import __version__
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a command; the result is the process's exit status: 0, 1 if it could not be done, 2 for a wrong call."""
-    parser = argparse.ArgumentParser(prog="jupyter ekg", description="For kernels behind ekg, the Elastic Kernel Gateway.")
+    """Runs a command and returns the exit status: 0 for success, 1 for an error, 2 for wrong arguments."""
+    parser = argparse.ArgumentParser(
+        prog="jupyter ekg", description="Commands for kernels behind ekg, the Elastic Kernel Gateway."
+    )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     restore = commands.add_parser(
         "restore",
-        help="put into a notebook file what its cells printed while nobody looked",
-        description="Reads the log of a notebook's kernel and puts into the file what its cells have printed, each cell's newest"
-        " execution. Without options the kernel is looked for at the gateway that JUPYTER_GATEWAY_URL names (token in"
+        help="write into a notebook file the output that its cells printed while no page was open",
+        description="Reads the log of a notebook's kernel and writes the output of each cell's newest execution into"
+        " the file. Without options, the kernel is searched at the gateway in JUPYTER_GATEWAY_URL (token in"
         " JUPYTER_GATEWAY_AUTH_TOKEN) and at the Jupyter servers that run on this machine.",
     )
     restore.add_argument("notebook", metavar="NOTEBOOK", help="the file")
-    restore.add_argument("--kernel", metavar="ID", help="the kernel, if it cannot be found by itself")
+    restore.add_argument("--kernel", metavar="ID", help="the kernel's id, if the kernel is not found automatically")
     where = restore.add_mutually_exclusive_group()
     where.add_argument("--gateway-url", metavar="URL", help="the gateway")
     where.add_argument("--server", metavar="URL", help="a Jupyter server that has jupyter-ekg and --gateway-url")
-    restore.add_argument("--token", help="the gateway's or the server's token; others on this machine may see it here")
-    restore.add_argument("--follow", action="store_true", help="wait until cells that run have ended")
+    restore.add_argument(
+        "--token",
+        help="the gateway's or the server's token; other users of this machine can see it in the process list",
+    )
+    restore.add_argument("--follow", action="store_true", help="wait until running cells have ended")
     args = parser.parse_args(argv)
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")

@@ -1,8 +1,8 @@
 """A kernel manager and client for programs that run notebooks through ekg: nbclient, papermill, nbconvert.
 
-They differ from jupyter_server's GatewayKernelManager and GatewayKernelClient in what a long job needs: the websocket
-carries the gateway's token, a gateway that restarts or a network that breaks is waited for with nothing lost, and one that
-stays away for too long, or a kernel that is gone, ends the job with an error.
+Unlike jupyter_server's GatewayKernelManager and GatewayKernelClient they serve long jobs: the websocket carries the
+gateway's token. A restarting gateway or a broken network loses nothing. A gateway that stays away for too long, or a
+kernel that has ended, ends the job with an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import threading
 import time
 import uuid
 from collections import deque
-from typing import Any, Awaitable, Callable
+from collections.abc import Awaitable
+from typing import Any, Callable
 
 from jupyter_server.gateway.managers import GatewayKernelClient, GatewayKernelManager
 from tornado import web
@@ -23,12 +24,12 @@ from traitlets import DottedObjectName, Float, Type
 
 from . import framing
 from .gateway import within
-from .relay import FIRST_PAUSE, LONGEST_PAUSE, InputFull, KernelGone, NoRelay, Relay
+from .relay import MAX_PAUSE, MIN_PAUSE, InputFull, KernelGone, NoRelay, Relay
 
-# What may wait for a program that does not read its channels, in bytes of messages.
+# Bound on the unread messages of a program, in bytes.
 _MOST_UNREAD = 1 << 30
 
-# What Tornado's client and a proxy answer for a gateway that is away.
+# The status codes by which Tornado's client and proxies report that the gateway is away.
 _AWAY = (502, 503, 599)
 
 
@@ -45,7 +46,7 @@ class EkgChannel:
         self._failure: Exception | None = None
 
     async def get_msg(self, timeout: float | None = None, **_: Any) -> dict[str, Any]:
-        """The next message. Raises queue.Empty after ``timeout`` seconds, and RuntimeError when no more can come."""
+        """Returns the next message. Raises queue.Empty after ``timeout`` seconds, RuntimeError if none can arrive."""
         if timeout is not None and timeout < 0:
             raise ValueError("'timeout' must be a non-negative number")
         end = None if timeout is None else time.monotonic() + timeout
@@ -69,43 +70,43 @@ class EkgChannel:
         return msg
 
     async def msg_ready(self) -> bool:
-        """Whether a message waits."""
+        """Reports whether a message is waiting."""
         with self._lock:
             return bool(self._messages)
 
     def send(self, msg: dict[str, Any]) -> None:
-        """Sends a message to the kernel. Raises RuntimeError when the connection has ended for good."""
+        """Sends a message to the kernel. Raises RuntimeError if the connection has ended permanently."""
         self._client._send({**msg, "channel": self.channel_name})
 
     def put(self, msg: dict[str, Any], size: int) -> None:
-        """Adds a message of ``size`` bytes; for the client's thread."""
+        """Adds a message of ``size`` bytes. Called in the client's thread."""
         with self._lock:
             self._messages.append((msg, size))
             self._wake()
 
     def fail(self, failure: Exception) -> None:
-        """No more messages come, because of ``failure``; those that are there can still be read."""
+        """Ends the channel with an error. Messages that arrived before can still be read."""
         with self._lock:
             self._failure = failure
             self._wake()
 
     def _wake(self) -> None:
         for loop, waiter in self._waiters:
-            # A loop that has been closed meanwhile has nobody waiting.
+            # A closed loop has no waiting reader.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(lambda w=waiter: w.done() or w.set_result(None))
         self._waiters.clear()
 
     def start(self) -> None:
-        """Nothing: the client's thread fills the channel."""
+        """Does nothing: the client's thread fills the channel."""
 
     def stop(self) -> None:
-        """Forgets what was not read."""
+        """Drops unread messages."""
         with self._lock:
             self._messages.clear()
 
     def is_alive(self) -> bool:
-        """Whether messages can come."""
+        """Reports whether messages can arrive."""
         with self._lock:
             return self._failure is None
 
@@ -113,7 +114,7 @@ class EkgChannel:
 
 
 class EkgKernelClient(GatewayKernelClient):
-    """A client of one kernel behind ekg. It relays in a thread of its own, from start_channels to stop_channels."""
+    """A client of one kernel behind ekg. Its relay runs in its own thread from start_channels to stop_channels."""
 
     away_limit = Float(
         600.0,
@@ -136,10 +137,12 @@ class EkgKernelClient(GatewayKernelClient):
         self._reason = ""
 
     async def start_channels(self, shell=True, iopub=True, stdin=True, hb=True, control=True):
-        """Begins to relay. A gateway that cannot be reached is waited for, up to away_limit."""
+        """Starts the relay. If the gateway cannot be reached, the relay waits for it up to away_limit."""
         if self._thread is not None:
             raise RuntimeError("the channels have been started already")
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name=f"ekg-{self.kernel_id}", daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._main()), name=f"ekg-{self.kernel_id}", daemon=True
+        )
         self._thread.start()
         self._ready.wait()
 
@@ -148,7 +151,7 @@ class EkgKernelClient(GatewayKernelClient):
         if self._thread is None:
             return
         if self._loop is not None and self._stop is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended by itself
+            with contextlib.suppress(RuntimeError):  # the loop has ended already
                 self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
         for channel in self._channels.values():
@@ -157,7 +160,7 @@ class EkgKernelClient(GatewayKernelClient):
 
     @property
     def channels_running(self):
-        """Whether messages can come and go."""
+        """Reports whether messages can be sent and received."""
         return self._thread is not None and self._failure is None
 
     @property
@@ -182,7 +185,7 @@ class EkgKernelClient(GatewayKernelClient):
 
     @property
     def hb_channel(self):
-        """Whether the kernel is there."""
+        """The heartbeat: reports whether the kernel is alive."""
         return self._channels["hb"]
 
     # The thread.
@@ -202,9 +205,9 @@ class EkgKernelClient(GatewayKernelClient):
         if self._limit is not None:
             self._limit.cancel()
         if self._failure is None:
-            self._fail(self._why(results[0]))
+            self._fail(self._failure_of(results[0]))
 
-    def _why(self, result: Any) -> Exception:
+    def _failure_of(self, result: Any) -> Exception:
         if isinstance(result, NoRelay):
             return RuntimeError(
                 "the gateway does not speak the protocol of jupyter-ekg: it is not ekg, or an old one;"
@@ -226,7 +229,9 @@ class EkgKernelClient(GatewayKernelClient):
         self._limit = self._loop.call_later(self.away_limit, self._give_up)
 
     def _give_up(self) -> None:
-        self._fail(RuntimeError(f"the gateway has been away for {self.away_limit:.0f} s: {self._reason or 'no answer'}"))
+        self._fail(
+            RuntimeError(f"the gateway has been away for {self.away_limit:.0f} s: {self._reason or 'no answer'}")
+        )
         if self._stop is not None:
             self._stop.set()
 
@@ -269,18 +274,18 @@ class EkgKernelClient(GatewayKernelClient):
         return asyncio.sleep(0)
 
     def ping(self, payload: bytes) -> None:
-        """What was delivered is in the program's memory."""
+        """Acknowledges at once: delivered messages are in the program's memory."""
         assert self._relay is not None
         self._relay.acknowledge(payload)
 
     def away(self, why: str) -> None:
-        """The gateway has been away for a while."""
+        """Is called when the gateway has been away for NOTICE_AFTER seconds."""
         self._reason = why
         if self._limit is None:
             self._start_limit()
 
     def back(self) -> None:
-        """The gateway is there (again)."""
+        """Is called when the gateway is connected, also for the first time."""
         self._reason = ""
         if self._limit is not None:
             self._limit.cancel()
@@ -305,31 +310,32 @@ class EkgKernelManager(GatewayKernelManager):
     _unsure_since: float | None = None
 
     def client(self, **kwargs):
-        """Makes a client of the kernel."""
+        """Returns a client of the kernel."""
         kwargs.setdefault("away_limit", self.away_limit)
         return super().client(**kwargs)
 
     async def start_kernel(self, **kwargs):
-        """Starts a kernel at the gateway, of the notebook's kernelspec, which jupyter_server's manager does not look at.
+        """Starts a kernel of the notebook's kernelspec at the gateway. jupyter_server's manager ignores the kernelspec.
 
-        The kernel's id is chosen here, so a gateway that is away is asked again, up to away_limit, and there is one kernel.
+        The manager chooses the kernel's id. A repeated request therefore starts no second kernel. Requests are repeated
+        up to away_limit while the gateway is away.
         """
         if kwargs.get("kernel_name") is None:
             kwargs["kernel_name"] = self.kernel_name
         if "KERNEL_ID" not in os.environ:
             kwargs["env"] = {"KERNEL_ID": str(uuid.uuid4()), **(kwargs.get("env") or {})}
-        await self._patiently(lambda: super(EkgKernelManager, self).start_kernel(**kwargs))
+        await self._retry_while_away(lambda: super(EkgKernelManager, self).start_kernel(**kwargs))
 
     async def shutdown_kernel(self, now=False, restart=False):
-        """Ends the kernel; a gateway that is away is asked again, up to away_limit."""
-        await self._patiently(lambda: super(EkgKernelManager, self).shutdown_kernel(now=now, restart=restart))
+        """Shuts the kernel down. The request is repeated up to away_limit while the gateway is away."""
+        await self._retry_while_away(lambda: super(EkgKernelManager, self).shutdown_kernel(now=now, restart=restart))
 
     async def interrupt_kernel(self):
-        """Interrupts the kernel; a gateway that is away is asked again, up to away_limit."""
-        await self._patiently(super().interrupt_kernel)
+        """Interrupts the kernel. The request is repeated up to away_limit while the gateway is away."""
+        await self._retry_while_away(super().interrupt_kernel)
 
-    async def _patiently(self, ask: Callable[[], Awaitable[None]]) -> None:
-        end, pause = time.monotonic() + self.away_limit, FIRST_PAUSE
+    async def _retry_while_away(self, ask: Callable[[], Awaitable[None]]) -> None:
+        end, pause = time.monotonic() + self.away_limit, MIN_PAUSE
         while True:
             try:
                 await ask()
@@ -339,10 +345,10 @@ class EkgKernelManager(GatewayKernelManager):
                     raise
                 self.log.warning("jupyter-ekg: the gateway cannot be asked now, trying again: %s", err)
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+            pause = min(2 * pause, MAX_PAUSE)
 
     async def is_alive(self):
-        """Whether the kernel lives. While the gateway cannot tell, it is taken to live, up to away_limit."""
+        """Reports whether the kernel is alive. While the gateway is away, it counts as alive up to away_limit."""
         if not self.has_kernel:
             return False
         kept = self.kernel
@@ -353,7 +359,9 @@ class EkgKernelManager(GatewayKernelManager):
             now = time.monotonic()
             self._unsure_since = self._unsure_since or now
             if now - self._unsure_since < self.away_limit:
-                self.log.warning("jupyter-ekg: the gateway cannot tell whether kernel %s lives: %s", self.kernel_id, err)
+                self.log.warning(
+                    "jupyter-ekg: the gateway cannot tell whether kernel %s lives: %s", self.kernel_id, err
+                )
                 return True
             return False
         self._unsure_since = None

@@ -1,8 +1,8 @@
-"""The class that joins a browser's websocket at a Jupyter server to the kernel behind the gateway.
+"""The class that connects a browser's websocket at a Jupyter server to the kernel behind the gateway.
 
-It stands in for jupyter_server's GatewayWebSocketConnection. The relay does the work; this is its peer: it writes to the
-browser's websocket, carries pings to it and back, converts for browsers that speak the older framing, and tells the
-user in the cell when the gateway is away.
+It replaces jupyter_server's GatewayWebSocketConnection. The relay does the work and this class is its peer: it writes
+to the browser's websocket, forwards pings and pongs, converts messages for browsers with the older framing, and shows a
+notice in the cell while the gateway is away.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import struct
 from collections import OrderedDict, deque
-from typing import Any, Awaitable, ClassVar
+from collections.abc import Awaitable
+from typing import Any, ClassVar
 
 from jupyter_server.services.kernels.connection.base import BaseKernelWebsocketConnection
 from tornado import web
@@ -28,25 +29,25 @@ from .relay import InputFull, InputRefused, KernelGone, NoRelay, PeerGone, Relay
 # a supervisor takes.
 MAX_MESSAGE = 512 << 20
 
-# How long input is still sent whose browser has gone, and for how many browsers.
+# How long the input of a closed page is still sent, and for how many pages.
 LINGER = 600.0
-_MOST_LINGERING = 64
+_MAX_LINGERING = 64
 
-# Kernels and sessions about which something is remembered from one websocket to the next.
-_MOST_REMEMBERED = 1000
+# Bound on the kernels and sessions whose state is kept between websockets.
+_MAX_REMEMBERED = 1000
 
 _PROGRESS_INTERVAL = 5.0  # seconds between looks at a long write
 
 
 class EkgWebsocketConnection(BaseKernelWebsocketConnection):
-    """A browser's websocket to a kernel of ekg; to a kernel of another gateway as jupyter_server would do it."""
+    """A browser's websocket to a kernel. Kernels of other gateways are connected as jupyter_server does it."""
 
     _tasks: ClassVar[set[asyncio.Task]] = set()
     _lingering: ClassVar[OrderedDict[tuple[str, str], tuple[Relay, asyncio.Task]]] = OrderedDict()
-    _kernel_sessions: ClassVar[OrderedDict[str, str]] = OrderedDict()  # of each kernel, as last seen
-    _notices: ClassVar[OrderedDict[tuple[str, str], Notice]] = OrderedDict()  # left in a page whose websocket broke
+    _kernel_sessions: ClassVar[OrderedDict[str, str]] = OrderedDict()  # the last seen session of each kernel
+    _notices: ClassVar[OrderedDict[tuple[str, str], Notice]] = OrderedDict()  # shown in a page whose websocket broke
 
-    _gone: ClassVar[OrderedDict[str, str]] = OrderedDict()  # kernels that have ended, and why
+    _gone: ClassVar[OrderedDict[str, str]] = OrderedDict()  # why a kernel has ended, by its id
 
     # Whether the gateway was found to be no ekg. A browser then has to speak the older framing, since that gateway's
     # frames are passed as they are.
@@ -66,9 +67,9 @@ class EkgWebsocketConnection(BaseKernelWebsocketConnection):
         return "" if type(self)._no_relay else None
 
     async def prepare(self) -> None:
-        """Refuses the websocket of a kernel that is known to have ended; called before it is open.
+        """Rejects the websocket of a kernel that has ended. Called before the websocket is open.
 
-        JupyterLab, which comes back at once when an open websocket is closed, then asks about the kernel first.
+        JupyterLab reconnects at once if an open websocket is closed. After a rejected one it first asks for the kernel.
         """
         gone = self._gone.get(str(self.kernel_id))
         if gone is not None and await self._is_gone():
@@ -79,19 +80,19 @@ class EkgWebsocketConnection(BaseKernelWebsocketConnection):
             if await self.kernel_manager.refresh_model() is None:
                 return True
         except web.HTTPError as err:
-            self.log.debug("jupyter-ekg: kernel %s: %s", self.kernel_id, err)  # the relay will see
+            self.log.debug("jupyter-ekg: kernel %s: %s", self.kernel_id, err)  # the relay finds out
         self._gone.pop(str(self.kernel_id), None)
         return False
 
     async def connect(self) -> None:
-        """Begins to relay; called when the browser's websocket is open. Does not wait for the gateway."""
+        """Starts the relay when the browser's websocket is open. Does not wait for the gateway."""
         handler = self.websocket_handler
         self._v1 = handler.selected_subprotocol == framing.V1
         self._key = (str(self.kernel_id), str(self.session_id))
         self._cells = Cells(self.session_id)
         self._cells.kernel_session = self._kernel_sessions.get(self._key[0], "")
         self._notice = self._notices.pop(self._key, None)
-        self._away = ""  # why, while the user is to be told
+        self._away = ""  # the reason, while the page shows a notice
         self._clearing: list[asyncio.TimerHandle] = []
         self._relay = Relay(self, self._key[0], self._key[1], self.log)
         self._pings = _Pings(handler, self._relay.acknowledge)
@@ -133,7 +134,7 @@ class EkgWebsocketConnection(BaseKernelWebsocketConnection):
             handler.close(1011, "the relay failed")
 
     async def _fall_back(self) -> None:
-        """Goes on as jupyter_server does it without this package."""
+        """Connects as jupyter_server does without this package."""
         if not type(self)._no_relay:
             type(self)._no_relay = True
             self.log.warning(
@@ -141,7 +142,7 @@ class EkgWebsocketConnection(BaseKernelWebsocketConnection):
                 " its kernels are connected as jupyter_server does it"
             )
         if self._v1:
-            # That way needs the older framing, which the next websocket of this browser will be given.
+            # That needs the older framing, which the browser's next websocket selects.
             self.websocket_handler.close(1012, "the gateway needs another framing")
             return
         connection = GatewayWebSocketConnection(
@@ -153,7 +154,7 @@ class EkgWebsocketConnection(BaseKernelWebsocketConnection):
             connection.handle_incoming_message(framing.to_legacy(frame))
 
     def disconnect(self) -> None:
-        """Ends the relay; called when the browser's websocket has closed. Input that was not accepted yet is still sent."""
+        """Ends the relay when the browser's websocket has closed. Input that was not accepted yet is still sent."""
         if not hasattr(self, "_task"):
             return  # closed before it was open
         self._pings.stop()
@@ -172,7 +173,7 @@ class EkgWebsocketConnection(BaseKernelWebsocketConnection):
         self._lingering[self._key] = (self._relay, self._task)
         timer = asyncio.get_running_loop().call_later(LINGER, self._task.cancel)
         self._task.add_done_callback(lambda task: self._end_lingering(timer, task))
-        if len(self._lingering) > _MOST_LINGERING:
+        if len(self._lingering) > _MAX_LINGERING:
             _, (_, oldest) = self._lingering.popitem(last=False)
             oldest.cancel()
 
@@ -183,7 +184,7 @@ class EkgWebsocketConnection(BaseKernelWebsocketConnection):
 
     @classmethod
     async def close_all(cls) -> None:
-        """Ends all relays; called when the server ends."""
+        """Ends all relays when the server stops."""
         tasks = list(cls._tasks)
         for task in tasks:
             task.cancel()
@@ -192,7 +193,7 @@ class EkgWebsocketConnection(BaseKernelWebsocketConnection):
     # From the browser.
 
     def handle_incoming_message(self, incoming_msg: str | bytes) -> None:
-        """Takes a message of the browser."""
+        """Handles a message from the browser."""
         if self._fallback is not None:
             self._fallback.handle_incoming_message(incoming_msg)
             return
@@ -223,7 +224,7 @@ class EkgWebsocketConnection(BaseKernelWebsocketConnection):
     # The relay's peer.
 
     def deliver(self, frame: bytes) -> Awaitable[Any]:
-        """Writes a message of the kernel to the browser; the result is ready when the system has taken it."""
+        """Writes a kernel's message to the browser. The result is ready when the system has accepted the bytes."""
         try:
             self._cells.received(framing.parse(frame))
         except framing.FrameError as err:
@@ -256,11 +257,11 @@ class EkgWebsocketConnection(BaseKernelWebsocketConnection):
             raise PeerGone from err
 
     def ping(self, payload: bytes) -> None:
-        """Asks the browser whether it has what was written."""
+        """Pings the browser: the pong acknowledges all messages that were written before."""
         self._pings.send(payload)
 
     def away(self, why: str) -> None:
-        """The gateway has been away for a while: tells the user, in the running cell if there is one."""
+        """Tells the user that the gateway is away, in the running cell if one is running."""
         self._away = why
         if self._notice is None and self._cells.running:
             self._tell(self._cells.running)
@@ -272,7 +273,7 @@ class EkgWebsocketConnection(BaseKernelWebsocketConnection):
         self._say(self._notice.away(self._away))
 
     def back(self) -> None:
-        """The gateway is there (again)."""
+        """Is called when the gateway is connected, also for the first time."""
         type(self)._no_relay = False
         self._away = ""
         notice, self._notice = self._notice, None
@@ -285,7 +286,7 @@ class EkgWebsocketConnection(BaseKernelWebsocketConnection):
         ]
 
     def _say(self, frame: bytes) -> None:
-        """Writes a message of our own. A browser that is gone is noticed elsewhere."""
+        """Writes one of this package's own messages. A closed browser is detected elsewhere."""
         with contextlib.suppress(PeerGone):
             writing = asyncio.ensure_future(self._write(frame))
             writing.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -301,13 +302,15 @@ class _Pings:
     def __init__(self, handler: Any, acknowledge: Any):
         self._handler = handler
         self._acknowledge = acknowledge
-        self._waiting: deque[tuple[bytes, bytes]] = deque(maxlen=4096)  # payload on the wire, the relay's payload or empty
+        self._waiting: deque[tuple[bytes, bytes]] = deque(
+            maxlen=4096
+        )  # payload on the wire, the relay's payload or empty
         self._own = 0
         self._ping, self._on_pong = handler.ping, handler.on_pong
         handler.ping, handler.on_pong = self._handler_ping, self._pong
 
     def stop(self) -> None:
-        """Gives the handler its own methods back."""
+        """Restores the handler's own methods."""
         for name in ("ping", "on_pong"):
             self._handler.__dict__.pop(name, None)
         self._waiting.clear()
@@ -340,12 +343,12 @@ class _Pings:
             self._acknowledge(newest)
 
     def progress(self) -> int:
-        """How many bytes have been written to the browser, if Tornado tells."""
+        """Returns how many bytes were written to the browser, if Tornado reports it."""
         connection = getattr(self._handler, "ws_connection", None)
         return getattr(getattr(connection, "stream", None), "_total_write_done_index", 0)
 
     def note_progress(self, before: int) -> int:
-        """Lets the handler take written bytes for a sign of life: a large message may take longer than its timeout."""
+        """Counts written bytes as a sign of life: a large message may take longer than the handler's timeout."""
         now = self.progress()
         if now != before and hasattr(self._handler, "last_pong"):
             self._handler.last_pong = asyncio.get_running_loop().time()
@@ -361,10 +364,10 @@ def _allow_large_messages(handler: Any) -> None:
 def _remember(memory: OrderedDict, key: Any, value: Any) -> None:
     memory[key] = value
     memory.move_to_end(key)
-    if len(memory) > _MOST_REMEMBERED:
+    if len(memory) > _MAX_REMEMBERED:
         memory.popitem(last=False)
 
 
 def _close_reason(text: str) -> str:
-    """What fits into a close frame."""
+    """Shortens a text to the size of a close frame."""
     return text.encode()[:120].decode(errors="ignore")

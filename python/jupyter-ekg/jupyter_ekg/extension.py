@@ -1,4 +1,4 @@
-"""What happens in a Jupyter server that loads the extension."""
+"""Loads the extension into a Jupyter server."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from .connection import EkgWebsocketConnection
 
 
 def load(serverapp):
-    """Puts the relay and the routes into the server ``serverapp`` (a ServerApp), if it uses a gateway.
+    """Installs the relay and the routes in the server ``serverapp`` (a ServerApp) if it uses a gateway.
 
-    A connection class that somebody has configured stays: only jupyter_server's own is replaced.
+    A configured connection class is kept: only jupyter_server's own is replaced.
     """
     if not GatewayClient.instance(parent=serverapp).gateway_enabled:
         serverapp.log.debug("jupyter-ekg: no gateway is configured, nothing to do")
         return
     settings = serverapp.web_app.settings
     handlers.add(serverapp.web_app, settings["base_url"])
-    settings.setdefault("page_config_data", {})["jupyterEkg"] = "true"  # the page's part is there for us, too
+    settings.setdefault("page_config_data", {})["jupyterEkg"] = "true"  # read by the JupyterLab part
     if older.IS_OLDER:
         older.add_handler(serverapp.web_app, settings["base_url"])
     elif settings.get("kernel_websocket_connection_class") is not older.GatewayWebSocketConnection:
@@ -28,7 +28,7 @@ def load(serverapp):
             settings.get("kernel_websocket_connection_class"),
         )
         return
-    # The handler of a websocket reads the setting; the server's end reads the trait.
+    # Websocket handlers read the setting; the server reads the trait when it stops.
     settings["kernel_websocket_connection_class"] = EkgWebsocketConnection
     serverapp.kernel_websocket_connection_class = EkgWebsocketConnection
     serverapp.log.info("jupyter-ekg %s relays kernels of %s", __version__, GatewayClient.instance().url)

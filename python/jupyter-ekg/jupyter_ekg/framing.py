@@ -31,11 +31,11 @@ _PROTOCOL_VERSION = "5.3"
 
 
 class FrameError(ValueError):
-    """A frame that is no message."""
+    """A frame is not a message."""
 
 
 class Frame(NamedTuple):
-    """Where the parts of a v1 frame lie; the parts are read from the frame when they are asked for."""
+    """The offsets of the parts of a v1 frame. A part is read from the frame on access."""
 
     data: bytes
     offsets: tuple
@@ -93,7 +93,7 @@ def to_legacy(data: bytes) -> str | bytes:
 
 
 def to_dict(data: bytes) -> dict[str, Any]:
-    """The message of a v1 frame as a dictionary, with channel, msg_id and msg_type at the top as clients expect them."""
+    """Returns a v1 frame's message as a dictionary with channel, msg_id and msg_type at the top, as clients expect."""
     parse(data)
     channel, parts = deserialize_msg_from_ws_v1(data)
     header, parent_header, metadata, content = (_object(part) for part in parts[:4])
@@ -147,7 +147,7 @@ def make(msg_type: str, session: str, parent_header: bytes, content: dict[str, A
 
 
 def loads_object(data: bytes) -> dict[str, Any]:
-    """The JSON object in ``data``, or an empty one where it is something else: for looking, not for passing on."""
+    """Returns the JSON object in ``data``, or an empty one if it is not an object. For inspection only."""
     try:
         return _object(data)
     except FrameError:

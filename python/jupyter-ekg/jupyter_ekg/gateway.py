@@ -1,7 +1,7 @@
-"""Requests to the gateway with the address, credential and TLS settings that jupyter_server's GatewayClient has.
+"""Requests to the gateway with the address, credential and TLS settings of jupyter_server's GatewayClient.
 
-Tornado's HTTP client, which jupyter_server uses, answers a websocket's pings by itself and takes no message over 10 MiB;
-so websockets and long streams go through aiohttp, one session for each.
+Websockets and long streams use aiohttp, one session for each. Tornado's client, which jupyter_server uses, answers
+pings by itself and accepts no message over 10 MiB.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import contextlib
 import json
 import os
 import ssl
-from typing import Any, AsyncIterator, Awaitable, TypeVar
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import aiohttp
@@ -25,12 +26,12 @@ RELAY = "v1.relay.ekg"
 
 _T = TypeVar("_T")
 
-_LONGEST_LINE = 1 << 30  # bytes of one message of a log, as JSON
+_MAX_LINE = 1 << 30  # bound on one log line, in bytes
 
-# A gateway that does not answer an upgrade in this time is tried again: it may be a machine that is no more.
+# An upgrade without an answer is repeated after this time, in seconds: the machine may be gone.
 _MAX_CONNECT_TIME = 15.0
 
-# What an answer to an upgrade means, whose body aiohttp does not give.
+# The meaning of an upgrade's status code: aiohttp does not return the body.
 _REFUSALS = {
     401: "the gateway does not accept this server's credential",
     403: "the gateway does not accept this server's credential",
@@ -43,8 +44,8 @@ _REFUSALS = {
 
 
 async def within(seconds: float | None, awaitable: Awaitable[_T]) -> _T:
-    """Awaits, for so many seconds at most: asyncio.TimeoutError after them. As asyncio.wait_for, which before Python
-    3.12 loses a cancellation that comes together with the result."""
+    """Awaits for at most so many seconds; raises asyncio.TimeoutError. Unlike asyncio.wait_for before Python 3.12, it
+    does not lose a cancellation that arrives together with the result."""
     future = asyncio.ensure_future(awaitable)
     try:
         done, _ = await asyncio.wait((future,), timeout=seconds)
@@ -65,11 +66,11 @@ class Refused(Exception):
 
 
 class Unreachable(Exception):
-    """There was no answer from the gateway."""
+    """The gateway did not answer."""
 
 
 def _options() -> dict[str, Any]:
-    """What GatewayClient sends with every request; a configured renewer of tokens is asked by this."""
+    """Returns what GatewayClient sends with every request. Calls a configured token renewer."""
     return GatewayClient.instance().load_connection_args()
 
 
@@ -95,13 +96,17 @@ def _ssl(options: dict[str, Any]) -> ssl.SSLContext:
 
 
 def _session(options: dict[str, Any], url: str) -> aiohttp.ClientSession:
-    connector = aiohttp.TCPConnector(ssl=_ssl(options)) if url.lower().startswith(("https", "wss")) else aiohttp.TCPConnector()
+    connector = (
+        aiohttp.TCPConnector(ssl=_ssl(options)) if url.lower().startswith(("https", "wss")) else aiohttp.TCPConnector()
+    )
     return aiohttp.ClientSession(
         connector=connector,
-        # GatewayClient keeps the cookies, if it is told to, and puts them into the headers.
+        # GatewayClient keeps the cookies if configured, and puts them into the headers.
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=_headers(options),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=min(GatewayClient.instance().connect_timeout, _MAX_CONNECT_TIME)),
+        timeout=aiohttp.ClientTimeout(
+            total=None, sock_connect=min(GatewayClient.instance().connect_timeout, _MAX_CONNECT_TIME)
+        ),
     )
 
 
@@ -113,19 +118,24 @@ def _websocket_base() -> str:
     client = GatewayClient.instance()
     url, ws_url = client.url or "", client.ws_url or ""
     if ws_url == url.lower().replace("http", "ws"):
-        return "ws" + url[len("http") :]  # its default, which loses the case of a path
+        return "ws" + url[len("http") :]  # GatewayClient's own default lower-cases the path
     return ws_url
 
 
 def websocket_url(kernel_id: str, session_id: str = "", cursor: bytes = b"") -> str:
-    """The address of a kernel's websocket."""
+    """Returns the address of a kernel's websocket."""
     query = {k: v for k, v in (("session_id", session_id), ("cursor", cursor.hex())) if v}
-    return _websocket_base().rstrip("/") + _kernel_path(kernel_id) + "/channels" + ("?" + urlencode(query) if query else "")
+    return (
+        _websocket_base().rstrip("/")
+        + _kernel_path(kernel_id)
+        + "/channels"
+        + ("?" + urlencode(query) if query else "")
+    )
 
 
 @contextlib.asynccontextmanager
 async def channels(kernel_id: str, session_id: str, cursor: bytes) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-    """Connects to a kernel's websocket, offering the relay's protocol. Whether it was selected is for the caller to see.
+    """Connects to a kernel's websocket and offers the relay's protocol. The caller checks whether it was selected.
 
     Raises Refused and Unreachable. The connection is closed at the end.
     """
@@ -148,7 +158,7 @@ async def channels(kernel_id: str, session_id: str, cursor: bytes) -> AsyncItera
         try:
             yield ws
         finally:
-            # What ends a relay is not held up by a peer that does not answer the closing.
+            # A peer that does not answer the close frame must not delay the end of a relay.
             with contextlib.suppress(asyncio.TimeoutError, aiohttp.ClientError, OSError):
                 await within(1, ws.close())
 
@@ -161,8 +171,8 @@ async def log(kernel_id: str, query: dict[str, str]) -> AsyncIterator[aiohttp.Cl
 
 
 async def log_lines(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    """The lines of a log, as they come. Raises Unreachable if it breaks off."""
-    begun: list[bytes] = []  # pieces of a line that has not ended
+    """Yields the lines of a log as they arrive. Raises Unreachable if the connection breaks."""
+    begun: list[bytes] = []  # pieces of an incomplete line
     length = 0
     try:
         async for piece in response.content.iter_any():
@@ -176,7 +186,7 @@ async def log_lines(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str,
                     yield value
             begun.append(rest)
             length += len(rest)
-            if length > _LONGEST_LINE:
+            if length > _MAX_LINE:
                 raise Unreachable("a line of the log has no end")
     except (aiohttp.ClientError, ValueError) as err:
         raise Unreachable(f"the log broke off: {err}") from err
@@ -184,7 +194,7 @@ async def log_lines(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str,
 
 @contextlib.asynccontextmanager
 async def get(path: str, query: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
-    """Makes a GET request of the gateway whose body may be long or may never end. Raises Refused and Unreachable."""
+    """Sends a GET request to the gateway whose body may be long or endless. Raises Refused and Unreachable."""
     options = _options()
     url = (GatewayClient.instance().url or "").rstrip("/") + path
     async with _session(options, url) as session, fetch(session, url, query) as response:
@@ -192,8 +202,10 @@ async def get(path: str, query: dict[str, str]) -> AsyncIterator[aiohttp.ClientR
 
 
 @contextlib.asynccontextmanager
-async def fetch(session: aiohttp.ClientSession, url: str, query: dict[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
-    """Makes a GET request and gives the response if it is 200. Raises Refused and Unreachable, also for a body that breaks."""
+async def fetch(
+    session: aiohttp.ClientSession, url: str, query: dict[str, str]
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """Sends a GET request and yields a 200 response. Raises Refused and Unreachable, also if the body breaks off."""
     if query:
         url += "?" + urlencode(query)
     try:
@@ -209,7 +221,7 @@ async def fetch(session: aiohttp.ClientSession, url: str, query: dict[str, str])
 
 
 async def read_json(response: aiohttp.ClientResponse) -> Any:
-    """A response's whole body. Raises Unreachable if it breaks off or is no JSON."""
+    """Returns a response's body as JSON. Raises Unreachable if the body breaks off or is not JSON."""
     try:
         return json.loads(await within(2 * _MAX_CONNECT_TIME, response.read()))
     except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as err:
@@ -217,7 +229,7 @@ async def read_json(response: aiohttp.ClientResponse) -> Any:
 
 
 def _plainly(err: Exception) -> str:
-    """What went wrong, without aiohttp's details of the connection."""
+    """Describes an error without aiohttp's details of the connection."""
     cause = err.os_error if isinstance(err, aiohttp.ClientConnectorError) else err
     if isinstance(cause, OSError) and cause.errno and cause.errno > 0:
         return os.strerror(cause.errno)
@@ -225,7 +237,7 @@ def _plainly(err: Exception) -> str:
 
 
 async def _message(response: aiohttp.ClientResponse) -> str:
-    """What an error's body says, or the status line."""
+    """Returns the message in an error's body, or the status line."""
     default = response.reason or "error"
     try:
         body = json.loads(await within(_MAX_CONNECT_TIME, response.read()))

@@ -1,7 +1,8 @@
 """Routes that the extension adds to a Jupyter server.
 
-``GET {base_url}jupyter-ekg/kernels/ID/log`` passes on the gateway's log of a kernel, read with the server's own credential:
-whoever may read kernels here may read it. ``.../kernels/ID/outputs`` gives what the cells have printed, as read from it.
+``GET {base_url}jupyter-ekg/kernels/ID/log`` forwards the gateway's log of a kernel, read with the server's own
+credential. Any user who may read kernels here may read it. ``.../kernels/ID/outputs`` returns the cells' outputs from
+that log.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from tornado.iostream import StreamClosedError
 from . import gateway
 from .outputs import Log
 
-# A kernel's id in a path, by the name that jupyter_server's handlers have for it.
+# A kernel's id in a path, named as in jupyter_server's handlers.
 KERNEL_ID = r"(?P<kernel_id>\w+-\w+-\w+-\w+-\w+)"
 _PARAMETERS = ("log", "after", "limit", "parent", "follow")
 
 
 class _KernelHandler(APIHandler):
-    """A route that reads the log of a kernel of this server for a client that may go away meanwhile."""
+    """A route that reads the log of one of this server's kernels. The client may disconnect meanwhile."""
 
     auth_resource = "kernels"
 
@@ -33,7 +34,7 @@ class _KernelHandler(APIHandler):
 
     async def read(self, kernel_id, reading):
         """Awaits the coroutine function ``reading``, with the gateway's errors as HTTP errors."""
-        # The gateway may have kernels of others, and the credential be good for all of them.
+        # The server's credential may be valid for other users' kernels, too.
         if kernel_id not in self.kernel_manager:
             raise web.HTTPError(404, f"Kernel does not exist: {kernel_id}")
         self._reading = asyncio.ensure_future(reading(kernel_id))
@@ -43,7 +44,7 @@ class _KernelHandler(APIHandler):
             if not self.request.connection.stream.closed():
                 raise
         except StreamClosedError:
-            pass  # the client has gone
+            pass  # the client has disconnected
         except gateway.Refused as err:
             raise web.HTTPError(err.status, err.message.replace("%", "%%")) from err
         except gateway.Unreachable as err:
@@ -51,7 +52,7 @@ class _KernelHandler(APIHandler):
         return None
 
     def on_connection_close(self):
-        """Stops reading the log for a client that has gone: nothing may come for hours."""
+        """Stops reading the log when the client disconnects: no line may arrive for hours."""
         if self._reading is not None:
             self._reading.cancel()
         super().on_connection_close()
@@ -67,7 +68,11 @@ class KernelLogHandler(_KernelHandler):
         await self.read(kernel_id, self._copy)
 
     async def _copy(self, kernel_id: str) -> None:
-        query = {name: self.get_query_argument(name) for name in _PARAMETERS if self.get_query_argument(name, None) is not None}
+        query = {
+            name: self.get_query_argument(name)
+            for name in _PARAMETERS
+            if self.get_query_argument(name, None) is not None
+        }
         async with gateway.log(kernel_id, query) as response:
             self.set_header("Content-Type", "application/x-ndjson")
             self.set_header("Cache-Control", "no-store")
@@ -79,13 +84,13 @@ class KernelLogHandler(_KernelHandler):
                     self.write(piece)
                     await self.flush()  # waits while the client does not read
             except aiohttp.ClientError as err:
-                # A regular end would say that this is all there is.
+                # A regular end of the response would mean that the log is complete.
                 self.log.warning("jupyter-ekg: the log of kernel %s broke off: %s", kernel_id, err)
                 self.request.connection.stream.close()
 
 
 class KernelOutputsHandler(_KernelHandler):
-    """What the cells of a kernel have printed, as its log has it: each cell's newest execution."""
+    """The newest execution of each cell in a kernel's log."""
 
     @web.authenticated
     @authorized("read", resource="kernels")

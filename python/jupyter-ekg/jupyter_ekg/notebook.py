@@ -1,4 +1,4 @@
-"""A notebook file whose outputs are replaced, everything else staying as it is."""
+"""A notebook file whose outputs are replaced; everything else stays unchanged."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 
 from .outputs import Execution
 
-# Besides text/*, what nbformat keeps as a list of lines.
+# The types besides text/* that nbformat stores as a list of lines.
 _LINES = ("application/javascript", "image/svg+xml")
 
-# Places at which two texts are compared, where all their lines are alike.
-_MOST_TRIES = 1000
+# Bound on the comparisons of two texts that consist of equal lines.
+_MAX_TRIES = 1000
 
 
 class NotebookError(Exception):
-    """The file cannot be read as a notebook, or not be written. The text is for the user."""
+    """The file is not a notebook, or cannot be read or written. The text is for the user."""
 
 
 class Notebook:
@@ -28,7 +28,7 @@ class Notebook:
     def __init__(self, path: str):
         """Reads the file. Raises NotebookError."""
         self.name = path
-        self.path = os.path.realpath(path)  # what a link points to is replaced, not the link
+        self.path = os.path.realpath(path)  # a link's target is replaced, not the link
         self._text = _read(self.path)
         try:
             self._json = json.loads(self._text)
@@ -40,12 +40,13 @@ class Notebook:
 
     @property
     def ids(self) -> set[str]:
-        """The ids of its cells; notebooks before format 4.5 have none."""
+        """The ids of its code cells. Notebooks before format 4.5 have no ids."""
         return {cell["id"] for _, cell in self._code_cells() if isinstance(cell.get("id"), str)}
 
     def find(self, execution: Execution) -> tuple[int, dict[str, Any]] | None:
-        """The cell that an execution ran, with its place among all cells from 1; by its id, or, where cells have none, by
-        its source if only one has that."""
+        """Returns the cell of an execution and its place among all cells, from 1.
+
+        A cell without an id is matched by its source, if only one cell has that source."""
         alike = []
         for place, cell in self._code_cells():
             if cell.get("id") == execution.cell:
@@ -55,9 +56,9 @@ class Notebook:
         return alike[0] if len(alike) == 1 else None
 
     def restore(self, cell: dict[str, Any], execution: Execution) -> bool:
-        """Puts an execution's outputs and count into a cell. Returns False if they were there already.
+        """Writes an execution's outputs and count into a cell. Returns False if the cell has them already.
 
-        What the cell has stays in front where the log has lost the execution's beginning.
+        If the log has dropped the execution's beginning, the cell's outputs are kept and continued.
         """
         before = [_split(_flat(output)) for output in cell.get("outputs") or []]
         after = execution.outputs
@@ -78,9 +79,9 @@ class Notebook:
         return _joined(cell.get("source"))
 
     def save(self) -> bool:
-        """Replaces the file in one step, in the layout that it has. Raises NotebookError.
+        """Replaces the file atomically and keeps its layout. Raises NotebookError.
 
-        Returns False, and leaves the file alone, if somebody else has written it since it was read.
+        Returns False and writes nothing if the file has changed since it was read.
         """
         if not self._changed:
             return True
@@ -102,9 +103,13 @@ class Notebook:
 
 
 def _continue(before: list[dict[str, Any]], kept: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Joins what a notebook has saved of an output with what a log has kept of its end. Without loss: where they overlap,
-    they are joined; else both are there, with the note of what is missing between them."""
-    streams = [i for i, output in enumerate(kept) if output["output_type"] == "stream" and not output["text"].startswith("[ekg] ")]
+    """Joins saved outputs with the end of the same outputs from a log. Overlapping text is merged. Otherwise both are
+    kept, with the text about dropped messages between them."""
+    streams = [
+        i
+        for i, output in enumerate(kept)
+        if output["output_type"] == "stream" and not output["text"].startswith("[ekg] ")
+    ]
     if before[-len(kept) :] == kept:
         return before  # joined already
     if not streams or not before:
@@ -120,10 +125,10 @@ def _continue(before: list[dict[str, Any]], kept: list[dict[str, Any]]) -> list[
 
 
 def _overlap(saved: str, kept: str) -> int | None:
-    """Where in a saved text the kept one begins, if they agree from there on, by whole lines."""
+    """Returns the position in the saved text at which the kept text begins, at the start of a line, or None."""
     line = kept[: kept.find("\n") + 1]
     at = saved.find(line) if line else -1
-    for _ in range(_MOST_TRIES):
+    for _ in range(_MAX_TRIES):
         if at < 0:
             return None
         rest = saved[at:]
@@ -134,7 +139,7 @@ def _overlap(saved: str, kept: str) -> int | None:
 
 
 def _flat(output: dict[str, Any]) -> dict[str, Any]:
-    """An output with its texts in one piece."""
+    """Returns an output with joined texts."""
     flat = dict(output)
     if "text" in flat:
         flat["text"] = _joined(flat["text"])
@@ -144,7 +149,7 @@ def _flat(output: dict[str, Any]) -> dict[str, Any]:
 
 
 def _split(output: dict[str, Any]) -> dict[str, Any]:
-    """An output with its texts as lists of lines, as they are in a file."""
+    """Returns an output with its texts as lists of lines, as in a file."""
     split = dict(output)
     if isinstance(split.get("text"), str):
         split["text"] = split["text"].splitlines(True)
@@ -174,7 +179,7 @@ def _read(path: str) -> str:
 
 
 def _replace(path: str, data: bytes) -> None:
-    """Writes beside the file and renames, so that there is a whole notebook at every moment."""
+    """Writes a temporary file and renames it, so that the notebook is complete at every moment."""
     folder, name = os.path.split(path)
     temporary = ""
     try:

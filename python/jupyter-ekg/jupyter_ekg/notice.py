@@ -1,8 +1,8 @@
-"""What a user sees in a cell while the gateway is away.
+"""The notice that a cell shows while the gateway is away.
 
-A line of output appears in the cell that runs, or in the one that is sent meanwhile. It is a display with an id, so it is
-updated when the connection is back, and emptied a little later: no trace of an absence that lost nothing stays in
-the notebook.
+The notice is a line of output in the running cell, or in a cell that the user runs meanwhile. It is a display with an
+id: it is updated when the connection is back, and emptied some seconds later. An absence without loss therefore leaves
+no visible trace in the notebook.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from collections import OrderedDict
 
 from . import framing
 
-# How long the sentence that the connection is back stays.
+# Seconds for which a notice stays after the connection is back.
 CLEAR_AFTER = 10.0
 
-_MOST_CELLS = 1000  # that are remembered as running
+_MAX_CELLS = 1000  # bound on the cells that are remembered as running
 
 
 class Cells:
-    """Follows which cells of one session run, by looking at the messages of both directions; and the kernel's session."""
+    """Tracks the running cells of one session and the kernel's session, from the messages of both directions."""
 
     def __init__(self, session_id: str):
-        self.kernel_session = ""  # as in the last message of the kernel; empty if there was none
+        self.kernel_session = ""  # from the kernel's last message; empty before the first
         self._session_id = session_id
         self._running: OrderedDict[str, bytes] = OrderedDict()  # msg_id of the request: its header's JSON, oldest first
 
     @property
     def running(self) -> bytes:
-        """The header of the oldest request that has not ended, as JSON; empty if there is none."""
+        """The header of the oldest running request as JSON; empty if no cell is running."""
         return next(iter(self._running.values()), b"")
 
     def sent(self, frame: framing.Frame) -> bytes:
-        """Looks at a message of the session. Returns its header if it asks for a cell to be run, else nothing."""
+        """Tracks a message that the page sent. Returns the header of an execute_request, else empty bytes."""
         if frame.channel != "shell" or b"execute_request" not in frame.header:
             return b""
         header = framing.loads_object(frame.header)
@@ -43,7 +43,7 @@ class Cells:
         return frame.header
 
     def received(self, frame: framing.Frame) -> None:
-        """Looks at a message of the kernel."""
+        """Tracks a message that the kernel sent."""
         raw = frame.header
         known = self.kernel_session and self.kernel_session.encode() in raw
         if known and b"status" not in raw:
@@ -69,12 +69,12 @@ class Cells:
 
     def _add(self, msg_id: str, header: bytes) -> None:
         self._running[msg_id] = header
-        if len(self._running) > _MOST_CELLS:
+        if len(self._running) > _MAX_CELLS:
             self._running.popitem(last=False)
 
 
 class Notice:
-    """The sentence in one cell: its three versions as iopub messages."""
+    """The notice in one cell, as iopub messages."""
 
     def __init__(self, kernel_session: str, parent_header: bytes):
         self._session = kernel_session
@@ -83,27 +83,27 @@ class Notice:
         self._began = time.time()
 
     def away(self, why: str) -> bytes:
-        """Says that the connection is lost."""
+        """Returns the message that shows the notice."""
         at = time.strftime("%H:%M:%S", time.localtime(self._began))
         return self._message(
             "display_data",
-            f"[ekg] {at}: the connection to the gateway is lost ({why}). It is tried again until it is there. What is sent"
-            " meanwhile is kept, and what the kernel says is shown then.",
+            f"[ekg] {at}: the connection to the gateway is lost ({why}).\n"
+            "Retrying. Cells that you run are kept, and the kernel's output will follow.",
         )
 
     def back(self) -> bytes:
-        """Says that the connection is there again."""
+        """Returns the message for a connection that is back."""
         seconds = time.time() - self._began
         return self._message(
-            "update_display_data", f"[ekg] The connection to the gateway is back, after {seconds:.0f} s. It goes on."
+            "update_display_data", f"[ekg] The connection to the gateway is back after {seconds:.0f} s."
         )
 
     def gone(self, why: str) -> bytes:
-        """Says that there is nothing left to connect to."""
+        """Returns the message for a kernel that has ended."""
         return self._message("update_display_data", f"[ekg] The kernel has ended: {why}")
 
     def clear(self) -> bytes:
-        """Takes the sentence away."""
+        """Returns the message that empties the notice."""
         return self._message("update_display_data", "")
 
     def _message(self, msg_type: str, text: str) -> bytes:

@@ -1,4 +1,4 @@
-"""jupyter_server before 2.6, where a gateway's websockets have a handler of their own that knows no connection classes."""
+"""Support for jupyter_server before 2.6, whose websocket handler for gateways has no connection classes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ except ImportError:
     from jupyter_server.gateway.handlers import GatewayWebSocketClient
 
     class GatewayWebSocketConnection:  # type: ignore[no-redef]
-        """What later versions have under this name, made of what that handler uses."""
+        """The class that later versions have under this name, made from the old handler's parts."""
 
         def __init__(self, parent: Any, websocket_handler: Any, config: Any, session: Any = None):
             self._kernel_id = parent.kernel_id
@@ -28,8 +28,8 @@ except ImportError:
             self._client = GatewayWebSocketClient()
 
         async def connect(self) -> None:
-            """Begins to connect."""
-            # Its on_open does this later, and loses what is sent before.
+            """Starts to connect."""
+            # The old on_open connects later and loses messages that arrive earlier.
             await self._client._connect(self._kernel_id, self._write)
 
         def _write(self, message: str | bytes) -> None:
@@ -37,7 +37,7 @@ except ImportError:
                 self._handler.write_message(message, binary=isinstance(message, bytes))
 
         def handle_incoming_message(self, message: str | bytes) -> None:
-            """Sends a message of the browser."""
+            """Forwards a message from the browser."""
             self._client.on_message(message)
 
         def disconnect(self) -> None:
@@ -46,14 +46,14 @@ except ImportError:
 
 
 class ChannelsHandler(KernelWebsocketHandler):
-    """jupyter_server's handler for local kernels, which uses the connection class; with the pings of later versions."""
+    """jupyter_server's handler for local kernels, which uses the connection class, with later versions' pings."""
 
     async def open(self, kernel_id):
-        """Begins to ping and to relay."""
+        """Starts the pings and the relay."""
         WebSocketMixin.open(self)
         await super().open(kernel_id)
 
 
 def add_handler(web_app: Any, base_url: str) -> None:
-    """Puts the handler before the one that the server has for gateways."""
+    """Registers the handler before the server's own handler for gateways."""
     web_app.add_handlers(".*$", [(url_path_join(base_url, "api", "kernels", KERNEL_ID, "channels"), ChannelsHandler)])

@@ -1,14 +1,14 @@
-"""What the cells of a notebook have printed, from the messages in a kernel's log, as a front end would show it."""
+"""The outputs of a notebook's cells, computed from the messages in a kernel's log as a front end does."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import Any
 
-# A note in the place of messages that the log no longer has.
+# The text that replaces messages that the log has dropped.
 _LOST = "[ekg] {} messages of output are missing here\n"
 
-_MOST_SEEN = 20_000
+_MAX_SEEN = 20_000
 
 _OUTPUTS = ("stream", "display_data", "execute_result", "error")
 
@@ -18,26 +18,26 @@ class Execution:
 
     def __init__(self, msg_id: str, session: str, cell: str, epoch: int, number: int):
         self.msg_id = msg_id
-        self.session = session  # of the page or program that asked for it
+        self.session = session  # of the page or program that sent the request
         self.cell = cell
         self.epoch = epoch
         self.number = number  # of its first message
-        self.code: str | None = None  # None: the log does not have its beginning any more
+        self.code: str | None = None  # None if the log has dropped its beginning
         self.count: int | None = None
         self.running = True
-        self.lost = 0  # messages that are missing, of this or of others that ran at the same time
+        self.lost = 0  # dropped messages, of this or of simultaneous executions
         self._outputs: list[dict[str, Any]] = []
         self._clear = False  # before the next output
-        self._seen: deque[str] = deque(maxlen=_MOST_SEEN)  # msg_ids of its newest messages
+        self._seen: deque[str] = deque(maxlen=_MAX_SEEN)  # msg_ids of its newest messages
 
     @property
     def beheaded(self) -> bool:
-        """Whether its beginning is lost."""
+        """Whether the log has dropped its beginning."""
         return self.code is None
 
     @property
     def outputs(self) -> list[dict[str, Any]]:
-        """Its outputs as nbformat has them, text in one piece, overwritten text removed."""
+        """The outputs in nbformat's form, with joined text and without overwritten text."""
         outputs = self._plain()
         for output in outputs:
             output.pop("transient", None)
@@ -46,10 +46,10 @@ class Execution:
         return outputs
 
     def model(self) -> dict[str, Any]:
-        """All of it as JSON, for a page that shows the cell.
+        """Returns the execution as JSON, for a page that shows the cell.
 
-        While it runs, text is not overwritten yet and displays have their ids: more may come for both. ``seen`` are the
-        messages that are in this, of which the page may have some more to come.
+        While it runs, overwritten text and display ids are kept, because later messages may refer to them. ``seen``
+        holds the msg_ids in the outputs: the page may receive some of these messages again.
         """
         return {
             "msg_id": self.msg_id,
@@ -65,7 +65,7 @@ class Execution:
         }
 
     def saw(self, msg_id: Any) -> None:
-        """Notes that a message was read."""
+        """Records the msg_id of a message."""
         if isinstance(msg_id, str):
             self._seen.append(msg_id)
 
@@ -76,7 +76,7 @@ class Execution:
         ]
 
     def add(self, output: dict[str, Any]) -> None:
-        """Appends an output; text of one stream is joined."""
+        """Appends an output. Consecutive text of one stream is joined."""
         if self._clear:
             self.clear()
         last = self._outputs[-1] if self._outputs else None
@@ -88,14 +88,14 @@ class Execution:
         self._outputs.append(output)
 
     def clear(self, wait: bool = False) -> None:
-        """Removes the outputs, now or when the next one comes."""
+        """Removes the outputs, now or before the next one."""
         self._clear = wait
         if not wait:
             self._outputs.clear()
 
 
 class Log:
-    """Reads a log's lines, oldest first, and keeps each cell's newest execution."""
+    """The newest execution of each cell, from a log's lines in order."""
 
     def __init__(self) -> None:
         self.number = 0  # of the last line
@@ -134,7 +134,7 @@ class Log:
             return
         if not isinstance(cell, str) or not isinstance(msg_id, str):
             return
-        # The gateway's own remarks, also on requests that were never run, are no beginning.
+        # The gateway's own messages start no execution: they may belong to requests that never ran.
         own = header.get("username") == "ekg"
         execution = self._executions.get(msg_id) or (None if own else self._begin(cell, parent, msg_type, epoch))
         if execution is not None:
@@ -142,7 +142,7 @@ class Log:
             self._apply(execution, msg_type, content)
 
     def _begin(self, cell: str, parent: dict[str, Any], msg_type: Any, epoch: int) -> Execution | None:
-        # A request that was aborted, because one before it failed, has neither.
+        # An aborted request has neither: a request before it failed.
         if msg_type != "execute_input" and not (msg_type in _OUTPUTS or msg_type == "clear_output"):
             return None
         msg_id = parent["msg_id"]
@@ -166,7 +166,9 @@ class Log:
             execution.code = str(content.get("code", ""))
             execution.count = content.get("execution_count")
         elif msg_type == "stream":
-            execution.add({"output_type": "stream", "name": content.get("name", "stdout"), "text": str(content.get("text", ""))})
+            execution.add(
+                {"output_type": "stream", "name": content.get("name", "stdout"), "text": str(content.get("text", ""))}
+            )
         elif msg_type == "error":
             execution.add(
                 {
@@ -209,7 +211,7 @@ class Log:
 
 
 def overwritten(text: str) -> str:
-    """Text as a terminal shows it: carriage returns and backspaces overwrite what is before them in their line."""
+    """Returns text as a terminal shows it: carriage returns and backspaces overwrite earlier text of their line."""
     if "\r" not in text and "\b" not in text:
         return text
     return "\n".join(_overwritten_line(line) for line in text.replace("\r\n", "\n").split("\n"))

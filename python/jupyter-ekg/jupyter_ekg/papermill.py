@@ -1,4 +1,4 @@
-"""The engine ``ekg`` of papermill: ``papermill --engine ekg in.ipynb out.ipynb`` runs the notebook through the gateway."""
+"""papermill's engine ``ekg``: ``papermill --engine ekg in.ipynb out.ipynb`` runs a notebook through the gateway."""
 
 from papermill.engines import NBClientEngine
 

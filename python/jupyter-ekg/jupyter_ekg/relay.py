@@ -1,12 +1,12 @@
-"""The relay: joins one peer (a browser's websocket, a program's client) to a kernel's supervisor, and keeps them joined.
+"""The relay connects one peer (a browser's websocket, a program's client) to a kernel's supervisor, and reconnects.
 
 It speaks ``v1.relay.ekg`` with the supervisor, through the gateway, which only copies bytes:
 
-* towards the peer each message comes with a cursor. When the connection breaks, the next one is opened with the cursor of
-  the last message that was handed over, so that the peer gets everything once and in order. The supervisor's pings are
-  passed on behind what came before them, and answered when the peer answers.
-* from the peer each message is kept until the supervisor has proven that it accepted it (a ping sent behind it comes
-  back), and is sent again on the next connection; the supervisor drops what it has accepted already.
+* To the peer: each message has a cursor. After a break, the next connection starts at the cursor of the last delivered
+  message, so the peer receives every message once and in order. The supervisor's pings are forwarded behind the
+  messages before them, and answered when the peer answers.
+* From the peer: each message is kept until the supervisor has proven that it accepted the message: a ping sent behind
+  it was answered. Kept messages are resent on the next connection; the supervisor drops those that it has.
 
 A relay runs in one event loop: ``run`` is its only task, ``send`` and ``acknowledge`` are called in the same loop.
 """
@@ -21,49 +21,50 @@ import socket
 import struct
 import sys
 from collections import deque
-from typing import Any, Awaitable, Protocol
+from collections.abc import Awaitable
+from typing import Any, Protocol
 
 import aiohttp
 
 from . import gateway
 
-# What is kept of the peer's messages until the supervisor has accepted them. A single message may be larger.
-KEEP_BYTES = 64 << 20
-KEEP_MESSAGES = 10_000
+# Bounds on the peer's messages that the supervisor has not accepted yet. A single message may be larger.
+MAX_KEPT_BYTES = 64 << 20
+MAX_KEPT_MESSAGES = 10_000
 
-# The pause before the gateway is tried again, doubled each time, plus up to half of it by chance.
-FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 5.0
+# Seconds before the next attempt to connect: doubled each time, plus a random part of up to a half.
+MIN_PAUSE = 0.1
+MAX_PAUSE = 5.0
 
-# How long the gateway may be away before the peer is told.
-TELL_AFTER = 2.0
+# Seconds of absence before the peer is notified.
+NOTICE_AFTER = 2.0
 
 _CURSOR = 24  # bytes before each message
 _SIGN_OF_LIFE = 10.0  # seconds; the supervisor asks for one each 15
 _DEAD_AFTER = 45.0  # seconds without anything from the supervisor
 
-# Ends that would repeat themselves for ever, since what is sent again is what was refused.
+# Close codes after which a reconnection would fail again: it would resend the rejected message.
 _REFUSALS = {1002, 1003, 1007, 1009}
 
 
 class PeerGone(Exception):
-    """The peer's connection has ended: nothing can be handed to it."""
+    """The peer's connection has ended; nothing can be delivered to it."""
 
 
 class InputFull(Exception):
-    """More input is waiting for the supervisor than is kept."""
+    """The bound on unaccepted input is exceeded."""
 
 
 class KernelGone(Exception):
-    """The kernel has ended for good."""
+    """The kernel has ended permanently."""
 
 
 class NoRelay(Exception):
-    """The server does not speak the relay's protocol: it is not ekg."""
+    """The server does not support the relay's protocol: it is not ekg."""
 
 
 class InputRefused(Exception):
-    """The supervisor does not take what the peer sent. ``code`` is its websocket close code."""
+    """The supervisor rejects the peer's message. ``code`` is the websocket close code."""
 
     def __init__(self, code: int, reason: str):
         super().__init__(reason or f"close code {code}")
@@ -71,23 +72,23 @@ class InputRefused(Exception):
 
 
 class Peer(Protocol):
-    """Whom a relay serves. All methods are called in the relay's loop; those that hand something over raise PeerGone."""
+    """The peer of a relay. All methods are called in the relay's loop; those that deliver something raise PeerGone."""
 
     def deliver(self, frame: bytes) -> Awaitable[Any]:
-        """Hands over a v1 message, at once; what it returns is awaited before more is read."""
+        """Delivers a v1 message at once. The relay awaits the result before it reads on."""
 
     def ping(self, payload: bytes) -> None:
-        """Asks the peer whether it has what was delivered; ``Relay.acknowledge(payload)`` is the answer."""
+        """Asks for an acknowledgement of the delivered messages; ``Relay.acknowledge(payload)`` is the answer."""
 
     def away(self, why: str) -> None:
-        """The connection has been away for TELL_AFTER seconds."""
+        """Is called when the gateway has been away for NOTICE_AFTER seconds."""
 
     def back(self) -> None:
-        """The connection is there (again), whether or not away was called."""
+        """Is called at each connection, whether or not ``away`` was called."""
 
 
-class _Nobody:
-    """The peer of a relay that was left: takes everything and acknowledges nothing."""
+class _AbsentPeer:
+    """The peer of a detached relay: accepts everything and acknowledges nothing."""
 
     async def deliver(self, frame: bytes) -> None:
         del frame
@@ -103,7 +104,7 @@ class _Nobody:
 
 
 class Relay:
-    """One peer's connection to its kernel, over as many connections to the gateway as it takes."""
+    """One peer's connection to its kernel, over any number of connections to the gateway."""
 
     def __init__(self, peer: Peer, kernel_id: str, session_id: str, log: logging.Logger):
         # Fixed.
@@ -113,26 +114,28 @@ class Relay:
         self._log = log
 
         # Towards the peer.
-        self._cursor = b""  # of the last message handed over
-        self._pongs: deque[bytes] = deque(maxlen=16)  # the peer's answers for the supervisor; each includes those before
+        self._cursor = b""  # of the last delivered message
+        self._pongs: deque[bytes] = deque(
+            maxlen=16
+        )  # the peer's answers for the supervisor; each includes those before
 
         # From the peer. Messages are counted from 1 over the relay's whole life.
         self._kept: deque[bytes] = deque()  # messages _proven+1 and up
         self._kept_bytes = 0
-        self._proven = 0  # messages that the supervisor has accepted
+        self._proven = 0  # number of messages that the supervisor has accepted
         self._sent = 0  # messages sent on the present connection, or proven before it
-        self._pinged = 0  # what the last ping on it covers
-        self._wake = asyncio.Event()  # there may be something for the writer
+        self._pinged = 0  # number of messages that the last ping covers
+        self._wake = asyncio.Event()  # set when the writer may have work
 
         # The connection.
         self._generation = 0  # counts connections, from 1
-        self._proved_alive = False  # the present one has brought something
+        self._proved_alive = False  # the present connection has received a frame
         self._away_since: float | None = None
         self._last_trouble = ""
 
     def send(self, frame: bytes) -> None:
-        """Takes a v1 message for the kernel; it is sent as soon and as often as needed. Raises InputFull."""
-        full = len(self._kept) >= KEEP_MESSAGES or self._kept_bytes + len(frame) > KEEP_BYTES
+        """Queues a v1 message for the kernel. It is resent until the supervisor accepts it. Raises InputFull."""
+        full = len(self._kept) >= MAX_KEPT_MESSAGES or self._kept_bytes + len(frame) > MAX_KEPT_BYTES
         if full and self._kept:
             raise InputFull
         self._kept.append(frame)
@@ -141,17 +144,17 @@ class Relay:
 
     @property
     def pending(self) -> int:
-        """How many messages the supervisor has yet to accept."""
+        """The number of messages that the supervisor has not accepted yet."""
         return len(self._kept)
 
     def take_over(self, other: Relay) -> None:
-        """Takes what another relay of the same kernel and session has not got accepted; to be called before run."""
+        """Adopts the unaccepted messages of another relay of the same kernel and session. Must be called before run."""
         for frame in other._kept:
             self._kept.append(frame)
             self._kept_bytes += len(frame)
 
     def take_all(self) -> list[bytes]:
-        """Takes out all that was not accepted; for a server that does not speak the relay's protocol."""
+        """Removes and returns all unaccepted messages, for a server that does not support the relay's protocol."""
         frames = list(self._kept)
         self._kept.clear()
         self._kept_bytes = 0
@@ -159,12 +162,12 @@ class Relay:
         return frames
 
     def detach(self) -> None:
-        """Goes on without the peer, until what it had sent is accepted; then run returns."""
-        self._peer = _Nobody()
+        """Continues without the peer until its messages are accepted; then run returns."""
+        self._peer = _AbsentPeer()
         self._wake.set()
 
     def acknowledge(self, payload: bytes) -> None:
-        """Takes the peer's answer to a ping. One that belongs to an earlier connection to the gateway is of no use."""
+        """Handles the peer's answer to a ping. Answers for an earlier connection to the gateway are ignored."""
         if payload[-4:] != self._tag():
             return
         self._pongs.append(payload[:-4])
@@ -173,11 +176,11 @@ class Relay:
     async def run(self) -> None:
         """Relays until it is cancelled, or raises KernelGone, NoRelay, InputRefused or PeerGone.
 
-        It may be called again after PeerGone. Returns only after detach.
+        run may be called again after PeerGone. It returns only after detach.
         """
-        pause = FIRST_PAUSE
+        pause = MIN_PAUSE
         self._away_since = asyncio.get_running_loop().time()
-        teller = self._tell_later("the gateway has not been reached yet")
+        away_timer = self._schedule_notice("the gateway has not been reached yet")
         try:
             while not self._finished():
                 why = "the connection broke"
@@ -185,7 +188,7 @@ class Relay:
                     async with gateway.channels(self._kernel_id, self._session_id, self._cursor) as ws:
                         if ws.protocol != gateway.RELAY:
                             raise NoRelay
-                        teller.cancel()
+                        away_timer.cancel()
                         self._connected()
                         why = await self._serve(ws)
                 except gateway.Refused as err:
@@ -198,28 +201,28 @@ class Relay:
                     return
                 if self._proved_alive:
                     self._proved_alive = False
-                    pause = FIRST_PAUSE
+                    pause = MIN_PAUSE
                 if self._away_since is None:
                     self._away_since = asyncio.get_running_loop().time()
-                    teller = self._tell_later(why)
+                    away_timer = self._schedule_notice(why)
                 if why != self._last_trouble:
                     self._last_trouble = why
                     self._log.warning("jupyter-ekg: kernel %s: %s; trying again", self._kernel_id, why)
-                await asyncio.sleep(pause * random.uniform(1, 1.5))  # noqa: S311
-                pause = min(2 * pause, LONGEST_PAUSE)
+                await asyncio.sleep(pause * random.uniform(1, 1.5))
+                pause = min(2 * pause, MAX_PAUSE)
         finally:
-            teller.cancel()
+            away_timer.cancel()
 
     def _finished(self) -> bool:
-        return isinstance(self._peer, _Nobody) and not self._kept
+        return isinstance(self._peer, _AbsentPeer) and not self._kept
 
-    def _tell_later(self, why: str) -> asyncio.TimerHandle:
+    def _schedule_notice(self, why: str) -> asyncio.TimerHandle:
         def tell() -> None:
-            # A peer that is gone ends the relay where something is handed over.
+            # The next delivery reports a peer that is gone.
             with contextlib.suppress(PeerGone):
                 self._peer.away(self._last_trouble or why)
 
-        return asyncio.get_running_loop().call_later(TELL_AFTER, tell)
+        return asyncio.get_running_loop().call_later(NOTICE_AFTER, tell)
 
     def _connected(self) -> None:
         self._generation += 1
@@ -233,11 +236,11 @@ class Relay:
         self._peer.back()
 
     def _tag(self) -> bytes:
-        """Tells a ping of this connection from one of an earlier, whose numbers mean something else."""
+        """Returns a tag that distinguishes this connection's pings from those of earlier connections."""
         return struct.pack(">I", self._generation & 0xFFFFFFFF)
 
     async def _serve(self, ws: aiohttp.ClientWebSocketResponse) -> str:
-        """Relays over one connection until it ends; returns why it did."""
+        """Relays over one connection until it ends. Returns the reason."""
         reader = asyncio.ensure_future(self._read(ws))
         writer = asyncio.ensure_future(self._write(ws))
         try:
@@ -249,7 +252,9 @@ class Relay:
         for result in results:
             if isinstance(result, str):
                 return result
-            if isinstance(result, BaseException) and not isinstance(result, (asyncio.CancelledError, aiohttp.ClientError, OSError)):
+            if isinstance(result, BaseException) and not isinstance(
+                result, (asyncio.CancelledError, aiohttp.ClientError, OSError)
+            ):
                 raise result
         return "the connection broke"
 
@@ -267,12 +272,12 @@ class Relay:
             )
             if msg.type is aiohttp.WSMsgType.BINARY:
                 data = msg.data
-                del msg  # it may be large, and this is held until the peer has taken it
+                del msg  # may be large, and would live until the peer has accepted the frame
                 cursor, frame = data[:_CURSOR], data[_CURSOR:]
                 del data
                 taken = self._peer.deliver(frame)
                 del frame
-                # From here on it is the peer's, also if this connection ends while it is being taken.
+                # The message counts as delivered even if this connection ends while the peer accepts it.
                 self._cursor = cursor
                 await taken
             elif msg.type is aiohttp.WSMsgType.PING:
@@ -287,7 +292,7 @@ class Relay:
                 return "the gateway sent a text message"
 
     async def _receive(self, ws: aiohttp.ClientWebSocketResponse) -> aiohttp.WSMessage | None:
-        """The next frame; None if the gateway is silent. A large message that is still arriving is no silence."""
+        """Returns the next frame, or None if the gateway is silent. While a large message arrives, it is not silent."""
         receiving = asyncio.ensure_future(ws.receive())
         try:
             while True:
@@ -305,7 +310,7 @@ class Relay:
         if code in _REFUSALS and self._kept:
             raise InputRefused(code, reason)
         if code == 1013:
-            self._proved_alive = False  # it asks for patience
+            self._proved_alive = False  # the supervisor is overloaded: keep the long pause
         if code in (None, 1000, 1001, 1006, 1012):
             return reason or "the connection broke"
         return reason or f"the gateway closed the connection with code {code}"
@@ -336,10 +341,10 @@ class Relay:
                 await ws.send_bytes(frame)
                 del frame
             elif loop.time() - last_sign >= _SIGN_OF_LIFE:
-                # Also when a ping is unanswered: the answers wait behind messages that a slow peer has yet to take.
+                # Also while a ping is unanswered: its answer may wait behind messages that a slow peer has not read.
                 await self._ping(ws)
             else:
-                # Not by asyncio.wait_for, which before Python 3.12 may lose a cancellation.
+                # asyncio.wait_for may lose a cancellation before Python 3.12.
                 timer = loop.call_at(last_sign + _SIGN_OF_LIFE, self._wake.set)
                 try:
                     await self._wake.wait()
@@ -354,7 +359,7 @@ class Relay:
 
 
 def _silent_for(ws: aiohttp.ClientWebSocketResponse) -> float:
-    """Seconds since bytes arrived on a connection, as the system knows; where it does not tell, as if since ever."""
+    """Returns the seconds since bytes last arrived, from the operating system; _DEAD_AFTER if it is unknown."""
     sock = ws.get_extra_info("socket")
     if sock is None or not sys.platform.startswith("linux"):
         return _DEAD_AFTER

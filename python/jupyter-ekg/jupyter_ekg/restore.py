@@ -1,11 +1,12 @@
-"""``jupyter ekg restore``: finds a notebook's kernel, reads its log, and puts into the file what cells have printed."""
+"""``jupyter ekg restore``: finds a notebook's kernel, reads its log, and writes the cells' output into the file."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-from typing import Any, AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from typing import Any, Callable
 from urllib.parse import quote
 
 import aiohttp
@@ -20,28 +21,28 @@ _SAVE_TRIES = 10
 
 
 class RestoreError(Exception):
-    """Why nothing could be restored. The text is for the user."""
+    """Nothing could be restored. The text is for the user."""
 
 
 class Source:
-    """Where kernels are: a gateway, or a Jupyter server in front of one."""
+    """A server that knows kernels: a gateway, or a Jupyter server in front of one."""
 
     name = ""
 
     def get(self, path: str, query: dict[str, str]) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """Makes a GET request. Raises gateway.Refused and gateway.Unreachable."""
+        """Sends a GET request. Raises gateway.Refused and gateway.Unreachable."""
         raise NotImplementedError
 
     def log_path(self, kernel_id: str) -> str:
-        """Where a kernel's log is."""
+        """Returns the path of a kernel's log."""
         raise NotImplementedError
 
     def place(self, path: str) -> str:
-        """A notebook's path as the source's sessions have it."""
+        """Returns a notebook's path as the server's sessions name it."""
         return path
 
     async def models(self, path: str) -> list[dict[str, Any]]:
-        """A list as /api/sessions or /api/kernels."""
+        """Returns a list of models, such as /api/sessions or /api/kernels."""
         async with self.get(path, {}) as response:
             models = await gateway.read_json(response)
         return [model for model in models if isinstance(model, dict)] if isinstance(models, list) else []
@@ -72,9 +73,9 @@ class ServerSource(Source):
     @contextlib.asynccontextmanager
     async def get(self, path, query):
         headers = {"Authorization": f"token {self._token}"} if self._token else {}
-        async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=None)) as session:
-            async with gateway.fetch(session, self._url + path, query) as response:
-                yield response
+        session = aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=None))
+        async with session, gateway.fetch(session, self._url + path, query) as response:
+            yield response
 
     def log_path(self, kernel_id):
         return f"/jupyter-ekg/kernels/{quote(kernel_id, safe='')}/log"
@@ -87,20 +88,24 @@ class ServerSource(Source):
 
 
 def sources(server: str | None, token: str | None) -> list[Source]:
-    """Where to look: what was named, or else the configured gateway and the Jupyter servers that run on this machine."""
+    """Returns the named server, or else the configured gateway and the Jupyter servers that run on this machine."""
     if server:
         return [ServerSource(server, token or os.environ.get("JUPYTER_TOKEN", ""))]
     found: list[Source] = [GatewaySource()] if GatewayClient.instance().gateway_enabled else []
     for info in list_running_servers():
         with contextlib.suppress(KeyError):
-            found.append(ServerSource(info["url"], info.get("token") or "", info.get("root_dir") or info.get("notebook_dir") or ""))
+            found.append(
+                ServerSource(
+                    info["url"], info.get("token") or "", info.get("root_dir") or info.get("notebook_dir") or ""
+                )
+            )
     return found
 
 
 async def restore(
     path: str, kernel_id: str | None, where: list[Source], follow: bool, say: Callable[[str], None]
 ) -> None:
-    """Restores the outputs of a notebook, and says what it did. Raises RestoreError and NotebookError."""
+    """Restores the outputs of a notebook and reports each cell. Raises RestoreError and NotebookError."""
     notebook = Notebook(path)
     if not where:
         raise RestoreError(
@@ -115,9 +120,11 @@ async def restore(
         report = _apply(notebook, log)
         if notebook.save():
             break
-        notebook = Notebook(path)  # somebody saved it meanwhile
+        notebook = Notebook(path)  # another program saved it meanwhile
     else:
-        raise RestoreError(f"{path} is being written all the time; close it in JupyterLab and try again")
+        raise RestoreError(
+            f"{path} is changed by another program again and again; close it in JupyterLab and try again"
+        )
     for line in report:
         say(line)
     if not report:
@@ -127,7 +134,7 @@ async def restore(
 
 
 async def _find(notebook: Notebook, kernel_id: str | None, where: list[Source]) -> tuple[Source, str]:
-    """The kernel of a notebook: the one that is named; else by a session; else the one whose log has run a cell of it."""
+    """Finds a notebook's kernel: the named one, else the one of its session, else the one whose log has its cells."""
     troubles: list[str] = []
     for source in where:
         try:
@@ -140,7 +147,7 @@ async def _find(notebook: Notebook, kernel_id: str | None, where: list[Source]) 
             troubles.append(f"{source.name}: {err}")
     if kernel_id is None:
         for source in where:
-            with contextlib.suppress(gateway.Refused, gateway.Unreachable):  # they are in troubles already
+            with contextlib.suppress(gateway.Refused, gateway.Unreachable):  # the error is reported already
                 found = await _by_log(source, notebook)
                 if found:
                     return source, found
@@ -186,7 +193,7 @@ async def _by_log(source: Source, notebook: Notebook) -> str | None:
                 if line.get("cell") in ids and str(line.get("time", "")) > newest:
                     best, newest = kernel_id, str(line.get("time", ""))
         except gateway.Refused:
-            continue  # it has no log: it is starting, or dead
+            continue  # a starting or dead kernel has no log
     return best
 
 
@@ -203,7 +210,7 @@ async def _read(source: Source, kernel_id: str, log: Log) -> None:
 
 
 async def _follow(source: Source, kernel_id: str, log: Log, notebook: Notebook, say: Callable[[str], None]) -> None:
-    """Reads on until no cell of the notebook runs. A gateway that is away meanwhile is waited for."""
+    """Reads on until no cell of the notebook runs. Waits for a gateway that is away."""
     told = False
     while True:
         running = [execution for execution in log.cells.values() if execution.running and notebook.find(execution)]
@@ -229,14 +236,14 @@ async def _follow(source: Source, kernel_id: str, log: Log, notebook: Notebook, 
 
 
 async def _lines(source: Source, kernel_id: str, query: dict[str, str]) -> AsyncIterator[dict[str, Any]]:
-    """The lines of a log. Raises gateway.Refused and gateway.Unreachable."""
+    """Yields the lines of a log. Raises gateway.Refused and gateway.Unreachable."""
     async with source.get(source.log_path(kernel_id), query) as response:
         async for line in gateway.log_lines(response):
             yield line
 
 
 def _apply(notebook: Notebook, log: Log) -> list[str]:
-    """Puts all executions into their cells. Returns a sentence for each."""
+    """Writes all executions into their cells. Returns a sentence for each."""
     report: dict[int, str] = {}
     for execution in sorted(log.cells.values(), key=lambda e: e.number):
         found = notebook.find(execution)
@@ -244,8 +251,8 @@ def _apply(notebook: Notebook, log: Log) -> list[str]:
             continue
         place, cell = found
         changed = notebook.restore(cell, execution)
-        report[place] = (
-            f"cell {place} [{execution.count or ' '}]: " + ", ".join(_remarks(notebook, cell, execution, changed))
+        report[place] = f"cell {place} [{execution.count or ' '}]: " + ", ".join(
+            _remarks(notebook, cell, execution, changed)
         )
     return [report[place] for place in sorted(report)]
 
@@ -256,7 +263,9 @@ def _remarks(notebook: Notebook, cell: dict[str, Any], execution: Execution, cha
     if execution.running:
         remarks.append("it is still running (--follow waits for its end)")
     if execution.lost:
-        remarks.append(f"{execution.lost} messages of its time are lost" + (", its beginning among them" if execution.beheaded else ""))
+        remarks.append(
+            f"{execution.lost} of its messages are lost" + (", its beginning among them" if execution.beheaded else "")
+        )
     if execution.code is not None and notebook.source(cell) != execution.code:
         remarks.append("its source was changed since it ran")
     return remarks

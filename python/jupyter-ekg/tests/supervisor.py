@@ -1,7 +1,7 @@
-"""A supervisor of the tests' own making: one kernel behind a gateway's address, which breaks where it is told to.
+"""The tests' supervisor: one kernel behind a gateway's address, with faults that a test can order.
 
-It speaks ``v1.relay.ekg`` as the real one does: a cursor before each message, numbered pings, answers to pings in order with
-the messages, and it drops messages that it has accepted already.
+It speaks ``v1.relay.ekg`` like the real one: a cursor before each message, numbered pings, answers to pings in order
+with the messages. It drops messages that it has accepted already.
 """
 
 from __future__ import annotations
@@ -118,6 +118,11 @@ class Supervisor:
         """How many websockets are open."""
         return len(self._sockets)
 
+    @property
+    def blocked(self) -> bool:
+        """Whether bytes wait in this process because a peer does not read."""
+        return any(ws._req.transport.get_write_buffer_size() > 0 for ws in self._sockets)
+
     def say(self, *messages: bytes) -> None:
         """Adds messages to the log."""
         self.log.extend(messages)
@@ -220,7 +225,9 @@ class Supervisor:
             if msg.type is aiohttp.WSMsgType.TEXT:
                 asked = json.loads(msg.data)
                 self.accepted.append(asked["header"]["msg_id"])
-                await ws.send_str(json.dumps({**asked, "parent_header": asked["header"], "msg_type": "reply", "msg_id": "r"}))
+                await ws.send_str(
+                    json.dumps({**asked, "parent_header": asked["header"], "msg_type": "reply", "msg_id": "r"})
+                )
         return ws
 
     async def _write(self, ws: web.WebSocketResponse, position: int) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import queue
 
 import pytest
+from conftest import LIMIT
 from jupyter_server.gateway.gateway_client import GatewayClient
 from supervisor import KERNEL, Supervisor, iopub, stream
 
@@ -21,8 +22,8 @@ def gateway_client():
 
 
 def run(main):
-    """Runs a test's coroutine within 20 seconds."""
-    asyncio.run(asyncio.wait_for(main, 20))
+    """Runs a test's coroutine within LIMIT."""
+    asyncio.run(asyncio.wait_for(main, LIMIT))
 
 
 async def started(supervisor, gateway_client, **kwargs):
@@ -49,8 +50,8 @@ def test_messages_and_token(gateway_client):
             _, client = await started(supervisor, gateway_client)
             msg_id = client.execute("1")
             supervisor.say(stream("out"), iopub("comm_msg", {}, buffers=(b"\xff",)))
-            assert (await client.get_iopub_msg(timeout=5))["content"]["text"] == "out"
-            assert (await client.get_iopub_msg(timeout=5))["buffers"] == [b"\xff"]
+            assert (await client.get_iopub_msg(timeout=LIMIT))["content"]["text"] == "out"
+            assert (await client.get_iopub_msg(timeout=LIMIT))["buffers"] == [b"\xff"]
             with pytest.raises(queue.Empty):
                 await client.get_shell_msg(timeout=0.05)
             while not supervisor.accepted:
@@ -73,13 +74,13 @@ def test_gateway_that_restarts(gateway_client):
         async with Supervisor() as supervisor:
             manager, client = await started(supervisor, gateway_client)
             supervisor.say(stream("before"))
-            await client.get_iopub_msg(timeout=5)
+            await client.get_iopub_msg(timeout=LIMIT)
             await supervisor.stop()
             msg_id = client.execute("meanwhile")
             assert await manager.is_alive()
             supervisor.say(stream("meanwhile"))
             await supervisor.start()
-            assert (await client.get_iopub_msg(timeout=10))["content"]["text"] == "meanwhile"
+            assert (await client.get_iopub_msg(timeout=LIMIT))["content"]["text"] == "meanwhile"
             while not supervisor.accepted:
                 await asyncio.sleep(0.01)
             assert supervisor.accepted == [msg_id]
@@ -88,7 +89,7 @@ def test_gateway_that_restarts(gateway_client):
     run(main())
 
 
-def test_start_while_the_gateway_is_away(gateway_client):
+def test_start_while_the_gateway_is_away(gateway_client, caplog):
     """The start is repeated until the gateway is there, always for the same kernel and the manager's kernelspec."""
 
     async def main():
@@ -97,7 +98,8 @@ def test_start_while_the_gateway_is_away(gateway_client):
             await supervisor.stop()
             manager = EkgKernelManager(kernel_name="other")
             starting = asyncio.ensure_future(manager.start_kernel())
-            await asyncio.sleep(0.3)
+            while "trying again" not in caplog.text:
+                await asyncio.sleep(0.01)
             supervisor.start_status = 503
             await supervisor.start()
             while len(supervisor.starts) < 2:
@@ -111,19 +113,21 @@ def test_start_while_the_gateway_is_away(gateway_client):
 
 
 def test_gateway_that_stays_away(gateway_client):
-    """Whoever waits for a message gets an error after the limit, and the kernel counts as lost."""
+    """A program that waits for a message gets an error after the limit, and the kernel counts as lost."""
 
     async def main():
         async with Supervisor() as supervisor:
-            manager, client = await started(supervisor, gateway_client, away_limit=0.5)
+            manager, client = await started(supervisor, gateway_client, away_limit=LIMIT)
+            assert client.away_limit == LIMIT
             supervisor.say(stream("last"))
-            await client.get_iopub_msg(timeout=5)
+            await client.get_iopub_msg(timeout=LIMIT)
+            manager.away_limit = client.away_limit = 0.5  # not before: the first connection may be slow
             await supervisor.stop()
             with pytest.raises(RuntimeError, match="the gateway has been away"):
                 await client.get_shell_msg(timeout=None)
             assert await manager.is_alive()  # unsure, at first
-            await asyncio.sleep(0.6)
-            assert not await manager.is_alive()
+            while await manager.is_alive():
+                await asyncio.sleep(0.01)
             await stopped(client)
             await supervisor.start()
 

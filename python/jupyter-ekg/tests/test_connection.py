@@ -1,4 +1,4 @@
-"""The extension in a real Jupyter server, with a browser of aiohttp on one side and a supervisor of our own on the other."""
+"""The extension in a real Jupyter server, between an aiohttp client as the browser and the tests' supervisor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import aiohttp
 import pytest
-from conftest import GATEWAY_TOKEN, TOKEN
+from conftest import GATEWAY_TOKEN, LIMIT, TOKEN
 from jupyter_server.gateway.gateway_client import GatewayClient
 from supervisor import KERNEL, KERNEL_SESSION, Supervisor, iopub, request, stream
 from tornado.websocket import WebSocketHandler
@@ -21,8 +21,8 @@ AUTH = {"Authorization": f"token {TOKEN}"}
 
 
 def run(main):
-    """Runs a test's coroutine within 20 seconds."""
-    asyncio.run(asyncio.wait_for(main, 20))
+    """Runs a test's coroutine within LIMIT."""
+    asyncio.run(asyncio.wait_for(main, LIMIT))
 
 
 @contextlib.asynccontextmanager
@@ -113,7 +113,9 @@ def test_browser_with_the_older_framing(server):
             assert binary.type is aiohttp.WSMsgType.BINARY
             assert binary.data.endswith(b"\xff\x00")
             await ws.send_str(json.dumps({**framing.to_dict(request("old")), "buffers": []}))
-            await ws.send_bytes(framing.to_legacy(framing.from_dict({**framing.to_dict(request("old2")), "buffers": [b"b"]})))
+            await ws.send_bytes(
+                framing.to_legacy(framing.from_dict({**framing.to_dict(request("old2")), "buffers": [b"b"]}))
+            )
             await until(lambda: supervisor.accepted == ["old", "old2"])
 
     run(main())
@@ -207,7 +209,7 @@ def test_sentence_in_a_cell_that_is_sent_meanwhile():
 
 
 def test_input_of_a_page_that_was_left(server):
-    """What a browser had sent while the gateway was away is delivered although the page is closed, or by its next one."""
+    """Input sent while the gateway was away is delivered although the page was closed, or by the next page."""
 
     async def main():
         async with gateway(server) as (supervisor, browser):

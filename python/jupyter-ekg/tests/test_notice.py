@@ -27,9 +27,13 @@ def test_a_cell_from_before_this_websocket():
     """A websocket of the same page that was opened later learns from the status which cell runs."""
     cells = Cells("browser")
     busy = {"execution_state": "busy"}
-    cells.received(framing.parse(iopub("status", busy, {"msg_id": "x", "msg_type": "execute_request", "session": "other"})))
+    cells.received(
+        framing.parse(iopub("status", busy, {"msg_id": "x", "msg_type": "execute_request", "session": "other"}))
+    )
     assert cells.running == b""
-    cells.received(framing.parse(iopub("status", busy, {"msg_id": "a", "msg_type": "execute_request", "session": "browser"})))
+    cells.received(
+        framing.parse(iopub("status", busy, {"msg_id": "a", "msg_type": "execute_request", "session": "browser"}))
+    )
     assert b'"a"' in cells.running
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import stat
 
 import pytest
+from conftest import LIMIT
 from jupyter_server.gateway.gateway_client import GatewayClient
 from supervisor import KERNEL, Supervisor
 
-from jupyter_ekg import cli, outputs
+from jupyter_ekg import cli, gateway, outputs
 from jupyter_ekg.notebook import Notebook, NotebookError
 from jupyter_ekg.outputs import Log
 from jupyter_ekg.restore import GatewaySource, RestoreError, restore
@@ -210,7 +212,11 @@ def test_only_outputs_and_counts_change(notebook):
     after = json.loads(notebook.read_text(encoding="utf-8"))
     assert after["cells"][1].pop("outputs") == [
         {"output_type": "stream", "name": "stdout", "text": ["0\n", "1\n", "2\n", "ü\n"]},
-        {"output_type": "display_data", "data": {"image/png": "AAA\nBBB", "application/json": {"a": "x\ny"}}, "metadata": {}},
+        {
+            "output_type": "display_data",
+            "data": {"image/png": "AAA\nBBB", "application/json": {"a": "x\ny"}},
+            "metadata": {},
+        },
     ]
     before["cells"][1].pop("outputs")
     assert after == before
@@ -226,7 +232,7 @@ def test_only_outputs_and_counts_change(notebook):
 
 
 def test_a_lost_beginning_does_not_cost_what_was_saved(notebook):
-    """Where the log's remainder overlaps the saved output they are joined, else both stay with a note; and only once."""
+    """The log's remainder is joined with overlapping saved output, else both are kept. Repeating changes nothing."""
     say = Lines()
     say.lost(5)
     say.print("a", "1\n2\n")
@@ -272,7 +278,7 @@ def test_what_is_no_notebook(tmp_path):
 
 
 def run(main):
-    """Runs a coroutine with a gateway's settings, within 20 seconds."""
+    """Runs a coroutine with a gateway's settings, within LIMIT."""
 
     async def with_gateway():
         async with Supervisor() as supervisor:
@@ -281,7 +287,7 @@ def run(main):
             await main(supervisor)
 
     try:
-        asyncio.run(asyncio.wait_for(with_gateway(), 20))
+        asyncio.run(asyncio.wait_for(with_gateway(), LIMIT))
     finally:
         GatewayClient.clear_instance()
 
@@ -306,20 +312,31 @@ def test_finds_the_kernel(notebook, by):
 
 def test_follow(notebook):
     """It waits for the running cell over a gateway that goes away, and says so."""
-    say, said = Lines(), []
+    say, said, refused = Lines(), [], []
     say.begin("a")
     say.print("a", "0\n")
 
+    class Source(GatewaySource):
+        @contextlib.asynccontextmanager
+        async def get(self, path, query):
+            try:
+                async with super().get(path, query) as response:
+                    yield response
+            except gateway.Unreachable as err:
+                refused.append(err)
+                raise
+
     async def main(supervisor):
         supervisor.log_lines = say.bytes
-        following = asyncio.ensure_future(restore(str(notebook), KERNEL, [GatewaySource()], True, said.append))
+        following = asyncio.ensure_future(restore(str(notebook), KERNEL, [Source()], True, said.append))
         while not supervisor.open_logs:
             await asyncio.sleep(0.01)
         await supervisor.stop()
         say.print("a", "1\n")
         say.end("a")
         supervisor.log_lines = say.bytes[3:]
-        await asyncio.sleep(0.1)
+        while not refused:
+            await asyncio.sleep(0.01)
         assert not following.done()
         await supervisor.start()
         await following
@@ -343,8 +360,10 @@ def test_says_what_is_running_and_lost(notebook):
 
     run(main)
     assert said == [
-        "cell 2 [1]: 2 outputs restored, it is still running (--follow waits for its end), 2 messages of its time are lost,"
-        " its source was changed since it ran",
+        (
+            "cell 2 [1]: 2 outputs restored, it is still running (--follow waits for its end),"
+            " 2 of its messages are lost, its source was changed since it ran"
+        ),
         "9 messages are no longer in the kernel's log, and output that was among them is lost",
     ]
 

@@ -1,0 +1,55 @@
+package settings
+
+import (
+	"slices"
+)
+
+// Option is one setting. The command line, the environment, the config file, the help, `ekg config` and
+// docs/configuration.md are generated from its fields.
+type Option struct {
+	Name   string   // of the flag (with --) and of the key in the config file
+	Env    []string // variables; the first non-empty one counts, and commas separate the texts of a list
+	Usage  string   // meaning and unit
+	def    string   // default; commas separate the texts of a list
+	defDoc string   // description of a default that depends on the machine
+	value  value    // reads, stores and shows the setting
+	secret bool     // the value is never shown
+	field  string   // field of gateway.Options that also checks the value
+}
+
+// group holds the settings for one task of an operator.
+type group struct {
+	heading string // in docs/configuration.md
+	options []Option
+}
+
+// groups holds all settings except --config, in the order of the documentation.
+var groups = slices.Concat(gatewaySettings, kernelSettings, idleSettings, kubernetesSettings, operationSettings)
+
+// options holds the settings of all groups.
+var options = func() []Option {
+	var all []Option
+	for _, g := range groups {
+		all = append(all, g.options...)
+	}
+	return all
+}()
+
+// configOption names the file with the other settings. The file itself cannot set it.
+var configOption = Option{Name: "config", Env: []string{"EKG_CONFIG"},
+	value: text(func(s *Settings) *string { return &s.Config }),
+	Usage: "YAML file with any of these settings. Its keys are the names of flags without the dashes"}
+
+// Options returns all settings in the order of the documentation, --config first.
+func Options() []Option { return append([]Option{configOption}, options...) }
+
+// Shape returns the number of texts that the setting takes.
+func (o Option) Shape() Shape { return o.value.shape }
+
+// Default returns the default for the documentation.
+func (o Option) Default() string {
+	if o.defDoc != "" {
+		return o.defDoc
+	}
+	return o.def
+}

@@ -1,0 +1,191 @@
+package settings
+
+import (
+	"github.com/elastic-kernel-gateway/ekg/gateway"
+	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
+)
+
+// gatewaySettings set the gateway's address, its users and their limits.
+var gatewaySettings = []group{
+	{"Listen and be reached", []Option{
+		{
+			Name: "listen", Env: []string{"EKG_LISTEN"}, def: "127.0.0.1:8888",
+			value: text(func(s *Settings) *string { return &s.Listen }, checkListen),
+			Usage: "address to listen on: host:port or unix:/path. Port 0 takes a free port. EG_IP and EG_PORT are " +
+				"accepted too",
+		},
+		{
+			Name: "base-url", Env: []string{"EKG_BASE_URL", "EG_BASE_URL"}, def: "/", field: "BaseURL",
+			value: text(func(s *Settings) *string { return &s.BaseURL }),
+			Usage: "path in front of all routes",
+		},
+		{
+			Name: "allow-origin", Env: []string{"EKG_ALLOW_ORIGIN", "EG_ALLOW_ORIGIN"}, field: "AllowOrigins",
+			value: list(func(s *Settings) *[]string { return &s.AllowOrigins }),
+			Usage: "origin of another host whose pages may use the gateway, as scheme://host[:port]; repeatable",
+		},
+		{
+			Name: "allow-host", Env: []string{"EKG_ALLOW_HOST"}, field: "AllowHosts",
+			value: list(func(s *Settings) *[]string { return &s.AllowHosts }),
+			Usage: "host name, without a port, by which clients may call the gateway besides loopback addresses; " +
+				"repeatable. Checked on loopback addresses, and on others if it is given",
+		},
+		{
+			Name: "tls-cert", Env: []string{"EKG_TLS_CERT", "EG_CERTFILE"},
+			value: text(func(s *Settings) *string { return &s.TLSCert }),
+			Usage: "PEM file with the certificate chain. It switches to HTTPS and needs --tls-key",
+		},
+		{
+			Name: "tls-key", Env: []string{"EKG_TLS_KEY", "EG_KEYFILE"},
+			value: text(func(s *Settings) *string { return &s.TLSKey }),
+			Usage: "PEM file with the key of the certificate",
+		},
+		{
+			Name: "max-body", Env: []string{"EKG_MAX_BODY"}, def: formatSize(gateway.DefaultMaxBody), field: "MaxBody",
+			value: size(func(s *Settings) *int64 { return &s.MaxBody }, positive),
+			Usage: "largest body of a REST request, in bytes or with KiB, MiB, GiB",
+		},
+	}},
+	{"Say who may connect", []Option{
+		{
+			Name: "token", Env: []string{"EKG_TOKEN", "EG_AUTH_TOKEN"},
+			defDoc: "generated once, kept in the state directory", secret: true, field: "Token",
+			value: text(func(s *Settings) *string { return &s.Token }, notEmpty),
+			Usage: "token that every request needs. Other users of this machine can read it on the command line: prefer " +
+				"--token-file",
+		},
+		{
+			Name: "token-file", Env: []string{"EKG_TOKEN_FILE"},
+			value: text(func(s *Settings) *string { return &s.TokenFile }),
+			Usage: "file with the token",
+		},
+		{
+			Name: "users-file", Env: []string{"EKG_USERS_FILE"},
+			value: text(func(s *Settings) *string { return &s.UsersFile }),
+			Usage: "YAML file with users and the hashes of their tokens; it is read again when it changes. With users, " +
+				"kernels belong to their users and there is no shared token. See docs/users.md",
+		},
+		{
+			Name: "oidc-issuer", Env: []string{"EKG_OIDC_ISSUER"},
+			value: text(func(s *Settings) *string { return &s.OIDCIssuer }),
+			Usage: "URL of an OpenID Connect issuer whose signed tokens are accepted",
+		},
+		{
+			Name: "oidc-audience", Env: []string{"EKG_OIDC_AUDIENCE"},
+			value: text(func(s *Settings) *string { return &s.OIDCAudience }),
+			Usage: "audience that the issuer's tokens must have",
+		},
+		{
+			Name: "oidc-name-claim", Env: []string{"EKG_OIDC_NAME_CLAIM"}, def: "sub",
+			value: text(func(s *Settings) *string { return &s.OIDCName }, notEmpty),
+			Usage: "claim of the issuer's tokens with the name of the user",
+		},
+		{
+			Name: "oidc-groups-claim", Env: []string{"EKG_OIDC_GROUPS_CLAIM"}, defDoc: "none",
+			value: text(func(s *Settings) *string { return &s.OIDCGroups }),
+			Usage: "claim of the issuer's tokens with the groups of the user",
+		},
+		{
+			Name: "auth-token-review", Env: []string{"EKG_AUTH_TOKEN_REVIEW"}, def: "false",
+			value: boolean(func(s *Settings) *bool { return &s.TokenReview }),
+			Usage: "accept tokens that the Kubernetes cluster knows, for example those of service accounts. The gateway's " +
+				"account must be allowed to create tokenreviews",
+		},
+		{
+			Name: "auth-token-audience", Env: []string{"EKG_AUTH_TOKEN_AUDIENCE"}, defDoc: "the cluster's own",
+			value: list(func(s *Settings) *[]string { return &s.TokenAudiences }),
+			Usage: "audience of the cluster's tokens; repeatable. A token needs one of them",
+		},
+		{
+			Name: "hub-api-url", Env: []string{"EKG_HUB_API_URL"},
+			value: text(func(s *Settings) *string { return &s.HubAPI }),
+			Usage: "URL of a JupyterHub's API, for example http://hub:8081/hub/api. Tokens of users who may access this " +
+				"service are accepted",
+		},
+		{
+			Name: "hub-service", Env: []string{"EKG_HUB_SERVICE", "JUPYTERHUB_SERVICE_NAME"},
+			value: text(func(s *Settings) *string { return &s.HubService }),
+			Usage: "name of this service in the hub's configuration",
+		},
+		{
+			Name: "admin-user", Env: []string{"EKG_ADMIN_USER"},
+			value: list(func(s *Settings) *[]string { return &s.AdminUsers }, checkUser),
+			Usage: "user who may see and do everything, besides the admins of --users-file; repeatable",
+		},
+		{
+			Name: "admin-group", Env: []string{"EKG_ADMIN_GROUP"},
+			value: list(func(s *Settings) *[]string { return &s.AdminGroups }, checkUser),
+			Usage: "group whose users may see and do everything; repeatable",
+		},
+		{
+			Name: "auth-cache", Env: []string{"EKG_AUTH_CACHE"}, def: identity.DefaultKeep.String(),
+			value: duration(func(s *Settings) *durationOf { return &s.AuthCache }, positive),
+			Usage: "how long the answer of an issuer, a cluster or a hub about a token is kept. A token that is revoked " +
+				"there may be used for so long",
+		},
+		{
+			Name: "no-auth", Env: []string{"EKG_NO_AUTH"}, def: "false",
+			value: boolean(func(s *Settings) *bool { return &s.NoAuth }),
+			Usage: "accept requests without a token: anyone who reaches the port can run code",
+		},
+		{
+			Name: "allow-unauthenticated-remote", Env: []string{"EKG_ALLOW_UNAUTHENTICATED_REMOTE"}, def: "false",
+			value: boolean(func(s *Settings) *bool { return &s.AllowUnauthenticatedRemote }),
+			Usage: "allow --no-auth on an address that other machines reach",
+		},
+	}},
+	{"Limit what users may use", []Option{
+		{
+			Name: "max-kernels", Env: []string{"EKG_MAX_KERNELS", "EG_MAX_KERNELS"}, def: "0",
+			value: most(func(s *Settings) *int { return &s.MaxKernels }),
+			Usage: "kernels at one time, of all gateways together; 0 for no limit. Kernels that start, run or stop count. " +
+				"See docs/limits.md",
+		},
+		{
+			Name: "max-kernels-per-user", Env: []string{"EKG_MAX_KERNELS_PER_USER", "EG_MAX_KERNELS_PER_USER"}, def: "0",
+			value: most(func(s *Settings) *int { return &s.MaxKernelsPerUser }),
+			Usage: "kernels of each user at one time; 0 or less for no limit. --users-file can set another limit for a " +
+				"user",
+		},
+		{
+			Name: "max-kernels-per-group", Env: []string{"EKG_MAX_KERNELS_PER_GROUP"}, def: "0",
+			value: most(func(s *Settings) *int { return &s.MaxKernelsPerGroup }),
+			Usage: "kernels of all users of a group together; 0 for no limit. --users-file can set another limit for a " +
+				"group",
+		},
+		{
+			Name: "max-kernels-per-kernelspec", Env: []string{"EKG_MAX_KERNELS_PER_KERNELSPEC"}, def: "0",
+			value: most(func(s *Settings) *int { return &s.MaxKernelsPerSpec }),
+			Usage: "kernels of each kernelspec at one time; 0 for no limit. A kernelspec may set a lower limit " +
+				"(metadata.ekg.limits)",
+		},
+		{
+			Name: "max-gpus-per-user", Env: []string{"EKG_MAX_GPUS_PER_USER"}, def: "0",
+			value: most(func(s *Settings) *int { return &s.MaxGPUsPerUser }),
+			Usage: "GPUs, or slices of GPUs, of each user at one time, with --launcher kubernetes; 0 for no limit",
+		},
+		{
+			Name: "max-gpus-per-group", Env: []string{"EKG_MAX_GPUS_PER_GROUP"}, def: "0",
+			value: most(func(s *Settings) *int { return &s.MaxGPUsPerGroup }),
+			Usage: "GPUs of all users of a group together; 0 for no limit",
+		},
+		{
+			Name: "max-starts-per-minute", Env: []string{"EKG_MAX_STARTS_PER_MINUTE"},
+			def: "0", field: "StartsPerMinute",
+			value: count(func(s *Settings) *int { return &s.StartsPerMinute }),
+			Usage: "kernels that each user may start in a minute; 0 for no limit",
+		},
+		{
+			Name: "max-connections-per-user", Env: []string{"EKG_MAX_CONNECTIONS_PER_USER"},
+			def: "0", field: "ConnectionsPerUser",
+			value: count(func(s *Settings) *int { return &s.ConnectionsPerUser }),
+			Usage: "open websockets of each user at one gateway; 0 for no limit",
+		},
+		{
+			Name: "max-connections-per-kernel", Env: []string{"EKG_MAX_CONNECTIONS_PER_KERNEL"},
+			def: "0", field: "ConnectionsPerKernel",
+			value: count(func(s *Settings) *int { return &s.ConnectionsPerKernel }),
+			Usage: "open websockets to one kernel from one gateway; 0 for no limit but that of the supervisor, 64",
+		},
+	}},
+}

@@ -1,0 +1,81 @@
+package settings
+
+import (
+	"github.com/elastic-kernel-gateway/ekg/gateway"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// kernelSettings set which kernels can run, and how they run.
+var kernelSettings = []group{
+	{"Choose and start kernels", []Option{
+		{
+			Name: "launcher", Env: []string{"EKG_LAUNCHER"}, def: "local",
+			value: text(func(s *Settings) *string { return &s.Launcher }, oneOf("local", "kubernetes")),
+			Usage: "where kernels run: local (processes of this machine) or kubernetes (pods of a cluster)",
+		},
+		{
+			Name: "kernelspec-dir", Env: []string{"EKG_KERNELSPEC_DIR"},
+			value: list(func(s *Settings) *[]string { return &s.KernelspecDirs }),
+			Usage: "directory with kernelspecs, searched before Jupyter's own; repeatable",
+		},
+		{
+			Name: "default-kernel", Env: []string{"EKG_DEFAULT_KERNEL", "EG_DEFAULT_KERNEL_NAME"},
+			defDoc: "python3, else the first", field: "DefaultKernel",
+			value: text(func(s *Settings) *string { return &s.DefaultKernel }),
+			Usage: "kernelspec of requests that name none",
+		},
+		{
+			Name: "start-wait", Env: []string{"EKG_START_WAIT"},
+			def: gateway.DefaultStartWait.String(), field: "StartWait",
+			value: duration(func(s *Settings) *durationOf { return &s.StartWait }),
+			Usage: "how long a request for a kernel waits until the kernel runs, for example 5s or 1m. The start goes on " +
+				"after that",
+		},
+		{
+			Name: "stop-grace", Env: []string{"EKG_STOP_GRACE"}, def: api.DefaultStopGrace.String(),
+			value: duration(func(s *Settings) *durationOf { return &s.StopGrace }, positive),
+			Usage: "how long a kernel may take to stop by itself before SIGTERM, and after SIGTERM before SIGKILL",
+		},
+		{
+			Name: "client-env", Env: []string{"EKG_CLIENT_ENV", "EG_CLIENT_ENVS", "EG_ENV_WHITELIST"},
+			field: "ClientEnv",
+			value: list(func(s *Settings) *[]string { return &s.ClientEnv }),
+			Usage: "environment variable that clients may set for their kernels, besides KERNEL_*; repeatable",
+		},
+		{
+			Name: "inherit-env", Env: []string{"EKG_INHERIT_ENV", "EG_INHERITED_ENVS", "EG_ENV_PROCESS_WHITELIST"},
+			value: list(func(s *Settings) *[]string { return &s.InheritEnv }, CheckEnvName),
+			Usage: "environment variable of ekg that kernels get, besides PATH, HOME, LANG and the like; repeatable",
+		},
+		{
+			Name: "supervisor", Env: []string{"EKG_SUPERVISOR"}, defDoc: "beside ekg, else on PATH",
+			value: text(func(s *Settings) *string { return &s.Supervisor }),
+			Usage: "path of the program ekg-supervisor",
+		},
+		{
+			Name: "state-dir", Env: []string{"EKG_STATE_DIR"}, defDoc: "$XDG_STATE_HOME/ekg, else ~/.local/state/ekg",
+			value: text(func(s *Settings) *string { return &s.StateDir }),
+			Usage: "directory with the records of kernels and the generated token",
+		},
+		{
+			Name: "runtime-dir", Env: []string{"EKG_RUNTIME_DIR"},
+			defDoc: "$XDG_RUNTIME_DIR/ekg, else ekg-UID in the temp directory",
+			value:  text(func(s *Settings) *string { return &s.RuntimeDir }),
+			Usage:  "directory for sockets. Its path must be short",
+		},
+	}},
+	{"Keep the output of kernels", []Option{
+		{
+			Name: "log-limit", Env: []string{"EKG_LOG_LIMIT"}, def: formatSize(api.DefaultLogLimit),
+			value: size(func(s *Settings) *int64 { return &s.LogLimit }, positive),
+			Usage: "how much output of a kernel is kept for clients that are slow or away, in bytes or with KiB, MiB, GiB. " +
+				"Output beyond 16 MiB is kept on disk, in --state-dir",
+		},
+		{
+			Name: "log-total", Env: []string{"EKG_LOG_TOTAL"}, def: formatSize(local.DefaultLogTotal),
+			value: size(func(s *Settings) *int64 { return &s.LogTotal }, positive),
+			Usage: "how much output of all kernels of this machine is kept",
+		},
+	}},
+}

@@ -1,0 +1,45 @@
+package settings
+
+// operationSettings are for the operation of the gateway.
+var operationSettings = []group{
+	{"Observe the gateway", []Option{
+		{
+			Name: "log-level", Env: []string{"EKG_LOG_LEVEL", "EG_LOG_LEVEL"}, def: "info",
+			value: level(func(s *Settings) *levelOf { return &s.LogLevel }),
+			Usage: "least important level that is logged: debug, info, warn or error",
+		},
+		{
+			Name: "log-format", Env: []string{"EKG_LOG_FORMAT"}, def: "text",
+			value: text(func(s *Settings) *string { return &s.LogFormat }, oneOf("text", "json")),
+			Usage: "format of log lines on standard error: text or json",
+		},
+		{
+			Name: "metrics-listen", Env: []string{"EKG_METRICS_LISTEN"}, defDoc: "none",
+			value: text(func(s *Settings) *string { return &s.MetricsListen }, checkMetricsListen),
+			Usage: "address, host:port, of /metrics for Prometheus, without a token; see docs/monitoring.md",
+		},
+		{
+			Name: "pprof", Env: []string{"EKG_PPROF"}, def: "false",
+			value: boolean(func(s *Settings) *bool { return &s.PProf }),
+			Usage: "serve Go's profiles under /debug/pprof on --metrics-listen. A profile slows the gateway down",
+		},
+		{
+			Name: "audit-log", Env: []string{"EKG_AUDIT_LOG"}, defDoc: "none",
+			value: text(func(s *Settings) *string { return &s.AuditLog }),
+			Usage: "file for JSON lines that say which user started, stopped, interrupted, restarted or connected to which " +
+				"kernel, and which requests were rejected; - is standard output. SIGHUP reopens it",
+		},
+	}},
+	{"Restart and stop the gateway", []Option{
+		{
+			Name: "stop-kernels-on-exit", Env: []string{"EKG_STOP_KERNELS_ON_EXIT"}, def: "false",
+			value: boolean(func(s *Settings) *bool { return &s.StopKernels }),
+			Usage: "stop all kernels when the gateway stops. Otherwise they go on, and the next gateway adopts them",
+		},
+		{
+			Name: "drain-delay", Env: []string{"EKG_DRAIN_DELAY"}, def: "0s",
+			value: duration(func(s *Settings) *durationOf { return &s.DrainDelay }),
+			Usage: "how long the gateway serves after /readyz has begun to fail on SIGTERM. Use 5s behind a load balancer",
+		},
+	}},
+}

@@ -1,0 +1,161 @@
+package settings
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway"
+	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
+	"github.com/elastic-kernel-gateway/ekg/gateway/limits"
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// Print writes all settings except secrets as a config file. Each has a comment with its source.
+func Print(w io.Writer, s *Settings) error {
+	for _, o := range options {
+		texts := o.value.show(s)
+		line := o.Name + ": "
+		switch {
+		case o.secret && texts[0] != "":
+			line += `"********"`
+		case o.secret:
+			line = "# " + o.Name + ": " + kernelspecs.Printable(s.absentToken())
+		default:
+			var err error
+			if line, err = yamlLine(o, texts); err != nil {
+				return err
+			}
+		}
+		if _, err := fmt.Fprintf(w, "%-40s # %s\n", line, s.origins[o.Name].short); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// absentToken returns the reason why the settings hold no token.
+func (s *Settings) absentToken() string {
+	switch {
+	case s.NoAuth:
+		return "none, authentication is off"
+	case len(s.UserSources()) > 0:
+		return "none, users have their own"
+	case s.TokenFile != "":
+		return "read from --token-file"
+	}
+	return "generated once, kept in " + TokenPath(s.StateDir)
+}
+
+// yamlLine returns one line of a config file, quoted where YAML requires it.
+func yamlLine(o Option, texts []string) (string, error) {
+	value := &yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle}
+	if o.value.shape != Many {
+		value = &yaml.Node{}
+	}
+	if o.value.shape == Toggle {
+		value.Kind, value.Tag, value.Value = yaml.ScalarNode, "!!bool", texts[0]
+	} else if o.value.shape == Single {
+		value.SetString(texts[0])
+	} else {
+		for _, t := range texts {
+			item := &yaml.Node{}
+			item.SetString(t)
+			value.Content = append(value.Content, item)
+		}
+	}
+	key := &yaml.Node{}
+	key.SetString(o.Name)
+	out, err := yaml.Marshal(&yaml.Node{Kind: yaml.MappingNode, Content: []*yaml.Node{key, value}})
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", o.Name, err)
+	}
+	return strings.TrimSuffix(string(out), "\n"), nil
+}
+
+// GatewayOptions returns those options of package gateway that are settings. The caller adds the others, such as the
+// launcher.
+func (s *Settings) GatewayOptions() gateway.Options {
+	return gateway.Options{
+		Token:         s.Token,
+		BaseURL:       s.BaseURL,
+		AllowOrigins:  s.AllowOrigins,
+		CheckHost:     s.checksHost(),
+		AllowHosts:    s.AllowHosts,
+		DefaultKernel: s.DefaultKernel,
+		StartWait:     s.StartWait,
+		ClientEnv:     s.ClientEnv,
+		MaxBody:       s.MaxBody,
+
+		StartsPerMinute:      s.StartsPerMinute,
+		ConnectionsPerUser:   s.ConnectionsPerUser,
+		ConnectionsPerKernel: s.ConnectionsPerKernel,
+	}
+}
+
+// checksHost reports whether a request's Host header is checked. On loopback a web page could reach the gateway by a
+// host name that resolves to 127.0.0.1. On a unix socket clients send any name.
+func (s *Settings) checksHost() bool {
+	if strings.HasPrefix(s.Listen, "unix:") {
+		return false
+	}
+	return IsLocal(s.Listen) || len(s.AllowHosts) > 0
+}
+
+// checkGateway validates the options of package gateway. An error names the place of the rejected setting.
+func (s *Settings) checkGateway() error {
+	o := s.GatewayOptions()
+	err := o.Validate()
+	var wrong *gateway.OptionError
+	if !errors.As(err, &wrong) {
+		return err
+	}
+	for _, option := range options {
+		if option.field == wrong.Option {
+			return fmt.Errorf("%s: %s", s.origins[option.Name].place, wrong.Text)
+		}
+	}
+	return err
+}
+
+// TokenPath returns the path of the generated token. The token outlives the gateway, as kernels do, so that clients can
+// keep it after a restart.
+func TokenPath(stateDir string) string { return filepath.Join(stateDir, "token") }
+
+// Cull returns the operator's settings for culling. Launchers combine them with those of a kernelspec.
+func (s *Settings) Cull() api.Cull {
+	return api.Cull{
+		IdleTimeout: s.CullIdleTimeout,
+		Busy:        s.CullBusy,
+		Unattended:  !s.CullConnected,
+		BusyLimit:   s.CullBusyLimit,
+		MaxAge:      s.CullMaxAge,
+		KeepLimit:   s.CullKeepLimit,
+		Warning:     s.CullWarning,
+		Interval:    s.CullInterval,
+		CPU:         s.CullCPU,
+		GPU:         s.CullGPU,
+		Activity:    s.CullActivity,
+		IdleMax:     s.CullIdleMax,
+	}
+}
+
+// KernelLimits returns the limits on the number of kernels. Changes of the users file and of the kernelspecs may add or
+// remove limits.
+func (s *Settings) KernelLimits(specs limits.Specs, file *identity.File) *limits.Policy {
+	return &limits.Policy{
+		Kernels:       s.MaxKernels,
+		PerUser:       s.MaxKernelsPerUser,
+		PerGroup:      s.MaxKernelsPerGroup,
+		PerKernelspec: s.MaxKernelsPerSpec,
+		GPUsPerUser:   s.MaxGPUsPerUser,
+		GPUsPerGroup:  s.MaxGPUsPerGroup,
+		Specs:         specs,
+		File:          file,
+	}
+}

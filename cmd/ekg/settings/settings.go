@@ -1,0 +1,382 @@
+// Package settings reads an operator's settings from flags, environment variables and a YAML file, in this order of
+// precedence. It checks all values without starting anything, and reports each wrong value with its place. It also
+// prints the settings and generates their tables. It opens only files that hold settings.
+package settings
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Settings are the values of all options.
+type Settings struct {
+	Config string
+
+	Listen                     string
+	BaseURL                    string
+	Token                      string
+	TokenFile                  string
+	UsersFile                  string
+	OIDCIssuer                 string
+	OIDCAudience               string
+	OIDCName                   string
+	OIDCGroups                 string
+	TokenReview                bool
+	TokenAudiences             []string
+	HubAPI                     string
+	HubService                 string
+	AdminUsers                 []string
+	AdminGroups                []string
+	AuthCache                  durationOf
+	NoAuth                     bool
+	AllowUnauthenticatedRemote bool
+	AllowOrigins               []string
+	AllowHosts                 []string
+	TLSCert                    string
+	TLSKey                     string
+	MaxBody                    int64
+	StartsPerMinute            int
+	ConnectionsPerUser         int
+	ConnectionsPerKernel       int
+
+	MaxKernels         int
+	MaxKernelsPerUser  int
+	MaxKernelsPerGroup int
+	MaxKernelsPerSpec  int
+	MaxGPUsPerUser     int
+	MaxGPUsPerGroup    int
+
+	KernelspecDirs []string
+	DefaultKernel  string
+	StartWait      durationOf
+	Launcher       string
+	Supervisor     string
+	StateDir       string
+	RuntimeDir     string
+	ClientEnv      []string
+	InheritEnv     []string
+	LogLimit       int64
+	LogTotal       int64
+	StopGrace      durationOf
+
+	CullIdleTimeout durationOf
+	CullInterval    durationOf
+	CullConnected   bool
+	CullBusy        bool
+	CullBusyLimit   durationOf
+	CullMaxAge      durationOf
+	CullWarning     durationOf
+	CullKeepLimit   durationOf
+	CullIdleMax     durationOf
+	CullActivity    []string
+	CullCPU         float64
+	CullGPU         float64
+
+	Kubeconfig      string
+	KubeContext     string
+	KubeNamespace   string
+	KubePolicy      string
+	SupervisorImage string
+	KernelImage     string
+	MasterKeyFile   string
+	StartLimit      durationOf
+	KeepEndings     durationOf
+	KubePeers       string
+	PodIP           string
+
+	StopKernels   bool
+	DrainDelay    durationOf
+	MetricsListen string
+	PProf         bool
+	AuditLog      string
+	LogFormat     string
+	LogLevel      levelOf
+
+	origins map[string]origin // by option name
+}
+
+// Source is a kind of place for values. A higher one takes precedence.
+type Source int
+
+// Sources of a value, in ascending precedence.
+const (
+	ByDefault     Source = iota // the default of the option
+	ByFile                      // the config file
+	ByEnvironment               // an environment variable
+	ByFlag                      // the command line
+)
+
+// origin says where an option's value comes from.
+type origin struct {
+	source Source
+	place  string // for errors: --name, the variable, or file:line: name
+	short  string // for `ekg config`
+}
+
+// Place returns the origin of an option's value for an error: --name, the variable, or file:line: name.
+func (s *Settings) Place(name string) string { return s.origins[name].place }
+
+// Source returns the kind of source of an option's value.
+func (s *Settings) Source(name string) Source { return s.origins[name].source }
+
+// Sources are the places that Load reads.
+type Sources struct {
+	Flags  func(name string) ([]string, bool) // texts of the command line's flag; false if it lacks the flag
+	Getenv func(string) string
+}
+
+// Load reads all options. A flag precedes the environment, which precedes the file and the default. Load checks all
+// that can be checked without starting anything. It returns all errors at once, each with its place.
+func Load(src Sources) (*Settings, error) {
+	s := &Settings{origins: map[string]origin{}}
+	var errs []error
+	take := func(o Option, texts []string, from origin) {
+		s.origins[o.Name] = from
+		err := readable(texts)
+		if err == nil {
+			err = o.value.set(s, texts)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", from.place, err))
+		}
+	}
+	if texts, from, ok := src.find(configOption); ok {
+		take(configOption, texts, from)
+	}
+	var file map[string]fileValue
+	if s.Config != "" {
+		var err error
+		if file, err = readConfigFile(s.Config); err != nil {
+			// Without the file the other checks would use wrong values.
+			return nil, err
+		}
+	}
+	for _, o := range options {
+		if texts, from, ok := src.find(o); ok {
+			take(o, texts, from)
+		} else if v, ok := file[o.Name]; ok {
+			line := fmt.Sprintf("%s:%d", s.Config, v.line)
+			take(o, v.texts, origin{ByFile, line + ": " + o.Name, line})
+		} else if o.def != "" {
+			take(o, []string{o.def}, origin{ByDefault, "default of --" + o.Name, "default"})
+		} else {
+			s.origins[o.Name] = origin{ByDefault, "--" + o.Name, "default"}
+		}
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	if err := s.complete(src.Getenv); err != nil {
+		return nil, err
+	}
+	return s, s.check()
+}
+
+// readable rejects texts that cannot be printed as one line. The error does not repeat the text, since it may be a
+// token.
+func readable(texts []string) error {
+	for _, t := range texts {
+		if !utf8.ValidString(t) || strings.ContainsFunc(t, unicode.IsControl) {
+			return errors.New("has line breaks or other characters that cannot be printed")
+		}
+	}
+	return nil
+}
+
+// find returns an option's texts from the command line or else the environment.
+func (src Sources) find(o Option) ([]string, origin, bool) {
+	if texts, ok := src.Flags(o.Name); ok {
+		return texts, origin{ByFlag, "--" + o.Name, "flag"}, true
+	}
+	for _, name := range o.Env {
+		// An empty variable counts as missing, since container platforms cannot unset a variable of an image.
+		if v := src.Getenv(name); v != "" {
+			texts := []string{v}
+			if o.value.shape == Many {
+				texts = splitList(v)
+			}
+			return texts, origin{ByEnvironment, name, name}, true
+		}
+	}
+	if o.Name == "listen" {
+		return src.enterpriseListen()
+	}
+	return nil, origin{}, false
+}
+
+// splitList splits the value of a variable at commas.
+func splitList(v string) []string {
+	var texts []string
+	for t := range strings.SplitSeq(v, ",") {
+		if t = strings.TrimSpace(t); t != "" {
+			texts = append(texts, t)
+		}
+	}
+	return texts
+}
+
+// enterpriseListen joins Enterprise Gateway's two variables for the address.
+func (src Sources) enterpriseListen() ([]string, origin, bool) {
+	ip, port := src.Getenv("EG_IP"), src.Getenv("EG_PORT")
+	// Kubernetes sets EG_PORT in pods beside a service named "eg". That value is a URL.
+	if strings.HasPrefix(port, "tcp://") {
+		port = ""
+	}
+	var from []string
+	if ip != "" {
+		from = append(from, "EG_IP")
+	} else {
+		ip = "127.0.0.1"
+	}
+	if port != "" {
+		from = append(from, "EG_PORT")
+	} else {
+		port = "8888"
+	}
+	if len(from) == 0 {
+		return nil, origin{}, false
+	}
+	names := strings.Join(from, ", ")
+	return []string{net.JoinHostPort(strings.Trim(ip, "[]"), port)}, origin{ByEnvironment, names, names}, true
+}
+
+// complete fills in the defaults that depend on the machine, and makes paths absolute.
+func (s *Settings) complete(getenv func(string) string) error {
+	if s.StateDir == "" {
+		switch {
+		case filepath.IsAbs(getenv("XDG_STATE_HOME")): // the specification says to ignore relative paths
+			s.StateDir = filepath.Join(getenv("XDG_STATE_HOME"), "ekg")
+		case getenv("HOME") != "":
+			s.StateDir = filepath.Join(getenv("HOME"), ".local", "state", "ekg")
+		default:
+			return errors.New("--state-dir: neither $XDG_STATE_HOME nor $HOME is set to derive it from")
+		}
+	}
+	paths := []*string{&s.StateDir, &s.RuntimeDir, &s.TokenFile, &s.UsersFile, &s.TLSCert, &s.TLSKey,
+		&s.Kubeconfig, &s.KubePolicy, &s.MasterKeyFile}
+	s.KernelspecDirs = slices.Clone(s.KernelspecDirs)
+	for i := range s.KernelspecDirs {
+		paths = append(paths, &s.KernelspecDirs[i])
+	}
+	if s.AuditLog != "-" {
+		paths = append(paths, &s.AuditLog)
+	}
+	if strings.Contains(s.Supervisor, "/") { // a name without a slash is looked up on PATH
+		paths = append(paths, &s.Supervisor)
+	}
+	for _, p := range paths {
+		if *p == "" {
+			continue
+		}
+		abs, err := filepath.Abs(*p)
+		if err != nil {
+			return err
+		}
+		*p = abs
+	}
+	return nil
+}
+
+// check rejects settings that contradict each other.
+func (s *Settings) check() error {
+	var errs []error
+	refuse := func(name, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("%s: %s", s.origins[name].place, fmt.Sprintf(format, args...)))
+	}
+	token, file := s.origins["token"], s.origins["token-file"]
+	switch {
+	case s.Token == "" || s.TokenFile == "":
+	case token.source > file.source:
+		s.TokenFile = ""
+	case token.source < file.source:
+		s.Token = ""
+	default:
+		refuse("token", "there is also %s: give one of them", file.place)
+	}
+	if s.NoAuth {
+		if s.Token != "" {
+			refuse("token", "contradicts %s", s.origins["no-auth"].place)
+		}
+		if s.TokenFile != "" {
+			refuse("token-file", "contradicts %s", s.origins["no-auth"].place)
+		}
+		if !s.AllowUnauthenticatedRemote && !IsLocal(s.Listen) {
+			refuse(
+				"no-auth",
+				"other machines reach %s, and anyone who reaches it could run code; "+
+					"--allow-unauthenticated-remote allows that",
+				s.Listen,
+			)
+		}
+	}
+	s.checkUsers(refuse)
+	if s.PProf && s.MetricsListen == "" {
+		refuse("pprof", "profiles are served on --metrics-listen, which is not given")
+	}
+	if (s.TLSCert == "") != (s.TLSKey == "") {
+		given := "tls-cert"
+		if s.TLSCert == "" {
+			given = "tls-key"
+		}
+		refuse(given, "--tls-cert and --tls-key are only of use together")
+	}
+	if s.CullIdleMax > 0 && (s.CullIdleTimeout == 0 || s.CullIdleTimeout > s.CullIdleMax) {
+		refuse(
+			"cull-idle-max",
+			"kernelspecs could have their kernels be idle for %s at most, others could for longer (--cull-idle-timeout %s)",
+			s.CullIdleMax,
+			map[bool]string{true: "for ever", false: s.CullIdleTimeout.String()}[s.CullIdleTimeout == 0],
+		)
+	}
+	if s.LogLimit > s.LogTotal {
+		refuse("log-limit", "%s is more than --log-total, %s", formatSize(s.LogLimit), formatSize(s.LogTotal))
+	}
+	if err := s.checkGateway(); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// IsLocal reports whether a listen address accepts connections from this machine only. It does not look up names other
+// than localhost, since their meaning may change.
+func IsLocal(listen string) bool {
+	if strings.HasPrefix(listen, "unix:") {
+		return true
+	}
+	host, _, err := net.SplitHostPort(listen)
+	if err != nil {
+		return false
+	}
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// StrayVariables returns names in the environment that look like settings of ekg or of Enterprise Gateway and have no
+// effect. They are logged and not rejected. Kubernetes adds such variables beside a service named "ekg". Deployments of
+// Enterprise Gateway set variables that ekg does not use.
+func StrayVariables(environ []string) []string {
+	known := []string{"EG_IP", "EG_PORT", "EKG_KERNEL_ID", "EKG_GATEWAY_URL"}
+	for _, o := range Options() {
+		known = append(known, o.Env...)
+	}
+	var stray []string
+	for _, e := range environ {
+		name, _, _ := strings.Cut(e, "=")
+		if !strings.HasPrefix(name, "EKG_") && !strings.HasPrefix(name, "EG_") || slices.Contains(known, name) {
+			continue
+		}
+		if _, rest, _ := strings.Cut(name, "_"); strings.HasPrefix(rest, "SERVICE_") || rest == "PORT" ||
+			strings.HasPrefix(rest, "PORT_") && strings.Count(rest, "_") > 1 {
+			continue // Kubernetes sets it for a service
+		}
+		stray = append(stray, name)
+	}
+	slices.Sort(stray)
+	return stray
+}

@@ -1,0 +1,37 @@
+package settings
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Table returns the tables of settings in docs/configuration.md, one for each task of an operator.
+func Table() string {
+	var b strings.Builder
+	writeTable(&b, "Read settings from a file", configOption)
+	for _, g := range groups {
+		writeTable(&b, g.heading, g.options...)
+	}
+	return b.String()
+}
+
+func writeTable(b *strings.Builder, heading string, options ...Option) {
+	fmt.Fprintf(b, "### %s\n\n| flag and key | environment | default | meaning |\n| --- | --- | --- | --- |\n", heading)
+	for _, o := range options {
+		env := make([]string, len(o.Env))
+		for i, name := range o.Env {
+			env[i] = "`" + name + "`"
+		}
+		def := o.defDoc
+		if o.def != "" {
+			def = "`" + o.def + "`"
+		}
+		fmt.Fprintf(b, "| `--%s` | %s | %s | %s |\n", o.Name, strings.Join(env, ", "), EscapeCell(def), EscapeCell(o.Usage))
+	}
+	b.WriteString("\n")
+}
+
+// EscapeCell escapes characters with a meaning in Markdown.
+func EscapeCell(t string) string {
+	return strings.NewReplacer("|", `\|`, "*", `\*`, "<", `\<`).Replace(t)
+}

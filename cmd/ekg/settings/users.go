@@ -1,0 +1,107 @@
+package settings
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
+)
+
+// UserSources returns the names of the given options that are sources of users.
+func (s *Settings) UserSources() []string {
+	var given []string
+	for _, source := range []struct {
+		name  string
+		there bool
+	}{
+		{"users-file", s.UsersFile != ""}, {"oidc-issuer", s.OIDCIssuer != ""},
+		{"auth-token-review", s.TokenReview}, {"hub-api-url", s.HubAPI != ""},
+	} {
+		if source.there {
+			given = append(given, source.name)
+		}
+	}
+	return given
+}
+
+// anySource lists the settings in errors that require one source of users.
+const anySource = "users-file, --oidc-issuer, --auth-token-review or --hub-api-url"
+
+// checkUsers rejects settings of users that contradict each other or would have no effect.
+func (s *Settings) checkUsers(refuse func(name, format string, args ...any)) {
+	sources := s.UserSources()
+	if len(sources) > 0 {
+		from := s.Place(sources[0])
+		const why = "there are users (%s), so no token can be shared by all; make one for each user with `ekg token`"
+		switch {
+		case s.Token != "":
+			refuse("token", why, from)
+		case s.TokenFile != "":
+			refuse("token-file", why, from)
+		case s.NoAuth:
+			refuse("no-auth", "contradicts %s", from)
+		}
+	}
+	for _, o := range []struct {
+		name  string
+		given bool
+		needs string
+		there bool
+	}{
+		{"oidc-audience", s.OIDCAudience != "", "oidc-issuer", s.OIDCIssuer != ""},
+		{"oidc-groups-claim", s.OIDCGroups != "", "oidc-issuer", s.OIDCIssuer != ""},
+		{"auth-token-audience", len(s.TokenAudiences) > 0, "auth-token-review", s.TokenReview},
+		{"admin-user", len(s.AdminUsers) > 0, anySource, len(sources) > 0},
+		{"admin-group", len(s.AdminGroups) > 0, anySource, len(sources) > 0},
+		{"max-kernels-per-group", s.MaxKernelsPerGroup > 0, anySource, len(sources) > 0},
+		{"max-gpus-per-group", s.MaxGPUsPerGroup > 0, anySource, len(sources) > 0},
+		{"max-gpus-per-group", s.MaxGPUsPerGroup > 0, "launcher kubernetes", s.Launcher == "kubernetes"},
+		{"max-gpus-per-user", s.MaxGPUsPerUser > 0, "launcher kubernetes", s.Launcher == "kubernetes"},
+	} {
+		if o.given && !o.there {
+			refuse(o.name, "has no effect without --%s", o.needs)
+		}
+	}
+	if _, err := s.NewOIDC(); err != nil {
+		refuse("oidc-issuer", "%v", err)
+	}
+	if _, err := s.NewHub(); err != nil {
+		refuse("hub-api-url", "%v", err)
+	}
+}
+
+// NewOIDC returns the OpenID Connect issuer, or nil if the settings have none.
+func (s *Settings) NewOIDC() (*identity.OIDC, error) {
+	if s.OIDCIssuer == "" {
+		return nil, nil
+	}
+	if s.OIDCAudience == "" {
+		return nil, errors.New("--oidc-audience is missing: tokens that are for others would be taken")
+	}
+	return identity.NewOIDC(
+		identity.OIDCOptions{
+			Issuer:      s.OIDCIssuer,
+			Audience:    s.OIDCAudience,
+			NameClaim:   s.OIDCName,
+			GroupsClaim: s.OIDCGroups,
+		},
+	)
+}
+
+// NewHub returns the JupyterHub, or nil if the settings have none.
+func (s *Settings) NewHub() (*identity.JupyterHub, error) {
+	if s.HubAPI == "" {
+		return nil, nil
+	}
+	if s.HubService == "" {
+		return nil, errors.New("--hub-service is missing: the hub says by that name who may come here")
+	}
+	return identity.NewJupyterHub(s.HubAPI, s.HubService)
+}
+
+func checkUser(t string) error {
+	if err := identity.CheckName(t); err != nil {
+		return fmt.Errorf("%q: the name %w", t, err)
+	}
+	return nil
+}

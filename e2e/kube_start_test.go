@@ -1,0 +1,127 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// ownStart starts a kernel in its own container without ekg. It prints the seconds until the first execute_reply.
+const ownStart = `
+import time
+from jupyter_client import KernelManager
+began = time.monotonic()
+km = KernelManager()
+km.start_kernel()
+kc = km.client()
+kc.start_channels()
+kc.execute('1', reply=True, timeout=60)
+print('own start', time.monotonic() - began, flush=True)
+km.shutdown_kernel(now=True)
+`
+
+// bareStart runs a pod with one container of the kernels' image. It returns the time until the container ran, and the
+// time of the kernel's own start in it.
+func (k *inCluster) bareStart(t *testing.T, client kubernetes.Interface, name string) (running, own time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	pods := client.CoreV1().Pods(k.namespace)
+	began := time.Now()
+	_, err := pods.Create(
+		ctx,
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever,
+			Containers: []corev1.Container{
+				{Name: "kernel", Image: "localhost/kernel-py:dev", Command: []string{"python3", "-c", ownStart}},
+			}}},
+		metav1.CreateOptions{},
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pods.Delete(context.Background(), name, metav1.DeleteOptions{}) //nolint:errcheck // its namespace goes, too
+	w, err := pods.Watch(ctx, metav1.SingleObject(metav1.ObjectMeta{Name: name}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	for e := range w.ResultChan() {
+		pod, ok := e.Object.(*corev1.Pod)
+		if ok && pod.Status.Phase == corev1.PodRunning && running == 0 {
+			running = time.Since(began)
+		}
+		if ok && pod.Status.Phase == corev1.PodSucceeded {
+			break
+		}
+	}
+	out, err := pods.GetLogs(name, &corev1.PodLogOptions{}).DoRaw(ctx)
+	var seconds float64
+	_, rest, _ := strings.Cut(string(out), "own start ") // the kernel prints other text before
+	if _, serr := fmt.Sscan(rest, &seconds); err != nil || serr != nil || running == 0 {
+		t.Fatalf("the bare pod ran after %v and printed %q, %v", running, out, err)
+	}
+	return running, time.Duration(seconds * float64(time.Second))
+}
+
+// startTimes measures a start from the POST to the first execute_reply. It compares that with a pod of the same image
+// that runs only the kernel. The difference is the time that ekg and its second container add. Figures of a busy
+// machine mean little, so only a very slow start fails.
+func (k *inCluster) startTimes(t *testing.T) {
+	config, err := clientcmd.BuildConfigFromFlags("", k.cluster.kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all, runs, owns, shares []time.Duration
+	for i := range 5 {
+		began := time.Now()
+		id := k.kernel("python3")
+		k.dial(t, id, "s", true).says("1 + 1", "")
+		total := time.Since(began)
+		running, own := k.bareStart(t, client, fmt.Sprintf("bare-%d", i))
+		k.want(204, "DELETE", "/api/kernels/"+id, "", nil)
+		all, runs, owns, shares = append(
+			all,
+			total,
+		), append(
+			runs,
+			running,
+		), append(
+			owns,
+			own,
+		), append(
+			shares,
+			total-running-own,
+		)
+	}
+	middle := func(d []time.Duration) time.Duration {
+		slices.Sort(d)
+		return d[len(d)/2].Round(10 * time.Millisecond)
+	}
+	t.Logf(
+		"in the median of %d: POST to the first execute_reply %v; a bare pod runs after %v, and the kernel's own start "+
+			"takes %v; ekg's share is %v (%v)",
+		len(all),
+		middle(all),
+		middle(runs),
+		middle(owns),
+		middle(shares),
+		shares,
+	)
+	if middle(shares) > 3*time.Second {
+		t.Error("that is too long on any machine")
+	}
+}

@@ -1,0 +1,58 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// TestPictures takes the pictures in docs/pictures from JupyterLab with real kernels, into the folder EKG_PICTURES. It
+// runs only for `make screenshots`.
+func TestPictures(t *testing.T) {
+	if os.Getenv("EKG_PICTURES") == "" {
+		t.Skip("EKG_PICTURES names no folder")
+	}
+	t.Run("gateway killed", func(t *testing.T) {
+		t.Parallel()
+		g := prepare(t, "")
+		g.moveTo("127.0.0.2") // while the gateway is down, no other program takes its port
+		g.start()
+		// A cell kills the gateway; the script asks only for its start.
+		start := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			var err error
+			select {
+			case <-g.done: //nolint:errcheck // only the end matters here
+				err = g.tryStart()
+			case <-time.After(30 * time.Second):
+				err = errors.New("the gateway has not ended")
+			}
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+			}
+		}))
+		t.Cleanup(start.Close)
+		g.takePictures(
+			"EKG_CONTROL="+start.URL,
+			"EKG_EXTENSION="+theExtension(t),
+			"EKG_GATEWAY_PID="+strconv.Itoa(g.cmd.Process.Pid),
+		)
+	})
+	t.Run("idle kernel ended", func(t *testing.T) {
+		t.Parallel()
+		newGateway(t, "--cull-idle-timeout", "60").takePictures("EKG_IDLE=60")
+	})
+}
+
+func (g *gateway) takePictures(env ...string) {
+	g.t.Helper()
+	g.script(10*time.Minute, append(env, "EKG_PICTURES="+os.Getenv("EKG_PICTURES"),
+		"EKG_ARTIFACTS="+filepath.Join(g.in.artifacts, filepath.Base(g.t.Name()))),
+		"node", filepath.Join(g.in.repository, "e2e/testdata/browser/pictures.mjs"))
+}

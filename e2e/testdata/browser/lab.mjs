@@ -1,0 +1,235 @@
+// JupyterLab as a user sees it: a Jupyter server with --gateway-url, Chromium, and the actions of a user in a notebook.
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { closeSync, mkdirSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { createServer } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+
+import { require, TOKEN, until, URL } from '../js/checks.mjs';
+import { Network } from './network.mjs';
+
+const { chromium } = require('playwright-core');
+
+export const ARTIFACTS = process.env.EKG_ARTIFACTS ?? mkdtempSync(join(tmpdir(), 'ekg-artifacts-'));
+mkdirSync(ARTIFACTS, { recursive: true });
+
+async function freePort() {
+  const server = createServer().listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const { port } = server.address();
+  server.close();
+  await once(server, 'close');
+  return port;
+}
+
+// The folder into which hack/env/extension has installed jupyter-ekg; empty for a server without it.
+export const EXTENSION = process.env.EKG_EXTENSION ?? '';
+
+/** The environment variables with which a process finds the extension. */
+export const extended = EXTENSION && {
+  PYTHONPATH: EXTENSION, JUPYTER_CONFIG_PATH: join(EXTENSION, 'etc/jupyter'), JUPYTER_PATH: join(EXTENSION, 'share/jupyter'),
+};
+
+/** The newest JupyterLab in gateway mode, with its own folder, home and settings. */
+export class Lab {
+  static async start() {
+    const lab = new Lab();
+    lab.dir = mkdtempSync(join(tmpdir(), 'ekg-lab-'));
+    lab.files = join(lab.dir, 'files');
+    mkdirSync(lab.files);
+    const settings = (path, value) => {
+      mkdirSync(join(lab.dir, 'settings', path, '..'), { recursive: true });
+      writeFileSync(join(lab.dir, 'settings', path), JSON.stringify(value));
+    };
+    // All cells stay in the page so that the script can read them. No request leaves this machine.
+    settings('@jupyterlab/notebook-extension/tracker.jupyterlab-settings', { windowingMode: 'none' });
+    settings('@jupyterlab/apputils-extension/notification.jupyterlab-settings', { fetchNews: 'false', checkForUpdates: false });
+    settings('@jupyterlab/docmanager-extension/plugin.jupyterlab-settings', { autosave: false });
+    const port = await freePort();
+    lab.port = port;
+    lab.url = `http://127.0.0.1:${port}`;
+    lab.networks = [];
+    const log = openSync(join(ARTIFACTS, 'jupyterlab.log'), 'w');
+    lab.process = spawn(join(process.env.EKG_LAB, 'bin/python'), ['-m', 'jupyterlab', '--gateway-url', URL, '--no-browser',
+      '--allow-root', '--ip=127.0.0.1', `--port=${port}`, '--ServerApp.port_retries=0', '--IdentityProvider.token=',
+      '--LabApp.expose_app_in_browser=True', '--LabApp.news_url=', `--ServerApp.root_dir=${lab.files}`], {
+      env: {
+        ...process.env, ...extended, HOME: lab.dir, JUPYTER_GATEWAY_AUTH_TOKEN: TOKEN, JUPYTERLAB_SETTINGS_DIR: join(lab.dir, 'settings'),
+        JUPYTERLAB_WORKSPACES_DIR: join(lab.dir, 'workspaces'), JUPYTER_CONFIG_DIR: join(lab.dir, 'config'),
+      },
+      stdio: ['ignore', log, log],
+    });
+    closeSync(log);
+    await until(async () => {
+      if (lab.process.exitCode !== null) throw new Error('JupyterLab ended; see jupyterlab.log');
+      try {
+        return (await fetch(`${lab.url}/api`)).ok;
+      } catch {
+        return false;
+      }
+    }, 60, 'JupyterLab answers');
+    lab.browser = await chromium.launch({
+      executablePath: '/usr/bin/chromium', headless: true,
+      args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking',
+        '--disable-component-update', '--disable-sync', '--disable-dev-shm-usage'],
+    });
+    lab.context = await lab.window();
+    return lab;
+  }
+
+  /** Opens a window of the browser, with its own cookies and network. Only the front page of a window is drawn. */
+  window(options = {}) {
+    return this.browser.newContext({ viewport: { width: 1200, height: 900 }, ...options });
+  }
+
+  /** Writes a notebook whose cells have these sources. */
+  write(name, cells, kernel = 'python3') {
+    writeFileSync(join(this.files, name), JSON.stringify({
+      nbformat: 4, nbformat_minor: 5,
+      metadata: { kernelspec: { name: kernel, display_name: kernel, language: 'python' }, language_info: { name: 'python' } },
+      cells: cells.map((source, i) => ({ cell_type: 'code', id: `c${i}`, metadata: {}, execution_count: null, outputs: [], source })),
+    }));
+  }
+
+  /** Returns a cell's outputs in the saved file. */
+  saved(name, index) {
+    return JSON.parse(readFileSync(join(this.files, name), 'utf8')).cells[index].outputs;
+  }
+
+  /** Opens a page with the notebook, in an empty workspace. */
+  async open(name, { window = this.context, network } = {}) {
+    const page = await window.newPage();
+    page.setDefaultTimeout(20000);
+    page.setDefaultNavigationTimeout(60000);
+    page.on('dialog', dialog => dialog.accept()); // "leave this page?"
+    const notebook = new Notebook(this, page, name);
+    await notebook.watchDialogs();
+    this.workspaces = (this.workspaces ?? 0) + 1;
+    await page.goto(`${network?.url ?? this.url}/lab/workspaces/w${this.workspaces}/tree/${name}`);
+    await notebook.shown();
+    return notebook;
+  }
+
+  /** Creates a network between a browser and the server, which can be cut. */
+  async network() {
+    const network = await Network.to(this.port);
+    this.networks.push(network);
+    return network;
+  }
+
+  async stop() {
+    await this.browser?.close();
+    for (const network of this.networks) network.close();
+    this.process.kill('SIGTERM');
+    const timer = setTimeout(() => this.process.kill('SIGKILL'), 15000);
+    if (this.process.exitCode === null && this.process.signalCode === null) await once(this.process, 'exit');
+    clearTimeout(timer);
+    rmSync(this.dir, { recursive: true, force: true });
+  }
+}
+
+/** The notebook in the front tab of a page. */
+export class Notebook {
+  constructor(lab, page, name) {
+    Object.assign(this, { lab, page, name });
+    this.panel = page.locator('.jp-NotebookPanel:not(.lm-mod-hidden)');
+    this.dialog = page.locator('.jp-Dialog');
+    this.dialogs = []; // the texts of all dialogs so far
+  }
+
+  async watchDialogs() {
+    await this.page.exposeFunction('ekgDialog', text => { this.dialogs.push(text); });
+    await this.page.addInitScript(() => {
+      new MutationObserver(changes => {
+        for (const node of changes.flatMap(c => [...c.addedNodes])) {
+          if (node.classList?.contains('jp-Dialog')) window.ekgDialog(node.innerText);
+        }
+      }).observe(document, { childList: true, subtree: true });
+    });
+  }
+
+  async shown() {
+    await this.panel.locator('.jp-Cell').first().waitFor({ timeout: 60000 });
+  }
+
+  cell(index) {
+    return this.panel.locator('.jp-CodeCell').nth(index);
+  }
+
+  /** Returns the kernel's state in the status bar: "Python 3 (ipykernel) | Idle". The toolbar is not used, because it
+   * shows idle before a kernel exists. */
+  async status() {
+    const items = await this.page.locator('.jp-StatusBar-TextItem').allInnerTexts();
+    return items.find(t => t.includes(' | ')) ?? 'no status';
+  }
+
+  /** Waits until the page shows the kernel as idle. */
+  async connected(seconds = 10) {
+    const idle = async () => {
+      const status = await this.status();
+      return status.endsWith('| Idle') && !status.startsWith('No Kernel');
+    };
+    await until(idle, seconds, `the kernel of ${this.name} shown as idle`)
+      .catch(async e => { throw new Error(`${e.message}; it is "${await this.status()}"`); });
+  }
+
+  /** Clicks into a cell and presses Shift-Enter. */
+  async run(index, keys = 'Shift+Enter') {
+    await this.cell(index).locator('.cm-content').click();
+    await this.page.keyboard.press(keys);
+  }
+
+  /** Returns the text in a cell's prompt: '[*]:', '[3]:' or '[ ]:'. */
+  async prompt(index) {
+    return (await this.cell(index).locator('.jp-InputPrompt').innerText()).trim();
+  }
+
+  async finished(index, seconds = 20) {
+    await until(async () => /^\[\d+\]:?$/.test(await this.prompt(index)), seconds, `cell ${index} of ${this.name} has ended`)
+      .catch(async e => { throw new Error(`${e.message}; its prompt is ${await this.prompt(index)}, its output ${(await this.output(index)).slice(-200)}`); });
+  }
+
+  /** Returns all text in a cell's outputs. */
+  async output(index) {
+    return (await this.cell(index).locator('.jp-OutputArea-output').allInnerTexts()).join('\n');
+  }
+
+  async printed(index, text, seconds = 20) {
+    await until(async () => (await this.output(index)).includes(text), seconds, `cell ${index} shows ${JSON.stringify(text)}`)
+      .catch(async e => { throw new Error(`${e.message}; it shows ${JSON.stringify((await this.output(index)).slice(-300))}`); });
+  }
+
+  /** Starts a menu command. Does not wait: some commands end only with their dialog. */
+  async command(id, args = {}) {
+    await this.page.evaluate(([id, args]) => { window.jupyterapp.commands.execute(id, args); }, [id, args]);
+  }
+
+  /** Restarts the kernel and confirms the dialog. */
+  async restart() {
+    await this.command('notebook:restart-kernel');
+    await this.dialog.locator('.jp-mod-accept').click();
+    await this.dialog.waitFor({ state: 'detached' });
+  }
+
+  /** Opens another notebook in a tab of the same page. */
+  async openBeside(name) {
+    await this.command('docmanager:open', { path: name, factory: 'Notebook' });
+    const notebook = new Notebook(this.lab, this.page, name);
+    await this.page.locator(`.lm-TabBar-tab.lm-mod-current[title*="${name}"], .lm-TabBar-tab.jp-mod-current[title*="${name}"]`).first().waitFor();
+    await notebook.shown();
+    return notebook;
+  }
+
+  async save() {
+    await this.page.evaluate(() => window.jupyterapp.commands.execute('docmanager:save'));
+  }
+
+  async screenshot(name) {
+    await this.page.screenshot({ path: join(ARTIFACTS, `${name.replace(/[^a-z0-9]+/gi, '-')}.png`) });
+  }
+
+  async close() {
+    await this.page.close({ runBeforeUnload: false });
+  }
+}

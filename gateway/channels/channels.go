@@ -1,0 +1,144 @@
+// Package channels carries the websockets of kernels' channels between clients and supervisors. A Registry lists the
+// open connections and can end each of them. Dial makes the handshake with a supervisor, Join the one with its client,
+// and a Splice copies bytes between the two. It understands no message. While a kernel has no supervisor yet, the Lobby
+// accepts the client's websocket itself, keeps what the client sends and shows why the kernel is not there.
+//
+// The package knows nothing of users, tokens and audit logs: whoever may open a connection is package gateway's
+// decision.
+//
+// Goroutines: Splice.Run starts two, one for each direction, and Waiting.Run one that reads. Both wait for theirs
+// before they return, and have closed the connections then. No other function starts one.
+package channels
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"time"
+)
+
+// maxHandshake bounds the bytes of a supervisor's answer to a handshake, with its body.
+const maxHandshake = 64 << 10
+
+// past is a deadline that ends pending reads and writes.
+var past = time.Unix(1, 0)
+
+// ErrClientGone is the error of a handshake whose client cannot be answered any more.
+var ErrClientGone = errors.New("the client is gone")
+
+// Upstream is a connection to a kernel's supervisor after its handshake. It belongs to Join or to the lobby.
+type Upstream struct {
+	conn   net.Conn
+	header http.Header // of the 101
+	early  []byte      // bytes that the supervisor has sent behind its 101
+}
+
+// Close closes an Upstream that is not needed after all.
+func (u *Upstream) Close() { _ = u.conn.Close() } // nothing was sent on it
+
+// StatusError is an answer of a supervisor to a handshake that is not 101.
+type StatusError struct {
+	Status int
+	Body   []byte
+}
+
+func (e *StatusError) Error() string {
+	return fmt.Sprintf("the handshake was answered with status %d", e.Status)
+}
+
+// Dial connects to a supervisor with dial and makes the handshake: request without the headers of an upgrade, which
+// Dial adds. A supervisor that answers anything but 101 is a *StatusError. When ctx ends before Dial returns, the
+// connection is closed.
+func Dial(ctx context.Context, dial func(context.Context) (net.Conn, error), request *http.Request) (*Upstream, error) {
+	request.Header.Set("Connection", "Upgrade")
+	request.Header.Set("Upgrade", "websocket")
+	conn, err := dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	abort := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(past) }) // fails only on a closed connection
+	up, err := shakeHands(conn, request)
+	if !abort() && err == nil {
+		err = ctx.Err() // its deadline may lie in the past now, so it is useless
+	}
+	if err != nil {
+		_ = conn.Close() // the error is reported
+		return nil, err
+	}
+	return up, nil
+}
+
+// shakeHands sends the upgrade and reads the head of the answer. It keeps what its reader has read beyond that.
+func shakeHands(conn net.Conn, request *http.Request) (*Upstream, error) {
+	if err := request.Write(conn); err != nil {
+		return nil, err
+	}
+	br := bufio.NewReader(&io.LimitedReader{R: conn, N: maxHandshake})
+	resp, err := http.ReadResponse(br, request)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = resp.Body.Close() }() // a 101 has none, and after any other answer the connection is closed
+	if resp.StatusCode != http.StatusSwitchingProtocols {
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			return nil, err
+		}
+		return nil, &StatusError{resp.StatusCode, body}
+	}
+	early, err := br.Peek(br.Buffered())
+	if err != nil {
+		return nil, err
+	}
+	return &Upstream{conn: conn, header: resp.Header, early: bytes.Clone(early)}, nil
+}
+
+// passedHeaders are the headers of a supervisor's 101 that its client gets.
+var passedHeaders = []string{"Sec-Websocket-Accept", "Sec-Websocket-Protocol", "Sec-Websocket-Extensions"}
+
+// Join hijacks the client's connection and answers it with the supervisor's 101, to which it adds the headers of extra.
+// Bytes are copied once the Splice runs. After an error the Upstream is closed; ErrClientGone means that the client's
+// connection is closed, too.
+func Join(w http.ResponseWriter, up *Upstream, extra http.Header) (*Splice, error) {
+	s, err := join(w, up, extra)
+	if err != nil {
+		up.Close()
+	}
+	return s, err
+}
+
+func join(w http.ResponseWriter, up *Upstream, extra http.Header) (*Splice, error) {
+	answer := extra.Clone()
+	answer.Set("Connection", "Upgrade")
+	answer.Set("Upgrade", "websocket")
+	for _, name := range passedHeaders {
+		if v := up.header[name]; len(v) > 0 {
+			answer[name] = v
+		}
+	}
+	var b bytes.Buffer
+	b.WriteString("HTTP/1.1 101 Switching Protocols\r\n")
+	if err := answer.Write(&b); err != nil {
+		return nil, fmt.Errorf("write the answer: %w", err)
+	}
+	b.WriteString("\r\n")
+	b.Write(up.early)
+
+	client, rw, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return nil, fmt.Errorf("take over the connection: %w", err)
+	}
+	// Peek of what is buffered cannot fail; the bytes are part of a reader that is given up here.
+	early, _ := rw.Reader.Peek(rw.Reader.Buffered())
+	// The server may have left deadlines behind; these end with the connection's first write.
+	if err := client.SetDeadline(time.Time{}); err != nil {
+		_ = client.Close() // it is broken
+		return nil, fmt.Errorf("%w: %w", ErrClientGone, err)
+	}
+	return newSplice(client, up.conn, bytes.Clone(early), b.Bytes()), nil
+}

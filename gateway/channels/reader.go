@@ -1,0 +1,145 @@
+package channels
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
+	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
+)
+
+// read reads what the client sends until the connection or the lobby ends, and returns why.
+func (c *Waiting) read() error {
+	for {
+		kind, data, err := c.ws.ReadMessage()
+		switch {
+		case c.client.full:
+			return &framing.CloseError{Code: websocket.CloseTryAgainLater, Reason: "more is waiting for the kernel than is kept"}
+		case c.client.stopped:
+			return errHandover
+		case errors.Is(err, websocket.ErrReadLimit): // for other invalid frames the library has sent a close frame
+			return &framing.CloseError{Code: websocket.CloseMessageTooBig, Reason: "the frame is longer than any frame can be"}
+		case err != nil:
+			return ending(err)
+		}
+		if err := c.check(kind == websocket.BinaryMessage, data); err != nil {
+			return err
+		}
+	}
+}
+
+// answerPing answers a ping, unless a relay has sent it. To a relay the answer proves that the kernel's side has
+// accepted everything before the ping, which only the supervisor can promise. A relay's newest ping stays among the
+// held bytes; its answer counts for all earlier ones.
+func (c *Waiting) answerPing(data string) error {
+	if c.cursor == nil {
+		c.client.cut(len(data))
+		return c.ws.WriteControl(websocket.PongMessage, []byte(data), time.Now().Add(lobbyWrite))
+	}
+	if c.relayed > 0 {
+		c.client.cutAt(c.relayed-c.relayLen, c.relayed)
+	}
+	c.relayed, c.relayLen = c.client.consumed(), controlFrame(len(data))
+	return nil
+}
+
+// check rejects a message that a supervisor would reject, and notes what its sender expects.
+func (c *Waiting) check(binary bool, data []byte) error {
+	if c.messages++; c.messages > lobbyMessages {
+		return &framing.CloseError{Code: websocket.CloseTryAgainLater, Reason: "more is waiting for the kernel than is kept"}
+	}
+	m, h, err := framing.Decode(c.framing, binary, data)
+	switch {
+	case errors.Is(err, framing.ErrIgnored):
+		return nil
+	case err != nil:
+		return err
+	case h.MsgID == "", m.Channel == jupyter.Stdin:
+		return nil // its sender expects no answer
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	req := request{m.Channel, h.MsgType, bytes.Clone(m.Header)}
+	c.requests = append(c.requests, req)
+	if c.display != nil || req.msgType != "execute_request" {
+		return nil
+	}
+	c.display = notice.NewDisplay(req.header)
+	return c.showReasonLocked()
+}
+
+// hijacker lets the websocket library run on a recorder.
+type hijacker struct {
+	http.ResponseWriter
+	lobby *Lobby
+	conn  *recorder
+}
+
+// Hijack hijacks the connection and returns it as a recorder.
+func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, rw, err := http.NewResponseController(h.ResponseWriter).Hijack()
+	if err != nil {
+		return nil, nil, err
+	}
+	// Peek of what is buffered cannot fail; the bytes are part of a reader that is given up here.
+	early, _ := rw.Reader.Peek(rw.Reader.Buffered())
+	h.conn = &recorder{Conn: conn, lobby: h.lobby, early: bytes.Clone(early)}
+	h.conn.reader = bufio.NewReaderSize(h.conn, smallBuffer)
+	return h.conn, bufio.NewReadWriter(h.conn.reader, rw.Writer), nil
+}
+
+// recorder is a client's connection that keeps what is read from it. Everything but writing belongs to its one reader.
+type recorder struct {
+	net.Conn
+	lobby   *Lobby
+	early   []byte        // bytes read before the handshake was done
+	reader  *bufio.Reader // reads from the recorder
+	held    []byte        // everything read, except what was cut out
+	full    bool          // a bound of the lobby is reached
+	stopped bool          // reading was ended by its deadline
+}
+
+var errLobbyFull = errors.New("the lobby's bound is reached")
+
+// Read reads bytes and keeps a copy of them. It fails once a bound of the lobby is reached.
+func (c *recorder) Read(b []byte) (int, error) {
+	var n int
+	var err error
+	if len(c.early) > 0 {
+		n = copy(b, c.early)
+		c.early = c.early[n:]
+	} else {
+		n, err = c.Conn.Read(b)
+	}
+	c.held = append(c.held, b[:n]...)
+	if c.lobby.held.Add(int64(n)) > lobbyTotal || len(c.held) > lobbyBytes {
+		c.full = true
+		return n, errLobbyFull
+	}
+	c.stopped = errors.Is(err, os.ErrDeadlineExceeded)
+	return n, err
+}
+
+// controlFrame returns the length of a client's control frame that carries n bytes: two of head, four of mask, n of
+// data.
+func controlFrame(n int) int { return 2 + 4 + n }
+
+// consumed returns the index in held up to which the websocket library has parsed.
+func (c *recorder) consumed() int { return len(c.held) - c.reader.Buffered() }
+
+// cut removes the control frame with n bytes of data that was parsed last.
+func (c *recorder) cut(n int) { c.cutAt(c.consumed()-controlFrame(n), c.consumed()) }
+
+func (c *recorder) cutAt(from, to int) {
+	c.held = slices.Delete(c.held, from, to)
+	c.lobby.held.Add(int64(from - to))
+}

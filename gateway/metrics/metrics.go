@@ -1,0 +1,421 @@
+// Package metrics counts what one gateway does and reads what its launcher knows, for Prometheus. Labels come from
+// bounded sets, so that no client can add series.
+//
+// The package starts no goroutine. Values that can be read at any time are read at each scrape.
+package metrics
+
+import (
+	"net/http"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// Bounds of labels.
+const (
+	maxScrapes = 4 // at one time
+	toKernel   = "to_kernel"
+	fromKernel = "from_kernel"
+	toClient   = "to_client"
+	fromClient = "from_client"
+)
+
+// MaxLabelValues bounds the kernelspecs, and the groups, with a label of their own.
+const MaxLabelValues = 50
+
+// Other is the label of all values without a label of their own.
+const Other = "other"
+
+// statusClientGone is the status, in logs and metrics, of a request whose client did not wait for the answer.
+const statusClientGone = 499
+
+// Metric describes one metric, for the gateway and its documentation.
+type Metric struct {
+	Name   string
+	Type   string   // counter, gauge or histogram
+	Labels []string //
+	Shared bool     // all gateways of the same kernels report the same value: use the maximum, not the sum
+	Help   string
+}
+
+// Buckets of histograms, in seconds.
+var (
+	startBuckets   = []float64{.1, .25, .5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1200, 1800, 3600}
+	requestBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
+)
+
+// The metrics of a gateway, besides those of the Go runtime and the process.
+var (
+	metricKernels = Metric{"ekg_kernels", "gauge", []string{"spec", "state"}, true,
+		"Kernels by kernelspec and execution state; dead ones are shown for some minutes."}
+	metricGroups = Metric{"ekg_group_kernels", "gauge", []string{"group", "state"}, true,
+		"Kernels by group of their user, for groups that the users file names or limits count; a kernel may count in " +
+			"several."}
+	metricStale = Metric{"ekg_kernels_stale", "gauge", nil, true,
+		"Kernels whose supervisor cannot be reached; the last known state is shown."}
+	metricClients = Metric{"ekg_kernel_clients", "gauge", nil, true,
+		"Websockets, through any gateway, on which a client has sent a message."}
+	metricLogBytes = Metric{"ekg_kernel_log_bytes", "gauge", nil, true,
+		"Bytes that the logs of all kernels hold, in memory and on disk."}
+	metricLogEvicted = Metric{"ekg_kernel_log_evicted_messages_total", "counter", nil, true,
+		"Messages that logs have dropped because their bound was reached."}
+	metricLogLost = Metric{"ekg_kernel_log_lost_messages_total", "counter", nil, true,
+		"Messages that a client has missed because its kernel's log had dropped them; the client was told."}
+	metricMessages = Metric{"ekg_kernel_messages_total", "counter", []string{"channel", "direction"}, true,
+		"Messages to and from kernels (direction to_kernel, from_kernel)."}
+	metricMsgBytes = Metric{"ekg_kernel_message_bytes_total", "counter", []string{"channel", "direction"}, true,
+		"Bytes of these messages: headers, contents and buffers."}
+	metricGPUs = Metric{"ekg_gpus", "gauge", []string{"spec"}, true,
+		"GPUs, or slices of one, that kernels' pods hold."}
+	metricGPUSeconds = Metric{"ekg_gpu_seconds_total", "counter", []string{"spec"}, true,
+		"GPUs held, used or not, times the seconds for which they were held."}
+	metricCulls = Metric{"ekg_kernel_culls_total", "counter", []string{"spec", "limit"}, true,
+		"Kernels that were culled, by limit: idle, busy or age."}
+	metricStart = Metric{"ekg_kernel_start_seconds", "histogram", []string{"spec"}, false,
+		"Time from the request for a kernel until its first answer, for kernels that this gateway has started."}
+	metricStartPhase = Metric{"ekg_kernel_start_phase_seconds", "histogram", []string{"phase"}, false,
+		"The parts of that time: admission, scheduled, pulled, started, ready; each ends with the event of its name."}
+	metricFailures = Metric{"ekg_kernel_start_failures_total", "counter", []string{"spec", "reason"}, false,
+		"Kernels that could not be started, or ended before their first answer."}
+	metricRequests = Metric{"ekg_http_requests_total", "counter", []string{"route", "method", "code"}, false,
+		"Requests that were answered; a websocket counts when it has ended; 499 means that the client did not wait."}
+	metricDuration = Metric{"ekg_http_request_seconds", "histogram", []string{"route"}, false,
+		"Time to answer requests, except websockets and logs."}
+	metricWebsockets = Metric{"ekg_websockets", "gauge", nil, false, "Websockets that this gateway carries."}
+	metricOpened     = Metric{"ekg_websockets_opened_total", "counter", nil, false,
+		"Websockets that this gateway has accepted."}
+	metricWSBytes = Metric{"ekg_websocket_bytes_total", "counter", []string{"direction"}, false,
+		"Bytes on websockets (direction from_client, to_client)."}
+	metricLobby = Metric{"ekg_lobby_bytes", "gauge", nil, false,
+		"Bytes held for kernels that have no supervisor yet."}
+	metricLogReaders = Metric{"ekg_log_readers", "gauge", nil, false,
+		"Clients that read a kernel's log through this gateway."}
+	metricReady = Metric{"ekg_ready", "gauge", nil, false, "1 while /readyz answers 200, else 0."}
+	metricAsked = Metric{"ekg_kube_requests_total", "counter", []string{"verb", "resource", "code"}, false,
+		"Requests to the Kubernetes API server; code 0 means no answer."}
+	metricAskedTime = Metric{"ekg_kube_request_seconds", "histogram", []string{"verb"}, false,
+		"Time until the Kubernetes API server has begun to answer."}
+	metricAuditErrors = Metric{"ekg_audit_failures_total", "counter", nil, false,
+		"Entries that could not be written to the audit log."}
+	metricBuild = Metric{"ekg_build_info", "gauge", []string{"version", "goversion"}, false, "Always 1."}
+)
+
+// List returns all metrics of a gateway, in the order of the documentation.
+func List() []Metric {
+	return []Metric{
+		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
+		metricMessages, metricMsgBytes,
+		metricGPUs, metricGPUSeconds, metricCulls, metricStart, metricStartPhase, metricFailures, metricRequests,
+		metricDuration,
+		metricWebsockets, metricOpened, metricWSBytes, metricLobby, metricLogReaders, metricReady, metricAsked,
+		metricAskedTime,
+		metricAuditErrors, metricBuild,
+	}
+}
+
+// Metrics has the counters of one gateway. It is made before the launcher, whose Observer it is. It may be used
+// concurrently.
+type Metrics struct {
+	registry *prometheus.Registry
+	specs    labelValues
+	groups   labelValues
+
+	start       *prometheus.HistogramVec
+	startPhase  *prometheus.HistogramVec
+	failures    *prometheus.CounterVec
+	requests    *prometheus.CounterVec
+	duration    *prometheus.HistogramVec
+	opened      prometheus.Counter
+	asked       *prometheus.CounterVec
+	askedTime   *prometheus.HistogramVec
+	auditErrors prometheus.Counter
+}
+
+// New makes metrics whose counters are 0. Version is the program's.
+func New(version string) *Metrics {
+	m := &Metrics{
+		registry: prometheus.NewRegistry(), specs: labelValues{known: map[string]bool{}},
+		groups: labelValues{known: map[string]bool{}},
+		start:  histogram(metricStart, startBuckets), startPhase: histogram(metricStartPhase, startBuckets),
+		failures: counter(metricFailures), requests: counter(metricRequests),
+		duration: histogram(metricDuration, requestBuckets),
+		opened:   counter(metricOpened).WithLabelValues(), asked: counter(metricAsked),
+		askedTime: histogram(metricAskedTime, requestBuckets), auditErrors: counter(metricAuditErrors).WithLabelValues(),
+	}
+	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: metricBuild.Name, Help: metricBuild.Help},
+		metricBuild.Labels)
+	build.WithLabelValues(version, runtime.Version()).Set(1)
+	m.registry.MustRegister(m.start, m.startPhase, m.failures, m.requests, m.duration, m.opened, m.asked, m.askedTime,
+		m.auditErrors, build,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+func counter(m Metric) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: m.Name, Help: m.Help}, m.Labels)
+}
+
+func histogram(m Metric, buckets []float64) *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: m.Name, Help: m.Help, Buckets: buckets}, m.Labels)
+}
+
+// Handler answers scrapes.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.registry,
+		promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, ErrorHandling: promhttp.ContinueOnError})
+}
+
+// Gatherer returns the source of the values that Handler writes.
+func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
+
+// KernelUp counts a successful start.
+func (m *Metrics) KernelUp(spec string, phases []launcher.Phase) {
+	var total time.Duration
+	for _, p := range phases {
+		total += p.Took
+		m.startPhase.WithLabelValues(p.Name).Observe(p.Took.Seconds())
+	}
+	m.start.WithLabelValues(m.specs.of(spec)).Observe(total.Seconds())
+}
+
+// KernelFailed counts a failed start.
+func (m *Metrics) KernelFailed(spec string, why launcher.Failure) {
+	if !slices.Contains(launcher.Failures, why) {
+		why = launcher.FailedInternal
+	}
+	m.failures.WithLabelValues(m.specs.of(spec), string(why)).Inc()
+}
+
+// ClusterRequest counts a request to the cluster's API server.
+func (m *Metrics) ClusterRequest(verb, resource string, code int, took time.Duration) {
+	m.asked.WithLabelValues(verb, resource, codeLabel(code)).Inc()
+	m.askedTime.WithLabelValues(verb).Observe(took.Seconds())
+}
+
+// Request counts an answered request, or an ended websocket, which is lasting. Route and method come from bounded sets;
+// the route "" means that no route matched.
+func (m *Metrics) Request(route, method string, status int, took time.Duration, lasting bool) {
+	if route == "" {
+		route = Other
+	}
+	m.requests.WithLabelValues(route, method, codeLabel(status)).Inc()
+	if !lasting {
+		m.duration.WithLabelValues(route).Observe(took.Seconds())
+	}
+}
+
+// WebsocketOpened counts a websocket that was opened.
+func (m *Metrics) WebsocketOpened() { m.opened.Inc() }
+
+// AuditFailed counts an entry that could not be written to the audit log.
+func (m *Metrics) AuditFailed() { m.auditErrors.Inc() }
+
+// codeLabel returns the label of a status. A supervisor runs beside user code and could answer with any number.
+func codeLabel(status int) string {
+	if status != 0 && status != statusClientGone && http.StatusText(status) == "" {
+		return Other
+	}
+	return strconv.Itoa(status)
+}
+
+// labelValues bounds the number of kernelspecs, or groups, with a label of their own. The label of a name never
+// changes, so that counters never decrease.
+type labelValues struct {
+	mu    sync.Mutex
+	known map[string]bool
+}
+
+func (s *labelValues) of(name string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.known[name]:
+		return name
+	case name == "" || name == Other || len(s.known) >= MaxLabelValues:
+		return Other
+	}
+	s.known[name] = true
+	return name
+}
+
+// all returns all labels but "other".
+func (s *labelValues) all() (names []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name := range s.known {
+		names = append(names, name)
+	}
+	return names
+}
+
+// Source is what a gateway knows at the time of a scrape. Its functions return at once and may be called concurrently.
+type Source struct {
+	Measure    func() launcher.Measures         // what the launcher knows
+	Websockets func() (open int, in, out int64) // open ones, and bytes from and to clients since the start
+	LogReaders func() (open int)                // requests that read a kernel's log
+	Lobby      func() (held int64)              // websockets of kernels without a supervisor
+	Ready      func() bool                      // whether /readyz succeeds
+}
+
+// Watch adds the values that are read from a gateway at each scrape. A Metrics belongs to one gateway: a second call is
+// an error.
+func (m *Metrics) Watch(from Source) error { return m.registry.Register(newSnapshot(m, from)) }
+
+// snapshot collects the values that are read at each scrape.
+type snapshot struct {
+	m     *Metrics
+	from  Source
+	descs map[string]*prometheus.Desc
+}
+
+func newSnapshot(m *Metrics, from Source) *snapshot {
+	s := &snapshot{m: m, from: from, descs: map[string]*prometheus.Desc{}}
+	for _, d := range []Metric{metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted,
+		metricLogLost, metricMessages,
+		metricMsgBytes, metricGPUs, metricGPUSeconds, metricCulls, metricWebsockets, metricWSBytes, metricLobby,
+		metricLogReaders, metricReady} {
+		s.descs[d.Name] = prometheus.NewDesc(d.Name, d.Help, d.Labels, nil)
+	}
+	return s
+}
+
+// Describe sends the descriptions of the metrics.
+func (s *snapshot) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range s.descs {
+		to <- d
+	}
+}
+
+// Collect sends the present values.
+func (s *snapshot) Collect(to chan<- prometheus.Metric) {
+	send := func(m Metric, v float64, labels ...string) {
+		kind := prometheus.GaugeValue
+		if m.Type == "counter" {
+			kind = prometheus.CounterValue
+		}
+		to <- prometheus.MustNewConstMetric(s.descs[m.Name], kind, v, labels...)
+	}
+	s.collectKernels(send)
+	open, in, out := s.from.Websockets()
+	send(metricWebsockets, float64(open))
+	send(metricWSBytes, float64(in), fromClient)
+	send(metricWSBytes, float64(out), toClient)
+	send(metricLogReaders, float64(s.from.LogReaders()))
+	send(metricLobby, float64(s.from.Lobby()))
+	ready := 0.0
+	if s.from.Ready() {
+		ready = 1
+	}
+	send(metricReady, ready)
+}
+
+// shownStates lists the states with a label of their own.
+var shownStates = []api.State{api.Starting, api.Idle, api.Busy, api.Restarting, api.Dead}
+
+// cullLimits lists the limits with a label of their own.
+var cullLimits = []string{api.LimitIdle, api.LimitBusy, api.LimitAge}
+
+// sender sends the value of a metric.
+type sender func(m Metric, v float64, labels ...string)
+
+// collectKernels sends what the launcher knows.
+func (s *snapshot) collectKernels(send sender) {
+	now := s.from.Measure()
+	s.collectStates(now.Kernels, send)
+	send(metricLogEvicted, float64(now.LogEvicted))
+	send(metricLogLost, float64(now.LogLost))
+	for _, t := range now.Traffic {
+		direction := fromKernel
+		if t.ToKernel {
+			direction = toKernel
+		}
+		send(metricMessages, float64(t.Messages), t.Channel, direction)
+		send(metricMsgBytes, float64(t.Bytes), t.Channel, direction)
+	}
+	s.collectCulls(now.Culls, send)
+	gpus, seconds := map[string]float64{}, map[string]float64{}
+	for spec, n := range now.GPUs {
+		gpus[s.m.specs.of(spec)] += float64(n)
+	}
+	for spec, v := range now.GPUSeconds {
+		seconds[s.m.specs.of(spec)] += v
+		gpus[s.m.specs.of(spec)] += 0 // a kernelspec that had GPUs once keeps its gauge
+	}
+	for spec, n := range gpus {
+		send(metricGPUs, n, spec)
+	}
+	for spec, v := range seconds {
+		send(metricGPUSeconds, v, spec)
+	}
+}
+
+// labelledState is a kernelspec or group, by its label, with a state.
+type labelledState struct {
+	label string
+	state api.State
+}
+
+// collectStates sends the numbers of kernels. A kernelspec that ever had a kernel has all states.
+func (s *snapshot) collectStates(kernels []launcher.Kernel, send sender) {
+	specs, groups := map[labelledState]int{}, map[labelledState]int{}
+	var stale, clients, logBytes float64
+	for _, k := range kernels {
+		state := api.StateOf(k.State)
+		specs[labelledState{s.m.specs.of(k.SpecName), state}]++
+		for _, group := range k.Groups {
+			groups[labelledState{s.m.groups.of(group), state}]++
+		}
+		if k.Stale {
+			stale++
+		}
+		clients += float64(k.Connections)
+		logBytes += float64(k.LogBytes)
+	}
+	for _, by := range []struct {
+		metric Metric
+		labels *labelValues
+		counts map[labelledState]int
+	}{{metricKernels, &s.m.specs, specs}, {metricGroups, &s.m.groups, groups}} {
+		for _, label := range append(by.labels.all(), Other) {
+			for _, state := range shownStates {
+				if n := by.counts[labelledState{label, state}]; n > 0 || label != Other {
+					send(by.metric, float64(n), label, string(state))
+				}
+			}
+		}
+	}
+	send(metricStale, stale)
+	send(metricClients, clients)
+	send(metricLogBytes, logBytes)
+}
+
+// collectCulls sends the numbers of culled kernels. All limits of a kernelspec begin with 0, so that the first culled
+// kernel is an increase.
+func (s *snapshot) collectCulls(culls map[launcher.CullLabels]int64, send sender) {
+	type series struct{ spec, limit string }
+	culled := map[series]float64{}
+	for _, spec := range s.m.specs.all() {
+		for _, limit := range cullLimits {
+			culled[series{spec, limit}] = 0
+		}
+	}
+	for c, n := range culls {
+		limit := c.Limit
+		if !slices.Contains(cullLimits, limit) {
+			limit = Other
+		}
+		culled[series{s.m.specs.of(c.SpecName), limit}] += float64(n)
+	}
+	for c, n := range culled {
+		send(metricCulls, n, c.spec, c.limit)
+	}
+}

@@ -1,0 +1,197 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/channels"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+const (
+	// upgradeTime bounds a websocket's handshake with the supervisor, which waits for nothing before its answer.
+	upgradeTime = 20 * time.Second
+	// connectAgain is the Retry-After of clients that have too many connections.
+	connectAgain = 5 * time.Second
+)
+
+// connection is an open websocket, or a kernel's log that is being read.
+type connection = channels.Conn[caller]
+
+// getChannels joins a client's websocket to the kernel's supervisor. The supervisor chooses subprotocol and extensions,
+// and the gateway passes both on. After the 101 it copies bytes until one side ends. While there is no supervisor yet,
+// the client waits in the lobby.
+func (g *Gateway) getChannels(w http.ResponseWriter, r *call) error {
+	id, err := g.kernelID(r)
+	if err != nil {
+		return err
+	}
+	if !isUpgrade(r.Request) {
+		return refuse(http.StatusBadRequest, "This route is a websocket, and the request is not an upgrade to one.")
+	}
+	c, err := g.open(g.websockets, r, id)
+	if err != nil {
+		return err
+	}
+	defer g.websockets.Remove(c)
+
+	extra := http.Header{}
+	if request := w.Header().Get(api.HeaderRequestID); request != "" {
+		extra.Set(api.HeaderRequestID, request)
+	}
+	carrier, err := g.accept(w, r, c, extra)
+	switch {
+	case errors.Is(err, channels.ErrClientGone):
+		return &unwritten{err}
+	case errors.Is(err, channels.ErrHandshake):
+		return refuse(http.StatusBadRequest, "The request is not a websocket upgrade as RFC 6455 defines it.")
+	case err != nil:
+		return err
+	}
+	ended := g.follow(r, c)
+	ended(c.Carry(carrier))
+	return nil
+}
+
+// open adds a connection of the request's user to a registry.
+func (g *Gateway) open(to *channels.Registry[caller], r *call, kernel string) (*connection, error) {
+	c, err := to.Add(r.Context(), kernel, r.who.Name, r.who)
+	var p *problem
+	switch {
+	case err == nil:
+		return c, nil
+	case errors.Is(err, channels.ErrDraining):
+		return nil, refuse(http.StatusServiceUnavailable, "The gateway is stopping. Connect again.")
+	case errors.Is(err, channels.ErrKernelFull):
+		p = refuse(http.StatusTooManyRequests, "The kernel has %d connections, as many as are allowed here.",
+			g.opts.ConnectionsPerKernel)
+	case errors.Is(err, channels.ErrUserFull):
+		p = refuse(http.StatusTooManyRequests, "You have %d connections, as many as are allowed here.",
+			g.opts.ConnectionsPerUser)
+	default:
+		return nil, err
+	}
+	p.retry = connectAgain
+	return nil, p.by(limitCheck)
+}
+
+// accept makes the handshakes of a websocket: with supervisor and client, or with the client alone while there is no
+// supervisor.
+func (g *Gateway) accept(w http.ResponseWriter, r *call, c *connection, extra http.Header) (channels.Carrier, error) {
+	up, err := g.upgradeSupervisor(c.Context(), r, c.Kernel)
+	switch {
+	case err == nil:
+		return channels.Join(w, up, extra)
+	case errors.Is(err, launcher.ErrNoSupervisor):
+		return g.lobby.Enter(w, r.Request, g.awaited(r, c.Kernel), extra)
+	case c.Context().Err() != nil && r.Context().Err() == nil:
+		return nil, &problem{status: http.StatusServiceUnavailable, err: context.Cause(c.Context()), message: unreachable}
+	}
+	return nil, g.explainUpgrade(r.Context(), c.Kernel, err)
+}
+
+// awaited describes a kernel without a supervisor to the lobby.
+func (g *Gateway) awaited(r *call, id string) channels.Kernel {
+	return channels.Kernel{
+		Wait: func(ctx context.Context, cond func(launcher.Kernel) bool) (launcher.Kernel, error) {
+			return g.opts.Launcher.Wait(ctx, id, cond)
+		},
+		Connect: func(ctx context.Context, subprotocol string) (*channels.Upstream, error) {
+			// The client's handshake is done: the supervisor is asked for what the client was promised.
+			r := r.clone()
+			r.Header.Del("Sec-Websocket-Extensions")
+			r.Header.Del("Sec-Websocket-Protocol")
+			if subprotocol != "" {
+				r.Header.Set("Sec-Websocket-Protocol", subprotocol)
+			}
+			up, err := g.upgradeSupervisor(ctx, r, id)
+			var undelivered *undeliveredError
+			if err != nil && !errors.As(err, &undelivered) {
+				return nil, &channels.RejectedError{Text: problemOf(r, err).message}
+			}
+			return up, err
+		},
+	}
+}
+
+// follow logs and counts that a websocket was accepted. The function that it returns logs that it has ended, and why.
+func (g *Gateway) follow(r *call, c *connection) (ended func(cause error)) {
+	begun := time.Now()
+	r.kernel = c.Kernel
+	g.metrics.WebsocketOpened()
+	log := g.log.With(logkey.Kernel, c.Kernel, logkey.Remote, r.remote(), logkey.Request, r.id)
+	if g.opts.Users != nil {
+		log = log.With(logkey.User, r.who.Name)
+	}
+	log.Info("websocket opened")
+	e := r.entry("connect", "/api/kernels/{id}/channels")
+	e.Outcome, e.Status = auditDone, http.StatusSwitchingProtocols
+	g.audit.write(e)
+	return func(cause error) {
+		in, out := c.Bytes()
+		seconds := time.Since(begun).Seconds()
+		log.Info("websocket closed", logkey.Cause, cause, logkey.Took, time.Since(begun), logkey.In, in, logkey.Out, out)
+		e.Action, e.Status, e.Seconds, e.BytesIn, e.BytesOut = "disconnect", 0, &seconds, &in, &out
+		g.audit.write(e)
+	}
+}
+
+// explainUpgrade finds out what a failed handshake means: the kernel is unknown, or it cannot be reached now.
+func (g *Gateway) explainUpgrade(ctx context.Context, id string, err error) error {
+	var never *dialError
+	if errors.As(err, &never) && errors.Is(err, launcher.ErrNotFound) {
+		// A dead kernel can still be looked at, so its websocket is not "not found".
+		if _, kernelErr := g.kernel(ctx, id); kernelErr != nil {
+			return kernelErr
+		}
+	}
+	return g.explain(ctx, id, err)
+}
+
+// isUpgrade reports whether a request asks for a websocket as RFC 6455 section 4.1 defines it.
+func isUpgrade(r *http.Request) bool {
+	return r.Method == http.MethodGet && r.ProtoMajor == 1 &&
+		hasToken(r.Header, "Connection", "upgrade") && hasToken(r.Header, "Upgrade", "websocket") &&
+		r.Header.Get("Sec-Websocket-Key") != "" && r.ContentLength == 0 && len(r.TransferEncoding) == 0
+}
+
+// hasToken reports whether a comma-separated header has a token, in any case.
+func hasToken(h http.Header, name, token string) bool {
+	for _, line := range h[name] {
+		for part := range strings.SplitSeq(line, ",") {
+			if strings.EqualFold(strings.TrimSpace(part), token) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// upgradeSupervisor makes the handshake with the supervisor. When ctx ends before that, the connection is closed.
+func (g *Gateway) upgradeSupervisor(ctx context.Context, r *call, id string) (*channels.Upstream, error) {
+	ctx, cancel := context.WithTimeout(ctx, upgradeTime)
+	defer cancel()
+	out, err := g.outgoing(ctx, r, id, http.MethodGet, "channels")
+	if err != nil {
+		return nil, err
+	}
+	g.secretsOf(r.Request).copyHeaders(out.Header, r.Header, upgradeHeaders)
+	dial := func(ctx context.Context) (net.Conn, error) { return g.dial(ctx, net.JoinHostPort(id, "80")) }
+	up, err := channels.Dial(ctx, dial, out)
+	var answered *channels.StatusError
+	switch {
+	case err == nil:
+		return up, nil
+	case !errors.As(err, &answered):
+		return nil, &undeliveredError{err}
+	case answered.Status == http.StatusMisdirectedRequest:
+		g.transport.CloseIdleConnections()
+	}
+	return nil, supervisorProblem(answered.Status, answered.Body)
+}

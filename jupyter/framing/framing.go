@@ -1,0 +1,140 @@
+// Package framing is how messages travel on a client's websocket (.../channels): which framing a client understands,
+// how a message is encoded for it, and how a client's message is read and checked. Gateway and supervisor share it.
+// Bytes in, values out: it opens no socket and imports no websocket library.
+package framing
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
+)
+
+// Framing is one of the forms in which messages are sent to clients.
+type Framing uint8
+
+// The framings.
+const (
+	Legacy        Framing = iota // JSON text, binary where there are buffers
+	JupyterServer                // for an unmodified jupyter server: JSON text only, at most ServerLimit bytes
+	TextOnly                     // for GatewayKernelClient: JSON text only
+	V1                           // jupyter.SubprotocolV1, and behind a cursor jupyter.SubprotocolRelay
+	Count                        // how many framings there are
+)
+
+const (
+	// MaxHeader bounds the header of a client's message, in bytes: it becomes the parent of messages to all clients.
+	MaxHeader = 16 << 10
+	// MaxCloseReason bounds the reason of a close frame, in bytes. RFC 6455 leaves 123.
+	MaxCloseReason = 120
+	// ServerLimit is the largest message an unmodified jupyter server takes from its gateway, in bytes of payload
+	// (Tornado's default; it closes with 1009 and the message is lost). Larger ones are replaced by a notice.
+	ServerLimit = 10 << 20
+)
+
+// Close codes of RFC 6455, section 7.4.1.
+const (
+	closeUnsupportedData = 1003
+	closeInvalidPayload  = 1007
+)
+
+// Subprotocols returns the subprotocols that a server of kernels speaks, the preferred one first.
+func Subprotocols() []string { return []string{jupyter.SubprotocolRelay, jupyter.SubprotocolV1} }
+
+// Choose returns the framing that a client understands, given the subprotocols that it offers. Relay is true for
+// jupyter.SubprotocolRelay; the framing is V1 then.
+//
+// Binary frames stop an unmodified jupyter server for good. GatewayKernelClient, which sends neither a User-Agent nor a
+// session_id, reads text only.
+func Choose(r *http.Request, offered []string) (f Framing, relay bool) {
+	switch agent := r.UserAgent(); {
+	case slices.Contains(offered, jupyter.SubprotocolRelay):
+		return V1, true
+	case slices.Contains(offered, jupyter.SubprotocolV1):
+		return V1, false
+	case strings.HasPrefix(agent, "Tornado/"):
+		return JupyterServer, false
+	case agent == "" && !r.URL.Query().Has("session_id"):
+		return TextOnly, false
+	}
+	return Legacy, false
+}
+
+// Frame is a message as one websocket message. It does not change.
+type Frame struct {
+	Data   []byte
+	Binary bool // else text
+}
+
+// Encode returns a message in a framing.
+func Encode(m *jupyter.Message, f Framing) (*Frame, error) {
+	switch f {
+	case V1:
+		return &Frame{Data: jupyter.EncodeV1(m), Binary: true}, nil
+	case TextOnly:
+		data, _, err := jupyter.EncodeLegacy(m, false)
+		return &Frame{Data: data}, err
+	case JupyterServer:
+		data, _, err := jupyter.EncodeLegacy(m, false)
+		if err == nil && len(data) > ServerLimit {
+			n := notice.LeftOut(m, fmt.Sprintf("the jupyter server between this page and the gateway takes at most %d; "+
+				"see docs/jupyter-ekg.md", ServerLimit))
+			data, _, err = jupyter.EncodeLegacy(&n, false)
+		}
+		return &Frame{Data: data}, err
+	default:
+		data, binary, err := jupyter.EncodeLegacy(m, true)
+		return &Frame{Data: data, Binary: binary}, err
+	}
+}
+
+// ErrIgnored is returned for a client's message on a channel that it cannot send on. Jupyter's servers ignore those.
+var ErrIgnored = errors.New("message for no channel of the kernel")
+
+// CloseError is an unacceptable message: the websocket is closed with a close frame of this code and reason.
+type CloseError struct {
+	Code   int    // of RFC 6455
+	Reason string // see ShortReason
+}
+
+// Error gives code and reason.
+func (e *CloseError) Error() string { return fmt.Sprintf("closed with %d: %s", e.Code, e.Reason) }
+
+// Decode reads one websocket message of a client whose framing is f, and its header. The error is ErrIgnored or a
+// *CloseError. The message shares memory with data.
+func Decode(f Framing, binary bool, data []byte) (m jupyter.Message, h jupyter.Header, err error) {
+	switch {
+	case f != V1:
+		m, err = jupyter.DecodeLegacy(data, binary)
+	case binary:
+		m, err = jupyter.DecodeV1(data)
+	default:
+		return m, h, &CloseError{closeUnsupportedData, "text on a connection that speaks " + jupyter.SubprotocolV1}
+	}
+	if err == nil {
+		h, err = jupyter.ParseHeader(m.Header)
+	}
+	if err == nil && (len(m.Header) > MaxHeader || !json.Valid(m.Header)) {
+		err = fmt.Errorf("%w: header of %d bytes is no JSON or too long", jupyter.ErrMalformed, len(m.Header))
+	}
+	switch {
+	case errors.Is(err, jupyter.ErrChannel), err == nil && m.Channel == jupyter.IOPub:
+		return m, h, ErrIgnored
+	case err != nil:
+		return m, h, &CloseError{closeInvalidPayload, err.Error()}
+	}
+	return m, h, nil
+}
+
+// ShortReason cuts a text to what fits a close frame, whole characters only.
+func ShortReason(text string) string {
+	if len(text) > MaxCloseReason {
+		text = text[:MaxCloseReason]
+	}
+	return strings.ToValidUTF8(text, "")
+}

@@ -1,0 +1,83 @@
+package framing_test
+
+import (
+	"errors"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
+)
+
+func TestChoose_ByWhatTheClientSays(t *testing.T) {
+	for _, tc := range []struct {
+		name, agent, query string
+		offered            []string
+		want               framing.Framing
+		relay              bool
+	}{
+		{"jupyter-ekg", "Tornado/6", "", framing.Subprotocols(), framing.V1, true},
+		{"JupyterLab", "Mozilla", "?session_id=a", []string{jupyter.SubprotocolV1}, framing.V1, false},
+		{"unmodified jupyter server", "Tornado/6", "?session_id=a", nil, framing.JupyterServer, false},
+		{"GatewayKernelClient", "", "", nil, framing.TextOnly, false},
+		{"older page", "Mozilla", "?session_id=a", nil, framing.Legacy, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := httptest.NewRequest("GET", "/"+tc.query, nil)
+			r.Header.Set("User-Agent", tc.agent)
+			if got, relay := framing.Choose(r, tc.offered); got != tc.want || relay != tc.relay {
+				t.Errorf("got %d %v, want %d %v", got, relay, tc.want, tc.relay)
+			}
+		})
+	}
+}
+
+func TestDecode_Errors(t *testing.T) {
+	message := func(c jupyter.Channel, header string) []byte {
+		m := jupyter.Message{
+			Channel:  c,
+			Header:   []byte(header),
+			Parent:   []byte("{}"),
+			Metadata: []byte("{}"),
+			Content:  []byte("{}"),
+		}
+		return jupyter.EncodeV1(&m)
+	}
+	long := `{"msg_id":"` + strings.Repeat("x", framing.MaxHeader) + `"}`
+	for _, tc := range []struct {
+		name   string
+		binary bool
+		data   []byte
+		code   int // 0: ignored
+	}{
+		{"text on v1", false, []byte("{}"), 1003},
+		{"no message", true, []byte("x"), 1007},
+		{"header too long", true, message(jupyter.Shell, long), 1007},
+		{"header is no JSON", true, message(jupyter.Shell, "{"), 1007},
+		{"to iopub", true, message(jupyter.IOPub, "{}"), 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, _, err := framing.Decode(framing.V1, tc.binary, tc.data)
+			var end *framing.CloseError
+			if tc.code == 0 {
+				if !errors.Is(err, framing.ErrIgnored) {
+					t.Errorf("got %v", err)
+				}
+			} else if !errors.As(err, &end) || end.Code != tc.code {
+				t.Errorf("got %v, want code %d", err, tc.code)
+			}
+		})
+	}
+}
+
+func TestShortReason_CutsWholeCharacters(t *testing.T) {
+	for _, text := range []string{"short", strings.Repeat("é", 200), "x" + strings.Repeat("é", 200)} {
+		got := framing.ShortReason(text)
+		if len(got) > framing.MaxCloseReason || !utf8.ValidString(got) || !strings.HasPrefix(text, got) ||
+			len(got) < min(len(text), 119) {
+			t.Errorf("%q became %q", text, got)
+		}
+	}
+}

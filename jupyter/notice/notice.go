@@ -1,0 +1,100 @@
+// Package notice makes the messages that gateway and supervisor send instead of the kernel: lines for users, which
+// begin with Prefix, execution states and error replies. It decides nothing and keeps nothing but what a Display shows.
+package notice
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+)
+
+// Prefix begins every text for users, so that they can tell it from the kernel's output.
+const Prefix = "[ekg] "
+
+// Stream is the content of a stream message.
+type Stream struct {
+	Name string `json:"name"` // "stdout" or "stderr"
+	Text string `json:"text"`
+}
+
+// Status is the content of a status message.
+type Status struct {
+	ExecutionState string `json:"execution_state"`
+}
+
+// Line returns a line on stderr under the cell whose request has the header parent. Session is the sender's session id.
+func Line(session string, parent []byte, text string) jupyter.Message {
+	return jupyter.New(jupyter.IOPub, "stream", session, parent, Stream{Name: "stderr", Text: Prefix + text + "\n"})
+}
+
+// State returns a status message about the request that has the header parent, or about none if that is nil.
+func State(session string, parent []byte, state string) jupyter.Message {
+	return jupyter.New(jupyter.IOPub, "status", session, parent, Status{ExecutionState: state})
+}
+
+// Failure says why a request gets no answer from the kernel.
+type Failure struct {
+	Status string // "error" or "aborted"
+	Name   string // the ename: a kind of error, as the class of an exception
+	Reason string // one sentence
+}
+
+// Reply returns the reply to a request of the type given, which the kernel does not answer.
+func Reply(c jupyter.Channel, requestType, session string, parent []byte, f Failure) jupyter.Message {
+	return jupyter.New(c, replyType(requestType), session, parent, map[string]any{
+		"status": f.Status, "ename": f.Name, "evalue": f.Reason, "traceback": []string{}})
+}
+
+func replyType(requestType string) string {
+	if stem, ok := strings.CutSuffix(requestType, "_request"); ok {
+		return stem + "_reply"
+	}
+	return requestType
+}
+
+// LeftOut replaces a message that cannot be delivered: by a line in the cell, or by a reply, because its request still
+// has to end.
+func LeftOut(m *jupyter.Message, why string) jupyter.Message {
+	msgType := jupyter.StringField(m.Header, "msg_type")
+	session := jupyter.StringField(m.Header, "session")
+	text := fmt.Sprintf("A message of type %s and %d bytes was left out: %s.", msgType, m.Size(), why)
+	if m.Channel == jupyter.IOPub {
+		return Line(session, m.Parent, text)
+	}
+	text = Prefix + text + "\n"
+	return jupyter.New(m.Channel, msgType, session, m.Parent, map[string]any{
+		"status": "error", "ename": "MessageTooLarge", "evalue": text, "traceback": []string{text}})
+}
+
+// Display is a line under a cell that can be changed and removed. The zero value is not valid: it needs an ID. It is
+// not for concurrent use.
+type Display struct {
+	ID     string // the display_id; unique in the notebook
+	Parent []byte // header of the cell's request
+	Text   string // what the cell shows now; "" if nothing
+}
+
+// NewDisplay returns a Display that shows nothing yet, under the cell whose request has the header parent.
+func NewDisplay(parent []byte) *Display {
+	return &Display{ID: "ekg-" + jupyter.NewID(), Parent: parent}
+}
+
+// Show returns the message that makes the cell show the text instead of the present one; "" removes the line. It
+// reports false if the cell shows that already.
+func (d *Display) Show(session, text string) (m jupyter.Message, changed bool) {
+	if d.Text == text {
+		return m, false
+	}
+	msgType := "update_display_data"
+	if d.Text == "" {
+		msgType = "display_data"
+	}
+	d.Text = text
+	data := map[string]string{}
+	if text != "" {
+		data["text/plain"] = Prefix + text
+	}
+	return jupyter.New(jupyter.IOPub, msgType, session, d.Parent, map[string]any{
+		"data": data, "metadata": struct{}{}, "transient": map[string]string{"display_id": d.ID}}), true
+}

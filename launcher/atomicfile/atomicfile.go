@@ -1,0 +1,59 @@
+// Package atomicfile writes files that readers see whole or not at all, also when the writer is killed.
+//
+// A file gets its content under a temporary name in the same folder, then its name by one system call. Nothing is
+// synced to disk: the files hold the state of processes, which end with the machine, and a sync would slow down the
+// start of every kernel. Libraries for this purpose (google/renameio, natefinch/atomic) sync always.
+//
+// The package starts no goroutine; its functions may be called concurrently, also for one path.
+package atomicfile
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+)
+
+// Write replaces the file at path by one of mode 0600 that holds content. The folder must exist.
+func Write(path string, content []byte) error {
+	return Replace(path, func(f *os.File) error {
+		_, err := f.Write(content)
+		return err
+	})
+}
+
+// Replace replaces the file at path by the one that fill writes. The file has mode 0600 unless fill changes it. It is
+// closed before it gets its name, so a program can be run from there at once. An error of fill is returned as it is,
+// and the old file stays.
+func Replace(path string, fill func(*os.File) error) error {
+	return place(path, fill, os.Rename)
+}
+
+// Create makes a file of mode 0600 that holds content. The error is fs.ErrExist if path exists: of several writers one
+// wins.
+func Create(path string, content []byte) error {
+	return place(path, func(f *os.File) error {
+		_, err := f.Write(content)
+		return err
+	}, func(temporary, path string) error {
+		return errors.Join(os.Link(temporary, path), os.Remove(temporary)) // a rename would replace the winner's file
+	})
+}
+
+// place fills a temporary file beside path and moves it there.
+func place(path string, fill func(*os.File) error, move func(temporary, path string) error) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*") // of mode 0600
+	if err != nil {
+		return err
+	}
+	err = fill(f)
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = move(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name()) // the first error matters
+	}
+	return err
+}

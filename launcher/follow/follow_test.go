@@ -1,0 +1,240 @@
+package follow
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/goroutines"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+const testID = "01234567-89ab-cdef-0123-456789abcdef"
+
+// place is a follower in a bubble of synctest, and the fields that a launcher would have.
+type place struct {
+	*Follower
+	mu         sync.Mutex
+	goroutines goroutines.Group
+	close      context.CancelCauseFunc
+}
+
+var errTestOver = errors.New("the test is over")
+
+func newPlace(t *testing.T) *place {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	p := &place{close: cancel}
+	p.Follower = New(
+		ctx,
+		Options{Lock: &p.mu, Goroutines: &p.goroutines, FirstRedial: time.Second, LastRedial: 4 * time.Second,
+			Since: time.Now(), Log: slog.New(slog.DiscardHandler)},
+	)
+	t.Cleanup(func() {
+		p.close(errTestOver)
+		p.goroutines.Close()
+		p.goroutines.Wait()
+	})
+	return p
+}
+
+// testKernel is a kernel whose supervisor writes to each stream the statuses that serve returns, and then breaks the
+// stream.
+type testKernel struct {
+	p          *place
+	supervisor Supervisor
+	serve      func(attempt int) []api.Status
+	hold       bool // streams stay open
+	rests      []time.Duration
+	attempts   int
+	heard      int
+}
+
+func newTestKernel(p *place, serve func(attempt int) []api.Status) *testKernel {
+	return &testKernel{p: p, supervisor: NewSupervisor(), serve: serve}
+}
+
+func (k *testKernel) follow() {
+	k.p.mu.Lock()
+	defer k.p.mu.Unlock()
+	k.p.FollowLocked(&k.supervisor, k)
+}
+
+func (k *testKernel) ID() string { return testID }
+
+func (k *testKernel) Client() (*api.Client, error) {
+	return &api.Client{KernelID: testID, Dial: func(context.Context) (net.Conn, error) {
+		k.attempts++
+		lines := k.serve(k.attempts)
+		if lines == nil {
+			return nil, errors.New("connection refused")
+		}
+		ours, theirs := net.Pipe()
+		k.p.goroutines.Go(func() { k.answer(theirs, lines) })
+		return ours, nil
+	}}, nil
+}
+
+// answer serves one stream. It ignores errors: they come from a follower that has closed the connection.
+func (k *testKernel) answer(conn net.Conn, lines []api.Status) {
+	defer conn.Close() //nolint:errcheck // nothing depends on it
+	in := bufio.NewReader(conn)
+	if _, err := http.ReadRequest(in); err != nil {
+		return
+	}
+	_, _ = fmt.Fprint(conn, "HTTP/1.1 200 OK\r\n\r\n")
+	for _, st := range lines {
+		if json.NewEncoder(conn).Encode(st) != nil {
+			return
+		}
+	}
+	if k.hold {
+		_, _ = in.ReadByte() // until the follower leaves
+	}
+}
+
+func (k *testKernel) Hear(_ api.Status, enterLocked func() (Supervisor, bool)) {
+	k.p.mu.Lock()
+	defer k.p.mu.Unlock()
+	if _, ok := enterLocked(); ok {
+		k.heard++
+	}
+}
+
+func (k *testKernel) Rest(pause time.Duration) bool {
+	k.rests = append(k.rests, pause)
+	select {
+	case <-time.After(pause):
+		return true
+	case <-k.p.ctx.Done():
+		return false
+	}
+}
+
+func status(state api.State) api.Status {
+	return api.Status{Protocol: api.ProtocolVersion, KernelID: testID, State: state}
+}
+
+func TestFollower_PausesGrowUntilAStatusComes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlace(t)
+		k := newTestKernel(p, func(attempt int) []api.Status {
+			if attempt == 5 {
+				return []api.Status{status(api.Idle)}
+			}
+			return nil
+		})
+		k.follow()
+		time.Sleep(14 * time.Second) // 1, 2, 4, 4 seconds and up to a quarter more; then one, two
+		synctest.Wait()
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if len(k.rests) < 6 {
+			t.Fatalf("it has rested %v", k.rests)
+		}
+		for i, least := range []time.Duration{1, 2, 4, 4, 1, 2} {
+			if least *= time.Second; k.rests[i] < least || k.rests[i] > least*5/4 {
+				t.Errorf("pause %d is %s, want %s and up to a quarter more", i, k.rests[i], least)
+			}
+		}
+		if s := &k.supervisor; !s.Heard || s.Streaming || !s.SaysLocked(api.Idle, api.Busy) || s.SaysLocked(api.Dead) ||
+			!s.TriedLocked() {
+			t.Errorf("after a stream that has broken: %+v", s)
+		}
+		var d launcher.Kernel
+		if k.supervisor.DescribeLocked(&d, false, ""); d.State != api.Idle || !d.Stale {
+			t.Errorf("it is described as %+v", d)
+		}
+	})
+}
+
+func TestFollower_LeavesAnotherProtocolVersionAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlace(t)
+		k := newTestKernel(p, func(int) []api.Status {
+			st := status(api.Idle)
+			st.Protocol = api.ProtocolVersion + 1
+			return []api.Status{st}
+		})
+		k.follow()
+		time.Sleep(unsupportedPause - time.Second)
+		synctest.Wait()
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		var d launcher.Kernel
+		if k.supervisor.DescribeLocked(&d, false, ""); d.State != api.Busy || d.Reason != k.supervisor.Unsupported ||
+			k.attempts != 1 {
+			t.Errorf("after %d attempts it is described as %+v", k.attempts, d)
+		}
+	})
+}
+
+func TestFollower_IgnoresAStreamThatItHasLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlace(t)
+		lines := []api.Status{status(api.Idle)}
+		k := newTestKernel(p, func(int) []api.Status { return lines })
+		k.hold = true
+		k.follow()
+		synctest.Wait()
+		p.mu.Lock()
+		if !k.supervisor.FollowedLocked() || !k.supervisor.Streaming || k.heard != 1 {
+			t.Errorf("followed: %+v", k.supervisor)
+		}
+		k.supervisor.ForgetLocked()
+		p.mu.Unlock()
+		if p.Await(t.Context(), &k.supervisor, func() bool { return !k.supervisor.Heard }); k.supervisor.FollowedLocked() {
+			t.Error("it is followed")
+		}
+		k.follow() // by a second goroutine; the first one ends with its stream
+		synctest.Wait()
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if k.heard != 2 || k.attempts != 2 || !k.supervisor.Streaming {
+			t.Errorf("heard %d statuses on %d streams: %+v", k.heard, k.attempts, k.supervisor)
+		}
+	})
+}
+
+// At most maxOpening streams are being opened at one time. A stream that is open does not count.
+func TestFollower_BoundsStreamsBeingOpened(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlace(t)
+		silent := make([]*testKernel, maxOpening+3)
+		for i := range silent {
+			silent[i] = newTestKernel(p, func(int) []api.Status { return []api.Status{} })
+			silent[i].hold = true
+			silent[i].follow()
+		}
+		synctest.Wait()
+		opening := 0
+		for _, k := range silent {
+			opening += k.attempts
+		}
+		if opening != maxOpening {
+			t.Errorf("%d streams are being opened", opening)
+		}
+	})
+}
+
+func TestFollower_WaitEndsWithTheLauncher(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlace(t)
+		s := NewSupervisor()
+		time.AfterFunc(time.Second, func() { p.close(errTestOver) })
+		_, err := p.Wait(t.Context(), &s, func() (launcher.Kernel, error) { return launcher.Kernel{}, nil },
+			func(launcher.Kernel) bool { return false })
+		if err != errTestOver {
+			t.Errorf("the error is %v", err)
+		}
+	})
+}

@@ -1,0 +1,88 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+)
+
+// TestNamespaceAccess: a namespace without access does not keep the gateway from serving the others.
+func TestNamespaceAccess(t *testing.T) {
+	const answer = `User "system:serviceaccount:ekg:ekg" cannot list resource "pods" in API group "" ` +
+		`in the namespace "other"`
+	const why = `the gateway may not list pods in the namespace "other"`
+	policy := podspec.DefaultPolicy()
+	policy.Clients.Namespaces = []string{"other"}
+	policy.Clients.Allow = append(policy.Clients.Allow, "KERNEL_NAMESPACE")
+	forbid := func(c *testCluster, ns string) *atomic.Bool {
+		forbidden := new(atomic.Bool)
+		forbidden.Store(true)
+		c.PrependReactor("list", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
+			if a.GetNamespace() == ns && forbidden.Load() {
+				return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", errors.New(answer))
+			}
+			return false, nil, nil
+		})
+		return forbidden
+	}
+	t.Run("forbidden in another namespace", func(t *testing.T) {
+		c := newTestCluster(t)
+		forbidden := forbid(c, "other")
+		l := openTest(t, c, func(o *Options, tm *timing) { o.Pods.Policy, tm.fresh = policy, time.Nanosecond })
+		there := testRequest(idA)
+		there.Env = map[string]string{"KERNEL_NAMESPACE": "other"}
+		var failed *launcher.FailedError
+		if _, _, err := l.Start(t.Context(), there); !errors.As(err, &failed) || failed.Reason != why {
+			t.Errorf("a start there: %v", err)
+		}
+		if _, _, err := l.Start(t.Context(), testRequest(idB)); err != nil {
+			t.Errorf("a start elsewhere: %v", err)
+		}
+		if all, err := l.Kernels(t.Context()); err != nil || len(all) != 1 {
+			t.Errorf("a list: %+v, %v", all, err)
+		}
+		if _, err := l.Kernel(t.Context(), idA); !errors.Is(err, launcher.ErrNotFound) {
+			t.Errorf("an unknown kernel: %v", err)
+		}
+		forbidden.Store(false) // the informer tries again soon
+		for limit := time.Now().Add(20 * time.Second); ; <-time.After(50 * time.Millisecond) {
+			_, _, err := l.Start(t.Context(), there)
+			if err == nil {
+				break
+			}
+			if time.Now().After(limit) {
+				t.Fatalf("a start there, once it is allowed: %v", err)
+			}
+		}
+	})
+	t.Run("forbidden in its own namespace", func(t *testing.T) {
+		c := newTestCluster(t)
+		forbid(c, "ns")
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		_, err := open(
+			ctx,
+			Options{
+				Cluster:   &Cluster{client: c.Clientset},
+				MasterKey: testKey,
+				Pods:      podspec.Options{Namespace: "ns", SupervisorImage: "ekg:1"},
+			},
+			realTiming(),
+			newDialer,
+		)
+		if err == nil || !strings.Contains(err.Error(), "the gateway may not list pods") {
+			t.Errorf("%v", err)
+		}
+	})
+}

@@ -1,0 +1,20 @@
+package kube
+
+import "github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+
+// Annotations of a kernel's pod that gateways change while the pod lives. Those of podspec are written when the pod is
+// built.
+const (
+	annotationSessions = podspec.Domain + "sessions"    // []launcher.Session in JSON
+	annotationShared   = podspec.Domain + "shared-with" // []launcher.Grant in JSON
+	// unclaimed from the pod's creation until a client knows the kernel's id, then claimed
+	annotationClaimed = podspec.Domain + "claimed"
+	// leadership.id of the gateway that last gave the waiting pod a new version, see beginLeading
+	annotationLeader = podspec.Domain + "term"
+)
+
+// Values of annotationClaimed.
+const (
+	unclaimed = "false"
+	claimed   = "true"
+)

@@ -1,0 +1,545 @@
+package podspec
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// strictPolicy allows one thing of each kind, so that a message can show it.
+const strictPolicy = `
+nonRoot: true
+kernelspecs:
+  images: [ok/*]
+  secrets: [listed]
+  configMaps: [listed]
+  imagePullSecrets: [listed, "ekg-*"]
+  persistentVolumeClaims: [listed]
+  serviceAccounts: [listed]
+  priorityClasses: [listed, system-*]
+  runtimeClasses: [listed]
+  schedulers: [listed]
+  nodeSelectorKeys: [ok/*]
+  capabilities: [SYS_NICE]
+  userIDs: [0, 1000-70000]
+  groupIDs: [100]
+  maxima: {cpu: 2, "*/gpu": 1}
+clients:
+  allow: [KERNEL_IMAGE, KERNEL_NAMESPACE, KERNEL_SERVICE_ACCOUNT_NAME, KERNEL_UID, KERNEL_GID,
+    KERNEL_VOLUMES, KERNEL_VOLUME_MOUNTS, KERNEL_CPUS, KERNEL_CPUS_LIMIT, KERNEL_GPUS, KERNEL_GPUS_LIMIT,
+    KERNEL_MEMORY, KERNEL_LAUNCH_TIMEOUT, KERNEL_WORKING_DIR]
+  images: [ok/*]
+  namespaces: [listed]
+  serviceAccounts: [listed]
+  secrets: [listed]
+  persistentVolumeClaims: [listed]
+  volumes: [persistentVolumeClaim, secret]
+  userIDs: [0, 1000-70000]
+  maxima: {cpu: 2, memory: 1Gi, "*/gpu": 1}
+`
+
+// policyOf parses a policy, which must be valid.
+func policyOf(t *testing.T, text string) *Policy {
+	t.Helper()
+	p, problems := parsePolicy([]byte(text))
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	return p
+}
+
+// Every value that a kernelspec must not set is refused, and the error names its key.
+func TestExtension_Refusals(t *testing.T) {
+	o := testOptions()
+	o.Policy = policyOf(t, strictPolicy)
+	kernel := func(s string) string { return `"pod": {"spec": {"containers": [{"name": "kernel", ` + s + `}]}}` }
+	spec := func(s string) string { return `"pod": {"spec": {` + s + `}}` }
+	long := strings.Repeat("x", 200)
+	tests := []struct{ ekg, want string }{
+		{`"image": "bad/image"`, `image: "bad/image" is not allowed; allowed: ok/*`},
+		{`"image": "ok/ image"`, `image: "ok/ image" is not a valid image name`},
+		{`"image": "no/` + long + `"`, `image: "no/` + long[:97] + `..." is not allowed; allowed: ok/*`},
+		{`"image": 5`, `image: is a number, not a string`},
+		{`"image": null`, `image: is null; leave the key out instead`},
+		{`"cull": {"idleTimeout": 7200}`, `cull.idleTimeout: 7200 is not a duration like "2h", "30m" or "0"`},
+		{`"Image": "ok/x"`, `Image: cannot be set; valid keys: affinity, annotations, cull, entrypoint,`},
+		{`"imagePullPolicy": "Sometimes"`, `imagePullPolicy: is "Sometimes"; it must be Always, IfNotPresent or Never`},
+		{`"imagePullSecrets": [{"name": "other"}]`,
+			`imagePullSecrets[0].name: "other" is not allowed; allowed: listed, ekg-*`},
+		{`"imagePullSecrets": [{"name": "ekg-x"}]`,
+			`imagePullSecrets[0].name: "ekg-x" is one of ekg's own secrets, which kernels cannot use`},
+		{`"imageKernelspec": "../x"`, `imageKernelspec: "../x" is not a valid kernelspec name`},
+		{`"entrypoint": "drop"`, `entrypoint: is "drop"; the only value is "keep"`},
+		{`"workingDir": "x"`, `workingDir: "x" is not an absolute path`},
+		{`"shmSize": "-1"`, `shmSize: is negative`},
+		{`"shmSize": "1 GB"`, `shmSize: "1 GB" is not a valid value`},
+		{`"resources": {"limits": {"cpu": "3"}}`, `resources.limits.cpu: 3 is more than the allowed 2`},
+		{`"resources": {"limits": {"cpu": "1e2147483647"}}`, `resources.limits.cpu: has too large an exponent`},
+		{`"resources": {"limits": {"cpu": "-1"}}`, `resources.limits.cpu: -1 is negative`},
+		{`"resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "2"}}`,
+			`resources.requests.cpu: 2 is more than the limit of 1`},
+		{`"resources": {"limits": {"amd.com/gpu": "2"}}`, `resources.limits.amd.com/gpu: 2 is more than the allowed 1`},
+		{`"resources": {"limits": {"x.com/y": "500m"}}`,
+			`resources.limits.x.com/y: 500m is not a whole number, as this resource requires`},
+		{`"resources": {"limits": {"x.com/y": 2}, "requests": {"x.com/y": 1}}`,
+			`resources.requests.x.com/y: 1 is not equal to the limit of 2`},
+		{`"resources": {"limits": {"a b": "1"}}`, `resources.limits.a b: is not a valid resource name`},
+		{`"resources": {"claims": [{"name": "x"}]}`, `resources.claims[0].name: no resource claim is named "x"`},
+		{`"resources": {"limit": {}}`, `resources.limit: cannot be set; valid keys: claims, limits, requests`},
+		{`"resourceClaims": [{"name": "x"}]`,
+			`resourceClaims[0]: must have exactly one of resourceClaimName and resourceClaimTemplateName`},
+		{`"resourceClaims": [{"name": "X", "resourceClaimName": "x"}]`,
+			`resourceClaims[0].name: "X" is not a valid Kubernetes name`},
+		{`"nodeSelector": {"bad/x": "y"}`, `nodeSelector.bad/x: "bad/x" is not allowed; allowed: ok/*`},
+		{`"nodeSelector": {"ok/x": "a b"}`, `nodeSelector.ok/x: "a b" is not a valid label value`},
+		{`"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": ` +
+			`{"matchExpressions": [{"key": "bad", "operator": "Exists"}]}}]}}`,
+			`affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].preference.matchExpressions[0].key: ` +
+				`"bad" is not allowed`},
+		{`"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": ` +
+			`[{"matchFields": [{"key": "metadata.name", "operator": "In"}]}]}}}`,
+			`affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchFields[0].key: ` +
+				`"metadata.name" is not allowed`},
+		{`"priorityClassName": "other"`, `priorityClassName: "other" is not allowed; allowed: listed, system-*`},
+		{`"priorityClassName": "system-node-critical"`,
+			`priorityClassName: "system-node-critical" is reserved for the cluster's own pods`},
+		{`"runtimeClassName": "other"`, `runtimeClassName: "other" is not allowed; allowed: listed`},
+		{`"schedulerName": "other"`, `schedulerName: "other" is not allowed; allowed: listed`},
+		{`"serviceAccountName": "other"`, `serviceAccountName: "other" is not allowed; allowed: listed`},
+		{`"serviceAccountName": "A B"`, `serviceAccountName: "A B" is not a valid Kubernetes name`},
+		{`"volumes": [{"name": "v", "hostPath": {"path": "/"}}]`,
+			`volumes[0].hostPath: volumes of this kind are not allowed; allowed: configMap,`},
+		{`"volumes": [{"name": "v", "csi": {"driver": "x"}}]`, `volumes[0].csi: volumes of this kind are not allowed`},
+		{`"volumes": [{"name": "v"}]`,
+			`volumes[0]: "v" has 0 kinds of source; it must have exactly one (an empty volume is written as emptyDir)`},
+		{`"volumes": [{"name": "v", "emptyDir": {}, "configMap": {"name": "listed"}}]`,
+			`volumes[0]: "v" has 2 kinds of source`},
+		{`"volumes": [{"name": "v", "secret": {"secretName": "other"}}]`,
+			`volumes[0].secret.secretName: "other" is not allowed; allowed: listed`},
+		{`"volumes": [{"name": "v", "secret": {"secretName": "ekg-0-1"}}]`,
+			`volumes[0].secret.secretName: "ekg-0-1" is one of ekg's own secrets`},
+		{`"volumes": [{"name": "v", "configMap": {"name": "other"}}]`, `volumes[0].configMap.name: "other" is not allowed`},
+		{`"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "other"}}]`,
+			`volumes[0].persistentVolumeClaim.claimName: "other" is not allowed`},
+		{`"volumes": [{"name": "v", "image": {"reference": "bad/x"}}]`,
+			`volumes[0].image.reference: "bad/x" is not allowed; allowed: ok/*`},
+		{`"volumes": [{"name": "v", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}]`,
+			`volumes[0].projected.sources[0].serviceAccountToken: a kernel cannot have a service account's token`},
+		{`"volumes": [{"name": "v", "projected": {"sources": [{"secret": {"name": "other"}}]}}]`,
+			`volumes[0].projected.sources[0].secret.name: "other" is not allowed`},
+		{`"volumes": [{"name": "v", "projected": {"sources": [{"configMap": {"name": "other"}}]}}]`,
+			`volumes[0].projected.sources[0].configMap.name: "other" is not allowed`},
+		{`"volumes": [{"name": "v", "projected": {"sources": [{"secret": {"name": "listed"}, "configMap": {"name": ` +
+			`"listed"}}]}}]`,
+			`volumes[0].projected.sources[0]: has more than one source`},
+		{`"volumes": [{"name": "v", "projected": {"sources": [{"clusterTrustBundle": {"path": "x"}}]}}]`,
+			`volumes[0].projected.sources[0]: only secret, configMap and downwardAPI can be projected`},
+		{`"volumes": [{"name": "secret", "emptyDir": {}}]`,
+			`volumes[0].name: "secret" is one of ekg's own volumes; choose another name`},
+		{`"volumes": [{"name": "a", "emptyDir": {}}, {"name": "a", "emptyDir": {}}]`, `volumes[1].name: "a" is given twice`},
+		{`"volumes": [{"name": "a", "emptyDir": {}}], ` + spec(`"volumes": [{"name": "a", "emptyDir": {}}]`),
+			`pod.spec.volumes[0].name: "a" is given twice`},
+		{`"volumes": [{"name": "A", "emptyDir": {}}]`, `volumes[0].name: "A" is not a valid Kubernetes name`},
+		{`"volumeMounts": [{"name": "secret", "mountPath": "/x"}]`,
+			`volumeMounts[0].name: "secret" is one of ekg's own volumes`},
+		{`"volumeMounts": [{"name": "ekg", "mountPath": "/x"}]`, `volumeMounts[0].name: "ekg" is one of ekg's own volumes`},
+		{`"volumeMounts": [{"name": "v", "mountPath": "/x"}]`, `volumeMounts[0].name: no volume is named "v"`},
+		{mountAt("/ekg"), `volumeMounts[0].mountPath: "/ekg" is reserved for ekg`},
+		{mountAt("/ekg//bin/"), `volumeMounts[0].mountPath: "/ekg//bin/" is reserved for ekg`},
+		{mountAt("/x/../ekg"), `volumeMounts[0].mountPath: "/x/../ekg" is not an absolute path without '..' and ':'`},
+		{mountAt("x"), `volumeMounts[0].mountPath: "x" is not an absolute path`},
+		{mountAt("//"), `volumeMounts[0].mountPath: "//" would hide files that the kernel needs`},
+		{mountAt("/dev"), `volumeMounts[0].mountPath: "/dev" would hide files that the kernel needs`},
+		{mountAt("/dev/shm"), `volumeMounts[0].mountPath: /dev/shm cannot be mounted; metadata.ekg.shmSize sets its size`},
+		{mountAt("/dev/termination-log"), `volumeMounts[0].mountPath: "/dev/termination-log" is reserved for ekg`},
+		{`"volumes": [{"name": "v", "emptyDir": {}}], "volumeMounts": [{"name": "v", "mountPath": "/x", ` +
+			`"mountPropagation": "Bidirectional"}]`,
+			`volumeMounts[0].mountPropagation: Bidirectional is never allowed: it changes the node's mounts`},
+		{`"env": [{"name": "A=B"}]`, `env[0].name: "A=B" is not a valid variable name`},
+		{`"env": [{"name": "EKG_TOKEN"}]`, `env[0].name: "EKG_TOKEN" is reserved for ekg`},
+		{`"env": [{"name": "A"}, {"name": "A"}]`, `env[1].name: "A" is given twice`},
+		{`"env": [{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]`,
+			`env[0].valueFrom: cannot be combined with a value`},
+		{`"env": [{"name": "A", "valueFrom": {}}]`, `env[0].valueFrom: has none of secretKeyRef,`},
+		{`"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "other", "key": "k"}}}]`,
+			`env[0].valueFrom.secretKeyRef.name: "other" is not allowed`},
+		{`"env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "other", "key": "k"}}}]`,
+			`env[0].valueFrom.configMapKeyRef.name: "other" is not allowed`},
+		{`"securityContext": {"privileged": true}`, `securityContext.privileged: a kernel cannot be privileged`},
+		{`"securityContext": {"allowPrivilegeEscalation": true}`,
+			`securityContext.allowPrivilegeEscalation: a kernel cannot gain privileges`},
+		{`"securityContext": {"procMount": "Unmasked"}`, `securityContext.procMount: the only value is Default`},
+		{`"securityContext": {"windowsOptions": {}}`, `securityContext.windowsOptions: cannot be set: kernels run on Linux`},
+		{`"securityContext": {"seccompProfile": {"type": "Unconfined"}}`,
+			`securityContext.seccompProfile.type: Unconfined is never allowed`},
+		{`"securityContext": {"appArmorProfile": {"type": "Unconfined"}}`,
+			`securityContext.appArmorProfile.type: Unconfined is never allowed`},
+		{`"securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}`,
+			`securityContext.capabilities.add[0]: "SYS_ADMIN" is not allowed; allowed: SYS_NICE`},
+		{`"securityContext": {"runAsUser": 0}`,
+			`securityContext.runAsUser: 0 is root; the policy does not let kernels run as root`},
+		{`"securityContext": {"runAsUser": 65532}`, `securityContext.runAsUser: 65532 is the supervisor's user`},
+		{`"securityContext": {"runAsUser": 7}`, `securityContext.runAsUser: 7 is not allowed; allowed: 0, 1000-70000`},
+		{`"securityContext": {"runAsUser": 1e99}`, `securityContext.runAsUser: 1e99 is not a valid number here`},
+		{`"securityContext": {"runAsGroup": 7}`, `securityContext.runAsGroup: 7 is not allowed; allowed: 100`},
+		{`"securityContext": {"runAsNonRoot": false}`,
+			`securityContext.runAsNonRoot: is false; the policy does not let kernels run as root`},
+		{`"labels": {"app.kubernetes.io/managed-by": "me"}`, `labels.app.kubernetes.io/managed-by: is reserved for ekg`},
+		{`"labels": {"elastic-kernel-gateway.github.io/kernel-id": "me"}`,
+			`labels.elastic-kernel-gateway.github.io/kernel-id: is reserved for ekg`},
+		{`"labels": {"a": "b c"}`, `labels.a: "b c" is not a valid label value`},
+		{`"annotations": {"elastic-kernel-gateway.github.io/owner": "me"}`,
+			`annotations.elastic-kernel-gateway.github.io/owner: is reserved for ekg`},
+		{`"annotations": {"container.apparmor.security.beta.kubernetes.io/kernel": "unconfined"}`,
+			`annotations.container.apparmor.security.beta.kubernetes.io/kernel: is reserved`},
+		{`"annotations": {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"}`,
+			`annotations.cluster-autoscaler.kubernetes.io/safe-to-evict: is reserved`},
+		{`"annotations": {"a b": "x"}`, `annotations.a b: is not a valid Kubernetes key`},
+		{`"terminationGracePeriodSeconds": 1`, `terminationGracePeriodSeconds: is 1; it must be from 10 to 86400`},
+		{`"pod": {"metadata": {"name": "x"}}`, `pod.metadata.name: cannot be set; valid keys: annotations, labels`},
+		{`"pod": {"metadata": {"namespace": "kube-system"}}`, `pod.metadata.namespace: cannot be set`},
+		{`"pod": {"metadata": {"labels": {"app.kubernetes.io/name": "x"}}}`,
+			`pod.metadata.labels.app.kubernetes.io/name: is reserved for ekg`},
+		{spec(`"restartPolicy": "Always"`), `pod.spec.restartPolicy: cannot be set; valid keys: activeDeadlineSeconds,`},
+		{spec(`"automountServiceAccountToken": true`), `pod.spec.automountServiceAccountToken: cannot be set`},
+		{spec(`"hostNetwork": true`), `pod.spec.hostNetwork: cannot be set`},
+		{spec(`"hostPID": true`), `pod.spec.hostPID: cannot be set`},
+		{spec(`"hostIPC": true`), `pod.spec.hostIPC: cannot be set`},
+		{spec(`"shareProcessNamespace": true`), `pod.spec.shareProcessNamespace: cannot be set`},
+		{spec(`"initContainers": []`), `pod.spec.initContainers: cannot be set`},
+		{spec(`"schedulingGates": []`), `pod.spec.schedulingGates: cannot be set`},
+		{spec(`"nodeName": "n"`), `pod.spec.nodeName: cannot be set`},
+		{spec(`"activeDeadlineSeconds": 0`), `pod.spec.activeDeadlineSeconds: is 0; it must be at least 1`},
+		{spec(`"$patch": "delete"`), `pod.spec.$patch: cannot be set`},
+		{spec(`"securityContext": {"sysctls": []}`), `pod.spec.securityContext.sysctls: cannot be set`},
+		{spec(`"securityContext": {"fsGroup": 0}`), `pod.spec.securityContext.fsGroup: 0 is not allowed; allowed: 100`},
+		{spec(`"securityContext": {"supplementalGroups": [100, 5]}`),
+			`pod.spec.securityContext.supplementalGroups[1]: 5 is not allowed; allowed: 100`},
+		{spec(`"containers": [{"name": "supervisor", "image": "ok/x"}]`),
+			`pod.spec.containers: can hold only the container "kernel"`},
+		{spec(`"containers": [{"name": "kernel"}, {"name": "more"}]`),
+			`pod.spec.containers: can hold only the container "kernel"`},
+		{kernel(`"command": ["sh"]`), `pod.spec.containers[0].command: cannot be set`},
+		{kernel(`"ports": [{"hostPort": 80}]`), `pod.spec.containers[0].ports: cannot be set`},
+		{kernel(`"lifecycle": {}`), `pod.spec.containers[0].lifecycle: cannot be set`},
+		{kernel(`"image": "bad/x"`), `pod.spec.containers[0].image: "bad/x" is not allowed; allowed: ok/*`},
+		{kernel(`"envFrom": [{"secretRef": {"name": "other"}}]`),
+			`pod.spec.containers[0].envFrom[0].secretRef.name: "other" is not allowed`},
+		{kernel(`"envFrom": [{"configMapRef": {"name": "other"}}]`),
+			`pod.spec.containers[0].envFrom[0].configMapRef.name: "other" is not allowed`},
+		{kernel(`"envFrom": [{"prefix": "x"}]`),
+			`pod.spec.containers[0].envFrom[0]: has neither a secretRef nor a configMapRef`},
+		{kernel(`"volumeDevices": [{"name": "secret", "devicePath": "/dev/x"}]`),
+			`pod.spec.containers[0].volumeDevices[0].name: "secret" is one of ekg's own volumes`},
+		{kernel(`"volumeMounts": [{"name": "home", "mountPath": "/x"}]`),
+			`pod.spec.containers[0].volumeMounts[0].name: "home" is one of ekg's own volumes`},
+		{kernel(`"securityContext": {"privileged": true}`),
+			`pod.spec.containers[0].securityContext.privileged: a kernel cannot be privileged`},
+	}
+	for _, tt := range tests {
+		_, err := Build(o, launcher.Request{ID: testID, Spec: specOf("{" + tt.ekg + "}")}, testRecord("test"))
+		var r *launcher.RefusedError
+		if want := "kernelspec test: metadata.ekg." + tt.want; !errors.As(err, &r) || !strings.HasPrefix(r.Reason, want) {
+			t.Errorf("%s:\ngot  %v\nwant %s", tt.ekg, err, want)
+		}
+	}
+}
+
+func mountAt(path string) string {
+	return `"volumes": [{"name": "v", "emptyDir": {}}], "volumeMounts": [{"name": "v", "mountPath": "` + path + `"}]`
+}
+
+// A key that the policy does not allow is refused, as a short key and under pod.
+func TestExtension_Allow(t *testing.T) {
+	everything, err := os.ReadFile("testdata/fullest/kernel.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range kernelspecs.PodKeys {
+		if key == "imageKernelspec" {
+			continue // cannot be together with argv's absence in the fullest kernelspec
+		}
+		o := testOptions()
+		o.Policy, err = ReadPolicy("testdata/fullest/policy.yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Policy.Kernelspecs.Allow = slices.DeleteFunc(o.Policy.Kernelspecs.Allow, func(k string) bool { return k == key })
+		dir := filepath.Join(t.TempDir(), "spec")
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "kernel.json"), everything, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		problems := kernelspecs.Check(dir, "", o.Check())
+		if len(problems) == 0 {
+			t.Errorf("%s is taken", key)
+		}
+		for _, p := range problems {
+			if !strings.Contains(p.Key, key) || p.Line == 0 ||
+				!strings.HasPrefix(p.Message, "the policy does not let kernelspecs set this") {
+				t.Errorf("%s: got %v", key, p)
+			}
+		}
+	}
+}
+
+// Problems have the line of their key, also after other metadata.
+func TestCheck_Lines(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "spec")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	text := `{"argv": ["{resource_dir}/x", "{connection_file}"], "display_name": "x", "language": "x",
+ "metadata": {
+  "other": [1,
+   2],
+  "ekg": {"image": "x",
+   "resources": {
+     "limits": {"cpu": "many",
+       "cpu": 1}, "Requests": {}},
+   "volumes": [
+     {"name": "v", "hostPath": {"path": "/"}},
+     {"name": "w"}]
+  }}}`
+	if err := os.WriteFile(filepath.Join(dir, "kernel.json"), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	check := func() (got []string) {
+		for _, p := range kernelspecs.Check(dir, "", testOptions().Check()) {
+			got = append(got, strings.TrimPrefix(p.String(), dir+"/kernel.json"))
+		}
+		return got
+	}
+	want := []string{
+		`:7: metadata.ekg.resources.limits.cpu: "many" is not a valid value`,
+		`:7: metadata.ekg.resources.limits.cpu: is given twice`,
+		`:8: metadata.ekg.resources.Requests: cannot be set; valid keys: claims, limits, requests`,
+	}
+	if got := check(); !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	text = strings.Replace(strings.Replace(text, `"cpu": "many",`, "", 1), `, "Requests": {}`, "", 1)
+	if err := os.WriteFile(filepath.Join(dir, "kernel.json"), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	want = []string{
+		`:10: metadata.ekg.volumes[0].hostPath: volumes of this kind are not allowed; allowed: configMap, downwardAPI, ` +
+			`emptyDir, ephemeral, image, nfs, persistentVolumeClaim, projected, secret`,
+		`:11: metadata.ekg.volumes[1]: "w" has 0 kinds of source; it must have exactly one (an empty volume is written as ` +
+			`emptyDir)`,
+		`: argv[0]: {resource_dir} is a directory on the gateway's machine, which a pod does not have; write a path of ` +
+			`the image`,
+	}
+	if got := check(); !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}
+
+// A missing image is a problem only in a kernelspec for pods.
+func TestCheck_MissingForPods(t *testing.T) {
+	o, withImage, free := testOptions(), testOptions(), testOptions()
+	withImage.KernelImage = "x"
+	free.Policy = policyOf(t, "clients: {allow: [KERNEL_IMAGE], images: ['*']}")
+	for _, tt := range []struct {
+		name, ekg string
+		o         Options
+		want      string
+	}{
+		{"a process", `{"transport": "ipc"}`, o, ""},
+		{"an image for all", `{"transport": "ipc"}`, withImage, "argv[0]: {prefix} is a directory"},
+		{"no image", `{"nodeSelector": {"a": "b"}}`, o, "metadata.ekg.image: is missing"},
+		{"the client's image", `{"nodeSelector": {"a": "b"}}`, free, "argv[0]: {prefix} is a directory"},
+		{"the overlay's image", `{"pod": {"spec": {"containers": [{"name": "kernel", "image": "x"}]}}}`, o,
+			"argv[0]: {prefix} is a directory"},
+	} {
+		spec := specOf(tt.ekg)
+		spec.Argv[0] = "{prefix}/bin/x"
+		got := ""
+		if problems := tt.o.Check()(spec); len(problems) > 0 {
+			got = problems[0].Key + ": " + problems[0].Message
+		}
+		if !strings.HasPrefix(got, tt.want) || (got == "") != (tt.want == "") {
+			t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
+		}
+	}
+}
+
+// Every value that a client must not set is refused. The error has the variable, the value and what is allowed.
+func TestClient_Refusals(t *testing.T) {
+	strict := testOptions()
+	strict.Policy = policyOf(t, strictPolicy)
+	spec := specOf(`{"image": "ok/x", "resources": {"limits": {"memory": "2Gi", "nvidia.com/gpu": 1}},
+		"volumes": [{"name": "v", "emptyDir": {}}],
+		"volumeMounts": [{"name": "v", "mountPath": "/v"}]}`)
+	free := "; of the variables that change a pod it allows: KERNEL_CPUS, KERNEL_CPUS_LIMIT, KERNEL_GID, KERNEL_GPUS,"
+	for _, tt := range []struct {
+		o                 Options
+		name, value, want string
+	}{
+		{testOptions(), "KERNEL_IMAGE", "y", `KERNEL_IMAGE: the policy does not let clients set this ("y")` + free},
+		{testOptions(), "KERNEL_NAMESPACE", "y", `KERNEL_NAMESPACE: the policy does not let clients set this ("y")` + free},
+		{testOptions(), "KERNEL_SERVICE_ACCOUNT_NAME", "y",
+			`KERNEL_SERVICE_ACCOUNT_NAME: the policy does not let clients set this ("y")` + free},
+		{testOptions(), "KERNEL_POD_NAME", "y", `KERNEL_POD_NAME: the policy does not let clients set this ("y")` + free},
+		{testOptions(), "KERNEL_VOLUMES", "[]", `KERNEL_VOLUMES: the policy does not let clients set this ("[]")` + free},
+		{testOptions(), "KERNEL_VOLUME_MOUNTS", "[]",
+			`KERNEL_VOLUME_MOUNTS: the policy does not let clients set this ("[]")` + free},
+		{testOptions(), "KERNEL_UID", "0", `KERNEL_UID: 0 is not allowed; allowed: 1-2147483647`},
+		{testOptions(), "KERNEL_GID", "0", `KERNEL_GID: 0 is not allowed; allowed: 1-2147483647`},
+		{testOptions(), "KERNEL_CPUS", "5", `KERNEL_CPUS: 5 is more than the allowed 4`},
+		{testOptions(), "KERNEL_CPUS_LIMIT", "5", `KERNEL_CPUS_LIMIT: 5 is more than the allowed 4`},
+		{testOptions(), "KERNEL_MEMORY", "17Gi", `KERNEL_MEMORY: 17Gi is more than the allowed 16Gi`},
+		{testOptions(), "KERNEL_MEMORY_LIMIT", "17Gi", `KERNEL_MEMORY_LIMIT: 17Gi is more than the allowed 16Gi`},
+		{testOptions(), "KERNEL_GPUS", "2", `KERNEL_GPUS: 2 is more than the allowed 1`},
+		{testOptions(), "KERNEL_GPUS_LIMIT", "2", `KERNEL_GPUS_LIMIT: 2 is more than the allowed 1`},
+		{testOptions(), "NVIDIA_VISIBLE_DEVICES", "all", `NVIDIA_VISIBLE_DEVICES: cannot be set by clients`},
+		{strict, "KERNEL_POD_NAME", "y", `KERNEL_POD_NAME: the policy does not let clients set this ("y")`},
+		{strict, "KERNEL_IMAGE", "bad/x", `KERNEL_IMAGE: "bad/x" is not allowed; allowed: ok/*`},
+		{strict, "KERNEL_IMAGE", "ok/$(X)", `KERNEL_IMAGE: "ok/$(X)" is not a valid image name`},
+		{strict, "KERNEL_NAMESPACE", "kube-system", `KERNEL_NAMESPACE: "kube-system" is not allowed; allowed: listed`},
+		{strict, "KERNEL_NAMESPACE", "a/b", `KERNEL_NAMESPACE: "a/b" is not a valid Kubernetes name`},
+		{strict, "KERNEL_SERVICE_ACCOUNT_NAME", "admin",
+			`KERNEL_SERVICE_ACCOUNT_NAME: "admin" is not allowed; allowed: listed`},
+		{strict, "KERNEL_UID", "0", `KERNEL_UID: 0 is root; the policy does not let kernels run as root`},
+		{strict, "KERNEL_UID", "00", `KERNEL_UID: "00" is not a user id`},
+		{strict, "KERNEL_UID", " 0", `KERNEL_UID: " 0" is not a user id`},
+		{strict, "KERNEL_UID", "0x0", `KERNEL_UID: "0x0" is not a user id`},
+		{strict, "KERNEL_UID", "+1000", `KERNEL_UID: "+1000" is not a user id`},
+		{strict, "KERNEL_UID", "-1", `KERNEL_UID: "-1" is not a user id`},
+		{strict, "KERNEL_UID", "1_000", `KERNEL_UID: "1_000" is not a user id`},
+		{strict, "KERNEL_UID", "1e3", `KERNEL_UID: "1e3" is not a user id`},
+		{strict, "KERNEL_UID", "2147483648", `KERNEL_UID: "2147483648" is not a user id`},
+		{strict, "KERNEL_UID", "4294967296", `KERNEL_UID: "4294967296" is not a user id`},
+		{strict, "KERNEL_UID", "18446744073709551616", `KERNEL_UID: "18446744073709551616" is not a user id`},
+		{strict, "KERNEL_UID", "65532", `KERNEL_UID: 65532 is the supervisor's user`},
+		{strict, "KERNEL_UID", "999", `KERNEL_UID: 999 is not allowed; allowed: 0, 1000-70000`},
+		{strict, "KERNEL_GID", "x", `KERNEL_GID: "x" is not a group id`},
+		{strict, "KERNEL_CPUS", "two", `KERNEL_CPUS: "two" is not a quantity like 2, 0.5 or 500m`},
+		{strict, "KERNEL_CPUS", "-1", `KERNEL_CPUS: "-1" is not a quantity like 2, 0.5 or 500m`},
+		{strict, "KERNEL_CPUS", "1e" + strings.Repeat("9", 60), `KERNEL_CPUS: "1e999`},
+		{strict, "KERNEL_CPUS", "1e2147483647", `KERNEL_CPUS: "1e2147483647" is not a quantity like`},
+		// comparing it would use all memory
+		{strict, "KERNEL_CPUS", "1e-2147483647", `KERNEL_CPUS: "1e-2147483647" is not a quantity like`},
+		{strict, "KERNEL_MEMORY", "3Gi", `KERNEL_MEMORY: 3Gi is more than the allowed 2Gi`},
+		// the kernelspec's own amount is above the maximum
+		{strict, "KERNEL_GPUS", "0.5", `KERNEL_GPUS: 500m is not a whole number, as this resource requires`},
+		{strict, "KERNEL_WORKING_DIR", "/" + strings.Repeat("x", 5000), `KERNEL_WORKING_DIR: is longer than 4096 bytes`},
+		{strict, "KERNEL_VOLUMES", "{", `KERNEL_VOLUMES: is neither YAML nor JSON`},
+		{strict, "KERNEL_VOLUMES", "name: x", `KERNEL_VOLUMES: is an object, not an array`},
+		{strict, "KERNEL_VOLUMES", "- {name: x, name: y}", `KERNEL_VOLUMES: is neither YAML nor JSON`},
+		{strict, "KERNEL_VOLUMES", "- {name: x, hostPath: {path: /}}",
+			`KERNEL_VOLUMES[0].hostPath: volumes of this kind are not allowed; allowed: persistentVolumeClaim, secret`},
+		{strict, "KERNEL_VOLUMES", "- {name: x, hostpath: {path: /}}",
+			`KERNEL_VOLUMES[0].hostpath: cannot be set; valid keys:`},
+		{strict, "KERNEL_VOLUMES", "- {name: x, emptyDir: {}}",
+			`KERNEL_VOLUMES[0].emptyDir: volumes of this kind are not allowed`},
+		{strict, "KERNEL_VOLUMES", "- {name: x, persistentVolumeClaim: {claimName: yours}}",
+			`KERNEL_VOLUMES[0].persistentVolumeClaim.claimName: "yours" is not allowed; allowed: listed`},
+		{strict, "KERNEL_VOLUMES", "- {name: x, secret: {secretName: ekg-x}}",
+			`KERNEL_VOLUMES[0].secret.secretName: "ekg-x" is one of ekg's own secrets`},
+		{strict, "KERNEL_VOLUMES", "- {name: secret, secret: {secretName: listed}}",
+			`KERNEL_VOLUMES[0].name: "secret" is one of ekg's own volumes`},
+		{strict, "KERNEL_VOLUMES", "- {name: v, secret: {secretName: listed}}",
+			`KERNEL_VOLUMES[0].name: the kernelspec already has a volume "v"`},
+		{strict, "KERNEL_VOLUMES", "[" + strings.Repeat("{name: x},", 40) + "]",
+			`KERNEL_VOLUMES: there are more than 32 volumes or mounts`},
+		{strict, "KERNEL_VOLUME_MOUNTS", "- {name: v, mountPath: /x}",
+			`KERNEL_VOLUME_MOUNTS[0].name: no volume is named "v"`},
+		{strict, "KERNEL_VOLUME_MOUNTS", "- {name: secret, mountPath: /x}",
+			`KERNEL_VOLUME_MOUNTS[0].name: "secret" is one of ekg's own volumes`},
+		{strict, "KERNEL_VOLUME_MOUNTS", "- {name: v, mountPath: /v/}",
+			`KERNEL_VOLUME_MOUNTS[0].mountPath: the kernelspec already has a mount at "/v/"`},
+	} {
+		_, err := Build(tt.o, launcher.Request{ID: testID, Spec: spec, Env: map[string]string{tt.name: tt.value}},
+			testRecord("test"))
+		var r *launcher.RefusedError
+		if !errors.As(err, &r) || !strings.HasPrefix(r.Reason, tt.want) {
+			t.Errorf("%s=%s:\ngot  %v\nwant %s", tt.name, tt.value, err, tt.want)
+		}
+	}
+	_, err := Build(strict, launcher.Request{ID: testID, Spec: spec,
+		Env: map[string]string{"KERNEL_CPUS": "2", "KERNEL_CPUS_LIMIT": "1"}}, testRecord("test"))
+	if want := "KERNEL_CPUS: 2 does not fit KERNEL_CPUS_LIMIT, which is 1"; err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	_, err = Build(strict, launcher.Request{ID: testID, Spec: spec,
+		Env: map[string]string{"KERNEL_A": strings.Repeat("x", maxEnvironment)}}, testRecord("test"))
+	if err == nil || !strings.HasPrefix(err.Error(), "the kernel's variables have 10") {
+		t.Errorf("got %v for an environment that is too large", err)
+	}
+	long := spec
+	long.Argv = append(long.Argv, strings.Repeat("x", maxConfig))
+	if _, err = Build(strict, launcher.Request{ID: testID, Spec: long}, testRecord("test")); err == nil ||
+		!strings.HasPrefix(err.Error(), "the kernel's command line has 9") {
+		t.Errorf("got %v for a command line that is too long", err)
+	}
+}
+
+// A client's amount of a resource changes the kernelspec's request and limit.
+func TestClient_Sizes(t *testing.T) {
+	for _, tt := range []struct {
+		name, resources string
+		env             map[string]string
+		of              string
+		request, limit  string
+	}{
+		{"request alone", `{}`, map[string]string{"KERNEL_CPUS": "0.5"}, "cpu", "500m", "0"},
+		{"request over the limit", `{"limits": {"cpu": 1}}`, map[string]string{"KERNEL_CPUS": "2"}, "cpu", "2", "2"},
+		{"limit under the request", `{"requests": {"memory": "4Gi"}}`, map[string]string{"KERNEL_MEMORY_LIMIT": "1Gi"},
+			"memory", "1Gi", "1Gi"},
+		{"both", `{"limits": {"memory": "4Gi"}}`, map[string]string{"KERNEL_MEMORY": "1G", "KERNEL_MEMORY_LIMIT": "2G"},
+			"memory", "1G", "2G"},
+		{"as much as the kernelspec has", `{"limits": {"memory": "64Gi"}}`, map[string]string{"KERNEL_MEMORY": "64Gi"},
+			"memory", "64Gi", "64Gi"},
+		{"empty says nothing", `{"limits": {"memory": "1Gi"}}`, map[string]string{"KERNEL_MEMORY_LIMIT": ""}, "memory", "0",
+			"1Gi"},
+		{"GPUs by request", `{}`, map[string]string{"KERNEL_GPUS": "1"}, "nvidia.com/gpu", "1", "1"},
+		{"GPUs by limit", `{}`, map[string]string{"KERNEL_GPUS_LIMIT": "1"}, "nvidia.com/gpu", "1", "1"},
+		{"another vendor's GPUs", `{"limits": {"amd.com/gpu": 4}}`, map[string]string{"KERNEL_GPUS": "2"}, "amd.com/gpu", "2",
+			"2"},
+		{"no GPU", `{"limits": {"nvidia.com/gpu": 1}}`, map[string]string{"KERNEL_GPUS": "0"}, "nvidia.com/gpu", "0", "0"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			pod, err := Build(testOptions(),
+				launcher.Request{ID: testID, Spec: specOf(`{"image": "x", "resources": ` + tt.resources + `}`), Env: tt.env},
+				testRecord("test"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			request := kernelOf(pod).Resources.Requests[corev1.ResourceName(tt.of)]
+			if request.Cmp(resource.MustParse(tt.request)) != 0 {
+				t.Errorf("request of %s %s, want %s", request.String(), tt.of, tt.request)
+			}
+			limit := kernelOf(pod).Resources.Limits[corev1.ResourceName(tt.of)]
+			if limit.Cmp(resource.MustParse(tt.limit)) != 0 {
+				t.Errorf("limit of %s %s, want %s", limit.String(), tt.of, tt.limit)
+			}
+		})
+	}
+}
+
+// A variable with the present value needs no permission.
+func TestClient_PresentValues(t *testing.T) {
+	pod, err := Build(testOptions(),
+		launcher.Request{ID: testID, Spec: specOf(`{"image": "x", "serviceAccountName": "a"}`),
+			Env: map[string]string{"KERNEL_IMAGE": "x", "KERNEL_NAMESPACE": "kernels", "KERNEL_SERVICE_ACCOUNT_NAME": "a"}},
+		testRecord("test"))
+	if err != nil || pod.Namespace != "kernels" {
+		t.Errorf("got %v, %v", pod, err)
+	}
+	if _, err := Build(testOptions(), launcher.Request{ID: testID, Spec: specOf(`{"image": "x"}`),
+		Env: map[string]string{"KERNEL_SERVICE_ACCOUNT_NAME": "default"}}, testRecord("test")); err != nil {
+		t.Errorf("the default service account: %v", err)
+	}
+}

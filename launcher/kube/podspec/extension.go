@@ -1,0 +1,123 @@
+package podspec
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+)
+
+// entrypointKeep is the value of metadata.ekg.entrypoint for images whose ENTRYPOINT must run before the kernel.
+const entrypointKeep = "keep"
+
+// Prefixes of the keys that problems name.
+const (
+	extensionPath = "metadata.ekg"
+	overlayPath   = extensionPath + ".pod"
+)
+
+// extension is metadata.ekg of a kernelspec that describes a pod. Most keys are short keys: fields of a Kubernetes pod
+// or container under their own names. Pod has the same fields, and more, in the shape of a pod.
+type extension struct {
+	Transport string `json:"transport,omitempty"` // ignored: the containers of a pod share no directory for sockets
+
+	Cull   kernelspecs.Cull   `json:"cull,omitzero"`
+	Limits kernelspecs.Limits `json:"limits,omitzero"`
+
+	Image            string                        `json:"image,omitempty"`
+	ImagePullPolicy  corev1.PullPolicy             `json:"imagePullPolicy,omitempty"`
+	ImagePullSecrets []corev1.LocalObjectReference `json:"imagePullSecrets,omitempty"`
+	ImageKernelspec  string                        `json:"imageKernelspec,omitempty"` // whose argv is run, in the image
+	Entrypoint       string                        `json:"entrypoint,omitempty"`      // "" or entrypointKeep
+	WorkingDir       string                        `json:"workingDir,omitempty"`
+
+	Resources      corev1.ResourceRequirements `json:"resources,omitempty"`
+	ResourceClaims []corev1.PodResourceClaim   `json:"resourceClaims,omitempty"`
+	ShmSize        *resource.Quantity          `json:"shmSize,omitempty"` // of /dev/shm; nil: see sharedMemory
+
+	NodeSelector      map[string]string   `json:"nodeSelector,omitempty"`
+	Tolerations       []corev1.Toleration `json:"tolerations,omitempty"`
+	Affinity          *corev1.Affinity    `json:"affinity,omitempty"`
+	PriorityClassName string              `json:"priorityClassName,omitempty"`
+	RuntimeClassName  *string             `json:"runtimeClassName,omitempty"`
+	SchedulerName     string              `json:"schedulerName,omitempty"`
+
+	Volumes            []corev1.Volume         `json:"volumes,omitempty"`
+	VolumeMounts       []corev1.VolumeMount    `json:"volumeMounts,omitempty"`
+	Env                []corev1.EnvVar         `json:"env,omitempty"`
+	SecurityContext    *corev1.SecurityContext `json:"securityContext,omitempty"`
+	ServiceAccountName string                  `json:"serviceAccountName,omitempty"`
+
+	Labels                        map[string]string `json:"labels,omitempty"`
+	Annotations                   map[string]string `json:"annotations,omitempty"`
+	TerminationGracePeriodSeconds *int64            `json:"terminationGracePeriodSeconds,omitempty"`
+
+	Pod overlay `json:"pod,omitzero"`
+}
+
+// shortPath returns the key of a short key's value in the kernelspec.
+func shortPath(key string) string { return extensionPath + "." + key }
+
+// podPath returns the key of the same value under metadata.ekg.pod.
+func podPath(key string) string {
+	switch key, _, _ := strings.Cut(key, "."); key {
+	case "labels", "annotations":
+		return overlayPath + ".metadata." + key
+	case "env", "envFrom", "image", "imagePullPolicy", "resources", "securityContext",
+		"volumeDevices", "volumeMounts", "workingDir":
+		return overlayPath + ".spec.containers[0]." + key
+	case "podSecurityContext":
+		return overlayPath + ".spec.securityContext"
+	}
+	return overlayPath + ".spec." + key
+}
+
+// readExtension decodes metadata.ekg and checks it against the policy. Problems have the line of their key. A
+// kernelspec without any key for pods may be meant for processes of this machine, and needs no image.
+func (o Options) readExtension(spec kernelspecs.Spec) (extension, []kernelspecs.Problem) {
+	var e extension
+	policy := o.Policy
+	places, problems := spec.DecodeExtension(&e)
+	if len(problems) > 0 {
+		return e, problems
+	}
+	c := checker{bounds: &policy.Kernelspecs.Bounds, nonRoot: policy.NonRoot, spec: &policy.Kernelspecs}
+	c.extension(&e)
+	for _, p := range c.found {
+		problems = append(problems, places.Problem(p.path, p.text))
+	}
+	slices.SortStableFunc(problems, func(a, b kernelspecs.Problem) int { return a.Line - b.Line })
+	podKeys := e
+	podKeys.Transport, podKeys.Cull, podKeys.Limits = "", kernelspecs.Cull{}, kernelspecs.Limits{}
+	if reflect.ValueOf(podKeys).IsZero() && o.KernelImage == "" {
+		return e, problems
+	}
+	if e.Image == "" && e.Pod.kernel().Image == "" && o.KernelImage == "" &&
+		!slices.Contains(policy.Clients.Allow, "KERNEL_IMAGE") {
+		problems = append(problems, places.Problem(shortPath("image"), "is missing: the kernel has no image to run in"))
+	}
+	for i, arg := range spec.Argv {
+		for _, name := range []string{"{resource_dir}", "{prefix}"} {
+			if strings.Contains(arg, name) {
+				problems = append(problems, places.Problem(fmt.Sprintf("argv[%d]", i),
+					name+" is a directory on the gateway's machine, which a pod does not have; write a path of the image"))
+			}
+		}
+	}
+	return e, problems
+}
+
+// Check returns a function that returns the problems of a kernelspec whose kernels run as pods, for kernelspecs.Options
+// and kernelspecs.Check. The function may be called concurrently.
+func (o Options) Check() func(kernelspecs.Spec) []kernelspecs.Problem {
+	o = o.withDefaults()
+	return func(spec kernelspecs.Spec) []kernelspecs.Problem {
+		_, problems := o.readExtension(spec)
+		return problems
+	}
+}

@@ -1,0 +1,99 @@
+package podspec
+
+import (
+	"maps"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// defaultGPU is the resource that KERNEL_GPUS counts where the kernelspec asks for no GPU.
+const defaultGPU corev1.ResourceName = "nvidia.com/gpu"
+
+// Images made for NVIDIA's GPUs use all GPUs of the node unless the variable visibleDevices has the value visibleNone.
+const (
+	visibleDevices = "NVIDIA_VISIBLE_DEVICES"
+	visibleNone    = "void"
+)
+
+// GPURequest is what a pod asks for of GPUs, by the way in which it asks. A further way, such as a lease, becomes a
+// further field. The zero value asks for nothing.
+type GPURequest struct {
+	// Devices counts GPUs, and slices of GPUs, that no other pod uses, by resource: nvidia.com/gpu,
+	// nvidia.com/mig-1g.5gb. An amount of 0 asks for nothing, but names the resource that KERNEL_GPUS counts.
+	Devices map[corev1.ResourceName]int64
+	// Shares are parts of GPUs that other pods use too, in the unit of the resource: aliyun.com/gpu-mem,
+	// nvidia.com/gpumem, tencent.com/vcuda-core.
+	Shares map[corev1.ResourceName]int64
+	// Claims are the names of the pod's resource claims. Only the cluster knows whether their devices are GPUs.
+	Claims []string
+}
+
+// GPURequestOf returns what a pod asks for.
+func GPURequestOf(pod *corev1.Pod) GPURequest {
+	r := GPURequest{Devices: map[corev1.ResourceName]int64{}, Shares: map[corev1.ResourceName]int64{}}
+	for _, c := range pod.Spec.Containers {
+		// Request and limit of a GPU are equal in a pod that exists; a kernelspec may give only one of them.
+		amounts := corev1.ResourceList{}
+		maps.Copy(amounts, c.Resources.Requests)
+		maps.Copy(amounts, c.Resources.Limits)
+		for name, q := range amounts {
+			_, device, _ := strings.Cut(string(name), "/")
+			switch {
+			case device == "gpu" || strings.HasPrefix(device, "gpu.") || strings.HasPrefix(device, "mig-"):
+				r.Devices[name] += q.Value()
+			case strings.Contains(device, "gpu") || strings.Contains(device, "cuda"):
+				r.Shares[name] += q.Value()
+			}
+		}
+	}
+	for _, claim := range pod.Spec.ResourceClaims {
+		r.Claims = append(r.Claims, claim.Name)
+	}
+	return r
+}
+
+// Count returns the number of GPUs, or slices of GPUs, that limits and measures count. A pod that asks only for shares
+// counts as 1, one that asks only for claims as 0.
+func (r GPURequest) Count() int64 {
+	var n int64
+	for _, devices := range r.Devices {
+		n += devices
+	}
+	if n == 0 && anyPositive(r.Shares) {
+		return 1
+	}
+	return n
+}
+
+// byResource reports whether devices or shares are asked for. Their device plugin then sets visibleDevices.
+func (r GPURequest) byResource() bool { return anyPositive(r.Devices) || anyPositive(r.Shares) }
+
+// any reports whether the kernel may have a GPU.
+func (r GPURequest) any() bool { return r.byResource() || len(r.Claims) > 0 }
+
+// countable returns the resource that KERNEL_GPUS counts: the one resource of GPUs that the kernelspec asks for, or
+// defaultGPU. Of the resources gpu.*, clients can only change the number of shared GPUs.
+func (r GPURequest) countable() corev1.ResourceName {
+	only := defaultGPU
+	found := 0
+	for name := range r.Devices {
+		if _, device, _ := strings.Cut(string(name), "/"); !strings.HasPrefix(device, "gpu.") || device == "gpu.shared" {
+			only = name
+			found++
+		}
+	}
+	if found != 1 {
+		return defaultGPU
+	}
+	return only
+}
+
+func anyPositive(amounts map[corev1.ResourceName]int64) bool {
+	for _, n := range amounts {
+		if n > 0 {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,69 @@
+package podspec
+
+import (
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// Options are what the pods of all kernels have in common. The zero value of a field means its default.
+type Options struct {
+	Namespace             string // of kernels whose client names no other
+	SupervisorImage       string // ekg's own image
+	SupervisorPullPolicy  string // Always, IfNotPresent or Never; "": the cluster decides by the image's tag
+	SupervisorPullSecrets []string
+	SupervisorCPU         string // request, a quantity; the container has no CPU limit
+	SupervisorMemory      string // request, a quantity
+	SupervisorMemoryLimit string // a quantity; default: LogLimit and 512 MiB
+	KernelImage           string // for kernelspecs that name no image
+
+	LogLimit  int64         // bytes of a kernel's log
+	StopGrace time.Duration // from the shutdown request to SIGTERM, and from SIGTERM to SIGKILL
+	Cull      api.Cull      // when a supervisor ends its kernel by itself
+	Policy    *Policy       // nil: DefaultPolicy; not modified
+}
+
+func (o Options) withDefaults() Options {
+	def := func(s *string, value string) {
+		if *s == "" {
+			*s = value
+		}
+	}
+	if o.Policy == nil {
+		o.Policy = DefaultPolicy()
+	}
+	if o.LogLimit == 0 {
+		o.LogLimit = api.DefaultLogLimit
+	}
+	if o.StopGrace == 0 {
+		o.StopGrace = api.DefaultStopGrace
+	}
+	def(&o.SupervisorCPU, defaultSupervisorCPU)
+	def(&o.SupervisorMemory, defaultSupervisorMemory)
+	def(&o.SupervisorMemoryLimit, resource.NewQuantity(o.LogLimit+supervisorWork, resource.BinarySI).String())
+	return o
+}
+
+// Validate returns an error that names the first field with an invalid value.
+func (o Options) Validate() error {
+	o = o.withDefaults()
+	if o.Namespace == "" {
+		return fmt.Errorf("%s is missing", "Namespace")
+	}
+	if !imageName.MatchString(o.SupervisorImage) {
+		return fmt.Errorf("%s: %q is not a valid image name", "SupervisorImage", o.SupervisorImage)
+	}
+	for field, value := range map[string]string{"SupervisorCPU": o.SupervisorCPU, "SupervisorMemory": o.SupervisorMemory,
+		"SupervisorMemoryLimit": o.SupervisorMemoryLimit} {
+		if _, err := parseQuantity(value); err != nil {
+			return fmt.Errorf("%s: %q is not a quantity", field, value)
+		}
+	}
+	if o.LogLimit < 0 || o.StopGrace < 0 {
+		return fmt.Errorf("%s and %s cannot be negative", "LogLimit", "StopGrace")
+	}
+	return nil
+}

@@ -1,0 +1,286 @@
+package podspec
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// Labels and annotations of a kernel's pod besides those of its record.
+const (
+	labelName      = "app.kubernetes.io/name"
+	LabelComponent = "app.kubernetes.io/component"
+
+	AnnotationSafeToEvict      = "cluster-autoscaler.kubernetes.io/safe-to-evict" // "false" while the kernel is in use
+	AnnotationDoNotDisrupt     = "karpenter.sh/do-not-disrupt"                    // "true" while the kernel is in use
+	annotationDefaultContainer = "kubectl.kubernetes.io/default-container"
+	annotationIstio            = "sidecar.istio.io/inject" // a mesh's sidecar would outlive the kernel
+	annotationLinkerd          = "linkerd.io/inject"
+	AnnotationLaunchTimeout    = Domain + "launch-timeout"  // KERNEL_LAUNCH_TIMEOUT in whole seconds
+	annotationRequestedName    = Domain + "wanted-pod-name" // KERNEL_POD_NAME, which names no pod
+)
+
+// Ports, users and paths that the programs of both containers agree on.
+const (
+	// SupervisorPort is the TCP port on which a supervisor serves its kernel.
+	SupervisorPort     = 8889
+	supervisorPortName = "supervisor"
+	supervisorID       = 65532 // user and group of the supervisor's container
+
+	supervisorProgram = "/usr/bin/ekg-supervisor" // in ekg's image
+	childProgram      = api.PodSharedDir + "/bin/ekg-supervisor"
+	gpuProgram        = api.PodSharedDir + "/bin/ekg-gpu"
+	secretDir         = "/ekg-secret"
+	spillDir          = "/ekg-spill"
+	shmDir            = "/dev/shm"
+
+	volumeShared = "ekg"
+	volumeSecret = "secret"
+	volumeSpill  = "spill"
+	volumeHome   = "home"
+	volumeShm    = "dshm"
+)
+
+var (
+	reservedVolumes = []string{volumeShared, volumeSecret, volumeSpill, volumeHome, volumeShm}
+	// reservedPaths cannot be mounted over in the kernel's container.
+	reservedPaths = []string{api.PodSharedDir, secretDir, spillDir, api.PodHomeDir, api.PodTerminationLog, "/proc", "/sys"}
+)
+
+// Defaults and bounds of a kernel's pod.
+const (
+	// The supervisor requests little CPU and has no limit, which would throttle output. It requests the memory of an
+	// idle supervisor. Its memory limit is the log, whose part on disk is charged as page cache, and supervisorWork: 64
+	// MiB read ahead of the kernel, 64 MiB that clients have sent, and a few of the largest messages, each as it came
+	// and once for each framing, until the garbage collector has run.
+	defaultSupervisorCPU    = "50m"
+	defaultSupervisorMemory = "64Mi"
+	supervisorWork          = 512 << 20 // bytes
+
+	sharedLimit    = 64 << 20        // bytes of the volume with the supervisor's program
+	spillAllowance = 64 << 20        // bytes of the spill volume besides twice the log, until old parts are deleted
+	defaultShmSize = "1Gi"           // of pods with a GPU: data loaders, which share batches there, soon fill 64 MiB
+	graceAllowance = 10              // seconds of a pod's grace, besides twice the stop grace: clients are notified
+	deadLinger     = 2 * time.Second // of the supervisor: the pod itself shows a dead kernel
+	maxConfig      = 96 << 10        // bytes of the supervisor's configuration: Linux accepts 128 KiB in one variable
+	maxEnvironment = 1 << 20         // bytes of all of the kernel's variables: etcd accepts 1.5 MiB for the whole pod
+)
+
+// builder builds one pod.
+type builder struct {
+	o   Options
+	req launcher.Request
+	ext extension
+}
+
+// base returns the pod before the kernelspec and the client change it.
+func (b *builder) base() *corev1.Pod {
+	pod := &corev1.Pod{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: b.o.Namespace,
+			Labels: map[string]string{labelName: "ekg-kernel", LabelComponent: "kernel",
+				annotationIstio: "false"},
+			Annotations: map[string]string{
+				AnnotationSafeToEvict: "false", AnnotationDoNotDisrupt: "true", annotationDefaultContainer: ContainerKernel,
+				annotationIstio: "false", annotationLinkerd: "disabled",
+			},
+		},
+		Spec: corev1.PodSpec{
+			RestartPolicy:                 corev1.RestartPolicyOnFailure,
+			AutomountServiceAccountToken:  new(false),
+			EnableServiceLinks:            new(false),
+			TerminationGracePeriodSeconds: new(graceSeconds(b.o.StopGrace)),
+			Containers:                    []corev1.Container{b.supervisorContainer(), b.kernelContainer()},
+			Volumes: []corev1.Volume{
+				emptyDir(volumeShared, resource.NewQuantity(sharedLimit, resource.BinarySI), ""),
+				{
+					Name:         volumeSecret,
+					VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{DefaultMode: new(int32(0o444))}},
+				},
+				emptyDir(volumeSpill, resource.NewQuantity(2*b.o.LogLimit+spillAllowance, resource.BinarySI), ""),
+				emptyDir(volumeHome, nil, ""),
+			},
+		},
+	}
+	for _, name := range b.o.SupervisorPullSecrets {
+		pod.Spec.ImagePullSecrets = append(pod.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: name})
+	}
+	return pod
+}
+
+// kernelContainer returns the container that runs the kernel, from the user's image.
+func (b *builder) kernelContainer() corev1.Container {
+	c := corev1.Container{
+		Name:  ContainerKernel,
+		Image: b.o.KernelImage,
+		VolumeMounts: []corev1.VolumeMount{
+			{Name: volumeShared, MountPath: api.PodSharedDir, ReadOnly: true},
+			{Name: volumeHome, MountPath: api.PodHomeDir},
+		},
+		TerminationMessagePath:   api.PodTerminationLog,
+		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+		SecurityContext: &corev1.SecurityContext{
+			AllowPrivilegeEscalation: new(false),
+			Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+			SeccompProfile:           &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+		},
+	}
+	if b.o.Policy.NonRoot {
+		c.SecurityContext.RunAsNonRoot = new(true)
+	}
+	if b.ext.Entrypoint == entrypointKeep {
+		c.Args = []string{childProgram, "child"}
+	} else {
+		c.Command = []string{childProgram, "child"}
+	}
+	expanded := b.req.Spec.ExpandEnv(b.req.Env)
+	for _, name := range slices.Sorted(maps.Keys(expanded)) {
+		if !reservedVariable(name) {
+			c.Env = append(c.Env, corev1.EnvVar{Name: name, Value: expanded[name]})
+		}
+	}
+	return c
+}
+
+// complete sets what depends on both the kernelspec and the client, and rejects a pod that cannot run.
+func (b *builder) complete(pod *corev1.Pod) error {
+	k := kernelOf(pod)
+	if k.Image == "" {
+		return failed("kernelspec %s has no image: metadata.ekg.image is missing", b.req.Spec.Name)
+	}
+	if len(b.req.Spec.Argv) == 0 && b.ext.ImageKernelspec == "" {
+		return failed("kernelspec %s has no command: it has neither argv nor metadata.ekg.imageKernelspec", b.req.Spec.Name)
+	}
+	// Kubernetes requires a limit for whole devices, and uses it as the request too.
+	for name, q := range k.Resources.Requests {
+		if _, ok := k.Resources.Limits[name]; !ok && isWholeOnly(string(name)) {
+			setLimit(k, name, q)
+		}
+	}
+	if len(k.Resources.Claims) == 0 {
+		for _, claim := range pod.Spec.ResourceClaims {
+			k.Resources.Claims = append(k.Resources.Claims, corev1.ResourceClaim{Name: claim.Name})
+		}
+	}
+	gpus := GPURequestOf(pod)
+	b.sharedMemory(pod, gpus)
+	k.SecurityContext.AllowPrivilegeEscalation = new(false)
+	if drop := &k.SecurityContext.Capabilities.Drop; !slices.Contains(*drop, "ALL") {
+		*drop = append(*drop, "ALL")
+	}
+	if !gpus.byResource() && !slices.ContainsFunc(k.Env, func(e corev1.EnvVar) bool { return e.Name == visibleDevices }) {
+		k.Env = append(k.Env, corev1.EnvVar{Name: visibleDevices, Value: visibleNone})
+	}
+	slices.SortFunc(k.Env, func(a, b corev1.EnvVar) int { return strings.Compare(a.Name, b.Name) })
+	total := 0
+	for i, e := range k.Env {
+		switch {
+		case !variableName.MatchString(e.Name):
+			return refused("%s is not a valid name for a variable of a pod", quoted(e.Name))
+		case strings.ContainsRune(e.Value, 0) || !utf8.ValidString(e.Value):
+			return refused("the kernel's variable %s is not UTF-8 text without NUL", e.Name)
+		}
+		total += len(e.Name) + len(e.Value)
+		k.Env[i].Value = escapeDollars(e.Value)
+	}
+	if total > maxEnvironment {
+		return refused("the kernel's variables have %d bytes; a pod can have at most %d", total, maxEnvironment)
+	}
+	return nil
+}
+
+// sharedMemory mounts a /dev/shm of the kernelspec's size, or of defaultShmSize in a pod with a GPU. Files in it count
+// as memory of the kernel's container.
+func (b *builder) sharedMemory(pod *corev1.Pod, gpus GPURequest) {
+	size := b.ext.ShmSize
+	if size == nil && gpus.any() {
+		size = new(resource.MustParse(defaultShmSize))
+	}
+	if size == nil || size.IsZero() {
+		return
+	}
+	pod.Spec.Volumes = append(pod.Spec.Volumes, emptyDir(volumeShm, size, corev1.StorageMediumMemory))
+	k := kernelOf(pod)
+	k.VolumeMounts = append(k.VolumeMounts, corev1.VolumeMount{Name: volumeShm, MountPath: shmDir})
+}
+
+// checkInvariants returns an error if a kernelspec or a client has changed what the pod's security depends on. The
+// checks of kernelspecs and requests should have rejected it before; this is the second line of defence.
+func checkInvariants(pod, base *corev1.Pod) error {
+	now, was := pod.Spec, base.Spec
+	names := func(p *corev1.Pod) (list []string) {
+		for _, c := range p.Spec.Containers {
+			list = append(list, c.Name)
+		}
+		return list
+	}
+	supervisorNow, supervisorWas := now.Containers[0].DeepCopy(), was.Containers[0].DeepCopy()
+	supervisorNow.Env, supervisorWas.Env = nil, nil
+	for what, same := range map[string]bool{
+		"containers": slices.Equal(names(pod), names(base)) && len(now.InitContainers)+len(now.EphemeralContainers) == 0,
+		"supervisor": reflect.DeepEqual(supervisorNow, supervisorWas),
+		"restartPolicy, token, service links": now.RestartPolicy == was.RestartPolicy && !*now.AutomountServiceAccountToken &&
+			!*now.EnableServiceLinks,
+		"host namespaces": !now.HostNetwork && !now.HostPID && !now.HostIPC && now.ShareProcessNamespace == nil,
+		"name":            pod.Name == base.Name,
+	} {
+		if !same {
+			return fmt.Errorf("pod %s: its %s may not be changed", base.Name, what)
+		}
+	}
+	for key, value := range base.Labels {
+		if pod.Labels[key] != value {
+			return fmt.Errorf("pod %s: its label %s may not be changed", base.Name, key)
+		}
+	}
+	return nil
+}
+
+// kernelOf returns the container of a pod that runs the kernel, or nil.
+func kernelOf(pod *corev1.Pod) *corev1.Container {
+	for i := range pod.Spec.Containers {
+		if pod.Spec.Containers[i].Name == ContainerKernel {
+			return &pod.Spec.Containers[i]
+		}
+	}
+	return nil
+}
+
+// graceSeconds returns a pod's termination grace period in seconds.
+func graceSeconds(stopGrace time.Duration) int64 {
+	return int64(math.Ceil(2*stopGrace.Seconds())) + graceAllowance
+}
+
+func setLimit(c *corev1.Container, name corev1.ResourceName, q resource.Quantity) {
+	if c.Resources.Limits == nil {
+		c.Resources.Limits = corev1.ResourceList{}
+	}
+	c.Resources.Limits[name] = q
+}
+
+func setRequest(c *corev1.Container, name corev1.ResourceName, q resource.Quantity) {
+	if c.Resources.Requests == nil {
+		c.Resources.Requests = corev1.ResourceList{}
+	}
+	c.Resources.Requests[name] = q
+}
+
+func emptyDir(name string, size *resource.Quantity, medium corev1.StorageMedium) corev1.Volume {
+	return corev1.Volume{
+		Name:         name,
+		VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{SizeLimit: size, Medium: medium}},
+	}
+}

@@ -1,0 +1,55 @@
+// Package podspec builds the pod and the secret of a kernel from a kernelspec, a client's request and the operator's
+// policy, and reads the record of a kernel from its pod. Everything is a pure function of its arguments: nothing here
+// asks a cluster, starts a goroutine or keeps state. All functions may be called concurrently, and none modifies its
+// arguments.
+package podspec
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// Build returns the pod of a kernel. The same arguments give the same pod. The error is a *launcher.RefusedError where
+// the policy or the request is in the way, a *launcher.FailedError where the kernelspec lacks something that a pod
+// needs.
+func Build(o Options, req launcher.Request, rec Record) (*corev1.Pod, error) {
+	o = o.withDefaults()
+	ext, problems := o.readExtension(req.Spec)
+	if len(problems) > 0 {
+		return nil, refused("kernelspec %s: %s: %s", req.Spec.Name, problems[0].Key, problems[0].Message)
+	}
+	b := builder{o: o, req: req, ext: ext}
+	pod := b.base()
+	rec.Write(pod)
+	base := pod.DeepCopy()
+	for _, over := range []overlay{ext.asOverlay(), ext.Pod} {
+		var err error
+		if pod, err = applyOverlay(pod, over); err != nil {
+			return nil, fmt.Errorf("kernelspec %s: %w", req.Spec.Name, err)
+		}
+	}
+	if err := b.applyClient(pod); err != nil {
+		return nil, err
+	}
+	if err := b.complete(pod); err != nil {
+		return nil, err
+	}
+	if err := b.configureSupervisor(pod); err != nil {
+		return nil, err
+	}
+	if err := checkInvariants(pod, base); err != nil {
+		return nil, err
+	}
+	return pod, nil
+}
+
+func refused(format string, args ...any) error {
+	return &launcher.RefusedError{Reason: fmt.Sprintf(format, args...)}
+}
+
+func failed(format string, args ...any) error {
+	return &launcher.FailedError{Reason: fmt.Sprintf(format, args...), Class: launcher.FailedInvalid}
+}

@@ -1,0 +1,116 @@
+package podspec
+
+import (
+	"encoding/json"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// supervisorContainer returns the container of the supervisor. It is the pod's first: the kubelet starts the next
+// container when the hook of this one has returned, so that the kernel's container finds the program that the
+// supervisor has copied.
+func (b *builder) supervisorContainer() corev1.Container {
+	limit := resource.MustParse(b.o.SupervisorMemoryLimit)
+	return corev1.Container{
+		Name:            ContainerSupervisor,
+		Image:           b.o.SupervisorImage,
+		ImagePullPolicy: corev1.PullPolicy(b.o.SupervisorPullPolicy),
+		Command:         []string{supervisorProgram, "pod"},
+		Env: []corev1.EnvVar{
+			{Name: api.PodConfigVariable}, // its value is set by configureSupervisor
+			// The garbage collector works harder before the limit is reached. The log's page cache is no part of Go's
+			// memory.
+			{Name: "GOMEMLIMIT", Value: strconv.FormatInt(max(limit.Value()-b.o.LogLimit, limit.Value()/2), 10)},
+		},
+		Ports: []corev1.ContainerPort{
+			{Name: supervisorPortName, ContainerPort: SupervisorPort, Protocol: corev1.ProtocolTCP},
+		},
+		Resources: corev1.ResourceRequirements{
+			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(b.o.SupervisorCPU),
+				corev1.ResourceMemory: resource.MustParse(b.o.SupervisorMemory)},
+			Limits: corev1.ResourceList{corev1.ResourceMemory: limit},
+		},
+		Lifecycle: &corev1.Lifecycle{PostStart: &corev1.LifecycleHandler{
+			Exec: &corev1.ExecAction{Command: []string{supervisorProgram, "installed"}}}},
+		VolumeMounts: []corev1.VolumeMount{
+			{Name: volumeShared, MountPath: api.PodSharedDir},
+			{Name: volumeSecret, MountPath: secretDir, ReadOnly: true},
+			{Name: volumeSpill, MountPath: spillDir},
+		},
+		TerminationMessagePath:   api.PodTerminationLog,
+		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
+		SecurityContext: &corev1.SecurityContext{
+			RunAsUser: new(int64(supervisorID)), RunAsGroup: new(int64(supervisorID)), RunAsNonRoot: new(true),
+			ReadOnlyRootFilesystem: new(true), AllowPrivilegeEscalation: new(false),
+			Capabilities:   &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+		},
+	}
+}
+
+// configureSupervisor sets the supervisor's configuration. It comes last, because the configuration repeats the pod's
+// grace period.
+func (b *builder) configureSupervisor(pod *corev1.Pod) error {
+	mode := b.req.Spec.InterruptMode
+	if mode == "" {
+		mode = "signal" // the default of kernel.json
+	}
+	spec := b.req.Spec
+	spec.Prefix = "" // argv's "python3" stays as it is, and is found in the image
+	var argv []string
+	if b.ext.ImageKernelspec == "" {
+		argv = spec.Command(map[string]string{"kernel_id": b.req.ID})
+	}
+	grace := time.Duration(*pod.Spec.TerminationGracePeriodSeconds) * time.Second
+	cfg := api.Config{
+		Protocol: api.ProtocolVersion, KernelID: b.req.ID, SpecName: spec.Name,
+		Argv: argv, Env: map[string]string{}, WorkingDir: b.workingDir(), InterruptMode: mode,
+		Listen: "tcp::" + strconv.Itoa(SupervisorPort), Transport: kernelspecs.TransportTCP, SpillDir: spillDir,
+		ChildSocket: api.PodChildSocket, ImageKernelspec: b.ext.ImageKernelspec, SecretDir: secretDir,
+		TerminationFile: api.PodTerminationLog, TerminationGrace: grace, Program: childProgram,
+		LogLimit: b.o.LogLimit, StopGrace: min(b.o.StopGrace, (grace-graceAllowance/2*time.Second)/2), DeadLinger: deadLinger,
+		RestartLimit: api.DefaultRestartLimit, Cull: b.o.Cull.For(b.req.Cull).With(b.ext.Cull),
+	}
+	switch {
+	case !GPURequestOf(pod).any():
+		cfg.Cull.GPU = 0 // no GPU can be idle
+	case cfg.Cull.GPU > 0:
+		cfg.GPUProgram = gpuProgram
+	}
+	text, err := json.Marshal(cfg)
+	if err != nil {
+		return err
+	}
+	if len(text) > maxConfig {
+		return refused("the kernel's command line has %d bytes; a pod can have at most %d", len(text), maxConfig)
+	}
+	env := pod.Spec.Containers[0].Env
+	config := slices.IndexFunc(env, func(e corev1.EnvVar) bool { return e.Name == api.PodConfigVariable })
+	env[config].Value = escapeDollars(string(text))
+	for i := range pod.Spec.Volumes {
+		if pod.Spec.Volumes[i].Name == volumeSecret {
+			pod.Spec.Volumes[i].Secret.SecretName = SecretName(pod.Name)
+		}
+	}
+	return nil
+}
+
+// workingDir returns the directory that the client wants, or "" for the container's own.
+func (b *builder) workingDir() string {
+	if slices.Contains(b.o.Policy.Clients.Allow, "KERNEL_WORKING_DIR") {
+		return b.req.WorkingDir
+	}
+	return ""
+}
+
+// escapeDollars doubles every dollar sign. The kubelet, which expands $(NAME) and turns $$ into $, then restores the
+// text.
+func escapeDollars(text string) string { return strings.ReplaceAll(text, "$", "$$") }

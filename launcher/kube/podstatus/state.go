@@ -1,0 +1,38 @@
+package podstatus
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+)
+
+// IsGated reports whether limits have not admitted a pod: it waits for them, or was refused.
+func IsGated(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(
+		pod.Spec.SchedulingGates,
+		func(g corev1.PodSchedulingGate) bool { return g.Name == podspec.GateLimits },
+	)
+}
+
+// IsUndecided reports whether a pod waits for limits to admit or refuse it.
+func IsUndecided(pod *corev1.Pod) bool {
+	return IsGated(pod) && pod.DeletionTimestamp == nil && pod.Annotations[podspec.AnnotationEnding] == "" &&
+		!HasEnded(pod)
+}
+
+// HasEnded reports whether a pod has succeeded or failed.
+func HasEnded(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// ContainerStatus returns the status of a container of a pod, or nil.
+func ContainerStatus(pod *corev1.Pod, name string) *corev1.ContainerStatus {
+	for i := range pod.Status.ContainerStatuses {
+		if pod.Status.ContainerStatuses[i].Name == name {
+			return &pod.Status.ContainerStatuses[i]
+		}
+	}
+	return nil
+}

@@ -1,0 +1,219 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// Bounds of stored endings, and the least share of log space.
+const (
+	endedKept  = 10_000
+	endedAge   = 7 * 24 * time.Hour
+	leastShare = 1 << 20 // bytes of one kernel's log, however many kernels there are
+)
+
+// Bounds for sending supervisors their share.
+const (
+	pushLimit    = 5 * time.Second
+	pushParallel = 8
+)
+
+// maintain rescans the state directory at intervals, cleans up while it holds the reaper's lock, and shares out log
+// space when the number of kernels changes.
+func (l *Launcher) maintain() {
+	tick := time.NewTicker(l.timing.maintenance)
+	defer tick.Stop()
+	l.maintainOnce()
+	for {
+		select {
+		case <-tick.C:
+			l.maintainOnce()
+		case <-l.recounts:
+			l.pushShares()
+		case <-l.ctx.Done():
+			return
+		}
+	}
+}
+
+func (l *Launcher) maintainOnce() {
+	err := l.rescan(l.ctx)
+	if err != nil && l.ctx.Err() == nil {
+		l.log.Error("state directory cannot be read", logkey.Err, err)
+	}
+	l.takeReaper()
+	if l.reaper != nil && err == nil { // sweep removes what no known kernel needs, so all must be known
+		l.sweep()
+	}
+	l.pushShares()
+}
+
+// takeReaper tries to become the one launcher that cleans up. The lock is kept until Close.
+func (l *Launcher) takeReaper() {
+	if l.reaper != nil {
+		return
+	}
+	f, err := os.OpenFile(filepath.Join(l.layout.state, "reaper.lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		l.log.Error("reaper's lock cannot be opened", logkey.Err, err)
+		return
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = f.Close() // nothing was written
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			l.log.Error("reaper's lock cannot be taken", logkey.Err, err)
+		}
+		return
+	}
+	l.reaper = f
+}
+
+// sweep removes files that are no longer needed. rescan has removed the dead kernels whose time is over.
+func (l *Launcher) sweep() {
+	for _, err := range []error{l.sweepHalfMade(), l.sweepEnded(), l.sweepRunDirs()} {
+		if err != nil {
+			l.log.Warn("state directory cannot be cleared", logkey.Err, err)
+		}
+	}
+}
+
+func isTemporary(name string) bool {
+	return strings.HasPrefix(name, newPrefix) || strings.HasPrefix(name, oldPrefix)
+}
+
+// sweepHalfMade removes folders that a gateway was creating or removing when it died.
+func (l *Launcher) sweepHalfMade() error {
+	entries, err := os.ReadDir(l.layout.kernels())
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		if isTemporary(e.Name()) && l.age(e) > l.timing.halfMade {
+			errs = append(errs, os.RemoveAll(filepath.Join(l.layout.kernels(), e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// age returns the time since an entry was changed; 0 if the entry has gone.
+func (l *Launcher) age(e fs.DirEntry) time.Duration {
+	st, err := e.Info()
+	if err != nil {
+		return 0
+	}
+	return l.timing.now().Sub(st.ModTime())
+}
+
+// sweepEnded bounds the stored endings by age and number.
+func (l *Launcher) sweepEnded() error {
+	entries, err := os.ReadDir(l.layout.ended())
+	if err != nil {
+		return err
+	}
+	type stone struct {
+		name string
+		age  time.Duration
+	}
+	stones := make([]stone, 0, len(entries))
+	for _, e := range entries {
+		stones = append(stones, stone{e.Name(), l.age(e)})
+	}
+	slices.SortFunc(stones, func(a, b stone) int { return int(min(max(a.age-b.age, -1), 1)) })
+	var errs []error
+	for i, s := range stones {
+		if i >= endedKept || s.age > endedAge {
+			errs = append(errs, os.Remove(filepath.Join(l.layout.ended(), s.name)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sweepRunDirs removes folders of sockets that no kernel of this state directory uses.
+func (l *Launcher) sweepRunDirs() error {
+	entries, err := os.ReadDir(l.layout.runtime)
+	if err != nil {
+		return err
+	}
+	used := make(map[string]bool)
+	for _, k := range l.snapshot() {
+		used[k.rec.RunDir] = true
+	}
+	var errs []error
+	for _, e := range entries {
+		path := filepath.Join(l.layout.runtime, e.Name())
+		if strings.HasPrefix(e.Name(), l.layout.mark) && !used[path] && l.age(e) > l.timing.halfMade {
+			errs = append(errs, os.RemoveAll(path))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// logShare returns the bound of each kernel's log, in bytes, if there were so many more kernels than now.
+func (l *Launcher) logShare(more int64) int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := more
+	for _, k := range l.kernels {
+		if k.livesLocked() {
+			n++
+		}
+	}
+	return min(l.opts.LogLimit, max(leastShare, l.opts.LogTotal/max(n, 1)))
+}
+
+// recount makes maintain calculate and send the logs' bounds again.
+func (l *Launcher) recount() {
+	select {
+	case l.recounts <- struct{}{}:
+	default: // a recount is pending already
+	}
+}
+
+// pushShares sends the present bound of logs to every supervisor that has another one. Only the reaper does this: two
+// gateways with different options would undo each other's settings.
+func (l *Launcher) pushShares() {
+	if l.reaper == nil {
+		return
+	}
+	share := l.logShare(0)
+	places := make(chan struct{}, pushParallel)
+	var pushing sync.WaitGroup
+	for _, k := range l.snapshot() {
+		l.mu.Lock()
+		due := k.supervisor.Streaming && k.livesLocked() && k.pushedLimit != share && k.supervisor.Status.State != api.Dead
+		l.mu.Unlock()
+		if !due {
+			continue
+		}
+		places <- struct{}{}
+		pushing.Go(func() {
+			defer func() { <-places }()
+			l.pushShare(k, share)
+		})
+	}
+	pushing.Wait()
+}
+
+func (l *Launcher) pushShare(k *kernel, share int64) {
+	ctx, cancel := context.WithTimeout(l.ctx, pushLimit)
+	defer cancel()
+	if err := l.client(k).SetLimits(ctx, share); err != nil {
+		l.log.Debug("supervisor's share of log space could not be sent", logkey.Kernel, k.id, logkey.Err, err)
+		return // the next call tries again
+	}
+	l.mu.Lock()
+	k.pushedLimit = share
+	l.mu.Unlock()
+}

@@ -1,0 +1,126 @@
+package local
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+func TestDeadLinger(t *testing.T) {
+	p := newPlace(t)
+	p.change = func(o *Options, tm *timing) { o.DeadLinger, tm.maintenance = time.Second, 100*time.Millisecond }
+	l := p.launcher()
+	p.start(l, 1, "fine")
+	kill(t, processesOf(t, p, 1).Kernel)
+	k := wait(t, l, 1, "dead", isDead)
+	if k.Reason != "it died in a test" {
+		t.Errorf("dead: %+v", k)
+	}
+	eventually(t, "the dead kernel is removed", func() bool {
+		all, err := l.Kernels(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(all) == 0
+	})
+	var gone *launcher.GoneError
+	if _, err := l.Kernel(t.Context(), id(1)); !errors.As(err, &gone) || gone.Reason != "it died in a test" {
+		t.Errorf("then: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(p.state, "kernels", id(1))); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the folder: %v", err)
+	}
+}
+
+func TestLogTotal(t *testing.T) {
+	p := newPlace(t)
+	p.change = func(o *Options, _ *timing) { o.LogLimit, o.LogTotal = 4<<20, 10<<20 }
+	l := p.launcher()
+	limits := func() (all []int64) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for _, k := range l.kernels {
+			all = append(all, k.supervisor.Status.LogLimit)
+		}
+		return all
+	}
+	for n, want := range []int64{4 << 20, 4 << 20, 10 << 20 / 3, 10 << 20 / 4} {
+		p.start(l, n, "fine")
+		eventually(t, fmt.Sprintf("each of %d has its share", n+1), func() bool {
+			got := limits()
+			for _, g := range got {
+				if g != want {
+					return false
+				}
+			}
+			return len(got) == n+1
+		})
+	}
+	for n := range 2 {
+		if err := l.Stop(t.Context(), id(n), ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "they get more when others go", func() bool {
+		got := limits()
+		return len(got) == 2 && got[0] == 4<<20 && got[1] == 4<<20
+	})
+	if got := (&Launcher{opts: Options{LogLimit: 4 << 20, LogTotal: 10 << 20}}).logShare(1000); got != 1<<20 {
+		t.Errorf("with very many kernels each has %d", got)
+	}
+}
+
+func TestSweep(t *testing.T) {
+	p := newPlace(t)
+	l := p.launcher()
+	stone := func(name string, age time.Duration) {
+		t.Helper()
+		path := filepath.Join(p.state, "ended", name)
+		if err := os.WriteFile(path, []byte("{}"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		at := time.Now().Add(-age)
+		if err := os.Chtimes(path, at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stone("old.json", endedAge+time.Hour)
+	stone("older.json", endedAge-time.Hour)
+	for i := range endedKept {
+		stone(strconv.Itoa(i)+".json", time.Hour)
+	}
+	run := filepath.Join(p.runtime, l.layout.mark+"00000000")
+	foreign := filepath.Join(p.runtime, "00000000000000")
+	for _, d := range []string{run, foreign} {
+		if err := os.Mkdir(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		old := time.Now().Add(-time.Hour)
+		if err := os.Chtimes(d, old, old); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.sweep()
+	left, err := os.ReadDir(filepath.Join(p.state, "ended"))
+	if err != nil || len(left) != endedKept {
+		t.Errorf("%d tombstones, %v", len(left), err)
+	}
+	for _, name := range []string{"old.json", "older.json"} {
+		if _, err := os.Stat(filepath.Join(p.state, "ended", name)); err == nil {
+			t.Errorf("%s is kept", name)
+		}
+	}
+	if _, err := os.Stat(run); err == nil {
+		t.Error("sockets of nobody are kept")
+	}
+	if err := os.Remove(foreign); err != nil {
+		t.Error("another state directory's sockets were removed")
+	}
+}

@@ -1,0 +1,230 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// liveness is what a kernel's folder says about its supervisor.
+type liveness int
+
+const (
+	uncertain liveness = iota // another goroutine or gateway works on it, or it could not be read
+	alive                     // its supervisor lives
+	dead                      // its supervisor has ended; the kernel is shown as dead
+	gone                      // the folder has been removed
+)
+
+// reconcile reads a kernel's folder, and makes memory and folder agree. It cleans up after a killed supervisor, and
+// removes a kernel that has been shown as dead for long enough. It never waits for others.
+func (l *Launcher) reconcile(k *kernel) liveness {
+	if !k.tryTurn() {
+		return uncertain
+	}
+	defer k.giveTurn()
+	folder, err := lockFolder(k.dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		l.markGone(k, l.layout.goneError(k.id))
+		return gone
+	case errors.Is(err, errBusy):
+		l.ensureFollowed(k)
+		return uncertain
+	case err != nil:
+		l.log.Warn("kernel cannot be looked at", logkey.Kernel, k.id, logkey.Err, err)
+		l.ensureFollowed(k)
+		return uncertain
+	}
+	defer unlock(folder)
+	v, err := l.reconcileFolder(k)
+	if err != nil {
+		l.log.Warn("kernel's end cannot be recorded", logkey.Kernel, k.id, logkey.Err, err)
+		l.ensureFollowed(k)
+		return uncertain
+	}
+	return v
+}
+
+// reconcileFolder does the work of reconcile. The turn and the folder's lock are held.
+func (l *Launcher) reconcileFolder(k *kernel) (liveness, error) {
+	held, err := l.layout.supervised(k.id)
+	if err != nil {
+		return uncertain, err
+	}
+	if held {
+		l.markAlive(k)
+		return alive, nil
+	}
+	end, err := l.layout.readEnding(k.id)
+	if err != nil {
+		l.log.Error("record of a kernel's end cannot be read", logkey.Kernel, k.id, logkey.Err, err)
+		end = nil
+	}
+	if end == nil {
+		if end, err = l.cleanUp(k); err != nil {
+			return uncertain, err
+		}
+	}
+	if end.Stopped || l.timing.now().Sub(end.At) >= l.opts.DeadLinger {
+		return gone, l.removeWithEnding(k, *end)
+	}
+	l.markDead(k, end)
+	return dead, nil
+}
+
+// cleanUp kills the processes that a killed supervisor left, and records the ending.
+func (l *Launcher) cleanUp(k *kernel) (*api.Ending, error) {
+	var p processIDs
+	err := readJSON(l.layout.file(k.id, processFile), &p)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		l.log.Warn("process ids of a kernel cannot be read", logkey.Kernel, k.id, logkey.Err, err)
+	}
+	reason := fmt.Sprintf("its supervisor process (pid %d) ended unexpectedly; its log and variables are lost",
+		p.Supervisor)
+	if p.Supervisor == 0 {
+		reason = "its supervisor process ended unexpectedly; its log and variables are lost"
+	}
+	n, err := proctree.KillRemains(k.id, p.Kernel)
+	if err != nil {
+		// The kernel is dead all the same: a process that survives SIGKILL is stuck in the operating system.
+		l.log.Error("processes of a dead kernel remain", logkey.Kernel, k.id, logkey.Err, err)
+	}
+	l.log.Warn("kernel's supervisor ended unexpectedly", logkey.Kernel, k.id, logkey.PID, p.Supervisor, logkey.Killed, n)
+	end := &api.Ending{KernelID: k.id, Reason: reason, At: l.timing.now().UTC()}
+	return end, writeJSON(l.layout.file(k.id, endFile), end)
+}
+
+// removeWithEnding stores the ending for later requests, and removes the kernel's folder. The turn and the folder's
+// lock are held.
+func (l *Launcher) removeWithEnding(k *kernel, end api.Ending) error {
+	end.KernelID = k.id
+	if err := writeJSON(l.layout.endingFile(k.id), storedEnding{end, k.rec.SpecName, k.rec.Owner}); err != nil {
+		return err
+	}
+	if err := l.remove(k); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.countCullLocked(k, &end)
+	l.mu.Unlock()
+	l.markGone(k, &launcher.GoneError{ID: k.id, Owner: k.rec.Owner, Reason: end.Reason, At: end.At})
+	return nil
+}
+
+// remove removes everything that a kernel has on disk. The turn and the folder's lock are held.
+func (l *Launcher) remove(k *kernel) error {
+	return errors.Join(l.layout.removeRunDir(k.rec), l.layout.removeFolder(k.id))
+}
+
+func (l *Launcher) markAlive(k *kernel) {
+	l.mu.Lock()
+	revived := k.end != nil
+	k.end = nil
+	if revived {
+		k.supervisor.Heard, k.pushedLimit = false, 0
+		k.supervisor.ChangedLocked()
+	}
+	l.mu.Unlock()
+	l.ensureFollowed(k)
+	if revived {
+		l.recount()
+	}
+}
+
+func (l *Launcher) markDead(k *kernel, end *api.Ending) {
+	l.mu.Lock()
+	was := k.end
+	k.end, k.supervisor.Unsupported = end, ""
+	k.supervisor.LeaveLocked()
+	l.reportStartLocked(k)
+	l.countCullLocked(k, end)
+	if was == nil || *was != *end {
+		k.supervisor.ChangedLocked()
+	}
+	l.mu.Unlock()
+	if was == nil {
+		l.log.Info("kernel is dead", logkey.Kernel, k.id, logkey.Spec, k.rec.SpecName, logkey.Reason, end.Reason)
+		l.recount()
+	}
+}
+
+// markGone forgets a kernel. Callers that still use it get the error why.
+func (l *Launcher) markGone(k *kernel, why error) {
+	l.mu.Lock()
+	first := k.gone == nil
+	if first {
+		k.gone = why
+		k.supervisor.LeaveLocked()
+		l.reportStartLocked(k)
+		k.supervisor.ChangedLocked()
+		if l.kernels[k.id] == k {
+			delete(l.kernels, k.id)
+		}
+	}
+	l.mu.Unlock()
+	if first {
+		l.log.Info("kernel is gone", logkey.Kernel, k.id, logkey.Spec, k.rec.SpecName, logkey.Err, why)
+		l.recount()
+	}
+}
+
+// rescan compares memory with the folders. The error is an ErrUnavailable: an incomplete list is worse than none.
+func (l *Launcher) rescan(ctx context.Context) error {
+	entries, err := os.ReadDir(l.layout.kernels())
+	if err != nil {
+		return fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
+	}
+	present := make(map[string]bool, len(entries))
+	for _, e := range entries {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		name := e.Name()
+		if isTemporary(name) {
+			continue
+		}
+		if !launcher.ValidID(name) {
+			l.setAside(name, errors.New("its name is no kernel id"))
+			continue
+		}
+		present[name] = true
+		if err := l.refresh(name); err != nil {
+			return err
+		}
+	}
+	for _, k := range l.snapshot() {
+		if !present[k.id] {
+			l.reconcile(k) // another gateway has removed it, or it was created after the read
+		}
+	}
+	return nil
+}
+
+// refresh brings one kernel of the state directory up to date. A kernel with a live supervisor is left to its status
+// stream.
+func (l *Launcher) refresh(id string) error {
+	l.mu.Lock()
+	k := l.kernels[id]
+	followed := k != nil && k.end == nil && k.supervisor.Unsupported == ""
+	l.mu.Unlock()
+	if followed {
+		return nil
+	}
+	if k != nil {
+		l.reconcile(k)
+		return nil
+	}
+	_, err := l.adopt(id)
+	if errors.Is(err, launcher.ErrNotFound) {
+		return nil // set aside or removed
+	}
+	return err
+}

@@ -1,0 +1,175 @@
+// Package proctree finds and kills the processes of a kernel on this machine: those of its session, and those that
+// carry its id in their environment. It reads /proc and starts no goroutines. All functions may be called concurrently.
+//
+// Launchers use it for what a dead supervisor left behind, supervisors for the kernel that they run.
+package proctree
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+// KernelIDVariable names the kernel in the environment of its process. Everything that the process starts inherits it
+// unless the variable is cleared, so it marks what a kernel leaves behind.
+const KernelIDVariable = "EKG_KERNEL_ID"
+
+// A killed process needs a moment to vanish. A process that forks in that moment has to be found in a later round.
+const (
+	killRounds = 20
+	killPause  = 5 * time.Millisecond
+)
+
+// Process is what /proc/PID/stat says about a process.
+type Process struct {
+	PID     int
+	Parent  int  // process id
+	Session int  // process id of the session's leader
+	State   byte // the letter of proc_pid_stat(5), such as R, S or Z
+}
+
+// Alive reports whether the process has not ended. A zombie has ended.
+func (p Process) Alive() bool { return p.State != 'Z' && p.State != 'X' }
+
+// KillSession kills all processes of a session and waits up to 100 ms until they are gone. The leader may stay as a
+// zombie. The caller ensures that the leader has not been reaped, so that no other session has its number.
+func KillSession(leader int) {
+	// The group first: it is most of them, and at once.
+	_ = syscall.Kill(-leader, syscall.SIGKILL)
+	for range killRounds {
+		left := 0
+		for _, p := range List() {
+			if p.Session == leader && p.Alive() {
+				left++
+				_ = syscall.Kill(p.PID, syscall.SIGKILL) // ESRCH: it has ended since
+			}
+		}
+		if left == 0 {
+			return
+		}
+		time.Sleep(killPause)
+	}
+}
+
+// KillRemains kills what a kernel left behind after its supervisor died: every process that carries the kernel's id in
+// its environment and, if one of them is in the session that kernelPID led, all of that session. It pins each process
+// before it checks it, so it kills no other process that got the same number. It returns how many processes it killed,
+// and an error if some of them are still alive.
+func KillRemains(kernelID string, kernelPID int) (int, error) {
+	if kernelID == "" {
+		return 0, errors.New("no kernel id")
+	}
+	killed := make(map[int]bool)
+	for range killRounds {
+		left := remains(kernelID, kernelPID)
+		if len(left) == 0 {
+			return len(killed), nil
+		}
+		for _, pid := range left {
+			if killPinned(pid, kernelID, kernelPID) {
+				killed[pid] = true
+			}
+		}
+		time.Sleep(killPause)
+	}
+	if left := remains(kernelID, kernelPID); len(left) > 0 {
+		return len(killed), fmt.Errorf("%d processes of kernel %s do not end", len(left), kernelID)
+	}
+	return len(killed), nil
+}
+
+// remains lists the living processes that KillRemains kills.
+func remains(kernelID string, kernelPID int) []int {
+	var marked, session []int
+	proven := false // the session is the kernel's, not one that got the same number later
+	for _, p := range List() {
+		switch {
+		case !p.Alive() || p.PID == os.Getpid():
+		case carries(p.PID, kernelID):
+			marked = append(marked, p.PID)
+			proven = proven || p.Session == kernelPID
+		case p.Session == kernelPID && kernelPID > 1:
+			session = append(session, p.PID)
+		}
+	}
+	if proven {
+		marked = append(marked, session...)
+	}
+	return marked
+}
+
+// killPinned kills a process if it still belongs to the kernel. It takes a handle before the check (a pidfd, where the
+// system has them), so that the number cannot pass to another process between check and kill.
+func killPinned(pid int, kernelID string, kernelPID int) bool {
+	handle, err := os.FindProcess(pid)
+	if err != nil {
+		return false
+	}
+	defer handle.Release() //nolint:errcheck // the handle is not used again
+	p, ok := Find(pid)
+	if !ok || !(carries(pid, kernelID) || p.Session == kernelPID) {
+		return false
+	}
+	return handle.Kill() == nil
+}
+
+// carries reports whether the process was started with the kernel's id in its environment.
+func carries(pid int, kernelID string) bool {
+	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+	if err != nil {
+		return false // it has ended, or belongs to another user
+	}
+	want := []byte(KernelIDVariable + "=" + kernelID)
+	for v := range bytes.SplitSeq(env, []byte{0}) {
+		if bytes.Equal(v, want) {
+			return true
+		}
+	}
+	return false
+}
+
+// List returns all processes that this process can see in /proc. Processes that end meanwhile may be missing.
+func List() []Process {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()                //nolint:errcheck // it was only read
+	names, _ := dir.Readdirnames(-1) // the names read before an error are good
+	var all []Process
+	for _, name := range names {
+		if pid, err := strconv.Atoi(name); err == nil {
+			if p, ok := Find(pid); ok {
+				all = append(all, p)
+			}
+		}
+	}
+	return all
+}
+
+// Find returns the process with this id, and false if there is no such process. See proc_pid_stat(5).
+func Find(pid int) (Process, bool) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return Process{}, false
+	}
+	// The program's name, in parentheses, may contain anything.
+	i := bytes.LastIndexByte(b, ')')
+	if i < 0 {
+		return Process{}, false
+	}
+	f := bytes.Fields(b[i+1:]) // state, parent, group, session, ...
+	if len(f) < 4 || len(f[0]) != 1 {
+		return Process{}, false
+	}
+	parent, perr := strconv.Atoi(string(f[1]))
+	session, serr := strconv.Atoi(string(f[3]))
+	if perr != nil || serr != nil {
+		return Process{}, false
+	}
+	return Process{PID: pid, Parent: parent, Session: session, State: f[0][0]}, true
+}

@@ -1,0 +1,91 @@
+package proctree
+
+import (
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// orphan starts a program as a session leader whose environment is exactly env.
+func orphan(t *testing.T, env []string, argv ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH")}, env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	exited := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // the test may have killed it
+		close(exited)
+	}()
+	t.Cleanup(func() {
+		select {
+		case <-exited: // another process may have the number
+		default:
+			KillSession(cmd.Process.Pid)
+			<-exited
+		}
+	})
+	return cmd
+}
+
+func isAlive(pid int) bool {
+	p, ok := Find(pid)
+	return ok && p.Alive()
+}
+
+// waitUntil waits for something that another process does.
+func waitUntil(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for !cond() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 10 s: %s", what)
+		}
+		<-time.After(5 * time.Millisecond)
+	}
+}
+
+func TestKillRemains(t *testing.T) {
+	id, other := uuid.NewString(), uuid.NewString() // not those of another run of this test
+	kernel := orphan(t, []string{"EKG_KERNEL_ID=" + id}, "sh", "-c", "env -i sleep 1000 & sleep 1000 & wait")
+	away := orphan(t, []string{"EKG_KERNEL_ID=" + id}, "sleep", "1000")
+	stranger := orphan(t, []string{"EKG_KERNEL_ID=" + other}, "sleep", "1000")
+	pid := kernel.Process.Pid
+	members := func(session int) (n int) {
+		for _, e := range List() {
+			if e.Session == session && e.Alive() {
+				n++
+			}
+		}
+		return n
+	}
+	waitUntil(t, "the kernel has its children", func() bool { return members(pid) == 3 })
+
+	t.Run("not a session that merely has the number", func(t *testing.T) {
+		if n, err := KillRemains(uuid.NewString(), stranger.Process.Pid); n != 0 || err != nil {
+			t.Fatalf("killed %d, %v", n, err)
+		}
+		if !isAlive(stranger.Process.Pid) {
+			t.Fatal("a stranger was killed")
+		}
+	})
+	t.Run("all that is the kernel's", func(t *testing.T) {
+		n, err := KillRemains(id, pid)
+		if n != 4 || err != nil {
+			t.Errorf("killed %d, %v", n, err)
+		}
+		if got := members(pid) + members(away.Process.Pid); got != 0 {
+			t.Errorf("%d live", got)
+		}
+		if !isAlive(stranger.Process.Pid) {
+			t.Error("another kernel was killed")
+		}
+	})
+}

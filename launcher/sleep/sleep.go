@@ -1,0 +1,23 @@
+// Package sleep waits for a time, or for the end of a context if that comes first.
+package sleep
+
+import (
+	"context"
+	"time"
+)
+
+// For returns nil after d, or at once if d is not positive and ctx has not ended. When ctx ends first, the error is
+// ctx's cause.
+func For(ctx context.Context, d time.Duration) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

@@ -1,0 +1,45 @@
+// Package api is the seam between gateways, launchers and supervisors: everything that they say to each other stands
+// here once. A launcher writes a Config and starts a supervisor with it. The supervisor answers Jupyter's REST and
+// websocket routes for its one kernel, tells watchers its Status, and leaves an Ending. A gateway adds the headers
+// below to every request that it forwards.
+//
+// The package has no implementation of a supervisor and imports none of the three sides. Values are safe for
+// concurrent reading. It starts no goroutine.
+package api
+
+import "time"
+
+// ProtocolVersion is the version of the seam: of Config, of Status and of the routes. A gateway routes to every
+// supervisor from OldestProtocolVersion to its own version, and leaves others running.
+const (
+	ProtocolVersion       = 1
+	OldestProtocolVersion = 1
+)
+
+// Headers that a gateway adds to a forwarded request: the user's name, and the user's right to the kernel. A request
+// without HeaderRight has the right to use the kernel.
+const (
+	HeaderUser  = "Ekg-User"
+	HeaderRight = "Ekg-Right"
+
+	RightUse  = "use"  // run code, interrupt, restart
+	RightRead = "read" // read output
+)
+
+// HeaderRequestID carries the id under which the logs of gateway and supervisor name a request: up to MaxRequestID
+// hexadecimal digits in lower case.
+const (
+	HeaderRequestID = "X-Request-Id"
+	MaxRequestID    = 64
+)
+
+// HeaderLog names the message log in an answer of GET .../log: 16 hexadecimal digits. A kernel that another supervisor
+// has started again has another log, whose numbers start at 1.
+const HeaderLog = "Ekg-Log"
+
+// TimeFormat is the form of times in Jupyter's REST models, in UTC. jupyter_server's gateway client accepts only one to
+// six fractional digits and a Z.
+const TimeFormat = "2006-01-02T15:04:05.000000Z"
+
+// Timestamp writes a time as TimeFormat.
+func Timestamp(t time.Time) string { return t.UTC().Format(TimeFormat) }

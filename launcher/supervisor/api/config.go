@@ -1,0 +1,176 @@
+package api
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// maxSecret bounds each text of the secret, in bytes; one is a ZeroMQ identity.
+const maxSecret = 255
+
+// MaxSocketPath is the longest path of a unix socket, in bytes: sockaddr_un holds 108 with the closing zero.
+const MaxSocketPath = 107
+
+// Config is everything that a launcher tells a supervisor. On one machine it is a JSON file of mode 0600, named on the
+// command line; in a pod it is an environment variable. Unknown keys are rejected.
+type Config struct {
+	Protocol int    `json:"protocol"`  // ProtocolVersion of the launcher that wrote it
+	KernelID string `json:"kernel_id"` // the one kernel of this supervisor
+	SpecName string `json:"spec_name"` // kernelspec name, shown in the model
+
+	// The kernel's process. In Argv the supervisor replaces {connection_file}; the launcher has replaced every other
+	// placeholder. Env is the whole environment; with a child it is added to the container's. WorkingDir must exist,
+	// except with a child. InterruptMode is "signal" or "message".
+	Argv          []string          `json:"argv"`
+	Env           map[string]string `json:"env"`
+	WorkingDir    string            `json:"working_dir"`
+	InterruptMode string            `json:"interrupt_mode"`
+
+	// How the supervisor is reached. Listen is "unix:/path" or "tcp:host:port". TLSSeed and Token are for tcp alone: the
+	// 32 bytes from which Certificate makes the key, and the bearer token that every request must carry.
+	Listen  string `json:"listen"`
+	TLSSeed []byte `json:"tls_seed"`
+	Token   string `json:"token"`
+
+	// Files, each with mode 0600. With a child, the child chooses the path of ConnectionFile. RunDir holds ipc sockets and
+	// is bounded by MaxSocketPath. LockFile stays locked with flock(2) while the supervisor lives. SpillDir holds the part
+	// of the log that exceeds memory. EndFile receives the Ending. An empty path switches its use off.
+	ConnectionFile string `json:"connection_file"`
+	Transport      string `json:"transport"` // "ipc" or "tcp": between supervisor and kernel
+	RunDir         string `json:"run_dir"`
+	LockFile       string `json:"lock_file"`
+	SpillDir       string `json:"spill_dir,omitempty"`
+	EndFile        string `json:"end_file"`
+
+	// In a pod a child runs the kernel's process in another container. The child dials ChildSocket. ImageKernelspec names
+	// a kernelspec of the kernel's image and is used without Argv; "" is python3, or the only one. SecretDir replaces
+	// TLSSeed and Token; see readSecret. TerminationFile receives the Ending, in place and at most MaxTermination bytes.
+	// TerminationGrace is the time from SIGTERM to SIGKILL for all containers of the pod.
+	ChildSocket      string        `json:"child_socket,omitempty"`
+	ImageKernelspec  string        `json:"image_kernelspec,omitempty"`
+	SecretDir        string        `json:"secret_dir,omitempty"`
+	TerminationFile  string        `json:"termination_file,omitempty"`
+	TerminationGrace time.Duration `json:"termination_grace,omitempty"` // nanoseconds
+
+	// Paths of programs. Cull.GPU needs GPUProgram, which is ekg-gpu. In a pod the supervisor copies it there, and copies
+	// itself to Program for the child.
+	GPUProgram string `json:"gpu_program,omitempty"`
+	Program    string `json:"program,omitempty"`
+
+	// Bounds. StopGrace is the time from shutdown_request to SIGTERM, and again to SIGKILL. DeadLinger is the time that a
+	// supervisor stays after its kernel ended for good.
+	LogLimit     int64         `json:"log_limit"`     // bytes of the message log
+	StopGrace    time.Duration `json:"stop_grace"`    // nanoseconds
+	DeadLinger   time.Duration `json:"dead_linger"`   // nanoseconds
+	RestartLimit int           `json:"restart_limit"` // automatic restarts in a row
+	Cull         Cull          `json:"cull,omitzero"` // limits at which the supervisor ends its kernel
+
+	// Read from SecretDir. They stay the same when a supervisor is started again beside a living kernel.
+	KernelKey string `json:"-"` // key of the connection file; "": each life gets a new one
+	Identity  string `json:"-"` // ZeroMQ identity of the supervisor's sockets; "": a new one is made
+}
+
+// ReadConfig reads and checks a Config file.
+func ReadConfig(path string) (Config, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return Config{}, err
+	}
+	c, err := ParseConfig(b)
+	if err != nil {
+		return Config{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return c, nil
+}
+
+// ParseConfig reads and checks a Config and the files of its SecretDir.
+func ParseConfig(b []byte) (Config, error) {
+	var c Config
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&c); err != nil {
+		return Config{}, err
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return Config{}, errors.New("there is more text after the configuration")
+	}
+	if err := c.Validate(); err != nil {
+		return Config{}, err
+	}
+	if c.SecretDir != "" {
+		if err := c.readSecret(); err != nil {
+			return Config{}, fmt.Errorf("secret_dir: %w", err)
+		}
+	}
+	return c, nil
+}
+
+// readSecret reads the files of SecretDir.
+func (c *Config) readSecret() error {
+	read := func(name string, least, most int) (string, error) {
+		b, err := os.ReadFile(filepath.Join(c.SecretDir, name))
+		if err == nil && (len(b) < least || len(b) > most) {
+			err = fmt.Errorf("%s has %d bytes, not %d to %d", name, len(b), least, most)
+		}
+		return string(b), err
+	}
+	seed, err := read("tls-seed", ed25519.SeedSize, ed25519.SeedSize)
+	if err != nil {
+		return err
+	}
+	c.TLSSeed = []byte(seed)
+	for name, to := range map[string]*string{"token": &c.Token, "kernel-key": &c.KernelKey, "identity": &c.Identity} {
+		if *to, err = read(name, 16, maxSecret); err != nil {
+			return err
+		}
+		if strings.ContainsFunc(*to, func(r rune) bool { return r <= ' ' || r > '~' }) {
+			return fmt.Errorf("%s holds something other than printable characters", name)
+		}
+	}
+	return nil
+}
+
+// Validate says what is wrong with the configuration, with the JSON key in front.
+func (c *Config) Validate() error {
+	switch {
+	case c.Protocol != ProtocolVersion:
+		return fmt.Errorf("protocol is %d, this supervisor speaks %d", c.Protocol, ProtocolVersion)
+	case c.KernelID == "":
+		return fmt.Errorf("kernel_id is missing")
+	case len(c.Argv) == 0 && c.ChildSocket == "":
+		return fmt.Errorf("argv is empty")
+	case c.ChildSocket != "" && c.Transport != "tcp":
+		return fmt.Errorf("transport is %q: with child_socket it is tcp", c.Transport)
+	case c.ChildSocket != "" && (!filepath.IsAbs(c.ChildSocket) || len(c.ChildSocket) > MaxSocketPath):
+		return fmt.Errorf("child_socket is %q, not an absolute path of at most %d bytes", c.ChildSocket, MaxSocketPath)
+	case c.ChildSocket == "" && (c.ImageKernelspec != "" || c.TerminationGrace != 0):
+		return fmt.Errorf("image_kernelspec and termination_grace are allowed only with child_socket")
+	case len(c.Argv) > 0 && c.ImageKernelspec != "":
+		return fmt.Errorf("argv and image_kernelspec are both set")
+	case c.SecretDir != "" && (c.Token != "" || len(c.TLSSeed) > 0):
+		return fmt.Errorf("token or tls_seed is set together with secret_dir")
+	case c.GPUProgram == "" && c.Cull.GPU > 0:
+		return fmt.Errorf("gpu_program is missing, which cull.gpu needs")
+	case c.GPUProgram != "" && !filepath.IsAbs(c.GPUProgram):
+		return fmt.Errorf("gpu_program is %q, not an absolute path", c.GPUProgram)
+	case c.Program != "" && !filepath.IsAbs(c.Program):
+		return fmt.Errorf("program is %q, not an absolute path", c.Program)
+	case c.TerminationGrace < 0:
+		return fmt.Errorf("termination_grace is %d", c.TerminationGrace)
+	case c.Transport != "ipc" && c.Transport != "tcp":
+		return fmt.Errorf("transport is %q, not ipc or tcp", c.Transport)
+	case c.InterruptMode != "signal" && c.InterruptMode != "message":
+		return fmt.Errorf("interrupt_mode is %q, not signal or message", c.InterruptMode)
+	case c.LogLimit <= 0:
+		return fmt.Errorf("log_limit is %d", c.LogLimit)
+	}
+	return c.Cull.Validate()
+}

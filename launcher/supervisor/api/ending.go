@@ -1,0 +1,52 @@
+package api
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"time"
+)
+
+// MaxTermination bounds Config.TerminationFile, in bytes. The kubelet reads no more of a termination message.
+const MaxTermination = 4096
+
+// Ending says how a kernel ended. A supervisor writes it to Config.EndFile and Config.TerminationFile.
+type Ending struct {
+	KernelID  string    `json:"kernel_id"`
+	Reason    string    `json:"reason"`               // one sentence for the owner
+	At        time.Time `json:"at"`                   // UTC
+	Stopped   bool      `json:"stopped"`              // on request: it is 404 from now on; false: it died
+	Culled    bool      `json:"culled,omitempty"`     // ended by Config.Cull; with Stopped: and removed afterwards
+	CulledFor string    `json:"culled_for,omitempty"` // LimitIdle, LimitBusy or LimitAge
+	Started   time.Time `json:"started,omitzero"`     // UTC; the last start; zero: unknown
+	Seconds   int64     `json:"seconds,omitempty"`    // lifetime; At may be later, if a dead kernel was removed
+}
+
+// WriteTermination writes an Ending to a container's termination message. The file is written in place, because it is a
+// mount of its own. The reason is shortened until the JSON fits MaxTermination bytes.
+func WriteTermination(path string, e Ending) error {
+	b, err := json.Marshal(e)
+	// JSON may write one byte as six.
+	for limit := MaxTermination; err == nil && len(b) > MaxTermination && limit > 0; limit -= 64 {
+		e.Reason = PlainText(e.Reason, limit)
+		b, err = json.Marshal(e)
+	}
+	if err != nil {
+		return err
+	}
+	return WriteInPlace(path, b)
+}
+
+// WriteInPlace replaces the content of a file, which is created with mode 0644 if it is missing.
+func WriteInPlace(path string, b []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	return errors.Join(err, f.Close())
+}
+
+// SignalReason is the reason of an Ending after a signal to the supervisor. A launcher that knows the sender replaces
+// it.
+const SignalReason = "its supervisor was told to end by a signal"

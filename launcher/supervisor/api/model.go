@@ -1,0 +1,35 @@
+package api
+
+// State is a kernel's execution state in Jupyter's REST model.
+type State string
+
+// The execution states. Starting ends with the kernel's first answer, Dead with the kernel's removal.
+const (
+	Starting   State = "starting"
+	Idle       State = "idle"
+	Busy       State = "busy"
+	Restarting State = "restarting"
+	Dead       State = "dead"
+)
+
+// StateOf returns a state that a supervisor has reported. An unknown state comes from a newer version; it is read as
+// Busy, since the kernel is up and may be in use.
+func StateOf(s State) State {
+	switch s {
+	case Starting, Idle, Busy, Restarting, Dead:
+		return s
+	}
+	return Busy
+}
+
+// Model is a kernel in Jupyter's REST API. Times have TimeFormat.
+type Model struct {
+	ID             string `json:"id"`
+	Name           string `json:"name"` // of its kernelspec
+	LastActivity   string `json:"last_activity"`
+	ExecutionState State  `json:"execution_state"`
+	Connections    int    `json:"connections"`
+	Reason         string `json:"reason,omitempty"`     // why it is dead, or what it waits for
+	CullAt         string `json:"cull_at,omitempty"`    // when it will be culled if it stays unused
+	KeepUntil      string `json:"keep_until,omitempty"` // until when its owner keeps it
+}

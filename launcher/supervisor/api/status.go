@@ -1,0 +1,73 @@
+package api
+
+import (
+	"encoding/json"
+	"net/http"
+	"time"
+)
+
+// Status is one line of a supervisor's status stream, GET /api/kernels/{id}/status. The stream is JSON lines: the first
+// at once, then one after each change, and at least one in each StatusInterval. A slow reader skips lines and gets the
+// newest.
+type Status struct {
+	Protocol     int       `json:"protocol"` // ProtocolVersion of the supervisor
+	Build        string    `json:"build"`    // version of the program
+	KernelID     string    `json:"kernel_id"`
+	PID          int       `json:"pid"`                 // of the supervisor
+	KernelPID    int       `json:"kernel_pid"`          // also the process group and session; 0: the kernel is not running
+	Epoch        uint64    `json:"epoch"`               // counts the kernel's starts, from 1
+	State        State     `json:"state"`               // execution state of the REST model
+	Reason       string    `json:"reason"`              // why it is dead, or what it waits for
+	LastActivity time.Time `json:"last_activity"`       // UTC
+	CullAt       time.Time `json:"cull_at,omitzero"`    // UTC; when it will be culled if it stays unused; zero: never
+	KeepUntil    time.Time `json:"keep_until,omitzero"` // UTC; until when its owner keeps it; zero: not kept
+	Connections  int       `json:"connections"`         // websockets that have sent a message
+	LogBytes     int64     `json:"log_bytes"`           // held by the log
+	LogLimit     int64     `json:"log_limit"`           // its bound
+	Counts       Counts    `json:"counts"`              // now; a change of counts alone sends no line
+}
+
+// StatusInterval is the longest silence of a status stream. After three of them a reader may treat the supervisor as
+// hung.
+const StatusInterval = 20 * time.Second
+
+// statusPause is the least time between two lines of a status stream.
+const statusPause = 20 * time.Millisecond
+
+// StreamStatus answers a request with a status stream. It returns when over is closed or the reader goes away. Current
+// returns the status and a channel that is closed at the next change.
+func StreamStatus(w http.ResponseWriter, r *http.Request, current func() (Status, <-chan struct{}),
+	over <-chan struct{}) error {
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	flush := http.NewResponseController(w)
+	enc := json.NewEncoder(w)
+	tick := time.NewTicker(StatusInterval)
+	defer tick.Stop()
+	for {
+		st, change := current()
+		// A gateway that vanished without closing its connection must not hold the handler.
+		if err := flush.SetWriteDeadline(time.Now().Add(3 * StatusInterval)); err != nil {
+			return err
+		}
+		if err := enc.Encode(st); err != nil {
+			return nil // the gateway went away; it will come back
+		}
+		if err := flush.Flush(); err != nil {
+			return nil
+		}
+		select {
+		case <-r.Context().Done():
+			return nil
+		case <-over:
+			return nil
+		case <-time.After(statusPause):
+		}
+		select {
+		case <-change:
+		case <-tick.C:
+		case <-r.Context().Done():
+			return nil
+		case <-over:
+		}
+	}
+}

@@ -1,0 +1,39 @@
+package api
+
+import (
+	"encoding/json"
+	"strconv"
+	"strings"
+)
+
+// The classes of Waiting.
+const (
+	WaitingClass = "waiting" // the container has not started yet, or not again
+	NeverClass   = "never"   // the container will never start: a kernel that waits for it is dead
+	DiedClass    = "died"    // the container has ended
+)
+
+// Waiting says why the kernel's container is missing or has ended, as the cluster reports it.
+type Waiting struct {
+	Class   string `json:"class"`
+	Text    string `json:"text"`    // one sentence for the kernel's owner; "" clears the earlier one
+	Version uint64 `json:"version"` // grows; an older or equal version is ignored
+}
+
+// UnmarshalJSON accepts a version as a number or as a string of digits.
+func (w *Waiting) UnmarshalJSON(b []byte) error {
+	var raw struct {
+		Class   string          `json:"class"`
+		Text    string          `json:"text"`
+		Version json.RawMessage `json:"version"`
+	}
+	if err := json.Unmarshal(b, &raw); err != nil {
+		return err
+	}
+	version, err := strconv.ParseUint(strings.Trim(string(raw.Version), `"`), 10, 64)
+	if err != nil {
+		return err
+	}
+	*w = Waiting{Class: raw.Class, Text: raw.Text, Version: version}
+	return nil
+}

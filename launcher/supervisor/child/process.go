@@ -1,0 +1,202 @@
+package child
+
+import (
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
+)
+
+// Process is a kernel's process in another container. It ends when the child reports its end, or when the child is gone
+// for longer than ReturnLimit. All methods may be called at any time and concurrently.
+type Process struct {
+	// Fixed.
+	c        *Container
+	life     string
+	answered chan struct{} // closed when the child has answered start
+	ended    chan struct{} // closed when exit and the output are set
+
+	// Guarded by Container.mu.
+	pid            int
+	interruptMode  string
+	failure        error       // of the start
+	over           bool        // ended is closed
+	loss           *time.Timer // set while no child has the process
+	killed         *time.Timer // set by Kill
+	exit           process.Exit
+	stdout, stderr process.Tail
+	use            process.Use
+}
+
+func newProcess(c *Container, life string) *Process {
+	return &Process{c: c, life: life, answered: make(chan struct{}), ended: make(chan struct{})}
+}
+
+// foundLocked notes the child's report about the process.
+func (p *Process) foundLocked(k *Kernel) {
+	if p.over {
+		return
+	}
+	if p.loss != nil {
+		p.loss.Stop()
+		p.loss = nil
+	}
+	p.pid, p.interruptMode = k.PID, k.InterruptMode
+	p.answerLocked()
+	if k.Exit != nil {
+		p.endLocked(k.Exit.info(), k.Exit.Stdout, k.Exit.Stderr)
+	}
+}
+
+// failLocked notes that the process was not started.
+func (p *Process) failLocked(err error) {
+	select {
+	case <-p.answered:
+	default:
+		p.failure = err
+		p.answerLocked()
+		p.endLocked(process.Exit{Code: -1, At: time.Now().UTC()}, "", "")
+	}
+}
+
+func (p *Process) answerLocked() {
+	select {
+	case <-p.answered:
+	default:
+		close(p.answered)
+	}
+}
+
+// loseLocked notes that no child has the process any more. The child may come back. Otherwise the process has ended
+// with its container, and the cluster may tell why.
+func (p *Process) loseLocked() {
+	if p.over || p.loss != nil {
+		return
+	}
+	if p.c.reason != "" && time.Since(p.c.reasonAt) < ReturnLimit {
+		p.endLocked(process.Exit{Code: -1, At: time.Now().UTC(), Lost: true, LostReason: p.c.reason}, "", "")
+		return
+	}
+	p.loss = time.AfterFunc(ReturnLimit, func() {
+		p.c.mu.Lock()
+		defer p.c.mu.Unlock()
+		if p.loss != nil {
+			p.endLocked(process.Exit{Code: -1, At: time.Now().UTC(), Lost: true}, "", "")
+		}
+	})
+}
+
+// endLocked notes the end of the process. Only the first end counts.
+func (p *Process) endLocked(exit process.Exit, stdout, stderr string) {
+	if p.over {
+		return
+	}
+	p.over, p.exit = true, exit
+	for _, t := range []*time.Timer{p.loss, p.killed} {
+		if t != nil {
+			t.Stop()
+		}
+	}
+	if exit.Lost {
+		p.c.reason = ""
+	}
+	p.stdout.Write([]byte(stdout)) //nolint:errcheck // a Tail takes everything
+	p.stderr.Write([]byte(stderr)) //nolint:errcheck // a Tail takes everything
+	close(p.ended)
+}
+
+// PID returns the process id, which means something only in the kernel's container.
+func (p *Process) PID() int {
+	p.c.mu.Lock()
+	defer p.c.mu.Unlock()
+	return p.pid
+}
+
+// Done is closed when the process has ended, and Exit and the last output are known.
+func (p *Process) Done() <-chan struct{} { return p.ended }
+
+// Exit waits for the end of the process and returns how it ended.
+func (p *Process) Exit() process.Exit {
+	<-p.ended
+	return p.exit
+}
+
+// LastOutput returns at most limit bytes of the newest output; see process.LastOutput. It is empty until Done is
+// closed.
+func (p *Process) LastOutput(limit int) string {
+	return process.LastOutput(&p.stdout, &p.stderr, limit)
+}
+
+// ForgetOutput makes the child drop the output so far.
+func (p *Process) ForgetOutput() { _ = p.tell(line{Type: lineForget}) } // without a child its output is gone too
+
+// Signal sends sig to the process group. The error is os.ErrProcessDone if the process has ended, and ErrNoContainer if
+// the child is not connected.
+func (p *Process) Signal(sig syscall.Signal) error {
+	return p.tell(line{Type: lineSignal, Signal: int(sig)})
+}
+
+// Kill kills the process and all others of its session. A child that does not answer counts as gone, so Done is closed
+// within killLimit.
+func (p *Process) Kill() {
+	if p.tell(line{Type: lineKill}) != nil {
+		return // it has ended, or ends when the child does not come back
+	}
+	p.c.mu.Lock()
+	defer p.c.mu.Unlock()
+	if p.killed != nil || p.over {
+		return
+	}
+	p.killed = time.AfterFunc(killLimit, func() {
+		p.c.mu.Lock()
+		defer p.c.mu.Unlock()
+		if p.over {
+			return
+		}
+		p.c.log.Error("the kernel's container does not end its kernel")
+		p.endLocked(process.Exit{Code: -1, At: time.Now().UTC(), Lost: true}, "", "")
+	})
+}
+
+// Unreachable reports whether no child has the process. Done is closed within ReturnLimit then, unless the child
+// returns.
+func (p *Process) Unreachable() bool {
+	p.c.mu.Lock()
+	defer p.c.mu.Unlock()
+	return p.over || p.loss != nil
+}
+
+// InterruptMode returns the interrupt mode of the image's kernelspec, "signal" or "message"; "" if the kernel was
+// started without that kernelspec.
+func (p *Process) InterruptMode() string {
+	p.c.mu.Lock()
+	defer p.c.mu.Unlock()
+	return p.interruptMode
+}
+
+// Measure asks the child for newer values of Used.
+func (p *Process) Measure(look process.GPULook) {
+	_ = p.tell(line{Type: lineMeasure, Look: look}) // the next may succeed
+}
+
+// Used returns the child's last measurement.
+func (p *Process) Used() process.Use {
+	p.c.mu.Lock()
+	defer p.c.mu.Unlock()
+	return p.use
+}
+
+// tell sends the child a line about the process.
+func (p *Process) tell(l line) error {
+	p.c.mu.Lock()
+	defer p.c.mu.Unlock()
+	switch {
+	case p.over || p.c.proc != p:
+		return os.ErrProcessDone
+	case p.c.link == nil:
+		return ErrNoContainer
+	}
+	l.Life = p.life
+	return p.c.link.send(l)
+}

@@ -1,0 +1,143 @@
+package supervisor
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
+)
+
+// read handles the client's messages until the connection ends. It never waits for the kernel.
+func (c *clientConn) read() {
+	c.ws.SetPongHandler(func(data string) error { c.pong(data); return nil })
+	closing := false
+	c.ws.SetPingHandler(func(data string) error {
+		if closing {
+			return nil // for a relay a pong proves that all before it was accepted
+		}
+		select {
+		case c.pongs <- []byte(data):
+		default: // the peer has not read the pongs to its last pings
+		}
+		return nil
+	})
+	c.ws.SetCloseHandler(func(code int, _ string) error {
+		if code == websocket.CloseMessageTooBig {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.tooBig = true
+		}
+		return nil
+	})
+	for {
+		kind, r, err := c.ws.NextReader()
+		if err != nil {
+			c.rejectFrames(err)
+			return
+		}
+		if closing { // the close frame is sent, and the peer may still send
+			if _, err := io.Copy(io.Discard, r); err != nil {
+				c.rejectFrames(err)
+				return
+			}
+			continue
+		}
+		data, err := readAll(r, c.s.maxMessage)
+		if errors.Is(err, errTooLarge) {
+			closing = true
+			c.closeWith(
+				framing.CloseError{
+					Code:   websocket.CloseMessageTooBig,
+					Reason: fmt.Sprintf("a message of more than %d bytes", c.s.maxMessage),
+				},
+			)
+			continue
+		}
+		if err != nil {
+			c.rejectFrames(err)
+			return
+		}
+		if end := c.handleMessage(kind, data); end != nil {
+			closing = true
+			c.closeWith(*end)
+		}
+	}
+}
+
+// rejectFrames closes the websocket properly if invalid frames have ended reading. Closing the socket with unread bytes
+// in it would reset the connection, and the peer would lose the close frame.
+func (c *clientConn) rejectFrames(err error) {
+	var ended *websocket.CloseError
+	var network net.Error
+	if errors.As(err, &ended) || errors.As(err, &network) || errors.Is(err, net.ErrClosed) {
+		return // the peer or the writer has ended it
+	}
+	c.noteEndedHere()
+	if errors.Is(err, websocket.ErrReadLimit) { // the library has sent the close frame of other errors
+		c.writeClose(
+			framing.CloseError{Code: websocket.CloseMessageTooBig, Reason: "a frame that is longer than there can be"},
+		)
+	}
+	if err := c.flow.Flush(); err != nil {
+		return // the connection is broken
+	}
+	if half, ok := c.flow.Conn.(interface{ CloseWrite() error }); ok {
+		_ = half.CloseWrite() // an error shows in the next read
+	}
+	_ = c.flow.SetReadDeadline(time.Now().Add(closeGrace)) // an error shows in the next read
+	_, _ = io.Copy(io.Discard, c.flow)                     // until the peer has closed, too
+}
+
+var errTooLarge = errors.New("message too large")
+
+// readAll reads a message into memory of its own. It doubles the buffer; io.ReadAll grows it by a quarter and copies a
+// large message five times.
+func readAll(r io.Reader, limit int64) ([]byte, error) {
+	b := make([]byte, 0, 512)
+	for {
+		if int64(len(b)) > limit {
+			return nil, errTooLarge
+		}
+		if len(b) == cap(b) {
+			b = append(make([]byte, 0, 2*cap(b)), b...)
+		}
+		n, err := r.Read(b[len(b):cap(b)])
+		b = b[:len(b)+n]
+		switch {
+		case errors.Is(err, io.EOF):
+			return b, nil
+		case err != nil:
+			return nil, err
+		}
+	}
+}
+
+// closeWith makes the writer close the websocket.
+func (c *clientConn) closeWith(f framing.CloseError) {
+	select {
+	case c.end <- f:
+	default:
+	}
+}
+
+// handleMessage handles one message of the client. It returns how to close the websocket if the message is not
+// acceptable.
+func (c *clientConn) handleMessage(kind int, data []byte) *framing.CloseError {
+	m, h, err := framing.Decode(c.framing, kind == websocket.BinaryMessage, data)
+	var end *framing.CloseError
+	switch {
+	case errors.Is(err, framing.ErrIgnored):
+		c.s.logger.Debug("message for no channel of the kernel was ignored")
+		return nil
+	case errors.As(err, &end):
+		return end
+	}
+	m.Header = bytes.Clone(m.Header) // it outlives the rest of the message
+	return c.s.accept(c, m, h)
+}

@@ -1,0 +1,127 @@
+package supervisor
+
+import (
+	"sync"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// activityPause is the least time between two lines of status streams for mere activity.
+const activityPause = time.Second
+
+// stateMutex guards the supervisor's state. Unlock commits a change: it compares the state with the last commit and
+// wakes those who follow the changed parts. So no change of the state goes unreported.
+type stateMutex struct {
+	mu     sync.Mutex
+	commit func() // fixed; called with mu held
+}
+
+// Lock begins a change or a read of the state.
+func (m *stateMutex) Lock() { m.mu.Lock() }
+
+// Unlock commits the change and releases the lock.
+func (m *stateMutex) Unlock() {
+	m.commit()
+	m.mu.Unlock()
+}
+
+// facts are the parts of the state that others follow. They are cheap to read and to compare, since that is done for
+// every message.
+type facts struct {
+	status   statusFacts
+	activity activityFacts
+	use      useFacts
+	saved    savedFacts
+}
+
+// statusFacts wake the status streams when they change.
+type statusFacts struct {
+	epoch       uint64
+	state       api.State
+	reason      string
+	waiting     string
+	silent      bool
+	connections int
+	keepUntil   time.Time
+	process     kernelProcess
+}
+
+// activityFacts wake the status streams too, but at most once in activityPause.
+type activityFacts struct {
+	lastOutput time.Time
+	endShown   time.Time
+}
+
+// useFacts decide when the kernel is culled. A change makes the kernel's life check that.
+type useFacts struct {
+	clock       uint64 // version
+	state       api.State
+	connections int
+	left        time.Time
+	keepUntil   time.Time
+	computes    bool
+}
+
+// savedFacts are saved for a supervisor that adopts the kernel.
+type savedFacts struct {
+	epoch     uint64
+	requests  uint64 // version of the table
+	started   time.Time
+	idle      activity.Idle
+	left      time.Time
+	connected bool
+	keepUntil time.Time
+}
+
+func (s *Supervisor) factsLocked() facts {
+	c, idle := &s.clock, s.clock.Idle()
+	return facts{
+		status: statusFacts{
+			epoch:       s.epoch,
+			state:       c.State(),
+			reason:      s.reason,
+			waiting:     s.waiting.Text,
+			silent:      s.heartbeatMissed,
+			connections: s.activeConnections,
+			keepUntil:   s.keepUntil,
+			process:     s.process,
+		},
+		activity: activityFacts{lastOutput: c.LastOutput(), endShown: s.endShown},
+		use: useFacts{
+			clock:       c.Version(),
+			state:       c.State(),
+			connections: s.activeConnections,
+			left:        s.lastLeft,
+			keepUntil:   s.keepUntil,
+			computes:    s.computes,
+		},
+		saved: savedFacts{epoch: s.epoch, requests: s.requests.Version(), started: s.started, idle: idle, left: s.lastLeft,
+			connected: s.activeConnections > 0, keepUntil: s.keepUntil},
+	}
+}
+
+// commitLocked compares the state with the last commit and wakes those who follow the changed parts.
+func (s *Supervisor) commitLocked() {
+	now := s.factsLocked()
+	last := &s.committed
+	if now.use != last.use && activity.Ends(&s.cfg.Cull) {
+		poke(s.useChanged)
+	}
+	if now.saved != last.saved && s.stateFile != nil {
+		s.stateFile.Changed()
+	}
+	wake := now.status != last.status
+	if !wake && now.activity != last.activity {
+		if wake = s.now().Sub(s.lastWake) >= activityPause; !wake {
+			now.activity = last.activity // a later commit reports it
+		}
+	}
+	*last = now
+	if wake {
+		s.lastWake = s.now()
+		close(s.change)
+		s.change = make(chan struct{})
+	}
+}

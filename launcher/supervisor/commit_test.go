@@ -1,0 +1,95 @@
+package supervisor
+
+import (
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
+)
+
+// TestSupervisor_CommitTellsWhatChanged: each kind of change wakes those who follow it, and no others.
+func TestSupervisor_CommitTellsWhatChanged(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	cell := jupyter.Header{MsgID: "1", MsgType: "execute_request"}
+	for _, tc := range []struct {
+		name                string
+		change              func(*Supervisor)
+		streams, use, saved bool
+	}{
+		{"a look", func(*Supervisor) {}, false, false, false},
+		{"a reason", func(s *Supervisor) { s.reason = "x" }, true, false, false},
+		{"a state", func(s *Supervisor) { s.clock.Reset(api.Busy) }, true, true, true},
+		{"a missed heartbeat", func(s *Supervisor) { s.heartbeatMissed = true }, true, false, false},
+		{"the wish to keep it", func(s *Supervisor) { s.keepUntil = now }, true, true, true},
+		{"a request", func(s *Supervisor) { s.addRequestLocked(&requests.Request{ID: "1", Type: "execute_request"}) }, false,
+			true, true},
+		{"the begin of a request", func(s *Supervisor) { s.clock.Observe("status", cell, api.Busy) }, true, true, false},
+		{"output", func(s *Supervisor) { s.clock.Observe("stream", jupyter.Header{}, "") }, true, false, false},
+		{"use", func(s *Supervisor) { s.computes = true }, false, true, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := New(
+				api.Config{LogLimit: 1 << 20, Cull: api.Cull{IdleTimeout: time.Hour}},
+				"test",
+				slog.New(slog.DiscardHandler),
+			)
+			s.now = func() time.Time { return now }
+			s.stateFile = savedstate.NewFile(t.TempDir())
+			change := s.change
+			s.mu.Lock()
+			tc.change(s)
+			s.mu.Unlock()
+			select {
+			case <-change:
+				if !tc.streams {
+					t.Error("status streams are woken")
+				}
+			default:
+				if tc.streams {
+					t.Error("status streams are not woken")
+				}
+			}
+			if got := len(s.useChanged) > 0; got != tc.use {
+				t.Errorf("the look at use: %v, want %v", got, tc.use)
+			}
+			if got := s.stateFile.Dirty(); got != tc.saved {
+				t.Errorf("the saved state: %v, want %v", got, tc.saved)
+			}
+		})
+	}
+}
+
+// TestSupervisor_CommitOfActivity: output wakes status streams at most once a second. A later commit reports what was
+// held back.
+func TestSupervisor_CommitOfActivity(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	s := New(api.Config{LogLimit: 1 << 20}, "test", slog.New(slog.DiscardHandler))
+	s.now = func() time.Time { return now }
+	woken := func(output bool) bool {
+		change := s.change
+		s.mu.Lock()
+		if output {
+			s.clock.Observe("stream", jupyter.Header{}, "")
+		}
+		s.mu.Unlock()
+		return change != s.change
+	}
+	if !woken(true) {
+		t.Error("the first output is not told")
+	}
+	now = now.Add(activityPause / 2)
+	if woken(true) || woken(false) {
+		t.Error("output is told twice in a second")
+	}
+	now = now.Add(activityPause / 2)
+	if !woken(false) {
+		t.Error("what was held back is never told")
+	}
+	if woken(false) {
+		t.Error("nothing is told")
+	}
+}

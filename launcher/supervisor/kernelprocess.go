@@ -1,0 +1,46 @@
+package supervisor
+
+import (
+	"syscall"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
+)
+
+// kernelProcess is one life of a kernel's process: a process.Process of this machine, or a child.Process in a container
+// of its own. All methods may be called at any time and concurrently.
+type kernelProcess interface {
+	// PID returns the process id, which is also the number of the process group and of the session. In another
+	// container it means something only there.
+	PID() int
+	// Done is closed when the process has ended, its session is gone, and Exit and the last output are known.
+	Done() <-chan struct{}
+	// Exit waits for the end of the process and returns how it ended.
+	Exit() process.Exit
+	// LastOutput returns the newest output as valid UTF-8, at most limit bytes. It is the output on stderr, or on stdout
+	// if stderr is blank. It begins at the beginning of a line if a line fits. Another container's output is known once
+	// Done is closed.
+	LastOutput(limit int) string
+	// ForgetOutput drops the output so far. Output of the start explains a failed start, but no later end.
+	ForgetOutput()
+	// Signal sends sig to the process group. The error is os.ErrProcessDone if the group has ended, and
+	// child.ErrNoContainer if its container is not there.
+	Signal(sig syscall.Signal) error
+	// Kill kills the process and all others of its session, also those in other process groups. It does not wait for
+	// Done, which is closed soon in any case.
+	Kill()
+	// Unreachable reports whether the process may have ended unnoticed. If it has, Done is closed soon.
+	Unreachable() bool
+	// InterruptMode returns how the process is interrupted, "signal" or "message", or "" if Config decides.
+	InterruptMode() string
+	// Measure makes Used return newer values. The processors' time is measured at once or soon; GPUs when the look has
+	// ended. If another look is in progress, look is ignored.
+	Measure(look process.GPULook)
+	// Used returns the last measurement of what the processes of the session use.
+	Used() process.Use
+}
+
+var (
+	_ kernelProcess = (*process.Process)(nil)
+	_ kernelProcess = (*child.Process)(nil)
+)

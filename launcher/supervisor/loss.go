@@ -1,0 +1,143 @@
+package supervisor
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
+)
+
+// findGapsLocked notes the number of a message. It is called with every message, before anything else.
+func (s *Supervisor) findGapsLocked(b *bridge, msgID []byte) {
+	if !b.gaps.Observe(msgID, s.now()) {
+		return
+	}
+	cell, header := s.lastParentHeader.MsgID, s.lastParent
+	if s.lastParentHeader.MsgType != "execute_request" {
+		if r := s.runningCellLocked(); r != nil {
+			cell, header = r.ID, r.Header
+		}
+	}
+	b.gaps.Attribute(cell, header)
+	poke(s.lossPossible)
+}
+
+// settleGapsLocked announces the messages that were lost when a cell ends. It runs before the cell's idle is passed on,
+// since front ends stop listening then. idle is the msg_id of that idle.
+func (s *Supervisor) settleGapsLocked(b *bridge, cell *requests.Request, idle []byte) {
+	if !b.gaps.Open() || cell == nil || cell.Type != "execute_request" {
+		return
+	}
+	inFlight := 0 // replies that may be on their way: not those of cells behind this one
+	behind := false
+	for r := range s.requests.Open() {
+		if !r.Replied && (!behind || !r.Main || r.Channel != jupyter.Shell) {
+			inFlight++
+		}
+		behind = behind || r == cell
+	}
+	if n := b.gaps.Settle(idle, inFlight); n > 0 {
+		s.announceLossLocked(cell.ID, cell.Header, n)
+	}
+}
+
+// announceGapsLocked announces the messages that have been missing for too long. It reports whether gaps remain.
+func (s *Supervisor) announceGapsLocked() bool {
+	if s.bridge == nil {
+		return false
+	}
+	lost := s.bridge.gaps.Overdue(s.now())
+	for i := 0; i < len(lost); {
+		first, n := lost[i], uint64(0)
+		for ; i < len(lost) && lost[i].Cell == first.Cell; i++ {
+			n += lost[i].Missing
+		}
+		s.announceLossLocked(first.Cell, first.Header, n)
+	}
+	return s.bridge.gaps.Open()
+}
+
+// announceLossLocked shows everyone how many messages were lost, in the cell whose request has the given header.
+func (s *Supervisor) announceLossLocked(cell string, header []byte, n uint64) {
+	what := "1 message was"
+	if n > 1 {
+		what = strconv.FormatUint(n, 10) + " messages were"
+	}
+	s.log.Append(
+		everyone,
+		s.noticeLocked(header, "%s lost inside the kernel: it produced them faster than it could send them.", what),
+		true,
+	)
+	for _, r := range s.requests.ByID(cell) {
+		r.LossAnnounced = true
+	}
+	s.logger.Warn("messages were lost in the kernel's sockets", logkey.Count, n)
+}
+
+// sweepInterval is the time between two searches for lost messages while any may be lost.
+const sweepInterval = time.Second
+
+// watchLosses finds messages that a kernel's sockets have lost: output, and the idles that end cells. It sleeps while
+// no message is missing.
+func (s *Supervisor) watchLosses(ctx context.Context) {
+	var again <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.lossPossible:
+			if again == nil {
+				again = time.After(sweepInterval)
+			}
+		case <-again:
+			again = nil
+			if s.findLosses() {
+				again = time.After(sweepInterval)
+			}
+		}
+	}
+}
+
+// findLosses searches once and reports whether another search is needed.
+func (s *Supervisor) findLosses() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	gaps := s.announceGapsLocked() // first, since an ended cell shows nothing more
+	idles := s.endLostIdlesLocked()
+	return gaps || idles
+}
+
+// endLostIdlesLocked sends idles that were lost. An idle counts as lost if its reply has come and iopub was then silent
+// for idleGrace. ZeroMQ's send limit has dropped it, and most likely output with it. Without an idle the cell would
+// look busy forever. endLostIdlesLocked reports whether more idles are missing.
+func (s *Supervisor) endLostIdlesLocked() (more bool) {
+	now := s.now()
+	for r := range s.requests.Open() {
+		if !r.Replied || r.Idled || r.RepliedAt.IsZero() {
+			continue
+		}
+		since := r.RepliedAt
+		if s.lastOutput.After(since) {
+			since = s.lastOutput
+		}
+		if now.Sub(since) < idleGrace {
+			more = true
+			continue
+		}
+		if r.Session != noSession && r.Executes() && !r.LossAnnounced {
+			s.log.Append(
+				everyone,
+				s.noticeLocked(
+					r.Header,
+					"Output of this cell was lost inside the kernel: it was produced faster than the kernel could send it.",
+				),
+				true,
+			)
+		}
+		s.abortLocked(r, "", "", "")
+	}
+	return more
+}

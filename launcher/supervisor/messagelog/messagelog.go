@@ -1,0 +1,373 @@
+// Package messagelog holds the messages of a kernel. They are numbered, and their bytes are bounded. The newest part is
+// in memory; the rest is in unlinked files on disk. The package knows sessions only by number, and neither their
+// clients nor the kernel.
+//
+// The owner of a Log with a folder runs Spill in a goroutine of its own. It calls Close when the log is not read any
+// more. The package starts no goroutine.
+package messagelog
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/hex"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
+)
+
+// Position is a place in a log.
+type Position struct {
+	Seq uint64 // entries that were appended up to and including this place
+	Out uint64 // how many of these are for every session
+}
+
+// Stamp is the mark that an entry gets when it is appended. It is for those who read the log later.
+type Stamp struct {
+	Time  time.Time
+	Epoch uint64 // the kernel's start that it belongs to
+	Cell  string // id of the cell that caused it; "" if that is not known
+}
+
+// Entry is one message of the log. It does not change once it is appended, except for the cache of encoded forms.
+type Entry struct {
+	At        Position
+	To        uint64 // number of the only session that gets it; 0: every session
+	Message   jupyter.Message
+	Essential bool // without it a client waits forever: replies, input requests, idle
+	Stamp     Stamp
+
+	size    int64 // bytes that it counts
+	encoded [framing.Count]atomic.Pointer[framing.Frame]
+}
+
+// entryOverhead is the memory of an entry besides its payload, in bytes: the struct, slice headers and allocation
+// rounding.
+const entryOverhead = 432
+
+// keptShare bounds the memory of essential entries that are kept when others around them are evicted. They may take
+// 1/keptShare of the log's memory.
+const keptShare = 8
+
+// Options describe a Log.
+type Options struct {
+	Limit int64                     // bytes of all entries, in memory and on disk
+	Dir   string                    // folder for what does not fit memory; "": all is held in memory
+	Stamp func(parent []byte) Stamp // marks an entry by its parent_header; nil: entries are not marked
+}
+
+// Log is a message log. The numbers of its entries begin at 1. When it is full, the oldest entries are evicted. The
+// essential ones among them are kept for a while longer. So a client that was away too long misses output but no reply.
+// A Log may be used concurrently. Lock order: the caller's own, then the log's. Options.Stamp is called without the
+// log's lock.
+type Log struct {
+	// Fixed.
+	id    [8]byte // random: a position of another log means nothing in this one
+	stamp func(parent []byte) Stamp
+	dir   string
+	full  chan struct{} // capacity 1: memory or disk is over its bound, or a file is to be closed
+	retry time.Duration // spillRetry, but for tests
+
+	mu             sync.Mutex
+	limit          int64      // bytes of all that follows
+	memory         int64      // bytes of entries, once they are on disk
+	bytes          int64      // bytes of entries
+	entries        []*Entry   // the newest, contiguous, oldest first
+	segments       []*segment // on disk: the ones before, contiguous, oldest first
+	disk           int64      // bytes of segments
+	unused         []*os.File // files of segments, to be closed
+	end            Position   // of the newest entry ever appended
+	gone           Position   // of the newest entry that was evicted
+	kept           []*Entry   // essential entries of those evicted
+	keptBytes      int64
+	essentialBytes int64                // bytes of the segments' essential entries
+	readers        map[*Reader]uint64   // readers that an append wakes, with their sessions' numbers
+	users          [framing.Count]int64 // open connections by framing
+}
+
+// Reader has the channels by which an append wakes a reader of the log.
+type Reader struct {
+	Wake   chan struct{} // capacity 1: there may be new entries
+	Urgent chan struct{} // capacity 1: the client may wait for one of them
+}
+
+// NewReader returns a Reader; Subscribe or Watch makes a log wake it.
+func NewReader() *Reader {
+	return &Reader{Wake: make(chan struct{}, 1), Urgent: make(chan struct{}, 1)}
+}
+
+// New returns an empty log.
+func New(o Options) *Log {
+	l := &Log{stamp: o.Stamp, dir: o.Dir, full: make(chan struct{}, 1), retry: spillRetry, readers: map[*Reader]uint64{}}
+	l.setLimits(o.Limit)
+	rand.Read(l.id[:]) // never fails
+	return l
+}
+
+// Name identifies the log: 16 hexadecimal digits. A supervisor that replaces another has another log.
+func (l *Log) Name() string { return hex.EncodeToString(l.id[:]) }
+
+// Append adds a message for the session with the number to, or for all if that is 0, and returns its position.
+func (l *Log) Append(to uint64, m jupyter.Message, essential bool) Position {
+	e := &Entry{To: to, Message: m, Essential: essential, size: int64(m.Size()) + entryOverhead}
+	if l.stamp != nil {
+		e.Stamp = l.stamp(m.Parent)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.end.Seq++
+	if to == 0 {
+		l.end.Out++
+	}
+	e.At = l.end
+	l.entries = append(l.entries, e)
+	l.bytes += e.size
+	l.evictLocked()
+	l.spillIfFullLocked()
+	for r, session := range l.readers {
+		poke(r.Wake)
+		if essential && e.isFor(session) {
+			poke(r.Urgent)
+		}
+	}
+	return e.At
+}
+
+// evictLocked brings the log under its limit. The newest entry always stays.
+func (l *Log) evictLocked() {
+	n := 0
+	for l.bytes+l.keptBytes+l.disk > l.limit {
+		if l.evictSegmentLocked() {
+			continue
+		}
+		if n >= len(l.entries)-1 {
+			break
+		}
+		e := l.entries[n]
+		l.entries[n] = nil
+		n++
+		l.bytes -= e.size
+		l.gone = e.At
+		l.keepLocked(e)
+	}
+	l.entries = l.entries[n:]
+}
+
+// keepLocked keeps an entry that is being evicted, if it is essential.
+func (l *Log) keepLocked(e *Entry) {
+	if e.Essential {
+		l.kept = append(l.kept, e)
+		l.keptBytes += e.size
+		l.trimKeptLocked()
+	}
+}
+
+func (l *Log) trimKeptLocked() {
+	for l.keptBytes > l.memory/keptShare && len(l.kept) > 0 {
+		l.keptBytes -= l.kept[0].size
+		l.kept[0] = nil
+		l.kept = l.kept[1:]
+	}
+}
+
+// setLimits derives all bounds from the limit. After New it is called with l.mu held.
+func (l *Log) setLimits(limit int64) {
+	l.limit, l.memory = limit, limit
+	if l.dir != "" {
+		l.memory = memoryOf(limit)
+	}
+}
+
+// spillIfFullLocked wakes the goroutine that moves entries to disk, and evicts them from there.
+func (l *Log) spillIfFullLocked() {
+	if l.dir != "" && (l.bytes > l.memory || l.crowdedLocked()) {
+		poke(l.full)
+	}
+}
+
+// SetLimit changes the bound, in bytes.
+func (l *Log) SetLimit(limit int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.setLimits(limit)
+	l.trimKeptLocked()
+	l.evictLocked()
+	l.spillIfFullLocked()
+}
+
+// Sizes returns how many bytes the log holds, in memory and on disk, and its bound.
+func (l *Log) Sizes() (bytes, limit int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.bytes + l.keptBytes + l.disk, l.limit
+}
+
+// InMemory returns how many bytes of entries are in memory. Entries that were kept when others were evicted do not
+// count.
+func (l *Log) InMemory() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.bytes
+}
+
+// Evicted returns how many messages are no longer in the log.
+func (l *Log) Evicted() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return int64(l.gone.Seq)
+}
+
+// Tail returns the position of the newest entry.
+func (l *Log) Tail() Position {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.end
+}
+
+// Read returns entries behind after for the session with the given number, oldest first, until their payload reaches
+// maxBytes. now is the reader's new position. There may be more entries behind it, unless it did not change. If entries
+// behind after were evicted, Read also returns the kept ones among them. lost then counts the others that were for
+// everyone. The result reuses the memory of into.
+func (l *Log) Read(
+	after Position,
+	session uint64,
+	maxBytes int64,
+	into []*Entry,
+) (got []*Entry, now Position, lost uint64) {
+	l.mu.Lock()
+	got, now = into[:0], after
+	if after.Seq < l.gone.Seq {
+		lost = l.gone.Out - after.Out
+		for _, e := range behind(l.kept, after.Seq) {
+			if e.To == 0 {
+				lost-- // kept, so not lost
+			}
+			if e.isFor(session) {
+				got = append(got, e) // all at once, since the kept entries are bounded already
+			}
+		}
+		now = l.gone
+	}
+	var n int64
+	failed := l.walkLocked(now.Seq, func(head *Entry) action {
+		switch {
+		case !head.isFor(session):
+			now = head.At
+			return passOver
+		case n > 0 && n+head.size > maxBytes:
+			return stopHere
+		}
+		return fillIn
+	}, func(e *Entry) {
+		got = append(got, e)
+		n += e.size
+		now = e.At
+	})
+	if failed.Seq > 0 {
+		lost += failed.Out - now.Out
+		now = failed
+	}
+	return got, now, lost
+}
+
+// walkLocked goes through entries behind the one numbered after, as segment.read does. They are those of one segment,
+// or those in memory. It unlocks l.mu. If the disk does not return what was written, entries up to the position failed
+// are lost.
+func (l *Log) walkLocked(after uint64, ask func(head *Entry) action, take func(*Entry)) (failed Position) {
+	seg, view := l.segmentWithLocked(after + 1)
+	if seg == nil {
+		defer l.mu.Unlock()
+		for _, e := range behind(l.entries, after) {
+			switch ask(e) {
+			case stopHere:
+				return Position{}
+			case fillIn:
+				take(e)
+			}
+		}
+		return Position{}
+	}
+	l.mu.Unlock()
+	err := view.read(after, ask, take)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.releaseLocked(seg)
+	if err != nil {
+		return view.last
+	}
+	return Position{}
+}
+
+// isFor reports whether the session with the given number gets the entry.
+func (e *Entry) isFor(session uint64) bool { return e.To == 0 || e.To == session }
+
+// poke sends to a channel of capacity 1 unless it is full.
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Subscribe makes appends wake the reader of a session's connection, and counts the framing's users.
+func (l *Log) Subscribe(r *Reader, session uint64, f framing.Framing) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.readers[r] = session
+	l.users[f]++
+}
+
+// Unsubscribe undoes Subscribe.
+func (l *Log) Unsubscribe(r *Reader, f framing.Framing) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.readers, r)
+	l.users[f]--
+}
+
+// Encode returns the entry in a framing. If the framing has more than one connection, the result is kept with the entry
+// and counted. So all connections share its bytes.
+func (l *Log) Encode(e *Entry, f framing.Framing) (*framing.Frame, error) {
+	if fr := e.encoded[f].Load(); fr != nil {
+		return fr, nil
+	}
+	fr, err := framing.Encode(&e.Message, f)
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	inMemory := len(l.entries) > 0 && e.At.Seq >= l.entries[0].At.Seq
+	if l.users[f] > 1 && inMemory && e.encoded[f].CompareAndSwap(nil, fr) {
+		e.size += int64(len(fr.Data))
+		l.bytes += int64(len(fr.Data))
+		l.evictLocked()
+		l.spillIfFullLocked()
+	}
+	return fr, nil
+}
+
+// Cursor returns a position in the form that jupyter.SubprotocolRelay sends: the log's own id, then the position's two
+// numbers in big endian.
+func (l *Log) Cursor(p Position) [jupyter.RelayCursor]byte {
+	var b [jupyter.RelayCursor]byte
+	copy(b[:8], l.id[:])
+	binary.BigEndian.PutUint64(b[8:], p.Seq)
+	binary.BigEndian.PutUint64(b[16:], p.Out)
+	return b
+}
+
+// ParseCursor reads a cursor in hexadecimal. It reports false for another log's cursor. A kernel that was started again
+// under the same id has another log.
+func (l *Log) ParseCursor(text string) (Position, bool) {
+	b, err := hex.DecodeString(text)
+	if err != nil || len(b) != jupyter.RelayCursor || [8]byte(b[:8]) != l.id {
+		return Position{}, false
+	}
+	p := Position{binary.BigEndian.Uint64(b[8:]), binary.BigEndian.Uint64(b[16:])}
+	tail := l.Tail()
+	return p, p.Seq <= tail.Seq && p.Out <= tail.Out && p.Out <= p.Seq
+}

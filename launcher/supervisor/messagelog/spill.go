@@ -1,0 +1,281 @@
+package messagelog
+
+import (
+	"context"
+	"os"
+	"slices"
+	"sort"
+	"time"
+)
+
+// A log keeps its newest part in memory. The rest moves to disk, oldest first, in segments. A segment is a file that no
+// other program can open, since it is unlinked at once. It vanishes with the process, however that ends. A segment is
+// the unit of eviction. One goroutine (Spill) creates, writes and closes segments. It does not hold the log's lock
+// meanwhile, since a disk that hangs must not delay a kernel. Readers read concurrently.
+const (
+	// MemoryMost is how many bytes of a log stay in memory, if its limit allows more than that and it has a folder.
+	MemoryMost = 16 << 20
+
+	memoryLeast = 1 << 20          // a log with a limit below that is all in memory
+	memoryShare = 4                // otherwise 1/memoryShare of the limit is memory
+	spillParts  = 16               // segments of a full log
+	spillSlack  = 8                // 1/spillSlack of the limit is kept free for appends while a segment is evicted
+	spillBatch  = 1 << 20          // bytes that are written at a time, or one entry
+	spillRetry  = 30 * time.Second // after which a full disk is tried again
+)
+
+// memoryOf returns how many bytes of a log with this limit stay in memory.
+func memoryOf(limit int64) int64 {
+	return min(limit, max(memoryLeast, min(limit/memoryShare, MemoryMost)))
+}
+
+// Spill keeps memory and disk within their bounds until ctx ends. It calls announce with the error when the disk fails,
+// and with nil when something was written again. In between the log is in memory, up to its limit, and nothing is
+// evicted sooner. A log without a folder needs no Spill.
+func (l *Log) Spill(ctx context.Context, announce func(error)) {
+	failed := false
+	var retry <-chan time.Time // set while a failed disk is not used
+	for {
+		full := l.full
+		if retry != nil {
+			full = nil
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-full:
+		case <-retry:
+			retry = nil
+		}
+		for more := true; more && retry == nil && ctx.Err() == nil; {
+			var wrote bool
+			var err error
+			wrote, more, err = l.spillOnce()
+			switch {
+			case err != nil:
+				retry = time.After(l.retry)
+				if !failed {
+					failed = true
+					announce(err)
+				}
+			case wrote && failed:
+				failed = false
+				announce(nil)
+			}
+		}
+	}
+}
+
+// spillOnce does one piece of work: it evicts a segment, or writes a batch. It reports whether it wrote, and whether
+// there is more to do.
+func (l *Log) spillOnce() (wrote, more bool, err error) {
+	l.closeFiles()
+	if seg, view := l.segmentToEvict(); seg != nil {
+		l.retire(seg, view)
+		return false, true, nil
+	}
+	batch, seg := l.batchToSpill()
+	if len(batch) == 0 {
+		return false, false, nil
+	}
+	fresh := seg == nil
+	if fresh {
+		if seg, err = newSegment(l.dir); err != nil {
+			return false, false, err
+		}
+	}
+	written, err := seg.write(batch)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil {
+		l.releaseLocked(seg)
+		return false, false, err
+	}
+	l.takeLocked(batch, seg, fresh, written)
+	return true, l.bytes > l.memory || l.crowdedLocked(), nil
+}
+
+// newSegment creates a file that no one else can open.
+func newSegment(dir string) (*segment, error) {
+	f, err := os.CreateTemp(dir, ".log-*") // of mode 0600
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		f.Close() //nolint:errcheck // the first error is the one that matters
+		return nil, err
+	}
+	return &segment{file: f, users: 1}, nil
+}
+
+// crowdedLocked reports whether the oldest segment should be evicted before an append has to evict it. Its essential
+// entries are read from the disk first, which takes too long for an append.
+func (l *Log) crowdedLocked() bool {
+	return len(l.segments) > 0 && l.bytes+l.keptBytes+l.disk > l.limit-l.limit/spillSlack
+}
+
+// segmentToEvict returns the oldest segment and its present content, or nil if it may stay. The caller releases it.
+func (l *Log) segmentToEvict() (seg *segment, view segment) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.crowdedLocked() {
+		return nil, segment{}
+	}
+	seg = l.segments[0]
+	seg.users++
+	return seg, *seg
+}
+
+// retire evicts the oldest segment, except for the newest of its essential entries.
+func (l *Log) retire(seg *segment, view segment) {
+	var kept []*Entry
+	var size int64
+	l.mu.Lock()
+	most := l.memory / keptShare
+	l.mu.Unlock()
+	err := view.read(0, func(e *Entry) action {
+		if e.Essential && e.size <= most {
+			return fillIn
+		}
+		return passOver
+	}, func(e *Entry) {
+		kept = append(kept, e)
+		for size += e.size; size > most; kept = kept[1:] {
+			size -= kept[0].size
+		}
+	})
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	defer l.releaseLocked(seg)
+	if len(l.segments) == 0 || l.segments[0] != seg {
+		return // an append has evicted it
+	}
+	if err == nil {
+		l.forgetEssentialLocked(seg)
+		seg.essential = kept
+		for _, e := range kept {
+			l.essentialBytes += e.size
+		}
+	}
+	l.evictSegmentLocked()
+}
+
+// batchToSpill returns the oldest entries in memory if there are too many, and the newest segment if it has room; nil
+// asks for a new one. The caller releases it.
+func (l *Log) batchToSpill() (batch []*Entry, seg *segment) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var n int64
+	for _, e := range l.entries[:max(0, len(l.entries)-1)] {
+		if l.bytes-n <= l.memory || len(batch) > 0 && n+e.size > spillBatch {
+			break
+		}
+		batch = append(batch, e)
+		n += e.size
+	}
+	if i := len(l.segments) - 1; len(batch) > 0 && i >= 0 && l.segments[i].size < l.limit/spillParts {
+		seg = l.segments[i]
+		seg.users++
+	}
+	return batch, seg
+}
+
+// takeLocked removes a written batch from memory, unless it was evicted meanwhile.
+func (l *Log) takeLocked(batch []*Entry, seg *segment, fresh bool, written segment) {
+	defer l.releaseLocked(seg)
+	if l.entries[0] != batch[0] || !fresh && !slices.Contains(l.segments, seg) {
+		return
+	}
+	l.disk += written.size - seg.size
+	seg.size, seg.last, seg.marks = written.size, written.last, written.marks
+	if fresh {
+		seg.users++
+		l.segments = append(l.segments, seg)
+	}
+	for i, e := range batch {
+		l.entries[i] = nil
+		l.bytes -= e.size
+		if e.Essential {
+			// A copy without the encoded forms.
+			e = &Entry{At: e.At, To: e.To, Message: e.Message, Essential: true, Stamp: e.Stamp,
+				size: int64(e.Message.Size()) + entryOverhead}
+			seg.essential = append(seg.essential, e)
+			l.essentialBytes += e.size
+		}
+	}
+	l.entries = l.entries[len(batch):]
+	for _, s := range l.segments {
+		if l.essentialBytes <= l.memory/keptShare {
+			break
+		}
+		l.forgetEssentialLocked(s)
+	}
+	l.evictLocked()
+}
+
+// forgetEssentialLocked removes a segment's essential entries from memory. They stay on disk.
+func (l *Log) forgetEssentialLocked(seg *segment) {
+	for _, e := range seg.essential {
+		l.essentialBytes -= e.size
+	}
+	seg.essential = nil
+}
+
+// evictSegmentLocked evicts the oldest segment, except for the essential entries that are in memory too. It reports
+// false if there is no segment.
+func (l *Log) evictSegmentLocked() bool {
+	if len(l.segments) == 0 {
+		return false
+	}
+	seg := l.segments[0]
+	l.segments[0] = nil
+	l.segments = l.segments[1:]
+	l.disk -= seg.size
+	l.gone = seg.last
+	essential := seg.essential
+	l.forgetEssentialLocked(seg)
+	for _, e := range essential {
+		l.keepLocked(e)
+	}
+	l.releaseLocked(seg)
+	return true
+}
+
+// Close closes the log's files. The log must not be read afterwards, and Spill must have returned.
+func (l *Log) Close() {
+	l.mu.Lock()
+	for l.evictSegmentLocked() {
+	}
+	l.mu.Unlock()
+	l.closeFiles()
+}
+
+// releaseLocked ends one use of a segment. The goroutine that writes closes its file, since that may take long.
+func (l *Log) releaseLocked(seg *segment) {
+	if seg.users--; seg.users == 0 {
+		l.unused = append(l.unused, seg.file)
+		poke(l.full)
+	}
+}
+
+func (l *Log) closeFiles() {
+	l.mu.Lock()
+	files := l.unused
+	l.unused = nil
+	l.mu.Unlock()
+	for _, f := range files {
+		f.Close() //nolint:errcheck // the file is unlinked and its content no longer needed
+	}
+}
+
+// segmentWithLocked returns the segment that has the entry numbered seq, and its present content, or nil if no segment
+// has the entry. The caller releases it.
+func (l *Log) segmentWithLocked(seq uint64) (seg *segment, now segment) {
+	i := sort.Search(len(l.segments), func(i int) bool { return l.segments[i].last.Seq >= seq })
+	if i == len(l.segments) {
+		return nil, segment{}
+	}
+	seg = l.segments[i]
+	seg.users++
+	return seg, *seg
+}

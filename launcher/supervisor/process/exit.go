@@ -1,0 +1,81 @@
+package process
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// lastLineLimit bounds the part of a kernel's output that a sentence quotes, in bytes.
+const lastLineLimit = 300
+
+// Exit says how a process ended.
+type Exit struct {
+	Code        int            // exit code; -1 if a signal ended it
+	Signal      syscall.Signal // 0 if it exited by itself
+	At          time.Time      // UTC
+	OOM         bool           // SIGKILL ended it, and its control group counts one more OOM kill than at its start
+	MemoryLimit int64          // with OOM: the control group's limit in bytes; 0 if there is no limit or it is unknown
+	Lost        bool           // its container is gone, and with it all of the above but At
+	LostReason  string         // with Lost: the cluster's reason; "" if the cluster gave none
+}
+
+// Describe says in one sentence why the process ended. lastOutput is its newest output.
+func (e Exit) Describe(lastOutput string) string {
+	var s string
+	quote := "; the last line it wrote was: "
+	switch {
+	case e.Lost && e.LostReason != "":
+		return e.LostReason
+	case e.Lost:
+		return "the kernel's container ended without a known reason; that happens when it runs out of memory"
+	case e.OOM && e.MemoryLimit > 0:
+		s = fmt.Sprintf("the kernel's process was killed because it ran out of memory (limit %s)", binarySize(e.MemoryLimit))
+	case e.OOM:
+		s = "the kernel's process was killed because the memory of the machine or of its container ran out"
+	case e.Signal == syscall.SIGKILL:
+		s = "the kernel's process was killed (SIGKILL), which also happens when memory runs out"
+	case e.Signal != 0:
+		s = fmt.Sprintf("the kernel's process was ended by signal %d (%s)", int(e.Signal), e.Signal)
+	case e.Code < 0:
+		s = "the kernel's process ended in an unknown way"
+	default:
+		s = fmt.Sprintf("the kernel's process ended with exit code %d", e.Code)
+		if e.Code > 0 {
+			quote = ": "
+		}
+	}
+	if line := lastLine(lastOutput); line != "" {
+		s += quote + line
+	}
+	return s
+}
+
+// lastLine returns the last line of s with visible text, as plain text of at most lastLineLimit bytes.
+func lastLine(s string) string {
+	for s != "" {
+		i := strings.LastIndexAny(strings.TrimRight(s, "\r\n"), "\r\n")
+		if line := api.PlainText(s[i+1:], lastLineLimit); line != "" {
+			return line
+		}
+		s = s[:max(i, 0)]
+	}
+	return ""
+}
+
+// hasText reports whether s has any visible text.
+func hasText(s string) bool { return lastLine(s) != "" }
+
+// binarySize formats a number of bytes like a memory limit.
+func binarySize(n int64) string {
+	for i, unit := range []string{"GiB", "MiB", "KiB"} {
+		if size := int64(1) << (30 - 10*i); n >= size {
+			return strings.TrimSuffix(strconv.FormatFloat(float64(n)/float64(size), 'f', 1, 64), ".0") + " " + unit
+		}
+	}
+	return strconv.FormatInt(n, 10) + " bytes"
+}

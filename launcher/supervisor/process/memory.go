@@ -1,0 +1,141 @@
+package process
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// unlimited is the smallest limit that means "no limit". The cgroup v1 limit is then the greatest number of whole
+// pages, or near it.
+const unlimited = math.MaxInt64 >> 1
+
+// memoryGroup is the control group that counts the memory of this program and of the kernels that it starts.
+type memoryGroup struct {
+	dir    string // "": no group can be read
+	events string // file with the number of OOM kills
+	limit  string // file with the limit
+}
+
+// ownMemoryGroup finds the group of this program. Each call looks again, because a process may be moved.
+func ownMemoryGroup() memoryGroup {
+	groups, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return memoryGroup{}
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return memoryGroup{}
+	}
+	return findMemoryGroup(string(groups), string(mounts))
+}
+
+// findMemoryGroup reads /proc/self/cgroup and /proc/self/mountinfo; see cgroups(7) and proc_pid_mountinfo(5). A memory
+// controller of version 1 takes precedence, because hybrid systems count memory there. In a container, the group itself
+// is often mounted, while the path in the file is the host's.
+func findMemoryGroup(groups, mounts string) memoryGroup {
+	path, v1 := "", false
+	for line := range strings.Lines(groups) {
+		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		switch {
+		case len(f) != 3:
+		case slices.Contains(strings.Split(f[1], ","), "memory"):
+			path, v1 = f[2], true
+		case f[0] == "0" && !v1:
+			path = f[2]
+		}
+	}
+	g := memoryGroup{events: "memory.events", limit: "memory.max"}
+	if v1 {
+		g = memoryGroup{events: "memory.oom_control", limit: "memory.limit_in_bytes"}
+	}
+	for line := range strings.Lines(mounts) {
+		root, at, ok := memoryMount(line, v1)
+		if !ok {
+			continue
+		}
+		below, inside := strings.CutPrefix(path, strings.TrimSuffix(root, "/"))
+		if !inside || below != "" && below[0] != '/' {
+			below = ""
+		}
+		for _, dir := range []string{filepath.Join(at, below), at} {
+			if _, err := os.Stat(filepath.Join(dir, g.events)); err == nil {
+				g.dir = dir
+				return g
+			}
+		}
+	}
+	return memoryGroup{}
+}
+
+// memoryMount reads one line of mountinfo: where the memory controller's hierarchy is mounted, and its group there.
+func memoryMount(line string, v1 bool) (root, at string, ok bool) {
+	left, right, cut := strings.Cut(line, " - ")
+	f, fs := strings.Fields(left), strings.Fields(right)
+	if !cut || len(f) < 5 || len(fs) < 3 {
+		return "", "", false
+	}
+	if v1 && (fs[0] != "cgroup" || !slices.Contains(strings.Split(fs[2], ","), "memory")) || !v1 && fs[0] != "cgroup2" {
+		return "", "", false
+	}
+	return f[3], f[4], true
+}
+
+// countOOMKills returns how many processes of this control group were killed because memory ran out. The kernel is in
+// the same group. -1 means that the number is unknown.
+func countOOMKills() int64 {
+	g := ownMemoryGroup()
+	if g.dir == "" {
+		return -1
+	}
+	events, err := os.ReadFile(filepath.Join(g.dir, g.events))
+	if err != nil {
+		return -1
+	}
+	return parseOOMKills(string(events))
+}
+
+// excuseOOMKill accounts for the death of another process than the kernel's, which may have run out of memory.
+// Otherwise that death could explain the kernel's own end later.
+func (p *Process) excuseOOMKill() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ranOutOfMemoryLocked() {
+		p.oomKills++
+	}
+}
+
+// ranOutOfMemoryLocked reports whether the group counts an OOM kill that is not accounted for.
+func (p *Process) ranOutOfMemoryLocked() bool { return p.oomKills >= 0 && countOOMKills() > p.oomKills }
+
+// memoryLimit returns the bytes that this control group may use; 0 if there is no limit or it cannot be read.
+func memoryLimit() int64 {
+	g := ownMemoryGroup()
+	if g.dir == "" {
+		return 0
+	}
+	b, err := os.ReadFile(filepath.Join(g.dir, g.limit))
+	if err != nil {
+		return 0
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64) // "max" is not a number
+	if err != nil || n >= unlimited {
+		return 0
+	}
+	return n
+}
+
+// parseOOMKills reads the content of a memory.events or memory.oom_control file.
+func parseOOMKills(events string) int64 {
+	for line := range strings.Lines(events) {
+		if v, ok := strings.CutPrefix(line, "oom_kill "); ok {
+			if n, err := strconv.ParseInt(strings.TrimSpace(v), 10, 64); err == nil {
+				return n
+			}
+		}
+	}
+	return -1
+}

@@ -1,0 +1,283 @@
+// Package process runs a kernel's process on this machine. It starts and signals the process, keeps its newest output
+// and measures its use. It says in one sentence how the process ended. The package knows nothing of Jupyter's messages.
+// It knows nothing of kernels in other containers either: package child builds on it for these.
+//
+// Goroutines: each Process has one that starts the program and waits for its end, and one for each of stdout and
+// stderr. They end soon after the process. A look at GPUs has one of its own. The caller starts and ends a Reaper's
+// goroutine.
+package process
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
+)
+
+// OutputGrace is how long the end of a process waits for the rest of its output. A process that has left the kernel's
+// session may hold the pipes open without end.
+const OutputGrace = 300 * time.Millisecond
+
+// Options says what to start. Argv is required.
+type Options struct {
+	KernelID   string
+	Argv       []string          // the program and its arguments
+	Env        map[string]string // the environment; Start adds proctree.KernelIDVariable
+	WorkingDir string            // "": the one of this program
+	Stdout     io.Writer         // gets a copy of the output; if it blocks, so does the kernel; nil: no copy
+	Stderr     io.Writer         // as Stdout
+	Reaper     *Reaper           // of this program, if orphans become its children; nil: no reaper
+	GPUSeen    func(*Process)    // called when a look at GPUs has a result; nil: no call
+	Logger     *slog.Logger      // nil: no log
+}
+
+// Process is one life of a kernel: an operating system's process and its newest output. The process leads a session and
+// a process group of its own. A restart makes a new Process. All methods may be called at any time and concurrently.
+//
+// It dies with the program that started it: PR_SET_PDEATHSIG sends it SIGKILL. That signal follows the thread that
+// forked, not the program (golang.org/issue/27505). So one goroutine, locked to its thread, starts the kernel and stays
+// blocked in wait until the kernel has ended.
+//
+// When the leader ends, everything left in its session is killed before Done is closed. Only processes that have made a
+// session of their own stay.
+type Process struct {
+	// Fixed.
+	opts   Options
+	leader int // process id; the session and the group have the same number
+	stdout *Tail
+	stderr *Tail
+	ended  chan struct{} // closed when exit is set and the last output is in
+
+	// Owned by run until ended is closed, fixed then.
+	exit Exit
+
+	// Guarded by mu.
+	mu       sync.Mutex
+	reaped   bool  // another process may have the number in leader
+	oomKills int64 // OOM kills in the control group that were not the kernel's; -1: they cannot be counted
+	use      Use
+	look     *look // in progress; nil: no look
+}
+
+// Use is how much the processes of a kernel's session had used at a moment.
+type Use struct {
+	Processor proctree.ProcessorTime
+	GPU       GPUUse
+}
+
+// Start starts a kernel's process and returns once its program is loaded. The error is one sentence for the kernel's
+// owner; NoProgramError is among its types.
+func Start(opts Options) (*Process, error) {
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	p := &Process{opts: opts, stderr: new(Tail), stdout: new(Tail), ended: make(chan struct{})}
+	started := make(chan error, 1)
+	var err error
+	opts.Reaper.Hold(func() {
+		go p.run(started)
+		if err = <-started; err == nil {
+			opts.Reaper.spare(p.leader)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// Command returns argv with the path of the connection file instead of {connection_file}.
+func Command(argv []string, connectionFile string) []string {
+	filled := make([]string, len(argv))
+	for i, a := range argv {
+		filled[i] = strings.ReplaceAll(a, "{connection_file}", connectionFile)
+	}
+	return filled
+}
+
+// run is the kernel's parent: it forks, waits and reaps, all on one thread. It ends soon after the kernel does.
+func (p *Process) run(started chan<- error) {
+	defer close(p.ended)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread() // no child is left that would get a signal at the thread's end
+	p.oomKills = countOOMKills()
+	readers, err := p.fork()
+	started <- err
+	if err != nil {
+		return
+	}
+	// WNOWAIT leaves the kernel as a zombie. Until it is reaped, no other process gets its number. So the rest of its
+	// session can safely be killed by that number.
+	for {
+		err = unix.Waitid(unix.P_PID, p.leader, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		if err != unix.EINTR {
+			break
+		}
+	}
+	if err != nil {
+		p.opts.Logger.Error("kernel cannot be waited for", logkey.Kernel, p.opts.KernelID, logkey.Err, err)
+	}
+	at := time.Now().UTC()
+	proctree.KillSession(p.leader)
+	readers.finish(OutputGrace)
+	p.reap(at)
+	p.opts.Reaper.forget(p.leader)
+	p.endLook()
+}
+
+// reap takes the kernel's exit status. The system may give its number to another process then.
+func (p *Process) reap(at time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.reaped = true
+	p.exit = Exit{Code: -1, At: at}
+	var status syscall.WaitStatus
+	for {
+		_, err := syscall.Wait4(p.leader, &status, 0, nil)
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil { // the status was taken elsewhere, and is unknown
+			p.opts.Logger.Error("kernel cannot be reaped", logkey.Kernel, p.opts.KernelID, logkey.Err, err)
+			return
+		}
+		break
+	}
+	if !status.Signaled() {
+		p.exit.Code = status.ExitStatus()
+		return
+	}
+	p.exit.Signal = status.Signal()
+	p.exit.OOM = p.exit.Signal == syscall.SIGKILL && p.ranOutOfMemoryLocked()
+	if p.exit.OOM {
+		p.exit.MemoryLimit = memoryLimit()
+	}
+}
+
+// fork starts the program and the readers of its output. The calling goroutine must be locked to its thread.
+func (p *Process) fork() (*readers, error) {
+	o := &p.opts
+	path, err := findProgram(o.Argv, o.Env["PATH"])
+	if err != nil {
+		return nil, err
+	}
+	r, files, err := openReaders(both(p.stdout, o.Stdout), both(p.stderr, o.Stderr))
+	if err != nil {
+		return nil, fmt.Errorf("the kernel's process cannot be given its files: %w", err)
+	}
+	// The kernel gets descriptors, not os.Files: an os.File would make the kernel's end non-blocking, and a program
+	// that prints much would fail with EAGAIN.
+	p.leader, err = syscall.ForkExec(path, o.Argv, &syscall.ProcAttr{
+		Dir:   o.WorkingDir,
+		Env:   environment(o),
+		Files: files[:],
+		Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
+	})
+	for _, fd := range files {
+		_ = syscall.Close(int(fd)) // the kernel has its own copy
+	}
+	if err != nil {
+		r.finish(0)
+		return nil, explainExec(path, o.WorkingDir, err)
+	}
+	return r, nil
+}
+
+// environment returns the kernel's variables in the form of execve, in a stable order.
+func environment(o *Options) []string {
+	env := make([]string, 0, len(o.Env)+1)
+	for _, name := range slices.Sorted(maps.Keys(o.Env)) {
+		if name != proctree.KernelIDVariable {
+			env = append(env, name+"="+o.Env[name])
+		}
+	}
+	return append(env, proctree.KernelIDVariable+"="+o.KernelID)
+}
+
+// PID returns the process id, which is also the number of the process group and of the session.
+func (p *Process) PID() int { return p.leader }
+
+// Done is closed when the process has ended, its session is gone, and Exit and the last output are known.
+func (p *Process) Done() <-chan struct{} { return p.ended }
+
+// Exit waits for the end of the process and returns how it ended.
+func (p *Process) Exit() Exit {
+	<-p.ended
+	return p.exit
+}
+
+// LastOutput returns at most limit bytes of the newest output; see the function LastOutput.
+func (p *Process) LastOutput(limit int) string { return LastOutput(p.stdout, p.stderr, limit) }
+
+// Output returns at most limit bytes of the newest output on each of stdout and stderr.
+func (p *Process) Output(limit int) (stdout, stderr string) {
+	return p.stdout.Text(limit), p.stderr.Text(limit)
+}
+
+// ForgetOutput drops the output so far. Output of the start explains a failed start, but no later end.
+func (p *Process) ForgetOutput() {
+	p.stderr.forget()
+	p.stdout.forget()
+}
+
+// Signal sends sig to the process group. The error is os.ErrProcessDone if the group has ended.
+func (p *Process) Signal(sig syscall.Signal) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.reaped {
+		return os.ErrProcessDone
+	}
+	err := syscall.Kill(-p.leader, sig)
+	if err == syscall.ESRCH {
+		return os.ErrProcessDone
+	}
+	return err
+}
+
+// Kill kills the process and all others of its session, also those in other process groups. Done is closed soon after.
+func (p *Process) Kill() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.reaped {
+		proctree.KillSession(p.leader)
+	}
+}
+
+// Unreachable returns false: a process of this machine is always in reach.
+func (p *Process) Unreachable() bool { return false }
+
+// InterruptMode returns "": the kernel's configuration says how it is interrupted.
+func (p *Process) InterruptMode() string { return "" }
+
+// Measure makes Used return newer values: of the processors' time at once, and of GPUs when the look has ended. A zero
+// look measures no GPUs. If another look is in progress, look is ignored.
+func (p *Process) Measure(look GPULook) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.reaped {
+		return
+	}
+	p.use.Processor = proctree.SessionTime(p.leader)
+	if look.For > 0 && p.look == nil {
+		p.startLookLocked(look)
+	}
+}
+
+// Used returns the last measurement.
+func (p *Process) Used() Use {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.use
+}

@@ -1,0 +1,186 @@
+// Package requests holds the requests that clients have sent to a kernel. Each stays in a Table until its reply and its
+// idle have both passed. The package knows sessions only by number. A Table takes no lock: its callers guard it.
+package requests
+
+import (
+	"iter"
+	"sync/atomic"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+)
+
+// Request is a client's request until its reply and its idle have both passed.
+type Request struct {
+	ID            string
+	Session       uint64 // number of the session that sent it; 0: the session has ended
+	Channel       jupyter.Channel
+	Type          string
+	Header        []byte // raw; the parent_header of messages about it
+	Cell          string // id of the cell that it executes; "": unknown
+	Main          bool   // not for a subshell: requests of its channel are answered in order
+	Replied       bool
+	Idled         bool
+	RepliedAt     time.Time   // when the reply came, while the idle is missing
+	LossAnnounced bool        // its client knows that output was lost
+	Doubtful      bool        // the kernel had it when the connection broke
+	Sent          atomic.Bool // it has left its gate
+}
+
+// Finished reports whether nothing is awaited for the request.
+func (r *Request) Finished() bool { return r.Replied && r.Idled }
+
+// Executes reports whether the request runs a cell.
+func (r *Request) Executes() bool { return r.Type == "execute_request" }
+
+// Table holds requests in order of arrival. Make one with NewTable.
+type Table struct {
+	byID    map[string][]*Request // in order of arrival
+	order   []*Request            // all of them, in order of arrival; finished ones are dropped now and then
+	open    int                   // requests in byID
+	pending map[uint64]int        // requests in byID by session
+	version uint64
+}
+
+// NewTable returns an empty Table.
+func NewTable() Table {
+	return Table{byID: map[string][]*Request{}, pending: map[uint64]int{}}
+}
+
+// Add adds a request. Several requests may have one id.
+func (t *Table) Add(r *Request) {
+	t.version++
+	t.byID[r.ID] = append(t.byID[r.ID], r)
+	t.order = append(t.order, r)
+	t.open++
+	t.pending[r.Session]++
+	t.compact()
+}
+
+// compact drops finished requests from the order of arrival once they are the larger part of it.
+func (t *Table) compact() {
+	if len(t.order) < 64 || len(t.order) < 2*t.open {
+		return
+	}
+	open := t.order[:0]
+	for _, r := range t.order {
+		if !r.Finished() {
+			open = append(open, r)
+		}
+	}
+	clear(t.order[len(open):])
+	t.order = open
+}
+
+// Finish marks a request as finished and removes it.
+func (t *Table) Finish(r *Request) {
+	r.Replied, r.Idled = true, true
+	t.version++
+	list := t.byID[r.ID]
+	for i, other := range list {
+		if other == r {
+			list = append(list[:i:i], list[i+1:]...)
+			t.open--
+			t.count(r.Session, -1)
+			break
+		}
+	}
+	if len(list) == 0 {
+		delete(t.byID, r.ID)
+	} else {
+		t.byID[r.ID] = list
+	}
+	if t.open == 0 {
+		t.order = nil
+	}
+}
+
+func (t *Table) count(session uint64, n int) {
+	if t.pending[session] += n; t.pending[session] == 0 {
+		delete(t.pending, session)
+	}
+}
+
+// Orphan notes that a session has ended. Its requests go on, but no session gets their replies.
+func (t *Table) Orphan(session uint64) {
+	if t.pending[session] == 0 {
+		return
+	}
+	for r := range t.Open() {
+		if r.Session == session {
+			r.Session = 0
+			t.count(0, 1)
+			t.count(session, -1)
+		}
+	}
+}
+
+// Open yields the requests that are not finished, in order of arrival. Requests may be finished meanwhile, but not
+// added.
+func (t *Table) Open() iter.Seq[*Request] {
+	return func(yield func(*Request) bool) {
+		for _, r := range t.order {
+			if !r.Finished() && !yield(r) {
+				return
+			}
+		}
+	}
+}
+
+// Oldest returns the oldest unfinished request of a session (0: of sessions that have ended), or nil.
+func (t *Table) Oldest(session uint64) *Request {
+	return t.find(func(r *Request) bool { return r.Session == session })
+}
+
+// OldestCell returns the execute_request that has waited longest for its idle, or nil. If the kernel has died, that
+// request was running: its busy may be lost with the kernel.
+func (t *Table) OldestCell() *Request {
+	return t.find(func(r *Request) bool { return r.Executes() && !r.Idled })
+}
+
+// RunningCell returns the oldest execute_request without an idle for which busy reports true, or nil.
+func (t *Table) RunningCell(busy func(id string) bool) *Request {
+	return t.find(func(r *Request) bool { return r.Executes() && !r.Idled && busy(r.ID) })
+}
+
+func (t *Table) find(match func(*Request) bool) *Request {
+	for r := range t.Open() {
+		if match(r) {
+			return r
+		}
+	}
+	return nil
+}
+
+// ByID returns the unfinished requests with an id, in order of arrival. The caller must not change the slice.
+func (t *Table) ByID(id string) []*Request { return t.byID[id] }
+
+// AwaitingReply returns the first request with the id that has no reply, or nil. Requests of two sessions with the same
+// id are answered in order of arrival.
+func (t *Table) AwaitingReply(id string) *Request {
+	for _, r := range t.byID[id] {
+		if !r.Replied {
+			return r
+		}
+	}
+	return nil
+}
+
+// AwaitingIdle returns the first request with the id that has no idle, or nil.
+func (t *Table) AwaitingIdle(id string) *Request {
+	for _, r := range t.byID[id] {
+		if !r.Idled {
+			return r
+		}
+	}
+	return nil
+}
+
+// Len returns how many requests are not finished.
+func (t *Table) Len() int { return t.open }
+
+// Pending returns how many requests of a session are not finished; 0 stands for sessions that have ended.
+func (t *Table) Pending(session uint64) int { return t.pending[session] }
+
+// Version changes whenever a request is added or finished.
+func (t *Table) Version() uint64 { return t.version }

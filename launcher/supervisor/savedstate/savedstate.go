@@ -1,0 +1,131 @@
+// Package savedstate writes and reads the file that a supervisor keeps for a supervisor that adopts its kernel. The
+// file has the clients' sessions, their requests and the use of the kernel.
+package savedstate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
+)
+
+const (
+	// FileName is the name of the file.
+	FileName = "requests.json"
+	// Pause is the least time between two writes.
+	Pause = 20 * time.Millisecond
+	// MaxRequests bounds the requests in a State.
+	MaxRequests = 2000
+
+	maxFile = 64 << 20 // bytes that are read
+)
+
+// State is the content of the file.
+type State struct {
+	Epoch    uint64     `json:"epoch"`
+	Sessions []Session  `json:"sessions"`
+	Requests []*Request `json:"requests"` // in order of arrival
+	Use      Use        `json:"use,omitzero"`
+}
+
+// Use is the kernel's use. Its times are those of activity.Usage and activity.Idle.
+type Use struct {
+	Started   time.Time `json:"started"`
+	IdleSince time.Time `json:"idle_since"`
+	LongWork  time.Time `json:"worked,omitzero"`
+	Left      time.Time `json:"left,omitzero"`
+	Connected bool      `json:"connected,omitempty"`
+	KeepUntil time.Time `json:"keep_until,omitzero"`
+	Starting  bool      `json:"fresh,omitempty"` // the kernel is not up yet
+}
+
+// Session is a client's session.
+type Session struct {
+	Key  string          `json:"key"`            // user, right and session id
+	Cell json.RawMessage `json:"cell,omitempty"` // header of its last execute_request
+}
+
+// Request is a request that is not finished.
+type Request struct {
+	Session string          `json:"session"` // the session's key; "": it has ended
+	ID      string          `json:"id"`
+	Channel jupyter.Channel `json:"channel"`
+	Type    string          `json:"type"`
+	Header  json.RawMessage `json:"header"`
+	Cell    string          `json:"cell,omitempty"`
+	Main    bool            `json:"main"`
+	Replied bool            `json:"replied"`
+	Idled   bool            `json:"idled"`
+	Since   time.Time       `json:"since,omitzero"` // when the kernel began to work on it
+}
+
+// File is the saved state's file. Keep writes it, in a goroutine of its own, after the changes. So the last changes
+// before a supervisor is killed are missing.
+type File struct {
+	path  string
+	dirty chan struct{} // capacity 1
+}
+
+// NewFile returns the File in a folder.
+func NewFile(dir string) *File {
+	return &File{path: filepath.Join(dir, FileName), dirty: make(chan struct{}, 1)}
+}
+
+// Changed requests a write. It does not wait, and may be called concurrently.
+func (f *File) Changed() {
+	select {
+	case f.dirty <- struct{}{}:
+	default:
+	}
+}
+
+// Dirty reports whether a write was requested and has not begun.
+func (f *File) Dirty() bool { return len(f.dirty) > 0 }
+
+// Keep writes what take returns after each Changed until ctx ends. Errors are ignored: they matter only if the
+// supervisor is killed while the disk is full.
+func (f *File) Keep(ctx context.Context, take func() ([]byte, error)) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-f.dirty:
+		}
+		if b, err := take(); err == nil {
+			_ = atomicfile.Write(f.path, b) // see above
+		}
+		if sleep.For(ctx, Pause) != nil {
+			return
+		}
+	}
+}
+
+// Read returns the State of an earlier supervisor, or a zero State if there is no file.
+func (f *File) Read() (State, error) {
+	st, err := os.Stat(f.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return State{}, nil
+	}
+	if err == nil && st.Size() > maxFile {
+		err = errors.New("it is too large")
+	}
+	if err != nil {
+		return State{}, err
+	}
+	b, err := os.ReadFile(f.path)
+	if err != nil {
+		return State{}, err
+	}
+	var left State
+	if err := json.Unmarshal(b, &left); err != nil {
+		return State{}, err
+	}
+	return left, nil
+}

@@ -1,0 +1,178 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+
+import type { Executions } from '../log';
+import { Restorer } from '../restorer';
+import { execution, FakeCell, FakeKernel, FakePanel, FakeSignal, settled, status, stream } from './fakes';
+
+/** An opened notebook whose kernel's log has these executions. */
+function opened(cells: FakeCell[], executions: Executions, kernel: FakeKernel | null = new FakeKernel()) {
+  const panel = new FakePanel(cells, kernel);
+  const log = { executions, readings: [] as string[], next: Promise.resolve() };
+  const executionScheduled = new FakeSignal<any>();
+  const restorer = new Restorer(panel.panel, {
+    fetchExecutions: async id => {
+      log.readings.push(id);
+      await log.next;
+      return log.executions;
+    },
+    executionScheduled: executionScheduled as any
+  });
+  return { panel, log, restorer, executionScheduled, messages: panel.sessionContext.iopubMessage };
+}
+
+test('a cell that was executed after the last save gets its output and its count', async () => {
+  const cells = [new FakeCell('c1', 'one'), new FakeCell('c2', 'two')];
+  opened(cells, { c1: execution('one', 'a\n') });
+  await settled();
+  assert.deepEqual(cells.map(cell => [cell.text, cell.executionCount]), [['a\n', 7], ['', null]]);
+  assert.equal(cells[0]!.trusted, true);
+});
+
+test('a cell whose source was changed keeps its output, until the user asks', async () => {
+  const cell = new FakeCell('c1', 'changed', [{ output_type: 'stream', name: 'stdout', text: 'old\n' }], 1);
+  const { restorer } = opened([cell], { c1: execution('one', 'new\n') });
+  await settled();
+  assert.equal(cell.text, 'old\n');
+  assert.equal(await restorer.restore(true), 1);
+  assert.equal(cell.text, 'new\n');
+  assert.equal(await restorer.restore(true), 0, 'changed cells when all is up to date');
+});
+
+test('more output of the same execution than the log has is kept', async () => {
+  const cell = new FakeCell('c1', 'one', [{ output_type: 'stream', name: 'stdout', text: 'a\nb\n' }], 7);
+  opened([cell], { c1: execution('one', 'a\n') });
+  await settled();
+  assert.equal(cell.text, 'a\nb\n');
+});
+
+test('output whose beginning the log has lost replaces nothing', async () => {
+  const kept = new FakeCell('c1', 'one', [{ output_type: 'stream', name: 'stdout', text: 'a\n' }], 1);
+  const empty = new FakeCell('c2', 'two');
+  const headless = { code: null, beheaded: true };
+  const { restorer } = opened([kept, empty], {
+    c1: execution('one', 'z\n', headless),
+    c2: execution('two', 'z\n', { ...headless, msg_id: 'r2' })
+  });
+  await restorer.restore(true);
+  assert.deepEqual([kept.text, empty.text], ['a\n', 'z\n']);
+});
+
+test('a running cell goes on: held messages, new ones, then its end', async () => {
+  const cell = new FakeCell('c1', 'one');
+  const { panel, log, messages } = opened([cell], {});
+  await settled();
+  let answer = () => {};
+  log.next = new Promise(resolve => (answer = resolve));
+  const seen = stream('a\n', 'r1');
+  log.executions = { c1: execution('one', 'a\n', { running: true, seen: [seen.header.msg_id] }) };
+  panel.sessionContext.session = { kernel: new FakeKernel('k2') };
+  panel.sessionContext.kernelChanged.emit({ newValue: panel.sessionContext.session.kernel });
+  await settled();
+  messages.emit(seen);
+  messages.emit(stream('b\n', 'r1'));
+  assert.equal(cell.text, '');
+  answer();
+  await settled();
+  assert.equal(cell.text, 'a\nb\n');
+  assert.deepEqual(panel.prompts, ['*']);
+  messages.emit(stream('c\n', 'r1'));
+  messages.emit(status('idle', 'r1'));
+  messages.emit(stream('late\n', 'r1'));
+  assert.deepEqual([cell.text, cell.executionCount, cell.executionState], ['a\nb\nc\n', 7, 'idle']);
+});
+
+test('the next cell that a closed page sent is followed when it starts', async () => {
+  const cells = [new FakeCell('c1', 'one'), new FakeCell('c2', 'two')];
+  const first = { c1: execution('one', '', { running: true }) };
+  const { log, messages } = opened(cells, first);
+  await settled();
+  log.executions = { ...first, c2: execution('two', '', { msg_id: 'r2', running: true }) };
+  messages.emit(status('idle', 'r1'));
+  messages.emit(status('busy', 'r2'));
+  await settled();
+  messages.emit(stream('b\n', 'r2'));
+  assert.equal(cells[1]!.text, 'b\n');
+  const readings = log.readings.length;
+  messages.emit(status('busy', 'r3', 'an unknown session'));
+  await settled();
+  assert.equal(log.readings.length, readings, 'readings after a request of an unknown session');
+});
+
+test('executions of this page are left to JupyterLab', async () => {
+  const cells = [new FakeCell('c1', 'one'), new FakeCell('c2', 'two'), new FakeCell('c3', 'three')];
+  cells[1]!.executionState = 'running';
+  const { executionScheduled, messages } = opened(cells, {
+    c1: execution('one', 'a\n', { running: true, session: 'this-page' }),
+    c2: execution('two', 'b\n', { msg_id: 'r2' }),
+    c3: execution('three', 'c\n', { msg_id: 'r3', running: true })
+  });
+  await settled();
+  assert.deepEqual(cells.map(cell => cell.text), ['', '', 'c\n']);
+  executionScheduled.emit({ cell: { model: cells[2] } });
+  messages.emit(stream('d\n', 'r3'));
+  assert.equal(cells[2]!.text, 'c\n', 'text of a cell that this page has executed meanwhile');
+});
+
+test('followed cells end when the kernel restarts', async () => {
+  const cell = new FakeCell('c1', 'one');
+  const { panel } = opened([cell], { c1: execution('one', 'a\n', { running: true }) });
+  await settled();
+  panel.sessionContext.statusChanged.emit('busy');
+  assert.equal(cell.executionState, 'running');
+  panel.sessionContext.statusChanged.emit('autorestarting');
+  assert.equal(cell.executionState, 'idle');
+});
+
+test('the log of a kernel is read once on opening, and again for another kernel', async () => {
+  const { panel, log } = opened([new FakeCell('c1', 'one')], {});
+  await settled();
+  panel.sessionContext.kernelChanged.emit({ newValue: panel.sessionContext.session!.kernel });
+  await settled();
+  assert.deepEqual(log.readings, ['k1']);
+  panel.sessionContext.session = { kernel: new FakeKernel('k2') };
+  panel.sessionContext.kernelChanged.emit({ newValue: panel.sessionContext.session.kernel });
+  await settled();
+  assert.deepEqual(log.readings, ['k1', 'k2']);
+});
+
+test('an answer for a kernel that was exchanged meanwhile is ignored', async () => {
+  const cell = new FakeCell('c1', 'one');
+  const { panel, log, restorer } = opened([cell], {});
+  await settled();
+  let answer = () => {};
+  log.next = new Promise(resolve => (answer = resolve));
+  log.executions = { c1: execution('one', 'a\n') };
+  const changed = restorer.restore(true);
+  await settled();
+  panel.sessionContext.session = { kernel: new FakeKernel('k2') };
+  answer();
+  assert.equal(await changed, 0);
+  assert.equal(cell.text, '');
+});
+
+test('without a kernel, restoring is an error', async () => {
+  const { restorer } = opened([], {}, null);
+  await assert.rejects(restorer.restore(true), /the notebook has no kernel/);
+});
+
+test('a failed reading does not stop the next', async () => {
+  const cell = new FakeCell('c1', 'one');
+  const { log, restorer } = opened([cell], {});
+  await settled();
+  log.next = Promise.reject(new Error('the log cannot be read'));
+  await assert.rejects(restorer.restore(true), /the log cannot be read/);
+  log.next = Promise.resolve();
+  log.executions = { c1: execution('one', 'a\n') };
+  assert.equal(await restorer.restore(true), 1);
+});
+
+test('a closed notebook leaves no slot connected', async () => {
+  const { panel, restorer, executionScheduled } = opened([new FakeCell('c1', 'one')], {});
+  await settled();
+  panel.isDisposed = true;
+  panel.disposed.emit();
+  const { kernelChanged, iopubMessage, statusChanged } = panel.sessionContext;
+  assert.deepEqual([kernelChanged, iopubMessage, statusChanged, executionScheduled].map(s => s.connected), [0, 0, 0, 0]);
+  await assert.rejects(restorer.restore(true), /the notebook has no kernel/);
+});

@@ -1,0 +1,50 @@
+import type { Kernel, KernelMessage } from '@jupyterlab/services';
+
+/**
+ * Bound on the remembered messages of one cell. The server repeats at most 4 MiB of unacknowledged messages, which is
+ * fewer messages than this.
+ */
+export const MAX_REMEMBERED = 20_000;
+
+/**
+ * Recognizes repeated messages of one cell by their msg_id. The server resends what the browser had not acknowledged
+ * when its websocket broke.
+ */
+export class DuplicateFilter {
+  constructor(ids: readonly string[] = []) {
+    this.ids = new Set(ids);
+  }
+
+  /** Remembers the message and reports whether it is new. */
+  isNew(msg: KernelMessage.IMessage): boolean {
+    const id = msg.header.msg_id;
+    if (this.ids.has(id)) {
+      return false;
+    }
+    this.ids.add(id);
+    if (this.ids.size > MAX_REMEMBERED) {
+      const oldest = this.ids.values().next().value;
+      this.ids.delete(oldest!);
+    }
+    return true;
+  }
+
+  /** In the order of arrival, which a Set keeps. */
+  private readonly ids: Set<string>;
+}
+
+/** Hides repeated messages from the cells that this page executes over the kernel connection. */
+export function hideDuplicates(kernel: Kernel.IKernelConnection): void {
+  kernel.anyMessage.connect((_, { msg, direction }) => {
+    if (direction !== 'send' || msg.header.msg_type !== 'execute_request') {
+      return;
+    }
+    const filter = new DuplicateFilter();
+    // A hook needs JupyterLab's future for the request, which JupyterLab creates right after this signal.
+    queueMicrotask(() => {
+      if (!kernel.isDisposed) {
+        kernel.registerMessageHook(msg.header.msg_id, reply => filter.isNew(reply));
+      }
+    });
+  });
+}

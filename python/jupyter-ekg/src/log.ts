@@ -1,0 +1,39 @@
+import { URLExt } from '@jupyterlab/coreutils';
+import { ServerConnection } from '@jupyterlab/services';
+
+import type { LoggedOutput } from './outputs';
+
+/** The newest execution of one cell in the kernel's log, in the JSON of the server's `outputs` route. */
+export interface IExecution {
+  /** The msg_id of the execute_request. */
+  msg_id: string;
+  /** The session of the page or program that sent the request. */
+  session: string;
+  /** The executed source; null if the log has lost the beginning of the execution. */
+  code: string | null;
+  /** The execution count. */
+  count: number | null;
+  running: boolean;
+  /** Whether the log has lost the beginning of the execution. */
+  beheaded: boolean;
+  /** Whether the next output replaces all outputs: `clear_output(wait=True)` was called. */
+  clear_next: boolean;
+  outputs: LoggedOutput[];
+  /** The msg_ids that `outputs` contains; empty unless the execution is running. */
+  seen: string[];
+}
+
+/** Executions by cell id. */
+export type Executions = Record<string, IExecution>;
+
+/** Reads the executions in the log of a kernel. Rejects with the server's sentence if the log cannot be read. */
+export async function fetchExecutions(kernelId: string): Promise<Executions> {
+  const settings = ServerConnection.makeSettings();
+  const url = URLExt.join(settings.baseUrl, 'jupyter-ekg', 'kernels', encodeURIComponent(kernelId), 'outputs');
+  const response = await ServerConnection.makeRequest(url, {}, settings);
+  const body = await response.json();
+  if (!response.ok) {
+    throw new Error(body.message ?? response.statusText);
+  }
+  return body.cells;
+}

@@ -1,0 +1,261 @@
+import type { ISessionContext } from '@jupyterlab/apputils';
+import type { Cell, ICellModel, ICodeCellModel } from '@jupyterlab/cells';
+import type * as nbformat from '@jupyterlab/nbformat';
+import type { NotebookPanel } from '@jupyterlab/notebook';
+import type { Kernel, KernelMessage } from '@jupyterlab/services';
+import type { ISignal } from '@lumino/signaling';
+
+import { hideDuplicates } from './duplicates';
+import type { Executions, IExecution } from './log';
+import { canonical, withoutTransient } from './outputs';
+import { RunningCell } from './runningcell';
+
+/** Bound on the messages that are held back while the log is read. */
+export const MAX_HELD = 100_000;
+
+/** The states in which no execution of the kernel is running any more. */
+const ENDED_STATES: readonly string[] = ['starting', 'restarting', 'autorestarting', 'terminating', 'dead'];
+
+/**
+ * Restores the outputs of one notebook from its kernel's log, when the notebook is opened and on request. Cells that
+ * another page started and that are still running are followed until they end.
+ */
+export class Restorer {
+  constructor(
+    private readonly panel: NotebookPanel,
+    private readonly options: Restorer.IOptions
+  ) {
+    const context = panel.sessionContext;
+    this.attach(context.session?.kernel);
+    context.kernelChanged.connect(this.onKernelChanged, this);
+    context.iopubMessage.connect(this.onMessage, this);
+    context.statusChanged.connect(this.onStatusChanged, this);
+    options.executionScheduled?.connect(this.onScheduled, this);
+    panel.disposed.connect(this.dispose, this);
+    void panel.context.ready.then(() => context.ready).then(() => this.restoreOnce());
+  }
+
+  /**
+   * Updates the cells from the log: those that were executed while the notebook was closed, or all. Readings run one
+   * after the other. Resolves to the number of changed cells; rejects if the log cannot be read.
+   */
+  restore(all: boolean): Promise<number> {
+    this.held ??= [];
+    this.readings++;
+    const reading = this.lastReading
+      .then(() => this.read(all))
+      .finally(() => {
+        this.readings--;
+        if (this.readings === 0) {
+          this.held = null;
+        }
+      });
+    this.lastReading = reading.catch(() => undefined);
+    return reading;
+  }
+
+  private dispose(): void {
+    const context = this.panel.sessionContext;
+    context.kernelChanged.disconnect(this.onKernelChanged, this);
+    context.iopubMessage.disconnect(this.onMessage, this);
+    context.statusChanged.disconnect(this.onStatusChanged, this);
+    this.options.executionScheduled?.disconnect(this.onScheduled, this);
+    this.running.clear();
+  }
+
+  private get kernel(): Kernel.IKernelConnection | null {
+    return this.panel.isDisposed ? null : (this.panel.sessionContext.session?.kernel ?? null);
+  }
+
+  private attach(kernel: Kernel.IKernelConnection | null | undefined): void {
+    if (kernel && kernel !== this.attached) {
+      this.attached = kernel;
+      hideDuplicates(kernel);
+    }
+  }
+
+  private onKernelChanged(_: ISessionContext, { newValue }: { newValue: Kernel.IKernelConnection | null }): void {
+    this.attach(newValue);
+    this.endAll();
+    this.followedSessions.clear();
+    void this.restoreOnce();
+  }
+
+  private onStatusChanged(_: ISessionContext, status: Kernel.Status): void {
+    if (ENDED_STATES.includes(status)) {
+      this.endAll();
+    }
+  }
+
+  /** Leaves a cell to JupyterLab when this page executes it. */
+  private onScheduled(_: unknown, { cell }: { cell: Cell }): void {
+    for (const [id, running] of this.running) {
+      if (running.model === cell.model) {
+        this.running.delete(id);
+      }
+    }
+  }
+
+  private onMessage(_: ISessionContext, message: KernelMessage.IMessage): void {
+    const msg = message as KernelMessage.IIOPubMessage; // the signal's type is wider than its messages
+    const parent = msg.parent_header as Partial<KernelMessage.IHeader>;
+    if (!parent.msg_id) {
+      return;
+    }
+    const cell = this.running.get(parent.msg_id);
+    if (cell) {
+      cell.handle(msg);
+      return;
+    }
+    // A page that was closed may have sent several requests. The next one starts now; the log did not have it before.
+    if (isExecutionStart(msg) && this.followedSessions.has(parent.session ?? '')) {
+      void this.restore(false).catch(warn);
+    }
+    if (this.held && this.held.length < MAX_HELD) {
+      this.held.push(msg);
+    }
+  }
+
+  private endAll(): void {
+    for (const cell of [...this.running.values()]) {
+      cell.end();
+    }
+  }
+
+  /** Restores from the log of the present kernel, unless that was done before. */
+  private async restoreOnce(): Promise<void> {
+    const kernel = this.kernel;
+    if (!kernel || kernel.id === this.restoredKernel || !this.panel.content.model) {
+      return;
+    }
+    this.restoredKernel = kernel.id;
+    try {
+      // The kernel's info arrives by the websocket. Later messages therefore arrive here, and the log, read
+      // afterwards, contains all earlier ones.
+      await kernel.info;
+      await this.restore(false);
+    } catch (error) {
+      warn(error);
+    }
+  }
+
+  private async read(all: boolean): Promise<number> {
+    const kernel = this.kernel;
+    if (!kernel) {
+      throw new Error('the notebook has no kernel');
+    }
+    const executions = await this.options.fetchExecutions(kernel.id);
+    const model = this.panel.content.model;
+    if (this.kernel?.id !== kernel.id || !model) {
+      return 0;
+    }
+    let changed = 0;
+    for (let i = 0; i < model.cells.length; i++) {
+      const cell = model.cells.get(i);
+      const execution = executions[cell.id];
+      if (isCode(cell) && execution && this.shouldRestore(cell, execution, kernel, all) && this.apply(cell, execution)) {
+        changed++;
+      }
+    }
+    return changed;
+  }
+
+  private shouldRestore(
+    model: ICodeCellModel,
+    execution: IExecution,
+    kernel: Kernel.IKernelConnection,
+    all: boolean
+  ): boolean {
+    if (this.running.has(execution.msg_id)) {
+      return false;
+    }
+    // JupyterLab shows the executions of its own page.
+    if ((execution.running && execution.session === kernel.clientId) || model.executionState === 'running') {
+      return false;
+    }
+    const present = model.outputs.toJSON();
+    // The notebook may have the beginning that the log has lost.
+    if (execution.beheaded && present.length > 0) {
+      return false;
+    }
+    if (all || execution.running) {
+      return true;
+    }
+    if (model.sharedModel.getSource() !== execution.code) {
+      return false;
+    }
+    // The notebook may have more of the same execution than the log.
+    const hasMore = canonical(present).length < canonical(execution.outputs).length;
+    return model.executionCount !== execution.count || hasMore;
+  }
+
+  /** Puts an execution into its cell, and follows it if it is running. Returns whether the cell changed. */
+  private apply(model: ICodeCellModel, execution: IExecution): boolean {
+    const changed =
+      model.executionCount !== execution.count ||
+      canonical(model.outputs.toJSON()) !== canonical(execution.outputs);
+    if (changed) {
+      // This user's kernel sent the outputs, as if the cell had been executed in this page.
+      model.trusted = true;
+      model.outputs.fromJSON(execution.outputs.map(withoutTransient) as nbformat.IOutput[]);
+      model.executionCount = execution.running ? null : execution.count;
+    }
+    if (execution.running) {
+      this.follow(model, execution);
+    }
+    return changed;
+  }
+
+  private follow(model: ICodeCellModel, execution: IExecution): void {
+    const id = execution.msg_id;
+    const cell = new RunningCell(model, this.panel, execution, () => this.running.delete(id));
+    this.running.set(id, cell);
+    this.followedSessions.add(execution.session);
+    for (const msg of this.held ?? []) {
+      if ((msg.parent_header as KernelMessage.IHeader).msg_id === id && this.running.has(id)) {
+        cell.handle(msg);
+      }
+    }
+  }
+
+  /** The followed cells by the msg_id of their request. */
+  private readonly running = new Map<string, RunningCell>();
+  /** The sessions of closed pages that left running cells. */
+  private readonly followedSessions = new Set<string>();
+  /** Messages of unknown requests that arrived during a reading; null while the log is not read. */
+  private held: KernelMessage.IIOPubMessage[] | null = null;
+  /** The number of readings that run or wait. */
+  private readings = 0;
+  /** Resolves when the last of the readings has ended. */
+  private lastReading: Promise<unknown> = Promise.resolve();
+  /** The id of the kernel whose log was read on opening. */
+  private restoredKernel: string | null = null;
+  private attached: Kernel.IKernelConnection | null = null;
+}
+
+export namespace Restorer {
+  export interface IOptions {
+    /** Reads the executions in a kernel's log. */
+    fetchExecutions: (kernelId: string) => Promise<Executions>;
+    /** Is emitted when this page executes a cell. */
+    executionScheduled?: ISignal<any, { cell: Cell }> | undefined;
+  }
+}
+
+function isCode(model: ICellModel): model is ICodeCellModel {
+  return model.type === 'code';
+}
+
+function isExecutionStart(msg: KernelMessage.IIOPubMessage): boolean {
+  const parent = msg.parent_header as Partial<KernelMessage.IHeader>;
+  return (
+    msg.header.msg_type === 'status' &&
+    (msg.content as { execution_state?: string }).execution_state === 'busy' &&
+    parent.msg_type === 'execute_request'
+  );
+}
+
+/** Logs an error of a restoration that no user asked for. The notebook stays as it was saved. */
+function warn(error: unknown): void {
+  console.warn(`jupyter-ekg: ${error instanceof Error ? error.message : error}`);
+}
