@@ -315,6 +315,9 @@ func TestFakeKernel_Options(t *testing.T) {
 	t.Run("an identity in use", func(t *testing.T) {
 		for _, none := range []bool{false, true} {
 			k, first := startKernel(t, "tcp", FakeKernelOptions{NoHandover: none})
+			// The reply proves that the shell socket knows the first client before the second one connects.
+			first.send(jupyter.Shell, "kernel_info_request", content{})
+			first.recv(jupyter.Shell)
 			second := connect(t, k.Connection(), "me")
 			second.send(jupyter.Shell, "kernel_info_request", content{})
 			winner := second
