@@ -1,10 +1,11 @@
-// Command devices is a driver of dynamic resource allocation with two devices, device-0 and device-1, of which there is nothing but the
-// names: claims are allocated, prepared and given back as they are for real ones. Its containers find nothing of them, since Debian's
-// containerd knows no CDI.
+// Command devices is a driver of dynamic resource allocation for tests. It offers two devices, device-0 and device-1.
+// They are only names: no hardware stands behind them. Claims are allocated, prepared and unprepared as for real
+// devices. A container sees nothing of its device, because Debian's containerd does not support CDI.
 //
 //	devices KUBECONFIG NODE KUBELET-FOLDER
 //
-// It runs until it is told to end, in the name of the node's kubelet. What it offers is withdrawn by the cluster a little later.
+// It registers with the kubelet of NODE and runs until SIGINT or SIGTERM. The cluster withdraws the devices a little
+// later.
 package main
 
 import (
@@ -39,7 +40,7 @@ func main() {
 	}
 }
 
-// run offers the devices until ctx ends, or until that cannot be done.
+// run offers the devices until ctx ends. It returns an error if the driver cannot start, or cannot go on.
 func run(ctx context.Context, kubeconfig, node, kubelet string) error {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -56,14 +57,21 @@ func run(ctx context.Context, kubeconfig, node, kubelet string) error {
 		return err
 	}
 	d := &driver{claimOf: map[string]types.UID{}, fail: fail}
-	helper, err := kubeletplugin.Start(ctx, d, kubeletplugin.KubeClient(client), kubeletplugin.NodeName(node), kubeletplugin.DriverName(driverName),
-		kubeletplugin.PluginDataDirectoryPath(folder), kubeletplugin.RegistrarDirectoryPath(filepath.Join(kubelet, "plugins_registry")))
+	helper, err := kubeletplugin.Start(ctx, d,
+		kubeletplugin.KubeClient(client),
+		kubeletplugin.NodeName(node),
+		kubeletplugin.DriverName(driverName),
+		kubeletplugin.PluginDataDirectoryPath(folder),
+		kubeletplugin.RegistrarDirectoryPath(filepath.Join(kubelet, "plugins_registry")),
+	)
 	if err != nil {
 		return err
 	}
 	defer helper.Stop()
-	pool := resourceslice.Pool{Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{{Name: "device-0"}, {Name: "device-1"}}}}}
-	if err := helper.PublishResources(ctx, resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{node: pool}}); err != nil {
+	devices := []resourceapi.Device{{Name: "device-0"}, {Name: "device-1"}}
+	pool := resourceslice.Pool{Slices: []resourceslice.Slice{{Devices: devices}}}
+	resources := resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{node: pool}}
+	if err := helper.PublishResources(ctx, resources); err != nil {
 		return err
 	}
 	<-ctx.Done()
@@ -73,14 +81,16 @@ func run(ctx context.Context, kubeconfig, node, kubelet string) error {
 	return nil
 }
 
-// driver says which claim has which device. Its methods are called one at a time, but for HandleError.
+// driver records which claim uses which device. kubeletplugin calls its methods one at a time, except HandleError.
 type driver struct {
-	claimOf map[string]types.UID // by device
-	fail    context.CancelCauseFunc
+	claimOf map[string]types.UID    // by name of the device
+	fail    context.CancelCauseFunc // ends run with an error
 }
 
-// PrepareResourceClaims gives claims the devices that were allocated to them, however often it is asked to.
-func (d *driver) PrepareResourceClaims(_ context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+// PrepareResourceClaims gives each claim the devices that were allocated to it. The kubelet may repeat a call.
+func (d *driver) PrepareResourceClaims(
+	_ context.Context, claims []*resourceapi.ResourceClaim,
+) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := map[types.UID]kubeletplugin.PrepareResult{}
 	for _, claim := range claims {
 		results[claim.UID] = d.prepare(claim)
@@ -97,19 +107,25 @@ func (d *driver) prepare(claim *resourceapi.ResourceClaim) (result kubeletplugin
 			return kubeletplugin.PrepareResult{Err: fmt.Errorf("%s is in use by the claim %s", r.Device, other)}
 		}
 		d.claimOf[r.Device] = claim.UID
-		result.Devices = append(result.Devices, kubeletplugin.Device{Requests: []string{r.Request}, PoolName: r.Pool, DeviceName: r.Device})
+		result.Devices = append(result.Devices, kubeletplugin.Device{
+			Requests:   []string{r.Request},
+			PoolName:   r.Pool,
+			DeviceName: r.Device,
+		})
 		fmt.Printf("%s: prepared for the claim %s/%s\n", r.Device, claim.Namespace, claim.Name)
 	}
 	return result
 }
 
-// UnprepareResourceClaims takes devices back.
-func (d *driver) UnprepareResourceClaims(_ context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+// UnprepareResourceClaims takes the devices of these claims back. A claim without devices is no error.
+func (d *driver) UnprepareResourceClaims(
+	_ context.Context, claims []kubeletplugin.NamespacedObject,
+) (map[types.UID]error, error) {
 	results := map[types.UID]error{}
 	for _, claim := range claims {
 		results[claim.UID] = nil
-		for device, of := range d.claimOf {
-			if of == claim.UID {
+		for device, owner := range d.claimOf {
+			if owner == claim.UID {
 				delete(d.claimOf, device)
 				fmt.Printf("%s: given back by the claim %s/%s\n", device, claim.Namespace, claim.Name)
 			}
@@ -118,15 +134,15 @@ func (d *driver) UnprepareResourceClaims(_ context.Context, claims []kubeletplug
 	return results, nil
 }
 
-// HandleError is told what goes wrong in the background.
-func (d *driver) HandleError(_ context.Context, err error, what string) {
-	fmt.Fprintf(os.Stderr, "devices: %s: %v\n", what, err)
+// HandleError logs an error of kubeletplugin's own goroutines. An error that is not recoverable ends run.
+func (d *driver) HandleError(_ context.Context, err error, message string) {
+	fmt.Fprintf(os.Stderr, "devices: %s: %v\n", message, err)
 	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
 		d.fail(err)
 	}
 }
 
-// WatchHealthStatus says that nothing is known of the devices' health.
+// WatchHealthStatus returns ErrHealthNotSupported: the devices have no health.
 func (d *driver) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
 	return kubeletplugin.ErrHealthNotSupported
 }

@@ -1,5 +1,6 @@
-// Command nothing does nothing. As "true" it does so at once and succeeds: all there is in the image of a kernel that has no
-// kernel. Under any other name it does so until it is told to end: what keeps a pod's namespaces open.
+// Command nothing does nothing. Called as "true" it succeeds at once: the tests' image without a kernel contains only
+// this program. Under any other name it waits for SIGINT or SIGTERM: the pause container of a pod, which keeps the
+// pod's namespaces open.
 package main
 
 import (
@@ -13,7 +14,7 @@ func main() {
 	if filepath.Base(os.Args[0]) == "true" {
 		return
 	}
-	told := make(chan os.Signal, 1)
-	signal.Notify(told, syscall.SIGINT, syscall.SIGTERM)
-	<-told
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	<-signals
 }
