@@ -93,6 +93,14 @@ func newTestCluster(t testing.TB) *testCluster {
 	return c
 }
 
+// PrependReactor adds a reactor while launchers use the cluster. The fake's own method takes no lock, unlike the one for
+// watches.
+func (c *testCluster) PrependReactor(verb, resource string, reaction k8stesting.ReactionFunc) {
+	c.Lock()
+	defer c.Unlock()
+	c.Clientset.PrependReactor(verb, resource, reaction)
+}
+
 // silence is called before the first watch. Watches of pods that begin while it is true report nothing.
 func (c *testCluster) silence() *atomic.Bool {
 	silent := new(atomic.Bool)
