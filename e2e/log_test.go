@@ -116,7 +116,7 @@ display(Image(data=base64.b64decode(%q), format="png"))
 	})
 	t.Run("errors", func(t *testing.T) {
 		for _, tt := range []struct{ name, want string }{
-			{"nope", `ekg: there is no kernel "nope"; there are: ` + id + " (python3, idle)\n"},
+			{"nope", `ekg: no kernel "nope"; the kernels are: ` + id + " (python3, idle)\n"},
 			{"11111111-0000-4000-8000-000000000000", "ekg: " + g.url +
 				"/: Kernel does not exist: 11111111-0000-4000-8000-000000000000\n"},
 		} {

@@ -64,18 +64,9 @@ func kernelspecCommand(read func(*cli.Context) (*settings.Settings, error)) *cli
 				Usage:        "print the pod and the secret that a client would get for the kernelspec NAME",
 				ArgsUsage:    "NAME",
 				OnUsageError: refuseUsage,
-				Flags: append(
-					settingFlags(
-						"kernelspec-dir",
-						"kube-policy",
-						"supervisor-image",
-						"kernel-image",
-						"kube-namespace",
-						"log-limit",
-						"stop-grace",
-					),
-					&cli.StringSliceFlag{Name: "env", Usage: "variable that the client sends, as `NAME=VALUE`; repeatable"},
-				),
+				Flags: append(settingFlags("kernelspec-dir", "kube-policy", "supervisor-image", "kernel-image",
+					"kube-namespace", "log-limit", "stop-grace"),
+					&cli.StringSliceFlag{Name: "env", Usage: "variable that the client sends, as `NAME=VALUE`; repeatable"}),
 				Action: func(c *cli.Context) error {
 					s, err := command(c, 1, read)
 					if err != nil {
@@ -91,9 +82,9 @@ func kernelspecCommand(read func(*cli.Context) (*settings.Settings, error)) *cli
 // openSpecs finds the kernelspecs of the settings.
 func openSpecs(ctx context.Context, s *settings.Settings, log *slog.Logger) (*kernelspecs.Finder, error) {
 	env := kernelspecs.FindEnvironment(ctx, os.Getenv)
-	return kernelspecs.Open(
-		kernelspecs.Options{Dirs: s.KernelspecDirs, DataDirs: env.DataDirs, Prefix: env.Prefix, Log: log},
-	)
+	return kernelspecs.Open(kernelspecs.Options{
+		Dirs: s.KernelspecDirs, DataDirs: env.DataDirs, Prefix: env.Prefix, Log: log,
+	})
 }
 
 // listSpecs prints the usable specs on stdout, and faults of other specs on stderr.
@@ -189,7 +180,7 @@ func renderSpec(
 	defer func() { err = errors.Join(err, specs.Close()) }()
 	found := false
 	if req.Spec, found = specs.Get(name); !found {
-		err := fmt.Errorf("there is no kernelspec %s", name)
+		err := fmt.Errorf("no kernelspec %s", name)
 		for _, p := range specs.Problems() {
 			if p.Spec == strings.ToLower(name) {
 				err = errors.Join(err, errors.New(p.String()))

@@ -54,7 +54,7 @@ func openLauncher(
 	case "kubernetes":
 		return openKube(ctx, s, limits, log, watch)
 	default:
-		return nil, fmt.Errorf("%s: there is no launcher %q", s.Place("launcher"), s.Launcher)
+		return nil, fmt.Errorf("%s: unknown launcher %q", s.Place("launcher"), s.Launcher)
 	}
 }
 

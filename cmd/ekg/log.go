@@ -134,10 +134,8 @@ func findGateways(address string, s *settings.Settings, getenv func(string) stri
 	}
 	if address == "" {
 		if len(running) == 0 {
-			return nil, fmt.Errorf(
-				"no gateway of this user runs here with the state directory %s; name one with --gateway-url",
-				s.StateDir,
-			)
+			return nil, fmt.Errorf("no gateway of this user runs here with the state directory %s; "+
+				"name one with --gateway-url", s.StateDir)
 		}
 		given, err := givenToken(s, settings.ByFlag)
 		if err != nil {
@@ -288,7 +286,7 @@ func (l *logReader) once(ctx context.Context, connected func()) error {
 	defer func() { _ = resp.Body.Close() }() // read to its end, or broken
 	l.began, l.log = true, resp.Header.Get(api.HeaderLog)
 	connected()
-	silent := time.AfterFunc(l.quiet, func() { cancel(fmt.Errorf("nothing was heard for %v", l.quiet)) })
+	silent := time.AfterFunc(l.quiet, func() { cancel(fmt.Errorf("no data arrived for %v", l.quiet)) })
 	defer silent.Stop()
 	in := bufio.NewReaderSize(resp.Body, 64<<10)
 	for {
@@ -398,9 +396,9 @@ func (l *logReader) locate(ctx context.Context, gateways []*gatewayClient) (*gat
 	case launcher.ValidID(l.kernel):
 		return answered, l.kernel, nil // the gateway may know how the kernel ended
 	case len(all) == 0:
-		return nil, "", fmt.Errorf("there is no kernel %q, nor any other", l.kernel)
+		return nil, "", fmt.Errorf("no kernel %q, nor any other", l.kernel)
 	}
-	return nil, "", fmt.Errorf("there is no kernel %q; there are: %s", l.kernel, nameKernels(all))
+	return nil, "", fmt.Errorf("no kernel %q; the kernels are: %s", l.kernel, nameKernels(all))
 }
 
 func nameKernels(all []listedKernel) string {

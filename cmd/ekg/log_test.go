@@ -173,7 +173,7 @@ func TestLogCommand(t *testing.T) {
 			want string
 		}{
 			{[]string{"0a"}, 1, `"0a" is the beginning of several kernels: ` + both},
-			{[]string{"1"}, 1, `there is no kernel "1"; there are: ` + both + ", " + kernelF + " (python3, idle)"},
+			{[]string{"1"}, 1, `no kernel "1"; the kernels are: ` + both + ", " + kernelF + " (python3, idle)"},
 			{[]string{"11111111-0000-4000-8000-000000000000"}, 1, g.URL +
 				"/base/: Kernel does not exist: it was shut down on request"},
 			{[]string{"f0", "--token", "wrong"}, 1, g.URL + "/base/: Forbidden: the request has no valid token."},
@@ -354,7 +354,7 @@ func TestLogReader_Quiet(t *testing.T) {
 		},
 	}
 	err := l.run(t.Context())
-	if err == nil || !strings.HasSuffix(err.Error(), "nothing was heard for 50ms") || out.String() != "a\n" {
+	if err == nil || !strings.HasSuffix(err.Error(), "no data arrived for 50ms") || out.String() != "a\n" {
 		t.Errorf("got %v, printed %q", err, &out)
 	}
 }
@@ -463,7 +463,7 @@ func TestServer_IsFound(t *testing.T) {
 			t.Error("the file of one that was killed is still there")
 		}
 		code, _, errs := ekg(t, "log", "nope")
-		if want := "ekg: there is no kernel \"nope\"; there are: " + kernelF + " (r, idle)\n"; code != 1 || errs != want {
+		if want := "ekg: no kernel \"nope\"; the kernels are: " + kernelF + " (r, idle)\n"; code != 1 || errs != want {
 			t.Errorf("%v: got %d %q", flags, code, errs)
 		}
 		if err := r.stop(); err != nil {

@@ -181,7 +181,7 @@ func refuseUsage(_ *cli.Context, err error, _ bool) error { return &usageError{e
 // onlySubcommands is the action of a command that does nothing by itself.
 func onlySubcommands(c *cli.Context) error {
 	if c.NArg() > 0 {
-		return &usageError{fmt.Errorf("there is no command %q; see ekg --help", c.Args().First())}
+		return &usageError{fmt.Errorf("no command %q; see ekg --help", c.Args().First())}
 	}
 	return cli.ShowSubcommandHelp(c)
 }

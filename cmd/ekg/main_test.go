@@ -52,8 +52,8 @@ func TestRun_ExitStatus(t *testing.T) {
 		{"version", []string{"version"}, 0, ""},
 		{"help", []string{"--help"}, 0, ""},
 		{"help of a command", []string{"serve", "--help"}, 0, ""},
-		{"unknown command", []string{"server"}, 2, "ekg: there is no command \"server\"; see ekg --help\n"},
-		{"unknown subcommand", []string{"kernelspec", "lst"}, 2, "ekg: there is no command \"lst\"; see ekg --help\n"},
+		{"unknown command", []string{"server"}, 2, "ekg: no command \"server\"; see ekg --help\n"},
+		{"unknown subcommand", []string{"kernelspec", "lst"}, 2, "ekg: no command \"lst\"; see ekg --help\n"},
 		{"unknown flag", []string{"serve", "--lisen", "x"}, 2, "ekg: flag provided but not defined: -lisen\n"},
 		{"argument too many", []string{"config", "x"}, 2, "ekg: ekg config: unexpected argument \"x\"\n"},
 		{
@@ -184,7 +184,7 @@ func TestKernelspec_Render(t *testing.T) {
 		{"refused by a policy", []string{"gpu", "--env", "KERNEL_UID=7", "--kube-policy", policy}, 1,
 			"ekg: KERNEL_UID: the policy does not let clients set this (\"7\"); of the variables that change a pod it " +
 				"allows: nothing\n"},
-		{"no such kernelspec", []string{"nope"}, 1, "ekg: there is no kernelspec nope\n"},
+		{"no such kernelspec", []string{"nope"}, 1, "ekg: no kernelspec nope\n"},
 		{"unsound", []string{"unsound"}, 1,
 			"ekg: kernelspec unsound: metadata.ekg.securityContext.privileged: a kernel cannot be privileged\n"},
 		{"no variable", []string{"gpu", "--env", "A B=c"}, 2, "ekg: --env: \"A B=c\" is not NAME=VALUE\n"},

@@ -15,7 +15,10 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/gateway"
+	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
+	"github.com/elastic-kernel-gateway/ekg/gateway/limits"
 	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
@@ -76,7 +79,11 @@ func (v *server) onStop(name string, undo func(context.Context) error) {
 func (v *server) Run(ctx context.Context) error {
 	err := v.serve(ctx)
 	if ctx.Err() != nil {
-		v.log.Info("ending", logkey.Kernels, map[bool]string{true: "are stopped", false: "go on"}[v.settings.StopKernels])
+		fate := "go on"
+		if v.settings.StopKernels {
+			fate = "are stopped"
+		}
+		v.log.Info("ending", logkey.Kernels, fate)
 		if errors.Is(err, context.Canceled) {
 			err = nil
 		}
@@ -91,18 +98,15 @@ func (v *server) Run(ctx context.Context) error {
 	return err
 }
 
-// serve starts all parts and returns when ctx ends or the listener fails.
+// serve starts all parts and returns when ctx ends or a listener fails.
 func (v *server) serve(ctx context.Context) error {
-	s := v.settings
 	v.logWarnings(ctx)
-
 	// The listener comes first, since a port in use is the most likely failure.
-	listener, err := listen(ctx, s)
+	listener, err := listen(ctx, v.settings)
 	if err != nil {
 		return err
 	}
 	v.onStop("listener", func(context.Context) error { return ignoreClosed(listener.Close()) })
-
 	auditLog, err := v.openAudit()
 	if err != nil {
 		return err
@@ -113,60 +117,25 @@ func (v *server) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-
-	specs, err := openSpecs(ctx, s, v.log)
+	b, err := v.openBackend(ctx, counters)
 	if err != nil {
 		return err
 	}
-	v.onStop("kernelspecs", func(context.Context) error { return specs.Close() })
-
-	usersFile, err := openUsersFile(s)
-	if err != nil {
-		return err
-	}
-	limits := s.KernelLimits(specs, usersFile)
-	kernels, err := v.openLauncher(ctx, s, limits, v.log, counters)
-	if err != nil {
-		return err
-	}
-	v.onStop("launcher", func(context.Context) error { return kernels.Close() })
-
 	// The launcher has checked that the state directory belongs to this user.
-	token, generated, err := readToken(s)
+	token, generated, err := readToken(v.settings)
 	if err != nil {
 		return err
 	}
-	o := s.GatewayOptions()
-	o.Launcher, o.Specs, o.Token, o.Log, o.Metrics, o.Audit = kernels, specs, token, v.log, counters, auditLog
-	o.Limits = limits
-	if users, err := openUsers(s, usersFile, v.log); err != nil {
-		return err
-	} else if users != nil {
-		o.Users = users
-	}
-	gw, err := gateway.New(o)
+	o := v.settings.GatewayOptions()
+	o.Token, o.Log, o.Metrics, o.Audit = token, v.log, counters, auditLog
+	gw, err := v.newGateway(o, b)
 	if err != nil {
 		return err
 	}
 	v.watchUsers(ctx, gw)
-	v.onStop("websockets", func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, drainSockets)
-		defer cancel()
-		gw.Drain(ctx)
-		return nil
-	})
-	if s.StopKernels {
-		// Kernels are stopped after the listener, so that no new ones are created. They are stopped before the websockets, so
-		// that clients see it.
-		v.onStop("kernels", func(ctx context.Context) error { return v.stopAll(ctx, kernels) })
-	}
-
+	v.endKernelsAndWebsockets(gw, b.launcher)
 	failed := v.serveHTTP(listener, gw.Handler(), gw.EndLogs)
-	v.onStop("readiness", func(ctx context.Context) error {
-		gw.SetReady(false)
-		return pause(ctx, s.DrainDelay)
-	})
-	gw.SetReady(true)
+	v.setReady(gw)
 	if err := v.beFound(listener.Addr(), token); err != nil {
 		return err
 	}
@@ -181,6 +150,68 @@ func (v *server) serve(ctx context.Context) error {
 	case err := <-metricsFailed:
 		return fmt.Errorf("serving metrics: %w", err)
 	}
+}
+
+// backend holds what a gateway needs to start and reach kernels.
+type backend struct {
+	specs     *kernelspecs.Finder
+	usersFile *identity.File // nil without --users-file
+	limits    *limits.Policy
+	launcher  launcher.Launcher
+}
+
+// openBackend opens the kernelspecs, the users file and the launcher, in this order.
+func (v *server) openBackend(ctx context.Context, counters *metrics.Metrics) (b backend, err error) {
+	if b.specs, err = openSpecs(ctx, v.settings, v.log); err != nil {
+		return b, err
+	}
+	v.onStop("kernelspecs", func(context.Context) error { return b.specs.Close() })
+	if b.usersFile, err = openUsersFile(v.settings); err != nil {
+		return b, err
+	}
+	b.limits = v.settings.KernelLimits(b.specs, b.usersFile)
+	if b.launcher, err = v.openLauncher(ctx, v.settings, b.limits, v.log, counters); err != nil {
+		return b, err
+	}
+	v.onStop("launcher", func(context.Context) error { return b.launcher.Close() })
+	return b, nil
+}
+
+// newGateway creates the gateway with these options, the kernels of b and the users of the settings.
+func (v *server) newGateway(o gateway.Options, b backend) (*gateway.Gateway, error) {
+	o.Launcher, o.Specs, o.Limits = b.launcher, b.specs, b.limits
+	users, err := openUsers(v.settings, b.usersFile, v.log)
+	if err != nil {
+		return nil, err
+	}
+	if users != nil { // a nil *Verifier in the interface would not be nil
+		o.Users = users
+	}
+	return gateway.New(o)
+}
+
+// endKernelsAndWebsockets registers the steps that stop the kernels, with --stop-kernels-on-exit, and close the
+// websockets. Kernels are stopped after the listener, so that no new ones are created. They are stopped before the
+// websockets, so that clients see it.
+func (v *server) endKernelsAndWebsockets(gw *gateway.Gateway, kernels launcher.Launcher) {
+	v.onStop("websockets", func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, drainSockets)
+		defer cancel()
+		gw.Drain(ctx)
+		return nil
+	})
+	if v.settings.StopKernels {
+		v.onStop("kernels", func(ctx context.Context) error { return v.stopAll(ctx, kernels) })
+	}
+}
+
+// setReady lets /readyz succeed. The registered step lets it fail and waits for --drain-delay.
+func (v *server) setReady(gw *gateway.Gateway) {
+	v.onStop("readiness", func(ctx context.Context) error {
+		gw.SetReady(false)
+		return pause(ctx, v.settings.DrainDelay)
+	})
+	gw.SetReady(true)
 }
 
 // watchUsers closes the connections of users whose access is revoked. It works in a goroutine that the registered step
@@ -238,8 +269,10 @@ func (v *server) beFound(addr net.Addr, token string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.Place("tls-cert"), err)
 	}
-	remove, err := leaveGatewayFile(s.StateDir, gatewayFile{URL: gatewayAddress(s, addr), Token: token, PID: os.Getpid(),
-		Started: time.Now().UTC(), Certificate: sum}, func(err error) {
+	file := gatewayFile{
+		URL: gatewayAddress(s, addr), Token: token, PID: os.Getpid(), Started: time.Now().UTC(), Certificate: sum,
+	}
+	remove, err := leaveGatewayFile(s.StateDir, file, func(err error) {
 		v.log.Warn("files of other gateways cannot be read; ekg log will not find those", logkey.Err, err)
 	})
 	if err != nil {
@@ -260,17 +293,8 @@ func (v *server) announce(addr net.Addr, token string, generated bool) error {
 	case token != "":
 		url += "?token=..."
 	}
-	v.log.Info(
-		"ready",
-		logkey.URL,
-		base,
-		logkey.Version,
-		version,
-		logkey.PID,
-		os.Getpid(),
-		logkey.StateDir,
-		v.settings.StateDir,
-	)
+	v.log.Info("ready", logkey.URL, base, logkey.Version, version, logkey.PID, os.Getpid(),
+		logkey.StateDir, v.settings.StateDir)
 	if _, err := fmt.Fprintf(v.stdout, "ekg is ready at %s\n", url); err != nil {
 		return fmt.Errorf("standard output: %w", err)
 	}

@@ -24,11 +24,8 @@ func (v *server) logWarnings(ctx context.Context) {
 		v.log.Warn("systemd will end all kernels with the gateway; put KillMode=process into its unit", logkey.KillMode, mode)
 	}
 	if !settings.IsLocal(s.Listen) && s.NoAuth {
-		v.log.Warn(
-			"authentication is off and other machines reach this address: whoever does can run code",
-			logkey.Listen,
-			s.Listen,
-		)
+		v.log.Warn("authentication is off and other machines reach this address: anyone who reaches it can run code",
+			logkey.Listen, s.Listen)
 	} else if !settings.IsLocal(s.Listen) && s.TLSCert == "" {
 		v.log.Warn("other machines reach this address without TLS: the token travels readably", logkey.Listen, s.Listen)
 	}

@@ -32,7 +32,7 @@ func readConfigFile(path string) (map[string]fileValue, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%s: there is more than one document in it", path)
+		return nil, fmt.Errorf("%s: holds more than one document", path)
 	}
 	root := doc.Content[0]
 	if root.Kind == yaml.ScalarNode && root.Tag == "!!null" {
@@ -46,16 +46,14 @@ func readConfigFile(path string) (map[string]fileValue, error) {
 	for i := 0; i < len(root.Content); i += 2 {
 		key, node := root.Content[i], root.Content[i+1]
 		fail := func(format string, args ...any) {
-			errs = append(
-				errs,
-				fmt.Errorf("%s:%d: %s: %s", path, key.Line, kernelspecs.Printable(key.Value), fmt.Sprintf(format, args...)),
-			)
+			errs = append(errs, fmt.Errorf("%s:%d: %s: %s",
+				path, key.Line, kernelspecs.Printable(key.Value), fmt.Sprintf(format, args...)))
 		}
 		o, ok := optionNamed(key.Value)
 		before, twice := values[key.Value]
 		switch {
 		case !ok:
-			fail("there is no such setting")
+			fail("no such setting")
 			continue
 		case twice:
 			fail("is given twice, first in line %d", before.line)

@@ -307,12 +307,8 @@ func (s *Settings) check() error {
 			refuse("token-file", "contradicts %s", s.origins["no-auth"].place)
 		}
 		if !s.AllowUnauthenticatedRemote && !IsLocal(s.Listen) {
-			refuse(
-				"no-auth",
-				"other machines reach %s, and anyone who reaches it could run code; "+
-					"--allow-unauthenticated-remote allows that",
-				s.Listen,
-			)
+			refuse("no-auth", "other machines reach %s, and anyone who reaches it could run code; "+
+				"--allow-unauthenticated-remote allows that", s.Listen)
 		}
 	}
 	s.checkUsers(refuse)
@@ -327,12 +323,12 @@ func (s *Settings) check() error {
 		refuse(given, "--tls-cert and --tls-key are only of use together")
 	}
 	if s.CullIdleMax > 0 && (s.CullIdleTimeout == 0 || s.CullIdleTimeout > s.CullIdleMax) {
-		refuse(
-			"cull-idle-max",
-			"kernelspecs could have their kernels be idle for %s at most, others could for longer (--cull-idle-timeout %s)",
-			s.CullIdleMax,
-			map[bool]string{true: "for ever", false: s.CullIdleTimeout.String()}[s.CullIdleTimeout == 0],
-		)
+		timeout := "no limit"
+		if s.CullIdleTimeout > 0 {
+			timeout = s.CullIdleTimeout.String()
+		}
+		refuse("cull-idle-max", "limits kernelspecs to an idle time of %s, but --cull-idle-timeout gives other kernels %s",
+			s.CullIdleMax, timeout)
 	}
 	if s.LogLimit > s.LogTotal {
 		refuse("log-limit", "%s is more than --log-total, %s", formatSize(s.LogLimit), formatSize(s.LogTotal))

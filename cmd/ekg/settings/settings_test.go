@@ -327,8 +327,7 @@ func TestLoad_Refuses(t *testing.T) {
 		{
 			"less than without a wish",
 			from(map[string][]string{"cull-idle-max": {"30m"}}, map[string]string{"EG_CULL_IDLE_TIMEOUT": "3600"}),
-			`--cull-idle-max: kernelspecs could have their kernels be idle for 30m0s at most, others could for longer ` +
-				`(--cull-idle-timeout 1h0m0s)`,
+			"--cull-idle-max: limits kernelspecs to an idle time of 30m0s, but --cull-idle-timeout gives other kernels 1h0m0s",
 		},
 		{
 			"no config file",
@@ -374,9 +373,9 @@ func TestIsLocal(t *testing.T) {
 
 func TestConfigFile_Refuses(t *testing.T) {
 	tests := []struct{ name, text, want string }{
-		{"unknown key", "listen: 127.0.0.1:1\nlisten_: x\n", "%s:2: listen_: there is no such setting"},
-		{"itself", "config: x\n", "%s:1: config: there is no such setting"},
-		{"several", "a: 1\nb: 2\n", "%[1]s:1: a: there is no such setting\n%[1]s:2: b: there is no such setting"},
+		{"unknown key", "listen: 127.0.0.1:1\nlisten_: x\n", "%s:2: listen_: no such setting"},
+		{"itself", "config: x\n", "%s:1: config: no such setting"},
+		{"several", "a: 1\nb: 2\n", "%[1]s:1: a: no such setting\n%[1]s:2: b: no such setting"},
 		{"twice", "token: a\n\ntoken: b\n", "%s:3: token: is given twice, first in line 1"},
 		{"a list", "listen: [a]\n", "%s:1: listen: is not a single value"},
 		{"a mapping", "allow-origin: {a: b}\n", "%s:1: allow-origin: is not a list"},
@@ -384,7 +383,7 @@ func TestConfigFile_Refuses(t *testing.T) {
 		{"nothing", "token:\n", "%s:1: token: has no value"},
 		{"no YAML", "a: [\n", "%s: yaml: line 1: did not find expected node content"},
 		{"no mapping", "- a\n", "%s:1: is not a mapping of settings"},
-		{"two documents", "token: a\n---\ntoken: b\n", "%s: there is more than one document in it"},
+		{"two documents", "token: a\n---\ntoken: b\n", "%s: holds more than one document"},
 		{"bad value", "# x\nstart-wait: 5\n", "%s:2: start-wait: \"5\" is not a duration like 5s, 1m30s or 500ms"},
 		{"bad boolean", "no-auth: perhaps\n", "%s:1: no-auth: \"perhaps\" is not true or false"},
 		{

@@ -78,14 +78,12 @@ func (s *Settings) NewOIDC() (*identity.OIDC, error) {
 	if s.OIDCAudience == "" {
 		return nil, errors.New("--oidc-audience is missing: tokens that are for others would be taken")
 	}
-	return identity.NewOIDC(
-		identity.OIDCOptions{
-			Issuer:      s.OIDCIssuer,
-			Audience:    s.OIDCAudience,
-			NameClaim:   s.OIDCName,
-			GroupsClaim: s.OIDCGroups,
-		},
-	)
+	return identity.NewOIDC(identity.OIDCOptions{
+		Issuer:      s.OIDCIssuer,
+		Audience:    s.OIDCAudience,
+		NameClaim:   s.OIDCName,
+		GroupsClaim: s.OIDCGroups,
+	})
 }
 
 // NewHub returns the JupyterHub, or nil if the settings have none.
