@@ -127,7 +127,7 @@ func (v *server) serve(ctx context.Context) error {
 		return err
 	}
 	o := v.settings.GatewayOptions()
-	o.Token, o.Log, o.Metrics, o.Audit = token, v.log, counters, auditLog
+	o.Version, o.Token, o.Log, o.Metrics, o.Audit = version, token, v.log, counters, auditLog
 	gw, err := v.newGateway(o, b)
 	if err != nil {
 		return err

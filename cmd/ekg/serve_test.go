@@ -150,11 +150,8 @@ func TestServer_Run(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	state := t.TempDir()
 	closed := false
-	r := start(
-		t,
-		&fakeLauncher{close: func() error { closed = true; return nil }},
-		map[string][]string{"state-dir": {state}, "base-url": {"/lab/"}},
-	)
+	r := start(t, &fakeLauncher{close: func() error { closed = true; return nil }},
+		map[string][]string{"state-dir": {state}, "base-url": {"/lab/"}})
 	token := r.url.Query().Get("token")
 	if want := fmt.Sprintf("ekg is ready at http://%s/lab/?token=%s\n", r.url.Host, token); r.stdout.String() != want ||
 		len(token) < 32 {
@@ -169,8 +166,11 @@ func TestServer_Run(t *testing.T) {
 			t.Errorf("%s with token %q: got %d %s, want %d", tt.path, tt.token, code, body, tt.want)
 		}
 	}
+	if _, body := r.get("/lab/api", "", &http.Transport{}); !strings.Contains(body, `"version":"`+version+`"`) {
+		t.Errorf("/api does not show the version %q: %s", version, body)
+	}
 	if err := r.stop(); err != nil {
-		t.Errorf("told to end: %v", err)
+		t.Errorf("ended with %v", err)
 	}
 	if !closed {
 		t.Error("the launcher was not closed")
