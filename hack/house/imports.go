@@ -77,6 +77,7 @@ var mayImport = map[string][]string{
 		"launcher",
 		"launcher/follow",
 		"launcher/goroutines",
+		"launcher/kube/poddial",
 		"launcher/kube/podspec",
 		"launcher/kube/podstatus",
 		"launcher/sleep",
@@ -103,6 +104,8 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/zeromq",
 	},
 	"launcher/launchertest": {"jupyter", "kernelspecs", "launcher", "launcher/sleep", "launcher/supervisor/api"},
+
+	"launcher/kube/poddial": {"launcher/goroutines", "launcher/kube/podspec", "launcher/supervisor/api"},
 
 	// Pure parts of launcher/kube.
 	"launcher/kube/podspec":   {"kernelspecs", "launcher", "launcher/supervisor/api"},
@@ -204,5 +207,9 @@ var doors = []struct {
 		[]string{"deploy"},
 	}, // it knows lines
 	{"sigs.k8s.io/", []string{"launcher/kube/podspec"}, []string{"deploy"}}, // Kubernetes' own YAML
-	{"k8s.io/", []string{"launcher/kube", "launcher/kube/podspec", "launcher/kube/podstatus"}, []string{"deploy", "e2e"}},
+	{
+		"k8s.io/",
+		[]string{"launcher/kube", "launcher/kube/poddial", "launcher/kube/podspec", "launcher/kube/podstatus"},
+		[]string{"deploy", "e2e"},
+	},
 }

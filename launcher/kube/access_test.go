@@ -71,16 +71,11 @@ func TestNamespaceAccess(t *testing.T) {
 		forbid(c, "ns")
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
-		_, err := open(
-			ctx,
-			Options{
-				Cluster:   &Cluster{client: c.Clientset},
-				MasterKey: testKey,
-				Pods:      podspec.Options{Namespace: "ns", SupervisorImage: "ekg:1"},
-			},
-			realTiming(),
-			newDialer,
-		)
+		_, err := Open(ctx, Options{
+			Cluster:   &Cluster{client: c.Clientset},
+			MasterKey: testKey,
+			Pods:      podspec.Options{Namespace: "ns", SupervisorImage: "ekg:1"},
+		})
 		if err == nil || !strings.Contains(err.Error(), "the gateway may not list pods") {
 			t.Errorf("%v", err)
 		}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/poddial"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
@@ -94,6 +95,14 @@ func newCluster(config *rest.Config, namespace string, inside bool) (*Cluster, e
 		c.forward = config
 	}
 	return c, nil
+}
+
+// dialer returns the dialer for the place where this gateway runs.
+func (c *Cluster) dialer() poddial.Dialer {
+	if c.Inside() {
+		return poddial.Direct{}
+	}
+	return poddial.NewForwarder(c.forward, c.client.CoreV1().RESTClient())
 }
 
 // Inside reports whether this process is a pod of the cluster.

@@ -25,6 +25,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/poddial"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
@@ -41,8 +42,8 @@ var testKey = []byte("0123456789abcdef0123456789abcdef")
 type testCluster struct {
 	*fake.Clientset
 	version atomic.Int64
-	broken  atomic.Bool // it answers no request
-	pods    dialer      // connects to supervisors
+	broken  atomic.Bool    // it answers no request
+	pods    poddial.Dialer // connects to supervisors
 }
 
 // newTestCluster makes a cluster whose pods cannot be dialled. It uses client-go's simple fake. The other fake tracks
@@ -148,10 +149,10 @@ func (c *testCluster) mayChange(a k8stesting.Action, name string, uid, version a
 // noDialer connects to no pod.
 type noDialer struct{}
 
-func (noDialer) dial(context.Context, *corev1.Pod) (net.Conn, error) {
-	return nil, errors.New("nobody is there")
+func (noDialer) Dial(context.Context, *corev1.Pod) (net.Conn, error) {
+	return nil, errors.New("the pod has no supervisor")
 }
-func (noDialer) close() {}
+func (noDialer) Close(error) {}
 
 // testPods says how the tests' pods are built.
 var testPods = podspec.Options{Namespace: "ns", SupervisorImage: "ekg:1", KernelImage: "kernel:1"}
@@ -166,7 +167,7 @@ func openTest(t testing.TB, c *testCluster, change func(*Options, *timing)) *Lau
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	l, err := open(ctx, o, tm, func(*Cluster) dialer { return c.pods })
+	l, err := open(ctx, o, tm, func(*Cluster) poddial.Dialer { return c.pods })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/poddial"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -462,7 +463,7 @@ func (l *Launcher) connect(ctx context.Context, pod *corev1.Pod) (net.Conn, erro
 	if err != nil {
 		return nil, err
 	}
-	return l.dialPod(ctx, pod, k)
+	return poddial.DialTLS(ctx, l.dialer, pod, k)
 }
 
 // supervisor returns a client of a pod's supervisor.
@@ -475,7 +476,7 @@ func (l *Launcher) supervisor(pod *corev1.Pod) (*api.Client, error) {
 		KernelID: pod.Labels[podspec.LabelKernel],
 		Token:    k.Token,
 		Dial: func(ctx context.Context) (net.Conn, error) {
-			return l.dialPod(ctx, pod, k)
+			return poddial.DialTLS(ctx, l.dialer, pod, k)
 		},
 	}, nil
 }

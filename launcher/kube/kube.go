@@ -6,7 +6,8 @@
 // another has begun. A pod is created by one atomic request. Its secret is derived from a master key that all gateways
 // share, so that no gateway needs to read secrets. When a kernel has ended, its finished pod tells why.
 //
-// Package podspec decides what a pod looks like. Package podstatus explains why a pod is not running.
+// Package podspec decides what a pod looks like. Package podstatus explains why a pod is not running. Package poddial
+// connects to the supervisors in pods.
 //
 // Goroutines, all waited for by Close: two informers for each namespace, of pods and of events; one for each followed
 // supervisor (package follow); maintain, which does what is due for each kernel; reap, which removes leftovers while
@@ -35,6 +36,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/goroutines"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/poddial"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -131,7 +133,7 @@ type Launcher struct {
 	timing     timing
 	log        *slog.Logger
 	informers  []cache.SharedIndexInformer // of pods, one for each namespace
-	dialer     dialer
+	dialer     poddial.Dialer
 	follower   *follow.Follower
 	cancel     context.CancelCauseFunc
 	ctx        context.Context // the launcher's own life, ended by Close
@@ -162,10 +164,10 @@ var (
 // Open starts to watch the cluster. It returns when it knows all existing kernels. Status streams are opened in the
 // background: a kernel without a status is Stale.
 func Open(ctx context.Context, o Options) (*Launcher, error) {
-	return open(ctx, o, realTiming(), newDialer)
+	return open(ctx, o, realTiming(), (*Cluster).dialer)
 }
 
-func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) dialer) (*Launcher, error) {
+func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddial.Dialer) (*Launcher, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
@@ -263,7 +265,7 @@ func (l *Launcher) Close() error {
 		l.peers.close()
 	}
 	l.goroutines.Wait()
-	l.dialer.close()
+	l.dialer.Close(errClosed)
 	return nil
 }
 

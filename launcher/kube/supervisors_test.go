@@ -52,7 +52,7 @@ type fakeSupervisor struct {
 
 func newSupervisors(t testing.TB) *fakeSupervisors {
 	f := &fakeSupervisors{
-		pipe:   socketPair,
+		pipe:   connPair,
 		conns:  make(chan net.Conn),
 		closed: make(chan struct{}),
 		all:    map[string]*fakeSupervisor{},
@@ -83,7 +83,7 @@ func newSupervisors(t testing.TB) *fakeSupervisors {
 		return context.WithValue(ctx, supervisorKey{}, c.(supervisorConn).of)
 	}}
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(f) }()
+	go func() { served <- server.Serve(supervisorListener{f}) }()
 	t.Cleanup(func() {
 		_ = server.Close() // connections whose other end has gone
 		if err := <-served; !errors.Is(err, http.ErrServerClosed) {
@@ -141,12 +141,12 @@ func (f *fakeSupervisors) of(id string) *fakeSupervisor {
 	return f.all[podspec.PodName(id, 1)]
 }
 
-func (f *fakeSupervisors) dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error) {
+func (f *fakeSupervisors) Dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error) {
 	f.mu.Lock()
 	s := f.all[pod.Name]
 	f.mu.Unlock()
 	if s == nil {
-		return nil, errors.New("nobody is there")
+		return nil, errors.New("the pod has no supervisor")
 	}
 	ours, theirs, err := f.pipe()
 	if err != nil {
@@ -163,10 +163,30 @@ func (f *fakeSupervisors) dial(ctx context.Context, pod *corev1.Pod) (net.Conn, 
 	return nil, errors.Join(err, ours.Close(), theirs.Close())
 }
 
-func (f *fakeSupervisors) close() {}
+func (f *fakeSupervisors) Close(error) {}
 
-// Accept, Addr and Close make a net.Listener of the dialled connections.
-func (f *fakeSupervisors) Accept() (net.Conn, error) {
+// connPair returns both ends of a connection that has buffers.
+func connPair() (net.Conn, net.Conn, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, nil, err
+	}
+	defer l.Close() //nolint:errcheck // the connection stays open
+	ours, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		return nil, nil, err
+	}
+	theirs, err := l.Accept()
+	if err != nil {
+		return nil, nil, errors.Join(err, ours.Close())
+	}
+	return ours, theirs, nil
+}
+
+// supervisorListener is the net.Listener of the dialled connections.
+type supervisorListener struct{ *fakeSupervisors }
+
+func (f supervisorListener) Accept() (net.Conn, error) {
 	select {
 	case c := <-f.conns:
 		return c, nil
@@ -175,8 +195,8 @@ func (f *fakeSupervisors) Accept() (net.Conn, error) {
 	}
 }
 
-func (f *fakeSupervisors) Close() error   { close(f.closed); return nil }
-func (f *fakeSupervisors) Addr() net.Addr { return &net.UnixAddr{Name: "supervisors"} }
+func (f supervisorListener) Close() error   { close(f.closed); return nil }
+func (f supervisorListener) Addr() net.Addr { return &net.UnixAddr{Name: "supervisors"} }
 
 // set changes the supervisor's status.
 func (s *fakeSupervisor) set(change func(*api.Status)) {

@@ -1,7 +1,8 @@
-package kube
+package poddial
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -12,16 +13,17 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/streaming/pkg/httpstream"
 	"k8s.io/streaming/pkg/httpstream/spdy"
 )
 
 // portForwarder is an API server that forwards to a pod, over SPDY alone. The pod's port is closed for the first
-// connection. As with containerd, that connection's data is not read; its problem is reported once told is closed. The
-// server echoes the data of further connections.
+// connection. As with containerd, that connection's data is not read. Its problem is reported once refuse is closed.
+// The server echoes the data of further connections.
 type portForwarder struct {
-	told chan struct{}
+	refuse chan struct{}
 
 	mu    sync.Mutex
 	first bool                         // a connection was opened
@@ -29,21 +31,25 @@ type portForwarder struct {
 	done  sync.WaitGroup               // tunnels and connections
 }
 
+// errTestOver is why the tests close their dialers.
+var errTestOver = errors.New("the test is over")
+
 // testPod is the pod.
 var testPod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a-1", UID: "uid"}}
 
 // newPortForwarder starts a portForwarder and returns a dialer for it.
-func newPortForwarder(t *testing.T) (*portForwarder, dialer) {
+func newPortForwarder(t *testing.T) (*portForwarder, Dialer) {
 	t.Helper()
-	p := &portForwarder{told: make(chan struct{}), half: map[string]httpstream.Stream{}}
+	p := &portForwarder{refuse: make(chan struct{}), half: map[string]httpstream.Stream{}}
 	server := httptest.NewServer(p)
-	cluster, err := newCluster(&rest.Config{Host: server.URL}, "ns", false)
+	config := &rest.Config{Host: server.URL}
+	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := newDialer(cluster)
+	d := NewForwarder(config, client.CoreV1().RESTClient())
 	t.Cleanup(func() {
-		d.close()
+		d.Close(errTestOver)
 		server.Close()
 		p.done.Wait()
 	})
@@ -81,7 +87,7 @@ func (p *portForwarder) serve(data, problems httpstream.Stream, refused bool) {
 	defer data.Reset()     //nolint:errcheck // the tunnel may be gone
 	defer problems.Reset() //nolint:errcheck // it is closed already
 	if refused {
-		<-p.told
+		<-p.refuse
 		_, _ = io.WriteString(problems, "connection refused")
 	} else {
 		_, _ = io.Copy(data, data)
@@ -107,7 +113,7 @@ func echoes(t *testing.T, c net.Conn) bool {
 // restarted refuses the first and accepts the next.
 func TestForwarder_ConnectionsAreIndependent(t *testing.T) {
 	p, d := newPortForwarder(t)
-	refused, err := d.dial(t.Context(), testPod)
+	refused, err := d.Dial(t.Context(), testPod)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +123,7 @@ func TestForwarder_ConnectionsAreIndependent(t *testing.T) {
 	}
 	var others []net.Conn
 	for i := range 6 {
-		c, err := d.dial(t.Context(), testPod)
+		c, err := d.Dial(t.Context(), testPod)
 		if err != nil {
 			t.Errorf("connection %d behind the first: %v", i, err)
 			continue
@@ -127,7 +133,7 @@ func TestForwarder_ConnectionsAreIndependent(t *testing.T) {
 			t.Errorf("connection %d behind the first does not work", i)
 		}
 	}
-	close(p.told)
+	close(p.refuse)
 	if err := refused.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
@@ -147,10 +153,10 @@ func TestForwarder_Ends(t *testing.T) {
 	p.first = true
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := d.dial(gone, testPod); err == nil {
-		t.Error("a connection for nobody")
+	if _, err := d.Dial(gone, testPod); err == nil {
+		t.Error("a connection for a caller that has left")
 	}
-	c, err := d.dial(t.Context(), testPod)
+	c, err := d.Dial(t.Context(), testPod)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,11 +164,11 @@ func TestForwarder_Ends(t *testing.T) {
 	if !echoes(t, c) {
 		t.Error("it does not work")
 	}
-	d.close()
+	d.Close(errTestOver)
 	if echoes(t, c) {
 		t.Error("it lives on")
 	}
-	if _, err := d.dial(t.Context(), testPod); err == nil {
-		t.Error("a closed dialer dials")
+	if _, err := d.Dial(t.Context(), testPod); !errors.Is(err, errTestOver) {
+		t.Errorf("a closed dialer: got %v", err)
 	}
 }

@@ -1,4 +1,9 @@
-package kube
+// Package poddial connects a gateway to the supervisors in pods: directly from within the cluster, and by port-forward
+// from outside it.
+//
+// Every connection belongs to the caller, who closes it. A forwarder owns its goroutines: two for each dial, and three
+// for each open connection. Close ends them.
+package poddial
 
 import (
 	"context"
@@ -35,27 +40,20 @@ const (
 	closeTime  = 2 * time.Second  // for data in tunnels, when the gateway ends
 )
 
-// dialer connects to the supervisors' port of pods.
-type dialer interface {
-	// dial connects to the pod, without encryption.
-	dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error)
-	close()
+// Dialer connects to the supervisor's port of pods. It may be used concurrently.
+type Dialer interface {
+	// Dial connects to the pod, without encryption.
+	Dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error)
+	// Close ends the dialer's own goroutines and the connections that need them. It waits two seconds at most. Later
+	// dials that need a goroutine return the cause.
+	Close(cause error)
 }
 
-// newDialer returns the dialer for the place where this gateway runs.
-func newDialer(c *Cluster) dialer {
-	if c.forward == nil {
-		return directDialer{}
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	return &forwarder{config: c.forward, base: c.client.CoreV1().RESTClient(), ctx: ctx, cancel: cancel}
-}
-
-// dialPod connects to a pod's supervisor with TLS, and verifies the pod's key.
-func (l *Launcher) dialPod(ctx context.Context, pod *corev1.Pod, k podspec.Keys) (net.Conn, error) {
+// DialTLS connects to a pod's supervisor with TLS, and verifies the pod's key.
+func DialTLS(ctx context.Context, d Dialer, pod *corev1.Pod, k podspec.Keys) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
-	raw, err := l.dialer.dial(ctx, pod)
+	raw, err := d.Dial(ctx, pod)
 	if err != nil {
 		return nil, err
 	}
@@ -72,10 +70,12 @@ func (l *Launcher) dialPod(ctx context.Context, pod *corev1.Pod, k podspec.Keys)
 	return c, nil
 }
 
-// directDialer is for a gateway in the cluster.
-type directDialer struct{}
+// Direct is the Dialer for a gateway in the cluster. It connects to the pods' addresses. It has no goroutines, so
+// Close has no effect.
+type Direct struct{}
 
-func (directDialer) dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error) {
+// Dial implements Dialer.
+func (Direct) Dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error) {
 	if pod.Status.PodIP == "" {
 		return nil, errors.New("the pod has no address yet")
 	}
@@ -83,22 +83,30 @@ func (directDialer) dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error)
 	return d.DialContext(ctx, "tcp", net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(podspec.SupervisorPort)))
 }
 
-func (directDialer) close() {}
+// Close implements Dialer.
+func (Direct) Close(error) {}
 
-// forwarder reaches pods through the API server, as kubectl port-forward does: for a gateway outside the cluster. Every
-// connection has a tunnel of its own. Connections in one tunnel would not be independent. Unread data of one
-// connection, with a closed port or a slow reader, delays every fifth stream beside it (spdystream's workers). A
-// connection could not be given up without the others.
+// NewForwarder returns the Dialer for a gateway outside the cluster. It reaches pods through the API server, as kubectl
+// port-forward does. config connects to the API server, and core makes the URLs of its core API.
+func NewForwarder(config *rest.Config, core rest.Interface) Dialer {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	return &forwarder{config: config, core: core, ctx: ctx, cancel: cancel}
+}
+
+// forwarder is the Dialer that NewForwarder returns. Every connection has a tunnel of its own. Connections in one
+// tunnel would not be independent. Unread data of one connection, with a closed port or a slow reader, delays every
+// fifth stream beside it (spdystream's workers). A connection could not be given up without the others.
 type forwarder struct {
 	config *rest.Config
-	base   rest.Interface
-	ctx    context.Context // ended by close
-	cancel context.CancelFunc
+	core   rest.Interface
+	ctx    context.Context // ended by Close
+	cancel context.CancelCauseFunc
 
 	goroutines goroutines.Group
 }
 
-func (f *forwarder) dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error) {
+// Dial implements Dialer.
+func (f *forwarder) Dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error) {
 	type result struct {
 		conn net.Conn
 		err  error
@@ -114,7 +122,7 @@ func (f *forwarder) dial(ctx context.Context, pod *corev1.Pod) (net.Conn, error)
 			}
 		}
 	}) {
-		return nil, errClosed
+		return nil, context.Cause(f.ctx)
 	}
 	select {
 	case r := <-got:
@@ -148,7 +156,7 @@ func (f *forwarder) connect(ctx context.Context, pod *corev1.Pod) (net.Conn, err
 		_ = ours.Close() // it was not used
 		_ = theirs.Close()
 		_ = tunnel.Close()
-		return nil, errClosed
+		return nil, context.Cause(f.ctx)
 	}
 	return ours, nil
 }
@@ -177,7 +185,7 @@ func (f *forwarder) streams(ctx context.Context,
 		}
 		got <- o
 	}) {
-		return nil, nil, errClosed
+		return nil, nil, context.Cause(f.ctx)
 	}
 	limit := time.NewTimer(streamTime)
 	defer limit.Stop()
@@ -189,7 +197,7 @@ func (f *forwarder) streams(ctx context.Context,
 	case <-ctx.Done():
 		return nil, nil, context.Cause(ctx)
 	case <-f.ctx.Done():
-		return nil, nil, errClosed
+		return nil, nil, context.Cause(f.ctx)
 	}
 }
 
@@ -219,7 +227,7 @@ func carry(conn net.Conn, data, problems httpstream.Stream) {
 
 // open opens a tunnel to a pod: over a websocket if the API server can, else over SPDY.
 func (f *forwarder) open(ctx context.Context, pod *corev1.Pod) (httpstream.Connection, error) {
-	target := f.base.Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("portforward").URL()
+	target := f.core.Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("portforward").URL()
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
 	defer context.AfterFunc(f.ctx, cancel)()
@@ -263,8 +271,9 @@ func (f *forwarder) openWebsocket(ctx context.Context, target *url.URL) (httpstr
 // tunnelled precedes the name of a protocol that is carried over a websocket (KEP-4006).
 const tunnelled = "SPDY/3.1+"
 
-func (f *forwarder) close() {
-	f.cancel()
+// Close implements Dialer.
+func (f *forwarder) Close(cause error) {
+	f.cancel(cause)
 	f.goroutines.Close()
 	// Goroutines that wait for a dead tunnel end by themselves after half a minute, which is not waited for.
 	ended := make(chan struct{})
