@@ -281,7 +281,7 @@ func (s *Supervisor) deliver(b *bridge, m jupyter.Message) {
 	if s.bridge != b {
 		return // it belongs to an earlier life
 	}
-	s.findGapsLocked(b, jupyter.RawField(m.Header, "msg_id"))
+	s.findGapsLocked(b, &m)
 	parent, err := s.parseParentLocked(&m)
 	if err != nil {
 		b.complain("parent", "parent_header of a message cannot be read", "channel", m.Channel.String(), "err", err)

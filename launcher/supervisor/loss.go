@@ -11,14 +11,16 @@ import (
 )
 
 // findGapsLocked notes the number of a message. It is called with every message, before anything else.
-func (s *Supervisor) findGapsLocked(b *bridge, msgID []byte) {
-	if !b.gaps.Observe(msgID, s.now()) {
+func (s *Supervisor) findGapsLocked(b *bridge, m *jupyter.Message) {
+	if !b.gaps.Observe(jupyter.RawField(m.Header, "msg_id"), s.now()) {
 		return
 	}
 	cell, header := s.lastParentHeader.MsgID, s.lastParent
 	if s.lastParentHeader.MsgType != "execute_request" {
 		if r := s.runningCellLocked(); r != nil {
 			cell, header = r.ID, r.Header
+		} else if r := s.requests.AwaitingReply(jupyter.StringField(m.Parent, "msg_id")); r != nil && r.Executes() {
+			cell, header = r.ID, r.Header // its reply has overtaken all its output, its first status too
 		}
 	}
 	b.gaps.Attribute(cell, header)

@@ -1,10 +1,15 @@
 package supervisor
 
 import (
+	"fmt"
 	"regexp"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // TestSupervisor_LostOutput: a cell shows once how many of its messages the kernel's sockets have lost. It shows that
@@ -39,5 +44,23 @@ func TestSupervisor_LostOutput(t *testing.T) {
 				t.Errorf("the cell says that %d are lost: %s", said, text)
 			}
 		})
+	}
+}
+
+// TestFindGaps_ReplyFirst: a reply that overtakes all output of its cell finds the gap, and the gap belongs to that cell.
+func TestFindGaps_ReplyFirst(t *testing.T) {
+	i := newIdling(t, api.Cull{})
+	c := i.connects("ann")
+	i.sends(c, jupyter.Shell, "execute_request", "cell")()
+	number := func(m jupyter.Message, n int) jupyter.Message {
+		m.Header = fmt.Appendf(nil, `{"msg_id":"kernel_1_%d","msg_type":%q,"session":"kernel"}`, n, jupyter.MsgType(m.Header))
+		return m
+	}
+	request := []byte(`{"msg_id":"cell","msg_type":"execute_request","session":"ann"}`)
+	i.s.deliver(i.b, number(jupyter.New(jupyter.IOPub, "status", "kernel", nil, struct{}{}), 1))
+	i.s.deliver(i.b, number(jupyter.New(jupyter.Shell, "execute_reply", "kernel", request, struct{}{}), 2000))
+	lost := i.b.gaps.Overdue(i.s.now().Add(time.Hour))
+	if len(lost) != 1 || lost[0].Cell != "cell" || lost[0].Missing != 1998 {
+		t.Errorf("lost: %+v", lost)
 	}
 }
