@@ -113,7 +113,7 @@ func (o *Options) Validate() error {
 		}
 	}
 	for _, name := range o.ClientEnv {
-		if !envName.MatchString(name) || reservedEnv(name) {
+		if !envName.MatchString(name) || launcher.ReservedVariable(name) {
 			return wrongOption("ClientEnv", "clients may not set %q", name)
 		}
 	}

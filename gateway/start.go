@@ -29,12 +29,6 @@ const startTime = 30 * time.Second
 
 var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// reservedEnv reports whether a variable belongs to ekg or to Enterprise Gateway, or would end the kernel with some
-// process.
-func reservedEnv(name string) bool {
-	return strings.HasPrefix(name, "EKG_") || strings.HasPrefix(name, "EG_") || name == "JPY_PARENT_PID"
-}
-
 // createKernel answers POST /api/kernels.
 func (g *Gateway) createKernel(w http.ResponseWriter, r *call) error {
 	body, err := g.readObject(w, r)

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
 // inherited are the variables that kernels get from the gateway's environment. Other variables may hold secrets, such
@@ -57,12 +58,8 @@ func kernelEnv(environ, inherit []string, spec kernelspecs.Spec, client map[stri
 	return env, nil
 }
 
-// reserved reports whether kernels never get a variable, even if a client or a kernelspec sets it. These are the
-// gateway's settings, which include its token, and JPY_PARENT_PID: it would make ipykernel end with a process that is
-// not its parent.
-func reserved(name, _ string) bool {
-	return name == "JPY_PARENT_PID" || strings.HasPrefix(name, "EKG_") || strings.HasPrefix(name, "EG_")
-}
+// reserved is launcher.ReservedVariable in the form that maps.DeleteFunc needs.
+func reserved(name, _ string) bool { return launcher.ReservedVariable(name) }
 
 // workingDir returns the first wanted folder that exists, or the root.
 func workingDir(wanted ...string) string {

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
 const (
@@ -72,7 +73,7 @@ func (b *builder) applyClient(pod *corev1.Pod) error {
 		return refused("%s: %s", c.found[0].path, c.found[0].text)
 	}
 	for _, name := range slices.Sorted(maps.Keys(b.req.Env)) {
-		if reservedVariable(name) {
+		if launcher.ReservedVariable(name) {
 			continue
 		}
 		c.kernel.Env = slices.DeleteFunc(c.kernel.Env, func(e corev1.EnvVar) bool { return e.Name == name })

@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
 // container checks the overlay of the kernel's container.
@@ -180,18 +182,12 @@ func (c *checker) security(where string, s *corev1.SecurityContext) {
 	}
 }
 
-// reservedVariable reports whether a variable is never part of a kernel's environment: variables of ekg and of
-// Enterprise Gateway, and JPY_PARENT_PID, which makes ipykernel exit when the process with that id ends.
-func reservedVariable(name string) bool {
-	return name == "JPY_PARENT_PID" || strings.HasPrefix(name, "EKG_") || strings.HasPrefix(name, "EG_")
-}
-
 // variable checks one entry of env.
 func (c *checker) variable(where string, e *corev1.EnvVar) {
 	switch {
 	case !variableName.MatchString(e.Name):
 		c.refuse(where+".name", "%s is not a valid variable name", quoted(e.Name))
-	case reservedVariable(e.Name):
+	case launcher.ReservedVariable(e.Name):
 		c.refuse(where+".name", "%s is reserved for ekg", quoted(e.Name))
 	}
 	from := e.ValueFrom

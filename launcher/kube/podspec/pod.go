@@ -148,7 +148,7 @@ func (b *builder) kernelContainer() corev1.Container {
 	}
 	expanded := b.req.Spec.ExpandEnv(b.req.Env)
 	for _, name := range slices.Sorted(maps.Keys(expanded)) {
-		if !reservedVariable(name) {
+		if !launcher.ReservedVariable(name) {
 			c.Env = append(c.Env, corev1.EnvVar{Name: name, Value: expanded[name]})
 		}
 	}
