@@ -285,3 +285,45 @@ func awaitLeader(t *testing.T, all []*replica) *replica {
 	eventually(t, "one decides", func() bool { return leader(all) != nil })
 	return leader(all)
 }
+
+func (c *testCluster) pod(t *testing.T, name string) *corev1.Pod {
+	t.Helper()
+	pod, err := c.CoreV1().Pods("ns").Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pod
+}
+
+// nobodyDecides opens a gateway that never gets the lease, with a clock that the test moves.
+func nobodyDecides(t *testing.T, c *testCluster, limits launcher.Limits) (*Launcher, *atomic.Int64) {
+	t.Helper()
+	var now atomic.Int64
+	l := openTest(t, c, func(o *Options, tm *timing) {
+		fastReaper(&now)(o, tm)
+		o.Limits = limits
+		tm.decision = 50 * time.Millisecond
+		tm.admission = leaseTiming{duration: time.Hour, renew: 30 * time.Minute, retry: 20 * time.Minute}
+	})
+	return l, &now
+}
+
+// otherLeads makes another gateway, which does nothing, hold the lease.
+func (c *testCluster) otherLeads(t *testing.T) {
+	t.Helper()
+	now := metav1.NowMicro()
+	_, err := c.CoordinationV1().Leases("ns").Create(
+		t.Context(),
+		&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: admissionLease},
+			Spec: coordinationv1.LeaseSpec{
+				HolderIdentity:       new("another"),
+				LeaseDurationSeconds: new(int32(3600)),
+				AcquireTime:          &now,
+				RenewTime:            &now,
+			}},
+		metav1.CreateOptions{},
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+}

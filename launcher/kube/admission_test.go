@@ -12,15 +12,10 @@ import (
 	"testing"
 	"time"
 
-	lru "github.com/hashicorp/golang-lru/v2"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	k8stesting "k8s.io/client-go/testing"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
@@ -139,8 +134,6 @@ func makeRoom(t *testing.T, c *testCluster, all []*replica, limits *testLimits) 
 	}
 }
 
-var _ resourcelock.Interface = (*leaseClock)(nil)
-
 // Without limits, pods have no gate and there is no lease.
 func TestAdmission_WithoutLimits(t *testing.T) {
 	for name, limits := range map[string]launcher.Limits{"none": nil, "none at this moment": func() launcher.Limits {
@@ -163,48 +156,6 @@ func TestAdmission_WithoutLimits(t *testing.T) {
 				t.Errorf("there is a lease: %v", err)
 			}
 		})
-	}
-}
-
-func (c *testCluster) pod(t *testing.T, name string) *corev1.Pod {
-	t.Helper()
-	pod, err := c.CoreV1().Pods("ns").Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pod
-}
-
-// nobodyDecides opens a gateway that never gets the lease, with a clock that the test moves.
-func nobodyDecides(t *testing.T, c *testCluster, limits launcher.Limits) (*Launcher, *atomic.Int64) {
-	t.Helper()
-	var now atomic.Int64
-	l := openTest(t, c, func(o *Options, tm *timing) {
-		fastReaper(&now)(o, tm)
-		o.Limits = limits
-		tm.decision = 50 * time.Millisecond
-		tm.admission = leaseTiming{duration: time.Hour, renew: 30 * time.Minute, retry: 20 * time.Minute}
-	})
-	return l, &now
-}
-
-// otherLeads makes another gateway, which does nothing, hold the lease.
-func (c *testCluster) otherLeads(t *testing.T) {
-	t.Helper()
-	now := metav1.NowMicro()
-	_, err := c.CoordinationV1().Leases("ns").Create(
-		t.Context(),
-		&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: admissionLease},
-			Spec: coordinationv1.LeaseSpec{
-				HolderIdentity:       new("another"),
-				LeaseDurationSeconds: new(int32(3600)),
-				AcquireTime:          &now,
-				RenewTime:            &now,
-			}},
-		metav1.CreateOptions{},
-	)
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -368,204 +319,5 @@ func TestAdmission_Revive(t *testing.T) {
 	}
 	if pod := c.pod(t, idA+"-4"); pod.Annotations[podspec.AnnotationLimit] != "" {
 		t.Errorf("it still says %q", pod.Annotations[podspec.AnnotationLimit])
-	}
-}
-
-// leads makes a launcher hold a lease that lasts, and decide when the test says so.
-func leads(t *testing.T, l *Launcher) *leadership {
-	t.Helper()
-	lease := &leaseClock{Interface: &fakeLock{}, lasts: time.Hour}
-	if err := lease.Update(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: "this"}); err != nil {
-		t.Fatal(err)
-	}
-	gone, err := lru.New[types.UID, bool](8)
-	if err != nil {
-		t.Fatal(err)
-	}
-	now := &leadership{
-		id:      "now",
-		lease:   lease,
-		changed: make(chan struct{}, 1),
-		pods:    map[types.UID]*candidate{},
-		gone:    gone,
-	}
-	l.mu.Lock()
-	l.leadership = now
-	l.mu.Unlock()
-	return now
-}
-
-// An admission without an answer counts until its result is known.
-func TestAdmission_AnswerThatIsLost(t *testing.T) {
-	for name, lost := range map[string]struct {
-		done bool
-		err  error
-	}{
-		"it was not done":                   {false, apierrors.NewInternalError(errors.New("etcdserver: request timed out"))},
-		"it was done":                       {true, apierrors.NewInternalError(errors.New("etcdserver: request timed out"))},
-		"it was done, and nobody says that": {true, errors.New("connection reset by peer")},
-	} {
-		t.Run(name, func(t *testing.T) {
-			c := newTestCluster(t)
-			c.otherLeads(t)
-			var once atomic.Bool
-			c.PrependReactor("patch", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
-				patch, ok := a.(k8stesting.PatchActionImpl)
-				if !ok || !strings.Contains(string(patch.Patch), "schedulingGates") || once.Swap(true) {
-					return false, nil, nil
-				}
-				if lost.done {
-					if _, _, err := c.patchPod(patch); err != nil {
-						t.Error(err)
-					}
-				}
-				return true, nil, lost.err
-			})
-			limits := &testLimits{all: 1, each: 1}
-			l, _ := nobodyDecides(t, c, limits)
-			for _, id := range []string{idA, idB} {
-				if _, _, err := l.Start(t.Context(), testRequest(id)); err != nil {
-					t.Fatal(err)
-				}
-			}
-			now := leads(t, l)
-			if err := l.beginLeading(t.Context(), now); err != nil {
-				t.Fatal(err)
-			}
-			if err := l.decide(t.Context(), now); err == nil {
-				t.Error("nothing was lost")
-			}
-			if err := l.decide(t.Context(), now); err != nil {
-				t.Error(err)
-			}
-			if a, b := c.pod(t, idA+"-1"), c.pod(t, idB+"-1"); podstatus.IsGated(a) || !podstatus.IsGated(b) ||
-				podstatus.IsUndecided(b) {
-				t.Errorf("%v, %v: %+v", podstatus.IsGated(a), podstatus.IsGated(b), c.census())
-			}
-		})
-	}
-}
-
-// fakeLock is a lease whose holder the test sets.
-type fakeLock struct {
-	resourcelock.Interface
-	record  resourcelock.LeaderElectionRecord
-	updated int
-	err     error
-}
-
-func (f *fakeLock) Identity() string { return "this" }
-func (f *fakeLock) Get(context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
-	return &f.record, nil, nil
-}
-
-func (f *fakeLock) Update(_ context.Context, r resourcelock.LeaderElectionRecord) error {
-	f.updated++
-	if f.err == nil {
-		f.record = r
-	}
-	return f.err
-}
-
-func TestLeaseClock(t *testing.T) {
-	f := &fakeLock{}
-	c := &leaseClock{Interface: f, lasts: time.Hour}
-	own, none := resourcelock.LeaderElectionRecord{HolderIdentity: "this"}, resourcelock.LeaderElectionRecord{}
-	step := func(what string, err error, holds bool) {
-		t.Helper()
-		if (err == nil) != (what == "renewed" || what == "given back") || c.holds() != holds {
-			t.Errorf("%s: %v, it holds: %v", what, err, c.holds())
-		}
-	}
-	f.err = errors.New("no answer")
-	step("not renewed", c.Update(t.Context(), own), false)
-	f.err = nil
-	step("renewed", c.Update(t.Context(), own), true)
-	f.record.HolderIdentity = "another"
-	if _, _, err := c.Get(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	before := f.updated
-	step("another's is given back", c.Update(t.Context(), none), false)
-	if f.updated != before {
-		t.Error("another's lease was taken away")
-	}
-	step("renewed", c.Update(t.Context(), own), true)
-	if _, _, err := c.Get(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	step("given back", c.Update(t.Context(), none), false)
-	c.lasts = 0
-	step("renewed", c.Update(t.Context(), own), false)
-
-	from := time.Now()
-	if !within(from, from.Add(3*time.Second), 4*time.Second) || within(from, from.Add(4*time.Second), 4*time.Second) {
-		t.Error("by both clocks")
-	}
-	// The test cannot make the two clocks differ; a time without a monotonic reading stands for that.
-	if within(from, from.Round(0).Add(time.Hour), 4*time.Second) {
-		t.Error("the machine was suspended")
-	}
-}
-
-// A gateway whose lease may have ended decides nothing.
-func TestAdmission_LeaseEndsBeforeTheDecision(t *testing.T) {
-	c := newTestCluster(t)
-	c.otherLeads(t)
-	l, _ := nobodyDecides(t, c, &testLimits{all: 1, each: 1})
-	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
-		t.Fatal(err)
-	}
-	late := leads(t, l)
-	lease := late.lease
-	if err := lease.Update(t.Context(), resourcelock.LeaderElectionRecord{}); err == nil {
-		t.Fatal("what was never read is given back")
-	}
-	if err := errors.Join(l.beginLeading(t.Context(), late), l.decide(t.Context(), late)); !errors.Is(err, errNotHeld) {
-		t.Errorf("%v", err)
-	}
-	if !podstatus.IsUndecided(c.pod(t, idA+"-1")) {
-		t.Error("it was decided about")
-	}
-	own := resourcelock.LeaderElectionRecord{HolderIdentity: "this"}
-	if err := errors.Join(lease.Update(t.Context(), own), l.decide(t.Context(), late)); err != nil ||
-		podstatus.IsUndecided(c.pod(t, idA+"-1")) {
-		t.Errorf("with the lease: %v", err)
-	}
-}
-
-// Before a start is refused, the pods are listed again.
-func TestAdmission_ListsAgainBeforeRefusing(t *testing.T) {
-	c := newTestCluster(t)
-	c.otherLeads(t)
-	l, _ := nobodyDecides(t, c, &testLimits{all: 1, each: 1})
-	for _, id := range []string{idA, idB} {
-		if _, _, err := l.Start(t.Context(), testRequest(id)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	deaf := leads(t, l)
-	l.mu.Lock()
-	l.leadership = nil // no events from informers
-	l.mu.Unlock()
-	for _, id := range []string{idA, idB} {
-		pod := c.pod(t, id+"-1")
-		rec, err := podspec.ReadRecord(pod)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if id == idA {
-			pod.Spec.SchedulingGates = nil // it was admitted, and its pod has gone since
-			if err := c.CoreV1().Pods("ns").Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		deaf.updatePodLocked(pod, rec)
-	}
-	if err := l.decide(t.Context(), deaf); err != nil {
-		t.Fatal(err)
-	}
-	if pod := c.pod(t, idB+"-1"); podstatus.IsGated(pod) {
-		t.Errorf("it was refused: %v", pod.Annotations)
 	}
 }

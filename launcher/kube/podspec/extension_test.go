@@ -1,0 +1,64 @@
+package podspec
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// Any metadata.ekg gives an error for its author or a harmless pod, and never a panic.
+func FuzzExtension(f *testing.F) {
+	for _, name := range []string{"smallest", "fullest"} {
+		text, err := os.ReadFile(filepath.Join("testdata", name, "kernel.json"))
+		if err != nil {
+			f.Fatal(err)
+		}
+		var spec struct {
+			Metadata struct {
+				Ekg json.RawMessage `json:"ekg"`
+			} `json:"metadata"`
+		}
+		if err := json.Unmarshal(text, &spec); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(string(spec.Metadata.Ekg))
+	}
+	f.Add(`{"image": "x", "pod": {"spec": {"containers": [{"name": "kernel", "$patch": "delete"}]}}}`)
+	f.Add(`{"image": "x", "volumes": [{"name": "v", "hostPath": {"path": "/"}}]}`)
+	f.Add(`{"image": "x", "pod": {"metadata": {"labels": null}, "spec": {"hostNetwork": true}}}`)
+	f.Add(`{"image": "x", "resources": {"limits": {"nvidia.com/gpu": "1e30"}}}`)
+	f.Add(`{"image": "x", "nodeSelector": {"$patch": "nonsense"}}`)
+	f.Add(`{"image": "x", "pod": {"spec": {"nodeSelector": {"$retainKeys": "x"}}}}`)
+	f.Fuzz(func(t *testing.T, ekg string) {
+		req := launcher.Request{ID: testID, Spec: specOf(ekg),
+			Env: map[string]string{"KERNEL_CPUS": "1", "KERNEL_GPUS": "1", "KERNEL_UID": "5"}}
+		pod, err := Build(testOptions(), req, testRecord("test"))
+		if err != nil {
+			wantUserError(t, err)
+			return
+		}
+		checkHarmless(t, pod)
+		for _, v := range pod.Spec.Volumes {
+			if v.Secret != nil && v.Name != volumeSecret { // which nothing allows
+				t.Errorf("volume %+v", v)
+			}
+		}
+	})
+}
+
+// kernelspecs.PodKeys are the keys that the builder decodes.
+func TestExtension_Keys(t *testing.T) {
+	var e extension
+	_, problems := kernelspecs.DecodeStrict([]byte(`{"nonsense": 1}`), "x", &e)
+	want := append([]string{"cull", "limits", "transport"}, kernelspecs.PodKeys...)
+	slices.Sort(want)
+	if len(problems) != 1 || problems[0].Message != "cannot be set; valid keys: "+strings.Join(want, ", ") {
+		t.Errorf("got %v, want the keys %v", problems, want)
+	}
+}
