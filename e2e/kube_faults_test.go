@@ -93,7 +93,7 @@ func TestE2E_KubeFaults(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			said(c, "output of before that had not arrived here is lost", 20*time.Second)
+			said(c, "Output that had not reached this page by then is lost", 20*time.Second)
 			if r := c.finish(c.begin("print(x + 1)"), 60*time.Second); r.stdout != "42\n" {
 				return fmt.Errorf("got %q", r.stdout)
 			}

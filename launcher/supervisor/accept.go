@@ -10,6 +10,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/session"
 )
 
 // accept handles a client's message to the kernel.
@@ -17,13 +18,15 @@ func (s *Supervisor) accept(c *clientConn, m jupyter.Message, h jupyter.Header) 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.activateLocked(c)
-	if c.isRepeatedLocked(h.MsgID) {
+	if c.relay && c.session.HasAccepted(h.MsgID) {
 		return nil
 	}
 	if end := s.admitLocked(c, m, h); end != nil {
 		return end
 	}
-	c.rememberLocked(h.MsgID)
+	if c.relay && !c.readOnly {
+		c.session.Accept(h.MsgID)
+	}
 	return nil
 }
 
@@ -74,31 +77,31 @@ func plainKernelInfo(c jupyter.Channel, h jupyter.Header) jupyter.Message {
 }
 
 // rejectLocked answers a request that does not reach the kernel.
-func (s *Supervisor) rejectLocked(sess *session, m *jupyter.Message, h jupyter.Header, ename, reason string) {
+func (s *Supervisor) rejectLocked(sess *session.Session, m *jupyter.Message, h jupyter.Header, ename, reason string) {
 	if h.MsgID == "" || m.Channel == jupyter.Stdin {
 		return
 	}
 	if h.MsgType == "execute_request" {
-		s.log.Append(sess.number, s.noticeLocked(m.Header, "%s", reason), true)
+		s.log.Append(sess.Number, s.noticeLocked(m.Header, "%s", reason), true)
 	}
 	if hasReply(h.MsgType) {
 		s.log.Append(
-			sess.number,
+			sess.Number,
 			s.errorReplyLocked(m.Channel, h.MsgType, m.Header, notice.Failure{Status: "error", Name: ename, Reason: reason}),
 			true,
 		)
 	}
-	s.log.Append(sess.number, s.statusLocked(api.Idle, m.Header), true)
+	s.log.Append(sess.Number, s.statusLocked(api.Idle, m.Header), true)
 }
 
 // answerKernelInfoLocked answers for a busy kernel, which would answer only behind its running cell. Every front end
 // asks this first and shows nothing until it has the answer. The present status follows, because the idle of this
 // answer is not the kernel's.
-func (s *Supervisor) answerKernelInfoLocked(sess *session, m *jupyter.Message) {
-	s.log.Append(sess.number, s.statusLocked(api.Busy, m.Header), true)
+func (s *Supervisor) answerKernelInfoLocked(sess *session.Session, m *jupyter.Message) {
+	s.log.Append(sess.Number, s.statusLocked(api.Busy, m.Header), true)
 	reply := jupyter.New(jupyter.Shell, "kernel_info_reply", s.senderSessionLocked(), m.Header, struct{}{})
 	reply.Content = s.kernelInfo
-	s.log.Append(sess.number, reply, true)
-	s.log.Append(sess.number, s.statusLocked(api.Idle, m.Header), true)
-	s.log.Append(sess.number, s.presentStatusLocked(), true)
+	s.log.Append(sess.Number, reply, true)
+	s.log.Append(sess.Number, s.statusLocked(api.Idle, m.Header), true)
+	s.log.Append(sess.Number, s.presentStatusLocked(), true)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/session"
 )
 
 const (
@@ -28,7 +29,7 @@ func (s *Supervisor) noteCellLocked(m *jupyter.Message, h jupyter.Header) string
 	if id == "" || len(id) > maxCellID {
 		return "" // it is only a label
 	}
-	s.cells.Add(hashID(h.MsgID), id)
+	s.cells.Add(session.HashID(h.MsgID), id)
 	s.lastCell.parent = nil
 	return id
 }
@@ -40,7 +41,7 @@ func (s *Supervisor) cellOfLocked(parent []byte) string {
 		return s.lastCell.id
 	}
 	id := jupyter.StringField(parent, "msg_id")
-	cell, _ := s.cells.Get(hashID(id))
+	cell, _ := s.cells.Get(session.HashID(id))
 	if list := s.requests.ByID(id); len(list) > 0 {
 		cell = list[0].Cell
 	}
@@ -53,8 +54,8 @@ func (s *Supervisor) stampLocked(parent []byte) messagelog.Stamp {
 	return messagelog.Stamp{Time: s.now().UTC(), Epoch: s.epoch, Cell: s.cellOfLocked(parent)}
 }
 
-func newCells() *lru.Cache[idHash, string] {
-	c, err := lru.New[idHash, string](cellsOfPast)
+func newCells() *lru.Cache[session.IDHash, string] {
+	c, err := lru.New[session.IDHash, string](cellsOfPast)
 	if err != nil {
 		panic(err) // only for a size below 1
 	}

@@ -1,89 +1,39 @@
 package supervisor
 
 import (
-	"context"
-	"encoding/binary"
 	"fmt"
 	"net/http"
-	"sync"
+	"slices"
 	"time"
 
 	"github.com/gorilla/websocket"
 
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/flow"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connection"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/session"
 )
 
-const (
-	maxMessage = 512 << 20             // bytes of one message from a client
-	batchBytes = 256 << 10             // bytes written before pings and close requests are checked
-	ackWindow  = 4 << 20               // bytes that may be unacknowledged, or one message
-	ackBytes   = 256 << 10             // bytes after which a numbered ping goes out
-	ackDelay   = 50 * time.Millisecond // the least time between two numbered pings, unless ackBytes are sent
-	ackLatest  = time.Second           // the longest time between a message and the next ping
-	pingIdle   = 15 * time.Second      // between pings when nothing is sent
-	closeGrace = time.Second           // for the peer to answer a close frame
-	farewell   = 2 * time.Second       // for a client to take the rest when the kernel has ended
-)
+// A relay is the jupyter-ekg extension of a jupyter server, between the supervisor and a browser. It asks for
+// jupyter.SubprotocolRelay, and gets the v1 framing behind an opaque cursor of jupyter.RelayCursor bytes. A new
+// connection with the cursor of the last message that was passed on reads on exactly behind it. A relay acknowledges
+// when its browser does. It repeats messages that may not have been accepted, so messages with an accepted msg_id are
+// dropped.
 
-// clientConn is one websocket on .../channels. The handler's goroutine reads, and another one writes.
+// clientConn joins a websocket on .../channels to its session. It is the websocket's connection.Handler.
 type clientConn struct {
-	// Fixed. ws and flow are set when the upgrade is done; until then Supervisor.mu guards flow.
-	s          *Supervisor
-	ws         *websocket.Conn
-	flow       *flow.Conn
-	framing    framing.Framing
-	relay      bool   // speaks jupyter.SubprotocolRelay; framing is V1 then
-	number     uint64 // later connections have higher numbers; numbers of pings begin with it
-	readOnly   bool
-	sessionKey string // in Supervisor.sessions
-	session    *session
-	reader     *messagelog.Reader      // of the log
-	pongs      chan []byte             // pings to answer
-	acks       chan struct{}           // capacity 1: something was acknowledged
-	end        chan framing.CloseError // capacity 1: why to close the websocket
+	s        *Supervisor
+	framing  framing.Framing
+	relay    bool // see connection.Options
+	readOnly bool
 
-	// Guarded by Supervisor.mu.
-	active   bool
-	answered int // pings answered on this connection
-	acked    messagelog.Position
-
-	// Owned by the writer.
-	cursor    messagelog.Position
-	batch     []*messagelog.Entry
-	lastPing  time.Time
-	sincePing int64             // bytes
-	pingNow   bool              // something essential was sent since the last ping: send one at once
-	replaced  map[uint64]string // a copy of the session's
-
-	// Guarded by mu.
-	mu         sync.Mutex
-	sent       int64 // bytes
-	ackedBytes int64
-	acksEver   bool // something was acknowledged, on this connection or an earlier one of the session
-	pingNumber uint64
-	pings      []sentPing
-	largest    suspect // the largest message that is sent and not acknowledged
-	tooBig     bool    // the peer has closed because of a message's size
-	endedHere  bool    // the supervisor closes the connection, or the peer was silent for too long
-}
-
-// sentPing is a numbered ping and the place up to which its pong acknowledges.
-type sentPing struct {
-	number uint64
-	at     messagelog.Position
-	sent   int64
-}
-
-var upgrader = websocket.Upgrader{
-	Subprotocols:     framing.Subprotocols(),
-	CheckOrigin:      func(*http.Request) bool { return true }, // the gateway has checked it
-	HandshakeTimeout: 10 * time.Second,
-	WriteBufferSize:  4 << 10,
-	WriteBufferPool:  &sync.Pool{},
+	// Fixed when the client has joined. Supervisor.mu guards what they point to, except for conn.
+	attachment *session.Attachment
+	session    *session.Session
+	conn       *connection.Conn
 }
 
 // getChannels serves the kernel's websocket.
@@ -91,49 +41,26 @@ func (s *Supervisor) getChannels(w http.ResponseWriter, r *http.Request) error {
 	if !websocket.IsWebSocketUpgrade(r) {
 		return httpError{http.StatusBadRequest, "this is a websocket: an upgrade request is expected"}
 	}
-	c := &clientConn{s: s, readOnly: r.Header.Get(api.HeaderRight) == "read",
-		reader: messagelog.NewReader(), pongs: make(chan []byte, 4), acks: make(chan struct{}, 1),
-		end: make(chan framing.CloseError, 1)}
+	c := &clientConn{s: s, readOnly: r.Header.Get(api.HeaderRight) == api.RightRead}
 	c.framing, c.relay = framing.Choose(r, websocket.Subprotocols(r))
-	if err := s.join(c, sessionName(r, c.readOnly), r.URL.Query().Get("cursor")); err != nil {
+	if err := s.join(c, sessionKey(r, c.readOnly), r.URL.Query().Get("cursor")); err != nil {
 		return err
 	}
 	defer s.leave(c)
-	h := &flow.Hijacker{ResponseWriter: w, Owed: c.owed}
-	ws, err := upgrader.Upgrade(h, r, nil)
-	if err != nil {
-		return nil // the library has sent the error
-	}
-	s.mu.Lock()
-	c.ws, c.flow = ws, h.Conn
-	cut := s.cut
-	s.mu.Unlock()
-	if cut {
-		return ws.Close()
+	if !c.conn.Upgrade(w, r) {
+		return nil
 	}
 	begun := time.Now()
-	s.logger.Info("websocket opened", logkey.Connection, c.number, logkey.Request, requestID(r))
-	c.run()
-	c.mu.Lock()
-	sent := c.sent
-	c.mu.Unlock()
-	s.logger.Info(
-		"websocket closed",
-		logkey.Connection,
-		c.number,
-		logkey.Request,
-		requestID(r),
-		logkey.Took,
-		time.Since(begun),
-		logkey.Sent,
-		sent,
-	)
+	log := s.logger.With(logkey.Connection, c.attachment.Number, logkey.Request, requestID(r))
+	log.Info("websocket opened")
+	sent := c.conn.Serve()
+	log.Info("websocket closed", logkey.Took, time.Since(begun), logkey.Sent, sent)
 	return nil
 }
 
-// sessionName returns the key of a client's session. It keeps users, and clients with the right to read, out of each
-// other's sessions: replies and prompts go to sessions, and every message that a page causes shows its session id.
-func sessionName(r *http.Request, readOnly bool) string {
+// sessionKey returns the key of a client's session, or "". It keeps users, and clients with the right to read, out of
+// each other's sessions: replies and prompts go to sessions, and every message that a page causes shows its session id.
+func sessionKey(r *http.Request, readOnly bool) string {
 	id := r.URL.Query().Get("session_id")
 	if id == "" {
 		return ""
@@ -141,7 +68,8 @@ func sessionName(r *http.Request, readOnly bool) string {
 	return fmt.Sprintf("%s\x00%v\x00%s", r.Header.Get(api.HeaderUser), readOnly, id)
 }
 
-func (s *Supervisor) join(c *clientConn, sessionID, cursor string) error {
+// join attaches a client to its session and makes its connection. leave undoes it.
+func (s *Supervisor) join(c *clientConn, key, cursor string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	select {
@@ -149,83 +77,95 @@ func (s *Supervisor) join(c *clientConn, sessionID, cursor string) error {
 		return errOver
 	default:
 	}
-	s.connNumber++
-	c.number = s.connNumber
-	if err := s.attachLocked(c, sessionID, s.now()); err != nil {
+	if err := s.attachLocked(c, key); err != nil {
 		return err
 	}
-	if c.relay && cursor != "" {
-		c.resumeAtCursorLocked(cursor)
+	if p, ok := s.log.ParseCursor(cursor); ok && c.relay {
+		c.attachment.ResumeAt(p)
 	}
-	c.pingNumber = c.number << 32 // so that a late pong to an earlier connection proves nothing here
+	c.conn = connection.New(connection.Options{
+		Number:        c.attachment.Number,
+		Framing:       c.framing,
+		Relay:         c.relay,
+		Handler:       c,
+		SessionNumber: c.session.Number,
+		Log:           s.log,
+		Cursor:        c.attachment.Cursor,
+		Replaced:      c.attachment.Replaced(),
+		Acknowledges:  c.attachment.Acknowledges(),
+		MaxMessage:    s.maxMessage,
+		Over:          s.over,
+		Logger:        s.logger,
+	})
+	s.clients[c] = struct{}{}
 	s.handlers.Add(1)
-	s.log.Subscribe(c.reader, c.session.number, c.framing)
+	return nil
+}
+
+// attachLocked attaches a client to its session. A new session gets the present state before live messages, with the
+// running cell's parent.
+func (s *Supervisor) attachLocked(c *clientConn, key string) error {
+	o := session.Options{Key: key, ReadOnly: c.readOnly, Tail: s.log.Tail(), Floor: s.floor}
+	a, created, err := s.sessions.Attach(o, s.now())
+	if err != nil {
+		return err
+	}
+	c.attachment, c.session = a, a.Session
+	if created && s.clock.State() != api.Starting { // otherwise the kernel's own first status follows
+		s.log.Append(c.session.Number, s.presentStatusLocked(), true)
+	}
 	return nil
 }
 
 func (s *Supervisor) leave(c *clientConn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.log.Unsubscribe(c.reader, c.framing)
-	s.detachLocked(c, s.now())
+	delete(s.clients, c)
+	s.detachLocked(c, session.End(c.conn.End()))
 	s.handlers.Done()
 }
 
-// run reads and writes until the connection ends.
-func (c *clientConn) run() {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		c.write(ctx)
-		// This ends the reader: at once after an error, otherwise with the peer's close frame or after closeGrace.
-		c.flow.SetDeadline(time.Now().Add(closeGrace)) //nolint:errcheck // a closed connection has no deadline
-	}()
-	c.read()
-	cancel()
-	c.flow.Close() //nolint:errcheck // it may be closed already
-	<-done
+func (s *Supervisor) detachLocked(c *clientConn, end session.End) {
+	now := s.now()
+	if s.sessions.Detach(c.attachment, end, now) {
+		s.lastLeft = now.UTC()
+	}
 }
 
-// owed returns how many bytes the peer has not acknowledged.
-func (c *clientConn) owed() int64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.sent - c.ackedBytes
+// activateLocked notes that a client uses its connection: it has sent a message, or answered pings.
+func (s *Supervisor) activateLocked(c *clientConn) {
+	if s.sessions.Activate(c.attachment) && slices.Contains(s.cfg.Cull.Activity, api.ActivityConnections) {
+		s.clock.Used()
+	}
 }
 
-// pong handles a pong: the peer's websocket has received everything before that numbered ping. Peers may answer only
-// the newest of several pings, so numbers are cumulative.
-func (c *clientConn) pong(data string) {
-	if len(data) != 8 {
-		return
-	}
-	number := binary.BigEndian.Uint64([]byte(data))
-	var at messagelog.Position
-	c.mu.Lock()
-	found := false
-	for i, p := range c.pings {
-		if p.number == number {
-			at, found = p.at, true
-			c.ackedBytes, c.acksEver = p.sent, true
-			if c.largest.seq <= p.at.Seq {
-				c.largest = suspect{}
-			}
-			c.pings = append(c.pings[:0], c.pings[i+1:]...)
-			break
-		}
-	}
-	c.mu.Unlock()
-	if !found {
-		return
-	}
+// Receive implements connection.Handler.
+func (c *clientConn) Receive(m jupyter.Message, h jupyter.Header) *framing.CloseError {
+	return c.s.accept(c, m, h)
+}
+
+// Acknowledge implements connection.Handler.
+func (c *clientConn) Acknowledge(p messagelog.Position) {
 	c.s.mu.Lock()
-	c.session.acksEver = true
-	c.answered++
-	if c.answered > 1 {
+	defer c.s.mu.Unlock()
+	if c.attachment.NotePong() {
 		c.s.activateLocked(c)
 	}
-	c.s.acknowledgeLocked(c, at)
-	c.s.mu.Unlock()
-	poke(c.acks)
+	c.attachment.Acknowledge(p)
+}
+
+// LossNotice implements connection.Handler.
+func (c *clientConn) LossNotice(lost uint64) jupyter.Message {
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	c.s.lost.Add(int64(lost))
+	return c.s.noticeLocked(c.session.LastCell, "%d messages of output are missing here: this page was away or too slow "+
+		"for longer than the gateway keeps output.", lost)
+}
+
+// EndReason implements connection.Handler.
+func (c *clientConn) EndReason() string {
+	c.s.mu.Lock()
+	defer c.s.mu.Unlock()
+	return c.s.endReason
 }

@@ -84,7 +84,7 @@ func (s *Supervisor) factsLocked() facts {
 			reason:      s.reason,
 			waiting:     s.waiting.Text,
 			silent:      s.heartbeatMissed,
-			connections: s.activeConnections,
+			connections: s.sessions.Active(),
 			keepUntil:   s.keepUntil,
 			process:     s.process,
 		},
@@ -92,13 +92,13 @@ func (s *Supervisor) factsLocked() facts {
 		use: useFacts{
 			clock:       c.Version(),
 			state:       c.State(),
-			connections: s.activeConnections,
+			connections: s.sessions.Active(),
 			left:        s.lastLeft,
 			keepUntil:   s.keepUntil,
 			computes:    s.computes,
 		},
 		saved: savedFacts{epoch: s.epoch, requests: s.requests.Version(), started: s.started, idle: idle, left: s.lastLeft,
-			connected: s.activeConnections > 0, keepUntil: s.keepUntil},
+			connected: s.sessions.Active() > 0, keepUntil: s.keepUntil},
 	}
 }
 

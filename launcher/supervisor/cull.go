@@ -18,7 +18,7 @@ import (
 func (s *Supervisor) usageLocked() (u activity.Usage, polling bool) {
 	u, polling = s.clock.Usage()
 	u.Busy = u.Busy || s.computes
-	u.Started, u.Connected, u.Left, u.KeepUntil = s.started, s.activeConnections > 0, s.lastLeft, s.keepUntil
+	u.Started, u.Connected, u.Left, u.KeepUntil = s.started, s.sessions.Active() > 0, s.lastLeft, s.keepUntil
 	return u, polling && !s.computes
 }
 
@@ -76,12 +76,12 @@ func (s *Supervisor) showWarningLocked(p activity.Plan) {
 	if p.Limit == api.LimitIdle {
 		text += " Run a cell to keep it."
 	}
-	for _, sess := range s.sessions {
-		if len(sess.conns) == 0 || len(sess.lastCell) == 0 {
+	for sess := range s.sessions.All() {
+		if !sess.Connected() || len(sess.LastCell) == 0 {
 			continue
 		}
-		if !slices.ContainsFunc(s.warnings, func(l *cellDisplay) bool { return l.session == sess.number }) {
-			s.warnings = append(s.warnings, newCellDisplay(sess.number, sess.lastCell))
+		if !slices.ContainsFunc(s.warnings, func(l *cellDisplay) bool { return l.session == sess.Number }) {
+			s.warnings = append(s.warnings, newCellDisplay(sess.Number, sess.LastCell))
 		}
 	}
 	for _, l := range s.warnings {
@@ -100,13 +100,13 @@ func (s *Supervisor) endWarningLocked(text string) {
 // announceCullLocked shows every session in its last cell why the kernel was culled.
 func (s *Supervisor) announceCullLocked(reason string) {
 	text := "This kernel was ended at " + shownTime(s.now()) + ": " + reason + ". Its variables are gone."
-	for _, sess := range s.sessions {
-		at := slices.IndexFunc(s.warnings, func(l *cellDisplay) bool { return l.session == sess.number })
+	for sess := range s.sessions.All() {
+		at := slices.IndexFunc(s.warnings, func(l *cellDisplay) bool { return l.session == sess.Number })
 		switch {
 		case at >= 0:
 			s.showLocked(s.warnings[at], text)
-		case len(sess.lastCell) > 0:
-			s.showLocked(newCellDisplay(sess.number, sess.lastCell), text)
+		case len(sess.LastCell) > 0:
+			s.showLocked(newCellDisplay(sess.Number, sess.LastCell), text)
 		}
 	}
 	s.warnings = nil

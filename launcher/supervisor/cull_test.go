@@ -120,7 +120,7 @@ func (i *idling) sends(c *clientConn, channel jupyter.Channel, msgType, id strin
 // connects connects a client and makes its connection active.
 func (i *idling) connects(session string) *clientConn {
 	i.t.Helper()
-	c := &clientConn{s: i.s, reader: messagelog.NewReader()}
+	c := &clientConn{s: i.s}
 	if err := i.s.join(c, session, ""); err != nil {
 		i.t.Fatal(err)
 	}
@@ -133,9 +133,9 @@ func (i *idling) connects(session string) *clientConn {
 // shown returns the lines that cells of a session show or have shown, in order.
 func (i *idling) shown(session string) []string {
 	i.s.mu.Lock()
-	sess := i.s.sessions[session]
+	sess := i.s.sessions.Find(session)
 	i.s.mu.Unlock()
-	entries, _, _ := i.s.log.Read(messagelog.Position{}, sess.number, 1<<20, nil)
+	entries, _, _ := i.s.log.Read(messagelog.Position{}, sess.Number, 1<<20, nil)
 	var all []string
 	for _, e := range entries {
 		m := e.Message
@@ -500,7 +500,7 @@ func TestSupervisor_LateRequest(t *testing.T) {
 	i.s.endRequestsLocked(&outcome{reason: "it was idle for 1h0m0s"})
 	i.sends(c, jupyter.Shell, "execute_request", "1")()
 	i.s.announce(api.Dead, "it was idle for 1h0m0s")
-	entries, _, _ := i.s.log.Read(messagelog.Position{}, c.session.number, 1<<20, nil)
+	entries, _, _ := i.s.log.Read(messagelog.Position{}, c.session.Number, 1<<20, nil)
 	var said []string
 	for _, e := range entries {
 		if m := e.Message; jupyter.StringField(m.Parent, "msg_id") == "1" {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"slices"
 	"strings"
@@ -91,11 +92,11 @@ func fuzzMessage(t *testing.T, state api.State, fr framing.Framing, readOnly boo
 	s.clock.Reset(state)
 	s.reason, s.kernelInfo = "it \"ended\"", json.RawMessage(`{"status":"ok"}`)
 	c := &clientConn{s: s, framing: fr, readOnly: readOnly}
-	if err := s.attachLocked(c, "ann", time.Now()); err != nil {
+	if err := s.attachLocked(c, "ann"); err != nil {
 		t.Fatal(err)
 	}
 	for range 3 { // the second is a repetition or another request
-		if end := c.handleMessage(kind, bytes.Clone(data)); end != nil {
+		if end := receive(c, kind, bytes.Clone(data)); end != nil {
 			if !slices.Contains(closeCodes, end.Code) || end.Reason == "" || !utf8.ValidString(end.Reason) ||
 				strings.ContainsFunc(end.Reason, unicode.IsControl) {
 				t.Errorf("ended with %d %q", end.Code, end.Reason)
@@ -104,12 +105,12 @@ func fuzzMessage(t *testing.T, state api.State, fr framing.Framing, readOnly boo
 		}
 	}
 	s.mu.Lock()
-	if s.requests.Len() > 3 || s.requests.Pending(c.session.number) > 3 || len(s.sessions) != 1 {
+	if s.requests.Len() > 3 || s.requests.Pending(c.session.Number) > 3 || s.sessions.Len() != 1 {
 		t.Errorf(
 			"%d requests, %d of them of the session, %d sessions",
 			s.requests.Len(),
-			s.requests.Pending(c.session.number),
-			len(s.sessions),
+			s.requests.Pending(c.session.Number),
+			s.sessions.Len(),
 		)
 	}
 	for r := range s.requests.Open() {
@@ -121,10 +122,10 @@ func fuzzMessage(t *testing.T, state api.State, fr framing.Framing, readOnly boo
 		}
 	}
 	s.mu.Unlock()
-	said, _, _ := s.log.Read(messagelog.Position{}, c.session.number, 1<<20, nil)
+	said, _, _ := s.log.Read(messagelog.Position{}, c.session.Number, 1<<20, nil)
 	for _, e := range said {
 		for _, as := range []framing.Framing{framing.V1, framing.Legacy, framing.TextOnly, framing.JupyterServer} {
-			frame, err := (&clientConn{s: s, framing: as, session: c.session}).encode(e)
+			frame, err := s.log.Encode(e, as)
 			if err != nil {
 				t.Errorf("what was said cannot be sent: %v", err)
 			} else if !frame.Binary && !json.Valid(frame.Data) {
@@ -137,6 +138,19 @@ func fuzzMessage(t *testing.T, state api.State, fr framing.Framing, readOnly boo
 			t.Errorf("log line %q", line)
 		}
 	}
+}
+
+// receive handles a message as a connection does.
+func receive(c *clientConn, kind int, data []byte) *framing.CloseError {
+	m, h, err := framing.Decode(c.framing, kind == websocket.BinaryMessage, data)
+	var end *framing.CloseError
+	switch {
+	case errors.Is(err, framing.ErrIgnored):
+		return nil
+	case errors.As(err, &end):
+		return end
+	}
+	return c.Receive(m, h)
 }
 
 // Any REST request, from a client or another peer of the socket, gets the kernel's answer or a clear rejection.

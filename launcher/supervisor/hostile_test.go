@@ -15,6 +15,8 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connection"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/session"
 )
 
 var reads = http.Header{api.HeaderRight: {"read"}, "User-Agent": {"x"}}
@@ -135,10 +137,8 @@ func TestSupervisor_ForgetsConnections(t *testing.T) {
 	c.result(c.execute("print 1"))
 	var held weak.Pointer[clientConn]
 	r.s.mu.Lock()
-	for _, sess := range r.s.sessions {
-		for served := range sess.conns {
-			held = weak.Make(served)
-		}
+	for served := range r.s.clients {
+		held = weak.Make(served)
 	}
 	r.s.mu.Unlock()
 	_ = c.ws.Close()
@@ -156,21 +156,21 @@ func TestSupervisor_ForgetsOrphans(t *testing.T) {
 	s := New(api.Config{LogLimit: 1 << 20}, "test", quiet())
 	for i := range 3 {
 		c := &clientConn{s: s}
-		if err := s.attachLocked(c, "", s.now()); err != nil {
+		if err := s.attachLocked(c, ""); err != nil {
 			t.Fatal(err)
 		}
 		for n := range maxOutstanding {
 			m := jupyter.New(jupyter.Shell, "odd_request", "", nil, struct{}{})
 			s.registerLocked(c.session, &m, jupyter.Header{MsgID: fmt.Sprint(i, n), MsgType: "odd_request"})
 		}
-		s.detachLocked(c, s.now())
+		s.detachLocked(c, session.End{})
 	}
 	if s.requests.Len() > maxOutstanding {
-		t.Errorf("%d requests of nobody are kept, want at most %d", s.requests.Len(), maxOutstanding)
+		t.Errorf("%d requests of no session are kept, want at most %d", s.requests.Len(), maxOutstanding)
 	}
 	s.abortAllLocked("error", "KernelDied", "test")
 	if s.requests.Len() != 0 {
-		t.Errorf("%d requests, %d of nobody, are left", s.requests.Len(), s.requests.Pending(noSession))
+		t.Errorf("%d requests, %d of no session, are left", s.requests.Len(), s.requests.Pending(noSession))
 	}
 }
 
@@ -178,7 +178,7 @@ func TestSupervisor_ForgetsOrphans(t *testing.T) {
 func TestSession_RestartIsAFloor(t *testing.T) {
 	s := New(api.Config{LogLimit: 1 << 20}, "test", quiet())
 	c := &clientConn{s: s}
-	if err := s.attachLocked(c, "ann", s.now()); err != nil {
+	if err := s.attachLocked(c, "ann"); err != nil {
 		t.Fatal(err)
 	}
 	s.activateLocked(c)
@@ -186,13 +186,13 @@ func TestSession_RestartIsAFloor(t *testing.T) {
 	s.log.Append(everyone, numbered(2, 1), false)
 	s.beginLife(nil, &operation{})
 	tail := s.log.Tail()
-	s.acknowledgeLocked(c, old)
-	if got := c.session.resume; got != tail {
+	c.attachment.Acknowledge(old)
+	if got := c.session.Resume(); got != tail {
 		t.Errorf("session resumes at %v, the new life begins behind %v", got, tail)
 	}
 	later := s.log.Append(everyone, numbered(3, 1), false)
-	s.acknowledgeLocked(c, later)
-	if got := c.session.resume; got != later {
+	c.attachment.Acknowledge(later)
+	if got := c.session.Resume(); got != later {
 		t.Errorf("session resumes at %v, want %v", got, later)
 	}
 }
@@ -237,7 +237,7 @@ func TestSupervisor_StopWithDeafClient(t *testing.T) {
 	case <-time.After(testLimit):
 		t.Fatal("the supervisor does not end")
 	}
-	if took := time.Since(begun); took > farewell+closeGrace+5*time.Second {
+	if took := time.Since(begun); took > connection.EndTimeout+5*time.Second {
 		t.Errorf("it took %v", took)
 	}
 	_ = deaf.ws.Close()

@@ -371,8 +371,8 @@ func (s *Supervisor) beginLife(proc kernelProcess, op *operation) {
 		s.clock.Reset(api.Starting)
 		// A client that returns after a requested restart reads only the new life's messages.
 		s.floor = s.log.Tail()
-		for _, sess := range s.sessions {
-			sess.floor, sess.resume = s.floor, s.floor
+		for sess := range s.sessions.All() {
+			sess.Restart(s.floor)
 		}
 	case s.clock.State() == api.Restarting:
 		s.clock.Reset(api.Restarting)

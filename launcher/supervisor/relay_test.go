@@ -116,9 +116,9 @@ func TestRelay_Reader(t *testing.T) {
 	bob.result(bob.execute("echo mine"))
 	r.s.mu.Lock()
 	defer r.s.mu.Unlock()
-	for _, sess := range r.s.sessions {
-		if sess.accepted != nil && sess.accepted.Len() != 2 {
-			t.Errorf("%d messages count as accepted", sess.accepted.Len())
+	for sess := range r.s.sessions.All() {
+		if n := sess.Accepted(); n != 0 && n != 2 {
+			t.Errorf("%d messages count as accepted", n)
 		}
 	}
 }
@@ -180,7 +180,7 @@ func (r *running) acknowledged(session string, c *client) {
 	eventually(r.t, "everything is acknowledged", func() bool {
 		r.s.mu.Lock()
 		defer r.s.mu.Unlock()
-		return r.s.sessions["\x00false\x00"+session].resume.Seq >= want.Seq
+		return r.s.sessions.Find("\x00false\x00"+session).Resume().Seq >= want.Seq
 	})
 	_ = c.ws.NetConn().Close()
 	<-read
@@ -278,5 +278,5 @@ func TestRelay_PongProvesAcceptance(t *testing.T) {
 
 // acceptedBy returns how many messages of the client's session count as accepted. s.mu is held.
 func (c *client) acceptedBy(r *running) int {
-	return r.s.sessions["\x00false\x00"+c.session].accepted.Len()
+	return r.s.sessions.Find("\x00false\x00" + c.session).Accepted()
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/session"
 )
 
 // savedState returns the present state in the form of the saved state's file.
@@ -22,15 +23,15 @@ func (s *Supervisor) savedState() ([]byte, error) {
 		IdleSince: idle.Since,
 		LongWork:  idle.LongWork,
 		Left:      s.lastLeft,
-		Connected: s.activeConnections > 0,
+		Connected: s.sessions.Active() > 0,
 		KeepUntil: s.keepUntil,
 		Starting:  idle.Starting,
 	}
-	keys := make(map[uint64]string, len(s.sessions))
-	for key, sess := range s.sessions {
-		if sess.id != "" { // otherwise it ends with its connection
-			keys[sess.number] = key
-			b.Sessions = append(b.Sessions, savedstate.Session{Key: key, Cell: sess.lastCell})
+	keys := make(map[uint64]string, s.sessions.Len())
+	for sess := range s.sessions.All() {
+		if sess.Lasting {
+			keys[sess.Number] = sess.Key
+			b.Sessions = append(b.Sessions, savedstate.Session{Key: sess.Key, Cell: sess.LastCell})
 		}
 	}
 	for r := range s.requests.Open() {
@@ -59,82 +60,85 @@ func (s *Supervisor) firstLife() bool {
 // If the kernel lives, its requests are doubtful, as after a broken connection. Requests that have no answer when the
 // kernel answers the supervisor's first request will get none. If the kernel has died meanwhile, all of them end here.
 func (s *Supervisor) restore(lives bool) {
-	b := s.inherited
-	if !lives && b.Epoch == 0 {
+	saved := s.inherited
+	if !lives && saved.Epoch == 0 {
 		return // there was no other supervisor
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.adopted = true
-	s.epoch = max(s.epoch, b.Epoch+1) // beginLife counts this life
-	s.restoreUseLocked(b.Use, lives)
-	heirs := map[string]*session{}
-	for _, h := range b.Sessions {
-		if sess := s.sessions[h.Key]; sess != nil { // its client has returned already
-			heirs[h.Key] = sess
-			if sess.lastCell == nil {
-				sess.lastCell = h.Cell
-			}
+	s.epoch = max(s.epoch, saved.Epoch+1) // beginLife counts this life
+	s.restoreUseLocked(saved.Use, lives)
+	restored := s.restoreSessionsLocked(saved.Sessions)
+	cells := s.restoreRequestsLocked(saved.Requests, restored)
+	s.announceRestoreLocked(restored, cells, lives)
+	if lives {
+		s.adoptRunningLocked(saved.Requests)
+		return
+	}
+	s.abortAllLocked("error", "KernelDied", "the kernel's container ended while its supervisor was away")
+}
+
+// restoreSessionsLocked returns the sessions of the previous supervisor by their keys, as far as there is room. The
+// client of a session may have returned already.
+func (s *Supervisor) restoreSessionsLocked(saved []savedstate.Session) map[string]*session.Session {
+	restored := map[string]*session.Session{}
+	for _, h := range saved {
+		sess := s.sessions.Restore(h.Key, s.now())
+		if sess == nil {
 			continue
 		}
-		if len(s.sessions) >= maxSessions {
-			continue
+		if sess.LastCell == nil {
+			sess.LastCell = h.Cell
 		}
-		s.connNumber++
-		sess := &session{number: s.connNumber, id: h.Key, conns: map[*clientConn]struct{}{}, lastCell: h.Cell, left: s.now()}
-		s.sessions[h.Key], heirs[h.Key] = sess, sess
+		restored[h.Key] = sess
 	}
-	fate := "The kernel runs on with its variables"
-	if !lives {
-		fate = "The kernel has died meanwhile, and another is started"
-	}
-	told := map[uint64][]byte{} // by session: the header of its running or waiting cell, which shows the notice
-	for _, h := range b.Requests {
-		sess := heirs[h.Session]
+	return restored
+}
+
+// restoreRequestsLocked restores the requests of restored sessions. By session number, it returns the header of the
+// first cell that runs or waits.
+func (s *Supervisor) restoreRequestsLocked(
+	saved []*savedstate.Request, restored map[string]*session.Session,
+) (cells map[uint64][]byte) {
+	cells = map[uint64][]byte{}
+	for _, h := range saved {
+		sess := restored[h.Session]
 		if sess == nil {
 			continue
 		}
 		r := &requests.Request{
-			ID:            h.ID,
-			Session:       sess.number,
-			Channel:       h.Channel,
-			Type:          h.Type,
-			Header:        h.Header,
-			Cell:          h.Cell,
-			Main:          h.Main,
-			Replied:       h.Replied,
-			Idled:         h.Idled,
-			Doubtful:      true,
-			LossAnnounced: true,
+			ID: h.ID, Session: sess.Number, Channel: h.Channel, Type: h.Type, Header: h.Header, Cell: h.Cell,
+			Main: h.Main, Replied: h.Replied, Idled: h.Idled, Doubtful: true, LossAnnounced: true,
 		}
 		r.Sent.Store(true)
 		if r.Finished() || r.Channel != jupyter.Shell && r.Channel != jupyter.Control {
 			continue
 		}
 		s.addRequestLocked(r)
-		if r.Executes() && told[r.Session] == nil {
-			told[r.Session] = r.Header
+		if r.Executes() && cells[r.Session] == nil {
+			cells[r.Session] = r.Header
 		}
 	}
-	for _, sess := range heirs {
-		cell := told[sess.number]
+	return cells
+}
+
+// announceRestoreLocked shows each restored session that output is lost, in its running or waiting cell or its last one.
+func (s *Supervisor) announceRestoreLocked(restored map[string]*session.Session, cells map[uint64][]byte, lives bool) {
+	kernel := "The kernel still runs and has its variables"
+	if !lives {
+		kernel = "The kernel has died meanwhile, and another is started"
+	}
+	for _, sess := range restored {
+		cell := cells[sess.Number]
 		if cell == nil {
-			cell = sess.lastCell
+			cell = sess.LastCell
 		}
 		if len(cell) > 0 {
-			s.log.Append(
-				sess.number,
-				s.noticeLocked(cell, "The program that keeps this kernel's output was started again. %s; output of before "+
-					"that had not arrived here is lost.", fate),
-				true,
-			)
+			s.log.Append(sess.Number, s.noticeLocked(cell, "The program that keeps this kernel's output was started again. "+
+				"%s. Output that had not reached this page by then is lost.", kernel), true)
 		}
 	}
-	if lives {
-		s.adoptRunningLocked(b.Requests)
-		return
-	}
-	s.abortAllLocked("error", "KernelDied", "the kernel's container ended while its supervisor was away")
 }
 
 // restoreUseLocked continues the clocks of the previous supervisor. If the kernel is started again, it keeps only its

@@ -14,6 +14,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/session"
 )
 
 // bodyTimeout bounds the time for a request's body.
@@ -114,7 +115,7 @@ func (s *Supervisor) fail(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.As(err, &known):
 	case errors.Is(err, errNotRunning):
 		known = httpError{http.StatusConflict, err.Error()}
-	case errors.Is(err, errTooMany), errors.Is(err, errGateFull):
+	case errors.Is(err, session.ErrTooMany), errors.Is(err, errGateFull):
 		known = httpError{http.StatusServiceUnavailable, err.Error()}
 	case errors.Is(err, errOver):
 		known = httpError{http.StatusNotFound, err.Error()}
@@ -149,7 +150,7 @@ func (s *Supervisor) model() api.Model {
 		Name:           s.cfg.SpecName,
 		LastActivity:   s.clock.LastActivity().UTC().Format(api.TimeFormat),
 		ExecutionState: s.clock.State(),
-		Connections:    s.activeConnections,
+		Connections:    s.sessions.Active(),
 		Reason:         s.shownReasonLocked(),
 	}
 	if at := s.shownPlanLocked().At; !at.IsZero() {
@@ -286,7 +287,7 @@ func (s *Supervisor) currentStatus() (api.Status, <-chan struct{}) {
 		State:        s.clock.State(),
 		Reason:       s.shownReasonLocked(),
 		LastActivity: s.clock.LastActivity().UTC(),
-		Connections:  s.activeConnections,
+		Connections:  s.sessions.Active(),
 		CullAt:       s.shownPlanLocked().At,
 		KeepUntil:    s.keptUntilLocked(),
 		LogBytes:     size,

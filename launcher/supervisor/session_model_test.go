@@ -1,8 +1,6 @@
 package supervisor
 
 import (
-	"encoding/binary"
-	"encoding/hex"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -15,30 +13,32 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/session"
 )
 
 // modelConn is a connection, and what the test knows of it without looking into the supervisor.
 type modelConn struct {
 	c       *clientConn
+	from    messagelog.Position // where it reads on
 	session *modelSession
 	at      uint64 // it has read all its messages up to here
 	acked   uint64
-	pings   []uint64 // what an answer to each would prove
+	pings   []messagelog.Position // what an answer to each would prove
 	pongs   int
-	speaks  bool
+	active  bool
 	cursor  string // of the last message, for relays
 }
 
 // modelSession is a session as the rules describe it. It resumes from the last acknowledgement of the youngest
 // connection that a client uses.
 type modelSession struct {
-	id     string
-	s      *session
-	resume uint64
-	floor  uint64 // where the kernel's present life begins
-	voice  uint64
-	conns  []*modelConn
-	left   time.Time
+	id       string
+	s        *session.Session
+	resume   uint64
+	floor    uint64 // where the kernel's present life begins
+	youngest uint64
+	conns    []*modelConn
+	left     time.Time
 }
 
 // TestSession_Model checks sessions, cursors and acknowledgements against that description. Clients connect, read,
@@ -50,43 +50,43 @@ func TestSession_Model(t *testing.T) {
 		s := New(cfg, "test", slog.New(slog.DiscardHandler))
 		s.now = func() time.Time { return now }
 		s.clock.Ready()
-		type said struct {
-			to *session
+		type entry struct {
+			to *session.Session
 			n  int
 		}
-		var all []said // by seq-1; n is -1 for the supervisor's own
+		var all []entry // by seq-1; n is -1 for the supervisor's own
 		tail := func() uint64 { return uint64(len(all)) }
 		sessions := map[string]*modelSession{}
 		var conns []*modelConn
 		anonymous := 0
 
-		say := func(to *session) {
+		say := func(to *session.Session) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			number := uint64(everyone)
 			if to != nil {
-				number = to.number
+				number = to.Number
 			}
 			s.log.Append(number, numbered(len(all), 0), false)
-			all = append(all, said{to, len(all)})
+			all = append(all, entry{to, len(all)})
 		}
 		pick := func(t *rapid.T) *modelConn {
 			if len(conns) == 0 {
-				t.Skip("nobody is connected")
+				t.Skip("no client is connected")
 			}
 			return conns[rapid.IntRange(0, len(conns)-1).Draw(t, "connection")]
 		}
-		speak := func(m *modelConn) {
-			if m.speaks {
+		activate := func(m *modelConn) {
+			if m.active {
 				return
 			}
-			m.speaks = true
-			if m.session.voice < m.c.number {
-				m.session.voice, m.session.resume = m.c.number, max(m.acked, m.session.floor)
+			m.active = true
+			if m.session.youngest < m.c.attachment.Number {
+				m.session.youngest, m.session.resume = m.c.attachment.Number, max(m.acked, m.session.floor)
 			}
 		}
-		seldom := func(t *rapid.T) { // for actions that make everything before them irrelevant
-			if rapid.IntRange(0, 9).Draw(t, "seldom") > 0 {
+		rarely := func(t *rapid.T) { // for actions that make everything before them irrelevant
+			if rapid.IntRange(0, 9).Draw(t, "rarely") > 0 {
 				t.Skip("not now")
 			}
 		}
@@ -95,19 +95,19 @@ func TestSession_Model(t *testing.T) {
 			conns = slices.DeleteFunc(conns, func(o *modelConn) bool { return o == m })
 			sess := m.session
 			sess.conns = slices.DeleteFunc(sess.conns, func(o *modelConn) bool { return o == m })
-			if sess.left = now; len(sess.conns) == 0 && m.c.session.id == "" {
+			if sess.left = now; len(sess.conns) == 0 && !m.c.session.Lasting {
 				delete(sessions, sess.id)
 			}
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"": func(t *rapid.T) {
 				for _, sess := range sessions {
-					if got := sess.s.resume.Seq; got != sess.resume {
+					if got := sess.s.Resume().Seq; got != sess.resume {
 						t.Fatalf("session %s resumes behind %d, want %d", sess.id, got, sess.resume)
 					}
 				}
 				if n, want := s.model().Connections,
-					len(slices.DeleteFunc(slices.Clone(conns), func(m *modelConn) bool { return !m.speaks })); n != want {
+					len(slices.DeleteFunc(slices.Clone(conns), func(m *modelConn) bool { return !m.active })); n != want {
 					t.Fatalf("%d connections are shown, want %d", n, want)
 				}
 			},
@@ -116,14 +116,14 @@ func TestSession_Model(t *testing.T) {
 					t.Skip("enough")
 				}
 				id := rapid.SampledFrom([]string{"a", "a", "a", "b", ""}).Draw(t, "session")
-				m := &modelConn{c: &clientConn{s: s, reader: messagelog.NewReader(), framing: framing.V1}}
+				m := &modelConn{c: &clientConn{s: s, framing: framing.V1}}
 				key := id
 				if id == "" {
 					anonymous++
 					key = fmt.Sprint("anonymous ", anonymous)
 				}
 				for key, sess := range sessions {
-					if len(sess.conns) == 0 && now.Sub(sess.left) > sessionLife {
+					if len(sess.conns) == 0 && now.Sub(sess.left) > session.Life {
 						delete(sessions, key)
 					}
 				}
@@ -142,9 +142,9 @@ func TestSession_Model(t *testing.T) {
 				if sess == nil {
 					sess = &modelSession{id: key, s: m.c.session, resume: tail()}
 					sessions[key] = sess
-					all = append(all, said{m.c.session, -1}) // the present status
+					all = append(all, entry{m.c.session, -1}) // the present status
 				}
-				m.session = sess
+				m.session, m.from = sess, m.c.attachment.Cursor
 				m.acked = sess.resume
 				if cursor == "" {
 					m.at = sess.resume
@@ -159,7 +159,7 @@ func TestSession_Model(t *testing.T) {
 			},
 			"read": func(t *rapid.T) {
 				m := pick(t)
-				got, at, lost := s.log.Read(m.c.cursor, m.c.session.number, rapid.Int64Range(1, 5000).Draw(t, "bytes"), nil)
+				got, at, lost := s.log.Read(m.from, m.c.session.Number, rapid.Int64Range(1, 5000).Draw(t, "bytes"), nil)
 				if lost > 0 {
 					t.Fatalf("%d lost of a log that has room", lost)
 				}
@@ -180,7 +180,7 @@ func TestSession_Model(t *testing.T) {
 						t.Fatalf("entry %d was skipped", m.at+1)
 					}
 				}
-				m.c.cursor = at
+				m.from = at
 				if len(got) > 0 || m.cursor != "" {
 					b := s.log.Cursor(at)
 					m.cursor = fmt.Sprintf("%x", b[:])
@@ -188,9 +188,7 @@ func TestSession_Model(t *testing.T) {
 			},
 			"ping": func(t *rapid.T) {
 				m := pick(t)
-				m.c.pingNumber++
-				m.c.pings = append(m.c.pings, sentPing{number: m.c.pingNumber, at: m.c.cursor})
-				m.pings = append(m.pings, m.c.cursor.Seq)
+				m.pings = append(m.pings, m.from)
 			},
 			"pong": func(t *rapid.T) { // to any outstanding ping; it answers the earlier ones too
 				m := pick(t)
@@ -198,29 +196,24 @@ func TestSession_Model(t *testing.T) {
 					t.Skip("no ping to answer")
 				}
 				i := rapid.IntRange(0, len(m.pings)-1).Draw(t, "ping")
-				number := m.c.pings[i].number
-				m.c.pong(string(binary.BigEndian.AppendUint64(nil, number)))
+				m.c.Acknowledge(m.pings[i])
 				if m.pongs++; m.pongs > 1 {
-					speak(m)
+					activate(m)
 				}
-				if m.acked = max(m.acked, m.pings[i]); m.session.voice == m.c.number {
+				if m.acked = max(m.acked, m.pings[i].Seq); m.session.youngest == m.c.attachment.Number {
 					m.session.resume = max(m.acked, m.session.floor)
 				}
 				m.pings = m.pings[i+1:]
 			},
-			"a pong to nothing": func(t *rapid.T) {
-				m := pick(t)
-				m.c.pong(rapid.SampledFrom([]string{"", "x", "\x00\x00\x00\x00\x00\x00\x00\x00"}).Draw(t, "payload"))
-			},
-			"speak": func(t *rapid.T) {
+			"activate": func(t *rapid.T) {
 				m := pick(t)
 				s.mu.Lock()
 				s.activateLocked(m.c)
 				s.mu.Unlock()
-				speak(m)
+				activate(m)
 			},
 			"a restart that was asked for": func(t *rapid.T) {
-				seldom(t)
+				rarely(t)
 				s.beginLife(nil, &operation{})
 				s.mu.Lock()
 				s.clock.Ready()
@@ -231,7 +224,7 @@ func TestSession_Model(t *testing.T) {
 			},
 			"cut": func(t *rapid.T) { leave(pick(t)) },
 			"time passes": func(t *rapid.T) {
-				seldom(t)
+				rarely(t)
 				now = now.Add(time.Duration(rapid.IntRange(1, 30).Draw(t, "hours")) * time.Hour)
 			},
 			"requests": func(t *rapid.T) { // some get no answer before their session ends
@@ -253,61 +246,18 @@ func TestSession_Model(t *testing.T) {
 			leave(conns[0])
 		}
 		// Some time after all clients have left, nothing is remembered.
-		now = now.Add(sessionLife + time.Hour)
+		now = now.Add(session.Life + time.Hour)
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.expireSessionsLocked(now)
+		s.sessions.Expire(now)
 		for _, r := range slices.Collect(s.requests.Open()) {
 			if !r.Finished() {
 				s.finishLocked(r)
 			}
 		}
-		if len(s.sessions) > 0 || s.requests.Len() != 0 || s.requests.Pending(noSession) != 0 {
-			t.Fatalf(
-				"left: %d sessions, %d requests, %d orphans",
-				len(s.sessions),
-				s.requests.Len(),
-				s.requests.Pending(noSession),
-			)
+		if s.sessions.Len() > 0 || s.requests.Len() != 0 || s.requests.Pending(noSession) != 0 {
+			t.Fatalf("left: %d sessions, %d requests, %d orphans", s.sessions.Len(), s.requests.Len(),
+				s.requests.Pending(noSession))
 		}
 	})
-}
-
-// TestSession_Youngest: a connection that becomes active after a younger one does not move the session back.
-func TestSession_Youngest(t *testing.T) {
-	s := New(
-		api.Config{Protocol: api.ProtocolVersion, KernelID: testKernelID, LogLimit: 64 << 20},
-		"test",
-		slog.New(slog.DiscardHandler),
-	)
-	s.clock.Ready()
-	older, younger := &clientConn{s: s, reader: messagelog.NewReader()}, &clientConn{s: s, reader: messagelog.NewReader()}
-	for _, c := range []*clientConn{older, younger} {
-		if err := s.join(c, "ann", ""); err != nil {
-			t.Fatal(err)
-		}
-		defer s.leave(c)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	begin := older.session.resume
-	s.activateLocked(younger)
-	s.acknowledgeLocked(younger, s.log.Tail())
-	s.activateLocked(older)
-	if got := older.session.resume; got == begin || got != s.log.Tail() {
-		t.Errorf("the session resumes behind %d, want %d", got.Seq, s.log.Tail().Seq)
-	}
-	// A relay that resumes from an earlier position does not move it back either: its browser may have less.
-	relay := &clientConn{
-		s:       s,
-		reader:  messagelog.NewReader(),
-		relay:   true,
-		session: older.session,
-		acked:   older.session.resume,
-	}
-	cursor := s.log.Cursor(begin)
-	relay.resumeAtCursorLocked(hex.EncodeToString(cursor[:]))
-	if relay.acked != begin || relay.cursor != begin {
-		t.Errorf("the relay reads from %d, and %d counts as acknowledged", relay.cursor.Seq, relay.acked.Seq)
-	}
 }

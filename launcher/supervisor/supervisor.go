@@ -7,7 +7,8 @@
 // up to which the client has everything. A connection is a cursor that moves through the log as fast as its peer reads.
 //
 // Its parts are packages. messagelog keeps messages, requests the unfinished requests, and gaps finds lost messages.
-// activity decides when the kernel is culled. process and child run the kernel's process, here or in another container.
+// session keeps the clients' sessions, and connection serves their websockets. Here, client.go joins the two, bridge.go
+// holds the connections to the kernel, and life.go follows its process. activity decides when the kernel is culled. process and child run the kernel's process, here or in another container.
 // connectionfile chooses the kernel's addresses, and zeromq connects to them. flow paces websockets. logstream serves
 // the log. savedstate saves the state for a supervisor that adopts the kernel. api is shared with other programs.
 //
@@ -39,10 +40,12 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connection"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/logstream"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/session"
 )
 
 const (
@@ -96,10 +99,10 @@ type Supervisor struct {
 	lastWake  time.Time // when status streams were last woken
 
 	// Clients, their requests, and the clock of the kernel's use.
-	sessions          map[string]*session // by sessionName; a connection without session_id has a key of its own
-	requests          requests.Table
-	activeConnections int // connections whose clients use them; see activateLocked
-	clock             activity.Clock
+	sessions session.Table // by sessionKey
+	clients  map[*clientConn]struct{}
+	requests requests.Table
+	clock    activity.Clock
 
 	// The present life of the kernel, and its last messages.
 	epoch            uint64              // number of the life
@@ -116,9 +119,9 @@ type Supervisor struct {
 	lastOutput       time.Time           // when iopub last had a message
 
 	// Followers of the status, notebook cells by request, and readers of the log route.
-	change   chan struct{}              // closed when status streams are woken, and replaced
-	cells    *lru.Cache[idHash, string] // ids of cells by msg_id, including those of finished requests
-	lastCell struct {                   // of the last entry
+	change   chan struct{}                      // closed when status streams are woken, and replaced
+	cells    *lru.Cache[session.IDHash, string] // ids of cells by msg_id, including those of finished requests
+	lastCell struct {                           // of the last entry
 		parent []byte
 		id     string
 	}
@@ -138,10 +141,8 @@ type Supervisor struct {
 	warnings  []*cellDisplay // notices in cells that the kernel will be culled
 	endShown  time.Time      // when the kernel will be culled, as it was shown last
 
-	// Connections and their end.
-	connNumber uint64 // of the newest connection or restored session
-	farewell   string // close reason once over
-	cut        bool   // connections are closed at once
+	// Why the kernel has ended. It is set before over is closed.
+	endReason string
 
 	// Websocket handlers that have not returned. Added to with mu held, while over is open.
 	handlers sync.WaitGroup
@@ -149,19 +150,25 @@ type Supervisor struct {
 
 // New prepares a supervisor; Run does the work. Build is the program's version.
 func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
-	s := &Supervisor{cfg: cfg, build: build, logger: logger.With(logkey.Kernel, cfg.KernelID), now: time.Now,
-		slowStart: slowStart, redialProof: redialProof, beat: heartbeatInterval, logPatience: logstream.Patience,
-		maxMessage: maxMessage, ownSession: jupyter.NewID(), identity: []byte(jupyter.NewID()),
+	s := &Supervisor{
+		cfg: cfg, build: build, logger: logger.With(logkey.Kernel, cfg.KernelID), now: time.Now,
+		slowStart: slowStart, redialProof: redialProof, beat: heartbeatInterval,
+		logPatience: logstream.Patience, maxMessage: connection.MaxMessage,
+		ownSession: jupyter.NewID(), identity: []byte(jupyter.NewID()),
 		operations: make(chan *operation), lossPossible: make(chan struct{}, 1),
-		containerReported: make(chan struct{}, 1), useChanged: make(chan struct{}, 1), over: make(chan struct{}),
-		change: make(chan struct{}), sessions: map[string]*session{}, requests: requests.NewTable(), cells: newCells(),
-		began: time.Now().UTC().Round(0)}
+		containerReported: make(chan struct{}, 1), useChanged: make(chan struct{}, 1),
+		over: make(chan struct{}), change: make(chan struct{}),
+		clients: map[*clientConn]struct{}{}, requests: requests.NewTable(), cells: newCells(),
+		began: time.Now().UTC().Round(0),
+	}
+	s.sessions = session.NewTable(s.orphanLocked)
 	s.log = messagelog.New(messagelog.Options{Limit: cfg.LogLimit, Dir: cfg.SpillDir, Stamp: s.stampLocked})
 	if cfg.Identity != "" {
 		s.identity = []byte(cfg.Identity)
 	}
 	if cfg.ChildSocket != "" {
-		s.container = child.NewContainer(child.ContainerOptions{Socket: cfg.ChildSocket, Grace: cfg.TerminationGrace,
+		s.container = child.NewContainer(child.ContainerOptions{
+			Socket: cfg.ChildSocket, Grace: cfg.TerminationGrace,
 			Measured: func() { poke(s.useChanged) }, Log: s.logger})
 		if cfg.SpillDir != "" {
 			s.stateFile = savedstate.NewFile(cfg.SpillDir)
@@ -184,10 +191,8 @@ func (s *Supervisor) Interrupt() error {
 	if proc != nil && interruptMode(&s.cfg, proc) == "message" {
 		// Through the gate: a kernel that does not read must not block the caller.
 		defer s.mu.Unlock()
-		return s.gates[jupyter.Control].push(
-			jupyter.New(jupyter.Control, "interrupt_request", s.ownSession, nil, struct{}{}),
-			nil,
-		)
+		m := jupyter.New(jupyter.Control, "interrupt_request", s.ownSession, nil, struct{}{})
+		return s.gates[jupyter.Control].push(m, nil)
 	}
 	s.mu.Unlock()
 	if proc == nil {
@@ -323,7 +328,7 @@ func (s *Supervisor) endKernel(op *operation) {
 func (s *Supervisor) endClients(reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.farewell = reason
+	s.endReason = reason
 	close(s.over)
 }
 
@@ -374,7 +379,7 @@ func (s *Supervisor) Run(ctx context.Context) {
 		}()
 	}
 	s.runKernel(ctx)
-	cut := time.AfterFunc(farewell+closeGrace, s.cutClients)
+	cut := time.AfterFunc(connection.EndTimeout, s.cutClients)
 	s.handlers.Wait()
 	cut.Stop()
 	stopJanitor()
@@ -409,14 +414,8 @@ func (s *Supervisor) announceDisk(err error) {
 func (s *Supervisor) cutClients() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.cut = true
-	for _, sess := range s.sessions {
-		for c := range sess.conns {
-			if c.flow != nil {
-				c.noteEndedHere()
-				c.flow.Close() //nolint:errcheck // it may be closed already
-			}
-		}
+	for c := range s.clients {
+		c.conn.Close()
 	}
 }
 

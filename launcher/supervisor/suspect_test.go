@@ -13,6 +13,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
+const cutsAllowed = 3 // as in package session
+
 // refusing is a client behind a proxy with a limit: its connection ends when a message of more than limit bytes
 // arrives. It reads until the cell or the connection has ended, and returns all messages so far.
 func (r *running) refusing(limit int, code int, session, cell string, before []got) (all []got, ended bool) {
@@ -53,7 +55,7 @@ func (r *running) gone(session string) {
 	eventually(r.t, "the end of "+session+"'s connections", func() bool {
 		r.s.mu.Lock()
 		defer r.s.mu.Unlock()
-		return len(r.s.sessions["\x00false\x00"+session].conns) == 0
+		return !r.s.sessions.Find("\x00false\x00" + session).Connected()
 	})
 }
 

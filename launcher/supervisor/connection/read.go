@@ -1,4 +1,4 @@
-package supervisor
+package connection
 
 import (
 	"bytes"
@@ -14,7 +14,7 @@ import (
 )
 
 // read handles the client's messages until the connection ends. It never waits for the kernel.
-func (c *clientConn) read() {
+func (c *Conn) read() {
 	c.ws.SetPongHandler(func(data string) error { c.pong(data); return nil })
 	closing := false
 	c.ws.SetPingHandler(func(data string) error {
@@ -48,15 +48,11 @@ func (c *clientConn) read() {
 			}
 			continue
 		}
-		data, err := readAll(r, c.s.maxMessage)
+		data, err := readAll(r, c.o.MaxMessage)
 		if errors.Is(err, errTooLarge) {
 			closing = true
-			c.closeWith(
-				framing.CloseError{
-					Code:   websocket.CloseMessageTooBig,
-					Reason: fmt.Sprintf("a message of more than %d bytes", c.s.maxMessage),
-				},
-			)
+			reason := fmt.Sprintf("a message of more than %d bytes", c.o.MaxMessage)
+			c.closeWith(framing.CloseError{Code: websocket.CloseMessageTooBig, Reason: reason})
 			continue
 		}
 		if err != nil {
@@ -72,17 +68,15 @@ func (c *clientConn) read() {
 
 // rejectFrames closes the websocket properly if invalid frames have ended reading. Closing the socket with unread bytes
 // in it would reset the connection, and the peer would lose the close frame.
-func (c *clientConn) rejectFrames(err error) {
+func (c *Conn) rejectFrames(err error) {
 	var ended *websocket.CloseError
 	var network net.Error
 	if errors.As(err, &ended) || errors.As(err, &network) || errors.Is(err, net.ErrClosed) {
 		return // the peer or the writer has ended it
 	}
-	c.noteEndedHere()
+	c.noteLocal()
 	if errors.Is(err, websocket.ErrReadLimit) { // the library has sent the close frame of other errors
-		c.writeClose(
-			framing.CloseError{Code: websocket.CloseMessageTooBig, Reason: "a frame that is longer than there can be"},
-		)
+		c.writeClose(framing.CloseError{Code: websocket.CloseMessageTooBig, Reason: "a frame with an impossible length"})
 	}
 	if err := c.flow.Flush(); err != nil {
 		return // the connection is broken
@@ -119,7 +113,7 @@ func readAll(r io.Reader, limit int64) ([]byte, error) {
 }
 
 // closeWith makes the writer close the websocket.
-func (c *clientConn) closeWith(f framing.CloseError) {
+func (c *Conn) closeWith(f framing.CloseError) {
 	select {
 	case c.end <- f:
 	default:
@@ -128,16 +122,16 @@ func (c *clientConn) closeWith(f framing.CloseError) {
 
 // handleMessage handles one message of the client. It returns how to close the websocket if the message is not
 // acceptable.
-func (c *clientConn) handleMessage(kind int, data []byte) *framing.CloseError {
-	m, h, err := framing.Decode(c.framing, kind == websocket.BinaryMessage, data)
+func (c *Conn) handleMessage(kind int, data []byte) *framing.CloseError {
+	m, h, err := framing.Decode(c.o.Framing, kind == websocket.BinaryMessage, data)
 	var end *framing.CloseError
 	switch {
 	case errors.Is(err, framing.ErrIgnored):
-		c.s.logger.Debug("message for no channel of the kernel was ignored")
+		c.o.Logger.Debug("message for no channel of the kernel was ignored")
 		return nil
 	case errors.As(err, &end):
 		return end
 	}
 	m.Header = bytes.Clone(m.Header) // it outlives the rest of the message
-	return c.s.accept(c, m, h)
+	return c.o.Handler.Receive(m, h)
 }

@@ -1,0 +1,134 @@
+package connection
+
+import (
+	"encoding/binary"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/flow"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
+)
+
+const (
+	ackWindow = 4 << 20               // bytes that may be unacknowledged, or one message
+	ackBytes  = 256 << 10             // bytes after which a numbered ping goes out
+	ackDelay  = 50 * time.Millisecond // the least time between two numbered pings, unless ackBytes are sent
+	ackLatest = time.Second           // the longest time between a message and the next ping
+	pingIdle  = 15 * time.Second      // between pings when nothing is sent
+	maxPings  = 1024                  // numbered pings without a pong that are remembered
+)
+
+// largeBytes is the size from which a message may break a connection. No known peer or proxy has a smaller limit.
+const largeBytes = 128 << 10
+
+// sentPing is a numbered ping and the place up to which its pong acknowledges.
+type sentPing struct {
+	number uint64
+	at     messagelog.Position
+	sent   int64
+}
+
+// largeMessage is a message that may break the connection.
+type largeMessage struct {
+	seq  uint64 // 0: there is none
+	size int64  // bytes as sent
+}
+
+// noteSent remembers the largest message that is sent, or begun, and not acknowledged. A smaller one behind it is found
+// when it is the first on a later connection. Only the writer calls it.
+func (c *Conn) noteSent(seq uint64, n int) {
+	if n < largeBytes {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if int64(n) > c.largest.size {
+		c.largest = largeMessage{seq: seq, size: int64(n)}
+	}
+}
+
+// pong handles a pong. Peers may answer only the newest of several pings, so numbers are cumulative.
+func (c *Conn) pong(data string) {
+	if len(data) != 8 {
+		return
+	}
+	at, found := c.answered(binary.BigEndian.Uint64([]byte(data)))
+	if !found {
+		return
+	}
+	c.o.Handler.Acknowledge(at)
+	poke(c.acks)
+}
+
+// answered notes that the peer has received the ping of a number. It returns the place up to which that acknowledges.
+func (c *Conn) answered(number uint64) (at messagelog.Position, found bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, p := range c.pings {
+		if p.number != number {
+			continue
+		}
+		c.ackedBytes, c.acksEver = p.sent, true
+		if c.largest.seq <= p.at.Seq {
+			c.largest = largeMessage{}
+		}
+		c.pings = append(c.pings[:0], c.pings[i+1:]...)
+		return p.at, true
+	}
+	return messagelog.Position{}, false
+}
+
+func (c *Conn) windowFull() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.acksEver && c.sent-c.ackedBytes >= ackWindow
+}
+
+// nextDue returns when the writer has to act again: for the next ping, or because the peer is gone.
+func (c *Conn) nextDue() time.Time {
+	due := c.lastPing.Add(pingIdle)
+	if c.sincePing > 0 {
+		due = c.lastPing.Add(ackDelay)
+		if c.pingOutstanding() {
+			due = c.lastPing.Add(ackLatest)
+		}
+	}
+	if end := c.flow.Deadline(); end.Before(due) {
+		return end.Add(time.Millisecond)
+	}
+	return due
+}
+
+func (c *Conn) pingOutstanding() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.pings) > 0
+}
+
+// writePings sends a numbered ping if one is due.
+func (c *Conn) writePings() error {
+	now := time.Now()
+	since := now.Sub(c.lastPing)
+	switch {
+	case c.sincePing >= ackBytes:
+	case c.pingNow:
+		// JupyterLab reconnects as soon as it reads that the kernel restarts. If that message were not acknowledged by then,
+		// JupyterLab would read it again, as another restart.
+	case c.sincePing > 0 && since >= ackDelay && !c.pingOutstanding():
+	case c.sincePing > 0 && since >= ackLatest:
+	case since >= pingIdle:
+	default:
+		return nil
+	}
+	c.mu.Lock()
+	c.pingNumber++
+	n := c.pingNumber
+	if len(c.pings) >= maxPings { // the peer does not answer; its next pong proves the rest
+		c.pings = append(c.pings[:0], c.pings[maxPings/2:]...)
+	}
+	c.pings = append(c.pings, sentPing{number: n, at: c.cursor, sent: c.sent})
+	c.mu.Unlock()
+	c.lastPing, c.sincePing, c.pingNow = now, 0, false
+	return c.ws.WriteControl(websocket.PingMessage, binary.BigEndian.AppendUint64(nil, n), now.Add(flow.Patience))
+}

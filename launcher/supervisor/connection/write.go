@@ -1,0 +1,182 @@
+package connection
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
+	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/flow"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
+)
+
+const batchBytes = 256 << 10 // bytes written before pings and close requests are checked
+
+// write moves the cursor through the log until the connection ends. It is long because one loop handles everything that
+// a writer waits for.
+func (c *Conn) write(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var restOver <-chan time.Time
+	over := c.o.Over
+	var pace flow.Pacer
+	for {
+		c.flow.Cork()
+		more, err := c.writeBatch()
+		if err == nil {
+			err = c.writePings()
+		}
+		if ferr := c.flow.Flush(); err == nil {
+			err = ferr
+		}
+		if err != nil {
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				c.noteLocal()
+			}
+			if !errors.Is(err, websocket.ErrCloseSent) { // the reader has sent it, and waits for the peer
+				c.flow.Close() //nolint:errcheck // the connection is broken already
+			}
+			return
+		}
+		if more {
+			poke(c.reader.Wake) // the next round checks everything else first
+		} else if restOver != nil && !c.windowFull() {
+			c.writeEnd()
+			return
+		}
+		wake, due := c.reader.Wake, time.Until(c.nextDue())
+		if wait := pace.Wrote(len(c.batch), time.Now()); wait > 0 {
+			wake, due = nil, min(wait, due)
+		}
+		timer.Reset(due)
+		select {
+		case <-ctx.Done():
+			return
+		case <-wake:
+		case <-c.reader.Urgent:
+		case <-c.acks:
+		case data := <-c.pongs:
+			if err := c.ws.WriteControl(websocket.PongMessage, data, time.Now().Add(flow.Patience)); err != nil {
+				return
+			}
+		case f := <-c.end:
+			c.writeClose(f)
+			return
+		case <-over:
+			over, restOver = nil, time.After(restTimeout)
+		case <-restOver:
+			c.writeEnd()
+			return
+		case <-timer.C:
+			if time.Now().After(c.flow.Deadline()) {
+				c.noteLocal()
+				c.flow.Close() //nolint:errcheck // the peer is gone
+				return
+			}
+		}
+	}
+}
+
+// writeEnd closes the websocket because the kernel has ended. Clients compare the beginning of the reason.
+func (c *Conn) writeEnd() {
+	reason := "the kernel is gone: " + c.o.Handler.EndReason()
+	c.writeClose(framing.CloseError{Code: websocket.CloseNormalClosure, Reason: reason})
+}
+
+func (c *Conn) writeClose(f framing.CloseError) {
+	c.noteLocal()
+	closing := websocket.FormatCloseMessage(f.Code, framing.ShortReason(f.Reason))
+	err := c.ws.WriteControl(websocket.CloseMessage, closing, time.Now().Add(closeGrace))
+	if err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, websocket.ErrCloseSent) {
+		c.o.Logger.Debug("close frame was not delivered", logkey.Err, err)
+	}
+}
+
+// writeBatch sends entries of the log, up to batchBytes, and reports whether there may be more.
+func (c *Conn) writeBatch() (more bool, err error) {
+	if c.windowFull() {
+		c.batch = c.batch[:0]
+		return false, nil
+	}
+	batch, now, lost := c.o.Log.Read(c.cursor, c.o.SessionNumber, batchBytes, c.batch)
+	if lost > 0 {
+		if err := c.writeLoss(lost); err != nil {
+			return false, err
+		}
+	}
+	for _, e := range batch {
+		f, err := c.encode(e)
+		if err != nil {
+			c.o.Logger.Warn("message of the kernel cannot be sent in this framing", logkey.Err, err)
+			continue
+		}
+		c.pingNow = c.pingNow || e.Essential
+		c.noteSent(e.At.Seq, len(f.Data))
+		if err := c.writeFrame(e.At, f); err != nil {
+			return false, err
+		}
+	}
+	clear(batch)
+	c.batch = batch
+	more = now.Seq != c.cursor.Seq
+	c.cursor = now
+	return more, nil
+}
+
+// writeFrame sends the entry at a position in the log.
+func (c *Conn) writeFrame(at messagelog.Position, f *framing.Frame) error {
+	kind := websocket.TextMessage
+	if f.Binary {
+		kind = websocket.BinaryMessage
+	}
+	c.mu.Lock()
+	c.sent += int64(len(f.Data))
+	c.mu.Unlock()
+	c.sincePing += int64(len(f.Data))
+	if c.o.Relay {
+		return c.writeRelayed(at, f)
+	}
+	return c.ws.WriteMessage(kind, f.Data)
+}
+
+// writeRelayed sends a frame behind its cursor as one websocket message. It does not copy large frames.
+func (c *Conn) writeRelayed(at messagelog.Position, f *framing.Frame) error {
+	w, err := c.ws.NextWriter(websocket.BinaryMessage)
+	if err != nil {
+		return err
+	}
+	cursor := c.o.Log.Cursor(at)
+	if _, err := w.Write(cursor[:]); err != nil {
+		return err
+	}
+	if _, err := w.Write(f.Data); err != nil {
+		return err
+	}
+	return w.Close()
+}
+
+// writeLoss tells a client that was away or slow how many messages of output it has missed.
+func (c *Conn) writeLoss(lost uint64) error {
+	m := c.o.Handler.LossNotice(lost)
+	f, err := framing.Encode(&m, c.o.Framing)
+	if err != nil {
+		return err
+	}
+	return c.writeFrame(c.cursor, f)
+}
+
+// encode returns an entry in the connection's framing, or the notice that replaces it.
+func (c *Conn) encode(e *messagelog.Entry) (*framing.Frame, error) {
+	why, replaced := c.o.Replaced[e.At.Seq]
+	if !replaced {
+		return c.o.Log.Encode(e, c.o.Framing)
+	}
+	m := notice.LeftOut(&e.Message, why)
+	return framing.Encode(&m, c.o.Framing)
+}

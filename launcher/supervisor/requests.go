@@ -1,0 +1,66 @@
+package supervisor
+
+import (
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/session"
+)
+
+const (
+	maxOutstanding = 4096            // unfinished requests of one session; beyond, the oldest is dropped
+	idleGrace      = 5 * time.Second // silence after a reply before a missing idle counts as lost
+)
+
+// everyone addresses an entry of the log to all sessions.
+const everyone = 0
+
+// noSession is the session number of requests whose session has ended.
+const noSession = 0
+
+// hasReply reports whether requests of the type are answered on their own channel. Comm messages are not answered
+// (jupyter-client messaging page, "Custom Messages").
+func hasReply(msgType string) bool {
+	return msgType != "comm_open" && msgType != "comm_msg" && msgType != "comm_close"
+}
+
+// orphanLocked is called when a session was removed. Its requests stay, and their replies are dropped.
+func (s *Supervisor) orphanLocked(sess *session.Session) {
+	s.requests.Orphan(sess.Number)
+	for s.requests.Pending(noSession) > maxOutstanding {
+		s.finishLocked(s.requests.Oldest(noSession))
+	}
+}
+
+// registerLocked adds a request before it goes to the kernel. It returns nil if no answer to the message is awaited.
+func (s *Supervisor) registerLocked(sess *session.Session, m *jupyter.Message, h jupyter.Header) *requests.Request {
+	if h.MsgID == "" || m.Channel == jupyter.Stdin {
+		return nil // an input_reply is an answer
+	}
+	if s.requests.Pending(sess.Number) >= maxOutstanding {
+		s.finishLocked(s.requests.Oldest(sess.Number))
+	}
+	if h.MsgType == "execute_request" {
+		sess.LastCell = m.Header
+	}
+	r := &requests.Request{ID: h.MsgID, Session: sess.Number, Channel: m.Channel, Type: h.MsgType, Header: m.Header,
+		Cell: s.noteCellLocked(m, h), Main: h.Subshell == "", Replied: !hasReply(h.MsgType)}
+	s.addRequestLocked(r)
+	return r
+}
+
+func (s *Supervisor) addRequestLocked(r *requests.Request) {
+	s.requests.Add(r)
+	s.clock.Await(r.ID, r.Type)
+}
+
+func (s *Supervisor) finishLocked(r *requests.Request) {
+	s.requests.Finish(r)
+	s.clock.Forget(r.ID)
+}
+
+// runningCellLocked returns the execute_request that runs according to the statuses, or nil.
+func (s *Supervisor) runningCellLocked() *requests.Request {
+	return s.requests.RunningCell(s.clock.IsBusy)
+}

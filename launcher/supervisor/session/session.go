@@ -1,0 +1,95 @@
+// Package session is what a supervisor remembers of the kernel's clients. A session is a client over all its
+// connections: a Jupyter session id, as in ?session_id=, and the position in the log up to which the client has
+// everything. A client that returns reads on from there.
+//
+// The package is a state machine: connections are attached and detached, become active, and acknowledge. It has no
+// goroutines, no locks and no clock, and it never touches a websocket or the log. A Table, its sessions and their
+// attachments are guarded by one lock of their owner.
+package session
+
+import (
+	"crypto/sha256"
+	"time"
+
+	lru "github.com/hashicorp/golang-lru/v2/simplelru"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
+)
+
+// acceptedKept bounds the msg_ids of accepted messages for each session of a relay. It is more than jupyter-ekg holds
+// back at a time: 10,000 messages of a page and as many of the previous page.
+const acceptedKept = 20480
+
+// Session is a client over all its connections.
+type Session struct {
+	Number   uint64 // unique among the kernel's sessions and connections, and not 0
+	Key      string // in the Table
+	Lasting  bool   // it outlives its connections, because its client has a session id
+	LastCell []byte // header of the client's last execute_request, or nil; notices are shown there
+
+	resume      messagelog.Position
+	floor       messagelog.Position // resume is never before it
+	connections int                 // that are attached
+	youngest    uint64              // number of the youngest active connection, whose acknowledgements move resume
+	left        time.Time           // when the last connection was detached
+
+	suspect      suspect                    // the message that may have broken the last connections
+	replaced     map[uint64]string          // by Seq: messages that are replaced by a notice, and why
+	accepted     *lru.LRU[IDHash, struct{}] // msg_ids of accepted messages of relays; nil before the first
+	acknowledges bool                       // the client has acknowledged something, so its working connections do
+}
+
+// Connected reports whether the session has a connection.
+func (s *Session) Connected() bool { return s.connections > 0 }
+
+// Resume returns the position from which a returning client reads on.
+func (s *Session) Resume() messagelog.Position { return s.resume }
+
+// Restart makes a returning client read on from p: it reads only messages of the kernel's life that begins there.
+func (s *Session) Restart(p messagelog.Position) { s.floor, s.resume = p, p }
+
+func (s *Session) resumeAt(p messagelog.Position) {
+	if p.Seq < s.floor.Seq {
+		p = s.floor
+	}
+	s.resume = p
+}
+
+// Accept remembers that a relay's message was accepted. A relay repeats messages that may not have been accepted. Old
+// msg_ids are forgotten; see acceptedKept.
+func (s *Session) Accept(msgID string) {
+	if msgID == "" {
+		return
+	}
+	if s.accepted == nil {
+		accepted, err := lru.NewLRU[IDHash, struct{}](acceptedKept, nil)
+		if err != nil {
+			panic(err) // only for a size below 1
+		}
+		s.accepted = accepted
+	}
+	s.accepted.Add(HashID(msgID), struct{}{})
+}
+
+// HasAccepted reports whether a relay's message with the msg_id was accepted before.
+func (s *Session) HasAccepted(msgID string) bool {
+	return msgID != "" && s.accepted != nil && s.accepted.Contains(HashID(msgID))
+}
+
+// Accepted returns how many accepted messages are remembered.
+func (s *Session) Accepted() int {
+	if s.accepted == nil {
+		return 0
+	}
+	return s.accepted.Len()
+}
+
+// IDHash stands for a msg_id where many are remembered. A client chooses the length of a msg_id, up to
+// framing.MaxHeader bytes.
+type IDHash [16]byte
+
+// HashID returns the hash of a msg_id.
+func HashID(id string) IDHash {
+	sum := sha256.Sum256([]byte(id))
+	return IDHash(sum[:])
+}

@@ -1,0 +1,176 @@
+package session_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/session"
+)
+
+var now = time.Unix(1e9, 0)
+
+func at(seq uint64) messagelog.Position { return messagelog.Position{Seq: seq} }
+
+// attach attaches a connection to the session with a key.
+func attach(t *testing.T, table *session.Table, o session.Options) *session.Attachment {
+	t.Helper()
+	a, _, err := table.Attach(o, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func newTable() *session.Table {
+	t := session.NewTable(func(*session.Session) {})
+	return &t
+}
+
+// TestSession_Youngest: a connection that becomes active after a younger one does not move the session back.
+func TestSession_Youngest(t *testing.T) {
+	table := newTable()
+	older := attach(t, table, session.Options{Key: "ann", Tail: at(1)})
+	younger := attach(t, table, session.Options{Key: "ann", Tail: at(2)})
+	ann := older.Session
+	if younger.Session != ann || younger.Cursor != at(1) {
+		t.Fatalf("the second connection reads from %d", younger.Cursor.Seq)
+	}
+	table.Activate(younger)
+	younger.Acknowledge(at(5))
+	table.Activate(older)
+	older.Acknowledge(at(3))
+	if got := ann.Resume(); got != at(5) {
+		t.Errorf("the session resumes behind %d, want 5", got.Seq)
+	}
+}
+
+// TestAttachment_ResumeAt: a relay that resumes from an earlier position moves back what counts as acknowledged, since
+// its browser may have less. It never resumes before the floor.
+func TestAttachment_ResumeAt(t *testing.T) {
+	table := newTable()
+	first := attach(t, table, session.Options{Key: "ann", Tail: at(4), Floor: at(2)})
+	table.Activate(first)
+	first.Acknowledge(at(9))
+	relay := attach(t, table, session.Options{Key: "ann"})
+	relay.ResumeAt(at(1))
+	if relay.Cursor != at(9) {
+		t.Errorf("it reads from %d, which is before the floor", relay.Cursor.Seq)
+	}
+	relay.ResumeAt(at(4))
+	if relay.Cursor != at(4) || first.Session.Resume() != at(9) {
+		t.Errorf("it reads from %d, and the session resumes behind %d", relay.Cursor.Seq, first.Session.Resume().Seq)
+	}
+	table.Activate(relay)
+	if got := first.Session.Resume(); got != at(4) {
+		t.Errorf("the session of an active relay resumes behind %d, want 4", got.Seq)
+	}
+}
+
+// TestTable_Attach: a full table evicts the session that left first, and never one with a connection.
+func TestTable_Attach(t *testing.T) {
+	const most = 64
+	var removed []string
+	table := session.NewTable(func(s *session.Session) { removed = append(removed, s.Key) })
+	key := func(n int) string { return string(rune('A' + n)) }
+	var all []*session.Attachment
+	for n := range most {
+		all = append(all, attach(t, &table, session.Options{Key: key(n)}))
+	}
+	if _, _, err := table.Attach(session.Options{Key: "another"}, now); !errors.Is(err, session.ErrTooMany) {
+		t.Errorf("one more connection: got %v", err)
+	}
+	for n, a := range all[:2] {
+		table.Detach(a, session.End{}, now.Add(time.Duration(n)*time.Second))
+	}
+	attach(t, &table, session.Options{Key: "another"})
+	if len(removed) != 1 || removed[0] != key(0) || table.Len() != most {
+		t.Errorf("removed %q, and %d are left", removed, table.Len())
+	}
+	table.Expire(now.Add(session.Life + time.Minute))
+	if len(removed) != 2 || removed[1] != key(1) || table.Len() != most-1 {
+		t.Errorf("removed %q, and %d are left", removed, table.Len())
+	}
+	if table.Restore("B", now) == nil || table.Restore("C", now) != all[2].Session {
+		t.Error("restored sessions are not those of the table")
+	}
+	if table.Restore("no room", now) != nil {
+		t.Error("a session was restored into a full table")
+	}
+}
+
+// TestTable_Active: the table counts connections whose clients use them.
+func TestTable_Active(t *testing.T) {
+	table := newTable()
+	a, b := attach(t, table, session.Options{}), attach(t, table, session.Options{})
+	if a.Session == b.Session {
+		t.Fatal("two connections without a session id share a session")
+	}
+	if a.NotePong() || !a.NotePong() {
+		t.Error("the second pong, and not the first, shows a client")
+	}
+	if !table.Activate(a) || table.Activate(a) || table.Active() != 1 {
+		t.Errorf("%d are active, want 1", table.Active())
+	}
+	if table.Detach(b, session.End{}, now) || !table.Detach(a, session.End{}, now) || table.Active() != 0 {
+		t.Errorf("%d are active, want 0", table.Active())
+	}
+	if table.Len() != 0 {
+		t.Errorf("%d sessions outlive their connections", table.Len())
+	}
+}
+
+// TestTable_Detach: a message is replaced after three connections have broken with it, or one that names its size.
+func TestTable_Detach(t *testing.T) {
+	for name, test := range map[string]struct {
+		acknowledges bool
+		end          session.End
+		want         int // connections that break; 0: the message is not replaced
+	}{
+		"cut":                        {true, session.End{Unacknowledged: 7}, 3},
+		"too big":                    {true, session.End{Unacknowledged: 7, TooBig: true}, 1},
+		"too big, no pong ever":      {false, session.End{Unacknowledged: 7, TooBig: true}, 1},
+		"no pong ever":               {false, session.End{Unacknowledged: 7}, 0},
+		"closed by the supervisor":   {true, session.End{Unacknowledged: 7, Local: true}, 0},
+		"acknowledged before":        {true, session.End{Unacknowledged: 2}, 0},
+		"nothing was unacknowledged": {true, session.End{}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			table := newTable()
+			for n := 1; n <= 6; n++ {
+				a := attach(t, table, session.Options{Key: "ann", Tail: at(3)})
+				if n > 1 && n-1 == test.want {
+					if why := a.Replaced()[test.end.Unacknowledged]; why == "" {
+						t.Errorf("not replaced after %d connections", n-1)
+					}
+					return
+				}
+				if len(a.Replaced()) > 0 {
+					t.Fatalf("replaced after %d connections", n-1)
+				}
+				table.Activate(a)
+				if test.acknowledges {
+					a.NotePong()
+				}
+				table.Detach(a, test.end, now)
+			}
+			if test.want != 0 {
+				t.Error("never replaced")
+			}
+		})
+	}
+}
+
+// TestSession_Accept: accepted messages are remembered, up to a bound.
+func TestSession_Accept(t *testing.T) {
+	ann := attach(t, newTable(), session.Options{Key: "ann"}).Session
+	if ann.HasAccepted("1") || ann.Accepted() != 0 {
+		t.Error("a new session has accepted something")
+	}
+	ann.Accept("1")
+	ann.Accept("")
+	if !ann.HasAccepted("1") || ann.HasAccepted("2") || ann.HasAccepted("") || ann.Accepted() != 1 {
+		t.Errorf("%d messages are remembered", ann.Accepted())
+	}
+}

@@ -1,0 +1,163 @@
+package session
+
+import (
+	"errors"
+	"iter"
+	"maps"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
+)
+
+// Life is how long a session is kept after the end of its last connection.
+const Life = 24 * time.Hour
+
+// Bounds of what clients may make a supervisor remember.
+const (
+	maxSessions    = 64 // sessions of one kernel
+	maxConnections = 64 // websockets of one kernel
+)
+
+// ErrTooMany is returned if a kernel has as many sessions or connections as it can have.
+var ErrTooMany = errors.New("too many sessions or connections on this kernel")
+
+// Table holds a kernel's sessions. NewTable makes one.
+type Table struct {
+	sessions    map[string]*Session // by key
+	removed     func(*Session)
+	number      uint64 // of the newest connection or restored session
+	connections int    // that are attached
+	active      int    // connections whose clients use them
+}
+
+// NewTable returns a table without sessions. It calls removed for each session that it removes.
+func NewTable(removed func(*Session)) Table {
+	return Table{sessions: map[string]*Session{}, removed: removed}
+}
+
+// Len returns the number of sessions.
+func (t *Table) Len() int { return len(t.sessions) }
+
+// All returns the sessions in no order.
+func (t *Table) All() iter.Seq[*Session] { return maps.Values(t.sessions) }
+
+// Find returns the session with a key, or nil.
+func (t *Table) Find(key string) *Session { return t.sessions[key] }
+
+// Active returns the number of connections whose clients use them.
+func (t *Table) Active() int { return t.active }
+
+// Options describe a connection that is attached.
+type Options struct {
+	Key      string              // of its session; "": a session of its own, which ends with the connection
+	ReadOnly bool                // the client may not read what was logged before its session
+	Tail     messagelog.Position // the log's present end, where a new session begins
+	Floor    messagelog.Position // where the kernel's present life begins
+}
+
+// Attach attaches a connection to its session. It creates the session if there is none, and evicts an old one for it if
+// it has to. The error is ErrTooMany.
+func (t *Table) Attach(o Options, now time.Time) (a *Attachment, created bool, err error) {
+	t.Expire(now)
+	if t.connections >= maxConnections {
+		return nil, false, ErrTooMany
+	}
+	s := t.sessions[o.Key]
+	created = o.Key == "" || s == nil
+	if created && len(t.sessions) >= maxSessions && !t.evict() {
+		return nil, false, ErrTooMany
+	}
+	t.number++
+	if created {
+		s = &Session{Number: t.number, Key: o.Key, Lasting: o.Key != "", resume: o.Tail, floor: o.Floor}
+		if o.ReadOnly {
+			s.floor = s.resume // a cursor may be any position, and a reader may not see the log
+		}
+		if !s.Lasting {
+			s.Key = "connection " + jupyter.NewID()
+		}
+		t.sessions[s.Key] = s
+	}
+	s.connections++
+	t.connections++
+	return &Attachment{Number: t.number, Session: s, Cursor: s.resume, acked: s.resume}, created, nil
+}
+
+// Activate notes that a client uses the connection. It reports whether that was not known before.
+func (t *Table) Activate(a *Attachment) bool {
+	if a.active {
+		return false
+	}
+	a.active = true
+	t.active++
+	if a.Session.youngest < a.Number {
+		a.Session.youngest = a.Number
+		a.Session.resumeAt(a.acked)
+	}
+	return true
+}
+
+// Detach removes a connection that has ended from its session. It reports whether this was the last active connection
+// of the kernel.
+func (t *Table) Detach(a *Attachment, end End, now time.Time) (lastActive bool) {
+	a.noteEnd(end)
+	t.connections--
+	if a.active {
+		t.active--
+		lastActive = t.active == 0
+	}
+	s := a.Session
+	if s.connections--; s.connections > 0 {
+		return lastActive
+	}
+	s.left = now
+	if !s.Lasting {
+		t.remove(s)
+	}
+	return lastActive
+}
+
+// Restore returns the session with a key. If there is none, it creates the session as one whose client is away, and
+// returns nil if the table is full.
+func (t *Table) Restore(key string, now time.Time) *Session {
+	if s := t.sessions[key]; s != nil {
+		return s
+	}
+	if len(t.sessions) >= maxSessions {
+		return nil
+	}
+	t.number++
+	s := &Session{Number: t.number, Key: key, Lasting: true, left: now}
+	t.sessions[key] = s
+	return s
+}
+
+// Expire removes the sessions whose clients have been away for longer than Life.
+func (t *Table) Expire(now time.Time) {
+	for _, s := range t.sessions {
+		if !s.Connected() && now.Sub(s.left) > Life {
+			t.remove(s)
+		}
+	}
+}
+
+// evict removes the session that left first. It reports false if every session has a connection.
+func (t *Table) evict() bool {
+	var oldest *Session
+	for _, s := range t.sessions {
+		if !s.Connected() && (oldest == nil || s.left.Before(oldest.left)) {
+			oldest = s
+		}
+	}
+	if oldest == nil {
+		return false
+	}
+	t.remove(oldest)
+	return true
+}
+
+func (t *Table) remove(s *Session) {
+	delete(t.sessions, s.Key)
+	t.removed(s)
+}
