@@ -35,9 +35,7 @@ type apiProxy struct {
 // credentials is sent with those of the cluster's administrator.
 func (c *cluster) newAPIProxy(t *testing.T) *apiProxy {
 	t.Helper()
-	if c.script == "" {
-		t.Skip("a cluster that is not the tests' own lets nobody between itself and its clients")
-	}
+	c.needsOwn(t, "a proxy uses the keys of its API server")
 	pair := func(name string) tls.Certificate {
 		pair, err := tls.LoadX509KeyPair(c.pki(name+".crt"), c.pki(name+".key"))
 		if err != nil {
@@ -85,7 +83,7 @@ func (c *cluster) newAPIProxy(t *testing.T) *apiProxy {
 			r.Body = io.NopCloser(bytes.NewReader(body))
 		}
 		if p.before != nil && !p.before(r) {
-			http.Error(w, "the network ate it", http.StatusBadGateway)
+			http.Error(w, "the proxy has dropped the request", http.StatusBadGateway)
 			return
 		}
 		proxy.ServeHTTP(w, r)

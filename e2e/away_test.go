@@ -27,10 +27,10 @@ func framings(t *testing.T, test func(t *testing.T, v1 bool)) {
 
 // waiting returns code that prints its process id and continues once a file exists.
 func waiting(file string) string {
-	return fmt.Sprintf(
-		"import os, time\nprint('begun', os.getpid(), flush=True)\nwhile not os.path.exists(%q): time.sleep(0.02)\n",
-		file,
-	)
+	return fmt.Sprintf(`import os, time
+print('begun', os.getpid(), flush=True)
+while not os.path.exists(%q): time.sleep(0.02)
+`, file)
 }
 
 // begun waits for the first output of waiting, and returns the kernel's process id.
@@ -57,14 +57,12 @@ func touch(t *testing.T, file string) {
 func (p *faultProxy) theLink(t *testing.T) *link {
 	t.Helper()
 	var found []*link
-	if err := poll(10*time.Second, "one connection through the proxy", func() error {
+	eventually(t, 10*time.Second, "one connection through the proxy", func() error {
 		if found = p.live(); len(found) != 1 {
 			return fmt.Errorf("there are %d", len(found))
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
 	return found[0]
 }
 
@@ -105,10 +103,8 @@ func TestE2E_HalfOpen(t *testing.T) {
 					back = p.through(g).dial(t, id, "s", v1)
 					back.finish(back.send("shell", "kernel_info_request", "{}"), 20*time.Second)
 					if m := g.state(id, "busy", 10*time.Second); m.Connections != 2 {
-						t.Errorf(
-							"the supervisor knows of %d connections, so that it has noticed what it was not to notice",
-							m.Connections,
-						)
+						t.Errorf("the supervisor has %d connections, want 2: it has noticed the half-open one",
+							m.Connections)
 					}
 				}
 				touch(t, file)
@@ -250,12 +246,9 @@ func TestE2E_InputAfterCut(t *testing.T) {
 				if !how.seen {
 					prompt, _ = back.until(20*time.Second, "the prompt", isPrompt)
 				}
-				back.send(
-					"stdin",
-					"input_reply",
-					`{"value": "this", "status": "ok"}`,
-					func(m *message) { m.Parent = prompt.Header },
-				)
+				back.send("stdin", "input_reply", `{"value": "this", "status": "ok"}`, func(m *message) {
+					m.Parent = prompt.Header
+				})
 				if r := back.finish(cell, 20*time.Second); !strings.HasSuffix(r.stdout, "got this\n") {
 					t.Errorf("the cell printed %q", r.stdout)
 				}

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"strings"
 	"sync/atomic"
@@ -58,7 +59,6 @@ type client struct {
 	ws      *websocket.Conn
 	v1      bool
 	session string
-	next    *atomic.Int64
 	got     chan message // closed at the end of the websocket
 	failed  error        // why the websocket ended; set before got is closed
 }
@@ -80,7 +80,7 @@ func (g *gateway) tryDial(t *testing.T, id, session string, v1 bool) (*client, e
 	if err != nil {
 		return nil, err
 	}
-	c := &client{t: t, ws: ws, v1: v1, session: session, next: &messageNumber, got: make(chan message, 1024)}
+	c := &client{t: t, ws: ws, v1: v1, session: session, got: make(chan message, 1024)}
 	go c.read()
 	t.Cleanup(func() {
 		_ = ws.Close() // it may already be closed
@@ -129,6 +129,31 @@ func (g *gateway) connectWith(
 		return nil, errors.Join(fmt.Errorf("negotiated subprotocol %q, want %q", got, subprotocol), ws.Close())
 	}
 	return ws, nil
+}
+
+// open opens a websocket whose messages the test does not read.
+func (g *gateway) open(t *testing.T, id string) *websocket.Conn {
+	t.Helper()
+	ws, err := g.connect(t.Context(), id, "x", false, 20*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ws.Close() }) // it may already be closed
+	return ws
+}
+
+// wantEnd checks that the server ends a websocket within limit. It returns the error of the last read.
+func wantEnd(t *testing.T, ws *websocket.Conn, limit time.Duration) (lastRead error) {
+	t.Helper()
+	err := ws.SetReadDeadline(time.Now().Add(limit))
+	for err == nil {
+		_, _, err = ws.ReadMessage()
+	}
+	var late net.Error // gorilla's copy of the error is not os.ErrDeadlineExceeded
+	if errors.As(err, &late) && late.Timeout() {
+		t.Errorf("the websocket is still open after %v", limit)
+	}
+	return err
 }
 
 // read collects messages until the websocket ends.
@@ -212,15 +237,13 @@ func (c *client) encode(m message) (int, []byte) {
 		}
 		return websocket.BinaryMessage, out
 	}
-	object := js(
-		map[string]any{
-			"channel":       m.Channel,
-			"header":        m.Header,
-			"parent_header": m.Parent,
-			"metadata":      m.Meta,
-			"content":       m.Content,
-		},
-	)
+	object := js(map[string]any{
+		"channel":       m.Channel,
+		"header":        m.Header,
+		"parent_header": m.Parent,
+		"metadata":      m.Meta,
+		"content":       m.Content,
+	})
 	if len(m.Buffers) == 0 {
 		return websocket.TextMessage, object
 	}
@@ -237,15 +260,37 @@ func (c *client) encode(m message) (int, []byte) {
 	return websocket.BinaryMessage, out
 }
 
-// send sends a request and returns its id.
-func (c *client) send(channel, msgType, content string, more ...func(*message)) string {
-	c.t.Helper()
+// newRequest returns a request with a new msg_id.
+func newRequest(session, channel, msgType, content string, more ...func(*message)) message {
 	m := message{Channel: channel, Content: json.RawMessage(content), Header: header{
-		MsgID: fmt.Sprintf("e2e-%d", c.next.Add(1)), MsgType: msgType, Session: c.session, Version: "5.4",
-		Date: time.Now().UTC().Format(time.RFC3339Nano)}}
+		MsgID:   fmt.Sprintf("e2e-%d", messageNumber.Add(1)),
+		MsgType: msgType,
+		Session: session,
+		Version: "5.4",
+		Date:    time.Now().UTC().Format(time.RFC3339Nano),
+	}}
 	for _, f := range more {
 		f(&m)
 	}
+	return m
+}
+
+// executeRequest returns the content of an execute_request.
+func executeRequest(code string, allowStdin bool) string {
+	content, err := json.Marshal(map[string]any{
+		"code": code, "silent": false, "store_history": true, "allow_stdin": allowStdin,
+		"user_expressions": struct{}{}, "stop_on_error": true,
+	})
+	if err != nil {
+		panic(err) // these types can always be encoded
+	}
+	return string(content)
+}
+
+// send sends a request and returns its id.
+func (c *client) send(channel, msgType, content string, more ...func(*message)) string {
+	c.t.Helper()
+	m := newRequest(c.session, channel, msgType, content, more...)
 	kind, data := c.encode(m)
 	if err := c.ws.WriteMessage(kind, data); err != nil {
 		c.t.Fatalf("send %s: %v", msgType, err)
@@ -315,12 +360,7 @@ func (c *client) execute(code string, limit time.Duration) result {
 // begin sends a cell.
 func (c *client) begin(code string) string {
 	c.t.Helper()
-	content, err := json.Marshal(map[string]any{"code": code, "silent": false, "store_history": true, "allow_stdin": true,
-		"user_expressions": struct{}{}, "stop_on_error": true})
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	return c.send("shell", "execute_request", string(content))
+	return c.send("shell", "execute_request", executeRequest(code, true))
 }
 
 // says runs a cell and checks that it prints exactly this text.

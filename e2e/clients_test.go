@@ -27,9 +27,15 @@ func (g *gateway) script(limit time.Duration, env []string, program string, args
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.WaitDelay = 10 * time.Second
-	cmd.Env = g.env(append([]string{"EKG_URL=" + g.url, "EKG_TOKEN=" + g.token, "EKG_KERNELS=python3,ipykernel6,xpython",
-		"EKG_NODE=" + filepath.Join(g.in.dir, "node"), "EKG_LAB=" + filepath.Join(g.in.dir, "lab"),
-		"EKG_ONLY=" + os.Getenv("EKG_ONLY"), "PYTHONDONTWRITEBYTECODE=1"}, env...)...)
+	cmd.Env = g.env(append([]string{
+		"EKG_URL=" + g.url,
+		"EKG_TOKEN=" + g.token,
+		"EKG_KERNELS=python3,ipykernel6,xpython",
+		"EKG_NODE=" + filepath.Join(g.in.dir, "node"),
+		"EKG_LAB=" + filepath.Join(g.in.dir, "lab"),
+		"EKG_ONLY=" + os.Getenv("EKG_ONLY"),
+		"PYTHONDONTWRITEBYTECODE=1",
+	}, env...)...)
 	log, err := os.Create(strings.TrimSuffix(g.log, ".log") + "-script.log")
 	if err != nil {
 		g.t.Fatal(err)
@@ -62,12 +68,8 @@ func (g *gateway) script(limit time.Duration, env []string, program string, args
 // python runs a Python script with the newest versions of Jupyter's packages.
 func (g *gateway) python(script string) {
 	g.t.Helper()
-	g.script(
-		10*time.Minute,
-		nil,
-		filepath.Join(g.in.dir, "lab/bin/python"),
-		filepath.Join(g.in.repository, "e2e/testdata/python", script),
-	)
+	g.script(10*time.Minute, nil, filepath.Join(g.in.dir, "lab/bin/python"),
+		filepath.Join(g.in.repository, "e2e/testdata/python", script))
 }
 
 func TestE2E_Direct(t *testing.T) { newGateway(t).python("direct.py") }
@@ -91,12 +93,9 @@ func TestE2E_JupyterLab(t *testing.T) {
 	g := newGateway(t)
 	control := httptest.NewServer(g.control())
 	defer control.Close()
-	g.script(
-		20*time.Minute,
-		[]string{"EKG_CONTROL=" + control.URL, "EKG_ARTIFACTS=" + filepath.Join(g.in.artifacts, "jupyterlab")},
-		"node",
-		filepath.Join(g.in.repository, "e2e/testdata/browser/jupyterlab.mjs"),
-	)
+	env := []string{"EKG_CONTROL=" + control.URL, "EKG_ARTIFACTS=" + filepath.Join(g.in.artifacts, "jupyterlab")}
+	g.script(20*time.Minute, env, "node",
+		filepath.Join(g.in.repository, "e2e/testdata/browser/jupyterlab.mjs"))
 }
 
 // control lets a script kill the gateway and start it again.

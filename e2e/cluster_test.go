@@ -77,13 +77,21 @@ var startCluster = sync.OnceValues(func() (*cluster, error) {
 func theCluster(t *testing.T) *cluster {
 	t.Helper()
 	if os.Getenv("KUBECONFIG") == "" && os.Getuid() != 0 {
-		t.Skip("a cluster of its own needs root; name another by KUBECONFIG")
+		t.Skip("starting a cluster needs root, and KUBECONFIG names no other cluster")
 	}
 	c, err := startCluster()
 	if err != nil {
 		t.Fatal(err)
 	}
 	return c
+}
+
+// needsOwn skips the test if the cluster is not deploy/devcluster's. The reason says what the test does with it.
+func (c *cluster) needsOwn(t *testing.T, reason string) {
+	t.Helper()
+	if c.script == "" {
+		t.Skip("the test needs the tests' own cluster: " + reason)
+	}
 }
 
 // run runs the cluster's script.
@@ -135,9 +143,8 @@ type inCluster struct {
 // newNamespace creates a namespace for a test.
 func (c *cluster) newNamespace(t *testing.T) string {
 	t.Helper()
-	ns := "e2e-" + strings.ToLower(
-		strings.NewReplacer("/", "-", "_", "-").Replace(strings.TrimPrefix(t.Name(), "TestE2E_")),
-	)
+	name := strings.ToLower(strings.TrimPrefix(t.Name(), "TestE2E_"))
+	ns := "e2e-" + strings.NewReplacer("/", "-", "_", "-").Replace(name)
 	ns = ns[:min(len(ns), 40)] + fmt.Sprintf("-%d", time.Now().UnixNano()%1e6)
 	c.kubectl(t, "", "create", "namespace", ns)
 	t.Cleanup(func() { c.kubectl(t, "", "delete", "namespace", ns, "--wait=false") })
@@ -221,17 +228,8 @@ type podObject struct {
 func (k *inCluster) nothingLeft() {
 	k.t.Helper()
 	k.eventually(60*time.Second, "no pod and no secret is left", func() error {
-		out, err := k.cluster.tryKubectl(
-			"",
-			"-n",
-			k.namespace,
-			"get",
-			"pods,secrets",
-			"-l",
-			"app.kubernetes.io/managed-by=ekg",
-			"-o",
-			"name",
-		)
+		out, err := k.cluster.tryKubectl("", "-n", k.namespace, "get", "pods,secrets",
+			"-l", "app.kubernetes.io/managed-by=ekg", "-o", "name")
 		if err == nil && strings.TrimSpace(out) != "" {
 			err = fmt.Errorf("there are %s", strings.Fields(out))
 		}
@@ -268,16 +266,8 @@ func (k *inCluster) mainProcess(t *testing.T, namespace, pod, container string) 
 
 // containerProcess returns the process id of a container's first process, or 0 if it has none.
 func (k *inCluster) containerProcess(namespace, pod, container string) int {
-	out, err := k.cluster.tryKubectl(
-		"",
-		"-n",
-		namespace,
-		"get",
-		"pod",
-		pod,
-		"-o",
-		`jsonpath={.status.containerStatuses[?(@.name=="`+container+`")].containerID}`,
-	)
+	out, err := k.cluster.tryKubectl("", "-n", namespace, "get", "pod", pod,
+		"-o", `jsonpath={.status.containerStatuses[?(@.name=="`+container+`")].containerID}`)
 	id := strings.TrimPrefix(out, "containerd://")
 	if err != nil || id == "" {
 		return 0
@@ -338,9 +328,7 @@ const longAgo = "ekg-endings-2020010100"
 func installInCluster(t *testing.T) *inCluster {
 	t.Helper()
 	c := theCluster(t)
-	if c.script == "" {
-		t.Skip("nothing is installed into a cluster that is not the tests' own")
-	}
+	c.needsOwn(t, "ekg is installed into it")
 	g := prepare(t, "")
 	overlay, err := filepath.Rel(g.dir, filepath.Join(g.in.repository, "deploy/kubernetes/overlays/token"))
 	if err != nil {
@@ -356,32 +344,14 @@ func installInCluster(t *testing.T) *inCluster {
 		c.kubectl(t, "", "delete", "namespace", "ekg", "ekg-kernels", "--ignore-not-found", "--timeout=60s")
 	})
 	c.kubectl(t, "", "apply", "-k", g.dir)
-	c.kubectl(
-		t,
-		"",
-		"-n",
-		"ekg",
-		"create",
-		"secret",
-		"generic",
-		"ekg-master-key",
-		"--from-literal=key="+strings.Repeat("k", 40),
-	)
+	c.kubectl(t, "", "-n", "ekg", "create", "secret", "generic", "ekg-master-key",
+		"--from-literal=key="+strings.Repeat("k", 40))
 	c.kubectl(t, "", "-n", "ekg", "create", "secret", "generic", "ekg-token", "--from-literal=token="+g.token)
 	k := &inCluster{g, c, "ekg-kernels"}
 	// A gateway removes this expired config map.
 	c.kubectl(t, "", "-n", k.namespace, "create", "configmap", longAgo)
-	c.kubectl(
-		t,
-		"",
-		"-n",
-		k.namespace,
-		"label",
-		"configmap",
-		longAgo,
-		"app.kubernetes.io/managed-by=ekg",
-		"app.kubernetes.io/component=endings",
-	)
+	c.kubectl(t, "", "-n", k.namespace, "label", "configmap", longAgo, "app.kubernetes.io/managed-by=ekg",
+		"app.kubernetes.io/component=endings")
 	k.rolledOut()
 	proxy := httptest.NewServer(k.roundRobin())
 	t.Cleanup(proxy.Close)
@@ -392,36 +362,20 @@ func installInCluster(t *testing.T) *inCluster {
 // rolledOut waits until all replicas are ready.
 func (k *inCluster) rolledOut() {
 	k.t.Helper()
-	if _, err := k.cluster.tryKubectl("", "-n", "ekg", "rollout", "status", "deployment/ekg",
-		"--timeout=100s"); err != nil {
-		out, _ := k.cluster.tryKubectl(
-			"",
-			"-n",
-			"ekg",
-			"logs",
-			"-l",
-			"app.kubernetes.io/component=gateway",
-			"--tail=20",
-			"--prefix",
-		) // for a person who reads the output
-		k.t.Fatalf("%v\n%s", err, out)
+	_, err := k.cluster.tryKubectl("", "-n", "ekg", "rollout", "status", "deployment/ekg", "--timeout=100s")
+	if err != nil {
+		// The newest lines of the gateways' logs say more to a person. An error of this command adds nothing.
+		logs, _ := k.cluster.tryKubectl("", "-n", "ekg", "logs", "-l", "app.kubernetes.io/component=gateway",
+			"--tail=20", "--prefix")
+		k.t.Fatalf("%v\n%s", err, logs)
 	}
 }
 
 // replicas returns the addresses of the ready gateways by pod name.
 func (k *inCluster) replicas() map[string]string {
 	all := map[string]string{}
-	out, err := k.cluster.tryKubectl(
-		"",
-		"-n",
-		"ekg",
-		"get",
-		"pods",
-		"-l",
-		"app.kubernetes.io/component=gateway",
-		"-o",
-		"json",
-	)
+	out, err := k.cluster.tryKubectl("", "-n", "ekg", "get", "pods", "-l", "app.kubernetes.io/component=gateway",
+		"-o", "json")
 	var list struct {
 		Items []struct {
 			Metadata struct{ Name, DeletionTimestamp string }

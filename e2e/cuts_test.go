@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -62,7 +63,7 @@ func wantNumbered(t *testing.T, name string, o *outcome) {
 			continue
 		}
 		if _, err := fmt.Sscanf(line, "line %d ", &i); err != nil || i != n {
-			t.Fatalf("%s: line %d was to come, and there is %.40q", name, n, line)
+			t.Fatalf("%s: got %.40q, want line %d", name, line, n)
 		}
 		n++
 	}
@@ -70,14 +71,8 @@ func wantNumbered(t *testing.T, name string, o *outcome) {
 		t.Fatalf("%s: %d lines of %d", name, n, total)
 	}
 	if len(o.replies) != 1 || o.replies[0].field("status") != "ok" || len(o.idles) != 1 || o.notices != "" {
-		t.Errorf(
-			"%s: %d replies, %d idles, and the cell says %q: %v",
-			name,
-			len(o.replies),
-			len(o.idles),
-			o.notices,
-			o.replies,
-		)
+		t.Errorf("%s: %d replies, %d idles, and the cell says %q: %v",
+			name, len(o.replies), len(o.idles), o.notices, o.replies)
 	}
 }
 
@@ -112,14 +107,8 @@ func (c cuts) run(t *testing.T) {
 		}
 		wantNumbered(t, r.session, r.ended(cells[i], 2*time.Minute))
 		r.mu.Lock()
-		t.Logf(
-			"%s: %d messages in %d connections; %d messages came twice, at most %d bytes at once",
-			r.session,
-			len(r.got),
-			r.connections,
-			r.repeated,
-			r.maxRepeat,
-		)
+		t.Logf("%s: %d messages in %d connections; %d messages came twice, at most %d bytes at once",
+			r.session, len(r.got), r.connections, r.repeated, r.maxRepeat)
 		r.mu.Unlock()
 	}
 	t.Logf("%d connections cut in %v", x.cut, time.Since(began).Round(time.Second))
@@ -159,14 +148,12 @@ type chaos struct {
 func (x *chaos) wait(most int) {
 	x.t.Helper()
 	want := x.frames() + max(0, x.random.IntN(most)-most/4)
-	if err := poll(time.Minute, "the clients go on", func() error {
+	eventually(x.t, time.Minute, "the clients go on", func() error {
 		if n := x.frames(); n < want {
 			return fmt.Errorf("%d of %d messages", n, want)
 		}
 		return nil
-	}); err != nil {
-		x.t.Fatal(err)
-	}
+	})
 }
 
 func (x *chaos) frames() int {
@@ -185,14 +172,12 @@ func (x *chaos) cutOne(i int) {
 	x.wait(300)
 	var links []*link
 	all := x.random.IntN(4) == 0
-	if err := poll(time.Minute, "a connection that can be cut", func() error {
+	eventually(x.t, time.Minute, "a connection that can be cut", func() error {
 		if links = x.p.some(all, x.random); len(links) == 0 {
-			return errNone
+			return errors.New("there is none")
 		}
 		return nil
-	}); err != nil {
-		x.t.Fatal(err)
-	}
+	})
 	x.cut += len(links)
 	switch i % 10 {
 	case 0:
@@ -228,14 +213,12 @@ func (x *chaos) hole() {
 	x.p.swallow()
 	defer x.p.restore()
 	before := x.p.swallowedSoFar()
-	if err := poll(time.Minute, "somebody connects to a network that swallows everything", func() error {
+	eventually(x.t, time.Minute, "a client connects to a network that swallows everything", func() error {
 		if x.p.swallowedSoFar() == before {
-			return errNone
+			return errors.New("no client has connected")
 		}
 		return nil
-	}); err != nil {
-		x.t.Fatal(err)
-	}
+	})
 }
 
 func (x *chaos) killGateway() {
@@ -271,14 +254,10 @@ func (x *chaos) wantInputs(r *returning) {
 	}
 	check := r.begin(fmt.Sprintf("print(ran == list(range(%d)), ran)", len(x.inputs)))
 	if o := r.ended(check, time.Minute); !strings.HasPrefix(o.stdout.String(), "True ") {
-		x.t.Errorf("of %d cells that a relay sent these ran: %s", len(x.inputs), o.stdout.String())
+		x.t.Errorf("the relay sent %d cells, and these ran: %s", len(x.inputs), o.stdout.String())
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	x.t.Logf(
-		"%d cells sent, %d of them without a connection; %d messages were sent again",
-		len(x.inputs),
-		r.ext.offline,
-		r.ext.again,
-	)
+	x.t.Logf("%d cells sent, %d of them without a connection; %d messages were sent again",
+		len(x.inputs), r.ext.offline, r.ext.again)
 }

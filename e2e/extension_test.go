@@ -62,11 +62,11 @@ func away(t *testing.T, env ...string) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g, control := killable(t)
-			g.script(20*time.Minute, slices.Concat(control, env, []string{"EKG_EXTENSION=" + dir,
-				"EKG_ARTIFACTS=" + strings.TrimSuffix(
-					g.log,
-					".log",
-				)}), "node", filepath.Join(in.repository, "e2e/testdata/browser/away.mjs"))
+			env := slices.Concat(control, env, []string{
+				"EKG_EXTENSION=" + dir,
+				"EKG_ARTIFACTS=" + strings.TrimSuffix(g.log, ".log"),
+			})
+			g.script(20*time.Minute, env, "node", filepath.Join(in.repository, "e2e/testdata/browser/away.mjs"))
 		})
 	}
 }
@@ -118,12 +118,9 @@ func TestE2E_ExtensionServers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g, env := killable(t)
-			g.script(
-				5*time.Minute,
-				append(env, "EKG_EXTENSION="+extension, "EKG_SERVER="+filepath.Join(in.dir, name, "bin/python")),
-				filepath.Join(in.dir, "lab/bin/python"),
-				filepath.Join(in.repository, "e2e/testdata/python/relay.py"),
-			)
+			env = append(env, "EKG_EXTENSION="+extension, "EKG_SERVER="+filepath.Join(in.dir, name, "bin/python"))
+			g.script(5*time.Minute, env,
+				filepath.Join(in.dir, "lab/bin/python"), filepath.Join(in.repository, "e2e/testdata/python/relay.py"))
 		})
 	}
 }
@@ -135,12 +132,9 @@ func TestE2E_ExtensionPrograms(t *testing.T) {
 	in := theInstallation(t)
 	extension := theExtension(t)
 	g, env := killable(t)
-	g.script(
-		5*time.Minute,
-		append(env, "PYTHONPATH="+extension, "JUPYTER_GATEWAY_URL="+g.url, "JUPYTER_GATEWAY_AUTH_TOKEN="+g.token),
-		filepath.Join(in.dir, "lab/bin/python"),
-		filepath.Join(in.repository, "e2e/testdata/python/programs.py"),
-	)
+	env = append(env, "PYTHONPATH="+extension, "JUPYTER_GATEWAY_URL="+g.url, "JUPYTER_GATEWAY_AUTH_TOKEN="+g.token)
+	g.script(5*time.Minute, env,
+		filepath.Join(in.dir, "lab/bin/python"), filepath.Join(in.repository, "e2e/testdata/python/programs.py"))
 }
 
 // TestE2E_ExtensionPackage runs the extension's own tests, in the newest and in the oldest jupyter_server that it
@@ -150,18 +144,18 @@ func TestE2E_ExtensionPackage(t *testing.T) {
 	for _, name := range []string{"lab", "server20"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			cmd := exec.CommandContext(
-				t.Context(),
-				filepath.Join(in.dir, name, "bin/python"),
-				"-m",
-				"pytest",
-				"-p",
-				"no:cacheprovider",
-			)
+			cmd := exec.CommandContext(t.Context(), filepath.Join(in.dir, name, "bin/python"), "-m", "pytest",
+				"-p", "no:cacheprovider")
 			cmd.Dir = filepath.Join(in.repository, "python/jupyter-ekg")
-			cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir(), "LANG=C.UTF-8", "PYTHONDONTWRITEBYTECODE=1",
-				"PYTHONPATH=" + extension, "JUPYTER_CONFIG_PATH=" + filepath.Join(extension, "etc/jupyter"),
-				"JUPYTER_PATH=" + filepath.Join(extension, "share/jupyter")}
+			cmd.Env = []string{
+				"PATH=" + os.Getenv("PATH"),
+				"HOME=" + t.TempDir(),
+				"LANG=C.UTF-8",
+				"PYTHONDONTWRITEBYTECODE=1",
+				"PYTHONPATH=" + extension,
+				"JUPYTER_CONFIG_PATH=" + filepath.Join(extension, "etc/jupyter"),
+				"JUPYTER_PATH=" + filepath.Join(extension, "share/jupyter"),
+			}
 			out, err := cmd.CombinedOutput()
 			t.Logf("%s", out)
 			if err != nil || !strings.Contains(string(out), " passed") {

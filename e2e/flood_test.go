@@ -66,7 +66,7 @@ func flood(t *testing.T, displays, size int, limit time.Duration) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	other := &client{t: t, ws: ws, session: "other", next: &messageNumber} // it does not read
+	other := &client{t: t, ws: ws, session: "other"} // it does not read
 	other.send("shell", "kernel_info_request", "{}")
 	cell := reading.begin(fmt.Sprintf(`from IPython.display import display
 for i in range(%d): display({'text/plain': '%%%dd' %% i}, raw=True)`, displays, size))
@@ -74,12 +74,8 @@ for i in range(%d): display({'text/plain': '%%%dd' %% i}, raw=True)`, displays, 
 	counted := countDisplays(t, reading, cell, limit)
 	counted.check(t, "the client that reads", displays)
 	peak := peakMemory(t, g.supervisorOf(id))
-	t.Logf(
-		"%d displays in %v; the supervisor took at most %d MiB",
-		displays,
-		time.Since(began).Round(time.Second),
-		peak>>20,
-	)
+	t.Logf("%d displays in %v; the supervisor took at most %d MiB",
+		displays, time.Since(began).Round(time.Second), peak>>20)
 
 	if time.Since(began) < 30*time.Second {
 		other.got = make(chan message, 1024)
@@ -140,12 +136,12 @@ func countDisplays(t *testing.T, c *client, cell string, limit time.Duration) sh
 	}
 }
 
-func (s shown) check(t *testing.T, who string, displays int) {
+func (s shown) check(t *testing.T, client string, displays int) {
 	t.Helper()
-	t.Logf("%s: %d displays of %d; %d announced as missing: %.200q", who, s.displays, displays, s.announced, s.notices)
+	t.Logf("%s: %d displays of %d; %d announced as missing: %.200q", client, s.displays, displays, s.announced, s.notices)
 	// Lost statuses and other messages are counted, too.
 	if missing := displays - s.displays; missing < 0 || s.announced < missing || s.announced > missing+displays/100+20 {
-		t.Errorf("%s: %d displays are missing, and it was told: %s", who, missing, s.notices)
+		t.Errorf("%s: %d displays are missing, and the cell says: %s", client, missing, s.notices)
 	}
 }
 

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -202,21 +203,14 @@ func (g *gateway) start() {
 }
 
 func (g *gateway) tryStart() error {
-	args := append(
-		[]string{
-			"serve",
-			"--listen",
-			g.addr,
-			"--state-dir",
-			filepath.Join(g.dir, "state"),
-			"--runtime-dir",
-			filepath.Join(g.dir, "run"),
-			"--kernelspec-dir",
-			filepath.Join(g.in.dir, "share/jupyter/kernels"),
-			"--kernelspec-dir",
-			filepath.Join(g.dir, "specs"),
-		},
-		g.args...)
+	args := []string{
+		"serve", "--listen", g.addr,
+		"--state-dir", filepath.Join(g.dir, "state"),
+		"--runtime-dir", filepath.Join(g.dir, "run"),
+		"--kernelspec-dir", filepath.Join(g.in.dir, "share/jupyter/kernels"),
+		"--kernelspec-dir", filepath.Join(g.dir, "specs"),
+	}
+	args = append(args, g.args...)
 	if g.token != "" {
 		args = append(args, "--token", g.token)
 	}
@@ -234,17 +228,20 @@ func (g *gateway) tryStart() error {
 	done := make(chan error, 1)
 	go func() { done <- cmd.Wait() }()
 	g.cmd, g.done = cmd, done
-	return poll(20*time.Second, "the gateway is ready", func() error {
-		resp, err := http.Get(g.url + "/readyz")
-		if err != nil {
-			return err
-		}
-		defer func() { _ = resp.Body.Close() }()
-		if resp.StatusCode != http.StatusOK {
-			return fmt.Errorf("readyz: %s", resp.Status)
-		}
-		return nil
-	})
+	return poll(20*time.Second, "the gateway is ready", func() error { return answers200(g.url + "/readyz") })
+}
+
+// answers200 returns an error unless a GET request without a token is answered with 200.
+func answers200(url string) error {
+	resp, err := http.Get(url)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("GET %s: %s", url, resp.Status)
+	}
+	return nil
 }
 
 // signal sends the gateway a signal and waits for its end.
@@ -351,29 +348,72 @@ func (g *gateway) supervisorOf(id string) int {
 
 // kernelProcesses returns the kernel's process and its children.
 func (g *gateway) kernelProcesses(id string) []process {
-	return processes(g.t, func(p process) bool { return strings.Contains(p.environ, "EKG_KERNEL_ID="+id) })
+	return processes(g.t, ofKernel(id))
 }
 
-// poll calls ask until it returns nil. After limit it returns the last error.
+// ofKernel matches the kernel's process and its children.
+func ofKernel(id string) func(process) bool {
+	return func(p process) bool { return strings.Contains(p.environ, "EKG_KERNEL_ID="+id) }
+}
+
+// poll calls ask until it returns nil, at most every 20 ms. After limit it returns the last error.
 func poll(limit time.Duration, what string, ask func() error) error {
-	deadline := time.Now().Add(limit)
+	ctx, cancel := context.WithTimeout(context.Background(), limit) // also used after the test's own context has ended
+	defer cancel()
+	again := time.NewTicker(20 * time.Millisecond)
+	defer again.Stop()
 	for {
 		err := ask()
 		if err == nil {
 			return nil
 		}
-		if time.Now().After(deadline) {
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+		}
+		if ctx.Err() != nil {
 			return fmt.Errorf("not within %v: %s: %w", limit, what, err)
 		}
-		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// eventually is poll for a test, which fails after limit.
+func eventually(t *testing.T, limit time.Duration, what string, ask func() error) {
+	t.Helper()
+	if err := poll(limit, what, ask); err != nil {
+		t.Fatal(err)
 	}
 }
 
 func (g *gateway) eventually(limit time.Duration, what string, ask func() error) {
 	g.t.Helper()
-	if err := poll(limit, what, ask); err != nil {
-		g.t.Fatal(err)
+	eventually(g.t, limit, what, ask)
+}
+
+// noneLeft waits until no process matches.
+func noneLeft(t *testing.T, limit time.Duration, what string, match func(process) bool) {
+	t.Helper()
+	eventually(t, limit, what, func() error {
+		if left := processes(t, match); len(left) > 0 {
+			return fmt.Errorf("%d processes are left, such as %v", len(left), left[0])
+		}
+		return nil
+	})
+}
+
+// scrape returns the metrics that a gateway serves at this address.
+func scrape(t *testing.T, address string) string {
+	t.Helper()
+	resp, err := http.Get("http://" + address + "/metrics")
+	if err != nil {
+		t.Fatal(err)
 	}
+	defer func() { _ = resp.Body.Close() }()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // model is Jupyter's kernel model.

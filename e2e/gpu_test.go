@@ -77,28 +77,16 @@ func TestE2E_IdleGPU(t *testing.T) {
 func TestE2E_KubeIdleGPU(t *testing.T) {
 	t.Parallel() // it mostly waits
 	nvml := newFakeNVML(t)
-	k := newKubeGateway(
-		t,
-		"--cull-idle-timeout",
-		"10s",
-		"--cull-warning",
-		"0",
-		"--cull-interval",
-		"2s",
-		"--cull-gpu",
-		"0.05",
-	)
+	k := newKubeGateway(t, "--cull-idle-timeout", "10s", "--cull-warning", "0", "--cull-interval", "2s",
+		"--cull-gpu", "0.05")
 	k.cluster.kubectl(t, "", "-n", k.namespace, "create", "configmap", "nvml", "--from-file", nvml.library())
-	k.podSpec(
-		"gpu",
-		map[string]any{
-			"image":        "localhost/kernel-py:dev",
-			"resources":    map[string]any{"limits": map[string]any{"nvidia.com/gpu": "1"}},
-			"env":          []map[string]string{{"name": "LD_LIBRARY_PATH", "value": "/tmp/nvml"}},
-			"volumes":      []map[string]any{{"name": "nvml", "configMap": map[string]any{"name": "nvml"}}},
-			"volumeMounts": []map[string]any{{"name": "nvml", "mountPath": "/opt/nvml"}},
-		},
-	)
+	k.podSpec("gpu", map[string]any{
+		"image":        "localhost/kernel-py:dev",
+		"resources":    map[string]any{"limits": map[string]any{"nvidia.com/gpu": "1"}},
+		"env":          []map[string]string{{"name": "LD_LIBRARY_PATH", "value": "/tmp/nvml"}},
+		"volumes":      []map[string]any{{"name": "nvml", "configMap": map[string]any{"name": "nvml"}}},
+		"volumeMounts": []map[string]any{{"name": "nvml", "mountPath": "/opt/nvml"}},
+	})
 	k.start()
 	id := k.kernel("gpu")
 	k.state(id, "idle", 60*time.Second)
@@ -119,7 +107,7 @@ shutil.copy('/opt/nvml/libnvidia-ml.so.1', '/tmp/nvml/')
 	k.eventually(40*time.Second, "it is culled", func() error {
 		_, b, err := k.tryAsk("GET", "/api/kernels?culled=1", "")
 		if err == nil && !strings.Contains(string(b), id) {
-			err = fmt.Errorf("on record are %s", b)
+			err = fmt.Errorf("the culled kernels are %s", b)
 		}
 		return err
 	})

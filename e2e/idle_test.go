@@ -46,12 +46,12 @@ func (g *gateway) culledAt(id string, limit time.Duration) (at time.Time, reason
 				at, reason = k.CulledAt, k.Reason
 				if lived := at.Sub(k.StartedAt); lived < time.Second || lived > time.Hour ||
 					k.Seconds != int64(lived.Round(time.Second)/time.Second) {
-					g.t.Errorf("what it used is on record in %s", b)
+					g.t.Errorf("its times and its seconds differ in %s", b)
 				}
 				return nil
 			}
 		}
-		return fmt.Errorf("on record are %s", b)
+		return fmt.Errorf("the culled kernels are %s", b)
 	})
 	return at, reason
 }
@@ -66,15 +66,8 @@ func within(t *testing.T, what string, at, due time.Time) {
 
 // TestE2E_Idle: supervisors end idle kernels on time, without a gateway. Other kernels go on.
 func TestE2E_Idle(t *testing.T) {
-	g := newGateway(
-		t,
-		"--cull-idle-timeout",
-		fmt.Sprint(int(idleTimeout.Seconds())),
-		"--cull-warning",
-		idleWarning.String(),
-		"--cull-keep-limit",
-		"1m",
-	)
+	g := newGateway(t, "--cull-idle-timeout", fmt.Sprint(int(idleTimeout.Seconds())),
+		"--cull-warning", idleWarning.String(), "--cull-keep-limit", "1m")
 	idle, silent, widget, kept := g.kernel("python3"), g.kernel("python3"), g.kernel("python3"), g.kernel("python3")
 	clients := map[string]*client{}
 	for _, id := range []string{idle, silent, widget, kept} {
@@ -83,9 +76,8 @@ func TestE2E_Idle(t *testing.T) {
 	}
 	// One kernel runs a cell that prints nothing for longer than the timeout. Another runs a widget's callback of the same
 	// length.
-	cell := clients[silent].begin(
-		fmt.Sprintf("import time; time.sleep(%v); print('the end')", (idleTimeout + 5*time.Second).Seconds()),
-	)
+	const busy = idleTimeout + 5*time.Second
+	cell := clients[silent].begin(fmt.Sprintf("import time; time.sleep(%v); print('the end')", busy.Seconds()))
 	var open message
 	made := clients[widget].begin(fmt.Sprintf(`from comm import create_comm
 import time
@@ -93,7 +85,7 @@ c = create_comm(target_name='slow')
 def answer(m):
     time.sleep(%v)
     c.send({'done': True})
-c.on_msg(answer)`, (idleTimeout + 5*time.Second).Seconds()))
+c.on_msg(answer)`, busy.Seconds()))
 	for _, m := range clients[widget].finish(made, 20*time.Second).all {
 		if m.Header.MsgType == "comm_open" {
 			open = m
@@ -109,13 +101,8 @@ c.on_msg(answer)`, (idleTimeout + 5*time.Second).Seconds()))
 	if !keeps.KeepUntil.Equal(until) {
 		t.Errorf("it is kept until %v, not %v", keeps.KeepUntil, until)
 	}
-	g.want(
-		403,
-		"PATCH",
-		"/api/kernels/"+kept,
-		fmt.Sprintf(`{"keep_until": %q}`, until.Add(time.Hour).Format(time.RFC3339)),
-		nil,
-	)
+	g.want(403, "PATCH", "/api/kernels/"+kept,
+		fmt.Sprintf(`{"keep_until": %q}`, until.Add(time.Hour).Format(time.RFC3339)), nil)
 
 	// The idle kernel has a page, which sends a page's usual requests. The gateway is down for half of the timeout, and up
 	// again at its end.
@@ -131,7 +118,7 @@ c.on_msg(answer)`, (idleTimeout + 5*time.Second).Seconds()))
 	dead, before := clients[idle].until(30*time.Second, "the end of the kernel", func(m message) bool {
 		return m.Header.MsgType == "status" && m.field("execution_state") == "dead"
 	})
-	within(t, "the idle kernel's websocket was told", time.Now(), ended.Add(idleTimeout))
+	within(t, "the idle kernel's websocket got its end", time.Now(), ended.Add(idleTimeout))
 	warned := false
 	for _, m := range before {
 		warned = warned || m.Header.MsgType == "display_data" && strings.Contains(string(m.Content), "will be ended at")
@@ -156,27 +143,21 @@ c.on_msg(answer)`, (idleTimeout + 5*time.Second).Seconds()))
 		t.Errorf("the silent cell printed %q", r.stdout)
 	}
 	silentEnd := time.Now()
-	clients[widget].until(
-		30*time.Second,
-		"the widget's answer",
-		func(m message) bool { return m.Header.MsgType == "comm_msg" },
-	)
+	clients[widget].until(30*time.Second, "the widget's answer", func(m message) bool {
+		return m.Header.MsgType == "comm_msg"
+	})
 	widgetEnd := time.Now()
 	g.noProcesses(idle)
 
-	t.Run("a culled kernel is started again under its id", func(t *testing.T) {
+	t.Run("a culled kernel is restarted under its id", func(t *testing.T) {
 		g.want(200, "POST", "/api/kernels/"+idle+"/restart", "{}", nil)
 		g.state(idle, "idle", 20*time.Second)
 		back := g.dial(t, idle, "page", true)
 		back.says("print('kept' in dir())", "False\n")
 	})
 	at, _ = g.culledAt(widget, 30*time.Second)
-	within(
-		t,
-		"the widget's kernel was culled",
-		at,
-		widgetEnd.Add(idleWarning),
-	) // a callback is not activity, but the warning still precedes the end
+	// A callback is not activity. The warning still precedes the end.
+	within(t, "the widget's kernel was culled", at, widgetEnd.Add(idleWarning))
 	at, reason = g.culledAt(kept, 60*time.Second)
 	within(t, "the kernel that was kept was culled", at, until)
 
@@ -204,12 +185,9 @@ c.on_msg(answer)`, (idleTimeout + 5*time.Second).Seconds()))
 func TestE2E_IdleTabs(t *testing.T) {
 	const seconds = 59 // long enough to open ten tabs, also beside the tests of a cluster
 	g := newGateway(t, "--cull-idle-timeout", fmt.Sprint(seconds), "--cull-warning", "8s")
-	g.script(
-		10*time.Minute,
-		[]string{fmt.Sprintf("EKG_IDLE=%d", seconds), "EKG_ARTIFACTS=" + filepath.Join(g.in.artifacts, "idle")},
-		"node",
-		filepath.Join(g.in.repository, "e2e/testdata/browser/idle.mjs"),
-	)
+	g.script(10*time.Minute,
+		[]string{fmt.Sprintf("EKG_IDLE=%d", seconds), "EKG_ARTIFACTS=" + filepath.Join(g.in.artifacts, "idle")}, "node",
+		filepath.Join(g.in.repository, "e2e/testdata/browser/idle.mjs"))
 }
 
 // TestE2E_IdleGroups: the timeout of a group in the users file takes precedence over the general one, for the kernels
@@ -219,17 +197,11 @@ func TestE2E_IdleGroups(t *testing.T) {
 	g := prepare(t, "", "--cull-idle-timeout", "1h", "--cull-idle-max", "2h", "--cull-busy-limit", "3h")
 	file := filepath.Join(g.dir, "users.yaml")
 	g.args = append(g.args, "--users-file", file)
-	g.specWith(
-		"patient",
-		map[string]any{
-			"metadata": map[string]any{"ekg": map[string]any{"cull": map[string]string{"idleTimeout": "9h", "busyLimit": "9h"}}},
-		},
-		filepath.Join(g.in.bin, "kernel"),
-		"-f",
-		"{connection_file}",
-	)
+	cull := map[string]string{"idleTimeout": "9h", "busyLimit": "9h"}
+	g.specWith("patient", map[string]any{"metadata": map[string]any{"ekg": map[string]any{"cull": cull}}},
+		filepath.Join(g.in.bin, "kernel"), "-f", "{connection_file}")
 	users := fmt.Sprintf(`users:
-- {name: ann, tokens: [%q], groups: [hurried, nobody's]}
+- {name: ann, tokens: [%q], groups: [hurried, undefined]}
 - {name: bob, tokens: [%q]}
 groups:
 - {name: hurried, cull: {idle-timeout: 2s}}
@@ -250,15 +222,15 @@ groups:
 		return m.CullAt.Sub(m.LastActivity).Round(time.Minute)
 	}
 	if a, b := left(slow), left(patient); a != time.Hour || b != 2*time.Hour {
-		t.Errorf("of nobody's group: %v and %v", a, b)
+		t.Errorf("without a group: %v and %v", a, b)
 	}
 	g.token = "token-ann"
 	id := g.kernel("fake")
 	if m := g.state(id, "dead", 30*time.Second); m.Reason != "it was idle for 2s" {
-		t.Errorf("of the group: %q", m.Reason)
+		t.Errorf("in the group: the reason is %q", m.Reason)
 	}
 	if got := left(g.kernel("patient")); got != 2*time.Hour {
-		t.Errorf("of the group, with a kernelspec of its own: %v", got)
+		t.Errorf("in the group, with a timeout in the kernelspec: %v", got)
 	}
 	g.token = "token-bob"
 	g.state(slow, "idle", 10*time.Second)

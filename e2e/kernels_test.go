@@ -65,10 +65,8 @@ func execute(t *testing.T, c *client) {
 		t.Errorf("the reply of a failing cell is %s", r.reply.Content)
 	}
 	const displays = 900 // each kernel's sockets hold this many; TestE2E_LostOutput uses more
-	r = c.execute(
-		fmt.Sprintf("from IPython.display import display\nfor i in range(%d): display(i)", displays),
-		60*time.Second,
-	)
+	r = c.execute(fmt.Sprintf("from IPython.display import display\nfor i in range(%d): display(i)", displays),
+		60*time.Second)
 	var want int
 	for _, m := range r.all {
 		if m.Header.MsgType != "display_data" {
@@ -160,8 +158,10 @@ func controlOvertakes(t *testing.T, c *client) {
 
 func debugger(t *testing.T, c *client) {
 	c.t = t
-	r := c.finish(c.send("control", "debug_request", `{"type": "request", "seq": 1, "command": "initialize",
-		"arguments": {"clientID": "e2e", "adapterID": "", "pathFormat": "path", "linesStartAt1": true, "columnsStartAt1": true}}`), 30*time.Second)
+	request := c.send("control", "debug_request", `{"type": "request", "seq": 1, "command": "initialize",
+		"arguments": {"clientID": "e2e", "adapterID": "", "pathFormat": "path", "linesStartAt1": true,
+		"columnsStartAt1": true}}`)
+	r := c.finish(request, 30*time.Second)
 	if r.reply.Header.MsgType != "debug_reply" || !bytes.Contains(r.reply.Content, []byte(`"success"`)) {
 		t.Errorf("the answer is %s %s", r.reply.Header.MsgType, r.reply.Content)
 	}
@@ -181,12 +181,9 @@ func subshells(t *testing.T, c *client) {
 	}
 	busy := c.begin("import time\nprint('begun', flush=True)\ntime.sleep(4)")
 	c.until(20*time.Second, "the busy cell", func(m message) bool { return strings.Contains(m.field("text"), "begun") })
-	beside := c.send(
-		"shell",
-		"execute_request",
-		`{"code": "print('beside')", "silent": false, "store_history": false, "user_expressions": {}, "allow_stdin": false}`,
-		func(m *message) { m.Header.Subshell = sub },
-	)
+	beside := c.send("shell", "execute_request", executeRequest("print('beside')", false), func(m *message) {
+		m.Header.Subshell = sub
+	})
 	_, before := c.until(20*time.Second, "the reply of the cell in the subshell", func(m message) bool {
 		return m.Parent.MsgID == beside && m.Header.MsgType == "execute_reply"
 	})

@@ -27,17 +27,12 @@ import (
 // TestE2E_KubeFaults breaks pods with a running kernel.
 func TestE2E_KubeFaults(t *testing.T) {
 	k := newKubeGateway(t, "--start-wait", "30s", "--log-level", "debug")
-	k.podSpec(
-		"small",
-		map[string]any{
-			"image":     "localhost/kernel-py:dev",
-			"resources": map[string]any{"limits": map[string]any{"memory": "300Mi"}},
-		},
-	)
+	k.podSpec("small", map[string]any{
+		"image":     "localhost/kernel-py:dev",
+		"resources": map[string]any{"limits": map[string]any{"memory": "300Mi"}},
+	})
 	k.start()
-	if k.cluster.script == "" {
-		t.Skip("containers' processes can only be killed in a cluster on this machine")
-	}
+	k.cluster.needsOwn(t, "processes in its containers are killed")
 	// said reads until the session has received this text in an output.
 	said := func(c *client, what string, limit time.Duration) {
 		c.t.Helper()
@@ -100,7 +95,7 @@ func TestE2E_KubeFaults(t *testing.T) {
 			return nil
 		})
 	})
-	t.Run("the pod is deleted behind our back", func(t *testing.T) {
+	t.Run("another program deletes the pod", func(t *testing.T) {
 		t.Parallel()
 		k := k.in(t)
 		id := k.kernel("pod")
@@ -119,7 +114,7 @@ func TestE2E_KubeFaults(t *testing.T) {
 		k.want(204, "DELETE", "/api/kernels/"+id, "", nil)
 		k.want(404, "GET", "/api/kernels/"+id, "", nil)
 	})
-	t.Run("its secret is deleted, and then its supervisor's container killed", func(t *testing.T) {
+	t.Run("the secret is deleted, and then the supervisor's container is killed", func(t *testing.T) {
 		t.Parallel()
 		k := k.in(t)
 		id := k.kernel("pod")
@@ -154,12 +149,8 @@ func TestE2E_KubeFaults(t *testing.T) {
 		var m model
 		k.want(201, "POST", "/api/kernels", string(body), &m)
 		c := k.dial(t, m.ID, "s", true)
-		r := c.finish(
-			c.begin(
-				"import os, json\nprint(json.dumps([os.environ['KERNEL_ODD'], os.environ['NVIDIA_VISIBLE_DEVICES'], os.getuid()]))",
-			),
-			60*time.Second,
-		)
+		r := c.execute(`import os, json
+print(json.dumps([os.environ['KERNEL_ODD'], os.environ['NVIDIA_VISIBLE_DEVICES'], os.getuid()]))`, 60*time.Second)
 		var got [3]any
 		if err := json.Unmarshal([]byte(r.stdout), &got); err != nil || got[0] != value || got[1] != "void" {
 			t.Errorf("got %q, %v", r.stdout, err)
@@ -172,7 +163,8 @@ func TestE2E_KubeFaults(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 5 {
 			wg.Go(func() {
-				if status, b := k.ask("POST", "/api/kernels", fmt.Sprintf(`{"name": "pod", "kernel_id": %q}`, id)); status != 201 {
+				status, b := k.ask("POST", "/api/kernels", fmt.Sprintf(`{"name": "pod", "kernel_id": %q}`, id))
+				if status != 201 {
 					t.Errorf("%d %s", status, b)
 				}
 			})
@@ -275,12 +267,12 @@ func TestE2E_KubeStartFaults(t *testing.T) {
 		}
 		return k, id
 	}
-	t.Run("the client goes away before its pod is made", func(t *testing.T) {
+	t.Run("the client goes away before the pod is created", func(t *testing.T) {
 		t.Parallel()
 		k, id := clientLeaves(t, "pods", false, true)
 		nothing(k, id, "")
 	})
-	t.Run("the client goes away while its pod is made, and the answer is lost", func(t *testing.T) {
+	t.Run("the client goes away while the pod is created, and the answer is lost", func(t *testing.T) {
 		t.Parallel()
 		k, id := clientLeaves(t, "pods", true, true)
 		unclaimed(k, id)
@@ -290,17 +282,11 @@ func TestE2E_KubeStartFaults(t *testing.T) {
 		k, id := clientLeaves(t, "secrets", false, false)
 		nothing(k, id, "no client waited for its start")
 	})
-	t.Run("the client goes away while its kernel starts", func(t *testing.T) {
+	t.Run("the client goes away while the kernel starts", func(t *testing.T) {
 		t.Parallel()
 		k := newKubeGateway(t, "--start-wait", "60s")
-		k.podSpec(
-			"pod",
-			map[string]any{"image": "localhost/kernel-py:dev"},
-			"/bin/sh",
-			"-c",
-			"while :; do sleep 0.1; done",
-			"{connection_file}",
-		)
+		k.podSpec("pod", map[string]any{"image": "localhost/kernel-py:dev"}, "/bin/sh", "-c", "while :; do sleep 0.1; done",
+			"{connection_file}")
 		k.start()
 		id := uuid.NewString()
 		ctx, leave := context.WithCancel(t.Context())
@@ -337,7 +323,7 @@ func TestE2E_KubeStartFaults(t *testing.T) {
 			select {
 			case <-made:
 			case <-limit:
-				t.Fatalf("the secret was made %d times", i)
+				t.Fatalf("the secret was created %d times", i)
 			}
 		}
 		c.kubectl(t, "", "-n", ns, "delete", "secret", "ekg-"+id+"-1")
@@ -352,7 +338,7 @@ func TestE2E_KubeStartFaults(t *testing.T) {
 		name, making string
 		then         func(k *inCluster, id string)
 	}{
-		{"the gateway is killed before its pod is made", "pods", func(k *inCluster, id string) { nothing(k, id, "") }},
+		{"the gateway is killed before the pod is created", "pods", func(k *inCluster, id string) { nothing(k, id, "") }},
 		{"the gateway is killed between pod and secret", "secrets", unclaimed},
 	} {
 		t.Run(when.name, func(t *testing.T) {
@@ -394,12 +380,8 @@ const claimedAnnotation = "elastic-kernel-gateway.github.io/claimed"
 func (k *inCluster) post(ctx context.Context, id string) <-chan error {
 	answered := make(chan error, 1)
 	go func() {
-		req, err := http.NewRequestWithContext(
-			ctx,
-			"POST",
-			k.url+"/api/kernels",
-			strings.NewReader(fmt.Sprintf(`{"name": "pod", "kernel_id": %q}`, id)),
-		)
+		req, err := http.NewRequestWithContext(ctx, "POST", k.url+"/api/kernels",
+			strings.NewReader(fmt.Sprintf(`{"name": "pod", "kernel_id": %q}`, id)))
 		if err == nil {
 			req.Header.Set("Authorization", "token "+k.token)
 			var resp *http.Response
@@ -416,33 +398,13 @@ func (k *inCluster) post(ctx context.Context, id string) <-chan error {
 // the reason. Other namespaces are not affected.
 func TestE2E_KubeForbidden(t *testing.T) {
 	c := theCluster(t)
-	if c.script == "" {
-		t.Skip("accounts are made in the tests' own cluster only")
-	}
+	c.needsOwn(t, "service accounts and roles are created in it")
 	allowed, forbidden := c.newNamespace(t), c.newNamespace(t)
 	c.kubectl(t, "", "-n", allowed, "create", "serviceaccount", "gateway")
-	c.kubectl(
-		t,
-		"",
-		"-n",
-		allowed,
-		"create",
-		"role",
-		"gateway",
-		"--verb=*",
-		"--resource=pods,pods/portforward,secrets,events",
-	)
-	c.kubectl(
-		t,
-		"",
-		"-n",
-		allowed,
-		"create",
-		"rolebinding",
-		"gateway",
-		"--role=gateway",
-		"--serviceaccount="+allowed+":gateway",
-	)
+	c.kubectl(t, "", "-n", allowed, "create", "role", "gateway", "--verb=*",
+		"--resource=pods,pods/portforward,secrets,events")
+	c.kubectl(t, "", "-n", allowed, "create", "rolebinding", "gateway", "--role=gateway",
+		"--serviceaccount="+allowed+":gateway")
 	token := strings.TrimSpace(c.kubectl(t, "", "-n", allowed, "create", "token", "gateway"))
 	config := c.writeKubeconfig(t, "https://"+nodeIP+":6443", fmt.Sprintf(`{"token": %q}`, token))
 	policy := filepath.Join(t.TempDir(), "policy.yaml")

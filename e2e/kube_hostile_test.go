@@ -42,10 +42,8 @@ func (g *gateway) startWith(spec, id string, env map[string]string) string {
 // finds checks that the kernel has these variables in its environment, unchanged.
 func (c *client) finds(env map[string]string) {
 	c.t.Helper()
-	r := c.execute(
-		"import os, json\nprint(json.dumps({k: v for k, v in os.environ.items() if k.startswith('KERNEL_')}))",
-		60*time.Second,
-	)
+	r := c.execute("import os, json\nprint(json.dumps({k: v for k, v in os.environ.items() if k.startswith('KERNEL_')}))",
+		60*time.Second)
 	var got map[string]string
 	if err := json.Unmarshal([]byte(r.stdout), &got); err != nil {
 		c.t.Fatalf("%v in %.500q, reply %.500s", err, r.stdout, r.reply.Content)

@@ -50,9 +50,8 @@ type watchedPod struct {
 func (c *cluster) watchPods(t *testing.T, ns string, most int) *podCensus {
 	t.Helper()
 	p := c.newAPIProxy(t)
-	client := &http.Client{
-		Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}},
-	} // the tests' own proxy
+	// The certificate of the tests' own proxy need not be verified.
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	s := &podCensus{most: most, admitted: map[string]bool{}, waiting: map[string]bool{}}
 	ctx, cancel := context.WithCancel(context.Background())
 	get := func(query string) (*http.Response, error) {
@@ -113,9 +112,8 @@ func (s *podCensus) follow(ctx context.Context, watch io.Reader, version string)
 		}
 		version = o.Metadata.ResourceVersion
 		gone := e.Type == "DELETED" || o.Status.Phase == "Succeeded" || o.Status.Phase == "Failed"
-		gated, ended := len(
-			o.Spec.SchedulingGates,
-		) > 0, o.Metadata.Annotations["elastic-kernel-gateway.github.io/ending"] != ""
+		gated := len(o.Spec.SchedulingGates) > 0
+		ended := o.Metadata.Annotations["elastic-kernel-gateway.github.io/ending"] != ""
 		s.mu.Lock()
 		delete(s.admitted, o.Metadata.UID)
 		delete(s.waiting, o.Metadata.UID)
@@ -232,11 +230,8 @@ func limitGateways(t *testing.T, c *cluster, ns string, s *strike, args ...strin
 	var all []*inCluster
 	for range 3 {
 		proxy := c.newAPIProxy(t)
-		g := c.newGateway(
-			t,
-			ns,
-			proxy.kubeconfig(t, c),
-			append([]string{"--master-key-file", key, "--start-wait", "0s"}, args...)...)
+		own := append([]string{"--master-key-file", key, "--start-wait", "0s"}, args...)
+		g := c.newGateway(t, ns, proxy.kubeconfig(t, c), own...)
 		proxy.before = func(r *http.Request) bool { return s.sees(g, r) }
 		proxy.after = func(r *http.Response) bool {
 			if at, ok := r.Request.Context().Value(struckKey{}).(chan int); ok {
@@ -310,20 +305,17 @@ func TestE2E_KubeLimits(t *testing.T) {
 		t.Fatal("an admission of a gateway that had lost its lease was not answered")
 	}
 	got := <-answered
-	// The stopped gateway may not have learned in time what became of its starts. Its clients get a 503 and may try again.
-	wrong := slices.DeleteFunc(
-		slices.Clone(got.others),
-		func(text string) bool { return strings.HasPrefix(text, first.url+" 503 ") },
-	)
+	// The stopped gateway may not have learned in time how its starts ended. Its clients get a 503 and may try again.
+	wrong := slices.DeleteFunc(slices.Clone(got.others), func(text string) bool {
+		return strings.HasPrefix(text, first.url+" 503 ")
+	})
 	if len(got.ids) > most || len(got.refused) < 60 || len(wrong) > 0 {
 		t.Errorf("%d were started and %d refused; else %q", len(got.ids), len(got.refused), got.others)
 	}
+	const why = `"reason":"you have 4 kernels, and you may have 4 kernels at one time (limit kernels-per-user); ` +
+		`shut one down to start another: pod `
 	for _, text := range got.refused {
-		if !strings.Contains(
-			text,
-			`"reason":"you have 4 kernels, and you may have 4 kernels at one time (limit kernels-per-user); shut one down to `+
-				`start another: pod `,
-		) {
+		if !strings.Contains(text, why) {
 			t.Fatalf("it was refused with %s", text)
 		}
 	}
@@ -367,7 +359,7 @@ func TestE2E_KubeLimits(t *testing.T) {
 	others[0].deleteAll()
 	t.Logf("it took %v", time.Since(began).Round(100*time.Millisecond))
 
-	t.Run("what a decision takes", func(t *testing.T) { limitsTake(t, c) })
+	t.Run("duration of a decision", func(t *testing.T) { limitsTake(t, c) })
 }
 
 // limitsTake measures the time that limits add to a POST.
@@ -393,11 +385,7 @@ func limitsTake(t *testing.T, c *cluster) {
 	}
 	for i, name := range []string{"without limits", "with limits"} {
 		slices.Sort(took[i])
-		t.Logf(
-			"POST %s: median %v, 90%% within %v",
-			name,
-			took[i][10].Round(100*time.Microsecond),
-			took[i][17].Round(100*time.Microsecond),
-		)
+		t.Logf("POST %s: median %v, 90%% within %v",
+			name, took[i][10].Round(100*time.Microsecond), took[i][17].Round(100*time.Microsecond))
 	}
 }

@@ -18,19 +18,19 @@ import (
 
 // broken stops or freezes one of the cluster's programs. The returned function, which also runs at the end of the test,
 // makes it work again.
-func (c *cluster) broken(t *testing.T, how, program string) (mend func()) {
+func (c *cluster) broken(t *testing.T, how, program string) (restore func()) {
 	t.Helper()
 	again := map[string]string{"stop": "start", "freeze": "thaw"}[how]
 	if _, err := c.run(how, program); err != nil {
 		t.Fatal(err)
 	}
-	mend = sync.OnceFunc(func() {
+	restore = sync.OnceFunc(func() {
 		if _, err := c.run(again, program); err != nil {
 			t.Error(err)
 		}
 	})
-	t.Cleanup(mend)
-	return mend
+	t.Cleanup(restore)
+	return restore
 }
 
 // replicasAlone returns the replicas, each with its own address.
@@ -83,7 +83,7 @@ func (k *inCluster) withoutAPIServer(how string, long time.Duration) {
 	open := replicas[0].dial(t, ids[0], "open", true)
 	open.says("x = 0", "")
 	before := k.uids()
-	mend := k.cluster.broken(t, how, "apiserver")
+	restore := k.cluster.broken(t, how, "apiserver")
 	var unsure sync.WaitGroup // requests that no gateway can answer meanwhile
 	for _, r := range replicas {
 		for _, q := range [][3]string{{"POST", "/api/kernels", `{"name": "python3"}`},
@@ -111,14 +111,11 @@ func (k *inCluster) withoutAPIServer(how string, long time.Duration) {
 		}
 	}
 	t.Logf("%d cells in %v", x, time.Since(began).Round(time.Second))
-	mend()
-	mended := time.Now()
+	restore()
+	restored := time.Now()
 	for _, program := range []string{"controllers", "scheduler", "kubelet"} {
-		k.cluster.broken(
-			t,
-			"stop",
-			program,
-		)() // restarted, because each would otherwise wait up to a minute before it reconnects
+		// Each program is restarted. It would otherwise wait up to a minute before it reconnects.
+		k.cluster.broken(t, "stop", program)()
 	}
 	var after []string
 	for _, r := range replicas {
@@ -139,14 +136,14 @@ func (k *inCluster) withoutAPIServer(how string, long time.Duration) {
 			}
 			return nil
 		})
-		t.Logf("everything is listed again %v after the API server works", time.Since(mended).Round(time.Second))
+		t.Logf("everything is listed again %v after the API server works", time.Since(restored).Round(time.Second))
 		r.knows(ids)
 		after = append(after, r.kernel("python3"))
 	}
 	for _, id := range after {
 		replicas[0].state(id, "idle", 90*time.Second)
 	}
-	t.Logf("the next kernels are up %v after it", time.Since(mended).Round(time.Second))
+	t.Logf("the next kernels are up %v after it", time.Since(restored).Round(time.Second))
 	now := k.uids()
 	for name, uid := range before {
 		if now[name] != uid {
@@ -191,7 +188,7 @@ func (k *inCluster) withoutKubelet() {
 	open := replicas[0].dial(t, id, "open", true)
 	open.says("x = 41", "")
 	before := k.uids()[id+"-1"]
-	mend := k.cluster.broken(t, "stop", "kubelet")
+	restore := k.cluster.broken(t, "stop", "kubelet")
 	began := time.Now()
 	early := replicas[0].kernel("python3")
 	replicas[1].waits(early, "has not accepted it")
@@ -204,7 +201,7 @@ func (k *inCluster) withoutKubelet() {
 		r.knows([]string{id})
 		r.dial(t, id, "new", true).says("print(x)", "41\n")
 	}
-	mend()
+	restore()
 	for _, waiting := range []string{early, late} {
 		replicas[0].state(waiting, "idle", 120*time.Second)
 	}
@@ -245,25 +242,15 @@ func (k *inCluster) dies(id, why string, limit time.Duration) {
 // TestE2E_KubeNode: a kernel loses its node by a drain and by a deletion. Each time it restarts after the node is back.
 func TestE2E_KubeNode(t *testing.T) {
 	k := newKubeGateway(t, "--start-wait", "4s")
-	if k.cluster.script == "" {
-		t.Skip("no node of a cluster that is not the tests' own is drained")
-	}
+	k.cluster.needsOwn(t, "its node is drained")
 	k.start()
 	id := k.kernel("pod")
 	k.state(id, "idle", 60*time.Second)
 	t.Run("it is drained", func(t *testing.T) {
 		k := k.in(t)
 		t.Cleanup(func() { k.cluster.kubectl(t, "", "uncordon", "node1") })
-		k.cluster.kubectl(
-			t,
-			"",
-			"drain",
-			"node1",
-			"--force",
-			"--delete-emptydir-data",
-			"--ignore-daemonsets",
-			"--timeout=90s",
-		)
+		k.cluster.kubectl(t, "", "drain", "node1", "--force", "--delete-emptydir-data", "--ignore-daemonsets",
+			"--timeout=90s")
 		k.dies(id, "drained", 60*time.Second)
 		k.want(200, "POST", "/api/kernels/"+id+"/restart", "", nil)
 		k.waits(id, "cordoned")
@@ -287,8 +274,8 @@ func TestE2E_KubeNode(t *testing.T) {
 		k.want(200, "POST", "/api/kernels/"+id+"/restart", "", nil)
 		k.state(id, "idle", 60*time.Second)
 		k.dial(t, id, "s", true).says("print('again')", "again\n")
-		if n := k.cluster.kubectl(t, "", "get", "node", "node1", "-o",
-			`jsonpath={.status.capacity.nvidia\.com/gpu}`); n != "4" {
+		n := k.cluster.kubectl(t, "", "get", "node", "node1", "-o", `jsonpath={.status.capacity.nvidia\.com/gpu}`)
+		if n != "4" {
 			t.Errorf("the node has %q GPUs", n)
 		}
 	})

@@ -35,13 +35,8 @@ func TestE2E_KubeReplicas(t *testing.T) {
 			var m model
 			k.want(201, "POST", "/api/kernels", `{"name": "python3"}`, &m)
 			ids = append(ids, m.ID)
-			k.want(
-				201,
-				"POST",
-				"/api/sessions",
-				fmt.Sprintf(`{"path": "%[1]s.ipynb", "type": "notebook", "name": "x", "kernel": {"id": %[1]q}}`, m.ID),
-				nil,
-			)
+			k.want(201, "POST", "/api/sessions",
+				fmt.Sprintf(`{"path": "%[1]s.ipynb", "type": "notebook", "name": "x", "kernel": {"id": %[1]q}}`, m.ID), nil)
 			for range 2 {
 				if _, b := k.ask("GET", "/api/sessions", ""); !strings.Contains(string(b), m.ID+".ipynb") {
 					t.Errorf("sessions lack that of %s", m.ID)
@@ -68,9 +63,9 @@ func TestE2E_KubeReplicas(t *testing.T) {
 		id := k.kernel("python3")
 		r := newReturning(t, k.gateway, id, subprotocolV1, 10*time.Second)
 		cell := r.begin(`import signal, time
-x, n, told = 41, 0, []
-signal.signal(signal.SIGINT, lambda *_: told.append('to end'))
-while not told and n < 5000:
+x, n, interrupts = 41, 0, []
+signal.signal(signal.SIGINT, lambda *_: interrupts.append(n))
+while not interrupts and n < 5000:
     print('line', n, 'x' * 12000, flush=True)
     n += 1
     time.sleep(0.01 if n < 600 else 0.1)
@@ -102,28 +97,20 @@ print('total', n, flush=True)`)
 		}
 		k.rolledOut()
 		connections := 0
-		r.until(
-			60*time.Second,
-			"the connection is back",
-			func() bool { connections = r.connections; return connections > 1 && r.ws != nil },
-		)
+		r.until(60*time.Second, "the connection is back", func() bool {
+			connections = r.connections
+			return connections > 1 && r.ws != nil
+		})
 		k.cluster.kubectl(t, "", "-n", "ekg", "rollout", "restart", "deployment/ekg")
 		k.rolledOut()
-		r.until(
-			60*time.Second,
-			"the connection has moved to a new replica",
-			func() bool { return r.connections > connections && r.ws != nil },
-		)
+		r.until(60*time.Second, "the connection has moved to a new replica", func() bool {
+			return r.connections > connections && r.ws != nil
+		})
 		k.want(204, "POST", "/api/kernels/"+id+"/interrupt", "", nil) // only this ends the cell
 		wantNumbered(t, r.session, r.ended(cell, 2*time.Minute))
 		r.mu.Lock()
-		t.Logf(
-			"%d messages in %d connections; %d messages came twice, at most %d bytes at once",
-			len(r.got),
-			r.connections,
-			r.repeated,
-			r.maxRepeat,
-		)
+		t.Logf("%d messages in %d connections; %d messages came twice, at most %d bytes at once",
+			len(r.got), r.connections, r.repeated, r.maxRepeat)
 		if r.connections < 2 {
 			t.Error("the connection was never cut")
 		}
@@ -133,7 +120,7 @@ print('total', n, flush=True)`)
 			t.Errorf("after all that: %q", r.stdout)
 		}
 	})
-	t.Run("gateways that came later know why a kernel has ended", func(t *testing.T) {
+	t.Run("gateways that started later know why a kernel has ended", func(t *testing.T) {
 		k := k.in(t)
 		for _, id := range ids {
 			if status, b := k.ask("GET", "/api/kernels/"+id, ""); status != 404 ||
@@ -141,13 +128,13 @@ print('total', n, flush=True)`)
 				t.Errorf("%d %s", status, b)
 			}
 		}
-		if out, err := k.cluster.tryKubectl("", "-n", k.namespace, "get", "configmap", longAgo, "--ignore-not-found", "-o",
-			"name"); err != nil ||
-			out != "" {
-			t.Errorf("ends of long ago are still there: %q, %v", out, err)
+		out, err := k.cluster.tryKubectl("", "-n", k.namespace, "get", "configmap", longAgo, "--ignore-not-found",
+			"-o", "name")
+		if err != nil || out != "" {
+			t.Errorf("an expired config map is still there: %q, %v", out, err)
 		}
 	})
-	t.Run("gateways may do what they do, and no more", func(t *testing.T) { k.in(t).checkRights(began) })
+	t.Run("the Role allows what gateways do, and no more", func(t *testing.T) { k.in(t).checkRights(began) })
 	var all []model
 	k.want(200, "GET", "/api/kernels", "", &all)
 	for _, m := range all {
@@ -166,8 +153,8 @@ func (k *inCluster) checkRights(since time.Time) {
 			Verbs     []string
 		}
 	}
-	if err := json.Unmarshal([]byte(k.cluster.kubectl(k.t, "", "-n", "ekg-kernels", "get", "role", "ekg", "-o", "json")),
-		&role); err != nil {
+	text := k.cluster.kubectl(k.t, "", "-n", "ekg-kernels", "get", "role", "ekg", "-o", "json")
+	if err := json.Unmarshal([]byte(text), &role); err != nil {
 		k.t.Fatal(err)
 	}
 	allowed := map[string]bool{}
@@ -210,12 +197,12 @@ func (k *inCluster) checkRights(since time.Time) {
 	}
 	for what := range allowed {
 		if !used[what] {
-			k.t.Errorf("the Role allows to %s, which no gateway has done", what)
+			k.t.Errorf("the Role allows %s, which no gateway has used", what)
 		}
 	}
 	for what := range used {
 		if !allowed[what] {
-			k.t.Errorf("a gateway has done %s, which the Role does not allow", what)
+			k.t.Errorf("a gateway has used %s, which the Role does not allow", what)
 		}
 	}
 	k.t.Logf("used: %q", slices.Sorted(maps.Keys(used)))
@@ -253,11 +240,12 @@ func TestE2E_KubeJupyterLab(t *testing.T) {
 	mux.HandleFunc("POST /start", func(http.ResponseWriter, *http.Request) {}) // the kubelet restarts them
 	control := httptest.NewServer(mux)
 	t.Cleanup(control.Close)
-	k.script(
-		10*time.Minute,
-		[]string{"EKG_CONTROL=" + control.URL, "EKG_EXTENSION=" + theExtension(t), "EKG_KERNELS=python3",
-			"EKG_ARTIFACTS=" + strings.TrimSuffix(k.log, ".log"), "EKG_ONLY=back after 1 s|page is reloaded|tab is closed"},
-		"node",
-		filepath.Join(k.gateway.in.repository, "e2e/testdata/browser/away.mjs"),
-	)
+	env := []string{
+		"EKG_CONTROL=" + control.URL,
+		"EKG_EXTENSION=" + theExtension(t),
+		"EKG_KERNELS=python3",
+		"EKG_ARTIFACTS=" + strings.TrimSuffix(k.log, ".log"),
+		"EKG_ONLY=back after 1 s|page is reloaded|tab is closed",
+	}
+	k.script(10*time.Minute, env, "node", filepath.Join(k.gateway.in.repository, "e2e/testdata/browser/away.mjs"))
 }

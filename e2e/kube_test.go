@@ -39,13 +39,14 @@ func TestE2E_KubeLife(t *testing.T) {
 	if pods := k.pods(); len(pods) != 1 || pods[0].Metadata.Name != id+"-1" {
 		t.Errorf("pods: %+v", pods)
 	}
-	t.Run("of its ports only the supervisor's is open to others", func(t *testing.T) {
-		r := c.finish(c.begin(`for file in '/proc/net/tcp', '/proc/net/tcp6':
+	t.Run("only the supervisor's port is open to other pods", func(t *testing.T) {
+		r := c.execute(`loopback = '0100007F', '00000000000000000000000001000000'
+for file in '/proc/net/tcp', '/proc/net/tcp6':
     for line in list(open(file))[1:]:
         address, port = line.split()[1].split(':')
-        if line.split()[3] == '0A' and address not in ('0100007F', '00000000000000000000000001000000'): print(int(port, 16))`), 20*time.Second)
+        if line.split()[3] == '0A' and address not in loopback: print(int(port, 16))`, 20*time.Second)
 		if r.stdout != "8889\n" {
-			t.Errorf("open are %q", r.stdout)
+			t.Errorf("the open ports are %q", r.stdout)
 		}
 	})
 	t.Run("variables survive the gateway", func(t *testing.T) {
@@ -103,10 +104,8 @@ func TestE2E_KubeBadStarts(t *testing.T) {
 	k.podSpec("empty", map[string]any{"image": "localhost/empty:dev"})
 	k.podSpec("no-program", image, "/opt/no-such-program", "{connection_file}")
 	k.podSpec("exits", image, "/bin/sh", "-c", "echo these are my last words >&2; exit 3")
-	k.podSpec(
-		"privileged",
-		map[string]any{"image": "localhost/kernel-py:dev", "securityContext": map[string]any{"privileged": true}},
-	)
+	k.podSpec("privileged",
+		map[string]any{"image": "localhost/kernel-py:dev", "securityContext": map[string]any{"privileged": true}})
 	k.start()
 	for spec, why := range map[string]string{
 		"no-image":   "localhost/no-such-image:dev",
@@ -128,9 +127,7 @@ func TestE2E_KubeBadStarts(t *testing.T) {
 func TestE2E_KubePull(t *testing.T) {
 	t.Parallel() // it mostly waits
 	k := newKubeGateway(t, "--start-wait", "1s")
-	if k.cluster.script == "" {
-		t.Skip("the nodes of a cluster that is not the tests' own do not reach a registry of this machine")
-	}
+	k.cluster.needsOwn(t, "its node pulls from a registry on this machine")
 	registry := k.cluster.newRegistry(t, "kernel-py")
 	k.podSpec("pulled", map[string]any{"image": registry.image})
 	k.start()
@@ -169,13 +166,10 @@ func TestE2E_KubePull(t *testing.T) {
 // TestE2E_KubeGPU: a kernel that waits for a GPU reports this, and starts by itself when a GPU becomes free.
 func TestE2E_KubeGPU(t *testing.T) {
 	k := newKubeGateway(t, "--start-wait", "4s")
-	k.podSpec(
-		"gpu",
-		map[string]any{
-			"image":     "localhost/kernel-py:dev",
-			"resources": map[string]any{"limits": map[string]any{"nvidia.com/gpu": "1"}},
-		},
-	)
+	k.podSpec("gpu", map[string]any{
+		"image":     "localhost/kernel-py:dev",
+		"resources": map[string]any{"limits": map[string]any{"nvidia.com/gpu": "1"}},
+	})
 	k.start()
 	var ids []string
 	for range 4 {
@@ -207,41 +201,30 @@ func TestE2E_KubeClaims(t *testing.T) {
 	t.Parallel() // it mostly waits
 	k := newKubeGateway(t, "--start-wait", "1s")
 	class := k.namespace
-	k.cluster.kubectl(t, fmt.Sprintf(`{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": %q},
-		"spec": {"selectors": [{"cel": {"expression": "device.driver == 'devcluster'"}}]}}`, class), "create", "-f", "-")
+	deviceClass := fmt.Sprintf(`{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": %q},
+		"spec": {"selectors": [{"cel": {"expression": "device.driver == 'devcluster'"}}]}}`, class)
+	k.cluster.kubectl(t, deviceClass, "create", "-f", "-")
 	t.Cleanup(func() { k.cluster.kubectl(t, "", "delete", "deviceclass", class) })
-	k.cluster.kubectl(
-		t,
-		fmt.Sprintf(`{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": "one"},
-		"spec": {"spec": {"devices": {"requests": [{"name": "device", "exactly": {"deviceClassName": %q}}]}}}}`, class),
-		"-n",
-		k.namespace,
-		"create",
-		"-f",
-		"-",
-	)
-	k.podSpec(
-		"claims",
-		map[string]any{
-			"image":          "localhost/kernel-py:dev",
-			"resourceClaims": []map[string]string{{"name": "device", "resourceClaimTemplateName": "one"}},
-		},
-	)
-	k.podSpec(
-		"no-template",
-		map[string]any{
-			"image":          "localhost/kernel-py:dev",
-			"resourceClaims": []map[string]string{{"name": "device", "resourceClaimTemplateName": "none"}},
-		},
-	)
+	template := fmt.Sprintf(`{"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
+		"metadata": {"name": "one"},
+		"spec": {"spec": {"devices": {"requests": [{"name": "device", "exactly": {"deviceClassName": %q}}]}}}}`, class)
+	k.cluster.kubectl(t, template, "-n", k.namespace, "create", "-f", "-")
+	k.podSpec("claims", map[string]any{
+		"image":          "localhost/kernel-py:dev",
+		"resourceClaims": []map[string]string{{"name": "device", "resourceClaimTemplateName": "one"}},
+	})
+	k.podSpec("no-template", map[string]any{
+		"image":          "localhost/kernel-py:dev",
+		"resourceClaims": []map[string]string{{"name": "device", "resourceClaimTemplateName": "none"}},
+	})
 	k.start()
 	k.waits(k.kernel("no-template"), `"none" not found`)
 	first := k.kernel("claims")
 	k.waits(first, "no device is free")
 	if k.cluster.script == "" {
 		k.deleteAll()
-		t.Skip("a cluster that is not the tests' own has no such devices")
 	}
+	k.cluster.needsOwn(t, "its driver of devices is started")
 	if _, err := k.cluster.run("start", "devices"); err != nil {
 		t.Fatal(err)
 	}
@@ -282,8 +265,8 @@ func (k *inCluster) deviceOf(id string) string {
 			}
 		}
 	}
-	if err := json.Unmarshal([]byte(k.cluster.kubectl(k.t, "", "-n", k.namespace, "get", "resourceclaims", "-o", "json")),
-		&claims); err != nil {
+	text := k.cluster.kubectl(k.t, "", "-n", k.namespace, "get", "resourceclaims", "-o", "json")
+	if err := json.Unmarshal([]byte(text), &claims); err != nil {
 		k.t.Fatal(err)
 	}
 	for _, c := range claims.Items {
@@ -347,10 +330,10 @@ func TestE2E_KubeImages(t *testing.T) {
 	for spec, cell := range map[string][2]string{
 		"entrypoint": {"import os\nprint(os.environ['ENTRY'])", "point\n"},
 		"r":          {`cat(R.version$language, Sys.info()[["user"]] != "root", "\n")`, "R TRUE \n"},
-		"locked": {"import os, tempfile, " +
-			"pathlib\npathlib.Path.home().joinpath('x').write_text('x')\ntempfile.NamedTemporaryFile().close()\n" +
-			"print(os.getuid(), os.access('/usr', os.W_OK))",
-			"12345 False\n"},
+		"locked": {`import os, tempfile, pathlib
+pathlib.Path.home().joinpath('x').write_text('x')
+tempfile.NamedTemporaryFile().close()
+print(os.getuid(), os.access('/usr', os.W_OK))`, "12345 False\n"},
 	} {
 		t.Run(spec, func(t *testing.T) {
 			t.Parallel()
@@ -384,14 +367,8 @@ func TestE2E_KubeMany(t *testing.T) {
 	}
 	wg.Wait()
 	t.Logf("%d POSTs at once: %v", n, time.Since(began).Round(100*time.Millisecond))
-	k.startsBadly(
-		t,
-		"pod",
-		fmt.Sprintf(
-			`the quota "few" of its namespace does not allow it: it asks for 1 pods, and %[1]d of %[1]d are in use`,
-			n,
-		),
-	)
+	k.startsBadly(t, "pod", fmt.Sprintf(`the quota "few" of its namespace does not allow it: it asks for 1 pods, `+
+		`and %[1]d of %[1]d are in use`, n))
 	if pods := k.pods(); len(pods) != n {
 		t.Errorf("%d kernels have %d pods", n, len(pods))
 	}

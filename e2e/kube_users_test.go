@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/gorilla/websocket"
 )
 
 // TestE2E_KubeUsers: the cluster identifies users by their tokens. The pod stores the kernel's owner and the users that
@@ -19,18 +17,8 @@ func TestE2E_KubeUsers(t *testing.T) {
 	c := theCluster(t)
 	ns := c.newNamespace(t)
 	name := func(account string) string { return "system:serviceaccount:" + ns + ":" + account }
-	g := c.newGateway(
-		t,
-		ns,
-		c.kubeconfig,
-		"--auth-token-review",
-		"--auth-token-audience",
-		"ekg",
-		"--auth-cache",
-		"1s",
-		"--admin-user",
-		name("root"),
-	)
+	g := c.newGateway(t, ns, c.kubeconfig, "--auth-token-review", "--auth-token-audience", "ekg", "--auth-cache", "1s",
+		"--admin-user", name("root"))
 	g.token = ""
 	g.start()
 	as := func(token string) *inCluster {
@@ -45,8 +33,11 @@ func TestE2E_KubeUsers(t *testing.T) {
 	}
 	ann, bob, root := as(tokens["ann"]), as(tokens["bob"]), as(tokens["root"])
 	elsewhere := strings.TrimSpace(c.kubectl(t, "", "-n", ns, "create", "token", "ann"))
-	for what, token := range map[string]string{"no token": "",
-		"a made-up token": "eyJhbGciOiJub25lIn0.eyJzdWIiOiJhbm4ifQ.", "a token for the API server": elsewhere} {
+	for what, token := range map[string]string{
+		"no token":                   "",
+		"a made-up token":            "eyJhbGciOiJub25lIn0.eyJzdWIiOiJhbm4ifQ.",
+		"a token for the API server": elsewhere,
+	} {
 		if status, b := as(token).ask("GET", "/api/kernels", ""); status != http.StatusForbidden {
 			t.Errorf("%s: got %d %s", what, status, b)
 		}
@@ -59,38 +50,17 @@ func TestE2E_KubeUsers(t *testing.T) {
 	if _, err := bob.tryDial(t, id, "s2", true); err == nil || !strings.Contains(err.Error(), "404") {
 		t.Errorf("bob's websocket: %v", err)
 	}
-	ann.want(
-		http.StatusOK,
-		"PATCH",
-		route,
-		fmt.Sprintf(`{"shared_with": [{"user": %q, "right": "read"}]}`, name("bob")),
-		nil,
-	)
+	ann.want(http.StatusOK, "PATCH", route, fmt.Sprintf(`{"shared_with": [{"user": %q, "right": "read"}]}`, name("bob")),
+		nil)
 	g.kill()
 	g.start() // it knows only what the pod stores
 	bob.want(http.StatusOK, "GET", route, "", nil)
 	bob.want(http.StatusForbidden, "POST", route+"/interrupt", "", nil)
 
-	ws, _, err := websocket.DefaultDialer.Dial(
-		"ws"+strings.TrimPrefix(g.url, "http")+route+"/channels?session_id=x",
-		http.Header{"Authorization": {"token " + tokens["bob"]}},
-	)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = ws.Close() }()
+	ws := bob.open(t, id)
 	c.kubectl(t, "", "-n", ns, "delete", "serviceaccount", "bob")
 	deleted := time.Now()
-	// The limit is the API server's cache, --auth-cache, and five seconds.
-	if err := ws.SetReadDeadline(time.Now().Add(40 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
-	for err == nil {
-		_, _, err = ws.ReadMessage()
-	}
-	if strings.Contains(err.Error(), "timeout") {
-		t.Error("the websocket of a service account that is gone lives on")
-	}
+	err := wantEnd(t, ws, 40*time.Second) // the API server's cache, --auth-cache, and five seconds
 	t.Logf("it ended after %v: %v", time.Since(deleted).Round(100*time.Millisecond), err)
 	bob.want(http.StatusForbidden, "GET", route, "", nil)
 	root.want(http.StatusNoContent, "DELETE", route, "", nil)

@@ -32,10 +32,8 @@ func TestE2E_REST(t *testing.T) {
 	}
 
 	const wanted = "11111111-2222-4333-8444-555555555555"
-	body := fmt.Sprintf(
-		`{"name": "python3", "kernel_id": %q, "env": {"KERNEL_USERNAME": "ada", "SECRET": "not for kernels"}}`,
-		wanted,
-	)
+	body := fmt.Sprintf(`{"name": "python3", "kernel_id": %q,
+		"env": {"KERNEL_USERNAME": "ada", "SECRET": "not for kernels"}}`, wanted)
 	var first, again model
 	g.want(201, "POST", "/api/kernels", body, &first)
 	g.want(201, "POST", "/api/kernels", body, &again)
@@ -49,10 +47,8 @@ func TestE2E_REST(t *testing.T) {
 	g.want(404, "POST", "/api/kernels", `{"name": "there-is-no-such"}`, nil)
 
 	c := g.dial(t, wanted, "s1", true)
-	c.says(
-		"import os; print(os.environ.get('KERNEL_USERNAME'), os.environ.get('SECRET'), os.environ.get('EKG_TOKEN'))",
-		"ada None None\n",
-	)
+	c.says("import os; print(os.environ.get('KERNEL_USERNAME'), os.environ.get('SECRET'), os.environ.get('EKG_TOKEN'))",
+		"ada None None\n")
 	g.state(wanted, "idle", 10*time.Second)
 	g.want(204, "POST", "/api/kernels/"+wanted+"/interrupt", "{}", nil)
 	g.want(200, "POST", "/api/kernels/"+wanted+"/restart", "{}", nil)
@@ -71,8 +67,10 @@ func TestE2E_REST(t *testing.T) {
 
 func TestE2E_StartErrors(t *testing.T) {
 	g := newGateway(t)
-	for spec, words := range map[string]string{"missing-program": "/opt/no-such-program",
-		"exits-at-once": "these are my last words"} {
+	for spec, words := range map[string]string{
+		"missing-program": "/opt/no-such-program",
+		"exits-at-once":   "these are my last words",
+	} {
 		began := time.Now()
 		status, body := g.ask("POST", "/api/kernels", fmt.Sprintf(`{"name": %q}`, spec))
 		var e struct{ Reason, Message string }
@@ -84,13 +82,8 @@ func TestE2E_StartErrors(t *testing.T) {
 			t.Errorf("%s: the error took %v", spec, took)
 		}
 	}
-	g.eventually(10*time.Second, "nothing left of kernels that did not start", func() error {
-		if left := processes(t, func(p process) bool {
-			return strings.Contains(p.cmdline, "ekg-supervisor ") && strings.Contains(p.cmdline, g.dir)
-		}); len(left) > 0 {
-			return fmt.Errorf("%d supervisors: %s", len(left), left[0].cmdline)
-		}
-		return nil
+	noneLeft(t, 10*time.Second, "the end of the supervisors of kernels that did not start", func(p process) bool {
+		return strings.Contains(p.cmdline, "ekg-supervisor ") && strings.Contains(p.cmdline, g.dir)
 	})
 }
 
@@ -128,8 +121,11 @@ func TestE2E_GatewayKilled(t *testing.T) {
 		name string
 		v1   bool
 		away time.Duration
-	}{{"v1 framing, away for 1 s", true, time.Second}, {"JSON, away for 1 s", false, time.Second},
-		{"v1 framing, away for 60 s", true, time.Minute}} {
+	}{
+		{"v1 framing, away for 1 s", true, time.Second},
+		{"JSON, away for 1 s", false, time.Second},
+		{"v1 framing, away for 60 s", true, time.Minute},
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			g := newGateway(t)
@@ -138,11 +134,9 @@ func TestE2E_GatewayKilled(t *testing.T) {
 			c.says("kept = 'a variable'", "")
 			cell := c.begin(printing(40))
 			var before string
-			_, seen := c.until(
-				20*time.Second,
-				"line 10",
-				func(m message) bool { return strings.Contains(m.field("text"), "line 10\n") },
-			)
+			_, seen := c.until(20*time.Second, "line 10", func(m message) bool {
+				return strings.Contains(m.field("text"), "line 10\n")
+			})
 			for _, m := range seen {
 				before += m.field("text")
 			}
@@ -171,17 +165,12 @@ func TestE2E_GatewayKilled(t *testing.T) {
 // noProcesses waits until no process of the kernel is left.
 func (g *gateway) noProcesses(id string) {
 	g.t.Helper()
-	g.eventually(10*time.Second, "the end of kernel "+id, func() error {
-		if left := g.kernelProcesses(id); len(left) > 0 {
-			return fmt.Errorf("still there: %v", left)
-		}
-		return nil
-	})
+	noneLeft(g.t, 10*time.Second, "the end of kernel "+id, ofKernel(id))
 }
 
 func TestE2E_SupervisorKilled(t *testing.T) {
 	for _, down := range []bool{false, true} {
-		t.Run(fmt.Sprintf("gateway down %v", down), func(t *testing.T) {
+		t.Run(map[bool]string{false: "gateway up", true: "gateway down"}[down], func(t *testing.T) {
 			g := newGateway(t)
 			id := g.kernel("python3")
 			c := g.dial(t, id, "s", true)
@@ -197,13 +186,8 @@ func TestE2E_SupervisorKilled(t *testing.T) {
 				t.Fatal(err)
 			}
 			if down {
-				g.eventually(5*time.Second, "the end of the kernel with nobody there to end it", func() error {
-					if left := processes(t, func(p process) bool {
-						return strings.Contains(p.environ, "EKG_KERNEL_ID="+id) && strings.Contains(p.cmdline, "ipykernel")
-					}); len(left) > 0 {
-						return fmt.Errorf("an orphan: %v", left)
-					}
-					return nil
+				noneLeft(t, 5*time.Second, "the end of the kernel without a gateway", func(p process) bool {
+					return ofKernel(id)(p) && strings.Contains(p.cmdline, "ipykernel")
 				})
 				g.start()
 			}
@@ -226,14 +210,10 @@ func TestE2E_LostOutput(t *testing.T) {
 	id := g.kernel("python3")
 	c := g.dial(t, id, "s", true)
 	produced := filepath.Join(g.dir, "produced")
-	cell := c.begin(
-		fmt.Sprintf(
-			"from IPython.display import display\nprint('go', flush=True)\n"+
-				"for i in range(%d): display(i)\nopen(%q, 'w').close()",
-			displays,
-			produced,
-		),
-	)
+	cell := c.begin(fmt.Sprintf(`from IPython.display import display
+print('go', flush=True)
+for i in range(%d): display(i)
+open(%q, 'w').close()`, displays, produced))
 	c.until(20*time.Second, "the first output", func(m message) bool { return m.Header.MsgType == "stream" })
 	pid := g.supervisorOf(id)
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
@@ -300,11 +280,8 @@ func TestE2E_StopKernelsOnExit(t *testing.T) {
 			t.Errorf("the gateway has ended, but there are %v", left)
 		}
 	}
-	g.eventually(5*time.Second, "the end of the supervisors", func() error {
-		if left := processes(t, func(p process) bool { return strings.Contains(p.cmdline, g.dir) }); len(left) > 0 {
-			return fmt.Errorf("the gateway has ended, but there are %v", left)
-		}
-		return nil
+	noneLeft(t, 5*time.Second, "the end of the supervisors", func(p process) bool {
+		return strings.Contains(p.cmdline, g.dir)
 	})
 }
 
@@ -385,13 +362,8 @@ func TestE2E_NothingLeaks(t *testing.T) {
 		}
 		return nil
 	})
-	used.eventually(20*time.Second, "no process left", func() error {
-		if left := processes(t, func(p process) bool {
-			return strings.Contains(p.cmdline, used.dir) && p.pid != used.cmd.Process.Pid
-		}); len(left) > 0 {
-			return fmt.Errorf("%d: %v", len(left), left[0])
-		}
-		return nil
+	noneLeft(t, 20*time.Second, "the end of all processes but the gateway", func(p process) bool {
+		return strings.Contains(p.cmdline, used.dir) && p.pid != used.cmd.Process.Pid
 	})
 	if zombies := zombiesOf(t, used.cmd.Process.Pid); zombies > 0 {
 		t.Errorf("%d children were not waited for", zombies)

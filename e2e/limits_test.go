@@ -17,9 +17,7 @@ func TestE2E_Limits(t *testing.T) {
 	second.addr = freeAddress(t, "127.0.0.1")
 	second.url = "http://" + second.addr
 	second.start()
-	t.Cleanup(func() {
-		second.kill()
-	})
+	t.Cleanup(second.kill)
 	gateways := []*gateway{g, &second}
 
 	var mu sync.Mutex
@@ -60,11 +58,8 @@ func TestE2E_Limits(t *testing.T) {
 	for _, m := range all {
 		g.state(m.ID, "idle", 20*time.Second)
 	}
-	if _, b := second.ask("POST", "/api/sessions",
-		`{"path": "x", "type": "notebook", "kernel": {"name": "fake"}}`); !strings.Contains(
-		string(b),
-		"(idle since 20",
-	) {
+	_, b := second.ask("POST", "/api/sessions", `{"path": "x", "type": "notebook", "kernel": {"name": "fake"}}`)
+	if !strings.Contains(string(b), "(idle since 20") {
 		t.Errorf("a session: %s", b)
 	}
 	g.want(200, "POST", "/api/kernels/"+all[0].ID+"/restart", "{}", nil)

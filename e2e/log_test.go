@@ -41,12 +41,7 @@ func (g *gateway) prints(args ...string) (code int, stdout, stderr string) {
 // beginIn sends code as a cell of a notebook.
 func (c *client) beginIn(cell, code string) string {
 	c.t.Helper()
-	content, err := json.Marshal(map[string]any{"code": code, "silent": false, "store_history": true, "allow_stdin": false,
-		"user_expressions": struct{}{}, "stop_on_error": true})
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	return c.send("shell", "execute_request", string(content), func(m *message) {
+	return c.send("shell", "execute_request", executeRequest(code, false), func(m *message) {
 		m.Meta = json.RawMessage(fmt.Sprintf(`{"trusted":true,"cellId":%q}`, cell))
 	})
 }
@@ -69,7 +64,7 @@ display(Image(data=base64.b64decode(%q), format="png"))
 	c.finish(failed, 20*time.Second)
 
 	const ofShown = "to stdout\nto stderr\n<IPython.core.display.Image object> [image/png 70 B]\n42\n"
-	t.Run("all of it", func(t *testing.T) {
+	t.Run("whole log", func(t *testing.T) {
 		code, out, errs := g.prints("log", id[:8])
 		_, rest, ok := strings.Cut(out, ofShown+"just before\n") // a kernel's warnings at its start come first
 		if code != 0 || errs != "" || !ok || !strings.Contains(rest, "Traceback") ||
@@ -184,7 +179,7 @@ display(Image(data=base64.b64decode(%q), format="png"))
 	t.Run("after the kernel has died", func(t *testing.T) {
 		fake := g.kernel("fake")
 		f := g.dial(t, fake, "session-2", true)
-		g.eventually(60*time.Second, "the kernel is started no more", func() error {
+		g.eventually(60*time.Second, "the kernel is restarted no more", func() error {
 			var m model
 			g.want(200, "GET", "/api/kernels/"+fake, "", &m)
 			switch m.ExecutionState {
@@ -203,13 +198,13 @@ display(Image(data=base64.b64decode(%q), format="png"))
 		}
 		g.want(204, "DELETE", "/api/kernels/"+fake, "", nil)
 		if code, _, errs := g.prints("log", fake); code != 1 || !strings.Contains(errs, "Kernel does not exist") {
-			t.Errorf("once it is removed: got %d %q", code, errs)
+			t.Errorf("after the kernel was removed: got %d %q", code, errs)
 		}
 	})
 
 	t.Run("no gateway", func(t *testing.T) {
 		if left, err := filepath.Glob(filepath.Join(g.dir, "state/gateway-*.json")); err != nil || len(left) != 1 {
-			t.Errorf("of the gateway that was killed and its successor there are %v, %v", left, err)
+			t.Errorf("got %v, %v; want only the file of the running gateway", left, err)
 		}
 		if err := g.signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)

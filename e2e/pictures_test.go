@@ -38,11 +38,8 @@ func TestPictures(t *testing.T) {
 			}
 		}))
 		t.Cleanup(start.Close)
-		g.takePictures(
-			"EKG_CONTROL="+start.URL,
-			"EKG_EXTENSION="+theExtension(t),
-			"EKG_GATEWAY_PID="+strconv.Itoa(g.cmd.Process.Pid),
-		)
+		g.takePictures("EKG_CONTROL="+start.URL, "EKG_EXTENSION="+theExtension(t),
+			"EKG_GATEWAY_PID="+strconv.Itoa(g.cmd.Process.Pid))
 	})
 	t.Run("idle kernel ended", func(t *testing.T) {
 		t.Parallel()

@@ -33,11 +33,8 @@ func newWebsocketProxy(t *testing.T, g *gateway) *websocketProxy {
 	p := &websocketProxy{}
 	p.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		d := websocket.Dialer{HandshakeTimeout: 20 * time.Second, Subprotocols: websocket.Subprotocols(r)}
-		upstream, _, err := d.DialContext(
-			r.Context(),
-			"ws://"+g.addr+r.URL.RequestURI(),
-			http.Header{"Authorization": r.Header["Authorization"]},
-		)
+		upstream, _, err := d.DialContext(r.Context(), "ws://"+g.addr+r.URL.RequestURI(),
+			http.Header{"Authorization": r.Header["Authorization"]})
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadGateway)
 			return
@@ -136,15 +133,15 @@ func TestE2E_ProxyAnswersPings(t *testing.T) {
 		if err := ws.NetConn().(*net.TCPConn).SetReadBuffer(heldBytes); err != nil {
 			t.Fatal(err)
 		}
-		asking := &client{t: t, ws: ws, v1: v1, session: "s", next: &messageNumber}
+		asking := &client{t: t, ws: ws, v1: v1, session: "s"}
 		cell := asking.begin(fmt.Sprintf(`import time
 for i in range(%d):
     print('line', i, 'x' * %d, flush=True)
     time.sleep(0.001)
 open(%q, 'w').close()`, lines, size, file))
-		got := linesOf(
-			readUntil(t, ws, 20*time.Second, func(m message) bool { return strings.Contains(m.field("text"), "line 100 ") }),
-		)
+		got := linesOf(readUntil(t, ws, 20*time.Second, func(m message) bool {
+			return strings.Contains(m.field("text"), "line 100 ")
+		}))
 		g.eventually(time.Minute, "the cell has printed all", func() error { _, err := os.Stat(file); return err })
 		g.state(id, "idle", 20*time.Second)
 		p.cut()

@@ -5,7 +5,6 @@ package e2e
 import (
 	"encoding/json"
 	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,16 +28,11 @@ func TestE2E_Promtool(t *testing.T) {
 		address := freeAddress(t, "127.0.0.3")
 		g := newGateway(t, "--metrics-listen", address)
 		g.dial(t, g.kernel("python3"), "s", true).says("print(1)", "1\n")
-		resp, err := http.Get("http://" + address + "/metrics")
-		if err != nil {
-			t.Fatal(err)
+		text := scrape(t, address)
+		if !strings.Contains(text, `ekg_kernel_start_seconds_count{spec="python3"} 1`) {
+			t.Fatal(text)
 		}
-		defer func() { _ = resp.Body.Close() }()
-		text, err := io.ReadAll(resp.Body)
-		if err != nil || !strings.Contains(string(text), `ekg_kernel_start_seconds_count{spec="python3"} 1`) {
-			t.Fatalf("%v\n%s", err, text)
-		}
-		tool(t, strings.NewReader(string(text)), "check", "metrics")
+		tool(t, strings.NewReader(text), "check", "metrics")
 	})
 	t.Run("alerts", func(t *testing.T) {
 		tool(t, nil, "check", "rules", "rules.yaml")
@@ -58,18 +52,15 @@ func TestE2E_Promtool(t *testing.T) {
 		var rules []map[string]string // each query is checked as a recording rule
 		for _, p := range board.Panels {
 			for _, q := range p.Targets {
-				rules = append(
-					rules,
-					map[string]string{"record": "query", "expr": strings.ReplaceAll(q.Expr, "$__rate_interval", "5m")},
-				)
+				rules = append(rules,
+					map[string]string{"record": "query", "expr": strings.ReplaceAll(q.Expr, "$__rate_interval", "5m")})
 			}
 		}
 		if len(rules) < 20 {
 			t.Fatalf("%d queries: the test proves nothing", len(rules))
 		}
-		text, err = json.Marshal(
-			map[string]any{"groups": []any{map[string]any{"name": "dashboard", "rules": rules}}},
-		) // JSON is YAML
+		group := map[string]any{"name": "dashboard", "rules": rules}
+		text, err = json.Marshal(map[string]any{"groups": []any{group}}) // JSON is YAML
 		if err != nil {
 			t.Fatal(err)
 		}

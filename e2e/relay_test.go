@@ -101,11 +101,8 @@ func (e *extension) ask(ws *websocket.Conn) {
 			e.unproven[i].ping = e.number
 		}
 	}
-	err := ws.WriteControl(
-		websocket.PingMessage,
-		binary.BigEndian.AppendUint64(nil, e.number),
-		time.Now().Add(10*time.Second),
-	)
+	err := ws.WriteControl(websocket.PingMessage, binary.BigEndian.AppendUint64(nil, e.number),
+		time.Now().Add(10*time.Second))
 	e.waiting = err == nil
 }
 

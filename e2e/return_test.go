@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -147,9 +146,9 @@ func (r *returning) once(ctx context.Context, patience time.Duration) (int, erro
 	}
 	ws.SetPingHandler(alive(ws.PingHandler()))
 	if r.ext != nil {
-		asked := newBrowser(ws)
-		defer asked.stop()
-		ws.SetPingHandler(alive(asked.ping))
+		page := newBrowser(ws)
+		defer page.stop()
+		ws.SetPingHandler(alive(page.ping))
 		ws.SetPongHandler(alive(r.proven))
 	}
 	r.mu.Lock()
@@ -208,9 +207,8 @@ func (r *returning) take(m message, size int64, next int, repetition *int64) int
 	i, again := r.index[m.Header.MsgID]
 	if !again {
 		if next >= 0 && next < len(r.got) {
-			r.doubtLocked(
-				fmt.Errorf("%s came before the repetition had reached message %d of %d", m.Header.MsgType, next, len(r.got)),
-			)
+			r.doubtLocked(fmt.Errorf("%s came before the repetition had reached message %d of %d",
+				m.Header.MsgType, next, len(r.got)))
 		}
 		r.index[m.Header.MsgID] = len(r.got)
 		r.got = append(r.got, m)
@@ -220,9 +218,8 @@ func (r *returning) take(m message, size int64, next int, repetition *int64) int
 		r.doubtLocked(fmt.Errorf("message %d of %d (%s) came twice to a relay", i, len(r.got), m.Header.MsgType))
 	}
 	if next >= 0 && i != next {
-		r.doubtLocked(
-			fmt.Errorf("message %d of %d (%s) came again where %d was to come", i, len(r.got), m.Header.MsgType, next),
-		)
+		r.doubtLocked(fmt.Errorf("message %d of %d (%s) came again, want message %d",
+			i, len(r.got), m.Header.MsgType, next))
 	}
 	*repetition += size
 	r.repeated++
@@ -250,12 +247,7 @@ func (r *returning) doubtLocked(err error) {
 
 // send writes a request to the present connection. With an extension it resends the request until it is accepted.
 func (r *returning) send(channel, msgType, content string, more ...func(*message)) (string, error) {
-	m := message{Channel: channel, Content: json.RawMessage(content), Header: header{
-		MsgID: fmt.Sprintf("e2e-%d", messageNumber.Add(1)), MsgType: msgType, Session: r.session, Version: "5.4",
-		Date: time.Now().UTC().Format(time.RFC3339Nano)}}
-	for _, f := range more {
-		f(&m)
-	}
+	m := newRequest(r.session, channel, msgType, content, more...)
 	kind, data := (&client{t: r.t, v1: r.subprotocol != ""}).encode(m)
 	r.mu.Lock() // also prevents concurrent writes
 	defer r.mu.Unlock()
@@ -272,12 +264,7 @@ func (r *returning) send(channel, msgType, content string, more ...func(*message
 // begin sends a cell. The test fails if it cannot be sent.
 func (r *returning) begin(code string) string {
 	r.t.Helper()
-	content, err := json.Marshal(map[string]any{"code": code, "silent": false, "store_history": true, "allow_stdin": true,
-		"user_expressions": struct{}{}, "stop_on_error": true})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	id, err := r.send("shell", "execute_request", string(content))
+	id, err := r.send("shell", "execute_request", executeRequest(code, true))
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -293,12 +280,8 @@ func (r *returning) until(limit time.Duration, what string, holds func() bool) {
 		if r.fault != nil || holds() {
 			return nil
 		}
-		return fmt.Errorf(
-			"%d messages came in %d connections; the last one: %w",
-			len(r.got),
-			r.connections,
-			cmp.Or(r.refused, errNone),
-		)
+		return fmt.Errorf("%d messages came in %d connections; the last one: %w",
+			len(r.got), r.connections, cmp.Or(r.refused, errNone))
 	})
 	r.mu.Lock()
 	defer r.mu.Unlock()

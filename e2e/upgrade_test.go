@@ -23,7 +23,7 @@ func previous(t *testing.T, in installed) string {
 		if errors.As(err, &exit) {
 			err = errors.New(strings.TrimSpace(string(exit.Stderr)))
 		}
-		t.Skipf("the commit before this one is not here, as in a shallow clone: %v", err)
+		t.Skipf("the previous commit is missing, as in a shallow clone: %v", err)
 	}
 	source, bin, tar := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "source.tar")
 	for _, command := range [][]string{

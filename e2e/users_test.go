@@ -14,8 +14,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/gorilla/websocket"
 )
 
 // hub is a JupyterHub with its own database. Only its API answers.
@@ -36,13 +34,8 @@ func startHub(t *testing.T) *hub {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(
-		filepath.Join(in.dir, "jupyterhub/bin/python"),
-		"-m",
-		"jupyterhub",
-		"-f",
-		filepath.Join(in.repository, "e2e/testdata/python/jupyterhub_config.py"),
-	)
+	cmd := exec.Command(filepath.Join(in.dir, "jupyterhub/bin/python"), "-m", "jupyterhub",
+		"-f", filepath.Join(in.repository, "e2e/testdata/python/jupyterhub_config.py"))
 	cmd.Dir = dir
 	cmd.Env = []string{
 		"PATH=" + os.Getenv("PATH"),
@@ -68,19 +61,7 @@ func startHub(t *testing.T) *hub {
 		}
 	}
 	t.Cleanup(h.stop)
-	if err := poll(60*time.Second, "the hub answers", func() error {
-		resp, err := http.Get(h.api + "/")
-		if err != nil {
-			return err
-		}
-		defer func() { _ = resp.Body.Close() }()
-		if resp.StatusCode != http.StatusOK {
-			return fmt.Errorf("it answers %s", resp.Status)
-		}
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	eventually(t, 60*time.Second, "the hub answers", func() error { return answers200(h.api + "/") })
 	return h
 }
 
@@ -135,9 +116,12 @@ func TestE2E_Hub(t *testing.T) {
 	}
 	annToken := h.makeToken("ann", "{}")
 	ann, bob, root := as(annToken.Token), as(h.makeToken("bob", "{}").Token), as(h.makeToken("root", "{}").Token)
-	for what, token := range map[string]string{"no token": "", "a made-up token": "0123456789abcdef0123456789abcdef",
+	for what, token := range map[string]string{
+		"no token":                            "",
+		"a made-up token":                     "0123456789abcdef0123456789abcdef",
 		"the service's own token":             h.token,
-		"a token that may only name its user": h.makeToken("ann", `{"scopes": ["read:users:name!user"]}`).Token} {
+		"a token that may only name its user": h.makeToken("ann", `{"scopes": ["read:users:name!user"]}`).Token,
+	} {
 		if status, b := as(token).ask("GET", "/api/kernels", ""); status != http.StatusForbidden {
 			t.Errorf("%s: got %d %s", what, status, b)
 		}
@@ -152,38 +136,19 @@ func TestE2E_Hub(t *testing.T) {
 	ann.want(http.StatusNotFound, "GET", route, "", nil)
 	ann.want(http.StatusNotFound, "DELETE", route, "", nil)
 	root.want(http.StatusOK, "GET", route, "", nil)
-	bob.want(
-		http.StatusOK,
-		"PATCH",
-		route,
-		`{"shared_with": [{"group": "team", "right": "read"}]}`,
-		nil,
-	) // ann is a member of the group at the hub
+	// At the hub ann is a member of the group.
+	bob.want(http.StatusOK, "PATCH", route, `{"shared_with": [{"group": "team", "right": "read"}]}`, nil)
 	ann.want(http.StatusOK, "GET", route, "", nil)
 	ann.want(http.StatusForbidden, "POST", route+"/interrupt", "", nil)
 
-	ws, _, err := websocket.DefaultDialer.Dial(
-		"ws"+strings.TrimPrefix(g.url, "http")+route+"/channels?session_id=x",
-		http.Header{"Authorization": {"token " + annToken.Token}},
-	)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = ws.Close() }()
+	ws := ann.open(t, id)
 	h.ask("DELETE", "/users/ann/tokens/"+annToken.ID, "", nil)
-	if err := ws.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil { // --auth-cache, and five seconds
-		t.Fatal(err)
-	}
-	for err == nil {
-		_, _, err = ws.ReadMessage()
-	}
-	if strings.Contains(err.Error(), "timeout") {
-		t.Error("the websocket of a revoked token lives on")
-	}
+	err := wantEnd(t, ws, 10*time.Second) // --auth-cache, and five seconds
+	t.Logf("the websocket of the revoked token: %v", err)
 	ann.want(http.StatusForbidden, "GET", route, "", nil)
 
 	h.stop()
-	g.eventually(10*time.Second, "what the hub has said counts no longer", func() error {
+	g.eventually(10*time.Second, "the hub's last answer has expired", func() error {
 		if status, b := bob.ask("GET", route, ""); status != http.StatusServiceUnavailable {
 			return fmt.Errorf("got %d %s", status, b)
 		}
