@@ -110,7 +110,7 @@ class EkgChannel:
         with self._lock:
             return self._failure is None
 
-    is_beating = is_alive  # of the heartbeat's channel
+    is_beating = is_alive  # called on the heartbeat's channel
 
 
 class EkgKernelClient(GatewayKernelClient):
@@ -304,7 +304,7 @@ class EkgKernelManager(GatewayKernelManager):
     away_limit = Float(
         600.0,
         config=True,
-        help="How many seconds the gateway may be away before the kernel is taken for lost.",
+        help="How many seconds the gateway may be away before the kernel counts as lost.",
     )
 
     _unsure_since: float | None = None
@@ -343,7 +343,7 @@ class EkgKernelManager(GatewayKernelManager):
             except web.HTTPError as err:
                 if err.status_code not in _AWAY or time.monotonic() + pause > end:
                     raise
-                self.log.warning("jupyter-ekg: the gateway cannot be asked now, trying again: %s", err)
+                self.log.warning("jupyter-ekg: the gateway is away, trying again: %s", err)
             await asyncio.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE)
 

@@ -200,9 +200,9 @@ class EkgWebsocketConnection(BaseKernelWebsocketConnection):
         try:
             data = self._incoming(incoming_msg)
             if data is None:
-                self.log.warning("jupyter-ekg: a message for a channel that does not exist was left out")
+                self.log.warning("jupyter-ekg: a message for an unknown channel was ignored")
                 return
-            asked = self._cells.sent(framing.parse(data))
+            request = self._cells.sent(framing.parse(data))
             self._relay.send(data)
         except framing.FrameError as err:
             self.log.warning("jupyter-ekg: the browser sent what is %s", err)
@@ -211,8 +211,8 @@ class EkgWebsocketConnection(BaseKernelWebsocketConnection):
             self.log.warning("jupyter-ekg: kernel %s: more input is waiting than is kept", self.kernel_id)
             self.websocket_handler.close(1013, "more input is waiting for the gateway than is kept")
         else:
-            if asked and self._away and self._notice is None:
-                self._tell(asked)
+            if request and self._away and self._notice is None:
+                self._show_notice(request)
 
     def _incoming(self, msg: str | bytes) -> bytes | None:
         if not self._v1:
@@ -261,12 +261,12 @@ class EkgWebsocketConnection(BaseKernelWebsocketConnection):
         self._pings.send(payload)
 
     def away(self, why: str) -> None:
-        """Tells the user that the gateway is away, in the running cell if one is running."""
+        """Shows the notice in the running cell, or later in the next cell that the user runs."""
         self._away = why
         if self._notice is None and self._cells.running:
-            self._tell(self._cells.running)
+            self._show_notice(self._cells.running)
 
-    def _tell(self, parent_header: bytes) -> None:
+    def _show_notice(self, parent_header: bytes) -> None:
         if not self._cells.kernel_session:
             return  # JupyterLab forgets its queue when the session in a message is not the kernel's
         self._notice = Notice(self._cells.kernel_session, parent_header)

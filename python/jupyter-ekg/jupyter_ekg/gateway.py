@@ -36,7 +36,7 @@ _REFUSALS = {
     401: "the gateway does not accept this server's credential",
     403: "the gateway does not accept this server's credential",
     404: "the gateway has no such kernel",
-    429: "the gateway has too much to do",
+    429: "the gateway has too many requests",
     502: "the gateway is away",
     503: "the gateway cannot reach the kernel at the moment",
     504: "the gateway is away",
@@ -225,7 +225,7 @@ async def read_json(response: aiohttp.ClientResponse) -> Any:
     try:
         return json.loads(await within(2 * _MAX_CONNECT_TIME, response.read()))
     except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as err:
-        raise Unreachable(f"an answer that cannot be read: {err}") from err
+        raise Unreachable(f"the answer cannot be read: {err}") from err
 
 
 def _plainly(err: Exception) -> str:

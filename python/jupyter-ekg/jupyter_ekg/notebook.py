@@ -62,7 +62,7 @@ class Notebook:
         """
         before = [_split(_flat(output)) for output in cell.get("outputs") or []]
         after = execution.outputs
-        if execution.beheaded:
+        if execution.beginning_lost:
             after = _continue([_flat(output) for output in cell.get("outputs") or []], after)
         after = [_split(output) for output in after]
         count = execution.count if execution.count is not None else cell.get("execution_count")

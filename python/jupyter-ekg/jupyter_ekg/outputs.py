@@ -22,7 +22,7 @@ class Execution:
         self.cell = cell
         self.epoch = epoch
         self.number = number  # of its first message
-        self.code: str | None = None  # None if the log has dropped its beginning
+        self.code: str | None = None  # None if the log has dropped the beginning of the execution
         self.count: int | None = None
         self.running = True
         self.lost = 0  # dropped messages, of this or of simultaneous executions
@@ -31,8 +31,8 @@ class Execution:
         self._seen: deque[str] = deque(maxlen=_MAX_SEEN)  # msg_ids of its newest messages
 
     @property
-    def beheaded(self) -> bool:
-        """Whether the log has dropped its beginning."""
+    def beginning_lost(self) -> bool:
+        """Whether the log has dropped the beginning of the execution."""
         return self.code is None
 
     @property
@@ -58,7 +58,7 @@ class Execution:
             "count": self.count,
             "running": self.running,
             "lost": self.lost,
-            "beheaded": self.beheaded,
+            "beginning_lost": self.beginning_lost,
             "outputs": self._plain() if self.running else self.outputs,
             "clear_next": self._clear,
             "seen": list(self._seen) if self.running else [],
@@ -142,7 +142,7 @@ class Log:
             self._apply(execution, msg_type, content)
 
     def _begin(self, cell: str, parent: dict[str, Any], msg_type: Any, epoch: int) -> Execution | None:
-        # An aborted request has neither: a request before it failed.
+        # A request that was aborted has no input and no output: an earlier request failed.
         if msg_type != "execute_input" and not (msg_type in _OUTPUTS or msg_type == "clear_output"):
             return None
         msg_id = parent["msg_id"]

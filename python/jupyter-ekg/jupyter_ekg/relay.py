@@ -264,7 +264,7 @@ class Relay:
         while True:
             msg = await self._receive(ws)
             if msg is None:
-                return f"nothing was heard from the gateway for {_DEAD_AFTER:.0f} s"
+                return f"nothing has arrived from the gateway for {_DEAD_AFTER:.0f} s"
             self._proved_alive = self._proved_alive or msg.type in (
                 aiohttp.WSMsgType.BINARY,
                 aiohttp.WSMsgType.PING,

@@ -21,7 +21,7 @@ _SAVE_TRIES = 10
 
 
 class RestoreError(Exception):
-    """Nothing could be restored. The text is for the user."""
+    """No output could be restored. The text is for the user."""
 
 
 class Source:
@@ -211,13 +211,13 @@ async def _read(source: Source, kernel_id: str, log: Log) -> None:
 
 async def _follow(source: Source, kernel_id: str, log: Log, notebook: Notebook, say: Callable[[str], None]) -> None:
     """Reads on until no cell of the notebook runs. Waits for a gateway that is away."""
-    told = False
+    announced = False
     while True:
         running = [execution for execution in log.cells.values() if execution.running and notebook.find(execution)]
         if not running:
             return
-        if not told:
-            told = True
+        if not announced:
+            announced = True
             say(f"waiting for {len(running)} running cell{'s' if len(running) > 1 else ''} to end")
         try:
             async for line in _lines(source, kernel_id, {"after": str(log.number), "follow": "true"}):
@@ -263,9 +263,8 @@ def _remarks(notebook: Notebook, cell: dict[str, Any], execution: Execution, cha
     if execution.running:
         remarks.append("it is still running (--follow waits for its end)")
     if execution.lost:
-        remarks.append(
-            f"{execution.lost} of its messages are lost" + (", its beginning among them" if execution.beheaded else "")
-        )
+        beginning = ", its beginning among them" if execution.beginning_lost else ""
+        remarks.append(f"{execution.lost} of its messages are lost{beginning}")
     if execution.code is not None and notebook.source(cell) != execution.code:
         remarks.append("its source was changed since it ran")
     return remarks

@@ -15,7 +15,7 @@ export interface IExecution {
   count: number | null;
   running: boolean;
   /** Whether the log has lost the beginning of the execution. */
-  beheaded: boolean;
+  beginning_lost: boolean;
   /** Whether the next output replaces all outputs: `clear_output(wait=True)` was called. */
   clear_next: boolean;
   outputs: LoggedOutput[];

@@ -175,7 +175,7 @@ export class Restorer {
     }
     const present = model.outputs.toJSON();
     // The notebook may have the beginning that the log has lost.
-    if (execution.beheaded && present.length > 0) {
+    if (execution.beginning_lost && present.length > 0) {
       return false;
     }
     if (all || execution.running) {

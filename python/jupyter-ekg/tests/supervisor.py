@@ -53,7 +53,7 @@ class Supervisor:
         self.log: list[bytes] = []  # cursor N is behind the first N messages
         self.accepted: list[str] = []  # msg_ids, in order, each once
         self.repeated: list[str] = []  # msg_ids that came again
-        self.connections: list[dict] = []  # what each connection asked for, in order
+        self.connections: list[dict] = []  # the query of each connection, in order
         self.pongs: list[int] = []  # what peers have acknowledged
         self.taken = 0  # messages written to the present connection's socket
 
@@ -223,10 +223,10 @@ class Supervisor:
         """A gateway as others are: JSON text, echoed as the shell's reply."""
         async for msg in ws:
             if msg.type is aiohttp.WSMsgType.TEXT:
-                asked = json.loads(msg.data)
-                self.accepted.append(asked["header"]["msg_id"])
+                received = json.loads(msg.data)
+                self.accepted.append(received["header"]["msg_id"])
                 await ws.send_str(
-                    json.dumps({**asked, "parent_header": asked["header"], "msg_type": "reply", "msg_id": "r"})
+                    json.dumps({**received, "parent_header": received["header"], "msg_type": "reply", "msg_id": "r"})
                 )
         return ws
 

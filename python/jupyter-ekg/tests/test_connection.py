@@ -255,7 +255,7 @@ def test_kernel_gone(server, how):
 
 
 def test_bad_frames(server):
-    """A frame that is no message closes the browser's websocket and reaches nobody."""
+    """A frame that is not a message closes the browser's websocket and reaches no supervisor."""
 
     async def main():
         async with gateway(server) as (supervisor, browser):
@@ -270,7 +270,7 @@ def test_bad_frames(server):
 
 
 def test_gateway_that_is_not_ekg(server):
-    """It is connected as jupyter_server does it, and the log says so; ekg in its place is relayed again."""
+    """It is connected as jupyter_server does it, and the log says so. If ekg replaces it, kernels are relayed again."""
 
     async def main():
         async with gateway(server) as (supervisor, browser):
@@ -293,7 +293,7 @@ def test_gateway_that_is_not_ekg(server):
 
 
 def test_log_route(server):
-    """The log comes with the gateway's credential, to those who may read kernels of this server."""
+    """The log is read with the gateway's credential. Users who may read kernels of this server get it."""
 
     async def main():
         async with gateway(server) as (supervisor, browser):
@@ -320,7 +320,7 @@ def test_log_route(server):
 
 
 def test_outputs_route(server):
-    """What cells have printed, read from the log by the server; for those who may read the log."""
+    """The server reads the outputs of cells from the log. Users who may read the log get them."""
 
     async def main():
         async with gateway(server) as (supervisor, browser):

@@ -51,7 +51,7 @@ def test_to_the_older_framing_and_back():
 
 
 def test_older_framing_refuses():
-    """No JSON, no header, binary garbage: refused. A channel that does not exist: left out."""
+    """Invalid JSON, a missing header and binary garbage are rejected. A message for an unknown channel is ignored."""
     for bad in ("", "[]", "{}", '{"header": 1}', b"", b"\x00\x00\x00\x01", b"\xff" * 20):
         with pytest.raises(framing.FrameError):
             framing.from_legacy(bad)

@@ -1,4 +1,4 @@
-"""The sentence in the cell, and in which cell it stands."""
+"""The notice in the cell, and the choice of the cell."""
 
 from supervisor import KERNEL_SESSION, iopub, request, stream
 
@@ -24,7 +24,7 @@ def test_the_oldest_unfinished_cell_is_the_running_one():
 
 
 def test_a_cell_from_before_this_websocket():
-    """A websocket of the same page that was opened later learns from the status which cell runs."""
+    """A later websocket of the same page finds the running cell by its status."""
     cells = Cells("browser")
     busy = {"execution_state": "busy"}
     cells.received(
@@ -38,12 +38,12 @@ def test_a_cell_from_before_this_websocket():
 
 
 def test_notice_is_one_display_that_ends_empty():
-    """All its versions have one display id; the last leaves no trace in a saved notebook."""
+    """All versions have one display id. The last one leaves no trace in a saved notebook."""
     notice = Notice("session", b'{"msg_id": "a"}')
-    said = [framing.to_dict(frame) for frame in (notice.away("no answer"), notice.back(), notice.clear())]
-    assert [m["msg_type"] for m in said] == ["display_data", "update_display_data", "update_display_data"]
-    assert len({m["content"]["transient"]["display_id"] for m in said}) == 1
-    assert {m["header"]["session"] for m in said} == {"session"}
-    assert {m["parent_header"]["msg_id"] for m in said} == {"a"}
-    assert "no answer" in said[0]["content"]["data"]["text/plain"]
-    assert said[2]["content"]["data"] == {}
+    messages = [framing.to_dict(frame) for frame in (notice.away("no answer"), notice.back(), notice.clear())]
+    assert [m["msg_type"] for m in messages] == ["display_data", "update_display_data", "update_display_data"]
+    assert len({m["content"]["transient"]["display_id"] for m in messages}) == 1
+    assert {m["header"]["session"] for m in messages} == {"session"}
+    assert {m["parent_header"]["msg_id"] for m in messages} == {"a"}
+    assert "no answer" in messages[0]["content"]["data"]["text/plain"]
+    assert messages[2]["content"]["data"] == {}

@@ -17,7 +17,7 @@ log = logging.getLogger("test")
 
 
 class Browser:
-    """A peer that takes and acknowledges everything, unless it is told to stand still."""
+    """A peer that accepts and acknowledges everything. A test can stop either."""
 
     def __init__(self):
         self.frames: list[bytes] = []
@@ -119,7 +119,7 @@ async def test_accepted_without_proof_is_sent_again(supervisor, browser, task, m
 
 @with_supervisor
 async def test_away_and_back(supervisor, browser, task, monkeypatch):
-    """While the gateway is away input is kept, and the peer is told once; then everything goes on."""
+    """While the gateway is away, input is kept and the peer is notified once. Afterwards all of it is sent."""
     monkeypatch.setattr(relay_module, "NOTICE_AFTER", LIMIT)  # the first connection may be slow
     supervisor.say(stream("before"))
     await until(lambda: len(browser.frames) == 1, task)
@@ -137,7 +137,7 @@ async def test_away_and_back(supervisor, browser, task, monkeypatch):
 
 @with_supervisor
 async def test_bounds_what_is_kept(supervisor, browser, task, monkeypatch):
-    """Beyond 64 MiB or 10,000 messages input is refused; one message alone may be larger."""
+    """Input beyond 64 MiB or 10,000 messages is rejected. A single message may be larger."""
     supervisor.status = 503
     await until(lambda: supervisor.connections, task)
     browser.relay.send(request("huge", size=70 << 20))
@@ -155,7 +155,7 @@ async def test_bounds_what_is_kept(supervisor, browser, task, monkeypatch):
 
 @with_supervisor
 async def test_back_pressure(supervisor, browser, task, monkeypatch):
-    """A browser that stands still holds back the supervisor's writing; nothing piles up in the relay."""
+    """A browser that reads nothing stops the supervisor's writing. Nothing piles up in the relay."""
     connections = []
     serve = browser.relay._serve
     monkeypatch.setattr(browser.relay, "_serve", lambda ws: connections.append(ws) or serve(ws))
@@ -186,28 +186,28 @@ async def test_large_messages(supervisor, browser, task, monkeypatch):
 async def test_acknowledges_only_what_the_browser_did(supervisor, browser, task, monkeypatch):
     """The supervisor's ping is answered when the browser answers, and not before."""
     browser.answers = False
-    asked = []
-    browser.ping = asked.append
+    pings = []
+    browser.ping = pings.append
     supervisor.say(stream("a"))
-    await until(lambda: asked, task)
+    await until(lambda: pings, task)
     browser.relay.send(request("later"))
     await until(lambda: supervisor.accepted, task)  # a pong would have arrived before it
     assert supervisor.pongs == []
-    browser.relay.acknowledge(asked[0])
+    browser.relay.acknowledge(pings[0])
     await until(lambda: supervisor.pongs == [1], task)
     # An answer to the ping of an earlier connection says nothing about this one.
     supervisor.cut()
     await until(lambda: len(supervisor.connections) == 2, task)
     supervisor.say(stream("b"))
-    await until(lambda: len(asked) == 2, task)
-    browser.relay.acknowledge(asked[0])
-    browser.relay.acknowledge(asked[1])
+    await until(lambda: len(pings) == 2, task)
+    browser.relay.acknowledge(pings[0])
+    browser.relay.acknowledge(pings[1])
     await until(lambda: supervisor.pongs == [1, 2], task)
 
 
 @with_supervisor
 async def test_ends(supervisor, browser, task, monkeypatch):
-    """The kernel is gone, the server is no ekg, the supervisor refuses the input: each is told apart."""
+    """A kernel that is gone, a server that is not ekg, and rejected input end the relay with different errors."""
     supervisor.close_with = (1000, "the kernel is gone: it was shut down")
     with pytest.raises(KernelGone, match="it was shut down"):
         await Relay(browser, KERNEL, "s", log).run()

@@ -369,7 +369,7 @@ def test_says_what_is_running_and_lost(notebook):
 
 
 def test_reasons(notebook):
-    """No gateway, an unreachable one, no kernel: each is told, and the file stays."""
+    """No gateway, an unreachable gateway or no kernel: each has its own error, and the file stays unchanged."""
     before = notebook.read_bytes()
 
     async def main(supervisor):
@@ -390,7 +390,7 @@ def test_reasons(notebook):
 
 
 def test_command_line(notebook, capsys):
-    """A wrong call is 2, what cannot be done is 1 with a sentence."""
+    """The exit status is 2 for wrong arguments, and 1 with a sentence for an error."""
     with pytest.raises(SystemExit) as end:
         cli.main(["restore"])
     assert end.value.code == 2

@@ -165,7 +165,7 @@ export function execution(code: string, text: string, more: Partial<IExecution> 
     code,
     count: 7,
     running: false,
-    beheaded: false,
+    beginning_lost: false,
     clear_next: false,
     outputs: text ? [{ output_type: 'stream', name: 'stdout', text }] : [],
     seen: [],

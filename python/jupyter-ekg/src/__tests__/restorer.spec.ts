@@ -49,10 +49,10 @@ test('more output of the same execution than the log has is kept', async () => {
 test('output whose beginning the log has lost replaces nothing', async () => {
   const kept = new FakeCell('c1', 'one', [{ output_type: 'stream', name: 'stdout', text: 'a\n' }], 1);
   const empty = new FakeCell('c2', 'two');
-  const headless = { code: null, beheaded: true };
+  const withoutBeginning = { code: null, beginning_lost: true };
   const { restorer } = opened([kept, empty], {
-    c1: execution('one', 'z\n', headless),
-    c2: execution('two', 'z\n', { ...headless, msg_id: 'r2' })
+    c1: execution('one', 'z\n', withoutBeginning),
+    c2: execution('two', 'z\n', { ...withoutBeginning, msg_id: 'r2' })
   });
   await restorer.restore(true);
   assert.deepEqual([kept.text, empty.text], ['a\n', 'z\n']);
