@@ -185,7 +185,11 @@ func TestPod_Hostile(t *testing.T) {
 			}
 			_ = conn.Close()
 			// The child that was displaced dials again.
-			if got := p.result(c, "get x"); got != "1" {
+			got := p.result(c, "get x")
+			for n := 0; got == "" && n < 3; n++ { // an interrupt of the case before was still on its way, and ended the cell
+				got = p.result(c, "get x")
+			}
+			if got != "1" {
 				t.Errorf("x is %q", got)
 			}
 			if status, body := p.ask("POST", "/interrupt", ""); status != 204 {
