@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -169,7 +170,7 @@ func TestLegacy_textIsAlwaysUTF8(t *testing.T) {
 }
 
 func TestLegacy_kernelCannotWriteOutsideItsPart(t *testing.T) {
-	for _, content := range []string{`{},"channel":"shell"`, `{"a":1}}`, `[]`, `"x"`, ``, `{"a":"`, `{"a"`} {
+	for _, content := range []string{`{},"channel":"shell"`, `{"a":1}}`, `[],"x":1`, ``, `{"a":"`, `{"a"`} {
 		m := New(IOPub, "stream", "s", nil, struct{}{})
 		m.Content = []byte(content)
 		if b, _, err := EncodeLegacy(&m, true); !errors.Is(err, ErrMalformed) {
@@ -412,6 +413,36 @@ func TestDecode_tooManyBuffers(t *testing.T) {
 		}
 		if _, err := DecodeLegacy(frame, true); (err == nil) != ok {
 			t.Errorf("default framing with %d buffers: %v", n, err)
+		}
+	}
+}
+
+// TestEncodeLegacy_AnyValue: parts besides the header may be any JSON value, since some kernels send null. What is no
+// JSON value is an error.
+func TestEncodeLegacy_AnyValue(t *testing.T) {
+	for _, part := range []string{"null", "[1]", `"text"`, " 1.5e3 ", "true", "{}"} {
+		m := Message{Channel: Shell, Header: []byte(`{"msg_id":"a"}`), Parent: []byte(part), Metadata: []byte(part),
+			Content: []byte(part)}
+		frame, _, err := EncodeLegacy(&m, true)
+		var got map[string]any
+		if err != nil || json.Unmarshal(frame, &got) != nil || fmt.Sprint(got["metadata"]) != fmt.Sprint(got["content"]) {
+			t.Errorf("%s: %s, %v", part, frame, err)
+		}
+	}
+	for _, part := range []string{"", " ", "{", `{"a":1`, "1 2", "null}", "[1", `"a`, `{"a":1},"content":{}`} {
+		m := Message{Channel: Shell, Header: []byte(`{}`), Parent: []byte("{}"), Metadata: []byte(part), Content: []byte("{}")}
+		if frame, _, err := EncodeLegacy(&m, true); !errors.Is(err, ErrMalformed) {
+			t.Errorf("%q: %s, %v", part, frame, err)
+		}
+	}
+}
+
+func TestParseHead(t *testing.T) {
+	frames := [][]byte{[]byte("topic"), []byte(Delimiter), []byte("signature"), []byte("{1}"), []byte("{2}"), []byte("{3}")}
+	for n := range frames {
+		m, ok := ParseHead(IOPub, frames[:n])
+		if ok != (n > 4) || ok && (string(m.Header) != "{1}" || string(m.Parent) != "{2}" || m.Channel != IOPub) {
+			t.Errorf("%d frames: %+v, %v", n, m, ok)
 		}
 	}
 }

@@ -48,13 +48,23 @@ func scanObject(b []byte, member func(key, value []byte)) error {
 	}
 }
 
-// checkObject reports whether b can stand as a JSON object inside another one.
-func checkObject(b []byte) error { return scanObject(b, func(_, _ []byte) {}) }
+// checkValue returns an error unless b can stand as a JSON value inside an object.
+func checkValue(b []byte) error {
+	i := skipSpace(b, 0)
+	if i < len(b) && b[i] == '{' {
+		return scanObject(b, func(_, _ []byte) {})
+	}
+	end, err := skipValue(b, i)
+	if err != nil {
+		return err
+	}
+	return atEnd(b, end)
+}
 
 // atEnd returns an error unless only white space follows.
 func atEnd(b []byte, i int) error {
 	if i = skipSpace(b, i); i != len(b) {
-		return malformed("more after the object at byte %d", i)
+		return malformed("more after the value at byte %d", i)
 	}
 	return nil
 }

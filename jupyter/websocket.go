@@ -135,7 +135,8 @@ func EncodeLegacy(m *Message, withBuffers bool) (frame []byte, binaryFrame bool,
 const legacyOverhead = 320
 
 // appendLegacyJSON writes the JSON object of the default framing. It has msg_id and msg_type at the top level, without
-// which some clients fail (jupyter_server's GatewayKernelClient).
+// which some clients fail (jupyter_server's GatewayKernelClient). Only the header must be an object: some kernels send
+// null for other parts, and clients take any JSON value there.
 func appendLegacyJSON(b []byte, m *Message, noBuffers bool) ([]byte, error) {
 	id, msgType := []byte(`""`), []byte(`""`)
 	if err := scanObject(m.Header, func(key, value []byte) {
@@ -149,7 +150,7 @@ func appendLegacyJSON(b []byte, m *Message, noBuffers bool) ([]byte, error) {
 		return nil, err
 	}
 	for _, part := range [][]byte{m.Parent, m.Metadata, m.Content} {
-		if err := checkObject(part); err != nil {
+		if err := checkValue(part); err != nil {
 			return nil, err
 		}
 	}

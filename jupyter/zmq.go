@@ -1,5 +1,7 @@
 package jupyter
 
+import "slices"
+
 // Delimiter is the frame between the routing frames and the message.
 const Delimiter = "<IDS|MSG>"
 
@@ -27,6 +29,16 @@ func ParseFrames(channel Channel, frames [][]byte, s *Signer) (Message, error) {
 		return m, nil
 	}
 	return Message{}, malformed("no delimiter in %d frames", len(frames))
+}
+
+// ParseHead reads header and parent_header from the first frames of a message whose rest is not there. Its signature
+// covers the rest too, so it cannot be checked. It reports false if the two are not there.
+func ParseHead(channel Channel, frames [][]byte) (Message, bool) {
+	i := slices.IndexFunc(frames, func(f []byte) bool { return string(f) == Delimiter })
+	if i < 0 || len(frames) < i+4 {
+		return Message{}, false
+	}
+	return Message{Channel: channel, Header: frames[i+2], Parent: frames[i+3]}, true
 }
 
 // Frames returns the message as a multipart ZeroMQ message without routing frames, signed.

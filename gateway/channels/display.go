@@ -80,10 +80,7 @@ func (c *Waiting) reportDeath(reason string) error {
 
 // sendLocked sends a message to the client in the client's framing.
 func (c *Waiting) sendLocked(m jupyter.Message) error {
-	frame, err := framing.Encode(&m, c.framing)
-	if err != nil {
-		return err
-	}
+	frame := framing.Encode(&m, c.framing)
 	kind, data := websocket.TextMessage, frame.Data
 	if frame.Binary {
 		kind, data = websocket.BinaryMessage, append(slices.Clone(c.cursor), frame.Data...)

@@ -71,8 +71,26 @@ type Frame struct {
 	Binary bool // else text
 }
 
-// Encode returns a message in a framing.
-func Encode(m *jupyter.Message, f Framing) (*Frame, error) {
+// Encode returns a message in a framing. A message that the framing cannot hold is replaced by notice.LeftOut: its cell
+// or its request then says why, and ends.
+func Encode(m *jupyter.Message, f Framing) *Frame {
+	frame, err := encode(m, f)
+	if err == nil {
+		return frame
+	}
+	n := notice.LeftOut(m, int64(m.Size()), err.Error())
+	if frame, err := encode(&n, f); err == nil {
+		return frame
+	}
+	// The parent is what cannot be sent, so the notice belongs to no cell. All its parts are our own, so it can be sent.
+	n.Parent = []byte("{}")
+	if frame, err = encode(&n, f); err != nil {
+		panic(err)
+	}
+	return frame
+}
+
+func encode(m *jupyter.Message, f Framing) (*Frame, error) {
 	switch f {
 	case V1:
 		return &Frame{Data: jupyter.EncodeV1(m), Binary: true}, nil
@@ -82,7 +100,7 @@ func Encode(m *jupyter.Message, f Framing) (*Frame, error) {
 	case JupyterServer:
 		data, _, err := jupyter.EncodeLegacy(m, false)
 		if err == nil && len(data) > ServerLimit {
-			n := notice.LeftOut(m, fmt.Sprintf("the jupyter server between this page and the gateway takes at most %d; "+
+			n := notice.LeftOut(m, int64(m.Size()), fmt.Sprintf("the jupyter server between this page and the gateway takes at most %d; "+
 				"see docs/jupyter-ekg.md", ServerLimit))
 			data, _, err = jupyter.EncodeLegacy(&n, false)
 		}

@@ -1,6 +1,7 @@
 package framing_test
 
 import (
+	"encoding/json"
 	"errors"
 	"net/http/httptest"
 	"strings"
@@ -78,6 +79,29 @@ func TestShortReason_CutsWholeCharacters(t *testing.T) {
 		if len(got) > framing.MaxCloseReason || !utf8.ValidString(got) || !strings.HasPrefix(text, got) ||
 			len(got) < min(len(text), 119) {
 			t.Errorf("%q became %q", text, got)
+		}
+	}
+}
+
+// TestEncode_Broken: a message that a framing cannot hold is replaced by a notice, so that its request ends.
+func TestEncode_Broken(t *testing.T) {
+	for _, part := range []string{"parent", "content"} {
+		for _, f := range []framing.Framing{framing.Legacy, framing.JupyterServer, framing.TextOnly} {
+			m := jupyter.New(jupyter.Shell, "execute_reply", "s", []byte(`{"msg_id":"a"}`), struct{}{})
+			if part == "parent" {
+				m.Parent = []byte("nonsense\x00")
+			} else {
+				m.Content = []byte("{")
+			}
+			frame := framing.Encode(&m, f)
+			var got struct {
+				Parent  map[string]string `json:"parent_header"`
+				Content map[string]any    `json:"content"`
+			}
+			if err := json.Unmarshal(frame.Data, &got); err != nil || got.Content["ename"] != "MessageLeftOut" ||
+				(got.Parent["msg_id"] == "a") != (part == "content") {
+				t.Errorf("%s in framing %d: %s, %v", part, f, frame.Data, err)
+			}
 		}
 	}
 }

@@ -53,18 +53,25 @@ func replyType(requestType string) string {
 	return requestType
 }
 
-// LeftOut replaces a message that cannot be delivered: by a line in the cell, or by a reply, because its request still
-// has to end.
-func LeftOut(m *jupyter.Message, why string) jupyter.Message {
+// LeftOut replaces a message of so many bytes that cannot be delivered: by a line in the cell, or by a reply, because its
+// request still has to end. Of the message only its channel, header and parent_header are read.
+func LeftOut(m *jupyter.Message, bytes int64, why string) jupyter.Message {
 	msgType := jupyter.StringField(m.Header, "msg_type")
 	session := jupyter.StringField(m.Header, "session")
-	text := fmt.Sprintf("A message of type %s and %d bytes was left out: %s.", msgType, m.Size(), why)
-	if m.Channel == jupyter.IOPub {
+	what := fmt.Sprintf("%d bytes", bytes)
+	if msgType != "" {
+		what = "type " + msgType + " and " + what
+	}
+	text := fmt.Sprintf("A message of %s was left out: %s.", what, why)
+	switch m.Channel {
+	case jupyter.IOPub:
 		return Line(session, m.Parent, text)
+	case jupyter.Stdin:
+		return jupyter.New(m.Channel, msgType, session, m.Parent, map[string]any{"prompt": Prefix + text, "password": false})
 	}
 	text = Prefix + text + "\n"
 	return jupyter.New(m.Channel, msgType, session, m.Parent, map[string]any{
-		"status": "error", "ename": "MessageTooLarge", "evalue": text, "traceback": []string{text}})
+		"status": "error", "ename": "MessageLeftOut", "evalue": text, "traceback": []string{text}})
 }
 
 // Display is a line under a cell that can be changed and removed. The zero value is not valid: it needs an ID. It is

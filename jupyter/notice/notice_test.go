@@ -48,12 +48,12 @@ func TestReply_Type(t *testing.T) {
 
 func TestLeftOut_StillEndsARequest(t *testing.T) {
 	output := jupyter.New(jupyter.IOPub, "display_data", "s", []byte(`{"msg_id":"a"}`), struct{}{})
-	if m := notice.LeftOut(&output, "it is too large"); jupyter.MsgType(m.Header) != "stream" ||
+	if m := notice.LeftOut(&output, 2, "it is too large"); jupyter.MsgType(m.Header) != "stream" ||
 		!strings.HasPrefix(jupyter.StringField(m.Content, "text"), "[ekg] A message of type display_data and ") {
 		t.Errorf("output became %s %s", m.Header, m.Content)
 	}
 	reply := jupyter.New(jupyter.Shell, "execute_reply", "s", []byte(`{"msg_id":"a"}`), struct{}{})
-	if m := notice.LeftOut(&reply, "it is too large"); jupyter.MsgType(m.Header) != "execute_reply" ||
+	if m := notice.LeftOut(&reply, 2, "it is too large"); jupyter.MsgType(m.Header) != "execute_reply" ||
 		m.Channel != jupyter.Shell ||
 		jupyter.StringField(m.Content, "status") != "error" {
 		t.Errorf("a reply became %s %s", m.Header, m.Content)

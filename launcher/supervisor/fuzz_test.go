@@ -125,10 +125,7 @@ func fuzzMessage(t *testing.T, state api.State, fr framing.Framing, readOnly boo
 	said, _, _ := s.log.Read(messagelog.Position{}, c.session.Number, 1<<20, nil)
 	for _, e := range said {
 		for _, as := range []framing.Framing{framing.V1, framing.Legacy, framing.TextOnly, framing.JupyterServer} {
-			frame, err := s.log.Encode(e, as)
-			if err != nil {
-				t.Errorf("what was said cannot be sent: %v", err)
-			} else if !frame.Binary && !json.Valid(frame.Data) {
+			if frame := s.log.Encode(e, as); !frame.Binary && !json.Valid(frame.Data) {
 				t.Errorf("said %q, which is no JSON", frame.Data)
 			}
 		}

@@ -111,11 +111,7 @@ func (c *Conn) writeBatch() (more bool, err error) {
 		}
 	}
 	for _, e := range batch {
-		f, err := c.encode(e)
-		if err != nil {
-			c.o.Logger.Warn("message of the kernel cannot be sent in this framing", logkey.Err, err)
-			continue
-		}
+		f := c.encode(e)
 		c.pingNow = c.pingNow || e.Essential
 		c.noteSent(e.At.Seq, len(f.Data))
 		if err := c.writeFrame(e.At, f); err != nil {
@@ -164,19 +160,16 @@ func (c *Conn) writeRelayed(at messagelog.Position, f *framing.Frame) error {
 // writeLoss tells a client that was away or slow how many messages of output it has missed.
 func (c *Conn) writeLoss(lost uint64) error {
 	m := c.o.Handler.LossNotice(lost)
-	f, err := framing.Encode(&m, c.o.Framing)
-	if err != nil {
-		return err
-	}
+	f := framing.Encode(&m, c.o.Framing)
 	return c.writeFrame(c.cursor, f)
 }
 
 // encode returns an entry in the connection's framing, or the notice that replaces it.
-func (c *Conn) encode(e *messagelog.Entry) (*framing.Frame, error) {
-	why, replaced := c.o.Replaced[e.At.Seq]
-	if !replaced {
+func (c *Conn) encode(e *messagelog.Entry) *framing.Frame {
+	why, out := c.o.Replaced[e.At.Seq]
+	if !out {
 		return c.o.Log.Encode(e, c.o.Framing)
 	}
-	m := notice.LeftOut(&e.Message, why)
+	m := notice.LeftOut(&e.Message, int64(e.Message.Size()), why)
 	return framing.Encode(&m, c.o.Framing)
 }

@@ -330,14 +330,11 @@ func (l *Log) Unsubscribe(r *Reader, f framing.Framing) {
 
 // Encode returns the entry in a framing. If the framing has more than one connection, the result is kept with the entry
 // and counted. So all connections share its bytes.
-func (l *Log) Encode(e *Entry, f framing.Framing) (*framing.Frame, error) {
+func (l *Log) Encode(e *Entry, f framing.Framing) *framing.Frame {
 	if fr := e.encoded[f].Load(); fr != nil {
-		return fr, nil
+		return fr
 	}
-	fr, err := framing.Encode(&e.Message, f)
-	if err != nil {
-		return nil, err
-	}
+	fr := framing.Encode(&e.Message, f)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	inMemory := len(l.entries) > 0 && e.At.Seq >= l.entries[0].At.Seq
@@ -347,7 +344,7 @@ func (l *Log) Encode(e *Entry, f framing.Framing) (*framing.Frame, error) {
 		l.evictLocked()
 		l.spillIfFullLocked()
 	}
-	return fr, nil
+	return fr
 }
 
 // Cursor returns a position in the form that jupyter.SubprotocolRelay sends: the log's own id, then the position's two
