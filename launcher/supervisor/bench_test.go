@@ -79,10 +79,10 @@ func newDirectPath(b *testing.B) *directPath {
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
 	defer cancel()
 	p := &directPath{b: b, signer: c.Signer, idle: make(chan struct{}), count: make(chan func(), 1)}
-	if p.shell, err = dialUntil(ctx, c.Endpoints[jupyter.Shell], zeromq.Dealer, nil); err != nil {
+	if p.shell, err = dialUntil(ctx, c.Endpoints[jupyter.Shell], zeromq.Dealer, nil, bridgeLimits); err != nil {
 		b.Fatal(err)
 	}
-	iopub, err := dialUntil(ctx, c.Endpoints[jupyter.IOPub], zeromq.Sub, nil)
+	iopub, err := dialUntil(ctx, c.Endpoints[jupyter.IOPub], zeromq.Sub, nil, bridgeLimits)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
@@ -26,10 +28,10 @@ const (
 	nudgeRarely   = 5 * time.Second        // between further requests
 )
 
-// bridgeLimits are the defaults, except for the time that a kernel may take to read. A kernel whose shell is busy for
+// bridgeLimits bound what a kernel may send, and the time that it may take to read. A kernel whose shell is busy for
 // hours stops reading when its queue is full (1,000 messages in most). The gates bound the messages that then wait. The
 // end of the process ends the wait.
-var bridgeLimits = zeromq.Limits{Write: 10 * 365 * 24 * time.Hour}
+var bridgeLimits = zeromq.Limits{Frame: 256 << 20, Message: 512 << 20, Write: 10 * 365 * 24 * time.Hour}
 
 // channels are the kernel's channels that carry messages, in the order of connecting. iopub is last, so that a
 // subscription means that all are connected.
@@ -45,7 +47,9 @@ type bridge struct {
 	sockets [jupyter.IOPub + 1]zeromq.Socket
 	gates   *[jupyter.IOPub + 1]*gate
 	deliver func(*bridge, jupyter.Message)
-	unsent  func(*requests.Request) // called for a request that may not have reached the kernel
+	// called for a message that exceeds the limits, with the frames before the excess
+	oversized func(*bridge, jupyter.Channel, [][]byte, *zeromq.TooLargeError)
+	unsent    func(*requests.Request) // called for a request that may not have reached the kernel
 	// called for each answered heartbeat; missed is called if the next is not answered
 	beaten  func(*bridge) (missed func())
 	beat    time.Duration                      // between heartbeats
@@ -78,7 +82,7 @@ func (s *Supervisor) openBridge(
 	identity []byte,
 	signer *jupyter.Signer,
 ) (*bridge, error) {
-	b := &bridge{log: s.logger, signer: signer, gates: &s.gates, deliver: s.deliver, unsent: s.unsent,
+	b := &bridge{log: s.logger, signer: signer, gates: &s.gates, deliver: s.deliver, oversized: s.deliverOversized, unsent: s.unsent,
 		beaten: s.heartbeatAnswered, beat: s.beat, sent: &s.toKernel, hb: ep[connectionfile.Heartbeat], own: s.ownSession,
 		failed: make(chan error, 1), nudged: make(chan struct{}), quiet: make(chan struct{})}
 	for _, c := range nudged {
@@ -90,7 +94,7 @@ func (s *Supervisor) openBridge(
 		if c == jupyter.IOPub {
 			kind = zeromq.Sub
 		}
-		sock, err := dialUntil(ctx, ep[c], kind, identity)
+		sock, err := dialUntil(ctx, ep[c], kind, identity, s.kernelLimits)
 		if err != nil {
 			b.closeSockets()
 			return nil, err
@@ -101,10 +105,11 @@ func (s *Supervisor) openBridge(
 }
 
 // dialUntil dials until it succeeds, ctx ends, or the peer does not speak ZeroMQ.
-func dialUntil(ctx context.Context, endpoint string, kind zeromq.Kind, identity []byte) (zeromq.Socket, error) {
+func dialUntil(ctx context.Context, endpoint string, kind zeromq.Kind, identity []byte, limits zeromq.Limits) (
+	zeromq.Socket, error) {
 	begun := time.Now()
 	for {
-		sock, err := zeromq.Dial(ctx, endpoint, kind, identity, bridgeLimits)
+		sock, err := zeromq.Dial(ctx, endpoint, kind, identity, limits)
 		if err == nil {
 			return sock, nil
 		}
@@ -181,11 +186,16 @@ func (b *bridge) read(c jupyter.Channel) {
 	defer b.readerEnded()
 	for {
 		frames, err := b.sockets[c].Recv()
-		if err != nil {
+		var large *zeromq.TooLargeError
+		switch {
+		case errors.As(err, &large):
+			b.oversized(b, c, frames, large)
+		case err != nil:
 			b.fail(err)
 			return
+		default:
+			b.parse(c, frames)
 		}
-		b.parse(c, frames)
 	}
 }
 
@@ -296,6 +306,27 @@ func (s *Supervisor) deliver(b *bridge, m jupyter.Message) {
 		return
 	}
 	s.deliverOutputLocked(b, &m, parent)
+}
+
+// deliverOversized delivers a notice in place of a message that was discarded for its size. The cell then shows why its
+// output is missing, and a request gets an error as its reply. The signature of such a message cannot be checked, so
+// nothing of it is shown but its type and its size.
+func (s *Supervisor) deliverOversized(b *bridge, c jupyter.Channel, first [][]byte, large *zeromq.TooLargeError) {
+	b.complain("size", "message of the kernel was discarded", "channel", c.String(), "err", large)
+	why := fmt.Sprintf("the gateway takes at most %d MiB in one part and %d MiB in all",
+		s.kernelLimits.Frame>>20, s.kernelLimits.Message>>20)
+	m, known := jupyter.ParseHead(c, first)
+	s.mu.Lock()
+	if s.bridge == b && known {
+		s.findGapsLocked(b, &m)
+	}
+	if r := s.runningCellLocked(); !known && r != nil {
+		m = jupyter.Message{Channel: jupyter.IOPub, Header: []byte("{}"), Parent: r.Header}
+	}
+	s.mu.Unlock()
+	if m.Header != nil {
+		s.deliver(b, notice.LeftOut(&m, large.Bytes, why))
+	}
 }
 
 // parseParentLocked reads the parent_header. Most messages have the same parent as the previous message, and share its

@@ -17,7 +17,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/zeromq"
 )
 
 const (
@@ -269,7 +268,7 @@ func (l *life) reconnect(ctx context.Context, err error) {
 	l.lastBreak = now
 	l.redials++
 	l.s.logger.Warn("connection to the kernel broke", logkey.Err, err, logkey.Attempt, l.redials)
-	if l.redials > redialLimit || errors.Is(err, zeromq.ErrProtocol) {
+	if l.redials > redialLimit {
 		l.giveUp("its connections broke repeatedly: " + sentence(err))
 		return
 	}

@@ -46,6 +46,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/session"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/zeromq"
 )
 
 const (
@@ -58,16 +59,17 @@ const (
 // Supervisor runs one kernel. Its methods may be called concurrently.
 type Supervisor struct {
 	// Fixed: settings.
-	cfg         api.Config
-	build       string // the program's version
-	logger      *slog.Logger
-	now         func() time.Time
-	slowStart   time.Duration // the constant of this name; tests change it and the next four
-	redialProof time.Duration
-	beat        time.Duration // heartbeatInterval
-	logPatience time.Duration // logstream.Patience
-	maxMessage  int64
-	ownSession  string // session id of the supervisor's own requests
+	cfg          api.Config
+	build        string // the program's version
+	logger       *slog.Logger
+	now          func() time.Time
+	kernelLimits zeromq.Limits // bridgeLimits; tests change it
+	slowStart    time.Duration // the constant of this name; tests change it and the next four
+	redialProof  time.Duration
+	beat         time.Duration // heartbeatInterval
+	logPatience  time.Duration // logstream.Patience
+	maxMessage   int64
+	ownSession   string // session id of the supervisor's own requests
 
 	// Fixed: parts and signals.
 	log               *messagelog.Log
@@ -152,7 +154,7 @@ type Supervisor struct {
 func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 	s := &Supervisor{
 		cfg: cfg, build: build, logger: logger.With(logkey.Kernel, cfg.KernelID), now: time.Now,
-		slowStart: slowStart, redialProof: redialProof, beat: heartbeatInterval,
+		kernelLimits: bridgeLimits, slowStart: slowStart, redialProof: redialProof, beat: heartbeatInterval,
 		logPatience: logstream.Patience, maxMessage: connection.MaxMessage,
 		ownSession: jupyter.NewID(), identity: []byte(jupyter.NewID()),
 		operations: make(chan *operation), lossPossible: make(chan struct{}, 1),

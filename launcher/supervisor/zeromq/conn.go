@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"strings"
@@ -26,6 +27,10 @@ const (
 	flagReserved = ^byte(flagMore | flagLong | flagCommand)
 
 	maxCommand = 64 << 10 // bytes of one command, READY included
+
+	// maxFrame bounds the length of any frame. No kernel holds more in memory, so a higher number is no length.
+	maxFrame     = 1 << 40
+	discardPiece = 1 << 20 // bytes
 
 	// Commands after the handshake are heartbeats, and each costs us an answer. A peer may send commandBurst of them at
 	// once and commandRate a second; a peer that sends more is broken or hostile.
@@ -57,11 +62,12 @@ type zmtpConn struct {
 	ahead    *readAhead
 	r        *bufio.Reader // on ahead
 	stage    zmtpStage
-	checked  []byte // what the library reads next: a frame's header, or the whole READY
-	left     int64  // bytes of the greeting or of the present frame's body that may be read
-	frames   int    // frames of the present message so far
-	size     int64  // bytes of the present message so far
-	fault    error  // why the stream cannot be read any further; nil: it can
+	checked  []byte         // what the library reads next: a frame's header, or the whole READY
+	left     int64          // bytes of the greeting or of the present frame's body that may be read
+	frames   int            // frames of the present message so far
+	size     int64          // bytes of the present message so far
+	skipped  *TooLargeError // what was discarded of the message that is read now; nil: nothing
+	fault    error          // why the stream cannot be read any further; nil: it can
 	credit   float64
 	credited time.Time
 	head     [9]byte // backs checked
@@ -174,7 +180,7 @@ func (c *zmtpConn) frameHeader() (flags byte, size int64, header []byte, err err
 		}
 		length = binary.BigEndian.Uint64(h[1:])
 	}
-	limit := uint64(c.limits.Frame)
+	limit := uint64(maxFrame)
 	if flags&flagCommand != 0 {
 		limit = maxCommand
 	}
@@ -204,11 +210,8 @@ func (c *zmtpConn) nextFrame() error {
 		}
 		c.frames++
 		c.size += size
-		if c.frames > c.limits.Frames {
-			return violation("message of more than %d frames", c.limits.Frames)
-		}
-		if c.size > c.limits.Message {
-			return violation("message of more than %d bytes", c.limits.Message)
+		if size > c.limits.Frame || c.size > c.limits.Message || c.frames > c.limits.Frames {
+			return c.skip(flags, size)
 		}
 		if flags&flagMore == 0 {
 			c.frames, c.size = 0, 0
@@ -216,6 +219,45 @@ func (c *zmtpConn) nextFrame() error {
 		c.checked, c.left = header, size
 		return nil
 	}
+}
+
+// skip discards the rest of a message that exceeds the limits, from a frame on whose header has been read. The library
+// gets an empty last frame instead, so that it returns the frames before.
+func (c *zmtpConn) skip(flags byte, size int64) error {
+	for {
+		if err := c.discard(size); err != nil {
+			return err
+		}
+		if flags&flagMore == 0 {
+			break
+		}
+		var err error
+		if flags, size, _, err = c.frameHeader(); err != nil {
+			return err
+		}
+		if flags&flagCommand != 0 {
+			return violation("command within a message")
+		}
+		c.frames++
+		c.size = min(c.size+size, math.MaxInt64-maxFrame)
+	}
+	c.skipped = &TooLargeError{Bytes: c.size, Frames: c.frames}
+	c.frames, c.size = 0, 0
+	c.head = [9]byte{}
+	c.checked = c.head[:2] // no flags, no bytes
+	return nil
+}
+
+// discard reads and forgets n bytes.
+func (c *zmtpConn) discard(n int64) error {
+	for n > 0 {
+		m, err := c.r.Discard(int(min(n, discardPiece)))
+		n -= int64(m)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // command reads a command after the handshake. It answers PING and ignores all others.

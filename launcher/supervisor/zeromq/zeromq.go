@@ -21,15 +21,15 @@ import (
 	"github.com/go-zeromq/zmq4/security/null"
 )
 
-// Socket is one ZeroMQ connection to a kernel's port. An error of Send or Recv is permanent: the owner closes the
-// socket and dials another. Only a Sub queues messages.
+// Socket is one ZeroMQ connection to a kernel's port. An error of Send or Recv is permanent, except a TooLargeError: the
+// owner closes the socket and dials another. Only a Sub queues messages.
 type Socket interface {
 	// Send writes one message, with one system call if the peer takes it at once. It returns when the operating system
 	// has the message. It fails if the peer takes nothing for Limits.Write, if the connection is lost or if the socket
 	// is closed. It does not keep the frames. It may be called concurrently.
 	Send(frames [][]byte) error
 	// Recv waits for one message, without a time limit. Only one goroutine may call it. The frames belong to the
-	// caller.
+	// caller. With a *TooLargeError it returns the frames before the one that exceeded Limits, and the socket goes on.
 	Recv() ([][]byte, error)
 	// Close ends the connection, unblocks Send and Recv and waits for a Sub's goroutine. It returns nil. It may be
 	// called twice and concurrently.
@@ -45,7 +45,8 @@ const (
 	Sub                    // PUB or XPUB: iopub
 )
 
-// Limits bounds what a kernel can make us allocate or wait for. A zero member means its default.
+// Limits bounds what a kernel can make us allocate or wait for. A zero member means its default. A message that exceeds
+// Frame, Message or Frames is discarded as it arrives; see TooLargeError.
 type Limits struct {
 	Frame     int64         // bytes of one frame: 256 MiB
 	Message   int64         // bytes of all frames of a message: 512 MiB
@@ -82,7 +83,19 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// ErrProtocol says that the peer broke the ZeroMQ protocol or one of Limits. Dial, Send and Recv wrap it.
+// TooLargeError is a message that exceeded Limits. Recv returns its first frames with it, and the next call goes on with
+// the next message.
+type TooLargeError struct {
+	Bytes  int64 // of the whole message
+	Frames int   // of the whole message
+}
+
+// Error gives the message's size.
+func (e *TooLargeError) Error() string {
+	return fmt.Sprintf("message of %d bytes in %d frames exceeds the limits", e.Bytes, e.Frames)
+}
+
+// ErrProtocol says that the peer broke the ZeroMQ protocol. Dial, Send and Recv wrap it.
 var ErrProtocol = errors.New("zeromq protocol violated")
 
 // maxIdentity is ZMTP's bound for a socket's identity.
@@ -209,6 +222,10 @@ func (s *socket) Recv() ([][]byte, error) {
 	if err != nil {
 		s.recvErr = s.fail(fmt.Errorf("zeromq: %s: receive: %w", s.endpoint, s.conn.reason(err)))
 		return nil, s.recvErr
+	}
+	if large := s.conn.skipped; large != nil {
+		s.conn.skipped = nil
+		return msg.Frames[:len(msg.Frames)-1], large // without the empty frame in place of the rest
 	}
 	return msg.Frames, nil
 }
