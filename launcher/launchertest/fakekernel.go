@@ -87,6 +87,7 @@ type FakeKernelOptions struct {
 	HighWaterMark  int       // messages that wait for an iopub subscriber, before more are dropped; 0: no drops
 	NoGreeting     bool      // accept connections and say nothing, not even ZMTP's greeting
 	NeverReady     bool      // do the ZMTP handshake and answer nothing
+	OneThread      bool      // answer no heartbeat while a cell runs, as IRkernel does
 	IgnoreShutdown bool      // do not answer shutdown_request and go on
 	Stderr         io.Writer // where complain writes; nowhere if nil
 }
@@ -111,6 +112,8 @@ type FakeKernel struct {
 	ctx      context.Context
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
+
+	running sync.RWMutex // held while a cell runs
 
 	counter  atomic.Int64 // of messages, over all channels
 	welcomed atomic.Bool
@@ -162,9 +165,14 @@ func StartFakeKernel(conn Connection, opts FakeKernelOptions) (*FakeKernel, erro
 	k.control.receive = k.receiver(jupyter.Control)
 	k.stdin.receive = k.receiver(jupyter.Stdin)
 	k.hb.receive = func(identity string, frames [][]byte) {
-		if !opts.NeverReady {
-			k.hb.sendTo(identity, frames)
+		if opts.NeverReady {
+			return
 		}
+		if opts.OneThread {
+			k.running.RLock() // one cell at a time holds it
+			defer k.running.RUnlock()
+		}
+		k.hb.sendTo(identity, frames)
 	}
 	k.iopub.subscribe = k.welcome
 	for _, s := range k.sockets() {

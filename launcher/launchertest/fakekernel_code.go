@@ -64,8 +64,12 @@ func (x *execution) execute() {
 	}
 	x.k.mu.Unlock()
 	x.publish("execute_input", content{"code": c.Code, "execution_count": x.count})
+	if main {
+		x.k.running.Lock()
+	}
 	err := x.run(ctx, c.Code)
 	if main {
+		x.k.running.Unlock()
 		x.k.mu.Lock()
 		x.k.interrupt = nil
 		x.k.mu.Unlock()

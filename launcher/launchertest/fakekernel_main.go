@@ -14,7 +14,7 @@ import (
 //
 //	kernel -f CONNECTION_FILE [--no-greeting] [--never-ready] [--start-delay D] [--exit-at-start CODE] [--stderr TEXT]
 //	       [--ignore-sigterm] [--ignore-sigint] [--ignore-shutdown] [--protocol V] [--welcome] [--subshells]
-//	       [--no-handover] [--hwm N]
+//	       [--no-handover] [--hwm N] [--one-thread]
 //
 // SIGINT interrupts the running cell. The other flags are those of FakeKernelOptions.
 func FakeKernelMain(args []string) int {
@@ -35,6 +35,7 @@ func FakeKernelMain(args []string) int {
 	flags.IntVar(&opts.HighWaterMark, "hwm", 0, "drop iopub messages when this `number` waits for a subscriber")
 	flags.BoolVar(&opts.NoGreeting, "no-greeting", false, "accept connections and say nothing")
 	flags.BoolVar(&opts.NeverReady, "never-ready", false, "answer nothing")
+	flags.BoolVar(&opts.OneThread, "one-thread", false, "answer no heartbeat while a cell runs")
 	flags.BoolVar(&opts.IgnoreShutdown, "ignore-shutdown", false, "go on after shutdown_request")
 	if flags.Parse(args) != nil {
 		return 2

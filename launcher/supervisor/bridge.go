@@ -51,7 +51,7 @@ type bridge struct {
 	oversized func(*bridge, jupyter.Channel, [][]byte, *zeromq.TooLargeError)
 	unsent    func(*requests.Request) // called for a request that may not have reached the kernel
 	// called for each answered heartbeat; missed is called if the next is not answered
-	beaten  func(*bridge) (missed func())
+	beaten  func(b *bridge, asked time.Time) (missed func())
 	beat    time.Duration                      // between heartbeats
 	sent    *flows                             // counts what was sent through the gates
 	hb      string                             // the heartbeat's endpoint
@@ -66,11 +66,12 @@ type bridge struct {
 	quiet   chan struct{} // closed when no channel has more messages
 
 	// Guarded by Supervisor.mu.
-	replied bool // the kernel has answered
-	heard   bool // the subscription works
-	ready   bool
-	beats   uint64 // heartbeats answered
-	gaps    gaps.Tracker
+	replied  bool // the kernel has answered
+	heard    bool // the subscription works
+	ready    bool
+	beats    uint64 // heartbeats answered
+	beatCell string // id of the cell in which the last was asked and answered; "" if there was none
+	gaps     gaps.Tracker
 
 	complaints sync.Map // kind → struct{}: each is logged once
 }

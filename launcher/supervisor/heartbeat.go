@@ -5,21 +5,22 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/zeromq"
 )
 
 // heartbeatInterval is the time between two heartbeats. One that is not answered for two intervals is missed.
 const heartbeatInterval = 30 * time.Second
 
-// silentReason is the reason of a kernel that answers no heartbeat. Kernels answer from a thread that user code does
-// not block, so the whole process is stuck.
+// silentReason is the reason of a kernel that answers no heartbeat, although no cell keeps it from that. Most kernels
+// answer from a thread that user code does not block. Some have one thread, so that they answer between cells only.
 const silentReason = "the kernel's process does not respond: it may be stopped, or the machine may be out of memory"
 
 // keepBeating asks on the heartbeat channel until ctx ends. The answers only decide the reason that users are shown. A
 // kernel whose heartbeat is broken still works, and is not ended.
 func (b *bridge) keepBeating(ctx context.Context) {
 	h := zeromq.Heartbeat{Endpoint: b.hb, Interval: b.beat, Limits: bridgeLimits,
-		Answered: func() (missed func()) { return b.beaten(b) },
+		Answered: func(asked time.Time) (missed func()) { return b.beaten(b, asked) },
 		Failed: func(err error) {
 			b.complain("heartbeat", "kernel's heartbeat cannot be reached", logkey.Err, err)
 		}}
@@ -28,19 +29,37 @@ func (b *bridge) keepBeating(ctx context.Context) {
 
 // heartbeatAnswered notes that the kernel's process responds. missed is called if the next heartbeat is not answered in
 // time. A call that comes too late does nothing.
-func (s *Supervisor) heartbeatAnswered(b *bridge) (missed func()) {
+func (s *Supervisor) heartbeatAnswered(b *bridge, asked time.Time) (missed func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b.beats++
 	n := b.beats
+	s.noteBeatLocked(b, asked)
 	s.setSilentLocked(b, false)
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if b.beats == n {
+		if b.beats == n && !s.mayBeDeafLocked() {
 			s.setSilentLocked(b, true)
 		}
 	}
+}
+
+// noteBeatLocked notes whether the kernel answers heartbeats while a cell runs. Two answers in the same cell prove it.
+// One does not: it may have been sent at the cell's end, and have overtaken the last status.
+func (s *Supervisor) noteBeatLocked(b *bridge, asked time.Time) {
+	cell := ""
+	if r := s.runningCellLocked(); r != nil && s.clock.BusySince(r.ID).Before(asked) {
+		cell = r.ID
+	}
+	s.beatsInCells = s.beatsInCells || cell != "" && cell == b.beatCell
+	b.beatCell = cell
+}
+
+// mayBeDeafLocked reports whether the kernel may be alive and yet answer nothing, since it computes and may have one
+// thread. Its sockets accept connections all the same.
+func (s *Supervisor) mayBeDeafLocked() bool {
+	return s.bridge != nil && s.clock.State() == api.Busy && !s.beatsInCells
 }
 
 // setSilentLocked notes whether the kernel's process answers heartbeats.

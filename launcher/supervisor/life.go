@@ -187,7 +187,9 @@ func (l *life) watch(ctx context.Context, out *outcome) {
 	for {
 		select {
 		case <-l.slow.C:
-			l.s.explainSilence()
+			if !l.s.explainSilence() {
+				l.slow.Reset(l.s.slowStart)
+			}
 		case <-l.proof.C:
 			l.renewIdentity(ctx)
 		case <-l.nextLook.C:
@@ -239,18 +241,21 @@ func (l *life) cull(out *outcome) bool {
 	return true
 }
 
-// explainSilence sets the reason of a kernel that has not answered for long.
-func (s *Supervisor) explainSilence() {
+// explainSilence sets the reason of a kernel that has not answered for long. It reports false if the kernel may just
+// compute.
+func (s *Supervisor) explainSilence() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case s.bridge != nil && s.bridge.ready:
-		return
+	case s.mayBeDeafLocked():
+		return false
 	case s.clock.State() == api.Starting || s.clock.State() == api.Restarting:
 		s.reason = "the kernel's program is running but has not answered yet"
 	default:
 		s.reason = "the connection to the kernel broke, and its program does not answer on a new one"
 	}
+	return true
 }
 
 // reconnect replaces the connections to a kernel that still runs. Most connections break because the kernel ends, so it
@@ -284,8 +289,13 @@ func (l *life) reconnect(ctx context.Context, err error) {
 func (l *life) renewIdentity(ctx context.Context) {
 	l.s.mu.Lock()
 	ready := l.s.bridge != nil && l.s.bridge.ready
+	deaf := l.s.mayBeDeafLocked()
 	l.s.mu.Unlock()
-	if ready {
+	switch {
+	case ready:
+		return
+	case deaf: // its cell's reply will come to the old identity
+		l.proof.Reset(l.s.redialProof)
 		return
 	}
 	l.s.logger.Warn("kernel does not answer its old identity; taking a new one")

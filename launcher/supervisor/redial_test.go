@@ -236,6 +236,53 @@ func TestHeartbeat(t *testing.T) {
 	c.result(c.execute("print 1"))
 }
 
+// TestHeartbeat_OneThread: a kernel that answers no heartbeat in a cell is not reported as stopped. One that does is
+// reported, in a cell too.
+func TestHeartbeat_OneThread(t *testing.T) {
+	for name, one := range map[string]bool{"one thread": true, "a thread for heartbeats": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it waits more than it works
+			r := startSupervisorTuned(t, func(c *api.Config) {
+				if one {
+					c.Argv = append(c.Argv, "--one-thread")
+				}
+			}, func(s *Supervisor) { s.beat = 50 * time.Millisecond }).ready()
+			c := r.dial(dialOption{session: "ann"})
+			cell := c.execute("sleep 1h")
+			c.running(cell)
+			b := r.currentBridge()
+			beats := func() (n uint64, silent, known bool) {
+				r.s.mu.Lock()
+				defer r.s.mu.Unlock()
+				return b.beats, r.s.heartbeatMissed, r.s.beatsInCells
+			}
+			if !one {
+				eventually(t, "heartbeats in the cell", func() bool { _, _, known := beats(); return known })
+				st, _ := r.s.currentStatus()
+				if err := syscall.Kill(st.KernelPID, syscall.SIGSTOP); err != nil {
+					t.Fatal(err)
+				}
+				r.until("silent", func(st api.Status) bool { return st.Reason == silentReason })
+				if err := syscall.Kill(st.KernelPID, syscall.SIGCONT); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				before, _, _ := beats()
+				<-time.After(10 * r.s.beat) // a missing answer would be noticed after two
+				if n, silent, known := beats(); silent || known || n > before+1 || r.model().Reason != "" {
+					t.Errorf("%d answers in the cell, silent %v, known %v, reason %q", n-before, silent, known, r.model().Reason)
+				}
+			}
+			if status, body := r.request("POST", "/interrupt", ""); status != 204 {
+				t.Fatalf("interrupt: %d %s", status, body)
+			}
+			c.result(cell)
+			n, _, _ := beats()
+			eventually(t, "it answers again", func() bool { now, silent, _ := beats(); return now > n+1 && !silent })
+		})
+	}
+}
+
 // TestHeartbeat_Broken: a kernel without a heartbeat works and is not reported as stopped.
 func TestHeartbeat_Broken(t *testing.T) {
 	t.Parallel() // it waits more than it works

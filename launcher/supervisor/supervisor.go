@@ -112,6 +112,7 @@ type Supervisor struct {
 	reason           string              // why the kernel is not up or is dead; "": no reason
 	killReason       string              // why the supervisor has ended the kernel by itself
 	heartbeatMissed  bool                // the kernel answers no heartbeat
+	beatsInCells     bool                // the kernel has answered heartbeats while a cell ran
 	process          kernelProcess       // nil: the kernel has no process
 	bridge           *bridge             // nil: the kernel is not connected
 	kernelSession    string              // session id of the kernel's messages; "": not known yet

@@ -13,9 +13,9 @@ type Heartbeat struct {
 	Endpoint string
 	Interval time.Duration // between an answer and the next question, and between attempts to connect
 	Limits   Limits
-	// Answered is called for each answer. The function that it returns is called when the next question has had no
+	// Answered is called for each answer, with the time of the question. The function that it returns is called when the next question has had no
 	// answer for two intervals. The answer may come at the same time, so it may be called too late.
-	Answered func() (missed func())
+	Answered func(asked time.Time) (missed func())
 	Failed   func(error) // called when a connection cannot be made
 }
 
@@ -40,6 +40,7 @@ func (h *Heartbeat) askOn(ctx context.Context, s Socket) {
 	defer context.AfterFunc(ctx, func() { s.Close() })() //nolint:errcheck // never fails
 	missed := func() {}                                  // until the first answer the kernel may have no heartbeat at all
 	for {
+		asked := time.Now()
 		// A REP socket needs the empty frame; a ROUTER sends both back.
 		if err := s.Send([][]byte{{}, []byte("ping")}); err != nil {
 			return
@@ -50,7 +51,7 @@ func (h *Heartbeat) askOn(ctx context.Context, s Socket) {
 		if err != nil {
 			return
 		}
-		missed = h.Answered()
+		missed = h.Answered(asked)
 		if sleep.For(ctx, h.Interval) != nil {
 			return
 		}

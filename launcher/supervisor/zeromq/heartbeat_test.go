@@ -26,7 +26,7 @@ func TestHeartbeat_Run(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), testLimit)
 	defer cancel()
 	h := Heartbeat{Endpoint: endpoint, Interval: 10 * time.Millisecond,
-		Answered: func() func() {
+		Answered: func(time.Time) func() {
 			answered++
 			return func() { close(missed); cancel() }
 		},
