@@ -209,8 +209,11 @@ type writer struct {
 	dst, src net.Conn
 	timer    *time.Timer
 	armed    atomic.Bool  // the timer is running
-	since    atomic.Int64 // start of the write in progress, in Unix nanoseconds; 0 while no write is in progress
+	since    atomic.Int64 // start of the write in progress, in nanoseconds after epoch; 0 while no write is in progress
 }
+
+// epoch has a reading of the monotonic clock, so that a step of the wall clock ends no connection.
+var epoch = time.Now()
 
 func newWriter(s *Splice, dst, src net.Conn) *writer {
 	w := &writer{Splice: s, dst: dst, src: src}
@@ -224,7 +227,7 @@ func (w *writer) write(b []byte) error {
 	if len(b) == 0 {
 		return nil
 	}
-	w.since.Store(time.Now().UnixNano())
+	w.since.Store(int64(time.Since(epoch)))
 	w.arm() // at most once in stallTime, because a timer costs as much as a small write
 	_, err := w.dst.Write(b)
 	w.since.Store(0)
@@ -253,7 +256,7 @@ func (w *writer) check() {
 		return
 	default:
 	}
-	blocked := time.Since(time.Unix(0, since))
+	blocked := time.Since(epoch) - time.Duration(since)
 	gone, known := hungUp(w.src)
 	switch {
 	case blocked < stallTime:

@@ -128,7 +128,7 @@ func (s *Supervisor) leave(c *clientConn) {
 func (s *Supervisor) detachLocked(c *clientConn, end session.End) {
 	now := s.now()
 	if s.sessions.Detach(c.attachment, end, now) {
-		s.lastLeft = now.UTC()
+		s.lastLeft = now
 	}
 }
 

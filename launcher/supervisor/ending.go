@@ -20,7 +20,7 @@ func (s *Supervisor) recordEnding(e api.Ending) error {
 		s.diedAt = e.At
 	}
 	s.mu.Lock()
-	e.Started = s.started
+	e.Started = s.started.UTC()
 	s.mu.Unlock()
 	e.Seconds = max(0, int64(s.diedAt.Sub(e.Started).Round(time.Second)/time.Second))
 	if e.Stopped && s.culledEnding != nil {

@@ -19,10 +19,10 @@ func (s *Supervisor) savedState() ([]byte, error) {
 	b.Epoch = s.epoch
 	idle := s.clock.Idle()
 	b.Use = savedstate.Use{
-		Started:   s.started,
-		IdleSince: idle.Since,
-		LongWork:  idle.LongWork,
-		Left:      s.lastLeft,
+		Started:   s.started.UTC(),
+		IdleSince: idle.Since.UTC(),
+		LongWork:  idle.LongWork.UTC(),
+		Left:      s.lastLeft.UTC(),
 		Connected: s.sessions.Active() > 0,
 		KeepUntil: s.keepUntil,
 		Starting:  idle.Starting,
@@ -40,7 +40,7 @@ func (s *Supervisor) savedState() ([]byte, error) {
 		}
 		h := &savedstate.Request{Session: keys[r.Session], ID: r.ID, Channel: r.Channel, Type: r.Type,
 			Header: r.Header, Cell: r.Cell, Main: r.Main, Replied: r.Replied, Idled: r.Idled}
-		h.Since = s.clock.BusySince(r.ID)
+		h.Since = s.clock.BusySince(r.ID).UTC()
 		b.Requests = append(b.Requests, h)
 	}
 	s.mu.Unlock()
@@ -147,15 +147,25 @@ func (s *Supervisor) restoreUseLocked(u savedstate.Use, lives bool) {
 	if u.Started.IsZero() {
 		return // the previous supervisor has not saved it
 	}
-	s.started, s.keepUntil = u.Started, u.KeepUntil
+	now := s.now()
+	s.started, s.keepUntil = anchor(u.Started, now), u.KeepUntil
 	if !lives || u.Starting {
 		return
 	}
-	s.clock.Resume(activity.Idle{Since: u.IdleSince, LongWork: u.LongWork})
-	s.lastLeft = u.Left
+	s.clock.Resume(activity.Idle{Since: anchor(u.IdleSince, now), LongWork: anchor(u.LongWork, now)})
+	s.lastLeft = anchor(u.Left, now)
 	if u.Connected {
-		s.lastLeft = s.now().UTC() // its connections ended with the previous supervisor
+		s.lastLeft = now // its connections ended with the previous supervisor
 	}
+}
+
+// anchor returns a saved time with a reading of the monotonic clock, that of now less the time that has passed. From then
+// on a step of the wall clock makes no kernel older, or idle for longer.
+func anchor(saved, now time.Time) time.Time {
+	if saved.IsZero() {
+		return saved
+	}
+	return now.Add(saved.Sub(now))
 }
 
 // adoptRunningLocked marks the oldest restored cell as running, since the kernel sends no status before its end.
@@ -165,7 +175,7 @@ func (s *Supervisor) adoptRunningLocked(left []*savedstate.Request) {
 		var since time.Time
 		if at := slices.IndexFunc(left,
 			func(h *savedstate.Request) bool { return h.ID == r.ID && !h.Since.IsZero() }); at >= 0 {
-			since = left[at].Since
+			since = anchor(left[at].Since, s.now())
 		}
 		s.clock.Adopt(r.ID, r.Type, since)
 	}

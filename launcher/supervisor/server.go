@@ -288,7 +288,7 @@ func (s *Supervisor) currentStatus() (api.Status, <-chan struct{}) {
 		Reason:       s.shownReasonLocked(),
 		LastActivity: s.clock.LastActivity().UTC(),
 		Connections:  s.sessions.Active(),
-		CullAt:       s.shownPlanLocked().At,
+		CullAt:       s.shownPlanLocked().At.UTC(),
 		KeepUntil:    s.keptUntilLocked(),
 		LogBytes:     size,
 		LogLimit:     limit,

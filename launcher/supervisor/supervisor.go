@@ -177,7 +177,7 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 			s.stateFile = savedstate.NewFile(cfg.SpillDir)
 		}
 	}
-	s.clock = activity.NewClock(func() time.Time { return s.now().UTC() }, &s.cfg.Cull)
+	s.clock = activity.NewClock(s.now, &s.cfg.Cull)
 	s.started = s.clock.Idle().Since
 	s.mu.commit = s.commitLocked
 	s.committed = s.factsLocked()
@@ -266,7 +266,7 @@ func (s *Supervisor) runKernel(ctx context.Context) {
 		}
 		crashes, retries = 0, 0
 		s.mu.Lock()
-		s.started, s.keepUntil = s.now().UTC(), time.Time{}
+		s.started, s.keepUntil = s.now(), time.Time{}
 		s.mu.Unlock()
 	}
 }

@@ -29,7 +29,7 @@ const (
 // so may Write and Flush.
 type Conn struct {
 	net.Conn
-	progress atomic.Int64 // Unix nanoseconds of the last progress
+	progress atomic.Int64 // time of the last progress, in nanoseconds after epoch
 	owed     func() int64 // bytes sent and not acknowledged
 
 	mu     sync.Mutex // also held while writing, for the order of writes
@@ -44,11 +44,14 @@ func NewConn(c net.Conn, owed func() int64) *Conn {
 	return f
 }
 
-func (f *Conn) progressed() { f.progress.Store(time.Now().UnixNano()) }
+// epoch has a reading of the monotonic clock, so that a step of the wall clock ends no connection.
+var epoch = time.Now()
+
+func (f *Conn) progressed() { f.progress.Store(int64(time.Since(epoch))) }
 
 // Deadline returns when the peer counts as gone unless it makes progress.
 func (f *Conn) Deadline() time.Time {
-	return time.Unix(0, f.progress.Load()).Add(Patience + time.Duration(f.owed()/slowest)*time.Second)
+	return epoch.Add(time.Duration(f.progress.Load())).Add(Patience + time.Duration(f.owed()/slowest)*time.Second)
 }
 
 // Read implements net.Conn. Bytes are progress.

@@ -28,7 +28,7 @@ func TestHijacker_ReadingIsProgress(t *testing.T) {
 			return
 		}
 		defer func() { _ = ws.Close() }()
-		h.Conn.progress.Store(0)
+		h.Conn.progress.Store(-int64(time.Hour))
 		_, b, err := ws.ReadMessage()
 		got <- seen{string(b), h.Conn.Deadline(), err}
 	}))
