@@ -92,5 +92,5 @@ func TestStatus(t *testing.T) {
 	g.do("GET", "/api/me", "").want(t, 200, `"username":"anonymous"`)
 	g.do("GET", `/api/me?permissions={"kernels":["execute","fly"],"contents":["read"]}`, "").
 		want(t, 200, `"permissions":{"contents":[],"kernels":["execute"]}`)
-	g.do("GET", `/api/me?permissions=[]`, "").want(t, 400, "")
+	g.do("GET", `/api/me?permissions=[]`, "").want(t, 400, "permissions should be a JSON dict of ")
 }

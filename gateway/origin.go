@@ -6,8 +6,19 @@ import (
 	"strings"
 )
 
-// contentSecurityPolicy is Jupyter Server's, less the report address: nothing the gateway serves is a page.
-const contentSecurityPolicy = "frame-ancestors 'self'; default-src 'none'"
+// reportPath is the route that browsers send violations of the Content-Security-Policy to.
+const reportPath = "/api/security/csp-report"
+
+// contentSecurityPolicy is Jupyter Server's. Nothing the gateway serves is a page.
+func contentSecurityPolicy(base string) string {
+	return "frame-ancestors 'self'; report-uri " + base + reportPath + "; default-src 'none'"
+}
+
+// takeReport discards a violation report. A browser sends it without a token, so its text could be anyone's.
+func (g *Gateway) takeReport(w http.ResponseWriter, _ *call) error {
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
 
 // checkHost rejects a Host header that names neither this machine nor a host that the operator allows. It stops web
 // pages whose own name resolves to 127.0.0.1 (DNS rebinding). It is switched on only where the gateway listens on

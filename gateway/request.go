@@ -79,7 +79,7 @@ func (g *Gateway) serve(rw http.ResponseWriter, r *http.Request) {
 	c := &call{Request: r, id: newRequestID()}
 	h := w.Header()
 	h.Set(api.HeaderRequestID, c.id)
-	h.Set("Content-Security-Policy", contentSecurityPolicy)
+	h.Set("Content-Security-Policy", contentSecurityPolicy(g.base))
 	h.Set("X-Content-Type-Options", "nosniff")
 	g.allowOrigin(w, r) // also for errors, which a page must be able to read
 
@@ -182,6 +182,9 @@ func (g *Gateway) finish(w *response, r *call, res *resource, took time.Duration
 		return // follow has logged it
 	}
 	g.auditRequest(r, action, pattern, status, p)
+	if pattern == reportPath && p == nil {
+		return // it changes nothing, and anyone can send any number
+	}
 	g.logRequest(r, pattern, status, p, w.problem, took)
 }
 
@@ -269,7 +272,7 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *call) ([]byte, error) {
 	return b, nil
 }
 
-// readObject reads a body that is a JSON object or empty. Keys are matched exactly, unlike those of structs in
+// readObject reads a body that is a JSON object, null or empty; the last two give nil. Keys are matched exactly, unlike those of structs in
 // encoding/json.
 func (g *Gateway) readObject(w http.ResponseWriter, r *call) (object, error) {
 	b, err := g.readBody(w, r)
@@ -286,7 +289,7 @@ func (g *Gateway) readObject(w http.ResponseWriter, r *call) (object, error) {
 		return nil, refuse(http.StatusBadRequest, "Invalid JSON in body of request.")
 	}
 	var o object
-	if err := json.Unmarshal(b, &o); err != nil || o == nil {
+	if err := json.Unmarshal(b, &o); err != nil {
 		return nil, refuse(http.StatusBadRequest, "The body of the request is not a JSON object.")
 	}
 	return o, nil

@@ -28,6 +28,7 @@ func (g *Gateway) routes() []route {
 		{method: "GET", pattern: "/api/status", serve: g.getStatus, access: anyUser},
 		{method: "GET", pattern: "/api/me", serve: g.getIdentity, access: anyUser},
 		{method: "GET", pattern: "/api/spec.yaml", serve: g.getSpec, access: anyUser},
+		{method: "POST", pattern: reportPath, serve: g.takeReport, access: public},
 
 		{method: "GET", pattern: "/api/kernelspecs", serve: g.listKernelspecs, access: anyUser},
 		{method: "GET", pattern: "/api/kernelspecs/{name}", serve: g.getKernelspec, access: anyUser},

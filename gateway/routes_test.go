@@ -122,10 +122,16 @@ func TestRoutes_Paths(t *testing.T) {
 }
 
 func TestRoutes_SecurityHeaders(t *testing.T) {
-	g := startGateway(t, nil)
+	g := startGateway(t, func(o *Options) { o.BaseURL = "/gw" })
+	// A browser sends its report without a token, and from a page of another site.
+	g.do("POST", "/gw/api/security/csp-report", `{"csp-report": {}}`, func(r *http.Request) {
+		r.Header.Del("Authorization")
+		r.Header.Set("Origin", "https://other.example")
+	}).want(t, 204, "")
+	const csp = "frame-ancestors 'self'; report-uri /gw/api/security/csp-report; default-src 'none'"
 	for _, path := range []string{"/api", "/api/kernels", "/nothing", "/kernelspecs/python3/logo-svg.svg"} {
-		h := g.do("GET", path, "").Header
-		if h.Get("Content-Security-Policy") != "frame-ancestors 'self'; default-src 'none'" ||
+		h := g.do("GET", "/gw"+path, "").Header
+		if h.Get("Content-Security-Policy") != csp ||
 			h.Get("X-Content-Type-Options") != "nosniff" {
 			t.Errorf("%s: headers %v", path, h)
 		}

@@ -169,8 +169,11 @@ func (g *Gateway) readSession(w http.ResponseWriter, r *call) (sessionRequest, e
 	if notebook != nil {
 		take(notebook, "path", &req.path)
 		take(notebook, "name", &req.name)
-		if kind := "notebook"; r.Method == http.MethodPost {
+		if kind := "notebook"; r.Method == http.MethodPost || req.path != nil {
 			req.kind = &kind
+		}
+		if r.Method == http.MethodPost && req.path == nil {
+			req.path = req.name
 		}
 	}
 	take(body, "path", &req.path)
@@ -223,9 +226,9 @@ func (g *Gateway) createSession(w http.ResponseWriter, r *call) error {
 		return g.answerSession(w, r, http.StatusCreated, all[i])
 	}
 	s := launcher.Session{ID: uuid.NewString(), Path: *req.path, Name: valueOf(req.name), Type: *req.kind}
+	id := uuid.NewString()
 	if req.kernelID != "" {
-		// The session of a running kernel is only stored. An unknown id is ignored, as in Jupyter Server: front ends send
-		// the id of their last kernel.
+		// The session of a running kernel is only stored.
 		k, err := g.sessionKernel(r.Context(), r.who, req.kernelID)
 		if err == nil {
 			return g.storeSession(w, r, http.StatusCreated, s, k)
@@ -233,10 +236,21 @@ func (g *Gateway) createSession(w http.ResponseWriter, r *call) error {
 		if !errors.Is(err, launcher.ErrNotFound) {
 			return err
 		}
+		if unused(req.kernelID, err) {
+			id = req.kernelID
+		}
 	}
-	return g.startForSession(r, req.kernelName, func(k launcher.Kernel) error {
+	return g.startForSession(r, id, req.kernelName, func(k launcher.Kernel) error {
 		return g.storeSession(w, r, http.StatusCreated, s, k)
 	})
+}
+
+// unused reports whether a new kernel may get an id that a client has chosen. notFound is the error of looking for a
+// kernel with that id. The id of a kernel that has ended is not used again: clients that still ask for the old kernel
+// would get the new one. Front ends send such an id when they open a notebook again.
+func unused(id string, notFound error) bool {
+	var gone *launcher.GoneError
+	return launcher.ValidID(id) && !errors.As(notFound, &gone) && !errors.Is(notFound, errHidden)
 }
 
 // sessionKernel returns the kernel of an id in a request's body, if the caller may use it.
@@ -255,14 +269,14 @@ func (g *Gateway) sessionKernel(ctx context.Context, who caller, id string) (lau
 	return k, nil
 }
 
-// startForSession starts a kernel. An unknown name is 501 here, as in Jupyter Server.
-func (g *Gateway) startForSession(r *call, name string, answer func(launcher.Kernel) error) error {
+// startForSession starts a kernel with an id. An unknown name is 501 here, as in Jupyter Server.
+func (g *Gateway) startForSession(r *call, id, name string, answer func(launcher.Kernel) error) error {
 	spec, err := g.spec(name)
 	if err != nil {
 		p := problemOf(r, err)
 		return &problem{status: http.StatusNotImplemented, message: p.message, short: true}
 	}
-	return g.start(r, launcher.Request{ID: uuid.NewString(), Spec: spec, Env: map[string]string{}}, answer)
+	return g.start(r, launcher.Request{ID: id, Spec: spec, Env: map[string]string{}}, answer)
 }
 
 // storeSession stores a session with its kernel, replacing one of the same id, and answers with it.
@@ -352,7 +366,7 @@ func (g *Gateway) patchSession(w http.ResponseWriter, r *call) error {
 		}
 		return g.moveSession(w, r, s, f.kernel.ID, k)
 	}
-	return g.startForSession(r, req.kernelName, func(k launcher.Kernel) error {
+	return g.startForSession(r, uuid.NewString(), req.kernelName, func(k launcher.Kernel) error {
 		return g.moveSession(w, r, s, f.kernel.ID, k)
 	})
 }

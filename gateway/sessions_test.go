@@ -4,7 +4,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -107,4 +109,51 @@ func TestSessions_Create(t *testing.T) {
 			t.Errorf("list: %s", r.body)
 		}
 	})
+}
+
+// The cases are those of Jupyter Server's own tests of this route.
+func TestSessions_KernelIDOfTheClient(t *testing.T) {
+	g := startGateway(t, nil)
+	create := func(path, id string) string {
+		t.Helper()
+		body := `{"path": "` + path + `", "type": "notebook", "kernel": {"name": null, "id": "` + id + `"}}`
+		return decode[sessionModel](t, g.do("POST", "/api/sessions", body).want(t, 201, path)).Kernel.ID
+	}
+	if got := create("unknown.ipynb", idUnknown); got != idUnknown {
+		t.Errorf("an unknown id: the kernel is %s, want %s", got, idUnknown)
+	}
+	if got := create("running.ipynb", idUnknown); got != idUnknown || len(g.fake.requests()) != 1 {
+		t.Errorf("a running kernel: the kernel is %s, want %s; %d starts", got, idUnknown, len(g.fake.requests()))
+	}
+	g.fake.change(func() { g.fake.gone[idB] = &launcher.GoneError{ID: idB, Reason: "it was idle", At: time.Now()} })
+	if got := create("ended.ipynb", idB); got == idB || !launcher.ValidID(got) {
+		t.Errorf("a kernel that has ended: the kernel is %s, want a new id", got)
+	}
+	if got := create("invalid.ipynb", "foo"); !launcher.ValidID(got) {
+		t.Errorf("an invalid id: the kernel is %s, want a new id", got)
+	}
+	t.Run("another user's kernel", func(t *testing.T) {
+		g := startUserGateway(t, nil)
+		g.addShared()
+		body := `{"path": "x", "type": "notebook", "kernel": {"id": "` + idA + `"}}`
+		got := decode[sessionModel](t, g.do("POST", "/api/sessions", body, as("bob")).want(t, 201, "")).Kernel
+		if got.ID == idA || got.Owner != "bob" {
+			t.Errorf("bob got kernel %s of %s", got.ID, got.Owner)
+		}
+	})
+}
+
+func TestSessions_OldForms(t *testing.T) {
+	g := startGateway(t, nil)
+	s := decode[sessionModel](t, g.do("POST", "/api/sessions",
+		`{"notebook": {"path": "a.ipynb"}, "kernel": {"name": "python", "id": "foo"}}`).want(t, 201,
+		`"notebook":{"path":"a.ipynb"`))
+	if s.Type != "notebook" || s.Kernel.Name != "python3" {
+		t.Errorf("got type %s and kernel %s", s.Type, s.Kernel.Name)
+	}
+	g.do("POST", "/api/sessions", `{"notebook": {"name": "b.ipynb"}}`).want(t, 201, `"path":"b.ipynb"`)
+	g.do("PATCH", "/api/sessions/"+s.ID, `{"type": "console"}`).want(t, 200, `"type":"console"`)
+	g.do("PATCH", "/api/sessions/"+s.ID, `{"notebook": {"path": "c.ipynb"}}`).want(t, 200, `"type":"notebook"`)
+	g.do("POST", "/api/sessions", `null`).want(t, 400, "No JSON data provided")
+	g.do("POST", "/api/kernels", `null`).want(t, 201, "python3")
 }

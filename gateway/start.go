@@ -131,6 +131,9 @@ func (g *Gateway) spec(name string) (kernelspecs.Spec, error) {
 		return kernelspecs.Spec{}, refuse(http.StatusNotFound, "The gateway has no kernelspec.")
 	}
 	spec, ok := g.opts.Specs.Get(name)
+	if !ok && name == "python" {
+		spec, ok = g.opts.Specs.Get("python3") // its name in jupyter_client's old API, which Jupyter Server still accepts
+	}
 	if !ok {
 		return spec, refuse(http.StatusNotFound, "Kernel spec %s not found", shorten(name, maxRepeated))
 	}

@@ -74,7 +74,8 @@ func (g *Gateway) getIdentity(w http.ResponseWriter, r *call) error {
 	asked := map[string][]string{}
 	if text := r.URL.Query().Get("permissions"); text != "" {
 		if err := json.Unmarshal([]byte(text), &asked); err != nil {
-			return refuse(http.StatusBadRequest, "permissions is not an object of lists of strings.")
+			return refuse(http.StatusBadRequest,
+				`permissions should be a JSON dict of {"resource": ["action",]}.`)
 		}
 	}
 	granted := map[string][]string{}
