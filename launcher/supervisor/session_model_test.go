@@ -29,16 +29,24 @@ type modelConn struct {
 	cursor  string // of the last message, for relays
 }
 
-// modelSession is a session as the rules describe it. It resumes from the last acknowledgement of the youngest
-// connection that a client uses.
+// modelSession is a session as its clients see it. The client of the youngest connection that is used has all messages
+// up to acked, so a new connection must not begin behind it. It must not begin before it either, or messages are
+// repeated. When no connection is used, the client is away and has what it had.
 type modelSession struct {
 	id       string
 	s        *session.Session
 	resume   uint64
 	floor    uint64 // where the kernel's present life begins
-	youngest uint64
 	conns    []*modelConn
 	left     time.Time
+}
+
+// settle follows a change of the connections or of what they have acknowledged.
+func (s *modelSession) settle() {
+	used := slices.DeleteFunc(slices.Clone(s.conns), func(m *modelConn) bool { return !m.active })
+	if len(used) > 0 {
+		s.resume = max(used[len(used)-1].acked, s.floor) // connections are in the order of their beginning
+	}
 }
 
 // TestSession_Model checks sessions, cursors and acknowledgements against that description. Clients connect, read,
@@ -81,9 +89,7 @@ func TestSession_Model(t *testing.T) {
 				return
 			}
 			m.active = true
-			if m.session.youngest < m.c.attachment.Number {
-				m.session.youngest, m.session.resume = m.c.attachment.Number, max(m.acked, m.session.floor)
-			}
+			m.session.settle()
 		}
 		rarely := func(t *rapid.T) { // for actions that make everything before them irrelevant
 			if rapid.IntRange(0, 9).Draw(t, "rarely") > 0 {
@@ -95,6 +101,7 @@ func TestSession_Model(t *testing.T) {
 			conns = slices.DeleteFunc(conns, func(o *modelConn) bool { return o == m })
 			sess := m.session
 			sess.conns = slices.DeleteFunc(sess.conns, func(o *modelConn) bool { return o == m })
+			sess.settle()
 			if sess.left = now; len(sess.conns) == 0 && !m.c.session.Lasting {
 				delete(sessions, sess.id)
 			}
@@ -200,9 +207,8 @@ func TestSession_Model(t *testing.T) {
 				if m.pongs++; m.pongs > 1 {
 					activate(m)
 				}
-				if m.acked = max(m.acked, m.pings[i].Seq); m.session.youngest == m.c.attachment.Number {
-					m.session.resume = max(m.acked, m.session.floor)
-				}
+				m.acked = max(m.acked, m.pings[i].Seq)
+				m.session.settle()
 				m.pings = m.pings[i+1:]
 			},
 			"activate": func(t *rapid.T) {

@@ -72,16 +72,14 @@ func (a *Attachment) Acknowledge(p messagelog.Position) {
 		return
 	}
 	a.acked = p
-	if a.Session.youngest == a.Number {
-		a.Session.resumeAt(p)
-	}
+	a.Session.settle()
 }
 
 // noteEnd counts the end of a connection while a large message is unacknowledged. A peer that never acknowledges is no
 // evidence: it may have received the message.
 func (a *Attachment) noteEnd(end End) {
 	s, seq := a.Session, end.Unacknowledged
-	if !s.Lasting || s.youngest != a.Number {
+	if !s.Lasting || s.youngest() != a {
 		return
 	}
 	if seq == 0 || seq <= a.acked.Seq || !end.TooBig && (end.Local || !s.acknowledges) {

@@ -30,7 +30,7 @@ type Session struct {
 	resume      messagelog.Position
 	floor       messagelog.Position // resume is never before it
 	connections int                 // that are attached
-	youngest    uint64              // number of the youngest active connection, whose acknowledgements move resume
+	active      []*Attachment       // the active ones; acknowledgements of the youngest move resume
 	left        time.Time           // when the last connection was detached
 
 	suspect      suspect                    // the message that may have broken the last connections
@@ -47,6 +47,24 @@ func (s *Session) Resume() messagelog.Position { return s.resume }
 
 // Restart makes a returning client read on from p: it reads only messages of the kernel's life that begins there.
 func (s *Session) Restart(p messagelog.Position) { s.floor, s.resume = p, p }
+
+// youngest returns the active connection with the highest number, or nil.
+func (s *Session) youngest() *Attachment {
+	var y *Attachment
+	for _, a := range s.active {
+		if y == nil || a.Number > y.Number {
+			y = a
+		}
+	}
+	return y
+}
+
+// settle sets resume to the position of the youngest active connection. Without one, resume stays: the client is away.
+func (s *Session) settle() {
+	if y := s.youngest(); y != nil {
+		s.resumeAt(y.acked)
+	}
+}
 
 func (s *Session) resumeAt(p messagelog.Position) {
 	if p.Seq < s.floor.Seq {

@@ -44,6 +44,16 @@ func TestSession_Youngest(t *testing.T) {
 	if got := ann.Resume(); got != at(5) {
 		t.Errorf("the session resumes behind %d, want 5", got.Seq)
 	}
+	// The younger connection leaves, and the older goes on: what only the younger had is not lost to it.
+	table.Detach(younger, session.End{}, now)
+	if got := ann.Resume(); got != at(3) {
+		t.Errorf("the session resumes behind %d, want 3", got.Seq)
+	}
+	older.Acknowledge(at(9))
+	table.Detach(older, session.End{}, now)
+	if got := ann.Resume(); got != at(9) {
+		t.Errorf("the session resumes behind %d, want 9", got.Seq)
+	}
 }
 
 // TestAttachment_ResumeAt: a relay that resumes from an earlier position moves back what counts as acknowledged, since

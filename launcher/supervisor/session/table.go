@@ -4,6 +4,7 @@ import (
 	"errors"
 	"iter"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
@@ -91,10 +92,8 @@ func (t *Table) Activate(a *Attachment) bool {
 	}
 	a.active = true
 	t.active++
-	if a.Session.youngest < a.Number {
-		a.Session.youngest = a.Number
-		a.Session.resumeAt(a.acked)
-	}
+	a.Session.active = append(a.Session.active, a)
+	a.Session.settle()
 	return true
 }
 
@@ -103,11 +102,13 @@ func (t *Table) Activate(a *Attachment) bool {
 func (t *Table) Detach(a *Attachment, end End, now time.Time) (lastActive bool) {
 	a.noteEnd(end)
 	t.connections--
+	s := a.Session
 	if a.active {
 		t.active--
 		lastActive = t.active == 0
+		s.active = slices.DeleteFunc(s.active, func(o *Attachment) bool { return o == a })
+		s.settle() // an older connection goes on with its own position
 	}
-	s := a.Session
 	if s.connections--; s.connections > 0 {
 		return lastActive
 	}
