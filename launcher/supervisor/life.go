@@ -289,13 +289,8 @@ func (l *life) reconnect(ctx context.Context, err error) {
 func (l *life) renewIdentity(ctx context.Context) {
 	l.s.mu.Lock()
 	ready := l.s.bridge != nil && l.s.bridge.ready
-	deaf := l.s.mayBeDeafLocked()
 	l.s.mu.Unlock()
-	switch {
-	case ready:
-		return
-	case deaf: // its cell's reply will come to the old identity
-		l.proof.Reset(l.s.redialProof)
+	if ready {
 		return
 	}
 	l.s.logger.Warn("kernel does not answer its old identity; taking a new one")
