@@ -84,3 +84,19 @@ func TestSupervisor_KernelOversizedHead(t *testing.T) {
 		t.Errorf("the cell shows %s under %s", last.Content, last.Parent)
 	}
 }
+
+// TestSupervisor_AboveLogLimit: an output that is larger than the whole log reaches a page that is connected.
+func TestSupervisor_AboveLogLimit(t *testing.T) {
+	r := startSupervisor(t, func(c *api.Config) { c.LogLimit = 1 << 20 }).ready()
+	c := r.dial(dialOption{session: "ann"})
+	for range 3 {
+		id := c.execute("echo before\nbig 5m\necho after")
+		all := c.result(id)
+		if text := output(all, id); text != "before\nafter\n" {
+			t.Errorf("the cell shows %q", text)
+		}
+		if g, ok := find(all, "display_data", id); !ok || len(g.Content) < 5e6 {
+			t.Errorf("the display has %d bytes", len(g.Content))
+		}
+	}
+}

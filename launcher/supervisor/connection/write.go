@@ -104,6 +104,7 @@ func (c *Conn) writeBatch() (more bool, err error) {
 		c.batch = c.batch[:0]
 		return false, nil
 	}
+	c.reader.Pass(c.cursor)
 	batch, now, lost := c.o.Log.Read(c.cursor, c.o.SessionNumber, batchBytes, c.batch)
 	if lost > 0 {
 		if err := c.writeLoss(lost); err != nil {

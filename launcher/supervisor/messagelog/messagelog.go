@@ -52,6 +52,9 @@ const entryOverhead = 432
 // 1/keptShare of the log's memory.
 const keptShare = 8
 
+// largeShare says which entries are large: those above 1/largeShare of the log's limit.
+const largeShare = 4
+
 // Options describe a Log.
 type Options struct {
 	Limit int64                     // bytes of all entries, in memory and on disk
@@ -84,7 +87,8 @@ type Log struct {
 	kept           []*Entry   // essential entries of those evicted
 	keptBytes      int64
 	essentialBytes int64                // bytes of the segments' essential entries
-	readers        map[*Reader]uint64   // readers that an append wakes, with their sessions' numbers
+	awaited        awaited              // the newest large entry, while readers have yet to read it
+	readers        map[*Reader]uint64   // readers that an append wakes, with their sessions' numbers; 0: of Page
 	users          [framing.Count]int64 // open connections by framing
 }
 
@@ -92,6 +96,18 @@ type Log struct {
 type Reader struct {
 	Wake   chan struct{} // capacity 1: there may be new entries
 	Urgent chan struct{} // capacity 1: the client may wait for one of them
+	passed atomic.Uint64 // Seq of the entry up to which it needs none any more
+}
+
+// Pass notes that the reader needs no entry up to p any more. Only its own goroutine calls it.
+func (r *Reader) Pass(p Position) { r.passed.Store(p.Seq) }
+
+// awaited is a large entry that subscribed readers have yet to read. Until then its size counts above the limit.
+// Otherwise an entry above the limit would be evicted, with all before it, before any reader had looked.
+type awaited struct {
+	seq     uint64
+	size    int64
+	readers map[*Reader]struct{} // that have not passed it; empty: there is no such entry
 }
 
 // NewReader returns a Reader; Subscribe or Watch makes a log wake it.
@@ -125,6 +141,7 @@ func (l *Log) Append(to uint64, m jupyter.Message, essential bool) Position {
 	e.At = l.end
 	l.entries = append(l.entries, e)
 	l.bytes += e.size
+	l.awaitLocked(e)
 	l.evictLocked()
 	l.spillIfFullLocked()
 	for r, session := range l.readers {
@@ -139,7 +156,7 @@ func (l *Log) Append(to uint64, m jupyter.Message, essential bool) Position {
 // evictLocked brings the log under its limit. The newest entry always stays.
 func (l *Log) evictLocked() {
 	n := 0
-	for l.bytes+l.keptBytes+l.disk > l.limit {
+	for bound := l.boundLocked(); l.bytes+l.keptBytes+l.disk > bound; {
 		if l.evictSegmentLocked() {
 			continue
 		}
@@ -154,6 +171,43 @@ func (l *Log) evictLocked() {
 		l.keepLocked(e)
 	}
 	l.entries = l.entries[n:]
+}
+
+// awaitLocked makes a large entry the awaited one if readers are subscribed. It replaces the one before, so that the log
+// exceeds its limit by one message at most.
+func (l *Log) awaitLocked(e *Entry) {
+	if e.size <= l.limit/largeShare {
+		return
+	}
+	readers := map[*Reader]struct{}{}
+	for r, session := range l.readers {
+		if session != 0 && e.isFor(session) {
+			readers[r] = struct{}{}
+		}
+	}
+	l.awaited = awaited{seq: e.At.Seq, size: e.size, readers: readers}
+}
+
+// boundLocked returns how many bytes the log may hold at present.
+func (l *Log) boundLocked() int64 {
+	if len(l.awaited.readers) == 0 {
+		return l.limit
+	}
+	return l.limit + l.awaited.size
+}
+
+// settleAwaitedLocked ends the wait for readers that have passed the awaited entry or are gone.
+func (l *Log) settleAwaitedLocked() {
+	if len(l.awaited.readers) == 0 {
+		return
+	}
+	for r := range l.awaited.readers {
+		if _, subscribed := l.readers[r]; !subscribed || r.passed.Load() >= l.awaited.seq {
+			delete(l.awaited.readers, r)
+		}
+	}
+	l.evictLocked()
+	l.spillIfFullLocked()
 }
 
 // keepLocked keeps an entry that is being evicted, if it is essential.
@@ -198,7 +252,8 @@ func (l *Log) SetLimit(limit int64) {
 	l.spillIfFullLocked()
 }
 
-// Sizes returns how many bytes the log holds, in memory and on disk, and its bound.
+// Sizes returns how many bytes the log holds, in memory and on disk, and its limit. It holds more while a connected client
+// has yet to read a large entry.
 func (l *Log) Sizes() (bytes, limit int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -238,6 +293,7 @@ func (l *Log) Read(
 	into []*Entry,
 ) (got []*Entry, now Position, lost uint64) {
 	l.mu.Lock()
+	l.settleAwaitedLocked()
 	got, now = into[:0], after
 	if after.Seq < l.gone.Seq {
 		lost = l.gone.Out - after.Out
@@ -326,6 +382,7 @@ func (l *Log) Unsubscribe(r *Reader, f framing.Framing) {
 	defer l.mu.Unlock()
 	delete(l.readers, r)
 	l.users[f]--
+	l.settleAwaitedLocked()
 }
 
 // Encode returns the entry in a framing. If the framing has more than one connection, the result is kept with the entry

@@ -159,6 +159,76 @@ func TestLog_KeepsWhatEndsACell(t *testing.T) {
 	}
 }
 
+// TestLog_LargeEntry: an entry above the limit, and those before it, reach each connection that is there. Then it is
+// gone.
+func TestLog_LargeEntry(t *testing.T) {
+	const limit = 100 << 10
+	for name, dir := range map[string]string{"in memory": "", "with a folder": t.TempDir()} {
+		t.Run(name, func(t *testing.T) {
+			l := New(Options{Limit: limit, Dir: dir})
+			defer l.Close()
+			fast, slow, page := NewReader(), NewReader(), NewReader()
+			l.Subscribe(fast, 1, framing.V1)
+			l.Subscribe(slow, 2, framing.V1)
+			l.Watch(page)
+			read := func(r *Reader, session uint64, at Position) (now Position, n int, lost uint64) {
+				for {
+					r.Pass(at)
+					got, next, gone := l.Read(at, session, 1<<20, nil)
+					for _, e := range got {
+						if number(t, &e.Message)+1 != int(e.At.Seq) {
+							t.Errorf("entry %d is %s", e.At.Seq, e.Message.Header)
+						}
+					}
+					n, lost = n+len(got), lost+gone
+					if next == at {
+						return at, n, lost
+					}
+					at = next
+				}
+			}
+			for n := range 5 {
+				size := 10
+				if n == 1 {
+					size = 3 * limit
+				}
+				l.Append(0, numbered(n, size), n == 3)
+			}
+			at, n, lost := read(fast, 1, Position{})
+			if n != 5 || lost != 0 {
+				t.Errorf("got %d entries, %d are lost", n, lost)
+			}
+			if size, _ := l.Sizes(); size < 3*limit {
+				t.Errorf("the large entry is gone before the slow reader has it: %d bytes", size)
+			}
+			if _, n, lost := read(slow, 2, Position{}); n != 5 || lost != 0 {
+				t.Errorf("the slow reader got %d entries, %d are lost", n, lost)
+			}
+			if size, _ := l.Sizes(); size > limit {
+				t.Errorf("%d bytes are left", size)
+			}
+			// The newest large entry replaces the one before. The end of a connection drops what it has not read.
+			for n := 5; n < 8; n++ {
+				l.Append(0, numbered(n, 3*limit), false)
+			}
+			l.Append(0, numbered(8, 10), false)
+			if size, _ := l.Sizes(); size > 4*limit {
+				t.Errorf("%d bytes are kept for readers", size)
+			}
+			if _, n, lost := read(fast, 1, at); n != 2 || lost != 2 {
+				t.Errorf("of three large entries and a small one %d arrived, %d are lost", n, lost)
+			}
+			l.Unsubscribe(slow, framing.V1)
+			if size, _ := l.Sizes(); size > limit {
+				t.Errorf("%d bytes are left without readers", size)
+			}
+			if _, n, lost := read(NewReader(), 3, Position{}); n+int(lost) != 9 {
+				t.Errorf("a late reader got %d entries, %d are lost", n, lost)
+			}
+		})
+	}
+}
+
 func TestLog_SharesEncodedFrames(t *testing.T) {
 	l := New(Options{Limit: 1 << 20})
 	l.Subscribe(NewReader(), 0, framing.V1)

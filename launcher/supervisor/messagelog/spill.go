@@ -111,7 +111,7 @@ func newSegment(dir string) (*segment, error) {
 // crowdedLocked reports whether the oldest segment should be evicted before an append has to evict it. Its essential
 // entries are read from the disk first, which takes too long for an append.
 func (l *Log) crowdedLocked() bool {
-	return len(l.segments) > 0 && l.bytes+l.keptBytes+l.disk > l.limit-l.limit/spillSlack
+	return len(l.segments) > 0 && l.bytes+l.keptBytes+l.disk > l.boundLocked()-l.limit/spillSlack
 }
 
 // segmentToEvict returns the oldest segment and its present content, or nil if it may stay. The caller releases it.
