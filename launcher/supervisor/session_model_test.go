@@ -33,12 +33,12 @@ type modelConn struct {
 // up to acked, so a new connection must not begin behind it. It must not begin before it either, or messages are
 // repeated. When no connection is used, the client is away and has what it had.
 type modelSession struct {
-	id       string
-	s        *session.Session
-	resume   uint64
-	floor    uint64 // where the kernel's present life begins
-	conns    []*modelConn
-	left     time.Time
+	id     string
+	s      *session.Session
+	resume uint64
+	floor  uint64 // where the kernel's present life begins
+	conns  []*modelConn
+	left   time.Time
 }
 
 // settle follows a change of the connections or of what they have acknowledged.
