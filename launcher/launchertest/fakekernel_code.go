@@ -27,6 +27,7 @@ type execution struct {
 	silent     bool // nothing is published
 	allowStdin bool
 	loseIdle   bool
+	finally    string // a file that an interrupt of the cell creates; "": none
 	after      func() // called after idle
 }
 
@@ -68,6 +69,11 @@ func (x *execution) execute() {
 		x.k.running.Lock()
 	}
 	err := x.run(ctx, c.Code)
+	if errors.Is(err, errInterrupted) && x.finally != "" {
+		if ferr := os.WriteFile(x.finally, nil, 0o600); ferr != nil {
+			err = &failure{"OSError", ferr.Error()}
+		}
+	}
 	if main {
 		x.k.running.Unlock()
 		x.k.mu.Lock()
@@ -169,6 +175,7 @@ var commands = map[string]func(x *execution, ctx context.Context, rest string) e
 	"set":        (*execution).set,
 	"get":        (*execution).get,
 	"sleep":      (*execution).sleep,
+	"finally":    func(x *execution, _ context.Context, rest string) error { x.finally = rest; return nil },
 	"input":      func(x *execution, ctx context.Context, rest string) error { return x.ask(ctx, rest, false) },
 	"password":   func(x *execution, ctx context.Context, rest string) error { return x.ask(ctx, rest, true) },
 	"error":      func(*execution, context.Context, string) error { return &failure{"ValueError", "as asked"} },

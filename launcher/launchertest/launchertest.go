@@ -20,6 +20,7 @@
 //	get NAME              its value as execute_result, or a NameError
 //	pid                   the process id as execute_result
 //	sleep D               waits; an interrupt ends it
+//	finally PATH          if an interrupt ends this cell, the file PATH is created
 //	input PROMPT          asks on stdin, writes the answer to stdout
 //	password PROMPT       asks for a hidden answer, writes it to stdout
 //	error                 fails with ValueError

@@ -406,6 +406,10 @@ func (s *Supervisor) deliverOutputLocked(b *bridge, m *jupyter.Message, parent j
 		essential = true
 		r := s.requests.AwaitingIdle(parent.MsgID)
 		s.settleGapsLocked(b, r, jupyter.RawField(m.Header, "msg_id"))
+		s.noteRestLocked()
+		if s.withholdIdleLocked(r) {
+			return
+		}
 		if r != nil {
 			r.Idled = true
 			if r.Replied {
@@ -432,6 +436,8 @@ func (s *Supervisor) deliverReplyLocked(m *jupyter.Message, parent jupyter.Heade
 		if r != nil {
 			to = r.Session
 		}
+	case r != nil && s.withholdReplyLocked(r, m):
+		return
 	case r != nil:
 		to = r.Session
 		r.Replied = true

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
@@ -328,7 +326,7 @@ func (l *life) finish(out *outcome) {
 	}
 	out.retry = out.op == nil && !everReady && connectionfile.PortTaken(&s.cfg, output)
 	out.fatal = !everReady
-	s.process = nil
+	s.process, s.interruption = nil, nil
 	s.endRequestsLocked(out)
 }
 
@@ -421,33 +419,6 @@ func (s *Supervisor) setBridge(b *bridge) {
 	if old != nil {
 		old.close()
 	}
-}
-
-// stopProcess asks a kernel to end, kills it if it does not, and returns when its process has ended.
-func (s *Supervisor) stopProcess(proc kernelProcess, restart bool) {
-	s.mu.Lock()
-	b := s.bridge
-	s.mu.Unlock()
-	if b != nil {
-		// In the background: a kernel that does not read must not delay the signals.
-		b.run(func() {
-			if err := b.request(jupyter.Control, "shutdown_request", map[string]bool{"restart": restart}); err != nil {
-				b.fail(err)
-			}
-		})
-		if waitFor(proc.Done(), s.cfg.StopGrace) {
-			return
-		}
-	}
-	if err := proc.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) &&
-		!errors.Is(err, child.ErrNoContainer) {
-		s.logger.Warn("SIGTERM was not delivered", logkey.Err, err)
-	}
-	if waitFor(proc.Done(), s.cfg.StopGrace) {
-		return
-	}
-	proc.Kill()
-	<-proc.Done()
 }
 
 func waitFor(done <-chan struct{}, limit time.Duration) bool {

@@ -27,10 +27,8 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
-	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
@@ -120,6 +118,7 @@ type Supervisor struct {
 	lastParent       []byte              // parent_header of the last iopub message
 	lastParentHeader jupyter.Header      // lastParent, parsed
 	lastOutput       time.Time           // when iopub last had a message
+	interruption     *interruption       // by a stop or restart that goes on; nil: nothing was interrupted
 
 	// Followers of the status, notebook cells by request, and readers of the log route.
 	change   chan struct{}                      // closed when status streams are woken, and replaced
@@ -186,40 +185,6 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 	}
 	return s
 }
-
-// Interrupt interrupts the kernel, by SIGINT to its process group or by interrupt_request on control.
-func (s *Supervisor) Interrupt() error {
-	s.mu.Lock()
-	proc := s.process
-	if proc != nil && interruptMode(&s.cfg, proc) == "message" {
-		// Through the gate: a kernel that does not read must not block the caller.
-		defer s.mu.Unlock()
-		m := jupyter.New(jupyter.Control, "interrupt_request", s.ownSession, nil, struct{}{})
-		return s.gates[jupyter.Control].push(m, nil)
-	}
-	s.mu.Unlock()
-	if proc == nil {
-		return errNotRunning
-	}
-	switch err := proc.Signal(syscall.SIGINT); { // what Ctrl-C does in a terminal
-	case errors.Is(err, child.ErrNoContainer):
-		return errNotRunning
-	case err != nil && !errors.Is(err, os.ErrProcessDone):
-		return err
-	}
-	return nil
-}
-
-// interruptMode returns how the kernel is interrupted. A kernelspec that was found in the kernel's image decides before
-// the Config.
-func interruptMode(cfg *api.Config, proc kernelProcess) string {
-	if mode := proc.InterruptMode(); mode != "" {
-		return mode
-	}
-	return cfg.InterruptMode
-}
-
-var errNotRunning = errors.New("the kernel is not running")
 
 // runKernel runs the kernel until it is gone for good: stopped, or dead for DeadLinger.
 func (s *Supervisor) runKernel(ctx context.Context) {

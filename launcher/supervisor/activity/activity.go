@@ -242,6 +242,16 @@ func (c *Clock) BusySince(msgID string) time.Time {
 	return time.Time{}
 }
 
+// Works reports whether the kernel works on a request of any type. A request that waits does not count.
+func (c *Clock) Works() bool {
+	for _, r := range c.inProgress {
+		if !r.since.IsZero() {
+			return true
+		}
+	}
+	return false
+}
+
 // Usage returns the kernel's use as the clock knows it. It reports polling if all requests in progress may be polls:
 // none of them restarts the idle clock, and none has taken long.
 func (c *Clock) Usage() (u Usage, polling bool) {

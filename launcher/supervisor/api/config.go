@@ -65,8 +65,8 @@ type Config struct {
 	GPUProgram string `json:"gpu_program,omitempty"`
 	Program    string `json:"program,omitempty"`
 
-	// Bounds. StopGrace is the time from shutdown_request to SIGTERM, and again to SIGKILL. DeadLinger is the time that a
-	// supervisor stays after its kernel ended for good.
+	// Bounds. StopGrace is the time that a kernel has to end by itself until SIGTERM, and then until SIGKILL. DeadLinger
+	// is the time that a supervisor stays after its kernel ended for good.
 	LogLimit     int64         `json:"log_limit"`     // bytes of the message log
 	StopGrace    time.Duration `json:"stop_grace"`    // nanoseconds
 	DeadLinger   time.Duration `json:"dead_linger"`   // nanoseconds

@@ -1,0 +1,67 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// cleaner returns a cell that runs for long, and writes files when it is interrupted and when its kernel exits.
+func cleaner(dir string) string {
+	return fmt.Sprintf(`import atexit, time
+def write(name):
+    with open(%q + '/' + name, 'w') as f:
+        f.write(name)
+atexit.register(write, 'atexit')
+print('runs', flush=True)
+try:
+    time.sleep(600)
+finally:
+    write('finally')`, dir)
+}
+
+// TestE2E_StopBusy: Python's finally and atexit run when a computing kernel is shut down, restarted or culled.
+func TestE2E_StopBusy(t *testing.T) {
+	grace := []string{"--stop-grace", "20s"} // nothing may depend on SIGTERM
+	ends := map[string]struct {
+		args []string
+		end  func(g *gateway, id string)
+	}{
+		"shut down": {grace, func(g *gateway, id string) { g.want(204, "DELETE", "/api/kernels/"+id, "", nil) }},
+		"restarted": {grace, func(g *gateway, id string) { g.want(200, "POST", "/api/kernels/"+id+"/restart", "{}", nil) }},
+		"culled": {append([]string{"--cull-busy-limit", "5s", "--cull-warning", "1s"}, grace...),
+			func(g *gateway, id string) { g.state(id, "dead", 60*time.Second) }},
+	}
+	for name, tt := range ends {
+		t.Run(name, func(t *testing.T) {
+			g := newGateway(t, tt.args...)
+			g.messageMode("ipykernel7-message", "lab/bin/python")
+			for _, spec := range []string{"python3", "ipykernel6", "ipykernel7-message"} {
+				dir := filepath.Join(t.TempDir(), spec)
+				if err := os.Mkdir(dir, 0o700); err != nil {
+					t.Fatal(err)
+				}
+				id := g.kernel(spec)
+				c := g.dial(t, id, "s", true)
+				c.begin(cleaner(dir))
+				c.until(60*time.Second, "the cell runs", func(m message) bool { return strings.Contains(m.field("text"), "runs") })
+				began := time.Now()
+				tt.end(g, id)
+				t.Logf("%s was %s in %v", spec, name, time.Since(began))
+				for _, file := range []string{"finally", "atexit"} {
+					if _, err := os.Stat(filepath.Join(dir, file)); err != nil {
+						t.Errorf("%s: %s did not run: %v", spec, file, err)
+					}
+				}
+				if name == "restarted" {
+					g.dial(t, id, "s2", true).says("print('again')", "again\n")
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,164 @@
+package supervisor
+
+import (
+	"errors"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
+)
+
+// Interrupt interrupts the kernel, by SIGINT to its process group or by interrupt_request on control.
+func (s *Supervisor) Interrupt() error {
+	s.mu.Lock()
+	proc := s.process
+	if proc != nil && interruptMode(&s.cfg, proc) == "message" {
+		// Through the gate: a kernel that does not read must not block the caller.
+		defer s.mu.Unlock()
+		m := jupyter.New(jupyter.Control, "interrupt_request", s.ownSession, nil, struct{}{})
+		return s.gates[jupyter.Control].push(m, nil)
+	}
+	s.mu.Unlock()
+	if proc == nil {
+		return errNotRunning
+	}
+	switch err := proc.Signal(syscall.SIGINT); { // what Ctrl-C does in a terminal
+	case errors.Is(err, child.ErrNoContainer):
+		return errNotRunning
+	case err != nil && !errors.Is(err, os.ErrProcessDone):
+		return err
+	}
+	return nil
+}
+
+// interruptMode returns how the kernel is interrupted. A kernelspec that was found in the kernel's image decides before
+// the Config.
+func interruptMode(cfg *api.Config, proc kernelProcess) string {
+	if mode := proc.InterruptMode(); mode != "" {
+		return mode
+	}
+	return cfg.InterruptMode
+}
+
+var errNotRunning = errors.New("the kernel is not running")
+
+// interruption is what a stop or restart has interrupted. Until the process has ended, failed replies of cells are
+// withheld, and so are their idles: the supervisor then answers these cells with the reason of the end. What the cells
+// print is passed on.
+type interruption struct {
+	rested chan struct{}              // closed when the kernel works on no request
+	idled  map[*requests.Request]bool // cells whose idle is withheld; their reply has not come
+}
+
+// stopProcess asks a kernel to end, kills it if it does not, and returns when its process has ended. A kernel that works
+// on a request is interrupted first, so that its code can clean up: in Python, finally and atexit run.
+func (s *Supervisor) stopProcess(proc kernelProcess, restart bool) {
+	s.mu.Lock()
+	b := s.bridge
+	s.mu.Unlock()
+	if b != nil {
+		sigterm := time.Now().Add(s.cfg.StopGrace)
+		if s.interruptRunning(proc, b) {
+			return
+		}
+		// In the background: a kernel that does not read must not delay the signals.
+		b.run(func() {
+			if err := b.request(jupyter.Control, "shutdown_request", map[string]bool{"restart": restart}); err != nil {
+				b.fail(err)
+			}
+		})
+		if waitFor(proc.Done(), time.Until(sigterm)) {
+			return
+		}
+	}
+	s.signal(proc, syscall.SIGTERM)
+	if waitFor(proc.Done(), s.cfg.StopGrace) {
+		return
+	}
+	proc.Kill()
+	<-proc.Done()
+}
+
+// interruptRunning interrupts the requests that the kernel works on, and waits until they end, for half of StopGrace. An
+// idle kernel gets no interrupt. interruptRunning reports whether the process has ended.
+func (s *Supervisor) interruptRunning(proc kernelProcess, b *bridge) (ended bool) {
+	s.mu.Lock()
+	if !s.clock.Works() {
+		s.mu.Unlock()
+		return false
+	}
+	i := &interruption{rested: make(chan struct{}), idled: map[*requests.Request]bool{}}
+	s.interruption = i
+	s.mu.Unlock()
+	if interruptMode(&s.cfg, proc) == "message" {
+		b.run(func() {
+			if err := b.request(jupyter.Control, "interrupt_request", struct{}{}); err != nil {
+				b.fail(err)
+			}
+		})
+	} else {
+		s.signal(proc, syscall.SIGINT)
+	}
+	t := time.NewTimer(s.cfg.StopGrace / 2)
+	defer t.Stop()
+	select {
+	case <-proc.Done():
+		return true
+	case <-i.rested:
+	case <-t.C:
+	}
+	return false
+}
+
+// signal sends a signal to a process that may have ended.
+func (s *Supervisor) signal(proc kernelProcess, sig syscall.Signal) {
+	err := proc.Signal(sig)
+	if err != nil && !errors.Is(err, os.ErrProcessDone) && !errors.Is(err, child.ErrNoContainer) {
+		s.logger.Warn("signal was not delivered", logkey.Signal, sig.String(), logkey.Err, err)
+	}
+}
+
+// noteRestLocked wakes interruptRunning when the kernel works on no request any more.
+func (s *Supervisor) noteRestLocked() {
+	i := s.interruption
+	if i == nil || s.clock.Works() {
+		return
+	}
+	select {
+	case <-i.rested:
+	default:
+		close(i.rested)
+	}
+}
+
+// withholdReplyLocked reports whether the kernel's reply to r is withheld. A cell that has succeeded gets its reply, and
+// the idle that was withheld before.
+func (s *Supervisor) withholdReplyLocked(r *requests.Request, m *jupyter.Message) bool {
+	i := s.interruption
+	if i == nil || !r.Executes() {
+		return false
+	}
+	if jupyter.StringField(m.Content, "status") != "ok" {
+		return true
+	}
+	if i.idled[r] {
+		r.Idled = true
+		s.log.Append(everyone, s.statusLocked(api.Idle, r.Header), true)
+	}
+	return false
+}
+
+// withholdIdleLocked reports whether the idle of r is withheld. r may be nil.
+func (s *Supervisor) withholdIdleLocked(r *requests.Request) bool {
+	i := s.interruption
+	if i == nil || r == nil || !r.Executes() || r.Replied {
+		return false
+	}
+	i.idled[r] = true
+	return true
+}
