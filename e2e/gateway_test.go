@@ -473,7 +473,7 @@ func (g *gateway) kernel(spec string) string {
 	var m model
 	g.want(201, "POST", "/api/kernels", fmt.Sprintf(`{"name": %q}`, spec), &m)
 	if m.Name != spec {
-		g.t.Fatalf("the new kernel is of %q, want %q", m.Name, spec)
+		g.t.Fatalf("the new kernel has the kernelspec %q, want %q", m.Name, spec)
 	}
 	return m.ID
 }

@@ -139,7 +139,7 @@ func (g *gateway) badFrames(id string) {
 		switch {
 		case errors.As(err, &late) && late.Timeout():
 			if bad.codes[len(bad.codes)-1] != 0 {
-				g.t.Errorf("%s: the websocket goes on", what)
+				g.t.Errorf("%s: the websocket is still open", what)
 			}
 		case !errors.As(err, &end):
 			g.t.Errorf("%s: ended with %v", what, err)
@@ -180,10 +180,10 @@ func idle(t *testing.T) {
 	each := (memory(t, g.cmd.Process.Pid) - before) / idleConnections
 	t.Logf("%d connections in %v: %d bytes each", idleConnections, time.Since(began).Round(time.Millisecond), each)
 	if each > idleMemory {
-		t.Errorf("a connection that says nothing takes %d bytes, want at most %d", each, idleMemory)
+		t.Errorf("an idle connection takes %d bytes, want at most %d", each, idleMemory)
 	}
 	g.idleWebsockets()
-	g.eventually(slowHead, "they are ended", func() error {
+	g.eventually(slowHead, "most connections are closed", func() error {
 		if n := g.descriptors(); n > idleConnections/2 {
 			return fmt.Errorf("%d files are open", n)
 		}
@@ -216,7 +216,7 @@ func (g *gateway) idleWebsockets() {
 		refused++
 	}
 	each := (memory(g.t, g.cmd.Process.Pid) - before) / int64(open)
-	g.t.Logf("%d websockets in %v, %d refused: %d bytes each",
+	g.t.Logf("%d websockets in %v, %d rejected: %d bytes each",
 		open, time.Since(began).Round(time.Millisecond), refused, each)
 	if open != kernels*64 || each > socketMemory {
 		g.t.Errorf("%d websockets are open, and take %d bytes each, want at most %d", open, each, socketMemory)

@@ -39,7 +39,7 @@ func TestE2E_KubeReplicas(t *testing.T) {
 				fmt.Sprintf(`{"path": "%[1]s.ipynb", "type": "notebook", "name": "x", "kernel": {"id": %[1]q}}`, m.ID), nil)
 			for range 2 {
 				if _, b := k.ask("GET", "/api/sessions", ""); !strings.Contains(string(b), m.ID+".ipynb") {
-					t.Errorf("sessions lack that of %s", m.ID)
+					t.Errorf("the sessions lack the one of kernel %s", m.ID)
 				}
 			}
 			for range 2 {
@@ -117,7 +117,7 @@ print('total', n, flush=True)`)
 		r.mu.Unlock()
 		back := k.dial(t, id, "after", true)
 		if r := back.finish(back.begin("print(x + 1)"), 60*time.Second); r.stdout != "42\n" {
-			t.Errorf("after all that: %q", r.stdout)
+			t.Errorf("after the failures the cell printed %q", r.stdout)
 		}
 	})
 	t.Run("gateways that started later know why a kernel has ended", func(t *testing.T) {

@@ -38,7 +38,7 @@ func TestE2E_REST(t *testing.T) {
 	g.want(201, "POST", "/api/kernels", body, &first)
 	g.want(201, "POST", "/api/kernels", body, &again)
 	if first.ID != wanted || again.ID != wanted {
-		t.Fatalf("repeated POST made %s and %s, want %s twice", first.ID, again.ID, wanted)
+		t.Fatalf("a repeated POST returned %s and %s, want %s twice", first.ID, again.ID, wanted)
 	}
 	if !regexp.MustCompile(`^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$`).MatchString(first.LastActivity) {
 		t.Errorf("last_activity is %q, not with six digits and Z", first.LastActivity)
@@ -55,7 +55,7 @@ func TestE2E_REST(t *testing.T) {
 
 	g.want(204, "DELETE", "/api/kernels/"+wanted, "", nil)
 	if left := g.kernelProcesses(wanted); len(left) > 0 {
-		t.Errorf("DELETE has answered, but there are still %v", left)
+		t.Errorf("after the answer to DELETE there are still %v", left)
 	}
 	g.want(404, "DELETE", "/api/kernels/"+wanted, "", nil)
 	g.want(404, "GET", "/api/kernels/"+wanted, "", nil)
@@ -110,7 +110,7 @@ func wantLines(t *testing.T, text string, n int) {
 	}
 	for i := range n {
 		if i >= len(first) || first[i] != i {
-			t.Fatalf("line %d is missing or out of its place; there are %d of %d: %v", i, len(first), n, first)
+			t.Fatalf("line %d is missing or out of order; got %d of %d lines: %v", i, len(first), n, first)
 		}
 	}
 }
@@ -176,7 +176,7 @@ func TestE2E_SupervisorKilled(t *testing.T) {
 			c := g.dial(t, id, "s", true)
 			c.says("import subprocess; child = subprocess.Popen(['sleep', '1000'])", "")
 			if n := len(g.kernelProcesses(id)); n < 2 {
-				t.Fatalf("the kernel has %d processes, not itself and its child", n)
+				t.Fatalf("the kernel has %d processes, want at least its own and its child", n)
 			}
 			pid := g.supervisorOf(id)
 			if down {
@@ -260,7 +260,7 @@ func TestE2E_Sigterm(t *testing.T) {
 	}
 	// JupyterLab does not reconnect after these two.
 	if websocket.IsCloseError(c.failed, websocket.CloseNormalClosure, websocket.CloseGoingAway) {
-		t.Errorf("the websocket ended with %v: the front end would not come back", c.failed)
+		t.Errorf("the websocket ended with %v: JupyterLab would not reconnect", c.failed)
 	}
 	if len(g.kernelProcesses(id)) == 0 {
 		t.Fatal("the kernel did not outlive the gateway")

@@ -106,7 +106,7 @@ display(Image(data=base64.b64decode(%q), format="png"))
 			types[m.Channel+"/"+m.Header.MsgType]++
 		}
 		if types["shell/execute_reply"] != 2 || types["iopub/error"] != 1 || types["iopub/execute_input"] != 2 {
-			t.Errorf("there are %v", types)
+			t.Errorf("the types of messages are %v", types)
 		}
 	})
 	t.Run("errors", func(t *testing.T) {
@@ -158,21 +158,21 @@ display(Image(data=base64.b64decode(%q), format="png"))
 		select {
 		case err := <-ended:
 			if err != nil {
-				t.Errorf("interrupted, it ended with %v", err)
+				t.Errorf("after the interrupt it ended with %v", err)
 			}
 		case <-time.After(20 * time.Second):
-			t.Fatal("it does not end")
+			t.Fatal("the command does not end after an interrupt")
 		}
 		var want strings.Builder
 		for i := range 40 {
 			fmt.Fprintf(&want, "line %d\n", i)
 		}
 		if out.String() != want.String() { // each line must come exactly once
-			t.Errorf("printed %q", out.String())
+			t.Errorf("printed %q, want each line once", out.String())
 		}
 		if text := errs.String(); !strings.HasPrefix(text, "ekg: the connection broke") ||
 			!strings.HasSuffix(text, "ekg: connected again\n") {
-			t.Errorf("said %q", text)
+			t.Errorf("standard error is %q", text)
 		}
 	})
 
