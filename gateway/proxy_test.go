@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -100,6 +101,52 @@ func TestProxy_WhatIsForwarded(t *testing.T) {
 			204, "")
 		if strings.Contains(super.sent(), "Go-http-client") {
 			t.Errorf("sent %s", super.sent())
+		}
+	})
+}
+
+// Two kernels under one transport must never answer for each other, and a supervisor that says it is somebody else's
+// must not be asked again on that connection.
+func TestProxy_KernelsAreKeptApart(t *testing.T) {
+	g := startGateway(t, nil)
+	supers := map[string]*fakeSupervisor{idA: g.fake.add(idA, "python3", api.Idle),
+		idB: g.fake.add(idB, "python3", api.Idle)}
+	var wg sync.WaitGroup
+	for range 4 {
+		for id := range supers {
+			wg.Go(func() {
+				for range 50 {
+					g.do("GET", "/api/kernels/"+id, "").want(t, 200, id)
+					g.do("POST", "/api/kernels/"+id+"/interrupt", "").want(t, 204, "")
+				}
+			})
+		}
+	}
+	wg.Wait()
+	for id, super := range supers {
+		other := idA
+		if id == idA {
+			other = idB
+		}
+		if sent := super.sent(); strings.Contains(sent, other) || !strings.Contains(sent, "host="+id) {
+			t.Errorf("the supervisor of %s was asked for %s", id, other)
+		}
+	}
+
+	t.Run("421 closes what leads there", func(t *testing.T) {
+		g.do("POST", "/api/kernels/"+idA+"/interrupt", "").want(t, 204, "")
+		supers[idA].answerWith(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(421) })
+		g.do("POST", "/api/kernels/"+idA+"/interrupt", "").want(t, 503, "")
+		g.do("POST", "/api/kernels/"+idB+"/interrupt", "").want(t, 204, "")
+		g.fake.mu.Lock()
+		before := g.fake.dials
+		g.fake.mu.Unlock()
+		supers[idA].answerWith(nil)
+		g.do("POST", "/api/kernels/"+idA+"/interrupt", "").want(t, 204, "")
+		g.fake.mu.Lock()
+		defer g.fake.mu.Unlock()
+		if g.fake.dials == before {
+			t.Error("the connection was used again")
 		}
 	})
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -218,5 +219,22 @@ func sourcesOf(flags map[string][]string, env map[string]string) settings.Source
 			}
 			return env[name]
 		},
+	}
+}
+
+func TestFlagsFirst(t *testing.T) {
+	p := program(io.Discard, io.Discard)
+	for _, tt := range [][2]string{
+		{"ekg log K -f --cell M", "ekg log -f --cell M K"},
+		{"ekg log --cell=M K --json x", "ekg log --cell=M --json K x"},
+		{"ekg log K --cell", "ekg log --cell K"},
+		{"ekg log K -- -f", "ekg log K -- -f"},
+		{"ekg log - -f", "ekg log -f -"},
+		{"ekg serve x --listen y", "ekg serve x --listen y"},
+		{"ekg", "ekg"},
+	} {
+		if got := flagsFirst(p, strings.Fields(tt[0])); strings.Join(got, " ") != tt[1] {
+			t.Errorf("%s: got %v", tt[0], got)
+		}
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // fakeLauncher has the kernels that a test gives it. An unexpected call panics.
@@ -362,5 +363,51 @@ func TestServer_FailedStart(t *testing.T) {
 				t.Errorf("got  %v\nwant %s", err, tt.want)
 			}
 		})
+	}
+}
+
+// TestServer_EndsLogs: a gateway that ends does not wait for clients that follow a log.
+func TestServer_EndsLogs(t *testing.T) {
+	dir, err := os.MkdirTemp("", "ekg") // t.TempDir's paths are too long
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	l, err := net.Listen("unix", filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	supervisor := &http.Server{Handler: http.HandlerFunc(says("lasts", stdout(1, "a")))}
+	done := make(chan error, 1)
+	go func() { done <- supervisor.Serve(l) }()
+	defer func() {
+		_ = supervisor.Close()
+		if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
+	}()
+	fake := &fakeLauncher{
+		kernels: []launcher.Kernel{{ID: kernelF, State: api.Idle}},
+		dial: func(ctx context.Context) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", l.Addr().String())
+		},
+	}
+	r := start(t, fake, map[string][]string{"no-auth": {"true"}})
+	c, err := newGatewayClient(r.url.String(), "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.close()
+	resp, err := c.get(t.Context(), "api/kernels/"+kernelF+"/log", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	began := time.Now()
+	if err := r.stop(); err != nil || time.Since(began) > finishRequests/2 {
+		t.Errorf("after %v: %v", time.Since(began), err)
+	}
+	if _, err := io.ReadAll(resp.Body); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("the log ended with %v", err)
 	}
 }
