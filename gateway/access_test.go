@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -190,7 +191,7 @@ func TestAccess_Claims(t *testing.T) {
 			g.do(ask[0], ask[1], ask[2], as(user))
 		}
 		// the last one behind its answer
-		eventually(t, user+" has claimed it", func() bool { return g.fake.claimed(idA) >= claims })
+		poll.Until(t, user+" has claimed it", func() bool { return g.fake.claimed(idA) >= claims })
 		if n := g.fake.claimed(idA); n != claims {
 			t.Errorf("%s has claimed ann's kernel %d times, want %d", user, n, claims)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -83,7 +84,7 @@ func TestAudit(t *testing.T) {
 		s.do()
 		// The entry is written behind the answer.
 		if s.want != "" {
-			eventually(t, s.want, func() bool { return len(entries()) > before })
+			poll.Until(t, s.want, func() bool { return len(entries()) > before })
 		}
 		var got []string
 		for _, e := range entries()[before:] {
@@ -149,7 +150,7 @@ func TestAudit_Users(t *testing.T) {
 		resp := g.do(s.method, s.path, s.body, as(s.user)).want(t, s.status, "")
 		id := resp.Header.Get(api.HeaderRequestID)
 		var line string
-		eventually(t, "the request is logged", func() bool {
+		poll.Until(t, "the request is logged", func() bool {
 			for l := range strings.Lines(g.log.String()) {
 				if strings.Contains(l, "msg=request") && strings.Contains(l, "request="+id) {
 					line = l
@@ -185,9 +186,9 @@ func TestAudit_Users(t *testing.T) {
 	for _, want := range []string{`"connect","outcome":"done","status":101,"user":"rita"`,
 		`"connect","outcome":"refused","status":429,"check":"limit","user":"rita"`,
 		`"disconnect","outcome":"done","user":"rita"`} {
-		eventually(t, want, func() bool { return strings.Contains(log.String(), want) })
+		poll.Until(t, want, func() bool { return strings.Contains(log.String(), want) })
 	}
-	eventually(t, "both lines of the websocket name who has it", func() bool {
+	poll.Until(t, "both lines of the websocket name who has it", func() bool {
 		n := 0
 		for line := range strings.Lines(g.log.String()) {
 			if strings.Contains(line, `msg="websocket `) && strings.Contains(line, "user=rita") {
@@ -201,7 +202,7 @@ func TestAudit_Users(t *testing.T) {
 		_, _ = w.Write([]byte(`{"reason": "Forbidden", "message": "keep_until can be at most 1h0m0s from now"}`))
 	})
 	g.do("PATCH", path, `{"keep_until": null}`, as("ann")).want(t, 403, "")
-	eventually(t, "the supervisor's refusal", func() bool {
+	poll.Until(t, "the supervisor's refusal", func() bool {
 		return strings.Contains(log.String(), `"change","outcome":"refused","status":403,"check":"supervisor","user":"ann"`)
 	})
 }
@@ -223,7 +224,7 @@ func TestAudit_Websocket(t *testing.T) {
 		t.Fatalf("opened: %v", opened)
 	}
 	_ = conn.Close()
-	eventually(t, "the end is known", func() bool { return len(entries()) == 2 })
+	poll.Until(t, "the end is known", func() bool { return len(entries()) == 2 })
 	closed := entries()[1]
 	if brief(closed) != "disconnect done anonymous "+idA || closed["bytes_in"] != 5.0 || closed["bytes_out"] != 5.0 ||
 		closed["seconds"].(float64) <= 0 {
@@ -266,7 +267,7 @@ func TestLogRequest(t *testing.T) {
 		})
 		id := resp.Header.Get(api.HeaderRequestID)
 		var lines []string
-		eventually(t, "the line is written", func() bool {
+		poll.Until(t, "the line is written", func() bool {
 			lines = nil
 			for line := range strings.Lines(g.log.String()) {
 				if strings.Contains(line, "request="+id) && strings.Contains(line, "msg=request") {

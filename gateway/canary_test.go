@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -103,7 +104,7 @@ func TestCanary(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = conn.Close()
-		eventually(t, "the websocket's end is written", func() bool {
+		poll.Until(t, "the websocket's end is written", func() bool {
 			return strings.Contains(audit.String(), `"disconnect"`) && scrape(t, g.metrics)["ekg_websockets"] == "0"
 		})
 	}

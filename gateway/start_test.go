@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -104,14 +105,14 @@ func TestKernels_Claims(t *testing.T) {
 		return was
 	}
 	m := decode[kernelModel](t, g.do("POST", "/api/kernels", "").want(t, 201, ""))
-	eventually(t, "the claim of a start that was answered", func() bool { return claimed(m.ID) })
+	poll.Until(t, "the claim of a start that was answered", func() bool { return claimed(m.ID) })
 	path := "/api/kernels/" + m.ID
 	for _, named := range [][3]string{{"POST", "/api/kernels", `{"kernel_id": "` + m.ID + `"}`}, {"GET", path, ""},
 		{"POST", path + "/interrupt", ""}, {"POST", path + "/restart", ""},
 		{"POST", "/api/sessions", `{"path": "x", "type": "notebook", "kernel": {"id": "` + m.ID + `"}}`},
 		{"GET", path + "/log", ""}, {"GET", path + "/channels", ""}} {
 		g.do(named[0], named[1], named[2])
-		eventually(t, named[0]+" "+named[1], func() bool { return claimed(m.ID) })
+		poll.Until(t, named[0]+" "+named[1], func() bool { return claimed(m.ID) })
 	}
 	g.do("GET", "/api/kernels", "")
 	if claimed(m.ID) {
@@ -157,8 +158,8 @@ func TestKernels_PostWaits(t *testing.T) {
 		wg.Go(func() {
 			g.do("POST", "/api/kernels", `{"kernel_id": "`+idA+`"}`).want(t, 201, `"execution_state":"busy"`)
 		})
-		eventually(t, "the start", func() bool { return len(g.fake.requests()) == 1 })
-		eventually(t, "the kernel", func() bool { _, err := g.fake.Kernel(t.Context(), idA); return err == nil })
+		poll.Until(t, "the start", func() bool { return len(g.fake.requests()) == 1 })
+		poll.Until(t, "the kernel", func() bool { _, err := g.fake.Kernel(t.Context(), idA); return err == nil })
 		g.fake.set(idA, api.Restarting, "")
 		g.fake.set(idA, api.Busy, "")
 		wg.Wait()
@@ -176,8 +177,8 @@ func TestKernels_PostWaits(t *testing.T) {
 				}
 			})
 		}
-		eventually(t, "both starts", func() bool { return len(g.fake.requests()) == 2 })
-		eventually(t, "the kernel", func() bool { _, err := g.fake.Kernel(t.Context(), idA); return err == nil })
+		poll.Until(t, "both starts", func() bool { return len(g.fake.requests()) == 2 })
+		poll.Until(t, "the kernel", func() bool { _, err := g.fake.Kernel(t.Context(), idA); return err == nil })
 		g.fake.set(idA, api.Dead, reason)
 		wg.Wait()
 		if stops := g.fake.stopped(); stops[idA] != reason {
@@ -202,7 +203,7 @@ func TestKernels_PostWaits(t *testing.T) {
 		if r := g.do("POST", "/api/kernels", "").want(t, 500, ""); strings.Contains(r.body, "secret") {
 			t.Errorf("an unknown error is shown: %s", r.body)
 		}
-		eventually(t, "the unknown error in the log",
+		poll.Until(t, "the unknown error in the log",
 			func() bool { return strings.Contains(g.log.String(), "internal secret /path") })
 	})
 }
@@ -232,13 +233,13 @@ func TestKernels_PostCancelledRemovesTheKernel(t *testing.T) {
 					_ = resp.Body.Close()
 				}
 			})
-			eventually(t, "the kernel", func() bool { _, err := g.fake.Kernel(t.Context(), idA); return err == nil })
+			poll.Until(t, "the kernel", func() bool { _, err := g.fake.Kernel(t.Context(), idA); return err == nil })
 			if client.join {
 				wg.Go(func() { g.do("POST", "/api/kernels", client.body).want(t, 201, "idle") })
-				eventually(t, "the second start", func() bool { return len(g.fake.requests()) == 2 })
+				poll.Until(t, "the second start", func() bool { return len(g.fake.requests()) == 2 })
 			}
 			cancel()
-			eventually(t, "the 499 in the log", func() bool { return strings.Contains(g.log.String(), "status=499") })
+			poll.Until(t, "the 499 in the log", func() bool { return strings.Contains(g.log.String(), "status=499") })
 			if client.join {
 				g.fake.set(idA, api.Idle, "")
 				wg.Wait()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 )
 
 // readsEnd reads until the connection ends, which is to be soon.
@@ -110,7 +111,7 @@ func TestWatch_EndsWhatIsRevoked(t *testing.T) {
 	writeUsers(t, g.file, func(string) string { return "users: [" })
 	away.Store(true)
 	looks := users.looks.Load()
-	eventually(t, "some looks", func() bool { return users.looks.Load() > looks+3 })
+	poll.Until(t, "some looks", func() bool { return users.looks.Load() > looks+3 })
 	for _, o := range []opened{annSocket, annLog} {
 		select {
 		case err := <-o.end:
@@ -178,7 +179,7 @@ func TestWatch_VerifiesAnew(t *testing.T) {
 	lives := func() {
 		t.Helper()
 		looks := users.looks.Load()
-		eventually(t, "some looks", func() bool { return users.looks.Load() > looks+3 })
+		poll.Until(t, "some looks", func() bool { return users.looks.Load() > looks+3 })
 		select {
 		case err := <-ended:
 			t.Fatalf("it has ended: %v", err)
@@ -188,14 +189,14 @@ func TestWatch_VerifiesAnew(t *testing.T) {
 	lives()
 	block := make(chan struct{})
 	users.set(identity.User{}, identity.ErrUnavailable, block)
-	eventually(t, "a question", func() bool { return users.count() > 0 })
+	poll.Until(t, "a question", func() bool { return users.count() > 0 })
 	lives()
 	if n := users.count(); n != 1 {
 		t.Errorf("%d questions at once about one token", n)
 	}
 	users.set(identity.User{}, identity.ErrUnavailable, nil)
 	close(block)
-	eventually(t, "more questions", func() bool { return users.count() > 1 })
+	poll.Until(t, "more questions", func() bool { return users.count() > 1 })
 	lives()
 	users.set(identity.User{}, identity.ErrUnknown, nil)
 	select {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -236,7 +237,7 @@ func TestChannels_RevokedDuringTheHandshake(t *testing.T) {
 // wantNoWebsockets waits until all websockets are closed.
 func (g *testGateway) wantNoWebsockets() {
 	g.t.Helper()
-	eventually(g.t, "all websockets are closed", func() bool {
+	poll.Until(g.t, "all websockets are closed", func() bool {
 		open, _, _ := g.websockets.Traffic()
 		return open == 0
 	})

@@ -12,12 +12,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -147,18 +147,18 @@ func TestServer_auditLog(t *testing.T) {
 		return strings.Count(string(b), "\n")
 	}
 	ask()
-	until(t, "the first entry is there", func() bool { return count(file) == 2 })
+	poll.Until(t, "the first entry is there", func() bool { return count(file) == 2 })
 	if err := os.Rename(file, moved); err != nil {
 		t.Fatal(err)
 	}
 	ask()
-	until(t, "the moved file has the next", func() bool { return count(moved) == 3 })
+	poll.Until(t, "the moved file has the next", func() bool { return count(moved) == 3 })
 	if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the file is there again", func() bool { return strings.Contains(r.log.String(), "audit log was reopened") })
+	poll.Until(t, "the file is there again", func() bool { return strings.Contains(r.log.String(), "audit log was reopened") })
 	ask()
-	until(t, "the new file has the third", func() bool { return count(file) == 1 })
+	poll.Until(t, "the new file has the third", func() bool { return count(file) == 1 })
 	if err := r.stop(); err != nil {
 		t.Error(err)
 	}
@@ -172,7 +172,7 @@ func TestServer_auditLog(t *testing.T) {
 func TestServer_auditStdout(t *testing.T) {
 	r := start(t, &fakeLauncher{}, map[string][]string{"audit-log": {"-"}, "token": {"canary"}})
 	r.get("/api/kernels", "wrong", &http.Transport{})
-	until(t, "the entry is there", func() bool { return strings.Contains(r.stdout.String(), `"outcome":"refused"`) })
+	poll.Until(t, "the entry is there", func() bool { return strings.Contains(r.stdout.String(), `"outcome":"refused"`) })
 	if err := r.stop(); err != nil {
 		t.Error(err)
 	}
@@ -180,19 +180,5 @@ func TestServer_auditStdout(t *testing.T) {
 	lines.Scan()
 	if !strings.HasPrefix(lines.Text(), "ekg is ready at") || !lines.Scan() || !strings.HasPrefix(lines.Text(), "{") {
 		t.Errorf("printed %s", r.stdout)
-	}
-}
-
-// until waits for a change that another goroutine makes.
-func until(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for over := time.After(20 * time.Second); !cond(); {
-		select {
-		case <-tick.C:
-		case <-over:
-			t.Fatalf("never happened: %s", what)
-		}
 	}
 }

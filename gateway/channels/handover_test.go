@@ -19,6 +19,7 @@ import (
 	"github.com/gorilla/websocket"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -148,7 +149,7 @@ func TestLobby_HandsOverWithinAFrame(t *testing.T) {
 			_, _ = fmt.Fprintf(conn, "GET /%s HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: WebSocket\r\n"+
 				"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n%s%s", id, all, all[:at])
 			want := int64(len(all) + at)
-			eventually(t, "the lobby has read it", func() bool { return s.lobby.Held() == want })
+			poll.Until(t, "the lobby has read it", func() bool { return s.lobby.Held() == want })
 			super, conns := accepting(t, likeSupervisors)
 			s.give(id, super)
 			a := <-conns

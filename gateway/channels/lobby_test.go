@@ -18,6 +18,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -45,7 +46,7 @@ func TestLobby_Bounds(t *testing.T) {
 		s.addStarting(idA, "")
 		c := s.enter(idA, jupyter.SubprotocolV1, "")
 		c.send(jupyter.Shell, "execute_request", "fits", strings.Repeat("x", 9<<20))
-		eventually(t, "it is held", func() bool { return s.lobby.Held() > 9<<20 })
+		poll.Until(t, "it is held", func() bool { return s.lobby.Held() > 9<<20 })
 		kind, frame := c.request(jupyter.Shell, "execute_request", "too much", strings.Repeat("x", 2<<20))
 		_ = c.WriteMessage(kind, frame) // the other side may be closing already
 		c.wantClose(1013, "more is waiting")
@@ -114,7 +115,7 @@ func TestLobby_Bounds(t *testing.T) {
 			super, conns := accepting(t, likeSupervisors)
 			var last int64
 			var since time.Time
-			eventually(t, "all is read", func() bool {
+			poll.Until(t, "all is read", func() bool {
 				n := s.lobby.Held()
 				if n != last {
 					last, since = n, time.Now()
@@ -155,12 +156,12 @@ func TestLobby_ClientGone(t *testing.T) {
 	} {
 		c := s.enter(idA, jupyter.SubprotocolV1, "")
 		c.send(jupyter.Shell, "execute_request", "cell", struct{}{})
-		eventually(t, "it is held", func() bool { return s.lobby.Held() > 0 })
+		poll.Until(t, "it is held", func() bool { return s.lobby.Held() > 0 })
 		leave(c)
 		s.wantNothingHeld()
 	}
 	s.http.Client().CloseIdleConnections()
-	eventually(t, "descriptors and goroutines are as before", func() bool {
+	poll.Until(t, "descriptors and goroutines are as before", func() bool {
 		f, n := resources(t)
 		return f <= fds && n <= goroutines
 	})
@@ -205,7 +206,7 @@ func TestLobby_KernelDies(t *testing.T) {
 		s.addStarting(idA, "")
 		ws := s.enter(idA, "", "")
 		ws.send(jupyter.Shell, "execute_request", "cell", struct{}{})
-		eventually(t, "it is held", func() bool { return s.lobby.Held() > 0 })
+		poll.Until(t, "it is held", func() bool { return s.lobby.Held() > 0 })
 		s.set(idA, api.Dead, strings.Repeat("é", 200))
 		ws.wantHeard("iopub status  starting", "iopub status cell busy",
 			"iopub display_data cell [ekg] The kernel is dead: "+strings.Repeat("é", 200)+".")
