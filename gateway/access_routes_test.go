@@ -13,9 +13,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// mayAsk says of each route who may ask for it. It is written down once more, so that a route whose rule is changed, or
-// that is new, has to be thought of twice.
-var mayAsk = map[string]access{
+// wantAccess holds the access of each route. It repeats the routes table, so that a new or changed route is noticed.
+var wantAccess = map[string]access{
 	"GET /healthz": public, "GET /readyz": public, "GET /api": public,
 	"GET /api/status": anyUser, "GET /api/me": anyUser, "GET /api/spec.yaml": anyUser,
 	"GET /api/kernelspecs": anyUser, "GET /api/kernelspecs/{name}": anyUser, "GET /kernelspecs/{name}/{file...}": anyUser,
@@ -29,21 +28,22 @@ var mayAsk = map[string]access{
 	"DELETE /api/sessions/{session}": ownKernel,
 }
 
-// has says what each user may do with ann's kernel.
-var has = map[string]access{
+// rightOf holds what each user may do with ann's kernel.
+var rightOf = map[string]access{
 	"ann": ownKernel, "root": ownKernel, "uma": useKernel, "rita": readKernel, "bob": anyUser,
 	"nobody": public, "": public,
 }
 
-// Every user asks for every route of the router by every method, with the token in each place where one can be.
+// TestAccess_UserRouteMethod sends requests of every user to every route by every method, with the token in each place
+// where a token can be.
 func TestAccess_UserRouteMethod(t *testing.T) {
 	audit := &transcript.Buffer{}
 	g := startUserGateway(t, func(o *Options) { o.Audit = audit })
 	routes := map[string][]route{}
 	for _, rt := range g.routes() {
-		switch need, ok := mayAsk[rt.method+" "+rt.pattern]; {
+		switch need, ok := wantAccess[rt.method+" "+rt.pattern]; {
 		case !ok:
-			t.Errorf("%s %s is new: say in mayAsk who may ask for it", rt.method, rt.pattern)
+			t.Errorf("%s %s is new: add its access to wantAccess", rt.method, rt.pattern)
 		case need != rt.access:
 			t.Errorf("%s %s: its access is %d, want %d", rt.method, rt.pattern, rt.access, need)
 		}
@@ -62,7 +62,7 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 			r.URL.RawQuery += "&token=" + t
 			asUpgrade(r)
 		},
-		"identity headers": func(r *http.Request, t string) { // of which none counts
+		"identity headers": func(r *http.Request, t string) { // none of them counts
 			r.Header.Set("Authorization", "token "+t)
 			for _, name := range []string{api.HeaderUser, "X-Forwarded-User", "X-Remote-User", "Remote-User",
 				"KERNEL_USERNAME"} {
@@ -71,7 +71,7 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 			r.Header.Set(api.HeaderRight, api.RightUse)
 		},
 	}
-	// What would be done if nothing refused it.
+	// These requests would change something if they were not refused.
 	bodies := map[string]string{"PATCH /api/kernels/{id}": `{"keep_until": null}`,
 		"PATCH /api/sessions/{session}": `{"name": "x"}`}
 	var super *fakeSupervisor
@@ -79,8 +79,8 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 	routes["/api/kernels?culled=1"] = routes["/api/kernels"]
 	for pattern, of := range routes {
 		path := of[0].path()
-		pattern, query, asked := strings.Cut(pattern, "?")
-		if asked {
+		pattern, query, hasQuery := strings.Cut(pattern, "?")
+		if hasQuery {
 			path += "?" + query
 		}
 		unknown := strings.NewReplacer(idA, idUnknown, "s1", "s2").Replace(path)
@@ -88,12 +88,12 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 			need := undecided // no such method
 			for _, rt := range of {
 				if rt.method == method || rt.method == "GET" && method == "HEAD" {
-					need = mayAsk[rt.method+" "+pattern]
+					need = wantAccess[rt.method+" "+pattern]
 				}
 			}
-			for user := range has {
+			for user := range rightOf {
 				for name, carry := range carriers {
-					level := has[user]
+					level := rightOf[user]
 					if name == "cookie" {
 						level = public
 					}
@@ -118,7 +118,7 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 					got := ask(path)
 					count++
 					where := fmt.Sprintf("%s %s by %q with %s", method, pattern, user, name)
-					open := mayAsk[of[0].method+" "+pattern] == public
+					open := wantAccess[of[0].method+" "+pattern] == public
 					want := 0 // whatever its handler says, but no refusal
 					switch {
 					case method == "OPTIONS":
@@ -131,7 +131,7 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 						want = 404
 						theirs, none := got, ask(unknown)
 						if !sameAnswer(theirs, none) {
-							t.Errorf("%s: the answer tells that the kernel exists:\n%v %s\n%v %s", where, theirs.Header, theirs.body,
+							t.Errorf("%s: the answer shows that the kernel exists:\n%v %s\n%v %s", where, theirs.Header, theirs.body,
 								none.Header, none.body)
 						}
 					case level < need:
@@ -164,9 +164,9 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 			t.Errorf("a token is in the %s, or nothing (%d bytes)", name, len(text))
 		}
 	}
-	// Whoever may read metrics need not know who there is, and nobody knows how many there will be.
+	// A label with a user would show users to the readers of metrics, and make a series for each of them.
 	for line := range strings.Lines(w.Body.String()) {
-		for user := range has {
+		for user := range rightOf {
 			if user != "" && strings.Contains(line, `="`+user+`"`) {
 				t.Errorf("a label names a user: %s", line)
 			}
@@ -174,7 +174,7 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 	}
 }
 
-// sameAnswer reports whether two answers differ in nothing but the id that was asked for.
+// sameAnswer reports whether two answers are equal except for the id of the request.
 func sameAnswer(a, b reply) bool {
 	same := strings.NewReplacer(idUnknown, idA, `\"s2\"`, `\"s1\"`)
 	ha, hb := a.Header.Clone(), b.Header.Clone()

@@ -43,7 +43,7 @@ func TestAccess_Websocket(t *testing.T) {
 			t.Errorf("%s: got %d, want %d", user, resp.StatusCode, status)
 		}
 	}
-	t.Run("also of a kernel that has no supervisor yet", func(t *testing.T) {
+	t.Run("a kernel without a supervisor", func(t *testing.T) {
 		g.fake.addStarting(idB, "")
 		g.fake.change(func() { g.fake.kernels[idB].Owner = "ann" })
 		if _, resp, _ := g.tryChannels(idB, "", as("bob")); resp.StatusCode != 404 {
@@ -79,12 +79,13 @@ func TestAccess_ListsShowWhatIsOnesOwnOrShared(t *testing.T) {
 	}
 	// A supervisor stands beside user code and has no say in whose the kernel is.
 	g.fake.kernels[idA].super.answerWith(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = fmt.Fprintf(w, `{"id":%q,"name":"python3","last_activity":"2026-11-21T05:53:26.1Z","execution_state":"busy","owner":"root","shared_with":[{"user":"x","right":"use"}]}`, idA)
+		_, _ = fmt.Fprintf(w, `{"id":%q,"name":"python3","last_activity":"2026-11-21T05:53:26.1Z",`+
+			`"execution_state":"busy","owner":"root","shared_with":[{"user":"x","right":"use"}]}`, idA)
 	})
 	g.do("GET", "/api/kernels/"+idA, "", as("ann")).want(t, 200,
 		`"owner":"ann","shared_with":[{"user":"rita","right":"read"},{"group":"team","right":"use"}]`)
-	if r := g.do("GET", "/api/kernels/"+idA, "", as("rita")).want(t, 200, `"owner":"ann"`); strings.Contains(r.body,
-		"shared_with") {
+	r := g.do("GET", "/api/kernels/"+idA, "", as("rita")).want(t, 200, `"owner":"ann"`)
+	if strings.Contains(r.body, "shared_with") {
 		t.Errorf("rita sees %s", r.body)
 	}
 }
@@ -115,12 +116,12 @@ func TestAccess_KernelsBelongToWhoStartsThem(t *testing.T) {
 	})
 }
 
-// Ids in bodies are checked as those in paths are.
+// TestAccess_Sessions: ids in bodies are checked like ids in paths.
 func TestAccess_Sessions(t *testing.T) {
 	g := startUserGateway(t, nil)
 	g.addShared()
 	create := `{"path": "a.ipynb", "type": "notebook", "kernel": {"id": "` + idA + `"}}`
-	t.Run("of somebody else's kernel none is made, as of one that does not exist", func(t *testing.T) {
+	t.Run("another user's kernel is treated like one that does not exist", func(t *testing.T) {
 		m := decode[sessionModel](t, g.do("POST", "/api/sessions", create, as("bob")).want(t, 201, ""))
 		if m.Kernel.ID == idA || m.ID == "s1" || m.Kernel.Owner != "bob" {
 			t.Errorf("bob got %+v", m)
@@ -130,15 +131,15 @@ func TestAccess_Sessions(t *testing.T) {
 		if len(g.fake.stopped()) > 0 {
 			t.Errorf("stopped %v", g.fake.stopped())
 		}
-		if again := decode[sessionModel](t,
-			g.do("POST", "/api/sessions", create, as("bob")).want(t, 201, "")); again.ID != m.ID {
+		again := decode[sessionModel](t, g.do("POST", "/api/sessions", create, as("bob")).want(t, 201, ""))
+		if again.ID != m.ID {
 			t.Errorf("bob's own path is another session: %+v", again)
 		}
 	})
 	t.Run("a reader stores nothing with a kernel", func(t *testing.T) {
 		g.do("POST", "/api/sessions", create, as("rita")).want(t, 403, "only look")
 	})
-	t.Run("who may use it shares its owner's session", func(t *testing.T) {
+	t.Run("a user with the right to use shares its owner's session", func(t *testing.T) {
 		g.do("POST", "/api/sessions", create, as("uma")).want(t, 201, `"id":"s1"`)
 		m := decode[sessionModel](t,
 			g.do("POST", "/api/sessions", `{"path": "a.ipynb", "type": "notebook"}`, as("uma")).want(t, 201, ""))
@@ -149,11 +150,11 @@ func TestAccess_Sessions(t *testing.T) {
 	g.do("POST", "/api/sessions", create, as("ann")).want(t, 201, `"id":"s1"`)
 }
 
-// Why a kernel is gone is for those who had it.
+// TestAccess_KernelsThatAreGone: only the owner and admins see why a kernel is gone.
 func TestAccess_KernelsThatAreGone(t *testing.T) {
 	g := startUserGateway(t, nil)
 	g.fake.gone[idA] = &launcher.GoneError{ID: idA, Owner: "ann", Reason: "secret of ann", At: time.Now()}
-	g.fake.gone[idB] = &launcher.GoneError{ID: idB, Reason: "secret of somebody", At: time.Now()}
+	g.fake.gone[idB] = &launcher.GoneError{ID: idB, Reason: "secret of an unknown user", At: time.Now()}
 	for user, knows := range map[string]bool{"ann": true, "root": true, "bob": false} {
 		for _, route := range []string{"", "/channels", "/log"} {
 			r := g.do("GET", "/api/kernels/"+idA+route, "", as(user), asUpgrade).want(t, 404, "")
@@ -168,17 +169,19 @@ func TestAccess_KernelsThatAreGone(t *testing.T) {
 	}
 }
 
-// A kernel is claimed by those who may have it, and by nobody else.
+// TestAccess_Claims: only requests of users who may read the kernel claim it.
 func TestAccess_Claims(t *testing.T) {
 	path := "/api/kernels/" + idA
-	asks := [][3]string{{"GET", path, ""}, {"GET", path + "/channels", ""}, {"GET", path + "/log", ""},
+	requests := [][3]string{
+		{"GET", path, ""}, {"GET", path + "/channels", ""}, {"GET", path + "/log", ""},
 		{"PATCH", path, `{"shared_with": []}`},
 		{"POST", path + "/interrupt", ""}, {"POST", path + "/restart", ""},
 		{"POST", "/api/kernels", `{"kernel_id": "` + idA + `"}`},
 		{"POST", "/api/sessions", `{"path": "x", "type": "notebook", "kernel": {"id": "` + idA + `"}}`},
-		{"PATCH", "/api/sessions/s9", `{"kernel": {"id": "` + idA + `"}}`}, {"GET", "/api/kernels", ""},
-		{"GET", "/api/sessions", ""},
-		{"DELETE", path, ""}}
+		{"PATCH", "/api/sessions/s9", `{"kernel": {"id": "` + idA + `"}}`},
+		{"GET", "/api/kernels", ""}, {"GET", "/api/sessions", ""},
+		{"DELETE", path, ""},
+	}
 	for user, claims := range map[string]int{"bob": 0, "nobody": 0, "rita": 2, "ann": 10} {
 		g := startUserGateway(t, nil)
 		g.addShared()
@@ -187,10 +190,10 @@ func TestAccess_Claims(t *testing.T) {
 			g.fake.kernels[idB].Owner = user
 			g.fake.kernels[idB].Sessions = []launcher.Session{{ID: "s9", Path: "b.ipynb"}}
 		})
-		for _, ask := range asks {
-			g.do(ask[0], ask[1], ask[2], as(user))
+		for _, r := range requests {
+			g.do(r[0], r[1], r[2], as(user))
 		}
-		// the last one behind its answer
+		// The last claim may follow its answer.
 		poll.Until(t, user+" has claimed it", func() bool { return g.fake.claimed(idA) >= claims })
 		if n := g.fake.claimed(idA); n != claims {
 			t.Errorf("%s has claimed ann's kernel %d times, want %d", user, n, claims)
@@ -198,7 +201,7 @@ func TestAccess_Claims(t *testing.T) {
 	}
 }
 
-// What was culled is shown to those whose it was.
+// TestAccess_Culled: each user sees which of their own kernels were culled.
 func TestAccess_Culled(t *testing.T) {
 	g := startUserGateway(t, nil)
 	g.addShared()
@@ -209,8 +212,9 @@ func TestAccess_Culled(t *testing.T) {
 		// of the time when there was one owner
 		{ID: idUnknown, SpecName: "r", Reason: "it was there for 72h0m0s", At: time.Now()},
 	}
-	for user, want := range map[string][]string{"ann": {idA}, "bob": {idB}, "rita": {}, "uma": {},
-		"root": {idA, idB, idUnknown}} {
+	for user, want := range map[string][]string{
+		"ann": {idA}, "bob": {idB}, "rita": {}, "uma": {}, "root": {idA, idB, idUnknown},
+	} {
 		for _, query := range []string{"?culled=1", "?culled=true", "?culled=1&culled=0&x=y"} {
 			ids := []string{}
 			for _, m := range decode[[]culledModel](t, g.do("GET", "/api/kernels"+query, "", as(user)).want(t, 200, "")) {
@@ -227,8 +231,9 @@ func TestAccess_Culled(t *testing.T) {
 func TestAccess_SourceUnavailable(t *testing.T) {
 	g := startUserGateway(t, func(o *Options) { o.Users = awayUsers{o.Users} })
 	g.addShared()
-	for _, path := range []string{"/api/kernels", "/api/kernels/" + idA, "/api/kernels/" + idA + "/channels",
-		"/api/kernels/" + idUnknown} {
+	for _, path := range []string{
+		"/api/kernels", "/api/kernels/" + idA, "/api/kernels/" + idA + "/channels", "/api/kernels/" + idUnknown,
+	} {
 		g.do("GET", path, "", as("ann"), asUpgrade).want(t, 503, "Try again")
 	}
 	g.do("GET", "/api", "").want(t, 200, "")

@@ -49,7 +49,7 @@ func brief(e map[string]any) string {
 	return strings.TrimSpace(text)
 }
 
-// Who starts, stops, interrupts, restarts, connects to what, or is refused, is in the audit log, once; who only looks
+// Each start, stop, interrupt, restart, connection and refusal is in the audit log, once; a request that only looks
 // is not.
 func TestAudit(t *testing.T) {
 	g, entries := audited(t, func(o *Options) { o.AllowOrigins = []string{"https://lab.example"} })
@@ -103,8 +103,8 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// Where there are users each entry names the one who has asked, and each refusal what has refused it: also what the
-// client is told does not exist.
+// TestAudit_Users: each entry names the user of the request, and each refusal names the check that refused. This holds
+// also for kernels that the client is not allowed to see.
 func TestAudit_Users(t *testing.T) {
 	log := &transcript.Buffer{}
 	g := startUserGateway(t, func(o *Options) { o.Audit, o.StartsPerMinute, o.ConnectionsPerUser = log, 1, 1 })
@@ -160,7 +160,7 @@ func TestAudit_Users(t *testing.T) {
 		})
 		if named := strings.Contains(line, " user="+s.user+" "); named != (s.user != "nobody") ||
 			strings.Contains(line, "user=") != named {
-			t.Errorf("%s %s: who has asked is not in %s", s.method, s.path, line)
+			t.Errorf("%s %s: the user of the request is not in %s", s.method, s.path, line)
 		}
 		added, got := strings.TrimPrefix(log.String(), before), ""
 		if added != "" {
@@ -282,7 +282,7 @@ func TestLogRequest(t *testing.T) {
 	}
 }
 
-// The supervisor that ends its kernel is told which request wants that.
+// The supervisor that ends its kernel gets the id of the request.
 func TestRequestID_Stop(t *testing.T) {
 	g := startGateway(t, nil)
 	g.fake.add(idA, "python3", api.Idle)
@@ -290,7 +290,7 @@ func TestRequestID_Stop(t *testing.T) {
 	resp.want(t, 204, "")
 	g.fake.change(func() {
 		if got, want := g.fake.stopRequests[idA], resp.Header.Get(api.HeaderRequestID); got != want || got == "" {
-			t.Errorf("the launcher is told of request %q, the client of %q", got, want)
+			t.Errorf("the launcher has request id %q, the client %q", got, want)
 		}
 	})
 }
@@ -312,7 +312,7 @@ func (f *flaky) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// An audit log that cannot be written is told once, counted each time, and does not stop anybody's work.
+// A failure of the audit log is logged once and counted each time. Requests are served all the same.
 func TestAudit_Broken(t *testing.T) {
 	disk, log := &flaky{full: true}, &transcript.Buffer{}
 	a := &audit{to: disk, metrics: metrics.New("1"), log: slog.New(slog.NewTextHandler(log, nil))}

@@ -78,7 +78,7 @@ func TestCanary(t *testing.T) {
 				for _, body := range bodies {
 					if body != "" && (method != "POST" && method != "PATCH" || name != "right token" ||
 						strings.HasSuffix(path, "/restart")) {
-						continue // nobody reads it
+						continue // no handler reads it
 					}
 					r := httptest.NewRequest(method, "http://gateway"+path, strings.NewReader(body))
 					place(r)

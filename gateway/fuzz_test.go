@@ -102,7 +102,7 @@ func (g *gone) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return server, bufio.NewReadWriter(bufio.NewReader(server), bufio.NewWriter(server)), client.Close()
 }
 
-// ask makes a request, and holds whatever must hold of any answer.
+// ask sends a request and checks what holds for every answer.
 func (x *fuzzed) ask(t *testing.T, r *http.Request) {
 	x.restore()
 	r.RemoteAddr = "192.0.2.1:1234"
@@ -157,11 +157,11 @@ func (x *fuzzed) logged(t *testing.T) {
 	}
 }
 
-// stored holds that the launcher is asked for nothing but what a client may want, and keeps nothing without a bound.
+// stored checks that the launcher got only what a client may request, and that all it keeps is bounded.
 func (x *fuzzed) stored(t *testing.T) {
 	for _, req := range x.fake.requests() {
 		if !launcher.ValidID(req.ID) || req.Spec.Name == "" || req.Env["KERNEL_USERNAME"] != req.Owner || req.Owner == "" {
-			t.Errorf("asked for %+v", req)
+			t.Errorf("the launcher got %+v", req)
 		}
 		for name, value := range req.Env {
 			if !envName.MatchString(name) || !strings.HasPrefix(name, "KERNEL_") && name != "EXTRA" ||

@@ -22,14 +22,14 @@ func TestKernels_Models(t *testing.T) {
 		g.fake.kernels[idB].LastActivity = time.Date(2026, 11, 21, 6, 0, 0, 123456789, time.UTC)
 		g.fake.kernels[idA].Connections = 2
 	})
-	const a = `{"id":"` + idA +
-		`","name":"python3","last_activity":"2026-11-21T05:00:00.000000Z","execution_state":"idle","connections":2}`
-	const b = `{"id":"` + idB +
-		`","name":"r","last_activity":"2026-11-21T06:00:00.123456Z","execution_state":"dead","connections":0,"reason":"killed by signal 9"}`
+	const a = `{"id":"` + idA + `","name":"python3","last_activity":"2026-11-21T05:00:00.000000Z",` +
+		`"execution_state":"idle","connections":2}`
+	const b = `{"id":"` + idB + `","name":"r","last_activity":"2026-11-21T06:00:00.123456Z",` +
+		`"execution_state":"dead","connections":0,"reason":"killed by signal 9"}`
 	if got := g.do("GET", "/api/kernels?1732000", "").want(t, 200, "").body; got != "["+a+","+b+"]\n" {
 		t.Errorf("list: got %s", got)
 	}
-	// One kernel is asked of its supervisor, a dead one is not.
+	// The supervisor answers for its kernel. A dead kernel has no supervisor.
 	g.do("GET", "/api/kernels/"+idA, "").want(t, 200,
 		`"last_activity":"2026-11-21T05:53:26.100000Z","execution_state":"busy","connections":3}`)
 	g.do("GET", "/api/kernels/"+idB, "").want(t, 200, strings.TrimSpace(b))
@@ -114,9 +114,9 @@ func TestKernels_InterruptAndRestart(t *testing.T) {
 	t.Run("the supervisor's own refusals are passed on", func(t *testing.T) {
 		super.answerWith(func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(409)
-			_, _ = fmt.Fprint(w, `{"reason": "Conflict", "message": "there is no kernel to interrupt"}`)
+			_, _ = fmt.Fprint(w, `{"reason": "Conflict", "message": "no kernel to interrupt"}`)
 		})
-		g.do("POST", path+"/interrupt", "").want(t, 409, "there is no kernel to interrupt")
+		g.do("POST", path+"/interrupt", "").want(t, 409, "no kernel to interrupt")
 		super.answerWith(func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(500)
 			_, _ = fmt.Fprint(w, `{"reason": "Internal Server Error", "message": "the program x is missing"}`)
@@ -124,7 +124,7 @@ func TestKernels_InterruptAndRestart(t *testing.T) {
 		g.do("POST", path+"/restart", "").want(t, 500,
 			`{"reason":"the program x is missing","message":"the program x is missing"}`)
 	})
-	t.Run("what is no answer is 503, never 502", func(t *testing.T) {
+	t.Run("an invalid answer is 503, never 502", func(t *testing.T) {
 		for _, status := range []int{101, 204, 302, 401, 404, 421, 502, 504, 500, 999} {
 			super.answerWith(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })
 			g.do("POST", path+"/restart", "").want(t, 503, "")
@@ -143,7 +143,8 @@ func TestKernels_InterruptAndRestart(t *testing.T) {
 	t.Run("a dead kernel whose supervisor lives is restarted by it, and the list knows it", func(t *testing.T) {
 		super.answerWith(func(w http.ResponseWriter, _ *http.Request) {
 			time.AfterFunc(50*time.Millisecond, func() { g.fake.set(idA, api.Starting, "") })
-			_, _ = fmt.Fprintf(w, `{"id":%q,"name":"python3","last_activity":"2026-11-21T05:53:26.1Z","execution_state":"starting"}`, idA)
+			_, _ = fmt.Fprintf(w, `{"id":%q,"name":"python3","last_activity":"2026-11-21T05:53:26.1Z",`+
+				`"execution_state":"starting"}`, idA)
 		})
 		g.do("POST", path+"/restart", "").want(t, 200, "starting")
 		g.do("GET", "/api/kernels", "").want(t, 200, `"execution_state":"starting"`)
@@ -178,10 +179,11 @@ func TestKernels_InterruptAndRestart(t *testing.T) {
 		}
 		super.close()
 	})
-	t.Run("why a kernel is dead the launcher knows better than its supervisor", func(t *testing.T) {
+	t.Run("the launcher's reason of a death replaces the supervisor's", func(t *testing.T) {
 		g.fake.kernels[idA].super.answerWith(func(w http.ResponseWriter, _ *http.Request) {
 			g.fake.set(idA, api.Dead, "its pod was deleted")
-			_, _ = fmt.Fprintf(w, `{"id":%q,"name":"python3","last_activity":"2026-11-21T05:53:26.1Z","execution_state":"dead","reason":"a signal"}`, idA)
+			_, _ = fmt.Fprintf(w, `{"id":%q,"name":"python3","last_activity":"2026-11-21T05:53:26.1Z",`+
+				`"execution_state":"dead","reason":"a signal"}`, idA)
 		})
 		g.do("GET", path, "").want(t, 200, `"reason":"its pod was deleted"`)
 	})
@@ -204,8 +206,8 @@ func TestKernels_Culled(t *testing.T) {
 	g.do("GET", "/api/kernels?culled=1", "").want(t, 200, "[]")
 	g.fake.culled = []launcher.CulledKernel{{ID: idB, SpecName: "r", Owner: "ann", Reason: "it was idle for 1h0m0s",
 		At: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}}
-	const want = `[{"id":"` + idB +
-		`","name":"r","reason":"it was idle for 1h0m0s","culled_at":"2026-01-02T03:04:05.000000Z"}]`
+	const want = `[{"id":"` + idB + `","name":"r","reason":"it was idle for 1h0m0s",` +
+		`"culled_at":"2026-01-02T03:04:05.000000Z"}]`
 	if got := g.do("GET", "/api/kernels?culled=1", "").want(t, 200, "").body; strings.TrimSpace(got) != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
@@ -213,8 +215,8 @@ func TestKernels_Culled(t *testing.T) {
 	g.do("GET", "/api/kernels?culled=yes", "").want(t, 400, "culled is not 1 or 0")
 	g.fake.culled[0].Usage = launcher.Usage{Started: time.Date(2026, 1, 2, 1, 4, 5, 0, time.UTC), Seconds: 7200, GPUs: 2}
 	const usage = `"started_at":"2026-01-02T01:04:05.000000Z","seconds":7200,"gpus":2,"gpu_seconds":14400}]`
-	if got := g.do("GET", "/api/kernels?culled=1", "").want(t, 200, "").body; !strings.HasSuffix(strings.TrimSpace(got),
-		usage) {
+	got := g.do("GET", "/api/kernels?culled=1", "").want(t, 200, "").body
+	if !strings.HasSuffix(strings.TrimSpace(got), usage) {
 		t.Errorf("with its usage: %s", got)
 	}
 	g.fake.culledErr = launcher.ErrUnavailable

@@ -12,7 +12,8 @@ import (
 
 func TestKernelspecs_Models(t *testing.T) {
 	g := startGateway(t, func(o *Options) { o.BaseURL = "/gw" })
-	const r = `{"name":"r","spec":{"argv":[],"env":{},"display_name":"R","language":"R","interrupt_mode":"signal","metadata":{}},"resources":{}}`
+	const r = `{"name":"r","spec":{"argv":[],"env":{},"display_name":"R","language":"R",` +
+		`"interrupt_mode":"signal","metadata":{}},"resources":{}}`
 	list := g.do("GET", "/gw/api/kernelspecs?user=ann", "").want(t, 200, `"default":"python3"`)
 	for _, want := range []string{`"r":` + r, `"metadata":{"debugger":true}`} {
 		if !strings.Contains(list.body, want) {

@@ -227,7 +227,7 @@ func (w *deadlineRecorder) Write(b []byte) (int, error) {
 }
 func (w *deadlineRecorder) SetWriteDeadline(t time.Time) error { w.next = time.Until(t); return nil }
 
-// Without deadlines a client that does not read would be kept for ever, and would hold up the end of the gateway.
+// Without deadlines a client that does not read would be kept endlessly, and would delay the end of the gateway.
 func TestLog_Deadlines(t *testing.T) {
 	client, end := context.WithCancel(context.Background())
 	defer end()

@@ -44,21 +44,25 @@ func TestPatchKernel(t *testing.T) {
 	one.do("PATCH", path, `{"shared_with": []}`).want(t, 400, "no users")
 }
 
-// keep_until is its owner's to say, within what the supervisor allows, and what the supervisor refuses changes nothing
-// else.
+// TestPatchKernel_Keep: only the owner sets keep_until, and the supervisor limits it. A refusal of the supervisor
+// changes nothing.
 func TestPatchKernel_Keep(t *testing.T) {
 	g := startUserGateway(t, nil)
 	super := g.addShared()
 	super.answerWith(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = fmt.Fprintf(w, `{"id":%q,"name":"python3","last_activity":"2026-11-21T05:53:26.1Z","execution_state":"idle","keep_until":"2026-11-22T05:53:26Z","owner":"root","shared_with":[{"user":"x","right":"use"}]}`, idA)
+		_, _ = fmt.Fprintf(w, `{"id":%q,"name":"python3","last_activity":"2026-11-21T05:53:26.1Z",`+
+			`"execution_state":"idle","keep_until":"2026-11-22T05:53:26Z","owner":"root",`+
+			`"shared_with":[{"user":"x","right":"use"}]}`, idA)
 	})
 	path, keep := "/api/kernels/"+idA, `{"keep_until": "2026-11-22T05:53:26Z"}`
 	for user, status := range map[string]int{"uma": 403, "rita": 403, "bob": 404, "nobody": 403} {
 		g.do("PATCH", path, keep, as(user)).want(t, status, "")
 	}
-	for _, body := range []string{`{"keep_until": "2026-11-22T05:53:26Z", "shared_with": "x"}`,
+	for _, body := range []string{
+		`{"keep_until": "2026-11-22T05:53:26Z", "shared_with": "x"}`,
 		`{"keep_until": "2026-11-22T05:53:26Z", "x": 1}`,
-		`{"keep_until": "tomorrow", "shared_with": []}`} {
+		`{"keep_until": "tomorrow", "shared_with": []}`,
+	} {
 		g.do("PATCH", path, body, as("ann")).want(t, 400, "")
 	}
 	if sent := super.sent(); sent != "" {
@@ -83,7 +87,7 @@ func TestPatchKernel_Keep(t *testing.T) {
 	g.do("GET", path, "", as("bob")).want(t, 200, "") // it is still shared
 }
 
-// TestKernels_Keep: what is asked for reaches the supervisor as it was understood, and its refusal reaches the client.
+// TestKernels_Keep: keep_until reaches the supervisor unchanged, and the supervisor's refusal reaches the client.
 func TestKernels_Keep(t *testing.T) {
 	g := startGateway(t, nil)
 	s := g.fake.add(idA, "python3", api.Idle)
@@ -100,7 +104,9 @@ func TestKernels_Keep(t *testing.T) {
 	}
 	s.answerWith(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = fmt.Fprintf(w, `{"id":%q,"name":"python3","last_activity":"2026-11-21T05:53:26.1Z","execution_state":"idle","connections":0,"keep_until":"2026-11-22T05:53:26Z","cull_at":"2026-11-23T05:53:26Z"}`, idA)
+		_, _ = fmt.Fprintf(w, `{"id":%q,"name":"python3","last_activity":"2026-11-21T05:53:26.1Z",`+
+			`"execution_state":"idle","connections":0,"keep_until":"2026-11-22T05:53:26Z",`+
+			`"cull_at":"2026-11-23T05:53:26Z"}`, idA)
 	})
 	g.do("PATCH", path, `{"keep_until": "2026-11-22T06:53:26+01:00"}`).want(t, 200,
 		`"cull_at":"2026-11-23T05:53:26.000000Z","keep_until":"2026-11-22T05:53:26.000000Z"`)

@@ -105,8 +105,8 @@ func TestProxy_WhatIsForwarded(t *testing.T) {
 	})
 }
 
-// Two kernels under one transport must never answer for each other, and a supervisor that says it is somebody else's
-// must not be asked again on that connection.
+// TestProxy_KernelsAreKeptApart: two kernels share a transport, and never answer for each other. After a supervisor has
+// rejected a request as another kernel's, its connection is not used again.
 func TestProxy_KernelsAreKeptApart(t *testing.T) {
 	g := startGateway(t, nil)
 	supers := map[string]*fakeSupervisor{idA: g.fake.add(idA, "python3", api.Idle),
@@ -129,7 +129,7 @@ func TestProxy_KernelsAreKeptApart(t *testing.T) {
 			other = idB
 		}
 		if sent := super.sent(); strings.Contains(sent, other) || !strings.Contains(sent, "host="+id) {
-			t.Errorf("the supervisor of %s was asked for %s", id, other)
+			t.Errorf("the supervisor of %s got a request for %s", id, other)
 		}
 	}
 

@@ -59,8 +59,9 @@ func TestKernels_PostStarts(t *testing.T) {
 		}
 	}
 	t.Run("with the client's variables that may pass", func(t *testing.T) {
-		body := `{"name": "python3", "env": {"KERNEL_USERNAME": "ann", "KERNEL_WORKING_DIR": "/home/ann", "FOO": "foo $(x)",
-			"PATH": "/evil", "LD_PRELOAD": "x", "JUPYTER_GATEWAY_AUTH_TOKEN": "t", "EKG_KERNEL_ID": "x", "kernel_x": "x", "N": 5}}`
+		body := `{"name": "python3", "env": {"KERNEL_USERNAME": "ann", "KERNEL_WORKING_DIR": "/home/ann",
+			"FOO": "foo $(x)", "PATH": "/evil", "LD_PRELOAD": "x", "JUPYTER_GATEWAY_AUTH_TOKEN": "t",
+			"EKG_KERNEL_ID": "x", "kernel_x": "x", "N": 5}}`
 		g.do("POST", "/gw/api/kernels", body).want(t, 201, "")
 		reqs := g.fake.requests()
 		got := reqs[len(reqs)-1]
@@ -78,8 +79,11 @@ func TestKernels_PostStarts(t *testing.T) {
 
 func TestKernels_PostTwiceIsOneKernel(t *testing.T) {
 	g := startGateway(t, nil)
-	bodies := []string{`{"kernel_id": "` + idA + `"}`, `{"env": {"KERNEL_ID": "` + idA + `"}}`, `{"kernel_id": "` + idA +
-		`", "env": {"KERNEL_ID": "` + idA + `"}}`}
+	bodies := []string{
+		`{"kernel_id": "` + idA + `"}`,
+		`{"env": {"KERNEL_ID": "` + idA + `"}}`,
+		`{"kernel_id": "` + idA + `", "env": {"KERNEL_ID": "` + idA + `"}}`,
+	}
 	for _, body := range bodies {
 		g.do("POST", "/api/kernels", body).want(t, 201, idA)
 	}
@@ -94,7 +98,8 @@ func TestKernels_PostTwiceIsOneKernel(t *testing.T) {
 	}
 }
 
-// The launcher is told which kernels have a client: those whose 201 was written, and those that a request names.
+// TestKernels_Claims: the gateway claims kernels that have a client. These are kernels whose 201 was written, and
+// kernels that a request names.
 func TestKernels_Claims(t *testing.T) {
 	g := startGateway(t, nil)
 	claimed := func(id string) bool {
@@ -107,10 +112,12 @@ func TestKernels_Claims(t *testing.T) {
 	m := decode[kernelModel](t, g.do("POST", "/api/kernels", "").want(t, 201, ""))
 	poll.Until(t, "the claim of a start that was answered", func() bool { return claimed(m.ID) })
 	path := "/api/kernels/" + m.ID
-	for _, named := range [][3]string{{"POST", "/api/kernels", `{"kernel_id": "` + m.ID + `"}`}, {"GET", path, ""},
-		{"POST", path + "/interrupt", ""}, {"POST", path + "/restart", ""},
+	for _, named := range [][3]string{
+		{"POST", "/api/kernels", `{"kernel_id": "` + m.ID + `"}`},
+		{"GET", path, ""}, {"POST", path + "/interrupt", ""}, {"POST", path + "/restart", ""},
 		{"POST", "/api/sessions", `{"path": "x", "type": "notebook", "kernel": {"id": "` + m.ID + `"}}`},
-		{"GET", path + "/log", ""}, {"GET", path + "/channels", ""}} {
+		{"GET", path + "/log", ""}, {"GET", path + "/channels", ""},
+	} {
 		g.do(named[0], named[1], named[2])
 		poll.Until(t, named[0]+" "+named[1], func() bool { return claimed(m.ID) })
 	}
@@ -120,7 +127,7 @@ func TestKernels_Claims(t *testing.T) {
 	}
 	t.Run("a start that failed has no client", func(t *testing.T) {
 		g.fake.start = func(context.Context, launcher.Request) (launcher.Kernel, bool, error) {
-			return launcher.Kernel{}, false, &launcher.FailedError{Reason: "there is no such image"}
+			return launcher.Kernel{}, false, &launcher.FailedError{Reason: "no such image"}
 		}
 		g.do("POST", "/api/kernels", `{"kernel_id": "`+idB+`"}`).want(t, 500, "no such image")
 		if claimed(idB) {
@@ -142,13 +149,13 @@ func TestKernels_PostWaits(t *testing.T) {
 	t.Run("no longer than its client, whose patience is not the start's limit", func(t *testing.T) {
 		g := startGateway(t, func(o *Options) { o.StartWait = time.Hour })
 		g.fake.newState = api.Starting
+		impatient := `{"env": {"KERNEL_LAUNCH_TIMEOUT": "0.02"}}`
 		m := decode[kernelModel](t,
-			g.do("POST", "/api/kernels", `{"env": {"KERNEL_LAUNCH_TIMEOUT": "0.02"}}`).want(t, 201,
-				`"execution_state":"starting"`))
+			g.do("POST", "/api/kernels", impatient).want(t, 201, `"execution_state":"starting"`))
 		g.do("GET", "/api/kernels/"+m.ID, "").want(t, 200, "")
 		for _, bad := range []string{"soon", "-1", "0", "NaN", "1e9", " 40"} {
-			g.do("POST", "/api/kernels", fmt.Sprintf(`{"env": {"KERNEL_LAUNCH_TIMEOUT": %q}}`, bad)).want(t, 400,
-				"KERNEL_LAUNCH_TIMEOUT")
+			body := fmt.Sprintf(`{"env": {"KERNEL_LAUNCH_TIMEOUT": %q}}`, bad)
+			g.do("POST", "/api/kernels", body).want(t, 400, "KERNEL_LAUNCH_TIMEOUT")
 		}
 	})
 	t.Run("until the kernel is up, also after a restart", func(t *testing.T) {
@@ -169,7 +176,7 @@ func TestKernels_PostWaits(t *testing.T) {
 		g.fake.newState = api.Starting
 		var wg sync.WaitGroup
 		const reason = "the program /no/such does not exist"
-		for range 2 { // the second joins the first: both must hear the reason
+		for range 2 { // the second joins the first: both must get the reason
 			wg.Go(func() {
 				r := g.do("POST", "/api/kernels", `{"kernel_id": "`+idA+`"}`).want(t, 500, reason)
 				if e := decode[errorBody](t, r); e.Reason != reason || e.Message != reason {
@@ -208,7 +215,8 @@ func TestKernels_PostWaits(t *testing.T) {
 	})
 }
 
-// A client that gives up does not know the kernel's id: without the removal it would run for ever.
+// TestKernels_PostCancelledRemovesTheKernel: a client that gives up does not know the kernel's id. Without the removal
+// the kernel would never end.
 func TestKernels_PostCancelledRemovesTheKernel(t *testing.T) {
 	for name, client := range map[string]struct {
 		body string

@@ -26,7 +26,7 @@ const testUsers = `users:
 
 func tokenOf(user string) string { return "canary-" + user }
 
-// writeUsers writes the file, with what change makes of it.
+// writeUsers writes the users file after change, which may be nil.
 func writeUsers(t testing.TB, path string, change func(string) string) {
 	t.Helper()
 	hash := func(name string) any { return identity.Hash(tokenOf(name)) }
@@ -86,7 +86,7 @@ func as(user string) func(*http.Request) {
 	return func(r *http.Request) { r.Header.Set("Authorization", "token "+tokenOf(user)) }
 }
 
-// awayUsers can tell of nobody.
+// awayUsers are users whose source is unavailable.
 type awayUsers struct{ Users }
 
 func (awayUsers) Identify(context.Context, string) (identity.User, error) {

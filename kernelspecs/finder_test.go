@@ -164,7 +164,7 @@ func follow(t *testing.T, newWatcher func() (*fsnotify.Watcher, error)) {
 			must(os.Symlink(path("v1"), path("given/k/..data")))
 			must(os.Symlink("..data/kernel.json", path("given/k/kernel.json")))
 		}, func() bool { s, _ := f.Get("k"); return s.DisplayName == "Plain" }},
-		{"and published anew", func() {
+		{"and published again", func() {
 			write(t, path("v2/kernel.json"), strings.Replace(plain, "Plain", "V2", 1))
 			must(os.Symlink(path("v2"), path("given/k/..tmp")))
 			must(os.Rename(path("given/k/..tmp"), path("given/k/..data")))

@@ -222,10 +222,10 @@ func TestSpec_Transport(t *testing.T) {
 		{"ipykernel", `{}`, []string{"python3", "-m", "ipykernel_launcher", "-f", "x"}, "ipc", ""},
 		{"ipykernel as a module", ``, []string{"python3", "-m", "ipykernel", "-f", "x"}, "ipc", ""},
 		{"another kernel", `{}`, []string{"ark", "--ipykernel_launcher=no"}, "tcp", ""},
-		{"told otherwise", `{"ekg": {"transport": "tcp"}}`, []string{"python3", "-m", "ipykernel_launcher"}, "tcp", ""},
-		{"told to", `{"ekg": {"transport": "ipc"}}`, []string{"ark"}, "ipc", ""},
-		{"nothing told", `{"ekg": {}}`, []string{"ark"}, "tcp", ""},
-		{"told nonsense", `{"ekg": {"transport": 3}}`, []string{"ark"}, "",
+		{"another in the spec", `{"ekg": {"transport": "tcp"}}`, []string{"python3", "-m", "ipykernel_launcher"}, "tcp", ""},
+		{"set in the spec", `{"ekg": {"transport": "ipc"}}`, []string{"ark"}, "ipc", ""},
+		{"not set", `{"ekg": {}}`, []string{"ark"}, "tcp", ""},
+		{"invalid", `{"ekg": {"transport": 3}}`, []string{"ark"}, "",
 			`kernelspec x: metadata.ekg.transport: is not "ipc" or "tcp"`},
 	}
 	for _, tt := range tests {

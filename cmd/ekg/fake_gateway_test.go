@@ -21,10 +21,10 @@ const (
 // fakeGateway serves the two routes that `ekg log` uses. Its log is a script: each step is one answer.
 type fakeGateway struct {
 	*httptest.Server
-	kernels []string
-	mu      sync.Mutex
-	asked   []string // queries for the log, in order
-	answers []func(w http.ResponseWriter, r *http.Request)
+	kernels    []string
+	mu         sync.Mutex
+	logQueries []string // queries for the log, in order
+	answers    []func(w http.ResponseWriter, r *http.Request)
 }
 
 func newFakeGateway(t *testing.T, token string, kernels ...string) *fakeGateway {
@@ -54,7 +54,7 @@ func newFakeGateway(t *testing.T, token string, kernels ...string) *fakeGateway 
 			return
 		}
 		g.mu.Lock()
-		g.asked = append(g.asked, r.URL.RawQuery)
+		g.logQueries = append(g.logQueries, r.URL.RawQuery)
 		if len(g.answers) == 0 {
 			g.mu.Unlock()
 			refuse(503, "Try again.")
@@ -74,7 +74,7 @@ func newFakeGateway(t *testing.T, token string, kernels ...string) *fakeGateway 
 func (g *fakeGateway) queries() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return slices.Clone(g.asked)
+	return slices.Clone(g.logQueries)
 }
 
 // says returns an answer with these lines. It then ends, breaks off or stays open.
@@ -95,14 +95,9 @@ func says(how string, lines ...string) func(http.ResponseWriter, *http.Request) 
 
 // logLine makes a line of a kernel's log.
 func logLine(number int, msgType string, content any) string {
-	b, err := json.Marshal(
-		map[string]any{
-			"number":  number,
-			"channel": "iopub",
-			"header":  map[string]string{"msg_type": msgType},
-			"content": content,
-		},
-	)
+	b, err := json.Marshal(object{
+		"number": number, "channel": "iopub", "header": object{"msg_type": msgType}, "content": content,
+	})
 	if err != nil {
 		panic(err)
 	}

@@ -59,7 +59,7 @@ func TestServer_IsFound(t *testing.T) {
 	if err := os.WriteFile(stale, []byte(`{}`), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if code, _, errs := ekg(t, "log", "x"); code != 1 || !strings.Contains(errs, "not this user's alone") {
+	if code, _, errs := ekg(t, "log", "x"); code != 1 || !strings.Contains(errs, "other users have access") {
 		t.Errorf("of a file that others can read: got %d %q", code, errs)
 	}
 	// A bad file does not prevent another gateway from running, nor from being found.

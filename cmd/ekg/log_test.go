@@ -26,7 +26,7 @@ func TestLogCommand(t *testing.T) {
 	run := func(t *testing.T, args ...string) (int, string, string) {
 		t.Helper()
 		g.mu.Lock()
-		g.asked, g.answers = nil, []func(http.ResponseWriter, *http.Request){says("ends", lines...)}
+		g.logQueries, g.answers = nil, []func(http.ResponseWriter, *http.Request){says("ends", lines...)}
 		g.mu.Unlock()
 		return ekg(t, append(append([]string{"log"}, args...), base...)...)
 	}
@@ -42,7 +42,7 @@ func TestLogCommand(t *testing.T) {
 			t.Errorf("got %d %q %q", code, out, errs)
 		}
 		if got := g.queries(); !slices.Equal(got, []string{"after=7&parent=m+1"}) {
-			t.Errorf("asked %q", got)
+			t.Errorf("sent the queries %q", got)
 		}
 	})
 	t.Run("flags behind", func(t *testing.T) {
@@ -50,7 +50,7 @@ func TestLogCommand(t *testing.T) {
 			t.Errorf("got %d %q %q", code, out, errs)
 		}
 		if got := g.queries(); !slices.Equal(got, []string{"after=2&follow=true"}) {
-			t.Errorf("asked %q", got)
+			t.Errorf("sent the queries %q", got)
 		}
 	})
 	t.Run("errors", func(t *testing.T) {
@@ -86,7 +86,7 @@ func TestLogCommand(t *testing.T) {
 			t.Errorf("got %d %q", code, errs)
 		}
 	})
-	t.Run("an answer that breaks off is gone on with as long as that brings something", func(t *testing.T) {
+	t.Run("a broken answer is continued as long as each attempt prints something", func(t *testing.T) {
 		again := "ekg: the connection broke, connecting again: " + g.URL + "/base/: unexpected EOF\n"
 		for _, tt := range []struct {
 			last      string
@@ -169,7 +169,7 @@ func TestLogCommand_Follow(t *testing.T) {
 	}
 	interrupt()
 	if code := <-ended; code != 0 {
-		t.Errorf("interrupted, it ended with %d", code)
+		t.Errorf("ended with %d after an interrupt", code)
 	}
 	broke := "ekg: the connection broke, connecting again: " + g.URL + "/base: unexpected EOF\nekg: connected again\n"
 	if errs.String() != broke+broke {
@@ -177,9 +177,9 @@ func TestLogCommand_Follow(t *testing.T) {
 	}
 	want := []string{"after=0&follow=true", "after=2&follow=true", "after=2&follow=true", "after=5&follow=true"}
 	if got := g.queries(); !slices.Equal(got, want) {
-		t.Errorf("asked %q", got)
+		t.Errorf("sent the queries %q", got)
 	}
-	t.Run("begins anew when the kernel has another log", func(t *testing.T) {
+	t.Run("starts from the beginning when the kernel has another log", func(t *testing.T) {
 		named := func(name string, answer http.HandlerFunc) func(http.ResponseWriter, *http.Request) {
 			return func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Ekg-Log", name)
@@ -204,7 +204,7 @@ func TestLogCommand_Follow(t *testing.T) {
 			"after=1&follow=true&log=bbbb",
 		}
 		if got := g.queries()[before:]; !slices.Equal(got, want) {
-			t.Errorf("asked %q", got)
+			t.Errorf("sent the queries %q", got)
 		}
 	})
 	t.Run("until the kernel is gone", func(t *testing.T) {

@@ -100,11 +100,8 @@ func TestServer_Users(t *testing.T) {
 		}
 	}
 	write("users:\n- name: ann\n  tokens: ['" + identity.Hash("canary-ann") + "']\n")
-	r := start(
-		t,
-		&fakeLauncher{kernels: []launcher.Kernel{{ID: "0a1b2c3d-0000-4000-8000-00000000000a", Owner: "bob"}}},
-		map[string][]string{"users-file": {file}},
-	)
+	fake := &fakeLauncher{kernels: []launcher.Kernel{{ID: "0a1b2c3d-0000-4000-8000-00000000000a", Owner: "bob"}}}
+	r := start(t, fake, map[string][]string{"users-file": {file}})
 	plain := &http.Transport{}
 	defer plain.CloseIdleConnections()
 	for token, want := range map[string]int{"": 403, "wrong": 403, "canary-ann": 200, "canary-bob": 403} {

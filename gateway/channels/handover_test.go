@@ -51,14 +51,14 @@ func TestLobby_HandsOver(t *testing.T) {
 					sent = slices.Insert(sent, len(sent)-2, "ping 2")
 				}
 			}
-			c.wantHeard("iopub status  starting")
-			first := c.wantHeard("iopub status cell0 busy",
+			c.wantMessages("iopub status  starting")
+			first := c.wantMessages("iopub status cell0 busy",
 				"iopub display_data cell0 [ekg] The kernel is starting: no GPU is free.")
 			s.set(idA, api.Starting, "its image is pulled.")
-			next := c.wantHeard("iopub update_display_data cell0 [ekg] The kernel is starting: its image is pulled.")
+			next := c.wantMessages("iopub update_display_data cell0 [ekg] The kernel is starting: its image is pulled.")
 			super, conns := accepting(t, likeSupervisors)
 			s.give(idA, super)
-			last := c.wantHeard("iopub update_display_data cell0 <nil>")
+			last := c.wantMessages("iopub update_display_data cell0 <nil>")
 			if first.display() != next.display() || first.display() != last.display() {
 				t.Errorf("displays %s, %s, %s", first.display(), next.display(), last.display())
 			}
@@ -66,7 +66,7 @@ func TestLobby_HandsOver(t *testing.T) {
 			a := <-conns
 			if a.conn.Subprotocol() != subprotocol || a.header.Get("Sec-Websocket-Extensions") != "" ||
 				a.header.Get("Query") != "session_id=s&cursor="+testCursor+"&other=x" || a.header.Get("User-Agent") != "test" {
-				t.Errorf("the supervisor was asked with %v", a.header)
+				t.Errorf("the supervisor got a request with %v", a.header)
 			}
 			for i, want := range sent {
 				if got := a.next(t); got != want {
@@ -113,7 +113,7 @@ func TestLobby_SaysNothingOfAQuickStart(t *testing.T) {
 	if err := a.conn.WriteMessage(websocket.TextMessage, []byte("hello")); err != nil {
 		t.Fatal(err)
 	}
-	c.wantHeard("iopub status  starting")
+	c.wantMessages("iopub status  starting")
 	if _, b, err := c.ReadMessage(); err != nil || string(b) != "hello" {
 		t.Errorf("got %q, %v", b, err)
 	}
@@ -205,7 +205,7 @@ func TestLobby_RealSupervisor(t *testing.T) {
 
 			var lines, replies []string
 			for len(replies) < 5 || len(lines) < 5 {
-				h := c.hear()
+				h := c.receive()
 				switch h.msgType {
 				case "stream":
 					lines = append(lines, fmt.Sprint(h.parent, " ", strings.TrimSpace(fmt.Sprint(h.content["text"]))))

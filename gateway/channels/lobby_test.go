@@ -176,7 +176,7 @@ func TestLobby_KernelDies(t *testing.T) {
 		"and is gone": {func(s *testServer) {
 			s.change(func() { s.kernels[idA].gone = &launcher.GoneError{ID: idA, Reason: "its node was lost"} })
 		}, "its node was lost"},
-		"and nobody knows why": {func(s *testServer) { s.change(func() { s.kernels[idA].gone = launcher.ErrNotFound }) },
+		"with an unknown reason": {func(s *testServer) { s.change(func() { s.kernels[idA].gone = launcher.ErrNotFound }) },
 			"it was removed"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -188,10 +188,10 @@ func TestLobby_KernelDies(t *testing.T) {
 				ws.send(jupyter.Stdin, "input_reply", "answer", struct{}{})
 				ws.send(jupyter.Shell, "comm_msg", "comm", struct{}{})
 				ws.send(jupyter.Shell, "execute_request", "cell2", struct{}{})
-				ws.wantHeard("iopub status  starting", "iopub status cell1 busy",
+				ws.wantMessages("iopub status  starting", "iopub status cell1 busy",
 					"iopub display_data cell1 [ekg] The kernel is starting: its image is pulled.")
 				c.die(s)
-				ws.wantHeard("iopub update_display_data cell1 [ekg] The kernel is dead: "+c.reason+".",
+				ws.wantMessages("iopub update_display_data cell1 [ekg] The kernel is dead: "+c.reason+".",
 					"shell execute_reply cell1 error KernelDied "+c.reason, "iopub status cell1 idle",
 					"iopub status comm idle",
 					"shell execute_reply cell2 error KernelDied "+c.reason, "iopub status cell2 idle",
@@ -208,7 +208,7 @@ func TestLobby_KernelDies(t *testing.T) {
 		ws.send(jupyter.Shell, "execute_request", "cell", struct{}{})
 		poll.Until(t, "it is held", func() bool { return s.lobby.Held() > 0 })
 		s.set(idA, api.Dead, strings.Repeat("é", 200))
-		ws.wantHeard("iopub status  starting", "iopub status cell busy",
+		ws.wantMessages("iopub status  starting", "iopub status cell busy",
 			"iopub display_data cell [ekg] The kernel is dead: "+strings.Repeat("é", 200)+".")
 		ws.wantClose(1000, "the kernel is gone: é") // and is no longer than a close frame may be
 	})
@@ -216,9 +216,9 @@ func TestLobby_KernelDies(t *testing.T) {
 		s := startServer(t)
 		s.addStarting(idA, "")
 		ws := s.enter(idA, "", "")
-		ws.wantHeard("iopub status  starting")
+		ws.wantMessages("iopub status  starting")
 		s.registry.Revoke(idA, ErrKernelStopped)
-		ws.wantHeard("iopub status  dead")
+		ws.wantMessages("iopub status  dead")
 		ws.wantClose(1000, "the kernel is gone: it was shut down on request")
 	})
 }
@@ -226,7 +226,7 @@ func TestLobby_KernelDies(t *testing.T) {
 func TestLobby_AnotherProtocol(t *testing.T) {
 	for name, up := range map[string]websocket.Upgrader{
 		"none": {},
-		"one that was not asked for": {Error: func(http.ResponseWriter, *http.Request, int, error) {},
+		"one that was not offered": {Error: func(http.ResponseWriter, *http.Request, int, error) {},
 			Subprotocols: []string{"v2.kernel.websocket.jupyter.org"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -235,7 +235,7 @@ func TestLobby_AnotherProtocol(t *testing.T) {
 			c := s.enter(idA, jupyter.SubprotocolV1, "")
 			super, _ := accepting(t, up)
 			s.give(idA, super)
-			c.wantHeard("iopub status  starting")
+			c.wantMessages("iopub status  starting")
 			c.wantClose(1012, "the kernel's supervisor speaks another protocol")
 			s.wantNothingHeld()
 		})
@@ -247,18 +247,18 @@ func TestLobby_AnotherProtocol(t *testing.T) {
 		s.give(idA, func(w http.ResponseWriter, _ *http.Request) {
 			http.Error(w, "too many sessions", http.StatusServiceUnavailable)
 		})
-		c.wantHeard("iopub status  starting")
+		c.wantMessages("iopub status  starting")
 		c.wantClose(1013, "too many sessions")
 	})
-	t.Run("a supervisor that does not answer yet is asked again", func(t *testing.T) {
+	t.Run("the lobby tries a supervisor that does not answer again", func(t *testing.T) {
 		s := startServer(t)
 		s.addStarting(idA, "")
 		c := s.enter(idA, jupyter.SubprotocolV1, "")
-		c.wantHeard("iopub status  starting")
+		c.wantMessages("iopub status  starting")
 		super, conns := accepting(t, likeSupervisors)
-		var asked atomic.Bool
+		var tried atomic.Bool
 		s.give(idA, func(w http.ResponseWriter, r *http.Request) {
-			if !asked.Swap(true) {
+			if !tried.Swap(true) {
 				panic(http.ErrAbortHandler)
 			}
 			super(w, r)

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// What a real hub says is tried in the end to end tests; here is what one says rarely, or should never say.
+// The end to end tests use a real hub. These answers are rare, or should never come.
 func TestJupyterHub(t *testing.T) {
 	answers := map[string]string{
 		"good": `{"kind": "user", "name": "ann", "groups": ["b", "a"], "scopes": ["access:services!service=ekg"], ` +
@@ -56,7 +56,7 @@ func TestJupyterHub(t *testing.T) {
 		}
 	}
 	if len(seen) != 13 || slices.ContainsFunc(seen, func(p string) bool { return p != "/hub/api/user" }) {
-		t.Errorf("asked for %v", seen)
+		t.Errorf("the hub got %v", seen)
 	}
 	hub.Close()
 	if _, err := v.Identify(t.Context(), "later"); !errors.Is(err, ErrUnavailable) {

@@ -12,10 +12,8 @@ import (
 // TestLoad_Precedence: a flag precedes the environment, the file and the default. This holds for each shape of option,
 // and each value has its place.
 func TestLoad_Precedence(t *testing.T) {
-	file := yamlFile(
-		t,
-		"# comment\nstart-wait: 3s\nallow-origin: [http://file-a, http://file-b]\nstop-kernels-on-exit: true\n",
-	)
+	file := yamlFile(t,
+		"# comment\nstart-wait: 3s\nallow-origin: [http://file-a, http://file-b]\nstop-kernels-on-exit: true\n")
 	env := map[string]string{
 		"EKG_START_WAIT":           "2s",
 		"EKG_ALLOW_ORIGIN":         "http://env-a, http://env-b",
@@ -42,32 +40,15 @@ func TestLoad_Precedence(t *testing.T) {
 		short   [3]string
 	}{
 		{"default", from(nil, nil), 5 * time.Second, nil, false, [3]string{"default", "default", "default"}},
-		{
-			"file",
-			from(with(nil), nil),
-			3 * time.Second,
-			[]string{"http://file-a", "http://file-b"},
-			true,
-			[3]string{file + ":2", file + ":3", file + ":4"},
-		},
-		{
-			"file named by the environment",
-			from(nil, map[string]string{"EKG_CONFIG": file}),
-			3 * time.Second,
-			[]string{"http://file-a", "http://file-b"},
-			true,
-			[3]string{file + ":2", file + ":3", file + ":4"},
-		},
+		{"file", from(with(nil), nil), 3 * time.Second, []string{"http://file-a", "http://file-b"}, true,
+			[3]string{file + ":2", file + ":3", file + ":4"}},
+		{"file named by the environment", from(nil, map[string]string{"EKG_CONFIG": file}),
+			3 * time.Second, []string{"http://file-a", "http://file-b"}, true,
+			[3]string{file + ":2", file + ":3", file + ":4"}},
 		{"environment", from(with(nil), env), 2 * time.Second, []string{"http://env-a", "http://env-b"}, false,
 			[3]string{"EKG_START_WAIT", "EKG_ALLOW_ORIGIN", "EKG_STOP_KERNELS_ON_EXIT"}},
-		{
-			"flag",
-			from(with(flags), env),
-			time.Second,
-			[]string{"http://flag-a", "http://flag-b"},
-			true,
-			[3]string{"flag", "flag", "flag"},
-		},
+		{"flag", from(with(flags), env), time.Second, []string{"http://flag-a", "http://flag-b"}, true,
+			[3]string{"flag", "flag", "flag"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -99,28 +80,10 @@ func TestLoad_EnterpriseGateway(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := []any{
-		s.Listen,
-		s.BaseURL,
-		s.Token,
-		s.DefaultKernel,
-		s.ClientEnv,
-		s.InheritEnv,
-		s.LogLevel.String(),
-		s.AllowOrigins,
-		s.origins["listen"].short,
-	}
-	want := []any{
-		"0.0.0.0:9999",
-		"/gw",
-		"secret",
-		"r",
-		[]string{"A", "B"},
-		[]string{"C"},
-		"DEBUG",
-		[]string(nil),
-		"EG_IP, EG_PORT",
-	}
+	got := []any{s.Listen, s.BaseURL, s.Token, s.DefaultKernel, s.ClientEnv, s.InheritEnv, s.LogLevel.String(),
+		s.AllowOrigins, s.origins["listen"].short}
+	want := []any{"0.0.0.0:9999", "/gw", "secret", "r", []string{"A", "B"}, []string{"C"}, "DEBUG",
+		[]string(nil), "EG_IP, EG_PORT"}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
@@ -186,20 +149,18 @@ func TestLoad_Cull(t *testing.T) {
 // -1 means no limit.
 func TestLoad_Limits(t *testing.T) {
 	for name, tt := range map[string]struct {
-		src       Sources
+		flags     map[string][]string
+		env       map[string]string
 		all, each int
 	}{
-		"nothing": {from(nil, nil), 0, 0},
-		"Enterprise Gateway's": {from(nil, map[string]string{"EG_MAX_KERNELS": "20", "EG_MAX_KERNELS_PER_USER": "3"}), 20,
-			3},
-		"no limit in its way": {from(nil, map[string]string{"EG_MAX_KERNELS": "20", "EG_MAX_KERNELS_PER_USER": "-1"}), 20,
-			0},
-		"ekg's own count more": {from(map[string][]string{"max-kernels": {"7"}},
-			map[string]string{"EG_MAX_KERNELS": "20", "EG_MAX_KERNELS_PER_USER": "3", "EKG_MAX_KERNELS_PER_USER": "2"}), 7, 2},
-		"no limit in ekg's way ": {from(map[string][]string{"max-kernels": {"0"}}, map[string]string{"EG_MAX_KERNELS": "20"}),
-			0, 0},
+		"nothing":              {nil, nil, 0, 0},
+		"Enterprise Gateway's": {nil, map[string]string{"EG_MAX_KERNELS": "20", "EG_MAX_KERNELS_PER_USER": "3"}, 20, 3},
+		"no limit in its way":  {nil, map[string]string{"EG_MAX_KERNELS": "20", "EG_MAX_KERNELS_PER_USER": "-1"}, 20, 0},
+		"ekg's own count more": {map[string][]string{"max-kernels": {"7"}}, map[string]string{
+			"EG_MAX_KERNELS": "20", "EG_MAX_KERNELS_PER_USER": "3", "EKG_MAX_KERNELS_PER_USER": "2"}, 7, 2},
+		"no limit in ekg's way": {map[string][]string{"max-kernels": {"0"}}, map[string]string{"EG_MAX_KERNELS": "20"}, 0, 0},
 	} {
-		s, err := Load(tt.src)
+		s, err := Load(from(tt.flags, tt.env))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -211,12 +172,12 @@ func TestLoad_Limits(t *testing.T) {
 }
 
 func TestStrayVariables(t *testing.T) {
-	got := StrayVariables(
-		[]string{"PATH=/bin", "EKG_LISTEN=x", "EKG_LISTN=x", "EG_LIST_KERNELS=3", "EG_PORT=1", "EKG_KERNEL_ID=x",
-			// Kubernetes sets these variables for a service named "ekg".
-			"EKG_SERVICE_HOST=10.0.0.1", "EKG_SERVICE_PORT=8888", "EKG_SERVICE_PORT_HTTP=8888", "EKG_PORT=tcp://10.0.0.1:8888",
-			"EKG_PORT_8888_TCP=tcp://10.0.0.1:8888", "EKG_PORT_8888_TCP_ADDR=10.0.0.1", "EG_PORT_RANGE=0..0"},
-	)
+	got := StrayVariables([]string{
+		"PATH=/bin", "EKG_LISTEN=x", "EKG_LISTN=x", "EG_LIST_KERNELS=3", "EG_PORT=1", "EKG_KERNEL_ID=x",
+		// Kubernetes sets these variables for a service named "ekg".
+		"EKG_SERVICE_HOST=10.0.0.1", "EKG_SERVICE_PORT=8888", "EKG_SERVICE_PORT_HTTP=8888", "EKG_PORT=tcp://10.0.0.1:8888",
+		"EKG_PORT_8888_TCP=tcp://10.0.0.1:8888", "EKG_PORT_8888_TCP_ADDR=10.0.0.1", "EG_PORT_RANGE=0..0",
+	})
 	if want := []string{"EG_LIST_KERNELS", "EG_PORT_RANGE", "EKG_LISTN"}; !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}

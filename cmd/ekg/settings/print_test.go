@@ -11,13 +11,11 @@ import (
 // TestPrintSettings_RoundTrip: `ekg config` prints a config file with the same meaning.
 func TestPrintSettings_RoundTrip(t *testing.T) {
 	flags := map[string][]string{
-		"listen":         {"unix:/run/x y.sock"},
-		"no-auth":        {"true"},
-		"kernelspec-dir": {"/a, b", "/#c", "no"},
-		"client-env":     {"TRUE", "null"},
-		"start-wait": {
-			"90s",
-		},
+		"listen":            {"unix:/run/x y.sock"},
+		"no-auth":           {"true"},
+		"kernelspec-dir":    {"/a, b", "/#c", "no"},
+		"client-env":        {"TRUE", "null"},
+		"start-wait":        {"90s"},
 		"log-limit":         {"1000"},
 		"max-body":          {"1536KiB"},
 		"default-kernel":    {"true"},
@@ -59,11 +57,12 @@ func TestPrintSettings(t *testing.T) {
 	if strings.Contains(out.String(), "canary") {
 		t.Error("the token is in it")
 	}
-	for name, source := range map[string]string{"listen: 127.0.0.1:0": "flag", `token: "********"`: "EG_AUTH_TOKEN",
-		"log-limit: 64MiB": "default",
-		"allow-origin: []": "default", "state-dir: /home/u/.local/state/ekg": "default"} {
+	for name, source := range map[string]string{
+		"listen: 127.0.0.1:0": "flag", `token: "********"`: "EG_AUTH_TOKEN", "log-limit: 64MiB": "default",
+		"allow-origin: []": "default", "state-dir: /home/u/.local/state/ekg": "default",
+	} {
 		if line := fmt.Sprintf("%-40s # %s\n", name, source); !strings.Contains(out.String(), line) {
-			t.Errorf("there is no line %q in\n%s", line, out.String())
+			t.Errorf("no line %q in\n%s", line, out.String())
 		}
 	}
 }
