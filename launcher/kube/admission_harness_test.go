@@ -295,8 +295,8 @@ func (c *testCluster) pod(t *testing.T, name string) *corev1.Pod {
 	return pod
 }
 
-// nobodyDecides opens a gateway that never gets the lease, with a clock that the test moves.
-func nobodyDecides(t *testing.T, c *testCluster, limits launcher.Limits) (*Launcher, *atomic.Int64) {
+// openWithoutLease opens a gateway that never gets the lease, with a clock that the test moves.
+func openWithoutLease(t *testing.T, c *testCluster, limits launcher.Limits) (*Launcher, *atomic.Int64) {
 	t.Helper()
 	var now atomic.Int64
 	l := openTest(t, c, func(o *Options, tm *timing) {

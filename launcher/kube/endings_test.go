@@ -92,7 +92,7 @@ func TestEndings(t *testing.T) {
 		}
 		if _, err := l.Kernel(t.Context(), numberedID(100)); !errors.Is(err, launcher.ErrNotFound) ||
 			errors.As(err, new(*launcher.GoneError)) {
-			t.Errorf("one that nobody has seen: %v", err)
+			t.Errorf("an ending that no gateway has seen: %v", err)
 		}
 	})
 	t.Run("an unreadable entry hides no other", func(t *testing.T) {

@@ -47,7 +47,7 @@ func TestUpdateNotes(t *testing.T) {
 	}
 	conflicts.Store(1000)
 	if err := add("three"); !errors.Is(err, launcher.ErrUnavailable) {
-		t.Errorf("for ever: %v", err)
+		t.Errorf("with a conflict at each attempt: %v", err)
 	}
 	own := errors.New("mine")
 	_, err = l.UpdateNotes(t.Context(), idA, func(n launcher.Notes) (launcher.Notes, error) { return n, own })

@@ -46,7 +46,7 @@ type fakeSupervisor struct {
 	reason  string        // the reason for which it was stopped
 	request string        // id of the request that stopped it
 	asked   int           // requests that had the token
-	told    []api.Waiting
+	updates    []api.Waiting
 	hold    chan struct{} // not nil: updates are accepted once this is closed
 }
 
@@ -263,7 +263,7 @@ func (s *fakeSupervisor) putWaiting(w http.ResponseWriter, r *http.Request) erro
 		<-hold
 	}
 	s.mu.Lock()
-	s.told = append(slices.Clone(s.told), said)
+	s.updates = append(slices.Clone(s.updates), said)
 	s.touch()
 	s.mu.Unlock()
 	w.WriteHeader(http.StatusNoContent)

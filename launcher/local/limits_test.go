@@ -247,7 +247,7 @@ func TestLimits_Restarting(t *testing.T) {
 		t.Fatal("its supervisor does not tell of its end")
 	}
 	if err := p.tryStart(other, 2, "ann", "fine"); err != nil {
-		t.Fatalf("one that is dead counts: %v", err)
+		t.Fatalf("a dead kernel counts: %v", err)
 	}
 	if _, err := l.Restarting(t.Context(), id(1)); !isLimit(err) {
 		t.Errorf("it is restarted: %v", err)
@@ -283,11 +283,11 @@ func TestLimits_HalfMade(t *testing.T) {
 	}
 	other := p.launcher()
 	if err := p.tryStart(other, 2, "ann", "fine"); !isLimit(err) {
-		t.Errorf("one that is being made does not count: %v", err)
+		t.Errorf("a kernel that is being made does not count: %v", err)
 	}
 	unlock(folder) // as the end of its process does
 	if err := p.tryStart(other, 2, "ann", "fine"); err != nil {
-		t.Errorf("one whose gateway has died counts: %v", err)
+		t.Errorf("a kernel whose gateway has died counts: %v", err)
 	}
 	k.giveTurn()
 }

@@ -1,7 +1,7 @@
 // Package local runs kernels as processes of this machine. Each kernel has a supervisor: a process in a session of its
 // own that outlives the gateway. Everything that is known of a kernel is stored in one folder.
 //
-// The folder is the truth. A launcher holds in memory only what it has read there or heard from a supervisor. It reads
+// The folder is the truth. A launcher holds in memory only what it has read there or received from a supervisor. It reads
 // again when it is opened, when a client names a kernel that it does not know, and at intervals. Several launchers, of
 // several gateways, may use one state directory.
 //

@@ -98,10 +98,10 @@ func TestAdoption(t *testing.T) {
 	}
 	ps := processesOf(t, p, 0)
 	l.mu.Lock()
-	heard := l.kernels[id(0)].supervisor.Status
+	received := l.kernels[id(0)].supervisor.Status
 	l.mu.Unlock()
-	if heard.PID != ps.Supervisor || heard.KernelPID != ps.Kernel {
-		t.Errorf("noted %+v, heard %+v", ps, heard)
+	if received.PID != ps.Supervisor || received.KernelPID != ps.Kernel {
+		t.Errorf("noted %+v, received %+v", ps, received)
 	}
 }
 
@@ -161,13 +161,13 @@ func TestGatewayKilled(t *testing.T) {
 	}
 	<-time.After(200 * time.Millisecond)
 	if _, err := os.Stat(halfMade); err != nil {
-		t.Errorf("two gateways clear away: %v", err)
+		t.Errorf("two gateways clean up: %v", err)
 	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait() // it was killed
-	eventually(t, "the gateway that is left clears away", func() bool {
+	eventually(t, "the gateway that is left cleans up", func() bool {
 		_, err := os.Stat(halfMade)
 		return errors.Is(err, fs.ErrNotExist)
 	})

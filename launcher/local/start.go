@@ -226,7 +226,7 @@ func (l *Launcher) awaitProgram(ctx context.Context, k *kernel) error {
 	var why error
 	l.follower.Await(wait, &k.supervisor, func() bool {
 		st, end, why = k.supervisor.Status, k.end, k.gone
-		return k.supervisor.Heard && (st.KernelPID != 0 || st.State == api.Dead) || !k.livesLocked() ||
+		return k.supervisor.HasStatus && (st.KernelPID != 0 || st.State == api.Dead) || !k.livesLocked() ||
 			k.supervisor.Unsupported != ""
 	})
 	reason := ""

@@ -57,7 +57,7 @@ func TestStop(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
 		if err := l.Stop(ctx, k.ID, "enough"); !errors.Is(err, context.DeadlineExceeded) {
-			t.Fatalf("who does not wait gets %v", err)
+			t.Fatalf("a caller that does not wait gets %v", err)
 		}
 		if err := l.Stop(t.Context(), k.ID, "enough"); err != nil {
 			t.Fatal(err)
@@ -77,7 +77,7 @@ func TestStop(t *testing.T) {
 		}
 		_, err := l.Wait(t.Context(), id(4), func(launcher.Kernel) bool { return false })
 		if !errors.Is(err, launcher.ErrNotFound) {
-			t.Errorf("who waits gets %v", err)
+			t.Errorf("a caller that waits gets %v", err)
 		}
 		gone(t, l, 4, "its client said so")
 	})

@@ -68,7 +68,7 @@ func TestKillRemains(t *testing.T) {
 	}
 	waitUntil(t, "the kernel has its children", func() bool { return members(pid) == 3 })
 
-	t.Run("not a session that merely has the number", func(t *testing.T) {
+	t.Run("another session with the same number is not killed", func(t *testing.T) {
 		if n, err := KillRemains(uuid.NewString(), stranger.Process.Pid); n != 0 || err != nil {
 			t.Fatalf("killed %d, %v", n, err)
 		}
