@@ -312,18 +312,16 @@ func openWithoutLease(t *testing.T, c *testCluster, limits launcher.Limits) (*La
 func (c *testCluster) otherLeads(t *testing.T) {
 	t.Helper()
 	now := metav1.NowMicro()
-	_, err := c.CoordinationV1().Leases("ns").Create(
-		t.Context(),
-		&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: admissionLease},
-			Spec: coordinationv1.LeaseSpec{
-				HolderIdentity:       new("another"),
-				LeaseDurationSeconds: new(int32(3600)),
-				AcquireTime:          &now,
-				RenewTime:            &now,
-			}},
-		metav1.CreateOptions{},
-	)
-	if err != nil {
+	lease := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: admissionLease},
+		Spec: coordinationv1.LeaseSpec{
+			HolderIdentity:       new("another"),
+			LeaseDurationSeconds: new(int32(3600)),
+			AcquireTime:          &now,
+			RenewTime:            &now,
+		},
+	}
+	if _, err := c.CoordinationV1().Leases("ns").Create(t.Context(), lease, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }

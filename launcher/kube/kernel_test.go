@@ -70,15 +70,8 @@ func TestEnding(t *testing.T) {
 	})
 	t.Run("a stopped kernel is gone, with its reason", func(t *testing.T) {
 		start(idB)
-		c.setPod(
-			t,
-			idB+"-1",
-			ended(
-				`{"kernel_id":"`+idB+`","reason":"shut down by ann","stopped":true,"at":"`+time.Now().UTC().Format(
-					time.RFC3339,
-				)+`"}`,
-			),
-		)
+		now := time.Now().UTC().Format(time.RFC3339)
+		c.setPod(t, idB+"-1", ended(`{"kernel_id":"`+idB+`","reason":"shut down by ann","stopped":true,"at":"`+now+`"}`))
 		var gone *launcher.GoneError
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
@@ -148,9 +141,8 @@ func TestEnterPod(t *testing.T) {
 			Protocol:   1,
 			KeyVersion: 1,
 		}.Write(p)
-		p.Namespace, p.UID, p.ResourceVersion, p.Status.Phase = "ns", types.UID(
-			strconv.Itoa(generation),
-		), strconv.Itoa(version), phase
+		p.Namespace, p.UID = "ns", types.UID(strconv.Itoa(generation))
+		p.ResourceVersion, p.Status.Phase = strconv.Itoa(version), phase
 		return p
 	}
 	state := func() (int, api.State) {

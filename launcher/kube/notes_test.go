@@ -33,9 +33,8 @@ func TestUpdateNotes(t *testing.T) {
 	var conflicts atomic.Int32
 	conflicts.Store(3)
 	c.PrependReactor("patch", "pods", func(k8stesting.Action) (bool, runtime.Object, error) {
-		return conflicts.Add(
-			-1,
-		) >= 0, nil, apierrors.NewConflict(corev1.Resource("pods"), "x", errors.New("changed meanwhile"))
+		conflict := apierrors.NewConflict(corev1.Resource("pods"), "x", errors.New("changed meanwhile"))
+		return conflicts.Add(-1) >= 0, nil, conflict
 	})
 	if err := add("two"); err != nil {
 		t.Fatal(err)

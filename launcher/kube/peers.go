@@ -104,9 +104,7 @@ func (l *Launcher) startPeers(o Peers) (*peers, error) {
 			l.log.Error("notifications of other replicas are no longer received", logkey.Err, err)
 		}
 	})
-	pods := informers.NewSharedInformerFactoryWithOptions(
-		l.client,
-		0,
+	pods := informers.NewSharedInformerFactoryWithOptions(l.client, 0,
 		informers.WithNamespace(o.Namespace),
 		informers.WithTweakListOptions(func(lo *metav1.ListOptions) { lo.LabelSelector = o.Selector }),
 	).Core().V1().Pods().Informer()

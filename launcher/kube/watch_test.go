@@ -122,11 +122,9 @@ func TestWatch_Waiting(t *testing.T) {
 	kernelIs := func(state corev1.ContainerState) {
 		c.setPod(t, podspec.PodName(id, 1), func(pod *corev1.Pod) { pod.Status.ContainerStatuses[1].State = state })
 	}
-	kernelIs(
-		corev1.ContainerState{
-			Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no answer from the registry"},
-		},
-	)
+	kernelIs(corev1.ContainerState{
+		Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no answer from the registry"},
+	})
 	openTest(t, c, nil)
 	s.await(t, "an update", func() bool { return len(s.updates) > 0 })
 	kernelIs(runs)
@@ -170,8 +168,8 @@ func TestWatch_End(t *testing.T) {
 	s.await(t, "two updates", func() bool { return len(s.updates) > 1 })
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if first, second := s.updates[0], s.updates[1]; first.Class != api.DiedClass || !strings.Contains(first.Text, "signal 9") ||
-		second.Text != "" ||
+	first, second := s.updates[0], s.updates[1]
+	if first.Class != api.DiedClass || !strings.Contains(first.Text, "signal 9") || second.Text != "" ||
 		second.Version <= first.Version {
 		t.Errorf("the supervisor received %+v", s.updates)
 	}
@@ -215,11 +213,12 @@ func TestWatch_ApiServerDown(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.setPod(t, idA+"-1", func(pod *corev1.Pod) {
-		pod.Status.Conditions = append(
-			pod.Status.Conditions,
-			corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
-				Reason: corev1.PodReasonUnschedulable, Message: "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."},
-		)
+		pod.Status.Conditions = append(pod.Status.Conditions, corev1.PodCondition{
+			Type:    corev1.PodScheduled,
+			Status:  corev1.ConditionFalse,
+			Reason:  corev1.PodReasonUnschedulable,
+			Message: "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
+		})
 	})
 	waitFor(t, l, idA, func(k launcher.Kernel) bool { return strings.Contains(k.Reason, "no GPU is free") })
 }

@@ -13,7 +13,7 @@ import (
 
 // recorder is an Observer that records the reported events.
 type recorder struct {
-	mu   sync.Mutex
+	mu     sync.Mutex
 	events []string
 }
 

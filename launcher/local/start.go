@@ -81,11 +81,10 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 		return launcher.Kernel{}, err
 	}
 	running := l.timing.now()
-	l.trackStart(
-		k,
-		&start{since: running, phases: []launcher.Phase{{Name: launcher.PhaseAdmission, Took: admitted.Sub(requested)},
-			{Name: launcher.PhaseStarted, Took: running.Sub(admitted)}}},
-	)
+	l.trackStart(k, &start{since: running, phases: []launcher.Phase{
+		{Name: launcher.PhaseAdmission, Took: admitted.Sub(requested)},
+		{Name: launcher.PhaseStarted, Took: running.Sub(admitted)},
+	}})
 	l.log.Info("kernel started", logkey.Kernel, k.id, logkey.Spec, rec.SpecName)
 	return l.describe(k)
 }
