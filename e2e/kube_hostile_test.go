@@ -61,7 +61,7 @@ func TestE2E_KubeHostile(t *testing.T) {
 	const id = "5ec2e700-0000-4000-8000-000000000001"
 	secret := "ekg-" + id + "-1"
 	k := newKubeGateway(t, "--start-wait", "60s")
-	thieves := map[string]map[string]any{
+	stealing := map[string]map[string]any{
 		"volume": {"volumes": []any{map[string]any{"name": "v", "secret": map[string]any{"secretName": secret}}}},
 		"projected": {
 			"volumes": []any{
@@ -90,7 +90,7 @@ func TestE2E_KubeHostile(t *testing.T) {
 		},
 		"pull": {"imagePullSecrets": []any{map[string]any{"name": secret}}},
 	}
-	for name, ekg := range thieves {
+	for name, ekg := range stealing {
 		ekg["image"] = "localhost/kernel-py:dev"
 		k.podSpec(name, ekg)
 	}
@@ -112,7 +112,7 @@ print(os.path.exists('/tmp/hostile'), os.path.exists('/ekg-secret'), os.path.exi
 			t.Errorf("%s: got %d %s, want 403 with %s", body, status, b, reason)
 		}
 	}
-	for name := range thieves {
+	for name := range stealing {
 		refused(fmt.Sprintf(`{"name": %q}`, name), fmt.Sprintf("%q is one of ekg's own secrets", secret))
 	}
 	for name, values := range map[string][]string{

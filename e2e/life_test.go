@@ -162,12 +162,6 @@ func TestE2E_GatewayKilled(t *testing.T) {
 	}
 }
 
-// noProcesses waits until no process of the kernel is left.
-func (g *gateway) noProcesses(id string) {
-	g.t.Helper()
-	noneLeft(g.t, 10*time.Second, "the end of kernel "+id, ofKernel(id))
-}
-
 func TestE2E_SupervisorKilled(t *testing.T) {
 	for _, down := range []bool{false, true} {
 		t.Run(map[bool]string{false: "gateway up", true: "gateway down"}[down], func(t *testing.T) {
@@ -380,22 +374,4 @@ func TestE2E_NothingLeaks(t *testing.T) {
 	if want, got := fresh.goroutines(), used.goroutines(); got > want+3 {
 		t.Errorf("after %d kernel lives there are %d goroutines, after one %d; they are in %s", lives, got, want, used.log)
 	}
-}
-
-// zombiesOf counts the ended children that a process has not reaped.
-func zombiesOf(t *testing.T, parent int) int {
-	t.Helper()
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := 0
-	for _, f := range stats {
-		b, _ := os.ReadFile(f) // the process may end during the loop
-		_, rest, _ := strings.Cut(string(b), ") ")
-		if strings.HasPrefix(rest, fmt.Sprintf("Z %d ", parent)) {
-			n++
-		}
-	}
-	return n
 }
