@@ -34,6 +34,31 @@ var rightOf = map[string]access{
 	"nobody": public, "": public,
 }
 
+// tokenPlaces put a token into each place of a request where one can be.
+var tokenPlaces = map[string]func(*http.Request, string){
+	"token":  func(r *http.Request, t string) { r.Header.Set("Authorization", "token "+t) },
+	"bearer": func(r *http.Request, t string) { r.Header.Set("Authorization", "Bearer "+t) },
+	"query":  func(r *http.Request, t string) { r.URL.RawQuery += "&token=" + t },
+	"cookie": func(r *http.Request, t string) { r.AddCookie(&http.Cookie{Name: "token", Value: t}) },
+	"upgrade": func(r *http.Request, t string) {
+		r.Header.Set("Authorization", "token "+t)
+		asUpgrade(r)
+	},
+	"upgrade, query": func(r *http.Request, t string) {
+		r.URL.RawQuery += "&token=" + t
+		asUpgrade(r)
+	},
+	"identity headers": func(r *http.Request, t string) { // none of them counts
+		r.Header.Set("Authorization", "token "+t)
+		for _, name := range []string{
+			api.HeaderUser, "X-Forwarded-User", "X-Remote-User", "Remote-User", "KERNEL_USERNAME",
+		} {
+			r.Header.Set(name, "ann")
+		}
+		r.Header.Set(api.HeaderRight, api.RightUse)
+	},
+}
+
 // TestAccess_UserRouteMethod sends requests of every user to every route by every method, with the token in each place
 // where a token can be.
 func TestAccess_UserRouteMethod(t *testing.T) {
@@ -49,106 +74,28 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 		}
 		routes[rt.pattern] = append(routes[rt.pattern], rt)
 	}
-	carriers := map[string]func(*http.Request, string){
-		"token":  func(r *http.Request, t string) { r.Header.Set("Authorization", "token "+t) },
-		"bearer": func(r *http.Request, t string) { r.Header.Set("Authorization", "Bearer "+t) },
-		"query":  func(r *http.Request, t string) { r.URL.RawQuery += "&token=" + t },
-		"cookie": func(r *http.Request, t string) { r.AddCookie(&http.Cookie{Name: "token", Value: t}) },
-		"upgrade": func(r *http.Request, t string) {
-			r.Header.Set("Authorization", "token "+t)
-			asUpgrade(r)
-		},
-		"upgrade, query": func(r *http.Request, t string) {
-			r.URL.RawQuery += "&token=" + t
-			asUpgrade(r)
-		},
-		"identity headers": func(r *http.Request, t string) { // none of them counts
-			r.Header.Set("Authorization", "token "+t)
-			for _, name := range []string{api.HeaderUser, "X-Forwarded-User", "X-Remote-User", "Remote-User",
-				"KERNEL_USERNAME"} {
-				r.Header.Set(name, "ann")
-			}
-			r.Header.Set(api.HeaderRight, api.RightUse)
-		},
-	}
-	// These requests would change something if they were not refused.
-	bodies := map[string]string{"PATCH /api/kernels/{id}": `{"keep_until": null}`,
-		"PATCH /api/sessions/{session}": `{"name": "x"}`}
-	var super *fakeSupervisor
-	count := 0
 	routes["/api/kernels?culled=1"] = routes["/api/kernels"]
+	count := 0
 	for pattern, of := range routes {
-		path := of[0].path()
 		pattern, query, hasQuery := strings.Cut(pattern, "?")
+		a := accessRequest{pattern: pattern, path: of[0].path(), open: wantAccess[of[0].method+" "+pattern] == public}
 		if hasQuery {
-			path += "?" + query
+			a.path += "?" + query
 		}
-		unknown := strings.NewReplacer(idA, idUnknown, "s1", "s2").Replace(path)
-		for _, method := range []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "ODD"} {
-			need := undecided // no such method
+		for _, a.method = range []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "ODD"} {
+			a.need = undecided
 			for _, rt := range of {
-				if rt.method == method || rt.method == "GET" && method == "HEAD" {
-					need = wantAccess[rt.method+" "+pattern]
+				if rt.method == a.method || rt.method == "GET" && a.method == "HEAD" {
+					a.need = wantAccess[rt.method+" "+pattern]
 				}
 			}
-			for user := range rightOf {
-				for name, carry := range carriers {
-					level := rightOf[user]
-					if name == "cookie" {
-						level = public
-					}
-					if _, err := g.fake.Kernel(t.Context(), idA); err != nil {
-						super = g.addShared()
-					}
-					before, stopped, started, claims := super.sent(), len(g.fake.stopped()), len(g.fake.requests()),
-						g.fake.claimed(idA)
-					ask := func(path string) reply {
-						return g.do(method, path, bodies[method+" "+pattern], func(r *http.Request) {
-							r.Header.Del("Authorization")
-							if user != "" {
-								carry(r, tokenOf(user))
-							}
-						})
-					}
-					upgrades := strings.HasPrefix(name, "upgrade") && strings.HasSuffix(pattern, "/channels") && method == "GET" &&
-						level >= readKernel
-					if upgrades {
+			for a.user = range rightOf {
+				for a.place = range tokenPlaces {
+					if a.opensWebsocket() {
 						continue // TestAccess_Websocket
 					}
-					got := ask(path)
+					a.check(t, g)
 					count++
-					where := fmt.Sprintf("%s %s by %q with %s", method, pattern, user, name)
-					open := wantAccess[of[0].method+" "+pattern] == public
-					want := 0 // whatever its handler says, but no refusal
-					switch {
-					case method == "OPTIONS":
-						want = 204
-					case level == public && !open:
-						want = 403
-					case need == undecided:
-						want = 405
-					case need.ofKernel() && level < readKernel:
-						want = 404
-						theirs, none := got, ask(unknown)
-						if !sameAnswer(theirs, none) {
-							t.Errorf("%s: the answer shows that the kernel exists:\n%v %s\n%v %s", where, theirs.Header, theirs.body,
-								none.Header, none.body)
-						}
-					case level < need:
-						want = 403
-					}
-					refused := want != 0
-					switch {
-					case refused && got.StatusCode != want:
-						t.Errorf("%s: got %d %s, want %d", where, got.StatusCode, got.body, want)
-					case !refused && (got.StatusCode == 403 || got.StatusCode == 404 || got.StatusCode == 401 ||
-						got.StatusCode >= 500 && !strings.HasSuffix(pattern, "/log") && pattern != "/readyz"):
-						t.Errorf("%s: got %d %s, which is a refusal", where, got.StatusCode, got.body)
-					}
-					if refused && (super.sent() != before || len(g.fake.stopped()) != stopped || len(g.fake.requests()) != started ||
-						g.fake.claimed(idA) != claims) {
-						t.Errorf("%s: it was refused, but something was done", where)
-					}
 				}
 			}
 		}
@@ -156,15 +103,113 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 	if count < 5000 {
 		t.Errorf("only %d requests were made", count)
 	}
+	checkNoUserShown(t, g, audit.String())
+}
+
+// accessRequest is one request of TestAccess_UserRouteMethod.
+type accessRequest struct {
+	method, pattern, path string
+	need                  access // undecided if the pattern has no such method
+	open                  bool   // the pattern needs no token
+	user, place           string // whose token is in which of tokenPlaces
+}
+
+func (a accessRequest) String() string {
+	return fmt.Sprintf("%s %s by %q with %s", a.method, a.pattern, a.user, a.place)
+}
+
+// right returns what the request's credential allows with ann's kernel. A cookie is no credential.
+func (a accessRequest) right() access {
+	if a.place == "cookie" {
+		return public
+	}
+	return rightOf[a.user]
+}
+
+func (a accessRequest) opensWebsocket() bool {
+	return strings.HasPrefix(a.place, "upgrade") && strings.HasSuffix(a.pattern, "/channels") && a.method == "GET" &&
+		a.right() >= readKernel
+}
+
+// refusal returns the status of the answer without the route's handler, or 0 if the handler answers.
+func (a accessRequest) refusal() int {
+	switch {
+	case a.method == "OPTIONS":
+		return 204
+	case a.right() == public && !a.open:
+		return 403
+	case a.need == undecided:
+		return 405
+	case a.need.ofKernel() && a.right() < readKernel:
+		return 404
+	case a.right() < a.need:
+		return 403
+	}
+	return 0
+}
+
+// send sends the request to a path. Its body would change something if the request were not refused.
+func (a accessRequest) send(g *userGateway, path string) reply {
+	body := map[string]string{
+		"PATCH /api/kernels/{id}":       `{"keep_until": null}`,
+		"PATCH /api/sessions/{session}": `{"name": "x"}`,
+	}[a.method+" "+a.pattern]
+	return g.do(a.method, path, body, func(r *http.Request) {
+		r.Header.Del("Authorization")
+		if a.user != "" {
+			tokenPlaces[a.place](r, tokenOf(a.user))
+		}
+	})
+}
+
+// check sends the request and checks its answer. A refused request must have no effect.
+func (a accessRequest) check(t *testing.T, g *userGateway) {
+	t.Helper()
+	if _, err := g.fake.Kernel(t.Context(), idA); err != nil {
+		g.addShared()
+	}
+	var super *fakeSupervisor
+	g.fake.change(func() { super = g.fake.kernels[idA].super })
+	effects := func() [4]any {
+		return [4]any{super.sent(), len(g.fake.stopped()), len(g.fake.requests()), g.fake.claimed(idA)}
+	}
+	before := effects()
+	got, want := a.send(g, a.path), a.refusal()
+	if want == 0 {
+		if got.StatusCode == 403 || got.StatusCode == 404 || got.StatusCode == 401 ||
+			got.StatusCode >= 500 && !strings.HasSuffix(a.pattern, "/log") && a.pattern != "/readyz" {
+			t.Errorf("%s: got %d %s, which is a refusal", a, got.StatusCode, got.body)
+		}
+		return
+	}
+	if got.StatusCode != want {
+		t.Errorf("%s: got %d %s, want %d", a, got.StatusCode, got.body, want)
+	}
+	if want == 404 {
+		unknown := a.send(g, strings.NewReplacer(idA, idUnknown, "s1", "s2").Replace(a.path))
+		if !sameAnswer(got, unknown) {
+			t.Errorf("%s: the answer shows that the kernel exists:\n%v %s\n%v %s",
+				a, got.Header, got.body, unknown.Header, unknown.body)
+		}
+	}
+	if effects() != before {
+		t.Errorf("%s: it was refused, but had an effect", a)
+	}
+}
+
+// checkNoUserShown checks that no token is in the gateway's log, its audit log and its metrics, and that no label names
+// a user. A label with a user would show users to the readers of metrics, and make a series for each of them.
+func checkNoUserShown(t *testing.T, g *userGateway, audit string) {
+	t.Helper()
 	w := httptest.NewRecorder()
 	g.metrics.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-	for name, text := range map[string]string{"log": g.log.String(), "audit log": audit.String(),
-		"metrics": w.Body.String()} {
+	for name, text := range map[string]string{
+		"log": g.log.String(), "audit log": audit, "metrics": w.Body.String(),
+	} {
 		if len(text) < 1000 || strings.Contains(text, "canary") {
 			t.Errorf("a token is in the %s, or nothing (%d bytes)", name, len(text))
 		}
 	}
-	// A label with a user would show users to the readers of metrics, and make a series for each of them.
 	for line := range strings.Lines(w.Body.String()) {
 		for user := range rightOf {
 			if user != "" && strings.Contains(line, `="`+user+`"`) {

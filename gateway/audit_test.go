@@ -183,9 +183,11 @@ func TestAudit_Users(t *testing.T) {
 	conn, _ := g.dialChannels(idA, "", as("rita"))
 	g.do("GET", path+"/channels", "", as("rita"), asUpgrade).want(t, 429, "")
 	_ = conn.Close()
-	for _, want := range []string{`"connect","outcome":"done","status":101,"user":"rita"`,
+	for _, want := range []string{
+		`"connect","outcome":"done","status":101,"user":"rita"`,
 		`"connect","outcome":"refused","status":429,"check":"limit","user":"rita"`,
-		`"disconnect","outcome":"done","user":"rita"`} {
+		`"disconnect","outcome":"done","user":"rita"`,
+	} {
 		poll.Until(t, want, func() bool { return strings.Contains(log.String(), want) })
 	}
 	poll.Until(t, "both lines of the websocket name who has it", func() bool {

@@ -287,8 +287,10 @@ func FuzzRequest(f *testing.F) {
 		auth + "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 12\r\nSec-WebSocket-Key: x\r\n", upgrade +
 			"Sec-WebSocket-Key: y\r\nContent-Length: 3\r\n",
 	} {
-		for _, target := range []string{"/api/kernels", "/api/kernels/" + idA + "/channels?session_id=x",
-			"/kernelspecs/python3/logo-svg.svg", "/api/kernels/" + idB + "/channels"} {
+		for _, target := range []string{
+			"/api/kernels", "/api/kernels/" + idA + "/channels?session_id=x", "/kernelspecs/python3/logo-svg.svg",
+			"/api/kernels/" + idB + "/channels",
+		} {
 			f.Add("GET", target, headers)
 		}
 	}
@@ -400,8 +402,11 @@ func TestOrigin_Lookalikes(t *testing.T) {
 	super := g.fake.add(idA, "python3", launcherIdle)
 	for origin, what := range lookalikes {
 		set := func(r *http.Request) { r.Header["Origin"] = []string{origin} }
-		for path, more := range map[string]func(*http.Request){"/api/kernels": func(*http.Request) {}, "/api/kernels/" + idA +
-			"/channels": asUpgrade} {
+		for path, more := range map[string]func(*http.Request){
+			"/api/kernels": func(*http.Request) {},
+			"/api/kernels/" + idA +
+				"/channels": asUpgrade,
+		} {
 			got := g.do("GET", path, "", set, more).want(t, http.StatusForbidden, "origin")
 			for name := range got.Header {
 				if strings.HasPrefix(name, "Access-Control-") {

@@ -20,8 +20,9 @@ func TestKernelspecs_Models(t *testing.T) {
 			t.Errorf("list has no %s: %s", want, list.body)
 		}
 	}
-	for _, path := range []string{"/gw/api/kernelspecs/r", "/gw/api/kernelspecs?user=ann/r",
-		"/gw/api/kernelspecs?user=a/b/r"} {
+	for _, path := range []string{
+		"/gw/api/kernelspecs/r", "/gw/api/kernelspecs?user=ann/r", "/gw/api/kernelspecs?user=a/b/r",
+	} {
 		if got := g.do("GET", path, "").want(t, 200, "").body; got != r+"\n" {
 			t.Errorf("%s: got %s", path, got)
 		}

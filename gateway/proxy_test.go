@@ -50,8 +50,10 @@ func TestProxy_NoCredentialReachesASupervisor(t *testing.T) {
 	_ = conn.Close()
 	// Credentials that are not the gateway's own cannot be known by their text: their headers must not be forwarded.
 	conn, _ = g.dialChannels(idA, "", func(r *http.Request) {
-		for _, name := range []string{"Cookie", "Proxy-Authorization", "Referer", "X-Auth-Token", "X-XSRFToken",
-			"X-Forwarded-User", "Ekg-User"} {
+		for _, name := range []string{
+			"Cookie", "Proxy-Authorization", "Referer", "X-Auth-Token", "X-XSRFToken", "X-Forwarded-User",
+			"Ekg-User",
+		} {
 			r.Header.Set(name, "foreign")
 		}
 	})
@@ -61,8 +63,9 @@ func TestProxy_NoCredentialReachesASupervisor(t *testing.T) {
 	if strings.Count(sent, "host="+idA) != 7 {
 		t.Fatalf("not all requests have arrived: %s", sent)
 	}
-	for _, canary := range []string{testToken, basic, "token", "foreign", "Cookie", "Authorization", "Referer", "Origin",
-		"Forwarded", "Xsrf"} {
+	for _, canary := range []string{
+		testToken, basic, "token", "foreign", "Cookie", "Authorization", "Referer", "Origin", "Forwarded", "Xsrf",
+	} {
 		if strings.Contains(strings.ToLower(sent), strings.ToLower(canary)) {
 			t.Errorf("the supervisor was sent %q:\n%s", canary, sent)
 		}

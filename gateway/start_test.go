@@ -47,8 +47,10 @@ func TestKernels_PostRefuses(t *testing.T) {
 
 func TestKernels_PostStarts(t *testing.T) {
 	g := startGateway(t, func(o *Options) { o.BaseURL = "/gw"; o.ClientEnv = []string{"FOO"} })
-	for _, body := range []string{"", " \n", "{}", `{"name": null, "env": null, "kernel_id": null}`,
-		`{"name": "r", "path": "a/b", "other": [1]}`} {
+	for _, body := range []string{
+		"", " \n", "{}", `{"name": null, "env": null, "kernel_id": null}`,
+		`{"name": "r", "path": "a/b", "other": [1]}`,
+	} {
 		r := g.do("POST", "/gw/api/kernels", body).want(t, 201, `"execution_state":"idle"`)
 		m := decode[kernelModel](t, r)
 		if got, want := r.Header.Get("Location"), "/gw/api/kernels/"+m.ID; got != want || !launcher.ValidID(m.ID) {

@@ -237,8 +237,10 @@ func TestFinder_SameDirectoryTwice(t *testing.T) {
 // Events in a directory that is watched only for one child cause no reading.
 func TestFinder_Counts(t *testing.T) {
 	f := &Finder{watched: map[string]interest{"/home": {children: []string{"jupyter"}}, "/specs": {all: true}}}
-	for name, want := range map[string]bool{"/home/jupyter": true, "/home/other": false, "/home": true, "/specs/x": true,
-		"/specs/x/y": false, "/": false} {
+	for name, want := range map[string]bool{
+		"/home/jupyter": true, "/home/other": false, "/home": true, "/specs/x": true, "/specs/x/y": false,
+		"/": false,
+	} {
 		if got := f.counts(fsnotify.Event{Name: name}); got != want {
 			t.Errorf("%s: got %t, want %t", name, got, want)
 		}

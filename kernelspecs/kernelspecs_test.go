@@ -245,8 +245,10 @@ func TestSpec_Transport(t *testing.T) {
 
 func TestSpec_Resources(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "k")
-	for _, f := range []string{"kernel.json", "kernel.js", "kernel.css", "logo-64x64.png", "logo-svg.svg", "logo.png",
-		"secret", "sub/file.js"} {
+	for _, f := range []string{
+		"kernel.json", "kernel.js", "kernel.css", "logo-64x64.png", "logo-svg.svg", "logo.png", "secret",
+		"sub/file.js",
+	} {
 		write(t, filepath.Join(dir, f), plain+f)
 	}
 	write(t, filepath.Join(dir, "kernel.json"), plain)
@@ -273,8 +275,10 @@ func TestSpec_Resources(t *testing.T) {
 		t.Error("a spec without resources has nil")
 	}
 
-	for file, want := range map[string]string{"kernel.js": plain + "kernel.js", "sub/file.js": plain + "sub/file.js",
-		"logo-inside.png": plain + "logo.png"} {
+	for file, want := range map[string]string{
+		"kernel.js": plain + "kernel.js", "sub/file.js": plain + "sub/file.js",
+		"logo-inside.png": plain + "logo.png",
+	} {
 		f, err := s.OpenResource(file)
 		if err != nil {
 			t.Errorf("%s: %v", file, err)
@@ -288,9 +292,10 @@ func TestSpec_Resources(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for _, file := range []string{"", ".", "..", "sub", "fifo", "nope", "../k-evil/file", "sub/../../k-evil/file",
-		"/etc/passwd",
-		"logo-link.png", "sub/", "kernel.js/", "a\x00b", strings.Repeat("x", 5000)} {
+	for _, file := range []string{
+		"", ".", "..", "sub", "fifo", "nope", "../k-evil/file", "sub/../../k-evil/file", "/etc/passwd",
+		"logo-link.png", "sub/", "kernel.js/", "a\x00b", strings.Repeat("x", 5000),
+	} {
 		f, err := s.OpenResource(file)
 		if err == nil {
 			t.Errorf("%q was opened", file)

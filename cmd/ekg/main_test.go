@@ -148,9 +148,11 @@ func TestKernelspec_Render(t *testing.T) {
 		code, stdout, stderr := ekg(t, "kernelspec", "render", "gpu", "--kernelspec-dir", dir,
 			"--env", "KERNEL_GPUS=1", "--env", "KERNEL_A=b=$(c),d",
 			"--supervisor-image", "registry.example/ekg", "--kube-namespace", "kernels")
-		for _, want := range []string{"kind: Pod\n", "\n---\n", "kind: Secret\n", "image: registry.example/gpu\n",
-			"image: registry.example/ekg\n", `nvidia.com/gpu: "1"`,
-			"value: b=$$(c),d\n", "namespace: kernels\n", "token: <redacted>\n"} {
+		for _, want := range []string{
+			"kind: Pod\n", "\n---\n", "kind: Secret\n", "image: registry.example/gpu\n",
+			"image: registry.example/ekg\n", `nvidia.com/gpu: "1"`, "value: b=$$(c),d\n", "namespace: kernels\n",
+			"token: <redacted>\n",
+		} {
 			if !strings.Contains(stdout, want) {
 				t.Errorf("%q is not in it", want)
 			}

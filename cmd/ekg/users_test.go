@@ -28,10 +28,11 @@ func TestLoad_Users(t *testing.T) {
 		}
 		return all
 	}
-	for _, good := range []map[string][]string{file, oidc, hub, with(file, "auth-token-review", "true"),
-		with(file, "admin-user", "ann"),
+	for _, good := range []map[string][]string{
+		file, oidc, hub, with(file, "auth-token-review", "true"), with(file, "admin-user", "ann"),
 		with(oidc, "oidc-groups-claim", "groups"),
-		with(with(file, "auth-token-review", "true"), "auth-token-audience", "ekg")} {
+		with(with(file, "auth-token-review", "true"), "auth-token-audience", "ekg"),
+	} {
 		if s, err := settings.Load(sourcesOf(good, nil)); err != nil || len(s.UserSources()) == 0 {
 			t.Errorf("%v: %v", good, err)
 		}
@@ -81,8 +82,9 @@ func TestToken_Command(t *testing.T) {
 		out.String() != "hash: "+identity.Hash("a-token-of-somebody-else")+"\n" {
 		t.Errorf("got %q, %v", &out, err)
 	}
-	for text, want := range map[string]string{"": "fewer than 20", "short": "fewer than 20",
-		"two words of a long token": "one word"} {
+	for text, want := range map[string]string{
+		"": "fewer than 20", "short": "fewer than 20", "two words of a long token": "one word",
+	} {
 		if err := hashToken(strings.NewReader(text), &out); err == nil || !strings.Contains(err.Error(), want) ||
 			text != "" && strings.Contains(err.Error(), text) {
 			t.Errorf("%q: got %v", text, err)

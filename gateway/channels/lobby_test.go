@@ -293,8 +293,10 @@ func TestLobby_RefusesWhatASupervisorWould(t *testing.T) {
 			ws.wantClose(c.code, "")
 		})
 	}
-	for name, frame := range map[string]string{"not masked": "\x81\x02{}", "a reserved kind": "\x83\x80\x00\x00\x00\x00",
-		"a ping that is too long": "\x89\xfe\x00\x80\x00\x00\x00\x00"} {
+	for name, frame := range map[string]string{
+		"not masked": "\x81\x02{}", "a reserved kind": "\x83\x80\x00\x00\x00\x00",
+		"a ping that is too long": "\x89\xfe\x00\x80\x00\x00\x00\x00",
+	} {
 		t.Run(name, func(t *testing.T) {
 			ws := s.enter(idA, "", "")
 			if _, err := ws.NetConn().Write([]byte(frame)); err != nil {

@@ -52,8 +52,10 @@ func FuzzFile(f *testing.F) {
 
 // Any client may send a token. Its claims only decide which source verifies it.
 func FuzzToken(f *testing.F) {
-	for _, token := range []string{"", "x", "..", "a.e30.c", "a.eyJpc3MiOiJ4In0.c", "a.eyJpc3MiOjF9.c", "a.bnVsbA.c",
-		"a.W10.c", "a.eyJpc3MiOiJodHRwczovL2lzc3Vlci5leGFtcGxlIn0.c", "\x00.\xff.\n", strings.Repeat("a", maxToken+1)} {
+	for _, token := range []string{
+		"", "x", "..", "a.e30.c", "a.eyJpc3MiOiJ4In0.c", "a.eyJpc3MiOjF9.c", "a.bnVsbA.c", "a.W10.c",
+		"a.eyJpc3MiOiJodHRwczovL2lzc3Vlci5leGFtcGxlIn0.c", "\x00.\xff.\n", strings.Repeat("a", maxToken+1),
+	} {
 		f.Add(token)
 	}
 	file := filepath.Join(f.TempDir(), "users.yaml")

@@ -196,8 +196,10 @@ func TestVerifier_EachTokenHasOneJudge(t *testing.T) {
 		newFakeSource("", map[string]User{"a3": {Name: "never called"}, "x": {Name: "x", Groups: []string{"ops"}}})
 	v, _ := verifierOf(t, Options{File: f, Sources: []Source{first, second}, AdminUsers: []string{"bob"},
 		AdminGroups: []string{"ops"}})
-	for token, want := range map[string]User{"a1": {Name: "ann"}, "a2": {Name: "bob", Admin: true}, "a3": {},
-		"x": {Name: "x", Admin: true}, "": {}, strings.Repeat("a", maxToken+1): {}} {
+	for token, want := range map[string]User{
+		"a1": {Name: "ann"}, "a2": {Name: "bob", Admin: true}, "a3": {}, "x": {Name: "x", Admin: true}, "": {},
+		strings.Repeat("a", maxToken+1): {},
+	} {
 		u, err := v.Identify(t.Context(), token)
 		if u.Name != want.Name || u.Admin != want.Admin || (err == nil) != (want.Name != "") {
 			t.Errorf("%.10s: got %+v, %v, want %+v", token, u, err, want)

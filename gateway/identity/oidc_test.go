@@ -213,8 +213,10 @@ func TestOIDC(t *testing.T) {
 }
 
 func TestNewOIDC_Refuses(t *testing.T) {
-	for _, o := range []OIDCOptions{{}, {Issuer: "issuer.example", Audience: "x"},
-		{Issuer: "https://u:p@issuer", Audience: "x"}, {Issuer: "https://issuer"}} {
+	for _, o := range []OIDCOptions{
+		{}, {Issuer: "issuer.example", Audience: "x"}, {Issuer: "https://u:p@issuer", Audience: "x"},
+		{Issuer: "https://issuer"},
+	} {
 		if _, err := NewOIDC(o); err == nil {
 			t.Errorf("%+v: no error", o)
 		}

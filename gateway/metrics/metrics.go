@@ -284,10 +284,11 @@ type snapshot struct {
 
 func newSnapshot(m *Metrics, from Source) *snapshot {
 	s := &snapshot{m: m, from: from, descs: map[string]*prometheus.Desc{}}
-	for _, d := range []Metric{metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted,
-		metricLogLost, metricMessages,
-		metricMsgBytes, metricGPUs, metricGPUSeconds, metricCulls, metricWebsockets, metricWSBytes, metricLobby,
-		metricLogReaders, metricReady} {
+	for _, d := range []Metric{
+		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
+		metricMessages, metricMsgBytes, metricGPUs, metricGPUSeconds, metricCulls, metricWebsockets, metricWSBytes,
+		metricLobby, metricLogReaders, metricReady,
+	} {
 		s.descs[d.Name] = prometheus.NewDesc(d.Name, d.Help, d.Labels, nil)
 	}
 	return s
