@@ -30,8 +30,7 @@ func (s *testServer) enter(id, subprotocol, query string) *client {
 	if subprotocol != "" {
 		d.Subprotocols = []string{subprotocol}
 	}
-	conn, resp, err := d.Dial("ws"+s.http.URL[4:]+"/"+id+query,
-		http.Header{"User-Agent": {"test"}})
+	conn, resp, err := d.Dial("ws"+s.http.URL[4:]+"/"+id+query, http.Header{"User-Agent": {"test"}})
 	if err != nil {
 		s.t.Fatal(err)
 	}
