@@ -49,6 +49,12 @@ func TestStart(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
+}
+
+// A start whose caller or launcher leaves ends, although its supervisor is silent.
+func TestStart_Abandoned(t *testing.T) {
+	p := newPlace(t)
+	l := p.launcher()
 	t.Run("its caller leaves", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		started := make(chan error, 1)
