@@ -31,7 +31,7 @@ var wantAccess = map[string]access{
 // rightOf holds what each user may do with ann's kernel.
 var rightOf = map[string]access{
 	"ann": ownKernel, "root": ownKernel, "uma": useKernel, "rita": readKernel, "bob": anyUser,
-	"nobody": public, "": public,
+	"stranger": public, "": public,
 }
 
 // tokenPlaces put a token into each place of a request where one can be.

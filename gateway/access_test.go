@@ -37,7 +37,7 @@ func TestAccess_Websocket(t *testing.T) {
 			t.Errorf("a token has reached the supervisor: %s", super.sent())
 		}
 	}
-	for user, status := range map[string]int{"bob": 404, "nobody": 403} {
+	for user, status := range map[string]int{"bob": 404, "stranger": 403} {
 		_, resp, _ := g.tryChannels(idA, "", as(user))
 		if resp.StatusCode != status {
 			t.Errorf("%s: got %d, want %d", user, resp.StatusCode, status)
@@ -182,7 +182,7 @@ func TestAccess_Claims(t *testing.T) {
 		{"GET", "/api/kernels", ""}, {"GET", "/api/sessions", ""},
 		{"DELETE", path, ""},
 	}
-	for user, claims := range map[string]int{"bob": 0, "nobody": 0, "rita": 2, "ann": 10} {
+	for user, claims := range map[string]int{"bob": 0, "stranger": 0, "rita": 2, "ann": 10} {
 		g := startUserGateway(t, nil)
 		g.addShared()
 		g.fake.add(idB, "python3", api.Idle)
@@ -225,7 +225,7 @@ func TestAccess_Culled(t *testing.T) {
 			}
 		}
 	}
-	g.do("GET", "/api/kernels?culled=1", "", as("nobody")).want(t, 403, "no valid token")
+	g.do("GET", "/api/kernels?culled=1", "", as("stranger")).want(t, 403, "no valid token")
 }
 
 func TestAccess_SourceUnavailable(t *testing.T) {

@@ -142,8 +142,8 @@ func TestAudit_Users(t *testing.T) {
 			"open session refused access rita", "access"},
 		{"bob", "DELETE", "/api/kernels/" + idUnknown, "", 404, "stop failed bob " + idUnknown, ""},
 		{"bob", "DELETE", "/api/sessions/s2", "", 404, "close session failed bob", ""},
-		{"nobody", "DELETE", path, "", 403, "stop refused token " + idA, "token"},
-		{"nobody", "GET", "/api/kernels?culled=1", "", 403, "look refused token", "token"},
+		{"stranger", "DELETE", path, "", 403, "stop refused token " + idA, "token"},
+		{"stranger", "GET", "/api/kernels?culled=1", "", 403, "look refused token", "token"},
 		{"ann", "GET", "/api/kernels?culled=1", "", 200, "", ""},
 	} {
 		before := log.String()
@@ -158,7 +158,7 @@ func TestAudit_Users(t *testing.T) {
 			}
 			return line != ""
 		})
-		if named := strings.Contains(line, " user="+s.user+" "); named != (s.user != "nobody") ||
+		if named := strings.Contains(line, " user="+s.user+" "); named != (s.user != "stranger") ||
 			strings.Contains(line, "user=") != named {
 			t.Errorf("%s %s: the user of the request is not in %s", s.method, s.path, line)
 		}

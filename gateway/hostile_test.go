@@ -122,7 +122,7 @@ func TestRequest_BodyThatComesLate(t *testing.T) {
 }
 
 // The gateway stops writing to a client that sends requests and never reads.
-func TestRequest_AnswerThatNobodyReads(t *testing.T) {
+func TestRequest_UnreadAnswers(t *testing.T) {
 	g := startGateway(t, nil)
 	g.Gateway.answerTime = 300 * time.Millisecond
 	c := g.dialRaw()

@@ -55,7 +55,7 @@ func TestPatchKernel_Keep(t *testing.T) {
 			`"shared_with":[{"user":"x","right":"use"}]}`, idA)
 	})
 	path, keep := "/api/kernels/"+idA, `{"keep_until": "2026-11-22T05:53:26Z"}`
-	for user, status := range map[string]int{"uma": 403, "rita": 403, "bob": 404, "nobody": 403} {
+	for user, status := range map[string]int{"uma": 403, "rita": 403, "bob": 404, "stranger": 403} {
 		g.do("PATCH", path, keep, as(user)).want(t, status, "")
 	}
 	for _, body := range []string{

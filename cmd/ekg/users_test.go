@@ -78,8 +78,8 @@ func TestToken_Command(t *testing.T) {
 		seen[m[1]] = true
 	}
 	var out bytes.Buffer
-	if err := hashToken(strings.NewReader("a-token-of-somebody-else\n"), &out); err != nil ||
-		out.String() != "hash: "+identity.Hash("a-token-of-somebody-else")+"\n" {
+	if err := hashToken(strings.NewReader("a-token-of-another-user\n"), &out); err != nil ||
+		out.String() != "hash: "+identity.Hash("a-token-of-another-user")+"\n" {
 		t.Errorf("got %q, %v", &out, err)
 	}
 	for text, want := range map[string]string{
