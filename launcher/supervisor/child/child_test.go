@@ -211,9 +211,12 @@ func TestLink_Hello(t *testing.T) {
 			ours, theirs := net.Pipe()
 			l := newLink(ours)
 			defer func() { l.close(); <-l.done }()
+			defer theirs.Close() //nolint:errcheck // a pipe
 			go func() {
 				theirs.Write([]byte(tt.sent)) //nolint:errcheck // our side may close it first
-				theirs.Close()                //nolint:errcheck // a pipe
+				if tt.want == "EOF" {
+					theirs.Close() //nolint:errcheck // a pipe
+				}
 			}()
 			if _, err := l.awaitHello(); (err == nil) != (tt.want == "") ||
 				err != nil && !strings.Contains(err.Error(), tt.want) {
