@@ -318,7 +318,8 @@ configMapGenerator:
     files: [python3.json, python3-gpu.json]
 `
 
-const podKernelspec = `{"argv": ["python3", "-m", "ipykernel_launcher", "-f", "{connection_file}"], "display_name": "Python 3", "language": "python",
+const podKernelspec = `{"argv": ["python3", "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+ "display_name": "Python 3", "language": "python",
  "metadata": {"ekg": {"image": "localhost/kernel-py:dev"}}}`
 
 // longAgo is the name of an expired config map of kernels' ends.

@@ -93,7 +93,8 @@ for i in range(%d): display({'text/plain': '%%%dd' %% i}, raw=True)`, displays, 
 	counted = countDisplays(t, other, cell, limit)
 	counted.check(t, "the client that did not read", displays)
 	if peak = max(peak, peakMemory(t, g.supervisorOf(id))); peak > floodMemory {
-		t.Errorf("the supervisor took %d MiB with a log of %d MiB, want at most %d", peak>>20, floodLog>>20, floodMemory>>20)
+		t.Errorf("the supervisor took %d MiB with a log of %d MiB, want at most %d MiB",
+			peak>>20, floodLog>>20, floodMemory>>20)
 	}
 	reading.says("print('on')", "on\n")
 }

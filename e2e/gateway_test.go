@@ -14,7 +14,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -302,60 +301,6 @@ func (g *gateway) cleanUp() {
 	}
 }
 
-// process is an entry of the process table.
-type process struct {
-	pid     int
-	cmdline string
-	environ string
-}
-
-// processes returns the living processes that match.
-func processes(t *testing.T, match func(process) bool) []process {
-	t.Helper()
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var found []process
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		read := func(file string) string {
-			b, _ := os.ReadFile(filepath.Join("/proc", e.Name(), file)) // the process may end during the loop
-			return strings.ReplaceAll(string(b), "\x00", " ")
-		}
-		p := process{pid: pid, cmdline: read("cmdline"), environ: read("environ")}
-		if p.cmdline != "" && match(p) { // a zombie has no command line
-			found = append(found, p)
-		}
-	}
-	return found
-}
-
-// supervisorOf returns the process id of the kernel's supervisor.
-func (g *gateway) supervisorOf(id string) int {
-	g.t.Helper()
-	found := processes(g.t, func(p process) bool {
-		return strings.Contains(p.cmdline, "ekg-supervisor ") && strings.Contains(p.cmdline, id)
-	})
-	if len(found) != 1 {
-		g.t.Fatalf("kernel %s has %d supervisors: %v", id, len(found), found)
-	}
-	return found[0].pid
-}
-
-// kernelProcesses returns the kernel's process and its children.
-func (g *gateway) kernelProcesses(id string) []process {
-	return processes(g.t, ofKernel(id))
-}
-
-// ofKernel matches the kernel's process and its children.
-func ofKernel(id string) func(process) bool {
-	return func(p process) bool { return strings.Contains(p.environ, "EKG_KERNEL_ID="+id) }
-}
-
 // poll calls ask until it returns nil, at most every 20 ms. After limit it returns the last error.
 func poll(limit time.Duration, what string, ask func() error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), limit) // also used after the test's own context has ended
@@ -388,17 +333,6 @@ func eventually(t *testing.T, limit time.Duration, what string, ask func() error
 func (g *gateway) eventually(limit time.Duration, what string, ask func() error) {
 	g.t.Helper()
 	eventually(g.t, limit, what, ask)
-}
-
-// noneLeft waits until no process matches.
-func noneLeft(t *testing.T, limit time.Duration, what string, match func(process) bool) {
-	t.Helper()
-	eventually(t, limit, what, func() error {
-		if left := processes(t, match); len(left) > 0 {
-			return fmt.Errorf("%d processes are left, such as %v", len(left), left[0])
-		}
-		return nil
-	})
 }
 
 // scrape returns the metrics that a gateway serves at this address.
@@ -473,7 +407,7 @@ func (g *gateway) kernel(spec string) string {
 	var m model
 	g.want(201, "POST", "/api/kernels", fmt.Sprintf(`{"name": %q}`, spec), &m)
 	if m.Name != spec {
-		g.t.Fatalf("the new kernel is of %q, want %q", m.Name, spec)
+		g.t.Fatalf("the new kernel has the kernelspec %q, want %q", m.Name, spec)
 	}
 	return m.ID
 }

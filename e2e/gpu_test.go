@@ -64,11 +64,11 @@ func TestE2E_IdleGPU(t *testing.T) {
 		g.state(idle, "idle", time.Second)
 	}
 	if g.state(trains, "idle", time.Second); time.Since(began) < 10*time.Second {
-		t.Errorf("after %v nothing is proven", time.Since(began))
+		t.Errorf("only %v have passed: the test proves nothing", time.Since(began))
 	}
 	nvml.use(leader, 4)
 	if _, reason := g.culledAt(trains, 30*time.Second); !strings.HasPrefix(reason, "it was idle for ") {
-		t.Errorf("it was culled: %s", reason)
+		t.Errorf("the reason of the cull is %q", reason)
 	}
 }
 

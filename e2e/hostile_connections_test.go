@@ -109,19 +109,19 @@ func (g *gateway) badFrames(id string) {
 		frame string
 		codes []int
 	}{
-		"not masked":              {"\x81\x02{}", []int{1002}},
-		"a reserved bit":          {"\xc1\x82" + mask + "{}", []int{1002}},
-		"a reserved kind":         {"\x83\x80" + mask, []int{1002}},
-		"a ping in pieces":        {"\x09\x80" + mask, []int{1002}},
-		"a ping that is too long": {"\x89\xfe\x00\x80" + mask + strings.Repeat("x", 128), []int{1002}},
-		"more than there can be":  {"\x81\xff\xff\xff\xff\xff\xff\xff\xff\xff" + mask, []int{1002, 1009}},
-		"the rest of nothing":     {"\x80\x80" + mask, []int{1002}},
-		"a close with no code":    {"\x88\x82" + mask + "\x00\x01", []int{1002}},
-		"no JSON":                 {"\x81\x81" + mask + "{", []int{1007}},
-		"no UTF-8":                {"\x81\x82" + mask + "\xff\xfe", []int{1002, 1007}},
-		"no message":              {"\x81\x82" + mask + "{}", []int{1007, 0}},
-		"no binary message":       {"\x82\x84" + mask + "\xff\xff\xff\xff", []int{1007}},
-		"deep JSON":               {"\x81\xfe\xff\xff" + mask + strings.Repeat("[", 65535), []int{1007}},
+		"an unmasked frame":            {"\x81\x02{}", []int{1002}},
+		"a reserved bit":               {"\xc1\x82" + mask + "{}", []int{1002}},
+		"a reserved opcode":            {"\x83\x80" + mask, []int{1002}},
+		"a fragmented ping":            {"\x09\x80" + mask, []int{1002}},
+		"a ping that is too long":      {"\x89\xfe\x00\x80" + mask + strings.Repeat("x", 128), []int{1002}},
+		"an impossible length":         {"\x81\xff\xff\xff\xff\xff\xff\xff\xff\xff" + mask, []int{1002, 1009}},
+		"a continuation of no message": {"\x80\x80" + mask, []int{1002}},
+		"a close with an invalid code": {"\x88\x82" + mask + "\x00\x01", []int{1002}},
+		"invalid JSON":                 {"\x81\x81" + mask + "{", []int{1007}},
+		"invalid UTF-8":                {"\x81\x82" + mask + "\xff\xfe", []int{1002, 1007}},
+		"JSON that is not a message":   {"\x81\x82" + mask + "{}", []int{1007, 0}},
+		"an invalid binary message":    {"\x82\x84" + mask + "\xff\xff\xff\xff", []int{1007}},
+		"deep JSON":                    {"\x81\xfe\xff\xff" + mask + strings.Repeat("[", 65535), []int{1007}},
 	} {
 		ws, err := g.connectWith(g.t.Context(), id, url.Values{"session_id": {"bad"}}, "", 20*time.Second)
 		if err != nil {
@@ -139,7 +139,7 @@ func (g *gateway) badFrames(id string) {
 		switch {
 		case errors.As(err, &late) && late.Timeout():
 			if bad.codes[len(bad.codes)-1] != 0 {
-				g.t.Errorf("%s: the websocket goes on", what)
+				g.t.Errorf("%s: the websocket is still open", what)
 			}
 		case !errors.As(err, &end):
 			g.t.Errorf("%s: ended with %v", what, err)
@@ -180,10 +180,10 @@ func idle(t *testing.T) {
 	each := (memory(t, g.cmd.Process.Pid) - before) / idleConnections
 	t.Logf("%d connections in %v: %d bytes each", idleConnections, time.Since(began).Round(time.Millisecond), each)
 	if each > idleMemory {
-		t.Errorf("a connection that says nothing takes %d bytes, want at most %d", each, idleMemory)
+		t.Errorf("an idle connection takes %d bytes, want at most %d", each, idleMemory)
 	}
 	g.idleWebsockets()
-	g.eventually(slowHead, "they are ended", func() error {
+	g.eventually(slowHead, "most connections are closed", func() error {
 		if n := g.descriptors(); n > idleConnections/2 {
 			return fmt.Errorf("%d files are open", n)
 		}
@@ -216,7 +216,7 @@ func (g *gateway) idleWebsockets() {
 		refused++
 	}
 	each := (memory(g.t, g.cmd.Process.Pid) - before) / int64(open)
-	g.t.Logf("%d websockets in %v, %d refused: %d bytes each",
+	g.t.Logf("%d websockets in %v, %d rejected: %d bytes each",
 		open, time.Since(began).Round(time.Millisecond), refused, each)
 	if open != kernels*64 || each > socketMemory {
 		g.t.Errorf("%d websockets are open, and take %d bytes each, want at most %d", open, each, socketMemory)

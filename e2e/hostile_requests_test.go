@@ -69,7 +69,7 @@ func (g *gateway) resources() (outside string) {
 // paths requests files outside the kernelspec's folder, and kernels and sessions with invalid ids.
 func (g *gateway) paths() {
 	if got := g.raw(g.head("GET", "/kernelspecs/linked/logo-svg.svg") + "\r\n"); !strings.HasSuffix(got, "<svg/>") {
-		g.t.Errorf("what may be had: got %q", got)
+		g.t.Errorf("a file of the kernelspec: got %q", got)
 	}
 	for _, file := range []string{
 		"../../outside.txt", "%2e%2e/%2e%2e/outside.txt", "..%2f..%2foutside.txt", "..%2F..%2Foutside.txt",

@@ -68,7 +68,7 @@ func TestE2E_Hostile(t *testing.T) {
 	}
 	g.eventually(30*time.Second, "as many goroutines and open files as before", func() error {
 		if now := g.held(metrics); now[0] > before[0]+8 || now[1] > before[1]+8 {
-			return fmt.Errorf("%v, %v before", now, before)
+			return fmt.Errorf("got %v, %v before", now, before)
 		}
 		return nil
 	})

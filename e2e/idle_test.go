@@ -172,7 +172,7 @@ c.on_msg(answer)`, busy.Seconds()))
 	at, _ = g.culledAt(silent, 10*time.Second)
 	within(t, "the silent cell's kernel was culled", at, silentEnd.Add(idleTimeout))
 	if _, again := g.culledAt(kept, 5*time.Second); again != reason {
-		t.Errorf("before the gateway was started again the reason was %q, now it is %q", reason, again)
+		t.Errorf("before the gateway's restart the reason was %q, now it is %q", reason, again)
 	}
 	g.want(204, "DELETE", "/api/kernels/"+kept, "", nil)
 	if status, body := g.ask("GET", "/api/kernels/"+kept, ""); status != 404 || !strings.Contains(string(body), reason) {

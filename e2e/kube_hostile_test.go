@@ -61,36 +61,19 @@ func TestE2E_KubeHostile(t *testing.T) {
 	const id = "5ec2e700-0000-4000-8000-000000000001"
 	secret := "ekg-" + id + "-1"
 	k := newKubeGateway(t, "--start-wait", "60s")
-	thieves := map[string]map[string]any{
-		"volume": {"volumes": []any{map[string]any{"name": "v", "secret": map[string]any{"secretName": secret}}}},
-		"projected": {
-			"volumes": []any{
-				map[string]any{
-					"name":      "v",
-					"projected": map[string]any{"sources": []any{map[string]any{"secret": map[string]any{"name": secret}}}},
-				},
-			},
-		},
-		"variable": {
-			"env": []any{
-				map[string]any{
-					"name":      "A",
-					"valueFrom": map[string]any{"secretKeyRef": map[string]any{"name": secret, "key": "token"}},
-				},
-			},
-		},
-		"all": {
-			"pod": map[string]any{
-				"spec": map[string]any{
-					"containers": []any{
-						map[string]any{"name": "kernel", "envFrom": []any{map[string]any{"secretRef": map[string]any{"name": secret}}}},
-					},
-				},
-			},
-		},
-		"pull": {"imagePullSecrets": []any{map[string]any{"name": secret}}},
+	type object = map[string]any
+	named := object{"name": secret}
+	fromSecret := object{"name": "kernel", "envFrom": []any{object{"secretRef": named}}}
+	stealing := map[string]object{
+		"volume":    {"volumes": []any{object{"name": "v", "secret": object{"secretName": secret}}}},
+		"projected": {"volumes": []any{object{"name": "v", "projected": object{"sources": []any{object{"secret": named}}}}}},
+		"variable": {"env": []any{
+			object{"name": "A", "valueFrom": object{"secretKeyRef": object{"name": secret, "key": "token"}}},
+		}},
+		"all":  {"pod": object{"spec": object{"containers": []any{fromSecret}}}},
+		"pull": {"imagePullSecrets": []any{named}},
 	}
-	for name, ekg := range thieves {
+	for name, ekg := range stealing {
 		ekg["image"] = "localhost/kernel-py:dev"
 		k.podSpec(name, ekg)
 	}
@@ -100,7 +83,9 @@ func TestE2E_KubeHostile(t *testing.T) {
 	c := k.dial(t, id, "s", true)
 	c.finds(hostileValues)
 	c.says(`import os
-print(os.path.exists('/tmp/hostile'), os.path.exists('/ekg-secret'), os.path.exists('/var/run/secrets/kubernetes.io'), any('EKG' in v and 'TOKEN' in v for v in os.environ))`, "False False False False\n")
+paths = '/tmp/hostile', '/ekg-secret', '/var/run/secrets/kubernetes.io'
+print([os.path.exists(path) for path in paths], any('EKG' in v and 'TOKEN' in v for v in os.environ))`,
+		"[False, False, False] False\n")
 
 	refused := func(body, reason string) {
 		t.Helper()
@@ -112,14 +97,18 @@ print(os.path.exists('/tmp/hostile'), os.path.exists('/ekg-secret'), os.path.exi
 			t.Errorf("%s: got %d %s, want 403 with %s", body, status, b, reason)
 		}
 	}
-	for name := range thieves {
+	for name := range stealing {
 		refused(fmt.Sprintf(`{"name": %q}`, name), fmt.Sprintf("%q is one of ekg's own secrets", secret))
 	}
 	for name, values := range map[string][]string{
-		"KERNEL_UID": {"0", "00", "+0", "0x0", " 0", "-0", "4294967296", "\u0660", "65532"}, "KERNEL_GID": {"0", "00"},
-		"KERNEL_VOLUMES": {fmt.Sprintf("- {name: v, secret: {secretName: %s}}", secret)}, "KERNEL_NAMESPACE": {"kube-system"},
+		"KERNEL_UID":                  {"0", "00", "+0", "0x0", " 0", "-0", "4294967296", "\u0660", "65532"},
+		"KERNEL_GID":                  {"0", "00"},
+		"KERNEL_VOLUMES":              {fmt.Sprintf("- {name: v, secret: {secretName: %s}}", secret)},
+		"KERNEL_NAMESPACE":            {"kube-system"},
 		"KERNEL_SERVICE_ACCOUNT_NAME": {"admin"},
-		"KERNEL_IMAGE":                {"evil.example/x"}, "KERNEL_POD_NAME": {"x"}, "KERNEL_CPUS": {"1e999999999"},
+		"KERNEL_IMAGE":                {"evil.example/x"},
+		"KERNEL_POD_NAME":             {"x"},
+		"KERNEL_CPUS":                 {"1e999999999"},
 	} {
 		for _, value := range values {
 			body, err := json.Marshal(map[string]any{"name": "pod", "env": map[string]string{name: value}})

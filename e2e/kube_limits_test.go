@@ -310,13 +310,13 @@ func TestE2E_KubeLimits(t *testing.T) {
 		return strings.HasPrefix(text, first.url+" 503 ")
 	})
 	if len(got.ids) > most || len(got.refused) < 60 || len(wrong) > 0 {
-		t.Errorf("%d were started and %d refused; else %q", len(got.ids), len(got.refused), got.others)
+		t.Errorf("%d were started, %d were refused, and the other answers are %q", len(got.ids), len(got.refused), got.others)
 	}
 	const why = `"reason":"you have 4 kernels, and you may have 4 kernels at one time (limit kernels-per-user); ` +
 		`shut one down to start another: pod `
 	for _, text := range got.refused {
 		if !strings.Contains(text, why) {
-			t.Fatalf("it was refused with %s", text)
+			t.Fatalf("a start was refused with %s", text)
 		}
 	}
 	census.settled(all[0], most)
@@ -354,7 +354,7 @@ func TestE2E_KubeLimits(t *testing.T) {
 	others = slices.DeleteFunc(slices.Clone(all), func(g *inCluster) bool { return g == first })
 	census.settled(others[0], most)
 	if len(got.ids) > 2 || len(got.refused) == 0 {
-		t.Errorf("%d were started and %d refused; else %q", len(got.ids), len(got.refused), got.others)
+		t.Errorf("%d were started, %d were refused, and the other answers are %q", len(got.ids), len(got.refused), got.others)
 	}
 	others[0].deleteAll()
 	t.Logf("it took %v", time.Since(began).Round(100*time.Millisecond))

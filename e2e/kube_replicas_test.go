@@ -29,97 +29,8 @@ func TestE2E_KubeReplicas(t *testing.T) {
 		t.Fatalf("%d replicas are ready", n)
 	}
 	var ids []string // of kernels that were shut down
-	t.Run("every replica knows what a POST has answered", func(t *testing.T) {
-		k := k.in(t)
-		for range 3 {
-			var m model
-			k.want(201, "POST", "/api/kernels", `{"name": "python3"}`, &m)
-			ids = append(ids, m.ID)
-			k.want(201, "POST", "/api/sessions",
-				fmt.Sprintf(`{"path": "%[1]s.ipynb", "type": "notebook", "name": "x", "kernel": {"id": %[1]q}}`, m.ID), nil)
-			for range 2 {
-				if _, b := k.ask("GET", "/api/sessions", ""); !strings.Contains(string(b), m.ID+".ipynb") {
-					t.Errorf("sessions lack that of %s", m.ID)
-				}
-			}
-			for range 2 {
-				k.want(200, "GET", "/api/kernels/"+m.ID, "", nil)
-				var all []model
-				k.want(200, "GET", "/api/kernels", "", &all)
-				if !slices.ContainsFunc(all, func(o model) bool { return o.ID == m.ID }) {
-					t.Errorf("a list lacks %s", m.ID)
-				}
-			}
-		}
-		for _, id := range ids {
-			k.want(204, "DELETE", "/api/kernels/"+id, "", nil)
-			for range 2 {
-				k.want(404, "GET", "/api/kernels/"+id, "", nil)
-			}
-		}
-	})
-	t.Run("replicas are killed while a cell prints", func(t *testing.T) {
-		k := k.in(t)
-		id := k.kernel("python3")
-		r := newReturning(t, k.gateway, id, subprotocolV1, 10*time.Second)
-		cell := r.begin(`import signal, time
-x, n, interrupts = 41, 0, []
-signal.signal(signal.SIGINT, lambda *_: interrupts.append(n))
-while not interrupts and n < 5000:
-    print('line', n, 'x' * 12000, flush=True)
-    n += 1
-    time.sleep(0.01 if n < 600 else 0.1)
-print('total', n, flush=True)`)
-		after := func(lines int) {
-			t.Helper()
-			r.until(60*time.Second, fmt.Sprintf("line %d of the cell", lines), func() bool {
-				return r.has(func(m message) bool { // ipykernel sometimes splits a line, so a later line will do
-					var n int
-					_, err := fmt.Sscanf(m.field("text"), "line %d ", &n)
-					return m.Parent.MsgID == cell && err == nil && n >= lines
-				})
-			})
-		}
-		kill := func(pod string) {
-			t.Helper()
-			if pid := k.containerProcess("ekg", pod, "ekg"); pid != 0 { // it may be restarting
-				if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
-		pods := slices.Sorted(maps.Keys(k.replicas()))
-		after(50)
-		kill(pods[0])
-		after(maxRepeat/12000 + 100) // more output than a repetition may hold
-		for _, pod := range slices.Backward(pods) {
-			kill(pod) // one of them has the connection
-		}
-		k.rolledOut()
-		connections := 0
-		r.until(60*time.Second, "the connection is back", func() bool {
-			connections = r.connections
-			return connections > 1 && r.ws != nil
-		})
-		k.cluster.kubectl(t, "", "-n", "ekg", "rollout", "restart", "deployment/ekg")
-		k.rolledOut()
-		r.until(60*time.Second, "the connection has moved to a new replica", func() bool {
-			return r.connections > connections && r.ws != nil
-		})
-		k.want(204, "POST", "/api/kernels/"+id+"/interrupt", "", nil) // only this ends the cell
-		wantNumbered(t, r.session, r.ended(cell, 2*time.Minute))
-		r.mu.Lock()
-		t.Logf("%d messages in %d connections; %d messages came twice, at most %d bytes at once",
-			len(r.got), r.connections, r.repeated, r.maxRepeat)
-		if r.connections < 2 {
-			t.Error("the connection was never cut")
-		}
-		r.mu.Unlock()
-		back := k.dial(t, id, "after", true)
-		if r := back.finish(back.begin("print(x + 1)"), 60*time.Second); r.stdout != "42\n" {
-			t.Errorf("after all that: %q", r.stdout)
-		}
-	})
+	t.Run("every replica knows what a POST has answered", func(t *testing.T) { ids = k.in(t).everyReplicaKnows() })
+	t.Run("replicas are killed while a cell prints", func(t *testing.T) { k.in(t).replicasKilled() })
 	t.Run("gateways that started later know why a kernel has ended", func(t *testing.T) {
 		k := k.in(t)
 		for _, id := range ids {
@@ -141,6 +52,101 @@ print('total', n, flush=True)`)
 		k.want(204, "DELETE", "/api/kernels/"+m.ID, "", nil)
 	}
 	k.nothingLeft()
+}
+
+// everyReplicaKnows starts three kernels and shuts them down. It returns their ids.
+func (k *inCluster) everyReplicaKnows() (ids []string) {
+	for range 3 {
+		var m model
+		k.want(201, "POST", "/api/kernels", `{"name": "python3"}`, &m)
+		ids = append(ids, m.ID)
+		k.want(201, "POST", "/api/sessions",
+			fmt.Sprintf(`{"path": "%[1]s.ipynb", "type": "notebook", "name": "x", "kernel": {"id": %[1]q}}`, m.ID), nil)
+		for range 2 {
+			if _, b := k.ask("GET", "/api/sessions", ""); !strings.Contains(string(b), m.ID+".ipynb") {
+				k.t.Errorf("the sessions lack the one of kernel %s", m.ID)
+			}
+		}
+		for range 2 {
+			k.want(200, "GET", "/api/kernels/"+m.ID, "", nil)
+			var all []model
+			k.want(200, "GET", "/api/kernels", "", &all)
+			if !slices.ContainsFunc(all, func(o model) bool { return o.ID == m.ID }) {
+				k.t.Errorf("a list lacks %s", m.ID)
+			}
+		}
+	}
+	for _, id := range ids {
+		k.want(204, "DELETE", "/api/kernels/"+id, "", nil)
+		for range 2 {
+			k.want(404, "GET", "/api/kernels/"+id, "", nil)
+		}
+	}
+	return ids
+}
+
+// replicasKilled runs a cell that prints while all replicas are killed and then replaced.
+func (k *inCluster) replicasKilled() {
+	t := k.t
+	id := k.kernel("python3")
+	r := newReturning(t, k.gateway, id, subprotocolV1, 10*time.Second)
+	cell := r.begin(`import signal, time
+x, n, interrupts = 41, 0, []
+signal.signal(signal.SIGINT, lambda *_: interrupts.append(n))
+while not interrupts and n < 5000:
+    print('line', n, 'x' * 12000, flush=True)
+    n += 1
+    time.sleep(0.01 if n < 600 else 0.1)
+print('total', n, flush=True)`)
+	after := func(lines int) {
+		t.Helper()
+		r.until(60*time.Second, fmt.Sprintf("line %d of the cell", lines), func() bool {
+			return r.has(func(m message) bool { // ipykernel sometimes splits a line, so a later line will do
+				var n int
+				_, err := fmt.Sscanf(m.field("text"), "line %d ", &n)
+				return m.Parent.MsgID == cell && err == nil && n >= lines
+			})
+		})
+	}
+	kill := func(pod string) {
+		t.Helper()
+		if pid := k.containerProcess("ekg", pod, "ekg"); pid != 0 { // it may be restarting
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	pods := slices.Sorted(maps.Keys(k.replicas()))
+	after(50)
+	kill(pods[0])
+	after(maxRepeat/12000 + 100) // more output than a repetition may hold
+	for _, pod := range slices.Backward(pods) {
+		kill(pod) // one of them has the connection
+	}
+	k.rolledOut()
+	connections := 0
+	r.until(60*time.Second, "the connection is back", func() bool {
+		connections = r.connections
+		return connections > 1 && r.ws != nil
+	})
+	k.cluster.kubectl(t, "", "-n", "ekg", "rollout", "restart", "deployment/ekg")
+	k.rolledOut()
+	r.until(60*time.Second, "the connection has moved to a new replica", func() bool {
+		return r.connections > connections && r.ws != nil
+	})
+	k.want(204, "POST", "/api/kernels/"+id+"/interrupt", "", nil) // only this ends the cell
+	wantNumbered(t, r.session, r.ended(cell, 2*time.Minute))
+	r.mu.Lock()
+	t.Logf("%d messages in %d connections; %d messages came twice, at most %d bytes at once",
+		len(r.got), r.connections, r.repeated, r.maxRepeat)
+	if r.connections < 2 {
+		t.Error("the connection was never cut")
+	}
+	r.mu.Unlock()
+	back := k.dial(t, id, "after", true)
+	if r := back.finish(back.begin("print(x + 1)"), 60*time.Second); r.stdout != "42\n" {
+		t.Errorf("after the failures the cell printed %q", r.stdout)
+	}
 }
 
 // checkRights compares the Role's rules with the requests of the gateways that the API server has logged. An API server

@@ -92,7 +92,7 @@ func (k *inCluster) startsBadly(t *testing.T, spec, why string) {
 	}
 	t.Logf("%s: %s (%v)", spec, answer.Reason, time.Since(began).Round(100*time.Millisecond))
 	if took := time.Since(began); took > 15*time.Second {
-		t.Errorf("it took %v", took)
+		t.Errorf("the error took %v", took)
 	}
 }
 
@@ -246,7 +246,7 @@ func TestE2E_KubeClaims(t *testing.T) {
 	k.want(204, "DELETE", "/api/kernels/"+first, "", nil)
 	k.state(third, "idle", 60*time.Second)
 	if got := k.deviceOf(third); got != device {
-		t.Errorf("it has %s, and %s was given back", got, device)
+		t.Errorf("the third kernel has %s, and %s was free", got, device)
 	}
 	k.dial(t, third, "s", true).says("print('with a device')", "with a device\n")
 	k.deleteAll()
@@ -303,7 +303,7 @@ func TestE2E_KubeLauncher(t *testing.T) {
 		Argv: []string{"python3", "-m", "ipykernel_launcher", "-f", "{connection_file}"}})
 	left := c.kubectl(t, "", "-n", ns, "get", "pods,secrets", "-o", "name")
 	if strings.TrimSpace(left) != "" {
-		t.Errorf("there are left: %s", left)
+		t.Errorf("%s are left", left)
 	}
 }
 

@@ -38,7 +38,7 @@ func TestE2E_REST(t *testing.T) {
 	g.want(201, "POST", "/api/kernels", body, &first)
 	g.want(201, "POST", "/api/kernels", body, &again)
 	if first.ID != wanted || again.ID != wanted {
-		t.Fatalf("repeated POST made %s and %s, want %s twice", first.ID, again.ID, wanted)
+		t.Fatalf("a repeated POST returned %s and %s, want %s twice", first.ID, again.ID, wanted)
 	}
 	if !regexp.MustCompile(`^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$`).MatchString(first.LastActivity) {
 		t.Errorf("last_activity is %q, not with six digits and Z", first.LastActivity)
@@ -55,7 +55,7 @@ func TestE2E_REST(t *testing.T) {
 
 	g.want(204, "DELETE", "/api/kernels/"+wanted, "", nil)
 	if left := g.kernelProcesses(wanted); len(left) > 0 {
-		t.Errorf("DELETE has answered, but there are still %v", left)
+		t.Errorf("after the answer to DELETE there are still %v", left)
 	}
 	g.want(404, "DELETE", "/api/kernels/"+wanted, "", nil)
 	g.want(404, "GET", "/api/kernels/"+wanted, "", nil)
@@ -110,7 +110,7 @@ func wantLines(t *testing.T, text string, n int) {
 	}
 	for i := range n {
 		if i >= len(first) || first[i] != i {
-			t.Fatalf("line %d is missing or out of its place; there are %d of %d: %v", i, len(first), n, first)
+			t.Fatalf("line %d is missing or out of order; got %d of %d lines: %v", i, len(first), n, first)
 		}
 	}
 }
@@ -162,12 +162,6 @@ func TestE2E_GatewayKilled(t *testing.T) {
 	}
 }
 
-// noProcesses waits until no process of the kernel is left.
-func (g *gateway) noProcesses(id string) {
-	g.t.Helper()
-	noneLeft(g.t, 10*time.Second, "the end of kernel "+id, ofKernel(id))
-}
-
 func TestE2E_SupervisorKilled(t *testing.T) {
 	for _, down := range []bool{false, true} {
 		t.Run(map[bool]string{false: "gateway up", true: "gateway down"}[down], func(t *testing.T) {
@@ -176,7 +170,7 @@ func TestE2E_SupervisorKilled(t *testing.T) {
 			c := g.dial(t, id, "s", true)
 			c.says("import subprocess; child = subprocess.Popen(['sleep', '1000'])", "")
 			if n := len(g.kernelProcesses(id)); n < 2 {
-				t.Fatalf("the kernel has %d processes, not itself and its child", n)
+				t.Fatalf("the kernel has %d processes, want at least its own and its child", n)
 			}
 			pid := g.supervisorOf(id)
 			if down {
@@ -260,7 +254,7 @@ func TestE2E_Sigterm(t *testing.T) {
 	}
 	// JupyterLab does not reconnect after these two.
 	if websocket.IsCloseError(c.failed, websocket.CloseNormalClosure, websocket.CloseGoingAway) {
-		t.Errorf("the websocket ended with %v: the front end would not come back", c.failed)
+		t.Errorf("the websocket ended with %v: JupyterLab would not reconnect", c.failed)
 	}
 	if len(g.kernelProcesses(id)) == 0 {
 		t.Fatal("the kernel did not outlive the gateway")
@@ -380,22 +374,4 @@ func TestE2E_NothingLeaks(t *testing.T) {
 	if want, got := fresh.goroutines(), used.goroutines(); got > want+3 {
 		t.Errorf("after %d kernel lives there are %d goroutines, after one %d; they are in %s", lives, got, want, used.log)
 	}
-}
-
-// zombiesOf counts the ended children that a process has not reaped.
-func zombiesOf(t *testing.T, parent int) int {
-	t.Helper()
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := 0
-	for _, f := range stats {
-		b, _ := os.ReadFile(f) // the process may end during the loop
-		_, rest, _ := strings.Cut(string(b), ") ")
-		if strings.HasPrefix(rest, fmt.Sprintf("Z %d ", parent)) {
-			n++
-		}
-	}
-	return n
 }

@@ -41,7 +41,7 @@ func TestE2E_Limits(t *testing.T) {
 	}
 	asking.Wait()
 	if started != 2 || len(refused) != 18 || len(others) > 0 {
-		t.Fatalf("%d were started and %d refused; else %q", started, len(refused), others)
+		t.Fatalf("%d were started, %d were refused, and the other answers are %q", started, len(refused), others)
 	}
 	const why = `"you have 2 kernels, and you may have 2 kernels at one time (limit kernels-per-user); shut one down ` +
 		`to start another: fake `
@@ -52,7 +52,7 @@ func TestE2E_Limits(t *testing.T) {
 	}
 	for _, text := range refused {
 		if strings.Count(text, why) != 2 || !strings.Contains(text, all[0].ID) || !strings.Contains(text, all[1].ID) {
-			t.Fatalf("it was refused with %s", text)
+			t.Fatalf("a start was refused with %s", text)
 		}
 	}
 	for _, m := range all {

@@ -78,36 +78,7 @@ display(Image(data=base64.b64decode(%q), format="png"))
 		}
 	})
 	t.Run("as JSON", func(t *testing.T) {
-		code, out, errs := g.prints("log", "--json", id)
-		if code != 0 || errs != "" {
-			t.Fatalf("got %d: %s", code, errs)
-		}
-		var last uint64
-		types := map[string]int{}
-		for line := range strings.Lines(out) {
-			var m struct {
-				Number        uint64
-				Epoch         uint64
-				Time          time.Time
-				Channel, Cell string
-				Header        header
-				Parent        header `json:"parent_header"`
-			}
-			if err := json.Unmarshal([]byte(line), &m); err != nil {
-				t.Fatalf("%v in %.300s", err, line)
-			}
-			if m.Number <= last || m.Epoch != 1 || time.Since(m.Time) > time.Hour {
-				t.Errorf("after %d: %.300s", last, line)
-			}
-			last = m.Number
-			if want := map[string]string{shown: "cell-shown", failed: "cell-failed"}[m.Parent.MsgID]; m.Cell != want {
-				t.Errorf("cell is %q, want %q: %.300s", m.Cell, want, line)
-			}
-			types[m.Channel+"/"+m.Header.MsgType]++
-		}
-		if types["shell/execute_reply"] != 2 || types["iopub/error"] != 1 || types["iopub/execute_input"] != 2 {
-			t.Errorf("there are %v", types)
-		}
+		logAsJSON(t, g, id, map[string]string{shown: "cell-shown", failed: "cell-failed"})
 	})
 	t.Run("errors", func(t *testing.T) {
 		for _, tt := range []struct{ name, want string }{
@@ -121,60 +92,7 @@ display(Image(data=base64.b64decode(%q), format="png"))
 		}
 	})
 
-	t.Run("follow while the gateway is killed", func(t *testing.T) {
-		var out, errs transcript.Buffer
-		cell := c.begin(printing(40))
-		cmd := g.command("log", id, "--follow", "--cell", cell)
-		cmd.Stdout, cmd.Stderr = &out, &errs
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		ended := make(chan error, 1)
-		go func() { ended <- cmd.Wait() }()
-		defer func() {
-			if cmd.ProcessState == nil {
-				_ = cmd.Process.Kill() // the test has failed
-				<-ended                //nolint:errcheck // only the end matters here
-			}
-		}()
-		shows := func(line string) func() error {
-			return func() error {
-				if !strings.Contains(out.String(), line) {
-					return fmt.Errorf("printed %q and %q", out.String(), errs.String())
-				}
-				return nil
-			}
-		}
-		g.eventually(20*time.Second, "line 10", shows("line 10\n"))
-		if strings.Contains(out.String(), "line 39\n") {
-			t.Fatal("the cell has ended already: the test proves nothing")
-		}
-		g.kill()
-		g.start()
-		g.eventually(30*time.Second, "line 39", shows("line 39\n"))
-		if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
-			t.Fatal(err)
-		}
-		select {
-		case err := <-ended:
-			if err != nil {
-				t.Errorf("interrupted, it ended with %v", err)
-			}
-		case <-time.After(20 * time.Second):
-			t.Fatal("it does not end")
-		}
-		var want strings.Builder
-		for i := range 40 {
-			fmt.Fprintf(&want, "line %d\n", i)
-		}
-		if out.String() != want.String() { // each line must come exactly once
-			t.Errorf("printed %q", out.String())
-		}
-		if text := errs.String(); !strings.HasPrefix(text, "ekg: the connection broke") ||
-			!strings.HasSuffix(text, "ekg: connected again\n") {
-			t.Errorf("said %q", text)
-		}
-	})
+	t.Run("follow while the gateway is killed", func(t *testing.T) { followWhileKilled(t, g, c, id) })
 
 	t.Run("after the kernel has died", func(t *testing.T) {
 		fake := g.kernel("fake")
@@ -217,6 +135,96 @@ display(Image(data=base64.b64decode(%q), format="png"))
 			t.Errorf("got %d %q", code, errs)
 		}
 	})
+}
+
+// logAsJSON checks the lines of a log. The map has the notebook's cell of each request.
+func logAsJSON(t *testing.T, g *gateway, id string, cells map[string]string) {
+	code, out, errs := g.prints("log", "--json", id)
+	if code != 0 || errs != "" {
+		t.Fatalf("got %d: %s", code, errs)
+	}
+	var last uint64
+	types := map[string]int{}
+	for line := range strings.Lines(out) {
+		var m struct {
+			Number        uint64
+			Epoch         uint64
+			Time          time.Time
+			Channel, Cell string
+			Header        header
+			Parent        header `json:"parent_header"`
+		}
+		if err := json.Unmarshal([]byte(line), &m); err != nil {
+			t.Fatalf("%v in %.300s", err, line)
+		}
+		if m.Number <= last || m.Epoch != 1 || time.Since(m.Time) > time.Hour {
+			t.Errorf("after %d: %.300s", last, line)
+		}
+		last = m.Number
+		if want := cells[m.Parent.MsgID]; m.Cell != want {
+			t.Errorf("cell is %q, want %q: %.300s", m.Cell, want, line)
+		}
+		types[m.Channel+"/"+m.Header.MsgType]++
+	}
+	if types["shell/execute_reply"] != 2 || types["iopub/error"] != 1 || types["iopub/execute_input"] != 2 {
+		t.Errorf("the types of messages are %v", types)
+	}
+}
+
+// followWhileKilled follows a cell, and kills and restarts the gateway meanwhile. Each line is printed once.
+func followWhileKilled(t *testing.T, g *gateway, c *client, id string) {
+	var out, errs transcript.Buffer
+	cell := c.begin(printing(40))
+	cmd := g.command("log", id, "--follow", "--cell", cell)
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	defer func() {
+		if cmd.ProcessState == nil {
+			_ = cmd.Process.Kill() // the test has failed
+			<-ended                //nolint:errcheck // only the end matters here
+		}
+	}()
+	shows := func(line string) func() error {
+		return func() error {
+			if !strings.Contains(out.String(), line) {
+				return fmt.Errorf("printed %q and %q", out.String(), errs.String())
+			}
+			return nil
+		}
+	}
+	g.eventually(20*time.Second, "line 10", shows("line 10\n"))
+	if strings.Contains(out.String(), "line 39\n") {
+		t.Fatal("the cell has ended already: the test proves nothing")
+	}
+	g.kill()
+	g.start()
+	g.eventually(30*time.Second, "line 39", shows("line 39\n"))
+	if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Errorf("after the interrupt it ended with %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("the command does not end after an interrupt")
+	}
+	var want strings.Builder
+	for i := range 40 {
+		fmt.Fprintf(&want, "line %d\n", i)
+	}
+	if out.String() != want.String() { // each line must come exactly once
+		t.Errorf("printed %q, want each line once", out.String())
+	}
+	if text := errs.String(); !strings.HasPrefix(text, "ekg: the connection broke") ||
+		!strings.HasSuffix(text, "ekg: connected again\n") {
+		t.Errorf("standard error is %q", text)
+	}
 }
 
 // plainText returns a text without its colours.

@@ -280,7 +280,7 @@ func (r *returning) until(limit time.Duration, what string, holds func() bool) {
 		if r.fault != nil || holds() {
 			return nil
 		}
-		return fmt.Errorf("%d messages came in %d connections; the last one: %w",
+		return fmt.Errorf("%d messages came in %d connections; the last connection: %w",
 			len(r.got), r.connections, cmp.Or(r.refused, errNone))
 	})
 	r.mu.Lock()

@@ -81,7 +81,7 @@ func TestE2E_Upgrade(t *testing.T) {
 			}
 			if program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", supervisor)); err != nil ||
 				filepath.Dir(program) != tt.from {
-				t.Errorf("the supervisor is %s, %v, and not of the first gateway's version", program, err)
+				t.Errorf("the supervisor's program is %s, %v, want one in the first gateway's folder", program, err)
 			}
 			g.want(204, "DELETE", "/api/kernels/"+id, "", nil)
 			g.noProcesses(id)

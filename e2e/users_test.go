@@ -89,17 +89,18 @@ func (h *hub) ask(method, path, body string, out any) {
 	}
 }
 
-// made is a token of the hub.
-type made struct {
+// hubToken is a token that the hub has created.
+type hubToken struct {
 	ID, Token string
 }
 
-func (h *hub) makeToken(user, request string) made {
+// makeToken creates a token for a user, and the user if there is none.
+func (h *hub) makeToken(user, request string) hubToken {
 	h.t.Helper()
 	h.ask("POST", "/users/"+user, "", nil) // 409 if the user exists
-	var m made
-	h.ask("POST", "/users/"+user+"/tokens", request, &m)
-	return m
+	var created hubToken
+	h.ask("POST", "/users/"+user+"/tokens", request, &created)
+	return created
 }
 
 // TestE2E_Hub: users of a real hub have their own kernels and share them with groups of the hub. They lose access soon

@@ -15,10 +15,10 @@ import (
 // Users identifies the users of tokens; *identity.Verifier implements it.
 type Users interface {
 	// Identify returns the user of a token. The error is identity.ErrUnknown if no user has the token, and
-	// identity.ErrUnavailable if its source cannot be asked now.
+	// identity.ErrUnavailable if its source is unavailable.
 	Identify(ctx context.Context, token string) (identity.User, error)
-	// Recall is Identify for a token that was a user's before. It asks no source: known is false if a source would have to
-	// be asked.
+	// Recall is Identify for a token that was a user's before. It calls no source: known is false if only a source could
+	// answer.
 	Recall(token string, was identity.User) (user identity.User, known bool, err error)
 	// Refresh reads changed settings again. Watch calls it every few seconds.
 	Refresh()

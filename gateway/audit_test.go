@@ -11,6 +11,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -48,7 +49,7 @@ func brief(e map[string]any) string {
 	return strings.TrimSpace(text)
 }
 
-// Who starts, stops, interrupts, restarts, connects to what, or is refused, is in the audit log, once; who only looks
+// Each start, stop, interrupt, restart, connection and refusal is in the audit log, once; a request that only looks
 // is not.
 func TestAudit(t *testing.T) {
 	g, entries := audited(t, func(o *Options) { o.AllowOrigins = []string{"https://lab.example"} })
@@ -83,7 +84,7 @@ func TestAudit(t *testing.T) {
 		s.do()
 		// The entry is written behind the answer.
 		if s.want != "" {
-			eventually(t, s.want, func() bool { return len(entries()) > before })
+			poll.Until(t, s.want, func() bool { return len(entries()) > before })
 		}
 		var got []string
 		for _, e := range entries()[before:] {
@@ -102,8 +103,8 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// Where there are users each entry names the one who has asked, and each refusal what has refused it: also what the
-// client is told does not exist.
+// TestAudit_Users: each entry names the user of the request, and each refusal names the check that refused. This holds
+// also for kernels that the client is not allowed to see.
 func TestAudit_Users(t *testing.T) {
 	log := &transcript.Buffer{}
 	g := startUserGateway(t, func(o *Options) { o.Audit, o.StartsPerMinute, o.ConnectionsPerUser = log, 1, 1 })
@@ -141,15 +142,15 @@ func TestAudit_Users(t *testing.T) {
 			"open session refused access rita", "access"},
 		{"bob", "DELETE", "/api/kernels/" + idUnknown, "", 404, "stop failed bob " + idUnknown, ""},
 		{"bob", "DELETE", "/api/sessions/s2", "", 404, "close session failed bob", ""},
-		{"nobody", "DELETE", path, "", 403, "stop refused token " + idA, "token"},
-		{"nobody", "GET", "/api/kernels?culled=1", "", 403, "look refused token", "token"},
+		{"stranger", "DELETE", path, "", 403, "stop refused token " + idA, "token"},
+		{"stranger", "GET", "/api/kernels?culled=1", "", 403, "look refused token", "token"},
 		{"ann", "GET", "/api/kernels?culled=1", "", 200, "", ""},
 	} {
 		before := log.String()
 		resp := g.do(s.method, s.path, s.body, as(s.user)).want(t, s.status, "")
 		id := resp.Header.Get(api.HeaderRequestID)
 		var line string
-		eventually(t, "the request is logged", func() bool {
+		poll.Until(t, "the request is logged", func() bool {
 			for l := range strings.Lines(g.log.String()) {
 				if strings.Contains(l, "msg=request") && strings.Contains(l, "request="+id) {
 					line = l
@@ -157,9 +158,9 @@ func TestAudit_Users(t *testing.T) {
 			}
 			return line != ""
 		})
-		if named := strings.Contains(line, " user="+s.user+" "); named != (s.user != "nobody") ||
+		if named := strings.Contains(line, " user="+s.user+" "); named != (s.user != "stranger") ||
 			strings.Contains(line, "user=") != named {
-			t.Errorf("%s %s: who has asked is not in %s", s.method, s.path, line)
+			t.Errorf("%s %s: the user of the request is not in %s", s.method, s.path, line)
 		}
 		added, got := strings.TrimPrefix(log.String(), before), ""
 		if added != "" {
@@ -182,12 +183,14 @@ func TestAudit_Users(t *testing.T) {
 	conn, _ := g.dialChannels(idA, "", as("rita"))
 	g.do("GET", path+"/channels", "", as("rita"), asUpgrade).want(t, 429, "")
 	_ = conn.Close()
-	for _, want := range []string{`"connect","outcome":"done","status":101,"user":"rita"`,
+	for _, want := range []string{
+		`"connect","outcome":"done","status":101,"user":"rita"`,
 		`"connect","outcome":"refused","status":429,"check":"limit","user":"rita"`,
-		`"disconnect","outcome":"done","user":"rita"`} {
-		eventually(t, want, func() bool { return strings.Contains(log.String(), want) })
+		`"disconnect","outcome":"done","user":"rita"`,
+	} {
+		poll.Until(t, want, func() bool { return strings.Contains(log.String(), want) })
 	}
-	eventually(t, "both lines of the websocket name who has it", func() bool {
+	poll.Until(t, "both lines of the websocket name who has it", func() bool {
 		n := 0
 		for line := range strings.Lines(g.log.String()) {
 			if strings.Contains(line, `msg="websocket `) && strings.Contains(line, "user=rita") {
@@ -201,7 +204,7 @@ func TestAudit_Users(t *testing.T) {
 		_, _ = w.Write([]byte(`{"reason": "Forbidden", "message": "keep_until can be at most 1h0m0s from now"}`))
 	})
 	g.do("PATCH", path, `{"keep_until": null}`, as("ann")).want(t, 403, "")
-	eventually(t, "the supervisor's refusal", func() bool {
+	poll.Until(t, "the supervisor's refusal", func() bool {
 		return strings.Contains(log.String(), `"change","outcome":"refused","status":403,"check":"supervisor","user":"ann"`)
 	})
 }
@@ -223,7 +226,7 @@ func TestAudit_Websocket(t *testing.T) {
 		t.Fatalf("opened: %v", opened)
 	}
 	_ = conn.Close()
-	eventually(t, "the end is known", func() bool { return len(entries()) == 2 })
+	poll.Until(t, "the end is known", func() bool { return len(entries()) == 2 })
 	closed := entries()[1]
 	if brief(closed) != "disconnect done anonymous "+idA || closed["bytes_in"] != 5.0 || closed["bytes_out"] != 5.0 ||
 		closed["seconds"].(float64) <= 0 {
@@ -266,7 +269,7 @@ func TestLogRequest(t *testing.T) {
 		})
 		id := resp.Header.Get(api.HeaderRequestID)
 		var lines []string
-		eventually(t, "the line is written", func() bool {
+		poll.Until(t, "the line is written", func() bool {
 			lines = nil
 			for line := range strings.Lines(g.log.String()) {
 				if strings.Contains(line, "request="+id) && strings.Contains(line, "msg=request") {
@@ -281,7 +284,7 @@ func TestLogRequest(t *testing.T) {
 	}
 }
 
-// The supervisor that ends its kernel is told which request wants that.
+// The supervisor that ends its kernel gets the id of the request.
 func TestRequestID_Stop(t *testing.T) {
 	g := startGateway(t, nil)
 	g.fake.add(idA, "python3", api.Idle)
@@ -289,7 +292,7 @@ func TestRequestID_Stop(t *testing.T) {
 	resp.want(t, 204, "")
 	g.fake.change(func() {
 		if got, want := g.fake.stopRequests[idA], resp.Header.Get(api.HeaderRequestID); got != want || got == "" {
-			t.Errorf("the launcher is told of request %q, the client of %q", got, want)
+			t.Errorf("the launcher has request id %q, the client %q", got, want)
 		}
 	})
 }
@@ -311,7 +314,7 @@ func (f *flaky) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// An audit log that cannot be written is told once, counted each time, and does not stop anybody's work.
+// A failure of the audit log is logged once and counted each time. Requests are served all the same.
 func TestAudit_Broken(t *testing.T) {
 	disk, log := &flaky{full: true}, &transcript.Buffer{}
 	a := &audit{to: disk, metrics: metrics.New("1"), log: slog.New(slog.NewTextHandler(log, nil))}

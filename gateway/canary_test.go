@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -30,8 +31,9 @@ func TestCanary(t *testing.T) {
 				DisplayName: "S", Language: "x", Env: map[string]string{"API_KEY": canary}})}
 	})
 	s := g.fake.add(idA, "python3", api.Busy)
-	g.fake.add(idB, "python3",
-		api.Busy).answerWith(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) })
+	g.fake.add(idB, "python3", api.Busy).answerWith(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusBadGateway)
+	})
 	g.fake.addStarting(idStarting, "")
 
 	places := map[string]func(*http.Request){
@@ -40,8 +42,9 @@ func TestCanary(t *testing.T) {
 		"odd header":  func(r *http.Request) { r.Header.Set("Authorization", canary) },
 		"everywhere": func(r *http.Request) {
 			r.Header.Set("Authorization", "token "+canary)
-			for _, name := range []string{"Cookie", "User-Agent", "X-Request-Id", "X-Forwarded-For", "Referer", "Accept", "X-" +
-				canary} {
+			for _, name := range []string{
+				"Cookie", "User-Agent", "X-Request-Id", "X-Forwarded-For", "Referer", "Accept", "X-" + canary,
+			} {
 				r.Header.Set(name, canary)
 			}
 			r.URL.RawQuery = "token=" + canary + "&session_id=" + canary + "&after=" + canary + "&" + canary + "=" + canary
@@ -62,13 +65,14 @@ func TestCanary(t *testing.T) {
 			canary + `"}}`,
 	}
 	paths := []string{
-		"/api/kernels", "/api/kernels/none?x=" + canary, "/api/kernels/" + idA, "/api/kernels/" + idB, "/api/kernels/" +
-			idUnknown,
-		"/api/kernels/" + idA + "/interrupt", "/api/kernels/" + idB + "/restart", "/api/kernels/" + idA + "/log",
-		"/api/kernels/" + idB + "/log",
-		"/api/kernels/none/channels?x=" + canary, "/api/kernels/" + idUnknown + "/channels", "/api/sessions",
-		"/api/sessions/none?x=" + canary,
-		"/api/kernelspecs/none?x=" + canary, "/kernelspecs/python3/" + canary, "/" + canary, "/api/me?permissions=" + canary,
+		"/api/kernels", "/api/kernels/none?x=" + canary,
+		"/api/kernels/" + idA, "/api/kernels/" + idB, "/api/kernels/" + idUnknown,
+		"/api/kernels/" + idA + "/interrupt", "/api/kernels/" + idB + "/restart",
+		"/api/kernels/" + idA + "/log", "/api/kernels/" + idB + "/log",
+		"/api/kernels/none/channels?x=" + canary, "/api/kernels/" + idUnknown + "/channels",
+		"/api/sessions", "/api/sessions/none?x=" + canary,
+		"/api/kernelspecs/none?x=" + canary, "/kernelspecs/python3/" + canary,
+		"/" + canary, "/api/me?permissions=" + canary,
 	}
 	errors := 0
 	for name, place := range places {
@@ -77,7 +81,7 @@ func TestCanary(t *testing.T) {
 				for _, body := range bodies {
 					if body != "" && (method != "POST" && method != "PATCH" || name != "right token" ||
 						strings.HasSuffix(path, "/restart")) {
-						continue // nobody reads it
+						continue // no handler reads it
 					}
 					r := httptest.NewRequest(method, "http://gateway"+path, strings.NewReader(body))
 					place(r)
@@ -103,14 +107,15 @@ func TestCanary(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = conn.Close()
-		eventually(t, "the websocket's end is written", func() bool {
+		poll.Until(t, "the websocket's end is written", func() bool {
 			return strings.Contains(audit.String(), `"disconnect"`) && scrape(t, g.metrics)["ekg_websockets"] == "0"
 		})
 	}
 	w := httptest.NewRecorder()
 	g.metrics.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-	for name, text := range map[string]string{"log": g.log.String(), "audit log": audit.String(),
-		"metrics": w.Body.String()} {
+	for name, text := range map[string]string{
+		"log": g.log.String(), "audit log": audit.String(), "metrics": w.Body.String(),
+	} {
 		if len(text) < 1000 {
 			t.Errorf("the %s has %d bytes: the test proves nothing", name, len(text))
 		}

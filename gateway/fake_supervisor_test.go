@@ -102,7 +102,8 @@ func (s *fakeSupervisor) serve(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNoContent)
 	case r.URL.Path == base || r.Method == "POST" && r.URL.Path == base+"/restart":
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = fmt.Fprintf(w, `{"id":%q,"name":"python3","last_activity":"2026-11-21T05:53:26.1Z","execution_state":"busy","connections":3}`, s.id)
+		_, _ = fmt.Fprintf(w, `{"id":%q,"name":"python3","last_activity":"2026-11-21T05:53:26.1Z",`+
+			`"execution_state":"busy","connections":3}`, s.id)
 	default:
 		w.WriteHeader(http.StatusMisdirectedRequest)
 	}

@@ -102,7 +102,7 @@ func (g *gone) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return server, bufio.NewReadWriter(bufio.NewReader(server), bufio.NewWriter(server)), client.Close()
 }
 
-// ask makes a request, and holds whatever must hold of any answer.
+// ask sends a request and checks what holds for every answer.
 func (x *fuzzed) ask(t *testing.T, r *http.Request) {
 	x.restore()
 	r.RemoteAddr = "192.0.2.1:1234"
@@ -157,11 +157,11 @@ func (x *fuzzed) logged(t *testing.T) {
 	}
 }
 
-// stored holds that the launcher is asked for nothing but what a client may want, and keeps nothing without a bound.
+// stored checks that the launcher got only what a client may request, and that all it keeps is bounded.
 func (x *fuzzed) stored(t *testing.T) {
 	for _, req := range x.fake.requests() {
 		if !launcher.ValidID(req.ID) || req.Spec.Name == "" || req.Env["KERNEL_USERNAME"] != req.Owner || req.Owner == "" {
-			t.Errorf("asked for %+v", req)
+			t.Errorf("the launcher got %+v", req)
 		}
 		for name, value := range req.Env {
 			if !envName.MatchString(name) || !strings.HasPrefix(name, "KERNEL_") && name != "EXTRA" ||
@@ -287,8 +287,10 @@ func FuzzRequest(f *testing.F) {
 		auth + "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 12\r\nSec-WebSocket-Key: x\r\n", upgrade +
 			"Sec-WebSocket-Key: y\r\nContent-Length: 3\r\n",
 	} {
-		for _, target := range []string{"/api/kernels", "/api/kernels/" + idA + "/channels?session_id=x",
-			"/kernelspecs/python3/logo-svg.svg", "/api/kernels/" + idB + "/channels"} {
+		for _, target := range []string{
+			"/api/kernels", "/api/kernels/" + idA + "/channels?session_id=x", "/kernelspecs/python3/logo-svg.svg",
+			"/api/kernels/" + idB + "/channels",
+		} {
 			f.Add("GET", target, headers)
 		}
 	}
@@ -375,8 +377,8 @@ var lookalikes = map[string]string{
 	"https://kernels.example:8443.evil.com":   "a longer port",
 	"https://kernels.example.evil.com:8443":   "a longer name",
 	"https://evilkernels.example:8443":        "a longer beginning",
-	"https://evil.com:8443":                   "somebody else",
-	"https://kernels.example:8443@evil.com":   "a user of somebody else",
+	"https://evil.com:8443":                   "another host",
+	"https://kernels.example:8443@evil.com":   "a user of another host",
 	"https://kernels.example@evil.com:8443":   "the same",
 	"https://kernels.example.:8443":           "a dot at the end",
 	"https://kernels.example:8443/":           "a path",
@@ -400,8 +402,11 @@ func TestOrigin_Lookalikes(t *testing.T) {
 	super := g.fake.add(idA, "python3", launcherIdle)
 	for origin, what := range lookalikes {
 		set := func(r *http.Request) { r.Header["Origin"] = []string{origin} }
-		for path, more := range map[string]func(*http.Request){"/api/kernels": func(*http.Request) {}, "/api/kernels/" + idA +
-			"/channels": asUpgrade} {
+		for path, more := range map[string]func(*http.Request){
+			"/api/kernels": func(*http.Request) {},
+			"/api/kernels/" + idA +
+				"/channels": asUpgrade,
+		} {
 			got := g.do("GET", path, "", set, more).want(t, http.StatusForbidden, "origin")
 			for name := range got.Header {
 				if strings.HasPrefix(name, "Access-Control-") {

@@ -159,18 +159,3 @@ func decode[T any](t testing.TB, r reply) T {
 	}
 	return v
 }
-
-// eventually waits for a condition that some other process or goroutine brings about.
-func eventually(t testing.TB, what string, cond func() bool) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	over := time.After(20 * time.Second)
-	for !cond() {
-		select {
-		case <-tick.C:
-		case <-over:
-			t.Fatalf("never happened: %s", what)
-		}
-	}
-}

@@ -61,7 +61,8 @@ func (c *rawConn) answers() (statuses []int) {
 	}
 }
 
-// Without a deadline net/http would wait for ever for the body of a request that was refused, or that nobody reads.
+// Without a deadline net/http would wait endlessly for the body of a request that was refused, or that no handler
+// reads.
 func TestRequest_BodyThatNeverComes(t *testing.T) {
 	g := startGateway(t, nil)
 	g.Gateway.bodyTime = 300 * time.Millisecond
@@ -74,7 +75,7 @@ func TestRequest_BodyThatNeverComes(t *testing.T) {
 		} {
 			for _, token := range []string{"", "Authorization: token " + testToken + "\r\n"} {
 				if token != "" && rt.method == http.MethodDelete {
-					continue // it would do what it is asked
+					continue // it would be served
 				}
 				t.Run(fmt.Sprint(rt.method, rt.path(), " ", name, token != ""), func(t *testing.T) {
 					t.Parallel()
@@ -120,8 +121,8 @@ func TestRequest_BodyThatComesLate(t *testing.T) {
 	}
 }
 
-// A client that asks and asks and never reads is not written to for ever.
-func TestRequest_AnswerThatNobodyReads(t *testing.T) {
+// The gateway stops writing to a client that sends requests and never reads.
+func TestRequest_UnreadAnswers(t *testing.T) {
 	g := startGateway(t, nil)
 	g.Gateway.answerTime = 300 * time.Millisecond
 	c := g.dialRaw()
@@ -137,7 +138,7 @@ func TestRequest_AnswerThatNobodyReads(t *testing.T) {
 	}
 }
 
-// What follows a request with both framings, or in a way that others read otherwise, is no request: not of the gateway,
+// Bytes after a request with both framings, or with an ambiguous framing, are not a request: not of the gateway,
 // and not of a supervisor.
 func TestRequest_Smuggling(t *testing.T) {
 	g := startGateway(t, nil)

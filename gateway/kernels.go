@@ -117,7 +117,7 @@ func (g *Gateway) getKernel(w http.ResponseWriter, r *call) error {
 		return err
 	}
 	if k.State != api.Dead {
-		answer, err := g.ask(r, id, http.MethodGet, "", modelTime)
+		answer, err := g.forward(r, id, http.MethodGet, "", modelTime)
 		if err == nil {
 			model, ok := answer.model(id)
 			switch {
@@ -210,7 +210,7 @@ func (g *Gateway) interruptKernel(w http.ResponseWriter, r *call) error {
 	if _, err := g.kernel(r.Context(), id); err != nil {
 		return err
 	}
-	if _, err := g.ask(r, id, http.MethodPost, "interrupt", actionTime); err != nil {
+	if _, err := g.forward(r, id, http.MethodPost, "interrupt", actionTime); err != nil {
 		return notYet(g.explain(r.Context(), id, err))
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -232,7 +232,7 @@ func (g *Gateway) restartKernel(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	answer, err := g.ask(r, id, http.MethodPost, "restart", restartTime)
+	answer, err := g.forward(r, id, http.MethodPost, "restart", restartTime)
 	done()
 	var never *dialError
 	var undelivered *undeliveredError

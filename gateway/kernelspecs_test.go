@@ -12,15 +12,17 @@ import (
 
 func TestKernelspecs_Models(t *testing.T) {
 	g := startGateway(t, func(o *Options) { o.BaseURL = "/gw" })
-	const r = `{"name":"r","spec":{"argv":[],"env":{},"display_name":"R","language":"R","interrupt_mode":"signal","metadata":{}},"resources":{}}`
+	const r = `{"name":"r","spec":{"argv":[],"env":{},"display_name":"R","language":"R",` +
+		`"interrupt_mode":"signal","metadata":{}},"resources":{}}`
 	list := g.do("GET", "/gw/api/kernelspecs?user=ann", "").want(t, 200, `"default":"python3"`)
 	for _, want := range []string{`"r":` + r, `"metadata":{"debugger":true}`} {
 		if !strings.Contains(list.body, want) {
 			t.Errorf("list has no %s: %s", want, list.body)
 		}
 	}
-	for _, path := range []string{"/gw/api/kernelspecs/r", "/gw/api/kernelspecs?user=ann/r",
-		"/gw/api/kernelspecs?user=a/b/r"} {
+	for _, path := range []string{
+		"/gw/api/kernelspecs/r", "/gw/api/kernelspecs?user=ann/r", "/gw/api/kernelspecs?user=a/b/r",
+	} {
 		if got := g.do("GET", path, "").want(t, 200, "").body; got != r+"\n" {
 			t.Errorf("%s: got %s", path, got)
 		}

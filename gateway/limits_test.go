@@ -9,6 +9,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/gateway/limits"
 	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -32,7 +33,7 @@ func TestLimits_Connections(t *testing.T) {
 	_, _ = g.dialChannels(idA, "", as("rita"))
 	refused(idA, "root", "The kernel has 3 connections")
 	_, _ = first.Close(), second.Close()
-	eventually(t, "room", func() bool {
+	poll.Until(t, "room", func() bool {
 		_, resp, _ := g.tryChannels(idA, "", as("ann"))
 		return resp.StatusCode == 101
 	})
@@ -92,7 +93,7 @@ func TestLimits_Kernels(t *testing.T) {
 	g.fake.add(idA, "python3", api.Dead)
 	g.fake.change(func() { g.fake.kernels[idA].Owner = "ann" })
 	g.do("POST", "/api/kernels/"+idA+"/restart", "", as("ann")).want(t, 403, "you have too many")
-	eventually(t, "four refusals in the audit log", func() bool {
+	poll.Until(t, "four refusals in the audit log", func() bool {
 		return strings.Count(audit.String(), `"outcome":"refused","status":403,"check":"limit"`) == 4
 	})
 	families, err := m.Gatherer().Gather()

@@ -104,8 +104,9 @@ func TestLog_PassedOn(t *testing.T) {
 	if rest, err := io.ReadAll(in); err != nil || len(rest) > 0 {
 		t.Errorf("the end: %q, %v", rest, err)
 	}
-	for name, want := range map[string]string{"0123456789abcdef": "0123456789abcdef", "0123456789abcdef0": "",
-		"<script>": ""} {
+	for name, want := range map[string]string{
+		"0123456789abcdef": "0123456789abcdef", "0123456789abcdef0": "", "<script>": "",
+	} {
 		super.answerWith(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set(api.HeaderLog, name)
 			_, _ = io.WriteString(w, "{}\n")
@@ -187,8 +188,9 @@ func TestLog_Refused(t *testing.T) {
 	g := startGateway(t, nil)
 	super := g.fake.add(idA, "python3", api.Idle)
 	path := "/api/kernels/" + idA + "/log"
-	for status, message := range map[int]string{400: "limit: \"x\" is not a number from 1 on", 403: "you may only look",
-		503: "too many readers"} {
+	for status, message := range map[int]string{
+		400: "limit: \"x\" is not a number from 1 on", 403: "you may only look", 503: "too many readers",
+	} {
 		super.answerWith(func(w http.ResponseWriter, _ *http.Request) {
 			_ = writeJSON(w, status, errorBody{Reason: "Because", Message: message})
 		})
@@ -227,7 +229,7 @@ func (w *deadlineRecorder) Write(b []byte) (int, error) {
 }
 func (w *deadlineRecorder) SetWriteDeadline(t time.Time) error { w.next = time.Until(t); return nil }
 
-// Without deadlines a client that does not read would be kept for ever, and would hold up the end of the gateway.
+// Without deadlines a client that does not read would be kept endlessly, and would delay the end of the gateway.
 func TestLog_Deadlines(t *testing.T) {
 	client, end := context.WithCancel(context.Background())
 	defer end()

@@ -19,6 +19,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -89,7 +90,7 @@ func busyGateway(t *testing.T) *testGateway {
 	m.ClusterRequest("list", "pods", 200, time.Millisecond)
 	g.do("GET", "/api/kernels", "").want(t, 200, "")
 	g.do("DELETE", "/api/kernels/"+idUnknown, "").want(t, 404, "") // whose entry in the audit log cannot be written
-	eventually(t, "the requests are counted, which is done behind the answer", func() bool {
+	poll.Until(t, "the requests are counted, which is done behind the answer", func() bool {
 		all := scrape(t, m)
 		return all[`ekg_http_requests_total{code="200",method="GET",route="/api/kernels"}`] == "1" &&
 			all["ekg_audit_failures_total"] == "1"
@@ -202,8 +203,9 @@ func TestMetrics_Bounded(t *testing.T) {
 		g.do("GET", fmt.Sprintf("/nothing/%d", i), "")
 		g.do("FETCH", fmt.Sprintf("/nothing/%d", i), "")
 	}
-	eventually(t, "all requests are counted", func() bool {
-		return scrape(t, g.metrics)[`ekg_http_requests_total{code="404",method="other",route="other"}`] == fmt.Sprint(3*metrics.MaxLabelValues)
+	const other = `ekg_http_requests_total{code="404",method="other",route="other"}`
+	poll.Until(t, "all requests are counted", func() bool {
+		return scrape(t, g.metrics)[other] == fmt.Sprint(3*metrics.MaxLabelValues)
 	})
 	all := scrape(t, g.metrics)
 	labels := map[string]bool{}
@@ -220,7 +222,7 @@ func TestMetrics_Bounded(t *testing.T) {
 	}
 	delete(labels, "")
 	if len(labels) != metrics.MaxLabelValues+1 || !labels[metrics.Other] {
-		t.Errorf("%d kernelspecs are told apart, want %d and other", len(labels), metrics.MaxLabelValues)
+		t.Errorf("%d kernelspecs have their own label, want %d and other", len(labels), metrics.MaxLabelValues)
 	}
 	wantSeries(t, all, map[string]string{
 		`ekg_kernel_start_failures_total{reason="internal",spec="other"}`:   fmt.Sprint(2 * metrics.MaxLabelValues),
@@ -230,7 +232,7 @@ func TestMetrics_Bounded(t *testing.T) {
 	})
 }
 
-// The launcher's errors are told apart; what says nothing of the start is not counted.
+// Each of the launcher's errors is counted by its kind. Errors that do not concern the start are not counted.
 func TestMetrics_Failures(t *testing.T) {
 	var fails error
 	g := startGateway(t, nil)
@@ -276,20 +278,23 @@ func TestMetrics_Websockets(t *testing.T) {
 		return conn
 	}
 	one, two := send(), send()
-	wantSeries(t, scrape(t, g.metrics), map[string]string{`ekg_websockets`: "2", `ekg_websockets_opened_total`: "2",
+	wantSeries(t, scrape(t, g.metrics), map[string]string{
+		`ekg_websockets`: "2", `ekg_websockets_opened_total`: "2",
 		`ekg_websocket_bytes_total{direction="from_client"}`: "2000",
-		`ekg_websocket_bytes_total{direction="to_client"}`:   "2000"})
+		`ekg_websocket_bytes_total{direction="to_client"}`:   "2000",
+	})
 	_ = one.Close()
-	eventually(t, "one is gone", func() bool { return scrape(t, g.metrics)["ekg_websockets"] == "1" })
+	poll.Until(t, "one is gone", func() bool { return scrape(t, g.metrics)["ekg_websockets"] == "1" })
 	wantSeries(t, scrape(t, g.metrics), map[string]string{`ekg_websocket_bytes_total{direction="from_client"}`: "2000"})
 	_ = two.Close()
-	eventually(t, "both were counted as requests", func() bool {
-		return scrape(t, g.metrics)[`ekg_http_requests_total{code="101",method="GET",route="/api/kernels/{id}/channels"}`] == "2"
+	const upgrades = `ekg_http_requests_total{code="101",method="GET",route="/api/kernels/{id}/channels"}`
+	poll.Until(t, "both were counted as requests", func() bool { return scrape(t, g.metrics)[upgrades] == "2" })
+	wantSeries(t, scrape(t, g.metrics), map[string]string{
+		`ekg_websockets`: "0",
+		`ekg_websocket_bytes_total{direction="from_client"}`:                 "2000",
+		`ekg_websocket_bytes_total{direction="to_client"}`:                   "2000",
+		`ekg_http_request_seconds_count{route="/api/kernels/{id}/channels"}`: "",
 	})
-	wantSeries(t, scrape(t, g.metrics),
-		map[string]string{`ekg_websockets`: "0", `ekg_websocket_bytes_total{direction="from_client"}`: "2000",
-			`ekg_websocket_bytes_total{direction="to_client"}`:                   "2000",
-			`ekg_http_request_seconds_count{route="/api/kernels/{id}/channels"}`: ""})
 }
 
 // One Metrics cannot tell two gateways apart.

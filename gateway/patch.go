@@ -18,7 +18,7 @@ import (
 const maxGrants = 64
 
 // change is one change of a PATCH of a kernel, after the whole body was checked. The model is the supervisor's, or nil
-// if the supervisor was not asked.
+// if the supervisor got no request.
 type change func(r *call, id string) (*kernelModel, error)
 
 // changes lists the members that a PATCH of a kernel may have, in the order of execution. A supervisor may reject the
@@ -112,7 +112,7 @@ func (g *Gateway) changeKeepUntil(_ caller, raw json.RawMessage) (change, error)
 			return nil, &problem{status: http.StatusConflict, reason: "Kernel is dead", message: "The kernel is dead: " +
 				sentence(k.Reason)}
 		}
-		answer, err := g.askWith(r, id, http.MethodPatch, "", sent, modelTime)
+		answer, err := g.forwardBody(r, id, http.MethodPatch, "", sent, modelTime)
 		if err != nil {
 			return nil, notYet(g.explain(r.Context(), id, err))
 		}

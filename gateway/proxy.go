@@ -91,14 +91,14 @@ func (e *undeliveredError) Unwrap() error { return e.err }
 // answer is a supervisor's answer to a successful REST request.
 type answer struct{ body []byte }
 
-// ask forwards a REST request to the kernel's supervisor and reads its answer. The error is an *undeliveredError or the
-// supervisor's *problem.
-func (g *Gateway) ask(r *call, id, method, action string, limit time.Duration) (*answer, error) {
-	return g.askWith(r, id, method, action, nil, limit)
+// forward sends a REST request to the kernel's supervisor and reads its answer. The error is an *undeliveredError or
+// the supervisor's *problem.
+func (g *Gateway) forward(r *call, id, method, action string, limit time.Duration) (*answer, error) {
+	return g.forwardBody(r, id, method, action, nil, limit)
 }
 
-// askWith is ask with a body, which the gateway has encoded.
-func (g *Gateway) askWith(r *call, id, method, action string, sent []byte, limit time.Duration) (*answer, error) {
+// forwardBody is forward with a body, which the gateway has encoded.
+func (g *Gateway) forwardBody(r *call, id, method, action string, sent []byte, limit time.Duration) (*answer, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), limit)
 	defer cancel()
 	out, err := g.outgoing(ctx, r, id, method, action)

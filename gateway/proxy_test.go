@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -49,8 +50,10 @@ func TestProxy_NoCredentialReachesASupervisor(t *testing.T) {
 	_ = conn.Close()
 	// Credentials that are not the gateway's own cannot be known by their text: their headers must not be forwarded.
 	conn, _ = g.dialChannels(idA, "", func(r *http.Request) {
-		for _, name := range []string{"Cookie", "Proxy-Authorization", "Referer", "X-Auth-Token", "X-XSRFToken",
-			"X-Forwarded-User", "Ekg-User"} {
+		for _, name := range []string{
+			"Cookie", "Proxy-Authorization", "Referer", "X-Auth-Token", "X-XSRFToken", "X-Forwarded-User",
+			"Ekg-User",
+		} {
 			r.Header.Set(name, "foreign")
 		}
 	})
@@ -60,8 +63,9 @@ func TestProxy_NoCredentialReachesASupervisor(t *testing.T) {
 	if strings.Count(sent, "host="+idA) != 7 {
 		t.Fatalf("not all requests have arrived: %s", sent)
 	}
-	for _, canary := range []string{testToken, basic, "token", "foreign", "Cookie", "Authorization", "Referer", "Origin",
-		"Forwarded", "Xsrf"} {
+	for _, canary := range []string{
+		testToken, basic, "token", "foreign", "Cookie", "Authorization", "Referer", "Origin", "Forwarded", "Xsrf",
+	} {
 		if strings.Contains(strings.ToLower(sent), strings.ToLower(canary)) {
 			t.Errorf("the supervisor was sent %q:\n%s", canary, sent)
 		}
@@ -100,6 +104,52 @@ func TestProxy_WhatIsForwarded(t *testing.T) {
 			204, "")
 		if strings.Contains(super.sent(), "Go-http-client") {
 			t.Errorf("sent %s", super.sent())
+		}
+	})
+}
+
+// TestProxy_KernelsAreKeptApart: two kernels share a transport, and never answer for each other. After a supervisor has
+// rejected a request as another kernel's, its connection is not used again.
+func TestProxy_KernelsAreKeptApart(t *testing.T) {
+	g := startGateway(t, nil)
+	supers := map[string]*fakeSupervisor{idA: g.fake.add(idA, "python3", api.Idle),
+		idB: g.fake.add(idB, "python3", api.Idle)}
+	var wg sync.WaitGroup
+	for range 4 {
+		for id := range supers {
+			wg.Go(func() {
+				for range 50 {
+					g.do("GET", "/api/kernels/"+id, "").want(t, 200, id)
+					g.do("POST", "/api/kernels/"+id+"/interrupt", "").want(t, 204, "")
+				}
+			})
+		}
+	}
+	wg.Wait()
+	for id, super := range supers {
+		other := idA
+		if id == idA {
+			other = idB
+		}
+		if sent := super.sent(); strings.Contains(sent, other) || !strings.Contains(sent, "host="+id) {
+			t.Errorf("the supervisor of %s got a request for %s", id, other)
+		}
+	}
+
+	t.Run("421 closes what leads there", func(t *testing.T) {
+		g.do("POST", "/api/kernels/"+idA+"/interrupt", "").want(t, 204, "")
+		supers[idA].answerWith(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(421) })
+		g.do("POST", "/api/kernels/"+idA+"/interrupt", "").want(t, 503, "")
+		g.do("POST", "/api/kernels/"+idB+"/interrupt", "").want(t, 204, "")
+		g.fake.mu.Lock()
+		before := g.fake.dials
+		g.fake.mu.Unlock()
+		supers[idA].answerWith(nil)
+		g.do("POST", "/api/kernels/"+idA+"/interrupt", "").want(t, 204, "")
+		g.fake.mu.Lock()
+		defer g.fake.mu.Unlock()
+		if g.fake.dials == before {
+			t.Error("the connection was used again")
 		}
 	})
 }

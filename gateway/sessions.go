@@ -216,7 +216,7 @@ func (g *Gateway) createSession(w http.ResponseWriter, r *call) error {
 		return err
 	}
 	same := func(f found) bool {
-		// Another user's notebook may have the same path. Its session counts only if its kernel is asked for.
+		// Another user's notebook may have the same path. Its session counts only if the request names its kernel.
 		return f.session.Path == *req.path &&
 			(f.kernel.Owner == r.who.owner() || r.who.sole || f.kernel.ID == req.kernelID &&
 				r.who.accessTo(f.kernel) >= useKernel)
@@ -386,7 +386,7 @@ func (g *Gateway) moveSession(
 	err := g.stop(r, from, "its session was given another kernel")
 	if err != nil && !errors.Is(err, launcher.ErrNotFound) {
 		// The session has moved. An error would end the new kernel and lose the session with it.
-		g.log.Error("the kernel a session has left could not be stopped", logkey.Kernel, from, logkey.Session, s.ID,
+		g.log.Error("the previous kernel of a session could not be stopped", logkey.Kernel, from, logkey.Session, s.ID,
 			logkey.Err, err)
 	}
 	return g.answerSession(w, r, http.StatusOK, found{s, to})

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -94,9 +95,9 @@ func TestSessions_Create(t *testing.T) {
 		for range 3 {
 			wg.Go(func() { g.do("POST", "/api/sessions", `{"path": "twice", "type": "y"}`).want(t, 201, "twice") })
 		}
-		eventually(t, "a start", func() bool { return len(g.fake.requests()) > before })
+		poll.Until(t, "a start", func() bool { return len(g.fake.requests()) > before })
 		id := g.fake.requests()[before].ID
-		eventually(t, "the kernel", func() bool { _, err := g.fake.Kernel(t.Context(), id); return err == nil })
+		poll.Until(t, "the kernel", func() bool { _, err := g.fake.Kernel(t.Context(), id); return err == nil })
 		g.fake.set(id, api.Idle, "")
 		wg.Wait()
 		if n := len(g.fake.requests()) - before; n != 1 {

@@ -71,15 +71,15 @@ var permitted = map[string]map[string]bool{
 // getIdentity answers with the caller's name and permissions. Where there are no users, the name is anonymous. Of the
 // query's ?permissions={"kernels": ["execute"]} it returns those that the caller has.
 func (g *Gateway) getIdentity(w http.ResponseWriter, r *call) error {
-	asked := map[string][]string{}
+	requested := map[string][]string{}
 	if text := r.URL.Query().Get("permissions"); text != "" {
-		if err := json.Unmarshal([]byte(text), &asked); err != nil {
+		if err := json.Unmarshal([]byte(text), &requested); err != nil {
 			return refuse(http.StatusBadRequest,
 				`permissions should be a JSON dict of {"resource": ["action",]}.`)
 		}
 	}
 	granted := map[string][]string{}
-	for resource, actions := range asked {
+	for resource, actions := range requested {
 		granted[resource] = []string{}
 		for _, action := range actions {
 			if permitted[resource][action] {

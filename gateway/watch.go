@@ -12,9 +12,9 @@ import (
 
 // Times of Watch. A revoked connection ends within watchEvery, the time of listing kernels, and channels.FlushTime.
 const (
-	watchEvery = 2 * time.Second
-	watchRetry = 30 * time.Second // until a token is verified again whose source could not be asked
-	watchAsks  = 32               // tokens that are verified again at one time
+	watchEvery    = 2 * time.Second
+	watchRetry    = 30 * time.Second // until a token is verified again whose source was unavailable
+	watchParallel = 32               // tokens that are verified again at one time
 )
 
 // errRevoked is the cause of a connection that its user may no longer have.
@@ -22,12 +22,12 @@ var errRevoked = errors.New("its user lost the right to it")
 
 // Watch ends the websockets and logs of users whose token is no longer valid, or whose right to the kernel has changed
 // since the connection was opened: a supervisor learns the right only then, and clients reconnect. While the source of
-// a token cannot be asked, its connections stay. Watch returns when ctx ends, after all that it has started.
+// a token is unavailable, its connections stay. Watch returns when ctx ends, after all that it has started.
 func (g *Gateway) Watch(ctx context.Context) {
 	if g.opts.Users == nil {
 		return
 	}
-	w := &watcher{g: g, asking: map[string]bool{}, notBefore: map[string]time.Time{}}
+	w := &watcher{g: g, verifying: map[string]bool{}, notBefore: map[string]time.Time{}}
 	defer w.running.Wait()
 	tick := time.NewTicker(g.watchEvery)
 	defer tick.Stop()
@@ -48,7 +48,7 @@ type watcher struct {
 	running sync.WaitGroup // one for each token in asking
 
 	mu        sync.Mutex
-	asking    map[string]bool      // guarded by mu; tokens that are being verified
+	verifying map[string]bool      // guarded by mu; tokens that are being verified
 	notBefore map[string]time.Time // guarded by mu; when a token may be verified again
 }
 
@@ -69,7 +69,7 @@ func (w *watcher) look(ctx context.Context) {
 		switch {
 		case !known:
 			user = c.Opener.User // until its source says otherwise
-			w.ask(ctx, c.Opener.token)
+			w.verify(ctx, c.Opener.token)
 		case err != nil:
 			user = identity.User{} // no user has this token
 		}
@@ -106,14 +106,14 @@ func (w *watcher) kernels(ctx context.Context) (map[string]launcher.Kernel, erro
 	return byID, err
 }
 
-// ask verifies a token again in a goroutine, and closes the token's connections if no user has it any more.
-func (w *watcher) ask(ctx context.Context, token string) {
+// verify checks a token again in a goroutine, and closes the token's connections if no user has it any more.
+func (w *watcher) verify(ctx context.Context, token string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.asking[token] || len(w.asking) >= watchAsks || time.Now().Before(w.notBefore[token]) {
+	if w.verifying[token] || len(w.verifying) >= watchParallel || time.Now().Before(w.notBefore[token]) {
 		return
 	}
-	w.asking[token] = true
+	w.verifying[token] = true
 	w.running.Go(func() {
 		_, err := w.g.opts.Users.Identify(ctx, token)
 		if errors.Is(err, identity.ErrUnknown) {
@@ -125,7 +125,7 @@ func (w *watcher) ask(ctx context.Context, token string) {
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		delete(w.asking, token)
+		delete(w.verifying, token)
 		if err != nil {
 			w.notBefore[token] = time.Now().Add(w.g.watchRetry)
 		}

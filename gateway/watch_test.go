@@ -12,6 +12,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 )
 
 // readsEnd reads until the connection ends, which is to be soon.
@@ -37,7 +38,7 @@ type countedUsers struct {
 
 func (u *countedUsers) Refresh() { u.looks.Add(1); u.Users.Refresh() }
 
-// What is revoked ends within five seconds, and nothing else does.
+// Connections of a revoked user end within five seconds, and no others.
 func TestWatch_EndsWhatIsRevoked(t *testing.T) {
 	users := &countedUsers{}
 	g := startUserGateway(t, func(o *Options) { users.Users, o.Users = o.Users, users })
@@ -99,7 +100,7 @@ func TestWatch_EndsWhatIsRevoked(t *testing.T) {
 	// A grant is changed to a lesser one, and one is taken away.
 	g.do("PATCH", "/api/kernels/"+idA, `{"shared_with": [{"group": "team", "right": "read"}]}`, as("ann")).want(t, 200, "")
 	ends(umaSocket, umaLog, ritaSocket)
-	// What a group may is taken away from who is no longer in it.
+	// A user who leaves a group loses the rights of the group.
 	umaSocket = open("uma", "websocket")
 	writeUsers(t, g.file, func(text string) string { return strings.Replace(text, "groups: [team]", "groups: []", 1) })
 	ends(umaSocket)
@@ -110,7 +111,7 @@ func TestWatch_EndsWhatIsRevoked(t *testing.T) {
 	writeUsers(t, g.file, func(string) string { return "users: [" })
 	away.Store(true)
 	looks := users.looks.Load()
-	eventually(t, "some looks", func() bool { return users.looks.Load() > looks+3 })
+	poll.Until(t, "some looks", func() bool { return users.looks.Load() > looks+3 })
 	for _, o := range []opened{annSocket, annLog} {
 		select {
 		case err := <-o.end:
@@ -131,24 +132,24 @@ type fakeUsers struct {
 	user  identity.User
 	err   error
 	block chan struct{} // nil: it answers at once
-	asked int
+	calls int
 }
 
 func (u *fakeUsers) set(user identity.User, err error, block chan struct{}) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.user, u.err, u.block, u.asked = user, err, block, 0
+	u.user, u.err, u.block, u.calls = user, err, block, 0
 }
 
 func (u *fakeUsers) count() int {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.asked
+	return u.calls
 }
 
 func (u *fakeUsers) Identify(context.Context, string) (identity.User, error) {
 	u.mu.Lock()
-	u.asked++
+	u.calls++
 	user, err, block := u.user, u.err, u.block
 	u.mu.Unlock()
 	if block != nil {
@@ -178,7 +179,7 @@ func TestWatch_VerifiesAnew(t *testing.T) {
 	lives := func() {
 		t.Helper()
 		looks := users.looks.Load()
-		eventually(t, "some looks", func() bool { return users.looks.Load() > looks+3 })
+		poll.Until(t, "some looks", func() bool { return users.looks.Load() > looks+3 })
 		select {
 		case err := <-ended:
 			t.Fatalf("it has ended: %v", err)
@@ -188,14 +189,14 @@ func TestWatch_VerifiesAnew(t *testing.T) {
 	lives()
 	block := make(chan struct{})
 	users.set(identity.User{}, identity.ErrUnavailable, block)
-	eventually(t, "a question", func() bool { return users.count() > 0 })
+	poll.Until(t, "a question", func() bool { return users.count() > 0 })
 	lives()
 	if n := users.count(); n != 1 {
 		t.Errorf("%d questions at once about one token", n)
 	}
 	users.set(identity.User{}, identity.ErrUnavailable, nil)
 	close(block)
-	eventually(t, "more questions", func() bool { return users.count() > 1 })
+	poll.Until(t, "more questions", func() bool { return users.count() > 1 })
 	lives()
 	users.set(identity.User{}, identity.ErrUnknown, nil)
 	select {

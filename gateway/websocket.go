@@ -103,7 +103,7 @@ func (g *Gateway) awaited(r *call, id string) channels.Kernel {
 			return g.opts.Launcher.Wait(ctx, id, cond)
 		},
 		Connect: func(ctx context.Context, subprotocol string) (*channels.Upstream, error) {
-			// The client's handshake is done: the supervisor is asked for what the client was promised.
+			// The client's handshake is done, so the supervisor must choose the subprotocol that the client has.
 			r := r.clone()
 			r.Header.Del("Sec-Websocket-Extensions")
 			r.Header.Del("Sec-Websocket-Protocol")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -152,7 +153,7 @@ func TestChannels_Refuses(t *testing.T) {
 	g.do("POST", path, "", asUpgrade).want(t, 405, "")
 	g.do("GET", path, "body", asUpgrade).want(t, 400, "")
 	if super.sent() != "" {
-		t.Errorf("the supervisor was asked: %s", super.sent())
+		t.Errorf("the supervisor got a request: %s", super.sent())
 	}
 	for _, c := range []struct {
 		answer http.HandlerFunc
@@ -216,9 +217,9 @@ func TestChannels_Drain(t *testing.T) {
 // A connection that is revoked during its handshake must not be accepted after that.
 func TestChannels_RevokedDuringTheHandshake(t *testing.T) {
 	g := startGateway(t, nil)
-	asked, release := make(chan struct{}), make(chan struct{})
+	dialed, release := make(chan struct{}), make(chan struct{})
 	g.fake.add(idA, "python3", api.Idle).upgradeWith(func(_ http.ResponseWriter, r *http.Request) {
-		close(asked)
+		close(dialed)
 		select {
 		case <-r.Context().Done():
 		case <-release:
@@ -226,7 +227,7 @@ func TestChannels_RevokedDuringTheHandshake(t *testing.T) {
 	})
 	var wg sync.WaitGroup
 	wg.Go(func() { g.do("GET", "/api/kernels/"+idA+"/channels", "", asUpgrade).want(t, 503, "") })
-	<-asked
+	<-dialed
 	g.websockets.Revoke(idA, errors.New("revoked"))
 	wg.Wait()
 	close(release)
@@ -236,7 +237,7 @@ func TestChannels_RevokedDuringTheHandshake(t *testing.T) {
 // wantNoWebsockets waits until all websockets are closed.
 func (g *testGateway) wantNoWebsockets() {
 	g.t.Helper()
-	eventually(g.t, "all websockets are closed", func() bool {
+	poll.Until(g.t, "all websockets are closed", func() bool {
 		open, _, _ := g.websockets.Traffic()
 		return open == 0
 	})
@@ -271,8 +272,8 @@ func (g *testGateway) enterLobby(id string) *websocket.Conn {
 	return conn
 }
 
-// A client that waits for its kernel's supervisor is joined to it, or told that the kernel was deleted or that the
-// supervisor rejects it.
+// A client that waits for its kernel's supervisor is joined to it, or gets the reason: the kernel was
+// deleted, or the supervisor rejects it.
 func TestLobby_Ends(t *testing.T) {
 	t.Run("supervisor comes", func(t *testing.T) {
 		g := startGateway(t, nil)

@@ -109,8 +109,9 @@ func TestGolden(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantSame(t, &back, &m)
-	for name, pair := range map[string][2][]byte{"header": {theirs.Header, back.Header},
-		"content": {theirs.Content, back.Content}} {
+	for name, pair := range map[string][2][]byte{
+		"header": {theirs.Header, back.Header}, "content": {theirs.Content, back.Content},
+	} {
 		var a, b any
 		if json.Unmarshal(pair[0], &a) != nil || json.Unmarshal(pair[1], &b) != nil {
 			t.Fatalf("%s is no JSON", name)

@@ -58,10 +58,8 @@ func Check(dir, prefix string, more func(Spec) []Problem) []Problem {
 		}
 	}
 	if !found && len(problems) == 0 {
-		problems = append(
-			problems,
-			Problem{File: abs, Message: "holds no kernelspec: it has neither a kernel.json nor a directory with one"},
-		)
+		problems = append(problems, Problem{File: abs,
+			Message: "holds no kernelspec: it has neither a kernel.json nor a directory with one"})
 	}
 	return problems
 }
@@ -137,13 +135,8 @@ func (r *reader) program(n *node, spec Spec) {
 		return
 	}
 	if !filepath.IsAbs(program) && strings.Contains(program, "/") {
-		r.report(
-			n,
-			elementKey(0),
-			"%q depends on the working directory of the kernel; write {resource_dir}/%s",
-			program,
-			program,
-		)
+		r.report(n, elementKey(0), "%[1]q depends on the working directory of the kernel; write {resource_dir}/%[1]s",
+			program)
 		return
 	}
 	// The kernel's program is also looked up in a PATH that the spec sets.

@@ -85,8 +85,9 @@ func TestDecodeStrict(t *testing.T) {
 	t.Run("lines of what is not there", func(t *testing.T) {
 		var v shape
 		places, _ := DecodeStrict([]byte("{\"amounts\": {\n\"a.b/c\": 1}}"), "x", &v)
-		for path, want := range map[string]int{"x.amounts.a.b/c": 2, "x.amounts.a.b/c.more": 2, "x.amounts.other": 1, "x": 1,
-			"y": 0} {
+		for path, want := range map[string]int{
+			"x.amounts.a.b/c": 2, "x.amounts.a.b/c.more": 2, "x.amounts.other": 1, "x": 1, "y": 0,
+		} {
 			if got := places.Problem(path, "").Line; got != want {
 				t.Errorf("%s is in line %d, want %d", path, got, want)
 			}

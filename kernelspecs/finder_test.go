@@ -164,7 +164,7 @@ func follow(t *testing.T, newWatcher func() (*fsnotify.Watcher, error)) {
 			must(os.Symlink(path("v1"), path("given/k/..data")))
 			must(os.Symlink("..data/kernel.json", path("given/k/kernel.json")))
 		}, func() bool { s, _ := f.Get("k"); return s.DisplayName == "Plain" }},
-		{"and published anew", func() {
+		{"and published again", func() {
 			write(t, path("v2/kernel.json"), strings.Replace(plain, "Plain", "V2", 1))
 			must(os.Symlink(path("v2"), path("given/k/..tmp")))
 			must(os.Rename(path("given/k/..tmp"), path("given/k/..data")))
@@ -237,8 +237,10 @@ func TestFinder_SameDirectoryTwice(t *testing.T) {
 // Events in a directory that is watched only for one child cause no reading.
 func TestFinder_Counts(t *testing.T) {
 	f := &Finder{watched: map[string]interest{"/home": {children: []string{"jupyter"}}, "/specs": {all: true}}}
-	for name, want := range map[string]bool{"/home/jupyter": true, "/home/other": false, "/home": true, "/specs/x": true,
-		"/specs/x/y": false, "/": false} {
+	for name, want := range map[string]bool{
+		"/home/jupyter": true, "/home/other": false, "/home": true, "/specs/x": true, "/specs/x/y": false,
+		"/": false,
+	} {
 		if got := f.counts(fsnotify.Event{Name: name}); got != want {
 			t.Errorf("%s: got %t, want %t", name, got, want)
 		}

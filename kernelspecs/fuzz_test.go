@@ -70,10 +70,12 @@ func FuzzSpec(f *testing.F) {
 
 // Any name of a resource opens only files of the spec's directory.
 func FuzzResource(f *testing.F) {
-	for _, file := range []string{"logo-svg.svg", "sub/a.txt", "", ".", "..", "../secret.txt", "sub/../../secret.txt",
-		"/etc/passwd", "\\..\\secret.txt", "a\x00", "\xff", "sub", "sub/", "./logo-svg.svg",
-		"out", "out/secret.txt", "up", "up/secret.txt", "in", "loop", "fifo", "kernel.json/x", strings.Repeat("x", 300),
-		strings.Repeat("x/", 3000) + "x", "C:x", "sub//a.txt"} {
+	for _, file := range []string{
+		"logo-svg.svg", "sub/a.txt", "", ".", "..", "../secret.txt", "sub/../../secret.txt", "/etc/passwd",
+		"\\..\\secret.txt", "a\x00", "\xff", "sub", "sub/", "./logo-svg.svg", "out", "out/secret.txt", "up",
+		"up/secret.txt", "in", "loop", "fifo", "kernel.json/x", strings.Repeat("x", 300),
+		strings.Repeat("x/", 3000) + "x", "C:x", "sub//a.txt",
+	} {
 		f.Add(file)
 	}
 	root := f.TempDir()
@@ -83,8 +85,10 @@ func FuzzResource(f *testing.F) {
 		write(f, filepath.Join(dir, name), text)
 	}
 	write(f, filepath.Join(root, "secret.txt"), "secret")
-	for name, to := range map[string]string{"out": filepath.Join(root, "secret.txt"), "up": "..", "in": "logo-svg.svg",
-		"loop": "loop", "sub/out": "../../secret.txt"} {
+	for name, to := range map[string]string{
+		"out": filepath.Join(root, "secret.txt"), "up": "..", "in": "logo-svg.svg", "loop": "loop",
+		"sub/out": "../../secret.txt",
+	} {
 		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
 			f.Fatal(err)
 		}
@@ -110,9 +114,11 @@ func FuzzResource(f *testing.F) {
 }
 
 func TestPrintable(t *testing.T) {
-	for text, want := range map[string]string{"": "", "a ü ✓": "a ü ✓", "a\nb\t": `a\nb\t`, "\x1b[31m": `\x1b[31m`,
-		"\xff": `\xff`, "a\u202eb": `a\u202eb`, "it's \"x\"\\": "it's \"x\"\\", "'\n": `'\n`, "\x7f\x00": `\x7f\x00`,
-		"\ufffd": "\ufffd", "\u0085\u2028": `\u0085\u2028`} {
+	for text, want := range map[string]string{
+		"": "", "a ü ✓": "a ü ✓", "a\nb\t": `a\nb\t`, "\x1b[31m": `\x1b[31m`, "\xff": `\xff`,
+		"a\u202eb": `a\u202eb`, "it's \"x\"\\": "it's \"x\"\\", "'\n": `'\n`, "\x7f\x00": `\x7f\x00`,
+		"\ufffd": "\ufffd", "\u0085\u2028": `\u0085\u2028`,
+	} {
 		if got := Printable(text); got != want {
 			t.Errorf("%q: got %s, want %s", text, got, want)
 		}

@@ -222,10 +222,10 @@ func TestSpec_Transport(t *testing.T) {
 		{"ipykernel", `{}`, []string{"python3", "-m", "ipykernel_launcher", "-f", "x"}, "ipc", ""},
 		{"ipykernel as a module", ``, []string{"python3", "-m", "ipykernel", "-f", "x"}, "ipc", ""},
 		{"another kernel", `{}`, []string{"ark", "--ipykernel_launcher=no"}, "tcp", ""},
-		{"told otherwise", `{"ekg": {"transport": "tcp"}}`, []string{"python3", "-m", "ipykernel_launcher"}, "tcp", ""},
-		{"told to", `{"ekg": {"transport": "ipc"}}`, []string{"ark"}, "ipc", ""},
-		{"nothing told", `{"ekg": {}}`, []string{"ark"}, "tcp", ""},
-		{"told nonsense", `{"ekg": {"transport": 3}}`, []string{"ark"}, "",
+		{"another in the spec", `{"ekg": {"transport": "tcp"}}`, []string{"python3", "-m", "ipykernel_launcher"}, "tcp", ""},
+		{"set in the spec", `{"ekg": {"transport": "ipc"}}`, []string{"ark"}, "ipc", ""},
+		{"not set", `{"ekg": {}}`, []string{"ark"}, "tcp", ""},
+		{"invalid", `{"ekg": {"transport": 3}}`, []string{"ark"}, "",
 			`kernelspec x: metadata.ekg.transport: is not "ipc" or "tcp"`},
 	}
 	for _, tt := range tests {
@@ -245,8 +245,10 @@ func TestSpec_Transport(t *testing.T) {
 
 func TestSpec_Resources(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "k")
-	for _, f := range []string{"kernel.json", "kernel.js", "kernel.css", "logo-64x64.png", "logo-svg.svg", "logo.png",
-		"secret", "sub/file.js"} {
+	for _, f := range []string{
+		"kernel.json", "kernel.js", "kernel.css", "logo-64x64.png", "logo-svg.svg", "logo.png", "secret",
+		"sub/file.js",
+	} {
 		write(t, filepath.Join(dir, f), plain+f)
 	}
 	write(t, filepath.Join(dir, "kernel.json"), plain)
@@ -273,8 +275,10 @@ func TestSpec_Resources(t *testing.T) {
 		t.Error("a spec without resources has nil")
 	}
 
-	for file, want := range map[string]string{"kernel.js": plain + "kernel.js", "sub/file.js": plain + "sub/file.js",
-		"logo-inside.png": plain + "logo.png"} {
+	for file, want := range map[string]string{
+		"kernel.js": plain + "kernel.js", "sub/file.js": plain + "sub/file.js",
+		"logo-inside.png": plain + "logo.png",
+	} {
 		f, err := s.OpenResource(file)
 		if err != nil {
 			t.Errorf("%s: %v", file, err)
@@ -288,9 +292,10 @@ func TestSpec_Resources(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for _, file := range []string{"", ".", "..", "sub", "fifo", "nope", "../k-evil/file", "sub/../../k-evil/file",
-		"/etc/passwd",
-		"logo-link.png", "sub/", "kernel.js/", "a\x00b", strings.Repeat("x", 5000)} {
+	for _, file := range []string{
+		"", ".", "..", "sub", "fifo", "nope", "../k-evil/file", "sub/../../k-evil/file", "/etc/passwd",
+		"logo-link.png", "sub/", "kernel.js/", "a\x00b", strings.Repeat("x", 5000),
+	} {
 		f, err := s.OpenResource(file)
 		if err == nil {
 			t.Errorf("%q was opened", file)

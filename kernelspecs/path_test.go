@@ -27,7 +27,7 @@ func TestFindEnvironment(t *testing.T) {
 			map[string]string{"HOME": "/h", "PATH": "rel:" + filepath.Join(bin, "venv/bin")}, "/opt/venv",
 			[]string{"/opt/venv/share/jupyter", "/h/.local/share/jupyter", "/usr/local/share/jupyter", "/usr/share/jupyter",
 				"/h/.ipython"}},
-		{"unless told otherwise",
+		{"unless the environment says otherwise",
 			map[string]string{"HOME": "/h", "PATH": filepath.Join(bin, "venv/bin"), "JUPYTER_PREFER_ENV_PATH": "0"}, "/opt/venv",
 			[]string{"/h/.local/share/jupyter", "/opt/venv/share/jupyter", "/usr/local/share/jupyter", "/usr/share/jupyter",
 				"/h/.ipython"}},

@@ -10,7 +10,7 @@ type Measures struct {
 	// Counts of all supervisors, including those that have ended since. They never decrease.
 	Traffic    []Traffic // one for each channel and direction
 	LogEvicted int64     // messages that left a log because its bound was reached
-	LogLost    int64     // of these, messages that a client has missed; the client was told
+	LogLost    int64     // of these, messages that a client has missed; the client was notified
 
 	Culls map[CullLabels]int64 // culled kernels
 

@@ -36,7 +36,7 @@ func (m meter) look(d time.Duration) (report gpu.Report, err error) {
 	}
 	defer func() {
 		if ret := m.lib.Shutdown(); ret != nvml.SUCCESS && err == nil {
-			err = fmt.Errorf("NVML cannot be left: %w", ret)
+			err = fmt.Errorf("NVML cannot be shut down: %w", ret)
 		}
 	}()
 	views, err := m.views()

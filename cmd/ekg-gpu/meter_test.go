@@ -147,8 +147,8 @@ func TestMeter(t *testing.T) {
 	}
 	ancient := device("GPU-1", half, nil, 7)
 	ancient.GetMPSComputeRunningProcessesFunc, ancient.GetMigModeFunc = nil, nil
-	unasked := partitioned(1)
-	unasked.GpmQueryDeviceSupportFunc = nil
+	withoutGPM := partitioned(1)
+	withoutGPM.GpmQueryDeviceSupportFunc = nil
 	strange := device("GPU-1", half, nil, 7)
 	strange.GetProcessUtilizationFunc = func(uint64) ([]nvml.ProcessUtilizationSample, nvml.Return) {
 		return nil, nvml.ERROR_INSUFFICIENT_SIZE
@@ -193,7 +193,7 @@ func TestMeter(t *testing.T) {
 			`[{"uuid":"GPU-1","use":0.5,"processes":[{"pid":7,"use":0}]}]`, ""},
 		{"an old driver", without(driver(ancient), "nvmlDeviceGetM"), true,
 			`[{"uuid":"GPU-1","use":0.5,"processes":[{"pid":7,"use":0}]}]`, ""},
-		{"an old driver of an instance", without(driver(unasked), "nvmlGpm"), true,
+		{"an old driver of an instance", without(driver(withoutGPM), "nvmlGpm"), true,
 			`[{"uuid":"MIG-1","use":0,"processes":null,` +
 				`"error":"the use of an instance cannot be measured: ERROR_NOT_SUPPORTED"}]`, ""},
 		{"an instance", measuring(driver(partitioned(1)), 25, &held), true,

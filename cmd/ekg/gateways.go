@@ -35,11 +35,11 @@ const (
 	maxGatewayFile = 64 << 10 // bytes
 )
 
-// leaveGatewayFile writes a gateway's file and returns the function that removes it. It removes the files of gateways
-// that have died. Errors about other files are only passed to complain, since a gateway can work without them.
-func leaveGatewayFile(stateDir string, g gatewayFile, complain func(error)) (remove func() error, err error) {
+// writeGatewayFile writes a gateway's file and returns the function that removes it. It removes the files of gateways
+// that have died. Errors about other files are only passed to warn, since a gateway can work without them.
+func writeGatewayFile(stateDir string, g gatewayFile, warn func(error)) (remove func() error, err error) {
 	if _, err := runningGateways(stateDir, true); err != nil {
-		complain(err)
+		warn(err)
 	}
 	b, err := json.Marshal(g)
 	if err != nil {
@@ -126,7 +126,7 @@ func readGatewayFile(path string, tidy bool) (*gatewayFile, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	if int(st.Uid) != os.Geteuid() || st.Mode&0o077 != 0 {
-		return nil, fmt.Errorf("%s: it is not this user's alone, so that others may have written it", path)
+		return nil, fmt.Errorf("%s: other users have access to it and may have written it", path)
 	}
 	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
 	if err == nil {

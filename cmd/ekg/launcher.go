@@ -94,7 +94,7 @@ func openKube(
 	}
 	if s.KubePeers != "" {
 		if !cluster.Inside() || s.PodIP == "" {
-			return nil, fmt.Errorf("%s: it is only for a gateway in the cluster that has --pod-ip", s.Place("kube-peers"))
+			return nil, fmt.Errorf("%s: requires a gateway in the cluster with --pod-ip", s.Place("kube-peers"))
 		}
 		o.Peers = &kube.Peers{Namespace: cluster.Namespace, Selector: s.KubePeers, IP: s.PodIP}
 	}
@@ -192,7 +192,7 @@ func findGPUProgram(s *settings.Settings, supervisor string) (string, error) {
 	}
 	path, err := exec.LookPath(filepath.Join(filepath.Dir(supervisor), "ekg-gpu"))
 	if err != nil {
-		return "", fmt.Errorf("%s: it needs the program ekg-gpu beside the supervisor: %w", s.Place("cull-gpu"), err)
+		return "", fmt.Errorf("%s: requires the program ekg-gpu beside the supervisor: %w", s.Place("cull-gpu"), err)
 	}
 	return path, nil
 }

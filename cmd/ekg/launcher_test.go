@@ -25,19 +25,19 @@ func TestFindGPUProgram(t *testing.T) {
 		}
 		return findGPUProgram(loaded, filepath.Join(linked, "ekg-supervisor"))
 	}
-	asked := sourcesOf(map[string][]string{"cull-gpu": {"0.1"}}, nil)
+	configured := sourcesOf(map[string][]string{"cull-gpu": {"0.1"}}, nil)
 	if path, err := find(sourcesOf(nil, nil)); err != nil || path != "" {
-		t.Errorf("not asked for: %q, %v", path, err)
+		t.Errorf("without --cull-gpu: %q, %v", path, err)
 	}
-	if path, err := find(asked); err == nil ||
-		!strings.HasPrefix(err.Error(), "--cull-gpu: it needs the program ekg-gpu beside the supervisor: ") {
+	if path, err := find(configured); err == nil ||
+		!strings.HasPrefix(err.Error(), "--cull-gpu: requires the program ekg-gpu beside the supervisor: ") {
 		t.Errorf("not there: %q, %v", path, err)
 	}
 	program := filepath.Join(real, "ekg-gpu")
 	if err := os.WriteFile(program, nil, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if path, err := find(asked); err != nil || path != program {
+	if path, err := find(configured); err != nil || path != program {
 		t.Errorf("there: %q, %v", path, err)
 	}
 }

@@ -55,7 +55,7 @@ func listenUnix(ctx context.Context, path string) (net.Listener, error) {
 	case err != nil:
 		return nil, err
 	case info.Mode().Type() != fs.ModeSocket:
-		return nil, fmt.Errorf("%s is there and not a socket", path)
+		return nil, fmt.Errorf("%s exists and is not a socket", path)
 	default:
 		conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 		if err == nil {

@@ -73,7 +73,7 @@ func TestServer_UnixSocket(t *testing.T) {
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := listen(t.Context(), s); err == nil || !strings.Contains(err.Error(), "is there and not a socket") {
+	if _, err := listen(t.Context(), s); err == nil || !strings.Contains(err.Error(), "exists and is not a socket") {
 		t.Errorf("a file in its place: got %v", err)
 	}
 }
@@ -97,27 +97,26 @@ func TestServer_TLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	cert, keyFile := filepath.Join(t.TempDir(), "cert"), filepath.Join(t.TempDir(), "key")
-	for file, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der},
-		keyFile: {Type: "PRIVATE KEY", Bytes: pkcs8}} {
+	for file, block := range map[string]*pem.Block{
+		cert:    {Type: "CERTIFICATE", Bytes: der},
+		keyFile: {Type: "PRIVATE KEY", Bytes: pkcs8},
+	} {
 		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	state := t.TempDir()
-	r := start(
-		t,
-		&fakeLauncher{},
-		map[string][]string{"tls-cert": {cert}, "tls-key": {keyFile}, "token": {"x"}, "state-dir": {state}},
-	)
+	r := start(t, &fakeLauncher{}, map[string][]string{
+		"tls-cert": {cert}, "tls-key": {keyFile}, "token": {"x"}, "state-dir": {state},
+	})
 	parsed, err := x509.ParseCertificate(der)
 	if err != nil {
 		t.Fatal(err)
 	}
 	pool := x509.NewCertPool()
 	pool.AddCert(parsed)
-	if code, body := r.get("/api/kernels", "x",
-		&http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}); code != http.StatusOK ||
-		r.url.Scheme != "https" {
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}
+	if code, body := r.get("/api/kernels", "x", transport); code != http.StatusOK || r.url.Scheme != "https" {
 		t.Errorf("got %d %s at %s", code, body, r.url)
 	}
 	// Commands of the same user trust the certificate that the gateway started with, regardless of its names.

@@ -42,25 +42,20 @@ const jupyterTokenVariable = "JUPYTER_GATEWAY_AUTH_TOKEN"
 // logCommand is `ekg log`.
 func logCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Command {
 	return &cli.Command{
-		Name: "log", Usage: "print what a kernel has said", ArgsUsage: "KERNEL", OnUsageError: refuseUsage,
+		Name: "log", Usage: "print a kernel's output", ArgsUsage: "KERNEL", OnUsageError: refuseUsage,
 		Description: "KERNEL is a kernel's id or the beginning of one. Its output is printed: text as it is, errors\n" +
 			"as their traceback, everything else as one line.",
 		Flags: append([]cli.Flag{
-			&cli.StringFlag{Name: "cell", Usage: "only what the request with this `MSG_ID` has caused"},
-			&cli.BoolFlag{
-				Name:    "follow",
-				Aliases: []string{"f"},
-				Usage:   "go on with what the kernel says, until it has ended or Ctrl-C",
-			},
-			&cli.Uint64Flag{Name: "after", Usage: "only what comes after line `NUMBER`; --json shows the numbers"},
+			&cli.StringFlag{Name: "cell", Usage: "only the output of the request with this `MSG_ID`"},
+			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"},
+				Usage: "continue with new output until the kernel ends or Ctrl-C"},
+			&cli.Uint64Flag{Name: "after", Usage: "only the lines after line `NUMBER`; --json shows the numbers"},
 			&cli.BoolFlag{Name: "json", Usage: "print the log's lines as they are, one JSON object each"},
 			&cli.StringFlag{Name: "gateway-url", DefaultText: "the gateways that this user runs on this machine",
 				Usage: "`URL` of the gateway, as ekg serve prints it [$" + strings.Join(gatewayVariables, ", $") + "]"},
-			&cli.StringFlag{
-				Name: "token",
-				Usage: "the gateway's `TOKEN`. Others on this machine can read it on the command line: better use --token-file " +
-					"[$EKG_TOKEN, $" + jupyterTokenVariable + "]",
-			},
+			&cli.StringFlag{Name: "token",
+				Usage: "the gateway's `TOKEN`. Other users of this machine can read it on the command line: prefer " +
+					"--token-file [$EKG_TOKEN, $" + jupyterTokenVariable + "]"},
 			&cli.StringFlag{Name: "token-file", Usage: "`FILE` with the token [$EKG_TOKEN_FILE]"},
 		}, settingFlags("state-dir")...),
 		Action: func(c *cli.Context) error {
@@ -339,7 +334,7 @@ func (l *logReader) print(line []byte) error {
 	}
 	var m logMessage
 	if err := json.Unmarshal(line, &m); err != nil {
-		return fmt.Errorf("a line of the log is no JSON object: %w", err)
+		return fmt.Errorf("a line of the log is not a JSON object: %w", err)
 	}
 	switch {
 	case l.asJSON:

@@ -4,131 +4,19 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"log/slog"
-	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
-
-const (
-	kernelA  = "0a1b2c3d-0000-4000-8000-00000000000a"
-	kernelA2 = "0a1b2c3d-0000-4000-8000-00000000000b"
-	kernelF  = "f0000000-0000-4000-8000-000000000000"
-)
-
-// fakeGateway serves the two routes that `ekg log` uses. Its log is a script: each step is one answer.
-type fakeGateway struct {
-	*httptest.Server
-	kernels []string
-	mu      sync.Mutex
-	asked   []string // queries for the log, in order
-	answers []func(w http.ResponseWriter, r *http.Request)
-}
-
-func newFakeGateway(t *testing.T, token string, kernels ...string) *fakeGateway {
-	t.Helper()
-	g := &fakeGateway{kernels: kernels}
-	g.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		refuse := func(status int, message string) {
-			w.WriteHeader(status)
-			_ = json.NewEncoder(w).Encode(map[string]string{"reason": "x", "message": message})
-		}
-		if token != "" && r.Header.Get("Authorization") != "token "+token {
-			refuse(403, "Forbidden: the request has no valid token.")
-			return
-		}
-		if r.URL.Path == "/base/api/kernels" {
-			var all []listedKernel
-			for _, id := range g.kernels {
-				all = append(all, listedKernel{ID: id, Name: "python3", State: "idle"})
-			}
-			_ = json.NewEncoder(w).Encode(all)
-			return
-		}
-		id, ok := strings.CutPrefix(r.URL.Path, "/base/api/kernels/")
-		id, isLog := strings.CutSuffix(id, "/log")
-		if !ok || !isLog || !slices.Contains(g.kernels, id) {
-			refuse(404, "Kernel does not exist: it was shut down on request")
-			return
-		}
-		g.mu.Lock()
-		g.asked = append(g.asked, r.URL.RawQuery)
-		if len(g.answers) == 0 {
-			g.mu.Unlock()
-			refuse(503, "Try again.")
-			return
-		}
-		answer := g.answers[0]
-		g.answers = g.answers[1:]
-		g.mu.Unlock()
-		answer(w, r)
-	}))
-	g.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
-	g.Start()
-	t.Cleanup(g.Close)
-	return g
-}
-
-func (g *fakeGateway) queries() []string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return slices.Clone(g.asked)
-}
-
-// says returns an answer with these lines. It then ends, breaks off or stays open.
-func says(how string, lines ...string) func(http.ResponseWriter, *http.Request) {
-	return func(w http.ResponseWriter, r *http.Request) {
-		for _, l := range lines {
-			_, _ = io.WriteString(w, l+"\n")
-		}
-		_ = http.NewResponseController(w).Flush()
-		switch how {
-		case "breaks":
-			panic(http.ErrAbortHandler)
-		case "lasts":
-			<-r.Context().Done()
-		}
-	}
-}
-
-// logLine makes a line of a kernel's log.
-func logLine(number int, msgType string, content any) string {
-	b, err := json.Marshal(
-		map[string]any{
-			"number":  number,
-			"channel": "iopub",
-			"header":  map[string]string{"msg_type": msgType},
-			"content": content,
-		},
-	)
-	if err != nil {
-		panic(err)
-	}
-	return string(b)
-}
-
-type object = map[string]any
-
-func stdout(number int, text string) string {
-	return logLine(number, "stream", object{"name": "stdout", "text": text})
-}
 
 func TestLogCommand(t *testing.T) {
 	clearEnvironment(t)
@@ -138,7 +26,7 @@ func TestLogCommand(t *testing.T) {
 	run := func(t *testing.T, args ...string) (int, string, string) {
 		t.Helper()
 		g.mu.Lock()
-		g.asked, g.answers = nil, []func(http.ResponseWriter, *http.Request){says("ends", lines...)}
+		g.logQueries, g.answers = nil, []func(http.ResponseWriter, *http.Request){says("ends", lines...)}
 		g.mu.Unlock()
 		return ekg(t, append(append([]string{"log"}, args...), base...)...)
 	}
@@ -154,7 +42,7 @@ func TestLogCommand(t *testing.T) {
 			t.Errorf("got %d %q %q", code, out, errs)
 		}
 		if got := g.queries(); !slices.Equal(got, []string{"after=7&parent=m+1"}) {
-			t.Errorf("asked %q", got)
+			t.Errorf("sent the queries %q", got)
 		}
 	})
 	t.Run("flags behind", func(t *testing.T) {
@@ -162,7 +50,7 @@ func TestLogCommand(t *testing.T) {
 			t.Errorf("got %d %q %q", code, out, errs)
 		}
 		if got := g.queries(); !slices.Equal(got, []string{"after=2&follow=true"}) {
-			t.Errorf("asked %q", got)
+			t.Errorf("sent the queries %q", got)
 		}
 	})
 	t.Run("errors", func(t *testing.T) {
@@ -198,7 +86,7 @@ func TestLogCommand(t *testing.T) {
 			t.Errorf("got %d %q", code, errs)
 		}
 	})
-	t.Run("an answer that breaks off is gone on with as long as that brings something", func(t *testing.T) {
+	t.Run("a broken answer is continued as long as each attempt prints something", func(t *testing.T) {
 		again := "ekg: the connection broke, connecting again: " + g.URL + "/base/: unexpected EOF\n"
 		for _, tt := range []struct {
 			last      string
@@ -281,7 +169,7 @@ func TestLogCommand_Follow(t *testing.T) {
 	}
 	interrupt()
 	if code := <-ended; code != 0 {
-		t.Errorf("interrupted, it ended with %d", code)
+		t.Errorf("ended with %d after an interrupt", code)
 	}
 	broke := "ekg: the connection broke, connecting again: " + g.URL + "/base: unexpected EOF\nekg: connected again\n"
 	if errs.String() != broke+broke {
@@ -289,9 +177,9 @@ func TestLogCommand_Follow(t *testing.T) {
 	}
 	want := []string{"after=0&follow=true", "after=2&follow=true", "after=2&follow=true", "after=5&follow=true"}
 	if got := g.queries(); !slices.Equal(got, want) {
-		t.Errorf("asked %q", got)
+		t.Errorf("sent the queries %q", got)
 	}
-	t.Run("begins anew when the kernel has another log", func(t *testing.T) {
+	t.Run("starts from the beginning when the kernel has another log", func(t *testing.T) {
 		named := func(name string, answer http.HandlerFunc) func(http.ResponseWriter, *http.Request) {
 			return func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Ekg-Log", name)
@@ -316,7 +204,7 @@ func TestLogCommand_Follow(t *testing.T) {
 			"after=1&follow=true&log=bbbb",
 		}
 		if got := g.queries()[before:]; !slices.Equal(got, want) {
-			t.Errorf("asked %q", got)
+			t.Errorf("sent the queries %q", got)
 		}
 	})
 	t.Run("until the kernel is gone", func(t *testing.T) {
@@ -356,182 +244,5 @@ func TestLogReader_Quiet(t *testing.T) {
 	err := l.run(t.Context())
 	if err == nil || !strings.HasSuffix(err.Error(), "no data arrived for 50ms") || out.String() != "a\n" {
 		t.Errorf("got %v, printed %q", err, &out)
-	}
-}
-
-func TestLogPrinter(t *testing.T) {
-	plain := func(text string) object { return object{"data": object{"text/plain": text}} }
-	long := strings.Repeat("x", 150)
-	for _, tt := range []struct {
-		name  string
-		lines []string
-		want  string
-	}{
-		{"streams as they are",
-			[]string{stdout(1, "a\r"), stdout(2, "b"), logLine(3, "stream", object{"name": "stderr", "text": "c\n"})},
-			"a\rbc\n"},
-		{"a line that is not ended", []string{stdout(1, "50%"), logLine(2, "execute_result", plain("42")), stdout(3, "x")},
-			"50%\n42\nx"},
-		{"error", []string{logLine(1, "error",
-			object{"ename": "E", "evalue": "v", "traceback": []string{"\x1b[31mTraceback\x1b[0m", "E: v"}})},
-			"\x1b[31mTraceback\x1b[0m\nE: v\n"},
-		{"error without traceback",
-			[]string{logLine(1, "error", object{"ename": "E", "evalue": "v", "traceback": []string{}})}, "E: v\n"},
-		{"a figure", []string{logLine(1, "display_data",
-			object{"data": object{"text/plain": "<Figure>", "image/png": strings.Repeat("AAAA", 1024) + "\nAA==\n"}})},
-			"<Figure> [image/png 3.0 KiB]\n"},
-		{"a table", []string{logLine(1, "execute_result",
-			object{"data": object{"text/plain": "a b\n1 2", "text/html": "<b>", "application/json": object{"a": 1}}})},
-			"a b... [application/json 7 B, text/html 3 B, text/plain 7 B]\n"},
-		{"a long line", []string{logLine(1, "execute_result", plain(long))}, long[:100] + "... [text/plain 150 B]\n"},
-		{"no text", []string{logLine(1, "display_data", object{"data": object{"image/svg+xml": "<svg/>"}})},
-			"[image/svg+xml 6 B]\n"},
-		{"nothing", []string{logLine(1, "display_data", object{"data": object{}})}, "[empty]\n"},
-		{"input", []string{logLine(1, "input_request", object{"prompt": "Name? ", "password": false})},
-			"[waits for input: \"Name? \"]\n"},
-		{"not for people", []string{logLine(1, "status", object{"execution_state": "idle"}), logLine(2, "comm_msg", object{}),
-			logLine(3, "execute_reply", object{}),
-			logLine(4, "execute_input", object{"code": "1"})}, ""},
-		{"not what it says", []string{logLine(1, "stream", "x"), logLine(2, "error", 3), logLine(3, "display_data", nil),
-			`{"number":4,"header":null}`}, "[empty]\n"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			var out bytes.Buffer
-			w := bufio.NewWriter(&out)
-			l := &logReader{out: w, printer: &logPrinter{out: w}}
-			for _, line := range tt.lines {
-				if err := l.print([]byte(line + "\n")); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if err := w.Flush(); err != nil || out.String() != tt.want {
-				t.Errorf("got %q, %v, want %q", out.String(), err, tt.want)
-			}
-		})
-	}
-}
-
-func TestFlagsFirst(t *testing.T) {
-	p := program(io.Discard, io.Discard)
-	for _, tt := range [][2]string{
-		{"ekg log K -f --cell M", "ekg log -f --cell M K"},
-		{"ekg log --cell=M K --json x", "ekg log --cell=M --json K x"},
-		{"ekg log K --cell", "ekg log --cell K"},
-		{"ekg log K -- -f", "ekg log K -- -f"},
-		{"ekg log - -f", "ekg log -f -"},
-		{"ekg serve x --listen y", "ekg serve x --listen y"},
-		{"ekg", "ekg"},
-	} {
-		if got := flagsFirst(p, strings.Fields(tt[0])); strings.Join(got, " ") != tt[1] {
-			t.Errorf("%s: got %v", tt[0], got)
-		}
-	}
-}
-
-// TestServer_IsFound: commands with access to the state directory find a gateway as long as it runs.
-func TestServer_IsFound(t *testing.T) {
-	clearEnvironment(t)
-	state, err := os.MkdirTemp("", "ekg") // t.TempDir's paths are too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = os.RemoveAll(state) }()
-	t.Setenv("EKG_STATE_DIR", state)
-	// The file of a killed gateway is ignored.
-	stale := filepath.Join(state, "gateway-1.json")
-	if err := os.WriteFile(stale, []byte(`{"url":"http://127.0.0.1:1/","pid":1}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if code, _, errs := ekg(t, "log", "x"); code != 1 ||
-		!strings.HasPrefix(errs, "ekg: no gateway of this user runs here with the state directory "+state) {
-		t.Errorf("got %d %q", code, errs)
-	}
-	for _, flags := range []map[string][]string{
-		{},
-		{"token": {"canary"}, "base-url": {"/base"}},
-		{"no-auth": {"true"}},
-		{"listen": {"unix:" + filepath.Join(state, "gw.sock")}},
-	} {
-		flags["state-dir"] = []string{state}
-		r := start(t, &fakeLauncher{kernels: []launcher.Kernel{{ID: kernelF, SpecName: "r", State: api.Idle}}}, flags)
-		own := filepath.Join(state, fmt.Sprintf("gateway-%d.json", os.Getpid()))
-		info, err := os.Stat(own)
-		if err != nil || info.Mode() != 0o600 {
-			t.Errorf("%v: the file is %v, %v", flags, info, err)
-		}
-		if _, err := os.Stat(stale); err == nil {
-			t.Error("the file of one that was killed is still there")
-		}
-		code, _, errs := ekg(t, "log", "nope")
-		if want := "ekg: no kernel \"nope\"; the kernels are: " + kernelF + " (r, idle)\n"; code != 1 || errs != want {
-			t.Errorf("%v: got %d %q", flags, code, errs)
-		}
-		if err := r.stop(); err != nil {
-			t.Error(err)
-		}
-		if _, err := os.Stat(own); err == nil {
-			t.Error("the file is still there")
-		}
-	}
-	if err := os.WriteFile(stale, []byte(`{}`), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if code, _, errs := ekg(t, "log", "x"); code != 1 || !strings.Contains(errs, "not this user's alone") {
-		t.Errorf("of a file that others can read: got %d %q", code, errs)
-	}
-	// A bad file does not prevent another gateway from running, nor from being found.
-	r := start(t, &fakeLauncher{kernels: []launcher.Kernel{{ID: kernelF, SpecName: "r", State: api.Idle}}},
-		map[string][]string{"state-dir": {state}})
-	if code, _, errs := ekg(t, "log", "nope"); code != 1 || !strings.Contains(errs, kernelF) {
-		t.Errorf("beside a file that others can read: got %d %q", code, errs)
-	}
-	if err := r.stop(); err != nil {
-		t.Error(err)
-	}
-}
-
-// TestServer_EndsLogs: a gateway that ends does not wait for clients that follow a log.
-func TestServer_EndsLogs(t *testing.T) {
-	dir, err := os.MkdirTemp("", "ekg") // t.TempDir's paths are too long
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	l, err := net.Listen("unix", filepath.Join(dir, "s"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	supervisor := &http.Server{Handler: http.HandlerFunc(says("lasts", stdout(1, "a")))}
-	done := make(chan error, 1)
-	go func() { done <- supervisor.Serve(l) }()
-	defer func() {
-		_ = supervisor.Close()
-		if err := <-done; !errors.Is(err, http.ErrServerClosed) {
-			t.Error(err)
-		}
-	}()
-	fake := &fakeLauncher{
-		kernels: []launcher.Kernel{{ID: kernelF, State: api.Idle}},
-		dial: func(ctx context.Context) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", l.Addr().String())
-		},
-	}
-	r := start(t, fake, map[string][]string{"no-auth": {"true"}})
-	c, err := newGatewayClient(r.url.String(), "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.close()
-	resp, err := c.get(t.Context(), "api/kernels/"+kernelF+"/log", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	began := time.Now()
-	if err := r.stop(); err != nil || time.Since(began) > finishRequests/2 {
-		t.Errorf("after %v: %v", time.Since(began), err)
-	}
-	if _, err := io.ReadAll(resp.Body); !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("the log ended with %v", err)
 	}
 }

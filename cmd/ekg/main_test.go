@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -144,25 +145,14 @@ func TestKernelspec_Render(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Run("pod and secret", func(t *testing.T) {
-		code, stdout, stderr := ekg(
-			t,
-			"kernelspec",
-			"render",
-			"gpu",
-			"--kernelspec-dir",
-			dir,
-			"--env",
-			"KERNEL_GPUS=1",
-			"--env",
-			"KERNEL_A=b=$(c),d",
-			"--supervisor-image",
-			"registry.example/ekg",
-			"--kube-namespace",
-			"kernels",
-		)
-		for _, want := range []string{"kind: Pod\n", "\n---\n", "kind: Secret\n", "image: registry.example/gpu\n",
-			"image: registry.example/ekg\n", `nvidia.com/gpu: "1"`,
-			"value: b=$$(c),d\n", "namespace: kernels\n", "token: <redacted>\n"} {
+		code, stdout, stderr := ekg(t, "kernelspec", "render", "gpu", "--kernelspec-dir", dir,
+			"--env", "KERNEL_GPUS=1", "--env", "KERNEL_A=b=$(c),d",
+			"--supervisor-image", "registry.example/ekg", "--kube-namespace", "kernels")
+		for _, want := range []string{
+			"kind: Pod\n", "\n---\n", "kind: Secret\n", "image: registry.example/gpu\n",
+			"image: registry.example/ekg\n", `nvidia.com/gpu: "1"`, "value: b=$$(c),d\n", "namespace: kernels\n",
+			"token: <redacted>\n",
+		} {
 			if !strings.Contains(stdout, want) {
 				t.Errorf("%q is not in it", want)
 			}
@@ -218,5 +208,22 @@ func sourcesOf(flags map[string][]string, env map[string]string) settings.Source
 			}
 			return env[name]
 		},
+	}
+}
+
+func TestFlagsFirst(t *testing.T) {
+	p := program(io.Discard, io.Discard)
+	for _, tt := range [][2]string{
+		{"ekg log K -f --cell M", "ekg log -f --cell M K"},
+		{"ekg log --cell=M K --json x", "ekg log --cell=M --json K x"},
+		{"ekg log K --cell", "ekg log --cell K"},
+		{"ekg log K -- -f", "ekg log K -- -f"},
+		{"ekg log - -f", "ekg log -f -"},
+		{"ekg serve x --listen y", "ekg serve x --listen y"},
+		{"ekg", "ekg"},
+	} {
+		if got := flagsFirst(p, strings.Fields(tt[0])); strings.Join(got, " ") != tt[1] {
+			t.Errorf("%s: got %v", tt[0], got)
+		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -12,12 +11,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -45,19 +44,17 @@ func fetch(t *testing.T, url string) (int, string) {
 func TestServer_metrics(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	for _, pprof := range []string{"false", "true"} {
-		s, err := settings.Load(
-			sourcesOf(map[string][]string{"listen": {"127.0.0.1:0"}, "state-dir": {t.TempDir()}, "token": {"canary"},
-				"metrics-listen": {"127.0.0.1:0"}, "pprof": {pprof}}, nil),
-		)
+		s, err := settings.Load(sourcesOf(map[string][]string{
+			"listen": {"127.0.0.1:0"}, "state-dir": {t.TempDir()}, "token": {"canary"},
+			"metrics-listen": {"127.0.0.1:0"}, "pprof": {pprof},
+		}, nil))
 		if err != nil {
 			t.Fatal(err)
 		}
 		ctx, end := context.WithCancel(t.Context())
 		v := newServer(s, io.Discard, discard)
-		v.openLauncher = func(context.Context, *settings.Settings, launcher.Limits, *slog.Logger,
-			launcher.Observer) (launcher.Launcher, error) {
-			return &fakeLauncher{kernels: []launcher.Kernel{{ID: "x", SpecName: "python3", State: api.Idle}}}, nil
-		}
+		kernel := launcher.Kernel{ID: "x", SpecName: "python3", State: api.Idle}
+		v.openLauncher = opensLauncher(&fakeLauncher{kernels: []launcher.Kernel{kernel}}, nil)
 		ready, measured, ended := make(chan string, 1), make(chan string, 1), make(chan error, 1)
 		v.ready = func(url string) { ready <- url }
 		v.measured = func(url string) { measured <- url }
@@ -70,9 +67,10 @@ func TestServer_metrics(t *testing.T) {
 			t.Errorf("%d %s", code, body)
 		}
 		want := map[string]int{"true": 200, "false": 404}[pprof]
-		for path, want := range map[string]int{"/debug/pprof/": want, "/debug/pprof/goroutine?debug=1": want,
-			"/debug/pprof/cmdline": 404,
-			"/":                    404, "/api/kernels": 404, "/healthz": 404} {
+		for path, want := range map[string]int{
+			"/debug/pprof/": want, "/debug/pprof/goroutine?debug=1": want, "/debug/pprof/cmdline": 404,
+			"/": 404, "/api/kernels": 404, "/healthz": 404,
+		} {
 			if code, _ := fetch(t, base+path); code != want {
 				t.Errorf("pprof %s: %s is %d, want %d", pprof, path, code, want)
 			}
@@ -99,12 +97,9 @@ func TestServer_metricsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = busy.Close() }()
-	s, err := settings.Load(
-		sourcesOf(
-			map[string][]string{"listen": {"127.0.0.1:0"}, "state-dir": {t.TempDir()}, "metrics-listen": {busy.Addr().String()}},
-			nil,
-		),
-	)
+	s, err := settings.Load(sourcesOf(map[string][]string{
+		"listen": {"127.0.0.1:0"}, "state-dir": {t.TempDir()}, "metrics-listen": {busy.Addr().String()},
+	}, nil))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,18 +142,20 @@ func TestServer_auditLog(t *testing.T) {
 		return strings.Count(string(b), "\n")
 	}
 	ask()
-	until(t, "the first entry is there", func() bool { return count(file) == 2 })
+	poll.Until(t, "the first entry is there", func() bool { return count(file) == 2 })
 	if err := os.Rename(file, moved); err != nil {
 		t.Fatal(err)
 	}
 	ask()
-	until(t, "the moved file has the next", func() bool { return count(moved) == 3 })
+	poll.Until(t, "the moved file has the next", func() bool { return count(moved) == 3 })
 	if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the file is there again", func() bool { return strings.Contains(r.log.String(), "audit log was reopened") })
+	poll.Until(t, "the file is there again", func() bool {
+		return strings.Contains(r.log.String(), "audit log was reopened")
+	})
 	ask()
-	until(t, "the new file has the third", func() bool { return count(file) == 1 })
+	poll.Until(t, "the new file has the third", func() bool { return count(file) == 1 })
 	if err := r.stop(); err != nil {
 		t.Error(err)
 	}
@@ -172,7 +169,7 @@ func TestServer_auditLog(t *testing.T) {
 func TestServer_auditStdout(t *testing.T) {
 	r := start(t, &fakeLauncher{}, map[string][]string{"audit-log": {"-"}, "token": {"canary"}})
 	r.get("/api/kernels", "wrong", &http.Transport{})
-	until(t, "the entry is there", func() bool { return strings.Contains(r.stdout.String(), `"outcome":"refused"`) })
+	poll.Until(t, "the entry is there", func() bool { return strings.Contains(r.stdout.String(), `"outcome":"refused"`) })
 	if err := r.stop(); err != nil {
 		t.Error(err)
 	}
@@ -180,19 +177,5 @@ func TestServer_auditStdout(t *testing.T) {
 	lines.Scan()
 	if !strings.HasPrefix(lines.Text(), "ekg is ready at") || !lines.Scan() || !strings.HasPrefix(lines.Text(), "{") {
 		t.Errorf("printed %s", r.stdout)
-	}
-}
-
-// until waits for a change that another goroutine makes.
-func until(t *testing.T, what string, cond func() bool) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for over := time.After(20 * time.Second); !cond(); {
-		select {
-		case <-tick.C:
-		case <-over:
-			t.Fatalf("never happened: %s", what)
-		}
 	}
 }

@@ -136,7 +136,7 @@ func (v *server) serve(ctx context.Context) error {
 	v.endKernelsAndWebsockets(gw, b.launcher)
 	failed := v.serveHTTP(listener, gw.Handler(), gw.EndLogs)
 	v.setReady(gw)
-	if err := v.beFound(listener.Addr(), token); err != nil {
+	if err := v.register(listener.Addr(), token); err != nil {
 		return err
 	}
 	if err := v.announce(listener.Addr(), token, generated); err != nil {
@@ -254,7 +254,7 @@ func (v *server) serveHTTP(listener net.Listener, handler http.Handler, endLogs 
 		defer cancel()
 		err := srv.Shutdown(ctx)
 		if errors.Is(err, context.DeadlineExceeded) {
-			err = errors.Join(fmt.Errorf("some were still being answered after %v", finishRequests), srv.Close())
+			err = errors.Join(fmt.Errorf("some were unanswered after %v", finishRequests), srv.Close())
 		}
 		<-done
 		return ignoreClosed(err)
@@ -262,8 +262,8 @@ func (v *server) serveHTTP(listener net.Listener, handler http.Handler, endLogs 
 	return failed
 }
 
-// beFound writes the gateway's file for other commands of this user.
-func (v *server) beFound(addr net.Addr, token string) error {
+// register writes the gateway's file for other commands of this user.
+func (v *server) register(addr net.Addr, token string) error {
 	s := v.settings
 	sum, err := certificateSum(s.TLSCert)
 	if err != nil {
@@ -272,7 +272,7 @@ func (v *server) beFound(addr net.Addr, token string) error {
 	file := gatewayFile{
 		URL: gatewayAddress(s, addr), Token: token, PID: os.Getpid(), Started: time.Now().UTC(), Certificate: sum,
 	}
-	remove, err := leaveGatewayFile(s.StateDir, file, func(err error) {
+	remove, err := writeGatewayFile(s.StateDir, file, func(err error) {
 		v.log.Warn("files of other gateways cannot be read; ekg log will not find those", logkey.Err, err)
 	})
 	if err != nil {
@@ -323,7 +323,7 @@ func (v *server) stopAll(ctx context.Context, kernels launcher.Launcher) error {
 		turns <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-turns }()
-			err := kernels.Stop(ctx, k.ID, "The gateway was told to end, and to stop its kernels with it.")
+			err := kernels.Stop(ctx, k.ID, "The gateway was stopped together with its kernels.")
 			if err != nil && !errors.Is(err, launcher.ErrNotFound) {
 				mu.Lock()
 				defer mu.Unlock()

@@ -21,6 +21,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // fakeLauncher has the kernels that a test gives it. An unexpected call panics.
@@ -60,6 +61,15 @@ func (f *fakeLauncher) Close() error {
 	return nil
 }
 
+// opensLauncher returns an opener that returns a launcher or an error.
+func opensLauncher(l launcher.Launcher, err error) launcherOpener {
+	return func(
+		context.Context, *settings.Settings, launcher.Limits, *slog.Logger, launcher.Observer,
+	) (launcher.Launcher, error) {
+		return l, err
+	}
+}
+
 // running is a server in this process.
 type running struct {
 	t      *testing.T
@@ -83,10 +93,7 @@ func start(t *testing.T, fake *fakeLauncher, flags map[string][]string) *running
 	}
 	r := &running{t: t, stdout: &transcript.Buffer{}, log: &transcript.Buffer{}, ended: make(chan error, 1)}
 	v := newServer(s, r.stdout, slog.New(slog.NewTextHandler(r.log, nil)))
-	v.openLauncher = func(context.Context, *settings.Settings, launcher.Limits, *slog.Logger,
-		launcher.Observer) (launcher.Launcher, error) {
-		return fake, nil
-	}
+	v.openLauncher = opensLauncher(fake, nil)
 	ready := make(chan string, 1)
 	v.ready = func(u string) { ready <- u }
 	ctx, cancel := context.WithCancel(t.Context())
@@ -153,15 +160,19 @@ func TestServer_Run(t *testing.T) {
 	r := start(t, &fakeLauncher{close: func() error { closed = true; return nil }},
 		map[string][]string{"state-dir": {state}, "base-url": {"/lab/"}})
 	token := r.url.Query().Get("token")
-	if want := fmt.Sprintf("ekg is ready at http://%s/lab/?token=%s\n", r.url.Host, token); r.stdout.String() != want ||
-		len(token) < 32 {
+	want := fmt.Sprintf("ekg is ready at http://%s/lab/?token=%s\n", r.url.Host, token)
+	if r.stdout.String() != want || len(token) < 32 {
 		t.Errorf("printed %q, want %q", r.stdout, want)
 	}
 	for _, tt := range []struct {
 		path, token string
 		want        int
-	}{{"/lab/readyz", token, 200}, {"/lab/api/kernels", token, 200}, {"/lab/api/kernels", "", 403},
-		{"/lab/api/kernels", "x" + token[1:], 403}} {
+	}{
+		{"/lab/readyz", token, 200},
+		{"/lab/api/kernels", token, 200},
+		{"/lab/api/kernels", "", 403},
+		{"/lab/api/kernels", "x" + token[1:], 403},
+	} {
 		if code, body := r.get(tt.path, tt.token, &http.Transport{}); code != tt.want {
 			t.Errorf("%s with token %q: got %d %s, want %d", tt.path, tt.token, code, body, tt.want)
 		}
@@ -305,46 +316,22 @@ func TestServer_FailedStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = busy.Close() }()
-	opened := func(context.Context, *settings.Settings, launcher.Limits, *slog.Logger,
-		launcher.Observer) (launcher.Launcher, error) {
-		return &fakeLauncher{}, nil
-	}
+	opened := opensLauncher(&fakeLauncher{}, nil)
 	tests := []struct {
 		name  string
 		flags map[string][]string
-		open  func(context.Context, *settings.Settings, launcher.Limits, *slog.Logger, launcher.Observer) (launcher.Launcher,
-			error)
-		want string
+		open  launcherOpener
+		want  string
 	}{
 		{"port taken", map[string][]string{"listen": {busy.Addr().String()}}, opened,
 			fmt.Sprintf("--listen: listen tcp %s: bind: address already in use", busy.Addr())},
-		{
-			"no certificate",
-			map[string][]string{"tls-cert": {"/nope"}, "tls-key": {"/nope"}},
-			opened,
-			"--tls-cert: open /nope: no such file or directory",
-		},
-		{
-			"no launcher",
-			nil,
-			func(context.Context, *settings.Settings, launcher.Limits, *slog.Logger, launcher.Observer) (launcher.Launcher,
-				error) {
-				return nil, errors.New("no")
-			},
-			"no",
-		},
-		{
-			"no token",
-			map[string][]string{"state-dir": {state}},
-			opened,
-			"--state-dir: " + settings.TokenPath(state) + " does not hold exactly one word",
-		},
-		{
-			"no token file",
-			map[string][]string{"token-file": {"/nope"}},
-			opened,
-			"--token-file: open /nope: no such file or directory",
-		},
+		{"no certificate", map[string][]string{"tls-cert": {"/nope"}, "tls-key": {"/nope"}}, opened,
+			"--tls-cert: open /nope: no such file or directory"},
+		{"no launcher", nil, opensLauncher(nil, errors.New("no")), "no"},
+		{"no token", map[string][]string{"state-dir": {state}}, opened,
+			"--state-dir: " + settings.TokenPath(state) + " does not hold exactly one word"},
+		{"no token file", map[string][]string{"token-file": {"/nope"}}, opened,
+			"--token-file: open /nope: no such file or directory"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -362,5 +349,51 @@ func TestServer_FailedStart(t *testing.T) {
 				t.Errorf("got  %v\nwant %s", err, tt.want)
 			}
 		})
+	}
+}
+
+// TestServer_EndsLogs: a gateway that ends does not wait for clients that follow a log.
+func TestServer_EndsLogs(t *testing.T) {
+	dir, err := os.MkdirTemp("", "ekg") // t.TempDir's paths are too long
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	l, err := net.Listen("unix", filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	supervisor := &http.Server{Handler: http.HandlerFunc(says("lasts", stdout(1, "a")))}
+	done := make(chan error, 1)
+	go func() { done <- supervisor.Serve(l) }()
+	defer func() {
+		_ = supervisor.Close()
+		if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
+	}()
+	fake := &fakeLauncher{
+		kernels: []launcher.Kernel{{ID: kernelF, State: api.Idle}},
+		dial: func(ctx context.Context) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", l.Addr().String())
+		},
+	}
+	r := start(t, fake, map[string][]string{"no-auth": {"true"}})
+	c, err := newGatewayClient(r.url.String(), "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.close()
+	resp, err := c.get(t.Context(), "api/kernels/"+kernelF+"/log", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	began := time.Now()
+	if err := r.stop(); err != nil || time.Since(began) > finishRequests/2 {
+		t.Errorf("after %v: %v", time.Since(began), err)
+	}
+	if _, err := io.ReadAll(resp.Body); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("the log ended with %v", err)
 	}
 }

@@ -79,19 +79,8 @@ func TestServe_Signals(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = os.RemoveAll(runtime) })
-		return append(
-			[]string{
-				"serve",
-				"--listen",
-				"127.0.0.1:0",
-				"--state-dir",
-				t.TempDir(),
-				"--runtime-dir",
-				runtime,
-				"--supervisor",
-				supervisor,
-			},
-			more...)
+		return append([]string{"serve", "--listen", "127.0.0.1:0", "--state-dir", t.TempDir(),
+			"--runtime-dir", runtime, "--supervisor", supervisor}, more...)
 	}
 	for _, sig := range []os.Signal{syscall.SIGTERM, os.Interrupt} {
 		cmd, at := ekgProcess(t, args()...)

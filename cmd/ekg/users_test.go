@@ -28,10 +28,11 @@ func TestLoad_Users(t *testing.T) {
 		}
 		return all
 	}
-	for _, good := range []map[string][]string{file, oidc, hub, with(file, "auth-token-review", "true"),
-		with(file, "admin-user", "ann"),
+	for _, good := range []map[string][]string{
+		file, oidc, hub, with(file, "auth-token-review", "true"), with(file, "admin-user", "ann"),
 		with(oidc, "oidc-groups-claim", "groups"),
-		with(with(file, "auth-token-review", "true"), "auth-token-audience", "ekg")} {
+		with(with(file, "auth-token-review", "true"), "auth-token-audience", "ekg"),
+	} {
 		if s, err := settings.Load(sourcesOf(good, nil)); err != nil || len(s.UserSources()) == 0 {
 			t.Errorf("%v: %v", good, err)
 		}
@@ -77,12 +78,13 @@ func TestToken_Command(t *testing.T) {
 		seen[m[1]] = true
 	}
 	var out bytes.Buffer
-	if err := hashToken(strings.NewReader("a-token-of-somebody-else\n"), &out); err != nil ||
-		out.String() != "hash: "+identity.Hash("a-token-of-somebody-else")+"\n" {
+	if err := hashToken(strings.NewReader("a-token-of-another-user\n"), &out); err != nil ||
+		out.String() != "hash: "+identity.Hash("a-token-of-another-user")+"\n" {
 		t.Errorf("got %q, %v", &out, err)
 	}
-	for text, want := range map[string]string{"": "fewer than 20", "short": "fewer than 20",
-		"two words of a long token": "one word"} {
+	for text, want := range map[string]string{
+		"": "fewer than 20", "short": "fewer than 20", "two words of a long token": "one word",
+	} {
 		if err := hashToken(strings.NewReader(text), &out); err == nil || !strings.Contains(err.Error(), want) ||
 			text != "" && strings.Contains(err.Error(), text) {
 			t.Errorf("%q: got %v", text, err)
@@ -100,11 +102,8 @@ func TestServer_Users(t *testing.T) {
 		}
 	}
 	write("users:\n- name: ann\n  tokens: ['" + identity.Hash("canary-ann") + "']\n")
-	r := start(
-		t,
-		&fakeLauncher{kernels: []launcher.Kernel{{ID: "0a1b2c3d-0000-4000-8000-00000000000a", Owner: "bob"}}},
-		map[string][]string{"users-file": {file}},
-	)
+	fake := &fakeLauncher{kernels: []launcher.Kernel{{ID: "0a1b2c3d-0000-4000-8000-00000000000a", Owner: "bob"}}}
+	r := start(t, fake, map[string][]string{"users-file": {file}})
 	plain := &http.Transport{}
 	defer plain.CloseIdleConnections()
 	for token, want := range map[string]int{"": 403, "wrong": 403, "canary-ann": 200, "canary-bob": 403} {

@@ -27,7 +27,7 @@ func (v *server) logWarnings(ctx context.Context) {
 		v.log.Warn("authentication is off and other machines reach this address: anyone who reaches it can run code",
 			logkey.Listen, s.Listen)
 	} else if !settings.IsLocal(s.Listen) && s.TLSCert == "" {
-		v.log.Warn("other machines reach this address without TLS: the token travels readably", logkey.Listen, s.Listen)
+		v.log.Warn("other machines reach this address without TLS: tokens are sent unencrypted", logkey.Listen, s.Listen)
 	}
 	if stray := settings.StrayVariables(os.Environ()); len(stray) > 0 {
 		v.log.Warn("environment variables without effect", logkey.Names, strings.Join(stray, ", "))

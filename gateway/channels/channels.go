@@ -3,8 +3,7 @@
 // and a Splice copies bytes between the two. It understands no message. While a kernel has no supervisor yet, the Lobby
 // accepts the client's websocket itself, keeps what the client sends and shows why the kernel is not there.
 //
-// The package knows nothing of users, tokens and audit logs: whoever may open a connection is package gateway's
-// decision.
+// The package knows nothing of users, tokens and audit logs. Package gateway decides who may open a connection.
 //
 // Goroutines: Splice.Run starts two, one for each direction, and Waiting.Run one that reads. Both wait for theirs
 // before they return, and have closed the connections then. No other function starts one.

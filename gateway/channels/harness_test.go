@@ -30,8 +30,7 @@ func (s *testServer) enter(id, subprotocol, query string) *client {
 	if subprotocol != "" {
 		d.Subprotocols = []string{subprotocol}
 	}
-	conn, resp, err := d.Dial("ws"+s.http.URL[4:]+"/"+id+query,
-		http.Header{"User-Agent": {"test"}})
+	conn, resp, err := d.Dial("ws"+s.http.URL[4:]+"/"+id+query, http.Header{"User-Agent": {"test"}})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -68,14 +67,14 @@ func (c *client) send(channel jupyter.Channel, msgType, id string, content any) 
 	return frame
 }
 
-// heard is a message that a client has read.
-type heard struct {
+// received is a message that a client has read.
+type received struct {
 	channel, msgType, parent string
 	content                  map[string]any
 }
 
 // String gives what tests compare: channel, type, parent and text.
-func (h heard) String() string {
+func (h received) String() string {
 	said := ""
 	switch h.msgType {
 	case "status":
@@ -89,13 +88,13 @@ func (h heard) String() string {
 	return strings.TrimSpace(h.channel + " " + h.msgType + " " + h.parent + " " + said)
 }
 
-func (h heard) display() string {
+func (h received) display() string {
 	transient, _ := h.content["transient"].(map[string]any)
 	return fmt.Sprint(transient["display_id"])
 }
 
-// hear reads the next message.
-func (c *client) hear() heard {
+// receive reads the next message.
+func (c *client) receive() received {
 	c.t.Helper()
 	if err := c.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
 		c.t.Fatal(err)
@@ -123,7 +122,7 @@ func (c *client) hear() heard {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	h := heard{channel: m.Channel.String(), msgType: jupyter.MsgType(m.Header),
+	h := received{channel: m.Channel.String(), msgType: jupyter.MsgType(m.Header),
 		parent: jupyter.StringField(m.Parent, "msg_id")}
 	if err := json.Unmarshal(m.Content, &h.content); err != nil {
 		c.t.Fatal(err)
@@ -131,11 +130,11 @@ func (c *client) hear() heard {
 	return h
 }
 
-// wantHeard fails unless the next messages are these.
-func (c *client) wantHeard(want ...string) (last heard) {
+// wantMessages fails unless the next messages are these.
+func (c *client) wantMessages(want ...string) (last received) {
 	c.t.Helper()
 	for _, w := range want {
-		if last = c.hear(); last.String() != w {
+		if last = c.receive(); last.String() != w {
 			c.t.Fatalf("got  %s\nwant %s", last, w)
 		}
 	}

@@ -64,8 +64,8 @@ type RejectedError struct{ Text string } // for the client
 func (e *RejectedError) Error() string { return "the supervisor rejected the connection: " + e.Text }
 
 // Waiting is a websocket in the lobby. Its reader parses messages only to answer pings and to know which cells wait.
-// What the client sends is held as raw bytes. So the supervisor later reads what it would have read without a lobby,
-// even if the last frame is incomplete.
+// The lobby holds the client's messages as raw bytes. So the supervisor later reads what it would have read without a
+// lobby, even if the last frame is incomplete.
 type Waiting struct {
 	// Fixed after Enter.
 	lobby   *Lobby

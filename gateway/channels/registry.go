@@ -23,8 +23,8 @@ var (
 
 // Errors of Add, besides ErrDraining.
 var (
-	ErrKernelFull = errors.New("the kernel has as many connections as it may have")
-	ErrUserFull   = errors.New("the user has as many connections as they may have")
+	ErrKernelFull = errors.New("the kernel has the most connections that are allowed")
+	ErrUserFull   = errors.New("the user has the most connections that are allowed")
 )
 
 // Registry lists every open connection, from before its handshake until both its ends are closed. O is the type of what

@@ -14,7 +14,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
@@ -250,20 +249,5 @@ func (s *testServer) wantNothingHeld() {
 	s.registry.wg.Wait()
 	if n := s.lobby.Held(); n != 0 {
 		s.t.Errorf("%d bytes are still counted as held", n)
-	}
-}
-
-// eventually waits for a condition that another goroutine brings about.
-func eventually(t testing.TB, what string, cond func() bool) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	over := time.After(20 * time.Second)
-	for !cond() {
-		select {
-		case <-tick.C:
-		case <-over:
-			t.Fatalf("never happened: %s", what)
-		}
 	}
 }

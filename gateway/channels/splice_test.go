@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 )
 
 // resources counts the descriptors and goroutines of this process, which a leak would raise.
@@ -92,7 +94,7 @@ func TestSplice_ClientThatNeverReads(t *testing.T) {
 			for _, c := range held {
 				_ = c.Close()
 			}
-			eventually(t, "descriptors and goroutines are as before", func() bool {
+			poll.Until(t, "descriptors and goroutines are as before", func() bool {
 				f, n := resources(t)
 				return f <= fds && n <= goroutines
 			})
@@ -103,14 +105,14 @@ func TestSplice_ClientThatNeverReads(t *testing.T) {
 // waitStalled waits until n connections carry nothing any more.
 func (s *testServer) waitStalled(n int) {
 	s.t.Helper()
-	eventually(s.t, "all connections are registered", func() bool {
+	poll.Until(s.t, "all connections are registered", func() bool {
 		open, _, _ := s.registry.Traffic()
 		return open == n
 	})
 	// The flood's writers block once all buffers are full. The queues of the server's sockets then stay the same.
 	var last string
 	var since time.Time
-	eventually(s.t, "nothing moves any more", func() bool {
+	poll.Until(s.t, "nothing moves any more", func() bool {
 		now := s.queues()
 		if now != last {
 			last, since = now, time.Now()

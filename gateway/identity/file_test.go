@@ -109,7 +109,7 @@ func TestFile_Reload(t *testing.T) {
 	knows("one", false)
 	knows("three", true)
 
-	t.Run("a broken version is told once and changes nothing", func(t *testing.T) {
+	t.Run("a broken version is reported once and changes nothing", func(t *testing.T) {
 		logged.Reset()
 		for range 3 {
 			writeFile(t, path, "users:\n- nam: bob\n")
@@ -117,7 +117,7 @@ func TestFile_Reload(t *testing.T) {
 		}
 		knows("three", true)
 		if n := strings.Count(logged.String(), path+":2: nam: unknown key"); n != 1 {
-			t.Errorf("told %d times: %s", n, logged)
+			t.Errorf("reported %d times: %s", n, logged)
 		}
 	})
 	t.Run("so is a file that has gone", func(t *testing.T) {
@@ -129,7 +129,7 @@ func TestFile_Reload(t *testing.T) {
 		v.Refresh()
 		knows("three", true)
 		if n := strings.Count(logged.String(), "no such file"); n != 1 {
-			t.Errorf("told %d times: %s", n, logged)
+			t.Errorf("reported %d times: %s", n, logged)
 		}
 	})
 	t.Run("the same version as before is good again", func(t *testing.T) {

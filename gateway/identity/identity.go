@@ -163,7 +163,7 @@ func (v *Verifier) Identify(ctx context.Context, token string) (User, error) {
 		if user, err, ok := v.remembers(k); ok { // answered since the check above
 			return user, err
 		}
-		return v.ask(context.WithoutCancel(ctx), v.sources[i], k, token)
+		return v.verify(context.WithoutCancel(ctx), v.sources[i], k, token)
 	})
 	user, _ := answer.(User)
 	return user, err
@@ -181,8 +181,8 @@ func (v *Verifier) remembers(k key) (User, error, bool) {
 	return User{}, nil, false
 }
 
-// ask verifies a token with a source, and remembers the answer.
-func (v *Verifier) ask(ctx context.Context, s limitedSource, k key, token string) (User, error) {
+// verify sends a token to a source, and remembers the answer.
+func (v *Verifier) verify(ctx context.Context, s limitedSource, k key, token string) (User, error) {
 	ctx, cancel := context.WithTimeout(ctx, verifyTime)
 	defer cancel()
 	select {
@@ -267,7 +267,7 @@ func CheckName(name string) error {
 }
 
 // Recall returns the user of a token that was a user's before, from the users file and remembered answers. Known is
-// false if its source would have to be asked. A token that was removed from the users file is unknown, even if a source
+// false if only its source could answer. A token that was removed from the users file is unknown, even if a source
 // would accept it.
 func (v *Verifier) Recall(token string, was User) (user User, known bool, err error) {
 	k := sha256.Sum256([]byte(token))

@@ -19,23 +19,23 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeSource is a judge that knows its users by token, and counts what it is asked.
+// fakeSource is a source that knows its users by token, and records the tokens that it verifies.
 type fakeSource struct {
 	prefix string // of the tokens it takes
 	wait   chan struct{}
 
-	mu    sync.Mutex
-	users map[string]User
-	ends  time.Time
-	err   error // instead of any answer
-	asked []string
+	mu     sync.Mutex
+	users  map[string]User
+	ends   time.Time
+	err    error // instead of any answer
+	tokens []string
 }
 
 func (f *fakeSource) String() string          { return "fake" }
 func (f *fakeSource) Takes(token string) bool { return strings.HasPrefix(token, f.prefix) }
 func (f *fakeSource) Verify(ctx context.Context, token string) (User, time.Time, error) {
 	f.mu.Lock()
-	f.asked = append(f.asked, token)
+	f.tokens = append(f.tokens, token)
 	u, ok, ends, err := f.users[token], f.users[token].Name != "", f.ends, f.err
 	f.mu.Unlock()
 	if f.wait != nil {
@@ -63,7 +63,7 @@ func (f *fakeSource) set(token string, u User, err error) {
 func (f *fakeSource) count() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return len(f.asked)
+	return len(f.tokens)
 }
 
 func newFakeSource(prefix string, users map[string]User) *fakeSource {
@@ -86,11 +86,11 @@ func TestVerifier_RemembersForABoundedTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newFakeSource("", map[string]User{"canary-ann": {Name: "ann", Groups: []string{"b", "a", "b", "bad\n"}}})
 		v, logged := verifierOf(t, Options{Sources: []Source{src}, Keep: time.Minute})
-		check := func(token, name string, want error, asked int) {
+		check := func(token, name string, want error, calls int) {
 			t.Helper()
 			u, err := v.Identify(t.Context(), token)
-			if u.Name != name || !errors.Is(err, want) || (err == nil) != (want == nil) || src.count() != asked {
-				t.Errorf("%s: got %+v, %v, asked %d times; want %q, %v, %d", token, u, err, src.count(), name, want, asked)
+			if u.Name != name || !errors.Is(err, want) || (err == nil) != (want == nil) || src.count() != calls {
+				t.Errorf("%s: got %+v, %v after %d calls; want %q, %v, %d", token, u, err, src.count(), name, want, calls)
 			}
 		}
 		check("canary-ann", "ann", nil, 1)
@@ -120,7 +120,7 @@ func TestVerifier_RemembersForABoundedTime(t *testing.T) {
 		check("canary-short", "s", nil, 5)
 		time.Sleep(2 * time.Second)
 		check("canary-short", "s", nil, 6)
-		// A judge that is away says neither yes nor no, and is asked again.
+		// An unavailable source gives no answer, and is called again.
 		src.set("canary-y", User{Name: "y"}, errors.New("connection refused"))
 		check("canary-y", "", ErrUnavailable, 7)
 		src.set("canary-y", User{Name: "y"}, nil)
@@ -129,12 +129,12 @@ func TestVerifier_RemembersForABoundedTime(t *testing.T) {
 			t.Errorf("a token is in the log: %s", logged)
 		}
 		if !strings.Contains(logged.String(), "connection refused") || !strings.Contains(logged.String(), "no such") {
-			t.Errorf("the operator is not told: %s", logged)
+			t.Errorf("nothing is logged for the operator: %s", logged)
 		}
 	})
 }
 
-// A page opens many requests at once with a token that nobody has verified yet.
+// A page opens many requests at once with a token that no source has verified yet.
 func TestVerifier_AsksOnceAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newFakeSource("", map[string]User{"t": {Name: "ann"}})
@@ -152,7 +152,7 @@ func TestVerifier_AsksOnceAtATime(t *testing.T) {
 		close(src.wait)
 		all.Wait()
 		if src.count() != 1 {
-			t.Errorf("asked %d times", src.count())
+			t.Errorf("the source was called %d times", src.count())
 		}
 	})
 }
@@ -193,18 +193,20 @@ func TestVerifier_EachTokenHasOneJudge(t *testing.T) {
 		t.Fatal(err)
 	}
 	first, second := newFakeSource("a", map[string]User{"a1": {Name: "wrong"}, "a2": {Name: "bob"}}),
-		newFakeSource("", map[string]User{"a3": {Name: "never asked"}, "x": {Name: "x", Groups: []string{"ops"}}})
+		newFakeSource("", map[string]User{"a3": {Name: "never called"}, "x": {Name: "x", Groups: []string{"ops"}}})
 	v, _ := verifierOf(t, Options{File: f, Sources: []Source{first, second}, AdminUsers: []string{"bob"},
 		AdminGroups: []string{"ops"}})
-	for token, want := range map[string]User{"a1": {Name: "ann"}, "a2": {Name: "bob", Admin: true}, "a3": {},
-		"x": {Name: "x", Admin: true}, "": {}, strings.Repeat("a", maxToken+1): {}} {
+	for token, want := range map[string]User{
+		"a1": {Name: "ann"}, "a2": {Name: "bob", Admin: true}, "a3": {}, "x": {Name: "x", Admin: true}, "": {},
+		strings.Repeat("a", maxToken+1): {},
+	} {
 		u, err := v.Identify(t.Context(), token)
 		if u.Name != want.Name || u.Admin != want.Admin || (err == nil) != (want.Name != "") {
 			t.Errorf("%.10s: got %+v, %v, want %+v", token, u, err, want)
 		}
 	}
-	if !slices.Equal(second.asked, []string{"x"}) || slices.Contains(first.asked, "a1") {
-		t.Errorf("tokens were shown to %v and %v", first.asked, second.asked)
+	if !slices.Equal(second.tokens, []string{"x"}) || slices.Contains(first.tokens, "a1") {
+		t.Errorf("tokens were shown to %v and %v", first.tokens, second.tokens)
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// What a real hub says is tried in the end to end tests; here is what one says rarely, or should never say.
+// The end to end tests use a real hub. These answers are rare, or should never come.
 func TestJupyterHub(t *testing.T) {
 	answers := map[string]string{
 		"good": `{"kind": "user", "name": "ann", "groups": ["b", "a"], "scopes": ["access:services!service=ekg"], ` +
@@ -42,11 +42,12 @@ func TestJupyterHub(t *testing.T) {
 		t.Fatal(err)
 	}
 	v, _ := verifierOf(t, Options{Sources: []Source{source}})
-	for token, want := range map[string]error{"good": nil, "all": nil, "other": ErrUnknown, "longer": ErrUnknown,
-		"no_scopes": ErrUnknown, "service": ErrUnknown,
-		"no_name": ErrUnknown, "html": ErrUnavailable, "403": ErrUnknown, "401": ErrUnknown, "404": ErrUnavailable,
-		"500": ErrUnavailable, "302": ErrUnavailable,
-		"a b": ErrUnknown, "a\r\nb": ErrUnknown, "ä": ErrUnknown} {
+	for token, want := range map[string]error{
+		"good": nil, "all": nil, "other": ErrUnknown, "longer": ErrUnknown, "no_scopes": ErrUnknown,
+		"service": ErrUnknown, "no_name": ErrUnknown, "html": ErrUnavailable, "403": ErrUnknown, "401": ErrUnknown,
+		"404": ErrUnavailable, "500": ErrUnavailable, "302": ErrUnavailable, "a b": ErrUnknown,
+		"a\r\nb": ErrUnknown, "ä": ErrUnknown,
+	} {
 		u, err := v.Identify(t.Context(), token)
 		if !errors.Is(err, want) || (err == nil) != (want == nil) || err == nil && u.Name != "ann" || u.Admin {
 			t.Errorf("%q: got %+v, %v, want %v", token, u, err, want)
@@ -56,14 +57,16 @@ func TestJupyterHub(t *testing.T) {
 		}
 	}
 	if len(seen) != 13 || slices.ContainsFunc(seen, func(p string) bool { return p != "/hub/api/user" }) {
-		t.Errorf("asked for %v", seen)
+		t.Errorf("the hub got %v", seen)
 	}
 	hub.Close()
 	if _, err := v.Identify(t.Context(), "later"); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("without a hub: %v", err)
 	}
-	for _, bad := range [][2]string{{"hub:8081", "ekg"}, {"", "ekg"}, {"http://u:p@hub", "ekg"},
-		{"http://hub/api?x=1", "ekg"}, {"http://hub/hub/api", ""}} {
+	for _, bad := range [][2]string{
+		{"hub:8081", "ekg"}, {"", "ekg"}, {"http://u:p@hub", "ekg"}, {"http://hub/api?x=1", "ekg"},
+		{"http://hub/hub/api", ""},
+	} {
 		if _, err := NewJupyterHub(bad[0], bad[1]); err == nil {
 			t.Errorf("%v: no error", bad)
 		}
@@ -96,8 +99,9 @@ func TestTokenReview(t *testing.T) {
 			return "", nil, false, errors.New("forbidden")
 		})}
 	v, _ := verifierOf(t, Options{Sources: []Source{source}})
-	for sent, want := range map[string]error{good: nil, unknown: ErrUnknown, away: ErrUnavailable, "word": ErrUnknown,
-		"a.b.c": ErrUnknown} {
+	for sent, want := range map[string]error{
+		good: nil, unknown: ErrUnknown, away: ErrUnavailable, "word": ErrUnknown, "a.b.c": ErrUnknown,
+	} {
 		u, err := v.Identify(t.Context(), sent)
 		if !errors.Is(err, want) || (err == nil) != (want == nil) || err == nil &&
 			(u.Name != "system:serviceaccount:ns:bot" || !u.In("system:serviceaccounts")) {

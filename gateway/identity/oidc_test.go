@@ -25,10 +25,10 @@ type issuer struct {
 	*httptest.Server
 	t *testing.T
 
-	mu    sync.Mutex
-	keys  []jose.JSONWebKey
-	down  bool // it answers nothing
-	asked int  // for keys
+	mu          sync.Mutex
+	keys        []jose.JSONWebKey
+	down        bool // it answers nothing
+	keyRequests int  // for keys
 }
 
 func newIssuer(t *testing.T) *issuer {
@@ -54,7 +54,7 @@ func (i *issuer) serve(w http.ResponseWriter, r *http.Request) {
 			"token_endpoint":                        i.URL + "/t",
 			"id_token_signing_alg_values_supported": []string{"RS256", "ES256", "HS256", "none"}})
 	case "/keys":
-		i.asked++
+		i.keyRequests++
 		set := jose.JSONWebKeySet{}
 		for _, k := range i.keys {
 			set.Keys = append(set.Keys, k.Public())
@@ -213,8 +213,10 @@ func TestOIDC(t *testing.T) {
 }
 
 func TestNewOIDC_Refuses(t *testing.T) {
-	for _, o := range []OIDCOptions{{}, {Issuer: "issuer.example", Audience: "x"},
-		{Issuer: "https://u:p@issuer", Audience: "x"}, {Issuer: "https://issuer"}} {
+	for _, o := range []OIDCOptions{
+		{}, {Issuer: "issuer.example", Audience: "x"}, {Issuer: "https://u:p@issuer", Audience: "x"},
+		{Issuer: "https://issuer"},
+	} {
 		if _, err := NewOIDC(o); err == nil {
 			t.Errorf("%+v: no error", o)
 		}

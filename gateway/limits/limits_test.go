@@ -59,8 +59,8 @@ func TestPolicy_Admit(t *testing.T) {
 	for i := range many {
 		many[i] = held(string(rune('a'+i)), "r", "ann", 0, api.Idle)
 	}
-	const file = `{users: [{name: ann, limits: {max-kernels: 1, max-gpus: 0}}, {name: bob, limits: {max-kernels: unlimited}}],
-		groups: [{name: vision, limits: {max-kernels: 1, max-gpus: 3}}]}`
+	const file = `{users: [{name: ann, limits: {max-kernels: 1, max-gpus: 0}},
+		{name: bob, limits: {max-kernels: unlimited}}], groups: [{name: vision, limits: {max-kernels: 1, max-gpus: 3}}]}`
 	for _, test := range []struct {
 		name   string
 		limits Policy
@@ -110,7 +110,7 @@ func TestPolicy_Admit(t *testing.T) {
 			limitPerGroup, "the group vision has 1 kernel"},
 		{"a single user's", Policy{File: fileOfLimits(t, file), PerUser: 9}, ann, []launcher.Held{older}, limitPerUser,
 			"you have 1 kernel, and you may have 1 kernel"},
-		{"a single user's is none", Policy{File: fileOfLimits(t, file), PerUser: 1}, held("new", "r", "bob", 0, ""),
+		{"a single user's is unlimited", Policy{File: fileOfLimits(t, file), PerUser: 1}, held("new", "r", "bob", 0, ""),
 			[]launcher.Held{held("x", "r", "bob", 0, "")}, "", ""},
 		{"no GPU for a user", Policy{File: fileOfLimits(t, file), GPUsPerUser: 9}, annGPU, nil, limitGPUsPerUser,
 			"it asks for 2 GPUs, and you may have no GPU at one time (limit gpus-per-user): ask for fewer, shutting other " +
@@ -120,7 +120,7 @@ func TestPolicy_Admit(t *testing.T) {
 			"it asks for 2 GPUs, you have 3 GPUs, and you may have 4 GPUs at one time (limit gpus-per-user); shut one down " +
 				"to start another: r g (3 GPUs, idle since 2026-11-22 03:04 UTC)"},
 		{"a kernel without any", Policy{GPUsPerUser: 1}, ann, []launcher.Held{held("g", "r", "ann", 3, api.Idle)}, "", ""},
-		{"more GPUs than anybody may have", Policy{GPUsPerUser: 1}, annGPU, nil, limitGPUsPerUser,
+		{"more GPUs than any user may have", Policy{GPUsPerUser: 1}, annGPU, nil, limitGPUsPerUser,
 			"shutting other kernels down does not help"},
 		{"a group's GPUs", Policy{GPUsPerGroup: 4}, annGPU, []launcher.Held{held("g", "r", "bob", 3, api.Idle, "team")},
 			limitGPUsPerGroup, "it asks for 2 GPUs, the group team has 3 GPUs"},

@@ -69,7 +69,7 @@ var (
 	metricLogEvicted = Metric{"ekg_kernel_log_evicted_messages_total", "counter", nil, true,
 		"Messages that logs have dropped because their bound was reached."}
 	metricLogLost = Metric{"ekg_kernel_log_lost_messages_total", "counter", nil, true,
-		"Messages that a client has missed because its kernel's log had dropped them; the client was told."}
+		"Messages that a kernel's log dropped before a client read them; the client got a notice."}
 	metricMessages = Metric{"ekg_kernel_messages_total", "counter", []string{"channel", "direction"}, true,
 		"Messages to and from kernels (direction to_kernel, from_kernel)."}
 	metricMsgBytes = Metric{"ekg_kernel_message_bytes_total", "counter", []string{"channel", "direction"}, true,
@@ -99,10 +99,10 @@ var (
 		"Bytes held for kernels that have no supervisor yet."}
 	metricLogReaders = Metric{"ekg_log_readers", "gauge", nil, false,
 		"Clients that read a kernel's log through this gateway."}
-	metricReady = Metric{"ekg_ready", "gauge", nil, false, "1 while /readyz answers 200, else 0."}
-	metricAsked = Metric{"ekg_kube_requests_total", "counter", []string{"verb", "resource", "code"}, false,
+	metricReady        = Metric{"ekg_ready", "gauge", nil, false, "1 while /readyz answers 200, else 0."}
+	metricKubeRequests = Metric{"ekg_kube_requests_total", "counter", []string{"verb", "resource", "code"}, false,
 		"Requests to the Kubernetes API server; code 0 means no answer."}
-	metricAskedTime = Metric{"ekg_kube_request_seconds", "histogram", []string{"verb"}, false,
+	metricKubeRequestTime = Metric{"ekg_kube_request_seconds", "histogram", []string{"verb"}, false,
 		"Time until the Kubernetes API server has begun to answer."}
 	metricAuditErrors = Metric{"ekg_audit_failures_total", "counter", nil, false,
 		"Entries that could not be written to the audit log."}
@@ -116,8 +116,8 @@ func List() []Metric {
 		metricMessages, metricMsgBytes,
 		metricGPUs, metricGPUSeconds, metricCulls, metricStart, metricStartPhase, metricFailures, metricRequests,
 		metricDuration,
-		metricWebsockets, metricOpened, metricWSBytes, metricLobby, metricLogReaders, metricReady, metricAsked,
-		metricAskedTime,
+		metricWebsockets, metricOpened, metricWSBytes, metricLobby, metricLogReaders, metricReady, metricKubeRequests,
+		metricKubeRequestTime,
 		metricAuditErrors, metricBuild,
 	}
 }
@@ -129,15 +129,15 @@ type Metrics struct {
 	specs    labelValues
 	groups   labelValues
 
-	start       *prometheus.HistogramVec
-	startPhase  *prometheus.HistogramVec
-	failures    *prometheus.CounterVec
-	requests    *prometheus.CounterVec
-	duration    *prometheus.HistogramVec
-	opened      prometheus.Counter
-	asked       *prometheus.CounterVec
-	askedTime   *prometheus.HistogramVec
-	auditErrors prometheus.Counter
+	start           *prometheus.HistogramVec
+	startPhase      *prometheus.HistogramVec
+	failures        *prometheus.CounterVec
+	requests        *prometheus.CounterVec
+	duration        *prometheus.HistogramVec
+	opened          prometheus.Counter
+	kubeRequests    *prometheus.CounterVec
+	kubeRequestTime *prometheus.HistogramVec
+	auditErrors     prometheus.Counter
 }
 
 // New makes metrics whose counters are 0. Version is the program's.
@@ -145,17 +145,22 @@ func New(version string) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(), specs: labelValues{known: map[string]bool{}},
 		groups: labelValues{known: map[string]bool{}},
-		start:  histogram(metricStart, startBuckets), startPhase: histogram(metricStartPhase, startBuckets),
-		failures: counter(metricFailures), requests: counter(metricRequests),
-		duration: histogram(metricDuration, requestBuckets),
-		opened:   counter(metricOpened).WithLabelValues(), asked: counter(metricAsked),
-		askedTime: histogram(metricAskedTime, requestBuckets), auditErrors: counter(metricAuditErrors).WithLabelValues(),
+
+		start:           histogram(metricStart, startBuckets),
+		startPhase:      histogram(metricStartPhase, startBuckets),
+		failures:        counter(metricFailures),
+		requests:        counter(metricRequests),
+		duration:        histogram(metricDuration, requestBuckets),
+		opened:          counter(metricOpened).WithLabelValues(),
+		kubeRequests:    counter(metricKubeRequests),
+		kubeRequestTime: histogram(metricKubeRequestTime, requestBuckets),
+		auditErrors:     counter(metricAuditErrors).WithLabelValues(),
 	}
 	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: metricBuild.Name, Help: metricBuild.Help},
 		metricBuild.Labels)
 	build.WithLabelValues(version, runtime.Version()).Set(1)
-	m.registry.MustRegister(m.start, m.startPhase, m.failures, m.requests, m.duration, m.opened, m.asked, m.askedTime,
-		m.auditErrors, build,
+	m.registry.MustRegister(m.start, m.startPhase, m.failures, m.requests, m.duration, m.opened,
+		m.kubeRequests, m.kubeRequestTime, m.auditErrors, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -197,8 +202,8 @@ func (m *Metrics) KernelFailed(spec string, why launcher.Failure) {
 
 // ClusterRequest counts a request to the cluster's API server.
 func (m *Metrics) ClusterRequest(verb, resource string, code int, took time.Duration) {
-	m.asked.WithLabelValues(verb, resource, codeLabel(code)).Inc()
-	m.askedTime.WithLabelValues(verb).Observe(took.Seconds())
+	m.kubeRequests.WithLabelValues(verb, resource, codeLabel(code)).Inc()
+	m.kubeRequestTime.WithLabelValues(verb).Observe(took.Seconds())
 }
 
 // Request counts an answered request, or an ended websocket, which is lasting. Route and method come from bounded sets;
@@ -279,10 +284,11 @@ type snapshot struct {
 
 func newSnapshot(m *Metrics, from Source) *snapshot {
 	s := &snapshot{m: m, from: from, descs: map[string]*prometheus.Desc{}}
-	for _, d := range []Metric{metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted,
-		metricLogLost, metricMessages,
-		metricMsgBytes, metricGPUs, metricGPUSeconds, metricCulls, metricWebsockets, metricWSBytes, metricLobby,
-		metricLogReaders, metricReady} {
+	for _, d := range []Metric{
+		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
+		metricMessages, metricMsgBytes, metricGPUs, metricGPUSeconds, metricCulls, metricWebsockets, metricWSBytes,
+		metricLobby, metricLogReaders, metricReady,
+	} {
 		s.descs[d.Name] = prometheus.NewDesc(d.Name, d.Help, d.Labels, nil)
 	}
 	return s

@@ -83,15 +83,8 @@ func metricTable() string {
 		if m.Shared {
 			over = "max"
 		}
-		fmt.Fprintf(
-			&b,
-			"| `%s` | %s | %s | %s | %s |\n",
-			m.Name,
-			m.Type,
-			strings.Join(labels, ", "),
-			over,
-			settings.EscapeCell(m.Help),
-		)
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", m.Name, m.Type, strings.Join(labels, ", "), over,
+			settings.EscapeCell(m.Help))
 	}
 	return b.String()
 }

@@ -29,14 +29,8 @@ type listed struct {
 // packages lists every package of the module, with the e2e files counted among the tests.
 func packages(t *testing.T) []listed {
 	t.Helper()
-	cmd := exec.Command(
-		"go",
-		"list",
-		"-tags",
-		"e2e",
-		"-json=ImportPath,Name,Dir,GoFiles,Imports,TestImports,XTestImports",
-		module+"/...",
-	)
+	cmd := exec.Command("go", "list", "-tags", "e2e", "-json=ImportPath,Name,Dir,GoFiles,Imports,TestImports,XTestImports",
+		module+"/...")
 	out, err := cmd.Output()
 	if err != nil {
 		var exit *exec.ExitError
@@ -129,12 +123,8 @@ func TestHouse_PackageComments(t *testing.T) {
 	for _, p := range packages(t) {
 		var with []string
 		for _, f := range p.GoFiles {
-			parsed, err := parser.ParseFile(
-				token.NewFileSet(),
-				filepath.Join(p.Dir, f),
-				nil,
-				parser.PackageClauseOnly|parser.ParseComments,
-			)
+			parsed, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, f), nil,
+				parser.PackageClauseOnly|parser.ParseComments)
 			if err != nil {
 				t.Errorf("%s: %v", f, err)
 				continue

@@ -33,13 +33,8 @@ func TestDisplay_Show(t *testing.T) {
 
 func TestReply_Type(t *testing.T) {
 	for request, want := range map[string]string{"execute_request": "execute_reply", "x": "x", "_request": "_reply"} {
-		m := notice.Reply(
-			jupyter.Shell,
-			request,
-			"s",
-			nil,
-			notice.Failure{Status: "error", Name: "KernelDied", Reason: "why"},
-		)
+		m := notice.Reply(jupyter.Shell, request, "s", nil,
+			notice.Failure{Status: "error", Name: "KernelDied", Reason: "why"})
 		if got := jupyter.MsgType(m.Header); got != want || jupyter.StringField(m.Content, "evalue") != "why" {
 			t.Errorf("%s: %s of %s", request, got, m.Content)
 		}

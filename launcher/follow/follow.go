@@ -63,10 +63,10 @@ type Kernel interface {
 	// Client returns a client for the next stream.
 	Client() (*api.Client, error)
 
-	// Hear is called with each status, one after the other, without the lock. It calls enterLocked once, with the lock
+	// Receive is called with each status, one after the other, without the lock. It calls enterLocked once, with the lock
 	// held, and does what the status asks for. enterLocked records the status and returns what was known until then. It
 	// returns ok false if the supervisor has another stream by now; the status must then be ignored.
-	Hear(status api.Status, enterLocked func() (before Supervisor, ok bool))
+	Receive(status api.Status, enterLocked func() (before Supervisor, ok bool))
 
 	// Rest waits between two streams, for about the given pause. It reports whether another stream is wanted.
 	Rest(pause time.Duration) bool
@@ -94,12 +94,12 @@ type stream struct {
 func (f *Follower) follow(s *Supervisor, st *stream, k Kernel) {
 	pause := f.opts.FirstRedial
 	for {
-		heard, err := f.open(s, st, k)
+		received, err := f.open(s, st, k)
 		if f.ctx.Err() != nil {
 			return
 		}
 		unsupported := f.ended(s, st, k, err)
-		if heard {
+		if received {
 			pause = f.opts.FirstRedial
 		}
 		wait := pause + time.Duration(rand.Int64N(int64(pause/4)+1))
@@ -121,7 +121,7 @@ func (f *Follower) follow(s *Supervisor, st *stream, k Kernel) {
 }
 
 // open opens one stream and follows it to its end. It reports whether a status came.
-func (f *Follower) open(s *Supervisor, st *stream, k Kernel) (heard bool, err error) {
+func (f *Follower) open(s *Supervisor, st *stream, k Kernel) (received bool, err error) {
 	select {
 	case f.opening <- struct{}{}:
 	case <-f.ctx.Done():
@@ -136,22 +136,22 @@ func (f *Follower) open(s *Supervisor, st *stream, k Kernel) (heard bool, err er
 	}
 	err = client.Watch(f.ctx, func(status api.Status) {
 		opened()
-		heard = true
-		k.Hear(status, func() (Supervisor, bool) {
+		received = true
+		k.Receive(status, func() (Supervisor, bool) {
 			if s.stream != st {
 				return Supervisor{}, false
 			}
 			return f.EnterLocked(s, status), true
 		})
 	})
-	return heard, err
+	return received, err
 }
 
 // EnterLocked records a status and returns what was known until then. Launchers call it only for a status that did not
 // come by a stream.
 func (f *Follower) EnterLocked(s *Supervisor, status api.Status) (before Supervisor) {
 	before = *s
-	s.Status, s.Heard, s.Streaming, s.Unsupported = status, true, true, ""
+	s.Status, s.HasStatus, s.Streaming, s.Unsupported = status, true, true, ""
 	f.tally.Add(s.counted, status.Counts)
 	s.counted = status.Counts
 	s.ChangedLocked()

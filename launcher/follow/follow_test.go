@@ -34,11 +34,14 @@ var errTestOver = errors.New("the test is over")
 func newPlace(t *testing.T) *place {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	p := &place{close: cancel}
-	p.Follower = New(
-		ctx,
-		Options{Lock: &p.mu, Goroutines: &p.goroutines, FirstRedial: time.Second, LastRedial: 4 * time.Second,
-			Since: time.Now(), Log: slog.New(slog.DiscardHandler)},
-	)
+	p.Follower = New(ctx, Options{
+		Lock:        &p.mu,
+		Goroutines:  &p.goroutines,
+		FirstRedial: time.Second,
+		LastRedial:  4 * time.Second,
+		Since:       time.Now(),
+		Log:         slog.New(slog.DiscardHandler),
+	})
 	t.Cleanup(func() {
 		p.close(errTestOver)
 		p.goroutines.Close()
@@ -56,7 +59,7 @@ type testKernel struct {
 	hold       bool // streams stay open
 	rests      []time.Duration
 	attempts   int
-	heard      int
+	received   int
 }
 
 func newTestKernel(p *place, serve func(attempt int) []api.Status) *testKernel {
@@ -102,11 +105,11 @@ func (k *testKernel) answer(conn net.Conn, lines []api.Status) {
 	}
 }
 
-func (k *testKernel) Hear(_ api.Status, enterLocked func() (Supervisor, bool)) {
+func (k *testKernel) Receive(_ api.Status, enterLocked func() (Supervisor, bool)) {
 	k.p.mu.Lock()
 	defer k.p.mu.Unlock()
 	if _, ok := enterLocked(); ok {
-		k.heard++
+		k.received++
 	}
 }
 
@@ -146,7 +149,7 @@ func TestFollower_PausesGrowUntilAStatusComes(t *testing.T) {
 				t.Errorf("pause %d is %s, want %s and up to a quarter more", i, k.rests[i], least)
 			}
 		}
-		if s := &k.supervisor; !s.Heard || s.Streaming || !s.SaysLocked(api.Idle, api.Busy) || s.SaysLocked(api.Dead) ||
+		if s := &k.supervisor; !s.HasStatus || s.Streaming || !s.SaysLocked(api.Idle, api.Busy) || s.SaysLocked(api.Dead) ||
 			!s.TriedLocked() {
 			t.Errorf("after a stream that has broken: %+v", s)
 		}
@@ -187,20 +190,21 @@ func TestFollower_IgnoresAStreamThatItHasLeft(t *testing.T) {
 		k.follow()
 		synctest.Wait()
 		p.mu.Lock()
-		if !k.supervisor.FollowedLocked() || !k.supervisor.Streaming || k.heard != 1 {
+		if !k.supervisor.FollowedLocked() || !k.supervisor.Streaming || k.received != 1 {
 			t.Errorf("followed: %+v", k.supervisor)
 		}
 		k.supervisor.ForgetLocked()
 		p.mu.Unlock()
-		if p.Await(t.Context(), &k.supervisor, func() bool { return !k.supervisor.Heard }); k.supervisor.FollowedLocked() {
+		p.Await(t.Context(), &k.supervisor, func() bool { return !k.supervisor.HasStatus })
+		if k.supervisor.FollowedLocked() {
 			t.Error("it is followed")
 		}
 		k.follow() // by a second goroutine; the first one ends with its stream
 		synctest.Wait()
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if k.heard != 2 || k.attempts != 2 || !k.supervisor.Streaming {
-			t.Errorf("heard %d statuses on %d streams: %+v", k.heard, k.attempts, k.supervisor)
+		if k.received != 2 || k.attempts != 2 || !k.supervisor.Streaming {
+			t.Errorf("received %d statuses on %d streams: %+v", k.received, k.attempts, k.supervisor)
 		}
 	})
 }

@@ -11,7 +11,7 @@ import (
 // of its methods hold that lock.
 type Supervisor struct {
 	Status      api.Status // the last status that was received
-	Heard       bool       // a status was received
+	HasStatus   bool       // a status was received
 	Streaming   bool       // Status is being kept up to date
 	Unsupported string     // a sentence, if the supervisor lives and speaks another protocol version
 
@@ -48,7 +48,7 @@ func (s *Supervisor) ForgetLocked() {
 // SaysLocked reports whether the last status has one of the states.
 func (s *Supervisor) SaysLocked(states ...api.State) bool {
 	for _, state := range states {
-		if s.Heard && s.Status.State == state {
+		if s.HasStatus && s.Status.State == state {
 			return true
 		}
 	}
@@ -59,7 +59,7 @@ func (s *Supervisor) SaysLocked(states ...api.State) bool {
 // its LastActivity is the kernel's creation. If ended, the kernel has ended, and reason says why.
 func (s *Supervisor) DescribeLocked(d *launcher.Kernel, ended bool, reason string) {
 	d.Stale = !s.Streaming
-	if s.Heard {
+	if s.HasStatus {
 		d.State, d.Reason = api.StateOf(s.Status.State), s.Status.Reason
 		d.Connections, d.LogBytes = s.Status.Connections, s.Status.LogBytes
 		d.CullAt, d.KeepUntil = s.Status.CullAt, s.Status.KeepUntil
@@ -72,14 +72,14 @@ func (s *Supervisor) DescribeLocked(d *launcher.Kernel, ended bool, reason strin
 	case s.Unsupported != "":
 		// Busy is the only state in which no client takes a kernel for unused.
 		d.State, d.Reason, d.Stale = api.Busy, s.Unsupported, true
-	case !s.Heard:
+	case !s.HasStatus:
 		d.Reason = "its supervisor has not answered this gateway yet"
 	}
 }
 
 // HeldLocked writes the supervisor's last status into h.
 func (s *Supervisor) HeldLocked(h *launcher.Held) {
-	if s.Heard {
+	if s.HasStatus {
 		h.State = api.StateOf(s.Status.State)
 		h.LastActivity = s.later(h.LastActivity)
 	}

@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -56,22 +57,18 @@ func TestNamespaceAccess(t *testing.T) {
 			t.Errorf("an unknown kernel: %v", err)
 		}
 		forbidden.Store(false) // the informer tries again soon
-		for limit := time.Now().Add(20 * time.Second); ; <-time.After(50 * time.Millisecond) {
+		eventually(t, "a start there, once it is allowed", func() bool {
 			_, _, err := l.Start(t.Context(), there)
-			if err == nil {
-				break
-			}
-			if time.Now().After(limit) {
-				t.Fatalf("a start there, once it is allowed: %v", err)
-			}
-		}
+			return err == nil
+		})
 	})
 	t.Run("forbidden in its own namespace", func(t *testing.T) {
 		c := newTestCluster(t)
 		forbid(c, "ns")
-		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		_, err := Open(ctx, Options{
+			Log:       slog.New(onError(cancel)), // once the launcher knows that it may not list
 			Cluster:   &Cluster{client: c.Clientset},
 			MasterKey: testKey,
 			Pods:      podspec.Options{Namespace: "ns", SupervisorImage: "ekg:1"},
@@ -80,4 +77,17 @@ func TestNamespaceAccess(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	})
+}
+
+// onError is a log handler that calls the function for each error.
+type onError func()
+
+func (onError) Enabled(context.Context, slog.Level) bool { return true }
+func (f onError) WithAttrs([]slog.Attr) slog.Handler     { return f }
+func (f onError) WithGroup(string) slog.Handler          { return f }
+func (f onError) Handle(_ context.Context, r slog.Record) error {
+	if r.Level >= slog.LevelError {
+		f()
+	}
+	return nil
 }

@@ -295,8 +295,8 @@ func (c *testCluster) pod(t *testing.T, name string) *corev1.Pod {
 	return pod
 }
 
-// nobodyDecides opens a gateway that never gets the lease, with a clock that the test moves.
-func nobodyDecides(t *testing.T, c *testCluster, limits launcher.Limits) (*Launcher, *atomic.Int64) {
+// openWithoutLease opens a gateway that never gets the lease, with a clock that the test moves.
+func openWithoutLease(t *testing.T, c *testCluster, limits launcher.Limits) (*Launcher, *atomic.Int64) {
 	t.Helper()
 	var now atomic.Int64
 	l := openTest(t, c, func(o *Options, tm *timing) {
@@ -312,18 +312,16 @@ func nobodyDecides(t *testing.T, c *testCluster, limits launcher.Limits) (*Launc
 func (c *testCluster) otherLeads(t *testing.T) {
 	t.Helper()
 	now := metav1.NowMicro()
-	_, err := c.CoordinationV1().Leases("ns").Create(
-		t.Context(),
-		&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: admissionLease},
-			Spec: coordinationv1.LeaseSpec{
-				HolderIdentity:       new("another"),
-				LeaseDurationSeconds: new(int32(3600)),
-				AcquireTime:          &now,
-				RenewTime:            &now,
-			}},
-		metav1.CreateOptions{},
-	)
-	if err != nil {
+	lease := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: admissionLease},
+		Spec: coordinationv1.LeaseSpec{
+			HolderIdentity:       new("another"),
+			LeaseDurationSeconds: new(int32(3600)),
+			AcquireTime:          &now,
+			RenewTime:            &now,
+		},
+	}
+	if _, err := c.CoordinationV1().Leases("ns").Create(t.Context(), lease, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }

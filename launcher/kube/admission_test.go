@@ -31,7 +31,7 @@ func TestAdmission_Property(t *testing.T) {
 		t.Skip("it waits for leases to end")
 	}
 	for seed, fate := range []string{"lives", "is stopped", "is closed", "is killed", "is stopped, as is the next"} {
-		t.Run(fmt.Sprintf("%d: who decides %s", seed, fate), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%d: the deciding gateway %s", seed, fate), func(t *testing.T) {
 			admissionRound(t, rand.New(rand.NewPCG(1, uint64(seed))), fate)
 		})
 	}
@@ -166,7 +166,7 @@ func TestAdmission_WithoutLimits(t *testing.T) {
 func TestAdmission_SwitchedOff(t *testing.T) {
 	c := newTestCluster(t)
 	c.otherLeads(t)
-	l, _ := nobodyDecides(t, c, &testLimits{all: 1, each: 1})
+	l, _ := openWithoutLease(t, c, &testLimits{all: 1, each: 1})
 	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
 		t.Fatal(err)
 	}
@@ -185,16 +185,16 @@ func TestAdmission_SwitchedOff(t *testing.T) {
 	before := len(c.Actions())
 	eventually(t, "some rounds", func() bool { return len(c.Actions()) > before+3 })
 	if !podstatus.IsGated(c.pod(t, idA+"-1")) {
-		t.Error("it is let go at once: a gateway with limits may be about to decide")
+		t.Error("its gate is removed at once: a gateway with limits may be about to decide")
 	}
 	now.Add(int64(abandonedAfter + 2*time.Second))
-	eventually(t, "it is let go", func() bool { return !podstatus.IsGated(c.pod(t, idA+"-1")) })
+	eventually(t, "its gate is removed", func() bool { return !podstatus.IsGated(c.pod(t, idA+"-1")) })
 }
 
 func TestAdmission_Undecided(t *testing.T) {
 	c := newTestCluster(t)
 	c.otherLeads(t)
-	l, now := nobodyDecides(t, c, &testLimits{all: 1, each: 1})
+	l, now := openWithoutLease(t, c, &testLimits{all: 1, each: 1})
 	for _, id := range []string{idA, idB} {
 		if k, created, err := l.Start(t.Context(), testRequest(id)); err != nil || !created || k.State != api.Starting ||
 			k.Reason != "it waits for limits to admit it" {
@@ -248,7 +248,7 @@ func TestAdmission_Undecided(t *testing.T) {
 func TestAdmission_RefusedStartIsNotListed(t *testing.T) {
 	c := newTestCluster(t)
 	c.otherLeads(t)
-	l, now := nobodyDecides(t, c, &testLimits{all: 1, each: 1})
+	l, now := openWithoutLease(t, c, &testLimits{all: 1, each: 1})
 	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
 		t.Fatal(err)
 	}

@@ -68,8 +68,7 @@ func Connect(kubeconfig, context string) (*Cluster, error) {
 	config, err := file.ClientConfig()
 	if clientcmd.IsEmptyConfig(err) {
 		return nil, errors.New(
-			"this is not a pod of a cluster, and no kubeconfig was found: name one with --kubeconfig or KUBECONFIG",
-		)
+			"this is not a pod of a cluster, and no kubeconfig was found: name one with --kubeconfig or KUBECONFIG")
 	}
 	if err != nil {
 		return nil, err

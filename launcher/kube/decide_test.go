@@ -45,13 +45,14 @@ func leads(t *testing.T, l *Launcher) *leadership {
 
 // An admission without an answer counts until its result is known.
 func TestAdmission_AnswerThatIsLost(t *testing.T) {
+	timeout := apierrors.NewInternalError(errors.New("etcdserver: request timed out"))
 	for name, lost := range map[string]struct {
 		done bool
 		err  error
 	}{
-		"it was not done":                   {false, apierrors.NewInternalError(errors.New("etcdserver: request timed out"))},
-		"it was done":                       {true, apierrors.NewInternalError(errors.New("etcdserver: request timed out"))},
-		"it was done, and nobody says that": {true, errors.New("connection reset by peer")},
+		"it was not done":                     {false, timeout},
+		"it was done":                         {true, timeout},
+		"it was done, and the answer is lost": {true, errors.New("connection reset by peer")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newTestCluster(t)
@@ -70,7 +71,7 @@ func TestAdmission_AnswerThatIsLost(t *testing.T) {
 				return true, nil, lost.err
 			})
 			limits := &testLimits{all: 1, each: 1}
-			l, _ := nobodyDecides(t, c, limits)
+			l, _ := openWithoutLease(t, c, limits)
 			for _, id := range []string{idA, idB} {
 				if _, _, err := l.Start(t.Context(), testRequest(id)); err != nil {
 					t.Fatal(err)
@@ -98,7 +99,7 @@ func TestAdmission_AnswerThatIsLost(t *testing.T) {
 func TestAdmission_LeaseEndsBeforeTheDecision(t *testing.T) {
 	c := newTestCluster(t)
 	c.otherLeads(t)
-	l, _ := nobodyDecides(t, c, &testLimits{all: 1, each: 1})
+	l, _ := openWithoutLease(t, c, &testLimits{all: 1, each: 1})
 	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +125,7 @@ func TestAdmission_LeaseEndsBeforeTheDecision(t *testing.T) {
 func TestAdmission_ListsAgainBeforeRefusing(t *testing.T) {
 	c := newTestCluster(t)
 	c.otherLeads(t)
-	l, _ := nobodyDecides(t, c, &testLimits{all: 1, each: 1})
+	l, _ := openWithoutLease(t, c, &testLimits{all: 1, each: 1})
 	for _, id := range []string{idA, idB} {
 		if _, _, err := l.Start(t.Context(), testRequest(id)); err != nil {
 			t.Fatal(err)

@@ -317,17 +317,14 @@ func (l *Launcher) Culled(ctx context.Context) ([]launcher.CulledKernel, error) 
 		if k := l.kernels[id]; !ok || !end.Culled || end.At.Before(oldest) || k != nil && k.end == nil { // it was restarted
 			continue
 		}
-		all = append(
-			all,
-			launcher.CulledKernel{
-				ID:       id,
-				SpecName: end.Spec,
-				Owner:    end.Owner,
-				Reason:   end.Reason,
-				At:       end.At,
-				Usage:    end.Usage,
-			},
-		)
+		all = append(all, launcher.CulledKernel{
+			ID:       id,
+			SpecName: end.Spec,
+			Owner:    end.Owner,
+			Reason:   end.Reason,
+			At:       end.At,
+			Usage:    end.Usage,
+		})
 	}
 	slices.SortFunc(all, launcher.NewestFirst)
 	return all, nil

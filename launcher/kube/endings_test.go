@@ -92,7 +92,7 @@ func TestEndings(t *testing.T) {
 		}
 		if _, err := l.Kernel(t.Context(), numberedID(100)); !errors.Is(err, launcher.ErrNotFound) ||
 			errors.As(err, new(*launcher.GoneError)) {
-			t.Errorf("one that nobody has seen: %v", err)
+			t.Errorf("an ending that no gateway has seen: %v", err)
 		}
 	})
 	t.Run("an unreadable entry hides no other", func(t *testing.T) {
@@ -142,17 +142,14 @@ func TestEndings_Size(t *testing.T) {
 		LastTransitionTime: metav1.NewTime(ended.Add(-12 * time.Hour))}}
 	l.mu.Lock()
 	for n := range 1600 {
-		l.recordEndingLocked(
-			podspec.Record{ID: numberedID(n), Owner: "somebody@example.org", SpecName: "python3-gpu"},
-			pod,
-			&storedEnding{
-				Reason:    strings.Repeat("long ", 1000),
-				At:        ended,
-				Stopped:   true,
-				Culled:    true,
-				CulledFor: api.LimitIdle,
-			},
-		)
+		rec := podspec.Record{ID: numberedID(n), Owner: "somebody@example.org", SpecName: "python3-gpu"}
+		l.recordEndingLocked(rec, pod, &storedEnding{
+			Reason:    strings.Repeat("long ", 1000),
+			At:        ended,
+			Stopped:   true,
+			Culled:    true,
+			CulledFor: api.LimitIdle,
+		})
 	}
 	l.mu.Unlock()
 	if err := l.Close(); err != nil {

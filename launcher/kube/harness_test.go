@@ -94,8 +94,8 @@ func newTestCluster(t testing.TB) *testCluster {
 	return c
 }
 
-// PrependReactor adds a reactor while launchers use the cluster. The fake's own method takes no lock, unlike the one for
-// watches.
+// PrependReactor adds a reactor while launchers use the cluster. The fake's own method takes no lock, unlike the method
+// for watches.
 func (c *testCluster) PrependReactor(verb, resource string, reaction k8stesting.ReactionFunc) {
 	c.Lock()
 	defer c.Unlock()

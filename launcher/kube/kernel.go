@@ -182,9 +182,9 @@ func endOf(pod *corev1.Pod, now time.Time) *storedEnding {
 	st := podstatus.ContainerStatus(pod, podspec.ContainerSupervisor)
 	// else the supervisor is restarted and adopts its kernel
 	if st != nil && st.State.Terminated != nil && (podstatus.HasEnded(pod) || st.State.Terminated.ExitCode == 0) {
-		if told, ok := podstatus.ReadEnding(pod, st.State.Terminated.Message); ok {
-			end := storedEndingOf(told)
-			if told.Reason == api.SignalReason { // it was ended by the cluster, not by its owner
+		if reported, ok := podstatus.ReadEnding(pod, st.State.Terminated.Message); ok {
+			end := storedEndingOf(reported)
+			if reported.Reason == api.SignalReason { // it was ended by the cluster, not by its owner
 				end.Reason, end.Stopped = podstatus.DeletionReason(pod, now), false
 			}
 			return end
@@ -347,8 +347,8 @@ func (l *Launcher) awaitFirstStatus(ctx context.Context, k *kernel, limit time.D
 	defer cancel()
 	l.follower.Await(ctx, &k.supervisor, func() bool {
 		st := podstatus.ContainerStatus(k.pod, podspec.ContainerSupervisor)
-		return k.supervisor.Heard || k.supervisor.Unsupported != "" || k.end != nil || st == nil || st.State.Running == nil ||
-			k.supervisor.TriedLocked()
+		return k.supervisor.HasStatus || k.supervisor.Unsupported != "" || k.end != nil ||
+			st == nil || st.State.Running == nil || k.supervisor.TriedLocked()
 	})
 }
 
@@ -389,7 +389,7 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 			why.Class != podstatus.ClassDied {
 			d.Reason = why.Text
 		}
-		d.Stale = d.Stale && k.supervisor.Heard // without a supervisor there is no newer status
+		d.Stale = d.Stale && k.supervisor.HasStatus // without a supervisor there is no newer status
 	}
 	return d, nil
 }
@@ -401,11 +401,11 @@ func (l *Launcher) Dial(ctx context.Context, id string) (net.Conn, error) {
 		return nil, err
 	}
 	l.mu.Lock()
-	pod, rec, end, heard, unsupported := k.pod, k.rec, k.end, k.supervisor.Heard, k.supervisor.Unsupported
+	pod, rec, end, hasStatus, unsupported := k.pod, k.rec, k.end, k.supervisor.HasStatus, k.supervisor.Unsupported
 	// A kernel that was just adopted has no status yet.
 	st := podstatus.ContainerStatus(pod, podspec.ContainerSupervisor)
-	answers := heard || st != nil && st.State.Running != nil
-	if end == nil && heard && k.supervisor.Status.State == api.Dead {
+	answers := hasStatus || st != nil && st.State.Running != nil
+	if end == nil && hasStatus && k.supervisor.Status.State == api.Dead {
 		// Its supervisor notifies its clients, and ends.
 		end = &storedEnding{Reason: k.supervisor.Status.Reason, At: l.timing.now().UTC()}
 	}
@@ -424,7 +424,7 @@ func (l *Launcher) Dial(ctx context.Context, id string) (net.Conn, error) {
 		return c, nil
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
-	case !heard:
+	case !hasStatus:
 		return nil, launcher.ErrNoSupervisor
 	}
 	return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)

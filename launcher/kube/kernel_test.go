@@ -29,19 +29,23 @@ func ended(message string) func(*corev1.Pod) {
 	}
 }
 
+func isDead(k launcher.Kernel) bool { return k.State == api.Dead }
+
+// startTest starts a kernel.
+func startTest(t *testing.T, l *Launcher, id string) {
+	t.Helper()
+	if _, _, err := l.Start(t.Context(), testRequest(id)); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestEnding(t *testing.T) {
 	c := newTestCluster(t)
 	l := openTest(t, c, nil)
-	start := func(id string) {
-		if _, _, err := l.Start(t.Context(), testRequest(id)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	dead := func(k launcher.Kernel) bool { return k.State == api.Dead }
-	start(idA)
+	startTest(t, l, idA)
 	c.setPod(t, idA+"-1",
 		ended(`{"kernel_id":"`+idA+`","reason":"it exited with 3","at":"`+time.Now().UTC().Format(time.RFC3339)+`"}`))
-	if k := waitFor(t, l, idA, dead); k.Reason != "it exited with 3" {
+	if k := waitFor(t, l, idA, isDead); k.Reason != "it exited with 3" {
 		t.Errorf("died: %+v", k)
 	}
 	t.Run("a gateway that is opened later knows the ending", func(t *testing.T) {
@@ -69,70 +73,71 @@ func TestEnding(t *testing.T) {
 		}
 	})
 	t.Run("a stopped kernel is gone, with its reason", func(t *testing.T) {
-		start(idB)
-		c.setPod(
-			t,
-			idB+"-1",
-			ended(
-				`{"kernel_id":"`+idB+`","reason":"shut down by ann","stopped":true,"at":"`+time.Now().UTC().Format(
-					time.RFC3339,
-				)+`"}`,
-			),
-		)
+		startTest(t, l, idB)
+		now := time.Now().UTC().Format(time.RFC3339)
+		c.setPod(t, idB+"-1", ended(`{"kernel_id":"`+idB+`","reason":"shut down by ann","stopped":true,"at":"`+now+`"}`))
 		var gone *launcher.GoneError
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
-		if _, err := l.Wait(ctx, idB, dead); !errors.As(err, &gone) || gone.Reason != "shut down by ann" {
+		if _, err := l.Wait(ctx, idB, isDead); !errors.As(err, &gone) || gone.Reason != "shut down by ann" {
 			t.Errorf("got %v", err)
 		}
 	})
-	t.Run("its pod is deleted by another client", func(t *testing.T) {
-		id := "cccccccc-0000-4000-8000-000000000003"
-		start(id)
-		if err := c.CoreV1().Pods("ns").Delete(t.Context(), id+"-1", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		if k := waitFor(t, l, id, dead); k.Reason == "" {
-			t.Errorf("%+v", k)
-		}
-		if err := l.Stop(t.Context(), id, "x"); err != nil {
-			t.Error(err)
-		}
-		if _, err := l.Kernel(t.Context(), id); !errors.Is(err, launcher.ErrNotFound) {
-			t.Errorf("after it was stopped: %v", err)
-		}
+}
+
+// A kernel whose pod another client has deleted is dead with a reason.
+func TestEnding_PodDeleted(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, nil)
+	startTest(t, l, idA)
+	if err := c.CoreV1().Pods("ns").Delete(t.Context(), idA+"-1", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if k := waitFor(t, l, idA, isDead); k.Reason == "" {
+		t.Errorf("%+v", k)
+	}
+	if err := l.Stop(t.Context(), idA, "x"); err != nil {
+		t.Error(err)
+	}
+	if _, err := l.Kernel(t.Context(), idA); !errors.Is(err, launcher.ErrNotFound) {
+		t.Errorf("after it was stopped: %v", err)
+	}
+}
+
+// A kernel that can never run is ended, and can be restarted.
+func TestEnding_NeverRuns(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, nil)
+	startTest(t, l, idA)
+	c.setPod(t, idA+"-1", func(pod *corev1.Pod) {
+		pod.Status.Phase = corev1.PodPending
+		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}}
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: podspec.ContainerKernel, State: corev1.ContainerState{
+			Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImageNeverPull"}}}}
 	})
-	t.Run("a kernel that can never run is ended, and can be restarted", func(t *testing.T) {
-		id := "dddddddd-0000-4000-8000-000000000004"
-		start(id)
-		c.setPod(t, id+"-1", func(pod *corev1.Pod) {
-			pod.Status.Phase = corev1.PodPending
-			pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}}
-			pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: podspec.ContainerKernel, State: corev1.ContainerState{
-				Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImageNeverPull"}}}}
-		})
-		if k := waitFor(t, l, id, dead); !strings.Contains(k.Reason, "image") {
-			t.Errorf("%+v", k)
-		}
-		l.mu.Lock()
-		k := l.kernels[id]
-		l.mu.Unlock()
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		defer cancel()
-		if !l.follower.Await(ctx, &k.supervisor, func() bool { return k.removed }) {
-			t.Fatal("its pod is still there")
-		}
-		if k, err := l.Revive(t.Context(), id); err != nil || k.State != api.Starting {
-			t.Errorf("%+v, %v", k, err)
-		}
-	})
-	t.Run("an ending of another kernel is ignored", func(t *testing.T) {
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{podspec.LabelKernel: idA}}}
-		ended(`{"kernel_id":"` + idB + `","reason":"x","stopped":true}`)(pod)
-		if end := endOf(pod, time.Now()); end == nil || end.Stopped {
-			t.Errorf("%+v", end)
-		}
-	})
+	if k := waitFor(t, l, idA, isDead); !strings.Contains(k.Reason, "image") {
+		t.Errorf("%+v", k)
+	}
+	l.mu.Lock()
+	k := l.kernels[idA]
+	l.mu.Unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if !l.follower.Await(ctx, &k.supervisor, func() bool { return k.removed }) {
+		t.Fatal("its pod is still there")
+	}
+	if k, err := l.Revive(t.Context(), idA); err != nil || k.State != api.Starting {
+		t.Errorf("%+v, %v", k, err)
+	}
+}
+
+// A pod's ending that names another kernel is ignored.
+func TestEnding_OfAnotherKernel(t *testing.T) {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{podspec.LabelKernel: idA}}}
+	ended(`{"kernel_id":"` + idB + `","reason":"x","stopped":true}`)(pod)
+	if end := endOf(pod, time.Now()); end == nil || end.Stopped {
+		t.Errorf("%+v", end)
+	}
 }
 
 // TestEnterPod: versions of a pod come from several sources, in any order.
@@ -148,9 +153,8 @@ func TestEnterPod(t *testing.T) {
 			Protocol:   1,
 			KeyVersion: 1,
 		}.Write(p)
-		p.Namespace, p.UID, p.ResourceVersion, p.Status.Phase = "ns", types.UID(
-			strconv.Itoa(generation),
-		), strconv.Itoa(version), phase
+		p.Namespace, p.UID = "ns", types.UID(strconv.Itoa(generation))
+		p.ResourceVersion, p.Status.Phase = strconv.Itoa(version), phase
 		return p
 	}
 	state := func() (int, api.State) {

@@ -41,7 +41,7 @@ func (l *Launcher) maintain() {
 func (l *Launcher) maintainKernel(ctx context.Context, k *kernel) {
 	now := l.timing.now()
 	l.mu.Lock()
-	pod, end, removed, heard, stopping := k.pod, k.end, k.removed, k.supervisor.Heard, k.stop != nil
+	pod, end, removed, hasStatus, stopping := k.pod, k.end, k.removed, k.supervisor.HasStatus, k.stop != nil
 	up := k.wasUpLocked()
 	state, active := k.supervisor.Status.State, k.supervisor.Status.LastActivity
 	streaming, complete := k.supervisor.Streaming, k.secretCreated
@@ -61,7 +61,7 @@ func (l *Launcher) maintainKernel(ctx context.Context, k *kernel) {
 		k.supervisor.ChangedLocked()
 		l.mu.Unlock()
 	case end != nil || removed:
-	case missed, !heard && complete.IsZero() && age > l.timing.secretOverdue && pod.Status.Phase == corev1.PodPending:
+	case missed, !hasStatus && complete.IsZero() && age > l.timing.secretOverdue && pod.Status.Phase == corev1.PodPending:
 		// The gateway that created the pod may have died before it created the secret, or the secret was deleted.
 		if err := l.createSecret(ctx, pod); err != nil {
 			l.log.Warn("secret of a waiting pod could not be created; this is tried again", logkey.Pod, pod.Name, logkey.Err,

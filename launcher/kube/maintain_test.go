@@ -88,6 +88,6 @@ func TestMaintain(t *testing.T) {
 		t.Errorf("%+v", shown)
 	}
 	if k, err := l.Kernel(t.Context(), idB); err != nil || k.State != api.Starting {
-		t.Errorf("one that may take longer: %+v, %v", k, err)
+		t.Errorf("a start that may take longer: %+v, %v", k, err)
 	}
 }

@@ -20,34 +20,34 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// heard is an Observer that records the reported events.
-type heard struct {
-	mu   sync.Mutex
-	said []string
+// recorder is an Observer that records the reported events.
+type recorder struct {
+	mu     sync.Mutex
+	events []string
 }
 
-func (h *heard) add(format string, args ...any) {
+func (h *recorder) add(format string, args ...any) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.said = append(h.said, fmt.Sprintf(format, args...))
+	h.events = append(h.events, fmt.Sprintf(format, args...))
 }
 
-func (h *heard) KernelUp(spec string, phases []launcher.Phase) {
+func (h *recorder) KernelUp(spec string, phases []launcher.Phase) {
 	text := "up " + spec
 	for _, p := range phases {
 		text += fmt.Sprintf(" %s=%v", p.Name, p.Took)
 	}
 	h.add("%s", text)
 }
-func (h *heard) KernelFailed(spec string, why launcher.Failure) { h.add("failed %s %s", spec, why) }
-func (h *heard) ClusterRequest(verb, resource string, code int, _ time.Duration) {
+func (h *recorder) KernelFailed(spec string, why launcher.Failure) { h.add("failed %s %s", spec, why) }
+func (h *recorder) ClusterRequest(verb, resource string, code int, _ time.Duration) {
 	h.add("%s %s %d", verb, resource, code)
 }
 
-func (h *heard) all() string {
+func (h *recorder) all() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return strings.Join(h.said, "; ")
+	return strings.Join(h.events, "; ")
 }
 
 // A gateway reports the starts that it has begun, each once: up, failed, or neither if the kernel was stopped. Counts
@@ -56,7 +56,7 @@ func TestMeasure(t *testing.T) {
 	c := newTestCluster(t)
 	now := atomic.Int64{}
 	now.Store(time.Now().UnixNano())
-	h, other := new(heard), new(heard)
+	h, other := new(recorder), new(recorder)
 	l := openTest(t, c, func(o *Options, tm *timing) {
 		o.Observer = h
 		tm.now = func() time.Time { return time.Unix(0, now.Load()) }
@@ -79,10 +79,8 @@ func TestMeasure(t *testing.T) {
 			State:  state,
 			Counts: api.Counts{Since: time.Unix(0, now.Load()).Add(time.Second), LogLost: lost},
 		}
-		followed{
-			l,
-			k,
-		}.Hear(status, func() (follow.Supervisor, bool) { return l.follower.EnterLocked(&k.supervisor, status), true })
+		enterLocked := func() (follow.Supervisor, bool) { return l.follower.EnterLocked(&k.supervisor, status), true }
+		followed{l, k}.Receive(status, enterLocked)
 	}
 	up := begin(idA)
 	say(up, api.Starting, 0)
@@ -108,7 +106,7 @@ func TestMeasure(t *testing.T) {
 	say(up, api.Busy, 7)
 	say(up, api.Idle, 7)
 	if got := h.all(); !strings.HasPrefix(got, "up python3 admission=") || strings.Count(got, "up ") != 1 {
-		t.Errorf("told %s", got)
+		t.Errorf("reported %s", got)
 	}
 	now.Add(int64(time.Minute))
 	m := l.Measure()
@@ -127,17 +125,17 @@ func TestMeasure(t *testing.T) {
 		t.Errorf("after its end: %+v", after)
 	}
 
-	h.said = nil
+	h.events = nil
 	say(begin(idB), api.Dead, 0)
 	stopped := begin("cccccccc-0000-4000-8000-000000000003")
 	l.mu.Lock()
 	l.endLocked(stopped, &storedEnding{Reason: "it was shut down on request", Stopped: true})
 	l.mu.Unlock()
 	if got := h.all(); got != "failed python3 unscheduled" {
-		t.Errorf("of one that fails and one that is stopped: %s", got)
+		t.Errorf("a kernel that fails, and one that is stopped: %s", got)
 	}
 	if got := other.all(); got != "" {
-		t.Errorf("a gateway that has started nothing told %s", got)
+		t.Errorf("a gateway that has started nothing reported %s", got)
 	}
 }
 
@@ -180,7 +178,7 @@ func TestRequestCounter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := new(heard)
+	h := new(recorder)
 	cluster.requests.reportTo(h)
 	if _, err := cluster.client.CoreV1().Pods("ns").List(t.Context(), metav1.ListOptions{}); err == nil {
 		t.Error("no error")
@@ -190,7 +188,7 @@ func TestRequestCounter(t *testing.T) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if got := slices.Compact(h.said); !slices.Equal(got, []string{"list pods 403", "delete secrets 0"}) {
+	if got := slices.Compact(h.events); !slices.Equal(got, []string{"list pods 403", "delete secrets 0"}) {
 		t.Errorf("counted %v", got)
 	}
 }

@@ -33,9 +33,8 @@ func TestUpdateNotes(t *testing.T) {
 	var conflicts atomic.Int32
 	conflicts.Store(3)
 	c.PrependReactor("patch", "pods", func(k8stesting.Action) (bool, runtime.Object, error) {
-		return conflicts.Add(
-			-1,
-		) >= 0, nil, apierrors.NewConflict(corev1.Resource("pods"), "x", errors.New("changed meanwhile"))
+		conflict := apierrors.NewConflict(corev1.Resource("pods"), "x", errors.New("changed meanwhile"))
+		return conflicts.Add(-1) >= 0, nil, conflict
 	})
 	if err := add("two"); err != nil {
 		t.Fatal(err)
@@ -47,7 +46,7 @@ func TestUpdateNotes(t *testing.T) {
 	}
 	conflicts.Store(1000)
 	if err := add("three"); !errors.Is(err, launcher.ErrUnavailable) {
-		t.Errorf("for ever: %v", err)
+		t.Errorf("with a conflict at each attempt: %v", err)
 	}
 	own := errors.New("mine")
 	_, err = l.UpdateNotes(t.Context(), idA, func(n launcher.Notes) (launcher.Notes, error) { return n, own })

@@ -104,9 +104,7 @@ func (l *Launcher) startPeers(o Peers) (*peers, error) {
 			l.log.Error("notifications of other replicas are no longer received", logkey.Err, err)
 		}
 	})
-	pods := informers.NewSharedInformerFactoryWithOptions(
-		l.client,
-		0,
+	pods := informers.NewSharedInformerFactoryWithOptions(l.client, 0,
 		informers.WithNamespace(o.Namespace),
 		informers.WithTweakListOptions(func(lo *metav1.ListOptions) { lo.LabelSelector = o.Selector }),
 	).Core().V1().Pods().Informer()
@@ -177,18 +175,18 @@ func (l *Launcher) endingForPeers(id string) *peerEnding {
 }
 
 // enterPeerEnding records an ending that another replica reports.
-func (l *Launcher) enterPeerEnding(id string, told peerEnding) {
-	end := told.storedEnding
-	end.Reason, end.At, end.pod = podstatus.OneLine(end.Reason, maxReason), end.At.UTC(), told.Pod
+func (l *Launcher) enterPeerEnding(id string, reported peerEnding) {
+	end := reported.storedEnding
+	end.Reason, end.At, end.pod = podstatus.OneLine(end.Reason, maxReason), end.At.UTC(), reported.Pod
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k := l.kernels[id]
 	switch {
 	case k == nil:
-		if before, ok := l.endings.known.Get(id); !ok || before.pod != told.Pod {
+		if before, ok := l.endings.known.Get(id); !ok || before.pod != reported.Pod {
 			l.rememberEndingLocked(id, &end) // then late events about its pod are ignored
 		}
-	case k.pod.UID == told.Pod && (k.end == nil || end.Stopped):
+	case k.pod.UID == reported.Pod && (k.end == nil || end.Stopped):
 		l.endLocked(k, &end)
 		if end.Stopped {
 			l.forgetLocked(k)

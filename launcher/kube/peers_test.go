@@ -42,7 +42,7 @@ func TestPeers(t *testing.T) {
 	p := peersOf(t, late)
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /kernels/{id}", p.serveKernel)
-	tell := func(id, token string) int {
+	notify := func(id, token string) int {
 		body := new(bytes.Buffer)
 		if end := first.endingForPeers(id); end != nil {
 			if err := json.NewEncoder(body).Encode(end); err != nil {
@@ -71,15 +71,15 @@ func TestPeers(t *testing.T) {
 		id, token string
 		want      int
 	}{{idA, "wrong", 403}, {idA, "", 403}, {"x", p.keys.Token, 400}} {
-		if got := tell(bad.id, bad.token); got != bad.want {
+		if got := notify(bad.id, bad.token); got != bad.want {
 			t.Errorf("%q with %q: %d", bad.id, bad.token, got)
 		}
 	}
 	if listed() {
-		t.Error("somebody without the token was believed")
+		t.Error("a notification without the token was accepted")
 	}
-	if got := tell(idA, p.keys.Token); got != 204 || !listed() {
-		t.Errorf("told of a kernel: %d, listed %v", got, listed())
+	if got := notify(idA, p.keys.Token); got != 204 || !listed() {
+		t.Errorf("after the notification of a kernel: %d, listed %v", got, listed())
 	}
 	if err := first.Stop(t.Context(), idA, "not needed"); err != nil {
 		t.Fatal(err)
@@ -90,8 +90,8 @@ func TestPeers(t *testing.T) {
 	late.mu.Lock()
 	pod := late.kernels[idA].pod
 	late.mu.Unlock()
-	if got := tell(idA, p.keys.Token); got != 204 || listed() {
-		t.Errorf("told of an end: %d, listed %v", got, listed())
+	if got := notify(idA, p.keys.Token); got != 204 || listed() {
+		t.Errorf("after the notification of an end: %d, listed %v", got, listed())
 	}
 	late.updatePod(pod) // its watch, at last
 	var gone *launcher.GoneError
@@ -113,7 +113,7 @@ func TestPeers_PeerThatDoesNotAnswer(t *testing.T) {
 	silent.Store(true)
 	late := openTest(t, c, nil)
 	p := peersOf(t, late)
-	tell := func(id string) int {
+	notify := func(id string) int {
 		w, r := httptest.NewRecorder(), httptest.NewRequest("POST", "/kernels/"+id, nil)
 		r.SetPathValue("id", id)
 		r.Header.Set("Authorization", "Bearer "+p.keys.Token)
@@ -131,8 +131,8 @@ func TestPeers_PeerThatDoesNotAnswer(t *testing.T) {
 		} else {
 			p.answering <- struct{}{}
 		}
-		if got := tell(id); got != want {
-			t.Errorf("told of %s: %d", id, got)
+		if got := notify(id); got != want {
+			t.Errorf("notification of %s: %d", id, got)
 		}
 		refused.Store(false)
 		if all, err := late.Kernels(t.Context()); err != nil || len(all) != n+1 {
@@ -149,8 +149,8 @@ func TestPeers_PeerThatDoesNotAnswer(t *testing.T) {
 // or not it knew the kernel. It also knows the usage, unless the other gateway's version is too old to send it.
 func TestPeers_Culled(t *testing.T) {
 	for n := range 4 {
-		known, tells := n&1 == 0, n&2 == 0
-		t.Run(fmt.Sprintf("known %v, usage told %v", known, tells), func(t *testing.T) {
+		known, sendsUsage := n&1 == 0, n&2 == 0
+		t.Run(fmt.Sprintf("known %v, usage sent %v", known, sendsUsage), func(t *testing.T) {
 			c := newTestCluster(t)
 			silent := c.silence()
 			first := openTest(t, c, nil)
@@ -181,21 +181,21 @@ func TestPeers_Culled(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var told peerEnding
-			if err := json.Unmarshal(text, &told); err != nil {
+			var ending peerEnding
+			if err := json.Unmarshal(text, &ending); err != nil {
 				t.Fatal(err)
 			}
-			if !tells {
-				told.Usage = launcher.Usage{}
+			if !sendsUsage {
+				ending.Usage = launcher.Usage{}
 			}
 			for range 2 { // notifications may be repeated
-				late.enterPeerEnding(idA, told)
+				late.enterPeerEnding(idA, ending)
 			}
 			want := launcher.CulledKernel{ID: idA, SpecName: "python3", Owner: "ann", Reason: end.Reason, At: end.At,
 				Usage: launcher.Usage{Started: end.At.Add(-time.Hour), Seconds: 3600}}
 			for name, l := range map[string]*Launcher{"first": first, "late": late} {
 				want := want
-				if l == late && !tells {
+				if l == late && !sendsUsage {
 					want.Usage = launcher.Usage{}
 				}
 				if all, err := l.Culled(t.Context()); err != nil || !slices.Equal(all, []launcher.CulledKernel{want}) {

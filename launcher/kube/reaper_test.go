@@ -69,7 +69,7 @@ func TestReaper_Unclaimed(t *testing.T) {
 	if claimedOf(idA+"-1") != unclaimed {
 		t.Fatal("a new pod is claimed")
 	}
-	l.Claim("an id that nobody has")
+	l.Claim("an unknown id")
 	l.Claim(idA)
 	eventually(t, "the claim in the pod", func() bool { return claimedOf(idA+"-1") == claimed })
 	now.Add(int64(4 * time.Minute))
@@ -154,7 +154,7 @@ func TestReaper_Elected(t *testing.T) {
 	before := len(c.Actions())
 	eventually(t, "some rounds", func() bool { return len(c.Actions()) > before+20 })
 	if holder() != was {
-		t.Error("another took the lease of one that lives")
+		t.Error("another gateway took the lease of a living gateway")
 	}
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
@@ -182,7 +182,7 @@ func TestReaper_ConnectedIsClaimed(t *testing.T) {
 		t.Error("it is claimed")
 	}
 	l.mu.Lock()
-	k.supervisor.Heard, k.supervisor.Status = true, api.Status{State: "idle", Connections: 1}
+	k.supervisor.HasStatus, k.supervisor.Status = true, api.Status{State: "idle", Connections: 1}
 	l.mu.Unlock()
 	if l.isUnclaimed(pod) {
 		t.Error("it is unclaimed")

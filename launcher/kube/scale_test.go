@@ -91,7 +91,7 @@ func TestManyKernels(t *testing.T) {
 		reason, request := s.reason, s.request
 		s.mu.Unlock()
 		if reason != "enough" || request != "0123abcd" {
-			t.Errorf("its supervisor was told %q by request %q", reason, request)
+			t.Errorf("its supervisor received %q by request %q", reason, request)
 		}
 		if all, err := next.Kernels(t.Context()); err != nil || len(all) != n-1 {
 			t.Errorf("after one was stopped: %d, %v", len(all), err)
@@ -182,7 +182,7 @@ func TestSteadyState(t *testing.T) {
 		phase string
 		asked map[string]int
 	}{
-		{"nobody asks", map[string]int{"update leases": 24}},
+		{"no requests", map[string]int{"update leases": 24}},
 		{"lists and gets", map[string]int{"update leases": 24, "list pods": 12}},
 		{"ten kernels busy and idle", map[string]int{"update leases": 24, "list pods": 12, "patch pods": 10}},
 	} {

@@ -38,7 +38,7 @@ func TestStart(t *testing.T) {
 			t.Errorf("another owner: %v", err)
 		}
 	})
-	t.Run("of many at once by two gateways one makes the kernel", func(t *testing.T) {
+	t.Run("two gateways start it at the same time", func(t *testing.T) {
 		second := openTest(t, c, nil)
 		var wg sync.WaitGroup
 		var made atomic.Int32
@@ -55,7 +55,7 @@ func TestStart(t *testing.T) {
 		}
 		wg.Wait()
 		if made.Load() != 1 {
-			t.Errorf("%d times made", made.Load())
+			t.Errorf("created %d times", made.Load())
 		}
 	})
 	t.Run("refusals of the cluster", func(t *testing.T) {
@@ -75,44 +75,48 @@ func TestStart(t *testing.T) {
 		}
 		refusal = nil
 		if _, err := l.Kernel(t.Context(), id); !errors.Is(err, launcher.ErrNotFound) {
-			t.Errorf("what was refused: %v", err)
+			t.Errorf("a refused kernel: %v", err)
 		}
 	})
-	t.Run("no other pod is removed in place of its own", func(t *testing.T) {
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a-1"}}
-		there, err := c.CoreV1().Pods("ns").Create(t.Context(), pod, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		before := there.DeepCopy()
-		before.UID = "of the one that had its name"
-		if err := l.deletePod(t.Context(), before); err != nil {
-			t.Error(err)
-		}
-		if _, err := c.CoreV1().Pods("ns").Get(t.Context(), "a-1", metav1.GetOptions{}); err != nil {
-			t.Error(err)
-		}
-		if err := l.deletePod(t.Context(), there); err != nil {
-			t.Error(err)
-		}
-		if _, err := c.CoreV1().Pods("ns").Get(t.Context(), "a-1", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-			t.Error(err)
-		}
+}
+
+// Only the very pod is deleted, and no later pod of its name.
+func TestDeletePod(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, nil)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a-1"}}
+	there, err := c.CoreV1().Pods("ns").Create(t.Context(), pod, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := there.DeepCopy()
+	before.UID = "of the pod that had its name"
+	if err := l.deletePod(t.Context(), before); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.CoreV1().Pods("ns").Get(t.Context(), "a-1", metav1.GetOptions{}); err != nil {
+		t.Error(err)
+	}
+	if err := l.deletePod(t.Context(), there); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.CoreV1().Pods("ns").Get(t.Context(), "a-1", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Error(err)
+	}
+}
+
+// A pod whose secret cannot be made is removed.
+func TestStart_SecretRefused(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, nil)
+	c.PrependReactor("create", "secrets", func(k8stesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(corev1.Resource("secrets"), "x", errors.New("no"))
 	})
-	t.Run("a pod whose secret cannot be made is removed", func(t *testing.T) {
-		refuse := atomic.Bool{}
-		refuse.Store(true)
-		c.PrependReactor("create", "secrets", func(k8stesting.Action) (bool, runtime.Object, error) {
-			return refuse.Load(), nil, apierrors.NewForbidden(corev1.Resource("secrets"), "x", errors.New("no"))
-		})
-		defer refuse.Store(false)
-		id := "dddddddd-0000-4000-8000-000000000004"
-		var failed *launcher.FailedError
-		if _, _, err := l.Start(t.Context(), testRequest(id)); !errors.As(err, &failed) {
-			t.Errorf("got %v", err)
-		}
-		if _, err := c.CoreV1().Pods("ns").Get(t.Context(), id+"-1", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-			t.Errorf("the pod: %v", err)
-		}
-	})
+	var failed *launcher.FailedError
+	if _, _, err := l.Start(t.Context(), testRequest(idA)); !errors.As(err, &failed) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := c.CoreV1().Pods("ns").Get(t.Context(), idA+"-1", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the pod: %v", err)
+	}
 }

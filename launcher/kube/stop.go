@@ -120,16 +120,14 @@ func (l *Launcher) endPod(pod *corev1.Pod, end storedEnding, request string, ali
 
 // endingAnnotation marks a pod whose kernel is ended by a gateway.
 func endingAnnotation(pod *corev1.Pod, end storedEnding) map[string]string {
-	text, err := json.Marshal(
-		api.Ending{
-			KernelID:  pod.Labels[podspec.LabelKernel],
-			Reason:    end.Reason,
-			At:        end.At,
-			Stopped:   end.Stopped,
-			Culled:    end.Culled,
-			CulledFor: end.CulledFor,
-		},
-	)
+	text, err := json.Marshal(api.Ending{
+		KernelID:  pod.Labels[podspec.LabelKernel],
+		Reason:    end.Reason,
+		At:        end.At,
+		Stopped:   end.Stopped,
+		Culled:    end.Culled,
+		CulledFor: end.CulledFor,
+	})
 	if err != nil {
 		panic("kube: the time of an ending cannot be encoded: " + err.Error()) // it comes from this machine's clock
 	}

@@ -46,7 +46,7 @@ type fakeSupervisor struct {
 	reason  string        // the reason for which it was stopped
 	request string        // id of the request that stopped it
 	asked   int           // requests that had the token
-	told    []api.Waiting
+	updates []api.Waiting
 	hold    chan struct{} // not nil: updates are accepted once this is closed
 }
 
@@ -167,12 +167,12 @@ func (f *fakeSupervisors) Close(error) {}
 
 // connPair returns both ends of a connection that has buffers.
 func connPair() (net.Conn, net.Conn, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("unix", "") // an abstract address that is free
 	if err != nil {
 		return nil, nil, err
 	}
 	defer l.Close() //nolint:errcheck // the connection stays open
-	ours, err := net.Dial("tcp", l.Addr().String())
+	ours, err := net.Dial("unix", l.Addr().String())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -263,7 +263,7 @@ func (s *fakeSupervisor) putWaiting(w http.ResponseWriter, r *http.Request) erro
 		<-hold
 	}
 	s.mu.Lock()
-	s.told = append(slices.Clone(s.told), said)
+	s.updates = append(slices.Clone(s.updates), said)
 	s.touch()
 	s.mu.Unlock()
 	w.WriteHeader(http.StatusNoContent)
@@ -303,12 +303,15 @@ func newRunning(t testing.TB, kernels int) (*testCluster, *fakeSupervisors) {
 func (c *testCluster) run(t testing.TB, f *fakeSupervisors, n int) {
 	t.Helper()
 	created := time.Now().Add(time.Duration(n) * time.Millisecond)
-	pod, err := podspec.Build(
-		testPods,
-		testRequest(idOf(n)),
-		podspec.Record{ID: idOf(n), Generation: 1, Owner: "ann", SpecName: "python3",
-			Created: created, Protocol: 1, KeyVersion: podspec.KeyVersion},
-	)
+	pod, err := podspec.Build(testPods, testRequest(idOf(n)), podspec.Record{
+		ID:         idOf(n),
+		Generation: 1,
+		Owner:      "ann",
+		SpecName:   "python3",
+		Created:    created,
+		Protocol:   1,
+		KeyVersion: podspec.KeyVersion,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

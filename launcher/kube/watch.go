@@ -240,7 +240,7 @@ func (l *Launcher) actOnPod(pod *corev1.Pod) {
 
 // wasUpLocked reports whether the kernel's program has answered in this pod.
 func (k *kernel) wasUpLocked() bool {
-	return k.supervisor.Heard && k.supervisor.Status.State != api.Starting
+	return k.supervisor.HasStatus && k.supervisor.Status.State != api.Starting
 }
 
 // waitingUpdate is an update that has to be sent to the supervisor in a pod.
@@ -332,8 +332,8 @@ func sameState(a, b corev1.ContainerStatus) bool {
 	return a.ContainerID == b.ContainerID && (a.State.Running == nil) == (b.State.Running == nil)
 }
 
-// Hear records a status and reacts to it.
-func (f followed) Hear(_ api.Status, enterLocked func() (follow.Supervisor, bool)) {
+// Receive records a status and reacts to it.
+func (f followed) Receive(_ api.Status, enterLocked func() (follow.Supervisor, bool)) {
 	l, k := f.l, f.k
 	l.mu.Lock()
 	before, ok := enterLocked()

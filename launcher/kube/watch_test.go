@@ -48,7 +48,7 @@ func TestBrokenWatches(t *testing.T) {
 	if _, _, err := other.Start(t.Context(), testRequest(idA)); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it has heard of the kernel", func() bool { return len(l.snapshot()) == 1 })
+	eventually(t, "the kernel is known", func() bool { return len(l.snapshot()) == 1 })
 	refused.Store(false)
 	eventually(t, "it watches again", func() bool {
 		l.mu.Lock()
@@ -122,22 +122,20 @@ func TestWatch_Waiting(t *testing.T) {
 	kernelIs := func(state corev1.ContainerState) {
 		c.setPod(t, podspec.PodName(id, 1), func(pod *corev1.Pod) { pod.Status.ContainerStatuses[1].State = state })
 	}
-	kernelIs(
-		corev1.ContainerState{
-			Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no answer from the registry"},
-		},
-	)
+	kernelIs(corev1.ContainerState{
+		Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no answer from the registry"},
+	})
 	openTest(t, c, nil)
-	s.await(t, "told", func() bool { return len(s.told) > 0 })
+	s.await(t, "an update", func() bool { return len(s.updates) > 0 })
 	kernelIs(runs)
-	s.await(t, "told that nothing is waited for", func() bool { return len(s.told) > 1 })
+	s.await(t, "an update that nothing is waited for", func() bool { return len(s.updates) > 1 })
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	first, second := s.told[0], s.told[1]
-	if len(s.told) != 2 || first.Class != api.WaitingClass || !strings.Contains(first.Text, "image") ||
+	first, second := s.updates[0], s.updates[1]
+	if len(s.updates) != 2 || first.Class != api.WaitingClass || !strings.Contains(first.Text, "image") ||
 		second.Text != "" ||
 		second.Version <= first.Version {
-		t.Errorf("it was told %+v", s.told)
+		t.Errorf("the supervisor received %+v", s.updates)
 	}
 }
 
@@ -167,13 +165,13 @@ func TestWatch_End(t *testing.T) {
 		})
 	}
 	close(s.hold)
-	s.await(t, "told twice", func() bool { return len(s.told) > 1 })
+	s.await(t, "two updates", func() bool { return len(s.updates) > 1 })
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if first, second := s.told[0], s.told[1]; first.Class != api.DiedClass || !strings.Contains(first.Text, "signal 9") ||
-		second.Text != "" ||
+	first, second := s.updates[0], s.updates[1]
+	if first.Class != api.DiedClass || !strings.Contains(first.Text, "signal 9") || second.Text != "" ||
 		second.Version <= first.Version {
-		t.Errorf("it was told %+v", s.told)
+		t.Errorf("the supervisor received %+v", s.updates)
 	}
 }
 
@@ -215,11 +213,12 @@ func TestWatch_ApiServerDown(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.setPod(t, idA+"-1", func(pod *corev1.Pod) {
-		pod.Status.Conditions = append(
-			pod.Status.Conditions,
-			corev1.PodCondition{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
-				Reason: corev1.PodReasonUnschedulable, Message: "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."},
-		)
+		pod.Status.Conditions = append(pod.Status.Conditions, corev1.PodCondition{
+			Type:    corev1.PodScheduled,
+			Status:  corev1.ConditionFalse,
+			Reason:  corev1.PodReasonUnschedulable,
+			Message: "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
+		})
 	})
 	waitFor(t, l, idA, func(k launcher.Kernel) bool { return strings.Contains(k.Reason, "no GPU is free") })
 }

@@ -73,15 +73,15 @@ func connect(t *testing.T, conn Connection, identity string) *client {
 // ready waits until the subscription to iopub works. Like real clients, it sends requests until a status arrives.
 func (c *client) ready() {
 	c.t.Helper()
-	heard := make(chan jupyter.Message)
-	go func() { heard <- c.recv(jupyter.IOPub) }()
+	received := make(chan jupyter.Message)
+	go func() { received <- c.recv(jupyter.IOPub) }()
 	for {
 		c.send(jupyter.Control, "kernel_info_request", content{})
 		if h := c.header(c.recv(jupyter.Control).Header); h.MsgType != "kernel_info_reply" {
 			c.t.Errorf("got %s, want kernel_info_reply", h.MsgType)
 		}
 		select {
-		case <-heard:
+		case <-received:
 			// The last status to arrive is the idle status of the last request.
 			id := c.send(jupyter.Control, "kernel_info_request", content{})
 			c.recv(jupyter.Control)

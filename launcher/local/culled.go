@@ -32,17 +32,14 @@ func (l *Launcher) Culled(ctx context.Context) ([]launcher.CulledKernel, error) 
 		}
 		there[k.id] = true
 		if end != nil && end.Culled {
-			all = append(
-				all,
-				launcher.CulledKernel{
-					ID:       k.id,
-					SpecName: k.rec.SpecName,
-					Owner:    k.rec.Owner,
-					Reason:   end.Reason,
-					At:       end.At,
-					Usage:    usageOf(*end),
-				},
-			)
+			all = append(all, launcher.CulledKernel{
+				ID:       k.id,
+				SpecName: k.rec.SpecName,
+				Owner:    k.rec.Owner,
+				Reason:   end.Reason,
+				At:       end.At,
+				Usage:    usageOf(*end),
+			})
 		}
 	}
 	stones, err := os.ReadDir(l.layout.ended())
@@ -62,17 +59,14 @@ func (l *Launcher) Culled(ctx context.Context) ([]launcher.CulledKernel, error) 
 			continue
 		}
 		if t.Culled {
-			all = append(
-				all,
-				launcher.CulledKernel{
-					ID:       id,
-					SpecName: t.SpecName,
-					Owner:    t.Owner,
-					Reason:   t.Reason,
-					At:       t.At,
-					Usage:    usageOf(t.Ending),
-				},
-			)
+			all = append(all, launcher.CulledKernel{
+				ID:       id,
+				SpecName: t.SpecName,
+				Owner:    t.Owner,
+				Reason:   t.Reason,
+				At:       t.At,
+				Usage:    usageOf(t.Ending),
+			})
 		}
 	}
 	slices.SortFunc(all, launcher.NewestFirst)

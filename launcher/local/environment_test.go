@@ -47,7 +47,7 @@ func TestKernelEnv(t *testing.T) {
 	}
 	for _, bad := range []map[string]string{{"": "x"}, {"A=B": "x"}, {"A\x00": "x"}, {"A": "\x00"}} {
 		if _, err := kernelEnv(nil, nil, kernelspecs.Spec{}, bad); err == nil {
-			t.Errorf("%q is taken", bad)
+			t.Errorf("%q is accepted", bad)
 		}
 	}
 	if got := supervisorEnv(environ); !slices.Equal(got, []string{"HOME=/h", "LC_TIME=C", "PATH=/bin"}) {

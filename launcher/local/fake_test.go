@@ -109,6 +109,9 @@ type Config = api.Config
 // slowPipe is the named pipe in a kernel's folder that holds up a slow fake supervisor.
 const slowPipe = "slow"
 
+// silentFile is the file in a kernel's folder that a silent fake supervisor makes once it ignores signals.
+const silentFile = "silent"
+
 // holdUp makes a named pipe and returns when it has been opened for writing.
 func holdUp(path string) error {
 	if err := syscall.Mkfifo(path, 0o600); err != nil {
@@ -136,6 +139,9 @@ func (f *fakeSupervisor) run(ready *os.File) int {
 		}
 	case "silent":
 		signal.Ignore(syscall.SIGTERM)
+		if err := os.WriteFile(filepath.Join(filepath.Dir(f.cfg.LockFile), silentFile), nil, 0o600); err != nil {
+			panic(err)
+		}
 		<-make(chan struct{})
 	}
 	lock, err := supervisor.Lock(f.cfg.LockFile)

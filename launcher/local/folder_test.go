@@ -52,7 +52,7 @@ func TestBadEntries(t *testing.T) {
 		t.Errorf("set aside: %v, %v", aside, err)
 	}
 	if n := strings.Count(p.log.String(), "set aside"); n != 6 {
-		t.Errorf("told %d times", n)
+		t.Errorf("logged %d times", n)
 	}
 	// Another gateway is working on this entry. It is unknown whether the kernel exists, so the entry stays.
 	write(id(8)+"/other", "")
@@ -61,7 +61,7 @@ func TestBadEntries(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := l.Kernel(t.Context(), id(8)); !errors.Is(err, launcher.ErrUnavailable) {
-		t.Errorf("one that is being worked on: %v", err)
+		t.Errorf("a folder that is being worked on: %v", err)
 	}
 	unlock(held)
 	if _, err := l.Kernel(t.Context(), id(8)); err != launcher.ErrNotFound {
@@ -91,7 +91,7 @@ func TestGoneError(t *testing.T) {
 	write(string(b))
 	var gone *launcher.GoneError
 	if _, err := l.Kernel(t.Context(), id(1)); !errors.As(err, &gone) || gone.Reason != "r" || gone.Owner != "" {
-		t.Errorf("one that an earlier version has left: %+v, %v", gone, err)
+		t.Errorf("a record of an earlier version: %+v, %v", gone, err)
 	}
 	b, err = json.Marshal(storedEnding{api.Ending{KernelID: id(1), Reason: "r", At: time.Now()}, "fake", "ann"})
 	if err != nil {

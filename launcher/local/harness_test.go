@@ -136,12 +136,16 @@ func processesOf(t *testing.T, p *place, n int) processIDs {
 
 func eventually(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(15 * time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
 	for !cond() {
-		if time.Now().After(deadline) {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
 			t.Fatalf("not within 15 s: %s", what)
 		}
-		<-time.After(5 * time.Millisecond)
 	}
 }
 
@@ -163,4 +167,10 @@ func kill(t *testing.T, pid int) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// exists reports whether there is a file.
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }

@@ -173,7 +173,7 @@ func (l *Launcher) awaitFirstStatus(ctx context.Context, k *kernel, limit time.D
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	l.follower.Await(ctx, &k.supervisor,
-		func() bool { return k.supervisor.Heard || k.supervisor.Unsupported != "" || !k.livesLocked() })
+		func() bool { return k.supervisor.HasStatus || k.supervisor.Unsupported != "" || !k.livesLocked() })
 }
 
 // reachable returns an error if there is no supervisor to connect to.

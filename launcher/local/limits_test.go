@@ -25,8 +25,8 @@ import (
 // testLimits limits the kernels, in all and for each owner.
 type testLimits struct {
 	all, each int
-	slow      time.Duration
-	most      atomic.Int64 // largest number that was ever counted
+	slow      time.Duration // that a decision takes
+	most      atomic.Int64  // largest number that was ever counted
 }
 
 func (l *testLimits) Set() bool { return true }
@@ -39,7 +39,7 @@ func (l *testLimits) Admit(start launcher.Held, held []launcher.Held) error {
 		}
 	}
 	l.most.Store(max(l.most.Load(), int64(len(held))))
-	<-time.After(l.slow) // so that others may come in between, if they can
+	time.Sleep(l.slow) // a slow decision: other starts would come in between, if they could
 	if len(held) >= l.all || own >= l.each {
 		return &launcher.LimitError{
 			Limit:  "test",
@@ -157,15 +157,12 @@ func TestLimits_Property(t *testing.T) {
 
 // limitedMain is a gateway with limits that starts some kernels at the same time.
 func limitedMain(state, runtime string, all, each, first int) int {
-	l, err := Open(
-		context.Background(),
-		Options{
-			StateDir:   state,
-			RuntimeDir: runtime,
-			Supervisor: os.Args[0],
-			Limits:     &testLimits{all: all, each: each, slow: 2 * time.Millisecond},
-		},
-	)
+	l, err := Open(context.Background(), Options{
+		StateDir:   state,
+		RuntimeDir: runtime,
+		Supervisor: os.Args[0],
+		Limits:     &testLimits{all: all, each: each, slow: 2 * time.Millisecond},
+	})
 	if err != nil {
 		fmt.Println(err)
 		return 1
@@ -247,7 +244,7 @@ func TestLimits_Restarting(t *testing.T) {
 		t.Fatal("its supervisor does not tell of its end")
 	}
 	if err := p.tryStart(other, 2, "ann", "fine"); err != nil {
-		t.Fatalf("one that is dead counts: %v", err)
+		t.Fatalf("a dead kernel counts: %v", err)
 	}
 	if _, err := l.Restarting(t.Context(), id(1)); !isLimit(err) {
 		t.Errorf("it is restarted: %v", err)
@@ -283,11 +280,11 @@ func TestLimits_HalfMade(t *testing.T) {
 	}
 	other := p.launcher()
 	if err := p.tryStart(other, 2, "ann", "fine"); !isLimit(err) {
-		t.Errorf("one that is being made does not count: %v", err)
+		t.Errorf("a kernel that is being made does not count: %v", err)
 	}
 	unlock(folder) // as the end of its process does
 	if err := p.tryStart(other, 2, "ann", "fine"); err != nil {
-		t.Errorf("one whose gateway has died counts: %v", err)
+		t.Errorf("a kernel whose gateway has died counts: %v", err)
 	}
 	k.giveTurn()
 }

@@ -1,9 +1,9 @@
 // Package local runs kernels as processes of this machine. Each kernel has a supervisor: a process in a session of its
 // own that outlives the gateway. Everything that is known of a kernel is stored in one folder.
 //
-// The folder is the truth. A launcher holds in memory only what it has read there or heard from a supervisor. It reads
-// again when it is opened, when a client names a kernel that it does not know, and at intervals. Several launchers, of
-// several gateways, may use one state directory.
+// The folder is the truth. A launcher holds in memory only what it has read there or received from a supervisor. It
+// reads again when it is opened, when a client names a kernel that it does not know, and at intervals. Several
+// launchers, of several gateways, may use one state directory.
 //
 //	STATE/kernels/ID/kernel.json      record: owner, time of creation, address of the supervisor
 //	STATE/kernels/ID/supervisor.json  configuration of the supervisor, also for later restarts
@@ -69,11 +69,12 @@ type Options struct {
 
 // timing holds the durations that tests shorten.
 type timing struct {
-	ready       time.Duration // for a supervisor to answer after its start
-	firstStatus time.Duration // for the first status; after that the kernel is shown without a status
-	stopMargin  time.Duration // for a supervisor to answer a stop, beyond the two graces of its kernel
-	maintenance time.Duration // between two rescans of the state directory
-	halfMade    time.Duration // age at which an unfinished folder is removed
+	ready       time.Duration    // for a supervisor to answer after its start
+	firstStatus time.Duration    // for the first status; after that the kernel is shown without a status
+	stopMargin  time.Duration    // for a supervisor to answer a stop, beyond the two graces of its kernel
+	maintenance time.Duration    // between two rounds of maintenance, which rescan the state directory
+	rounds      <-chan time.Time // not nil: each value begins a round of maintenance, instead of the time
+	halfMade    time.Duration    // age at which an unfinished folder is removed
 	firstRedial time.Duration
 	lastRedial  time.Duration
 	now         func() time.Time

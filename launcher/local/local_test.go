@@ -98,10 +98,10 @@ func TestAdoption(t *testing.T) {
 	}
 	ps := processesOf(t, p, 0)
 	l.mu.Lock()
-	heard := l.kernels[id(0)].supervisor.Status
+	received := l.kernels[id(0)].supervisor.Status
 	l.mu.Unlock()
-	if heard.PID != ps.Supervisor || heard.KernelPID != ps.Kernel {
-		t.Errorf("noted %+v, heard %+v", ps, heard)
+	if received.PID != ps.Supervisor || received.KernelPID != ps.Kernel {
+		t.Errorf("noted %+v, received %+v", ps, received)
 	}
 }
 
@@ -138,7 +138,12 @@ func TestTwoGateways(t *testing.T) {
 // TestGatewayKilled kills a gateway in another process, which holds the reaper's lock and has started a kernel.
 func TestGatewayKilled(t *testing.T) {
 	p := newPlace(t)
-	p.change = func(_ *Options, tm *timing) { tm.maintenance, tm.halfMade = 20*time.Millisecond, 0 }
+	rounds := make(chan time.Time)
+	p.change = func(_ *Options, tm *timing) { tm.rounds, tm.halfMade = rounds, 0 }
+	wholeRound := func() {
+		rounds <- time.Now()
+		rounds <- time.Now() // is received after the first round
+	}
 	cmd := exec.Command(os.Args[0], "gateway", p.state, p.runtime, id(1))
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -159,18 +164,18 @@ func TestGatewayKilled(t *testing.T) {
 	if err := os.Mkdir(halfMade, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	<-time.After(200 * time.Millisecond)
+	wholeRound()
 	if _, err := os.Stat(halfMade); err != nil {
-		t.Errorf("two gateways clear away: %v", err)
+		t.Errorf("two gateways clean up: %v", err)
 	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait() // it was killed
-	eventually(t, "the gateway that is left clears away", func() bool {
-		_, err := os.Stat(halfMade)
-		return errors.Is(err, fs.ErrNotExist)
-	})
+	wholeRound()
+	if _, err := os.Stat(halfMade); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the gateway that is left does not clean up: %v", err)
+	}
 	if k := wait(t, l, 1, "idle", isIdle); k.Owner != "ann" || processesOf(t, p, 1) != ps {
 		t.Errorf("after its gateway's death the kernel is %+v", k)
 	}

@@ -32,12 +32,16 @@ const (
 // maintain rescans the state directory at intervals, cleans up while it holds the reaper's lock, and shares out log
 // space when the number of kernels changes.
 func (l *Launcher) maintain() {
-	tick := time.NewTicker(l.timing.maintenance)
-	defer tick.Stop()
+	rounds := l.timing.rounds
+	if rounds == nil {
+		tick := time.NewTicker(l.timing.maintenance)
+		defer tick.Stop()
+		rounds = tick.C
+	}
 	l.maintainOnce()
 	for {
 		select {
-		case <-tick.C:
+		case <-rounds:
 			l.maintainOnce()
 		case <-l.recounts:
 			l.pushShares()

@@ -118,7 +118,7 @@ func TestSweep(t *testing.T) {
 		}
 	}
 	if _, err := os.Stat(run); err == nil {
-		t.Error("sockets of nobody are kept")
+		t.Error("sockets without a kernel are kept")
 	}
 	if err := os.Remove(foreign); err != nil {
 		t.Error("another state directory's sockets were removed")

@@ -11,13 +11,13 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// told is an Observer that records the reported events.
-type told struct {
-	mu   sync.Mutex
-	said []string
+// recorder is an Observer that records the reported events.
+type recorder struct {
+	mu     sync.Mutex
+	events []string
 }
 
-func (o *told) KernelUp(spec string, phases []launcher.Phase) {
+func (o *recorder) KernelUp(spec string, phases []launcher.Phase) {
 	text := "up " + spec
 	for _, p := range phases {
 		text += " " + p.Name
@@ -28,35 +28,35 @@ func (o *told) KernelUp(spec string, phases []launcher.Phase) {
 	o.add(text)
 }
 
-func (o *told) KernelFailed(spec string, why launcher.Failure) {
+func (o *recorder) KernelFailed(spec string, why launcher.Failure) {
 	o.add("failed " + spec + " " + string(why))
 }
 
-func (o *told) ClusterRequest(string, string, int, time.Duration) { o.add("a cluster was asked") }
+func (o *recorder) ClusterRequest(string, string, int, time.Duration) { o.add("a cluster was asked") }
 
-func (o *told) add(text string) {
+func (o *recorder) add(text string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.said = append(o.said, text)
+	o.events = append(o.events, text)
 }
 
-func (o *told) all() string {
+func (o *recorder) all() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return strings.Join(o.said, "; ")
+	return strings.Join(o.events, "; ")
 }
 
 // Each start is reported once: up, failed, or neither if the kernel was stopped or Start returned an error. Counts stay
 // when a kernel is gone.
 func TestMeasure(t *testing.T) {
 	p := newPlace(t)
-	o := new(told)
+	o := new(recorder)
 	p.change = func(opts *Options, _ *timing) { opts.Observer = o }
 	l := p.launcher()
 	p.start(l, 1, "fine")
 	wait(t, l, 1, "idle", isIdle)
 	if got := o.all(); got != "up fake admission started ready" {
-		t.Errorf("one that comes up: told %q", got)
+		t.Errorf("a kernel that comes up: reported %q", got)
 	}
 	if m := l.Measure(); len(m.Kernels) != 1 || m.Kernels[0].State != api.Idle || m.LogLost != 3 || len(m.Traffic) != 8 {
 		t.Errorf("measured %+v", m)
@@ -68,7 +68,7 @@ func TestMeasure(t *testing.T) {
 	kill(t, processesOf(t, p, 2).Kernel)
 	wait(t, l, 2, "dead", isDead)
 	if got := o.all(); got != "up fake admission started ready; failed fake exited" {
-		t.Errorf("one that dies: told %q", got)
+		t.Errorf("a kernel that dies: reported %q", got)
 	}
 	p.start(l, 3, "never")
 	for n := 1; n <= 3; n++ {
@@ -80,7 +80,7 @@ func TestMeasure(t *testing.T) {
 		t.Error("a program that does not exist was started")
 	}
 	if got := o.all(); got != "up fake admission started ready; failed fake exited" {
-		t.Errorf("one that is stopped and one that cannot be started: told %q", got)
+		t.Errorf("a kernel that is stopped, and one that cannot be started: reported %q", got)
 	}
 	if m := l.Measure(); len(m.Kernels) != 0 || m.LogLost != 9 {
 		t.Errorf("in the end measured %+v", m)

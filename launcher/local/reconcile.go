@@ -129,7 +129,7 @@ func (l *Launcher) markAlive(k *kernel) {
 	revived := k.end != nil
 	k.end = nil
 	if revived {
-		k.supervisor.Heard, k.pushedLimit = false, 0
+		k.supervisor.HasStatus, k.pushedLimit = false, 0
 		k.supervisor.ChangedLocked()
 	}
 	l.mu.Unlock()

@@ -81,11 +81,10 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 		return launcher.Kernel{}, err
 	}
 	running := l.timing.now()
-	l.trackStart(
-		k,
-		&start{since: running, phases: []launcher.Phase{{Name: launcher.PhaseAdmission, Took: admitted.Sub(requested)},
-			{Name: launcher.PhaseStarted, Took: running.Sub(admitted)}}},
-	)
+	l.trackStart(k, &start{since: running, phases: []launcher.Phase{
+		{Name: launcher.PhaseAdmission, Took: admitted.Sub(requested)},
+		{Name: launcher.PhaseStarted, Took: running.Sub(admitted)},
+	}})
 	l.log.Info("kernel started", logkey.Kernel, k.id, logkey.Spec, rec.SpecName)
 	return l.describe(k)
 }
@@ -226,7 +225,7 @@ func (l *Launcher) awaitProgram(ctx context.Context, k *kernel) error {
 	var why error
 	l.follower.Await(wait, &k.supervisor, func() bool {
 		st, end, why = k.supervisor.Status, k.end, k.gone
-		return k.supervisor.Heard && (st.KernelPID != 0 || st.State == api.Dead) || !k.livesLocked() ||
+		return k.supervisor.HasStatus && (st.KernelPID != 0 || st.State == api.Dead) || !k.livesLocked() ||
 			k.supervisor.Unsupported != ""
 	})
 	reason := ""

@@ -49,11 +49,22 @@ func TestStart(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
+}
+
+// A start whose caller or launcher leaves ends, although its supervisor is silent.
+func TestStart_Abandoned(t *testing.T) {
+	p := newPlace(t)
+	l := p.launcher()
 	t.Run("its caller leaves", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		time.AfterFunc(100*time.Millisecond, cancel)
-		_, _, err := l.Start(ctx, launcher.Request{ID: id(10), Spec: fakeSpec("silent")})
-		if !errors.Is(err, context.Canceled) {
+		started := make(chan error, 1)
+		go func() {
+			_, _, err := l.Start(ctx, launcher.Request{ID: id(10), Spec: fakeSpec("silent")})
+			started <- err
+		}()
+		eventually(t, "its supervisor is silent", func() bool { return exists(l.layout.file(id(10), silentFile)) })
+		cancel()
+		if err := <-started; !errors.Is(err, context.Canceled) {
 			t.Errorf("got %v", err)
 		}
 		if left, err := os.ReadDir(filepath.Join(p.state, "kernels")); err != nil || len(left) > 0 {
@@ -62,12 +73,18 @@ func TestStart(t *testing.T) {
 	})
 	t.Run("the launcher closes", func(t *testing.T) {
 		other := p.open()
-		time.AfterFunc(100*time.Millisecond, func() { _ = other.Close() })
-		_, _, err := other.Start(t.Context(), launcher.Request{ID: id(11), Spec: fakeSpec("silent")})
-		if !errors.Is(err, launcher.ErrUnavailable) {
+		started := make(chan error, 1)
+		go func() {
+			_, _, err := other.Start(t.Context(), launcher.Request{ID: id(11), Spec: fakeSpec("silent")})
+			started <- err
+		}()
+		eventually(t, "its supervisor is silent", func() bool { return exists(l.layout.file(id(11), silentFile)) })
+		if err := other.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-started; !errors.Is(err, launcher.ErrUnavailable) {
 			t.Errorf("got %v", err)
 		}
-		_ = other.Close()
 	})
 }
 

@@ -11,45 +11,51 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
+// isGone checks that a kernel was stopped for the reason, and that none of its processes is left.
+func isGone(t *testing.T, l *Launcher, n int, reason string) {
+	t.Helper()
+	var g *launcher.GoneError
+	_, err := l.Kernel(t.Context(), id(n))
+	if !errors.As(err, &g) || g.Reason != reason || !errors.Is(err, launcher.ErrNotFound) {
+		t.Errorf("afterwards: %v", err)
+	}
+	if left := carriers(n); len(left) > 0 {
+		t.Errorf("processes are left: %v", left)
+	}
+	if err := l.Stop(t.Context(), id(n), "again"); !errors.Is(err, launcher.ErrNotFound) {
+		t.Errorf("again: %v", err)
+	}
+}
+
+// Several callers at two launchers stop one kernel at the same time.
+func TestStop_Concurrent(t *testing.T) {
+	p := newPlace(t)
+	l := p.launcher()
+	p.start(l, 1, "fine")
+	other := p.launcher()
+	wait(t, other, 1, "idle", isIdle)
+	var all sync.WaitGroup
+	for i := range 4 {
+		all.Go(func() {
+			if err := []*Launcher{l, other}[i%2].Stop(context.Background(), id(1), "enough"); err != nil &&
+				!errors.Is(err, launcher.ErrNotFound) {
+				t.Errorf("stop: %v", err)
+			}
+		})
+	}
+	all.Wait()
+	isGone(t, l, 1, "enough")
+	isGone(t, other, 1, "enough")
+	// A launcher that is opened later knows it, too, and the id may be used again.
+	later := p.launcher()
+	isGone(t, later, 1, "enough")
+	p.start(later, 1, "fine")
+}
+
 func TestStop(t *testing.T) {
 	p := newPlace(t)
 	p.change = func(o *Options, tm *timing) { o.StopGrace, tm.stopMargin = 100*time.Millisecond, time.Second }
 	l := p.launcher()
-	gone := func(t *testing.T, l *Launcher, n int, reason string) {
-		t.Helper()
-		var g *launcher.GoneError
-		_, err := l.Kernel(t.Context(), id(n))
-		if !errors.As(err, &g) || g.Reason != reason || !errors.Is(err, launcher.ErrNotFound) {
-			t.Errorf("afterwards: %v", err)
-		}
-		if left := carriers(n); len(left) > 0 {
-			t.Errorf("processes are left: %v", left)
-		}
-		if err := l.Stop(t.Context(), id(n), "again"); !errors.Is(err, launcher.ErrNotFound) {
-			t.Errorf("again: %v", err)
-		}
-	}
-	t.Run("several callers stop it at the same time", func(t *testing.T) {
-		p.start(l, 1, "fine")
-		other := p.launcher()
-		wait(t, other, 1, "idle", isIdle)
-		var all sync.WaitGroup
-		for i := range 4 {
-			all.Go(func() {
-				if err := []*Launcher{l, other}[i%2].Stop(context.Background(), id(1), "enough"); err != nil &&
-					!errors.Is(err, launcher.ErrNotFound) {
-					t.Errorf("stop: %v", err)
-				}
-			})
-		}
-		all.Wait()
-		gone(t, l, 1, "enough")
-		gone(t, other, 1, "enough")
-		// A launcher that is opened later knows it, too, and the id may be used again.
-		later := p.launcher()
-		gone(t, later, 1, "enough")
-		p.start(later, 1, "fine")
-	})
 	t.Run("the supervisor does not answer", func(t *testing.T) {
 		k := p.start(l, 2, "deaf")
 		wait(t, l, 2, "idle", isIdle)
@@ -57,12 +63,12 @@ func TestStop(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		defer cancel()
 		if err := l.Stop(ctx, k.ID, "enough"); !errors.Is(err, context.DeadlineExceeded) {
-			t.Fatalf("who does not wait gets %v", err)
+			t.Fatalf("a caller that does not wait gets %v", err)
 		}
 		if err := l.Stop(t.Context(), k.ID, "enough"); err != nil {
 			t.Fatal(err)
 		}
-		gone(t, l, 2, "enough")
+		isGone(t, l, 2, "enough")
 		if err := syscall.Kill(pid, 0); err == nil {
 			eventually(t, "supervisor is gone", func() bool { return syscall.Kill(pid, 0) != nil })
 		}
@@ -77,9 +83,9 @@ func TestStop(t *testing.T) {
 		}
 		_, err := l.Wait(t.Context(), id(4), func(launcher.Kernel) bool { return false })
 		if !errors.Is(err, launcher.ErrNotFound) {
-			t.Errorf("who waits gets %v", err)
+			t.Errorf("a caller that waits gets %v", err)
 		}
-		gone(t, l, 4, "its client said so")
+		isGone(t, l, 4, "its client said so")
 	})
 	t.Run("a dead kernel is removed", func(t *testing.T) {
 		p.start(l, 3, "fine")
@@ -88,6 +94,6 @@ func TestStop(t *testing.T) {
 		if err := l.Stop(t.Context(), id(3), "enough"); err != nil {
 			t.Fatal(err)
 		}
-		gone(t, l, 3, "enough")
+		isGone(t, l, 3, "enough")
 	})
 }

@@ -40,8 +40,8 @@ func (f followed) Rest(pause time.Duration) (again bool) {
 	return sleep.For(f.l.ctx, pause) == nil
 }
 
-// Hear records a status and reacts to it.
-func (f followed) Hear(st api.Status, enterLocked func() (follow.Supervisor, bool)) {
+// Receive records a status and reacts to it.
+func (f followed) Receive(st api.Status, enterLocked func() (follow.Supervisor, bool)) {
 	l, k := f.l, f.k
 	var end *api.Ending // of a kernel whose supervisor lingers
 	if st.State == api.Dead {
@@ -56,7 +56,7 @@ func (f followed) Hear(st api.Status, enterLocked func() (follow.Supervisor, boo
 		l.mu.Unlock()
 		return
 	}
-	newSupervisor := !before.Heard || before.Status.PID != st.PID
+	newSupervisor := !before.HasStatus || before.Status.PID != st.PID
 	if newSupervisor {
 		k.pushedLimit = st.LogLimit
 	}

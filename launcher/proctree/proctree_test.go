@@ -1,6 +1,7 @@
 package proctree
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"syscall"
@@ -43,12 +44,16 @@ func isAlive(pid int) bool {
 // waitUntil waits for something that another process does.
 func waitUntil(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
 	for !cond() {
-		if time.Now().After(deadline) {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
 			t.Fatalf("not within 10 s: %s", what)
 		}
-		<-time.After(5 * time.Millisecond)
 	}
 }
 
@@ -68,7 +73,7 @@ func TestKillRemains(t *testing.T) {
 	}
 	waitUntil(t, "the kernel has its children", func() bool { return members(pid) == 3 })
 
-	t.Run("not a session that merely has the number", func(t *testing.T) {
+	t.Run("another session with the same number is not killed", func(t *testing.T) {
 		if n, err := KillRemains(uuid.NewString(), stranger.Process.Pid); n != 0 || err != nil {
 			t.Fatalf("killed %d, %v", n, err)
 		}

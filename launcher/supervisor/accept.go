@@ -66,13 +66,9 @@ func (s *Supervisor) admitLocked(c *clientConn, m jupyter.Message, h jupyter.Hea
 // another way (repeated or escaped names) must not find another request in it.
 func plainKernelInfo(c jupyter.Channel, h jupyter.Header) jupyter.Message {
 	m := jupyter.New(c, "kernel_info_request", "", nil, struct{}{})
-	m.Header = fmt.Appendf(
-		nil,
+	m.Header = fmt.Appendf(nil,
 		`{"msg_id":"%s","session":"%s","msg_type":"kernel_info_request","username":"","date":"%s","version":"5.3"}`,
-		h.MsgID,
-		h.Session,
-		time.Now().UTC().Format(api.TimeFormat),
-	)
+		h.MsgID, h.Session, time.Now().UTC().Format(api.TimeFormat))
 	return m
 }
 
@@ -85,11 +81,8 @@ func (s *Supervisor) rejectLocked(sess *session.Session, m *jupyter.Message, h j
 		s.log.Append(sess.Number, s.noticeLocked(m.Header, "%s", reason), true)
 	}
 	if hasReply(h.MsgType) {
-		s.log.Append(
-			sess.Number,
-			s.errorReplyLocked(m.Channel, h.MsgType, m.Header, notice.Failure{Status: "error", Name: ename, Reason: reason}),
-			true,
-		)
+		f := notice.Failure{Status: "error", Name: ename, Reason: reason}
+		s.log.Append(sess.Number, s.errorReplyLocked(m.Channel, h.MsgType, m.Header, f), true)
 	}
 	s.log.Append(sess.Number, s.statusLocked(api.Idle, m.Header), true)
 }

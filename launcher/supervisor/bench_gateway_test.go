@@ -61,11 +61,8 @@ func newGatewayPath(b *testing.B, v1 bool) *websocketPath {
 	if err != nil {
 		b.Fatal(err)
 	}
-	resp, err := http.Post(
-		fmt.Sprintf("http://%s/api/kernels", u.Host),
-		"application/json",
-		strings.NewReader(`{"name":"fake"}`),
-	)
+	resp, err := http.Post(fmt.Sprintf("http://%s/api/kernels", u.Host), "application/json",
+		strings.NewReader(`{"name":"fake"}`))
 	if err != nil {
 		b.Fatal(err)
 	}

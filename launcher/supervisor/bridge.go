@@ -51,41 +51,41 @@ type bridge struct {
 	oversized func(*bridge, jupyter.Channel, [][]byte, *zeromq.TooLargeError)
 	unsent    func(*requests.Request) // called for a request that may not have reached the kernel
 	// called for each answered heartbeat; missed is called if the next is not answered
-	beaten  func(b *bridge, asked time.Time) (missed func())
-	beat    time.Duration                      // between heartbeats
-	sent    *flows                             // counts what was sent through the gates
-	hb      string                             // the heartbeat's endpoint
-	first   [jupyter.IOPub + 1]jupyter.Message // the first request on shell and control
-	firstID [jupyter.IOPub + 1]string          // its id
-	own     string                             // session id of the supervisor's requests
-	cancel  context.CancelFunc
-	wg      sync.WaitGroup
-	failed  chan error    // capacity 1: the first connection that broke
-	nudged  chan struct{} // closed when ready
-	readers atomic.Int32  // channels that may have more messages
-	quiet   chan struct{} // closed when no channel has more messages
+	answered func(b *bridge, asked time.Time) (missed func())
+	beat     time.Duration                      // between heartbeats
+	sent     *flows                             // counts what was sent through the gates
+	hb       string                             // the heartbeat's endpoint
+	first    [jupyter.IOPub + 1]jupyter.Message // the first request on shell and control
+	firstID  [jupyter.IOPub + 1]string          // its id
+	own      string                             // session id of the supervisor's requests
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup
+	failed   chan error    // capacity 1: the first connection that broke
+	nudged   chan struct{} // closed when ready
+	readers  atomic.Int32  // channels that may have more messages
+	quiet    chan struct{} // closed when no channel has more messages
 
 	// Guarded by Supervisor.mu.
-	replied  bool // the kernel has answered
-	heard    bool // the subscription works
-	ready    bool
-	beats    uint64 // heartbeats answered
-	beatCell string // id of the cell in which the last was asked and answered; "" if there was none
-	gaps     gaps.Tracker
+	replied    bool // the kernel has answered
+	subscribed bool // the subscription works
+	ready      bool
+	beats      uint64 // heartbeats answered
+	beatCell   string // id of the cell in which the last was asked and answered; "" if there was none
+	gaps       gaps.Tracker
 
 	complaints sync.Map // kind → struct{}: each is logged once
 }
 
 // openBridge dials every channel repeatedly until the kernel listens or ctx ends. The caller starts the bridge.
 func (s *Supervisor) openBridge(
-	ctx context.Context,
-	ep connectionfile.Endpoints,
-	identity []byte,
-	signer *jupyter.Signer,
+	ctx context.Context, ep connectionfile.Endpoints, identity []byte, signer *jupyter.Signer,
 ) (*bridge, error) {
-	b := &bridge{log: s.logger, signer: signer, gates: &s.gates, deliver: s.deliver, oversized: s.deliverOversized, unsent: s.unsent,
-		beaten: s.heartbeatAnswered, beat: s.beat, sent: &s.toKernel, hb: ep[connectionfile.Heartbeat], own: s.ownSession,
-		failed: make(chan error, 1), nudged: make(chan struct{}), quiet: make(chan struct{})}
+	b := &bridge{
+		log: s.logger, signer: signer, gates: &s.gates, deliver: s.deliver, oversized: s.deliverOversized,
+		unsent: s.unsent, sent: &s.toKernel,
+		answered: s.heartbeatAnswered, beat: s.beat, hb: ep[connectionfile.Heartbeat], own: s.ownSession,
+		failed: make(chan error, 1), nudged: make(chan struct{}), quiet: make(chan struct{}),
+	}
 	for _, c := range nudged {
 		b.first[c] = b.question(c)
 		b.firstID[c] = jupyter.StringField(b.first[c].Header, "msg_id")
@@ -207,7 +207,7 @@ func (b *bridge) parse(c jupyter.Channel, frames [][]byte) {
 		if errors.Is(err, jupyter.ErrSignature) {
 			kind += " signature"
 		}
-		b.complain(kind, "message of the kernel was ignored", "channel", c.String(), "err", err)
+		b.complain(kind, "message of the kernel was ignored", "channel", c.String(), logkey.Err, err)
 		return
 	}
 	b.deliver(b, m)
@@ -295,7 +295,7 @@ func (s *Supervisor) deliver(b *bridge, m jupyter.Message) {
 	s.findGapsLocked(b, &m)
 	parent, err := s.parseParentLocked(&m)
 	if err != nil {
-		b.complain("parent", "parent_header of a message cannot be read", "channel", m.Channel.String(), "err", err)
+		b.complain("parent", "parent_header of a message cannot be read", "channel", m.Channel.String(), logkey.Err, err)
 	}
 	if parent.Session == s.ownSession {
 		s.deliverOwnLocked(b, &m, parent)
@@ -348,7 +348,7 @@ func (s *Supervisor) parseParentLocked(m *jupyter.Message) (jupyter.Header, erro
 // activity.
 func (s *Supervisor) deliverOwnLocked(b *bridge, m *jupyter.Message, parent jupyter.Header) {
 	if m.Channel == jupyter.IOPub {
-		b.heard = true
+		b.subscribed = true
 	} else {
 		b.replied = true
 		if jupyter.StringField(m.Header, "msg_type") == "kernel_info_reply" {
@@ -364,7 +364,7 @@ func (s *Supervisor) deliverOwnLocked(b *bridge, m *jupyter.Message, parent jupy
 
 // checkReadyLocked opens the gates once the kernel has answered and its subscription works.
 func (s *Supervisor) checkReadyLocked(b *bridge) {
-	if b.ready || !b.replied || !b.heard {
+	if b.ready || !b.replied || !b.subscribed {
 		return
 	}
 	b.ready = true
@@ -379,14 +379,14 @@ func (s *Supervisor) checkReadyLocked(b *bridge) {
 	}
 	// Front ends show the last status. That may be the kernel's own "starting", because no client gets the idle behind the
 	// answer to the supervisor's request.
-	s.log.Append(everyone, s.presentStatusLocked(), true)
+	s.log.Append(allSessions, s.presentStatusLocked(), true)
 	s.logger.Info("kernel is ready", logkey.Epoch, s.epoch)
 }
 
-// deliverOutputLocked appends an iopub message for everyone.
+// deliverOutputLocked appends an iopub message for all sessions.
 func (s *Supervisor) deliverOutputLocked(b *bridge, m *jupyter.Message, parent jupyter.Header) {
-	if !b.heard {
-		b.heard = true
+	if !b.subscribed {
+		b.subscribed = true
 		defer s.checkReadyLocked(b) // after the message, which may be the kernel's own "starting"
 	}
 	msgType := jupyter.MsgType(m.Header)
@@ -417,11 +417,11 @@ func (s *Supervisor) deliverOutputLocked(b *bridge, m *jupyter.Message, parent j
 			}
 		}
 	}
-	s.log.Append(everyone, *m, essential)
+	s.log.Append(allSessions, *m, essential)
 	if state == api.Idle && s.runningCellLocked() != nil {
 		// Front ends show the last status, whatever its parent. JupyterLab asks the kernel of a reloaded notebook on control
 		// whether it debugs. Without this status it would then show a computing kernel as idle.
-		s.log.Append(everyone, s.presentStatusLocked(), true)
+		s.log.Append(allSessions, s.presentStatusLocked(), true)
 	}
 }
 

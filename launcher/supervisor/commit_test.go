@@ -20,23 +20,20 @@ func TestSupervisor_CommitTellsWhatChanged(t *testing.T) {
 		change              func(*Supervisor)
 		streams, use, saved bool
 	}{
-		{"a look", func(*Supervisor) {}, false, false, false},
+		{"no change", func(*Supervisor) {}, false, false, false},
 		{"a reason", func(s *Supervisor) { s.reason = "x" }, true, false, false},
 		{"a state", func(s *Supervisor) { s.clock.Reset(api.Busy) }, true, true, true},
 		{"a missed heartbeat", func(s *Supervisor) { s.heartbeatMissed = true }, true, false, false},
-		{"the wish to keep it", func(s *Supervisor) { s.keepUntil = now }, true, true, true},
+		{"keep until", func(s *Supervisor) { s.keepUntil = now }, true, true, true},
 		{"a request", func(s *Supervisor) { s.addRequestLocked(&requests.Request{ID: "1", Type: "execute_request"}) }, false,
 			true, true},
-		{"the begin of a request", func(s *Supervisor) { s.clock.Observe("status", cell, api.Busy) }, true, true, false},
+		{"the beginning of a request", func(s *Supervisor) { s.clock.Observe("status", cell, api.Busy) }, true, true, false},
 		{"output", func(s *Supervisor) { s.clock.Observe("stream", jupyter.Header{}, "") }, true, false, false},
 		{"use", func(s *Supervisor) { s.computes = true }, false, true, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := New(
-				api.Config{LogLimit: 1 << 20, Cull: api.Cull{IdleTimeout: time.Hour}},
-				"test",
-				slog.New(slog.DiscardHandler),
-			)
+			cfg := api.Config{LogLimit: 1 << 20, Cull: api.Cull{IdleTimeout: time.Hour}}
+			s := New(cfg, "test", slog.New(slog.DiscardHandler))
 			s.now = func() time.Time { return now }
 			s.stateFile = savedstate.NewFile(t.TempDir())
 			change := s.change
@@ -79,17 +76,17 @@ func TestSupervisor_CommitOfActivity(t *testing.T) {
 		return change != s.change
 	}
 	if !woken(true) {
-		t.Error("the first output is not told")
+		t.Error("the first output is not reported")
 	}
 	now = now.Add(activityPause / 2)
 	if woken(true) || woken(false) {
-		t.Error("output is told twice in a second")
+		t.Error("output is reported twice in a second")
 	}
 	now = now.Add(activityPause / 2)
 	if !woken(false) {
-		t.Error("what was held back is never told")
+		t.Error("output is never reported")
 	}
 	if woken(false) {
-		t.Error("nothing is told")
+		t.Error("nothing is reported")
 	}
 }

@@ -28,12 +28,12 @@ func TestSupervisor_Counts(t *testing.T) {
 	c.result(c.send(jupyter.Control, "debug_request", map[string]any{}, buffer))
 	st, _ = r.s.currentStatus()
 	b, err := json.Marshal(st)
-	var told api.Status
+	var decoded api.Status
 	if err == nil {
-		err = json.Unmarshal(b, &told)
+		err = json.Unmarshal(b, &decoded)
 	}
-	if err != nil || told.Counts != st.Counts {
-		t.Errorf("told %+v of %+v: %v", told.Counts, st.Counts, err)
+	if err != nil || decoded.Counts != st.Counts {
+		t.Errorf("decoded %+v of %+v: %v", decoded.Counts, st.Counts, err)
 	}
 	n := st.Counts
 	if shell := n.ToKernel[0]; shell[0] != 1 || shell[1] < 100 || shell[1] > 10_000 {
@@ -70,19 +70,18 @@ func TestSupervisor_CountsLoss(t *testing.T) {
 		c.result(c.execute("print 500"))
 	}
 	if st, _ := r.s.currentStatus(); st.Counts.LogEvicted == 0 || st.Counts.LogLost != 0 {
-		t.Errorf("%d messages were let go, %d missed by nobody", st.Counts.LogEvicted, st.Counts.LogLost)
+		t.Errorf("%d messages were evicted, and %d count as missed", st.Counts.LogEvicted, st.Counts.LogLost)
 	}
 	back := r.dial(dialOption{session: "ann"})
-	told := back.collect(
-		"the loss",
-		func(g got) bool { return strings.Contains(g.text(), "messages of output are missing") },
-	)
+	notices := back.collect("the loss", func(g got) bool {
+		return strings.Contains(g.text(), "messages of output are missing")
+	})
 	var n int64
-	text, _, _ := strings.Cut(told[len(told)-1].text(), " messages of output")
+	text, _, _ := strings.Cut(notices[len(notices)-1].text(), " messages of output")
 	if _, err := fmt.Sscan(text[strings.LastIndexAny(text, " [")+1:], &n); err != nil {
 		t.Fatalf("%v in %q", err, text)
 	}
 	if st, _ := r.s.currentStatus(); st.Counts.LogLost != n || n == 0 {
-		t.Errorf("told of %d messages, counted %d", n, st.Counts.LogLost)
+		t.Errorf("the notice counts %d messages, the status %d", n, st.Counts.LogLost)
 	}
 }

@@ -188,19 +188,12 @@ func (s *Supervisor) keep(until time.Time) error {
 	case cull.KeepLimit == 0:
 		return httpError{http.StatusForbidden, "kernels cannot be kept here"}
 	case until.After(most):
-		return httpError{
-			http.StatusForbidden,
-			fmt.Sprintf("keep_until can be at most %s from now, which is %s", cull.KeepLimit, most.UTC().Format(time.RFC3339)),
-		}
+		return httpError{http.StatusForbidden, fmt.Sprintf("keep_until can be at most %s from now, which is %s",
+			cull.KeepLimit, most.UTC().Format(time.RFC3339))}
 	case cull.MaxAge > 0 && until.After(ends):
-		return httpError{
-			http.StatusForbidden,
-			fmt.Sprintf(
-				"no kernel runs for longer than %s here: keep_until can be at most %s",
-				cull.MaxAge,
-				ends.UTC().Format(time.RFC3339),
-			),
-		}
+		return httpError{http.StatusForbidden,
+			fmt.Sprintf("no kernel runs for longer than %s here: keep_until can be at most %s",
+				cull.MaxAge, ends.UTC().Format(time.RFC3339))}
 	}
 	s.keepUntil = until.UTC()
 	return nil

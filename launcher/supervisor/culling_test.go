@@ -107,10 +107,9 @@ func TestSupervisor_CullsWhileBusy(t *testing.T) {
 }
 
 func TestSupervisor_Keep(t *testing.T) {
-	r := startSupervisor(
-		t,
-		func(c *api.Config) { c.Cull = api.Cull{IdleTimeout: time.Hour, KeepLimit: 10 * time.Hour} },
-	).ready()
+	r := startSupervisor(t, func(c *api.Config) {
+		c.Cull = api.Cull{IdleTimeout: time.Hour, KeepLimit: 10 * time.Hour}
+	}).ready()
 	for body, want := range map[string]string{
 		``: "the body is not", `{}`: "the body is not", `{"keep_until": "x"}`: "RFC 3339", `{"keep_until": 3}`: "RFC 3339",
 		`{"keep": null}`:                         "the body is not",
@@ -181,10 +180,9 @@ func TestPod_Use(t *testing.T) {
 
 // TestPod_Culled: the supervisor ends when it has culled its kernel, and both containers exit with 0.
 func TestPod_Culled(t *testing.T) {
-	p := startPod(
-		t,
-		func(c *api.Config) { c.Cull, c.DeadLinger = api.Cull{IdleTimeout: time.Second}, 100*time.Millisecond },
-	)
+	p := startPod(t, func(c *api.Config) {
+		c.Cull, c.DeadLinger = api.Cull{IdleTimeout: time.Second}, 100*time.Millisecond
+	})
 	for who, c := range map[string]*podProcess{"supervisor": p.supervisor, "child": p.child} {
 		if code := p.exitCode(c); code != 0 {
 			t.Errorf("the %s has exited with %d", who, code)
@@ -212,7 +210,7 @@ func TestCull_Processors(t *testing.T) {
 				t.Fatal("it does not compute")
 			}
 		}
-		if st := until("told", func(api.Status) bool { return true }); st.State != api.Idle {
+		if st := until("computing", func(api.Status) bool { return true }); st.State != api.Idle {
 			t.Fatalf("it is %s: %s", st.State, st.Reason)
 		}
 		for _, e := range proctree.List() {

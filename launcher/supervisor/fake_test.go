@@ -32,10 +32,10 @@ func TestMain(m *testing.M) {
 	if os.Getenv(childVariable) != "" {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 		defer stop()
-		os.Exit(
-			child.Run(ctx, child.Options{Socket: os.Getenv(childVariable), Home: os.Getenv(homeVariable), Stdout: os.Stdout,
-				Stderr: os.Stderr, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))}),
-		)
+		os.Exit(child.Run(ctx, child.Options{
+			Socket: os.Getenv(childVariable), Home: os.Getenv(homeVariable), Stdout: os.Stdout, Stderr: os.Stderr,
+			Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		}))
 	}
 	os.Exit(m.Run())
 }

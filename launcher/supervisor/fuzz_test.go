@@ -106,12 +106,8 @@ func fuzzMessage(t *testing.T, state api.State, fr framing.Framing, readOnly boo
 	}
 	s.mu.Lock()
 	if s.requests.Len() > 3 || s.requests.Pending(c.session.Number) > 3 || s.sessions.Len() != 1 {
-		t.Errorf(
-			"%d requests, %d of them of the session, %d sessions",
-			s.requests.Len(),
-			s.requests.Pending(c.session.Number),
-			s.sessions.Len(),
-		)
+		t.Errorf("%d requests, %d of them of the session, %d sessions",
+			s.requests.Len(), s.requests.Pending(c.session.Number), s.sessions.Len())
 	}
 	for r := range s.requests.Open() {
 		if !json.Valid(r.Header) || len(r.Header) > framing.MaxHeader {
@@ -168,21 +164,18 @@ func FuzzREST(f *testing.F) {
 			return // the answer lasts
 		}
 		logged := &bytes.Buffer{}
-		s := New(
-			api.Config{KernelID: testKernelID, LogLimit: 1 << 20, Cull: api.Cull{KeepLimit: time.Hour}},
-			"test",
-			loggerTo(logged),
-		)
+		cfg := api.Config{KernelID: testKernelID, LogLimit: 1 << 20, Cull: api.Cull{KeepLimit: time.Hour}}
+		s := New(cfg, "test", loggerTo(logged))
 		s.endClients("test")
 		w := &deadlineWriter{header: http.Header{}, status: http.StatusOK}
 		s.Handler().ServeHTTP(w, r)
 		text := w.body.String()
-		var told struct{ Reason, Message string }
+		var answer struct{ Reason, Message string }
 		switch {
 		case w.status >= 500 && w.status != http.StatusServiceUnavailable:
 			t.Errorf("%s %s %s: got %d %s, log %s", method, path, body, w.status, text, logged)
 		case w.status >= 400:
-			if err := json.Unmarshal([]byte(text), &told); err != nil || told.Reason == "" || told.Message == "" {
+			if err := json.Unmarshal([]byte(text), &answer); err != nil || answer.Reason == "" || answer.Message == "" {
 				t.Errorf("%s %s %s: got %d %s", method, path, body, w.status, text)
 			}
 		}

@@ -11,13 +11,8 @@ import (
 )
 
 func numbered(n, size int) jupyter.Message {
-	return jupyter.New(
-		jupyter.IOPub,
-		"stream",
-		"s",
-		nil,
-		map[string]string{"n": strconv.Itoa(n), "pad": strings.Repeat("x", size)},
-	)
+	content := map[string]string{"n": strconv.Itoa(n), "pad": strings.Repeat("x", size)}
+	return jupyter.New(jupyter.IOPub, "stream", "s", nil, content)
 }
 
 func number(t interface{ Fatalf(string, ...any) }, m *jupyter.Message) int {
@@ -82,10 +77,10 @@ func TestGate_Holders(t *testing.T) {
 	for name, steps := range map[string][]step{
 		"one does not open what another shut": {{hold, parked, false}, {release, heldNotReady, false},
 			{release, parked, true}},
-		"the first may stay longer":      {{hold, parked, false}, {release, parked, false}, {release, heldNotReady, true}},
-		"holding twice is holding once":  {{hold, heldNotReady, false}, {release, heldNotReady, true}},
-		"a stranger opens nothing":       {{release, parked, false}, {release, heldNotReady, true}},
-		"an open gate can be shut again": {{release, heldNotReady, true}, {hold, parked, false}, {release, parked, true}},
+		"the first may stay longer":       {{hold, parked, false}, {release, parked, false}, {release, heldNotReady, true}},
+		"holding twice is holding once":   {{hold, heldNotReady, false}, {release, heldNotReady, true}},
+		"an unknown holder opens nothing": {{release, parked, false}, {release, heldNotReady, true}},
+		"an open gate can be shut again":  {{release, heldNotReady, true}, {hold, parked, false}, {release, parked, true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newGate(heldNotReady)

@@ -20,7 +20,7 @@ const silentReason = "the kernel's process does not respond: it may be stopped, 
 // kernel whose heartbeat is broken still works, and is not ended.
 func (b *bridge) keepBeating(ctx context.Context) {
 	h := zeromq.Heartbeat{Endpoint: b.hb, Interval: b.beat, Limits: bridgeLimits,
-		Answered: func(asked time.Time) (missed func()) { return b.beaten(b, asked) },
+		Answered: func(asked time.Time) (missed func()) { return b.answered(b, asked) },
 		Failed: func(err error) {
 			b.complain("heartbeat", "kernel's heartbeat cannot be reached", logkey.Err, err)
 		}}

@@ -83,7 +83,7 @@ func TestReader_Session(t *testing.T) {
 	for _, c := range []*client{reader, other} {
 		for _, g := range c.result(c.send(jupyter.Shell, "kernel_info_request", struct{}{})) {
 			if g.msgType == "execute_reply" {
-				t.Error("somebody else got ann's reply")
+				t.Error("another client got ann's reply")
 			}
 		}
 	}
@@ -95,7 +95,7 @@ func TestSupervisor_MalformedHeader(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	for name, header := range map[string]string{
 		"brackets that do not match": `{"msg_id":"x","msg_type":"execute_request","e":[}}`,
-		"a value that is none":       `{"msg_id":"x","msg_type":"execute_request","e":bogus}`,
+		"an unknown value":           `{"msg_id":"x","msg_type":"execute_request","e":bogus}`,
 		"far too long":               `{"msg_id":"x","msg_type":"execute_request","e":"` + strings.Repeat("x", 1<<20) + `"}`,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -182,15 +182,15 @@ func TestSession_RestartIsAFloor(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.activateLocked(c)
-	old := s.log.Append(everyone, numbered(1, 1), false)
-	s.log.Append(everyone, numbered(2, 1), false)
+	old := s.log.Append(allSessions, numbered(1, 1), false)
+	s.log.Append(allSessions, numbered(2, 1), false)
 	s.beginLife(nil, &operation{})
 	tail := s.log.Tail()
 	c.attachment.Acknowledge(old)
 	if got := c.session.Resume(); got != tail {
 		t.Errorf("session resumes at %v, the new life begins behind %v", got, tail)
 	}
-	later := s.log.Append(everyone, numbered(3, 1), false)
+	later := s.log.Append(allSessions, numbered(3, 1), false)
 	c.attachment.Acknowledge(later)
 	if got := c.session.Resume(); got != later {
 		t.Errorf("session resumes at %v, want %v", got, later)
@@ -204,7 +204,7 @@ func TestConn_PongInAFlood(t *testing.T) {
 	c.result(c.execute("print 1"))
 	const entries = 10000
 	for n := range entries {
-		r.s.log.Append(everyone, numbered(n, 1000), false)
+		r.s.log.Append(allSessions, numbered(n, 1000), false)
 	}
 	if err := c.ws.WriteControl(websocket.PingMessage, []byte("x"), time.Now().Add(time.Second)); err != nil {
 		t.Fatal(err)
@@ -363,8 +363,8 @@ func TestSupervisor_BadFrames(t *testing.T) {
 	for name, frame := range map[string]string{
 		"not masked": "\x81\x02{}", "a reserved bit": "\xc1\x82" + mask + "{}", "a reserved kind": "\x83\x80" + mask,
 		"a ping that is too long": "\x89\xfe\x00\x80" + mask, "the rest of nothing": "\x80\x80" + mask,
-		"within a message":       "\x01\x81" + mask + "{" + "\x81\x81" + mask + "}",
-		"more than there can be": "\x81\xff\xff\xff\xff\xff\xff\xff\xff\xff" + mask,
+		"within a message":     "\x01\x81" + mask + "{" + "\x81\x81" + mask + "}",
+		"an impossible length": "\x81\xff\xff\xff\xff\xff\xff\xff\xff\xff" + mask,
 	} {
 		for _, behind := range []string{"", strings.Repeat("x", 100<<10)} {
 			c := r.dial(dialOption{session: "bad"})

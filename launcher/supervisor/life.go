@@ -89,15 +89,9 @@ func (s *Supervisor) runLife(ctx context.Context, op *operation) outcome {
 	}
 	s.logger.Info("kernel started", logkey.Epoch, s.epoch, logkey.PID, proc.PID(), logkey.Adopted, adopted)
 	l := &life{
-		s:        s,
-		proc:     proc,
-		ep:       c.Endpoints,
-		signer:   c.Signer,
-		next:     make(chan *bridge, 1),
-		slow:     time.NewTimer(s.slowStart),
-		proof:    time.NewTimer(s.slowStart),
-		nextLook: time.NewTimer(0),
-		meter:    meter{load: activity.NewLoad(&s.cfg.Cull)},
+		s: s, proc: proc, ep: c.Endpoints, signer: c.Signer, next: make(chan *bridge, 1),
+		slow: time.NewTimer(s.slowStart), proof: time.NewTimer(s.slowStart), nextLook: time.NewTimer(0),
+		meter: meter{load: activity.NewLoad(&s.cfg.Cull)},
 	}
 	l.proof.Stop()
 	if !activity.Ends(&s.cfg.Cull) {
@@ -116,9 +110,9 @@ func (s *Supervisor) runLife(ctx context.Context, op *operation) outcome {
 }
 
 // launch starts the kernel's process, or adopts the one that an earlier supervisor has started.
-func (s *Supervisor) launch(
-	ctx context.Context,
-) (c connectionfile.Connection, p kernelProcess, adopted bool, err error) {
+func (s *Supervisor) launch(ctx context.Context) (
+	c connectionfile.Connection, p kernelProcess, adopted bool, err error,
+) {
 	if s.container != nil {
 		return s.launchRemote(ctx)
 	}
@@ -128,11 +122,10 @@ func (s *Supervisor) launch(
 	if err := atomicfile.Write(s.cfg.ConnectionFile, c.File); err != nil {
 		return c, nil, false, fmt.Errorf("connection file: %w", err)
 	}
-	own, err := process.Start(
-		process.Options{KernelID: s.cfg.KernelID, Argv: process.Command(s.cfg.Argv, s.cfg.ConnectionFile),
-			Env: s.cfg.Env, WorkingDir: s.cfg.WorkingDir, GPUSeen: func(*process.Process) { poke(s.useChanged) },
-			Logger: s.logger},
-	)
+	own, err := process.Start(process.Options{
+		KernelID: s.cfg.KernelID, Argv: process.Command(s.cfg.Argv, s.cfg.ConnectionFile), Env: s.cfg.Env,
+		WorkingDir: s.cfg.WorkingDir, GPUSeen: func(*process.Process) { poke(s.useChanged) }, Logger: s.logger,
+	})
 	if err != nil {
 		return c, nil, false, err
 	}

@@ -62,17 +62,14 @@ func (s *Supervisor) announceGapsLocked() bool {
 	return s.bridge.gaps.Open()
 }
 
-// announceLossLocked shows everyone how many messages were lost, in the cell whose request has the given header.
+// announceLossLocked shows all sessions how many messages were lost, in the cell whose request has the given header.
 func (s *Supervisor) announceLossLocked(cell string, header []byte, n uint64) {
 	what := "1 message was"
 	if n > 1 {
 		what = strconv.FormatUint(n, 10) + " messages were"
 	}
-	s.log.Append(
-		everyone,
-		s.noticeLocked(header, "%s lost inside the kernel: it produced them faster than it could send them.", what),
-		true,
-	)
+	m := s.noticeLocked(header, "%s lost inside the kernel: it produced them faster than it could send them.", what)
+	s.log.Append(allSessions, m, true)
 	for _, r := range s.requests.ByID(cell) {
 		r.LossAnnounced = true
 	}
@@ -130,14 +127,9 @@ func (s *Supervisor) endLostIdlesLocked() (more bool) {
 			continue
 		}
 		if r.Session != noSession && r.Executes() && !r.LossAnnounced {
-			s.log.Append(
-				everyone,
-				s.noticeLocked(
-					r.Header,
-					"Output of this cell was lost inside the kernel: it was produced faster than the kernel could send it.",
-				),
-				true,
-			)
+			m := s.noticeLocked(r.Header, "Output of this cell was lost inside the kernel: it was produced faster than the "+
+				"kernel could send it.")
+			s.log.Append(allSessions, m, true)
 		}
 		s.abortLocked(r, "", "", "")
 	}

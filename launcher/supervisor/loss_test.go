@@ -47,7 +47,7 @@ func TestSupervisor_LostOutput(t *testing.T) {
 	}
 }
 
-// TestFindGaps_ReplyFirst: a reply that overtakes all output of its cell finds the gap, and the gap belongs to that cell.
+// TestFindGaps_ReplyFirst: a reply that overtakes all output of its cell finds the gap. The gap belongs to that cell.
 func TestFindGaps_ReplyFirst(t *testing.T) {
 	i := newIdling(t, api.Cull{})
 	c := i.connects("ann")

@@ -60,13 +60,8 @@ func (g *fakeGPUs) say(text string) {
 // used sets an output in which one GPU computes all the time, and a process has a part of that.
 func (g *fakeGPUs) used(pid int, part float64) {
 	g.t.Helper()
-	g.say(
-		fmt.Sprintf(
-			`{"seconds": 0.5, "devices": [{"uuid": "GPU-1", "use": 1, "processes": [{"pid": %d, "use": %g}]}]}`,
-			pid,
-			part,
-		),
-	)
+	g.say(fmt.Sprintf(
+		`{"seconds": 0.5, "devices": [{"uuid": "GPU-1", "use": 1, "processes": [{"pid": %d, "use": %g}]}]}`, pid, part))
 }
 
 // looks waits until ekg-gpu was run n times more.
@@ -83,7 +78,7 @@ func (g *fakeGPUs) looks(n int) {
 	defer tick.Stop()
 	for deadline := time.Now().Add(testLimit); size() < want; <-tick.C {
 		if time.Now().After(deadline) {
-			g.t.Fatal("nobody looks")
+			g.t.Fatal("GPUs are not measured")
 		}
 	}
 }
@@ -101,7 +96,7 @@ func TestCull_GPUs(t *testing.T) {
 		t.Helper()
 		g.used(leader, 0.06)
 		g.looks(looks)
-		if st := until("told", func(api.Status) bool { return true }); st.State != api.Idle {
+		if st := until("computing", func(api.Status) bool { return true }); st.State != api.Idle {
 			t.Fatalf("it is %s: %s", st.State, st.Reason)
 		}
 		g.used(os.Getpid(), 1)
@@ -179,7 +174,7 @@ func TestCull_GPUs(t *testing.T) {
 		}
 		st, _ := r.s.currentStatus()
 		killProcess(t, st.KernelPID)
-		r.until("started anew", func(st api.Status) bool { return st.State == api.Idle && st.Epoch > 1 })
+		r.until("restarted", func(st api.Status) bool { return st.State == api.Idle && st.Epoch > 1 })
 		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
 			t.Errorf("the program of the life before is there: %v", err)
 		}
@@ -192,11 +187,11 @@ func TestCull_GPUs(t *testing.T) {
 // measured is a kernelProcess that can only be measured.
 type measured struct {
 	kernelProcess
-	use   process.Use
-	asked []process.GPULook
+	use       process.Use
+	requested []process.GPULook
 }
 
-func (m *measured) Measure(look process.GPULook) { m.asked = append(m.asked, look) }
+func (m *measured) Measure(look process.GPULook) { m.requested = append(m.requested, look) }
 func (m *measured) Used() process.Use            { return m.use }
 
 // sees sets the result of a look at GPUs.
@@ -214,11 +209,11 @@ func TestLife_Measure(t *testing.T) {
 		i.s.cfg.GPUProgram, i.s.logger = "/ekg-gpu", loggerTo(&logged)
 		p := &measured{}
 		l := &life{s: i.s, proc: p, meter: meter{load: activity.NewLoad(&i.s.cfg.Cull)}}
-		step := func(after, next time.Duration, asked int, computes bool) {
+		step := func(after, next time.Duration, requested int, computes bool) {
 			t.Helper()
 			time.Sleep(after)
-			if got := l.measure(); got != next || len(p.asked) != asked || i.s.computes != computes {
-				t.Errorf("next in %v, was asked %d times, computes %v", got, len(p.asked), i.s.computes)
+			if got := l.measure(); got != next || len(p.requested) != requested || i.s.computes != computes {
+				t.Errorf("next in %v, requested %d times, computes %v", got, len(p.requested), i.s.computes)
 			}
 		}
 		step(0, minute, 1, true) // not measured yet
@@ -226,7 +221,7 @@ func TestLife_Measure(t *testing.T) {
 		p.sees(0.5, "")
 		step(0, 50*time.Second, 1, true)
 		time.Sleep(time.Second)
-		p.sees(0, "what a child says unasked")
+		p.sees(0, "what a child says unrequested")
 		step(0, 49*time.Second, 1, true)
 		for n := range 3 { // one quiet look, or a failed one, between others
 			step(49*time.Second, minute, 2+2*n, true)
@@ -246,11 +241,11 @@ func TestLife_Measure(t *testing.T) {
 		if at := i.s.clock.Idle().LongWork; !at.Equal(i.s.now()) {
 			t.Errorf("it has worked until %v", at)
 		}
-		if n := strings.Count(logged.String(), "level=WARN"); n != 3 || strings.Contains(logged.String(), "unasked") {
+		if n := strings.Count(logged.String(), "level=WARN"); n != 3 || strings.Contains(logged.String(), "unrequested") {
 			t.Errorf("the log has %d warnings:\n%s", n, logged.String())
 		}
-		if look := (process.GPULook{Program: "/ekg-gpu", For: gpuLookTime}); p.asked[0] != look {
-			t.Errorf("it is asked for %+v", p.asked[0])
+		if look := (process.GPULook{Program: "/ekg-gpu", For: gpuLookTime}); p.requested[0] != look {
+			t.Errorf("requested %+v", p.requested[0])
 		}
 		// Nothing is measured if no limit depends on it.
 		p = &measured{}

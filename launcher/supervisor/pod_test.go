@@ -62,8 +62,8 @@ func TestPod_Interrupt(t *testing.T) {
 // the kernel is started in the next container.
 func TestPod_ContainerKilled(t *testing.T) {
 	for name, tc := range map[string]struct {
-		told string
-		want string
+		reported string
+		want     string
 	}{
 		"the cluster gives a reason": {"the kernel's container was killed because it ran out of memory (limit 512 MiB)",
 			"The kernel died: the kernel's container was killed because it ran out of memory (limit 512 MiB)"},
@@ -75,9 +75,9 @@ func TestPod_ContainerKilled(t *testing.T) {
 			id := c.execute("echo before\nsleep 1h")
 			c.collect("output", func(g got) bool { return strings.HasPrefix(g.text(), "before") })
 			p.child.kill()
-			if tc.told != "" {
+			if tc.reported != "" {
 				if err := p.client().SetWaiting(t.Context(),
-					api.Waiting{Class: api.DiedClass, Text: tc.told, Version: 7}); err != nil {
+					api.Waiting{Class: api.DiedClass, Text: tc.reported, Version: 7}); err != nil {
 					t.Fatal(err)
 				}
 			}

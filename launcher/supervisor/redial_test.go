@@ -1,7 +1,6 @@
 package supervisor
 
 import (
-	"context"
 	"strings"
 	"syscall"
 	"testing"
@@ -109,15 +108,10 @@ func TestRedial_NewIdentity(t *testing.T) {
 	b := r.currentBridge()
 	identity := r.breakConnections()
 	_ = b.sockets[jupyter.Control].Close()
-	// Somebody takes the identity before the supervisor comes back, like a connection whose end the kernel has not seen.
+	// Another peer takes the identity before the supervisor reconnects. The kernel sees the same if it has not noticed the
+	// end of a connection.
 	for _, ch := range []jupyter.Channel{jupyter.Shell, jupyter.Control} {
-		squatter, err := zeromq.Dial(
-			context.Background(),
-			r.endpoints()[ch],
-			zeromq.Dealer,
-			[]byte(identity),
-			zeromq.Limits{},
-		)
+		squatter, err := zeromq.Dial(t.Context(), r.endpoints()[ch], zeromq.Dealer, []byte(identity), zeromq.Limits{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -166,10 +160,8 @@ func TestRedial_KernelGone(t *testing.T) {
 	r.until("busy", func(st api.Status) bool { return st.State == api.Busy })
 	r.breakConnections()
 	r.until("explained", func(st api.Status) bool { return strings.Contains(st.Reason, "connection to the kernel broke") })
-	if reply, _ := find(c.result(cell), "execute_reply", cell); jupyter.StringField(
-		reply.Content,
-		"ename",
-	) != "ConnectionLost" {
+	reply, _ := find(c.result(cell), "execute_reply", cell)
+	if jupyter.StringField(reply.Content, "ename") != "ConnectionLost" {
 		t.Errorf("the cell was answered %s", reply.Content)
 	}
 	if status, body := r.request("POST", "/restart", ""); status != 200 {

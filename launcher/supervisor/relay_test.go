@@ -90,7 +90,7 @@ func TestRelay_Cursors(t *testing.T) {
 		})
 	}
 	r.t = t
-	t.Run("of a life before a restart that was asked for", func(t *testing.T) {
+	t.Run("of a life before a requested restart", func(t *testing.T) {
 		if status, body := r.request("POST", "/restart", "{}"); status != http.StatusOK {
 			t.Fatalf("restart: %d %s", status, body)
 		}

@@ -13,8 +13,8 @@ const (
 	idleGrace      = 5 * time.Second // silence after a reply before a missing idle counts as lost
 )
 
-// everyone addresses an entry of the log to all sessions.
-const everyone = 0
+// allSessions addresses an entry of the log to all sessions.
+const allSessions = 0
 
 // noSession is the session number of requests whose session has ended.
 const noSession = 0

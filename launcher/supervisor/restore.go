@@ -123,7 +123,8 @@ func (s *Supervisor) restoreRequestsLocked(
 	return cells
 }
 
-// announceRestoreLocked shows each restored session that output is lost, in its running or waiting cell or its last one.
+// announceRestoreLocked shows each restored session that output is lost: in its running or waiting cell, else in its
+// last one.
 func (s *Supervisor) announceRestoreLocked(restored map[string]*session.Session, cells map[uint64][]byte, lives bool) {
 	kernel := "The kernel still runs and has its variables"
 	if !lives {

@@ -66,9 +66,9 @@ func (s *Supervisor) logRequest(r *http.Request, err error, took time.Duration) 
 	if r.Method != http.MethodPost && r.Method != http.MethodDelete {
 		return
 	}
-	args := []any{"method", r.Method, "route", r.Pattern, "request", requestID(r), "took", took}
+	args := []any{logkey.Method, r.Method, logkey.Route, r.Pattern, logkey.Request, requestID(r), logkey.Took, took}
 	if err != nil {
-		args = append(args, "err", err)
+		args = append(args, logkey.Err, err)
 	}
 	s.logger.Info("request", args...)
 }
@@ -120,17 +120,8 @@ func (s *Supervisor) fail(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.Is(err, errOver):
 		known = httpError{http.StatusNotFound, err.Error()}
 	default:
-		s.logger.Error(
-			"request failed",
-			logkey.Method,
-			r.Method,
-			logkey.Route,
-			r.Pattern,
-			logkey.Request,
-			requestID(r),
-			logkey.Err,
-			err,
-		)
+		s.logger.Error("request failed", logkey.Method, r.Method, logkey.Route, r.Pattern,
+			logkey.Request, requestID(r), logkey.Err, err)
 		known = httpError{http.StatusInternalServerError, "the supervisor could not do this; its log says why"}
 	}
 	writeJSON(w, known.status, map[string]string{"reason": http.StatusText(known.status), "message": known.text})

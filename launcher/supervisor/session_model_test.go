@@ -68,10 +68,10 @@ func TestSession_Model(t *testing.T) {
 		var conns []*modelConn
 		anonymous := 0
 
-		say := func(to *session.Session) {
+		send := func(to *session.Session) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			number := uint64(everyone)
+			number := uint64(allSessions)
 			if to != nil {
 				number = to.Number
 			}
@@ -160,9 +160,9 @@ func TestSession_Model(t *testing.T) {
 				sess.conns = append(sess.conns, m)
 				conns = append(conns, m)
 			},
-			"the kernel says": func(t *rapid.T) { say(nil) },
+			"the kernel says": func(t *rapid.T) { send(nil) },
 			"the kernel answers": func(t *rapid.T) {
-				say(pick(t).session.s)
+				send(pick(t).session.s)
 			},
 			"read": func(t *rapid.T) {
 				m := pick(t)
@@ -218,7 +218,7 @@ func TestSession_Model(t *testing.T) {
 				s.mu.Unlock()
 				activate(m)
 			},
-			"a restart that was asked for": func(t *rapid.T) {
+			"a requested restart": func(t *rapid.T) {
 				rarely(t)
 				s.beginLife(nil, &operation{})
 				s.mu.Lock()
@@ -238,11 +238,8 @@ func TestSession_Model(t *testing.T) {
 				h := jupyter.Header{MsgID: jupyter.NewID(), MsgType: "execute_request"}
 				s.mu.Lock()
 				defer s.mu.Unlock()
-				r := s.registerLocked(
-					m.c.session,
-					&jupyter.Message{Channel: jupyter.Shell, Header: []byte(`{"msg_id":"` + h.MsgID + `"}`)},
-					h,
-				)
+				raw := &jupyter.Message{Channel: jupyter.Shell, Header: []byte(`{"msg_id":"` + h.MsgID + `"}`)}
+				r := s.registerLocked(m.c.session, raw, h)
 				if rapid.Bool().Draw(t, "answered") {
 					s.finishLocked(r)
 				}

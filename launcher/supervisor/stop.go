@@ -148,7 +148,7 @@ func (s *Supervisor) withholdReplyLocked(r *requests.Request, m *jupyter.Message
 	}
 	if i.idled[r] {
 		r.Idled = true
-		s.log.Append(everyone, s.statusLocked(api.Idle, r.Header), true)
+		s.log.Append(allSessions, s.statusLocked(api.Idle, r.Header), true)
 	}
 	return false
 }

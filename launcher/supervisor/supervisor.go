@@ -7,10 +7,13 @@
 // up to which the client has everything. A connection is a cursor that moves through the log as fast as its peer reads.
 //
 // Its parts are packages. messagelog keeps messages, requests the unfinished requests, and gaps finds lost messages.
-// session keeps the clients' sessions, and connection serves their websockets. Here, client.go joins the two, bridge.go
-// holds the connections to the kernel, and life.go follows its process. activity decides when the kernel is culled. process and child run the kernel's process, here or in another container.
-// connectionfile chooses the kernel's addresses, and zeromq connects to them. flow paces websockets. logstream serves
-// the log. savedstate saves the state for a supervisor that adopts the kernel. api is shared with other programs.
+// session keeps the clients' sessions, and connection serves their websockets. activity decides when the kernel is
+// culled. process and child run the kernel's process, here or in another container. connectionfile chooses the kernel's
+// addresses, and zeromq connects to them. flow paces websockets. logstream serves the log. savedstate saves the state
+// for a supervisor that adopts the kernel. api is shared with other programs.
+//
+// This package joins them. client.go joins connections to sessions. accept.go handles the messages of clients, and
+// bridge.go those of the kernel. life.go follows the kernel's process.
 //
 // Goroutines: Serve starts the HTTP server. Run is the kernel's life. It starts the search for lost messages and, if
 // the Config has a folder for it, the goroutine that keeps the log on disk. A life starts a process, dials it in the
@@ -312,7 +315,7 @@ func (s *Supervisor) announce(state api.State, reason string) {
 		s.endRequestsLocked(&outcome{reason: reason}) // requests that came after the process had ended
 	}
 	s.showWaitingLocked()
-	s.log.Append(everyone, s.statusLocked(state, nil), true)
+	s.log.Append(allSessions, s.statusLocked(state, nil), true)
 }
 
 // sentence returns an error as the end of a sentence for the kernel's owner.
@@ -369,12 +372,9 @@ func (s *Supervisor) announceDisk(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if r := s.runningCellLocked(); r != nil {
-		s.log.Append(
-			everyone,
-			s.noticeLocked(r.Header, "The gateway's disk takes no more (%s). Output is kept in memory for now.",
-				sentence(err)),
-			true,
-		)
+		m := s.noticeLocked(r.Header, "The gateway's disk takes no more (%s). Output is kept in memory for now.",
+			sentence(err))
+		s.log.Append(allSessions, m, true)
 	}
 }
 

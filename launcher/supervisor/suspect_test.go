@@ -22,7 +22,7 @@ func (r *running) refusing(limit int, code int, session, cell string, before []g
 	all = before
 	c := r.dial(dialOption{session: session, v1: true})
 	defer func() { _ = c.ws.NetConn().Close() }()
-	c.send(jupyter.Shell, "kernel_info_request", struct{}{}) // somebody is there
+	c.send(jupyter.Shell, "kernel_info_request", struct{}{}) // so that the connection is active
 	replied := func(g got) bool { return g.parent == cell && g.msgType == "execute_reply" }
 	idle := false
 	for !slices.ContainsFunc(all, replied) || !idle { // the reply may come before the output

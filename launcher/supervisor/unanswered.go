@@ -53,11 +53,8 @@ func (s *Supervisor) markDoubtful() {
 		r.Doubtful = r.Doubtful || r.Sent.Load()
 	}
 	if r := s.runningCellLocked(); r != nil && r.Session != noSession {
-		s.log.Append(
-			r.Session,
-			s.noticeLocked(r.Header, "The connection to the kernel broke for a moment. Output of that moment is lost."),
-			true,
-		)
+		m := s.noticeLocked(r.Header, "The connection to the kernel broke for a moment. Output of that moment is lost.")
+		s.log.Append(r.Session, m, true)
 	}
 }
 
@@ -99,14 +96,11 @@ func (s *Supervisor) loseLocked(r *requests.Request, reason string) {
 // abortLocked answers one request instead of the kernel.
 func (s *Supervisor) abortLocked(r *requests.Request, status, ename, reason string) {
 	if r.Session != noSession && !r.Replied {
-		s.log.Append(
-			r.Session,
-			s.errorReplyLocked(r.Channel, r.Type, r.Header, notice.Failure{Status: status, Name: ename, Reason: reason}),
-			true,
-		)
+		f := notice.Failure{Status: status, Name: ename, Reason: reason}
+		s.log.Append(r.Session, s.errorReplyLocked(r.Channel, r.Type, r.Header, f), true)
 	}
 	if !r.Idled {
-		s.log.Append(everyone, s.statusLocked(api.Idle, r.Header), true)
+		s.log.Append(allSessions, s.statusLocked(api.Idle, r.Header), true)
 	}
 	s.clock.Done(r.ID)
 	s.finishLocked(r)
@@ -114,10 +108,7 @@ func (s *Supervisor) abortLocked(r *requests.Request, status, ename, reason stri
 
 // errorReplyLocked returns an error reply that replaces the kernel's.
 func (s *Supervisor) errorReplyLocked(
-	c jupyter.Channel,
-	requestType string,
-	header []byte,
-	f notice.Failure,
+	c jupyter.Channel, requestType string, header []byte, f notice.Failure,
 ) jupyter.Message {
 	return notice.Reply(c, requestType, s.senderSessionLocked(), header, f)
 }

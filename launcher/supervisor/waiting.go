@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -21,35 +22,34 @@ func (s *Supervisor) putWaiting(w http.ResponseWriter, r *http.Request) error {
 	if s.container == nil {
 		return httpError{http.StatusNotFound, "the kernel has no container of its own"}
 	}
-	var said api.Waiting
+	var reported api.Waiting
 	b, err := readBody(w, r, 16<<10)
 	if err == nil {
-		err = json.Unmarshal(b, &said)
+		err = json.Unmarshal(b, &reported)
 	}
-	if err != nil || said.Class != api.WaitingClass && said.Class != api.NeverClass && said.Class != api.DiedClass {
-		return httpError{
-			http.StatusBadRequest,
-			`the body is not {"class": "waiting", "never" or "died", "text": "...", "version": number}`,
-		}
+	classes := []string{api.WaitingClass, api.NeverClass, api.DiedClass}
+	if err != nil || !slices.Contains(classes, reported.Class) {
+		return httpError{http.StatusBadRequest,
+			`the body is not {"class": "waiting", "never" or "died", "text": "...", "version": number}`}
 	}
-	said.Text = api.PlainText(said.Text, waitingText)
-	s.setWaiting(said)
+	reported.Text = api.PlainText(reported.Text, waitingText)
+	s.setWaiting(reported)
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
 // setWaiting stores the cluster's report. An older version is ignored without an error.
-func (s *Supervisor) setWaiting(said api.Waiting) {
+func (s *Supervisor) setWaiting(reported api.Waiting) {
 	s.mu.Lock()
-	if said.Version <= s.waiting.Version {
+	if reported.Version <= s.waiting.Version {
 		s.mu.Unlock()
 		return
 	}
-	s.waiting = said
+	s.waiting = reported
 	s.showWaitingLocked()
 	s.mu.Unlock()
-	if said.Class == api.DiedClass && said.Text != "" {
-		s.container.SetEndReason(said.Text)
+	if reported.Class == api.DiedClass && reported.Text != "" {
+		s.container.SetEndReason(reported.Text)
 	}
 	poke(s.containerReported)
 }
@@ -154,9 +154,9 @@ func (s *Supervisor) containerFailure() string {
 }
 
 // launchRemote makes the child start the kernel, or adopts the kernel that the child runs already.
-func (s *Supervisor) launchRemote(
-	ctx context.Context,
-) (c connectionfile.Connection, p kernelProcess, adopted bool, err error) {
+func (s *Supervisor) launchRemote(ctx context.Context) (
+	c connectionfile.Connection, p kernelProcess, adopted bool, err error,
+) {
 	if !s.container.Connected() {
 		return c, nil, false, child.ErrNoContainer
 	}
@@ -175,11 +175,10 @@ func (s *Supervisor) launchRemote(
 	if c, err = connectionfile.New(&s.cfg); err != nil {
 		return c, nil, false, err
 	}
-	r, err := s.container.Start(
-		ctx,
-		child.StartOptions{KernelID: s.cfg.KernelID, Argv: s.cfg.Argv, ImageKernelspec: s.cfg.ImageKernelspec,
-			Env: s.cfg.Env, WorkingDir: s.cfg.WorkingDir, ConnectionFile: c.File},
-	)
+	r, err := s.container.Start(ctx, child.StartOptions{
+		KernelID: s.cfg.KernelID, Argv: s.cfg.Argv, ImageKernelspec: s.cfg.ImageKernelspec,
+		Env: s.cfg.Env, WorkingDir: s.cfg.WorkingDir, ConnectionFile: c.File,
+	})
 	if err != nil {
 		return c, nil, false, err
 	}

@@ -56,7 +56,7 @@ func TestPod_Waiting(t *testing.T) {
 	if st := p.until("idle", func(st api.Status) bool { return st.State == api.Idle }); st.Reason != "" {
 		t.Errorf("status is %+v", st)
 	}
-	t.Run("refused", func(t *testing.T) {
+	t.Run("rejected", func(t *testing.T) {
 		for _, body := range []string{"", "{}", `{"class":"x","text":"","version":9}`,
 			`{"class":"died","text":"","version":-1}`,
 			`{"class":"died","text":"","version":"x"}`} {

@@ -43,7 +43,7 @@ var idleSettings = []group{
 			Name: "cull-gpu", Env: []string{"EKG_CULL_GPU"}, def: "0",
 			value: number(func(s *Settings) *float64 { return &s.CullGPU }),
 			Usage: "GPUs in use, for example 0.05, above which a kernel counts as busy; 0: GPUs are not measured. NVIDIA's " +
-				"driver is asked for at most 10 seconds of each interval",
+				"driver is queried for at most 10 seconds of each interval",
 		},
 		{
 			Name: "cull-activity", Env: []string{"EKG_CULL_ACTIVITY"},

@@ -51,10 +51,12 @@ func FuzzSettings(f *testing.F) {
 	for _, text := range texts {
 		f.Add(uint8(0), text, "", "")
 	}
-	for _, text := range []string{"listen: 127.0.0.1:1", "listen: [", "- a", "listen: {a: b}", "listen: ~",
-		"listen: 1\nlisten: 2", "a: &a [*a]\nallow-origin: *a", "\"a\\n\\e[31m\": 1", "token: \"\\e[31m\"", "---\n---\n",
-		"\xff", "\x00", "config: x", "no-auth: yes", "allow-host: [a, [b]]", "? [x]\n: y", "!!binary x: y", "&a a: *a",
-		"default-kernel: !!binary /w=="} {
+	for _, text := range []string{
+		"listen: 127.0.0.1:1", "listen: [", "- a", "listen: {a: b}", "listen: ~", "listen: 1\nlisten: 2",
+		"a: &a [*a]\nallow-origin: *a", "\"a\\n\\e[31m\": 1", "token: \"\\e[31m\"", "---\n---\n", "\xff", "\x00",
+		"config: x", "no-auth: yes", "allow-host: [a, [b]]", "? [x]\n: y", "!!binary x: y", "&a a: *a",
+		"default-kernel: !!binary /w==",
+	} {
 		f.Add(uint8(0), "", "", text)
 	}
 	dir := f.TempDir()

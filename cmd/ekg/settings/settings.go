@@ -320,7 +320,7 @@ func (s *Settings) check() error {
 		if s.TLSCert == "" {
 			given = "tls-key"
 		}
-		refuse(given, "--tls-cert and --tls-key are only of use together")
+		refuse(given, "--tls-cert and --tls-key must be given together")
 	}
 	if s.CullIdleMax > 0 && (s.CullIdleTimeout == 0 || s.CullIdleTimeout > s.CullIdleMax) {
 		timeout := "no limit"

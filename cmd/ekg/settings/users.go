@@ -76,7 +76,7 @@ func (s *Settings) NewOIDC() (*identity.OIDC, error) {
 		return nil, nil
 	}
 	if s.OIDCAudience == "" {
-		return nil, errors.New("--oidc-audience is missing: tokens that are for others would be taken")
+		return nil, errors.New("--oidc-audience is missing: tokens for other services would be accepted")
 	}
 	return identity.NewOIDC(identity.OIDCOptions{
 		Issuer:      s.OIDCIssuer,
@@ -92,7 +92,7 @@ func (s *Settings) NewHub() (*identity.JupyterHub, error) {
 		return nil, nil
 	}
 	if s.HubService == "" {
-		return nil, errors.New("--hub-service is missing: the hub says by that name who may come here")
+		return nil, errors.New("--hub-service is missing: the hub grants access to a service by its name")
 	}
 	return identity.NewJupyterHub(s.HubAPI, s.HubService)
 }

@@ -149,7 +149,7 @@ async function sentMeanwhile(notebook, index, path) {
     equal(ran, cells.filter(i => ran.includes(i)), 'what the cells did, at most once and in order');
     for (const i of cells) if (!ran.includes(i)) equal(await notebook.prompt(i), '[*]:', `the prompt of cell ${i}, which has not run`);
     equal(notebook.dialogs, [], 'dialogs');
-    note(name, `${ran.length} of 3 run; the others show [*] for ever and nothing else tells`);
+    note(name, `${ran.length} of 3 run; the others show [*] forever, without another sign`);
   });
   await control('start');
 }

@@ -11,7 +11,7 @@ const TABS = 10;
 const pause = seconds => new Promise(resolve => setTimeout(resolve, seconds * 1000));
 
 const lab = await Lab.start();
-await check('idle tabs, and somebody who switches between them', async () => {
+await check('idle tabs while a user switches between them', async () => {
   const tabs = [];
   const ended = {}; // by kernel: when its last cell ended
   const seen = new Set();

@@ -162,11 +162,11 @@ func TestForwarder_Ends(t *testing.T) {
 	}
 	defer c.Close() //nolint:errcheck // nothing depends on it
 	if !echoes(t, c) {
-		t.Error("it does not work")
+		t.Error("the connection does not work")
 	}
 	d.Close(errTestOver)
 	if echoes(t, c) {
-		t.Error("it lives on")
+		t.Error("the connection works after Close")
 	}
 	if _, err := d.Dial(t.Context(), testPod); !errors.Is(err, errTestOver) {
 		t.Errorf("a closed dialer: got %v", err)

@@ -244,18 +244,14 @@ func (c *checker) scheduling(s *overlaySpec, at func(string) string) {
 	where := at("affinity") + ".nodeAffinity."
 	if required := s.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution; required != nil {
 		for i := range required.NodeSelectorTerms {
-			terms(
-				fmt.Sprintf("%srequiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[%d]", where, i),
-				&required.NodeSelectorTerms[i],
-			)
+			terms(fmt.Sprintf("%srequiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[%d]", where, i),
+				&required.NodeSelectorTerms[i])
 		}
 	}
 	for i := range s.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution {
 		preferred := &s.Affinity.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution[i]
-		terms(
-			fmt.Sprintf("%spreferredDuringSchedulingIgnoredDuringExecution[%d].preference", where, i),
-			&preferred.Preference,
-		)
+		terms(fmt.Sprintf("%spreferredDuringSchedulingIgnoredDuringExecution[%d].preference", where, i),
+			&preferred.Preference)
 	}
 }
 

@@ -280,7 +280,7 @@ func TestExtension_Allow(t *testing.T) {
 		}
 		problems := kernelspecs.Check(dir, "", o.Check())
 		if len(problems) == 0 {
-			t.Errorf("%s is taken", key)
+			t.Errorf("%s is accepted", key)
 		}
 		for _, p := range problems {
 			if !strings.Contains(p.Key, key) || p.Line == 0 ||

@@ -98,12 +98,8 @@ func (c *clientChecker) apply(name string, do func(name, value string)) {
 		return
 	}
 	if !slices.Contains(c.allow, name) {
-		c.refuse(
-			name,
-			"the policy does not let clients set this (%s); of the variables that change a pod it allows: %s",
-			quoted(value),
-			listOrNothing(c.allow),
-		)
+		c.refuse(name, "the policy does not let clients set this (%s); of the variables that change a pod it allows: %s",
+			quoted(value), listOrNothing(c.allow))
 		return
 	}
 	do(name, value)

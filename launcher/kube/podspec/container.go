@@ -87,12 +87,8 @@ func (c *checker) resources(where string, r *corev1.ResourceRequirements) {
 		case ok && q.Cmp(limit) > 0:
 			c.refuse(where+".requests."+string(name), "%s is more than the limit of %s", q.String(), limit.String())
 		case ok && isWholeOnly(string(name)) && q.Cmp(limit) != 0:
-			c.refuse(
-				where+".requests."+string(name),
-				"%s is not equal to the limit of %s, as this resource requires",
-				q.String(),
-				limit.String(),
-			)
+			c.refuse(where+".requests."+string(name), "%s is not equal to the limit of %s, as this resource requires",
+				q.String(), limit.String())
 		}
 	}
 	for i, claim := range r.Claims {

@@ -195,11 +195,11 @@ func TestClient_NoRoot(t *testing.T) {
 	}
 	pod, err := build(free, "KERNEL_UID", "0")
 	if err != nil || *kernelOf(pod).SecurityContext.RunAsUser != 0 {
-		t.Errorf("0 is allowed and not taken: %v", err)
+		t.Errorf("0 is allowed, but rejected: %v", err)
 	}
 	if _, err := build(strict, "KERNEL_UID", "0"); err == nil ||
 		!strings.Contains(err.Error(), "the policy does not let kernels run as root") {
-		t.Errorf("nobody may be root: got %v", err)
+		t.Errorf("no kernel may run as root: got %v", err)
 	}
 	if pod, err = build(strict, "KERNEL_A", "0"); err != nil || !*kernelOf(pod).SecurityContext.RunAsNonRoot {
 		t.Errorf("the image's user may be root: %v", err)

@@ -187,7 +187,7 @@ func TestBuild_Consequences(t *testing.T) {
 		cfg := configOf(t, pod)
 		if grace := time.Duration(*pod.Spec.TerminationGracePeriodSeconds) * time.Second; 2*cfg.StopGrace+
 			2*time.Second > grace || cfg.TerminationGrace != grace || cfg.StopGrace <= 0 {
-			t.Errorf("grace %s, told %s, stop %s", grace, cfg.TerminationGrace, cfg.StopGrace)
+			t.Errorf("the pod's grace is %s, the supervisor's %s, its stop grace %s", grace, cfg.TerminationGrace, cfg.StopGrace)
 		}
 	})
 	t.Run("capabilities stay dropped", func(t *testing.T) {
@@ -254,7 +254,7 @@ func TestBuild_Failures(t *testing.T) {
 	o.KernelImage = "default"
 	if pod, err := Build(o, launcher.Request{ID: testID, Spec: kernelspecs.Spec{Name: "a", Argv: []string{"x"}}},
 		testRecord("a")); err != nil || kernelOf(pod).Image != "default" {
-		t.Errorf("the default image is not taken: %v", err)
+		t.Errorf("the default image is not used: %v", err)
 	}
 }
 
@@ -318,7 +318,7 @@ func TestBuild_Cull(t *testing.T) {
 		var cfg api.Config
 		if err := json.Unmarshal([]byte(pod.Spec.Containers[0].Env[0].Value), &cfg); err != nil || cfg.GPUProgram != want ||
 			(cfg.Cull.GPU > 0) != (want != "") {
-			t.Errorf("%s: it is told %q and %g, %v", ekg, cfg.GPUProgram, cfg.Cull.GPU, err)
+			t.Errorf("%s: the supervisor gets %q and %g, %v", ekg, cfg.GPUProgram, cfg.Cull.GPU, err)
 		}
 	}
 }

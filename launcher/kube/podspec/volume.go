@@ -15,12 +15,8 @@ import (
 func (c *checker) volume(where string, v *corev1.Volume) {
 	kind, n := volumeKind(v.VolumeSource)
 	if n != 1 {
-		c.refuse(
-			where,
-			"%s has %d kinds of source; it must have exactly one (an empty volume is written as emptyDir)",
-			quoted(v.Name),
-			n,
-		)
+		c.refuse(where, "%s has %d kinds of source; it must have exactly one (an empty volume is written as emptyDir)",
+			quoted(v.Name), n)
 		return
 	}
 	if !slices.Contains(c.bounds.Volumes, kind) || !slices.Contains(volumeKinds, kind) {

@@ -40,13 +40,8 @@ func (e *explanation) notTaken() Reason {
 	if long == "" {
 		return newReason(ClassWaiting, since, "its containers are being created")
 	}
-	return newReason(
-		ClassWaiting,
-		since,
-		"its node %s has not accepted it%s; the kubelet there may be down",
-		e.pod.Spec.NodeName,
-		long,
-	)
+	return newReason(ClassWaiting, since, "its node %s has not accepted it%s; the kubelet there may be down",
+		e.pod.Spec.NodeName, long)
 }
 
 // container explains one container that is not running.
@@ -229,13 +224,8 @@ func (e *explanation) restarting(s *corev1.ContainerStatus, t *corev1.ContainerS
 		return newReason(ClassWaiting, e.started(), "%s has ended; %s", containerWords(s.Name), what)
 	}
 	if (t.Reason == "StartError" || t.Reason == "ContainerCannotRun") && !isTransient(t.Message) {
-		return newReason(
-			ClassNever,
-			t.FinishedAt.Time,
-			"%s cannot be started: %s",
-			containerWords(s.Name),
-			OneLine(shortRuntime(t.Message), quoteLimit),
-		)
+		return newReason(ClassNever, t.FinishedAt.Time, "%s cannot be started: %s", containerWords(s.Name),
+			OneLine(shortRuntime(t.Message), quoteLimit))
 	}
 	return newReason(ClassWaiting, t.FinishedAt.Time, "%s; %s", containerEnd(e.pod, s.Name, t), what)
 }
@@ -257,12 +247,8 @@ func (e *explanation) creating(container string) Reason {
 		case "FailedAttachVolume":
 			return newReason(ClassWaiting, since, "its volume cannot be attached yet: %s", OneLine(said, quoteLimit))
 		case "FailedCreatePodSandBox", "FailedPodSandBoxStatus", "NetworkNotReady":
-			return newReason(
-				ClassWaiting,
-				since,
-				"its network cannot be set up yet: %s",
-				OneLine(shortSandbox(said), quoteLimit),
-			)
+			return newReason(ClassWaiting, since, "its network cannot be set up yet: %s",
+				OneLine(shortSandbox(said), quoteLimit))
 		case "Pulled", "Created", "Started", "SuccessfulAttachVolume", "Scheduled":
 			// Earlier problems are solved.
 			return newReason(ClassWaiting, since, "its containers are being created%s", e.howLong(since))

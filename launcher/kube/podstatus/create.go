@@ -80,18 +80,11 @@ func quotaReason(m []string) Reason {
 			c = ClassNever
 		}
 		in := used[name]
-		parts = append(
-			parts,
-			fmt.Sprintf("it asks for %s %s, and %s of %s are in use", want.String(), name, in.String(), limit.String()),
-		)
+		parts = append(parts,
+			fmt.Sprintf("it asks for %s %s, and %s of %s are in use", want.String(), name, in.String(), limit.String()))
 	}
-	return newReason(
-		c,
-		time.Time{},
-		"the quota %q of its namespace does not allow it: %s",
-		OneLine(m[1], 100),
-		strings.Join(parts, "; "),
-	)
+	return newReason(c, time.Time{}, "the quota %q of its namespace does not allow it: %s", OneLine(m[1], 100),
+		strings.Join(parts, "; "))
 }
 
 func quantities(list string) map[string]resource.Quantity {

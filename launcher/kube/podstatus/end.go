@@ -101,13 +101,8 @@ func (e *explanation) takenAway() Reason {
 			"Evicted":              "it was evicted",
 			"Disrupted":            "its node is removed",
 		}
-		return newReason(
-			ClassDied,
-			timeOr(at, EventTime(event)),
-			"%s: %s",
-			texts[event.Reason],
-			OneLine(event.Message, quoteLimit),
-		)
+		return newReason(ClassDied, timeOr(at, EventTime(event)), "%s: %s", texts[event.Reason],
+			OneLine(event.Message, quoteLimit))
 	}
 	return Reason{}
 }

@@ -41,7 +41,7 @@ func TestExplain(t *testing.T) {
 		text   string
 	}{
 		// Not scheduled.
-		{"nobody has looked at it", podOf(), nil, ClassWaiting, "it waits for the scheduler"},
+		{"no component has looked at it", podOf(), nil, ClassWaiting, "it waits for the scheduler"},
 		{"no template of a claim", podOf(), []corev1.Event{event("resource_claim", "FailedResourceClaimCreation",
 			`PodResourceClaim device: resource claim template "one": resourceclaimtemplate.resource.k8s.io "one" not found`,
 			time.Minute)}, ClassWaiting,
@@ -281,7 +281,7 @@ func TestExplain(t *testing.T) {
 			ClassDied, "it was taken away (DeletionByComet)"},
 		{"node lost", podOf(running(runs, corev1.ContainerState{}), deleted,
 			func(p *corev1.Pod) { p.Status.Reason = "NodeLost" }), nil, ClassDied, "its node n1 was lost"},
-		{"deleted by somebody", podOf(running(runs, corev1.ContainerState{}), deleted), nil, ClassDied,
+		{"deleted by another client", podOf(running(runs, corev1.ContainerState{}), deleted), nil, ClassDied,
 			"its pod was deleted"},
 		{"scaled down", podOf(running(runs, corev1.ContainerState{}), deleted), []corev1.Event{
 			event("cluster-autoscaler", "ScaleDown", "deleting pod for node scale down", time.Minute)}, ClassDied,

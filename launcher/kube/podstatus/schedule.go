@@ -20,21 +20,13 @@ func (e *explanation) unscheduled() Reason {
 	case IsUndecided(e.pod):
 		since := e.pod.CreationTimestamp.Time
 		if long := e.howLong(since); long != "" {
-			return newReason(
-				ClassWaiting,
-				since,
-				"it has waited%s for limits to admit it; no gateway decides about limits at this moment",
-				long,
-			)
+			return newReason(ClassWaiting, since,
+				"it has waited%s for limits to admit it; no gateway decides about limits at this moment", long)
 		}
 		return newReason(ClassWaiting, since, "it waits for limits to admit it")
 	case c == nil && claim != nil:
-		return newReason(
-			ClassWaiting,
-			EventTime(claim),
-			"its resource claim cannot be created: %s",
-			OneLine(claim.Message, quoteLimit),
-		)
+		return newReason(ClassWaiting, EventTime(claim), "its resource claim cannot be created: %s",
+			OneLine(claim.Message, quoteLimit))
 	case c == nil, c.Reason == corev1.PodReasonSchedulingGated && len(e.pod.Spec.SchedulingGates) == 0:
 		return newReason(ClassWaiting, e.pod.CreationTimestamp.Time, "it waits for the scheduler")
 	case c.Reason == corev1.PodReasonSchedulingGated:

@@ -128,7 +128,7 @@ var upgrader = websocket.Upgrader{
 }
 
 // Upgrade answers an upgrade request. It reports false if there is no connection to serve: the request was not
-// acceptable, which its client has been told, or Close was called.
+// acceptable, and the client has the error, or Close was called.
 func (c *Conn) Upgrade(w http.ResponseWriter, r *http.Request) bool {
 	h := &flow.Hijacker{ResponseWriter: w, Owed: c.owed}
 	ws, err := upgrader.Upgrade(h, r, nil)

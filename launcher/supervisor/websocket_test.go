@@ -1,0 +1,151 @@
+package supervisor
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/gorilla/websocket"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// TestSupervisor_BigMessages: 100 MB pass in both directions. A jupyter server gets a notice instead of a message that
+// would end its connection.
+func TestSupervisor_BigMessages(t *testing.T) {
+	size := 100_000_000
+	if raceEnabled {
+		size = 12_000_000 // the detector's shadow memory makes the full size take a minute; it runs without it, too
+	}
+	r := startSupervisor(t, func(c *api.Config) { c.LogLimit = 300 << 20 }).ready()
+	relay := r.dial(dialOption{session: "relay", header: http.Header{"User-Agent": {"Tornado/6.5"}}})
+	bothFramings(t, func(t *testing.T, v1 bool) {
+		c := r.dial(dialOption{session: fmt.Sprint("big", v1), v1: v1})
+		id := c.execute(fmt.Sprintf("big %d", size))
+		big, ok := find(c.result(id), "display_data", id)
+		if !ok || big.Size() < size {
+			t.Errorf("display data has %d bytes", big.Size())
+		}
+		c.result(c.send(jupyter.Shell, "execute_request", map[string]string{"code": "#" + strings.Repeat("x", size)}))
+		rid := relay.execute("print 1")
+		all := relay.result(rid)
+		if _, ok := find(all, "display_data", ""); ok {
+			t.Error("the relay was sent the big message")
+		}
+		if text := output(all, id); !strings.Contains(text, "display_data") {
+			t.Errorf("the relay got the text %q", text)
+		}
+	})
+}
+
+func TestSupervisor_Buffers(t *testing.T) {
+	r := startSupervisor(t, nil).ready()
+	relay := r.dial(dialOption{session: "relay", header: http.Header{"User-Agent": {"Tornado/6.5"}}})
+	relay.result(relay.execute("print 1"))
+	bothFramings(t, func(t *testing.T, v1 bool) {
+		c := r.dial(dialOption{session: fmt.Sprint("buf", v1), v1: v1})
+		id := c.execute("buffers 1000")
+		comm, _ := find(c.result(id), "comm_msg", id)
+		if len(comm.Buffers) != 1 || len(comm.Buffers[0]) != 1000 {
+			t.Errorf("%d buffers", len(comm.Buffers))
+		}
+		theirs := relay.collect("comm", func(g got) bool { return g.msgType == "comm_msg" && g.parent == id })
+		if b := theirs[len(theirs)-1].Buffers; len(b) != 0 {
+			t.Error("a binary frame went to a jupyter server")
+		}
+	})
+}
+
+func TestSupervisor_Malformed(t *testing.T) {
+	r := startSupervisor(t, nil).ready()
+	other := r.dial(dialOption{session: "other"})
+	for _, tc := range []struct {
+		name string
+		v1   bool
+		kind int
+		data string
+		code int
+	}{
+		{"text that is not JSON", false, websocket.TextMessage, "hello", websocket.CloseInvalidFramePayloadData},
+		{"binary garbage", false, websocket.BinaryMessage, "\xff\xff\xff\xff\x00", websocket.CloseInvalidFramePayloadData},
+		{"v1 with 2^62 offsets", true, websocket.BinaryMessage, "\x00\x00\x00\x00\x00\x00\x00\x40" +
+			strings.Repeat("\x00", 80), websocket.CloseInvalidFramePayloadData},
+		{"text on v1", true, websocket.TextMessage, "{}", websocket.CloseUnsupportedData},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c := r.dial(dialOption{session: "bad", v1: tc.v1})
+			if err := c.ws.WriteMessage(tc.kind, []byte(tc.data)); err != nil {
+				t.Fatal(err)
+			}
+			for {
+				if _, err := c.recv(); err != nil {
+					if !websocket.IsCloseError(err, tc.code) {
+						t.Errorf("ended with %v, want close code %d", err, tc.code)
+					}
+					break
+				}
+			}
+			other.result(other.execute("print 1"))
+		})
+	}
+}
+
+// TestSupervisor_SlowReader: a client that does not read gets every reply, and a notice of how much it missed. It costs
+// no more memory than the log's limit, and delays no other client.
+func TestSupervisor_SlowReader(t *testing.T) {
+	r := startSupervisor(t, func(c *api.Config) { c.LogLimit = 4 << 20 }).ready()
+	slow := r.dial(dialOption{session: "slow"})
+	id := slow.execute("print 1")
+	slow.result(id)
+	const displays = 40000
+	cell := slow.execute(fmt.Sprintf("flood %d", displays))
+	fast := r.dial(dialOption{session: "fast"})
+	fast.result(fast.execute("print 1")) // behind the flood on shell: when it is answered the flood is over
+	if size, limit := r.s.log.Sizes(); size > limit {
+		t.Errorf("log holds %d bytes, its limit is %d", size, limit)
+	}
+	all := slow.result(cell)
+	seen, missing := 0, 0
+	for _, g := range all {
+		if g.msgType == "display_data" {
+			seen++
+		}
+		if g.msgType == "stream" {
+			var n int
+			if _, err := fmt.Sscanf(strings.TrimPrefix(g.text(), "[ekg] "), "%d messages", &n); err == nil {
+				missing += n
+			}
+		}
+	}
+	if missing == 0 || seen == displays {
+		t.Fatalf("nothing was lost: %d seen, %d missing; the test proves nothing", seen, missing)
+	}
+	if seen+missing < displays {
+		t.Errorf("%d seen and %d announced as missing of %d", seen, missing, displays)
+	}
+}
+
+// TestSupervisor_BlackHole: a peer that vanishes silently is given up, and its session continues on another connection.
+func TestSupervisor_BlackHole(t *testing.T) {
+	r := startSupervisor(t, nil).ready()
+	hole := &stuckConn{release: make(chan struct{})}
+	c := r.dial(dialOption{session: "ann", conn: func(n net.Conn) net.Conn { hole.Conn = n; return hole }})
+	c.result(c.execute("print 1"))
+	id := c.execute("print 200")
+	r.until("idle", func(st api.Status) bool { return st.State == api.Idle && st.LogBytes > 0 })
+	back := r.dial(dialOption{session: "ann"}) // the old connection is still open
+	all := back.result(id)
+	if n := strings.Count(output(all, id), "\n"); n != 200 {
+		t.Errorf("%d of 200 lines came on the new connection", n)
+	}
+	close(hole.release)
+}
+
+// stuckConn is a client's connection; release exists to keep it open without reading.
+type stuckConn struct {
+	net.Conn
+	release chan struct{}
+}
