@@ -20,7 +20,7 @@ func TestKernels_PostRefuses(t *testing.T) {
 	g := startGateway(t, func(o *Options) { o.MaxBody = 4 << 20; o.ClientEnv = []string{"FOO"} })
 	long := strings.Repeat("x", 32<<10+1)
 	for body, want := range map[string]int{
-		`[]`: 400, `5`: 400, `"x"`: 400, `null`: 400, `{`: 400, `{} x`: 400, "\xff": 400, "{\"name\": \"\xff\"}": 400,
+		`[]`: 400, `5`: 400, `"x"`: 400, `{`: 400, `{} x`: 400, "\xff": 400, "{\"name\": \"\xff\"}": 400,
 		`{"name": 5}`: 400, `{"path": 5}`: 400, `{"kernel_id": 5}`: 400, `{"env": []}`: 400, `{"env": "x"}`: 400,
 		`{"env": {"KERNEL_X": 5}}`:                                          400,
 		`{"env": {"KERNEL_X": null}}`:                                       400,
