@@ -81,7 +81,7 @@ func TestFile_SaysWhatIsWrongAndWhere(t *testing.T) {
 func TestFile_Reload(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "users.yaml")
 	writeFile(t, path, "users:\n- name: ann\n  tokens: ['"+Hash("one")+"', '"+Hash("two")+
-		"']\n  groups: [z, y, z]\n  admin: true\n- name: nobody\n")
+		"']\n  groups: [z, y, z]\n  admin: true\n- name: stranger\n")
 	f, err := OpenFile(path)
 	if err != nil {
 		t.Fatal(err)

@@ -1,6 +1,8 @@
 package settings
 
 import (
+	"time"
+
 	"github.com/elastic-kernel-gateway/ekg/gateway"
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 )
@@ -119,7 +121,7 @@ var gatewaySettings = []group{
 		},
 		{
 			Name: "auth-cache", Env: []string{"EKG_AUTH_CACHE"}, def: identity.DefaultKeep.String(),
-			value: duration(func(s *Settings) *durationOf { return &s.AuthCache }, positive),
+			value: duration(func(s *Settings) *time.Duration { return &s.AuthCache }, positive),
 			Usage: "how long the answer of an issuer, a cluster or a hub about a token is kept. A token that is revoked " +
 				"there may be used for so long",
 		},

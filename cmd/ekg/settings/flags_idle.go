@@ -2,6 +2,7 @@ package settings
 
 import (
 	"strings"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -11,7 +12,7 @@ var idleSettings = []group{
 	{"Stop idle kernels", []Option{
 		{
 			Name: "cull-idle-timeout", Env: []string{"EKG_CULL_IDLE_TIMEOUT", "EG_CULL_IDLE_TIMEOUT"}, def: "0s",
-			value: limit(func(s *Settings) *durationOf { return &s.CullIdleTimeout }),
+			value: limit(func(s *Settings) *time.Duration { return &s.CullIdleTimeout }),
 			Usage: "how long a kernel may be idle before it is culled, for example 2h, or a number of seconds; 0: never. A " +
 				"kernel with any request in progress is not idle. See docs/idle.md",
 		},
@@ -29,7 +30,7 @@ var idleSettings = []group{
 		{
 			Name: "cull-interval", Env: []string{"EKG_CULL_INTERVAL", "EG_CULL_INTERVAL"},
 			def:   api.DefaultCullInterval.String(),
-			value: limit(func(s *Settings) *durationOf { return &s.CullInterval }),
+			value: limit(func(s *Settings) *time.Duration { return &s.CullInterval }),
 			Usage: "how often --cull-cpu and --cull-gpu are measured, for example 5m, or a number of seconds. It is also " +
 				"the longest time until a changed clock of the machine is noticed. It does not delay culling",
 		},
@@ -53,27 +54,27 @@ var idleSettings = []group{
 		},
 		{
 			Name: "cull-busy-limit", Env: []string{"EKG_CULL_BUSY_LIMIT"}, def: "0s",
-			value: limit(func(s *Settings) *durationOf { return &s.CullBusyLimit }),
+			value: limit(func(s *Settings) *time.Duration { return &s.CullBusyLimit }),
 			Usage: "how long one request may keep a kernel busy before the kernel is culled; 0: no limit",
 		},
 		{
 			Name: "cull-max-age", Env: []string{"EKG_CULL_MAX_AGE"}, def: "0s",
-			value: limit(func(s *Settings) *durationOf { return &s.CullMaxAge }),
+			value: limit(func(s *Settings) *time.Duration { return &s.CullMaxAge }),
 			Usage: "how old a kernel may become before it is culled, idle or not; 0: no limit",
 		},
 		{
 			Name: "cull-warning", Env: []string{"EKG_CULL_WARNING"}, def: "5m0s",
-			value: limit(func(s *Settings) *durationOf { return &s.CullWarning }),
+			value: limit(func(s *Settings) *time.Duration { return &s.CullWarning }),
 			Usage: "how long before a kernel is culled its open notebooks are warned, at most half of its time",
 		},
 		{
 			Name: "cull-keep-limit", Env: []string{"EKG_CULL_KEEP_LIMIT"}, def: "24h0m0s",
-			value: limit(func(s *Settings) *durationOf { return &s.CullKeepLimit }),
+			value: limit(func(s *Settings) *time.Duration { return &s.CullKeepLimit }),
 			Usage: "how far ahead owners may ask for their kernels to be kept, idle or not; 0: not at all",
 		},
 		{
 			Name: "cull-idle-max", Env: []string{"EKG_CULL_IDLE_MAX"}, def: "0s",
-			value: limit(func(s *Settings) *durationOf { return &s.CullIdleMax }),
+			value: limit(func(s *Settings) *time.Duration { return &s.CullIdleMax }),
 			Usage: "the longest idle time that a kernelspec may give its kernels (metadata.ekg.cull); 0: no limit",
 		},
 	}},

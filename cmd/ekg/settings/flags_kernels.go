@@ -1,6 +1,8 @@
 package settings
 
 import (
+	"time"
+
 	"github.com/elastic-kernel-gateway/ekg/gateway"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -28,13 +30,13 @@ var kernelSettings = []group{
 		{
 			Name: "start-wait", Env: []string{"EKG_START_WAIT"},
 			def: gateway.DefaultStartWait.String(), field: "StartWait",
-			value: duration(func(s *Settings) *durationOf { return &s.StartWait }),
+			value: duration(func(s *Settings) *time.Duration { return &s.StartWait }),
 			Usage: "how long a request for a kernel waits until the kernel runs, for example 5s or 1m. The start goes on " +
 				"after that",
 		},
 		{
 			Name: "stop-grace", Env: []string{"EKG_STOP_GRACE"}, def: api.DefaultStopGrace.String(),
-			value: duration(func(s *Settings) *durationOf { return &s.StopGrace }, positive),
+			value: duration(func(s *Settings) *time.Duration { return &s.StopGrace }, positive),
 			Usage: "how long a kernel may take to stop by itself before SIGTERM, and after SIGTERM before SIGKILL",
 		},
 		{

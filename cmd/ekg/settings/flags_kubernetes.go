@@ -1,6 +1,10 @@
 package settings
 
-import "github.com/elastic-kernel-gateway/ekg/launcher/kube"
+import (
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
+)
 
 // kubernetesSettings are for kernels that run as pods.
 var kubernetesSettings = []group{
@@ -45,13 +49,13 @@ var kubernetesSettings = []group{
 		},
 		{
 			Name: "start-limit", Env: []string{"EKG_START_LIMIT"}, def: kube.DefaultStartLimit.String(),
-			value: duration(func(s *Settings) *durationOf { return &s.StartLimit }, positive),
+			value: duration(func(s *Settings) *time.Duration { return &s.StartLimit }, positive),
 			Usage: "how long the start of a kernel's pod may make no progress before it is given up. Progress is a node, " +
 				"an image or the kernel's first answer. A longer KERNEL_LAUNCH_TIMEOUT of a request counts instead",
 		},
 		{
 			Name: "keep-endings", Env: []string{"EKG_KEEP_ENDINGS"}, def: kube.DefaultKeepEndings.String(),
-			value: duration(func(s *Settings) *durationOf { return &s.KeepEndings }, positive),
+			value: duration(func(s *Settings) *time.Duration { return &s.KeepEndings }, positive),
 			Usage: "how long the cluster keeps the reasons why kernels ended",
 		},
 		{

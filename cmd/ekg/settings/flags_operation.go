@@ -1,5 +1,7 @@
 package settings
 
+import "time"
+
 // operationSettings are for the operation of the gateway.
 var operationSettings = []group{
 	{"Observe the gateway", []Option{
@@ -38,7 +40,7 @@ var operationSettings = []group{
 		},
 		{
 			Name: "drain-delay", Env: []string{"EKG_DRAIN_DELAY"}, def: "0s",
-			value: duration(func(s *Settings) *durationOf { return &s.DrainDelay }),
+			value: duration(func(s *Settings) *time.Duration { return &s.DrainDelay }),
 			Usage: "how long the gateway serves after /readyz has begun to fail on SIGTERM. Use 5s behind a load balancer",
 		},
 	}},

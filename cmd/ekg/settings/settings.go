@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 )
@@ -33,7 +34,7 @@ type Settings struct {
 	HubService                 string
 	AdminUsers                 []string
 	AdminGroups                []string
-	AuthCache                  durationOf
+	AuthCache                  time.Duration
 	NoAuth                     bool
 	AllowUnauthenticatedRemote bool
 	AllowOrigins               []string
@@ -54,7 +55,7 @@ type Settings struct {
 
 	KernelspecDirs []string
 	DefaultKernel  string
-	StartWait      durationOf
+	StartWait      time.Duration
 	Launcher       string
 	Supervisor     string
 	StateDir       string
@@ -63,17 +64,17 @@ type Settings struct {
 	InheritEnv     []string
 	LogLimit       int64
 	LogTotal       int64
-	StopGrace      durationOf
+	StopGrace      time.Duration
 
-	CullIdleTimeout durationOf
-	CullInterval    durationOf
+	CullIdleTimeout time.Duration
+	CullInterval    time.Duration
 	CullConnected   bool
 	CullBusy        bool
-	CullBusyLimit   durationOf
-	CullMaxAge      durationOf
-	CullWarning     durationOf
-	CullKeepLimit   durationOf
-	CullIdleMax     durationOf
+	CullBusyLimit   time.Duration
+	CullMaxAge      time.Duration
+	CullWarning     time.Duration
+	CullKeepLimit   time.Duration
+	CullIdleMax     time.Duration
 	CullActivity    []string
 	CullCPU         float64
 	CullGPU         float64
@@ -85,13 +86,13 @@ type Settings struct {
 	SupervisorImage string
 	KernelImage     string
 	MasterKeyFile   string
-	StartLimit      durationOf
-	KeepEndings     durationOf
+	StartLimit      time.Duration
+	KeepEndings     time.Duration
 	KubePeers       string
 	PodIP           string
 
 	StopKernels   bool
-	DrainDelay    durationOf
+	DrainDelay    time.Duration
 	MetricsListen string
 	PProf         bool
 	AuditLog      string

@@ -70,11 +70,8 @@ func boolean(at func(*Settings) *bool) value {
 	return v
 }
 
-// durationOf is a time span.
-type durationOf = time.Duration
-
-func duration(at func(*Settings) *durationOf, checks ...func(int64) error) value {
-	return scalar(at, func(t string) (durationOf, error) {
+func duration(at func(*Settings) *time.Duration, checks ...func(int64) error) value {
+	return scalar(at, func(t string) (time.Duration, error) {
 		d, err := time.ParseDuration(t)
 		switch {
 		case err != nil:
@@ -88,12 +85,12 @@ func duration(at func(*Settings) *durationOf, checks ...func(int64) error) value
 			}
 		}
 		return d, nil
-	}, durationOf.String)
+	}, time.Duration.String)
 }
 
 // limit is a duration that Enterprise Gateway sets in seconds. A plain number means seconds. A negative number means 0,
 // which is no limit.
-func limit(at func(*Settings) *durationOf, checks ...func(int64) error) value {
+func limit(at func(*Settings) *time.Duration, checks ...func(int64) error) value {
 	v := duration(at, checks...)
 	set := v.set
 	v.set = func(s *Settings, texts []string) error {

@@ -46,7 +46,7 @@ func TestCull_With(t *testing.T) {
 			Cull{IdleTimeout: 3, BusyLimit: 10, IdleMax: 5, KeepLimit: 7}},
 		{"too long", kernelspecs.Cull{IdleTimeout: d(9), BusyLimit: d(11), MaxAge: d(100)},
 			Cull{IdleTimeout: 5, BusyLimit: 10, MaxAge: 100, IdleMax: 5, Warning: 1, KeepLimit: 7}},
-		{"for ever", kernelspecs.Cull{IdleTimeout: d(0), BusyLimit: d(0), MaxAge: d(0)},
+		{"without a limit", kernelspecs.Cull{IdleTimeout: d(0), BusyLimit: d(0), MaxAge: d(0)},
 			Cull{IdleTimeout: 5, BusyLimit: 10, IdleMax: 5, Warning: 1, KeepLimit: 7}},
 		{"shorter", kernelspecs.Cull{BusyLimit: d(2)},
 			Cull{IdleTimeout: 1, BusyLimit: 2, IdleMax: 5, Warning: 1, KeepLimit: 7}},

@@ -236,7 +236,7 @@ func TestLog_SharesEncodedFrames(t *testing.T) {
 	e := l.entries[0]
 	one := l.Encode(e, framing.V1)
 	if again := l.Encode(e, framing.V1); &again.Data[0] == &one.Data[0] {
-		t.Error("a frame is kept although there is nobody to share it with")
+		t.Error("a frame is kept although no other connection shares it")
 	}
 	l.Subscribe(NewReader(), 0, framing.V1)
 	before, _ := l.Sizes()

@@ -308,9 +308,9 @@ func TestSpill_Concurrently(t *testing.T) {
 		readers.Go(func() {
 			s := uint64(i + 1)
 			at, seen := Position{}, 0
-			news := NewReader()
-			l.Subscribe(news, s, framing.V1)
-			defer l.Unsubscribe(news, framing.V1)
+			reader := NewReader()
+			l.Subscribe(reader, s, framing.V1)
+			defer l.Unsubscribe(reader, framing.V1)
 			for at.Seq < total {
 				got, now, lost := l.Read(at, s, int64(i)*10000, nil)
 				seen += len(got) + int(lost)
@@ -322,7 +322,7 @@ func TestSpill_Concurrently(t *testing.T) {
 					l.Encode(e, framing.V1)
 				}
 				if now == at {
-					<-news.Wake
+					<-reader.Wake
 				}
 				at = now
 			}
