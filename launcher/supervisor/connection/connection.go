@@ -82,8 +82,9 @@ type Conn struct {
 	cursor    messagelog.Position
 	batch     []*messagelog.Entry
 	lastPing  time.Time
-	sincePing int64 // bytes
-	pingNow   bool  // something essential was sent since the last ping: send one at once
+	sincePing int64  // bytes
+	textOnly  []byte // parent of the last message that was sent without its buffers
+	pingNow   bool   // something essential was sent since the last ping: send one at once
 
 	// Guarded by mu.
 	mu         sync.Mutex

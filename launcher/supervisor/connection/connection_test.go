@@ -2,6 +2,7 @@ package connection
 
 import (
 	"encoding/binary"
+	"errors"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -248,6 +249,43 @@ func TestConn_CloseBeforeUpgrade(t *testing.T) {
 	}
 	if _, _, err := peer.ReadMessage(); err == nil {
 		t.Error("the peer has got a message")
+	}
+}
+
+// TestConn_Buffers: where clients read text only, a cell shows once that binary data was left out.
+func TestConn_Buffers(t *testing.T) {
+	for f, want := range map[framing.Framing]string{
+		framing.JupyterServer: "comm_msg comm_msg stream comm_msg comm_msg comm_msg stream end",
+		framing.TextOnly:      "comm_msg comm_msg stream comm_msg comm_msg comm_msg stream end",
+		framing.Legacy:        "comm_msg comm_msg comm_msg comm_msg comm_msg end",
+	} {
+		s := serve(t, func(o *Options) { o.Framing = f })
+		for n, cell := range []string{"a", "a", "a", "b", "b"} {
+			m := jupyter.New(jupyter.IOPub, "comm_msg", "kernel", []byte(`{"msg_id":"`+cell+`"}`), struct{}{})
+			if n != 0 && n != 3 {
+				m.Buffers = [][]byte{{0xff}}
+			}
+			s.log.Append(0, m, false)
+		}
+		s.log.Append(0, jupyter.New(jupyter.IOPub, "end", "kernel", nil, struct{}{}), false)
+		var got []string
+		for len(got) == 0 || got[len(got)-1] != "end" {
+			kind, data, err := s.peer.ReadMessage()
+			if err != nil {
+				t.Fatal(err)
+			}
+			m, err := jupyter.DecodeLegacy(data, kind == websocket.BinaryMessage)
+			if err != nil && !errors.Is(err, jupyter.ErrChannel) {
+				t.Fatal(err)
+			}
+			got = append(got, jupyter.MsgType(m.Header))
+			if text := string(m.Content); got[len(got)-1] == "stream" && !strings.Contains(text, "Binary data was left out") {
+				t.Errorf("the cell shows %s", text)
+			}
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("framing %d: got %q, want %q", f, got, want)
+		}
 	}
 }
 

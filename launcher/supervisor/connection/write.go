@@ -1,6 +1,7 @@
 package connection
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"net"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -118,6 +120,9 @@ func (c *Conn) writeBatch() (more bool, err error) {
 		if err := c.writeFrame(e.At, f); err != nil {
 			return false, err
 		}
+		if err := c.noteBuffers(e); err != nil {
+			return false, err
+		}
 	}
 	clear(batch)
 	c.batch = batch
@@ -140,6 +145,18 @@ func (c *Conn) writeFrame(at messagelog.Position, f *framing.Frame) error {
 		return c.writeRelayed(at, f)
 	}
 	return c.ws.WriteMessage(kind, f.Data)
+}
+
+// noteBuffers shows in the cell that the entry was sent without its buffers, if it was. Each cell shows it once.
+func (c *Conn) noteBuffers(e *messagelog.Entry) error {
+	if !c.o.Framing.DropsBuffers() || len(e.Message.Buffers) == 0 || bytes.Equal(c.textOnly, e.Message.Parent) {
+		return nil
+	}
+	c.textOnly = e.Message.Parent
+	m := notice.Line(jupyter.StringField(e.Message.Header, "session"), e.Message.Parent,
+		"Binary data was left out: what stands between this page and the gateway takes text only. Widgets and plots may be "+
+			"incomplete. See docs/jupyter-ekg.md.")
+	return c.writeFrame(e.At, framing.Encode(&m, c.o.Framing))
 }
 
 // writeRelayed sends a frame behind its cursor as one websocket message. It does not copy large frames.
