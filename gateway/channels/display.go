@@ -57,7 +57,7 @@ func (c *Waiting) showLocked(text string) error {
 	return c.sendLocked(m)
 }
 
-// reportDeath shows under the first cell that the kernel has died, and answers all requests.
+// reportDeath shows under the first cell that the kernel has died, and answers all requests but those for the kernel's info.
 func (c *Waiting) reportDeath(reason string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -65,7 +65,7 @@ func (c *Waiting) reportDeath(reason string) error {
 		return err
 	}
 	for _, req := range c.requests {
-		if strings.HasSuffix(req.msgType, "_request") {
+		if notice.Fails(req.msgType) {
 			failure := notice.Failure{Status: "error", Name: "KernelDied", Reason: reason}
 			if err := c.sendLocked(notice.Reply(req.channel, req.msgType, c.session, req.header, failure)); err != nil {
 				return err

@@ -184,6 +184,7 @@ func TestLobby_KernelDies(t *testing.T) {
 				s := startServer(t)
 				s.addStarting(idA, "its image is pulled")
 				ws := s.enter(idA, subprotocol, "")
+				ws.send(jupyter.Shell, "kernel_info_request", "info", struct{}{})
 				ws.send(jupyter.Shell, "execute_request", "cell1", struct{}{})
 				ws.send(jupyter.Stdin, "input_reply", "answer", struct{}{})
 				ws.send(jupyter.Shell, "comm_msg", "comm", struct{}{})
@@ -192,6 +193,7 @@ func TestLobby_KernelDies(t *testing.T) {
 					"iopub display_data cell1 [ekg] The kernel is starting: its image is pulled.")
 				c.die(s)
 				ws.wantMessages("iopub update_display_data cell1 [ekg] The kernel is dead: "+c.reason+".",
+					"iopub status info idle", // no reply: see notice.Fails
 					"shell execute_reply cell1 error KernelDied "+c.reason, "iopub status cell1 idle",
 					"iopub status comm idle",
 					"shell execute_reply cell2 error KernelDied "+c.reason, "iopub status cell2 idle",

@@ -40,6 +40,13 @@ type Failure struct {
 	Reason string // one sentence
 }
 
+// Fails reports whether an error may be made up as the reply to a request of the type given. It may not for
+// kernel_info_request: @jupyterlab/services then rejects its promise of the kernel's info for good, although the kernel
+// may be restarted.
+func Fails(requestType string) bool {
+	return strings.HasSuffix(requestType, "_request") && requestType != "kernel_info_request"
+}
+
 // Reply returns the reply to a request of the type given, which the kernel does not answer.
 func Reply(c jupyter.Channel, requestType, session string, parent []byte, f Failure) jupyter.Message {
 	return jupyter.New(c, replyType(requestType), session, parent, map[string]any{

@@ -80,7 +80,7 @@ func (s *Supervisor) rejectLocked(sess *session.Session, m *jupyter.Message, h j
 	if h.MsgType == "execute_request" {
 		s.log.Append(sess.Number, s.noticeLocked(m.Header, "%s", reason), true)
 	}
-	if hasReply(h.MsgType) {
+	if hasReply(h.MsgType) && h.MsgType != "kernel_info_request" { // see notice.Fails
 		f := notice.Failure{Status: "error", Name: ename, Reason: reason}
 		s.log.Append(sess.Number, s.errorReplyLocked(m.Channel, h.MsgType, m.Header, f), true)
 	}

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -171,6 +172,29 @@ func TestSupervisor_ForgetsOrphans(t *testing.T) {
 	s.abortAllLocked("error", "KernelDied", "test")
 	if s.requests.Len() != 0 {
 		t.Errorf("%d requests, %d of no session, are left", s.requests.Len(), s.requests.Pending(noSession))
+	}
+}
+
+// TestSupervisor_NoErrorForKernelInfo: @jupyterlab/services gives up after an error reply to kernel_info_request.
+func TestSupervisor_NoErrorForKernelInfo(t *testing.T) {
+	s := New(api.Config{LogLimit: 1 << 20}, "test", quiet())
+	c := &clientConn{s: s}
+	if err := s.attachLocked(c, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	start := s.log.Tail()
+	for _, msgType := range []string{"kernel_info_request", "execute_request"} {
+		m := jupyter.New(jupyter.Shell, msgType, "ann", nil, struct{}{})
+		s.registerLocked(c.session, &m, jupyter.Header{MsgID: msgType, MsgType: msgType})
+	}
+	s.abortAllLocked("error", "KernelDied", "test")
+	entries, _, _ := s.log.Read(start, c.session.Number, 1<<20, nil)
+	var types []string
+	for _, e := range entries {
+		types = append(types, jupyter.StringField(e.Message.Header, "msg_type"))
+	}
+	if want := []string{"status", "execute_reply", "status"}; !slices.Equal(types, want) {
+		t.Errorf("got %v, want %v", types, want)
 	}
 }
 

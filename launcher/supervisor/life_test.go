@@ -89,6 +89,11 @@ func TestSupervisor_CrashesTooOften(t *testing.T) {
 	if jupyter.StringField(reply.Content, "ename") != "KernelDied" {
 		t.Errorf("dead kernel answered %s", reply.Content)
 	}
+	id = c.send(jupyter.Shell, "kernel_info_request", struct{}{})
+	all := c.collect("its idle", func(g got) bool { return g.msgType == "status" && g.parent == id })
+	if reply, ok := find(all, "kernel_info_reply", id); ok {
+		t.Errorf("dead kernel answered %s", reply.Content)
+	}
 	if status, body := r.request("POST", "/restart", ""); status != http.StatusOK {
 		t.Fatalf("restart of a dead kernel: %d %s", status, body)
 	}

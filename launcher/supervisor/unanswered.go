@@ -95,7 +95,7 @@ func (s *Supervisor) loseLocked(r *requests.Request, reason string) {
 
 // abortLocked answers one request instead of the kernel.
 func (s *Supervisor) abortLocked(r *requests.Request, status, ename, reason string) {
-	if r.Session != noSession && !r.Replied {
+	if r.Session != noSession && !r.Replied && r.Type != "kernel_info_request" { // see notice.Fails
 		f := notice.Failure{Status: status, Name: ename, Reason: reason}
 		s.log.Append(r.Session, s.errorReplyLocked(r.Channel, r.Type, r.Header, f), true)
 	}
