@@ -219,6 +219,16 @@ func TestLobby_RealSupervisor(t *testing.T) {
 			if got := fmt.Sprint(lines); got != "[cell0 line 0 cell1 line 1 cell2 line 2 cell3 line 3 cell4 line 4]" {
 				t.Errorf("output %s", got)
 			}
+
+			c.send(jupyter.Shell, "execute_request", "flood", map[string]any{"code": "flood 200000"})
+			for m := c.receive(); m.msgType != "display_data"; {
+				m = c.receive()
+			}
+			closing := websocket.FormatCloseMessage(websocket.CloseGoingAway, "")
+			if err := c.WriteControl(websocket.CloseMessage, closing, time.Now().Add(20*time.Second)); err != nil {
+				t.Fatal(err)
+			}
+			c.wantClose(websocket.CloseGoingAway, "") // while output flows
 		})
 	}
 }

@@ -36,6 +36,8 @@ const EndTimeout = restTimeout + closeGrace
 const (
 	closeGrace  = time.Second     // for the peer to answer a close frame
 	restTimeout = 2 * time.Second // for the peer to take the rest when the kernel has ended
+
+	answerTimeout = 5 * time.Second // for the peer to take the answer to its close frame
 )
 
 // Handler handles what happens on a connection. The reader and the writer call it concurrently, without holding a lock.

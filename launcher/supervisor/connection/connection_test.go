@@ -3,6 +3,7 @@ package connection
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -223,6 +224,63 @@ func TestConn_End(t *testing.T) {
 		if end := s.ended(t); !end.Local {
 			t.Errorf("ended with %+v", end)
 		}
+	})
+}
+
+// TestConn_AnswersClose: a browser takes a connection without an answer to its close frame for a broken one.
+func TestConn_AnswersClose(t *testing.T) {
+	for _, code := range []int{websocket.CloseNormalClosure, websocket.CloseGoingAway, websocket.CloseNoStatusReceived} {
+		for _, busy := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%d, output flows: %v", code, busy), func(t *testing.T) {
+				s := serve(t, nil)
+				stop, stopped := make(chan struct{}), make(chan struct{})
+				go func() {
+					defer close(stopped)
+					for busy {
+						select {
+						case <-stop:
+							return
+						default:
+							s.append(64 << 10)
+						}
+					}
+				}()
+				defer func() { close(stop); <-stopped }()
+				for range 20 {
+					if !busy {
+						break
+					}
+					if _, _, err := s.peer.ReadMessage(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				closing := websocket.FormatCloseMessage(code, "")
+				if err := s.peer.WriteControl(websocket.CloseMessage, closing, time.Now().Add(testLimit)); err != nil {
+					t.Fatal(err)
+				}
+				var err error
+				for err == nil {
+					_, _, err = s.peer.ReadMessage()
+				}
+				if !websocket.IsCloseError(err, code) {
+					t.Errorf("answered with %v", err)
+				}
+				if end := s.ended(t); end.Local {
+					t.Errorf("ended with %+v", end)
+				}
+			})
+		}
+	}
+	t.Run("a peer that reads no more", func(t *testing.T) {
+		s := serve(t, nil)
+		for range 200 {
+			s.append(64 << 10)
+		}
+		closing := websocket.FormatCloseMessage(websocket.CloseNormalClosure, "")
+		if err := s.peer.WriteControl(websocket.CloseMessage, closing, time.Now().Add(testLimit)); err != nil {
+			t.Fatal(err)
+		}
+		s.ended(t)
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/gorilla/websocket"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
 // read handles the client's messages until the connection ends. It never waits for the kernel.
@@ -30,9 +31,10 @@ func (c *Conn) read() {
 	c.ws.SetCloseHandler(func(code int, _ string) error {
 		if code == websocket.CloseMessageTooBig {
 			c.mu.Lock()
-			defer c.mu.Unlock()
 			c.tooBig = true
+			c.mu.Unlock()
 		}
+		c.answerClose(code)
 		return nil
 	})
 	for {
@@ -63,6 +65,20 @@ func (c *Conn) read() {
 			closing = true
 			c.closeWith(*end)
 		}
+	}
+}
+
+// answerClose answers the peer's close frame (RFC 6455, section 5.5.1). The answer follows the output that is being
+// written, which a peer that reads no more would hold up: the connection is closed after answerTimeout.
+func (c *Conn) answerClose(code int) {
+	late := time.AfterFunc(answerTimeout, func() { c.flow.Close() }) //nolint:errcheck // the peer has given it up
+	defer late.Stop()
+	err := c.ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(code, ""), time.Now().Add(answerTimeout))
+	if err == nil {
+		err = c.flow.Flush()
+	}
+	if err != nil && !errors.Is(err, websocket.ErrCloseSent) { // the peer's frame may be an answer
+		c.o.Logger.Debug("close frame was not delivered", logkey.Err, err)
 	}
 }
 
