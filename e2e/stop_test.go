@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -63,5 +64,48 @@ func TestE2E_StopBusy(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestE2E_StopDaemons: what a kernel has started in sessions of its own ends with it, and another kernel's process
+// goes on.
+func TestE2E_StopDaemons(t *testing.T) {
+	g := newGateway(t)
+	const start = `import os, subprocess
+subprocess.Popen(['sleep', '1000'], start_new_session=True)
+subprocess.Popen(['nohup', 'setsid', 'sleep', '1000'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execvp('sleep', ['sleep', '1000'])
+    os._exit(0)
+os.wait()
+other = subprocess.Popen(['sleep', '1000'], start_new_session=True, env=dict(os.environ, EKG_KERNEL_ID='another'))
+print('other', other.pid)`
+	id := g.kernel("python3")
+	for _, end := range []string{"restart", "shutdown"} {
+		c := g.dial(t, id, end, true)
+		r := c.execute(start, 30*time.Second)
+		var other int
+		if _, err := fmt.Sscanf(r.stdout, "other %d", &other); err != nil {
+			t.Fatalf("%v in %q", err, r.stdout)
+		}
+		defer func() {
+			if err := syscall.Kill(other, syscall.SIGKILL); err != nil {
+				t.Errorf("%s: the process of another kernel: %v", end, err)
+			}
+		}()
+		sleepers := func(p process) bool { return ofKernel(id)(p) && strings.HasPrefix(p.cmdline, "sleep") }
+		if got := processes(t, sleepers); len(got) != 3 {
+			t.Errorf("the kernel has the processes %v", got)
+		}
+		if end == "restart" {
+			g.want(200, "POST", "/api/kernels/"+id+"/restart", "{}", nil)
+		} else {
+			g.want(204, "DELETE", "/api/kernels/"+id, "", nil)
+		}
+		if left := processes(t, sleepers); len(left) > 0 {
+			t.Errorf("%s has answered, but there are still %v", end, left)
+		}
 	}
 }

@@ -16,15 +16,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/gorilla/websocket"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-const (
-	kernelID = "0a7e3f52-5a2c-4a63-8a58-0d7c61e1a002"
-	patience = 30 * time.Second
-)
+const patience = 30 * time.Second
+
+// kernelID is another one in each run: the end of a kernel kills all processes that carry its id.
+var kernelID = uuid.NewString()
 
 // build builds one of the module's programs.
 func build(t *testing.T, dir, pkg string) string {

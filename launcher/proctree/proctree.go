@@ -20,9 +20,13 @@ const KernelIDVariable = "EKG_KERNEL_ID"
 
 // A killed process needs a moment to vanish. A process that forks in that moment has to be found in a later round.
 const (
-	killRounds = 20
-	killPause  = 5 * time.Millisecond
+	killRounds    = 20
+	killPause     = 5 * time.Millisecond
+	killPauseMost = 50 * time.Millisecond // in KillRemains, whose pauses grow
 )
+
+// KillRemainsLimit bounds KillRemains, unless /proc itself hangs.
+const KillRemainsLimit = 2 * time.Second
 
 // Process is what /proc/PID/stat says about a process.
 type Process struct {
@@ -55,31 +59,33 @@ func KillSession(leader int) {
 	}
 }
 
-// KillRemains kills what a kernel left behind after its supervisor died: every process that carries the kernel's id in
-// its environment and, if one of them is in the session that kernelPID led, all of that session. It pins each process
-// before it checks it, so it kills no other process that got the same number. It returns how many processes it killed,
-// and an error if some of them are still alive.
+// KillRemains kills what is left of a kernel: every process that carries the kernel's id in its environment, in any
+// session. If one of them is in the session that kernelPID led, all of that session is killed too. It searches until it
+// finds no more, for KillRemainsLimit at most.
+//
+// It pins each process before it checks it, so it kills no other process that got the same number. It spares its own
+// process. It returns how many processes it killed, and an error if some of them are still alive.
 func KillRemains(kernelID string, kernelPID int) (int, error) {
 	if kernelID == "" {
 		return 0, errors.New("no kernel id")
 	}
 	killed := make(map[int]bool)
-	for range killRounds {
+	deadline := time.Now().Add(KillRemainsLimit)
+	for pause := killPause; ; pause = min(2*pause, killPauseMost) {
 		left := remains(kernelID, kernelPID)
 		if len(left) == 0 {
 			return len(killed), nil
+		}
+		if time.Now().After(deadline) {
+			return len(killed), fmt.Errorf("%d processes of kernel %s do not end", len(left), kernelID)
 		}
 		for _, pid := range left {
 			if killPinned(pid, kernelID, kernelPID) {
 				killed[pid] = true
 			}
 		}
-		time.Sleep(killPause)
+		time.Sleep(pause)
 	}
-	if left := remains(kernelID, kernelPID); len(left) > 0 {
-		return len(killed), fmt.Errorf("%d processes of kernel %s do not end", len(left), kernelID)
-	}
-	return len(killed), nil
 }
 
 // remains lists the living processes that KillRemains kills.

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/gorilla/websocket"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
@@ -172,7 +173,7 @@ type websocketPath struct {
 func newSupervisorPath(b *testing.B, v1 bool) *websocketPath {
 	dir := benchDir(b)
 	cfg := api.Config{
-		Protocol: api.ProtocolVersion, KernelID: testKernelID, SpecName: "fake", Argv: fakeKernelArgv(),
+		Protocol: api.ProtocolVersion, KernelID: uuid.NewString(), SpecName: "fake", Argv: fakeKernelArgv(),
 		Env:        map[string]string{"PATH": os.Getenv("PATH"), fakeKernelVariable: "1"},
 		WorkingDir: dir, InterruptMode: "signal", Listen: "unix:" + filepath.Join(dir, "s"),
 		ConnectionFile: filepath.Join(dir, "connection.json"), Transport: "tcp", RunDir: dir,
@@ -207,7 +208,7 @@ func newSupervisorPath(b *testing.B, v1 bool) *websocketPath {
 	}
 	b.Cleanup(func() { _ = conn.Close() })
 	p := &websocketPath{b: b, v1: v1, conn: conn, r: bufio.NewReaderSize(conn, 64<<10)}
-	p.upgrade(testKernelID)
+	p.upgrade(cfg.KernelID)
 	return p
 }
 

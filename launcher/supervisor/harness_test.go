@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/gorilla/websocket"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
@@ -29,6 +30,8 @@ func loggerTo(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(w,
 // patience of tests with real processes.
 const testLimit = 20 * time.Second
 
+// testKernelID is for kernels without processes. The end of a kernel kills all processes that carry its id, so every
+// other kernel of the tests has an id of its own.
 const testKernelID = "0a7e3f52-5a2c-4a63-8a58-0d7c61e1a001"
 
 // eventually waits for an effect of another process.
@@ -69,7 +72,7 @@ func startSupervisorTuned(t *testing.T, change func(*api.Config), tune func(*Sup
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	cfg := api.Config{
-		Protocol: api.ProtocolVersion, KernelID: testKernelID, SpecName: "fake",
+		Protocol: api.ProtocolVersion, KernelID: uuid.NewString(), SpecName: "fake",
 		Argv: fakeKernelArgv(),
 		Env: map[string]string{"PATH": os.Getenv("PATH"), "HOME": dir, fakeKernelVariable: "1",
 			"GORACE": "atexit_sleep_ms=0"}, // otherwise the race detector delays the end of every kernel by a second
@@ -122,11 +125,16 @@ func (r *running) dialer() func(context.Context, string, string) (net.Conn, erro
 	}
 }
 
+// url returns the address of a route of the kernel.
+func (r *running) url(path string) string {
+	return "http://" + r.cfg.KernelID + "/api/kernels/" + r.cfg.KernelID + path
+}
+
 // request sends one REST request about the kernel and returns status and body.
 func (r *running) request(method, path, body string) (int, string) {
 	r.t.Helper()
 	tr := &http.Transport{DialContext: r.dialer(), DisableKeepAlives: true}
-	req, err := http.NewRequest(method, "http://"+testKernelID+"/api/kernels/"+testKernelID+path, strings.NewReader(body))
+	req, err := http.NewRequest(method, r.url(path), strings.NewReader(body))
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -225,7 +233,7 @@ func (r *running) tryDial(o dialOption) (*client, error) {
 	if header == nil {
 		header = http.Header{"User-Agent": {"test"}}
 	}
-	u := "ws://" + testKernelID + "/api/kernels/" + testKernelID + "/channels"
+	u := "ws" + strings.TrimPrefix(r.url("/channels"), "http")
 	if o.session != "" {
 		u += "?session_id=" + o.session + "&cursor=" + o.cursor
 	}

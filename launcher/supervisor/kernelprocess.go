@@ -13,7 +13,7 @@ type kernelProcess interface {
 	// PID returns the process id, which is also the number of the process group and of the session. In another
 	// container it means something only there.
 	PID() int
-	// Done is closed when the process has ended, its session is gone, and Exit and the last output are known.
+	// Done is closed when the process has ended, what it left running is killed, and Exit and the last output are known.
 	Done() <-chan struct{}
 	// Exit waits for the end of the process and returns how it ended.
 	Exit() process.Exit

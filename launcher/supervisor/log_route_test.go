@@ -59,7 +59,7 @@ func (r *running) openLog(query string, header http.Header) *logReader {
 		r.t.Fatal(err)
 	}
 	r.t.Cleanup(func() { _ = conn.Close() })
-	req, err := http.NewRequest("GET", "http://"+testKernelID+"/api/kernels/"+testKernelID+"/log?"+query, nil)
+	req, err := http.NewRequest("GET", r.url("/log?"+query), nil)
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -25,7 +25,7 @@ func TestClient_TLS(t *testing.T) {
 		_ = l.Close()
 	})
 	_, address, _ := strings.Cut(p.cfg.Listen, ":")
-	conf, err := api.PinnedTLS([]byte(strings.Repeat("s", 32)), testKernelID)
+	conf, err := api.PinnedTLS([]byte(strings.Repeat("s", 32)), p.cfg.KernelID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func TestClient_TLS(t *testing.T) {
 		}
 		return err == nil
 	})
-	good := &api.Client{KernelID: testKernelID, Token: strings.Repeat("t", 32), Dial: dial}
+	good := &api.Client{KernelID: p.cfg.KernelID, Token: strings.Repeat("t", 32), Dial: dial}
 	if err := good.SetWaiting(t.Context(), api.Waiting{Class: api.WaitingClass, Text: "pulling", Version: 1}); err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func TestClient_TLS(t *testing.T) {
 		t.Errorf("another token: %v", err)
 	}
 	d := websocket.Dialer{NetDialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }}
-	ws, _, err := d.Dial("ws://"+testKernelID+"/api/kernels/"+testKernelID+"/channels?session_id=ann",
+	ws, _, err := d.Dial("ws"+strings.TrimPrefix(p.url("/channels?session_id=ann"), "http"),
 		map[string][]string{"Authorization": {"Bearer " + good.Token}})
 	if err != nil {
 		t.Fatal(err)

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -63,7 +65,7 @@ func newPod(t *testing.T, change func(*api.Config)) *pod {
 	}
 	p := &pod{running: &running{t: t, socket: filepath.Join(dir, "s")}, dir: dir, program: os.Args[0]}
 	p.cfg = api.Config{
-		Protocol: api.ProtocolVersion, KernelID: testKernelID, SpecName: "fake", Argv: fakeKernelArgv(),
+		Protocol: api.ProtocolVersion, KernelID: uuid.NewString(), SpecName: "fake", Argv: fakeKernelArgv(),
 		Env:           map[string]string{fakeKernelVariable: "1", "GORACE": "atexit_sleep_ms=0"},
 		InterruptMode: "signal", Listen: "unix:" + p.socket, Transport: "tcp", LogLimit: 64 << 20,
 		SpillDir: filepath.Join(dir, "spill"), StopGrace: 2 * time.Second, DeadLinger: time.Minute, RestartLimit: 3,
@@ -142,7 +144,7 @@ func (p *pod) startChild() {
 }
 
 func (p *pod) client() *api.Client {
-	return &api.Client{KernelID: testKernelID, Token: strings.Repeat("t", 32),
+	return &api.Client{KernelID: p.cfg.KernelID, Token: strings.Repeat("t", 32),
 		Dial: func(ctx context.Context) (net.Conn, error) { return p.dialer()(ctx, "", "") }}
 }
 
@@ -224,8 +226,7 @@ func displayed(g got) display {
 // status.
 func (p *pod) ask(method, path, body string) (int, string) {
 	p.t.Helper()
-	req, err := http.NewRequestWithContext(p.t.Context(), method, "http://"+testKernelID+"/api/kernels/"+testKernelID+path,
-		strings.NewReader(body))
+	req, err := http.NewRequestWithContext(p.t.Context(), method, p.url(path), strings.NewReader(body))
 	if err != nil {
 		p.t.Fatal(err)
 	}

@@ -239,7 +239,7 @@ func TestPod_Terminated(t *testing.T) {
 	if a, b := p.exitCode(p.supervisor), p.exitCode(p.child); a != 0 || b != 0 {
 		t.Errorf("exit codes %d and %d", a, b)
 	}
-	if e := p.ending(); !e.Stopped || e.KernelID != testKernelID {
+	if e := p.ending(); !e.Stopped || e.KernelID != p.cfg.KernelID {
 		t.Errorf("ending is %+v", e)
 	}
 }

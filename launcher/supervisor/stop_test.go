@@ -4,10 +4,12 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -19,8 +21,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// TestStop_InterruptsRunningCell: code that runs when the kernel is stopped, restarted or culled is interrupted, so that
-// it can clean up. Its cell says why the kernel ended, and what it printed meanwhile stays.
+// TestStop_InterruptsRunningCell: code that runs when the kernel is stopped, restarted or culled is interrupted, so
+// that it can clean up. Its cell says why the kernel ended, and what it printed meanwhile stays.
 func TestStop_InterruptsRunningCell(t *testing.T) {
 	ends := map[string]struct {
 		end  func(r *running)
@@ -147,4 +149,82 @@ func TestStop_IdleKernel(t *testing.T) {
 	if exists(hit) {
 		t.Error("an idle kernel was interrupted")
 	}
+}
+
+// leaving is a fake kernel that leaves a process in a session of its own. It writes that process's id to file.
+func leaving(file string) []string {
+	const script = `setsid sh -c 'echo $$ >"$0.new"; mv "$0.new" "$0"; exec sleep 1000' "$0" & exec "$@"`
+	return append([]string{"sh", "-c", script, file}, fakeKernelArgv()...)
+}
+
+// leftBehind returns the id of the process that a kernel of leaving has left, and removes the file.
+func leftBehind(t *testing.T, file string) (pid int) {
+	t.Helper()
+	eventually(t, "the kernel has left a process", func() bool {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return false
+		}
+		pid, err = strconv.Atoi(strings.TrimSpace(string(b)))
+		return err == nil
+	})
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
+// TestStop_OtherSessions: every end of a kernel ends its processes in sessions of their own, before the next life.
+func TestStop_OtherSessions(t *testing.T) {
+	gone := func(t *testing.T, when string, pid int) {
+		t.Helper()
+		if p, ok := proctree.Find(pid); ok && p.Alive() {
+			t.Errorf("%s: process %d lives", when, pid)
+			killProcess(t, pid)
+		}
+	}
+	t.Run("own process", func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "left")
+		r := startSupervisor(t, func(c *api.Config) { stopLimits(c); c.Argv = leaving(file) }).ready()
+		pid := leftBehind(t, file)
+		if status, body := r.request("POST", "/restart", ""); status != http.StatusOK {
+			t.Fatalf("%d %s", status, body)
+		}
+		gone(t, "restart", pid)
+		r.ready()
+		pid = leftBehind(t, file)
+		r.dial(dialOption{session: "ann"}).execute("crash")
+		r.until("third life", func(st api.Status) bool { return st.State == api.Idle && st.Epoch == 3 })
+		gone(t, "crash", pid)
+		pid = leftBehind(t, file)
+		if status, body := r.request("DELETE", "", ""); status != http.StatusNoContent {
+			t.Errorf("%d %s", status, body)
+		}
+		gone(t, "stop", pid)
+	})
+	t.Run("culled", func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "left")
+		r := startSupervisor(t, func(c *api.Config) {
+			stopLimits(c)
+			c.Argv, c.Cull = leaving(file), api.Cull{IdleTimeout: time.Second}
+		})
+		pid := leftBehind(t, file)
+		r.until("dead", func(st api.Status) bool { return st.State == api.Dead })
+		gone(t, "cull", pid)
+	})
+	t.Run("in another container", func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "left")
+		p := startPod(t, func(c *api.Config) { stopLimits(c); c.Argv = leaving(file) }).ready()
+		pid := leftBehind(t, file)
+		if status, body := p.ask("POST", "/restart", ""); status != http.StatusOK {
+			t.Fatalf("%d %s", status, body)
+		}
+		gone(t, "restart", pid)
+		p.until("second life", func(st api.Status) bool { return st.State == api.Idle && st.Epoch == 2 })
+		pid = leftBehind(t, file)
+		if err := p.client().Stop(t.Context(), "because"); err != nil {
+			t.Fatal(err)
+		}
+		gone(t, "stop", pid)
+	})
 }

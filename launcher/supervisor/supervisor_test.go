@@ -258,14 +258,14 @@ func TestSupervisor_Routes(t *testing.T) {
 		header       http.Header
 		status       int
 	}{
-		{"GET", "/api/kernels/" + testKernelID, nil, 200},
+		{"GET", "/api/kernels/" + r.cfg.KernelID, nil, 200},
 		{"GET", "/api/kernels/00000000-0000-4000-8000-0000000000bb", nil, 421},
 		{"DELETE", "/api/kernels/00000000-0000-4000-8000-0000000000bb", nil, 421},
-		{"GET", "/api/kernels/" + testKernelID + "/channels", nil, 400},
+		{"GET", "/api/kernels/" + r.cfg.KernelID + "/channels", nil, 400},
 		{"GET", "/", nil, 404},
-		{"POST", "/api/kernels/" + testKernelID + "/interrupt", http.Header{api.HeaderRight: {"read"}}, 403},
-		{"DELETE", "/api/kernels/" + testKernelID, http.Header{api.HeaderRight: {"read"}}, 403},
-		{"PUT", "/api/kernels/" + testKernelID + "/limits", nil, 400},
+		{"POST", "/api/kernels/" + r.cfg.KernelID + "/interrupt", http.Header{api.HeaderRight: {"read"}}, 403},
+		{"DELETE", "/api/kernels/" + r.cfg.KernelID, http.Header{api.HeaderRight: {"read"}}, 403},
+		{"PUT", "/api/kernels/" + r.cfg.KernelID + "/limits", nil, 400},
 	} {
 		req, err := http.NewRequest(tc.method, "http://x"+tc.path, nil)
 		if err != nil {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"go.uber.org/goleak"
 )
 
@@ -72,7 +73,7 @@ func (r *running) exitCode(t *testing.T) int {
 
 func mustStart(t *testing.T, c *Container, argv ...string) *Process {
 	t.Helper()
-	p, err := c.Start(t.Context(), StartOptions{KernelID: "k", Argv: argv, ConnectionFile: []byte(`{}`)})
+	p, err := c.Start(t.Context(), StartOptions{KernelID: uuid.NewString(), Argv: argv, ConnectionFile: []byte(`{}`)})
 	if err != nil {
 		t.Fatal(err)
 	}

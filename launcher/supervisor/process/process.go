@@ -3,8 +3,8 @@
 // It knows nothing of kernels in other containers either: package child builds on it for these.
 //
 // Goroutines: each Process has one that starts the program and waits for its end, and one for each of stdout and
-// stderr. They end soon after the process. A look at GPUs has one of its own. The caller starts and ends a Reaper's
-// goroutine.
+// stderr. They end soon after the process, and so does one that kills what the kernel left running. A look at GPUs has
+// one of its own. The caller starts and ends a Reaper's goroutine.
 package process
 
 import (
@@ -26,8 +26,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 )
 
-// OutputGrace is how long the end of a process waits for the rest of its output. A process that has left the kernel's
-// session may hold the pipes open without end.
+// OutputGrace is how long the end of a process waits for the rest of its output. A process that does not carry the
+// kernel's id may hold the pipes open without end.
 const OutputGrace = 300 * time.Millisecond
 
 // Options says what to start. Argv is required.
@@ -50,8 +50,8 @@ type Options struct {
 // forked, not the program (golang.org/issue/27505). So one goroutine, locked to its thread, starts the kernel and stays
 // blocked in wait until the kernel has ended.
 //
-// When the leader ends, everything left in its session is killed before Done is closed. Only processes that have made a
-// session of their own stay.
+// When the leader ends, everything left in its session is killed before Done is closed. So are processes that have made
+// a session of their own, if they carry the kernel's id in their environment, as they inherit it.
 type Process struct {
 	// Fixed.
 	opts   Options
@@ -131,10 +131,35 @@ func (p *Process) run(started chan<- error) {
 	}
 	at := time.Now().UTC()
 	proctree.KillSession(p.leader)
+	p.killRemains()
 	readers.finish(OutputGrace)
 	p.reap(at)
 	p.opts.Reaper.forget(p.leader)
 	p.endLook()
+}
+
+// killRemains kills the kernel's processes in other sessions. A process whose environment cannot be read, because its
+// memory is locked, may make the search hang. So it goes on in the background after a while.
+func (p *Process) killRemains() {
+	if p.opts.KernelID == "" {
+		return
+	}
+	searched := make(chan struct{})
+	go func() {
+		defer close(searched)
+		n, err := proctree.KillRemains(p.opts.KernelID, p.leader)
+		if err != nil {
+			p.opts.Logger.Error("processes of a dead kernel remain", logkey.Kernel, p.opts.KernelID, logkey.Err, err)
+		} else if n > 0 {
+			p.opts.Logger.Info("processes that the kernel had left running were killed", logkey.Kernel, p.opts.KernelID,
+				logkey.Killed, n)
+		}
+	}()
+	select {
+	case <-searched:
+	case <-time.After(2 * proctree.KillRemainsLimit):
+		p.opts.Logger.Error("search for processes of a dead kernel hangs", logkey.Kernel, p.opts.KernelID)
+	}
 }
 
 // reap takes the kernel's exit status. The system may give its number to another process then.
@@ -209,7 +234,7 @@ func environment(o *Options) []string {
 // PID returns the process id, which is also the number of the process group and of the session.
 func (p *Process) PID() int { return p.leader }
 
-// Done is closed when the process has ended, its session is gone, and Exit and the last output are known.
+// Done is closed when the process has ended, what it left running is killed, and Exit and the last output are known.
 func (p *Process) Done() <-chan struct{} { return p.ended }
 
 // Exit waits for the end of the process and returns how it ended.

@@ -13,12 +13,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"go.uber.org/goleak"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 )
 
-const testKernelID = "0a7e3f52-5a2c-4a63-8a58-0d7c61e1a001"
+// testKernelID is another one in each run: the end of a kernel kills all processes of the user that carry its id.
+var testKernelID = uuid.NewString()
 
 // testOptions starts one of this machine's programs in an empty folder.
 func testOptions(t *testing.T, argv ...string) Options {
@@ -235,12 +237,14 @@ func TestProcess_Exit(t *testing.T) {
 			t.Error("the grandchild lives when the kernel is done")
 		}
 	})
-	t.Run("a pipe held by a process that has left the session", func(t *testing.T) {
-		p := startTest(t, "sh", "-c", "setsid sh -c 'echo left $$; exec sleep 1000' & exec sleep 0.3")
-		ended(t, p)
+	t.Run("a pipe held by a process that is not the kernel's", func(t *testing.T) {
+		p := startTest(t, "sh", "-c",
+			"env -i PATH=$PATH setsid sh -c 'echo left $$; exec sleep 1000' & until false; do sleep 0.05; done")
 		pid := printedPID(t, p, "left ")
+		p.Kill()
+		ended(t, p)
 		if !alive(pid) {
-			t.Fatal("what has a session of its own was killed")
+			t.Fatal("what has a session and an environment of its own was killed")
 		}
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Error(err)
@@ -286,6 +290,68 @@ time.sleep(1000)
 		if alive(pid) {
 			t.Errorf("%s: process %d lives", name, pid)
 		}
+	}
+}
+
+// TestProcess_KillsOtherSessions: what a kernel has started in other sessions ends with it, and another kernel's
+// processes go on.
+func TestProcess_KillsOtherSessions(t *testing.T) {
+	const daemons = `
+import os, signal, subprocess, time
+signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))
+def daemon(name, **env):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            p = subprocess.Popen(["sleep", "1000"], env=dict(os.environ, **env))
+            print(name, p.pid, flush=True)
+            p.wait()
+        os._exit(0)
+daemon("daemon")
+daemon("other", EKG_KERNEL_ID="%s")
+subprocess.Popen(["nohup", "setsid", "sh", "-c", "echo nohup $$; exec sleep 1000"])
+time.sleep(1000)
+`
+	for name, end := range map[string]func(*Process){
+		"killed":                 (*Process).Kill,
+		"after SIGTERM":          func(p *Process) { _ = p.Signal(syscall.SIGTERM) },
+		"ended by itself":        func(p *Process) { _ = p.Signal(syscall.SIGUSR1) },
+		"killed, while it forks": (*Process).Kill,
+	} {
+		t.Run(name, func(t *testing.T) {
+			code := fmt.Sprintf(daemons, uuid.NewString())
+			if strings.Contains(name, "forks") {
+				code = strings.Replace(code, "time.sleep", `
+if os.fork() == 0:
+    os.setsid()
+    for _ in range(200): # it must end
+        if os.fork() == 0:
+            os.setsid()
+            time.sleep(1000)
+        time.sleep(0.001)
+    time.sleep(1000)
+time.sleep`, 1)
+			}
+			p := startTest(t, "python3", "-c", code)
+			marked := []int{printedPID(t, p, "daemon "), printedPID(t, p, "nohup ")}
+			other := printedPID(t, p, "other ")
+			end(p)
+			ended(t, p)
+			for _, pid := range marked {
+				if alive(pid) {
+					t.Errorf("process %d lives", pid)
+				}
+			}
+			if !alive(other) {
+				t.Error("a process of another kernel was killed")
+			}
+			if err := syscall.Kill(other, syscall.SIGKILL); err != nil {
+				t.Error(err)
+			}
+			if n, err := proctree.KillRemains(testKernelID, p.PID()); n != 0 || err != nil {
+				t.Errorf("%d processes were left, %v", n, err)
+			}
+		})
 	}
 }
 
