@@ -126,32 +126,6 @@ func checkLength(runDir string) error {
 	return nil
 }
 
-// makePrivate creates a folder, or checks that an existing one belongs to this user. In a temp folder, another user may
-// have created it first.
-func makePrivate(dir string) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	st, err := os.Lstat(dir)
-	if err != nil {
-		return err
-	}
-	if !st.IsDir() {
-		if st, err = os.Stat(dir); err != nil || !st.IsDir() {
-			return fmt.Errorf("%s is not a folder", dir)
-		}
-	}
-	if sys, ok := st.Sys().(*syscall.Stat_t); ok && int(sys.Uid) != os.Getuid() {
-		return fmt.Errorf("%s belongs to another user", dir)
-	}
-	if st.Mode().Perm()&0o077 != 0 {
-		if err := os.Chmod(dir, 0o700); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 func (l layout) kernels() string             { return filepath.Join(l.state, "kernels") }
 func (l layout) ended() string               { return filepath.Join(l.state, "ended") }
 func (l layout) aside() string               { return filepath.Join(l.state, "aside") }
