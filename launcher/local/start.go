@@ -146,7 +146,7 @@ func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
 		mode = "signal" // the default of kernel.json
 	}
 	cfg := api.Config{
-		Protocol: api.ProtocolVersion, KernelID: req.ID, SpecName: req.Spec.Name,
+		Protocol: api.ProtocolVersion, KernelID: req.ID, SpecName: req.Spec.Name, Owner: req.Owner,
 		Argv: req.Spec.Command(map[string]string{"kernel_id": req.ID}), Env: env, InterruptMode: mode,
 		WorkingDir:     workingDir(req.WorkingDir, l.dir),
 		Listen:         "unix:" + rec.Socket,

@@ -10,43 +10,64 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/session"
 )
+
+// maxAsked bounds the kernel_info_requests of one reader that wait for the kernel.
+const maxAsked = 16
 
 // accept handles a client's message to the kernel.
 func (s *Supervisor) accept(c *clientConn, m jupyter.Message, h jupyter.Header) *framing.CloseError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.activateLocked(c)
-	if c.relay && c.session.HasAccepted(h.MsgID) {
+	if c.readOnly {
+		s.answerReaderLocked(c, asked{m, h})
 		return nil
 	}
-	if end := s.admitLocked(c, m, h); end != nil {
+	if c.relay {
+		switch accepted, rejected := c.session.HasAccepted(h.MsgID); {
+		case rejected: // the answer may be lost
+			s.rejectLocked(c, &m, h, "Rejected", "this was not run, since the kernel could not take it: run it again")
+			return nil
+		case accepted:
+			return nil
+		}
+	}
+	name, reason := s.rejectionLocked(c, &m, h)
+	if name != "" {
+		s.rejectLocked(c, &m, h, name, reason)
+	} else if end := s.admitLocked(c, m, h); end != nil {
 		return end
 	}
-	if c.relay && !c.readOnly {
-		c.session.Accept(h.MsgID)
+	if c.relay {
+		c.session.Accept(h.MsgID, name != "")
 	}
 	return nil
 }
 
-// admitLocked answers a message, rejects it, or passes it to the channel's gate.
-func (s *Supervisor) admitLocked(c *clientConn, m jupyter.Message, h jupyter.Header) *framing.CloseError {
-	kernelInfo := h.MsgType == "kernel_info_request"
+// rejectionLocked returns why a message of a client with the right to use the kernel is rejected, as the name and the
+// text of the error. It returns "" for other messages.
+//
+// The kernel's answers carry only the msg_id of the request. So a user who repeats the id of another user's request
+// would get its reply, and could end it.
+func (s *Supervisor) rejectionLocked(c *clientConn, m *jupyter.Message, h jupyter.Header) (name, reason string) {
 	switch {
-	case c.readOnly && (!kernelInfo || m.Channel == jupyter.Stdin):
-		s.rejectLocked(c.session, &m, h, "Forbidden", "you may only look at this kernel")
-		return nil
 	case s.clock.State() == api.Dead:
-		s.rejectLocked(c.session, &m, h, "KernelDied", s.reason)
-		return nil
-	case kernelInfo && m.Channel == jupyter.Shell && h.Subshell == "" && s.clock.State() == api.Busy &&
-		s.kernelInfo != nil:
-		s.answerKernelInfoLocked(c.session, &m)
-		return nil
+		return "KernelDied", s.reason
+	case m.Channel != jupyter.Stdin && s.requests.OfOther(h.MsgID, c.session.User):
+		return "DuplicateID", "another user's request with this msg_id is not finished"
 	}
-	if c.readOnly {
-		m = plainKernelInfo(m.Channel, h)
+	return "", ""
+}
+
+// admitLocked answers a message, or passes it to the channel's gate.
+func (s *Supervisor) admitLocked(c *clientConn, m jupyter.Message, h jupyter.Header) *framing.CloseError {
+	if h.MsgType == "kernel_info_request" && m.Channel == jupyter.Shell && h.Subshell == "" &&
+		s.clock.State() == api.Busy && s.kernelInfo != nil {
+		for _, answer := range s.kernelInfoLocked(&m) {
+			s.log.Append(c.session.Number, answer, true)
+		}
+		return nil
 	}
 	if m.Channel == jupyter.Stdin && s.cfg.Cull.Counts(h.MsgType) {
 		s.usedLocked()
@@ -62,39 +83,77 @@ func (s *Supervisor) admitLocked(c *clientConn, m jupyter.Message, h jupyter.Hea
 	return nil
 }
 
-// plainKernelInfo rebuilds the kernel_info_request of a client with the right to read. A kernel that reads JSON in
-// another way (repeated or escaped names) must not find another request in it.
-func plainKernelInfo(c jupyter.Channel, h jupyter.Header) jupyter.Message {
-	m := jupyter.New(c, "kernel_info_request", "", nil, struct{}{})
-	m.Header = fmt.Appendf(nil,
-		`{"msg_id":"%s","session":"%s","msg_type":"kernel_info_request","username":"","date":"%s","version":"5.3"}`,
-		h.MsgID, h.Session, time.Now().UTC().Format(api.TimeFormat))
-	return m
+// asked is a kernel_info_request of a reader that is not answered yet.
+type asked struct {
+	m jupyter.Message
+	h jupyter.Header
 }
 
-// rejectLocked answers a request that does not reach the kernel.
-func (s *Supervisor) rejectLocked(sess *session.Session, m *jupyter.Message, h jupyter.Header, ename, reason string) {
+// answerReaderLocked answers a client that has the right to read. No message of such a client reaches the kernel, the
+// log, the clock or the requests: with the msg_id of the owner's running cell it could end that cell. A
+// kernel_info_request waits until the kernel is up.
+func (s *Supervisor) answerReaderLocked(c *clientConn, q asked) {
+	switch {
+	case q.h.MsgType != "kernel_info_request" || q.m.Channel == jupyter.Stdin:
+		s.rejectLocked(c, &q.m, q.h, "Forbidden", "you may only look at this kernel")
+	case s.clock.State() == api.Dead:
+		s.rejectLocked(c, &q.m, q.h, "KernelDied", s.reason)
+	case s.kernelInfo != nil && s.upLocked():
+		m := plainKernelInfo(q.m.Channel, q.h)
+		c.send(s.kernelInfoLocked(&m)...)
+	case len(c.asked) >= maxAsked:
+		s.rejectLocked(c, &q.m, q.h, "TooMany", "too many requests of this page wait for the kernel")
+	default:
+		q.m = plainKernelInfo(q.m.Channel, q.h) // the message keeps its whole frame in memory
+		c.asked = append(c.asked, q)
+	}
+}
+
+// plainKernelInfo rebuilds the kernel_info_request of a reader. No reply repeats more of it than front ends need.
+func plainKernelInfo(c jupyter.Channel, h jupyter.Header) jupyter.Message {
+	return jupyter.Message{Channel: c, Header: fmt.Appendf(nil,
+		`{"msg_id":"%s","session":"%s","msg_type":"kernel_info_request","username":"","date":"%s","version":"5.3"}`,
+		h.MsgID, h.Session, time.Now().UTC().Format(api.TimeFormat))}
+}
+
+// answerReadersLocked answers the kernel_info_requests of readers that have waited for the kernel to be up, or to be
+// dead.
+func (s *Supervisor) answerReadersLocked() {
+	for c := range s.clients {
+		waiting := c.asked
+		c.asked = nil
+		for _, q := range waiting {
+			s.answerReaderLocked(c, q)
+		}
+	}
+}
+
+func (s *Supervisor) upLocked() bool {
+	return s.clock.State() == api.Idle || s.clock.State() == api.Busy
+}
+
+// rejectLocked answers a request that does not reach the kernel, on the connection that it came from.
+func (s *Supervisor) rejectLocked(c *clientConn, m *jupyter.Message, h jupyter.Header, ename, reason string) {
 	if h.MsgID == "" || m.Channel == jupyter.Stdin {
 		return
 	}
+	var answers []jupyter.Message
 	if h.MsgType == "execute_request" {
-		s.log.Append(sess.Number, s.noticeLocked(m.Header, "%s", reason), true)
+		answers = append(answers, s.noticeLocked(m.Header, "%s", reason))
 	}
 	if hasReply(h.MsgType) && h.MsgType != "kernel_info_request" { // see notice.Fails
 		f := notice.Failure{Status: "error", Name: ename, Reason: reason}
-		s.log.Append(sess.Number, s.errorReplyLocked(m.Channel, h.MsgType, m.Header, f), true)
+		answers = append(answers, s.errorReplyLocked(m.Channel, h.MsgType, m.Header, f))
 	}
-	s.log.Append(sess.Number, s.statusLocked(api.Idle, m.Header), true)
+	c.send(append(answers, s.statusLocked(api.Idle, m.Header))...)
 }
 
-// answerKernelInfoLocked answers for a busy kernel, which would answer only behind its running cell. Every front end
-// asks this first and shows nothing until it has the answer. The present status follows, because the idle of this
-// answer is not the kernel's.
-func (s *Supervisor) answerKernelInfoLocked(sess *session.Session, m *jupyter.Message) {
-	s.log.Append(sess.Number, s.statusLocked(api.Busy, m.Header), true)
-	reply := jupyter.New(jupyter.Shell, "kernel_info_reply", s.senderSessionLocked(), m.Header, struct{}{})
+// kernelInfoLocked returns the supervisor's own answer to a kernel_info_request. A busy kernel would answer only behind
+// its running cell. Every front end asks this first and shows nothing until it has the answer. The present status
+// follows, because the idle of this answer is not the kernel's.
+func (s *Supervisor) kernelInfoLocked(m *jupyter.Message) []jupyter.Message {
+	reply := jupyter.New(m.Channel, "kernel_info_reply", s.senderSessionLocked(), m.Header, struct{}{})
 	reply.Content = s.kernelInfo
-	s.log.Append(sess.Number, reply, true)
-	s.log.Append(sess.Number, s.statusLocked(api.Idle, m.Header), true)
-	s.log.Append(sess.Number, s.presentStatusLocked(), true)
+	return []jupyter.Message{s.statusLocked(api.Busy, m.Header), reply, s.statusLocked(api.Idle, m.Header),
+		s.presentStatusLocked()}
 }

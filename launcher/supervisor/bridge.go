@@ -360,6 +360,7 @@ func (s *Supervisor) deliverOwnLocked(b *bridge, m *jupyter.Message, parent jupy
 		}
 	}
 	s.checkReadyLocked(b)
+	s.answerReadersLocked() // the kernel's information may come after it is ready
 }
 
 // checkReadyLocked opens the gates once the kernel has answered and its subscription works.
@@ -380,6 +381,7 @@ func (s *Supervisor) checkReadyLocked(b *bridge) {
 	// Front ends show the last status. That may be the kernel's own "starting", because no client gets the idle behind the
 	// answer to the supervisor's request.
 	s.log.Append(allSessions, s.presentStatusLocked(), true)
+	s.answerReadersLocked()
 	s.logger.Info("kernel is ready", logkey.Epoch, s.epoch)
 }
 
@@ -404,7 +406,7 @@ func (s *Supervisor) deliverOutputLocked(b *bridge, m *jupyter.Message, parent j
 	s.clock.Observe(msgType, parent, state)
 	if state == api.Idle {
 		essential = true
-		r := s.requests.AwaitingIdle(parent.MsgID)
+		r := s.requests.AwaitingIdle(parent)
 		s.settleGapsLocked(b, r, jupyter.RawField(m.Header, "msg_id"))
 		s.noteRestLocked()
 		if s.withholdIdleLocked(r) {
@@ -428,7 +430,7 @@ func (s *Supervisor) deliverOutputLocked(b *bridge, m *jupyter.Message, parent j
 // deliverReplyLocked appends a reply or an input request for the session that asked.
 func (s *Supervisor) deliverReplyLocked(m *jupyter.Message, parent jupyter.Header) {
 	var to uint64 // the session
-	switch r := s.requests.AwaitingReply(parent.MsgID); {
+	switch r := s.requests.AwaitingReply(parent, m.Channel); {
 	case m.Channel == jupyter.Stdin:
 		if r == nil {
 			r = s.runningCellLocked() // no known parent: the session whose cell runs

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gorilla/websocket"
@@ -29,11 +30,15 @@ type clientConn struct {
 	framing  framing.Framing
 	relay    bool // see connection.Options
 	readOnly bool
+	user     string // "" if the gateway names none
 
 	// Fixed when the client has joined. Supervisor.mu guards what they point to, except for conn.
 	attachment *session.Attachment
 	session    *session.Session
 	conn       *connection.Conn
+	send       func(...jupyter.Message) // conn.Send, but for tests
+
+	asked []asked // kernel_info_requests of a reader that wait for the kernel; guarded by Supervisor.mu
 }
 
 // getChannels serves the kernel's websocket.
@@ -41,7 +46,7 @@ func (s *Supervisor) getChannels(w http.ResponseWriter, r *http.Request) error {
 	if !websocket.IsWebSocketUpgrade(r) {
 		return httpError{http.StatusBadRequest, "this is a websocket: an upgrade request is expected"}
 	}
-	c := &clientConn{s: s, readOnly: r.Header.Get(api.HeaderRight) == api.RightRead}
+	c := &clientConn{s: s, readOnly: r.Header.Get(api.HeaderRight) == api.RightRead, user: r.Header.Get(api.HeaderUser)}
 	c.framing, c.relay = framing.Choose(r, websocket.Subprotocols(r))
 	if err := s.join(c, sessionKey(r, c.readOnly), r.URL.Query().Get("cursor")); err != nil {
 		return err
@@ -68,7 +73,17 @@ func sessionKey(r *http.Request, readOnly bool) string {
 	return fmt.Sprintf("%s\x00%v\x00%s", r.Header.Get(api.HeaderUser), readOnly, id)
 }
 
-// join attaches a client to its session and makes its connection. leave undoes it.
+// keyUser returns the user of a key of sessionKey.
+func keyUser(key string) string {
+	user, _, _ := strings.Cut(key, "\x00")
+	return user
+}
+
+// ownedBy reports whether a user owns the kernel. Without users everyone is the owner.
+func (s *Supervisor) ownedBy(user string) bool { return s.cfg.Owner == "" || s.cfg.Owner == user }
+
+// join attaches a client to its session and makes its connection. A new session gets the present state before live
+// messages, with the running cell's parent. leave undoes it.
 func (s *Supervisor) join(c *clientConn, key, cursor string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -80,6 +95,7 @@ func (s *Supervisor) join(c *clientConn, key, cursor string) error {
 	if err := s.attachLocked(c, key); err != nil {
 		return err
 	}
+	fresh := !c.session.Used()
 	if p, ok := s.log.ParseCursor(cursor); ok && c.relay {
 		c.attachment.ResumeAt(p)
 	}
@@ -97,23 +113,25 @@ func (s *Supervisor) join(c *clientConn, key, cursor string) error {
 		Over:          s.over,
 		Logger:        s.logger,
 	})
+	c.send = c.conn.Send
+	if fresh && s.clock.State() != api.Starting { // otherwise the kernel's own first status follows
+		// JupyterLab leaves the first connection of its session unread. So each one gets the status until one is used.
+		c.send(s.presentStatusLocked())
+	}
 	s.clients[c] = struct{}{}
 	s.handlers.Add(1)
 	return nil
 }
 
-// attachLocked attaches a client to its session. A new session gets the present state before live messages, with the
-// running cell's parent.
+// attachLocked attaches a client to its session.
 func (s *Supervisor) attachLocked(c *clientConn, key string) error {
-	o := session.Options{Key: key, ReadOnly: c.readOnly, Tail: s.log.Tail(), Floor: s.floor}
-	a, created, err := s.sessions.Attach(o, s.now())
+	o := session.Options{Key: key, User: c.user, Owner: s.ownedBy(c.user), ReadOnly: c.readOnly, Tail: s.log.Tail(),
+		Floor: s.floor}
+	a, err := s.sessions.Attach(o, s.now())
 	if err != nil {
 		return err
 	}
 	c.attachment, c.session = a, a.Session
-	if created && s.clock.State() != api.Starting { // otherwise the kernel's own first status follows
-		s.log.Append(c.session.Number, s.presentStatusLocked(), true)
-	}
 	return nil
 }
 

@@ -49,7 +49,7 @@ func (s *Supervisor) heartbeatAnswered(b *bridge, asked time.Time) (missed func(
 // One does not: it may have been sent at the cell's end, and have overtaken the last status.
 func (s *Supervisor) noteBeatLocked(b *bridge, asked time.Time) {
 	cell := ""
-	if r := s.runningCellLocked(); r != nil && s.clock.BusySince(r.ID).Before(asked) {
+	if r := s.runningCellLocked(); r != nil && s.clock.BusySince(r.ID, r.Type).Before(asked) {
 		cell = r.ID
 	}
 	s.beatsInCells = s.beatsInCells || cell != "" && cell == b.beatCell

@@ -88,7 +88,7 @@ func TestLogRoute_SlowFollower(t *testing.T) {
 	eventually(t, "one reader is left", func() bool {
 		r.s.mu.Lock()
 		defer r.s.mu.Unlock()
-		return r.s.logReaders == 1
+		return len(r.s.logReaders) == 1
 	})
 	if _, err := io.ReadAll(deaf.resp.Body); err == nil {
 		t.Error("the answer to one that was dropped looks complete")
@@ -114,7 +114,7 @@ func TestLogRoute_DeafAtTheEnd(t *testing.T) {
 
 func TestLogRoute_TooManyReaders(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
-	for range maxLogReaders {
+	for range logReadersOfOwner {
 		if l := r.openLog("follow=1", nil); l.resp.StatusCode != http.StatusOK {
 			t.Fatalf("got %d", l.resp.StatusCode)
 		}

@@ -9,8 +9,12 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/logstream"
 )
 
-// maxLogReaders bounds the number of concurrent readers of the log.
-const maxLogReaders = 64
+// Bounds of concurrent readers of the log. The owner's places are the owner's alone.
+const (
+	logReadersOfOwner  = 64
+	logReadersOfUser   = 16 // of each other user
+	logReadersOfOthers = 64 // of all other users together
+)
 
 // getLog answers with the log of all sessions as JSON lines. With follow, it goes on with new messages until the kernel
 // has ended or the client has gone. A client with the right to read gets nothing, since it would see others' input and
@@ -34,10 +38,11 @@ func (s *Supervisor) getLog(w http.ResponseWriter, r *http.Request) error {
 			fmt.Sprintf("after: this log ends at number %d, so it cannot go on after %d; an earlier log was lost with its "+
 				"supervisor", end, q.After)}
 	}
-	if err := s.admitLogReader(); err != nil {
+	user := r.Header.Get(api.HeaderUser)
+	if err := s.admitLogReader(user); err != nil {
 		return err
 	}
-	defer s.dismissLogReader()
+	defer s.dismissLogReader(user)
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	w.Header().Set(api.HeaderLog, name)
 	w.Header().Set("Connection", "close") // the last deadline would hold for the next request
@@ -53,20 +58,34 @@ func (s *Supervisor) getLog(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (s *Supervisor) admitLogReader() error {
+func (s *Supervisor) admitLogReader(user string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.logReaders >= maxLogReaders {
+	owners, others := 0, 0
+	for name, n := range s.logReaders {
+		if s.ownedBy(name) {
+			owners += n
+		} else {
+			others += n
+		}
+	}
+	full := s.logReaders[user] >= logReadersOfUser || others >= logReadersOfOthers
+	if s.ownedBy(user) {
+		full = owners >= logReadersOfOwner
+	}
+	if full {
 		return httpError{http.StatusServiceUnavailable, "too many readers of this kernel's log"}
 	}
-	s.logReaders++
+	s.logReaders[user]++
 	return nil
 }
 
-func (s *Supervisor) dismissLogReader() {
+func (s *Supervisor) dismissLogReader(user string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.logReaders--
+	if s.logReaders[user]--; s.logReaders[user] == 0 {
+		delete(s.logReaders, user)
+	}
 }
 
 // ended reports whether the kernel is dead, though it may still be started again, or gone for good.

@@ -19,8 +19,11 @@ func (s *Supervisor) findGapsLocked(b *bridge, m *jupyter.Message) {
 	if s.lastParentHeader.MsgType != "execute_request" {
 		if r := s.runningCellLocked(); r != nil {
 			cell, header = r.ID, r.Header
-		} else if r := s.requests.AwaitingReply(jupyter.StringField(m.Parent, "msg_id")); r != nil && r.Executes() {
-			cell, header = r.ID, r.Header // its reply has overtaken all its output, its first status too
+		} else if parent, err := jupyter.ParseHeader(m.Parent); err == nil {
+			// The reply of a cell may overtake all its output, its first status too.
+			if r := s.requests.AwaitingReply(parent, m.Channel); r != nil && r.Executes() {
+				cell, header = r.ID, r.Header
+			}
 		}
 	}
 	b.gaps.Attribute(cell, header)

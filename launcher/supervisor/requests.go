@@ -44,8 +44,8 @@ func (s *Supervisor) registerLocked(sess *session.Session, m *jupyter.Message, h
 	if h.MsgType == "execute_request" {
 		sess.LastCell = m.Header
 	}
-	r := &requests.Request{ID: h.MsgID, Session: sess.Number, Channel: m.Channel, Type: h.MsgType, Header: m.Header,
-		Cell: s.noteCellLocked(m, h), Main: h.Subshell == "", Replied: !hasReply(h.MsgType)}
+	r := &requests.Request{ID: h.MsgID, Session: sess.Number, User: sess.User, Channel: m.Channel, Type: h.MsgType,
+		Header: m.Header, Cell: s.noteCellLocked(m, h), Main: h.Subshell == "", Replied: !hasReply(h.MsgType)}
 	s.addRequestLocked(r)
 	return r
 }
@@ -57,7 +57,7 @@ func (s *Supervisor) addRequestLocked(r *requests.Request) {
 
 func (s *Supervisor) finishLocked(r *requests.Request) {
 	s.requests.Finish(r)
-	s.clock.Forget(r.ID)
+	s.clock.Forget(r.ID, r.Type)
 }
 
 // runningCellLocked returns the execute_request that runs according to the statuses, or nil.

@@ -40,7 +40,7 @@ func (s *Supervisor) savedState() ([]byte, error) {
 		}
 		h := &savedstate.Request{Session: keys[r.Session], ID: r.ID, Channel: r.Channel, Type: r.Type,
 			Header: r.Header, Cell: r.Cell, Main: r.Main, Replied: r.Replied, Idled: r.Idled}
-		h.Since = s.clock.BusySince(r.ID).UTC()
+		h.Since = s.clock.BusySince(r.ID, r.Type).UTC()
 		b.Requests = append(b.Requests, h)
 	}
 	s.mu.Unlock()
@@ -84,7 +84,8 @@ func (s *Supervisor) restore(lives bool) {
 func (s *Supervisor) restoreSessionsLocked(saved []savedstate.Session) map[string]*session.Session {
 	restored := map[string]*session.Session{}
 	for _, h := range saved {
-		sess := s.sessions.Restore(h.Key, s.now())
+		user := keyUser(h.Key)
+		sess := s.sessions.Restore(session.Options{Key: h.Key, User: user, Owner: s.ownedBy(user)}, s.now())
 		if sess == nil {
 			continue
 		}
@@ -108,7 +109,7 @@ func (s *Supervisor) restoreRequestsLocked(
 			continue
 		}
 		r := &requests.Request{
-			ID: h.ID, Session: sess.Number, Channel: h.Channel, Type: h.Type, Header: h.Header, Cell: h.Cell,
+			ID: h.ID, Session: sess.Number, User: sess.User, Channel: h.Channel, Type: h.Type, Header: h.Header, Cell: h.Cell,
 			Main: h.Main, Replied: h.Replied, Idled: h.Idled, Doubtful: true, LossAnnounced: true,
 		}
 		r.Sent.Store(true)

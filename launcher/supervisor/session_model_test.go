@@ -62,7 +62,7 @@ func TestSession_Model(t *testing.T) {
 			to *session.Session
 			n  int
 		}
-		var all []entry // by seq-1; n is -1 for the supervisor's own
+		var all []entry // by seq-1
 		tail := func() uint64 { return uint64(len(all)) }
 		sessions := map[string]*modelSession{}
 		var conns []*modelConn
@@ -149,7 +149,6 @@ func TestSession_Model(t *testing.T) {
 				if sess == nil {
 					sess = &modelSession{id: key, s: m.c.session, resume: tail()}
 					sessions[key] = sess
-					all = append(all, entry{m.c.session, -1}) // the present status
 				}
 				m.session, m.from = sess, m.c.attachment.Cursor
 				m.acked = sess.resume
@@ -176,7 +175,7 @@ func TestSession_Model(t *testing.T) {
 					if e.At.Seq != m.at {
 						t.Fatalf("got entry %d, want %d", e.At.Seq, m.at)
 					}
-					if want := all[m.at-1].n; want >= 0 && number(t, &e.Message) != want {
+					if want := all[m.at-1].n; number(t, &e.Message) != want {
 						t.Fatalf("entry %d is %s", m.at, e.Message.Content)
 					}
 					b := s.log.Cursor(e.At)

@@ -130,7 +130,7 @@ type Supervisor struct {
 		parent []byte
 		id     string
 	}
-	logReaders int
+	logReaders map[string]int // by user
 
 	// Restart, adoption, and the wait for a container.
 	restarting      *operation     // the restart in progress, which other restarts join
@@ -163,7 +163,7 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 		operations: make(chan *operation), lossPossible: make(chan struct{}, 1),
 		containerReported: make(chan struct{}, 1), useChanged: make(chan struct{}, 1),
 		over: make(chan struct{}), change: make(chan struct{}),
-		clients: map[*clientConn]struct{}{}, requests: requests.NewTable(), cells: newCells(),
+		clients: map[*clientConn]struct{}{}, requests: requests.NewTable(), cells: newCells(), logReaders: map[string]int{},
 		began: time.Now().UTC().Round(0),
 	}
 	s.sessions = session.NewTable(s.orphanLocked)
@@ -313,6 +313,7 @@ func (s *Supervisor) announce(state api.State, reason string) {
 	if state == api.Dead {
 		s.reason = reason
 		s.endRequestsLocked(&outcome{reason: reason}) // requests that came after the process had ended
+		s.answerReadersLocked()
 	}
 	s.showWaitingLocked()
 	s.log.Append(allSessions, s.statusLocked(state, nil), true)

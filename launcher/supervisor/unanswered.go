@@ -102,7 +102,7 @@ func (s *Supervisor) abortLocked(r *requests.Request, status, ename, reason stri
 	if !r.Idled {
 		s.log.Append(allSessions, s.statusLocked(api.Idle, r.Header), true)
 	}
-	s.clock.Done(r.ID)
+	s.clock.Done(r.ID, r.Type)
 	s.finishLocked(r)
 }
 

@@ -187,7 +187,7 @@ var gatewaySettings = []group{
 			Name: "max-connections-per-kernel", Env: []string{"EKG_MAX_CONNECTIONS_PER_KERNEL"},
 			def: "0", field: "ConnectionsPerKernel",
 			value: count(func(s *Settings) *int { return &s.ConnectionsPerKernel }),
-			Usage: "open websockets to one kernel from one gateway; 0 for no limit but that of the supervisor, 64",
+			Usage: "open websockets to one kernel from one gateway; 0 for no limit but those of the supervisor",
 		},
 	}},
 }

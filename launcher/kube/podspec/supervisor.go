@@ -71,7 +71,7 @@ func (b *builder) configureSupervisor(pod *corev1.Pod) error {
 	}
 	grace := time.Duration(*pod.Spec.TerminationGracePeriodSeconds) * time.Second
 	cfg := api.Config{
-		Protocol: api.ProtocolVersion, KernelID: b.req.ID, SpecName: spec.Name,
+		Protocol: api.ProtocolVersion, KernelID: b.req.ID, SpecName: spec.Name, Owner: b.req.Owner,
 		Argv: argv, Env: map[string]string{}, WorkingDir: b.workingDir(), InterruptMode: mode,
 		Listen: "tcp::" + strconv.Itoa(SupervisorPort), Transport: kernelspecs.TransportTCP, SpillDir: spillDir,
 		ChildSocket: api.PodChildSocket, ImageKernelspec: b.ext.ImageKernelspec, SecretDir: secretDir,

@@ -46,11 +46,14 @@ type Clock struct {
 	version      uint64 // counts changes that may change the plan, except for output
 	state        api.State
 	lastActivity time.Time
-	lastOutput   time.Time            // when iopub last had a message
-	busy         map[string]time.Time // tracked requests' msg_id → since when
-	inProgress   map[string]*request  // by msg_id, of all types
+	lastOutput   time.Time         // when iopub last had a message
+	busy         map[key]time.Time // tracked requests → since when
+	inProgress   map[key]*request  // of all types
 	idle         Idle
 }
+
+// key names a request. Another request may have the same msg_id.
+type key struct{ id, msgType string }
 
 // Idle is the part of a Clock that outlives its supervisor.
 type Idle struct {
@@ -61,8 +64,7 @@ type Idle struct {
 
 // request is a request that has not ended.
 type request struct {
-	msgType string
-	since   time.Time // of its busy; zero: it waits
+	since time.Time // of its busy; zero: it waits
 }
 
 // NewClock returns the Clock of a kernel that is starting.
@@ -71,8 +73,8 @@ func NewClock(now func() time.Time, cull *api.Cull) Clock {
 		now:        now,
 		counts:     cull.Counts,
 		longWork:   longWork,
-		busy:       map[string]time.Time{},
-		inProgress: map[string]*request{},
+		busy:       map[key]time.Time{},
+		inProgress: map[key]*request{},
 	}
 	if w := warning(cull, cull.IdleTimeout); w > 0 {
 		c.longWork = min(c.longWork, w)
@@ -114,13 +116,15 @@ func (c *Clock) Observe(msgType string, parent jupyter.Header, executionState ap
 	if msgType == "status" {
 		switch executionState {
 		case api.Busy:
-			c.begin(parent.MsgID, parent.MsgType)
-			if _, known := c.busy[parent.MsgID]; tracked && !known && len(c.busy) < maxRequests {
-				c.busy[parent.MsgID] = c.now()
+			k := key{parent.MsgID, parent.MsgType}
+			c.begin(k)
+			if _, known := c.busy[k]; tracked && !known && len(c.busy) < maxRequests {
+				c.busy[k] = c.now()
 			}
 		case api.Idle:
-			delete(c.busy, parent.MsgID)
-			c.end(parent.MsgID, parent.MsgType)
+			k := key{parent.MsgID, parent.MsgType}
+			delete(c.busy, k)
+			c.end(k)
 		}
 	}
 	if c.state == api.Idle || c.state == api.Busy {
@@ -136,59 +140,63 @@ func (c *Clock) Observe(msgType string, parent jupyter.Header, executionState ap
 
 // Await notes that the kernel owes an answer to a cell, which counts even while it waits.
 func (c *Clock) Await(msgID, msgType string) {
-	if msgType == "execute_request" && c.inProgress[msgID] == nil && len(c.inProgress) < maxRequests {
+	k := key{msgID, msgType}
+	if msgType == "execute_request" && c.inProgress[k] == nil && len(c.inProgress) < maxRequests {
 		c.version++
-		c.inProgress[msgID] = &request{msgType: msgType}
+		c.inProgress[k] = &request{}
 	}
 }
 
 // Forget takes Await back, unless the kernel works on the request.
-func (c *Clock) Forget(msgID string) {
-	if r := c.inProgress[msgID]; r != nil && r.since.IsZero() {
+func (c *Clock) Forget(msgID, msgType string) {
+	k := key{msgID, msgType}
+	if r := c.inProgress[k]; r != nil && r.since.IsZero() {
 		c.version++
-		delete(c.inProgress, msgID)
+		delete(c.inProgress, k)
 	}
 }
 
 // Done ends a request that gets no idle from the kernel.
-func (c *Clock) Done(msgID string) {
+func (c *Clock) Done(msgID, msgType string) {
 	c.version++
-	delete(c.busy, msgID)
+	k := key{msgID, msgType}
+	delete(c.busy, k)
 	if c.state == api.Busy && len(c.busy) == 0 {
 		c.state = api.Idle
 	}
-	if r := c.inProgress[msgID]; r != nil {
-		c.end(msgID, r.msgType)
+	if c.inProgress[k] != nil {
+		c.end(k)
 	}
 }
 
 // Adopt notes that a kernel runs a request of an earlier supervisor. A zero since stands for now.
 func (c *Clock) Adopt(msgID, msgType string, since time.Time) {
-	c.busy[msgID] = c.now()
-	c.begin(msgID, msgType)
-	if r := c.inProgress[msgID]; r != nil && !since.IsZero() {
+	k := key{msgID, msgType}
+	c.busy[k] = c.now()
+	c.begin(k)
+	if r := c.inProgress[k]; r != nil && !since.IsZero() {
 		r.since = since
 	}
 }
 
-func (c *Clock) begin(msgID, msgType string) {
+func (c *Clock) begin(k key) {
 	c.version++
-	r := c.inProgress[msgID]
-	if r == nil && len(c.inProgress) < maxRequests && msgID != "" {
-		r = &request{msgType: msgType}
-		c.inProgress[msgID] = r
+	r := c.inProgress[k]
+	if r == nil && len(c.inProgress) < maxRequests && k.id != "" {
+		r = &request{}
+		c.inProgress[k] = r
 	}
 	if r != nil && r.since.IsZero() {
 		r.since = c.now()
 	}
 }
 
-func (c *Clock) end(msgID, msgType string) {
+func (c *Clock) end(k key) {
 	c.version++
-	r := c.inProgress[msgID]
-	delete(c.inProgress, msgID)
+	r := c.inProgress[k]
+	delete(c.inProgress, k)
 	switch now := c.now(); {
-	case c.counts(msgType):
+	case c.counts(k.msgType):
 		c.Used()
 	case r != nil && !r.since.IsZero() && now.Sub(r.since) >= c.longWork:
 		c.idle.LongWork = now
@@ -229,14 +237,14 @@ func (c *Clock) Idle() Idle { return c.idle }
 func (c *Clock) Version() uint64 { return c.version }
 
 // IsBusy reports whether front ends see the kernel as busy with the request.
-func (c *Clock) IsBusy(msgID string) bool {
-	_, busy := c.busy[msgID]
+func (c *Clock) IsBusy(msgID, msgType string) bool {
+	_, busy := c.busy[key{msgID, msgType}]
 	return busy
 }
 
 // BusySince returns when the kernel began to work on a request; zero if it does not.
-func (c *Clock) BusySince(msgID string) time.Time {
-	if r := c.inProgress[msgID]; r != nil {
+func (c *Clock) BusySince(msgID, msgType string) time.Time {
+	if r := c.inProgress[key{msgID, msgType}]; r != nil {
 		return r.since
 	}
 	return time.Time{}
@@ -257,12 +265,12 @@ func (c *Clock) Works() bool {
 func (c *Clock) Usage() (u Usage, polling bool) {
 	u = Usage{Up: c.state == api.Idle || c.state == api.Busy, Idle: c.idle, LastOutput: c.lastOutput}
 	polling = len(c.inProgress) > 0
-	for _, r := range c.inProgress {
+	for k, r := range c.inProgress {
 		u.Busy = true
 		if !r.since.IsZero() && (u.BusySince.IsZero() || r.since.Before(u.BusySince)) {
 			u.BusySince = r.since
 		}
-		polling = polling && !c.counts(r.msgType) && c.now().Sub(r.since) < c.longWork
+		polling = polling && !c.counts(k.msgType) && c.now().Sub(r.since) < c.longWork
 	}
 	return u, polling
 }

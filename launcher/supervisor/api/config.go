@@ -26,6 +26,9 @@ type Config struct {
 	KernelID string `json:"kernel_id"` // the one kernel of this supervisor
 	SpecName string `json:"spec_name"` // kernelspec name, shown in the model
 
+	// Owner is the user that HeaderUser names in requests of the kernel's owner. "": every user counts as the owner.
+	Owner string `json:"owner,omitempty"`
+
 	// The kernel's process. In Argv the supervisor replaces {connection_file}; the launcher has replaced every other
 	// placeholder. Env is the whole environment; with a child it is added to the container's. WorkingDir must exist,
 	// except with a child. InterruptMode is "signal" or "message".

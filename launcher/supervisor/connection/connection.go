@@ -90,8 +90,10 @@ type Conn struct {
 
 	// Guarded by mu.
 	mu         sync.Mutex
-	closed     bool  // Close was called
-	sent       int64 // bytes
+	direct     []jupyter.Message // for this connection alone; see Send
+	directSize int               // bytes of direct
+	closed     bool              // Close was called
+	sent       int64             // bytes
 	ackedBytes int64
 	acksEver   bool // something was acknowledged, on this connection or an earlier one of the session
 	pingNumber uint64
@@ -167,6 +169,33 @@ func (c *Conn) Serve() (sent int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.sent
+}
+
+// Bounds of the messages that wait in Conn.direct, in bytes.
+const (
+	directLimit    = 4 << 20
+	directOverhead = 512 // of a message
+)
+
+// Send sends messages to this connection alone, past the log. A client's requests that never reach the kernel are
+// answered so: in the log, the answers would evict what others are to read. Send never waits. A peer that sends
+// requests and does not read the answers is closed with 1013.
+func (c *Conn) Send(messages ...jupyter.Message) {
+	c.mu.Lock()
+	for i := range messages {
+		c.directSize += messages[i].Size() + directOverhead
+	}
+	full := c.directSize > directLimit
+	if !full {
+		c.direct = append(c.direct, messages...)
+	}
+	c.mu.Unlock()
+	if full {
+		c.closeWith(framing.CloseError{Code: websocket.CloseTryAgainLater,
+			Reason: "answers to rejected requests are not read"})
+		return
+	}
+	poke(c.reader.Urgent)
 }
 
 // Close closes the connection at once, without a close frame. It does not wait for Serve.

@@ -30,7 +30,10 @@ func (c *Conn) write(ctx context.Context) {
 	var pace flow.Pacer
 	for {
 		c.flow.Cork()
-		more, err := c.writeBatch()
+		more, err := false, c.writeDirect()
+		if err == nil {
+			more, err = c.writeBatch()
+		}
 		if err == nil {
 			err = c.writePings()
 		}
@@ -64,6 +67,10 @@ func (c *Conn) write(ctx context.Context) {
 		case <-c.reader.Urgent:
 		case <-c.acks:
 		case data := <-c.pongs:
+			// For a relay a pong proves that all before it was handled, and rejected messages were answered.
+			if err := c.writeDirect(); err != nil {
+				return
+			}
 			if err := c.ws.WriteControl(websocket.PongMessage, data, time.Now().Add(flow.Patience)); err != nil {
 				return
 			}
@@ -98,6 +105,20 @@ func (c *Conn) writeClose(f framing.CloseError) {
 	if err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, websocket.ErrCloseSent) {
 		c.o.Logger.Debug("close frame was not delivered", logkey.Err, err)
 	}
+}
+
+// writeDirect sends the messages of Send.
+func (c *Conn) writeDirect() error {
+	c.mu.Lock()
+	direct := c.direct
+	c.direct, c.directSize = nil, 0
+	c.mu.Unlock()
+	for i := range direct {
+		if err := c.writeFrame(c.cursor, framing.Encode(&direct[i], c.o.Framing)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // writeBatch sends entries of the log, up to batchBytes, and reports whether there may be more.

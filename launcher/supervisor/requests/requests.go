@@ -14,6 +14,7 @@ import (
 type Request struct {
 	ID            string
 	Session       uint64 // number of the session that sent it; 0: the session has ended
+	User          string // who sent it
 	Channel       jupyter.Channel
 	Type          string
 	Header        []byte // raw; the parent_header of messages about it
@@ -139,8 +140,8 @@ func (t *Table) OldestCell() *Request {
 }
 
 // RunningCell returns the oldest execute_request without an idle for which busy reports true, or nil.
-func (t *Table) RunningCell(busy func(id string) bool) *Request {
-	return t.find(func(r *Request) bool { return r.Executes() && !r.Idled && busy(r.ID) })
+func (t *Table) RunningCell(busy func(id, msgType string) bool) *Request {
+	return t.find(func(r *Request) bool { return r.Executes() && !r.Idled && busy(r.ID, r.Type) })
 }
 
 func (t *Table) find(match func(*Request) bool) *Request {
@@ -155,25 +156,41 @@ func (t *Table) find(match func(*Request) bool) *Request {
 // ByID returns the unfinished requests with an id, in order of arrival. The caller must not change the slice.
 func (t *Table) ByID(id string) []*Request { return t.byID[id] }
 
-// AwaitingReply returns the first request with the id that has no reply, or nil. Requests of two sessions with the same
-// id are answered in order of arrival.
-func (t *Table) AwaitingReply(id string) *Request {
+// OfOther reports whether another user has an unfinished request with the id.
+func (t *Table) OfOther(id, user string) bool {
 	for _, r := range t.byID[id] {
-		if !r.Replied {
+		if r.User != user {
+			return true
+		}
+	}
+	return false
+}
+
+// AwaitingReply returns the first request without a reply that a message of the channel can answer, or nil. parent is
+// the message's parent_header. A prompt on stdin belongs to a request of any channel. Requests of two sessions with the
+// same id are answered in order of arrival.
+func (t *Table) AwaitingReply(parent jupyter.Header, c jupyter.Channel) *Request {
+	for _, r := range t.byID[parent.MsgID] {
+		if !r.Replied && r.fits(parent) && (r.Channel == c || c == jupyter.Stdin) {
 			return r
 		}
 	}
 	return nil
 }
 
-// AwaitingIdle returns the first request with the id that has no idle, or nil.
-func (t *Table) AwaitingIdle(id string) *Request {
-	for _, r := range t.byID[id] {
-		if !r.Idled {
+// AwaitingIdle returns the first request without an idle that a status with the parent_header can end, or nil.
+func (t *Table) AwaitingIdle(parent jupyter.Header) *Request {
+	for _, r := range t.byID[parent.MsgID] {
+		if !r.Idled && r.fits(parent) {
 			return r
 		}
 	}
 	return nil
+}
+
+// fits reports whether the request has the type that a parent_header names. Some kernels name none.
+func (r *Request) fits(parent jupyter.Header) bool {
+	return parent.MsgType == "" || parent.MsgType == r.Type
 }
 
 // Len returns how many requests are not finished.

@@ -24,23 +24,29 @@ const acceptedKept = 20480
 type Session struct {
 	Number   uint64 // unique among the kernel's sessions and connections, and not 0
 	Key      string // in the Table
+	User     string // whose client it is
+	Owner    bool   // the user owns the kernel
 	Lasting  bool   // it outlives its connections, because its client has a session id
 	LastCell []byte // header of the client's last execute_request, or nil; notices are shown there
 
 	resume      messagelog.Position
 	floor       messagelog.Position // resume is never before it
 	connections int                 // that are attached
+	used        bool                // one of its connections was active
 	active      []*Attachment       // the active ones; acknowledgements of the youngest move resume
 	left        time.Time           // when the last connection was detached
 
-	suspect      suspect                    // the message that may have broken the last connections
-	replaced     map[uint64]string          // by Seq: messages that are replaced by a notice, and why
-	accepted     *lru.LRU[IDHash, struct{}] // msg_ids of accepted messages of relays; nil before the first
-	acknowledges bool                       // the client has acknowledged something, so its working connections do
+	suspect      suspect                // the message that may have broken the last connections
+	replaced     map[uint64]string      // by Seq: messages that are replaced by a notice, and why
+	accepted     *lru.LRU[IDHash, bool] // msg_ids of relays' messages, true for rejected ones; nil before the first
+	acknowledges bool                   // the client has acknowledged something, so its working connections do
 }
 
 // Connected reports whether the session has a connection.
 func (s *Session) Connected() bool { return s.connections > 0 }
+
+// Used reports whether a client has used one of the session's connections.
+func (s *Session) Used() bool { return s.used }
 
 // Resume returns the position from which a returning client reads on.
 func (s *Session) Resume() messagelog.Position { return s.resume }
@@ -73,25 +79,29 @@ func (s *Session) resumeAt(p messagelog.Position) {
 	s.resume = p
 }
 
-// Accept remembers that a relay's message was accepted. A relay repeats messages that may not have been accepted. Old
-// msg_ids are forgotten; see acceptedKept.
-func (s *Session) Accept(msgID string) {
+// Accept remembers that a relay's message was accepted, or rejected with an answer. A relay repeats messages that may
+// not have been accepted. Old msg_ids are forgotten; see acceptedKept.
+func (s *Session) Accept(msgID string, rejected bool) {
 	if msgID == "" {
 		return
 	}
 	if s.accepted == nil {
-		accepted, err := lru.NewLRU[IDHash, struct{}](acceptedKept, nil)
+		accepted, err := lru.NewLRU[IDHash, bool](acceptedKept, nil)
 		if err != nil {
 			panic(err) // only for a size below 1
 		}
 		s.accepted = accepted
 	}
-	s.accepted.Add(HashID(msgID), struct{}{})
+	s.accepted.Add(HashID(msgID), rejected)
 }
 
-// HasAccepted reports whether a relay's message with the msg_id was accepted before.
-func (s *Session) HasAccepted(msgID string) bool {
-	return msgID != "" && s.accepted != nil && s.accepted.Contains(HashID(msgID))
+// HasAccepted reports whether a relay's message with the msg_id was accepted before, and whether it was rejected.
+func (s *Session) HasAccepted(msgID string) (accepted, rejected bool) {
+	if msgID == "" || s.accepted == nil {
+		return false, false
+	}
+	rejected, accepted = s.accepted.Peek(HashID(msgID))
+	return accepted, rejected
 }
 
 // Accepted returns how many accepted messages are remembered.

@@ -2,6 +2,7 @@ package session_test
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -16,7 +17,7 @@ func at(seq uint64) messagelog.Position { return messagelog.Position{Seq: seq} }
 // attach attaches a connection to the session with a key.
 func attach(t *testing.T, table *session.Table, o session.Options) *session.Attachment {
 	t.Helper()
-	a, _, err := table.Attach(o, now)
+	a, err := table.Attach(o, now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,15 +87,15 @@ func TestTable_Attach(t *testing.T) {
 	key := func(n int) string { return string(rune('A' + n)) }
 	var all []*session.Attachment
 	for n := range most {
-		all = append(all, attach(t, &table, session.Options{Key: key(n)}))
+		all = append(all, attach(t, &table, session.Options{Key: key(n), Owner: true}))
 	}
-	if _, _, err := table.Attach(session.Options{Key: "another"}, now); !errors.Is(err, session.ErrTooMany) {
+	if _, err := table.Attach(session.Options{Key: "another", Owner: true}, now); !errors.Is(err, session.ErrTooMany) {
 		t.Errorf("one more connection: got %v", err)
 	}
 	for n, a := range all[:2] {
 		table.Detach(a, session.End{}, now.Add(time.Duration(n)*time.Second))
 	}
-	attach(t, &table, session.Options{Key: "another"})
+	attach(t, &table, session.Options{Key: "another", Owner: true})
 	if len(removed) != 1 || removed[0] != key(0) || table.Len() != most {
 		t.Errorf("removed %q, and %d are left", removed, table.Len())
 	}
@@ -102,11 +103,77 @@ func TestTable_Attach(t *testing.T) {
 	if len(removed) != 2 || removed[1] != key(1) || table.Len() != most-1 {
 		t.Errorf("removed %q, and %d are left", removed, table.Len())
 	}
-	if table.Restore("B", now) == nil || table.Restore("C", now) != all[2].Session {
+	restore := func(key string) *session.Session {
+		return table.Restore(session.Options{Key: key, Owner: true}, now)
+	}
+	if restore("B") == nil || restore("C") != all[2].Session {
 		t.Error("restored sessions are not those of the table")
 	}
-	if table.Restore("no room", now) != nil {
+	if restore("no room") != nil {
 		t.Error("a session was restored into a full table")
+	}
+}
+
+// TestTable_Users: no user's connections and sessions evict or exclude those of the owner, nor those of a user who has
+// fewer.
+func TestTable_Users(t *testing.T) {
+	const ofUser, ofOthers, ofOwner = 16, 128, 64
+	table := newTable()
+	n := 0
+	options := func(user string) session.Options {
+		n++
+		return session.Options{Key: fmt.Sprint(user, n), User: user, Owner: user == "ann"}
+	}
+	away := func(user string) string {
+		n++ // a later time
+		a := attach(t, table, options(user))
+		table.Detach(a, session.End{}, now.Add(time.Duration(n)*time.Second))
+		return a.Session.Key
+	}
+	has := func(user string) (n int) {
+		for s := range table.All() {
+			if s.User == user {
+				n++
+			}
+		}
+		return n
+	}
+	owners := away("ann")
+	cat := away("cat")
+	for range 2 * ofOthers {
+		away("bob")
+	}
+	if has("bob") != ofUser {
+		t.Errorf("bob has %d sessions, want %d", has("bob"), ofUser)
+	}
+	for user := range ofOthers / ofUser { // these fill all places
+		for range ofUser {
+			away(fmt.Sprint("user ", user))
+		}
+	}
+	if table.Find(owners) == nil || table.Find(cat) == nil {
+		t.Error("a session of the owner, or the only one of a user, was evicted")
+	}
+	if table.Len() != 1+ofOthers {
+		t.Errorf("there are %d sessions, want %d", table.Len(), 1+ofOthers)
+	}
+	away("dan")
+	if has("dan") != 1 || table.Len() != 1+ofOthers {
+		t.Errorf("dan has %d of %d sessions", has("dan"), table.Len())
+	}
+
+	for range ofUser {
+		attach(t, table, options("bob"))
+	}
+	if _, err := table.Attach(options("bob"), now); !errors.Is(err, session.ErrTooMany) {
+		t.Errorf("bob's connection after %d: %v", ofUser, err)
+	}
+	attach(t, table, options("cat"))
+	for range ofOwner {
+		attach(t, table, options("ann"))
+	}
+	if _, err := table.Attach(options("ann"), now); !errors.Is(err, session.ErrTooMany) {
+		t.Errorf("the owner's connection after %d: %v", ofOwner, err)
 	}
 }
 
@@ -175,12 +242,20 @@ func TestTable_Detach(t *testing.T) {
 // TestSession_Accept: accepted messages are remembered, up to a bound.
 func TestSession_Accept(t *testing.T) {
 	ann := attach(t, newTable(), session.Options{Key: "ann"}).Session
-	if ann.HasAccepted("1") || ann.Accepted() != 0 {
+	has := func(id string) bool { accepted, _ := ann.HasAccepted(id); return accepted }
+	if has("1") || ann.Accepted() != 0 {
 		t.Error("a new session has accepted something")
 	}
-	ann.Accept("1")
-	ann.Accept("")
-	if !ann.HasAccepted("1") || ann.HasAccepted("2") || ann.HasAccepted("") || ann.Accepted() != 1 {
+	ann.Accept("1", false)
+	ann.Accept("", false)
+	if !has("1") || has("2") || has("") || ann.Accepted() != 1 {
 		t.Errorf("%d messages are remembered", ann.Accepted())
+	}
+	ann.Accept("2", true)
+	if _, rejected := ann.HasAccepted("1"); rejected {
+		t.Error("an accepted message is remembered as rejected")
+	}
+	if accepted, rejected := ann.HasAccepted("2"); !accepted || !rejected {
+		t.Error("a rejected message is not remembered as rejected")
 	}
 }

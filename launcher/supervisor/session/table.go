@@ -14,22 +14,23 @@ import (
 // Life is how long a session is kept after the end of its last connection.
 const Life = 24 * time.Hour
 
-// Bounds of what clients may make a supervisor remember.
+// Bounds of what clients may make a supervisor remember. They hold for sessions, and again for websockets. The owner's
+// places are the owner's alone.
 const (
-	maxSessions    = 64 // sessions of one kernel
-	maxConnections = 64 // websockets of one kernel
+	ofOwner  = 64  // of the kernel's owner
+	ofUser   = 16  // of each other user
+	ofOthers = 128 // of all other users together
 )
 
-// ErrTooMany is returned if a kernel has as many sessions or connections as it can have.
+// ErrTooMany is returned if a user has as many sessions or connections of a kernel as the user can have.
 var ErrTooMany = errors.New("too many sessions or connections on this kernel")
 
 // Table holds a kernel's sessions. NewTable makes one.
 type Table struct {
-	sessions    map[string]*Session // by key
-	removed     func(*Session)
-	number      uint64 // of the newest connection or restored session
-	connections int    // that are attached
-	active      int    // connections whose clients use them
+	sessions map[string]*Session // by key
+	removed  func(*Session)
+	number   uint64 // of the newest connection or restored session
+	active   int    // connections whose clients use them
 }
 
 // NewTable returns a table without sessions. It calls removed for each session that it removes.
@@ -52,26 +53,29 @@ func (t *Table) Active() int { return t.active }
 // Options describe a connection that is attached.
 type Options struct {
 	Key      string              // of its session; "": a session of its own, which ends with the connection
+	User     string              // whose client it is
+	Owner    bool                // the user owns the kernel
 	ReadOnly bool                // the client may not read what was logged before its session
 	Tail     messagelog.Position // the log's present end, where a new session begins
 	Floor    messagelog.Position // where the kernel's present life begins
 }
 
 // Attach attaches a connection to its session. It creates the session if there is none, and evicts an old one for it if
-// it has to. The error is ErrTooMany.
-func (t *Table) Attach(o Options, now time.Time) (a *Attachment, created bool, err error) {
+// it has to. See makeRoom. The error is ErrTooMany.
+func (t *Table) Attach(o Options, now time.Time) (*Attachment, error) {
 	t.Expire(now)
-	if t.connections >= maxConnections {
-		return nil, false, ErrTooMany
+	if !t.hasRoom(o, func(s *Session) int { return s.connections }) {
+		return nil, ErrTooMany
 	}
 	s := t.sessions[o.Key]
-	created = o.Key == "" || s == nil
-	if created && len(t.sessions) >= maxSessions && !t.evict() {
-		return nil, false, ErrTooMany
+	created := o.Key == "" || s == nil
+	if created && !t.makeRoom(o) {
+		return nil, ErrTooMany
 	}
 	t.number++
 	if created {
-		s = &Session{Number: t.number, Key: o.Key, Lasting: o.Key != "", resume: o.Tail, floor: o.Floor}
+		s = &Session{Number: t.number, Key: o.Key, User: o.User, Owner: o.Owner, Lasting: o.Key != "", resume: o.Tail,
+			floor: o.Floor}
 		if o.ReadOnly {
 			s.floor = s.resume // a cursor may be any position, and a reader may not see the log
 		}
@@ -81,8 +85,7 @@ func (t *Table) Attach(o Options, now time.Time) (a *Attachment, created bool, e
 		t.sessions[s.Key] = s
 	}
 	s.connections++
-	t.connections++
-	return &Attachment{Number: t.number, Session: s, Cursor: s.resume, acked: s.resume}, created, nil
+	return &Attachment{Number: t.number, Session: s, Cursor: s.resume, acked: s.resume}, nil
 }
 
 // Activate notes that a client uses the connection. It reports whether that was not known before.
@@ -90,7 +93,7 @@ func (t *Table) Activate(a *Attachment) bool {
 	if a.active {
 		return false
 	}
-	a.active = true
+	a.active, a.Session.used = true, true
 	t.active++
 	a.Session.active = append(a.Session.active, a)
 	a.Session.settle()
@@ -101,7 +104,6 @@ func (t *Table) Activate(a *Attachment) bool {
 // of the kernel.
 func (t *Table) Detach(a *Attachment, end End, now time.Time) (lastActive bool) {
 	a.noteEnd(end)
-	t.connections--
 	s := a.Session
 	if a.active {
 		t.active--
@@ -120,18 +122,72 @@ func (t *Table) Detach(a *Attachment, end End, now time.Time) (lastActive bool) 
 }
 
 // Restore returns the session with a key. If there is none, it creates the session as one whose client is away, and
-// returns nil if the table is full.
-func (t *Table) Restore(key string, now time.Time) *Session {
-	if s := t.sessions[key]; s != nil {
+// returns nil if there is no room for it. It evicts no session.
+func (t *Table) Restore(o Options, now time.Time) *Session {
+	if s := t.sessions[o.Key]; s != nil {
 		return s
 	}
-	if len(t.sessions) >= maxSessions {
+	if !t.hasRoom(o, one) {
 		return nil
 	}
 	t.number++
-	s := &Session{Number: t.number, Key: key, Lasting: true, left: now}
-	t.sessions[key] = s
+	s := &Session{Number: t.number, Key: o.Key, User: o.User, Owner: o.Owner, Lasting: true, left: now}
+	t.sessions[o.Key] = s
 	return s
+}
+
+func one(*Session) int { return 1 }
+
+// hasRoom reports whether the user may have one more of what count counts in each session.
+func (t *Table) hasRoom(o Options, count func(*Session) int) bool {
+	owners, users, others := 0, 0, 0
+	for _, s := range t.sessions {
+		switch n := count(s); {
+		case s.Owner:
+			owners += n
+		case s.User == o.User:
+			users += n
+			fallthrough
+		default:
+			others += n
+		}
+	}
+	if o.Owner {
+		return owners < ofOwner
+	}
+	return users < ofUser && others < ofOthers
+}
+
+// makeRoom evicts a session that a new one has no room beside, and reports whether there is room. The user's own
+// session goes first. If that is not enough, it is a session of the user who has most, and more than this one. The
+// owner's sessions make room only for the owner's.
+func (t *Table) makeRoom(o Options) bool {
+	for !t.hasRoom(o, one) {
+		own := func(s *Session) bool { return s.Owner == o.Owner && (o.Owner || s.User == o.User) }
+		if t.evict(own) {
+			continue
+		}
+		if o.Owner {
+			return false
+		}
+		count := map[string]int{}
+		for _, s := range t.sessions {
+			if !s.Owner {
+				count[s.User]++
+			}
+		}
+		most := 0
+		for _, s := range t.sessions {
+			if !s.Owner && !s.Connected() {
+				most = max(most, count[s.User])
+			}
+		}
+		if most <= count[o.User] ||
+			!t.evict(func(s *Session) bool { return !s.Owner && count[s.User] == most }) {
+			return false
+		}
+	}
+	return true
 }
 
 // Expire removes the sessions whose clients have been away for longer than Life.
@@ -143,11 +199,11 @@ func (t *Table) Expire(now time.Time) {
 	}
 }
 
-// evict removes the session that left first. It reports false if every session has a connection.
-func (t *Table) evict() bool {
+// evict removes the session that left first among those that may go. It reports false if each of them has a connection.
+func (t *Table) evict(mayGo func(*Session) bool) bool {
 	var oldest *Session
 	for _, s := range t.sessions {
-		if !s.Connected() && (oldest == nil || s.left.Before(oldest.left)) {
+		if !s.Connected() && mayGo(s) && (oldest == nil || s.left.Before(oldest.left)) {
 			oldest = s
 		}
 	}
