@@ -383,6 +383,9 @@ func (g *gateway) tryAsk(method, path, body string) (int, []byte, error) {
 	}
 	defer func() { _ = resp.Body.Close() }()
 	b, err := io.ReadAll(resp.Body)
+	if resp.StatusCode >= 400 {
+		b = bytes.ReplaceAll(b, []byte(`\n`), []byte(" ")) // messages have line breaks, which tests do not care about
+	}
 	return resp.StatusCode, b, err
 }
 

@@ -92,8 +92,8 @@ print([os.path.exists(path) for path in paths], any('EKG' in v and 'TOKEN' in v 
 		status, b := k.ask("POST", "/api/kernels", body)
 		var answer struct{ Reason, Message string }
 		if err := json.Unmarshal(b, &answer); err != nil || status != http.StatusForbidden ||
-			!strings.Contains(answer.Reason, reason) ||
-			answer.Message == "" {
+			!strings.Contains(answer.Message, reason) ||
+			answer.Reason == "" {
 			t.Errorf("%s: got %d %s, want 403 with %s", body, status, b, reason)
 		}
 	}

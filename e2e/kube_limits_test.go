@@ -312,7 +312,7 @@ func TestE2E_KubeLimits(t *testing.T) {
 	if len(got.ids) > most || len(got.refused) < 60 || len(wrong) > 0 {
 		t.Errorf("%d were started, %d were refused, and the other answers are %q", len(got.ids), len(got.refused), got.others)
 	}
-	const why = `"reason":"you have 4 kernels, and you may have 4 kernels at one time (limit kernels-per-user); ` +
+	const why = `"message":"you have 4 kernels, and you may have 4 kernels at one time (limit kernels-per-user); ` +
 		`shut one down to start another: pod `
 	for _, text := range got.refused {
 		if !strings.Contains(text, why) {

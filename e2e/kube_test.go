@@ -86,11 +86,11 @@ func (k *inCluster) startsBadly(t *testing.T, spec, why string) {
 	began := time.Now()
 	status, body := k.ask("POST", "/api/kernels", fmt.Sprintf(`{"name": %q}`, spec))
 	var answer struct{ Reason, Message string }
-	if err := json.Unmarshal(body, &answer); err != nil || status < 400 || !strings.Contains(answer.Reason, why) ||
-		answer.Message == "" {
+	if err := json.Unmarshal(body, &answer); err != nil || status < 400 || !strings.Contains(answer.Message, why) ||
+		answer.Reason == "" {
 		t.Errorf("%s: %d %s", spec, status, body)
 	}
-	t.Logf("%s: %s (%v)", spec, answer.Reason, time.Since(began).Round(100*time.Millisecond))
+	t.Logf("%s: %s (%v)", spec, answer.Message, time.Since(began).Round(100*time.Millisecond))
 	if took := time.Since(began); took > 15*time.Second {
 		t.Errorf("the error took %v", took)
 	}

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -82,13 +83,13 @@ func problemOf(r *call, err error) *problem {
 		// Before the launcher's errors, which it may wrap: the error of a dial does not decide whether a kernel exists.
 		return &problem{status: http.StatusServiceUnavailable, err: err, message: unreachable}
 	case errors.As(err, &failed):
-		// Some front ends show the reason, others the message.
-		return &problem{status: http.StatusInternalServerError, reason: failed.Reason, message: failed.Reason}
+		// Jupyter Server passes on both message and reason, in this order. So only the message says why.
+		return &problem{status: http.StatusInternalServerError, reason: "Kernel failed to start", message: fold(failed.Reason)}
 	case errors.As(err, &refused):
-		return &problem{status: http.StatusForbidden, reason: refused.Reason, message: refused.Reason, check: launcherCheck}
+		return &problem{status: http.StatusForbidden, message: fold(refused.Reason), check: launcherCheck}
 	case errors.As(err, &limit):
 		// 403 as in Enterprise Gateway, not 429: to repeat the request does not help.
-		return &problem{status: http.StatusForbidden, reason: limit.Reason, message: limit.Reason, check: limitCheck}
+		return &problem{status: http.StatusForbidden, message: fold(limit.Reason), check: limitCheck}
 	case errors.As(err, &gone) && r.who.owns(gone.Owner):
 		return refuse(http.StatusNotFound, "Kernel does not exist: %s: it ended at %s: %s",
 			gone.ID, api.Timestamp(gone.At), gone.Reason)
@@ -171,6 +172,30 @@ func shorten(text string, n int) string {
 		return text
 	}
 	return strings.ToValidUTF8(text[:n], "")
+}
+
+// messageWidth is the longest line of a message, in characters, unless a single word is longer.
+const messageWidth = 80
+
+// fold breaks a text into lines. JupyterLab's dialog about a start that failed breaks no line itself, and cuts off what
+// is wider than the page.
+func fold(text string) string {
+	var b strings.Builder
+	width := 0
+	for i, word := range strings.Fields(text) {
+		n := utf8.RuneCountInString(word)
+		switch {
+		case i > 0 && width+1+n > messageWidth:
+			b.WriteByte('\n')
+			width = 0
+		case i > 0:
+			b.WriteByte(' ')
+			width++
+		}
+		b.WriteString(word)
+		width += n
+	}
+	return b.String()
 }
 
 // roundUp rounds a time up to whole seconds, as Retry-After needs them.

@@ -122,7 +122,7 @@ func TestKernels_InterruptAndRestart(t *testing.T) {
 			_, _ = fmt.Fprint(w, `{"reason": "Internal Server Error", "message": "the program x is missing"}`)
 		})
 		g.do("POST", path+"/restart", "").want(t, 500,
-			`{"reason":"the program x is missing","message":"the program x is missing"}`)
+			`{"reason":"Kernel failed to start","message":"the program x is missing"}`)
 	})
 	t.Run("an invalid answer is 503, never 502", func(t *testing.T) {
 		for _, status := range []int{101, 204, 302, 401, 404, 421, 502, 504, 500, 999} {

@@ -83,7 +83,7 @@ func TestLimits_Kernels(t *testing.T) {
 	}
 	g.fake.restarting = func(string) (func(), error) { return nil, refusal }
 	for path, body := range map[string]string{"/api/kernels": "", "/api/sessions": `{"path": "x", "type": "y"}`} {
-		g.do("POST", path, body, as("uma")).want(t, 403, `{"reason":"you have too many","message":"you have too many"}`)
+		g.do("POST", path, body, as("uma")).want(t, 403, `{"reason":"Forbidden","message":"you have too many"}`)
 	}
 	g.do("POST", "/api/kernels", "", as("ann")).want(t, 403, "you have too many")
 	if len(g.fake.stopped()) != 1 {

@@ -181,7 +181,7 @@ func TestKernels_PostWaits(t *testing.T) {
 		for range 2 { // the second joins the first: both must get the reason
 			wg.Go(func() {
 				r := g.do("POST", "/api/kernels", `{"kernel_id": "`+idA+`"}`).want(t, 500, reason)
-				if e := decode[errorBody](t, r); e.Reason != reason || e.Message != reason {
+				if e := decode[errorBody](t, r); e.Reason != "Kernel failed to start" || e.Message != reason {
 					t.Errorf("got %+v", e)
 				}
 			})
@@ -202,10 +202,22 @@ func TestKernels_PostWaits(t *testing.T) {
 			return launcher.Kernel{}, false, err
 		}
 		err = fmt.Errorf("local: %w", &launcher.FailedError{Reason: "no sockets left"})
-		g.do("POST", "/api/kernels", "").want(t, 500, `{"reason":"no sockets left","message":"no sockets left"}`)
+		g.do("POST", "/api/kernels", "").want(t, 500, `{"reason":"Kernel failed to start","message":"no sockets left"}`)
 		err = fmt.Errorf("kube: %w", &launcher.RefusedError{Reason: "privileged is not allowed here"})
 		g.do("POST", "/api/kernels", "").want(t, 403,
-			`{"reason":"privileged is not allowed here","message":"privileged is not allowed here"}`)
+			`{"reason":"Forbidden","message":"privileged is not allowed here"}`)
+		long := "the kernel's process ended with exit code 1: /opt/conda/envs/some-long-name/bin/python3.12: " +
+			"No module named ipykernel_launcher"
+		err = &launcher.FailedError{Reason: long}
+		e := decode[errorBody](t, g.do("POST", "/api/sessions", `{"path": "x", "type": "y"}`).want(t, 500, ""))
+		for line := range strings.Lines(e.Message) {
+			if len(strings.TrimSpace(line)) > 80 {
+				t.Errorf("a line of %d characters: %s", len(line), line)
+			}
+		}
+		if strings.ReplaceAll(e.Message, "\n", " ") != long || strings.Contains(e.Reason, "exit code") {
+			t.Errorf("got %+v", e)
+		}
 		err = launcher.ErrUnavailable
 		g.do("POST", "/api/kernels", "").want(t, 503, "")
 		err = errors.New("internal secret /path")
