@@ -13,12 +13,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// Bounds of sessions, which are stored with their kernel.
-const (
-	maxSessionText = 4 << 10 // bytes of one member
-	maxSessions    = 64      // of one kernel
-)
-
 // sessionModel is Jupyter's model of a session.
 type sessionModel struct {
 	ID       string         `json:"id"`
@@ -49,7 +43,7 @@ func (f found) model(who caller) sessionModel {
 	return m
 }
 
-// sessions returns the sessions of all kernels that the caller may see, and all kernels.
+// sessions returns the sessions that the caller may see, and all kernels.
 func (g *Gateway) sessions(ctx context.Context, who caller) ([]found, []launcher.Kernel, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
@@ -57,7 +51,8 @@ func (g *Gateway) sessions(ctx context.Context, who caller) ([]found, []launcher
 	if err != nil {
 		return nil, nil, err
 	}
-	return sessionsOf(who.visible(kernels)), kernels, nil
+	hidden := func(f found) bool { return !f.shows(who) }
+	return slices.DeleteFunc(sessionsOf(who.visible(kernels)), hidden), kernels, nil
 }
 
 // sessionsOf returns the sessions of kernels. A session that is being moved may be stored with two kernels for a
@@ -217,7 +212,7 @@ func (g *Gateway) createSession(w http.ResponseWriter, r *call) error {
 	}
 	same := func(f found) bool {
 		// Another user's notebook may have the same path. Its session counts only if the request names its kernel.
-		return f.session.Path == *req.path &&
+		return f.session.Path == *req.path && f.offers(r.who) &&
 			(f.kernel.Owner == r.who.owner() || r.who.sole || f.kernel.ID == req.kernelID &&
 				r.who.accessTo(f.kernel) >= useKernel)
 	}
@@ -225,7 +220,8 @@ func (g *Gateway) createSession(w http.ResponseWriter, r *call) error {
 		r.kernel = all[i].kernel.ID
 		return g.answerSession(w, r, http.StatusCreated, all[i])
 	}
-	s := launcher.Session{ID: uuid.NewString(), Path: *req.path, Name: valueOf(req.name), Type: *req.kind}
+	s := launcher.Session{ID: uuid.NewString(), Path: *req.path, Name: valueOf(req.name), Type: *req.kind,
+		User: r.who.owner()}
 	id := uuid.NewString()
 	if req.kernelID != "" {
 		// The session of a running kernel is only stored.
@@ -285,11 +281,7 @@ func (g *Gateway) storeSession(
 ) error {
 	r.kernel = k.ID
 	stored, err := g.updateSessions(r.Context(), k.ID, func(all []launcher.Session) ([]launcher.Session, error) {
-		all = append(without(all, s.ID), s)
-		if len(all) > maxSessions {
-			return nil, refuse(http.StatusConflict, "The kernel has %d sessions already.", maxSessions)
-		}
-		return all, nil
+		return withSession(all, s, k.Owner)
 	})
 	if err != nil {
 		return err
@@ -342,6 +334,9 @@ func (g *Gateway) patchSession(w http.ResponseWriter, r *call) error {
 		return err
 	}
 	s := f.session
+	if !r.who.sole {
+		s.User = creator(s, f.kernel.Owner) // the other kernel may have another owner
+	}
 	for _, member := range []struct {
 		to   *string
 		from *string
@@ -375,7 +370,7 @@ func (g *Gateway) patchSession(w http.ResponseWriter, r *call) error {
 func (g *Gateway) moveSession(
 	w http.ResponseWriter, r *call, s launcher.Session, from string, to launcher.Kernel,
 ) error {
-	add := func(all []launcher.Session) ([]launcher.Session, error) { return append(without(all, s.ID), s), nil }
+	add := func(all []launcher.Session) ([]launcher.Session, error) { return withSession(all, s, to.Owner) }
 	if _, err := g.updateSessions(r.Context(), to.ID, add); err != nil {
 		return err
 	}

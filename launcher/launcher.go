@@ -111,6 +111,9 @@ type Session struct {
 	Path string `json:"path"`
 	Name string `json:"name"`
 	Type string `json:"type"`
+
+	// User has created it; "" if there is only one owner, or if it is not known.
+	User string `json:"user,omitempty"`
 }
 
 // Right is what a user may do with another user's kernel.
