@@ -339,10 +339,11 @@ func (c *client) collect(what string, cond func(got) bool) []got {
 	}
 }
 
-// running waits until a cell's code runs. A kernel that is busy but does not run the code yet cannot be interrupted.
-func (c *client) running(cell string) {
+// running waits until a cell's code runs, and returns all messages. A kernel that is busy but does not run the code yet
+// cannot be interrupted. The reply of a short cell may be among the messages, as the channels overtake each other.
+func (c *client) running(cell string) []got {
 	c.t.Helper()
-	c.collect("execute_input", func(g got) bool { return g.msgType == "execute_input" && g.parent == cell })
+	return c.collect("execute_input", func(g got) bool { return g.msgType == "execute_input" && g.parent == cell })
 }
 
 // result reads until every request has both its reply and its idle, and returns all messages.

@@ -28,7 +28,7 @@ func (r *running) refusing(limit int, code int, session, cell string, before []g
 	for !slices.ContainsFunc(all, replied) || !idle { // the reply may come before the output
 		g, err := c.recv()
 		if err != nil {
-			r.t.Fatal(err)
+			r.t.Fatalf("%v; so far: %s", err, summary(all))
 		}
 		if g.Size() > limit {
 			if code != 0 {
@@ -72,11 +72,10 @@ func TestCuts_Poison(t *testing.T) {
 			c.result(c.execute("echo first"))
 			r.acknowledged("ann", c)
 			cell := c.execute("echo before\nbig 2m\necho between\nbig 1m\necho after")
-			c.running(cell)
+			all := c.running(cell)
 			_ = c.ws.NetConn().Close()
 			r.gone("ann")
 			cuts := 0
-			var all []got
 			for ended := false; !ended; {
 				if all, ended = r.refusing(1<<20+1<<18, test.code, "ann", cell, all); !ended {
 					cuts++
@@ -86,7 +85,8 @@ func TestCuts_Poison(t *testing.T) {
 					t.Fatal("the message is sent again and again")
 				}
 			}
-			if cuts != test.cuts {
+			// The supervisor may have begun to send the message on the first connection, which was then cut with it.
+			if cuts != test.cuts && !(test.cuts == cutsAllowed && cuts == test.cuts-1) {
 				t.Errorf("it took %d connections, want %d", cuts, test.cuts)
 			}
 			text := output(all, cell)
