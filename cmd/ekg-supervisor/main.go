@@ -5,7 +5,8 @@
 //
 // FILE is an api.Config in JSON. When the supervisor listens, it writes "ok" and a newline to descriptor N and closes
 // it. If it cannot start, it writes one sentence instead and exits with 1. It logs to standard error as JSON lines. It
-// ends when its kernel is gone for good, and stops its kernel on SIGTERM and SIGINT.
+// ends when its kernel is gone for good, and stops its kernel on SIGTERM and SIGINT. Orphans of the kernel become its
+// children, and it reaps them.
 //
 //	ekg-supervisor pod
 //
@@ -39,9 +40,11 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -131,6 +134,26 @@ func prepareConfig(cfg api.Config, logger *slog.Logger) (run func(context.Contex
 	}
 	return func(ctx context.Context) error {
 		defer unlock() // the lock ends with the kernel
-		return supervisor.Serve(ctx, supervisor.New(cfg, version, logger), l)
+		s := supervisor.New(cfg, version, logger)
+		if cfg.ChildSocket == "" { // else the child reaps
+			stop := reapOrphans(s, logger)
+			defer stop()
+		}
+		return supervisor.Serve(ctx, s, l)
 	}, nil
+}
+
+// reapOrphans reaps what the kernel leaves running, in a goroutine that the returned function ends. Not every
+// container's first process does that.
+func reapOrphans(s *supervisor.Supervisor, logger *slog.Logger) (stop func()) {
+	if err := proctree.AdoptOrphans(); err != nil {
+		logger.Warn("orphans are not reaped", logkey.Err, err)
+		return func() {}
+	}
+	reaper := proctree.NewReaper()
+	s.SetReaper(reaper)
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { reaper.Run(ctx) })
+	return func() { cancel(); running.Wait() }
 }

@@ -17,15 +17,17 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 )
 
-// openLauncher opens the launcher that the settings select.
+// openLauncher opens the launcher that the settings select. reaper may be nil.
 func openLauncher(
 	ctx context.Context,
 	s *settings.Settings,
 	limits launcher.Limits,
 	log *slog.Logger,
 	watch launcher.Observer,
+	reaper *proctree.Reaper,
 ) (launcher.Launcher, error) {
 	switch s.Launcher {
 	case "local":
@@ -48,6 +50,7 @@ func openLauncher(
 			InheritEnv: s.InheritEnv,
 			Cull:       s.Cull(),
 			Limits:     limits,
+			Reaper:     reaper,
 			Log:        log,
 			Observer:   watch,
 		})

@@ -21,6 +21,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 )
 
 // Bounds of the shutdown. A step that takes longer is abandoned and reported.
@@ -49,7 +50,8 @@ type server struct {
 	measured     func(url string) // called with the address of --metrics-listen; may be nil
 
 	// Owned by Run.
-	steps []step
+	steps  []step
+	reaper *proctree.Reaper // nil: this is not a container's first process
 }
 
 // step undoes the start of a part.
@@ -59,7 +61,12 @@ type step struct {
 }
 
 func newServer(s *settings.Settings, stdout io.Writer, log *slog.Logger) *server {
-	return &server{settings: s, stdout: stdout, log: log, openLauncher: openLauncher}
+	v := &server{settings: s, stdout: stdout, log: log}
+	v.openLauncher = func(ctx context.Context, s *settings.Settings, limits launcher.Limits, log *slog.Logger,
+		watch launcher.Observer) (launcher.Launcher, error) {
+		return openLauncher(ctx, s, limits, log, watch, v.reaper)
+	}
+	return v
 }
 
 func newLogger(w io.Writer, s *settings.Settings) *slog.Logger {
@@ -101,6 +108,7 @@ func (v *server) Run(ctx context.Context) error {
 // serve starts all parts and returns when ctx ends or a listener fails.
 func (v *server) serve(ctx context.Context) error {
 	v.logWarnings(ctx)
+	v.reapOrphans(os.Getpid())
 	// The listener comes first, since a port in use is the most likely failure.
 	listener, err := listen(ctx, v.settings)
 	if err != nil {
@@ -150,6 +158,23 @@ func (v *server) serve(ctx context.Context) error {
 	case err := <-metricsFailed:
 		return fmt.Errorf("serving metrics: %w", err)
 	}
+}
+
+// reapOrphans takes the exit status of all orphans if the gateway is a container's first process, whose children they
+// become. It works in a goroutine that the registered step waits for.
+func (v *server) reapOrphans(pid int) {
+	if pid != 1 {
+		return
+	}
+	v.reaper = proctree.NewReaper()
+	ctx, stop := context.WithCancel(context.Background())
+	var reaping sync.WaitGroup
+	reaping.Go(func() { v.reaper.Run(ctx) })
+	v.onStop("reaper", func(context.Context) error {
+		stop()
+		reaping.Wait()
+		return nil
+	})
 }
 
 // backend holds what a gateway needs to start and reach kernels.

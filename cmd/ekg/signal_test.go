@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,7 +18,13 @@ import (
 // ekgProcess starts the program as a process. It returns the process and the URL that it has printed.
 func ekgProcess(t *testing.T, args ...string) (*exec.Cmd, string) {
 	t.Helper()
-	cmd := exec.Command(os.Args[0], args...)
+	return startProcess(t, os.Args[:1], args...)
+}
+
+// startProcess is ekgProcess with the program and what stands before it.
+func startProcess(t *testing.T, program []string, args ...string) (*exec.Cmd, string) {
+	t.Helper()
+	cmd := exec.Command(program[0], slices.Concat(program[1:], args)...)
 	cmd.Env = append(os.Environ(), "RUN_AS_EKG=1")
 	var log transcript.Buffer
 	cmd.Stderr = &log

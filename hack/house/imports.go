@@ -28,11 +28,13 @@ var mayImport = map[string][]string{
 		"launcher/kube",
 		"launcher/kube/podspec",
 		"launcher/local",
+		"launcher/proctree",
 		"launcher/sleep",
 		"launcher/supervisor/api",
 	},
 	"cmd/ekg-supervisor": {
 		"launcher/atomicfile",
+		"launcher/proctree",
 		"launcher/supervisor",
 		"launcher/supervisor/api",
 		"launcher/supervisor/child",
@@ -89,6 +91,7 @@ var mayImport = map[string][]string{
 		"jupyter/framing",
 		"jupyter/notice",
 		"launcher/atomicfile",
+		"launcher/proctree",
 		"launcher/sleep",
 		"launcher/supervisor/activity",
 		"launcher/supervisor/api",
@@ -139,7 +142,6 @@ var mayImport = map[string][]string{
 	"launcher/supervisor/process": {
 		"launcher/gpu",
 		"launcher/proctree",
-		"launcher/sleep",
 		"launcher/supervisor/api",
 		"launcher/logkey",
 	},
@@ -154,7 +156,7 @@ var mayImport = map[string][]string{
 	},
 	"launcher/atomicfile": {},
 	"launcher/sleep":      {},
-	"launcher/proctree":   {},
+	"launcher/proctree":   {"launcher/sleep"},
 
 	// Parts of the protocol.
 	"jupyter/notice":      {"jupyter"},

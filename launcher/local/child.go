@@ -5,12 +5,15 @@ import (
 	"os/signal"
 	"sync"
 	"syscall"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 )
 
 // children are the supervisors that this process has started. One goroutine, woken by SIGCHLD, reaps those that have
 // ended; os/exec would need a blocked thread for each. The goroutine waits for these processes only, so it reaps no
 // child of other parts of the program.
 type children struct {
+	reaper  *proctree.Reaper // of this program; nil: orphans do not become its children
 	signals chan os.Signal
 	stop    chan struct{}
 	stopped chan struct{}
@@ -28,8 +31,8 @@ type child struct {
 	owner *children
 }
 
-func newChildren() *children {
-	c := &children{signals: make(chan os.Signal, 1), stop: make(chan struct{}), stopped: make(chan struct{}),
+func newChildren(reaper *proctree.Reaper) *children {
+	c := &children{reaper: reaper, signals: make(chan os.Signal, 1), stop: make(chan struct{}), stopped: make(chan struct{}),
 		running: make(map[int]*child)}
 	signal.Notify(c.signals, syscall.SIGCHLD)
 	go c.reap()
@@ -58,6 +61,7 @@ func (c *children) reapEnded() {
 			continue // the process runs; after an interrupted wait another SIGCHLD follows
 		}
 		delete(c.running, pid)
+		c.reaper.Forget(pid)
 		close(ch.exited)
 	}
 }
@@ -77,8 +81,12 @@ func (c *children) start(argv, env []string, dir string, files []*os.File) (*chi
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	pid, err := syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{Dir: dir, Env: env, Files: fds,
-		Sys: &syscall.SysProcAttr{Setsid: true}})
+	var pid int
+	err := c.reaper.Start(func() (p int, err error) {
+		pid, err = syscall.ForkExec(argv[0], argv, &syscall.ProcAttr{Dir: dir, Env: env, Files: fds,
+			Sys: &syscall.SysProcAttr{Setsid: true}})
+		return pid, err
+	})
 	if err != nil {
 		return nil, err
 	}

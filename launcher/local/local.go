@@ -42,6 +42,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -61,7 +62,8 @@ type Options struct {
 	DeadLinger time.Duration // how long a dead kernel is shown; 0 for api.DefaultDeadLinger
 	Cull       api.Cull      // when kernels are culled
 
-	InheritEnv []string // names of variables that kernels get from this process's environment beside the usual ones
+	InheritEnv []string         // names of variables that kernels get from this process's environment beside the usual ones
+	Reaper     *proctree.Reaper // of this program, which spares supervisors; nil: no reaper
 	Log        *slog.Logger
 	Observer   launcher.Observer // nil: events are ignored
 	Limits     launcher.Limits   // the same for all gateways of the state directory; nil: no limits
@@ -149,7 +151,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 		ctx: life, cancel: cancel, kernels: make(map[string]*kernel),
 		opened: tm.now(), culls: map[launcher.CullLabels]int64{},
 	}
-	l.children = newChildren()
+	l.children = newChildren(l.opts.Reaper)
 	l.follower = follow.New(life, follow.Options{Lock: &l.mu, Goroutines: &l.goroutines, FirstRedial: tm.firstRedial,
 		LastRedial: tm.lastRedial, Since: l.opened, Log: l.log})
 	if err := l.rescan(ctx); err != nil {

@@ -1,5 +1,6 @@
 // Package proctree finds and kills the processes of a kernel on this machine: those of its session, and those that
-// carry its id in their environment. It reads /proc and starts no goroutines. All functions may be called concurrently.
+// carry its id in their environment. A Reaper takes the exit status of orphans. The package reads /proc and starts no
+// goroutines. All functions may be called concurrently.
 //
 // Launchers use it for what a dead supervisor left behind, supervisors for the kernel that they run.
 package proctree

@@ -124,7 +124,7 @@ func (s *Supervisor) launch(ctx context.Context) (
 	}
 	own, err := process.Start(process.Options{
 		KernelID: s.cfg.KernelID, Argv: process.Command(s.cfg.Argv, s.cfg.ConnectionFile), Env: s.cfg.Env,
-		WorkingDir: s.cfg.WorkingDir, GPUSeen: func(*process.Process) { poke(s.useChanged) }, Logger: s.logger,
+		WorkingDir: s.cfg.WorkingDir, Reaper: s.reaper, GPUSeen: func(*process.Process) { poke(s.useChanged) }, Logger: s.logger,
 	})
 	if err != nil {
 		return c, nil, false, err

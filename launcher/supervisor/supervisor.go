@@ -38,6 +38,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
@@ -78,6 +79,7 @@ type Supervisor struct {
 	operations        chan *operation          // stops and restarts for Run
 	lossPossible      chan struct{}            // capacity 1: messages may be lost
 	container         *child.Container         // nil: the kernel's process is a child of this one
+	reaper            *proctree.Reaper         // of this program; nil: orphans do not become its children
 	stateFile         *savedstate.File         // nil: no other supervisor would read it
 	containerReported chan struct{}            // capacity 1: the cluster has reported on the container
 	useChanged        chan struct{}            // capacity 1: the time of culling may have changed
@@ -188,6 +190,9 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 	}
 	return s
 }
+
+// SetReaper makes the kernel's process one that r spares. It must be called before Run.
+func (s *Supervisor) SetReaper(r *proctree.Reaper) { s.reaper = r }
 
 // runKernel runs the kernel until it is gone for good: stopped, or dead for DeadLinger.
 func (s *Supervisor) runKernel(ctx context.Context) {

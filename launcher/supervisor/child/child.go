@@ -23,10 +23,9 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
 )
@@ -57,7 +56,7 @@ type child struct {
 	log    *slog.Logger
 	env    map[string]string // the container's
 	copies [2]io.Writer      // of stdout and stderr; nil: no copy
-	reaper *process.Reaper
+	reaper *proctree.Reaper
 	wg     sync.WaitGroup
 
 	// Guarded by mu.
@@ -79,7 +78,7 @@ func Run(ctx context.Context, opts Options) int {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	c := &child{opts: opts, log: log, env: environMap(os.Environ()), grace: defaultGrace, reaper: process.NewReaper()}
+	c := &child{opts: opts, log: log, env: environMap(os.Environ()), grace: defaultGrace, reaper: proctree.NewReaper()}
 	for i, f := range []*os.File{opts.Stdout, opts.Stderr} {
 		if f != nil {
 			m := openMirror(f)
@@ -88,7 +87,7 @@ func Run(ctx context.Context, opts Options) int {
 		}
 	}
 	// If an image's own program is the container's first process, orphans become children of this program all the same.
-	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+	if err := proctree.AdoptOrphans(); err != nil {
 		log.Warn("orphans are not reaped", logkey.Err, err)
 	}
 	life, end := context.WithCancel(context.Background())

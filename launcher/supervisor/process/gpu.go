@@ -120,17 +120,18 @@ func (p *Process) lookAtGPUs(ctx context.Context, ask GPULook) (GPUUse, error) {
 		return GPUUse{}, err
 	}
 	reaper := p.opts.Reaper
-	reaper.Hold(func() {
-		if err = cmd.Start(); err == nil {
-			reaper.spare(cmd.Process.Pid)
+	err = reaper.Start(func() (int, error) {
+		if err := cmd.Start(); err != nil {
+			return 0, err
 		}
+		return cmd.Process.Pid, nil
 	})
 	if err != nil {
 		return GPUUse{}, fmt.Errorf("ekg-gpu cannot be run: %w", err)
 	}
 	printed, rerr := io.ReadAll(io.LimitReader(out, maxGPUReport))
 	err = cmd.Wait()
-	reaper.forget(cmd.Process.Pid)
+	reaper.Forget(cmd.Process.Pid)
 	if ctx.Err() != nil {
 		return GPUUse{}, fmt.Errorf("ekg-gpu has not answered in %s", ask.For+gpuPatience)
 	}

@@ -4,7 +4,7 @@
 //
 // Goroutines: each Process has one that starts the program and waits for its end, and one for each of stdout and
 // stderr. They end soon after the process, and so does one that kills what the kernel left running. A look at GPUs has
-// one of its own. The caller starts and ends a Reaper's goroutine.
+// one of its own.
 package process
 
 import (
@@ -38,7 +38,7 @@ type Options struct {
 	WorkingDir string            // "": the one of this program
 	Stdout     io.Writer         // gets a copy of the output; if it blocks, so does the kernel; nil: no copy
 	Stderr     io.Writer         // as Stdout
-	Reaper     *Reaper           // of this program, if orphans become its children; nil: no reaper
+	Reaper     *proctree.Reaper  // of this program, if orphans become its children; nil: no reaper
 	GPUSeen    func(*Process)    // called when a look at GPUs has a result; nil: no call
 	Logger     *slog.Logger      // nil: no log
 }
@@ -85,12 +85,10 @@ func Start(opts Options) (*Process, error) {
 	}
 	p := &Process{opts: opts, stderr: new(Tail), stdout: new(Tail), ended: make(chan struct{})}
 	started := make(chan error, 1)
-	var err error
-	opts.Reaper.Hold(func() {
+	err := opts.Reaper.Start(func() (int, error) {
 		go p.run(started)
-		if err = <-started; err == nil {
-			opts.Reaper.spare(p.leader)
-		}
+		err := <-started
+		return p.leader, err
 	})
 	if err != nil {
 		return nil, err
@@ -134,7 +132,7 @@ func (p *Process) run(started chan<- error) {
 	p.killRemains()
 	readers.finish(OutputGrace)
 	p.reap(at)
-	p.opts.Reaper.forget(p.leader)
+	p.opts.Reaper.Forget(p.leader)
 	p.endLook()
 }
 

@@ -1,4 +1,4 @@
-package process
+package proctree
 
 import (
 	"context"
@@ -8,15 +8,17 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
+	"golang.org/x/sys/unix"
+
 	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
 
 // reapInterval is the least time between two searches for orphans that have ended.
 const reapInterval = 100 * time.Millisecond
 
-// Reaper takes the exit status of orphans, which become children of this program when their parents end. It spares the
-// processes that package process starts with it, and everything that is started within Hold. A nil Reaper reaps
+// Reaper takes the exit status of orphans, which become children of this program when their parents end. Without it
+// they stay zombies. It spares the processes that are started with Start, everything that is started within Hold, and
+// the processes of this program's own session: those are programs that it runs and waits for. A nil Reaper reaps
 // nothing. All methods may be called concurrently.
 type Reaper struct {
 	mu     sync.Mutex
@@ -25,6 +27,10 @@ type Reaper struct {
 
 // NewReaper returns a Reaper that reaps nothing until Run.
 func NewReaper() *Reaper { return &Reaper{spared: map[int]bool{}} }
+
+// AdoptOrphans makes orphans children of this program, instead of the first process's, if this program has started them
+// or their ancestors. Where the system cannot do that, it returns an error.
+func AdoptOrphans() error { return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }
 
 // Hold runs f while nothing is reaped. f must not call the Reaper.
 func (r *Reaper) Hold(f func()) {
@@ -37,15 +43,20 @@ func (r *Reaper) Hold(f func()) {
 	f()
 }
 
-// spare excludes a process from reaping. It is called within Hold.
-func (r *Reaper) spare(pid int) {
-	if r != nil {
-		r.spared[pid] = true
-	}
+// Start calls start, which starts a child, while nothing is reaped. The child is spared until Forget. start must not
+// call the Reaper. Start returns its error.
+func (r *Reaper) Start(start func() (pid int, err error)) (err error) {
+	r.Hold(func() {
+		var pid int
+		if pid, err = start(); err == nil && r != nil {
+			r.spared[pid] = true
+		}
+	})
+	return err
 }
 
-// forget ends spare, after the process was waited for.
-func (r *Reaper) forget(pid int) {
+// Forget ends the sparing of a child that was waited for.
+func (r *Reaper) Forget(pid int) {
 	r.Hold(func() {
 		if r != nil {
 			delete(r.spared, pid)
@@ -73,8 +84,13 @@ func (r *Reaper) Run(ctx context.Context) {
 
 // reapLocked reaps the orphans that have ended by now.
 func (r *Reaper) reapLocked() {
-	for _, p := range proctree.List() {
-		if p.Parent != os.Getpid() || p.State != 'Z' || r.spared[p.PID] {
+	self := os.Getpid()
+	session, err := unix.Getsid(0)
+	if err != nil {
+		return // it cannot fail for this process
+	}
+	for _, p := range List() {
+		if p.Parent != self || p.State != 'Z' || p.Session == session || r.spared[p.PID] {
 			continue
 		}
 		var status syscall.WaitStatus
