@@ -36,6 +36,7 @@ type auditEntry struct {
 	Route    string   `json:"route,omitempty"`
 	Kernel   string   `json:"kernel,omitempty"`
 	Spec     string   `json:"spec,omitempty"`
+	Others   int      `json:"others,omitempty"`    // refused requests before it that have no entry, see auditRequest
 	Seconds  *float64 `json:"seconds,omitempty"`   // for which a websocket was open
 	BytesIn  *int64   `json:"bytes_in,omitempty"`  // from the client
 	BytesOut *int64   `json:"bytes_out,omitempty"` // to the client

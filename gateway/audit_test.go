@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -329,5 +330,35 @@ func TestAudit_Broken(t *testing.T) {
 	if text := log.String(); strings.Count(text, "cannot be written") != 1 ||
 		strings.Count(text, "is written again") != 1 || disk.lines != 2 {
 		t.Errorf("%d lines were written, and said\n%s", disk.lines, text)
+	}
+}
+
+// Requests without a valid token write a bounded number of lines. Each request without a line is counted once.
+func TestAudit_Flood(t *testing.T) {
+	audit := &transcript.Buffer{}
+	g := startGateway(t, func(o *Options) { o.Audit = audit })
+	const requests = 1000
+	for range requests {
+		r := httptest.NewRequest("GET", "http://gateway/api/kernels?token=x", nil)
+		g.Handler().ServeHTTP(httptest.NewRecorder(), r)
+	}
+	g.reportHeld()
+	lines, others := 0, 0
+	for line := range strings.Lines(audit.String()) {
+		var e auditEntry
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatal(err)
+		}
+		lines++
+		others += e.Others
+	}
+	if lines > requests/2 || others == 0 {
+		t.Errorf("%d lines for %d requests", lines, requests)
+	}
+	if counted := lines + others; counted != requests && counted != requests+1 { // the last line may be of no request
+		t.Errorf("%d lines and %d others, want %d", lines, others, requests)
+	}
+	if n := strings.Count(g.log.String(), "msg=request"); n != lines && n != lines-1 {
+		t.Errorf("%d lines in the log, %d in the audit log", n, lines)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 )
@@ -56,6 +57,9 @@ func (s secrets) leaks(text string) bool {
 // authorization is Jupyter Server's pattern for the header.
 var authorization = regexp.MustCompile(`(?i)^\s*(?:token|bearer)\s+(.+?)\s*$`)
 
+// tokenAgain is the Retry-After of a token that was not verified because too many others are.
+const tokenAgain = time.Second
+
 var errNoToken = refuse(http.StatusForbidden, "Forbidden: the request has no valid token.").by(tokenCheck)
 
 // authenticate identifies the caller by the request's token: a ?token= that is not empty, as in Jupyter Server, else
@@ -72,8 +76,12 @@ func (g *Gateway) authenticate(r *http.Request) (caller, error) {
 		}
 		return caller{}, errNoToken
 	}
-	user, err := g.opts.Users.Identify(r.Context(), sent)
+	user, err := g.opts.Users.Identify(identity.From(r.Context(), (&call{Request: r}).remote()), sent)
 	switch {
+	case errors.Is(err, identity.ErrTooMany):
+		p := refuse(http.StatusTooManyRequests, "Too many unknown tokens of your address are being verified. Try again.")
+		p.retry = tokenAgain
+		return caller{}, p.by(tokenCheck)
 	case errors.Is(err, identity.ErrUnknown):
 		return caller{}, errNoToken
 	case err != nil:

@@ -10,7 +10,7 @@
 //
 // Goroutines: a websocket has those of package channels, which its handler awaits. A log that is read has a timer that
 // ends it, which its handler stops. The HTTP transport has two for each idle connection to a supervisor, for at most
-// idleSupervisor. Watch, which its caller runs, starts one for each token that is verified again, and awaits it. New
+// idleSupervisor. The number of refused requests that are in no log is written by a timer. Watch, which its caller runs, starts one for each token that is verified again, and awaits it. New
 // starts none. Drain ends all that is left.
 package gateway
 
@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/channels"
+	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/gateway/limits"
 	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -65,6 +66,7 @@ type Gateway struct {
 
 	// Safe for concurrent use by themselves.
 	ready      atomic.Bool
+	refusals   identity.Ration // of lines about requests without a known user
 	lobby      *channels.Lobby
 	websockets *channels.Registry[caller]
 	logReaders *channels.Registry[caller]
@@ -148,5 +150,6 @@ func (g *Gateway) EndLogs() {
 func (g *Gateway) Drain(ctx context.Context) {
 	g.EndLogs()
 	g.websockets.Drain(ctx)
+	g.reportHeld()
 	g.transport.CloseIdleConnections()
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/gateway/limits"
 	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -115,5 +116,21 @@ func TestLimits_Kernels(t *testing.T) {
 	}
 	if counted != 2 {
 		t.Errorf("%v failures were counted", counted)
+	}
+}
+
+// crowded is Users whose every token is one too many.
+type crowded struct{ Users }
+
+func (crowded) Identify(context.Context, string) (identity.User, error) {
+	return identity.User{}, identity.ErrTooMany
+}
+
+func TestLimits_UnknownTokens(t *testing.T) {
+	g := startUserGateway(t, nil)
+	g.opts.Users = crowded{g.opts.Users}
+	r := g.do("GET", "/api/kernels", "", as("ann")).want(t, 429, "Too many unknown tokens")
+	if after := r.Header.Get("Retry-After"); after != "1" {
+		t.Errorf("Retry-After: %q", after)
 	}
 }

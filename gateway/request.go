@@ -181,24 +181,53 @@ func (g *Gateway) finish(w *response, r *call, res *resource, took time.Duration
 	if status == http.StatusSwitchingProtocols {
 		return // follow has logged it
 	}
-	g.auditRequest(r, action, pattern, status, p)
+	others, ok := 0, true
+	if status >= http.StatusBadRequest && r.who.Name == "" {
+		if others, ok = g.refusals.Take(time.Now()); !ok {
+			g.holdBack(others)
+			return
+		}
+	}
+	g.auditRequest(r, action, pattern, status, p, others)
 	if pattern == reportPath && p == nil {
 		return // it changes nothing, and anyone can send any number
 	}
-	g.logRequest(r, pattern, status, p, w.problem, took)
+	g.logRequest(r, pattern, status, p, w.problem, took, others)
 }
 
-// auditRequest writes requests of audited routes, and all refused ones, to the audit log.
-func (g *Gateway) auditRequest(r *call, action, pattern string, status int, p *problem) {
+// heldTime is how long after the first request without a line the number of such requests is written at the latest.
+const heldTime = 10 * time.Second
+
+// holdBack is called for a request without a known user that is in no log. The first of several starts a timer. So
+// their number is written, even if no other request follows.
+func (g *Gateway) holdBack(held int) {
+	if held == 1 {
+		time.AfterFunc(heldTime, g.reportHeld)
+	}
+}
+
+// reportHeld writes the number of requests that are in no log to both logs.
+func (g *Gateway) reportHeld() {
+	others := g.refusals.Held()
+	if others == 0 {
+		return // a later request has reported them
+	}
+	g.audit.write(auditEntry{Action: "look", Outcome: auditRefused, Others: others})
+	g.log.Info("requests without a known user are not in the log one by one", logkey.Others, others)
+}
+
+// auditRequest writes requests of audited routes, and all refused ones, to the audit log. Others counts the requests
+// before this one that are in no log.
+func (g *Gateway) auditRequest(r *call, action, pattern string, status int, p *problem, others int) {
 	outcome := outcomeOf(status, p)
-	if action == "" && outcome != auditRefused {
+	if action == "" && outcome != auditRefused && others == 0 {
 		return
 	}
 	if action == "" {
 		action = "look"
 	}
 	e := r.entry(action, pattern)
-	e.Outcome, e.Status = outcome, status
+	e.Outcome, e.Status, e.Others = outcome, status, others
 	if p != nil {
 		e.Check = p.check
 	}
@@ -207,7 +236,9 @@ func (g *Gateway) auditRequest(r *call, action, pattern string, status int, p *p
 
 // logRequest writes one line. It has the route instead of path and query, which may contain tokens. Requests that only
 // read have level debug, since front ends poll; requests that change something, and refused ones, have level info.
-func (g *Gateway) logRequest(r *call, pattern string, status int, p *problem, err error, took time.Duration) {
+func (g *Gateway) logRequest(
+	r *call, pattern string, status int, p *problem, err error, took time.Duration, others int,
+) {
 	level := slog.LevelInfo
 	if (r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions) &&
 		outcomeOf(status, p) != auditRefused {
@@ -227,6 +258,9 @@ func (g *Gateway) logRequest(r *call, pattern string, status int, p *problem, er
 			level = slog.LevelError
 		}
 		attrs = append(attrs, slog.Any(logkey.Err, err))
+	}
+	if others > 0 {
+		attrs = append(attrs, slog.Int(logkey.Others, others))
 	}
 	attrs = append(attrs, slog.Int(logkey.Status, status), slog.Duration(logkey.Took, took),
 		slog.String(logkey.Remote, r.remote()), slog.String(logkey.Request, r.id))

@@ -20,6 +20,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -38,7 +39,8 @@ const (
 	keepUnknown = 5 * time.Second  // how long a token that its source does not know counts as unknown
 	remembered  = 1 << 14          // known tokens, and as many unknown ones
 	verifyTime  = 10 * time.Second // for a source to answer
-	atOnce      = 32               // verifications by one source
+	atOnce      = 32               // verifications by one source, of known tokens and of others each
+	perAddress  = 16               // verifications of tokens that are not known, from one address
 	maxToken    = 16 << 10         // bytes; longer tokens are unknown
 
 	maxName   = 200  // bytes of the name of a user or a group
@@ -66,6 +68,8 @@ var (
 	ErrUnknown = errors.New("no user has the token")
 	// ErrUnavailable says that a token cannot be verified at the moment.
 	ErrUnavailable = errors.New("the token cannot be verified at the moment")
+	// ErrTooMany says that too many unknown tokens of the request's address are being verified.
+	ErrTooMany = errors.New("too many tokens of this address are being verified")
 )
 
 // Source verifies tokens of one kind. Its methods may be called concurrently.
@@ -100,12 +104,28 @@ type Verifier struct {
 	known   *lru.Cache[key, verdict]
 	unknown *lru.Cache[key, time.Time] // until when the token counts as unknown
 	asking  singleflight.Group         // by key
+	refused Ration                     // of log lines about refused tokens
+	waiting Ration                     // of log lines about tokens that wait too long
+
+	mu        sync.Mutex
+	byAddress map[string]int // guarded by mu; verifications of tokens that are not known
 }
 
-// limitedSource is a source whose verifications are limited.
+// limitedSource is a source whose verifications are limited. Tokens that were a user's before have their own limit, so
+// that no number of invented tokens delays them.
 type limitedSource struct {
 	Source
 	running chan struct{} // capacity atOnce; holds one value for each verification
+	again   chan struct{} // the same for known tokens
+}
+
+// addressKey is the key of a context's value that From sets.
+type addressKey struct{}
+
+// From returns a context for Identify that names the address which a request has come from, without a port. Without an
+// address, there is no limit for one address.
+func From(ctx context.Context, address string) context.Context {
+	return context.WithValue(ctx, addressKey{}, address)
 }
 
 // key is the hash of a token, so that tokens themselves are not kept.
@@ -130,9 +150,9 @@ func New(o Options) (*Verifier, error) {
 	if o.Keep == 0 {
 		o.Keep = DefaultKeep
 	}
-	v := &Verifier{opts: o, log: o.Log.With(logkey.Component, "identity")}
+	v := &Verifier{opts: o, log: o.Log.With(logkey.Component, "identity"), byAddress: map[string]int{}}
 	for _, s := range o.Sources {
-		v.sources = append(v.sources, limitedSource{s, make(chan struct{}, atOnce)})
+		v.sources = append(v.sources, limitedSource{s, make(chan struct{}, atOnce), make(chan struct{}, atOnce)})
 	}
 	var err, err2 error
 	v.known, err = lru.New[key, verdict](remembered)
@@ -140,7 +160,7 @@ func New(o Options) (*Verifier, error) {
 	return v, errors.Join(err, err2)
 }
 
-// Identify returns the user of a token. The error is ErrUnknown or ErrUnavailable. A verification goes on when ctx
+// Identify returns the user of a token. The error is ErrUnknown, ErrUnavailable or ErrTooMany; see From. A verification goes on when ctx
 // ends, since other requests may wait for it; Identify returns after verifyTime at the latest.
 func (v *Verifier) Identify(ctx context.Context, token string) (User, error) {
 	if token == "" || len(token) > maxToken {
@@ -163,10 +183,40 @@ func (v *Verifier) Identify(ctx context.Context, token string) (User, error) {
 		if user, err, ok := v.remembers(k); ok { // answered since the check above
 			return user, err
 		}
-		return v.verify(context.WithoutCancel(ctx), v.sources[i], k, token)
+		lane := v.sources[i].again
+		if !v.known.Contains(k) { // which it does long after its answer has expired
+			leave, err := v.enter(ctx)
+			if err != nil {
+				return User{}, err
+			}
+			defer leave()
+			lane = v.sources[i].running
+		}
+		return v.verify(context.WithoutCancel(ctx), v.sources[i], lane, k, token)
 	})
 	user, _ := answer.(User)
 	return user, err
+}
+
+// enter counts a verification of a token that is not known. The caller must call leave.
+func (v *Verifier) enter(ctx context.Context) (leave func(), err error) {
+	address, _ := ctx.Value(addressKey{}).(string)
+	if address == "" {
+		return func() {}, nil
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.byAddress[address] >= perAddress {
+		return nil, ErrTooMany
+	}
+	v.byAddress[address]++
+	return func() {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		if v.byAddress[address]--; v.byAddress[address] == 0 {
+			delete(v.byAddress, address)
+		}
+	}, nil
 }
 
 // remembers returns the last answer about a token; ok is false if there is none that still counts.
@@ -181,15 +231,19 @@ func (v *Verifier) remembers(k key) (User, error, bool) {
 	return User{}, nil, false
 }
 
-// verify sends a token to a source, and remembers the answer.
-func (v *Verifier) verify(ctx context.Context, s limitedSource, k key, token string) (User, error) {
+// verify sends a token to a source when there is room in the lane, and remembers the answer.
+func (v *Verifier) verify(
+	ctx context.Context, s limitedSource, lane chan struct{}, k key, token string,
+) (User, error) {
 	ctx, cancel := context.WithTimeout(ctx, verifyTime)
 	defer cancel()
 	select {
-	case s.running <- struct{}{}:
-		defer func() { <-s.running }()
+	case lane <- struct{}{}:
+		defer func() { <-lane }()
 	case <-ctx.Done():
-		v.log.Warn("too many tokens wait to be verified", logkey.Source, s.String())
+		if others, ok := v.waiting.Take(time.Now()); ok {
+			v.log.Warn("too many tokens wait to be verified", logkey.Source, s.String(), logkey.Others, others)
+		}
 		return User{}, ErrUnavailable
 	}
 	user, ends, err := s.Verify(ctx, token)
@@ -199,7 +253,9 @@ func (v *Verifier) verify(ctx context.Context, s limitedSource, k key, token str
 	now := time.Now()
 	switch {
 	case errors.Is(err, ErrUnknown):
-		v.log.Info("a token was refused", logkey.Source, s.String(), logkey.Err, err)
+		if others, ok := v.refused.Take(now); ok {
+			v.log.Info("a token was refused", logkey.Source, s.String(), logkey.Err, err, logkey.Others, others)
+		}
 		v.known.Remove(k)
 		v.unknown.Add(k, now.Add(min(keepUnknown, v.opts.Keep)))
 		return User{}, ErrUnknown

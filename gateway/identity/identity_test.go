@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -183,6 +184,76 @@ func TestVerifier_FrozenJudge(t *testing.T) {
 		}
 		all.Wait()
 	})
+}
+
+// A client that sends invented tokens takes neither the places of known tokens nor those of other addresses.
+func TestVerifier_InventedTokens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := newFakeSource("", map[string]User{"known": {Name: "ann"}, "new": {Name: "bob"}})
+		v, _ := verifierOf(t, Options{Sources: []Source{src}, Keep: time.Minute})
+		if _, err := v.Identify(From(t.Context(), "192.0.2.9"), "known"); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Minute) // its answer has expired
+		src.wait = make(chan struct{})
+		var all sync.WaitGroup
+		var rejected atomic.Int64
+		for i := range 1200 {
+			all.Go(func() {
+				_, err := v.Identify(From(t.Context(), "192.0.2.1"), fmt.Sprint("invented", i))
+				if errors.Is(err, ErrTooMany) {
+					rejected.Add(1)
+				}
+			})
+		}
+		synctest.Wait()
+		if n := rejected.Load(); n != 1200-perAddress {
+			t.Errorf("%d were rejected, want %d", n, 1200-perAddress)
+		}
+		begin, before := time.Now(), src.count()
+		for _, c := range []struct{ address, token, name string }{
+			{"192.0.2.1", "known", "ann"}, {"192.0.2.2", "new", "bob"},
+		} {
+			all.Go(func() {
+				if u, err := v.Identify(From(t.Context(), c.address), c.token); err != nil || u.Name != c.name {
+					t.Errorf("%s of %s: got %+v, %v", c.token, c.address, u, err)
+				}
+			})
+		}
+		synctest.Wait()
+		if src.count() != before+2 || time.Since(begin) > 0 {
+			t.Errorf("%d were verified after %v, want 2 at once", src.count()-before, time.Since(begin))
+		}
+		close(src.wait)
+		all.Wait()
+		if len(v.byAddress) > 0 {
+			t.Errorf("counted after the end: %v", v.byAddress)
+		}
+	})
+}
+
+func TestRation(t *testing.T) {
+	var r Ration
+	now := time.Unix(1000, 0)
+	take := func(n int) (lines, others int) {
+		for range n {
+			if o, ok := r.Take(now); ok {
+				lines++
+				others += o
+			}
+		}
+		return lines, others
+	}
+	if lines, others := take(1000); lines != rationBurst || others != 0 {
+		t.Errorf("at once: %d lines, %d others", lines, others)
+	}
+	now = now.Add(time.Second)
+	if lines, others := take(100); lines != rationPerSec || others != 1000-rationBurst {
+		t.Errorf("a second later: %d lines, %d others", lines, others)
+	}
+	if held := r.Held(); held != 100-rationPerSec || r.Held() != 0 {
+		t.Errorf("held: %d", held)
+	}
 }
 
 func TestVerifier_EachTokenHasOneJudge(t *testing.T) {

@@ -69,6 +69,7 @@ const (
 	Attempt    = "attempt"    // number of an attempt
 	Connection = "connection" // number of a websocket
 	Count      = "count"      // a number of messages
+	Others     = "others"     // a number of similar events before this one that have no line of their own
 	Epoch      = "epoch"      // number of the kernel's process
 	Line       = "line"       // type of a message between child and supervisor
 	Sent       = "sent"       // bytes to the client
