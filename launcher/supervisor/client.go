@@ -109,7 +109,8 @@ func (s *Supervisor) join(c *clientConn, key, cursor string) error {
 		Cursor:        c.attachment.Cursor,
 		Replaced:      c.attachment.Replaced(),
 		Acknowledges:  c.attachment.Acknowledges(),
-		MaxMessage:    s.maxMessage,
+		MaxMessage:    s.maxMessageOf(c),
+		Input:         s.input.Of(c.user, s.ownedBy(c.user)),
 		Over:          s.over,
 		Logger:        s.logger,
 	})
@@ -121,6 +122,17 @@ func (s *Supervisor) join(c *clientConn, key, cursor string) error {
 	s.clients[c] = struct{}{}
 	s.handlers.Add(1)
 	return nil
+}
+
+// maxMessageOf returns the bound of one message of a client, in bytes.
+func (s *Supervisor) maxMessageOf(c *clientConn) int64 {
+	switch {
+	case c.readOnly:
+		return min(s.maxMessage, connection.MaxReaderMessage)
+	case !s.ownedBy(c.user):
+		return min(s.maxMessage, connection.MaxSharedMessage)
+	}
+	return s.maxMessage
 }
 
 // attachLocked attaches a client to its session.

@@ -6,8 +6,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gorilla/websocket"
+
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connection"
 )
 
 // as returns the headers of a user's requests. right is "" for one with the right to use the kernel.
@@ -208,4 +211,28 @@ func TestSharing_RejectedAgain(t *testing.T) {
 		r.s.clock.Ready()
 		r.s.mu.Unlock()
 	}
+}
+
+// TestSharing_LargeMessages: a reader's messages are small, so that unfinished ones take no memory.
+func TestSharing_LargeMessages(t *testing.T) {
+	r := startShared(t).ready()
+	send := func(c *client) error {
+		c.send(jupyter.Shell, "kernel_info_request", map[string]string{"x": strings.Repeat("x", 2*connection.MaxReaderMessage)})
+		for {
+			if g, err := c.recv(); err != nil || g.msgType == "kernel_info_reply" {
+				return err
+			}
+		}
+	}
+	bothFramings(t, func(t *testing.T, v1 bool) {
+		err := send(r.dial(dialOption{session: "b", v1: v1, header: as("bob", api.RightRead)}))
+		if !websocket.IsCloseError(err, websocket.CloseMessageTooBig) {
+			t.Errorf("a reader's message ended with %v", err)
+		}
+		for _, user := range []string{"ann", "uma"} {
+			if err := send(r.dial(dialOption{session: user, v1: v1, header: as(user, "")})); err != nil {
+				t.Errorf("%s: %v", user, err)
+			}
+		}
+	})
 }

@@ -75,6 +75,7 @@ type Supervisor struct {
 
 	// Fixed: parts and signals.
 	log               *messagelog.Log
+	input             connection.Input         // unfinished messages of all connections
 	gates             [jupyter.IOPub + 1]*gate // by channel
 	operations        chan *operation          // stops and restarts for Run
 	lossPossible      chan struct{}            // capacity 1: messages may be lost

@@ -27,9 +27,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
 )
 
-// MaxMessage is the usual Options.MaxMessage.
-const MaxMessage = 512 << 20
-
 // EndTimeout is the time in which most connections have ended after Options.Over was closed. Close ends the others.
 const EndTimeout = restTimeout + closeGrace
 
@@ -65,6 +62,7 @@ type Options struct {
 	Replaced      map[uint64]string   // by Seq: messages that are replaced by a notice, and why
 	Acknowledges  bool                // the session has acknowledged something on an earlier connection
 	MaxMessage    int64               // bytes of one message from the client
+	Input         InputShare          // the user's share of the kernel's unfinished input
 	Over          <-chan struct{}     // closed when the kernel has ended for good
 	Logger        *slog.Logger
 }
@@ -79,6 +77,8 @@ type Conn struct {
 	pongs  chan []byte             // pings to answer
 	acks   chan struct{}           // capacity 1: something was acknowledged
 	end    chan framing.CloseError // capacity 1: why to close the websocket
+
+	held int64 // bytes of Options.Input; owned by the reader
 
 	// Owned by the writer.
 	cursor    messagelog.Position

@@ -17,6 +17,7 @@ import (
 // read handles the client's messages until the connection ends. It never waits for the kernel.
 func (c *Conn) read() {
 	c.ws.SetPongHandler(func(data string) error { c.pong(data); return nil })
+	defer c.releaseInput()
 	closing := false
 	c.ws.SetPingHandler(func(data string) error {
 		if closing {
@@ -50,18 +51,24 @@ func (c *Conn) read() {
 			}
 			continue
 		}
-		data, err := readAll(r, c.o.MaxMessage)
-		if errors.Is(err, errTooLarge) {
-			closing = true
-			reason := fmt.Sprintf("a message of more than %d bytes", c.o.MaxMessage)
-			c.closeWith(framing.CloseError{Code: websocket.CloseMessageTooBig, Reason: reason})
-			continue
-		}
-		if err != nil {
+		data, err := c.readMessage(r)
+		var end *framing.CloseError
+		switch {
+		case err == nil:
+			end = c.handleMessage(kind, data)
+		case errors.Is(err, errTooLarge):
+			end = &framing.CloseError{Code: websocket.CloseMessageTooBig,
+				Reason: fmt.Sprintf("a message of more than %d bytes", c.o.MaxMessage)}
+		case errors.Is(err, errNoRoom):
+			// A wait could be for messages that never end. 1009 would make a client drop a message that has room later.
+			end = &framing.CloseError{Code: websocket.CloseTryAgainLater,
+				Reason: "large messages of other connections are not complete: send this again later"}
+		default:
 			c.rejectFrames(err)
 			return
 		}
-		if end := c.handleMessage(kind, data); end != nil {
+		c.releaseInput()
+		if end != nil {
 			closing = true
 			c.closeWith(*end)
 		}
@@ -102,30 +109,6 @@ func (c *Conn) rejectFrames(err error) {
 	}
 	_ = c.flow.SetReadDeadline(time.Now().Add(closeGrace)) // an error shows in the next read
 	_, _ = io.Copy(io.Discard, c.flow)                     // until the peer has closed, too
-}
-
-var errTooLarge = errors.New("message too large")
-
-// readAll reads a message into memory of its own. It doubles the buffer; io.ReadAll grows it by a quarter and copies a
-// large message five times.
-func readAll(r io.Reader, limit int64) ([]byte, error) {
-	b := make([]byte, 0, 512)
-	for {
-		if int64(len(b)) > limit {
-			return nil, errTooLarge
-		}
-		if len(b) == cap(b) {
-			b = append(make([]byte, 0, 2*cap(b)), b...)
-		}
-		n, err := r.Read(b[len(b):cap(b)])
-		b = b[:len(b)+n]
-		switch {
-		case errors.Is(err, io.EOF):
-			return b, nil
-		case err != nil:
-			return nil, err
-		}
-	}
 }
 
 // closeWith makes the writer close the websocket.
