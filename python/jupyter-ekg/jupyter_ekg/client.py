@@ -144,7 +144,7 @@ class EkgKernelClient(GatewayKernelClient):
             target=lambda: asyncio.run(self._main()), name=f"ekg-{self.kernel_id}", daemon=True
         )
         self._thread.start()
-        self._ready.wait()
+        await asyncio.to_thread(self._ready.wait)  # a Jupyter server has other things to do meanwhile
 
     def stop_channels(self):
         """Ends the relay and its thread."""
@@ -290,6 +290,16 @@ class EkgKernelClient(GatewayKernelClient):
         if self._limit is not None:
             self._limit.cancel()
             self._limit = None
+
+
+class EkgServerKernelManager(GatewayKernelManager):
+    """A kernel of a Jupyter server. Extensions of the server that call ``client()`` get one that has the token.
+
+    Requests fail at once while the gateway is away, unlike EkgKernelManager's: a page waits for the answer.
+    """
+
+    client_class = DottedObjectName("jupyter_ekg.client.EkgKernelClient")
+    client_factory = Type(klass="jupyter_ekg.client.EkgKernelClient")
 
 
 class EkgKernelManager(GatewayKernelManager):

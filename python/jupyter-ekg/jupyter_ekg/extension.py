@@ -8,17 +8,22 @@ from . import handlers, older
 from ._version import __version__
 from .connection import EkgWebsocketConnection
 
+_KERNEL_MANAGER = "jupyter_server.gateway.managers.GatewayKernelManager"
+
 
 def load(serverapp):
     """Installs the relay and the routes in the server ``serverapp`` (a ServerApp) if it uses a gateway.
 
-    A configured connection class is kept: only jupyter_server's own is replaced.
+    A configured class of connections or of kernel managers is kept: only jupyter_server's own is replaced.
     """
     if not GatewayClient.instance(parent=serverapp).gateway_enabled:
         serverapp.log.debug("jupyter-ekg: no gateway is configured, nothing to do")
         return
     settings = serverapp.web_app.settings
     handlers.add(serverapp.web_app, settings["base_url"])
+    # The clients of jupyter_server's own class open their websocket without the gateway's token.
+    if serverapp.kernel_manager.kernel_manager_class == _KERNEL_MANAGER:
+        serverapp.kernel_manager.kernel_manager_class = "jupyter_ekg.client.EkgServerKernelManager"
     settings.setdefault("page_config_data", {})["jupyterEkg"] = "true"  # read by the JupyterLab part
     if older.IS_OLDER:
         older.add_handler(serverapp.web_app, settings["base_url"])

@@ -34,6 +34,7 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
         env = {
             **os.environ,
+            "PYTHONPATH": os.pathsep.join(p for p in (os.path.dirname(__file__), os.environ.get("PYTHONPATH")) if p),
             "HOME": str(folder),
             "JUPYTER_TOKEN": TOKEN,
             "JUPYTER_GATEWAY_AUTH_TOKEN": GATEWAY_TOKEN,
@@ -45,7 +46,7 @@ class Server:
             # Enabled by being installed: nothing here names the extension.
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", f"--port={self.port}",
-                 f"--ServerApp.root_dir={folder}", f"--gateway-url=http://127.0.0.1:{self.gateway_port}"],
+                 f"--ServerApp.root_dir={folder}", "--ServerApp.jpserver_extensions={'cellroute': True}", f"--gateway-url=http://127.0.0.1:{self.gateway_port}"],
                 env=env, cwd=folder, stdout=out, stderr=subprocess.STDOUT,
             )  # fmt: skip
 

@@ -254,6 +254,22 @@ def test_kernel_gone(server, how):
     run(main())
 
 
+def test_clients_of_server_extensions(server):
+    """An extension of the server gets a client that is connected with the gateway's token."""
+
+    async def main():
+        async with gateway(server) as (supervisor, browser):
+            running = asyncio.ensure_future(browser.post(f"{server.url}/cell/{KERNEL}", data="1"))
+            await until(lambda: supervisor.accepted)
+            supervisor.say(stream("done", {"msg_id": supervisor.accepted[0]}))
+            async with await running as response:
+                assert response.status == 200, await response.text()
+                assert await response.json() == {"text": "done", "msg_id": supervisor.accepted[0]}
+            assert supervisor.headers[-1]["Authorization"] == f"token {GATEWAY_TOKEN}"
+
+    run(main())
+
+
 def test_bad_frames(server):
     """A frame that is not a message closes the browser's websocket and reaches no supervisor."""
 
