@@ -19,7 +19,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -90,22 +89,20 @@ func New(o Options) (*Gateway, error) {
 	if o.MaxBody == 0 {
 		o.MaxBody = DefaultMaxBody
 	}
+	perUser := channels.NewPlaces(o.ConnectionsPerUser)
 	g := &Gateway{
 		opts: o, log: o.Log.With(logkey.Component, "gateway"), token: newCredential(o.Token), metrics: o.Metrics,
 		started: time.Now(),
 		starts:  limits.NewStarts(o.StartsPerMinute),
-		origins: map[string]bool{}, hosts: map[string]bool{}, clientEnv: map[string]bool{},
+		origins: map[string]bool{}, hosts: hostSet(o.AllowHosts), clientEnv: map[string]bool{},
 		lobby:      channels.NewLobby(),
-		websockets: channels.NewRegistry[caller](o.ConnectionsPerKernel, o.ConnectionsPerUser),
-		logReaders: channels.NewRegistry[caller](0, 0), watchEvery: watchEvery, watchRetry: watchRetry,
+		websockets: channels.NewRegistry[caller](o.ConnectionsPerKernel, perUser),
+		logReaders: channels.NewRegistry[caller](0, perUser), watchEvery: watchEvery, watchRetry: watchRetry,
 		bodyTime: bodyTime, answerTime: answerTime,
 	}
 	g.base, _ = cleanBase(o.BaseURL) // Validate has checked it
 	for _, origin := range o.AllowOrigins {
 		g.origins[lower(origin)] = true
-	}
-	for _, host := range o.AllowHosts {
-		g.hosts[lower(strings.Trim(host, "[]"))] = true
 	}
 	for _, name := range o.ClientEnv {
 		g.clientEnv[name] = true

@@ -228,6 +228,11 @@ func (g *Gateway) restartKernel(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
+	if before.State == api.Dead {
+		if err := g.countStart(r.who); err != nil {
+			return err
+		}
+	}
 	done, err := g.opts.Launcher.Restarting(r.Context(), id)
 	if err != nil {
 		return err

@@ -33,6 +33,7 @@ func TestLimits_Connections(t *testing.T) {
 	_, _ = g.dialChannels(idA, "", as("uma"))
 	_, _ = g.dialChannels(idA, "", as("rita"))
 	refused(idA, "root", "The kernel has 3 connections")
+	g.do("GET", "/api/kernels/"+idA+"/log?follow=1", "", as("ann")).want(t, 429, "You have 2 connections")
 	_, _ = first.Close(), second.Close()
 	poll.Until(t, "room", func() bool {
 		_, resp, _ := g.tryChannels(idA, "", as("ann"))
@@ -51,6 +52,11 @@ func TestLimits_Starts(t *testing.T) {
 			t.Errorf("Retry-After: %q", after)
 		}
 	}
+	g.fake.add(idA, "python3", api.Dead)
+	g.fake.add(idB, "python3", api.Idle)
+	g.fake.change(func() { g.fake.kernels[idA].Owner, g.fake.kernels[idB].Owner = "ann", "ann" })
+	g.do("POST", "/api/kernels/"+idA+"/restart", "", as("ann")).want(t, 429, "2 kernels in a minute")
+	g.do("POST", "/api/kernels/"+idB+"/restart", "", as("ann")).want(t, 200, "")
 	g.do("POST", "/api/kernels", "", as("bob")).want(t, 201, "")
 	if n := len(g.fake.requests()); n != 3 {
 		t.Errorf("%d were started", n)

@@ -24,14 +24,37 @@ func (g *Gateway) takeReport(w http.ResponseWriter, _ *call) error {
 // pages whose own name resolves to 127.0.0.1 (DNS rebinding). It is switched on only where the gateway listens on
 // loopback.
 func (g *Gateway) checkHost(r *http.Request) error {
-	if !g.opts.CheckHost || g.knownHost(r.Host) {
+	if !g.opts.CheckHost || knownHost(r.Host, g.hosts) {
 		return nil
 	}
 	return refuse(http.StatusForbidden,
 		"The Host header names a host that is not allowed here; see --allow-host.").by(hostCheck)
 }
 
-func (g *Gateway) knownHost(hostport string) bool {
+// LocalOnly wraps a handler of a listener on loopback. It answers requests with 403 whose Host header names neither this
+// machine nor one of the allowed hosts, which have no port. The gateway's own routes need no such wrapper.
+func LocalOnly(next http.Handler, allowed []string) http.Handler {
+	hosts := hostSet(allowed)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !knownHost(r.Host, hosts) {
+			http.Error(w, "The Host header names a host that is not allowed here; see --allow-host.", http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// hostSet returns names of hosts in the form that knownHost compares.
+func hostSet(names []string) map[string]bool {
+	hosts := map[string]bool{}
+	for _, name := range names {
+		hosts[lower(strings.Trim(name, "[]"))] = true
+	}
+	return hosts
+}
+
+// knownHost reports whether a Host header names this machine or one of the hosts.
+func knownHost(hostport string, hosts map[string]bool) bool {
 	host := lower(hostport)
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		host = h
@@ -40,7 +63,7 @@ func (g *Gateway) knownHost(hostport string) bool {
 	if ip := net.ParseIP(host); ip != nil && ip.IsLoopback() {
 		return true
 	}
-	return host == "localhost" || g.hosts[host]
+	return host == "localhost" || hosts[host]
 }
 
 // checkOrigin rejects requests that a page of another site makes a browser send. CORS does not cover websocket

@@ -160,11 +160,8 @@ func (g *Gateway) defaultSpec() string {
 func (g *Gateway) start(r *call, req launcher.Request, answer func(launcher.Kernel) error) error {
 	r.starts(req) // also for the audit log of a refused start
 	who := r.who
-	if wait := g.starts.Take(who.Name); wait > 0 {
-		p := refuse(http.StatusTooManyRequests, "You may start %d kernels in a minute. Try again in %v.",
-			g.opts.StartsPerMinute, roundUp(wait)).by(limitCheck)
-		p.retry = wait
-		return p
+	if err := g.countStart(who); err != nil {
+		return err
 	}
 	if !who.sole {
 		req.Owner = who.owner()
@@ -197,6 +194,19 @@ func (g *Gateway) start(r *call, req launcher.Request, answer func(launcher.Kern
 		g.log.Info("kernel started", logkey.Kernel, k.ID, logkey.Spec, k.SpecName, logkey.Request, r.id)
 	}
 	return err
+}
+
+// countStart counts a start, or the restart of a dead kernel, which costs as much. It fails if the caller has started
+// too many kernels in the last minute.
+func (g *Gateway) countStart(who caller) error {
+	wait := g.starts.Take(who.Name)
+	if wait == 0 {
+		return nil
+	}
+	p := refuse(http.StatusTooManyRequests, "You may start %d kernels in a minute. Try again in %v.",
+		g.opts.StartsPerMinute, roundUp(wait)).by(limitCheck)
+	p.retry = wait
+	return p
 }
 
 // startAndWait starts a kernel and waits until it runs. A kernel that dies meanwhile is a *launcher.FailedError.

@@ -10,6 +10,7 @@ import (
 	"net/http/pprof"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/gateway"
 	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -40,8 +41,12 @@ func (v *server) serveMetrics(ctx context.Context, counters *metrics.Metrics) (<
 		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	}
+	handler := http.Handler(mux)
+	if settings.IsLocal(s.MetricsListen) {
+		handler = gateway.LocalOnly(mux, s.AllowHosts)
+	}
 	srv := &http.Server{
-		Handler:           mux,
+		Handler:           handler,
 		ReadHeaderTimeout: gateway.ReadHeaderTimeout,
 		WriteTimeout:      metricsTimeout,
 		IdleTimeout:       gateway.IdleTimeout,

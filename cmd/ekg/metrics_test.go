@@ -66,6 +66,20 @@ func TestServer_metrics(t *testing.T) {
 			!strings.Contains(body, "ekg_ready 1") {
 			t.Errorf("%d %s", code, body)
 		}
+		// A page whose own name resolves to 127.0.0.1 must not read metrics and profiles.
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, metrics, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Host = "rebound.example:8891"
+		resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != http.StatusForbidden {
+			t.Errorf("a foreign Host: %d", resp.StatusCode)
+		}
 		want := map[string]int{"true": 200, "false": 404}[pprof]
 		for path, want := range map[string]int{
 			"/debug/pprof/": want, "/debug/pprof/goroutine?debug=1": want, "/debug/pprof/cmdline": 404,

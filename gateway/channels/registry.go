@@ -34,11 +34,10 @@ type Registry[O any] struct {
 
 	// Fixed; 0 means no limit.
 	perKernel int
-	perUser   int
+	places    *Places
 
 	mu       sync.Mutex
 	byKernel map[string]map[*Conn[O]]struct{} // guarded by mu
-	byUser   map[string]int                   // guarded by mu; number of connections
 	draining bool                             // guarded by mu; once true, no connection is added any more
 	in       int64                            // guarded by mu; bytes from clients, of closed connections
 	out      int64                            // guarded by mu; bytes to clients, of closed connections
@@ -65,10 +64,41 @@ type Carrier interface {
 	Bytes() (in, out int64)
 }
 
-// NewRegistry makes a registry that limits the connections of one kernel and of one user; 0 means no limit.
-func NewRegistry[O any](perKernel, perUser int) *Registry[O] {
-	return &Registry[O]{perKernel: perKernel, perUser: perUser,
-		byKernel: map[string]map[*Conn[O]]struct{}{}, byUser: map[string]int{}}
+// NewRegistry makes a registry that limits the connections of one kernel, where 0 means no limit, and of one user.
+// Registries with the same Places count a user's connections together.
+func NewRegistry[O any](perKernel int, perUser *Places) *Registry[O] {
+	return &Registry[O]{perKernel: perKernel, places: perUser, byKernel: map[string]map[*Conn[O]]struct{}{}}
+}
+
+// Places counts the connections of each user. It may be used concurrently, and locks nothing else while it is locked.
+type Places struct {
+	most int // of one user; 0: no limit
+
+	mu     sync.Mutex
+	byUser map[string]int // guarded by mu; number of connections
+}
+
+// NewPlaces makes a Places that allows each user so many connections; 0 means no limit.
+func NewPlaces(most int) *Places { return &Places{most: most, byUser: map[string]int{}} }
+
+// take counts one more connection of a user, unless the user has as many as are allowed.
+func (p *Places) take(user string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.most > 0 && p.byUser[user] >= p.most {
+		return false
+	}
+	p.byUser[user]++
+	return true
+}
+
+// leave counts one connection less.
+func (p *Places) leave(user string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.byUser[user]--; p.byUser[user] == 0 {
+		delete(p.byUser, user)
+	}
 }
 
 // Add lists a connection of a user, whose context is derived from ctx. The caller must call Remove. The error is
@@ -81,7 +111,7 @@ func (r *Registry[O]) Add(ctx context.Context, kernel, user string, opener O) (*
 		return nil, ErrDraining
 	case r.perKernel > 0 && len(r.byKernel[kernel]) >= r.perKernel:
 		return nil, ErrKernelFull
-	case r.perUser > 0 && r.byUser[user] >= r.perUser:
+	case !r.places.take(user):
 		return nil, ErrUserFull
 	}
 	c := &Conn[O]{Kernel: kernel, User: user, Opener: opener}
@@ -90,7 +120,6 @@ func (r *Registry[O]) Add(ctx context.Context, kernel, user string, opener O) (*
 		r.byKernel[kernel] = map[*Conn[O]]struct{}{}
 	}
 	r.byKernel[kernel][c] = struct{}{}
-	r.byUser[user]++
 	r.wg.Add(1)
 	return c, nil
 }
@@ -107,9 +136,7 @@ func (r *Registry[O]) Remove(c *Conn[O]) {
 	if len(r.byKernel[c.Kernel]) == 0 {
 		delete(r.byKernel, c.Kernel)
 	}
-	if r.byUser[c.User]--; r.byUser[c.User] == 0 {
-		delete(r.byUser, c.User)
-	}
+	r.places.leave(c.User)
 	r.wg.Done()
 }
 

@@ -19,7 +19,7 @@ func (c fakeCarrier) Run(ctx context.Context) error {
 func (c fakeCarrier) Bytes() (in, out int64) { return c.in, c.out }
 
 func TestRegistry_Limits(t *testing.T) {
-	r := NewRegistry[int](2, 1)
+	r := NewRegistry[int](2, NewPlaces(1))
 	add := func(kernel, user string, want error) *Conn[int] {
 		t.Helper()
 		c, err := r.Add(t.Context(), kernel, user, 7)
@@ -42,13 +42,13 @@ func TestRegistry_Limits(t *testing.T) {
 	}
 	r.Remove(second)
 	r.Remove(third)
-	if open, _, _ := r.Traffic(); open != 0 || len(r.byKernel) != 0 || len(r.byUser) != 0 {
-		t.Errorf("%d connections are left: %v, %v", open, r.byKernel, r.byUser)
+	if open, _, _ := r.Traffic(); open != 0 || len(r.byKernel) != 0 || len(r.places.byUser) != 0 {
+		t.Errorf("%d connections are left: %v, %v", open, r.byKernel, r.places.byUser)
 	}
 }
 
 func TestRegistry_Traffic(t *testing.T) {
-	r := NewRegistry[int](0, 0)
+	r := NewRegistry[int](0, NewPlaces(0))
 	closed, err := r.Add(t.Context(), "k1", "", 0)
 	if err != nil {
 		t.Fatal(err)
@@ -83,7 +83,7 @@ func TestRegistry_Drain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r := NewRegistry[int](0, 0)
+				r := NewRegistry[int](0, NewPlaces(0))
 				for range 20 {
 					c, err := r.Add(t.Context(), "k1", "ann", 0)
 					if err != nil {

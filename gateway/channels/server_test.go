@@ -65,7 +65,7 @@ func startServer(t testing.TB) *testServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &testServer{t: t, dir: dir, registry: NewRegistry[string](0, 0), lobby: NewLobby(),
+	s := &testServer{t: t, dir: dir, registry: NewRegistry[string](0, NewPlaces(0)), lobby: NewLobby(),
 		changed: make(chan struct{}), kernels: map[string]*testKernel{}}
 	s.http = httptest.NewUnstartedServer(http.HandlerFunc(s.serve))
 	s.http.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)

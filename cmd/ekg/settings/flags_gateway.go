@@ -175,13 +175,13 @@ var gatewaySettings = []group{
 			Name: "max-starts-per-minute", Env: []string{"EKG_MAX_STARTS_PER_MINUTE"},
 			def: "0", field: "StartsPerMinute",
 			value: count(func(s *Settings) *int { return &s.StartsPerMinute }),
-			Usage: "kernels that each user may start in a minute; 0 for no limit",
+			Usage: "kernels that each user may start in a minute, with restarts of dead ones; 0 for no limit",
 		},
 		{
 			Name: "max-connections-per-user", Env: []string{"EKG_MAX_CONNECTIONS_PER_USER"},
 			def: "0", field: "ConnectionsPerUser",
 			value: count(func(s *Settings) *int { return &s.ConnectionsPerUser }),
-			Usage: "open websockets of each user at one gateway; 0 for no limit",
+			Usage: "open websockets and readers of logs of each user at one gateway; 0 for no limit",
 		},
 		{
 			Name: "max-connections-per-kernel", Env: []string{"EKG_MAX_CONNECTIONS_PER_KERNEL"},
