@@ -84,7 +84,8 @@ func problemOf(r *call, err error) *problem {
 		return &problem{status: http.StatusServiceUnavailable, err: err, message: unreachable}
 	case errors.As(err, &failed):
 		// Jupyter Server passes on both message and reason, in this order. So only the message says why.
-		return &problem{status: http.StatusInternalServerError, reason: "Kernel failed to start", message: fold(failed.Reason)}
+		return &problem{status: http.StatusInternalServerError, reason: "Kernel failed to start",
+			message: fold(failed.Reason)}
 	case errors.As(err, &refused):
 		return &problem{status: http.StatusForbidden, message: fold(refused.Reason), check: launcherCheck}
 	case errors.As(err, &limit):

@@ -10,8 +10,8 @@
 //
 // Goroutines: a websocket has those of package channels, which its handler awaits. A log that is read has a timer that
 // ends it, which its handler stops. The HTTP transport has two for each idle connection to a supervisor, for at most
-// idleSupervisor. The number of refused requests that are in no log is written by a timer. Watch, which its caller runs, starts one for each token that is verified again, and awaits it. New
-// starts none. Drain ends all that is left.
+// idleSupervisor. The number of refused requests that are in no log is written by a timer. Watch, which its caller
+// runs, starts one for each token that is verified again, and awaits it. New starts none. Drain ends all that is left.
 package gateway
 
 import (
@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -85,6 +86,9 @@ func New(o Options) (*Gateway, error) {
 	}
 	if err := o.Validate(); err != nil {
 		return nil, err
+	}
+	if o.Token == "" && o.Users == nil && slices.Contains(o.AllowOrigins, AnyOrigin) {
+		return nil, wrongOption("AllowOrigins", "%q needs a token: without one, any page could run code", AnyOrigin)
 	}
 	if o.MaxBody == 0 {
 		o.MaxBody = DefaultMaxBody

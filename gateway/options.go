@@ -24,6 +24,10 @@ const (
 	DefaultMaxBody = 10 << 20
 )
 
+// AnyOrigin in Options.AllowOrigins allows pages of every origin. Only a token then keeps other pages out, so New
+// rejects it where authentication is off.
+const AnyOrigin = "*"
+
 // Specs gives the kernelspecs that may be started; *kernelspecs.Finder implements it.
 type Specs interface {
 	// List returns all usable specs, ordered by name.
@@ -45,7 +49,7 @@ type Options struct {
 	Token        string   // required of every request; "" switches authentication off, unless there are users
 	Users        Users    // identifies users, who own their kernels; nil: there is one owner, who has Token
 	BaseURL      string   // path prefix of all routes; "" and "/" mean no prefix
-	AllowOrigins []string // origins of other hosts that browsers may use the gateway from: scheme://host[:port], exact
+	AllowOrigins []string // origins that browsers may use the gateway from: scheme://host[:port], exact, or AnyOrigin
 	CheckHost    bool     // reject a Host header that names no loopback address and is not in AllowHosts
 	AllowHosts   []string // more host names (no port) for CheckHost
 
@@ -103,7 +107,7 @@ func (o *Options) Validate() error {
 		return wrongOption("BaseURL", "%v", err)
 	}
 	for _, origin := range o.AllowOrigins {
-		if err := checkOrigin(origin); err != nil {
+		if err := checkOrigin(origin); err != nil && origin != AnyOrigin {
 			return wrongOption("AllowOrigins", "%v", err)
 		}
 	}
@@ -138,7 +142,7 @@ func cleanBase(base string) (string, error) {
 func checkOrigin(origin string) error {
 	u, err := url.Parse(origin)
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.Scheme+"://"+u.Host != origin {
-		return fmt.Errorf("%q is not an exact origin like https://host:port", origin)
+		return fmt.Errorf("%q is neither an exact origin like https://host:port nor *", origin)
 	}
 	return nil
 }

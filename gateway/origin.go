@@ -31,8 +31,8 @@ func (g *Gateway) checkHost(r *http.Request) error {
 		"The Host header names a host that is not allowed here; see --allow-host.").by(hostCheck)
 }
 
-// LocalOnly wraps a handler of a listener on loopback. It answers requests with 403 whose Host header names neither this
-// machine nor one of the allowed hosts, which have no port. The gateway's own routes need no such wrapper.
+// LocalOnly wraps a handler of a listener on loopback. It answers a request with 403 if its Host header names neither
+// this machine nor one of the allowed hosts, which have no port. The gateway's own routes need no such wrapper.
 func LocalOnly(next http.Handler, allowed []string) http.Handler {
 	hosts := hostSet(allowed)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -70,7 +70,7 @@ func knownHost(hostport string, hosts map[string]bool) bool {
 // upgrades, and with authentication off the origin is the only protection of all requests.
 func (g *Gateway) checkOrigin(r *http.Request) error {
 	for _, origin := range r.Header.Values("Origin") {
-		if !sameHost(origin, r.Host) && !g.origins[lower(origin)] {
+		if !sameHost(origin, r.Host) && !g.origins[lower(origin)] && !g.origins[AnyOrigin] {
 			return refuse(http.StatusForbidden, "Requests from this origin are not allowed; see --allow-origin.").by(originCheck)
 		}
 	}
@@ -104,7 +104,10 @@ func (g *Gateway) allowOrigin(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Add("Vary", "Origin")
 	origin := r.Header.Get("Origin")
-	if !g.origins[lower(origin)] {
+	switch {
+	case origin != "" && g.origins[AnyOrigin]:
+		origin = AnyOrigin
+	case !g.origins[lower(origin)]:
 		return
 	}
 	h.Set("Access-Control-Allow-Origin", origin)

@@ -306,8 +306,8 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *call) ([]byte, error) {
 	return b, nil
 }
 
-// readObject reads a body that is a JSON object, null or empty; the last two give nil. Keys are matched exactly, unlike those of structs in
-// encoding/json.
+// readObject reads a body that is a JSON object, null or empty; the last two give nil. Keys are matched exactly, unlike
+// those of structs in encoding/json.
 func (g *Gateway) readObject(w http.ResponseWriter, r *call) (object, error) {
 	b, err := g.readBody(w, r)
 	if err != nil {

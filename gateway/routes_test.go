@@ -138,6 +138,22 @@ func TestRoutes_SecurityHeaders(t *testing.T) {
 	}
 }
 
+// With *, pages of every origin may use the gateway, and need a token as before.
+func TestRoutes_AnyOrigin(t *testing.T) {
+	g := startGateway(t, func(o *Options) { o.AllowOrigins = []string{"*", "https://lab.example"} })
+	for _, origin := range []string{"https://lab.example", "http://other.example:8080", "null"} {
+		from := func(r *http.Request) { r.Header.Set("Origin", origin) }
+		r := g.do("GET", "/api/kernels", "", from).want(t, 200, "")
+		if got := r.Header.Get("Access-Control-Allow-Origin"); got != "*" {
+			t.Errorf("origin %s: Access-Control-Allow-Origin is %q", origin, got)
+		}
+		g.do("GET", "/api/kernels", "", from, func(r *http.Request) { r.Header.Del("Authorization") }).want(t, 403, "")
+	}
+	if got := g.do("GET", "/api/kernels", "").Header.Get("Access-Control-Allow-Origin"); got != "" {
+		t.Errorf("without an origin: Access-Control-Allow-Origin is %q", got)
+	}
+}
+
 func TestRoutes_OriginAndHost(t *testing.T) {
 	g := startGateway(t, func(o *Options) {
 		o.AllowOrigins = []string{"https://lab.example"}

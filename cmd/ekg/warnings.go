@@ -5,11 +5,13 @@ import (
 	"os"
 	"os/exec"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
+	"github.com/elastic-kernel-gateway/ekg/gateway"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
@@ -28,6 +30,9 @@ func (v *server) logWarnings(ctx context.Context) {
 			logkey.Listen, s.Listen)
 	} else if !settings.IsLocal(s.Listen) && s.TLSCert == "" {
 		v.log.Warn("other machines reach this address without TLS: tokens are sent unencrypted", logkey.Listen, s.Listen)
+	}
+	if slices.Contains(s.AllowOrigins, gateway.AnyOrigin) {
+		v.log.Warn("pages of all hosts may use the gateway: a page that has a token can run code")
 	}
 	if stray := settings.StrayVariables(os.Environ()); len(stray) > 0 {
 		v.log.Warn("environment variables without effect", logkey.Names, strings.Join(stray, ", "))

@@ -1,8 +1,28 @@
 package main
 
 import (
+	"io"
+	"log/slog"
+	"strings"
 	"testing"
+
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 )
+
+func TestServer_WarnsOfAnyOrigin(t *testing.T) {
+	for origin, warns := range map[string]bool{"*": true, "https://lab.example": false} {
+		s, err := settings.Load(sourcesOf(map[string][]string{"state-dir": {t.TempDir()}, "allow-origin": {origin}}, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		logged := &transcript.Buffer{}
+		newServer(s, io.Discard, slog.New(slog.NewTextHandler(logged, nil))).logWarnings(t.Context())
+		if got := strings.Contains(logged.String(), "pages of all hosts may use the gateway"); got != warns {
+			t.Errorf("%s: warned %v: %s", origin, got, logged)
+		}
+	}
+}
 
 func TestSystemd_ServiceOf(t *testing.T) {
 	tests := []struct {

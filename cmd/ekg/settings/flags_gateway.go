@@ -24,7 +24,8 @@ var gatewaySettings = []group{
 		{
 			Name: "allow-origin", Env: []string{"EKG_ALLOW_ORIGIN", "EG_ALLOW_ORIGIN"}, field: "AllowOrigins",
 			value: list(func(s *Settings) *[]string { return &s.AllowOrigins }),
-			Usage: "origin of another host whose pages may use the gateway, as scheme://host[:port]; repeatable",
+			Usage: "origin of another host whose pages may use the gateway, as scheme://host[:port]; repeatable. * allows " +
+				"the pages of all hosts, and needs tokens",
 		},
 		{
 			Name: "allow-host", Env: []string{"EKG_ALLOW_HOST"}, field: "AllowHosts",

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -109,6 +110,10 @@ func (s *Settings) checksHost() bool {
 
 // checkGateway validates the options of package gateway. An error names the place of the rejected setting.
 func (s *Settings) checkGateway() error {
+	if s.NoAuth && slices.Contains(s.AllowOrigins, gateway.AnyOrigin) {
+		return fmt.Errorf("%s: %q needs a token: without one, any page could run code", s.Place("allow-origin"),
+			gateway.AnyOrigin)
+	}
 	o := s.GatewayOptions()
 	err := o.Validate()
 	var wrong *gateway.OptionError
