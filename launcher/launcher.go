@@ -29,7 +29,7 @@ import (
 var (
 	// ErrNotFound says that the kernel certainly does not exist. It may be wrapped in a *GoneError.
 	ErrNotFound = errors.New("kernel not found")
-	// ErrConflict says that a kernel of another owner or spec has the id.
+	// ErrConflict says that a kernel of another owner or spec has the id, or that one of another owner has had it.
 	ErrConflict = errors.New("kernel id is in use")
 	// ErrUnavailable says that the state of the kernel is not known at this moment (503, never 404).
 	ErrUnavailable = errors.New("kernel state is not known at this moment")
@@ -53,6 +53,12 @@ func (e *GoneError) Error() string {
 
 // Is makes errors.Is(err, ErrNotFound) true.
 func (e *GoneError) Is(target error) bool { return target == ErrNotFound }
+
+// OfOther reports whether err is the end of a kernel of another owner than the given one.
+func OfOther(err error, owner string) bool {
+	var gone *GoneError
+	return errors.As(err, &gone) && gone.Owner != owner
+}
 
 // RefusedError says that a request or a kernelspec asks for something that is not allowed here, and names it.
 type RefusedError struct{ Reason string }
@@ -197,9 +203,11 @@ func ByCreation(a, b Kernel) int {
 type Launcher interface {
 	// Start starts a kernel and returns once the kernel lives on without this process. That is before the kernel
 	// answers: State is Starting. If a kernel with the id, the same owner and the same spec name exists, it is returned
-	// and created is false; if owner or spec name differ, the error is ErrConflict. A kernel that cannot be started
-	// leaves nothing behind: the error is *FailedError, *RefusedError if it is not allowed, *LimitError if there are too
-	// many. A decision about limits may come later. Then State is Starting, and a kernel that is refused becomes dead.
+	// and created is false; if owner or spec name differ, the error is ErrConflict. The error is the same while the end of
+	// another owner's kernel with the id is remembered, since that kernel's clients would reach the new one. A kernel that
+	// cannot be started leaves nothing behind: the error is *FailedError, *RefusedError if it is not allowed, *LimitError
+	// if there are too many. A decision about limits may come later. Then State is Starting, and a kernel that is refused
+	// becomes dead.
 	Start(ctx context.Context, req Request) (k Kernel, created bool, err error)
 
 	// Kernel returns one kernel. A dead kernel is returned, with its reason, for 15 minutes after its end.

@@ -102,6 +102,17 @@ func TestEnding_PodDeleted(t *testing.T) {
 	if _, err := l.Kernel(t.Context(), idA); !errors.Is(err, launcher.ErrNotFound) {
 		t.Errorf("after it was stopped: %v", err)
 	}
+	other := testRequest(idA)
+	other.Owner = "bob"
+	eventually(t, "its end is written", func() bool { return len(c.endingsMaps(t)) == 1 })
+	for name, l := range map[string]*Launcher{"the same gateway": l, "a later one": openTest(t, c, nil)} {
+		if _, _, err := l.Start(t.Context(), other); !errors.Is(err, launcher.ErrConflict) {
+			t.Errorf("%s: another owner has started a kernel with its id: %v", name, err)
+		}
+	}
+	if _, created, err := l.Start(t.Context(), testRequest(idA)); err != nil || !created {
+		t.Errorf("its owner: %v, %v", created, err)
+	}
 }
 
 // A kernel that can never run is ended, and can be restarted.

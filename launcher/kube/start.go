@@ -38,6 +38,9 @@ func (l *Launcher) Start(ctx context.Context, req launcher.Request) (launcher.Ke
 			return launcher.Kernel{}, false, err
 		}
 		if k == nil {
+			if launcher.OfOther(l.goneError(req.ID), req.Owner) {
+				return launcher.Kernel{}, false, launcher.ErrConflict
+			}
 			d, err := l.create(ctx, req)
 			if !errors.Is(err, errLost) {
 				return d, err == nil, err

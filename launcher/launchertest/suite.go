@@ -24,6 +24,7 @@ func Run(t *testing.T, open func(t *testing.T) launcher.Launcher, spec kernelspe
 	s := suite{open: open, spec: spec}
 	t.Run("start, list, wait and stop", s.life)
 	t.Run("start is idempotent", s.idempotent)
+	t.Run("an id stays its owner's", s.idOfOther)
 	t.Run("start of many at once", s.concurrent)
 	t.Run("a kernel that cannot be started", s.failure)
 	t.Run("a kernel that ends at once", s.endsAtOnce)

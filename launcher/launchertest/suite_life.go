@@ -105,6 +105,23 @@ func (s suite) idempotent(t *testing.T) {
 	}
 }
 
+// idOfOther: clients of a kernel that has ended still ask for its id. They must not reach another owner's kernel.
+func (s suite) idOfOther(t *testing.T) {
+	l := s.launcher(t)
+	req := s.request()
+	k := s.start(t, l, req)
+	until(t, l, k.ID, api.Idle)
+	if err := l.Stop(limited(t), k.ID, "test"); err != nil {
+		t.Fatal(err)
+	}
+	other := req
+	other.Owner = "bob"
+	if k, created, err := l.Start(limited(t), other); !errors.Is(err, launcher.ErrConflict) || created || k.ID != "" {
+		t.Errorf("another owner: %+v, created %v, %v", k, created, err)
+	}
+	isGone(t, l, k.ID, "test")
+}
+
 func (s suite) unknown(t *testing.T) {
 	l := s.launcher(t)
 	isGone(t, l, newID(), "")

@@ -39,6 +39,8 @@ func (l *Launcher) Start(ctx context.Context, req launcher.Request) (launcher.Ke
 			return d, false, err
 		case !errors.Is(err, launcher.ErrNotFound):
 			return launcher.Kernel{}, false, err
+		case launcher.OfOther(err, req.Owner):
+			return launcher.Kernel{}, false, launcher.ErrConflict
 		}
 		d, err := l.create(ctx, req)
 		if errors.Is(err, errLost) {

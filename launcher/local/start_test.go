@@ -120,6 +120,30 @@ func TestStart_Concurrent(t *testing.T) {
 	}
 }
 
+// TestStart_IDOfOther: while the end of a kernel is remembered, only its owner may start one with its id. Another gateway
+// knows that, too.
+func TestStart_IDOfOther(t *testing.T) {
+	p := newPlace(t)
+	a, b := p.launcher(), p.launcher()
+	req := launcher.Request{ID: id(1), Owner: "ann", Spec: fakeSpec("fine")}
+	if _, _, err := a.Start(t.Context(), req); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Stop(t.Context(), id(1), "test"); err != nil {
+		t.Fatal(err)
+	}
+	other := req
+	other.Owner = "bob"
+	for name, l := range map[string]*Launcher{"the same gateway": a, "another": b} {
+		if _, _, err := l.Start(t.Context(), other); !errors.Is(err, launcher.ErrConflict) {
+			t.Errorf("%s: another owner gets %v", name, err)
+		}
+	}
+	if _, created, err := a.Start(t.Context(), req); err != nil || !created {
+		t.Errorf("its owner: %v, %v", created, err)
+	}
+}
+
 // TestStart_Watched: a second gateway reads a kernel whose supervisor does not have its lock yet. It must neither take
 // the kernel for dead nor prevent the supervisor from locking.
 func TestStart_Watched(t *testing.T) {
