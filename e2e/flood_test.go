@@ -103,6 +103,7 @@ for i in range(%d): display({'text/plain': '%%%dd' %% i}, raw=True)`, displays, 
 type shown struct {
 	displays, announced int
 	notices             string
+	others              string // notices that announce no loss
 }
 
 // countDisplays reads up to a cell's idle status. A client that sent the cell gets its reply before that or shortly
@@ -127,7 +128,7 @@ func countDisplays(t *testing.T, c *client, cell string, limit time.Duration) sh
 		case m.Header.MsgType == "stream" && strings.HasPrefix(m.field("text"), "[ekg]"):
 			n := 0
 			if _, err := fmt.Sscanf(m.field("text"), "[ekg] %d messages", &n); err != nil {
-				t.Errorf("%s: the cell says %q", c.session, m.field("text"))
+				s.others += m.field("text")
 			}
 			s.announced += n
 			s.notices += m.field("text")
@@ -140,14 +141,63 @@ func countDisplays(t *testing.T, c *client, cell string, limit time.Duration) sh
 func (s shown) check(t *testing.T, client string, displays int) {
 	t.Helper()
 	t.Logf("%s: %d displays of %d; %d announced as missing: %.200q", client, s.displays, displays, s.announced, s.notices)
+	if s.others != "" {
+		t.Errorf("%s: the cell says %q", client, s.others)
+	}
 	// Lost statuses and other messages are counted, too.
 	if missing := displays - s.displays; missing < 0 || s.announced < missing || s.announced > missing+displays/100+20 {
 		t.Errorf("%s: %d displays are missing, and the cell says: %s", client, missing, s.notices)
 	}
 }
 
+// TestE2E_LargeMessages: a message of 100 MB reaches the page, and its memory is given back. One that is too large is
+// replaced by a remark, and the kernel keeps its variables.
+func TestE2E_LargeMessages(t *testing.T) {
+	bin, err := released()
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := prepare(t, "", fmt.Sprintf("--log-limit=%d", floodLog))
+	g.in.bin = bin
+	g.start()
+	id := g.kernel("python3")
+	c := g.dial(t, id, "ann", true)
+	c.says("x = 7; print(x)", "7\n")
+	supervisor := g.supervisorOf(id)
+	before := memoryOf(t, supervisor, "VmRSS")
+
+	cell := c.begin("from IPython.display import display\ndisplay({'text/plain': 'y' * 100_000_000}, raw=True)")
+	shown := countDisplays(t, c, cell, 3*time.Minute)
+	if shown.displays != 1 || shown.notices != "" || shown.others != "" {
+		t.Errorf("%d displays of 100 MB arrived: %s", shown.displays, shown.notices)
+	}
+	peak, most := memoryOf(t, supervisor, "VmHWM"), before+48<<20 // the log keeps 16 MiB in memory
+	var now int64
+	eventually(t, 2*time.Minute, "the memory is given back", func() error {
+		if now = memoryOf(t, supervisor, "VmRSS"); now >= most {
+			return fmt.Errorf("%d MiB are in use, and it was %d MiB", now>>20, before>>20)
+		}
+		return nil
+	})
+	t.Logf("the supervisor took %d MiB before, %d MiB at most, and %d MiB after a message of 100 MB",
+		before>>20, peak>>20, now>>20)
+
+	cell = c.begin("display({'text/plain': 'y' * 300_000_000}, raw=True)")
+	shown = countDisplays(t, c, cell, 3*time.Minute)
+	if shown.displays != 0 || !strings.Contains(shown.others, "A message of type display_data and 300000") {
+		t.Errorf("%d displays of 300 MB arrived: %s", shown.displays, shown.notices)
+	}
+	c.says("print(x)", "7\n")
+}
+
 // peakMemory returns the largest resident memory of a process so far, in bytes.
 func peakMemory(t *testing.T, pid int) int64 {
+	t.Helper()
+	return memoryOf(t, pid, "VmHWM")
+}
+
+// memoryOf returns a figure of a process's status, in bytes.
+func memoryOf(t *testing.T, pid int, name string) int64 {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -155,10 +205,10 @@ func peakMemory(t *testing.T, pid int) int64 {
 	}
 	for line := range strings.Lines(string(status)) {
 		var kib int64
-		if _, err := fmt.Sscanf(line, "VmHWM: %d kB", &kib); err == nil {
+		if _, err := fmt.Sscanf(line, name+": %d kB", &kib); err == nil {
 			return kib << 10
 		}
 	}
-	t.Fatalf("no VmHWM in %s", status)
+	t.Fatalf("no %s in %s", name, status)
 	return 0
 }

@@ -79,6 +79,7 @@ type Supervisor struct {
 	gates             [jupyter.IOPub + 1]*gate // by channel
 	operations        chan *operation          // stops and restarts for Run
 	lossPossible      chan struct{}            // capacity 1: messages may be lost
+	largePassed       chan struct{}            // capacity 1: a large message was in memory
 	container         *child.Container         // nil: the kernel's process is a child of this one
 	reaper            *proctree.Reaper         // of this program; nil: orphans do not become its children
 	stateFile         *savedstate.File         // nil: no other supervisor would read it
@@ -163,7 +164,7 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 		kernelLimits: bridgeLimits, slowStart: slowStart, redialProof: redialProof, beat: heartbeatInterval,
 		logPatience: logstream.Patience, maxMessage: connection.MaxMessage,
 		ownSession: jupyter.NewID(), identity: []byte(jupyter.NewID()),
-		operations: make(chan *operation), lossPossible: make(chan struct{}, 1),
+		operations: make(chan *operation), lossPossible: make(chan struct{}, 1), largePassed: make(chan struct{}, 1),
 		containerReported: make(chan struct{}, 1), useChanged: make(chan struct{}, 1),
 		over: make(chan struct{}), change: make(chan struct{}),
 		clients: map[*clientConn]struct{}{}, requests: requests.NewTable(), cells: newCells(), logReaders: map[string]int{},
@@ -333,11 +334,8 @@ func sentence(err error) string { return err.Error() }
 func (s *Supervisor) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	janitorCtx, stopJanitor := context.WithCancel(context.Background())
-	wg.Add(1)
-	go func() {
-		defer wg.Done()
-		s.watchLosses(janitorCtx)
-	}()
+	wg.Go(func() { s.watchLosses(janitorCtx) })
+	wg.Go(func() { s.returnMemory(janitorCtx) })
 	if s.cfg.SpillDir != "" {
 		wg.Add(1)
 		go func() {
