@@ -184,7 +184,8 @@ func endOf(pod *corev1.Pod, now time.Time) *storedEnding {
 	if st != nil && st.State.Terminated != nil && (podstatus.HasEnded(pod) || st.State.Terminated.ExitCode == 0) {
 		if reported, ok := podstatus.ReadEnding(pod, st.State.Terminated.Message); ok {
 			end := storedEndingOf(reported)
-			if reported.Reason == api.SignalReason { // it was ended by the cluster, not by its owner
+			// it was ended by the cluster, not by its owner or by itself
+			if reported.Reason == api.SignalReason || podstatus.DeletionEnded(pod, reported) {
 				end.Reason, end.Stopped = podstatus.DeletionReason(pod, now), false
 			}
 			return end

@@ -370,8 +370,9 @@ func (s *Supervisor) checkReadyLocked(b *bridge) {
 		return
 	}
 	b.ready = true
-	if s.process != nil {
+	if s.process != nil && s.cellBegan.IsZero() { // else these are other connections to a kernel that is up
 		s.process.ForgetOutput()
+		s.cellBegan = s.now()
 	}
 	close(b.nudged)
 	s.clock.Ready()
@@ -418,6 +419,7 @@ func (s *Supervisor) deliverOutputLocked(b *bridge, m *jupyter.Message, parent j
 			if r.Replied {
 				s.finishLocked(r)
 			}
+			s.noteNextCellLocked(r, m)
 		}
 	}
 	s.log.Append(allSessions, *m, essential)

@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"syscall"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
@@ -20,7 +21,8 @@ type kernelProcess interface {
 	// LastOutput returns the newest output as valid UTF-8, at most limit bytes. It is the output on stderr, or on stdout
 	// if stderr is blank. It begins at the beginning of a line if a line fits. Another container's output is known once
 	// Done is closed.
-	LastOutput(limit int) string
+	// Output that has no text since the given time is "".
+	LastOutput(limit int, since time.Time) string
 	// ForgetOutput drops the output so far. Output of the start explains a failed start, but no later end.
 	ForgetOutput()
 	// Signal sends sig to the process group. The error is os.ErrProcessDone if the group has ended, and

@@ -124,7 +124,8 @@ func (s *Supervisor) launch(ctx context.Context) (
 	}
 	own, err := process.Start(process.Options{
 		KernelID: s.cfg.KernelID, Argv: process.Command(s.cfg.Argv, s.cfg.ConnectionFile), Env: s.cfg.Env,
-		WorkingDir: s.cfg.WorkingDir, Reaper: s.reaper, GPUSeen: func(*process.Process) { poke(s.useChanged) }, Logger: s.logger,
+		WorkingDir: s.cfg.WorkingDir, Reaper: s.reaper, Logger: s.logger,
+		GPUSeen: func(*process.Process) { poke(s.useChanged) },
 	})
 	if err != nil {
 		return c, nil, false, err
@@ -300,8 +301,12 @@ func (l *life) finish(out *outcome) {
 	if b != nil {
 		b.drain(drainLimit)
 	}
-	output := l.proc.LastOutput(4096)
-	out.reason = l.proc.Exit().Describe(output)
+	exit := l.proc.Exit()
+	s.mu.Lock()
+	output := l.proc.LastOutput(4096, exit.LastWordsSince(s.cellBegan))
+	s.cellBegan = time.Time{}
+	s.mu.Unlock()
+	out.reason = exit.Describe(output)
 	defer func() {
 		if b != nil {
 			b.close()

@@ -21,8 +21,7 @@ func TestPod_Crash(t *testing.T) {
 	p := startPod(t, nil).ready()
 	c := p.attach("ann")
 	pid := p.result(c, "pid")
-	p.result(c, "complain last words")
-	id := c.execute("exit 3")
+	id := c.execute("complain last words\nexit 3")
 	all := c.result(id)
 	if got := output(all, id); !strings.Contains(got, "exit code 3: last words") {
 		t.Errorf("the cell says %q", got)
@@ -203,8 +202,7 @@ func TestPod_EndedMeanwhile(t *testing.T) {
 	t.Run("the kernel ended", func(t *testing.T) {
 		p := startPod(t, nil).ready()
 		c := p.attach("ann")
-		p.result(c, "complain last words")
-		id := c.execute("sleep 300ms\nexit 4")
+		id := c.execute("complain last words\nsleep 300ms\nexit 4")
 		c.running(id)
 		<-time.After(2 * savedstate.Pause)
 		p.supervisor.kill()

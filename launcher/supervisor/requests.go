@@ -51,8 +51,25 @@ func (s *Supervisor) registerLocked(sess *session.Session, m *jupyter.Message, h
 }
 
 func (s *Supervisor) addRequestLocked(r *requests.Request) {
+	if r.Executes() && !s.cellBegan.IsZero() && s.requests.OldestCell() == nil {
+		s.cellBegan = s.now()
+	}
 	s.requests.Add(r)
 	s.clock.Await(r.ID, r.Type)
+}
+
+// noteNextCellLocked notes that a cell has ended with the message idle, and that the next one begins if one waits. The
+// kernel wrote the message's date then; the message may come after the next cell's output.
+func (s *Supervisor) noteNextCellLocked(ended *requests.Request, idle *jupyter.Message) {
+	if !ended.Executes() || s.requests.OldestCell() == nil {
+		return
+	}
+	now := s.now()
+	at, err := time.Parse(time.RFC3339Nano, jupyter.StringField(idle.Header, "date"))
+	if err != nil || at.After(now) || at.Before(s.cellBegan) {
+		at = now // the kernel may say anything
+	}
+	s.cellBegan = at
 }
 
 func (s *Supervisor) finishLocked(r *requests.Request) {

@@ -25,6 +25,7 @@ func (s *Supervisor) savedState() ([]byte, error) {
 		Left:      s.lastLeft.UTC(),
 		Connected: s.sessions.Active() > 0,
 		KeepUntil: s.keepUntil,
+		CellBegan: s.cellBegan,
 		Starting:  idle.Starting,
 	}
 	keys := make(map[uint64]string, s.sessions.Len())
@@ -73,6 +74,7 @@ func (s *Supervisor) restore(lives bool) {
 	cells := s.restoreRequestsLocked(saved.Requests, restored)
 	s.announceRestoreLocked(restored, cells, lives)
 	if lives {
+		s.cellBegan = saved.Use.CellBegan
 		s.adoptRunningLocked(saved.Requests)
 		return
 	}

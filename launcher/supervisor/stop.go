@@ -55,8 +55,8 @@ type interruption struct {
 	idled  map[*requests.Request]bool // cells whose idle is withheld; their reply has not come
 }
 
-// stopProcess asks a kernel to end, kills it if it does not, and returns when its process has ended. A kernel that works
-// on a request is interrupted first, so that its code can clean up: in Python, finally and atexit run.
+// stopProcess asks a kernel to end, kills it if it does not, and returns when its process has ended. A kernel that
+// works on a request is interrupted first, so that its code can clean up: in Python, finally and atexit run.
 func (s *Supervisor) stopProcess(proc kernelProcess, restart bool) {
 	s.mu.Lock()
 	b := s.bridge
@@ -84,8 +84,8 @@ func (s *Supervisor) stopProcess(proc kernelProcess, restart bool) {
 	<-proc.Done()
 }
 
-// interruptRunning interrupts the requests that the kernel works on, and waits until they end, for half of StopGrace. An
-// idle kernel gets no interrupt. interruptRunning reports whether the process has ended.
+// interruptRunning interrupts the requests that the kernel works on, and waits until they end, for half of StopGrace.
+// An idle kernel gets no interrupt. interruptRunning reports whether the process has ended.
 func (s *Supervisor) interruptRunning(proc kernelProcess, b *bridge) (ended bool) {
 	s.mu.Lock()
 	if !s.clock.Works() {
@@ -136,8 +136,8 @@ func (s *Supervisor) noteRestLocked() {
 	}
 }
 
-// withholdReplyLocked reports whether the kernel's reply to r is withheld. A cell that has succeeded gets its reply, and
-// the idle that was withheld before.
+// withholdReplyLocked reports whether the kernel's reply to r is withheld. A cell that has succeeded gets its reply,
+// and the idle that was withheld before.
 func (s *Supervisor) withholdReplyLocked(r *requests.Request, m *jupyter.Message) bool {
 	i := s.interruption
 	if i == nil || !r.Executes() {

@@ -125,6 +125,7 @@ type Supervisor struct {
 	lastParent       []byte              // parent_header of the last iopub message
 	lastParentHeader jupyter.Header      // lastParent, parsed
 	lastOutput       time.Time           // when iopub last had a message
+	cellBegan        time.Time           // when the last cell began, or the kernel was up; zero: it was not
 	interruption     *interruption       // by a stop or restart that goes on; nil: nothing was interrupted
 
 	// Followers of the status, notebook cells by request, and readers of the log route.

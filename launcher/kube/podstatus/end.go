@@ -29,10 +29,10 @@ func containerEnd(pod *corev1.Pod, container string, t *corev1.ContainerStateTer
 	case t.Reason == "ContainerStatusUnknown":
 		return fmt.Sprintf("%s is gone; how it ended is unknown", who)
 	}
-	said := OneLine(t.Message, quoteLimit)
 	if ending, ok := ReadEnding(pod, t.Message); ok {
 		return OneLine(ending.Reason, quoteLimit)
 	}
+	said := OneLine(api.WithoutNoise(t.Message), quoteLimit)
 	if said != "" {
 		said = ": " + said
 	}
@@ -64,12 +64,37 @@ var disruptions = map[string]string{
 func (e *explanation) ending() Reason {
 	r := e.takenAway()
 	if r.Class == ClassNone {
-		if ending, at, ok := e.lastWords(); ok {
+		if ending, at, ok := e.lastWords(); ok && !e.deletionEnded(ending) {
 			return newReason(ClassDied, at, "%s", ending.Reason)
 		}
-		r = newReason(ClassDied, e.deleted(), "its pod was deleted")
+		r = newReason(ClassDied, e.deleted(), deletedText)
 	}
 	return r
+}
+
+const deletedText = "its pod was deleted"
+
+// deletionEnded reports whether the supervisor's ending of the kernel follows from the deletion of its pod. Then the
+// supervisor knows only how its processes were ended.
+func (e *explanation) deletionEnded(ending api.Ending) bool {
+	if e.deleted().IsZero() {
+		return false
+	}
+	return ending.Reason == api.SignalReason ||
+		!ending.Stopped && !ending.Culled && !ending.At.Before(e.deleted())
+}
+
+// removal explains the end of a container of a pod that was deleted. The class is ClassNone if the pod was not deleted,
+// or if the container had ended before.
+func (e *explanation) removal(ended time.Time) Reason {
+	at := e.deleted()
+	if at.IsZero() || ended.Before(at) {
+		return Reason{}
+	}
+	if r := e.takenAway(); r.Class != ClassNone {
+		return r
+	}
+	return newReason(ClassDied, at, deletedText)
 }
 
 // takenAway explains a pod that the cluster has removed or evicted. The class is ClassNone if the cluster says nothing
@@ -141,6 +166,7 @@ func (e *explanation) lastWords() (ending api.Ending, at time.Time, ok bool) {
 // ended explains a pod that has succeeded or failed.
 func (e *explanation) ended() Reason {
 	ending, at, left := e.lastWords()
+	left = left && !e.deletionEnded(ending)
 	if left && ending.Stopped {
 		return newReason(ClassDied, at, "%s", ending.Reason)
 	}
@@ -173,6 +199,9 @@ func (e *explanation) ended() Reason {
 	if r := e.failedContainer(); r.Class != ClassNone {
 		return r
 	}
+	if r := e.removal(since); r.Class != ClassNone {
+		return r
+	}
 	if said != "" {
 		return newReason(ClassDied, since, "its pod has ended: %s", said)
 	}
@@ -193,10 +222,18 @@ func (e *explanation) failedContainer() Reason {
 	})
 	for _, s := range statuses {
 		if t := s.State.Terminated; t != nil && (t.ExitCode != 0 || t.Reason == "OOMKilled") {
-			return newReason(ClassDied, t.FinishedAt.Time, "%s", containerEnd(e.pod, s.Name, t))
+			return e.containerReason(s.Name, t)
 		}
 	}
 	return Reason{}
+}
+
+// containerReason returns why a container has ended: the deletion of its pod, or what happened in it.
+func (e *explanation) containerReason(container string, t *corev1.ContainerStateTerminated) Reason {
+	if r := e.removal(t.FinishedAt.Time); r.Class != ClassNone {
+		return r
+	}
+	return newReason(ClassDied, t.FinishedAt.Time, "%s", containerEnd(e.pod, container, t))
 }
 
 // finished returns when the pod's last container ended, or when a pod that never ran was scheduled.
@@ -216,5 +253,11 @@ func DeletionReason(pod *corev1.Pod, now time.Time) string {
 	if why := e.takenAway(); why.Text != "" {
 		return why.Text
 	}
-	return "its pod was deleted"
+	return deletedText
+}
+
+// DeletionEnded reports whether the supervisor's ending of the kernel follows from the deletion of its pod.
+func DeletionEnded(pod *corev1.Pod, ending api.Ending) bool {
+	e := explanation{pod: pod}
+	return e.deletionEnded(ending)
 }

@@ -88,6 +88,18 @@ func deleted(p *corev1.Pod) {
 	p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &at, &grace
 }
 
+// deletedAt deletes a pod some time ago.
+func deletedAt(p *corev1.Pod, age time.Duration) {
+	at, grace := ago(age-30*time.Second), int64(30)
+	p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &at, &grace
+}
+
+// frozenModules is what ipykernel prints when its debugger is loaded.
+const frozenModules = "0.00s - Debugger warning: It seems that frozen modules are being used, which may\n" +
+	"0.00s - make the debugger miss breakpoints. Please pass -Xfrozen_modules=off\n" +
+	"0.00s - to python to disable frozen modules.\n" +
+	"0.00s - Note: Debugging will proceed. Set PYDEVD_DISABLE_FILE_VALIDATION=1 to disable this validation.\n"
+
 func lastWords(text string, stopped bool) string {
 	b, err := json.Marshal(api.Ending{KernelID: "k", Reason: text, At: reasonNow.Add(-time.Minute), Stopped: stopped})
 	if err != nil {

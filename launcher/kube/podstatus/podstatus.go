@@ -93,13 +93,14 @@ func Explain(pod *corev1.Pod, events []corev1.Event, now time.Time) Reason {
 // KernelEnd returns why the kernel's container ended last, even if the container is running again. The class is
 // ClassNone if it never ended.
 func KernelEnd(pod *corev1.Pod) Reason {
+	e := explanation{pod: pod}
 	for _, s := range pod.Status.ContainerStatuses {
 		if s.Name != podspec.ContainerKernel {
 			continue
 		}
 		for _, t := range []*corev1.ContainerStateTerminated{s.State.Terminated, s.LastTerminationState.Terminated} {
 			if t != nil {
-				return newReason(ClassDied, t.FinishedAt.Time, "%s", containerEnd(pod, s.Name, t))
+				return e.containerReason(s.Name, t)
 			}
 		}
 	}

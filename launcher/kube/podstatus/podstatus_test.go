@@ -14,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // The statuses below are written after the sources of Kubernetes 1.34 (scheduler, kubelet, node controllers),
@@ -283,6 +285,21 @@ func TestExplain(t *testing.T) {
 			func(p *corev1.Pod) { p.Status.Reason = "NodeLost" }), nil, ClassDied, "its node n1 was lost"},
 		{"deleted by another client", podOf(running(runs, corev1.ContainerState{}), deleted), nil, ClassDied,
 			"its pod was deleted"},
+		{"deleted, and its processes killed", podOf(finished(corev1.PodFailed, "", "", ends("Error", 137, ""),
+			ends("Error", 137, frozenModules)), func(p *corev1.Pod) { deletedAt(p, 2*time.Hour) }), nil, ClassDied,
+			"its pod was deleted"},
+		{"deleted, and told so by a signal", podOf(finished(corev1.PodFailed, "", "",
+			ends("", 0, lastWords(api.SignalReason, true)), ends("Error", 137, frozenModules)),
+			func(p *corev1.Pod) { deletedAt(p, 2*time.Hour) }), nil, ClassDied, "its pod was deleted"},
+		{"deleted, and its kernel killed first", podOf(finished(corev1.PodFailed, "", "",
+			ends("", 0, lastWords("the kernel's process was killed", false)), ends("Error", 137, frozenModules)),
+			func(p *corev1.Pod) { deletedAt(p, 2*time.Hour) }), nil, ClassDied, "its pod was deleted"},
+		{"deleted after it had ended", podOf(finished(corev1.PodFailed, "", "", ends("Error", 137, ""),
+			ends("Error", 137, frozenModules)), func(p *corev1.Pod) { deletedAt(p, time.Second) }), nil, ClassDied,
+			"the kernel's container was killed by signal 9"},
+		{"shut down on request before it was deleted", podOf(finished(corev1.PodSucceeded, "", "",
+			ends("", 0, lastWords("enough", true)), ends("", 0, "")),
+			func(p *corev1.Pod) { deletedAt(p, time.Second) }), nil, ClassDied, "enough"},
 		{"scaled down", podOf(running(runs, corev1.ContainerState{}), deleted), []corev1.Event{
 			event("cluster-autoscaler", "ScaleDown", "deleting pod for node scale down", time.Minute)}, ClassDied,
 			"its node is removed by the autoscaler: deleting pod for node scale down"},
@@ -353,6 +370,10 @@ func TestKernelEnd(t *testing.T) {
 			"the kernel ran out of memory and was killed (limit 8Gi)"},
 		{"just ended", podOf(running(ends("Error", 3, "last line"), ends("OOMKilled", 137, ""))),
 			"the kernel's container ended with exit code 3: last line"},
+		{"killed after the pod was deleted", podOf(running(ends("Error", 137, frozenModules), corev1.ContainerState{}),
+			func(p *corev1.Pod) { deletedAt(p, 2*time.Hour) }), "its pod was deleted"},
+		{"killed", podOf(running(ends("Error", 137, frozenModules+"bye\n"), corev1.ContainerState{})),
+			"the kernel's container was killed by signal 9: bye"},
 		{"lost with its node", podOf(running(ends("ContainerStatusUnknown", 137, "The container could not be located"),
 			corev1.ContainerState{})),
 			"the kernel's container is gone; how it ended is unknown"},

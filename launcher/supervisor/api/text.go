@@ -10,6 +10,24 @@ import (
 // Terminal control: CSI sequences (colours), OSC sequences (titles, links) and the two-character ones.
 var escapes = regexp.MustCompile("\x1b\\[[0-?]*[ -/]*[@-~]|\x1b\\][^\x07\x1b]*(\x07|\x1b\\\\)?|\x1b[ -/]*[0-~]")
 
+// debuggerLine matches what ipykernel's debugger prints when it is loaded, which may be long after the kernel's start:
+// the time since then, and a warning about frozen modules.
+var debuggerLine = regexp.MustCompile(`^\s*\d+\.\d+s - `)
+
+// WithoutNoise removes the lines of a kernel's output that never explain how it ended.
+func WithoutNoise(s string) string {
+	if !strings.Contains(s, "s - ") {
+		return s
+	}
+	var kept strings.Builder
+	for line := range strings.Lines(s) {
+		if !debuggerLine.MatchString(line) {
+			kept.WriteString(line)
+		}
+	}
+	return kept.String()
+}
+
 // PlainText removes terminal sequences and control characters from a line, and shortens it to limit bytes.
 func PlainText(s string, limit int) string {
 	s = escapes.ReplaceAllString(strings.ToValidUTF8(s, ""), "")

@@ -298,9 +298,9 @@ func (c *child) await(k *Kernel, p *process.Process, dir string) {
 	if err := os.RemoveAll(dir); err != nil {
 		c.log.Warn("the connection file cannot be removed", logkey.Err, err)
 	}
-	stdout, stderr := p.Output(maxOutput)
+	stdout, stderr := p.Output()
 	reported := &exit{Code: e.Code, Signal: int(e.Signal), At: e.At, OOM: e.OOM, MemoryLimit: e.MemoryLimit,
-		Stdout: stdout, Stderr: stderr}
+		Stdout: stdout.Text(maxOutput), Stderr: stderr.Text(maxOutput), StdoutSaid: stdout.Said(), StderrSaid: stderr.Said()}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	ended := *k // a copy: a hello may just be sending k

@@ -101,8 +101,8 @@ func TestContainer_Start(t *testing.T) {
 
 	p := mustStart(t, c, "sh", "-c", "cat $0; echo bye >&2; exit 3", "{connection_file}")
 	waitDone(t, p)
-	if e := p.Exit(); e.Code != 3 || e.Lost || p.LastOutput(100) != "bye\n" {
-		t.Errorf("exit is %+v after %q", e, p.LastOutput(100))
+	if e := p.Exit(); e.Code != 3 || e.Lost || p.LastOutput(100, time.Time{}) != "bye\n" {
+		t.Errorf("exit is %+v after %q", e, p.LastOutput(100, time.Time{}))
 	}
 	if err := p.Signal(syscall.SIGINT); !errors.Is(err, os.ErrProcessDone) {
 		t.Errorf("a signal to an ended process gives %v", err)

@@ -264,7 +264,7 @@ func (c *Container) take(from *link, l line) {
 		}
 	case lineExit:
 		if l.Exit != nil {
-			p.endLocked(l.Exit.info(), l.Exit.Stdout, l.Exit.Stderr)
+			p.exitLocked(l.Exit)
 		}
 	}
 }
@@ -286,7 +286,7 @@ func (c *Container) SetEndReason(text string) {
 	defer c.mu.Unlock()
 	c.reason, c.reasonAt = text, time.Now()
 	if p := c.proc; p != nil && p.loss != nil {
-		p.endLocked(process.Exit{Code: -1, At: time.Now().UTC(), Lost: true, LostReason: text}, "", "")
+		p.endLocked(process.Exit{Code: -1, At: time.Now().UTC(), Lost: true, LostReason: text})
 	}
 }
 

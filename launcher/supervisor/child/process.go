@@ -45,7 +45,7 @@ func (p *Process) foundLocked(k *Kernel) {
 	p.pid, p.interruptMode = k.PID, k.InterruptMode
 	p.answerLocked()
 	if k.Exit != nil {
-		p.endLocked(k.Exit.info(), k.Exit.Stdout, k.Exit.Stderr)
+		p.exitLocked(k.Exit)
 	}
 }
 
@@ -56,7 +56,7 @@ func (p *Process) failLocked(err error) {
 	default:
 		p.failure = err
 		p.answerLocked()
-		p.endLocked(process.Exit{Code: -1, At: time.Now().UTC()}, "", "")
+		p.endLocked(process.Exit{Code: -1, At: time.Now().UTC()})
 	}
 }
 
@@ -75,20 +75,30 @@ func (p *Process) loseLocked() {
 		return
 	}
 	if p.c.reason != "" && time.Since(p.c.reasonAt) < ReturnLimit {
-		p.endLocked(process.Exit{Code: -1, At: time.Now().UTC(), Lost: true, LostReason: p.c.reason}, "", "")
+		p.endLocked(process.Exit{Code: -1, At: time.Now().UTC(), Lost: true, LostReason: p.c.reason})
 		return
 	}
 	p.loss = time.AfterFunc(ReturnLimit, func() {
 		p.c.mu.Lock()
 		defer p.c.mu.Unlock()
 		if p.loss != nil {
-			p.endLocked(process.Exit{Code: -1, At: time.Now().UTC(), Lost: true}, "", "")
+			p.endLocked(process.Exit{Code: -1, At: time.Now().UTC(), Lost: true})
 		}
 	})
 }
 
+// exitLocked notes the child's report about the end of the process.
+func (p *Process) exitLocked(e *exit) {
+	if p.over {
+		return
+	}
+	p.stdout.WriteAt([]byte(e.Stdout), e.StdoutSaid)
+	p.stderr.WriteAt([]byte(e.Stderr), e.StderrSaid)
+	p.endLocked(e.info())
+}
+
 // endLocked notes the end of the process. Only the first end counts.
-func (p *Process) endLocked(exit process.Exit, stdout, stderr string) {
+func (p *Process) endLocked(exit process.Exit) {
 	if p.over {
 		return
 	}
@@ -101,8 +111,6 @@ func (p *Process) endLocked(exit process.Exit, stdout, stderr string) {
 	if exit.Lost {
 		p.c.reason = ""
 	}
-	p.stdout.Write([]byte(stdout)) //nolint:errcheck // a Tail takes everything
-	p.stderr.Write([]byte(stderr)) //nolint:errcheck // a Tail takes everything
 	close(p.ended)
 }
 
@@ -124,8 +132,8 @@ func (p *Process) Exit() process.Exit {
 
 // LastOutput returns at most limit bytes of the newest output; see process.LastOutput. It is empty until Done is
 // closed.
-func (p *Process) LastOutput(limit int) string {
-	return process.LastOutput(&p.stdout, &p.stderr, limit)
+func (p *Process) LastOutput(limit int, since time.Time) string {
+	return process.LastOutput(&p.stdout, &p.stderr, limit, since)
 }
 
 // ForgetOutput makes the child drop the output so far.
@@ -155,7 +163,7 @@ func (p *Process) Kill() {
 			return
 		}
 		p.c.log.Error("the kernel's container does not end its kernel")
-		p.endLocked(process.Exit{Code: -1, At: time.Now().UTC(), Lost: true}, "", "")
+		p.endLocked(process.Exit{Code: -1, At: time.Now().UTC(), Lost: true})
 	})
 }
 

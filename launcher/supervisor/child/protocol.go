@@ -108,6 +108,8 @@ type exit struct {
 	MemoryLimit int64     `json:"limit,omitempty"` // bytes
 	Stdout      string    `json:"stdout"`          // the last maxOutput bytes
 	Stderr      string    `json:"stderr"`
+	StdoutSaid  time.Time `json:"stdout_said,omitzero"` // when text was last written
+	StderrSaid  time.Time `json:"stderr_said,omitzero"`
 }
 
 func (e *exit) info() process.Exit {

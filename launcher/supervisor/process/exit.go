@@ -24,7 +24,20 @@ type Exit struct {
 	LostReason  string         // with Lost: the cluster's reason; "" if the cluster gave none
 }
 
-// Describe says in one sentence why the process ended. lastOutput is its newest output.
+// lastWordsLimit is how long before the end of a process its last words may have been written.
+const lastWordsLimit = 10 * time.Second
+
+// LastWordsSince returns the time from which on output counts as last words. began is when the last cell began; zero:
+// the kernel was not up, and all output may explain its end.
+func (e Exit) LastWordsSince(began time.Time) time.Time {
+	limit := e.At.Add(-lastWordsLimit)
+	if began.IsZero() || began.After(limit) {
+		return began
+	}
+	return limit
+}
+
+// Describe says in one sentence why the process ended. lastOutput is its output since LastWordsSince.
 func (e Exit) Describe(lastOutput string) string {
 	var s string
 	quote := "; the last line it wrote was: "
@@ -49,7 +62,7 @@ func (e Exit) Describe(lastOutput string) string {
 			quote = ": "
 		}
 	}
-	if line := lastLine(lastOutput); line != "" {
+	if line := lastLine(api.WithoutNoise(lastOutput)); line != "" {
 		s += quote + line
 	}
 	return s
@@ -67,8 +80,8 @@ func lastLine(s string) string {
 	return ""
 }
 
-// hasText reports whether s has any visible text.
-func hasText(s string) bool { return lastLine(s) != "" }
+// hasText reports whether s has any visible text that may explain an end.
+func hasText(s string) bool { return lastLine(api.WithoutNoise(s)) != "" }
 
 // binarySize formats a number of bytes like a memory limit.
 func binarySize(n int64) string {

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 	"unicode/utf8"
 )
 
@@ -31,6 +32,13 @@ func TestExit_Describe(t *testing.T) {
 		{"colours, links, bells", Exit{Code: 1},
 			"\x1b[31mred\x1b[0m \x1b]8;;http://x\x07link\x1b]8;;\x1b\\ \x1b(Bplain\a\x00\u202eend",
 			"the kernel's process ended with exit code 1: red link plainend"},
+		{"the debugger's lines", Exit{Code: 1},
+			"boom\n0.00s - Debugger warning: It seems that frozen modules are being used, which may\n" +
+				"0.00s - make the debugger miss breakpoints. Please pass -Xfrozen_modules=off\n",
+			"the kernel's process ended with exit code 1: boom"},
+		{"only the debugger's lines", Exit{Code: -1, Signal: syscall.SIGKILL},
+			"12.34s - Debugger warning: It seems that frozen modules are being used, which may\n",
+			"the kernel's process was killed (SIGKILL), which also happens when memory runs out"},
 		{"progress bar", Exit{Code: 1}, "start\n 10%\r 50%\r\n", "the kernel's process ended with exit code 1: 50%"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -48,4 +56,19 @@ func TestExit_Describe(t *testing.T) {
 			t.Errorf("%d bytes: %q", len(got), got)
 		}
 	})
+}
+
+func TestExit_LastWordsSince(t *testing.T) {
+	end := time.Now()
+	e := Exit{At: end}
+	for name, tt := range map[string]struct{ began, want time.Time }{
+		"the kernel was not up":           {time.Time{}, time.Time{}},
+		"the cell began a moment before":  {end.Add(-time.Second), end.Add(-time.Second)},
+		"the cell began long before":      {end.Add(-time.Hour), end.Add(-lastWordsLimit)},
+		"the clocks differ, or it is new": {end.Add(time.Second), end.Add(time.Second)},
+	} {
+		if got := e.LastWordsSince(tt.began); !got.Equal(tt.want) {
+			t.Errorf("%s: got %v, want %v", name, got, tt.want)
+		}
+	}
 }

@@ -18,16 +18,26 @@ const tailLimit = 32 << 10
 // concurrently.
 type Tail struct {
 	// Guarded by mu.
-	mu  sync.Mutex
-	buf []byte // at most 2*tailLimit long, so that bytes are moved once per tailLimit and not at every write
-	cut bool   // the beginning of the output was dropped
+	mu   sync.Mutex
+	buf  []byte    // at most 2*tailLimit long, so that bytes are moved once per tailLimit and not at every write
+	cut  bool      // the beginning of the output was dropped
+	said time.Time // of the last write with text; zero: no text since the output was dropped
 }
 
 // Write never fails.
 func (t *Tail) Write(b []byte) (int, error) {
+	t.WriteAt(b, time.Now())
+	return len(b), nil
+}
+
+// WriteAt writes output whose last text was written at said.
+func (t *Tail) WriteAt(b []byte, said time.Time) {
+	text := hasText(string(b))
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	n := len(b)
+	if text {
+		t.said = said
+	}
 	if len(b) > tailLimit {
 		b, t.cut = b[len(b)-tailLimit:], true
 	}
@@ -37,14 +47,20 @@ func (t *Tail) Write(b []byte) (int, error) {
 		t.buf, t.cut = t.buf[:keep], true
 	}
 	t.buf = append(t.buf, b...)
-	return n, nil
 }
 
 // forget drops the output so far.
 func (t *Tail) forget() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.buf, t.cut = t.buf[:0], false
+	t.buf, t.cut, t.said = t.buf[:0], false, time.Time{}
+}
+
+// Said returns when text was last written, zero if none was.
+func (t *Tail) Said() time.Time {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.said
 }
 
 // Text returns the end of the output as valid UTF-8: at most limit bytes, from the beginning of a line if one fits.
@@ -64,10 +80,14 @@ func (t *Tail) Text(limit int) string {
 	return strings.ToValidUTF8(string(b), "")
 }
 
-// LastOutput returns the text of stderr or, if that is blank, of stdout: at most limit bytes.
-func LastOutput(stdout, stderr *Tail, limit int) string {
-	if s := stderr.Text(limit); hasText(s) {
+// LastOutput returns the text of stderr or, if that is blank, of stdout: at most limit bytes. A stream whose last text
+// was written before since counts as blank.
+func LastOutput(stdout, stderr *Tail, limit int, since time.Time) string {
+	if s := stderr.Text(limit); hasText(s) && !stderr.Said().Before(since) {
 		return s
+	}
+	if stdout.Said().Before(since) {
+		return ""
 	}
 	return stdout.Text(limit)
 }

@@ -2,7 +2,9 @@ package process
 
 import (
 	"bytes"
+	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"pgregory.net/rapid"
@@ -40,4 +42,25 @@ func TestTail(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestLastOutput_Since(t *testing.T) {
+	begin := time.Now()
+	at := func(n int) time.Time { return begin.Add(time.Duration(n) * time.Second) }
+	var stdout, stderr Tail
+	stdout.WriteAt([]byte("out\n"), at(2))
+	stderr.WriteAt([]byte("err\n"), at(1))
+	stderr.WriteAt([]byte("0.00s - Debugger warning: frozen modules\n \x1b[0m\n"), at(9)) // no text
+	for since, want := range map[int]string{0: "err\n", 1: "err\n", 2: "out\n", 3: ""} {
+		if got := LastOutput(&stdout, &stderr, 100, at(since)); strings.SplitAfter(got, "\n")[0] != want {
+			t.Errorf("since %d: got %q, want %q", since, got, want)
+		}
+	}
+	if got := LastOutput(&stdout, &stderr, 100, time.Time{}); !strings.HasPrefix(got, "err\n") {
+		t.Errorf("of all: %q", got)
+	}
+	stderr.forget()
+	if !stderr.Said().IsZero() {
+		t.Error("what was dropped counts")
+	}
 }

@@ -242,12 +242,12 @@ func (p *Process) Exit() Exit {
 }
 
 // LastOutput returns at most limit bytes of the newest output; see the function LastOutput.
-func (p *Process) LastOutput(limit int) string { return LastOutput(p.stdout, p.stderr, limit) }
-
-// Output returns at most limit bytes of the newest output on each of stdout and stderr.
-func (p *Process) Output(limit int) (stdout, stderr string) {
-	return p.stdout.Text(limit), p.stderr.Text(limit)
+func (p *Process) LastOutput(limit int, since time.Time) string {
+	return LastOutput(p.stdout, p.stderr, limit, since)
 }
+
+// Output returns the newest output on stdout and stderr.
+func (p *Process) Output() (stdout, stderr *Tail) { return p.stdout, p.stderr }
 
 // ForgetOutput drops the output so far. Output of the start explains a failed start, but no later end.
 func (p *Process) ForgetOutput() {

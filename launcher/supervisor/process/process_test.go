@@ -107,7 +107,7 @@ func TestProcess_Start(t *testing.T) {
 		if got := ended(t, p); got.Code != 0 || got.Signal != 0 {
 			t.Errorf("exit is %+v", got)
 		}
-		out := p.LastOutput(tailLimit)
+		out := p.LastOutput(tailLimit, time.Time{})
 		if !strings.Contains(out, "env 1 "+testKernelID+"\n") {
 			t.Errorf("environment is wrong: %s", out)
 		}
@@ -197,7 +197,7 @@ func TestProcess_Exit(t *testing.T) {
 		if got := ended(t, p); got.Code != 3 || got.Signal != 0 || got.OOM || time.Since(got.At) > time.Minute {
 			t.Errorf("exit is %+v", got)
 		}
-		if got := p.LastOutput(100); got != "err\n" {
+		if got := p.LastOutput(100, time.Time{}); got != "err\n" {
 			t.Errorf("last output is %q", got)
 		}
 		if _, ok := proctree.Find(p.PID()); ok {
@@ -213,7 +213,7 @@ func TestProcess_Exit(t *testing.T) {
 		if got := ended(t, p); got.Code != -1 || got.Signal != syscall.SIGSEGV {
 			t.Errorf("exit is %+v", got)
 		}
-		if got := p.LastOutput(100); got != "out\n" {
+		if got := p.LastOutput(100, time.Time{}); got != "out\n" {
 			t.Errorf("without stderr the last output is %q", got)
 		}
 	})
@@ -225,7 +225,7 @@ func TestProcess_Exit(t *testing.T) {
 		if got := cap(p.stdout.buf); got > 4*tailLimit {
 			t.Errorf("%d bytes are kept", got)
 		}
-		if got := p.LastOutput(100); got != "end\n" {
+		if got := p.LastOutput(100, time.Time{}); got != "end\n" {
 			t.Errorf("last output is %q", got)
 		}
 	})
@@ -262,7 +262,7 @@ func TestProcess_Interrupt(t *testing.T) {
 	if got := ended(t, p); got.Code != 4 {
 		t.Errorf("exit is %+v", got)
 	}
-	if out := p.LastOutput(100); !strings.Contains(out, "inner\n") || !strings.Contains(out, "outer\n") {
+	if out := p.LastOutput(100, time.Time{}); !strings.Contains(out, "inner\n") || !strings.Contains(out, "outer\n") {
 		t.Errorf("not all of the group was interrupted: %q", out)
 	}
 }

@@ -43,7 +43,8 @@ type Use struct {
 	Left      time.Time `json:"left,omitzero"`
 	Connected bool      `json:"connected,omitempty"`
 	KeepUntil time.Time `json:"keep_until,omitzero"`
-	Starting  bool      `json:"fresh,omitempty"` // the kernel is not up yet
+	CellBegan time.Time `json:"cell_began,omitzero"` // the last cell, or the kernel was up then
+	Starting  bool      `json:"fresh,omitempty"`     // the kernel is not up yet
 }
 
 // Session is a client's session.
