@@ -160,8 +160,8 @@ func New(o Options) (*Verifier, error) {
 	return v, errors.Join(err, err2)
 }
 
-// Identify returns the user of a token. The error is ErrUnknown, ErrUnavailable or ErrTooMany; see From. A verification goes on when ctx
-// ends, since other requests may wait for it; Identify returns after verifyTime at the latest.
+// Identify returns the user of a token. The error is ErrUnknown, ErrUnavailable or ErrTooMany; see From. A verification
+// goes on when ctx ends, since other requests may wait for it; Identify returns after verifyTime at the latest.
 func (v *Verifier) Identify(ctx context.Context, token string) (User, error) {
 	if token == "" || len(token) > maxToken {
 		return User{}, ErrUnknown

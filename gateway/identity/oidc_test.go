@@ -189,6 +189,57 @@ func TestOIDC(t *testing.T) {
 			t.Errorf("with a key that is known: %v", err)
 		}
 	})
+	t.Run("a key is withdrawn", func(t *testing.T) {
+		withdrawn := i.newKey("withdrawn", jose.RS256, true)
+		token := sign(t, withdrawn, with(nil))
+		source, err := NewOIDC(OIDCOptions{Issuer: i.URL, Audience: "ekg", NameClaim: "preferred_username"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		source.keepKeys = 0 // the keys are fetched for each token
+		verify := func() error { _, _, err := source.Verify(t.Context(), token); return err }
+		if err := verify(); err != nil {
+			t.Fatal(err)
+		}
+		i.mu.Lock()
+		i.keys = i.keys[:len(i.keys)-1]
+		i.mu.Unlock()
+		i.setDown(true)
+		if err := verify(); err != nil {
+			t.Errorf("while the issuer is down: %v", err)
+		}
+		i.setDown(false)
+		source.mu.Lock()
+		source.renew = time.Time{} // the next attempt is due
+		source.mu.Unlock()
+		if err := verify(); !errors.Is(err, ErrUnknown) {
+			t.Errorf("after it: %v", err)
+		}
+	})
+	t.Run("a token is too old", func(t *testing.T) {
+		source, err := NewOIDC(OIDCOptions{Issuer: i.URL, Audience: "ekg", MaxAge: time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		now := time.Now()
+		for _, c := range []struct {
+			name   string
+			issued any
+			good   bool
+		}{
+			{"new", now.Add(-30 * time.Minute).Unix(), true}, {"old", now.Add(-2 * time.Hour).Unix(), false},
+			{"of no known age", nil, false},
+		} {
+			_, until, err := source.Verify(t.Context(),
+				sign(t, rsaKey, with(claims{"iat": c.issued, "exp": now.Add(8 * time.Hour).Unix()})))
+			if (err == nil) != c.good || err != nil && !errors.Is(err, ErrUnknown) {
+				t.Errorf("%s: %v", c.name, err)
+			}
+			if left := until.Sub(now); c.good && (left < 29*time.Minute || left > 31*time.Minute) {
+				t.Errorf("%s: it is valid for %v", c.name, left)
+			}
+		}
+	})
 	t.Run("an address counts once it is verified", func(t *testing.T) {
 		source, err := NewOIDC(OIDCOptions{Issuer: i.URL, Audience: "ekg", NameClaim: "email"})
 		if err != nil {
@@ -198,7 +249,7 @@ func TestOIDC(t *testing.T) {
 		for _, tt := range []struct {
 			verified any
 			good     bool
-		}{{true, true}, {nil, true}, {false, false}, {"no", false}} {
+		}{{true, true}, {nil, false}, {false, false}, {"no", false}} {
 			u, err := v.Identify(t.Context(),
 				sign(t, rsaKey, with(claims{"email": "ann@example.org", "email_verified": tt.verified})))
 			if (err == nil) != tt.good || err == nil && u.Name != "ann@example.org" {

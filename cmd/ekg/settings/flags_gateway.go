@@ -89,6 +89,12 @@ var gatewaySettings = []group{
 			Usage: "claim of the issuer's tokens with the groups of the user",
 		},
 		{
+			Name: "oidc-max-token-age", Env: []string{"EKG_OIDC_MAX_TOKEN_AGE"}, def: "0s",
+			value: duration(func(s *Settings) *time.Duration { return &s.OIDCMaxAge }),
+			Usage: "how long after its issue a token of the issuer is accepted at most; 0 until it expires. A signed " +
+				"token cannot be revoked before that",
+		},
+		{
 			Name: "auth-token-review", Env: []string{"EKG_AUTH_TOKEN_REVIEW"}, def: "false",
 			value: boolean(func(s *Settings) *bool { return &s.TokenReview }),
 			Usage: "accept tokens that the Kubernetes cluster knows, for example those of service accounts. The gateway's " +
@@ -123,8 +129,8 @@ var gatewaySettings = []group{
 		{
 			Name: "auth-cache", Env: []string{"EKG_AUTH_CACHE"}, def: identity.DefaultKeep.String(),
 			value: duration(func(s *Settings) *time.Duration { return &s.AuthCache }, positive),
-			Usage: "how long the answer of an issuer, a cluster or a hub about a token is kept. A token that is revoked " +
-				"there may be used for so long",
+			Usage: "how long the answer of an issuer, a cluster or a hub about a token is kept. A token that a cluster or " +
+				"a hub has revoked may be used for so long",
 		},
 		{
 			Name: "no-auth", Env: []string{"EKG_NO_AUTH"}, def: "false",

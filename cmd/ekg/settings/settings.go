@@ -28,6 +28,7 @@ type Settings struct {
 	OIDCAudience               string
 	OIDCName                   string
 	OIDCGroups                 string
+	OIDCMaxAge                 time.Duration
 	TokenReview                bool
 	TokenAudiences             []string
 	HubAPI                     string

@@ -50,6 +50,7 @@ func (s *Settings) checkUsers(refuse func(name, format string, args ...any)) {
 	}{
 		{"oidc-audience", s.OIDCAudience != "", "oidc-issuer", s.OIDCIssuer != ""},
 		{"oidc-groups-claim", s.OIDCGroups != "", "oidc-issuer", s.OIDCIssuer != ""},
+		{"oidc-max-token-age", s.OIDCMaxAge > 0, "oidc-issuer", s.OIDCIssuer != ""},
 		{"auth-token-audience", len(s.TokenAudiences) > 0, "auth-token-review", s.TokenReview},
 		{"admin-user", len(s.AdminUsers) > 0, anySource, len(sources) > 0},
 		{"admin-group", len(s.AdminGroups) > 0, anySource, len(sources) > 0},
@@ -83,6 +84,7 @@ func (s *Settings) NewOIDC() (*identity.OIDC, error) {
 		Audience:    s.OIDCAudience,
 		NameClaim:   s.OIDCName,
 		GroupsClaim: s.OIDCGroups,
+		MaxAge:      s.OIDCMaxAge,
 	})
 }
 
