@@ -57,7 +57,8 @@ func (c *Waiting) showLocked(text string) error {
 	return c.sendLocked(m)
 }
 
-// reportDeath shows under the first cell that the kernel has died, and answers all requests but those for the kernel's info.
+// reportDeath shows under the first cell that the kernel has died, and answers all requests. Requests for the kernel's
+// info get no reply, only the idle: see notice.Fails.
 func (c *Waiting) reportDeath(reason string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
