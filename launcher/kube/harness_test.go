@@ -189,6 +189,7 @@ func testRequest(id string) launcher.Request {
 
 func TestMain(m *testing.M) {
 	LogTo(slog.New(slog.DiscardHandler))
+	watch.DefaultChanSize = 10_000 // the fake's watches panic when their reader is so many events behind
 	goleak.VerifyTestMain(m)
 }
 

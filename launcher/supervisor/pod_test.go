@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -157,16 +158,28 @@ func TestPod_SupervisorKilled(t *testing.T) {
 	}
 }
 
+// saved waits until the saved state has a running request.
+func (p *pod) saved(id string) {
+	p.t.Helper()
+	eventually(p.t, "the state is saved", func() bool {
+		b, err := os.ReadFile(filepath.Join(p.cfg.SpillDir, savedstate.FileName))
+		var state savedstate.State
+		return err == nil && json.Unmarshal(b, &state) == nil && slices.ContainsFunc(state.Requests,
+			func(r *savedstate.Request) bool { return r.ID == id && !r.Since.IsZero() })
+	})
+}
+
 // TestPod_EndedMeanwhile ends cells, and the kernel, while no supervisor runs.
 func TestPod_EndedMeanwhile(t *testing.T) {
 	t.Run("the cell ended", func(t *testing.T) {
 		p := startPod(t, nil).ready()
 		c := p.attach("ann")
-		id := c.execute("sleep 300ms")
+		id := c.execute("sleep 300ms\ncomplain done")
 		c.running(id)
-		<-time.After(2 * savedstate.Pause)
+		p.saved(id)
 		p.supervisor.kill()
-		<-time.After(500 * time.Millisecond) // until the cell has ended
+		eventually(t, "the cell has ended", func() bool { return strings.Contains(p.child.out.String(), "done\n") })
+		<-time.After(100 * time.Millisecond) // for the reply behind that
 		p.startSupervisor()
 		p.ready()
 		c = p.attach("ann")
@@ -183,7 +196,7 @@ func TestPod_EndedMeanwhile(t *testing.T) {
 		c := p.attach("ann")
 		id := c.execute("sleep 1h")
 		c.running(id)
-		<-time.After(2 * savedstate.Pause)
+		p.saved(id)
 		p.supervisor.kill()
 		p.child.kill()
 		p.startSupervisor()
@@ -204,9 +217,9 @@ func TestPod_EndedMeanwhile(t *testing.T) {
 		c := p.attach("ann")
 		id := c.execute("complain last words\nsleep 300ms\nexit 4")
 		c.running(id)
-		<-time.After(2 * savedstate.Pause)
+		p.saved(id)
 		p.supervisor.kill()
-		<-time.After(500 * time.Millisecond)
+		<-time.After(2 * time.Second) // the kernel ends meanwhile
 		p.startSupervisor()
 		c = p.attach("ann")
 		if got := output(c.result(id), id); !strings.Contains(got, "exit code 4: last words") {

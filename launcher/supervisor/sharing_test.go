@@ -60,13 +60,12 @@ func TestSharing_SameID(t *testing.T) {
 						t.Errorf("bob got %q, want %q", got, answer)
 					}
 				}
-				r.s.mu.Lock()
-				u, _ := r.s.clock.Usage()
-				state, open := r.s.clock.State(), r.s.requests.Len()
-				r.s.mu.Unlock()
-				if !u.Busy || state != api.Busy || open != 1 {
-					t.Errorf("the kernel is %s (in use: %v) with %d requests", state, u.Busy, open)
-				}
+				eventually(t, "the owner's cell runs, and no other request is open", func() bool {
+					r.s.mu.Lock()
+					defer r.s.mu.Unlock()
+					u, _ := r.s.clock.Usage()
+					return u.Busy && r.s.clock.State() == api.Busy && r.s.requests.Len() == 1
+				})
 				m := jupyter.New(jupyter.Stdin, "input_reply", "a", nil, map[string]string{"value": "Ann"})
 				ann.sendMessage(&m)
 				reply, _ := find(ann.result(cell), "execute_reply", cell)
