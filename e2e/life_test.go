@@ -359,9 +359,12 @@ func TestE2E_NothingLeaks(t *testing.T) {
 	noneLeft(t, 20*time.Second, "the end of all processes but the gateway", func(p process) bool {
 		return strings.Contains(p.cmdline, used.dir) && p.pid != used.cmd.Process.Pid
 	})
-	if zombies := zombiesOf(t, used.cmd.Process.Pid); zombies > 0 {
-		t.Errorf("%d children were not waited for", zombies)
-	}
+	used.eventually(20*time.Second, "no child that was not waited for", func() error {
+		if zombies := zombiesOf(t, used.cmd.Process.Pid); zombies > 0 {
+			return fmt.Errorf("%d zombies", zombies)
+		}
+		return nil
+	})
 	for _, d := range []string{"state/kernels", "run"} {
 		left, err := os.ReadDir(filepath.Join(used.dir, d))
 		if err != nil {
