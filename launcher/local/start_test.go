@@ -120,8 +120,8 @@ func TestStart_Concurrent(t *testing.T) {
 	}
 }
 
-// TestStart_IDOfOther: while the end of a kernel is remembered, only its owner may start one with its id. Another gateway
-// knows that, too.
+// TestStart_IDOfOther: while the end of a kernel is remembered, only its owner may start one with its id. Another
+// gateway knows that, too.
 func TestStart_IDOfOther(t *testing.T) {
 	p := newPlace(t)
 	a, b := p.launcher(), p.launcher()

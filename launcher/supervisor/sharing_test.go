@@ -216,7 +216,8 @@ func TestSharing_RejectedAgain(t *testing.T) {
 func TestSharing_LargeMessages(t *testing.T) {
 	r := startShared(t).ready()
 	send := func(c *client) error {
-		c.send(jupyter.Shell, "kernel_info_request", map[string]string{"x": strings.Repeat("x", 2*connection.MaxReaderMessage)})
+		text := strings.Repeat("x", 2*connection.MaxReaderMessage)
+		c.send(jupyter.Shell, "kernel_info_request", map[string]string{"x": text})
 		for {
 			if g, err := c.recv(); err != nil || g.msgType == "kernel_info_reply" {
 				return err

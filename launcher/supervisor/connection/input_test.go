@@ -52,8 +52,8 @@ func TestConn_NoRoomForInput(t *testing.T) {
 	before := in.others
 	limit := func(o *Options) { o.MaxMessage, o.Input = MaxSharedMessage, in.Of("bob", false) }
 	message := func(size int) []byte {
-		return []byte(`{"channel":"shell","header":{"msg_id":"1","msg_type":"x"},"parent_header":{},"metadata":{},"content":{"x":"` +
-			strings.Repeat("x", size) + `"}}`)
+		return []byte(`{"channel":"shell","header":{"msg_id":"1","msg_type":"x"},"parent_header":{},"metadata":{},` +
+			`"content":{"x":"` + strings.Repeat("x", size) + `"}}`)
 	}
 	s := serve(t, limit)
 	for _, size := range []int{200 << 10, 600 << 10, 200 << 10} { // the second has room
