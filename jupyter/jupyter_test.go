@@ -439,7 +439,10 @@ func TestEncodeLegacy_AnyValue(t *testing.T) {
 }
 
 func TestParseHead(t *testing.T) {
-	frames := [][]byte{[]byte("topic"), []byte(Delimiter), []byte("signature"), []byte("{1}"), []byte("{2}"), []byte("{3}")}
+	var frames [][]byte
+	for _, f := range []string{"topic", Delimiter, "signature", "{1}", "{2}", "{3}"} {
+		frames = append(frames, []byte(f))
+	}
 	for n := range frames {
 		m, ok := ParseHead(IOPub, frames[:n])
 		if ok != (n > 4) || ok && (string(m.Header) != "{1}" || string(m.Parent) != "{2}" || m.Channel != IOPub) {

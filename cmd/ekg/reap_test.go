@@ -73,7 +73,8 @@ done; exec sleep 1000`, early, late)
 		t.Fatal(err)
 	}
 	state := filepath.Join(dir, "state")
-	_, at := startProcess(t, append(first, os.Args[0]), "serve", "--listen", "127.0.0.1:0", "--no-auth", "--state-dir", state,
+	_, at := startProcess(t, append(first, os.Args[0]), "serve", "--listen", "127.0.0.1:0", "--no-auth",
+		"--state-dir", state,
 		"--runtime-dir", filepath.Join(dir, "run"), "--supervisor", supervisor, "--kernelspec-dir",
 		filepath.Join(dir, "specs"), "--start-wait", "100ms", "--stop-grace", "100ms")
 	resp, err := http.Post(at+"api/kernels", "application/json", strings.NewReader(`{"name": "leaves"}`))

@@ -43,7 +43,8 @@ const (
 	closeInvalidPayload  = 1007
 )
 
-// DropsBuffers reports whether messages are sent without their buffers, since the clients of the framing read text only.
+// DropsBuffers reports whether messages are sent without their buffers, since the clients of the framing read text
+// only.
 func (f Framing) DropsBuffers() bool { return f == JupyterServer || f == TextOnly }
 
 // Subprotocols returns the subprotocols that a server of kernels speaks, the preferred one first.
@@ -100,8 +101,9 @@ func encode(m *jupyter.Message, f Framing) (*Frame, error) {
 	case TextOnly, JupyterServer:
 		data, _, err := jupyter.EncodeLegacy(m, !f.DropsBuffers())
 		if f == JupyterServer && err == nil && len(data) > ServerLimit {
-			n := notice.LeftOut(m, int64(m.Size()), fmt.Sprintf("the jupyter server between this page and the gateway takes at most %d; "+
-				"see docs/jupyter-ekg.md", ServerLimit))
+			n := notice.LeftOut(m, int64(m.Size()), fmt.Sprintf(
+				"the jupyter server between this page and the gateway takes at most %d; "+
+					"see docs/jupyter-ekg.md", ServerLimit))
 			data, _, err = jupyter.EncodeLegacy(&n, false)
 		}
 		return &Frame{Data: data}, err

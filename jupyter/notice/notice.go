@@ -60,8 +60,8 @@ func replyType(requestType string) string {
 	return requestType
 }
 
-// LeftOut replaces a message of so many bytes that cannot be delivered: by a line in the cell, or by a reply, because its
-// request still has to end. Of the message only its channel, header and parent_header are read.
+// LeftOut replaces a message of so many bytes that cannot be delivered: by a line in the cell, or by a reply, because
+// its request still has to end. Of the message only its channel, header and parent_header are read.
 func LeftOut(m *jupyter.Message, bytes int64, why string) jupyter.Message {
 	msgType := jupyter.StringField(m.Header, "msg_type")
 	session := jupyter.StringField(m.Header, "session")

@@ -32,7 +32,8 @@ type child struct {
 }
 
 func newChildren(reaper *proctree.Reaper) *children {
-	c := &children{reaper: reaper, signals: make(chan os.Signal, 1), stop: make(chan struct{}), stopped: make(chan struct{}),
+	c := &children{reaper: reaper, signals: make(chan os.Signal, 1), stop: make(chan struct{}),
+		stopped: make(chan struct{}),
 		running: make(map[int]*child)}
 	signal.Notify(c.signals, syscall.SIGCHLD)
 	go c.reap()

@@ -62,7 +62,7 @@ type Options struct {
 	DeadLinger time.Duration // how long a dead kernel is shown; 0 for api.DefaultDeadLinger
 	Cull       api.Cull      // when kernels are culled
 
-	InheritEnv []string         // names of variables that kernels get from this process's environment beside the usual ones
+	InheritEnv []string         // names of this process's variables that kernels get, beside the usual ones
 	Reaper     *proctree.Reaper // of this program, which spares supervisors; nil: no reaper
 	Log        *slog.Logger
 	Observer   launcher.Observer // nil: events are ignored

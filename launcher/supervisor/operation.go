@@ -15,8 +15,8 @@ type operation struct {
 
 var errOver = errors.New("the kernel is gone")
 
-// Stop ends the kernel and the supervisor, by an interrupt if the kernel works, shutdown_request, SIGTERM and SIGKILL in
-// turn. It returns when the kernel's processes have ended.
+// Stop ends the kernel and the supervisor, by an interrupt if the kernel works, shutdown_request, SIGTERM and SIGKILL
+// in turn. It returns when the kernel's processes have ended.
 func (s *Supervisor) Stop(ctx context.Context, reason string) error {
 	return s.submit(ctx, &operation{stop: true, reason: reason, done: make(chan struct{})})
 }

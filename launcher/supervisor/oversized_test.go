@@ -11,8 +11,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/zeromq"
 )
 
-// TestSupervisor_KernelOversized: a message that exceeds the limits is replaced by a notice, on each channel. The kernel
-// lives, and no other message is lost.
+// TestSupervisor_KernelOversized: a message that exceeds the limits is replaced by a notice, on each channel. The
+// kernel lives, and no other message is lost.
 func TestSupervisor_KernelOversized(t *testing.T) {
 	r := startSupervisorTuned(t, nil, func(s *Supervisor) {
 		s.kernelLimits.Frame, s.kernelLimits.Message = 1<<20, 2<<20
@@ -71,7 +71,8 @@ func TestSupervisor_KernelBreaksProtocol(t *testing.T) {
 	}
 }
 
-// TestSupervisor_KernelOversizedHead: where even the header of a message was discarded, the running cell shows the notice.
+// TestSupervisor_KernelOversizedHead: where even the header of a message was discarded, the running cell shows the
+// notice.
 func TestSupervisor_KernelOversizedHead(t *testing.T) {
 	i := newIdling(t, api.Cull{})
 	i.b.log = quiet()

@@ -163,8 +163,8 @@ func (s *Supervisor) restoreUseLocked(u savedstate.Use, lives bool) {
 	}
 }
 
-// anchor returns a saved time with a reading of the monotonic clock, that of now less the time that has passed. From then
-// on a step of the wall clock makes no kernel older, or idle for longer.
+// anchor returns a saved time with a reading of the monotonic clock, that of now less the time that has passed. From
+// then on a step of the wall clock makes no kernel older, or idle for longer.
 func anchor(saved, now time.Time) time.Time {
 	if saved.IsZero() {
 		return saved

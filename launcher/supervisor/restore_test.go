@@ -23,7 +23,8 @@ func TestRestoreUse_Monotonic(t *testing.T) {
 	}
 	s.restoreUseLocked(saved, true)
 	idle := s.clock.Idle()
-	for name, pair := range map[string][2]time.Time{"started": {s.started, saved.Started}, "idle": {idle.Since, saved.IdleSince},
+	for name, pair := range map[string][2]time.Time{
+		"started": {s.started, saved.Started}, "idle": {idle.Since, saved.IdleSince},
 		"long work": {idle.LongWork, saved.LongWork}, "left": {s.lastLeft, saved.Left}} {
 		got, want := pair[0], pair[1]
 		if !monotonic(got) {

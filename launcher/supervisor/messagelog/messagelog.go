@@ -173,8 +173,8 @@ func (l *Log) evictLocked() {
 	l.entries = l.entries[n:]
 }
 
-// awaitLocked makes a large entry the awaited one if readers are subscribed. It replaces the one before, so that the log
-// exceeds its limit by one message at most.
+// awaitLocked makes a large entry the awaited one if readers are subscribed. It replaces the one before, so that the
+// log exceeds its limit by one message at most.
 func (l *Log) awaitLocked(e *Entry) {
 	if e.size <= l.limit/largeShare {
 		return
@@ -252,8 +252,8 @@ func (l *Log) SetLimit(limit int64) {
 	l.spillIfFullLocked()
 }
 
-// Sizes returns how many bytes the log holds, in memory and on disk, and its limit. It holds more while a connected client
-// has yet to read a large entry.
+// Sizes returns how many bytes the log holds, in memory and on disk, and its limit. It holds more while a connected
+// client has yet to read a large entry.
 func (l *Log) Sizes() (bytes, limit int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

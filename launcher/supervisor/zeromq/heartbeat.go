@@ -13,8 +13,9 @@ type Heartbeat struct {
 	Endpoint string
 	Interval time.Duration // between an answer and the next question, and between attempts to connect
 	Limits   Limits
-	// Answered is called for each answer, with the time of the question. The function that it returns is called when the next question has had no
-	// answer for two intervals. The answer may come at the same time, so it may be called too late.
+	// Answered is called for each answer, with the time of the question. The function that it returns is called when the
+	// next question has had no answer for two intervals. The answer may come at the same time, so it may be called too
+	// late.
 	Answered func(asked time.Time) (missed func())
 	Failed   func(error) // called when a connection cannot be made
 }

@@ -166,8 +166,8 @@ func TestSocket_HostileTraffic(t *testing.T) {
 	}
 }
 
-// TestSocket_TooLarge: a message beyond the limits is discarded as it arrives. The frames before the excess are returned
-// with the message's size, and the next message is whole.
+// TestSocket_TooLarge: a message beyond the limits is discarded as it arrives. The frames before the excess are
+// returned with the message's size, and the next message is whole.
 func TestSocket_TooLarge(t *testing.T) {
 	limits := Limits{Frame: 1 << 20, Message: 2 << 20, Frames: 1000}
 	mib := make([]byte, 1<<20)

@@ -21,8 +21,8 @@ import (
 	"github.com/go-zeromq/zmq4/security/null"
 )
 
-// Socket is one ZeroMQ connection to a kernel's port. An error of Send or Recv is permanent, except a TooLargeError: the
-// owner closes the socket and dials another. Only a Sub queues messages.
+// Socket is one ZeroMQ connection to a kernel's port. An error of Send or Recv is permanent, except a TooLargeError:
+// the owner closes the socket and dials another. Only a Sub queues messages.
 type Socket interface {
 	// Send writes one message, with one system call if the peer takes it at once. It returns when the operating system
 	// has the message. It fails if the peer takes nothing for Limits.Write, if the connection is lost or if the socket
@@ -83,8 +83,8 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// TooLargeError is a message that exceeded Limits. Recv returns its first frames with it, and the next call goes on with
-// the next message.
+// TooLargeError is a message that exceeded Limits. Recv returns its first frames with it, and the next call goes on
+// with the next message.
 type TooLargeError struct {
 	Bytes  int64 // of the whole message
 	Frames int   // of the whole message
