@@ -187,16 +187,16 @@ func (b *bridge) read(c jupyter.Channel) {
 	defer b.readerEnded()
 	for {
 		frames, err := b.sockets[c].Recv()
-		var large *zeromq.TooLargeError
-		switch {
-		case errors.As(err, &large):
-			b.oversized(b, c, frames, large)
-		case err != nil:
+		if err == nil {
+			b.parse(c, frames)
+			continue
+		}
+		var large *zeromq.TooLargeError // declared here, since it is allocated
+		if !errors.As(err, &large) {
 			b.fail(err)
 			return
-		default:
-			b.parse(c, frames)
 		}
+		b.oversized(b, c, frames, large)
 	}
 }
 
