@@ -83,8 +83,8 @@ func (s InputShare) release(n int64) {
 }
 
 // readMessage reads a message into memory of its own. It doubles the buffer; io.ReadAll grows it by a quarter and
-// copies a large message five times. The error is errTooLarge, errNoRoom or that of r. The caller calls releaseInput when it
-// does not hold the message any more.
+// copies a large message five times. The error is errTooLarge, errNoRoom or that of r. The caller calls releaseInput
+// when it does not hold the message any more.
 func (c *Conn) readMessage(r io.Reader) ([]byte, error) {
 	b := make([]byte, 0, 512)
 	for {
