@@ -340,6 +340,18 @@ func (k *inCluster) withLateWatch() {
 		}
 		return nil
 	})
+	// The watch by which a replica finds the others may still wait to reconnect after the outages before.
+	k.eventually(90*time.Second, "the replicas know each other", func() error {
+		for _, pair := range [][2]*inCluster{{prompt, late}, {late, prompt}} {
+			id := pair[0].kernel("python3")
+			known := pair[1].lists(id)
+			pair[0].want(204, "DELETE", "/api/kernels/"+id, "", nil)
+			if !known {
+				return fmt.Errorf("kernel %s is missing", id)
+			}
+		}
+		return nil
+	})
 	for range 3 {
 		for _, pair := range [][2]*inCluster{{prompt, late}, {late, prompt}} {
 			one, other := pair[0], pair[1]
@@ -352,13 +364,19 @@ func (k *inCluster) withLateWatch() {
 	}
 }
 
+// lists reports whether the gateway lists a kernel at this moment.
+func (k *inCluster) lists(id string) bool {
+	k.t.Helper()
+	var all []model
+	k.want(200, "GET", "/api/kernels", "", &all)
+	return slices.ContainsFunc(all, func(m model) bool { return m.ID == id })
+}
+
 // listed checks whether the gateway knows a kernel at this moment.
 func (k *inCluster) listed(id string, want bool) {
 	k.t.Helper()
 	status := map[bool]int{true: 200, false: 404}[want]
-	var all []model
-	k.want(200, "GET", "/api/kernels", "", &all)
-	if slices.ContainsFunc(all, func(m model) bool { return m.ID == id }) != want {
+	if k.lists(id) != want {
 		k.t.Errorf("%s: listed %v, want %v", id, !want, want)
 	}
 	k.want(status, "GET", "/api/kernels/"+id, "", nil)
