@@ -62,12 +62,19 @@ func FakeKernelMain(args []string) int {
 		fmt.Fprintln(os.Stderr, "kernel:", err)
 		return 1
 	}
+	if *ignoreSigint {
+		interrupts = nil
+	}
+	return awaitEnd(k, interrupts)
+}
+
+// awaitEnd passes interrupts on until the kernel has ended, and returns its exit code. A kernel that a signal ends takes
+// the process with it.
+func awaitEnd(k *FakeKernel, interrupts <-chan os.Signal) int {
 	for {
 		select {
 		case <-interrupts:
-			if !*ignoreSigint {
-				k.Interrupt()
-			}
+			k.Interrupt()
 		case <-k.Done():
 			code := k.Wait()
 			if code < 0 {
