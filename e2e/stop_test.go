@@ -19,8 +19,8 @@ def write(name):
     with open(%q + '/' + name, 'w') as f:
         f.write(name)
 atexit.register(write, 'atexit')
-print('runs', flush=True)
 try:
+    print('runs', flush=True)
     time.sleep(600)
 finally:
     write('finally')`, dir)
