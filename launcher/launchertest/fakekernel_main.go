@@ -68,8 +68,8 @@ func FakeKernelMain(args []string) int {
 	return awaitEnd(k, interrupts)
 }
 
-// awaitEnd passes interrupts on until the kernel has ended, and returns its exit code. A kernel that a signal ends takes
-// the process with it.
+// awaitEnd passes interrupts on until the kernel has ended, and returns its exit code. A signal that ends the kernel
+// ends the process, too.
 func awaitEnd(k *FakeKernel, interrupts <-chan os.Signal) int {
 	for {
 		select {
