@@ -71,7 +71,7 @@ func (s *Supervisor) admitLocked(c *clientConn, m jupyter.Message, h jupyter.Hea
 		return nil
 	}
 	if m.Channel == jupyter.Stdin && s.cfg.Cull.Counts(h.MsgType) {
-		s.usedLocked()
+		s.clock.Used()
 	}
 	r := s.registerLocked(c.session, &m, h)
 	if err := s.gates[m.Channel].push(m, r); err != nil {

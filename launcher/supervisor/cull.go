@@ -136,11 +136,6 @@ func (s *Supervisor) noteRESTRequest() {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.usedLocked()
-}
-
-// usedLocked restarts the idle clock.
-func (s *Supervisor) usedLocked() {
 	s.clock.Used()
 }
 
