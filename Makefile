@@ -29,7 +29,7 @@ test: ## everything that CI runs: lint, unit, interop and e2e, each named with i
 	@MAKE='$(MAKE)' hack/parts lint unit interop e2e
 
 unit: ## unit tests with the race detector, fuzz seeds included
-	$(GO) test -race -timeout 10m ./...
+	@GO='$(GO)' hack/gotest -race -timeout 10m ./...
 	$(GO) test -run '^TestSupervisor_BigMessages$$' ./launcher/supervisor
 	@hack/labextension test
 
@@ -40,10 +40,10 @@ e2e: ## end to end tests, with kernels of this machine and of a cluster at once:
 	@MAKE='$(MAKE)' hack/parts --at-once e2e-machine e2e-cluster
 
 e2e-machine: ## end to end tests whose kernels are processes of this machine
-	$(GO) test -tags e2e -timeout 60m -count 1 -v -run '^TestE2E_' -skip '^TestE2E_Kube' ./e2e
+	@GO='$(GO)' hack/gotest -tags e2e -timeout 60m -count 1 -v -run '^TestE2E_' -skip '^TestE2E_Kube' ./e2e
 
 e2e-cluster: ## end to end tests whose kernels are pods of KUBECONFIG's cluster, or of deploy/devcluster's
-	$(GO) test -tags e2e -timeout 60m -count 1 -v -run '^TestE2E_Kube' ./e2e
+	@GO='$(GO)' hack/gotest -tags e2e -timeout 60m -count 1 -v -run '^TestE2E_Kube' ./e2e
 
 e2e-releases: ## the tests that depend on Kubernetes itself, on other RELEASES of it (default: those supported besides the cluster's own)
 	@GO='$(GO)' hack/releases $(RELEASES)
