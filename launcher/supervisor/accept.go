@@ -20,6 +20,7 @@ func (s *Supervisor) accept(c *clientConn, m jupyter.Message, h jupyter.Header) 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.activateLocked(c)
+	c.attachment.NoteInput()
 	s.noteSizeLocked(m.Size())
 	if c.readOnly {
 		s.answerReaderLocked(c, asked{m, h})

@@ -175,13 +175,13 @@ func (c *clientConn) Receive(m jupyter.Message, h jupyter.Header) *framing.Close
 }
 
 // Acknowledge implements connection.Handler.
-func (c *clientConn) Acknowledge(p messagelog.Position) {
+func (c *clientConn) Acknowledge(p messagelog.Position, messages int) {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
 	if c.attachment.NotePong() {
 		c.s.activateLocked(c)
 	}
-	c.attachment.Acknowledge(p)
+	c.attachment.Acknowledge(p, messages)
 }
 
 // LossNotice implements connection.Handler.

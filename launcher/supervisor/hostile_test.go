@@ -206,16 +206,17 @@ func TestSession_RestartIsAFloor(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.activateLocked(c)
+	c.attachment.NoteInput()
 	old := s.log.Append(allSessions, numbered(1, 1), false)
 	s.log.Append(allSessions, numbered(2, 1), false)
 	s.beginLife(nil, &operation{})
 	tail := s.log.Tail()
-	c.attachment.Acknowledge(old)
+	c.attachment.Acknowledge(old, 1)
 	if got := c.session.Resume(); got != tail {
 		t.Errorf("session resumes at %v, the new life begins behind %v", got, tail)
 	}
 	later := s.log.Append(allSessions, numbered(3, 1), false)
-	c.attachment.Acknowledge(later)
+	c.attachment.Acknowledge(later, 2)
 	if got := c.session.Resume(); got != later {
 		t.Errorf("session resumes at %v, want %v", got, later)
 	}

@@ -23,15 +23,23 @@ type modelConn struct {
 	session *modelSession
 	at      uint64 // it has read all its messages up to here
 	acked   uint64
-	pings   []messagelog.Position // what an answer to each would prove
+	pings   []modelPing
 	pongs   int
 	active  bool
+	reads   bool   // it has sent something, or acknowledged more than one message
+	count   int    // messages that it has read
 	cursor  string // of the last message, for relays
 }
 
-// modelSession is a session as its clients see it. The client of the youngest connection that is used has all messages
+// modelPing is what an answer to a ping would prove.
+type modelPing struct {
+	at       messagelog.Position
+	messages int
+}
+
+// modelSession is a session as its clients see it. The client of the youngest connection that is read has all messages
 // up to acked, so a new connection must not begin behind it. It must not begin before it either, or messages are
-// repeated. When no connection is used, the client is away and has what it had.
+// repeated. When no connection is read, the client is away and has what it had.
 type modelSession struct {
 	id     string
 	s      *session.Session
@@ -43,7 +51,7 @@ type modelSession struct {
 
 // settle follows a change of the connections or of what they have acknowledged.
 func (s *modelSession) settle() {
-	used := slices.DeleteFunc(slices.Clone(s.conns), func(m *modelConn) bool { return !m.active })
+	used := slices.DeleteFunc(slices.Clone(s.conns), func(m *modelConn) bool { return !m.active || !m.reads })
 	if len(used) > 0 {
 		s.resume = max(used[len(used)-1].acked, s.floor) // connections are in the order of their beginning
 	}
@@ -169,6 +177,7 @@ func TestSession_Model(t *testing.T) {
 				if lost > 0 {
 					t.Fatalf("%d lost of a log that has room", lost)
 				}
+				m.count += len(got)
 				for _, e := range got {
 					for m.at++; all[m.at-1].to != nil && all[m.at-1].to != m.session.s; m.at++ {
 					}
@@ -194,7 +203,7 @@ func TestSession_Model(t *testing.T) {
 			},
 			"ping": func(t *rapid.T) {
 				m := pick(t)
-				m.pings = append(m.pings, m.from)
+				m.pings = append(m.pings, modelPing{m.from, m.count})
 			},
 			"pong": func(t *rapid.T) { // to any outstanding ping; it answers the earlier ones too
 				m := pick(t)
@@ -202,11 +211,13 @@ func TestSession_Model(t *testing.T) {
 					t.Skip("no ping to answer")
 				}
 				i := rapid.IntRange(0, len(m.pings)-1).Draw(t, "ping")
-				m.c.Acknowledge(m.pings[i])
+				p := m.pings[i]
+				m.c.Acknowledge(p.at, p.messages)
+				m.reads = m.reads || p.messages > 1
 				if m.pongs++; m.pongs > 1 {
 					activate(m)
 				}
-				m.acked = max(m.acked, m.pings[i].Seq)
+				m.acked = max(m.acked, p.at.Seq)
 				m.session.settle()
 				m.pings = m.pings[i+1:]
 			},
@@ -214,8 +225,11 @@ func TestSession_Model(t *testing.T) {
 				m := pick(t)
 				s.mu.Lock()
 				s.activateLocked(m.c)
+				m.c.attachment.NoteInput()
 				s.mu.Unlock()
+				m.reads = true
 				activate(m)
+				m.session.settle()
 			},
 			"a requested restart": func(t *rapid.T) {
 				rarely(t)

@@ -149,3 +149,39 @@ type stuckConn struct {
 	net.Conn
 	release chan struct{}
 }
+
+// TestSupervisor_AbandonedConnection: when a browser leaves a connection early, its jupyter server keeps the connection
+// to the gateway, takes one message from it and answers pings until the second. The page's next connection reads on
+// where the page was, not where the abandoned one is: a repeated "restarting" would be another restart to JupyterLab.
+func TestSupervisor_AbandonedConnection(t *testing.T) {
+	r := startSupervisor(t, func(c *api.Config) { c.Argv = append(c.Argv, "--start-delay", "300ms") })
+	abandoned := r.dial(dialOption{session: "ann"}) // before the kernel's first message, so the first ping goes first
+	if first, err := abandoned.recv(); err != nil || first.msgType != "status" {
+		t.Fatalf("first message: %s, %v", first.msgType, err)
+	}
+	second := make(chan struct{})
+	go func() {
+		defer close(second)
+		_, _, _ = abandoned.ws.NextReader() // answers pings until the next message
+	}()
+	t.Cleanup(func() { <-second })
+	r.ready()
+	page := r.dial(dialOption{session: "ann"})
+	seen := map[string]bool{}
+	for _, g := range page.result(page.execute("print 10")) {
+		seen[jupyter.StringField(g.Header, "msg_id")] = true
+	}
+	r.acknowledged("ann", page)
+	_ = page.ws.NetConn().Close()
+	eventually(t, "the page has left", func() bool {
+		r.s.mu.Lock()
+		defer r.s.mu.Unlock()
+		return len(r.s.clients) == 1
+	})
+	page = r.dial(dialOption{session: "ann"})
+	for _, g := range page.result(page.execute("print 1")) {
+		if seen[jupyter.StringField(g.Header, "msg_id")] {
+			t.Errorf("%s came again: %s", g.msgType, g.Content)
+		}
+	}
+}

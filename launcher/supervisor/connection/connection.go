@@ -42,8 +42,9 @@ type Handler interface {
 	// Receive handles a message of the client. If the message is not acceptable, it returns how to close the websocket.
 	// It never waits for the kernel.
 	Receive(m jupyter.Message, h jupyter.Header) *framing.CloseError
-	// Acknowledge notes that the client has everything up to p. Positions never decrease.
-	Acknowledge(p messagelog.Position)
+	// Acknowledge notes that the client has everything up to p, which was messages messages on this connection. Both
+	// never decrease.
+	Acknowledge(p messagelog.Position, messages int)
 	// LossNotice counts messages of output that the client has missed, and returns the message that tells the client.
 	LossNotice(lost uint64) jupyter.Message
 	// EndReason returns why the kernel has ended. It is called after Options.Over was closed.
@@ -94,6 +95,7 @@ type Conn struct {
 	directSize int               // bytes of direct
 	closed     bool              // Close was called
 	sent       int64             // bytes
+	messages   int               // that were sent
 	ackedBytes int64
 	acksEver   bool // something was acknowledged, on this connection or an earlier one of the session
 	pingNumber uint64

@@ -27,6 +27,7 @@ type recorder struct {
 	mu       sync.Mutex
 	received []string // msg_ids
 	acked    chan messagelog.Position
+	messages int // that were acknowledged last
 }
 
 func (r *recorder) Receive(_ jupyter.Message, h jupyter.Header) *framing.CloseError {
@@ -39,7 +40,10 @@ func (r *recorder) Receive(_ jupyter.Message, h jupyter.Header) *framing.CloseEr
 	return nil
 }
 
-func (r *recorder) Acknowledge(p messagelog.Position) { r.acked <- p }
+func (r *recorder) Acknowledge(p messagelog.Position, messages int) {
+	r.messages = messages
+	r.acked <- p
+}
 
 func (r *recorder) LossNotice(lost uint64) jupyter.Message {
 	return notice.Line("s", []byte(`{"msg_id":"cell"}`), strings.Repeat("lost ", int(lost)))
@@ -139,7 +143,8 @@ func TestConn_Pong(t *testing.T) {
 	c := New(Options{Number: 3, Handler: rec})
 	for n := range uint64(3) {
 		c.sent += 100
-		c.pings = append(c.pings, sentPing{number: n + 1, at: messagelog.Position{Seq: 10 * (n + 1)}, sent: c.sent})
+		c.pings = append(c.pings, sentPing{number: n + 1, at: messagelog.Position{Seq: 10 * (n + 1)}, sent: c.sent,
+			messages: int(n) + 1})
 	}
 	c.noteSent(15, largeBytes)
 	pong := func(number uint64) { c.pong(string(binary.BigEndian.AppendUint64(nil, number))) }
@@ -150,8 +155,10 @@ func TestConn_Pong(t *testing.T) {
 		t.Errorf("a pong to nothing has acknowledged something; %d bytes are owed", c.owed())
 	}
 	pong(2)
-	if got := <-rec.acked; got.Seq != 20 || c.owed() != 100 || len(c.pings) != 1 || c.End().Unacknowledged != 0 {
-		t.Errorf("acknowledged up to %d; %d bytes are owed, %d pings left, end %+v", got.Seq, c.owed(), len(c.pings), c.End())
+	if got := <-rec.acked; got.Seq != 20 || c.owed() != 100 || len(c.pings) != 1 || c.End().Unacknowledged != 0 ||
+		rec.messages != 2 {
+		t.Errorf("acknowledged up to %d, %d messages; %d bytes are owed, %d pings left, end %+v", got.Seq, rec.messages,
+			c.owed(), len(c.pings), c.End())
 	}
 	pong(1)
 	if len(rec.acked) > 0 {

@@ -22,11 +22,12 @@ const (
 // largeBytes is the size from which a message may break a connection. No known peer or proxy has a smaller limit.
 const largeBytes = 128 << 10
 
-// sentPing is a numbered ping and the place up to which its pong acknowledges.
+// sentPing is a numbered ping and what its pong acknowledges.
 type sentPing struct {
-	number uint64
-	at     messagelog.Position
-	sent   int64
+	number   uint64
+	at       messagelog.Position
+	sent     int64 // bytes
+	messages int
 }
 
 // largeMessage is a message that may break the connection.
@@ -53,16 +54,16 @@ func (c *Conn) pong(data string) {
 	if len(data) != 8 {
 		return
 	}
-	at, found := c.answered(binary.BigEndian.Uint64([]byte(data)))
+	p, found := c.answered(binary.BigEndian.Uint64([]byte(data)))
 	if !found {
 		return
 	}
-	c.o.Handler.Acknowledge(at)
+	c.o.Handler.Acknowledge(p.at, p.messages)
 	poke(c.acks)
 }
 
-// answered notes that the peer has received the ping of a number. It returns the place up to which that acknowledges.
-func (c *Conn) answered(number uint64) (at messagelog.Position, found bool) {
+// answered notes that the peer has received the ping of a number, and returns it.
+func (c *Conn) answered(number uint64) (p sentPing, found bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i, p := range c.pings {
@@ -74,9 +75,9 @@ func (c *Conn) answered(number uint64) (at messagelog.Position, found bool) {
 			c.largest = largeMessage{}
 		}
 		c.pings = append(c.pings[:0], c.pings[i+1:]...)
-		return p.at, true
+		return p, true
 	}
-	return messagelog.Position{}, false
+	return sentPing{}, false
 }
 
 func (c *Conn) windowFull() bool {
@@ -127,7 +128,7 @@ func (c *Conn) writePings() error {
 	if len(c.pings) >= maxPings { // the peer does not answer; its next pong proves the rest
 		c.pings = append(c.pings[:0], c.pings[maxPings/2:]...)
 	}
-	c.pings = append(c.pings, sentPing{number: n, at: c.cursor, sent: c.sent})
+	c.pings = append(c.pings, sentPing{number: n, at: c.cursor, sent: c.sent, messages: c.messages})
 	c.mu.Unlock()
 	c.lastPing, c.sincePing, c.pingNow = now, 0, false
 	return c.ws.WriteControl(websocket.PingMessage, binary.BigEndian.AppendUint64(nil, n), now.Add(flow.Patience))

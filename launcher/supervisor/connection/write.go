@@ -160,6 +160,7 @@ func (c *Conn) writeFrame(at messagelog.Position, f *framing.Frame) error {
 	}
 	c.mu.Lock()
 	c.sent += int64(len(f.Data))
+	c.messages++
 	c.mu.Unlock()
 	c.sincePing += int64(len(f.Data))
 	if c.o.Relay {

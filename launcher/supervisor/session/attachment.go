@@ -27,8 +27,9 @@ type Attachment struct {
 	Session *Session
 	Cursor  messagelog.Position // from which the connection reads
 
-	active   bool
-	answered int // pings answered on this connection
+	active   bool // a client uses it
+	reads    bool // a client reads from it
+	answered int  // pings answered on this connection
 	acked    messagelog.Position
 }
 
@@ -66,12 +67,23 @@ func (a *Attachment) NotePong() (used bool) {
 	return a.answered > 1
 }
 
-// Acknowledge notes that the connection's peer has everything up to p.
-func (a *Attachment) Acknowledge(p messagelog.Position) {
-	if p.Seq <= a.acked.Seq {
-		return
+// NoteInput notes that the client has sent a message. A client that sends also reads.
+func (a *Attachment) NoteInput() {
+	if !a.reads {
+		a.reads = true
+		a.Session.settle()
 	}
-	a.acked = p
+}
+
+// Acknowledge notes that the connection's peer has everything up to p, which was messages messages on this connection.
+//
+// A jupyter server leaves a connection open that its browser has abandoned. It takes one message from it and answers
+// the pings behind that, and no more. So the first message alone is no evidence of a client that reads.
+func (a *Attachment) Acknowledge(p messagelog.Position, messages int) {
+	a.reads = a.reads || messages > 1
+	if p.Seq > a.acked.Seq {
+		a.acked = p
+	}
 	a.Session.settle()
 }
 

@@ -33,7 +33,7 @@ type Session struct {
 	floor       messagelog.Position // resume is never before it
 	connections int                 // that are attached
 	used        bool                // one of its connections was active
-	active      []*Attachment       // the active ones; acknowledgements of the youngest move resume
+	active      []*Attachment       // the active ones; acknowledgements of the youngest that is read move resume
 	left        time.Time           // when the last connection was detached
 
 	suspect      suspect                // the message that may have broken the last connections
@@ -54,11 +54,11 @@ func (s *Session) Resume() messagelog.Position { return s.resume }
 // Restart makes a returning client read on from p: it reads only messages of the kernel's life that begins there.
 func (s *Session) Restart(p messagelog.Position) { s.floor, s.resume = p, p }
 
-// youngest returns the active connection with the highest number, or nil.
+// youngest returns the active connection with the highest number from which a client reads, or nil.
 func (s *Session) youngest() *Attachment {
 	var y *Attachment
 	for _, a := range s.active {
-		if y == nil || a.Number > y.Number {
+		if a.reads && (y == nil || a.Number > y.Number) {
 			y = a
 		}
 	}

@@ -39,9 +39,9 @@ func TestSession_Youngest(t *testing.T) {
 		t.Fatalf("the second connection reads from %d", younger.Cursor.Seq)
 	}
 	table.Activate(younger)
-	younger.Acknowledge(at(5))
+	younger.Acknowledge(at(5), 3)
 	table.Activate(older)
-	older.Acknowledge(at(3))
+	older.Acknowledge(at(3), 2)
 	if got := ann.Resume(); got != at(5) {
 		t.Errorf("the session resumes behind %d, want 5", got.Seq)
 	}
@@ -50,10 +50,35 @@ func TestSession_Youngest(t *testing.T) {
 	if got := ann.Resume(); got != at(3) {
 		t.Errorf("the session resumes behind %d, want 3", got.Seq)
 	}
-	older.Acknowledge(at(9))
+	older.Acknowledge(at(9), 8)
 	table.Detach(older, session.End{}, now)
 	if got := ann.Resume(); got != at(9) {
 		t.Errorf("the session resumes behind %d, want 9", got.Seq)
+	}
+}
+
+// TestSession_Abandoned: a connection that a jupyter server has abandoned answers pings behind one message. It never
+// moves the session, although it is the youngest, or is left alone.
+func TestSession_Abandoned(t *testing.T) {
+	table := newTable()
+	used := attach(t, table, session.Options{Key: "ann", Tail: at(1)})
+	abandoned := attach(t, table, session.Options{Key: "ann"})
+	table.Activate(used)
+	used.NoteInput()
+	used.NotePong()
+	table.Activate(abandoned)
+	abandoned.Acknowledge(at(2), 1)
+	used.Acknowledge(at(7), 6)
+	if got := used.Session.Resume(); got != at(7) {
+		t.Errorf("beside an abandoned connection the session resumes behind %d, want 7", got.Seq)
+	}
+	table.Detach(used, session.End{}, now)
+	if got := used.Session.Resume(); got != at(7) {
+		t.Errorf("with an abandoned connection the session resumes behind %d, want 7", got.Seq)
+	}
+	next := attach(t, table, session.Options{Key: "ann"})
+	if next.Cursor != at(7) {
+		t.Errorf("the next connection reads from %d, want 7", next.Cursor.Seq)
 	}
 }
 
@@ -63,7 +88,7 @@ func TestAttachment_ResumeAt(t *testing.T) {
 	table := newTable()
 	first := attach(t, table, session.Options{Key: "ann", Tail: at(4), Floor: at(2)})
 	table.Activate(first)
-	first.Acknowledge(at(9))
+	first.Acknowledge(at(9), 5)
 	relay := attach(t, table, session.Options{Key: "ann"})
 	relay.ResumeAt(at(1))
 	if relay.Cursor != at(9) {
@@ -74,6 +99,7 @@ func TestAttachment_ResumeAt(t *testing.T) {
 		t.Errorf("it reads from %d, and the session resumes behind %d", relay.Cursor.Seq, first.Session.Resume().Seq)
 	}
 	table.Activate(relay)
+	relay.NoteInput()
 	if got := first.Session.Resume(); got != at(4) {
 		t.Errorf("the session of an active relay resumes behind %d, want 4", got.Seq)
 	}
@@ -227,6 +253,7 @@ func TestTable_Detach(t *testing.T) {
 					t.Fatalf("replaced after %d connections", n-1)
 				}
 				table.Activate(a)
+				a.NoteInput()
 				if test.acknowledges {
 					a.NotePong()
 				}
