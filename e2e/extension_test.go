@@ -18,6 +18,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 )
 
 // This file tests python/jupyter-ekg, the extension for Jupyter Server.
@@ -135,6 +137,27 @@ func TestE2E_ExtensionPrograms(t *testing.T) {
 	env = append(env, "PYTHONPATH="+extension, "JUPYTER_GATEWAY_URL="+g.url, "JUPYTER_GATEWAY_AUTH_TOKEN="+g.token)
 	g.script(5*time.Minute, env,
 		filepath.Join(in.dir, "lab/bin/python"), filepath.Join(in.repository, "e2e/testdata/python/programs.py"))
+}
+
+// TestE2E_ExtensionUsers: outputs that another user may have caused are restored untrusted, and not into a file.
+func TestE2E_ExtensionUsers(t *testing.T) {
+	extension := theExtension(t)
+	g := prepare(t, "")
+	file := filepath.Join(g.dir, "users.yaml")
+	users := fmt.Sprintf("users:\n- {name: ann, tokens: [%q]}\n- {name: bob, tokens: [%q]}\n",
+		identity.Hash("token-ann"), identity.Hash("token-bob"))
+	if err := os.WriteFile(file, []byte(users), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g.args = append(g.args, "--users-file", file)
+	g.token = ""
+	g.start()
+	g.script(5*time.Minute, []string{
+		"EKG_EXTENSION=" + extension,
+		"EKG_TOKEN_ANN=token-ann",
+		"EKG_TOKEN_BOB=token-bob",
+		"EKG_ARTIFACTS=" + strings.TrimSuffix(g.log, ".log"),
+	}, "node", filepath.Join(g.in.repository, "e2e/testdata/browser/users.mjs"))
 }
 
 // TestE2E_ExtensionPackage runs the extension's own tests, in the newest and in the oldest jupyter_server that it

@@ -33,7 +33,7 @@ export const extended = EXTENSION && {
 
 /** The newest JupyterLab in gateway mode, with its own folder, home and settings. */
 export class Lab {
-  static async start() {
+  static async start({ token = TOKEN, name = 'jupyterlab', options = [] } = {}) {
     const lab = new Lab();
     lab.dir = mkdtempSync(join(tmpdir(), 'ekg-lab-'));
     lab.files = join(lab.dir, 'files');
@@ -50,19 +50,19 @@ export class Lab {
     lab.port = port;
     lab.url = `http://127.0.0.1:${port}`;
     lab.networks = [];
-    const log = openSync(join(ARTIFACTS, 'jupyterlab.log'), 'w');
+    const log = openSync(join(ARTIFACTS, `${name}.log`), 'w');
     lab.process = spawn(join(process.env.EKG_LAB, 'bin/python'), ['-m', 'jupyterlab', '--gateway-url', URL, '--no-browser',
       '--allow-root', '--ip=127.0.0.1', `--port=${port}`, '--ServerApp.port_retries=0', '--IdentityProvider.token=',
-      '--LabApp.expose_app_in_browser=True', '--LabApp.news_url=', `--ServerApp.root_dir=${lab.files}`], {
+      '--LabApp.expose_app_in_browser=True', '--LabApp.news_url=', `--ServerApp.root_dir=${lab.files}`, ...options], {
       env: {
-        ...process.env, ...extended, HOME: lab.dir, JUPYTER_GATEWAY_AUTH_TOKEN: TOKEN, JUPYTERLAB_SETTINGS_DIR: join(lab.dir, 'settings'),
+        ...process.env, ...extended, HOME: lab.dir, JUPYTER_GATEWAY_AUTH_TOKEN: token, JUPYTERLAB_SETTINGS_DIR: join(lab.dir, 'settings'),
         JUPYTERLAB_WORKSPACES_DIR: join(lab.dir, 'workspaces'), JUPYTER_CONFIG_DIR: join(lab.dir, 'config'),
       },
       stdio: ['ignore', log, log],
     });
     closeSync(log);
     await until(async () => {
-      if (lab.process.exitCode !== null) throw new Error('JupyterLab ended; see jupyterlab.log');
+      if (lab.process.exitCode !== null) throw new Error(`JupyterLab ended; see ${name}.log`);
       try {
         return (await fetch(`${lab.url}/api`)).ok;
       } catch {

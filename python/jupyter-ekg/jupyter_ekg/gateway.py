@@ -170,6 +170,42 @@ async def log(kernel_id: str, query: dict[str, str]) -> AsyncIterator[aiohttp.Cl
         yield response
 
 
+async def user() -> str:
+    """Returns the name that the gateway has for this server's user. Raises Refused and Unreachable."""
+    async with get("/api/me", {}) as response:
+        return username(await read_json(response))
+
+
+def username(answer: Any) -> str:
+    """Returns the name in an answer to ``GET /api/me``, or ""."""
+    identity = answer.get("identity") if isinstance(answer, dict) else None
+    name = identity.get("username") if isinstance(identity, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+async def is_own(kernel_id: str) -> bool:
+    """Reports whether no other user can run code in a kernel. Raises Refused and Unreachable.
+
+    A user with whom the kernel is shared to use can publish output in the name of any cell."""
+    async with get(_kernel_path(kernel_id), {}) as response:
+        model = await read_json(response)
+    if not isinstance(model, dict):
+        return False
+    if not has_users(model):
+        return True
+    grants = model.get("shared_with")
+    if not isinstance(grants, list) or any(not isinstance(g, dict) or g.get("right") != "read" for g in grants):
+        return False
+    return bool(model.get("owner")) and model["owner"] == await user()
+
+
+def has_users(model: dict[str, Any]) -> bool:
+    """Reports whether a kernel's model is of a gateway that has users. Otherwise all its clients are one owner.
+
+    A kernel that was started before there were users has no owner; only admins see it, with ``shared_with``."""
+    return "owner" in model or "shared_with" in model
+
+
 async def log_lines(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
     """Yields the lines of a log as they arrive. Raises Unreachable if the connection breaks."""
     begun: list[bytes] = []  # pieces of an incomplete line

@@ -2,7 +2,7 @@
 
 ``GET {base_url}jupyter-ekg/kernels/ID/log`` forwards the gateway's log of a kernel, read with the server's own
 credential. Any user who may read kernels here may read it. ``.../kernels/ID/outputs`` returns the cells' outputs from
-that log.
+that log, and ``{base_url}jupyter-ekg/me`` the user that the gateway knows by that credential.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jupyter_server.utils import url_path_join
 from tornado import web
 from tornado.iostream import StreamClosedError
 
-from . import gateway
+from . import errors, gateway
 from .outputs import Log
 
 # A kernel's id in a path, named as in jupyter_server's handlers.
@@ -39,16 +39,13 @@ class _KernelHandler(APIHandler):
             raise web.HTTPError(404, f"Kernel does not exist: {kernel_id}")
         self._reading = asyncio.ensure_future(reading(kernel_id))
         try:
-            return await self._reading
+            with errors.of_gateway():
+                return await self._reading
         except asyncio.CancelledError:
             if not self.request.connection.stream.closed():
                 raise
         except StreamClosedError:
             pass  # the client has disconnected
-        except gateway.Refused as err:
-            raise web.HTTPError(err.status, err.message.replace("%", "%%")) from err
-        except gateway.Unreachable as err:
-            raise web.HTTPError(503, f"the gateway cannot be reached: {err}".replace("%", "%%")) from err
         return None
 
     def on_connection_close(self):
@@ -106,7 +103,22 @@ class KernelOutputsHandler(_KernelHandler):
         async with gateway.log(kernel_id, {}) as response:
             async for line in gateway.log_lines(response):
                 log.feed(line)
-        return {cell: execution.model() for cell, execution in log.cells.items()}
+        # Asked after the log was read: a grant that was made meanwhile is seen.
+        trusted = await gateway.is_own(kernel_id)
+        return {cell: {**execution.model(), "trusted": trusted} for cell, execution in log.cells.items()}
+
+
+class UserHandler(APIHandler):
+    """The user whose credential this server sends to the gateway."""
+
+    auth_resource = "kernels"
+
+    @web.authenticated
+    @authorized("read", resource="kernels")
+    async def get(self):
+        """Answers as the gateway's ``GET /api/me``, with the name only."""
+        with errors.of_gateway():
+            self.finish(json.dumps({"identity": {"username": await gateway.user()}}))
 
 
 def add(web_app, base_url: str) -> None:
@@ -117,5 +129,6 @@ def add(web_app, base_url: str) -> None:
         [
             (url_path_join(kernel, "log"), KernelLogHandler),
             (url_path_join(kernel, "outputs"), KernelOutputsHandler),
+            (url_path_join(base_url, "jupyter-ekg", "me"), UserHandler),
         ],
     )

@@ -28,6 +28,7 @@ class Source:
     """A server that knows kernels: a gateway, or a Jupyter server in front of one."""
 
     name = ""
+    user_path = ""
 
     def get(self, path: str, query: dict[str, str]) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Sends a GET request. Raises gateway.Refused and gateway.Unreachable."""
@@ -41,6 +42,11 @@ class Source:
         """Returns a notebook's path as the server's sessions name it."""
         return path
 
+    async def user(self) -> str:
+        """Returns the name of the gateway's user. Raises gateway.Refused and gateway.Unreachable."""
+        async with self.get(self.user_path, {}) as response:
+            return gateway.username(await gateway.read_json(response))
+
     async def models(self, path: str) -> list[dict[str, Any]]:
         """Returns a list of models, such as /api/sessions or /api/kernels."""
         async with self.get(path, {}) as response:
@@ -50,6 +56,8 @@ class Source:
 
 class GatewaySource(Source):
     """The gateway of GatewayClient's settings."""
+
+    user_path = "/api/me"
 
     def __init__(self) -> None:
         self.name = f"the gateway {GatewayClient.instance().url}"
@@ -63,6 +71,8 @@ class GatewaySource(Source):
 
 class ServerSource(Source):
     """A Jupyter server with this package."""
+
+    user_path = "/jupyter-ekg/me"  # /api/me of the server names the server's own user
 
     def __init__(self, url: str, token: str, root: str = ""):
         self.name = f"the server {url}"
@@ -111,7 +121,7 @@ async def restore(
         raise RestoreError(
             "no gateway is known: name it with --gateway-url or JUPYTER_GATEWAY_URL, or a Jupyter server with --server"
         )
-    source, kernel_id = await _find(notebook, kernel_id, where)
+    source, kernel_id = await _find(notebook, kernel_id, where, say)
     log = Log()
     await _read(source, kernel_id, log)
     if follow:
@@ -133,8 +143,12 @@ async def restore(
         say(f"{log.lost} messages are no longer in the kernel's log, and output that was among them is lost")
 
 
-async def _find(notebook: Notebook, kernel_id: str | None, where: list[Source]) -> tuple[Source, str]:
-    """Finds a notebook's kernel: the named one, else the one of its session, else the one whose log has its cells."""
+async def _find(
+    notebook: Notebook, kernel_id: str | None, where: list[Source], say: Callable[[str], None]
+) -> tuple[Source, str]:
+    """Finds a notebook's kernel: the named one, else the one of its session, else the one whose log has its cells.
+
+    Only a named kernel may be another user's."""
     troubles: list[str] = []
     for source in where:
         try:
@@ -148,7 +162,7 @@ async def _find(notebook: Notebook, kernel_id: str | None, where: list[Source]) 
     if kernel_id is None:
         for source in where:
             with contextlib.suppress(gateway.Refused, gateway.Unreachable):  # the error is reported already
-                found = await _by_log(source, notebook)
+                found = await _by_log(source, notebook, say)
                 if found:
                     return source, found
     what = f"there is no kernel {kernel_id}" if kernel_id else f"no kernel has run {notebook.name}"
@@ -170,9 +184,11 @@ async def _has(source: Source, kernel_id: str) -> bool:
 async def _by_session(source: Source, path: str) -> str | None:
     place = source.place(path)
     exact, named = None, []
-    for model in await source.models("/api/sessions"):
-        kernel = model.get("kernel")
-        if not isinstance(kernel, dict) or not isinstance(kernel.get("id"), str):
+    models = await source.models("/api/sessions")
+    kernels = [model.get("kernel") for model in models]
+    own = await _own(source, [kernel for kernel in kernels if isinstance(kernel, dict)])
+    for model, kernel in zip(models, kernels):
+        if kernel not in own:
             continue
         there = str(model.get("path") or "")
         if there in (place, path):
@@ -182,19 +198,31 @@ async def _by_session(source: Source, path: str) -> str | None:
     return exact or (named[0] if len(named) == 1 else None)
 
 
-async def _by_log(source: Source, notebook: Notebook) -> str | None:
+async def _by_log(source: Source, notebook: Notebook, say: Callable[[str], None]) -> str | None:
     ids, best, newest = notebook.ids, None, ""
-    for model in await source.models("/api/kernels"):
-        kernel_id = model.get("id")
-        if not isinstance(kernel_id, str):
-            continue
+    models = await source.models("/api/kernels")
+    own = await _own(source, models)
+    others = [model["id"] for model in models if isinstance(model.get("id"), str) and model not in own]
+    if others:
+        say(f"kernels of other users at {source.name} are not searched: {', '.join(others)}")
+    for model in own:
         try:
-            async for line in _lines(source, kernel_id, {}):
+            async for line in _lines(source, model["id"], {}):
                 if line.get("cell") in ids and str(line.get("time", "")) > newest:
-                    best, newest = kernel_id, str(line.get("time", ""))
+                    best, newest = model["id"], str(line.get("time", ""))
         except gateway.Refused:
             continue  # a starting or dead kernel has no log
     return best
+
+
+async def _own(source: Source, models: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the models of kernels that the gateway's user owns. Without users these are all kernels."""
+    models = [model for model in models if isinstance(model.get("id"), str)]
+    user = ""
+    if any(gateway.has_users(model) for model in models):
+        with contextlib.suppress(gateway.Refused):  # an older jupyter-ekg: no kernel is known to be the user's own
+            user = await source.user()
+    return [model for model in models if not gateway.has_users(model) or (user and model.get("owner") == user)]
 
 
 async def _read(source: Source, kernel_id: str, log: Log) -> None:

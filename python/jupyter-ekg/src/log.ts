@@ -19,6 +19,8 @@ export interface IExecution {
   /** Whether the next output replaces all outputs: `clear_output(wait=True)` was called. */
   clear_next: boolean;
   outputs: LoggedOutput[];
+  /** Whether only this server's user can have caused the outputs. Absent in the JSON of an older server. */
+  trusted?: boolean | undefined;
   /** The msg_ids that `outputs` contains; empty unless the execution is running. */
   seen: string[];
 }

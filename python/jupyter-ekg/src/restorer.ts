@@ -195,8 +195,8 @@ export class Restorer {
       model.executionCount !== execution.count ||
       canonical(model.outputs.toJSON()) !== canonical(execution.outputs);
     if (changed) {
-      // This user's kernel sent the outputs, as if the cell had been executed in this page.
-      model.trusted = true;
+      // JupyterLab runs the scripts of trusted outputs only. It trusts a cell that the user executes in this page.
+      model.trusted = execution.trusted === true;
       model.outputs.fromJSON(execution.outputs.map(withoutTransient) as nbformat.IOutput[]);
       model.executionCount = execution.running ? null : execution.count;
     }

@@ -72,6 +72,9 @@ class Supervisor:
         self.log_queries: list[dict] = []
         self.kernel_status = 200
         self.sessions: list[dict] = []
+        self.user = "ann"  # of every request
+        self.ownership: dict = {}  # what the kernel's model says where there are users
+        self.more_kernels: list[dict] = []
         self.starts: list[dict] = []  # bodies of requests for a kernel
         self.start_status = 201
         self._end_logs = asyncio.Event()
@@ -95,6 +98,7 @@ class Supervisor:
         app.router.add_delete("/api/kernels/{id}", self._delete)
         app.router.add_get("/api/kernelspecs", self._kernelspecs)
         app.router.add_get("/api/sessions", self._sessions)
+        app.router.add_get("/api/me", self._me)
         # The end of a client ends its handler, as it does with most servers.
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
@@ -139,14 +143,14 @@ class Supervisor:
         if transport is not None:
             transport.abort()
 
-    @staticmethod
-    def _model() -> dict:
+    def _model(self) -> dict:
         return {
             "id": KERNEL,
             "name": "python3",
             "last_activity": "2026-01-02T03:04:05.000006Z",
             "execution_state": "idle",
             "connections": 1,
+            **self.ownership,
         }
 
     async def _kernel(self, request: web.Request) -> web.Response:
@@ -155,7 +159,7 @@ class Supervisor:
         return web.json_response(self._model())
 
     async def _kernels(self, request: web.Request) -> web.Response:
-        return web.json_response([self._model()])
+        return web.json_response([self._model(), *self.more_kernels])
 
     async def _start(self, request: web.Request) -> web.Response:
         self.starts.append(await request.json())
@@ -169,6 +173,9 @@ class Supervisor:
         return web.json_response(
             {"default": "python3", "kernelspecs": {"python3": {"name": "python3", "spec": spec, "resources": {}}}}
         )
+
+    async def _me(self, request: web.Request) -> web.Response:
+        return web.json_response({"identity": {"username": self.user}, "permissions": {}})
 
     async def _sessions(self, request: web.Request) -> web.Response:
         return web.json_response(self.sessions)

@@ -356,6 +356,52 @@ def test_outputs_route(server):
     run(main())
 
 
+ANN = {"owner": "ann", "shared_with": []}
+
+
+@pytest.mark.parametrize(
+    ("ownership", "trusted"),
+    [
+        ({}, True),  # a gateway without users
+        (ANN, True),
+        ({**ANN, "shared_with": [{"user": "bob", "right": "read"}]}, True),
+        ({**ANN, "shared_with": [{"user": "bob", "right": "read"}, {"group": "g", "right": "use"}]}, False),
+        ({**ANN, "shared_with": [{"user": "bob", "right": "a new one"}]}, False),
+        ({**ANN, "shared_with": None}, False),
+        ({"owner": "bob"}, False),  # who shares it with ann
+        ({"owner": "bob", "shared_with": []}, False),  # ann is an admin
+        ({"shared_with": []}, False),  # started before there were users
+    ],
+)
+def test_outputs_are_trusted_if_they_are_the_users_own(server, ownership, trusted):
+    """No other user can have run code in the kernel. Otherwise the page runs no script of the outputs."""
+
+    async def main():
+        async with gateway(server) as (supervisor, browser):
+            supervisor.ownership = ownership
+            line = {"number": 1, "epoch": 1, "channel": "iopub", "cell": "c", "header": {"msg_type": "stream"}}
+            content = {"parent_header": {"msg_id": "a"}, "content": {"name": "stdout", "text": "x"}}
+            supervisor.log_lines = [json.dumps({**line, **content}).encode()]
+            async with browser.get(f"{server.url}/jupyter-ekg/kernels/{KERNEL}/outputs") as response:
+                assert (await response.json())["cells"]["c"]["trusted"] is trusted
+
+    run(main())
+
+
+def test_user_route(server):
+    """The name by which the gateway knows the server's credential; it is for users of the server."""
+
+    async def main():
+        async with gateway(server) as (supervisor, browser):
+            supervisor.user = "100% ann"
+            async with browser.get(f"{server.url}/jupyter-ekg/me") as response:
+                assert await response.json() == {"identity": {"username": "100% ann"}}
+            async with aiohttp.ClientSession() as stranger, stranger.get(f"{server.url}/jupyter-ekg/me") as response:
+                assert response.status == 403
+
+    run(main())
+
+
 def test_following_the_log_ends_with_the_client(server):
     """Lines come at once, and a client that leaves takes its request at the gateway with it."""
 

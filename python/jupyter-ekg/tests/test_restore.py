@@ -310,6 +310,58 @@ def test_finds_the_kernel(notebook, by):
     assert said == ["cell 2 [1]: 1 output restored"]
 
 
+@pytest.mark.parametrize("by", ["session", "log"])
+@pytest.mark.parametrize("ownership", [{"owner": "bob"}, {"owner": "bob", "shared_with": []}, {"shared_with": []}])
+def test_kernels_of_other_users_are_skipped(notebook, by, ownership):
+    """Their runs end in no file of this user, unless the kernel is named. A line says which were skipped."""
+    say, said = Lines(), []
+    say.begin("a")
+    say.print("a", "of bob\n")
+    say.end("a")
+    before = notebook.read_bytes()
+
+    async def main(supervisor):
+        supervisor.log_lines = say.bytes
+        supervisor.ownership = ownership
+        if by == "session":
+            kernel = {"id": KERNEL, **ownership}
+            supervisor.sessions = [{"path": f"{notebook.parent.name}/{notebook.name}", "kernel": kernel}]
+        with pytest.raises(RestoreError, match="no kernel has run"):
+            await restore(str(notebook), None, [GatewaySource()], False, said.append)
+        assert supervisor.log_queries == []
+        assert said == [f"kernels of other users at the gateway {supervisor.url} are not searched: {KERNEL}"]
+        assert notebook.read_bytes() == before
+        await restore(str(notebook), KERNEL, [GatewaySource()], False, said.append)
+        assert said[1:] == ["cell 2 [1]: 1 output restored"]
+
+    run(main)
+
+
+def test_own_kernels_are_searched_beside_those_of_others(notebook):
+    """The user's own kernel is found. A server that cannot name the gateway's user knows no own kernels."""
+    say, said = Lines(), []
+    say.begin("a")
+    say.print("a", "0\n1\n2\n")
+    say.end("a")
+    other = KERNEL.replace("1", "9")
+
+    class Server(GatewaySource):
+        user_path = "/jupyter-ekg/me"
+
+    async def main(supervisor):
+        supervisor.log_lines = say.bytes
+        supervisor.ownership = {"owner": "ann", "shared_with": []}
+        supervisor.more_kernels = [{"id": other, "owner": "bob"}]
+        await restore(str(notebook), None, [GatewaySource()], False, said.append)
+        with pytest.raises(RestoreError, match="no kernel has run"):  # an older jupyter-ekg does not name the user
+            await restore(str(notebook), None, [Server()], False, said.append)
+
+    run(main)
+    assert said[0].endswith(f"are not searched: {other}")
+    assert said[1] == "cell 2 [1]: 1 output restored"
+    assert said[2].endswith(f"are not searched: {KERNEL}, {other}")
+
+
 def test_follow(notebook):
     """It waits for the running cell over a gateway that goes away, and says so."""
     say, said, refused = Lines(), [], []

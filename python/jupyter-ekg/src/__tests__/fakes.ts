@@ -168,6 +168,7 @@ export function execution(code: string, text: string, more: Partial<IExecution> 
     beginning_lost: false,
     clear_next: false,
     outputs: text ? [{ output_type: 'stream', name: 'stdout', text }] : [],
+    trusted: true,
     seen: [],
     ...more
   };

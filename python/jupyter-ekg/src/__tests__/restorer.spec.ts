@@ -29,6 +29,21 @@ test('a cell that was executed after the last save gets its output and its count
   assert.equal(cells[0]!.trusted, true);
 });
 
+for (const trusted of [false, undefined]) {
+  test(`outputs that another user may have caused are restored untrusted (${trusted})`, async () => {
+    const cells = [new FakeCell('c1', 'one'), new FakeCell('c2', 'two'), new FakeCell('c3', 'three', [], 7)];
+    cells.forEach(cell => (cell.trusted = true));
+    opened(cells, {
+      c1: execution('one', 'a\n', { trusted }),
+      c2: execution('two', 'b\n', { trusted, msg_id: 'r2', running: true }),
+      c3: execution('three', '', { trusted, msg_id: 'r3' })
+    });
+    await settled();
+    assert.deepEqual(cells.map(cell => cell.text), ['a\n', 'b\n', '']);
+    assert.deepEqual(cells.map(cell => cell.trusted), [false, false, true], 'the last cell was up to date');
+  });
+}
+
 test('a cell whose source was changed keeps its output, until the user asks', async () => {
   const cell = new FakeCell('c1', 'changed', [{ output_type: 'stream', name: 'stdout', text: 'old\n' }], 1);
   const { restorer } = opened([cell], { c1: execution('one', 'new\n') });
