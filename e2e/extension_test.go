@@ -160,6 +160,15 @@ func TestE2E_ExtensionUsers(t *testing.T) {
 	}, "node", filepath.Join(g.in.repository, "e2e/testdata/browser/users.mjs"))
 }
 
+// TestE2E_ExtensionDialogs reads what JupyterLab's dialogs say about kernels that do not start.
+func TestE2E_ExtensionDialogs(t *testing.T) {
+	extension := theExtension(t)
+	g, env := killable(t)
+	g.spec("long-words", "/bin/sh", "-c", "echo No module named "+strings.Repeat("x", 150)+" >&2; exit 3")
+	env = append(env, "EKG_EXTENSION="+extension, "EKG_ARTIFACTS="+strings.TrimSuffix(g.log, ".log"))
+	g.script(5*time.Minute, env, "node", filepath.Join(g.in.repository, "e2e/testdata/browser/dialogs.mjs"))
+}
+
 // TestE2E_ExtensionPackage runs the extension's own tests, in the newest and in the oldest jupyter_server that it
 // supports.
 func TestE2E_ExtensionPackage(t *testing.T) {

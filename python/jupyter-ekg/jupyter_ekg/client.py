@@ -22,7 +22,7 @@ from jupyter_server.gateway.managers import GatewayKernelClient, GatewayKernelMa
 from tornado import web
 from traitlets import DottedObjectName, Float, Type
 
-from . import framing
+from . import errors, framing
 from .gateway import within
 from .relay import MAX_PAUSE, MIN_PAUSE, InputFull, KernelGone, NoRelay, Relay
 
@@ -300,6 +300,10 @@ class EkgServerKernelManager(GatewayKernelManager):
 
     client_class = DottedObjectName("jupyter_ekg.client.EkgKernelClient")
     client_factory = Type(klass="jupyter_ekg.client.EkgKernelClient")
+
+    async def start_kernel(self, **kwargs):
+        """Starts a kernel at the gateway, or takes an existing one. JupyterLab shows the error in a dialog."""
+        await errors.plainly(super().start_kernel(**kwargs))
 
 
 class EkgKernelManager(GatewayKernelManager):

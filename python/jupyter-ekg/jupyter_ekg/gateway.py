@@ -154,7 +154,7 @@ async def channels(kernel_id: str, session_id: str, cursor: bytes) -> AsyncItera
         except asyncio.TimeoutError as err:
             raise Unreachable("no answer") from err
         except (aiohttp.ClientError, OSError) as err:
-            raise Unreachable(_plainly(err)) from err
+            raise Unreachable(describe(err)) from err
         try:
             yield ws
         finally:
@@ -249,7 +249,7 @@ async def fetch(
     except asyncio.TimeoutError as err:
         raise Unreachable("no answer") from err
     except (aiohttp.ClientError, OSError, ValueError) as err:
-        raise Unreachable(_plainly(err)) from err
+        raise Unreachable(describe(err)) from err
     async with response:
         if response.status != 200:
             raise Refused(response.status, await _message(response))
@@ -264,8 +264,8 @@ async def read_json(response: aiohttp.ClientResponse) -> Any:
         raise Unreachable(f"the answer cannot be read: {err}") from err
 
 
-def _plainly(err: Exception) -> str:
-    """Describes an error without aiohttp's details of the connection."""
+def describe(err: BaseException) -> str:
+    """Describes an error of a connection, without aiohttp's details."""
     cause = err.os_error if isinstance(err, aiohttp.ClientConnectorError) else err
     if isinstance(cause, OSError) and cause.errno and cause.errno > 0:
         return os.strerror(cause.errno)

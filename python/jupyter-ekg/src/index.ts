@@ -1,7 +1,7 @@
 /**
  * The page's part of jupyter-ekg, for JupyterLab 4 and Notebook 7. It restores the output that a notebook's cells
  * printed while no page was open, follows cells that are still running, and hides messages that the server repeats
- * after the page's websocket broke.
+ * after the page's websocket broke. It also makes the text of dialogs about kernels wrap.
  */
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette, Notification } from '@jupyterlab/apputils';
@@ -10,6 +10,7 @@ import { IMainMenu } from '@jupyterlab/mainmenu';
 import { INotebookTracker, NotebookActions } from '@jupyterlab/notebook';
 
 import { addRestorers } from './command';
+import { styleDialogs } from './dialogs';
 import { fetchExecutions } from './log';
 
 const plugin: JupyterFrontEndPlugin<void> = {
@@ -28,6 +29,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     if (PageConfig.getOption('jupyterEkg') !== 'true') {
       return;
     }
+    styleDialogs(document);
     addRestorers(
       { app, tracker, palette, menu, notification: Notification },
       { fetchExecutions, executionScheduled: NotebookActions.executionScheduled }

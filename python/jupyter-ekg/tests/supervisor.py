@@ -77,6 +77,7 @@ class Supervisor:
         self.more_kernels: list[dict] = []
         self.starts: list[dict] = []  # bodies of requests for a kernel
         self.start_status = 201
+        self.start_error: str | None = None  # the body of the answer to a start that fails
         self._end_logs = asyncio.Event()
         self.open_logs = 0  # that are being followed
 
@@ -163,6 +164,8 @@ class Supervisor:
 
     async def _start(self, request: web.Request) -> web.Response:
         self.starts.append(await request.json())
+        if self.start_error is not None:
+            return web.Response(status=self.start_status, text=self.start_error, content_type="application/json")
         return web.json_response(self._model(), status=self.start_status)
 
     async def _delete(self, request: web.Request) -> web.Response:

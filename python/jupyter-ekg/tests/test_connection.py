@@ -356,6 +356,43 @@ def test_outputs_route(server):
     run(main())
 
 
+LONG = "the kernel's process ended with exit code 1: " + "No module named x and so on, 100% sure. " * 4
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "want"),
+    [
+        (500, {"message": LONG, "reason": "Kernel failed to start"}, LONG),
+        (403, {"message": "you have\n2 kernels", "reason": "Forbidden"}, "you have 2 kernels"),
+        (403, {"reason": "you have 2 kernels"}, "you have 2 kernels"),
+        (502, "<html>Bad Gateway</html>", "The gateway {url} answers with HTTP 502."),
+        (None, {}, "The gateway {url} cannot be reached: Connection refused."),
+    ],
+)
+def test_errors_of_kernels_are_the_gateways_alone(server, status, body, want):
+    """JupyterLab's dialog shows the message: once, in short lines, without a sentence of jupyter_server."""
+
+    async def main():
+        async with gateway(server) as (supervisor, browser):
+            want_text = want.format(url=f"http://127.0.0.1:{server.gateway_port}")
+            if status is None:
+                await supervisor.stop()
+            supervisor.start_status = status
+            supervisor.start_error = body if isinstance(body, str) else json.dumps(body)
+            session = {"path": "a.ipynb", "type": "notebook", "kernel": {"name": "python3"}}
+            for path, request in {"/api/kernels": {"name": "python3"}, "/api/sessions": session}.items():
+                async with browser.post(server.url + path, json=request) as response:
+                    message = (await response.json())["message"]
+                    # For a session jupyter_server makes an HTTPError of the text, and Tornado doubles the sign.
+                    assert " ".join(message.replace("%%", "%").split()) == " ".join(want_text.split()), path
+                    assert max(len(line) for line in message.splitlines()) <= 81, path
+                    assert response.status == (500 if path == "/api/sessions" else status or 503)
+            if status is None:
+                await supervisor.start()
+
+    run(main())
+
+
 ANN = {"owner": "ann", "shared_with": []}
 
 
