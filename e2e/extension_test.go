@@ -127,6 +127,22 @@ func TestE2E_ExtensionServers(t *testing.T) {
 	}
 }
 
+// TestE2E_ExtensionNbmodel runs cells with jupyter-server-nbmodel, an extension that makes clients of its own with
+// km.client(), beside jupyter-ekg.
+func TestE2E_ExtensionNbmodel(t *testing.T) {
+	in, extension := theInstallation(t), theExtension(t)
+	for _, name := range []string{"lab", "server20"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g, env := killable(t)
+			env = append(env, "EKG_EXTENSION="+extension, "EKG_NBMODEL="+filepath.Join(in.dir, "nbmodel"),
+				"EKG_SERVER="+filepath.Join(in.dir, name, "bin/python"))
+			g.script(5*time.Minute, env,
+				filepath.Join(in.dir, "lab/bin/python"), filepath.Join(in.repository, "e2e/testdata/python/nbmodel.py"))
+		})
+	}
+}
+
 // TestE2E_ExtensionPrograms runs notebooks with nbclient, papermill and nbconvert through the extension's kernel
 // manager.
 func TestE2E_ExtensionPrograms(t *testing.T) {

@@ -99,16 +99,18 @@ class Server:
     """A jupyter server with --gateway-url at the gateway, as a child process.
 
     It is the newest server unless another interpreter is given. EKG_EXTENSION is the folder into which
-    hack/env/extension has installed jupyter-ekg; it is empty for a server without jupyter-ekg.
+    hack/env/extension has installed jupyter-ekg; it is empty for a server without jupyter-ekg. Other extensions are in
+    folders of the same form.
     """
 
-    def __init__(self, directory, program=("jupyter_server",), options=(), python=sys.executable):
+    def __init__(self, directory, program=("jupyter_server",), options=(), python=sys.executable, folders=()):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = open(os.path.join(directory, "jupyter_server.log"), "w")
         env = dict(os.environ, JUPYTER_GATEWAY_AUTH_TOKEN=TOKEN, JUPYTER_CONFIG_DIR=os.path.join(directory, "config"))
-        if extension := os.environ.get("EKG_EXTENSION"):
-            env.update(PYTHONPATH=extension, JUPYTER_CONFIG_PATH=os.path.join(extension, "etc/jupyter"))
+        if folders := [f for f in (os.environ.get("EKG_EXTENSION"), *folders) if f]:
+            env.update(PYTHONPATH=os.pathsep.join(folders),
+                       JUPYTER_CONFIG_PATH=os.pathsep.join(os.path.join(f, "etc/jupyter") for f in folders))
         self.process = subprocess.Popen(
             [python, "-m", *program, "--gateway-url", URL, "--no-browser", "--allow-root", "--ip=127.0.0.1",
              f"--port={self.port}", "--ServerApp.port_retries=0", "--IdentityProvider.token=",

@@ -20,14 +20,19 @@ from typing import Any, Callable
 
 from jupyter_server.gateway.managers import GatewayKernelClient, GatewayKernelManager
 from tornado import web
-from traitlets import DottedObjectName, Float, Type
+from traitlets import Bool, DottedObjectName, Float, Type
 
 from . import errors, framing
 from .gateway import within
+from .interactive import output_and_reply
 from .relay import MAX_PAUSE, MIN_PAUSE, InputFull, KernelGone, NoRelay, Relay
 
 # Bound on the unread messages of a program, in bytes.
 _MOST_UNREAD = 1 << 30
+
+# The same for a client in a Jupyter server. An extension may keep it as long as the kernel, and read only while it runs
+# code.
+_MOST_UNREAD_IN_SERVER = 64 << 20
 
 # The status codes by which Tornado's client and proxies report that the gateway is away.
 _AWAY = (502, 503, 599)
@@ -84,6 +89,11 @@ class EkgChannel:
             self._messages.append((msg, size))
             self._wake()
 
+    def drop(self) -> int:
+        """Removes the oldest message, and returns its size; 0 if there is none."""
+        with self._lock:
+            return self._messages.popleft()[1] if self._messages else 0
+
     def fail(self, failure: Exception) -> None:
         """Ends the channel with an error. Messages that arrived before can still be read."""
         with self._lock:
@@ -122,6 +132,11 @@ class EkgKernelClient(GatewayKernelClient):
         help="How many seconds the gateway may be away before programs that wait for the kernel get an error.",
     )
 
+    drops_unread = Bool(
+        False,
+        help="Whether the oldest output is dropped if too much is unread, as ZeroMQ drops it. Otherwise reading fails.",
+    )
+
     def __init__(self, kernel_id, **kwargs):
         super().__init__(kernel_id, **kwargs)
         self._channels = {name: EkgChannel(name, self) for name in ("shell", "iopub", "stdin", "control", "hb")}
@@ -144,6 +159,8 @@ class EkgKernelClient(GatewayKernelClient):
             target=lambda: asyncio.run(self._main()), name=f"ekg-{self.kernel_id}", daemon=True
         )
         self._thread.start()
+        # In jupyter_server's client it is None before the start. Programs start the channels themselves then.
+        self.channel_socket = self
         await asyncio.to_thread(self._ready.wait)  # a Jupyter server has other things to do meanwhile
 
     def stop_channels(self):
@@ -157,6 +174,50 @@ class EkgKernelClient(GatewayKernelClient):
         for channel in self._channels.values():
             channel.fail(RuntimeError("the channels are stopped"))
             channel.stop()
+
+    async def wait_for_ready(self, timeout=None):
+        """Waits until the kernel answers. Starts the channels before, as jupyter_client's clients need no start."""
+        if self._thread is None:
+            await self.start_channels()
+        await super().wait_for_ready(timeout=timeout)
+
+    async def is_alive(self):
+        """Reports whether the kernel may answer. The manager knows, if there is one."""
+        if not self.channels_running:
+            return False
+        return await self.parent.is_alive() if isinstance(self.parent, GatewayKernelManager) else True
+
+    _async_is_alive = is_alive
+
+    async def execute_interactive(
+        self,
+        code,
+        silent=False,
+        store_history=True,
+        user_expressions=None,
+        allow_stdin=None,
+        stop_on_error=True,
+        timeout=None,
+        output_hook=None,
+        stdin_hook=None,
+    ):
+        """Runs code, passes its output and requests for input to the hooks, and returns the reply.
+
+        Parameters and errors are those of jupyter_client.
+        """
+        msg_id = self.execute(
+            code,
+            silent=silent,
+            store_history=store_history,
+            user_expressions=user_expressions,
+            allow_stdin=self.allow_stdin if allow_stdin is None else allow_stdin,
+            stop_on_error=stop_on_error,
+        )
+        return await output_and_reply(
+            self, msg_id, output_hook or self._output_hook_default, stdin_hook or self._stdin_hook_default, timeout
+        )
+
+    _async_execute_interactive = execute_interactive
 
     @property
     def channels_running(self):
@@ -268,6 +329,12 @@ class EkgKernelClient(GatewayKernelClient):
             with self._unread_lock:
                 self._unread += len(frame)
                 unread = self._unread
+            while self.drops_unread and unread > _MOST_UNREAD_IN_SERVER:
+                size = self.iopub_channel.drop()
+                if size == 0:
+                    break  # the message alone is larger
+                self._read(size)
+                unread -= size
             if unread > _MOST_UNREAD:
                 raise RuntimeError(f"the program does not read what the kernel sends: {unread >> 20} MiB are waiting")
             channel.put(msg, len(frame))
@@ -300,6 +367,21 @@ class EkgServerKernelManager(GatewayKernelManager):
 
     client_class = DottedObjectName("jupyter_ekg.client.EkgKernelClient")
     client_factory = Type(klass="jupyter_ekg.client.EkgKernelClient")
+
+    def client(self, **kwargs):
+        """Returns a client of the kernel. It takes requests for input, as the clients of local kernels do."""
+        kwargs.setdefault("drops_unread", True)
+        client = super().client(**kwargs)
+        client.allow_stdin = True
+        return client
+
+    async def is_alive(self):
+        """Reports whether the kernel is alive. It counts as alive while the gateway cannot be asked."""
+        try:
+            model = await self.refresh_model()
+        except (web.HTTPError, OSError):
+            return True
+        return bool(model) and model.get("execution_state") != "dead"
 
     async def start_kernel(self, **kwargs):
         """Starts a kernel at the gateway, or takes an existing one. JupyterLab shows the error in a dialog."""

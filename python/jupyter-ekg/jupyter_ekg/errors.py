@@ -58,8 +58,7 @@ def of_gateway() -> Iterator[None]:
 async def plainly(request: Awaitable[_T]) -> _T:
     """Awaits a request that jupyter_server sends to the gateway. Its error says what the gateway says, and only that.
 
-    jupyter_server puts the gateway's message and reason into a sentence of its own, which advises to check the gateway's
-    address.
+    jupyter_server puts the gateway's message and reason into a sentence of its own about the gateway's address.
     """
     try:
         return await request

@@ -20,6 +20,16 @@ KERNEL_SESSION = "the-kernels-own-session"
 
 
 def iopub(msg_type: str, content: dict, parent: dict | None = None, buffers: tuple = ()) -> bytes:
+    """A message that the kernel publishes."""
+    return message("iopub", msg_type, content, parent, buffers)
+
+
+def shell(msg_type: str, content: dict, parent: dict) -> bytes:
+    """A reply of the kernel."""
+    return message("shell", msg_type, content, parent)
+
+
+def message(channel: str, msg_type: str, content: dict, parent: dict | None = None, buffers: tuple = ()) -> bytes:
     """A message of the kernel."""
     header = {
         "msg_id": f"k-{id(content)}-{msg_type}",
@@ -30,7 +40,7 @@ def iopub(msg_type: str, content: dict, parent: dict | None = None, buffers: tup
         "version": "5.3",
     }
     parts = [json.dumps(p).encode() for p in (header, parent or {}, {}, content)]
-    return framing.pack("iopub", parts + list(buffers))
+    return framing.pack(channel, parts + list(buffers))
 
 
 def stream(text: str, parent: dict | None = None) -> bytes:

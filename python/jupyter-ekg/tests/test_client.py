@@ -8,9 +8,11 @@ import queue
 import pytest
 from conftest import LIMIT
 from jupyter_server.gateway.gateway_client import GatewayClient
-from supervisor import KERNEL, Supervisor, iopub, stream
+from supervisor import KERNEL, Supervisor, iopub, message, shell, stream
 
 from jupyter_ekg import EkgKernelClient, EkgKernelManager
+from jupyter_ekg import client as client_module
+from jupyter_ekg.client import EkgServerKernelManager
 
 
 @pytest.fixture()
@@ -163,5 +165,117 @@ def test_a_dead_kernel_is_not_alive(gateway_client):
             supervisor.kernel_status = 404
             assert not await manager.is_alive()
             assert KERNEL == manager.kernel_id
+
+    run(main())
+
+
+def status(msg_id, state):
+    """A status message that answers a request."""
+    return iopub("status", {"execution_state": state}, {"msg_id": msg_id})
+
+
+async def in_server(supervisor, gateway_client):
+    """A client as extensions of a Jupyter server get it. Its channels are not started."""
+    gateway_client.url = supervisor.url
+    manager = EkgServerKernelManager()
+    await manager.start_kernel(kernel_id=KERNEL)
+    return manager.client()
+
+
+async def accepted(supervisor, count):
+    """Waits until the supervisor has so many requests, and returns their ids."""
+    while len(supervisor.accepted) < count:
+        await asyncio.sleep(0.01)
+    return supervisor.accepted
+
+
+def test_waiting_for_the_kernel_starts_the_channels(gateway_client):
+    """As with jupyter_client's clients, whose sockets need no start. It waits as long as the kernel starts."""
+
+    async def main():
+        async with Supervisor() as supervisor:
+            client = await in_server(supervisor, gateway_client)
+            assert client.channel_socket is None
+            waiting = asyncio.ensure_future(client.wait_for_ready())
+            ids = await accepted(supervisor, 2)  # the first has no answer for a second
+            reply = {"protocol_version": "5.3", "language_info": {}}
+            supervisor.say(
+                status(ids[1], "idle"), shell("kernel_info_reply", reply, {"msg_id": ids[1]}), status(ids[1], "idle")
+            )
+            await waiting
+            assert client.channel_socket is not None
+            assert await client.is_alive()
+            supervisor.kernel_status = 404
+            assert not await client.is_alive()
+            await stopped(client)
+
+    run(main())
+
+
+def test_execute_interactive(gateway_client):
+    """Output and requests for input of the request reach the hooks; the reply is returned."""
+
+    async def main():
+        async with Supervisor() as supervisor:
+            client = await in_server(supervisor, gateway_client)
+            await client.start_channels()
+            shown, asked = [], []
+
+            async def answer(msg):
+                asked.append(msg["content"]["prompt"])
+                client.input("Ada")
+
+            running = asyncio.ensure_future(
+                client.execute_interactive("input()", output_hook=shown.append, stdin_hook=answer)
+            )
+            [msg_id] = await accepted(supervisor, 1)
+            parent = {"msg_id": msg_id}
+            supervisor.say(
+                stream("of another cell", {"msg_id": "another"}),
+                stream("one", parent),
+                message("stdin", "input_request", {"prompt": "name?"}, parent),
+            )
+            await accepted(supervisor, 2)
+            supervisor.say(
+                shell("execute_reply", {"status": "ok"}, {"msg_id": "another"}),
+                shell("execute_reply", {"status": "ok", "execution_count": 7}, parent),
+                stream("two", parent),
+                status(msg_id, "idle"),
+            )
+            reply = await running
+            assert reply["content"]["execution_count"] == 7
+            assert [msg["content"].get("text") for msg in shown] == ["one", "two", None]
+            assert asked == ["name?"]
+            with pytest.raises(TimeoutError, match="output"):
+                await client.execute_interactive("1", timeout=0.05, output_hook=shown.append)
+            ended = asyncio.ensure_future(client.execute_interactive("1", output_hook=shown.append))
+            await accepted(supervisor, 4)
+            await stopped(client)
+            with pytest.raises(RuntimeError, match="stopped"):
+                await ended
+
+    run(main())
+
+
+def test_unread_output_in_a_server_is_dropped(gateway_client, monkeypatch):
+    """The oldest output first. Replies stay."""
+    monkeypatch.setattr(client_module, "_MOST_UNREAD_IN_SERVER", 20_000)
+
+    async def main():
+        async with Supervisor() as supervisor:
+            client = await in_server(supervisor, gateway_client)
+            await client.start_channels()
+            lines = [stream(f"{i} " + "x" * 1000) for i in range(100)]
+            supervisor.say(shell("execute_reply", {"status": "ok"}, {}), *lines)
+            while not supervisor.pongs or supervisor.pongs[-1] < 101:
+                await asyncio.sleep(0.01)
+            texts = []
+            with pytest.raises(queue.Empty):
+                while True:
+                    texts.append((await client.get_iopub_msg(timeout=0))["content"]["text"].split()[0])
+            assert 10 <= len(texts) <= 20
+            assert texts == [str(i) for i in range(100 - len(texts), 100)]
+            assert (await client.get_shell_msg(timeout=0))["content"] == {"status": "ok"}
+            await stopped(client)
 
     run(main())
