@@ -89,7 +89,7 @@ func (g *Gateway) accept(w http.ResponseWriter, r *call, c *connection, extra ht
 	case err == nil:
 		return channels.Join(w, up, extra)
 	case errors.Is(err, launcher.ErrNoSupervisor):
-		return g.lobby.Enter(w, r.Request, g.awaited(r, c.Kernel), extra)
+		return g.lobby.Enter(w, r.Request, r.who.Name, g.awaited(r, c.Kernel), extra)
 	case c.Context().Err() != nil && r.Context().Err() == nil:
 		return nil, &problem{status: http.StatusServiceUnavailable, err: context.Cause(c.Context()), message: unreachable}
 	}

@@ -40,10 +40,13 @@ var ErrHandshake = errors.New("the request is not a websocket upgrade as RFC 645
 type Lobby struct {
 	ping time.Duration // lobbyPing, but in tests
 	held atomic.Int64  // bytes of all clients
+
+	mu      sync.Mutex
+	holders map[*recorder]struct{} // the clients whose bytes count
 }
 
 // NewLobby makes an empty lobby.
-func NewLobby() *Lobby { return &Lobby{ping: lobbyPing} }
+func NewLobby() *Lobby { return &Lobby{ping: lobbyPing, holders: map[*recorder]struct{}{}} }
 
 // Held returns how many bytes of clients' messages the lobby holds.
 func (l *Lobby) Held() int64 { return l.held.Load() }
@@ -116,9 +119,16 @@ var upgrader = websocket.Upgrader{
 }
 
 // Enter makes the handshake with the client, with the headers of extra in its 101, and tells it that its kernel is
-// starting. The caller must Run what it returns. The error is ErrHandshake or ErrClientGone.
-func (l *Lobby) Enter(w http.ResponseWriter, r *http.Request, k Kernel, extra http.Header) (*Waiting, error) {
-	h := &hijacker{ResponseWriter: w, lobby: l}
+// starting. The client is the given user's. The caller must Run what it returns. The error is ErrHandshake or
+// ErrClientGone.
+func (l *Lobby) Enter(
+	w http.ResponseWriter,
+	r *http.Request,
+	user string,
+	k Kernel,
+	extra http.Header,
+) (*Waiting, error) {
+	h := &hijacker{ResponseWriter: w, lobby: l, user: user}
 	ws, err := upgrader.Upgrade(h, r, extra)
 	var bad websocket.HandshakeError
 	switch {
@@ -167,7 +177,7 @@ func (c *Waiting) Run(ctx context.Context) error {
 	up, err := c.await(read)
 	_ = c.client.SetReadDeadline(past) // fails only on a closed connection
 	reader.Wait()
-	c.lobby.held.Add(-int64(len(c.client.held)))
+	c.lobby.release(c.client)
 	if err == nil {
 		if err = c.handOver(context.Cause(read), up); err == nil {
 			s := newSplice(c.client.Conn, up.conn, c.client.held, up.early)

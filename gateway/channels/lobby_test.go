@@ -94,6 +94,50 @@ func TestLobby_Bounds(t *testing.T) {
 			t.Errorf("%d bytes are counted", n)
 		}
 	})
+	t.Run("the client that holds most goes", func(t *testing.T) {
+		s := startServer(t)
+		s.addStarting(idA, "")
+		s.lobby.held.Store(lobbyTotal - 3<<20)
+		large, small := s.enter(idA, jupyter.SubprotocolV1, ""), s.enter(idA, jupyter.SubprotocolV1, "")
+		large.send(jupyter.Shell, "execute_request", "large", strings.Repeat("x", 2<<20))
+		poll.Until(t, "it is held", func() bool { return s.lobby.Held() > lobbyTotal-1<<20 })
+		frame := small.send(jupyter.Shell, "execute_request", "small", strings.Repeat("x", 3<<19))
+		large.wantClose(1013, "more is waiting")
+		super, conns := accepting(t, likeSupervisors)
+		s.give(idA, super)
+		if got := (<-conns).next(t); got != string(frame) {
+			t.Errorf("the supervisor got %d bytes of the other client, not %d", len(got), len(frame))
+		}
+		if n := s.lobby.Held(); n != lobbyTotal-3<<20 {
+			t.Errorf("%d bytes are counted", n)
+		}
+	})
+	t.Run("the user who holds most loses a client", func(t *testing.T) {
+		s := startServer(t)
+		s.addStarting(idA, "")
+		s.lobby.held.Store(lobbyTotal - 5<<20)
+		enter := func(user string, size int) *client {
+			c := s.enter(idA, jupyter.SubprotocolV1, "?user="+user)
+			before := s.lobby.Held()
+			c.send(jupyter.Shell, "execute_request", user, strings.Repeat("x", size))
+			if user != "cyd" { // whose message exceeds the bound
+				poll.Until(t, "it is held", func() bool { return s.lobby.Held()-before > int64(size) })
+			}
+			return c
+		}
+		enter("ann", 2<<20)
+		enter("bob", 1<<20)
+		larger := enter("bob", 5<<18)
+		enter("cyd", 1<<20)
+		larger.wantClose(1013, "more is waiting")
+		super, conns := accepting(t, likeSupervisors)
+		s.give(idA, super)
+		for range 3 {
+			if got := (<-conns).next(t); len(got) < 1<<20 {
+				t.Errorf("the supervisor got %q", got)
+			}
+		}
+	})
 	t.Run("pings are no messages and leave nothing", func(t *testing.T) {
 		for _, subprotocol := range []string{"", jupyter.SubprotocolRelay} {
 			s := startServer(t)

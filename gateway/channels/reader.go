@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/gorilla/websocket"
@@ -22,7 +23,7 @@ func (c *Waiting) read() error {
 	for {
 		kind, data, err := c.ws.ReadMessage()
 		switch {
-		case c.client.full:
+		case c.client.full, c.client.evicted.Load():
 			return &framing.CloseError{Code: websocket.CloseTryAgainLater, Reason: "more is waiting for the kernel than is kept"}
 		case c.client.stopped:
 			return errHandover
@@ -81,6 +82,7 @@ func (c *Waiting) check(binary bool, data []byte) error {
 type hijacker struct {
 	http.ResponseWriter
 	lobby *Lobby
+	user  string
 	conn  *recorder
 }
 
@@ -92,7 +94,7 @@ func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	}
 	// Peek of what is buffered cannot fail; the bytes are part of a reader that is given up here.
 	early, _ := rw.Reader.Peek(rw.Reader.Buffered())
-	h.conn = &recorder{Conn: conn, lobby: h.lobby, early: bytes.Clone(early)}
+	h.conn = &recorder{Conn: conn, lobby: h.lobby, user: h.user, early: bytes.Clone(early)}
 	h.conn.reader = bufio.NewReaderSize(h.conn, smallBuffer)
 	return h.conn, bufio.NewReadWriter(h.conn.reader, rw.Writer), nil
 }
@@ -101,11 +103,15 @@ func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 type recorder struct {
 	net.Conn
 	lobby   *Lobby
+	user    string
 	early   []byte        // bytes read before the handshake was done
 	reader  *bufio.Reader // reads from the recorder
 	held    []byte        // everything read, except what was cut out
 	full    bool          // a bound of the lobby is reached
 	stopped bool          // reading was ended by its deadline
+
+	evicted atomic.Bool // the lobby has sent this client away
+	counted int64       // guarded by Lobby.mu: bytes that count in Lobby.held
 }
 
 var errLobbyFull = errors.New("the lobby's bound is reached")
@@ -121,7 +127,8 @@ func (c *recorder) Read(b []byte) (int, error) {
 		n, err = c.Conn.Read(b)
 	}
 	c.held = append(c.held, b[:n]...)
-	if c.lobby.held.Add(int64(n)) > lobbyTotal || len(c.held) > lobbyBytes {
+	c.lobby.count(c, n)
+	if c.evicted.Load() || len(c.held) > lobbyBytes {
 		c.full = true
 		return n, errLobbyFull
 	}
@@ -141,5 +148,52 @@ func (c *recorder) cut(n int) { c.cutAt(c.consumed()-controlFrame(n), c.consumed
 
 func (c *recorder) cutAt(from, to int) {
 	c.held = slices.Delete(c.held, from, to)
-	c.lobby.held.Add(int64(from - to))
+	c.lobby.count(c, from-to)
+}
+
+// count counts n more bytes of a client, or fewer if n is negative. If all clients together hold too many, it sends
+// some of them away.
+func (l *Lobby) count(c *recorder, n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c.evicted.Load() {
+		return
+	}
+	l.holders[c] = struct{}{}
+	c.counted += int64(n)
+	l.held.Add(int64(n))
+	for l.held.Load() > lobbyTotal && len(l.holders) > 0 {
+		l.evictLocked()
+	}
+}
+
+// evictLocked sends away the client that holds most of those of the user whose clients hold most. The client that
+// happens to send next is not at fault.
+func (l *Lobby) evictLocked() {
+	users := map[string]int64{}
+	for c := range l.holders {
+		users[c.user] += c.counted
+	}
+	var most *recorder
+	for c := range l.holders {
+		if most == nil || users[c.user] > users[most.user] || c.user == most.user && c.counted > most.counted {
+			most = c
+		}
+	}
+	most.evicted.Store(true)
+	l.releaseLocked(most)
+	_ = most.SetReadDeadline(past) // fails only on a closed connection
+}
+
+// release makes a client's bytes count no more.
+func (l *Lobby) release(c *recorder) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.releaseLocked(c)
+}
+
+func (l *Lobby) releaseLocked(c *recorder) {
+	l.held.Add(-c.counted)
+	c.counted = 0
+	delete(l.holders, c)
 }

@@ -97,7 +97,7 @@ func (s *testServer) serve(w http.ResponseWriter, r *http.Request) {
 	case err == nil:
 		carrier, err = Join(w, up, extra)
 	case errors.Is(err, launcher.ErrNoSupervisor):
-		carrier, err = s.lobby.Enter(w, r, s.kernel(r, id), extra)
+		carrier, err = s.lobby.Enter(w, r, r.URL.Query().Get("user"), s.kernel(r, id), extra)
 	}
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
