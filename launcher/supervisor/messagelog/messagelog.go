@@ -10,7 +10,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"encoding/hex"
-	"os"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -60,6 +60,12 @@ type Options struct {
 	Limit int64                     // bytes of all entries, in memory and on disk
 	Dir   string                    // folder for what does not fit memory; "": all is held in memory
 	Stamp func(parent []byte) Stamp // marks an entry by its parent_header; nil: entries are not marked
+
+	// KeepFree is the percentage of Dir's file system that the log leaves free. For that it holds less than its limit, but
+	// never less than Least bytes if the limit allows them. While the disk is slower than the kernel, or fails, at most
+	// Least bytes are in memory. 0: the log fills its limit, on disk or in memory.
+	KeepFree int
+	Least    int64
 }
 
 // Log is a message log. The numbers of its entries begin at 1. When it is full, the oldest entries are evicted. The
@@ -74,16 +80,24 @@ type Log struct {
 	full  chan struct{} // capacity 1: memory or disk is over its bound, or a file is to be closed
 	retry time.Duration // spillRetry, but for tests
 
+	keepFree int                   // percent of the file system; 0: the log does not follow the disk
+	least    int64                 // bytes that the log may hold on any disk; used with keepFree
+	room     func() (int64, error) // bytes that may be written until less than keepFree is free; but for tests
+
 	mu             sync.Mutex
 	limit          int64      // bytes of all that follows
 	memory         int64      // bytes of entries, once they are on disk
 	bytes          int64      // bytes of entries
-	entries        []*Entry   // the newest, contiguous, oldest first
-	segments       []*segment // on disk: the ones before, contiguous, oldest first
+	diskBound      int64      // bytes of all, above which segments are evicted since the disk has too little room
+	entries        []*Entry   // the newest, oldest first; some may be missing in between
+	writing        int        // how many of entries are being written to disk
+	segments       []*segment // on disk: the ones before, oldest first
 	disk           int64      // bytes of segments
-	unused         []*os.File // files of segments, to be closed
+	unused         []*segment // whose files are to be closed
+	unclosed       int64      // bytes of evicted segments whose files are open
 	end            Position   // of the newest entry ever appended
-	gone           Position   // of the newest entry that was evicted
+	gone           Position   // up to this all entries were evicted
+	evicted        uint64     // how many were evicted
 	kept           []*Entry   // essential entries of those evicted
 	keptBytes      int64
 	essentialBytes int64                // bytes of the segments' essential entries
@@ -117,7 +131,12 @@ func NewReader() *Reader {
 
 // New returns an empty log.
 func New(o Options) *Log {
-	l := &Log{stamp: o.Stamp, dir: o.Dir, full: make(chan struct{}, 1), retry: spillRetry, readers: map[*Reader]uint64{}}
+	l := &Log{stamp: o.Stamp, dir: o.Dir, full: make(chan struct{}, 1), retry: spillRetry, readers: map[*Reader]uint64{},
+		keepFree: o.KeepFree, least: o.Least, diskBound: math.MaxInt64}
+	if l.dir == "" {
+		l.keepFree = 0
+	}
+	l.room = func() (int64, error) { return room(l.dir, l.keepFree) }
 	l.setLimits(o.Limit)
 	rand.Read(l.id[:]) // never fails
 	return l
@@ -143,6 +162,7 @@ func (l *Log) Append(to uint64, m jupyter.Message, essential bool) Position {
 	l.bytes += e.size
 	l.awaitLocked(e)
 	l.evictLocked()
+	l.dropLocked()
 	l.spillIfFullLocked()
 	for r, session := range l.readers {
 		poke(r.Wake)
@@ -168,9 +188,11 @@ func (l *Log) evictLocked() {
 		n++
 		l.bytes -= e.size
 		l.gone = e.At
+		l.evicted++
 		l.keepLocked(e)
 	}
 	l.entries = l.entries[n:]
+	l.writing = max(0, l.writing-n)
 }
 
 // awaitLocked makes a large entry the awaited one if readers are subscribed. It replaces the one before, so that the
@@ -272,7 +294,7 @@ func (l *Log) InMemory() int64 {
 func (l *Log) Evicted() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return int64(l.gone.Seq)
+	return int64(l.evicted)
 }
 
 // Tail returns the position of the newest entry.
@@ -308,10 +330,14 @@ func (l *Log) Read(
 		now = l.gone
 	}
 	var n int64
+	pass := func(e *Entry) {
+		lost += e.outBefore() - now.Out // were dropped
+		now = e.At
+	}
 	failed := l.walkLocked(now.Seq, func(head *Entry) action {
 		switch {
 		case !head.isFor(session):
-			now = head.At
+			pass(head)
 			return passOver
 		case n > 0 && n+head.size > maxBytes:
 			return stopHere
@@ -320,7 +346,7 @@ func (l *Log) Read(
 	}, func(e *Entry) {
 		got = append(got, e)
 		n += e.size
-		now = e.At
+		pass(e)
 	})
 	if failed.Seq > 0 {
 		lost += failed.Out - now.Out
@@ -360,6 +386,14 @@ func (l *Log) walkLocked(after uint64, ask func(head *Entry) action, take func(*
 // isFor reports whether the session with the given number gets the entry.
 func (e *Entry) isFor(session uint64) bool { return e.To == 0 || e.To == session }
 
+// outBefore returns how many entries before this one were for every session.
+func (e *Entry) outBefore() uint64 {
+	if e.To == 0 {
+		return e.At.Out - 1
+	}
+	return e.At.Out
+}
+
 // poke sends to a channel of capacity 1 unless it is full.
 func poke(c chan struct{}) {
 	select {
@@ -394,8 +428,8 @@ func (l *Log) Encode(e *Entry, f framing.Framing) *framing.Frame {
 	fr := framing.Encode(&e.Message, f)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	inMemory := len(l.entries) > 0 && e.At.Seq >= l.entries[0].At.Seq
-	if l.users[f] > 1 && inMemory && e.encoded[f].CompareAndSwap(nil, fr) {
+	rest := behind(l.entries, e.At.Seq-1)
+	if l.users[f] > 1 && len(rest) > 0 && rest[0] == e && e.encoded[f].CompareAndSwap(nil, fr) {
 		e.size += int64(len(fr.Data))
 		l.bytes += int64(len(fr.Data))
 		l.evictLocked()

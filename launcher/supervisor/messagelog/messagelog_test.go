@@ -1,6 +1,7 @@
 package messagelog
 
 import (
+	"math"
 	"strconv"
 	"strings"
 	"testing"
@@ -29,6 +30,15 @@ func number(t interface{ Fatalf(string, ...any) }, m *jupyter.Message) int {
 	return n
 }
 
+// countHeld counts the entries that were not evicted.
+func countHeld(l *Log) int64 {
+	n := len(l.entries)
+	for _, seg := range l.segments {
+		n += int(seg.count)
+	}
+	return int64(n)
+}
+
 // TestLog_Model compares the log with a list that forgets nothing, with and without a part on disk. A reader gets its
 // entries in order and once. The count of what it missed is exact. Essential entries come late rather than never, as
 // long as they fit. The log stays within its bound.
@@ -38,10 +48,17 @@ func TestLog_Model(t *testing.T) {
 		limit := rapid.Int64Range(5000, 50000).Draw(t, "limit")
 		onDisk := rapid.Bool().Draw(t, "on disk")
 		options := Options{Limit: limit}
+		least := rapid.Int64Range(2000, 20000).Draw(t, "least")
+		follows := onDisk && rapid.Bool().Draw(t, "follows the disk")
 		if onDisk {
 			options.Dir = dir
 		}
+		if follows {
+			options.KeepFree, options.Least = 1, least
+		}
 		l := New(options)
+		room := int64(math.MaxInt64 / 2)
+		l.room = func() (int64, error) { return room, nil }
 		defer l.Close()
 		bound := func() {
 			if onDisk {
@@ -65,6 +82,12 @@ func TestLog_Model(t *testing.T) {
 				all = append(all, written{to, n})
 				if bytes, _ := l.Sizes(); bytes > limit && len(l.entries) > 1 {
 					t.Fatalf("%d bytes of %d with %d entries", bytes, limit, len(l.entries))
+				}
+				if at := len(l.entries) - 1; follows && at > 0 && l.bytes-l.entries[at].size > least {
+					t.Fatalf("%d bytes in memory of %d", l.bytes, least)
+				}
+				if n, held := l.Evicted(), countHeld(l); n+held != int64(len(all)) {
+					t.Fatalf("%d evicted and %d held of %d", n, held, len(all))
 				}
 			},
 			"spill": func(t *rapid.T) {
@@ -122,7 +145,7 @@ func TestLog_Model(t *testing.T) {
 				for ; i < int(now.Seq); i++ {
 					if all[i].to == 0 {
 						skippedOut++
-					} else if all[i].to == r.session && lost == 0 && i >= int(l.gone.Seq) {
+					} else if all[i].to == r.session && lost == 0 && i >= int(l.gone.Seq) && !follows {
 						t.Fatalf("entry %d for this session was skipped", i)
 					}
 				}
@@ -133,6 +156,9 @@ func TestLog_Model(t *testing.T) {
 					t.Fatalf("no progress at %d of %d", now.Seq, len(all))
 				}
 				r.at, r.next = now, int(now.Seq)
+			},
+			"room": func(t *rapid.T) {
+				room = rapid.Int64Range(-50000, 50000).Draw(t, "room")
 			},
 			"limit": func(t *rapid.T) {
 				limit = rapid.Int64Range(5000, 50000).Draw(t, "new limit")

@@ -25,14 +25,16 @@ import (
 const (
 	recordFixed = 56
 	fileBuffer  = 64 << 10 // bytes of one read or write
-	markEvery   = 64 << 10 // bytes of a segment between two places at which reading can begin
+	markEvery   = 64 << 10 // least bytes of a segment between two places at which reading can begin
 )
 
 // segment is a part of the log on disk. Its records do not change; more may be written behind them.
 type segment struct {
 	file  *os.File
+	every int64    // bytes between two marks, if more than markEvery
 	last  Position // of its newest
 	size  int64    // bytes
+	count uint64   // of its entries
 	marks []mark
 	users int // the log, the writer and readers; at 0 the file is closed
 
@@ -49,11 +51,12 @@ type mark struct {
 
 // write writes entries behind those of the segment, and returns the segment's new fields. Only one goroutine writes.
 func (g *segment) write(batch []*Entry) (segment, error) {
-	out := segment{size: g.size, marks: g.marks}
+	out := segment{size: g.size, marks: g.marks, count: g.count + uint64(len(batch))}
+	every := max(g.every, markEvery)
 	w := bufio.NewWriterSize(io.NewOffsetWriter(g.file, g.size), fileBuffer)
 	var buf []byte
 	for _, e := range batch {
-		if n := len(out.marks); n == 0 || out.size-out.marks[n-1].offset >= markEvery {
+		if n := len(out.marks); n == 0 || out.size-out.marks[n-1].offset >= every {
 			out.marks = append(out.marks, mark{e.At.Seq, out.size})
 		}
 		buf = appendRecordHead(buf[:0], e)

@@ -18,8 +18,12 @@ const (
 
 	memoryLeast = 1 << 20          // a log with a limit below that is all in memory
 	memoryShare = 4                // otherwise 1/memoryShare of the limit is memory
-	spillParts  = 16               // segments of a full log
-	spillSlack  = 8                // 1/spillSlack of the limit is kept free for appends while a segment is evicted
+	spillParts  = 16               // segments of a full log, if that is small
+	segmentMost = 4 << 20          // bytes of a segment, unless there were more than maxParts then
+	maxParts    = 256              // segments of a full log, each of which is an open file
+	maxMarks    = 16 << 10         // marks of a full log, so that memory does not grow with the limit
+	spillSlack  = 8                // 1/spillSlack of the bound is kept free for appends while a segment is evicted
+	slackMost   = 64 << 20         // but not more bytes than that
 	spillBatch  = 1 << 20          // bytes that are written at a time, or one entry
 	spillRetry  = 30 * time.Second // after which a full disk is tried again
 )
@@ -30,20 +34,21 @@ func memoryOf(limit int64) int64 {
 }
 
 // Spill keeps memory and disk within their bounds until ctx ends. It calls announce with the error when the disk fails,
-// and with nil when something was written again. In between the log is in memory, up to its limit, and nothing is
-// evicted sooner. A log without a folder needs no Spill.
+// and with nil when something was written again. In between the log is in memory, up to its limit or Options.Least. A
+// log without a folder needs no Spill.
 func (l *Log) Spill(ctx context.Context, announce func(error)) {
 	failed := false
 	var retry <-chan time.Time // set while a failed disk is not used
 	for {
-		full := l.full
+		full, look := l.full, l.lookAgain()
 		if retry != nil {
-			full = nil
+			full, look = nil, nil
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-full:
+		case <-look:
 		case <-retry:
 			retry = nil
 		}
@@ -66,10 +71,16 @@ func (l *Log) Spill(ctx context.Context, announce func(error)) {
 	}
 }
 
+// segmentSize returns how large a segment of a log with this limit becomes.
+func segmentSize(limit int64) int64 {
+	return max(min(limit/spillParts, segmentMost), limit/maxParts)
+}
+
 // spillOnce does one piece of work: it evicts a segment, or writes a batch. It reports whether it wrote, and whether
 // there is more to do.
 func (l *Log) spillOnce() (wrote, more bool, err error) {
 	l.closeFiles()
+	l.measureDisk()
 	if seg, view := l.segmentToEvict(); seg != nil {
 		l.retire(seg, view)
 		return false, true, nil
@@ -81,12 +92,18 @@ func (l *Log) spillOnce() (wrote, more bool, err error) {
 	fresh := seg == nil
 	if fresh {
 		if seg, err = newSegment(l.dir); err != nil {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.writing = 0
 			return false, false, err
 		}
+		_, limit := l.Sizes()
+		seg.every = limit / maxMarks
 	}
 	written, err := seg.write(batch)
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.writing = 0
 	if err != nil {
 		l.releaseLocked(seg)
 		return false, false, err
@@ -111,7 +128,9 @@ func newSegment(dir string) (*segment, error) {
 // crowdedLocked reports whether the oldest segment should be evicted before an append has to evict it. Its essential
 // entries are read from the disk first, which takes too long for an append.
 func (l *Log) crowdedLocked() bool {
-	return len(l.segments) > 0 && l.bytes+l.keptBytes+l.disk > l.boundLocked()-l.limit/spillSlack
+	bound := min(l.boundLocked(), l.diskBound)
+	slack := min(bound/spillSlack, slackMost)
+	return len(l.segments) > 0 && l.bytes+l.keptBytes+l.disk > bound-slack
 }
 
 // segmentToEvict returns the oldest segment and its present content, or nil if it may stay. The caller releases it.
@@ -173,7 +192,8 @@ func (l *Log) batchToSpill() (batch []*Entry, seg *segment) {
 		batch = append(batch, e)
 		n += e.size
 	}
-	if i := len(l.segments) - 1; len(batch) > 0 && i >= 0 && l.segments[i].size < l.limit/spillParts {
+	l.writing = len(batch)
+	if i := len(l.segments) - 1; len(batch) > 0 && i >= 0 && l.segments[i].size < segmentSize(l.limit) {
 		seg = l.segments[i]
 		seg.users++
 	}
@@ -187,7 +207,7 @@ func (l *Log) takeLocked(batch []*Entry, seg *segment, fresh bool, written segme
 		return
 	}
 	l.disk += written.size - seg.size
-	seg.size, seg.last, seg.marks = written.size, written.last, written.marks
+	seg.size, seg.last, seg.marks, seg.count = written.size, written.last, written.marks, written.count
 	if fresh {
 		seg.users++
 		l.segments = append(l.segments, seg)
@@ -231,7 +251,9 @@ func (l *Log) evictSegmentLocked() bool {
 	l.segments[0] = nil
 	l.segments = l.segments[1:]
 	l.disk -= seg.size
+	l.unclosed += seg.size
 	l.gone = seg.last
+	l.evicted += seg.count
 	essential := seg.essential
 	l.forgetEssentialLocked(seg)
 	for _, e := range essential {
@@ -253,18 +275,23 @@ func (l *Log) Close() {
 // releaseLocked ends one use of a segment. The goroutine that writes closes its file, since that may take long.
 func (l *Log) releaseLocked(seg *segment) {
 	if seg.users--; seg.users == 0 {
-		l.unused = append(l.unused, seg.file)
+		l.unused = append(l.unused, seg)
 		poke(l.full)
 	}
 }
 
 func (l *Log) closeFiles() {
 	l.mu.Lock()
-	files := l.unused
+	unused := l.unused
 	l.unused = nil
 	l.mu.Unlock()
-	for _, f := range files {
-		f.Close() //nolint:errcheck // the file is unlinked and its content no longer needed
+	for _, seg := range unused {
+		seg.file.Close() //nolint:errcheck // the file is unlinked and its content no longer needed
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, seg := range unused {
+		l.unclosed -= seg.size
 	}
 }
 

@@ -1,0 +1,187 @@
+package messagelog
+
+import (
+	"errors"
+	"os"
+	"testing"
+)
+
+// TestDisk_Slow: while a disk takes nothing, the newest output is in memory, up to Options.Least. What was written
+// before stays, and so do the ends of cells. The loss is announced with its size.
+func TestDisk_Slow(t *testing.T) {
+	const limit, least = 4 << 20, 256 << 10
+	l := New(Options{Limit: limit, Dir: t.TempDir(), KeepFree: 1, Least: least})
+	l.memory = 64 << 10
+	defer l.Close()
+	n := 0
+	add := func(count int) {
+		for range count {
+			l.Append(0, numbered(n, 1000), n%1000 == 10)
+			n++
+		}
+	}
+	for range 10 {
+		add(100)
+		spillAll(t, l)
+	}
+	onDisk := int(l.segments[len(l.segments)-1].last.Seq)
+	add(5000)
+	if l.bytes > least {
+		t.Errorf("%d bytes are in memory, at most %d are allowed", l.bytes, least)
+	}
+	seen, lost := 0, 0
+	ends := 0
+	for at := (Position{}); at.Seq < uint64(n); {
+		got, now, missing := l.Read(at, 1, 1<<20, nil)
+		for _, e := range got {
+			if e.Essential {
+				ends++
+			}
+			if want := number(t, &e.Message); want != int(e.At.Seq)-1 {
+				t.Fatalf("entry %d says %d", e.At.Seq, want)
+			}
+		}
+		seen, lost, at = seen+len(got), lost+int(missing), now
+	}
+	if seen+lost != n || lost == 0 || seen < onDisk || ends != 6 {
+		t.Errorf("%d read, with %d ends of cells, and %d lost of %d; %d were on disk", seen, ends, lost, n, onDisk)
+	}
+	if got := l.Evicted(); got != int64(lost) {
+		t.Errorf("%d count as evicted, and %d are lost", got, lost)
+	}
+	spillAll(t, l) // the disk is back
+	if again, missing := countRead(l, 1); again != seen || missing != lost {
+		t.Errorf("on disk %d are read and %d lost", again, missing)
+	}
+}
+
+// TestDisk_WritesWhileDropping: entries that are being written to disk are not dropped meanwhile.
+func TestDisk_WritesWhileDropping(t *testing.T) {
+	l := New(Options{Limit: 4 << 20, Dir: t.TempDir(), KeepFree: 1, Least: 64 << 10})
+	l.memory = 16 << 10
+	defer l.Close()
+	for n := range 30 {
+		l.Append(0, numbered(n, 1000), false)
+	}
+	batch, _ := l.batchToSpill()
+	for n := range 200 {
+		l.Append(0, numbered(30+n, 1000), false)
+	}
+	for i, e := range batch {
+		if l.entries[i] != e {
+			t.Fatalf("entry %d of %d that are being written was dropped", i, len(batch))
+		}
+	}
+	spillAll(t, l)
+	if seen, lost := countRead(l, 1); seen+lost != 230 || lost == 0 {
+		t.Errorf("%d read and %d lost of 230", seen, lost)
+	}
+}
+
+// TestDisk_FollowsFreeSpace: a log gives room back when the disk has too little, but keeps what Options.Least allows.
+func TestDisk_FollowsFreeSpace(t *testing.T) {
+	const limit, least = 8 << 20, 1 << 20
+	dir := t.TempDir()
+	l := New(Options{Limit: limit, Dir: dir, KeepFree: 10, Least: least})
+	l.memory = 128 << 10
+	defer l.Close()
+	room := int64(1 << 40) // without what the log takes
+	l.room = func() (int64, error) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return room - l.disk - l.unclosed, nil
+	}
+	n := 0
+	add := func(count int) {
+		for range count {
+			l.Append(0, numbered(n, 1000), false)
+			if n++; n%100 == 0 {
+				spillAll(t, l)
+			}
+		}
+	}
+	size := func() int64 { n, _ := l.Sizes(); return n }
+	add(4000)
+	full := size()
+	if full < 4<<20 || openFiles(t, dir) == 0 {
+		t.Fatalf("with room enough the log holds %d bytes", full)
+	}
+	room = l.disk - 2<<20 // others have filled the disk
+	if l.lookAgain() == nil {
+		t.Error("the log does not look at the disk again by itself")
+	}
+	spillAll(t, l)
+	if got := size(); got > full-2<<20+128<<10 || got < full-4<<20 {
+		t.Errorf("of %d bytes %d are left, though 2 MiB are wanted back", full, got)
+	}
+	room = -(1 << 40)
+	spillAll(t, l)
+	add(4000)
+	if got := size(); got > least || got < least/2 {
+		t.Errorf("with no room the log holds %d bytes, and %d are allowed", got, least)
+	}
+	if seen, lost := countRead(l, 1); seen+lost != n {
+		t.Errorf("%d read and %d lost of %d", seen, lost, n)
+	}
+	room = 1 << 40
+	add(4000)
+	if got := size(); got < 4<<20 {
+		t.Errorf("with room again the log holds %d bytes", got)
+	}
+	l.room = func() (int64, error) { return 0, errors.New("no such system call") }
+	add(200)
+	if got := size(); got < 4<<20 {
+		t.Errorf("if the disk says nothing the log holds %d bytes", got)
+	}
+}
+
+// TestDisk_Room: the share that stays free counts as no room.
+func TestDisk_Room(t *testing.T) {
+	all, err := room(t.TempDir(), 0)
+	if err != nil || all <= 0 {
+		t.Fatalf("%d, %v", all, err)
+	}
+	if none, err := room(t.TempDir(), 100); err != nil || none > 0 {
+		t.Errorf("with all of the disk kept free there is room for %d bytes, %v", none, err)
+	}
+	if _, err := room("/no/such/folder", 5); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestSegment_Marks: a segment of a larger log has no more marks, and is read as well from any place.
+func TestSegment_Marks(t *testing.T) {
+	for limit, most := range map[int64]int{64 << 20: 17, 4 << 30: 5, 64 << 30: 1} {
+		f, err := os.CreateTemp(t.TempDir(), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = f.Close() }()
+		seg := segment{file: f, every: limit / maxMarks}
+		for n := range 1000 {
+			view, err := seg.write([]*Entry{{At: Position{uint64(n + 1), uint64(n + 1)}, Message: numbered(n, 700)}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			seg.size, seg.last, seg.marks, seg.count = view.size, view.last, view.marks, view.count
+		}
+		if len(seg.marks) > most || seg.count != 1000 {
+			t.Errorf("limit %d: %d marks in %d bytes of %d entries", limit, len(seg.marks), seg.size, seg.count)
+		}
+		for after := uint64(0); after < 1000; after += 99 {
+			var first *Entry
+			err := seg.read(after, func(*Entry) action {
+				if first != nil {
+					return stopHere
+				}
+				return fillIn
+			}, func(e *Entry) { first = e })
+			if err != nil || first.At.Seq != after+1 {
+				t.Errorf("limit %d: behind %d comes %+v, %v", limit, after, first, err)
+			}
+		}
+	}
+	if n := (int64(1) << 40) / segmentSize(1<<40); n > maxParts {
+		t.Errorf("a log of 1 TiB has %d files", n)
+	}
+}
