@@ -99,6 +99,51 @@ for i in range(%d): display({'text/plain': '%%%dd' %% i}, raw=True)`, displays, 
 	reading.says("print('on')", "on\n")
 }
 
+// TestE2E_ReaderPauses: a page reads nothing while a cell puts out 200 MB. Then it gets everything. The default bounds
+// of the log allow that, and the supervisor's memory does not grow with them.
+func TestE2E_ReaderPauses(t *testing.T) {
+	const displays, size = 2000, 100_000
+	bin, err := released()
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := prepare(t, "")
+	g.in.bin = bin
+	g.start()
+	id := g.kernel("python3")
+	ws, err := g.connect(t.Context(), id, "page", true, 20*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := &client{t: t, ws: ws, session: "page", v1: true} // it does not read yet
+	began := time.Now()
+	cell := page.begin(fmt.Sprintf(`import time
+from IPython.display import display
+for i in range(%d):
+    display({'text/plain': '%%%dd' %% i}, raw=True)
+    time.sleep(0.005)  # no faster than the kernel can send`, displays, size))
+	g.state(id, "busy", time.Minute)
+	g.state(id, "idle", 3*time.Minute)
+	paused := time.Since(began)
+	page.got = make(chan message, 64)
+	go page.read()
+	t.Cleanup(func() {
+		_ = ws.Close() // this makes read end
+		for range page.got {
+			continue
+		}
+	})
+	counted := countDisplays(t, page, cell, 3*time.Minute)
+	counted.check(t, "the page", displays)
+	peak := peakMemory(t, g.supervisorOf(id))
+	t.Logf("after a pause of %v %d of %d displays of %d kB came; the supervisor took at most %d MB",
+		paused.Round(time.Second), counted.displays, displays, size/1000, peak/1e6)
+	if counted.displays != displays || peak > 100e6 {
+		t.Errorf("%d of %d displays came, and the supervisor took %d MB", counted.displays, displays, peak/1e6)
+	}
+	page.says("print('on')", "on\n")
+}
+
 // shown is the part of a flood that a client got.
 type shown struct {
 	displays, announced int

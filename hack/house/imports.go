@@ -209,6 +209,7 @@ var doors = []struct {
 			"gateway",
 			"jupyter",
 			"launcher/kube",
+			"launcher/local",
 			"launcher/kube/podspec",
 			"launcher/kube/podstatus",
 			"launcher/supervisor",

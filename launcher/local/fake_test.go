@@ -90,7 +90,7 @@ func supervisorMain(config string) int {
 }
 
 // fakeSupervisor keeps a supervisor's side of the contract except for what its mode says: fine, refuse, silent, slow,
-// leave, program, version, deaf.
+// leave, program, version, deaf, full, filling.
 type fakeSupervisor struct {
 	cfg   Config
 	mode  string
@@ -194,6 +194,8 @@ func (f *fakeSupervisor) kernel() {
 			st.Protocol = 99
 		case "never":
 			st.State = "starting"
+		case "full", "filling":
+			st.LogBytes = st.LogLimit / 8 * 7
 		}
 	})
 	exited := make(chan struct{})
@@ -266,7 +268,12 @@ func (f *fakeSupervisor) limits(w http.ResponseWriter, r *http.Request) {
 	if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
 		panic(err)
 	}
-	f.change(func(st *api.Status) { st.LogLimit = body.LogLimit })
+	f.change(func(st *api.Status) {
+		st.LogLimit, st.LogBytes = body.LogLimit, min(st.LogBytes, body.LogLimit)
+		if f.mode == "filling" {
+			st.LogBytes = st.LogLimit / 8 * 7
+		}
+	})
 	w.WriteHeader(http.StatusNoContent)
 }
 

@@ -46,9 +46,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// DefaultLogTotal is the default of Options.LogTotal, in bytes.
-const DefaultLogTotal = 1 << 30
-
 // Options configures a Launcher.
 type Options struct {
 	StateDir   string // absolute; "" for ekg in the user's XDG state folder
@@ -56,8 +53,8 @@ type Options struct {
 	Supervisor string // path of ekg-supervisor
 	GPUProgram string // absolute path of ekg-gpu; only Cull.GPU needs it
 
-	LogLimit   int64         // bound of one kernel's message log, in bytes; 0 for api.DefaultLogLimit
-	LogTotal   int64         // bound of all logs together, in bytes; 0 for DefaultLogTotal
+	LogLimit   int64         // bound of one kernel's message log, in bytes; 0: it follows the free space of the disk
+	LogTotal   int64         // bound of all logs together, in bytes; 0: it follows the free space of the disk
 	StopGrace  time.Duration // from the shutdown request to SIGTERM, and on to SIGKILL; 0 for api.DefaultStopGrace
 	DeadLinger time.Duration // how long a dead kernel is shown; 0 for api.DefaultDeadLinger
 	Cull       api.Cull      // when kernels are culled
@@ -107,7 +104,7 @@ type Launcher struct {
 	log      *slog.Logger
 	children *children
 	follower *follow.Follower
-	recounts chan struct{} // capacity 1: the number of kernels has changed
+	recounts chan struct{} // capacity 1: kernels or the sizes of their logs have changed
 	starting chan struct{} // capacity 1: held by the caller that has starts.lock, or is next
 	cancel   context.CancelCauseFunc
 	ctx      context.Context // the launcher's own life, ended by Close
@@ -122,6 +119,7 @@ type Launcher struct {
 	mu      sync.Mutex
 	kernels map[string]*kernel
 	culls   map[launcher.CullLabels]int64
+	logs    logBounds
 
 	goroutines goroutines.Group
 }
@@ -151,6 +149,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 		ctx: life, cancel: cancel, kernels: make(map[string]*kernel),
 		opened: tm.now(), culls: map[launcher.CullLabels]int64{},
 	}
+	l.measureDisk()
 	l.children = newChildren(l.opts.Reaper)
 	l.follower = follow.New(life, follow.Options{Lock: &l.mu, Goroutines: &l.goroutines, FirstRedial: tm.firstRedial,
 		LastRedial: tm.lastRedial, Since: l.opened, Log: l.log})
@@ -182,8 +181,6 @@ func (o *Options) complete() error {
 	if o.Observer == nil {
 		o.Observer = launcher.NoObserver
 	}
-	o.LogLimit = orDefault(o.LogLimit, api.DefaultLogLimit)
-	o.LogTotal = orDefault(o.LogTotal, DefaultLogTotal)
 	o.StopGrace = orDefault(o.StopGrace, api.DefaultStopGrace)
 	o.DeadLinger = orDefault(o.DeadLinger, api.DefaultDeadLinger)
 	switch {

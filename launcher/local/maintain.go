@@ -1,36 +1,26 @@
 package local
 
 import (
-	"context"
 	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// Bounds of stored endings, and the least share of log space.
+// Bounds of stored endings.
 const (
-	endedKept  = 10_000
-	endedAge   = 7 * 24 * time.Hour
-	leastShare = 1 << 20 // bytes of one kernel's log, however many kernels there are
-)
-
-// Bounds for sending supervisors their share.
-const (
-	pushLimit    = 5 * time.Second
-	pushParallel = 8
+	endedKept = 10_000
+	endedAge  = 7 * 24 * time.Hour
 )
 
 // maintain rescans the state directory at intervals, cleans up while it holds the reaper's lock, and shares out log
-// space when the number of kernels changes.
+// space when kernels, their logs or the free space of the disk have changed.
 func (l *Launcher) maintain() {
 	rounds := l.timing.rounds
 	if rounds == nil {
@@ -60,6 +50,7 @@ func (l *Launcher) maintainOnce() {
 	if l.reaper != nil && err == nil { // sweep removes what no known kernel needs, so all must be known
 		l.sweep()
 	}
+	l.measureDisk()
 	l.pushShares()
 }
 
@@ -162,62 +153,4 @@ func (l *Launcher) sweepRunDirs() error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// logShare returns the bound of each kernel's log, in bytes, if there were so many more kernels than now.
-func (l *Launcher) logShare(more int64) int64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	n := more
-	for _, k := range l.kernels {
-		if k.livesLocked() {
-			n++
-		}
-	}
-	return min(l.opts.LogLimit, max(leastShare, l.opts.LogTotal/max(n, 1)))
-}
-
-// recount makes maintain calculate and send the logs' bounds again.
-func (l *Launcher) recount() {
-	select {
-	case l.recounts <- struct{}{}:
-	default: // a recount is pending already
-	}
-}
-
-// pushShares sends the present bound of logs to every supervisor that has another one. Only the reaper does this: two
-// gateways with different options would undo each other's settings.
-func (l *Launcher) pushShares() {
-	if l.reaper == nil {
-		return
-	}
-	share := l.logShare(0)
-	places := make(chan struct{}, pushParallel)
-	var pushing sync.WaitGroup
-	for _, k := range l.snapshot() {
-		l.mu.Lock()
-		due := k.supervisor.Streaming && k.livesLocked() && k.pushedLimit != share && k.supervisor.Status.State != api.Dead
-		l.mu.Unlock()
-		if !due {
-			continue
-		}
-		places <- struct{}{}
-		pushing.Go(func() {
-			defer func() { <-places }()
-			l.pushShare(k, share)
-		})
-	}
-	pushing.Wait()
-}
-
-func (l *Launcher) pushShare(k *kernel, share int64) {
-	ctx, cancel := context.WithTimeout(l.ctx, pushLimit)
-	defer cancel()
-	if err := l.client(k).SetLimits(ctx, share); err != nil {
-		l.log.Debug("supervisor's share of log space could not be sent", logkey.Kernel, k.id, logkey.Err, err)
-		return // the next call tries again
-	}
-	l.mu.Lock()
-	k.pushedLimit = share
-	l.mu.Unlock()
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 func TestDeadLinger(t *testing.T) {
@@ -72,9 +73,58 @@ func TestLogTotal(t *testing.T) {
 		got := limits()
 		return len(got) == 2 && got[0] == 4<<20 && got[1] == 4<<20
 	})
-	if got := (&Launcher{opts: Options{LogLimit: 4 << 20, LogTotal: 10 << 20}}).logShare(1000); got != 1<<20 {
-		t.Errorf("with very many kernels each has %d", got)
+}
+
+// TestLogTotal_BytesInUse: kernels without output take nothing from a log that is in use. The total is never exceeded.
+func TestLogTotal_BytesInUse(t *testing.T) {
+	p := newPlace(t)
+	const total = 16 << 20
+	p.change = func(o *Options, _ *timing) { o.LogLimit, o.LogTotal = total, total }
+	l := p.launcher()
+	p.start(l, 0, "full")
+	const empty = 9
+	for n := range empty {
+		p.start(l, n+1, "fine")
 	}
+	var first api.Status
+	settled := func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		sum, limited := int64(0), 0
+		for _, k := range l.kernels {
+			sum += k.supervisor.Status.LogLimit
+			if k.supervisor.HasStatus {
+				limited++
+			}
+		}
+		first = l.kernels[id(0)].supervisor.Status
+		return sum <= total && limited == empty+1
+	}
+	eventually(t, "all logs are within the total", settled)
+	if first.LogBytes < total/8*7 || first.LogLimit < first.LogBytes {
+		t.Errorf("beside %d empty ones, the full log holds %d bytes of at most %d", empty, first.LogBytes, first.LogLimit)
+	}
+}
+
+// TestLogTotal_Growth: a log that becomes full gets more, up to a fair share between users.
+func TestLogTotal_Growth(t *testing.T) {
+	p := newPlace(t)
+	const total = 64 << 20
+	p.change = func(o *Options, tm *timing) { o.LogLimit, o.LogTotal, tm.maintenance = total, total, time.Hour }
+	l := p.launcher()
+	owners := []string{"ann", "bob", "bob"}
+	for n, owner := range owners {
+		if err := p.tryStart(l, n, owner, "filling"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "users have halves, and the kernels of one a quarter", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		limit := func(n int) int64 { return l.kernels[id(n)].supervisor.Status.LogLimit }
+		return isNear(limit(0), total/2) && isNear(limit(1), total/4) && isNear(limit(2), total/4) &&
+			limit(0)+limit(1)+limit(2) <= total
+	})
 }
 
 func TestSweep(t *testing.T) {

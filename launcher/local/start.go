@@ -154,10 +154,11 @@ func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
 		Listen:         "unix:" + rec.Socket,
 		ConnectionFile: l.layout.file(req.ID, connectionFile), Transport: transport, RunDir: runDir,
 		LockFile: l.layout.file(req.ID, lockFile), EndFile: l.layout.file(req.ID, endFile), SpillDir: l.layout.kernel(req.ID),
-		LogLimit: l.logShare(1), StopGrace: l.opts.StopGrace, DeadLinger: l.opts.DeadLinger,
+		StopGrace: l.opts.StopGrace, DeadLinger: l.opts.DeadLinger,
 		RestartLimit: api.DefaultRestartLimit,
 		Cull:         l.opts.Cull.For(req.Cull).With(ext.Cull),
 	}
+	l.setLogBounds(&cfg)
 	if cfg.Cull.GPU > 0 {
 		cfg.GPUProgram = l.opts.GPUProgram
 	}
@@ -302,7 +303,8 @@ func (l *Launcher) revive(ctx context.Context, k *kernel) error {
 	if err != nil {
 		return &launcher.FailedError{Reason: "the record of how this kernel was started cannot be read"}
 	}
-	cfg.Protocol, cfg.LogLimit = api.ProtocolVersion, l.logShare(1)
+	cfg.Protocol = api.ProtocolVersion
+	l.setLogBounds(&cfg)
 	cfg.StopGrace, cfg.DeadLinger, cfg.RestartLimit = l.opts.StopGrace, l.opts.DeadLinger, api.DefaultRestartLimit
 	cfg.WorkingDir = workingDir(cfg.WorkingDir, l.dir)
 	if err := writeJSON(l.layout.file(k.id, configFile), cfg); err != nil {

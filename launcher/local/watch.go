@@ -63,7 +63,7 @@ func (f followed) Receive(st api.Status, enterLocked func() (follow.Supervisor, 
 	l.countCullLocked(k, end)
 	l.reportStartLocked(k)
 	l.mu.Unlock()
-	if newSupervisor {
+	if newSupervisor || logChanged(&before.Status, &st) {
 		l.recount()
 	}
 	if newSupervisor || before.Status.KernelPID != st.KernelPID {

@@ -46,6 +46,7 @@ type statusFacts struct {
 	connections int
 	keepUntil   time.Time
 	process     kernelProcess
+	logFull     bool // nearly
 }
 
 // activityFacts wake the status streams too, but at most once in activityPause.
@@ -77,6 +78,7 @@ type savedFacts struct {
 
 func (s *Supervisor) factsLocked() facts {
 	c, idle := &s.clock, s.clock.Idle()
+	size, limit := s.log.Sizes()
 	return facts{
 		status: statusFacts{
 			epoch:       s.epoch,
@@ -87,6 +89,7 @@ func (s *Supervisor) factsLocked() facts {
 			connections: s.sessions.Active(),
 			keepUntil:   s.keepUntil,
 			process:     s.process,
+			logFull:     api.LogNearlyFull(size, limit),
 		},
 		activity: activityFacts{lastOutput: c.LastOutput(), endShown: s.endShown},
 		use: useFacts{

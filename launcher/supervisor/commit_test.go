@@ -29,6 +29,10 @@ func TestSupervisor_CommitTellsWhatChanged(t *testing.T) {
 			true, true},
 		{"the beginning of a request", func(s *Supervisor) { s.clock.Observe("status", cell, api.Busy) }, true, true, false},
 		{"output", func(s *Supervisor) { s.clock.Observe("stream", jupyter.Header{}, "") }, true, false, false},
+		{"a log that is nearly full", func(s *Supervisor) {
+			s.log.SetLimit(100)
+			s.log.Append(allSessions, jupyter.Message{}, false)
+		}, true, false, false},
 		{"use", func(s *Supervisor) { s.computes = true }, false, true, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -172,7 +172,8 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 		began: time.Now().UTC().Round(0),
 	}
 	s.sessions = session.NewTable(s.orphanLocked)
-	s.log = messagelog.New(messagelog.Options{Limit: cfg.LogLimit, Dir: cfg.SpillDir, Stamp: s.stampLocked})
+	s.log = messagelog.New(messagelog.Options{Limit: cfg.LogLimit, Dir: cfg.SpillDir, Stamp: s.stampLocked,
+		KeepFree: cfg.LogKeepFree, Least: api.LeastLogLimit})
 	if cfg.Identity != "" {
 		s.identity = []byte(cfg.Identity)
 	}

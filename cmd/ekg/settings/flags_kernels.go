@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway"
-	"github.com/elastic-kernel-gateway/ekg/launcher/local"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -69,15 +68,17 @@ var kernelSettings = []group{
 	}},
 	{"Keep the output of kernels", []Option{
 		{
-			Name: "log-limit", Env: []string{"EKG_LOG_LIMIT"}, def: formatSize(api.DefaultLogLimit),
-			value: size(func(s *Settings) *int64 { return &s.LogLimit }, positive),
+			Name: "log-limit", Env: []string{"EKG_LOG_LIMIT"}, def: automatic,
+			value: automaticSize(func(s *Settings) *int64 { return &s.LogLimit }, positive),
 			Usage: "how much output of a kernel is kept for clients that are slow or away, in bytes or with KiB, MiB, GiB. " +
-				"Output beyond 16 MiB is kept on disk, in --state-dir",
+				"Output beyond 16 MiB is kept on disk, in --state-dir. auto: it follows the free space of the disk, from 64MiB " +
+				"to 4GiB, and to 1GiB in a pod",
 		},
 		{
-			Name: "log-total", Env: []string{"EKG_LOG_TOTAL"}, def: formatSize(local.DefaultLogTotal),
-			value: size(func(s *Settings) *int64 { return &s.LogTotal }, positive),
-			Usage: "how much output of all kernels of this machine is kept",
+			Name: "log-total", Env: []string{"EKG_LOG_TOTAL"}, def: automatic,
+			value: automaticSize(func(s *Settings) *int64 { return &s.LogTotal }, positive),
+			Usage: "how much output of all kernels of this machine is kept. auto: a quarter of the free space of the disk, " +
+				"and at least 1GiB",
 		},
 	}},
 }

@@ -58,7 +58,7 @@ func TestPrintSettings(t *testing.T) {
 		t.Error("the token is in it")
 	}
 	for name, source := range map[string]string{
-		"listen: 127.0.0.1:0": "flag", `token: "********"`: "EG_AUTH_TOKEN", "log-limit: 64MiB": "default",
+		"listen: 127.0.0.1:0": "flag", `token: "********"`: "EG_AUTH_TOKEN", "log-limit: auto": "default",
 		"allow-origin: []": "default", "state-dir: /home/u/.local/state/ekg": "default",
 	} {
 		if line := fmt.Sprintf("%-40s # %s\n", name, source); !strings.Contains(out.String(), line) {

@@ -332,7 +332,7 @@ func (s *Settings) check() error {
 		refuse("cull-idle-max", "limits kernelspecs to an idle time of %s, but --cull-idle-timeout gives other kernels %s",
 			s.CullIdleMax, timeout)
 	}
-	if s.LogLimit > s.LogTotal {
+	if s.LogTotal > 0 && s.LogLimit > s.LogTotal {
 		refuse("log-limit", "%s is more than --log-total, %s", formatSize(s.LogLimit), formatSize(s.LogTotal))
 	}
 	if err := s.checkGateway(); err != nil {

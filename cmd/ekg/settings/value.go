@@ -169,6 +169,29 @@ func size(at func(*Settings) *int64, checks ...func(int64) error) value {
 	}, formatSize)
 }
 
+// automatic is the text of a size that ekg chooses.
+const automatic = "auto"
+
+// automaticSize is a size that may be automatic, which is 0.
+func automaticSize(at func(*Settings) *int64, checks ...func(int64) error) value {
+	v := size(at, checks...)
+	set, show := v.set, v.show
+	v.set = func(s *Settings, texts []string) error {
+		if texts[0] == automatic {
+			*at(s) = 0
+			return nil
+		}
+		return set(s, texts)
+	}
+	v.show = func(s *Settings) []string {
+		if *at(s) == 0 {
+			return []string{automatic}
+		}
+		return show(s)
+	}
+	return v
+}
+
 // units are the suffixes of a size. Longer ones precede those that they end with.
 var units = []struct {
 	name  string

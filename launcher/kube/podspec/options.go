@@ -17,10 +17,10 @@ type Options struct {
 	SupervisorPullSecrets []string
 	SupervisorCPU         string // request, a quantity; the container has no CPU limit
 	SupervisorMemory      string // request, a quantity
-	SupervisorMemoryLimit string // a quantity; default: LogLimit and 512 MiB
+	SupervisorMemoryLimit string // a quantity; default: what the log may take of it, and 512 MiB
 	KernelImage           string // for kernelspecs that name no image
 
-	LogLimit  int64         // bytes of a kernel's log
+	LogLimit  int64         // bytes of a kernel's log; 0: as its volume and the node's free space allow
 	StopGrace time.Duration // from the shutdown request to SIGTERM, and from SIGTERM to SIGKILL
 	Cull      api.Cull      // when a supervisor ends its kernel by itself
 	Policy    *Policy       // nil: DefaultPolicy; not modified
@@ -35,16 +35,29 @@ func (o Options) withDefaults() Options {
 	if o.Policy == nil {
 		o.Policy = DefaultPolicy()
 	}
-	if o.LogLimit == 0 {
-		o.LogLimit = api.DefaultLogLimit
-	}
 	if o.StopGrace == 0 {
 		o.StopGrace = api.DefaultStopGrace
 	}
 	def(&o.SupervisorCPU, defaultSupervisorCPU)
 	def(&o.SupervisorMemory, defaultSupervisorMemory)
-	def(&o.SupervisorMemoryLimit, resource.NewQuantity(o.LogLimit+supervisorWork, resource.BinarySI).String())
+	def(&o.SupervisorMemoryLimit, resource.NewQuantity(o.logMemory()+supervisorWork, resource.BinarySI).String())
 	return o
+}
+
+// logLimit returns the bytes of a kernel's log, and the percentage of the node's disk that it leaves free.
+func (o *Options) logLimit() (limit int64, keepFree int) {
+	if o.LogLimit > 0 {
+		return o.LogLimit, 0
+	}
+	return volumeLogLimit, nodeKeepFree
+}
+
+// logMemory returns how many bytes of the log may be in memory if the disk fails.
+func (o *Options) logMemory() int64 {
+	if o.LogLimit > 0 {
+		return o.LogLimit
+	}
+	return api.LeastLogLimit
 }
 
 // Validate returns an error that names the first field with an invalid value.

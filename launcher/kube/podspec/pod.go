@@ -62,14 +62,17 @@ var (
 // Defaults and bounds of a kernel's pod.
 const (
 	// The supervisor requests little CPU and has no limit, which would throttle output. It requests the memory of an
-	// idle supervisor. Its memory limit is the log, whose part on disk is charged as page cache, and supervisorWork: 64
-	// MiB read ahead of the kernel, 64 MiB that clients have sent, and a few of the largest messages, each as it came
-	// and once for each framing, until the garbage collector has run.
+	// idle supervisor. Its memory limit is the part of the log that a failing disk leaves in memory, and
+	// supervisorWork: 64 MiB read ahead of the kernel, 64 MiB that clients have sent, and a few of the largest messages,
+	// each as it came and once for each framing, until the garbage collector has run. The page cache of the log's part on
+	// disk is charged too, but the kernel reclaims it.
 	defaultSupervisorCPU    = "50m"
 	defaultSupervisorMemory = "64Mi"
 	supervisorWork          = 512 << 20 // bytes
 
 	sharedLimit    = 64 << 20        // bytes of the volume with the supervisor's program
+	volumeLogLimit = 1 << 30         // bytes of a log whose operator sets no limit; it reserves nothing on the node
+	nodeKeepFree   = 20              // percent of the node's disk; kubelets evict pods and delete images at 10 or 15
 	spillAllowance = 64 << 20        // bytes of the spill volume besides twice the log, until old parts are deleted
 	defaultShmSize = "1Gi"           // of pods with a GPU: data loaders, which share batches there, soon fill 64 MiB
 	graceAllowance = 10              // seconds of a pod's grace, besides twice the stop grace: clients are notified
@@ -87,6 +90,7 @@ type builder struct {
 
 // base returns the pod before the kernelspec and the client change it.
 func (b *builder) base() *corev1.Pod {
+	logLimit, _ := b.o.logLimit()
 	pod := &corev1.Pod{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		ObjectMeta: metav1.ObjectMeta{
@@ -110,7 +114,7 @@ func (b *builder) base() *corev1.Pod {
 					Name:         volumeSecret,
 					VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{DefaultMode: new(int32(0o444))}},
 				},
-				emptyDir(volumeSpill, resource.NewQuantity(2*b.o.LogLimit+spillAllowance, resource.BinarySI), ""),
+				emptyDir(volumeSpill, resource.NewQuantity(2*logLimit+spillAllowance, resource.BinarySI), ""),
 				emptyDir(volumeHome, nil, ""),
 			},
 		},

@@ -28,7 +28,7 @@ func (b *builder) supervisorContainer() corev1.Container {
 			{Name: api.PodConfigVariable}, // its value is set by configureSupervisor
 			// The garbage collector works harder before the limit is reached. The log's page cache is no part of Go's
 			// memory.
-			{Name: "GOMEMLIMIT", Value: strconv.FormatInt(max(limit.Value()-b.o.LogLimit, limit.Value()/2), 10)},
+			{Name: "GOMEMLIMIT", Value: strconv.FormatInt(max(limit.Value()-b.o.logMemory(), limit.Value()/2), 10)},
 		},
 		Ports: []corev1.ContainerPort{
 			{Name: supervisorPortName, ContainerPort: SupervisorPort, Protocol: corev1.ProtocolTCP},
@@ -76,9 +76,10 @@ func (b *builder) configureSupervisor(pod *corev1.Pod) error {
 		Listen: "tcp::" + strconv.Itoa(SupervisorPort), Transport: kernelspecs.TransportTCP, SpillDir: spillDir,
 		ChildSocket: api.PodChildSocket, ImageKernelspec: b.ext.ImageKernelspec, SecretDir: secretDir,
 		TerminationFile: api.PodTerminationLog, TerminationGrace: grace, Program: childProgram,
-		LogLimit: b.o.LogLimit, StopGrace: min(b.o.StopGrace, (grace-graceAllowance/2*time.Second)/2), DeadLinger: deadLinger,
+		StopGrace: min(b.o.StopGrace, (grace-graceAllowance/2*time.Second)/2), DeadLinger: deadLinger,
 		RestartLimit: api.DefaultRestartLimit, Cull: b.o.Cull.For(b.req.Cull).With(b.ext.Cull),
 	}
+	cfg.LogLimit, cfg.LogKeepFree = b.o.logLimit()
 	switch {
 	case !GPURequestOf(pod).any():
 		cfg.Cull.GPU = 0 // no GPU can be idle

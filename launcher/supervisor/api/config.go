@@ -74,7 +74,12 @@ type Config struct {
 	StopGrace    time.Duration `json:"stop_grace"`    // nanoseconds
 	DeadLinger   time.Duration `json:"dead_linger"`   // nanoseconds
 	RestartLimit int           `json:"restart_limit"` // automatic restarts in a row
-	Cull         Cull          `json:"cull,omitzero"` // limits at which the supervisor ends its kernel
+
+	// LogKeepFree is the percentage of its disk that the log leaves free. For that it becomes smaller than LogLimit, down
+	// to LeastLogLimit. 0: the log fills LogLimit, as its operator has set it.
+	LogKeepFree int `json:"log_keep_free,omitempty"`
+
+	Cull Cull `json:"cull,omitzero"` // limits at which the supervisor ends its kernel
 
 	// Read from SecretDir. They stay the same when a supervisor is started again beside a living kernel.
 	KernelKey string `json:"-"` // key of the connection file; "": each life gets a new one
@@ -174,6 +179,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("interrupt_mode is %q, not signal or message", c.InterruptMode)
 	case c.LogLimit <= 0:
 		return fmt.Errorf("log_limit is %d", c.LogLimit)
+	case c.LogKeepFree < 0 || c.LogKeepFree > 99:
+		return fmt.Errorf("log_keep_free is %d, not a percentage", c.LogKeepFree)
 	}
 	return c.Cull.Validate()
 }

@@ -4,8 +4,8 @@ import "time"
 
 // Defaults of kernels, the same for all launchers.
 const (
-	// DefaultLogLimit is Config.LogLimit, in bytes.
-	DefaultLogLimit = 64 << 20
+	// LeastLogLimit is what a log may hold, in bytes, if its limit follows the free space of the disk and there is little.
+	LeastLogLimit = 64 << 20
 	// DefaultStopGrace is Config.StopGrace: half of jupyter_client's shutdown_wait_time.
 	DefaultStopGrace = 2500 * time.Millisecond
 	// DefaultRestartLimit is Config.RestartLimit: jupyter_client's restart_limit.

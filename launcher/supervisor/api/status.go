@@ -27,6 +27,10 @@ type Status struct {
 	Counts       Counts    `json:"counts"`              // now; a change of counts alone sends no line
 }
 
+// LogNearlyFull reports whether a log of size bytes may soon need a limit above the one that it has. A full log stays
+// somewhat below its limit, so that appends have room while it evicts.
+func LogNearlyFull(size, limit int64) bool { return size >= limit/4*3 }
+
 // StatusInterval is the longest silence of a status stream. After three of them a reader may treat the supervisor as
 // hung.
 const StatusInterval = 20 * time.Second

@@ -1,0 +1,196 @@
+package local
+
+import (
+	"context"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// Bounds of logs whose operator sets none. They follow the free space of the disk.
+const (
+	leastTotal   = 1 << 30 // bytes of all logs, on any disk
+	totalPart    = 4       // otherwise all logs may have 1/totalPart of what is free or already theirs
+	mostLimit    = 4 << 30 // bytes of one log, on any disk
+	limitPart    = 4       // otherwise a log may have 1/limitPart of the total, but at least api.LeastLogLimit
+	diskKeepFree = 5       // percent of the disk; see api.Config.LogKeepFree
+)
+
+// Bounds for sending supervisors their limit.
+const (
+	pushLimit    = 5 * time.Second
+	pushParallel = 8
+	pushChange   = 8 // a limit that changes by less than 1/pushChange is sent only if the total requires it
+)
+
+// logBounds are the bounds of logs at present.
+type logBounds struct {
+	total    int64 // bytes of all logs
+	most     int64 // bytes of one log
+	keepFree int   // api.Config.LogKeepFree
+}
+
+// logBoundsFor returns the bounds on a disk with free bytes, while logs hold used bytes. A negative free means that the
+// logs are on no disk.
+func (o *Options) logBoundsFor(free, used int64) logBounds {
+	b := logBounds{total: o.LogTotal, most: o.LogLimit}
+	if b.total == 0 {
+		b.total = max(leastTotal, o.LogLimit)
+		if free >= 0 {
+			b.total = max(b.total, (free+used)/totalPart)
+		}
+	}
+	if b.most == 0 {
+		b.most = api.LeastLogLimit
+		if free >= 0 {
+			b.most = max(b.most, min(mostLimit, b.total/limitPart))
+			b.keepFree = diskKeepFree
+		}
+	}
+	b.most = min(b.most, b.total)
+	return b
+}
+
+// File systems in memory, as statfs(2) names them.
+const (
+	tmpfsMagic = 0x01021994
+	ramfsMagic = 0x858458f6
+)
+
+// freeSpace returns how many bytes this user may write to a folder's disk; -1: it is not on a disk, or not known.
+func freeSpace(dir string) int64 {
+	var st syscall.Statfs_t
+	if syscall.Statfs(dir, &st) != nil || uint32(st.Type) == tmpfsMagic || uint32(st.Type) == ramfsMagic {
+		return -1
+	}
+	return int64(st.Bavail) * st.Bsize
+}
+
+// measureDisk adapts the bounds of logs to the free space.
+func (l *Launcher) measureDisk() {
+	free := freeSpace(l.layout.kernels()) // without the lock, since a disk may hang
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, holders := l.logHoldersLocked()
+	used := int64(0)
+	for _, h := range holders {
+		used += h.used
+	}
+	l.logs = l.opts.logBoundsFor(free, used)
+}
+
+// logHoldersLocked returns the kernels that have a log or will have one, and their logs.
+func (l *Launcher) logHoldersLocked() (kernels []*kernel, holders []logHolder) {
+	for _, k := range l.kernels {
+		if !k.livesLocked() && (k.gone != nil || !k.supervisor.Streaming) {
+			continue // its log vanished with its supervisor
+		}
+		kernels = append(kernels, k)
+		holders = append(holders, logHolder{
+			owner: k.rec.Owner,
+			used:  k.supervisor.Status.LogBytes,
+			limit: k.pushedLimit,
+			ended: !k.livesLocked() || k.supervisor.SaysLocked(api.Dead),
+		})
+	}
+	return kernels, holders
+}
+
+// setLogBounds sets the bounds of the log of a supervisor that is about to be started.
+func (l *Launcher) setLogBounds(cfg *api.Config) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, holders := l.logHoldersLocked()
+	shares := shareLogs(l.logs.total, l.logs.most, append(holders, logHolder{owner: cfg.Owner}))
+	cfg.LogLimit, cfg.LogKeepFree = max(1, shares[len(shares)-1]), l.logs.keepFree
+}
+
+// recount makes maintain calculate and send the logs' bounds again.
+func (l *Launcher) recount() {
+	select {
+	case l.recounts <- struct{}{}:
+	default: // a recount is pending already
+	}
+}
+
+// logChanged reports whether the logs' bounds depend on the change of a status.
+func logChanged(before, now *api.Status) bool {
+	return roundUp(before.LogBytes) != roundUp(now.LogBytes) || (before.State == api.Dead) != (now.State == api.Dead) ||
+		api.LogNearlyFull(before.LogBytes, before.LogLimit) != api.LogNearlyFull(now.LogBytes, now.LogLimit)
+}
+
+// newLimit is a bound that a supervisor must be sent.
+type newLimit struct {
+	kernel *kernel
+	bytes  int64
+}
+
+// newLimits returns the bounds that differ from those that supervisors have: those that make logs smaller, and the
+// others. Small differences do not count, as long as all logs together stay within the total.
+func (l *Launcher) newLimits() (smaller, larger []newLimit) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	kernels, holders := l.logHoldersLocked()
+	shares := shareLogs(l.logs.total, l.logs.most, holders)
+	var sum int64
+	for i, h := range holders {
+		if isNear(h.limit, shares[i]) {
+			sum += h.limit
+		} else {
+			sum += shares[i]
+		}
+	}
+	for i, k := range kernels {
+		was, share := holders[i].limit, max(1, shares[i])
+		switch {
+		case !k.supervisor.Streaming || was == share || sum <= l.logs.total && isNear(was, share):
+		case share < was:
+			smaller = append(smaller, newLimit{k, share})
+		default:
+			larger = append(larger, newLimit{k, share})
+		}
+	}
+	return smaller, larger
+}
+
+// isNear reports whether two bounds are the same for practical purposes.
+func isNear(a, b int64) bool { return max(a, b)-min(a, b) < max(a, b)/pushChange }
+
+// pushShares sends supervisors the bounds of their logs. Only the reaper does this: two gateways with different options
+// would undo each other's settings.
+func (l *Launcher) pushShares() {
+	if l.reaper == nil {
+		return
+	}
+	smaller, larger := l.newLimits()
+	l.pushLimits(smaller) // first, so that all logs together stay within the total
+	l.pushLimits(larger)
+}
+
+func (l *Launcher) pushLimits(list []newLimit) {
+	places := make(chan struct{}, pushParallel)
+	var pushing sync.WaitGroup
+	for _, n := range list {
+		places <- struct{}{}
+		pushing.Go(func() {
+			defer func() { <-places }()
+			l.pushLimit(n)
+		})
+	}
+	pushing.Wait()
+}
+
+func (l *Launcher) pushLimit(n newLimit) {
+	ctx, cancel := context.WithTimeout(l.ctx, pushLimit)
+	defer cancel()
+	if err := l.client(n.kernel).SetLimits(ctx, n.bytes); err != nil {
+		l.log.Debug("limit of a kernel's log could not be sent", logkey.Kernel, n.kernel.id, logkey.Err, err)
+		return // the next call tries again
+	}
+	l.mu.Lock()
+	n.kernel.pushedLimit = n.bytes
+	l.mu.Unlock()
+}

@@ -1,0 +1,152 @@
+package local
+
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// drawHolders draws logs of some owners.
+func drawHolders(t *rapid.T, most int64) []logHolder {
+	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) logHolder {
+		h := logHolder{
+			owner: rapid.SampledFrom([]string{"ann", "bob", "cyd", "dan"}).Draw(t, "owner"),
+			limit: rapid.Int64Range(0, most).Draw(t, "limit"),
+			ended: rapid.IntRange(0, 5).Draw(t, "ended") == 0,
+		}
+		if rapid.Bool().Draw(t, "holds something") {
+			h.used = rapid.Int64Range(0, most).Draw(t, "used")
+		}
+		return h
+	}), 1, 40).Draw(t, "holders")
+}
+
+// TestShareLogs_Model checks the rules of max-min fairness.
+func TestShareLogs_Model(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		total := rapid.Int64Range(1, 1<<34).Draw(t, "total")
+		most := rapid.Int64Range(1, min(total, 1<<32)).Draw(t, "most")
+		holders := drawHolders(t, most)
+		n := int64(len(holders))
+		shares := shareLogs(total, most, holders)
+		least := min(leastShare, most, total/leastPart/n)
+		var sum, needs int64
+		open := false // some log could take more
+		owners := map[string]extent{}
+		for i, h := range holders {
+			need := max(least, h.need(most))
+			sum, needs = sum+shares[i], needs+need
+			open = open || !h.ended && shares[i] < most
+			if shares[i] < least || shares[i] > most {
+				t.Fatalf("log %d gets %d, not %d to %d", i, shares[i], least, most)
+			}
+			owners[h.owner] = extent{owners[h.owner].lo + shares[i], owners[h.owner].hi + need}
+		}
+		if sum > total {
+			t.Fatalf("the shares are %d in all, of %d", sum, total)
+		}
+		if rounding := 3 * n; open && sum+rounding < total {
+			t.Fatalf("%d of %d is shared, although logs could take more", sum, total)
+		}
+		for i, h := range holders {
+			need := max(least, h.need(most))
+			if needs <= total && shares[i] < need {
+				t.Fatalf("log %d gets %d of %d, although all needs are %d of %d", i, shares[i], need, needs, total)
+			}
+			if shares[i] >= need {
+				continue
+			}
+			// No other has more, unless that is its least.
+			for j, other := range holders {
+				if other.owner == h.owner && shares[j] > max(least, shares[i]+3*n) {
+					t.Fatalf("log %d of %s lacks something, and gets %d; log %d gets %d", i, h.owner, shares[i], j, shares[j])
+				}
+			}
+			for name, o := range owners {
+				if own := owners[h.owner]; o.lo > max(own.lo+3*n, least*n) {
+					t.Fatalf("%s lacks something and gets %d, and %s gets %d", h.owner, own.lo, name, o.lo)
+				}
+			}
+		}
+	})
+}
+
+// TestShareLogs gives examples.
+func TestShareLogs(t *testing.T) {
+	const mib = 1 << 20
+	many := func(n int, h logHolder) []logHolder {
+		all := make([]logHolder, n)
+		for i := range all {
+			all[i] = h
+		}
+		return all
+	}
+	full := logHolder{owner: "ann", used: 56 * mib, limit: 64 * mib}
+	for name, c := range map[string]struct {
+		total, most int64
+		holders     []logHolder
+		first       extent // what the first gets, in MiB
+		last        extent
+	}{
+		"one": {1024 * mib, 256 * mib, many(1, full), extent{256, 256}, extent{256, 256}},
+		"a full one and nine empty ones": {64 * mib, 64 * mib, append([]logHolder{full}, many(9, logHolder{owner: "ann"})...),
+			extent{60, 64}, extent{0, 1}},
+		"nine empty ones of another user": {64 * mib, 64 * mib,
+			append([]logHolder{full}, many(9, logHolder{owner: "bob"})...), extent{60, 64}, extent{0, 1}},
+		"nine that grow, of another user": {64 * mib, 64 * mib,
+			append([]logHolder{full}, many(9, logHolder{owner: "bob", used: 8 * mib, limit: 8 * mib})...),
+			extent{31, 32}, extent{3, 4}},
+		"one that grows": {64 * mib, 64 * mib, []logHolder{full, {owner: "ann", used: mib, limit: mib}},
+			extent{48, 48}, extent{16, 16}},
+		"one that has ended": {64 * mib, 64 * mib, []logHolder{full, {owner: "bob", used: mib, limit: mib, ended: true}},
+			extent{62, 64}, extent{1, 2}},
+		"4,000 empty ones": {1024 * mib, 64 * mib, many(4000, logHolder{owner: "ann"}), extent{0, 1}, extent{0, 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			shares := shareLogs(c.total, c.most, c.holders)
+			var sum int64
+			for _, s := range shares {
+				sum += s
+			}
+			if sum > c.total {
+				t.Errorf("%d bytes of %d are shared", sum, c.total)
+			}
+			for what, of := range map[int]extent{0: c.first, len(shares) - 1: c.last} {
+				if got := shares[what]; got < of.lo*mib || got > of.hi*mib || got == 0 {
+					t.Errorf("log %d gets %d bytes, want %d to %d MiB", what, got, of.lo, of.hi)
+				}
+			}
+		})
+	}
+	if got := shareLogs(1, 1, nil); len(got) > 0 {
+		t.Errorf("no logs get %v", got)
+	}
+}
+
+// TestLogBounds: bounds that the operator did not set follow the free space of the disk, and others do not.
+func TestLogBounds(t *testing.T) {
+	const mib, gib = 1 << 20, 1 << 30
+	for name, c := range map[string]struct {
+		limit, total, free, used int64
+		want                     logBounds
+	}{
+		"a large disk":              {0, 0, 1000 * gib, 0, logBounds{250 * gib, 4 * gib, 5}},
+		"a disk that logs have":     {0, 0, 20 * gib, 20 * gib, logBounds{10 * gib, 2560 * mib, 5}},
+		"a small disk":              {0, 0, 2 * gib, 0, logBounds{gib, 256 * mib, 5}},
+		"a full disk":               {0, 0, 0, 0, logBounds{gib, 256 * mib, 5}},
+		"memory":                    {0, 0, -1, 0, logBounds{gib, 64 * mib, 0}},
+		"a limit":                   {100 * mib, 0, 1000 * gib, 0, logBounds{250 * gib, 100 * mib, 0}},
+		"a limit above the total":   {8 * gib, 0, gib, 0, logBounds{8 * gib, 8 * gib, 0}},
+		"a total":                   {0, 2 * gib, 1000 * gib, 0, logBounds{2 * gib, 512 * mib, 5}},
+		"a small total":             {0, 10 * mib, 1000 * gib, 0, logBounds{10 * mib, 10 * mib, 5}},
+		"a limit and a total":       {100 * mib, 200 * mib, gib, gib, logBounds{200 * mib, 100 * mib, 0}},
+		"both, and the disk is RAM": {100 * mib, 200 * mib, -1, 0, logBounds{200 * mib, 100 * mib, 0}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := Options{LogLimit: c.limit, LogTotal: c.total}
+			if got := o.logBoundsFor(c.free, c.used); got != c.want {
+				t.Errorf("got %+v, want %+v", got, c.want)
+			}
+		})
+	}
+}
