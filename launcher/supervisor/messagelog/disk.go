@@ -1,6 +1,7 @@
 package messagelog
 
 import (
+	"errors"
 	"math"
 	"syscall"
 	"time"
@@ -36,12 +37,36 @@ func (l *Log) measureDisk() {
 	l.diskBound = max(l.least, l.memory+l.disk+l.unclosed+room)
 }
 
+// writeFailed ends a write that has failed. If the disk is full, though it said that there is room, a quota may be the
+// cause. Then the oldest segment is evicted, and there is more to do.
+func (l *Log) writeFailed(seg *segment, err error) (wrote, more bool, _ error) {
+	l.mu.Lock()
+	l.writing = 0
+	l.releaseLocked(seg)
+	full := errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+	if !full || !l.canShrinkLocked() {
+		l.mu.Unlock()
+		return false, false, err
+	}
+	oldest := l.segments[0]
+	oldest.users++
+	view := *oldest
+	l.mu.Unlock()
+	l.retire(oldest, view)
+	return false, true, nil
+}
+
+// canShrinkLocked reports whether the log may give room on the disk back.
+func (l *Log) canShrinkLocked() bool {
+	return l.keepFree > 0 && len(l.segments) > 0 && l.bytes+l.keptBytes+l.disk > l.least
+}
+
 // lookAgain returns a channel that is ready when the free space is to be measured again. It is nil if the log has no
 // part on disk that could be made smaller.
 func (l *Log) lookAgain() <-chan time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.keepFree == 0 || l.bytes+l.keptBytes+l.disk <= l.least || len(l.segments) == 0 {
+	if !l.canShrinkLocked() {
 		return nil
 	}
 	return time.After(l.retry)

@@ -3,6 +3,7 @@ package messagelog
 import (
 	"errors"
 	"os"
+	"syscall"
 	"testing"
 )
 
@@ -132,6 +133,38 @@ func TestDisk_FollowsFreeSpace(t *testing.T) {
 	add(200)
 	if got := size(); got < 4<<20 {
 		t.Errorf("if the disk says nothing the log holds %d bytes", got)
+	}
+}
+
+// TestDisk_Quota: a disk that takes no more, although it seems to have room, costs the oldest output.
+func TestDisk_Quota(t *testing.T) {
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=3m"); err != nil {
+		t.Skipf("no file system of a bounded size: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	l := New(Options{Limit: 16 << 20, Dir: dir, KeepFree: 1, Least: 1 << 20})
+	l.memory = 128 << 10
+	l.room = func() (int64, error) { return 1 << 40, nil }
+	defer l.Close()
+	n := 0
+	for range 100 {
+		for range 100 {
+			l.Append(0, numbered(n, 1000), false)
+			n++
+		}
+		spillAll(t, l)
+	}
+	seen, lost := countRead(l, 1)
+	if seen+lost != n || seen < 1000 || lost == 0 {
+		t.Errorf("%d read and %d lost of %d", seen, lost, n)
+	}
+	if l.gone.Seq != uint64(lost) {
+		t.Errorf("%d are lost, and not the oldest %d", lost, l.gone.Seq)
 	}
 }
 

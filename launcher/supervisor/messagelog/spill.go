@@ -101,13 +101,12 @@ func (l *Log) spillOnce() (wrote, more bool, err error) {
 		seg.every = limit / maxMarks
 	}
 	written, err := seg.write(batch)
+	if err != nil {
+		return l.writeFailed(seg, err)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.writing = 0
-	if err != nil {
-		l.releaseLocked(seg)
-		return false, false, err
-	}
 	l.takeLocked(batch, seg, fresh, written)
 	return true, l.bytes > l.memory || l.crowdedLocked(), nil
 }
