@@ -43,7 +43,10 @@ func (a access) ofKernel() bool { return a >= readKernel }
 
 // right returns the access as supervisors know it.
 func (a access) right() string {
-	if a >= useKernel {
+	switch {
+	case a >= ownKernel:
+		return api.RightOwn
+	case a >= useKernel:
 		return api.RightUse
 	}
 	return api.RightRead

@@ -56,7 +56,7 @@ var tokenPlaces = map[string]func(*http.Request, string){
 		} {
 			r.Header.Set(name, "ann")
 		}
-		r.Header.Set(api.HeaderRight, api.RightUse)
+		r.Header.Set(api.HeaderRight, api.RightOwn)
 	},
 }
 

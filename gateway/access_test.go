@@ -16,10 +16,10 @@ import (
 func TestAccess_Websocket(t *testing.T) {
 	g := startUserGateway(t, nil)
 	super := g.addShared()
-	for user, right := range map[string]string{"ann": "use", "root": "use", "uma": "use", "rita": "read"} {
+	for user, right := range map[string]string{"ann": "own", "root": "own", "uma": "use", "rita": "read"} {
 		conn, _ := g.dialChannels(idA, "?session_id=of-"+user, as(user), func(r *http.Request) {
 			r.Header.Set(api.HeaderUser, "root")
-			r.Header.Set(api.HeaderRight, api.RightUse)
+			r.Header.Set(api.HeaderRight, api.RightOwn)
 			r.Header.Set("Sec-WebSocket-Protocol", "v1.kernel.websocket.jupyter.org, token."+tokenOf(user))
 		})
 		_ = conn.Close()

@@ -93,7 +93,7 @@ func TestProxy_WhatIsForwarded(t *testing.T) {
 		"Connection: Upgrade", "Upgrade: websocket", "User-Agent: Tornado/6.4", "Sec-Websocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
 		"Sec-Websocket-Version: 13", "Sec-Websocket-Protocol: v1.kernel.websocket.jupyter.org",
 		"Sec-Websocket-Extensions: permessage-deflate",
-		api.HeaderUser + ": anonymous", api.HeaderRight + ": use", api.HeaderRequestID + ": ",
+		api.HeaderUser + ": anonymous", api.HeaderRight + ": own", api.HeaderRequestID + ": ",
 	} {
 		if !strings.Contains(super.sent(), line) {
 			t.Errorf("%q is missing in %s", line, super.sent())

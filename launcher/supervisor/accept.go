@@ -58,6 +58,8 @@ func (s *Supervisor) rejectionLocked(c *clientConn, m *jupyter.Message, h jupyte
 		return "KernelDied", s.reason
 	case m.Channel != jupyter.Stdin && s.requests.OfOther(h.MsgID, c.session.User):
 		return "DuplicateID", "another user's request with this msg_id is not finished"
+	case h.MsgType == "shutdown_request" && c.guest:
+		return "Forbidden", "only the kernel's owner may shut it down; you may restart it"
 	}
 	return "", ""
 }

@@ -30,6 +30,7 @@ type clientConn struct {
 	framing  framing.Framing
 	relay    bool // see connection.Options
 	readOnly bool
+	guest    bool   // it may use the kernel, which another user owns
 	user     string // "" if the gateway names none
 
 	// Fixed when the client has joined. Supervisor.mu guards what they point to, except for conn.
@@ -46,7 +47,8 @@ func (s *Supervisor) getChannels(w http.ResponseWriter, r *http.Request) error {
 	if !websocket.IsWebSocketUpgrade(r) {
 		return httpError{http.StatusBadRequest, "this is a websocket: an upgrade request is expected"}
 	}
-	c := &clientConn{s: s, readOnly: r.Header.Get(api.HeaderRight) == api.RightRead, user: r.Header.Get(api.HeaderUser)}
+	right, user := r.Header.Get(api.HeaderRight), r.Header.Get(api.HeaderUser)
+	c := &clientConn{s: s, readOnly: right == api.RightRead, guest: right == api.RightUse && !s.ownedBy(user), user: user}
 	c.framing, c.relay = framing.Choose(r, websocket.Subprotocols(r))
 	if err := s.join(c, sessionKey(r, c.readOnly), r.URL.Query().Get("cursor")); err != nil {
 		return err

@@ -236,3 +236,31 @@ func TestSharing_LargeMessages(t *testing.T) {
 		}
 	})
 }
+
+// TestSharing_Shutdown: a shutdown_request ends the kernel for its owner and for admins, and for no other user.
+func TestSharing_Shutdown(t *testing.T) {
+	for name, test := range map[string]struct {
+		user, right string
+		ends        bool
+	}{
+		"owner": {"ann", api.RightOwn, true}, "admin": {"root", api.RightOwn, true},
+		"user": {"bob", api.RightUse, false}, "reader": {"bob", api.RightRead, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := startShared(t).ready()
+			c := r.dial(dialOption{session: "c", header: as(test.user, test.right)})
+			for _, channel := range []jupyter.Channel{jupyter.Control, jupyter.Shell} {
+				id := c.send(channel, "shutdown_request", map[string]bool{"restart": false})
+				all := c.collect("answer", func(g got) bool { return g.msgType == "shutdown_reply" })
+				reply := all[len(all)-1]
+				refused := jupyter.StringField(reply.Content, "ename") == "Forbidden"
+				if refused == test.ends || reply.parent != id {
+					t.Errorf("on %s it was answered with %s", channel, reply.Content)
+				}
+				if test.ends {
+					return
+				}
+			}
+		})
+	}
+}

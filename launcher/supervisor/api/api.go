@@ -22,6 +22,7 @@ const (
 	HeaderUser  = "Ekg-User"
 	HeaderRight = "Ekg-Right"
 
+	RightOwn  = "own"  // everything
 	RightUse  = "use"  // run code, interrupt, restart
 	RightRead = "read" // read output
 )
