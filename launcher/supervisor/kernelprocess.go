@@ -8,8 +8,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
 )
 
-// kernelProcess is one life of a kernel's process: a process.Process of this machine, or a child.Process in a container
-// of its own. All methods may be called at any time and concurrently.
+// kernelProcess is one life of a kernel's process: a process.Process, which is this program's child, or a
+// child.Process, which outlives this program. All methods may be called at any time and concurrently.
 type kernelProcess interface {
 	// PID returns the process id, which is also the number of the process group and of the session. In another
 	// container it means something only there.

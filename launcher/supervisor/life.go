@@ -288,7 +288,9 @@ func (l *life) renewIdentity(ctx context.Context) {
 	l.s.logger.Warn("kernel does not answer its old identity; taking a new one")
 	l.disconnect()
 	l.s.giveUpDoubtful()
+	l.s.mu.Lock()
 	l.s.identity = []byte(jupyter.NewID())
+	l.s.mu.Unlock()
 	l.connect(ctx)
 }
 

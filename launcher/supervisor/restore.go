@@ -17,6 +17,9 @@ func (s *Supervisor) savedState() ([]byte, error) {
 	var b savedstate.State
 	s.mu.Lock()
 	b.Epoch = s.epoch
+	if s.cfg.Identity == "" {
+		b.Identity = s.identity
+	}
 	idle := s.clock.Idle()
 	b.Use = savedstate.Use{
 		Started:   s.started.UTC(),
@@ -68,6 +71,9 @@ func (s *Supervisor) restore(lives bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.adopted = true
+	if len(saved.Identity) > 0 && s.cfg.Identity == "" {
+		s.identity = saved.Identity
+	}
 	s.epoch = max(s.epoch, saved.Epoch+1) // beginLife counts this life
 	s.restoreUseLocked(saved.Use, lives)
 	restored := s.restoreSessionsLocked(saved.Sessions)

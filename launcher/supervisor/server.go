@@ -288,6 +288,9 @@ func (s *Supervisor) currentStatus() (api.Status, <-chan struct{}) {
 	if s.process != nil {
 		st.KernelPID = s.process.PID()
 	}
+	if s.cfg.SameMachine {
+		st.ParentPID = os.Getppid()
+	}
 	return st, s.change
 }
 

@@ -8,9 +8,9 @@
 //
 // Its parts are packages. messagelog keeps messages, requests the unfinished requests, and gaps finds lost messages.
 // session keeps the clients' sessions, and connection serves their websockets. activity decides when the kernel is
-// culled. process and child run the kernel's process, here or in another container. connectionfile chooses the kernel's
-// addresses, and zeromq connects to them. flow paces websockets. logstream serves the log. savedstate saves the state
-// for a supervisor that adopts the kernel. api is shared with other programs.
+// culled. process and child run the kernel's process, as a child of this program or of another. connectionfile chooses
+// the kernel's addresses, and zeromq connects to them. flow paces websockets. logstream serves the log. savedstate
+// saves the state for a supervisor that adopts the kernel. api is shared with other programs.
 //
 // This package joins them. client.go joins connections to sessions. accept.go handles the messages of clients, and
 // bridge.go those of the kernel. life.go follows the kernel's process.
@@ -94,7 +94,7 @@ type Supervisor struct {
 	lost       atomic.Int64 // messages that clients have missed, by the notices they got
 
 	// Owned by Run: the kernel's identity, its end, and its earlier state.
-	identity     []byte           // by which the kernel's sockets know the supervisor
+	identity     []byte           // by which the kernel's sockets know the supervisor; written with mu held
 	endingJSON   []byte           // the last Ending that was written, in JSON
 	culledEnding *api.Ending      // not nil: the Ending of a kernel that was culled
 	diedAt       time.Time        // when the first Ending of this end was written

@@ -3,10 +3,12 @@ package supervisor
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"slices"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
@@ -19,7 +21,7 @@ const (
 )
 
 func (s *Supervisor) putWaiting(w http.ResponseWriter, r *http.Request) error {
-	if s.container == nil {
+	if s.container == nil || s.cfg.SameMachine {
 		return httpError{http.StatusNotFound, "the kernel has no container of its own"}
 	}
 	var reported api.Waiting
@@ -161,10 +163,11 @@ func (s *Supervisor) launchRemote(ctx context.Context) (
 		return c, nil, false, child.ErrNoContainer
 	}
 	if k := s.container.Inherited(); k != nil && s.firstLife() {
-		if ports, ok := connectionfile.Ports(k.ConnectionFile); ok {
-			if c, err = connectionfile.WithPorts(&s.cfg, ports); err != nil {
-				return c, nil, false, err
-			}
+		c, ok, err := connectionfile.Adopt(&s.cfg, k.ConnectionFile)
+		if err != nil {
+			return c, nil, false, err
+		}
+		if ok {
 			s.restore(true)
 			return c, s.container.Adopt(k), true, nil
 		}
@@ -175,10 +178,17 @@ func (s *Supervisor) launchRemote(ctx context.Context) (
 	if c, err = connectionfile.New(&s.cfg); err != nil {
 		return c, nil, false, err
 	}
-	r, err := s.container.Start(ctx, child.StartOptions{
+	st := child.StartOptions{
 		KernelID: s.cfg.KernelID, Argv: s.cfg.Argv, ImageKernelspec: s.cfg.ImageKernelspec,
 		Env: s.cfg.Env, WorkingDir: s.cfg.WorkingDir, ConnectionFile: c.File,
-	})
+	}
+	if s.cfg.SameMachine {
+		st.ConnectionPath = s.cfg.ConnectionFile
+		if err := atomicfile.Write(st.ConnectionPath, c.File); err != nil {
+			return c, nil, false, fmt.Errorf("connection file: %w", err)
+		}
+	}
+	r, err := s.container.Start(ctx, st)
 	if err != nil {
 		return c, nil, false, err
 	}

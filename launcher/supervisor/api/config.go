@@ -30,8 +30,8 @@ type Config struct {
 	Owner string `json:"owner,omitempty"`
 
 	// The kernel's process. In Argv the supervisor replaces {connection_file}; the launcher has replaced every other
-	// placeholder. Env is the whole environment; with a child it is added to the container's. WorkingDir must exist,
-	// except with a child. InterruptMode is "signal" or "message".
+	// placeholder. Env is the whole environment; in a pod it is added to the container's. WorkingDir must exist,
+	// except in a pod. InterruptMode is "signal" or "message".
 	Argv          []string          `json:"argv"`
 	Env           map[string]string `json:"env"`
 	WorkingDir    string            `json:"working_dir"`
@@ -43,9 +43,9 @@ type Config struct {
 	TLSSeed []byte `json:"tls_seed"`
 	Token   string `json:"token"`
 
-	// Files, each with mode 0600. With a child, the child chooses the path of ConnectionFile. RunDir holds ipc sockets and
-	// is bounded by MaxSocketPath. LockFile stays locked with flock(2) while the supervisor lives. SpillDir holds the part
-	// of the log that exceeds memory. EndFile receives the Ending. An empty path switches its use off.
+	// Files, each with mode 0600. In a pod, the child chooses the path of ConnectionFile. RunDir holds ipc sockets and is
+	// bounded by MaxSocketPath. LockFile stays locked with flock(2) while the supervisor or its parent lives. SpillDir
+	// holds the part of the log that exceeds memory. EndFile receives the Ending. An empty path switches its use off.
 	ConnectionFile string `json:"connection_file"`
 	Transport      string `json:"transport"` // "ipc" or "tcp": between supervisor and kernel
 	RunDir         string `json:"run_dir"`
@@ -53,11 +53,13 @@ type Config struct {
 	SpillDir       string `json:"spill_dir,omitempty"`
 	EndFile        string `json:"end_file"`
 
-	// In a pod a child runs the kernel's process in another container. The child dials ChildSocket. ImageKernelspec names
-	// a kernelspec of the kernel's image and is used without Argv; "" is python3, or the only one. SecretDir replaces
-	// TLSSeed and Token; see readSecret. TerminationFile receives the Ending, in place and at most MaxTermination bytes.
-	// TerminationGrace is the time from SIGTERM to SIGKILL for all containers of the pod.
+	// A child runs the kernel's process, which outlives the supervisor then. The child dials ChildSocket. With
+	// SameMachine the child is the supervisor's parent. Without it the child is in another container of the pod.
+	// ImageKernelspec names a kernelspec of the kernel's image and is used without Argv; "" is python3, or the only one.
+	// SecretDir replaces TLSSeed and Token; see readSecret. TerminationFile receives the Ending, in place and at most
+	// MaxTermination bytes. TerminationGrace is the time from SIGTERM to SIGKILL for all containers of the pod.
 	ChildSocket      string        `json:"child_socket,omitempty"`
+	SameMachine      bool          `json:"same_machine,omitempty"`
 	ImageKernelspec  string        `json:"image_kernelspec,omitempty"`
 	SecretDir        string        `json:"secret_dir,omitempty"`
 	TerminationFile  string        `json:"termination_file,omitempty"`
@@ -153,14 +155,16 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("protocol is %d, this supervisor speaks %d", c.Protocol, ProtocolVersion)
 	case c.KernelID == "":
 		return fmt.Errorf("kernel_id is missing")
-	case len(c.Argv) == 0 && c.ChildSocket == "":
+	case len(c.Argv) == 0 && (c.ChildSocket == "" || c.SameMachine):
 		return fmt.Errorf("argv is empty")
-	case c.ChildSocket != "" && c.Transport != "tcp":
+	case c.ChildSocket == "" && c.SameMachine:
+		return fmt.Errorf("same_machine is allowed only with child_socket")
+	case c.ChildSocket != "" && !c.SameMachine && c.Transport != "tcp":
 		return fmt.Errorf("transport is %q: with child_socket it is tcp", c.Transport)
 	case c.ChildSocket != "" && (!filepath.IsAbs(c.ChildSocket) || len(c.ChildSocket) > MaxSocketPath):
 		return fmt.Errorf("child_socket is %q, not an absolute path of at most %d bytes", c.ChildSocket, MaxSocketPath)
-	case c.ChildSocket == "" && (c.ImageKernelspec != "" || c.TerminationGrace != 0):
-		return fmt.Errorf("image_kernelspec and termination_grace are allowed only with child_socket")
+	case (c.ChildSocket == "" || c.SameMachine) && (c.ImageKernelspec != "" || c.TerminationGrace != 0):
+		return fmt.Errorf("image_kernelspec and termination_grace are allowed only in a pod")
 	case len(c.Argv) > 0 && c.ImageKernelspec != "":
 		return fmt.Errorf("argv and image_kernelspec are both set")
 	case c.SecretDir != "" && (c.Token != "" || len(c.TLSSeed) > 0):
@@ -173,6 +177,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("program is %q, not an absolute path", c.Program)
 	case c.TerminationGrace < 0:
 		return fmt.Errorf("termination_grace is %d", c.TerminationGrace)
+	case c.SameMachine && c.ConnectionFile == "":
+		return fmt.Errorf("connection_file is missing, which same_machine needs")
 	case c.Transport != "ipc" && c.Transport != "tcp":
 		return fmt.Errorf("transport is %q, not ipc or tcp", c.Transport)
 	case c.InterruptMode != "signal" && c.InterruptMode != "message":

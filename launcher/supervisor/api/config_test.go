@@ -28,6 +28,11 @@ func TestParseConfig(t *testing.T) {
 			"listen":           "tcp::8889",
 			"termination_file": "/dev/termination-log", "termination_grace": 30e9, "program": "/ekg/bin/ekg-supervisor"}
 	}
+	onThisMachine := func(m map[string]any) {
+		delete(m, "image_kernelspec")
+		delete(m, "termination_grace")
+		m["same_machine"], m["argv"], m["connection_file"], m["transport"] = true, []string{"x"}, "/x", "ipc"
+	}
 	parse := func(m map[string]any) (Config, error) {
 		b, err := json.Marshal(m)
 		if err != nil {
@@ -46,6 +51,11 @@ func TestParseConfig(t *testing.T) {
 	if b, err := json.Marshal(c); err != nil || strings.Contains(string(b), "kkkk") {
 		t.Errorf("keys are written: %s, %v", b, err)
 	}
+	local := good()
+	onThisMachine(local)
+	if _, err := parse(local); err != nil {
+		t.Errorf("on this machine: %v", err)
+	}
 	for name, change := range map[string]func(map[string]any){
 		"ipc":                 func(m map[string]any) { m["transport"] = "ipc" },
 		"relative socket":     func(m map[string]any) { m["child_socket"] = "child.sock" },
@@ -59,8 +69,24 @@ func TestParseConfig(t *testing.T) {
 		},
 		"negative grace":   func(m map[string]any) { m["termination_grace"] = -1 },
 		"relative program": func(m map[string]any) { m["program"] = "x" },
-		"no secret there":  func(m map[string]any) { m["secret_dir"] = "/nonexistent" },
-		"unknown":          func(m map[string]any) { m["kernel_key"] = "x" },
+		"a grace on this machine": func(m map[string]any) {
+			onThisMachine(m)
+			m["termination_grace"] = 1
+		},
+		"no command on this machine": func(m map[string]any) {
+			onThisMachine(m)
+			delete(m, "argv")
+		},
+		"no connection file on this machine": func(m map[string]any) {
+			onThisMachine(m)
+			delete(m, "connection_file")
+		},
+		"no socket on this machine": func(m map[string]any) {
+			onThisMachine(m)
+			delete(m, "child_socket")
+		},
+		"no secret there": func(m map[string]any) { m["secret_dir"] = "/nonexistent" },
+		"unknown":         func(m map[string]any) { m["kernel_key"] = "x" },
 	} {
 		m := good()
 		change(m)

@@ -13,18 +13,19 @@ type Status struct {
 	Protocol     int       `json:"protocol"` // ProtocolVersion of the supervisor
 	Build        string    `json:"build"`    // version of the program
 	KernelID     string    `json:"kernel_id"`
-	PID          int       `json:"pid"`                 // of the supervisor
-	KernelPID    int       `json:"kernel_pid"`          // also the process group and session; 0: the kernel is not running
-	Epoch        uint64    `json:"epoch"`               // counts the kernel's starts, from 1
-	State        State     `json:"state"`               // execution state of the REST model
-	Reason       string    `json:"reason"`              // why it is dead, or what it waits for
-	LastActivity time.Time `json:"last_activity"`       // UTC
-	CullAt       time.Time `json:"cull_at,omitzero"`    // UTC; when it will be culled if it stays unused; zero: never
-	KeepUntil    time.Time `json:"keep_until,omitzero"` // UTC; until when its owner keeps it; zero: not kept
-	Connections  int       `json:"connections"`         // websockets that have sent a message
-	LogBytes     int64     `json:"log_bytes"`           // held by the log
-	LogLimit     int64     `json:"log_limit"`           // its bound
-	Counts       Counts    `json:"counts"`              // now; a change of counts alone sends no line
+	PID          int       `json:"pid"`                  // of the supervisor
+	ParentPID    int       `json:"parent_pid,omitempty"` // of the supervisor's parent; 0: it has none, or is in a pod
+	KernelPID    int       `json:"kernel_pid"`           // also the process group and session; 0: the kernel is not running
+	Epoch        uint64    `json:"epoch"`                // counts the kernel's starts, from 1
+	State        State     `json:"state"`                // execution state of the REST model
+	Reason       string    `json:"reason"`               // why it is dead, or what it waits for
+	LastActivity time.Time `json:"last_activity"`        // UTC
+	CullAt       time.Time `json:"cull_at,omitzero"`     // UTC; when it will be culled if it stays unused; zero: never
+	KeepUntil    time.Time `json:"keep_until,omitzero"`  // UTC; until when its owner keeps it; zero: not kept
+	Connections  int       `json:"connections"`          // websockets that have sent a message
+	LogBytes     int64     `json:"log_bytes"`            // held by the log
+	LogLimit     int64     `json:"log_limit"`            // its bound
+	Counts       Counts    `json:"counts"`               // now; a change of counts alone sends no line
 }
 
 // LogNearlyFull reports whether a log of size bytes may soon need a limit above the one that it has. A full log stays

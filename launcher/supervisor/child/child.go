@@ -1,6 +1,7 @@
-// Package child runs a kernel's process in another container than its supervisor's. Run is the program in the kernel's
-// container. Container is the supervisor's view of that container, through the program that runs there. Both speak the
-// protocol of protocol.go over a unix socket in a folder that the two containers share.
+// Package child runs a kernel's process for a supervisor, so that the kernel outlives the supervisor. Run is the
+// program that runs the kernel: in a pod, the first process of the kernel's container; on one machine, a part of the
+// supervisor's parent (package parent). Container is the supervisor's view of that program. Both speak the protocol of
+// protocol.go over a unix socket in a folder that both can reach.
 //
 // Goroutines: Run's own dials and reads; others reap orphans, watch for the pod's end, and wait for the end of each
 // life of the kernel; Run waits for all of them. The caller of Container.Serve runs the goroutine that accepts
@@ -315,6 +316,10 @@ func (c *child) await(k *Kernel, p *process.Process, dir string) {
 // folder of the connection file.
 func (c *child) launch(ctx context.Context, life string, st *StartOptions) (
 	p *process.Process, mode, dir string, err error) {
+	if st.ConnectionPath != "" {
+		p, err = process.Start(c.processOptions(life, st, st.Argv, st.Env, st.ConnectionPath))
+		return p, "", "", err
+	}
 	env := maps.Clone(c.env)
 	maps.Copy(env, st.Env)
 	if err := makeWritable(env, c.opts.Home); err != nil {
@@ -347,9 +352,9 @@ func (c *child) launch(ctx context.Context, life string, st *StartOptions) (
 	if err := atomicfile.Write(file, st.ConnectionFile); err != nil {
 		return nil, "", "", fmt.Errorf("the kernel's connection file cannot be written: %w", err)
 	}
-	p, err = process.Start(process.Options{KernelID: st.KernelID, Argv: process.Command(argv, file), Env: env,
-		WorkingDir: existingDir(st.WorkingDir), Stdout: c.copies[0], Stderr: c.copies[1], Reaper: c.reaper, Logger: c.log,
-		GPUSeen: func(p *process.Process) { c.reportGPUs(life, p) }})
+	opts := c.processOptions(life, st, argv, env, file)
+	opts.WorkingDir = existingDir(opts.WorkingDir)
+	p, err = process.Start(opts)
 	var missing *process.NoProgramError
 	switch {
 	case errors.As(err, &missing) && missing.OnPath:
@@ -358,6 +363,14 @@ func (c *child) launch(ctx context.Context, life string, st *StartOptions) (
 		err = fmt.Errorf("the image has no program %q", missing.Name)
 	}
 	return p, mode, dir, err
+}
+
+// processOptions returns the options of a kernel's process. file is the path of its connection file.
+func (c *child) processOptions(life string, st *StartOptions, argv []string, env map[string]string,
+	file string) process.Options {
+	return process.Options{KernelID: st.KernelID, Argv: process.Command(argv, file), Env: env, WorkingDir: st.WorkingDir,
+		Stdout: c.copies[0], Stderr: c.copies[1], Reaper: c.reaper, Logger: c.log,
+		GPUSeen: func(p *process.Process) { c.reportGPUs(life, p) }}
 }
 
 // environMap reads variables in the form of execve.

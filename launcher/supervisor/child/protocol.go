@@ -88,6 +88,10 @@ type StartOptions struct {
 	Env             map[string]string `json:"env,omitempty"`              // in addition to the container's own
 	WorkingDir      string            `json:"working_dir,omitempty"`      // the container's own if it does not exist
 	ConnectionFile  json.RawMessage   `json:"connection"`                 // content of the connection file
+
+	// Path of the connection file, which the supervisor has written: it runs on the same machine. Argv is set then, and
+	// Env is the whole environment. "": the child chooses the path.
+	ConnectionPath string `json:"connection_path,omitempty"`
 }
 
 // Kernel is a kernel that a child was told to start before.

@@ -50,12 +50,35 @@ func New(cfg *api.Config) (Connection, error) {
 	if err != nil {
 		return Connection{}, err
 	}
-	return WithPorts(cfg, ports)
+	return withPorts(cfg, ports, cfg.KernelKey)
 }
 
-// WithPorts returns the Connection to a kernel with these ports: shell, control, stdin, iopub and heartbeat.
-func WithPorts(cfg *api.Config, ports []int) (Connection, error) {
-	f := content{IP: listenIP(cfg), Transport: cfg.Transport, Key: cfg.KernelKey, SignatureScheme: "hmac-sha256",
+// Adopt returns the Connection to a kernel that an earlier supervisor has started with this connection file. It reports
+// false if the file has no five ports. A child in another container decides where its kernel listens, but nothing else
+// about the connection. A child of the same machine also has the key.
+func Adopt(cfg *api.Config, file json.RawMessage) (c Connection, ok bool, err error) {
+	var f content
+	if json.Unmarshal(file, &f) != nil {
+		return Connection{}, false, nil
+	}
+	ports := []int{f.ShellPort, f.ControlPort, f.StdinPort, f.IOPubPort, f.HBPort}
+	for _, p := range ports {
+		if p < 1 || p > 65535 {
+			return Connection{}, false, nil
+		}
+	}
+	key := cfg.KernelKey
+	if cfg.SameMachine {
+		key = f.Key
+	}
+	c, err = withPorts(cfg, ports, key)
+	return c, err == nil, err
+}
+
+// withPorts returns the Connection to a kernel with these ports: shell, control, stdin, iopub and heartbeat. An empty
+// key is replaced by a new one.
+func withPorts(cfg *api.Config, ports []int, key string) (Connection, error) {
+	f := content{IP: listenIP(cfg), Transport: cfg.Transport, Key: key, SignatureScheme: "hmac-sha256",
 		KernelName: cfg.SpecName}
 	if f.Key == "" {
 		var key [32]byte
@@ -118,20 +141,4 @@ func choosePorts(cfg *api.Config) ([]int, error) {
 // PortTaken reports whether a kernel's last output says that another process took its port.
 func PortTaken(cfg *api.Config, output string) bool {
 	return cfg.Transport == "tcp" && strings.Contains(strings.ToLower(output), "address already in use")
-}
-
-// Ports reads the ports of a connection file's content. It reports false if the file has no five ports. A child decides
-// where its kernel listens, but nothing else about the connection.
-func Ports(file json.RawMessage) ([]int, bool) {
-	var f content
-	if json.Unmarshal(file, &f) != nil {
-		return nil, false
-	}
-	ports := []int{f.ShellPort, f.ControlPort, f.StdinPort, f.IOPubPort, f.HBPort}
-	for _, p := range ports {
-		if p < 1 || p > 65535 {
-			return nil, false
-		}
-	}
-	return ports, true
 }

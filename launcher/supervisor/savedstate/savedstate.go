@@ -30,6 +30,7 @@ const (
 // State is the content of the file.
 type State struct {
 	Epoch    uint64     `json:"epoch"`
+	Identity []byte     `json:"identity,omitempty"` // by which the kernel's sockets know the supervisor; empty: configured
 	Sessions []Session  `json:"sessions"`
 	Requests []*Request `json:"requests"` // in order of arrival
 	Use      Use        `json:"use,omitzero"`
