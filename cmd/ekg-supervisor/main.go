@@ -1,12 +1,17 @@
 // Command ekg-supervisor runs one Jupyter kernel and is a Jupyter gateway for exactly that kernel. Launchers start it.
 // A person can start it too, and any Jupyter client can speak to it.
 //
-//	ekg-supervisor --config FILE [--ready-fd N]
+//	ekg-supervisor --config FILE [--ready-fd N] [--lock-fd M]
 //
 // FILE is an api.Config in JSON. When the supervisor listens, it writes "ok" and a newline to descriptor N and closes
 // it. If it cannot start, it writes one sentence instead and exits with 1. It logs to standard error as JSON lines. It
 // ends when its kernel is gone for good, and stops its kernel on SIGTERM and SIGINT. Orphans of the kernel become its
-// children, and it reaps them.
+// children, and it reaps them. Descriptor M is the kernel's lock, if another program has taken it.
+//
+//	ekg-supervisor parent --config FILE [--ready-fd N]
+//
+// does the same with two processes: a small parent that runs the kernel, and a supervisor, which is started again if it
+// dies. The new supervisor adopts the kernel, which keeps its variables. FILE has same_machine and child_socket.
 //
 //	ekg-supervisor pod
 //
@@ -47,6 +52,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/parent"
 )
 
 // version is set by the linker.
@@ -62,32 +68,50 @@ func run() int {
 			return pod(logger)
 		case "installed":
 			return installed()
+		case "parent":
+			return runParent(os.Args[2:], logger)
 		case "child":
 			return runChild(os.Args[2:])
 		}
 	}
 	config := flag.String("config", "", "file with the kernel's configuration")
 	readyFD := flag.Int("ready-fd", -1, "descriptor that gets \"ok\" when the supervisor listens")
+	lockFD := flag.Int("lock-fd", -1, "descriptor of the kernel's lock, which another program has taken")
 	showVersion := flag.Bool("version", false, "print the version")
 	flag.Parse()
 	if *showVersion {
 		fmt.Println("ekg-supervisor", version)
 		return 0
 	}
-	ready := io.WriteCloser(os.Stderr)
-	if *readyFD >= 0 {
-		ready = os.NewFile(uintptr(*readyFD), "ready")
+	if *lockFD >= 0 {
+		syscall.CloseOnExec(*lockFD) // the lock ends with this process
 	}
-	if err := serve(*config, ready, logger); err != nil {
+	if err := serve(*config, *lockFD >= 0, readyFile(*readyFD), logger); err != nil {
 		logger.Error("supervisor ended", logkey.Err, err)
 		return 1
 	}
 	return 0
 }
 
-// serve runs one kernel to its end. It writes "ok" to ready, or why it cannot start.
-func serve(config string, ready io.WriteCloser, logger *slog.Logger) error {
-	run, err := prepare(config, logger)
+// readyFile returns the file that gets the answer of the start: descriptor fd, or standard error if fd is negative.
+func readyFile(fd int) io.WriteCloser {
+	if fd < 0 {
+		return keptOpen{os.Stderr}
+	}
+	syscall.CloseOnExec(fd)
+	return os.NewFile(uintptr(fd), "ready")
+}
+
+// keptOpen is a writer whose Close does nothing.
+type keptOpen struct{ io.Writer }
+
+// Close does nothing.
+func (keptOpen) Close() error { return nil }
+
+// serve runs one kernel to its end. It writes "ok" to ready, or why it cannot start. With locked, another program holds
+// the kernel's lock.
+func serve(config string, locked bool, ready io.WriteCloser, logger *slog.Logger) error {
+	run, err := prepare(config, locked, logger)
 	answer := "ok"
 	if err != nil {
 		answer = err.Error()
@@ -95,10 +119,8 @@ func serve(config string, ready io.WriteCloser, logger *slog.Logger) error {
 	if _, werr := fmt.Fprintln(ready, answer); werr != nil {
 		logger.Warn("the program that started this supervisor is gone", logkey.Err, werr)
 	}
-	if ready != io.WriteCloser(os.Stderr) {
-		if cerr := ready.Close(); cerr != nil {
-			logger.Warn("ready descriptor cannot be closed", logkey.Err, cerr)
-		}
+	if cerr := ready.Close(); cerr != nil {
+		logger.Warn("ready descriptor cannot be closed", logkey.Err, cerr)
 	}
 	if err != nil {
 		return err
@@ -109,10 +131,13 @@ func serve(config string, ready io.WriteCloser, logger *slog.Logger) error {
 }
 
 // prepare does everything that can fail before the kernel is started. The returned function runs the kernel.
-func prepare(config string, logger *slog.Logger) (run func(context.Context) error, err error) {
+func prepare(config string, locked bool, logger *slog.Logger) (run func(context.Context) error, err error) {
 	cfg, err := api.ReadConfig(config)
 	if err != nil {
 		return nil, err
+	}
+	if locked {
+		cfg.LockFile = ""
 	}
 	return prepareConfig(cfg, logger)
 }
@@ -121,7 +146,7 @@ func prepare(config string, logger *slog.Logger) (run func(context.Context) erro
 func prepareConfig(cfg api.Config, logger *slog.Logger) (run func(context.Context) error, err error) {
 	unlock := func() {}
 	if cfg.LockFile != "" {
-		lock, err := supervisor.Lock(cfg.LockFile)
+		lock, err := parent.Lock(cfg.LockFile)
 		if err != nil {
 			return nil, err
 		}

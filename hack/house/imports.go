@@ -38,6 +38,7 @@ var mayImport = map[string][]string{
 		"launcher/supervisor",
 		"launcher/supervisor/api",
 		"launcher/supervisor/child",
+		"launcher/supervisor/parent",
 	},
 	"cmd/ekg-gpu": {"launcher/gpu"},
 	"deploy":      {},
@@ -144,6 +145,12 @@ var mayImport = map[string][]string{
 		"launcher/proctree",
 		"launcher/supervisor/api",
 		"launcher/logkey",
+	},
+	"launcher/supervisor/parent": {
+		"launcher/atomicfile",
+		"launcher/supervisor/api",
+		"launcher/supervisor/child",
+		"launcher/supervisor/savedstate",
 	},
 	"launcher/supervisor/child": {
 		"kernelspecs",

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"errors"
 	"log/slog"
 	"net"
 	"net/http"
@@ -117,23 +116,6 @@ func TestListen_SocketIsPrivate(t *testing.T) {
 			t.Errorf("mode is %v", st.Mode().Perm())
 		}
 	}
-}
-
-func TestLock(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "lock")
-	f, err := Lock(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Lock(path); !errors.Is(err, ErrTaken) {
-		t.Errorf("second lock: %v", err)
-	}
-	_ = f.Close()
-	f, err = Lock(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = f.Close()
 }
 
 func TestReadConfig(t *testing.T) {

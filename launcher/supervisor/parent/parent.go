@@ -1,0 +1,285 @@
+// Package parent is the small process above a supervisor and its kernel on one machine. The kernel is its child, so the
+// kernel outlives the supervisor: a supervisor that dies is started again, and adopts the kernel. In a pod, the
+// kernel's container has that role.
+//
+// The parent holds no message and no client. It runs the kernel with package child, and waits. If it dies itself,
+// supervisor and kernel die with it (PR_SET_PDEATHSIG).
+//
+// Goroutines: the caller of Run starts supervisors and waits for them. It stays on one thread, because PR_SET_PDEATHSIG
+// follows the thread that forked. Another goroutine is package child's, and Run waits for it.
+package parent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
+)
+
+const (
+	stableLife  = time.Minute            // failures further apart are not counted together
+	maxFailures = 8                      // in a row; then the kernel is ended
+	firstPause  = 250 * time.Millisecond // before the second restart in a row; doubles
+	answerLimit = 15 * time.Second       // for a supervisor to answer that it listens
+	maxAnswer   = 4 << 10                // bytes
+	listens     = "ok"                   // the answer of a supervisor that listens
+)
+
+// Options says what a parent runs. Lock and Log may be nil.
+type Options struct {
+	Config     api.Config     // with SameMachine
+	ConfigFile string         // from which a supervisor reads the Config
+	Program    string         // of the supervisor: a path
+	Name       string         // of the supervisor's process: its first argument
+	Ready      io.WriteCloser // gets the first supervisor's answer, and is closed
+	Lock       *os.File       // the kernel's lock, which supervisors share; nil: no lock
+	Log        *slog.Logger   // nil: no log
+}
+
+// parent is a running Run.
+type parent struct {
+	// Fixed.
+	opts       Options
+	log        *slog.Logger
+	firstPause time.Duration // the constant of this name; tests change it
+	oldEnd     os.FileInfo   // Config.EndFile at the start; nil: there was no file
+	childEnded chan struct{} // closed when package child has ended
+
+	// Guarded by mu.
+	mu       sync.Mutex
+	running  *os.Process // the present supervisor; nil: none runs
+	stopping bool        // a signal has told the parent to end
+}
+
+// Run runs a kernel and its supervisor, one supervisor after the other, until the kernel has ended for good. It returns
+// the exit code of the program. The end of ctx makes the supervisor stop its kernel.
+func Run(ctx context.Context, o Options) int { return run(ctx, o, firstPause) }
+
+func run(ctx context.Context, o Options, firstPause time.Duration) int {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	p := &parent{opts: o, log: o.Log.With(logkey.Kernel, o.Config.KernelID), firstPause: firstPause,
+		childEnded: make(chan struct{})}
+	p.oldEnd, _ = os.Stat(o.Config.EndFile) // an earlier end may be on record
+	// They are about an earlier kernel process, which died with its parent.
+	state := filepath.Join(o.Config.SpillDir, savedstate.FileName)
+	for _, f := range []string{child.EndedFile(o.Config.ChildSocket), state} {
+		if err := os.Remove(f); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			p.answer(err.Error())
+			return 1
+		}
+	}
+	go func() {
+		defer close(p.childEnded)
+		child.Run(context.Background(), child.Options{Socket: o.Config.ChildSocket, Log: p.log})
+	}()
+	defer context.AfterFunc(ctx, p.passOnSignal)()
+	code := p.supervise(ctx)
+	p.endChild()
+	return code
+}
+
+// answer tells the program that started the parent whether the kernel has a supervisor.
+func (p *parent) answer(text string) {
+	if text != "" {
+		if _, err := fmt.Fprintln(p.opts.Ready, text); err != nil {
+			p.log.Warn("the program that started this supervisor is gone", logkey.Err, err)
+		}
+	}
+	_ = p.opts.Ready.Close() // the answer is written
+}
+
+// passOnSignal makes the present supervisor stop its kernel.
+func (p *parent) passOnSignal() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stopping = true
+	if p.running != nil {
+		_ = p.running.Signal(syscall.SIGTERM) // os.ErrProcessDone: supervise notices
+	}
+}
+
+// supervise starts supervisors until the kernel has ended for good, and returns the exit code.
+func (p *parent) supervise(ctx context.Context) int {
+	for failures, first := 0, true; ; first = false {
+		began := time.Now()
+		end := p.runSupervisor(first)
+		switch {
+		case p.ended(end):
+			return max(end.code, 0)
+		case first && end.answer != listens:
+			return 1 // the answer says why
+		case ctx.Err() != nil:
+			p.giveUp(api.SignalReason, true)
+			return 1
+		}
+		if time.Since(began) >= stableLife {
+			failures = 0
+		}
+		failures++
+		p.log.Error("supervisor ended unexpectedly", logkey.PID, end.pid, logkey.Cause, end.String(),
+			logkey.Attempt, failures)
+		if failures >= maxFailures {
+			p.giveUp(fmt.Sprintf("its supervisor ended unexpectedly %d times in a row, the last time %s; "+
+				"its variables are lost", failures, end), false)
+			return 1
+		}
+		p.pause(ctx, failures)
+	}
+}
+
+// pause waits before another supervisor is started. The first restart is immediate.
+func (p *parent) pause(ctx context.Context, failures int) {
+	if failures <= 1 {
+		return
+	}
+	t := time.NewTimer(p.firstPause << (failures - 2))
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// ending is how a supervisor ended.
+type ending struct {
+	pid    int
+	answer string // what it wrote when it was ready or could not start; "": nothing
+	code   int    // -1: a signal ended it, or it was not started
+	signal syscall.Signal
+}
+
+// String ends the sentence "it ended ...".
+func (e ending) String() string {
+	switch {
+	case e.answer != listens && e.answer != "":
+		return "because it could not start: " + e.answer
+	case e.signal != 0:
+		return fmt.Sprintf("by signal %d (%s)", int(e.signal), e.signal)
+	case e.code == 2:
+		return "with exit code 2, as after a fault in the program; its log shows where"
+	}
+	return fmt.Sprintf("with exit code %d", e.code)
+}
+
+// runSupervisor starts a supervisor and returns when it has ended. The first one's answer is passed on.
+func (p *parent) runSupervisor(first bool) ending {
+	end := ending{code: -1}
+	proc, ready, err := p.start()
+	if err != nil {
+		end.answer = err.Error()
+		if first {
+			p.answer(end.answer)
+		}
+		return end
+	}
+	defer ready.Close() //nolint:errcheck // it was only read
+	end.pid = proc.Pid
+	if !first { // else the program that has started the parent waits, and decides how long
+		_ = ready.SetReadDeadline(time.Now().Add(answerLimit)) // a pipe has deadlines
+	}
+	b, err := io.ReadAll(io.LimitReader(ready, maxAnswer))
+	end.answer = strings.TrimSpace(strings.ToValidUTF8(string(b), ""))
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		end.answer = fmt.Sprintf("it did not answer within %s", answerLimit)
+		_ = proc.Kill() // os.ErrProcessDone: it has ended since
+	}
+	if first {
+		p.answer(end.answer)
+	}
+	state, err := proc.Wait()
+	p.mu.Lock()
+	p.running = nil
+	p.mu.Unlock()
+	if err != nil {
+		p.log.Error("supervisor cannot be waited for", logkey.PID, end.pid, logkey.Err, err)
+		return end
+	}
+	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		end.signal = status.Signal()
+	}
+	end.code = state.ExitCode()
+	return end
+}
+
+// start starts a supervisor. It writes its answer to ready.
+func (p *parent) start() (proc *os.Process, ready *os.File, err error) {
+	ready, answer, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	defer answer.Close() //nolint:errcheck // the supervisor has a copy
+	argv := []string{p.opts.Name, "--config", p.opts.ConfigFile, "--ready-fd", "3"}
+	files := []*os.File{os.Stdin, os.Stdout, os.Stderr, answer}
+	if p.opts.Lock != nil {
+		argv, files = append(argv, "--lock-fd", "4"), append(files, p.opts.Lock)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stopping {
+		err = errors.New(api.SignalReason)
+	} else {
+		proc, err = os.StartProcess(p.opts.Program, argv,
+			&os.ProcAttr{Files: files, Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}})
+	}
+	if err != nil {
+		_ = ready.Close() // nothing was read
+		return nil, nil, err
+	}
+	p.running = proc
+	return proc, ready, nil
+}
+
+// ended reports whether the kernel has ended for good. A supervisor exits with 0 only then. One that is killed while it
+// shows a dead kernel leaves the record of the kernel's end, and is not needed again.
+func (p *parent) ended(end ending) bool {
+	if end.code == 0 {
+		return true
+	}
+	if _, err := os.Stat(child.EndedFile(p.opts.Config.ChildSocket)); err == nil {
+		return true
+	}
+	now, err := os.Stat(p.opts.Config.EndFile)
+	return err == nil && (p.oldEnd == nil || !os.SameFile(now, p.oldEnd) || !now.ModTime().Equal(p.oldEnd.ModTime()))
+}
+
+// giveUp records why the kernel is ended without a supervisor.
+func (p *parent) giveUp(reason string, stopped bool) {
+	p.log.Error("kernel is ended, because it has no supervisor", logkey.Reason, reason)
+	b, err := json.Marshal(api.Ending{KernelID: p.opts.Config.KernelID, Reason: reason, Stopped: stopped,
+		At: time.Now().UTC()})
+	if err == nil {
+		err = atomicfile.Write(p.opts.Config.EndFile, b)
+	}
+	if err != nil {
+		p.log.Error("the kernel's end cannot be recorded", logkey.Err, err)
+	}
+}
+
+// endChild ends the kernel, if it still runs, and waits for that.
+func (p *parent) endChild() {
+	if err := os.WriteFile(child.EndedFile(p.opts.Config.ChildSocket), nil, 0o600); err != nil {
+		p.log.Error("the end of the kernel cannot be noted", logkey.Err, err)
+		return // the kernel ends with this process
+	}
+	<-p.childEnded
+}
