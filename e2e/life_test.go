@@ -162,40 +162,6 @@ func TestE2E_GatewayKilled(t *testing.T) {
 	}
 }
 
-func TestE2E_SupervisorKilled(t *testing.T) {
-	for _, down := range []bool{false, true} {
-		t.Run(map[bool]string{false: "gateway up", true: "gateway down"}[down], func(t *testing.T) {
-			g := newGateway(t)
-			id := g.kernel("python3")
-			c := g.dial(t, id, "s", true)
-			c.says("import subprocess; child = subprocess.Popen(['sleep', '1000'])", "")
-			if n := len(g.kernelProcesses(id)); n < 2 {
-				t.Fatalf("the kernel has %d processes, want at least its own and its child", n)
-			}
-			pid := g.supervisorOf(id)
-			if down {
-				g.kill()
-			}
-			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
-			if down {
-				noneLeft(t, 5*time.Second, "the end of the kernel without a gateway", func(p process) bool {
-					return ofKernel(id)(p) && strings.Contains(p.cmdline, "ipykernel")
-				})
-				g.start()
-			}
-			m := g.state(id, "dead", 10*time.Second)
-			if !strings.Contains(m.Reason, "supervisor") {
-				t.Errorf("the reason is %q", m.Reason)
-			}
-			g.noProcesses(id) // its child is gone, too
-			g.want(200, "POST", "/api/kernels/"+id+"/restart", "{}", nil)
-			g.dial(t, id, "s2", true).says("print('again')", "again\n")
-		})
-	}
-}
-
 // TestE2E_LostOutput: a kernel drops its output while no one reads it. The cell reports the exact number of lost
 // messages.
 func TestE2E_LostOutput(t *testing.T) {

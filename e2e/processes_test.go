@@ -47,13 +47,19 @@ func processes(t *testing.T, match func(process) bool) []process {
 }
 
 // supervisorOf returns the process id of the kernel's supervisor.
-func (g *gateway) supervisorOf(id string) int {
+func (g *gateway) supervisorOf(id string) int { return g.oneProcess(id, "ekg-supervisor --config ") }
+
+// parentOf returns the process id of the parent of the kernel's supervisor.
+func (g *gateway) parentOf(id string) int { return g.oneProcess(id, "ekg-supervisor parent ") }
+
+// oneProcess returns the only process with a kernel's id and this text on its command line.
+func (g *gateway) oneProcess(id, text string) int {
 	g.t.Helper()
 	found := processes(g.t, func(p process) bool {
-		return strings.Contains(p.cmdline, "ekg-supervisor ") && strings.Contains(p.cmdline, id)
+		return strings.Contains(p.cmdline, text) && strings.Contains(p.cmdline, id)
 	})
 	if len(found) != 1 {
-		g.t.Fatalf("kernel %s has %d supervisors: %v", id, len(found), found)
+		g.t.Fatalf("kernel %s has %d processes with %q: %v", id, len(found), text, found)
 	}
 	return found[0].pid
 }

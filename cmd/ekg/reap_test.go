@@ -107,7 +107,7 @@ done; exec sleep 1000`, early, late)
 			return true
 		})
 	}
-	reaped("orphans of a kernel", supervisor+"\x00--config\x00", early, 3)
+	reaped("orphans of a kernel", supervisor+"\x00parent\x00--config\x00", early, 3)
 	req, err := http.NewRequest("DELETE", at+"api/kernels/"+made.ID, nil)
 	if err != nil {
 		t.Fatal(err)

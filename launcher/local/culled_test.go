@@ -80,12 +80,7 @@ func TestCulled_Removed(t *testing.T) {
 	p := newPlace(t)
 	p.change = func(o *Options, _ *timing) { o.Cull = api.Cull{IdleTimeout: time.Second} }
 	l := p.launcher()
-	spec := kernelspecs.Spec{
-		Name:          "real",
-		Argv:          []string{os.Args[0], "kernel", "-f", "{connection_file}"},
-		InterruptMode: "signal",
-	}
-	if _, _, err := l.Start(t.Context(), launcher.Request{ID: id(1), Owner: "ann", Spec: spec}); err != nil {
+	if _, _, err := l.Start(t.Context(), launcher.Request{ID: id(1), Owner: "ann", Spec: realSpec()}); err != nil {
 		t.Fatal(err)
 	}
 	supervisor := processesOf(t, p, 1).Supervisor

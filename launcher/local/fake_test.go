@@ -23,6 +23,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/parent"
 )
 
 // TestMain makes the test binary four programs: the tests; ekg-supervisor, if the arguments are a supervisor's; the
@@ -30,6 +31,8 @@ import (
 // with "fake".
 func TestMain(m *testing.M) {
 	switch {
+	case len(os.Args) > 3 && os.Args[1] == "parent":
+		os.Exit(parentMain(os.Args[3]))
 	case len(os.Args) > 2 && os.Args[1] == "--config":
 		os.Exit(supervisorMain(os.Args[2]))
 	case len(os.Args) > 1 && os.Args[1] == "kernel":
@@ -46,27 +49,47 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func supervisorMain(config string) int {
+// parentMain is the parent of a real supervisor, or a fake supervisor without a parent.
+func parentMain(config string) int {
 	ready := os.NewFile(3, "ready")
 	cfg, err := api.ReadConfig(config)
+	var lock *os.File
+	if err == nil && cfg.Argv[0] == "fake" {
+		return fakeMain(cfg, ready)
+	}
+	if err == nil {
+		lock, err = parent.Lock(cfg.LockFile)
+	}
 	if err != nil {
 		_, _ = fmt.Fprintln(ready, err)
 		return 1
 	}
-	if cfg.Argv[0] == "fake" {
-		f := &fakeSupervisor{
-			cfg:     cfg,
-			mode:    cfg.Argv[1],
-			changed: make(chan struct{}),
-			over:    make(chan struct{}),
-			ended:   make(chan struct{}),
-			status: api.Status{
-				Protocol: api.ProtocolVersion, Build: "fake", KernelID: cfg.KernelID, PID: os.Getpid(),
-				State: "starting", LastActivity: time.Now().UTC(), LogBytes: 7, LogLimit: cfg.LogLimit},
-		}
-		return f.run(ready)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	return parent.Run(ctx, parent.Options{Config: cfg, ConfigFile: config, Program: os.Args[0], Name: os.Args[0],
+		Ready: ready, Lock: lock, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+}
+
+func fakeMain(cfg api.Config, ready *os.File) int {
+	f := &fakeSupervisor{
+		cfg:     cfg,
+		mode:    cfg.Argv[1],
+		changed: make(chan struct{}),
+		over:    make(chan struct{}),
+		ended:   make(chan struct{}),
+		status: api.Status{
+			Protocol: api.ProtocolVersion, Build: "fake", KernelID: cfg.KernelID, PID: os.Getpid(),
+			State: "starting", LastActivity: time.Now().UTC(), LogBytes: 7, LogLimit: cfg.LogLimit},
 	}
-	lock, err := supervisor.Lock(cfg.LockFile)
+	return f.run(ready)
+}
+
+// supervisorMain is the real supervisor below its parent.
+func supervisorMain(config string) int {
+	ready := os.NewFile(3, "ready")
+	syscall.CloseOnExec(3)
+	syscall.CloseOnExec(4) // the lock
+	cfg, err := api.ReadConfig(config)
 	if err != nil {
 		_, _ = fmt.Fprintln(ready, err)
 		return 1
@@ -85,7 +108,6 @@ func supervisorMain(config string) int {
 		_, _ = fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	_ = lock.Close()
 	return 0
 }
 
@@ -144,7 +166,7 @@ func (f *fakeSupervisor) run(ready *os.File) int {
 		}
 		<-make(chan struct{})
 	}
-	lock, err := supervisor.Lock(f.cfg.LockFile)
+	lock, err := parent.Lock(f.cfg.LockFile)
 	if err != nil {
 		_, _ = fmt.Fprintln(ready, err)
 		return 1

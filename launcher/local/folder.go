@@ -62,8 +62,17 @@ type record struct {
 
 // processIDs is process.json.
 type processIDs struct {
-	Supervisor int `json:"supervisor"`
-	Kernel     int `json:"kernel"` // 0 if there is none
+	Parent     int `json:"parent,omitempty"` // 0: an earlier version has started the kernel, without a parent
+	Supervisor int `json:"supervisor"`       // 0: not known yet
+	Kernel     int `json:"kernel"`           // 0 if there is none
+}
+
+// holder returns the process whose end is the end of supervisor and kernel; 0: not known.
+func (p processIDs) holder() int {
+	if p.Parent != 0 {
+		return p.Parent
+	}
+	return p.Supervisor
 }
 
 // storedEnding is the record of a kernel whose folder was removed. Earlier versions of the program stored fewer fields.

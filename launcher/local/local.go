@@ -1,5 +1,6 @@
-// Package local runs kernels as processes of this machine. Each kernel has a supervisor: a process in a session of its
-// own that outlives the gateway. Everything that is known of a kernel is stored in one folder.
+// Package local runs kernels as processes of this machine. Each kernel has a supervisor. Supervisor and kernel are
+// children of one small process, the parent, which is in a session of its own and outlives the gateway. Everything that
+// is known of a kernel is stored in one folder.
 //
 // The folder is the truth. A launcher holds in memory only what it has read there or received from a supervisor. It
 // reads again when it is opened, when a client names a kernel that it does not know, and at intervals. Several
@@ -7,9 +8,11 @@
 //
 //	STATE/kernels/ID/kernel.json      record: owner, time of creation, address of the supervisor
 //	STATE/kernels/ID/supervisor.json  configuration of the supervisor, also for later restarts
-//	STATE/kernels/ID/process.json     process ids of supervisor and kernel, for when the supervisor is killed
+//	STATE/kernels/ID/process.json     process ids of parent, supervisor and kernel, for when the parent is killed
+//	STATE/kernels/ID/requests.json    the supervisor's state, for a supervisor that adopts the kernel
+//	STATE/kernels/ID/supervisor.log   the log of parent and supervisors
 //	STATE/kernels/ID/notes.json       launcher.Notes: Jupyter's sessions, grants; changed under notes.lock
-//	STATE/kernels/ID/lock             flocked by the supervisor for its whole life: a held lock means that it lives
+//	STATE/kernels/ID/lock             flocked by the parent for its whole life: a held lock means that it lives
 //	STATE/kernels/ID/ended.json       why the kernel ended, while it is still shown as dead
 //	STATE/kernels/ID/again.lock       flocked while the dead kernel is being restarted, if there are limits
 //	STATE/ended/ID.json               the ending, owner and spec, after the folder has been removed; for a week

@@ -87,17 +87,21 @@ func (l *Launcher) cleanUp(k *kernel) (*api.Ending, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		l.log.Warn("process ids of a kernel cannot be read", logkey.Kernel, k.id, logkey.Err, err)
 	}
-	reason := fmt.Sprintf("its supervisor process (pid %d) ended unexpectedly; its log and variables are lost",
-		p.Supervisor)
-	if p.Supervisor == 0 {
-		reason = "its supervisor process ended unexpectedly; its log and variables are lost"
+	reason := "its supervisor process ended unexpectedly; its log and variables are lost"
+	switch {
+	case p.Parent != 0:
+		reason = fmt.Sprintf("the parent of its supervisor (pid %d) ended unexpectedly; its log and variables are lost",
+			p.Parent)
+	case p.Supervisor != 0:
+		reason = fmt.Sprintf("its supervisor process (pid %d) ended unexpectedly; its log and variables are lost",
+			p.Supervisor)
 	}
 	n, err := proctree.KillRemains(k.id, p.Kernel)
 	if err != nil {
 		// The kernel is dead all the same: a process that survives SIGKILL is stuck in the operating system.
 		l.log.Error("processes of a dead kernel remain", logkey.Kernel, k.id, logkey.Err, err)
 	}
-	l.log.Warn("kernel's supervisor ended unexpectedly", logkey.Kernel, k.id, logkey.PID, p.Supervisor, logkey.Killed, n)
+	l.log.Warn("kernel's supervisor ended unexpectedly", logkey.Kernel, k.id, logkey.PID, p.holder(), logkey.Killed, n)
 	end := &api.Ending{KernelID: k.id, Reason: reason, At: l.timing.now().UTC()}
 	return end, writeJSON(l.layout.file(k.id, endFile), end)
 }

@@ -3,9 +3,12 @@ package local
 import (
 	"errors"
 	"fmt"
+	"os"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -62,4 +65,79 @@ func TestSupervisorKilled(t *testing.T) {
 		kill(t, ps.Supervisor)
 		check(t, p, p.launcher(), ps.Supervisor)
 	})
+}
+
+// realSpec is a kernelspec of the fake kernel below a real supervisor.
+func realSpec() kernelspecs.Spec {
+	return kernelspecs.Spec{Name: "real", Argv: []string{os.Args[0], "kernel", "-f", "{connection_file}"},
+		InterruptMode: "signal"}
+}
+
+// TestParent_Killed: a supervisor that is killed is started again, and adopts its kernel. A parent that is killed takes
+// both with it.
+func TestParent_Killed(t *testing.T) {
+	p := newPlace(t)
+	l := p.launcher()
+	if _, _, err := l.Start(t.Context(), launcher.Request{ID: id(1), Owner: "ann", Spec: realSpec()}); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, l, 1, "idle", isIdle)
+	before := processesOf(t, p, 1)
+	for range 2 {
+		now := processesOf(t, p, 1)
+		kill(t, now.Supervisor)
+		eventually(t, "another supervisor has adopted the kernel", func() bool {
+			last := now
+			now = processesOf(t, p, 1)
+			return now.Supervisor != last.Supervisor
+		})
+		if now.Kernel != before.Kernel || now.Parent != before.Parent || now.Supervisor == now.Parent {
+			t.Errorf("the processes were %+v and are %+v", before, now)
+		}
+		if k := wait(t, l, 1, "idle", isIdle); k.Reason != "" {
+			t.Errorf("the kernel is %+v", k)
+		}
+	}
+	last := processesOf(t, p, 1)
+	kill(t, before.Parent)
+	k := wait(t, l, 1, "dead", isDead)
+	want := fmt.Sprintf("the parent of its supervisor (pid %d) ended unexpectedly; its log and variables are lost",
+		before.Parent)
+	if k.Reason != want {
+		t.Errorf("the reason is %q, not %q", k.Reason, want)
+	}
+	eventually(t, "supervisor and kernel are gone", func() bool {
+		return syscall.Kill(last.Supervisor, 0) != nil && len(carriers(1)) == 0
+	})
+	if _, err := l.Revive(t.Context(), id(1)); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, l, 1, "idle", isIdle)
+}
+
+// TestParent_StopsAll: the end of a kernel is the end of its supervisor and of their parent.
+func TestParent_StopsAll(t *testing.T) {
+	const none = syscall.Signal(0)
+	for name, supervisor := range map[string]syscall.Signal{"by a request": none,
+		"while its supervisor hangs": syscall.SIGSTOP} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlace(t)
+			p.change = func(_ *Options, tm *timing) { tm.stopMargin = 100 * time.Millisecond }
+			l := p.launcher()
+			if _, _, err := l.Start(t.Context(), launcher.Request{ID: id(1), Owner: "ann", Spec: realSpec()}); err != nil {
+				t.Fatal(err)
+			}
+			wait(t, l, 1, "idle", isIdle)
+			ps := processesOf(t, p, 1)
+			if err := syscall.Kill(ps.Supervisor, supervisor); err != nil {
+				t.Fatal(err)
+			}
+			if err := l.Stop(t.Context(), id(1), "enough"); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "all three are gone", func() bool {
+				return syscall.Kill(ps.Supervisor, 0) != nil && syscall.Kill(ps.Parent, 0) != nil && len(carriers(1)) == 0
+			})
+		})
+	}
 }

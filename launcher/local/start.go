@@ -150,8 +150,9 @@ func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
 	cfg := api.Config{
 		Protocol: api.ProtocolVersion, KernelID: req.ID, SpecName: req.Spec.Name, Owner: req.Owner,
 		Argv: req.Spec.Command(map[string]string{"kernel_id": req.ID}), Env: env, InterruptMode: mode,
-		WorkingDir:     workingDir(req.WorkingDir, l.dir),
-		Listen:         "unix:" + rec.Socket,
+		WorkingDir:  workingDir(req.WorkingDir, l.dir),
+		Listen:      "unix:" + rec.Socket,
+		ChildSocket: childSocket(runDir), SameMachine: true,
 		ConnectionFile: l.layout.file(req.ID, connectionFile), Transport: transport, RunDir: runDir,
 		LockFile: l.layout.file(req.ID, lockFile), EndFile: l.layout.file(req.ID, endFile), SpillDir: l.layout.kernel(req.ID),
 		StopGrace: l.opts.StopGrace, DeadLinger: l.opts.DeadLinger,
@@ -307,6 +308,7 @@ func (l *Launcher) revive(ctx context.Context, k *kernel) error {
 	l.setLogBounds(&cfg)
 	cfg.StopGrace, cfg.DeadLinger, cfg.RestartLimit = l.opts.StopGrace, l.opts.DeadLinger, api.DefaultRestartLimit
 	cfg.WorkingDir = workingDir(cfg.WorkingDir, l.dir)
+	cfg.ChildSocket, cfg.SameMachine = childSocket(k.rec.RunDir), true
 	if err := writeJSON(l.layout.file(k.id, configFile), cfg); err != nil {
 		return err
 	}
@@ -321,8 +323,11 @@ func (l *Launcher) revive(ctx context.Context, k *kernel) error {
 	return nil
 }
 
-// launch starts the kernel's supervisor and waits until it listens. The caller holds the folder's lock. After an error
-// no process is left.
+// childSocket returns the socket between a kernel's supervisor and its parent.
+func childSocket(runDir string) string { return filepath.Join(runDir, "c") }
+
+// launch starts the parent of the kernel's supervisor, and waits until the supervisor listens. The caller holds the
+// folder's lock. After an error no process is left.
 func (l *Launcher) launch(ctx context.Context, k *kernel) error {
 	if err := makePrivate(k.rec.RunDir); err != nil {
 		return err
@@ -342,7 +347,7 @@ func (l *Launcher) launch(ctx context.Context, k *kernel) error {
 		return err
 	}
 	defer ready.Close() //nolint:errcheck // it was only read
-	argv := []string{l.opts.Supervisor, "--config", l.layout.file(k.id, configFile), "--ready-fd", "3"}
+	argv := []string{l.opts.Supervisor, "parent", "--config", l.layout.file(k.id, configFile), "--ready-fd", "3"}
 	ch, err := l.children.start(argv, supervisorEnv(l.environ), "/", []*os.File{null, out, out, readyWriter})
 	_ = readyWriter.Close() // the supervisor has a copy
 	if err != nil {
@@ -360,7 +365,7 @@ func (l *Launcher) launch(ctx context.Context, k *kernel) error {
 		}
 		return err
 	}
-	l.writeProcesses(k, processIDs{Supervisor: ch.pid})
+	l.writeProcesses(k, processIDs{Parent: ch.pid})
 	return nil
 }
 

@@ -145,8 +145,8 @@ func (l *Launcher) endSupervisor(ctx context.Context, k *kernel, patience time.D
 		l.log.Warn("process ids of a kernel cannot be read", logkey.Kernel, k.id, logkey.Err, err)
 	}
 	if err := l.awaitUnlocked(ctx, k, patience); err != nil {
-		l.log.Warn("supervisor does not end and is killed", logkey.Kernel, k.id, logkey.PID, p.Supervisor)
-		if err := l.killSupervisor(k, p.Supervisor); err != nil {
+		l.log.Warn("supervisor does not end and is killed", logkey.Kernel, k.id, logkey.PID, p.holder())
+		if err := l.killSupervisor(k, p.holder()); err != nil {
 			return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 		}
 		if err := l.awaitUnlocked(ctx, k, exitLimit); err != nil {
@@ -183,7 +183,8 @@ func (l *Launcher) awaitUnlocked(ctx context.Context, k *kernel, limit time.Dura
 	}
 }
 
-// killSupervisor kills the process that holds the kernel's lock. Process ids are reused, so it checks that the
+// killSupervisor kills the process that holds the kernel's lock: the supervisor's parent, or a supervisor without one.
+// Supervisor and kernel end with it. Process ids are reused, so it checks that the
 // arguments of the process name the kernel's configuration. The handle of the process is opened before that check.
 func (l *Launcher) killSupervisor(k *kernel, pid int) error {
 	if pid <= 1 {

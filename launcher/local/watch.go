@@ -67,7 +67,7 @@ func (f followed) Receive(st api.Status, enterLocked func() (follow.Supervisor, 
 		l.recount()
 	}
 	if newSupervisor || before.Status.KernelPID != st.KernelPID {
-		l.writeProcesses(k, processIDs{Supervisor: st.PID, Kernel: st.KernelPID})
+		l.writeProcesses(k, processIDs{Parent: st.ParentPID, Supervisor: st.PID, Kernel: st.KernelPID})
 	}
 }
 
