@@ -243,9 +243,11 @@ func TestE2E_InputAfterCut(t *testing.T) {
 				}
 				touch(t, file)
 				back := p.through(g).dial(t, id, "s", v1)
-				if !how.seen {
-					prompt, _ = back.until(20*time.Second, "the prompt", isPrompt)
+				again, _ := back.until(20*time.Second, "the prompt", isPrompt)
+				if how.seen && again.Header.MsgID != prompt.Header.MsgID {
+					t.Errorf("the prompt that came again is %+v, was %+v", again.Header, prompt.Header)
 				}
+				prompt = again
 				back.send("stdin", "input_reply", `{"value": "this", "status": "ok"}`, func(m *message) {
 					m.Parent = prompt.Header
 				})

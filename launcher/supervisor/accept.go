@@ -10,6 +10,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/prompts"
 )
 
 // maxAsked bounds the kernel_info_requests of one reader that wait for the kernel.
@@ -73,15 +74,26 @@ func (s *Supervisor) admitLocked(c *clientConn, m jupyter.Message, h jupyter.Hea
 		}
 		return nil
 	}
+	var prompt *prompts.Prompt
+	if m.Channel == jupyter.Stdin && h.MsgType == "input_reply" {
+		p, ok := s.matchInputLocked(c, &m)
+		if !ok {
+			return nil
+		}
+		prompt = p
+	}
 	if m.Channel == jupyter.Stdin && s.cfg.Cull.Counts(h.MsgType) {
 		s.clock.Used()
 	}
 	r := s.registerLocked(c.session, &m, h)
-	if err := s.gates[m.Channel].push(m, r); err != nil {
+	if err := s.gates[m.Channel].Push(m, r); err != nil {
 		if r != nil {
 			s.finishLocked(r)
 		}
 		return &framing.CloseError{Code: websocket.CloseTryAgainLater, Reason: err.Error()}
+	}
+	if prompt != nil {
+		s.prompts.Answered(prompt, c.session)
 	}
 	s.showWaitingLocked()
 	return nil

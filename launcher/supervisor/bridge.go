@@ -16,6 +16,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gaps"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/zeromq"
 )
@@ -45,7 +46,7 @@ type bridge struct {
 	log     *slog.Logger
 	signer  *jupyter.Signer
 	sockets [jupyter.IOPub + 1]zeromq.Socket
-	gates   *[jupyter.IOPub + 1]*gate
+	gates   *[jupyter.IOPub + 1]*gate.Gate
 	deliver func(*bridge, jupyter.Message)
 	// called for a message that exceeds the limits, with the frames before the excess
 	oversized func(*bridge, jupyter.Channel, [][]byte, *zeromq.TooLargeError)
@@ -222,17 +223,17 @@ func (b *bridge) complain(kind, msg string, args ...any) {
 
 func (b *bridge) send(ctx context.Context, c jupyter.Channel) {
 	for {
-		m, err := b.gates[c].take(ctx)
+		m, err := b.gates[c].Take(ctx)
 		if err != nil {
 			return
 		}
-		if m.req != nil {
-			m.req.Sent.Store(true)
+		if m.Req != nil {
+			m.Req.Sent.Store(true)
 		}
-		b.sent.add(c, m.msg.Size()) // before sending, so that it is counted when the answer is there
-		if err := b.sockets[c].Send(m.msg.Frames(b.signer)); err != nil {
-			if m.req != nil {
-				b.unsent(m.req)
+		b.sent.add(c, m.Msg.Size()) // before sending, so that it is counted when the answer is there
+		if err := b.sockets[c].Send(m.Msg.Frames(b.signer)); err != nil {
+			if m.Req != nil {
+				b.unsent(m.Req)
 			}
 			b.fail(err)
 			return
@@ -378,7 +379,7 @@ func (s *Supervisor) checkReadyLocked(b *bridge) {
 	s.clock.Ready()
 	s.reason = ""
 	for _, c := range channels {
-		s.gates[c].release(heldNotReady)
+		s.gates[c].Release(gate.NotReady)
 	}
 	// Front ends show the last status. That may be the kernel's own "starting", because no client gets the idle behind the
 	// answer to the supervisor's request.
@@ -437,6 +438,10 @@ func (s *Supervisor) deliverReplyLocked(m *jupyter.Message, parent jupyter.Heade
 	case m.Channel == jupyter.Stdin:
 		if r == nil {
 			r = s.runningCellLocked() // no known parent: the session whose cell runs
+		}
+		if r != nil && jupyter.MsgType(m.Header) == "input_request" {
+			s.askLocked(r, *m)
+			return
 		}
 		if r != nil {
 			to = r.Session

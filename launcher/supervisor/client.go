@@ -75,10 +75,10 @@ func sessionKey(r *http.Request, readOnly bool) string {
 	return fmt.Sprintf("%s\x00%v\x00%s", r.Header.Get(api.HeaderUser), readOnly, id)
 }
 
-// keyUser returns the user of a key of sessionKey.
-func keyUser(key string) string {
-	user, _, _ := strings.Cut(key, "\x00")
-	return user
+// parseKey returns the user and the right of a key of sessionKey.
+func parseKey(key string) (user string, readOnly bool) {
+	user, rest, _ := strings.Cut(key, "\x00")
+	return user, strings.HasPrefix(rest, "true\x00")
 }
 
 // ownedBy reports whether a user owns the kernel. Without users everyone is the owner.
@@ -121,6 +121,7 @@ func (s *Supervisor) join(c *clientConn, key, cursor string) error {
 		// JupyterLab leaves the first connection of its session unread. So each one gets the status until one is used.
 		c.send(s.presentStatusLocked())
 	}
+	s.offerAgainLocked(c)
 	s.clients[c] = struct{}{}
 	s.handlers.Add(1)
 	return nil

@@ -69,6 +69,7 @@ type useFacts struct {
 type savedFacts struct {
 	epoch     uint64
 	requests  uint64 // version of the table
+	prompts   uint64 // version of the table
 	started   time.Time
 	idle      activity.Idle
 	left      time.Time
@@ -100,8 +101,8 @@ func (s *Supervisor) factsLocked() facts {
 			keepUntil:   s.keepUntil,
 			computes:    s.computes,
 		},
-		saved: savedFacts{epoch: s.epoch, requests: s.requests.Version(), started: s.started, idle: idle, left: s.lastLeft,
-			connected: s.sessions.Active() > 0, keepUntil: s.keepUntil},
+		saved: savedFacts{epoch: s.epoch, requests: s.requests.Version(), prompts: s.prompts.Version(),
+			started: s.started, idle: idle, left: s.lastLeft, connected: s.sessions.Active() > 0, keepUntil: s.keepUntil},
 	}
 }
 

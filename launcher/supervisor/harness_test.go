@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -395,4 +396,19 @@ func find(all []got, msgType, parent string) (got, bool) {
 		}
 	}
 	return got{}, false
+}
+
+// numbered returns a message with a number and the given size.
+func numbered(n, size int) jupyter.Message {
+	content := map[string]string{"n": strconv.Itoa(n), "pad": strings.Repeat("x", size)}
+	return jupyter.New(jupyter.IOPub, "stream", "s", nil, content)
+}
+
+// number returns the number of such a message.
+func number(t interface{ Fatalf(string, ...any) }, m *jupyter.Message) int {
+	n, err := strconv.Atoi(jupyter.StringField(m.Content, "n"))
+	if err != nil {
+		t.Fatalf("%v in %s", err, m.Content)
+	}
+	return n
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
 )
 
@@ -344,8 +345,8 @@ func (s *Supervisor) endUnstartedLife(out *outcome) {
 func (s *Supervisor) endRequestsLocked(out *outcome) {
 	s.lastParent = nil
 	for _, c := range channels {
-		s.gates[c].hold(heldNoProcess)
-		s.gates[c].discard()
+		s.gates[c].Hold(gate.NoProcess)
+		s.gates[c].Discard()
 	}
 	s.clearWaitingLocked()
 	if out.op != nil && !out.op.stop {
@@ -398,7 +399,7 @@ func (s *Supervisor) noteProcessLocked(proc kernelProcess) {
 	}
 	s.waiting.Text = "" // the container is there
 	for _, c := range channels {
-		s.gates[c].release(heldNoProcess)
+		s.gates[c].Release(gate.NoProcess)
 	}
 }
 
@@ -412,7 +413,7 @@ func (s *Supervisor) setBridge(b *bridge) {
 	}
 	if b == nil {
 		for _, c := range channels {
-			s.gates[c].hold(heldNotReady)
+			s.gates[c].Hold(gate.NotReady)
 		}
 	}
 	s.mu.Unlock()

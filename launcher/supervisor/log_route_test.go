@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"testing"
@@ -382,5 +383,12 @@ func TestLogRoute_Lost(t *testing.T) {
 	parent := r.readLog("parent=unknown")
 	if len(parent) != 1 || parent[0].Lost == 0 {
 		t.Errorf("the loss of an unknown request is reported in %d lines", len(parent))
+	}
+}
+
+// TestLogRoute_FollowOff: follow=0 is a valid query.
+func TestLogRoute_FollowOff(t *testing.T) {
+	if _, err := logstream.ParseQuery(url.Values{"after": {"3"}, "follow": {"0"}}); err != nil {
+		t.Error(err)
 	}
 }

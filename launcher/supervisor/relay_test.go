@@ -11,6 +11,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gate"
 )
 
 // TestRelay_ExactlyOnce: a relay that resumes from the last cursor that it has passed on gets every line once. Its
@@ -253,7 +254,7 @@ func TestRelay_PongProvesAcceptance(t *testing.T) {
 		}
 	}
 	// A gate that is shut holds exactly this many messages.
-	for range gateLimitMessages {
+	for range gate.LimitMessages {
 		c.execute("echo 1")
 	}
 	ping("taken")
@@ -271,8 +272,8 @@ func TestRelay_PongProvesAcceptance(t *testing.T) {
 	if len(pongs) != 1 || pongs[0] != "taken" {
 		t.Errorf("answered pings: %q", pongs)
 	}
-	if n := accepted(); n != gateLimitMessages {
-		t.Errorf("%d messages count as accepted, want %d", n, gateLimitMessages)
+	if n := accepted(); n != gate.LimitMessages {
+		t.Errorf("%d messages count as accepted, want %d", n, gate.LimitMessages)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/session"
 )
@@ -45,7 +46,8 @@ func (s *Supervisor) registerLocked(sess *session.Session, m *jupyter.Message, h
 		sess.LastCell = m.Header
 	}
 	r := &requests.Request{ID: h.MsgID, Session: sess.Number, User: sess.User, Channel: m.Channel, Type: h.MsgType,
-		Header: m.Header, Cell: s.noteCellLocked(m, h), Main: h.Subshell == "", Replied: !hasReply(h.MsgType)}
+		Header: m.Header, Cell: s.cells.Note(m, h), Main: h.Subshell == "", Replied: !hasReply(h.MsgType),
+		After: s.sessions.Newest()}
 	s.addRequestLocked(r)
 	return r
 }
@@ -80,4 +82,9 @@ func (s *Supervisor) finishLocked(r *requests.Request) {
 // runningCellLocked returns the execute_request that runs according to the statuses, or nil.
 func (s *Supervisor) runningCellLocked() *requests.Request {
 	return s.requests.RunningCell(s.clock.IsBusy)
+}
+
+// stampLocked returns the marks of an entry that is appended to the log. Entries are appended with the lock held.
+func (s *Supervisor) stampLocked(parent []byte) messagelog.Stamp {
+	return messagelog.Stamp{Time: s.now().UTC(), Epoch: s.epoch, Cell: s.cells.Of(parent, &s.requests)}
 }

@@ -45,6 +45,9 @@ func (s *Supervisor) savedState() ([]byte, error) {
 		h := &savedstate.Request{Session: keys[r.Session], ID: r.ID, Channel: r.Channel, Type: r.Type,
 			Header: r.Header, Cell: r.Cell, Main: r.Main, Replied: r.Replied, Idled: r.Idled}
 		h.Since = s.clock.BusySince(r.ID, r.Type).UTC()
+		if p := s.prompts.Of(r); p != nil {
+			h.Prompt = savedstate.NewPrompt(&p.Message)
+		}
 		b.Requests = append(b.Requests, h)
 	}
 	s.mu.Unlock()
@@ -92,8 +95,9 @@ func (s *Supervisor) restore(lives bool) {
 func (s *Supervisor) restoreSessionsLocked(saved []savedstate.Session) map[string]*session.Session {
 	restored := map[string]*session.Session{}
 	for _, h := range saved {
-		user := keyUser(h.Key)
-		sess := s.sessions.Restore(session.Options{Key: h.Key, User: user, Owner: s.ownedBy(user)}, s.now())
+		user, readOnly := parseKey(h.Key)
+		o := session.Options{Key: h.Key, User: user, Owner: s.ownedBy(user), ReadOnly: readOnly}
+		sess := s.sessions.Restore(o, s.now())
 		if sess == nil {
 			continue
 		}
@@ -125,6 +129,9 @@ func (s *Supervisor) restoreRequestsLocked(
 			continue
 		}
 		s.addRequestLocked(r)
+		if h.Prompt != nil {
+			s.askLocked(r, h.Prompt.Message(r.Header))
+		}
 		if r.Executes() && cells[r.Session] == nil {
 			cells[r.Session] = r.Header
 		}

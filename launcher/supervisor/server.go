@@ -14,6 +14,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/session"
 )
 
@@ -115,7 +116,7 @@ func (s *Supervisor) fail(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.As(err, &known):
 	case errors.Is(err, errNotRunning):
 		known = httpError{http.StatusConflict, err.Error()}
-	case errors.Is(err, session.ErrTooMany), errors.Is(err, errGateFull):
+	case errors.Is(err, session.ErrTooMany), errors.Is(err, gate.ErrFull):
 		known = httpError{http.StatusServiceUnavailable, err.Error()}
 	case errors.Is(err, errOver):
 		known = httpError{http.StatusNotFound, err.Error()}

@@ -21,7 +21,7 @@ func (s *Supervisor) Interrupt() error {
 		// Through the gate: a kernel that does not read must not block the caller.
 		defer s.mu.Unlock()
 		m := jupyter.New(jupyter.Control, "interrupt_request", s.ownSession, nil, struct{}{})
-		return s.gates[jupyter.Control].push(m, nil)
+		return s.gates[jupyter.Control].Push(m, nil)
 	}
 	s.mu.Unlock()
 	if proc == nil {

@@ -6,11 +6,12 @@
 // the session that sent the request. A session is a client over all its connections. It keeps the position in the log
 // up to which the client has everything. A connection is a cursor that moves through the log as fast as its peer reads.
 //
-// Its parts are packages. messagelog keeps messages, requests the unfinished requests, and gaps finds lost messages.
-// session keeps the clients' sessions, and connection serves their websockets. activity decides when the kernel is
-// culled. process and child run the kernel's process, as a child of this program or of another. connectionfile chooses
-// the kernel's addresses, and zeromq connects to them. flow paces websockets. logstream serves the log. savedstate
-// saves the state for a supervisor that adopts the kernel. api is shared with other programs.
+// Its parts are packages. messagelog keeps messages, requests the unfinished requests, prompts the input_requests that
+// wait, and cells the cells' ids. gate holds the clients' messages, and gaps finds lost messages of the kernel. session
+// keeps the clients' sessions, and connection serves their websockets. activity decides when the kernel is culled.
+// process and child run the kernel's process, as a child of this program or of another. connectionfile chooses the
+// kernel's addresses, and zeromq connects to them. flow paces websockets. logstream serves the log. savedstate saves
+// the state for a supervisor that adopts the kernel. api is shared with other programs.
 //
 // This package joins them. client.go joins connections to sessions. accept.go handles the messages of clients, and
 // bridge.go those of the kernel. life.go follows the kernel's process.
@@ -34,17 +35,18 @@ import (
 	"sync/atomic"
 	"time"
 
-	lru "github.com/hashicorp/golang-lru/v2"
-
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/cells"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connection"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/logstream"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/prompts"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/session"
@@ -75,18 +77,18 @@ type Supervisor struct {
 
 	// Fixed: parts and signals.
 	log               *messagelog.Log
-	input             connection.Input         // unfinished messages of all connections
-	gates             [jupyter.IOPub + 1]*gate // by channel
-	operations        chan *operation          // stops and restarts for Run
-	lossPossible      chan struct{}            // capacity 1: messages may be lost
-	largePassed       chan struct{}            // capacity 1: a large message was in memory
-	container         *child.Container         // nil: the kernel's process is a child of this one
-	reaper            *proctree.Reaper         // of this program; nil: orphans do not become its children
-	stateFile         *savedstate.File         // nil: no other supervisor would read it
-	containerReported chan struct{}            // capacity 1: the cluster has reported on the container
-	useChanged        chan struct{}            // capacity 1: the time of culling may have changed
-	over              chan struct{}            // closed when the kernel has ended for good
-	began             time.Time                // when the counters were zero
+	input             connection.Input              // unfinished messages of all connections
+	gates             [jupyter.IOPub + 1]*gate.Gate // by channel
+	operations        chan *operation               // stops and restarts for Run
+	lossPossible      chan struct{}                 // capacity 1: messages may be lost
+	largePassed       chan struct{}                 // capacity 1: a large message was in memory
+	container         *child.Container              // nil: the kernel's process is a child of this one
+	reaper            *proctree.Reaper              // of this program; nil: orphans do not become its children
+	stateFile         *savedstate.File              // nil: no other supervisor would read it
+	containerReported chan struct{}                 // capacity 1: the cluster has reported on the container
+	useChanged        chan struct{}                 // capacity 1: the time of culling may have changed
+	over              chan struct{}                 // closed when the kernel has ended for good
+	began             time.Time                     // when the counters were zero
 
 	// Counters of traffic.
 	toKernel   flows
@@ -109,6 +111,7 @@ type Supervisor struct {
 	sessions session.Table // by sessionKey
 	clients  map[*clientConn]struct{}
 	requests requests.Table
+	prompts  prompts.Table
 	clock    activity.Clock
 
 	// The present life of the kernel, and its last messages.
@@ -129,12 +132,8 @@ type Supervisor struct {
 	interruption     *interruption       // by a stop or restart that goes on; nil: nothing was interrupted
 
 	// Followers of the status, notebook cells by request, and readers of the log route.
-	change   chan struct{}                      // closed when status streams are woken, and replaced
-	cells    *lru.Cache[session.IDHash, string] // ids of cells by msg_id, including those of finished requests
-	lastCell struct {                           // of the last entry
-		parent []byte
-		id     string
-	}
+	change     chan struct{} // closed when status streams are woken, and replaced
+	cells      cells.Table
 	logReaders map[string]int // by user
 
 	// Restart, adoption, and the wait for a container.
@@ -168,7 +167,7 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 		operations: make(chan *operation), lossPossible: make(chan struct{}, 1), largePassed: make(chan struct{}, 1),
 		containerReported: make(chan struct{}, 1), useChanged: make(chan struct{}, 1),
 		over: make(chan struct{}), change: make(chan struct{}),
-		clients: map[*clientConn]struct{}{}, requests: requests.NewTable(), cells: newCells(), logReaders: map[string]int{},
+		clients: map[*clientConn]struct{}{}, requests: requests.NewTable(), cells: cells.NewTable(), logReaders: map[string]int{},
 		began: time.Now().UTC().Round(0),
 	}
 	s.sessions = session.NewTable(s.orphanLocked)
@@ -190,7 +189,7 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 	s.mu.commit = s.commitLocked
 	s.committed = s.factsLocked()
 	for _, c := range channels {
-		s.gates[c] = newGate(heldNoProcess, heldNotReady)
+		s.gates[c] = gate.New(gate.NoProcess, gate.NotReady)
 	}
 	return s
 }

@@ -154,6 +154,59 @@ async function sentMeanwhile(notebook, index, path) {
   await control('start');
 }
 
+/** Checks that a cell shows one prompt with the text, and returns it. */
+async function prompted(notebook, index, text) {
+  const prompt = notebook.cell(index).locator('.jp-Stdin');
+  await until(async () => (await prompt.allInnerTexts()).join().includes(text), 30, `cell ${index} asks ${text}`);
+  equal(await prompt.count(), 1, 'prompts');
+  return prompt.locator('input');
+}
+
+async function answer(notebook, index, text, value) {
+  const input = await prompted(notebook, index, text);
+  await input.fill(value);
+  await input.press('Enter');
+}
+
+/** Runs a cell that asks three times. Before each answer, something happens to the page or to the gateway. */
+async function asked(notebook, index) {
+  await scenario('input() waits while the gateway is killed, and while the page is reloaded', 150, async name => {
+    await notebook.connected(40);
+    await notebook.run(index, 'Control+Enter');
+    await prompted(notebook, index, 'first?');
+    await control('kill');
+    await control('start');
+    const connected = async () => (await rest('/api/kernels')).some(k => k.connections > 0);
+    await until(connected, 60, "the gateway has the server's connection again");
+    await pause(2); // for a prompt too many
+    const prompts = await notebook.cell(index).locator('.jp-Stdin').count();
+    equal(prompts, 1, 'prompts after the gateway was killed');
+    const input = notebook.cell(index).locator('.jp-Stdin input').first();
+    await input.fill('one');
+    await input.press('Enter');
+    await until(async () => (await notebook.cell(index).locator('.jp-Stdin').allInnerTexts()).join().includes('second?'), 30, 'the second prompt');
+    await notebook.page.reload();
+    await notebook.shown();
+    if (!WITH) {
+      await pause(5);
+      equal(await notebook.cell(index).locator('.jp-Stdin').count(), 0, 'prompts after the page was reloaded');
+      note(name, `${prompts} after the gateway was killed; none after the page was reloaded`);
+      await notebook.command('notebook:interrupt-kernel');
+      await notebook.connected(40);
+      return;
+    }
+    await answer(notebook, index, 'second?', 'two');
+    await answer(notebook, index, 'third?', 'three');
+    await notebook.finished(index, 30);
+    await notebook.printed(index, 'got one two three');
+    equal(await notebook.cell(index).locator('.jp-Stdin').count(), 0, 'prompts after the cell');
+    equal(notebook.dialogs, [], 'dialogs');
+    await notebook.screenshot(name);
+    note(name, 'one prompt, and its answer arrives');
+  });
+  await control('start');
+}
+
 async function offline() {
   await scenario('the browser is offline for 20 s while a cell prints', 300, async name => {
     const network = await lab.network();
@@ -323,12 +376,14 @@ async function withoutGateway() {
   const marks = join(lab.dir, 'marks');
   writeFileSync(marks, '');
   const mark = i => `with open(${JSON.stringify(marks)}, 'a') as f: print(${i}, file=f)\nprint('cell ${i} has run')`;
-  lab.write('killed.ipynb', [prints(), prints(), mark(2), mark(3), mark(4), prints(), GOES_ON]);
+  lab.write('killed.ipynb', [prints(), prints(), mark(2), mark(3), mark(4), prints(),
+    "print('got', *[input(q) for q in ('first?', 'second?', 'third?')])", GOES_ON]);
   const notebook = await opened('killed.ipynb');
   await killed(notebook, 0, 1);
   await killed(notebook, 1, 10);
   await sentMeanwhile(notebook, 2, marks);
   if (LONG) await killed(notebook, 5, 60);
+  await asked(notebook, 6);
   await notebook.close();
 }
 

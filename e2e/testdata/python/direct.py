@@ -122,6 +122,31 @@ def client_restart(kernel_name):
         run_sync(manager.shutdown_kernel)()
 
 
+def client_input(kernel_name, query):
+    """A client goes while a cell waits for input. The next one gets the prompt again, and its answer arrives."""
+    remote.query = query
+    manager, client = remote.start(kernel_name)
+    try:
+        msg_id = client.execute("print('got', input('what? '))", allow_stdin=True)
+        prompt = client.get_stdin_msg(timeout=30)
+        assert prompt["content"]["prompt"] == "what? ", prompt
+        client.stop_channels()
+        client = remote.Blocking(manager.client())
+        client.start_channels()
+        again = client.get_stdin_msg(timeout=30)
+        assert again["header"]["msg_id"] == prompt["header"]["msg_id"], (prompt, again)
+        assert again["parent_header"]["msg_id"] == msg_id, again
+        # client.input names no channel, so that its answer would be a shell message.
+        answer = client.session.msg("input_reply", {"value": "this", "status": "ok"})
+        client.stdin_channel.send({**answer, "channel": "stdin"})
+        while "got this" not in client.get_iopub_msg(timeout=30)["content"].get("text", ""):
+            pass
+    finally:
+        remote.query = ""
+        client.stop_channels()
+        run_sync(manager.shutdown_kernel)()
+
+
 def main():
     remote.point_at(URL, TOKEN)
     for kernel in KERNELS:
@@ -131,6 +156,9 @@ def main():
         if kernel in INTERRUPTIBLE:
             check(f"jupyter_client interrupts {kernel}", client_interrupt, kernel)
         check(f"jupyter_client restarts {kernel}", client_restart, kernel)
+        if TOKEN and kernel != "xpython":
+            check(f"a prompt of {kernel} is offered to the session again", client_input, kernel, "?session_id=input")
+            check(f"a prompt of {kernel} is offered to the next client", client_input, kernel, "")
     finish()
 
 

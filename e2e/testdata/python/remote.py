@@ -8,6 +8,9 @@ from jupyter_server.gateway.gateway_client import GatewayClient
 
 import checks
 
+# Added to the address of new websockets. GatewayKernelClient itself sends no session id.
+query = ""
+
 
 def point_at(url, token):
     """Makes every gateway client of this process connect to url."""
@@ -22,7 +25,7 @@ def point_at(url, token):
 
     def with_token(ws_url, **kw):
         kw.setdefault("header", []).append(f"Authorization: token {token}")
-        return plain(ws_url, **kw)
+        return plain(ws_url + query, **kw)
 
     managers.websocket.create_connection = with_token
 

@@ -103,6 +103,7 @@ type Conn struct {
 	largest    largeMessage // the largest message that is sent and not acknowledged
 	tooBig     bool         // see End.TooBig
 	local      bool         // see End.Local
+	closing    bool         // see End.Closed
 }
 
 // End is how a connection has ended, as far as a message may be the cause.
@@ -110,6 +111,7 @@ type End struct {
 	Unacknowledged uint64 // Seq of the largest large message that was sent and not acknowledged; 0: there is none
 	TooBig         bool   // the peer has closed because of a message's size
 	Local          bool   // the connection was closed here, or the peer was silent for too long
+	Closed         bool   // the peer has closed the websocket with a close frame
 }
 
 // New returns a connection that is not upgraded yet.
@@ -215,7 +217,7 @@ func (c *Conn) Close() {
 func (c *Conn) End() End {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return End{Unacknowledged: c.largest.seq, TooBig: c.tooBig, Local: c.local}
+	return End{Unacknowledged: c.largest.seq, TooBig: c.tooBig, Local: c.local, Closed: c.closing}
 }
 
 // owed returns how many bytes the peer has not acknowledged.

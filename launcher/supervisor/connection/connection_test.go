@@ -203,7 +203,7 @@ func TestConn_End(t *testing.T) {
 		if err := s.peer.WriteControl(websocket.CloseMessage, closing, time.Now().Add(testLimit)); err != nil {
 			t.Fatal(err)
 		}
-		if end := s.ended(t); end != (End{Unacknowledged: large.Seq, TooBig: true}) {
+		if end := s.ended(t); end != (End{Unacknowledged: large.Seq, TooBig: true, Closed: true}) {
 			t.Errorf("ended with %+v", end)
 		}
 	})

@@ -30,11 +30,10 @@ func (c *Conn) read() {
 		return nil
 	})
 	c.ws.SetCloseHandler(func(code int, _ string) error {
-		if code == websocket.CloseMessageTooBig {
-			c.mu.Lock()
-			c.tooBig = true
-			c.mu.Unlock()
-		}
+		c.mu.Lock()
+		c.closing = true
+		c.tooBig = c.tooBig || code == websocket.CloseMessageTooBig
+		c.mu.Unlock()
 		c.answerClose(code)
 		return nil
 	})

@@ -65,7 +65,32 @@ type Request struct {
 	Main    bool            `json:"main"`
 	Replied bool            `json:"replied"`
 	Idled   bool            `json:"idled"`
-	Since   time.Time       `json:"since,omitzero"` // when the kernel began to work on it
+	Since   time.Time       `json:"since,omitzero"`   // when the kernel began to work on it
+	Prompt  *Prompt         `json:"prompt,omitempty"` // that waits for an answer
+}
+
+// maxPrompt bounds a saved prompt, in bytes.
+const maxPrompt = 64 << 10
+
+// Prompt is an input_request that waits for its answer.
+type Prompt struct {
+	Header   json.RawMessage `json:"header"`
+	Metadata json.RawMessage `json:"metadata"`
+	Content  json.RawMessage `json:"content"`
+}
+
+// NewPrompt returns the saved form of an input_request, or nil if it is too large or no JSON.
+func NewPrompt(m *jupyter.Message) *Prompt {
+	if m.Size() > maxPrompt || !json.Valid(m.Header) || !json.Valid(m.Metadata) || !json.Valid(m.Content) {
+		return nil
+	}
+	return &Prompt{Header: m.Header, Metadata: m.Metadata, Content: m.Content}
+}
+
+// Message returns the input_request of a request with the header parent.
+func (p *Prompt) Message(parent []byte) jupyter.Message {
+	return jupyter.Message{Channel: jupyter.Stdin, Header: p.Header, Parent: parent, Metadata: p.Metadata,
+		Content: p.Content}
 }
 
 // File is the saved state's file. Keep writes it, in a goroutine of its own, after the changes. So the last changes

@@ -38,6 +38,7 @@ type End struct {
 	Unacknowledged uint64 // Seq of the largest large message that was sent and not acknowledged; 0: there is none
 	TooBig         bool   // the peer has closed because of a message's size
 	Local          bool   // the supervisor has closed the connection, or the peer was silent for too long
+	Closed         bool   // the peer has closed the websocket with a close frame
 }
 
 // Replaced returns a copy of the messages that are replaced by a notice, by Seq, and why.

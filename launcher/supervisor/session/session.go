@@ -26,6 +26,7 @@ type Session struct {
 	Key      string // in the Table
 	User     string // whose client it is
 	Owner    bool   // the user owns the kernel
+	ReadOnly bool   // its clients have the right to read
 	Lasting  bool   // it outlives its connections, because its client has a session id
 	LastCell []byte // header of the client's last execute_request, or nil; notices are shown there
 
@@ -35,6 +36,7 @@ type Session struct {
 	used        bool                // one of its connections was active
 	active      []*Attachment       // the active ones; acknowledgements of the youngest that is read move resume
 	left        time.Time           // when the last connection was detached
+	closed      bool                // the client has closed the connection that was detached last
 
 	suspect      suspect                // the message that may have broken the last connections
 	replaced     map[uint64]string      // by Seq: messages that are replaced by a notice, and why
@@ -47,6 +49,9 @@ func (s *Session) Connected() bool { return s.connections > 0 }
 
 // Used reports whether a client has used one of the session's connections.
 func (s *Session) Used() bool { return s.used }
+
+// Closed reports whether the client itself has closed the connection that ended last. Otherwise the connection broke.
+func (s *Session) Closed() bool { return s.closed }
 
 // Resume returns the position from which a returning client reads on.
 func (s *Session) Resume() messagelog.Position { return s.resume }

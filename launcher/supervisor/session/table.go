@@ -47,6 +47,9 @@ func (t *Table) All() iter.Seq[*Session] { return maps.Values(t.sessions) }
 // Find returns the session with a key, or nil.
 func (t *Table) Find(key string) *Session { return t.sessions[key] }
 
+// Newest returns the number of the newest connection or restored session.
+func (t *Table) Newest() uint64 { return t.number }
+
 // Active returns the number of connections whose clients use them.
 func (t *Table) Active() int { return t.active }
 
@@ -74,8 +77,8 @@ func (t *Table) Attach(o Options, now time.Time) (*Attachment, error) {
 	}
 	t.number++
 	if created {
-		s = &Session{Number: t.number, Key: o.Key, User: o.User, Owner: o.Owner, Lasting: o.Key != "", resume: o.Tail,
-			floor: o.Floor}
+		s = &Session{Number: t.number, Key: o.Key, User: o.User, Owner: o.Owner, ReadOnly: o.ReadOnly, Lasting: o.Key != "",
+			resume: o.Tail, floor: o.Floor}
 		if o.ReadOnly {
 			s.floor = s.resume // a cursor may be any position, and a reader may not see the log
 		}
@@ -105,6 +108,7 @@ func (t *Table) Activate(a *Attachment) bool {
 func (t *Table) Detach(a *Attachment, end End, now time.Time) (lastActive bool) {
 	a.noteEnd(end)
 	s := a.Session
+	s.closed = end.Closed
 	if a.active {
 		t.active--
 		lastActive = t.active == 0
@@ -131,7 +135,8 @@ func (t *Table) Restore(o Options, now time.Time) *Session {
 		return nil
 	}
 	t.number++
-	s := &Session{Number: t.number, Key: o.Key, User: o.User, Owner: o.Owner, Lasting: true, left: now}
+	s := &Session{Number: t.number, Key: o.Key, User: o.User, Owner: o.Owner, ReadOnly: o.ReadOnly, Lasting: true,
+		left: now}
 	t.sessions[o.Key] = s
 	return s
 }

@@ -8,6 +8,7 @@ import type { ISignal } from '@lumino/signaling';
 import { hideDuplicates } from './duplicates';
 import type { Executions, IExecution } from './log';
 import { canonical, withoutTransient } from './outputs';
+import { Prompts } from './prompts';
 import { RunningCell } from './runningcell';
 
 /** Bound on the messages that are held back while the log is read. */
@@ -25,6 +26,7 @@ export class Restorer {
     private readonly panel: NotebookPanel,
     private readonly options: Restorer.IOptions
   ) {
+    this.prompts = new Prompts(panel);
     const context = panel.sessionContext;
     this.attach(context.session?.kernel);
     context.kernelChanged.connect(this.onKernelChanged, this);
@@ -61,6 +63,7 @@ export class Restorer {
     context.statusChanged.disconnect(this.onStatusChanged, this);
     this.options.executionScheduled?.disconnect(this.onScheduled, this);
     this.running.clear();
+    this.prompts.detach();
   }
 
   private get kernel(): Kernel.IKernelConnection | null {
@@ -71,6 +74,7 @@ export class Restorer {
     if (kernel && kernel !== this.attached) {
       this.attached = kernel;
       hideDuplicates(kernel);
+      this.prompts.attach(kernel);
     }
   }
 
@@ -92,6 +96,7 @@ export class Restorer {
     for (const [id, running] of this.running) {
       if (running.model === cell.model) {
         this.running.delete(id);
+        this.prompts.end(id);
       }
     }
   }
@@ -208,7 +213,10 @@ export class Restorer {
 
   private follow(model: ICodeCellModel, execution: IExecution): void {
     const id = execution.msg_id;
-    const cell = new RunningCell(model, this.panel, execution, () => this.running.delete(id));
+    const cell = new RunningCell(model, this.panel, execution, () => {
+      this.running.delete(id);
+      this.prompts.end(id);
+    });
     this.running.set(id, cell);
     this.followedSessions.add(execution.session);
     for (const msg of this.held ?? []) {
@@ -216,8 +224,12 @@ export class Restorer {
         cell.handle(msg);
       }
     }
+    if (this.running.has(id)) {
+      this.prompts.follow(id, model);
+    }
   }
 
+  private readonly prompts: Prompts;
   /** The followed cells by the msg_id of their request. */
   private readonly running = new Map<string, RunningCell>();
   /** The sessions of closed pages that left running cells. */

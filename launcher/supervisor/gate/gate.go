@@ -1,0 +1,124 @@
+// Package gate stands between a kernel's clients and the kernel's channels. A Gate holds messages in order while the
+// kernel cannot take them. It starts no goroutine.
+package gate
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
+)
+
+// LimitMessages bounds the messages that wait at a gate, for a kernel that is not up or does not read.
+const LimitMessages = 10000
+
+// limitBytes bounds their bytes. One message of any size always fits an empty gate.
+const limitBytes = 64 << 20
+
+// ErrFull is returned for a message that has no room.
+var ErrFull = errors.New("the kernel does not take its messages")
+
+// Holder names a reason why a gate is shut. A gate is open while it has no holders. So no holder can open a gate that
+// another holder keeps shut.
+type Holder string
+
+const (
+	// NoProcess keeps a gate shut while the kernel has not been started yet, is being restarted or has ended.
+	NoProcess Holder = "no process"
+	// NotReady keeps a gate shut until the kernel has answered on its present connections.
+	NotReady Holder = "not ready"
+)
+
+// Gate stands between clients and one channel of the kernel. It holds messages in order while it is shut, and hands
+// them to the channel's sender while it is open. It may be used concurrently.
+type Gate struct {
+	mu      sync.Mutex
+	holders map[Holder]struct{}
+	queue   []Message
+	bytes   int
+	wake    chan struct{} // capacity 1: there may be something to take
+}
+
+// Message is a message at a gate and its request.
+type Message struct {
+	Msg jupyter.Message
+	Req *requests.Request // nil: no answer is awaited
+}
+
+// New returns a gate that the given holders keep shut.
+func New(holders ...Holder) *Gate {
+	g := &Gate{holders: map[Holder]struct{}{}, wake: make(chan struct{}, 1)}
+	for _, h := range holders {
+		g.holders[h] = struct{}{}
+	}
+	return g
+}
+
+// Push adds a message, or returns ErrFull. req is its request, or nil.
+func (g *Gate) Push(m jupyter.Message, req *requests.Request) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	n := m.Size()
+	if len(g.queue) > 0 && (g.bytes+n > limitBytes || len(g.queue) >= LimitMessages) {
+		return ErrFull
+	}
+	g.queue = append(g.queue, Message{m, req})
+	g.bytes += n
+	poke(g.wake)
+	return nil
+}
+
+// Take returns the next message once the gate is open and has one, or ctx's error. Only one goroutine at a time may
+// call it.
+func (g *Gate) Take(ctx context.Context) (Message, error) {
+	for {
+		g.mu.Lock()
+		if len(g.holders) == 0 && len(g.queue) > 0 {
+			m := g.queue[0]
+			g.queue[0] = Message{}
+			g.queue = g.queue[1:]
+			g.bytes -= m.Msg.Size()
+			g.mu.Unlock()
+			return m, nil
+		}
+		g.mu.Unlock()
+		select {
+		case <-g.wake:
+		case <-ctx.Done():
+			return Message{}, ctx.Err()
+		}
+	}
+}
+
+// Hold shuts the gate until the holder releases it. A second hold by the same holder changes nothing. The gate keeps
+// its messages.
+func (g *Gate) Hold(h Holder) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.holders[h] = struct{}{}
+}
+
+// Release removes a holder. The gate opens when its last holder is removed.
+func (g *Gate) Release(h Holder) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.holders, h)
+	poke(g.wake)
+}
+
+// Discard removes all messages.
+func (g *Gate) Discard() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.queue, g.bytes = nil, 0
+}
+
+// poke sends to a channel of capacity 1 unless it is full.
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,98 @@
+package gate
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+)
+
+func numbered(n, size int) jupyter.Message {
+	content := map[string]string{"n": strconv.Itoa(n), "pad": strings.Repeat("x", size)}
+	return jupyter.New(jupyter.IOPub, "stream", "s", nil, content)
+}
+
+func number(t interface{ Fatalf(string, ...any) }, m *jupyter.Message) int {
+	n, err := strconv.Atoi(jupyter.StringField(m.Content, "n"))
+	if err != nil {
+		t.Fatalf("%v in %s", err, m.Content)
+	}
+	return n
+}
+
+func TestGate_KeepsOrderAndBounds(t *testing.T) {
+	g := New(NotReady)
+	ctx, cancel := context.WithCancel(context.Background())
+	for n := range 3 {
+		if err := g.Push(numbered(n, 1), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cancel()
+	if m, err := g.Take(ctx); err == nil {
+		t.Fatalf("a shut gate let %s through", m.Msg.Content)
+	}
+	g.Release(NotReady)
+	for n := range 3 {
+		m, err := g.Take(context.Background())
+		if err != nil || number(t, &m.Msg) != n {
+			t.Fatalf("took %s, %v", m.Msg.Content, err)
+		}
+	}
+	if err := g.Push(numbered(0, limitBytes+1), nil); err != nil {
+		t.Errorf("a large message does not fit an empty gate: %v", err)
+	}
+	if err := g.Push(numbered(1, 1), nil); !errors.Is(err, ErrFull) {
+		t.Errorf("a full gate says %v", err)
+	}
+	g.Discard()
+	for range LimitMessages {
+		if err := g.Push(jupyter.Message{}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := g.Push(jupyter.Message{}, nil); !errors.Is(err, ErrFull) {
+		t.Errorf("too many messages: %v", err)
+	}
+}
+
+// TestGate_Holders: a gate opens when its last Holder releases it, in whatever order the holders came.
+func TestGate_Holders(t *testing.T) {
+	const parked Holder = "parked"
+	open := func(g *Gate) bool {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		_, err := g.Take(ctx)
+		return err == nil
+	}
+	type step struct {
+		act  func(*Gate, Holder)
+		by   Holder
+		open bool
+	}
+	hold, release := (*Gate).Hold, (*Gate).Release
+	for name, steps := range map[string][]step{
+		"one does not open what another shut": {{hold, parked, false}, {release, NotReady, false},
+			{release, parked, true}},
+		"the first may stay longer":       {{hold, parked, false}, {release, parked, false}, {release, NotReady, true}},
+		"holding twice is holding once":   {{hold, NotReady, false}, {release, NotReady, true}},
+		"an unknown Holder opens nothing": {{release, parked, false}, {release, NotReady, true}},
+		"an open gate can be shut again":  {{release, NotReady, true}, {hold, parked, false}, {release, parked, true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := New(NotReady)
+			for i, s := range steps {
+				if err := g.Push(numbered(i, 1), nil); err != nil {
+					t.Fatal(err)
+				}
+				s.act(g, s.by)
+				if got := open(g); got != s.open {
+					t.Fatalf("step %d: open is %v, want %v", i, got, s.open)
+				}
+			}
+		})
+	}
+}
