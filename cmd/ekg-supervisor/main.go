@@ -6,7 +6,8 @@
 // FILE is an api.Config in JSON. When the supervisor listens, it writes "ok" and a newline to descriptor N and closes
 // it. If it cannot start, it writes one sentence instead and exits with 1. It logs to standard error as JSON lines. It
 // ends when its kernel is gone for good, and stops its kernel on SIGTERM and SIGINT. Orphans of the kernel become its
-// children, and it reaps them. Descriptor M is the kernel's lock, if another program has taken it.
+// children, and it reaps them. Descriptor M is the kernel's lock, if another program has taken it. If standard error is
+// the file supervisor.log beside FILE, the file is bounded: at 1 MiB its content moves to supervisor.log.1.
 //
 //	ekg-supervisor parent --config FILE [--ready-fd N]
 //
@@ -83,6 +84,7 @@ func run() int {
 		fmt.Println("ekg-supervisor", version)
 		return 0
 	}
+	logger = slog.New(slog.NewJSONHandler(logOutput(os.Stderr, *config), nil))
 	if *lockFD >= 0 {
 		syscall.CloseOnExec(*lockFD) // the lock ends with this process
 	}

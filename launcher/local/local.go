@@ -10,7 +10,7 @@
 //	STATE/kernels/ID/supervisor.json  configuration of the supervisor, also for later restarts
 //	STATE/kernels/ID/process.json     process ids of parent, supervisor and kernel, for when the parent is killed
 //	STATE/kernels/ID/requests.json    the supervisor's state, for a supervisor that adopts the kernel
-//	STATE/kernels/ID/supervisor.log   the log of parent and supervisors
+//	STATE/kernels/ID/supervisor.log   the log of parent and supervisors, bounded; its older part has .1 added
 //	STATE/kernels/ID/notes.json       launcher.Notes: Jupyter's sessions, grants; changed under notes.lock
 //	STATE/kernels/ID/lock             flocked by the parent for its whole life: a held lock means that it lives
 //	STATE/kernels/ID/ended.json       why the kernel ended, while it is still shown as dead
