@@ -7,7 +7,7 @@ FUZZTIME ?= 30s
 RELEASES ?= 1.35.4 1.36.3
 
 .DEFAULT_GOAL := help
-.PHONY: help build labextension screenshots demo test unit interop lint e2e e2e-machine e2e-cluster e2e-releases image-check chaos vulncheck fuzz bench cluster cluster-down generate verify clean
+.PHONY: help build labextension screenshots demo test unit interop lint e2e e2e-machine e2e-cluster e2e-releases image-check chaos costs vulncheck fuzz bench cluster cluster-down generate verify clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -53,6 +53,9 @@ image-check: ## build the image of deploy/Dockerfile with buildah, as root on De
 
 chaos: ## the long form of the tests with cut connections, killed gateways and floods: about half an hour
 	$(GO) test -tags e2e -timeout 90m -count 1 -v -run '^TestChaos' ./e2e
+
+costs: ## measure idle supervisors and floods, with several numbers of processors: about six minutes
+	$(GO) test -tags e2e -timeout 30m -count 1 -v -run '^TestCosts' ./e2e
 
 vulncheck: ## look for known vulnerabilities with govulncheck; reads https://vuln.go.dev or GOVULNDB
 	@GO='$(GO)' hack/vulncheck
