@@ -163,6 +163,7 @@ var mayImport = map[string][]string{
 	},
 	"launcher/supervisor/parent": {
 		"launcher/atomicfile",
+		"launcher/proctree",
 		"launcher/supervisor/api",
 		"launcher/supervisor/child",
 		"launcher/supervisor/savedstate",
@@ -178,7 +179,7 @@ var mayImport = map[string][]string{
 	},
 	"launcher/atomicfile": {},
 	"launcher/sleep":      {},
-	"launcher/proctree":   {"launcher/sleep"},
+	"launcher/proctree":   {"launcher/atomicfile", "launcher/sleep"},
 
 	// Parts of the protocol.
 	"jupyter/notice":      {"jupyter"},

@@ -145,6 +145,9 @@ func (l layout) temporary(prefix string) string {
 	return filepath.Join(l.kernels(), prefix+randomName())
 }
 
+// scanFile returns the file in which supervisors share scans of /proc. No kernel's folder has its name.
+func (l layout) scanFile() string { return filepath.Join(l.runtime, "processors.json") }
+
 // runDir returns a new name for the folder of a kernel's sockets.
 func (l layout) runDir() string { return filepath.Join(l.runtime, l.mark+randomName()[:8]) }
 

@@ -154,6 +154,7 @@ func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
 		Listen:      "unix:" + rec.Socket,
 		ChildSocket: childSocket(runDir), SameMachine: true,
 		ConnectionFile: l.layout.file(req.ID, connectionFile), Transport: transport, RunDir: runDir,
+		ScanFile: l.layout.scanFile(),
 		LockFile: l.layout.file(req.ID, lockFile), EndFile: l.layout.file(req.ID, endFile), SpillDir: l.layout.kernel(req.ID),
 		StopGrace: l.opts.StopGrace, DeadLinger: l.opts.DeadLinger,
 		RestartLimit: api.DefaultRestartLimit,
@@ -309,6 +310,7 @@ func (l *Launcher) revive(ctx context.Context, k *kernel) error {
 	cfg.StopGrace, cfg.DeadLinger, cfg.RestartLimit = l.opts.StopGrace, l.opts.DeadLinger, api.DefaultRestartLimit
 	cfg.WorkingDir = workingDir(cfg.WorkingDir, l.dir)
 	cfg.ChildSocket, cfg.SameMachine = childSocket(k.rec.RunDir), true
+	cfg.ScanFile = l.layout.scanFile()
 	if err := writeJSON(l.layout.file(k.id, configFile), cfg); err != nil {
 		return err
 	}

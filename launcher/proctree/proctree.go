@@ -1,6 +1,6 @@
 // Package proctree finds and kills the processes of a kernel on this machine: those of its session, and those that
-// carry its id in their environment. A Reaper takes the exit status of orphans. The package reads /proc and starts no
-// goroutines. All functions may be called concurrently.
+// carry its id in their environment. A Reaper takes the exit status of orphans. A Scan measures processor time. The
+// package reads /proc and starts no goroutines. All functions may be called concurrently.
 //
 // Launchers use it for what a dead supervisor left behind, supervisors for the kernel that they run.
 package proctree
@@ -35,6 +35,8 @@ type Process struct {
 	Parent  int  // process id
 	Session int  // process id of the session's leader
 	State   byte // the letter of proc_pid_stat(5), such as R, S or Z
+
+	used time.Duration // processor time, with that of its children that have ended
 }
 
 // Alive reports whether the process has not ended. A zombie has ended.
@@ -178,5 +180,6 @@ func Find(pid int) (Process, bool) {
 	if perr != nil || serr != nil {
 		return Process{}, false
 	}
-	return Process{PID: pid, Parent: parent, Session: session, State: f[0][0]}, true
+	return Process{PID: pid, Parent: parent, Session: session, State: f[0][0], used: parseProcessorTime(f)},
+		true
 }

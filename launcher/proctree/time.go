@@ -1,8 +1,6 @@
 package proctree
 
 import (
-	"bytes"
-	"os"
 	"strconv"
 	"time"
 )
@@ -18,28 +16,26 @@ type ProcessorTime struct {
 
 // SessionTime sums the processor time of a session's living processes, and of their children that have ended.
 func SessionTime(leader int) ProcessorTime {
-	t := ProcessorTime{At: time.Now()}
-	for _, p := range List() {
-		if p.Session == leader {
-			t.Used += readProcessorTime(p.PID)
-		}
-	}
-	return t
+	return ProcessorTime{At: time.Now(), Used: sessionTimes()[leader]}
 }
 
-// readProcessorTime reads the share of one process; see proc_pid_stat(5). It is 0 for a process that has ended.
-func readProcessorTime(pid int) time.Duration {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return 0
+// sessionTimes returns the processor time of all sessions, by leader.
+func sessionTimes() map[int]time.Duration {
+	sums := make(map[int]time.Duration)
+	for _, p := range List() {
+		sums[p.Session] += p.used
 	}
-	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:]) // from the state on, which is the third field
-	if len(f) < 15 {
+	return sums
+}
+
+// parseProcessorTime returns utime, stime, cutime and cstime; see proc_pid_stat(5). fields begin with the third one.
+func parseProcessorTime(fields [][]byte) time.Duration {
+	if len(fields) < 15 {
 		return 0
 	}
 	var ticks int64
-	for _, field := range f[11:15] { // utime, stime, cutime, cstime
-		n, err := strconv.ParseInt(string(field), 10, 64)
+	for _, f := range fields[11:15] {
+		n, err := strconv.ParseInt(string(f), 10, 64)
 		if err != nil {
 			return 0
 		}

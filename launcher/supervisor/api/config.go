@@ -45,13 +45,15 @@ type Config struct {
 
 	// Files, each with mode 0600. In a pod, the child chooses the path of ConnectionFile. RunDir holds ipc sockets and is
 	// bounded by MaxSocketPath. LockFile stays locked with flock(2) while the supervisor or its parent lives. SpillDir
-	// holds the part of the log that exceeds memory. EndFile receives the Ending. An empty path switches its use off.
+	// holds the part of the log that exceeds memory. EndFile receives the Ending. The parents of a machine
+	// share scans of /proc in ScanFile. An empty path switches its use off.
 	ConnectionFile string `json:"connection_file"`
 	Transport      string `json:"transport"` // "ipc" or "tcp": between supervisor and kernel
 	RunDir         string `json:"run_dir"`
 	LockFile       string `json:"lock_file"`
 	SpillDir       string `json:"spill_dir,omitempty"`
 	EndFile        string `json:"end_file"`
+	ScanFile       string `json:"scan_file,omitempty"`
 
 	// A child runs the kernel's process, which outlives the supervisor then. The child dials ChildSocket. With
 	// SameMachine the child is the supervisor's parent. Without it the child is in another container of the pod.

@@ -42,11 +42,12 @@ const (
 
 // Options says where a child works. Only Socket is required.
 type Options struct {
-	Socket string       // of the supervisor
-	Home   string       // replaces folders that the kernel's user may not write to; "": nothing replaces them
-	Argv   []string     // the kernel's command if the supervisor names none, with {connection_file}; empty: a kernelspec's
-	Stdout *os.File     // gets a copy of the kernel's output; nil: no copy
-	Stderr *os.File     // as Stdout
+	Socket string   // of the supervisor
+	Home   string   // replaces folders that the kernel's user may not write to; "": nothing replaces them
+	Argv   []string // the kernel's command if the supervisor names none, with {connection_file}; empty: a kernelspec's
+	Stdout *os.File // gets a copy of the kernel's output; nil: no copy
+	Stderr *os.File // as Stdout
+	Scan   *proctree.Scan
 	Log    *slog.Logger // nil: no log
 }
 
@@ -243,7 +244,8 @@ func (c *child) handle(life context.Context, l line) {
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.reportLocked(line{Type: lineUsed, Life: l.Life, Used: p.Used().Processor.Used})
+		used := p.Used().Processor
+		c.reportLocked(line{Type: lineUsed, Life: l.Life, Used: used.Used, Age: time.Since(used.At)})
 	}
 }
 
@@ -369,7 +371,7 @@ func (c *child) launch(ctx context.Context, life string, st *StartOptions) (
 func (c *child) processOptions(life string, st *StartOptions, argv []string, env map[string]string,
 	file string) process.Options {
 	return process.Options{KernelID: st.KernelID, Argv: process.Command(argv, file), Env: env, WorkingDir: st.WorkingDir,
-		Stdout: c.copies[0], Stderr: c.copies[1], Reaper: c.reaper, Logger: c.log,
+		Stdout: c.copies[0], Stderr: c.copies[1], Reaper: c.reaper, Logger: c.log, Scan: c.opts.Scan,
 		GPUSeen: func(p *process.Process) { c.reportGPUs(life, p) }}
 }
 

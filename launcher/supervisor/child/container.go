@@ -251,7 +251,8 @@ func (c *Container) take(from *link, l line) {
 	case lineFailed:
 		p.failLocked(errors.New(api.PlainText(l.Text, maxReason)))
 	case lineUsed:
-		p.use.Processor = proctree.ProcessorTime{Used: l.Used, At: time.Now()}
+		p.use.Processor = proctree.ProcessorTime{Used: l.Used,
+			At: time.Now().Add(-min(max(l.Age, 0), maxAge))}
 		c.opts.Measured()
 	case lineLooked:
 		if l.GPU != nil {

@@ -20,7 +20,8 @@ import (
 //	child:      hello {version, kernel?}                the kernel that it runs, or ran last, if there was one
 //	            started {life, pid, interrupt_mode}     answers start
 //	            failed {life, text}                     answers start with one sentence for the kernel's owner
-//	            used {life, used}                       nanoseconds of processor time that the kernel's session has used
+//	            used {life, used, age}                  nanoseconds of processor time that the kernel's session had used
+//	                                                    age nanoseconds before
 //	            looked {life, gpu}                      the result of a look at GPUs, some time after measure
 //	            exit {life, exit}                       once for each life that was started
 //	supervisor: hello {version, grace}                  grace is the pod's termination grace in nanoseconds
@@ -44,6 +45,8 @@ const (
 
 	writeLimit = 5 * time.Second // for the peer to take a line
 	helloLimit = 5 * time.Second // for the peer to send hello
+
+	maxAge = time.Minute // of a measurement; a child may be another program
 )
 
 // The types of lines.
@@ -75,6 +78,7 @@ type line struct {
 	Signal        int             `json:"signal,omitempty"`
 	Text          string          `json:"text,omitempty"`
 	Used          time.Duration   `json:"used,omitempty"` // nanoseconds
+	Age           time.Duration   `json:"age,omitempty"`  // nanoseconds
 	Look          process.GPULook `json:"look,omitzero"`
 	GPU           *process.GPUUse `json:"gpu,omitempty"`
 	Exit          *exit           `json:"exit,omitempty"`

@@ -27,6 +27,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
@@ -90,7 +91,8 @@ func run(ctx context.Context, o Options, firstPause time.Duration) int {
 	}
 	go func() {
 		defer close(p.childEnded)
-		child.Run(context.Background(), child.Options{Socket: o.Config.ChildSocket, Log: p.log})
+		child.Run(context.Background(), child.Options{Socket: o.Config.ChildSocket, Log: p.log,
+			Scan: proctree.NewScan(o.Config.ScanFile)})
 	}()
 	defer context.AfterFunc(ctx, p.passOnSignal)()
 	code := p.supervise(ctx)

@@ -39,6 +39,7 @@ type Options struct {
 	Stdout     io.Writer         // gets a copy of the output; if it blocks, so does the kernel; nil: no copy
 	Stderr     io.Writer         // as Stdout
 	Reaper     *proctree.Reaper  // of this program, if orphans become its children; nil: no reaper
+	Scan       *proctree.Scan    // measures processor time; nil: with scans of its own
 	GPUSeen    func(*Process)    // called when a look at GPUs has a result; nil: no call
 	Logger     *slog.Logger      // nil: no log
 }
@@ -287,12 +288,13 @@ func (p *Process) InterruptMode() string { return "" }
 // Measure makes Used return newer values: of the processors' time at once, and of GPUs when the look has ended. A zero
 // look measures no GPUs. If another look is in progress, look is ignored.
 func (p *Process) Measure(look GPULook) {
+	processor := p.opts.Scan.SessionTime(p.leader) // it may wait, and signals must not
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.reaped {
 		return
 	}
-	p.use.Processor = proctree.SessionTime(p.leader)
+	p.use.Processor = processor
 	if look.For > 0 && p.look == nil {
 		p.startLookLocked(look)
 	}
