@@ -26,7 +26,8 @@ func (c *client) prompt(cell string) got {
 // answer sends an input_reply. Its parent is ask, or missing if ask has no header.
 func (c *client) answer(ask got, value string) {
 	c.t.Helper()
-	m := jupyter.New(jupyter.Stdin, "input_reply", c.session, ask.Header, map[string]string{"value": value, "status": "ok"})
+	content := map[string]string{"value": value, "status": "ok"}
+	m := jupyter.New(jupyter.Stdin, "input_reply", c.session, ask.Header, content)
 	c.sendMessage(&m)
 }
 
@@ -69,8 +70,8 @@ func (r *running) promptAcknowledged(c *client) {
 	})
 }
 
-// TestInput_Returns: a client that has acknowledged a prompt and connects again gets it again, and its answer arrives. A
-// relay does not: its browser has acknowledged the prompt.
+// TestInput_Returns: a client that has acknowledged a prompt and connects again gets it again. Its answer arrives.
+// A relay does not get it: its browser has acknowledged the prompt.
 func TestInput_Returns(t *testing.T) {
 	for name, o := range map[string]dialOption{
 		"v1": {session: "s", v1: true}, "JSON": {session: "s"}, "relay": {session: "s", relay: true},
@@ -101,8 +102,8 @@ func TestInput_Returns(t *testing.T) {
 	}
 }
 
-// TestInput_JupyterServer: an unmodified jupyter server acknowledges a prompt before its page has it. It gets the prompt
-// again if it has closed its websocket, as for a page that is gone, and not if the websocket broke.
+// TestInput_JupyterServer: an unmodified jupyter server acknowledges a prompt before its page has it. It gets the
+// prompt again if it has closed its websocket, as for a page that is gone, and not if the websocket broke.
 func TestInput_JupyterServer(t *testing.T) {
 	r := startSupervisor(t, nil).ready()
 	o := dialOption{session: "s", header: http.Header{"User-Agent": {"Tornado/6.5"}}}
@@ -132,8 +133,8 @@ func TestInput_JupyterServer(t *testing.T) {
 	}
 }
 
-// TestInput_NewPage: a page that is opened while a cell runs gets the prompts that wait, and those that come. Its answer
-// arrives. A second answer, from the first page, reaches no later prompt.
+// TestInput_NewPage: a page that is opened while a cell runs gets the prompts that wait, and those that come. Its
+// answer arrives. A second answer, from the first page, reaches no later prompt.
 func TestInput_NewPage(t *testing.T) {
 	r := startShared(t).ready()
 	ann := r.dial(dialOption{session: "old", header: as("ann", "")})
@@ -248,8 +249,8 @@ func TestInput_Interrupted(t *testing.T) {
 	ann.collect("remark", func(g got) bool { return strings.Contains(g.text(), "waits for it no more") })
 }
 
-// TestInput_Adopted: the supervisor is replaced while a cell asks. The page and a new page get the prompt, and an answer
-// arrives.
+// TestInput_Adopted: the supervisor is replaced while a cell asks. The page and a new page get the prompt, and an
+// answer arrives.
 func TestInput_Adopted(t *testing.T) {
 	p := startPod(t, nil).ready()
 	c := p.attach("ann")

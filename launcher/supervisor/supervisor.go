@@ -167,7 +167,8 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 		operations: make(chan *operation), lossPossible: make(chan struct{}, 1), largePassed: make(chan struct{}, 1),
 		containerReported: make(chan struct{}, 1), useChanged: make(chan struct{}, 1),
 		over: make(chan struct{}), change: make(chan struct{}),
-		clients: map[*clientConn]struct{}{}, requests: requests.NewTable(), cells: cells.NewTable(), logReaders: map[string]int{},
+		clients: map[*clientConn]struct{}{}, requests: requests.NewTable(),
+		cells: cells.NewTable(), logReaders: map[string]int{},
 		began: time.Now().UTC().Round(0),
 	}
 	s.sessions = session.NewTable(s.orphanLocked)
