@@ -53,6 +53,9 @@ type Options struct {
 	CheckHost    bool     // reject a Host header that names no loopback address and is not in AllowHosts
 	AllowHosts   []string // more host names (no port) for CheckHost
 
+	// CompressWebsockets lets clients of other machines have their messages compressed, if they offer it.
+	CompressWebsockets bool
+
 	// Starting kernels.
 	DefaultKernel string        // spec for requests that name no spec; "" means python3, else the first
 	StartWait     time.Duration // how long a POST waits for the kernel; 0 means not at all

@@ -76,13 +76,14 @@ func TestProxy_NoCredentialReachesASupervisor(t *testing.T) {
 }
 
 func TestProxy_WhatIsForwarded(t *testing.T) {
-	g := startGateway(t, nil)
+	g := startGateway(t, func(o *Options) { o.CompressWebsockets = true })
 	super := g.fake.add(idA, "python3", api.Idle)
 	conn, _ := g.dialChannels(idA, "?session_id=s%201&token="+testToken+"&other=x", func(r *http.Request) {
 		r.Header.Set("User-Agent", "Tornado/6.4")
 		r.Header.Set("Sec-WebSocket-Protocol", "v1.kernel.websocket.jupyter.org")
 		r.Header.Set("Sec-WebSocket-Extensions", "permessage-deflate")
-		r.Header.Set(api.HeaderRight, "read") // a client's own word on its rights counts for nothing
+		r.Header.Set("X-Forwarded-For", "192.0.2.1") // else the client is on this machine
+		r.Header.Set(api.HeaderRight, "read")        // a client's own word on its rights counts for nothing
 	})
 	_ = conn.Close()
 	want := "GET /api/kernels/" + idA + "/channels?session_id=s+1 host=" + idA
@@ -106,6 +107,28 @@ func TestProxy_WhatIsForwarded(t *testing.T) {
 			t.Errorf("sent %s", super.sent())
 		}
 	})
+}
+
+// TestProxy_Compression: a supervisor gets a client's offer to compress only if the option is set, and if the client is
+// on another machine.
+func TestProxy_Compression(t *testing.T) {
+	for _, on := range []bool{false, true} {
+		for _, forwardedFor := range []string{"", "192.0.2.1"} {
+			g := startGateway(t, func(o *Options) { o.CompressWebsockets = on })
+			super := g.fake.add(idA, "python3", api.Idle)
+			conn, _ := g.dialChannels(idA, "", func(r *http.Request) {
+				r.Header.Set("Sec-WebSocket-Extensions", "permessage-deflate")
+				if forwardedFor != "" {
+					r.Header.Set("X-Forwarded-For", forwardedFor)
+				}
+			})
+			_ = conn.Close()
+			want := on && forwardedFor != ""
+			if got := strings.Contains(super.sent(), "permessage-deflate"); got != want {
+				t.Errorf("option %v, X-Forwarded-For %q: passed on %v", on, forwardedFor, got)
+			}
+		}
+	}
 }
 
 // TestProxy_KernelsAreKeptApart: two kernels share a transport, and never answer for each other. After a supervisor has

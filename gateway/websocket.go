@@ -173,6 +173,14 @@ func hasToken(h http.Header, name, token string) bool {
 	return false
 }
 
+// compresses reports whether the supervisor may compress messages to the client. It does not within one machine, where
+// it would only cost time. A request that a proxy of this machine has forwarded comes from another one.
+func (g *Gateway) compresses(r *call) bool {
+	ip := net.ParseIP(r.remote())
+	local := ip == nil || ip.IsLoopback()
+	return g.opts.CompressWebsockets && (!local || r.Header.Get("X-Forwarded-For") != "")
+}
+
 // upgradeSupervisor makes the handshake with the supervisor. When ctx ends before that, the connection is closed.
 func (g *Gateway) upgradeSupervisor(ctx context.Context, r *call, id string) (*channels.Upstream, error) {
 	ctx, cancel := context.WithTimeout(ctx, upgradeTime)
@@ -182,6 +190,9 @@ func (g *Gateway) upgradeSupervisor(ctx context.Context, r *call, id string) (*c
 		return nil, err
 	}
 	g.secretsOf(r.Request).copyHeaders(out.Header, r.Header, upgradeHeaders)
+	if !g.compresses(r) {
+		out.Header.Del("Sec-Websocket-Extensions")
+	}
 	dial := func(ctx context.Context) (net.Conn, error) { return g.dial(ctx, net.JoinHostPort(id, "80")) }
 	up, err := channels.Dial(ctx, dial, out)
 	var answered *channels.StatusError

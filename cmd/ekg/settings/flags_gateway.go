@@ -48,6 +48,11 @@ var gatewaySettings = []group{
 			value: size(func(s *Settings) *int64 { return &s.MaxBody }, positive),
 			Usage: "largest body of a REST request, in bytes or with KiB, MiB, GiB",
 		},
+		{
+			Name: "compress-websockets", Env: []string{"EKG_COMPRESS_WEBSOCKETS"}, field: "CompressWebsockets",
+			value: boolean(func(s *Settings) *bool { return &s.CompressWebsockets }),
+			Usage: "compress messages of 1 KiB and more for clients that offer it, except for clients of this machine",
+		},
 	}},
 	{"Say who may connect", []Option{
 		{

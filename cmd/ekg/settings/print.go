@@ -93,6 +93,8 @@ func (s *Settings) GatewayOptions() gateway.Options {
 		ClientEnv:     s.ClientEnv,
 		MaxBody:       s.MaxBody,
 
+		CompressWebsockets: s.CompressWebsockets,
+
 		StartsPerMinute:      s.StartsPerMinute,
 		ConnectionsPerUser:   s.ConnectionsPerUser,
 		ConnectionsPerKernel: s.ConnectionsPerKernel,

@@ -40,6 +40,7 @@ type Settings struct {
 	AllowUnauthenticatedRemote bool
 	AllowOrigins               []string
 	AllowHosts                 []string
+	CompressWebsockets         bool
 	TLSCert                    string
 	TLSKey                     string
 	MaxBody                    int64

@@ -70,14 +70,15 @@ type Options struct {
 
 // Conn is one websocket. Its owner calls Upgrade and then Serve, once each. Close and End may be called at any time.
 type Conn struct {
-	// Fixed. ws and flow are set by Upgrade; until then mu guards flow.
-	o      Options
-	ws     *websocket.Conn
-	flow   *flow.Conn
-	reader *messagelog.Reader      // of the log
-	pongs  chan []byte             // pings to answer
-	acks   chan struct{}           // capacity 1: something was acknowledged
-	end    chan framing.CloseError // capacity 1: why to close the websocket
+	// Fixed. ws, flow and compresses are set by Upgrade; until then mu guards flow.
+	o          Options
+	ws         *websocket.Conn
+	compresses bool // the peer takes compressed messages
+	flow       *flow.Conn
+	reader     *messagelog.Reader      // of the log
+	pongs      chan []byte             // pings to answer
+	acks       chan struct{}           // capacity 1: something was acknowledged
+	end        chan framing.CloseError // capacity 1: why to close the websocket
 
 	held int64 // bytes of Options.Input; owned by the reader
 
@@ -140,12 +141,13 @@ var upgrader = websocket.Upgrader{
 // acceptable, and the client has the error, or Close was called.
 func (c *Conn) Upgrade(w http.ResponseWriter, r *http.Request) bool {
 	h := &flow.Hijacker{ResponseWriter: w, Owed: c.owed}
-	ws, err := upgrader.Upgrade(h, r, nil)
+	u, compresses := c.chooseUpgrader(r)
+	ws, err := u.Upgrade(h, r, nil)
 	if err != nil {
 		return false // the library has sent the error
 	}
 	c.mu.Lock()
-	c.ws, c.flow = ws, h.Conn
+	c.ws, c.flow, c.compresses = ws, h.Conn, compresses
 	closed := c.closed
 	c.mu.Unlock()
 	if closed {

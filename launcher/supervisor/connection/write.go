@@ -166,7 +166,7 @@ func (c *Conn) writeFrame(at messagelog.Position, f *framing.Frame) error {
 	if c.o.Relay {
 		return c.writeRelayed(at, f)
 	}
-	return c.ws.WriteMessage(kind, f.Data)
+	return c.writeMessage(kind, f.Data)
 }
 
 // noteBuffers shows in the cell that the entry was sent without its buffers, if it was. Each cell shows it once.

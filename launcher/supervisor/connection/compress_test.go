@@ -1,0 +1,216 @@
+package connection
+
+import (
+	"bytes"
+	"compress/flate"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+)
+
+// line is a network connection of a client that reads at most rate bytes in a second, and counts them.
+type line struct {
+	net.Conn
+	rate int // 0: unlimited
+	read *atomic.Int64
+	next time.Time // when the line is free
+}
+
+func (l *line) Read(p []byte) (int, error) {
+	if l.rate > 0 {
+		p = p[:min(len(p), 4<<10)]
+	}
+	n, err := l.Conn.Read(p)
+	l.read.Add(int64(n))
+	if l.rate > 0 {
+		now := time.Now()
+		if l.next.Before(now) {
+			l.next = now
+		}
+		l.next = l.next.Add(time.Duration(n) * time.Second / time.Duration(l.rate))
+		time.Sleep(time.Until(l.next)) // the line's speed
+	}
+	return n, err
+}
+
+// compressed dials a connection with compression over a line. It returns the peer and the count of its bytes.
+func compressed(t *testing.T, rate int, offer bool, tune func(*Options)) (*served, *atomic.Int64) {
+	t.Helper()
+	s := serve(t, tune)
+	_ = s.peer.Close()
+	<-s.done
+	o := s.o
+	s.Conn = New(o)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s.Upgrade(w, r) {
+			s.Serve()
+		}
+		s.done <- s.End()
+	}))
+	t.Cleanup(srv.Close)
+	read := new(atomic.Int64)
+	d := websocket.Dialer{EnableCompression: offer, NetDial: func(network, addr string) (net.Conn, error) {
+		conn, err := net.Dial(network, addr)
+		if err == nil {
+			_ = conn.(*net.TCPConn).SetReadBuffer(64 << 10) // what the line itself holds
+		}
+		return &line{Conn: conn, rate: rate, read: read}, err
+	}}
+	peer, resp, err := d.Dial("ws"+strings.TrimPrefix(srv.URL, "http"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Contains(resp.Header.Get("Sec-Websocket-Extensions"), "permessage-deflate"); got != offer {
+		t.Errorf("compression was chosen: %v, offered: %v", got, offer)
+	}
+	t.Cleanup(func() { _ = peer.Close() })
+	s.peer = peer
+	return s, read
+}
+
+// TestConn_Compressed: a client that offers it gets large messages compressed, and small ones as they are. Without a
+// free compressor, large ones come as they are.
+func TestConn_Compressed(t *testing.T) {
+	s, read := compressed(t, 0, true, nil)
+	size := func(n int) int64 {
+		before := read.Load()
+		s.append(n)
+		if _, data, err := s.peer.ReadMessage(); err != nil || len(data) < n {
+			t.Fatalf("%d bytes, %v", len(data), err)
+		}
+		return read.Load() - before
+	}
+	if got := size(100 << 10); got > 10<<10 {
+		t.Errorf("100 KiB took %d bytes", got)
+	}
+	if got := size(600); got < 600 {
+		t.Errorf("600 bytes took %d", got)
+	}
+	for range compressors {
+		compressing <- struct{}{}
+	}
+	got := size(100 << 10)
+	for range compressors {
+		<-compressing
+	}
+	if got < 100<<10 {
+		t.Errorf("100 KiB took %d bytes without a compressor", got)
+	}
+}
+
+// TestConn_Bomb: the bound of a message holds for what it is when it is not compressed.
+func TestConn_Bomb(t *testing.T) {
+	s, _ := compressed(t, 0, true, func(o *Options) {
+		o.MaxMessage, o.Input = 1<<20, new(Input).Of("", true)
+	})
+	var b bytes.Buffer
+	w, err := flate.NewWriter(&b, flate.BestSpeed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.CopyN(w, zeros{}, 32<<20); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if b.Len() > 512<<10 {
+		t.Fatalf("the bomb has %d bytes", b.Len())
+	}
+	bomb := bytes.TrimSuffix(b.Bytes(), []byte{0, 0, 0xff, 0xff})
+	header := []byte{0xc1, 0x80 | 127, 0, 0, 0, 0, byte(len(bomb) >> 24), byte(len(bomb) >> 16), byte(len(bomb) >> 8),
+		byte(len(bomb)), 0, 0, 0, 0} // a final compressed text frame, masked with zeros
+	if _, err := s.peer.NetConn().Write(append(header, bomb...)); err != nil {
+		t.Fatal(err)
+	}
+	for err == nil {
+		_, _, err = s.peer.ReadMessage()
+	}
+	if !websocket.IsCloseError(err, websocket.CloseMessageTooBig) {
+		t.Errorf("closed with %v", err)
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// TestMeasure_Compression prints what compression gains on a line, with EKG_MEASURE=1.
+func TestMeasure_Compression(t *testing.T) {
+	if os.Getenv("EKG_MEASURE") == "" {
+		t.Skip("EKG_MEASURE is not set")
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	picture := make([]byte, 300<<10)
+	for i := range picture {
+		picture[i] = byte(random.Uint32())
+	}
+	var table, log strings.Builder
+	for i := range 500 {
+		fmt.Fprintf(&table, "<tr><th>%d</th><td>%.6f</td><td>%.6f</td><td>2026-01-%02d</td></tr>\n", i, random.Float64(),
+			random.Float64(), i%28+1)
+		fmt.Fprintf(&log, "epoch %d/500 - loss: %.4f - accuracy: %.4f\n", i, random.Float64(), random.Float64())
+	}
+	contents := map[string]string{"text": log.String(), "HTML table": table.String(),
+		"picture": base64.StdEncoding.EncodeToString(picture)}
+	for name, text := range contents {
+		for _, mbit := range []int{10, 100, 0} {
+			for _, offer := range []bool{false, true} {
+				total := 2 << 20
+				if mbit == 0 {
+					total = 64 << 20
+				}
+				measure(t, fmt.Sprintf("%-12s %3d Mbit/s", name, mbit), text, total/len(text), mbit*1e6/8, offer)
+			}
+		}
+	}
+}
+
+func measure(t *testing.T, name, text string, n, rate int, offer bool) {
+	t.Helper()
+	s, read := compressed(t, rate, offer, nil)
+	n = min(n, 20000)
+	go func() {
+		for range s.rec.acked { // or the recorder blocks the reader
+		}
+	}()
+	m := jupyter.New(jupyter.IOPub, "stream", "kernel", nil, map[string]string{"name": "stdout", "text": text})
+	var before, after syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &before)
+	begun := time.Now()
+	ahead := make(chan struct{}, max(1, 300<<10/len(text))) // messages that are not read: the log evicts none of them
+	go func() {
+		for range n {
+			ahead <- struct{}{}
+			s.log.Append(0, m, false)
+		}
+	}()
+	got := 0
+	_ = s.peer.SetReadDeadline(time.Now().Add(20 * time.Second))
+	for got < n {
+		if _, _, err := s.peer.ReadMessage(); err != nil {
+			break
+		}
+		got++
+		<-ahead
+	}
+	took := time.Since(begun)
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &after)
+	cpu := time.Duration(after.Utime.Nano() - before.Utime.Nano() + after.Stime.Nano() - before.Stime.Nano())
+	t.Logf("%s compressed %-5v: %6d messages of %7d bytes, %9d bytes in %6.2f s, CPU of both sides %6.2f s", name, offer,
+		got, len(text), read.Load(), took.Seconds(), cpu.Seconds())
+}
