@@ -53,6 +53,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/listener"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/parent"
 )
 
@@ -154,7 +155,7 @@ func prepareConfig(cfg api.Config, logger *slog.Logger) (run func(context.Contex
 		}
 		unlock = func() { lock.Close() } //nolint:errcheck // nothing was written
 	}
-	l, err := supervisor.Listen(&cfg)
+	l, err := listener.Open(&cfg)
 	if err != nil {
 		unlock()
 		return nil, err
@@ -162,6 +163,9 @@ func prepareConfig(cfg api.Config, logger *slog.Logger) (run func(context.Contex
 	return func(ctx context.Context) error {
 		defer unlock() // the lock ends with the kernel
 		s := supervisor.New(cfg, version, logger)
+		if cfg.SameMachine {
+			defer leaveOnSignal(s)()
+		}
 		if cfg.ChildSocket == "" { // else the child reaps
 			stop := reapOrphans(s, logger)
 			defer stop()

@@ -8,9 +8,11 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"sync"
 	"syscall"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/parent"
 )
@@ -30,6 +32,10 @@ func runParent(args []string, logger *slog.Logger) int {
 		err = fmt.Errorf("%s: same_machine is missing", *config)
 	}
 	var lock *os.File
+	var program *parent.Program
+	if err == nil {
+		program, err = parent.OpenProgram(selfProgram, os.Args[0])
+	}
 	if err == nil && cfg.LockFile != "" {
 		lock, err = parent.Lock(cfg.LockFile)
 	}
@@ -43,18 +49,31 @@ func runParent(args []string, logger *slog.Logger) int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	return parent.Run(ctx, parent.Options{Config: cfg, ConfigFile: *config, Program: ownProgram(), Name: os.Args[0],
+	upgrades := make(chan os.Signal, 1)
+	signal.Notify(upgrades, syscall.SIGHUP)
+	defer signal.Stop(upgrades)
+	return parent.Run(ctx, parent.Options{Config: cfg, ConfigFile: *config, Program: program, Upgrades: upgrades,
 		Ready: ready, Lock: lock, Log: logger.With(logkey.Component, "parent")})
 }
 
-// ownProgram returns the path of this program. If its file was replaced, the path leads to the replaced file.
-func ownProgram() string {
-	running, err := os.Stat(selfProgram)
-	if err != nil {
-		return selfProgram
-	}
-	if named, err := os.Stat(os.Args[0]); err == nil && os.SameFile(running, named) {
-		return os.Args[0] // the process table shows a readable name then
-	}
-	return selfProgram
+// leaveOnSignal ends this program when its parent asks for that, and the supervisor can leave its kernel to another.
+// The returned function ends the wait.
+func leaveOnSignal(s *supervisor.Supervisor) (stop func()) {
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, parent.LeaveIfComplete, parent.LeaveAnyway)
+	ctx, cancel := context.WithCancel(context.Background())
+	var waiting sync.WaitGroup
+	waiting.Go(func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case sig := <-asked:
+				if s.Leave(ctx, sig == parent.LeaveAnyway) {
+					os.Exit(parent.LeaveCode)
+				}
+			}
+		}
+	})
+	return func() { signal.Stop(asked); cancel(); waiting.Wait() }
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/listener"
 )
 
 func TestLobby_HandsOver(t *testing.T) {
@@ -187,7 +188,7 @@ func TestLobby_RealSupervisor(t *testing.T) {
 				WorkingDir: dir, InterruptMode: "signal", Listen: "unix:" + filepath.Join(dir, "s"), Transport: "ipc", RunDir: dir,
 				ConnectionFile: filepath.Join(dir, "c.json"), EndFile: filepath.Join(dir, "end.json"), LogLimit: 64 << 20,
 				StopGrace: 5 * time.Second, DeadLinger: time.Minute, RestartLimit: 1}
-			l, err := supervisor.Listen(&cfg)
+			l, err := listener.Open(&cfg)
 			if err != nil {
 				t.Fatal(err)
 			}

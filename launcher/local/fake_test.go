@@ -23,6 +23,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/listener"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/parent"
 )
 
@@ -66,7 +67,13 @@ func parentMain(config string) int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	return parent.Run(ctx, parent.Options{Config: cfg, ConfigFile: config, Program: os.Args[0], Name: os.Args[0],
+	program, err := parent.OpenProgram("/proc/self/exe", os.Args[0])
+	if err != nil {
+		panic(err)
+	}
+	upgrades := make(chan os.Signal, 1)
+	signal.Notify(upgrades, syscall.SIGHUP)
+	return parent.Run(ctx, parent.Options{Config: cfg, ConfigFile: config, Program: program, Upgrades: upgrades,
 		Ready: ready, Lock: lock, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
 }
 
@@ -94,7 +101,7 @@ func supervisorMain(config string) int {
 		_, _ = fmt.Fprintln(ready, err)
 		return 1
 	}
-	l, err := supervisor.Listen(&cfg)
+	l, err := listener.Open(&cfg)
 	if err != nil {
 		_, _ = fmt.Fprintln(ready, err)
 		return 1
@@ -103,7 +110,17 @@ func supervisorMain(config string) int {
 	_ = ready.Close()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	err = supervisor.Serve(ctx, supervisor.New(cfg, "test", slog.New(slog.NewTextHandler(os.Stderr, nil))), l)
+	s := supervisor.New(cfg, "test", slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, parent.LeaveIfComplete)
+	go func() {
+		for range asked {
+			if s.Leave(ctx, false) {
+				os.Exit(parent.LeaveCode)
+			}
+		}
+	}()
+	err = supervisor.Serve(ctx, s, l)
 	if err != nil {
 		_, _ = fmt.Fprintln(os.Stderr, err)
 		return 1

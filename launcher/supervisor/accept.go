@@ -22,7 +22,7 @@ func (s *Supervisor) accept(c *clientConn, m jupyter.Message, h jupyter.Header) 
 	defer s.mu.Unlock()
 	s.activateLocked(c)
 	c.attachment.NoteInput()
-	s.noteSizeLocked(m.Size())
+	s.memory.Passes(m.Size())
 	if c.readOnly {
 		s.answerReaderLocked(c, asked{m, h})
 		return nil

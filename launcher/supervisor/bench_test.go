@@ -25,6 +25,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/listener"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/zeromq"
 )
@@ -180,7 +181,7 @@ func newSupervisorPath(b *testing.B, v1 bool) *websocketPath {
 		LockFile: filepath.Join(dir, "lock"), EndFile: filepath.Join(dir, "ended.json"),
 		LogLimit: 64 << 20, SpillDir: dir, StopGrace: time.Second, DeadLinger: time.Minute, RestartLimit: 3,
 	}
-	l, err := Listen(&cfg)
+	l, err := listener.Open(&cfg)
 	if err != nil {
 		b.Fatal(err)
 	}

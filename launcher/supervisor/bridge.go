@@ -302,7 +302,7 @@ func (s *Supervisor) deliver(b *bridge, m jupyter.Message) {
 		s.deliverOwnLocked(b, &m, parent)
 		return
 	}
-	s.noteSizeLocked(m.Size())
+	s.memory.Passes(m.Size())
 	s.fromKernel.add(m.Channel, m.Size())
 	if m.Channel != jupyter.IOPub {
 		s.deliverReplyLocked(&m, parent)

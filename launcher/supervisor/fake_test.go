@@ -12,6 +12,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/listener"
 )
 
 // Environment variables that make this test's program run as something else.
@@ -49,7 +50,7 @@ func podMain(config string) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	l, err := Listen(&cfg)
+	l, err := listener.Open(&cfg)
 	if err == nil {
 		err = Serve(ctx, New(cfg, "test", slog.New(slog.NewTextHandler(os.Stderr, nil))), l)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/listener"
 )
 
 func quiet() *slog.Logger { return loggerTo(io.Discard) }
@@ -88,7 +89,7 @@ func startSupervisorTuned(t *testing.T, change func(*api.Config), tune func(*Sup
 	if err := cfg.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	l, err := Listen(&cfg)
+	l, err := listener.Open(&cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/listener"
 )
 
 // TestServe_TLS runs a supervisor as it runs in a pod: TLS with the kernel's own key, and a token for every request.
@@ -33,7 +34,7 @@ func TestServe_TLS(t *testing.T) {
 		DeadLinger:     testLimit,
 		RunDir:         dir,
 	}
-	l, err := Listen(&cfg)
+	l, err := listener.Open(&cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +93,7 @@ func TestListen_Refuses(t *testing.T) {
 		"socket path too long":  {Listen: "unix:/tmp/" + string(bytes.Repeat([]byte("x"), 120))},
 		"folder does not exist": {Listen: "unix:/nonexistent/s"},
 	} {
-		if l, err := Listen(&cfg); err == nil {
+		if l, err := listener.Open(&cfg); err == nil {
 			_ = l.Close()
 			t.Errorf("%s: accepted", name)
 		}
@@ -102,7 +103,7 @@ func TestListen_Refuses(t *testing.T) {
 func TestListen_SocketIsPrivate(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	for range 2 { // the second replaces the socket of the first
-		l, err := Listen(&api.Config{Listen: "unix:" + path})
+		l, err := listener.Open(&api.Config{Listen: "unix:" + path})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -14,8 +14,13 @@ import (
 
 // savedState returns the present state in the form of the saved state's file.
 func (s *Supervisor) savedState() ([]byte, error) {
-	var b savedstate.State
 	s.mu.Lock()
+	b := s.savedStateLocked()
+	s.mu.Unlock()
+	return json.Marshal(b)
+}
+
+func (s *Supervisor) savedStateLocked() (b savedstate.State) {
 	b.Epoch = s.epoch
 	if s.cfg.Identity == "" {
 		b.Identity = s.identity
@@ -50,8 +55,7 @@ func (s *Supervisor) savedState() ([]byte, error) {
 		}
 		b.Requests = append(b.Requests, h)
 	}
-	s.mu.Unlock()
-	return json.Marshal(b)
+	return b
 }
 
 // firstLife reports whether this supervisor has not run the kernel yet.
@@ -81,7 +85,9 @@ func (s *Supervisor) restore(lives bool) {
 	s.restoreUseLocked(saved.Use, lives)
 	restored := s.restoreSessionsLocked(saved.Sessions)
 	cells := s.restoreRequestsLocked(saved.Requests, restored)
-	s.announceRestoreLocked(restored, cells, lives)
+	if !saved.Complete || !lives {
+		s.announceRestoreLocked(restored, cells, lives)
+	}
 	if lives {
 		s.cellBegan = saved.Use.CellBegan
 		s.adoptRunningLocked(saved.Requests)

@@ -45,6 +45,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connection"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/logstream"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/memory"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/prompts"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
@@ -81,7 +82,7 @@ type Supervisor struct {
 	gates             [jupyter.IOPub + 1]*gate.Gate // by channel
 	operations        chan *operation               // stops and restarts for Run
 	lossPossible      chan struct{}                 // capacity 1: messages may be lost
-	largePassed       chan struct{}                 // capacity 1: a large message was in memory
+	memory            *memory.Returner              // of large messages
 	container         *child.Container              // nil: the kernel's process is a child of this one
 	reaper            *proctree.Reaper              // of this program; nil: orphans do not become its children
 	stateFile         *savedstate.File              // nil: no other supervisor would read it
@@ -164,7 +165,7 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 		kernelLimits: bridgeLimits, slowStart: slowStart, redialProof: redialProof, beat: heartbeatInterval,
 		logPatience: logstream.Patience, maxMessage: connection.MaxMessage,
 		ownSession: jupyter.NewID(), identity: []byte(jupyter.NewID()),
-		operations: make(chan *operation), lossPossible: make(chan struct{}, 1), largePassed: make(chan struct{}, 1),
+		operations: make(chan *operation), lossPossible: make(chan struct{}, 1), memory: memory.New(),
 		containerReported: make(chan struct{}, 1), useChanged: make(chan struct{}, 1),
 		over: make(chan struct{}), change: make(chan struct{}),
 		clients: map[*clientConn]struct{}{}, requests: requests.NewTable(),
@@ -337,7 +338,7 @@ func (s *Supervisor) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	janitorCtx, stopJanitor := context.WithCancel(context.Background())
 	wg.Go(func() { s.watchLosses(janitorCtx) })
-	wg.Go(func() { s.returnMemory(janitorCtx) })
+	wg.Go(func() { s.memory.Run(janitorCtx) })
 	if s.cfg.SpillDir != "" {
 		wg.Add(1)
 		go func() {

@@ -6,7 +6,8 @@
 // supervisor and kernel die with it (PR_SET_PDEATHSIG).
 //
 // Goroutines: the caller of Run starts supervisors and waits for them. It stays on one thread, because PR_SET_PDEATHSIG
-// follows the thread that forked. Another goroutine is package child's, and Run waits for it.
+// follows the thread that forked. Another goroutine is package child's, and one waits for requests to upgrade. Run
+// waits for both.
 package parent
 
 import (
@@ -44,13 +45,13 @@ const (
 
 // Options says what a parent runs. Lock and Log may be nil.
 type Options struct {
-	Config     api.Config     // with SameMachine
-	ConfigFile string         // from which a supervisor reads the Config
-	Program    string         // of the supervisor: a path
-	Name       string         // of the supervisor's process: its first argument
-	Ready      io.WriteCloser // gets the first supervisor's answer, and is closed
-	Lock       *os.File       // the kernel's lock, which supervisors share; nil: no lock
-	Log        *slog.Logger   // nil: no log
+	Config     api.Config       // with SameMachine
+	ConfigFile string           // from which a supervisor reads the Config
+	Program    *Program         // of the supervisor
+	Ready      io.WriteCloser   // gets the first supervisor's answer, and is closed
+	Lock       *os.File         // the kernel's lock, which supervisors share; nil: no lock
+	Upgrades   <-chan os.Signal // each value is a request to read the file of Request; nil: no requests
+	Log        *slog.Logger     // nil: no log
 }
 
 // parent is a running Run.
@@ -66,6 +67,11 @@ type parent struct {
 	mu       sync.Mutex
 	running  *os.Process // the present supervisor; nil: none runs
 	stopping bool        // a signal has told the parent to end
+	next     *Program    // of the next supervisor, if the present one leaves; nil: the same
+
+	// Owned by supervise.
+	program  *Program // of the present supervisor
+	previous *Program // to which a new program that fails gives way; nil: the program is not new
 }
 
 // Run runs a kernel and its supervisor, one supervisor after the other, until the kernel has ended for good. It returns
@@ -79,7 +85,7 @@ func run(ctx context.Context, o Options, firstPause time.Duration) int {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	p := &parent{opts: o, log: o.Log.With(logkey.Kernel, o.Config.KernelID), firstPause: firstPause,
-		childEnded: make(chan struct{})}
+		program: o.Program, childEnded: make(chan struct{})}
 	p.oldEnd, _ = os.Stat(o.Config.EndFile) // an earlier end may be on record
 	// They are about an earlier kernel process, which died with its parent.
 	state := filepath.Join(o.Config.SpillDir, savedstate.FileName)
@@ -95,8 +101,13 @@ func run(ctx context.Context, o Options, firstPause time.Duration) int {
 			Scan: proctree.NewScan(o.Config.ScanFile)})
 	}()
 	defer context.AfterFunc(ctx, p.passOnSignal)()
+	over := make(chan struct{})
+	var requests sync.WaitGroup
+	requests.Go(func() { p.awaitRequests(over) })
 	code := p.supervise(ctx)
+	close(over)
 	p.endChild()
+	requests.Wait()
 	return code
 }
 
@@ -133,11 +144,16 @@ func (p *parent) supervise(ctx context.Context) int {
 		case ctx.Err() != nil:
 			p.giveUp(api.SignalReason, true)
 			return 1
+		case end.code == LeaveCode:
+			p.upgrade()
+			failures = 0
+			continue
 		}
 		if time.Since(began) >= stableLife {
 			failures = 0
 		}
 		failures++
+		p.goBack(began)
 		p.log.Error("supervisor ended unexpectedly", logkey.PID, end.pid, logkey.Cause, end.String(),
 			logkey.Attempt, failures)
 		if failures >= maxFailures {
@@ -230,7 +246,7 @@ func (p *parent) start() (proc *os.Process, ready *os.File, err error) {
 		return nil, nil, err
 	}
 	defer answer.Close() //nolint:errcheck // the supervisor has a copy
-	argv := []string{p.opts.Name, "--config", p.opts.ConfigFile, "--ready-fd", "3"}
+	argv := []string{p.program.name, "--config", p.opts.ConfigFile, "--ready-fd", "3"}
 	files := []*os.File{os.Stdin, os.Stdout, os.Stderr, answer}
 	if p.opts.Lock != nil {
 		argv, files = append(argv, "--lock-fd", "4"), append(files, p.opts.Lock)
@@ -240,7 +256,7 @@ func (p *parent) start() (proc *os.Process, ready *os.File, err error) {
 	if p.stopping {
 		err = errors.New(api.SignalReason)
 	} else {
-		proc, err = os.StartProcess(p.opts.Program, argv,
+		proc, err = os.StartProcess(p.program.path(), argv,
 			&os.ProcAttr{Files: files, Sys: &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}})
 	}
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -35,6 +36,16 @@ type scripted struct {
 	answer *answer
 	cancel context.CancelFunc
 	code   chan int
+	hup    chan os.Signal
+}
+
+func open(t *testing.T, path string) *Program {
+	t.Helper()
+	p, err := OpenProgram(path, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
 }
 
 // start starts a parent whose supervisors run the script.
@@ -50,8 +61,9 @@ func start(t *testing.T, script string) *scripted {
 	if err := os.WriteFile(program, []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	p := &scripted{t: t, dir: dir, answer: &answer{closed: make(chan struct{})}, code: make(chan int, 1)}
-	p.opts = Options{Program: program, Name: program, ConfigFile: filepath.Join(dir, "config"), Ready: p.answer,
+	p := &scripted{t: t, dir: dir, answer: &answer{closed: make(chan struct{})}, code: make(chan int, 1),
+		hup: make(chan os.Signal, 1)}
+	p.opts = Options{Program: open(t, program), Upgrades: p.hup, ConfigFile: filepath.Join(dir, "config"), Ready: p.answer,
 		Config: api.Config{KernelID: uuid.NewString(), SameMachine: true, SpillDir: dir,
 			ChildSocket: filepath.Join(dir, "c"), EndFile: filepath.Join(dir, "ended.json")}}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -194,7 +206,7 @@ func TestRun_Earlier(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := &answer{closed: make(chan struct{})}
-	code := run(t.Context(), Options{Program: program, Name: program, Ready: a, Config: api.Config{
+	code := run(t.Context(), Options{Program: open(t, program), Ready: a, Config: api.Config{
 		KernelID: uuid.NewString(), SpillDir: dir, ChildSocket: socket, EndFile: filepath.Join(dir, "ended.json")}}, 0)
 	if _, err := os.Stat(filepath.Join(dir, "again")); err != nil || code != 0 {
 		t.Errorf("it exits with %d, %v", code, err)
@@ -202,4 +214,77 @@ func TestRun_Earlier(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "requests.json")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the state of the earlier supervisor: %v", err)
 	}
+}
+
+// TestRun_Upgrade: a supervisor leaves, and one of the requested program follows. A new program that fails gives way to
+// the earlier one.
+func TestRun_Upgrade(t *testing.T) {
+	const old = `trap 'exit 75' USR1; trap 'exit 75' USR2
+echo ok >&3; exec 3>&-; touch up$(wc -l <runs)
+while :; do [ -e end ] && exit 0; sleep 0.01; done`
+	request := func(p *scripted, script string, busy bool) {
+		p.t.Helper()
+		program := filepath.Join(p.dir, "new")
+		if err := os.WriteFile(program, []byte("#!/bin/sh\ncd "+p.dir+"\necho run >>runs\n"+script), 0o700); err != nil {
+			p.t.Fatal(err)
+		}
+		b, err := json.Marshal(api.Upgrade{Program: program, Busy: busy})
+		if err == nil {
+			err = os.WriteFile(filepath.Join(p.dir, api.UpgradeFile), b, 0o600)
+		}
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		p.hup <- syscall.SIGHUP
+	}
+	await := func(p *scripted, file string) {
+		p.t.Helper()
+		for deadline := time.Now().Add(30 * time.Second); ; <-time.After(5 * time.Millisecond) {
+			if _, err := os.Stat(filepath.Join(p.dir, file)); err == nil {
+				return
+			}
+			if time.Now().After(deadline) {
+				p.t.Fatalf("there is no %s", file)
+			}
+		}
+	}
+	for name, tc := range map[string]struct {
+		script string
+		busy   bool
+		runs   int
+	}{
+		"the new program runs":        {"touch new$(wc -l <runs)\necho ok >&3; exec 3>&-; exit 0", false, 2},
+		"a busy one leaves too":       {"touch new$(wc -l <runs)\necho ok >&3; exec 3>&-; exit 0", true, 2},
+		"the new program cannot run":  {"touch new$(wc -l <runs) end; echo too old >&3; exit 1", false, 3},
+		"the new program fails later": {"touch new$(wc -l <runs) end; echo ok >&3; exec 3>&-; exit 2", false, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := start(t, old)
+			await(p, "up1")
+			if err := os.Rename(p.opts.Program.name, p.opts.Program.name+".old"); err != nil {
+				t.Fatal(err)
+			}
+			request(p, tc.script, tc.busy)
+			await(p, "new2")
+			if code := p.wait(); code != 0 || p.runs() != tc.runs {
+				t.Errorf("it exits with %d after %d supervisors, not %d", code, p.runs(), tc.runs)
+			}
+		})
+	}
+	t.Run("a bad request changes nothing", func(t *testing.T) {
+		p := start(t, old)
+		await(p, "up1")
+		for _, text := range []string{"", "{}", `{"program": "/nonexistent"}`, `{"program": "/etc/passwd"}`} {
+			if err := os.WriteFile(filepath.Join(p.dir, api.UpgradeFile), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			p.hup <- syscall.SIGHUP
+		}
+		if err := os.WriteFile(filepath.Join(p.dir, "end"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if code := p.wait(); code != 0 || p.runs() != 1 {
+			t.Errorf("it exits with %d after %d supervisors", code, p.runs())
+		}
+	})
 }

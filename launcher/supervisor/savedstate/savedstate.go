@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
@@ -34,6 +35,7 @@ type State struct {
 	Sessions []Session  `json:"sessions"`
 	Requests []*Request `json:"requests"` // in order of arrival
 	Use      Use        `json:"use,omitzero"`
+	Complete bool       `json:"complete,omitempty"` // no output is lost: the kernel was idle, and clients had everything
 }
 
 // Use is the kernel's use. Its times are those of activity.Usage and activity.Idle.
@@ -98,6 +100,7 @@ func (p *Prompt) Message(parent []byte) jupyter.Message {
 type File struct {
 	path  string
 	dirty chan struct{} // capacity 1
+	save  sync.Mutex    // held while the state is taken and written, so that the file has the newest
 }
 
 // NewFile returns the File in a folder.
@@ -125,13 +128,22 @@ func (f *File) Keep(ctx context.Context, take func() ([]byte, error)) {
 			return
 		case <-f.dirty:
 		}
-		if b, err := take(); err == nil {
-			_ = atomicfile.Write(f.path, b) // see above
-		}
+		_ = f.Save(take) // see above
 		if sleep.For(ctx, Pause) != nil {
 			return
 		}
 	}
+}
+
+// Save writes what take returns. It may be called concurrently with Keep.
+func (f *File) Save(take func() ([]byte, error)) error {
+	f.save.Lock()
+	defer f.save.Unlock()
+	b, err := take()
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(f.path, b)
 }
 
 // Read returns the State of an earlier supervisor, or a zero State if there is no file.

@@ -50,6 +50,17 @@ func (t *Table) Find(key string) *Session { return t.sessions[key] }
 // Newest returns the number of the newest connection or restored session.
 func (t *Table) Newest() uint64 { return t.number }
 
+// AllRead reports whether every client has everything up to p. A client that has never used its connections does not
+// count.
+func (t *Table) AllRead(p messagelog.Position) bool {
+	for _, s := range t.sessions {
+		if s.used && s.resume.Seq < p.Seq {
+			return false
+		}
+	}
+	return true
+}
+
 // Active returns the number of connections whose clients use them.
 func (t *Table) Active() int { return t.active }
 

@@ -1,0 +1,49 @@
+// Package memory gives memory back to the operating system after large messages. Go would keep most of it for minutes,
+// and a machine has many supervisors. The package starts no goroutine; the caller of Run provides one.
+package memory
+
+import (
+	"context"
+	"runtime/debug"
+	"time"
+)
+
+const (
+	largePayload = 8 << 20          // bytes from which a message is worth a garbage collection of its own
+	pause        = 10 * time.Second // after the last such message
+)
+
+// Returner is told of messages, and returns their memory. Its methods may be called concurrently.
+type Returner struct {
+	passed chan struct{} // capacity 1: a large message was in memory
+}
+
+// New returns a Returner that does nothing until Run.
+func New() *Returner { return &Returner{passed: make(chan struct{}, 1)} }
+
+// Passes notes that a message of so many bytes passes through memory.
+func (r *Returner) Passes(bytes int) {
+	if bytes < largePayload {
+		return
+	}
+	select {
+	case r.passed <- struct{}{}:
+	default:
+	}
+}
+
+// Run gives memory back some time after large messages have passed, until ctx ends.
+func (r *Returner) Run(ctx context.Context) {
+	var due <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.passed:
+			due = time.After(pause)
+		case <-due:
+			due = nil
+			debug.FreeOSMemory()
+		}
+	}
+}
