@@ -4,6 +4,8 @@ package e2e
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -49,12 +51,7 @@ func TestE2E_SupervisorKilled(t *testing.T) {
 			back := g.dial(t, id, "s", !down)
 			touch(t, file)
 			r := back.finish(cell, 30*time.Second)
-			words := ""
-			for _, m := range r.all {
-				if m.field("name") == "stderr" {
-					words += m.field("text")
-				}
-			}
+			words := notices(r.all)
 			if !strings.Contains(words, "[ekg] The program that keeps this kernel's output was started again. "+
 				"The kernel still runs and has its variables.") {
 				t.Errorf("the cell says %q", words)
@@ -115,4 +112,92 @@ func TestE2E_ParentKilled(t *testing.T) {
 			g.dial(t, id, "s2", true).says("print('again')", "again\n")
 		})
 	}
+}
+
+// upgrade runs `ekg supervisor upgrade` with a program, and returns what it prints.
+func (g *gateway) upgrade(program string, args ...string) (string, error) {
+	out, err := g.command(append([]string{"supervisor", "upgrade", "--supervisor", program}, args...)...).Output()
+	return string(out), err
+}
+
+// notices returns what ekg itself says in messages.
+func notices(all []message) string {
+	var words strings.Builder
+	for _, m := range all {
+		if m.field("name") == "stderr" && strings.HasPrefix(m.field("text"), "[ekg]") {
+			words.WriteString(m.field("text"))
+		}
+	}
+	return words.String()
+}
+
+// TestE2E_SupervisorUpgrade: `ekg supervisor upgrade` replaces the supervisor of a running kernel by one of another
+// version. An idle kernel loses nothing. A busy one is left alone, or its cell says that output is lost.
+func TestE2E_SupervisorUpgrade(t *testing.T) {
+	in := theInstallation(t)
+	program := filepath.Join(t.TempDir(), "ekg-supervisor")
+	build := exec.Command("go", "build", "-race", "-ldflags", "-X main.version=9.9.9 -extldflags=-Wl,-z,lazy",
+		"-o", program, "./cmd/ekg-supervisor")
+	build.Dir = in.repository
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	g := newGateway(t)
+	id := g.kernel("python3")
+	c := g.dial(t, id, "s", true)
+	c.says("kept = 'a variable'", "")
+	kernel, parent := g.kernelProcesses(id)[0].pid, g.parentOf(id)
+	same := func() {
+		t.Helper()
+		if now := g.kernelProcesses(id); len(now) == 0 || now[0].pid != kernel || g.parentOf(id) != parent {
+			t.Errorf("the kernel was process %d below %d, and is %v below %d", kernel, parent, now, g.parentOf(id))
+		}
+	}
+	broken := filepath.Join(t.TempDir(), "ekg-supervisor")
+	if err := os.WriteFile(broken, []byte("#!/bin/sh\nexit 1\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := g.upgrade(broken, id); err == nil || !strings.Contains(out, "the earlier program runs again") {
+		t.Errorf("a program that fails: %v, %s", err, out)
+	}
+	g.state(id, "idle", 20*time.Second)
+	c = g.dial(t, id, "s", true)
+	c.says("print(kept)", "a variable\n")
+	same()
+
+	if out, err := g.upgrade(program, "--all"); err != nil || !strings.HasSuffix(out, "to 9.9.9\n") {
+		t.Errorf("an idle kernel: %v, %s", err, out)
+	}
+	if out, err := g.upgrade(program, id); err != nil || !strings.Contains(out, "runs 9.9.9 already") {
+		t.Errorf("again: %v, %s", err, out)
+	}
+	g.state(id, "idle", 20*time.Second)
+	c = g.dial(t, id, "s", true)
+	r := c.execute("print(kept)", 20*time.Second)
+	if r.stdout != "a variable\n" || notices(r.all) != "" {
+		t.Errorf("after the upgrade the cell printed %q, and ekg said %q", r.stdout, notices(r.all))
+	}
+	same()
+
+	file := filepath.Join(g.dir, "go")
+	cell := c.begin(waiting(file) + printing(20))
+	c.begun(cell)
+	old := filepath.Join(in.bin, "ekg-supervisor")
+	if out, err := g.upgrade(old, id); err == nil || !strings.Contains(out, "its supervisor stays: it is busy") {
+		t.Errorf("a busy kernel: %v, %s", err, out)
+	}
+	if out, err := g.upgrade(old, "--busy", id); err != nil || !strings.Contains(out, "upgraded from 9.9.9") {
+		t.Errorf("a busy kernel with --busy: %v, %s", err, out)
+	}
+	g.state(id, "busy", 20*time.Second)
+	c = g.dial(t, id, "s", true)
+	touch(t, file)
+	r = c.finish(cell, 30*time.Second)
+	wantLines(t, r.stdout, 20)
+	if !strings.Contains(notices(r.all), "The kernel still runs and has its variables") ||
+		r.reply.field("status") != "ok" {
+		t.Errorf("ekg said %q, and the reply is %s", notices(r.all), r.reply.Content)
+	}
+	c.says("print(kept)", "a variable\n")
+	same()
 }

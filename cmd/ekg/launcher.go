@@ -40,19 +40,20 @@ func openLauncher(
 			return nil, err
 		}
 		return local.Open(ctx, local.Options{
-			StateDir:   s.StateDir,
-			RuntimeDir: s.RuntimeDir,
-			Supervisor: supervisor,
-			GPUProgram: gpuProgram,
-			LogLimit:   s.LogLimit,
-			LogTotal:   s.LogTotal,
-			StopGrace:  s.StopGrace,
-			InheritEnv: s.InheritEnv,
-			Cull:       s.Cull(),
-			Limits:     limits,
-			Reaper:     reaper,
-			Log:        log,
-			Observer:   watch,
+			StateDir:    s.StateDir,
+			RuntimeDir:  s.RuntimeDir,
+			Supervisor:  supervisor,
+			GPUProgram:  gpuProgram,
+			LogLimit:    s.LogLimit,
+			LogTotal:    s.LogTotal,
+			StopGrace:   s.StopGrace,
+			InheritEnv:  s.InheritEnv,
+			UpgradeIdle: s.UpgradeIdle,
+			Cull:        s.Cull(),
+			Limits:      limits,
+			Reaper:      reaper,
+			Log:         log,
+			Observer:    watch,
 		})
 	case "kubernetes":
 		return openKube(ctx, s, limits, log, watch)

@@ -7,6 +7,7 @@
 //	ekg kernelspec list        list the kernels that can be started
 //	ekg kernelspec check DIR   check kernelspecs before their use
 //	ekg kernelspec render NAME print the pod that a kernelspec would create on Kubernetes
+//	ekg supervisor upgrade     replace the supervisors of running kernels by the present program
 //	ekg version                print the version
 //
 // A setting is a flag (--start-wait 10s), a variable (EKG_START_WAIT=10s) or a key of the YAML file that --config names
@@ -143,6 +144,7 @@ func program(stdout, stderr io.Writer) *cli.App {
 			logCommand(read),
 			tokenCommand(),
 			kernelspecCommand(read),
+			supervisorCommand(read),
 			{Name: "version", Usage: "print the version", OnUsageError: refuseUsage, Action: func(c *cli.Context) error {
 				if err := arguments(c, 0); err != nil {
 					return err

@@ -11,6 +11,7 @@
 //	STATE/kernels/ID/process.json     process ids of parent, supervisor and kernel, for when the parent is killed
 //	STATE/kernels/ID/requests.json    the supervisor's state, for a supervisor that adopts the kernel
 //	STATE/kernels/ID/supervisor.log   the log of parent and supervisors, bounded; its older part has .1 added
+//	STATE/kernels/ID/upgrade.json     the last request to replace the supervisor; its parent reads it on SIGHUP
 //	STATE/kernels/ID/notes.json       launcher.Notes: Jupyter's sessions, grants; changed under notes.lock
 //	STATE/kernels/ID/lock             flocked by the parent for its whole life: a held lock means that it lives
 //	STATE/kernels/ID/ended.json       why the kernel ended, while it is still shown as dead
@@ -24,7 +25,8 @@
 // the supervisor lives, starts a supervisor, or removes the folder. Launchers need no other synchronization.
 //
 // Goroutines, all waited for by Close: maintain (rescans, cleans up, shares out log space); one per followed supervisor
-// (package follow); one per Stop in progress; and one that reaps supervisors which this process has started.
+// (package follow); one per Stop in progress; one that replaces the supervisor of an idle kernel; and one that reaps
+// supervisors which this process has started.
 // Lock order: kernel.turn, folder flock, starts.lock, Launcher.folders, Launcher.mu. While starts.lock is held, turns
 // and folders of other kernels are only tried.
 package local
@@ -39,6 +41,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -62,6 +65,8 @@ type Options struct {
 	DeadLinger time.Duration // how long a dead kernel is shown; 0 for api.DefaultDeadLinger
 	Cull       api.Cull      // when kernels are culled
 
+	UpgradeIdle bool // supervisors of idle kernels are replaced if Supervisor is another program
+
 	InheritEnv []string         // names of this process's variables that kernels get, beside the usual ones
 	Reaper     *proctree.Reaper // of this program, which spares supervisors; nil: no reaper
 	Log        *slog.Logger
@@ -79,6 +84,7 @@ type timing struct {
 	halfMade    time.Duration    // age at which an unfinished folder is removed
 	firstRedial time.Duration
 	lastRedial  time.Duration
+	upgradeIdle time.Duration // for which a kernel is idle before its supervisor is upgraded
 	now         func() time.Time
 }
 
@@ -91,6 +97,7 @@ func realTiming() timing {
 		halfMade:    time.Minute,
 		firstRedial: 20 * time.Millisecond,
 		lastRedial:  5 * time.Second,
+		upgradeIdle: upgradeIdle,
 		now:         time.Now,
 	}
 }
@@ -125,6 +132,7 @@ type Launcher struct {
 	logs    logBounds
 
 	goroutines goroutines.Group
+	upgrading  atomic.Bool // a supervisor is being replaced
 }
 
 var errClosed = fmt.Errorf("%w: this gateway is ending", launcher.ErrUnavailable)

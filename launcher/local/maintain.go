@@ -52,6 +52,7 @@ func (l *Launcher) maintainOnce() {
 	}
 	l.measureDisk()
 	l.pushShares()
+	l.upgradeIdleOnes()
 }
 
 // takeReaper tries to become the one launcher that cleans up. The lock is kept until Close.

@@ -1,13 +1,11 @@
 package local
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"strconv"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -146,7 +144,8 @@ func (l *Launcher) endSupervisor(ctx context.Context, k *kernel, patience time.D
 	}
 	if err := l.awaitUnlocked(ctx, k, patience); err != nil {
 		l.log.Warn("supervisor does not end and is killed", logkey.Kernel, k.id, logkey.PID, p.holder())
-		if err := l.killSupervisor(k, p.holder()); err != nil {
+		// The process that holds the lock: the supervisor's parent, or a supervisor without one. All end with it.
+		if err := l.layout.signal(k.id, p.holder(), os.Kill); err != nil {
 			return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 		}
 		if err := l.awaitUnlocked(ctx, k, exitLimit); err != nil {
@@ -181,26 +180,4 @@ func (l *Launcher) awaitUnlocked(ctx context.Context, k *kernel, limit time.Dura
 			return fmt.Errorf("%w: its supervisor does not end", launcher.ErrUnavailable)
 		}
 	}
-}
-
-// killSupervisor kills the process that holds the kernel's lock: the supervisor's parent, or a supervisor without one.
-// Supervisor and kernel end with it. Process ids are reused, so it checks that the
-// arguments of the process name the kernel's configuration. The handle of the process is opened before that check.
-func (l *Launcher) killSupervisor(k *kernel, pid int) error {
-	if pid <= 1 {
-		return errors.New("the supervisor's process id is not known")
-	}
-	p, err := os.FindProcess(pid)
-	if err != nil {
-		return fmt.Errorf("supervisor: %w", err)
-	}
-	defer p.Release() //nolint:errcheck // it has no error to give
-	args, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline")
-	if err != nil {
-		return fmt.Errorf("supervisor: %w", err)
-	}
-	if !bytes.Contains(args, []byte("\x00"+l.layout.file(k.id, configFile)+"\x00")) {
-		return fmt.Errorf("process %d is not the supervisor of the kernel", pid)
-	}
-	return p.Kill()
 }

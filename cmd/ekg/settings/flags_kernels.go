@@ -55,6 +55,12 @@ var kernelSettings = []group{
 			Usage: "path of the program ekg-supervisor",
 		},
 		{
+			Name: "upgrade-idle-supervisors", Env: []string{"EKG_UPGRADE_IDLE_SUPERVISORS"}, def: "false",
+			value: boolean(func(s *Settings) *bool { return &s.UpgradeIdle }),
+			Usage: "after an upgrade of ekg, replace the supervisors of running kernels of this machine. A kernel has to be " +
+				"idle for a minute, and pages must have its output. Kernels keep their variables, and lose their log",
+		},
+		{
 			Name: "state-dir", Env: []string{"EKG_STATE_DIR"}, defDoc: "$XDG_STATE_HOME/ekg, else ~/.local/state/ekg",
 			value: text(func(s *Settings) *string { return &s.StateDir }),
 			Usage: "directory with the records of kernels and the generated token",

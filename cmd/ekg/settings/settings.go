@@ -64,6 +64,7 @@ type Settings struct {
 	RuntimeDir     string
 	ClientEnv      []string
 	InheritEnv     []string
+	UpgradeIdle    bool
 	LogLimit       int64
 	LogTotal       int64
 	StopGrace      time.Duration

@@ -1,0 +1,198 @@
+package local
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+const (
+	upgradeLimit  = 20 * time.Second // for another supervisor to answer
+	stayLimit     = 8 * time.Second  // after which a supervisor that has not left stays
+	upgradeLook   = 50 * time.Millisecond
+	upgradeStatus = 5 * time.Second // for a supervisor's status
+	upgradeIdle   = time.Minute     // for which a kernel is idle before a gateway upgrades its supervisor by itself
+)
+
+// Upgrades replaces supervisors of this machine by those of another program. Kernels keep running.
+type Upgrades struct {
+	StateDir string // as Options.StateDir; absolute
+	Program  string // absolute path of ekg-supervisor
+	Busy     bool   // also if a client would miss output
+}
+
+// Upgraded is what Upgrades.Kernel has done.
+type Upgraded struct {
+	From, To string // versions of the programs
+	Already  bool   // the program was the same, so nothing was done
+}
+
+// Kernels returns the ids of the kernels in the state directory, in order.
+func (u Upgrades) Kernels() ([]string, error) {
+	entries, err := os.ReadDir(layout{state: u.StateDir}.kernels())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var ids []string
+	for _, e := range entries {
+		if launcher.ValidID(e.Name()) {
+			ids = append(ids, e.Name())
+		}
+	}
+	slices.Sort(ids)
+	return ids, nil
+}
+
+// Kernel replaces the supervisor of one kernel, and waits until the new one answers. The error is one sentence.
+func (u Upgrades) Kernel(ctx context.Context, id string) (Upgraded, error) {
+	l := layout{state: u.StateDir}
+	if !launcher.ValidID(id) {
+		return Upgraded{}, fmt.Errorf("%q is not a kernel id", id)
+	}
+	rec, err := l.readRecord(id)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Upgraded{}, errors.New("there is no such kernel")
+	}
+	if err != nil {
+		return Upgraded{}, err
+	}
+	before, err := firstStatus(ctx, rec)
+	switch {
+	case err != nil:
+		return Upgraded{}, fmt.Errorf("its supervisor does not answer: %w", err)
+	case before.State == api.Dead:
+		return Upgraded{}, errors.New("it is dead; its next start uses the new program")
+	case before.ParentPID == 0:
+		return Upgraded{}, errors.New("an earlier version has started it, whose supervisors cannot be replaced")
+	case u.runs(before.PID):
+		return Upgraded{From: before.Build, To: before.Build, Already: true}, nil
+	}
+	if err := writeJSON(l.file(id, api.UpgradeFile), api.Upgrade{Program: u.Program, Busy: u.Busy}); err != nil {
+		return Upgraded{}, err
+	}
+	if err := l.signal(id, before.ParentPID, syscall.SIGHUP); err != nil {
+		return Upgraded{}, err
+	}
+	return u.await(ctx, rec, before)
+}
+
+// await waits for the supervisor that follows the one with this status.
+func (u Upgrades) await(ctx context.Context, rec record, before api.Status) (Upgraded, error) {
+	ctx, cancel := context.WithTimeout(ctx, upgradeLimit)
+	defer cancel()
+	for began := time.Now(); ; {
+		late := sleep.For(ctx, upgradeLook) != nil
+		now, err := firstStatus(ctx, rec)
+		switch {
+		case err == nil && now.PID != before.PID && u.runs(now.PID):
+			return Upgraded{From: before.Build, To: now.Build}, nil
+		case err == nil && now.PID != before.PID:
+			return Upgraded{}, errors.New("the new supervisor failed, and the earlier program runs again; " +
+				"supervisor.log in the kernel's folder says why")
+		case err == nil && time.Since(began) > stayLimit:
+			return Upgraded{}, errors.New("its supervisor stays: it is busy, or a page has not received all output")
+		case late:
+			return Upgraded{}, errors.New("the new supervisor does not answer")
+		}
+	}
+}
+
+// runs reports whether a process runs the program.
+func (u Upgrades) runs(pid int) bool {
+	want, err := os.Stat(u.Program)
+	if err != nil {
+		return false
+	}
+	runs, err := os.Stat("/proc/" + strconv.Itoa(pid) + "/exe")
+	return err == nil && os.SameFile(want, runs)
+}
+
+// firstStatus returns the present status of a kernel's supervisor.
+func firstStatus(ctx context.Context, rec record) (api.Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, upgradeStatus)
+	defer cancel()
+	client := &api.Client{KernelID: rec.ID, Dial: func(ctx context.Context) (net.Conn, error) {
+		return dialSocket(ctx, rec.Socket)
+	}}
+	var first *api.Status
+	err := client.Watch(ctx, func(st api.Status) {
+		if first == nil {
+			first = &st
+			cancel()
+		}
+	})
+	if first == nil {
+		return api.Status{}, err
+	}
+	return *first, nil
+}
+
+// signal sends a signal to a supervisor or its parent. Process ids are reused, so it checks that the arguments of the
+// process name the kernel's configuration. The handle of the process is opened before that check.
+func (l layout) signal(id string, pid int, sig os.Signal) error {
+	if pid <= 1 {
+		return errors.New("the supervisor's process id is not known")
+	}
+	p, err := os.FindProcess(pid)
+	if err != nil {
+		return fmt.Errorf("supervisor: %w", err)
+	}
+	defer p.Release() //nolint:errcheck // it has no error to give
+	args, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline")
+	if err != nil {
+		return fmt.Errorf("supervisor: %w", err)
+	}
+	if !bytes.Contains(args, []byte("\x00"+l.file(id, configFile)+"\x00")) {
+		return fmt.Errorf("process %d is not the supervisor of the kernel", pid)
+	}
+	return p.Signal(sig)
+}
+
+// upgradeIdleOnes starts to replace the supervisor of one idle kernel, if Options ask for it and no other is replaced.
+func (l *Launcher) upgradeIdleOnes() {
+	if !l.opts.UpgradeIdle || l.reaper == nil || !l.upgrading.CompareAndSwap(false, true) {
+		return
+	}
+	if !l.goroutines.Go(func() { defer l.upgrading.Store(false); l.upgradeOne() }) {
+		l.upgrading.Store(false)
+	}
+}
+
+// upgradeOne replaces the supervisor of one kernel that has been idle, if it runs another program than those of new
+// kernels. It tries each supervisor once.
+func (l *Launcher) upgradeOne() {
+	u := Upgrades{StateDir: l.layout.state, Program: l.opts.Supervisor}
+	for _, k := range l.snapshot() {
+		l.mu.Lock()
+		st := k.supervisor.Status
+		due := k.supervisor.Streaming && k.livesLocked() && k.stop == nil && st.State == api.Idle && st.ParentPID != 0 &&
+			k.upgradeTried != st.PID && l.timing.now().Sub(st.LastActivity) >= l.timing.upgradeIdle
+		l.mu.Unlock()
+		if !due || u.runs(st.PID) {
+			continue
+		}
+		done, err := u.Kernel(l.ctx, k.id)
+		l.mu.Lock()
+		k.upgradeTried = st.PID
+		l.mu.Unlock()
+		if err != nil {
+			l.log.Warn("supervisor was not upgraded", logkey.Kernel, k.id, logkey.Err, err)
+			continue
+		}
+		l.log.Info("supervisor upgraded", logkey.Kernel, k.id, logkey.Version, done.To)
+		return
+	}
+}

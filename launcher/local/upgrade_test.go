@@ -1,0 +1,61 @@
+package local
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// TestUpgradeIdle: a gateway with another program replaces the supervisors of idle kernels, if its options ask for it.
+func TestUpgradeIdle(t *testing.T) {
+	p := newPlace(t)
+	l := p.launcher()
+	if _, _, err := l.Start(t.Context(), launcher.Request{ID: id(1), Owner: "ann", Spec: realSpec()}); err != nil {
+		t.Fatal(err)
+	}
+	p.start(l, 2, "fine") // it has no parent
+	wait(t, l, 1, "idle", isIdle)
+	before := processesOf(t, p, 1)
+	_ = l.Close()
+
+	other := filepath.Join(t.TempDir(), "ekg-supervisor")
+	b, err := os.ReadFile(os.Args[0])
+	if err == nil {
+		err = os.WriteFile(other, b, 0o700)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	rounds := make(chan time.Time)
+	p.change = func(o *Options, tm *timing) {
+		o.Supervisor, o.UpgradeIdle, tm.upgradeIdle, tm.rounds = other, true, 0, rounds
+	}
+	l = p.launcher()
+	wait(t, l, 1, "idle", isIdle)
+	u := Upgrades{StateDir: p.state, Program: other}
+	eventually(t, "the supervisor is replaced", func() bool {
+		select {
+		case rounds <- time.Now():
+		default:
+		}
+		return u.runs(processesOf(t, p, 1).Supervisor)
+	})
+	if now := processesOf(t, p, 1); now.Kernel != before.Kernel || now.Parent != before.Parent {
+		t.Errorf("the processes were %+v and are %+v", before, now)
+	}
+	if k := wait(t, l, 1, "idle", isIdle); k.Reason != "" {
+		t.Errorf("the kernel is %+v", k)
+	}
+	if done, err := u.Kernel(t.Context(), id(1)); err != nil || !done.Already {
+		t.Errorf("again: %+v, %v", done, err)
+	}
+	for n, want := range map[int]string{2: "an earlier version has started it, whose supervisors cannot be replaced",
+		3: "there is no such kernel"} {
+		if _, err := u.Kernel(t.Context(), id(n)); err == nil || err.Error() != want {
+			t.Errorf("kernel %d: %v", n, err)
+		}
+	}
+}
