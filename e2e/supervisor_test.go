@@ -13,12 +13,22 @@ import (
 	"time"
 )
 
-// TestE2E_SupervisorKilled: a supervisor is killed while a cell prints, as the system does when memory runs out. The
-// kernel keeps its variables. The cell says that output is lost, goes on, and ends with its reply.
+// TestE2E_SupervisorKilled: a supervisor is killed while a cell prints, as the system does when memory runs out, or
+// ends with exit code 2 and its stacks in its log, as after a panic. The kernel keeps its variables. The cell says that
+// output is lost, goes on, and ends with its reply.
 func TestE2E_SupervisorKilled(t *testing.T) {
-	for _, down := range []bool{false, true} {
-		t.Run(map[bool]string{false: "gateway up", true: "gateway down"}[down], func(t *testing.T) {
+	for name, tt := range map[string]struct {
+		down   bool // the gateway
+		signal syscall.Signal
+		log    []string // what supervisor.log has then
+	}{
+		"gateway up":   {false, syscall.SIGKILL, []string{"by signal 9 (killed)"}},
+		"gateway down": {true, syscall.SIGKILL, []string{"by signal 9 (killed)"}},
+		"fault":        {false, syscall.SIGQUIT, []string{"goroutine ", "with exit code 2, as after a fault in the program"}},
+	} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			down := tt.down
 			g := newGateway(t)
 			id := g.kernel("python3")
 			c := g.dial(t, id, "s", !down)
@@ -32,7 +42,7 @@ func TestE2E_SupervisorKilled(t *testing.T) {
 			if down {
 				g.kill()
 			}
-			if err := syscall.Kill(supervisor, syscall.SIGKILL); err != nil {
+			if err := syscall.Kill(supervisor, tt.signal); err != nil {
 				t.Fatal(err)
 			}
 			eventually(t, 10*time.Second, "another supervisor", func() error {
@@ -44,6 +54,12 @@ func TestE2E_SupervisorKilled(t *testing.T) {
 				}
 				return nil
 			})
+			log, err := os.ReadFile(filepath.Join(g.dir, "state", "kernels", id, "supervisor.log"))
+			for _, text := range tt.log {
+				if err != nil || !strings.Contains(string(log), text) {
+					t.Errorf("the supervisor's log has no %q, %v:\n%.2000s", text, err, log)
+				}
+			}
 			if down {
 				g.start()
 			}

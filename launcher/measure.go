@@ -11,6 +11,7 @@ type Measures struct {
 	Traffic    []Traffic // one for each channel and direction
 	LogEvicted int64     // messages that left a log because its bound was reached
 	LogLost    int64     // of these, messages that a client has missed; the client was notified
+	Failed     int64     // supervisors that ended unexpectedly, and whose kernels others have adopted
 
 	Culls map[CullLabels]int64 // culled kernels
 

@@ -70,6 +70,8 @@ var (
 		"Messages that logs have dropped because their bound was reached."}
 	metricLogLost = Metric{"ekg_kernel_log_lost_messages_total", "counter", nil, true,
 		"Messages that a kernel's log dropped before a client read them; the client got a notice."}
+	metricFailed = Metric{"ekg_supervisor_failures_total", "counter", nil, true,
+		"Supervisors that ended unexpectedly. Others have adopted their kernels."}
 	metricMessages = Metric{"ekg_kernel_messages_total", "counter", []string{"channel", "direction"}, true,
 		"Messages to and from kernels (direction to_kernel, from_kernel)."}
 	metricMsgBytes = Metric{"ekg_kernel_message_bytes_total", "counter", []string{"channel", "direction"}, true,
@@ -113,7 +115,7 @@ var (
 func List() []Metric {
 	return []Metric{
 		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
-		metricMessages, metricMsgBytes,
+		metricFailed, metricMessages, metricMsgBytes,
 		metricGPUs, metricGPUSeconds, metricCulls, metricStart, metricStartPhase, metricFailures, metricRequests,
 		metricDuration,
 		metricWebsockets, metricOpened, metricWSBytes, metricLobby, metricLogReaders, metricReady, metricKubeRequests,
@@ -286,7 +288,8 @@ func newSnapshot(m *Metrics, from Source) *snapshot {
 	s := &snapshot{m: m, from: from, descs: map[string]*prometheus.Desc{}}
 	for _, d := range []Metric{
 		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
-		metricMessages, metricMsgBytes, metricGPUs, metricGPUSeconds, metricCulls, metricWebsockets, metricWSBytes,
+		metricFailed, metricMessages, metricMsgBytes, metricGPUs, metricGPUSeconds, metricCulls, metricWebsockets,
+		metricWSBytes,
 		metricLobby, metricLogReaders, metricReady,
 	} {
 		s.descs[d.Name] = prometheus.NewDesc(d.Name, d.Help, d.Labels, nil)
@@ -339,6 +342,7 @@ func (s *snapshot) collectKernels(send sender) {
 	s.collectStates(now.Kernels, send)
 	send(metricLogEvicted, float64(now.LogEvicted))
 	send(metricLogLost, float64(now.LogLost))
+	send(metricFailed, float64(now.Failed))
 	for _, t := range now.Traffic {
 		direction := fromKernel
 		if t.ToKernel {

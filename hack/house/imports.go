@@ -103,6 +103,7 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/connectionfile",
 		"launcher/supervisor/gaps",
 		"launcher/supervisor/gate",
+		"launcher/supervisor/listener",
 		"launcher/supervisor/logstream",
 		"launcher/supervisor/memory",
 		"launcher/supervisor/messagelog",

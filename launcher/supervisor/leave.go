@@ -56,6 +56,6 @@ func (s *Supervisor) lastState(mayMiss bool) ([]byte, error) {
 		return nil, errIncomplete
 	}
 	state := s.savedStateLocked()
-	state.Complete = complete
+	state.Left, state.Complete = true, complete
 	return json.Marshal(state)
 }

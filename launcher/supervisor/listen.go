@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/http"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/listener"
 )
 
 // Bounds of the supervisor's HTTP server.
@@ -47,7 +49,11 @@ func Serve(ctx context.Context, s *Supervisor, l net.Listener) error {
 
 // serve does the work of Serve. In a pod, the child can connect already.
 func (s *Supervisor) serve(ctx context.Context, l net.Listener) error {
-	srv := &http.Server{Handler: s.Handler(), ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout,
+	handler := s.Handler()
+	if s.container != nil { // else the kernel would end too
+		handler = listener.EndOnPanic(handler)
+	}
+	srv := &http.Server{Handler: handler, ReadHeaderTimeout: readHeaderTimeout, IdleTimeout: idleTimeout,
 		MaxHeaderBytes: maxHeaderBytes, ErrorLog: slog.NewLogLogger(s.logger.Handler(), slog.LevelWarn)}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

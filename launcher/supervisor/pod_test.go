@@ -153,8 +153,8 @@ func TestPod_SupervisorKilled(t *testing.T) {
 		t.Errorf("pid is %s, was %s", got, pid)
 	}
 	st := p.until("idle", func(st api.Status) bool { return st.State == api.Idle })
-	if st.Epoch < 2 {
-		t.Errorf("no new epoch: %+v", st)
+	if st.Epoch < 2 || st.Counts.Failed != 1 {
+		t.Errorf("no new epoch, or the failure is not counted: %+v", st)
 	}
 }
 

@@ -284,7 +284,7 @@ func (s *Supervisor) currentStatus() (api.Status, <-chan struct{}) {
 		KeepUntil:    s.keptUntilLocked(),
 		LogBytes:     size,
 		LogLimit:     limit,
-		Counts:       s.counts(),
+		Counts:       s.countsLocked(),
 	}
 	if s.process != nil {
 		st.KernelPID = s.process.PID()
@@ -295,9 +295,13 @@ func (s *Supervisor) currentStatus() (api.Status, <-chan struct{}) {
 	return st, s.change
 }
 
-func (s *Supervisor) counts() api.Counts {
-	return api.Counts{Since: s.began, ToKernel: s.toKernel.read(), FromKernel: s.fromKernel.read(),
+func (s *Supervisor) countsLocked() api.Counts {
+	c := api.Counts{Since: s.began, ToKernel: s.toKernel.read(), FromKernel: s.fromKernel.read(),
 		LogEvicted: s.log.Evicted(), LogLost: s.lost.Load()}
+	if s.adopted && !s.inherited.Left {
+		c.Failed = 1
+	}
+	return c
 }
 
 func (s *Supervisor) getStatus(w http.ResponseWriter, r *http.Request) error {

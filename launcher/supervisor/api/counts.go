@@ -4,11 +4,12 @@ import "time"
 
 // Counts are a supervisor's counters. They never decrease while Since is the same.
 type Counts struct {
-	Since      time.Time `json:"since"`       // when counting started; zero: the supervisor does not count
-	ToKernel   Flows     `json:"to_kernel"`   // sent by clients
-	FromKernel Flows     `json:"from_kernel"` // without answers to the supervisor's own requests
-	LogEvicted int64     `json:"log_evicted"` // messages that the log evicted
-	LogLost    int64     `json:"log_lost"`    // evicted messages that a client missed and was told about
+	Since      time.Time `json:"since"`            // when counting started; zero: the supervisor does not count
+	ToKernel   Flows     `json:"to_kernel"`        // sent by clients
+	FromKernel Flows     `json:"from_kernel"`      // without answers to the supervisor's own requests
+	LogEvicted int64     `json:"log_evicted"`      // messages that the log evicted
+	LogLost    int64     `json:"log_lost"`         // evicted messages that a client missed and was told about
+	Failed     int64     `json:"failed,omitempty"` // 1: the kernel's last supervisor ended unexpectedly
 }
 
 // Flows are messages and their bytes by channel, in the order of CountedChannels.
@@ -43,6 +44,7 @@ func (t *Tally) Add(before, now Counts) {
 	}
 	t.total.LogEvicted += growth(before.LogEvicted, now.LogEvicted)
 	t.total.LogLost += growth(before.LogLost, now.LogLost)
+	t.total.Failed += growth(before.Failed, now.Failed)
 }
 
 // growth returns how much a counter grew. A decrease counts as 0: a supervisor stands beside untrusted code and must

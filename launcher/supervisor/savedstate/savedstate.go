@@ -35,6 +35,7 @@ type State struct {
 	Sessions []Session  `json:"sessions"`
 	Requests []*Request `json:"requests"` // in order of arrival
 	Use      Use        `json:"use,omitzero"`
+	Left     bool       `json:"left,omitempty"`     // the supervisor has left the kernel to the next one
 	Complete bool       `json:"complete,omitempty"` // no output is lost: the kernel was idle, and clients had everything
 }
 
