@@ -49,6 +49,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
+	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -303,28 +304,41 @@ func (l *Launcher) Wait(ctx context.Context, id string, cond func(launcher.Kerne
 	return l.follower.Wait(ctx, &k.supervisor, func() (launcher.Kernel, error) { return l.describe(k) }, cond)
 }
 
-// Dial connects to the kernel's supervisor.
+// Dial connects to the kernel's supervisor. If the supervisor has just died, Dial waits for the one that its parent
+// starts, for redialLimit.
 func (l *Launcher) Dial(ctx context.Context, id string) (net.Conn, error) {
 	k, err := l.find(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	if err := l.reachable(k); err != nil {
-		return nil, err
+	for began := time.Now(); ; {
+		if err := l.reachable(k); err != nil {
+			return nil, err
+		}
+		c, err := dialSocket(ctx, k.rec.Socket)
+		if err == nil {
+			return c, nil
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		l.reconcile(k) // it may have ended at this moment
+		if gone := l.reachable(k); gone != nil {
+			return nil, gone
+		}
+		if time.Since(began) >= redialLimit {
+			return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
+		}
+		if err := sleep.For(ctx, redialPause); err != nil {
+			return nil, err
+		}
 	}
-	c, err := dialSocket(ctx, k.rec.Socket)
-	if err == nil {
-		return c, nil
-	}
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	l.reconcile(k) // it may have ended at this moment
-	if gone := l.reachable(k); gone != nil {
-		return nil, gone
-	}
-	return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 }
+
+const (
+	redialLimit = 2 * time.Second       // for another supervisor to listen
+	redialPause = 20 * time.Millisecond // between two attempts
+)
 
 // Claim does nothing. A start takes milliseconds here, and the list also has kernels whose clients never received their
 // ids.
