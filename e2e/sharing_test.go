@@ -35,7 +35,8 @@ var ownersCells = []string{
 	"from IPython.display import display\nfor i in range(20): display({'text/plain': str(i + %d)}, raw=True)",
 	"1 / (%d - %[1]d)",
 	"input('name %d? ') + '!'",
-	"import sys\nfor i in range(200): print('line', i, %d)\nprint('e', file=sys.stderr)",
+	"for i in range(200): print('line', i, %d)",
+	"import sys\nprint('error %d', file=sys.stderr)", // the order of stdout and stderr is not fixed
 	"from IPython.display import clear_output\nprint('gone %d'); clear_output(wait=True); print('stays')",
 	"from comm import create_comm\nc = create_comm(target_name='t%d', data={'a': 1})\n" +
 		"c.send({'b': 2}, buffers=[b'x' * 1000]); c.close()",
