@@ -125,7 +125,7 @@ func TestLog_PassedOn(t *testing.T) {
 		"/log?after=3&follow=0&limit=4&parent=a+b host="; !strings.Contains(super.sent(), want) {
 		t.Errorf("sent %s", super.sent())
 	}
-	if !strings.Contains(super.sent(), api.HeaderRight+": use") {
+	if !strings.Contains(super.sent(), api.HeaderRight+": own") {
 		t.Errorf("the right is missing in %s", super.sent())
 	}
 }
