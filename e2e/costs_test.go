@@ -5,12 +5,15 @@ package e2e
 import (
 	"bytes"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gorilla/websocket"
 )
 
 // idlePeriod is how long an idle supervisor is measured. Its heartbeat is asked twice in it.
@@ -81,14 +84,17 @@ type measured struct {
 var floods = []struct {
 	name, spec, code string
 	displays         int
-	others           int // pages that also read
+	others           int // pages that also read, compressed if the messages are large
 }{
-	{"ipykernel", "python3", pythonFlood, 50_000, 0},
-	{"ipykernel with 8 more pages", "python3", pythonFlood, 50_000, 8},
+	{"ipykernel", "python3", fmt.Sprintf(pythonFlood, "''"), 50_000, 0},
+	{"ipykernel, 8 more pages", "python3", fmt.Sprintf(pythonFlood, "''"), 50_000, 8},
+	{"ipykernel, 10 KB each, 4 more pages", "python3", fmt.Sprintf(pythonFlood, "os.urandom(5000).hex()"), 5_000, 4},
 	{"the fake kernel", "fake", "flood %d", 200_000, 0},
 }
 
-const pythonFlood = "from IPython.display import display\nfor i in range(%d): display({'text/plain': str(i)}, raw=True)"
+// pythonFlood is a cell for Sprintf, with an expression that is evaluated once.
+const pythonFlood = `import os; from IPython.display import display; more = %s
+for i in range(%%d): display({'text/plain': str(i) + more}, raw=True)`
 
 // startMeasured starts a gateway with kernels whose supervisors have a setting in its environment.
 func startMeasured(t *testing.T, bin, setting string) measured {
@@ -100,7 +106,7 @@ func startMeasured(t *testing.T, bin, setting string) measured {
 	if err := os.WriteFile(program, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	g.args = append(g.args, "--supervisor", program)
+	g.args = append(g.args, "--supervisor", program, "--compress-websockets")
 	g.spec("fake", filepath.Join(bin, "kernel"), "-f", "{connection_file}")
 	g.start()
 	m := measured{setting: setting}
@@ -109,16 +115,34 @@ func startMeasured(t *testing.T, bin, setting string) measured {
 		m.pages, m.supervisors = append(m.pages, g.dial(t, id, "page", true)), append(m.supervisors, g.supervisorOf(id))
 		m.parent = g.parentOf(id)
 		for n := range f.others {
-			other := g.dial(t, id, fmt.Sprintf("other-%d", n), true)
-			go func() {
-				for range other.got { // until the test ends
-					continue
-				}
-			}()
+			g.readAlong(t, id, fmt.Sprintf("other-%d", n))
 		}
 	}
 	m.pages[0].says("print('up')", "up\n")
 	return m
+}
+
+// readAlong connects a page of another machine that reads everything until the test ends.
+func (g *gateway) readAlong(t *testing.T, id, session string) {
+	t.Helper()
+	d := websocket.Dialer{EnableCompression: true, Subprotocols: []string{subprotocolV1}}
+	ws, _, err := d.DialContext(t.Context(), "ws"+strings.TrimPrefix(g.url, "http")+"/api/kernels/"+id+
+		"/channels?session_id="+session,
+		http.Header{"Authorization": {"token " + g.token}, "X-Forwarded-For": {"192.0.2.1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for err := error(nil); err == nil; {
+			_, _, err = ws.NextReader() // the client does not decompress
+		}
+	}()
+	t.Cleanup(func() {
+		_ = ws.Close() // it may already be closed
+		<-done
+	})
 }
 
 // flood makes a cell of the kind put out its displays. It returns a line of figures.
@@ -152,7 +176,7 @@ func TestCosts_Processors(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	var all []measured
-	for _, setting := range []string{"", "GOMAXPROCS=1", "GOMAXPROCS=2", "GOMAXPROCS=16", "GOMAXPROCS=64"} {
+	for _, setting := range []string{"", "GOMAXPROCS=2", "GOMAXPROCS=16", "GOMAXPROCS=64"} {
 		all = append(all, startMeasured(t, bin, setting))
 	}
 	time.Sleep(2 * time.Second) // the starts are over

@@ -46,6 +46,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime"
 	"sync"
 	"syscall"
 
@@ -63,6 +64,7 @@ var version = "dev"
 func main() { os.Exit(run()) }
 
 func run() int {
+	limitProcessors()
 	logger := slog.New(slog.NewJSONHandler(os.Stderr, nil))
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
@@ -94,6 +96,14 @@ func run() int {
 		return 1
 	}
 	return 0
+}
+
+// limitProcessors makes this program use few processors at once, unless the environment says how many. Launchers say it
+// in the environment, but not to the child in a kernel's container: the kernel may be a Go program, and inherits that.
+func limitProcessors() {
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(api.DefaultProcessors)
+	}
 }
 
 // readyFile returns the file that gets the answer of the start: descriptor fd, or standard error if fd is negative.

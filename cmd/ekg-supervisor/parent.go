@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"runtime"
 	"sync"
 	"syscall"
 
@@ -25,7 +24,6 @@ func runParent(args []string, logger *slog.Logger) int {
 	if flags.Parse(args) != nil {
 		return 2
 	}
-	runtime.GOMAXPROCS(1) // it only waits, and each processor costs memory
 	ready := readyFile(*readyFD)
 	cfg, err := api.ReadConfig(*config)
 	if err == nil && !cfg.SameMachine {

@@ -15,8 +15,13 @@ import (
 var inherited = []string{"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "XDG_RUNTIME_DIR",
 	"LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "JUPYTER_PATH", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR"}
 
-// supervisorInherits are the variables that a supervisor needs, and those with which ekg-gpu finds its library.
-var supervisorInherits = []string{"PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH"}
+// supervisorInherits are the variables that a supervisor needs, those with which ekg-gpu finds its library, and the
+// operator's GOMAXPROCS.
+var supervisorInherits = []string{"PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", maxProcessors}
+
+// maxProcessors is the variable that says how many processors a Go program uses at once. A program that sets the number
+// itself has already taken memory for all processors of the machine.
+const maxProcessors = "GOMAXPROCS"
 
 // selectEnv returns the variables of environ that have one of the names, and all LC_*.
 func selectEnv(environ []string, names ...[]string) map[string]string {

@@ -21,6 +21,7 @@ func TestKernelEnv(t *testing.T) {
 		"MINE=m",
 		"EG_X=secret",
 		"no equals sign",
+		"GOMAXPROCS=",
 	}
 	spec := kernelspecs.Spec{
 		Env: map[string]string{"A": "${HOME}/${KERNEL_B}", "PATH": "/spec:${PATH}", "S": "${AWS_SECRET}",
@@ -50,8 +51,14 @@ func TestKernelEnv(t *testing.T) {
 			t.Errorf("%q is accepted", bad)
 		}
 	}
-	if got := supervisorEnv(environ); !slices.Equal(got, []string{"HOME=/h", "LC_TIME=C", "PATH=/bin"}) {
+	if got := supervisorEnv(environ); !slices.Equal(got, []string{"GOMAXPROCS=1", "HOME=/h", "LC_TIME=C", "PATH=/bin"}) {
 		t.Errorf("a supervisor gets %v", got)
+	}
+	if got := supervisorEnv([]string{"GOMAXPROCS=4"}); !slices.Equal(got, []string{"GOMAXPROCS=4"}) {
+		t.Errorf("a supervisor of an operator with GOMAXPROCS gets %v", got)
+	}
+	if _, has := got["GOMAXPROCS"]; has {
+		t.Error("a kernel gets the GOMAXPROCS of supervisors")
 	}
 }
 

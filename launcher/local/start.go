@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -414,6 +415,9 @@ func (l *Launcher) awaitReady(ctx context.Context, ch *child, ready *os.File) er
 // either, which would mark the supervisor as a process of the kernel that the gateway may run in.
 func supervisorEnv(environ []string) []string {
 	env := selectEnv(environ, supervisorInherits)
+	if env[maxProcessors] == "" {
+		env[maxProcessors] = strconv.Itoa(api.DefaultProcessors)
+	}
 	list := make([]string, 0, len(env))
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		list = append(list, name+"="+env[name])

@@ -26,6 +26,7 @@ func (b *builder) supervisorContainer() corev1.Container {
 		Command:         []string{supervisorProgram, "pod"},
 		Env: []corev1.EnvVar{
 			{Name: api.PodConfigVariable}, // its value is set by configureSupervisor
+			{Name: "GOMAXPROCS", Value: strconv.Itoa(api.DefaultProcessors)},
 			// The garbage collector works harder before the limit is reached. The log's page cache is no part of Go's
 			// memory.
 			{Name: "GOMEMLIMIT", Value: strconv.FormatInt(max(limit.Value()-b.o.logMemory(), limit.Value()/2), 10)},
