@@ -140,7 +140,8 @@ func (s Spec) Extension() (Extension, error) {
 }
 
 // Transport returns the ZeroMQ transport between supervisor and kernel: metadata.ekg.transport, or TransportIPC for
-// ipykernel, which supports it, or TransportTCP, which every kernel supports.
+// kernels that are known to support it (ipykernel, and IRkernel since 0.7), or TransportTCP, which every kernel
+// supports.
 func (s Spec) Transport() (string, error) {
 	ext, err := s.Extension()
 	if err != nil {
@@ -150,7 +151,7 @@ func (s Spec) Transport() (string, error) {
 		return ext.Transport, nil
 	}
 	for _, arg := range s.Argv {
-		if arg == "ipykernel_launcher" || arg == "ipykernel" {
+		if arg == "ipykernel_launcher" || arg == "ipykernel" || arg == "IRkernel::main()" {
 			return TransportIPC, nil
 		}
 	}

@@ -221,6 +221,10 @@ func TestSpec_Transport(t *testing.T) {
 	}{
 		{"ipykernel", `{}`, []string{"python3", "-m", "ipykernel_launcher", "-f", "x"}, "ipc", ""},
 		{"ipykernel as a module", ``, []string{"python3", "-m", "ipykernel", "-f", "x"}, "ipc", ""},
+		{"ipykernel that declares encryption", `{"debugger": true, "supported_encryption": ["curve"]}`,
+			[]string{"python", "-m", "ipykernel_launcher", "-f", "x"}, "ipc", ""},
+		{"IRkernel", ``, []string{"R", "--slave", "-e", "IRkernel::main()", "--args", "x"}, "ipc", ""},
+		{"xeus-python", ``, []string{"python3", "-m", "xpython_launcher", "-f", "x"}, "tcp", ""},
 		{"another kernel", `{}`, []string{"ark", "--ipykernel_launcher=no"}, "tcp", ""},
 		{"another in the spec", `{"ekg": {"transport": "tcp"}}`, []string{"python3", "-m", "ipykernel_launcher"}, "tcp", ""},
 		{"set in the spec", `{"ekg": {"transport": "ipc"}}`, []string{"ark"}, "ipc", ""},

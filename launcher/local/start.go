@@ -14,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
@@ -89,7 +90,22 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 		{Name: launcher.PhaseStarted, Took: running.Sub(admitted)},
 	}})
 	l.log.Info("kernel started", logkey.Kernel, k.id, logkey.Spec, rec.SpecName)
+	if cfg.Transport == kernelspecs.TransportTCP {
+		l.warnOfTCP(rec.SpecName)
+	}
 	return l.describe(k)
+}
+
+// warnOfTCP says once for each kernelspec that other users of the machine can read what its kernels publish.
+func (l *Launcher) warnOfTCP(spec string) {
+	l.mu.Lock()
+	told := l.openSpecs[spec]
+	l.openSpecs[spec] = true
+	l.mu.Unlock()
+	if !told {
+		l.log.Warn("kernels of this kernelspec listen on loopback TCP: every user of this machine can read their output and "+
+			"the code of their cells; metadata.ekg.transport can be ipc if the kernel supports it", logkey.Spec, spec)
+	}
 }
 
 // createSupervisor creates the folder and the process.

@@ -2,6 +2,7 @@ package local
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -179,4 +180,32 @@ func TestStart_Watched(t *testing.T) {
 		t.Error(err)
 	}
 	wait(t, b, 1, "idle", isIdle)
+}
+
+// TestStart_TCP: the log says once for each kernelspec that other users can read the output of its kernels.
+func TestStart_TCP(t *testing.T) {
+	p := newPlace(t)
+	l := p.launcher()
+	for n, spec := range []string{"one", "one", "two", "private"} {
+		s := fakeSpec("fine")
+		s.Name = spec
+		if spec == "private" {
+			s.Metadata = json.RawMessage(`{"ekg": {"transport": "ipc"}}`)
+		}
+		if _, _, err := l.Start(t.Context(), launcher.Request{ID: id(n), Owner: "ann", Spec: s}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	log := p.log.String()
+	for spec, want := range map[string]int{"one": 1, "two": 1, "private": 0} {
+		got := 0
+		for line := range strings.Lines(log) {
+			if strings.Contains(line, "every user of this machine can read") && strings.Contains(line, "spec="+spec+"\n") {
+				got++
+			}
+		}
+		if got != want {
+			t.Errorf("it warns of %s %d times, want %d", spec, got, want)
+		}
+	}
 }
