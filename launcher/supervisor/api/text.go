@@ -14,14 +14,17 @@ var escapes = regexp.MustCompile("\x1b\\[[0-?]*[ -/]*[@-~]|\x1b\\][^\x07\x1b]*(\
 // the time since then, and a warning about frozen modules.
 var debuggerLine = regexp.MustCompile(`^\s*\d+\.\d+s - `)
 
+// unencrypted is what ipykernel since 7.3 warns of when it starts on TCP, as in every pod.
+const unencrypted = "Kernel is running over TCP without encryption."
+
 // WithoutNoise removes the lines of a kernel's output that never explain how it ended.
 func WithoutNoise(s string) string {
-	if !strings.Contains(s, "s - ") {
+	if !strings.Contains(s, "s - ") && !strings.Contains(s, unencrypted) {
 		return s
 	}
 	var kept strings.Builder
 	for line := range strings.Lines(s) {
-		if !debuggerLine.MatchString(line) {
+		if !debuggerLine.MatchString(line) && !strings.Contains(line, unencrypted) {
 			kept.WriteString(line)
 		}
 	}

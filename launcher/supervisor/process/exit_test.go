@@ -39,6 +39,10 @@ func TestExit_Describe(t *testing.T) {
 		{"only the debugger's lines", Exit{Code: -1, Signal: syscall.SIGKILL},
 			"12.34s - Debugger warning: It seems that frozen modules are being used, which may\n",
 			"the kernel's process was killed (SIGKILL), which also happens when memory runs out"},
+		{"the warning about TCP", Exit{Code: 1},
+			"boom\n[IPKernelApp] WARNING | Kernel is running over TCP without encryption. All communication (including " +
+				"code and outputs) is sent in plain text and is susceptible to eavesdropping.\n",
+			"the kernel's process ended with exit code 1: boom"},
 		{"progress bar", Exit{Code: 1}, "start\n 10%\r 50%\r\n", "the kernel's process ended with exit code 1: 50%"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
