@@ -110,9 +110,6 @@ func sharedGateway(t *testing.T) *gateway {
 func (c *client) transcript(code string, running *atomic.Value) []string {
 	c.t.Helper()
 	m := newRequest(c.session, "shell", "execute_request", executeRequest(code, true))
-	if running != nil {
-		running.Store(m.Header.MsgID)
-	}
 	kind, data := c.encode(m)
 	if err := c.ws.WriteMessage(kind, data); err != nil {
 		c.t.Fatal(err)
@@ -123,6 +120,9 @@ func (c *client) transcript(code string, running *atomic.Value) []string {
 		got, _ := c.until(time.Minute, "the rest of "+code, func(got message) bool {
 			return got.Parent.MsgID == m.Header.MsgID
 		})
+		if running != nil {
+			running.Store(m.Header.MsgID) // no user can know the random ids of real clients earlier
+		}
 		content := map[string]any{}
 		if err := json.Unmarshal(got.Content, &content); err != nil {
 			c.t.Fatalf("%s: %v", got.Content, err)
@@ -152,9 +152,9 @@ func (c *client) transcript(code string, running *atomic.Value) []string {
 		if got.field("execution_state") == "busy" && len(iopub) > 0 {
 			continue // the supervisor repeats the cell's state when another request has ended
 		}
-		stream = ""
 		line := fmt.Sprintf("%s %s %s %d", got.Channel, got.Header.MsgType, b, len(bytes.Join(got.Buffers, nil)))
 		if got.Channel == "iopub" {
+			stream = ""
 			iopub = append(iopub, line)
 			idle = idle || got.field("execution_state") == "idle"
 		} else {
