@@ -44,10 +44,20 @@ func (s *Supervisor) offerAgainLocked(c *clientConn) {
 func (s *Supervisor) matchInputLocked(c *clientConn, m *jupyter.Message) (*prompts.Prompt, bool) {
 	p, refusal := s.prompts.Match(jupyter.StringField(m.Parent, "msg_id"), c.session)
 	if refusal == nil {
-		return p, true
+		return p, p != nil || s.answersUnknownLocked(c)
 	}
 	if refusal.Cell != nil {
 		c.send(s.noticeLocked(refusal.Cell, "%s", refusal.Reason))
 	}
 	return nil, false
+}
+
+// answersUnknownLocked reports whether a client may answer a prompt that the supervisor does not know, since an earlier
+// supervisor saw it: the client's user runs the present cell, or owns the kernel while no cell runs. The kernel may ask
+// another user before it reads the answer.
+func (s *Supervisor) answersUnknownLocked(c *clientConn) bool {
+	if r := s.runningCellLocked(); r != nil {
+		return r.User == c.user
+	}
+	return s.ownedBy(c.user)
 }

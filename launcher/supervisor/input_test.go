@@ -181,6 +181,7 @@ func TestInput_LatePrompt(t *testing.T) {
 	ask := page.prompt(cell)
 	other.prompt(cell)
 	other.answer(got{}, "this")
+	other.seen()
 	page.answer(got{}, "late") // nothing waits, and another page has answered
 	page.collect("remark", func(g got) bool { return strings.Contains(g.text(), "answered in another page") })
 	page.answer(ask, "late")
@@ -228,6 +229,36 @@ func TestInput_OthersGetNone(t *testing.T) {
 	ann.answer(ask, "ann")
 	if got := output(ann.result(cell), cell); got != "ann\n" {
 		t.Errorf("the cell printed %q", got)
+	}
+}
+
+// TestInput_UnknownPrompt: an answer to a prompt that the supervisor does not know passes only from the user whom the
+// kernel may ask. The kernel may ask another user before it reads the answer.
+func TestInput_UnknownPrompt(t *testing.T) {
+	s := New(api.Config{LogLimit: 1 << 20, Owner: "ann"}, "test", quiet())
+	s.clock.Ready()
+	clients := map[string]*clientConn{}
+	for _, user := range []string{"ann", "bob"} {
+		clients[user] = &clientConn{s: s, user: user, send: func(...jupyter.Message) {}}
+		if err := s.attachLocked(clients[user], user); err != nil {
+			t.Fatal(err)
+		}
+	}
+	passes := func(user string) bool {
+		_, ok := s.matchInputLocked(clients[user], &jupyter.Message{Channel: jupyter.Stdin})
+		return ok
+	}
+	if !passes("ann") || passes("bob") {
+		t.Errorf("while no cell runs: ann's passes %v, bob's %v", passes("ann"), passes("bob"))
+	}
+	for _, user := range []string{"bob", "ann"} {
+		m := jupyter.New(jupyter.Shell, "execute_request", user, nil, struct{}{})
+		s.registerLocked(clients[user].session, &m, jupyter.Header{MsgID: user, MsgType: "execute_request"})
+		s.clock.Observe("status", jupyter.Header{MsgID: user, MsgType: "execute_request"}, api.Busy)
+		if passes("ann") != (user == "ann") || passes("bob") != (user == "bob") {
+			t.Errorf("while %s's cell runs: ann's passes %v, bob's %v", user, passes("ann"), passes("bob"))
+		}
+		s.abortAllLocked("error", "Test", "test")
 	}
 }
 
