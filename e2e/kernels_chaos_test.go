@@ -167,8 +167,8 @@ func (l language) returns(t *testing.T, g *gateway, p *faultProxy, id string) {
 	g.noProcesses(id)
 }
 
-// computes: a kernel that computes for longer than any heartbeat is waited for goes on, is interrupted if it can be, and
-// is shut down while it computes.
+// computes: a kernel that computes for longer than any heartbeat is waited for goes on. Then it is interrupted, if it
+// can be, and shut down while it computes.
 func (l language) computes(t *testing.T, g *gateway, id string) {
 	c := g.dial(t, id, "computes", true)
 	if got := l.ok(c, fmt.Sprintf(l.compute, 100), 1, 3*time.Minute); got != "done\n" {
@@ -198,7 +198,8 @@ func (l language) dies(t *testing.T, g *gateway, id string) {
 	c.running(cell)
 	leader := 0
 	for _, p := range g.kernelProcesses(id) {
-		if pgid, err := syscall.Getpgid(p.pid); err == nil && pgid == p.pid && !strings.Contains(p.cmdline, "ekg-supervisor") {
+		pgid, err := syscall.Getpgid(p.pid)
+		if err == nil && pgid == p.pid && !strings.Contains(p.cmdline, "ekg-supervisor") {
 			leader = p.pid
 		}
 	}
