@@ -51,7 +51,7 @@ e2e-releases: ## the tests that depend on Kubernetes itself, on other RELEASES o
 image-check: ## build the image of deploy/Dockerfile with buildah, as root on Debian, and check its content
 	@GO='$(GO)' hack/image
 
-chaos: ## the long form of the tests with cut connections, killed gateways and floods: about half an hour
+chaos: ## the long form of the tests with cut connections, killed gateways, floods, other kernels and users: about 45 minutes
 	$(GO) test -tags e2e -timeout 90m -count 1 -v -run '^TestChaos' ./e2e
 
 costs: ## measure idle supervisors and floods, with several numbers of processors: about six minutes
