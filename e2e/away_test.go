@@ -36,11 +36,15 @@ while not os.path.exists(%q): time.sleep(0.02)
 // begun waits for the first output of waiting, and returns the kernel's process id.
 func (c *client) begun(cell string) int {
 	c.t.Helper()
-	m, _ := c.until(20*time.Second, "the cell's begin", func(m message) bool {
-		return m.Parent.MsgID == cell && strings.HasPrefix(m.field("text"), "begun")
+	output := ""
+	c.until(20*time.Second, "the cell's begin", func(m message) bool { // a message may hold a part of a line
+		if m.Parent.MsgID == cell {
+			output += m.field("text")
+		}
+		return strings.Contains(output, "\n")
 	})
 	var pid int
-	if _, err := fmt.Sscanf(m.field("text"), "begun %d", &pid); err != nil {
+	if _, err := fmt.Sscanf(output, "begun %d", &pid); err != nil {
 		c.t.Fatal(err)
 	}
 	return pid
@@ -131,7 +135,7 @@ func TestE2E_Window(t *testing.T) {
 		id := g.kernel("python3")
 		c := p.through(g).dial(t, id, "s", v1)
 		cell := c.begin("for i in range(150): print('line', i, 'x' * 100000, flush=True)")
-		c.until(20*time.Second, "a line", func(m message) bool { return strings.HasPrefix(m.field("text"), "line 1 ") })
+		c.prints("line 1 ")
 		p.theLink(t).end()
 		g.state(id, "idle", 20*time.Second)
 		for range 2 {

@@ -320,6 +320,18 @@ func (c *client) until(limit time.Duration, what string, match func(message) boo
 	}
 }
 
+// prints reads until the output has a text, and returns the output so far. A message may hold a part of a line.
+func (c *client) prints(text string) (output string) {
+	c.t.Helper()
+	c.until(20*time.Second, fmt.Sprintf("%q", text), func(m message) bool {
+		if m.Header.MsgType == "stream" {
+			output += m.field("text")
+		}
+		return strings.Contains(output, text)
+	})
+	return output
+}
+
 // result is the outcome of a request.
 type result struct {
 	reply  message
