@@ -22,15 +22,15 @@ type kernel struct {
 	turn chan struct{} // capacity 1: held while the folder is changed or the supervisor is found to have ended
 
 	// Guarded by Launcher.mu.
-	supervisor   follow.Supervisor
-	end          *api.Ending
-	gone         error // not nil: the kernel no longer exists; callers get this error
-	stop         *stop // in progress
-	pushedLimit  int64 // log limit that was sent to the supervisor last
-	notes        notesCache
-	upgradeTried int       // process id of the last supervisor that was to be upgraded
-	start        *start    // in progress; nil: it is over, or another gateway began it
-	culled       time.Time // when the last cull happened that Launcher.culls includes
+	supervisor  follow.Supervisor
+	end         *api.Ending
+	gone        error // not nil: the kernel no longer exists; callers get this error
+	stop        *stop // in progress
+	pushedLimit int64 // log limit that was sent to the supervisor last
+	notes       notesCache
+	upgradeNext time.Time // before it the supervisor is not upgraded again
+	start       *start    // in progress; nil: it is over, or another gateway began it
+	culled      time.Time // when the last cull happened that Launcher.culls includes
 }
 
 func (l *Launcher) newKernel(rec record) *kernel {

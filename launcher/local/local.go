@@ -134,8 +134,9 @@ type Launcher struct {
 
 	openSpecs map[string]bool // kernelspecs that warnOfTCP has reported
 
-	goroutines goroutines.Group
-	upgrading  atomic.Bool // a supervisor is being replaced
+	goroutines    goroutines.Group
+	upgrading     atomic.Bool // a supervisor is being replaced
+	upgradeFailed os.FileInfo // of the last program that failed as a new supervisor; owned by the one that has set upgrading
 }
 
 var errClosed = fmt.Errorf("%w: this gateway is ending", launcher.ErrUnavailable)

@@ -23,9 +23,13 @@ const (
 	upgradeLimit  = 20 * time.Second // for another supervisor to answer
 	stayLimit     = 8 * time.Second  // after which a supervisor that has not left stays
 	upgradeLook   = 50 * time.Millisecond
-	upgradeStatus = 5 * time.Second // for a supervisor's status
-	upgradeIdle   = time.Minute     // for which a kernel is idle before a gateway upgrades its supervisor by itself
+	upgradeAgain  = 10 * time.Minute // between two attempts at one supervisor
+	upgradeStatus = 5 * time.Second  // for a supervisor's status
+	upgradeIdle   = time.Minute      // for which a kernel is idle before a gateway upgrades its supervisor by itself
 )
+
+var errUpgradeFailed = errors.New("the new supervisor failed, and the earlier program runs again; " +
+	"supervisor.log in the kernel's folder says why")
 
 // Upgrades replaces supervisors of this machine by those of another program. Kernels keep running.
 type Upgrades struct {
@@ -100,8 +104,7 @@ func (u Upgrades) await(ctx context.Context, rec record, before api.Status) (Upg
 		case err == nil && now.PID != before.PID && u.runs(now.PID):
 			return Upgraded{From: before.Build, To: now.Build}, nil
 		case err == nil && now.PID != before.PID:
-			return Upgraded{}, errors.New("the new supervisor failed, and the earlier program runs again; " +
-				"supervisor.log in the kernel's folder says why")
+			return Upgraded{}, errUpgradeFailed
 		case err == nil && time.Since(began) > stayLimit:
 			return Upgraded{}, errors.New("its supervisor stays: it is busy, or a page has not received all output")
 		case late:
@@ -172,25 +175,33 @@ func (l *Launcher) upgradeIdleOnes() {
 }
 
 // upgradeOne replaces the supervisor of one kernel that has been idle, if it runs another program than those of new
-// kernels. It tries each supervisor once.
+// kernels. A program that has failed once is not tried again.
 func (l *Launcher) upgradeOne() {
 	u := Upgrades{StateDir: l.layout.state, Program: l.opts.Supervisor}
+	program, err := os.Stat(u.Program)
+	if err != nil || l.upgradeFailed != nil && os.SameFile(program, l.upgradeFailed) &&
+		program.ModTime().Equal(l.upgradeFailed.ModTime()) {
+		return // while a program is replaced, it may be missing
+	}
 	for _, k := range l.snapshot() {
 		l.mu.Lock()
-		st := k.supervisor.Status
+		st, now := k.supervisor.Status, l.timing.now()
 		due := k.supervisor.Streaming && k.livesLocked() && k.stop == nil && st.State == api.Idle && st.ParentPID != 0 &&
-			k.upgradeTried != st.PID && l.timing.now().Sub(st.LastActivity) >= l.timing.upgradeIdle
+			now.After(k.upgradeNext) && now.Sub(st.LastActivity) >= l.timing.upgradeIdle
 		l.mu.Unlock()
 		if !due || u.runs(st.PID) {
 			continue
 		}
 		done, err := u.Kernel(l.ctx, k.id)
 		l.mu.Lock()
-		k.upgradeTried = st.PID
+		k.upgradeNext = now.Add(upgradeAgain)
 		l.mu.Unlock()
+		if errors.Is(err, errUpgradeFailed) {
+			l.upgradeFailed = program
+		}
 		if err != nil {
 			l.log.Warn("supervisor was not upgraded", logkey.Kernel, k.id, logkey.Err, err)
-			continue
+			return
 		}
 		l.log.Info("supervisor upgraded", logkey.Kernel, k.id, logkey.Version, done.To)
 		return

@@ -47,11 +47,12 @@ func (s *Supervisor) Leave(ctx context.Context, busy bool) bool {
 var errIncomplete = errors.New("a client would miss output")
 
 // lastState returns the state for the next supervisor, and keeps the lock. If clients would miss output, and must not,
-// it gives the lock back and returns errIncomplete.
+// it gives the lock back and returns errIncomplete. So it does while the kernel is being stopped: the next supervisor
+// would take its end for a death, and start it again.
 func (s *Supervisor) lastState(mayMiss bool) ([]byte, error) {
 	s.mu.Lock()
 	complete := s.requests.Len() == 0 && s.sessions.AllRead(s.log.Tail())
-	if !complete && !mayMiss {
+	if s.stopping || !complete && !mayMiss {
 		s.mu.Unlock()
 		return nil, errIncomplete
 	}

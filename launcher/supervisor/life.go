@@ -367,6 +367,7 @@ func (s *Supervisor) beginLife(proc kernelProcess, op *operation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.epoch++
+	s.stopping = false
 	s.noteProcessLocked(proc)
 	s.reason, s.killReason, s.computes = "", "", activity.Measures(&s.cfg.Cull)
 	switch {

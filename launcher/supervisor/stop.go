@@ -60,6 +60,7 @@ type interruption struct {
 func (s *Supervisor) stopProcess(proc kernelProcess, restart bool) {
 	s.mu.Lock()
 	b := s.bridge
+	s.stopping = true
 	s.mu.Unlock()
 	if b != nil {
 		sigterm := time.Now().Add(s.cfg.StopGrace)

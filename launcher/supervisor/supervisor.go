@@ -123,6 +123,7 @@ type Supervisor struct {
 	heartbeatMissed  bool                // the kernel answers no heartbeat
 	beatsInCells     bool                // the kernel has answered heartbeats while a cell ran
 	process          kernelProcess       // nil: the kernel has no process
+	stopping         bool                // stopProcess ends the process
 	bridge           *bridge             // nil: the kernel is not connected
 	kernelSession    string              // session id of the kernel's messages; "": not known yet
 	kernelInfo       []byte              // content of the last kernel_info_reply

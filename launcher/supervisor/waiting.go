@@ -18,6 +18,7 @@ const (
 	waitingText    = 1000             // bytes of a Waiting's text that are shown
 	firstContainer = time.Hour        // for a kernel's container to start, after the last report on it
 	nextContainer  = 10 * time.Minute // for it to start again: the kubelet backs off for at most 5 minutes
+	childPatience  = 15 * time.Second // for the child on the same machine to connect; it tries once a second at least
 )
 
 func (s *Supervisor) putWaiting(w http.ResponseWriter, r *http.Request) error {
@@ -105,6 +106,11 @@ func (s *Supervisor) awaitContainer(ctx context.Context, out *outcome) bool {
 		patience = firstContainer
 	}
 	s.mu.Unlock()
+	operations, ended := s.operations, ctx.Done()
+	if s.cfg.SameMachine {
+		// The child is there, and connects again soon. It may run a kernel, which can be stopped and restarted only then.
+		operations, ended, patience = nil, nil, childPatience
+	}
 	t := time.NewTimer(patience)
 	defer t.Stop()
 	for !s.container.Connected() {
@@ -117,7 +123,7 @@ func (s *Supervisor) awaitContainer(ctx context.Context, out *outcome) bool {
 				return false
 			}
 			t.Reset(patience)
-		case op := <-s.operations:
+		case op := <-operations:
 			if op.stop {
 				out.op = op
 				s.endUnstartedLife(out)
@@ -127,7 +133,7 @@ func (s *Supervisor) awaitContainer(ctx context.Context, out *outcome) bool {
 			s.endUnstartedLife(&outcome{op: op})
 			s.beginLife(nil, op)
 			s.settle(op, nil)
-		case <-ctx.Done():
+		case <-ended:
 			out.op = s.stopBySignal()
 			s.endUnstartedLife(out)
 			return false

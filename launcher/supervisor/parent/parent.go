@@ -88,8 +88,11 @@ func run(ctx context.Context, o Options, firstPause time.Duration) int {
 		program: o.Program, childEnded: make(chan struct{})}
 	p.oldEnd, _ = os.Stat(o.Config.EndFile) // an earlier end may be on record
 	// They are about an earlier kernel process, which died with its parent.
-	state := filepath.Join(o.Config.SpillDir, savedstate.FileName)
-	for _, f := range []string{child.EndedFile(o.Config.ChildSocket), state} {
+	old := []string{child.EndedFile(o.Config.ChildSocket)}
+	if o.Config.SpillDir != "" {
+		old = append(old, filepath.Join(o.Config.SpillDir, savedstate.FileName))
+	}
+	for _, f := range old {
 		if err := os.Remove(f); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			p.answer(err.Error())
 			return 1
@@ -144,7 +147,7 @@ func (p *parent) supervise(ctx context.Context) int {
 		case ctx.Err() != nil:
 			p.giveUp(api.SignalReason, true)
 			return 1
-		case end.code == LeaveCode:
+		case end.code == LeaveCode && end.answer == listens:
 			p.upgrade()
 			failures = 0
 			continue
@@ -267,10 +270,10 @@ func (p *parent) start() (proc *os.Process, ready *os.File, err error) {
 	return proc, ready, nil
 }
 
-// ended reports whether the kernel has ended for good. A supervisor exits with 0 only then. One that is killed while it
-// shows a dead kernel leaves the record of the kernel's end, and is not needed again.
+// ended reports whether the kernel has ended for good. A supervisor that served it exits with 0 only then. One that is
+// killed while it shows a dead kernel leaves the record of the kernel's end, and is not needed again.
 func (p *parent) ended(end ending) bool {
-	if end.code == 0 {
+	if end.code == 0 && end.answer == listens {
 		return true
 	}
 	if _, err := os.Stat(child.EndedFile(p.opts.Config.ChildSocket)); err == nil {

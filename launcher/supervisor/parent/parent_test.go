@@ -138,6 +138,13 @@ func TestRun(t *testing.T) {
 			answer: "ok\n", code: 1, runs: maxFailures,
 			reason: "its supervisor ended unexpectedly 8 times in a row, the last time because it could not start: " +
 				"the disk is full; its variables are lost"},
+		"a program that is no supervisor exits with 0": {
+			script: "case $(wc -l <runs) in 1) echo ok >&3; exec 3>&-; kill -9 $$;; 3) echo ok >&3;; esac; exit 0",
+			answer: "ok\n", runs: 3},
+		"a program that is no supervisor exits as for an upgrade": {
+			script: "case $(wc -l <runs) in 1) echo ok >&3; exec 3>&-; kill -9 $$;; esac; exit 75",
+			answer: "ok\n", code: 1, runs: maxFailures, reason: "its supervisor ended unexpectedly 8 times in a row, " +
+				"the last time with exit code 75; its variables are lost"},
 		"a supervisor is killed after its kernel has ended": {
 			script: up + `echo '{"reason": "it was idle"}' >ended.json; kill -9 $$`, answer: "ok\n", runs: 1,
 			reason: "it was idle"},

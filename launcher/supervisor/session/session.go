@@ -34,6 +34,7 @@ type Session struct {
 	floor       messagelog.Position // resume is never before it
 	connections int                 // that are attached
 	used        bool                // one of its connections was active
+	restored    bool                // Restore has created it: an earlier supervisor had it
 	active      []*Attachment       // the active ones; acknowledgements of the youngest that is read move resume
 	left        time.Time           // when the last connection was detached
 	closed      bool                // the client has closed the connection that was detached last

@@ -50,11 +50,11 @@ func (t *Table) Find(key string) *Session { return t.sessions[key] }
 // Newest returns the number of the newest connection or restored session.
 func (t *Table) Newest() uint64 { return t.number }
 
-// AllRead reports whether every client has everything up to p. A client that has never used its connections does not
-// count.
+// AllRead reports whether every client has everything up to p. A client that has never used its connections, also with
+// an earlier supervisor, does not count.
 func (t *Table) AllRead(p messagelog.Position) bool {
 	for _, s := range t.sessions {
-		if s.used && s.resume.Seq < p.Seq {
+		if (s.used || s.restored) && s.resume.Seq < p.Seq {
 			return false
 		}
 	}
@@ -147,7 +147,7 @@ func (t *Table) Restore(o Options, now time.Time) *Session {
 	}
 	t.number++
 	s := &Session{Number: t.number, Key: o.Key, User: o.User, Owner: o.Owner, ReadOnly: o.ReadOnly, Lasting: true,
-		left: now}
+		left: now, restored: true}
 	t.sessions[o.Key] = s
 	return s
 }
