@@ -136,7 +136,7 @@ type Launcher struct {
 
 	goroutines    goroutines.Group
 	upgrading     atomic.Bool // a supervisor is being replaced
-	upgradeFailed os.FileInfo // of the last program that failed as a new supervisor; owned by the one that has set upgrading
+	upgradeFailed os.FileInfo // of the last program that failed as a new supervisor; guarded by upgrading
 }
 
 var errClosed = fmt.Errorf("%w: this gateway is ending", launcher.ErrUnavailable)
