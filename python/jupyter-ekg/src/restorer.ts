@@ -199,9 +199,12 @@ export class Restorer {
     const changed =
       model.executionCount !== execution.count ||
       canonical(model.outputs.toJSON()) !== canonical(execution.outputs);
-    if (changed) {
-      // JupyterLab runs the scripts of trusted outputs only. It trusts a cell that the user executes in this page.
+    if (changed || execution.running) {
+      // JupyterLab runs the scripts of trusted outputs only. It trusts a cell that the user executes in this page. A
+      // running cell gets more outputs.
       model.trusted = execution.trusted === true;
+    }
+    if (changed) {
       model.outputs.fromJSON(execution.outputs.map(withoutTransient) as nbformat.IOutput[]);
       model.executionCount = execution.running ? null : execution.count;
     }

@@ -44,6 +44,14 @@ for (const trusted of [false, undefined]) {
   });
 }
 
+test('a running cell that another user may have caused is untrusted before its first output', async () => {
+  const cell = new FakeCell('c1', 'one', [], 7);
+  cell.trusted = true;
+  opened([cell], { c1: execution('one', '', { trusted: false, running: true }) });
+  await settled();
+  assert.equal(cell.trusted, false);
+});
+
 test('a cell whose source was changed keeps its output, until the user asks', async () => {
   const cell = new FakeCell('c1', 'changed', [{ output_type: 'stream', name: 'stdout', text: 'old\n' }], 1);
   const { restorer } = opened([cell], { c1: execution('one', 'new\n') });
