@@ -37,12 +37,14 @@ func (l *Log) measureDisk() {
 	l.diskBound = max(l.least, l.memory+l.disk+l.unclosed+room)
 }
 
-// writeFailed ends a write that has failed. If the disk is full, though it said that there is room, a quota may be the
-// cause. Then the oldest segment is evicted, and there is more to do.
+// writeFailed ends a write that has failed. seg is nil if there could be no new segment. If the disk is full, though it
+// said that there is room, a quota may be the cause. Then the oldest segment is evicted, and there is more to do.
 func (l *Log) writeFailed(seg *segment, err error) (wrote, more bool, _ error) {
 	l.mu.Lock()
 	l.writing = 0
-	l.releaseLocked(seg)
+	if seg != nil {
+		l.releaseLocked(seg)
+	}
 	full := errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 	if !full || !l.canShrinkLocked() {
 		l.mu.Unlock()
@@ -73,9 +75,17 @@ func (l *Log) lookAgain() <-chan time.Time {
 }
 
 // dropLocked evicts the oldest entries in memory that are not being written, when the disk is too slow to take them or
-// takes none. What is on disk stays. Essential entries stay too, as far as their share of the memory goes.
+// takes none. What is on disk stays. Essential entries stay too, as far as their share of the memory goes. An entry that
+// readers await, or that is being written, counts above the bound: dropping others would not make up for it.
 func (l *Log) dropLocked() {
 	if l.keepFree == 0 || l.bytes <= l.least {
+		return
+	}
+	bound := l.least + l.awaitedLocked()
+	if first := l.entries[0]; l.writing > 0 && (first.At.Seq != l.awaited.seq || l.awaitedLocked() == 0) {
+		bound += first.size
+	}
+	if l.bytes <= bound {
 		return
 	}
 	list := l.entries[l.writing : len(l.entries)-1]
@@ -86,7 +96,7 @@ func (l *Log) dropLocked() {
 		}
 	}
 	stay, i := 0, 0
-	for ; i < len(list) && l.bytes > l.least-l.least/dropShare; i++ {
+	for ; i < len(list) && l.bytes > bound-l.least/dropShare; i++ {
 		e := list[i]
 		if e.Essential && essential <= l.least/keptShare {
 			list[stay] = e

@@ -5,6 +5,8 @@ import (
 	"os"
 	"syscall"
 	"testing"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
 )
 
 // TestDisk_Slow: while a disk takes nothing, the newest output is in memory, up to Options.Least. What was written
@@ -54,6 +56,59 @@ func TestDisk_Slow(t *testing.T) {
 	if again, missing := countRead(l, 1); again != seen || missing != lost {
 		t.Errorf("on disk %d are read and %d lost", again, missing)
 	}
+}
+
+// TestDisk_LargeMessages: a large message evicts nothing while the disk has had no time to take what is before it.
+func TestDisk_LargeMessages(t *testing.T) {
+	const limit, least = 16 << 20, 256 << 10
+	open := func() *Log {
+		l := New(Options{Limit: limit, Dir: t.TempDir(), KeepFree: 1, Least: least})
+		l.memory = 64 << 10
+		t.Cleanup(l.Close)
+		return l
+	}
+	add := func(l *Log, count, size int) {
+		for range count {
+			l.Append(0, numbered(int(l.Tail().Seq), size), false)
+		}
+	}
+	whole := func(l *Log, what string) {
+		t.Helper()
+		if got := l.Evicted(); got != 0 {
+			t.Errorf("%s: %d entries were evicted", what, got)
+		}
+		spillAll(t, l)
+		if seen, lost := countRead(l, 1); seen != int(l.Tail().Seq) || lost != 0 {
+			t.Errorf("%s: %d read and %d lost of %d", what, seen, lost, l.Tail().Seq)
+		}
+	}
+
+	l := open()
+	l.Subscribe(NewReader(), 1, framing.V1)
+	add(l, 60, 1000)
+	add(l, 1, 3*least)
+	add(l, 60, 1000)
+	whole(l, "one message above what may wait, which a client has yet to read")
+
+	l = open()
+	l.Subscribe(NewReader(), 1, framing.V1)
+	add(l, 20, 1000)
+	add(l, 2, least*5/8)
+	add(l, 20, 1000)
+	whole(l, "two messages in a row")
+
+	l = open()
+	r := NewReader()
+	l.Subscribe(r, 1, framing.V1)
+	add(l, 1, 3*least)
+	add(l, 20, 1000)
+	if batch, _ := l.batchToSpill(); len(batch) == 0 || batch[0].At.Seq != 1 {
+		t.Fatalf("%d entries are being written", len(batch))
+	}
+	r.Pass(l.Tail())
+	l.Read(l.Tail(), 1, 1, nil)
+	add(l, 100, 1000)
+	whole(l, "while a message that clients have read is being written")
 }
 
 // TestDisk_WritesWhileDropping: entries that are being written to disk are not dropped meanwhile.
@@ -138,8 +193,14 @@ func TestDisk_FollowsFreeSpace(t *testing.T) {
 
 // TestDisk_Quota: a disk that takes no more, although it seems to have room, costs the oldest output.
 func TestDisk_Quota(t *testing.T) {
+	for name, mount := range map[string]string{"of bytes": "size=3m", "of files": "size=64m,nr_inodes=6"} {
+		t.Run(name, func(t *testing.T) { testQuota(t, mount) })
+	}
+}
+
+func testQuota(t *testing.T, mount string) {
 	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=3m"); err != nil {
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, mount); err != nil {
 		t.Skipf("no file system of a bounded size: %v", err)
 	}
 	t.Cleanup(func() {

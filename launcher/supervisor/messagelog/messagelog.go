@@ -52,7 +52,7 @@ const entryOverhead = 432
 // 1/keptShare of the log's memory.
 const keptShare = 8
 
-// largeShare says which entries are large: those above 1/largeShare of the log's limit.
+// largeShare says which entries are large: those above 1/largeShare of the log's limit, or of Options.Least.
 const largeShare = 4
 
 // Options describe a Log.
@@ -63,7 +63,8 @@ type Options struct {
 
 	// KeepFree is the percentage of Dir's file system that the log leaves free. For that it holds less than its limit, but
 	// never less than Least bytes if the limit allows them. While the disk is slower than the kernel, or fails, at most
-	// Least bytes are in memory. 0: the log fills its limit, on disk or in memory.
+	// Least bytes are in memory, besides a large entry that clients have yet to read and one that is being written. 0: the
+	// log fills its limit, on disk or in memory.
 	KeepFree int
 	Least    int64
 }
@@ -198,7 +199,11 @@ func (l *Log) evictLocked() {
 // awaitLocked makes a large entry the awaited one if readers are subscribed. It replaces the one before, so that the
 // log exceeds its limit by one message at most.
 func (l *Log) awaitLocked(e *Entry) {
-	if e.size <= l.limit/largeShare {
+	bound := l.limit
+	if l.keepFree > 0 {
+		bound = min(bound, l.least)
+	}
+	if e.size <= bound/largeShare {
 		return
 	}
 	readers := map[*Reader]struct{}{}
@@ -211,11 +216,14 @@ func (l *Log) awaitLocked(e *Entry) {
 }
 
 // boundLocked returns how many bytes the log may hold at present.
-func (l *Log) boundLocked() int64 {
+func (l *Log) boundLocked() int64 { return l.limit + l.awaitedLocked() }
+
+// awaitedLocked returns the size of the awaited entry; 0: there is none.
+func (l *Log) awaitedLocked() int64 {
 	if len(l.awaited.readers) == 0 {
-		return l.limit
+		return 0
 	}
-	return l.limit + l.awaited.size
+	return l.awaited.size
 }
 
 // settleAwaitedLocked ends the wait for readers that have passed the awaited entry or are gone.

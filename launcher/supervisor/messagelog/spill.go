@@ -92,10 +92,7 @@ func (l *Log) spillOnce() (wrote, more bool, err error) {
 	fresh := seg == nil
 	if fresh {
 		if seg, err = newSegment(l.dir); err != nil {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			l.writing = 0
-			return false, false, err
+			return l.writeFailed(nil, err)
 		}
 		_, limit := l.Sizes()
 		seg.every = limit / maxMarks
