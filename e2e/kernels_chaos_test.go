@@ -83,7 +83,7 @@ func (l language) ok(c *client, code string, lines int, limit time.Duration) str
 	return printed
 }
 
-// running waits until a kernel has begun with a cell. Output is no sign: some kernels send it when they can.
+// running waits for a cell's execute_input. Its output may come much later: some kernels send it when the cell ends.
 func (c *client) running(cell string) {
 	c.t.Helper()
 	c.until(time.Minute, "the cell runs", func(m message) bool {

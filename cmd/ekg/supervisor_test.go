@@ -26,7 +26,7 @@ func TestSupervisorUpgrade(t *testing.T) {
 		"in a cluster": {[]string{"--launcher", "kubernetes", id}, 2, "", "ekg: --launcher: only kernels of this machine " +
 			"can get another supervisor; in a pod the image fixes the program\n"},
 		"no such kernel": {[]string{id, "x"}, 1,
-			id + " not upgraded: there is no such kernel\nx not upgraded: \"x\" is not a kernel id\n",
+			id + " not upgraded: no kernel has this id\nx not upgraded: \"x\" is not a kernel id\n",
 			"ekg: some supervisors were not upgraded\n"},
 		"no kernels at all": {[]string{"--all"}, 0, "", ""},
 	} {

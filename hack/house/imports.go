@@ -169,6 +169,7 @@ var mayImport = map[string][]string{
 	"launcher/supervisor/parent": {
 		"launcher/atomicfile",
 		"launcher/proctree",
+		"launcher/sleep",
 		"launcher/supervisor/api",
 		"launcher/supervisor/child",
 		"launcher/supervisor/savedstate",

@@ -64,7 +64,7 @@ type record struct {
 type processIDs struct {
 	Parent     int `json:"parent,omitempty"` // 0: an earlier version has started the kernel, without a parent
 	Supervisor int `json:"supervisor"`       // 0: not known yet
-	Kernel     int `json:"kernel"`           // 0 if there is none
+	Kernel     int `json:"kernel"`           // 0: no kernel runs
 }
 
 // holder returns the process whose end is the end of supervisor and kernel; 0: not known.

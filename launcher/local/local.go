@@ -132,7 +132,7 @@ type Launcher struct {
 	culls   map[launcher.CullLabels]int64
 	logs    logBounds
 
-	openSpecs map[string]bool // kernelspecs that warnOfTCP has reported
+	warnedSpecs map[string]bool // kernelspecs that warnOfTCP has reported
 
 	goroutines    goroutines.Group
 	upgrading     atomic.Bool // a supervisor is being replaced
@@ -162,7 +162,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 		opts: o, timing: tm, layout: lay, environ: os.Environ(), dir: dir, log: o.Log.With(logkey.Component, "local"),
 		recounts: make(chan struct{}, 1), starting: make(chan struct{}, 1),
 		ctx: life, cancel: cancel, kernels: make(map[string]*kernel),
-		openSpecs: make(map[string]bool), opened: tm.now(), culls: map[launcher.CullLabels]int64{},
+		warnedSpecs: make(map[string]bool), opened: tm.now(), culls: map[launcher.CullLabels]int64{},
 	}
 	l.measureDisk()
 	l.children = newChildren(l.opts.Reaper)

@@ -99,10 +99,10 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 // warnOfTCP says once for each kernelspec that other users of the machine can read what its kernels publish.
 func (l *Launcher) warnOfTCP(spec string) {
 	l.mu.Lock()
-	told := l.openSpecs[spec]
-	l.openSpecs[spec] = true
+	warned := l.warnedSpecs[spec]
+	l.warnedSpecs[spec] = true
 	l.mu.Unlock()
-	if !told {
+	if !warned {
 		l.log.Warn("kernels of this kernelspec listen on loopback TCP: every user of this machine can read their output and "+
 			"the code of their cells; metadata.ekg.transport can be ipc if the kernel supports it", logkey.Spec, spec)
 	}

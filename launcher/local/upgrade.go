@@ -68,7 +68,7 @@ func (u Upgrades) Kernel(ctx context.Context, id string) (Upgraded, error) {
 	}
 	rec, err := l.readRecord(id)
 	if errors.Is(err, fs.ErrNotExist) {
-		return Upgraded{}, errors.New("there is no such kernel")
+		return Upgraded{}, errors.New("no kernel has this id")
 	}
 	if err != nil {
 		return Upgraded{}, err

@@ -53,7 +53,7 @@ func TestUpgradeIdle(t *testing.T) {
 		t.Errorf("again: %+v, %v", done, err)
 	}
 	for n, want := range map[int]string{2: "an earlier version has started it, whose supervisors cannot be replaced",
-		3: "there is no such kernel"} {
+		3: "no kernel has this id"} {
 		if _, err := u.Kernel(t.Context(), id(n)); err == nil || err.Error() != want {
 			t.Errorf("kernel %d: %v", n, err)
 		}

@@ -92,8 +92,8 @@ func (s *Scan) find(leader int, oldest time.Duration) scanned {
 	return s.own()
 }
 
-// publish scans /proc for all programs, unless another one has just done that. The error is EWOULDBLOCK while another
-// one does that.
+// publish scans /proc and writes the scan to the file. If another program's scan is young enough, publish returns that.
+// The error is EWOULDBLOCK while another program scans.
 func (s *Scan) publish(leader int, oldest time.Duration) (scanned, error) {
 	lock, err := os.OpenFile(s.path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

@@ -139,7 +139,7 @@ func TestScan_OwnScan(t *testing.T) {
 			}
 		})
 	}
-	t.Run("the file is no scan, and cannot be written", func(t *testing.T) {
+	t.Run("the file holds something else and cannot be written", func(t *testing.T) {
 		m := newMachine(t)
 		if err := os.MkdirAll(m.path+".lock", 0o700); err != nil {
 			t.Fatal(err)

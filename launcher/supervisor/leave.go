@@ -17,8 +17,8 @@ const (
 
 // Leave prepares for another supervisor, which adopts the kernel when this program has exited. It waits until the
 // kernel works on no request and every client has everything. Then it saves the state. If the wait takes too long,
-// Leave saves the state all the same with busy: the output that clients do not have is lost, and they are told. Without
-// busy it changes nothing and reports false.
+// Leave reports false and changes nothing. With busy it saves the state all the same: the output that clients do not
+// have is lost, and a notice in their cells says so.
 //
 // After true the supervisor accepts nothing more, so that the saved state stays true. The caller ends the program.
 func (s *Supervisor) Leave(ctx context.Context, busy bool) bool {

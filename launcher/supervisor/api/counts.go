@@ -8,7 +8,7 @@ type Counts struct {
 	ToKernel   Flows     `json:"to_kernel"`        // sent by clients
 	FromKernel Flows     `json:"from_kernel"`      // without answers to the supervisor's own requests
 	LogEvicted int64     `json:"log_evicted"`      // messages that the log evicted
-	LogLost    int64     `json:"log_lost"`         // evicted messages that a client missed and was told about
+	LogLost    int64     `json:"log_lost"`         // evicted messages that a client missed, as a notice said
 	Failed     int64     `json:"failed,omitempty"` // 1: the kernel's last supervisor ended unexpectedly
 }
 

@@ -51,7 +51,7 @@ func TestRun_SharesScans(t *testing.T) {
 		t.Errorf("the scan lacks the kernel: %v", file.Sessions)
 	}
 
-	const others = 1000 * time.Hour // what another child says that the kernel has used
+	const others = 1000 * time.Hour // processor time that another child has reported
 	for p.Used().Processor.Used != others {
 		var now unix.Timespec
 		if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {

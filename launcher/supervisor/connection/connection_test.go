@@ -209,7 +209,8 @@ func TestConn_End(t *testing.T) {
 	})
 	t.Run("the handler rejects a message", func(t *testing.T) {
 		s := serve(t, nil)
-		text := `{"channel":"shell","header":{"msg_id":"1","msg_type":"rejected","session":"s"},"parent_header":{},"metadata":{},"content":{}}`
+		text := `{"channel":"shell","header":{"msg_id":"1","msg_type":"rejected","session":"s"},` +
+			`"parent_header":{},"metadata":{},"content":{}}`
 		if err := s.peer.WriteMessage(websocket.TextMessage, []byte(text)); err != nil {
 			t.Fatal(err)
 		}

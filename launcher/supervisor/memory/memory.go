@@ -13,7 +13,7 @@ const (
 	pause        = 10 * time.Second // after the last such message
 )
 
-// Returner is told of messages, and returns their memory. Its methods may be called concurrently.
+// Returner returns the memory of large messages to the system. Its methods may be called concurrently.
 type Returner struct {
 	passed chan struct{} // capacity 1: a large message was in memory
 }

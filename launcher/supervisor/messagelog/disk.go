@@ -75,8 +75,8 @@ func (l *Log) lookAgain() <-chan time.Time {
 }
 
 // dropLocked evicts the oldest entries in memory that are not being written, when the disk is too slow to take them or
-// takes none. What is on disk stays. Essential entries stay too, as far as their share of the memory goes. An entry that
-// readers await, or that is being written, counts above the bound: dropping others would not make up for it.
+// takes none. What is on disk stays. Essential entries stay too, as far as their share of the memory goes. An entry
+// that readers await, or that is being written, counts above the bound: dropping others would not make up for it.
 func (l *Log) dropLocked() {
 	if l.keepFree == 0 || l.bytes <= l.least {
 		return

@@ -29,6 +29,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
+	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
@@ -60,13 +61,13 @@ type parent struct {
 	opts       Options
 	log        *slog.Logger
 	firstPause time.Duration // the constant of this name; tests change it
-	oldEnd     os.FileInfo   // Config.EndFile at the start; nil: there was no file
+	oldEnd     os.FileInfo   // Config.EndFile at the start; nil: it did not exist
 	childEnded chan struct{} // closed when package child has ended
 
 	// Guarded by mu.
 	mu       sync.Mutex
 	running  *os.Process // the present supervisor; nil: none runs
-	stopping bool        // a signal has told the parent to end
+	stopping bool        // a signal has asked the parent to end
 	next     *Program    // of the next supervisor, if the present one leaves; nil: the same
 
 	// Owned by supervise.
@@ -173,12 +174,7 @@ func (p *parent) pause(ctx context.Context, failures int) {
 	if failures <= 1 {
 		return
 	}
-	t := time.NewTimer(p.firstPause << (failures - 2))
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
+	_ = sleep.For(ctx, p.firstPause<<(failures-2)) // supervise looks at ctx
 }
 
 // ending is how a supervisor ended.

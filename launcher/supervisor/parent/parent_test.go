@@ -165,7 +165,7 @@ func TestRun(t *testing.T) {
 				t.Errorf("the kernel's end is %+v, not %q", e, tc.reason)
 			}
 			if _, err := os.Stat(child.EndedFile(p.opts.Config.ChildSocket)); err != nil {
-				t.Errorf("the child is not told: %v", err)
+				t.Errorf("the child has no sign to end: %v", err)
 			}
 		})
 	}
