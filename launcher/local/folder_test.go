@@ -105,7 +105,7 @@ func TestGoneError(t *testing.T) {
 	}
 	write("{half")
 	if _, err := l.Kernel(t.Context(), id(1)); err != launcher.ErrNotFound {
-		t.Errorf("a broken tombstone: %v", err)
+		t.Errorf("a broken record of an end: %v", err)
 	}
 	if _, err := l.Kernel(t.Context(), "../"+id(1)); err != launcher.ErrNotFound {
 		t.Errorf("no id: %v", err)

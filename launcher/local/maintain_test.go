@@ -160,7 +160,7 @@ func TestSweep(t *testing.T) {
 	l.sweep()
 	left, err := os.ReadDir(filepath.Join(p.state, "ended"))
 	if err != nil || len(left) != endedKept {
-		t.Errorf("%d tombstones, %v", len(left), err)
+		t.Errorf("%d records of ends, %v", len(left), err)
 	}
 	for _, name := range []string{"old.json", "older.json"} {
 		if _, err := os.Stat(filepath.Join(p.state, "ended", name)); err == nil {
