@@ -69,6 +69,7 @@ var mayImport = map[string][]string{
 		"kernelspecs",
 		"launcher",
 		"launcher/atomicfile",
+		"launcher/diskspace",
 		"launcher/follow",
 		"launcher/goroutines",
 		"launcher/proctree",
@@ -155,7 +156,7 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/flow",
 		"launcher/supervisor/messagelog",
 	},
-	"launcher/supervisor/messagelog": {"jupyter", "jupyter/framing"},
+	"launcher/supervisor/messagelog": {"jupyter", "jupyter/framing", "launcher/diskspace"},
 	"launcher/supervisor/api":        {"kernelspecs"},
 	"launcher/supervisor/zeromq":     {"launcher/sleep"},
 	"launcher/supervisor/process": {
@@ -184,6 +185,7 @@ var mayImport = map[string][]string{
 		"launcher/logkey",
 	},
 	"launcher/atomicfile": {},
+	"launcher/diskspace":  {},
 	"launcher/sleep":      {},
 	"launcher/proctree":   {"launcher/atomicfile", "launcher/sleep"},
 

@@ -3,9 +3,9 @@ package local
 import (
 	"context"
 	"sync"
-	"syscall"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/diskspace"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -54,19 +54,13 @@ func (o *Options) logBoundsFor(free, used int64) logBounds {
 	return b
 }
 
-// File systems in memory, as statfs(2) names them.
-const (
-	tmpfsMagic = 0x01021994
-	ramfsMagic = 0x858458f6
-)
-
 // freeSpace returns how many bytes this user may write to a folder's disk; -1: it is not on a disk, or not known.
 func freeSpace(dir string) int64 {
-	var st syscall.Statfs_t
-	if syscall.Statfs(dir, &st) != nil || uint32(st.Type) == tmpfsMagic || uint32(st.Type) == ramfsMagic {
+	space, err := diskspace.Of(dir)
+	if err != nil || space.InMemory {
 		return -1
 	}
-	return int64(st.Bavail) * st.Bsize
+	return space.Free
 }
 
 // measureDisk adapts the bounds of logs to the free space.

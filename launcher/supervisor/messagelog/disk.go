@@ -3,38 +3,72 @@ package messagelog
 import (
 	"errors"
 	"math"
+	"math/rand/v2"
 	"syscall"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/diskspace"
 )
 
 // dropShare says how much is dropped at once when the disk is too slow: 1/dropShare of what may be in memory.
 const dropShare = 8
 
 // room returns how many bytes may be written to a folder's file system until less than keepFree percent of it is free.
-// It is negative if less is free already.
-func room(dir string, keepFree int) (int64, error) {
-	var st syscall.Statfs_t
-	if err := syscall.Statfs(dir, &st); err != nil {
-		return 0, err
+// It is negative if less is free already. reserve is how many bytes keepFree percent are.
+func room(dir string, keepFree int) (left, reserve int64, err error) {
+	space, err := diskspace.Of(dir)
+	if err != nil {
+		return 0, 0, err
 	}
-	size := uint64(st.Bsize)
-	free, all := st.Bavail*size, st.Blocks*size
-	return int64(free) - int64(all/100*uint64(keepFree)), nil
+	reserve = space.Size / 100 * int64(keepFree)
+	return space.Free - reserve, reserve, nil
 }
+
+// Other logs on the same disk see the same lack of room. So a log gives one segment back, and looks later whether there
+// is still too little room. Some file systems show what was freed after seconds.
+const (
+	givePause  = time.Second // the mean time between two segments, with a jitter of half of it
+	urgentPart = 4           // if 1/urgentPart of what must stay free is in use, segments are given back at once
+)
 
 // measureDisk derives from the free space how much the log may hold.
 func (l *Log) measureDisk() {
 	if l.keepFree == 0 {
 		return
 	}
-	room, err := l.room()
+	left, reserve, err := l.room()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err != nil {
-		l.diskBound = math.MaxInt64 // the next write returns an error that says more
-		return
+	l.diskBound = math.MaxInt64 // after an error the next write returns one that says more
+	if err == nil {
+		l.diskBound = max(l.least, l.memory+l.disk+l.unclosed+left)
 	}
-	l.diskBound = max(l.least, l.memory+l.disk+l.unclosed+room)
+	l.diskUrgent = left < -reserve/urgentPart
+	switch {
+	case !l.exceedsLocked(l.diskBound):
+		l.nextGiven = time.Time{}
+	case l.nextGiven.IsZero():
+		l.nextGiven, l.diskMost = time.Now().Add(rand.N(givePause)), l.disk
+	}
+}
+
+// exceedsLocked reports whether the log exceeds a bound, less what is kept free for appends.
+func (l *Log) exceedsLocked(bound int64) bool {
+	return l.bytes+l.keptBytes+l.disk > bound-min(bound/spillSlack, slackMost)
+}
+
+// mayGiveLocked reports whether a segment may be evicted now because the disk has too little room. What is written
+// meanwhile is made up for at once.
+func (l *Log) mayGiveLocked() bool {
+	return l.diskUrgent || l.disk > l.diskMost || !time.Now().Before(l.nextGiven)
+}
+
+// givenLocked notes that a segment is about to be evicted because the disk has too little room.
+func (l *Log) givenLocked(seg *segment) {
+	if now := time.Now(); !now.Before(l.nextGiven) {
+		l.nextGiven = now.Add(givePause/2 + rand.N(givePause))
+		l.diskMost = min(l.diskMost, l.disk-seg.size)
+	}
 }
 
 // writeFailed ends a write that has failed. seg is nil if there could be no new segment. If the disk is full, though it
@@ -70,6 +104,9 @@ func (l *Log) lookAgain() <-chan time.Time {
 	defer l.mu.Unlock()
 	if !l.canShrinkLocked() {
 		return nil
+	}
+	if !l.nextGiven.IsZero() {
+		return time.After(time.Until(l.nextGiven))
 	}
 	return time.After(l.retry)
 }

@@ -1,10 +1,14 @@
 package messagelog
 
 import (
+	"context"
 	"errors"
 	"os"
+	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
 )
@@ -142,10 +146,10 @@ func TestDisk_FollowsFreeSpace(t *testing.T) {
 	l.memory = 128 << 10
 	defer l.Close()
 	room := int64(1 << 40) // without what the log takes
-	l.room = func() (int64, error) {
+	l.room = func() (left, reserve int64, err error) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return room - l.disk - l.unclosed, nil
+		return room - l.disk - l.unclosed, 0, nil
 	}
 	n := 0
 	add := func(count int) {
@@ -184,11 +188,86 @@ func TestDisk_FollowsFreeSpace(t *testing.T) {
 	if got := size(); got < 4<<20 {
 		t.Errorf("with room again the log holds %d bytes", got)
 	}
-	l.room = func() (int64, error) { return 0, errors.New("no such system call") }
+	l.room = func() (left, reserve int64, err error) { return 0, 0, errors.New("no such system call") }
 	add(200)
 	if got := size(); got < 4<<20 {
 		t.Errorf("if the disk says nothing the log holds %d bytes", got)
 	}
+}
+
+// TestDisk_ManyLogs: logs on one disk that has too little room give back about as much as is missing, although the disk
+// shows what was freed later. If the disk is nearly full, they give back at once.
+func TestDisk_ManyLogs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const limit, missing, delay = 8 << 20, 8 << 20, 500 * time.Millisecond
+		dir := t.TempDir()
+		ctx, cancel := context.WithCancel(t.Context())
+		var logs []*Log
+		held := func() (sum int64) {
+			for _, l := range logs {
+				l.mu.Lock()
+				sum += l.disk + l.unclosed
+				l.mu.Unlock()
+			}
+			return sum
+		}
+		var mu sync.Mutex
+		type sample struct {
+			at   time.Time
+			held int64
+		}
+		var seen []sample
+		short, reserve := int64(0), int64(1<<30)
+		measure := func() (int64, int64, error) {
+			sum := held()
+			mu.Lock()
+			defer mu.Unlock()
+			seen = append(seen, sample{time.Now(), sum})
+			for len(seen) > 1 && time.Since(seen[1].at) >= delay {
+				seen = seen[1:]
+			}
+			return -short - seen[0].held, reserve, nil
+		}
+		var spilling sync.WaitGroup
+		for range 10 {
+			l := New(Options{Limit: limit, Dir: dir, KeepFree: 5, Least: 1 << 20})
+			l.memory = 64 << 10
+			logs = append(logs, l)
+			for n := range 4000 {
+				l.Append(0, numbered(n, 1000), false)
+				if n%100 == 0 {
+					spillAll(t, l)
+				}
+			}
+		}
+		full := held()
+		short = missing - full
+		for _, l := range logs {
+			l.room = measure
+			poke(l.full)
+			spilling.Go(func() { l.Spill(ctx, func(error) {}) })
+		}
+		time.Sleep(20 * time.Second)
+		freed := full - held()
+		if freed < missing || freed > 2*missing {
+			t.Errorf("%d bytes were freed, and %d were missing", freed, missing)
+		}
+		mu.Lock()
+		short, reserve, seen = full, 4*missing, nil
+		mu.Unlock()
+		for _, l := range logs {
+			poke(l.full)
+		}
+		synctest.Wait()
+		if left := held(); left > 10<<20 {
+			t.Errorf("on a disk that is nearly full %d bytes are left", left)
+		}
+		cancel()
+		spilling.Wait()
+		for _, l := range logs {
+			l.Close()
+		}
+	})
 }
 
 // TestDisk_Quota: a disk that takes no more, although it seems to have room, costs the oldest output.
@@ -210,7 +289,7 @@ func testQuota(t *testing.T, mount string) {
 	})
 	l := New(Options{Limit: 16 << 20, Dir: dir, KeepFree: 1, Least: 1 << 20})
 	l.memory = 128 << 10
-	l.room = func() (int64, error) { return 1 << 40, nil }
+	l.room = func() (left, reserve int64, err error) { return 1 << 40, 0, nil }
 	defer l.Close()
 	n := 0
 	for range 100 {
@@ -231,14 +310,14 @@ func testQuota(t *testing.T, mount string) {
 
 // TestDisk_Room: the share that stays free counts as no room.
 func TestDisk_Room(t *testing.T) {
-	all, err := room(t.TempDir(), 0)
-	if err != nil || all <= 0 {
-		t.Fatalf("%d, %v", all, err)
+	all, reserve, err := room(t.TempDir(), 0)
+	if err != nil || all <= 0 || reserve != 0 {
+		t.Fatalf("%d, %d, %v", all, reserve, err)
 	}
-	if none, err := room(t.TempDir(), 100); err != nil || none > 0 {
-		t.Errorf("with all of the disk kept free there is room for %d bytes, %v", none, err)
+	if none, reserve, err := room(t.TempDir(), 100); err != nil || none > 0 || reserve < all {
+		t.Errorf("with all of the disk kept free there is room for %d bytes, %d are reserved, %v", none, reserve, err)
 	}
-	if _, err := room("/no/such/folder", 5); !errors.Is(err, os.ErrNotExist) {
+	if _, _, err := room("/no/such/folder", 5); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -81,15 +81,18 @@ type Log struct {
 	full  chan struct{} // capacity 1: memory or disk is over its bound, or a file is to be closed
 	retry time.Duration // spillRetry, but for tests
 
-	keepFree int                   // percent of the file system; 0: the log does not follow the disk
-	least    int64                 // bytes that the log may hold on any disk; used with keepFree
-	room     func() (int64, error) // bytes that may be written until less than keepFree is free; but for tests
+	keepFree int                                     // percent of the file system; 0: the log does not follow the disk
+	least    int64                                   // bytes that the log may hold on any disk; used with keepFree
+	room     func() (left, reserve int64, err error) // the function room, but for tests
 
 	mu             sync.Mutex
 	limit          int64      // bytes of all that follows
 	memory         int64      // bytes of entries, once they are on disk
 	bytes          int64      // bytes of entries
 	diskBound      int64      // bytes of all, above which segments are evicted since the disk has too little room
+	diskUrgent     bool       // by far too little
+	nextGiven      time.Time  // when the next segment is evicted for diskBound, unless that is urgent; zero: none is
+	diskMost       int64      // bytes of segments, above which one is evicted before that
 	entries        []*Entry   // the newest, oldest first; some may be missing in between
 	writing        int        // how many of entries are being written to disk
 	segments       []*segment // on disk: the ones before, oldest first
@@ -137,7 +140,7 @@ func New(o Options) *Log {
 	if l.dir == "" {
 		l.keepFree = 0
 	}
-	l.room = func() (int64, error) { return room(l.dir, l.keepFree) }
+	l.room = func() (left, reserve int64, err error) { return room(l.dir, l.keepFree) }
 	l.setLimits(o.Limit)
 	rand.Read(l.id[:]) // never fails
 	return l

@@ -58,7 +58,7 @@ func TestLog_Model(t *testing.T) {
 		}
 		l := New(options)
 		room := int64(math.MaxInt64 / 2)
-		l.room = func() (int64, error) { return room, nil }
+		l.room = func() (left, reserve int64, err error) { return room, 0, nil }
 		defer l.Close()
 		bound := func() {
 			if onDisk {

@@ -124,9 +124,8 @@ func newSegment(dir string) (*segment, error) {
 // crowdedLocked reports whether the oldest segment should be evicted before an append has to evict it. Its essential
 // entries are read from the disk first, which takes too long for an append.
 func (l *Log) crowdedLocked() bool {
-	bound := min(l.boundLocked(), l.diskBound)
-	slack := min(bound/spillSlack, slackMost)
-	return len(l.segments) > 0 && l.bytes+l.keptBytes+l.disk > bound-slack
+	return len(l.segments) > 0 &&
+		(l.exceedsLocked(l.boundLocked()) || l.exceedsLocked(l.diskBound) && l.mayGiveLocked())
 }
 
 // segmentToEvict returns the oldest segment and its present content, or nil if it may stay. The caller releases it.
@@ -138,6 +137,9 @@ func (l *Log) segmentToEvict() (seg *segment, view segment) {
 	}
 	seg = l.segments[0]
 	seg.users++
+	if !l.exceedsLocked(l.boundLocked()) {
+		l.givenLocked(seg)
+	}
 	return seg, *seg
 }
 
