@@ -114,6 +114,7 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/savedstate",
 		"launcher/supervisor/session",
 		"launcher/supervisor/zeromq",
+		"launcher/wake",
 	},
 	"launcher/launchertest": {"jupyter", "kernelspecs", "launcher", "launcher/sleep", "launcher/supervisor/api"},
 
@@ -130,9 +131,10 @@ var mayImport = map[string][]string{
 		"jupyter/notice",
 		"launcher/supervisor/flow",
 		"launcher/supervisor/messagelog",
+		"launcher/wake",
 	},
 	"launcher/supervisor/session":        {"jupyter", "launcher/supervisor/messagelog"},
-	"launcher/supervisor/savedstate":     {"jupyter", "launcher/atomicfile", "launcher/sleep"},
+	"launcher/supervisor/savedstate":     {"jupyter", "launcher/atomicfile", "launcher/sleep", "launcher/wake"},
 	"launcher/supervisor/connectionfile": {"jupyter", "launcher/supervisor/api"},
 	"launcher/supervisor/requests":       {"jupyter"},
 	"launcher/supervisor/cells": {
@@ -148,7 +150,7 @@ var mayImport = map[string][]string{
 	},
 	"launcher/supervisor/activity": {"jupyter", "launcher/supervisor/api"},
 	"launcher/supervisor/gaps":     {},
-	"launcher/supervisor/gate":     {"jupyter", "launcher/supervisor/requests"},
+	"launcher/supervisor/gate":     {"jupyter", "launcher/supervisor/requests", "launcher/wake"},
 	"launcher/supervisor/flow":     {},
 	"launcher/supervisor/logstream": {
 		"jupyter",
@@ -156,7 +158,7 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/flow",
 		"launcher/supervisor/messagelog",
 	},
-	"launcher/supervisor/messagelog": {"jupyter", "jupyter/framing", "launcher/diskspace"},
+	"launcher/supervisor/messagelog": {"jupyter", "jupyter/framing", "launcher/diskspace", "launcher/wake"},
 	"launcher/supervisor/api":        {"kernelspecs"},
 	"launcher/supervisor/zeromq":     {"launcher/sleep"},
 	"launcher/supervisor/process": {
@@ -166,7 +168,7 @@ var mayImport = map[string][]string{
 		"launcher/logkey",
 	},
 	"launcher/supervisor/listener": {"launcher/supervisor/api"},
-	"launcher/supervisor/memory":   {},
+	"launcher/supervisor/memory":   {"launcher/wake"},
 	"launcher/supervisor/parent": {
 		"launcher/atomicfile",
 		"launcher/proctree",
@@ -183,10 +185,12 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/api",
 		"launcher/supervisor/process",
 		"launcher/logkey",
+		"launcher/wake",
 	},
 	"launcher/atomicfile": {},
 	"launcher/diskspace":  {},
 	"launcher/sleep":      {},
+	"launcher/wake":       {},
 	"launcher/proctree":   {"launcher/atomicfile", "launcher/sleep"},
 
 	// Parts of the protocol.

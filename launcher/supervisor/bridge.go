@@ -19,6 +19,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/zeromq"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 const (
@@ -455,7 +456,7 @@ func (s *Supervisor) deliverReplyLocked(m *jupyter.Message, parent jupyter.Heade
 			s.finishLocked(r)
 		} else {
 			r.RepliedAt = s.now()
-			poke(s.lossPossible)
+			wake.Reader(s.lossPossible)
 		}
 	default:
 		if r := s.runningCellLocked(); r != nil {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // activityPause is the least time between two lines of status streams for mere activity.
@@ -111,19 +112,19 @@ func (s *Supervisor) commitLocked() {
 	now := s.factsLocked()
 	last := &s.committed
 	if now.use != last.use && activity.Ends(&s.cfg.Cull) {
-		poke(s.useChanged)
+		wake.Reader(s.useChanged)
 	}
 	if now.saved != last.saved && s.stateFile != nil {
 		s.stateFile.Changed()
 	}
-	wake := now.status != last.status
-	if !wake && now.activity != last.activity {
-		if wake = s.now().Sub(s.lastWake) >= activityPause; !wake {
+	due := now.status != last.status
+	if !due && now.activity != last.activity {
+		if due = s.now().Sub(s.lastWake) >= activityPause; !due {
 			now.activity = last.activity // a later commit reports it
 		}
 	}
 	*last = now
-	if wake {
+	if due {
 		s.lastWake = s.now()
 		close(s.change)
 		s.change = make(chan struct{})

@@ -16,6 +16,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 const (
@@ -126,7 +127,7 @@ func (s *Supervisor) launch(ctx context.Context) (
 	own, err := process.Start(process.Options{
 		KernelID: s.cfg.KernelID, Argv: process.Command(s.cfg.Argv, s.cfg.ConnectionFile), Env: s.cfg.Env,
 		WorkingDir: s.cfg.WorkingDir, Reaper: s.reaper, Logger: s.logger,
-		GPUSeen: func(*process.Process) { poke(s.useChanged) },
+		GPUSeen: func(*process.Process) { wake.Reader(s.useChanged) },
 	})
 	if err != nil {
 		return c, nil, false, err

@@ -8,6 +8,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // findGapsLocked notes the number of a message. It is called with every message, before anything else.
@@ -27,7 +28,7 @@ func (s *Supervisor) findGapsLocked(b *bridge, m *jupyter.Message) {
 		}
 	}
 	b.gaps.Attribute(cell, header)
-	poke(s.lossPossible)
+	wake.Reader(s.lossPossible)
 }
 
 // settleGapsLocked announces the messages that were lost when a cell ends. It runs before the cell's idle is passed on,

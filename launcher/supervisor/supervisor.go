@@ -52,6 +52,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/session"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/zeromq"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 const (
@@ -182,7 +183,7 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 	if cfg.ChildSocket != "" {
 		s.container = child.NewContainer(child.ContainerOptions{
 			Socket: cfg.ChildSocket, Grace: cfg.TerminationGrace,
-			Measured: func() { poke(s.useChanged) }, Log: s.logger})
+			Measured: func() { wake.Reader(s.useChanged) }, Log: s.logger})
 		if cfg.SpillDir != "" {
 			s.stateFile = savedstate.NewFile(cfg.SpillDir)
 		}
@@ -393,13 +394,5 @@ func (s *Supervisor) cutClients() {
 	defer s.mu.Unlock()
 	for c := range s.clients {
 		c.conn.Close()
-	}
-}
-
-// poke sends to a channel of capacity 1 unless it is full.
-func poke(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 const (
@@ -54,7 +55,7 @@ func (s *Supervisor) setWaiting(reported api.Waiting) {
 	if reported.Class == api.DiedClass && reported.Text != "" {
 		s.container.SetEndReason(reported.Text)
 	}
-	poke(s.containerReported)
+	wake.Reader(s.containerReported)
 }
 
 // waitingTextLocked returns why the kernel's container is not there, or "".

@@ -18,6 +18,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // ReturnLimit is how long a container may be silent before its kernel counts as lost. In this time a living child dials
@@ -231,10 +232,7 @@ func (c *Container) install(l *link, uid int, k *Kernel) bool {
 
 // notifyLocked wakes the reader of Changed.
 func (c *Container) notifyLocked() {
-	select {
-	case c.changed <- struct{}{}:
-	default:
-	}
+	wake.Reader(c.changed)
 }
 
 // take handles a line of the present child.

@@ -25,6 +25,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/flow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // EndTimeout is the time in which most connections have ended after Options.Over was closed. Close ends the others.
@@ -201,7 +202,7 @@ func (c *Conn) Send(messages ...jupyter.Message) {
 			Reason: "answers to rejected requests are not read"})
 		return
 	}
-	poke(c.reader.Urgent)
+	wake.Reader(c.reader.Urgent)
 }
 
 // Close closes the connection at once, without a close frame. It does not wait for Serve.
@@ -234,12 +235,4 @@ func (c *Conn) noteLocal() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.local = true
-}
-
-// poke sends to a channel of capacity 1 unless it is full.
-func poke(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/flow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 const (
@@ -59,7 +60,7 @@ func (c *Conn) pong(data string) {
 		return
 	}
 	c.o.Handler.Acknowledge(p.at, p.messages)
-	poke(c.acks)
+	wake.Reader(c.acks)
 }
 
 // answered notes that the peer has received the ping of a number, and returns it.

@@ -16,6 +16,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/flow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 const batchBytes = 256 << 10 // bytes written before pings and close requests are checked
@@ -50,7 +51,7 @@ func (c *Conn) write(ctx context.Context) {
 			return
 		}
 		if more {
-			poke(c.reader.Wake) // the next round checks everything else first
+			wake.Reader(c.reader.Wake) // the next round checks everything else first
 		} else if restOver != nil && !c.windowFull() {
 			c.writeEnd()
 			return

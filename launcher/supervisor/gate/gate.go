@@ -9,6 +9,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // LimitMessages bounds the messages that wait at a gate, for a kernel that is not up or does not read.
@@ -66,7 +67,7 @@ func (g *Gate) Push(m jupyter.Message, req *requests.Request) error {
 	}
 	g.queue = append(g.queue, Message{m, req})
 	g.bytes += n
-	poke(g.wake)
+	wake.Reader(g.wake)
 	return nil
 }
 
@@ -105,7 +106,7 @@ func (g *Gate) Release(h Holder) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.holders, h)
-	poke(g.wake)
+	wake.Reader(g.wake)
 }
 
 // Discard removes all messages.
@@ -113,12 +114,4 @@ func (g *Gate) Discard() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.queue, g.bytes = nil, 0
-}
-
-// poke sends to a channel of capacity 1 unless it is full.
-func poke(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }

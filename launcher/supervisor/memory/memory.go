@@ -6,6 +6,8 @@ import (
 	"context"
 	"runtime/debug"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 const (
@@ -26,10 +28,7 @@ func (r *Returner) Passes(bytes int) {
 	if bytes < largePayload {
 		return
 	}
-	select {
-	case r.passed <- struct{}{}:
-	default:
-	}
+	wake.Reader(r.passed)
 }
 
 // Run gives memory back some time after large messages have passed, until ctx ends.

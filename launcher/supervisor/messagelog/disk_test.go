@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // TestDisk_Slow: while a disk takes nothing, the newest output is in memory, up to Options.Least. What was written
@@ -244,7 +245,7 @@ func TestDisk_ManyLogs(t *testing.T) {
 		short = missing - full
 		for _, l := range logs {
 			l.room = measure
-			poke(l.full)
+			wake.Reader(l.full)
 			spilling.Go(func() { l.Spill(ctx, func(error) {}) })
 		}
 		time.Sleep(20 * time.Second)
@@ -256,7 +257,7 @@ func TestDisk_ManyLogs(t *testing.T) {
 		short, reserve, seen = full, 4*missing, nil
 		mu.Unlock()
 		for _, l := range logs {
-			poke(l.full)
+			wake.Reader(l.full)
 		}
 		synctest.Wait()
 		if left := held(); left > 10<<20 {

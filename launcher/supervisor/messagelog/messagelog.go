@@ -17,6 +17,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // Position is a place in a log.
@@ -169,9 +170,9 @@ func (l *Log) Append(to uint64, m jupyter.Message, essential bool) Position {
 	l.dropLocked()
 	l.spillIfFullLocked()
 	for r, session := range l.readers {
-		poke(r.Wake)
+		wake.Reader(r.Wake)
 		if essential && e.isFor(session) {
-			poke(r.Urgent)
+			wake.Reader(r.Urgent)
 		}
 	}
 	return e.At
@@ -271,7 +272,7 @@ func (l *Log) setLimits(limit int64) {
 // spillIfFullLocked wakes the goroutine that moves entries to disk, and evicts them from there.
 func (l *Log) spillIfFullLocked() {
 	if l.dir != "" && (l.bytes > l.memory || l.crowdedLocked()) {
-		poke(l.full)
+		wake.Reader(l.full)
 	}
 }
 
@@ -403,14 +404,6 @@ func (e *Entry) outBefore() uint64 {
 		return e.At.Out - 1
 	}
 	return e.At.Out
-}
-
-// poke sends to a channel of capacity 1 unless it is full.
-func poke(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }
 
 // Subscribe makes appends wake the reader of a session's connection, and counts the framing's users.

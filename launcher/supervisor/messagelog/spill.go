@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sort"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // A log keeps its newest part in memory. The rest moves to disk, oldest first, in segments. A segment is a file that no
@@ -274,7 +276,7 @@ func (l *Log) Close() {
 func (l *Log) releaseLocked(seg *segment) {
 	if seg.users--; seg.users == 0 {
 		l.unused = append(l.unused, seg)
-		poke(l.full)
+		wake.Reader(l.full)
 	}
 }
 

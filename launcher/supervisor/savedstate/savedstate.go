@@ -15,6 +15,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 const (
@@ -111,10 +112,7 @@ func NewFile(dir string) *File {
 
 // Changed requests a write. It does not wait, and may be called concurrently.
 func (f *File) Changed() {
-	select {
-	case f.dirty <- struct{}{}:
-	default:
-	}
+	wake.Reader(f.dirty)
 }
 
 // Dirty reports whether a write was requested and has not begun.
