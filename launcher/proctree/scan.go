@@ -52,7 +52,7 @@ func NewScan(path string) *Scan {
 	if path == "" {
 		return nil
 	}
-	return &Scan{path: path, view: currentView(), now: sinceBoot, scan: sessionTimes}
+	return &Scan{path: path, view: currentView(), now: SinceBoot, scan: sessionTimes}
 }
 
 // SessionTime sums the processor time of a session's living processes, and of their children that have ended. It waits
@@ -130,8 +130,9 @@ func (s *Scan) read(leader int, oldest time.Duration) (scanned, bool) {
 	return last, has && last.At > oldest && last.At <= s.now()
 }
 
-// sinceBoot is a clock that all programs of a machine share, and that no one sets.
-func sinceBoot() time.Duration {
+// SinceBoot returns the time since the machine has booted. All programs of a machine share this clock, and no one sets
+// it. It goes on while the machine is suspended.
+func SinceBoot() time.Duration {
 	var t unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) != nil {
 		return 0 // it cannot fail on Linux

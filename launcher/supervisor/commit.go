@@ -12,6 +12,10 @@ import (
 // activityPause is the least time between two lines of status streams for mere activity.
 const activityPause = time.Second
 
+// activitySave bounds the part of the last activity that is not saved if the supervisor is killed. It is not saved at
+// once, since each message may change it.
+const activitySave = 10 * time.Second
+
 // stateMutex guards the supervisor's state. Unlock commits a change: it compares the state with the last commit and
 // wakes those who follow the changed parts. So no change of the state goes unreported.
 type stateMutex struct {
@@ -69,8 +73,9 @@ type useFacts struct {
 // savedFacts are saved for a supervisor that adopts the kernel.
 type savedFacts struct {
 	epoch     uint64
-	requests  uint64 // version of the table
-	prompts   uint64 // version of the table
+	requests  uint64    // version of the table
+	prompts   uint64    // version of the table
+	activity  time.Time // the last one, but it changes at most once in activitySave
 	started   time.Time
 	idle      activity.Idle
 	left      time.Time
@@ -103,7 +108,8 @@ func (s *Supervisor) factsLocked() facts {
 			computes:    s.computes,
 		},
 		saved: savedFacts{epoch: s.epoch, requests: s.requests.Version(), prompts: s.prompts.Version(),
-			started: s.started, idle: idle, left: s.lastLeft, connected: s.sessions.Active() > 0, keepUntil: s.keepUntil},
+			activity: c.LastActivity(),
+			started:  s.started, idle: idle, left: s.lastLeft, connected: s.sessions.Active() > 0, keepUntil: s.keepUntil},
 	}
 }
 
@@ -113,6 +119,9 @@ func (s *Supervisor) commitLocked() {
 	last := &s.committed
 	if now.use != last.use && activity.Ends(&s.cfg.Cull) {
 		wake.Reader(s.useChanged)
+	}
+	if now.saved.activity.Sub(last.saved.activity) < activitySave {
+		now.saved.activity = last.saved.activity // a later commit saves it
 	}
 	if now.saved != last.saved && s.stateFile != nil {
 		s.stateFile.Changed()

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
@@ -61,6 +62,29 @@ func TestSupervisor_CommitTellsWhatChanged(t *testing.T) {
 				t.Errorf("the saved state: %v, want %v", got, tc.saved)
 			}
 		})
+	}
+}
+
+// TestSupervisor_SavesActivity: the last activity is saved while nothing else changes, but not with each message.
+func TestSupervisor_SavesActivity(t *testing.T) {
+	now := time.Now()
+	s := New(api.Config{LogLimit: 1 << 20}, "test", slog.New(slog.DiscardHandler))
+	s.now = func() time.Time { return now }
+	s.clock = activity.NewClock(s.now, &s.cfg.Cull)
+	s.clock.Ready()
+	s.committed = s.factsLocked()
+	s.stateFile = savedstate.NewFile(t.TempDir())
+	for _, step := range []struct {
+		after time.Duration
+		saved bool
+	}{{activitySave / 2, false}, {activitySave, true}} {
+		now = now.Add(step.after)
+		s.mu.Lock()
+		s.clock.Observe("comm_msg", jupyter.Header{}, "")
+		s.mu.Unlock()
+		if got := s.stateFile.Dirty(); got != step.saved {
+			t.Errorf("after %v: saved is %v", step.after, got)
+		}
 	}
 }
 

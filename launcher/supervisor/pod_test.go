@@ -158,6 +158,27 @@ func TestPod_SupervisorKilled(t *testing.T) {
 	}
 }
 
+// TestPod_IdleSupervisorKilled: an idle kernel does not become active by the adoption of its supervisor's successor.
+func TestPod_IdleSupervisorKilled(t *testing.T) {
+	p := startPod(t, nil).ready()
+	p.result(p.attach("ann"), "set x 42")
+	idle := func(st api.Status) bool { return st.State == api.Idle }
+	before := p.until("idle", idle).LastActivity
+	eventually(t, "the last activity is on disk", func() bool {
+		b, err := os.ReadFile(filepath.Join(p.cfg.SpillDir, savedstate.FileName))
+		var state savedstate.State
+		return err == nil && json.Unmarshal(b, &state) == nil && state.Use.LastActivity.Equal(before)
+	})
+	p.supervisor.kill()
+	p.startSupervisor()
+	if got := p.until("idle again", idle).LastActivity; !got.Equal(before) {
+		t.Errorf("last activity is %v, was %v", got, before)
+	}
+	if got := p.result(p.attach("ann"), "get x"); got != "42" {
+		t.Errorf("x is %q", got)
+	}
+}
+
 // saved waits until the saved state has a running request.
 func (p *pod) saved(id string) {
 	p.t.Helper()

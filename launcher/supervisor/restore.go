@@ -25,16 +25,19 @@ func (s *Supervisor) savedStateLocked() (b savedstate.State) {
 	if s.cfg.Identity == "" {
 		b.Identity = s.identity
 	}
-	idle := s.clock.Idle()
+	idle, now := s.clock.Idle(), s.now()
 	b.Use = savedstate.Use{
-		Started:   s.started.UTC(),
-		IdleSince: idle.Since.UTC(),
-		LongWork:  idle.LongWork.UTC(),
-		Left:      s.lastLeft.UTC(),
-		Connected: s.sessions.Active() > 0,
-		KeepUntil: s.keepUntil,
-		CellBegan: s.cellBegan,
-		Starting:  idle.Starting,
+		SavedAt:      now.UTC(),
+		SinceBoot:    s.sinceBoot(),
+		Started:      toSave(s.started, now),
+		IdleSince:    toSave(idle.Since, now),
+		LongWork:     toSave(idle.LongWork, now),
+		LastActivity: s.clock.LastActivity().UTC(),
+		Left:         toSave(s.lastLeft, now),
+		Connected:    s.sessions.Active() > 0,
+		KeepUntil:    s.keepUntil,
+		CellBegan:    s.cellBegan,
+		Starting:     idle.Starting,
 	}
 	keys := make(map[uint64]string, s.sessions.Len())
 	for sess := range s.sessions.All() {
@@ -49,7 +52,7 @@ func (s *Supervisor) savedStateLocked() (b savedstate.State) {
 		}
 		h := &savedstate.Request{Session: keys[r.Session], ID: r.ID, Channel: r.Channel, Type: r.Type,
 			Header: r.Header, Cell: r.Cell, Main: r.Main, Replied: r.Replied, Idled: r.Idled}
-		h.Since = s.clock.BusySince(r.ID, r.Type).UTC()
+		h.Since = toSave(s.clock.BusySince(r.ID, r.Type), now)
 		if p := s.prompts.Of(r); p != nil {
 			h.Prompt = savedstate.NewPrompt(&p.Message)
 		}
@@ -90,7 +93,7 @@ func (s *Supervisor) restore(lives bool) {
 	}
 	if lives {
 		s.cellBegan = saved.Use.CellBegan
-		s.adoptRunningLocked(saved.Requests)
+		s.adoptRunningLocked(saved.Requests, s.pastLocked(saved.Use))
 		return
 	}
 	s.abortAllLocked("error", "KernelDied", "the kernel's container ended while its supervisor was away")
@@ -170,35 +173,63 @@ func (s *Supervisor) restoreUseLocked(u savedstate.Use, lives bool) {
 	if u.Started.IsZero() {
 		return // the previous supervisor has not saved it
 	}
-	now := s.now()
-	s.started, s.keepUntil = anchor(u.Started, now), u.KeepUntil
+	p := s.pastLocked(u)
+	s.started, s.keepUntil = p.at(u.Started), u.KeepUntil
 	if !lives || u.Starting {
 		return
 	}
-	s.clock.Resume(activity.Idle{Since: anchor(u.IdleSince, now), LongWork: anchor(u.LongWork, now)})
-	s.lastLeft = anchor(u.Left, now)
+	shown := past{now: p.now, savedAt: p.now} // users see the same time as before
+	s.clock.Resume(activity.Idle{Since: p.at(u.IdleSince), LongWork: p.at(u.LongWork)}, shown.at(u.LastActivity))
+	s.lastLeft = p.at(u.Left)
 	if u.Connected {
-		s.lastLeft = now // its connections ended with the previous supervisor
+		s.lastLeft = p.now // its connections ended with the previous supervisor
 	}
 }
 
-// anchor returns a saved time with a reading of the monotonic clock, that of now less the time that has passed. From
-// then on a step of the wall clock makes no kernel older, or idle for longer.
-func anchor(saved, now time.Time) time.Time {
+// toSave returns a time for the saved state: the present wall time less the time that has passed by the monotonic clock.
+func toSave(t, now time.Time) time.Time {
+	if t.IsZero() {
+		return t
+	}
+	return now.Add(t.Sub(now)).UTC()
+}
+
+// past turns times that the previous supervisor has saved into times of this supervisor's clock.
+//
+// The wall clock may have stepped since. So the time from the save until now is measured by the clock since boot, which
+// both supervisors share. After a boot that clock is younger. It then shows less time than has passed, or none, so that
+// no kernel is ended early. The state of an older release has only wall times.
+type past struct {
+	now     time.Time
+	savedAt time.Time
+	since   time.Duration // from savedAt to now
+}
+
+func (s *Supervisor) pastLocked(u savedstate.Use) past {
+	now := s.now()
+	if u.SavedAt.IsZero() {
+		return past{now: now, savedAt: now}
+	}
+	return past{now: now, savedAt: u.SavedAt, since: max(0, s.sinceBoot()-u.SinceBoot)}
+}
+
+// at returns a saved time with a reading of the monotonic clock. From then on a step of the wall clock makes no kernel
+// older, or idle for longer. The time is never in the future.
+func (p past) at(saved time.Time) time.Time {
 	if saved.IsZero() {
 		return saved
 	}
-	return now.Add(saved.Sub(now))
+	return p.now.Add(min(0, saved.Sub(p.savedAt)-p.since))
 }
 
 // adoptRunningLocked marks the oldest restored cell as running, since the kernel sends no status before its end.
 // Requests to subshells have no order relative to the supervisor's own, and are given up.
-func (s *Supervisor) adoptRunningLocked(left []*savedstate.Request) {
+func (s *Supervisor) adoptRunningLocked(left []*savedstate.Request, p past) {
 	if r := s.requests.OldestCell(); r != nil {
 		var since time.Time
 		if at := slices.IndexFunc(left,
 			func(h *savedstate.Request) bool { return h.ID == r.ID && !h.Since.IsZero() }); at >= 0 {
-			since = anchor(left[at].Since, s.now())
+			since = p.at(left[at].Since)
 		}
 		s.clock.Adopt(r.ID, r.Type, since)
 	}

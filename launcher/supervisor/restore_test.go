@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
 )
@@ -33,6 +34,65 @@ func TestRestoreUse_Monotonic(t *testing.T) {
 		if d := got.Sub(want).Abs(); d > time.Second {
 			t.Errorf("%s: %v, want %v", name, got, want)
 		}
+	}
+}
+
+// TestRestoreUse_ClockSteps: a supervisor knows how long the kernel was idle under the previous one, whatever happens to
+// the wall clock meanwhile. Users see the same last activity as before.
+func TestRestoreUse_ClockSteps(t *testing.T) {
+	// The kernel was idle for 3 hours when the state was saved, and for 2 more when it was read.
+	const before, after = 3 * time.Hour, 2 * time.Hour
+	begin := time.Now().Round(0)
+	boot := 100 * time.Hour
+	for name, tc := range map[string]struct {
+		step, sinceBoot, idle time.Duration
+		older                 bool // an older release has saved it
+	}{
+		"no step":         {0, boot + after, before + after, false},
+		"a step forward":  {1000 * time.Hour, boot + after, before + after, false},
+		"a step back":     {-1000 * time.Hour, boot + after, before + after, false},
+		"another boot":    {0, time.Minute, before, false},
+		"older":           {0, boot + after, before + after, true},
+		"older and back":  {-1000 * time.Hour, boot + after, 0, true},
+		"older and later": {time.Hour, boot + after, before + after + time.Hour, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			now := begin
+			supervisor := func(sinceBoot time.Duration) *Supervisor {
+				s := New(api.Config{KernelID: testKernelID, LogLimit: 1 << 20}, "test", quiet())
+				s.now, s.sinceBoot = func() time.Time { return now }, func() time.Duration { return sinceBoot }
+				s.clock = activity.NewClock(s.now, &s.cfg.Cull)
+				s.clock.Ready()
+				s.started = now
+				return s
+			}
+			first := supervisor(boot)
+			now = begin.Add(before)
+			first.mu.Lock()
+			use := first.savedStateLocked().Use
+			active := first.clock.LastActivity()
+			first.mu.Unlock()
+			if tc.older {
+				use.SavedAt, use.SinceBoot = time.Time{}, 0
+			}
+
+			now = begin.Add(before + after + tc.step)
+			second := supervisor(tc.sinceBoot)
+			second.mu.Lock()
+			defer second.mu.Unlock()
+			second.restoreUseLocked(use, true)
+			for what, since := range map[string]time.Time{"idle": second.clock.Idle().Since, "started": second.started} {
+				if got := now.Sub(since); got != tc.idle {
+					t.Errorf("%s %v ago, want %v", what, got, tc.idle)
+				}
+			}
+			if active.After(now) {
+				active = now
+			}
+			if got := second.clock.LastActivity(); !got.Equal(active) {
+				t.Errorf("last activity is %v, want %v", got, active)
+			}
+		})
 	}
 }
 

@@ -69,8 +69,9 @@ type Supervisor struct {
 	build        string // the program's version
 	logger       *slog.Logger
 	now          func() time.Time
-	kernelLimits zeromq.Limits // bridgeLimits; tests change it
-	slowStart    time.Duration // the constant of this name; tests change it and the next four
+	sinceBoot    func() time.Duration // proctree.SinceBoot; tests change it
+	kernelLimits zeromq.Limits        // bridgeLimits; tests change it
+	slowStart    time.Duration        // the constant of this name; tests change it and the next four
 	redialProof  time.Duration
 	beat         time.Duration // heartbeatInterval
 	logPatience  time.Duration // logstream.Patience
@@ -164,6 +165,7 @@ type Supervisor struct {
 func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 	s := &Supervisor{
 		cfg: cfg, build: build, logger: logger.With(logkey.Kernel, cfg.KernelID), now: time.Now,
+		sinceBoot:    proctree.SinceBoot,
 		kernelLimits: bridgeLimits, slowStart: slowStart, redialProof: redialProof, beat: heartbeatInterval,
 		logPatience: logstream.Patience, maxMessage: connection.MaxMessage,
 		ownSession: jupyter.NewID(), identity: []byte(jupyter.NewID()),

@@ -215,10 +215,15 @@ func (c *Clock) Worked() {
 	c.idle.LongWork = c.now()
 }
 
-// Resume continues the idle clock of an earlier supervisor.
-func (c *Clock) Resume(i Idle) {
+// Resume continues the idle clock of an earlier supervisor. lastActivity is what that supervisor reported; zero: it is
+// unknown, and stays the time of the adoption. So does LastOutput, since the kernel may have printed while no
+// supervisor was there.
+func (c *Clock) Resume(i Idle, lastActivity time.Time) {
 	c.version++
 	c.idle = i
+	if !lastActivity.IsZero() {
+		c.lastActivity = lastActivity
+	}
 }
 
 // State returns the execution state for front ends.

@@ -41,15 +41,23 @@ type State struct {
 }
 
 // Use is the kernel's use. Its times are those of activity.Usage and activity.Idle.
+//
+// A step of the machine's wall clock does not change the distance between SavedAt and other times, except for
+// LastActivity, KeepUntil and CellBegan, which are as the wall clock showed them.
 type Use struct {
+	SavedAt   time.Time     `json:"saved_at,omitzero"` // zero: an older release has saved it
+	SinceBoot time.Duration `json:"since_boot"`        // proctree.SinceBoot at SavedAt
+
 	Started   time.Time `json:"started"`
 	IdleSince time.Time `json:"idle_since"`
 	LongWork  time.Time `json:"worked,omitzero"`
-	Left      time.Time `json:"left,omitzero"`
-	Connected bool      `json:"connected,omitempty"`
-	KeepUntil time.Time `json:"keep_until,omitzero"`
-	CellBegan time.Time `json:"cell_began,omitzero"` // the last cell, or the kernel was up then
-	Starting  bool      `json:"fresh,omitempty"`     // the kernel is not up yet
+	// LastActivity is as models report it. It may be a few seconds old if the supervisor was killed.
+	LastActivity time.Time `json:"last_activity,omitzero"`
+	Left         time.Time `json:"left,omitzero"`
+	Connected    bool      `json:"connected,omitempty"`
+	KeepUntil    time.Time `json:"keep_until,omitzero"`
+	CellBegan    time.Time `json:"cell_began,omitzero"` // the last cell, or the kernel was up then
+	Starting     bool      `json:"fresh,omitempty"`     // the kernel is not up yet
 }
 
 // Session is a client's session.
