@@ -37,8 +37,8 @@ func TestRestoreUse_Monotonic(t *testing.T) {
 	}
 }
 
-// TestRestoreUse_ClockSteps: a supervisor knows how long the kernel was idle under the previous one, whatever happens to
-// the wall clock meanwhile. Users see the same last activity as before.
+// TestRestoreUse_ClockSteps: a supervisor knows how long the kernel was idle before, whatever happens to the wall clock
+// meanwhile. Users see the same last activity as before.
 func TestRestoreUse_ClockSteps(t *testing.T) {
 	// The kernel was idle for 3 hours when the state was saved, and for 2 more when it was read.
 	const before, after = 3 * time.Hour, 2 * time.Hour
