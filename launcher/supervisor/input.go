@@ -52,12 +52,14 @@ func (s *Supervisor) matchInputLocked(c *clientConn, m *jupyter.Message) (*promp
 	return nil, false
 }
 
-// answersUnknownLocked reports whether a client may answer a prompt that the supervisor does not know, since an earlier
-// supervisor saw it: the client's user runs the present cell, or owns the kernel while no cell runs. The kernel may ask
-// another user before it reads the answer.
+// answersUnknownLocked reports whether a client may answer a prompt that the supervisor does not know. The owner may,
+// unless another user's cell runs: a widget's callback may ask while no cell runs. Another user may only if the user's
+// own cell runs and its prompt may be lost: an earlier supervisor saw it, or the connection to the kernel broke. The
+// kernel may ask another user before it reads the answer.
 func (s *Supervisor) answersUnknownLocked(c *clientConn) bool {
-	if r := s.runningCellLocked(); r != nil {
-		return r.User == c.user
+	r := s.runningCellLocked()
+	if r != nil && r.User != c.user {
+		return false
 	}
-	return s.ownedBy(c.user)
+	return s.ownedBy(c.user) || r != nil && r.Doubtful
 }

@@ -233,7 +233,8 @@ func TestInput_OthersGetNone(t *testing.T) {
 }
 
 // TestInput_UnknownPrompt: an answer to a prompt that the supervisor does not know passes only from the user whom the
-// kernel may ask. The kernel may ask another user before it reads the answer.
+// kernel may ask. The kernel may ask another user before it reads the answer. A user who is not the owner was asked only
+// if the supervisor may have missed the prompt.
 func TestInput_UnknownPrompt(t *testing.T) {
 	s := New(api.Config{LogLimit: 1 << 20, Owner: "ann"}, "test", quiet())
 	s.clock.Ready()
@@ -255,8 +256,12 @@ func TestInput_UnknownPrompt(t *testing.T) {
 		m := jupyter.New(jupyter.Shell, "execute_request", user, nil, struct{}{})
 		s.registerLocked(clients[user].session, &m, jupyter.Header{MsgID: user, MsgType: "execute_request"})
 		s.clock.Observe("status", jupyter.Header{MsgID: user, MsgType: "execute_request"}, api.Busy)
-		if passes("ann") != (user == "ann") || passes("bob") != (user == "bob") {
+		if passes("ann") != (user == "ann") || passes("bob") {
 			t.Errorf("while %s's cell runs: ann's passes %v, bob's %v", user, passes("ann"), passes("bob"))
+		}
+		s.runningCellLocked().Doubtful = true
+		if passes("ann") != (user == "ann") || passes("bob") != (user == "bob") {
+			t.Errorf("while %s's doubtful cell runs: ann's passes %v, bob's %v", user, passes("ann"), passes("bob"))
 		}
 		s.abortAllLocked("error", "Test", "test")
 	}
