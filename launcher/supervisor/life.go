@@ -310,7 +310,7 @@ func (l *life) finish(out *outcome) {
 	output := l.proc.LastOutput(4096, exit.LastWordsSince(s.cellBegan))
 	s.cellBegan = time.Time{}
 	s.mu.Unlock()
-	out.reason = exit.Describe(output)
+	out.reason = exit.Describe(output, s.place())
 	defer func() {
 		if b != nil {
 			b.close()

@@ -96,7 +96,7 @@ func (s *Supervisor) restore(lives bool) {
 		s.adoptRunningLocked(saved.Requests, s.pastLocked(saved.Use))
 		return
 	}
-	s.abortAllLocked("error", "KernelDied", "the kernel's container ended while its supervisor was away")
+	s.abortAllLocked("error", "KernelDied", s.place().Kernel()+" ended while its supervisor was away")
 }
 
 // restoreSessionsLocked returns the sessions of the previous supervisor by their keys, as far as there is room. The
@@ -186,7 +186,7 @@ func (s *Supervisor) restoreUseLocked(u savedstate.Use, lives bool) {
 	}
 }
 
-// toSave returns a time for the saved state: the present wall time less the time that has passed by the monotonic clock.
+// toSave returns a time for the saved state: the present wall time less what has passed by the monotonic clock.
 func toSave(t, now time.Time) time.Time {
 	if t.IsZero() {
 		return t

@@ -184,7 +184,7 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 	}
 	if cfg.ChildSocket != "" {
 		s.container = child.NewContainer(child.ContainerOptions{
-			Socket: cfg.ChildSocket, Grace: cfg.TerminationGrace,
+			Socket: cfg.ChildSocket, Grace: cfg.TerminationGrace, Place: s.place(),
 			Measured: func() { wake.Reader(s.useChanged) }, Log: s.logger})
 		if cfg.SpillDir != "" {
 			s.stateFile = savedstate.NewFile(cfg.SpillDir)

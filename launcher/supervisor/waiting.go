@@ -12,6 +12,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
 	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
@@ -22,8 +23,16 @@ const (
 	childPatience  = 15 * time.Second // for the child on the same machine to connect; it tries once a second at least
 )
 
+// place returns where the kernel's process runs.
+func (s *Supervisor) place() process.Place {
+	if s.cfg.ChildSocket == "" || s.cfg.SameMachine {
+		return process.OnMachine
+	}
+	return process.InContainer
+}
+
 func (s *Supervisor) putWaiting(w http.ResponseWriter, r *http.Request) error {
-	if s.container == nil || s.cfg.SameMachine {
+	if s.place() != process.InContainer {
 		return httpError{http.StatusNotFound, "the kernel has no container of its own"}
 	}
 	var reported api.Waiting
@@ -139,7 +148,7 @@ func (s *Supervisor) awaitContainer(ctx context.Context, out *outcome) bool {
 			s.endUnstartedLife(out)
 			return false
 		case <-t.C:
-			out.reason, out.fatal = "the kernel's container did not come within "+patience.String(), true
+			out.reason, out.fatal = s.place().Starter()+" was not there within "+patience.String(), true
 			s.mu.Lock()
 			if s.waiting.Text != "" {
 				out.reason += ": " + s.waiting.Text

@@ -1,10 +1,12 @@
 package supervisor
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -51,4 +53,40 @@ func TestLastWords(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestWords_OnMachine: users of one machine do not read about containers. The child stands for the supervisor's parent.
+func TestWords_OnMachine(t *testing.T) {
+	start := func(t *testing.T) (p *pod, c *client, id string) {
+		p = startPod(t, func(cfg *api.Config) {
+			cfg.SameMachine, cfg.TerminationGrace = true, 0
+			cfg.ConnectionFile = filepath.Join(filepath.Dir(cfg.SpillDir), "connection.json")
+		}).ready()
+		c = p.attach("ann")
+		id = c.execute("sleep 1h")
+		c.running(id)
+		return p, c, id
+	}
+	check := func(t *testing.T, all []got, id, want string) {
+		t.Helper()
+		g, _ := find(all, "execute_reply", id)
+		said := output(all, id) + jupyter.StringField(g.Content, "evalue")
+		if !strings.Contains(said, want) || strings.Contains(said, "container") {
+			t.Errorf("the cell says %q", said)
+		}
+	}
+	t.Run("the parent is gone", func(t *testing.T) {
+		p, c, id := start(t)
+		p.child.kill()
+		check(t, c.result(id), id, "The kernel died: the kernel's process ended without a known reason")
+	})
+	t.Run("both are gone", func(t *testing.T) {
+		p, _, id := start(t)
+		p.saved(id)
+		p.supervisor.kill()
+		p.child.kill()
+		p.startSupervisor()
+		p.startChild()
+		check(t, p.attach("ann").result(id), id, "the kernel's process ended while its supervisor was away")
+	})
 }

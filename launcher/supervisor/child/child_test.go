@@ -16,6 +16,8 @@ import (
 
 	"github.com/google/uuid"
 	"go.uber.org/goleak"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
 )
 
 // testLimit is how long a test waits for another goroutine or process.
@@ -191,7 +193,7 @@ func TestProcess_Lost(t *testing.T) {
 				c.SetEndReason("evicted")
 			}
 			waitDone(t, p)
-			if e := p.Exit(); !e.Lost || e.Describe("") != "evicted" {
+			if e := p.Exit(); !e.Lost || e.Describe("", process.InContainer) != "evicted" {
 				t.Errorf("exit is %+v", e)
 			}
 			c.Close(nil)

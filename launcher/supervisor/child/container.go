@@ -35,12 +35,13 @@ const (
 )
 
 // ErrNoContainer says that no child is connected.
-var ErrNoContainer = errors.New("the kernel's container is not there")
+var ErrNoContainer = errors.New("no child is connected")
 
 // ContainerOptions says how a supervisor reaches a child.
 type ContainerOptions struct {
 	Socket   string        // unix socket that the child dials
 	Grace    time.Duration // the pod's termination grace
+	Place    process.Place // where the child runs, for the words of errors
 	Measured func()        // called when the child has reported what its kernel has used
 	Log      *slog.Logger
 }
@@ -177,7 +178,7 @@ func (c *Container) handle(l *link, uid int) {
 		c.log.Debug("connection to the child's socket ended", logkey.Err, err)
 		return
 	}
-	c.log.Info("connection to the kernel's container ended", logkey.Err, err)
+	c.log.Info("connection to the child ended", logkey.Err, err)
 	c.link, c.inherited = nil, nil
 	if c.proc != nil {
 		c.proc.loseLocked()
@@ -319,7 +320,7 @@ func (c *Container) Start(ctx context.Context, st StartOptions) (*Process, error
 	case <-ctx.Done():
 	case <-t.C:
 		p.Kill()
-		return nil, errors.New("the kernel's container does not answer")
+		return nil, errors.New(c.opts.Place.Starter() + " does not answer")
 	}
 	return p, nil
 }

@@ -162,7 +162,7 @@ func (p *Process) Kill() {
 		if p.over {
 			return
 		}
-		p.c.log.Error("the kernel's container does not end its kernel")
+		p.c.log.Error("the child does not end its kernel")
 		p.endLocked(process.Exit{Code: -1, At: time.Now().UTC(), Lost: true})
 	})
 }

@@ -20,7 +20,7 @@ type Exit struct {
 	At          time.Time      // UTC
 	OOM         bool           // SIGKILL ended it, and its control group counts one more OOM kill than at its start
 	MemoryLimit int64          // with OOM: the control group's limit in bytes; 0 if there is no limit or it is unknown
-	Lost        bool           // its container is gone, and with it all of the above but At
+	Lost        bool           // what ran it is gone, and with it all of the above but At
 	LostReason  string         // with Lost: the cluster's reason; "" if the cluster gave none
 }
 
@@ -37,19 +37,19 @@ func (e Exit) LastWordsSince(began time.Time) time.Time {
 	return limit
 }
 
-// Describe says in one sentence why the process ended. lastOutput is its output since LastWordsSince.
-func (e Exit) Describe(lastOutput string) string {
+// Describe says in one sentence why a process in that place ended. lastOutput is its output since LastWordsSince.
+func (e Exit) Describe(lastOutput string, where Place) string {
 	var s string
 	quote := "; the last line it wrote was: "
 	switch {
 	case e.Lost && e.LostReason != "":
 		return e.LostReason
 	case e.Lost:
-		return "the kernel's container ended without a known reason; that happens when it runs out of memory"
+		return where.lost()
 	case e.OOM && e.MemoryLimit > 0:
 		s = fmt.Sprintf("the kernel's process was killed because it ran out of memory (limit %s)", binarySize(e.MemoryLimit))
 	case e.OOM:
-		s = "the kernel's process was killed because the memory of the machine or of its container ran out"
+		s = "the kernel's process was killed because " + where.outOfMemory()
 	case e.Signal == syscall.SIGKILL:
 		s = "the kernel's process was killed (SIGKILL), which also happens when memory runs out"
 	case e.Signal != 0:

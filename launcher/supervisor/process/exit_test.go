@@ -28,6 +28,8 @@ func TestExit_Describe(t *testing.T) {
 		{"memory, with a limit", Exit{Code: -1, Signal: syscall.SIGKILL, OOM: true, MemoryLimit: 512 << 20}, "",
 			"the kernel's process was killed because it ran out of memory (limit 512 MiB)"},
 		{"container", Exit{Code: -1, Lost: true, LostReason: "evicted"}, "", "evicted"},
+		{"container, without a reason", Exit{Code: -1, Lost: true}, "",
+			"the kernel's container ended without a known reason; that happens when it runs out of memory"},
 		{"unknown", Exit{Code: -1}, "", "the kernel's process ended in an unknown way"},
 		{"colours, links, bells", Exit{Code: 1},
 			"\x1b[31mred\x1b[0m \x1b]8;;http://x\x07link\x1b]8;;\x1b\\ \x1b(Bplain\a\x00\u202eend",
@@ -46,20 +48,38 @@ func TestExit_Describe(t *testing.T) {
 		{"progress bar", Exit{Code: 1}, "start\n 10%\r 50%\r\n", "the kernel's process ended with exit code 1: 50%"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if got := c.exit.Describe(c.output); got != c.want {
+			if got := c.exit.Describe(c.output, InContainer); got != c.want {
 				t.Errorf("got  %s\nwant %s", got, c.want)
 			}
 		})
 	}
 	t.Run("length", func(t *testing.T) {
 		got := strings.TrimPrefix(
-			Exit{Code: 1}.Describe(strings.Repeat("ä", 400)),
+			Exit{Code: 1}.Describe(strings.Repeat("ä", 400), OnMachine),
 			"the kernel's process ended with exit code 1: ",
 		)
 		if len(got) > lastLineLimit || len(got) < lastLineLimit-4 || !utf8.ValidString(got) {
 			t.Errorf("%d bytes: %q", len(got), got)
 		}
 	})
+}
+
+// TestExit_DescribeOnMachine: no sentence about a process of this machine speaks of a container.
+func TestExit_DescribeOnMachine(t *testing.T) {
+	killed := Exit{Code: -1, Signal: syscall.SIGKILL, OOM: true}
+	for want, e := range map[string]Exit{
+		"the kernel's process ended without a known reason":                                                             {Code: -1, Lost: true},
+		"the kernel's process was killed because the memory of the machine ran out, or the part of it that ekg may use": killed,
+	} {
+		if got := e.Describe("", OnMachine); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+	for _, said := range []string{OnMachine.Kernel(), OnMachine.Starter()} {
+		if strings.Contains(said, "container") {
+			t.Errorf("it says %q", said)
+		}
+	}
 }
 
 func TestExit_LastWordsSince(t *testing.T) {
