@@ -35,9 +35,9 @@ type kernelProcess interface {
 	Unreachable() bool
 	// InterruptMode returns how the process is interrupted, "signal" or "message", or "" if Config decides.
 	InterruptMode() string
-	// Measure makes Used return newer values. The processors' time is measured at once or soon; GPUs when the look has
-	// ended. If another look is in progress, look is ignored.
-	Measure(look process.GPULook)
+	// Measure makes Used return newer values. The processors' time is measured at once or soon if processors is set; GPUs
+	// when the look has ended. If another look is in progress, look is ignored.
+	Measure(processors bool, look process.GPULook)
 	// Used returns the last measurement of what the processes of the session use.
 	Used() process.Use
 }

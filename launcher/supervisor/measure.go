@@ -33,7 +33,7 @@ func (l *life) measure() time.Duration {
 		if cull.GPU > 0 {
 			look = process.GPULook{Program: l.s.cfg.GPUProgram, For: min(cull.LookInterval(), gpuLookTime)}
 		}
-		l.proc.Measure(look)
+		l.proc.Measure(cull.CPU > 0, look)
 	}
 	computed := m.load.Computed()
 	use := l.proc.Used()

@@ -189,10 +189,17 @@ type measured struct {
 	kernelProcess
 	use       process.Use
 	requested []process.GPULook
+	scans     int // requests that include processors
 }
 
-func (m *measured) Measure(look process.GPULook) { m.requested = append(m.requested, look) }
-func (m *measured) Used() process.Use            { return m.use }
+func (m *measured) Measure(processors bool, look process.GPULook) {
+	m.requested = append(m.requested, look)
+	if processors {
+		m.scans++
+	}
+}
+
+func (m *measured) Used() process.Use { return m.use }
 
 // sees sets the result of a look at GPUs.
 func (m *measured) sees(gpus float64, failure string) {
@@ -253,4 +260,28 @@ func TestLife_Measure(t *testing.T) {
 		l = &life{s: i.s, proc: p, meter: meter{load: activity.NewLoad(&i.s.cfg.Cull)}}
 		step(0, minute, 0, false)
 	})
+}
+
+// TestLife_MeasureScans: /proc is scanned only if a limit reads the use of processors.
+func TestLife_MeasureScans(t *testing.T) {
+	for _, tc := range []struct {
+		cull            api.Cull
+		requests, scans int
+	}{
+		{api.Cull{IdleTimeout: time.Hour, GPU: 0.1}, 3, 0},
+		{api.Cull{IdleTimeout: time.Hour, CPU: 0.1}, 3, 3},
+		{api.Cull{IdleTimeout: time.Hour, CPU: 0.1, GPU: 0.1}, 3, 3},
+		{api.Cull{IdleTimeout: time.Hour}, 0, 0},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			i, p := newIdling(t, tc.cull), &measured{}
+			l := &life{s: i.s, proc: p, meter: meter{load: activity.NewLoad(&i.s.cfg.Cull)}}
+			for range 3 {
+				time.Sleep(l.measure())
+			}
+			if len(p.requested) != tc.requests || p.scans != tc.scans {
+				t.Errorf("%+v: %d requests, %d scans", tc.cull, len(p.requested), p.scans)
+			}
+		})
+	}
 }

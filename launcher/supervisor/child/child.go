@@ -238,9 +238,12 @@ func (c *child) handle(life context.Context, l line) {
 	case lineForget:
 		p.ForgetOutput()
 	case lineMeasure:
-		p.Measure(l.Look)
+		p.Measure(!l.NoProcessors, l.Look)
 		if p.LookHangs() {
 			c.reportGPUs(l.Life, p) // another supervisor may have got the last report
+		}
+		if l.NoProcessors {
+			return
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()

@@ -184,8 +184,8 @@ func (p *Process) InterruptMode() string {
 }
 
 // Measure asks the child for newer values of Used.
-func (p *Process) Measure(look process.GPULook) {
-	_ = p.tell(line{Type: lineMeasure, Look: look}) // the next may succeed
+func (p *Process) Measure(processors bool, look process.GPULook) {
+	_ = p.tell(line{Type: lineMeasure, NoProcessors: !processors, Look: look}) // the next may succeed
 }
 
 // Used returns the child's last measurement.

@@ -29,7 +29,8 @@ import (
 //	            signal {life, signal}                   to the kernel's process group
 //	            kill {life}                             the kernel's whole session
 //	            forget {life}                           drops the kernel's output so far
-//	            measure {life, look?}                   asks for used; with a program and a time also for looked
+//	            measure {life, no_processors?, look?}   asks for used; not with no_processors, which an older child
+//	                                                    ignores; with a program and a time also for looked
 //	            end {}                                  ends the kernel; the child exits with 0
 //
 // life is a name that the supervisor gives to each start. Lines about another life than the present one are ignored.
@@ -79,6 +80,7 @@ type line struct {
 	Text          string          `json:"text,omitempty"`
 	Used          time.Duration   `json:"used,omitempty"` // nanoseconds
 	Age           time.Duration   `json:"age,omitempty"`  // nanoseconds
+	NoProcessors  bool            `json:"no_processors,omitempty"`
 	Look          process.GPULook `json:"look,omitzero"`
 	GPU           *process.GPUUse `json:"gpu,omitempty"`
 	Exit          *exit           `json:"exit,omitempty"`

@@ -31,7 +31,18 @@ func TestRun_SharesScans(t *testing.T) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 
-	p.Measure(process.GPULook{})
+	// Only GPUs are measured: no scan is made.
+	p.Measure(false, process.GPULook{Program: "/nowhere/ekg-gpu", For: time.Millisecond})
+	for ; p.Used().GPU.At.IsZero(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatal("the child does not look at GPUs")
+		}
+	}
+	if _, err := os.Stat(path); err == nil || !p.Used().Processor.At.IsZero() {
+		t.Errorf("the child has scanned /proc: %v, %v", err, p.Used())
+	}
+
+	p.Measure(true, process.GPULook{})
 	var file struct {
 		View     string                `json:"view"`
 		At       time.Duration         `json:"at"`
@@ -65,7 +76,7 @@ func TestRun_SharesScans(t *testing.T) {
 		if err := atomicfile.Write(path, b); err != nil {
 			t.Fatal(err)
 		}
-		p.Measure(process.GPULook{})
+		p.Measure(true, process.GPULook{})
 		<-tick.C
 		if time.Now().After(deadline) {
 			t.Fatal("the child does not use another one's scan")

@@ -285,16 +285,21 @@ func (p *Process) Unreachable() bool { return false }
 // InterruptMode returns "": the kernel's configuration says how it is interrupted.
 func (p *Process) InterruptMode() string { return "" }
 
-// Measure makes Used return newer values: of the processors' time at once, and of GPUs when the look has ended. A zero
-// look measures no GPUs. If another look is in progress, look is ignored.
-func (p *Process) Measure(look GPULook) {
-	processor := p.opts.Scan.SessionTime(p.leader) // it may wait, and signals must not
+// Measure makes Used return newer values: of the processors' time at once if processors is set, and of GPUs when the
+// look has ended. A zero look measures no GPUs. If another look is in progress, look is ignored.
+func (p *Process) Measure(processors bool, look GPULook) {
+	var processor proctree.ProcessorTime
+	if processors { // all of /proc is read for it
+		processor = p.opts.Scan.SessionTime(p.leader) // it may wait, and signals must not
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.reaped {
 		return
 	}
-	p.use.Processor = processor
+	if processors {
+		p.use.Processor = processor
+	}
 	if look.For > 0 && p.look == nil {
 		p.startLookLocked(look)
 	}
