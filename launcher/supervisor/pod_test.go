@@ -190,6 +190,53 @@ func (p *pod) saved(id string) {
 	})
 }
 
+// TestPod_RestartBeforeChild: a restart that is requested before the child has returned starts another kernel. The
+// previous supervisor's kernel is not adopted.
+func TestPod_RestartBeforeChild(t *testing.T) {
+	for name, saves := range map[string]bool{"with a saved state": true, "without": false} {
+		t.Run(name, func(t *testing.T) {
+			p := startPod(t, nil).ready()
+			c := p.attach("ann")
+			p.result(c, "set x 42")
+			pid := p.result(c, "pid")
+			id := c.execute("sleep 1h")
+			c.running(id)
+			p.saved(id)
+			signal := func(sig syscall.Signal) {
+				if err := p.child.cmd.Process.Signal(sig); err != nil {
+					t.Fatal(err)
+				}
+			}
+			signal(syscall.SIGSTOP) // it does not return before the restart
+			p.supervisor.kill()
+			if !saves {
+				if err := os.Remove(filepath.Join(p.cfg.SpillDir, savedstate.FileName)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			p.startSupervisor()
+			c = p.attach("ann")
+			if status, body := p.ask("POST", "/restart", ""); status != 200 {
+				t.Fatalf("%d %s", status, body)
+			}
+			signal(syscall.SIGCONT)
+			p.ready()
+			if saves {
+				g, _ := find(c.result(id), "execute_reply", id)
+				if got := jupyter.StringField(g.Content, "ename"); got != "KernelRestarted" {
+					t.Errorf("the reply is %s", g.Content)
+				}
+			}
+			if got := p.result(c, "pid"); got == pid || got == "" {
+				t.Errorf("pid is %q, was %s", got, pid)
+			}
+			if got := p.result(c, "get x"); got == "42" {
+				t.Error("the kernel has its variables")
+			}
+		})
+	}
+}
+
 // TestPod_EndedMeanwhile ends cells, and the kernel, while no supervisor runs.
 func TestPod_EndedMeanwhile(t *testing.T) {
 	t.Run("the cell ended", func(t *testing.T) {

@@ -68,13 +68,23 @@ func (s *Supervisor) firstLife() bool {
 	return s.kernelInfo == nil && !s.adopted
 }
 
+// fate is what became of the kernel of the previous supervisor.
+type fate int
+
+const (
+	alive     fate = iota // it is adopted
+	died                  // it ended while no supervisor was there
+	restarted             // a user restarts it
+)
+
 // restore restores the clients' sessions and requests from the previous supervisor, if there was one. A notice in the
 // clients' cells says that undelivered output is lost.
 //
 // If the kernel lives, its requests are doubtful, as after a broken connection. Requests that have no answer when the
 // kernel answers the supervisor's first request will get none. If the kernel has died meanwhile, all of them end here.
-func (s *Supervisor) restore(lives bool) {
-	saved := s.inherited
+// If it is restarted, they end with endUnstartedLife.
+func (s *Supervisor) restore(kernel fate) {
+	saved, lives := s.inherited, kernel == alive
 	if !lives && saved.Epoch == 0 {
 		return // there was no other supervisor
 	}
@@ -89,14 +99,16 @@ func (s *Supervisor) restore(lives bool) {
 	restored := s.restoreSessionsLocked(saved.Sessions)
 	cells := s.restoreRequestsLocked(saved.Requests, restored)
 	if !saved.Complete || !lives {
-		s.announceRestoreLocked(restored, cells, lives)
+		s.announceRestoreLocked(restored, cells, kernel)
 	}
 	if lives {
 		s.cellBegan = saved.Use.CellBegan
 		s.adoptRunningLocked(saved.Requests, s.pastLocked(saved.Use))
 		return
 	}
-	s.abortAllLocked("error", "KernelDied", s.place().Kernel()+" ended while its supervisor was away")
+	if kernel == died {
+		s.abortAllLocked("error", "KernelDied", s.place().Kernel()+" ended while its supervisor was away")
+	}
 }
 
 // restoreSessionsLocked returns the sessions of the previous supervisor by their keys, as far as there is room. The
@@ -150,11 +162,12 @@ func (s *Supervisor) restoreRequestsLocked(
 
 // announceRestoreLocked shows each restored session that output is lost: in its running or waiting cell, else in its
 // last one.
-func (s *Supervisor) announceRestoreLocked(restored map[string]*session.Session, cells map[uint64][]byte, lives bool) {
-	kernel := "The kernel still runs and has its variables"
-	if !lives {
-		kernel = "The kernel has died meanwhile, and another is started"
-	}
+func (s *Supervisor) announceRestoreLocked(restored map[string]*session.Session, cells map[uint64][]byte, kernel fate) {
+	what := [...]string{
+		alive:     "The kernel still runs and has its variables",
+		died:      "The kernel has died meanwhile, and another is started",
+		restarted: "The kernel is restarted",
+	}[kernel]
 	for _, sess := range restored {
 		cell := cells[sess.Number]
 		if cell == nil {
@@ -162,7 +175,7 @@ func (s *Supervisor) announceRestoreLocked(restored map[string]*session.Session,
 		}
 		if len(cell) > 0 {
 			s.log.Append(sess.Number, s.noticeLocked(cell, "The program that keeps this kernel's output was started again. "+
-				"%s. Output that had not reached this page by then is lost.", kernel), true)
+				"%s. Output that had not reached this page by then is lost.", what), true)
 		}
 	}
 }

@@ -104,6 +104,7 @@ type Supervisor struct {
 	culledEnding *api.Ending      // not nil: the Ending of a kernel that was culled
 	diedAt       time.Time        // when the first Ending of this end was written
 	inherited    savedstate.State // what the previous supervisor has saved
+	replaces     bool             // a restart was requested while no child was connected: its kernel is not adopted
 
 	// mu guards all fields that follow, except for handlers. The first group is the last commit (commit.go).
 	mu        stateMutex

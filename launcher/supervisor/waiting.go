@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
@@ -139,7 +141,12 @@ func (s *Supervisor) awaitContainer(ctx context.Context, out *outcome) bool {
 				s.endUnstartedLife(out)
 				return false
 			}
-			// The restart is done: earlier requests end, and the kernel starts with its container.
+			// The restart is done: earlier requests end, and the kernel starts with its container. If that still runs the
+			// kernel of the previous supervisor, launchRemote ends it.
+			s.replaces = true
+			if s.firstLife() {
+				s.restore(restarted)
+			}
 			s.endUnstartedLife(&outcome{op: op})
 			s.beginLife(nil, op)
 			s.settle(op, nil)
@@ -178,18 +185,20 @@ func (s *Supervisor) launchRemote(ctx context.Context) (
 	if !s.container.Connected() {
 		return c, nil, false, child.ErrNoContainer
 	}
-	if k := s.container.Inherited(); k != nil && s.firstLife() {
+	if k := s.container.Inherited(); k != nil && s.replaces {
+		s.endInherited(k)
+	} else if k != nil && s.firstLife() {
 		c, ok, err := connectionfile.Adopt(&s.cfg, k.ConnectionFile)
 		if err != nil {
 			return c, nil, false, err
 		}
 		if ok {
-			s.restore(true)
+			s.restore(alive)
 			return c, s.container.Adopt(k), true, nil
 		}
 	}
 	if s.firstLife() {
-		s.restore(false)
+		s.restore(died)
 	}
 	if c, err = connectionfile.New(&s.cfg); err != nil {
 		return c, nil, false, err
@@ -208,5 +217,18 @@ func (s *Supervisor) launchRemote(ctx context.Context) (
 	if err != nil {
 		return c, nil, false, err
 	}
+	s.replaces = false
 	return c, r, false, nil
+}
+
+// endInherited ends the kernel of the previous supervisor, which is not connected.
+func (s *Supervisor) endInherited(k *child.Kernel) {
+	s.logger.Info("the kernel of the previous supervisor is replaced, as its restart was requested", logkey.PID, k.PID)
+	p := s.container.Adopt(k)
+	s.signal(p, syscall.SIGTERM)
+	if waitFor(p.Done(), s.cfg.StopGrace) {
+		return
+	}
+	p.Kill()
+	<-p.Done()
 }
