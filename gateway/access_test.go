@@ -80,12 +80,13 @@ func TestAccess_ListsShowWhatIsOnesOwnOrShared(t *testing.T) {
 	// A supervisor stands beside user code and has no say in whose the kernel is.
 	g.fake.kernels[idA].super.answerWith(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = fmt.Fprintf(w, `{"id":%q,"name":"python3","last_activity":"2026-11-21T05:53:26.1Z",`+
-			`"execution_state":"busy","owner":"root","shared_with":[{"user":"x","right":"use"}]}`, idA)
+			`"execution_state":"busy","owner":"root","shared_with":[{"user":"x","right":"use"}],`+
+			`"shared_to_use":true}`, idA)
 	})
 	g.do("GET", "/api/kernels/"+idA, "", as("ann")).want(t, 200,
 		`"owner":"ann","shared_with":[{"user":"rita","right":"read"},{"group":"team","right":"use"}]`)
 	r := g.do("GET", "/api/kernels/"+idA, "", as("rita")).want(t, 200, `"owner":"ann"`)
-	if strings.Contains(r.body, "shared_with") {
+	if strings.Contains(r.body, "shared_") {
 		t.Errorf("rita sees %s", r.body)
 	}
 }

@@ -30,8 +30,11 @@ const (
 type kernelModel struct {
 	api.Model
 
-	Owner      string           `json:"owner,omitempty"`
-	SharedWith []launcher.Grant `json:"shared_with,omitzero"` // shown to the owner only
+	Owner string `json:"owner,omitempty"`
+
+	// Shown to the owner only.
+	SharedWith  []launcher.Grant `json:"shared_with,omitzero"`
+	SharedToUse bool             `json:"shared_to_use,omitempty"`
 }
 
 // modelFor returns a kernel's model as the caller may see it.
@@ -43,13 +46,14 @@ func modelFor(who caller, k launcher.Kernel) kernelModel {
 
 // addOwner adds the kernel's owner and, for its owner, the users it is shared with.
 func (m *kernelModel) addOwner(who caller, k launcher.Kernel) {
-	m.Owner, m.SharedWith = "", nil
+	m.Owner, m.SharedWith, m.SharedToUse = "", nil, false
 	if who.sole {
 		return
 	}
 	m.Owner = k.Owner
 	if who.accessTo(k) == ownKernel {
 		m.SharedWith = append([]launcher.Grant{}, k.SharedWith...)
+		m.SharedToUse = k.SharedToUse
 	}
 }
 

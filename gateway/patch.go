@@ -136,7 +136,7 @@ func (g *Gateway) changeSharedWith(who caller, raw json.RawMessage) (change, err
 	}
 	return func(r *call, id string) (*kernelModel, error) {
 		_, err := g.updateNotes(r.Context(), id, func(n launcher.Notes) (launcher.Notes, error) {
-			n.SharedWith = grants
+			n.Share(grants)
 			return n, nil
 		})
 		return nil, err

@@ -38,6 +38,7 @@ func TestPatchKernel(t *testing.T) {
 	g.do("POST", path+"/interrupt", "", as("bob")).want(t, 204, "")
 	g.do("PATCH", path, `{"shared_with": []}`, as("root")).want(t, 200, `"shared_with":[]`)
 	g.do("GET", path, "", as("bob")).want(t, 404, "")
+	g.do("GET", path, "", as("ann")).want(t, 200, `"shared_with":[],"shared_to_use":true`) // bob's code may be there
 
 	one := startGateway(t, nil)
 	one.fake.add(idA, "python3", api.Idle)

@@ -139,15 +139,30 @@ type Grant struct {
 }
 
 // Notes are what clients have stored with a kernel: its sessions and its grants. Every gateway reads the same notes.
-// They end with the kernel. Grants that cannot be read are ignored.
+// They end with the kernel. Grants that cannot be read are ignored, and SharedToUse is then set.
 type Notes struct {
 	Sessions   []Session `json:"sessions,omitempty"`
 	SharedWith []Grant   `json:"shared_with,omitempty"`
+
+	// SharedToUse: another user has or had the right to use the kernel. Share sets it. Nothing clears it: files of that
+	// user in the kernel's container, as one that IPython runs when it starts, survive a restart.
+	SharedToUse bool `json:"shared_to_use,omitempty"`
+}
+
+// Share replaces the grants.
+func (n *Notes) Share(grants []Grant) {
+	n.SharedToUse = n.SharedToUse || canUse(n.SharedWith) || canUse(grants)
+	n.SharedWith = grants
+}
+
+func canUse(grants []Grant) bool {
+	return slices.ContainsFunc(grants, func(g Grant) bool { return g.Right != Read })
 }
 
 // Clone returns notes that share nothing with n.
 func (n Notes) Clone() Notes {
-	return Notes{Sessions: slices.Clone(n.Sessions), SharedWith: slices.Clone(n.SharedWith)}
+	n.Sessions, n.SharedWith = slices.Clone(n.Sessions), slices.Clone(n.SharedWith)
+	return n
 }
 
 // Kernel is the present knowledge about one kernel.

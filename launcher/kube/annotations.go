@@ -7,6 +7,8 @@ import "github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 const (
 	annotationSessions = podspec.Domain + "sessions"    // []launcher.Session in JSON
 	annotationShared   = podspec.Domain + "shared-with" // []launcher.Grant in JSON
+	// "true": launcher.Notes.SharedToUse; else it is missing or empty
+	annotationSharedToUse = podspec.Domain + "shared-to-use"
 	// unclaimed from the pod's creation until a client knows the kernel's id, then claimed
 	annotationClaimed = podspec.Domain + "claimed"
 	// leadership.id of the gateway that last gave the waiting pod a new version, see beginLeading

@@ -25,7 +25,7 @@ const (
 
 // readNotes reads a pod's notes. An annotation that cannot be parsed is dropped, and the error names it.
 func readNotes(pod *corev1.Pod) (launcher.Notes, error) {
-	var notes launcher.Notes
+	notes := launcher.Notes{SharedToUse: pod.Annotations[annotationSharedToUse] != ""}
 	var errs []error
 	for key, into := range map[string]any{annotationSessions: &notes.Sessions, annotationShared: &notes.SharedWith} {
 		text := pod.Annotations[key]
@@ -38,7 +38,7 @@ func readNotes(pod *corev1.Pod) (launcher.Notes, error) {
 			case annotationSessions:
 				notes.Sessions = nil
 			case annotationShared:
-				notes.SharedWith = nil
+				notes.SharedWith, notes.SharedToUse = nil, true // it may have been shared
 			}
 		}
 	}
@@ -105,7 +105,10 @@ func (l *Launcher) UpdateNotes(ctx context.Context, id string,
 
 // writeNotes replaces a pod's notes if the pod has not changed.
 func (l *Launcher) writeNotes(ctx context.Context, pod *corev1.Pod, notes launcher.Notes) error {
-	annotations := map[string]string{}
+	annotations := map[string]string{annotationSharedToUse: ""}
+	if notes.SharedToUse {
+		annotations[annotationSharedToUse] = "true"
+	}
 	for key, what := range map[string]struct {
 		name  string
 		value any

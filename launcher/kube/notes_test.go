@@ -44,6 +44,14 @@ func TestUpdateNotes(t *testing.T) {
 		k.SharedWith[0] != (launcher.Grant{User: "two", Right: launcher.Read}) {
 		t.Errorf("%+v, %v", k, err)
 	}
+	if k.SharedToUse {
+		t.Error("the kernel was shared to read only")
+	}
+	unreadable := &corev1.Pod{}
+	unreadable.Annotations = map[string]string{annotationShared: "{half"}
+	if notes, err := readNotes(unreadable); err == nil || !notes.SharedToUse {
+		t.Errorf("unreadable grants: %+v, %v", notes, err)
+	}
 	conflicts.Store(1000)
 	if err := add("three"); !errors.Is(err, launcher.ErrUnavailable) {
 		t.Errorf("with a conflict at each attempt: %v", err)

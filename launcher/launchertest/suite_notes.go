@@ -48,7 +48,8 @@ func (s suite) notes(t *testing.T) {
 	}
 	grants := []launcher.Grant{{User: "bob", Right: launcher.Read}, {Group: "ä", Right: launcher.Use}}
 	got, err := b.UpdateNotes(limited(t), k.ID, func(n launcher.Notes) (launcher.Notes, error) {
-		n.Sessions, n.SharedWith = n.Sessions[:1], grants
+		n.Sessions = n.Sessions[:1]
+		n.Share(grants)
 		return n, nil
 	})
 	if err != nil || len(got.Sessions) != 1 {
@@ -56,8 +57,20 @@ func (s suite) notes(t *testing.T) {
 	}
 	hasSessions(t, a, k.ID, 1)
 	if e := listed(t, a, k.ID); e == nil || !slices.Equal(e.Sessions, got.Sessions) ||
-		!slices.Equal(e.SharedWith, grants) {
+		!slices.Equal(e.SharedWith, grants) || !e.SharedToUse {
 		t.Errorf("after a removal: %+v", e)
+	}
+	got, err = b.UpdateNotes(limited(t), k.ID, func(n launcher.Notes) (launcher.Notes, error) {
+		n.Sessions = nil
+		n.Share(nil)
+		return n, nil
+	})
+	if err != nil {
+		t.Errorf("end of sharing: %v, %v", got, err)
+	}
+	hasSessions(t, a, k.ID, 0)
+	if e := listed(t, a, k.ID); e == nil || len(e.SharedWith) != 0 || !e.SharedToUse {
+		t.Errorf("after the end of sharing: %+v", e)
 	}
 	got, err = a.UpdateNotes(limited(t), k.ID, func(launcher.Notes) (launcher.Notes, error) {
 		return launcher.Notes{}, nil

@@ -44,7 +44,8 @@ func TestBadEntries(t *testing.T) {
 	}
 	l = p.launcher()
 	all, err := l.Kernels(t.Context())
-	if err != nil || len(all) != 1 || all[0].ID != id(1) || len(all[0].Sessions) != 0 {
+	if err != nil || len(all) != 1 || all[0].ID != id(1) || len(all[0].Sessions) != 0 ||
+		!all[0].SharedToUse { // its notes may have said so
 		t.Errorf("listed: %+v, %v", all, err)
 	}
 	aside, err := os.ReadDir(filepath.Join(p.state, "aside"))

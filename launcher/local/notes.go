@@ -50,7 +50,7 @@ func (l *Launcher) readNotes(k *kernel) (launcher.Notes, error) {
 	return notes.Clone(), nil
 }
 
-// parseNotes reads the file. Notes that cannot be parsed are dropped; the kernel stays.
+// parseNotes reads the file. Notes that cannot be parsed are dropped; the kernel stays. It may have been shared.
 func (l *Launcher) parseNotes(k *kernel) (launcher.Notes, error) {
 	var notes launcher.Notes
 	b, err := os.ReadFile(l.layout.file(k.id, notesFile))
@@ -62,7 +62,7 @@ func (l *Launcher) parseNotes(k *kernel) (launcher.Notes, error) {
 	}
 	if err := json.Unmarshal(b, &notes); err != nil {
 		l.log.Error("notes of a kernel cannot be read", logkey.Kernel, k.id, logkey.Err, err)
-		return launcher.Notes{}, nil
+		return launcher.Notes{SharedToUse: true}, nil
 	}
 	return notes, nil
 }

@@ -81,6 +81,13 @@ await check('jupyter ekg restore takes another user\'s run only from a named ker
   if (!named.includes('cell 1 [1]: 1 output restored')) throw new Error(`with --kernel: ${named}`);
 }, 60);
 
+await check('it does not run after the right to use the kernel was withdrawn', async () => {
+  await ask(ANN, 'PATCH', `/api/kernels/${kernel.id}`, { shared_with: [] });
+  equal(await scriptRuns(ann, 'a.ipynb', 'withdrawn'), false, 'the script ran');
+  await ask(ANN, 'POST', `/api/kernels/${kernel.id}/restart`);
+  equal((await ask(ANN, 'GET', `/api/kernels/${kernel.id}`)).shared_to_use, true, 'shared_to_use after a restart');
+}, 90);
+
 await ask(ANN, 'DELETE', `/api/kernels/${kernel.id}`);
 await ann.stop();
 await bob.stop();

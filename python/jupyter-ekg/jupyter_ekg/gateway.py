@@ -184,15 +184,18 @@ def username(answer: Any) -> str:
 
 
 async def is_own(kernel_id: str) -> bool:
-    """Reports whether no other user can run code in a kernel. Raises Refused and Unreachable.
+    """Reports whether no other user can run code in a kernel, or could before. Raises Refused and Unreachable.
 
-    A user with whom the kernel is shared to use can publish output in the name of any cell."""
+    A user with whom the kernel is shared to use can publish output in the name of any cell. Code of that user may go on
+    after the grant was withdrawn."""
     async with get(_kernel_path(kernel_id), {}) as response:
         model = await read_json(response)
     if not isinstance(model, dict):
         return False
     if not has_users(model):
         return True
+    if model.get("shared_to_use", False) is not False:
+        return False
     grants = model.get("shared_with")
     if not isinstance(grants, list) or any(not isinstance(g, dict) or g.get("right") != "read" for g in grants):
         return False

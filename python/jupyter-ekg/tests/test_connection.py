@@ -405,6 +405,9 @@ ANN = {"owner": "ann", "shared_with": []}
         ({**ANN, "shared_with": [{"user": "bob", "right": "read"}, {"group": "g", "right": "use"}]}, False),
         ({**ANN, "shared_with": [{"user": "bob", "right": "a new one"}]}, False),
         ({**ANN, "shared_with": None}, False),
+        ({**ANN, "shared_to_use": False}, True),
+        ({**ANN, "shared_to_use": True}, False),  # bob could use it before
+        ({**ANN, "shared_to_use": None}, False),
         ({"owner": "bob"}, False),  # who shares it with ann
         ({"owner": "bob", "shared_with": []}, False),  # ann is an admin
         ({"shared_with": []}, False),  # started before there were users
