@@ -195,6 +195,7 @@ func (l *Launcher) reachable(k *kernel) error {
 // describe returns the kernel as clients see it.
 func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	notes, err := l.readNotes(k)
+	failing := l.readFailing(k)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if k.gone != nil {
@@ -218,5 +219,23 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 		reason = k.end.Reason
 	}
 	k.supervisor.DescribeLocked(&d, k.end != nil, reason)
+	if failing != "" && k.supervisorAwayLocked() {
+		d.Reason = failing
+	}
 	return d, nil
+}
+
+// supervisorAwayLocked reports whether no supervisor answers for a kernel that has not ended.
+func (k *kernel) supervisorAwayLocked() bool { return k.livesLocked() && !k.supervisor.Streaming }
+
+// readFailing returns why the kernel has no supervisor at present; "" if it has one, or if no reason is known.
+func (l *Launcher) readFailing(k *kernel) string {
+	l.mu.Lock()
+	away := k.supervisorAwayLocked()
+	l.mu.Unlock()
+	var f api.Failing
+	if !away || readJSON(l.layout.file(k.id, api.FailingFile), &f) != nil { // most often there is no file
+		return ""
+	}
+	return f.Reason
 }

@@ -12,6 +12,7 @@
 //	STATE/kernels/ID/requests.json    the supervisor's state, for a supervisor that adopts the kernel
 //	STATE/kernels/ID/supervisor.log   the log of parent and supervisors, bounded; its older part has .1 added
 //	STATE/kernels/ID/upgrade.json     the last request to replace the supervisor; its parent reads it on SIGHUP
+//	STATE/kernels/ID/failing.json     why the kernel has no supervisor at present; the parent writes it
 //	STATE/kernels/ID/notes.json       launcher.Notes: Jupyter's sessions, grants; changed under notes.lock
 //	STATE/kernels/ID/lock             flocked by the parent for its whole life: a held lock means that it lives
 //	STATE/kernels/ID/ended.json       why the kernel ended, while it is still shown as dead

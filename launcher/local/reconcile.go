@@ -23,7 +23,7 @@ const (
 	gone                      // the folder has been removed
 )
 
-// reconcile reads a kernel's folder, and makes memory and folder agree. It cleans up after a killed supervisor, and
+// reconcile reads a kernel's folder, and makes memory and folder agree. It cleans up after a supervisor that ended, and
 // removes a kernel that has been shown as dead for long enough. It never waits for others.
 func (l *Launcher) reconcile(k *kernel) liveness {
 	if !k.tryTurn() {
@@ -68,12 +68,19 @@ func (l *Launcher) reconcileFolder(k *kernel) (liveness, error) {
 		l.log.Error("record of a kernel's end cannot be read", logkey.Kernel, k.id, logkey.Err, err)
 		end = nil
 	}
-	if end == nil {
+	l.mu.Lock()
+	known := k.end != nil
+	l.mu.Unlock()
+	removed := end != nil && (end.Stopped || l.timing.now().Sub(end.At) >= l.opts.DeadLinger)
+	switch {
+	case end == nil:
 		if end, err = l.cleanUp(k); err != nil {
 			return uncertain, err
 		}
+	case !known || removed: // not at each look at a dead kernel: this reads all of /proc
+		l.killRemains(k, l.readProcesses(k.id))
 	}
-	if end.Stopped || l.timing.now().Sub(end.At) >= l.opts.DeadLinger {
+	if removed {
 		return gone, l.removeWithEnding(k, *end)
 	}
 	l.markDead(k, end)
@@ -82,11 +89,7 @@ func (l *Launcher) reconcileFolder(k *kernel) (liveness, error) {
 
 // cleanUp kills the processes that a killed supervisor left, and records the ending.
 func (l *Launcher) cleanUp(k *kernel) (*api.Ending, error) {
-	var p processIDs
-	err := readJSON(l.layout.file(k.id, processFile), &p)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		l.log.Warn("process ids of a kernel cannot be read", logkey.Kernel, k.id, logkey.Err, err)
-	}
+	p := l.readProcesses(k.id)
 	reason := "its supervisor process ended unexpectedly; its log and variables are lost"
 	switch {
 	case p.Parent != 0:
@@ -96,14 +99,29 @@ func (l *Launcher) cleanUp(k *kernel) (*api.Ending, error) {
 		reason = fmt.Sprintf("its supervisor process (pid %d) ended unexpectedly; its log and variables are lost",
 			p.Supervisor)
 	}
+	n := l.killRemains(k, p)
+	l.log.Warn("kernel's supervisor ended unexpectedly", logkey.Kernel, k.id, logkey.PID, p.holder(), logkey.Killed, n)
+	end := &api.Ending{KernelID: k.id, Reason: reason, At: l.timing.now().UTC()}
+	return end, writeJSON(l.layout.file(k.id, endFile), end)
+}
+
+// readProcesses returns the process ids of a kernel, as far as they are known.
+func (l *Launcher) readProcesses(id string) (p processIDs) {
+	if err := readJSON(l.layout.file(id, processFile), &p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		l.log.Warn("process ids of a kernel cannot be read", logkey.Kernel, id, logkey.Err, err)
+	}
+	return p
+}
+
+// killRemains kills the processes of a kernel whose supervisor has ended, and returns how many there were. A supervisor
+// that has recorded the end may have left some.
+func (l *Launcher) killRemains(k *kernel, p processIDs) int {
 	n, err := proctree.KillRemains(k.id, p.Kernel)
 	if err != nil {
 		// The kernel is dead all the same: a process that survives SIGKILL is stuck in the operating system.
 		l.log.Error("processes of a dead kernel remain", logkey.Kernel, k.id, logkey.Err, err)
 	}
-	l.log.Warn("kernel's supervisor ended unexpectedly", logkey.Kernel, k.id, logkey.PID, p.holder(), logkey.Killed, n)
-	end := &api.Ending{KernelID: k.id, Reason: reason, At: l.timing.now().UTC()}
-	return end, writeJSON(l.layout.file(k.id, endFile), end)
+	return n
 }
 
 // removeWithEnding stores the ending for later requests, and removes the kernel's folder. The turn and the folder's

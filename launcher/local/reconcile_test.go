@@ -4,12 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -67,6 +70,61 @@ func TestSupervisorKilled(t *testing.T) {
 	})
 }
 
+// TestReconcile_Remains: processes of a kernel are killed when its supervisor has ended, also if the supervisor has
+// recorded the kernel's end.
+func TestReconcile_Remains(t *testing.T) {
+	p := newPlace(t)
+	l := p.open()
+	p.start(l, 1, "fine")
+	ps := processesOf(t, p, 1)
+	_ = l.Close()
+	end := api.Ending{KernelID: id(1), Reason: "it was idle", At: time.Now().UTC()}
+	if err := writeJSON(filepath.Join(p.state, "kernels", id(1), endFile), end); err != nil {
+		t.Fatal(err)
+	}
+	kill(t, ps.Supervisor)
+	eventually(t, "the supervisor has ended", func() bool { return ended(ps.Supervisor) })
+	if len(carriers(1)) == 0 {
+		t.Fatal("the kernel has ended with its supervisor")
+	}
+	l = p.launcher()
+	if k := wait(t, l, 1, "dead", isDead); k.Reason != end.Reason {
+		t.Errorf("the reason is %q", k.Reason)
+	}
+	if left := carriers(1); len(left) > 0 {
+		t.Errorf("processes are left: %v", left)
+	}
+}
+
+// TestParent_Failing: a kernel whose supervisors fail shows that as its reason, and lives.
+func TestParent_Failing(t *testing.T) {
+	p := newPlace(t)
+	l := p.launcher()
+	if _, _, err := l.Start(t.Context(), launcher.Request{ID: id(1), Owner: "ann", Spec: realSpec()}); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, l, 1, "idle", isIdle)
+	ps := processesOf(t, p, 1)
+	config := filepath.Join(p.state, "kernels", id(1), configFile)
+	if err := os.Rename(config, config+".away"); err != nil {
+		t.Fatal(err)
+	}
+	kill(t, ps.Supervisor)
+	eventually(t, "the reason is shown", func() bool {
+		k, err := l.Kernel(t.Context(), id(1))
+		return err == nil && k.Stale && strings.Contains(k.Reason, "its supervisor ended unexpectedly")
+	})
+	if err := os.Rename(config+".away", config); err != nil {
+		t.Fatal(err)
+	}
+	if k := wait(t, l, 1, "idle", isIdle); k.Reason != "" {
+		t.Errorf("the kernel is %+v", k)
+	}
+	if now := processesOf(t, p, 1); now.Kernel != ps.Kernel || now.Parent != ps.Parent {
+		t.Errorf("the processes were %+v and are %+v", ps, now)
+	}
+}
+
 // realSpec is a kernelspec of the fake kernel below a real supervisor.
 func realSpec() kernelspecs.Spec {
 	return kernelspecs.Spec{Name: "real", Argv: []string{os.Args[0], "kernel", "-f", "{connection_file}"},
@@ -107,12 +165,18 @@ func TestParent_Killed(t *testing.T) {
 		t.Errorf("the reason is %q, not %q", k.Reason, want)
 	}
 	eventually(t, "supervisor and kernel are gone", func() bool {
-		return syscall.Kill(last.Supervisor, 0) != nil && len(carriers(1)) == 0
+		return ended(last.Supervisor) && len(carriers(1)) == 0
 	})
 	if _, err := l.Revive(t.Context(), id(1)); err != nil {
 		t.Fatal(err)
 	}
 	wait(t, l, 1, "idle", isIdle)
+}
+
+// ended reports whether a process has ended. A zombie has ended: not every first process of a container reaps orphans.
+func ended(pid int) bool {
+	p, ok := proctree.Find(pid)
+	return !ok || !p.Alive()
 }
 
 // TestParent_StopsAll: the end of a kernel is the end of its supervisor and of their parent.
@@ -136,7 +200,7 @@ func TestParent_StopsAll(t *testing.T) {
 				t.Fatal(err)
 			}
 			eventually(t, "all three are gone", func() bool {
-				return syscall.Kill(ps.Supervisor, 0) != nil && syscall.Kill(ps.Parent, 0) != nil && len(carriers(1)) == 0
+				return ended(ps.Supervisor) && ended(ps.Parent) && len(carriers(1)) == 0
 			})
 		})
 	}

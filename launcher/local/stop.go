@@ -138,10 +138,7 @@ func (l *Launcher) finishStop(ctx context.Context, k *kernel, patience time.Dura
 // endSupervisor waits until no supervisor holds the kernel's lock and none of its processes is left. It returns the
 // ending that the supervisor has stored. A supervisor that still runs after patience is killed.
 func (l *Launcher) endSupervisor(ctx context.Context, k *kernel, patience time.Duration) (*api.Ending, error) {
-	var p processIDs
-	if err := readJSON(l.layout.file(k.id, processFile), &p); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		l.log.Warn("process ids of a kernel cannot be read", logkey.Kernel, k.id, logkey.Err, err)
-	}
+	p := l.readProcesses(k.id)
 	if err := l.awaitUnlocked(ctx, k, patience); err != nil {
 		l.log.Warn("supervisor does not end and is killed", logkey.Kernel, k.id, logkey.PID, p.holder())
 		// The process that holds the lock: the supervisor's parent, or a supervisor without one. All end with it.
@@ -156,10 +153,12 @@ func (l *Launcher) endSupervisor(ctx context.Context, k *kernel, patience time.D
 	if err != nil {
 		l.log.Error("record of a kernel's end cannot be read", logkey.Kernel, k.id, logkey.Err, err)
 	}
-	if end == nil { // it has not ended its kernel
-		if _, err := proctree.KillRemains(k.id, p.Kernel); err != nil {
-			return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
-		}
+	_, err = proctree.KillRemains(k.id, p.Kernel)
+	switch {
+	case err != nil && end != nil: // the supervisor has said that the kernel has ended
+		l.log.Error("processes of a dead kernel remain", logkey.Kernel, k.id, logkey.Err, err)
+	case err != nil:
+		return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 	}
 	return end, nil
 }

@@ -51,14 +51,16 @@ type Options struct {
 	Log    *slog.Logger // nil: no log
 }
 
-// child runs a kernel for a supervisor in another container.
-type child struct {
+// Child runs a kernel for a supervisor in another process. Its exported methods may be called concurrently.
+type Child struct {
 	// Fixed.
 	opts   Options
 	log    *slog.Logger
 	env    map[string]string // the container's
 	copies [2]io.Writer      // of stdout and stderr; nil: no copy
 	reaper *proctree.Reaper
+	life   context.Context    // of Run
+	end    context.CancelFunc // of life
 	wg     sync.WaitGroup
 
 	// Guarded by mu.
@@ -69,19 +71,32 @@ type child struct {
 	proc   *process.Process // of kernel
 }
 
+// New returns a Child. Its Run runs kernels.
+func New(opts Options) *Child {
+	log := opts.Log
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	c := &Child{opts: opts, log: log, env: environMap(os.Environ()), grace: defaultGrace, reaper: proctree.NewReaper()}
+	c.life, c.end = context.WithCancel(context.Background())
+	return c
+}
+
+// Run runs kernels in this container, as Child.Run does.
+func Run(ctx context.Context, opts Options) int { return New(opts).Run(ctx) }
+
+// End makes Run kill the kernel and return 1. It does not wait.
+func (c *Child) End() { c.end() }
+
 // Run runs kernels in this container for the supervisor behind Options.Socket, one at a time. It may be the container's
 // first process. It returns 0 when the supervisor has told it to end, or has ended for good.
 //
 // The end of ctx means that the pod ends (SIGTERM, which the supervisor gets at the same time). The supervisor then
 // ends the kernel in an orderly way and tells the child to end. If it does not, Run ends the kernel GiveUpBefore the
 // end of the pod's grace and returns 1.
-func Run(ctx context.Context, opts Options) int {
-	log := opts.Log
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
-	c := &child{opts: opts, log: log, env: environMap(os.Environ()), grace: defaultGrace, reaper: proctree.NewReaper()}
-	for i, f := range []*os.File{opts.Stdout, opts.Stderr} {
+func (c *Child) Run(ctx context.Context) int {
+	defer c.end()
+	for i, f := range []*os.File{c.opts.Stdout, c.opts.Stderr} {
 		if f != nil {
 			m := openMirror(f)
 			defer m.close()
@@ -90,14 +105,12 @@ func Run(ctx context.Context, opts Options) int {
 	}
 	// If an image's own program is the container's first process, orphans become children of this program all the same.
 	if err := proctree.AdoptOrphans(); err != nil {
-		log.Warn("orphans are not reaped", logkey.Err, err)
+		c.log.Warn("orphans are not reaped", logkey.Err, err)
 	}
-	life, end := context.WithCancel(context.Background())
-	defer end()
-	c.wg.Go(func() { c.reaper.Run(life) })
-	c.wg.Go(func() { c.giveUpInTime(life, ctx, end) })
-	ended := c.dial(life, ctx)
-	end()
+	c.wg.Go(func() { c.reaper.Run(c.life) })
+	c.wg.Go(func() { c.giveUpInTime(ctx) })
+	ended := c.dial(c.life, ctx)
+	c.end()
 	c.stopKernel()
 	c.wg.Wait()
 	if ended {
@@ -108,9 +121,9 @@ func Run(ctx context.Context, opts Options) int {
 
 // giveUpInTime waits for the end of the pod, and then until GiveUpBefore the end of its grace. Then it ends the life of
 // the child. It ends that life at once if no kernel runs and no supervisor is connected.
-func (c *child) giveUpInTime(life, pod context.Context, end context.CancelFunc) {
+func (c *Child) giveUpInTime(pod context.Context) {
 	select {
-	case <-life.Done():
+	case <-c.life.Done():
 		return
 	case <-pod.Done():
 	}
@@ -121,8 +134,8 @@ func (c *child) giveUpInTime(life, pod context.Context, end context.CancelFunc) 
 	}
 	c.mu.Unlock()
 	c.log.Info("the pod ends; waiting for the supervisor", logkey.AtMost, left.String())
-	_ = sleep.For(life, left) // it makes no difference if life ends first
-	end()
+	_ = sleep.For(c.life, left) // it makes no difference if life ends first
+	c.end()
 }
 
 func isClosed(done <-chan struct{}) bool {
@@ -136,7 +149,7 @@ func isClosed(done <-chan struct{}) bool {
 
 // dial connects to the supervisor, again and again. It returns true when the supervisor has ended for good or has told
 // the child to end. It returns false when life has ended.
-func (c *child) dial(life, pod context.Context) bool {
+func (c *Child) dial(life, pod context.Context) bool {
 	began := time.Now()
 	for life.Err() == nil {
 		conn, err := net.Dial("unix", c.opts.Socket)
@@ -149,7 +162,7 @@ func (c *child) dial(life, pod context.Context) bool {
 		if _, serr := os.Stat(EndedFile(c.opts.Socket)); serr == nil {
 			return true
 		}
-		if pod.Err() != nil && !c.busy() {
+		if pod.Err() != nil && !c.KernelRuns() {
 			return false
 		}
 		_ = sleep.For(life, min(max(redialFirst, time.Since(began)/20), redialMost)) // the loop checks life
@@ -157,8 +170,8 @@ func (c *child) dial(life, pod context.Context) bool {
 	return false
 }
 
-// busy reports whether a kernel runs.
-func (c *child) busy() bool {
+// KernelRuns reports whether a kernel's process runs.
+func (c *Child) KernelRuns() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.proc != nil && !isClosed(c.proc.Done())
@@ -167,7 +180,7 @@ func (c *child) busy() bool {
 // follow serves one connection until it ends. It returns true if the supervisor has told the child to end.
 //
 // It does not check who listens: nothing in this container can write to the folder of the socket.
-func (c *child) follow(life context.Context, conn net.Conn) bool {
+func (c *Child) follow(life context.Context, conn net.Conn) bool {
 	l := newLink(conn)
 	defer func() { l.close(); <-l.done }()
 	defer context.AfterFunc(life, l.close)()
@@ -209,7 +222,7 @@ func (c *child) follow(life context.Context, conn net.Conn) bool {
 }
 
 // handle carries out a line.
-func (c *child) handle(life context.Context, l line) {
+func (c *Child) handle(life context.Context, l line) {
 	if l.Type == lineStart {
 		if l.Start != nil {
 			c.start(life, l.Life, l.Start)
@@ -253,7 +266,7 @@ func (c *child) handle(life context.Context, l line) {
 }
 
 // stopKernel kills the kernel, if one runs, and waits for its end.
-func (c *child) stopKernel() {
+func (c *Child) stopKernel() {
 	c.mu.Lock()
 	p := c.proc
 	c.mu.Unlock()
@@ -264,7 +277,7 @@ func (c *child) stopKernel() {
 }
 
 // start replaces the kernel. The result is reported on the present connection, and in the hello of every later one.
-func (c *child) start(ctx context.Context, life string, st *StartOptions) {
+func (c *Child) start(ctx context.Context, life string, st *StartOptions) {
 	c.stopKernel()
 	p, mode, dir, err := c.launch(ctx, life, st)
 	c.mu.Lock()
@@ -281,7 +294,7 @@ func (c *child) start(ctx context.Context, life string, st *StartOptions) {
 }
 
 // reportLocked sends a line to the supervisor, if it is connected.
-func (c *child) reportLocked(l line) {
+func (c *Child) reportLocked(l line) {
 	if c.link == nil {
 		return
 	}
@@ -291,7 +304,7 @@ func (c *child) reportLocked(l line) {
 }
 
 // reportGPUs sends the result of the last look at GPUs.
-func (c *child) reportGPUs(life string, p *process.Process) {
+func (c *Child) reportGPUs(life string, p *process.Process) {
 	use := p.Used().GPU
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -299,7 +312,7 @@ func (c *child) reportGPUs(life string, p *process.Process) {
 }
 
 // await waits for the end of a life of the kernel and reports it. dir is the folder of its connection file.
-func (c *child) await(k *Kernel, p *process.Process, dir string) {
+func (c *Child) await(k *Kernel, p *process.Process, dir string) {
 	e := p.Exit()
 	if err := os.RemoveAll(dir); err != nil {
 		c.log.Warn("the connection file cannot be removed", logkey.Err, err)
@@ -319,7 +332,7 @@ func (c *child) await(k *Kernel, p *process.Process, dir string) {
 
 // launch starts a kernel's process. mode is the interrupt mode of the image's kernelspec, if that was used. dir is the
 // folder of the connection file.
-func (c *child) launch(ctx context.Context, life string, st *StartOptions) (
+func (c *Child) launch(ctx context.Context, life string, st *StartOptions) (
 	p *process.Process, mode, dir string, err error) {
 	if st.ConnectionPath != "" {
 		p, err = process.Start(c.processOptions(life, st, st.Argv, st.Env, st.ConnectionPath))
@@ -371,7 +384,7 @@ func (c *child) launch(ctx context.Context, life string, st *StartOptions) (
 }
 
 // processOptions returns the options of a kernel's process. file is the path of its connection file.
-func (c *child) processOptions(life string, st *StartOptions, argv []string, env map[string]string,
+func (c *Child) processOptions(life string, st *StartOptions, argv []string, env map[string]string,
 	file string) process.Options {
 	return process.Options{KernelID: st.KernelID, Argv: process.Command(argv, file), Env: env, WorkingDir: st.WorkingDir,
 		Stdout: c.copies[0], Stderr: c.copies[1], Reaper: c.reaper, Logger: c.log, Scan: c.opts.Scan,

@@ -36,12 +36,13 @@ import (
 )
 
 const (
-	stableLife  = time.Minute            // failures further apart are not counted together
-	maxFailures = 8                      // in a row; then the kernel is ended
-	firstPause  = 250 * time.Millisecond // before the second restart in a row; doubles
-	answerLimit = 15 * time.Second       // for a supervisor to answer that it listens
-	maxAnswer   = 4 << 10                // bytes
-	listens     = "ok"                   // the answer of a supervisor that listens
+	stableLife   = time.Minute            // failures further apart are not counted together
+	maxFailures  = 8                      // in a row; then the parent gives up, but not while the kernel lives
+	firstPause   = 250 * time.Millisecond // before the second restart in a row; doubles
+	longestPause = 30 * time.Second       // before a restart
+	answerLimit  = 15 * time.Second       // for a supervisor to answer that it listens
+	maxAnswer    = 4 << 10                // bytes
+	listens      = "ok"                   // the answer of a supervisor that listens
 )
 
 // Options says what a parent runs. Lock and Log may be nil.
@@ -62,7 +63,8 @@ type parent struct {
 	log        *slog.Logger
 	firstPause time.Duration // the constant of this name; tests change it
 	oldEnd     os.FileInfo   // Config.EndFile at the start; nil: it did not exist
-	childEnded chan struct{} // closed when package child has ended
+	child      *child.Child  // runs the kernel
+	childEnded chan struct{} // closed when child has ended
 
 	// Guarded by mu.
 	mu       sync.Mutex
@@ -86,10 +88,12 @@ func run(ctx context.Context, o Options, firstPause time.Duration) int {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	p := &parent{opts: o, log: o.Log.With(logkey.Kernel, o.Config.KernelID), firstPause: firstPause,
-		program: o.Program, childEnded: make(chan struct{})}
+		program: o.Program, childEnded: make(chan struct{}),
+		child: child.New(child.Options{Socket: o.Config.ChildSocket, Log: o.Log.With(logkey.Kernel, o.Config.KernelID),
+			Scan: proctree.NewScan(o.Config.ScanFile)})}
 	p.oldEnd, _ = os.Stat(o.Config.EndFile) // an earlier end may be on record
 	// They are about an earlier kernel process, which died with its parent.
-	old := []string{child.EndedFile(o.Config.ChildSocket)}
+	old := []string{child.EndedFile(o.Config.ChildSocket), p.beside(api.FailingFile)}
 	if o.Config.SpillDir != "" {
 		old = append(old, filepath.Join(o.Config.SpillDir, savedstate.FileName))
 	}
@@ -101,8 +105,7 @@ func run(ctx context.Context, o Options, firstPause time.Duration) int {
 	}
 	go func() {
 		defer close(p.childEnded)
-		child.Run(context.Background(), child.Options{Socket: o.Config.ChildSocket, Log: p.log,
-			Scan: proctree.NewScan(o.Config.ScanFile)})
+		p.child.Run(context.Background())
 	}()
 	defer context.AfterFunc(ctx, p.passOnSignal)()
 	over := make(chan struct{})
@@ -160,7 +163,8 @@ func (p *parent) supervise(ctx context.Context) int {
 		p.goBack(began)
 		p.log.Error("supervisor ended unexpectedly", logkey.PID, end.pid, logkey.Cause, end.String(),
 			logkey.Attempt, failures)
-		if failures >= maxFailures {
+		p.reportFailing(failures, end)
+		if failures >= maxFailures && !p.child.KernelRuns() {
 			p.giveUp(fmt.Sprintf("its supervisor ended unexpectedly %d times in a row, the last time %s; "+
 				"its variables are lost", failures, end), false)
 			return 1
@@ -174,7 +178,32 @@ func (p *parent) pause(ctx context.Context, failures int) {
 	if failures <= 1 {
 		return
 	}
-	_ = sleep.For(ctx, p.firstPause<<(failures-2)) // supervise looks at ctx
+	pause := p.firstPause
+	for range failures - 2 {
+		pause = min(2*pause, longestPause)
+	}
+	_ = sleep.For(ctx, pause) // supervise looks at ctx
+}
+
+// beside returns the path of a file in the folder of the configuration.
+func (p *parent) beside(name string) string {
+	return filepath.Join(filepath.Dir(p.opts.ConfigFile), name)
+}
+
+// reportFailing notes for launchers why the kernel has no supervisor at present. The first failure is not worth that,
+// because the first restart is immediate.
+func (p *parent) reportFailing(failures int, end ending) {
+	if failures <= 1 {
+		return
+	}
+	b, err := json.Marshal(api.Failing{At: time.Now().UTC(), Reason: fmt.Sprintf("its supervisor ended unexpectedly "+
+		"%d times in a row, the last time %s; it is started again", failures, end)})
+	if err == nil {
+		err = atomicfile.Write(p.beside(api.FailingFile), b)
+	}
+	if err != nil {
+		p.log.Warn("the reason why the kernel has no supervisor cannot be noted", logkey.Err, err)
+	}
 }
 
 // ending is how a supervisor ended.
@@ -222,6 +251,9 @@ func (p *parent) runSupervisor(first bool) ending {
 	}
 	if first {
 		p.answer(end.answer)
+	}
+	if end.answer == listens {
+		_ = os.Remove(p.beside(api.FailingFile)) // most often there is none
 	}
 	state, err := proc.Wait()
 	p.mu.Lock()
@@ -292,11 +324,11 @@ func (p *parent) giveUp(reason string, stopped bool) {
 	}
 }
 
-// endChild ends the kernel, if it still runs, and waits for that.
+// endChild ends the kernel, if it still runs, and waits for that. The folder of the sockets may have been removed.
 func (p *parent) endChild() {
 	if err := os.WriteFile(child.EndedFile(p.opts.Config.ChildSocket), nil, 0o600); err != nil {
 		p.log.Error("the end of the kernel cannot be noted", logkey.Err, err)
-		return // the kernel ends with this process
 	}
+	p.child.End()
 	<-p.childEnded
 }

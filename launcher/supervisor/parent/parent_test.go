@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -15,6 +17,8 @@ import (
 	"github.com/google/uuid"
 	"go.uber.org/goleak"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
+	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 )
@@ -56,6 +60,9 @@ func start(t *testing.T, script string) *scripted {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := os.Mkdir(filepath.Join(dir, "run"), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	program := filepath.Join(dir, "supervisor")
 	script = "#!/bin/sh\ncd " + dir + "\necho run >>runs\n" + script
 	if err := os.WriteFile(program, []byte(script), 0o700); err != nil {
@@ -65,7 +72,7 @@ func start(t *testing.T, script string) *scripted {
 		hup: make(chan os.Signal, 1)}
 	p.opts = Options{Program: open(t, program), Upgrades: p.hup, ConfigFile: filepath.Join(dir, "config"), Ready: p.answer,
 		Config: api.Config{KernelID: uuid.NewString(), SameMachine: true, SpillDir: dir,
-			ChildSocket: filepath.Join(dir, "c"), EndFile: filepath.Join(dir, "ended.json")}}
+			ChildSocket: filepath.Join(dir, "run", "c"), EndFile: filepath.Join(dir, "ended.json")}}
 	ctx, cancel := context.WithCancel(t.Context())
 	p.cancel = cancel
 	go func() { p.code <- run(ctx, p.opts, time.Millisecond) }()
@@ -168,6 +175,83 @@ func TestRun(t *testing.T) {
 				t.Errorf("the child has no sign to end: %v", err)
 			}
 		})
+	}
+}
+
+// withKernel starts a parent whose supervisors run the script, and a kernel below it. The supervisors begin when the
+// file go exists.
+func withKernel(t *testing.T, script string) (*scripted, *child.Process) {
+	t.Helper()
+	p := start(t, "echo ok >&3; exec 3>&-; while [ ! -e go ]; do sleep 0.01; done\n"+script)
+	c := child.NewContainer(child.ContainerOptions{Socket: p.opts.Config.ChildSocket, Grace: time.Minute,
+		Measured: func() {}, Log: slog.New(slog.DiscardHandler)})
+	if err := c.Listen(); err != nil {
+		t.Fatal(err)
+	}
+	var serving sync.WaitGroup
+	serving.Go(c.Serve)
+	t.Cleanup(func() { c.Close(nil); serving.Wait() })
+	for limit := time.After(30 * time.Second); !c.Connected(); {
+		select {
+		case <-c.Changed():
+		case <-limit:
+			t.Fatal("the child does not connect")
+		}
+	}
+	kernel, err := c.Start(t.Context(), child.StartOptions{KernelID: p.opts.Config.KernelID,
+		Argv: []string{"sleep", "1000"}, Env: map[string]string{"PATH": os.Getenv("PATH")},
+		ConnectionPath: filepath.Join(p.dir, "connection.json")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p, kernel
+}
+
+// create makes an empty file in the test's folder.
+func (p *scripted) create(name string) {
+	p.t.Helper()
+	if err := os.WriteFile(filepath.Join(p.dir, name), nil, 0o600); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// TestRun_KernelLives: supervisors that fail again and again do not end a kernel that lives. Without one, they end the
+// parent.
+func TestRun_KernelLives(t *testing.T) {
+	p, kernel := withKernel(t, "[ -e end ] && exit 0; exit 2")
+	p.create("go")
+	poll.Until(t, "more supervisors fail than a dead kernel may have", func() bool { return p.runs() > maxFailures+1 })
+	var failing api.Failing
+	poll.Until(t, "a reason is noted", func() bool {
+		b, err := os.ReadFile(filepath.Join(p.dir, api.FailingFile)) // there is none while a supervisor listens
+		return err == nil && json.Unmarshal(b, &failing) == nil
+	})
+	if !strings.Contains(failing.Reason, "times in a row, the last time with exit code 2") || failing.At.IsZero() {
+		t.Errorf("the reason is %+v", failing)
+	}
+	if p, ok := proctree.Find(kernel.PID()); !ok || !p.Alive() {
+		t.Error("the kernel has ended")
+	}
+	if err := syscall.Kill(kernel.PID(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if code := p.wait(); code != 1 || !strings.Contains(p.ending().Reason, "times in a row") {
+		t.Errorf("it exits with %d, and the kernel's end is %+v", code, p.ending())
+	}
+}
+
+// TestRun_FolderRemoved: a kernel ends with its parent also if the folder of the sockets has been removed.
+func TestRun_FolderRemoved(t *testing.T) {
+	p, kernel := withKernel(t, "exit 0")
+	if err := os.RemoveAll(filepath.Dir(p.opts.Config.ChildSocket)); err != nil {
+		t.Fatal(err)
+	}
+	p.create("go")
+	if code := p.wait(); code != 0 {
+		t.Errorf("it exits with %d", code)
+	}
+	if p, ok := proctree.Find(kernel.PID()); ok && p.Alive() {
+		t.Error("the kernel still runs")
 	}
 }
 
