@@ -32,7 +32,7 @@ const (
 	File     = "file"      // path of a file
 	KillMode = "kill_mode" // of the systemd unit
 	Listen   = "listen"    // the setting --listen
-	Names    = "names"     // of environment variables
+	Names    = "names"     // of environment variables or settings
 	PProf    = "pprof"     // whether profiles are served
 	StateDir = "state_dir" // the setting --state-dir
 	URL      = "url"       // of a listener

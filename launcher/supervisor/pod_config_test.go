@@ -11,8 +11,20 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
+
+// TestSupervisor_NewerSettings: a supervisor logs once which settings of a newer gateway it ignores.
+func TestSupervisor_NewerSettings(t *testing.T) {
+	var logged transcript.Buffer
+	startSupervisorTuned(t, func(c *api.Config) { c.Ignored = []string{"cull.x"} },
+		func(s *Supervisor) { s.logger = loggerTo(&logged) }).ready()
+	if text := logged.String(); strings.Count(text, "settings of a newer gateway are ignored") != 1 ||
+		!strings.Contains(text, "cull.x") {
+		t.Errorf("the log says:\n%s", text)
+	}
+}
 
 // TestClient_tls: a gateway reaches a pod by TLS with the pinned key and the token: REST, status stream and websockets.
 func TestClient_TLS(t *testing.T) {

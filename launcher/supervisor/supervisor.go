@@ -340,6 +340,9 @@ func sentence(err error) string { return err.Error() }
 // Run starts the kernel and returns when it has ended for good and every websocket has ended. The end of ctx stops the
 // kernel.
 func (s *Supervisor) Run(ctx context.Context) {
+	if len(s.cfg.Ignored) > 0 {
+		s.logger.Warn("settings of a newer gateway are ignored", logkey.Names, s.cfg.Ignored)
+	}
 	var wg sync.WaitGroup
 	janitorCtx, stopJanitor := context.WithCancel(context.Background())
 	wg.Go(func() { s.watchLosses(janitorCtx) })

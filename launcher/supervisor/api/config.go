@@ -9,6 +9,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"time"
 )
@@ -20,7 +22,8 @@ const maxSecret = 255
 const MaxSocketPath = 107
 
 // Config is everything that a launcher tells a supervisor. On one machine it is a JSON file of mode 0600, named on the
-// command line; in a pod it is an environment variable. Unknown keys are rejected.
+// command line; in a pod it is an environment variable. Unknown fields are ignored,
+// see Ignored and ProtocolVersion.
 type Config struct {
 	Protocol int    `json:"protocol"`  // ProtocolVersion of the launcher that wrote it
 	KernelID string `json:"kernel_id"` // the one kernel of this supervisor
@@ -88,6 +91,9 @@ type Config struct {
 	// Read from SecretDir. They stay the same when a supervisor is started again beside a living kernel.
 	KernelKey string `json:"-"` // key of the connection file; "": each life gets a new one
 	Identity  string `json:"-"` // ZeroMQ identity of the supervisor's sockets; "": a new one is made
+
+	// Ignored has the paths of the fields that ParseConfig does not know, such as "cull.x". A newer launcher has set them.
+	Ignored []string `json:"-"`
 }
 
 // ReadConfig reads and checks a Config file.
@@ -107,10 +113,14 @@ func ReadConfig(path string) (Config, error) {
 func ParseConfig(b []byte) (Config, error) {
 	var c Config
 	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&c); err != nil {
+	err := d.Decode(&c)
+	if c.Protocol > ProtocolVersion { // which may also be why a field cannot be read
+		return Config{}, c.Validate()
+	}
+	if err != nil {
 		return Config{}, err
 	}
+	c.Ignored = unknownFields(b, reflect.TypeFor[Config](), "")
 	if _, err := d.Token(); err != io.EOF {
 		return Config{}, errors.New("there is more text after the configuration")
 	}
@@ -123,6 +133,31 @@ func ParseConfig(b []byte) (Config, error) {
 		}
 	}
 	return c, nil
+}
+
+// unknownFields returns the names in a JSON object that a struct type does not have, each behind prefix, sorted. It looks
+// into the objects of the struct's own structs.
+func unknownFields(object []byte, known reflect.Type, prefix string) []string {
+	var values map[string]json.RawMessage
+	if json.Unmarshal(object, &values) != nil {
+		return nil // null
+	}
+	var unknown []string
+	for name, value := range values {
+		f, ok := known.FieldByNameFunc(func(field string) bool {
+			f, _ := known.FieldByName(field)
+			tag, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			return tag != "-" && strings.EqualFold(tag, name) // as package json compares them
+		})
+		switch {
+		case !ok:
+			unknown = append(unknown, prefix+name)
+		case f.Type.Kind() == reflect.Struct:
+			unknown = append(unknown, unknownFields(value, f.Type, prefix+name+".")...)
+		}
+	}
+	slices.Sort(unknown)
+	return unknown
 }
 
 // readSecret reads the files of SecretDir.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -86,7 +87,9 @@ func TestParseConfig(t *testing.T) {
 			delete(m, "child_socket")
 		},
 		"no secret there": func(m map[string]any) { m["secret_dir"] = "/nonexistent" },
-		"unknown":         func(m map[string]any) { m["kernel_key"] = "x" },
+		"another version": func(m map[string]any) { m["protocol"] = ProtocolVersion + 1 },
+		"a bad value":     func(m map[string]any) { m["log_limit"] = "x" },
+		"a bad limit":     func(m map[string]any) { m["cull"] = map[string]any{"idle_timeout": "x"} },
 	} {
 		m := good()
 		change(m)
@@ -111,6 +114,35 @@ func TestParseConfig(t *testing.T) {
 		t.Error(err)
 	} else if _, err := ParseConfig(append(b, "{}"...)); err == nil {
 		t.Error("something behind it: accepted")
+	}
+}
+
+// TestParseConfig_Newer: a supervisor ignores settings of a newer gateway and names them. A Config of a newer version is
+// rejected for that version, whatever else it has.
+func TestParseConfig_Newer(t *testing.T) {
+	good := `"kernel_id": "x", "argv": ["x"], "transport": "ipc", "interrupt_mode": "signal", "log_limit": 1`
+	for name, tc := range map[string]struct {
+		config, err string
+		ignored     []string
+	}{
+		"all is known": {`{"protocol": 1, ` + good + `, "env": {"x": "y"}, "cull": {"busy": true}}`, "", nil},
+		"null":         {`{"protocol": 1, ` + good + `, "cull": null}`, "", nil},
+		"newer settings": {`{"protocol": 1, ` + good + `, "z": {"y": 1}, "cull": {"busy": true, "x": [1]}, "a": "b"}`, "",
+			[]string{"a", "cull.x", "z"}},
+		"a secret": {`{"protocol": 1, ` + good + `, "kernel_key": "x", "KernelKey": "x", "-": "x"}`, "",
+			[]string{"-", "KernelKey", "kernel_key"}},
+		"a newer version":  {`{"protocol": 2, ` + good + `}`, "protocol is 2", nil},
+		"and other fields": {`{"protocol": 2, ` + good + `, "env": [1]}`, "protocol is 2", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := ParseConfig([]byte(tc.config))
+			if tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) {
+				t.Fatalf("error is %v, want %q", err, tc.err)
+			}
+			if !slices.Equal(c.Ignored, tc.ignored) || c.KernelKey != "" {
+				t.Errorf("ignored %q, want %q; key %q", c.Ignored, tc.ignored, c.KernelKey)
+			}
+		})
 	}
 }
 
