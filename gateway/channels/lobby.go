@@ -109,6 +109,10 @@ func (e *deathError) Error() string { return "the kernel is dead: " + e.reason }
 // errHandover ends the reader when the supervisor takes over.
 var errHandover = errors.New("handed over")
 
+// errTooMuch ends the connection of a client that reaches a bound of the lobby.
+var errTooMuch = &framing.CloseError{Code: websocket.CloseTryAgainLater,
+	Reason: "more is waiting for the kernel than is kept"}
+
 // upgrader chooses subprotocols as supervisors do. Package gateway checks origin and host of every request.
 var upgrader = websocket.Upgrader{
 	Subprotocols:    framing.Subprotocols(),
@@ -177,11 +181,15 @@ func (c *Waiting) Run(ctx context.Context) error {
 	up, err := c.await(read)
 	_ = c.client.SetReadDeadline(past) // fails only on a closed connection
 	reader.Wait()
+	held := c.client.take()
 	c.lobby.release(c.client)
+	cause := context.Cause(read)
+	if c.client.evicted.Load() { // perhaps after the reader has ended
+		cause = errTooMuch
+	}
 	if err == nil {
-		if err = c.handOver(context.Cause(read), up); err == nil {
-			s := newSplice(c.client.Conn, up.conn, c.client.held, up.early)
-			c.client.held = nil
+		if err = c.handOver(cause, up); err == nil {
+			s := newSplice(c.client.Conn, up.conn, held, up.early)
 			c.splice.Store(s)
 			return s.Run(ctx)
 		}

@@ -1,6 +1,7 @@
 package channels
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"fmt"
@@ -110,6 +111,25 @@ func TestLobby_Bounds(t *testing.T) {
 		}
 		if n := s.lobby.Held(); n != lobbyTotal-3<<20 {
 			t.Errorf("%d bytes are counted", n)
+		}
+	})
+	t.Run("an evicted client's bytes are freed at once", func(t *testing.T) {
+		l := NewLobby()
+		l.held.Store(lobbyTotal - 3<<20)
+		near, far := net.Pipe()
+		defer func() { _, _ = near.Close(), far.Close() }()
+		c := &recorder{Conn: near, lobby: l, early: make([]byte, 4<<20)}
+		c.reader = bufio.NewReader(c)
+		b := make([]byte, 2<<20)
+		if _, err := c.Read(b); err != nil || len(c.held) != len(b) {
+			t.Fatalf("%d bytes are held, %v", len(c.held), err)
+		}
+		if _, err := c.Read(b); err == nil || len(c.held) != 0 || l.Held() != lobbyTotal-3<<20 {
+			t.Errorf("%d bytes are held, %d count, %v", len(c.held), l.Held(), err)
+		}
+		c.cut(2) // a ping that was read before
+		if l.Held() != lobbyTotal-3<<20 {
+			t.Errorf("%d bytes count", l.Held())
 		}
 	})
 	t.Run("the user who holds most loses a client", func(t *testing.T) {

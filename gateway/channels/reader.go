@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -24,7 +25,7 @@ func (c *Waiting) read() error {
 		kind, data, err := c.ws.ReadMessage()
 		switch {
 		case c.client.full, c.client.evicted.Load():
-			return &framing.CloseError{Code: websocket.CloseTryAgainLater, Reason: "more is waiting for the kernel than is kept"}
+			return errTooMuch
 		case c.client.stopped:
 			return errHandover
 		case errors.Is(err, websocket.ErrReadLimit): // for other invalid frames the library has sent a close frame
@@ -56,7 +57,7 @@ func (c *Waiting) answerPing(data string) error {
 // check rejects a message that a supervisor would reject, and notes what its sender expects.
 func (c *Waiting) check(binary bool, data []byte) error {
 	if c.messages++; c.messages > lobbyMessages {
-		return &framing.CloseError{Code: websocket.CloseTryAgainLater, Reason: "more is waiting for the kernel than is kept"}
+		return errTooMuch
 	}
 	m, h, err := framing.Decode(c.framing, binary, data)
 	switch {
@@ -99,19 +100,22 @@ func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return h.conn, bufio.NewReadWriter(h.conn.reader, rw.Writer), nil
 }
 
-// recorder is a client's connection that keeps what is read from it. Everything but writing belongs to its one reader.
+// recorder is a client's connection that keeps what is read from it. What stands before evicted belongs to its one
+// reader.
 type recorder struct {
 	net.Conn
 	lobby   *Lobby
 	user    string
 	early   []byte        // bytes read before the handshake was done
 	reader  *bufio.Reader // reads from the recorder
-	held    []byte        // everything read, except what was cut out
 	full    bool          // a bound of the lobby is reached
 	stopped bool          // reading was ended by its deadline
 
 	evicted atomic.Bool // the lobby has sent this client away
 	counted int64       // guarded by Lobby.mu: bytes that count in Lobby.held
+
+	mu   sync.Mutex // taken after Lobby.mu, if both are
+	held []byte     // everything read, except what was cut out; nil once the client is evicted
 }
 
 var errLobbyFull = errors.New("the lobby's bound is reached")
@@ -126,9 +130,9 @@ func (c *recorder) Read(b []byte) (int, error) {
 	} else {
 		n, err = c.Conn.Read(b)
 	}
-	c.held = append(c.held, b[:n]...)
+	tooMany := c.hold(b[:n])
 	c.lobby.count(c, n)
-	if c.evicted.Load() || len(c.held) > lobbyBytes {
+	if c.evicted.Load() || tooMany {
 		c.full = true
 		return n, errLobbyFull
 	}
@@ -136,18 +140,49 @@ func (c *recorder) Read(b []byte) (int, error) {
 	return n, err
 }
 
+// hold keeps bytes, unless the client is evicted. It reports whether there are too many of them.
+func (c *recorder) hold(b []byte) (tooMany bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.evicted.Load() {
+		c.held = append(c.held, b...)
+	}
+	return len(c.held) > lobbyBytes
+}
+
+// take returns the held bytes. They are not held any more.
+func (c *recorder) take() []byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b := c.held
+	c.held = nil
+	return b
+}
+
 // controlFrame returns the length of a client's control frame that carries n bytes: two of head, four of mask, n of
 // data.
 func controlFrame(n int) int { return 2 + 4 + n }
 
 // consumed returns the index in held up to which the websocket library has parsed.
-func (c *recorder) consumed() int { return len(c.held) - c.reader.Buffered() }
+func (c *recorder) consumed() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.held) - c.reader.Buffered()
+}
 
 // cut removes the control frame with n bytes of data that was parsed last.
 func (c *recorder) cut(n int) { c.cutAt(c.consumed()-controlFrame(n), c.consumed()) }
 
 func (c *recorder) cutAt(from, to int) {
-	c.held = slices.Delete(c.held, from, to)
+	c.mu.Lock()
+	evicted := c.evicted.Load()
+	if !evicted {
+		c.held = slices.Delete(c.held, from, to)
+	}
+	c.mu.Unlock()
+	if evicted {
+		return // nothing is held
+	}
 	c.lobby.count(c, from-to)
 }
 
@@ -180,7 +215,10 @@ func (l *Lobby) evictLocked() {
 			most = c
 		}
 	}
+	most.mu.Lock()
 	most.evicted.Store(true)
+	most.held = nil // its end may take a while, and from now on the bytes do not count
+	most.mu.Unlock()
 	l.releaseLocked(most)
 	_ = most.SetReadDeadline(past) // fails only on a closed connection
 }
