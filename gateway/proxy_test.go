@@ -118,6 +118,7 @@ func TestProxy_Compression(t *testing.T) {
 			super := g.fake.add(idA, "python3", api.Idle)
 			conn, _ := g.dialChannels(idA, "", func(r *http.Request) {
 				r.Header.Set("Sec-WebSocket-Extensions", "permessage-deflate")
+				r.Header.Set(api.HeaderCompress, "1") // a client's own has no effect
 				if forwardedFor != "" {
 					r.Header.Set("X-Forwarded-For", forwardedFor)
 				}
@@ -126,6 +127,9 @@ func TestProxy_Compression(t *testing.T) {
 			want := on && forwardedFor != ""
 			if got := strings.Contains(super.sent(), "permessage-deflate"); got != want {
 				t.Errorf("option %v, X-Forwarded-For %q: passed on %v", on, forwardedFor, got)
+			}
+			if got := strings.Contains(super.sent(), api.HeaderCompress+": 1"); got != want {
+				t.Errorf("option %v, X-Forwarded-For %q: compression is allowed %v", on, forwardedFor, got)
 			}
 		}
 	}

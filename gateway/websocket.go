@@ -190,7 +190,9 @@ func (g *Gateway) upgradeSupervisor(ctx context.Context, r *call, id string) (*c
 		return nil, err
 	}
 	g.secretsOf(r.Request).copyHeaders(out.Header, r.Header, upgradeHeaders)
-	if !g.compresses(r) {
+	if g.compresses(r) {
+		out.Header.Set(api.HeaderCompress, "1")
+	} else {
 		out.Header.Del("Sec-Websocket-Extensions")
 	}
 	dial := func(ctx context.Context) (net.Conn, error) { return g.dial(ctx, net.JoinHostPort(id, "80")) }

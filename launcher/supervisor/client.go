@@ -32,6 +32,7 @@ type clientConn struct {
 	readOnly bool
 	guest    bool   // it may use the kernel, which another user owns
 	user     string // "" if the gateway names none
+	compress bool   // the gateway lets the client's messages be compressed
 
 	// Fixed when the client has joined. Supervisor.mu guards what they point to, except for conn.
 	attachment *session.Attachment
@@ -48,7 +49,8 @@ func (s *Supervisor) getChannels(w http.ResponseWriter, r *http.Request) error {
 		return httpError{http.StatusBadRequest, "this is a websocket: an upgrade request is expected"}
 	}
 	right, user := r.Header.Get(api.HeaderRight), r.Header.Get(api.HeaderUser)
-	c := &clientConn{s: s, readOnly: right == api.RightRead, guest: right == api.RightUse && !s.ownedBy(user), user: user}
+	c := &clientConn{s: s, readOnly: right == api.RightRead, guest: right == api.RightUse && !s.ownedBy(user), user: user,
+		compress: r.Header.Get(api.HeaderCompress) != ""}
 	c.framing, c.relay = framing.Choose(r, websocket.Subprotocols(r))
 	if err := s.join(c, sessionKey(r, c.readOnly), r.URL.Query().Get("cursor")); err != nil {
 		return err
@@ -111,6 +113,7 @@ func (s *Supervisor) join(c *clientConn, key, cursor string) error {
 		Cursor:        c.attachment.Cursor,
 		Replaced:      c.attachment.Replaced(),
 		Acknowledges:  c.attachment.Acknowledges(),
+		Compress:      c.compress,
 		MaxMessage:    s.maxMessageOf(c),
 		Input:         s.input.Of(c.user, s.ownedBy(c.user)),
 		Over:          s.over,

@@ -202,6 +202,7 @@ type dialOption struct {
 	cursor  string // to resume behind; only for relays
 	header  http.Header
 	conn    func(net.Conn) net.Conn
+	deflate bool // offer compression
 }
 
 func (r *running) dial(o dialOption) *client {
@@ -220,7 +221,7 @@ func (r *running) tryDial(o dialOption) (*client, error) {
 			c = o.conn(c)
 		}
 		return c, err
-	}}
+	}, EnableCompression: o.deflate}
 	want := ""
 	switch {
 	case o.relay:

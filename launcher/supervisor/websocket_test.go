@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/gorilla/websocket"
@@ -184,4 +185,38 @@ func TestSupervisor_AbandonedConnection(t *testing.T) {
 			t.Errorf("%s came again: %s", g.msgType, g.Content)
 		}
 	}
+}
+
+// TestSupervisor_Compression: the gateway decides whether messages are compressed, and an offer alone is ignored.
+func TestSupervisor_Compression(t *testing.T) {
+	r := startSupervisor(t, nil).ready()
+	for _, allowed := range []string{"", "1"} {
+		var read atomic.Int64
+		header := http.Header{"User-Agent": {"test"}}
+		if allowed != "" {
+			header.Set(api.HeaderCompress, allowed)
+		}
+		c := r.dial(dialOption{session: "page" + allowed, deflate: true, header: header, conn: func(c net.Conn) net.Conn {
+			return countingConn{c, &read}
+		}})
+		id := c.execute("big 100000")
+		if big, ok := find(c.result(id), "display_data", id); !ok || big.Size() < 100_000 {
+			t.Errorf("display data has %d bytes", big.Size())
+		}
+		if got := read.Load() < 50_000; got != (allowed != "") {
+			t.Errorf("%s: %q: %d bytes were read", api.HeaderCompress, allowed, read.Load())
+		}
+	}
+}
+
+// countingConn counts what is read.
+type countingConn struct {
+	net.Conn
+	read *atomic.Int64
+}
+
+func (c countingConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.read.Add(int64(n))
+	return n, err
 }

@@ -2,21 +2,56 @@ package connection
 
 import (
 	"net/http"
+	"runtime"
 	"strings"
+	"sync"
 
 	"github.com/gorilla/websocket"
 )
 
 // Messages are compressed one by one (permessage-deflate without context takeover, RFC 7692), at the fastest level. A
-// compressor takes about 1 MB while a message is written. So the program has few of them, and a message that finds none
-// free is sent as it is.
+// compressor takes about 1 MB and a processor. So the program has few of them, and a message that finds none free is
+// sent as it is. A peer that reads slowly holds none: what was compressed is gathered first.
 const (
-	compressFrom = 1 << 10 // bytes of a message; smaller ones gain little
-	compressors  = 4
+	compressFrom    = 1 << 10 // bytes of a message; smaller ones gain little
+	compressGather  = 4 << 20 // compressed bytes of a message; beyond that it is sent while the rest is compressed
+	compressorsMost = 4
 )
 
-// compressing has an element for each compressor in use.
-var compressing = make(chan struct{}, compressors)
+// compressors counts the messages that are being compressed.
+var compressors slots
+
+// slots bounds how much is done at once. The zero value is ready. It may be used concurrently.
+type slots struct {
+	mu     sync.Mutex
+	used   int
+	guests int // of used
+}
+
+// take takes a slot, and reports false if there is none. There is one more than processors. Guests leave half of them
+// to the kernel's owner.
+func (s *slots) take(owner bool) bool {
+	all := min(compressorsMost, runtime.GOMAXPROCS(0)+1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.used >= all || !owner && s.guests >= all/2 {
+		return false
+	}
+	s.used++
+	if !owner {
+		s.guests++
+	}
+	return true
+}
+
+func (s *slots) giveBack(owner bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.used--
+	if !owner {
+		s.guests--
+	}
+}
 
 // compressingUpgrader is upgrader for clients that may get compressed messages.
 var compressingUpgrader = func() websocket.Upgrader {
@@ -25,10 +60,10 @@ var compressingUpgrader = func() websocket.Upgrader {
 	return u
 }()
 
-// chooseUpgrader returns the Upgrader for a request, and whether messages can be compressed. The gateway passes on the
-// offer of a client only if its messages are to be compressed. No relay is compressed.
+// chooseUpgrader returns the Upgrader for a request, and whether messages can be compressed. No relay is compressed.
 func (c *Conn) chooseUpgrader(r *http.Request) (*websocket.Upgrader, bool) {
-	if c.o.Relay || !strings.Contains(strings.Join(r.Header["Sec-Websocket-Extensions"], ","), "permessage-deflate") {
+	offered := strings.Contains(strings.Join(r.Header["Sec-Websocket-Extensions"], ","), "permessage-deflate")
+	if !c.o.Compress || c.o.Relay || !offered {
 		return &upgrader, false
 	}
 	return &compressingUpgrader, true
@@ -39,15 +74,13 @@ func (c *Conn) writeMessage(kind int, data []byte) error {
 	if !c.compresses {
 		return c.ws.WriteMessage(kind, data)
 	}
-	compress := false
-	if len(data) >= compressFrom {
-		select {
-		case compressing <- struct{}{}:
-			defer func() { <-compressing }()
-			compress = true
-		default:
-		}
-	}
+	owner := c.o.Input.owner
+	compress := len(data) >= compressFrom && compressors.take(owner)
 	c.ws.EnableWriteCompression(compress)
-	return c.ws.WriteMessage(kind, data)
+	if !compress {
+		return c.ws.WriteMessage(kind, data)
+	}
+	return c.flow.Gather(compressGather,
+		func() error { return c.ws.WriteMessage(kind, data) },
+		func() { compressors.giveBack(owner) })
 }

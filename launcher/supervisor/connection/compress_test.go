@@ -3,6 +3,7 @@ package connection
 import (
 	"bytes"
 	"compress/flate"
+	crand "crypto/rand"
 	"encoding/base64"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -20,6 +22,7 @@ import (
 	"github.com/gorilla/websocket"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 )
 
 // line is a network connection of a client that reads at most rate bytes in a second, and counts them.
@@ -50,7 +53,12 @@ func (l *line) Read(p []byte) (int, error) {
 // compressed dials a connection with compression over a line. It returns the peer and the count of its bytes.
 func compressed(t *testing.T, rate int, offer bool, tune func(*Options)) (*served, *atomic.Int64) {
 	t.Helper()
-	s := serve(t, tune)
+	s := serve(t, func(o *Options) {
+		o.Compress = true
+		if tune != nil {
+			tune(o)
+		}
+	})
 	_ = s.peer.Close()
 	<-s.done
 	o := s.o
@@ -74,8 +82,8 @@ func compressed(t *testing.T, rate int, offer bool, tune func(*Options)) (*serve
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := strings.Contains(resp.Header.Get("Sec-Websocket-Extensions"), "permessage-deflate"); got != offer {
-		t.Errorf("compression was chosen: %v, offered: %v", got, offer)
+	if got := strings.Contains(resp.Header.Get("Sec-Websocket-Extensions"), "permessage-deflate"); got != (offer && o.Compress) {
+		t.Errorf("compression was chosen: %v, offered: %v, allowed: %v", got, offer, o.Compress)
 	}
 	t.Cleanup(func() { _ = peer.Close() })
 	s.peer = peer
@@ -100,15 +108,69 @@ func TestConn_Compressed(t *testing.T) {
 	if got := size(600); got < 600 {
 		t.Errorf("600 bytes took %d", got)
 	}
-	for range compressors {
-		compressing <- struct{}{}
+	taken := 0
+	for ; compressors.take(true); taken++ {
 	}
 	got := size(100 << 10)
-	for range compressors {
-		<-compressing
+	for range taken {
+		compressors.giveBack(true)
 	}
 	if got < 100<<10 {
 		t.Errorf("100 KiB took %d bytes without a compressor", got)
+	}
+}
+
+// TestConn_NotCompressed: an offer is not enough. An older gateway passes on the offers of all clients.
+func TestConn_NotCompressed(t *testing.T) {
+	s, read := compressed(t, 0, true, func(o *Options) { o.Compress = false })
+	s.append(100 << 10)
+	if _, _, err := s.peer.ReadMessage(); err != nil || read.Load() < 100<<10 {
+		t.Errorf("100 KiB took %d bytes, %v", read.Load(), err)
+	}
+}
+
+// TestSlots: guests leave compressors to the kernel's owner, and there is always one.
+func TestSlots(t *testing.T) {
+	for processors, want := range map[int][2]int{1: {1, 1}, 2: {1, 2}, 8: {2, 2}} {
+		before := runtime.GOMAXPROCS(processors)
+		var s slots
+		got := [2]int{}
+		for i, owner := range []bool{false, true} {
+			for s.take(owner) {
+				got[i]++
+			}
+		}
+		if got != want {
+			t.Errorf("%d processors: guests and owner got %v, want %v", processors, got, want)
+		}
+		s.giveBack(false)
+		if !s.take(true) || s.take(false) {
+			t.Errorf("%d processors: a free compressor is not the owner's", processors)
+		}
+		runtime.GOMAXPROCS(before)
+	}
+}
+
+// TestConn_SlowPeerAndCompressor: a peer that does not read holds no compressor, neither with a message that is gathered
+// nor with a larger one.
+func TestConn_SlowPeerAndCompressor(t *testing.T) {
+	for _, size := range []int{3 << 20, 2 * compressGather} {
+		s, _ := compressed(t, 0, true, nil)
+		random := make([]byte, size/4*3)
+		_, _ = crand.Read(random)
+		m := jupyter.New(jupyter.IOPub, "stream", "kernel", nil,
+			map[string]string{"name": "stdout", "text": base64.StdEncoding.EncodeToString(random)})
+		s.log.Append(0, m, false)
+		poll.Until(t, "it is being sent", func() bool { return s.Conn.owed() >= int64(size) })
+		poll.Until(t, "no compressor is in use", func() bool {
+			compressors.mu.Lock()
+			defer compressors.mu.Unlock()
+			return compressors.used == 0
+		})
+		_, data, err := s.peer.ReadMessage()
+		if err != nil || len(data) < size {
+			t.Errorf("%d bytes, %v", len(data), err)
+		}
 	}
 }
 

@@ -63,6 +63,7 @@ type Options struct {
 	Cursor        messagelog.Position // the connection sends the entries behind it
 	Replaced      map[uint64]string   // by Seq: messages that are replaced by a notice, and why
 	Acknowledges  bool                // the session has acknowledged something on an earlier connection
+	Compress      bool                // the peer may have its messages compressed, if it offers that
 	MaxMessage    int64               // bytes of one message from the client
 	Input         InputShare          // the user's share of the kernel's unfinished input
 	Over          <-chan struct{}     // closed when the kernel has ended for good

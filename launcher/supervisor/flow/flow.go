@@ -35,11 +35,13 @@ type Conn struct {
 	mu     sync.Mutex // also held while writing, for the order of writes
 	buf    []byte
 	corked bool
+	most   int    // bytes of buf; gatherBytes but in Gather
+	full   func() // called before a write to the peer; nil but in Gather
 }
 
 // NewConn returns a Conn on c. Owed returns how many bytes were sent and not acknowledged.
 func NewConn(c net.Conn, owed func() int64) *Conn {
-	f := &Conn{Conn: c, owed: owed}
+	f := &Conn{Conn: c, owed: owed, most: gatherBytes}
 	f.progressed()
 	return f
 }
@@ -80,18 +82,36 @@ func (f *Conn) Cork() {
 func (f *Conn) Write(p []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.corked && len(f.buf)+len(p) <= gatherBytes {
+	if f.corked && len(f.buf)+len(p) <= f.most {
 		f.buf = append(f.buf, p...)
 		return len(p), nil
 	}
 	if err := f.flushLocked(); err != nil {
 		return 0, err
 	}
-	if f.corked && len(p) <= gatherBytes {
+	if f.corked && len(p) <= f.most {
 		f.buf = append(f.buf, p...)
 		return len(p), nil
 	}
 	return f.writeLocked(p)
+}
+
+// Gather calls write, and holds back what it writes, up to most bytes. It calls done once: before the peer is waited
+// for, at the latest when write has returned.
+func (f *Conn) Gather(most int, write func() error, done func()) error {
+	f.mu.Lock()
+	corked := f.corked
+	f.corked, f.most, f.full = true, most, sync.OnceFunc(done)
+	f.mu.Unlock()
+	err := write()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.full()
+	f.corked, f.most, f.full = corked, gatherBytes, nil
+	if err == nil && (!corked || len(f.buf) > gatherBytes) {
+		err = f.flushLocked()
+	}
+	return err
 }
 
 // Flush writes the bytes that Cork has held back and ends the cork.
@@ -115,6 +135,9 @@ func (f *Conn) flushLocked() error {
 }
 
 func (f *Conn) writeLocked(p []byte) (int, error) {
+	if f.full != nil {
+		f.full()
+	}
 	written := 0
 	for len(p) > 0 {
 		n := min(len(p), writeBytes)
