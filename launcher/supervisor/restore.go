@@ -199,12 +199,18 @@ func (s *Supervisor) restoreUseLocked(u savedstate.Use, lives bool) {
 	}
 }
 
-// toSave returns a time for the saved state: the present wall time less what has passed by the monotonic clock.
+// clockStep is the least difference between clocks that counts as a step of the wall clock. Without a step, users see
+// exactly the same times as before: two clocks are never read at the same moment.
+const clockStep = time.Second
+
+// toSave returns a time for the saved state. If the wall clock has stepped since, that is the present wall time less
+// what has passed by the monotonic clock.
 func toSave(t, now time.Time) time.Time {
-	if t.IsZero() {
-		return t
+	passed, shown := now.Sub(t), now.Round(0).Sub(t.Round(0))
+	if t.IsZero() || (passed-shown).Abs() < clockStep {
+		return t.UTC()
 	}
-	return now.Add(t.Sub(now)).UTC()
+	return now.Add(-passed).UTC()
 }
 
 // past turns times that the previous supervisor has saved into times of this supervisor's clock.
@@ -223,7 +229,11 @@ func (s *Supervisor) pastLocked(u savedstate.Use) past {
 	if u.SavedAt.IsZero() {
 		return past{now: now, savedAt: now}
 	}
-	return past{now: now, savedAt: u.SavedAt, since: max(0, s.sinceBoot()-u.SinceBoot)}
+	p := past{now: now, savedAt: u.SavedAt, since: max(0, s.sinceBoot()-u.SinceBoot)}
+	if shown := now.Sub(u.SavedAt); (p.since - shown).Abs() < clockStep {
+		p.since = shown
+	}
+	return p
 }
 
 // at returns a saved time with a reading of the monotonic clock. From then on a step of the wall clock makes no kernel

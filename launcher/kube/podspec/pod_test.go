@@ -116,7 +116,8 @@ func TestBuild_SupervisorUnderstands(t *testing.T) {
 			t.Fatal(err)
 		}
 		cfg, err := api.ParseConfig([]byte(strings.Replace(string(text), secretDir, dir, 1)))
-		if err != nil || len(cfg.Ignored) > 0 || cfg.Token != keys.Token || string(cfg.TLSSeed) != string(keys.TLSSeed) || cfg.WorkingDir != "/work" {
+		if err != nil || len(cfg.Ignored) > 0 || cfg.Token != keys.Token ||
+			string(cfg.TLSSeed) != string(keys.TLSSeed) || cfg.WorkingDir != "/work" {
 			t.Errorf("%s: got %+v, %v", ekg, cfg, err)
 		}
 	}

@@ -135,8 +135,8 @@ func ParseConfig(b []byte) (Config, error) {
 	return c, nil
 }
 
-// unknownFields returns the names in a JSON object that a struct type does not have, each behind prefix, sorted. It looks
-// into the objects of the struct's own structs.
+// unknownFields returns the names in a JSON object that a struct type does not have, each behind prefix, sorted. It
+// looks into the objects of the struct's own structs.
 func unknownFields(object []byte, known reflect.Type, prefix string) []string {
 	var values map[string]json.RawMessage
 	if json.Unmarshal(object, &values) != nil {

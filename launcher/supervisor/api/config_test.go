@@ -117,8 +117,8 @@ func TestParseConfig(t *testing.T) {
 	}
 }
 
-// TestParseConfig_Newer: a supervisor ignores settings of a newer gateway and names them. A Config of a newer version is
-// rejected for that version, whatever else it has.
+// TestParseConfig_Newer: a supervisor ignores settings of a newer gateway and names them. A Config of a newer version
+// is rejected for that version, whatever else it has.
 func TestParseConfig_Newer(t *testing.T) {
 	good := `"kernel_id": "x", "argv": ["x"], "transport": "ipc", "interrupt_mode": "signal", "log_limit": 1`
 	for name, tc := range map[string]struct {

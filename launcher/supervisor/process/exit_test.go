@@ -66,13 +66,16 @@ func TestExit_Describe(t *testing.T) {
 
 // TestExit_DescribeOnMachine: no sentence about a process of this machine speaks of a container.
 func TestExit_DescribeOnMachine(t *testing.T) {
-	killed := Exit{Code: -1, Signal: syscall.SIGKILL, OOM: true}
-	for want, e := range map[string]Exit{
-		"the kernel's process ended without a known reason":                                                             {Code: -1, Lost: true},
-		"the kernel's process was killed because the memory of the machine ran out, or the part of it that ekg may use": killed,
+	for _, tc := range []struct {
+		exit Exit
+		want string
+	}{
+		{Exit{Code: -1, Lost: true}, "the kernel's process ended without a known reason"},
+		{Exit{Code: -1, Signal: syscall.SIGKILL, OOM: true}, "the kernel's process was killed because the memory of the " +
+			"machine ran out, or the part of it that ekg may use"},
 	} {
-		if got := e.Describe("", OnMachine); got != want {
-			t.Errorf("got  %s\nwant %s", got, want)
+		if got := tc.exit.Describe("", OnMachine); got != tc.want {
+			t.Errorf("got  %s\nwant %s", got, tc.want)
 		}
 	}
 	for _, said := range []string{OnMachine.Kernel(), OnMachine.Starter()} {
