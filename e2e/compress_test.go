@@ -5,12 +5,19 @@ package e2e
 import (
 	"encoding/json"
 	"net/http"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/gorilla/websocket"
 )
+
+// TestE2E_CompressionInPage: a page in Chromium that connects through a proxy gets its output compressed.
+func TestE2E_CompressionInPage(t *testing.T) {
+	g := newGateway(t, "--compress-websockets")
+	g.script(2*time.Minute, nil, "node", filepath.Join(g.in.repository, "e2e/testdata/browser/compression.mjs"))
+}
 
 // TestE2E_Compression: through a gateway with --compress-websockets, a client that a proxy forwards gets its output
 // compressed, and can send compressed requests. A client of this machine gets none.

@@ -14,6 +14,12 @@ const { chromium } = require('playwright-core');
 export const ARTIFACTS = process.env.EKG_ARTIFACTS ?? mkdtempSync(join(tmpdir(), 'ekg-artifacts-'));
 mkdirSync(ARTIFACTS, { recursive: true });
 
+export const startChromium = () => chromium.launch({
+  executablePath: '/usr/bin/chromium', headless: true,
+  args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking',
+    '--disable-component-update', '--disable-sync', '--disable-dev-shm-usage'],
+});
+
 async function freePort() {
   const server = createServer().listen(0, '127.0.0.1');
   await once(server, 'listening');
@@ -69,11 +75,7 @@ export class Lab {
         return false;
       }
     }, 60, 'JupyterLab answers');
-    lab.browser = await chromium.launch({
-      executablePath: '/usr/bin/chromium', headless: true,
-      args: ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking',
-        '--disable-component-update', '--disable-sync', '--disable-dev-shm-usage'],
-    });
+    lab.browser = await startChromium();
     lab.context = await lab.window();
     return lab;
   }
