@@ -254,11 +254,19 @@ func (x *execution) print(ctx context.Context, rest string) error {
 }
 
 func (x *execution) flood(ctx context.Context, rest string) error {
+	rest, of, _ := strings.Cut(rest, " of ")
 	n, every, err := series(rest)
 	if err != nil {
 		return err
 	}
-	return x.numbered(ctx, "display_data", `{"data":{"text/plain":"`, `"},"metadata":{},"transient":{}}`, n, every)
+	size := 0
+	if of != "" {
+		if size, err = number(of); err != nil {
+			return err
+		}
+	}
+	return x.numbered(ctx, "display_data", `{"data":{"text/plain":"`,
+		strings.Repeat("x", size)+`"},"metadata":{},"transient":{}}`, n, every)
 }
 
 func (x *execution) background(_ context.Context, rest string) error {

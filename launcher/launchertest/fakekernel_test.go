@@ -62,6 +62,7 @@ func TestFakeKernel_Cells(t *testing.T) {
 			"ok ",
 		},
 		{"buffers 3", []string{`comm_msg {"comm_id":"fake","data":{"size":3}}`}, "ok "},
+		{"flood 1 of 3", []string{`display_data {"data":{"text/plain":"0xxx"},"metadata":{},"transient":{}}`}, "ok "},
 	}
 	for _, transport := range []string{"tcp", "ipc"} {
 		t.Run(transport, func(t *testing.T) {

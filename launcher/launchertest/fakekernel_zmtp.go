@@ -157,8 +157,10 @@ func encodeMessage(prefix []byte, frames [][]byte) []byte {
 	return b
 }
 
-// outboxLimit is how many bytes may wait in an outbox before put waits.
-const outboxLimit = 4 << 20
+const (
+	outboxLimit = 4 << 20   // bytes that may wait in an outbox before put waits
+	outboxOwn   = 256 << 10 // bytes of a message that is not copied behind others
+)
 
 // outbox holds messages that wait to be sent on a connection. One goroutine (run) writes them in few large pieces.
 type outbox struct {
@@ -167,9 +169,11 @@ type outbox struct {
 	// Guarded by mu; changed announces every change.
 	mu       sync.Mutex
 	changed  *sync.Cond
-	buf      []byte
-	messages int  // in buf
-	writing  bool // the previous buffer is being written
+	buf      []byte   // behind large
+	large    [][]byte // what waits before buf: messages that are not copied, and buffers before them
+	bytes    int      // in buf and large
+	messages int      // in buf and large
+	writing  bool     // what waited before is being written
 	closed   bool
 }
 
@@ -184,13 +188,18 @@ func newOutbox(conn net.Conn) *outbox {
 func (o *outbox) put(message []byte, mark int) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for mark <= 0 && len(o.buf) > outboxLimit && !o.closed {
+	for mark <= 0 && o.bytes > outboxLimit && !o.closed {
 		o.changed.Wait()
 	}
 	if o.closed || mark > 0 && o.messages >= mark {
 		return false
 	}
-	o.buf = append(o.buf, message...)
+	if len(message) > outboxOwn {
+		o.large, o.buf = append(o.large, o.buf, message), nil
+	} else {
+		o.buf = append(o.buf, message...)
+	}
+	o.bytes += len(message)
 	o.messages++
 	o.changed.Broadcast()
 	return true
@@ -202,17 +211,20 @@ func (o *outbox) run() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for {
-		for len(o.buf) == 0 && !o.closed {
+		for o.bytes == 0 && !o.closed {
 			o.changed.Wait()
 		}
 		if o.closed {
 			return
 		}
-		batch := o.buf
-		o.buf, o.messages, o.writing = spare[:0], 0, true
+		batch, large := o.buf, net.Buffers(o.large)
+		o.buf, o.large, o.bytes, o.messages, o.writing = spare[:0], nil, 0, 0, true
 		o.changed.Broadcast()
 		o.mu.Unlock()
-		_, err := o.conn.Write(batch)
+		_, err := large.WriteTo(o.conn)
+		if err == nil {
+			_, err = o.conn.Write(batch)
+		}
 		o.mu.Lock()
 		if spare = batch; cap(spare) > 2*outboxLimit {
 			spare = nil
@@ -235,7 +247,7 @@ func (o *outbox) flush(limit time.Duration) {
 	defer timer.Stop()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for (len(o.buf) > 0 || o.writing) && !o.closed && !over {
+	for (o.bytes > 0 || o.writing) && !o.closed && !over {
 		o.changed.Wait()
 	}
 }

@@ -12,7 +12,7 @@
 //	echo TEXT             TEXT on stdout
 //	stderr TEXT           TEXT on stderr (the channel)
 //	complain TEXT         TEXT on the process's own stderr
-//	flood N               N display_data, numbered from 0
+//	flood N [of B]        N display_data, numbered from 0; each text has B bytes more
 //	big N                 one display_data of N bytes
 //	buffers N             one comm_msg with a binary buffer of N bytes
 //	result TEXT           an execute_result

@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -11,8 +12,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -80,7 +83,72 @@ func newGatewayPath(b *testing.B, v1 bool) *websocketPath {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { _ = conn.Close() })
-	p := &websocketPath{b: b, v1: v1, conn: conn, r: bufio.NewReaderSize(conn, 64<<10)}
+	p := &websocketPath{b: b, v1: v1, conn: conn, r: bufio.NewReaderSize(conn, 64<<10),
+		gateway: findGateway(b, cmd.Process.Pid, dir)}
 	p.upgrade(m.ID)
 	return p
+}
+
+// gatewayProcesses are the processes of a gateway and of its supervisor.
+type gatewayProcesses struct{ gateway, supervisor []int }
+
+// findGateway finds the processes of a supervisor below a folder.
+func findGateway(b *testing.B, gateway int, dir string) *gatewayProcesses {
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		b.Fatal(err)
+	}
+	g := &gatewayProcesses{gateway: []int{gateway}}
+	for _, file := range all {
+		line, err := os.ReadFile(file)
+		if err != nil {
+			continue // it has ended
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil && pid != gateway &&
+			bytes.Contains(line, []byte(dir)) && bytes.Contains(line, []byte("ekg-supervisor")) {
+			g.supervisor = append(g.supervisor, pid)
+		}
+	}
+	return g
+}
+
+// cpuOf returns how much time gateway and supervisor of a path have used so far; 0 if they have no processes.
+func cpuOf(b *testing.B, p path) (used time.Duration) {
+	w, ok := p.(*websocketPath)
+	if !ok || w.gateway == nil {
+		return 0
+	}
+	for _, pid := range append(w.gateway.gateway, w.gateway.supervisor...) {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			b.Fatal(err)
+		}
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		const userTime, systemTime = 11, 12 // proc(5), counted from the state
+		for _, i := range []int{userTime, systemTime} {
+			ticks, err := strconv.Atoi(fields[i])
+			if err != nil {
+				b.Fatal(err)
+			}
+			used += time.Duration(ticks) * (time.Second / 100)
+		}
+	}
+	return used
+}
+
+// peak returns the largest memory of a supervisor so far, in MB.
+func (g *gatewayProcesses) peak(b *testing.B) (most float64) {
+	for _, pid := range g.supervisor {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			b.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(string(status), "VmHWM:")
+		var kB float64
+		if _, err := fmt.Sscan(rest, &kB); err != nil {
+			b.Fatal(err)
+		}
+		most = max(most, kB/1000)
+	}
+	return most
 }

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -43,13 +44,16 @@ type path interface {
 	answered(reply []byte, count func()) time.Time
 }
 
+// mostSearched is the size in bytes above which a message is output, which need not be searched for marks.
+const mostSearched = 4 << 10
+
 // Marks of messages: an idle, and a message that belongs to a request of the benchmark.
 var (
 	idleMark = []byte(`"execution_state":"idle"`)
 	askMark  = []byte(`"session":"bench"`)
 )
 
-// directPath is a Jupyter client without a gateway.
+// directPath is a Jupyter client without a gateway. Like a client in C, it only splits the messages of iopub into frames.
 type directPath struct {
 	b      *testing.B
 	signer *jupyter.Signer
@@ -122,16 +126,11 @@ func (p *directPath) readIOPub(iopub zeromq.Socket) {
 		if err != nil {
 			return
 		}
-		m, err := jupyter.ParseFrames(jupyter.IOPub, frames, p.signer)
-		if err != nil {
-			p.b.Error(err)
-			return
-		}
 		if count == nil {
 			count = <-p.count
 		}
 		count()
-		if bytes.Contains(m.Content, []byte(`"idle"`)) {
+		if content := frames[len(frames)-1]; len(content) < mostSearched && bytes.Contains(content, []byte(`"idle"`)) {
 			count = nil
 			p.idle <- struct{}{}
 		}
@@ -168,6 +167,8 @@ type websocketPath struct {
 	r    *bufio.Reader
 	buf  []byte
 	out  []byte
+
+	gateway *gatewayProcesses // nil: the supervisor is in this process
 }
 
 // newSupervisorPath starts a supervisor with a kernel of its own and connects one client.
@@ -179,7 +180,7 @@ func newSupervisorPath(b *testing.B, v1 bool) *websocketPath {
 		WorkingDir: dir, InterruptMode: "signal", Listen: "unix:" + filepath.Join(dir, "s"),
 		ConnectionFile: filepath.Join(dir, "connection.json"), Transport: "tcp", RunDir: dir,
 		LockFile: filepath.Join(dir, "lock"), EndFile: filepath.Join(dir, "ended.json"),
-		LogLimit: 64 << 20, SpillDir: dir, StopGrace: time.Second, DeadLinger: time.Minute, RestartLimit: 3,
+		LogLimit: 1 << 30, SpillDir: dir, StopGrace: time.Second, DeadLinger: time.Minute, RestartLimit: 3,
 	}
 	l, err := listener.Open(&cfg)
 	if err != nil {
@@ -302,6 +303,8 @@ func (p *websocketPath) answered(reply []byte, count func()) time.Time {
 	for replied, idle := false, false; !replied || !idle; {
 		m := p.next()
 		switch {
+		case len(m) > mostSearched:
+			count()
 		case bytes.Contains(m, reply):
 			at, replied = time.Now(), true
 		case !bytes.Contains(m, askMark):
@@ -325,20 +328,26 @@ func benchDir(b *testing.B) string {
 	return dir
 }
 
+// messagePaths returns the ways to a kernel, direct first. EKG_BENCH_PATHS may name some of them, as "direct,json" for a
+// profile of one.
 func messagePaths(b *testing.B) (names []string, paths []path) {
-	return []string{
-			"direct",
-			"v1",
-			"json",
-			"gateway-v1",
-			"gateway-json",
-		}, []path{
-			newDirectPath(b),
-			newSupervisorPath(b, true),
-			newSupervisorPath(b, false),
-			newGatewayPath(b, true),
-			newGatewayPath(b, false),
+	all := []struct {
+		name string
+		open func() path
+	}{
+		{"direct", func() path { return newDirectPath(b) }},
+		{"v1", func() path { return newSupervisorPath(b, true) }},
+		{"json", func() path { return newSupervisorPath(b, false) }},
+		{"gateway-v1", func() path { return newGatewayPath(b, true) }},
+		{"gateway-json", func() path { return newGatewayPath(b, false) }},
+	}
+	wanted := strings.Split(os.Getenv("EKG_BENCH_PATHS"), ",")
+	for _, a := range all {
+		if wanted[0] == "" || slices.Contains(wanted, a.name) {
+			names, paths = append(names, a.name), append(paths, a.open())
 		}
+	}
+	return names, paths
 }
 
 // BenchmarkMessagePath_RoundTrip is a request and its reply, with nothing else going on.
@@ -368,22 +377,34 @@ func BenchmarkMessagePath_RoundTrip(b *testing.B) {
 
 // BenchmarkMessagePath_Flood is a cell that displays without a pause.
 func BenchmarkMessagePath_Flood(b *testing.B) {
-	const messages = 50_000
 	names, paths := messagePaths(b)
+	for _, of := range []struct {
+		name     string
+		bytes    int // of text, in each message
+		messages int
+	}{{"100B", 80, 50_000}, {"10kB", 10_000, 10_000}, {"1MB", 1_000_000, 200}, {"100MB", 100_000_000, 3}} {
+		b.Run(of.name, func(b *testing.B) { benchmarkFlood(b, names, paths, of.messages, of.bytes) })
+	}
+}
+
+func benchmarkFlood(b *testing.B, names []string, paths []path, messages, size int) {
 	took := make([][]time.Duration, len(paths))
 	allocs := make([]uint64, len(paths))
+	cpu := make([]time.Duration, len(paths))
 	for b.Loop() {
 		for i, p := range paths {
 			var before, after runtime.MemStats
 			runtime.GC()
 			runtime.ReadMemStats(&before)
+			used := cpuOf(b, p)
 			start := time.Now()
 			n := 0
-			p.ask("execute_request", map[string]any{"code": fmt.Sprintf("flood %d", messages), "silent": false})
+			p.ask("execute_request", map[string]any{"code": fmt.Sprintf("flood %d of %d", messages, size), "silent": false})
 			p.answered([]byte("execute_reply"), func() { n++ })
 			took[i] = append(took[i], time.Since(start))
 			runtime.ReadMemStats(&after)
 			allocs[i] += after.Mallocs - before.Mallocs
+			cpu[i] += cpuOf(b, p) - used
 			if n != messages+3 { // busy, execute_input, idle
 				b.Fatalf("%s: %d messages on iopub, want %d", names[i], n, messages+3)
 			}
@@ -393,13 +414,19 @@ func BenchmarkMessagePath_Flood(b *testing.B) {
 	var direct float64
 	for i, name := range names {
 		slices.Sort(took[i])
-		rate := messages / took[i][len(took[i])/2].Seconds()
+		rate := float64(messages) / took[i][len(took[i])/2].Seconds()
+		all := float64(len(took[i]) * messages)
 		if i == 0 {
 			direct = rate
 		} else {
 			b.ReportMetric(rate/direct, name+"/direct")
 		}
 		b.ReportMetric(rate, name+"-msg/s")
-		b.ReportMetric(float64(allocs[i])/float64(len(took[i])*messages), name+"-allocs/msg")
+		if p, ok := paths[i].(*websocketPath); ok && p.gateway != nil {
+			b.ReportMetric(float64(cpu[i].Microseconds())/all, name+"-µs-cpu/msg")
+			b.ReportMetric(p.gateway.peak(b), name+"-MB-peak")
+		} else {
+			b.ReportMetric(float64(allocs[i])/all, name+"-allocs/msg")
+		}
 	}
 }
