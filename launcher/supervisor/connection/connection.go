@@ -87,6 +87,7 @@ type Conn struct {
 	// Owned by the writer.
 	cursor    messagelog.Position
 	batch     []*messagelog.Entry
+	batchSize int64 // bytes of the messages of batch, as sent
 	lastPing  time.Time
 	sincePing int64  // bytes
 	textOnly  []byte // parent of the last message that was sent without its buffers

@@ -57,7 +57,7 @@ func (c *Conn) write(ctx context.Context) {
 			return
 		}
 		wake, due := c.reader.Wake, time.Until(c.nextDue())
-		if wait := pace.Wrote(len(c.batch), time.Now()); wait > 0 {
+		if wait := pace.Wrote(len(c.batch), c.batchSize, time.Now()); wait > 0 {
 			wake, due = nil, min(wait, due)
 		}
 		timer.Reset(due)
@@ -124,6 +124,7 @@ func (c *Conn) writeDirect() error {
 
 // writeBatch sends entries of the log, up to batchBytes, and reports whether there may be more.
 func (c *Conn) writeBatch() (more bool, err error) {
+	c.batchSize = 0
 	if c.windowFull() {
 		c.batch = c.batch[:0]
 		return false, nil
@@ -139,6 +140,7 @@ func (c *Conn) writeBatch() (more bool, err error) {
 		f := c.encode(e)
 		c.pingNow = c.pingNow || e.Essential
 		c.noteSent(e.At.Seq, len(f.Data))
+		c.batchSize += int64(len(f.Data))
 		if err := c.writeFrame(e.At, f); err != nil {
 			return false, err
 		}

@@ -107,6 +107,7 @@ type stream struct {
 	lines  pageWriter
 	at     uint64 // number of the last entry that was read
 	page   []messagelog.Line
+	bytes  int64 // of page
 	pace   flow.Pacer
 }
 
@@ -126,7 +127,7 @@ func (st *stream) run(ctx context.Context) error {
 		var paused <-chan time.Time
 		wake := st.reader.Wake
 		if moved {
-			wait := st.pace.Wrote(len(st.page), time.Now())
+			wait := st.pace.Wrote(len(st.page), st.bytes, time.Now())
 			if wait == 0 || !st.q.Follow {
 				continue
 			}
@@ -170,6 +171,12 @@ func (st *stream) writePage() (moved, done bool, err error) {
 		err = ferr
 	}
 	done = full || final && (!moved || n < len(st.page))
+	st.bytes = 0
+	for _, l := range st.page {
+		if l.Entry != nil {
+			st.bytes += int64(l.Entry.Message.Size())
+		}
+	}
 	clear(st.page)
 	return moved, done, err
 }
