@@ -81,6 +81,22 @@ func (m *Message) Size() int {
 	return n
 }
 
+// Clone returns the message in memory of its own, which it shares with no other message.
+func (m *Message) Clone() Message {
+	rest := make([]byte, 0, m.Size())
+	part := func(b []byte) []byte {
+		n := len(rest)
+		rest = append(rest, b...)
+		return rest[n:len(rest):len(rest)]
+	}
+	out := Message{Channel: m.Channel, Header: part(m.Header), Parent: part(m.Parent), Metadata: part(m.Metadata),
+		Content: part(m.Content)}
+	for _, b := range m.Buffers {
+		out.Buffers = append(out.Buffers, part(b))
+	}
+	return out
+}
+
 // Header has the members of a message header that a gateway needs. They are raw JSON strings without quotes, and are
 // compared as such. A member that is missing or not a string is empty.
 type Header struct {

@@ -450,3 +450,22 @@ func TestParseHead(t *testing.T) {
 		}
 	}
 }
+
+func TestMessage_Clone(t *testing.T) {
+	for _, m := range []Message{
+		{Channel: IOPub},
+		{Channel: Shell, Header: []byte("h"), Parent: []byte("pp"), Metadata: []byte("m"), Content: []byte("cc"),
+			Buffers: [][]byte{[]byte("b"), {}, []byte("bb")}},
+	} {
+		c := m.Clone()
+		if got, want := fmt.Sprintf("%q", c), fmt.Sprintf("%q", m); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+		for _, part := range append([][]byte{m.Header, m.Parent, m.Metadata, m.Content}, m.Buffers...) {
+			clear(part)
+		}
+		if string(c.Header) != string(bytes.Repeat([]byte("h"), len(m.Header))) || cap(c.Header) != len(c.Header) {
+			t.Errorf("the copy shares memory: %q", c)
+		}
+	}
+}

@@ -24,7 +24,7 @@ func ParseFrames(channel Channel, frames [][]byte, s *Signer) (Message, error) {
 		}
 		m := Message{Channel: channel, Header: f[1], Parent: f[2], Metadata: f[3], Content: f[4]}
 		if len(f) > fixedFrames {
-			m.Buffers = f[fixedFrames:]
+			m.Buffers = slices.Clone(f[fixedFrames:]) // frames may be part of an array that other messages use
 		}
 		return m, nil
 	}

@@ -342,6 +342,7 @@ func (s *Supervisor) parseParentLocked(m *jupyter.Message) (jupyter.Header, erro
 	}
 	h, err := jupyter.ParseHeader(m.Parent)
 	if err == nil && m.Channel == jupyter.IOPub {
+		m.Parent = bytes.Clone(m.Parent) // it outlives the messages around it
 		s.lastParent, s.lastParentHeader = m.Parent, h
 	}
 	return h, err
@@ -355,7 +356,7 @@ func (s *Supervisor) deliverOwnLocked(b *bridge, m *jupyter.Message, parent jupy
 	} else {
 		b.replied = true
 		if jupyter.StringField(m.Header, "msg_type") == "kernel_info_reply" {
-			s.kernelInfo = m.Content
+			s.kernelInfo = bytes.Clone(m.Content) // it outlives the messages around it
 			s.kernelSession = jupyter.StringField(m.Header, "session")
 		}
 		if parent.MsgID == b.firstID[m.Channel] {

@@ -10,7 +10,7 @@ import (
 
 // askLocked offers a prompt of the kernel to all sessions that it is for.
 func (s *Supervisor) askLocked(r *requests.Request, m jupyter.Message) {
-	p := s.prompts.Add(r, m)
+	p := s.prompts.Add(r, m.Clone()) // it outlives the messages around it
 	for sess := range s.sessions.All() {
 		s.offerLocked(p, sess)
 	}

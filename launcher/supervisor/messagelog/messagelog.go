@@ -244,9 +244,24 @@ func (l *Log) settleAwaitedLocked() {
 	l.spillIfFullLocked()
 }
 
+// sharedMost is the size in bytes of a message up to which most of the memory that it shares may belong to others.
+const sharedMost = 64 << 10
+
+// alone returns a copy of an entry that outlives those around it: without the encoded forms, and in memory of its own.
+// A message of a kernel shares memory with those that came with it (zeromq.Socket).
+func (e *Entry) alone() *Entry {
+	m := e.Message
+	if m.Size() <= sharedMost {
+		m = m.Clone()
+	}
+	return &Entry{At: e.At, To: e.To, Message: m, Essential: e.Essential, Stamp: e.Stamp,
+		size: int64(m.Size()) + entryOverhead}
+}
+
 // keepLocked keeps an entry that is being evicted, if it is essential.
 func (l *Log) keepLocked(e *Entry) {
 	if e.Essential {
+		e = e.alone()
 		l.kept = append(l.kept, e)
 		l.keptBytes += e.size
 		l.trimKeptLocked()

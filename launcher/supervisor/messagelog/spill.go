@@ -216,9 +216,7 @@ func (l *Log) takeLocked(batch []*Entry, seg *segment, fresh bool, written segme
 		l.entries[i] = nil
 		l.bytes -= e.size
 		if e.Essential {
-			// A copy without the encoded forms.
-			e = &Entry{At: e.At, To: e.To, Message: e.Message, Essential: true, Stamp: e.Stamp,
-				size: int64(e.Message.Size()) + entryOverhead}
+			e = e.alone()
 			seg.essential = append(seg.essential, e)
 			l.essentialBytes += e.size
 		}

@@ -6,59 +6,55 @@ import (
 )
 
 const (
-	aheadLimit  = 64 << 20 // bytes read from a subscription and not yet parsed
-	aheadChunk  = 64 << 10 // bytes of one buffer
-	aheadSpares = 4        // empty buffers that are kept
-	aheadLeast  = 4 << 10  // free bytes that a buffer needs to be filled further
+	aheadLimit  = 64 << 20 // bytes of messages that were read from a subscription and not yet received
+	aheadSpares = 2        // chunks that are kept for the reader
+	queueKept   = 1 << 10  // messages for which an empty queue keeps memory
+
+	// Memory of a message besides its bytes, and of each frame.
+	messageOverhead = 64
+	frameOverhead   = 24
 )
 
-// readAhead reads a subscription's connection as soon as bytes arrive, and keeps them until Read takes them. A kernel
+// readAhead reads a subscription's messages as soon as they arrive, and keeps them until receive takes them. A kernel
 // drops what it cannot send beyond ZeroMQ's high-water mark, and a unix socket holds only some 200 KiB. So the reader
-// of the connection must wait neither for the parser nor for a lock of the supervisor. It must not wait for the garbage
-// collector either, which makes goroutines that allocate help it. Therefore it reuses its buffers. aheadLimit bounds
-// them; when they are full, the connection's own buffers fill.
+// of the connection must wait neither for the one who receives nor for a lock of the supervisor. It must not wait for
+// the garbage collector either, which makes goroutines that allocate help it. Therefore the one who receives allocates
+// most chunks. aheadLimit bounds what is kept, except for one message. When it is reached, the connection's own buffers
+// fill.
 //
-// Read belongs to one goroutine. begin starts the goroutine that fills, and end awaits it.
+// receive belongs to one goroutine. begin starts the goroutine that reads, and end awaits it.
 type readAhead struct {
-	conn net.Conn // fixed
-	on   bool     // set by begin; before that, Read reads the connection; owned by the reader
+	r    *reader // owned by the goroutine that reads
 	done chan struct{}
 
 	mu     sync.Mutex
-	cond   *sync.Cond // the reader waits for bytes or the filler for room, never both
-	chunks []*chunk   // oldest first; the filler fills the last
-	spares []*chunk
-	bytes  int   // unread, in chunks
-	err    error // why no more bytes will come; nil: they may
-	ended  bool  // end was called: unread bytes are not wanted
+	cond   *sync.Cond // the one waits for messages or the other for room, never both
+	queue  []message  // oldest first
+	first  int        // queue[:first] was received
+	bytes  int        // of the messages that wait
+	spares [][]byte   // chunks of chunkMost bytes
+	wanted int        // how many spares to allocate
+	err    error      // why no more messages will come; nil: they may
+	ended  bool       // end was called: messages that wait are not wanted
 }
 
-// chunk is a buffer. The reader takes bytes from r up to w, the filler writes from w on.
-type chunk struct {
-	buf  [aheadChunk]byte
-	r, w int
-}
-
-func newReadAhead(conn net.Conn) *readAhead {
-	a := &readAhead{conn: conn, done: make(chan struct{})}
+func newReadAhead(r *reader) *readAhead {
+	a := &readAhead{r: r, done: make(chan struct{})}
 	a.cond = sync.NewCond(&a.mu)
+	r.fresh = a.chunk
 	return a
 }
 
 // begin starts to read ahead. Its caller must call end.
 func (a *readAhead) begin() {
-	a.on = true
 	go func() {
 		defer close(a.done)
 		a.fill()
 	}()
 }
 
-// end waits for the filler, if begin was called. The connection must be closed.
+// end waits for the goroutine that reads. The connection must be closed.
 func (a *readAhead) end() {
-	if !a.on {
-		return
-	}
 	a.stop(net.ErrClosed)
 	a.mu.Lock()
 	a.ended = true
@@ -66,7 +62,7 @@ func (a *readAhead) end() {
 	<-a.done
 }
 
-// stop makes Read return err after the bytes read so far. The first err stays.
+// stop makes receive return err after the messages read so far. The first err stays.
 func (a *readAhead) stop(err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -78,77 +74,86 @@ func (a *readAhead) stop(err error) {
 
 func (a *readAhead) fill() {
 	for {
-		c := a.room()
-		if c == nil {
-			return
-		}
-		n, err := a.conn.Read(c.buf[c.w:])
-		a.mu.Lock()
-		c.w += n
-		a.bytes += n
-		a.cond.Signal()
-		a.mu.Unlock()
+		m, err := a.r.next()
 		if err != nil {
 			a.stop(err)
 			return
 		}
+		if !a.put(m) {
+			return
+		}
 	}
 }
 
-// room waits until fewer than aheadLimit bytes are unread. It returns the chunk to fill, or nil at the end.
-func (a *readAhead) room() *chunk {
+// put adds a message and waits until fewer than aheadLimit bytes wait. It reports false at the end.
+func (a *readAhead) put(m message) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.first > 0 && len(a.queue) == cap(a.queue) {
+		n := copy(a.queue, a.queue[a.first:])
+		clear(a.queue[n:])
+		a.queue, a.first = a.queue[:n], 0
+	}
+	m.memory = messageOverhead + frameOverhead*len(m.frames)
+	for _, f := range m.frames {
+		m.memory += len(f)
+	}
+	a.queue = append(a.queue, m)
+	a.bytes += m.memory
+	a.cond.Signal()
 	for a.bytes >= aheadLimit && a.err == nil {
 		a.cond.Wait()
 	}
-	if a.err != nil {
-		return nil
-	}
-	if n := len(a.chunks); n > 0 && len(a.chunks[n-1].buf)-a.chunks[n-1].w >= aheadLeast {
-		return a.chunks[n-1]
-	}
-	var c *chunk
-	if n := len(a.spares); n > 0 {
-		c, a.spares = a.spares[n-1], a.spares[:n-1]
-	} else {
-		c = new(chunk)
-	}
-	a.chunks = append(a.chunks, c)
-	return c
+	return a.err == nil
 }
 
-// Read implements io.Reader. It returns the bytes read ahead before the connection's error, but none of them after end.
-func (a *readAhead) Read(p []byte) (int, error) {
-	if !a.on {
-		return a.conn.Read(p)
+// chunk returns memory for the reader.
+func (a *readAhead) chunk(size int) []byte {
+	if size == chunkMost {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.wanted = aheadSpares
+		if n := len(a.spares); n > 0 {
+			chunk := a.spares[n-1]
+			a.spares[n-1] = nil
+			a.spares = a.spares[:n-1]
+			return chunk
+		}
 	}
+	return make([]byte, size)
+}
+
+// receive returns the next message. It returns those read ahead before the connection's error, but none of them after
+// end.
+func (a *readAhead) receive() (message, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for a.bytes == 0 && a.err == nil {
+	if a.wanted > len(a.spares) {
+		a.wanted = 0
+		a.mu.Unlock()
+		spare := make([]byte, chunkMost)
+		a.mu.Lock()
+		a.spares = append(a.spares, spare)
+	}
+	for a.first == len(a.queue) && a.err == nil {
 		a.cond.Wait()
 	}
-	if a.bytes == 0 || a.ended {
-		return 0, a.err
+	if a.first == len(a.queue) || a.ended {
+		return message{}, a.err
 	}
-	c := a.chunks[0]
-	if c.r == c.w { // the filler fills another by now
-		a.recycleLocked()
-		c = a.chunks[0]
+	m := a.queue[a.first]
+	a.queue[a.first] = message{}
+	a.first++
+	if a.first == len(a.queue) {
+		a.queue, a.first = a.queue[:0], 0
+		if cap(a.queue) > queueKept {
+			a.queue = nil
+		}
 	}
-	n := copy(p, c.buf[c.r:c.w])
-	c.r += n
-	a.bytes -= n
-	a.cond.Signal()
-	return n, nil
-}
-
-// recycleLocked takes back the first chunk, which is read to its end and no longer filled.
-func (a *readAhead) recycleLocked() {
-	c := a.chunks[0]
-	a.chunks = append(a.chunks[:0], a.chunks[1:]...)
-	if len(a.spares) < aheadSpares {
-		c.r, c.w = 0, 0
-		a.spares = append(a.spares, c)
+	full := a.bytes >= aheadLimit
+	a.bytes -= m.memory
+	if full {
+		a.cond.Signal()
 	}
+	return m, nil
 }

@@ -10,11 +10,16 @@ import (
 	"time"
 )
 
-// TestReadAhead_All checks that every byte arrives once and in order, with reads of any size, and then the connection's
-// end. Without a reader no more bytes are taken than the bound allows.
+// aheadOf returns a readAhead of the messages on a connection.
+func aheadOf(conn net.Conn) *readAhead {
+	return newReadAhead(newReader(&zmtpConn{Conn: conn, limits: Limits{}.withDefaults()}, nil))
+}
+
+// TestReadAhead_All checks that every message arrives once and in order, with frames of any size, and then the
+// connection's end. Without a receiver no more is taken than the bound allows.
 func TestReadAhead_All(t *testing.T) {
 	ours, theirs := unixPair(t)
-	a := newReadAhead(ours)
+	a := aheadOf(ours)
 	a.begin()
 	defer a.end()
 	defer ours.Close() //nolint:errcheck // everything was read
@@ -27,13 +32,16 @@ func TestReadAhead_All(t *testing.T) {
 			block[i] = byte(i * 7 >> 3)
 		}
 		for left := total; left > 0; {
-			p := block[:min(left, 1+rand.IntN(len(block)))]
-			sent.Write(p)
-			if _, err := theirs.Write(p); err != nil {
+			frame := block[:min(left, 1+rand.IntN(1<<(3*rand.IntN(7)+2)))] // mostly small ones
+			sent.Write(frame)
+			flags := byte(flagMore * rand.IntN(2))
+			if left -= len(frame); left == 0 {
+				flags = 0
+			}
+			if _, err := theirs.Write(zmqFrame(flags, frame)); err != nil {
 				wrote <- err
 				return
 			}
-			left -= len(p)
 		}
 		wrote <- theirs.Close()
 	}()
@@ -51,16 +59,18 @@ func TestReadAhead_All(t *testing.T) {
 	}
 	select {
 	case err := <-wrote:
-		t.Errorf("everything was taken without a reader: %v", err)
+		t.Errorf("everything was taken without a receiver: %v", err)
 	default:
 	}
 	got := sha256.New()
-	p := make([]byte, 300<<10)
 	n, most := 0, 0
 	for {
-		m, err := a.Read(p[:1+rand.IntN(len(p))])
-		got.Write(p[:m])
-		n, most = n+m, max(most, held())
+		m, err := a.receive()
+		for _, f := range m.frames {
+			got.Write(f)
+			n += len(f)
+		}
+		most = max(most, held())
 		if err != nil {
 			if !errors.Is(err, io.EOF) {
 				t.Fatal(err)
@@ -74,32 +84,48 @@ func TestReadAhead_All(t *testing.T) {
 	if n != total || [32]byte(got.Sum(nil)) != [32]byte(sent.Sum(nil)) {
 		t.Errorf("%d bytes of %d arrived, or they differ", n, total)
 	}
-	if most > aheadLimit+aheadChunk {
+	if most > aheadLimit+32<<20 { // and one message
 		t.Errorf("%d bytes were held, the bound is %d", most, aheadLimit)
 	}
 }
 
-// TestReadAhead_End checks that a Read that waits returns.
+// TestReadAhead_End checks that a receive that waits returns, and that messages that wait are not returned after end.
 func TestReadAhead_End(t *testing.T) {
 	ours, theirs := unixPair(t)
-	a := newReadAhead(ours)
+	a := aheadOf(ours)
 	a.begin()
-	if _, err := theirs.Write([]byte("ab")); err != nil {
+	if _, err := theirs.Write(zmqFrame(0, []byte("ab"))); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := io.ReadFull(a, make([]byte, 2)); err != nil {
-		t.Fatal(err)
+	if m, err := a.receive(); err != nil || string(m.frames[0]) != "ab" {
+		t.Fatalf("got %q, %v", m.frames, err)
 	}
 	ended := make(chan error)
 	go func() {
-		_, err := a.Read(make([]byte, 1))
+		_, err := a.receive()
 		ended <- err
 	}()
 	ours.Close() //nolint:errcheck // nothing was written
 	a.end()
 	if err := <-ended; !errors.Is(err, net.ErrClosed) {
-		t.Errorf("Read ends with %v", err)
+		t.Errorf("receive ends with %v", err)
 	}
+	t.Run("with messages that wait", func(t *testing.T) {
+		ours, theirs := unixPair(t)
+		a := aheadOf(ours)
+		a.begin()
+		if _, err := theirs.Write(append(zmqFrame(0, []byte("ab")), zmqFrame(0, []byte("cd"))...)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.receive(); err != nil {
+			t.Fatal(err)
+		}
+		ours.Close() //nolint:errcheck // nothing was written
+		a.end()
+		if m, err := a.receive(); err == nil {
+			t.Errorf("got %q after the end", m.frames)
+		}
+	})
 }
 
 // unixPair returns the two ends of a connection.

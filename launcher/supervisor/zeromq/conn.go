@@ -6,9 +6,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,6 +22,7 @@ import (
 // command is a single frame whose body begins with the length of its name and its name.
 const (
 	greetingSize = 64
+	headerMost   = 9 // bytes of a frame's header at most
 
 	flagMore     = 0x01
 	flagLong     = 0x02
@@ -28,9 +31,10 @@ const (
 
 	maxCommand = 64 << 10 // bytes of one command, READY included
 
+	handshakeBuffer = 4 << 10 // bytes
+
 	// maxFrame bounds the length of any frame. No kernel holds more in memory, so a higher number is no length.
-	maxFrame     = 1 << 40
-	discardPiece = 1 << 20 // bytes
+	maxFrame = 1 << 40
 
 	// Commands after the handshake are heartbeats, and each costs us an answer. A peer may send commandBurst of them at
 	// once and commandRate a second; a peer that sends more is broken or hostile.
@@ -41,16 +45,16 @@ const (
 	pongPatience   = time.Second // for the peer to take a pong; the reader waits meanwhile
 
 	// Messages up to this many bytes are copied together for one write, which is cheaper than a vector of a dozen
-	// pieces.
+	// pieces. Of larger ones, the frames up to this size are copied together.
 	coalesceLimit = 16 << 10
 )
 
-// zmtpConn is the connection below the ZeroMQ library. The library trusts its peer. It allocates any length that a
-// frame claims, and panics on a truncated READY. It hands commands to its caller, writes each frame in two pieces, and
-// waits without limit. So zmtpConn checks everything that the peer sends before the library sees it. It answers
-// commands itself, and sends the library's writes for one message in one system call.
+// zmtpConn is a connection that speaks ZMTP. The ZeroMQ library does its handshake, and trusts its peer: it allocates
+// any length that a frame claims, and panics on a truncated READY. So zmtpConn checks everything that the peer sends
+// before the library sees it. Messages do not pass the library. It would copy each frame, hand commands to its caller,
+// write each frame in two pieces, and wait without limit.
 //
-// One goroutine reads and any number write, all through socket. A Sub has another goroutine, which reads ahead.
+// One goroutine reads, the one of readAhead for a Sub, and any number write.
 type zmtpConn struct {
 	net.Conn // the stream; fixed
 
@@ -58,71 +62,52 @@ type zmtpConn struct {
 	kind   Kind
 	limits Limits
 
-	// Owned by the reader.
-	ahead    *readAhead
-	r        *bufio.Reader // on ahead
-	stage    zmtpStage
-	checked  []byte         // what the library reads next: a frame's header, or the whole READY
-	left     int64          // bytes of the greeting or of the present frame's body that may be read
-	frames   int            // frames of the present message so far
-	size     int64          // bytes of the present message so far
-	skipped  *TooLargeError // what was discarded of the message that is read now; nil: nothing
-	fault    error          // why the stream cannot be read any further; nil: it can
-	credit   float64
-	credited time.Time
-	head     [9]byte // backs checked
+	// Of the handshake.
+	stage   zmtpStage
+	r       *bufio.Reader
+	checked []byte // what the library reads next: the whole READY
+	left    int    // bytes of the greeting that may be read
+	fault   error  // why the stream cannot be read any further; nil: it can
 
 	// Set by the reader, taken by the holder of writing.
 	pong atomic.Pointer[[]byte]
 
 	// Guarded by writing.
-	writing  sync.Mutex
-	batching bool     // Write collects
-	pending  [][]byte // what the library has written of the present message
-	bytes    int      // in pending
-	carry    []byte   // rest of a pong that the peer did not take in time
-	small    []byte   // reused for messages that are copied together
+	writing sync.Mutex
+	carry   []byte      // rest of a pong that the peer did not take in time
+	small   []byte      // reused for what is copied together
+	vector  net.Buffers // reused
 }
 
-// zmtpStage is the part of the stream that the reader has reached.
+// zmtpStage is the part of the handshake that the reader has reached.
 type zmtpStage int
 
 const (
 	inGreeting zmtpStage = iota
 	inHandshake
-	inTraffic
 )
 
 func newZMTPConn(raw net.Conn, kind Kind, limits Limits) *zmtpConn {
-	ahead := newReadAhead(raw)
-	return &zmtpConn{
-		Conn: raw, kind: kind, limits: limits, ahead: ahead,
-		r: bufio.NewReaderSize(ahead, 16<<10), left: greetingSize, credit: commandBurst,
-	}
+	return &zmtpConn{Conn: raw, kind: kind, limits: limits, r: bufio.NewReaderSize(raw, handshakeBuffer),
+		left: greetingSize}
 }
 
-// handshaken notes that the library has completed the handshake, so that messages follow.
-func (c *zmtpConn) handshaken() {
-	c.stage = inTraffic
-	if c.kind == Sub {
-		c.ahead.begin()
-	}
-}
-
-// reason returns our own error of a failed read if there is one, else the library's.
-func (c *zmtpConn) reason(err error) error {
-	if c.fault != nil {
-		return c.fault
-	}
-	return err
+// messages returns the reader of the messages behind the handshake, which the library has completed.
+func (c *zmtpConn) messages() *reader {
+	early, _ := c.r.Peek(c.r.Buffered()) // never fails
+	c.r = nil
+	return newReader(c, bytes.Clone(early))
 }
 
 // refusal returns why the handshake failed. It is our own error or the stream's if there is one, else ErrProtocol with
 // the library's error.
 func (c *zmtpConn) refusal(err error) error {
 	var stream net.Error
-	if c.fault != nil || errors.As(err, &stream) {
-		return c.reason(err)
+	switch {
+	case c.fault != nil:
+		return c.fault
+	case errors.As(err, &stream):
+		return err
 	}
 	return violation("%v", err)
 }
@@ -131,14 +116,10 @@ func violation(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrProtocol}, args...)...)
 }
 
-// Read passes checked parts of the stream to the library. An error is permanent.
+// Read passes checked parts of the handshake to the library. An error is permanent.
 func (c *zmtpConn) Read(p []byte) (int, error) {
-	for len(c.checked) == 0 && c.left == 0 && c.fault == nil {
-		if c.stage == inTraffic {
-			c.fault = c.nextFrame()
-		} else {
-			c.fault = c.nextReady()
-		}
+	if len(c.checked) == 0 && c.left == 0 && c.fault == nil {
+		c.fault = c.nextReady()
 	}
 	switch {
 	case len(c.checked) > 0:
@@ -148,151 +129,31 @@ func (c *zmtpConn) Read(p []byte) (int, error) {
 	case c.fault != nil:
 		return 0, c.fault
 	}
-	if int64(len(p)) > c.left {
-		p = p[:c.left]
-	}
-	n, err := c.r.Read(p)
-	c.left -= int64(n)
-	if err != nil {
-		c.fault = err
-	}
+	n, err := c.r.Read(p[:min(len(p), c.left)])
+	c.left -= n
+	c.fault = err
 	return n, err
 }
 
-// frameHeader reads the header of the next frame and makes the checks that apply to every frame. The returned bytes are
-// valid until the next call.
-func (c *zmtpConn) frameHeader() (flags byte, size int64, header []byte, err error) {
-	h, err := c.r.Peek(2)
-	if err != nil {
-		return 0, 0, nil, err
-	}
-	flags = h[0]
+// checkHeader makes the checks that apply to the header of every frame.
+func checkHeader(flags byte, length uint64) error {
 	if flags&flagReserved != 0 {
-		return 0, 0, nil, violation("frame with flags %#02x", flags)
+		return violation("frame with flags %#02x", flags)
 	}
 	if flags&(flagCommand|flagMore) == flagCommand|flagMore {
-		return 0, 0, nil, violation("command of several frames")
-	}
-	length := uint64(h[1])
-	if flags&flagLong != 0 {
-		if h, err = c.r.Peek(9); err != nil {
-			return 0, 0, nil, err
-		}
-		length = binary.BigEndian.Uint64(h[1:])
+		return violation("command of several frames")
 	}
 	limit := uint64(maxFrame)
 	if flags&flagCommand != 0 {
 		limit = maxCommand
 	}
 	if length > limit {
-		return 0, 0, nil, violation("frame of %d bytes, at most %d allowed", length, limit)
-	}
-	n := copy(c.head[:], h)
-	_, err = c.r.Discard(n)
-	return flags, int64(length), c.head[:n], err
-}
-
-// nextFrame advances to the next frame of a message. It handles the commands before it.
-func (c *zmtpConn) nextFrame() error {
-	for {
-		flags, size, header, err := c.frameHeader()
-		if err != nil {
-			return err
-		}
-		if flags&flagCommand != 0 {
-			if c.frames > 0 {
-				return violation("command within a message")
-			}
-			if err := c.command(int(size)); err != nil {
-				return err
-			}
-			continue
-		}
-		c.frames++
-		c.size += size
-		if size > c.limits.Frame || c.size > c.limits.Message || c.frames > c.limits.Frames {
-			return c.skip(flags, size)
-		}
-		if flags&flagMore == 0 {
-			c.frames, c.size = 0, 0
-		}
-		c.checked, c.left = header, size
-		return nil
-	}
-}
-
-// skip discards the rest of a message that exceeds the limits, from a frame on whose header has been read. The library
-// gets an empty last frame instead, so that it returns the frames before.
-func (c *zmtpConn) skip(flags byte, size int64) error {
-	for {
-		if err := c.discard(size); err != nil {
-			return err
-		}
-		if flags&flagMore == 0 {
-			break
-		}
-		var err error
-		if flags, size, _, err = c.frameHeader(); err != nil {
-			return err
-		}
-		if flags&flagCommand != 0 {
-			return violation("command within a message")
-		}
-		c.frames++
-		c.size = min(c.size+size, math.MaxInt64-maxFrame)
-	}
-	c.skipped = &TooLargeError{Bytes: c.size, Frames: c.frames}
-	c.frames, c.size = 0, 0
-	c.head = [9]byte{}
-	c.checked = c.head[:2] // no flags, no bytes
-	return nil
-}
-
-// discard reads and forgets n bytes.
-func (c *zmtpConn) discard(n int64) error {
-	for n > 0 {
-		m, err := c.r.Discard(int(min(n, discardPiece)))
-		n -= int64(m)
-		if err != nil {
-			return err
-		}
+		return violation("frame of %d bytes, at most %d allowed", length, limit)
 	}
 	return nil
 }
 
-// command reads a command after the handshake. It answers PING and ignores all others.
-func (c *zmtpConn) command(size int) error {
-	now := time.Now()
-	if !c.credited.IsZero() {
-		c.credit = min(commandBurst, c.credit+now.Sub(c.credited).Seconds()*commandRate)
-	}
-	c.credited = now
-	if c.credit < 1 {
-		return violation("more than %d commands a second", commandRate)
-	}
-	c.credit--
-	body := make([]byte, size)
-	for n := 0; n < size; {
-		m, err := c.r.Read(body[n:])
-		if err != nil {
-			return err
-		}
-		n += m
-	}
-	name, rest, err := commandName(body)
-	if err != nil {
-		return err
-	}
-	if string(name) == "PING" {
-		const ttl = 2 // bytes; the peer's proposal for how long we wait for it, which we ignore
-		if len(rest) < ttl || len(rest) > ttl+maxPingContext {
-			return violation("PING of %d bytes", len(body))
-		}
-		c.answer(rest[ttl:])
-	}
-	return nil
-}
-
+// commandName splits a command into its name and the rest.
 func commandName(body []byte) (name, rest []byte, err error) {
 	if len(body) == 0 || int(body[0]) > len(body)-1 {
 		return nil, nil, violation("command without a name")
@@ -309,20 +170,26 @@ func (c *zmtpConn) nextReady() error {
 	} else if c.checked != nil {
 		return violation("a second frame in the handshake")
 	}
-	flags, size, header, err := c.frameHeader()
+	header, err := c.r.Peek(2)
 	if err != nil {
+		return err
+	}
+	flags, size := header[0], uint64(header[1])
+	if flags&flagLong != 0 {
+		if header, err = c.r.Peek(9); err != nil {
+			return err
+		}
+		size = binary.BigEndian.Uint64(header[1:])
+	}
+	if err := checkHeader(flags, size); err != nil {
 		return err
 	}
 	if flags&flagCommand == 0 {
 		return violation("message before READY")
 	}
 	frame := make([]byte, len(header)+int(size))
-	for n := copy(frame, header); n < len(frame); {
-		m, err := c.r.Read(frame[n:])
-		if err != nil {
-			return err
-		}
-		n += m
+	if _, err := io.ReadFull(c.r, frame); err != nil {
+		return err
 	}
 	if err := checkReady(frame[len(header):], c.kind); err != nil {
 		return err
@@ -389,51 +256,57 @@ func readProperty(p []byte) (key, value, rest []byte, ok bool) {
 	return key, p[:size], p[size:], true
 }
 
-// Write sends the library's bytes. During the handshake it sends them at once, later together with the rest of the
-// message.
-func (c *zmtpConn) Write(p []byte) (int, error) {
-	if !c.batching {
-		return c.Conn.Write(p)
-	}
-	c.pending = append(c.pending, p)
-	c.bytes += len(p)
-	return len(p), nil
-}
-
-// batch runs a function that writes one message through the library, then sends it.
-func (c *zmtpConn) batch(write func() error) error {
+// send writes one message, with one system call if the peer takes it at once.
+func (c *zmtpConn) send(frames [][]byte) error {
 	c.writing.Lock()
-	c.batching = true
-	err := write()
-	c.batching = false
-	if err == nil {
-		err = c.flushLocked()
-	}
-	clear(c.pending) // otherwise a big message would stay in memory until the next
-	c.pending, c.bytes = c.pending[:0], 0
+	err := c.sendLocked(frames)
 	c.writing.Unlock()
 	c.sendPong()
 	return err
 }
 
-// flushLocked sends carry and pending.
-func (c *zmtpConn) flushLocked() error {
-	if c.bytes <= coalesceLimit {
-		c.small = append(c.small[:0], c.carry...)
-		for _, p := range c.pending {
-			c.small = append(c.small, p...)
+func (c *zmtpConn) sendLocked(frames [][]byte) error {
+	copied := len(c.carry)
+	for _, f := range frames {
+		copied += headerMost
+		if len(f) <= coalesceLimit {
+			copied += len(f)
 		}
-		c.carry = nil
-		_, err := c.pushLocked(net.Buffers{c.small}, c.limits.Write)
-		return err
 	}
-	v := make(net.Buffers, 0, 1+len(c.pending))
-	if len(c.carry) > 0 {
-		v = append(v, c.carry)
-		c.carry = nil
+	b := append(slices.Grow(c.small[:0], copied), c.carry...) // not moved below, since parts of it are in v
+	c.carry = nil
+	v, from := c.vector[:0], 0
+	for i, f := range frames {
+		b = appendHeader(b, len(f), i < len(frames)-1)
+		if len(f) <= coalesceLimit {
+			b = append(b, f...)
+			continue
+		}
+		v = append(v, b[from:], f)
+		from = len(b)
 	}
-	_, err := c.pushLocked(append(v, c.pending...), c.limits.Write)
+	if from < len(b) {
+		v = append(v, b[from:])
+	}
+	c.small, c.vector = b, v
+	_, err := c.pushLocked(v, c.limits.Write)
+	clear(v) // otherwise a large message would stay in memory until the next
+	if cap(c.small) > 2*coalesceLimit {
+		c.small = nil
+	}
 	return err
+}
+
+// appendHeader appends the header of a message's frame.
+func appendHeader(b []byte, size int, more bool) []byte {
+	flags := byte(0)
+	if more {
+		flags = flagMore
+	}
+	if size > math.MaxUint8 {
+		return binary.BigEndian.AppendUint64(append(b, flags|flagLong), uint64(size))
+	}
+	return append(b, flags, byte(size))
 }
 
 // pushLocked writes until everything is sent or the peer has taken nothing for as long as patience.

@@ -2,8 +2,8 @@
 // tests.
 //
 // A kernel runs its user's code, so this package trusts nothing that the peer sends: it checks every length, command
-// and handshake before the library sees them, bounds memory and waiting by Limits, and never redials. It knows nothing
-// of Jupyter's messages; a message is a list of frames.
+// and handshake, bounds memory and waiting by Limits, and never redials. The library does the handshake; messages are
+// read and written here. The package knows nothing of Jupyter's messages; a message is a list of frames.
 //
 // Goroutines: a Sub has one that reads ahead, which Dial starts and Close awaits. A Dealer has none.
 package zeromq
@@ -29,7 +29,8 @@ type Socket interface {
 	// is closed. It does not keep the frames. It may be called concurrently.
 	Send(frames [][]byte) error
 	// Recv waits for one message, without a time limit. Only one goroutine may call it. The frames belong to the
-	// caller. With a *TooLargeError it returns the frames before the one that exceeded Limits, and the socket goes on.
+	// caller, who must not append to them. They may share their memory with the frames of up to 128 KiB of other
+	// messages, so a frame that outlives those is to be cloned. With a *TooLargeError it returns the frames before the one that exceeded Limits, and the socket goes on.
 	Recv() ([][]byte, error)
 	// Close ends the connection, unblocks Send and Recv and waits for a Sub's goroutine. It returns nil. It may be
 	// called twice and concurrently.
@@ -171,13 +172,13 @@ func dialEndpoint(ctx context.Context, endpoint string) (net.Conn, error) {
 
 // open does the handshake on a new connection. A Sub subscribes.
 func open(conn *zmtpConn, typ zmq4.SocketType, identity []byte, endpoint string) (*socket, error) {
-	lib, err := zmq4.Open(conn, null.Security(), typ, identity, false, nil)
-	if err != nil {
+	if _, err := zmq4.Open(conn, null.Security(), typ, identity, false, nil); err != nil {
 		return nil, conn.refusal(err)
 	}
-	conn.handshaken()
-	s := &socket{endpoint: endpoint, conn: conn, lib: lib}
+	s := &socket{endpoint: endpoint, conn: conn, reader: conn.messages()}
 	if typ == zmq4.Sub {
+		s.ahead = newReadAhead(s.reader)
+		s.ahead.begin()
 		// The library speaks ZMTP 3.0, which subscribes by a message: 1 and the topic.
 		if err := s.Send([][]byte{{1}}); err != nil {
 			s.Close() //nolint:errcheck // never fails
@@ -187,12 +188,13 @@ func open(conn *zmtpConn, typ zmq4.SocketType, identity []byte, endpoint string)
 	return s, nil
 }
 
-// socket implements Socket: the library's connection, which frames and unframes messages, on top of ours.
+// socket implements Socket.
 type socket struct {
 	// Fixed.
 	endpoint string
 	conn     *zmtpConn
-	lib      *zmq4.Conn
+	reader   *reader    // used by ahead, or by the caller of Recv
+	ahead    *readAhead // nil for a Dealer
 
 	// Owned by the caller of Recv.
 	recvErr error
@@ -206,7 +208,7 @@ func (s *socket) Send(frames [][]byte) error {
 	if len(frames) == 0 {
 		return fmt.Errorf("zeromq: %s: a message has at least one frame", s.endpoint)
 	}
-	err := s.conn.batch(func() error { return s.lib.SendMsg(zmq4.NewMsgFrom(frames...)) })
+	err := s.conn.send(frames)
 	if err == nil {
 		return nil
 	}
@@ -218,21 +220,29 @@ func (s *socket) Recv() ([][]byte, error) {
 	if s.recvErr != nil {
 		return nil, s.recvErr
 	}
-	msg, err := s.lib.RecvMsg()
+	m, err := s.receive()
 	if err != nil {
-		s.recvErr = s.fail(fmt.Errorf("zeromq: %s: receive: %w", s.endpoint, s.conn.reason(err)))
+		s.recvErr = s.fail(fmt.Errorf("zeromq: %s: receive: %w", s.endpoint, err))
 		return nil, s.recvErr
 	}
-	if large := s.conn.skipped; large != nil {
-		s.conn.skipped = nil
-		return msg.Frames[:len(msg.Frames)-1], large // without the empty frame in place of the rest
+	if m.large != nil {
+		return m.frames, m.large
 	}
-	return msg.Frames, nil
+	return m.frames, nil
+}
+
+func (s *socket) receive() (message, error) {
+	if s.ahead != nil {
+		return s.ahead.receive()
+	}
+	return s.reader.next()
 }
 
 func (s *socket) Close() error {
 	s.fail(fmt.Errorf("zeromq: %s: %w", s.endpoint, net.ErrClosed)) //nolint:errcheck // the caller asked for it
-	s.conn.ahead.end()
+	if s.ahead != nil {
+		s.ahead.end()
+	}
 	return nil
 }
 

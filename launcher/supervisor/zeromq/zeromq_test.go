@@ -366,15 +366,13 @@ func TestZMTPConn_HalfAPong(t *testing.T) {
 	stuck.room = 1 << 20
 	c.answer([]byte("three"))
 	for _, m := range [][]byte{[]byte("small"), make([]byte, coalesceLimit+1)} {
-		if err := c.batch(func() error {
-			_, err := c.Write(m)
-			return err
-		}); err != nil {
+		if err := c.send([][]byte{m}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	c.answer([]byte("four"))
-	want := "\x04\x08\x04PONGone" + "small" + strings.Repeat("\x00", coalesceLimit+1) + "\x04\x09\x04PONGfour"
+	want := "\x04\x08\x04PONGone" + string(zmqFrame(0, []byte("small"))) + string(zmqFrame(0, make([]byte, coalesceLimit+1))) +
+		"\x04\x09\x04PONGfour"
 	if got := string(stuck.took); got != want {
 		t.Errorf("got %.60q, want %.60q", got, want)
 	}
@@ -382,13 +380,10 @@ func TestZMTPConn_HalfAPong(t *testing.T) {
 		stuck.room, stuck.took = 5, nil
 		c.answer([]byte("five"))
 		stuck.room = 1 << 20
-		if err := c.batch(func() error {
-			_, err := c.Write(make([]byte, coalesceLimit+1))
-			return err
-		}); err != nil {
+		if err := c.send([][]byte{make([]byte, coalesceLimit+1)}); err != nil {
 			t.Fatal(err)
 		}
-		if want := "\x04\x09\x04PONGfive\x00"; !strings.HasPrefix(string(stuck.took), want) {
+		if want := "\x04\x09\x04PONGfive\x02\x00"; !strings.HasPrefix(string(stuck.took), want) {
 			t.Errorf("got %.60q, want %.60q first", stuck.took, want)
 		}
 	})
