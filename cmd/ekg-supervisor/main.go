@@ -5,14 +5,18 @@
 //
 // FILE is an api.Config in JSON. When the supervisor listens, it writes "ok" and a newline to descriptor N and closes
 // it. If it cannot start, it writes one sentence instead and exits with 1. It logs to standard error as JSON lines. It
-// ends when its kernel is gone for good, and stops its kernel on SIGTERM and SIGINT. Orphans of the kernel become its
-// children, and it reaps them. Descriptor M is the kernel's lock, if another program has taken it. If standard error is
-// the file supervisor.log beside FILE, the file is bounded: at 1 MiB its content moves to supervisor.log.1.
+// ends when its kernel is gone for good, and stops its kernel on SIGTERM, SIGINT and SIGHUP. Orphans of the kernel
+// become its children, and it reaps them. Descriptor M is the kernel's lock, if another program has taken it. If
+// standard error is the file supervisor.log beside FILE, the file is bounded: at 1 MiB its content moves to
+// supervisor.log.1.
 //
 //	ekg-supervisor parent --config FILE [--ready-fd N]
 //
 // does the same with two processes: a small parent that runs the kernel, and a supervisor, which is started again if it
-// dies. The new supervisor adopts the kernel, which keeps its variables. FILE has same_machine and child_socket.
+// dies. The new supervisor adopts the kernel, which keeps its variables. FILE has same_machine and child_socket. The
+// parent stops supervisor and kernel on SIGTERM and SIGINT. On SIGHUP it reads upgrade.json beside FILE and replaces
+// the supervisor by the program that the file names; without that file it ignores SIGHUP. A supervisor below a parent
+// ignores SIGHUP. SIGUSR1 and SIGUSR2 are the parent's request to the supervisor to leave.
 //
 //	ekg-supervisor pod
 //
@@ -152,11 +156,11 @@ func prepare(config string, locked bool, logger *slog.Logger) (run func(context.
 	if locked {
 		cfg.LockFile = ""
 	}
-	return prepareConfig(cfg, logger)
+	return prepareConfig(cfg, config, logger)
 }
 
-// prepareConfig is prepare with a configuration that is already read.
-func prepareConfig(cfg api.Config, logger *slog.Logger) (run func(context.Context) error, err error) {
+// prepareConfig is prepare with a configuration that is already read. file is its path; "": it was no file.
+func prepareConfig(cfg api.Config, file string, logger *slog.Logger) (run func(context.Context) error, err error) {
 	unlock := func() {}
 	if cfg.LockFile != "" {
 		lock, err := parent.Lock(cfg.LockFile)
@@ -174,7 +178,11 @@ func prepareConfig(cfg api.Config, logger *slog.Logger) (run func(context.Contex
 		defer unlock() // the lock ends with the kernel
 		s := supervisor.New(cfg, version, logger)
 		if cfg.SameMachine {
-			defer leaveOnSignal(s)()
+			defer leaveOnSignal(s, file, logger)()
+		} else { // no parent uses SIGHUP for requests
+			var stop func()
+			ctx, stop = signal.NotifyContext(ctx, syscall.SIGHUP)
+			defer stop()
 		}
 		if cfg.ChildSocket == "" { // else the child reaps
 			stop := reapOrphans(s, logger)

@@ -55,8 +55,11 @@ func runParent(args []string, logger *slog.Logger) int {
 }
 
 // leaveOnSignal ends this program when its parent asks for that, and the supervisor can leave its kernel to another.
-// The returned function ends the wait.
-func leaveOnSignal(s *supervisor.Supervisor) (stop func()) {
+// Else the reason is noted beside the file config. SIGHUP, which is for the parent, is ignored. The returned function
+// ends the wait.
+func leaveOnSignal(s *supervisor.Supervisor, config string, logger *slog.Logger) (stop func()) {
+	hangups := make(chan os.Signal, 1) // no goroutine reads it; signal.Ignore would hold for programs that are started
+	signal.Notify(hangups, syscall.SIGHUP)
 	asked := make(chan os.Signal, 1)
 	signal.Notify(asked, parent.LeaveIfComplete, parent.LeaveAnyway)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -67,11 +70,15 @@ func leaveOnSignal(s *supervisor.Supervisor) (stop func()) {
 			case <-ctx.Done():
 				return
 			case sig := <-asked:
-				if s.Leave(ctx, sig == parent.LeaveAnyway) {
+				err := s.Leave(ctx, sig == parent.LeaveAnyway)
+				if err == nil {
 					os.Exit(parent.LeaveCode)
+				}
+				if err := parent.Refuse(config, err); err != nil {
+					logger.Error("the reason of a refused upgrade cannot be noted", logkey.Err, err)
 				}
 			}
 		}
 	})
-	return func() { signal.Stop(asked); cancel(); waiting.Wait() }
+	return func() { signal.Stop(asked); signal.Stop(hangups); cancel(); waiting.Wait() }
 }

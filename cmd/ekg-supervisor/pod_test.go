@@ -132,7 +132,7 @@ func (p *testPod) dial(ctx context.Context) (net.Conn, error) {
 }
 
 func (p *testPod) client() *api.Client {
-	return &api.Client{KernelID: kernelID, Token: strings.Repeat("x", 32), Dial: p.dial}
+	return &api.Client{KernelID: p.cfg.KernelID, Token: strings.Repeat("x", 32), Dial: p.dial}
 }
 
 // until waits for a status that satisfies cond.

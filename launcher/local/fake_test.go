@@ -115,8 +115,12 @@ func supervisorMain(config string) int {
 	signal.Notify(asked, parent.LeaveIfComplete)
 	go func() {
 		for range asked {
-			if s.Leave(ctx, false) {
+			err := s.Leave(ctx, false)
+			if err == nil {
 				os.Exit(parent.LeaveCode)
+			}
+			if err := parent.Refuse(config, err); err != nil {
+				panic(err)
 			}
 		}
 	}()

@@ -21,7 +21,7 @@ import (
 
 const (
 	upgradeLimit  = 20 * time.Second // for another supervisor to answer
-	stayLimit     = 8 * time.Second  // after which a supervisor that has not left stays
+	stayLimit     = 8 * time.Second  // after which a supervisor of an earlier version that gives no reason stays
 	upgradeLook   = 50 * time.Millisecond
 	upgradeAgain  = 10 * time.Minute // between two attempts at one supervisor
 	upgradeStatus = 5 * time.Second  // for a supervisor's status
@@ -84,9 +84,16 @@ func (u Upgrades) Kernel(ctx context.Context, id string) (Upgraded, error) {
 	case u.runs(before.PID):
 		return Upgraded{From: before.Build, To: before.Build, Already: true}, nil
 	}
+	if err := api.CheckProgram(u.Program); err != nil {
+		return Upgraded{}, err
+	}
+	if err := os.Remove(l.file(id, api.RefusedFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return Upgraded{}, err
+	}
 	if err := writeJSON(l.file(id, api.UpgradeFile), api.Upgrade{Program: u.Program, Busy: u.Busy}); err != nil {
 		return Upgraded{}, err
 	}
+	defer os.Remove(l.file(id, api.UpgradeFile)) //nolint:errcheck // parents of this version have removed it
 	if err := l.signal(id, before.ParentPID, syscall.SIGHUP); err != nil {
 		return Upgraded{}, err
 	}
@@ -99,6 +106,9 @@ func (u Upgrades) await(ctx context.Context, rec record, before api.Status) (Upg
 	defer cancel()
 	for began := time.Now(); ; {
 		late := sleep.For(ctx, upgradeLook) != nil
+		if why := u.refused(rec.ID); why != nil {
+			return Upgraded{}, why
+		}
 		now, err := firstStatus(ctx, rec)
 		switch {
 		case err == nil && now.PID != before.PID && u.runs(now.PID):
@@ -111,6 +121,19 @@ func (u Upgrades) await(ctx context.Context, rec record, before api.Status) (Upg
 			return Upgraded{}, errors.New("the new supervisor does not answer")
 		}
 	}
+}
+
+// refused returns why supervisor or parent have refused the request; nil if they have not.
+func (u Upgrades) refused(id string) error {
+	var r api.Refused
+	err := readJSON(layout{state: u.StateDir}.file(id, api.RefusedFile), &r)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("it was refused, and the reason cannot be read: %w", err)
+	}
+	return errors.New(r.Reason)
 }
 
 // runs reports whether a process runs the program.

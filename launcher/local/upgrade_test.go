@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // TestUpgradeIdle: a gateway with another program replaces the supervisors of idle kernels, if its options ask for it.
@@ -57,5 +58,39 @@ func TestUpgradeIdle(t *testing.T) {
 		if _, err := u.Kernel(t.Context(), id(n)); err == nil || err.Error() != want {
 			t.Errorf("kernel %d: %v", n, err)
 		}
+	}
+}
+
+// TestUpgrades_Refused: a request is refused with its reason, and changes nothing.
+func TestUpgrades_Refused(t *testing.T) {
+	p := newPlace(t)
+	l := p.launcher()
+	if _, _, err := l.Start(t.Context(), launcher.Request{ID: id(1), Owner: "ann", Spec: realSpec()}); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, l, 1, "idle", isIdle)
+	before := processesOf(t, p, 1)
+	dir := t.TempDir()
+	text := filepath.Join(dir, "text")
+	if err := os.WriteFile(text, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for program, want := range map[string]string{
+		filepath.Join(dir, "missing"): "the program " + dir + "/missing does not exist",
+		dir:                           "the program " + dir + " is not a regular file",
+		text:                          "the program " + text + " is not executable",
+	} {
+		if _, err := (Upgrades{StateDir: p.state, Program: program}).Kernel(t.Context(), id(1)); err == nil ||
+			err.Error() != want {
+			t.Errorf("%s: %v", program, err)
+		}
+	}
+	for _, name := range []string{api.UpgradeFile, api.RefusedFile} {
+		if exists(l.layout.file(id(1), name)) {
+			t.Errorf("%s is left", name)
+		}
+	}
+	if now := processesOf(t, p, 1); now != before {
+		t.Errorf("the processes were %+v and are %+v", before, now)
 	}
 }

@@ -17,13 +17,13 @@ const (
 
 // Leave prepares for another supervisor, which adopts the kernel when this program has exited. It waits until the
 // kernel works on no request and every client has everything. Then it saves the state. If the wait takes too long,
-// Leave reports false and changes nothing. With busy it saves the state all the same: the output that clients do not
-// have is lost, and a notice in their cells says so.
+// Leave returns the reason and changes nothing. With busy it saves the state all the same: the output that clients do
+// not have is lost, and a notice in their cells says so.
 //
-// After true the supervisor accepts nothing more, so that the saved state stays true. The caller ends the program.
-func (s *Supervisor) Leave(ctx context.Context, busy bool) bool {
+// After nil the supervisor accepts nothing more, so that the saved state stays true. The caller ends the program.
+func (s *Supervisor) Leave(ctx context.Context, busy bool) error {
 	if s.stateFile == nil {
-		return false
+		return errors.New("it saves no state for another supervisor")
 	}
 	ctx, cancel := context.WithTimeout(ctx, leaveLimit)
 	defer cancel()
@@ -33,30 +33,55 @@ func (s *Supervisor) Leave(ctx context.Context, busy bool) bool {
 		switch {
 		case err == nil:
 			s.logger.Info("supervisor leaves its kernel to the next one")
-			return true
-		case !errors.Is(err, errIncomplete):
+			return nil
+		case !errors.As(err, new(stayError)):
 			s.logger.Error("the state for the next supervisor cannot be saved", logkey.Err, err)
-			return true // it is saved after each change anyway, so little is missing
+			return nil // it is saved after each change anyway, so little is missing
 		case late:
-			s.logger.Info("supervisor stays: the kernel is busy, or a client has not received all output")
-			return false
+			s.logger.Info("supervisor stays with its kernel", logkey.Reason, err)
+			return err
 		}
 	}
 }
 
-var errIncomplete = errors.New("a client would miss output")
+// stayError says why a supervisor cannot leave its kernel at present.
+type stayError string
+
+// Error returns the reason.
+func (e stayError) Error() string { return "its supervisor stays: " + string(e) }
+
+// The reasons of a stayError. A stop is one: the next supervisor would take the kernel's end for a death, and start it
+// again.
+const (
+	staysStopping = stayError("the kernel is being stopped")
+	staysBusy     = stayError("it is busy")
+	staysUnread   = stayError("a page has not received all output")
+)
 
 // lastState returns the state for the next supervisor, and keeps the lock. If clients would miss output, and must not,
-// it gives the lock back and returns errIncomplete. So it does while the kernel is being stopped: the next supervisor
-// would take its end for a death, and start it again.
+// or the kernel is being stopped, it gives the lock back and returns a stayError.
 func (s *Supervisor) lastState(mayMiss bool) ([]byte, error) {
 	s.mu.Lock()
-	complete := s.requests.Len() == 0 && s.sessions.AllRead(s.log.Tail())
-	if s.stopping || !complete && !mayMiss {
+	why := s.incompleteLocked()
+	if s.stopping {
+		why, mayMiss = staysStopping, false
+	}
+	if why != nil && !mayMiss {
 		s.mu.Unlock()
-		return nil, errIncomplete
+		return nil, why
 	}
 	state := s.savedStateLocked()
-	state.Left, state.Complete = true, complete
+	state.Left, state.Complete = true, why == nil
 	return json.Marshal(state)
+}
+
+// incompleteLocked returns which output clients would miss if the supervisor left now; nil if they would miss none.
+func (s *Supervisor) incompleteLocked() error {
+	switch {
+	case s.requests.Len() > 0:
+		return staysBusy
+	case !s.sessions.AllRead(s.log.Tail()):
+		return staysUnread
+	}
+	return nil
 }

@@ -357,6 +357,9 @@ while :; do [ -e end ] && exit 0; sleep 0.01; done`
 			}
 			request(p, tc.script, tc.busy)
 			await(p, "new2")
+			if _, err := os.Stat(filepath.Join(p.dir, api.UpgradeFile)); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("the request is left: %v", err)
+			}
 			if code := p.wait(); code != 0 || p.runs() != tc.runs {
 				t.Errorf("it exits with %d after %d supervisors, not %d", code, p.runs(), tc.runs)
 			}
@@ -365,11 +368,39 @@ while :; do [ -e end ] && exit 0; sleep 0.01; done`
 	t.Run("a bad request changes nothing", func(t *testing.T) {
 		p := start(t, old)
 		await(p, "up1")
-		for _, text := range []string{"", "{}", `{"program": "/nonexistent"}`, `{"program": "/etc/passwd"}`} {
+		folder := filepath.Join(p.dir, "run")
+		for text, reason := range map[string]string{
+			"":                              "the request cannot be read: unexpected end of JSON input",
+			"{}":                            `the program is "", not an absolute path`,
+			`{"program": "/nonexistent"}`:   "the program /nonexistent does not exist",
+			`{"program": "/etc/passwd"}`:    "the program /etc/passwd is not executable",
+			`{"program": "` + folder + `"}`: "the program " + folder + " is not a regular file",
+		} {
 			if err := os.WriteFile(filepath.Join(p.dir, api.UpgradeFile), []byte(text), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			p.hup <- syscall.SIGHUP
+			await(p, api.RefusedFile)
+			var got api.Refused
+			b, err := os.ReadFile(filepath.Join(p.dir, api.RefusedFile))
+			if err == nil {
+				err = json.Unmarshal(b, &got)
+			}
+			if err != nil || got.Reason != reason {
+				t.Errorf("%q is refused with %q, %v", text, got.Reason, err)
+			}
+			if _, err := os.Stat(filepath.Join(p.dir, api.UpgradeFile)); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("the request is left: %v", err)
+			}
+			if err := os.Remove(filepath.Join(p.dir, api.RefusedFile)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 3 { // without a request; the second has been read when the third is taken
+			p.hup <- syscall.SIGHUP
+		}
+		if _, err := os.Stat(filepath.Join(p.dir, api.RefusedFile)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("a signal without a request is refused: %v", err)
 		}
 		if err := os.WriteFile(filepath.Join(p.dir, "end"), nil, 0o600); err != nil {
 			t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -11,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -38,8 +40,8 @@ func OpenProgram(path, name string) (*Program, error) {
 		return nil, err
 	}
 	st, err := f.Stat()
-	if err == nil && (!st.Mode().IsRegular() || st.Mode()&0o111 == 0) {
-		err = fmt.Errorf("%s is not a program", path)
+	if err == nil {
+		err = api.CheckProgramFile(path, st)
 	}
 	if err != nil {
 		_ = f.Close() // it was only read
@@ -59,6 +61,16 @@ func (p *Program) path() string {
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), p.file.Fd())
 }
 
+// Refuse notes for the program that requested an upgrade why the supervisor is not replaced. config is the path of the
+// kernel's configuration.
+func Refuse(config string, why error) error {
+	b, err := json.Marshal(api.Refused{Reason: why.Error()})
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(filepath.Join(filepath.Dir(config), api.RefusedFile), b)
+}
+
 // awaitRequests carries out requests to upgrade until over is closed.
 func (p *parent) awaitRequests(over <-chan struct{}) {
 	for {
@@ -66,25 +78,51 @@ func (p *parent) awaitRequests(over <-chan struct{}) {
 		case <-over:
 			return
 		case <-p.opts.Upgrades:
-			if err := p.takeRequest(); err != nil {
+			err := p.takeRequest()
+			if errors.Is(err, errNoRequest) {
+				p.log.Info("signal to upgrade is ignored: there is no request")
+				continue
+			}
+			if err != nil {
 				p.log.Error("supervisor cannot be upgraded", logkey.Err, err)
+				if err := Refuse(p.opts.ConfigFile, err); err != nil {
+					p.log.Error("the reason of a refused upgrade cannot be noted", logkey.Err, err)
+				}
 			}
 		}
 	}
 }
 
-// takeRequest reads a request to upgrade, and asks the present supervisor to leave.
-func (p *parent) takeRequest() error {
-	b, err := os.ReadFile(filepath.Join(filepath.Dir(p.opts.ConfigFile), api.UpgradeFile))
-	if err != nil {
-		return err
+// errNoRequest says that no program has requested an upgrade: SIGHUP came from elsewhere, such as a closed terminal.
+var errNoRequest = errors.New("there is no request to upgrade")
+
+// readRequest reads and removes a request to upgrade.
+func (p *parent) readRequest() (r api.Upgrade, err error) {
+	path := p.beside(api.UpgradeFile)
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return r, errNoRequest
 	}
-	var r api.Upgrade
-	if err := json.Unmarshal(b, &r); err != nil {
-		return err
+	if err == nil {
+		err = os.Remove(path) // a later SIGHUP must not repeat it
+	}
+	if err == nil {
+		err = json.Unmarshal(b, &r)
+	}
+	if err != nil {
+		return r, fmt.Errorf("the request cannot be read: %w", err)
 	}
 	if !filepath.IsAbs(r.Program) {
-		return fmt.Errorf("program is %q, not an absolute path", r.Program)
+		return r, fmt.Errorf("the program is %q, not an absolute path", r.Program)
+	}
+	return r, api.CheckProgram(r.Program)
+}
+
+// takeRequest reads a request to upgrade, and asks the present supervisor to leave.
+func (p *parent) takeRequest() error {
+	r, err := p.readRequest()
+	if err != nil {
+		return err
 	}
 	next, err := OpenProgram(r.Program, r.Program)
 	if err != nil {
@@ -94,7 +132,7 @@ func (p *parent) takeRequest() error {
 	defer p.mu.Unlock()
 	if p.running == nil || p.stopping {
 		_ = next.file.Close() // it was only read
-		return errors.New("no supervisor runs")
+		return errors.New("no supervisor runs at present; its parent starts one")
 	}
 	if p.next != nil {
 		_ = p.next.file.Close() // it was only read
