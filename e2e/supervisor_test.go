@@ -215,3 +215,30 @@ func TestE2E_SupervisorUpgrade(t *testing.T) {
 	c.says("print(kept)", "a variable\n")
 	same()
 }
+
+// TestE2E_SupervisorUpgradePrinting: a supervisor stays while a thread of its idle kernel prints, and leaves when the
+// thread has ended.
+func TestE2E_SupervisorUpgradePrinting(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "ekg-supervisor")
+	cp := exec.Command("cp", filepath.Join(theInstallation(t).bin, "ekg-supervisor"), program)
+	if out, err := cp.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	g := newGateway(t)
+	id := g.kernel("python3")
+	c := g.dial(t, id, "s", true)
+	c.says(`import threading
+over = threading.Event()
+def work():
+    while not over.wait(0.1): print('.', end='', flush=True)
+thread = threading.Thread(target=work)
+thread.start()`, "")
+	if out, err := g.upgrade(program, id); err == nil || !strings.Contains(out, "the kernel has printed") &&
+		!strings.Contains(out, "a page has not received all output") {
+		t.Errorf("while a thread prints: %v, %s", err, out)
+	}
+	c.execute("over.set(); thread.join()", 20*time.Second)
+	if out, err := g.upgrade(program, id); err != nil || !strings.Contains(out, "upgraded from") {
+		t.Errorf("after the thread has ended: %v, %s", err, out)
+	}
+}

@@ -13,10 +13,11 @@ import (
 const (
 	leaveLimit = 3 * time.Second       // for clients to acknowledge what they have; pings go out once a second
 	leaveLook  = 20 * time.Millisecond // between two checks
+	quietTime  = time.Second           // without output, since threads of an idle kernel may print
 )
 
 // Leave prepares for another supervisor, which adopts the kernel when this program has exited. It waits until the
-// kernel works on no request and every client has everything. Then it saves the state. If the wait takes too long,
+// kernel works on no request, prints nothing, and every client has everything. Then it saves the state. If the wait takes too long,
 // Leave returns the reason and changes nothing. With busy it saves the state all the same: the output that clients do
 // not have is lost, and a notice in their cells says so.
 //
@@ -56,6 +57,8 @@ const (
 	staysStopping = stayError("the kernel is being stopped")
 	staysBusy     = stayError("it is busy")
 	staysUnread   = stayError("a page has not received all output")
+	staysPrinting = stayError("the kernel has printed within the last second, and would lose output")
+	staysLosing   = stayError("output was lost in the kernel, and pages do not know that yet")
 )
 
 // lastState returns the state for the next supervisor, and keeps the lock. If clients would miss output, and must not,
@@ -80,6 +83,10 @@ func (s *Supervisor) incompleteLocked() error {
 	switch {
 	case s.requests.Len() > 0:
 		return staysBusy
+	case s.now().Sub(s.lastOutput) < quietTime: // what it prints while the supervisors change is lost
+		return staysPrinting
+	case s.bridge != nil && s.bridge.gaps.Open():
+		return staysLosing
 	case !s.sessions.AllRead(s.log.Tail()):
 		return staysUnread
 	}

@@ -161,6 +161,7 @@ func (p *parent) supervise(ctx context.Context) int {
 		}
 		failures++
 		p.goBack(began)
+		p.markFailed()
 		p.log.Error("supervisor ended unexpectedly", logkey.PID, end.pid, logkey.Cause, end.String(),
 			logkey.Attempt, failures)
 		p.reportFailing(failures, end)
@@ -188,6 +189,16 @@ func (p *parent) pause(ctx context.Context, failures int) {
 // beside returns the path of a file in the folder of the configuration.
 func (p *parent) beside(name string) string {
 	return filepath.Join(filepath.Dir(p.opts.ConfigFile), name)
+}
+
+// markFailed makes the next supervisor say that output is lost. The state may be of a supervisor that left in order.
+func (p *parent) markFailed() {
+	if p.opts.Config.SpillDir == "" {
+		return
+	}
+	if err := savedstate.NewFile(p.opts.Config.SpillDir).MarkFailed(); err != nil {
+		p.log.Warn("the saved state cannot be marked", logkey.Err, err)
+	}
 }
 
 // reportFailing notes for launchers why the kernel has no supervisor at present. The first failure is not worth that,

@@ -365,6 +365,21 @@ while :; do [ -e end ] && exit 0; sleep 0.01; done`
 			}
 		})
 	}
+	t.Run("a new program that fails leaves a loss to be announced", func(t *testing.T) {
+		p := start(t, `trap 'echo "{\"epoch\":1,\"left\":true,\"complete\":true}" >requests.json; exit 75' USR1
+echo ok >&3; exec 3>&-; cp requests.json found$(wc -l <runs); touch up$(wc -l <runs)
+while :; do [ -e end ] && exit 0; sleep 0.01; done`)
+		await(p, "up1")
+		request(p, "exit 1", false)
+		await(p, "up3")
+		p.create("end")
+		if code := p.wait(); code != 0 {
+			t.Errorf("it exits with %d", code)
+		}
+		if b, err := os.ReadFile(filepath.Join(p.dir, "found3")); err != nil || string(b) != `{"epoch":1}` {
+			t.Errorf("the third supervisor finds the state %s, %v", b, err)
+		}
+	})
 	t.Run("a bad request changes nothing", func(t *testing.T) {
 		p := start(t, old)
 		await(p, "up1")

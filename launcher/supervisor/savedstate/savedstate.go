@@ -36,8 +36,9 @@ type State struct {
 	Sessions []Session  `json:"sessions"`
 	Requests []*Request `json:"requests"` // in order of arrival
 	Use      Use        `json:"use,omitzero"`
-	Left     bool       `json:"left,omitempty"`     // the supervisor has left the kernel to the next one
-	Complete bool       `json:"complete,omitempty"` // no output is lost: the kernel was idle, and clients had everything
+	// MarkFailed removes these two by their names in JSON.
+	Left     bool `json:"left,omitempty"`     // the supervisor has left the kernel to the next one
+	Complete bool `json:"complete,omitempty"` // no output is lost: the kernel was idle, and clients had everything
 }
 
 // Use is the kernel's use. Its times are those of activity.Usage and activity.Idle.
@@ -148,6 +149,35 @@ func (f *File) Save(take func() ([]byte, error)) error {
 	defer f.save.Unlock()
 	b, err := take()
 	if err != nil {
+		return err
+	}
+	return atomicfile.Write(f.path, b)
+}
+
+// MarkFailed notes that a supervisor has ended unexpectedly: the state is neither Left nor Complete, so that the next
+// supervisor says that output is lost. If a supervisor left and the one that followed has failed, no supervisor has
+// read what the kernel printed since. Other members stay, also those of a newer version.
+func (f *File) MarkFailed() error {
+	f.save.Lock()
+	defer f.save.Unlock()
+	b, err := os.ReadFile(f.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(b, &members); err != nil {
+		return err
+	}
+	before := len(members)
+	delete(members, "left")
+	delete(members, "complete")
+	if len(members) == before {
+		return nil
+	}
+	if b, err = json.Marshal(members); err != nil {
 		return err
 	}
 	return atomicfile.Write(f.path, b)

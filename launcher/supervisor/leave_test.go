@@ -1,0 +1,57 @@
+package supervisor
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
+)
+
+// TestSupervisor_LeaveReasons: a supervisor stays while its kernel would lose output, and says why.
+func TestSupervisor_LeaveReasons(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	for name, tc := range map[string]struct {
+		change func(*Supervisor)
+		busy   bool
+		want   error
+	}{
+		"an idle kernel":               {func(*Supervisor) {}, false, nil},
+		"a kernel that printed before": {func(s *Supervisor) { s.lastOutput = now.Add(-quietTime) }, false, nil},
+		"a thread of the kernel prints": {func(s *Supervisor) { s.lastOutput = now.Add(-quietTime + 1) }, false,
+			staysPrinting},
+		"a thread of the kernel prints, and busy": {func(s *Supervisor) { s.lastOutput = now }, true, nil},
+		"a request": {func(s *Supervisor) { s.addRequestLocked(&requests.Request{ID: "1"}) }, false, staysBusy},
+		"lost messages": {func(s *Supervisor) {
+			s.bridge = &bridge{}
+			for _, n := range []int{1, 5000} {
+				s.bridge.gaps.Observe(fmt.Appendf(nil, "a_1_%d", n), now)
+			}
+		}, false, staysLosing},
+		"a stop":           {func(s *Supervisor) { s.stopping = true }, false, staysStopping},
+		"a stop, and busy": {func(s *Supervisor) { s.stopping = true }, true, staysStopping},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := New(api.Config{LogLimit: 1 << 20}, "test", quiet())
+			s.now = func() time.Time { return now }
+			s.stateFile = savedstate.NewFile(t.TempDir())
+			s.mu.Lock()
+			tc.change(s)
+			s.mu.Unlock()
+			err := s.stateFile.Save(func() ([]byte, error) { return s.lastState(tc.busy) })
+			if !errors.Is(err, tc.want) || tc.want == nil && err != nil {
+				t.Fatalf("it leaves with %v, want %v", err, tc.want)
+			}
+			if err != nil {
+				return
+			}
+			state, err := s.stateFile.Read()
+			if err != nil || !state.Left || state.Complete == tc.busy {
+				t.Errorf("the state is %+v, %v", state, err)
+			}
+		})
+	}
+}
