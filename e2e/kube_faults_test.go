@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"golang.org/x/sys/unix"
 )
 
 // This file breaks pods with running kernels, and takes rights from gateways.
@@ -36,6 +38,7 @@ func TestE2E_KubeFaults(t *testing.T) {
 		"the secret is deleted, and then the supervisor's container is killed": (*inCluster).secretDeleted,
 		"values of variables arrive as they were sent":                         (*inCluster).variablesArrive,
 		"the same POST five times at once":                                     (*inCluster).samePostAtOnce,
+		"the volume of the log is full":                                        (*inCluster).logVolumeFull,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -105,6 +108,69 @@ func (k *inCluster) supervisorContainerKilled() {
 		}
 		return nil
 	})
+}
+
+// logVolumeFull: a cell displays 150 MB while its page is away, and the volume of the log takes 4 MiB. The kernel goes
+// on. The page gets what the log keeps in memory. The cell says that the disk is full, and how many messages are missing.
+func (k *inCluster) logVolumeFull() {
+	const displays, size = 1500, 100_000
+	t := k.t
+	id := k.kernel("pod")
+	page := k.dial(t, id, "page", true)
+	page.says("x = 41\nprint(x)", "41\n")
+	supervisor := k.mainProcess(t, k.namespace, id+"-1", "supervisor")
+	if err := mountTmpfs(supervisor, "/ekg-spill", "size=4m,mode=1777"); err != nil {
+		t.Fatal(err)
+	}
+	cell := page.begin(fmt.Sprintf(`import time
+from IPython.display import display
+print('begun', 1, flush=True)
+for i in range(%d):
+    display({'text/plain': '%%%dd' %% i}, raw=True)
+    time.sleep(0.005)  # no faster than the kernel can send`, displays, size))
+	page.begun(cell)
+	_ = page.ws.Close()
+	k.state(id, "idle", 3*time.Minute)
+	page = k.dial(t, id, "page", true)
+	got := countDisplays(t, page, cell, time.Minute)
+	if !strings.Contains(got.others, "disk takes no more") || strings.Count(got.others, "\n") != 1 {
+		t.Errorf("the cell says %q", got.others)
+	}
+	got.others = ""
+	got.check(t, "the page", displays)
+	if kept := got.displays * size; kept < 32<<20 {
+		t.Errorf("%d bytes of %d are kept in memory", kept, displays*size)
+	}
+	page.says("print(x + 1)", "42\n")
+	if pods := k.podsOf(id); len(pods) != 1 || pods[0].Metadata.Name != id+"-1" {
+		t.Errorf("it is not the same pod: %+v", pods)
+	}
+	if now := k.mainProcess(t, k.namespace, id+"-1", "supervisor"); now != supervisor {
+		t.Errorf("the supervisor was process %d and is %d", supervisor, now)
+	}
+}
+
+// mountTmpfs mounts a file system in memory over a folder, as the process pid sees it.
+func mountTmpfs(pid int, dir, options string) error {
+	mounted := make(chan error)
+	go func() {
+		runtime.LockOSThread() // it is never unlocked, so the thread ends with this goroutine
+		mounted <- func() error {
+			namespace, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid))
+			if err != nil {
+				return err
+			}
+			defer func() { _ = namespace.Close() }()
+			if err := unix.Unshare(unix.CLONE_FS); err != nil {
+				return err
+			}
+			if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNS); err != nil {
+				return err
+			}
+			return unix.Mount("tmpfs", dir, "tmpfs", 0, options)
+		}()
+	}()
+	return <-mounted
 }
 
 func (k *inCluster) podDeleted() {
