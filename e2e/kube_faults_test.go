@@ -111,7 +111,8 @@ func (k *inCluster) supervisorContainerKilled() {
 }
 
 // logVolumeFull: a cell displays 150 MB while its page is away, and the volume of the log takes 4 MiB. The kernel goes
-// on. The page gets what the log keeps in memory. The cell says that the disk is full, and how many messages are missing.
+// on. The page gets what the log keeps in memory. The cell says that the disk is full, and how many messages are
+// missing.
 func (k *inCluster) logVolumeFull() {
 	const displays, size = 1500, 100_000
 	t := k.t
