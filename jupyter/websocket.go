@@ -3,6 +3,7 @@ package jupyter
 import (
 	"bytes"
 	"encoding/binary"
+	"slices"
 	"unicode/utf8"
 )
 
@@ -33,29 +34,48 @@ const maxBuffers = 1 << 16
 //	8      n offsets from the start of the frame; the last is the frame's length
 //	o[0]   channel, header, parent_header, metadata, content, buffers
 func EncodeV1(m *Message) []byte {
+	return AppendV1(make([]byte, 0, v1Overhead+v1Word*len(m.Buffers)+m.Size()), m)
+}
+
+// v1Overhead is the space for the offsets of a message without buffers, and the channel's name.
+const v1Overhead = v1Word*(v1MinOffsets+1) + 16
+
+// AppendV1 appends the message in the v1 framing; see EncodeV1.
+func AppendV1(b []byte, m *Message) []byte {
+	b = append(appendV1Head(b, m), m.Content...)
+	for _, buffer := range m.Buffers {
+		b = append(b, buffer...)
+	}
+	return b
+}
+
+// SplitV1 returns the frame of EncodeV1 in parts. Content and buffers are not copied.
+func SplitV1(m *Message) [][]byte {
+	return append(append(make([][]byte, 0, 2+len(m.Buffers)), appendV1Head(nil, m), m.Content), m.Buffers...)
+}
+
+// appendV1Head appends a frame of the v1 framing, up to the content.
+func appendV1Head(b []byte, m *Message) []byte {
 	name := m.Channel.String()
 	n := v1MinOffsets + len(m.Buffers)
-	start := v1Word * (n + 1)
-	frame := make([]byte, start, start+len(name)+m.Size())
-	binary.LittleEndian.PutUint64(frame, uint64(n))
-	next := v1Word
-	put := func(part []byte) {
-		binary.LittleEndian.PutUint64(frame[next:], uint64(len(frame)))
-		next += v1Word
-		frame = append(frame, part...)
+	b = slices.Grow(b, v1Word*(n+1)+len(name)+len(m.Header)+len(m.Parent)+len(m.Metadata))
+	at := uint64(v1Word * (n + 1))
+	b = binary.LittleEndian.AppendUint64(b, uint64(n))
+	b = binary.LittleEndian.AppendUint64(b, at)
+	at += uint64(len(name))
+	for _, part := range [...][]byte{m.Header, m.Parent, m.Metadata, m.Content} {
+		b = binary.LittleEndian.AppendUint64(b, at)
+		at += uint64(len(part))
 	}
-	binary.LittleEndian.PutUint64(frame[next:], uint64(len(frame)))
-	next += v1Word
-	frame = append(frame, name...)
-	put(m.Header)
-	put(m.Parent)
-	put(m.Metadata)
-	put(m.Content)
-	for _, b := range m.Buffers {
-		put(b)
+	for _, part := range m.Buffers {
+		b = binary.LittleEndian.AppendUint64(b, at)
+		at += uint64(len(part))
 	}
-	binary.LittleEndian.PutUint64(frame[next:], uint64(len(frame)))
-	return frame
+	b = binary.LittleEndian.AppendUint64(b, at)
+	b = append(b, name...)
+	b = append(b, m.Header...)
+	b = append(b, m.Parent...)
+	return append(b, m.Metadata...)
 }
 
 // DecodeV1 reads a frame of the v1 framing. It does not check the JSON. With ErrChannel the rest of the message is
@@ -106,38 +126,105 @@ func DecodeV1(frame []byte) (Message, error) {
 //	4      n offsets from the start of the frame
 //	o[0]   the JSON object as in a text frame, then the buffers
 func EncodeLegacy(m *Message, withBuffers bool) (frame []byte, binaryFrame bool, err error) {
-	if len(m.Buffers) == 0 || !withBuffers {
-		frame, err = appendLegacyJSON(make([]byte, 0, legacyOverhead+m.Size()), m, true)
-		if err == nil && !utf8.Valid(frame) {
-			frame = bytes.ToValidUTF8(frame, []byte("\uFFFD"))
-		}
-		return frame, false, err
-	}
-	n := 1 + len(m.Buffers)
-	start := legacyWord * (n + 1)
-	if size := uint64(start) + legacyOverhead + uint64(m.Size()); size > 1<<32-1 {
-		return nil, false, malformed("a message of %d bytes does not fit the framing", m.Size())
-	}
-	frame = make([]byte, start, start+legacyOverhead+m.Size())
-	binary.BigEndian.PutUint32(frame, uint32(n))
-	binary.BigEndian.PutUint32(frame[legacyWord:], uint32(start))
-	if frame, err = appendLegacyJSON(frame, m, false); err != nil {
+	return AppendLegacy(make([]byte, 0, legacyOverhead+legacyWord*len(m.Buffers)+m.Size()), m, withBuffers)
+}
+
+// AppendLegacy appends the message in the default framing; see EncodeLegacy.
+func AppendLegacy(b []byte, m *Message, withBuffers bool) (frame []byte, binaryFrame bool, err error) {
+	start := len(b)
+	b, tail, binaryFrame, err := appendLegacyHead(b, m, withBuffers)
+	if err != nil {
 		return nil, false, err
 	}
-	for i, b := range m.Buffers {
-		binary.BigEndian.PutUint32(frame[legacyWord*(i+2):], uint32(len(frame)))
-		frame = append(frame, b...)
+	b = append(append(b, m.Content...), tail...)
+	if !binaryFrame {
+		if !utf8.Valid(b[start:]) {
+			b = append(b[:start:start], bytes.ToValidUTF8(b[start:], replacement)...)
+		}
+		return b, false, nil
 	}
-	return frame, true, nil
+	for _, buffer := range m.Buffers {
+		b = append(b, buffer...)
+	}
+	return b, true, nil
+}
+
+// replacement is written for bytes that are not UTF-8.
+var replacement = []byte("\uFFFD")
+
+// SplitLegacy returns the frame of EncodeLegacy in parts. Content and buffers are not copied if the content is UTF-8.
+func SplitLegacy(m *Message, withBuffers bool) (parts [][]byte, binaryFrame bool, err error) {
+	head, tail, binaryFrame, err := appendLegacyHead(nil, m, withBuffers)
+	if err != nil {
+		return nil, false, err
+	}
+	content := m.Content
+	if binaryFrame {
+		return append(append(make([][]byte, 0, 3+len(m.Buffers)), head, content, []byte(tail)), m.Buffers...), true, nil
+	}
+	if !utf8.Valid(head) {
+		head = bytes.ToValidUTF8(head, replacement)
+	}
+	if !utf8.Valid(content) {
+		content = bytes.ToValidUTF8(content, replacement)
+	}
+	return [][]byte{head, content, []byte(tail)}, false, nil
 }
 
 // legacyOverhead is the space for member names, and for msg_id and msg_type, which are written twice.
 const legacyOverhead = 320
 
-// appendLegacyJSON writes the JSON object of the default framing. It has msg_id and msg_type at the top level, without
-// which some clients fail (jupyter_server's GatewayKernelClient). Only the header must be an object: some kernels send
-// null for other parts, and clients take any JSON value there.
-func appendLegacyJSON(b []byte, m *Message, noBuffers bool) ([]byte, error) {
+// legacyTail returns what follows the content of a message in the default framing.
+func legacyTail(c Channel, noBuffers bool) string {
+	if c < Shell || c > IOPub {
+		c = 0
+	}
+	if noBuffers {
+		return legacyTextTails[c]
+	}
+	return legacyTails[c]
+}
+
+// legacyTails and legacyTextTails have the results of legacyTail by channel. No client gets a message without a channel.
+var legacyTails, legacyTextTails = func() (tails, text [IOPub + 1]string) {
+	for c := range tails {
+		tails[c] = `,"channel":"` + Channel(c).String() + `"}`
+		text[c] = `,"buffers":[]` + tails[c]
+	}
+	return tails, text
+}()
+
+// appendLegacyHead appends a frame of the default framing, up to the content. The tail and the buffers follow the
+// content.
+func appendLegacyHead(b []byte, m *Message, withBuffers bool) (_ []byte, tail string, binaryFrame bool, err error) {
+	if len(m.Buffers) == 0 || !withBuffers {
+		b, err = appendLegacyJSON(b, m)
+		return b, legacyTail(m.Channel, true), false, err
+	}
+	tail = legacyTail(m.Channel, false)
+	n := 1 + len(m.Buffers)
+	start, from := legacyWord*(n+1), len(b)
+	if size := uint64(start) + legacyOverhead + uint64(m.Size()); size > 1<<32-1 {
+		return nil, "", false, malformed("a message of %d bytes does not fit the framing", m.Size())
+	}
+	b = slices.Grow(b, start+legacyOverhead)[:from+start]
+	if b, err = appendLegacyJSON(b, m); err != nil {
+		return nil, "", false, err
+	}
+	binary.BigEndian.PutUint32(b[from:], uint32(n))
+	binary.BigEndian.PutUint32(b[from+legacyWord:], uint32(start))
+	at := len(b) - from + len(m.Content) + len(tail)
+	for i, buffer := range m.Buffers {
+		binary.BigEndian.PutUint32(b[from+legacyWord*(i+2):], uint32(at))
+		at += len(buffer)
+	}
+	return b, tail, true, nil
+}
+
+// appendLegacyJSON appends the JSON object of the default framing, up to the content, which it only checks. The object
+// has msg_id and msg_type at the top level, without which some clients fail (jupyter_server's GatewayKernelClient). Only
+// the header must be an object: some kernels send null for other parts, and clients take any JSON value there.
+func appendLegacyJSON(b []byte, m *Message) ([]byte, error) {
 	id, msgType := []byte(`""`), []byte(`""`)
 	if err := scanObject(m.Header, func(key, value []byte) {
 		switch string(key) {
@@ -149,7 +236,7 @@ func appendLegacyJSON(b []byte, m *Message, noBuffers bool) ([]byte, error) {
 	}); err != nil {
 		return nil, err
 	}
-	for _, part := range [][]byte{m.Parent, m.Metadata, m.Content} {
+	for _, part := range [...][]byte{m.Parent, m.Metadata, m.Content} {
 		if err := checkValue(part); err != nil {
 			return nil, err
 		}
@@ -159,12 +246,7 @@ func appendLegacyJSON(b []byte, m *Message, noBuffers bool) ([]byte, error) {
 	b = append(append(b, `,"msg_type":`...), msgType...)
 	b = append(append(b, `,"parent_header":`...), m.Parent...)
 	b = append(append(b, `,"metadata":`...), m.Metadata...)
-	b = append(append(b, `,"content":`...), m.Content...)
-	if noBuffers {
-		b = append(b, `,"buffers":[]`...)
-	}
-	b = append(append(b, `,"channel":"`...), m.Channel.String()...)
-	return append(b, `"}`...), nil
+	return append(b, `,"content":`...), nil
 }
 
 // DecodeLegacy reads a frame of the default framing, text or binary, as clients send it. A missing channel means shell,

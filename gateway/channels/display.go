@@ -82,9 +82,9 @@ func (c *Waiting) reportDeath(reason string) error {
 // sendLocked sends a message to the client in the client's framing.
 func (c *Waiting) sendLocked(m jupyter.Message) error {
 	frame := framing.Encode(&m, c.framing)
-	kind, data := websocket.TextMessage, frame.Data
+	kind, data := websocket.TextMessage, frame.Bytes()
 	if frame.Binary {
-		kind, data = websocket.BinaryMessage, append(slices.Clone(c.cursor), frame.Data...)
+		kind, data = websocket.BinaryMessage, append(slices.Clone(c.cursor), frame.Bytes()...)
 	}
 	if err := c.ws.SetWriteDeadline(time.Now().Add(lobbyWrite)); err != nil {
 		return err

@@ -71,46 +71,102 @@ func Choose(r *http.Request, offered []string) (f Framing, relay bool) {
 
 // Frame is a message as one websocket message. It does not change.
 type Frame struct {
-	Data   []byte
-	Binary bool // else text
+	Parts  [][]byte // of the payload; they may be parts of the message
+	Binary bool     // else text
 }
 
-// Encode returns a message in a framing. A message that the framing cannot hold is replaced by notice.LeftOut: its cell
-// or its request then says why, and ends.
-func Encode(m *jupyter.Message, f Framing) *Frame {
-	frame, err := encode(m, f)
-	if err == nil {
-		return frame
+// Size returns the number of payload bytes.
+func (f *Frame) Size() (n int) {
+	for _, part := range f.Parts {
+		n += len(part)
 	}
-	n := notice.LeftOut(m, int64(m.Size()), err.Error())
-	if frame, err := encode(&n, f); err == nil {
-		return frame
+	return n
+}
+
+// Own returns how many bytes the frame takes besides the message: the first part, which is never the message's.
+func (f *Frame) Own() int { return len(f.Parts[0]) }
+
+// Bytes returns the payload as one piece.
+func (f *Frame) Bytes() []byte {
+	if len(f.Parts) == 1 {
+		return f.Parts[0]
+	}
+	return slices.Concat(f.Parts...)
+}
+
+// SplitFrom is the size in bytes from which the parts of a message are not copied into one.
+const SplitFrom = 32 << 10
+
+// Encode returns a message in a framing. A message that the framing cannot hold is replaced by notice.LeftOut: its cell
+// or its request then says why, and ends. Large messages are not copied: the frame shares their memory.
+func Encode(m *jupyter.Message, f Framing) *Frame {
+	if m.Size() < SplitFrom {
+		data, isBinary := Append(make([]byte, 0, m.Size()+frameOverhead+8*len(m.Buffers)), m, f)
+		return &Frame{Parts: [][]byte{data}, Binary: isBinary}
+	}
+	parts, isBinary, err := split(m, f)
+	if err != nil {
+		data, isBinary := appendLeftOut(nil, m, f, err)
+		return &Frame{Parts: [][]byte{data}, Binary: isBinary}
+	}
+	return &Frame{Parts: parts, Binary: isBinary}
+}
+
+// frameOverhead is the space for what a framing adds to a message without buffers.
+const frameOverhead = 320
+
+// Append appends the payload of the frame that Encode returns.
+func Append(b []byte, m *jupyter.Message, f Framing) (_ []byte, isBinary bool) {
+	out, isBinary, err := appendFrame(b, m, f)
+	if err != nil {
+		return appendLeftOut(b, m, f, err)
+	}
+	return out, isBinary
+}
+
+// appendLeftOut appends the notice that replaces a message.
+func appendLeftOut(b []byte, m *jupyter.Message, f Framing, why error) (_ []byte, isBinary bool) {
+	n := notice.LeftOut(m, int64(m.Size()), why.Error())
+	if out, isBinary, err := appendFrame(b, &n, f); err == nil {
+		return out, isBinary
 	}
 	// The parent is what cannot be sent, so the notice belongs to no cell. All its parts are our own, so it can be sent.
 	n.Parent = []byte("{}")
-	if frame, err = encode(&n, f); err != nil {
+	out, isBinary, err := appendFrame(b, &n, f)
+	if err != nil {
 		panic(err)
 	}
-	return frame
+	return out, isBinary
 }
 
-func encode(m *jupyter.Message, f Framing) (*Frame, error) {
-	switch f {
-	case V1:
-		return &Frame{Data: jupyter.EncodeV1(m), Binary: true}, nil
-	case TextOnly, JupyterServer:
-		data, _, err := jupyter.EncodeLegacy(m, !f.DropsBuffers())
-		if f == JupyterServer && err == nil && len(data) > ServerLimit {
-			n := notice.LeftOut(m, int64(m.Size()), fmt.Sprintf(
-				"the jupyter server between this page and the gateway takes at most %d; "+
-					"see docs/jupyter-ekg.md", ServerLimit))
-			data, _, err = jupyter.EncodeLegacy(&n, false)
-		}
-		return &Frame{Data: data}, err
-	default:
-		data, binary, err := jupyter.EncodeLegacy(m, true)
-		return &Frame{Data: data, Binary: binary}, err
+func appendFrame(b []byte, m *jupyter.Message, f Framing) (_ []byte, isBinary bool, err error) {
+	if f == V1 {
+		return jupyter.AppendV1(b, m), true, nil
 	}
+	out, isBinary, err := jupyter.AppendLegacy(b, m, !f.DropsBuffers())
+	if f == JupyterServer && err == nil && len(out)-len(b) > ServerLimit {
+		n := tooLargeForServer(m)
+		out, isBinary, err = jupyter.AppendLegacy(b, &n, false)
+	}
+	return out, isBinary, err
+}
+
+func split(m *jupyter.Message, f Framing) (parts [][]byte, isBinary bool, err error) {
+	if f == V1 {
+		return jupyter.SplitV1(m), true, nil
+	}
+	parts, isBinary, err = jupyter.SplitLegacy(m, !f.DropsBuffers())
+	if f == JupyterServer && err == nil && (&Frame{Parts: parts}).Size() > ServerLimit {
+		n := tooLargeForServer(m)
+		data, _, err := jupyter.AppendLegacy(nil, &n, false)
+		return [][]byte{data}, false, err
+	}
+	return parts, isBinary, err
+}
+
+func tooLargeForServer(m *jupyter.Message) jupyter.Message {
+	return notice.LeftOut(m, int64(m.Size()), fmt.Sprintf(
+		"the jupyter server between this page and the gateway takes at most %d; see docs/jupyter-ekg.md", ServerLimit))
 }
 
 // ErrIgnored is returned for a client's message on a channel that it cannot send on. Jupyter's servers ignore those.

@@ -1,6 +1,7 @@
 package framing_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"net/http/httptest"
@@ -98,9 +99,44 @@ func TestEncode_Broken(t *testing.T) {
 				Parent  map[string]string `json:"parent_header"`
 				Content map[string]any    `json:"content"`
 			}
-			if err := json.Unmarshal(frame.Data, &got); err != nil || got.Content["ename"] != "MessageLeftOut" ||
+			if err := json.Unmarshal(frame.Bytes(), &got); err != nil || got.Content["ename"] != "MessageLeftOut" ||
 				(got.Parent["msg_id"] == "a") != (part == "content") {
-				t.Errorf("%s in framing %d: %s, %v", part, f, frame.Data, err)
+				t.Errorf("%s in framing %d: %s, %v", part, f, frame.Bytes(), err)
+			}
+		}
+	}
+}
+
+// TestEncode_Split: the parts of a large message are what a small message's frame would be in one piece.
+func TestEncode_Split(t *testing.T) {
+	text := strings.Repeat("text ", framing.SplitFrom/5)
+	for _, m := range []jupyter.Message{
+		{Content: []byte(`{"a":"` + text + `"}`)},
+		{Content: []byte(`{"a":"` + text + "\xff\xfe" + `"}`)},
+		{Content: []byte(`{"a":"` + text + `"`)}, // no JSON
+		{Content: []byte(`{}`), Buffers: [][]byte{[]byte(text), {}, []byte("b")}},
+		{Content: []byte(`{"a":"` + text + `"}`), Buffers: [][]byte{[]byte("\x00\xff")}},
+		{Content: []byte(`{"a":"` + strings.Repeat(text, 1+framing.ServerLimit/len(text)) + `"}`)},
+	} {
+		m.Channel, m.Metadata = jupyter.IOPub, []byte("{}")
+		m.Header = []byte(`{"msg_id":"i","msg_type":"display_data","date":"2026-01-01T00:00:00Z"}`)
+		m.Parent = []byte(`{"msg_id":"p","msg_type":"execute_request"}`)
+		for f := range framing.Count {
+			frame := framing.Encode(&m, f)
+			want, isBinary := framing.Append([]byte("before"), &m, f)
+			got := append([]byte("before"), frame.Bytes()...)
+			// Notices that replace a message have ids and dates of their own.
+			if bytes.Contains(want, []byte("MessageLeftOut")) || bytes.Contains(want, []byte("[ekg]")) {
+				if len(got) != len(want) {
+					t.Errorf("framing %d: a notice of %d bytes, want %d", f, len(got), len(want))
+				}
+				continue
+			}
+			if !bytes.Equal(got, want) || frame.Binary != isBinary {
+				t.Errorf("framing %d, %d bytes: %.300q, want %.300q", f, m.Size(), got, want)
+			}
+			if frame.Size() != len(want)-len("before") {
+				t.Errorf("framing %d: size %d, want %d", f, frame.Size(), len(want)-len("before"))
 			}
 		}
 	}

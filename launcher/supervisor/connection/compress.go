@@ -69,18 +69,27 @@ func (c *Conn) chooseUpgrader(r *http.Request) (*websocket.Upgrader, bool) {
 	return &compressingUpgrader, true
 }
 
-// writeMessage sends one websocket message, compressed if that is worth it and a compressor is free.
-func (c *Conn) writeMessage(kind int, data []byte) error {
-	if !c.compresses {
-		return c.ws.WriteMessage(kind, data)
-	}
+// writeCompressed sends one websocket message, compressed if a compressor is free.
+func (c *Conn) writeCompressed(opcode byte, parts [][]byte) error {
 	owner := c.o.Input.owner
-	compress := len(data) >= compressFrom && compressors.take(owner)
-	c.ws.EnableWriteCompression(compress)
-	if !compress {
-		return c.ws.WriteMessage(kind, data)
+	if !compressors.take(owner) {
+		return c.flow.WriteFrame(opcode, parts...)
 	}
 	return c.flow.Gather(compressGather,
-		func() error { return c.ws.WriteMessage(kind, data) },
+		func() error { return c.writeByLibrary(int(opcode), parts) },
 		func() { compressors.giveBack(owner) })
+}
+
+// writeByLibrary sends one websocket message, compressed. Kinds of messages are opcodes.
+func (c *Conn) writeByLibrary(kind int, parts [][]byte) error {
+	w, err := c.ws.NextWriter(kind)
+	if err != nil {
+		return err
+	}
+	for _, part := range parts {
+		if _, err := w.Write(part); err != nil {
+			return err
+		}
+	}
+	return w.Close()
 }

@@ -87,7 +87,10 @@ type Conn struct {
 	// Owned by the writer.
 	cursor    messagelog.Position
 	batch     []*messagelog.Entry
-	batchSize int64 // bytes of the messages of batch, as sent
+	batchSize int64                     // bytes of the messages of batch, as sent
+	payload   []byte                    // reused for small messages
+	place     [jupyter.RelayCursor]byte // reused for the cursors of a relay
+	parts     [][]byte                  // reused for the messages of a relay
 	lastPing  time.Time
 	sincePing int64  // bytes
 	textOnly  []byte // parent of the last message that was sent without its buffers

@@ -19,7 +19,10 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
-const batchBytes = 256 << 10 // bytes written before pings and close requests are checked
+const (
+	batchBytes  = 256 << 10 // bytes written before pings and close requests are checked
+	payloadKept = 4 << 10   // bytes of the buffer for small messages that an idle connection keeps
+)
 
 // write moves the cursor through the log until the connection ends. It is long because one loop handles everything that
 // a writer waits for.
@@ -45,7 +48,8 @@ func (c *Conn) write(ctx context.Context) {
 			if errors.Is(err, os.ErrDeadlineExceeded) {
 				c.noteLocal()
 			}
-			if !errors.Is(err, websocket.ErrCloseSent) { // the reader has sent it, and waits for the peer
+			// If a close frame was sent, the reader has sent it, and waits for the peer.
+			if !errors.Is(err, websocket.ErrCloseSent) && !errors.Is(err, flow.ErrClosing) {
 				c.flow.Close() //nolint:errcheck // the connection is broken already
 			}
 			return
@@ -115,7 +119,7 @@ func (c *Conn) writeDirect() error {
 	c.direct, c.directSize = nil, 0
 	c.mu.Unlock()
 	for i := range direct {
-		if err := c.writeFrame(c.cursor, framing.Encode(&direct[i], c.o.Framing)); err != nil {
+		if _, err := c.writeOwn(c.cursor, &direct[i]); err != nil {
 			return err
 		}
 	}
@@ -136,17 +140,15 @@ func (c *Conn) writeBatch() (more bool, err error) {
 			return false, err
 		}
 	}
+	shared := c.o.Log.Shares(c.o.Framing)
 	for _, e := range batch {
-		f := c.encode(e)
 		c.pingNow = c.pingNow || e.Essential
-		c.noteSent(e.At.Seq, len(f.Data))
-		c.batchSize += int64(len(f.Data))
-		if err := c.writeFrame(e.At, f); err != nil {
+		if err := c.writeEntry(e, shared); err != nil {
 			return false, err
 		}
-		if err := c.noteBuffers(e); err != nil {
-			return false, err
-		}
+	}
+	if cap(c.payload) > payloadKept {
+		c.payload = nil
 	}
 	clear(batch)
 	c.batch = batch
@@ -155,21 +157,63 @@ func (c *Conn) writeBatch() (more bool, err error) {
 	return more, nil
 }
 
-// writeFrame sends the entry at a position in the log.
-func (c *Conn) writeFrame(at messagelog.Position, f *framing.Frame) error {
-	kind := websocket.TextMessage
-	if f.Binary {
-		kind = websocket.BinaryMessage
+// writeEntry sends an entry of the log, or the notice that replaces it. With shared, other connections may send it too.
+func (c *Conn) writeEntry(e *messagelog.Entry, shared bool) (err error) {
+	why, replaced := c.o.Replaced[e.At.Seq]
+	n := 0
+	switch {
+	case replaced:
+		m := notice.LeftOut(&e.Message, int64(e.Message.Size()), why)
+		n, err = c.writeOwn(e.At, &m)
+	case shared || e.Message.Size() >= framing.SplitFrom:
+		f := c.o.Log.Encode(e, c.o.Framing)
+		n = f.Size()
+		c.noteSent(e.At.Seq, n)
+		err = c.writeFrame(e.At, f.Binary, f.Parts...)
+	default:
+		n, err = c.writeOwn(e.At, &e.Message)
+	}
+	c.batchSize += int64(n)
+	if err == nil {
+		err = c.noteBuffers(e)
+	}
+	return err
+}
+
+// writeOwn sends a small message that no other connection sends, and returns its size. at is its place in the log, or
+// that of the message before it.
+func (c *Conn) writeOwn(at messagelog.Position, m *jupyter.Message) (int, error) {
+	var isBinary bool
+	c.payload, isBinary = framing.Append(c.payload[:0], m, c.o.Framing)
+	n := len(c.payload)
+	return n, c.writeFrame(at, isBinary, c.payload)
+}
+
+// writeFrame sends one websocket message, whose payload has several parts. A relay gets it behind its cursor.
+func (c *Conn) writeFrame(at messagelog.Position, isBinary bool, parts ...[]byte) error {
+	n := 0
+	for _, part := range parts {
+		n += len(part)
 	}
 	c.mu.Lock()
-	c.sent += int64(len(f.Data))
+	c.sent += int64(n)
 	c.messages++
 	c.mu.Unlock()
-	c.sincePing += int64(len(f.Data))
+	c.sincePing += int64(n)
 	if c.o.Relay {
-		return c.writeRelayed(at, f)
+		c.place = c.o.Log.Cursor(at)
+		c.parts = append(append(c.parts[:0], c.place[:]), parts...)
+		defer clear(c.parts)
+		return c.flow.WriteFrame(flow.Binary, c.parts...)
 	}
-	return c.writeMessage(kind, f.Data)
+	opcode := byte(flow.Text)
+	if isBinary {
+		opcode = flow.Binary
+	}
+	if c.compresses && n >= compressFrom {
+		return c.writeCompressed(opcode, parts)
+	}
+	return c.flow.WriteFrame(opcode, parts...)
 }
 
 // noteBuffers shows in the cell that the entry was sent without its buffers, if it was. Each cell shows it once.
@@ -181,38 +225,13 @@ func (c *Conn) noteBuffers(e *messagelog.Entry) error {
 	m := notice.Line(jupyter.StringField(e.Message.Header, "session"), e.Message.Parent,
 		"Binary data was left out: what stands between this page and the gateway takes text only. Widgets and plots may be "+
 			"incomplete. See docs/jupyter-ekg.md.")
-	return c.writeFrame(e.At, framing.Encode(&m, c.o.Framing))
-}
-
-// writeRelayed sends a frame behind its cursor as one websocket message. It does not copy large frames.
-func (c *Conn) writeRelayed(at messagelog.Position, f *framing.Frame) error {
-	w, err := c.ws.NextWriter(websocket.BinaryMessage)
-	if err != nil {
-		return err
-	}
-	cursor := c.o.Log.Cursor(at)
-	if _, err := w.Write(cursor[:]); err != nil {
-		return err
-	}
-	if _, err := w.Write(f.Data); err != nil {
-		return err
-	}
-	return w.Close()
+	_, err := c.writeOwn(e.At, &m)
+	return err
 }
 
 // writeLoss tells a client that was away or slow how many messages of output it has missed.
 func (c *Conn) writeLoss(lost uint64) error {
 	m := c.o.Handler.LossNotice(lost)
-	f := framing.Encode(&m, c.o.Framing)
-	return c.writeFrame(c.cursor, f)
-}
-
-// encode returns an entry in the connection's framing, or the notice that replaces it.
-func (c *Conn) encode(e *messagelog.Entry) *framing.Frame {
-	why, out := c.o.Replaced[e.At.Seq]
-	if !out {
-		return c.o.Log.Encode(e, c.o.Framing)
-	}
-	m := notice.LeftOut(&e.Message, int64(e.Message.Size()), why)
-	return framing.Encode(&m, c.o.Framing)
+	_, err := c.writeOwn(c.cursor, &m)
+	return err
 }

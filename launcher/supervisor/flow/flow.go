@@ -6,7 +6,10 @@ package flow
 import (
 	"bufio"
 	"bytes"
+	"encoding/binary"
+	"errors"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"sync"
@@ -17,9 +20,13 @@ import (
 // Patience is how long a peer may make no progress, plus the time that slowest takes for the unacknowledged bytes.
 const Patience = 45 * time.Second
 
+// ErrClosing is returned by WriteFrame after a close frame.
+var ErrClosing = errors.New("a close frame was sent")
+
 const (
 	gatherBytes = 64 << 10             // gathered before they are written without Flush
-	writeBytes  = 64 << 10             // bytes of one write: the unit in which progress is seen
+	gatherPart  = 16 << 10             // larger parts of a frame are not copied
+	writeBytes  = 256 << 10            // bytes of one write: the unit in which progress is seen
 	blocked     = 2 * time.Millisecond // a write that took longer has waited for the peer
 	slowest     = 32 << 10             // bytes per second below which a peer counts as gone
 )
@@ -32,11 +39,14 @@ type Conn struct {
 	progress atomic.Int64 // time of the last progress, in nanoseconds after epoch
 	owed     func() int64 // bytes sent and not acknowledged
 
-	mu     sync.Mutex // also held while writing, for the order of writes
-	buf    []byte
-	corked bool
-	most   int    // bytes of buf; gatherBytes but in Gather
-	full   func() // called before a write to the peer; nil but in Gather
+	mu      sync.Mutex                      // also held while writing, for the order of writes
+	buf     []byte                          // gathered
+	lent    *[gatherBytes + gatherPart]byte // backs buf; nil: nothing was gathered since Flush
+	corked  bool
+	most    int         // bytes of buf; gatherBytes but in Gather
+	full    func()      // called before a write to the peer; nil but in Gather
+	closing bool        // a close frame was written
+	vector  net.Buffers // reused
 }
 
 // NewConn returns a Conn on c. Owed returns how many bytes were sent and not acknowledged.
@@ -82,18 +92,74 @@ func (f *Conn) Cork() {
 func (f *Conn) Write(p []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.corked && len(f.buf)+len(p) <= f.most {
-		f.buf = append(f.buf, p...)
-		return len(p), nil
+	if n, err := f.writeLocked(p); err != nil {
+		return n, err
 	}
-	if err := f.flushLocked(); err != nil {
-		return 0, err
+	if isClose(p) {
+		f.closing = true
 	}
-	if f.corked && len(p) <= f.most {
-		f.buf = append(f.buf, p...)
-		return len(p), nil
+	return len(p), nil
+}
+
+// Opcodes of frames, RFC 6455, section 5.2.
+const (
+	Text   = 0x1
+	Binary = 0x2
+
+	opClose    = 0x8
+	final      = 0x80
+	controlMax = 125 // bytes of a control frame's payload
+)
+
+// isClose reports whether a write of the websocket library is a close frame. It writes a control frame at once, and the
+// rest of a message in larger pieces than that.
+func isClose(p []byte) bool { return len(p) <= 2+controlMax && len(p) > 0 && p[0] == final|opClose }
+
+// WriteFrame writes one whole data frame, past the websocket library, whose frames it never divides. The payload has
+// several parts, which are not kept. Large ones are not copied. After Cork it may only gather the bytes.
+func (f *Conn) WriteFrame(opcode byte, parts ...[]byte) error {
+	size := 0
+	for _, part := range parts {
+		size += len(part)
 	}
-	return f.writeLocked(p)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closing {
+		return ErrClosing
+	}
+	var space [10]byte
+	header := append(space[:0], final|opcode)
+	switch {
+	case size <= controlMax:
+		header = append(header, byte(size))
+	case size <= math.MaxUint16:
+		header = binary.BigEndian.AppendUint16(append(header, 126), uint16(size))
+	default:
+		header = binary.BigEndian.AppendUint64(append(header, 127), uint64(size))
+	}
+	f.gatherLocked(header)
+	for _, part := range parts {
+		if _, err := f.writeLocked(part); err != nil {
+			return err
+		}
+	}
+	if !f.corked {
+		return f.endGatherLocked()
+	}
+	return nil
+}
+
+// writeLocked gathers bytes, or writes them together with those gathered before. It returns how many of p are gathered
+// or written.
+func (f *Conn) writeLocked(p []byte) (int, error) {
+	if f.corked && (len(p) <= gatherPart || f.full != nil && len(f.buf)+len(p) <= f.most) {
+		f.gatherLocked(p)
+		if len(f.buf) < f.most {
+			return len(p), nil
+		}
+		return len(p), f.flushLocked()
+	}
+	return f.pushLocked(p)
 }
 
 // Gather calls write, and holds back what it writes, up to most bytes. It calls done once: before the peer is waited
@@ -108,10 +174,15 @@ func (f *Conn) Gather(most int, write func() error, done func()) error {
 	defer f.mu.Unlock()
 	f.full()
 	f.corked, f.most, f.full = corked, gatherBytes, nil
-	if err == nil && (!corked || len(f.buf) > gatherBytes) {
-		err = f.flushLocked()
+	switch {
+	case err != nil:
+		return err
+	case !corked:
+		return f.endGatherLocked()
+	case len(f.buf) >= gatherBytes:
+		return f.flushLocked()
 	}
-	return err
+	return nil
 }
 
 // Flush writes the bytes that Cork has held back and ends the cork.
@@ -119,43 +190,82 @@ func (f *Conn) Flush() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.corked = false
-	return f.flushLocked()
+	return f.endGatherLocked()
 }
 
-func (f *Conn) flushLocked() error {
-	if len(f.buf) == 0 {
-		return nil
+// endGatherLocked writes what was gathered. An idle connection holds no buffer.
+func (f *Conn) endGatherLocked() error {
+	err := f.flushLocked()
+	if f.lent != nil {
+		gathering.Put(f.lent)
+		f.lent, f.buf = nil, nil
 	}
-	_, err := f.writeLocked(f.buf)
-	if cap(f.buf) > gatherBytes/4 {
-		f.buf = nil // an idle connection holds no large buffer
-	}
-	f.buf = f.buf[:0]
 	return err
 }
 
-func (f *Conn) writeLocked(p []byte) (int, error) {
+// gathering lends buffers to connections that gather.
+var gathering = sync.Pool{New: func() any { return new([gatherBytes + gatherPart]byte) }}
+
+func (f *Conn) gatherLocked(p []byte) {
+	if f.buf == nil {
+		f.lent = gathering.Get().(*[gatherBytes + gatherPart]byte)
+		f.buf = f.lent[:0]
+	}
+	f.buf = append(f.buf, p...)
+}
+
+func (f *Conn) flushLocked() error {
+	_, err := f.pushLocked(nil)
+	return err
+}
+
+// pushLocked writes the gathered bytes and then p, in as few writes as show progress. It returns how many bytes of p
+// were written.
+func (f *Conn) pushLocked(p []byte) (written int, err error) {
 	if f.full != nil {
 		f.full()
 	}
-	written := 0
-	for len(p) > 0 {
-		n := min(len(p), writeBytes)
-		if err := f.Conn.SetWriteDeadline(f.Deadline()); err != nil {
-			return written, err
+	gathered := f.buf
+	f.buf = f.buf[:0]
+	for len(gathered) > 0 || len(p) > 0 {
+		first, second := gathered[:min(len(gathered), writeBytes)], p[:0]
+		gathered = gathered[len(first):]
+		if len(gathered) == 0 {
+			second = p[:min(len(p), writeBytes-len(first))]
+			p = p[len(second):]
 		}
-		before := time.Now()
-		n, err := f.Conn.Write(p[:n])
-		written += n
+		n, err := f.writeOnce(first, second)
+		written += max(0, n-len(first))
 		if err != nil {
 			return written, err
 		}
-		if time.Since(before) > blocked {
-			f.progressed()
-		}
-		p = p[n:]
 	}
 	return written, nil
+}
+
+// writeOnce writes two pieces with one system call if the peer takes them at once. It notes whether it had to wait.
+func (f *Conn) writeOnce(first, second []byte) (n int, err error) {
+	if err := f.Conn.SetWriteDeadline(f.Deadline()); err != nil {
+		return 0, err
+	}
+	before := time.Now()
+	switch {
+	case len(second) == 0:
+		n, err = f.Conn.Write(first)
+	case len(first) == 0:
+		n, err = f.Conn.Write(second)
+	default:
+		f.vector = append(f.vector[:0], first, second)
+		v := f.vector
+		var m int64
+		m, err = v.WriteTo(f.Conn)
+		n = int(m)
+		clear(f.vector)
+	}
+	if err == nil && time.Since(before) > blocked {
+		f.progressed()
+	}
+	return n, err
 }
 
 // Hijacker makes a websocket library take over a connection as a Conn.

@@ -1,6 +1,10 @@
 package flow
 
 import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -56,3 +60,105 @@ func TestConn_Deadline(t *testing.T) {
 		}
 	}
 }
+
+// TestConn_WriteFrame checks the bytes of frames of all lengths and parts, corked and not, with control frames of the
+// library among them.
+func TestConn_WriteFrame(t *testing.T) {
+	sizes := [][]int{{0}, {125}, {126}, {65535}, {65536}, {300, 0, 20_000, 5}, {1 << 20}, {10, 3 << 20, 7}}
+	for _, corked := range []bool{false, true} {
+		wrote := make(chan error, 1)
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			h := &Hijacker{ResponseWriter: w, Owed: func() int64 { return 0 }}
+			ws, err := new(websocket.Upgrader).Upgrade(h, r, nil)
+			if err != nil {
+				wrote <- err
+				return
+			}
+			defer func() { _ = ws.Close() }()
+			wrote <- writeFrames(ws, h.Conn, sizes, corked)
+			_, _, _ = ws.ReadMessage() // until the peer has closed, too
+		}))
+		ws, _, err := websocket.DefaultDialer.DialContext(t.Context(), strings.Replace(server.URL, "http", "ws", 1), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, parts := range sizes {
+			kind, got, err := ws.ReadMessage()
+			if want := bytes.Join(content(i, parts), nil); err != nil || kind != websocket.BinaryMessage ||
+				!bytes.Equal(got, want) {
+				t.Fatalf("message %d: kind %d, %d bytes, want %d, %v", i, kind, len(got), len(want), err)
+			}
+		}
+		if _, _, err := ws.ReadMessage(); !websocket.IsCloseError(err, websocket.CloseNormalClosure) {
+			t.Errorf("corked %v: %v", corked, err)
+		}
+		if err := <-wrote; err != nil {
+			t.Errorf("corked %v: %v", corked, err)
+		}
+		_ = ws.Close()
+		server.Close()
+	}
+}
+
+// writeFrames writes messages of the given parts, pings between them, and a close frame.
+func writeFrames(ws *websocket.Conn, f *Conn, sizes [][]int, corked bool) error {
+	for i, parts := range sizes {
+		if corked && i%3 == 0 {
+			f.Cork()
+		}
+		if err := f.WriteFrame(Binary, content(i, parts)...); err != nil {
+			return err
+		}
+		if err := ws.WriteControl(websocket.PingMessage, []byte("hi"), time.Now().Add(time.Minute)); err != nil {
+			return err
+		}
+	}
+	closing := websocket.FormatCloseMessage(websocket.CloseNormalClosure, "")
+	if err := ws.WriteControl(websocket.CloseMessage, closing, time.Now().Add(time.Minute)); err != nil {
+		return err
+	}
+	if err := f.WriteFrame(Text, []byte("late")); !errors.Is(err, ErrClosing) {
+		return fmt.Errorf("a frame behind the close frame: %w", err)
+	}
+	if err := f.Flush(); err != nil {
+		return err
+	}
+	if f.buf != nil || f.lent != nil {
+		return errors.New("a flushed connection holds a buffer")
+	}
+	return nil
+}
+
+// content returns the parts of message i. Many of its bytes are those of a close frame.
+func content(i int, sizes []int) (parts [][]byte) {
+	for _, size := range sizes {
+		parts = append(parts, bytes.Repeat([]byte{0x88, byte('a' + i)}, size)[:size])
+	}
+	return parts
+}
+
+// TestConn_Allocations: small messages are gathered without an allocation.
+func TestConn_Allocations(t *testing.T) {
+	f := NewConn(sinkConn{}, func() int64 { return 0 })
+	payload := make([]byte, 700)
+	allocs := testing.AllocsPerRun(200, func() {
+		f.Cork()
+		for range 1000 {
+			if err := f.WriteFrame(Text, payload); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := f.Flush(); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if allocs > 50 { // the race detector makes pools forget
+		t.Errorf("%v allocations for 1000 messages", allocs)
+	}
+}
+
+// sinkConn takes everything.
+type sinkConn struct{ net.Conn }
+
+func (sinkConn) Write(p []byte) (int, error)      { return len(p), nil }
+func (sinkConn) SetWriteDeadline(time.Time) error { return nil }

@@ -438,6 +438,13 @@ func (l *Log) Unsubscribe(r *Reader, f framing.Framing) {
 	l.settleAwaitedLocked()
 }
 
+// Shares reports whether several connections send the entries in a framing, so that Encode keeps the results.
+func (l *Log) Shares(f framing.Framing) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.users[f] > 1
+}
+
 // Encode returns the entry in a framing. If the framing has more than one connection, the result is kept with the entry
 // and counted. So all connections share its bytes.
 func (l *Log) Encode(e *Entry, f framing.Framing) *framing.Frame {
@@ -449,8 +456,8 @@ func (l *Log) Encode(e *Entry, f framing.Framing) *framing.Frame {
 	defer l.mu.Unlock()
 	rest := behind(l.entries, e.At.Seq-1)
 	if l.users[f] > 1 && len(rest) > 0 && rest[0] == e && e.encoded[f].CompareAndSwap(nil, fr) {
-		e.size += int64(len(fr.Data))
-		l.bytes += int64(len(fr.Data))
+		e.size += int64(fr.Own())
+		l.bytes += int64(fr.Own())
 		l.evictLocked()
 		l.spillIfFullLocked()
 	}

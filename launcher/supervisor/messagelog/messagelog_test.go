@@ -261,17 +261,17 @@ func TestLog_SharesEncodedFrames(t *testing.T) {
 	l.Append(0, numbered(1, 100), false)
 	e := l.entries[0]
 	one := l.Encode(e, framing.V1)
-	if again := l.Encode(e, framing.V1); &again.Data[0] == &one.Data[0] {
+	if again := l.Encode(e, framing.V1); &again.Parts[0][0] == &one.Parts[0][0] {
 		t.Error("a frame is kept although no other connection shares it")
 	}
 	l.Subscribe(NewReader(), 0, framing.V1)
 	before, _ := l.Sizes()
 	one = l.Encode(e, framing.V1)
-	if again := l.Encode(e, framing.V1); &again.Data[0] != &one.Data[0] {
+	if again := l.Encode(e, framing.V1); &again.Parts[0][0] != &one.Parts[0][0] {
 		t.Error("two connections do not share a frame")
 	}
-	if after, _ := l.Sizes(); after != before+int64(len(one.Data)) {
-		t.Errorf("the kept frame of %d bytes counts %d", len(one.Data), after-before)
+	if after, _ := l.Sizes(); after != before+int64(one.Size()) {
+		t.Errorf("the kept frame of %d bytes counts %d", one.Size(), after-before)
 	}
 }
 
