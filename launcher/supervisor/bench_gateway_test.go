@@ -112,13 +112,19 @@ func findGateway(b *testing.B, gateway int, dir string) *gatewayProcesses {
 	return g
 }
 
-// cpuOf returns how much time gateway and supervisor of a path have used so far; 0 if they have no processes.
-func cpuOf(b *testing.B, p path) (used time.Duration) {
-	w, ok := p.(*websocketPath)
-	if !ok || w.gateway == nil {
-		return 0
+// cpuTime is the time that gateway and supervisor of a path have used.
+type cpuTime struct{ gateway, supervisor time.Duration }
+
+// cpuOf returns how much time was used so far; zero if the path has no processes of its own.
+func cpuOf(b *testing.B, p path) (used cpuTime) {
+	if w, ok := p.(*websocketPath); ok && w.gateway != nil {
+		used = cpuTime{cpuOfProcesses(b, w.gateway.gateway), cpuOfProcesses(b, w.gateway.supervisor)}
 	}
-	for _, pid := range append(w.gateway.gateway, w.gateway.supervisor...) {
+	return used
+}
+
+func cpuOfProcesses(b *testing.B, pids []int) (used time.Duration) {
+	for _, pid := range pids {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
 			b.Fatal(err)

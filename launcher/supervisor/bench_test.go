@@ -390,7 +390,7 @@ func BenchmarkMessagePath_Flood(b *testing.B) {
 func benchmarkFlood(b *testing.B, names []string, paths []path, messages, size int) {
 	took := make([][]time.Duration, len(paths))
 	allocs := make([]uint64, len(paths))
-	cpu := make([]time.Duration, len(paths))
+	cpu := make([]cpuTime, len(paths))
 	for b.Loop() {
 		for i, p := range paths {
 			var before, after runtime.MemStats
@@ -404,7 +404,9 @@ func benchmarkFlood(b *testing.B, names []string, paths []path, messages, size i
 			took[i] = append(took[i], time.Since(start))
 			runtime.ReadMemStats(&after)
 			allocs[i] += after.Mallocs - before.Mallocs
-			cpu[i] += cpuOf(b, p) - used
+			now := cpuOf(b, p)
+			cpu[i].gateway += now.gateway - used.gateway
+			cpu[i].supervisor += now.supervisor - used.supervisor
 			if n != messages+3 { // busy, execute_input, idle
 				b.Fatalf("%s: %d messages on iopub, want %d", names[i], n, messages+3)
 			}
@@ -423,7 +425,8 @@ func benchmarkFlood(b *testing.B, names []string, paths []path, messages, size i
 		}
 		b.ReportMetric(rate, name+"-msg/s")
 		if p, ok := paths[i].(*websocketPath); ok && p.gateway != nil {
-			b.ReportMetric(float64(cpu[i].Microseconds())/all, name+"-µs-cpu/msg")
+			b.ReportMetric(float64(cpu[i].gateway.Microseconds())/all, name+"-µs-cpu-gateway/msg")
+			b.ReportMetric(float64(cpu[i].supervisor.Microseconds())/all, name+"-µs-cpu-supervisor/msg")
 			b.ReportMetric(p.gateway.peak(b), name+"-MB-peak")
 		} else {
 			b.ReportMetric(float64(allocs[i])/all, name+"-allocs/msg")
