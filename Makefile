@@ -7,7 +7,7 @@ FUZZTIME ?= 30s
 RELEASES ?= 1.35.4 1.36.3
 
 .DEFAULT_GOAL := help
-.PHONY: help build labextension screenshots demo test unit interop lint e2e e2e-machine e2e-cluster e2e-releases image-check chaos costs vulncheck fuzz bench cluster cluster-down generate verify clean
+.PHONY: help build labextension screenshots demo test unit interop lint e2e e2e-machine e2e-cluster e2e-releases image-check chaos costs vulncheck fuzz bench bench-quick microbench cluster cluster-down generate verify clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -66,7 +66,13 @@ lint: ## golangci-lint with .golangci.yml, and a tidy go.mod
 fuzz: ## fuzz every fuzz target for FUZZTIME each (default 30s)
 	@hack/fuzz $(FUZZTIME)
 
-bench: ## benchmarks of the message path, beside direct ZeroMQ in the same run
+bench: ## measure ekg beside libzmq, Enterprise Gateway and jupyter_server; writes docs/benchmarks.md, in about an hour
+	$(GO) run ./hack/bench -write
+
+bench-quick: ## a shorter form of it, in five minutes; prints the tables and names what got worse since hack/bench/results.json
+	$(GO) run ./hack/bench -quick -compare hack/bench/results.json
+
+microbench: ## Go's benchmarks of the message path, with allocations
 	$(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./gateway/... ./launcher/...
 
 cluster: ## start Kubernetes with one node on this machine, as root, with the images of the tests; see docs/kubernetes.md

@@ -58,6 +58,7 @@ var mayImport = map[string][]string{
 	"gateway/identity": {},
 	"gateway/metrics":  {"launcher", "launcher/supervisor/api"},
 	"gateway/limits":   {"gateway/identity", "kernelspecs", "launcher", "launcher/supervisor/api"},
+	"hack/bench":       {"jupyter", "launcher/launchertest"},
 	"hack/generate":    {"cmd/ekg/settings", "gateway/metrics", "hack/house"},
 	"hack/house":       {},
 	"jupyter":          {},

@@ -153,7 +153,10 @@ func (s *kernelSocket) sendTo(identity string, frames [][]byte) {
 }
 
 // publish sends bytes to every peer of the XPUB that has subscribed to the topic.
-func (s *kernelSocket) publish(topic string, encoded []byte) {
+func (s *kernelSocket) publish(topic string, encoded []byte) { s.publishParts(topic, encoded, nil) }
+
+// publishParts is publish for a message in two parts. The second is not copied, and must not be changed any more.
+func (s *kernelSocket) publishParts(topic string, head, tail []byte) {
 	var to [8]*zmtpPeer
 	peers := to[:0]
 	s.mu.Lock()
@@ -167,7 +170,7 @@ func (s *kernelSocket) publish(topic string, encoded []byte) {
 	}
 	s.mu.Unlock()
 	for _, p := range peers {
-		p.out.put(encoded, s.mark)
+		p.out.putParts(head, tail, s.mark)
 	}
 }
 

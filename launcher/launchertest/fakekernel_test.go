@@ -63,6 +63,9 @@ func TestFakeKernel_Cells(t *testing.T) {
 		},
 		{"buffers 3", []string{`comm_msg {"comm_id":"fake","data":{"size":3}}`}, "ok "},
 		{"flood 1 of 3", []string{`display_data {"data":{"text/plain":"0xxx"},"metadata":{},"transient":{}}`}, "ok "},
+		{"flood 2 of 300k", []string{
+			`display_data {"data":{"text/plain":"0` + strings.Repeat("x", 300_000) + `"},"metadata":{},"transient":{}}`,
+			`display_data {"data":{"text/plain":"1` + strings.Repeat("x", 300_000) + `"},"metadata":{},"transient":{}}`}, "ok "},
 	}
 	for _, transport := range []string{"tcp", "ipc"} {
 		t.Run(transport, func(t *testing.T) {

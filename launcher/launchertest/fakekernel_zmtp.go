@@ -82,12 +82,15 @@ func property(name, value string) []byte {
 }
 
 func appendFrame(b []byte, flags byte, body []byte) []byte {
-	if len(body) > 255 {
-		b = binary.BigEndian.AppendUint64(append(b, flags|flagLong), uint64(len(body)))
-	} else {
-		b = append(b, flags, byte(len(body)))
+	return append(appendFrameHead(b, flags, len(body)), body...)
+}
+
+// appendFrameHead appends what stands before a frame's body.
+func appendFrameHead(b []byte, flags byte, size int) []byte {
+	if size > 255 {
+		return binary.BigEndian.AppendUint64(append(b, flags|flagLong), uint64(size))
 	}
-	return append(b, body...)
+	return append(b, flags, byte(size))
 }
 
 func (p *zmtpPeer) readFrame() (flags byte, body []byte, err error) {
@@ -186,6 +189,14 @@ func newOutbox(conn net.Conn) *outbox {
 // put adds one encoded message. With a high-water mark, the message is dropped if that many wait; without one, put
 // waits for space. It reports whether the message was added.
 func (o *outbox) put(message []byte, mark int) bool {
+	if len(message) > outboxOwn {
+		return o.putParts(nil, message, mark)
+	}
+	return o.putParts(message, nil, mark)
+}
+
+// putParts is put for a message in two parts. The second is not copied.
+func (o *outbox) putParts(head, tail []byte, mark int) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for mark <= 0 && o.bytes > outboxLimit && !o.closed {
@@ -194,12 +205,11 @@ func (o *outbox) put(message []byte, mark int) bool {
 	if o.closed || mark > 0 && o.messages >= mark {
 		return false
 	}
-	if len(message) > outboxOwn {
-		o.large, o.buf = append(o.large, o.buf, message), nil
-	} else {
-		o.buf = append(o.buf, message...)
+	o.buf = append(o.buf, head...)
+	if len(tail) > 0 {
+		o.large, o.buf = append(o.large, o.buf, tail), nil
 	}
-	o.bytes += len(message)
+	o.bytes += len(head) + len(tail)
 	o.messages++
 	o.changed.Broadcast()
 	return true

@@ -1,0 +1,174 @@
+// Bench measures ekg beside what it is compared with, in one run, and writes docs/benchmarks.md. `make bench` runs it in
+// the repository's root:
+//
+//	go run ./hack/bench                      everything, about an hour
+//	go run ./hack/bench -quick               five minutes
+//	go run ./hack/bench -run 'output 10 kB'  only the scenarios whose name matches
+//	go run ./hack/bench -out FILE.json       also write the figures to this file
+//	go run ./hack/bench -compare FILE.json   name every ratio that fell by more than 20 % since FILE.json, and exit 1
+//	go run ./hack/bench -docs                write docs/benchmarks.md and its picture from hack/bench/results.json again
+//
+// The peers are: direct, a client in C on libzmq without a gateway; ekg as it is installed; Enterprise Gateway; and
+// jupyter_server as a gateway. All use the fake kernel of launcher/launchertest. In each round of a scenario every peer
+// has its turn, so the machine's moods meet all of them. Messages that are lost and requests that fail are figures, and
+// are never tried again.
+//
+// The harness talks to loopback only. Every wait has a bound. It ends the processes that it started, by their ids.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"regexp"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// Files that the harness writes, from the repository's root.
+const (
+	resultsFile = "hack/bench/results.json"
+	docsFile    = "docs/benchmarks.md"
+	pictureFile = "docs/pictures/benchmarks.svg"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code, err := run(ctx, os.Args[1:])
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// options are the flags.
+type options struct {
+	quick, list, docs, write bool
+	match                    string
+	peers                    string
+	out, compare             string
+	rounds                   int
+}
+
+func parseOptions(args []string) (options, error) {
+	var o options
+	f := flag.NewFlagSet("bench", flag.ContinueOnError)
+	f.BoolVar(&o.quick, "quick", false, "short measurements and small numbers: five minutes")
+	f.BoolVar(&o.list, "list", false, "list the scenarios")
+	f.BoolVar(&o.docs, "docs", false, "measure nothing; write the documents from "+resultsFile)
+	f.BoolVar(&o.write, "write", false, "write "+resultsFile+" and the documents")
+	f.StringVar(&o.match, "run", "", "measure only the scenarios whose name matches this `regexp`")
+	f.StringVar(&o.peers, "peers", "", "measure only these peers, a comma between: direct,ekg,EG,JS")
+	f.StringVar(&o.out, "out", "", "write the figures to this `file`, as JSON")
+	f.StringVar(&o.compare, "compare", "", "compare with the figures of this `file`; exit 1 if a ratio fell by over 20 %")
+	f.IntVar(&o.rounds, "rounds", 5, "measurements of each peer in a scenario")
+	if err := f.Parse(args); err != nil {
+		return o, err
+	}
+	if f.NArg() > 0 {
+		return o, fmt.Errorf("unexpected argument %q", f.Arg(0))
+	}
+	if o.rounds < 1 {
+		return o, fmt.Errorf("-rounds is %d, at least 1 expected", o.rounds)
+	}
+	return o, nil
+}
+
+// run does what the flags say. It returns the exit code.
+func run(ctx context.Context, args []string) (int, error) {
+	o, err := parseOptions(args)
+	if err != nil {
+		return 2, err
+	}
+	match, err := regexp.Compile(o.match)
+	if err != nil {
+		return 2, err
+	}
+	if o.docs {
+		r, err := readResults(resultsFile)
+		if err != nil {
+			return 1, err
+		}
+		return 0, writeDocs(r)
+	}
+	var chosen []scenario
+	for _, s := range scenarios(o.quick) {
+		if match.MatchString(s.name) {
+			chosen = append(chosen, s)
+		}
+	}
+	if o.list {
+		for _, s := range chosen {
+			fmt.Println(s.name)
+		}
+		return 0, nil
+	}
+	if len(chosen) == 0 {
+		return 2, fmt.Errorf("no scenario matches %q", o.match)
+	}
+	var before *results
+	if o.compare != "" {
+		// Before the run, which may overwrite the file.
+		if before, err = readResults(o.compare); err != nil {
+			return 1, err
+		}
+	}
+	r, err := measure(ctx, o, chosen)
+	if err != nil {
+		return 1, err
+	}
+	return report(o, r, before)
+}
+
+// measure runs the scenarios.
+func measure(ctx context.Context, o options, chosen []scenario) (*results, error) {
+	b, err := newBench(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	defer b.close()
+	began := time.Now()
+	for i, s := range chosen {
+		b.say("[%d/%d, %s] %s", i+1, len(chosen), time.Since(began).Round(time.Second), s.name)
+		b.scenario = s.name
+		s.run(b)
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+	}
+	b.results.Took = time.Since(began).Round(time.Second).String()
+	return b.results, nil
+}
+
+// report prints, writes and compares the figures. It returns the exit code.
+func report(o options, r, before *results) (int, error) {
+	fmt.Print(tables(r))
+	if o.out != "" {
+		if err := r.write(o.out); err != nil {
+			return 1, err
+		}
+	}
+	if o.write {
+		if err := r.write(resultsFile); err != nil {
+			return 1, err
+		}
+		if err := writeDocs(r); err != nil {
+			return 1, err
+		}
+	}
+	if before == nil {
+		return 0, nil
+	}
+	fallen := compare(before, r)
+	if len(fallen) == 0 {
+		fmt.Println("No ratio fell by more than 20 %.")
+		return 0, nil
+	}
+	fmt.Println("Worse than before:\n" + strings.Join(fallen, "\n"))
+	return 1, nil
+}

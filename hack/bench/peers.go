@@ -1,0 +1,260 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// peer is what is compared.
+type peer interface {
+	name() string
+	framings() []string
+	// startKernel returns a new kernel of a kernelspec. It need not be ready.
+	startKernel(ctx context.Context, spec string) (kernel, error)
+	// stop ends the peer and all its kernels.
+	stop()
+}
+
+// kernel is a kernel of a peer.
+type kernel interface {
+	// connect returns a client of the kernel, when the kernel answers. A quick client acknowledges TCP at once.
+	connect(framing string, quick bool) (client, error)
+	// processes returns the ids of the servers' processes between client and kernel.
+	processes() []int
+	// remove ends the kernel.
+	remove() error
+}
+
+// The names of peers.
+const (
+	peerEKG   = "ekg"
+	peerEG    = "EG" // Enterprise Gateway
+	peerJS    = "JS" // jupyter_server
+	peerPlain = "direct"
+)
+
+// server is a peer that speaks Jupyter's REST and websockets.
+type server struct {
+	b       *bench
+	label   string
+	dir     string
+	host    string // host:port
+	process *process
+	client  *http.Client
+
+	// Guarded by mu.
+	mu      sync.Mutex
+	kernels map[string]*serverKernel
+}
+
+func (s *server) name() string       { return s.label }
+func (s *server) framings() []string { return []string{framingJSON, framingV1} }
+
+// startServer starts a peer of a name.
+func (b *bench) startServer(label string) (*server, error) {
+	dir, err := os.MkdirTemp(b.dir, strings.ToLower(label)+"-")
+	if err != nil {
+		return nil, err
+	}
+	for spec, argv := range b.specs {
+		folder := filepath.Join(dir, "kernels", spec)
+		if err := os.MkdirAll(folder, 0o700); err != nil {
+			return nil, err
+		}
+		data, err := json.Marshal(map[string]any{"argv": argv, "display_name": spec, "language": "python"})
+		if err != nil {
+			return nil, err
+		}
+		if err := os.WriteFile(filepath.Join(folder, "kernel.json"), data, 0o600); err != nil {
+			return nil, err
+		}
+	}
+	ports, err := freePorts(1)
+	if err != nil {
+		return nil, err
+	}
+	s := &server{b: b, label: label, dir: dir, host: fmt.Sprintf("127.0.0.1:%d", ports[0]),
+		client:  &http.Client{Timeout: 2 * time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 100}},
+		kernels: map[string]*serverKernel{}}
+	cmd := b.command(label, dir, ports[0])
+	cmd.Dir = dir
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "LANG=C.UTF-8", "JUPYTER_PATH=" + dir,
+		"JUPYTER_RUNTIME_DIR=" + filepath.Join(dir, "r"), "IPYTHONDIR=" + filepath.Join(dir, "ipython")}
+	if s.process, err = b.start(cmd, filepath.Join(dir, "server.log")); err != nil {
+		return nil, err
+	}
+	if err := s.ready(time.Minute); err != nil {
+		s.stop()
+		return nil, err
+	}
+	return s, nil
+}
+
+// command returns the command line of a peer. Neither requires a token, and none limits the rate of output.
+func (b *bench) command(label, dir string, port int) *exec.Cmd {
+	switch label {
+	case peerEKG:
+		return exec.Command(filepath.Join(b.dir, "ekg"), "serve", "--listen", fmt.Sprintf("127.0.0.1:%d", port), "--no-auth",
+			"--kernelspec-dir", filepath.Join(dir, "kernels"), "--state-dir", filepath.Join(dir, "s"),
+			"--runtime-dir", filepath.Join(dir, "r"), "--stop-kernels-on-exit", "--log-level", "warn")
+	case peerEG:
+		// Never with persistent sessions: with local kernels, Enterprise Gateway would then signal every process.
+		return exec.Command(filepath.Join(b.peersDir, "eg/bin/jupyter-enterprisegateway"), "--ip=127.0.0.1",
+			fmt.Sprintf("--port=%d", port), "--port_retries=0", "--log-level=WARN",
+			"--EnterpriseGatewayApp.list_kernels=True")
+	default:
+		return exec.Command(filepath.Join(b.labDir, "lab/bin/jupyter-server"), "--ip=127.0.0.1",
+			fmt.Sprintf("--port=%d", port), "--port-retries=0", "--log-level=WARN", "--allow-root", "--no-browser",
+			"--IdentityProvider.token=", "--ServerApp.disable_check_xsrf=True", "--ServerApp.allow_remote_access=True",
+			"--ZMQChannelsWebsocketConnection.limit_rate=False", "--ServerApp.root_dir="+dir)
+	}
+}
+
+// ready waits until the server lists its kernels.
+func (s *server) ready(limit time.Duration) error {
+	var err error
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		select {
+		case <-s.process.done:
+			log, _ := os.ReadFile(filepath.Join(s.dir, "server.log")) // only for the message
+			return fmt.Errorf("%s has ended: %.2000s", s.label, log)
+		default:
+		}
+		if _, err = s.request(http.MethodGet, "/api/kernels", nil, http.StatusOK); err == nil {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s is not ready after %v: %w", s.label, limit, err)
+}
+
+// request does a request and returns the body of its answer.
+func (s *server) request(method, path string, body []byte, want int) ([]byte, error) {
+	req, err := http.NewRequest(method, "http://"+s.host+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := s.client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = resp.Body.Close() }() // it was read to its end
+	data, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != want {
+		err = fmt.Errorf("%s %s: %s: %.300s", method, path, resp.Status, data)
+	}
+	return data, err
+}
+
+// serverKernel is a kernel of a gateway.
+type serverKernel struct {
+	s    *server
+	id   string
+	pids []int // see processes
+}
+
+func (s *server) startKernel(_ context.Context, spec string) (kernel, error) {
+	// Enterprise Gateway starts no kernels for root, as whom it may run here.
+	env := map[string]string{"KERNEL_USERNAME": "bench"}
+	body, err := json.Marshal(map[string]any{"name": spec, "env": env})
+	if err != nil {
+		return nil, err
+	}
+	data, err := s.request(http.MethodPost, "/api/kernels", body, http.StatusCreated)
+	if err != nil {
+		return nil, err
+	}
+	var model struct {
+		ID string `json:"id"`
+	}
+	if err := json.Unmarshal(data, &model); err != nil {
+		return nil, err
+	}
+	k := &serverKernel{s: s, id: model.ID}
+	s.mu.Lock()
+	s.kernels[k.id] = k
+	s.mu.Unlock()
+	return k, nil
+}
+
+func (k *serverKernel) connect(framing string, quick bool) (client, error) {
+	c, err := dialWebsocket(k.s.host, k.id, framing, quick)
+	if err != nil {
+		return nil, err
+	}
+	got, err := c.ask(asking{codes: []string{""}, deadline: time.Minute})
+	if err == nil && !got.complete {
+		err = fmt.Errorf("kernel %s of %s answers no first cell", k.id, k.s.label)
+	}
+	if err != nil {
+		c.close()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (k *serverKernel) processes() []int {
+	if k.pids == nil {
+		k.pids = []int{k.s.process.pid()}
+		if k.s.label == peerEKG {
+			for _, p := range processesOf(k.id) {
+				if strings.Contains(p.cmdline, "ekg-supervisor --config ") {
+					k.pids = append(k.pids, p.pid)
+				}
+			}
+		}
+	}
+	return k.pids
+}
+
+func (k *serverKernel) remove() error {
+	k.s.mu.Lock()
+	delete(k.s.kernels, k.id)
+	k.s.mu.Unlock()
+	_, err := k.s.request(http.MethodDelete, "/api/kernels/"+k.id, nil, http.StatusNoContent)
+	return err
+}
+
+// stop removes the kernels, ends the server, and kills what is left of its kernels.
+func (s *server) stop() {
+	s.mu.Lock()
+	var left []*serverKernel
+	for _, k := range s.kernels {
+		left = append(left, k)
+	}
+	s.mu.Unlock()
+	if s.label != peerEKG { // which removes them itself, and faster
+		for _, k := range left {
+			_ = k.remove() // what remains is killed below
+		}
+	}
+	s.process.end(time.Minute)
+	for _, p := range processesOf(s.dir) {
+		kill(p.pid)
+	}
+	s.client.CloseIdleConnections()
+}
+
+// processesOfAll returns the processes between clients and several kernels, each once.
+func processesOfAll(kernels []kernel) []int {
+	var all []int
+	for _, k := range kernels {
+		for _, pid := range k.processes() {
+			if !slices.Contains(all, pid) {
+				all = append(all, pid)
+			}
+		}
+	}
+	return all
+}
