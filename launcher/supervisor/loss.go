@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
 	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
@@ -138,4 +139,15 @@ func (s *Supervisor) endLostIdlesLocked() (more bool) {
 		s.abortLocked(r, "", "", "")
 	}
 	return more
+}
+
+// shortened replaces a large message without which a client waits forever, when the log has no room for all of it. A
+// status stays what it is: the log keeps it without its buffers.
+func shortened(m *jupyter.Message, bytes int64) jupyter.Message {
+	if m.Channel == jupyter.IOPub {
+		short := *m
+		short.Metadata, short.Buffers = []byte("{}"), nil
+		return short
+	}
+	return notice.LeftOut(m, bytes, "the kernel's log had no room for it")
 }

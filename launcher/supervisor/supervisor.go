@@ -179,7 +179,7 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 	}
 	s.sessions = session.NewTable(s.orphanLocked)
 	s.log = messagelog.New(messagelog.Options{Limit: cfg.LogLimit, Dir: cfg.SpillDir, Stamp: s.stampLocked,
-		KeepFree: cfg.LogKeepFree, Least: api.LeastLogLimit})
+		KeepFree: cfg.LogKeepFree, Least: api.LeastLogLimit, Shorten: shortened})
 	if cfg.Identity != "" {
 		s.identity = []byte(cfg.Identity)
 	}

@@ -112,8 +112,9 @@ func (l *Log) lookAgain() <-chan time.Time {
 }
 
 // dropLocked evicts the oldest entries in memory that are not being written, when the disk is too slow to take them or
-// takes none. What is on disk stays. Essential entries stay too, as far as their share of the memory goes. An entry
-// that readers await, or that is being written, counts above the bound: dropping others would not make up for it.
+// takes none. What is on disk stays. Essential entries stay too, large ones in short, as far as their share of memory
+// goes. An entry that readers await, or that is being written, counts above the bound: dropping others would not make
+// up for it.
 func (l *Log) dropLocked() {
 	if l.keepFree == 0 || l.bytes <= l.least {
 		return
@@ -126,24 +127,27 @@ func (l *Log) dropLocked() {
 		return
 	}
 	list := l.entries[l.writing : len(l.entries)-1]
+	share := l.least / keptShare
 	var essential int64
 	for _, e := range list {
 		if e.Essential {
-			essential += e.size
+			essential += min(e.size, l.shortMost(share))
 		}
 	}
 	stay, i := 0, 0
 	for ; i < len(list) && l.bytes > bound-l.least/dropShare; i++ {
 		e := list[i]
-		if e.Essential && essential <= l.least/keptShare {
-			list[stay] = e
-			stay++
-			continue
-		}
-		if e.Essential {
-			essential -= e.size
-		}
 		l.bytes -= e.size
+		if e.Essential {
+			short := l.shortened(e, share)
+			if short != nil && essential <= share {
+				list[stay] = short
+				l.bytes += short.size
+				stay++
+				continue
+			}
+			essential -= min(e.size, l.shortMost(share))
+		}
 		l.evicted++
 	}
 	rest := append(l.entries[:l.writing+stay], l.entries[l.writing+i:]...)

@@ -49,10 +49,6 @@ type Entry struct {
 // rounding.
 const entryOverhead = 432
 
-// keptShare bounds the memory of essential entries that are kept when others around them are evicted. They may take
-// 1/keptShare of the log's memory.
-const keptShare = 8
-
 // largeShare says which entries are large: those above 1/largeShare of the log's limit, or of Options.Least.
 const largeShare = 4
 
@@ -68,6 +64,10 @@ type Options struct {
 	// log fills its limit, on disk or in memory.
 	KeepFree int
 	Least    int64
+
+	// Shorten returns a short message that takes the place of an essential one, whose size is given in bytes. It is called
+	// when such a large message would be evicted, with or without the log's lock. nil: large ones are evicted.
+	Shorten func(m *jupyter.Message, bytes int64) jupyter.Message
 }
 
 // Log is a message log. The numbers of its entries begin at 1. When it is full, the oldest entries are evicted. The
@@ -78,6 +78,7 @@ type Log struct {
 	// Fixed.
 	id    [8]byte // random: a position of another log means nothing in this one
 	stamp func(parent []byte) Stamp
+	short func(m *jupyter.Message, bytes int64) jupyter.Message // Options.Shorten
 	dir   string
 	full  chan struct{} // capacity 1: memory or disk is over its bound, or a file is to be closed
 	retry time.Duration // spillRetry, but for tests
@@ -136,8 +137,8 @@ func NewReader() *Reader {
 
 // New returns an empty log.
 func New(o Options) *Log {
-	l := &Log{stamp: o.Stamp, dir: o.Dir, full: make(chan struct{}, 1), retry: spillRetry, readers: map[*Reader]uint64{},
-		keepFree: o.KeepFree, least: o.Least, diskBound: math.MaxInt64}
+	l := &Log{stamp: o.Stamp, short: o.Shorten, dir: o.Dir, full: make(chan struct{}, 1), retry: spillRetry,
+		readers: map[*Reader]uint64{}, keepFree: o.KeepFree, least: o.Least, diskBound: math.MaxInt64}
 	if l.dir == "" {
 		l.keepFree = 0
 	}
@@ -256,24 +257,6 @@ func (e *Entry) alone() *Entry {
 	}
 	return &Entry{At: e.At, To: e.To, Message: m, Essential: e.Essential, Stamp: e.Stamp,
 		size: int64(m.Size()) + entryOverhead}
-}
-
-// keepLocked keeps an entry that is being evicted, if it is essential.
-func (l *Log) keepLocked(e *Entry) {
-	if e.Essential {
-		e = e.alone()
-		l.kept = append(l.kept, e)
-		l.keptBytes += e.size
-		l.trimKeptLocked()
-	}
-}
-
-func (l *Log) trimKeptLocked() {
-	for l.keptBytes > l.memory/keptShare && len(l.kept) > 0 {
-		l.keptBytes -= l.kept[0].size
-		l.kept[0] = nil
-		l.kept = l.kept[1:]
-	}
 }
 
 // setLimits derives all bounds from the limit. After New it is called with l.mu held.

@@ -145,40 +145,6 @@ func (l *Log) segmentToEvict() (seg *segment, view segment) {
 	return seg, *seg
 }
 
-// retire evicts the oldest segment, except for the newest of its essential entries.
-func (l *Log) retire(seg *segment, view segment) {
-	var kept []*Entry
-	var size int64
-	l.mu.Lock()
-	most := l.memory / keptShare
-	l.mu.Unlock()
-	err := view.read(0, func(e *Entry) action {
-		if e.Essential && e.size <= most {
-			return fillIn
-		}
-		return passOver
-	}, func(e *Entry) {
-		kept = append(kept, e)
-		for size += e.size; size > most; kept = kept[1:] {
-			size -= kept[0].size
-		}
-	})
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	defer l.releaseLocked(seg)
-	if len(l.segments) == 0 || l.segments[0] != seg {
-		return // an append has evicted it
-	}
-	if err == nil {
-		l.forgetEssentialLocked(seg)
-		seg.essential = kept
-		for _, e := range kept {
-			l.essentialBytes += e.size
-		}
-	}
-	l.evictSegmentLocked()
-}
-
 // batchToSpill returns the oldest entries in memory if there are too many, and the newest segment if it has room; nil
 // asks for a new one. The caller releases it.
 func (l *Log) batchToSpill() (batch []*Entry, seg *segment) {
@@ -216,6 +182,9 @@ func (l *Log) takeLocked(batch []*Entry, seg *segment, fresh bool, written segme
 		l.entries[i] = nil
 		l.bytes -= e.size
 		if e.Essential {
+			if e = l.shortened(e, l.memory/keptShare); e == nil {
+				continue
+			}
 			e = e.alone()
 			seg.essential = append(seg.essential, e)
 			l.essentialBytes += e.size
@@ -229,14 +198,6 @@ func (l *Log) takeLocked(batch []*Entry, seg *segment, fresh bool, written segme
 		l.forgetEssentialLocked(s)
 	}
 	l.evictLocked()
-}
-
-// forgetEssentialLocked removes a segment's essential entries from memory. They stay on disk.
-func (l *Log) forgetEssentialLocked(seg *segment) {
-	for _, e := range seg.essential {
-		l.essentialBytes -= e.size
-	}
-	seg.essential = nil
 }
 
 // evictSegmentLocked evicts the oldest segment, except for the essential entries that are in memory too. It reports
