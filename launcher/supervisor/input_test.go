@@ -233,8 +233,8 @@ func TestInput_OthersGetNone(t *testing.T) {
 }
 
 // TestInput_UnknownPrompt: an answer to a prompt that the supervisor does not know passes only from the user whom the
-// kernel may ask. The kernel may ask another user before it reads the answer. A user who is not the owner was asked only
-// if the supervisor may have missed the prompt.
+// kernel may ask. The kernel may ask another user before it reads the answer. A user who is not the owner was asked
+// only if the supervisor may have missed the prompt.
 func TestInput_UnknownPrompt(t *testing.T) {
 	s := New(api.Config{LogLimit: 1 << 20, Owner: "ann"}, "test", quiet())
 	s.clock.Ready()
