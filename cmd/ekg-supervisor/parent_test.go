@@ -15,6 +15,35 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
+// hangupConfig writes the configuration of a kernel into a new folder below dir, and returns the program's arguments.
+func hangupConfig(t *testing.T, dir, kernel string, below bool) (cfg api.Config, args []string) {
+	t.Helper()
+	state := filepath.Join(dir, uuid.NewString()[:4])
+	if err := os.Mkdir(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cfg = api.Config{Protocol: api.ProtocolVersion, KernelID: uuid.NewString(), SpecName: "fake", Owner: "ann",
+		Argv: []string{kernel, "-f", "{connection_file}"}, Env: map[string]string{"PATH": os.Getenv("PATH")},
+		InterruptMode: "signal", WorkingDir: "/", Listen: "unix:" + filepath.Join(state, "s"), Transport: "ipc",
+		RunDir: state, ConnectionFile: filepath.Join(state, "connection.json"),
+		LockFile: filepath.Join(state, "lock"), EndFile: filepath.Join(state, "ended.json"), SpillDir: state,
+		LogLimit: 64 << 20, StopGrace: time.Second, DeadLinger: time.Second, RestartLimit: 3}
+	config := filepath.Join(state, "supervisor.json")
+	args = []string{"--config", config}
+	if below {
+		cfg.SameMachine, cfg.ChildSocket = true, filepath.Join(state, "c")
+		args = append([]string{"parent"}, args...)
+	}
+	b, err := json.Marshal(cfg)
+	if err == nil {
+		err = os.WriteFile(config, b, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg, args
+}
+
 // TestHangup: SIGHUP stops a supervisor without a parent, as SIGTERM does. Without a request to upgrade, a parent and
 // its supervisor ignore it.
 func TestHangup(t *testing.T) {
@@ -27,36 +56,14 @@ func TestHangup(t *testing.T) {
 	kernel := build(t, dir, "github.com/elastic-kernel-gateway/ekg/launcher/launchertest/kernel")
 	for name, below := range map[string]bool{"a supervisor without a parent": false, "below a parent": true} {
 		t.Run(name, func(t *testing.T) {
-			state := filepath.Join(dir, uuid.NewString()[:4])
-			if err := os.Mkdir(state, 0o700); err != nil {
-				t.Fatal(err)
-			}
-			cfg := api.Config{Protocol: api.ProtocolVersion, KernelID: uuid.NewString(), SpecName: "fake", Owner: "ann",
-				Argv: []string{kernel, "-f", "{connection_file}"}, Env: map[string]string{"PATH": os.Getenv("PATH")},
-				InterruptMode: "signal", WorkingDir: "/", Listen: "unix:" + filepath.Join(state, "s"), Transport: "ipc",
-				RunDir: state, ConnectionFile: filepath.Join(state, "connection.json"),
-				LockFile: filepath.Join(state, "lock"), EndFile: filepath.Join(state, "ended.json"), SpillDir: state,
-				LogLimit: 64 << 20, StopGrace: time.Second, DeadLinger: time.Second, RestartLimit: 3}
-			config := filepath.Join(state, "supervisor.json")
-			args := []string{"--config", config}
-			if below {
-				cfg.SameMachine, cfg.ChildSocket = true, filepath.Join(state, "c")
-				args = append([]string{"parent"}, args...)
-			}
-			b, err := json.Marshal(cfg)
-			if err == nil {
-				err = os.WriteFile(config, b, 0o600)
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			cfg, args := hangupConfig(t, dir, kernel, below)
 			cmd := exec.Command(program, args...)
 			cmd.Stderr = os.Stderr
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { _ = cmd.Process.Kill() }) // most often it has ended
-			p := &testPod{t: t, dir: state, cfg: cfg}
+			p := &testPod{t: t, dir: cfg.RunDir, cfg: cfg}
 			p.until("idle", func(st api.Status) bool {
 				if !idle(st) {
 					return false

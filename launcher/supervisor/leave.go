@@ -17,9 +17,9 @@ const (
 )
 
 // Leave prepares for another supervisor, which adopts the kernel when this program has exited. It waits until the
-// kernel works on no request, prints nothing, and every client has everything. Then it saves the state. If the wait takes too long,
-// Leave returns the reason and changes nothing. With busy it saves the state all the same: the output that clients do
-// not have is lost, and a notice in their cells says so.
+// kernel works on no request and prints nothing, and every client has everything. Then it saves the state. If the wait
+// takes too long, Leave returns the reason and changes nothing. With busy it saves the state all the same: the output
+// that clients do not have is lost, and a notice in their cells says so.
 //
 // After nil the supervisor accepts nothing more, so that the saved state stays true. The caller ends the program.
 func (s *Supervisor) Leave(ctx context.Context, busy bool) error {

@@ -307,38 +307,44 @@ func TestRun_Earlier(t *testing.T) {
 	}
 }
 
+// leaves is the script of a supervisor that leaves when it is asked.
+const leaves = `trap 'exit 75' USR1; trap 'exit 75' USR2
+echo ok >&3; exec 3>&-; touch up$(wc -l <runs)
+while :; do [ -e end ] && exit 0; sleep 0.01; done`
+
+// request requests an upgrade to a program with the script.
+func (p *scripted) request(script string, busy bool) {
+	p.t.Helper()
+	program := filepath.Join(p.dir, "new")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\ncd "+p.dir+"\necho run >>runs\n"+script), 0o700); err != nil {
+		p.t.Fatal(err)
+	}
+	b, err := json.Marshal(api.Upgrade{Program: program, Busy: busy})
+	if err == nil {
+		err = os.WriteFile(filepath.Join(p.dir, api.UpgradeFile), b, 0o600)
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.hup <- syscall.SIGHUP
+}
+
+// await waits until there is a file in the test's folder.
+func (p *scripted) await(file string) {
+	p.t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; <-time.After(5 * time.Millisecond) {
+		if _, err := os.Stat(filepath.Join(p.dir, file)); err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			p.t.Fatalf("there is no %s", file)
+		}
+	}
+}
+
 // TestRun_Upgrade: a supervisor leaves, and one of the requested program follows. A new program that fails gives way to
 // the earlier one.
 func TestRun_Upgrade(t *testing.T) {
-	const old = `trap 'exit 75' USR1; trap 'exit 75' USR2
-echo ok >&3; exec 3>&-; touch up$(wc -l <runs)
-while :; do [ -e end ] && exit 0; sleep 0.01; done`
-	request := func(p *scripted, script string, busy bool) {
-		p.t.Helper()
-		program := filepath.Join(p.dir, "new")
-		if err := os.WriteFile(program, []byte("#!/bin/sh\ncd "+p.dir+"\necho run >>runs\n"+script), 0o700); err != nil {
-			p.t.Fatal(err)
-		}
-		b, err := json.Marshal(api.Upgrade{Program: program, Busy: busy})
-		if err == nil {
-			err = os.WriteFile(filepath.Join(p.dir, api.UpgradeFile), b, 0o600)
-		}
-		if err != nil {
-			p.t.Fatal(err)
-		}
-		p.hup <- syscall.SIGHUP
-	}
-	await := func(p *scripted, file string) {
-		p.t.Helper()
-		for deadline := time.Now().Add(30 * time.Second); ; <-time.After(5 * time.Millisecond) {
-			if _, err := os.Stat(filepath.Join(p.dir, file)); err == nil {
-				return
-			}
-			if time.Now().After(deadline) {
-				p.t.Fatalf("there is no %s", file)
-			}
-		}
-	}
 	for name, tc := range map[string]struct {
 		script string
 		busy   bool
@@ -350,13 +356,13 @@ while :; do [ -e end ] && exit 0; sleep 0.01; done`
 		"the new program fails later": {"touch new$(wc -l <runs) end; echo ok >&3; exec 3>&-; exit 2", false, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := start(t, old)
-			await(p, "up1")
+			p := start(t, leaves)
+			p.await("up1")
 			if err := os.Rename(p.opts.Program.name, p.opts.Program.name+".old"); err != nil {
 				t.Fatal(err)
 			}
-			request(p, tc.script, tc.busy)
-			await(p, "new2")
+			p.request(tc.script, tc.busy)
+			p.await("new2")
 			if _, err := os.Stat(filepath.Join(p.dir, api.UpgradeFile)); !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("the request is left: %v", err)
 			}
@@ -365,63 +371,67 @@ while :; do [ -e end ] && exit 0; sleep 0.01; done`
 			}
 		})
 	}
-	t.Run("a new program that fails leaves a loss to be announced", func(t *testing.T) {
-		p := start(t, `trap 'echo "{\"epoch\":1,\"left\":true,\"complete\":true}" >requests.json; exit 75' USR1
-echo ok >&3; exec 3>&-; cp requests.json found$(wc -l <runs); touch up$(wc -l <runs)
+}
+
+// TestRun_UpgradeFails: if a new program fails, the next supervisor has a loss to announce.
+func TestRun_UpgradeFails(t *testing.T) {
+	p := start(t, `trap 'echo "{\"epoch\":1,\"left\":true,\"complete\":true}" >requests.json; exit 75' USR1
+echo ok >&3; exec 3>&-; cp requests.json found$(wc -l <runs) 2>/dev/null; touch up$(wc -l <runs)
 while :; do [ -e end ] && exit 0; sleep 0.01; done`)
-		await(p, "up1")
-		request(p, "exit 1", false)
-		await(p, "up3")
-		p.create("end")
-		if code := p.wait(); code != 0 {
-			t.Errorf("it exits with %d", code)
-		}
-		if b, err := os.ReadFile(filepath.Join(p.dir, "found3")); err != nil || string(b) != `{"epoch":1}` {
-			t.Errorf("the third supervisor finds the state %s, %v", b, err)
-		}
-	})
-	t.Run("a bad request changes nothing", func(t *testing.T) {
-		p := start(t, old)
-		await(p, "up1")
-		folder := filepath.Join(p.dir, "run")
-		for text, reason := range map[string]string{
-			"":                              "the request cannot be read: unexpected end of JSON input",
-			"{}":                            `the program is "", not an absolute path`,
-			`{"program": "/nonexistent"}`:   "the program /nonexistent does not exist",
-			`{"program": "/etc/passwd"}`:    "the program /etc/passwd is not executable",
-			`{"program": "` + folder + `"}`: "the program " + folder + " is not a regular file",
-		} {
-			if err := os.WriteFile(filepath.Join(p.dir, api.UpgradeFile), []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			p.hup <- syscall.SIGHUP
-			await(p, api.RefusedFile)
-			var got api.Refused
-			b, err := os.ReadFile(filepath.Join(p.dir, api.RefusedFile))
-			if err == nil {
-				err = json.Unmarshal(b, &got)
-			}
-			if err != nil || got.Reason != reason {
-				t.Errorf("%q is refused with %q, %v", text, got.Reason, err)
-			}
-			if _, err := os.Stat(filepath.Join(p.dir, api.UpgradeFile)); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("the request is left: %v", err)
-			}
-			if err := os.Remove(filepath.Join(p.dir, api.RefusedFile)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		for range 3 { // without a request; the second has been read when the third is taken
-			p.hup <- syscall.SIGHUP
-		}
-		if _, err := os.Stat(filepath.Join(p.dir, api.RefusedFile)); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("a signal without a request is refused: %v", err)
-		}
-		if err := os.WriteFile(filepath.Join(p.dir, "end"), nil, 0o600); err != nil {
+	p.await("up1")
+	p.request("exit 1", false)
+	p.await("up3")
+	p.create("end")
+	if code := p.wait(); code != 0 {
+		t.Errorf("it exits with %d", code)
+	}
+	if b, err := os.ReadFile(filepath.Join(p.dir, "found3")); err != nil || string(b) != `{"epoch":1}` {
+		t.Errorf("the third supervisor finds the state %s, %v", b, err)
+	}
+}
+
+// TestRun_UpgradeRefused: a bad request changes nothing, and the reason is noted.
+func TestRun_UpgradeRefused(t *testing.T) {
+	p := start(t, leaves)
+	p.await("up1")
+	folder := filepath.Join(p.dir, "run")
+	for text, reason := range map[string]string{
+		"":                              "the request cannot be read: unexpected end of JSON input",
+		"{}":                            `the program is "", not an absolute path`,
+		`{"program": "/nonexistent"}`:   "the program /nonexistent does not exist",
+		`{"program": "/etc/passwd"}`:    "the program /etc/passwd is not executable",
+		`{"program": "` + folder + `"}`: "the program " + folder + " is not a regular file",
+	} {
+		if err := os.WriteFile(filepath.Join(p.dir, api.UpgradeFile), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if code := p.wait(); code != 0 || p.runs() != 1 {
-			t.Errorf("it exits with %d after %d supervisors", code, p.runs())
+		p.hup <- syscall.SIGHUP
+		p.await(api.RefusedFile)
+		var got api.Refused
+		b, err := os.ReadFile(filepath.Join(p.dir, api.RefusedFile))
+		if err == nil {
+			err = json.Unmarshal(b, &got)
 		}
-	})
+		if err != nil || got.Reason != reason {
+			t.Errorf("%q is refused with %q, %v", text, got.Reason, err)
+		}
+		if _, err := os.Stat(filepath.Join(p.dir, api.UpgradeFile)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the request is left: %v", err)
+		}
+		if err := os.Remove(filepath.Join(p.dir, api.RefusedFile)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 3 { // without a request; the second has been read when the third is taken
+		p.hup <- syscall.SIGHUP
+	}
+	if _, err := os.Stat(filepath.Join(p.dir, api.RefusedFile)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a signal without a request is refused: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(p.dir, "end"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code := p.wait(); code != 0 || p.runs() != 1 {
+		t.Errorf("it exits with %d after %d supervisors", code, p.runs())
+	}
 }
