@@ -49,6 +49,7 @@ type Splice struct {
 
 	in    atomic.Int64 // bytes from the client
 	out   atomic.Int64 // bytes to the client
+	over  atomic.Bool  // the supervisor has ended the connection, before anything else did
 	ended chan struct{}
 
 	mu       sync.Mutex
@@ -98,7 +99,15 @@ func (s *Splice) Run(ctx context.Context) error {
 	defer stop()
 	var up, down sync.WaitGroup
 	up.Go(func() { s.end(s.pump(s.supervisor, s.client, &s.toSupervisor, &s.in)) })
-	down.Go(func() { s.end(s.pump(s.client, s.supervisor, &s.toClient, &s.out)) })
+	down.Go(func() {
+		err := s.pump(s.client, s.supervisor, &s.toClient, &s.out)
+		select {
+		case <-s.ended:
+		default:
+			s.over.Store(errors.Is(err, errEOF))
+		}
+		s.end(err)
+	})
 
 	<-s.ended
 	up.Wait()
@@ -109,6 +118,9 @@ func (s *Splice) Run(ctx context.Context) error {
 	s.mu.Lock()
 	deadline := s.deadline
 	s.mu.Unlock()
+	if s.over.Load() {
+		deadline = deadline.Add(FlushTime) // the supervisor does not wait for the client's answer to its close frame
+	}
 	linger(s.client, deadline)
 	_ = s.client.Close() // see linger
 	s.mu.Lock()

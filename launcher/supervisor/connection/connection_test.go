@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -236,6 +237,34 @@ func TestConn_End(t *testing.T) {
 }
 
 // TestConn_AnswersClose: a browser takes a connection without an answer to its close frame for a broken one.
+// The end of a kernel does not wait for a client that answers no close frame, unless it has much to read.
+func TestConn_EndsWithoutAnAnswer(t *testing.T) {
+	for name, c := range map[string]struct {
+		size  int
+		waits bool
+	}{"little to read": {100, false}, "much to read": {2 * littleOwed, true}} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, nil)
+			s.append(c.size)
+			if _, _, err := s.peer.ReadMessage(); err != nil {
+				t.Fatal(err)
+			}
+			begun := time.Now()
+			close(s.over)
+			if _, err := io.Copy(io.Discard, s.peer.NetConn()); err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(begun); took > closeGrace/2 != c.waits {
+				t.Errorf("the writing half was open for %s", took)
+			}
+			_ = s.peer.Close() // as a gateway does
+			if end := s.ended(t); !end.Local {
+				t.Errorf("it ended with %+v", end)
+			}
+		})
+	}
+}
+
 func TestConn_AnswersClose(t *testing.T) {
 	for _, code := range []int{websocket.CloseNormalClosure, websocket.CloseGoingAway, websocket.CloseNoStatusReceived} {
 		for _, busy := range []bool{false, true} {

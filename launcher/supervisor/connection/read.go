@@ -103,9 +103,7 @@ func (c *Conn) rejectFrames(err error) {
 	if err := c.flow.Flush(); err != nil {
 		return // the connection is broken
 	}
-	if half, ok := c.flow.Conn.(interface{ CloseWrite() error }); ok {
-		_ = half.CloseWrite() // an error shows in the next read
-	}
+	c.closeWrite()
 	_ = c.flow.SetReadDeadline(time.Now().Add(closeGrace)) // an error shows in the next read
 	_, _ = io.Copy(io.Discard, c.flow)                     // until the peer has closed, too
 }

@@ -22,6 +22,7 @@ import (
 const (
 	batchBytes  = 256 << 10 // bytes written before pings and close requests are checked
 	payloadKept = 4 << 10   // bytes of the buffer for small messages that an idle connection keeps
+	littleOwed  = 64 << 10  // unacknowledged bytes that the buffers of a gateway's client take at once
 )
 
 // write moves the cursor through the log until the connection ends. It is long because one loop handles everything that
@@ -98,9 +99,22 @@ func (c *Conn) write(ctx context.Context) {
 }
 
 // writeEnd closes the websocket because the kernel has ended. Clients compare the beginning of the reason.
+//
+// It ends the writing half of the connection too, unless the peer has much to read. A gateway then delivers the rest,
+// and the end of the supervisor does not wait for a client that answers no close frame.
 func (c *Conn) writeEnd() {
 	reason := "the kernel is gone: " + c.o.Handler.EndReason()
 	c.writeClose(framing.CloseError{Code: websocket.CloseNormalClosure, Reason: reason})
+	if c.owed() <= littleOwed {
+		c.closeWrite()
+	}
+}
+
+// closeWrite ends the writing half of the connection. The peer gets everything that was written.
+func (c *Conn) closeWrite() {
+	if half, ok := c.flow.Conn.(interface{ CloseWrite() error }); ok {
+		_ = half.CloseWrite() // an error shows in the next read
+	}
 }
 
 func (c *Conn) writeClose(f framing.CloseError) {
