@@ -80,16 +80,17 @@ func (c *Connection) listen(typ string, port *int) (*kernelSocket, error) {
 
 // FakeKernelOptions says how a fake kernel deviates from a correct kernel. The zero value is a correct kernel.
 type FakeKernelOptions struct {
-	Protocol       string    // protocol_version in kernel_info_reply; "5.3" if empty
-	Welcome        bool      // send iopub_welcome to the first subscriber, as ipykernel 7 does
-	Subshells      bool      // speak JEP 91
-	NoHandover     bool      // ignore a second connection with an identity that is in use, as xeus kernels do
-	HighWaterMark  int       // messages that wait for an iopub subscriber, before more are dropped; 0: no drops
-	NoGreeting     bool      // accept connections and say nothing, not even ZMTP's greeting
-	NeverReady     bool      // do the ZMTP handshake and answer nothing
-	OneThread      bool      // answer no heartbeat while a cell runs, as IRkernel does
-	IgnoreShutdown bool      // do not answer shutdown_request and go on
-	Stderr         io.Writer // where complain writes; nowhere if nil
+	Protocol       string        // protocol_version in kernel_info_reply; "5.3" if empty
+	Welcome        bool          // send iopub_welcome to the first subscriber, as ipykernel 7 does
+	SubscribeDelay time.Duration // before a subscription takes effect, as when a kernel's iopub thread is late
+	Subshells      bool          // speak JEP 91
+	NoHandover     bool          // ignore a second connection with an identity that is in use, as xeus kernels do
+	HighWaterMark  int           // messages that wait for an iopub subscriber, before more are dropped; 0: no drops
+	NoGreeting     bool          // accept connections and say nothing, not even ZMTP's greeting
+	NeverReady     bool          // do the ZMTP handshake and answer nothing
+	OneThread      bool          // answer no heartbeat while a cell runs, as IRkernel does
+	IgnoreShutdown bool          // do not answer shutdown_request and go on
+	Stderr         io.Writer     // where complain writes; nowhere if nil
 }
 
 // FakeKernel is a Jupyter kernel that runs lists of commands; see the package comment. It cannot be restarted; start
@@ -175,7 +176,7 @@ func StartFakeKernel(conn Connection, opts FakeKernelOptions) (*FakeKernel, erro
 		}
 		k.hb.sendTo(identity, frames)
 	}
-	k.iopub.subscribe = k.welcome
+	k.iopub.subscribe, k.iopub.late = k.welcome, opts.SubscribeDelay
 	for _, s := range k.sockets() {
 		k.wg.Go(s.serve)
 	}

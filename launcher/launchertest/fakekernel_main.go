@@ -14,7 +14,7 @@ import (
 //
 //	kernel -f CONNECTION_FILE [--no-greeting] [--never-ready] [--start-delay D] [--exit-at-start CODE] [--stderr TEXT]
 //	       [--ignore-sigterm] [--ignore-sigint] [--ignore-shutdown] [--protocol V] [--welcome] [--subshells]
-//	       [--no-handover] [--hwm N] [--one-thread]
+//	       [--no-handover] [--hwm N] [--one-thread] [--subscribe-delay D]
 //
 // SIGINT interrupts the running cell. The other flags are those of FakeKernelOptions.
 func FakeKernelMain(args []string) int {
@@ -30,6 +30,7 @@ func FakeKernelMain(args []string) int {
 	)
 	flags.StringVar(&opts.Protocol, "protocol", "", "protocol `version` in kernel_info_reply")
 	flags.BoolVar(&opts.Welcome, "welcome", false, "send iopub_welcome to the first subscriber")
+	flags.DurationVar(&opts.SubscribeDelay, "subscribe-delay", 0, "wait before a subscription to iopub takes effect")
 	flags.BoolVar(&opts.Subshells, "subshells", false, "offer subshells")
 	flags.BoolVar(&opts.NoHandover, "no-handover", false, "ignore a connection whose identity is in use")
 	flags.IntVar(&opts.HighWaterMark, "hwm", 0, "drop iopub messages when this `number` waits for a subscriber")

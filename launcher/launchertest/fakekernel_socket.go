@@ -20,6 +20,7 @@ type kernelSocket struct {
 	silent    bool // accept connections and send nothing
 	receive   func(identity string, frames [][]byte)
 	subscribe func(p *zmtpPeer) // a connection has subscribed
+	late      time.Duration     // before a subscription takes effect
 	wg        sync.WaitGroup
 
 	// Guarded by mu.
@@ -130,6 +131,7 @@ func (s *kernelSocket) topic(p *zmtpPeer, message []byte) {
 	if len(message) == 0 || message[0] > 1 {
 		return
 	}
+	time.Sleep(s.late)
 	s.mu.Lock()
 	if message[0] == 1 {
 		s.topics[p][string(message[1:])] = true

@@ -23,11 +23,8 @@ import (
 )
 
 const (
-	dialRetry     = 20 * time.Millisecond  // between attempts to connect to a kernel that is not listening yet
+	dialRetry     = time.Millisecond       // between the first attempts to connect to a kernel that does not listen yet
 	dialRetryMost = 250 * time.Millisecond // the longest time between attempts
-	nudgeInterval = 500 * time.Millisecond // between kernel_info_requests until the kernel is ready, as in jupyter_server
-	nudgesQuick   = 20                     // requests sent at nudgeInterval; nudgeRarely holds after them
-	nudgeRarely   = 5 * time.Second        // between further requests
 )
 
 // bridgeLimits bound what a kernel may send, and the time that it may take to read. A kernel whose shell is busy for
@@ -64,6 +61,7 @@ type bridge struct {
 	wg       sync.WaitGroup
 	failed   chan error    // capacity 1: the first connection that broke
 	nudged   chan struct{} // closed when ready
+	missed   chan struct{} // capacity 1: the kernel has replied, and iopub may have missed its status
 	readers  atomic.Int32  // channels that may have more messages
 	quiet    chan struct{} // closed when no channel has more messages
 
@@ -86,7 +84,8 @@ func (s *Supervisor) openBridge(
 		log: s.logger, signer: signer, gates: &s.gates, deliver: s.deliver, oversized: s.deliverOversized,
 		unsent: s.unsent, sent: &s.toKernel,
 		answered: s.heartbeatAnswered, beat: s.beat, hb: ep[connectionfile.Heartbeat], own: s.ownSession,
-		failed: make(chan error, 1), nudged: make(chan struct{}), quiet: make(chan struct{}),
+		failed: make(chan error, 1), nudged: make(chan struct{}), missed: make(chan struct{}, 1),
+		quiet: make(chan struct{}),
 	}
 	for _, c := range nudged {
 		b.first[c] = b.question(c)
@@ -242,44 +241,6 @@ func (b *bridge) send(ctx context.Context, c jupyter.Channel) {
 	}
 }
 
-// nudged are the channels on which the supervisor asks a kernel whether it is ready. Old kernels do not answer on
-// control; busy kernels do not answer on shell.
-var nudged = [...]jupyter.Channel{jupyter.Control, jupyter.Shell}
-
-func (b *bridge) question(c jupyter.Channel) jupyter.Message {
-	return jupyter.New(c, "kernel_info_request", b.own, nil, struct{}{})
-}
-
-// nudge sends kernel_info_requests until the kernel is ready. Output is missed until the kernel has seen the
-// subscription, and only an answer on iopub proves that. Each request has a new id, since kernels ignore repeated
-// signatures.
-func (b *bridge) nudge(ctx context.Context) {
-	t := time.NewTicker(nudgeInterval)
-	defer t.Stop()
-	for n := 0; ; n++ {
-		for _, c := range nudged {
-			m := b.first[c]
-			if n > 0 {
-				m = b.question(c)
-			}
-			if err := b.sockets[c].Send(m.Frames(b.signer)); err != nil {
-				b.fail(err)
-				return
-			}
-		}
-		if n == nudgesQuick {
-			t.Reset(nudgeRarely)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-b.nudged:
-			return
-		case <-t.C:
-		}
-	}
-}
-
 // request sends a message of the supervisor, past the gate.
 func (b *bridge) request(c jupyter.Channel, msgType string, content any) error {
 	m := jupyter.New(c, msgType, b.own, nil, content)
@@ -361,6 +322,9 @@ func (s *Supervisor) deliverOwnLocked(b *bridge, m *jupyter.Message, parent jupy
 		}
 		if parent.MsgID == b.firstID[m.Channel] {
 			s.settleDoubtfulLocked(m.Channel)
+		}
+		if !b.subscribed {
+			wake.Reader(b.missed)
 		}
 	}
 	s.checkReadyLocked(b)

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"time"
@@ -36,8 +37,24 @@ func LogNearlyFull(size, limit int64) bool { return size >= limit/4*3 }
 // hung.
 const StatusInterval = 20 * time.Second
 
-// statusPause is the least time between two lines of a status stream.
-const statusPause = 20 * time.Millisecond
+// A status stream has at most one line each statusPause on average. After a rest up to statusBurst lines follow each
+// other at once: a start has three, and a gateway that waits for it answers with the last.
+const (
+	statusPause = 20 * time.Millisecond
+	statusBurst = 4
+)
+
+// pacer says when the next line of a status stream may follow. Its zero value is a stream that has rested.
+type pacer struct{ full time.Time } // until then, lines that are due fill the average
+
+// wrote notes a line that was written at now, and returns how long the next line has to wait.
+func (p *pacer) wrote(now time.Time) time.Duration {
+	if p.full.Before(now) {
+		p.full = now
+	}
+	p.full = p.full.Add(statusPause)
+	return p.full.Sub(now) - (statusBurst-1)*statusPause
+}
 
 // StreamStatus answers a request with a status stream. It returns when over is closed or the reader goes away. Current
 // returns the status and a channel that is closed at the next change.
@@ -48,6 +65,7 @@ func StreamStatus(w http.ResponseWriter, r *http.Request, current func() (Status
 	enc := json.NewEncoder(w)
 	tick := time.NewTicker(StatusInterval)
 	defer tick.Stop()
+	var pace pacer
 	for {
 		st, change := current()
 		// A gateway that vanished without closing its connection must not hold the handler.
@@ -60,12 +78,8 @@ func StreamStatus(w http.ResponseWriter, r *http.Request, current func() (Status
 		if err := flush.Flush(); err != nil {
 			return nil
 		}
-		select {
-		case <-r.Context().Done():
+		if !rest(r.Context(), over, pace.wrote(time.Now())) {
 			return nil
-		case <-over:
-			return nil
-		case <-time.After(statusPause):
 		}
 		select {
 		case <-change:
@@ -74,5 +88,26 @@ func StreamStatus(w http.ResponseWriter, r *http.Request, current func() (Status
 			return nil
 		case <-over:
 		}
+	}
+}
+
+// rest waits between two lines. It returns false if over is closed, so that the last line has the last status, or if
+// the reader goes away.
+func rest(ctx context.Context, over <-chan struct{}, pause time.Duration) bool {
+	select {
+	case <-over:
+		return false
+	default:
+	}
+	if pause <= 0 {
+		return true
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-over:
+		return false
+	case <-time.After(pause):
+		return true
 	}
 }

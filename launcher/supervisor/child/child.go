@@ -35,9 +35,9 @@ import (
 const GiveUpBefore = 3 * time.Second
 
 const (
-	redialFirst  = 20 * time.Millisecond // between attempts to reach a supervisor that is not there yet
-	redialMost   = time.Second           // between attempts to reach a supervisor that has been away for long
-	defaultGrace = 30 * time.Second      // the pod's grace until the supervisor tells it: Kubernetes' default
+	redialFirst  = time.Millisecond // between the first attempts to reach a supervisor; the pause grows with the time
+	redialMost   = time.Second      // between attempts to reach a supervisor that has been away for long
+	defaultGrace = 30 * time.Second // the pod's grace until the supervisor tells it: Kubernetes' default
 )
 
 // Options says where a child works. Only Socket is required.
