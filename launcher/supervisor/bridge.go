@@ -46,6 +46,8 @@ type bridge struct {
 	sockets [jupyter.IOPub + 1]zeromq.Socket
 	gates   *[jupyter.IOPub + 1]*gate.Gate
 	deliver func(*bridge, jupyter.Message)
+	// called before output of so many bytes is delivered; it may wait for the log's disk
+	awaitDisk func(ctx context.Context, bytes int)
 	// called for a message that exceeds the limits, with the frames before the excess
 	oversized func(*bridge, jupyter.Channel, [][]byte, *zeromq.TooLargeError)
 	unsent    func(*requests.Request) // called for a request that may not have reached the kernel
@@ -82,7 +84,8 @@ func (s *Supervisor) openBridge(
 ) (*bridge, error) {
 	b := &bridge{
 		log: s.logger, signer: signer, gates: &s.gates, deliver: s.deliver, oversized: s.deliverOversized,
-		unsent: s.unsent, sent: &s.toKernel,
+		awaitDisk: s.log.AwaitDisk,
+		unsent:    s.unsent, sent: &s.toKernel,
 		answered: s.heartbeatAnswered, beat: s.beat, hb: ep[connectionfile.Heartbeat], own: s.ownSession,
 		failed: make(chan error, 1), nudged: make(chan struct{}), missed: make(chan struct{}, 1),
 		quiet: make(chan struct{}),
@@ -134,7 +137,7 @@ func (b *bridge) start() {
 	b.cancel = cancel
 	b.readers.Store(int32(len(channels)))
 	for _, c := range channels {
-		b.run(func() { b.read(c) })
+		b.run(func() { b.read(ctx, c) })
 		if c != jupyter.IOPub {
 			b.run(func() { b.send(ctx, c) })
 		}
@@ -184,11 +187,14 @@ func (b *bridge) fail(err error) {
 	}
 }
 
-func (b *bridge) read(c jupyter.Channel) {
+func (b *bridge) read(ctx context.Context, c jupyter.Channel) {
 	defer b.readerEnded()
 	for {
 		frames, err := b.sockets[c].Recv()
 		if err == nil {
+			if c == jupyter.IOPub {
+				b.awaitDisk(ctx, sizeOf(frames))
+			}
 			b.parse(c, frames)
 			continue
 		}
@@ -199,6 +205,14 @@ func (b *bridge) read(c jupyter.Channel) {
 		}
 		b.oversized(b, c, frames, large)
 	}
+}
+
+// sizeOf returns the bytes of all frames.
+func sizeOf(frames [][]byte) (bytes int) {
+	for _, f := range frames {
+		bytes += len(f)
+	}
+	return bytes
 }
 
 func (b *bridge) parse(c jupyter.Channel, frames [][]byte) {

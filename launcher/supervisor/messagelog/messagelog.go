@@ -76,12 +76,13 @@ type Options struct {
 // log's lock.
 type Log struct {
 	// Fixed.
-	id    [8]byte // random: a position of another log means nothing in this one
-	stamp func(parent []byte) Stamp
-	short func(m *jupyter.Message, bytes int64) jupyter.Message // Options.Shorten
-	dir   string
-	full  chan struct{} // capacity 1: memory or disk is over its bound, or a file is to be closed
-	retry time.Duration // spillRetry, but for tests
+	id      [8]byte // random: a position of another log means nothing in this one
+	stamp   func(parent []byte) Stamp
+	short   func(m *jupyter.Message, bytes int64) jupyter.Message // Options.Shorten
+	dir     string
+	full    chan struct{} // capacity 1: memory or disk is over its bound, or a file is to be closed
+	spilled chan struct{} // capacity 1: the disk has taken entries, or has failed
+	retry   time.Duration // spillRetry, but for tests
 
 	keepFree int                                     // percent of the file system; 0: the log does not follow the disk
 	least    int64                                   // bytes that the log may hold on any disk; used with keepFree
@@ -92,6 +93,9 @@ type Log struct {
 	memory         int64      // bytes of entries, once they are on disk
 	bytes          int64      // bytes of entries
 	diskBound      int64      // bytes of all, above which segments are evicted since the disk has too little room
+	wanted         int64      // bytes of a message that waits for the disk; 0: none does
+	patienceEnd    time.Time  // when it waits no more; zero: it has not waited
+	failing        bool       // the disk has failed, and has taken nothing since
 	diskUrgent     bool       // by far too little
 	nextGiven      time.Time  // when the next segment is evicted for diskBound, unless that is urgent; zero: none is
 	diskMost       int64      // bytes of segments, above which one is evicted before that
@@ -137,8 +141,8 @@ func NewReader() *Reader {
 
 // New returns an empty log.
 func New(o Options) *Log {
-	l := &Log{stamp: o.Stamp, short: o.Shorten, dir: o.Dir, full: make(chan struct{}, 1), retry: spillRetry,
-		readers: map[*Reader]uint64{}, keepFree: o.KeepFree, least: o.Least, diskBound: math.MaxInt64}
+	l := &Log{stamp: o.Stamp, short: o.Shorten, dir: o.Dir, full: make(chan struct{}, 1), spilled: make(chan struct{}, 1),
+		retry: spillRetry, readers: map[*Reader]uint64{}, keepFree: o.KeepFree, least: o.Least, diskBound: math.MaxInt64}
 	if l.dir == "" {
 		l.keepFree = 0
 	}

@@ -58,6 +58,7 @@ func (l *Log) Spill(ctx context.Context, announce func(error)) {
 			var wrote bool
 			var err error
 			wrote, more, err = l.spillOnce()
+			l.noteSpilled(wrote, err)
 			switch {
 			case err != nil:
 				retry = time.After(l.retry)
@@ -71,6 +72,16 @@ func (l *Log) Spill(ctx context.Context, announce func(error)) {
 			}
 		}
 	}
+}
+
+// noteSpilled wakes the message that waits for the disk.
+func (l *Log) noteSpilled(wrote bool, err error) {
+	l.mu.Lock()
+	if wrote || err != nil {
+		l.failing = err != nil
+	}
+	l.mu.Unlock()
+	wake.Reader(l.spilled)
 }
 
 // segmentSize returns how large a segment of a log with this limit becomes.
@@ -107,7 +118,7 @@ func (l *Log) spillOnce() (wrote, more bool, err error) {
 	defer l.mu.Unlock()
 	l.writing = 0
 	l.takeLocked(batch, seg, fresh, written)
-	return true, l.bytes > l.memory || l.crowdedLocked(), nil
+	return true, l.bytes > l.inMemoryLocked() || l.crowdedLocked(), nil
 }
 
 // newSegment creates a file that no one else can open.
@@ -151,8 +162,12 @@ func (l *Log) batchToSpill() (batch []*Entry, seg *segment) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var n int64
-	for _, e := range l.entries[:max(0, len(l.entries)-1)] {
-		if l.bytes-n <= l.memory || len(batch) > 0 && n+e.size > spillBatch {
+	list, stays := l.entries, l.inMemoryLocked()
+	if l.wanted == 0 {
+		list = list[:max(0, len(list)-1)]
+	}
+	for _, e := range list {
+		if l.bytes-n <= stays || len(batch) > 0 && n+e.size > spillBatch {
 			break
 		}
 		batch = append(batch, e)

@@ -1,0 +1,81 @@
+package messagelog
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
+)
+
+// TestAwaitDisk_Large: without clients, large messages and what is before them are not evicted if the disk can take
+// them. Memory stays within its bound, but for one large message.
+func TestAwaitDisk_Large(t *testing.T) {
+	const least = 256 << 10
+	l := New(Options{Limit: 64 << 20, Dir: t.TempDir(), KeepFree: 1, Least: least})
+	l.memory = 64 << 10
+	l.room = func() (left, reserve int64, err error) { return 1 << 40, 0, nil }
+	ctx, cancel := context.WithCancel(t.Context())
+	var spilling sync.WaitGroup
+	spilling.Go(func() { l.Spill(ctx, func(err error) { t.Error(err) }) })
+	n := 0
+	add := func(count, size int) {
+		for range count {
+			m := numbered(n, size)
+			l.AwaitDisk(ctx, m.Size())
+			l.Append(0, m, false)
+			if got := l.InMemory(); got > max(least, int64(m.Size())+entryOverhead) {
+				t.Fatalf("%d bytes are in memory after one of %d", got, size)
+			}
+			n++
+		}
+	}
+	for range 5 {
+		add(200, 1000)
+		add(2, 3*least)
+		add(3, least*5/8)
+	}
+	cancel()
+	spilling.Wait()
+	if seen, lost := countRead(l, 1); seen != n || lost != 0 {
+		t.Errorf("%d read and %d lost of %d", seen, lost, n)
+	}
+	l.Close()
+}
+
+// TestAwaitDisk_Bounded: a disk that takes nothing, or fails, costs one wait, and no client waits.
+func TestAwaitDisk_Bounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const least = 64 << 10
+		l := New(Options{Limit: 64 << 20, Dir: t.TempDir(), KeepFree: 1, Least: least})
+		defer l.Close()
+		wait := func(ctx context.Context, want time.Duration) {
+			t.Helper()
+			begun := time.Now()
+			l.AwaitDisk(ctx, least)
+			if took := time.Since(begun); took != want {
+				t.Errorf("it waited %v, want %v", took, want)
+			}
+		}
+		wait(t.Context(), 0) // the log is empty
+		l.Append(0, numbered(0, least/2), false)
+		r := NewReader()
+		l.Subscribe(r, 1, framing.V1)
+		wait(t.Context(), 0)
+		l.Unsubscribe(r, framing.V1)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		wait(ctx, time.Second)
+		wait(t.Context(), diskPatience-time.Second)
+		wait(t.Context(), 0)
+		l.wanted = least
+		spillAll(t, l)
+		wait(t.Context(), 0) // the disk has caught up
+		l.Append(0, numbered(1, least*2/3), false)
+		time.AfterFunc(time.Second, func() { l.noteSpilled(false, context.DeadlineExceeded) })
+		wait(t.Context(), time.Second)
+		wait(t.Context(), 0)
+	})
+}
