@@ -54,7 +54,7 @@ image-check: ## build the image of deploy/Dockerfile with buildah, as root on De
 chaos: ## the long form of the tests with cut connections, killed gateways, floods, other kernels and users: about 45 minutes
 	$(GO) test -tags e2e -timeout 90m -count 1 -v -run '^TestChaos' ./e2e
 
-costs: ## measure idle supervisors and floods, with several numbers of processors: about six minutes
+costs: ## measure idle supervisors, floods, and a cell with many displays in JupyterLab: about ten minutes
 	$(GO) test -tags e2e -timeout 30m -count 1 -v -run '^TestCosts' ./e2e
 
 vulncheck: ## look for known vulnerabilities with govulncheck; reads https://vuln.go.dev or GOVULNDB

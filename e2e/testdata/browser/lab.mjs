@@ -32,15 +32,22 @@ async function freePort() {
 // The folder into which hack/env/extension has installed jupyter-ekg; empty for a server without it.
 export const EXTENSION = process.env.EKG_EXTENSION ?? '';
 
-/** The environment variables with which a process finds the extension. */
-export const extended = EXTENSION && {
-  PYTHONPATH: EXTENSION, JUPYTER_CONFIG_PATH: join(EXTENSION, 'etc/jupyter'), JUPYTER_PATH: join(EXTENSION, 'share/jupyter'),
+/** Returns the environment variables with which a process finds the extension in its folder. */
+const finding = folder => folder && {
+  PYTHONPATH: folder, JUPYTER_CONFIG_PATH: join(folder, 'etc/jupyter'), JUPYTER_PATH: join(folder, 'share/jupyter'),
 };
 
-/** The newest JupyterLab in gateway mode, with its own folder, home and settings. */
+/** The environment variables with which a process finds the extension of EKG_EXTENSION. */
+export const extended = finding(EXTENSION);
+
+/** The newest JupyterLab with its own folder, home and settings. Its kernels are the gateway's, or without a gateway its
+ * own processes. */
 export class Lab {
-  static async start({ token = TOKEN, name = 'jupyterlab', options = [] } = {}) {
+  static async start({
+    token = TOKEN, name = 'jupyterlab', options = [], gateway = URL, extension = EXTENSION, env = {}, tracker = {},
+  } = {}) {
     const lab = new Lab();
+    if (gateway) options = ['--gateway-url', gateway, ...options];
     lab.dir = mkdtempSync(join(tmpdir(), 'ekg-lab-'));
     lab.files = join(lab.dir, 'files');
     mkdirSync(lab.files);
@@ -49,7 +56,7 @@ export class Lab {
       writeFileSync(join(lab.dir, 'settings', path), JSON.stringify(value));
     };
     // All cells stay in the page so that the script can read them. No request leaves this machine.
-    settings('@jupyterlab/notebook-extension/tracker.jupyterlab-settings', { windowingMode: 'none' });
+    settings('@jupyterlab/notebook-extension/tracker.jupyterlab-settings', { windowingMode: 'none', ...tracker });
     settings('@jupyterlab/apputils-extension/notification.jupyterlab-settings', { fetchNews: 'false', checkForUpdates: false });
     settings('@jupyterlab/docmanager-extension/plugin.jupyterlab-settings', { autosave: false });
     const port = await freePort();
@@ -57,12 +64,12 @@ export class Lab {
     lab.url = `http://127.0.0.1:${port}`;
     lab.networks = [];
     const log = openSync(join(ARTIFACTS, `${name}.log`), 'w');
-    lab.process = spawn(join(process.env.EKG_LAB, 'bin/python'), ['-m', 'jupyterlab', '--gateway-url', URL, '--no-browser',
-      '--allow-root', '--ip=127.0.0.1', `--port=${port}`, '--ServerApp.port_retries=0', '--IdentityProvider.token=',
+    lab.process = spawn(join(process.env.EKG_LAB, 'bin/python'), ['-m', 'jupyterlab', '--no-browser', '--allow-root',
+      '--ip=127.0.0.1', `--port=${port}`, '--ServerApp.port_retries=0', '--IdentityProvider.token=',
       '--LabApp.expose_app_in_browser=True', '--LabApp.news_url=', `--ServerApp.root_dir=${lab.files}`, ...options], {
       env: {
-        ...process.env, ...extended, HOME: lab.dir, JUPYTER_GATEWAY_AUTH_TOKEN: token, JUPYTERLAB_SETTINGS_DIR: join(lab.dir, 'settings'),
-        JUPYTERLAB_WORKSPACES_DIR: join(lab.dir, 'workspaces'), JUPYTER_CONFIG_DIR: join(lab.dir, 'config'),
+        ...process.env, ...finding(extension), HOME: lab.dir, JUPYTER_GATEWAY_AUTH_TOKEN: token, JUPYTERLAB_SETTINGS_DIR: join(lab.dir, 'settings'),
+        JUPYTERLAB_WORKSPACES_DIR: join(lab.dir, 'workspaces'), JUPYTER_CONFIG_DIR: join(lab.dir, 'config'), ...env,
       },
       stdio: ['ignore', log, log],
     });
