@@ -82,7 +82,8 @@ func compressed(t *testing.T, rate int, offer bool, tune func(*Options)) (*serve
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := strings.Contains(resp.Header.Get("Sec-Websocket-Extensions"), "permessage-deflate"); got != (offer && o.Compress) {
+	got, want := resp.Header.Get("Sec-Websocket-Extensions"), offer && o.Compress
+	if got := strings.Contains(got, "permessage-deflate"); got != want {
 		t.Errorf("compression was chosen: %v, offered: %v, allowed: %v", got, offer, o.Compress)
 	}
 	t.Cleanup(func() { _ = peer.Close() })
@@ -151,8 +152,8 @@ func TestSlots(t *testing.T) {
 	}
 }
 
-// TestConn_SlowPeerAndCompressor: a peer that does not read holds no compressor, neither with a message that is gathered
-// nor with a larger one.
+// TestConn_SlowPeerAndCompressor: a peer that does not read holds no compressor, neither with a message that is
+// gathered nor with a larger one.
 func TestConn_SlowPeerAndCompressor(t *testing.T) {
 	for _, size := range []int{3 << 20, 2 * compressGather} {
 		s, _ := compressed(t, 0, true, nil)

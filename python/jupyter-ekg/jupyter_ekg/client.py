@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import queue
 import threading
@@ -34,6 +35,12 @@ _MOST_UNREAD = 1 << 30
 # code.
 _MOST_UNREAD_IN_SERVER = 64 << 20
 
+# The part of it that ends of requests and remarks may take, when output around them is dropped.
+_KEPT_SHARE = 8
+
+# Bytes that the text of a remark counts.
+_REMARK_TEXT = 200
+
 # The status codes by which Tornado's client and proxies report that the gateway is away.
 _AWAY = (502, 503, 599)
 
@@ -46,6 +53,9 @@ class EkgChannel:
         self._client = client
         self._lock = threading.Lock()
         # Guarded by _lock.
+        self._kept: deque[tuple[dict[str, Any], int]] = deque()  # stand before _messages: the others were dropped
+        self._kept_size = 0  # bytes
+        self._dropped = 0  # messages that the last of _kept stands for, if that is a remark; else 0
         self._messages: deque[tuple[dict[str, Any], int]] = deque()
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future]] = []
         self._failure: Exception | None = None
@@ -57,8 +67,8 @@ class EkgChannel:
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             with self._lock:
-                if self._messages:
-                    msg, size = self._messages.popleft()
+                if self._kept or self._messages:
+                    msg, size = self._pop()
                     break
                 if self._failure is not None:
                     raise RuntimeError(str(self._failure)) from self._failure
@@ -77,7 +87,7 @@ class EkgChannel:
     async def msg_ready(self) -> bool:
         """Reports whether a message is waiting."""
         with self._lock:
-            return bool(self._messages)
+            return bool(self._kept or self._messages)
 
     def send(self, msg: dict[str, Any]) -> None:
         """Sends a message to the kernel. Raises RuntimeError if the connection has ended permanently."""
@@ -89,10 +99,55 @@ class EkgChannel:
             self._messages.append((msg, size))
             self._wake()
 
-    def drop(self) -> int:
-        """Removes the oldest message, and returns its size; 0 if there is none."""
+    def drop(self, most_kept: int) -> int | None:
+        """Drops the oldest message, and returns how many bytes that frees; None if there is none to drop.
+
+        Ends of requests stay, and a remark stands where output was dropped. Both take at most ``most_kept`` bytes.
+        """
         with self._lock:
-            return self._messages.popleft()[1] if self._messages else 0
+            freed = 0
+            while self._messages:
+                msg, size = self._messages.popleft()
+                if msg["msg_type"] != "status":
+                    freed += size - self._remark(msg)
+                elif msg["content"].get("execution_state") == "idle":
+                    self._keep(msg, size)
+                    self._dropped = 0
+                else:
+                    freed += size
+                while self._kept_size > most_kept:
+                    freed += self._pop()[1]
+                if freed > 0:
+                    return freed
+            return freed or None  # less than 0 if a remark is larger than what it stands for
+
+    def _pop(self) -> tuple[dict[str, Any], int]:
+        if not self._kept:
+            return self._messages.popleft()
+        msg, size = self._kept.popleft()
+        self._kept_size -= size
+        if not self._kept:
+            self._dropped = 0
+        return msg, size
+
+    def _keep(self, msg: dict[str, Any], size: int) -> None:
+        self._kept.append((msg, size))
+        self._kept_size += size
+
+    def _remark(self, msg: dict[str, Any]) -> int:
+        """Makes the last kept message say that ``msg`` was dropped. Returns how many bytes that takes."""
+        parent, taken = msg["parent_header"], 0
+        if self._dropped == 0 or self._kept[-1][0]["parent_header"].get("msg_id") != parent.get("msg_id"):
+            self._dropped = 0
+            frame = framing.make("stream", str(msg["header"].get("session", "")), json.dumps(parent).encode(), {})
+            taken = len(frame) + _REMARK_TEXT
+            self._keep(framing.to_dict(frame), taken)
+        self._dropped += 1
+        self._kept[-1][0]["content"] = {
+            "name": "stderr",
+            "text": f"[ekg] Messages of output are missing here, because the program did not read: {self._dropped}.\n",
+        }
+        return taken
 
     def fail(self, failure: Exception) -> None:
         """Ends the channel with an error. Messages that arrived before can still be read."""
@@ -113,7 +168,9 @@ class EkgChannel:
     def stop(self) -> None:
         """Drops unread messages."""
         with self._lock:
+            self._kept.clear()
             self._messages.clear()
+            self._kept_size = self._dropped = 0
 
     def is_alive(self) -> bool:
         """Reports whether messages can arrive."""
@@ -134,7 +191,7 @@ class EkgKernelClient(GatewayKernelClient):
 
     drops_unread = Bool(
         False,
-        help="Whether the oldest output is dropped if too much is unread, as ZeroMQ drops it. Otherwise reading fails.",
+        help="Whether the oldest output is dropped if too much is unread. Otherwise reading fails.",
     )
 
     def __init__(self, kernel_id, **kwargs):
@@ -330,8 +387,8 @@ class EkgKernelClient(GatewayKernelClient):
                 self._unread += len(frame)
                 unread = self._unread
             while self.drops_unread and unread > _MOST_UNREAD_IN_SERVER:
-                size = self.iopub_channel.drop()
-                if size == 0:
+                size = self.iopub_channel.drop(_MOST_UNREAD_IN_SERVER // _KEPT_SHARE)
+                if size is None:
                     break  # the message alone is larger
                 self._read(size)
                 unread -= size

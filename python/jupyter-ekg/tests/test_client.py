@@ -258,7 +258,7 @@ def test_execute_interactive(gateway_client):
 
 
 def test_unread_output_in_a_server_is_dropped(gateway_client, monkeypatch):
-    """The oldest output first. Replies stay."""
+    """The oldest output first. Replies and ends of requests stay, and a remark says what is missing."""
     monkeypatch.setattr(client_module, "_MOST_UNREAD_IN_SERVER", 20_000)
 
     async def main():
@@ -266,16 +266,51 @@ def test_unread_output_in_a_server_is_dropped(gateway_client, monkeypatch):
             client = await in_server(supervisor, gateway_client)
             await client.start_channels()
             lines = [stream(f"{i} " + "x" * 1000) for i in range(100)]
-            supervisor.say(shell("execute_reply", {"status": "ok"}, {}), *lines)
-            while not supervisor.pongs or supervisor.pongs[-1] < 101:
+            of_cell = [status("cell", "busy"), *(stream("x" * 1000, {"msg_id": "cell"}) for _ in range(50))]
+            supervisor.say(shell("execute_reply", {"status": "ok"}, {}), *of_cell, status("cell", "idle"), *lines)
+            while not supervisor.pongs or supervisor.pongs[-1] < 153:
                 await asyncio.sleep(0.01)
+            remark, idle, other = [await client.get_iopub_msg(timeout=0) for _ in range(3)]
+            assert remark["parent_header"] == idle["parent_header"] == {"msg_id": "cell"}
+            assert remark["content"]["text"].startswith("[ekg] ") and remark["content"]["text"].endswith(": 50.\n")
+            assert idle["content"]["execution_state"] == "idle"
             texts = []
             with pytest.raises(queue.Empty):
                 while True:
                     texts.append((await client.get_iopub_msg(timeout=0))["content"]["text"].split()[0])
+            assert other["content"]["text"].endswith(f": {100 - len(texts)}.\n")
+            assert client._unread == client.shell_channel._messages[0][1]
             assert 10 <= len(texts) <= 20
             assert texts == [str(i) for i in range(100 - len(texts), 100)]
             assert (await client.get_shell_msg(timeout=0))["content"] == {"status": "ok"}
+            await stopped(client)
+
+    run(main())
+
+
+def test_kept_ends_are_bounded(gateway_client, monkeypatch):
+    """Ends of requests and remarks take a part of the bound, and the newest of them stay."""
+    monkeypatch.setattr(client_module, "_MOST_UNREAD_IN_SERVER", 80_000)
+
+    async def main():
+        async with Supervisor() as supervisor:
+            client = await in_server(supervisor, gateway_client)
+            await client.start_channels()
+            for i in range(300):
+                supervisor.say(stream("x" * 1000, {"msg_id": str(i)}), status(str(i), "idle"))
+            while not supervisor.pongs or supervisor.pongs[-1] < 600:
+                await asyncio.sleep(0.01)
+            assert client._unread <= 80_000
+            assert 5_000 < client.iopub_channel._kept_size <= 10_000
+            ends = []
+            with pytest.raises(queue.Empty):
+                while True:
+                    msg = await client.get_iopub_msg(timeout=0)
+                    if msg["msg_type"] == "status":
+                        ends.append(int(msg["parent_header"]["msg_id"]))
+            assert ends == list(range(300 - len(ends), 300))
+            assert len(ends) > 50
+            assert client._unread == 0
             await stopped(client)
 
     run(main())
