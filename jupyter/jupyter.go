@@ -164,6 +164,25 @@ func MsgType(header []byte) string {
 	return t
 }
 
+// IDAndType returns the msg_id of a header, which lies in it, and its msg_type. They are empty if the header is no JSON
+// object or lacks them.
+func IDAndType(header []byte) (id []byte, msgType string) {
+	if err := scanObject(header, func(key, value []byte) {
+		if len(value) < 2 || value[0] != '"' {
+			return
+		}
+		switch string(key) {
+		case "msg_id":
+			id = value[1 : len(value)-1]
+		case "msg_type":
+			msgType = internType(value[1 : len(value)-1])
+		}
+	}); err != nil {
+		return nil, ""
+	}
+	return id, msgType
+}
+
 // StringField returns a top-level string member of a JSON object, as the raw JSON text between its quotes, or "".
 func StringField(object []byte, name string) string { return string(RawField(object, name)) }
 

@@ -269,7 +269,9 @@ func (s *Supervisor) deliver(b *bridge, m jupyter.Message) {
 	if s.bridge != b {
 		return // it belongs to an earlier life
 	}
-	s.findGapsLocked(b, &m)
+	s.instant = s.now() // reading the clock takes as long as scanning a header
+	id, msgType := jupyter.IDAndType(m.Header)
+	s.findGapsLocked(b, &m, id)
 	parent, err := s.parseParentLocked(&m)
 	if err != nil {
 		b.complain("parent", "parent_header of a message cannot be read", "channel", m.Channel.String(), logkey.Err, err)
@@ -284,7 +286,7 @@ func (s *Supervisor) deliver(b *bridge, m jupyter.Message) {
 		s.deliverReplyLocked(&m, parent)
 		return
 	}
-	s.deliverOutputLocked(b, &m, parent)
+	s.deliverOutputLocked(b, &m, msgType, parent)
 }
 
 // deliverOversized delivers a notice in place of a message that was discarded for its size. The cell then shows why its
@@ -297,7 +299,7 @@ func (s *Supervisor) deliverOversized(b *bridge, c jupyter.Channel, first [][]by
 	m, known := jupyter.ParseHead(c, first)
 	s.mu.Lock()
 	if s.bridge == b && known {
-		s.findGapsLocked(b, &m)
+		s.findGapsLocked(b, &m, jupyter.RawField(m.Header, "msg_id"))
 	}
 	if r := s.runningCellLocked(); !known && r != nil {
 		m = jupyter.Message{Channel: jupyter.IOPub, Header: []byte("{}"), Parent: r.Header}
@@ -369,16 +371,15 @@ func (s *Supervisor) checkReadyLocked(b *bridge) {
 }
 
 // deliverOutputLocked appends an iopub message for all sessions.
-func (s *Supervisor) deliverOutputLocked(b *bridge, m *jupyter.Message, parent jupyter.Header) {
+func (s *Supervisor) deliverOutputLocked(b *bridge, m *jupyter.Message, msgType string, parent jupyter.Header) {
 	if !b.subscribed {
 		b.subscribed = true
 		defer s.checkReadyLocked(b) // after the message, which may be the kernel's own "starting"
 	}
-	msgType := jupyter.MsgType(m.Header)
 	if msgType == "iopub_welcome" {
 		return // it is for subscribers only (JEP 65)
 	}
-	s.lastOutput = s.now()
+	s.lastOutput = s.nowLocked()
 	state, essential := api.State(""), false
 	if msgType == "status" {
 		state = api.State(jupyter.StringField(m.Content, "execution_state"))

@@ -128,14 +128,23 @@ func (s *Supervisor) commitLocked() {
 	}
 	due := now.status != last.status
 	if !due && now.activity != last.activity {
-		if due = s.now().Sub(s.lastWake) >= activityPause; !due {
+		if due = s.nowLocked().Sub(s.lastWake) >= activityPause; !due {
 			now.activity = last.activity // a later commit reports it
 		}
 	}
 	*last = now
 	if due {
-		s.lastWake = s.now()
+		s.lastWake = s.nowLocked()
 		close(s.change)
 		s.change = make(chan struct{})
 	}
+	s.instant = time.Time{}
+}
+
+// nowLocked returns the time. While a message is delivered, it is the time at which that began.
+func (s *Supervisor) nowLocked() time.Time {
+	if !s.instant.IsZero() {
+		return s.instant
+	}
+	return s.now()
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
-// findGapsLocked notes the number of a message. It is called with every message, before anything else.
-func (s *Supervisor) findGapsLocked(b *bridge, m *jupyter.Message) {
-	if !b.gaps.Observe(jupyter.RawField(m.Header, "msg_id"), s.now()) {
+// findGapsLocked notes the number of a message with this msg_id. It is called with every message, before anything else.
+func (s *Supervisor) findGapsLocked(b *bridge, m *jupyter.Message, id []byte) {
+	if !b.gaps.Observe(id, s.nowLocked()) {
 		return
 	}
 	cell, header := s.lastParentHeader.MsgID, s.lastParent

@@ -86,5 +86,5 @@ func (s *Supervisor) runningCellLocked() *requests.Request {
 
 // stampLocked returns the marks of an entry that is appended to the log. Entries are appended with the lock held.
 func (s *Supervisor) stampLocked(parent []byte) messagelog.Stamp {
-	return messagelog.Stamp{Time: s.now().UTC(), Epoch: s.epoch, Cell: s.cells.Of(parent, &s.requests)}
+	return messagelog.Stamp{Time: s.nowLocked().UTC(), Epoch: s.epoch, Cell: s.cells.Of(parent, &s.requests)}
 }

@@ -133,6 +133,7 @@ type Supervisor struct {
 	lastParent       []byte              // parent_header of the last iopub message
 	lastParentHeader jupyter.Header      // lastParent, parsed
 	lastOutput       time.Time           // when iopub last had a message
+	instant          time.Time           // see nowLocked; zero but while a message is delivered
 	cellBegan        time.Time           // when the last cell began, or the kernel was up; zero: it was not
 	interruption     *interruption       // by a stop or restart that goes on; nil: nothing was interrupted
 
@@ -191,7 +192,7 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 			s.stateFile = savedstate.NewFile(cfg.SpillDir)
 		}
 	}
-	s.clock = activity.NewClock(s.now, &s.cfg.Cull)
+	s.clock = activity.NewClock(s.nowLocked, &s.cfg.Cull)
 	s.started = s.clock.Idle().Since
 	s.mu.commit = s.commitLocked
 	s.committed = s.factsLocked()
