@@ -4,7 +4,9 @@ package memory
 
 import (
 	"context"
+	"runtime"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
@@ -12,12 +14,14 @@ import (
 
 const (
 	largePayload = 8 << 20          // bytes from which a message is worth a garbage collection of its own
+	collectEvery = 64 << 20         // bytes of such messages after which garbage is collected at once
 	pause        = 10 * time.Second // after the last such message
 )
 
 // Returner returns the memory of large messages to the system. Its methods may be called concurrently.
 type Returner struct {
 	passed chan struct{} // capacity 1: a large message was in memory
+	bytes  atomic.Int64  // of large messages since the last collection
 }
 
 // New returns a Returner that does nothing until Run.
@@ -28,6 +32,7 @@ func (r *Returner) Passes(bytes int) {
 	if bytes < largePayload {
 		return
 	}
+	r.bytes.Add(int64(bytes))
 	wake.Reader(r.passed)
 }
 
@@ -40,6 +45,11 @@ func (r *Returner) Run(ctx context.Context) {
 			return
 		case <-r.passed:
 			due = time.After(pause)
+			if r.bytes.Load() >= collectEvery {
+				// A stream of large messages would have memory for as many again. A collection takes about a millisecond.
+				r.bytes.Store(0)
+				runtime.GC()
+			}
 		case <-due:
 			due = nil
 			debug.FreeOSMemory()

@@ -7,6 +7,7 @@ import (
 
 const (
 	aheadLimit  = 64 << 20 // bytes of messages that were read from a subscription and not yet received
+	aheadLarge  = 96 << 20 // bytes above which no large frame is begun before the messages before it are handled
 	aheadSpares = 2        // chunks that are kept for the reader
 	queueKept   = 1 << 10  // messages for which an empty queue keeps memory
 
@@ -20,7 +21,8 @@ const (
 // of the connection must wait neither for the one who receives nor for a lock of the supervisor. It must not wait for
 // the garbage collector either, which makes goroutines that allocate help it. Therefore the one who receives allocates
 // most chunks. aheadLimit bounds what is kept, except for one message. When it is reached, the connection's own buffers
-// fill.
+// fill. A kernel's bound counts messages, so large ones wait there as well as here: one that would exceed aheadLarge is
+// read when those before it have been handled.
 //
 // receive belongs to one goroutine. begin starts the goroutine that reads, and end awaits it.
 type readAhead struct {
@@ -32,6 +34,8 @@ type readAhead struct {
 	queue  []message  // oldest first
 	first  int        // queue[:first] was received
 	bytes  int        // of the messages that wait
+	taken  int        // bytes of the message that was received last, until the next is asked for
+	idle   bool       // the one that reads waits for room
 	spares [][]byte   // chunks of chunkMost bytes
 	wanted int        // how many spares to allocate
 	err    error      // why no more messages will come; nil: they may
@@ -41,7 +45,7 @@ type readAhead struct {
 func newReadAhead(r *reader) *readAhead {
 	a := &readAhead{r: r, done: make(chan struct{})}
 	a.cond = sync.NewCond(&a.mu)
-	r.fresh = a.chunk
+	r.fresh, r.room = a.chunk, a.room
 	return a
 }
 
@@ -101,10 +105,23 @@ func (a *readAhead) put(m message) bool {
 	a.queue = append(a.queue, m)
 	a.bytes += m.memory
 	a.cond.Signal()
-	for a.bytes >= aheadLimit && a.err == nil {
+	a.awaitLocked(func() bool { return a.bytes >= aheadLimit })
+	return a.err == nil
+}
+
+// room waits until a large frame may be read.
+func (a *readAhead) room(size int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.awaitLocked(func() bool { return a.bytes+a.taken > 0 && a.bytes+a.taken+size > aheadLarge })
+}
+
+// awaitLocked waits while the one that reads has to, at most until the end.
+func (a *readAhead) awaitLocked(full func() bool) {
+	for a.idle = true; full() && a.err == nil; {
 		a.cond.Wait()
 	}
-	return a.err == nil
+	a.idle = false
 }
 
 // chunk returns memory for the reader.
@@ -128,6 +145,10 @@ func (a *readAhead) chunk(size int) []byte {
 func (a *readAhead) receive() (message, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.taken = 0
+	if a.idle {
+		a.cond.Signal()
+	}
 	if a.wanted > len(a.spares) {
 		a.wanted = 0
 		a.mu.Unlock()
@@ -150,9 +171,9 @@ func (a *readAhead) receive() (message, error) {
 			a.queue = nil
 		}
 	}
-	full := a.bytes >= aheadLimit
 	a.bytes -= m.memory
-	if full {
+	a.taken = m.memory
+	if a.idle {
 		a.cond.Signal()
 	}
 	return m, nil

@@ -128,6 +128,48 @@ func TestReadAhead_End(t *testing.T) {
 	})
 }
 
+// TestReadAhead_Large: a large frame is read when the messages before it have been handled.
+func TestReadAhead_Large(t *testing.T) {
+	ours, theirs := unixPair(t)
+	a := aheadOf(ours)
+	a.begin()
+	defer a.end()
+	defer ours.Close() //nolint:errcheck // everything was read
+	const size = aheadLarge/2 + 1
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := theirs.Write(append(zmqFrame(0, []byte("small")), zmqFrame(0, make([]byte, size))...))
+		if err == nil {
+			_, err = theirs.Write(zmqFrame(0, make([]byte, size)))
+		}
+		wrote <- err
+	}()
+	for i, want := range []int{len("small"), size} {
+		m, err := a.receive()
+		if err != nil || len(m.frames[0]) != want {
+			t.Fatalf("message %d: %d frames, %v", i, len(m.frames), err)
+		}
+	}
+	idle := func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.idle
+	}
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(testLimit); !idle(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatal("the next large frame is read while the one before it is handled")
+		}
+	}
+	if m, err := a.receive(); err != nil || len(m.frames[0]) != size {
+		t.Fatalf("%d frames, %v", len(m.frames), err)
+	}
+	if err := <-wrote; err != nil {
+		t.Error(err)
+	}
+}
+
 // unixPair returns the two ends of a connection.
 func unixPair(t *testing.T) (ours, theirs net.Conn) {
 	t.Helper()

@@ -33,6 +33,7 @@ type reader struct {
 	c      *zmtpConn
 	limits Limits
 	fresh  func(size int) []byte // allocates a chunk
+	room   func(size int)        // waits until a large frame may be read
 
 	chunk  []byte // chunk[:w] is filled; frames that were returned end before r
 	r, w   int
@@ -49,7 +50,7 @@ type reader struct {
 // newReader returns a reader. early is what was read from the connection already; the reader keeps it.
 func newReader(c *zmtpConn, early []byte) *reader {
 	return &reader{c: c, limits: c.limits, chunk: early, w: len(early), size: chunkLeast, credit: commandBurst,
-		fresh: func(size int) []byte { return make([]byte, size) }}
+		fresh: func(size int) []byte { return make([]byte, size) }, room: func(int) {}}
 }
 
 // next waits for the next message. It answers the commands before it. An error is permanent.
@@ -121,6 +122,7 @@ func (r *reader) frame(size int) ([]byte, error) {
 
 // own reads a large frame into memory of its own. A length is not trusted before a part of the frame has arrived.
 func (r *reader) own(size int) ([]byte, error) {
+	r.room(size)
 	frame := make([]byte, min(size, trusted))
 	n := copy(frame, r.chunk[r.r:r.w])
 	r.r += n
