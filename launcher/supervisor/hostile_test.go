@@ -229,7 +229,9 @@ func TestConn_PongInAFlood(t *testing.T) {
 	c.result(c.execute("print 1"))
 	const entries = 10000
 	for n := range entries {
+		r.s.mu.Lock()
 		r.s.log.Append(allSessions, numbered(n, 1000), false)
+		r.s.mu.Unlock()
 	}
 	if err := c.ws.WriteControl(websocket.PingMessage, []byte("x"), time.Now().Add(time.Second)); err != nil {
 		t.Fatal(err)
