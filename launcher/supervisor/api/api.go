@@ -30,8 +30,8 @@ const (
 	RightRead = "read" // read output
 )
 
-// HeaderCompress lets the supervisor compress messages to a client that offers it. An older gateway passes on the offers
-// of all clients, and sends no such header. Then nothing is compressed.
+// HeaderCompress lets the supervisor compress messages to a client that offers it. An older gateway passes on the
+// offers of all clients, and sends no such header. Then nothing is compressed.
 const HeaderCompress = "Ekg-Compress"
 
 // HeaderRequestID carries the id under which the logs of gateway and supervisor name a request: up to MaxRequestID
