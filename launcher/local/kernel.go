@@ -28,6 +28,7 @@ type kernel struct {
 	stop        *stop // in progress
 	pushedLimit int64 // log limit that was sent to the supervisor last
 	notes       notesCache
+	seen        uint64    // the last rescan that has found the folder
 	upgradeNext time.Time // before it the supervisor is not upgraded again
 	start       *start    // in progress; nil: it is over, or another gateway began it
 	culled      time.Time // when the last cull happened that Launcher.culls includes
@@ -168,13 +169,16 @@ func (l *Launcher) readEntry(id string) (record, error) {
 
 // awaitFirstStatus waits until the kernel has a status, has ended, or cannot have a status. It waits at most limit.
 func (l *Launcher) awaitFirstStatus(ctx context.Context, k *kernel, limit time.Duration) {
-	if limit <= 0 {
+	known := func() bool { return k.supervisor.HasStatus || k.supervisor.Unsupported != "" || !k.livesLocked() }
+	l.mu.Lock()
+	already := known()
+	l.mu.Unlock()
+	if already || limit <= 0 { // a list asks for thousands of kernels, and most have a status
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	l.follower.Await(ctx, &k.supervisor,
-		func() bool { return k.supervisor.HasStatus || k.supervisor.Unsupported != "" || !k.livesLocked() })
+	l.follower.Await(ctx, &k.supervisor, known)
 }
 
 // reachable returns an error if there is no supervisor to connect to.

@@ -34,6 +34,7 @@
 package local
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -131,6 +132,7 @@ type Launcher struct {
 	// Guarded by mu.
 	mu      sync.Mutex
 	kernels map[string]*kernel
+	rescans uint64 // number of the last rescan
 	culls   map[launcher.CullLabels]int64
 	logs    logBounds
 
@@ -284,8 +286,12 @@ func (l *Launcher) Kernels(ctx context.Context) ([]launcher.Kernel, error) {
 		return nil, err
 	}
 	deadline := l.timing.now().Add(l.timing.firstStatus)
-	all := make([]launcher.Kernel, 0, 16)
-	for _, k := range l.snapshot() {
+	present := l.snapshot()
+	slices.SortFunc(present, func(a, b *kernel) int { // launcher.ByCreation, without moving the descriptions
+		return cmp.Or(a.rec.Created.Compare(b.rec.Created), cmp.Compare(a.id, b.id))
+	})
+	all := make([]launcher.Kernel, 0, len(present))
+	for _, k := range present {
 		l.awaitFirstStatus(ctx, k, deadline.Sub(l.timing.now()))
 		d, err := l.describe(k)
 		if errors.Is(err, launcher.ErrNotFound) {
@@ -296,7 +302,6 @@ func (l *Launcher) Kernels(ctx context.Context) ([]launcher.Kernel, error) {
 		}
 		all = append(all, d)
 	}
-	slices.SortFunc(all, launcher.ByCreation)
 	return all, nil
 }
 

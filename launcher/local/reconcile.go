@@ -200,16 +200,15 @@ func (l *Launcher) markGone(k *kernel, why error) {
 
 // rescan compares memory with the folders. The error is an ErrUnavailable: an incomplete list is worse than none.
 func (l *Launcher) rescan(ctx context.Context) error {
-	entries, err := os.ReadDir(l.layout.kernels())
+	names, err := readNames(l.layout.kernels())
 	if err != nil {
 		return fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 	}
-	present := make(map[string]bool, len(entries))
-	for _, e := range entries {
+	unfollowed, missing := l.compare(names)
+	for _, name := range unfollowed {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		name := e.Name()
 		if isTemporary(name) {
 			continue
 		}
@@ -217,17 +216,47 @@ func (l *Launcher) rescan(ctx context.Context) error {
 			l.setAside(name, errors.New("its name is no kernel id"))
 			continue
 		}
-		present[name] = true
 		if err := l.refresh(name); err != nil {
 			return err
 		}
 	}
-	for _, k := range l.snapshot() {
-		if !present[k.id] {
-			l.reconcile(k) // another gateway has removed it, or it was created after the read
-		}
+	for _, k := range missing {
+		l.reconcile(k) // another gateway has removed it, or it was created after the read
 	}
 	return nil
+}
+
+// readNames returns the names in a folder, in no order.
+func readNames(dir string) ([]string, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // it was only read
+	return f.Readdirnames(-1)
+}
+
+// compare returns the names that are not those of followed kernels, and the kernels in memory that have no name. It
+// takes the lock once: a list compares thousands of names.
+func (l *Launcher) compare(names []string) (unfollowed []string, missing []*kernel) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.rescans++
+	for _, name := range names {
+		k := l.kernels[name]
+		if k != nil {
+			k.seen = l.rescans
+		}
+		if k == nil || k.end != nil || k.supervisor.Unsupported != "" {
+			unfollowed = append(unfollowed, name)
+		}
+	}
+	for _, k := range l.kernels {
+		if k.seen != l.rescans {
+			missing = append(missing, k)
+		}
+	}
+	return unfollowed, missing
 }
 
 // refresh brings one kernel of the state directory up to date. A kernel with a live supervisor is left to its status
