@@ -67,8 +67,8 @@ func (l *localBench) build(b *testing.B) (supervisor string) {
 
 // open starts the gateway.
 func (l *localBench) open(b *testing.B, supervisor string) *local.Launcher {
-	launcher, err := local.Open(b.Context(), local.Options{StateDir: l.state, RuntimeDir: l.runtime, Supervisor: supervisor,
-		Log: slog.New(slog.DiscardHandler)})
+	launcher, err := local.Open(b.Context(), local.Options{StateDir: l.state, RuntimeDir: l.runtime,
+		Supervisor: supervisor, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -47,7 +47,7 @@ func Below() []Process {
 // adoptsOrphans reports whether orphans below this program become its children.
 func adoptsOrphans() bool {
 	var on int32
-	err := unix.Prctl(unix.PR_GET_CHILD_SUBREAPER, uintptr(unsafe.Pointer(&on)), 0, 0, 0) //nolint:gosec // as prctl(2) wants
+	err := unix.Prctl(unix.PR_GET_CHILD_SUBREAPER, uintptr(unsafe.Pointer(&on)), 0, 0, 0) //nolint:gosec // see prctl(2)
 	return os.Getpid() == 1 || err == nil && on != 0
 }
 
