@@ -27,12 +27,13 @@ type bench struct {
 	wanted        []string            // names of peers
 
 	// Of the goroutine that runs the scenarios.
-	results  *results
-	scenario string // name of the one that runs
+	scenario string // name of the one that runs; others read it
 	peers    []peer // that are running
 
+	// Guarded by mu.
 	mu      sync.Mutex
-	started []*process // all of them; guarded by mu
+	results *results
+	started []*process // all of them
 }
 
 func newBench(ctx context.Context, o options) (*bench, error) {
@@ -88,13 +89,21 @@ func (b *bench) prepare() error {
 	if _, err := b.output("cc", "-O2", "-o", b.directProgram, "hack/bench/libzmq/direct.c", "-ldl"); err != nil {
 		return err
 	}
+	stub := filepath.Join(b.dir, "stub")
+	if _, err := b.output("cc", "-O2", "-static", "-o", stub, "hack/bench/stub/stub.c"); err != nil {
+		return err
+	}
+	if err := b.startHost(); err != nil {
+		return err
+	}
 	fake := filepath.Join(b.dir, "kernel")
 	b.specs = map[string][]string{
+		specHosted:  {stub, b.hostSocket(), "{connection_file}"},
 		specFake:    {fake, "-f", "{connection_file}"},
 		specDrops:   {fake, "-f", "{connection_file}", "--hwm", "1000"},
 		specPython3: {filepath.Join(lab, "lab/bin/python"), "-m", "ipykernel_launcher", "-f", "{connection_file}"},
 	}
-	b.results = &results{Date: time.Now().UTC().Format(time.RFC3339), Command: strings.Join(os.Args[1:], " "),
+	b.results = &results{Date: time.Now().UTC().Format(time.RFC3339), Command: b.options.command,
 		Quick: b.options.quick, Rounds: b.options.rounds, Machine: machine(), Versions: b.versions()}
 	return nil
 }
@@ -102,9 +111,23 @@ func (b *bench) prepare() error {
 // The names of kernelspecs.
 const (
 	specFake    = "fake"
-	specDrops   = "drops" // drops output while 1000 messages wait, as libzmq does by default
+	specHosted  = "hosted" // one of many in a process
+	specDrops   = "drops"  // drops output while 1000 messages wait, as libzmq does by default
 	specPython3 = "python3"
 )
+
+// startHost starts this program again, as the host of fake kernels.
+func (b *bench) startHost() error {
+	program, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(program)
+	cmd.Env = append(os.Environ(), hostVariable+"="+b.hostSocket())
+	cmd.Stderr = os.Stderr
+	_, err = b.start(cmd, filepath.Join(b.dir, "host.log"))
+	return err
+}
 
 // output runs a command and returns what it prints, without the last line break.
 func (b *bench) output(argv ...string) (string, error) {
@@ -169,12 +192,16 @@ func (b *bench) stopPeers() {
 // fail records a failure. All are figures; none is tried again.
 func (b *bench) fail(peer, framing string, err error) {
 	b.say("%s, %s %s: %v", b.scenario, peer, framing, err)
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	f := b.results.figure(b.scenario, metricFailed, peer, framing)
 	f.Failures = append(f.Failures, err.Error())
 }
 
 // add records a value.
 func (b *bench) add(metric, peer, framing string, value float64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	f := b.results.figure(b.scenario, metric, peer, framing)
 	f.Values = append(f.Values, value)
 }

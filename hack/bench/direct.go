@@ -69,6 +69,9 @@ func (*directKernel) processes() []int { return nil }
 
 // connect starts a client. It returns when the subscription works.
 func (k *directKernel) connect(string, bool) (client, error) {
+	if err := k.listening(10 * time.Second); err != nil {
+		return nil, err
+	}
 	c := &directClient{signer: jupyter.NewSigner([]byte(k.conn.Key)), session: "bench-" + jupyter.NewID()}
 	cmd := exec.Command(k.b.directProgram, k.b.libzmq)
 	var err error
@@ -79,8 +82,9 @@ func (k *directKernel) connect(string, bool) (client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.out = bufio.NewReader(out)
+	c.out, c.stdout = bufio.NewReader(out), out
 	if c.process, err = k.b.start(cmd, filepath.Join(k.dir, "client.log")); err != nil {
+		c.close()
 		return nil, err
 	}
 	if _, err := fmt.Fprintf(c.in, "connect %s %s\n", k.conn.Endpoint(k.conn.ShellPort),
@@ -103,16 +107,42 @@ func (k *directKernel) connect(string, bool) (client, error) {
 	return nil, errors.New("the kernel does not answer")
 }
 
+// listening waits until the kernel's ports are bound. libzmq would try again after 100 ms.
+func (k *directKernel) listening(limit time.Duration) error {
+	end := time.Now().Add(limit)
+	for _, port := range []int{k.conn.ShellPort, k.conn.IOPubPort} {
+		for {
+			c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+			if err == nil {
+				_ = c.Close() // only a try
+				break
+			}
+			if time.Now().After(end) {
+				return err
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+	return nil
+}
+
 // directClient is a running libzmq/direct.c.
 type directClient struct {
 	process *process
 	in      io.WriteCloser
 	out     *bufio.Reader
+	stdout  io.Closer
 	signer  *jupyter.Signer
 	session string
 }
 
-func (c *directClient) close() { c.process.kill() }
+func (c *directClient) close() {
+	if c.process != nil {
+		c.process.kill()
+	}
+	_ = c.in.Close() // nothing more is written
+	_ = c.stdout.Close()
+}
 
 // line reads one line. After limit it ends the program.
 func (c *directClient) line(limit time.Duration) (string, error) {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 )
 
 // results are the figures of a run.
@@ -16,7 +18,7 @@ type results struct {
 	Rounds   int               `json:"rounds"`
 	Machine  string            `json:"machine"`
 	Versions map[string]string `json:"versions"`
-	Figures  []*figure         `json:"figures"`
+	Figures  []*figure         `json:"figures,omitempty"`
 }
 
 // figure is one measured quantity of a peer in a scenario.
@@ -33,17 +35,29 @@ type figure struct {
 var metrics = []struct {
 	name   string
 	higher bool // higher is better
-	digits int  // behind the decimal point
 }{
-	{"messages/s", true, 0},
-	{"MB/s", true, 0},
-	{"arrived %", true, 1},
-	{"p50 µs", false, 0},
-	{"p99 µs", false, 0},
-	{"p50 ms", false, 1},
-	{"p99 ms", false, 1},
-	{"CPU µs/message", false, 1},
-	{"peak MB", false, 0},
+	{"messages/s", true},
+	{"MB/s", true},
+	{"arrived %", true},
+	{"kernels/s", true},
+	{"p50 µs", false},
+	{"p99 µs", false},
+	{"p50 ms", false},
+	{"p99 ms", false},
+	{"DELETE ms", false},
+	{"atexit %", true},
+	{"CPU µs/message", false},
+	{"CPU µs/cell", false},
+	{"peak MB", false},
+	{"gateway MB", false},
+	{"gateway kB/kernel", false},
+	{"supervisor kB", false},
+	{"gateway CPU %", false},
+	{"supervisors CPU %", false},
+	{"gateway descriptors", false},
+	{"list p50 ms", false},
+	{"list p99 ms", false},
+	{"after restart ms", false},
 }
 
 // order is the place of a metric in the tables.
@@ -104,10 +118,34 @@ func readResults(file string) (*results, error) {
 	return &r, nil
 }
 
+// write writes the results to a file, with a line for each figure.
 func (r *results) write(file string) error {
-	b, err := json.MarshalIndent(r, "", " ")
+	head := *r
+	head.Figures = nil
+	b, err := json.MarshalIndent(&head, "", " ")
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(file, append(b, '\n'), 0o644)
+	text := strings.TrimSuffix(string(b), "\n}") + ",\n \"figures\": ["
+	for i, f := range r.Figures {
+		line, err := json.Marshal(f.rounded())
+		if err != nil {
+			return err
+		}
+		if i > 0 {
+			text += ","
+		}
+		text += "\n  " + string(line)
+	}
+	return os.WriteFile(file, []byte(text+"\n ]\n}\n"), 0o644)
+}
+
+// rounded returns the figure with five digits of each value.
+func (f *figure) rounded() *figure {
+	short := *f
+	short.Values = make([]float64, len(f.Values))
+	for i, v := range f.Values {
+		short.Values[i], _ = strconv.ParseFloat(strconv.FormatFloat(v, 'g', 5, 64), 64) // what it has written itself
+	}
+	return &short
 }

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"encoding/xml"
 	"math"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -75,6 +77,75 @@ func TestCompare(t *testing.T) {
 		if !slices.EqualFunc(got, test.want, strings.Contains) {
 			t.Errorf("%s: %q, want %q", test.name, got, test.want)
 		}
+	}
+}
+
+func TestTables(t *testing.T) {
+	r := figures("messages/s", 25, "2 of 3 messages have arrived")
+	for _, f := range r.Figures {
+		f.Scenario = "output 100 B"
+	}
+	r.figure("output 100 B", "messages/s", peerEKG, framingV1).Values = []float64{20, 25, 40}
+	r.figure("output 100 B", "messages/s", peerPlain, "").Values = []float64{100, 100, 100}
+	want := `
+### Output
+
+| | | direct | EG | JS | ekg | ekg/direct | ekg/EG |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+| output 100 B | messages/s v1 | 100 | 10 |  | 25 | 0.25 (0.2 to 0.4) | 2.5 |
+
+What was lost or failed:
+
+` + "- output 100 B, ekg v1, once: `2 of 3 messages have arrived`\n"
+	if got := tables(r); got != want {
+		t.Errorf("got %s\nwant %s", got, want)
+	}
+}
+
+func TestPicture(t *testing.T) {
+	r := &results{}
+	r.figure("output 1 MB", "MB/s", peerPlain, "").Values = []float64{1000}
+	r.figure("output 1 MB", "MB/s", peerEKG, framingJSON).Values = []float64{304}
+	got := picture(r)
+	if err := xml.Unmarshal([]byte(got), new(struct{})); err != nil {
+		t.Errorf("%v in %s", err, got)
+	}
+	if !strings.Contains(got, ">30 %</text>") {
+		t.Errorf("no bar of 30 %% in %s", got)
+	}
+}
+
+// The committed page has the committed figures.
+func TestDocs_Benchmarks(t *testing.T) {
+	r, err := readResults("../../" + resultsFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, want := range map[string]string{docsFile: docsBegin + generated(r) + docsEnd, pictureFile: picture(r)} {
+		got, err := os.ReadFile("../../" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(got), want) {
+			t.Errorf("%s differs from %s; run `go run ./hack/bench -docs`", file, resultsFile)
+		}
+	}
+}
+
+func TestResults(t *testing.T) {
+	r := figures("messages/s", 123456.789, "lost")
+	r.Date, r.Machine = "2026-01-01T00:00:00Z", "a machine"
+	file := t.TempDir() + "/results.json"
+	if err := r.write(file); err != nil {
+		t.Fatal(err)
+	}
+	got, err := readResults(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Machine != r.Machine || len(got.Figures) != 4 || got.Figures[2].Values[0] != 123460 ||
+		got.Figures[3].Failures[0] != "lost" {
+		t.Errorf("read %+v", got)
 	}
 }
 

@@ -36,6 +36,10 @@ const (
 )
 
 func main() {
+	if path := os.Getenv(hostVariable); path != "" {
+		fmt.Fprintln(os.Stderr, "host:", host(path))
+		os.Exit(1)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	code, err := run(ctx, os.Args[1:])
 	stop()
@@ -53,6 +57,7 @@ type options struct {
 	peers                    string
 	out, compare             string
 	rounds                   int
+	command                  string // the flags that change what is measured
 }
 
 func parseOptions(args []string) (options, error) {
@@ -70,6 +75,14 @@ func parseOptions(args []string) (options, error) {
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
+	var given []string
+	f.Visit(func(f *flag.Flag) {
+		switch f.Name {
+		case "quick", "run", "peers", "rounds":
+			given = append(given, fmt.Sprintf("-%s=%s", f.Name, f.Value))
+		}
+	})
+	o.command = strings.Join(append([]string{"go run ./hack/bench"}, given...), " ")
 	if f.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q", f.Arg(0))
 	}
@@ -137,6 +150,7 @@ func measure(ctx context.Context, o options, chosen []scenario) (*results, error
 		b.say("[%d/%d, %s] %s", i+1, len(chosen), time.Since(began).Round(time.Second), s.name)
 		b.scenario = s.name
 		s.run(b)
+		b.stopPeers() // memory that one scenario has used is not the next one's
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
@@ -157,7 +171,11 @@ func report(o options, r, before *results) (int, error) {
 		if err := r.write(resultsFile); err != nil {
 			return 1, err
 		}
-		if err := writeDocs(r); err != nil {
+		committed, err := readResults(resultsFile) // its values are rounded
+		if err != nil {
+			return 1, err
+		}
+		if err := writeDocs(committed); err != nil {
 			return 1, err
 		}
 	}

@@ -6,13 +6,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 )
 
@@ -52,10 +52,6 @@ type server struct {
 	host    string // host:port
 	process *process
 	client  *http.Client
-
-	// Guarded by mu.
-	mu      sync.Mutex
-	kernels map[string]*serverKernel
 }
 
 func (s *server) name() string       { return s.label }
@@ -85,37 +81,45 @@ func (b *bench) startServer(label string) (*server, error) {
 		return nil, err
 	}
 	s := &server{b: b, label: label, dir: dir, host: fmt.Sprintf("127.0.0.1:%d", ports[0]),
-		client:  &http.Client{Timeout: 2 * time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 100}},
-		kernels: map[string]*serverKernel{}}
-	cmd := b.command(label, dir, ports[0])
-	cmd.Dir = dir
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "LANG=C.UTF-8", "JUPYTER_PATH=" + dir,
-		"JUPYTER_RUNTIME_DIR=" + filepath.Join(dir, "r"), "IPYTHONDIR=" + filepath.Join(dir, "ipython")}
-	if s.process, err = b.start(cmd, filepath.Join(dir, "server.log")); err != nil {
-		return nil, err
+		client: &http.Client{Timeout: 2 * time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 100}}}
+	return s, s.run()
+}
+
+// run starts the server's process.
+func (s *server) run() error {
+	_, port, err := net.SplitHostPort(s.host)
+	if err != nil {
+		return err
+	}
+	cmd := s.b.command(s.label, s.dir, port)
+	cmd.Dir = s.dir
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + s.dir, "LANG=C.UTF-8", "JUPYTER_PATH=" + s.dir,
+		"JUPYTER_RUNTIME_DIR=" + filepath.Join(s.dir, "r"), "IPYTHONDIR=" + filepath.Join(s.dir, "ipython")}
+	if s.process, err = s.b.start(cmd, filepath.Join(s.dir, "server.log")); err != nil {
+		return err
 	}
 	if err := s.ready(time.Minute); err != nil {
 		s.stop()
-		return nil, err
+		return err
 	}
-	return s, nil
+	return nil
 }
 
 // command returns the command line of a peer. Neither requires a token, and none limits the rate of output.
-func (b *bench) command(label, dir string, port int) *exec.Cmd {
+func (b *bench) command(label, dir, port string) *exec.Cmd {
 	switch label {
 	case peerEKG:
-		return exec.Command(filepath.Join(b.dir, "ekg"), "serve", "--listen", fmt.Sprintf("127.0.0.1:%d", port), "--no-auth",
+		return exec.Command(filepath.Join(b.dir, "ekg"), "serve", "--listen", "127.0.0.1:"+port, "--no-auth",
 			"--kernelspec-dir", filepath.Join(dir, "kernels"), "--state-dir", filepath.Join(dir, "s"),
 			"--runtime-dir", filepath.Join(dir, "r"), "--stop-kernels-on-exit", "--log-level", "warn")
 	case peerEG:
 		// Never with persistent sessions: with local kernels, Enterprise Gateway would then signal every process.
 		return exec.Command(filepath.Join(b.peersDir, "eg/bin/jupyter-enterprisegateway"), "--ip=127.0.0.1",
-			fmt.Sprintf("--port=%d", port), "--port_retries=0", "--log-level=WARN",
+			"--port="+port, "--port_retries=0", "--log-level=WARN",
 			"--EnterpriseGatewayApp.list_kernels=True")
 	default:
 		return exec.Command(filepath.Join(b.labDir, "lab/bin/jupyter-server"), "--ip=127.0.0.1",
-			fmt.Sprintf("--port=%d", port), "--port-retries=0", "--log-level=WARN", "--allow-root", "--no-browser",
+			"--port="+port, "--port-retries=0", "--log-level=WARN", "--allow-root", "--no-browser",
 			"--IdentityProvider.token=", "--ServerApp.disable_check_xsrf=True", "--ServerApp.allow_remote_access=True",
 			"--ZMQChannelsWebsocketConnection.limit_rate=False", "--ServerApp.root_dir="+dir)
 	}
@@ -181,27 +185,29 @@ func (s *server) startKernel(_ context.Context, spec string) (kernel, error) {
 	if err := json.Unmarshal(data, &model); err != nil {
 		return nil, err
 	}
-	k := &serverKernel{s: s, id: model.ID}
-	s.mu.Lock()
-	s.kernels[k.id] = k
-	s.mu.Unlock()
-	return k, nil
+	return &serverKernel{s: s, id: model.ID}, nil
 }
 
+// connect also sees that the kernel answers. A first cell that gets no answer is recorded as a failure. The client then
+// connects again, as a user would, so that the peer's other figures are not lost.
 func (k *serverKernel) connect(framing string, quick bool) (client, error) {
-	c, err := dialWebsocket(k.s.host, k.id, framing, quick)
-	if err != nil {
-		return nil, err
-	}
-	got, err := c.ask(asking{codes: []string{""}, deadline: time.Minute})
-	if err == nil && !got.complete {
-		err = fmt.Errorf("kernel %s of %s answers no first cell", k.id, k.s.label)
-	}
-	if err != nil {
+	const attempts, patience = 4, 4 * time.Second
+	for n := range attempts {
+		c, err := dialWebsocket(k.s.host, k.id, framing, quick)
+		if err != nil {
+			return nil, err
+		}
+		got, err := c.ask(asking{codes: []string{""}, deadline: patience << n})
+		if err == nil && got.complete {
+			return c, nil
+		}
 		c.close()
-		return nil, err
+		if err != nil {
+			return nil, err
+		}
+		k.s.b.fail(k.s.label, framing, fmt.Errorf("no answer to the first cell of a connection in %v", patience<<n))
 	}
-	return c, nil
+	return nil, fmt.Errorf("kernel %s does not answer", k.id)
 }
 
 func (k *serverKernel) processes() []int {
@@ -219,29 +225,25 @@ func (k *serverKernel) processes() []int {
 }
 
 func (k *serverKernel) remove() error {
-	k.s.mu.Lock()
-	delete(k.s.kernels, k.id)
-	k.s.mu.Unlock()
 	_, err := k.s.request(http.MethodDelete, "/api/kernels/"+k.id, nil, http.StatusNoContent)
 	return err
 }
 
-// stop removes the kernels, ends the server, and kills what is left of its kernels.
+// stop kills the server and its kernels. All of them have the server's folder on their command line. Some start others
+// when these end, so it looks again until none is left.
 func (s *server) stop() {
-	s.mu.Lock()
-	var left []*serverKernel
-	for _, k := range s.kernels {
-		left = append(left, k)
+	if s.process != nil {
+		s.process.kill()
 	}
-	s.mu.Unlock()
-	if s.label != peerEKG { // which removes them itself, and faster
-		for _, k := range left {
-			_ = k.remove() // what remains is killed below
+	for range 50 {
+		left := processesOf(s.dir)
+		if len(left) == 0 {
+			break
 		}
-	}
-	s.process.end(time.Minute)
-	for _, p := range processesOf(s.dir) {
-		kill(p.pid)
+		for _, p := range left {
+			kill(p.pid)
+		}
+		time.Sleep(20 * time.Millisecond)
 	}
 	s.client.CloseIdleConnections()
 }

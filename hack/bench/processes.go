@@ -32,7 +32,9 @@ func (b *bench) start(cmd *exec.Cmd, log string) (*process, error) {
 	if cmd.Stdout == nil {
 		cmd.Stdout = f
 	}
-	cmd.Stderr = f
+	if cmd.Stderr == nil {
+		cmd.Stderr = f
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		return nil, err
@@ -49,16 +51,6 @@ func (b *bench) start(cmd *exec.Cmd, log string) (*process, error) {
 }
 
 func (p *process) pid() int { return p.cmd.Process.Pid }
-
-// end asks the process to end, and kills its group after a while.
-func (p *process) end(patience time.Duration) {
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
-	select {
-	case <-p.done:
-	case <-time.After(patience):
-	}
-	p.kill()
-}
 
 // kill kills the process group and waits for the process.
 func (p *process) kill() {

@@ -37,6 +37,10 @@ func (l *lane) flood(f flood) error {
 			return err
 		}
 	}
+	// A new connection is slow at first: its windows are small, and its client has no memory yet.
+	if _, err := floodOnce(clients, f.size, max(1, l.size/2)); err != nil {
+		return err
+	}
 	servers := processesOfAll(l.kernels)
 	resetPeak(servers)
 	before := processorTime(servers)
@@ -67,6 +71,9 @@ func (l *lane) flood(f flood) error {
 func (l *lane) adapt(clients []client, f flood) error {
 	n := map[string]int{"100": 500, "10k": 100, "1m": 4, "100m": 1}[f.size]
 	fewest := 2 * n
+	if f.length < time.Second {
+		fewest = n // quick mode
+	}
 	for {
 		got, err := floodOnce(clients, f.size, n)
 		if err != nil {

@@ -270,8 +270,8 @@ func (x *execution) flood(ctx context.Context, rest string) error {
 	return x.numbered(ctx, "display_data", `{"data":{"text/plain":"`, x.k.filler(size), n, every)
 }
 
-// filler returns the end of a display_data with size bytes of text. The last one is kept, since a benchmark asks for the
-// same size again.
+// filler returns the end of a display_data with size bytes of text. The last one is kept, since a benchmark asks for
+// the same size again.
 func (k *FakeKernel) filler(size int) []byte {
 	const end = `"},"metadata":{},"transient":{}}`
 	k.mu.Lock()

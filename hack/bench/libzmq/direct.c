@@ -180,10 +180,11 @@ static int64_t answered(int64_t deadline, int64_t *pause_at, int64_t pause) {
 		}
 		if (any)
 			continue;
-		if (now() > deadline)
+		int64_t left = deadline - now();
+		if (left <= 0)
 			return 0;
 		zmq_pollitem_t items[] = {{iopub, 0, ZMQ_POLLIN, 0}, {shell, 0, ZMQ_POLLIN, 0}};
-		poll_items(items, replied ? 1 : 2, 100);
+		poll_items(items, replied ? 1 : 2, left / 1000000 + 1);
 	}
 	return replied;
 }
