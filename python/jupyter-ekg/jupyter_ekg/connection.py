@@ -245,6 +245,10 @@ class EkgWebsocketConnection(BaseKernelWebsocketConnection):
 
     async def _taken(self, writing: Awaitable[Any]) -> None:
         future = asyncio.ensure_future(writing)
+        stream = getattr(self.websocket_handler.ws_connection, "stream", None)
+        if stream is not None and not stream.writing() and not stream.closed():
+            future.add_done_callback(_ignore_result)  # nothing is left to wait for
+            return
         written = self._pings.progress()
         try:
             while True:
@@ -289,7 +293,7 @@ class EkgWebsocketConnection(BaseKernelWebsocketConnection):
         """Writes one of this package's own messages. A closed browser is detected elsewhere."""
         with contextlib.suppress(PeerGone):
             writing = asyncio.ensure_future(self._write(frame))
-            writing.add_done_callback(lambda done: done.cancelled() or done.exception())
+            writing.add_done_callback(_ignore_result)
 
 
 class _Pings:
@@ -359,6 +363,12 @@ def _allow_large_messages(handler: Any) -> None:
     params = getattr(handler.ws_connection, "params", None)
     if params is not None and "websocket_max_message_size" not in handler.settings:
         params.max_message_size = MAX_MESSAGE
+
+
+def _ignore_result(done: asyncio.Future) -> None:
+    """Keeps asyncio from logging an exception that no one awaits."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _remember(memory: OrderedDict, key: Any, value: Any) -> None:

@@ -130,6 +130,7 @@ class Relay:
         # The connection.
         self._generation = 0  # counts connections, from 1
         self._proved_alive = False  # the present connection has received a frame
+        self._receiving_since: float | None = None  # None while the peer accepts a frame
         self._away_since: float | None = None
         self._last_trouble = ""
 
@@ -241,14 +242,13 @@ class Relay:
 
     async def _serve(self, ws: aiohttp.ClientWebSocketResponse) -> str:
         """Relays over one connection until it ends. Returns the reason."""
-        reader = asyncio.ensure_future(self._read(ws))
-        writer = asyncio.ensure_future(self._write(ws))
+        tasks = [asyncio.ensure_future(part) for part in (self._read(ws), self._write(ws), self._watch(ws))]
         try:
-            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (reader, writer):
+            for task in tasks:
                 task.cancel()
-            results = await asyncio.gather(reader, writer, return_exceptions=True)
+            results = await asyncio.gather(*tasks, return_exceptions=True)
         for result in results:
             if isinstance(result, str):
                 return result
@@ -261,10 +261,11 @@ class Relay:
     # Towards the peer.
 
     async def _read(self, ws: aiohttp.ClientWebSocketResponse) -> str:
+        loop = asyncio.get_running_loop()
         while True:
-            msg = await self._receive(ws)
-            if msg is None:
-                return f"nothing has arrived from the gateway for {_DEAD_AFTER:.0f} s"
+            self._receiving_since = loop.time()
+            msg = await ws.receive()
+            self._receiving_since = None
             self._proved_alive = self._proved_alive or msg.type in (
                 aiohttp.WSMsgType.BINARY,
                 aiohttp.WSMsgType.PING,
@@ -291,18 +292,22 @@ class Relay:
             else:
                 return "the gateway sent a text message"
 
-    async def _receive(self, ws: aiohttp.ClientWebSocketResponse) -> aiohttp.WSMessage | None:
-        """Returns the next frame, or None if the gateway is silent. While a large message arrives, it is not silent."""
-        receiving = asyncio.ensure_future(ws.receive())
-        try:
-            while True:
-                done, _ = await asyncio.wait((receiving,), timeout=_DEAD_AFTER)
-                if done:
-                    return receiving.result()
-                if _silent_for(ws) >= _DEAD_AFTER:
-                    return None
-        finally:
-            receiving.cancel()
+    async def _watch(self, ws: aiohttp.ClientWebSocketResponse) -> str:
+        """Returns when the gateway is silent. While a large message arrives, it is not silent.
+
+        A timer for each message would cost more than the rest of its way through the relay.
+        """
+        loop = asyncio.get_running_loop()
+        pause = _DEAD_AFTER
+        while True:
+            await asyncio.sleep(pause)
+            pause = _DEAD_AFTER / 8
+            if self._receiving_since is None:
+                continue
+            left = self._receiving_since + _DEAD_AFTER - loop.time()
+            if left <= 0 and _silent_for(ws) >= _DEAD_AFTER:
+                return f"nothing has arrived from the gateway for {_DEAD_AFTER:.0f} s"
+            pause = max(left, pause)
 
     def _closed(self, code: Any, reason: str) -> str:
         if code == 1000 and reason.startswith("the kernel is gone"):

@@ -118,6 +118,20 @@ async def test_accepted_without_proof_is_sent_again(supervisor, browser, task, m
 
 
 @with_supervisor
+async def test_silent_gateway(supervisor, browser, task, monkeypatch):
+    """A connection on which nothing arrives is replaced. One that waits for a slow peer is kept."""
+    monkeypatch.setattr(relay_module, "MIN_PAUSE", 0.005)
+    monkeypatch.setattr(relay_module, "_DEAD_AFTER", 0.2)
+    await until(lambda: len(supervisor.connections) >= 3, task)
+    browser.flowing.clear()
+    supervisor.say(stream("slow"))
+    await until(lambda: browser.frames, task)
+    connections = len(supervisor.connections)
+    await asyncio.sleep(1)
+    assert len(supervisor.connections) == connections
+
+
+@with_supervisor
 async def test_away_and_back(supervisor, browser, task, monkeypatch):
     """While the gateway is away, input is kept and the peer is notified once. Afterwards all of it is sent."""
     monkeypatch.setattr(relay_module, "NOTICE_AFTER", LIMIT)  # the first connection may be slow
