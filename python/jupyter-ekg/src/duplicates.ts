@@ -13,6 +13,7 @@ export const MAX_REMEMBERED = 20_000;
 export class DuplicateFilter {
   constructor(ids: readonly string[] = []) {
     this.ids = new Set(ids);
+    this.order = [...this.ids];
   }
 
   /** Remembers the message and reports whether it is new. */
@@ -22,15 +23,21 @@ export class DuplicateFilter {
       return false;
     }
     this.ids.add(id);
-    if (this.ids.size > MAX_REMEMBERED) {
-      const oldest = this.ids.values().next().value;
-      this.ids.delete(oldest!);
+    if (this.order.length < MAX_REMEMBERED) {
+      this.order.push(id);
+      return true;
     }
+    this.ids.delete(this.order[this.oldest]!);
+    this.order[this.oldest] = id;
+    this.oldest = (this.oldest + 1) % this.order.length;
     return true;
   }
 
-  /** In the order of arrival, which a Set keeps. */
   private readonly ids: Set<string>;
+  /** The ids in the order of arrival, as a ring. A Set skips all its deleted elements to find the oldest one. */
+  private readonly order: string[];
+  /** The index of the oldest id when the ring is full. */
+  private oldest = 0;
 }
 
 /** Hides repeated messages from the cells that this page executes over the kernel connection. */
