@@ -53,6 +53,7 @@ func newBench(ctx context.Context, o options) (*bench, error) {
 			}
 		}
 	}
+	context.AfterFunc(ctx, b.killStarted) // Ctrl-C need not wait for a measurement
 	if err := b.prepare(); err != nil {
 		b.close()
 		return nil, err
@@ -143,14 +144,19 @@ func (b *bench) output(argv ...string) (string, error) {
 // close stops the peers, kills what is left, and removes the folder.
 func (b *bench) close() {
 	b.stopPeers()
+	b.killStarted()
+	if err := os.RemoveAll(b.dir); err != nil {
+		b.say("remove %s: %v", b.dir, err)
+	}
+}
+
+// killStarted kills all processes that the harness has started itself. A measurement that waits for one of them ends.
+func (b *bench) killStarted() {
 	b.mu.Lock()
-	started := b.started
+	started := slices.Clone(b.started)
 	b.mu.Unlock()
 	for _, p := range started {
 		p.kill()
-	}
-	if err := os.RemoveAll(b.dir); err != nil {
-		b.say("remove %s: %v", b.dir, err)
 	}
 }
 

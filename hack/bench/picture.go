@@ -10,7 +10,7 @@ import (
 // The measures of the picture, in pixels.
 const (
 	chartWidth  = 330 // of the bars' area
-	labelWidth  = 150
+	labelWidth  = 165
 	barHeight   = 9
 	groupGap    = 10
 	chartTop    = 64
@@ -47,9 +47,9 @@ func picture(r *results) string {
 	}
 	charts := []chart{
 		{"Output rate, as a part of direct", 0.001, 1, []float64{0.001, 0.01, 0.1, 0.5, 1},
-			func(v float64) string { return fmt.Sprintf("%g %%", v*100) }, output, []string{"messages/s", "MB/s"}},
+			func(v float64) string { return number(v*100) + " %" }, output, []string{"messages/s", "MB/s"}},
 		{"Round trip (median), as a multiple of direct", 1, 1000, []float64{1, 2, 10, 100, 1000},
-			func(v float64) string { return fmt.Sprintf("%gx", v) }, trips, []string{"p50 µs"}},
+			func(v float64) string { return number(v) + "x" }, trips, []string{"p50 µs"}},
 	}
 	rows := max(len(output), len(trips), 1)
 	height := chartTop + rows*(len(bars)*barHeight+groupGap) + 40
