@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
@@ -190,16 +191,24 @@ func (c *directClient) ask(a asking) (answer, error) {
 	return got, nil
 }
 
-// freePorts returns ports of loopback that were free just now.
+// nextPort is the last port that freePorts has tried. Linux gives connections ports from 32768 on by default, so the
+// ports below it stay free until a kernel binds them.
+var nextPort atomic.Int64
+
+// freePorts returns ports of loopback that were free just now, and that it has not returned before.
 func freePorts(n int) ([]int, error) {
-	ports := make([]int, n)
-	for i := range ports {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+	const first, last = 12_000, 32_767
+	var ports []int
+	for range last - first {
+		port := int(first + nextPort.Add(1)%(last-first))
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
 		if err != nil {
-			return nil, err
+			continue // taken
 		}
-		defer func() { _ = l.Close() }() // nothing was accepted
-		ports[i] = l.Addr().(*net.TCPAddr).Port
+		_ = l.Close() // nothing was accepted
+		if ports = append(ports, port); len(ports) == n {
+			return ports, nil
+		}
 	}
-	return ports, nil
+	return nil, fmt.Errorf("no %d free ports from %d to %d", n, first, last)
 }

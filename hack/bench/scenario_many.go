@@ -10,10 +10,11 @@ import (
 	"time"
 )
 
-// fill sends n starts of hosted kernels, some at a time. A start that fails is not tried again, but recorded; after ten
-// failures it gives up.
+// fill sends n starts of hosted kernels, some at a time. A start that fails is not tried again, but recorded. If more
+// than one in twenty fails, it gives up.
 func (l *lane) fill(n int) error {
-	const atOnce, most = 8, 10
+	const atOnce = 8
+	most := max(10, n/20)
 	var mu sync.Mutex
 	failures := 0
 	next := make(chan struct{}, n)
