@@ -185,7 +185,8 @@ func legacyTail(c Channel, noBuffers bool) string {
 	return legacyTails[c]
 }
 
-// legacyTails and legacyTextTails have the results of legacyTail by channel. No client gets a message without a channel.
+// legacyTails and legacyTextTails have the results of legacyTail by channel. No client gets a message without a
+// channel.
 var legacyTails, legacyTextTails = func() (tails, text [IOPub + 1]string) {
 	for c := range tails {
 		tails[c] = `,"channel":"` + Channel(c).String() + `"}`
@@ -222,8 +223,8 @@ func appendLegacyHead(b []byte, m *Message, withBuffers bool) (_ []byte, tail st
 }
 
 // appendLegacyJSON appends the JSON object of the default framing, up to the content, which it only checks. The object
-// has msg_id and msg_type at the top level, without which some clients fail (jupyter_server's GatewayKernelClient). Only
-// the header must be an object: some kernels send null for other parts, and clients take any JSON value there.
+// has msg_id and msg_type at the top level, without which some clients fail (jupyter_server's GatewayKernelClient).
+// Only the header must be an object: some kernels send null for other parts, and clients take any JSON value there.
 func appendLegacyJSON(b []byte, m *Message) ([]byte, error) {
 	id, msgType := []byte(`""`), []byte(`""`)
 	if err := scanObject(m.Header, func(key, value []byte) {

@@ -53,7 +53,8 @@ var (
 	askMark  = []byte(`"session":"bench"`)
 )
 
-// directPath is a Jupyter client without a gateway. Like a client in C, it only splits the messages of iopub into frames.
+// directPath is a Jupyter client without a gateway. Like a client in C, it only splits the messages of iopub into
+// frames.
 type directPath struct {
 	b      *testing.B
 	signer *jupyter.Signer
@@ -328,8 +329,8 @@ func benchDir(b *testing.B) string {
 	return dir
 }
 
-// messagePaths returns the ways to a kernel, direct first. EKG_BENCH_PATHS may name some of them, as "direct,json" for a
-// profile of one.
+// messagePaths returns the ways to a kernel, direct first. EKG_BENCH_PATHS may name some of them, as "direct,json", for
+// a profile of one.
 func messagePaths(b *testing.B) (names []string, paths []path) {
 	all := []struct {
 		name string

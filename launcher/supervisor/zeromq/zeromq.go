@@ -30,7 +30,8 @@ type Socket interface {
 	Send(frames [][]byte) error
 	// Recv waits for one message, without a time limit. Only one goroutine may call it. The frames belong to the
 	// caller, who must not append to them. They may share their memory with the frames of up to 128 KiB of other
-	// messages, so a frame that outlives those is to be cloned. With a *TooLargeError it returns the frames before the one that exceeded Limits, and the socket goes on.
+	// messages, so a frame that outlives those is to be cloned. With a *TooLargeError it returns the frames before the
+	// one that exceeded Limits, and the socket goes on.
 	Recv() ([][]byte, error)
 	// Close ends the connection, unblocks Send and Recv and waits for a Sub's goroutine. It returns nil. It may be
 	// called twice and concurrently.

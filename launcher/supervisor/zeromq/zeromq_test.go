@@ -371,8 +371,8 @@ func TestZMTPConn_HalfAPong(t *testing.T) {
 		}
 	}
 	c.answer([]byte("four"))
-	want := "\x04\x08\x04PONGone" + string(zmqFrame(0, []byte("small"))) + string(zmqFrame(0, make([]byte, coalesceLimit+1))) +
-		"\x04\x09\x04PONGfour"
+	want := "\x04\x08\x04PONGone" + string(zmqFrame(0, []byte("small"))) +
+		string(zmqFrame(0, make([]byte, coalesceLimit+1))) + "\x04\x09\x04PONGfour"
 	if got := string(stuck.took); got != want {
 		t.Errorf("got %.60q, want %.60q", got, want)
 	}
