@@ -7,13 +7,21 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
-// diskPatience is how long one message waits for the disk, at most. A disk that does not take it in that time is not
-// waited for again until it has caught up.
-const diskPatience = 5 * time.Second
+// A message waits for the disk no longer than its patience. A disk that does not take it in that time is not waited for
+// again until it has caught up.
+const (
+	diskPatience   = 5 * time.Second
+	clientPatience = 2 * time.Second // while a client is connected, which gets its output late
+)
+
+// waitFrom is the size of the smallest message that waits for the disk while a client is connected. A kernel's sockets
+// count messages and not bytes, so large ones can wait there without loss.
+const waitFrom = 64 << 10
 
 // AwaitDisk waits before a message of so many bytes is appended, as long as the append would evict what the disk has
-// yet to take. It does not wait while a client is connected, which would get its output late, nor for a disk that fails
-// or is too slow. It ends with ctx. One goroutine may wait at a time. No lock that an append needs may be held.
+// yet to take. While a client is connected, only large messages wait, and only for what a client has yet to read. No
+// message waits for a disk that fails or is too slow. The wait ends with ctx. One goroutine may wait at a time. No lock
+// that an append needs may be held.
 func (l *Log) AwaitDisk(ctx context.Context, bytes int) {
 	for {
 		l.mu.Lock()
@@ -42,11 +50,18 @@ func (l *Log) patienceLocked(size int64) time.Duration {
 	if l.bytes <= l.least/2 {
 		l.patienceEnd = time.Time{} // the disk has caught up
 	}
-	if l.keepFree == 0 || l.failing || l.bytes == 0 || l.bytes+size <= l.least || l.hasClientsLocked() {
+	if l.keepFree == 0 || l.failing || l.bytes == 0 || l.bytes+size <= l.least {
 		return 0
 	}
+	patience := diskPatience
+	if clients, behind := l.clientsLocked(); clients {
+		if size < waitFrom || !behind {
+			return 0
+		}
+		patience = clientPatience
+	}
 	if l.patienceEnd.IsZero() {
-		l.patienceEnd = time.Now().Add(diskPatience)
+		l.patienceEnd = time.Now().Add(patience)
 	}
 	left := time.Until(l.patienceEnd)
 	if left > 0 {
@@ -56,14 +71,19 @@ func (l *Log) patienceLocked(size int64) time.Duration {
 	return left
 }
 
-// hasClientsLocked reports whether a session reads the log.
-func (l *Log) hasClientsLocked() bool {
-	for _, session := range l.readers {
-		if session != 0 {
-			return true
+// clientsLocked reports whether a session reads the log, and whether one has yet to read the entry that would be evicted
+// first: the oldest that is not being written.
+func (l *Log) clientsLocked() (connected, behind bool) {
+	for r, session := range l.readers {
+		if session == 0 {
+			continue
+		}
+		connected = true
+		if l.writing < len(l.entries) && r.passed.Load() < l.entries[l.writing].At.Seq {
+			behind = true
 		}
 	}
-	return false
+	return connected, behind
 }
 
 // inMemoryLocked returns how many bytes of entries stay in memory once the disk has taken the others.

@@ -45,7 +45,45 @@ func TestAwaitDisk_Large(t *testing.T) {
 	l.Close()
 }
 
-// TestAwaitDisk_Bounded: a disk that takes nothing, or fails, costs one wait, and no client waits.
+// TestAwaitDisk_Clients: while a client is connected, a large message waits for what this client has yet to read.
+func TestAwaitDisk_Clients(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const least = 256 << 10
+		l := New(Options{Limit: 64 << 20, Dir: t.TempDir(), KeepFree: 1, Least: least})
+		defer l.Close()
+		wait := func(size int, want time.Duration) {
+			t.Helper()
+			begun := time.Now()
+			l.AwaitDisk(t.Context(), size)
+			if took := time.Since(begun); took != want {
+				t.Errorf("it waited %v, want %v", took, want)
+			}
+		}
+		r := NewReader()
+		l.Subscribe(r, 1, framing.V1)
+		l.Append(0, numbered(0, least*9/10), false)
+		wait(waitFrom/2, 0)
+		r.Pass(l.Tail())
+		wait(least, 0)
+		l.Append(0, numbered(1, 100), false)
+		wait(least, 0) // the entry that would be evicted has been read
+		late := NewReader()
+		l.Subscribe(late, 2, framing.V1)
+		ctx, cancel := context.WithCancel(t.Context())
+		var spilling sync.WaitGroup
+		time.AfterFunc(time.Second, func() {
+			spilling.Go(func() { l.Spill(ctx, func(err error) { t.Error(err) }) })
+		})
+		wait(least, time.Second)
+		cancel()
+		spilling.Wait()
+		l.Append(0, numbered(2, least*9/10), false)
+		wait(least, clientPatience)
+		wait(least, 0) // the disk has not caught up
+	})
+}
+
+// TestAwaitDisk_Bounded: a disk that takes nothing, or fails, costs one wait, and no client waits for a small message.
 func TestAwaitDisk_Bounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const least = 64 << 10
@@ -63,6 +101,7 @@ func TestAwaitDisk_Bounded(t *testing.T) {
 		l.Append(0, numbered(0, least/2), false)
 		r := NewReader()
 		l.Subscribe(r, 1, framing.V1)
+		r.Pass(l.Tail())
 		wait(t.Context(), 0)
 		l.Unsubscribe(r, framing.V1)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
