@@ -3,6 +3,7 @@ package zeromq
 import (
 	"encoding/binary"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -193,12 +194,18 @@ func (r *reader) add(frame []byte) {
 	r.frames = append(r.frames, frame)
 }
 
-// take returns the frames of the present message, to which nothing can be appended.
+// take returns the frames of the present message, to which nothing can be appended. The slab would keep the memory of a
+// large message until its other slices are used.
 func (r *reader) take() [][]byte {
 	n := len(r.frames)
 	frames := r.frames[:n:n]
 	if n > 0 && len(r.slab) > 0 && &frames[0] == &r.slab[0] {
-		r.slab = r.slab[n:]
+		if r.bytes >= ownFrame {
+			frames = slices.Clone(frames)
+			clear(r.slab[:n])
+		} else {
+			r.slab = r.slab[n:]
+		}
 	}
 	r.frames = nil
 	return frames

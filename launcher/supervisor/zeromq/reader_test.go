@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 	"time"
+	"weak"
 
 	"github.com/go-zeromq/zmq4"
 	"github.com/go-zeromq/zmq4/security/null"
@@ -177,7 +178,7 @@ func TestReader_Allocations(t *testing.T) {
 		content int
 		allocs  float64 // of a message
 		bytes   float64 // that are allocated, for each byte of a message
-	}{{200, 0.1, 2.5}, {10_000, 0.2, 1.4}, {1_000_000, 2.5, 1.2}} {
+	}{{200, 0.1, 2.5}, {10_000, 0.2, 1.4}, {1_000_000, 3.5, 1.2}} {
 		var one []byte
 		frames := jupyterFrames(tt.content)
 		for i, f := range frames {
@@ -200,4 +201,21 @@ func TestReader_Allocations(t *testing.T) {
 			t.Errorf("%.2f bytes allocated for each of a message with %d, want at most %.2f", size, tt.content, tt.bytes)
 		}
 	}
+}
+
+// TestReader_LargeIsFreed: the reader does not keep the memory of a large message that its receiver has dropped.
+func TestReader_LargeIsFreed(t *testing.T) {
+	stream := append(zmqFrame(flagMore, []byte("small")), zmqFrame(0, make([]byte, 8<<20))...)
+	r := readerOf(&streamConn{stream: stream, piece: 1 << 20}, Limits{})
+	m, err := r.next()
+	if err != nil || len(m.frames) != 2 || string(m.frames[0]) != "small" {
+		t.Fatalf("%d frames, %v", len(m.frames), err)
+	}
+	large := weak.Make(&m.frames[1][0])
+	m = message{}
+	runtime.GC()
+	if large.Value() != nil {
+		t.Error("the large frame is still in memory")
+	}
+	runtime.KeepAlive(r)
 }
