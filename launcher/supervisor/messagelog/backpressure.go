@@ -71,8 +71,8 @@ func (l *Log) patienceLocked(size int64) time.Duration {
 	return left
 }
 
-// clientsLocked reports whether a session reads the log, and whether one has yet to read the entry that would be evicted
-// first: the oldest that is not being written.
+// clientsLocked reports whether a session reads the log, and whether one has yet to read the entry that would be
+// evicted first: the oldest that is not being written.
 func (l *Log) clientsLocked() (connected, behind bool) {
 	for r, session := range l.readers {
 		if session == 0 {
