@@ -48,6 +48,7 @@ type bridge struct {
 	deliver func(*bridge, jupyter.Message)
 	// called before output of so many bytes is delivered; it may wait for the log's disk
 	awaitDisk func(ctx context.Context, bytes int)
+	endWaits  context.CancelFunc // of iopub's reader for the disk; set by start
 	// called for a message that exceeds the limits, with the frames before the excess
 	oversized func(*bridge, jupyter.Channel, [][]byte, *zeromq.TooLargeError)
 	unsent    func(*requests.Request) // called for a request that may not have reached the kernel
@@ -135,9 +136,11 @@ func dialUntil(ctx context.Context, endpoint string, kind zeromq.Kind, identity 
 func (b *bridge) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	b.cancel = cancel
+	waits, endWaits := context.WithCancel(ctx)
+	b.endWaits = endWaits
 	b.readers.Store(int32(len(channels)))
 	for _, c := range channels {
-		b.run(func() { b.read(ctx, c) })
+		b.run(func() { b.read(waits, c) })
 		if c != jupyter.IOPub {
 			b.run(func() { b.send(ctx, c) })
 		}
@@ -154,8 +157,10 @@ func (b *bridge) run(f func()) {
 	}()
 }
 
-// drain waits until everything that the kernel sent before its end is delivered, or the limit has passed.
+// drain waits until everything that the kernel sent before its end is delivered, or the limit has passed. Output waits
+// for the disk no longer.
 func (b *bridge) drain(limit time.Duration) {
+	b.endWaits()
 	waitFor(b.quiet, limit)
 }
 

@@ -8,10 +8,10 @@ import (
 )
 
 // A message waits for the disk no longer than its patience. A disk that does not take it in that time is not waited for
-// again until it has caught up.
+// again until it has caught up. A supervisor takes a pause of 2 s in a kernel's output for a loss, so both are shorter.
 const (
-	diskPatience   = 5 * time.Second
-	clientPatience = 2 * time.Second // while a client is connected, which gets its output late
+	diskPatience   = 1500 * time.Millisecond
+	clientPatience = time.Second // while a client is connected, which gets its output late
 )
 
 // waitFrom is the size of the smallest message that waits for the disk while a client is connected. A kernel's sockets
@@ -38,6 +38,9 @@ func (l *Log) AwaitDisk(ctx context.Context, bytes int) {
 		}
 		timer.Stop()
 		if ctx.Err() != nil {
+			l.mu.Lock()
+			l.wanted = 0
+			l.mu.Unlock()
 			return
 		}
 	}

@@ -71,10 +71,10 @@ func TestAwaitDisk_Clients(t *testing.T) {
 		l.Subscribe(late, 2, framing.V1)
 		ctx, cancel := context.WithCancel(t.Context())
 		var spilling sync.WaitGroup
-		time.AfterFunc(time.Second, func() {
+		time.AfterFunc(clientPatience/2, func() {
 			spilling.Go(func() { l.Spill(ctx, func(err error) { t.Error(err) }) })
 		})
-		wait(least, time.Second)
+		wait(least, clientPatience/2)
 		cancel()
 		spilling.Wait()
 		l.Append(0, numbered(2, least*9/10), false)
