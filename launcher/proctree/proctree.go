@@ -42,15 +42,14 @@ type Process struct {
 // Alive reports whether the process has not ended. A zombie has ended.
 func (p Process) Alive() bool { return p.State != 'Z' && p.State != 'X' }
 
-// KillSession kills all processes of a session that a child of this program leads, and waits up to 100 ms until they
-// are gone. The leader may stay as a zombie. The caller ensures that the leader has not been reaped, so that no other
-// session has its number.
+// KillSession kills all processes of a session and waits up to 100 ms until they are gone. The leader may stay as a
+// zombie. The caller ensures that the leader has not been reaped, so that no other session has its number.
 func KillSession(leader int) {
 	// The group first: it is most of them, and at once.
 	_ = syscall.Kill(-leader, syscall.SIGKILL)
 	for range killRounds {
 		left := 0
-		for _, p := range Below() {
+		for _, p := range List() {
 			if p.Session == leader && p.Alive() {
 				left++
 				_ = syscall.Kill(p.PID, syscall.SIGKILL) // ESRCH: it has ended since
@@ -70,16 +69,6 @@ func KillSession(leader int) {
 // It pins each process before it checks it, so it kills no other process that got the same number. It spares its own
 // process. It returns how many processes it killed, and an error if some of them are still alive.
 func KillRemains(kernelID string, kernelPID int) (int, error) {
-	return killRemains(kernelID, kernelPID, List)
-}
-
-// KillRemainsBelow is KillRemains for a kernel that this program has started: it searches only Below this program.
-func KillRemainsBelow(kernelID string, kernelPID int) (int, error) {
-	return killRemains(kernelID, kernelPID, Below)
-}
-
-// killRemains is KillRemains with the processes among which it searches.
-func killRemains(kernelID string, kernelPID int, list func() []Process) (int, error) {
 	if kernelID == "" {
 		return 0, errors.New("no kernel id")
 	}
@@ -87,7 +76,8 @@ func killRemains(kernelID string, kernelPID int, list func() []Process) (int, er
 	proven := false // see remains; no other session gets the number while one of this session's processes lives
 	deadline := time.Now().Add(KillRemainsLimit)
 	for pause := killPause; ; pause = min(2*pause, killPauseMost) {
-		left := remains(list(), kernelID, kernelPID, &proven)
+		var left []int
+		left, proven = remains(kernelID, kernelPID, proven)
 		if len(left) == 0 {
 			return len(killed), nil
 		}
@@ -103,24 +93,24 @@ func killRemains(kernelID string, kernelPID int, list func() []Process) (int, er
 	}
 }
 
-// remains lists the living processes that KillRemains kills. It sets proven once the session is known to be the
+// remains lists the living processes that KillRemains kills. It returns true once the session is known to be the
 // kernel's, and not one that got the same number later.
-func remains(among []Process, kernelID string, kernelPID int, proven *bool) []int {
+func remains(kernelID string, kernelPID int, proven bool) ([]int, bool) {
 	var marked, session []int
-	for _, p := range among {
+	for _, p := range List() {
 		switch {
 		case !p.Alive() || p.PID == os.Getpid():
 		case carries(p.PID, kernelID):
 			marked = append(marked, p.PID)
-			*proven = *proven || p.Session == kernelPID
+			proven = proven || p.Session == kernelPID
 		case p.Session == kernelPID && kernelPID > 1:
 			session = append(session, p.PID)
 		}
 	}
-	if *proven {
+	if proven {
 		marked = append(marked, session...)
 	}
-	return marked
+	return marked, proven
 }
 
 // killPinned kills a process if it still belongs to the kernel. It takes a handle before the check (a pidfd, where the

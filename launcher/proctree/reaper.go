@@ -89,26 +89,11 @@ func (r *Reaper) reapLocked() {
 	if err != nil {
 		return // it cannot fail for this process
 	}
-	for _, p := range children() {
+	for _, p := range List() {
 		if p.Parent != self || p.State != 'Z' || p.Session == session || r.spared[p.PID] {
 			continue
 		}
 		var status syscall.WaitStatus
 		_, _ = syscall.Wait4(p.PID, &status, syscall.WNOHANG, nil) // an error means that it is reaped already
 	}
-}
-
-// children returns at least the children of this program.
-func children() []Process {
-	pids, ok := childrenOf(os.Getpid())
-	if !ok {
-		return List()
-	}
-	var all []Process
-	for _, pid := range pids {
-		if p, ok := Find(pid); ok {
-			all = append(all, p)
-		}
-	}
-	return all
 }

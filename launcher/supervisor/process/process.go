@@ -146,7 +146,7 @@ func (p *Process) killRemains() {
 	searched := make(chan struct{})
 	go func() {
 		defer close(searched)
-		n, err := proctree.KillRemainsBelow(p.opts.KernelID, p.leader)
+		n, err := proctree.KillRemains(p.opts.KernelID, p.leader)
 		if err != nil {
 			p.opts.Logger.Error("processes of a dead kernel remain", logkey.Kernel, p.opts.KernelID, logkey.Err, err)
 		} else if n > 0 {
