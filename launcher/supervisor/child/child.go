@@ -154,10 +154,13 @@ func (c *Child) dial(life, pod context.Context) bool {
 	for life.Err() == nil {
 		conn, err := net.Dial("unix", c.opts.Socket)
 		if err == nil {
+			connected := time.Now()
 			if c.follow(life, conn) {
 				return true
 			}
-			began = time.Now()
+			if time.Since(connected) >= redialMost { // otherwise a supervisor that rejects the child would have no rest
+				began = time.Now()
+			}
 		}
 		if _, serr := os.Stat(EndedFile(c.opts.Socket)); serr == nil {
 			return true

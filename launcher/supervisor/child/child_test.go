@@ -229,6 +229,33 @@ func TestLink_Hello(t *testing.T) {
 	}
 }
 
+// TestChild_Rejected: a child whose connections are rejected dials ever less often.
+func TestChild_Rejected(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "child.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := runChild(t, socket)
+	begun := time.Now()
+	for range 60 {
+		conn, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.Close() // the child sees the end
+	}
+	// The pauses grow with the time that has passed: 60 of them take some 150 ms.
+	if took := time.Since(begun); took < 120*time.Millisecond {
+		t.Errorf("60 connections in %v", took)
+	}
+	r.cancel()
+	_ = l.Close() // a connection that waits sees the end
+	if code := r.exitCode(t); code != 1 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
 // TestLink_Backlog checks that a peer that reads nothing costs bounded memory and holds up no sender.
 func TestLink_Backlog(t *testing.T) {
 	ours, theirs := net.Pipe()
