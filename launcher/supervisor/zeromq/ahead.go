@@ -93,7 +93,7 @@ func (a *readAhead) fill() {
 func (a *readAhead) put(m message) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.first > 0 && len(a.queue) == cap(a.queue) {
+	if len(a.queue) == cap(a.queue) && a.first > len(a.queue)/2 { // less often, each message would move many others
 		n := copy(a.queue, a.queue[a.first:])
 		clear(a.queue[n:])
 		a.queue, a.first = a.queue[:n], 0

@@ -42,7 +42,7 @@ type reader struct {
 	filled bool // the last read has filled half of the chunk, up to its end
 
 	slab    [][]byte // what is left of an allocated array of frames
-	frames  [][]byte // of the present message; in front of slab
+	frames  [][]byte // of the present message; reused
 	bytes   int64    // of the present message so far
 	credit  float64  // commands that the peer may send
 	counted time.Time
@@ -56,7 +56,7 @@ func newReader(c *zmtpConn, early []byte) *reader {
 
 // next waits for the next message. It answers the commands before it. An error is permanent.
 func (r *reader) next() (message, error) {
-	r.frames, r.bytes = nil, 0
+	r.frames, r.bytes = r.frames[:0], 0
 	for {
 		flags, size, err := r.header()
 		if err != nil {
@@ -79,7 +79,7 @@ func (r *reader) next() (message, error) {
 		if err != nil {
 			return message{}, err
 		}
-		r.add(frame)
+		r.frames = append(r.frames, frame)
 		if flags&flagMore == 0 {
 			return message{frames: r.take()}, nil
 		}
@@ -181,33 +181,24 @@ func (r *reader) turn(n int) {
 	r.chunk, r.r = chunk, 0
 }
 
-// add adds a frame to the present message. Most messages have few frames, whose slices are allocated with those of
-// other messages.
-func (r *reader) add(frame []byte) {
-	if len(r.frames) == 0 || len(r.frames) == cap(r.frames) && len(r.frames) < slabSize/4 {
-		if len(r.slab) <= len(r.frames) {
-			r.slab = make([][]byte, slabSize)
-		}
-		n := copy(r.slab, r.frames)
-		r.frames = r.slab[:n]
-	}
-	r.frames = append(r.frames, frame)
-}
-
-// take returns the frames of the present message, to which nothing can be appended. The slab would keep the memory of a
-// large message until its other slices are used.
+// take returns the frames of the present message, to which nothing can be appended. The slices of most messages are
+// allocated with those of others. A large message has its own, since the slab keeps the memory of its frames.
 func (r *reader) take() [][]byte {
 	n := len(r.frames)
-	frames := r.frames[:n:n]
-	if n > 0 && len(r.slab) > 0 && &frames[0] == &r.slab[0] {
-		if r.bytes >= ownFrame {
-			frames = slices.Clone(frames)
-			clear(r.slab[:n])
-		} else {
-			r.slab = r.slab[n:]
+	var frames [][]byte
+	if r.bytes >= ownFrame || n > slabSize/4 {
+		frames = slices.Clone(r.frames)
+	} else {
+		if len(r.slab) < n {
+			r.slab = make([][]byte, slabSize)
 		}
+		frames, r.slab = r.slab[:n:n], r.slab[n:]
+		copy(frames, r.frames)
 	}
-	r.frames = nil
+	clear(r.frames)
+	if cap(r.frames) > slabSize {
+		r.frames = nil
+	}
 	return frames
 }
 

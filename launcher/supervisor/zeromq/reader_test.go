@@ -203,19 +203,48 @@ func TestReader_Allocations(t *testing.T) {
 	}
 }
 
-// TestReader_LargeIsFreed: the reader does not keep the memory of a large message that its receiver has dropped.
+// TestReader_LargeIsFreed: neither the reader nor a message before it keeps the memory of a large message that its
+// receiver has dropped.
 func TestReader_LargeIsFreed(t *testing.T) {
-	stream := append(zmqFrame(flagMore, []byte("small")), zmqFrame(0, make([]byte, 8<<20))...)
-	r := readerOf(&streamConn{stream: stream, piece: 1 << 20}, Limits{})
-	m, err := r.next()
-	if err != nil || len(m.frames) != 2 || string(m.frames[0]) != "small" {
-		t.Fatalf("%d frames, %v", len(m.frames), err)
+	for _, tt := range []struct{ before, frames int }{
+		{0, 2},
+		{0, slabSize + 1},
+		{slabSize - 10, 30}, // the frames would need what is left of a slab, and another one
+	} {
+		stream := bytes.Repeat(zmqFrame(0, []byte("small")), tt.before)
+		for n := range tt.frames {
+			stream = append(stream, zmqFrame(flagMore*byte(min(1, tt.frames-1-n)), make([]byte, 2*ownFrame))...)
+		}
+		r := readerOf(&streamConn{stream: stream, piece: ownFrame}, Limits{})
+		var kept []message
+		for range tt.before {
+			m, err := r.next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			kept = append(kept, m)
+		}
+		m, err := r.next()
+		if err != nil || len(m.frames) != tt.frames {
+			t.Fatalf("%d frames, %v", len(m.frames), err)
+		}
+		var large []weak.Pointer[byte]
+		for _, f := range m.frames {
+			large = append(large, weak.Make(&f[0]))
+		}
+		m = message{}
+		runtime.GC()
+		// The last chunk is still in use, and may be a part of one frame.
+		left := 0
+		for _, f := range large {
+			if f.Value() != nil {
+				left++
+			}
+		}
+		if left > 1 {
+			t.Errorf("%d small messages before one of %d frames: %d frames are still in memory", tt.before, tt.frames, left)
+		}
+		runtime.KeepAlive(r)
+		runtime.KeepAlive(kept)
 	}
-	large := weak.Make(&m.frames[1][0])
-	m = message{}
-	runtime.GC()
-	if large.Value() != nil {
-		t.Error("the large frame is still in memory")
-	}
-	runtime.KeepAlive(r)
 }
