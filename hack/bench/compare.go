@@ -2,7 +2,7 @@ package main
 
 import "fmt"
 
-// fallen is how much of a ratio must be left. What falls below it is named.
+// fallen is the least part of an earlier ratio that counts as no fall: 20 % may be noise.
 const fallen = 0.8
 
 // compare returns a line for each ratio of ekg to direct and to Enterprise Gateway that is worse than before by more
@@ -39,7 +39,7 @@ func compare(before, after *results) []string {
 	return lines
 }
 
-// ratio returns the figure divided by that of a peer, round by round. It reports false if there is none.
+// ratio divides a figure by the same figure of a peer, round by round. It returns false if one of them is missing.
 func (r *results) ratio(f *figure, peer string) (spread, bool) {
 	if f == nil {
 		return spread{}, false

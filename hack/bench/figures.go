@@ -145,7 +145,7 @@ func (f *figure) rounded() *figure {
 	short := *f
 	short.Values = make([]float64, len(f.Values))
 	for i, v := range f.Values {
-		short.Values[i], _ = strconv.ParseFloat(strconv.FormatFloat(v, 'g', 5, 64), 64) // what it has written itself
+		short.Values[i], _ = strconv.ParseFloat(strconv.FormatFloat(v, 'g', 5, 64), 64) // FormatFloat has written it
 	}
 	return &short
 }

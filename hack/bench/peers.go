@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/usage"
 )
 
 // peer is what is compared.
@@ -214,9 +216,9 @@ func (k *serverKernel) processes() []int {
 	if k.pids == nil {
 		k.pids = []int{k.s.process.pid()}
 		if k.s.label == peerEKG {
-			for _, p := range processesOf(k.id) {
-				if strings.Contains(p.cmdline, "ekg-supervisor --config ") {
-					k.pids = append(k.pids, p.pid)
+			for _, p := range usage.WithText(k.id) {
+				if strings.Contains(p.Command, "ekg-supervisor --config ") {
+					k.pids = append(k.pids, p.PID)
 				}
 			}
 		}
@@ -236,12 +238,12 @@ func (s *server) stop() {
 		s.process.kill()
 	}
 	for range 50 {
-		left := processesOf(s.dir)
+		left := usage.WithText(s.dir)
 		if len(left) == 0 {
 			break
 		}
 		for _, p := range left {
-			kill(p.pid)
+			kill(p.PID)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}

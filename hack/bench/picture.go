@@ -93,14 +93,10 @@ func (c chart) draw(b *strings.Builder, r *results, left, height int) {
 	}
 }
 
-// bar draws one bar with its value, or nothing if there is no value.
+// bar draws one bar with its value. Without a value it draws nothing.
 func (c chart) bar(b *strings.Builder, r *results, scenario, peer, color string, axis, y int) {
 	for _, metric := range c.metrics {
-		f, direct := r.find(scenario, metric, peer, framingJSON), r.find(scenario, metric, peerPlain, "")
-		if f == nil || direct == nil {
-			continue
-		}
-		s, ok := ratios(f.Values, direct.Values)
+		s, ok := r.ratio(r.find(scenario, metric, peer, framingJSON), peerPlain)
 		if !ok {
 			continue
 		}

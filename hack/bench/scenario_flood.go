@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/usage"
 )
 
 // flood is a scenario in which kernels put out messages as fast as they can.
@@ -42,13 +44,13 @@ func (l *lane) flood(f flood) error {
 		return err
 	}
 	servers := processesOfAll(l.kernels)
-	resetPeak(servers)
-	before := processorTime(servers)
+	usage.ResetPeak(servers)
+	before := usage.ProcessorTime(servers)
 	got, err := floodOnce(clients, f.size, l.size)
 	if err != nil {
 		return err
 	}
-	used := processorTime(servers) - before
+	used := usage.ProcessorTime(servers) - before
 	sent := l.size * len(clients)
 	rate := float64(got.outputs) / got.took.Seconds()
 	if f.size == "100" || f.size == "10k" {
@@ -59,7 +61,7 @@ func (l *lane) flood(f flood) error {
 	}
 	if len(servers) > 0 {
 		l.add("CPU µs/message", float64(used.Microseconds())/float64(sent))
-		l.add("peak MB", float64(peak(servers))/1e6)
+		l.add("peak MB", float64(usage.Peak(servers))/1e6)
 	}
 	if got.outputs != sent || !got.complete {
 		return fmt.Errorf("%d of %d messages have arrived, complete: %v", got.outputs, sent, got.complete)

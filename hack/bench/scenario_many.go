@@ -8,6 +8,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/usage"
 )
 
 // fill sends n starts of hosted kernels, some at a time. A start that fails is not tried again, but recorded. If more
@@ -103,7 +105,7 @@ func (b *bench) manyClients(n, seconds int) {
 			return err
 		}
 		servers := l.servers()
-		before := processorTime(servers)
+		before := usage.ProcessorTime(servers)
 		answers := make([]answer, len(l.kernels))
 		err := l.together(func(i int, _ kernel) (err error) {
 			time.Sleep(time.Second * time.Duration(i) / time.Duration(n)) // not all in the same moment
@@ -117,7 +119,7 @@ func (b *bench) manyClients(n, seconds int) {
 		if err != nil {
 			return err
 		}
-		used := processorTime(servers) - before
+		used := usage.ProcessorTime(servers) - before
 		var times []float64
 		for _, a := range answers {
 			times = append(times, in(time.Millisecond, a.times)...)
@@ -146,9 +148,9 @@ func (s *server) supervisors() []int {
 	if s.label != peerEKG {
 		return nil
 	}
-	for _, p := range processesOf(s.dir) {
-		if strings.Contains(p.cmdline, "ekg-supervisor ") {
-			all = append(all, p.pid)
+	for _, p := range usage.WithText(s.dir) {
+		if strings.Contains(p.Command, "ekg-supervisor ") {
+			all = append(all, p.PID)
 		}
 	}
 	return all
@@ -162,7 +164,7 @@ func (b *bench) idleKernels(n int, period time.Duration) {
 			return nil // direct has no server
 		}
 		defer l.renew()
-		empty := pss([]int{s.process.pid()})
+		empty := usage.Memory([]int{s.process.pid()})
 		began := time.Now()
 		if err := l.fill(n); err != nil {
 			return err
@@ -171,15 +173,15 @@ func (b *bench) idleKernels(n int, period time.Duration) {
 		l.add("kernels/s", float64(n)/time.Since(began).Seconds())
 		time.Sleep(3 * time.Second) // the starts are over
 		gateway, supervisors := []int{s.process.pid()}, s.supervisors()
-		used, usedBeside := processorTime(gateway), processorTime(supervisors)
+		used, usedBeside := usage.ProcessorTime(gateway), usage.ProcessorTime(supervisors)
 		time.Sleep(period)
-		l.add("gateway CPU %", 100*(processorTime(gateway)-used).Seconds()/period.Seconds())
-		l.add("gateway MB", float64(pss(gateway))/1e6)
-		l.add("gateway kB/kernel", float64(pss(gateway)-empty)/1e3/float64(n))
-		l.add("gateway descriptors", float64(descriptors(gateway)))
+		l.add("gateway CPU %", 100*(usage.ProcessorTime(gateway)-used).Seconds()/period.Seconds())
+		l.add("gateway MB", float64(usage.Memory(gateway))/1e6)
+		l.add("gateway kB/kernel", float64(usage.Memory(gateway)-empty)/1e3/float64(n))
+		l.add("gateway descriptors", float64(usage.Descriptors(gateway)))
 		if len(supervisors) > 0 {
-			l.add("supervisors CPU %", 100*(processorTime(supervisors)-usedBeside).Seconds()/period.Seconds())
-			l.add("supervisor kB", float64(pss(supervisors))/1e3/float64(n))
+			l.add("supervisors CPU %", 100*(usage.ProcessorTime(supervisors)-usedBeside).Seconds()/period.Seconds())
+			l.add("supervisor kB", float64(usage.Memory(supervisors))/1e3/float64(n))
 		}
 		if err := l.lists(s, n); err != nil {
 			return err

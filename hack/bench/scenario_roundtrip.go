@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/usage"
 )
 
 // trips is a scenario of empty cells, each sent after the end of the one before. The time of each is until its reply.
@@ -35,7 +37,7 @@ func (l *lane) roundTrips(t trips) error {
 		}
 	}
 	servers := processesOfAll(l.kernels)
-	resetPeak(servers)
+	usage.ResetPeak(servers)
 	got, err := c.ask(asking{codes: repeat("", 2000), pace: t.pace, limit: t.length, deadline: t.length + 20*time.Second})
 	if err != nil {
 		return err
@@ -50,7 +52,7 @@ func (l *lane) roundTrips(t trips) error {
 		return nil
 	}
 	if len(servers) > 0 {
-		l.add("peak MB", float64(peak(servers))/1e6)
+		l.add("peak MB", float64(usage.Peak(servers))/1e6)
 	}
 	select {
 	case err := <-flooding:

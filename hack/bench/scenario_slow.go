@@ -3,6 +3,8 @@ package main
 import (
 	"fmt"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/usage"
 )
 
 // slow is a scenario with a client that reads nothing for a while, as a laptop that sleeps. The kernel drops output
@@ -29,7 +31,7 @@ func (l *lane) slowReader(s slow) error {
 	}
 	defer c.close()
 	servers := processesOfAll(l.kernels)
-	resetPeak(servers)
+	usage.ResetPeak(servers)
 	got, err := c.ask(asking{
 		codes:    []string{fmt.Sprintf("flood %d every %v of 10k", s.messages, s.every)},
 		deadline: time.Duration(s.messages)*s.every*2 + s.pause + 5*time.Second,
@@ -40,7 +42,7 @@ func (l *lane) slowReader(s slow) error {
 	}
 	l.add("arrived %", 100*float64(got.outputs)/float64(s.messages))
 	if len(servers) > 0 {
-		l.add("peak MB", float64(peak(servers))/1e6)
+		l.add("peak MB", float64(usage.Peak(servers))/1e6)
 	}
 	if !got.complete {
 		l.drop() // it may still be sending

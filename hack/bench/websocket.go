@@ -1,31 +1,21 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
-	"encoding/binary"
 	"errors"
-	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"os"
-	"slices"
 	"syscall"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/wsclient"
 )
 
 // The framings of websockets.
 const (
 	framingJSON = "json" // Jupyter's first, without a subprotocol
 	framingV1   = "v1"   // the subprotocol v1.kernel.websocket.jupyter.org
-)
-
-// Opcodes of websocket frames, RFC 6455.
-const (
-	opText, opBinary, opPing, opPong = 1, 2, 9, 10
 )
 
 // quickAck is the socket option TCP_QUICKACK of Linux. Each read may clear it.
@@ -40,14 +30,11 @@ var (
 	idleMark   = []byte(`"idle"`)
 )
 
-// websocketClient is a client of a gateway. It allocates only for messages that are larger than all before.
+// websocketClient is a client of a gateway.
 type websocketClient struct {
 	conn    net.Conn
-	r       *bufio.Reader
-	v1      bool
+	ws      *wsclient.Conn
 	session []byte // of its messages
-	buf     []byte // the message that was read last
-	out     []byte // the frame that was written last
 }
 
 // quickConn acknowledges what it has read at once. Otherwise Linux may wait up to 40 ms. A server that has left Nagle's
@@ -76,7 +63,7 @@ func dialWebsocket(host, kernel, framing string, quick bool) (*websocketClient, 
 	if err != nil {
 		return nil, err
 	}
-	c := &websocketClient{conn: conn, v1: framing == framingV1, session: []byte("bench-" + jupyter.NewID())}
+	c := &websocketClient{conn: conn, session: []byte("bench-" + jupyter.NewID())}
 	if quick {
 		raw, err := conn.(*net.TCPConn).SyscallConn()
 		if err != nil {
@@ -85,8 +72,12 @@ func dialWebsocket(host, kernel, framing string, quick bool) (*websocketClient, 
 		}
 		c.conn = &quickConn{conn, raw}
 	}
-	c.r = bufio.NewReaderSize(c.conn, 256<<10)
-	if err := c.upgrade(host, kernel); err != nil {
+	// A server may answer the handshake when its kernel is ready. Jupyter's servers send requests of their own with the
+	// session of the address, so the client's messages have another.
+	if err = c.conn.SetDeadline(time.Now().Add(2 * time.Minute)); err == nil {
+		c.ws, err = wsclient.Upgrade(c.conn, host, kernel, jupyter.NewID(), framing == framingV1)
+	}
+	if err != nil {
 		c.close()
 		return nil, err
 	}
@@ -95,64 +86,12 @@ func dialWebsocket(host, kernel, framing string, quick bool) (*websocketClient, 
 
 func (c *websocketClient) close() { _ = c.conn.Close() } // its owner has what it wanted
 
-// upgrade does the handshake. A server may answer it when its kernel is ready. Jupyter's servers send requests of their
-// own with the session of the address, so the client's messages have another.
-func (c *websocketClient) upgrade(host, kernel string) error {
-	protocol := ""
-	if c.v1 {
-		protocol = "Sec-WebSocket-Protocol: " + jupyter.SubprotocolV1 + "\r\n"
-	}
-	if err := c.conn.SetDeadline(time.Now().Add(2 * time.Minute)); err != nil {
-		return err
-	}
-	if _, err := fmt.Fprintf(c.conn,
-		"GET /api/kernels/%s/channels?session_id=%s HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"+
-			"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n%s\r\n",
-		kernel, jupyter.NewID(), host, protocol); err != nil {
-		return err
-	}
-	resp, err := http.ReadResponse(c.r, nil)
-	if err != nil {
-		return err
-	}
-	if resp.StatusCode != http.StatusSwitchingProtocols {
-		return fmt.Errorf("websocket of kernel %s: %s", kernel, resp.Status)
-	}
-	if c.v1 && resp.Header.Get("Sec-WebSocket-Protocol") != jupyter.SubprotocolV1 {
-		return errors.New("the server does not know the framing v1")
-	}
-	return nil
-}
-
-// frame encodes a request as a websocket frame. The mask is zeros, which a server cannot tell from another.
-func (c *websocketClient) frame(code string) ([]byte, error) {
-	m := executeRequest(string(c.session), code)
-	if c.v1 {
-		return appendFrame(nil, opBinary, jupyter.EncodeV1(&m)), nil
-	}
-	data, _, err := jupyter.EncodeLegacy(&m, true)
-	return appendFrame(nil, opText, data), err
-}
-
-func appendFrame(b []byte, opcode byte, payload []byte) []byte {
-	const final, masked = 0x80, 0x80
-	b = append(b, final|opcode)
-	switch n := len(payload); {
-	case n < 126:
-		b = append(b, masked|byte(n))
-	case n < 1<<16:
-		b = binary.BigEndian.AppendUint16(append(b, masked|126), uint16(n))
-	default:
-		b = binary.BigEndian.AppendUint64(append(b, masked|127), uint64(n))
-	}
-	return append(append(b, 0, 0, 0, 0), payload...)
-}
-
 func (c *websocketClient) ask(a asking) (answer, error) {
 	frames := make([][]byte, len(a.codes))
 	for i, code := range a.codes {
+		m := executeRequest(string(c.session), code)
 		var err error
-		if frames[i], err = c.frame(code); err != nil {
+		if frames[i], err = c.ws.Frame(&m); err != nil {
 			return answer{}, err
 		}
 	}
@@ -170,7 +109,7 @@ func (c *websocketClient) ask(a asking) (answer, error) {
 		if a.limit > 0 && i > 0 && sent.Sub(began) > a.limit {
 			break
 		}
-		_, err := c.conn.Write(f)
+		err := c.ws.Write(f)
 		if err == nil {
 			var replied time.Time
 			if replied, err = c.answered(&got, &a); err == nil {
@@ -191,7 +130,7 @@ func (c *websocketClient) ask(a asking) (answer, error) {
 // answered reads until the reply and the idle. It returns when the reply came.
 func (c *websocketClient) answered(got *answer, a *asking) (replied time.Time, err error) {
 	for idle := false; !idle || replied.IsZero(); {
-		m, err := c.next()
+		m, err := c.ws.Next()
 		if err != nil {
 			return replied, err
 		}
@@ -211,51 +150,4 @@ func (c *websocketClient) answered(got *answer, a *asking) (replied time.Time, e
 		}
 	}
 	return replied, nil
-}
-
-// next returns the next message. The servers send unfragmented frames. It answers pings, as any client does.
-func (c *websocketClient) next() ([]byte, error) {
-	for {
-		head, err := c.read(2)
-		if err != nil {
-			return nil, err
-		}
-		opcode, size := head[0]&0xf, uint64(head[1])
-		switch size {
-		case 126:
-			if head, err = c.read(2); err != nil {
-				return nil, err
-			}
-			size = uint64(binary.BigEndian.Uint16(head))
-		case 127:
-			if head, err = c.read(8); err != nil {
-				return nil, err
-			}
-			size = binary.BigEndian.Uint64(head)
-		}
-		if size > 1<<30 {
-			return nil, fmt.Errorf("message of %d bytes", size)
-		}
-		if _, err = c.read(int(size)); err != nil {
-			return nil, err
-		}
-		switch opcode {
-		case opText, opBinary:
-			return c.buf, nil
-		case opPing:
-			c.out = appendFrame(c.out[:0], opPong, c.buf)
-			if _, err := c.conn.Write(c.out); err != nil {
-				return nil, err
-			}
-		default:
-			return nil, fmt.Errorf("frame with opcode %d: %.200q", opcode, c.buf)
-		}
-	}
-}
-
-// read reads n bytes into buf.
-func (c *websocketClient) read(n int) ([]byte, error) {
-	c.buf = slices.Grow(c.buf[:0], n)[:n]
-	_, err := io.ReadFull(c.r, c.buf)
-	return c.buf, err
 }

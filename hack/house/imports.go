@@ -58,7 +58,7 @@ var mayImport = map[string][]string{
 	"gateway/identity": {},
 	"gateway/metrics":  {"launcher", "launcher/supervisor/api"},
 	"gateway/limits":   {"gateway/identity", "kernelspecs", "launcher", "launcher/supervisor/api"},
-	"hack/bench":       {"jupyter", "launcher/launchertest"},
+	"hack/bench":       {"jupyter", "launcher/launchertest", "launcher/launchertest/usage", "launcher/launchertest/wsclient"},
 	"hack/generate":    {"cmd/ekg/settings", "gateway/metrics", "hack/house"},
 	"hack/house":       {},
 	"jupyter":          {},
@@ -115,7 +115,6 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/savedstate",
 		"launcher/supervisor/session",
 		"launcher/supervisor/zeromq",
-		"launcher/wake",
 	},
 	"launcher/launchertest": {"jupyter", "kernelspecs", "launcher", "launcher/sleep", "launcher/supervisor/api"},
 
@@ -132,10 +131,9 @@ var mayImport = map[string][]string{
 		"jupyter/notice",
 		"launcher/supervisor/flow",
 		"launcher/supervisor/messagelog",
-		"launcher/wake",
 	},
 	"launcher/supervisor/session":        {"jupyter", "launcher/supervisor/messagelog"},
-	"launcher/supervisor/savedstate":     {"jupyter", "launcher/atomicfile", "launcher/sleep", "launcher/wake"},
+	"launcher/supervisor/savedstate":     {"jupyter", "launcher/atomicfile", "launcher/sleep"},
 	"launcher/supervisor/connectionfile": {"jupyter", "launcher/supervisor/api"},
 	"launcher/supervisor/requests":       {"jupyter"},
 	"launcher/supervisor/cells": {
@@ -151,7 +149,7 @@ var mayImport = map[string][]string{
 	},
 	"launcher/supervisor/activity": {"jupyter", "launcher/supervisor/api"},
 	"launcher/supervisor/gaps":     {},
-	"launcher/supervisor/gate":     {"jupyter", "launcher/supervisor/requests", "launcher/wake"},
+	"launcher/supervisor/gate":     {"jupyter", "launcher/supervisor/requests"},
 	"launcher/supervisor/flow":     {},
 	"launcher/supervisor/logstream": {
 		"jupyter",
@@ -159,7 +157,7 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/flow",
 		"launcher/supervisor/messagelog",
 	},
-	"launcher/supervisor/messagelog": {"jupyter", "jupyter/framing", "launcher/diskspace", "launcher/wake"},
+	"launcher/supervisor/messagelog": {"jupyter", "jupyter/framing", "launcher/diskspace"},
 	"launcher/supervisor/api":        {"kernelspecs"},
 	"launcher/supervisor/zeromq":     {"launcher/sleep"},
 	"launcher/supervisor/process": {
@@ -169,7 +167,7 @@ var mayImport = map[string][]string{
 		"launcher/logkey",
 	},
 	"launcher/supervisor/listener": {"launcher/supervisor/api"},
-	"launcher/supervisor/memory":   {"launcher/wake"},
+	"launcher/supervisor/memory":   {},
 	"launcher/supervisor/parent": {
 		"launcher/atomicfile",
 		"launcher/proctree",
@@ -186,7 +184,6 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/api",
 		"launcher/supervisor/process",
 		"launcher/logkey",
-		"launcher/wake",
 	},
 	"launcher/atomicfile": {},
 	"launcher/diskspace":  {},
@@ -203,7 +200,7 @@ var mayImport = map[string][]string{
 }
 
 // forAll lists the packages of this module that every other may import.
-var forAll = []string{"launcher/logkey"}
+var forAll = []string{"launcher/logkey", "launcher/wake"}
 
 // doors lists the packages that may import each outside dependency: its prefix, the packages whose own code may, and
 // those whose tests may as well.

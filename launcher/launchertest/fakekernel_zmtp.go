@@ -176,7 +176,7 @@ type outbox struct {
 	large    [][]byte // what waits before buf: messages that are not copied, and buffers before them
 	bytes    int      // in buf and large
 	messages int      // in buf and large
-	writing  bool     // what waited before is being written
+	writing  bool     // earlier messages are being written
 	closed   bool
 }
 

@@ -2,21 +2,19 @@ package supervisor
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/usage"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -78,35 +76,18 @@ func newGatewayPath(b *testing.B, v1 bool) *websocketPath {
 	if err := json.Unmarshal(body, &m); err != nil || m.ExecutionState != api.Idle {
 		b.Fatalf("%v: %s", err, body)
 	}
-	conn, err := net.Dial("tcp", u.Host)
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { _ = conn.Close() })
-	p := &websocketPath{b: b, v1: v1, conn: conn, r: bufio.NewReaderSize(conn, 64<<10),
-		gateway: findGateway(b, cmd.Process.Pid, dir)}
-	p.upgrade(m.ID)
-	return p
+	return &websocketPath{b: b, conn: dialChannels(b, "tcp", u.Host, m.ID, v1), gateway: findGateway(cmd.Process.Pid, dir)}
 }
 
 // gatewayProcesses are the processes of a gateway and of its supervisor.
 type gatewayProcesses struct{ gateway, supervisor []int }
 
 // findGateway finds the processes of a supervisor below a folder.
-func findGateway(b *testing.B, gateway int, dir string) *gatewayProcesses {
-	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		b.Fatal(err)
-	}
+func findGateway(gateway int, dir string) *gatewayProcesses {
 	g := &gatewayProcesses{gateway: []int{gateway}}
-	for _, file := range all {
-		line, err := os.ReadFile(file)
-		if err != nil {
-			continue // it has ended
-		}
-		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil && pid != gateway &&
-			bytes.Contains(line, []byte(dir)) && bytes.Contains(line, []byte("ekg-supervisor")) {
-			g.supervisor = append(g.supervisor, pid)
+	for _, p := range usage.WithText(dir) {
+		if p.PID != gateway && strings.Contains(p.Command, "ekg-supervisor") {
+			g.supervisor = append(g.supervisor, p.PID)
 		}
 	}
 	return g
@@ -116,45 +97,17 @@ func findGateway(b *testing.B, gateway int, dir string) *gatewayProcesses {
 type cpuTime struct{ gateway, supervisor time.Duration }
 
 // cpuOf returns how much time was used so far; zero if the path has no processes of its own.
-func cpuOf(b *testing.B, p path) (used cpuTime) {
+func cpuOf(p path) (used cpuTime) {
 	if w, ok := p.(*websocketPath); ok && w.gateway != nil {
-		used = cpuTime{cpuOfProcesses(b, w.gateway.gateway), cpuOfProcesses(b, w.gateway.supervisor)}
-	}
-	return used
-}
-
-func cpuOfProcesses(b *testing.B, pids []int) (used time.Duration) {
-	for _, pid := range pids {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
-			b.Fatal(err)
-		}
-		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-		const userTime, systemTime = 11, 12 // proc(5), counted from the state
-		for _, i := range []int{userTime, systemTime} {
-			ticks, err := strconv.Atoi(fields[i])
-			if err != nil {
-				b.Fatal(err)
-			}
-			used += time.Duration(ticks) * (time.Second / 100)
-		}
+		used = cpuTime{usage.ProcessorTime(w.gateway.gateway), usage.ProcessorTime(w.gateway.supervisor)}
 	}
 	return used
 }
 
 // peak returns the largest memory of a supervisor so far, in MB.
-func (g *gatewayProcesses) peak(b *testing.B) (most float64) {
+func (g *gatewayProcesses) peak() (most float64) {
 	for _, pid := range g.supervisor {
-		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-		if err != nil {
-			b.Fatal(err)
-		}
-		_, rest, _ := strings.Cut(string(status), "VmHWM:")
-		var kB float64
-		if _, err := fmt.Sscan(rest, &kB); err != nil {
-			b.Fatal(err)
-		}
-		most = max(most, kB/1000)
+		most = max(most, float64(usage.Peak([]int{pid}))/1e6)
 	}
 	return most
 }

@@ -1,15 +1,11 @@
 package supervisor
 
 import (
-	"bufio"
 	"bytes"
 	"context"
-	"encoding/binary"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,10 +16,10 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/gorilla/websocket"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/wsclient"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/listener"
@@ -162,14 +158,23 @@ func (p *directPath) answered(reply []byte, count func()) time.Time {
 
 // websocketPath is a client of a supervisor. It reads frames without allocating anything.
 type websocketPath struct {
-	b    *testing.B
-	v1   bool
-	conn net.Conn
-	r    *bufio.Reader
-	buf  []byte
-	out  []byte
-
+	b       *testing.B
+	conn    *wsclient.Conn
 	gateway *gatewayProcesses // nil: the supervisor is in this process
+}
+
+// dialChannels connects to a kernel's channels.
+func dialChannels(b *testing.B, network, address, kernel string, v1 bool) *wsclient.Conn {
+	conn, err := net.Dial(network, address)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = conn.Close() })
+	c, err := wsclient.Upgrade(conn, "localhost", kernel, "bench", v1)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return c
 }
 
 // newSupervisorPath starts a supervisor with a kernel of its own and connects one client.
@@ -205,96 +210,16 @@ func newSupervisorPath(b *testing.B, v1 bool) *websocketPath {
 			b.Fatalf("never idle: %+v", st)
 		}
 	}
-	conn, err := net.Dial("unix", filepath.Join(dir, "s"))
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { _ = conn.Close() })
-	p := &websocketPath{b: b, v1: v1, conn: conn, r: bufio.NewReaderSize(conn, 64<<10)}
-	p.upgrade(cfg.KernelID)
-	return p
-}
-
-// upgrade does the handshake. A library's client would keep bytes that it has read beyond it.
-func (p *websocketPath) upgrade(kernel string) {
-	protocol := ""
-	if p.v1 {
-		protocol = "Sec-WebSocket-Protocol: " + jupyter.SubprotocolV1 + "\r\n"
-	}
-	if _, err := fmt.Fprintf(p.conn,
-		"GET /api/kernels/%s/channels?session_id=bench HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\n"+
-			"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n%s\r\n", kernel,
-		protocol); err != nil {
-		p.b.Fatal(err)
-	}
-	resp, err := http.ReadResponse(p.r, nil)
-	if err != nil {
-		p.b.Fatal(err)
-	}
-	if resp.StatusCode != http.StatusSwitchingProtocols {
-		p.b.Fatal(resp.Status)
-	}
-}
-
-// write sends one frame, with a mask of zeros.
-func (p *websocketPath) write(opcode byte, payload []byte) {
-	p.out = append(p.out[:0], 0x80|opcode)
-	switch n := len(payload); {
-	case n < 126:
-		p.out = append(p.out, 0x80|byte(n))
-	case n < 1<<16:
-		p.out = binary.BigEndian.AppendUint16(append(p.out, 0x80|126), uint16(n))
-	default:
-		p.out = binary.BigEndian.AppendUint64(append(p.out, 0x80|127), uint64(n))
-	}
-	p.out = append(append(p.out, 0, 0, 0, 0), payload...)
-	if _, err := p.conn.Write(p.out); err != nil {
-		p.b.Fatal(err)
-	}
+	return &websocketPath{b: b, conn: dialChannels(b, "unix", filepath.Join(dir, "s"), cfg.KernelID, v1)}
 }
 
 func (p *websocketPath) ask(msgType string, content map[string]any) {
 	m := jupyter.New(jupyter.Shell, msgType, "bench", nil, content)
-	if p.v1 {
-		p.write(websocket.BinaryMessage, jupyter.EncodeV1(&m))
-		return
+	frame, err := p.conn.Frame(&m)
+	if err == nil {
+		err = p.conn.Write(frame)
 	}
-	data, _, err := jupyter.EncodeLegacy(&m, true)
 	if err != nil {
-		p.b.Fatal(err)
-	}
-	p.write(websocket.TextMessage, data)
-}
-
-// next returns the next message. Servers send unmasked, unfragmented frames; pings are answered, as any client does.
-func (p *websocketPath) next() []byte {
-	for {
-		var head [10]byte
-		p.read(head[:2])
-		size := uint64(head[1])
-		switch size {
-		case 126:
-			p.read(head[2:4])
-			size = uint64(binary.BigEndian.Uint16(head[2:]))
-		case 127:
-			p.read(head[2:10])
-			size = binary.BigEndian.Uint64(head[2:])
-		}
-		p.buf = slices.Grow(p.buf[:0], int(size))[:size]
-		p.read(p.buf)
-		switch opcode := head[0] & 0xf; opcode {
-		case websocket.TextMessage, websocket.BinaryMessage:
-			return p.buf
-		case websocket.PingMessage:
-			p.write(websocket.PongMessage, p.buf)
-		default:
-			p.b.Fatalf("frame with opcode %d: %q", opcode, p.buf)
-		}
-	}
-}
-
-func (p *websocketPath) read(to []byte) {
-	if _, err := io.ReadFull(p.r, to); err != nil {
 		p.b.Fatal(err)
 	}
 }
@@ -302,7 +227,10 @@ func (p *websocketPath) read(to []byte) {
 func (p *websocketPath) answered(reply []byte, count func()) time.Time {
 	var at time.Time
 	for replied, idle := false, false; !replied || !idle; {
-		m := p.next()
+		m, err := p.conn.Next()
+		if err != nil {
+			p.b.Fatal(err)
+		}
 		switch {
 		case len(m) > mostSearched:
 			count()
@@ -397,7 +325,7 @@ func benchmarkFlood(b *testing.B, names []string, paths []path, messages, size i
 			var before, after runtime.MemStats
 			runtime.GC()
 			runtime.ReadMemStats(&before)
-			used := cpuOf(b, p)
+			used := cpuOf(p)
 			start := time.Now()
 			n := 0
 			p.ask("execute_request", map[string]any{"code": fmt.Sprintf("flood %d of %d", messages, size), "silent": false})
@@ -405,7 +333,7 @@ func benchmarkFlood(b *testing.B, names []string, paths []path, messages, size i
 			took[i] = append(took[i], time.Since(start))
 			runtime.ReadMemStats(&after)
 			allocs[i] += after.Mallocs - before.Mallocs
-			now := cpuOf(b, p)
+			now := cpuOf(p)
 			cpu[i].gateway += now.gateway - used.gateway
 			cpu[i].supervisor += now.supervisor - used.supervisor
 			if n != messages+3 { // busy, execute_input, idle
@@ -428,7 +356,7 @@ func benchmarkFlood(b *testing.B, names []string, paths []path, messages, size i
 		if p, ok := paths[i].(*websocketPath); ok && p.gateway != nil {
 			b.ReportMetric(float64(cpu[i].gateway.Microseconds())/all, name+"-µs-cpu-gateway/msg")
 			b.ReportMetric(float64(cpu[i].supervisor.Microseconds())/all, name+"-µs-cpu-supervisor/msg")
-			b.ReportMetric(p.gateway.peak(b), name+"-MB-peak")
+			b.ReportMetric(p.gateway.peak(), name+"-MB-peak")
 		} else {
 			b.ReportMetric(float64(allocs[i])/all, name+"-allocs/msg")
 		}
