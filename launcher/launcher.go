@@ -209,8 +209,11 @@ func NewestFirst(a, b CulledKernel) int {
 }
 
 // ByCreation orders kernels as Launcher.Kernels returns them, for slices.SortFunc.
-func ByCreation(a, b Kernel) int {
-	return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))
+func ByCreation(a, b Kernel) int { return CompareCreation(a.Created, a.ID, b.Created, b.ID) }
+
+// CompareCreation is ByCreation for the creation times and ids of two kernels.
+func CompareCreation(created time.Time, id string, otherCreated time.Time, otherID string) int {
+	return cmp.Or(created.Compare(otherCreated), cmp.Compare(id, otherID))
 }
 
 // Launcher runs kernels. All methods may be called concurrently. Methods that take a kernel id return ErrNotFound

@@ -159,7 +159,7 @@ func prepare(config string, locked bool, logger *slog.Logger) (run func(context.
 	return prepareConfig(cfg, config, logger)
 }
 
-// prepareConfig is prepare with a configuration that is already read. file is its path; "": it was no file.
+// prepareConfig prepares a configuration that was read already. file is its path, or "" if it came from elsewhere.
 func prepareConfig(cfg api.Config, file string, logger *slog.Logger) (run func(context.Context) error, err error) {
 	unlock := func() {}
 	if cfg.LockFile != "" {

@@ -23,6 +23,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // If there are limits, a kernel's pod is created with a scheduling gate, which keeps it from every node at no cost. One
@@ -132,10 +133,7 @@ func (t *leadership) removePodLocked(uid types.UID) {
 }
 
 func (t *leadership) wake() {
-	select {
-	case t.changed <- struct{}{}:
-	default:
-	}
+	wake.Reader(t.changed)
 }
 
 // decideUntil decides about starts until ctx ends, which happens when the lease is lost.

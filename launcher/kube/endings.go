@@ -18,6 +18,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // A finished pod says how its kernel ended, but the pod vanishes when it is deleted, and with its node. So every
@@ -120,10 +121,7 @@ func (l *Launcher) recordEndingLocked(rec podspec.Record, pod *corev1.Pod, end *
 		return
 	}
 	l.endings.unwritten[rec.ID] = unwrittenEnding{pod.Namespace, &noted}
-	select {
-	case l.endings.changed <- struct{}{}:
-	default:
-	}
+	wake.Reader(l.endings.changed)
 }
 
 // readEndings reads what earlier gateways have stored. An unreadable ending is ignored: answers about that kernel then

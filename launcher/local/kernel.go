@@ -229,7 +229,7 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	return d, nil
 }
 
-// supervisorAwayLocked reports whether no supervisor answers for a kernel that has not ended.
+// supervisorAwayLocked reports whether a kernel that has not ended has no supervisor that answers.
 func (k *kernel) supervisorAwayLocked() bool { return k.livesLocked() && !k.supervisor.Streaming }
 
 // readFailing returns why the kernel has no supervisor at present; "" if it has one, or if no reason is known.
@@ -238,7 +238,7 @@ func (l *Launcher) readFailing(k *kernel) string {
 	away := k.supervisorAwayLocked()
 	l.mu.Unlock()
 	var f api.Failing
-	if !away || readJSON(l.layout.file(k.id, api.FailingFile), &f) != nil { // most often there is no file
+	if !away || readJSON(l.layout.file(k.id, api.FailingFile), &f) != nil { // the file is rare
 		return ""
 	}
 	return f.Reason

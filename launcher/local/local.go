@@ -34,7 +34,6 @@
 package local
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -287,8 +286,8 @@ func (l *Launcher) Kernels(ctx context.Context) ([]launcher.Kernel, error) {
 	}
 	deadline := l.timing.now().Add(l.timing.firstStatus)
 	present := l.snapshot()
-	slices.SortFunc(present, func(a, b *kernel) int { // launcher.ByCreation, without moving the descriptions
-		return cmp.Or(a.rec.Created.Compare(b.rec.Created), cmp.Compare(a.id, b.id))
+	slices.SortFunc(present, func(a, b *kernel) int { // pointers, since descriptions are large
+		return launcher.CompareCreation(a.rec.Created, a.id, b.rec.Created, b.id)
 	})
 	all := make([]launcher.Kernel, 0, len(present))
 	for _, k := range present {

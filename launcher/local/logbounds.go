@@ -8,6 +8,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/diskspace"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // Bounds of logs whose operator sets none. They follow the free space of the disk.
@@ -104,10 +105,7 @@ func (l *Launcher) setLogBounds(cfg *api.Config) {
 
 // recount makes maintain calculate and send the logs' bounds again.
 func (l *Launcher) recount() {
-	select {
-	case l.recounts <- struct{}{}:
-	default: // a recount is pending already
-	}
+	wake.Reader(l.recounts)
 }
 
 // logChanged reports whether the logs' bounds depend on the change of a status.

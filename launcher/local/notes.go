@@ -18,7 +18,7 @@ import (
 // notesCache is the last notes.json that was read. Every change creates a new file, so the file's identity and times
 // tell whether the cache is valid.
 type notesCache struct {
-	file  fileVersion // zero: there was no file
+	file  fileVersion // zero if the file did not exist
 	notes launcher.Notes
 }
 

@@ -100,11 +100,7 @@ func TestReconcile_Remains(t *testing.T) {
 func TestParent_Failing(t *testing.T) {
 	p := newPlace(t)
 	l := p.launcher()
-	if _, _, err := l.Start(t.Context(), launcher.Request{ID: id(1), Owner: "ann", Spec: realSpec()}); err != nil {
-		t.Fatal(err)
-	}
-	wait(t, l, 1, "idle", isIdle)
-	ps := processesOf(t, p, 1)
+	ps := p.startReal(l, 1)
 	config := filepath.Join(p.state, "kernels", id(1), configFile)
 	if err := os.Rename(config, config+".away"); err != nil {
 		t.Fatal(err)
@@ -131,16 +127,22 @@ func realSpec() kernelspecs.Spec {
 		InterruptMode: "signal"}
 }
 
+// startReal starts kernel n with a real supervisor, and returns its processes when it is idle.
+func (p *place) startReal(l *Launcher, n int) processIDs {
+	p.t.Helper()
+	if _, _, err := l.Start(p.t.Context(), launcher.Request{ID: id(n), Owner: "ann", Spec: realSpec()}); err != nil {
+		p.t.Fatal(err)
+	}
+	wait(p.t, l, n, "idle", isIdle)
+	return processesOf(p.t, p, n)
+}
+
 // TestParent_Killed: a supervisor that is killed is started again, and adopts its kernel. A parent that is killed takes
 // both with it.
 func TestParent_Killed(t *testing.T) {
 	p := newPlace(t)
 	l := p.launcher()
-	if _, _, err := l.Start(t.Context(), launcher.Request{ID: id(1), Owner: "ann", Spec: realSpec()}); err != nil {
-		t.Fatal(err)
-	}
-	wait(t, l, 1, "idle", isIdle)
-	before := processesOf(t, p, 1)
+	before := p.startReal(l, 1)
 	for range 2 {
 		now := processesOf(t, p, 1)
 		kill(t, now.Supervisor)

@@ -65,11 +65,7 @@ func TestUpgradeIdle(t *testing.T) {
 func TestUpgrades_Refused(t *testing.T) {
 	p := newPlace(t)
 	l := p.launcher()
-	if _, _, err := l.Start(t.Context(), launcher.Request{ID: id(1), Owner: "ann", Spec: realSpec()}); err != nil {
-		t.Fatal(err)
-	}
-	wait(t, l, 1, "idle", isIdle)
-	before := processesOf(t, p, 1)
+	before := p.startReal(l, 1)
 	dir := t.TempDir()
 	text := filepath.Join(dir, "text")
 	if err := os.WriteFile(text, nil, 0o600); err != nil {

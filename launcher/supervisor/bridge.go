@@ -197,10 +197,12 @@ func (b *bridge) read(ctx context.Context, c jupyter.Channel) {
 	for {
 		frames, err := b.sockets[c].Recv()
 		if err == nil {
-			if c == jupyter.IOPub {
-				b.awaitDisk(ctx, sizeOf(frames))
+			if m, ok := b.parse(c, frames); ok {
+				if c == jupyter.IOPub {
+					b.awaitDisk(ctx, m.Size())
+				}
+				b.deliver(b, m)
 			}
-			b.parse(c, frames)
 			continue
 		}
 		var large *zeromq.TooLargeError // declared here, since it is allocated
@@ -212,15 +214,8 @@ func (b *bridge) read(ctx context.Context, c jupyter.Channel) {
 	}
 }
 
-// sizeOf returns the bytes of all frames.
-func sizeOf(frames [][]byte) (bytes int) {
-	for _, f := range frames {
-		bytes += len(f)
-	}
-	return bytes
-}
-
-func (b *bridge) parse(c jupyter.Channel, frames [][]byte) {
+// parse returns a message of the kernel. It returns false if the message cannot be read, or has a wrong signature.
+func (b *bridge) parse(c jupyter.Channel, frames [][]byte) (jupyter.Message, bool) {
 	m, err := jupyter.ParseFrames(c, frames, b.signer)
 	if err != nil {
 		kind := c.String()
@@ -228,9 +223,8 @@ func (b *bridge) parse(c jupyter.Channel, frames [][]byte) {
 			kind += " signature"
 		}
 		b.complain(kind, "message of the kernel was ignored", "channel", c.String(), logkey.Err, err)
-		return
 	}
-	b.deliver(b, m)
+	return m, err == nil
 }
 
 // complain logs each kind of complaint once, since the kernel's code may cause any number.

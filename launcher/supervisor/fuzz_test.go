@@ -130,7 +130,7 @@ func fuzzMessage(t *testing.T, state api.State, fr framing.Framing, readOnly boo
 	for _, e := range append(said, sent...) {
 		for _, as := range []framing.Framing{framing.V1, framing.Legacy, framing.TextOnly, framing.JupyterServer} {
 			if frame := s.log.Encode(e, as); !frame.Binary && !json.Valid(frame.Bytes()) {
-				t.Errorf("said %q, which is no JSON", frame.Bytes())
+				t.Errorf("the frame is not JSON: %q", frame.Bytes())
 			}
 		}
 	}

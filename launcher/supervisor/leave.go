@@ -83,7 +83,8 @@ func (s *Supervisor) incompleteLocked() error {
 	switch {
 	case s.requests.Len() > 0:
 		return staysBusy
-	case s.now().Sub(s.lastOutput) < quietTime: // what it prints while the supervisors change is lost
+	// No supervisor reads what the kernel prints while the supervisors change.
+	case s.now().Sub(s.lastOutput) < quietTime, s.log.Waits():
 		return staysPrinting
 	case s.bridge != nil && s.bridge.gaps.Open():
 		return staysLosing

@@ -3,10 +3,12 @@ package supervisor
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"testing"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
 )
@@ -24,6 +26,15 @@ func TestSupervisor_LeaveReasons(t *testing.T) {
 		"a thread of the kernel prints": {func(s *Supervisor) { s.lastOutput = now.Add(-quietTime + 1) }, false,
 			staysPrinting},
 		"a thread of the kernel prints, and busy": {func(s *Supervisor) { s.lastOutput = now }, true, nil},
+		"output that waits for the disk": {func(s *Supervisor) {
+			const least = 64 << 10
+			s.log = messagelog.New(messagelog.Options{Limit: 1 << 20, Dir: t.TempDir(), KeepFree: 1, Least: least})
+			s.log.Append(allSessions, numbered(0, least/2), false)
+			go s.log.AwaitDisk(t.Context(), least)
+			for !s.log.Waits() {
+				runtime.Gosched()
+			}
+		}, false, staysPrinting},
 		"a request": {func(s *Supervisor) { s.addRequestLocked(&requests.Request{ID: "1"}) }, false, staysBusy},
 		"lost messages": {func(s *Supervisor) {
 			s.bridge = &bridge{}

@@ -22,8 +22,7 @@ const maxSecret = 255
 const MaxSocketPath = 107
 
 // Config is everything that a launcher tells a supervisor. On one machine it is a JSON file of mode 0600, named on the
-// command line; in a pod it is an environment variable. Unknown fields are ignored,
-// see Ignored and ProtocolVersion.
+// command line; in a pod it is an environment variable. Unknown fields are ignored, see Ignored and ProtocolVersion.
 type Config struct {
 	Protocol int    `json:"protocol"`  // ProtocolVersion of the launcher that wrote it
 	KernelID string `json:"kernel_id"` // the one kernel of this supervisor

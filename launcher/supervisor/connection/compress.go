@@ -28,8 +28,8 @@ type slots struct {
 	guests int // of used
 }
 
-// take takes a slot, and reports false if there is none. There is one more than processors. Guests leave half of them
-// to the kernel's owner.
+// take takes a slot. It returns false if all are in use. The slots are one more than the processors. Guests leave half
+// of them to the kernel's owner.
 func (s *slots) take(owner bool) bool {
 	all := min(compressorsMost, runtime.GOMAXPROCS(0)+1)
 	s.mu.Lock()

@@ -61,15 +61,15 @@ func (c *Conn) write(ctx context.Context) {
 			c.writeEnd()
 			return
 		}
-		wake, due := c.reader.Wake, time.Until(c.nextDue())
+		news, due := c.reader.Wake, time.Until(c.nextDue())
 		if wait := pace.Wrote(len(c.batch), c.batchSize, time.Now()); wait > 0 {
-			wake, due = nil, min(wait, due)
+			news, due = nil, min(wait, due)
 		}
 		timer.Reset(due)
 		select {
 		case <-ctx.Done():
 			return
-		case <-wake:
+		case <-news:
 		case <-c.reader.Urgent:
 		case <-c.acks:
 		case data := <-c.pongs:

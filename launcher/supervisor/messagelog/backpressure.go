@@ -46,6 +46,13 @@ func (l *Log) AwaitDisk(ctx context.Context, bytes int) {
 	}
 }
 
+// Waits reports whether a message waits in AwaitDisk.
+func (l *Log) Waits() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.wanted > 0
+}
+
 // patienceLocked returns how long an append of size bytes may still wait for the disk; 0: it need not or must not wait.
 // While it waits, all that stands in its way moves to disk, the newest entry too.
 func (l *Log) patienceLocked(size int64) time.Duration {

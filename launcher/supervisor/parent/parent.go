@@ -87,9 +87,9 @@ func run(ctx context.Context, o Options, firstPause time.Duration) int {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	p := &parent{opts: o, log: o.Log.With(logkey.Kernel, o.Config.KernelID), firstPause: firstPause,
-		program: o.Program, childEnded: make(chan struct{}),
-		child: child.New(child.Options{Socket: o.Config.ChildSocket, Log: o.Log.With(logkey.Kernel, o.Config.KernelID),
+	log := o.Log.With(logkey.Kernel, o.Config.KernelID)
+	p := &parent{opts: o, log: log, firstPause: firstPause, program: o.Program, childEnded: make(chan struct{}),
+		child: child.New(child.Options{Socket: o.Config.ChildSocket, Log: log,
 			Scan: proctree.NewScan(o.Config.ScanFile)})}
 	p.oldEnd, _ = os.Stat(o.Config.EndFile) // an earlier end may be on record
 	// They are about an earlier kernel process, which died with its parent.

@@ -1,6 +1,7 @@
 package parent
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,7 +38,7 @@ type Program struct {
 func OpenProgram(path, name string) (*Program, error) {
 	f, err := os.OpenFile(path, unix.O_PATH, 0) // it may be executable and not readable
 	if err != nil {
-		return nil, err
+		return nil, cmp.Or(api.CheckProgram(path), err) // the first is in plain words
 	}
 	st, err := f.Stat()
 	if err == nil {
@@ -115,7 +116,7 @@ func (p *parent) readRequest() (r api.Upgrade, err error) {
 	if !filepath.IsAbs(r.Program) {
 		return r, fmt.Errorf("the program is %q, not an absolute path", r.Program)
 	}
-	return r, api.CheckProgram(r.Program)
+	return r, nil
 }
 
 // takeRequest reads a request to upgrade, and asks the present supervisor to leave.
