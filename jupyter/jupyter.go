@@ -164,8 +164,8 @@ func MsgType(header []byte) string {
 	return t
 }
 
-// IDAndType returns the msg_id and the msg_type of a header. The msg_id shares the header's memory. Both are empty if the
-// header is not a JSON object. One that is missing is empty.
+// IDAndType returns the msg_id and the msg_type of a header. The msg_id shares the header's memory. Both are empty if
+// the header is not a JSON object. One that is missing is empty.
 func IDAndType(header []byte) (id []byte, msgType string) {
 	if err := scanObject(header, func(key, value []byte) {
 		if len(value) < 2 || value[0] != '"' {
