@@ -36,6 +36,7 @@ var (
 	token      = build{"overlays/token", nil}
 	metrics    = build{"overlays/token", []string{"metrics"}}
 	prometheus = build{"overlays/token", []string{"metrics", "prometheus-operator"}}
+	openshift  = build{"overlays/token", []string{"openshift"}}
 )
 
 // build is a kustomization, and the components that are added to it.
@@ -142,7 +143,7 @@ func files(k types.Kustomization) []string {
 
 // Every build has only keys and kinds that Kubernetes has: kubectl would reject others or, worse, ignore them.
 func TestManifests_Strict(t *testing.T) {
-	for _, b := range []build{base, token, metrics, prometheus} {
+	for _, b := range []build{base, token, metrics, prometheus, openshift} {
 		if n := len(b.objects(t)); n < 5 {
 			t.Errorf("%s with %v has only %d objects", b.dir, b.components, n)
 		}
