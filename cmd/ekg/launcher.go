@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
@@ -83,6 +85,9 @@ func openKube(
 	if err != nil {
 		return nil, err
 	}
+	if pods, err = adaptToCluster(ctx, s, cluster, pods); err != nil {
+		return nil, err
+	}
 	log.Info("kernels are pods", logkey.Cluster, cluster.Host, logkey.Namespace, pods.Namespace)
 	opening, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
@@ -114,7 +119,17 @@ func podOptions(s *settings.Settings, namespace string) (podspec.Options, error)
 		namespace = s.KubeNamespace
 	}
 	o := podspec.Options{Namespace: namespace, SupervisorImage: s.SupervisorImage, KernelImage: s.KernelImage,
+		SupervisorPullPolicy: s.SupervisorPullPolicy, SupervisorPullSecrets: s.SupervisorPullSecrets,
+		SupervisorCPU: s.SupervisorCPU, SupervisorMemory: s.SupervisorMemory,
+		SupervisorMemoryLimit: s.SupervisorMemoryLimit, ClusterChoosesUser: s.SupervisorUser == settings.UserNamespace,
+		HomeLimit: s.HomeLimit, Architectures: s.SupervisorArch,
 		LogLimit: s.LogLimit, StopGrace: time.Duration(s.StopGrace), Cull: s.Cull()}
+	if s.HomeLimit == 0 {
+		o.HomeLimit = -1
+	}
+	if slices.Contains(s.SupervisorArch, settings.ArchAny) {
+		o.Architectures = nil
+	}
 	if s.SupervisorImage == "" {
 		return o, fmt.Errorf("%s: the launcher kubernetes needs the name of ekg's image", s.Place("supervisor-image"))
 	}
@@ -126,6 +141,29 @@ func podOptions(s *settings.Settings, namespace string) (podspec.Options, error)
 		o.Policy = policy
 	}
 	return o, nil
+}
+
+// adaptToCluster completes settings that depend on the cluster.
+func adaptToCluster(
+	ctx context.Context,
+	s *settings.Settings,
+	cluster *kube.Cluster,
+	pods podspec.Options,
+) (podspec.Options, error) {
+	if len(s.SupervisorArch) == 0 && cluster.Inside() {
+		pods.Architectures = []string{runtime.GOARCH} // gateways and supervisors are of one image
+	}
+	if s.SupervisorUser != settings.UserAuto {
+		return pods, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, openTime)
+	defer cancel()
+	chooses, err := cluster.ChoosesUsers(ctx)
+	if err != nil {
+		return pods, fmt.Errorf("%s: whether the cluster is OpenShift: %w", s.Place("supervisor-user"), err)
+	}
+	pods.ClusterChoosesUser = chooses
+	return pods, nil
 }
 
 // masterKey reads the key from which the kernels' keys are derived. By default a gateway outside the cluster generates

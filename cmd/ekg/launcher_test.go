@@ -4,10 +4,13 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // TestFindGPUProgram: the program is beside the supervisor, even if that was given as a link. If it is needed and
@@ -39,5 +42,46 @@ func TestFindGPUProgram(t *testing.T) {
 	}
 	if path, err := find(configured); err != nil || path != program {
 		t.Errorf("there: %q, %v", path, err)
+	}
+}
+
+// TestPodOptions: the settings of kernels' pods reach them.
+func TestPodOptions(t *testing.T) {
+	options := func(flags map[string][]string) podspec.Options {
+		t.Helper()
+		flags["supervisor-image"] = []string{"ekg:1"}
+		s, err := settings.Load(sourcesOf(flags, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		o, err := podOptions(s, "kernels")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := o.Validate(); err != nil {
+			t.Error(err)
+		}
+		o.Cull, o.StopGrace = api.Cull{}, 0 // other tests have them
+		return o
+	}
+	got, want := options(map[string][]string{}), podspec.Options{Namespace: "kernels", SupervisorImage: "ekg:1",
+		SupervisorCPU: podspec.DefaultSupervisorCPU, SupervisorMemory: podspec.DefaultSupervisorMemory,
+		HomeLimit: 10 << 30}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("without settings: got %+v, want %+v", got, want)
+	}
+	got, want = options(map[string][]string{
+		"supervisor-pull-policy": {"Always"}, "supervisor-pull-secret": {"a", "b"}, "supervisor-cpu": {"200m"},
+		"supervisor-memory": {"1Gi"}, "supervisor-memory-limit": {"2Gi"}, "supervisor-user": {"namespace"},
+		"supervisor-arch": {"arm64"}, "home-limit": {"1GiB"},
+	}), podspec.Options{Namespace: "kernels", SupervisorImage: "ekg:1", SupervisorPullPolicy: "Always",
+		SupervisorPullSecrets: []string{"a", "b"}, SupervisorCPU: "200m", SupervisorMemory: "1Gi",
+		SupervisorMemoryLimit: "2Gi", ClusterChoosesUser: true, Architectures: []string{"arm64"}, HomeLimit: 1 << 30}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if o := options(map[string][]string{"supervisor-arch": {"any"}, "home-limit": {"0"}}); o.Architectures != nil ||
+		o.HomeLimit >= 0 {
+		t.Errorf("any architecture and no limit: %+v", o)
 	}
 }

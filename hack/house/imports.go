@@ -12,6 +12,7 @@ var mayImport = map[string][]string{
 		"gateway/limits",
 		"kernelspecs",
 		"launcher/kube",
+		"launcher/kube/podspec",
 		"launcher/local",
 		"launcher/supervisor/api",
 	},

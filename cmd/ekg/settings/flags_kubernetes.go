@@ -4,7 +4,18 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
+
+// Values of Settings.SupervisorUser.
+const (
+	UserAuto      = "auto"      // UserNamespace on OpenShift, else UserFixed
+	UserFixed     = "fixed"     // the user that podspec sets
+	UserNamespace = "namespace" // the one that the cluster chooses for the namespace
+)
+
+// ArchAny in Settings.SupervisorArch says that nodes of every architecture have the supervisor's image.
+const ArchAny = "any"
 
 // kubernetesSettings are for kernels that run as pods.
 var kubernetesSettings = []group{
@@ -34,6 +45,55 @@ var kubernetesSettings = []group{
 			Name: "supervisor-image", Env: []string{"EKG_SUPERVISOR_IMAGE"},
 			value: text(func(s *Settings) *string { return &s.SupervisorImage }),
 			Usage: "ekg's own image. Each kernel's pod has a container of it",
+		},
+		{
+			Name: "supervisor-pull-policy", Env: []string{"EKG_SUPERVISOR_PULL_POLICY"},
+			defDoc: "Kubernetes' own, by the image's tag",
+			value: text(func(s *Settings) *string { return &s.SupervisorPullPolicy },
+				unlessEmpty(oneOf("Always", "IfNotPresent", "Never"))),
+			Usage: "when nodes pull the supervisor's image: Always, IfNotPresent or Never",
+		},
+		{
+			Name: "supervisor-pull-secret", Env: []string{"EKG_SUPERVISOR_PULL_SECRET"},
+			value: list(func(s *Settings) *[]string { return &s.SupervisorPullSecrets }),
+			Usage: "name of a secret with which nodes pull the supervisor's image. It lies in the kernels' namespace",
+		},
+		{
+			Name: "supervisor-cpu", Env: []string{"EKG_SUPERVISOR_CPU"}, def: podspec.DefaultSupervisorCPU,
+			value: text(func(s *Settings) *string { return &s.SupervisorCPU }, podspec.CheckQuantity),
+			Usage: "CPU that each supervisor's container requests. It has no limit, which would slow down output",
+		},
+		{
+			Name: "supervisor-memory", Env: []string{"EKG_SUPERVISOR_MEMORY"}, def: podspec.DefaultSupervisorMemory,
+			value: text(func(s *Settings) *string { return &s.SupervisorMemory }, podspec.CheckQuantity),
+			Usage: "memory that each supervisor's container requests. A node without memory kills processes first that " +
+				"have more than they requested",
+		},
+		{
+			Name: "supervisor-memory-limit", Env: []string{"EKG_SUPERVISOR_MEMORY_LIMIT"},
+			defDoc: "64Mi or --log-limit, and 512Mi; at least --supervisor-memory",
+			value: text(func(s *Settings) *string { return &s.SupervisorMemoryLimit },
+				unlessEmpty(podspec.CheckQuantity)),
+			Usage: "limit of the memory of each supervisor's container",
+		},
+		{
+			Name: "supervisor-user", Env: []string{"EKG_SUPERVISOR_USER"}, def: UserAuto,
+			value: text(func(s *Settings) *string { return &s.SupervisorUser }, oneOf(UserAuto, UserFixed, UserNamespace)),
+			Usage: "user of the supervisor's container: fixed is 65532; namespace leaves it to the cluster, as OpenShift " +
+				"requires; auto is namespace on OpenShift and fixed elsewhere",
+		},
+		{
+			Name: "supervisor-arch", Env: []string{"EKG_SUPERVISOR_ARCH"},
+			defDoc: "in the cluster the gateway's own, else " + ArchAny,
+			value:  list(func(s *Settings) *[]string { return &s.SupervisorArch }),
+			Usage: "kubernetes.io/arch of the nodes for which the supervisor's image exists: amd64, arm64, or any. Pods " +
+				"run on such nodes only, unless their kernelspec chooses by that label",
+		},
+		{
+			Name: "home-limit", Env: []string{"EKG_HOME_LIMIT"}, def: "10GiB",
+			value: size(func(s *Settings) *int64 { return &s.HomeLimit }),
+			Usage: "size of the volume in a pod that replaces a home folder that cannot be written. A pod that writes more " +
+				"is evicted, and its kernel is dead. 0: no limit",
 		},
 		{
 			Name: "kernel-image", Env: []string{"EKG_KERNEL_IMAGE"},

@@ -87,12 +87,13 @@ type Settings struct {
 	KubeNamespace   string
 	KubePolicy      string
 	SupervisorImage string
-	KernelImage     string
-	MasterKeyFile   string
-	StartLimit      time.Duration
-	KeepEndings     time.Duration
-	KubePeers       string
-	PodIP           string
+	SupervisorPodSettings
+	KernelImage   string
+	MasterKeyFile string
+	StartLimit    time.Duration
+	KeepEndings   time.Duration
+	KubePeers     string
+	PodIP         string
 
 	StopKernels   bool
 	DrainDelay    time.Duration
@@ -103,6 +104,18 @@ type Settings struct {
 	LogLevel      levelOf
 
 	origins map[string]origin // by option name
+}
+
+// SupervisorPodSettings are for the supervisor's part of a kernel's pod. Texts that are "" mean podspec's defaults.
+type SupervisorPodSettings struct {
+	SupervisorPullPolicy  string
+	SupervisorPullSecrets []string
+	SupervisorCPU         string
+	SupervisorMemory      string
+	SupervisorMemoryLimit string
+	SupervisorUser        string // UserAuto, UserFixed or UserNamespace
+	SupervisorArch        []string
+	HomeLimit             int64 // bytes; 0: no limit
 }
 
 // Source is a kind of place for values. A higher one takes precedence.

@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -17,8 +19,20 @@ type Options struct {
 	SupervisorPullSecrets []string
 	SupervisorCPU         string // request, a quantity; the container has no CPU limit
 	SupervisorMemory      string // request, a quantity
-	SupervisorMemoryLimit string // a quantity; default: what the log may take of it, and 512 MiB
+	SupervisorMemoryLimit string // a quantity; default: what the log may take of it, and 512 MiB, or the request
 	KernelImage           string // for kernelspecs that name no image
+
+	// ClusterChoosesUser leaves the user and group of the supervisor's container to the cluster, as OpenShift requires:
+	// there each namespace has a range of its own. Without such a rule it runs as the user of its image.
+	ClusterChoosesUser bool
+
+	// HomeLimit bounds, in bytes, the volume that replaces home folders that cannot be written. The kubelet evicts a pod
+	// whose volume is larger. Negative: no bound.
+	HomeLimit int64
+
+	// Architectures are the values of kubernetes.io/arch for which SupervisorImage exists. Pods run on such nodes only,
+	// unless their kernelspec chooses by that label. Empty: any.
+	Architectures []string
 
 	LogLimit  int64         // bytes of a kernel's log; 0: as its volume and the node's free space allow
 	StopGrace time.Duration // from the shutdown request to SIGTERM, and from SIGTERM to SIGKILL
@@ -35,13 +49,28 @@ func (o Options) withDefaults() Options {
 	if o.Policy == nil {
 		o.Policy = DefaultPolicy()
 	}
+	if o.HomeLimit == 0 {
+		o.HomeLimit = homeLimit
+	}
 	if o.StopGrace == 0 {
 		o.StopGrace = api.DefaultStopGrace
 	}
-	def(&o.SupervisorCPU, defaultSupervisorCPU)
-	def(&o.SupervisorMemory, defaultSupervisorMemory)
-	def(&o.SupervisorMemoryLimit, resource.NewQuantity(o.logMemory()+supervisorWork, resource.BinarySI).String())
+	def(&o.SupervisorCPU, DefaultSupervisorCPU)
+	def(&o.SupervisorMemory, DefaultSupervisorMemory)
+	limit := resource.NewQuantity(o.logMemory()+supervisorWork, resource.BinarySI)
+	if request, err := parseQuantity(o.SupervisorMemory); err == nil && request.Cmp(*limit) > 0 {
+		limit = &request
+	}
+	def(&o.SupervisorMemoryLimit, limit.String())
 	return o
+}
+
+// homeLimit returns the size limit of the volume for home folders, or nil.
+func (o *Options) homeLimit() *resource.Quantity {
+	if o.HomeLimit < 0 {
+		return nil
+	}
+	return resource.NewQuantity(o.HomeLimit, resource.BinarySI)
 }
 
 // logLimit returns the bytes of a kernel's log, and the percentage of the node's disk that it leaves free.
@@ -60,6 +89,15 @@ func (o *Options) logMemory() int64 {
 	return api.LeastLogLimit
 }
 
+// CheckQuantity returns an error if a text is not a quantity like 500m or 2Gi that is more than 0.
+func CheckQuantity(text string) error {
+	q, err := parseQuantity(text)
+	if err != nil || q.IsZero() {
+		return fmt.Errorf("%q is not a quantity like 500m or 128Mi", text)
+	}
+	return nil
+}
+
 // Validate returns an error that names the first field with an invalid value.
 func (o Options) Validate() error {
 	o = o.withDefaults()
@@ -71,9 +109,29 @@ func (o Options) Validate() error {
 	}
 	for field, value := range map[string]string{"SupervisorCPU": o.SupervisorCPU, "SupervisorMemory": o.SupervisorMemory,
 		"SupervisorMemoryLimit": o.SupervisorMemoryLimit} {
-		if _, err := parseQuantity(value); err != nil {
-			return fmt.Errorf("%s: %q is not a quantity", field, value)
+		if err := CheckQuantity(value); err != nil {
+			return fmt.Errorf("%s: %w", field, err)
 		}
+	}
+	limit := resource.MustParse(o.SupervisorMemoryLimit)
+	if limit.Cmp(resource.MustParse(o.SupervisorMemory)) < 0 {
+		return fmt.Errorf("SupervisorMemoryLimit: %s is less than the request, %s", o.SupervisorMemoryLimit,
+			o.SupervisorMemory)
+	}
+	for _, name := range o.SupervisorPullSecrets {
+		if len(validation.IsDNS1123Subdomain(name)) > 0 {
+			return fmt.Errorf("SupervisorPullSecrets: %q is not a valid Kubernetes name", name)
+		}
+	}
+	for _, arch := range o.Architectures {
+		if len(validation.IsValidLabelValue(arch)) > 0 {
+			return fmt.Errorf("Architectures: %q is not a valid label value", arch)
+		}
+	}
+	switch corev1.PullPolicy(o.SupervisorPullPolicy) {
+	case "", corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever:
+	default:
+		return fmt.Errorf("SupervisorPullPolicy: %q is not Always, IfNotPresent or Never", o.SupervisorPullPolicy)
 	}
 	if o.LogLimit < 0 || o.StopGrace < 0 {
 		return fmt.Errorf("%s and %s cannot be negative", "LogLimit", "StopGrace")

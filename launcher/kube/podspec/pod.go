@@ -46,6 +46,8 @@ const (
 	spillDir          = "/ekg-spill"
 	shmDir            = "/dev/shm"
 
+	memoryVariable = "MEMORY_LIMIT_MIB" // of the supervisor's container: its limit of memory, in MiB
+
 	volumeShared = "ekg"
 	volumeSecret = "secret"
 	volumeSpill  = "spill"
@@ -61,18 +63,20 @@ var (
 
 // Defaults and bounds of a kernel's pod.
 const (
-	// The supervisor requests little CPU and has no limit, which would throttle output. It requests the memory of an
-	// idle supervisor. Its memory limit is the part of the log that a failing disk leaves in memory, and
+	// The supervisor requests little CPU and has no limit, which would throttle output. It requests the memory of a
+	// supervisor whose kernel puts out many small messages, about 90 MiB. While it has less, a node that runs out of
+	// memory kills processes first that have more than they requested. Its memory limit is the part of the log that a failing disk leaves in memory, and
 	// supervisorWork: 64 MiB read ahead of the kernel, 64 MiB that clients have sent, and a few of the largest messages,
 	// each as it came and once for each framing, until the garbage collector has run. The page cache of the log's part on
 	// disk is charged too, but the kernel reclaims it.
-	defaultSupervisorCPU    = "50m"
-	defaultSupervisorMemory = "64Mi"
+	DefaultSupervisorCPU    = "50m"
+	DefaultSupervisorMemory = "128Mi"
 	supervisorWork          = 512 << 20 // bytes
 
 	sharedLimit    = 64 << 20        // bytes of the volume with the supervisor's program
 	volumeLogLimit = 1 << 30         // bytes of a log whose operator sets no limit; it reserves nothing on the node
 	nodeKeepFree   = 20              // percent of the node's disk; kubelets evict pods and delete images at 10 or 15
+	homeLimit      = 10 << 30        // bytes of the volume for home folders that cannot be written
 	spillAllowance = 64 << 20        // bytes of the spill volume besides twice the log, until old parts are deleted
 	defaultShmSize = "1Gi"           // of pods with a GPU: data loaders, which share batches there, soon fill 64 MiB
 	graceAllowance = 10              // seconds of a pod's grace, besides twice the stop grace: clients are notified
@@ -115,7 +119,7 @@ func (b *builder) base() *corev1.Pod {
 					VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{DefaultMode: new(int32(0o444))}},
 				},
 				emptyDir(volumeSpill, resource.NewQuantity(2*logLimit+spillAllowance, resource.BinarySI), ""),
-				emptyDir(volumeHome, nil, ""),
+				emptyDir(volumeHome, b.o.homeLimit(), ""),
 			},
 		},
 	}
@@ -179,6 +183,8 @@ func (b *builder) complete(pod *corev1.Pod) error {
 			k.Resources.Claims = append(k.Resources.Claims, corev1.ResourceClaim{Name: claim.Name})
 		}
 	}
+	b.labelAsEG(pod)
+	b.placeOnPlatform(pod)
 	gpus := GPURequestOf(pod)
 	b.sharedMemory(pod, gpus)
 	k.SecurityContext.AllowPrivilegeEscalation = new(false)

@@ -41,6 +41,8 @@ func TestBuild_Golden(t *testing.T) {
 				env["KERNEL_VOLUMES"] = strings.ReplaceAll(env["KERNEL_VOLUMES"], "name: home\n", "name: mine\n")
 				env["KERNEL_VOLUME_MOUNTS"] = strings.ReplaceAll(env["KERNEL_VOLUME_MOUNTS"], `"home"`, `"mine"`)
 				o.SupervisorPullPolicy, o.SupervisorPullSecrets = "IfNotPresent", []string{"ekg-registry"}
+				o.SupervisorCPU, o.SupervisorMemory, o.SupervisorMemoryLimit = "200m", "1Gi", "1Gi"
+				o.ClusterChoosesUser, o.HomeLimit, o.Architectures = true, -1, []string{"amd64", "arm64"}
 				var err error
 				if o.Policy, err = ReadPolicy("testdata/fullest/policy.yaml"); err != nil {
 					t.Fatal(err)
@@ -60,6 +62,35 @@ func TestBuild_Golden(t *testing.T) {
 			golden(t, name+".pod.yaml", pod, &corev1.Pod{})
 			golden(t, name+".secret.yaml", secret, &corev1.Secret{})
 		})
+	}
+}
+
+// Bad options are named. A limit that is not given is at least the request.
+func TestOptions_Validate(t *testing.T) {
+	for _, tt := range []struct {
+		change func(*Options)
+		want   string
+	}{
+		{func(*Options) {}, ""},
+		{func(o *Options) { o.SupervisorMemory = "2Gi" }, ""},
+		{func(o *Options) { o.SupervisorMemory = "-1" }, `SupervisorMemory: "-1" is not a quantity like 500m or 128Mi`},
+		{func(o *Options) { o.SupervisorMemory, o.SupervisorMemoryLimit = "2Gi", "1Gi" },
+			"SupervisorMemoryLimit: 1Gi is less than the request, 2Gi"},
+		{func(o *Options) { o.SupervisorPullPolicy = "never" },
+			`SupervisorPullPolicy: "never" is not Always, IfNotPresent or Never`},
+		{func(o *Options) { o.SupervisorPullSecrets = []string{"a/b"} },
+			`SupervisorPullSecrets: "a/b" is not a valid Kubernetes name`},
+		{func(o *Options) { o.Architectures = []string{"x y"} }, `Architectures: "x y" is not a valid label value`},
+	} {
+		o := testOptions()
+		tt.change(&o)
+		got := ""
+		if err := o.Validate(); err != nil {
+			got = err.Error()
+		}
+		if got != tt.want {
+			t.Errorf("got %q, want %q", got, tt.want)
+		}
 	}
 }
 

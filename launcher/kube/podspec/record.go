@@ -75,6 +75,11 @@ func (r Record) Write(pod *corev1.Pod) {
 	}
 	set(&pod.Labels, LabelKernel, r.ID)
 	set(&pod.Labels, LabelManagedBy, Manager)
+	for key, name := range map[string]string{LabelOwner: r.Owner, LabelSpec: r.SpecName} {
+		if name != "" {
+			set(&pod.Labels, key, LabelValue(name))
+		}
+	}
 	set(&pod.Annotations, AnnotationOwner, r.Owner)
 	set(&pod.Annotations, annotationSpec, r.SpecName)
 	set(&pod.Annotations, AnnotationGeneration, strconv.Itoa(r.Generation))

@@ -27,9 +27,11 @@ func (b *builder) supervisorContainer() corev1.Container {
 		Env: []corev1.EnvVar{
 			{Name: api.PodConfigVariable}, // its value is set by configureSupervisor
 			{Name: "GOMAXPROCS", Value: strconv.Itoa(api.DefaultProcessors)},
-			// The garbage collector works harder before the limit is reached. The log's page cache is no part of Go's
-			// memory.
-			{Name: "GOMEMLIMIT", Value: strconv.FormatInt(max(limit.Value()-b.o.logMemory(), limit.Value()/2), 10)},
+			// The kubelet writes the limit that the container really has. As many million bytes are 95 % of it: the garbage
+			// collector works harder before the limit is reached. The log's page cache is no part of Go's memory.
+			{Name: memoryVariable, ValueFrom: &corev1.EnvVarSource{ResourceFieldRef: &corev1.ResourceFieldSelector{
+				ContainerName: ContainerSupervisor, Resource: "limits.memory", Divisor: resource.MustParse("1Mi")}}},
+			{Name: "GOMEMLIMIT", Value: "$(" + memoryVariable + ")000000"},
 		},
 		Ports: []corev1.ContainerPort{
 			{Name: supervisorPortName, ContainerPort: SupervisorPort, Protocol: corev1.ProtocolTCP},
@@ -48,13 +50,21 @@ func (b *builder) supervisorContainer() corev1.Container {
 		},
 		TerminationMessagePath:   api.PodTerminationLog,
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
-		SecurityContext: &corev1.SecurityContext{
-			RunAsUser: new(int64(supervisorID)), RunAsGroup: new(int64(supervisorID)), RunAsNonRoot: new(true),
-			ReadOnlyRootFilesystem: new(true), AllowPrivilegeEscalation: new(false),
-			Capabilities:   &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
-			SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
-		},
+		SecurityContext:          b.supervisorSecurity(),
 	}
+}
+
+// supervisorSecurity returns the security context of the supervisor's container.
+func (b *builder) supervisorSecurity() *corev1.SecurityContext {
+	s := &corev1.SecurityContext{
+		RunAsNonRoot: new(true), ReadOnlyRootFilesystem: new(true), AllowPrivilegeEscalation: new(false),
+		Capabilities:   &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+	}
+	if !b.o.ClusterChoosesUser {
+		s.RunAsUser, s.RunAsGroup = new(int64(supervisorID)), new(int64(supervisorID))
+	}
+	return s
 }
 
 // configureSupervisor sets the supervisor's configuration. It comes last, because the configuration repeats the pod's
