@@ -8,6 +8,7 @@ import (
 	"path"
 	"slices"
 	"strconv"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -67,7 +68,7 @@ func (b *builder) applyClient(pod *corev1.Pod) error {
 	c.applyIDs()
 	c.applyAmount("KERNEL_CPUS", corev1.ResourceCPU)
 	c.applyAmount("KERNEL_MEMORY", corev1.ResourceMemory)
-	c.applyAmount("KERNEL_GPUS", GPURequestOf(pod).countable())
+	c.applyGPUs(GPURequestOf(pod))
 	c.applyVolumes()
 	if len(c.found) > 0 {
 		return refused("%s: %s", c.found[0].path, c.found[0].text)
@@ -198,6 +199,40 @@ func (c *clientChecker) applyAmount(variable string, name corev1.ResourceName) {
 		if old, ok := r.Requests[name]; ok && old.Cmp(*limit) > 0 {
 			setRequest(c.kernel, name, *limit)
 		}
+	}
+}
+
+// applyGPUs applies KERNEL_GPUS to the resource of GPUs that the kernelspec asks for. Without one such resource the
+// number cannot change what the kernelspec asks for: 0 gives all of it up, 1 is what such a pod counts as.
+func (c *clientChecker) applyGPUs(spec GPURequest) {
+	const variable = "KERNEL_GPUS"
+	if name := spec.countable(); name != "" {
+		c.applyAmount(variable, name)
+		given := c.env[variable] != "" || c.env[variable+"_LIMIT"] != ""
+		if given && GPURequestOf(c.pod).Devices[name] == 0 {
+			c.removeResources(slices.Collect(maps.Keys(spec.Shares))) // parts of the GPUs that were given up
+		}
+		return
+	}
+	for _, v := range []string{variable, variable + "_LIMIT"} {
+		c.apply(v, func(v, value string) {
+			switch {
+			case value == "0":
+				c.removeResources(slices.Concat(slices.Collect(maps.Keys(spec.Devices)),
+					slices.Collect(maps.Keys(spec.Shares))))
+			case value != "1" || len(spec.Devices) > 0:
+				c.refuse(v, "the kernelspec asks for %s, whose amount this variable cannot change",
+					strings.Join(spec.resources(), ", "))
+			}
+		})
+	}
+}
+
+// removeResources removes resources from the kernel's container.
+func (c *clientChecker) removeResources(names []corev1.ResourceName) {
+	for _, name := range names {
+		delete(c.kernel.Resources.Requests, name)
+		delete(c.kernel.Resources.Limits, name)
 	}
 }
 

@@ -144,6 +144,20 @@ func TestClient_Sizes(t *testing.T) {
 		{"GPUs by limit", `{}`, map[string]string{"KERNEL_GPUS_LIMIT": "1"}, "nvidia.com/gpu", "1", "1"},
 		{"another vendor's GPUs", `{"limits": {"amd.com/gpu": 4}}`, map[string]string{"KERNEL_GPUS": "2"}, "amd.com/gpu", "2",
 			"2"},
+		{"GPUs of another name", `{"limits": {"nvidia.com/gpu.large": 1}}`, map[string]string{"KERNEL_GPUS": "1"},
+			"nvidia.com/gpu.large", "1", "1"},
+		{"no second kind beside GPUs of another name", `{"limits": {"nvidia.com/gpu.large": 1}}`,
+			map[string]string{"KERNEL_GPUS": "1"}, "nvidia.com/gpu", "0", "0"},
+		{"a share stays a share", `{"limits": {"aliyun.com/gpu-mem": 8}}`, map[string]string{"KERNEL_GPUS": "1"},
+			"aliyun.com/gpu-mem", "0", "8"},
+		{"no GPU beside a share", `{"limits": {"aliyun.com/gpu-mem": 8}}`,
+			map[string]string{"KERNEL_GPUS": "1", "KERNEL_GPUS_LIMIT": "1"}, "nvidia.com/gpu", "0", "0"},
+		{"no share", `{"limits": {"aliyun.com/gpu-mem": 8}}`, map[string]string{"KERNEL_GPUS": "0"},
+			"aliyun.com/gpu-mem", "0", "0"},
+		{"no share of a GPU that is given up", `{"limits": {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 8000}}`,
+			map[string]string{"KERNEL_GPUS": "0"}, "nvidia.com/gpumem", "0", "0"},
+		{"its share of one GPU", `{"limits": {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 8000}}`,
+			map[string]string{"KERNEL_GPUS": "1"}, "nvidia.com/gpumem", "0", "8000"},
 		{"no GPU", `{"limits": {"nvidia.com/gpu": 1}}`, map[string]string{"KERNEL_GPUS": "0"}, "nvidia.com/gpu", "0", "0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -177,5 +191,21 @@ func TestClient_PresentValues(t *testing.T) {
 	if _, err := Build(testOptions(), launcher.Request{ID: testID, Spec: specOf(`{"image": "x"}`),
 		Env: map[string]string{"KERNEL_SERVICE_ACCOUNT_NAME": "default"}}, testRecord("test")); err != nil {
 		t.Errorf("the default service account: %v", err)
+	}
+}
+
+// No number of GPUs stands for what these kernelspecs ask for.
+func TestClient_GPUsOfNoNumber(t *testing.T) {
+	for resources, want := range map[string]string{
+		`{"aliyun.com/gpu-mem": 8}`: `KERNEL_GPUS: the kernelspec asks for aliyun.com/gpu-mem, whose`,
+		`{"nvidia.com/mig-1g.5gb": 1, "nvidia.com/mig-2g.10gb": 1}`: `KERNEL_GPUS: the kernelspec asks for ` +
+			`nvidia.com/mig-1g.5gb, nvidia.com/mig-2g.10gb, whose amount this variable cannot change`,
+	} {
+		_, err := Build(testOptions(), launcher.Request{ID: testID, Env: map[string]string{"KERNEL_GPUS": "2"},
+			Spec: specOf(`{"image": "x", "resources": {"limits": ` + resources + `}}`)}, testRecord("test"))
+		var r *launcher.RefusedError
+		if !errors.As(err, &r) || !strings.HasPrefix(r.Reason, want) {
+			t.Errorf("%s:\ngot  %v\nwant %s", resources, err, want)
+		}
 	}
 }

@@ -2,7 +2,7 @@ package podspec
 
 import (
 	"maps"
-	"strings"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -38,11 +38,10 @@ func GPURequestOf(pod *corev1.Pod) GPURequest {
 		maps.Copy(amounts, c.Resources.Requests)
 		maps.Copy(amounts, c.Resources.Limits)
 		for name, q := range amounts {
-			_, device, _ := strings.Cut(string(name), "/")
-			switch {
-			case device == "gpu" || strings.HasPrefix(device, "gpu.") || strings.HasPrefix(device, "mig-"):
+			switch gpuResourceOf(name).unit {
+			case gpuDevices:
 				r.Devices[name] += q.Value()
-			case strings.Contains(device, "gpu") || strings.Contains(device, "cuda"):
+			case gpuShares:
 				r.Shares[name] += q.Value()
 			}
 		}
@@ -66,27 +65,50 @@ func (r GPURequest) Count() int64 {
 	return n
 }
 
-// byResource reports whether devices or shares are asked for. Their device plugin then sets visibleDevices.
-func (r GPURequest) byResource() bool { return anyPositive(r.Devices) || anyPositive(r.Shares) }
+// any reports whether the kernel may have a GPU, or a similar accelerator.
+func (r GPURequest) any() bool {
+	return anyPositive(r.Devices) || anyPositive(r.Shares) || len(r.Claims) > 0
+}
 
-// any reports whether the kernel may have a GPU.
-func (r GPURequest) any() bool { return r.byResource() || len(r.Claims) > 0 }
-
-// countable returns the resource that KERNEL_GPUS counts: the one resource of GPUs that the kernelspec asks for, or
-// defaultGPU. Of the resources gpu.*, clients can only change the number of shared GPUs.
-func (r GPURequest) countable() corev1.ResourceName {
-	only := defaultGPU
-	found := 0
-	for name := range r.Devices {
-		if _, device, _ := strings.Cut(string(name), "/"); !strings.HasPrefix(device, "gpu.") || device == "gpu.shared" {
-			only = name
-			found++
+// nvidia reports whether devices or shares are asked for that may be NVIDIA's. Their device plugin then sets
+// visibleDevices.
+func (r GPURequest) nvidia() bool {
+	for _, amounts := range []map[corev1.ResourceName]int64{r.Devices, r.Shares} {
+		for name, n := range amounts {
+			if n > 0 && !gpuResourceOf(name).other {
+				return true
+			}
 		}
 	}
-	if found != 1 {
+	return false
+}
+
+// countable returns the resource that KERNEL_GPUS counts: the one resource of whole GPUs that the kernelspec asks for.
+// It is defaultGPU if the kernelspec asks for no GPU, or for that and others. It is "" if the kernelspec asks for
+// several others, or only for shares: a request for GPUs beside them would book two kinds.
+func (r GPURequest) countable() corev1.ResourceName {
+	if _, ok := r.Devices[defaultGPU]; ok {
 		return defaultGPU
 	}
-	return only
+	switch names := slices.Collect(maps.Keys(r.Devices)); {
+	case len(names) == 1:
+		return names[0]
+	case len(names) > 1 || anyPositive(r.Shares):
+		return ""
+	}
+	return defaultGPU
+}
+
+// resources returns the names of all resources of GPUs in alphabetical order.
+func (r GPURequest) resources() []string {
+	var names []string
+	for _, amounts := range []map[corev1.ResourceName]int64{r.Devices, r.Shares} {
+		for name := range amounts {
+			names = append(names, string(name))
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 func anyPositive(amounts map[corev1.ResourceName]int64) bool {

@@ -191,7 +191,7 @@ func (b *builder) complete(pod *corev1.Pod) error {
 	if drop := &k.SecurityContext.Capabilities.Drop; !slices.Contains(*drop, "ALL") {
 		*drop = append(*drop, "ALL")
 	}
-	if !gpus.byResource() && !slices.ContainsFunc(k.Env, func(e corev1.EnvVar) bool { return e.Name == visibleDevices }) {
+	if !gpus.nvidia() && !slices.ContainsFunc(k.Env, func(e corev1.EnvVar) bool { return e.Name == visibleDevices }) {
 		k.Env = append(k.Env, corev1.EnvVar{Name: visibleDevices, Value: visibleNone})
 	}
 	slices.SortFunc(k.Env, func(a, b corev1.EnvVar) int { return strings.Compare(a.Name, b.Name) })

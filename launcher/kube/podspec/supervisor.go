@@ -91,9 +91,9 @@ func (b *builder) configureSupervisor(pod *corev1.Pod) error {
 		RestartLimit: api.DefaultRestartLimit, Cull: b.o.Cull.For(b.req.Cull).With(b.ext.Cull),
 	}
 	cfg.LogLimit, cfg.LogKeepFree = b.o.logLimit()
-	switch {
-	case !GPURequestOf(pod).any():
-		cfg.Cull.GPU = 0 // no GPU can be idle
+	switch gpus := GPURequestOf(pod); {
+	case !gpus.nvidia() && len(gpus.Claims) == 0:
+		cfg.Cull.GPU = 0 // NVIDIA's driver knows no GPU of this pod
 	case cfg.Cull.GPU > 0:
 		cfg.GPUProgram = gpuProgram
 	}
