@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -146,12 +147,17 @@ func writeJSON(w http.ResponseWriter, status int, v any) error {
 	if err != nil {
 		return fmt.Errorf("encode the answer: %w", err)
 	}
+	return writeBody(w, status, append(b, '\n'))
+}
+
+// writeBody answers with a body in JSON and flushes it.
+func writeBody(w http.ResponseWriter, status int, body []byte) error {
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("Cache-Control", "no-store")
-	h.Set("Content-Length", fmt.Sprint(len(b)+1))
+	h.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
-	if _, err := w.Write(append(b, '\n')); err != nil {
+	if _, err := w.Write(body); err != nil {
 		return &unwritten{err}
 	}
 	if err := http.NewResponseController(w).Flush(); err != nil && !errors.Is(err, errors.ErrUnsupported) {

@@ -70,7 +70,7 @@ func modelOf(k launcher.Kernel) kernelModel {
 	if !k.CullAt.IsZero() {
 		m.CullAt = api.Timestamp(k.CullAt)
 	}
-	if k.KeepUntil.After(time.Now()) {
+	if !k.KeepUntil.IsZero() && k.KeepUntil.After(time.Now()) {
 		m.KeepUntil = api.Timestamp(k.KeepUntil)
 	}
 	return m
@@ -102,11 +102,7 @@ func (g *Gateway) listKernels(w http.ResponseWriter, r *call) error {
 		// Never an incomplete list: front ends drop kernels that are missing from it.
 		return err
 	}
-	models := make([]kernelModel, 0, len(kernels))
-	for _, k := range r.who.visible(kernels) {
-		models = append(models, modelFor(r.who, k))
-	}
-	return writeJSON(w, http.StatusOK, models)
+	return writeModels(w, r.who, kernels)
 }
 
 // getKernel answers with the supervisor's model, which is newer than the launcher's. If the supervisor does not answer,

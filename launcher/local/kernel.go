@@ -28,6 +28,7 @@ type kernel struct {
 	stop        *stop // in progress
 	pushedLimit int64 // log limit that was sent to the supervisor last
 	notes       notesCache
+	watch       int       // in Launcher.changes; 0: none
 	seen        uint64    // the last rescan that has found the folder
 	upgradeNext time.Time // before it the supervisor is not upgraded again
 	start       *start    // in progress; nil: it is over, or another gateway began it
@@ -41,6 +42,14 @@ func (l *Launcher) newKernel(rec record) *kernel {
 
 // livesLocked reports whether a supervisor lives or is about to be started.
 func (k *kernel) livesLocked() bool { return k.end == nil && k.gone == nil }
+
+// lookLocked reports whether no status stream tells what becomes of the kernel: callers reconcile it first.
+func (k *kernel) lookLocked() bool { return k.end != nil || k.supervisor.Unsupported != "" }
+
+// hasAnswerLocked reports whether the kernel has a status, has ended, or cannot have a status.
+func (k *kernel) hasAnswerLocked() bool {
+	return k.supervisor.HasStatus || k.supervisor.Unsupported != "" || !k.livesLocked()
+}
 
 // tryTurn takes the turn if it is free.
 func (k *kernel) tryTurn() bool {
@@ -64,17 +73,6 @@ func (k *kernel) takeTurn(ctx context.Context) error {
 
 func (k *kernel) giveTurn() { <-k.turn }
 
-// snapshot returns the kernels in memory.
-func (l *Launcher) snapshot() []*kernel {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	all := make([]*kernel, 0, len(l.kernels))
-	for _, k := range l.kernels {
-		all = append(all, k)
-	}
-	return all
-}
-
 // find returns the kernel of an id, from its folder if need be. A dead kernel is reconciled first: another gateway may
 // have restarted it, or it may have been shown for long enough.
 func (l *Launcher) find(ctx context.Context, id string) (*kernel, error) {
@@ -86,7 +84,7 @@ func (l *Launcher) find(ctx context.Context, id string) (*kernel, error) {
 	}
 	l.mu.Lock()
 	k, closed := l.kernels[id], l.goroutines.Closed()
-	look := k != nil && (k.end != nil || k.supervisor.Unsupported != "")
+	look := k != nil && k.lookLocked()
 	l.mu.Unlock()
 	switch {
 	case closed:
@@ -136,7 +134,7 @@ func (l *Launcher) enter(id string) (k *kernel, fresh bool, err error) {
 	}
 	k = l.newKernel(rec)
 	l.mu.Lock()
-	l.kernels[id] = k
+	l.addLocked(k)
 	l.mu.Unlock()
 	l.recount()
 	return k, true, nil
@@ -169,16 +167,15 @@ func (l *Launcher) readEntry(id string) (record, error) {
 
 // awaitFirstStatus waits until the kernel has a status, has ended, or cannot have a status. It waits at most limit.
 func (l *Launcher) awaitFirstStatus(ctx context.Context, k *kernel, limit time.Duration) {
-	known := func() bool { return k.supervisor.HasStatus || k.supervisor.Unsupported != "" || !k.livesLocked() }
 	l.mu.Lock()
-	already := known()
+	already := k.hasAnswerLocked()
 	l.mu.Unlock()
 	if already || limit <= 0 { // a list asks for thousands of kernels, and most have a status
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	l.follower.Await(ctx, &k.supervisor, known)
+	l.follower.Await(ctx, &k.supervisor, k.hasAnswerLocked)
 }
 
 // reachable returns an error if there is no supervisor to connect to.
@@ -208,25 +205,24 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	if err != nil {
 		return launcher.Kernel{}, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 	}
-	d := launcher.Kernel{
-		ID:           k.id,
-		SpecName:     k.rec.SpecName,
-		Owner:        k.rec.Owner,
-		Groups:       k.rec.Groups,
-		Created:      k.rec.Created,
-		State:        api.Starting,
-		LastActivity: k.rec.Created,
-		Notes:        notes,
-	}
-	reason := ""
-	if k.end != nil {
-		reason = k.end.Reason
-	}
-	k.supervisor.DescribeLocked(&d, k.end != nil, reason)
+	var d launcher.Kernel
+	k.describeLocked(&d)
+	d.Notes = notes
 	if failing != "" && k.supervisorAwayLocked() {
 		d.Reason = failing
 	}
 	return d, nil
+}
+
+// describeLocked writes what memory has of the kernel, without its notes, into d, which is empty.
+func (k *kernel) describeLocked(d *launcher.Kernel) {
+	d.ID, d.SpecName, d.Owner, d.Groups = k.id, k.rec.SpecName, k.rec.Owner, k.rec.Groups
+	d.Created, d.State, d.LastActivity = k.rec.Created, api.Starting, k.rec.Created
+	reason := ""
+	if k.end != nil {
+		reason = k.end.Reason
+	}
+	k.supervisor.DescribeLocked(d, k.end != nil, reason)
 }
 
 // supervisorAwayLocked reports whether a kernel that has not ended has no supervisor that answers.

@@ -3,8 +3,8 @@
 // is known of a kernel is stored in one folder.
 //
 // The folder is the truth. A launcher holds in memory only what it has read there or received from a supervisor. It
-// reads again when it is opened, when a client names a kernel that it does not know, and at intervals. Several
-// launchers, of several gateways, may use one state directory.
+// reads again when it is opened, when a client names a kernel that it does not know, when a folder has changed, and at
+// intervals. Several launchers, of several gateways, may use one state directory.
 //
 //	STATE/kernels/ID/kernel.json      record: owner, time of creation, address of the supervisor
 //	STATE/kernels/ID/supervisor.json  configuration of the supervisor, also for later restarts
@@ -41,7 +41,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -131,7 +130,9 @@ type Launcher struct {
 	// Guarded by mu.
 	mu      sync.Mutex
 	kernels map[string]*kernel
-	rescans uint64 // number of the last rescan
+	ordered []*kernel // by creation
+	changes *changes  // nil: changes of folders are not reported
+	rescans uint64    // number of the last rescan
 	culls   map[launcher.CullLabels]int64
 	logs    logBounds
 
@@ -171,6 +172,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	l.children = newChildren(l.opts.Reaper)
 	l.follower = follow.New(life, follow.Options{Lock: &l.mu, Goroutines: &l.goroutines, FirstRedial: tm.firstRedial,
 		LastRedial: tm.lastRedial, Since: l.opened, Log: l.log})
+	l.openChanges()
 	if err := l.rescan(ctx); err != nil {
 		_ = l.Close()
 		return nil, fmt.Errorf("state directory: %w", err)
@@ -246,6 +248,9 @@ func (l *Launcher) Close() error {
 	if !first {
 		return nil
 	}
+	l.mu.Lock()
+	l.closeChangesLocked()
+	l.mu.Unlock()
 	l.children.close()
 	if l.reaper != nil {
 		_ = l.reaper.Close() // nothing was written
@@ -277,31 +282,6 @@ func (l *Launcher) Kernel(ctx context.Context, id string) (launcher.Kernel, erro
 	}
 	l.awaitFirstStatus(ctx, k, l.timing.firstStatus)
 	return l.describe(k)
-}
-
-// Kernels returns all kernels by creation.
-func (l *Launcher) Kernels(ctx context.Context) ([]launcher.Kernel, error) {
-	if err := l.rescan(ctx); err != nil {
-		return nil, err
-	}
-	deadline := l.timing.now().Add(l.timing.firstStatus)
-	present := l.snapshot()
-	slices.SortFunc(present, func(a, b *kernel) int { // pointers, since descriptions are large
-		return launcher.CompareCreation(a.rec.Created, a.id, b.rec.Created, b.id)
-	})
-	all := make([]launcher.Kernel, 0, len(present))
-	for _, k := range present {
-		l.awaitFirstStatus(ctx, k, deadline.Sub(l.timing.now()))
-		d, err := l.describe(k)
-		if errors.Is(err, launcher.ErrNotFound) {
-			continue // it went just now
-		}
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, d)
-	}
-	return all, nil
 }
 
 // Wait returns the kernel as soon as cond is true for it.

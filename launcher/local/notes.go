@@ -16,10 +16,18 @@ import (
 )
 
 // notesCache is the last notes.json that was read. Every change creates a new file, so the file's identity and times
-// tell whether the cache is valid.
+// tell whether the cache is valid. Launcher.mu guards it.
 type notesCache struct {
-	file  fileVersion // zero if the file did not exist
-	notes launcher.Notes
+	file    fileVersion // zero if the file did not exist
+	notes   launcher.Notes
+	current bool   // no event in the launcher's changes says otherwise: the cache is valid without a look at the file
+	changes uint64 // counts the events
+}
+
+// changedLocked makes the next reader look at the file.
+func (c *notesCache) changedLocked() {
+	c.changes++
+	c.current = false
 }
 
 // fileVersion tells a file from one that has replaced it.
@@ -27,6 +35,11 @@ type fileVersion struct {
 	device, inode uint64
 	modified      syscall.Timespec
 	size          int64
+}
+
+// sameFile reports whether two versions have the same identity.
+func (v fileVersion) sameFile(other fileVersion) bool {
+	return v.device == other.device && v.inode == other.inode
 }
 
 // versionOf returns the version of the file at path. It is cheaper than os.Stat: a list asks for thousands of files.
@@ -45,22 +58,22 @@ func (l *Launcher) readNotes(k *kernel) (launcher.Notes, error) {
 	cache := k.notes
 	l.mu.Unlock()
 	now, err := versionOf(k.dir + "/" + notesFile)
-	if errors.Is(err, fs.ErrNotExist) {
-		return launcher.Notes{}, nil
-	}
-	if err != nil {
+	notes := cache.notes
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		now, notes = fileVersion{}, launcher.Notes{}
+	case err != nil:
 		return launcher.Notes{}, err
+	case now != cache.file:
+		if notes, err = l.parseNotes(k); err != nil {
+			return launcher.Notes{}, err
+		}
 	}
-	if now == cache.file {
-		return cache.notes.Clone(), nil
-	}
-	notes, err := l.parseNotes(k)
-	if err != nil {
-		return launcher.Notes{}, err
-	}
-	// If the file is replaced after this Stat, the next Stat finds another version.
+	// If the file is replaced after this Stat, the next Stat finds another version. Lists learn of it by an event, which
+	// is counted already, or still in the queue.
 	l.mu.Lock()
-	k.notes = notesCache{now, notes}
+	k.notes.file, k.notes.notes = now, notes
+	k.notes.current = k.watch != 0 && k.notes.changes == cache.changes
 	l.mu.Unlock()
 	return notes.Clone(), nil
 }

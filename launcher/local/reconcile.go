@@ -187,9 +187,7 @@ func (l *Launcher) markGone(k *kernel, why error) {
 		k.supervisor.LeaveLocked()
 		l.reportStartLocked(k)
 		k.supervisor.ChangedLocked()
-		if l.kernels[k.id] == k {
-			delete(l.kernels, k.id)
-		}
+		l.forgetLocked(k)
 	}
 	l.mu.Unlock()
 	if first {
@@ -200,6 +198,13 @@ func (l *Launcher) markGone(k *kernel, why error) {
 
 // rescan compares memory with the folders. The error is an ErrUnavailable: an incomplete list is worse than none.
 func (l *Launcher) rescan(ctx context.Context) error {
+	var version uint64 // before the folders are read
+	l.mu.Lock()
+	l.readChangesLocked()
+	if l.changes != nil {
+		version = l.changes.version
+	}
+	l.mu.Unlock()
 	names, err := readNames(l.layout.kernels())
 	if err != nil {
 		return fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
@@ -220,8 +225,14 @@ func (l *Launcher) rescan(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, k := range missing {
-		l.reconcile(k) // another gateway has removed it, or it was created after the read
+	settled := true
+	for _, k := range missing { // another gateway has removed it, or it was created after the read
+		settled = l.reconcile(k) == gone && settled
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c := l.changes; c != nil && settled && c.version == version {
+		c.known = true
 	}
 	return nil
 }
@@ -247,7 +258,7 @@ func (l *Launcher) compare(names []string) (unfollowed []string, missing []*kern
 		if k != nil {
 			k.seen = l.rescans
 		}
-		if k == nil || k.end != nil || k.supervisor.Unsupported != "" {
+		if k == nil || k.lookLocked() {
 			unfollowed = append(unfollowed, name)
 		}
 	}
@@ -264,7 +275,7 @@ func (l *Launcher) compare(names []string) (unfollowed []string, missing []*kern
 func (l *Launcher) refresh(id string) error {
 	l.mu.Lock()
 	k := l.kernels[id]
-	followed := k != nil && k.end == nil && k.supervisor.Unsupported == ""
+	followed := k != nil && !k.lookLocked()
 	l.mu.Unlock()
 	if followed {
 		return nil

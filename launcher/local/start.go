@@ -227,8 +227,7 @@ func (l *Launcher) publish(dir string, rec record) (*kernel, error) {
 	k := l.newKernel(rec)
 	k.turn <- struct{}{}
 	l.mu.Lock()
-	old := l.kernels[rec.ID]
-	l.kernels[rec.ID] = k
+	old := l.addLocked(k)
 	l.mu.Unlock()
 	if old != nil { // another gateway removed its folder
 		l.markGone(old, l.layout.goneError(rec.ID))

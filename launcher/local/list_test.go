@@ -1,0 +1,183 @@
+package local
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// TestList_AgreesAtOnce changes kernels by one gateway, and lists them by another one after each change: with inotify,
+// without it, with watches for some kernels only, and after the queue of events has been full.
+func TestList_AgreesAtOnce(t *testing.T) {
+	for name, prepare := range map[string]func(*Launcher){
+		"with inotify": func(*Launcher) {},
+		"without": func(l *Launcher) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.closeChangesLocked()
+		},
+		"too few watches": func(l *Launcher) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.changes.bound = 1
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlace(t)
+			p.change = func(_ *Options, tm *timing) { tm.maintenance = time.Hour } // so that only requests read the folder
+			a, b := p.launcher(), p.launcher()
+			prepare(b)
+			p.start(a, 1, "fine")
+			b.expect(t, "a start", 1, "")
+			p.start(a, 2, "fine")
+			b.expect(t, "another start", 2, "")
+			for i := range 20 {
+				a.setPath(t, strconv.Itoa(i))
+				b.expect(t, "a change", 2, strconv.Itoa(i))
+				b.setPath(t, "own "+strconv.Itoa(i))
+				b.expect(t, "an own change", 2, "own "+strconv.Itoa(i))
+			}
+			if err := os.Remove(filepath.Join(p.state, "kernels", id(1), notesFile)); err != nil {
+				t.Fatal(err)
+			}
+			b.expect(t, "the removal of notes", 2, "")
+			b.overflow(t)
+			a.setPath(t, "after an overflow")
+			b.expect(t, "an overflow", 2, "after an overflow")
+			if err := a.Stop(t.Context(), id(2), "enough"); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "the other lists the stop", func() bool { // its stream may have just ended
+				all, err := b.Kernels(t.Context())
+				return err == nil && len(all) == 1
+			})
+		})
+	}
+}
+
+// TestList_AgreesWhileOthersList has concurrent lists of one gateway, each of which must have the change before it.
+func TestList_AgreesWhileOthersList(t *testing.T) {
+	p := newPlace(t)
+	a, b := p.launcher(), p.launcher()
+	p.start(a, 1, "fine")
+	done := make(chan struct{})
+	var others sync.WaitGroup
+	for range 3 {
+		others.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+					if _, err := b.Kernels(t.Context()); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			}
+		})
+	}
+	for i := range 300 {
+		a.setPath(t, strconv.Itoa(i))
+		b.expect(t, "a change", 1, strconv.Itoa(i))
+	}
+	close(done)
+	others.Wait()
+}
+
+// TestList_FromMemory counts reads: a list of kernels of which nothing has changed looks at none of their folders.
+func TestList_FromMemory(t *testing.T) {
+	p := newPlace(t)
+	l := p.launcher()
+	p.start(l, 1, "fine")
+	p.start(l, 2, "fine")
+	wait(t, l, 1, "idle", isIdle)
+	wait(t, l, 2, "idle", isIdle)
+	l.setPath(t, "some")
+	l.expect(t, "a change", 2, "some")
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.readChangesLocked()
+	if !l.changes.known {
+		t.Error("the next list would read the folder of all kernels")
+	}
+	for _, k := range l.ordered {
+		if !l.inMemoryLocked(k) {
+			t.Errorf("the next list would look at the folder of kernel %s", k.id)
+		}
+	}
+}
+
+// TestList_OtherFolder replaces the folder of all kernels, which ends its watch.
+func TestList_OtherFolder(t *testing.T) {
+	p := newPlace(t)
+	p.change = func(_ *Options, tm *timing) { tm.maintenance = time.Hour }
+	l := p.launcher()
+	l.expect(t, "nothing", 0, "")
+	kernels := filepath.Join(p.state, "kernels")
+	for _, err := range []error{os.Rename(kernels, kernels+".old"), os.Mkdir(kernels, 0o700)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := p.launcher()
+	p.start(a, 1, "fine")
+	l.expect(t, "a start", 1, "")
+}
+
+// expect lists kernels. It fails unless there are n, and the first one has a session of the path.
+func (l *Launcher) expect(t *testing.T, after string, n int, path string) {
+	t.Helper()
+	all, err := l.Kernels(t.Context())
+	got := ""
+	if len(all) > 0 && len(all[0].Sessions) > 0 {
+		got = all[0].Sessions[0].Path
+	}
+	if err != nil || len(all) != n || got != path {
+		t.Errorf("after %s the list has %d kernels and path %q, want %d and %q: %v", after, len(all), got, n, path, err)
+	}
+	if !slices.IsSortedFunc(all, launcher.ByCreation) {
+		t.Errorf("the list is not in order: %v", all)
+	}
+}
+
+// setPath gives the first kernel one session.
+func (l *Launcher) setPath(t *testing.T, path string) {
+	t.Helper()
+	_, err := l.UpdateNotes(t.Context(), id(1), func(n launcher.Notes) (launcher.Notes, error) {
+		n.Sessions = []launcher.Session{{ID: "one", Path: path}}
+		return n, nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// overflow makes more events than the queue of the launcher holds.
+func (l *Launcher) overflow(t *testing.T) {
+	t.Helper()
+	b, err := os.ReadFile("/proc/sys/fs/inotify/max_queued_events")
+	if err != nil {
+		t.Skip(err)
+	}
+	var bound int
+	if _, err := fmt.Sscan(string(b), &bound); err != nil || bound > 1<<17 {
+		t.Skipf("a queue of %d events: %v", bound, err)
+	}
+	names := [2]string{filepath.Join(l.layout.kernel(id(1)), "one"), filepath.Join(l.layout.kernel(id(1)), "two")}
+	if err := os.WriteFile(names[0], nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for i := range bound {
+		if err := os.Rename(names[i%2], names[1-i%2]); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
