@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"slices"
 	"time"
 
@@ -197,18 +198,16 @@ func (l *Launcher) writeUnwritten(ctx context.Context) bool {
 	type place struct{ namespace, name string }
 	texts := map[place]map[string]string{}
 	for id, u := range all {
-		noted := *u.end
-		noted.Reason = podstatus.OneLine(noted.Reason, maxNotedReason)
-		text, err := json.Marshal(noted)
-		if err != nil { // a time beyond the year 9999
+		text, err := u.end.encode()
+		if err != nil {
 			l.log.Warn("the ending of a kernel cannot be encoded", logkey.Kernel, id, logkey.Err, err)
 			continue
 		}
-		p := place{u.namespace, endingsPrefix + u.end.At.UTC().Format(endingsHour)}
+		p := place{u.namespace, u.end.configMap()}
 		if texts[p] == nil {
 			texts[p] = map[string]string{}
 		}
-		texts[p][id] = string(text)
+		texts[p][id] = text
 	}
 	done := true
 	for p, data := range texts {
@@ -235,6 +234,33 @@ func (l *Launcher) writeUnwritten(ctx context.Context) bool {
 		}
 	}
 	return done
+}
+
+// encode returns an ending as a config map holds it. It fails for a time beyond the year 9999.
+func (e *storedEnding) encode() (string, error) {
+	noted := *e
+	noted.Reason = podstatus.OneLine(noted.Reason, maxNotedReason)
+	text, err := json.Marshal(noted)
+	return string(text), err
+}
+
+// configMap returns the name of the config map that holds an ending.
+func (e *storedEnding) configMap() string { return endingsPrefix + e.At.UTC().Format(endingsHour) }
+
+// storeEndingOf writes how the kernel of a pod has ended, and returns when it is stored.
+func (l *Launcher) storeEndingOf(ctx context.Context, pod *corev1.Pod) error {
+	id := pod.Labels[podspec.LabelKernel]
+	l.mu.Lock()
+	end, ok := l.endings.known.Get(id)
+	l.mu.Unlock()
+	if !ok || end.pod != pod.UID {
+		return errors.New("its ending is not known yet")
+	}
+	text, err := end.encode()
+	if err != nil {
+		return err
+	}
+	return l.writeEndingsOf(ctx, pod.Namespace, end.configMap(), map[string]string{id: text})
 }
 
 // writeEndingsOf adds entries to a config map, and creates it if need be.

@@ -8,6 +8,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
@@ -40,6 +41,8 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 				case !ok || pod.DeletionTimestamp != nil:
 				case l.isLeftover(pod):
 					l.removeLeftover(ctx, pod)
+				case l.isHeldOpen(pod):
+					l.removeHeldOpen(ctx, pod)
 				case l.isUnclaimed(pod):
 					l.removeUnclaimed(ctx, pod)
 				}
@@ -74,6 +77,24 @@ func (l *Launcher) removeLeftover(ctx context.Context, pod *corev1.Pod) {
 		return
 	}
 	l.log.Info("leftover pod removed", logkey.Kernel, pod.Labels[podspec.LabelKernel], logkey.Pod, pod.Name)
+}
+
+// isHeldOpen reports whether a pod holds its node's resources although its kernel has ended: a container that an
+// admission webhook has added still runs. The pod's phase stays Running until that container ends, and so do its GPUs.
+func (l *Launcher) isHeldOpen(pod *corev1.Pod) bool {
+	end := endOf(pod, l.timing.now())
+	return end != nil && !podstatus.HasEnded(pod) && l.timing.now().Sub(end.At) > l.timing.grace
+}
+
+// removeHeldOpen deletes a pod whose kernel has ended. The ending is stored first, because the pod is its only record.
+// Every gateway that has seen the pod shows the kernel as dead as usual.
+func (l *Launcher) removeHeldOpen(ctx context.Context, pod *corev1.Pod) {
+	if err := l.storeEndingOf(ctx, pod); err != nil {
+		l.log.Warn("the ending of a kernel could not be stored, so its pod stays; this is tried again", logkey.Pod, pod.Name,
+			logkey.Err, err)
+		return
+	}
+	l.removeLeftover(ctx, pod)
 }
 
 // isUnclaimed reports whether a kernel's client has most likely never received its id: the gateway that created the pod

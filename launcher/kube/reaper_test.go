@@ -2,6 +2,8 @@ package kube
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -9,7 +11,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -191,5 +197,55 @@ func TestReaper_ConnectedIsClaimed(t *testing.T) {
 	after, err := c.CoreV1().Pods("ns").Get(t.Context(), pod.Name, metav1.GetOptions{})
 	if err != nil || after.Annotations[annotationClaimed] != claimed {
 		t.Errorf("%v, %v", after.Annotations, err)
+	}
+}
+
+// TestReaper_HeldOpen: a container that an admission webhook has added runs on after the kernel was culled. The pod and
+// its GPUs are released, but not before the reason is stored.
+func TestReaper_HeldOpen(t *testing.T) {
+	c := newTestCluster(t)
+	var now atomic.Int64
+	l := openTest(t, c, fastReaper(&now))
+	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
+		t.Fatal(err)
+	}
+	const why = "it was idle for 2 hours"
+	var stored atomic.Bool
+	refuse := func(a k8stesting.Action) (bool, runtime.Object, error) {
+		return !stored.Load(), nil, apierrors.NewInternalError(errors.New("no space"))
+	}
+	c.PrependReactor("patch", "configmaps", refuse)
+	c.PrependReactor("create", "configmaps", refuse)
+	c.setPod(t, idA+"-1", func(pod *corev1.Pod) {
+		text, err := json.Marshal(api.Ending{KernelID: idA, Reason: why, At: time.Unix(0, now.Load()), Culled: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Message: string(text)}}
+		pod.Status.Phase = corev1.PodRunning
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{
+			{Name: podspec.ContainerSupervisor, State: ended},
+			{Name: podspec.ContainerKernel, State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}},
+			{Name: "injected", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}},
+		}
+	})
+	dead := func(k launcher.Kernel) bool { return k.State == api.Dead }
+	if k := waitFor(t, l, idA, dead); k.Reason != why {
+		t.Errorf("its reason is %q", k.Reason)
+	}
+	now.Add(int64(11 * time.Second))
+	before := len(c.Actions())
+	eventually(t, "some rounds", func() bool { return len(c.Actions()) > before+10 })
+	if !c.podThere(t, idA+"-1") {
+		t.Fatal("it was removed before its reason was stored")
+	}
+	stored.Store(true)
+	eventually(t, "its pod is removed", func() bool { return !c.podThere(t, idA+"-1") })
+	if k := waitFor(t, l, idA, dead); k.Reason != why {
+		t.Errorf("after the removal its reason is %q", k.Reason)
+	}
+	// Without the pod another gateway knows the reason.
+	if got := whyGone(t, openTest(t, c, nil), idA); got != why {
+		t.Errorf("another gateway says %q", got)
 	}
 }
