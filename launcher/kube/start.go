@@ -206,7 +206,8 @@ func (l *Launcher) deletePod(ctx context.Context, pod *corev1.Pod) error {
 	return err
 }
 
-// Revive creates the next pod of a kernel whose last pod has ended. The new pod is like the last one.
+// Revive creates the next pod of a kernel whose last pod has ended. It is built from what Start was given, under the
+// present policy.
 func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, error) {
 	k, err := l.find(ctx, id)
 	if err != nil {
@@ -222,8 +223,10 @@ func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, erro
 	if !dead {
 		return l.describe(k)
 	}
-	rec.Generation++
-	pod := nextPod(old, rec)
+	pod, err := l.nextPod(old, rec)
+	if err != nil {
+		return launcher.Kernel{}, err
+	}
 	l.addGate(pod)
 	next, err := l.createPod(ctx, pod)
 	if errors.Is(err, errLost) { // another gateway does the same
@@ -251,8 +254,39 @@ func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, erro
 	return l.describe(next)
 }
 
-// nextPod is the pod of a kernel's next generation: built like the last one, without what the cluster has added.
-func nextPod(old *corev1.Pod, next podspec.Record) *corev1.Pod {
+// nextPod returns the pod of a kernel's next generation. It is built from the stored request, with the present options
+// and policy, so that nothing of what the cluster has put into the last pod returns: a network's addresses, a
+// scheduler's bookings, containers that webhooks have injected, the supervisor's earlier image. The notes stay.
+func (l *Launcher) nextPod(old *corev1.Pod, rec podspec.Record) (*corev1.Pod, error) {
+	rec.Generation++
+	req, err := podspec.ReadRequest(old, rec)
+	if errors.Is(err, podspec.ErrNoRequest) {
+		pod := copyPod(old)
+		rec.Write(pod)
+		setSecretName(pod, podspec.SecretName(old.Name))
+		pod.Annotations[annotationClaimed] = claimed
+		return pod, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pod %s: its request: %w", old.Name, err)
+	}
+	rec.Protocol, rec.KeyVersion = api.ProtocolVersion, podspec.KeyVersion
+	pod, err := podspec.Build(l.opts.Pods, req, rec)
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range []string{annotationSessions, annotationShared, annotationSharedToUse} {
+		if value, ok := old.Annotations[key]; ok {
+			pod.Annotations[key] = value
+		}
+	}
+	pod.Annotations[annotationClaimed] = claimed // a request has named it
+	return pod, nil
+}
+
+// copyPod returns a copy of a pod of an earlier version of ekg, which has stored no request. What the cluster has added
+// to the annotations and to ekg's two containers cannot be told from what was asked for, and stays.
+func copyPod(old *corev1.Pod) *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:   old.Namespace,
@@ -266,16 +300,21 @@ func nextPod(old *corev1.Pod, next podspec.Record) *corev1.Pod {
 	} {
 		delete(pod.Annotations, key)
 	}
-	pod.Annotations[annotationClaimed] = claimed // a request has named it
-	next.Write(pod)
 	pod.Spec.NodeName = ""
 	pod.Spec.SchedulingGates = slices.DeleteFunc(pod.Spec.SchedulingGates,
 		func(g corev1.PodSchedulingGate) bool { return g.Name == podspec.GateLimits })
-	pod.Spec.EphemeralContainers = nil
+	pod.Spec.InitContainers, pod.Spec.EphemeralContainers = nil, nil
+	pod.Spec.Containers = slices.DeleteFunc(pod.Spec.Containers, func(c corev1.Container) bool {
+		return c.Name != podspec.ContainerSupervisor && c.Name != podspec.ContainerKernel
+	})
+	return pod
+}
+
+// setSecretName replaces the name of the earlier pod's secret by that of the pod's own.
+func setSecretName(pod *corev1.Pod, earlier string) {
 	for i := range pod.Spec.Volumes {
-		if s := pod.Spec.Volumes[i].Secret; s != nil && s.SecretName == podspec.SecretName(old.Name) {
+		if s := pod.Spec.Volumes[i].Secret; s != nil && s.SecretName == earlier {
 			s.SecretName = podspec.SecretName(pod.Name)
 		}
 	}
-	return pod
 }

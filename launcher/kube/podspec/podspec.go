@@ -24,6 +24,9 @@ func Build(o Options, req launcher.Request, rec Record) (*corev1.Pod, error) {
 	b := builder{o: o, req: req, ext: ext}
 	pod := b.base()
 	rec.Write(pod)
+	if err := storeRequest(pod, req); err != nil {
+		return nil, err
+	}
 	base := pod.DeepCopy()
 	for _, over := range []overlay{ext.asOverlay(), ext.Pod} {
 		var err error

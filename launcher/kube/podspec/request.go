@@ -1,0 +1,110 @@
+package podspec
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// annotationRequest has a storedRequest in JSON.
+const annotationRequest = Domain + "request"
+
+// maxRequest bounds annotationRequest, in bytes. All annotations of an object may have 256 KiB, and notes need 128 KiB.
+const maxRequest = 112 << 10
+
+// ErrNoRequest says that a pod has no stored request: an earlier version of ekg has built it.
+var ErrNoRequest = errors.New("the pod has no stored request")
+
+// storedRequest is what Build needs of a launcher.Request besides the Record. The values of the client's variables are
+// not repeated here: they are those of the kernel's container, and there may be a megabyte of them.
+type storedRequest struct {
+	Argv          []string          `json:"argv,omitempty"`
+	Env           map[string]string `json:"env,omitempty"` // of the kernelspec
+	InterruptMode string            `json:"interrupt_mode,omitempty"`
+	Extension     json.RawMessage   `json:"extension,omitempty"` // metadata.ekg of the kernelspec
+	Cull          kernelspecs.Cull  `json:"cull,omitzero"`
+	Variables     []string          `json:"variables,omitempty"` // names of the client's variables, sorted
+}
+
+// storeRequest records the request in the pod, so that ReadRequest returns it.
+func storeRequest(pod *corev1.Pod, req launcher.Request) error {
+	stored := storedRequest{
+		Argv:          req.Spec.Argv,
+		Env:           req.Spec.Env,
+		InterruptMode: req.Spec.InterruptMode,
+		Cull:          req.Cull,
+		Variables:     slices.Sorted(maps.Keys(req.Env)),
+	}
+	if len(req.Spec.Metadata) > 0 {
+		var metadata struct {
+			EKG json.RawMessage `json:"ekg"`
+		}
+		if err := json.Unmarshal(req.Spec.Metadata, &metadata); err != nil {
+			return failed("kernelspec %s: metadata: %s", req.Spec.Name, err)
+		}
+		stored.Extension = metadata.EKG
+	}
+	text, err := json.Marshal(stored)
+	if err != nil {
+		return err
+	}
+	if len(text) > maxRequest {
+		return refused("the kernelspec and the names of the client's variables have %d bytes; a pod can keep %d", len(text),
+			maxRequest)
+	}
+	pod.Annotations[annotationRequest] = string(text)
+	return nil
+}
+
+// ReadRequest returns the request from which a kernel's pod was built, so that Build returns the kernel's next pod.
+// What the cluster has added to the pod since then is no part of it: annotations, labels, containers, volumes,
+// variables. The error is ErrNoRequest if the pod has no stored request.
+func ReadRequest(pod *corev1.Pod, rec Record) (launcher.Request, error) {
+	text := pod.Annotations[annotationRequest]
+	if text == "" {
+		return launcher.Request{}, ErrNoRequest
+	}
+	var stored storedRequest
+	if err := json.Unmarshal([]byte(text), &stored); err != nil {
+		return launcher.Request{}, fmt.Errorf("annotation %s: %w", annotationRequest, err)
+	}
+	req := launcher.Request{
+		ID:     rec.ID,
+		Owner:  rec.Owner,
+		Groups: rec.Groups,
+		Cull:   stored.Cull,
+		Spec: kernelspecs.Spec{
+			Name:          rec.SpecName,
+			Argv:          stored.Argv,
+			Env:           stored.Env,
+			InterruptMode: stored.InterruptMode,
+		},
+		Env: map[string]string{},
+	}
+	if len(stored.Extension) > 0 {
+		metadata, err := json.Marshal(map[string]json.RawMessage{"ekg": stored.Extension})
+		if err != nil {
+			return launcher.Request{}, err
+		}
+		req.Spec.Metadata = metadata
+	}
+	k := kernelOf(pod)
+	if k == nil {
+		return launcher.Request{}, fmt.Errorf("the pod has no container %s", ContainerKernel)
+	}
+	for _, e := range k.Env {
+		_, twice := req.Env[e.Name]
+		if _, ok := slices.BinarySearch(stored.Variables, e.Name); ok && !twice && e.ValueFrom == nil {
+			req.Env[e.Name] = strings.ReplaceAll(e.Value, "$$", "$") // see escapeDollars
+		}
+	}
+	return req, req.ParseEnv()
+}
