@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -139,6 +140,31 @@ func TestEnding_NeverRuns(t *testing.T) {
 	}
 	if k, err := l.Revive(t.Context(), idA); err != nil || k.State != api.Starting {
 		t.Errorf("%+v, %v", k, err)
+	}
+}
+
+// A refused pull becomes final after a minute, although no event and no change of the pod follows.
+func TestEnding_RefusedPull(t *testing.T) {
+	c := newTestCluster(t)
+	var now atomic.Int64
+	l := openTest(t, c, fastReaper(&now))
+	startTest(t, l, idA)
+	c.setPod(t, idA+"-1", func(pod *corev1.Pod) {
+		pod.Spec.NodeName = "n1"
+		pod.Status.Phase = corev1.PodPending
+		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue,
+			LastTransitionTime: metav1.NewTime(time.Unix(0, now.Load()))}}
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: podspec.ContainerKernel, State: corev1.ContainerState{
+			Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff",
+				Message: `Back-off pulling image "a": ErrImagePull: manifest unknown`}}}}
+	})
+	k := waitFor(t, l, idA, func(k launcher.Kernel) bool { return strings.Contains(k.Reason, "manifest unknown") })
+	if k.State != api.Starting {
+		t.Fatalf("the first failure ended it: %+v", k)
+	}
+	now.Add(int64(61 * time.Second))
+	if k := waitFor(t, l, idA, isDead); !strings.Contains(k.Reason, "manifest unknown") {
+		t.Errorf("%+v", k)
 	}
 }
 

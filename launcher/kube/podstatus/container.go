@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -158,17 +159,16 @@ func contains(text string, words []string) bool {
 func isTransient(said string) bool { return contains(said, transientWords) }
 
 // pulling explains an image that could not be pulled. The class is ClassNever only if the registry has refused the
-// image.
+// image, and not only once: a new node has no credentials at first, a mirror answers 404 until it has the image, and
+// containerd 2 reports an error of the network as 401 or 404 (https://github.com/containerd/containerd/issues/12402).
 func (e *explanation) pulling(container string, w *corev1.ContainerStateWaiting) Reason {
 	said := w.Message
 	since := e.started()
+	failures := e.failedPulls(container)
 	if !strings.Contains(said, ": ") || w.Reason == "ImagePullBackOff" && !strings.Contains(said, "ErrImagePull") {
 		// Before Kubernetes 1.31 the back-off's message hides the cause, which an event before it has.
-		for i := range slices.Backward(e.events) {
-			if event := &e.events[i]; event.Reason == "Failed" && strings.HasPrefix(event.Message, "Failed to pull image") {
-				said = event.Message
-				break
-			}
+		if failures.newest != "" {
+			said = failures.newest
 		}
 	}
 	short := OneLine(shortPull(said), quoteLimit)
@@ -176,7 +176,7 @@ func (e *explanation) pulling(container string, w *corev1.ContainerStateWaiting)
 	switch {
 	case isTransient(said):
 		return newReason(ClassWaiting, since, "the image %q cannot be pulled now, and is tried again: %s", image, short)
-	case contains(said, permanentWords):
+	case contains(said, permanentWords) && (failures.count > 1 || e.failsForLong(failures, w)):
 		text := fmt.Sprintf("the image %q cannot be pulled: %s", image, short)
 		if event := e.last("FailedToRetrieveImagePullSecret"); event != nil {
 			text += "; " + OneLine(strings.SplitN(event.Message, ";", 2)[0], 150)
@@ -184,6 +184,42 @@ func (e *explanation) pulling(container string, w *corev1.ContainerStateWaiting)
 		return newReason(ClassNever, since, "%s", text)
 	}
 	return newReason(ClassWaiting, since, "the image %q could not be pulled, and is tried again: %s", image, short)
+}
+
+// failedPulls is what the events say about the failed pulls of an image.
+type failedPulls struct {
+	count  int       // the kubelet counts equal events
+	first  time.Time // time of the first; zero without one
+	newest string    // message of the newest
+}
+
+// failedPulls counts the failed pulls of a container's image.
+func (e *explanation) failedPulls(container string) (all failedPulls) {
+	for i := range e.events {
+		event := &e.events[i]
+		if event.Reason != "Failed" || !strings.HasPrefix(event.Message, "Failed to pull image") ||
+			!e.ofContainer(event, container) {
+			continue
+		}
+		all.newest = event.Message
+		all.count += max(1, int(event.Count))
+		if at := timeOr(event.FirstTimestamp.Time, EventTime(event)); all.first.IsZero() || at.Before(all.first) {
+			all.first = at
+		}
+	}
+	return all
+}
+
+// pullPatience is how long a registry's refusal may be the error of a new node or of a mirror.
+const pullPatience = time.Minute
+
+// failsForLong reports whether an image's pulls have failed for pullPatience. Without any event only the kubelet's
+// pause proves that a pull has failed: the first pull may have waited long for its turn.
+func (e *explanation) failsForLong(failures failedPulls, w *corev1.ContainerStateWaiting) bool {
+	if !failures.first.IsZero() {
+		return e.now.Sub(failures.first) >= pullPatience
+	}
+	return w.Reason == "ImagePullBackOff" && e.now.Sub(e.started()) >= pullPatience
 }
 
 var pullPrefix = regexp.MustCompile(`^.*(failed to resolve reference "[^"]*"|failed to pull and unpack image "[^"]*"|` +

@@ -113,3 +113,10 @@ func event(from, why, message string, age time.Duration) corev1.Event {
 		Source:         corev1.EventSource{Component: from},
 		InvolvedObject: corev1.ObjectReference{UID: "u"}}
 }
+
+// pullsFailed returns the kubelet's event about failed pulls of the kernel's image, the first of them some time ago.
+func pullsFailed(count int32, first time.Duration) []corev1.Event {
+	e := event("kubelet", "Failed", `Failed to pull image "lab/image:2": reg.example/lab/image:2: not found`, 0)
+	e.Count, e.FirstTimestamp = count, ago(first)
+	return []corev1.Event{e}
+}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -153,7 +154,7 @@ func TestExplain(t *testing.T) {
 		}), []corev1.Event{event("kubelet", "Pulling", `Pulling image "ekg:1"`, time.Minute)},
 			ClassNever, `the image "lab/image:2" is not on the node, and may not be pulled`},
 		{"no such image", podOf(running(waits("ErrImagePull", pull+"reg.example/lab/image:2: not found"),
-			corev1.ContainerState{})), nil,
+			corev1.ContainerState{})), pullsFailed(2, 10*time.Second),
 			ClassNever, `the image "lab/image:2" cannot be pulled: reg.example/lab/image:2: not found`},
 		{"no such image, back-off",
 			podOf(running(waits("ImagePullBackOff", `Back-off pulling image "lab/image:2": ErrImagePull: `+pull+
@@ -163,14 +164,14 @@ func TestExplain(t *testing.T) {
 		{"no such image, older back-off",
 			podOf(running(waits("ImagePullBackOff", `Back-off pulling image "lab/image:2"`), corev1.ContainerState{})),
 			[]corev1.Event{event("kubelet", "Failed", `Failed to pull image "lab/image:2": rpc error: code = NotFound desc = `+
-				pull+"reg.example/lab/image:2: not found", 20*time.Second),
+				pull+"reg.example/lab/image:2: not found", 70*time.Second),
 				event("kubelet", "Failed", "Error: ErrImagePull", 19*time.Second)},
 			ClassNever, `the image "lab/image:2" cannot be pulled: reg.example/lab/image:2: not found`},
 		{"denied", podOf(running(waits("ErrImagePull", pull+
 			"pull access denied, repository does not exist or may require authorization: authorization failed: no basic auth "+
 			"credentials"),
-			corev1.ContainerState{})), []corev1.Event{event("kubelet", "FailedToRetrieveImagePullSecret",
-			"Unable to retrieve some image pull secrets (regcred); attempting to pull the image may not succeed.", time.Minute)},
+			corev1.ContainerState{})), append(pullsFailed(2, time.Second), event("kubelet", "FailedToRetrieveImagePullSecret",
+			"Unable to retrieve some image pull secrets (regcred); attempting to pull the image may not succeed.", time.Minute)),
 			ClassNever,
 			`the image "lab/image:2" cannot be pulled: pull access denied, repository does not exist or may require ` +
 				`authorization: authorization failed: ` +
@@ -329,6 +330,40 @@ func TestExplain(t *testing.T) {
 				t.Errorf("since %v", got.Since)
 			}
 		})
+	}
+}
+
+// TestExplain_FirstPull: a registry's refusal ends a start when it is repeated, or has lasted for a minute.
+func TestExplain_FirstPull(t *testing.T) {
+	const why = `failed to pull and unpack image "reg.example/lab/image:2": failed to resolve reference ` +
+		`"reg.example/lab/image:2": reg.example/lab/image:2: not found`
+	failed := func(reason string) *corev1.Pod { return podOf(running(waits(reason, why), corev1.ContainerState{})) }
+	young := func(p *corev1.Pod) *corev1.Pod {
+		p.Status.Conditions[0].LastTransitionTime = ago(20 * time.Second)
+		return p
+	}
+	other := pullsFailed(2, 90*time.Second)
+	other[0].InvolvedObject.FieldPath = "spec.containers{supervisor}"
+	for name, c := range map[string]struct {
+		pod    *corev1.Pod
+		events []corev1.Event
+		class  Class
+	}{
+		"the first failure":  {failed("ErrImagePull"), pullsFailed(1, 0), ClassWaiting},
+		"the pause after it": {failed("ImagePullBackOff"), pullsFailed(1, 9*time.Second), ClassWaiting},
+		"the second failure": {failed("ErrImagePull"), pullsFailed(2, 10*time.Second), ClassNever},
+		"two failures with different words": {failed("ErrImagePull"), slices.Concat(pullsFailed(1, 9), pullsFailed(1, 1)),
+			ClassNever},
+		"one failure a minute ago":              {failed("ImagePullBackOff"), pullsFailed(1, time.Minute), ClassNever},
+		"failures of another container's image": {failed("ErrImagePull"), other, ClassWaiting},
+		"no event yet":                          {failed("ErrImagePull"), nil, ClassWaiting},
+		"no event, and a young pod":             {young(failed("ImagePullBackOff")), nil, ClassWaiting},
+		"no event, and a pod of 5 minutes":      {failed("ImagePullBackOff"), nil, ClassNever},
+		"a bad name":                            {failed("InvalidImageName"), nil, ClassNever},
+	} {
+		if got := Explain(c.pod, c.events, reasonNow); got.Class != c.class {
+			t.Errorf("%s: %s: %s", name, got.Class, got.Text)
+		}
 	}
 }
 
