@@ -65,10 +65,10 @@ var (
 const (
 	// The supervisor requests little CPU and has no limit, which would throttle output. It requests the memory of a
 	// supervisor whose kernel puts out many small messages, about 90 MiB. While it has less, a node that runs out of
-	// memory kills processes first that have more than they requested. Its memory limit is the part of the log that a failing disk leaves in memory, and
-	// supervisorWork: 64 MiB read ahead of the kernel, 64 MiB that clients have sent, and a few of the largest messages,
-	// each as it came and once for each framing, until the garbage collector has run. The page cache of the log's part on
-	// disk is charged too, but the kernel reclaims it.
+	// memory kills processes first that have more than they requested. Its memory limit is the part of the log that a
+	// failing disk leaves in memory, and supervisorWork: 64 MiB read ahead of the kernel, 64 MiB that clients have
+	// sent, and a few of the largest messages, each as it came and once for each framing, until the garbage collector
+	// has run. The page cache of the log's part on disk is charged too, but the kernel reclaims it.
 	DefaultSupervisorCPU    = "50m"
 	DefaultSupervisorMemory = "128Mi"
 	supervisorWork          = 512 << 20 // bytes
