@@ -20,6 +20,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/local"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
+	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
 
 // openLauncher opens the launcher that the settings select. reaper may be nil.
@@ -85,12 +86,12 @@ func openKube(
 	if err != nil {
 		return nil, err
 	}
-	if pods, err = adaptToCluster(ctx, s, cluster, pods); err != nil {
-		return nil, err
-	}
 	log.Info("kernels are pods", logkey.Cluster, cluster.Host, logkey.Namespace, pods.Namespace)
 	opening, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
+	if pods, err = adaptToCluster(opening, s, cluster, pods, log); err != nil {
+		return nil, err
+	}
 	o := kube.Options{
 		Cluster:     cluster,
 		Pods:        pods,
@@ -110,8 +111,12 @@ func openKube(
 	return kube.Open(opening, o)
 }
 
-// openTime bounds the time for the first list of pods. After it the gateway ends, and a Deployment starts it again.
-const openTime = time.Minute
+const (
+	// openTime bounds the time until the cluster is known. After it the gateway ends, and a Deployment starts it again.
+	openTime = time.Minute
+	// adaptPause is the pause after a request that failed within openTime.
+	adaptPause = 500 * time.Millisecond
+)
 
 // podOptions returns the settings of kernels' pods.
 func podOptions(s *settings.Settings, namespace string) (podspec.Options, error) {
@@ -143,12 +148,13 @@ func podOptions(s *settings.Settings, namespace string) (podspec.Options, error)
 	return o, nil
 }
 
-// adaptToCluster completes settings that depend on the cluster.
+// adaptToCluster completes settings that depend on the cluster. It asks until the cluster answers or ctx ends.
 func adaptToCluster(
 	ctx context.Context,
 	s *settings.Settings,
 	cluster *kube.Cluster,
 	pods podspec.Options,
+	log *slog.Logger,
 ) (podspec.Options, error) {
 	if len(s.SupervisorArch) == 0 && cluster.Inside() {
 		pods.Architectures = []string{runtime.GOARCH} // gateways and supervisors are of one image
@@ -156,14 +162,18 @@ func adaptToCluster(
 	if s.SupervisorUser != settings.UserAuto {
 		return pods, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, openTime)
-	defer cancel()
-	chooses, err := cluster.ChoosesUsers(ctx)
-	if err != nil {
-		return pods, fmt.Errorf("%s: whether the cluster is OpenShift: %w", s.Place("supervisor-user"), err)
+	for {
+		chooses, err := cluster.ChoosesUsers(ctx)
+		if err == nil {
+			pods.ClusterChoosesUser = chooses
+			return pods, nil
+		}
+		err = fmt.Errorf("%s: it is unknown whether the cluster is OpenShift: %w", s.Place("supervisor-user"), err)
+		log.Warn("the cluster does not answer; this is tried again", logkey.Err, err)
+		if sleep.For(ctx, adaptPause) != nil {
+			return pods, err
+		}
 	}
-	pods.ClusterChoosesUser = chooses
-	return pods, nil
 }
 
 // masterKey reads the key from which the kernels' keys are derived. By default a gateway outside the cluster generates

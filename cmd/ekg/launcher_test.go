@@ -1,14 +1,20 @@
 package main
 
 import (
+	"context"
 	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -83,5 +89,47 @@ func TestPodOptions(t *testing.T) {
 	if o := options(map[string][]string{"supervisor-arch": {"any"}, "home-limit": {"0"}}); o.Architectures != nil ||
 		o.HomeLimit >= 0 {
 		t.Errorf("any architecture and no limit: %+v", o)
+	}
+}
+
+// TestAdaptToCluster: a gateway waits for a cluster that does not answer yet. A user that is set needs no answer.
+func TestAdaptToCluster(t *testing.T) {
+	var asked atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if asked.Add(1) == 1 {
+			w.WriteHeader(http.StatusInternalServerError)
+		}
+	}))
+	defer server.Close()
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	text := `{"apiVersion": "v1", "kind": "Config", "current-context": "c",
+		"contexts": [{"name": "c", "context": {"cluster": "c"}}],
+		"clusters": [{"name": "c", "cluster": {"server": "` + server.URL + `"}}]}`
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cluster, err := kube.Connect(file, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for user, want := range map[string]int64{settings.UserAuto: 2, settings.UserFixed: 0} {
+		asked.Store(0)
+		s := new(settings.Settings)
+		s.SupervisorUser = user
+		o, err := adaptToCluster(t.Context(), s, cluster, podspec.Options{}, slog.New(slog.DiscardHandler))
+		if err != nil || o.ClusterChoosesUser != (user == settings.UserAuto) || o.Architectures != nil {
+			t.Errorf("%s: %+v, %v", user, o, err)
+		}
+		if n := asked.Load(); n != want {
+			t.Errorf("%s: the cluster was asked %d times, want %d", user, n, want)
+		}
+	}
+	server.Close()
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	s := &settings.Settings{SupervisorPodSettings: settings.SupervisorPodSettings{SupervisorUser: settings.UserAuto}}
+	if _, err := adaptToCluster(ended, s, cluster, podspec.Options{}, slog.New(slog.DiscardHandler)); err == nil ||
+		!strings.Contains(err.Error(), "OpenShift") {
+		t.Errorf("a cluster that never answers: %v", err)
 	}
 }
