@@ -1,6 +1,7 @@
 package local
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -115,21 +116,31 @@ func TestList_FromMemory(t *testing.T) {
 	}
 }
 
-// TestList_OtherFolder replaces the folder of all kernels, which ends its watch.
+// TestList_OtherFolder puts another folder in the place of the folder of all kernels, whose watch is then useless. A
+// removed folder's inode number may be that of the next one.
 func TestList_OtherFolder(t *testing.T) {
-	p := newPlace(t)
-	p.change = func(_ *Options, tm *timing) { tm.maintenance = time.Hour }
-	l := p.launcher()
-	l.expect(t, "nothing", 0, "")
-	kernels := filepath.Join(p.state, "kernels")
-	for _, err := range []error{os.Rename(kernels, kernels+".old"), os.Mkdir(kernels, 0o700)} {
-		if err != nil {
-			t.Fatal(err)
-		}
+	for name, leave := range map[string]func(kernels string) error{
+		"renamed": func(kernels string) error { return os.Rename(kernels, kernels+".old") },
+		"removed": os.Remove,
+		"with its state directory": func(kernels string) error {
+			state := filepath.Dir(kernels)
+			return errors.Join(os.Rename(state, state+".old"), os.Mkdir(state, 0o700))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlace(t)
+			p.change = func(_ *Options, tm *timing) { tm.maintenance = time.Hour }
+			l := p.launcher()
+			l.expect(t, "nothing", 0, "")
+			kernels := filepath.Join(p.state, "kernels")
+			if err := errors.Join(leave(kernels), os.Mkdir(kernels, 0o700)); err != nil {
+				t.Fatal(err)
+			}
+			a := p.launcher()
+			p.start(a, 1, "fine")
+			l.expect(t, "a start", 1, "")
+		})
 	}
-	a := p.launcher()
-	p.start(a, 1, "fine")
-	l.expect(t, "a start", 1, "")
 }
 
 // expect lists kernels. It fails unless there are n, and the first one has a session of the path.
