@@ -156,13 +156,16 @@ func (g *Gateway) kernelOf(ctx context.Context, who caller, id string) (launcher
 		return launcher.Kernel{}, launcher.ErrNotFound
 	}
 	k, err := g.kernel(ctx, id)
-	if err == nil && who.accessTo(k) < readKernel {
+	if err == nil && !who.sees(k) {
 		return launcher.Kernel{}, errHidden
 	}
 	return k, err
 }
 
+// sees reports whether the caller may know of a kernel.
+func (c caller) sees(k launcher.Kernel) bool { return c.accessTo(k) >= readKernel }
+
 // visible returns those kernels that the caller may see.
 func (c caller) visible(kernels []launcher.Kernel) []launcher.Kernel {
-	return slices.DeleteFunc(slices.Clone(kernels), func(k launcher.Kernel) bool { return c.accessTo(k) < readKernel })
+	return slices.DeleteFunc(slices.Clone(kernels), func(k launcher.Kernel) bool { return !c.sees(k) })
 }

@@ -20,7 +20,7 @@ func writeModels(w http.ResponseWriter, who caller, kernels []launcher.Kernel) e
 	b := append((*buffer)[:0], '[')
 	var err error
 	for i := range kernels {
-		if who.accessTo(kernels[i]) < readKernel {
+		if !who.sees(kernels[i]) {
 			continue
 		}
 		if len(b) > 1 {

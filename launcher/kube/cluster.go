@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -8,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -106,3 +108,16 @@ func (c *Cluster) dialer() poddial.Dialer {
 
 // Inside reports whether this process is a pod of the cluster.
 func (c *Cluster) Inside() bool { return c.forward == nil }
+
+// ChoosesUsers reports whether the cluster chooses the users of pods by their namespaces, as OpenShift does. Such a
+// cluster rejects a pod that sets a user. Every account may normally read which kinds of objects a cluster has.
+// ChoosesUsers returns false for an account that may not.
+func (c *Cluster) ChoosesUsers(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, apiTime)
+	defer cancel()
+	err := c.client.CoreV1().RESTClient().Get().AbsPath("/apis/security.openshift.io").Do(ctx).Error()
+	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
+		return false, nil
+	}
+	return err == nil, err
+}

@@ -5,22 +5,8 @@ import (
 	"slices"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
-
-// ChoosesUsers reports whether the cluster chooses the users of pods by their namespaces, as OpenShift does: a pod with
-// a user of its own is then rejected. Every account may read which kinds of objects a cluster has. If this one may not,
-// the answer is no.
-func (c *Cluster) ChoosesUsers(ctx context.Context) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, apiTime)
-	defer cancel()
-	err := c.client.CoreV1().RESTClient().Get().AbsPath("/apis/security.openshift.io").Do(ctx).Error()
-	if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
-		return false, nil
-	}
-	return err == nil, err
-}
 
 // ReviewToken asks the cluster for the user of a token. The gateway's account needs the right to create tokenreviews,
 // as in the cluster role system:auth-delegator. Without audiences the token must be for the cluster itself. ok is false

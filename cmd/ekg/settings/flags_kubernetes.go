@@ -90,7 +90,7 @@ var kubernetesSettings = []group{
 				"run on such nodes only, unless their kernelspec chooses by that label",
 		},
 		{
-			Name: "home-limit", Env: []string{"EKG_HOME_LIMIT"}, def: "10GiB",
+			Name: "home-limit", Env: []string{"EKG_HOME_LIMIT"}, def: formatSize(podspec.DefaultHomeLimit),
 			value: size(func(s *Settings) *int64 { return &s.HomeLimit }),
 			Usage: "size of the volume in a pod that replaces a home folder that cannot be written. A pod that writes more " +
 				"is evicted, and its kernel is dead. 0: no limit",

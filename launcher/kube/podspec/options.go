@@ -50,7 +50,7 @@ func (o Options) withDefaults() Options {
 		o.Policy = DefaultPolicy()
 	}
 	if o.HomeLimit == 0 {
-		o.HomeLimit = homeLimit
+		o.HomeLimit = DefaultHomeLimit
 	}
 	if o.StopGrace == 0 {
 		o.StopGrace = api.DefaultStopGrace

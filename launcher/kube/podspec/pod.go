@@ -73,10 +73,11 @@ const (
 	DefaultSupervisorMemory = "128Mi"
 	supervisorWork          = 512 << 20 // bytes
 
+	DefaultHomeLimit = 10 << 30 // bytes of the volume for home folders that cannot be written
+
 	sharedLimit    = 64 << 20        // bytes of the volume with the supervisor's program
 	volumeLogLimit = 1 << 30         // bytes of a log whose operator sets no limit; it reserves nothing on the node
 	nodeKeepFree   = 20              // percent of the node's disk; kubelets evict pods and delete images at 10 or 15
-	homeLimit      = 10 << 30        // bytes of the volume for home folders that cannot be written
 	spillAllowance = 64 << 20        // bytes of the spill volume besides twice the log, until old parts are deleted
 	defaultShmSize = "1Gi"           // of pods with a GPU: data loaders, which share batches there, soon fill 64 MiB
 	graceAllowance = 10              // seconds of a pod's grace, besides twice the stop grace: clients are notified

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -65,8 +64,8 @@ func storeRequest(pod *corev1.Pod, req launcher.Request) error {
 }
 
 // ReadRequest returns the request from which a kernel's pod was built, so that Build returns the kernel's next pod.
-// What the cluster has added to the pod since then is no part of it: annotations, labels, containers, volumes,
-// variables. The error is ErrNoRequest if the pod has no stored request.
+// The request has nothing that the cluster has added to the pod: no annotation, label, container, volume or variable.
+// The error is ErrNoRequest if the pod has no stored request.
 func ReadRequest(pod *corev1.Pod, rec Record) (launcher.Request, error) {
 	text := pod.Annotations[annotationRequest]
 	if text == "" {
@@ -103,7 +102,7 @@ func ReadRequest(pod *corev1.Pod, rec Record) (launcher.Request, error) {
 	for _, e := range k.Env {
 		_, twice := req.Env[e.Name]
 		if _, ok := slices.BinarySearch(stored.Variables, e.Name); ok && !twice && e.ValueFrom == nil {
-			req.Env[e.Name] = strings.ReplaceAll(e.Value, "$$", "$") // see escapeDollars
+			req.Env[e.Name] = unescapeDollars(e.Value)
 		}
 	}
 	return req, req.ParseEnv()

@@ -27,8 +27,8 @@ func (b *builder) supervisorContainer() corev1.Container {
 		Env: []corev1.EnvVar{
 			{Name: api.PodConfigVariable}, // its value is set by configureSupervisor
 			{Name: "GOMAXPROCS", Value: strconv.Itoa(api.DefaultProcessors)},
-			// The kubelet writes the limit that the container really has. As many million bytes are 95 % of it: the garbage
-			// collector works harder before the limit is reached. The log's page cache is no part of Go's memory.
+			// The kubelet writes the container's limit in MiB. GOMEMLIMIT has a million bytes for each MiB, which is 95 % of
+			// the limit. The garbage collector works harder from there on. It does not count the log's page cache.
 			{Name: memoryVariable, ValueFrom: &corev1.EnvVarSource{ResourceFieldRef: &corev1.ResourceFieldSelector{
 				ContainerName: ContainerSupervisor, Resource: "limits.memory", Divisor: resource.MustParse("1Mi")}}},
 			{Name: "GOMEMLIMIT", Value: "$(" + memoryVariable + ")000000"},
@@ -126,3 +126,6 @@ func (b *builder) workingDir() string {
 // escapeDollars doubles every dollar sign. The kubelet, which expands $(NAME) and turns $$ into $, then restores the
 // text.
 func escapeDollars(text string) string { return strings.ReplaceAll(text, "$", "$$") }
+
+// unescapeDollars undoes escapeDollars.
+func unescapeDollars(text string) string { return strings.ReplaceAll(text, "$$", "$") }
