@@ -284,8 +284,8 @@ func (l *Launcher) nextPod(old *corev1.Pod, rec podspec.Record) (*corev1.Pod, er
 	return pod, nil
 }
 
-// copyPod returns a copy of a pod of an earlier version of ekg, which has stored no request. What the cluster has added
-// to the annotations and to ekg's two containers cannot be told from what was asked for, and stays.
+// copyPod returns a copy of a pod that an earlier version of ekg has created, without a stored request. The copy keeps
+// what the cluster has added to the annotations and to ekg's two containers: nothing distinguishes it from the request.
 func copyPod(old *corev1.Pod) *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{

@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Labels that select the pods of one owner or of one kernelspec. Their values are those of LabelValue. The annotations
-// of the same keys have the names themselves.
+// Labels that select the pods of one owner or of one kernelspec. LabelValue returns their values. The annotations with
+// the same keys hold the names unchanged.
 const (
 	LabelOwner = AnnotationOwner
 	LabelSpec  = annotationSpec
