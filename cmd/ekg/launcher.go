@@ -145,6 +145,9 @@ func podOptions(s *settings.Settings, namespace string) (podspec.Options, error)
 		}
 		o.Policy = policy
 	}
+	if err := o.Validate(); err != nil {
+		return o, fmt.Errorf("settings of kernels' pods: %w", err)
+	}
 	return o, nil
 }
 
@@ -168,10 +171,9 @@ func adaptToCluster(
 			pods.ClusterChoosesUser = chooses
 			return pods, nil
 		}
-		err = fmt.Errorf("%s: it is unknown whether the cluster is OpenShift: %w", s.Place("supervisor-user"), err)
 		log.Warn("the cluster does not answer; this is tried again", logkey.Err, err)
 		if sleep.For(ctx, adaptPause) != nil {
-			return pods, err
+			return pods, fmt.Errorf("the cluster does not answer whether it is OpenShift: %w", err)
 		}
 	}
 }

@@ -64,9 +64,6 @@ func TestPodOptions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := o.Validate(); err != nil {
-			t.Error(err)
-		}
 		o.Cull, o.StopGrace = api.Cull{}, 0 // other tests have them
 		return o
 	}
@@ -89,6 +86,15 @@ func TestPodOptions(t *testing.T) {
 	if o := options(map[string][]string{"supervisor-arch": {"any"}, "home-limit": {"0"}}); o.Architectures != nil ||
 		o.HomeLimit >= 0 {
 		t.Errorf("any architecture and no limit: %+v", o)
+	}
+	s, err := settings.Load(sourcesOf(map[string][]string{"supervisor-image": {"ekg:1"}, "supervisor-memory": {"1Gi"},
+		"supervisor-memory-limit": {"512Mi"}}, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const refused = "settings of kernels' pods: SupervisorMemoryLimit: 512Mi is less than the request, 1Gi"
+	if _, err := podOptions(s, "kernels"); err == nil || err.Error() != refused {
+		t.Errorf("a limit below the request: %v", err)
 	}
 }
 

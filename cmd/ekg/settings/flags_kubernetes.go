@@ -55,7 +55,7 @@ var kubernetesSettings = []group{
 		},
 		{
 			Name: "supervisor-pull-secret", Env: []string{"EKG_SUPERVISOR_PULL_SECRET"},
-			value: list(func(s *Settings) *[]string { return &s.SupervisorPullSecrets }),
+			value: list(func(s *Settings) *[]string { return &s.SupervisorPullSecrets }, podspec.CheckSecretName),
 			Usage: "name of a secret with which nodes pull the supervisor's image. It lies in the kernels' namespace",
 		},
 		{
@@ -85,7 +85,7 @@ var kubernetesSettings = []group{
 		{
 			Name: "supervisor-arch", Env: []string{"EKG_SUPERVISOR_ARCH"},
 			defDoc: "in the cluster the gateway's own, else " + ArchAny,
-			value:  list(func(s *Settings) *[]string { return &s.SupervisorArch }),
+			value:  list(func(s *Settings) *[]string { return &s.SupervisorArch }, podspec.CheckArchitecture),
 			Usage: "kubernetes.io/arch of the nodes for which the supervisor's image exists: amd64, arm64, or any. Pods " +
 				"run on such nodes only, unless their kernelspec chooses by that label",
 		},

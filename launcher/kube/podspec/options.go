@@ -98,6 +98,22 @@ func CheckQuantity(text string) error {
 	return nil
 }
 
+// CheckSecretName returns an error if a text cannot be the name of a secret.
+func CheckSecretName(text string) error {
+	if len(validation.IsDNS1123Subdomain(text)) > 0 {
+		return fmt.Errorf("%q is not a valid Kubernetes name", text)
+	}
+	return nil
+}
+
+// CheckArchitecture returns an error if a text cannot be a value of kubernetes.io/arch.
+func CheckArchitecture(text string) error {
+	if len(validation.IsValidLabelValue(text)) > 0 {
+		return fmt.Errorf("%q is not a valid label value", text)
+	}
+	return nil
+}
+
 // Validate returns an error that names the first field with an invalid value.
 func (o Options) Validate() error {
 	o = o.withDefaults()
@@ -119,13 +135,13 @@ func (o Options) Validate() error {
 			o.SupervisorMemory)
 	}
 	for _, name := range o.SupervisorPullSecrets {
-		if len(validation.IsDNS1123Subdomain(name)) > 0 {
-			return fmt.Errorf("SupervisorPullSecrets: %q is not a valid Kubernetes name", name)
+		if err := CheckSecretName(name); err != nil {
+			return fmt.Errorf("SupervisorPullSecrets: %w", err)
 		}
 	}
 	for _, arch := range o.Architectures {
-		if len(validation.IsValidLabelValue(arch)) > 0 {
-			return fmt.Errorf("Architectures: %q is not a valid label value", arch)
+		if err := CheckArchitecture(arch); err != nil {
+			return fmt.Errorf("Architectures: %w", err)
 		}
 	}
 	switch corev1.PullPolicy(o.SupervisorPullPolicy) {
