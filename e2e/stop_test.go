@@ -67,11 +67,8 @@ func TestE2E_StopBusy(t *testing.T) {
 	}
 }
 
-// TestE2E_StopDaemons: what a kernel has started in sessions of its own ends with it, and another kernel's process
-// goes on.
-func TestE2E_StopDaemons(t *testing.T) {
-	g := newGateway(t)
-	const start = `import os, subprocess
+// startDaemons is a cell that starts processes in sessions of their own. The last one has no EKG_KERNEL_ID.
+const startDaemons = `import os, subprocess
 subprocess.Popen(['sleep', '1000'], start_new_session=True)
 subprocess.Popen(['nohup', 'setsid', 'sleep', '1000'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 if os.fork() == 0:
@@ -80,24 +77,39 @@ if os.fork() == 0:
         os.execvp('sleep', ['sleep', '1000'])
     os._exit(0)
 os.wait()
-other = subprocess.Popen(['sleep', '1000'], start_new_session=True, env=dict(os.environ, EKG_KERNEL_ID='another'))
-print('other', other.pid)`
+hidden = subprocess.Popen(['env', '-u', 'EKG_KERNEL_ID', 'sleep', '1000'], start_new_session=True)
+print(os.getpid(), hidden.pid)`
+
+// startOther is a cell that starts a process in a session of its own.
+const startOther = `import subprocess
+other = subprocess.Popen(['sleep', '1000'], start_new_session=True)
+print(other.pid)`
+
+// TestE2E_StopDaemons: what a kernel has started in sessions of its own ends with it, and another kernel's process
+// goes on. A process without the kernel's id in its environment ends where the kernel has a control group.
+func TestE2E_StopDaemons(t *testing.T) {
+	g := newGateway(t)
+	bystander := g.dial(t, g.kernel("python3"), "s", true)
+	r := bystander.execute(startOther, 30*time.Second)
+	var other int
+	if _, err := fmt.Sscan(r.stdout, &other); err != nil {
+		t.Fatalf("%v in %q", err, r.stdout)
+	}
 	id := g.kernel("python3")
 	for _, end := range []string{"restart", "shutdown"} {
 		c := g.dial(t, id, end, true)
-		r := c.execute(start, 30*time.Second)
-		var other int
-		if _, err := fmt.Sscanf(r.stdout, "other %d", &other); err != nil {
+		r := c.execute(startDaemons, 30*time.Second)
+		var kernel, hidden int
+		if _, err := fmt.Sscan(r.stdout, &kernel, &hidden); err != nil {
 			t.Fatalf("%v in %q", err, r.stdout)
 		}
-		defer func() {
-			if err := syscall.Kill(other, syscall.SIGKILL); err != nil {
-				t.Errorf("%s: the process of another kernel: %v", end, err)
-			}
-		}()
 		sleepers := func(p process) bool { return ofKernel(id)(p) && strings.HasPrefix(p.cmdline, "sleep") }
 		if got := processes(t, sleepers); len(got) != 3 {
 			t.Errorf("the kernel has the processes %v", got)
+		}
+		group, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", kernel))
+		if err != nil {
+			t.Fatal(err)
 		}
 		if end == "restart" {
 			g.want(200, "POST", "/api/kernels/"+id+"/restart", "{}", nil)
@@ -107,5 +119,17 @@ print('other', other.pid)`
 		if left := processes(t, sleepers); len(left) > 0 {
 			t.Errorf("%s has answered, but there are still %v", end, left)
 		}
+		left := processes(t, func(p process) bool { return p.pid == hidden })
+		switch grouped := strings.Contains(string(group), "/ekg-"+id); {
+		case grouped && len(left) > 0:
+			t.Errorf("%s has answered, but what left its environment is still there: %v", end, left)
+		case !grouped:
+			t.Logf("the kernel has no control group; the process without its id lives: %t", len(left) > 0)
+			_ = syscall.Kill(hidden, syscall.SIGKILL) // it may have ended
+		}
+		bystander.says("print(other.poll())", "None\n")
+	}
+	if err := syscall.Kill(other, syscall.SIGKILL); err != nil {
+		t.Errorf("the process of another kernel: %v", err)
 	}
 }

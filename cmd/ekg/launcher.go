@@ -15,6 +15,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/cgroup"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local"
@@ -42,6 +43,11 @@ func openLauncher(
 		if err != nil {
 			return nil, err
 		}
+		groups, err := cgroup.Find()
+		if err != nil {
+			log.Info("kernels get no control groups of their own; their processes are found by session and environment",
+				logkey.Err, err)
+		}
 		return local.Open(ctx, local.Options{
 			StateDir:    s.StateDir,
 			RuntimeDir:  s.RuntimeDir,
@@ -57,6 +63,8 @@ func openLauncher(
 			Reaper:      reaper,
 			Log:         log,
 			Observer:    watch,
+
+			ControlGroups: groups,
 		})
 	case "kubernetes":
 		return openKube(ctx, s, limits, log, watch)

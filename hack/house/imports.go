@@ -26,6 +26,7 @@ var mayImport = map[string][]string{
 		"kernelspecs",
 		"launcher",
 		"launcher/atomicfile",
+		"launcher/cgroup",
 		"launcher/kube",
 		"launcher/kube/podspec",
 		"launcher/local",
@@ -72,6 +73,7 @@ var mayImport = map[string][]string{
 		"kernelspecs",
 		"launcher",
 		"launcher/atomicfile",
+		"launcher/cgroup",
 		"launcher/diskspace",
 		"launcher/follow",
 		"launcher/goroutines",
@@ -163,6 +165,7 @@ var mayImport = map[string][]string{
 	"launcher/supervisor/api":        {"kernelspecs"},
 	"launcher/supervisor/zeromq":     {"launcher/sleep"},
 	"launcher/supervisor/process": {
+		"launcher/cgroup",
 		"launcher/gpu",
 		"launcher/proctree",
 		"launcher/supervisor/api",
@@ -172,6 +175,7 @@ var mayImport = map[string][]string{
 	"launcher/supervisor/memory":   {},
 	"launcher/supervisor/parent": {
 		"launcher/atomicfile",
+		"launcher/cgroup",
 		"launcher/proctree",
 		"launcher/sleep",
 		"launcher/supervisor/api",
@@ -181,6 +185,7 @@ var mayImport = map[string][]string{
 	"launcher/supervisor/child": {
 		"kernelspecs",
 		"launcher/atomicfile",
+		"launcher/cgroup",
 		"launcher/proctree",
 		"launcher/sleep",
 		"launcher/supervisor/api",
@@ -191,6 +196,7 @@ var mayImport = map[string][]string{
 	"launcher/diskspace":  {},
 	"launcher/sleep":      {},
 	"launcher/wake":       {},
+	"launcher/cgroup":     {},
 	"launcher/proctree":   {"launcher/atomicfile", "launcher/sleep"},
 
 	// Parts of the protocol.

@@ -69,6 +69,10 @@ type Options struct {
 
 	UpgradeIdle bool // supervisors of idle kernels are replaced if Supervisor is another program
 
+	// ControlGroups is the folder of the control group in which each kernel gets one of its own; see cgroup.Find. "":
+	// kernels get none.
+	ControlGroups string
+
 	InheritEnv []string         // names of this process's variables that kernels get, beside the usual ones
 	Reaper     *proctree.Reaper // of this program, which spares supervisors; nil: no reaper
 	Log        *slog.Logger

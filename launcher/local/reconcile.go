@@ -9,7 +9,6 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -113,17 +112,6 @@ func (l *Launcher) readProcesses(id string) (p processIDs) {
 	return p
 }
 
-// killRemains kills the processes of a kernel whose supervisor has ended, and returns how many there were. A supervisor
-// that has recorded the end may have left some.
-func (l *Launcher) killRemains(k *kernel, p processIDs) int {
-	n, err := proctree.KillRemains(k.id, p.Kernel)
-	if err != nil {
-		// The kernel is dead all the same: a process that survives SIGKILL is stuck in the operating system.
-		l.log.Error("processes of a dead kernel remain", logkey.Kernel, k.id, logkey.Err, err)
-	}
-	return n
-}
-
 // removeWithEnding stores the ending for later requests, and removes the kernel's folder. The turn and the folder's
 // lock are held.
 func (l *Launcher) removeWithEnding(k *kernel, end api.Ending) error {
@@ -143,6 +131,7 @@ func (l *Launcher) removeWithEnding(k *kernel, end api.Ending) error {
 
 // remove removes everything that a kernel has on disk. The turn and the folder's lock are held.
 func (l *Launcher) remove(k *kernel) error {
+	l.removeGroup(k) // the folder says which one it is
 	return errors.Join(l.layout.removeRunDir(k.rec), l.layout.removeFolder(k.id))
 }
 

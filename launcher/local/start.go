@@ -17,7 +17,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -171,7 +170,7 @@ func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
 		Listen:      "unix:" + rec.Socket,
 		ChildSocket: childSocket(runDir), SameMachine: true,
 		ConnectionFile: l.layout.file(req.ID, connectionFile), Transport: transport, RunDir: runDir,
-		ScanFile: l.layout.scanFile(),
+		ScanFile: l.layout.scanFile(), ControlGroup: l.newGroup(req.ID),
 		LockFile: l.layout.file(req.ID, lockFile), EndFile: l.layout.file(req.ID, endFile), SpillDir: l.layout.kernel(req.ID),
 		StopGrace: l.opts.StopGrace, DeadLinger: l.opts.DeadLinger,
 		RestartLimit: api.DefaultRestartLimit,
@@ -326,7 +325,8 @@ func (l *Launcher) revive(ctx context.Context, k *kernel) error {
 	cfg.StopGrace, cfg.DeadLinger, cfg.RestartLimit = l.opts.StopGrace, l.opts.DeadLinger, api.DefaultRestartLimit
 	cfg.WorkingDir = workingDir(cfg.WorkingDir, l.dir)
 	cfg.ChildSocket, cfg.SameMachine = childSocket(k.rec.RunDir), true
-	cfg.ScanFile = l.layout.scanFile()
+	l.removeGroup(k) // the file will not name it any more
+	cfg.ScanFile, cfg.ControlGroup = l.layout.scanFile(), l.newGroup(k.id)
 	if err := writeJSON(l.layout.file(k.id, configFile), cfg); err != nil {
 		return err
 	}
@@ -377,7 +377,7 @@ func (l *Launcher) launch(ctx context.Context, k *kernel) error {
 	if err := l.awaitReady(ctx, ch, ready); err != nil {
 		ch.kill()
 		<-ch.exited // after SIGKILL this does not take long
-		if n, kerr := proctree.KillRemains(k.id, 0); n > 0 || kerr != nil {
+		if n, kerr := l.kill(k, 0, false); n > 0 || kerr != nil {
 			l.log.Warn("processes of a kernel that could not be started", logkey.Kernel, k.id, logkey.Killed, n, logkey.Err,
 				kerr)
 		}

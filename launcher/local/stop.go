@@ -10,7 +10,6 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -138,8 +137,9 @@ func (l *Launcher) finishStop(ctx context.Context, k *kernel, patience time.Dura
 // endSupervisor waits until no supervisor holds the kernel's lock and none of its processes is left. It returns the
 // ending that the supervisor has stored. A supervisor that still runs after patience is killed.
 func (l *Launcher) endSupervisor(ctx context.Context, k *kernel, patience time.Duration) (*api.Ending, error) {
-	p := l.readProcesses(k.id)
+	p, orderly := l.readProcesses(k.id), true
 	if err := l.awaitUnlocked(ctx, k, patience); err != nil {
+		orderly = false
 		l.log.Warn("supervisor does not end and is killed", logkey.Kernel, k.id, logkey.PID, p.holder())
 		// The process that holds the lock: the supervisor's parent, or a supervisor without one. All end with it.
 		if err := l.layout.signal(k.id, p.holder(), os.Kill); err != nil {
@@ -153,7 +153,8 @@ func (l *Launcher) endSupervisor(ctx context.Context, k *kernel, patience time.D
 	if err != nil {
 		l.log.Error("record of a kernel's end cannot be read", logkey.Kernel, k.id, logkey.Err, err)
 	}
-	_, err = proctree.KillRemains(k.id, p.Kernel)
+	// A supervisor that has recorded the end has killed the kernel's processes before.
+	_, err = l.kill(k, p.Kernel, orderly && end != nil)
 	switch {
 	case err != nil && end != nil: // the supervisor has said that the kernel has ended
 		l.log.Error("processes of a dead kernel remain", logkey.Kernel, k.id, logkey.Err, err)

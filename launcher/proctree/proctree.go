@@ -36,6 +36,8 @@ type Process struct {
 	Session int  // process id of the session's leader
 	State   byte // the letter of proc_pid_stat(5), such as R, S or Z
 
+	Executed bool // it has executed a program since it was forked
+
 	used time.Duration // processor time, with that of its children that have ended
 }
 
@@ -182,6 +184,18 @@ func Find(pid int) (Process, bool) {
 	if perr != nil || serr != nil {
 		return Process{}, false
 	}
-	return Process{PID: pid, Parent: parent, Session: session, State: f[0][0], used: parseProcessorTime(f)},
-		true
+	return Process{PID: pid, Parent: parent, Session: session, State: f[0][0], Executed: parseExecuted(f),
+		used: parseProcessorTime(f)}, true
+}
+
+// notExecuted is the flag PF_FORKNOEXEC of a process, which ps(1) shows too. An exec clears it before it closes files.
+const notExecuted = 0x40
+
+// parseExecuted reads the flags of a process. fields begin with its state.
+func parseExecuted(fields [][]byte) bool {
+	if len(fields) < 7 {
+		return true
+	}
+	flags, err := strconv.ParseUint(string(fields[6]), 10, 64)
+	return err != nil || flags&notExecuted == 0
 }

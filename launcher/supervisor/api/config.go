@@ -57,6 +57,10 @@ type Config struct {
 	EndFile        string `json:"end_file"`
 	ScanFile       string `json:"scan_file,omitempty"`
 
+	// ControlGroup is the path of the kernel's own control group, as cgroup.Path makes it. The parent creates it with the
+	// kernel's process; launchers remove it. "": the kernel gets none.
+	ControlGroup string `json:"control_group,omitempty"`
+
 	// A child runs the kernel's process, which outlives the supervisor then. The child dials ChildSocket. With
 	// SameMachine the child is the supervisor's parent. Without it the child is in another container of the pod.
 	// ImageKernelspec names a kernelspec of the kernel's image and is used without Argv; "" is python3, or the only one.
@@ -215,6 +219,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("termination_grace is %d", c.TerminationGrace)
 	case c.SameMachine && c.ConnectionFile == "":
 		return fmt.Errorf("connection_file is missing, which same_machine needs")
+	case c.ControlGroup != "" && !c.SameMachine:
+		return fmt.Errorf("control_group is allowed only with same_machine")
 	case c.Transport != "ipc" && c.Transport != "tcp":
 		return fmt.Errorf("transport is %q, not ipc or tcp", c.Transport)
 	case c.InterruptMode != "signal" && c.InterruptMode != "message":

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/launcher/cgroup"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
@@ -48,7 +49,8 @@ type Options struct {
 	Stdout *os.File // gets a copy of the kernel's output; nil: no copy
 	Stderr *os.File // as Stdout
 	Scan   *proctree.Scan
-	Log    *slog.Logger // nil: no log
+	Group  *cgroup.Group // control group of the kernel's process; nil: it gets none of its own
+	Log    *slog.Logger  // nil: no log
 }
 
 // Child runs a kernel for a supervisor in another process. Its exported methods may be called concurrently.
@@ -390,7 +392,7 @@ func (c *Child) launch(ctx context.Context, life string, st *StartOptions) (
 func (c *Child) processOptions(life string, st *StartOptions, argv []string, env map[string]string,
 	file string) process.Options {
 	return process.Options{KernelID: st.KernelID, Argv: process.Command(argv, file), Env: env, WorkingDir: st.WorkingDir,
-		Stdout: c.copies[0], Stderr: c.copies[1], Reaper: c.reaper, Logger: c.log, Scan: c.opts.Scan,
+		Stdout: c.copies[0], Stderr: c.copies[1], Group: c.opts.Group, Reaper: c.reaper, Logger: c.log, Scan: c.opts.Scan,
 		GPUSeen: func(p *process.Process) { c.reportGPUs(life, p) }}
 }
 

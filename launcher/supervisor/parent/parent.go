@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/launcher/cgroup"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
@@ -88,8 +89,12 @@ func run(ctx context.Context, o Options, firstPause time.Duration) int {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	log := o.Log.With(logkey.Kernel, o.Config.KernelID)
+	group, err := cgroup.At(o.Config.ControlGroup, o.Config.KernelID)
+	if err != nil {
+		log.Error("kernel gets no control group", logkey.Err, err)
+	}
 	p := &parent{opts: o, log: log, firstPause: firstPause, program: o.Program, childEnded: make(chan struct{}),
-		child: child.New(child.Options{Socket: o.Config.ChildSocket, Log: log,
+		child: child.New(child.Options{Socket: o.Config.ChildSocket, Log: log, Group: group,
 			Scan: proctree.NewScan(o.Config.ScanFile)})}
 	p.oldEnd, _ = os.Stat(o.Config.EndFile) // an earlier end may be on record
 	// They are about an earlier kernel process, which died with its parent.

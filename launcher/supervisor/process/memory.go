@@ -4,9 +4,10 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/cgroup"
 )
 
 // unlimited is the smallest limit that means "no limit". The cgroup v1 limit is then the greatest number of whole
@@ -33,55 +34,24 @@ func ownMemoryGroup() memoryGroup {
 	return findMemoryGroup(string(groups), string(mounts))
 }
 
-// findMemoryGroup reads /proc/self/cgroup and /proc/self/mountinfo; see cgroups(7) and proc_pid_mountinfo(5). A memory
-// controller of version 1 takes precedence, because hybrid systems count memory there. In a container, the group itself
-// is often mounted, while the path in the file is the host's.
+// findMemoryGroup reads /proc/self/cgroup and /proc/self/mountinfo. A memory controller of version 1 takes precedence,
+// because hybrid systems count memory there.
 func findMemoryGroup(groups, mounts string) memoryGroup {
-	path, v1 := "", false
-	for line := range strings.Lines(groups) {
-		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		switch {
-		case len(f) != 3:
-		case slices.Contains(strings.Split(f[1], ","), "memory"):
-			path, v1 = f[2], true
-		case f[0] == "0" && !v1:
-			path = f[2]
-		}
-	}
-	g := memoryGroup{events: "memory.events", limit: "memory.max"}
-	if v1 {
-		g = memoryGroup{events: "memory.oom_control", limit: "memory.limit_in_bytes"}
-	}
-	for line := range strings.Lines(mounts) {
-		root, at, ok := memoryMount(line, v1)
-		if !ok {
-			continue
-		}
-		below, inside := strings.CutPrefix(path, strings.TrimSuffix(root, "/"))
-		if !inside || below != "" && below[0] != '/' {
-			below = ""
-		}
-		for _, dir := range []string{filepath.Join(at, below), at} {
-			if _, err := os.Stat(filepath.Join(dir, g.events)); err == nil {
-				g.dir = dir
-				return g
+	for _, h := range []struct {
+		controller string
+		files      memoryGroup
+	}{
+		{"memory", memoryGroup{events: "memory.oom_control", limit: "memory.limit_in_bytes"}},
+		{"", memoryGroup{events: "memory.events", limit: "memory.max"}}, // cgroup v2
+	} {
+		for _, dir := range cgroup.Folders(groups, mounts, h.controller) {
+			if _, err := os.Stat(filepath.Join(dir, h.files.events)); err == nil {
+				h.files.dir = dir
+				return h.files
 			}
 		}
 	}
 	return memoryGroup{}
-}
-
-// memoryMount reads one line of mountinfo: where the memory controller's hierarchy is mounted, and its group there.
-func memoryMount(line string, v1 bool) (root, at string, ok bool) {
-	left, right, cut := strings.Cut(line, " - ")
-	f, fs := strings.Fields(left), strings.Fields(right)
-	if !cut || len(f) < 5 || len(fs) < 3 {
-		return "", "", false
-	}
-	if v1 && (fs[0] != "cgroup" || !slices.Contains(strings.Split(fs[2], ","), "memory")) || !v1 && fs[0] != "cgroup2" {
-		return "", "", false
-	}
-	return f[3], f[4], true
 }
 
 // countOOMKills returns how many processes of this control group were killed because memory ran out. The kernel is in

@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/cgroup"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 )
@@ -38,6 +39,7 @@ type Options struct {
 	WorkingDir string            // "": the one of this program
 	Stdout     io.Writer         // gets a copy of the output; if it blocks, so does the kernel; nil: no copy
 	Stderr     io.Writer         // as Stdout
+	Group      *cgroup.Group     // in which the process is started, if that is possible; nil: in this program's
 	Reaper     *proctree.Reaper  // of this program, if orphans become its children; nil: no reaper
 	Scan       *proctree.Scan    // measures processor time; nil: with scans of its own
 	GPUSeen    func(*Process)    // called when a look at GPUs has a result; nil: no call
@@ -51,12 +53,14 @@ type Options struct {
 // forked, not the program (golang.org/issue/27505). So one goroutine, locked to its thread, starts the kernel and stays
 // blocked in wait until the kernel has ended.
 //
-// When the leader ends, everything left in its session is killed before Done is closed. So are processes that have made
-// a session of their own, if they carry the kernel's id in their environment, as they inherit it.
+// When the leader ends, everything left in its control group is killed before Done is closed. Without a group of its
+// own, everything left in its session is killed, and processes in other sessions that carry the kernel's id in their
+// environment, as they inherit it.
 type Process struct {
 	// Fixed.
 	opts   Options
-	leader int // process id; the session and the group have the same number
+	leader int  // process id; the session and the process group have the same number
+	inside bool // the process was started in opts.Group
 	stdout *Tail
 	stderr *Tail
 	ended  chan struct{} // closed when exit is set and the last output is in
@@ -129,36 +133,11 @@ func (p *Process) run(started chan<- error) {
 		p.opts.Logger.Error("kernel cannot be waited for", logkey.Kernel, p.opts.KernelID, logkey.Err, err)
 	}
 	at := time.Now().UTC()
-	proctree.KillSession(p.leader)
-	p.killRemains()
+	p.killLeft()
 	readers.finish(OutputGrace)
 	p.reap(at)
 	p.opts.Reaper.Forget(p.leader)
 	p.endLook()
-}
-
-// killRemains kills the kernel's processes in other sessions. A process whose environment cannot be read, because its
-// memory is locked, may make the search hang. So it goes on in the background after a while.
-func (p *Process) killRemains() {
-	if p.opts.KernelID == "" {
-		return
-	}
-	searched := make(chan struct{})
-	go func() {
-		defer close(searched)
-		n, err := proctree.KillRemains(p.opts.KernelID, p.leader)
-		if err != nil {
-			p.opts.Logger.Error("processes of a dead kernel remain", logkey.Kernel, p.opts.KernelID, logkey.Err, err)
-		} else if n > 0 {
-			p.opts.Logger.Info("processes that the kernel had left running were killed", logkey.Kernel, p.opts.KernelID,
-				logkey.Killed, n)
-		}
-	}()
-	select {
-	case <-searched:
-	case <-time.After(2 * proctree.KillRemainsLimit):
-		p.opts.Logger.Error("search for processes of a dead kernel hangs", logkey.Kernel, p.opts.KernelID)
-	}
 }
 
 // reap takes the kernel's exit status. The system may give its number to another process then.
@@ -203,7 +182,7 @@ func (p *Process) fork() (*readers, error) {
 	}
 	// The kernel gets descriptors, not os.Files: an os.File would make the kernel's end non-blocking, and a program
 	// that prints much would fail with EAGAIN.
-	p.leader, err = syscall.ForkExec(path, o.Argv, &syscall.ProcAttr{
+	p.leader, err = p.forkExec(path, &syscall.ProcAttr{
 		Dir:   o.WorkingDir,
 		Env:   environment(o),
 		Files: files[:],
@@ -274,7 +253,11 @@ func (p *Process) Signal(sig syscall.Signal) error {
 func (p *Process) Kill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.reaped {
+	switch {
+	case p.reaped:
+	case p.inside:
+		_ = syscall.Kill(-p.leader, syscall.SIGKILL) // run kills the others once the leader has ended
+	default:
 		proctree.KillSession(p.leader)
 	}
 }
