@@ -47,6 +47,8 @@ func openLauncher(
 		if err != nil {
 			log.Info("kernels get no control groups of their own; their processes are found by session and environment",
 				logkey.Err, err)
+		} else if err := cgroup.Sweep(groups); err != nil {
+			log.Warn("old control groups cannot be removed", logkey.Err, err)
 		}
 		return local.Open(ctx, local.Options{
 			StateDir:    s.StateDir,

@@ -23,6 +23,9 @@ import (
 // KillLimit bounds Kill.
 const KillLimit = 2 * time.Second
 
+// sweepAge is the least age of a group that Sweep removes. A group is empty for a moment before its kernel starts.
+const sweepAge = time.Hour
+
 // Pauses between two looks at a group whose processes were killed. They grow.
 const (
 	killPause     = time.Millisecond
@@ -42,6 +45,25 @@ const namePrefix = "ekg-"
 // part: two gateways may have kernels with the same id.
 func Path(dir, kernelID string) string {
 	return filepath.Join(dir, namePrefix+kernelID+"-"+strings.ToLower(rand.Text()[:8]))
+}
+
+// Sweep removes groups below the folder dir that Path has named, that are older than sweepAge, and in which no process
+// is. They are left if a kernel's state was removed by hand. The group of a dead kernel may be removed too.
+func Sweep(dir string) error {
+	before := time.Now().Add(-sweepAge)
+	entries, err := os.ReadDir(dir)
+	errs := []error{err}
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil || !e.IsDir() || !strings.HasPrefix(e.Name(), namePrefix) || info.ModTime().After(before) {
+			continue // it may have been removed since
+		}
+		err = (&Group{filepath.Join(dir, e.Name())}).Remove()
+		if err != nil && !errors.Is(err, syscall.EBUSY) { // busy: a process is in it
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Group is the control group of one kernel. A nil Group is none. Its methods may be called concurrently.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -243,6 +244,46 @@ func TestGroup_KillFiles(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestSweep removes an old group without processes, and no other.
+func TestSweep(t *testing.T) {
+	used, empty := realGroup(t), realGroup(t)
+	pid := startIn(t, used, "exec sleep 1000")
+	below := filepath.Join(empty.dir, "below")
+	foreign := filepath.Join(filepath.Dir(empty.dir), "test"+filepath.Base(empty.dir))
+	for _, dir := range []string{empty.dir, below, foreign} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	defer os.Remove(foreign) //nolint:errcheck // checked below
+	exist := func() (found []bool) {
+		for _, dir := range []string{used.dir, foreign, empty.dir} {
+			_, err := os.Stat(dir)
+			found = append(found, err == nil)
+		}
+		return found
+	}
+	if err := Sweep(filepath.Dir(empty.dir)); err != nil || !slices.Equal(exist(), []bool{true, true, true}) {
+		t.Errorf("new groups: %v, %v", exist(), err)
+	}
+	// Other tests have new groups in the same folder.
+	then := time.Now().Add(-sweepAge).Add(-time.Second)
+	for _, dir := range []string{used.dir, foreign, empty.dir} {
+		if err := os.Chtimes(dir, then, then); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Sweep(filepath.Dir(empty.dir)); err != nil || !slices.Equal(exist(), []bool{true, true, false}) {
+		t.Errorf("old groups: %v, %v", exist(), err)
+	}
+	if !alive(pid) {
+		t.Error("a process was killed")
+	}
+	if err := Sweep(filepath.Join(t.TempDir(), "x")); err == nil {
+		t.Error("a missing folder is no error")
+	}
 }
 
 func TestAt(t *testing.T) {
