@@ -70,11 +70,12 @@ func leaveOnSignal(s *supervisor.Supervisor, config string, logger *slog.Logger)
 			case <-ctx.Done():
 				return
 			case sig := <-asked:
+				id := parent.RequestID(config)
 				err := s.Leave(ctx, sig == parent.LeaveAnyway)
 				if err == nil {
 					os.Exit(parent.LeaveCode)
 				}
-				if err := parent.Refuse(config, err); err != nil {
+				if err := parent.Refuse(config, id, err); err != nil {
 					logger.Error("the reason of a refused upgrade cannot be noted", logkey.Err, err)
 				}
 			}

@@ -115,11 +115,12 @@ func supervisorMain(config string) int {
 	signal.Notify(asked, parent.LeaveIfComplete)
 	go func() {
 		for range asked {
+			id := parent.RequestID(config)
 			err := s.Leave(ctx, false)
 			if err == nil {
 				os.Exit(parent.LeaveCode)
 			}
-			if err := parent.Refuse(config, err); err != nil {
+			if err := parent.Refuse(config, id, err); err != nil {
 				panic(err)
 			}
 		}

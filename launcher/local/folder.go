@@ -31,6 +31,7 @@ const (
 	processFile    = "process.json"
 	notesFile      = "notes.json"
 	notesLock      = "notes.lock"
+	upgradeLock    = "upgrade.lock"
 	lockFile       = "lock"
 	logFile        = "supervisor.log"
 	endFile        = "ended.json"
@@ -338,4 +339,26 @@ func (l *Launcher) setAside(name string, why error) {
 		return
 	}
 	l.log.Error("bad entry of the state directory set aside", logkey.Entry, name, logkey.To, to, logkey.Err, why)
+}
+
+// lockPath creates a file in a kernel's folder and locks it. It waits until no other program has the lock. The error is
+// fs.ErrNotExist if the kernel has gone.
+func lockPath(ctx context.Context, path string) (*os.File, error) {
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		_ = f.Close() // nothing was written
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, fmt.Errorf("lock: %w", err)
+		}
+		if err := sleep.For(ctx, pause); err != nil {
+			return nil, err
+		}
+	}
 }

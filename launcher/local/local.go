@@ -11,7 +11,9 @@
 //	STATE/kernels/ID/process.json     process ids of parent, supervisor and kernel, for when the parent is killed
 //	STATE/kernels/ID/requests.json    the supervisor's state, for a supervisor that adopts the kernel
 //	STATE/kernels/ID/supervisor.log   the log of parent and supervisors, bounded; its older part has .1 added
-//	STATE/kernels/ID/upgrade.json     a request to replace the supervisor; its parent reads and removes it on SIGHUP
+//	STATE/kernels/ID/upgrade.json     a request to replace the supervisor; its parent reads and renames it on SIGHUP
+//	STATE/kernels/ID/upgrading.json   the last such request that the parent has read
+//	STATE/kernels/ID/upgrade.lock     locked by the program that upgrades the supervisor
 //	STATE/kernels/ID/upgrade-refused.json  why the last such request was refused
 //	STATE/kernels/ID/failing.json     why the kernel has no supervisor at present; the parent writes it
 //	STATE/kernels/ID/notes.json       launcher.Notes: Jupyter's sessions, grants; changed under notes.lock

@@ -8,11 +8,9 @@ import (
 	"io/fs"
 	"os"
 	"syscall"
-	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
 
 // notesCache is the last notes.json that was read. Every change creates a new file, so the file's identity and times
@@ -102,7 +100,7 @@ func (l *Launcher) UpdateNotes(ctx context.Context, id string,
 	if err != nil {
 		return launcher.Notes{}, err
 	}
-	lock, err := l.lockNotes(ctx, k)
+	lock, err := lockPath(ctx, l.layout.file(k.id, notesLock)) // the folder's may be held until a supervisor has started
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			l.reconcile(k)
@@ -129,27 +127,4 @@ func (l *Launcher) UpdateNotes(ctx context.Context, id string,
 	k.supervisor.ChangedLocked()
 	l.mu.Unlock()
 	return after, nil
-}
-
-// lockNotes takes the lock for changes of notes. It is not the folder's lock, which may be held as long as a supervisor
-// takes to start. The error is fs.ErrNotExist if the kernel has gone.
-func (l *Launcher) lockNotes(ctx context.Context, k *kernel) (*os.File, error) {
-	path := l.layout.file(k.id, notesLock)
-	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-		if err != nil {
-			return nil, err
-		}
-		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil {
-			return f, nil
-		}
-		_ = f.Close() // nothing was written
-		if !errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, fmt.Errorf("lock notes: %w", err)
-		}
-		if err := sleep.For(ctx, pause); err != nil {
-			return nil, err
-		}
-	}
 }

@@ -3,6 +3,7 @@ package local
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -23,6 +24,7 @@ const (
 	upgradeLimit  = 20 * time.Second // for another supervisor to answer
 	stayLimit     = 8 * time.Second  // after which a supervisor of an earlier version that gives no reason stays
 	upgradeLook   = 50 * time.Millisecond
+	upgradeTurn   = time.Minute      // for other programs that upgrade the same kernel
 	upgradeAgain  = 10 * time.Minute // between two attempts at one supervisor
 	upgradeStatus = 5 * time.Second  // for a supervisor's status
 	upgradeIdle   = time.Minute      // for which a kernel is idle before a gateway upgrades its supervisor by itself
@@ -73,6 +75,11 @@ func (u Upgrades) Kernel(ctx context.Context, id string) (Upgraded, error) {
 	if err != nil {
 		return Upgraded{}, err
 	}
+	lock, err := u.takeTurn(ctx, id)
+	if err != nil {
+		return Upgraded{}, err
+	}
+	defer unlock(lock)
 	before, err := firstStatus(ctx, rec)
 	switch {
 	case err != nil:
@@ -90,23 +97,38 @@ func (u Upgrades) Kernel(ctx context.Context, id string) (Upgraded, error) {
 	if err := os.Remove(l.file(id, api.RefusedFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return Upgraded{}, err
 	}
-	if err := writeJSON(l.file(id, api.UpgradeFile), api.Upgrade{Program: u.Program, Busy: u.Busy}); err != nil {
+	request := api.Upgrade{ID: rand.Text(), Program: u.Program, Busy: u.Busy}
+	if err := writeJSON(l.file(id, api.UpgradeFile), request); err != nil {
 		return Upgraded{}, err
 	}
-	defer os.Remove(l.file(id, api.UpgradeFile)) //nolint:errcheck // parents of this version have removed it
+	defer os.Remove(l.file(id, api.UpgradeFile)) //nolint:errcheck // parents of this version have moved it away
 	if err := l.signal(id, before.ParentPID, syscall.SIGHUP); err != nil {
 		return Upgraded{}, err
 	}
-	return u.await(ctx, rec, before)
+	return u.await(ctx, rec, before, request.ID)
 }
 
-// await waits for the supervisor that follows the one with this status.
-func (u Upgrades) await(ctx context.Context, rec record, before api.Status) (Upgraded, error) {
+// takeTurn takes the lock for upgrades of a kernel: programs that upgrade the same kernel do so one after the other.
+func (u Upgrades) takeTurn(ctx context.Context, id string) (*os.File, error) {
+	limited, cancel := context.WithTimeout(ctx, upgradeTurn)
+	defer cancel()
+	lock, err := lockPath(limited, layout{state: u.StateDir}.file(id, upgradeLock))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, errors.New("no kernel has this id")
+	case err != nil && limited.Err() != nil && ctx.Err() == nil:
+		return nil, errors.New("other programs upgrade it at present")
+	}
+	return lock, err
+}
+
+// await waits for the supervisor that follows the one with this status. request is the id of the request.
+func (u Upgrades) await(ctx context.Context, rec record, before api.Status, request string) (Upgraded, error) {
 	ctx, cancel := context.WithTimeout(ctx, upgradeLimit)
 	defer cancel()
 	for began := time.Now(); ; {
 		late := sleep.For(ctx, upgradeLook) != nil
-		if why := u.refused(rec.ID); why != nil {
+		if why := u.refused(rec.ID, request); why != nil {
 			return Upgraded{}, why
 		}
 		now, err := firstStatus(ctx, rec)
@@ -123,8 +145,9 @@ func (u Upgrades) await(ctx context.Context, rec record, before api.Status) (Upg
 	}
 }
 
-// refused returns why supervisor or parent have refused the request; nil if they have not.
-func (u Upgrades) refused(id string) error {
+// refused returns why supervisor or parent have refused the request; nil if they have not. A refusal of another
+// request, which came late, is ignored.
+func (u Upgrades) refused(id, request string) error {
 	var r api.Refused
 	err := readJSON(layout{state: u.StateDir}.file(id, api.RefusedFile), &r)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -132,6 +155,9 @@ func (u Upgrades) refused(id string) error {
 	}
 	if err != nil {
 		return fmt.Errorf("it was refused, and the reason cannot be read: %w", err)
+	}
+	if r.ID != "" && r.ID != request {
+		return nil
 	}
 	return errors.New(r.Reason)
 }

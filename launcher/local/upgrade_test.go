@@ -90,3 +90,60 @@ func TestUpgrades_Refused(t *testing.T) {
 		t.Errorf("the processes were %+v and are %+v", before, now)
 	}
 }
+
+// TestUpgrades_AtOnce: of programs that upgrade one supervisor at once, each has its own answer.
+func TestUpgrades_AtOnce(t *testing.T) {
+	p := newPlace(t)
+	l := p.launcher()
+	before := p.startReal(l, 1)
+	other := filepath.Join(t.TempDir(), "ekg-supervisor")
+	b, err := os.ReadFile(os.Args[0])
+	if err == nil {
+		err = os.WriteFile(other, b, 0o700)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	const programs = 3
+	type answer struct {
+		done Upgraded
+		err  error
+	}
+	answers := make(chan answer, programs)
+	for range programs {
+		go func() {
+			done, err := (Upgrades{StateDir: p.state, Program: other}).Kernel(t.Context(), id(1))
+			answers <- answer{done, err}
+		}()
+	}
+	already := 0
+	for range programs {
+		a := <-answers
+		if a.err != nil {
+			t.Error(a.err)
+		}
+		if a.done.Already {
+			already++
+		}
+	}
+	if now := processesOf(t, p, 1); already != programs-1 || now.Kernel != before.Kernel || now.Parent != before.Parent {
+		t.Errorf("%d had nothing to do; the processes were %+v and are %+v", already, before, now)
+	}
+}
+
+// TestUpgrades_RefusedOther: a refusal of another request is not read as that of the present one.
+func TestUpgrades_RefusedOther(t *testing.T) {
+	u := Upgrades{StateDir: t.TempDir()}
+	file := layout{state: u.StateDir}.file(id(1), api.RefusedFile)
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for of, want := range map[string]bool{"mine": true, "another": false, "": true} { // "": of an earlier version
+		if err := writeJSON(file, api.Refused{ID: of, Reason: "it is busy"}); err != nil {
+			t.Fatal(err)
+		}
+		if err := u.refused(id(1), "mine"); (err != nil) != want {
+			t.Errorf("a refusal of %q: %v", of, err)
+		}
+	}
+}

@@ -8,11 +8,15 @@ import (
 )
 
 // UpgradeFile is the file beside a Config on one machine that holds an Upgrade. A supervisor's parent reads it on
-// SIGHUP, and removes it.
+// SIGHUP, and renames it to UpgradingFile. Parents of earlier versions remove it.
 const UpgradeFile = "upgrade.json"
+
+// UpgradingFile is the file beside a Config on one machine that holds the last Upgrade that the parent has read.
+const UpgradingFile = "upgrading.json"
 
 // Upgrade is a request to replace a supervisor by another one, which adopts its kernel.
 type Upgrade struct {
+	ID      string `json:"id,omitempty"`   // chosen for this request; its Refused has the same
 	Program string `json:"program"`        // absolute path of ekg-supervisor
 	Busy    bool   `json:"busy,omitempty"` // also if clients would miss output
 }
@@ -23,7 +27,8 @@ const RefusedFile = "upgrade-refused.json"
 
 // Refused says why a supervisor was not replaced.
 type Refused struct {
-	Reason string `json:"reason"` // a sentence without a period
+	ID     string `json:"id,omitempty"` // of the Upgrade; "" if it is not known, as in earlier versions
+	Reason string `json:"reason"`       // a sentence without a period
 }
 
 // CheckProgram returns an error if the file at path does not exist, is not a regular file or is not executable.

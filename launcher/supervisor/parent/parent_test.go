@@ -398,6 +398,7 @@ func TestRun_UpgradeRefused(t *testing.T) {
 	for text, reason := range map[string]string{
 		"":                              "the request cannot be read: unexpected end of JSON input",
 		"{}":                            `the program is "", not an absolute path`,
+		`{"id": "7", "program": "/x"}`:  "the program /x does not exist",
 		`{"program": "/nonexistent"}`:   "the program /nonexistent does not exist",
 		`{"program": "/etc/passwd"}`:    "the program /etc/passwd is not executable",
 		`{"program": "` + folder + `"}`: "the program " + folder + " is not a regular file",
@@ -412,8 +413,12 @@ func TestRun_UpgradeRefused(t *testing.T) {
 		if err == nil {
 			err = json.Unmarshal(b, &got)
 		}
-		if err != nil || got.Reason != reason {
-			t.Errorf("%q is refused with %q, %v", text, got.Reason, err)
+		id := ""
+		if strings.Contains(text, `"id"`) {
+			id = "7"
+		}
+		if err != nil || got.Reason != reason || got.ID != id || RequestID(p.opts.ConfigFile) != id {
+			t.Errorf("%q is refused with %+v, %v", text, got, err)
 		}
 		if _, err := os.Stat(filepath.Join(p.dir, api.UpgradeFile)); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("the request is left: %v", err)

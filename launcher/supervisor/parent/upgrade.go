@@ -63,13 +63,24 @@ func (p *Program) path() string {
 }
 
 // Refuse notes for the program that requested an upgrade why the supervisor is not replaced. config is the path of the
-// kernel's configuration.
-func Refuse(config string, why error) error {
-	b, err := json.Marshal(api.Refused{Reason: why.Error()})
+// kernel's configuration, and id that of the request.
+func Refuse(config, id string, why error) error {
+	b, err := json.Marshal(api.Refused{ID: id, Reason: why.Error()})
 	if err != nil {
 		return err
 	}
 	return atomicfile.Write(filepath.Join(filepath.Dir(config), api.RefusedFile), b)
+}
+
+// RequestID returns the id of the request to upgrade that the parent has read last; "" if it is not known, as with
+// parents of earlier versions. config is the path of the kernel's configuration.
+func RequestID(config string) string {
+	var r api.Upgrade
+	b, err := os.ReadFile(filepath.Join(filepath.Dir(config), api.UpgradingFile))
+	if err != nil || json.Unmarshal(b, &r) != nil {
+		return ""
+	}
+	return r.ID
 }
 
 // awaitRequests carries out requests to upgrade until over is closed.
@@ -79,14 +90,14 @@ func (p *parent) awaitRequests(over <-chan struct{}) {
 		case <-over:
 			return
 		case <-p.opts.Upgrades:
-			err := p.takeRequest()
+			id, err := p.takeRequest()
 			if errors.Is(err, errNoRequest) {
 				p.log.Info("signal to upgrade is ignored: there is no request")
 				continue
 			}
 			if err != nil {
 				p.log.Error("supervisor cannot be upgraded", logkey.Err, err)
-				if err := Refuse(p.opts.ConfigFile, err); err != nil {
+				if err := Refuse(p.opts.ConfigFile, id, err); err != nil {
 					p.log.Error("the reason of a refused upgrade cannot be noted", logkey.Err, err)
 				}
 			}
@@ -97,7 +108,7 @@ func (p *parent) awaitRequests(over <-chan struct{}) {
 // errNoRequest says that no program has requested an upgrade: SIGHUP came from elsewhere, such as a closed terminal.
 var errNoRequest = errors.New("there is no request to upgrade")
 
-// readRequest reads and removes a request to upgrade.
+// readRequest reads a request to upgrade, and moves it away.
 func (p *parent) readRequest() (r api.Upgrade, err error) {
 	path := p.beside(api.UpgradeFile)
 	b, err := os.ReadFile(path)
@@ -105,7 +116,7 @@ func (p *parent) readRequest() (r api.Upgrade, err error) {
 		return r, errNoRequest
 	}
 	if err == nil {
-		err = os.Remove(path) // a later SIGHUP must not repeat it
+		err = os.Rename(path, p.beside(api.UpgradingFile)) // a later SIGHUP must not repeat it
 	}
 	if err == nil {
 		err = json.Unmarshal(b, &r)
@@ -119,21 +130,21 @@ func (p *parent) readRequest() (r api.Upgrade, err error) {
 	return r, nil
 }
 
-// takeRequest reads a request to upgrade, and asks the present supervisor to leave.
-func (p *parent) takeRequest() error {
+// takeRequest reads a request to upgrade, and asks the present supervisor to leave. It returns the request's id.
+func (p *parent) takeRequest() (id string, err error) {
 	r, err := p.readRequest()
 	if err != nil {
-		return err
+		return r.ID, err
 	}
 	next, err := OpenProgram(r.Program, r.Program)
 	if err != nil {
-		return err
+		return r.ID, err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.running == nil || p.stopping {
 		_ = next.file.Close() // it was only read
-		return errors.New("no supervisor runs at present; its parent starts one")
+		return r.ID, errors.New("no supervisor runs at present; its parent starts one")
 	}
 	if p.next != nil {
 		_ = p.next.file.Close() // it was only read
@@ -143,7 +154,7 @@ func (p *parent) takeRequest() error {
 	if r.Busy {
 		sig = LeaveAnyway
 	}
-	return p.running.Signal(sig)
+	return r.ID, p.running.Signal(sig)
 }
 
 // upgrade makes the requested program the one of the next supervisor.
