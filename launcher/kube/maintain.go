@@ -42,7 +42,7 @@ func (l *Launcher) maintainKernel(ctx context.Context, k *kernel) {
 	now := l.timing.now()
 	l.mu.Lock()
 	pod, end, removed, hasStatus, stopping := k.pod, k.end, k.removed, k.supervisor.HasStatus, k.stop != nil
-	up := k.wasUpLocked()
+	unstarted := k.isUnstartedLocked()
 	state, active := k.supervisor.Status.State, k.supervisor.Status.LastActivity
 	streaming, complete := k.supervisor.Streaming, k.secretCreated
 	missed := missesSecret(pod, l.events[pod.UID], complete, now)
@@ -73,7 +73,7 @@ func (l *Launcher) maintainKernel(ctx context.Context, k *kernel) {
 		if k.pod.UID == pod.UID {
 			k.secretCreated = now
 		}
-	case !up:
+	case unstarted:
 		l.endOverdue(k, pod)
 	case streaming:
 		l.updateEvictable(ctx, pod, state, now.Sub(active))
@@ -106,7 +106,7 @@ func (l *Launcher) endOverdue(k *kernel, pod *corev1.Pod) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if k.end == nil && k.stop == nil && !k.wasUpLocked() {
+	if k.end == nil && k.stop == nil && k.isUnstartedLocked() {
 		l.beginStopLocked(k, text, "", false)
 	}
 }

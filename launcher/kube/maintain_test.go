@@ -91,3 +91,35 @@ func TestMaintain(t *testing.T) {
 		t.Errorf("a start that may take longer: %+v, %v", k, err)
 	}
 }
+
+// TestMaintain_UnreachableKernel: a gateway that cannot reach a supervisor does not end its kernel, however old it is.
+// A kernel of which the supervisor reports no answer is ended.
+func TestMaintain_UnreachableKernel(t *testing.T) {
+	c, f := newRunning(t, 2)
+	old := metav1.NewTime(time.Now().Add(-2 * time.Hour))
+	for n := range 2 {
+		c.setPod(t, idOf(n)+"-1", func(pod *corev1.Pod) {
+			pod.CreationTimestamp = old
+			for i := range pod.Status.ContainerStatuses {
+				pod.Status.ContainerStatuses[i].State.Running.StartedAt = old
+			}
+		})
+	}
+	f.mu.Lock()
+	delete(f.all, idOf(0)+"-1") // it cannot be dialled
+	f.mu.Unlock()
+	f.of(idOf(1)).set(func(st *api.Status) { st.State = api.Starting })
+	l := openTest(t, c, func(_ *Options, tm *timing) { tm.maintenance = time.Hour })
+	waitFor(t, l, idOf(1), func(k launcher.Kernel) bool { return !k.Stale })
+	for n := range 2 {
+		k, err := l.lookUp(idOf(n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.maintainKernel(t.Context(), k)
+	}
+	if k, err := l.Kernel(t.Context(), idOf(0)); err != nil || k.State == api.Dead {
+		t.Errorf("a kernel that cannot be reached: %+v, %v", k, err)
+	}
+	waitFor(t, l, idOf(1), func(k launcher.Kernel) bool { return k.State == api.Dead })
+}

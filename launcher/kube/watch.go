@@ -211,7 +211,7 @@ func (l *Launcher) actOnPod(pod *corev1.Pod) {
 	if k == nil || k.pod.UID != pod.UID || k.end != nil || k.removed {
 		return
 	}
-	if why.Class == podstatus.ClassNever && !k.wasUpLocked() {
+	if why.Class == podstatus.ClassNever && k.isUnstartedLocked() {
 		if k.stop == nil {
 			l.beginStopLocked(k, why.Text, "", false)
 		}
@@ -238,9 +238,17 @@ func (l *Launcher) actOnPod(pod *corev1.Pod) {
 	}
 }
 
-// wasUpLocked reports whether the kernel's program has answered in this pod.
-func (k *kernel) wasUpLocked() bool {
-	return k.supervisor.HasStatus && k.supervisor.Status.State != api.Starting
+// isUnstartedLocked reports whether the kernel's program has certainly not answered in this pod. A program that runs may
+// have answered. Only its supervisor knows, and this gateway may be unable to reach that.
+func (k *kernel) isUnstartedLocked() bool {
+	switch {
+	case k.supervisor.HasStatus && k.supervisor.Status.State != api.Starting:
+		return false
+	case k.supervisor.Streaming:
+		return true
+	}
+	st := podstatus.ContainerStatus(k.pod, podspec.ContainerKernel)
+	return st == nil || st.State.Running == nil && st.State.Terminated == nil && st.RestartCount == 0
 }
 
 // waitingUpdate is an update that has to be sent to the supervisor in a pod.
