@@ -37,6 +37,7 @@ var (
 	metrics    = build{"overlays/token", []string{"metrics"}}
 	prometheus = build{"overlays/token", []string{"metrics", "prometheus-operator"}}
 	openshift  = build{"overlays/token", []string{"openshift"}}
+	flavors    = build{"overlays/token", []string{"flavors"}}
 )
 
 // build is a kustomization, and the components that are added to it.
@@ -143,7 +144,7 @@ func files(k types.Kustomization) []string {
 
 // Every build has only keys and kinds that Kubernetes has: kubectl would reject others or, worse, ignore them.
 func TestManifests_Strict(t *testing.T) {
-	for _, b := range []build{base, token, metrics, prometheus, openshift} {
+	for _, b := range []build{base, token, metrics, prometheus, openshift, flavors} {
 		if n := len(b.objects(t)); n < 5 {
 			t.Errorf("%s with %v has only %d objects", b.dir, b.components, n)
 		}
@@ -177,7 +178,7 @@ func TestManifests_Files(t *testing.T) {
 			file := filepath.Join(dir, name)
 			if info, err := os.Stat(file); err != nil {
 				t.Errorf("%s: %v", path, err)
-			} else if info.IsDir() || filepath.Ext(name) != ".yaml" || name == "policy.yaml" {
+			} else if info.IsDir() || filepath.Ext(name) != ".yaml" || name == "policy.yaml" || name == "flavors.yaml" {
 				continue
 			}
 			text, err := os.ReadFile(file)

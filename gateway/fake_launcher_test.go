@@ -150,7 +150,12 @@ func (f *fakeLauncher) startForReal(req launcher.Request) (launcher.Kernel, bool
 		return k.Kernel, false, nil
 	}
 	f.add(req.ID, req.Spec.Name, f.newState)
-	f.change(func() { f.kernels[req.ID].Owner = req.Owner })
+	f.change(func() {
+		f.kernels[req.ID].Owner = req.Owner
+		if req.Flavor != nil {
+			f.kernels[req.ID].Flavor = req.Flavor.Name
+		}
+	})
 	k2, err := f.Kernel(context.Background(), req.ID)
 	return k2, true, err
 }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"math"
 	"net/http"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/channels"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -26,11 +28,12 @@ const (
 	reviveTime = 500 * time.Millisecond // until a program that fails at once has failed
 )
 
-// kernelModel is a supervisor's model of its kernel with what the gateway adds where there are users.
+// kernelModel is a supervisor's model of its kernel with what the gateway adds.
 type kernelModel struct {
 	api.Model
 
-	Owner string `json:"owner,omitempty"`
+	Flavor string `json:"flavor,omitempty"`
+	Owner  string `json:"owner,omitempty"`
 
 	// Shown to the owner only.
 	SharedWith  []launcher.Grant `json:"shared_with,omitzero"`
@@ -38,14 +41,16 @@ type kernelModel struct {
 }
 
 // modelFor returns a kernel's model as the caller may see it.
-func modelFor(who caller, k launcher.Kernel) kernelModel {
+func (g *Gateway) modelFor(who caller, k launcher.Kernel) kernelModel {
 	m := modelOf(k)
-	m.addOwner(who, k)
+	g.complete(&m, who, k)
 	return m
 }
 
-// addOwner adds the kernel's owner and, for its owner, the users it is shared with.
-func (m *kernelModel) addOwner(who caller, k launcher.Kernel) {
+// complete adds to a supervisor's model what only the gateway knows: the kernel's flavor, its owner and, for its owner,
+// the users it is shared with.
+func (g *Gateway) complete(m *kernelModel, who caller, k launcher.Kernel) {
+	m.Name, m.Flavor = g.specName(k), k.Flavor
 	m.Owner, m.SharedWith, m.SharedToUse = "", nil, false
 	if who.sole {
 		return
@@ -102,7 +107,7 @@ func (g *Gateway) listKernels(w http.ResponseWriter, r *call) error {
 		// Never an incomplete list: front ends drop kernels that are missing from it.
 		return err
 	}
-	return writeModels(w, r.who, kernels)
+	return g.writeModels(w, r.who, kernels)
 }
 
 // getKernel answers with the supervisor's model, which is newer than the launcher's. If the supervisor does not answer,
@@ -122,7 +127,7 @@ func (g *Gateway) getKernel(w http.ResponseWriter, r *call) error {
 			model, ok := answer.model(id)
 			switch {
 			case ok && model.ExecutionState != api.Dead:
-				model.addOwner(r.who, k)
+				g.complete(&model, r.who, k)
 				return writeJSON(w, http.StatusOK, model)
 			case ok:
 				g.isDead(r.Context(), id) // the launcher may know the reason better, such as who deleted its pod
@@ -132,7 +137,7 @@ func (g *Gateway) getKernel(w http.ResponseWriter, r *call) error {
 			return err
 		}
 	}
-	return writeJSON(w, http.StatusOK, modelFor(r.who, k))
+	return writeJSON(w, http.StatusOK, g.modelFor(r.who, k))
 }
 
 // culledModel is the model of a kernel that was culled.
@@ -143,10 +148,10 @@ type culledModel struct {
 	CulledAt string `json:"culled_at"`
 
 	// Its usage since it was started; absent if unknown.
-	StartedAt  string `json:"started_at,omitempty"`
-	Seconds    int64  `json:"seconds,omitempty"`
-	GPUs       int64  `json:"gpus,omitempty"`
-	GPUSeconds int64  `json:"gpu_seconds,omitempty"`
+	StartedAt  string     `json:"started_at,omitempty"`
+	Seconds    int64      `json:"seconds,omitempty"`
+	GPUs       gpu.Amount `json:"gpus,omitempty"`
+	GPUSeconds int64      `json:"gpu_seconds,omitempty"`
 }
 
 // listCulled lists the caller's own kernels that were culled in the last days.
@@ -161,7 +166,7 @@ func (g *Gateway) listCulled(ctx context.Context, w http.ResponseWriter, who cal
 			continue
 		}
 		m := culledModel{ID: c.ID, Name: c.SpecName, Reason: c.Reason, CulledAt: api.Timestamp(c.At), Seconds: c.Seconds,
-			GPUs: c.GPUs, GPUSeconds: c.GPUs * c.Seconds}
+			GPUs: c.GPUs, GPUSeconds: int64(math.Round(c.GPUs.Float() * float64(c.Seconds)))}
 		if !c.Started.IsZero() {
 			m.StartedAt = api.Timestamp(c.Started)
 		}
@@ -275,7 +280,7 @@ func (g *Gateway) restartKernel(w http.ResponseWriter, r *call) error {
 			return err
 		}
 	}
-	model.addOwner(r.who, before)
+	g.complete(&model, r.who, before)
 	return writeJSON(w, http.StatusOK, model)
 }
 
@@ -308,7 +313,7 @@ func (g *Gateway) reviveKernel(ctx context.Context, w http.ResponseWriter, who c
 	if err := startError(k); err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, modelFor(who, k))
+	return writeJSON(w, http.StatusOK, g.modelFor(who, k))
 }
 
 // explain adds a reason to the error of an undelivered request: why the kernel is dead, or what its start waits for.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -213,7 +214,8 @@ func TestKernels_Culled(t *testing.T) {
 	}
 	g.do("GET", "/api/kernels?culled=0", "").want(t, 200, idA)
 	g.do("GET", "/api/kernels?culled=yes", "").want(t, 400, "culled is not 1 or 0")
-	g.fake.culled[0].Usage = launcher.Usage{Started: time.Date(2026, 1, 2, 1, 4, 5, 0, time.UTC), Seconds: 7200, GPUs: 2}
+	g.fake.culled[0].Usage = launcher.Usage{Started: time.Date(2026, 1, 2, 1, 4, 5, 0, time.UTC), Seconds: 7200,
+		GPUs: gpu.Whole(2)}
 	const usage = `"started_at":"2026-01-02T01:04:05.000000Z","seconds":7200,"gpus":2,"gpu_seconds":14400}]`
 	got := g.do("GET", "/api/kernels?culled=1", "").want(t, 200, "").body
 	if !strings.HasSuffix(strings.TrimSpace(got), usage) {

@@ -57,31 +57,46 @@ func (g *Gateway) specModel(s kernelspecs.Spec) specModel {
 // with such a user asks for a single spec as ?user=NAME/SPEC, with the spec appended to the query.
 func (g *Gateway) listKernelspecs(w http.ResponseWriter, r *call) error {
 	if user := r.URL.Query().Get("user"); strings.Contains(user, "/") {
-		return g.writeKernelspec(w, path.Base(user))
+		return g.writeKernelspec(w, r.who, path.Base(user))
 	}
 	models := map[string]specModel{}
 	for _, s := range g.opts.Specs.List() {
+		for _, f := range g.flavored(r.who, s) {
+			models[f.Name] = g.specModel(f)
+		}
 		models[s.Name] = g.specModel(s)
 	}
 	return writeJSON(w, http.StatusOK, map[string]any{"default": g.defaultSpec(), "kernelspecs": models})
 }
 
 func (g *Gateway) getKernelspec(w http.ResponseWriter, r *call) error {
-	return g.writeKernelspec(w, r.PathValue("name"))
+	return g.writeKernelspec(w, r.who, r.PathValue("name"))
 }
 
-func (g *Gateway) writeKernelspec(w http.ResponseWriter, name string) error {
-	s, ok := g.opts.Specs.Get(name)
+func (g *Gateway) writeKernelspec(w http.ResponseWriter, who caller, name string) error {
+	s, ok := g.shownSpec(who, name)
 	if !ok {
 		return refuse(http.StatusNotFound, "Kernel spec %s not found", shorten(name, maxRepeated))
 	}
 	return writeJSON(w, http.StatusOK, g.specModel(s))
 }
 
+// shownSpec returns a kernelspec of the list that the caller sees, in any case of its name.
+func (g *Gateway) shownSpec(who caller, name string) (kernelspecs.Spec, bool) {
+	if s, ok := g.opts.Specs.Get(name); ok {
+		return s, true
+	}
+	spec, f, ok := g.splitFlavored(name)
+	if !ok || !mayChoose(who, &f) {
+		return kernelspecs.Spec{}, false
+	}
+	return withFlavor(spec, &f), true
+}
+
 // getKernelspecFile serves a file of a spec's directory. OpenResource opens no file outside of it.
 func (g *Gateway) getKernelspecFile(w http.ResponseWriter, r *call) error {
 	name, file := r.PathValue("name"), r.PathValue("file")
-	s, ok := g.opts.Specs.Get(name)
+	s, ok := g.shownSpec(r.who, name)
 	if !ok {
 		return refuse(http.StatusNotFound, "Kernel spec %s not found", shorten(name, maxRepeated))
 	}

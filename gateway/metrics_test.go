@@ -72,7 +72,7 @@ func busyGateway(t *testing.T) *testGateway {
 	g.fake.measures = launcher.Measures{
 		Traffic: []launcher.Traffic{{Channel: "shell", ToKernel: true, Messages: 3, Bytes: 300},
 			{Channel: "iopub", Messages: 7, Bytes: 700}},
-		LogEvicted: 11, LogLost: 5, Failed: 2, GPUs: map[string]int64{"r": 2}, GPUSeconds: map[string]float64{"r": 12.5},
+		LogEvicted: 11, LogLost: 5, Failed: 2, GPUs: map[string]float64{"r": 2.25}, GPUSeconds: map[string]float64{"r": 12.5},
 		Culls: map[launcher.CullLabels]int64{{SpecName: "r", Limit: "idle"}: 4,
 			{SpecName: "r", Limit: "of a later version"}: 1},
 	}
@@ -156,7 +156,7 @@ func TestMetrics_Values(t *testing.T) {
 		`ekg_supervisor_failures_total`:                                                 "2",
 		`ekg_kernel_messages_total{channel="shell",direction="to_kernel"}`:              "3",
 		`ekg_kernel_message_bytes_total{channel="iopub",direction="from_kernel"}`:       "700",
-		`ekg_gpus{spec="r"}`:                                                            "2",
+		`ekg_gpus{spec="r"}`:                                                            "2.25",
 		`ekg_gpu_seconds_total{spec="r"}`:                                               "12.5",
 		`ekg_kernel_culls_total{limit="idle",spec="r"}`:                                 "4",
 		`ekg_kernel_culls_total{limit="busy",spec="python3"}`:                           "0",

@@ -14,7 +14,7 @@ import (
 var listBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
 // writeModels answers with the models of those kernels that the caller may see.
-func writeModels(w http.ResponseWriter, who caller, kernels []launcher.Kernel) error {
+func (g *Gateway) writeModels(w http.ResponseWriter, who caller, kernels []launcher.Kernel) error {
 	buffer := listBuffers.Get().(*[]byte)
 	defer listBuffers.Put(buffer)
 	b := append((*buffer)[:0], '[')
@@ -26,7 +26,7 @@ func writeModels(w http.ResponseWriter, who caller, kernels []launcher.Kernel) e
 		if len(b) > 1 {
 			b = append(b, ',')
 		}
-		m := modelFor(who, kernels[i])
+		m := g.modelFor(who, kernels[i])
 		if b, err = m.appendJSON(b); err != nil {
 			return err
 		}
@@ -49,6 +49,7 @@ func (m *kernelModel) appendJSON(b []byte) ([]byte, error) {
 	b = appendOptional(b, `,"reason":`, m.Reason)
 	b = appendOptional(b, `,"cull_at":`, m.CullAt)
 	b = appendOptional(b, `,"keep_until":`, m.KeepUntil)
+	b = appendOptional(b, `,"flavor":`, m.Flavor)
 	b = appendOptional(b, `,"owner":`, m.Owner)
 	if m.SharedToUse {
 		b = append(b, `,"shared_to_use":true`...)

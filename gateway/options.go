@@ -60,7 +60,12 @@ type Options struct {
 	DefaultKernel string        // spec for requests that name no spec; "" means python3, else the first
 	StartWait     time.Duration // how long a POST waits for the kernel; 0 means not at all
 	ClientEnv     []string      // variables a client may set, besides KERNEL_*
+	Flavors       Flavors       // from which clients may choose; nil: there are no flavors
 	MaxBody       int64         // bytes of a request's body; 0 means DefaultMaxBody
+
+	// FlavorsAsSpecs offers each kernelspec with each flavor as a kernelspec of its own, for front ends that cannot
+	// choose a flavor.
+	FlavorsAsSpecs bool
 
 	// Limits; 0 means no limit.
 	StartsPerMinute      int // kernels that one user may start

@@ -34,6 +34,8 @@ func (g *Gateway) routes() []route {
 		{method: "GET", pattern: "/api/kernelspecs/{name}", serve: g.getKernelspec, access: anyUser},
 		{method: "GET", pattern: "/kernelspecs/{name}/{file...}", serve: g.getKernelspecFile, access: anyUser},
 
+		{method: "GET", pattern: "/api/flavors", serve: g.listFlavors, access: anyUser},
+
 		{method: "GET", pattern: "/api/kernels", serve: g.listKernels, access: anyUser},
 		{method: "POST", pattern: "/api/kernels", serve: g.createKernel, access: anyUser, audit: "start"},
 		{method: "GET", pattern: "/api/kernels/{id}", serve: g.getKernel, access: readKernel},

@@ -34,9 +34,9 @@ type found struct {
 	kernel  launcher.Kernel
 }
 
-func (f found) model(who caller) sessionModel {
+func (g *Gateway) sessionModel(f found, who caller) sessionModel {
 	m := sessionModel{ID: f.session.ID, Path: f.session.Path, Name: f.session.Name, Type: f.session.Type,
-		Kernel: modelFor(who, f.kernel)}
+		Kernel: g.modelFor(who, f.kernel)}
 	if m.Type == "notebook" {
 		m.Notebook = &notebookModel{Path: m.Path, Name: m.Name}
 	}
@@ -99,7 +99,7 @@ func (g *Gateway) listSessions(w http.ResponseWriter, r *call) error {
 	}
 	models := make([]sessionModel, 0, len(all))
 	for _, f := range all {
-		models = append(models, f.model(r.who))
+		models = append(models, g.sessionModel(f, r.who))
 	}
 	return writeJSON(w, http.StatusOK, models)
 }
@@ -109,7 +109,7 @@ func (g *Gateway) getSession(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, f.model(r.who))
+	return writeJSON(w, http.StatusOK, g.sessionModel(f, r.who))
 }
 
 // deleteSession ends the session's kernel, and with it the session.
@@ -267,12 +267,12 @@ func (g *Gateway) sessionKernel(ctx context.Context, who caller, id string) (lau
 
 // startForSession starts a kernel with an id. An unknown name is 501 here, as in Jupyter Server.
 func (g *Gateway) startForSession(r *call, id, name string, answer func(launcher.Kernel) error) error {
-	spec, err := g.spec(name)
-	if err != nil {
+	req := launcher.Request{ID: id, Env: map[string]string{}}
+	if err := g.chooseSpec(&req, name); err != nil {
 		p := problemOf(r, err)
 		return &problem{status: http.StatusNotImplemented, message: p.message, short: true}
 	}
-	return g.start(r, launcher.Request{ID: id, Spec: spec, Env: map[string]string{}}, answer)
+	return g.start(r, req, answer)
 }
 
 // storeSession stores a session with its kernel, replacing one of the same id, and answers with it.
@@ -319,7 +319,7 @@ func (g *Gateway) answerSession(w http.ResponseWriter, r *call, status int, f fo
 	if status == http.StatusCreated {
 		w.Header().Set("Location", g.base+"/api/sessions/"+f.session.ID)
 	}
-	return writeJSON(w, status, f.model(r.who))
+	return writeJSON(w, status, g.sessionModel(f, r.who))
 }
 
 // patchSession renames a session or gives it another kernel: a running one by id, or a new one by name; the id wins.

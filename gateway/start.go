@@ -41,12 +41,12 @@ func (g *Gateway) createKernel(w http.ResponseWriter, r *call) error {
 	}
 	return g.start(r, req, func(k launcher.Kernel) error {
 		w.Header().Set("Location", g.base+"/api/kernels/"+k.ID)
-		return writeJSON(w, http.StatusCreated, modelFor(r.who, k))
+		return writeJSON(w, http.StatusCreated, g.modelFor(r.who, k))
 	})
 }
 
-// kernelRequest reads the body of a POST: {"name"?, "path"?, "env"?, "kernel_id"?}. It ignores other members and path,
-// which is relative to a root that only Jupyter Server has.
+// kernelRequest reads the body of a POST: {"name"?, "path"?, "env"?, "kernel_id"?, "flavor"?}. It ignores other members
+// and path, which is relative to a root that only Jupyter Server has.
 func (g *Gateway) kernelRequest(body object) (launcher.Request, error) {
 	var req launcher.Request
 	name, _, err := body.text("name")
@@ -65,8 +65,10 @@ func (g *Gateway) kernelRequest(body object) (launcher.Request, error) {
 	if err := req.ParseEnv(); err != nil {
 		return req, refuse(http.StatusBadRequest, "env: %v.", err)
 	}
-	req.Spec, err = g.spec(name)
-	return req, err
+	if err := bodyFlavor(body, req.Env); err != nil {
+		return req, err
+	}
+	return req, g.chooseSpec(&req, name)
 }
 
 // wantedID returns the kernel id that the client asks for, or a new one.
@@ -122,6 +124,18 @@ func (g *Gateway) clientVariables(body object) (map[string]string, error) {
 	return env, nil
 }
 
+// chooseSpec sets the kernelspec of a start. The name of a kernelspec with a flavor sets the flavor too, and overrides
+// the variable, which a Jupyter server sets for all its kernels.
+func (g *Gateway) chooseSpec(req *launcher.Request, name string) (err error) {
+	if spec, f, ok := g.splitFlavored(name); ok {
+		req.Spec = spec
+		req.Env[flavorVariable] = f.Name
+		return nil
+	}
+	req.Spec, err = g.spec(name)
+	return err
+}
+
 // spec returns the kernelspec of a name, or the default one if the name is empty.
 func (g *Gateway) spec(name string) (kernelspecs.Spec, error) {
 	if name == "" {
@@ -160,6 +174,9 @@ func (g *Gateway) defaultSpec() string {
 func (g *Gateway) start(r *call, req launcher.Request, answer func(launcher.Kernel) error) error {
 	r.starts(req) // also for the audit log of a refused start
 	who := r.who
+	if err := g.chooseFlavor(who, &req); err != nil {
+		return err
+	}
 	if err := g.countStart(who); err != nil {
 		return err
 	}

@@ -47,6 +47,7 @@ var PodKeys = []string{
 // it are problems: a misspelt key would otherwise be ignored silently.
 type Extension struct {
 	Transport string `json:"transport"` // TransportIPC, TransportTCP, or "" for Spec.Transport to choose
+	Flavor    string `json:"flavor"`    // name of the operator's flavor that its kernels get; "" for none
 	Cull      Cull   `json:"cull"`
 	Limits    Limits `json:"limits"`
 }
@@ -73,12 +74,17 @@ func (r *reader) extension(n *node) Extension {
 				r.report(m.value, key, `is not "ipc" or "tcp"`)
 			}
 			ext.Transport = m.value.text
+		case m.key == "flavor":
+			if m.value.kind != "string" || m.value.text == "" {
+				r.report(m.value, key, "is not the name of a flavor")
+			}
+			ext.Flavor = m.value.text
 		case m.key == "cull":
 			decodeMember(r, m.value, key, &ext.Cull)
 		case m.key == "limits":
 			decodeMember(r, m.value, key, &ext.Limits)
 		case !slices.Contains(PodKeys, m.key):
-			known := append([]string{"cull", "limits", "transport"}, PodKeys...)
+			known := append([]string{"cull", "flavor", "limits", "transport"}, PodKeys...)
 			slices.Sort(known)
 			r.report(at, key, "is not a known key; valid keys: %s", strings.Join(known, ", "))
 		}

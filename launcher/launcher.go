@@ -22,6 +22,8 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -83,6 +85,7 @@ type Request struct {
 	Spec   kernelspecs.Spec  // what to run
 	Env    map[string]string // the client's variables, already filtered by the gateway
 	Cull   kernelspecs.Cull  // the operator's culling settings for this owner; unset ones are those for all kernels
+	Flavor *flavor.Flavor    // which GPU it gets; nil: what spec and variables say; not modified
 
 	// Parsed from Env by ParseEnv.
 	WorkingDir    string        // wanted working directory, an absolute path; ignored if it does not exist; "" for none
@@ -169,6 +172,7 @@ func (n Notes) Clone() Notes {
 type Kernel struct {
 	ID           string
 	SpecName     string
+	Flavor       string // name of Request.Flavor; "" for none
 	Owner        string
 	Groups       []string // Request.Groups
 	Created      time.Time
@@ -199,8 +203,8 @@ type Usage struct {
 	// UTC; when its process was started, or its pod was scheduled; zero: not known, or never
 	Started time.Time `json:"started,omitzero"`
 	Seconds int64     `json:"seconds,omitempty"` // from Started to its end
-	// devices, or parts of one, that its pod held; 0 if the launcher does not assign GPUs
-	GPUs int64 `json:"gpus,omitempty"`
+	// GPUs that its pod held; 0 if the launcher does not assign GPUs
+	GPUs gpu.Amount `json:"gpus,omitempty"`
 }
 
 // NewestFirst orders culled kernels as Launcher.Culled returns them, for slices.SortFunc.

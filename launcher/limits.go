@@ -3,6 +3,7 @@ package launcher
 import (
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -22,9 +23,9 @@ type Held struct {
 	ID           string
 	SpecName     string
 	Owner        string
-	Groups       []string  // of the owner, at the start of the kernel
-	GPUs         int64     // number it asks for; 1 if it asks for shares of GPUs
-	State        api.State // the last known
+	Groups       []string   // of the owner, at the start of the kernel
+	GPUs         gpu.Amount // that it asks for; without a flavor, shares of GPUs count as 1
+	State        api.State  // the last known
 	LastActivity time.Time
 	Ending       bool // it is being shut down; it counts until it is gone
 }

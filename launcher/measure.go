@@ -15,7 +15,7 @@ type Measures struct {
 
 	Culls map[CullLabels]int64 // culled kernels
 
-	GPUs       map[string]int64   // devices, or parts of one, that kernels' pods hold now, by kernelspec
+	GPUs       map[string]float64 // GPUs that kernels' pods hold now, by kernelspec
 	GPUSeconds map[string]float64 // seconds for which they were held, by kernelspec; never decreases
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 )
@@ -205,6 +206,13 @@ func (v *server) openBackend(ctx context.Context, counters *metrics.Metrics) (b 
 // newGateway creates the gateway with these options, the kernels of b and the users of the settings.
 func (v *server) newGateway(o gateway.Options, b backend) (*gateway.Gateway, error) {
 	o.Launcher, o.Specs, o.Limits = b.launcher, b.specs, b.limits
+	if path := v.settings.Flavors; path != "" {
+		flavors, err := flavor.Open(path, v.log)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", v.settings.Place("flavors"), err)
+		}
+		o.Flavors = flavors
+	}
 	users, err := openUsers(v.settings, b.usersFile, v.log)
 	if err != nil {
 		return nil, err

@@ -9,12 +9,14 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -111,7 +113,7 @@ func (p *Policy) Admit(start launcher.Held, held []launcher.Held) error {
 // bound is one limit as it concerns a start.
 type bound struct {
 	name    string
-	most    int64
+	most    int64                    // kernels, or GPUs in thousandths
 	gpus    bool                     // GPUs are counted, not kernels
 	applies func(launcher.Held) bool // reports whether a kernel counts against it
 
@@ -130,6 +132,9 @@ func (p *Policy) bounds(start launcher.Held) (all []bound) {
 	add := func(b bound, most int64, ok bool) {
 		if ok {
 			b.most = most
+			if b.gpus {
+				b.most = int64(gpu.Whole(most))
+			}
 			all = append(all, b)
 		}
 	}
@@ -184,10 +189,10 @@ func (p *Policy) kernelspec(name string) int64 {
 	return most
 }
 
-// weight returns how much a kernel counts.
+// weight returns how much a kernel counts, in the unit of most.
 func (b *bound) weight(h launcher.Held) int64 {
 	if b.gpus {
-		return h.GPUs
+		return int64(h.GPUs)
 	}
 	return 1
 }
@@ -254,13 +259,18 @@ func (b *bound) number(n int64) string {
 	if b.gpus {
 		what = "GPU"
 	}
+	one := int64(1)
+	text := strconv.FormatInt(n, 10)
+	if b.gpus {
+		one, text = int64(gpu.One), gpu.Amount(n).String()
+	}
 	switch n {
 	case 0:
 		return "no " + what
-	case 1:
+	case one:
 		return "1 " + what
 	}
-	return fmt.Sprintf("%d %ss", n, what)
+	return text + " " + what + "s"
 }
 
 // list names kernels: idle ones first, those unused for longest at the front.
@@ -287,7 +297,7 @@ func (b *bound) list(all []launcher.Held) string {
 			how = "idle since " + h.LastActivity.In(time.UTC).Format(timeFormat)
 		}
 		if b.gpus {
-			how = b.number(h.GPUs) + ", " + how
+			how = b.number(b.weight(h)) + ", " + how
 		}
 		parts = append(parts, fmt.Sprintf("%s %s (%s)", h.SpecName, h.ID, how))
 	}

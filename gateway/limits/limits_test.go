@@ -13,6 +13,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -44,11 +45,16 @@ func fileOfLimits(t *testing.T, text string) *identity.File {
 func TestPolicy_Admit(t *testing.T) {
 	at := time.Date(2026, 11, 22, 3, 4, 5, 0, time.UTC)
 	held := func(id, spec, owner string, gpus int64, state api.State, groups ...string) launcher.Held {
-		return launcher.Held{ID: id, SpecName: spec, Owner: owner, GPUs: gpus, State: state, LastActivity: at, Groups: groups}
+		return launcher.Held{ID: id, SpecName: spec, Owner: owner, GPUs: gpu.Whole(gpus), State: state, LastActivity: at,
+			Groups: groups}
 	}
 	ann := held("new", "python3", "ann", 0, api.Starting, "team", "vision")
 	annGPU := ann
-	annGPU.GPUs = 2
+	annGPU.GPUs = gpu.Whole(2)
+	quarter := ann
+	quarter.GPUs = gpu.One / 4
+	share := held("s", "r", "ann", 0, api.Idle)
+	share.GPUs = 751
 	specs := limitSpecs{{Name: "python3"},
 		{Name: "big", Metadata: json.RawMessage(`{"ekg": {"limits": {"maxKernels": 2}}}`)}}
 	older := held("old", "r", "ann", 1, api.Idle)
@@ -119,6 +125,11 @@ func TestPolicy_Admit(t *testing.T) {
 			[]launcher.Held{held("g", "r", "ann", 3, api.Idle), held("c", "r", "ann", 0, api.Idle)}, limitGPUsPerUser,
 			"it asks for 2 GPUs, you have 3 GPUs, and you may have 4 GPUs at one time (limit gpus-per-user); shut one down " +
 				"to start another: r g (3 GPUs, idle since 2026-11-22 03:04 UTC)"},
+		{"shares of GPUs", Policy{GPUsPerUser: 1}, quarter, []launcher.Held{share}, limitGPUsPerUser,
+			"it asks for 0.25 GPUs, you have 0.751 GPUs, and you may have 1 GPU at one time (limit gpus-per-user); shut one " +
+				"down to start another: r s (0.751 GPUs, idle since 2026-11-22 03:04 UTC)"},
+		{"shares that fit", Policy{GPUsPerUser: 1}, quarter, []launcher.Held{
+			{ID: "a", Owner: "ann", GPUs: 500}, {ID: "b", Owner: "ann", GPUs: 250}}, "", ""},
 		{"a kernel without any", Policy{GPUsPerUser: 1}, ann, []launcher.Held{held("g", "r", "ann", 3, api.Idle)}, "", ""},
 		{"more GPUs than any user may have", Policy{GPUsPerUser: 1}, annGPU, nil, limitGPUsPerUser,
 			"shutting other kernels down does not help"},

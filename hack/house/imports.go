@@ -27,6 +27,7 @@ var mayImport = map[string][]string{
 		"launcher",
 		"launcher/atomicfile",
 		"launcher/cgroup",
+		"launcher/flavor",
 		"launcher/kube",
 		"launcher/kube/podspec",
 		"launcher/local",
@@ -55,20 +56,27 @@ var mayImport = map[string][]string{
 		"jupyter/notice",
 		"kernelspecs",
 		"launcher",
+		"launcher/flavor",
+		"launcher/gpu",
 		"launcher/supervisor/api",
 	},
 	"gateway/identity": {},
 	"gateway/metrics":  {"launcher", "launcher/supervisor/api"},
-	"gateway/limits":   {"gateway/identity", "kernelspecs", "launcher", "launcher/supervisor/api"},
+	"gateway/limits": {"gateway/identity", "kernelspecs", "launcher", "launcher/gpu",
+		"launcher/supervisor/api"},
 	"hack/bench": {"jupyter", "launcher/launchertest", "launcher/launchertest/usage",
 		"launcher/launchertest/wsclient"},
 	"hack/generate":   {"cmd/ekg/settings", "gateway/metrics", "hack/house"},
 	"hack/house":      {},
 	"jupyter":         {},
 	"kernelspecs":     {},
-	"launcher":        {"kernelspecs", "launcher/supervisor/api"},
+	"launcher":        {"kernelspecs", "launcher/flavor", "launcher/gpu", "launcher/supervisor/api"},
 	"launcher/logkey": {},
 	"launcher/gpu":    {},
+	"launcher/flavor": {"launcher/gpu", "launcher/logkey", "launcher/strictyaml"},
+
+	"launcher/strictyaml": {},
+
 	"launcher/local": {
 		"kernelspecs",
 		"launcher",
@@ -85,6 +93,7 @@ var mayImport = map[string][]string{
 	"launcher/kube": {
 		"kernelspecs",
 		"launcher",
+		"launcher/flavor",
 		"launcher/follow",
 		"launcher/goroutines",
 		"launcher/kube/poddial",
@@ -125,8 +134,9 @@ var mayImport = map[string][]string{
 	"launcher/kube/poddial": {"launcher/goroutines", "launcher/kube/podspec", "launcher/supervisor/api"},
 
 	// Pure parts of launcher/kube.
-	"launcher/kube/podspec":   {"kernelspecs", "launcher", "launcher/supervisor/api"},
-	"launcher/kube/podstatus": {"launcher", "launcher/kube/podspec", "launcher/supervisor/api"},
+	"launcher/kube/podspec": {"kernelspecs", "launcher", "launcher/flavor", "launcher/gpu", "launcher/strictyaml",
+		"launcher/supervisor/api"},
+	"launcher/kube/podstatus": {"launcher", "launcher/gpu", "launcher/kube/podspec", "launcher/supervisor/api"},
 
 	// The supervisor's parts.
 	"launcher/supervisor/connection": {
@@ -262,13 +272,15 @@ var doors = []struct {
 	},
 	{
 		"go.yaml.in/yaml/",
-		[]string{"cmd/ekg/settings", "gateway", "gateway/identity", "launcher/kube/podspec"},
+		[]string{"cmd/ekg/settings", "gateway", "gateway/identity", "launcher/flavor", "launcher/kube/podspec",
+			"launcher/strictyaml"},
 		[]string{"deploy"},
 	}, // it knows lines
 	{"sigs.k8s.io/", []string{"launcher/kube/podspec"}, []string{"deploy"}}, // Kubernetes' own YAML
 	{
 		"k8s.io/",
-		[]string{"launcher/kube", "launcher/kube/poddial", "launcher/kube/podspec", "launcher/kube/podstatus"},
+		[]string{"launcher/flavor", "launcher/kube", "launcher/kube/poddial", "launcher/kube/podspec",
+			"launcher/kube/podstatus"},
 		[]string{"deploy", "e2e"},
 	},
 }

@@ -348,7 +348,7 @@ func (l *Launcher) heldLocked(c *candidate) launcher.Held {
 		SpecName:     c.rec.SpecName,
 		Owner:        c.rec.Owner,
 		Groups:       c.rec.Groups,
-		GPUs:         podspec.GPURequestOf(c.pod).Count(),
+		GPUs:         podspec.GPUs(c.pod),
 		State:        api.Starting,
 		LastActivity: c.rec.Created,
 		Ending:       c.pod.DeletionTimestamp != nil,

@@ -367,6 +367,7 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	d := launcher.Kernel{
 		ID:           k.id,
 		SpecName:     k.rec.SpecName,
+		Flavor:       k.rec.Flavor,
 		Owner:        k.rec.Owner,
 		Groups:       k.rec.Groups,
 		Created:      k.rec.Created,

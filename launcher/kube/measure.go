@@ -11,7 +11,7 @@ import (
 
 // Measure returns the data for metrics.
 func (l *Launcher) Measure() launcher.Measures {
-	m := launcher.Measures{GPUs: map[string]int64{}, GPUSeconds: map[string]float64{}}
+	m := launcher.Measures{GPUs: map[string]float64{}, GPUSeconds: map[string]float64{}}
 	known := l.snapshot()
 	for _, k := range known {
 		if d, err := l.describe(k); err == nil { // else it is gone
@@ -24,7 +24,7 @@ func (l *Launcher) Measure() launcher.Measures {
 	for _, k := range known {
 		l.countGPUTimeLocked(k, now)
 		if n := podstatus.GPUsHeld(k.pod, now); n > 0 && !k.removed {
-			m.GPUs[k.rec.SpecName] += n
+			m.GPUs[k.rec.SpecName] += n.Float()
 		}
 	}
 	for spec, seconds := range l.gpuSeconds {

@@ -9,10 +9,12 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourcev1 "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -94,7 +96,7 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 	}
 	pod.Annotations[annotationClaimed] = unclaimed
 	l.addGate(pod)
-	k, err := l.createPod(ctx, pod)
+	k, err := l.createPod(ctx, pod, req.Flavor)
 	if err != nil {
 		return launcher.Kernel{}, err
 	}
@@ -121,11 +123,16 @@ func (l *Launcher) removeRefused(ctx context.Context, k *kernel) {
 	l.podRemoved(pod)
 }
 
-// createPod creates a pod and its secret, and records them. The error is errLost if a pod of that name exists. After
-// any other error nothing is left, if the cluster answers the deletion.
-func (l *Launcher) createPod(ctx context.Context, pod *corev1.Pod) (*kernel, error) {
+// createPod creates a pod, its secret and what its flavor needs, and records the pod. The error is errLost if a pod of
+// that name exists. After any other error nothing is left, if the cluster answers the deletion.
+func (l *Launcher) createPod(ctx context.Context, pod *corev1.Pod, chosen *flavor.Flavor) (*kernel, error) {
 	if why := l.access.denial(pod.Namespace); why != "" {
 		return nil, &launcher.FailedError{Reason: why}
+	}
+	if len(pod.Spec.ResourceClaims) > 0 { // else the client has given the flavor's GPUs up
+		if err := l.createClaimTemplate(ctx, podspec.ClaimTemplate(chosen, pod.Namespace)); err != nil {
+			return nil, err
+		}
 	}
 	asking, cancel := l.apiContext(ctx)
 	defer cancel()
@@ -154,6 +161,26 @@ func (l *Launcher) createPod(ctx context.Context, pod *corev1.Pod) (*kernel, err
 	}
 	l.notifyPeers(ctx, k.id)
 	return k, nil
+}
+
+// createClaimTemplate creates a flavor's resource claim template, unless it exists. All kernels of the flavor share it,
+// so it stays. Nil needs nothing.
+func (l *Launcher) createClaimTemplate(ctx context.Context, template *resourcev1.ResourceClaimTemplate) error {
+	if template == nil {
+		return nil
+	}
+	asking, cancel := l.apiContext(ctx)
+	defer cancel()
+	_, err := l.client.ResourceV1().ResourceClaimTemplates(template.Namespace).Create(asking, template,
+		metav1.CreateOptions{})
+	if err == nil || apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	err = l.explainStart(ctx, err)
+	if failed := (*launcher.FailedError)(nil); errors.As(err, &failed) {
+		failed.Reason = "its resource claim template could not be created: " + failed.Reason
+	}
+	return err
 }
 
 // explainStart turns the API server's rejection of a pod into an error for its owner.
@@ -223,12 +250,12 @@ func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, erro
 	if !dead {
 		return l.describe(k)
 	}
-	pod, err := l.nextPod(old, rec)
+	pod, chosen, err := l.nextPod(old, rec)
 	if err != nil {
 		return launcher.Kernel{}, err
 	}
 	l.addGate(pod)
-	next, err := l.createPod(ctx, pod)
+	next, err := l.createPod(ctx, pod, chosen)
 	if errors.Is(err, errLost) { // another gateway does the same
 		if err := l.refresh(ctx, id); err != nil {
 			return launcher.Kernel{}, err
@@ -256,8 +283,9 @@ func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, erro
 
 // nextPod returns the pod of a kernel's next generation. It is built from the stored request, with the present options
 // and policy, so that nothing of what the cluster has put into the last pod returns: a network's addresses, a
-// scheduler's bookings, containers that webhooks have injected, the supervisor's earlier image. The notes stay.
-func (l *Launcher) nextPod(old *corev1.Pod, rec podspec.Record) (*corev1.Pod, error) {
+// scheduler's bookings, containers that webhooks have injected, the supervisor's earlier image. The notes stay. It also
+// returns the flavor, nil for none.
+func (l *Launcher) nextPod(old *corev1.Pod, rec podspec.Record) (*corev1.Pod, *flavor.Flavor, error) {
 	rec.Generation++
 	req, err := podspec.ReadRequest(old, rec)
 	if errors.Is(err, podspec.ErrNoRequest) {
@@ -265,15 +293,15 @@ func (l *Launcher) nextPod(old *corev1.Pod, rec podspec.Record) (*corev1.Pod, er
 		rec.Write(pod)
 		setSecretName(pod, podspec.SecretName(old.Name))
 		pod.Annotations[annotationClaimed] = claimed
-		return pod, nil
+		return pod, nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("pod %s: its request: %w", old.Name, err)
+		return nil, nil, fmt.Errorf("pod %s: its request: %w", old.Name, err)
 	}
 	rec.Protocol, rec.KeyVersion = api.ProtocolVersion, podspec.KeyVersion
 	pod, err := podspec.Build(l.opts.Pods, req, rec)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, key := range []string{annotationSessions, annotationShared, annotationSharedToUse} {
 		if value, ok := old.Annotations[key]; ok {
@@ -281,7 +309,7 @@ func (l *Launcher) nextPod(old *corev1.Pod, rec podspec.Record) (*corev1.Pod, er
 		}
 	}
 	pod.Annotations[annotationClaimed] = claimed // a request has named it
-	return pod, nil
+	return pod, req.Flavor, nil
 }
 
 // copyPod returns a copy of a pod that an earlier version of ekg has created, without a stored request. The copy keeps

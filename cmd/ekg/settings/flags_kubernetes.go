@@ -42,6 +42,16 @@ var kubernetesSettings = []group{
 			Usage: "YAML file that limits what kernelspecs and clients may ask of a pod; see docs/kernelspecs.md",
 		},
 		{
+			Name: "flavors", Env: []string{"EKG_FLAVORS"},
+			value: text(func(s *Settings) *string { return &s.Flavors }),
+			Usage: "YAML file with the GPUs that users choose by name, with --launcher kubernetes; see docs/gpus.md",
+		},
+		{
+			Name: "flavors-as-kernelspecs", Env: []string{"EKG_FLAVORS_AS_KERNELSPECS"},
+			value: boolean(func(s *Settings) *bool { return &s.FlavorsAsSpecs }),
+			Usage: "offer each kernelspec with each flavor as a kernelspec of its own, such as \"Python 3 (T4)\"",
+		},
+		{
 			Name: "supervisor-image", Env: []string{"EKG_SUPERVISOR_IMAGE"},
 			value: text(func(s *Settings) *string { return &s.SupervisorImage }),
 			Usage: "ekg's own image. Each kernel's pod has a container of it",

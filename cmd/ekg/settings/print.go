@@ -83,15 +83,16 @@ func yamlLine(o Option, texts []string) (string, error) {
 // launcher.
 func (s *Settings) GatewayOptions() gateway.Options {
 	return gateway.Options{
-		Token:         s.Token,
-		BaseURL:       s.BaseURL,
-		AllowOrigins:  s.AllowOrigins,
-		CheckHost:     s.checksHost(),
-		AllowHosts:    s.AllowHosts,
-		DefaultKernel: s.DefaultKernel,
-		StartWait:     s.StartWait,
-		ClientEnv:     s.ClientEnv,
-		MaxBody:       s.MaxBody,
+		Token:          s.Token,
+		BaseURL:        s.BaseURL,
+		AllowOrigins:   s.AllowOrigins,
+		CheckHost:      s.checksHost(),
+		AllowHosts:     s.AllowHosts,
+		DefaultKernel:  s.DefaultKernel,
+		FlavorsAsSpecs: s.FlavorsAsSpecs,
+		StartWait:      s.StartWait,
+		ClientEnv:      s.ClientEnv,
+		MaxBody:        s.MaxBody,
 
 		CompressWebsockets: s.CompressWebsockets,
 

@@ -86,6 +86,8 @@ type Settings struct {
 	KubeContext     string
 	KubeNamespace   string
 	KubePolicy      string
+	Flavors         string
+	FlavorsAsSpecs  bool
 	SupervisorImage string
 	SupervisorPodSettings
 	KernelImage   string
@@ -276,7 +278,7 @@ func (s *Settings) complete(getenv func(string) string) error {
 		}
 	}
 	paths := []*string{&s.StateDir, &s.RuntimeDir, &s.TokenFile, &s.UsersFile, &s.TLSCert, &s.TLSKey,
-		&s.Kubeconfig, &s.KubePolicy, &s.MasterKeyFile}
+		&s.Kubeconfig, &s.KubePolicy, &s.Flavors, &s.MasterKeyFile}
 	s.KernelspecDirs = slices.Clone(s.KernelspecDirs)
 	for i := range s.KernelspecDirs {
 		paths = append(paths, &s.KernelspecDirs[i])

@@ -68,7 +68,11 @@ func (b *builder) applyClient(pod *corev1.Pod) error {
 	c.applyIDs()
 	c.applyAmount("KERNEL_CPUS", corev1.ResourceCPU)
 	c.applyAmount("KERNEL_MEMORY", corev1.ResourceMemory)
-	c.applyGPUs(GPURequestOf(pod))
+	if b.req.Flavor != nil {
+		c.applyFlavorGPUs(b.req.Flavor)
+	} else {
+		c.applyGPUs(GPURequestOf(pod))
+	}
 	c.applyVolumes()
 	if len(c.found) > 0 {
 		return refused("%s: %s", c.found[0].path, c.found[0].text)

@@ -26,6 +26,8 @@ const (
 type extension struct {
 	Transport string `json:"transport,omitempty"` // ignored: the containers of a pod share no directory for sockets
 
+	Flavor string `json:"flavor,omitempty"` // the gateway has read it
+
 	Cull   kernelspecs.Cull   `json:"cull,omitzero"`
 	Limits kernelspecs.Limits `json:"limits,omitzero"`
 
@@ -93,7 +95,7 @@ func (o Options) readExtension(spec kernelspecs.Spec) (extension, []kernelspecs.
 	}
 	slices.SortStableFunc(problems, func(a, b kernelspecs.Problem) int { return a.Line - b.Line })
 	podKeys := e
-	podKeys.Transport, podKeys.Cull, podKeys.Limits = "", kernelspecs.Cull{}, kernelspecs.Limits{}
+	podKeys.Transport, podKeys.Flavor, podKeys.Cull, podKeys.Limits = "", "", kernelspecs.Cull{}, kernelspecs.Limits{}
 	if reflect.ValueOf(podKeys).IsZero() && o.KernelImage == "" {
 		return e, problems
 	}

@@ -23,6 +23,10 @@ func Build(o Options, req launcher.Request, rec Record) (*corev1.Pod, error) {
 	}
 	b := builder{o: o, req: req, ext: ext}
 	pod := b.base()
+	rec.Flavor = ""
+	if req.Flavor != nil {
+		rec.Flavor = req.Flavor.Name
+	}
 	rec.Write(pod)
 	if err := storeRequest(pod, req); err != nil {
 		return nil, err
@@ -34,11 +38,17 @@ func Build(o Options, req launcher.Request, rec Record) (*corev1.Pod, error) {
 			return nil, fmt.Errorf("kernelspec %s: %w", req.Spec.Name, err)
 		}
 	}
+	if req.Flavor != nil {
+		applyFlavor(pod, req.Flavor)
+	}
 	if err := b.applyClient(pod); err != nil {
 		return nil, err
 	}
 	if err := b.complete(pod); err != nil {
 		return nil, err
+	}
+	if req.Flavor != nil {
+		pod.Annotations[annotationGPUs] = sizeOf(pod, req.Flavor).String()
 	}
 	if err := b.configureSupervisor(pod); err != nil {
 		return nil, err

@@ -1,10 +1,8 @@
 package podspec
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"regexp"
@@ -17,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher/strictyaml"
 )
 
 // maxID is the largest user or group id that Kubernetes accepts.
@@ -274,43 +273,18 @@ func ReadPolicy(file string) (*Policy, error) {
 	return p, errors.Join(errs...)
 }
 
-var (
-	yamlLine    = regexp.MustCompile(`^(?:yaml: )?(?:unmarshal errors:)?\s*line (\d+): (.*)$`)
-	yamlUnknown = regexp.MustCompile(`^field (.*) not found in type .*$`)
-	yamlWrong   = regexp.MustCompile(`^cannot unmarshal (.*) into .*$`)
-)
-
 // parsePolicy decodes and checks a policy. Each problem begins with its line.
 func parsePolicy(data []byte) (*Policy, []string) {
 	p := DefaultPolicy()
-	dec := yaml.NewDecoder(bytes.NewReader(data))
-	dec.KnownFields(true)
-	if err := dec.Decode(p); errors.Is(err, io.EOF) {
-		return p, nil // an empty file
-	} else if err != nil {
-		texts := []string{err.Error()}
-		var wrong *yaml.TypeError
-		if errors.As(err, &wrong) {
-			texts = wrong.Errors
-		}
-		for i, text := range texts {
-			texts[i] = yamlProblem(text)
-		}
-		return nil, texts
+	root, problems := strictyaml.Decode(data, p)
+	if len(problems) > 0 {
+		return nil, problems
 	}
-	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return nil, []string{" the file has more than one YAML document"}
-	}
-	var root yaml.Node
-	if err := yaml.Unmarshal(data, &root); err != nil {
-		return nil, []string{yamlProblem(err.Error())}
-	}
-	var problems []string
 	check := func(names, known []string, what string, path ...string) {
 		for i, name := range names {
 			if !slices.Contains(known, name) {
 				problems = append(problems, fmt.Sprintf("%d: %s: %q is not %s; valid: %s",
-					lineOf(&root, i, path), strings.Join(path, "."), name, what, strings.Join(known, ", ")))
+					strictyaml.LineOf(root, i, path...), strings.Join(path, "."), name, what, strings.Join(known, ", ")))
 			}
 		}
 	}
@@ -321,47 +295,10 @@ func parsePolicy(data []byte) (*Policy, []string) {
 	for i, name := range p.Clients.Namespaces {
 		if len(validation.IsDNS1123Label(name)) > 0 {
 			problems = append(problems, fmt.Sprintf("%d: clients.namespaces: %q is not a valid namespace name",
-				lineOf(&root, i, []string{"clients", "namespaces"}), name))
+				strictyaml.LineOf(root, i, "clients", "namespaces"), name))
 		}
 	}
 	return p, problems
-}
-
-// yamlProblem turns an error of the YAML decoder into "line: text", without names of Go types.
-func yamlProblem(text string) string {
-	m := yamlLine.FindStringSubmatch(strings.ReplaceAll(text, "\n", " "))
-	if m == nil {
-		return " " + strings.TrimPrefix(text, "yaml: ")
-	}
-	text = m[2]
-	if u := yamlUnknown.FindStringSubmatch(text); u != nil {
-		text = "unknown key " + u[1]
-	} else if u := yamlWrong.FindStringSubmatch(text); u != nil {
-		text = strings.ReplaceAll(u[1], "!!", "") + " has the wrong type"
-	}
-	return m[1] + ": " + text
-}
-
-// lineOf returns the line of item i of the list at a path in a document.
-func lineOf(n *yaml.Node, i int, path []string) int {
-	if n.Kind == yaml.DocumentNode {
-		n = n.Content[0]
-	}
-	for _, key := range path {
-		for j := 0; j+1 < len(n.Content); j += 2 {
-			if n.Content[j].Value == key {
-				n = n.Content[j+1]
-				break
-			}
-		}
-	}
-	if n.Kind == yaml.AliasNode {
-		n = n.Alias
-	}
-	if n.Kind == yaml.SequenceNode && i < len(n.Content) {
-		n = n.Content[i]
-	}
-	return n.Line
 }
 
 // Namespaces returns the namespaces that clients may choose besides Options.Namespace, sorted.

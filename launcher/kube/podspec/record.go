@@ -56,6 +56,7 @@ type Record struct {
 	Protocol   int       // api.ProtocolVersion of the pod's supervisor
 	KeyVersion int       // with which DeriveKeys gives the pod's keys
 	Groups     []string  // launcher.Request.Groups
+	Flavor     string    // name of the flavor; "" for none
 }
 
 // PodName returns the name of a kernel's pod. Creating a pod is atomic: two starts of one kernel cannot both succeed.
@@ -75,7 +76,7 @@ func (r Record) Write(pod *corev1.Pod) {
 	}
 	set(&pod.Labels, LabelKernel, r.ID)
 	set(&pod.Labels, LabelManagedBy, Manager)
-	for key, name := range map[string]string{LabelOwner: r.Owner, LabelSpec: r.SpecName} {
+	for key, name := range map[string]string{LabelOwner: r.Owner, LabelSpec: r.SpecName, LabelFlavor: r.Flavor} {
 		if name != "" {
 			set(&pod.Labels, key, LabelValue(name))
 		}
@@ -86,6 +87,9 @@ func (r Record) Write(pod *corev1.Pod) {
 	set(&pod.Annotations, annotationCreated, r.Created.UTC().Format(time.RFC3339Nano))
 	set(&pod.Annotations, annotationProtocol, strconv.Itoa(r.Protocol))
 	set(&pod.Annotations, annotationKeyVersion, strconv.Itoa(r.KeyVersion))
+	if r.Flavor != "" {
+		set(&pod.Annotations, annotationFlavor, r.Flavor)
+	}
 	if len(r.Groups) > 0 {
 		text, err := json.Marshal(r.Groups)
 		if err != nil {
@@ -102,6 +106,7 @@ func ReadRecord(pod *corev1.Pod) (Record, error) {
 		ID:       pod.Labels[LabelKernel],
 		Owner:    pod.Annotations[AnnotationOwner],
 		SpecName: pod.Annotations[annotationSpec],
+		Flavor:   pod.Annotations[annotationFlavor],
 	}
 	if !launcher.ValidID(r.ID) {
 		return r, fmt.Errorf("label %s is %q, not a kernel id", LabelKernel, r.ID)

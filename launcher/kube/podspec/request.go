@@ -11,6 +11,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 )
 
 // annotationRequest has a storedRequest in JSON.
@@ -30,6 +31,7 @@ type storedRequest struct {
 	InterruptMode string            `json:"interrupt_mode,omitempty"`
 	Extension     json.RawMessage   `json:"extension,omitempty"` // metadata.ekg of the kernelspec
 	Cull          kernelspecs.Cull  `json:"cull,omitzero"`
+	Flavor        *flavor.Flavor    `json:"flavor,omitempty"`
 	Variables     []string          `json:"variables,omitempty"` // names of the client's variables, sorted
 }
 
@@ -40,6 +42,7 @@ func storeRequest(pod *corev1.Pod, req launcher.Request) error {
 		Env:           req.Spec.Env,
 		InterruptMode: req.Spec.InterruptMode,
 		Cull:          req.Cull,
+		Flavor:        req.Flavor,
 		Variables:     slices.Sorted(maps.Keys(req.Env)),
 	}
 	if len(req.Spec.Metadata) > 0 {
@@ -80,6 +83,7 @@ func ReadRequest(pod *corev1.Pod, rec Record) (launcher.Request, error) {
 		Owner:  rec.Owner,
 		Groups: rec.Groups,
 		Cull:   stored.Cull,
+		Flavor: stored.Flavor,
 		Spec: kernelspecs.Spec{
 			Name:          rec.SpecName,
 			Argv:          stored.Argv,

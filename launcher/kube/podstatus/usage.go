@@ -6,6 +6,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
@@ -30,12 +31,12 @@ func gpuHold(pod *corev1.Pod) (from, to time.Time) {
 }
 
 // GPUsHeld returns how many GPUs a pod holds at a time.
-func GPUsHeld(pod *corev1.Pod, now time.Time) int64 {
+func GPUsHeld(pod *corev1.Pod, now time.Time) gpu.Amount {
 	from, to := gpuHold(pod)
 	if from.IsZero() || from.After(now) || !to.IsZero() && !to.After(now) {
 		return 0
 	}
-	return podspec.GPURequestOf(pod).Count()
+	return podspec.GPUs(pod)
 }
 
 // GPUSeconds returns for how many seconds a pod held GPUs between two times, multiplied by their number.
@@ -50,7 +51,7 @@ func GPUSeconds(pod *corev1.Pod, since, until time.Time) float64 {
 	if to.IsZero() || to.After(until) {
 		to = until
 	}
-	return max(0, to.Sub(from).Seconds()) * float64(podspec.GPURequestOf(pod).Count())
+	return max(0, to.Sub(from).Seconds()) * podspec.GPUs(pod).Float()
 }
 
 // UsageOf returns what a pod held until its kernel's end, or until its containers ended, if that was earlier: a dead
@@ -66,6 +67,6 @@ func UsageOf(pod *corev1.Pod, end time.Time) launcher.Usage {
 	return launcher.Usage{
 		Started: from.UTC(),
 		Seconds: max(0, int64(end.Sub(from).Round(time.Second)/time.Second)),
-		GPUs:    podspec.GPURequestOf(pod).Count(),
+		GPUs:    podspec.GPUs(pod),
 	}
 }

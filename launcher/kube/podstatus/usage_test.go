@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
@@ -51,11 +52,13 @@ func TestUsageOf(t *testing.T) {
 		end  float64
 		want launcher.Usage
 	}{
-		{"its containers still end", gpuPod(two, 100, -1), 160.4, launcher.Usage{Started: at(100), Seconds: 60, GPUs: 2}},
-		{"they have ended since", gpuPod(two, 100, 170), 160, launcher.Usage{Started: at(100), Seconds: 60, GPUs: 2}},
+		{"its containers still end", gpuPod(two, 100, -1), 160.4,
+			launcher.Usage{Started: at(100), Seconds: 60, GPUs: gpu.Whole(2)}},
+		{"they have ended since", gpuPod(two, 100, 170), 160,
+			launcher.Usage{Started: at(100), Seconds: 60, GPUs: gpu.Whole(2)}},
 		{"dead for long when it is removed", gpuPod(two, 100, 160), 900,
-			launcher.Usage{Started: at(100), Seconds: 60, GPUs: 2}},
-		{"its node is lost", lost, 160, launcher.Usage{Started: at(100), Seconds: 60, GPUs: 2}},
+			launcher.Usage{Started: at(100), Seconds: 60, GPUs: gpu.Whole(2)}},
+		{"its node is lost", lost, 160, launcher.Usage{Started: at(100), Seconds: 60, GPUs: gpu.Whole(2)}},
 		{"no GPU", gpuPod(nil, 100, 160), 160, launcher.Usage{Started: at(100), Seconds: 60}},
 		{"its node's clock is ahead", gpuPod(nil, 100, -1), 99, launcher.Usage{Started: at(100)}},
 		{"it never had a node", gpuPod(two, -1, -1), 160, launcher.Usage{}},
@@ -92,11 +95,11 @@ func TestGPUSeconds(t *testing.T) {
 		if got := GPUSeconds(tt.pod, at(tt.since), at(tt.until)); got != tt.want {
 			t.Errorf("%s: %v GPU seconds, want %v", tt.name, got, tt.want)
 		}
-		if got := GPUsHeld(tt.pod, at(tt.until)); got != tt.heldAtEnd {
-			t.Errorf("%s: holds %d in the end, want %d", tt.name, got, tt.heldAtEnd)
+		if got := GPUsHeld(tt.pod, at(tt.until)); got != gpu.Whole(tt.heldAtEnd) {
+			t.Errorf("%s: holds %v in the end, want %d", tt.name, got, tt.heldAtEnd)
 		}
-		if got := podspec.GPURequestOf(tt.pod).Count(); got != tt.count {
-			t.Errorf("%s: %d GPUs, want %d", tt.name, got, tt.count)
+		if got := podspec.GPUs(tt.pod); got != gpu.Whole(tt.count) {
+			t.Errorf("%s: %v GPUs, want %d", tt.name, got, tt.count)
 		}
 	}
 }

@@ -1,0 +1,155 @@
+package gateway
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+)
+
+type fixedFlavors []flavor.Flavor
+
+func (f fixedFlavors) List() []flavor.Flavor { return f }
+
+// Flavors of these tests: all users may choose t4, ann and the group team may choose h100.
+var testFlavors = fixedFlavors{
+	{Name: "t4", Label: "T4, 16 GiB", GPU: &flavor.Devices{}, Spot: true, PricePerHour: 0.35},
+	{Name: "h100", GPU: &flavor.Devices{Count: 2}, Users: []string{"ann"}, Groups: []string{"team"}},
+	{Name: "quarter", Replica: &flavor.Replica{Replicas: 4}},
+}
+
+func withFlavors(o *Options) {
+	o.Flavors = testFlavors
+	o.Specs = &specDir{specs: append(o.Specs.List(), kernelspecs.Spec{Name: "own", DisplayName: "Own", Language: "python",
+		InterruptMode: "signal", Metadata: json.RawMessage(`{"ekg": {"flavor": "t4"}}`)})}
+}
+
+func TestFlavors_List(t *testing.T) {
+	g := startUserGateway(t, withFlavors)
+	const t4 = `{"name":"t4","label":"T4, 16 GiB","kind":"gpu","gpus":1,"spot":true,"price_per_hour":0.35}`
+	const h100 = `{"name":"h100","label":"h100","kind":"gpu","gpus":2,"spot":false}`
+	const quarter = `{"name":"quarter","label":"quarter","kind":"replica","gpus":0.25,"spot":false}`
+	for user, want := range map[string][]string{
+		"ann": {t4, h100, quarter}, "uma": {t4, h100, quarter}, "root": {t4, h100, quarter}, "bob": {t4, quarter},
+	} {
+		got := g.do("GET", "/api/flavors", "", as(user)).want(t, 200, "")
+		if strings.TrimSpace(got.body) != "["+strings.Join(want, ",")+"]" {
+			t.Errorf("%s sees %s", user, got.body)
+		}
+	}
+	g2 := startGateway(t, nil)
+	if got := g2.do("GET", "/api/flavors", "").want(t, 200, ""); strings.TrimSpace(got.body) != "[]" {
+		t.Errorf("without flavors: %s", got.body)
+	}
+}
+
+func TestFlavors_Choose(t *testing.T) {
+	for _, tt := range []struct {
+		name, user, body string
+		status           int
+		want             string // flavor of the start, or part of the error
+	}{
+		{"by variable", "bob", `{"name": "python3", "env": {"KERNEL_FLAVOR": "t4"}}`, 201, "t4"},
+		{"by body", "bob", `{"name": "python3", "flavor": "t4"}`, 201, "t4"},
+		{"the body overrides the variable", "bob", `{"flavor": "t4", "env": {"KERNEL_FLAVOR": "quarter"}}`, 201, "t4"},
+		{"by kernelspec", "bob", `{"name": "own"}`, 201, "t4"},
+		{"another than the kernelspec's", "bob", `{"name": "own", "flavor": "quarter"}`, 201, "quarter"},
+		{"by name", "bob", `{"name": "python3--t4"}`, 201, "t4"},
+		{"by name in upper case", "bob", `{"name": "python3--T4"}`, 201, "t4"},
+		{"the name overrides the variable", "bob", `{"name": "python3--t4", "env": {"KERNEL_FLAVOR": "quarter"}}`, 201,
+			"t4"},
+		{"none", "bob", `{"name": "python3"}`, 201, ""},
+		{"an empty variable", "bob", `{"name": "python3", "env": {"KERNEL_FLAVOR": ""}}`, 201, ""},
+		{"of a group", "uma", `{"flavor": "h100"}`, 201, "h100"},
+		{"of an admin", "root", `{"flavor": "h100"}`, 201, "h100"},
+		{"another user's", "bob", `{"flavor": "h100"}`, 400,
+			`There is no flavor \"h100\" for you, which the request asks for. You may choose: t4, quarter.`},
+		{"another user's by name", "bob", `{"name": "python3--h100"}`, 400, `There is no flavor \"h100\" for you`},
+		{"unknown", "bob", `{"flavor": "../x"}`, 400, `There is no flavor \"../x\" for you`},
+		{"unknown by name", "bob", `{"name": "python3--x"}`, 404, "Kernel spec python3--x not found"},
+		{"of a kernelspec with its own", "bob", `{"name": "own--t4"}`, 404, "Kernel spec own--t4 not found"},
+		{"no string", "bob", `{"flavor": 4}`, 400, "flavor"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			g := startUserGateway(t, func(o *Options) {
+				withFlavors(o)
+				o.FlavorsAsSpecs = true
+			})
+			got := g.do("POST", "/api/kernels", tt.body, as(tt.user))
+			if tt.status != 201 {
+				got.want(t, tt.status, tt.want)
+				if len(g.fake.reqs) > 0 {
+					t.Error("a kernel was started")
+				}
+				return
+			}
+			got.want(t, 201, "")
+			if len(g.fake.reqs) != 1 {
+				t.Fatalf("%d starts", len(g.fake.reqs))
+			}
+			req := g.fake.reqs[0]
+			switch {
+			case tt.want == "" && req.Flavor != nil:
+				t.Errorf("flavor %s", req.Flavor.Name)
+			case tt.want != "" && (req.Flavor == nil || req.Flavor.Name != tt.want || req.Env["KERNEL_FLAVOR"] != tt.want):
+				t.Errorf("flavor %+v, variable %q, want %s", req.Flavor, req.Env["KERNEL_FLAVOR"], tt.want)
+			case strings.Contains(req.Spec.Name, "--"):
+				t.Errorf("kernelspec %s", req.Spec.Name)
+			}
+		})
+	}
+	g := startGateway(t, nil)
+	g.do("POST", "/api/kernels", `{"flavor": "t4"}`).want(t, 400, "This gateway has no flavors")
+	g.do("POST", "/api/kernels", `{"name": "python3--t4"}`).want(t, 404, "not found")
+}
+
+// Front ends that cannot choose a flavor get a kernelspec for each. A kernel's name is that of its kernelspec in the list.
+func TestFlavors_AsSpecs(t *testing.T) {
+	g := startUserGateway(t, func(o *Options) {
+		withFlavors(o)
+		o.FlavorsAsSpecs = true
+	})
+	type list struct {
+		Default     string
+		Kernelspecs map[string]specModel
+	}
+	specs := decode[list](t, g.do("GET", "/api/kernelspecs", "", as("bob")).want(t, 200, ""))
+	want := map[string]string{"python3": "Python 3", "python3--t4": "Python 3 (T4, 16 GiB)",
+		"python3--quarter": "Python 3 (quarter)", "r": "R", "r--t4": "R (T4, 16 GiB)", "r--quarter": "R (quarter)",
+		"own": "Own"}
+	for name, display := range want {
+		s, ok := specs.Kernelspecs[name]
+		if !ok || s.Name != name || s.Spec.DisplayName != display {
+			t.Errorf("%s is %+v", name, s)
+		}
+	}
+	if len(specs.Kernelspecs) != len(want) || specs.Default != "python3" {
+		t.Errorf("%d kernelspecs, default %s", len(specs.Kernelspecs), specs.Default)
+	}
+	g.do("GET", "/kernelspecs/python3--t4/logo-svg.svg", "", as("bob")).want(t, 200, "<svg/>")
+	g.do("GET", "/api/kernelspecs/python3--t4", "", as("bob")).want(t, 200, `"name":"python3--t4"`)
+	g.do("GET", "/api/kernelspecs/python3--h100", "", as("bob")).want(t, 404, "not found")
+	g.do("GET", "/api/kernelspecs/python3--h100", "", as("ann")).want(t, 200, `"display_name":"Python 3 (h100)"`)
+
+	k := decode[kernelModel](t, g.do("POST", "/api/kernels", `{"name": "python3--t4"}`, as("bob")).want(t, 201,
+		`"flavor":"t4"`))
+	if k.Name != "python3--t4" {
+		t.Errorf("the kernel's name is %s", k.Name)
+	}
+	for _, path := range []string{"/api/kernels", "/api/kernels/" + k.ID} {
+		g.do("GET", path, "", as("bob")).want(t, http.StatusOK, `"name":"python3--t4"`)
+	}
+	s := g.do("POST", "/api/sessions", `{"path": "a.ipynb", "type": "notebook", "name": "a",
+		"kernel": {"name": "python3--quarter"}}`, as("bob")).want(t, 201, `"name":"python3--quarter"`)
+	if req := g.fake.reqs[len(g.fake.reqs)-1]; req.Flavor == nil || req.Flavor.Size() != gpu.One/4 {
+		t.Errorf("%s starts %+v", s.body, req.Flavor)
+	}
+	own := g.do("POST", "/api/kernels", `{"name": "own"}`, as("bob")).want(t, 201, `"flavor":"t4"`)
+	if !strings.Contains(own.body, `"name":"own"`) {
+		t.Errorf("a kernelspec with its own flavor: %s", own.body)
+	}
+}

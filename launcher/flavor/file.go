@@ -1,0 +1,63 @@
+package flavor
+
+import (
+	"log/slog"
+	"reflect"
+	"strings"
+	"sync"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+)
+
+// File is the operator's file of flavors, which may change while it is used. Its methods may be called concurrently.
+type File struct {
+	path string
+	log  *slog.Logger
+
+	mu      sync.Mutex
+	flavors []Flavor // guarded by mu; of the last valid version; replaced, never changed
+	failure string   // guarded by mu; why the present version does not count; "" if it does
+}
+
+// Open reads a file of flavors. The error has one line for each problem: file:line: text.
+func Open(path string, log *slog.Logger) (*File, error) {
+	flavors, err := Read(path)
+	if err != nil {
+		return nil, err
+	}
+	return &File{path: path, log: log, flavors: flavors}, nil
+}
+
+// List returns the flavors in the file's order, as the file says at this moment. While the file is missing or invalid,
+// the last valid version counts; each new problem is logged once. It reads the file on each call, so that every way of
+// replacing it is noticed. The slice must not be modified.
+func (f *File) List() []Flavor {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	flavors, err := Read(f.path)
+	switch {
+	case err != nil && err.Error() != f.failure:
+		f.failure = err.Error()
+		for line := range strings.Lines(f.failure) {
+			f.log.Error("the file of flavors is invalid; its last valid version still counts", logkey.Err,
+				strings.TrimSpace(line))
+		}
+	case err == nil:
+		if f.failure != "" || !reflect.DeepEqual(f.flavors, flavors) {
+			f.log.Info("the file of flavors was read again", logkey.File, f.path)
+		}
+		f.flavors, f.failure = flavors, ""
+	}
+	return f.flavors
+}
+
+// Choices returns the flavors that a user may choose, in the file's order.
+func (f *File) Choices(user string, groups []string) []Flavor {
+	var list []Flavor
+	for _, flavor := range f.List() {
+		if flavor.MayChoose(user, groups) {
+			list = append(list, flavor)
+		}
+	}
+	return list
+}
