@@ -107,7 +107,7 @@ func TestFlavors_Choose(t *testing.T) {
 	g.do("POST", "/api/kernels", `{"name": "python3--t4"}`).want(t, 404, "not found")
 }
 
-// Front ends that cannot choose a flavor get a kernelspec for each. A kernel's name is that of its kernelspec in the list.
+// Front ends that cannot choose a flavor get a kernelspec for each. A kernel is named like the kernelspec in the list.
 func TestFlavors_AsSpecs(t *testing.T) {
 	g := startUserGateway(t, func(o *Options) {
 		withFlavors(o)

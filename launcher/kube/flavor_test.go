@@ -57,7 +57,8 @@ func TestStart_ClaimTemplate(t *testing.T) {
 		t.Fatalf("templates %v, the pod claims %+v", names, pod.Spec.ResourceClaims)
 	}
 
-	if err := c.ResourceV1().ResourceClaimTemplates("ns").Delete(t.Context(), names[0], metav1.DeleteOptions{}); err != nil {
+	err = c.ResourceV1().ResourceClaimTemplates("ns").Delete(t.Context(), names[0], metav1.DeleteOptions{})
+	if err != nil {
 		t.Fatal(err)
 	}
 	c.setPod(t, pod.Name, func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })
