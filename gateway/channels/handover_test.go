@@ -233,3 +233,51 @@ func TestLobby_RealSupervisor(t *testing.T) {
 		})
 	}
 }
+
+// TestLobby_ControlFrameWithinMessage: control frames between the fragments of a message (RFC 6455, section 5.4) are
+// answered, and the supervisor gets the whole message.
+func TestLobby_ControlFrameWithinMessage(t *testing.T) {
+	for _, subprotocol := range []string{"", jupyter.SubprotocolV1, jupyter.SubprotocolRelay} {
+		t.Run("subprotocol "+subprotocol, func(t *testing.T) {
+			s := startServer(t)
+			s.addStarting(idA, "")
+			c := s.enter(idA, subprotocol, "?cursor="+testCursor)
+			kind, frame := c.request(jupyter.Shell, "execute_request", "cell",
+				map[string]string{"code": strings.Repeat("x", 30000)})
+			w, err := c.NextWriter(kind)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range 3 {
+				if _, err := w.Write(frame[i*9000 : (i+1)*9000]); err != nil {
+					t.Fatal(err)
+				}
+				for _, control := range []int{websocket.PingMessage, websocket.PongMessage} {
+					if err := c.WriteControl(control, []byte(fmt.Sprint(i)), time.Now().Add(time.Second)); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			if _, err := w.Write(frame[27000:]); err != nil {
+				t.Fatal(err)
+			}
+			if err := w.Close(); err != nil {
+				t.Fatal(err)
+			}
+			c.wantMessages("iopub status  starting", "iopub status cell busy")
+			super, conns := accepting(t, likeSupervisors)
+			s.give(idA, super)
+			a := <-conns
+			if subprotocol == jupyter.SubprotocolRelay {
+				if got := a.next(t); got != "ping 2" {
+					t.Errorf("got %.100q, want the newest ping", got)
+				}
+			}
+			if got := a.next(t); got != string(frame) {
+				t.Errorf("got %d bytes, want %d", len(got), len(frame))
+			}
+			_ = c.Close() // the test is over
+			s.wantNothingHeld()
+		})
+	}
+}

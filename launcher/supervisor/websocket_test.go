@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/gorilla/websocket"
 
@@ -92,6 +93,51 @@ func TestSupervisor_Malformed(t *testing.T) {
 			other.result(other.execute("print 1"))
 		})
 	}
+}
+
+// TestSupervisor_ControlFrameWithinMessage: pings between the fragments of a message (RFC 6455, section 5.4) are
+// answered, and the message is whole.
+func TestSupervisor_ControlFrameWithinMessage(t *testing.T) {
+	r := startSupervisor(t, nil).ready()
+	bothFramings(t, func(t *testing.T, v1 bool) {
+		c := r.dial(dialOption{session: fmt.Sprint("fragments", v1), v1: v1})
+		pongs := make(chan string, 10)
+		c.ws.SetPongHandler(func(data string) error { pongs <- data; return nil })
+		m := jupyter.New(jupyter.Shell, "execute_request", c.session, nil,
+			map[string]string{"code": "print 1 #" + strings.Repeat("x", 30000)})
+		kind, frame := websocket.BinaryMessage, jupyter.EncodeV1(&m)
+		if !v1 {
+			var err error
+			if frame, _, err = jupyter.EncodeLegacy(&m, false); err != nil {
+				t.Fatal(err)
+			}
+			kind = websocket.TextMessage
+		}
+		w, err := c.ws.NextWriter(kind)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range 3 {
+			if _, err := w.Write(frame[i*9000 : (i+1)*9000]); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.ws.WriteControl(websocket.PingMessage, []byte(fmt.Sprint(i)), time.Now().Add(time.Second)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := w.Write(frame[27000:]); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		c.result(jupyter.StringField(m.Header, "msg_id"))
+		for i := range 3 {
+			if got := <-pongs; got != fmt.Sprint(i) {
+				t.Errorf("pong %q, want %d", got, i)
+			}
+		}
+	})
 }
 
 // TestSupervisor_SlowReader: a client that does not read gets every reply, and a notice of how much it missed. It costs

@@ -54,22 +54,13 @@ func newReader(c *zmtpConn, early []byte) *reader {
 		fresh: func(size int) []byte { return make([]byte, size) }, room: func(int) {}}
 }
 
-// next waits for the next message. It answers the commands before it. An error is permanent.
+// next waits for the next message. It answers the commands before and within it. An error is permanent.
 func (r *reader) next() (message, error) {
 	r.frames, r.bytes = r.frames[:0], 0
 	for {
-		flags, size, err := r.header()
+		flags, size, err := r.dataHeader()
 		if err != nil {
 			return message{}, err
-		}
-		if flags&flagCommand != 0 {
-			if len(r.frames) > 0 {
-				return message{}, violation("command within a message")
-			}
-			if err := r.command(int(size)); err != nil {
-				return message{}, err
-			}
-			continue
 		}
 		r.bytes += size
 		if size > r.limits.Frame || r.bytes > r.limits.Message || len(r.frames) >= r.limits.Frames {
@@ -82,6 +73,20 @@ func (r *reader) next() (message, error) {
 		r.frames = append(r.frames, frame)
 		if flags&flagMore == 0 {
 			return message{frames: r.take()}, nil
+		}
+	}
+}
+
+// dataHeader reads the header of the next frame of a message, and handles the commands before it. The protocol has
+// commands between messages only. libzmq sends its heartbeats also between the frames of a message (seen with 4.3.5).
+func (r *reader) dataHeader() (flags byte, size int64, err error) {
+	for {
+		flags, size, err = r.header()
+		if err != nil || flags&flagCommand == 0 {
+			return flags, size, err
+		}
+		if err := r.command(int(size)); err != nil {
+			return 0, 0, err
 		}
 	}
 }
@@ -214,11 +219,8 @@ func (r *reader) skip(flags byte, size int64) (message, error) {
 			return message{frames: first, large: &TooLargeError{Bytes: r.bytes, Frames: frames}}, nil
 		}
 		var err error
-		if flags, size, err = r.header(); err != nil {
+		if flags, size, err = r.dataHeader(); err != nil {
 			return message{}, err
-		}
-		if flags&flagCommand != 0 {
-			return message{}, violation("command within a message")
 		}
 		frames++
 		r.bytes = min(r.bytes+size, math.MaxInt64-maxFrame)
