@@ -49,12 +49,13 @@ func (p Process) Alive() bool { return p.State != 'Z' && p.State != 'X' }
 func KillSession(leader int) {
 	// The group first: it is most of them, and at once.
 	_ = syscall.Kill(-leader, syscall.SIGKILL)
+	member := func(p Process) bool { return p.Session == leader && p.Alive() }
 	for range killRounds {
 		left := 0
 		for _, p := range List() {
-			if p.Session == leader && p.Alive() {
+			if member(p) {
 				left++
-				_ = syscall.Kill(p.PID, syscall.SIGKILL) // ESRCH: it has ended since
+				killPinned(p.PID, member)
 			}
 		}
 		if left == 0 {
@@ -77,6 +78,7 @@ func KillRemains(kernelID string, kernelPID int) (int, error) {
 	killed := make(map[int]bool)
 	proven := false // see remains; no other session gets the number while one of this session's processes lives
 	deadline := time.Now().Add(KillRemainsLimit)
+	belongs := func(p Process) bool { return carries(p.PID, kernelID) || p.Session == kernelPID }
 	for pause := killPause; ; pause = min(2*pause, killPauseMost) {
 		var left []int
 		left, proven = remains(kernelID, kernelPID, proven)
@@ -87,7 +89,7 @@ func KillRemains(kernelID string, kernelPID int) (int, error) {
 			return len(killed), fmt.Errorf("%d processes of kernel %s do not end", len(left), kernelID)
 		}
 		for _, pid := range left {
-			if killPinned(pid, kernelID, kernelPID) {
+			if killPinned(pid, belongs) {
 				killed[pid] = true
 			}
 		}
@@ -115,19 +117,16 @@ func remains(kernelID string, kernelPID int, proven bool) ([]int, bool) {
 	return marked, proven
 }
 
-// killPinned kills a process if it still belongs to the kernel. It takes a handle before the check (a pidfd, where the
-// system has them), so that the number cannot pass to another process between check and kill.
-func killPinned(pid int, kernelID string, kernelPID int) bool {
+// killPinned kills a process if it is still one that is meant, and reports whether it did. It takes a handle before the
+// check (a pidfd, where the system has them), so that the number cannot pass to another process between check and kill.
+func killPinned(pid int, meant func(Process) bool) bool {
 	handle, err := os.FindProcess(pid)
 	if err != nil {
 		return false
 	}
 	defer handle.Release() //nolint:errcheck // the handle is not used again
 	p, ok := Find(pid)
-	if !ok || !(carries(pid, kernelID) || p.Session == kernelPID) {
-		return false
-	}
-	return handle.Kill() == nil
+	return ok && meant(p) && handle.Kill() == nil
 }
 
 // carries reports whether the process was started with the kernel's id in its environment.

@@ -94,3 +94,39 @@ func TestKillRemains(t *testing.T) {
 		}
 	})
 }
+
+// TestKillPinned: a process is killed only if it is one that is meant when its handle is open. Since it was listed,
+// another process may have got its number.
+func TestKillPinned(t *testing.T) {
+	pid := orphan(t, nil, "sleep", "1000").Process.Pid
+	if killPinned(pid, func(p Process) bool { return p.Session == pid+1 }) || !isAlive(pid) {
+		t.Error("a process that is not meant was killed")
+	}
+	if !killPinned(pid, func(p Process) bool { return p.Session == pid }) {
+		t.Error("a process that is meant was not killed")
+	}
+	waitUntil(t, "it has ended", func() bool { return !isAlive(pid) })
+}
+
+// TestKillSession kills what is in a session, and no process of another one.
+func TestKillSession(t *testing.T) {
+	leader := orphan(t, nil, "sh", "-c", "sleep 1000 & setsid sleep 1000 & wait").Process.Pid
+	var inside, outside int
+	waitUntil(t, "the session has its processes", func() bool {
+		inside, outside = 0, 0
+		for _, p := range List() {
+			switch {
+			case p.Session == leader && p.PID != leader && p.Alive():
+				inside = p.PID
+			case p.Parent == leader && p.Session == p.PID:
+				outside = p.PID
+			}
+		}
+		return inside != 0 && outside != 0
+	})
+	defer KillSession(outside)
+	KillSession(leader)
+	if isAlive(inside) || !isAlive(outside) {
+		t.Errorf("a member lives: %t; a process of another session lives: %t", isAlive(inside), isAlive(outside))
+	}
+}
