@@ -19,7 +19,7 @@ const (
 const waitFrom = 64 << 10
 
 // AwaitDisk waits before a message of so many bytes is appended, as long as the append would evict what the disk has
-// yet to take. While a client is connected, only large messages wait, and only for what a client has yet to read. No
+// yet to take. While a client is connected, only large messages wait, and only until clients have read that. No
 // message waits for a disk that fails or is too slow. The wait ends with ctx. One goroutine may wait at a time. No lock
 // that an append needs may be held.
 func (l *Log) AwaitDisk(ctx context.Context, bytes int) {
@@ -33,7 +33,7 @@ func (l *Log) AwaitDisk(ctx context.Context, bytes int) {
 		timer := time.NewTimer(patience)
 		select {
 		case <-ctx.Done():
-		case <-l.spilled:
+		case <-l.eased:
 		case <-timer.C:
 		}
 		timer.Stop()

@@ -83,6 +83,39 @@ func TestAwaitDisk_Clients(t *testing.T) {
 	})
 }
 
+// TestAwaitDisk_ClientCatchesUp: the wait ends as soon as the clients that were behind have read what would be evicted,
+// or have left.
+func TestAwaitDisk_ClientCatchesUp(t *testing.T) {
+	for name, ease := range map[string]func(l *Log, r *Reader){
+		"it reads":  func(l *Log, r *Reader) { r.Pass(l.Tail()) },
+		"it leaves": func(l *Log, r *Reader) { l.Unsubscribe(r, framing.V1) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const least = 256 << 10
+				l := New(Options{Limit: 64 << 20, Dir: t.TempDir(), KeepFree: 1, Least: least})
+				defer l.Close()
+				first, second, reads := NewReader(), NewReader(), NewReader()
+				l.Subscribe(first, 1, framing.V1)
+				l.Subscribe(second, 2, framing.V1)
+				l.Subscribe(reads, 3, framing.V1)
+				l.Append(0, numbered(0, least*9/10), false)
+				reads.Pass(l.Tail())
+				time.AfterFunc(clientPatience/4, func() { ease(l, first) })
+				time.AfterFunc(clientPatience/2, func() { ease(l, second) })
+				begun := time.Now()
+				l.AwaitDisk(t.Context(), least)
+				if took := time.Since(begun); took != clientPatience/2 {
+					t.Errorf("it waited %v, want %v", took, clientPatience/2)
+				}
+				if l.Waits() {
+					t.Error("it still waits")
+				}
+			})
+		})
+	}
+}
+
 // TestAwaitDisk_Bounded: a disk that takes nothing, or fails, costs one wait, and no client waits for a small message.
 func TestAwaitDisk_Bounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -76,13 +76,13 @@ type Options struct {
 // log's lock.
 type Log struct {
 	// Fixed.
-	id      [8]byte // random: a position of another log means nothing in this one
-	stamp   func(parent []byte) Stamp
-	short   func(m *jupyter.Message, bytes int64) jupyter.Message // Options.Shorten
-	dir     string
-	full    chan struct{} // capacity 1: memory or disk is over its bound, or a file is to be closed
-	spilled chan struct{} // capacity 1: the disk has taken entries, or has failed
-	retry   time.Duration // spillRetry, but for tests
+	id    [8]byte // random: a position of another log means nothing in this one
+	stamp func(parent []byte) Stamp
+	short func(m *jupyter.Message, bytes int64) jupyter.Message // Options.Shorten
+	dir   string
+	full  chan struct{} // capacity 1: memory or disk is over its bound, or a file is to be closed
+	eased chan struct{} // capacity 1: the disk has taken entries or has failed, or a reader has passed some or is gone
+	retry time.Duration // spillRetry, but for tests
 
 	keepFree int                                     // percent of the file system; 0: the log does not follow the disk
 	least    int64                                   // bytes that the log may hold on any disk; used with keepFree
@@ -121,10 +121,14 @@ type Reader struct {
 	Wake   chan struct{} // capacity 1: there may be new entries
 	Urgent chan struct{} // capacity 1: the client may wait for one of them
 	passed atomic.Uint64 // Seq of the entry up to which it needs none any more
+	eased  chan struct{} // Log.eased; nil before Subscribe
 }
 
 // Pass notes that the reader needs no entry up to p any more. Only its own goroutine calls it.
-func (r *Reader) Pass(p Position) { r.passed.Store(p.Seq) }
+func (r *Reader) Pass(p Position) {
+	r.passed.Store(p.Seq)
+	wake.Reader(r.eased)
+}
 
 // awaited is a large entry that subscribed readers have yet to read. Until then its size counts above the limit.
 // Otherwise an entry above the limit would be evicted, with all before it, before any reader had looked.
@@ -141,7 +145,7 @@ func NewReader() *Reader {
 
 // New returns an empty log.
 func New(o Options) *Log {
-	l := &Log{stamp: o.Stamp, short: o.Shorten, dir: o.Dir, full: make(chan struct{}, 1), spilled: make(chan struct{}, 1),
+	l := &Log{stamp: o.Stamp, short: o.Shorten, dir: o.Dir, full: make(chan struct{}, 1), eased: make(chan struct{}, 1),
 		retry: spillRetry, readers: map[*Reader]uint64{}, keepFree: o.KeepFree, least: o.Least, diskBound: math.MaxInt64}
 	if l.dir == "" {
 		l.keepFree = 0
@@ -413,6 +417,7 @@ func (l *Log) Subscribe(r *Reader, session uint64, f framing.Framing) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.readers[r] = session
+	r.eased = l.eased
 	l.users[f]++
 }
 
@@ -423,6 +428,7 @@ func (l *Log) Unsubscribe(r *Reader, f framing.Framing) {
 	delete(l.readers, r)
 	l.users[f]--
 	l.settleAwaitedLocked()
+	wake.Reader(l.eased)
 }
 
 // Shares reports whether several connections send the entries in a framing, so that Encode keeps the results.

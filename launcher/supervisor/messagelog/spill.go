@@ -81,7 +81,7 @@ func (l *Log) noteSpilled(wrote bool, err error) {
 		l.failing = err != nil
 	}
 	l.mu.Unlock()
-	wake.Reader(l.spilled)
+	wake.Reader(l.eased)
 }
 
 // segmentSize returns how large a segment of a log with this limit becomes.
