@@ -31,6 +31,7 @@ const (
 	processFile    = "process.json"
 	notesFile      = "notes.json"
 	notesLock      = "notes.lock"
+	sharedFile     = "shared-to-use"
 	upgradeLock    = "upgrade.lock"
 	lockFile       = "lock"
 	logFile        = "supervisor.log"

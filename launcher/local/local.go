@@ -17,6 +17,7 @@
 //	STATE/kernels/ID/upgrade-refused.json  why the last such request was refused
 //	STATE/kernels/ID/failing.json     why the kernel has no supervisor at present; the parent writes it
 //	STATE/kernels/ID/notes.json       launcher.Notes: Jupyter's sessions, grants; changed under notes.lock
+//	STATE/kernels/ID/shared-to-use    exists if another user had the right to use the kernel; earlier versions keep it
 //	STATE/kernels/ID/lock             flocked by the parent for its whole life: a held lock means that it lives
 //	STATE/kernels/ID/ended.json       why the kernel ended, while it is still shown as dead
 //	STATE/kernels/ID/again.lock       flocked while the dead kernel is being restarted, if there are limits
