@@ -276,7 +276,7 @@ var doors = []struct {
 			"launcher/strictyaml"},
 		[]string{"deploy"},
 	}, // it knows lines
-	{"sigs.k8s.io/", []string{"launcher/kube/podspec"}, []string{"deploy"}}, // Kubernetes' own YAML
+	{"sigs.k8s.io/", []string{"launcher/kube/podspec"}, []string{"deploy", "launcher/kube/podstatus"}}, // Kubernetes' own YAML
 	{
 		"k8s.io/",
 		[]string{"launcher/flavor", "launcher/kube", "launcher/kube/poddial", "launcher/kube/podspec",

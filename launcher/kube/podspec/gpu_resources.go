@@ -79,3 +79,9 @@ func gpuResourceOf(name corev1.ResourceName) gpuResource {
 	}
 	return gpuResource{}
 }
+
+// IsGPU reports whether a resource stands for GPUs, and whether it counts parts of GPUs that other pods use too.
+func IsGPU(name corev1.ResourceName) (gpu, shared bool) {
+	unit := gpuResourceOf(name).unit
+	return unit != gpuNone, unit == gpuShares
+}

@@ -158,10 +158,12 @@ func (e *explanation) scheduled() bool {
 	return c != nil && c.Status == corev1.ConditionTrue
 }
 
-// disruption returns the condition that says why the cluster is removing the pod, or nil.
+// disruption returns the condition that says why the cluster is removing the pod, or nil. TerminationTarget is Kueue's.
 func (e *explanation) disruption() *corev1.PodCondition {
-	if c := e.condition(corev1.DisruptionTarget); c != nil && c.Status == corev1.ConditionTrue {
-		return c
+	for _, t := range []corev1.PodConditionType{corev1.DisruptionTarget, "TerminationTarget"} {
+		if c := e.condition(t); c != nil && c.Status == corev1.ConditionTrue {
+			return c
+		}
 	}
 	return nil
 }

@@ -29,6 +29,7 @@ func TestExplain(t *testing.T) {
 		"4 No preemption victims found for incoming pod."
 	const noGPUText = "no node can take it (no GPU is free): of 5 nodes, 1 node(s) had untolerated taint " +
 		"{node-role.kubernetes.io/control-plane: }, 4 Insufficient nvidia.com/gpu"
+	const freeOne = "; wait, or shut down a kernel that has one"
 	const pull = `failed to pull and unpack image "reg.example/lab/image:2": failed to resolve reference ` +
 		`"reg.example/lab/image:2": `
 	const shim = "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create " +
@@ -54,28 +55,30 @@ func TestExplain(t *testing.T) {
 			"Scheduling is blocked due to non-empty scheduling gates"),
 			func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "ekg/admission"}} }), nil,
 			ClassWaiting, "it waits for its turn (ekg/admission)"},
-		{"no GPU", podOf(unschedulable(noGPU)), nil, ClassWaiting, noGPUText},
+		{"no GPU", podOf(unschedulable(noGPU)), nil, ClassWaiting, noGPUText + freeOne},
 		{"no MIG slice", podOf(unschedulable("0/1 nodes are available: 1 Insufficient nvidia.com/mig-1g.5gb. no new " +
 			"claims to deallocate")), nil, ClassWaiting,
 			"no node can take it (no GPU is free): of 1 node, 1 Insufficient nvidia.com/mig-1g.5gb. " +
-				"no new claims to deallocate"},
+				"no new claims to deallocate" + freeOne},
 		{"no memory", podOf(unschedulable("0/3 nodes are available: 3 Insufficient memory. preemption: not eligible due " +
 			"to preemptionPolicy=Never.")), nil,
-			ClassWaiting, "no node can take it (not enough memory): of 3 nodes, 3 Insufficient memory"},
+			ClassWaiting, "no node can take it (not enough memory): of 3 nodes, 3 Insufficient memory; " +
+				"wait, or ask for less"},
 		{"no nodes", podOf(unschedulable("no nodes available to schedule pods")), nil, ClassWaiting,
 			"no node can take it: no nodes available to schedule pods"},
 		{"no claim of a volume",
 			podOf(unschedulable(`0/1 nodes are available: persistentvolumeclaim "data" not found. not found`)), nil,
 			ClassWaiting,
-			`no node can take it (its volume does not exist): of 1 node, persistentvolumeclaim "data" not found. not found`},
+			`no node can take it (its volume does not exist): of 1 node, persistentvolumeclaim "data" not found. not found; ` +
+				"create the claim, or correct its name in the kernelspec"},
 		{"no device", podOf(unschedulable("0/2 nodes are available: 2 cannot allocate all claims. still not schedulable, " +
 			"preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.")), nil, ClassWaiting,
-			"no node can take it (no device is free): of 2 nodes, 2 cannot allocate all claims"},
+			"no node can take it (no device is free): of 2 nodes, 2 cannot allocate all claims" + freeOne},
 		{"silent node", podOf(unschedulable("0/1 nodes are available: 1 node(s) had untolerated taint " +
 			"{node.kubernetes.io/unreachable: }. no new claims to deallocate, preemption: 0/1 nodes are available: 1 " +
 			"Preemption is not helpful for scheduling.")), nil,
 			ClassWaiting, "no node can take it (a node does not answer): of 1 node, 1 node(s) had untolerated taint " +
-				"{node.kubernetes.io/unreachable: }"},
+				"{node.kubernetes.io/unreachable: }; it starts when the node is back"},
 		{"silent node, or another taint",
 			podOf(unschedulable("0/1 nodes are available: 1 node(s) had untolerated taint(s). no new claims to deallocate, " +
 				"preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.")), nil,
@@ -83,10 +86,12 @@ func TestExplain(t *testing.T) {
 				"untolerated taint(s)"},
 		{"cordoned node", podOf(unschedulable("0/1 nodes are available: 1 node(s) were unschedulable. preemption: 0/1 " +
 			"nodes are available: 1 Preemption is not helpful for scheduling.")), nil,
-			ClassWaiting, "no node can take it (a node is cordoned): of 1 node, 1 node(s) were unschedulable"},
+			ClassWaiting, "no node can take it (a node is cordoned): of 1 node, 1 node(s) were unschedulable; " +
+				"it starts when the operator ends the maintenance of the node"},
 		{"selector", podOf(unschedulable("0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.")),
 			nil, ClassWaiting,
-			"no node can take it (none fits): of 2 nodes, 2 node(s) didn't match Pod's node affinity/selector"},
+			"no node can take it (no node has the labels that it asks for): of 2 nodes, 2 node(s) didn't match Pod's node " +
+				"affinity/selector; use another kernelspec, or ask the operator for such a node"},
 		{"a node comes", podOf(unschedulable(noGPU)), []corev1.Event{
 			event("default-scheduler", "FailedScheduling", noGPU, 3*time.Minute),
 			event("cluster-autoscaler", "TriggeredScaleUp", "pod triggered scale-up: [{gpu-pool 0->1 (max: 3)}]",
@@ -95,14 +100,16 @@ func TestExplain(t *testing.T) {
 		{"no node comes", podOf(unschedulable(noGPU)), []corev1.Event{
 			event("cluster-autoscaler", "NotTriggerScaleUp", "pod didn't trigger scale-up: 1 max node group size reached",
 				time.Minute)}, ClassWaiting,
-			noGPUText + "; the autoscaler adds no node: 1 max node group size reached"},
+			noGPUText + freeOne + "; the autoscaler adds no node (its node groups have their largest size; the operator " +
+				"can raise it): 1 max node group size reached"},
 		{"Karpenter orders one", podOf(unschedulable(noGPU)), []corev1.Event{
 			event("karpenter", "Nominated", "Pod should schedule on: nodeclaim/gpu-x7z", time.Minute)}, ClassWaiting,
 			noGPUText + "; a node was requested (nodeclaim/gpu-x7z)"},
 		{"Karpenter has none", podOf(unschedulable(noGPU)), []corev1.Event{
 			event("karpenter", "FailedScheduling", "Failed to schedule pod, no instance type has enough resources",
 				time.Minute)}, ClassWaiting,
-			noGPUText + "; Karpenter adds no node: Failed to schedule pod, no instance type has enough resources"},
+			noGPUText + freeOne + "; Karpenter adds no node (no allowed instance type is large enough, or none is on " +
+				"offer): Failed to schedule pod, no instance type has enough resources"},
 
 		// Scheduled, and not running yet.
 		{"on its node, and nothing yet", podOf(func(p *corev1.Pod) {
@@ -133,12 +140,14 @@ func TestExplain(t *testing.T) {
 				`status 32`},
 		{"attach", podOf(onNode), []corev1.Event{event("attachdetach-controller", "FailedAttachVolume",
 			`Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) other`, time.Minute)}, ClassWaiting,
-			`its volume cannot be attached yet: Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) other`},
+			`its volume is still attached to another node; end the kernel that uses it there (a lost node keeps it for 6 ` +
+				`minutes): Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) other`},
 		{"CNI", podOf(onNode), []corev1.Event{event("kubelet", "FailedCreatePodSandBox",
 			`Failed to create pod sandbox: rpc error: code = Unknown desc = failed to setup network for sandbox "3f": plugin `+
 				`type="bridge" failed (add): no IP addresses available`,
 			time.Minute)}, ClassWaiting,
-			`its network cannot be set up yet: plugin type="bridge" failed (add): no IP addresses available`},
+			`its node has no free IP address yet; if it stays so, ask the operator: plugin type="bridge" failed (add): ` +
+				"no IP addresses available"},
 
 		// Images.
 		{"bad name", podOf(running(waits("InvalidImageName",
@@ -155,18 +164,18 @@ func TestExplain(t *testing.T) {
 			ClassNever, `the image "lab/image:2" is not on the node, and may not be pulled`},
 		{"no such image", podOf(running(waits("ErrImagePull", pull+"reg.example/lab/image:2: not found"),
 			corev1.ContainerState{})), pullsFailed(2, 10*time.Second),
-			ClassNever, `the image "lab/image:2" cannot be pulled: reg.example/lab/image:2: not found`},
+			ClassNever, `the image "lab/image:2" cannot be pulled: reg.example/lab/image:2: not found; check its name and tag`},
 		{"no such image, back-off",
 			podOf(running(waits("ImagePullBackOff", `Back-off pulling image "lab/image:2": ErrImagePull: `+pull+
 				"reg.example/lab/image:2: not found"),
 				corev1.ContainerState{})), nil, ClassNever,
-			`the image "lab/image:2" cannot be pulled: reg.example/lab/image:2: not found`},
+			`the image "lab/image:2" cannot be pulled: reg.example/lab/image:2: not found; check its name and tag`},
 		{"no such image, older back-off",
 			podOf(running(waits("ImagePullBackOff", `Back-off pulling image "lab/image:2"`), corev1.ContainerState{})),
 			[]corev1.Event{event("kubelet", "Failed", `Failed to pull image "lab/image:2": rpc error: code = NotFound desc = `+
 				pull+"reg.example/lab/image:2: not found", 70*time.Second),
 				event("kubelet", "Failed", "Error: ErrImagePull", 19*time.Second)},
-			ClassNever, `the image "lab/image:2" cannot be pulled: reg.example/lab/image:2: not found`},
+			ClassNever, `the image "lab/image:2" cannot be pulled: reg.example/lab/image:2: not found; check its name and tag`},
 		{"denied", podOf(running(waits("ErrImagePull", pull+
 			"pull access denied, repository does not exist or may require authorization: authorization failed: no basic auth "+
 			"credentials"),
@@ -175,7 +184,8 @@ func TestExplain(t *testing.T) {
 			ClassNever,
 			`the image "lab/image:2" cannot be pulled: pull access denied, repository does not exist or may require ` +
 				`authorization: authorization failed: ` +
-				"no basic auth credentials; Unable to retrieve some image pull secrets (regcred)"},
+				"no basic auth credentials; check its name and the pull secret; " +
+				"Unable to retrieve some image pull secrets (regcred)"},
 		{"no network", podOf(running(waits("ErrImagePull", pull+
 			`failed to do request: Head "https://reg.example/v2/lab/image/manifests/2": dial tcp: lookup reg.example: no `+
 			`such host`),
@@ -310,15 +320,16 @@ func TestExplain(t *testing.T) {
 		{"refused by its node", podOf(finished(corev1.PodFailed, "UnexpectedAdmissionError",
 			"Pod was rejected: Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested: "+
 				"1, Available: 0, which is unexpected", waits("", ""), waits("", ""))), nil,
-			ClassNever, "its node refused it: Pod was rejected: Allocate failed due to requested number of devices " +
-				"unavailable for nvidia.com/gpu. Requested: 1, Available: 0, which is unexpected"},
+			ClassNever, "its node refused it: Allocate failed due to requested number of devices unavailable for " +
+				"nvidia.com/gpu. Requested: 1, Available: 0, which is unexpected; its devices were not ready, so start it again"},
 		{"no room after all", podOf(finished(corev1.PodFailed, "OutOfmemory",
 			"Pod was rejected: Node didn't have enough resource: memory", waits("", ""), waits("", ""))), nil,
-			ClassNever, "its node refused it: Pod was rejected: Node didn't have enough resource: memory"},
+			ClassNever, "its node refused it: Node didn't have enough resource: memory; other pods had taken the room, " +
+				"so start it again"},
 		{"a feature that its node lacks, since 1.35", podOf(finished(corev1.PodFailed, "PodFeatureUnsupported",
 			"Pod was rejected: Pod requires node features that are not available: InPlacePodVerticalScaling", waits("", ""),
 			waits("", ""))), nil,
-			ClassNever, "its node refused it: Pod was rejected: Pod requires node features that are not available: " +
+			ClassNever, "its node refused it: Pod requires node features that are not available: " +
 				"InPlacePodVerticalScaling"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

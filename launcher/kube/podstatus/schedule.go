@@ -3,14 +3,18 @@ package podstatus
 import (
 	"fmt"
 	"regexp"
-	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 )
 
-// schedulerCounts matches the scheduler's message: the number of nodes, and why they do not fit.
-var schedulerCounts = regexp.MustCompile(`^0/(\d+) nodes are available(?:: )?(.*)$`)
+// schedulerCounts matches the scheduler's message: the number of nodes, and why they do not fit. Volcano writes
+// "unavailable".
+var schedulerCounts = regexp.MustCompile(`^0/(\d+) nodes are (?:un)?available(?:: )?(.*)$`)
+
+// unboundClaims begins the whole message of schedulers up to Kubernetes 1.18.
+const unboundClaims = "pod has unbound immediate PersistentVolumeClaims"
 
 // unscheduled explains a pod without a node.
 func (e *explanation) unscheduled() Reason {
@@ -31,83 +35,56 @@ func (e *explanation) unscheduled() Reason {
 		return newReason(ClassWaiting, e.pod.CreationTimestamp.Time, "it waits for the scheduler")
 	case c.Reason == corev1.PodReasonSchedulingGated:
 		var gates []string
+		turn := "it waits for its turn"
 		for _, g := range e.pod.Spec.SchedulingGates {
 			gates = append(gates, g.Name)
+			if strings.HasPrefix(g.Name, "kueue.x-k8s.io/") {
+				turn = "it waits in Kueue's queue until there is quota for it"
+			}
 		}
-		return newReason(ClassWaiting, c.LastTransitionTime.Time, "it waits for its turn (%s)", strings.Join(gates, ", "))
+		return newReason(ClassWaiting, c.LastTransitionTime.Time, "%s (%s)", turn,
+			strings.Join(gates, ", "))
 	}
 	said := c.Message
 	if event := e.last("FailedScheduling"); said == "" && event != nil {
 		said = event.Message
 	}
-	said, _, _ = strings.Cut(said, " preemption: ")
+	return newReason(ClassWaiting, c.LastTransitionTime.Time, "%s", e.noNode(said))
+}
+
+// noNode explains the scheduler's message. The message itself is shortened first if the sentence would be too long.
+func (e *explanation) noNode(said string) string {
+	scaling, comes := e.scaling()
+	said, preemption, _ := strings.Cut(said, " preemption: ")
 	// Kubernetes 1.34 adds these words to the message of every pod, or of every pod with claims.
 	for _, noise := range []string{" no new claims to deallocate,", " still not schedulable,"} {
 		said = strings.TrimSuffix(said, noise)
 	}
 	said = OneLine(said, quoteLimit)
-	text := "no node can take it: " + said
-	if m := schedulerCounts.FindStringSubmatch(said); m != nil {
-		nodes := "nodes"
-		if m[1] == "1" {
-			nodes = "node"
-		}
-		text = fmt.Sprintf("no node can take it (%s): of %s %s, %s", missing(m[2]), m[1], nodes, m[2])
-		if m[1] == "0" || m[2] == "" {
-			text = "the cluster has no node that could take it"
-		}
-	}
-	return newReason(ClassWaiting, c.LastTransitionTime.Time, "%s%s", text, e.scaling())
-}
-
-// missing summarizes why no node fits.
-func missing(counts string) string {
-	for part := range strings.SplitSeq(counts, ", ") {
-		_, res, ok := strings.Cut(part, "Insufficient ")
-		switch {
-		case !ok:
-		case strings.Contains(res, "gpu") || strings.Contains(res, "/mig-"):
-			return "no GPU is free"
-		default:
-			return "not enough " + res
-		}
+	m := schedulerCounts.FindStringSubmatch(said)
+	if m == nil && strings.HasPrefix(said, unboundClaims) {
+		m = []string{said, "", said}
 	}
 	switch {
-	case strings.Contains(counts, "cannot allocate all claims"):
-		return "no device is free"
-	case strings.Contains(counts, corev1.TaintNodeUnreachable):
-		return "a node does not answer"
-	case strings.Contains(counts, "were unschedulable"):
-		return "a node is cordoned"
-	case strings.Contains(counts, "untolerated taint(s)"): // Kubernetes 1.34 does not say which
-		return "a node does not answer, or is kept for others"
-	case strings.Contains(counts, "persistentvolumeclaim") || strings.Contains(counts, "volume"):
-		return "its volume does not exist"
+	case m == nil:
+		return "no node can take it: " + said + scaling
+	case m[1] == "0" || m[2] == "":
+		return "the cluster has no node that could take it" + scaling
 	}
-	return "none fits"
-}
-
-// scaling returns what an autoscaler is doing about it, to be appended.
-func (e *explanation) scaling() string {
-	for i := range slices.Backward(e.events) {
-		event := &e.events[i]
-		karpenter := strings.HasPrefix(source(event), "karpenter")
-		said := OneLine(event.Message, 150)
-		switch {
-		case event.Reason == "TriggeredScaleUp":
-			return "; a node is being added" + e.howLong(EventTime(event))
-		case event.Reason == "NotTriggerScaleUp":
-			_, why, ok := strings.Cut(said, "scale-up: ")
-			if !ok {
-				why = said
-			}
-			return "; the autoscaler adds no node: " + why
-		case event.Reason == "Nominated" && karpenter:
-			_, where, _ := strings.Cut(said, "schedule on: ")
-			return "; a node was requested (" + where + ")"
-		case event.Reason == "FailedScheduling" && karpenter:
-			return "; Karpenter adds no node: " + said
-		}
+	total, _ := strconv.Atoi(m[1])
+	why := blockerOf(total, m[2], preemption)
+	if why.help != "" && !comes {
+		scaling = "; " + why.help + scaling
 	}
-	return ""
+	nodes := ""
+	switch m[1] {
+	case "":
+	case "1":
+		nodes = "of 1 node, "
+	default:
+		nodes = "of " + m[1] + " nodes, "
+	}
+	text := fmt.Sprintf("no node can take it (%s): %s", why.text, nodes)
+	room := reasonLimit - len([]rune(text)) - len([]rune(scaling))
+	return text + OneLine(m[2], max(room, 50)) + scaling
 }
