@@ -11,15 +11,49 @@ import (
 
 // Messages are compressed one by one (permessage-deflate without context takeover, RFC 7692), at the fastest level. A
 // compressor takes about 1 MB and a processor. So the program has few of them, and a message that finds none free is
-// sent as it is. A peer that reads slowly holds none: what was compressed is gathered first.
+// sent as it is. A peer that reads slowly holds none: what was compressed is gathered first. What is gathered has a bound
+// for all connections together. A message that has no room there is sent as it is, too.
 const (
-	compressFrom    = 1 << 10 // bytes of a message; smaller ones gain little
-	compressGather  = 4 << 20 // compressed bytes of a message; beyond that it is sent while the rest is compressed
+	compressFrom    = 1 << 10  // bytes of a message; smaller ones gain little
+	compressGather  = 4 << 20  // compressed bytes of a message; beyond that it is sent while the rest is compressed
+	gatherTotal     = 16 << 20 // bytes of all connections
 	compressorsMost = 4
 )
 
-// compressors counts the messages that are being compressed.
-var compressors slots
+var (
+	compressors slots  // of the messages that are being compressed
+	gathered    budget // of the messages that are compressed, until their peers have them
+)
+
+// budget bounds the gathered bytes of all connections. The zero value is ready. It may be used concurrently.
+type budget struct {
+	mu     sync.Mutex
+	used   int
+	guests int // of used
+}
+
+// take takes n bytes. It returns false if there are too few. Guests leave half of them to the kernel's owner.
+func (b *budget) take(owner bool, n int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.used+n > gatherTotal || !owner && b.guests+n > gatherTotal/2 {
+		return false
+	}
+	b.used += n
+	if !owner {
+		b.guests += n
+	}
+	return true
+}
+
+func (b *budget) giveBack(owner bool, n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.used -= n
+	if !owner {
+		b.guests -= n
+	}
+}
 
 // slots bounds how much is done at once. The zero value is ready. It may be used concurrently.
 type slots struct {
@@ -69,12 +103,19 @@ func (c *Conn) chooseUpgrader(r *http.Request) (*websocket.Upgrader, bool) {
 	return &compressingUpgrader, true
 }
 
-// writeCompressed sends one websocket message, compressed if a compressor is free.
-func (c *Conn) writeCompressed(opcode byte, parts [][]byte) error {
+// writeCompressed sends one websocket message of n bytes, compressed if a compressor is free and there is room for the
+// result.
+func (c *Conn) writeCompressed(opcode byte, n int, parts [][]byte) error {
 	owner := c.o.Input.owner
 	if !compressors.take(owner) {
 		return c.flow.WriteFrame(opcode, parts...)
 	}
+	n = min(n, compressGather) // random bytes become larger by less than a thousandth
+	if !gathered.take(owner, n) {
+		compressors.giveBack(owner)
+		return c.flow.WriteFrame(opcode, parts...)
+	}
+	defer gathered.giveBack(owner, n)
 	return c.flow.Gather(compressGather,
 		func() error { return c.writeByLibrary(int(opcode), parts) },
 		func() { compressors.giveBack(owner) })

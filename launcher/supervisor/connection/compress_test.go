@@ -152,6 +152,56 @@ func TestSlots(t *testing.T) {
 	}
 }
 
+// TestConn_SlowPeersAndMemory: what is compressed for peers that do not read is bounded for all of them together. A
+// message that has no room is sent as it is.
+func TestConn_SlowPeersAndMemory(t *testing.T) {
+	held := func() int {
+		gathered.mu.Lock()
+		defer gathered.mu.Unlock()
+		return gathered.used
+	}
+	const (
+		peers = gatherTotal/compressGather + 2
+		size  = 4 * compressGather // more than a connection's own buffers, also when it is compressed
+	)
+	random := make([]byte, size/4*3)
+	_, _ = crand.Read(random)
+	m := jupyter.New(jupyter.IOPub, "stream", "kernel", nil,
+		map[string]string{"name": "stdout", "text": base64.StdEncoding.EncodeToString(random)})
+	var all []*served
+	for i := range peers {
+		s, _ := compressed(t, 0, true, func(o *Options) { o.Input = new(Input).Of("", true) })
+		s.log.Append(0, m, false)
+		poll.Until(t, "it waits for its peer", func() bool {
+			compressors.mu.Lock()
+			defer compressors.mu.Unlock()
+			return s.Conn.owed() >= size && compressors.used == 0 && held() >= min((i+1)*compressGather, gatherTotal)
+		})
+		all = append(all, s)
+	}
+	if got := held(); got != gatherTotal {
+		t.Errorf("%d bytes count, want %d", got, gatherTotal)
+	}
+	for _, s := range all {
+		if _, data, err := s.peer.ReadMessage(); err != nil || len(data) < size {
+			t.Errorf("%d bytes, %v", len(data), err)
+		}
+	}
+	poll.Until(t, "nothing counts", func() bool { return held() == 0 })
+}
+
+// TestBudget: guests leave half of the bytes to the kernel's owner.
+func TestBudget(t *testing.T) {
+	var b budget
+	if !b.take(false, gatherTotal/2) || b.take(false, 1) || !b.take(true, gatherTotal/2) || b.take(true, 1) {
+		t.Error("the bounds do not hold")
+	}
+	b.giveBack(false, gatherTotal/2)
+	if !b.take(true, 1) || b.take(false, gatherTotal/2) || !b.take(false, gatherTotal/2-1) {
+		t.Error("what was given back is not free")
+	}
+}
+
 // TestConn_SlowPeerAndCompressor: a peer that does not read holds no compressor, neither with a message that is
 // gathered nor with a larger one.
 func TestConn_SlowPeerAndCompressor(t *testing.T) {

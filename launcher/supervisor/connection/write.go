@@ -225,7 +225,7 @@ func (c *Conn) writeFrame(at messagelog.Position, isBinary bool, parts ...[]byte
 		opcode = flow.Binary
 	}
 	if c.compresses && n >= compressFrom {
-		return c.writeCompressed(opcode, parts)
+		return c.writeCompressed(opcode, n, parts)
 	}
 	return c.flow.WriteFrame(opcode, parts...)
 }

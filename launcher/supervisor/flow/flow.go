@@ -180,9 +180,12 @@ func (f *Conn) Gather(most int, write func() error, done func()) error {
 	case !corked:
 		return f.endGatherLocked()
 	case len(f.buf) >= gatherBytes:
-		return f.flushLocked()
+		err = f.flushLocked()
 	}
-	return nil
+	if f.lent != nil && cap(f.buf) > len(f.lent) { // the larger buffer is not kept while the next message is written
+		f.buf = append(f.lent[:0], f.buf...)
+	}
+	return err
 }
 
 // Flush writes the bytes that Cork has held back and ends the cork.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -162,3 +163,28 @@ type sinkConn struct{ net.Conn }
 
 func (sinkConn) Write(p []byte) (int, error)      { return len(p), nil }
 func (sinkConn) SetWriteDeadline(time.Time) error { return nil }
+
+// TestConn_GatherKeepsNothing: a buffer that has grown in Gather is not kept, also if the connection stays corked.
+func TestConn_GatherKeepsNothing(t *testing.T) {
+	near, far := net.Pipe()
+	defer func() { _, _ = near.Close(), far.Close() }()
+	go func() { _, _ = io.Copy(io.Discard, far) }()
+	for _, size := range []int{gatherBytes / 2, 2 << 20, 5 << 20} {
+		f := NewConn(near, func() int64 { return 0 })
+		f.Cork()
+		err := f.Gather(4<<20, func() error {
+			for range size / 4096 {
+				if _, err := f.Write(make([]byte, 4096)); err != nil {
+					return err
+				}
+			}
+			return nil
+		}, func() {})
+		if err != nil || cap(f.buf) > gatherBytes+gatherPart {
+			t.Errorf("%d bytes leave a buffer of %d, %v", size, cap(f.buf), err)
+		}
+		if err := f.Flush(); err != nil {
+			t.Error(err)
+		}
+	}
+}
