@@ -75,6 +75,7 @@ func busyGateway(t *testing.T) *testGateway {
 		LogEvicted: 11, LogLost: 5, Failed: 2, GPUs: map[string]float64{"r": 2.25}, GPUSeconds: map[string]float64{"r": 12.5},
 		Culls: map[launcher.CullLabels]int64{{SpecName: "r", Limit: "idle"}: 4,
 			{SpecName: "r", Limit: "of a later version"}: 1},
+		Keys: map[string]int64{launcher.KeyCurrent: 6, launcher.KeySecond: 3},
 	}
 	g.fake.add(idA, "python3", api.Busy)
 	g.fake.add(idB, "python3", api.Idle)
@@ -161,6 +162,8 @@ func TestMetrics_Values(t *testing.T) {
 		`ekg_kernel_culls_total{limit="idle",spec="r"}`:                                 "4",
 		`ekg_kernel_culls_total{limit="busy",spec="python3"}`:                           "0",
 		`ekg_kernel_culls_total{limit="other",spec="r"}`:                                "1",
+		`ekg_kernels_by_master_key{key="current"}`:                                      "6",
+		`ekg_kernels_by_master_key{key="second"}`:                                       "3",
 		`ekg_kernel_start_seconds_sum{spec="python3"}`:                                  "4.2",
 		`ekg_kernel_start_seconds_bucket{spec="python3",le="2.5"}`:                      "0",
 		`ekg_kernel_start_seconds_bucket{spec="python3",le="5"}`:                        "1",

@@ -15,9 +15,20 @@ type Measures struct {
 
 	Culls map[CullLabels]int64 // culled kernels
 
+	// Keys counts the kernels that live by the master key of their keys: KeyCurrent, KeySecond and KeyUnknown. It is nil
+	// where there is no master key.
+	Keys map[string]int64
+
 	GPUs       map[string]float64 // GPUs that kernels' pods hold now, by kernelspec
 	GPUSeconds map[string]float64 // seconds for which they were held, by kernelspec; never decreases
 }
+
+// Keys of Measures.Keys.
+const (
+	KeyCurrent = "current" // of new kernels
+	KeySecond  = "second"  // that is accepted, too
+	KeyUnknown = "unknown" // neither of both, or the pod does not say it and could not be reached yet
+)
 
 // CullLabels is the key by which culled kernels are counted.
 type CullLabels struct {

@@ -92,7 +92,7 @@ func openKube(
 	if err != nil {
 		return nil, err
 	}
-	key, err := masterKey(s, cluster)
+	key, second, err := masterKeys(s, cluster.Inside())
 	if err != nil {
 		return nil, err
 	}
@@ -103,14 +103,15 @@ func openKube(
 		return nil, err
 	}
 	o := kube.Options{
-		Cluster:     cluster,
-		Pods:        pods,
-		MasterKey:   key,
-		StartLimit:  time.Duration(s.StartLimit),
-		KeepEndings: time.Duration(s.KeepEndings),
-		Limits:      limits,
-		Log:         log,
-		Observer:    watch,
+		Cluster:         cluster,
+		Pods:            pods,
+		MasterKey:       key,
+		SecondMasterKey: second,
+		StartLimit:      time.Duration(s.StartLimit),
+		KeepEndings:     time.Duration(s.KeepEndings),
+		Limits:          limits,
+		Log:             log,
+		Observer:        watch,
 	}
 	if s.KubePeers != "" {
 		if !cluster.Inside() || s.PodIP == "" {
@@ -186,29 +187,6 @@ func adaptToCluster(
 			return pods, fmt.Errorf("the cluster does not answer whether it is OpenShift: %w", err)
 		}
 	}
-}
-
-// masterKey reads the key from which the kernels' keys are derived. By default a gateway outside the cluster generates
-// its own key. Inside a cluster the key must be given, since all replicas need the same one.
-func masterKey(s *settings.Settings, cluster *kube.Cluster) ([]byte, error) {
-	path, place := s.MasterKeyFile, s.Place("master-key-file")
-	if path == "" {
-		if cluster.Inside() {
-			return nil, fmt.Errorf("%s: a gateway in a cluster needs a key that all its replicas share", place)
-		}
-		path, place = filepath.Join(s.StateDir, "master-key"), s.Place("state-dir")
-	}
-	text, err := readTokenFile(path)
-	if errors.Is(err, fs.ErrNotExist) && s.MasterKeyFile == "" {
-		text, err = makeTokenFile(path)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", place, err)
-	}
-	if len(text) < 32 {
-		return nil, fmt.Errorf("%s: %s has %d characters, 32 are needed", place, path, len(text))
-	}
-	return []byte(text), nil
 }
 
 // findSupervisor returns the absolute path of ekg-supervisor. It looks for the given path or name, else beside this

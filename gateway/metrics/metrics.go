@@ -82,6 +82,9 @@ var (
 		"GPUs held, used or not, times the seconds for which they were held."}
 	metricCulls = Metric{"ekg_kernel_culls_total", "counter", []string{"spec", "limit"}, true,
 		"Kernels that were culled, by limit: idle, busy or age."}
+	metricKeys = Metric{"ekg_kernels_by_master_key", "gauge", []string{"key"}, true,
+		"Kernels that live, by the master key of their pod's keys: current, second, or unknown if it is neither, or the " +
+			"pod does not say it and was not reached yet."}
 	metricStart = Metric{"ekg_kernel_start_seconds", "histogram", []string{"spec"}, false,
 		"Time from the request for a kernel until its first answer, for kernels that this gateway has started."}
 	metricStartPhase = Metric{"ekg_kernel_start_phase_seconds", "histogram", []string{"phase"}, false,
@@ -116,7 +119,8 @@ func List() []Metric {
 	return []Metric{
 		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
 		metricFailed, metricMessages, metricMsgBytes,
-		metricGPUs, metricGPUSeconds, metricCulls, metricStart, metricStartPhase, metricFailures, metricRequests,
+		metricGPUs, metricGPUSeconds, metricCulls, metricKeys, metricStart, metricStartPhase, metricFailures,
+		metricRequests,
 		metricDuration,
 		metricWebsockets, metricOpened, metricWSBytes, metricLobby, metricLogReaders, metricReady, metricKubeRequests,
 		metricKubeRequestTime,
@@ -288,7 +292,7 @@ func newSnapshot(m *Metrics, from Source) *snapshot {
 	s := &snapshot{m: m, from: from, descs: map[string]*prometheus.Desc{}}
 	for _, d := range []Metric{
 		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
-		metricFailed, metricMessages, metricMsgBytes, metricGPUs, metricGPUSeconds, metricCulls, metricWebsockets,
+		metricFailed, metricMessages, metricMsgBytes, metricGPUs, metricGPUSeconds, metricCulls, metricKeys, metricWebsockets,
 		metricWSBytes,
 		metricLobby, metricLogReaders, metricReady,
 	} {
@@ -352,6 +356,9 @@ func (s *snapshot) collectKernels(send sender) {
 		send(metricMsgBytes, float64(t.Bytes), t.Channel, direction)
 	}
 	s.collectCulls(now.Culls, send)
+	for key, n := range now.Keys {
+		send(metricKeys, float64(n), key)
+	}
 	gpus, seconds := map[string]float64{}, map[string]float64{}
 	for spec, n := range now.GPUs {
 		gpus[s.m.specs.of(spec)] += float64(n)

@@ -25,8 +25,8 @@ const (
 	// maxOpening bounds how many streams are being opened at one time.
 	maxOpening = 64
 
-	// unsupportedPause is the pause between two attempts to reach a supervisor of another protocol version. They notice
-	// its end.
+	// unsupportedPause is the pause between two attempts to reach a supervisor that this gateway cannot speak to. They
+	// notice its end.
 	unsupportedPause = 30 * time.Second
 )
 
@@ -158,11 +158,31 @@ func (f *Follower) EnterLocked(s *Supervisor, status api.Status) (before Supervi
 	return before
 }
 
-// ended records that the supervisor's last status is no longer kept up to date. It reports whether the supervisor
-// speaks another protocol version.
-func (f *Follower) ended(s *Supervisor, st *stream, k Kernel, err error) (unsupported bool) {
+// UnsupportedError says why this gateway cannot speak to a supervisor that lives. A Kernel's Client returns it, or a
+// client's Dial. It is a sentence for the kernel's owner.
+type UnsupportedError string
+
+// Error returns the sentence.
+func (e UnsupportedError) Error() string { return string(e) }
+
+// unsupportedReason returns the sentence for a supervisor that this gateway cannot speak to, or "".
+func unsupportedReason(err error) string {
 	var version *api.VersionError
-	unsupported = errors.As(err, &version)
+	var other UnsupportedError
+	switch {
+	case errors.As(err, &version):
+		return version.Error()
+	case errors.As(err, &other):
+		return other.Error()
+	}
+	return ""
+}
+
+// ended records that the supervisor's last status is no longer kept up to date. It reports whether this gateway cannot
+// speak to the supervisor.
+func (f *Follower) ended(s *Supervisor, st *stream, k Kernel, err error) (unsupported bool) {
+	reason := unsupportedReason(err)
+	unsupported = reason != ""
 	f.opts.Lock.Lock()
 	defer f.opts.Lock.Unlock()
 	if s.stream != st {
@@ -171,14 +191,14 @@ func (f *Follower) ended(s *Supervisor, st *stream, k Kernel, err error) (unsupp
 	was, first, failed := s.Streaming, unsupported && s.Unsupported == "", st.failed
 	s.Streaming, st.failed = false, true
 	if unsupported {
-		s.Unsupported = err.Error()
+		s.Unsupported = reason
 	}
 	if was || first || !failed {
 		s.ChangedLocked()
 	}
 	switch {
 	case first:
-		f.opts.Log.Error("kernel is left alone", logkey.Kernel, k.ID(), logkey.Err, err)
+		f.opts.Log.Error("kernel is left alone", logkey.Kernel, k.ID(), logkey.Err, reason)
 	case was:
 		f.opts.Log.Debug("status stream ended", logkey.Kernel, k.ID(), logkey.Err, err)
 	}

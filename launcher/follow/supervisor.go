@@ -13,7 +13,7 @@ type Supervisor struct {
 	Status      api.Status // the last status that was received
 	HasStatus   bool       // a status was received
 	Streaming   bool       // Status is being kept up to date
-	Unsupported string     // a sentence, if the supervisor lives and speaks another protocol version
+	Unsupported string     // a sentence, if the supervisor lives and this gateway cannot speak to it
 
 	stream  *stream       // nil: it is not followed
 	counted api.Counts    // the last counts that any supervisor of the kernel has reported

@@ -14,7 +14,6 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/poddial"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -30,6 +29,7 @@ type kernel struct {
 	// Guarded by Launcher.mu.
 	pod              *corev1.Pod       // the newest known version of the newest generation; replaced, never changed
 	rec              podspec.Record    // of pod
+	shownKey         string            // fingerprint of the master key that a connection has shown, if rec has none
 	secretCreated    time.Time         // when its secret was last known to exist
 	removed          bool              // the pod is no longer in the cluster
 	supervisor       follow.Supervisor // of the pod
@@ -111,6 +111,7 @@ func succeedsLocked(pod *corev1.Pod, rec podspec.Record, k *kernel) bool {
 func (k *kernel) forgetPodLocked() {
 	k.supervisor.ForgetLocked()
 	k.secretCreated, k.claimed, k.removed, k.end, k.start = time.Time{}, false, false, nil, nil
+	k.shownKey = ""
 	k.sentReason, k.sentVersion, k.sentEnd = podstatus.Reason{}, 0, time.Time{}
 }
 
@@ -430,55 +431,4 @@ func (l *Launcher) Dial(ctx context.Context, id string) (net.Conn, error) {
 		return nil, launcher.ErrNoSupervisor
 	}
 	return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
-}
-
-// Token returns the bearer token that the kernel's supervisor demands.
-func (l *Launcher) Token(id string) string {
-	l.mu.Lock()
-	k := l.kernels[id]
-	var pod *corev1.Pod
-	if k != nil {
-		pod = k.pod
-	}
-	l.mu.Unlock()
-	if pod == nil {
-		return ""
-	}
-	keys, err := l.keysOf(pod)
-	if err != nil {
-		return ""
-	}
-	return keys.Token
-}
-
-func (l *Launcher) keysOf(pod *corev1.Pod) (podspec.Keys, error) {
-	rec, err := podspec.ReadRecord(pod)
-	if err != nil {
-		return podspec.Keys{}, err
-	}
-	return podspec.DeriveKeys(l.opts.MasterKey, pod.Name, rec.KeyVersion)
-}
-
-// connect dials a pod's supervisor, whatever the kernel's state.
-func (l *Launcher) connect(ctx context.Context, pod *corev1.Pod) (net.Conn, error) {
-	k, err := l.keysOf(pod)
-	if err != nil {
-		return nil, err
-	}
-	return poddial.DialTLS(ctx, l.dialer, pod, k)
-}
-
-// supervisor returns a client of a pod's supervisor.
-func (l *Launcher) supervisor(pod *corev1.Pod) (*api.Client, error) {
-	k, err := l.keysOf(pod)
-	if err != nil {
-		return nil, err
-	}
-	return &api.Client{
-		KernelID: pod.Labels[podspec.LabelKernel],
-		Token:    k.Token,
-		Dial: func(ctx context.Context) (net.Conn, error) {
-			return poddial.DialTLS(ctx, l.dialer, pod, k)
-		},
-	}, nil
 }

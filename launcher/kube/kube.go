@@ -60,6 +60,10 @@ type Options struct {
 	MasterKey []byte          // at least 32 bytes, the same in all gateways; not modified
 	Peers     *Peers          // other replicas of this gateway; nil: none
 
+	// SecondMasterKey is nil, or another key of at least 32 bytes. Kernels and replicas with this key are reached, too. No
+	// new kernel gets it.
+	SecondMasterKey []byte
+
 	DeadLinger time.Duration // how long a dead kernel is shown; 0 for api.DefaultDeadLinger
 	StartLimit time.Duration // a start without progress for so long is given up; 0 for DefaultStartLimit
 	Log        *slog.Logger
@@ -129,7 +133,8 @@ type Launcher struct {
 	// Fixed.
 	opts       Options
 	client     kubernetes.Interface
-	namespaces []string // in which kernels may run
+	keys       []masterKey // the one for new pods is the first; at least one
+	namespaces []string    // in which kernels may run
 	timing     timing
 	log        *slog.Logger
 	informers  []cache.SharedIndexInformer // of pods, one for each namespace
@@ -171,6 +176,10 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
+	keys, err := o.masterKeys()
+	if err != nil {
+		return nil, err
+	}
 	life, cancel := context.WithCancelCause(context.Background())
 	past, err := newEndings()
 	if err != nil {
@@ -180,6 +189,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 	l := &Launcher{
 		opts:          o,
 		client:        o.Cluster.client,
+		keys:          keys,
 		namespaces:    o.namespaces(),
 		timing:        tm,
 		log:           o.Log.With(logkey.Component, "kube"),
@@ -196,6 +206,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 	if o.Cluster.requests != nil {
 		o.Cluster.requests.reportTo(o.Observer)
 	}
+	l.logKeys()
 	l.dialer = reach(o.Cluster)
 	l.follower = follow.New(life, follow.Options{Lock: &l.mu, Goroutines: &l.goroutines, FirstRedial: tm.firstRedial,
 		LastRedial: tm.lastRedial, Since: l.opened, Log: l.log})
@@ -231,10 +242,11 @@ func (o *Options) complete() error {
 	switch {
 	case o.Cluster == nil:
 		return errors.New("Cluster: none given")
-	case len(o.MasterKey) < podspec.MinMasterKey:
-		return fmt.Errorf("MasterKey: %d bytes, %d are needed", len(o.MasterKey), podspec.MinMasterKey)
 	case o.DeadLinger < 0 || o.StartLimit < 0 || o.KeepEndings < 0:
 		return errors.New("DeadLinger, StartLimit, KeepEndings: negative")
+	}
+	if err := o.checkKeys(); err != nil {
+		return err
 	}
 	if err := o.Pods.Validate(); err != nil {
 		return fmt.Errorf("Pods.%w", err)

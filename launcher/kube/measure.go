@@ -30,7 +30,7 @@ func (l *Launcher) Measure() launcher.Measures {
 	for spec, seconds := range l.gpuSeconds {
 		m.GPUSeconds[spec] = seconds
 	}
-	m.Culls = maps.Clone(l.culls)
+	m.Culls, m.Keys = maps.Clone(l.culls), l.measureKeysLocked(known)
 	l.follower.MeasureLocked(&m)
 	return m
 }

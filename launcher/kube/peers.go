@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strconv"
@@ -37,12 +38,15 @@ import (
 //
 // The request has the bearer token that is derived from the master key. Its body is a peerEnding, or empty if the
 // kernel has not ended. The answer is 204 once the kernel is up to date.
+//
+// Two replicas that share a master key believe each other, whichever is the first of each. A client tries its keys in
+// turn. The server name that it asks for names the key, so that the server shows the certificate of that key.
 const (
 	// PeerPort is the port on which a gateway in the cluster receives its replicas' notifications.
 	PeerPort = 8890
 
 	peerTime        = 2 * time.Second // for all peers to answer; a peer that does not answer relies on its watch
-	peerName        = "ekg-peers"     // name from which the keys are derived; also in the certificate
+	peerName        = "ekg-peers"     // name from which the keys are derived
 	maxPeerRequests = 64              // requests of peers that are served at one time
 	peerReadTime    = 5 * time.Second
 	maxPeerBody     = 32 << 10 // bytes
@@ -59,32 +63,76 @@ type Peers struct {
 type peers struct {
 	l         *Launcher
 	own       string
-	keys      podspec.Keys
+	keys      []peerKey // one for each master key
 	server    *http.Server
-	client    *http.Client
 	store     cache.Store // of gateways' pods
 	answering chan struct{}
 }
 
-// startPeers listens for peers and begins to watch their pods.
-func (l *Launcher) startPeers(o Peers) (*peers, error) {
-	keys, err := podspec.DeriveKeys(l.opts.MasterKey, peerName, podspec.KeyVersion)
-	if err != nil {
-		return nil, err
-	}
-	trust, err := api.PinnedTLS(keys.TLSSeed, peerName)
-	if err != nil {
-		return nil, err
-	}
-	p := &peers{l: l, own: o.IP, keys: keys, answering: make(chan struct{}, maxPeerRequests),
-		client: &http.Client{
+// peerKey is what replicas with a common master key believe each other by.
+type peerKey struct {
+	name        string // server name that selects the certificate
+	token       string
+	certificate tls.Certificate
+	client      *http.Client // of peers that have the key
+}
+
+// newPeerKeys derives the keys for peers from the master keys.
+func newPeerKeys(masters []masterKey) ([]peerKey, error) {
+	var all []peerKey
+	for _, master := range masters {
+		keys, err := podspec.DeriveKeys(master.secret, peerName, podspec.KeyVersion)
+		if err != nil {
+			return nil, err
+		}
+		k := peerKey{name: peerName + "-" + master.fingerprint, token: keys.Token}
+		trust, err := api.PinnedTLS(keys.TLSSeed, k.name)
+		if err != nil {
+			return nil, err
+		}
+		if k.certificate, err = api.Certificate(keys.TLSSeed, k.name); err != nil {
+			return nil, err
+		}
+		k.client = &http.Client{
 			Timeout:   peerTime,
 			Transport: &http.Transport{TLSClientConfig: trust, MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute},
-		}}
-	certificate, err := api.Certificate(keys.TLSSeed, peerName)
+		}
+		all = append(all, k)
+	}
+	return all, nil
+}
+
+// certificate returns the certificate of the key that a client asks for. Gateways of earlier releases name no key, and
+// get the first one.
+func (p *peers) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+	for i := range p.keys {
+		if p.keys[i].name == hello.ServerName {
+			return &p.keys[i].certificate, nil
+		}
+	}
+	return &p.keys[0].certificate, nil
+}
+
+func (p *peers) tlsConfig() *tls.Config {
+	return &tls.Config{GetCertificate: p.certificate, MinVersion: tls.VersionTLS13}
+}
+
+// believes reports whether a request has a token that is derived from a master key of this gateway.
+func (p *peers) believes(r *http.Request) bool {
+	sent, ok := []byte(r.Header.Get("Authorization")), 0
+	for _, k := range p.keys {
+		ok |= subtle.ConstantTimeCompare(sent, []byte("Bearer "+k.token))
+	}
+	return ok == 1
+}
+
+// startPeers listens for peers and begins to watch their pods.
+func (l *Launcher) startPeers(o Peers) (*peers, error) {
+	keys, err := newPeerKeys(l.keys)
 	if err != nil {
 		return nil, err
 	}
+	p := &peers{l: l, own: o.IP, keys: keys, answering: make(chan struct{}, maxPeerRequests)}
 	listener, err := net.Listen("tcp", ":"+strconv.Itoa(PeerPort))
 	if err != nil {
 		return nil, err
@@ -97,7 +145,8 @@ func (l *Launcher) startPeers(o Peers) (*peers, error) {
 		WriteTimeout:   peerReadTime,
 		IdleTimeout:    2 * time.Minute,
 		MaxHeaderBytes: 16 << 10,
-		TLSConfig:      &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13},
+		ErrorLog:       slog.NewLogLogger(l.log.Handler(), slog.LevelDebug), // a peer may try its second key next
+		TLSConfig:      p.tlsConfig(),
 	}
 	l.goroutines.Go(func() {
 		if err := p.server.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
@@ -118,15 +167,20 @@ func (l *Launcher) startPeers(o Peers) (*peers, error) {
 
 func (p *peers) close() {
 	_ = p.server.Close() // its peers rely on their watches
-	p.client.CloseIdleConnections()
+	p.closeIdle()
+}
+
+func (p *peers) closeIdle() {
+	for _, k := range p.keys {
+		k.client.CloseIdleConnections()
+	}
 }
 
 // serveKernel answers a peer that has changed a kernel.
 func (p *peers) serveKernel(w http.ResponseWriter, r *http.Request) {
-	token := "Bearer " + p.keys.Token
 	id := r.PathValue("id")
 	switch {
-	case subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), []byte(token)) != 1:
+	case !p.believes(r):
 		w.WriteHeader(http.StatusForbidden)
 		return
 	case !launcher.ValidID(id):
@@ -217,7 +271,8 @@ func (l *Launcher) notifyPeers(ctx context.Context, id string) {
 			continue
 		}
 		wg.Go(func() {
-			if err := l.peers.notify(ctx, pod.Status.PodIP, id, body); err != nil {
+			address := net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(PeerPort))
+			if err := l.peers.notify(ctx, address, id, body); err != nil {
 				l.log.Info("a replica could not be notified of a kernel; it relies on its watch", logkey.Replica, pod.Name,
 					logkey.Kernel, id, logkey.Err, err)
 			}
@@ -226,14 +281,24 @@ func (l *Launcher) notifyPeers(ctx context.Context, id string) {
 	wg.Wait()
 }
 
-func (p *peers) notify(ctx context.Context, ip, id string, body []byte) error {
-	url := "https://" + net.JoinHostPort(ip, strconv.Itoa(PeerPort)) + "/kernels/" + id
+// notify makes the peer at an address read a kernel. A peer that has other keys is asked with each key in turn.
+func (p *peers) notify(ctx context.Context, address, id string, body []byte) (err error) {
+	for _, k := range p.keys {
+		if err = k.notify(ctx, address, id, body); !errors.Is(err, api.ErrOtherKey) {
+			return err
+		}
+	}
+	return fmt.Errorf("it has no master key of this gateway: %w", err)
+}
+
+func (k *peerKey) notify(ctx context.Context, address, id string, body []byte) error {
+	url := "https://" + address + "/kernels/" + id
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
-	req.Header.Set("Authorization", "Bearer "+p.keys.Token)
-	resp, err := p.client.Do(req)
+	req.Header.Set("Authorization", "Bearer "+k.token)
+	resp, err := k.client.Do(req)
 	if err != nil {
 		return err
 	}

@@ -18,14 +18,13 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // peersOf is the HTTP handler for a launcher's peers.
 func peersOf(t *testing.T, l *Launcher) *peers {
 	t.Helper()
-	keys, err := podspec.DeriveKeys(testKey, peerName, podspec.KeyVersion)
+	keys, err := newPeerKeys(l.keys)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +69,7 @@ func TestPeers(t *testing.T) {
 	for _, bad := range []struct {
 		id, token string
 		want      int
-	}{{idA, "wrong", 403}, {idA, "", 403}, {"x", p.keys.Token, 400}} {
+	}{{idA, "wrong", 403}, {idA, "", 403}, {"x", p.keys[0].token, 400}} {
 		if got := notify(bad.id, bad.token); got != bad.want {
 			t.Errorf("%q with %q: %d", bad.id, bad.token, got)
 		}
@@ -78,7 +77,7 @@ func TestPeers(t *testing.T) {
 	if listed() {
 		t.Error("a notification without the token was accepted")
 	}
-	if got := notify(idA, p.keys.Token); got != 204 || !listed() {
+	if got := notify(idA, p.keys[0].token); got != 204 || !listed() {
 		t.Errorf("after the notification of a kernel: %d, listed %v", got, listed())
 	}
 	if err := first.Stop(t.Context(), idA, "not needed"); err != nil {
@@ -90,7 +89,7 @@ func TestPeers(t *testing.T) {
 	late.mu.Lock()
 	pod := late.kernels[idA].pod
 	late.mu.Unlock()
-	if got := notify(idA, p.keys.Token); got != 204 || listed() {
+	if got := notify(idA, p.keys[0].token); got != 204 || listed() {
 		t.Errorf("after the notification of an end: %d, listed %v", got, listed())
 	}
 	late.updatePod(pod) // its watch, at last
@@ -116,7 +115,7 @@ func TestPeers_PeerThatDoesNotAnswer(t *testing.T) {
 	notify := func(id string) int {
 		w, r := httptest.NewRecorder(), httptest.NewRequest("POST", "/kernels/"+id, nil)
 		r.SetPathValue("id", id)
-		r.Header.Set("Authorization", "Bearer "+p.keys.Token)
+		r.Header.Set("Authorization", "Bearer "+p.keys[0].token)
 		p.serveKernel(w, r)
 		return w.Code
 	}

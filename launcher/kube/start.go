@@ -88,6 +88,7 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 		Created:    l.timing.now().UTC().Round(0),
 		Protocol:   api.ProtocolVersion,
 		KeyVersion: podspec.KeyVersion,
+		MasterKey:  l.keys[0].fingerprint,
 		Groups:     req.Groups,
 	}
 	pod, err := podspec.Build(l.opts.Pods, req, rec)
@@ -204,7 +205,7 @@ func (l *Launcher) createSecret(ctx context.Context, pod *corev1.Pod) error {
 	if err != nil {
 		return err
 	}
-	secret := podspec.BuildSecret(pod, k)
+	secret := podspec.BuildSecret(pod, k.Keys)
 	for pause := 100 * time.Millisecond; ; pause *= 2 {
 		asking, cancel := l.apiContext(ctx)
 		_, err = l.client.CoreV1().Secrets(pod.Namespace).Create(asking, secret, metav1.CreateOptions{})
@@ -287,6 +288,7 @@ func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, erro
 // returns the flavor, nil for none.
 func (l *Launcher) nextPod(old *corev1.Pod, rec podspec.Record) (*corev1.Pod, *flavor.Flavor, error) {
 	rec.Generation++
+	rec.MasterKey = l.keys[0].fingerprint // its secret is a new one
 	req, err := podspec.ReadRequest(old, rec)
 	if errors.Is(err, podspec.ErrNoRequest) {
 		pod := copyPod(old)

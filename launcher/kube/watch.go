@@ -238,8 +238,8 @@ func (l *Launcher) actOnPod(pod *corev1.Pod) {
 	}
 }
 
-// isUnstartedLocked reports whether the kernel's program has certainly not answered in this pod. A program that runs may
-// have answered. Only its supervisor knows, and this gateway may be unable to reach that.
+// isUnstartedLocked reports whether the kernel's program has certainly not answered in this pod. A program that runs
+// may have answered. Only its supervisor knows, and this gateway may be unable to reach that.
 func (k *kernel) isUnstartedLocked() bool {
 	switch {
 	case k.supervisor.HasStatus && k.supervisor.Status.State != api.Starting:

@@ -51,14 +51,16 @@ const (
 
 // Keys of the launchers.
 const (
-	ConfigMap = "configmap" // name of a ConfigMap
-	Entry     = "entry"     // of the state directory
-	Key       = "key"       // in a ConfigMap
-	Killed    = "killed"    // a number of processes
-	Lease     = "lease"     // namespace and name of a Lease
-	Replica   = "replica"   // pod of another gateway
-	To        = "to"        // new name of an entry of the state directory
-	What      = "what"      // what the cluster was asked for
+	ConfigMap = "configmap"  // name of a ConfigMap
+	Entry     = "entry"      // of the state directory
+	Key       = "key"        // in a ConfigMap
+	Killed    = "killed"     // a number of processes
+	Lease     = "lease"      // namespace and name of a Lease
+	MasterKey = "master_key" // fingerprint of the master key of new kernels
+	SecondKey = "second_key" // fingerprint of the second master key
+	Replica   = "replica"    // pod of another gateway
+	To        = "to"         // new name of an entry of the state directory
+	What      = "what"       // what the cluster was asked for
 )
 
 // Keys of the supervisor.

@@ -118,6 +118,12 @@ var kubernetesSettings = []group{
 				"need the same",
 		},
 		{
+			Name: "second-master-key-file", Env: []string{"EKG_SECOND_MASTER_KEY_FILE"},
+			value: text(func(s *Settings) *string { return &s.SecondMasterKeyFile }),
+			Usage: "file with another master key. Kernels and replicas with that key are reached, too; new kernels get keys " +
+				"of the first. If the file does not exist, there is no second key",
+		},
+		{
 			Name: "start-limit", Env: []string{"EKG_START_LIMIT"}, def: kube.DefaultStartLimit.String(),
 			value: duration(func(s *Settings) *time.Duration { return &s.StartLimit }, positive),
 			Usage: "how long the start of a kernel's pod may make no progress before it is given up. Progress is a node, " +

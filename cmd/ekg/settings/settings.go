@@ -90,12 +90,13 @@ type Settings struct {
 	FlavorsAsSpecs  bool
 	SupervisorImage string
 	SupervisorPodSettings
-	KernelImage   string
-	MasterKeyFile string
-	StartLimit    time.Duration
-	KeepEndings   time.Duration
-	KubePeers     string
-	PodIP         string
+	KernelImage         string
+	MasterKeyFile       string
+	SecondMasterKeyFile string
+	StartLimit          time.Duration
+	KeepEndings         time.Duration
+	KubePeers           string
+	PodIP               string
 
 	StopKernels   bool
 	DrainDelay    time.Duration
@@ -278,7 +279,7 @@ func (s *Settings) complete(getenv func(string) string) error {
 		}
 	}
 	paths := []*string{&s.StateDir, &s.RuntimeDir, &s.TokenFile, &s.UsersFile, &s.TLSCert, &s.TLSKey,
-		&s.Kubeconfig, &s.KubePolicy, &s.Flavors, &s.MasterKeyFile}
+		&s.Kubeconfig, &s.KubePolicy, &s.Flavors, &s.MasterKeyFile, &s.SecondMasterKeyFile}
 	s.KernelspecDirs = slices.Clone(s.KernelspecDirs)
 	for i := range s.KernelspecDirs {
 		paths = append(paths, &s.KernelspecDirs[i])

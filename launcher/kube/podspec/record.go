@@ -31,6 +31,7 @@ const (
 	annotationCreated    = Domain + "created"     // when the kernel's first pod was created, in RFC 3339 with nanoseconds
 	annotationProtocol   = Domain + "protocol"    // api.ProtocolVersion
 	annotationKeyVersion = Domain + "key-version" // KeyVersion
+	annotationMasterKey  = Domain + "master-key"  // KeyFingerprint; pods of earlier releases have none
 	annotationGroups     = Domain + "groups"      // launcher.Request.Groups in JSON
 	AnnotationEnding     = Domain + "ending"      // api.Ending in JSON, if a gateway ended the pod
 	AnnotationAdmitted   = Domain + "admitted"    // when limits admitted the pod, in RFC 3339 with nanoseconds
@@ -55,6 +56,7 @@ type Record struct {
 	Created    time.Time // when the kernel's first pod was created
 	Protocol   int       // api.ProtocolVersion of the pod's supervisor
 	KeyVersion int       // with which DeriveKeys gives the pod's keys
+	MasterKey  string    // KeyFingerprint of the master key of the pod's keys, "" in pods of earlier releases
 	Groups     []string  // launcher.Request.Groups
 	Flavor     string    // name of the flavor; "" for none
 }
@@ -90,6 +92,9 @@ func (r Record) Write(pod *corev1.Pod) {
 	if r.Flavor != "" {
 		set(&pod.Annotations, annotationFlavor, r.Flavor)
 	}
+	if r.MasterKey != "" {
+		set(&pod.Annotations, annotationMasterKey, r.MasterKey)
+	}
 	if len(r.Groups) > 0 {
 		text, err := json.Marshal(r.Groups)
 		if err != nil {
@@ -107,6 +112,8 @@ func ReadRecord(pod *corev1.Pod) (Record, error) {
 		Owner:    pod.Annotations[AnnotationOwner],
 		SpecName: pod.Annotations[annotationSpec],
 		Flavor:   pod.Annotations[annotationFlavor],
+		// It may hold any text: it is only compared, and printed in quotes.
+		MasterKey: pod.Annotations[annotationMasterKey],
 	}
 	if !launcher.ValidID(r.ID) {
 		return r, fmt.Errorf("label %s is %q, not a kernel id", LabelKernel, r.ID)

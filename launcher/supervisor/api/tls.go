@@ -29,7 +29,11 @@ func Certificate(seed []byte, kernelID string) (tls.Certificate, error) {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
 }
 
-// PinnedTLS returns the client's side of Certificate. It trusts only the key made from the seed.
+// ErrOtherKey says that a supervisor has a key that was not made from the client's seed.
+var ErrOtherKey = errors.New("the supervisor's key is not the one of this kernel")
+
+// PinnedTLS returns the client's side of Certificate. It trusts only the key made from the seed. A handshake with
+// another key returns ErrOtherKey.
 func PinnedTLS(seed []byte, kernelID string) (*tls.Config, error) {
 	if len(seed) != ed25519.SeedSize {
 		return nil, fmt.Errorf("tls_seed has %d bytes, not %d", len(seed), ed25519.SeedSize)
@@ -43,7 +47,7 @@ func PinnedTLS(seed []byte, kernelID string) (*tls.Config, error) {
 				return errors.New("the supervisor showed no certificate")
 			}
 			if got, ok := st.PeerCertificates[0].PublicKey.(ed25519.PublicKey); !ok || !want.Equal(got) {
-				return errors.New("the supervisor's key is not the one of this kernel")
+				return ErrOtherKey
 			}
 			return nil
 		},

@@ -1,0 +1,177 @@
+package kube
+
+import (
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// newKey replaces testKey.
+var newKey = []byte("fedcba9876543210fedcba9876543210")
+
+const annotationMasterKey = podspec.Domain + "master-key"
+
+func fingerprintOf(t *testing.T, key []byte) string {
+	t.Helper()
+	name, err := podspec.KeyFingerprint(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// withKeys opens a launcher with these master keys, which tries again at once to reach a supervisor.
+func withKeys(t *testing.T, c *testCluster, key, second []byte) *Launcher {
+	t.Helper()
+	return openTest(t, c, func(o *Options, tm *timing) {
+		o.MasterKey, o.SecondMasterKey = key, second
+		tm.firstRedial, tm.lastRedial = time.Millisecond, time.Millisecond
+	})
+}
+
+// TestMasterKeys: kernels with keys of the second master key are reached, and those of an unknown one are left alone.
+// The pods of kernel 0 and 1 were created with testKey. Only that of kernel 0 says so.
+func TestMasterKeys(t *testing.T) {
+	c, f := newRunning(t, 2)
+	c.setPod(t, idOf(0)+"-1", func(pod *corev1.Pod) {
+		pod.Annotations[annotationMasterKey] = fingerprintOf(t, testKey)
+	})
+	reached := func(k launcher.Kernel) bool { return k.State == api.Idle && !k.Stale }
+	count := func(l *Launcher, key string) {
+		t.Helper()
+		for what, n := range l.Measure().Keys {
+			if want := map[string]int64{key: 2}[what]; n != want {
+				t.Errorf("%d kernels have the key %s, want %d", n, what, want)
+			}
+		}
+	}
+	for name, tt := range map[string]struct {
+		key, second []byte
+		count       string
+	}{
+		"the key is not replaced":          {testKey, nil, launcher.KeyCurrent},
+		"replicas learn of the next key":   {testKey, newKey, launcher.KeyCurrent},
+		"the key has become the second":    {newKey, testKey, launcher.KeySecond},
+		"the key is removed":               {newKey, nil, ""},
+		"both keys are others, both taken": {newKey, []byte(strings.Repeat("x", 32)), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := withKeys(t, c, tt.key, tt.second)
+			for n := range 2 {
+				want := "" // or why it is not reached
+				if tt.count == "" {
+					want = []string{"master key that this gateway does not have", "has not answered this gateway yet"}[n]
+				}
+				waitFor(t, l, idOf(n), func(k launcher.Kernel) bool {
+					return want == "" && reached(k) || want != "" && strings.Contains(k.Reason, want)
+				})
+				conn, err := l.Dial(t.Context(), idOf(n))
+				if err == nil {
+					_ = conn.Close()
+				}
+				if (err == nil) != (tt.count != "") {
+					t.Errorf("kernel %d: dial: %v", n, err)
+				}
+				if token := l.Token(idOf(n)); tt.count != "" && token != f.of(idOf(n)).token {
+					t.Errorf("kernel %d: token %q", n, token)
+				}
+			}
+			if tt.count == "" {
+				tt.count = launcher.KeyUnknown
+			}
+			count(l, tt.count)
+		})
+	}
+}
+
+// TestMasterKeys_NewPods: new pods, and those of restarted kernels, get keys of the first master key.
+func TestMasterKeys_NewPods(t *testing.T) {
+	c := newTestCluster(t)
+	before := withKeys(t, c, testKey, nil)
+	if _, _, err := before.Start(t.Context(), testRequest(idA)); err != nil {
+		t.Fatal(err)
+	}
+	after := withKeys(t, c, newKey, testKey)
+	if _, _, err := after.Start(t.Context(), testRequest(idB)); err != nil {
+		t.Fatal(err)
+	}
+	c.setPod(t, idA+"-1", func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodFailed })
+	waitFor(t, after, idA, func(k launcher.Kernel) bool { return k.State == api.Dead })
+	if _, err := after.Revive(t.Context(), idA); err != nil {
+		t.Fatal(err)
+	}
+	for pod, key := range map[string][]byte{idB + "-1": newKey, idA + "-2": newKey} {
+		if got := c.pod(t, pod).Annotations[annotationMasterKey]; got != fingerprintOf(t, key) {
+			t.Errorf("pod %s: fingerprint %q", pod, got)
+		}
+		keys, err := podspec.DeriveKeys(key, pod, podspec.KeyVersion)
+		if err != nil {
+			t.Fatal(err)
+		}
+		secret, err := c.CoreV1().Secrets("ns").Get(t.Context(), podspec.SecretName(pod), metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(secret.Data["token"]) != keys.Token {
+			t.Errorf("the secret of pod %s is not derived from the first key", pod)
+		}
+	}
+}
+
+// TestPeers_Keys: replicas that share a master key believe each other, whichever is the first.
+func TestPeers_Keys(t *testing.T) {
+	c := newTestCluster(t)
+	third := []byte(strings.Repeat("x", 32))
+	for name, tt := range map[string]struct {
+		own, peer [2][]byte
+		believed  bool
+	}{
+		"the same":                     {[2][]byte{testKey}, [2][]byte{testKey}, true},
+		"the peer knows the next one":  {[2][]byte{testKey}, [2][]byte{testKey, newKey}, true},
+		"the peer uses the next one":   {[2][]byte{testKey, newKey}, [2][]byte{newKey, testKey}, true},
+		"the peer has only the second": {[2][]byte{newKey, testKey}, [2][]byte{testKey}, true},
+		"only the peer knows both":     {[2][]byte{testKey}, [2][]byte{newKey, testKey}, true},
+		"none in common":               {[2][]byte{testKey, newKey}, [2][]byte{third}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, other := withKeys(t, c, tt.own[0], tt.own[1]), withKeys(t, c, tt.peer[0], tt.peer[1])
+			own, peer := peersOf(t, l), peersOf(t, other)
+			mux := http.NewServeMux()
+			mux.HandleFunc("POST /kernels/{id}", peer.serveKernel)
+			server := httptest.NewUnstartedServer(mux)
+			server.TLS = peer.tlsConfig()
+			server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo)
+			server.StartTLS()
+			defer server.Close()
+			defer own.closeIdle()
+			err := own.notify(t.Context(), server.Listener.Addr().String(), idA, nil)
+			if (err == nil) != tt.believed {
+				t.Errorf("notification: %v", err)
+			}
+		})
+	}
+}
+
+// TestOptions_Keys: bad master keys are rejected by name.
+func TestOptions_Keys(t *testing.T) {
+	for want, keys := range map[string][2][]byte{
+		"MasterKey: 3 bytes, 32 are needed":       {[]byte("abc"), nil},
+		"SecondMasterKey: 3 bytes, 32 are needed": {testKey, []byte("abc")},
+		"SecondMasterKey: equals MasterKey":       {testKey, testKey},
+	} {
+		o := Options{Cluster: &Cluster{}, Pods: testPods, MasterKey: keys[0], SecondMasterKey: keys[1]}
+		if err := o.complete(); err == nil || err.Error() != want {
+			t.Errorf("got %v, want %s", err, want)
+		}
+	}
+}
