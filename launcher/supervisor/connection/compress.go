@@ -11,8 +11,8 @@ import (
 
 // Messages are compressed one by one (permessage-deflate without context takeover, RFC 7692), at the fastest level. A
 // compressor takes about 1 MB and a processor. So the program has few of them, and a message that finds none free is
-// sent as it is. A peer that reads slowly holds none: what was compressed is gathered first. What is gathered has a bound
-// for all connections together. A message that has no room there is sent as it is, too.
+// sent as it is. A peer that reads slowly holds none: what was compressed is gathered first. What is gathered has one
+// bound for all connections. A message that has no room there is sent as it is, too.
 const (
 	compressFrom    = 1 << 10  // bytes of a message; smaller ones gain little
 	compressGather  = 4 << 20  // compressed bytes of a message; beyond that it is sent while the rest is compressed
