@@ -32,8 +32,10 @@ const (
 type kernelModel struct {
 	api.Model
 
-	Flavor string `json:"flavor,omitempty"`
-	Owner  string `json:"owner,omitempty"`
+	Created string     `json:"created"`
+	GPUs    gpu.Amount `json:"gpus,omitempty"`
+	Flavor  string     `json:"flavor,omitempty"`
+	Owner   string     `json:"owner,omitempty"`
 
 	// Shown to the owner only.
 	SharedWith  []launcher.Grant `json:"shared_with,omitzero"`
@@ -47,10 +49,10 @@ func (g *Gateway) modelFor(who caller, k launcher.Kernel) kernelModel {
 	return m
 }
 
-// complete adds to a supervisor's model what only the gateway knows: the kernel's flavor, its owner and, for its owner,
-// the users it is shared with.
+// complete adds to a supervisor's model what only the gateway knows: the kernel's age and GPUs, its owner and, for its
+// owner, the users it is shared with.
 func (g *Gateway) complete(m *kernelModel, who caller, k launcher.Kernel) {
-	m.Name, m.Flavor = g.specName(k), k.Flavor
+	m.Name, m.Created, m.GPUs, m.Flavor = g.specName(k), api.Timestamp(k.Created), k.GPUs, k.Flavor
 	m.Owner, m.SharedWith, m.SharedToUse = "", nil, false
 	if who.sole {
 		return

@@ -24,15 +24,17 @@ func TestKernels_Models(t *testing.T) {
 		g.fake.kernels[idA].Connections = 2
 	})
 	const a = `{"id":"` + idA + `","name":"python3","last_activity":"2026-11-21T05:00:00.000000Z",` +
-		`"execution_state":"idle","connections":2}`
+		`"execution_state":"idle","connections":2,"created":"2026-11-21T05:53:26.000000Z"}`
 	const b = `{"id":"` + idB + `","name":"r","last_activity":"2026-11-21T06:00:00.123456Z",` +
-		`"execution_state":"dead","connections":0,"reason":"killed by signal 9"}`
+		`"execution_state":"dead","connections":0,"reason":"killed by signal 9",` +
+		`"created":"2026-11-21T05:53:27.000000Z"}`
 	if got := g.do("GET", "/api/kernels?1732000", "").want(t, 200, "").body; got != "["+a+","+b+"]\n" {
 		t.Errorf("list: got %s", got)
 	}
 	// The supervisor answers for its kernel. A dead kernel has no supervisor.
 	g.do("GET", "/api/kernels/"+idA, "").want(t, 200,
-		`"last_activity":"2026-11-21T05:53:26.100000Z","execution_state":"busy","connections":3}`)
+		`"last_activity":"2026-11-21T05:53:26.100000Z","execution_state":"busy","connections":3,`+
+			`"created":"2026-11-21T05:53:26.000000Z"}`)
 	g.do("GET", "/api/kernels/"+idB, "").want(t, 200, strings.TrimSpace(b))
 	for name, answer := range map[string]http.HandlerFunc{
 		"broken": func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, "{") },

@@ -49,6 +49,10 @@ func (m *kernelModel) appendJSON(b []byte) ([]byte, error) {
 	b = appendOptional(b, `,"reason":`, m.Reason)
 	b = appendOptional(b, `,"cull_at":`, m.CullAt)
 	b = appendOptional(b, `,"keep_until":`, m.KeepUntil)
+	b = appendText(append(b, `,"created":`...), m.Created)
+	if m.GPUs != 0 {
+		b = append(append(b, `,"gpus":`...), m.GPUs.String()...)
+	}
 	b = appendOptional(b, `,"flavor":`, m.Flavor)
 	b = appendOptional(b, `,"owner":`, m.Owner)
 	if m.SharedToUse {

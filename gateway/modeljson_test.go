@@ -58,7 +58,7 @@ func set(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.String:
 		v.SetString("text")
-	case reflect.Int:
+	case reflect.Int, reflect.Int64:
 		v.SetInt(-7)
 	case reflect.Bool:
 		v.SetBool(true)

@@ -71,7 +71,8 @@ func TestPatchKernel_Keep(t *testing.T) {
 	}
 	for _, user := range []string{"ann", "root"} {
 		g.do("PATCH", path, keep, as(user)).want(t, 200,
-			`"keep_until":"2026-11-22T05:53:26.000000Z","owner":"ann","shared_with":[{"user":"rita",`)
+			`"keep_until":"2026-11-22T05:53:26.000000Z","created":"2026-11-21T05:53:26.000000Z","owner":"ann",`+
+				`"shared_with":[{"user":"rita",`)
 		if sent := super.sent(); !strings.Contains(sent, "PATCH /api/kernels/"+idA) ||
 			!strings.Contains(sent, api.HeaderUser+": "+user+"\r\n") || strings.Contains(sent, "canary") {
 			t.Errorf("the supervisor got %s", sent)

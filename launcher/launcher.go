@@ -172,7 +172,8 @@ func (n Notes) Clone() Notes {
 type Kernel struct {
 	ID           string
 	SpecName     string
-	Flavor       string // name of Request.Flavor; "" for none
+	Flavor       string     // name of Request.Flavor; "" for none
+	GPUs         gpu.Amount // that it asks for; 0 if the launcher does not assign GPUs
 	Owner        string
 	Groups       []string // Request.Groups
 	Created      time.Time

@@ -18,14 +18,12 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
-	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 const (
-	logQuiet     = 45 * time.Second // longest time without a line; an empty one comes every 15 s
-	maxLogLine   = 2 << 30          // bytes: holds a message of 512 MiB with its buffers in base64
-	shownKernels = 10               // candidates that an error names
+	logQuiet   = 45 * time.Second // longest time without a line; an empty one comes every 15 s
+	maxLogLine = 2 << 30          // bytes: holds a message of 512 MiB with its buffers in base64
 )
 
 // Pauses before a new connection. They double.
@@ -51,13 +49,8 @@ func logCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Comman
 				Usage: "continue with new output until the kernel ends or Ctrl-C"},
 			&cli.Uint64Flag{Name: "after", Usage: "only the lines after line `NUMBER`; --json shows the numbers"},
 			&cli.BoolFlag{Name: "json", Usage: "print the log's lines as they are, one JSON object each"},
-			&cli.StringFlag{Name: "gateway-url", DefaultText: "the gateways that this user runs on this machine",
-				Usage: "`URL` of the gateway, as ekg serve prints it [$" + strings.Join(gatewayVariables, ", $") + "]"},
-			&cli.StringFlag{Name: "token",
-				Usage: "the gateway's `TOKEN`. Other users of this machine can read it on the command line: prefer " +
-					"--token-file [$EKG_TOKEN, $" + jupyterTokenVariable + "]"},
-			&cli.StringFlag{Name: "token-file", Usage: "`FILE` with the token [$EKG_TOKEN_FILE]"},
-		}, settingFlags("state-dir")...),
+		}, slices.Concat(gatewayFlags(), settingFlags("state-dir"))...),
+		BashComplete: completeKernels(read),
 		Action: func(c *cli.Context) error {
 			s, err := command(c, 1, read)
 			if err != nil {
@@ -68,6 +61,18 @@ func logCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Comman
 			}
 			return newLogReader(c, s).run(c.Context)
 		},
+	}
+}
+
+// gatewayFlags name the gateway that a command asks.
+func gatewayFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "gateway-url", DefaultText: "the gateways that this user runs on this machine",
+			Usage: "`URL` of the gateway, as ekg serve prints it [$" + strings.Join(gatewayVariables, ", $") + "]"},
+		&cli.StringFlag{Name: "token",
+			Usage: "the gateway's `TOKEN`. Other users of this machine can read it on the command line: prefer " +
+				"--token-file [$EKG_TOKEN, $" + jupyterTokenVariable + "]"},
+		&cli.StringFlag{Name: "token-file", Usage: "`FILE` with the token [$EKG_TOKEN_FILE]"},
 	}
 }
 
@@ -261,7 +266,7 @@ func (l *logReader) once(ctx context.Context, connected func()) error {
 			g.close()
 		}
 	}()
-	g, id, err := l.locate(ctx, gateways)
+	g, id, err := locate(ctx, gateways, l.kernel)
 	if err != nil {
 		return err
 	}
@@ -350,59 +355,4 @@ func (l *logReader) print(line []byte) error {
 	}
 	l.after = m.Number
 	return nil
-}
-
-// locate finds the gateway that has the kernel, and the kernel's id.
-func (l *logReader) locate(ctx context.Context, gateways []*gatewayClient) (*gatewayClient, string, error) {
-	var errs []error
-	var at, answered *gatewayClient
-	var all, matching []listedKernel
-	known := map[string]bool{} // gateways with one state directory have the same kernels
-	for _, g := range gateways {
-		kernels, err := g.kernels(ctx)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		if answered == nil {
-			answered = g
-		}
-		for _, k := range kernels {
-			if k.ID == l.kernel {
-				return g, k.ID, nil
-			}
-			if known[k.ID] {
-				continue
-			}
-			known[k.ID] = true
-			all = append(all, k)
-			if strings.HasPrefix(k.ID, l.kernel) {
-				at, matching = g, append(matching, k)
-			}
-		}
-	}
-	switch {
-	case len(matching) > 1:
-		return nil, "", fmt.Errorf("%q is the beginning of several kernels: %s", l.kernel, nameKernels(matching))
-	case len(errs) > 0: // the gateway that failed may have a matching kernel
-		return nil, "", errs[0]
-	case len(matching) == 1:
-		return at, matching[0].ID, nil
-	case launcher.ValidID(l.kernel):
-		return answered, l.kernel, nil // the gateway may know how the kernel ended
-	case len(all) == 0:
-		return nil, "", fmt.Errorf("no kernel %q, nor any other", l.kernel)
-	}
-	return nil, "", fmt.Errorf("no kernel %q; the kernels are: %s", l.kernel, nameKernels(all))
-}
-
-func nameKernels(all []listedKernel) string {
-	var names []string
-	for _, k := range all[:min(len(all), shownKernels)] {
-		names = append(names, k.String())
-	}
-	if n := len(all) - len(names); n > 0 {
-		names = append(names, fmt.Sprintf("and %d more", n))
-	}
-	return strings.Join(names, ", ")
 }

@@ -1,6 +1,9 @@
 // Command ekg is the Elastic Kernel Gateway: it runs Jupyter kernels for any Jupyter front end.
 //
 //	ekg serve                  serve Jupyter's kernel API and print its URL
+//	ekg ps                     list kernels
+//	ekg start [KERNELSPEC]     start a kernel and print its id
+//	ekg stop KERNEL            end a kernel; restart, interrupt and keep likewise
 //	ekg log KERNEL             print a kernel's output
 //	ekg token                  create a token for a user, and its hash for the file of users
 //	ekg config                 print the settings that serve would use, with their sources
@@ -8,6 +11,7 @@
 //	ekg kernelspec check DIR   check kernelspecs before their use
 //	ekg kernelspec render NAME print the pod that a kernelspec would create on Kubernetes
 //	ekg supervisor upgrade     replace the supervisors of running kernels by the present program
+//	ekg completion SHELL       print a script for the completion of a shell
 //	ekg version                print the version
 //
 // A setting is a flag (--start-wait 10s), a variable (EKG_START_WAIT=10s) or a key of the YAML file that --config names
@@ -18,8 +22,8 @@
 // The program also reads some variables without a setting. Jupyter's variables for the search of kernelspecs are
 // JUPYTER_PATH, JUPYTER_DATA_DIR, JUPYTER_PREFER_ENV_PATH, VIRTUAL_ENV, CONDA_PREFIX, CONDA_DEFAULT_ENV,
 // PYTHONUSERBASE, IPYTHONDIR and PATH. XDG_STATE_HOME, XDG_RUNTIME_DIR, XDG_DATA_HOME, HOME and TMPDIR give the place
-// of the state. systemd sets INVOCATION_ID. `ekg log` finds its gateway by --gateway-url, EKG_GATEWAY_URL or
-// JUPYTER_GATEWAY_URL, and else among this user's gateways on this machine. The token may be in EKG_TOKEN,
+// of the state. systemd sets INVOCATION_ID. Commands about kernels find their gateway by --gateway-url, EKG_GATEWAY_URL
+// or JUPYTER_GATEWAY_URL, and else among this user's gateways on this machine. The token may be in EKG_TOKEN,
 // EKG_TOKEN_FILE or JUPYTER_GATEWAY_AUTH_TOKEN.
 //
 // SIGTERM and SIGINT end the gateway in order: /readyz fails, the listener closes, and websockets close so that their
@@ -104,12 +108,13 @@ func program(stdout, stderr io.Writer) *cli.App {
 		return s, nil
 	}
 	all := settingFlags()
-	return &cli.App{
+	app := &cli.App{
 		Name:                      "ekg",
 		Usage:                     "Elastic Kernel Gateway: runs Jupyter kernels for any Jupyter front end",
 		Writer:                    stdout,
 		ErrWriter:                 stderr,
 		HideVersion:               true,
+		EnableBashCompletion:      true,
 		DisableSliceFlagSeparator: true, // a path may contain a comma
 		OnUsageError:              refuseUsage,
 		ExitErrHandler:            func(*cli.Context, error) {}, // run reports errors
@@ -154,6 +159,9 @@ func program(stdout, stderr io.Writer) *cli.App {
 			}},
 		},
 	}
+	app.Commands = append(app.Commands, kernelCommands(read)...)
+	app.Commands = append(app.Commands, completionCommand())
+	return app
 }
 
 // command checks the number of arguments and reads the settings.
@@ -236,6 +244,9 @@ func flagsOf(c *cli.Context) func(name string) ([]string, bool) {
 // flagsFirst moves flags before a command's argument, as in `ekg log KERNEL --follow`. The parser expects them there,
 // and users write them behind it.
 func flagsFirst(p *cli.App, args []string) []string {
+	if slices.Contains(args, completionFlag) {
+		return args // it must stay the last one
+	}
 	command, n := (*cli.Command)(nil), 1
 	for commands := p.Commands; n < len(args); n++ {
 		i := slices.IndexFunc(commands, func(c *cli.Command) bool { return c.HasName(args[n]) })

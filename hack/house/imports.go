@@ -272,7 +272,7 @@ var doors = []struct {
 	},
 	{
 		"go.yaml.in/yaml/",
-		[]string{"cmd/ekg/settings", "gateway", "gateway/identity", "launcher/flavor", "launcher/kube/podspec",
+		[]string{"cmd/ekg", "cmd/ekg/settings", "gateway", "gateway/identity", "launcher/flavor", "launcher/kube/podspec",
 			"launcher/strictyaml"},
 		[]string{"deploy"},
 	}, // it knows lines

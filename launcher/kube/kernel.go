@@ -369,6 +369,7 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 		ID:           k.id,
 		SpecName:     k.rec.SpecName,
 		Flavor:       k.rec.Flavor,
+		GPUs:         k.rec.GPUs,
 		Owner:        k.rec.Owner,
 		Groups:       k.rec.Groups,
 		Created:      k.rec.Created,

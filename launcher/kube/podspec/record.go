@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 )
 
 // Labels and annotations of a kernel's pod, which is the kernel's record. They stay readable for as long as pods of
@@ -59,6 +60,9 @@ type Record struct {
 	MasterKey  string    // KeyFingerprint of the master key of the pod's keys, "" in pods of earlier releases
 	Groups     []string  // launcher.Request.Groups
 	Flavor     string    // name of the flavor; "" for none
+
+	// GPUs that the pod counts as for limits. ReadRecord sets it, Write ignores it.
+	GPUs gpu.Amount
 }
 
 // PodName returns the name of a kernel's pod. Creating a pod is atomic: two starts of one kernel cannot both succeed.
@@ -112,6 +116,7 @@ func ReadRecord(pod *corev1.Pod) (Record, error) {
 		Owner:    pod.Annotations[AnnotationOwner],
 		SpecName: pod.Annotations[annotationSpec],
 		Flavor:   pod.Annotations[annotationFlavor],
+		GPUs:     GPUs(pod),
 		// It may hold any text: it is only compared, and printed in quotes.
 		MasterKey: pod.Annotations[annotationMasterKey],
 	}

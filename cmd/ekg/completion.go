@@ -1,0 +1,65 @@
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/urfave/cli/v2"
+)
+
+// completionFlag is the flag by which shells ask for words, as urfave/cli names it.
+const completionFlag = "--generate-bash-completion"
+
+// completionScripts are by shell. They ask ekg itself for the words, kernels' ids included.
+var completionScripts = map[string]string{
+	"bash": `_ekg() {
+	local words=("${COMP_WORDS[@]:0:COMP_CWORD}") current=${COMP_WORDS[COMP_CWORD]}
+	[[ $current == -* ]] && words+=("$current")
+	mapfile -t COMPREPLY < <(compgen -W "$("${words[@]}" --generate-bash-completion 2>/dev/null)" -- "$current")
+}
+complete -o bashdefault -o default -F _ekg ekg
+`,
+	"zsh": `#compdef ekg
+_ekg() {
+	local -a answers
+	local given=("${words[@]:0:$CURRENT-1}") current=${words[$CURRENT]}
+	[[ $current == -* ]] && given+=("$current")
+	answers=("${(@f)$("${given[@]}" --generate-bash-completion 2>/dev/null)}")
+	if [[ -n $answers[1] ]]; then compadd -- $answers; else _files; fi
+}
+compdef _ekg ekg
+`,
+	"fish": `function __ekg_words
+	set -l given (commandline -opc)
+	set -l current (commandline -ct)
+	string match -q -- '-*' $current; and set -a given $current
+	$given --generate-bash-completion 2>/dev/null
+end
+complete -c ekg -a '(__ekg_words)'
+`,
+}
+
+// completionCommand is `ekg completion`.
+func completionCommand() *cli.Command {
+	return &cli.Command{
+		Name: "completion", Usage: "print a script that completes ekg's commands in a shell", ArgsUsage: "bash|zsh|fish",
+		OnUsageError: refuseUsage,
+		Description: "bash: put  source <(ekg completion bash)  into ~/.bashrc\n" +
+			"zsh:  put  source <(ekg completion zsh)  into ~/.zshrc, behind compinit\n" +
+			"fish: ekg completion fish > ~/.config/fish/completions/ekg.fish",
+		BashComplete: func(c *cli.Context) {
+			_, _ = io.WriteString(c.App.Writer, "bash\nzsh\nfish\n") // the shell shows what it gets
+		},
+		Action: func(c *cli.Context) error {
+			if err := arguments(c, 1); err != nil {
+				return err
+			}
+			script, ok := completionScripts[c.Args().First()]
+			if !ok {
+				return &usageError{fmt.Errorf("%s: %q is not bash, zsh or fish", c.Command.HelpName, c.Args().First())}
+			}
+			_, err := io.WriteString(c.App.Writer, script)
+			return err
+		},
+	}
+}

@@ -1,0 +1,359 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/term"
+
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// Bounds of the commands about kernels.
+const (
+	// changeTime is longer than a gateway takes for a start, a restart or a stop.
+	changeTime = 2 * time.Minute
+	// refreshPause is the time between two tables of --watch.
+	refreshPause = 2 * time.Second
+)
+
+// kernelCommands are `ekg ps` and the commands that change kernels.
+func kernelCommands(read func(*cli.Context) (*settings.Settings, error)) []*cli.Command {
+	all := []*cli.Command{
+		{
+			Name: "ps", Usage: "list kernels",
+			Flags: []cli.Flag{&cli.BoolFlag{Name: "watch", Aliases: []string{"w"},
+				Usage: "print the list again every 2 seconds, until Ctrl-C"}},
+			Action: func(c *cli.Context) error { return onKernels(c, read, 0, 0, listKernels) },
+		},
+		{
+			Name: "start", Usage: "start a kernel and print its id", ArgsUsage: "[KERNELSPEC]",
+			Description: "Without KERNELSPEC the gateway's default is started. The command ends when the kernel is up, or\n" +
+				"when the gateway's start-wait is over. Without --wait a kernel may still be starting then.",
+			Flags: []cli.Flag{
+				&cli.StringFlag{Name: "flavor", Usage: "`NAME` of the GPU that it gets; see docs/gpus.md"},
+				&cli.StringSliceFlag{Name: "env", Usage: "a variable of the kernel, `NAME=VALUE`. Can be repeated"},
+				&cli.BoolFlag{Name: "wait", Usage: "wait until the kernel is up or has failed"},
+			},
+			Action: func(c *cli.Context) error { return onKernels(c, read, 0, 1, startKernel) },
+		},
+		{
+			Name: "stop", Usage: "end kernels", ArgsUsage: "KERNEL...",
+			Action: func(c *cli.Context) error { return onKernels(c, read, 1, -1, eachKernel(stopKernel)) },
+		},
+		{
+			Name: "restart", Usage: "restart kernels: their variables are lost", ArgsUsage: "KERNEL...",
+			Action: func(c *cli.Context) error { return onKernels(c, read, 1, -1, eachKernel(restartKernel)) },
+		},
+		{
+			Name: "interrupt", Usage: "interrupt what kernels compute", ArgsUsage: "KERNEL...",
+			Action: func(c *cli.Context) error { return onKernels(c, read, 1, -1, eachKernel(interruptKernel)) },
+		},
+		{
+			Name: "keep", Usage: "keep kernels from being culled", ArgsUsage: "KERNEL...",
+			Flags: []cli.Flag{
+				&cli.DurationFlag{Name: "for", Value: 8 * time.Hour, Usage: "how `LONG`; the gateway's --cull-keep-limit bounds it"},
+				&cli.BoolFlag{Name: "off", Usage: "keep them no longer"},
+			},
+			Action: func(c *cli.Context) error { return onKernels(c, read, 1, -1, eachKernel(keepKernel)) },
+		},
+	}
+	for _, command := range all {
+		command.OnUsageError = refuseUsage
+		if strings.HasPrefix(command.ArgsUsage, "KERNEL") {
+			command.Description += "KERNEL is a kernel's id or the beginning of one."
+			command.BashComplete = completeKernels(read)
+		}
+		command.Flags = append(command.Flags, outputFlag)
+		command.Flags = append(command.Flags, gatewayFlags()...)
+		command.Flags = append(command.Flags, settingFlags("state-dir")...)
+	}
+	return all
+}
+
+// kernelRun is one run of a command about kernels.
+type kernelRun struct {
+	c        *cli.Context
+	format   outputFormat
+	gateways []*gatewayClient
+}
+
+// onKernels runs a command about kernels with the gateways that are asked. At most is the largest number of arguments,
+// or -1 for any.
+func onKernels(
+	c *cli.Context, read func(*cli.Context) (*settings.Settings, error), atLeast, atMost int,
+	do func(context.Context, *kernelRun) error,
+) error {
+	want := max(c.NArg(), atLeast)
+	if atMost >= 0 {
+		want = min(want, atMost)
+	}
+	if err := arguments(c, want); err != nil {
+		return err
+	}
+	if slices.Contains(c.Args().Slice(), "") {
+		return &usageError{fmt.Errorf("%s: an argument is empty", c.Command.HelpName)}
+	}
+	s, err := read(c)
+	if err != nil {
+		return err
+	}
+	r := &kernelRun{c: c}
+	if r.format, err = parseFormat(c.String("output")); err != nil {
+		return &usageError{err}
+	}
+	if r.gateways, err = findGateways(c.String("gateway-url"), s, os.Getenv); err != nil {
+		return err
+	}
+	defer func() {
+		for _, g := range r.gateways {
+			g.close()
+		}
+	}()
+	return do(c.Context, r)
+}
+
+// kernelRow is a kernel's model, as much of it as tables show.
+type kernelRow struct {
+	listedKernel
+
+	Owner        string    `json:"owner"`
+	Created      time.Time `json:"created"`
+	LastActivity time.Time `json:"last_activity"`
+	Connections  int       `json:"connections"`
+	Reason       string    `json:"reason"`
+	CullAt       time.Time `json:"cull_at"`
+	KeepUntil    time.Time `json:"keep_until"`
+	GPUs         float64   `json:"gpus"`
+	Flavor       string    `json:"flavor"`
+
+	whole json.RawMessage // the model as the gateway sent it
+}
+
+// UnmarshalJSON reads a model and keeps all of it.
+func (k *kernelRow) UnmarshalJSON(b []byte) error {
+	type fields kernelRow // without this method
+	if err := json.Unmarshal(b, (*fields)(k)); err != nil {
+		return err
+	}
+	k.whole = slices.Clone(b)
+	return nil
+}
+
+// listKernels is `ekg ps`.
+func listKernels(ctx context.Context, r *kernelRun) error {
+	if r.c.Bool("watch") {
+		return r.watch(ctx)
+	}
+	all, err := r.rows(ctx)
+	if err != nil {
+		return err
+	}
+	return r.format.printKernels(r.c.App.Writer, all, time.Now())
+}
+
+// rows lists the kernels of all gateways, each once: gateways of one state directory or cluster have the same kernels.
+func (r *kernelRun) rows(ctx context.Context) ([]kernelRow, error) {
+	var all []kernelRow
+	known := map[string]bool{}
+	for _, g := range r.gateways {
+		var rows []kernelRow
+		if err := g.list(ctx, &rows); err != nil {
+			return nil, err
+		}
+		for _, k := range rows {
+			if !known[k.ID] {
+				known[k.ID] = true
+				all = append(all, k)
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b kernelRow) int { return a.Created.Compare(b.Created) })
+	return all, nil
+}
+
+// watch prints the list again and again. On a terminal each list replaces the one before.
+func (r *kernelRun) watch(ctx context.Context) error {
+	clearScreen := ""
+	if f, ok := r.c.App.Writer.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		clearScreen = "\x1b[H\x1b[2J"
+	}
+	for {
+		all, err := r.rows(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if _, err := io.WriteString(r.c.App.Writer, clearScreen); err != nil {
+			return err
+		}
+		if err := r.format.printKernels(r.c.App.Writer, all, time.Now()); err != nil {
+			return err
+		}
+		if pause(ctx, refreshPause) != nil {
+			return nil
+		}
+	}
+}
+
+// startKernel is `ekg start`.
+func startKernel(ctx context.Context, r *kernelRun) error {
+	body := map[string]any{"env": map[string]string{}}
+	if name := r.c.Args().First(); name != "" {
+		body["name"] = name
+	}
+	if flavor := r.c.String("flavor"); flavor != "" {
+		body["flavor"] = flavor
+	}
+	env := map[string]string{}
+	for _, text := range r.c.StringSlice("env") {
+		name, value, ok := strings.Cut(text, "=")
+		if !ok || name == "" {
+			return &usageError{fmt.Errorf("--env %q is not NAME=VALUE", text)}
+		}
+		env[name] = value
+	}
+	body["env"] = env
+	var k kernelRow
+	g := r.gateways[0]
+	if err := g.change(ctx, http.MethodPost, "api/kernels", body, &k); err != nil {
+		return err
+	}
+	said := ""
+	for r.c.Bool("wait") && (k.State == "starting" || k.State == "restarting") {
+		if k.Reason != "" && k.Reason != said {
+			said = k.Reason
+			if err := r.note("%s waits: %s", k.ID, k.Reason); err != nil {
+				return err
+			}
+		}
+		if err := pause(ctx, time.Second); err != nil {
+			return fmt.Errorf("interrupted; the kernel %s is still starting", k.ID)
+		}
+		if err := g.change(ctx, http.MethodGet, "api/kernels/"+k.ID, nil, &k); err != nil {
+			return err
+		}
+	}
+	if k.State == "dead" {
+		return fmt.Errorf("%s: kernel %s is dead: %s", g.shown, k.ID, k.Reason)
+	}
+	return r.format.printChange(r.c.App.Writer, k, k.ID)
+}
+
+// note prints a line on stderr.
+func (r *kernelRun) note(format string, args ...any) error {
+	_, err := fmt.Fprintf(r.c.App.ErrWriter, "ekg: %s\n", kernelspecs.Printable(fmt.Sprintf(format, args...)))
+	return err
+}
+
+// eachKernel returns a command that changes each kernel of its arguments. It goes on after a failure.
+func eachKernel(
+	do func(ctx context.Context, r *kernelRun, g *gatewayClient, id string) error,
+) func(context.Context, *kernelRun) error {
+	return func(ctx context.Context, r *kernelRun) error {
+		var errs []error
+		for _, kernel := range r.c.Args().Slice() {
+			g, id, err := locate(ctx, r.gateways, kernel)
+			if err == nil {
+				err = do(ctx, r, g, id)
+			}
+			if err != nil {
+				errs = append(errs, err)
+			}
+			if ctx.Err() != nil {
+				break
+			}
+		}
+		return errors.Join(errs...)
+	}
+}
+
+func stopKernel(ctx context.Context, r *kernelRun, g *gatewayClient, id string) error {
+	if err := r.format.onlyName("stop"); err != nil {
+		return err
+	}
+	if err := g.change(ctx, http.MethodDelete, "api/kernels/"+id, nil, nil); err != nil {
+		return err
+	}
+	return r.format.printChange(r.c.App.Writer, kernelRow{listedKernel: listedKernel{ID: id}}, id+" stopped")
+}
+
+func interruptKernel(ctx context.Context, r *kernelRun, g *gatewayClient, id string) error {
+	if err := r.format.onlyName("interrupt"); err != nil {
+		return err
+	}
+	if err := g.change(ctx, http.MethodPost, "api/kernels/"+id+"/interrupt", nil, nil); err != nil {
+		return err
+	}
+	return r.format.printChange(r.c.App.Writer, kernelRow{listedKernel: listedKernel{ID: id}}, id+" interrupted")
+}
+
+func restartKernel(ctx context.Context, r *kernelRun, g *gatewayClient, id string) error {
+	var k kernelRow
+	if err := g.change(ctx, http.MethodPost, "api/kernels/"+id+"/restart", nil, &k); err != nil {
+		return err
+	}
+	return r.format.printChange(r.c.App.Writer, k, id+" restarted")
+}
+
+func keepKernel(ctx context.Context, r *kernelRun, g *gatewayClient, id string) error {
+	body := map[string]any{"keep_until": nil}
+	if !r.c.Bool("off") {
+		length := r.c.Duration("for")
+		if length <= 0 {
+			return &usageError{fmt.Errorf("--for %v is not a positive duration", length)}
+		}
+		body["keep_until"] = time.Now().Add(length).UTC().Format(time.RFC3339)
+	}
+	var k kernelRow
+	if err := g.change(ctx, http.MethodPatch, "api/kernels/"+id, body, &k); err != nil {
+		return err
+	}
+	text := id + " is kept no longer"
+	if !k.KeepUntil.IsZero() {
+		text = id + " is kept until " + k.KeepUntil.Local().Format(time.DateTime)
+	}
+	return r.format.printChange(r.c.App.Writer, k, text)
+}
+
+// completeKernels prints the ids of kernels, for a shell's completion. It prints nothing if they cannot be had.
+func completeKernels(read func(*cli.Context) (*settings.Settings, error)) cli.BashCompleteFunc {
+	return func(c *cli.Context) {
+		const patience = 2 * time.Second
+		ctx, cancel := context.WithTimeout(c.Context, patience)
+		defer cancel()
+		s, err := read(c)
+		if err != nil {
+			return
+		}
+		gateways, err := findGateways(c.String("gateway-url"), s, os.Getenv)
+		if err != nil {
+			return
+		}
+		for _, g := range gateways {
+			kernels, err := g.kernels(ctx)
+			g.close()
+			if err != nil {
+				continue
+			}
+			for _, k := range kernels {
+				if launcher.ValidID(k.ID) {
+					_, _ = fmt.Fprintln(c.App.Writer, k.ID) // the shell shows what it gets
+				}
+			}
+		}
+	}
+}
