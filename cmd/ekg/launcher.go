@@ -109,6 +109,7 @@ func openKube(
 		SecondMasterKey: second,
 		StartLimit:      time.Duration(s.StartLimit),
 		KeepEndings:     time.Duration(s.KeepEndings),
+		EvictIdleAfter:  s.EvictIdleAfter,
 		Limits:          limits,
 		Log:             log,
 		Observer:        watch,

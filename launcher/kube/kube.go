@@ -70,6 +70,9 @@ type Options struct {
 	Observer   launcher.Observer // nil: events are ignored
 	Limits     launcher.Limits   // the same for all gateways of the same kernels; nil: no limits
 
+	// EvictIdleAfter is how long a kernel is idle before the cluster's autoscalers may evict its pod; 0: they never may.
+	EvictIdleAfter time.Duration
+
 	// KeepEndings is how long the cluster keeps the reasons of kernels' ends, in whole hours; 0 for DefaultKeepEndings.
 	KeepEndings time.Duration
 }
@@ -242,8 +245,8 @@ func (o *Options) complete() error {
 	switch {
 	case o.Cluster == nil:
 		return errors.New("Cluster: none given")
-	case o.DeadLinger < 0 || o.StartLimit < 0 || o.KeepEndings < 0:
-		return errors.New("DeadLinger, StartLimit, KeepEndings: negative")
+	case o.DeadLinger < 0 || o.StartLimit < 0 || o.KeepEndings < 0 || o.EvictIdleAfter < 0:
+		return errors.New("DeadLinger, StartLimit, KeepEndings, EvictIdleAfter: negative")
 	}
 	if err := o.checkKeys(); err != nil {
 		return err

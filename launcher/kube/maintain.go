@@ -20,9 +20,6 @@ import (
 // secretRetry is a little longer than the kubelet's longest pause between two attempts to mount a volume.
 const secretRetry = 3 * time.Minute
 
-// evictableAfter is how long a kernel must be idle before its pod may be evicted.
-const evictableAfter = 5 * time.Minute
-
 // maintain does the regular work for all kernels, at intervals.
 func (l *Launcher) maintain() {
 	for sleep.For(l.ctx, l.timing.maintenance) == nil {
@@ -43,7 +40,7 @@ func (l *Launcher) maintainKernel(ctx context.Context, k *kernel) {
 	l.mu.Lock()
 	pod, end, removed, hasStatus, stopping := k.pod, k.end, k.removed, k.supervisor.HasStatus, k.stop != nil
 	unstarted := k.isUnstartedLocked()
-	state, active := k.supervisor.Status.State, k.supervisor.Status.LastActivity
+	status := k.supervisor.Status
 	streaming, complete := k.supervisor.Streaming, k.secretCreated
 	missed := missesSecret(pod, l.events[pod.UID], complete, now)
 	k.claimed = k.claimed || k.supervisor.Status.Connections > 0
@@ -76,7 +73,9 @@ func (l *Launcher) maintainKernel(ctx context.Context, k *kernel) {
 	case unstarted:
 		l.endOverdue(k, pod)
 	case streaming:
-		l.updateEvictable(ctx, pod, state, now.Sub(active))
+		if pod.Annotations[podspec.AnnotationSafeToEvict] == "true" && !l.mayBeEvicted(status, now) {
+			l.setEvictable(ctx, pod, false)
+		}
 	}
 }
 
@@ -120,14 +119,37 @@ func (l *Launcher) startLimit(pod *corev1.Pod) time.Duration {
 	return max(l.opts.StartLimit, time.Duration(seconds)*time.Second)
 }
 
-// updateEvictable updates the annotations that protect a pod from eviction: at once when the kernel becomes busy, and
-// after some minutes of idleness. No request is sent if they need no change.
-func (l *Launcher) updateEvictable(ctx context.Context, pod *corev1.Pod, state api.State, idle time.Duration) {
-	evict := state == api.Idle && idle > evictableAfter
-	if pod.Annotations[podspec.AnnotationSafeToEvict] == fmt.Sprint(evict) ||
-		!evict && idle > evictableAfter && state != api.Busy {
+// mayBeEvicted reports whether the cluster's autoscalers may evict a kernel's pod: no request runs, no page is
+// connected, the owner does not keep it, its processes do not compute, and all that for EvictIdleAfter.
+func (l *Launcher) mayBeEvicted(st api.Status, now time.Time) bool {
+	after := l.opts.EvictIdleAfter
+	return after > 0 && st.State == api.Idle && st.Connections == 0 && !st.Computes && !now.Before(st.KeepUntil) &&
+		now.Sub(st.LastActivity) > after
+}
+
+// markEvictable marks the pods that may be evicted. Only one gateway does it. Every gateway takes the mark away from
+// a kernel in use, at once: see maintainKernel.
+func (l *Launcher) markEvictable(ctx context.Context) {
+	if l.opts.EvictIdleAfter == 0 {
 		return
 	}
+	now := l.timing.now()
+	var pods []*corev1.Pod
+	l.mu.Lock()
+	for _, k := range l.kernels {
+		if k.end == nil && k.stop == nil && !k.removed && k.supervisor.Streaming &&
+			k.pod.Annotations[podspec.AnnotationSafeToEvict] != "true" && l.mayBeEvicted(k.supervisor.Status, now) {
+			pods = append(pods, k.pod)
+		}
+	}
+	l.mu.Unlock()
+	for _, pod := range pods {
+		l.setEvictable(ctx, pod, true)
+	}
+}
+
+// setEvictable sets the annotations that protect a pod from eviction.
+func (l *Launcher) setEvictable(ctx context.Context, pod *corev1.Pod, evict bool) {
 	err := l.annotate(ctx, pod, "", map[string]string{
 		podspec.AnnotationSafeToEvict:  fmt.Sprint(evict),
 		podspec.AnnotationDoNotDisrupt: fmt.Sprint(!evict),

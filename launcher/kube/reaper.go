@@ -34,6 +34,7 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 			pruned = now
 			l.pruneEndings(ctx)
 		}
+		l.markEvictable(ctx)
 		for _, informer := range l.informers {
 			for _, o := range informer.GetStore().List() {
 				pod, ok := o.(*corev1.Pod)

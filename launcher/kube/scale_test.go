@@ -200,14 +200,15 @@ func askedBy(t *testing.T, kernels int) (phases []map[string]int) {
 		// The bubble's clock stops while a goroutine waits for a socket, or for client-go's channel of a resync that
 		// never comes.
 		f.pipe = func() (net.Conn, net.Conn, error) { a, b := net.Pipe(); return a, b, nil }
-		resync := func(_ *Options, tm *timing) { tm.resync = 1000 * time.Hour }
+		const evictable = 5 * time.Minute
+		resync := func(o *Options, tm *timing) { o.EvictIdleAfter, tm.resync = evictable, 1000*time.Hour }
 		for n := range kernels { // not all at one moment: the fake's watches have small buffers
 			f.of(idOf(n)).set(func(st *api.Status) { st.LastActivity = time.Now().Add(-time.Duration(n) * time.Second) })
 		}
 		l := openTest(t, c, resync)
 		awaitStreams(t, l, kernels)
 		// Each kernel has been idle for long, and its pod is marked as evictable.
-		time.Sleep(evictableAfter + time.Minute)
+		time.Sleep(evictable + time.Minute)
 		synctest.Wait()
 		if got := c.asked()["patch pods"]; got != kernels {
 			t.Errorf("until %d kernels are idle for long their pods are patched %d times", kernels, got)

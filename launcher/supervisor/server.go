@@ -276,6 +276,7 @@ func (s *Supervisor) currentStatus() (api.Status, <-chan struct{}) {
 		State:        s.clock.State(),
 		Reason:       s.shownReasonLocked(),
 		LastActivity: s.clock.LastActivity().UTC(),
+		Computes:     s.computes,
 		Connections:  s.sessions.Active(),
 		CullAt:       s.shownPlanLocked().At.UTC(),
 		KeepUntil:    s.keptUntilLocked(),

@@ -130,6 +130,12 @@ var kubernetesSettings = []group{
 				"an image or the kernel's first answer. A longer KERNEL_LAUNCH_TIMEOUT of a request counts instead",
 		},
 		{
+			Name: "evict-idle-after", Env: []string{"EKG_EVICT_IDLE_AFTER"}, def: "0s",
+			value: limit(func(s *Settings) *time.Duration { return &s.EvictIdleAfter }),
+			Usage: "how long a kernel is idle before autoscalers may evict its pod to remove a node; 0: never. A kernel " +
+				"with a connected page, that is kept or that computes is not evicted",
+		},
+		{
 			Name: "keep-endings", Env: []string{"EKG_KEEP_ENDINGS"}, def: kube.DefaultKeepEndings.String(),
 			value: duration(func(s *Settings) *time.Duration { return &s.KeepEndings }, positive),
 			Usage: "how long the cluster keeps the reasons why kernels ended",

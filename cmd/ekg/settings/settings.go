@@ -95,6 +95,7 @@ type Settings struct {
 	SecondMasterKeyFile string
 	StartLimit          time.Duration
 	KeepEndings         time.Duration
+	EvictIdleAfter      time.Duration
 	KubePeers           string
 	PodIP               string
 

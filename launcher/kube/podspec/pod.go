@@ -23,8 +23,8 @@ const (
 	labelName      = "app.kubernetes.io/name"
 	LabelComponent = "app.kubernetes.io/component"
 
-	AnnotationSafeToEvict      = "cluster-autoscaler.kubernetes.io/safe-to-evict" // "false" while the kernel is in use
-	AnnotationDoNotDisrupt     = "karpenter.sh/do-not-disrupt"                    // "true" while the kernel is in use
+	AnnotationSafeToEvict      = "cluster-autoscaler.kubernetes.io/safe-to-evict" // "false" unless the pod may be evicted
+	AnnotationDoNotDisrupt     = "karpenter.sh/do-not-disrupt"                    // "true" unless the pod may be evicted
 	annotationDefaultContainer = "kubectl.kubernetes.io/default-container"
 	annotationIstio            = "sidecar.istio.io/inject" // a mesh's sidecar would outlive the kernel
 	annotationLinkerd          = "linkerd.io/inject"

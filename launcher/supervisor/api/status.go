@@ -23,6 +23,7 @@ type Status struct {
 	LastActivity time.Time `json:"last_activity"`        // UTC
 	CullAt       time.Time `json:"cull_at,omitzero"`     // UTC; when it will be culled if it stays unused; zero: never
 	KeepUntil    time.Time `json:"keep_until,omitzero"`  // UTC; until when its owner keeps it; zero: not kept
+	Computes     bool      `json:"computes,omitempty"`   // processors or GPUs are in use, as far as measured
 	Connections  int       `json:"connections"`          // websockets that have sent a message
 	LogBytes     int64     `json:"log_bytes"`            // held by the log
 	LogLimit     int64     `json:"log_limit"`            // its bound
