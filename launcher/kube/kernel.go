@@ -35,6 +35,7 @@ type kernel struct {
 	supervisor       follow.Supervisor // of the pod
 	end              *storedEnding     // not nil: the kernel has ended
 	claimed          bool              // a client knows its id
+	dequeued         time.Time         // when this launcher saw that Kueue had admitted the pod
 	stop             *stop             // in progress
 	sentReason       podstatus.Reason  // the last reason that was sent to the supervisor
 	sentVersion      uint64            // version of the update with sentReason
@@ -84,6 +85,10 @@ func (l *Launcher) updatePod(pod *corev1.Pod) {
 		l.countGPUTimeLocked(k, l.timing.now())
 		k.forgetPodLocked()
 	}
+	if !podstatus.IsQueued(pod) && (k.pod == nil || k.pod.UID != pod.UID || podstatus.IsQueued(k.pod)) &&
+		podstatus.MayHaveQueued(pod) {
+		k.dequeued = l.timing.now()
+	}
 	k.pod, k.rec = pod, rec
 	if end != nil && (k.end == nil || end.Stopped) {
 		l.endLocked(k, end)
@@ -110,6 +115,7 @@ func succeedsLocked(pod *corev1.Pod, rec podspec.Record, k *kernel) bool {
 // forgetPodLocked resets the fields that concern the present pod, before the next one is recorded.
 func (k *kernel) forgetPodLocked() {
 	k.supervisor.ForgetLocked()
+	k.dequeued = time.Time{}
 	k.secretCreated, k.claimed, k.removed, k.end, k.start = time.Time{}, false, false, nil, nil
 	k.shownKey = ""
 	k.sentReason, k.sentVersion, k.sentEnd = podstatus.Reason{}, 0, time.Time{}

@@ -93,10 +93,13 @@ func missesSecret(pod *corev1.Pod, events []corev1.Event, there, now time.Time) 
 // endOverdue ends a kernel whose start has made no progress for too long, or can no longer succeed.
 func (l *Launcher) endOverdue(k *kernel, pod *corev1.Pod) {
 	now, limit, events := l.timing.now(), l.startLimit(pod), l.eventsOf(pod)
+	l.mu.Lock()
+	dequeued := k.dequeued
+	l.mu.Unlock()
 	why := podstatus.Explain(pod, events, now)
 	text := why.Text // a reason may become final with time, without any event
 	if why.Class != podstatus.ClassNever {
-		if now.Sub(podstatus.Progress(pod, events, now)) <= limit {
+		if now.Sub(podstatus.Progress(pod, events, now)) <= limit || now.Sub(dequeued) <= limit {
 			return
 		}
 		if text = fmt.Sprintf("its start made no progress for %s", limit); why.Text != "" {

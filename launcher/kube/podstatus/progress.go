@@ -12,7 +12,7 @@ import (
 // an image was pulled, a container was started. A pull in progress always counts as progress: the cluster does not
 // report how far it is, and container runtimes give up a pull that receives no bytes.
 func Progress(pod *corev1.Pod, events []corev1.Event, now time.Time) time.Time {
-	if IsUndecided(pod) {
+	if IsUndecided(pod) || IsQueued(pod) {
 		return now // the start has not begun
 	}
 	last := pod.CreationTimestamp.Time

@@ -38,6 +38,9 @@ func TestProgress(t *testing.T) {
 			[]corev1.Event{event("Scheduled", 50*time.Minute), event("Pulling", 49*time.Minute),
 				event("NodeNotReady", time.Minute)},
 			50 * time.Minute},
+		"Kueue holds it":   {podOf(gates("kueue.x-k8s.io/admission")), nil, 0},
+		"Kueue's topology": {podOf(gates("kueue.x-k8s.io/topology")), nil, 0},
+		"another gate":     {podOf(gates("example.com/gate")), nil, time.Hour},
 		"a container runs": {podOf(func(p *corev1.Pod) {
 			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: podspec.ContainerSupervisor,
 				State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: ago(time.Minute)}}}}
@@ -52,5 +55,14 @@ func TestProgress(t *testing.T) {
 				t.Errorf("%v ago, want %v", got, test.want)
 			}
 		})
+	}
+}
+
+// gates gives a pod scheduling gates.
+func gates(names ...string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		for _, name := range names {
+			p.Spec.SchedulingGates = append(p.Spec.SchedulingGates, corev1.PodSchedulingGate{Name: name})
+		}
 	}
 }
