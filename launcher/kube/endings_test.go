@@ -18,6 +18,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -290,7 +291,7 @@ func TestCulled(t *testing.T) {
 				t.Errorf("on record is %+v", k)
 			}
 			if k.Started.IsZero() || k.Started.After(k.At.Add(-time.Hour)) || k.Seconds < 3600 || k.Seconds > 3601 ||
-				k.GPUs != 2 {
+				k.GPUs != gpu.Whole(2) {
 				t.Errorf("its usage is on record as %+v", k.Usage)
 			}
 		}
