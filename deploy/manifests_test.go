@@ -38,6 +38,7 @@ var (
 	prometheus = build{"overlays/token", []string{"metrics", "prometheus-operator"}}
 	openshift  = build{"overlays/token", []string{"openshift"}}
 	flavors    = build{"overlays/token", []string{"flavors"}}
+	watchNodes = build{"overlays/token", []string{"watch-nodes"}}
 )
 
 // build is a kustomization, and the components that are added to it.
@@ -144,7 +145,7 @@ func files(k types.Kustomization) []string {
 
 // Every build has only keys and kinds that Kubernetes has: kubectl would reject others or, worse, ignore them.
 func TestManifests_Strict(t *testing.T) {
-	for _, b := range []build{base, token, metrics, prometheus, openshift, flavors} {
+	for _, b := range []build{base, token, metrics, prometheus, openshift, flavors, watchNodes} {
 		if n := len(b.objects(t)); n < 5 {
 			t.Errorf("%s with %v has only %d objects", b.dir, b.components, n)
 		}
@@ -317,6 +318,30 @@ func TestManifests_NoSecrets(t *testing.T) {
 	}
 	if rules == 0 {
 		t.Error("no rules were found: the test proves nothing")
+	}
+}
+
+// Only the component watch-nodes gives gateways a right outside their namespaces: reading nodes.
+func TestManifests_Nodes(t *testing.T) {
+	for _, o := range token.objects(t) {
+		if role, ok := o.(*rbacv1.ClusterRole); ok {
+			t.Errorf("%s has rights for the cluster", role.Name)
+		}
+	}
+	role := find[*rbacv1.ClusterRole](t, watchNodes, "ekg-nodes")
+	if len(role.Rules) != 1 || !slices.Equal(role.Rules[0].Resources, []string{"nodes"}) ||
+		!slices.Equal(role.Rules[0].Verbs, []string{"list", "watch"}) {
+		t.Errorf("its rules are %+v", role.Rules)
+	}
+	bound := find[*rbacv1.ClusterRoleBinding](t, watchNodes, "ekg-nodes")
+	account := find[*corev1.ServiceAccount](t, watchNodes, "ekg")
+	if bound.RoleRef.Name != role.Name || len(bound.Subjects) != 1 || bound.Subjects[0].Name != account.Name ||
+		bound.Subjects[0].Namespace != account.Namespace {
+		t.Errorf("%+v is bound to %+v", bound.RoleRef, bound.Subjects)
+	}
+	env := find[*appsv1.Deployment](t, watchNodes, "ekg").Spec.Template.Spec.Containers[0].Env
+	if !slices.Contains(env, corev1.EnvVar{Name: "EKG_WATCH_NODES", Value: "true"}) {
+		t.Errorf("the gateway's variables are %v", env)
 	}
 }
 

@@ -110,6 +110,7 @@ func openKube(
 		StartLimit:      time.Duration(s.StartLimit),
 		KeepEndings:     time.Duration(s.KeepEndings),
 		EvictIdleAfter:  s.EvictIdleAfter,
+		WatchNodes:      s.WatchNodes,
 		Limits:          limits,
 		Log:             log,
 		Observer:        watch,

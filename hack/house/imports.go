@@ -276,7 +276,11 @@ var doors = []struct {
 			"launcher/strictyaml"},
 		[]string{"deploy"},
 	}, // it knows lines
-	{"sigs.k8s.io/", []string{"launcher/kube/podspec"}, []string{"deploy", "launcher/kube/podstatus"}}, // Kubernetes' own YAML
+	{ // Kubernetes' own YAML
+		"sigs.k8s.io/",
+		[]string{"launcher/kube/podspec"},
+		[]string{"deploy", "launcher/kube/podstatus"},
+	},
 	{
 		"k8s.io/",
 		[]string{"launcher/flavor", "launcher/kube", "launcher/kube/poddial", "launcher/kube/podspec",

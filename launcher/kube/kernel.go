@@ -40,6 +40,7 @@ type kernel struct {
 	sentReason       podstatus.Reason  // the last reason that was sent to the supervisor
 	sentVersion      uint64            // version of the update with sentReason
 	sentEnd          time.Time         // when the container ended whose end was sent last
+	nodeNotice       sentNotice        // the last attempt to announce that the pod's node goes away
 	unsent           []waitingUpdate   // updates to be sent, in order; the first is being sent
 	start            *start            // in progress; nil: it is over, or another gateway began it
 	gpusCountedUntil time.Time         // the pod's GPU time up to this moment is in Launcher.gpuSeconds
@@ -119,6 +120,7 @@ func (k *kernel) forgetPodLocked() {
 	k.secretCreated, k.claimed, k.removed, k.end, k.start = time.Time{}, false, false, nil, nil
 	k.shownKey = ""
 	k.sentReason, k.sentVersion, k.sentEnd = podstatus.Reason{}, 0, time.Time{}
+	k.nodeNotice = sentNotice{}
 }
 
 // older reports whether one version of a pod is older than another. Resource versions are growing numbers: Kubernetes

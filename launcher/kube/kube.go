@@ -11,8 +11,9 @@
 //
 // Goroutines, all waited for by Close: two informers for each namespace, of pods and of events; one for each followed
 // supervisor (package follow); maintain, which does what is due for each kernel; reap, which removes leftovers while
-// this gateway is elected for that; decideAboutLimits, also by election, if there are limits; writeEndings; with other
-// replicas, an HTTP server and an informer of their pods; and calls that go on after their callers have left.
+// this gateway is elected for that, with an informer of nodes if they are watched; decideAboutLimits, also by election,
+// if there are limits; writeEndings; with other replicas, an HTTP server and an informer of their pods; and calls that
+// go on after their callers have left.
 //
 // Lock order: kernel.notesLock, freshness.mu, Launcher.mu; the locks namespaceAccess.mu, freshness.marksLock and
 // leaseClock.mu are taken last. No request to the cluster is made while Launcher.mu is held.
@@ -75,6 +76,10 @@ type Options struct {
 
 	// KeepEndings is how long the cluster keeps the reasons of kernels' ends, in whole hours; 0 for DefaultKeepEndings.
 	KeepEndings time.Duration
+
+	// WatchNodes says to announce in notebooks that a kernel's node will go away. It needs the right to list and watch
+	// nodes. Without the right, the gateway goes on without it.
+	WatchNodes bool
 }
 
 // timing holds the durations that tests shorten.
@@ -159,6 +164,7 @@ type Launcher struct {
 	gpuSeconds    map[string]float64 // by kernelspec
 	culls         map[launcher.CullLabels]int64
 	brokenWatches map[watchKey]bool // watches that have failed
+	noticesSent   int               // notices about nodes that are being sent
 	leadership    *leadership       // not nil: this gateway decides about limits
 
 	goroutines goroutines.Group

@@ -29,11 +29,13 @@ func (l *Launcher) reap() { l.elect(l.leaseLock(reaperLease), l.timing.lease, l.
 // reapUntil removes leftovers until ctx ends, which happens when the lease is lost.
 func (l *Launcher) reapUntil(ctx context.Context) {
 	var pruned time.Time
+	nodes := l.watchNodes(ctx)
 	for sleep.For(ctx, l.timing.maintenance) == nil {
 		if now := l.timing.now(); now.Sub(pruned) >= pruneEvery {
 			pruned = now
 			l.pruneEndings(ctx)
 		}
+		l.announceNodes(nodes)
 		l.markEvictable(ctx)
 		for _, informer := range l.informers {
 			for _, o := range informer.GetStore().List() {

@@ -47,6 +47,7 @@ type fakeSupervisor struct {
 	request string        // id of the request that stopped it
 	asked   int           // requests that had the token
 	updates []api.Waiting
+	notices []string      // about its node
 	hold    chan struct{} // not nil: updates are accepted once this is closed
 }
 
@@ -59,9 +60,10 @@ func newSupervisors(t testing.TB) *fakeSupervisors {
 	}
 	mux := http.NewServeMux()
 	for pattern, h := range map[string]func(*fakeSupervisor, http.ResponseWriter, *http.Request) error{
-		"GET /api/kernels/{id}/status":  (*fakeSupervisor).getStatus,
-		"PUT /api/kernels/{id}/waiting": (*fakeSupervisor).putWaiting,
-		"DELETE /api/kernels/{id}":      (*fakeSupervisor).delete,
+		"GET /api/kernels/{id}/status":      (*fakeSupervisor).getStatus,
+		"PUT /api/kernels/{id}/waiting":     (*fakeSupervisor).putWaiting,
+		"PUT /api/kernels/{id}/node-notice": (*fakeSupervisor).putNodeNotice,
+		"DELETE /api/kernels/{id}":          (*fakeSupervisor).delete,
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			f.asked.Add(1)
@@ -266,6 +268,24 @@ func (s *fakeSupervisor) putWaiting(w http.ResponseWriter, r *http.Request) erro
 	s.updates = append(slices.Clone(s.updates), said)
 	s.touch()
 	s.mu.Unlock()
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *fakeSupervisor) putNodeNotice(w http.ResponseWriter, r *http.Request) error {
+	var body struct{ Text string }
+	if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.notices = append(slices.Clone(s.notices), body.Text)
+	if s.status.Build == "old" {
+		w.WriteHeader(http.StatusNotFound)
+		return nil
+	}
+	s.status.NodeNotice = body.Text
+	s.touch()
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }

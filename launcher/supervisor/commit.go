@@ -47,6 +47,7 @@ type statusFacts struct {
 	state       api.State
 	reason      string
 	waiting     string
+	node        string
 	silent      bool
 	connections int
 	keepUntil   time.Time
@@ -92,6 +93,7 @@ func (s *Supervisor) factsLocked() facts {
 			state:       c.State(),
 			reason:      s.reason,
 			waiting:     s.waiting.Text,
+			node:        s.nodeNotice,
 			silent:      s.heartbeatMissed,
 			connections: s.sessions.Active(),
 			keepUntil:   s.keepUntil,

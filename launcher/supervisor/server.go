@@ -54,6 +54,7 @@ func (s *Supervisor) Handler() http.Handler {
 	handle("GET /api/kernels/{id}/status", s.getStatus)
 	handle("PUT /api/kernels/{id}/limits", s.putLimits)
 	handle("PUT /api/kernels/{id}/waiting", s.putWaiting)
+	handle("PUT /api/kernels/{id}/node-notice", s.putNodeNotice)
 	handle("/", func(http.ResponseWriter, *http.Request) error {
 		return httpError{http.StatusNotFound, "no such route"}
 	})
@@ -153,15 +154,19 @@ func (s *Supervisor) model() api.Model {
 	return m
 }
 
-// shownReasonLocked returns the reason that users are shown: for a death, a wait or a fault. "" means none of these.
+// shownReasonLocked returns the reason that users are shown: for a death, a wait, a fault, or a node that will go away.
+// "" means none of these.
 func (s *Supervisor) shownReasonLocked() string {
 	if text := s.waitingTextLocked(); text != "" {
 		return text
 	}
-	if s.reason == "" && s.heartbeatMissed {
+	switch {
+	case s.reason != "":
+		return s.reason
+	case s.heartbeatMissed:
 		return silentReason
 	}
-	return s.reason
+	return s.nodeNotice
 }
 
 func (s *Supervisor) getModel(w http.ResponseWriter, _ *http.Request) error {
@@ -277,6 +282,7 @@ func (s *Supervisor) currentStatus() (api.Status, <-chan struct{}) {
 		Reason:       s.shownReasonLocked(),
 		LastActivity: s.clock.LastActivity().UTC(),
 		Computes:     s.computes,
+		NodeNotice:   s.nodeNotice,
 		Connections:  s.sessions.Active(),
 		CullAt:       s.shownPlanLocked().At.UTC(),
 		KeepUntil:    s.keptUntilLocked(),

@@ -147,6 +147,8 @@ type Supervisor struct {
 	adopted         bool           // an earlier supervisor has run the kernel
 	waiting         api.Waiting    // what the cluster last reported about the kernel's container
 	waitingDisplays []*cellDisplay // notices in waiting cells
+	nodeNotice      string         // why the kernel's node will go away soon; "": it stays
+	nodeDisplays    []*cellDisplay // notices in cells about the node
 
 	// Use of the kernel, which decides when it is culled.
 	started   time.Time      // when the kernel was started first, or again after its end

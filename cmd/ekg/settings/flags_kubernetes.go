@@ -141,6 +141,12 @@ var kubernetesSettings = []group{
 			Usage: "how long the cluster keeps the reasons why kernels ended",
 		},
 		{
+			Name: "watch-nodes", Env: []string{"EKG_WATCH_NODES"},
+			value: boolean(func(s *Settings) *bool { return &s.WatchNodes }),
+			Usage: "announce in notebooks that a kernel's node will be taken back, drained or removed. It needs the right to " +
+				"list and watch nodes, which the component watch-nodes gives",
+		},
+		{
 			Name: "kube-peers", Env: []string{"EKG_KUBE_PEERS"},
 			value: text(func(s *Settings) *string { return &s.KubePeers }),
 			Usage: "label selector of the pods of all replicas of this gateway, in its own namespace. With --pod-ip, " +

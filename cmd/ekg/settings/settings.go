@@ -96,6 +96,7 @@ type Settings struct {
 	StartLimit          time.Duration
 	KeepEndings         time.Duration
 	EvictIdleAfter      time.Duration
+	WatchNodes          bool
 	KubePeers           string
 	PodIP               string
 

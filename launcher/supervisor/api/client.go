@@ -91,6 +91,12 @@ func (c *Client) SetWaiting(ctx context.Context, w Waiting) error {
 	return c.tell(ctx, http.MethodPut, "/waiting", w)
 }
 
+// SetNodeNotice tells the supervisor why its kernel's node will go away soon; "" clears that. The same text is shown
+// once, however often it is sent.
+func (c *Client) SetNodeNotice(ctx context.Context, text string) error {
+	return c.tell(ctx, http.MethodPut, "/node-notice", map[string]string{"text": text})
+}
+
 // tell sends a request whose answer has no body.
 func (c *Client) tell(ctx context.Context, method, route string, body any) error {
 	b, err := json.Marshal(body)

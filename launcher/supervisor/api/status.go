@@ -24,6 +24,7 @@ type Status struct {
 	CullAt       time.Time `json:"cull_at,omitzero"`     // UTC; when it will be culled if it stays unused; zero: never
 	KeepUntil    time.Time `json:"keep_until,omitzero"`  // UTC; until when its owner keeps it; zero: not kept
 	Computes     bool      `json:"computes,omitempty"`   // processors or GPUs are in use, as far as measured
+	NodeNotice   string    `json:"leaving,omitempty"`    // why the kernel's node will go away soon; "": it stays
 	Connections  int       `json:"connections"`          // websockets that have sent a message
 	LogBytes     int64     `json:"log_bytes"`            // held by the log
 	LogLimit     int64     `json:"log_limit"`            // its bound

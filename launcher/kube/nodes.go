@@ -1,0 +1,139 @@
+package kube
+
+import (
+	"context"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+)
+
+// A cluster says by taints and conditions of a node that the node will go away, before it says anything to the node's
+// pods. The reaper watches nodes and tells the supervisors there, which announce it in the notebooks. A supervisor
+// reports in its status what it was told. So the next reaper repeats nothing, and takes back what no longer holds.
+const (
+	noticesAtOnce = 16          // notices that are being sent
+	noticeRetry   = time.Minute // until a supervisor is told again that has not accepted a notice, or is too old for it
+)
+
+// sentNotice is an attempt to send a notice.
+type sentNotice struct {
+	text string
+	at   time.Time // zero: none was sent
+	busy bool      // it is being sent
+}
+
+// watchNodes starts an informer of nodes, which ends with ctx. It returns nil if nodes are not watched.
+func (l *Launcher) watchNodes(ctx context.Context) cache.SharedIndexInformer {
+	if !l.opts.WatchNodes {
+		return nil
+	}
+	nodes := l.client.CoreV1().Nodes()
+	informer := cache.NewSharedIndexInformer(listThenWatch{&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return nodes.List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return nodes.Watch(ctx, o)
+		},
+	}}, &corev1.Node{}, 0, nil)
+	said := false // guarded by the informer's reflector, which calls from one goroutine
+	complain := func(_ context.Context, _ *cache.Reflector, err error) {
+		switch {
+		case said:
+		case apierrors.IsForbidden(err):
+			l.log.Warn("this gateway may not watch nodes, so notebooks do not announce that a node goes away", logkey.Err, err)
+		default:
+			l.log.Warn("the cluster's nodes cannot be watched; this is tried again", logkey.Err, err)
+		}
+		said = true
+	}
+	for _, err := range []error{informer.SetTransform(trimNode), informer.SetWatchErrorHandlerWithContext(complain)} {
+		if err != nil {
+			panic("kube: an informer that has not been started rejects a setting: " + err.Error())
+		}
+	}
+	if !l.goroutines.Go(func() { informer.Run(ctx.Done()) }) {
+		return nil // the launcher is closed
+	}
+	return informer
+}
+
+// trimNode keeps only what podstatus.NodeNotice reads, so that thousands of nodes need little memory.
+func trimNode(o any) (any, error) {
+	node, ok := o.(*corev1.Node)
+	if !ok {
+		return o, nil // a cache.DeletedFinalStateUnknown
+	}
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion},
+		Spec:       corev1.NodeSpec{Taints: node.Spec.Taints, Unschedulable: node.Spec.Unschedulable},
+		Status:     corev1.NodeStatus{Conditions: node.Status.Conditions},
+	}, nil
+}
+
+// announceNodes tells the supervisors on nodes that go away, and takes back what no longer holds. A node that the
+// informer does not have changes nothing.
+func (l *Launcher) announceNodes(nodes cache.SharedIndexInformer) {
+	if nodes == nil || !nodes.HasSynced() {
+		return
+	}
+	now := l.timing.now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, k := range l.kernels {
+		if l.noticesSent >= noticesAtOnce {
+			return // the others follow in the next round
+		}
+		if k.end != nil || k.stop != nil || k.removed || !k.supervisor.Streaming || k.nodeNotice.busy {
+			continue
+		}
+		o, found, err := nodes.GetStore().GetByKey(k.pod.Spec.NodeName)
+		node, ok := o.(*corev1.Node)
+		if err != nil || !found || !ok {
+			continue
+		}
+		text := podstatus.NodeNotice(node)
+		last := &k.nodeNotice
+		if text == k.supervisor.Status.NodeNotice || text == last.text && now.Sub(last.at) < noticeRetry {
+			continue
+		}
+		*last = sentNotice{text: text, at: now, busy: true}
+		l.noticesSent++
+		if !l.goroutines.Go(func() { l.sendNodeNotice(k, text) }) {
+			return
+		}
+	}
+}
+
+// sendNodeNotice tells one supervisor.
+func (l *Launcher) sendNodeNotice(k *kernel, text string) {
+	l.mu.Lock()
+	pod := k.pod
+	l.mu.Unlock()
+	client, err := l.supervisor(pod)
+	if err == nil {
+		ctx, cancel := context.WithTimeout(l.ctx, updateTime)
+		err = client.SetNodeNotice(ctx, text)
+		cancel()
+	}
+	switch {
+	case l.ctx.Err() != nil:
+	case err != nil:
+		l.log.Debug("a notice about a node could not be sent to a supervisor", logkey.Kernel, k.id, logkey.Err, err)
+	case text != "":
+		l.log.Info("the notebooks of a kernel announce that its node goes away: "+text, logkey.Kernel, k.id, logkey.Pod,
+			pod.Name)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.noticesSent--
+	k.nodeNotice.busy = false
+}

@@ -1,0 +1,216 @@
+package kube
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// nodeWatcher makes a launcher watch nodes, as a fast reaper.
+func nodeWatcher(now *atomic.Int64) func(*Options, *timing) {
+	return func(o *Options, tm *timing) {
+		fastReaper(now)(o, tm)
+		o.WatchNodes = true
+	}
+}
+
+// taint replaces the taints of a node.
+func (c *testCluster) taint(t *testing.T, node string, keys ...string) {
+	t.Helper()
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}
+	for _, key := range keys {
+		n.Spec.Taints = append(n.Spec.Taints, corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule})
+	}
+	_, err := c.CoreV1().Nodes().Update(t.Context(), n, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = c.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// onNodes makes kernels that run on the nodes node-0, node-1 and so on.
+func onNodes(t *testing.T, kernels int) (*testCluster, *fakeSupervisors) {
+	t.Helper()
+	c, f := newRunning(t, kernels)
+	for n := range kernels {
+		c.taint(t, fmt.Sprintf("node-%d", n))
+	}
+	return c, f
+}
+
+// TestNodes_Announced: one of two replicas announces a node that goes away, once, to the kernels on it. It takes that
+// back when the node stays.
+func TestNodes_Announced(t *testing.T) {
+	c, f := onNodes(t, 2)
+	var now atomic.Int64
+	for range 2 {
+		openTest(t, c, func(o *Options, tm *timing) {
+			nodeWatcher(&now)(o, tm)
+			tm.firstRedial, tm.lastRedial = time.Millisecond, 10*time.Millisecond
+		})
+	}
+	c.taint(t, "node-0", "aws-node-termination-handler/spot-itn")
+	s := f.of(idOf(0))
+	const spot = "the cloud takes back the spot machine of its node within 2 minutes"
+	s.await(t, "announced", func() bool { return s.status.NodeNotice == spot })
+	// The same taint again, and a weaker one beside it, change nothing.
+	c.taint(t, "node-0", "aws-node-termination-handler/spot-itn", corev1.TaintNodeUnschedulable)
+	c.taint(t, "node-0", "aws-node-termination-handler/spot-itn")
+	c.taint(t, "node-0")
+	s.await(t, "taken back", func() bool { return s.status.NodeNotice == "" })
+	s.mu.Lock()
+	got := s.notices
+	s.mu.Unlock()
+	if !slices.Equal(got, []string{spot, ""}) {
+		t.Errorf("told %q", got)
+	}
+	if other := f.of(idOf(1)); len(other.notices) != 0 {
+		t.Errorf("the kernel of another node was told %q", other.notices)
+	}
+}
+
+// TestNodes_NextReaper: the next reaper does not repeat what a supervisor was told. It takes back what no longer holds.
+func TestNodes_NextReaper(t *testing.T) {
+	c, f := onNodes(t, 2)
+	c.taint(t, "node-0", "karpenter.sh/disrupted")
+	for i := range 2 {
+		f.of(idOf(i)).set(func(st *api.Status) { st.NodeNotice = "Karpenter removes its node" })
+	}
+	var now atomic.Int64
+	openTest(t, c, func(o *Options, tm *timing) {
+		nodeWatcher(&now)(o, tm)
+		tm.firstRedial, tm.lastRedial = time.Millisecond, 10*time.Millisecond
+	})
+	stays := f.of(idOf(1))
+	stays.await(t, "taken back", func() bool { return stays.status.NodeNotice == "" })
+	if goes := f.of(idOf(0)); len(goes.notices) != 0 {
+		t.Errorf("told again: %q", goes.notices)
+	}
+}
+
+// TestNodes_OldSupervisor: a supervisor that does not know notices is asked once a minute, and not in each round.
+func TestNodes_OldSupervisor(t *testing.T) {
+	c, f := onNodes(t, 1)
+	s := f.of(idOf(0))
+	s.set(func(st *api.Status) { st.Build = "old" })
+	c.taint(t, "node-0", "karpenter.sh/disrupted")
+	var now atomic.Int64
+	l := openTest(t, c, func(o *Options, tm *timing) {
+		nodeWatcher(&now)(o, tm)
+		tm.firstRedial, tm.lastRedial = time.Millisecond, 10*time.Millisecond
+		tm.maintenance = time.Hour // the test does the reaper's rounds
+	})
+	nodes := l.watchNodes(t.Context())
+	eventually(t, "known", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return nodes.HasSynced() && l.kernels[idOf(0)].supervisor.Streaming
+	})
+	for n := 1; n <= 3; n++ {
+		for range 3 {
+			l.announceNodes(nodes)
+			eventually(t, "sent", func() bool {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				return l.noticesSent == 0
+			})
+		}
+		s.mu.Lock()
+		if got := len(s.notices); got != n {
+			t.Errorf("asked %d times in minute %d", got, n)
+		}
+		s.mu.Unlock()
+		now.Add(int64(noticeRetry))
+	}
+}
+
+// lockedBuffer is a log that several goroutines write.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// TestNodes_Forbidden: a gateway without the right to watch nodes says so once, and reaps as before.
+func TestNodes_Forbidden(t *testing.T) {
+	c := newTestCluster(t)
+	c.refuse("list", "nodes", apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "", errors.New("no")))
+	var now atomic.Int64
+	var log lockedBuffer
+	l := openTest(t, c, func(o *Options, tm *timing) {
+		nodeWatcher(&now)(o, tm)
+		o.Log = slog.New(slog.NewTextHandler(&log, nil))
+	})
+	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
+		t.Fatal(err)
+	}
+	const said = "may not watch nodes"
+	eventually(t, "said", func() bool { return strings.Contains(log.String(), said) })
+	now.Add(int64(l.timing.claim) + int64(time.Second))
+	eventually(t, "reaped", func() bool { return !c.podThere(t, idA+"-1") })
+	if n := strings.Count(log.String(), said); n != 1 {
+		t.Errorf("said %d times", n)
+	}
+}
+
+// TestNodes_Off: without the setting no request is made for nodes.
+func TestNodes_Off(t *testing.T) {
+	c := newTestCluster(t)
+	var now atomic.Int64
+	l := openTest(t, c, fastReaper(&now))
+	if l.watchNodes(t.Context()) != nil {
+		t.Error("nodes are watched")
+	}
+	l.announceNodes(nil)
+	for _, a := range c.Actions() {
+		if a.GetResource().Resource == "nodes" {
+			t.Errorf("asked for nodes: %s", a.GetVerb())
+		}
+	}
+}
+
+// TestTrimNode: an informer keeps little of a node.
+func TestTrimNode(t *testing.T) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "u", ResourceVersion: "7",
+		Annotations: map[string]string{"a": "b"}, Labels: map[string]string{"c": "d"}}}
+	node.Spec.Taints = []corev1.Taint{{Key: "x"}}
+	node.Spec.Unschedulable, node.Spec.ProviderID = true, "aws:///1"
+	node.Status.Images = []corev1.ContainerImage{{Names: []string{"large"}}}
+	node.Status.Conditions = []corev1.NodeCondition{{Type: "VMEventScheduled"}}
+	o, err := trimNode(node)
+	got := o.(*corev1.Node)
+	if err != nil || got.Name != "n" || got.ResourceVersion != "7" || len(got.Spec.Taints) != 1 ||
+		!got.Spec.Unschedulable || len(got.Status.Conditions) != 1 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if got.Annotations != nil || got.Labels != nil || got.Status.Images != nil || got.Spec.ProviderID != "" {
+		t.Errorf("%+v is kept", got)
+	}
+}
