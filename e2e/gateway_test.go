@@ -280,6 +280,7 @@ func (g *gateway) cleanUp() {
 	for _, p := range processes(g.t, func(p process) bool { return strings.Contains(p.cmdline, g.dir) }) {
 		_ = syscall.Kill(p.pid, syscall.SIGKILL) // it may have ended by itself
 	}
+	removeGroups(g.t, filepath.Join(g.dir, "state"))
 	races, err := filepath.Glob(filepath.Join(g.dir, "race*"))
 	if err != nil {
 		g.t.Error(err)

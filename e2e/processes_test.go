@@ -3,13 +3,18 @@
 package e2e
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/cgroup"
 )
 
 // This file finds the processes of a gateway and of its kernels in the process table.
@@ -107,4 +112,35 @@ func zombiesOf(t *testing.T, parent int) int {
 		}
 	}
 	return n
+}
+
+// removeGroups ends what is left in the control groups of a state directory's kernels, and removes the groups.
+func removeGroups(t *testing.T, state string) {
+	t.Helper()
+	configs, err := filepath.Glob(filepath.Join(state, "kernels", "*", "supervisor.json"))
+	if err != nil {
+		t.Error(err)
+	}
+	for _, path := range configs {
+		var config struct {
+			Group string `json:"control_group"`
+		}
+		b, err := os.ReadFile(path)
+		if err == nil {
+			err = json.Unmarshal(b, &config)
+		}
+		var group *cgroup.Group
+		if err == nil {
+			group, err = cgroup.At(config.Group, filepath.Base(filepath.Dir(path)))
+		}
+		if err == nil {
+			_, err = group.Kill()
+		}
+		if err == nil {
+			err = group.Remove()
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("control group of a kernel: %v", err)
+		}
+	}
 }
