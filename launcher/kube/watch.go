@@ -422,6 +422,7 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 	}
 	limited, cancel := context.WithTimeout(ctx, proofTime)
 	defer cancel()
+	known := l.knownPods() // taken before the request: a pod that is created meanwhile does not seem removed
 	var there []corev1.Pod
 	for _, ns := range l.namespaces {
 		if l.access.denial(ns) != "" {
@@ -437,26 +438,30 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 		}
 		there = append(there, pods.Items...)
 	}
-	uids := map[types.UID]bool{}
 	for i := range there {
-		uids[there[i].UID] = true
+		delete(known, there[i].UID)
 		l.handlePod(&there[i], l.updatePod)
 	}
-	l.mu.Lock()
-	var removed []*corev1.Pod
-	for _, k := range l.kernels {
-		// A pod that was created during the request is not in the list.
-		if !k.removed && !uids[k.pod.UID] && l.timing.now().Sub(k.pod.CreationTimestamp.Time) > l.timing.fresh {
-			removed = append(removed, k.pod)
-		}
-	}
-	l.mu.Unlock()
-	for _, pod := range removed {
+	for _, pod := range known {
 		l.podRemoved(pod)
 	}
 	l.freshness.last = l.timing.now()
 	l.freshness.clear(doubts)
 	return nil
+}
+
+// knownPods returns the pods of all kernels that are not known to be removed. Pods in namespaces that cannot be listed
+// are left out.
+func (l *Launcher) knownPods() map[types.UID]*corev1.Pod {
+	known := map[types.UID]*corev1.Pod{}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, k := range l.kernels {
+		if !k.removed && l.access.denial(k.pod.Namespace) == "" {
+			known[k.pod.UID] = k.pod
+		}
+	}
+	return known
 }
 
 // catchUp lists pods while a watch has failed: kernels that start would stay unknown until the watch works again.

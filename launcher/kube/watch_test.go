@@ -113,6 +113,43 @@ func TestLists(t *testing.T) {
 	}
 }
 
+// TestLists_ClockSkew: a pod that is created while the cluster is being asked is not taken for removed, however wrong
+// this machine's clock is. A pod that is gone is noticed, too.
+func TestLists_ClockSkew(t *testing.T) {
+	for _, skew := range []time.Duration{-time.Hour, 0, time.Hour} {
+		t.Run(skew.String(), func(t *testing.T) {
+			c := newTestCluster(t)
+			c.silence().Store(true)
+			l := openTest(t, c, func(_ *Options, tm *timing) {
+				tm.now = func() time.Time { return time.Now().Add(skew) }
+			})
+			startTest(t, l, idA)
+			startTest(t, l, idB)
+			created := c.pod(t, idB+"-1")
+			l.mu.Lock()
+			delete(l.kernels, idB)
+			l.mu.Unlock()
+			c.PrependReactor("list", "pods", func(k8stesting.Action) (bool, runtime.Object, error) {
+				l.updatePod(created) // the answer was made before
+				return true, &corev1.PodList{}, nil
+			})
+			l.freshness.markStale()
+			all, err := l.Kernels(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, k := range all {
+				if want := k.ID == idA; isDead(k) != want {
+					t.Errorf("%s is %s: %q", k.ID, k.State, k.Reason)
+				}
+			}
+			if len(all) != 2 {
+				t.Errorf("there are %d kernels", len(all))
+			}
+		})
+	}
+}
+
 // TestWatch_Waiting: a supervisor receives once why its kernel's container is missing, and once that it is there.
 func TestWatch_Waiting(t *testing.T) {
 	c, f := newRunning(t, 1)
