@@ -89,6 +89,7 @@ func busyGateway(t *testing.T) *testGateway {
 		{Name: launcher.PhaseReady, Took: 4 * time.Second}})
 	m.KernelFailed("r", launcher.FailedImage)
 	m.ClusterRequest("list", "pods", 200, time.Millisecond)
+	m.ClusterWait("requests", time.Millisecond)
 	g.do("GET", "/api/kernels", "").want(t, 200, "")
 	g.do("DELETE", "/api/kernels/"+idUnknown, "").want(t, 404, "") // whose entry in the audit log cannot be written
 	poll.Until(t, "the requests are counted, which is done behind the answer", func() bool {

@@ -107,6 +107,9 @@ type Observer interface {
 	KernelFailed(spec string, why Failure)
 	// ClusterRequest reports a request to the cluster's API server; code is 0 if there was no answer.
 	ClusterRequest(verb, resource string, code int, took time.Duration)
+	// ClusterWait reports how long a request to the cluster's API server has waited for its turn, because of the gateway's
+	// own limit. client is "requests" or "leases".
+	ClusterWait(client string, took time.Duration)
 }
 
 // NoObserver is an Observer that ignores every event.
@@ -117,3 +120,4 @@ type noObserver struct{}
 func (noObserver) KernelUp(string, []Phase)                          {}
 func (noObserver) KernelFailed(string, Failure)                      {}
 func (noObserver) ClusterRequest(string, string, int, time.Duration) {}
+func (noObserver) ClusterWait(string, time.Duration)                 {}

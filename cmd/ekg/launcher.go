@@ -84,7 +84,7 @@ func openKube(
 	watch launcher.Observer,
 ) (launcher.Launcher, error) {
 	kube.LogTo(log)
-	cluster, err := kube.Connect(s.Kubeconfig, s.KubeContext)
+	cluster, err := kube.Connect(s.Kubeconfig, s.KubeContext, kube.Rate{QPS: s.KubeQPS, Burst: s.KubeBurst})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.Place("kubeconfig"), err)
 	}

@@ -109,6 +109,9 @@ var (
 		"Requests to the Kubernetes API server; code 0 means no answer."}
 	metricKubeRequestTime = Metric{"ekg_kube_request_seconds", "histogram", []string{"verb"}, false,
 		"Time until the Kubernetes API server has begun to answer."}
+	metricKubeWait = Metric{"ekg_kube_limiter_seconds", "histogram", []string{"client"}, false,
+		"Time for which requests to the Kubernetes API server have waited because of --kube-qps; those for leases have a " +
+			"limit of their own."}
 	metricAuditErrors = Metric{"ekg_audit_failures_total", "counter", nil, false,
 		"Entries that could not be written to the audit log."}
 	metricBuild = Metric{"ekg_build_info", "gauge", []string{"version", "goversion"}, false, "Always 1."}
@@ -123,7 +126,7 @@ func List() []Metric {
 		metricRequests,
 		metricDuration,
 		metricWebsockets, metricOpened, metricWSBytes, metricLobby, metricLogReaders, metricReady, metricKubeRequests,
-		metricKubeRequestTime,
+		metricKubeRequestTime, metricKubeWait,
 		metricAuditErrors, metricBuild,
 	}
 }
@@ -143,6 +146,7 @@ type Metrics struct {
 	opened          prometheus.Counter
 	kubeRequests    *prometheus.CounterVec
 	kubeRequestTime *prometheus.HistogramVec
+	kubeWait        *prometheus.HistogramVec
 	auditErrors     prometheus.Counter
 }
 
@@ -160,13 +164,14 @@ func New(version string) *Metrics {
 		opened:          counter(metricOpened).WithLabelValues(),
 		kubeRequests:    counter(metricKubeRequests),
 		kubeRequestTime: histogram(metricKubeRequestTime, requestBuckets),
+		kubeWait:        histogram(metricKubeWait, requestBuckets),
 		auditErrors:     counter(metricAuditErrors).WithLabelValues(),
 	}
 	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: metricBuild.Name, Help: metricBuild.Help},
 		metricBuild.Labels)
 	build.WithLabelValues(version, runtime.Version()).Set(1)
 	m.registry.MustRegister(m.start, m.startPhase, m.failures, m.requests, m.duration, m.opened,
-		m.kubeRequests, m.kubeRequestTime, m.auditErrors, build,
+		m.kubeRequests, m.kubeRequestTime, m.kubeWait, m.auditErrors, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -210,6 +215,11 @@ func (m *Metrics) KernelFailed(spec string, why launcher.Failure) {
 func (m *Metrics) ClusterRequest(verb, resource string, code int, took time.Duration) {
 	m.kubeRequests.WithLabelValues(verb, resource, codeLabel(code)).Inc()
 	m.kubeRequestTime.WithLabelValues(verb).Observe(took.Seconds())
+}
+
+// ClusterWait records for how long a request to the cluster's API server has waited for its turn.
+func (m *Metrics) ClusterWait(client string, took time.Duration) {
+	m.kubeWait.WithLabelValues(client).Observe(took.Seconds())
 }
 
 // Request counts an answered request, or an ended websocket, which is lasting. Route and method come from bounded sets;

@@ -69,7 +69,7 @@ func TestNamespaceAccess(t *testing.T) {
 		defer cancel()
 		_, err := Open(ctx, Options{
 			Log:       slog.New(onError(cancel)), // once the launcher knows that it may not list
-			Cluster:   &Cluster{client: c.Clientset},
+			Cluster:   &Cluster{client: c.Clientset, leases: c.Clientset},
 			MasterKey: testKey,
 			Pods:      podspec.Options{Namespace: "ns", SupervisorImage: "ekg:1"},
 		})

@@ -213,7 +213,8 @@ func openReplica(t *testing.T, c *testCluster, limits launcher.Limits) *replica 
 	p := newProcess()
 	l := openTest(t, c, func(o *Options, tm *timing) {
 		fastAdmission(limits)(o, tm)
-		o.Cluster = &Cluster{client: replicaClient{c.Clientset, p}, Namespace: "ns"}
+		client := replicaClient{c.Clientset, p}
+		o.Cluster = &Cluster{client: client, leases: client, Namespace: "ns"}
 	})
 	t.Cleanup(p.goOn) // before Close
 	return &replica{l, p}

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -19,12 +20,21 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// Rates of requests to the API server, per second, for each gateway. The server has limits of its own; these contain a
-// fault of the gateway.
+// Defaults of Rate.
 const (
-	apiRate  = 100
-	apiBurst = 200
+	DefaultQPS   = 100
+	DefaultBurst = 200
 )
+
+// leaseRate is the rate of the requests for leases: two elections with a request per second each, and their retries.
+var leaseRate = Rate{QPS: 10, Burst: 20}
+
+// Rate bounds the requests of one gateway to the API server, except those for leases. The server has limits of its own;
+// a rate contains a fault of the gateway.
+type Rate struct {
+	QPS   int // requests per second; 0 for DefaultQPS
+	Burst int // requests at one moment after a pause; 0 for DefaultBurst
+}
 
 // ownNamespace is the file in which a pod finds the name of its namespace.
 const ownNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
@@ -32,7 +42,8 @@ const ownNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 // Cluster is access to a Kubernetes cluster. It may be used concurrently.
 type Cluster struct {
 	client    kubernetes.Interface
-	forward   *rest.Config // for port-forward; nil if pods are dialled directly
+	leases    kubernetes.Interface // for leases alone: many starts at one time must not delay their renewal
+	forward   *rest.Config         // for port-forward; nil if pods are dialled directly
 	requests  *requestCounter
 	Namespace string // this gateway's own in the cluster, or the kubeconfig context's
 	Host      string // the API server's URL, for display
@@ -49,7 +60,7 @@ var logTo sync.Once
 // Connect finds the cluster as kubectl does: by the given kubeconfig file or the one that KUBECONFIG names; else, in a
 // pod, by its service account; else by ~/.kube/config. context is one of the file's contexts, "" for its current one.
 // Connect sends no request.
-func Connect(kubeconfig, context string) (*Cluster, error) {
+func Connect(kubeconfig, context string, rate Rate) (*Cluster, error) {
 	if kubeconfig == "" && context == "" && os.Getenv(clientcmd.RecommendedConfigPathEnvVar) == "" {
 		config, err := rest.InClusterConfig()
 		if err == nil {
@@ -57,7 +68,7 @@ func Connect(kubeconfig, context string) (*Cluster, error) {
 			if err != nil {
 				return nil, err
 			}
-			return newCluster(config, strings.TrimSpace(string(namespace)), true)
+			return newCluster(config, strings.TrimSpace(string(namespace)), true, rate)
 		}
 		if !errors.Is(err, rest.ErrNotInCluster) {
 			return nil, err
@@ -79,19 +90,25 @@ func Connect(kubeconfig, context string) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newCluster(config, namespace, false)
+	return newCluster(config, namespace, false, rate)
 }
 
-func newCluster(config *rest.Config, namespace string, inside bool) (*Cluster, error) {
-	config.QPS, config.Burst = apiRate, apiBurst
+func newCluster(config *rest.Config, namespace string, inside bool, rate Rate) (*Cluster, error) {
 	config.UserAgent = "ekg"
 	requests := new(requestCounter)
 	requests.countRequests(config)
+	forLeases := rest.CopyConfig(config)
+	requests.limit(config, "requests", Rate{cmp.Or(rate.QPS, DefaultQPS), cmp.Or(rate.Burst, DefaultBurst)})
+	requests.limit(forLeases, "leases", leaseRate)
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("cluster: %w", err)
 	}
-	c := &Cluster{client: client, Namespace: namespace, Host: config.Host, requests: requests}
+	leases, err := kubernetes.NewForConfig(forLeases)
+	if err != nil {
+		return nil, fmt.Errorf("cluster: %w", err)
+	}
+	c := &Cluster{client: client, leases: leases, Namespace: namespace, Host: config.Host, requests: requests}
 	if !inside {
 		c.forward = config
 	}

@@ -159,7 +159,8 @@ var testPods = podspec.Options{Namespace: "ns", SupervisorImage: "ekg:1", Kernel
 
 func openTest(t testing.TB, c *testCluster, change func(*Options, *timing)) *Launcher {
 	t.Helper()
-	o := Options{Cluster: &Cluster{client: c.Clientset, Namespace: "ns"}, MasterKey: testKey, Pods: testPods}
+	cluster := &Cluster{client: c.Clientset, leases: c.Clientset, Namespace: "ns"}
+	o := Options{Cluster: cluster, MasterKey: testKey, Pods: testPods}
 	tm := realTiming()
 	tm.firstRedial, tm.lastRedial = time.Hour, time.Hour
 	if change != nil {

@@ -23,7 +23,7 @@ func (l *Launcher) leaseLock(name string) resourcelock.Interface {
 	if err != nil {
 		l.log.Debug("this machine has no name", logkey.Err, err)
 	}
-	return &resourcelock.LeaseLock{Client: l.client.CoordinationV1(),
+	return &resourcelock.LeaseLock{Client: l.opts.Cluster.leases.CoordinationV1(),
 		LeaseMeta: metav1.ObjectMeta{
 			Namespace: l.opts.Pods.Namespace,
 			Name:      name,

@@ -1,7 +1,9 @@
 package kube
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -12,6 +14,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
@@ -24,6 +27,7 @@ import (
 type recorder struct {
 	mu     sync.Mutex
 	events []string
+	waits  map[string][]time.Duration // by client
 }
 
 func (h *recorder) add(format string, args ...any) {
@@ -42,6 +46,14 @@ func (h *recorder) KernelUp(spec string, phases []launcher.Phase) {
 func (h *recorder) KernelFailed(spec string, why launcher.Failure) { h.add("failed %s %s", spec, why) }
 func (h *recorder) ClusterRequest(verb, resource string, code int, _ time.Duration) {
 	h.add("%s %s %d", verb, resource, code)
+}
+func (h *recorder) ClusterWait(client string, took time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.waits == nil {
+		h.waits = map[string][]time.Duration{}
+	}
+	h.waits[client] = append(h.waits[client], took)
 }
 
 func (h *recorder) all() string {
@@ -174,7 +186,7 @@ func TestRequestCounter(t *testing.T) {
 		w.WriteHeader(http.StatusForbidden)
 	}))
 	defer server.Close()
-	cluster, err := newCluster(&rest.Config{Host: server.URL}, "ns", true)
+	cluster, err := newCluster(&rest.Config{Host: server.URL}, "ns", true, Rate{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,5 +202,45 @@ func TestRequestCounter(t *testing.T) {
 	defer h.mu.Unlock()
 	if got := slices.Compact(h.events); !slices.Equal(got, []string{"list pods 403", "delete secrets 0"}) {
 		t.Errorf("counted %v", got)
+	}
+}
+
+// TestLeases_OwnRate: however many requests wait for their turn, those for leases do not. The waits are reported.
+func TestLeases_OwnRate(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusForbidden)
+	}))
+	defer server.Close()
+	cluster, err := newCluster(&rest.Config{Host: server.URL}, "ns", true, Rate{QPS: 1, Burst: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := new(recorder)
+	cluster.requests.reportTo(h)
+	l := &Launcher{opts: Options{Cluster: cluster}, client: cluster.client, log: slog.New(slog.DiscardHandler)}
+	lease := l.leaseLock(admissionLease)
+	ctx, cancel := context.WithCancel(t.Context())
+	var starts sync.WaitGroup
+	for range 800 {
+		starts.Go(func() {
+			if err := cluster.client.CoreV1().Pods("ns").Delete(ctx, "a", metav1.DeleteOptions{}); err == nil {
+				t.Error("no error")
+			}
+		})
+	}
+	for range leaseRate.Burst {
+		asking, done := context.WithTimeout(t.Context(), 5*time.Second)
+		if _, _, err := lease.Get(asking); !apierrors.IsForbidden(err) {
+			t.Errorf("the lease is not read: %v", err)
+		}
+		done()
+	}
+	cancel()
+	starts.Wait()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.waits["requests"]) != 800 || slices.Max(h.waits["requests"]) == 0 ||
+		len(h.waits["leases"]) != leaseRate.Burst {
+		t.Errorf("reported are %d and %d waits", len(h.waits["requests"]), len(h.waits["leases"]))
 	}
 }

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"context"
 	"net/http"
 	"slices"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
@@ -20,6 +22,29 @@ type requestCounter struct {
 // countRequests makes the clients of a configuration report their requests.
 func (a *requestCounter) countRequests(config *rest.Config) {
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &countingTransport{next, a} })
+}
+
+// limit bounds the rate of a configuration's clients, and makes them report how long requests wait for it.
+func (a *requestCounter) limit(config *rest.Config, client string, r Rate) {
+	config.QPS, config.Burst = float32(r.QPS), r.Burst
+	config.RateLimiter = &timedLimiter{flowcontrol.NewTokenBucketRateLimiter(config.QPS, r.Burst), client, a}
+}
+
+// timedLimiter reports how long requests wait for their turn.
+type timedLimiter struct {
+	flowcontrol.RateLimiter
+	client  string
+	counter *requestCounter
+}
+
+// Wait waits for a request's turn.
+func (t *timedLimiter) Wait(ctx context.Context) error {
+	began := time.Now()
+	err := t.RateLimiter.Wait(ctx)
+	if o := t.counter.observer.Load(); o != nil {
+		(*o).ClusterWait(t.client, time.Since(began))
+	}
+	return err
 }
 
 // reportTo sets the observer of later requests.

@@ -33,6 +33,7 @@ func (o *recorder) KernelFailed(spec string, why launcher.Failure) {
 }
 
 func (o *recorder) ClusterRequest(string, string, int, time.Duration) { o.add("a cluster was asked") }
+func (o *recorder) ClusterWait(string, time.Duration)                 { o.add("a cluster was asked") }
 
 func (o *recorder) add(text string) {
 	o.mu.Lock()

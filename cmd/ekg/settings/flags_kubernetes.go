@@ -1,6 +1,7 @@
 package settings
 
 import (
+	"strconv"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
@@ -50,6 +51,16 @@ var kubernetesSettings = []group{
 			Name: "flavors-as-kernelspecs", Env: []string{"EKG_FLAVORS_AS_KERNELSPECS"},
 			value: boolean(func(s *Settings) *bool { return &s.FlavorsAsSpecs }),
 			Usage: "offer each kernelspec with each flavor as a kernelspec of its own, such as \"Python 3 (T4)\"",
+		},
+		{
+			Name: "kube-qps", Env: []string{"EKG_KUBE_QPS"}, def: strconv.Itoa(kube.DefaultQPS),
+			value: atLeastOne(func(s *Settings) *int { return &s.KubeQPS }),
+			Usage: "requests that this gateway sends to the API server per second, at most. Those for leases do not count",
+		},
+		{
+			Name: "kube-burst", Env: []string{"EKG_KUBE_BURST"}, def: strconv.Itoa(kube.DefaultBurst),
+			value: atLeastOne(func(s *Settings) *int { return &s.KubeBurst }),
+			Usage: "requests that it sends at one moment after a pause, at most",
 		},
 		{
 			Name: "supervisor-image", Env: []string{"EKG_SUPERVISOR_IMAGE"},

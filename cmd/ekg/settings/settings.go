@@ -88,6 +88,8 @@ type Settings struct {
 	KubePolicy      string
 	Flavors         string
 	FlavorsAsSpecs  bool
+	KubeQPS         int // requests per second
+	KubeBurst       int // requests at one moment
 	SupervisorImage string
 	SupervisorPodSettings
 	KernelImage         string

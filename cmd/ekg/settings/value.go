@@ -237,6 +237,19 @@ func count(at func(*Settings) *int) value {
 	}, strconv.Itoa)
 }
 
+// atLeastOne is a number of things that is not 0.
+func atLeastOne(at func(*Settings) *int) value {
+	v := count(at)
+	set := v.set
+	v.set = func(s *Settings, texts []string) error {
+		if err := set(s, texts); err != nil {
+			return err
+		}
+		return positive(int64(*at(s)))
+	}
+	return v
+}
+
 // most is a count that Enterprise Gateway has, too. A negative number means 0, which is no limit.
 func most(at func(*Settings) *int) value {
 	v := count(at)
