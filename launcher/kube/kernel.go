@@ -226,6 +226,12 @@ func (l *Launcher) find(ctx context.Context, id string) (*kernel, error) {
 		return k, err
 	}
 	if err := l.refresh(ctx, id); err != nil {
+		if l.peers == nil || l.peers.complete(ctx) != nil {
+			return nil, err
+		}
+		if k, lerr := l.lookUp(id); k != nil || lerr != nil { // a replica knows it
+			return k, lerr
+		}
 		return nil, err
 	}
 	k, err := l.lookUp(id)
@@ -305,7 +311,7 @@ func (l *Launcher) Kernel(ctx context.Context, id string) (launcher.Kernel, erro
 
 // Kernels returns all kernels by creation.
 func (l *Launcher) Kernels(ctx context.Context) ([]launcher.Kernel, error) {
-	if err := l.proveFresh(ctx); err != nil {
+	if err := l.ensureComplete(ctx); err != nil {
 		return nil, err
 	}
 	if l.ctx.Err() != nil {

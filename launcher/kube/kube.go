@@ -15,8 +15,9 @@
 // if there are limits; writeEndings; with other replicas, an HTTP server and an informer of their pods; and calls that
 // go on after their callers have left.
 //
-// Lock order: kernel.notesLock, freshness.mu, Launcher.mu; the locks namespaceAccess.mu, freshness.marksLock and
-// leaseClock.mu are taken last. No request to the cluster is made while Launcher.mu is held.
+// Lock order: kernel.notesLock, peers.completing, freshness.mu, Launcher.mu; the locks namespaceAccess.mu, peers.mu,
+// answers.mu, freshness.marksLock and leaseClock.mu are taken last. No request to the cluster is made while Launcher.mu
+// is held.
 package kube
 
 import (
@@ -154,6 +155,7 @@ type Launcher struct {
 	peers     *peers // nil: no replicas
 	opened    time.Time
 	freshness freshness
+	answers   answers
 	access    namespaceAccess
 
 	// Guarded by mu.
@@ -214,6 +216,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 	}
 	if o.Cluster.requests != nil {
 		o.Cluster.requests.reportTo(o.Observer)
+		o.Cluster.requests.onAnswer(l.answers.kick)
 	}
 	l.logKeys()
 	l.dialer = reach(o.Cluster)
@@ -225,6 +228,9 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 	}
 	if o.Peers != nil {
 		if l.peers, err = l.startPeers(*o.Peers); err != nil {
+			return nil, errors.Join(fmt.Errorf("replicas: %w", err), l.Close())
+		}
+		if err := l.peers.introduce(ctx); err != nil {
 			return nil, errors.Join(fmt.Errorf("replicas: %w", err), l.Close())
 		}
 	}

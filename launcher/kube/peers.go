@@ -2,6 +2,7 @@ package kube
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/subtle"
 	"crypto/tls"
@@ -12,14 +13,17 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -63,10 +67,26 @@ type Peers struct {
 type peers struct {
 	l         *Launcher
 	own       string
+	self      string // NAME/IP of its pod
+	namespace string
+	selector  string
 	keys      []peerKey // one for each master key
 	server    *http.Server
 	store     cache.Store // of gateways' pods
 	answering chan struct{}
+
+	introduced atomic.Bool   // all gateways can know this one
+	rounds     atomic.Uint64 // how often complete has begun to ask all replicas
+
+	completing sync.Mutex // held while all replicas are asked
+	last       struct {   // guarded by completing; the last time
+		round uint64
+		err   error
+	}
+
+	mu      sync.Mutex
+	met     map[string]string // addresses of replicas by NAME/IP; the store may not have them yet
+	greeted map[string]bool   // replicas that know this gateway
 }
 
 // peerKey is what replicas with a common master key believe each other by.
@@ -132,15 +152,13 @@ func (l *Launcher) startPeers(o Peers) (*peers, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &peers{l: l, own: o.IP, keys: keys, answering: make(chan struct{}, maxPeerRequests)}
+	p := l.newPeers(o, keys)
 	listener, err := net.Listen("tcp", ":"+strconv.Itoa(PeerPort))
 	if err != nil {
 		return nil, err
 	}
-	mux := http.NewServeMux()
-	mux.HandleFunc("POST /kernels/{id}", p.serveKernel)
 	p.server = &http.Server{
-		Handler:        mux,
+		Handler:        p.routes(),
 		ReadTimeout:    peerReadTime,
 		WriteTimeout:   peerReadTime,
 		IdleTimeout:    2 * time.Minute,
@@ -153,16 +171,70 @@ func (l *Launcher) startPeers(o Peers) (*peers, error) {
 			l.log.Error("notifications of other replicas are no longer received", logkey.Err, err)
 		}
 	})
-	pods := informers.NewSharedInformerFactoryWithOptions(l.client, 0,
-		informers.WithNamespace(o.Namespace),
-		informers.WithTweakListOptions(func(lo *metav1.ListOptions) { lo.LabelSelector = o.Selector }),
-	).Core().V1().Pods().Informer()
-	if err := pods.SetTransform(dropManagedFields); err != nil {
+	l.freshness.markStale() // the informers' first lists may be old
+	if err := p.watchReplicas(); err != nil {
 		return nil, errors.Join(err, p.server.Close())
+	}
+	return p, nil
+}
+
+// newPeers returns a peers that does not listen, watch or send yet.
+func (l *Launcher) newPeers(o Peers, keys []peerKey) *peers {
+	host, err := os.Hostname()
+	if err != nil {
+		l.log.Debug("this machine has no name", logkey.Err, err)
+	}
+	return &peers{
+		l:         l,
+		own:       o.IP,
+		self:      cmp.Or(host, "ekg") + "/" + o.IP,
+		namespace: o.Namespace,
+		selector:  o.Selector,
+		keys:      keys,
+		answering: make(chan struct{}, maxPeerRequests),
+		store:     cache.NewStore(cache.MetaNamespaceKeyFunc),
+		met:       map[string]string{},
+		greeted:   map[string]bool{},
+	}
+}
+
+// routes is the handler for requests of peers.
+func (p *peers) routes() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /kernels/{id}", p.serveKernel)
+	mux.HandleFunc("GET /kernels", p.serveView)
+	mux.HandleFunc("GET /kernels/{id}", p.serveKnown)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !p.believes(r) {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		p.meet(r.Header.Get(replicaHeader))
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// watchReplicas begins to watch the gateways' pods.
+func (p *peers) watchReplicas() error {
+	l := p.l
+	replicas := l.client.CoreV1().Pods(p.namespace)
+	pods := cache.NewSharedIndexInformer(listThenWatch{&cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.LabelSelector = p.selector
+			return untilAnswered(ctx, l, func() (*corev1.PodList, error) { return replicas.List(ctx, o) })
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.LabelSelector = p.selector
+			return untilAnswered(ctx, l, func() (watch.Interface, error) { return replicas.Watch(ctx, o) })
+		},
+	}}, &corev1.Pod{}, 0, nil)
+	_, err := pods.AddEventHandler(p.forgetEnded())
+	if err := errors.Join(err, pods.SetTransform(dropManagedFields)); err != nil {
+		return err
 	}
 	p.store = pods.GetStore()
 	l.goroutines.Go(func() { pods.Run(l.ctx.Done()) })
-	return p, nil
+	return nil
 }
 
 func (p *peers) close() {
@@ -179,11 +251,7 @@ func (p *peers) closeIdle() {
 // serveKernel answers a peer that has changed a kernel.
 func (p *peers) serveKernel(w http.ResponseWriter, r *http.Request) {
 	id := r.PathValue("id")
-	switch {
-	case !p.believes(r):
-		w.WriteHeader(http.StatusForbidden)
-		return
-	case !launcher.ValidID(id):
+	if !launcher.ValidID(id) {
 		w.WriteHeader(http.StatusBadRequest)
 		return
 	}
@@ -265,15 +333,10 @@ func (l *Launcher) notifyPeers(ctx context.Context, id string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), peerTime)
 	defer cancel()
 	var wg sync.WaitGroup
-	for _, o := range l.peers.store.List() {
-		pod, ok := o.(*corev1.Pod)
-		if !ok || pod.Status.PodIP == "" || pod.Status.PodIP == l.peers.own || pod.Status.Phase != corev1.PodRunning {
-			continue
-		}
+	for name, ip := range l.peers.known() {
 		wg.Go(func() {
-			address := net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(PeerPort))
-			if err := l.peers.notify(ctx, address, id, body); err != nil {
-				l.log.Info("a replica could not be notified of a kernel; it relies on its watch", logkey.Replica, pod.Name,
+			if err := l.peers.notify(ctx, peerAddress(ip), id, body); err != nil {
+				l.log.Info("a replica could not be notified of a kernel; it relies on its watch", logkey.Replica, name,
 					logkey.Kernel, id, logkey.Err, err)
 			}
 		})
@@ -281,24 +344,9 @@ func (l *Launcher) notifyPeers(ctx context.Context, id string) {
 	wg.Wait()
 }
 
-// notify makes the peer at an address read a kernel. A peer that has other keys is asked with each key in turn.
-func (p *peers) notify(ctx context.Context, address, id string, body []byte) (err error) {
-	for _, k := range p.keys {
-		if err = k.notify(ctx, address, id, body); !errors.Is(err, api.ErrOtherKey) {
-			return err
-		}
-	}
-	return fmt.Errorf("it has no master key of this gateway: %w", err)
-}
-
-func (k *peerKey) notify(ctx context.Context, address, id string, body []byte) error {
-	url := "https://" + address + "/kernels/" + id
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Authorization", "Bearer "+k.token)
-	resp, err := k.client.Do(req)
+// notify makes the peer at an address read a kernel.
+func (p *peers) notify(ctx context.Context, address, id string, body []byte) error {
+	resp, err := p.do(ctx, http.MethodPost, address, "/kernels/"+id, body)
 	if err != nil {
 		return err
 	}
@@ -310,4 +358,25 @@ func (k *peerKey) notify(ctx context.Context, address, id string, body []byte) e
 		return fmt.Errorf("it answers %s", resp.Status)
 	}
 	return nil
+}
+
+func peerAddress(ip string) string { return net.JoinHostPort(ip, strconv.Itoa(PeerPort)) }
+
+// do sends a request to the peer at an address. A peer that has other keys is asked with each key in turn. The caller closes the body.
+func (p *peers) do(ctx context.Context, method, address, path string, body []byte) (*http.Response, error) {
+	var last error
+	for _, k := range p.keys {
+		req, err := http.NewRequestWithContext(ctx, method, "https://"+address+path, bytes.NewReader(body))
+		if err != nil {
+			return nil, err
+		}
+		req.Header.Set("Authorization", "Bearer "+k.token)
+		req.Header.Set(replicaHeader, p.self)
+		resp, err := k.client.Do(req)
+		if !errors.Is(err, api.ErrOtherKey) {
+			return resp, err
+		}
+		last = err
+	}
+	return nil, fmt.Errorf("it has no master key of this gateway: %w", last)
 }

@@ -28,7 +28,9 @@ func peersOf(t *testing.T, l *Launcher) *peers {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &peers{l: l, keys: keys, answering: make(chan struct{}, 1)}
+	p := l.newPeers(Peers{}, keys)
+	p.answering = make(chan struct{}, 1)
+	return p
 }
 
 // TestPeers: a notified replica knows a kernel at once, however late its watch is.
@@ -39,8 +41,7 @@ func TestPeers(t *testing.T) {
 	silent.Store(true)
 	late := openTest(t, c, nil)
 	p := peersOf(t, late)
-	mux := http.NewServeMux()
-	mux.HandleFunc("POST /kernels/{id}", p.serveKernel)
+	routes := p.routes()
 	notify := func(id, token string) int {
 		body := new(bytes.Buffer)
 		if end := first.endingForPeers(id); end != nil {
@@ -50,7 +51,7 @@ func TestPeers(t *testing.T) {
 		}
 		w, r := httptest.NewRecorder(), httptest.NewRequest("POST", "/kernels/"+id, body)
 		r.Header.Set("Authorization", "Bearer "+token)
-		mux.ServeHTTP(w, r)
+		routes.ServeHTTP(w, r)
 		return w.Code
 	}
 	listed := func() bool {

@@ -17,6 +17,7 @@ import (
 // requestCounter reports every request to the API server to an observer. It wraps the client's transport.
 type requestCounter struct {
 	observer atomic.Pointer[launcher.Observer]
+	answered atomic.Pointer[func()]
 }
 
 // countRequests makes the clients of a configuration report their requests.
@@ -47,6 +48,9 @@ func (t *timedLimiter) Wait(ctx context.Context) error {
 	return err
 }
 
+// onAnswer sets a function that is called at each answer of the API server. It returns at once.
+func (a *requestCounter) onAnswer(f func()) { a.answered.Store(&f) }
+
 // reportTo sets the observer of later requests.
 func (a *requestCounter) reportTo(o launcher.Observer) { a.observer.Store(&o) }
 
@@ -59,6 +63,9 @@ type countingTransport struct {
 func (c *countingTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	began := time.Now()
 	resp, err := c.next.RoundTrip(r)
+	if f := c.counter.answered.Load(); f != nil && err == nil && resp.StatusCode < http.StatusInternalServerError {
+		(*f)()
+	}
 	if o := c.counter.observer.Load(); o != nil {
 		code := 0
 		if err == nil {

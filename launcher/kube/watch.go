@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -49,25 +50,33 @@ func (l *Launcher) startInformers(ctx context.Context) error {
 		pods := cache.NewSharedIndexInformer(listThenWatch{&cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				o.LabelSelector = selectManaged
-				return trackWatch(l, watchKey{ns, "pods"}, false,
-					func() (*corev1.PodList, error) { return l.client.CoreV1().Pods(ns).List(ctx, o) })
+				return untilAnswered(ctx, l, func() (*corev1.PodList, error) {
+					return trackWatch(l, watchKey{ns, "pods"}, false,
+						func() (*corev1.PodList, error) { return l.client.CoreV1().Pods(ns).List(ctx, o) })
+				})
 			},
 			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 				o.LabelSelector = selectManaged
-				return trackWatch(l, watchKey{ns, "pods"}, true,
-					func() (watch.Interface, error) { return l.client.CoreV1().Pods(ns).Watch(ctx, o) })
+				return untilAnswered(ctx, l, func() (watch.Interface, error) {
+					return trackWatch(l, watchKey{ns, "pods"}, true,
+						func() (watch.Interface, error) { return l.client.CoreV1().Pods(ns).Watch(ctx, o) })
+				})
 			},
 		}}, &corev1.Pod{}, l.timing.resync, nil)
 		events := cache.NewSharedIndexInformer(listThenWatch{&cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				o.FieldSelector = selectPodEvents
-				return trackWatch(l, watchKey{ns, "events"}, false,
-					func() (*corev1.EventList, error) { return l.client.CoreV1().Events(ns).List(ctx, o) })
+				return untilAnswered(ctx, l, func() (*corev1.EventList, error) {
+					return trackWatch(l, watchKey{ns, "events"}, false,
+						func() (*corev1.EventList, error) { return l.client.CoreV1().Events(ns).List(ctx, o) })
+				})
 			},
 			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 				o.FieldSelector = selectPodEvents
-				return trackWatch(l, watchKey{ns, "events"}, true,
-					func() (watch.Interface, error) { return l.client.CoreV1().Events(ns).Watch(ctx, o) })
+				return untilAnswered(ctx, l, func() (watch.Interface, error) {
+					return trackWatch(l, watchKey{ns, "events"}, true,
+						func() (watch.Interface, error) { return l.client.CoreV1().Events(ns).Watch(ctx, o) })
+				})
 			},
 		}}, &corev1.Event{}, l.timing.resync, nil)
 		entered, err := l.addHandlers(ns, pods, events)
@@ -366,6 +375,9 @@ type freshness struct {
 	last   time.Time
 	failed time.Time // time of the last failed proof
 
+	failing atomic.Bool // the last proof has failed
+	proving atomic.Bool // a proof is made in the background
+
 	marksLock sync.Mutex
 	marks     map[*staleMark]bool // guarded by marksLock; while there are any, every list is proved
 }
@@ -431,6 +443,7 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 		pods, err := l.listPods(limited, ns, selectManaged)
 		if err != nil {
 			l.freshness.failed = l.timing.now()
+			l.freshness.failing.Store(true)
 			if ctx.Err() == nil {
 				err = errNoAnswer // instead of the limit's own error
 			}
@@ -446,7 +459,9 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 		l.podRemoved(pod)
 	}
 	l.freshness.last = l.timing.now()
+	l.freshness.failing.Store(false)
 	l.freshness.clear(doubts)
+	l.answers.kick()
 	return nil
 }
 
