@@ -135,7 +135,8 @@ func (k *inCluster) withoutAPIServer(how string, long time.Duration) {
 		})
 		t.Logf("everything is listed again %v after the API server works", time.Since(restored).Round(time.Second))
 		r.knows(ids)
-		after = append(after, r.kernel("python3"))
+		after = append(after, r.startsAgain())
+		t.Logf("a replica starts kernels again %v after the API server works", time.Since(restored).Round(time.Second))
 	}
 	for _, id := range after {
 		replicas[0].state(id, "idle", 90*time.Second)
@@ -167,6 +168,25 @@ func (k *inCluster) knows(ids []string) {
 			k.t.Errorf("the list lacks %s: %+v", id, all)
 		}
 	}
+}
+
+// startsAgain starts a kernel as soon as the gateway reaches the API server. The cluster's proxy may need half a minute
+// until it leads there again.
+func (k *inCluster) startsAgain() (id string) {
+	k.t.Helper()
+	k.eventually(90*time.Second, "a kernel is started", func() error {
+		status, b, err := k.tryAsk("POST", "/api/kernels", `{"name": "python3"}`)
+		if err != nil || status != 201 {
+			return fmt.Errorf("%d %s, %v", status, b, err)
+		}
+		var m model
+		if err := json.Unmarshal(b, &m); err != nil {
+			return err
+		}
+		id = m.ID
+		return nil
+	})
+	return id
 }
 
 // withoutKubelet stops the kubelet until the cluster has noticed.
@@ -330,7 +350,7 @@ func (k *inCluster) withLateWatch() {
 		return nil
 	})
 	// The watch by which a replica finds the others is repeated once the API server answers after the outages before.
-	k.eventually(10*time.Second, "the replicas know each other", func() error {
+	k.eventually(15*time.Second, "the replicas know each other", func() error {
 		for _, pair := range [][2]*inCluster{{prompt, late}, {late, prompt}} {
 			id := pair[0].kernel("python3")
 			known := pair[1].lists(id)

@@ -38,6 +38,8 @@ type Options struct {
 	LastRedial  time.Duration     // longest pause; each attempt without a status doubles the pause
 	Since       time.Time         // counts from before this time are not summed
 	Log         *slog.Logger
+
+	Now func() time.Time // for Supervisor.Lost; nil: time.Now
 }
 
 // Follower follows the supervisors of a launcher's kernels. Methods whose names end in Locked need Options.Lock.
@@ -52,6 +54,9 @@ type Follower struct {
 
 // New returns a Follower whose goroutines end with ctx.
 func New(ctx context.Context, o Options) *Follower {
+	if o.Now == nil {
+		o.Now = time.Now
+	}
 	return &Follower{opts: o, ctx: ctx, opening: make(chan struct{}, maxOpening), tally: api.NewTally(o.Since)}
 }
 
@@ -151,7 +156,7 @@ func (f *Follower) open(s *Supervisor, st *stream, k Kernel) (received bool, err
 // come by a stream.
 func (f *Follower) EnterLocked(s *Supervisor, status api.Status) (before Supervisor) {
 	before = *s
-	s.Status, s.HasStatus, s.Streaming, s.Unsupported = status, true, true, ""
+	s.Status, s.HasStatus, s.Streaming, s.Unsupported, s.Lost = status, true, true, "", time.Time{}
 	f.tally.Add(s.counted, status.Counts)
 	s.counted = status.Counts
 	s.ChangedLocked()
@@ -190,6 +195,9 @@ func (f *Follower) ended(s *Supervisor, st *stream, k Kernel, err error) (unsupp
 	}
 	was, first, failed := s.Streaming, unsupported && s.Unsupported == "", st.failed
 	s.Streaming, st.failed = false, true
+	if was {
+		s.Lost = f.opts.Now()
+	}
 	if unsupported {
 		s.Unsupported = reason
 	}

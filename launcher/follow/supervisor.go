@@ -14,6 +14,7 @@ type Supervisor struct {
 	HasStatus   bool       // a status was received
 	Streaming   bool       // Status is being kept up to date
 	Unsupported string     // a sentence, if the supervisor lives and this gateway cannot speak to it
+	Lost        time.Time  // when the last stream ended; zero while Streaming, and before the first status
 
 	stream  *stream       // nil: it is not followed
 	counted api.Counts    // the last counts that any supervisor of the kernel has reported

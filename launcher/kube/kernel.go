@@ -32,6 +32,8 @@ type kernel struct {
 	shownKey         string            // fingerprint of the master key that a connection has shown, if rec has none
 	secretCreated    time.Time         // when its secret was last known to exist
 	removed          bool              // the pod is no longer in the cluster
+	deletionSeen     time.Time         // when this gateway first saw that the pod is being deleted, by its own clock
+	unheard          bool              // end was recorded because neither node nor supervisor is heard of; the pod may stay
 	supervisor       follow.Supervisor // of the pod
 	end              *storedEnding     // not nil: the kernel has ended
 	claimed          bool              // a client knows its id
@@ -91,6 +93,9 @@ func (l *Launcher) updatePod(pod *corev1.Pod) {
 		k.dequeued = l.timing.now()
 	}
 	k.pod, k.rec = pod, rec
+	if pod.DeletionTimestamp != nil && k.deletionSeen.IsZero() {
+		k.deletionSeen = l.timing.now()
+	}
 	if end != nil && (k.end == nil || end.Stopped) {
 		l.endLocked(k, end)
 	}
@@ -121,6 +126,7 @@ func (k *kernel) forgetPodLocked() {
 	k.shownKey = ""
 	k.sentReason, k.sentVersion, k.sentEnd = podstatus.Reason{}, 0, time.Time{}
 	k.nodeNotice = sentNotice{}
+	k.deletionSeen, k.unheard = time.Time{}, false
 }
 
 // older reports whether one version of a pod is older than another. Resource versions are growing numbers: Kubernetes
@@ -249,7 +255,7 @@ func (l *Launcher) lookUp(id string) (*kernel, error) {
 		return nil, errClosed
 	}
 	k := l.kernels[id]
-	if k != nil && k.end != nil && k.removed && l.lingered(k.end) {
+	if k != nil && k.end != nil && (k.removed || k.unheard) && l.lingered(k.end) {
 		l.forgetLocked(k)
 		return nil, l.goneErrorLocked(id)
 	}
@@ -408,6 +414,10 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 			d.Reason = why.Text
 		}
 		d.Stale = d.Stale && k.supervisor.HasStatus // without a supervisor there is no newer status
+	case d.Stale && d.State != api.Dead:
+		if why := l.explainStaleLocked(k); why != "" {
+			d.Reason = why
+		}
 	}
 	return d, nil
 }

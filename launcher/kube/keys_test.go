@@ -2,7 +2,6 @@ package kube
 
 import (
 	"log/slog"
-	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -146,9 +145,7 @@ func TestPeers_Keys(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l, other := withKeys(t, c, tt.own[0], tt.own[1]), withKeys(t, c, tt.peer[0], tt.peer[1])
 			own, peer := peersOf(t, l), peersOf(t, other)
-			mux := http.NewServeMux()
-			mux.HandleFunc("POST /kernels/{id}", peer.serveKernel)
-			server := httptest.NewUnstartedServer(mux)
+			server := httptest.NewUnstartedServer(peer.routes())
 			server.TLS = peer.tlsConfig()
 			server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo)
 			server.StartTLS()

@@ -221,7 +221,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 	l.logKeys()
 	l.dialer = reach(o.Cluster)
 	l.follower = follow.New(life, follow.Options{Lock: &l.mu, Goroutines: &l.goroutines, FirstRedial: tm.firstRedial,
-		LastRedial: tm.lastRedial, Since: l.opened, Log: l.log})
+		LastRedial: tm.lastRedial, Since: l.opened, Log: l.log, Now: tm.now})
 	l.readEndings(ctx)
 	if err := l.startInformers(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())

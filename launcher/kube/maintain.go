@@ -47,6 +47,7 @@ func (l *Launcher) maintainKernel(ctx context.Context, k *kernel) {
 	streaming, complete := k.supervisor.Streaming, k.secretCreated
 	missed := missesSecret(pod, l.events[pod.UID], complete, now)
 	k.claimed = k.claimed || k.supervisor.Status.Connections > 0
+	unheard := k.unheard
 	claims := k.claimed && pod.Annotations[annotationClaimed] == unclaimed
 	l.mu.Unlock()
 	if claims && end == nil && !removed && !stopping {
@@ -55,12 +56,12 @@ func (l *Launcher) maintainKernel(ctx context.Context, k *kernel) {
 	age := now.Sub(pod.CreationTimestamp.Time)
 	switch {
 	case stopping:
-	case end != nil && removed && l.lingered(end):
+	case end != nil && (removed || unheard) && l.lingered(end):
 		l.mu.Lock()
 		l.forgetLocked(k)
 		k.supervisor.ChangedLocked()
 		l.mu.Unlock()
-	case end != nil || removed:
+	case end != nil || removed || l.endUnheard(k):
 	case missed, !hasStatus && complete.IsZero() && age > l.timing.secretOverdue && pod.Status.Phase == corev1.PodPending:
 		// The gateway that created the pod may have died before it created the secret, or the secret was deleted.
 		if err := l.createSecret(ctx, pod); err != nil {

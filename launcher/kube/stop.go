@@ -69,7 +69,7 @@ func (l *Launcher) beginStopLocked(k *kernel, reason, request string, wanted boo
 func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 	defer close(s.done)
 	l.mu.Lock()
-	pod, alive, removed := k.pod, k.end == nil || !wanted, k.removed
+	pod, alive, removed, unheard := k.pod, k.end == nil || !wanted, k.removed, k.unheard
 	end := storedEnding{Reason: s.reason, At: l.timing.now().UTC(), Stopped: wanted}
 	if k.end != nil && k.end.Culled {
 		// the reason of its end stays
@@ -80,7 +80,7 @@ func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 	if !removed {
 		s.err = l.endPod(pod, end, s.request, alive)
 	}
-	if s.err == nil && !removed {
+	if s.err == nil && !removed && !unheard {
 		s.err = l.awaitRemoval(k, pod)
 	}
 	if s.err == nil {
