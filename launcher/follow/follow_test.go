@@ -137,7 +137,7 @@ func TestFollower_PausesGrowUntilAStatusComes(t *testing.T) {
 			return nil
 		})
 		k.follow()
-		time.Sleep(14 * time.Second) // 1, 2, 4, 4 seconds and up to a quarter more; then one, two
+		time.Sleep(16 * time.Second) // 1, 2, 4, 4 seconds and up to a quarter more; then one, which ends after 15; then two
 		synctest.Wait()
 		p.mu.Lock()
 		defer p.mu.Unlock()
