@@ -2,11 +2,8 @@ package kube
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"maps"
 	"net"
-	"slices"
 	"strconv"
 	"time"
 
@@ -45,6 +42,8 @@ type kernel struct {
 	nodeNotice       sentNotice        // the last attempt to announce that the pod's node goes away
 	unsent           []waitingUpdate   // updates to be sent, in order; the first is being sent
 	start            *start            // in progress; nil: it is over, or another gateway began it
+	notes            launcher.Notes    // of notesOf
+	notesOf          *corev1.Pod       // the version of the pod whose notes were read last
 	gpusCountedUntil time.Time         // the pod's GPU time up to this moment is in Launcher.gpuSeconds
 }
 
@@ -78,6 +77,7 @@ func (l *Launcher) updatePod(pod *corev1.Pod) {
 	case k == nil:
 		k = newKernel(rec.ID)
 		l.kernels[rec.ID] = k
+		l.ordered = nil
 	case k.pod.UID == pod.UID:
 		if k.removed || older(pod, k.pod) {
 			return
@@ -91,6 +91,9 @@ func (l *Launcher) updatePod(pod *corev1.Pod) {
 	if !podstatus.IsQueued(pod) && (k.pod == nil || k.pod.UID != pod.UID || podstatus.IsQueued(k.pod)) &&
 		podstatus.MayHaveQueued(pod) {
 		k.dequeued = l.timing.now()
+	}
+	if !rec.Created.Equal(k.rec.Created) {
+		l.ordered = nil
 	}
 	k.pod, k.rec = pod, rec
 	if pod.DeletionTimestamp != nil && k.deletionSeen.IsZero() {
@@ -178,6 +181,7 @@ func (l *Launcher) forgetLocked(k *kernel) {
 	l.countGPUTimeLocked(k, l.timing.now())
 	if l.kernels[k.id] == k {
 		delete(l.kernels, k.id)
+		l.ordered = nil
 	}
 	k.supervisor.LeaveLocked()
 }
@@ -315,42 +319,6 @@ func (l *Launcher) Kernel(ctx context.Context, id string) (launcher.Kernel, erro
 	return l.describe(k)
 }
 
-// Kernels returns all kernels by creation.
-func (l *Launcher) Kernels(ctx context.Context) ([]launcher.Kernel, error) {
-	if err := l.ensureComplete(ctx); err != nil {
-		return nil, err
-	}
-	if l.ctx.Err() != nil {
-		return nil, errClosed
-	}
-	known := l.snapshot()
-	deadline := l.timing.now().Add(l.timing.firstStatus)
-	all := make([]launcher.Kernel, 0, len(known))
-	for _, k := range known {
-		l.awaitFirstStatus(ctx, k, deadline.Sub(l.timing.now()))
-		d, err := l.describe(k)
-		if errors.Is(err, launcher.ErrNotFound) {
-			continue // it has gone
-		}
-		if err != nil {
-			return nil, err
-		}
-		if d.Limit != "" && l.isRefusedUnclaimed(k) {
-			continue // its client is receiving the refusal
-		}
-		all = append(all, d)
-	}
-	slices.SortFunc(all, launcher.ByCreation)
-	return all, nil
-}
-
-// snapshot returns the kernels in memory.
-func (l *Launcher) snapshot() []*kernel {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Collect(maps.Values(l.kernels))
-}
-
 // Wait returns the kernel as soon as cond is true for it.
 func (l *Launcher) Wait(ctx context.Context, id string, cond func(launcher.Kernel) bool) (launcher.Kernel, error) {
 	k, err := l.find(ctx, id)
@@ -367,11 +335,16 @@ func (l *Launcher) awaitFirstStatus(ctx context.Context, k *kernel, limit time.D
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	l.follower.Await(ctx, &k.supervisor, func() bool {
-		st := podstatus.ContainerStatus(k.pod, podspec.ContainerSupervisor)
-		return k.supervisor.HasStatus || k.supervisor.Unsupported != "" || k.end != nil ||
-			st == nil || st.State.Running == nil || k.supervisor.TriedLocked()
-	})
+	l.follower.Await(ctx, &k.supervisor, k.firstStatusSettledLocked)
+}
+
+// firstStatusSettledLocked reports whether the supervisor has answered, or cannot be expected to answer at once.
+func (k *kernel) firstStatusSettledLocked() bool {
+	if k.supervisor.HasStatus || k.supervisor.Unsupported != "" || k.end != nil {
+		return true
+	}
+	st := podstatus.ContainerStatus(k.pod, podspec.ContainerSupervisor)
+	return st == nil || st.State.Running == nil || k.supervisor.TriedLocked()
 }
 
 // describe returns the kernel as clients see it.
@@ -381,10 +354,10 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 	if l.kernels[k.id] != k {
 		return launcher.Kernel{}, l.goneErrorLocked(k.id)
 	}
-	notes, err := readNotes(k.pod)
-	if err != nil {
-		l.log.Warn("notes of a kernel cannot be read", logkey.Kernel, k.id, logkey.Err, err)
-	}
+	return l.describeLocked(k), nil
+}
+
+func (l *Launcher) describeLocked(k *kernel) launcher.Kernel {
 	d := launcher.Kernel{
 		ID:           k.id,
 		SpecName:     k.rec.SpecName,
@@ -395,12 +368,12 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 		Created:      k.rec.Created,
 		State:        api.Starting,
 		LastActivity: k.rec.Created,
-		Notes:        notes,
+		Notes:        l.notesLocked(k),
 	}
 	if k.end != nil {
 		k.supervisor.DescribeLocked(&d, true, k.end.Reason)
 		d.Limit = k.end.limit
-		return d, nil
+		return d
 	}
 	k.supervisor.DescribeLocked(&d, false, "")
 	switch {
@@ -419,7 +392,7 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 			d.Reason = why
 		}
 	}
-	return d, nil
+	return d
 }
 
 // Dial connects to the kernel's supervisor.

@@ -1,0 +1,80 @@
+package kube
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+)
+
+// listedAtOnce is how many kernels a list describes before others get the lock: about half a millisecond.
+const listedAtOnce = 1000
+
+// Kernels returns all kernels by creation.
+func (l *Launcher) Kernels(ctx context.Context) ([]launcher.Kernel, error) {
+	if err := l.ensureComplete(ctx); err != nil {
+		return nil, err
+	}
+	if l.ctx.Err() != nil {
+		return nil, errClosed
+	}
+	known := l.snapshot()
+	l.awaitFirstStatuses(ctx, known)
+	all := make([]launcher.Kernel, 0, len(known))
+	for some := range slices.Chunk(known, listedAtOnce) {
+		all = l.describeSome(all, some)
+	}
+	return all, nil
+}
+
+// describeSome appends the kernels that still exist.
+func (l *Launcher) describeSome(all []launcher.Kernel, some []*kernel) []launcher.Kernel {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, k := range some {
+		if l.kernels[k.id] != k || k.end != nil && k.end.limit != "" && refusedUnclaimed(k.pod) {
+			continue // it has gone, or its client is receiving the refusal
+		}
+		all = append(all, l.describeLocked(k))
+	}
+	return all
+}
+
+// awaitFirstStatuses waits at most timing.firstStatus for the supervisors that should answer at once.
+func (l *Launcher) awaitFirstStatuses(ctx context.Context, known []*kernel) {
+	l.mu.Lock()
+	awaited := slices.DeleteFunc(slices.Clone(known), (*kernel).firstStatusSettledLocked)
+	l.mu.Unlock()
+	deadline := l.timing.now().Add(l.timing.firstStatus)
+	for _, k := range awaited {
+		l.awaitFirstStatus(ctx, k, deadline.Sub(l.timing.now()))
+	}
+}
+
+// snapshot returns the kernels in memory by creation. Callers do not change the slice.
+func (l *Launcher) snapshot() []*kernel {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ordered == nil {
+		l.ordered = slices.AppendSeq(make([]*kernel, 0, len(l.kernels)), maps.Values(l.kernels))
+		slices.SortFunc(l.ordered, func(a, b *kernel) int {
+			return launcher.CompareCreation(a.rec.Created, a.id, b.rec.Created, b.id)
+		})
+	}
+	return l.ordered
+}
+
+// notesLocked returns the notes of the kernel's present pod, which are read once for each version of it.
+func (l *Launcher) notesLocked(k *kernel) launcher.Notes {
+	if k.notesOf == k.pod {
+		return k.notes
+	}
+	notes, err := readNotes(k.pod)
+	if err != nil {
+		l.log.Warn("notes of a kernel cannot be read", logkey.Kernel, k.id, logkey.Err, err)
+	}
+	k.notes, k.notesOf = notes, k.pod
+	return notes
+}
