@@ -114,7 +114,7 @@ func TestAdaptToCluster(t *testing.T) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cluster, err := kube.Connect(file, "")
+	cluster, err := kube.Connect(file, "", kube.Rate{})
 	if err != nil {
 		t.Fatal(err)
 	}
