@@ -375,8 +375,18 @@ func TestManifests_Kernelspecs(t *testing.T) {
 		for _, p := range kernelspecs.Check(filepath.Join("kubernetes/base/kernelspecs", name), "", check) {
 			t.Errorf("%s: %v", name, p)
 		}
+		text, err := os.ReadFile(filepath.Join("kubernetes/base/kernelspecs", name, "kernel.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !pinnedImage.Match(text) {
+			t.Errorf("%s: its image has no version and digest", name)
+		}
 	}
 }
+
+// pinnedImage matches the image of a kernelspec with a dated tag and a digest.
+var pinnedImage = regexp.MustCompile(`"image": "[^"@]+:[^"@]*\d{4}-\d\d-\d\d@sha256:[0-9a-f]{64}"`)
 
 // The Dockerfile has the lines that deploy/devcluster reads to build the same image without a container engine.
 func TestDockerfile(t *testing.T) {
