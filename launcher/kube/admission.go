@@ -450,13 +450,6 @@ func (l *Launcher) awaitDecision(ctx context.Context, k *kernel) error {
 	return nil
 }
 
-// isRefusedUnclaimed calls refusedUnclaimed for a kernel's present pod.
-func (l *Launcher) isRefusedUnclaimed(k *kernel) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return refusedUnclaimed(k.pod)
-}
-
 // refusedUnclaimed reports whether a pod is a refused start whose kernel's id no client has received, except with the
 // refusal.
 func refusedUnclaimed(pod *corev1.Pod) bool {

@@ -30,7 +30,7 @@ type kernel struct {
 	secretCreated    time.Time         // when its secret was last known to exist
 	removed          bool              // the pod is no longer in the cluster
 	deletionSeen     time.Time         // when this gateway first saw that the pod is being deleted, by its own clock
-	unheard          bool              // end was recorded because neither node nor supervisor is heard of; the pod may stay
+	unheard          bool              // end was recorded because neither node nor supervisor is heard; the pod may stay
 	supervisor       follow.Supervisor // of the pod
 	end              *storedEnding     // not nil: the kernel has ended
 	claimed          bool              // a client knows its id

@@ -161,7 +161,7 @@ type Launcher struct {
 	// Guarded by mu.
 	mu            sync.Mutex
 	kernels       map[string]*kernel
-	ordered       []*kernel                    // kernels by creation; nil if it must be made again; replaced, never changed
+	ordered       []*kernel                    // kernels by creation; nil if it must be made; replaced, never changed
 	events        map[types.UID][]corev1.Event // the newest of each pod, oldest first; lists are replaced, never changed
 	endings       endingStore
 	gpuSeconds    map[string]float64 // by kernelspec

@@ -362,7 +362,8 @@ func (p *peers) notify(ctx context.Context, address, id string, body []byte) err
 
 func peerAddress(ip string) string { return net.JoinHostPort(ip, strconv.Itoa(PeerPort)) }
 
-// do sends a request to the peer at an address. A peer that has other keys is asked with each key in turn. The caller closes the body.
+// do sends a request to the peer at an address. A peer that has other keys is asked with each key in turn. The caller
+// closes the body.
 func (p *peers) do(ctx context.Context, method, address, path string, body []byte) (*http.Response, error) {
 	var last error
 	for _, k := range p.keys {
