@@ -34,6 +34,7 @@ type kernel struct {
 	supervisor       follow.Supervisor // of the pod
 	end              *storedEnding     // not nil: the kernel has ended
 	claimed          bool              // a client knows its id
+	retrying         bool              // its second pod is being created, since a node has rejected the first
 	dequeued         time.Time         // when this launcher saw that Kueue had admitted the pod
 	stop             *stop             // in progress
 	sentReason       podstatus.Reason  // the last reason that was sent to the supervisor
@@ -86,7 +87,11 @@ func (l *Launcher) updatePod(pod *corev1.Pod) {
 		return
 	default:
 		l.countGPUTimeLocked(k, l.timing.now())
+		claimed, start := k.claimed, k.start
 		k.forgetPodLocked()
+		if pod.Annotations[podspec.AnnotationRejected] != "" { // the start goes on with its second pod
+			k.claimed, k.start = claimed, start
+		}
 	}
 	if !podstatus.IsQueued(pod) && (k.pod == nil || k.pod.UID != pod.UID || podstatus.IsQueued(k.pod)) &&
 		podstatus.MayHaveQueued(pod) {
@@ -210,7 +215,7 @@ func endOf(pod *corev1.Pod, now time.Time) *storedEnding {
 			return end
 		}
 	}
-	if !podstatus.HasEnded(pod) {
+	if !podstatus.HasEnded(pod) || podstatus.MayRetry(pod, now) {
 		return nil
 	}
 	end := &storedEnding{Reason: "its pod has ended", At: now.UTC()}

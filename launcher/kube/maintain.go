@@ -74,6 +74,8 @@ func (l *Launcher) maintainKernel(ctx context.Context, k *kernel) {
 		if k.pod.UID == pod.UID {
 			k.secretCreated = now
 		}
+	case podstatus.MayRetry(pod, now) && !hasStatus:
+		l.retryRejected(k)
 	case unstarted:
 		l.endOverdue(k, pod)
 	case streaming:

@@ -67,6 +67,9 @@ func (l *Launcher) isLeftover(pod *corev1.Pod) bool {
 		((end.Stopped || refusedUnclaimed(pod)) && now.Sub(end.At) > l.timing.grace || l.lingered(end)) {
 		return true
 	}
+	if podstatus.MayRetry(pod, now.Add(-retryTime)) {
+		return false // the gateway that creates its second pod removes it, and takes an earlier removal for a Stop
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k := l.kernels[rec.ID]

@@ -327,6 +327,7 @@ func copyPod(old *corev1.Pod) *corev1.Pod {
 	}
 	for _, key := range []string{
 		podspec.AnnotationEnding, annotationLeader, podspec.AnnotationAdmitted, podspec.AnnotationLimit,
+		podspec.AnnotationRejected,
 	} {
 		delete(pod.Annotations, key)
 	}

@@ -37,6 +37,7 @@ const (
 	AnnotationEnding     = Domain + "ending"      // api.Ending in JSON, if a gateway ended the pod
 	AnnotationAdmitted   = Domain + "admitted"    // when limits admitted the pod, in RFC 3339 with nanoseconds
 	AnnotationLimit      = Domain + "limit"       // name of the limit that refused the pod, see AnnotationEnding
+	AnnotationRejected   = Domain + "rejected"    // why a node has rejected the start's first pod; this is the second one
 
 	// GateLimits is the scheduling gate of a pod until limits have admitted it.
 	GateLimits = Domain + "limits"

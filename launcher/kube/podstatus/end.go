@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -188,8 +187,7 @@ func (e *explanation) ended() Reason {
 	case why == "Terminated" || why == "Shutdown" || why == "NodeShutdown":
 		return newReason(ClassDied, since, "its node was shut down")
 	case isRejected(e.pod):
-		said = rejectionPrefix.ReplaceAllString(said, "")
-		return newReason(ClassNever, since, "its node refused it: %s%s", cmp.Or(said, why), rejectionHelp(why))
+		return e.rejected(since)
 	}
 	if left {
 		return newReason(ClassDied, at, "%s", ending.Reason)
@@ -207,32 +205,6 @@ func (e *explanation) ended() Reason {
 		return newReason(ClassDied, since, "its pod has ended: %s", said)
 	}
 	return newReason(ClassDied, since, "its pod has ended")
-}
-
-var rejectionPrefix = regexp.MustCompile(`^Pod (was rejected: )?`)
-
-// isRejected reports whether the kubelet of a pod's node has rejected the pod, so that no container ever ran. Up to
-// Kubernetes 1.27 the message begins with "Pod ", and has no common words.
-func isRejected(pod *corev1.Pod) bool {
-	why := pod.Status.Reason
-	return pod.Status.Phase == corev1.PodFailed && (strings.HasPrefix(pod.Status.Message, "Pod was rejected: ") ||
-		why == "UnexpectedAdmissionError" || why == "NodeAffinity" || strings.HasPrefix(why, "OutOf") ||
-		why == "NodePorts" || strings.HasSuffix(why, "NotSupported") || strings.HasPrefix(why, "Topology"))
-}
-
-// rejectionHelp says what helps after a kubelet has rejected a pod, to be appended.
-func rejectionHelp(why string) string {
-	switch {
-	case why == "UnexpectedAdmissionError":
-		return "; its devices were not ready, so start it again"
-	case strings.HasPrefix(why, "OutOf"):
-		return "; other pods had taken the room, so start it again"
-	case why == "NodeAffinity":
-		return "; the labels of its node have changed, so start it again"
-	case strings.HasPrefix(why, "Topology"):
-		return "; its processors and devices are too far apart there, so start it again or ask for less"
-	}
-	return ""
 }
 
 // failedContainer explains an end by the container that failed, the kernel's before others.

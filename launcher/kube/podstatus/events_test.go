@@ -11,6 +11,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -173,5 +175,48 @@ func TestExplain_UnknownWarning(t *testing.T) {
 	solved := append(warning("FailedFuture"), event("kubelet", "Started", "", 0))
 	if got := Explain(pod, solved, reasonNow).Text; got != waits {
 		t.Errorf("got  %s\nwant %s", got, waits)
+	}
+}
+
+// TestMayRetry: only a young first pod that no container has used is replaced, and only after some rejections.
+func TestMayRetry(t *testing.T) {
+	rejected := func(reason string, change ...func(*corev1.Pod)) *corev1.Pod {
+		p := podOf(onNode)
+		p.Status = corev1.PodStatus{Phase: corev1.PodFailed, Reason: reason, Message: "Pod was rejected: for a reason",
+			Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue,
+				LastTransitionTime: ago(20 * time.Second)}}}
+		p.Annotations = map[string]string{}
+		for _, f := range change {
+			f(p)
+		}
+		return p
+	}
+	note := func(key string) func(*corev1.Pod) { return func(p *corev1.Pod) { p.Annotations[key] = "x" } }
+	for name, c := range map[string]struct {
+		pod   *corev1.Pod
+		retry bool
+	}{
+		"devices":          {rejected("UnexpectedAdmissionError"), true},
+		"GPUs":             {rejected("OutOfnvidia.com/gpu"), true},
+		"processors":       {rejected("OutOfcpu"), true},
+		"labels":           {rejected("NodeAffinity"), true},
+		"topology":         {rejected("TopologyAffinityError"), false},
+		"a second pod":     {rejected("OutOfcpu", note(podspec.AnnotationRejected)), false},
+		"ended by ekg":     {rejected("OutOfcpu", note(podspec.AnnotationEnding)), false},
+		"being deleted":    {rejected("OutOfcpu", deleted), false},
+		"not yet rejected": {rejected("", func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }), false},
+		"it has run": {rejected("NodeAffinity", func(p *corev1.Pod) {
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: podspec.ContainerKernel, State: ends("Error", 1, "")}}
+		}), false},
+		"scheduled long ago": {rejected("OutOfcpu", func(p *corev1.Pod) {
+			p.Status.Conditions[0].LastTransitionTime = ago(time.Hour)
+		}), false},
+	} {
+		if got := MayRetry(c.pod, reasonNow); got != c.retry {
+			t.Errorf("%s: %v", name, got)
+		}
+		if got := Explain(c.pod, nil, reasonNow); (got.Class == ClassWaiting) != (c.retry || name == "not yet rejected") {
+			t.Errorf("%s: %s: %s", name, got.Class, got.Text)
+		}
 	}
 }

@@ -197,6 +197,12 @@ func (e *explanation) howLong(since time.Time) string {
 	}
 }
 
+// Scheduled returns when a pod was scheduled to its node. Without that it returns when the pod was created.
+func Scheduled(pod *corev1.Pod) time.Time {
+	e := explanation{pod: pod}
+	return e.started()
+}
+
 // started returns when the pod was scheduled to its node.
 func (e *explanation) started() time.Time {
 	if c := e.condition(corev1.PodScheduled); c != nil {
