@@ -61,7 +61,11 @@ func (l *Launcher) createSecondPod(ctx context.Context, k *kernel, old *corev1.P
 	pod.Annotations[annotationClaimed] = old.Annotations[annotationClaimed]
 	pod.Annotations[podspec.AnnotationRejected] = old.Status.Reason
 	l.addGate(pod)
+	end := storedEnding{Reason: "it was stopped before a node took it", At: l.timing.now().UTC(), Stopped: true}
 	next, err := l.createPod(ctx, pod, chosen)
+	if errors.Is(err, launcher.ErrNotFound) { // a Stop has removed the second pod already
+		return l.endPod(old, end, "", false)
+	}
 	if err != nil {
 		return err
 	}
@@ -76,7 +80,6 @@ func (l *Launcher) createSecondPod(ctx context.Context, k *kernel, old *corev1.P
 		stopped = apierrors.IsNotFound(err) || err == nil && (there.UID != old.UID || there.DeletionTimestamp != nil)
 	}
 	if stopped {
-		end := storedEnding{Reason: "it was stopped before a node took it", At: l.timing.now().UTC(), Stopped: true}
 		return errors.Join(l.endPod(old, end, "", false), l.endPod(made, end, "", false))
 	}
 	l.log.Info("a node has rejected the pod of a kernel, which has a second one now: "+old.Status.Message, logkey.Kernel,
