@@ -24,13 +24,7 @@ const (
 	blindTime = 2 * time.Minute
 	// socketBuffer bounds what the system holds for a peer that does not read. More would only be lost with the peer.
 	socketBuffer = 256 << 10
-
-	smallBuffer = 4 << 10 // of each direction, always: one message of a quiet connection
-	largeBuffer = 32 << 10
 )
-
-// largeBuffers lends buffers to busy directions. Most connections are quiet, and there may be thousands.
-var largeBuffers = sync.Pool{New: func() any { return new([largeBuffer]byte) }}
 
 // Splice joins a client's connection to its supervisor's. Each direction is one goroutine that reads on one side and
 // writes on the other. It buffers only the piece that it has just read, so the slower side holds back the faster one.
@@ -163,8 +157,7 @@ func closeWrite(conn net.Conn) {
 	}
 }
 
-// pump writes first to dst and then copies from src, until either fails. It sets *first to nil, which frees it. A quiet
-// connection holds a small buffer; a busy one borrows a large buffer for as long as it fills the small one.
+// pump writes first to dst and then copies from src, until either fails. It sets *first to nil, which frees it.
 func (s *Splice) pump(dst, src net.Conn, first *[]byte, count *atomic.Int64) error {
 	w := newWriter(s, dst, src)
 	defer w.timer.Stop()
@@ -172,32 +165,20 @@ func (s *Splice) pump(dst, src net.Conn, first *[]byte, count *atomic.Int64) err
 		return err
 	}
 	*first = nil
-	small := make([]byte, smallBuffer)
-	buf := small
-	var large *[largeBuffer]byte
-	defer func() {
-		if large != nil {
-			largeBuffers.Put(large)
-		}
-	}()
+	b := newBuffers()
+	defer b.release()
 	for {
-		n, err := src.Read(buf)
+		n, err := src.Read(b.now)
 		if n > 0 {
 			count.Add(int64(n))
-			if err := w.write(buf[:n]); err != nil {
+			if err := w.write(b.now[:n]); err != nil {
 				return err
 			}
 		}
-		switch {
-		case err != nil:
+		if err != nil {
 			return ending(err)
-		case large == nil && n == len(buf):
-			large = largeBuffers.Get().(*[largeBuffer]byte)
-			buf = large[:]
-		case large != nil && n < smallBuffer:
-			largeBuffers.Put(large)
-			large, buf = nil, small
 		}
+		b.adapt(n)
 	}
 }
 
