@@ -14,9 +14,12 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/api/provider"
@@ -39,6 +42,7 @@ var (
 	openshift  = build{"overlays/token", []string{"openshift"}}
 	flavors    = build{"overlays/token", []string{"flavors"}}
 	watchNodes = build{"overlays/token", []string{"watch-nodes"}}
+	keep       = build{"overlays/token", []string{"keep-kernels"}}
 )
 
 // build is a kustomization, and the components that are added to it.
@@ -342,6 +346,25 @@ func TestManifests_Nodes(t *testing.T) {
 	env := find[*appsv1.Deployment](t, watchNodes, "ekg").Spec.Template.Spec.Containers[0].Env
 	if !slices.Contains(env, corev1.EnvVar{Name: "EKG_WATCH_NODES", Value: "true"}) {
 		t.Errorf("the gateway's variables are %v", env)
+	}
+}
+
+// Only the component keep-kernels keeps pods of kernels from being evicted, whatever their number.
+func TestManifests_KeepKernels(t *testing.T) {
+	for _, o := range token.objects(t) {
+		if b, ok := o.(*policyv1.PodDisruptionBudget); ok && b.Namespace == "ekg-kernels" {
+			t.Errorf("%s keeps kernels", b.Name)
+		}
+	}
+	b := find[*policyv1.PodDisruptionBudget](t, keep, "ekg-kernels")
+	e := b.Spec.Selector.MatchExpressions
+	if b.Namespace != "ekg-kernels" || len(e) != 1 || e[0].Key != podspec.LabelKernel ||
+		e[0].Operator != metav1.LabelSelectorOpExists || len(b.Spec.Selector.MatchLabels) > 0 {
+		t.Errorf("the budget is for %+v in %s", b.Spec.Selector, b.Namespace)
+	}
+	// Pods without a controller: https://kubernetes.io/docs/tasks/run-application/configure-pdb
+	if m := b.Spec.MinAvailable; m == nil || m.Type != intstr.Int || m.IntVal < 100000 || b.Spec.MaxUnavailable != nil {
+		t.Errorf("it allows %+v", b.Spec)
 	}
 }
 

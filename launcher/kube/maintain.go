@@ -136,8 +136,8 @@ func (l *Launcher) mayBeEvicted(st api.Status, now time.Time) bool {
 		now.Sub(st.LastActivity) > after
 }
 
-// markEvictable marks the pods that may be evicted. Only one gateway does it. Every gateway takes the mark away from
-// a kernel in use, at once: see maintainKernel.
+// markEvictable marks the pods that may be evicted, once their supervisors announce it. Only one gateway does it. Every
+// gateway takes the mark away from a kernel in use, at once: see maintainKernel.
 func (l *Launcher) markEvictable(ctx context.Context) {
 	if l.opts.EvictIdleAfter == 0 {
 		return
@@ -147,7 +147,8 @@ func (l *Launcher) markEvictable(ctx context.Context) {
 	l.mu.Lock()
 	for _, k := range l.kernels {
 		if k.end == nil && k.stop == nil && !k.removed && k.supervisor.Streaming &&
-			k.pod.Annotations[podspec.AnnotationSafeToEvict] != "true" && l.mayBeEvicted(k.supervisor.Status, now) {
+			k.pod.Annotations[podspec.AnnotationSafeToEvict] != "true" && l.mayBeEvicted(k.supervisor.Status, now) &&
+			k.supervisor.Status.NodeNotice != "" {
 			pods = append(pods, k.pod)
 		}
 	}

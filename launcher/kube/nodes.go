@@ -18,7 +18,12 @@ import (
 // A cluster says by taints and conditions of a node that the node will go away, before it says anything to the node's
 // pods. The reaper watches nodes and tells the supervisors there, which announce it in the notebooks. A supervisor
 // reports in its status what it was told. So the next reaper repeats nothing, and takes back what no longer holds.
+//
+// A kernel that may be evicted is announced in the same way, before its pod is marked.
 const (
+	// evictNotice is the notice of a kernel that may be evicted. All gateways know it as theirs, whatever their settings.
+	evictNotice = "autoscalers may evict it, because it has been idle for long"
+
 	noticesAtOnce = 16          // notices that are being sent
 	noticeRetry   = time.Minute // until a supervisor is told again that has not accepted a notice, or is too old for it
 )
@@ -79,12 +84,9 @@ func trimNode(o any) (any, error) {
 	}, nil
 }
 
-// announceNodes tells the supervisors on nodes that go away, and takes back what no longer holds. A node that the
-// informer does not have changes nothing.
+// announceNodes tells the supervisors on nodes that go away, and those of kernels that may be evicted. It takes back
+// what no longer holds. A node that the informer does not have changes nothing. nodes is nil if nodes are not watched.
 func (l *Launcher) announceNodes(nodes cache.SharedIndexInformer) {
-	if nodes == nil || !nodes.HasSynced() {
-		return
-	}
 	now := l.timing.now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -95,14 +97,16 @@ func (l *Launcher) announceNodes(nodes cache.SharedIndexInformer) {
 		if k.end != nil || k.stop != nil || k.removed || !k.supervisor.Streaming || k.nodeNotice.busy {
 			continue
 		}
-		o, found, err := nodes.GetStore().GetByKey(k.pod.Spec.NodeName)
-		node, ok := o.(*corev1.Node)
-		if err != nil || !found || !ok {
+		shown := k.supervisor.Status.NodeNotice
+		text, known := nodeNotice(nodes, k.pod.Spec.NodeName)
+		if !known && shown != "" && shown != evictNotice {
 			continue
 		}
-		text := podstatus.NodeNotice(node)
+		if text == "" && l.mayBeEvicted(k.supervisor.Status, now) {
+			text = evictNotice
+		}
 		last := &k.nodeNotice
-		if text == k.supervisor.Status.NodeNotice || text == last.text && now.Sub(last.at) < noticeRetry {
+		if text == shown || text == last.text && now.Sub(last.at) < noticeRetry {
 			continue
 		}
 		*last = sentNotice{text: text, at: now, busy: true}
@@ -111,6 +115,19 @@ func (l *Launcher) announceNodes(nodes cache.SharedIndexInformer) {
 			return
 		}
 	}
+}
+
+// nodeNotice returns why a node will go away soon, or "". known reports whether the informer has the node.
+func nodeNotice(nodes cache.SharedIndexInformer, name string) (text string, known bool) {
+	if nodes == nil || !nodes.HasSynced() {
+		return "", false
+	}
+	o, found, err := nodes.GetStore().GetByKey(name)
+	node, ok := o.(*corev1.Node)
+	if err != nil || !found || !ok {
+		return "", false
+	}
+	return podstatus.NodeNotice(node), true
 }
 
 // sendNodeNotice tells one supervisor.
@@ -127,9 +144,9 @@ func (l *Launcher) sendNodeNotice(k *kernel, text string) {
 	switch {
 	case l.ctx.Err() != nil:
 	case err != nil:
-		l.log.Debug("a notice about a node could not be sent to a supervisor", logkey.Kernel, k.id, logkey.Err, err)
+		l.log.Debug("a notice could not be sent to a supervisor", logkey.Kernel, k.id, logkey.Err, err)
 	case text != "":
-		l.log.Info("the notebooks of a kernel announce that its node goes away: "+text, logkey.Kernel, k.id, logkey.Pod,
+		l.log.Info("the notebooks of a kernel announce that it may be ended: "+text, logkey.Kernel, k.id, logkey.Pod,
 			pod.Name)
 	}
 	l.mu.Lock()

@@ -24,8 +24,8 @@ func (s *Supervisor) putNodeNotice(w http.ResponseWriter, r *http.Request) error
 	return nil
 }
 
-// setNodeNotice shows the notice to connected sessions, in their last cell. "" removes it there. The model shows it to
-// pages that are opened later. A notice that is repeated changes nothing.
+// setNodeNotice shows the notice to all sessions, in their last cell. "" removes it there. A page that is away receives
+// it when it comes back. The model shows it to pages that are opened later. A notice that is repeated changes nothing.
 func (s *Supervisor) setNodeNotice(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -47,7 +47,7 @@ func (s *Supervisor) setNodeNotice(text string) {
 		s.showLocked(l, text)
 	}
 	for sess := range s.sessions.All() {
-		if !sess.Connected() || len(sess.LastCell) == 0 || shown[sess.Number] {
+		if len(sess.LastCell) == 0 || shown[sess.Number] {
 			continue
 		}
 		l := newCellDisplay(sess.Number, sess.LastCell)

@@ -46,6 +46,22 @@ func TestNodeNotice(t *testing.T) {
 	}
 }
 
+// TestNodeNotice_PageAway: a notebook whose page is away has the notice too, for its return.
+func TestNodeNotice_PageAway(t *testing.T) {
+	i := newIdling(t, api.Cull{})
+	c := i.connects("ann")
+	i.sends(c, jupyter.Shell, "execute_request", "1")()
+	i.status("execute_request", "1", api.Busy)()
+	i.status("execute_request", "1", api.Idle)()
+	i.s.leave(c)
+	i.s.setNodeNotice("autoscalers may evict it")
+	want := []string{"display_data [ekg] This kernel may be ended soon: autoscalers may evict it. " +
+		"Its variables are lost then, so save what you need."}
+	if got := i.shown("ann"); !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 // A notice wakes the status stream, comes over the supervisor's API, and a body without a text is rejected.
 func TestPod_NodeNotice(t *testing.T) {
 	p := newPod(t, nil)
