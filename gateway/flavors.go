@@ -104,17 +104,23 @@ func bodyFlavor(body object, env map[string]string) error {
 	return err
 }
 
-// flavored returns the kernelspecs that offer a kernelspec with each of the flavors that the caller may choose. A
-// kernelspec that names its flavor is offered only as it is.
-func (g *Gateway) flavored(who caller, spec kernelspecs.Spec) []kernelspecs.Spec {
-	if !g.opts.FlavorsAsSpecs || hasFlavor(spec) {
-		return nil
+// shownSpecs returns the kernelspecs that a user may start: each as it is, and with each of the flavors that the user may
+// choose. A kernelspec that names its flavor is offered only as it is.
+func (g *Gateway) shownSpecs(who caller) []kernelspecs.Spec {
+	specs := g.opts.Specs.List()
+	if !g.opts.FlavorsAsSpecs {
+		return specs
 	}
+	flavors := g.flavorsOf(who)
 	var list []kernelspecs.Spec
-	for _, f := range g.flavorsOf(who) {
-		list = append(list, withFlavor(spec, &f))
+	for _, spec := range specs {
+		if !hasFlavor(spec) {
+			for i := range flavors {
+				list = append(list, withFlavor(spec, &flavors[i]))
+			}
+		}
 	}
-	return list
+	return append(list, specs...) // a kernelspec whose own name looks like one with a flavor counts
 }
 
 func withFlavor(spec kernelspecs.Spec, f *flavor.Flavor) kernelspecs.Spec {
@@ -123,7 +129,7 @@ func withFlavor(spec kernelspecs.Spec, f *flavor.Flavor) kernelspecs.Spec {
 	return spec
 }
 
-// splitFlavored returns the kernelspec and the flavor of a name that flavored has made. ok is false for other names.
+// splitFlavored returns the kernelspec and the flavor of a name that withFlavor has made. ok is false for other names.
 func (g *Gateway) splitFlavored(name string) (spec kernelspecs.Spec, f flavor.Flavor, ok bool) {
 	at := strings.LastIndex(name, flavorSeparator)
 	if !g.opts.FlavorsAsSpecs || g.opts.Flavors == nil || at < 0 {

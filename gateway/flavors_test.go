@@ -148,6 +148,18 @@ func TestFlavors_AsSpecs(t *testing.T) {
 	if req := g.fake.reqs[len(g.fake.reqs)-1]; req.Flavor == nil || req.Flavor.Size() != gpu.One/4 {
 		t.Errorf("%s starts %+v", s.body, req.Flavor)
 	}
+	// A kernelspec's own name counts, even if it looks like one with a flavor.
+	g2 := startUserGateway(t, func(o *Options) {
+		withFlavors(o)
+		o.FlavorsAsSpecs = true
+		o.Specs = &specDir{specs: append(o.Specs.List(), kernelspecs.Spec{Name: "python3--t4", DisplayName: "Mine"})}
+	})
+	g2.do("GET", "/api/kernelspecs", "", as("bob")).want(t, 200, `"display_name":"Mine"`)
+	g2.do("POST", "/api/kernels", `{"name": "python3--t4"}`, as("bob")).want(t, 201, "")
+	if req := g2.fake.reqs[0]; req.Spec.Name != "python3--t4" || req.Flavor != nil {
+		t.Errorf("starts %s with %+v", req.Spec.Name, req.Flavor)
+	}
+
 	own := g.do("POST", "/api/kernels", `{"name": "own"}`, as("bob")).want(t, 201, `"flavor":"t4"`)
 	if !strings.Contains(own.body, `"name":"own"`) {
 		t.Errorf("a kernelspec with its own flavor: %s", own.body)

@@ -60,10 +60,7 @@ func (g *Gateway) listKernelspecs(w http.ResponseWriter, r *call) error {
 		return g.writeKernelspec(w, r.who, path.Base(user))
 	}
 	models := map[string]specModel{}
-	for _, s := range g.opts.Specs.List() {
-		for _, f := range g.flavored(r.who, s) {
-			models[f.Name] = g.specModel(f)
-		}
+	for _, s := range g.shownSpecs(r.who) {
 		models[s.Name] = g.specModel(s)
 	}
 	return writeJSON(w, http.StatusOK, map[string]any{"default": g.defaultSpec(), "kernelspecs": models})
