@@ -279,6 +279,7 @@ func (l *Launcher) refresh(ctx context.Context, id string) error {
 		known = k.pod
 	}
 	l.mu.Unlock()
+	listed := map[string]bool{}
 	for _, ns := range l.namespaces {
 		if l.access.denial(ns) != "" {
 			continue
@@ -287,6 +288,7 @@ func (l *Launcher) refresh(ctx context.Context, id string) error {
 		if err != nil {
 			return err
 		}
+		listed[ns] = true
 		for i := range pods.Items {
 			if known != nil && pods.Items[i].UID == known.UID {
 				known = nil
@@ -294,7 +296,7 @@ func (l *Launcher) refresh(ctx context.Context, id string) error {
 			l.updatePod(&pods.Items[i])
 		}
 	}
-	if known != nil {
+	if known != nil && listed[known.Namespace] {
 		l.podRemoved(known)
 	}
 	return nil

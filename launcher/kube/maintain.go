@@ -27,6 +27,7 @@ func (l *Launcher) maintain() {
 		round, cancel := context.WithTimeout(l.ctx, l.timing.api)
 		l.catchUp(round)
 		if l.peers != nil {
+			l.peers.forgetEnded(round)
 			l.peers.greetRest(round)
 		}
 		for _, k := range l.snapshot() {

@@ -75,7 +75,9 @@ type peers struct {
 	store     cache.Store // of gateways' pods
 	answering chan struct{}
 
-	introduced atomic.Bool   // all gateways can know this one
+	listed     atomic.Bool   // this gateway has read all kernels from the quorum
+	introduced atomic.Bool   // all gateways can know this one, and it has listed
+	forgetting atomic.Bool   // forgetEnded runs in the background
 	rounds     atomic.Uint64 // how often complete has begun to ask all replicas
 
 	completing sync.Mutex // held while all replicas are asked
@@ -228,7 +230,7 @@ func (p *peers) watchReplicas() error {
 			return untilAnswered(ctx, l, func() (watch.Interface, error) { return replicas.Watch(ctx, o) })
 		},
 	}}, &corev1.Pod{}, 0, nil)
-	_, err := pods.AddEventHandler(p.forgetEnded())
+	_, err := pods.AddEventHandler(p.onReplica())
 	if err := errors.Join(err, pods.SetTransform(dropManagedFields)); err != nil {
 		return err
 	}

@@ -18,14 +18,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
 
 // While the API server does not answer, a list of kernels is made from memory and from the replicas' memories. It lacks
@@ -33,7 +30,10 @@ import (
 //
 //   - Only gateways create kernels. A gateway knows the kernels that it has created, before it answers their clients.
 //   - A gateway that has read all pods from the quorum once knows all kernels, but those that other gateways have
-//     created since and that its watch has not reported. Each of these gateways knows its own.
+//     created since and that its watch has not reported. Each of these gateways knows its own. A gateway that has not
+//     read them since its process started answers no replica.
+//   - A gateway that has ended is asked in vain, and lists fail, until all pods have been read from the quorum again:
+//     it may have created kernels that no other gateway knows.
 //   - Gateways know each other. A gateway lists the gateways' pods when it opens, after its own address can be read
 //     there, and introduces itself to each. So of two gateways the one that lists later knows the other, which then
 //     knows it, too. A gateway creates no kernel before that.
@@ -100,6 +100,10 @@ func (v peerView) digest() string {
 
 // serveView answers a peer that asks what this gateway knows.
 func (p *peers) serveView(w http.ResponseWriter, r *http.Request) {
+	if !p.listed.Load() { // its container may have created kernels before it was restarted
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return
+	}
 	v := p.view()
 	if r.URL.Query().Get("have") == v.digest() {
 		w.WriteHeader(http.StatusNoContent)
@@ -140,34 +144,7 @@ func (p *peers) meet(name string) {
 	p.met[name] = ip
 }
 
-// forget removes a replica whose pod is gone or has ended.
-func (p *peers) forget(pod *corev1.Pod) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.met, replicaName(pod))
-	delete(p.greeted, replicaName(pod))
-}
-
 func replicaName(pod *corev1.Pod) string { return pod.Name + "/" + pod.Status.PodIP }
-
-// forgetEnded returns the handler that makes p forget replicas.
-func (p *peers) forgetEnded() cache.ResourceEventHandler {
-	return cache.ResourceEventHandlerFuncs{
-		UpdateFunc: func(_, o any) {
-			if pod, ok := o.(*corev1.Pod); ok && hasEnded(pod) {
-				p.forget(pod)
-			}
-		},
-		DeleteFunc: func(o any) {
-			if d, ok := o.(cache.DeletedFinalStateUnknown); ok {
-				o = d.Obj
-			}
-			if pod, ok := o.(*corev1.Pod); ok {
-				p.forget(pod)
-			}
-		},
-	}
-}
 
 func hasEnded(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
@@ -185,111 +162,6 @@ func (p *peers) known() map[string]string {
 		}
 	}
 	return all
-}
-
-// introduce makes this gateway and all others know each other. Afterwards this gateway may create kernels, and may
-// answer lists without the API server. It does not wait longer than greetTime for replicas that do not answer.
-func (p *peers) introduce(ctx context.Context) error {
-	if err := p.l.proveFresh(ctx); err != nil { // it asks the quorum, because of the mark of startPeers
-		return err
-	}
-	waiting, cancel := context.WithTimeout(ctx, greetTime)
-	defer cancel()
-	for {
-		replicas, ownSeen, err := p.listReplicas(ctx)
-		if err != nil {
-			return err
-		}
-		var unmet []string
-		for name, r := range replicas {
-			// A replica that is not ready and does not answer will introduce itself.
-			if err := p.greet(ctx, name, r.ip); err == nil || r.ready {
-				p.meet(name)
-				if err != nil {
-					unmet = append(unmet, name)
-				}
-			}
-		}
-		if ownSeen && len(unmet) == 0 {
-			break
-		}
-		if sleep.For(waiting, greetRetry) != nil {
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
-			}
-			if !ownSeen {
-				p.l.log.Warn("the cluster does not know the address of this gateway's pod; lists need the API server",
-					logkey.Replica, p.self)
-				return nil
-			}
-			p.l.log.Warn("replicas that are ready do not answer", logkey.Replica, unmet)
-			break
-		}
-	}
-	p.introduced.Store(true)
-	return nil
-}
-
-// listedReplica is a pod of another gateway.
-type listedReplica struct {
-	ip    string
-	ready bool
-}
-
-// listReplicas reads the other gateways' pods from the quorum, by NAME/IP. ownSeen says that they can find this one.
-func (p *peers) listReplicas(ctx context.Context) (all map[string]listedReplica, ownSeen bool, err error) {
-	asking, cancel := p.l.apiContext(ctx)
-	defer cancel()
-	pods, err := p.l.client.CoreV1().Pods(p.namespace).List(asking, metav1.ListOptions{LabelSelector: p.selector})
-	if err != nil {
-		return nil, false, err
-	}
-	all = map[string]listedReplica{}
-	for i := range pods.Items {
-		pod := &pods.Items[i]
-		switch {
-		case pod.Status.PodIP == p.own:
-			ownSeen = true
-		case pod.Status.PodIP != "" && !hasEnded(pod):
-			ready := pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Status.Conditions,
-				func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue })
-			all[replicaName(pod)] = listedReplica{pod.Status.PodIP, ready}
-		}
-	}
-	return all, ownSeen, nil
-}
-
-// greet introduces this gateway to a replica that has not answered it yet. An answer of an earlier version of ekg
-// counts: that version answers no lists without the API server.
-func (p *peers) greet(ctx context.Context, name, ip string) error {
-	p.mu.Lock()
-	done := p.greeted[name]
-	p.mu.Unlock()
-	if done {
-		return nil
-	}
-	resp, err := p.ask(ctx, ip, "/kernels?have="+p.view().digest())
-	if err != nil {
-		return err
-	}
-	_ = resp.Body.Close()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.greeted[name] = true
-	return nil
-}
-
-// greetRest introduces this gateway to replicas that could not be reached before.
-func (p *peers) greetRest(ctx context.Context) {
-	var asked sync.WaitGroup
-	for name, ip := range p.known() {
-		asked.Go(func() {
-			if err := p.greet(ctx, name, ip); err != nil {
-				p.l.log.Debug("a replica does not answer", logkey.Replica, name, logkey.Err, err)
-			}
-		})
-	}
-	asked.Wait()
 }
 
 // ask sends a GET to a peer. The caller closes the body.
@@ -416,6 +288,9 @@ func (l *Launcher) lacks(e peerEntry) bool {
 func (l *Launcher) enterPeerKernel(id string, known peerKernel) {
 	if known.Pod == nil {
 		return
+	}
+	if !slices.Contains(l.namespaces, known.Pod.Namespace) {
+		return // the replica has other settings; this gateway could not tell when the pod is removed
 	}
 	if rec, err := podspec.ReadRecord(known.Pod); err != nil || rec.ID != id {
 		l.log.Warn("a replica has sent a pod that is not the kernel's", logkey.Kernel, id, logkey.Err, err)

@@ -21,6 +21,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
 // replicaNet joins the replicas of a test: launchers with addresses whose requests to each other it carries.
@@ -105,11 +106,11 @@ func (n *replicaNet) begin(l *Launcher, ip string) *peers {
 	if err != nil {
 		n.t.Fatal(err)
 	}
+	for i := range keys {
+		keys[i].client = &http.Client{Transport: carrier{n, ip}}
+	}
 	p := l.newPeers(Peers{Namespace: "gateways", IP: ip}, keys)
 	p.self = "ekg-" + ip + "/" + ip
-	for i := range p.keys {
-		p.keys[i].client = &http.Client{Transport: carrier{n, ip}}
-	}
 	n.mu.Lock()
 	n.all[ip] = p.routes()
 	n.mu.Unlock()
@@ -201,13 +202,29 @@ func TestOutage(t *testing.T) {
 			}
 		}
 	})
-	t.Run("a replica that no longer exists is not asked", func(t *testing.T) {
+	t.Run("a replica that no longer exists is asked until all kernels have been read again", func(t *testing.T) {
 		n.cutOff(ip2, true)
 		defer n.cutOff(ip2, false)
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "ekg-" + ip2}, Status: corev1.PodStatus{PodIP: ip2}}
-		first.peers.forgetEnded().OnDelete(pod)
+		n.c.away(false)
+		if err := n.c.CoreV1().Pods("gateways").Delete(t.Context(), "ekg-"+ip2, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		first.mu.Lock()
+		delete(first.kernels, idB) // a last kernel of which it has not heard
+		first.mu.Unlock()
+		n.c.away(true)
+		first.peers.forgetEnded(t.Context())
+		if got, err := listed(t, first); !errors.Is(err, launcher.ErrUnavailable) {
+			t.Errorf("before: %v, %v", got, err)
+		}
+		n.c.away(false)
+		later(time.Minute)
+		eventually(t, "no proof is made", func() bool { return !first.freshness.proving.Load() })
+		first.peers.forgetEnded(t.Context())
+		n.c.away(true)
+		later(time.Minute)
 		if got, err := listed(t, first); err != nil || len(got) != 2 {
-			t.Errorf("%v, %v", got, err)
+			t.Errorf("afterwards: %v, %v", got, err)
 		}
 	})
 	t.Run("the API server is back", func(t *testing.T) {
@@ -223,6 +240,83 @@ func TestOutage(t *testing.T) {
 			t.Errorf("%v, %v", got, err)
 		}
 	})
+}
+
+// TestOutage_RestartedReplica: a gateway whose process was restarted may have created kernels before. It answers no
+// replica until it has read all pods.
+func TestOutage_RestartedReplica(t *testing.T) {
+	n, first, second, later := outage(t)
+	startTest(t, second, idB)
+	first.mu.Lock()
+	delete(first.kernels, idB) // it has not heard of it
+	first.mu.Unlock()
+	again := openTest(t, n.c, func(_ *Options, tm *timing) { tm.maintenance = time.Hour })
+	again.mu.Lock()
+	clear(again.kernels)
+	again.mu.Unlock()
+	p := n.begin(again, ip2)
+	n.c.away(true)
+	later(time.Minute)
+	if got, err := listed(t, first); !errors.Is(err, launcher.ErrUnavailable) {
+		t.Errorf("before it has listed: %v, %v", got, err)
+	}
+	n.c.away(false)
+	if err := p.introduce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n.c.away(true)
+	later(time.Minute)
+	if got, err := listed(t, first); err != nil || !slices.Equal(got, []string{idA, idB}) {
+		t.Errorf("afterwards: %v, %v", got, err)
+	}
+}
+
+// TestIntroduce_EndedReplica: a replica that ends while this gateway opens has created a kernel last. It is known.
+func TestIntroduce_EndedReplica(t *testing.T) {
+	n, _, second, _ := outage(t)
+	third := openTest(t, n.c, func(_ *Options, tm *timing) { tm.maintenance = time.Hour })
+	n.addPod(ip3)
+	p := n.begin(third, ip3)
+	var once sync.Once
+	n.mu.Lock()
+	n.all[ip2] = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		once.Do(func() { startTest(t, second, idB) })
+		w.WriteHeader(http.StatusBadGateway) // it ends, and says nothing more
+	})
+	n.mu.Unlock()
+	if err := p.introduce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	third.mu.Lock()
+	defer third.mu.Unlock()
+	if third.kernels[idB] == nil {
+		t.Error("the kernel is unknown")
+	}
+}
+
+// TestProof_OtherNamespace: a kernel in a namespace that was not listed is not taken for removed, and a replica with
+// other settings does not make such a kernel known.
+func TestProof_OtherNamespace(t *testing.T) {
+	_, first, _, later := outage(t)
+	first.mu.Lock()
+	other := first.kernels[idA].pod.DeepCopy()
+	first.mu.Unlock()
+	other.Namespace, other.UID, other.Name = "elsewhere", "uid-b", idB+"-1"
+	other.Labels[podspec.LabelKernel] = idB
+	first.enterPeerKernel(idB, peerKernel{Pod: other})
+	if got, err := listed(t, first); err != nil || !slices.Equal(got, []string{idA}) {
+		t.Errorf("a replica's kernel: %v, %v", got, err)
+	}
+	first.updatePod(other)
+	later(time.Minute)
+	if err := errors.Join(first.proveFresh(t.Context()), first.refresh(t.Context(), idB)); err != nil {
+		t.Fatal(err)
+	}
+	first.mu.Lock()
+	defer first.mu.Unlock()
+	if k := first.kernels[idB]; k == nil || k.removed {
+		t.Error("it is taken for removed")
+	}
 }
 
 // TestOutage_NewReplica: a replica that opened after this gateway's last list is known, because it has introduced

@@ -7,15 +7,12 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
@@ -367,116 +364,6 @@ func (f followed) Receive(_ api.Status, enterLocked func() (follow.Supervisor, b
 	if !before.Streaming {
 		l.actOnPod(pod)
 	}
-}
-
-// freshness knows when the informers were last proved to hold what the cluster holds.
-type freshness struct {
-	mu     sync.Mutex // held during a proof: other callers wait for its result
-	last   time.Time
-	failed time.Time // time of the last failed proof
-
-	failing atomic.Bool // the last proof has failed
-	proving atomic.Bool // a proof is made in the background
-
-	marksLock sync.Mutex
-	marks     map[*staleMark]bool // guarded by marksLock; while there are any, every list is proved
-}
-
-// staleMark is a reason to distrust the informers' state.
-type staleMark struct{ _ byte }
-
-// markStale makes the next lists prove their freshness. It ends when settled is called, or when a proof succeeds that
-// began after markStale.
-func (f *freshness) markStale() (settled func()) {
-	d := new(staleMark)
-	f.marksLock.Lock()
-	defer f.marksLock.Unlock()
-	if f.marks == nil {
-		f.marks = map[*staleMark]bool{}
-	}
-	f.marks[d] = true
-	return func() { f.clear([]*staleMark{d}) }
-}
-
-func (f *freshness) staleMarks() []*staleMark {
-	f.marksLock.Lock()
-	defer f.marksLock.Unlock()
-	return slices.Collect(maps.Keys(f.marks))
-}
-
-func (f *freshness) clear(some []*staleMark) {
-	f.marksLock.Lock()
-	defer f.marksLock.Unlock()
-	for _, d := range some {
-		delete(f.marks, d)
-	}
-}
-
-func (f *freshness) proved(now time.Time) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.last = now
-}
-
-// proveFresh makes sure that the list of kernels is at most a few seconds old. A watch may have failed silently, so the
-// pods in the cluster are compared with the known ones. Without stale marks that happens at most once in some seconds,
-// however many callers and kernels there are. With a stale mark each call does it, except right after a failure. The
-// error is ErrUnavailable: a list that lacks kernels is worse than none.
-func (l *Launcher) proveFresh(ctx context.Context) error {
-	l.freshness.mu.Lock()
-	defer l.freshness.mu.Unlock()
-	doubts := l.freshness.staleMarks()
-	switch now := l.timing.now(); {
-	case len(doubts) == 0 && now.Sub(l.freshness.last) < l.timing.fresh:
-		return nil
-	case now.Sub(l.freshness.failed) < proofPause:
-		return errNoAnswer // otherwise each waiting caller would try, one after the other
-	}
-	limited, cancel := context.WithTimeout(ctx, proofTime)
-	defer cancel()
-	known := l.knownPods() // taken before the request: a pod that is created meanwhile does not seem removed
-	var there []corev1.Pod
-	for _, ns := range l.namespaces {
-		if l.access.denial(ns) != "" {
-			continue
-		}
-		pods, err := l.listPods(limited, ns, selectManaged)
-		if err != nil {
-			l.freshness.failed = l.timing.now()
-			l.freshness.failing.Store(true)
-			if ctx.Err() == nil {
-				err = errNoAnswer // instead of the limit's own error
-			}
-			return err
-		}
-		there = append(there, pods.Items...)
-	}
-	for i := range there {
-		delete(known, there[i].UID)
-		l.handlePod(&there[i], l.updatePod)
-	}
-	for _, pod := range known {
-		l.podRemoved(pod)
-	}
-	l.freshness.last = l.timing.now()
-	l.freshness.failing.Store(false)
-	l.freshness.clear(doubts)
-	l.answers.kick()
-	return nil
-}
-
-// knownPods returns the pods of all kernels that are not known to be removed. Pods in namespaces that cannot be listed
-// are left out.
-func (l *Launcher) knownPods() map[types.UID]*corev1.Pod {
-	known := map[types.UID]*corev1.Pod{}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, k := range l.kernels {
-		if !k.removed && l.access.denial(k.pod.Namespace) == "" {
-			known[k.pod.UID] = k.pod
-		}
-	}
-	return known
 }
 
 // catchUp lists pods while a watch has failed: kernels that start would stay unknown until the watch works again.

@@ -1,0 +1,215 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
+)
+
+// onReplica returns the handler for changes of the gateways' pods. A replica that was seen once stays known until
+// forgetEnded has made sure that no kernel of it is unknown.
+func (p *peers) onReplica() cache.ResourceEventHandler {
+	changed := func(o any) {
+		switch pod, ok := o.(*corev1.Pod); {
+		case !ok:
+		case hasEnded(pod):
+			p.forgetInBackground()
+		case pod.Status.Phase == corev1.PodRunning:
+			p.meet(replicaName(pod))
+		}
+	}
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    changed,
+		UpdateFunc: func(_, o any) { changed(o) },
+		DeleteFunc: func(any) { p.forgetInBackground() },
+	}
+}
+
+// forgetInBackground calls forgetEnded, unless another goroutine does. A call that is left out is made up for by the
+// next round of maintain.
+func (p *peers) forgetInBackground() {
+	if !p.forgetting.CompareAndSwap(false, true) {
+		return
+	}
+	if !p.l.goroutines.Go(func() {
+		defer p.forgetting.Store(false)
+		p.forgetEnded(p.l.ctx)
+	}) {
+		p.forgetting.Store(false)
+	}
+}
+
+// forgetEnded forgets replicas whose pods are gone or have ended. Such a replica may have created kernels that no other
+// one knows, so all kernels are read from the quorum first.
+func (p *peers) forgetEnded(ctx context.Context) {
+	p.mu.Lock()
+	met := maps.Clone(p.met) // taken before the request: a replica that is met meanwhile does not seem to be gone
+	p.mu.Unlock()
+	for _, o := range p.store.List() {
+		if pod, ok := o.(*corev1.Pod); ok && !hasEnded(pod) {
+			delete(met, replicaName(pod))
+		}
+	}
+	if len(met) == 0 {
+		return
+	}
+	pods, err := p.listPods(ctx)
+	if err != nil {
+		p.l.log.Debug("the gateways' pods could not be listed", logkey.Err, err)
+		return
+	}
+	// Names are not compared: the name of a pod's machine may differ from the pod's.
+	for i := range pods.Items {
+		if ip := pods.Items[i].Status.PodIP; !hasEnded(&pods.Items[i]) {
+			maps.DeleteFunc(met, func(_, other string) bool { return other == ip })
+		}
+	}
+	if len(met) == 0 {
+		return
+	}
+	p.l.freshness.markStale()
+	if err := p.l.proveFresh(ctx); err != nil {
+		p.l.log.Debug("replicas that have ended are still asked: the cluster's pods could not be listed", logkey.Err, err)
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for name := range met {
+		delete(p.met, name)
+		delete(p.greeted, name)
+	}
+}
+
+// introduce makes this gateway and all others know each other. Afterwards this gateway may create kernels, and may
+// answer lists without the API server. It does not wait longer than greetTime for replicas that do not answer.
+func (p *peers) introduce(ctx context.Context) error {
+	seen, err := p.greetListed(ctx)
+	if err != nil {
+		return err
+	}
+	// Replicas that have ended before they could be greeted have created no kernel after this.
+	p.l.freshness.markStale()
+	if err := p.l.proveFresh(ctx); err != nil {
+		return err
+	}
+	p.listed.Store(true)
+	p.introduced.Store(seen)
+	return nil
+}
+
+// greetListed greets the replicas that the cluster has. seen says that later ones can find this gateway.
+func (p *peers) greetListed(ctx context.Context) (seen bool, err error) {
+	waiting, cancel := context.WithTimeout(ctx, greetTime)
+	defer cancel()
+	for {
+		replicas, ownSeen, err := p.listReplicas(ctx)
+		if err != nil {
+			return false, err
+		}
+		var unmet []string
+		for name, r := range replicas {
+			err := p.greet(ctx, name, r.ip)
+			if err == nil || r.running {
+				p.meet(name)
+			}
+			if err != nil && r.ready { // others are not waited for
+				unmet = append(unmet, name)
+			}
+		}
+		if ownSeen && len(unmet) == 0 {
+			return true, nil
+		}
+		if sleep.For(waiting, greetRetry) != nil {
+			if ctx.Err() != nil {
+				return false, context.Cause(ctx)
+			}
+			if !ownSeen {
+				p.l.log.Warn("the cluster does not know the address of this gateway's pod; lists need the API server",
+					logkey.Replica, p.self)
+				return false, nil
+			}
+			p.l.log.Warn("replicas that are ready do not answer", logkey.Replica, unmet)
+			return true, nil
+		}
+	}
+}
+
+// listedReplica is a pod of another gateway.
+type listedReplica struct {
+	ip             string
+	running, ready bool
+}
+
+// listPods reads the gateways' pods from the quorum.
+func (p *peers) listPods(ctx context.Context) (*corev1.PodList, error) {
+	asking, cancel := p.l.apiContext(ctx)
+	defer cancel()
+	return p.l.client.CoreV1().Pods(p.namespace).List(asking, metav1.ListOptions{LabelSelector: p.selector})
+}
+
+// listReplicas reads the other gateways' pods from the quorum, by NAME/IP. ownSeen says that they can find this one.
+func (p *peers) listReplicas(ctx context.Context) (all map[string]listedReplica, ownSeen bool, err error) {
+	pods, err := p.listPods(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	all = map[string]listedReplica{}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		switch {
+		case pod.Status.PodIP == p.own:
+			ownSeen = true
+		case pod.Status.PodIP != "" && !hasEnded(pod):
+			ready := pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Status.Conditions,
+				func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue })
+			all[replicaName(pod)] = listedReplica{pod.Status.PodIP, pod.Status.Phase == corev1.PodRunning, ready}
+		}
+	}
+	return all, ownSeen, nil
+}
+
+// greet introduces this gateway to a replica that has not answered it yet. An answer of an earlier version of ekg
+// counts: that version answers no lists without the API server.
+func (p *peers) greet(ctx context.Context, name, ip string) error {
+	p.mu.Lock()
+	done := p.greeted[name]
+	p.mu.Unlock()
+	if done {
+		return nil
+	}
+	resp, err := p.ask(ctx, ip, "/kernels?have="+p.view().digest())
+	if err != nil {
+		return err
+	}
+	_ = resp.Body.Close()
+	if resp.StatusCode == http.StatusForbidden {
+		return fmt.Errorf("it answers %s", resp.Status) // it has not recorded this gateway
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.greeted[name] = true
+	return nil
+}
+
+// greetRest introduces this gateway to replicas that could not be reached before.
+func (p *peers) greetRest(ctx context.Context) {
+	var asked sync.WaitGroup
+	for name, ip := range p.known() {
+		asked.Go(func() {
+			if err := p.greet(ctx, name, ip); err != nil {
+				p.l.log.Debug("a replica does not answer", logkey.Replica, name, logkey.Err, err)
+			}
+		})
+	}
+	asked.Wait()
+}
