@@ -104,8 +104,8 @@ func bodyFlavor(body object, env map[string]string) error {
 	return err
 }
 
-// shownSpecs returns the kernelspecs that a user may start: each as it is, and with each of the flavors that the user may
-// choose. A kernelspec that names its flavor is offered only as it is.
+// shownSpecs returns the kernelspecs that a user may start: each as it is, and with each of the flavors that the user
+// may choose. A kernelspec that names its flavor is offered only as it is.
 func (g *Gateway) shownSpecs(who caller) []kernelspecs.Spec {
 	specs := g.opts.Specs.List()
 	if !g.opts.FlavorsAsSpecs {

@@ -66,7 +66,7 @@ func Sweep(dir string) error {
 	return errors.Join(errs...)
 }
 
-// Group is the control group of one kernel. A nil Group is none. Its methods may be called concurrently.
+// Group is the control group of one kernel. A nil Group stands for no group. Its methods may be called concurrently.
 type Group struct{ dir string }
 
 // At returns the group with this path, which Path has made for the kernel. The group need not exist. The path "" is no
