@@ -1,8 +1,12 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 )
@@ -62,4 +66,40 @@ func completionCommand() *cli.Command {
 			return err
 		},
 	}
+}
+
+// complete prints the words that may follow given, for a shell. If the last word of given begins with "-" and is no
+// whole flag, it is the one to complete. No command is executed, whatever given is.
+func complete(ctx context.Context, p *cli.App, given []string) error {
+	command, _ := commandOf(p, given)
+	if last := given[len(given)-1]; command != nil && strings.HasPrefix(last, "-") {
+		flags := valueFlags(command)
+		name, _, hasValue := strings.Cut(strings.TrimLeft(last, "-"), "=")
+		switch takesValue, known := flags[name]; {
+		case !known:
+			return printFlags(p.Writer, flags, last)
+		case takesValue && !hasValue:
+			return nil // the shell offers files
+		}
+	}
+	// The parser does not see the completion flag behind "--", and would execute the command.
+	given = slices.DeleteFunc(slices.Clone(given), func(word string) bool { return word == "--" })
+	return p.RunContext(ctx, append(flagsFirst(p, given), completionFlag))
+}
+
+// printFlags prints the flags that begin with a text.
+func printFlags(w io.Writer, flags map[string]bool, begin string) error {
+	for _, name := range slices.Sorted(maps.Keys(flags)) {
+		flag := "--" + name
+		if len(name) == 1 {
+			flag = "-" + name
+		}
+		if !strings.HasPrefix(flag, begin) {
+			continue
+		}
+		if _, err := fmt.Fprintln(w, flag); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -70,6 +70,12 @@ func main() {
 // run is main without the process.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	p := program(stdout, stderr)
+	if last := len(args) - 1; last > 0 && args[last] == completionFlag {
+		if complete(ctx, p, args[:last]) != nil {
+			return 1 // the shell shows no errors
+		}
+		return 0
+	}
 	err := p.RunContext(ctx, flagsFirst(p, args))
 	if err == nil {
 		return 0
@@ -244,28 +250,11 @@ func flagsOf(c *cli.Context) func(name string) ([]string, bool) {
 // flagsFirst moves flags before a command's argument, as in `ekg log KERNEL --follow`. The parser expects them there,
 // and users write them behind it.
 func flagsFirst(p *cli.App, args []string) []string {
-	if slices.Contains(args, completionFlag) {
-		return args // it must stay the last one
-	}
-	command, n := (*cli.Command)(nil), 1
-	for commands := p.Commands; n < len(args); n++ {
-		i := slices.IndexFunc(commands, func(c *cli.Command) bool { return c.HasName(args[n]) })
-		if i < 0 {
-			break
-		}
-		command = commands[i]
-		commands = command.Subcommands
-	}
+	command, n := commandOf(p, args)
 	if command == nil || command.ArgsUsage == "" {
 		return args
 	}
-	takesValue := map[string]bool{}
-	for _, f := range command.Flags {
-		_, toggled := f.(*cli.BoolFlag)
-		for _, name := range f.Names() {
-			takesValue[name] = !toggled
-		}
-	}
+	takesValue := valueFlags(command)
 	flags, rest := slices.Clone(args[:n]), []string{}
 	for i := n; i < len(args); i++ {
 		a := args[i]
@@ -284,4 +273,30 @@ func flagsFirst(p *cli.App, args []string) []string {
 		}
 	}
 	return append(flags, rest...)
+}
+
+// commandOf returns the command that the arguments name, nil for none, and how many of them do, the program included.
+func commandOf(p *cli.App, args []string) (command *cli.Command, n int) {
+	n = 1
+	for commands := p.Commands; n < len(args); n++ {
+		i := slices.IndexFunc(commands, func(c *cli.Command) bool { return c.HasName(args[n]) })
+		if i < 0 {
+			break
+		}
+		command = commands[i]
+		commands = command.Subcommands
+	}
+	return command, n
+}
+
+// valueFlags returns the names of a command's flags, and whether each takes a value.
+func valueFlags(command *cli.Command) map[string]bool {
+	takesValue := map[string]bool{}
+	for _, f := range command.Flags {
+		_, toggled := f.(*cli.BoolFlag)
+		for _, name := range f.Names() {
+			takesValue[name] = !toggled
+		}
+	}
+	return takesValue
 }
