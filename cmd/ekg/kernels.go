@@ -141,9 +141,10 @@ type kernelRow struct {
 	whole json.RawMessage // the model as the gateway sent it
 }
 
-// UnmarshalJSON reads a model and keeps all of it.
+// UnmarshalJSON reads a model and keeps all of it. Members that are absent become empty.
 func (k *kernelRow) UnmarshalJSON(b []byte) error {
 	type fields kernelRow // without this method
+	*k = kernelRow{}
 	if err := json.Unmarshal(b, (*fields)(k)); err != nil {
 		return err
 	}

@@ -83,6 +83,20 @@ func TestPrintKernels_Whole(t *testing.T) {
 	}
 }
 
+// A kernel that has waited has no reason once it runs: the command decodes each model into the same row.
+func TestKernelRow_Again(t *testing.T) {
+	var k kernelRow
+	for _, text := range []string{`{"id": "a", "execution_state": "starting", "reason": "no node", "gpus": 1}`,
+		`{"id": "a", "execution_state": "idle"}`} {
+		if err := json.Unmarshal([]byte(text), &k); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if k.Reason != "" || k.GPUs != 0 || k.State != "idle" {
+		t.Errorf("got %+v", k)
+	}
+}
+
 func TestAge(t *testing.T) {
 	for d, want := range map[time.Duration]string{
 		-time.Hour: "0s", 59 * time.Second: "59s", time.Minute: "1m", time.Hour: "1h", 3*time.Hour + 5*time.Minute: "3h5m",
