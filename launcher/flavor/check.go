@@ -2,6 +2,7 @@ package flavor
 
 import (
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -50,7 +51,7 @@ func (f *Flavor) problems() (list []string) {
 		f.DRA.check(wrong)
 	}
 	wrong(f.None && f.Units != nil && f.Units.Amount != 0, "units: a flavor without a GPU counts as no GPU")
-	wrong(!(f.PricePerHour >= 0), "pricePerHour: is negative")
+	wrong(!(f.PricePerHour >= 0 && f.PricePerHour <= math.MaxFloat64), "pricePerHour: is not a number from 0")
 	for key, value := range f.NodeSelector {
 		wrong(len(validation.IsQualifiedName(key)) > 0, "nodeSelector: %s is not a valid label key", quoted(key))
 		wrong(len(validation.IsValidLabelValue(value)) > 0, "nodeSelector: %s is not a valid label value", quoted(value))
