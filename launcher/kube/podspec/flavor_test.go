@@ -2,6 +2,7 @@ package podspec
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"path/filepath"
 	"testing"
@@ -68,6 +69,23 @@ func TestBuild_Flavors(t *testing.T) {
 	}
 	if ClaimTemplate(nil, "kernels") != nil {
 		t.Error("a claim template without a flavor")
+	}
+}
+
+// The pod does not say who may choose its flavor: the names of many users would not fit in an annotation.
+func TestBuild_FlavorOfMany(t *testing.T) {
+	f := *testFlavors(t)["whole"]
+	for i := range 20_000 {
+		f.Users = append(f.Users, fmt.Sprintf("user-%d@example.org", i))
+	}
+	f.Groups = []string{"canary"}
+	pod, err := buildFlavored(t, &f, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, filepath.Join("flavors", "whole.pod.yaml"), pod, &corev1.Pod{})
+	if len(f.Users) != 20_000 || len(f.Groups) != 1 {
+		t.Error("the flavor was changed")
 	}
 }
 

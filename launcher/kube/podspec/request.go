@@ -42,7 +42,7 @@ func storeRequest(pod *corev1.Pod, req launcher.Request) error {
 		Env:           req.Spec.Env,
 		InterruptMode: req.Spec.InterruptMode,
 		Cull:          req.Cull,
-		Flavor:        req.Flavor,
+		Flavor:        storedFlavor(req.Flavor),
 		Variables:     slices.Sorted(maps.Keys(req.Env)),
 	}
 	if len(req.Spec.Metadata) > 0 {
@@ -64,6 +64,16 @@ func storeRequest(pod *corev1.Pod, req launcher.Request) error {
 	}
 	pod.Annotations[annotationRequest] = string(text)
 	return nil
+}
+
+// storedFlavor returns a flavor without who may choose it: a restart does not ask, and the list may be long.
+func storedFlavor(f *flavor.Flavor) *flavor.Flavor {
+	if f == nil {
+		return nil
+	}
+	stored := *f
+	stored.Users, stored.Groups = nil, nil
+	return &stored
 }
 
 // ReadRequest returns the request from which a kernel's pod was built, so that Build returns the kernel's next pod.
