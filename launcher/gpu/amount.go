@@ -18,8 +18,16 @@ const One Amount = 1000
 // maxAmount bounds what ParseAmount accepts: a million GPUs. Sums of a million of them fit in an Amount.
 const maxAmount = 1_000_000 * One
 
-// Whole returns the amount of n whole GPUs.
-func Whole(n int64) Amount { return Amount(n) * One }
+// Whole returns the amount of n whole GPUs, a million at most. n is not negative.
+func Whole(n int64) Amount { return Amount(min(n, int64(maxAmount/One))) * One }
+
+// Times returns the amount multiplied by n/of, a million GPUs at most. n is not negative, of is positive.
+func (a Amount) Times(n, of int64) Amount {
+	if a == 0 || n <= int64(maxAmount)*of/int64(a) {
+		return a * Amount(n) / Amount(of)
+	}
+	return maxAmount
+}
 
 // ParseAmount reads a decimal number of GPUs with at most three digits after the point.
 func ParseAmount(text string) (Amount, error) {

@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"encoding/json"
+	"math"
 	"testing"
 )
 
@@ -19,6 +20,21 @@ func TestAmount(t *testing.T) {
 		got, err := ParseAmount(tt.text)
 		if (err == nil) != (tt.back != "") || err == nil && (got != tt.want || got.String() != tt.back) {
 			t.Errorf("%q is %d, %q, %v; want %d, %q", tt.text, got, got, err, tt.want, tt.back)
+		}
+	}
+}
+
+// Amounts stay between zero and a million GPUs, so that sums of them do not overflow.
+func TestAmount_Bounds(t *testing.T) {
+	for _, tt := range []struct{ got, want Amount }{
+		{Whole(3), 3 * One}, {Whole(1 << 62), maxAmount}, {Whole(math.MaxInt64), maxAmount},
+		{Amount(250).Times(2, 1), 500}, {Amount(2000).Times(1, 3), 666}, {Amount(0).Times(1<<62, 1), 0},
+		{One.Times(1_000_000, 1), maxAmount}, {One.Times(1_000_001, 1), maxAmount}, {One.Times(2_000_000, 2), maxAmount},
+		{(2 * One).Times(math.MaxInt64/1000, 1), maxAmount}, {maxAmount.Times(1, 1), maxAmount},
+		{Amount(1).Times(math.MaxInt64, 1<<20), maxAmount},
+	} {
+		if tt.got != tt.want {
+			t.Errorf("%d, want %d", tt.got, tt.want)
 		}
 	}
 }

@@ -179,7 +179,7 @@ func sizeOf(pod *corev1.Pod, f *flavor.Flavor) gpu.Amount {
 	r := requestOf(f)
 	if r.counted != "" {
 		now := kernelOf(pod).Resources.Limits[r.counted]
-		return f.Size() * gpu.Amount(now.Value()) / gpu.Amount(r.amount)
+		return f.Size().Times(now.Value(), r.amount)
 	}
 	if len(pod.Spec.ResourceClaims) == 0 {
 		return 0

@@ -141,6 +141,28 @@ func TestBuild_FlavorAndGPUs(t *testing.T) {
 	}
 }
 
+// A client's number of devices does not overflow what limits count, where the policy has no maximum.
+func TestBuild_FlavorAndManyGPUs(t *testing.T) {
+	o := testOptions()
+	o.Policy = DefaultPolicy()
+	o.Policy.Clients.Maxima = nil
+	for _, f := range []*flavor.Flavor{
+		{Name: "two", GPU: &flavor.Devices{}, Units: &flavor.Units{Amount: gpu.Whole(2)}},
+		{Name: "other", Resource: &flavor.Extended{Name: "example.com/accelerator"}}, // no name of a GPU that ekg knows
+		nil,
+	} {
+		const most = "9223372036854775" // a greater number is rejected
+		pod, err := Build(o, launcher.Request{ID: testID, Spec: readSpec(t, "flavors", o), Flavor: f,
+			Env: map[string]string{"KERNEL_GPUS": most}}, testRecord("flavors"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := GPUs(pod); got != gpu.Whole(1_000_000) {
+			t.Errorf("%+v counts as %v GPUs", f, got)
+		}
+	}
+}
+
 // The template's name follows its content, which cannot change in the cluster.
 func TestClaimTemplate_Name(t *testing.T) {
 	f := *testFlavors(t)["claim"]
