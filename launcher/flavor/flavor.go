@@ -156,7 +156,7 @@ func (f *Flavor) kinds() []kind {
 		{"mig", f.MIG != nil}, {"none", f.None}, {"replica", f.Replica != nil}, {"resource", f.Resource != nil}}
 }
 
-// Size returns the GPUs that a kernel of this flavor counts as.
+// Size returns the GPUs that a kernel of this flavor counts as. Of alternatives the largest counts.
 func (f *Flavor) Size() gpu.Amount {
 	switch {
 	case f.Units != nil:
@@ -174,7 +174,11 @@ func (f *Flavor) Size() gpu.Amount {
 	case f.HAMi != nil:
 		return gpu.Whole(Count(f.HAMi.Count))
 	case f.DRA != nil:
-		return gpu.Whole(Count(f.DRA.Count))
+		n := Count(f.DRA.Count)
+		for i := range f.DRA.FirstAvailable {
+			n = max(n, f.DRA.FirstAvailable[i].Count)
+		}
+		return gpu.Whole(n)
 	case f.Resource != nil:
 		return gpu.Whole(Count(f.Resource.Count))
 	case f.None:

@@ -41,7 +41,7 @@ func TestParse(t *testing.T) {
 	want := map[string]string{"t4": "gpu 1", "two": "gpu 2", "a100-10g": "mig 0.125", "a100-5g": "mig 1",
 		"quarter": "replica 0.25",
 		"gib4":    "gpuMem 0.285", "gib2": "gpuMem 1", "vgpu": "hami 1", "half": "hami 1", "claim": "dra 1", "big": "dra 1",
-		"any": "dra 1", "mi300": "resource 1", "cpu": "none 0"}
+		"any": "dra 2", "mi300": "resource 1", "cpu": "none 0"}
 	for _, f := range flavors {
 		if got := f.Kind() + " " + f.Size().String(); got != want[f.Name] {
 			t.Errorf("%s is %s, want %s", f.Name, got, want[f.Name])
