@@ -1,6 +1,7 @@
 package flavor
 
 import (
+	"bytes"
 	"log/slog"
 	"reflect"
 	"strings"
@@ -17,24 +18,37 @@ type File struct {
 	mu      sync.Mutex
 	flavors []Flavor // guarded by mu; of the last valid version; replaced, never changed
 	failure string   // guarded by mu; why the present version does not count; "" if it does
+	text    []byte   // guarded by mu; of the version that was parsed last, valid or not; nil after a failure to read
 }
 
 // Open reads a file of flavors. The error has one line for each problem: file:line: text.
 func Open(path string, log *slog.Logger) (*File, error) {
-	flavors, err := Read(path)
+	text, err := read(path)
 	if err != nil {
 		return nil, err
 	}
-	return &File{path: path, log: log, flavors: flavors}, nil
+	flavors, err := parse(path, text)
+	if err != nil {
+		return nil, err
+	}
+	return &File{path: path, log: log, flavors: flavors, text: text}, nil
 }
 
 // List returns the flavors in the file's order, as the file says at this moment. While the file is missing or invalid,
 // the last valid version counts; each new problem is logged once. It reads the file on each call, so that every way of
-// replacing it is noticed. The slice must not be modified.
+// replacing it is noticed, and parses it if it has changed. The slice must not be modified.
 func (f *File) List() []Flavor {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	flavors, err := Read(f.path)
+	text, err := read(f.path)
+	if err == nil && f.text != nil && bytes.Equal(text, f.text) {
+		return f.flavors
+	}
+	f.text = text
+	var flavors []Flavor
+	if err == nil {
+		flavors, err = parse(f.path, text)
+	}
 	switch {
 	case err != nil && err.Error() != f.failure:
 		f.failure = err.Error()

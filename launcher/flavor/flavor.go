@@ -203,6 +203,15 @@ type document struct {
 
 // Read reads a file of flavors. The error has one line for each problem: file:line: text.
 func Read(file string) ([]Flavor, error) {
+	text, err := read(file)
+	if err != nil {
+		return nil, err
+	}
+	return parse(file, text)
+}
+
+// read returns a file's text, which is not nil unless there is an error.
+func read(file string) ([]byte, error) {
 	info, err := os.Stat(file)
 	if err != nil {
 		return nil, err
@@ -210,11 +219,11 @@ func Read(file string) ([]Flavor, error) {
 	if info.Size() > maxBytes {
 		return nil, fmt.Errorf("%s: has more than %d bytes", file, maxBytes)
 	}
-	data, err := os.ReadFile(file)
+	text, err := os.ReadFile(file)
 	if err != nil {
-		return nil, err
+		return nil, err // without what was read
 	}
-	return parse(file, data)
+	return text, nil
 }
 
 func parse(file string, data []byte) ([]Flavor, error) {

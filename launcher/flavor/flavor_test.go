@@ -159,6 +159,10 @@ func TestFile_Reload(t *testing.T) {
 			t.Errorf("after %s: logged %q, want %q", step.text, log, step.log)
 		}
 	}
+	write("flavors: [{name: b, gpu: {count: " + strings.Repeat(" ", 1<<20) + "2}}]\n")
+	if got := names(); got != "b " {
+		t.Errorf("with a file that is too long: %q", got)
+	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
@@ -167,5 +171,26 @@ func TestFile_Reload(t *testing.T) {
 	}
 	if _, err := Open(path, slog.Default()); err == nil {
 		t.Error("a missing file is accepted at the start")
+	}
+}
+
+// A file that has not changed is not parsed for each request.
+func TestFile_ParsedOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "flavors.yaml")
+	for _, text := range []string{every, "flavors: [{name: B}" + strings.Repeat(", {name: B}", 100) + "]"} {
+		if err := os.WriteFile(path, []byte(every), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f, err := Open(path, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f.List()
+		if n := testing.AllocsPerRun(10, func() { f.List() }); n > 100 {
+			t.Errorf("%d bytes: %v allocations", len(text), n)
+		}
 	}
 }
