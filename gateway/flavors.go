@@ -156,7 +156,11 @@ func (g *Gateway) specName(k launcher.Kernel) string {
 	if spec, ok := g.opts.Specs.Get(k.SpecName); !ok || hasFlavor(spec) {
 		return k.SpecName
 	}
-	return k.SpecName + flavorSeparator + k.Flavor
+	name := k.SpecName + flavorSeparator + k.Flavor
+	if _, another := g.opts.Specs.Get(name); another {
+		return k.SpecName
+	}
+	return name
 }
 
 // hasFlavor reports whether a kernelspec names its flavor.

@@ -160,6 +160,31 @@ func TestFlavors_AsSpecs(t *testing.T) {
 		t.Errorf("starts %s with %+v", req.Spec.Name, req.Flavor)
 	}
 
+	// Neither has a kernel with the same flavor the name of that kernelspec.
+	g2.do("POST", "/api/kernels", `{"name": "python3", "flavor": "t4"}`, as("bob")).want(t, 201, `"name":"python3",`)
+
+	// The default kernelspec may have a flavor.
+	g3 := startUserGateway(t, func(o *Options) {
+		withFlavors(o)
+		o.FlavorsAsSpecs, o.DefaultKernel = true, "python3--t4"
+	})
+	g3.do("GET", "/api/kernelspecs", "", as("bob")).want(t, 200, `{"default":"python3--t4",`)
+	for _, path := range []string{"/api/kernels", "/api/sessions"} {
+		g3.do("POST", path, `{"path": "a.ipynb", "type": "notebook"}`, as("bob")).want(t, 201, `"flavor":"t4"`)
+	}
+
+	// A session that gets another kernel by name asks for its flavor as a start does.
+	id := decode[sessionModel](t, g3.do("POST", "/api/sessions", `{"path": "b.ipynb", "type": "notebook"}`, as("bob"))).ID
+	starts := len(g3.fake.reqs)
+	patch := func(name, user string) reply {
+		return g3.do("PATCH", "/api/sessions/"+id, `{"kernel": {"name": "`+name+`"}}`, as(user))
+	}
+	patch("python3--h100", "bob").want(t, 400, `There is no flavor \"h100\" for you`)
+	if len(g3.fake.reqs) != starts {
+		t.Error("a kernel was started")
+	}
+	patch("python3--quarter", "bob").want(t, 200, `"flavor":"quarter"`)
+
 	own := g.do("POST", "/api/kernels", `{"name": "own"}`, as("bob")).want(t, 201, `"flavor":"t4"`)
 	if !strings.Contains(own.body, `"name":"own"`) {
 		t.Errorf("a kernelspec with its own flavor: %s", own.body)

@@ -127,6 +127,9 @@ func (g *Gateway) clientVariables(body object) (map[string]string, error) {
 // chooseSpec sets the kernelspec of a start. The name of a kernelspec with a flavor sets the flavor too, and overrides
 // the variable, which a Jupyter server sets for all its kernels.
 func (g *Gateway) chooseSpec(req *launcher.Request, name string) (err error) {
+	if name == "" {
+		name = g.defaultSpec()
+	}
 	if _, whole := g.opts.Specs.Get(name); whole {
 		req.Spec, err = g.spec(name)
 		return err
