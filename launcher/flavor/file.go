@@ -64,14 +64,3 @@ func (f *File) List() []Flavor {
 	}
 	return f.flavors
 }
-
-// Choices returns the flavors that a user may choose, in the file's order.
-func (f *File) Choices(user string, groups []string) []Flavor {
-	var list []Flavor
-	for _, flavor := range f.List() {
-		if flavor.MayChoose(user, groups) {
-			list = append(list, flavor)
-		}
-	}
-	return list
-}

@@ -138,8 +138,10 @@ func TestFile_Reload(t *testing.T) {
 		t.Fatal(err)
 	}
 	names := func() (list string) {
-		for _, f := range f.Choices("ann", nil) {
-			list += f.Name + " "
+		for _, f := range f.List() {
+			if f.MayChoose("ann", nil) {
+				list += f.Name + " "
+			}
 		}
 		return list
 	}
