@@ -14,6 +14,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
+	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
@@ -66,30 +67,36 @@ func kernelspecCommand(read func(*cli.Context) (*settings.Settings, error)) *cli
 				OnUsageError: refuseUsage,
 				Flags: append(settingFlags("kernelspec-dir", "kube-policy", "supervisor-image", "kernel-image",
 					"kube-namespace", "log-limit", "stop-grace"),
-					&cli.StringSliceFlag{Name: "env", Usage: "variable that the client sends, as `NAME=VALUE`; repeatable"}),
+					&cli.StringSliceFlag{Name: "env", Usage: "variable that the client sends, as `NAME=VALUE`; repeatable"},
+					&cli.StringFlag{Name: "user", Usage: "`NAME` of the client's user; default: the gateway has no users"}),
 				Action: func(c *cli.Context) error {
 					s, err := command(c, 1, read)
 					if err != nil {
 						return err
 					}
-					return renderSpec(c.Context, s, c.Args().First(), c.StringSlice("env"), c.App.Writer)
+					return renderSpec(c.Context, s, c.Args().First(), c.String("user"), c.StringSlice("env"), c.App.Writer)
 				},
 			},
 		},
 	}
 }
 
-// openSpecs finds the kernelspecs of the settings.
-func openSpecs(ctx context.Context, s *settings.Settings, log *slog.Logger) (*kernelspecs.Finder, error) {
+// openSpecs finds the kernelspecs of the settings. check returns further problems of a kernelspec; nil: it has none.
+func openSpecs(
+	ctx context.Context,
+	s *settings.Settings,
+	check func(kernelspecs.Spec) []kernelspecs.Problem,
+	log *slog.Logger,
+) (*kernelspecs.Finder, error) {
 	env := kernelspecs.FindEnvironment(ctx, os.Getenv)
 	return kernelspecs.Open(kernelspecs.Options{
-		Dirs: s.KernelspecDirs, DataDirs: env.DataDirs, Prefix: env.Prefix, Log: log,
+		Dirs: s.KernelspecDirs, DataDirs: env.DataDirs, Prefix: env.Prefix, Check: check, Log: log,
 	})
 }
 
 // listSpecs prints the usable specs on stdout, and faults of other specs on stderr.
 func listSpecs(ctx context.Context, s *settings.Settings, stdout, stderr io.Writer) (err error) {
-	specs, err := openSpecs(ctx, s, discard)
+	specs, err := openSpecs(ctx, s, nil, discard)
 	if err != nil {
 		return err
 	}
@@ -150,11 +157,12 @@ func renderedPods(s *settings.Settings) (podspec.Options, error) {
 	return o, nil
 }
 
-// renderSpec prints the pod that a request for a kernelspec would create.
+// renderSpec prints the pod that a user's request for a kernelspec would create.
 func renderSpec(
 	ctx context.Context,
 	s *settings.Settings,
 	name string,
+	user string,
 	variables []string,
 	stdout io.Writer,
 ) (err error) {
@@ -162,7 +170,12 @@ func renderSpec(
 	if err != nil {
 		return err
 	}
-	req := launcher.Request{ID: renderedKernel, Env: map[string]string{}}
+	if user != "" {
+		if err := identity.CheckName(user); err != nil {
+			return &usageError{fmt.Errorf("--user: the name %w", err)}
+		}
+	}
+	req := launcher.Request{ID: renderedKernel, Owner: user, Env: map[string]string{}}
 	for _, v := range variables {
 		key, value, ok := strings.Cut(v, "=")
 		if !ok || settings.CheckEnvName(key) != nil {
@@ -170,10 +183,13 @@ func renderSpec(
 		}
 		req.Env[key] = value
 	}
+	if user != "" {
+		req.Env["KERNEL_USERNAME"] = user
+	}
 	if err := req.ParseEnv(); err != nil {
 		return fmt.Errorf("--env: %w", err)
 	}
-	specs, err := openSpecs(ctx, s, discard)
+	specs, err := openSpecs(ctx, s, nil, discard)
 	if err != nil {
 		return err
 	}

@@ -11,9 +11,11 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/cgroup"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
@@ -92,6 +94,9 @@ func openKube(
 	if err != nil {
 		return nil, err
 	}
+	if err := checkOwners(s, pods.Policy, log); err != nil {
+		return nil, err
+	}
 	key, second, err := masterKeys(s, cluster.Inside())
 	if err != nil {
 		return nil, err
@@ -162,6 +167,34 @@ func podOptions(s *settings.Settings, namespace string) (podspec.Options, error)
 		return o, fmt.Errorf("settings of kernels' pods: %w", err)
 	}
 	return o, nil
+}
+
+// checkOwners returns an error if the policy needs owners and the gateway has no users. With users it logs what the
+// policy lets all of them use. The policy may be nil.
+func checkOwners(s *settings.Settings, policy *podspec.Policy, log *slog.Logger) error {
+	if policy == nil {
+		return nil
+	}
+	if len(s.UserSources()) == 0 {
+		if rules := policy.OwnerRules(); len(rules) > 0 {
+			return fmt.Errorf("%s: %s: %s: {owner} stands for the name of the kernel's owner, and the gateway has no users",
+				s.Place("kube-policy"), s.KubePolicy, strings.Join(rules, ", "))
+		}
+		return nil
+	}
+	if rules := policy.CommonRules(); len(rules) > 0 {
+		log.Warn("the policy lets every user use what may be another user's; write {owner} for what is the user's own",
+			logkey.File, s.KubePolicy, logkey.Rules, strings.Join(rules, ", "))
+	}
+	return nil
+}
+
+// checkOfSpecs returns the check of kernelspecs that a gateway makes when it reads them, or nil.
+func checkOfSpecs(s *settings.Settings) func(kernelspecs.Spec) []kernelspecs.Problem {
+	if s.Launcher != "kubernetes" || len(s.UserSources()) > 0 {
+		return nil
+	}
+	return podspec.CheckNoOwner
 }
 
 // adaptToCluster completes settings that depend on the cluster. It asks until the cluster answers or ctx ends.

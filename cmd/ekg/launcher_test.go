@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -95,6 +97,91 @@ func TestPodOptions(t *testing.T) {
 	const refused = "settings of kernels' pods: SupervisorMemoryLimit: 512Mi is less than the request, 1Gi"
 	if _, err := podOptions(s, "kernels"); err == nil || err.Error() != refused {
 		t.Errorf("a limit below the request: %v", err)
+	}
+}
+
+// TestCheckOwners: a gateway without users rejects a policy that needs owners. A gateway with users warns of what the
+// policy lets all of them use.
+func TestCheckOwners(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "policy.yaml")
+	users := map[string][]string{"users-file": {filepath.Join(dir, "users.yaml")}}
+	const allowed = "clients:\n  allow: [KERNEL_VOLUMES]\n  volumes: [persistentVolumeClaim]\n  persistentVolumeClaims: "
+	for _, tt := range []struct {
+		name, policy string
+		flags        map[string][]string
+		err, warning string
+	}{
+		{"no users", allowed + "[\"home-{owner}\"]", nil, "--kube-policy: " + file + ": clients.persistentVolumeClaims: " +
+			"\"home-{owner}\": {owner} stands for the name of the kernel's owner, and the gateway has no users", ""},
+		{"no users and a star", allowed + "[\"home-*\"]", nil, "", ""},
+		{"users", allowed + "[\"home-{owner}\"]", users, "", ""},
+		{"users and a star", allowed + "[\"home-*\"]", users, "", `rules="clients.persistentVolumeClaims: \"home-*\""`},
+		{"no policy", "", users, "", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			flags := map[string][]string{"supervisor-image": {"ekg:1"}}
+			maps.Copy(flags, tt.flags)
+			if tt.policy != "" {
+				flags["kube-policy"] = []string{file}
+				if err := os.WriteFile(file, []byte(tt.policy), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s, err := settings.Load(sourcesOf(flags, nil))
+			if err != nil {
+				t.Fatal(err)
+			}
+			o, err := podOptions(s, "kernels")
+			if err != nil {
+				t.Fatal(err)
+			}
+			logged := &transcript.Buffer{}
+			err = checkOwners(s, o.Policy, slog.New(slog.NewTextHandler(logged, nil)))
+			if (err == nil) != (tt.err == "") || err != nil && err.Error() != tt.err {
+				t.Errorf("got %v, want %s", err, tt.err)
+			}
+			// The text handler quotes the quotes of the rules once more.
+			got := strings.ReplaceAll(logged.String(), `\"`, `"`)
+			if want := strings.ReplaceAll(tt.warning, `\"`, `"`); !strings.Contains(got, want) || (got == "") != (want == "") {
+				t.Errorf("logged %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// TestCheckOfSpecs: a gateway without users reads no kernelspec that needs an owner's name, if its kernels are pods.
+func TestCheckOfSpecs(t *testing.T) {
+	dir := t.TempDir()
+	text := `{"argv": ["prog", "{connection_file}"], "display_name": "x", "language": "x", "metadata": {"ekg": {"image": "x",
+		"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "v-{owner}"}}]}}}`
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "own"), 0o755),
+		os.WriteFile(filepath.Join(dir, "own", "kernel.json"), []byte(text), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		flags  map[string][]string
+		usable bool
+	}{
+		{map[string][]string{"launcher": {"kubernetes"}}, false},
+		{map[string][]string{"launcher": {"kubernetes"}, "users-file": {"users.yaml"}}, true},
+		{map[string][]string{}, true},
+	} {
+		tt.flags["kernelspec-dir"] = []string{dir}
+		s, err := settings.Load(sourcesOf(tt.flags, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		specs, err := openSpecs(t.Context(), s, checkOfSpecs(s), discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, usable := specs.Get("own"); usable != tt.usable {
+			t.Errorf("%v: usable %v: %v", tt.flags, usable, specs.Problems())
+		}
+		if err := specs.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

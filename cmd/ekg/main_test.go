@@ -130,6 +130,8 @@ func TestKernelspec_Render(t *testing.T) {
 	for name, text := range map[string]string{
 		"gpu": `{"argv": ["prog", "{connection_file}"], "display_name": "GPU", "language": "none", "metadata": ` +
 			`{"ekg": {"image": "registry.example/gpu"}}}`,
+		"own": `{"argv": ["prog", "{connection_file}"], "display_name": "x", "language": "x", "metadata": ` +
+			`{"ekg": {"image": "x", "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "v-{owner}"}}]}}}`,
 		"unsound": "{\"argv\": [\"prog\", \"{connection_file}\"], \"display_name\": \"x\", \"language\": \"x\", " +
 			"\"metadata\": {\"ekg\": {\"image\": \"x\",\n\"securityContext\": {\"privileged\": true}}}}",
 	} {
@@ -161,12 +163,27 @@ func TestKernelspec_Render(t *testing.T) {
 			t.Errorf("got %d %q:\n%s", code, stderr, stdout)
 		}
 	})
+	t.Run("of a user", func(t *testing.T) {
+		code, stdout, stderr := ekg(t, "kernelspec", "render", "own", "--kernelspec-dir", dir, "--user", "ann@x")
+		for _, want := range []string{"claimName: v-ann-40x\n", "/owner: ann@x\n",
+			"name: KERNEL_USERNAME\n      value: ann@x\n"} {
+			if !strings.Contains(stdout, want) {
+				t.Errorf("%q is not in it", want)
+			}
+		}
+		if code != 0 || stderr != "" {
+			t.Errorf("got %d %q:\n%s", code, stderr, stdout)
+		}
+	})
 	for _, tt := range []struct {
 		name   string
 		args   []string
 		code   int
 		stderr string
 	}{
+		{"no user", []string{"own"}, 1, "ekg: kernelspec own: metadata.ekg.volumes[0].persistentVolumeClaim.claimName: " +
+			"{owner} stands for the name of the kernel's owner, and the gateway has no users\n"},
+		{"no name of a user", []string{"own", "--user", " "}, 2, "ekg: --user: the name begins or ends with white space\n"},
 		{"no launch timeout", []string{"gpu", "--env", "KERNEL_LAUNCH_TIMEOUT=NaN"}, 1,
 			"ekg: --env: KERNEL_LAUNCH_TIMEOUT is not a number of seconds up to 86400\n"},
 		{"refused", []string{"gpu", "--env", "KERNEL_UID=0"}, 1,

@@ -188,7 +188,7 @@ type backend struct {
 
 // openBackend opens the kernelspecs, the users file and the launcher, in this order.
 func (v *server) openBackend(ctx context.Context, counters *metrics.Metrics) (b backend, err error) {
-	if b.specs, err = openSpecs(ctx, v.settings, v.log); err != nil {
+	if b.specs, err = openSpecs(ctx, v.settings, checkOfSpecs(v.settings), v.log); err != nil {
 		return b, err
 	}
 	v.onStop("kernelspecs", func(context.Context) error { return b.specs.Close() })

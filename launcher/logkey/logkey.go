@@ -34,6 +34,7 @@ const (
 	Listen   = "listen"    // the setting --listen
 	Names    = "names"     // of environment variables or settings
 	PProf    = "pprof"     // whether profiles are served
+	Rules    = "rules"     // of the policy
 	StateDir = "state_dir" // the setting --state-dir
 	URL      = "url"       // of a listener
 )

@@ -79,16 +79,18 @@ func podPath(key string) string {
 	return overlayPath + ".spec." + key
 }
 
-// readExtension decodes metadata.ekg and checks it against the policy. Problems have the line of their key. A
-// kernelspec without any key for pods may be meant for processes of this machine, and needs no image.
-func (o Options) readExtension(spec kernelspecs.Spec) (extension, []kernelspecs.Problem) {
+// readExtension decodes metadata.ekg for a kernel of this owner and checks it against the policy. Problems have the
+// line of their key. A kernelspec without any key for pods may be meant for processes of this machine, and needs no
+// image.
+func (o Options) readExtension(spec kernelspecs.Spec, owner string) (extension, []kernelspecs.Problem) {
 	var e extension
 	policy := o.Policy
 	places, problems := spec.DecodeExtension(&e)
 	if len(problems) > 0 {
 		return e, problems
 	}
-	c := checker{bounds: &policy.Kernelspecs.Bounds, nonRoot: policy.NonRoot, spec: &policy.Kernelspecs}
+	c := checker{bounds: policy.Kernelspecs.forOwner(owner), nonRoot: policy.NonRoot, spec: &policy.Kernelspecs}
+	c.found = e.fillOwner(owner)
 	c.extension(&e)
 	for _, p := range c.found {
 		problems = append(problems, places.Problem(p.path, p.text))
@@ -119,7 +121,7 @@ func (o Options) readExtension(spec kernelspecs.Spec) (extension, []kernelspecs.
 func (o Options) Check() func(kernelspecs.Spec) []kernelspecs.Problem {
 	o = o.withDefaults()
 	return func(spec kernelspecs.Spec) []kernelspecs.Problem {
-		_, problems := o.readExtension(spec)
+		_, problems := o.readExtension(spec, exampleOwner)
 		return problems
 	}
 }

@@ -17,7 +17,7 @@ import (
 // needs.
 func Build(o Options, req launcher.Request, rec Record) (*corev1.Pod, error) {
 	o = o.withDefaults()
-	ext, problems := o.readExtension(req.Spec)
+	ext, problems := o.readExtension(req.Spec, req.Owner)
 	if len(problems) > 0 {
 		return nil, refused("kernelspec %s: %s: %s", req.Spec.Name, problems[0].Key, problems[0].Message)
 	}

@@ -298,6 +298,10 @@ func parsePolicy(data []byte) (*Policy, []string) {
 				strictyaml.LineOf(root, i, "clients", "namespaces"), name))
 		}
 	}
+	p.ownerProblems(func(l ruleList, i int, text string) {
+		problems = append(problems, fmt.Sprintf("%d: %s: %q %s",
+			strictyaml.LineOf(root, i, l.under, l.key), l.path(), l.patterns[i], text))
+	})
 	return p, problems
 }
 

@@ -1,0 +1,329 @@
+package podspec
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+)
+
+// ownerMark stands for the kernel's owner: in the volumes and mounts of kernelspecs, and in the patterns of a policy
+// that ownerLists returns. It is replaced by escapeOwner of the owner's name.
+const ownerMark = "{owner}"
+
+const (
+	// maxOwnerPart bounds, in bytes, each part of a path that has an owner's name: 253 is the longest name of an
+	// object, and a name in a file system has at most 255.
+	maxOwnerPart = 253
+	// exampleOwner is the owner for checks of a kernelspec that has no owner yet.
+	exampleOwner = "owner"
+
+	noUsers = ownerMark + " stands for the name of the kernel's owner, and the gateway has no users"
+)
+
+// escapeOwner returns a user's name with each byte besides a-z and 0-9 replaced by '-' and two hexadecimal digits.
+// Different names have different results. The result is part of a DNS label, but may begin with '-'. KubeSpawner's
+// slug scheme "escape" is the same.
+func escapeOwner(name string) string {
+	var b strings.Builder
+	for _, c := range []byte(name) {
+		if 'a' <= c && c <= 'z' || '0' <= c && c <= '9' {
+			b.WriteByte(c)
+		} else {
+			fmt.Fprintf(&b, "-%02x", c)
+		}
+	}
+	return b.String()
+}
+
+// joinsOwner reports whether ownerMark may follow this text in the name of an object. No label of a name may begin
+// with '-'.
+func joinsOwner(before string) bool {
+	return before != "" && strings.Contains("-0123456789abcdefghijklmnopqrstuvwxyz", before[len(before)-1:])
+}
+
+// forOwner returns the patterns with ownerMark replaced. Without an owner it drops the patterns that need one.
+func (p Patterns) forOwner(owner string) Patterns {
+	if !slices.ContainsFunc(p, hasOwnerMark) {
+		return p
+	}
+	replaced := Patterns{}
+	for _, pattern := range p {
+		if owner != "" || !hasOwnerMark(pattern) {
+			replaced = append(replaced, strings.ReplaceAll(pattern, ownerMark, escapeOwner(owner)))
+		}
+	}
+	return replaced
+}
+
+func hasOwnerMark(text string) bool { return strings.Contains(text, ownerMark) }
+
+// forOwner returns the bounds of one owner's kernels.
+func (b *Bounds) forOwner(owner string) *Bounds {
+	own := *b
+	own.ConfigMaps = b.ConfigMaps.forOwner(owner)
+	own.PersistentVolumeClaims = b.PersistentVolumeClaims.forOwner(owner)
+	own.Secrets = b.Secrets.forOwner(owner)
+	own.ServiceAccounts = b.ServiceAccounts.forOwner(owner)
+	return &own
+}
+
+// ruleList is a list of patterns in a policy.
+type ruleList struct {
+	under, key string
+	patterns   Patterns
+}
+
+func (l ruleList) path() string { return l.under + "." + l.key }
+
+// ownerLists returns the lists of patterns in which ownerMark has a meaning.
+func (b *Bounds) ownerLists(under string) []ruleList {
+	return []ruleList{
+		{under, "configMaps", b.ConfigMaps},
+		{under, "persistentVolumeClaims", b.PersistentVolumeClaims},
+		{under, "secrets", b.Secrets},
+		{under, "serviceAccounts", b.ServiceAccounts},
+	}
+}
+
+// ownerLists returns the lists of patterns in which ownerMark has a meaning.
+func (p *Policy) ownerLists() []ruleList {
+	return slices.Concat(p.Kernelspecs.ownerLists("kernelspecs"), p.Clients.ownerLists("clients"))
+}
+
+// otherLists returns the lists of patterns in which ownerMark has no meaning.
+func (p *Policy) otherLists() []ruleList {
+	const under = "kernelspecs"
+	return []ruleList{
+		{under, "images", p.Kernelspecs.Images},
+		{under, "imagePullSecrets", p.Kernelspecs.ImagePullSecrets},
+		{under, "nodeSelectorKeys", p.Kernelspecs.NodeSelectorKeys},
+		{under, "priorityClasses", p.Kernelspecs.PriorityClasses},
+		{under, "runtimeClasses", p.Kernelspecs.RuntimeClasses},
+		{under, "schedulers", p.Kernelspecs.Schedulers},
+		{"clients", "images", p.Clients.Images},
+	}
+}
+
+// ownerProblems calls report for each pattern of a policy with which one user could get what is another user's, and
+// for each ownerMark without a meaning.
+func (p *Policy) ownerProblems(report func(l ruleList, i int, text string)) {
+	for _, l := range p.otherLists() {
+		for i, pattern := range l.patterns {
+			if hasOwnerMark(pattern) {
+				report(l, i, ownerMark+" has a meaning only in configMaps, persistentVolumeClaims, secrets and serviceAccounts")
+			}
+		}
+	}
+	for _, l := range p.ownerLists() {
+		for i, pattern := range l.patterns {
+			if !hasOwnerMark(pattern) {
+				continue
+			}
+			if text := ownerProblem(pattern); text != "" {
+				report(l, i, text)
+				continue
+			}
+			for _, earlier := range l.patterns[:i] {
+				if overlap(pattern, earlier) {
+					report(l, i, fmt.Sprintf("one user's name may equal another user's name in %q; let their first words differ",
+						earlier))
+					break
+				}
+			}
+		}
+	}
+}
+
+// ownerProblem returns what is wrong with a pattern that has ownerMark, or "". In a valid pattern the text before
+// ownerMark is fixed, and no escaped name has a '.'. So no name of an object matches for two owners.
+func ownerProblem(pattern string) string {
+	before, after, _ := strings.Cut(pattern, ownerMark)
+	upToStar, _, star := strings.Cut(after, "*")
+	switch {
+	case hasOwnerMark(after):
+		return "has " + ownerMark + " twice"
+	case strings.Contains(before, "*"):
+		return "has a * before " + ownerMark + ", which would match names of other users"
+	case star && !strings.Contains(upToStar, "."):
+		return "has no '.' between " + ownerMark + " and *, so one user's pattern would match names of other users"
+	case !joinsOwner(before):
+		return "needs a small letter, a digit or '-' right before " + ownerMark +
+			", because a user's name may begin with '-' there"
+	}
+	return ""
+}
+
+// overlap reports whether two patterns with ownerMark may match the same name for different owners.
+func overlap(a, b string) bool {
+	beforeA, afterA, _ := strings.Cut(a, ownerMark)
+	beforeB, afterB, marked := strings.Cut(b, ownerMark)
+	ends := func(after string) bool { return after == "" || after[0] == '.' } // where the owner's part ends
+	switch {
+	case !marked || a == b || !strings.HasPrefix(beforeA, beforeB) && !strings.HasPrefix(beforeB, beforeA):
+		return false
+	default:
+		return beforeA != beforeB || !ends(afterA) || !ends(afterB)
+	}
+}
+
+// OwnerRules returns the policy's patterns with {owner}, each as "key: pattern". A gateway without users cannot apply
+// them.
+func (p *Policy) OwnerRules() []string {
+	var found []string
+	for _, l := range p.ownerLists() {
+		for _, pattern := range l.patterns {
+			if hasOwnerMark(pattern) {
+				found = append(found, fmt.Sprintf("%s: %q", l.path(), pattern))
+			}
+		}
+	}
+	return found
+}
+
+// CommonRules returns what the policy lets every client use and that may be another user's, each as "key: value":
+// patterns with * and without {owner}, names that a pattern with {owner} may also match, and volumes of kinds that the
+// policy cannot restrict to some names.
+func (p *Policy) CommonRules() []string {
+	var found []string
+	c := &p.Clients
+	mounts := func(kinds ...string) bool {
+		return slices.Contains(c.Allow, "KERNEL_VOLUMES") &&
+			slices.ContainsFunc(kinds, func(kind string) bool { return slices.Contains(c.Volumes, kind) })
+	}
+	reachable := map[string]bool{
+		"configMaps":             mounts("configMap", "projected"),
+		"persistentVolumeClaims": mounts("persistentVolumeClaim"),
+		"secrets":                mounts("secret", "projected", "csi"),
+		"serviceAccounts":        slices.Contains(c.Allow, "KERNEL_SERVICE_ACCOUNT_NAME"),
+	}
+	for _, l := range c.ownerLists("clients") {
+		for _, pattern := range l.patterns {
+			if reachable[l.key] && !hasOwnerMark(pattern) && (strings.Contains(pattern, "*") || l.mayBeUsers(pattern)) {
+				found = append(found, fmt.Sprintf("%s: %q", l.path(), pattern))
+			}
+		}
+	}
+	for _, kind := range []string{"csi", "nfs"} {
+		if mounts(kind) {
+			found = append(found, fmt.Sprintf("clients.volumes: %q", kind))
+		}
+	}
+	return found
+}
+
+// mayBeUsers reports whether a pattern with ownerMark in the list may match this name too.
+func (l ruleList) mayBeUsers(name string) bool {
+	return slices.ContainsFunc(l.patterns, func(pattern string) bool {
+		before, _, marked := strings.Cut(pattern, ownerMark)
+		return marked && strings.HasPrefix(name, before)
+	})
+}
+
+// ownerTexts calls do with each text of the extension in which ownerMark has a meaning, and with its key. The text is
+// set to the result.
+func (e *extension) ownerTexts(do func(key, text string) string) {
+	for _, part := range []struct {
+		overlay overlay
+		at      func(string) string
+	}{{e.asOverlay(), shortPath}, {e.Pod, podPath}} {
+		for i := range part.overlay.Spec.Volumes { // the elements are those of the extension
+			source := &part.overlay.Spec.Volumes[i].VolumeSource
+			eachText(reflect.ValueOf(source).Elem(), fmt.Sprintf("%s[%d]", part.at("volumes"), i), do)
+		}
+		mounts := part.overlay.kernel().VolumeMounts
+		for i := range mounts {
+			where := fmt.Sprintf("%s[%d]", part.at("volumeMounts"), i)
+			m := &mounts[i]
+			m.MountPath = do(where+".mountPath", m.MountPath)
+			m.SubPath = do(where+".subPath", m.SubPath)
+			m.SubPathExpr = do(where+".subPathExpr", m.SubPathExpr)
+		}
+	}
+	e.ServiceAccountName = do(shortPath("serviceAccountName"), e.ServiceAccountName)
+	e.Pod.Spec.ServiceAccountName = do(podPath("serviceAccountName"), e.Pod.Spec.ServiceAccountName)
+}
+
+// eachText calls do with each text in a settable value of Kubernetes' types, and with its path. It sets the text to the
+// result. Keys of maps stay.
+func eachText(v reflect.Value, path string, do func(path, text string) string) {
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString(do(path, v.String()))
+	case reflect.Pointer:
+		if !v.IsNil() {
+			eachText(v.Elem(), path, do)
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			eachText(v.Index(i), fmt.Sprintf("%s[%d]", path, i), do)
+		}
+	case reflect.Map:
+		for _, key := range v.MapKeys() {
+			value := reflect.New(v.Type().Elem()).Elem()
+			value.Set(v.MapIndex(key))
+			eachText(value, path+"."+key.String(), do)
+			v.SetMapIndex(key, value)
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			f := v.Type().Field(i)
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			switch {
+			case !f.IsExported():
+			case name == "":
+				eachText(v.Field(i), path, do)
+			default:
+				eachText(v.Field(i), path+"."+name, do)
+			}
+		}
+	}
+}
+
+// fillOwner replaces ownerMark in the extension by the owner's name, and returns the texts where that is impossible.
+func (e *extension) fillOwner(owner string) []refusal {
+	var found []refusal
+	escaped := escapeOwner(owner)
+	e.ownerTexts(func(key, text string) string {
+		if !hasOwnerMark(text) {
+			return text
+		}
+		filled := strings.ReplaceAll(text, ownerMark, escaped)
+		before, _, _ := strings.Cut(text, ownerMark)
+		tooLong := func(part string) bool { return len(part) > maxOwnerPart }
+		switch {
+		case owner == "":
+			found = append(found, refusal{key, noUsers})
+		case namesObject(key) && !joinsOwner(before):
+			found = append(found, refusal{key, fmt.Sprintf("%s needs a small letter, a digit or '-' right before %s, "+
+				"because a user's name may begin with '-' there", quoted(text), ownerMark)})
+		case slices.ContainsFunc(strings.Split(filled, "/"), tooLong):
+			found = append(found, refusal{key, fmt.Sprintf("%s is longer than %d bytes with this owner's name", quoted(text),
+				maxOwnerPart)})
+		}
+		return filled
+	})
+	return found
+}
+
+// namesObject reports whether the text at a key is the name of an object of Kubernetes.
+func namesObject(key string) bool {
+	last := key[strings.LastIndex(key, ".")+1:]
+	return slices.Contains([]string{"claimName", "secretName", "name", "serviceAccountName"}, last)
+}
+
+// CheckNoOwner returns a problem for each {owner} of a kernelspec. It is for kernelspecs.Options of a gateway without
+// users. It may be called concurrently.
+func CheckNoOwner(spec kernelspecs.Spec) []kernelspecs.Problem {
+	var e extension
+	places, problems := spec.DecodeExtension(&e)
+	if len(problems) > 0 {
+		return nil // Build reports them
+	}
+	for _, r := range e.fillOwner("") {
+		problems = append(problems, places.Problem(r.path, r.text))
+	}
+	return problems
+}
