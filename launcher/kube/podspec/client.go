@@ -54,7 +54,9 @@ func (b *builder) applyClient(pod *corev1.Pod) error {
 			pod.Annotations[annotationRequestedName] = value
 		}
 	})
-	c.apply("KERNEL_USERNAME", func(string, string) {})
+	if b.req.Owner == "" { // else the gateway has set it, and not the client
+		c.apply("KERNEL_USERNAME", func(string, string) {})
+	}
 	c.apply("KERNEL_WORKING_DIR", func(name, value string) {
 		if path.IsAbs(value) && len(value) > maxPath {
 			c.refuse(name, "is longer than %d bytes", maxPath)

@@ -2,6 +2,7 @@ package podspec
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -119,6 +120,25 @@ func TestClient_Refusals(t *testing.T) {
 	if _, err = Build(strict, launcher.Request{ID: testID, Spec: long}, testRecord("test")); err == nil ||
 		!strings.HasPrefix(err.Error(), "the kernel's command line has 9") {
 		t.Errorf("got %v for a command line that is too long", err)
+	}
+}
+
+// The name of the owner, which the gateway sets, needs no permission.
+func TestClient_Username(t *testing.T) {
+	strict := testOptions()
+	strict.Policy = policyOf(t, strictPolicy) // it does not allow KERNEL_USERNAME
+	for _, owner := range []string{"ann", ""} {
+		pod, err := Build(strict, launcher.Request{ID: testID, Owner: owner, Spec: specOf(`{"image": "ok/x"}`),
+			Env: map[string]string{"KERNEL_USERNAME": "ann"}}, testRecord("test"))
+		var r *launcher.RefusedError
+		switch {
+		case owner == "" && !errors.As(err, &r):
+			t.Errorf("a client's name: got %v", err)
+		case owner != "" && err != nil:
+			t.Errorf("the owner's name: got %v", err)
+		case owner != "" && !slices.Contains(kernelOf(pod).Env, corev1.EnvVar{Name: "KERNEL_USERNAME", Value: "ann"}):
+			t.Errorf("the kernel has not got it: %v", kernelOf(pod).Env)
+		}
 	}
 }
 
