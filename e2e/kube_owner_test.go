@@ -1,0 +1,123 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// ownVolumesPolicy lets clients mount their own claims.
+const ownVolumesPolicy = `clients:
+  allow: [KERNEL_VOLUMES, KERNEL_VOLUME_MOUNTS]
+  persistentVolumeClaims: ["home-{owner}"]
+  volumes: [persistentVolumeClaim]
+`
+
+// claimOn is a claim with a volume that is a folder of the node.
+const claimOn = `
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: %[1]s-%[2]s}
+spec:
+  capacity: {storage: 1Gi}
+  accessModes: [ReadWriteMany]
+  storageClassName: ""
+  claimRef: {namespace: %[1]s, name: %[2]s}
+  hostPath: {path: %[3]q}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: %[2]s, namespace: %[1]s}
+spec:
+  accessModes: [ReadWriteMany]
+  storageClassName: ""
+  volumeName: %[1]s-%[2]s
+  resources: {requests: {storage: 1Gi}}
+`
+
+// TestE2E_KubeOwnVolumes: a kernelspec gives each user a volume of their own and a folder of a common one. No user gets
+// another user's, also not by a restart of a dead kernel that the user shares.
+func TestE2E_KubeOwnVolumes(t *testing.T) {
+	t.Parallel()
+	c := theCluster(t)
+	c.needsOwn(t, "its volumes are folders of this machine")
+	ns := c.newNamespace(t)
+	name := func(account string) string { return "system:serviceaccount:" + ns + ":" + account }
+	claim := func(account string) string {
+		return "home-" + strings.NewReplacer(":", "-3a", "-", "-2d").Replace(name(account))
+	}
+	homes, common := map[string]string{}, t.TempDir()
+	volume := func(claim, dir string) {
+		c.kubectl(t, fmt.Sprintf(claimOn, ns, claim, dir), "apply", "-f", "-")
+		t.Cleanup(func() { c.kubectl(t, "", "delete", "persistentvolume", ns+"-"+claim, "--wait=false") })
+	}
+	volume("common", common)
+	policy := filepath.Join(t.TempDir(), "policy.yaml")
+	if err := os.WriteFile(policy, []byte(ownVolumesPolicy), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g := c.newGateway(t, ns, c.kubeconfig, "--auth-token-review", "--auth-token-audience", "ekg", "--kube-policy", policy)
+	g.podSpec("own", map[string]any{
+		"image": "localhost/kernel-py:dev",
+		"volumes": []any{
+			map[string]any{"name": "mine", "persistentVolumeClaim": map[string]any{"claimName": "home-{owner}"}},
+			map[string]any{"name": "common", "persistentVolumeClaim": map[string]any{"claimName": "common"}},
+		},
+		"volumeMounts": []any{
+			map[string]any{"name": "mine", "mountPath": "/mine"},
+			map[string]any{"name": "common", "mountPath": "/part", "subPath": "users/{owner}"},
+		},
+	})
+	g.token = ""
+	g.start()
+	users := map[string]*inCluster{}
+	for _, account := range []string{"ann", "bob"} {
+		homes[account] = t.TempDir()
+		volume(claim(account), homes[account])
+		c.kubectl(t, "", "-n", ns, "create", "serviceaccount", account)
+		users[account] = g.in(t)
+		users[account].token = strings.TrimSpace(
+			c.kubectl(t, "", "-n", ns, "create", "token", account, "--audience", "ekg"))
+	}
+	ann, bob := users["ann"], users["bob"]
+	const look = "import os\nprint(sorted(os.listdir('/mine')), os.listdir('/part'))"
+	kernels := map[string]string{}
+	for account, user := range users {
+		kernels[account] = user.kernel("own")
+		user.dial(t, kernels[account], "s", true).says(fmt.Sprintf(
+			"for d in '/mine', '/part': open(d + '/%[1]s', 'w').close()\n%[2]s", account, look),
+			fmt.Sprintf("['%[1]s'] ['%[1]s']\n", account))
+	}
+	for account := range users {
+		part := filepath.Join(common, "users", strings.TrimPrefix(claim(account), "home-"), account)
+		for _, file := range []string{filepath.Join(homes[account], account), part} {
+			if _, err := os.Stat(file); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+
+	status, answer := bob.ask("POST", "/api/kernels", fmt.Sprintf(`{"name": "pod", "env": {"KERNEL_VOLUMES":
+		"[{\"name\": \"v\", \"persistentVolumeClaim\": {\"claimName\": \"%s\"}}]"}}`, claim("ann")))
+	if status != http.StatusForbidden || !strings.Contains(string(answer), "allowed: "+claim("bob")) {
+		t.Errorf("bob asks for ann's volume: %d %s", status, answer)
+	}
+
+	route := "/api/kernels/" + kernels["ann"]
+	ann.want(http.StatusOK, "PATCH", route,
+		fmt.Sprintf(`{"shared_with": [{"user": %q, "right": "use"}]}`, name("bob")), nil)
+	c.kubectl(t, "", "-n", ns, "delete", "pod", kernels["ann"]+"-1")
+	ann.state(kernels["ann"], "dead", 30*time.Second)
+	bob.want(http.StatusOK, "POST", route+"/restart", "", nil)
+	ann.state(kernels["ann"], "idle", 30*time.Second)
+	ann.dial(t, kernels["ann"], "again", true).says(look, "['ann'] ['ann']\n")
+	for account, user := range users {
+		user.want(http.StatusNoContent, "DELETE", "/api/kernels/"+kernels[account], "", nil)
+	}
+}
