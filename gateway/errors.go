@@ -73,6 +73,7 @@ func problemOf(r *call, err error) *problem {
 	var refused *launcher.RefusedError
 	var limit *launcher.LimitError
 	var gone *launcher.GoneError
+	var unsupported *launcher.UnsupportedError
 	var undelivered *undeliveredError
 	var tooLarge *http.MaxBytesError
 	switch {
@@ -80,6 +81,9 @@ func problemOf(r *call, err error) *problem {
 		return p
 	case r.Context().Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, r.Context().Err())):
 		return &problem{status: statusClientGone, err: err}
+	case errors.As(err, &unsupported): // an undeliveredError may wrap it
+		return &problem{status: http.StatusServiceUnavailable, reason: "Kernel cannot be reached", err: err,
+			message: fold("This gateway cannot speak to the kernel: " + unsupported.Reason + ".")}
 	case errors.As(err, &undelivered):
 		// Before the launcher's errors, which it may wrap: the error of a dial does not decide whether a kernel exists.
 		return &problem{status: http.StatusServiceUnavailable, err: err, message: unreachable}

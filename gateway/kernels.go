@@ -224,8 +224,8 @@ func (g *Gateway) interruptKernel(w http.ResponseWriter, r *call) error {
 	return nil
 }
 
-// restartKernel makes the supervisor restart its kernel. If the supervisor has ended with its kernel, the launcher
-// starts both again.
+// restartKernel makes the supervisor restart its kernel. If the supervisor has ended with its kernel, or if this
+// gateway cannot speak to it, the launcher starts both again.
 func (g *Gateway) restartKernel(w http.ResponseWriter, r *call) error {
 	id, err := g.kernelID(r)
 	if err != nil {
@@ -235,7 +235,7 @@ func (g *Gateway) restartKernel(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	if before.State == api.Dead {
+	if before.State == api.Dead || before.State == api.Unknown {
 		if err := g.countStart(r.who); err != nil {
 			return err
 		}
@@ -248,8 +248,11 @@ func (g *Gateway) restartKernel(w http.ResponseWriter, r *call) error {
 	done()
 	var never *dialError
 	var undelivered *undeliveredError
+	var unsupported *launcher.UnsupportedError
 	switch {
 	case err == nil:
+	case errors.As(err, &unsupported):
+		return g.reviveKernel(r.Context(), w, r.who, id)
 	case errors.As(err, &never):
 		now, kernelErr := g.kernel(r.Context(), id)
 		if kernelErr == nil && now.State == api.Dead {

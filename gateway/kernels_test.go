@@ -1,7 +1,9 @@
 package gateway
 
 import (
+	"context"
 	"fmt"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -201,6 +203,28 @@ func TestKernels_InterruptAndRestart(t *testing.T) {
 		g.do("POST", path+"/restart", "").want(t, 200, `"execution_state":"idle"`)
 		g.do("POST", path+"/interrupt", "").want(t, 204, "")
 	})
+}
+
+// A kernel whose supervisor is of another protocol version says so everywhere, and the launcher restarts it.
+func TestKernels_OtherProtocol(t *testing.T) {
+	g := startGateway(t, nil)
+	path := "/api/kernels/" + idA
+	const why = "its supervisor (9.9) speaks protocol version 9, and this gateway 1 to 2"
+	g.fake.add(idA, "python3", api.Unknown).close()
+	g.fake.set(idA, api.Unknown, why)
+	g.fake.change(func() { g.fake.kernels[idA].super = nil })
+	g.fake.dial = func(context.Context, string) (net.Conn, error) { return nil, &launcher.UnsupportedError{Reason: why} }
+	for _, from := range []string{path, "/api/kernels"} {
+		g.do("GET", from, "").want(t, 200, `"execution_state":"unknown"`)
+		g.do("GET", from, "").want(t, 200, why)
+	}
+	for _, r := range []reply{g.do("POST", path+"/interrupt", ""), g.do("GET", path+"/channels", "", asUpgrade)} {
+		r.want(t, 503, `"reason":"Kernel cannot be reached","message":"This gateway cannot speak to the kernel: its`)
+	}
+	g.do("POST", path+"/restart", "").want(t, 200, `"execution_state":"idle"`)
+	if n := len(g.fake.requests()); n != 1 {
+		t.Errorf("it was revived %d times", n)
+	}
 }
 
 func TestKernels_Culled(t *testing.T) {

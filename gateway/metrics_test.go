@@ -231,7 +231,7 @@ func TestMetrics_Bounded(t *testing.T) {
 	}
 	wantSeries(t, all, map[string]string{
 		`ekg_kernel_start_failures_total{reason="internal",spec="other"}`:   fmt.Sprint(2 * metrics.MaxLabelValues),
-		`ekg_kernels{spec="other",state="busy"}`:                            fmt.Sprint(2 * metrics.MaxLabelValues),
+		`ekg_kernels{spec="other",state="unknown"}`:                         fmt.Sprint(2 * metrics.MaxLabelValues),
 		`ekg_http_requests_total{code="other",method="other",route="/api"}`: fmt.Sprint(3 * metrics.MaxLabelValues),
 		`ekg_http_requests_total{code="404",method="other",route="other"}`:  fmt.Sprint(3 * metrics.MaxLabelValues),
 	})

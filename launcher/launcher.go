@@ -40,6 +40,18 @@ var (
 	ErrNoSupervisor = fmt.Errorf("%w: it is being started", ErrUnavailable)
 )
 
+// UnsupportedError says that a kernel lives and that this gateway cannot speak to its supervisor. It is an
+// ErrUnavailable.
+type UnsupportedError struct {
+	Reason string // one sentence for the kernel's owner: why, and what helps
+}
+
+// Error returns the reason.
+func (e *UnsupportedError) Error() string { return e.Reason }
+
+// Is makes errors.Is(err, ErrUnavailable) true.
+func (e *UnsupportedError) Is(target error) bool { return target == ErrUnavailable }
+
 // GoneError is the ErrNotFound of a kernel that is known to have existed.
 type GoneError struct {
 	ID     string
@@ -247,8 +259,9 @@ type Launcher interface {
 	// Wait returns the kernel as soon as cond holds for it. When ctx ends first, it returns the kernel and ctx's error.
 	Wait(ctx context.Context, id string, cond func(Kernel) bool) (Kernel, error)
 
-	// Revive restarts a kernel whose supervisor has ended, under its id and with what Start was given. It does nothing if
-	// the supervisor lives, which has a restart route of its own. Limits count it as a start: if there are too many
+	// Revive restarts a kernel whose supervisor has ended, under its id and with what Start was given. It ends a
+	// supervisor that this gateway cannot speak to; see UnsupportedError. It does nothing if another supervisor lives,
+	// which has a restart route of its own. Limits count it as a start: if there are too many
 	// kernels, the error is a *LimitError and the kernel stays dead.
 	Revive(ctx context.Context, id string) (Kernel, error)
 
@@ -268,8 +281,8 @@ type Launcher interface {
 	UpdateNotes(ctx context.Context, id string, change func(Notes) (Notes, error)) (Notes, error)
 
 	// Dial connects to the kernel's supervisor, which speaks HTTP on the connection. The connection encrypts if need be.
-	// The error is ErrNotFound, ErrUnavailable (ErrNoSupervisor while the kernel is being started), or *GoneError with
-	// the reason if the supervisor has ended.
+	// The error is ErrNotFound, ErrUnavailable (ErrNoSupervisor while the kernel is being started, *UnsupportedError), or
+	// *GoneError with the reason if the supervisor has ended.
 	Dial(ctx context.Context, id string) (net.Conn, error)
 
 	// Measure returns the data for metrics. It only reads memory.

@@ -56,7 +56,8 @@ var (
 // The metrics of a gateway, besides those of the Go runtime and the process.
 var (
 	metricKernels = Metric{"ekg_kernels", "gauge", []string{"spec", "state"}, true,
-		"Kernels by kernelspec and execution state; dead ones are shown for some minutes."}
+		"Kernels by kernelspec and execution state; dead ones are shown for some minutes, and those whose " +
+			"supervisor this gateway cannot speak to are unknown."}
 	metricGroups = Metric{"ekg_group_kernels", "gauge", []string{"group", "state"}, true,
 		"Kernels by group of their user, for groups that the users file names or limits count; a kernel may count in " +
 			"several."}
@@ -342,7 +343,7 @@ func (s *snapshot) Collect(to chan<- prometheus.Metric) {
 }
 
 // shownStates lists the states with a label of their own.
-var shownStates = []api.State{api.Starting, api.Idle, api.Busy, api.Restarting, api.Dead}
+var shownStates = []api.State{api.Starting, api.Idle, api.Busy, api.Restarting, api.Dead, api.Unknown}
 
 // cullLimits lists the limits with a label of their own.
 var cullLimits = []string{api.LimitIdle, api.LimitBusy, api.LimitAge}

@@ -26,7 +26,7 @@ const (
 	maxOpening = 64
 
 	// unsupportedPause is the pause between two attempts to reach a supervisor that this gateway cannot speak to. They
-	// notice its end.
+	// notice its end and that it still lives.
 	unsupportedPause = 30 * time.Second
 )
 
@@ -156,29 +156,23 @@ func (f *Follower) open(s *Supervisor, st *stream, k Kernel) (received bool, err
 // come by a stream.
 func (f *Follower) EnterLocked(s *Supervisor, status api.Status) (before Supervisor) {
 	before = *s
-	s.Status, s.HasStatus, s.Streaming, s.Unsupported, s.Lost = status, true, true, "", time.Time{}
+	s.Status, s.HasStatus, s.Streaming, s.Lost = status, true, true, time.Time{}
+	s.Unsupported, s.Refused = "", time.Time{}
 	f.tally.Add(s.counted, status.Counts)
 	s.counted = status.Counts
 	s.ChangedLocked()
 	return before
 }
 
-// UnsupportedError says why this gateway cannot speak to a supervisor that lives. A Kernel's Client returns it, or a
-// client's Dial. It is a sentence for the kernel's owner.
-type UnsupportedError string
-
-// Error returns the sentence.
-func (e UnsupportedError) Error() string { return string(e) }
-
 // unsupportedReason returns the sentence for a supervisor that this gateway cannot speak to, or "".
 func unsupportedReason(err error) string {
 	var version *api.VersionError
-	var other UnsupportedError
+	var other *launcher.UnsupportedError // of a Kernel's Client, or of a client's Dial
 	switch {
 	case errors.As(err, &version):
 		return version.Error()
 	case errors.As(err, &other):
-		return other.Error()
+		return other.Reason
 	}
 	return ""
 }
@@ -199,7 +193,7 @@ func (f *Follower) ended(s *Supervisor, st *stream, k Kernel, err error) (unsupp
 		s.Lost = f.opts.Now()
 	}
 	if unsupported {
-		s.Unsupported = reason
+		s.Unsupported, s.Refused = reason, f.opts.Now()
 	}
 	if was || first || !failed {
 		s.ChangedLocked()

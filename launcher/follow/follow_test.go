@@ -165,18 +165,25 @@ func TestFollower_LeavesAnotherProtocolVersionAlone(t *testing.T) {
 		p := newPlace(t)
 		k := newTestKernel(p, func(int) []api.Status {
 			st := status(api.Idle)
-			st.Protocol = api.ProtocolVersion + 1
+			st.Protocol = api.NewestProtocolVersion + 1
 			return []api.Status{st}
 		})
 		k.follow()
-		time.Sleep(unsupportedPause - time.Second)
-		synctest.Wait()
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		var d launcher.Kernel
-		if k.supervisor.DescribeLocked(&d, false, ""); d.State != api.Busy || d.Reason != k.supervisor.Unsupported ||
-			k.attempts != 1 {
-			t.Errorf("after %d attempts it is described as %+v", k.attempts, d)
+		found := time.Now()
+		for attempts := 1; attempts <= 2; attempts++ {
+			time.Sleep(unsupportedPause - time.Second)
+			synctest.Wait()
+			p.mu.Lock()
+			d := launcher.Kernel{LastActivity: found.Add(-time.Hour)}
+			if k.supervisor.DescribeLocked(&d, false, ""); d.State != api.Unknown || d.Reason != k.supervisor.Unsupported ||
+				d.Reason == "" || !d.Stale || k.attempts != attempts {
+				t.Errorf("after %d attempts it is described as %+v", k.attempts, d)
+			}
+			if !d.LastActivity.Equal(found.Add(time.Duration(attempts-1) * unsupportedPause)) {
+				t.Errorf("after %d attempts, its last activity is %s", k.attempts, d.LastActivity)
+			}
+			p.mu.Unlock()
+			time.Sleep(time.Second)
 		}
 	})
 }

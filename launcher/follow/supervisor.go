@@ -14,6 +14,7 @@ type Supervisor struct {
 	HasStatus   bool       // a status was received
 	Streaming   bool       // Status is being kept up to date
 	Unsupported string     // a sentence, if the supervisor lives and this gateway cannot speak to it
+	Refused     time.Time  // when the last attempt has found it Unsupported
 	Lost        time.Time  // when the last stream ended; zero while Streaming, and before the first status
 
 	stream  *stream       // nil: it is not followed
@@ -71,8 +72,11 @@ func (s *Supervisor) DescribeLocked(d *launcher.Kernel, ended bool, reason strin
 		d.State, d.Reason, d.Stale, d.Connections, d.LogBytes = api.Dead, reason, false, 0, 0
 		d.CullAt, d.KeepUntil = time.Time{}, time.Time{}
 	case s.Unsupported != "":
-		// Busy is the only state in which no client takes a kernel for unused.
-		d.State, d.Reason, d.Stale = api.Busy, s.Unsupported, true
+		// It may be in use. A client that culls takes only a busy kernel, or one with a recent activity, for used.
+		d.State, d.Reason, d.Stale = api.Unknown, s.Unsupported, true
+		if s.Refused.After(d.LastActivity) {
+			d.LastActivity = s.Refused.UTC()
+		}
 	case !s.HasStatus:
 		d.Reason = "its supervisor has not answered this gateway yet"
 	}

@@ -422,7 +422,7 @@ func (l *Launcher) Dial(ctx context.Context, id string) (net.Conn, error) {
 	case end != nil:
 		return nil, &launcher.GoneError{ID: id, Owner: rec.Owner, Reason: end.Reason, At: end.At}
 	case unsupported != "":
-		return nil, fmt.Errorf("%w: %s", launcher.ErrUnavailable, unsupported)
+		return nil, &launcher.UnsupportedError{Reason: unsupported}
 	case !answers:
 		return nil, launcher.ErrNoSupervisor
 	}

@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/poddial"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -88,8 +87,8 @@ func (l *Launcher) keysOf(pod *corev1.Pod) (podKeys, error) {
 			return podKeys{keys, wanted, rec.MasterKey != ""}, err
 		}
 	}
-	return podKeys{}, follow.UnsupportedError(fmt.Sprintf(
-		"its keys are derived from a master key that this gateway does not have (fingerprint %.32q)", wanted))
+	return podKeys{}, &launcher.UnsupportedError{Reason: fmt.Sprintf(
+		"its keys are derived from a master key that this gateway does not have (fingerprint %.32q)", wanted)}
 }
 
 // shownKey returns the fingerprint of the master key that a connection to a pod has shown, or "".

@@ -7,12 +7,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/diff"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // mutate changes a pod as admission, schedulers, networks and device plugins do, before and after it is bound.
@@ -149,4 +151,39 @@ func TestRevive_PodWithoutRequest(t *testing.T) {
 	if pod.Spec.NodeName != "" || len(pod.Spec.Containers) != 2 || len(pod.Spec.InitContainers) != 0 {
 		t.Errorf("got %+v", pod.Spec)
 	}
+}
+
+// A restart of a kernel whose supervisor speaks another protocol version replaces its pod. Every replica knows that the
+// kernel has not ended for good.
+func TestRevive_OtherProtocol(t *testing.T) {
+	c, f := newRunning(t, 1)
+	l, other := openTest(t, c, nil), openTest(t, c, nil)
+	for _, l := range []*Launcher{l, other} {
+		waitFor(t, l, idOf(0), func(k launcher.Kernel) bool { return k.State == api.Idle && !k.Stale })
+	}
+	if k, err := l.Revive(t.Context(), idOf(0)); err != nil || k.State != api.Idle {
+		t.Fatalf("a living one is revived: %+v, %v", k, err)
+	}
+	s := f.of(idOf(0))
+	s.mu.Lock()
+	s.status.Protocol, s.status.Build = 99, "9.9"
+	s.touch()
+	s.mu.Unlock()
+	why := "its supervisor (9.9) speaks protocol version 99, and this gateway "
+	k := waitFor(t, l, idOf(0), func(k launcher.Kernel) bool { return strings.HasPrefix(k.Reason, why) })
+	if k.State != api.Unknown || !k.Stale {
+		t.Errorf("it is %+v", k)
+	}
+	var unsupported *launcher.UnsupportedError
+	if _, err := l.Dial(t.Context(), idOf(0)); !errors.As(err, &unsupported) || unsupported.Reason != k.Reason {
+		t.Errorf("dial: %v", err)
+	}
+	if k, err := l.Revive(t.Context(), idOf(0)); err != nil || k.State != api.Starting {
+		t.Fatalf("%+v, %v", k, err)
+	}
+	c.pod(t, idOf(0)+"-2")
+	if _, err := c.CoreV1().Pods("ns").Get(t.Context(), idOf(0)+"-1", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the old pod: %v", err)
+	}
+	waitFor(t, other, idOf(0), func(k launcher.Kernel) bool { return k.State == api.Starting })
 }

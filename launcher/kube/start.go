@@ -235,7 +235,7 @@ func (l *Launcher) deletePod(ctx context.Context, pod *corev1.Pod) error {
 }
 
 // Revive creates the next pod of a kernel whose last pod has ended. It is built from what Start was given, under the
-// present policy.
+// present policy. A pod whose supervisor this gateway cannot speak to is ended before.
 func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, error) {
 	k, err := l.find(ctx, id)
 	if err != nil {
@@ -245,6 +245,9 @@ func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, erro
 	l.follower.Await(ctx, &k.supervisor, func() bool {
 		return k.end != nil || k.pod.DeletionTimestamp == nil && k.supervisor.Status.State != api.Dead
 	})
+	if err := l.endUnsupported(k); err != nil {
+		return launcher.Kernel{}, err
+	}
 	l.mu.Lock()
 	old, rec, dead := k.pod, k.rec, k.end != nil
 	l.mu.Unlock()

@@ -118,6 +118,29 @@ func (l *Launcher) endPod(pod *corev1.Pod, end storedEnding, request string, ali
 	return nil
 }
 
+// endUnsupported ends a pod whose supervisor this gateway cannot speak to, so that the next one can be created. It does
+// nothing for another pod.
+func (l *Launcher) endUnsupported(k *kernel) error {
+	l.mu.Lock()
+	pod, unsupported, ended := k.pod, k.supervisor.Unsupported, k.end != nil
+	l.mu.Unlock()
+	if unsupported == "" || ended {
+		return nil
+	}
+	l.log.Info("kernel is ended for a restart", logkey.Kernel, k.id, logkey.Pod, pod.Name, logkey.Reason, unsupported)
+	end := storedEnding{Reason: "it was ended for a restart: " + unsupported, At: l.timing.now().UTC()}
+	if err := l.endPod(pod, end, "", false); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if k.end == nil && k.pod.UID == pod.UID {
+		l.endLocked(k, &end)
+		k.supervisor.ChangedLocked()
+	}
+	return nil
+}
+
 // endingAnnotation marks a pod whose kernel is ended by a gateway.
 func endingAnnotation(pod *corev1.Pod, end storedEnding) map[string]string {
 	text, err := json.Marshal(api.Ending{

@@ -188,7 +188,7 @@ func (l *Launcher) reachable(k *kernel) error {
 	case k.end != nil:
 		return &launcher.GoneError{ID: k.id, Owner: k.rec.Owner, Reason: k.end.Reason, At: k.end.At}
 	case k.supervisor.Unsupported != "":
-		return fmt.Errorf("%w: %s", launcher.ErrUnavailable, k.supervisor.Unsupported)
+		return &launcher.UnsupportedError{Reason: k.supervisor.Unsupported}
 	}
 	return nil
 }

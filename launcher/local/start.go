@@ -164,7 +164,7 @@ func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
 		mode = "signal" // the default of kernel.json
 	}
 	cfg := api.Config{
-		Protocol: api.ProtocolVersion, KernelID: req.ID, SpecName: req.Spec.Name, Owner: req.Owner,
+		KernelID: req.ID, SpecName: req.Spec.Name, Owner: req.Owner,
 		Argv: req.Spec.Command(map[string]string{"kernel_id": req.ID}), Env: env, InterruptMode: mode,
 		WorkingDir:  workingDir(req.WorkingDir, l.dir),
 		Listen:      "unix:" + rec.Socket,
@@ -176,6 +176,7 @@ func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
 		RestartLimit: api.DefaultRestartLimit,
 		Cull:         l.opts.Cull.For(req.Cull).With(ext.Cull),
 	}
+	cfg.SetVersion()
 	l.setLogBounds(&cfg)
 	if cfg.Cull.GPU > 0 {
 		cfg.GPUProgram = l.opts.GPUProgram
@@ -269,7 +270,7 @@ func (l *Launcher) awaitProgram(ctx context.Context, k *kernel) error {
 	return &launcher.FailedError{Reason: reason, Class: launcher.FailedContainer}
 }
 
-// Revive starts a dead kernel's supervisor again.
+// Revive starts a dead kernel's supervisor again. A supervisor that this gateway cannot speak to is ended before.
 func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, error) {
 	k, err := l.find(ctx, id)
 	if err != nil {
@@ -303,7 +304,11 @@ func (l *Launcher) revive(ctx context.Context, k *kernel) error {
 		return err
 	}
 	defer unlock(folder)
-	if v, err := l.reconcileFolder(k); v != dead {
+	v, err := l.reconcileFolder(k)
+	if v == alive && err == nil {
+		v, err = l.endUnsupported(ctx, k)
+	}
+	if v != dead || err != nil {
 		return err // the kernel lives, or it is gone, which the caller will notice
 	}
 	counted, err := l.countRestart(ctx, k)
@@ -320,7 +325,7 @@ func (l *Launcher) revive(ctx context.Context, k *kernel) error {
 	if err != nil {
 		return &launcher.FailedError{Reason: "the record of how this kernel was started cannot be read"}
 	}
-	cfg.Protocol = api.ProtocolVersion
+	cfg.SetVersion()
 	l.setLogBounds(&cfg)
 	cfg.StopGrace, cfg.DeadLinger, cfg.RestartLimit = l.opts.StopGrace, l.opts.DeadLinger, api.DefaultRestartLimit
 	cfg.WorkingDir = workingDir(cfg.WorkingDir, l.dir)

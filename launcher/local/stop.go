@@ -69,8 +69,7 @@ func (l *Launcher) beginStop(ctx context.Context, k *kernel, reason string, sile
 // stopKernel does what Stop promises. It holds the kernel's turn until it returns, so that the supervisor's end is not
 // taken for an unexpected one.
 func (l *Launcher) stopKernel(k *kernel, reason, request string, silent bool) error {
-	limit := 2*l.opts.StopGrace + l.timing.stopMargin
-	ctx, cancel := context.WithTimeout(l.ctx, l.timing.ready+limit+3*exitLimit)
+	ctx, cancel := context.WithTimeout(l.ctx, l.timing.ready+l.stopLimit()+3*exitLimit)
 	defer cancel()
 	if err := k.takeTurn(ctx); err != nil {
 		return fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
@@ -84,22 +83,56 @@ func (l *Launcher) stopKernel(k *kernel, reason, request string, silent bool) er
 	}
 	patience := exitLimit
 	if alive {
-		limited, cancel := context.WithTimeout(ctx, limit)
-		client := l.client(k)
-		client.Request = request
-		err := client.Stop(limited, reason)
-		cancel()
-		if err != nil {
-			l.log.Warn("supervisor did not stop its kernel", logkey.Kernel, k.id, logkey.Err, err)
-		}
-		if errors.Is(err, context.DeadlineExceeded) {
-			patience = 0 // the supervisor has had its time already
-		}
+		patience = l.askToStop(ctx, k, reason, request)
 	}
 	if l.ctx.Err() != nil {
 		return errClosed
 	}
 	return l.finishStop(ctx, k, patience, reason, silent)
+}
+
+// stopLimit bounds the wait for a supervisor's answer to a stop.
+func (l *Launcher) stopLimit() time.Duration { return 2*l.opts.StopGrace + l.timing.stopMargin }
+
+// askToStop asks the supervisor to end its kernel, and waits for its answer. It returns how much longer the supervisor
+// may take to end.
+func (l *Launcher) askToStop(ctx context.Context, k *kernel, reason, request string) (patience time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, l.stopLimit())
+	defer cancel()
+	client := l.client(k)
+	client.Request = request
+	err := client.Stop(ctx, reason)
+	if err != nil {
+		l.log.Warn("supervisor did not stop its kernel", logkey.Kernel, k.id, logkey.Err, err)
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return 0 // the supervisor has had its time already
+	}
+	return exitLimit
+}
+
+// endUnsupported ends a supervisor that this gateway cannot speak to, and its kernel, so that both can be started
+// again. Another supervisor is left alone. The turn and the folder's lock are held.
+func (l *Launcher) endUnsupported(ctx context.Context, k *kernel) (liveness, error) {
+	l.mu.Lock()
+	unsupported := k.supervisor.Unsupported
+	l.mu.Unlock()
+	if unsupported == "" {
+		return alive, nil
+	}
+	l.log.Info("kernel is ended for a restart", logkey.Kernel, k.id, logkey.Reason, unsupported)
+	end := &api.Ending{KernelID: k.id, Reason: "it was ended for a restart: " + unsupported}
+	// DELETE and the lock are the same in every version.
+	patience := l.askToStop(ctx, k, end.Reason, launcher.RequestID(ctx))
+	if _, err := l.endSupervisor(ctx, k, patience); err != nil {
+		return uncertain, err
+	}
+	end.At = l.timing.now().UTC()
+	if err := writeJSON(l.layout.file(k.id, endFile), end); err != nil { // the supervisor's says that it is not shown
+		return uncertain, err
+	}
+	l.markDead(k, end)
+	return dead, nil
 }
 
 // finishStop makes sure that the supervisor ends, and removes the kernel.

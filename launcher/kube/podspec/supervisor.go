@@ -82,7 +82,7 @@ func (b *builder) configureSupervisor(pod *corev1.Pod) error {
 	}
 	grace := time.Duration(*pod.Spec.TerminationGracePeriodSeconds) * time.Second
 	cfg := api.Config{
-		Protocol: api.ProtocolVersion, KernelID: b.req.ID, SpecName: spec.Name, Owner: b.req.Owner,
+		KernelID: b.req.ID, SpecName: spec.Name, Owner: b.req.Owner,
 		Argv: argv, Env: map[string]string{}, WorkingDir: b.workingDir(), InterruptMode: mode,
 		Listen: "tcp::" + strconv.Itoa(SupervisorPort), Transport: kernelspecs.TransportTCP, SpillDir: spillDir,
 		ChildSocket: api.PodChildSocket, ImageKernelspec: b.ext.ImageKernelspec, SecretDir: secretDir,
@@ -90,6 +90,7 @@ func (b *builder) configureSupervisor(pod *corev1.Pod) error {
 		StopGrace: min(b.o.StopGrace, (grace-graceAllowance/2*time.Second)/2), DeadLinger: deadLinger,
 		RestartLimit: api.DefaultRestartLimit, Cull: b.o.Cull.For(b.req.Cull).With(b.ext.Cull),
 	}
+	cfg.SetVersion()
 	cfg.LogLimit, cfg.LogKeepFree = b.o.logLimit()
 	switch gpus := GPURequestOf(pod); {
 	case !gpus.nvidia() && len(gpus.Claims) == 0:

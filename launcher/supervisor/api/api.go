@@ -9,16 +9,6 @@ package api
 
 import "time"
 
-// ProtocolVersion is the version of the seam: of Config, of Status and of the routes. A gateway routes to every
-// supervisor from OldestProtocolVersion to its own version, and leaves others running.
-//
-// Both sides ignore JSON fields that they do not know. So a new field of Config needs a new version if a supervisor
-// that ignores it would run the kernel in a wrong way: a supervisor rejects a Config of a newer version.
-const (
-	ProtocolVersion       = 1
-	OldestProtocolVersion = 1
-)
-
 // Headers that a gateway adds to a forwarded request: the user's name, and the user's right to the kernel. A request
 // without HeaderRight has the right to use the kernel.
 const (

@@ -23,19 +23,6 @@ const (
 	maxPlain          = 300
 )
 
-// VersionError says that a supervisor speaks a version of the seam that this program does not know. Its kernel may be
-// in use, so a launcher reports it and leaves the supervisor running.
-type VersionError struct {
-	Version int    // the supervisor's ProtocolVersion
-	Build   string // version of the supervisor's program
-}
-
-// Error names both sides' versions.
-func (e *VersionError) Error() string {
-	return fmt.Sprintf("its supervisor (%s) speaks protocol version %d, this gateway %d to %d",
-		PlainText(e.Build, maxPlain), e.Version, OldestProtocolVersion, ProtocolVersion)
-}
-
 // Client sends requests to one supervisor. Each call dials a connection and closes it. The client starts no goroutine,
 // and its methods may be called concurrently.
 type Client struct {
@@ -46,8 +33,8 @@ type Client struct {
 }
 
 // Watch calls on with each line of the supervisor's status stream, in order. It returns when the stream ends, when
-// three StatusIntervals pass in silence, or when ctx ends. The error is never nil and says which. A supervisor of
-// another protocol version is a *VersionError, and on is not called.
+// three StatusIntervals pass in silence, or when ctx ends. The error is never nil and says which. If this program does
+// not work together with the supervisor, the error is a *VersionError, and on is not called.
 func (c *Client) Watch(ctx context.Context, on func(Status)) error {
 	r, err := c.do(ctx, http.MethodGet, "/status", nil, 3*StatusInterval)
 	if err != nil {
@@ -64,7 +51,7 @@ func (c *Client) Watch(ctx context.Context, on func(Status)) error {
 		if err := json.Unmarshal(line, &st); err != nil {
 			return fmt.Errorf("the status stream has a line that is not a status: %w", err)
 		}
-		if st.Protocol < OldestProtocolVersion || st.Protocol > ProtocolVersion {
+		if !Speaks(st.Protocol) {
 			return &VersionError{Version: st.Protocol, Build: st.Build}
 		}
 		if st.KernelID != c.KernelID {

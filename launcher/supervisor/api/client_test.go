@@ -96,7 +96,7 @@ func TestClient_Watch(t *testing.T) {
 			}
 		})
 	}
-	for _, version := range []int{OldestProtocolVersion - 1, ProtocolVersion + 1} {
+	for _, version := range []int{OldestProtocolVersion - 1, NewestProtocolVersion + 1} {
 		t.Run(fmt.Sprint("protocol ", version), func(t *testing.T) {
 			c := answering(t, "", func(_ *http.Request, _ string, conn net.Conn) {
 				_, _ = io.WriteString(conn, streamHeader+statusLine(t, func(s *Status) { s.Protocol = version }))
@@ -108,6 +108,18 @@ func TestClient_Watch(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a newer supervisor's unknown fields and state", func(t *testing.T) {
+		line := strings.Replace(statusLine(t, func(s *Status) { s.Protocol, s.State = NewestProtocolVersion, "resting" }),
+			`{"protocol"`, `{"unknown":{"x":[1]},"protocol"`, 1)
+		c := answering(t, "", func(_ *http.Request, _ string, conn net.Conn) {
+			_, _ = io.WriteString(conn, streamHeader+line)
+		})
+		var got []State
+		err := c.Watch(t.Context(), func(s Status) { got = append(got, StateOf(s.State)) })
+		if len(got) != 1 || got[0] != Unknown || !errors.Is(err, io.EOF) {
+			t.Errorf("got %v, %v", got, err)
+		}
+	})
 	t.Run("silence of three intervals ends it, less does not", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			release := make(chan struct{})

@@ -24,7 +24,11 @@ const MaxSocketPath = 107
 // Config is everything that a launcher tells a supervisor. On one machine it is a JSON file of mode 0600, named on the
 // command line; in a pod it is an environment variable. Unknown fields are ignored, see Ignored and ProtocolVersion.
 type Config struct {
-	Protocol int    `json:"protocol"`  // ProtocolVersion of the launcher that wrote it
+	// Protocol is the ProtocolVersion of the launcher that wrote it, and Needs the least one of a supervisor that runs the
+	// kernel as it asks. 0: as Protocol. SetVersion sets both.
+	Protocol int `json:"protocol"`
+	Needs    int `json:"needs_protocol,omitempty"`
+
 	KernelID string `json:"kernel_id"` // the one kernel of this supervisor
 	SpecName string `json:"spec_name"` // kernelspec name, shown in the model
 
@@ -117,8 +121,8 @@ func ParseConfig(b []byte) (Config, error) {
 	var c Config
 	d := json.NewDecoder(bytes.NewReader(b))
 	err := d.Decode(&c)
-	if c.Protocol > ProtocolVersion { // which may also be why a field cannot be read
-		return Config{}, c.Validate()
+	if version := c.checkVersion(); version != nil && c.Protocol > ProtocolVersion {
+		return Config{}, version // which may also be why a field cannot be read
 	}
 	if err != nil {
 		return Config{}, err
@@ -190,9 +194,10 @@ func (c *Config) readSecret() error {
 
 // Validate says what is wrong with the configuration, with the JSON key in front.
 func (c *Config) Validate() error {
+	if err := c.checkVersion(); err != nil {
+		return err
+	}
 	switch {
-	case c.Protocol != ProtocolVersion:
-		return fmt.Errorf("protocol is %d, this supervisor speaks %d", c.Protocol, ProtocolVersion)
 	case c.KernelID == "":
 		return fmt.Errorf("kernel_id is missing")
 	case len(c.Argv) == 0 && (c.ChildSocket == "" || c.SameMachine):

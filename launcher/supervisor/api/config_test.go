@@ -131,8 +131,10 @@ func TestParseConfig_Newer(t *testing.T) {
 			[]string{"a", "cull.x", "z"}},
 		"a secret": {`{"protocol": 1, ` + good + `, "kernel_key": "x", "KernelKey": "x", "-": "x"}`, "",
 			[]string{"-", "KernelKey", "kernel_key"}},
-		"a newer version":  {`{"protocol": 2, ` + good + `}`, "protocol is 2", nil},
-		"and other fields": {`{"protocol": 2, ` + good + `, "env": [1]}`, "protocol is 2", nil},
+		"a newer version":  {`{"protocol": 2, ` + good + `}`, "protocol version 2", nil},
+		"and other fields": {`{"protocol": 2, ` + good + `, "env": [1]}`, "protocol version 2", nil},
+		"a newer version that needs this one": {`{"protocol": 2, "needs_protocol": 1, ` + good + `, "a": "b"}`, "",
+			[]string{"a"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, err := ParseConfig([]byte(tc.config))

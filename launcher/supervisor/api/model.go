@@ -10,16 +10,20 @@ const (
 	Busy       State = "busy"
 	Restarting State = "restarting"
 	Dead       State = "dead"
+
+	// Unknown is the state of a kernel that lives, and whose state this gateway cannot read. JupyterLab has a state of
+	// this name. No limit takes such a kernel for idle.
+	Unknown State = "unknown"
 )
 
-// StateOf returns a state that a supervisor has reported. An unknown state comes from a newer version; it is read as
-// Busy, since the kernel is up and may be in use.
+// StateOf returns a state that a supervisor has reported. A state that this version does not have comes from a newer
+// supervisor. It is Unknown.
 func StateOf(s State) State {
 	switch s {
 	case Starting, Idle, Busy, Restarting, Dead:
 		return s
 	}
-	return Busy
+	return Unknown
 }
 
 // Model is a kernel in Jupyter's REST API. Times have TimeFormat.
