@@ -156,6 +156,9 @@ const slowPipe = "slow"
 // silentFile is the file in a kernel's folder that a silent fake supervisor makes once it ignores signals.
 const silentFile = "silent"
 
+// limitsFile is the file in a kernel's folder to which a fake supervisor adds a byte for each limit that it is sent.
+const limitsFile = "limits"
+
 // holdUp makes a named pipe and returns when it has been opened for writing.
 func holdUp(path string) error {
 	if err := syscall.Mkfifo(path, 0o600); err != nil {
@@ -312,6 +315,15 @@ func (f *fakeSupervisor) limits(w http.ResponseWriter, r *http.Request) {
 	if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
 		panic(err)
 	}
+	count, err := os.OpenFile(filepath.Join(filepath.Dir(f.cfg.LockFile), limitsFile), os.O_CREATE|os.O_WRONLY|os.O_APPEND,
+		0o600)
+	if err != nil {
+		panic(err)
+	}
+	if _, err := count.Write([]byte{'.'}); err != nil {
+		panic(err)
+	}
+	_ = count.Close()
 	f.change(func(st *api.Status) {
 		st.LogLimit, st.LogBytes = body.LogLimit, min(st.LogBytes, body.LogLimit)
 		if f.mode == "filling" {

@@ -88,6 +88,7 @@ type timing struct {
 	ready       time.Duration    // for a supervisor to answer after its start
 	firstStatus time.Duration    // for the first status; after that the kernel is shown without a status
 	stopMargin  time.Duration    // for a supervisor to answer a stop, beyond the two graces of its kernel
+	pushPause   time.Duration    // for which changes of the logs' bounds are collected that are not urgent
 	maintenance time.Duration    // between two rounds of maintenance, which rescan the state directory
 	rounds      <-chan time.Time // not nil: each value begins a round of maintenance, instead of the time
 	halfMade    time.Duration    // age at which an unfinished folder is removed
@@ -102,6 +103,7 @@ func realTiming() timing {
 		ready:       15 * time.Second,
 		firstStatus: time.Second,
 		stopMargin:  5 * time.Second,
+		pushPause:   500 * time.Millisecond,
 		maintenance: 15 * time.Second,
 		halfMade:    time.Minute,
 		firstRedial: 20 * time.Millisecond,
@@ -114,19 +116,20 @@ func realTiming() timing {
 // Launcher runs kernels of this machine; it implements launcher.Launcher.
 type Launcher struct {
 	// Fixed.
-	opts     Options
-	timing   timing
-	opened   time.Time
-	layout   layout
-	environ  []string // of this process at Open
-	dir      string   // working directory of kernels without one of their own
-	log      *slog.Logger
-	children *children
-	follower *follow.Follower
-	recounts chan struct{} // capacity 1: kernels or the sizes of their logs have changed
-	starting chan struct{} // capacity 1: held by the caller that has starts.lock, or is next
-	cancel   context.CancelCauseFunc
-	ctx      context.Context // the launcher's own life, ended by Close
+	opts         Options
+	timing       timing
+	opened       time.Time
+	layout       layout
+	environ      []string // of this process at Open
+	dir          string   // working directory of kernels without one of their own
+	log          *slog.Logger
+	children     *children
+	follower     *follow.Follower
+	recounts     chan struct{} // capacity 1: kernels or the sizes of their logs have changed
+	recountsSoon chan struct{} // capacity 1: the same, but not urgent
+	starting     chan struct{} // capacity 1: held by the caller that has starts.lock, or is next
+	cancel       context.CancelCauseFunc
+	ctx          context.Context // the launcher's own life, ended by Close
 
 	// Owned by maintain, and by Open before maintain starts.
 	reaper *os.File // reaper.lock while it is held
@@ -171,7 +174,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	life, cancel := context.WithCancelCause(context.Background())
 	l := &Launcher{
 		opts: o, timing: tm, layout: lay, environ: os.Environ(), dir: dir, log: o.Log.With(logkey.Component, "local"),
-		recounts: make(chan struct{}, 1), starting: make(chan struct{}, 1),
+		recounts: make(chan struct{}, 1), recountsSoon: make(chan struct{}, 1), starting: make(chan struct{}, 1),
 		ctx: life, cancel: cancel, kernels: make(map[string]*kernel),
 		warnedSpecs: make(map[string]bool), opened: tm.now(), culls: map[launcher.CullLabels]int64{},
 	}

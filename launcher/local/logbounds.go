@@ -108,10 +108,22 @@ func (l *Launcher) recount() {
 	wake.Reader(l.recounts)
 }
 
-// logChanged reports whether the logs' bounds depend on the change of a status.
-func logChanged(before, now *api.Status) bool {
-	return roundUp(before.LogBytes) != roundUp(now.LogBytes) || (before.State == api.Dead) != (now.State == api.Dead) ||
+// logUrgent reports whether the change of a status asks for new bounds at once: a log that is nearly full needs more.
+func logUrgent(before, now *api.Status) bool {
+	return (before.State == api.Dead) != (now.State == api.Dead) ||
 		api.LogNearlyFull(before.LogBytes, before.LogLimit) != api.LogNearlyFull(now.LogBytes, now.LogLimit)
+}
+
+// logChanged reports whether the logs' bounds depend on the change of a log's size.
+func logChanged(before, now *api.Status) bool {
+	return roundUp(before.LogBytes) != roundUp(now.LogBytes)
+}
+
+// recountSoon is recount for a kernel that was started, and for a log that is larger or smaller and has room. Each start
+// changes the shares of all kernels, so the limits of many starts are sent together. A kernel has its own share from
+// its start on.
+func (l *Launcher) recountSoon() {
+	wake.Reader(l.recountsSoon)
 }
 
 // newLimit is a bound that a supervisor must be sent.

@@ -29,11 +29,19 @@ func (l *Launcher) maintain() {
 		rounds = tick.C
 	}
 	l.maintainOnce()
+	var collected <-chan time.Time // not nil: changes are being collected
 	for {
 		select {
 		case <-rounds:
 			l.maintainOnce()
 		case <-l.recounts:
+			l.pushShares()
+		case <-l.recountsSoon:
+			if collected == nil {
+				collected = time.After(l.timing.pushPause)
+			}
+		case <-collected:
+			collected = nil
 			l.pushShares()
 		case <-l.ctx.Done():
 			return

@@ -75,6 +75,51 @@ func TestLogTotal(t *testing.T) {
 	})
 }
 
+// TestLogTotal_StartsInARow: a start does not send new limits to every kernel that runs. The limits of many starts are
+// sent together.
+func TestLogTotal_StartsInARow(t *testing.T) {
+	p := newPlace(t)
+	const total, starts = 64 << 20, 16
+	p.change = func(o *Options, tm *timing) {
+		o.LogLimit, o.LogTotal, tm.maintenance, tm.pushPause = total, total, time.Hour, time.Hour
+	}
+	l := p.launcher()
+	for n := range starts {
+		p.start(l, n, "fine")
+		wait(t, l, n, "idle", isIdle)
+	}
+	sent := func() (all int) {
+		for n := range starts {
+			b, err := os.ReadFile(l.layout.file(id(n), limitsFile))
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				t.Error(err)
+			}
+			all += len(b)
+		}
+		return all
+	}
+	if n := sent(); n != 0 {
+		t.Errorf("%d limits were sent before the pause had ended", n)
+	}
+	// An end is urgent. Its round sends each of the others one limit at most.
+	if err := l.Stop(t.Context(), id(starts-1), ""); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all have the limit of now", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for n := range starts - 1 {
+			if !isNear(l.kernels[id(n)].supervisor.Status.LogLimit, total/(starts-1)) {
+				return false
+			}
+		}
+		return true
+	})
+	if n := sent(); n > 2*starts {
+		t.Errorf("%d limits were sent to %d kernels", n, starts)
+	}
+}
+
 // TestLogTotal_BytesInUse: kernels without output take nothing from a log that is in use. The total is never exceeded.
 func TestLogTotal_BytesInUse(t *testing.T) {
 	p := newPlace(t)

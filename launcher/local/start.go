@@ -232,7 +232,7 @@ func (l *Launcher) publish(dir string, rec record) (*kernel, error) {
 	if old != nil { // another gateway removed its folder
 		l.markGone(old, l.layout.goneError(rec.ID))
 	}
-	l.recount()
+	l.recountSoon()
 	return k, nil
 }
 

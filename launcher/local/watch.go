@@ -63,8 +63,11 @@ func (f followed) Receive(st api.Status, enterLocked func() (follow.Supervisor, 
 	l.countCullLocked(k, end)
 	l.reportStartLocked(k)
 	l.mu.Unlock()
-	if newSupervisor || logChanged(&before.Status, &st) {
+	switch {
+	case !newSupervisor && logUrgent(&before.Status, &st):
 		l.recount()
+	case newSupervisor || logChanged(&before.Status, &st):
+		l.recountSoon()
 	}
 	if newSupervisor || before.Status.KernelPID != st.KernelPID {
 		l.writeProcesses(k, processIDs{Parent: st.ParentPID, Supervisor: st.PID, Kernel: st.KernelPID})
