@@ -16,6 +16,17 @@
 // list of devices is empty. The exit code is 1 if the library fails, with the reason on stderr, and 2 for wrong
 // arguments.
 //
+//	ekg-gpu watch [--every 10s] [--devices UUID,...] [--session PID]
+//
+// stays resident until its standard input is closed, and prints samples of the GPUs, one JSON object per line:
+//
+//	{"seconds": 10, "devices": [{"uuid": "GPU-...", "model": "Tesla T4", "memory_total": 16106127360,
+//	  "memory_used": 1073741824, "utilization": 0.83, "processes": [{"pid": 4711, "use": 0.8, "memory": 1048576}]}]}
+//
+// It asks the driver only while a process has a GPU open, or at least one of the session PID. Otherwise a line comes
+// only every sixth time, with "closed": true for each GPU. utilization is null if it is unknown. It needs no
+// privileges.
+//
 //	ekg-gpu --version
 package main
 
@@ -23,7 +34,9 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -35,9 +48,15 @@ var version = "dev"
 // maxLook is the longest time to measure.
 const maxLook = 5 * time.Minute
 
+// shortestEvery is the shortest interval of samples.
+const shortestEvery = 100 * time.Millisecond
+
 func main() { os.Exit(run()) }
 
 func run() int {
+	if len(os.Args) > 1 && os.Args[1] == "watch" {
+		return watch(os.Args[2:])
+	}
 	look := flag.Duration("for", 10*time.Second, "how long to measure")
 	showVersion := flag.Bool("version", false, "print the version")
 	flag.Parse()
@@ -54,6 +73,37 @@ func run() int {
 		err = json.NewEncoder(os.Stdout).Encode(report)
 	}
 	if err != nil {
+		fmt.Fprintln(os.Stderr, "ekg-gpu:", err)
+		return 1
+	}
+	return 0
+}
+
+// watch runs ekg-gpu watch.
+func watch(args []string) int {
+	flags := flag.NewFlagSet("ekg-gpu watch", flag.ExitOnError)
+	every := flags.Duration("every", 10*time.Second, "time between two samples")
+	devices := flags.String("devices", "", "UUIDs or numbers of the GPUs to sample, separated by commas; all by default")
+	session := flags.Int("session", 0, "process id of a session: only its processes count as users of GPUs")
+	if err := flags.Parse(args); err != nil {
+		return 2
+	}
+	if flags.NArg() > 0 || *every < shortestEvery || *session < 0 {
+		fmt.Fprintf(os.Stderr, "ekg-gpu: --every takes a time from %s, and there are no other arguments\n", shortestEvery)
+		return 2
+	}
+	gone := make(chan struct{})
+	go func() { // it ends with the program
+		_, _ = io.Copy(io.Discard, os.Stdin) // any end is the end
+		close(gone)
+	}()
+	w := &watcher{meter: meter{lib: nvml.New(), hostPIDs: inHostPIDs()}, every: *every, now: time.Now, out: os.Stdout,
+		parent: gone}
+	w.inUse = gpuFiles{proc: "/proc", devices: "/sys/bus/pci/drivers/nvidia", session: *session}.inUse
+	if *devices != "" {
+		w.only = strings.Split(*devices, ",")
+	}
+	if err := w.run(); err != nil {
 		fmt.Fprintln(os.Stderr, "ekg-gpu:", err)
 		return 1
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -207,15 +208,20 @@ func (v *view) poll(since time.Time) {
 		v.apart = false
 		return
 	}
-	latest := map[int]nvml.ProcessUtilizationSample{}
-	for _, u := range used {
-		if u.TimeStamp >= latest[int(u.Pid)].TimeStamp {
-			latest[int(u.Pid)] = u
+	for pid, use := range latest(used) {
+		v.processes[pid] += use
+	}
+}
+
+// latest returns the newest use of each process.
+func latest(samples []nvml.ProcessUtilizationSample) map[int]float64 {
+	at, use := map[int]uint64{}, map[int]float64{}
+	for _, u := range samples {
+		if pid := int(u.Pid); u.TimeStamp >= at[pid] {
+			at[pid], use[pid] = u.TimeStamp, fraction(u.SmUtil)
 		}
 	}
-	for pid, u := range latest {
-		v.processes[pid] += fraction(u.SmUtil)
-	}
+	return use
 }
 
 // fraction converts a percentage of the library, which may be a little over 100.
@@ -256,7 +262,29 @@ func (v *view) between() (use float64, err error) {
 // openBy returns the processes that have the device open, or nil if the driver does not list them. It includes
 // processes that were active in a poll and have closed the device since.
 func (v *view) openBy() []gpu.Process {
-	pids := map[int]bool{}
+	running, ok := v.running()
+	if !ok {
+		return nil
+	}
+	for pid := range v.processes {
+		running[pid] = 0
+	}
+	processes := []gpu.Process{}
+	for _, pid := range slices.Sorted(maps.Keys(running)) {
+		p := gpu.Process{PID: pid}
+		if v.apart && v.whole == nil {
+			use := v.processes[pid] / polls
+			p.Use = &use
+		}
+		processes = append(processes, p)
+	}
+	return processes
+}
+
+// running returns the processes that have the device open, with the memory that they use, in bytes. The memory is 0 if
+// it is unknown. It returns false if the driver does not list them.
+func (v *view) running() (map[int]int64, bool) {
+	memory := map[int]int64{}
 	lists := []func() ([]nvml.ProcessInfo, nvml.Return){
 		v.device.GetComputeRunningProcesses, v.device.GetGraphicsRunningProcesses}
 	if mps := "nvmlDeviceGetMPSComputeRunningProcesses"; v.has(mps, mps+"_v2", mps+"_v3") {
@@ -268,23 +296,15 @@ func (v *view) openBy() []gpu.Process {
 			continue
 		}
 		if ret != nvml.SUCCESS {
-			return nil
+			return nil, false
 		}
 		for _, info := range infos {
-			pids[int(info.Pid)] = true
+			if info.UsedGpuMemory > math.MaxInt64 { // NVML_VALUE_NOT_AVAILABLE
+				info.UsedGpuMemory = 0
+			}
+			// A process with graphics and compute contexts is in both lists, with its whole memory.
+			memory[int(info.Pid)] = max(memory[int(info.Pid)], int64(info.UsedGpuMemory))
 		}
 	}
-	for pid := range v.processes {
-		pids[pid] = true
-	}
-	processes := []gpu.Process{}
-	for _, pid := range slices.Sorted(maps.Keys(pids)) {
-		p := gpu.Process{PID: pid}
-		if v.apart && v.whole == nil {
-			use := v.processes[pid] / polls
-			p.Use = &use
-		}
-		processes = append(processes, p)
-	}
-	return processes
+	return memory, true
 }

@@ -5,6 +5,7 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -117,10 +118,10 @@ func measuring(lib *mock.Interface, percent float64, held *int) *mock.Interface 
 }
 
 // without removes the functions whose names begin with missing from a driver's library.
-func without(lib *mock.Interface, missing string) *mock.Interface {
+func without(lib *mock.Interface, missing ...string) *mock.Interface {
 	lib.ExtensionsFunc = func() nvml.ExtendedInterface {
 		return &mock.ExtendedInterface{LookupSymbolFunc: func(name string) error {
-			if strings.HasPrefix(name, missing) {
+			if slices.ContainsFunc(missing, func(m string) bool { return strings.HasPrefix(name, m) }) {
 				return errors.New("undefined symbol: " + name)
 			}
 			return nil

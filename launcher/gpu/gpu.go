@@ -1,5 +1,5 @@
-// Package gpu describes how busy GPUs are: the report that the program ekg-gpu prints, and the share of it that belongs
-// to a kernel. Only ekg-gpu speaks to NVIDIA's library; this package starts nothing.
+// Package gpu describes how busy GPUs are: the reports and samples that the program ekg-gpu prints, and the share of
+// them that belongs to a kernel. Only ekg-gpu speaks to NVIDIA's library; this package starts nothing.
 package gpu
 
 import (
@@ -25,8 +25,9 @@ type Device struct {
 
 // Process is a process that has a device open.
 type Process struct {
-	PID int      `json:"pid"`           // in the machine's own PID namespace
-	Use *float64 `json:"use,omitempty"` // the part of the time in which the device computed for it; nil: unknown
+	PID    int      `json:"pid"`              // in the machine's own PID namespace
+	Use    *float64 `json:"use,omitempty"`    // the part of the time in which the device computed for it; nil: unknown
+	Memory int64    `json:"memory,omitempty"` // bytes; only in a Sample; 0: unknown
 }
 
 // ParseReport reads ekg-gpu's output. The error says what is wrong with it.

@@ -1,0 +1,86 @@
+//go:build linux && cgo
+
+package main
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// mostFiles is how many open files of a process are looked at. A process with more counts as one that uses a GPU.
+const mostFiles = 4096
+
+// gpuFiles looks for processes that have a GPU open. It reads only /proc and /sys, which wakes no GPU.
+type gpuFiles struct {
+	proc    string // "/proc"
+	devices string // NVIDIA's driver in sysfs
+	session int    // only processes of this session count; 0: all
+}
+
+// inUse reports whether a process may have a GPU open. A process that cannot be looked at may have one.
+func (g gpuFiles) inUse() bool {
+	if g.allSuspended() {
+		return false
+	}
+	dir, err := os.Open(g.proc)
+	if err != nil {
+		return true
+	}
+	defer dir.Close() //nolint:errcheck // it was only read
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return true
+	}
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		if g.session != 0 {
+			if session, err := unix.Getsid(pid); err != nil || session != g.session {
+				continue
+			}
+		}
+		if g.opens(filepath.Join(g.proc, name, "fd")) {
+			return true
+		}
+	}
+	return false
+}
+
+// opens reports whether a process may have a GPU open. dir is its folder of open files.
+func (g gpuFiles) opens(dir string) bool {
+	d, err := os.Open(dir)
+	if err != nil {
+		return !errors.Is(err, fs.ErrNotExist)
+	}
+	defer d.Close() //nolint:errcheck // it was only read
+	files, err := d.Readdirnames(mostFiles)
+	if len(files) >= mostFiles || errors.Is(err, fs.ErrPermission) {
+		return true
+	}
+	for _, f := range files {
+		to, err := os.Readlink(filepath.Join(dir, f))
+		if err == nil && (strings.HasPrefix(to, "/dev/nvidia") || to == "/dev/dxg") { // dxg is the GPU of WSL
+			return true
+		}
+	}
+	return false
+}
+
+// allSuspended reports whether the driver has put every GPU to sleep. Without that information it returns false.
+func (g gpuFiles) allSuspended() bool {
+	states, _ := filepath.Glob(filepath.Join(g.devices, "*:*", "power", "runtime_status")) // the pattern is correct
+	for _, path := range states {
+		if b, err := os.ReadFile(path); err != nil || strings.TrimSpace(string(b)) != "suspended" {
+			return false
+		}
+	}
+	return len(states) > 0
+}
