@@ -41,7 +41,7 @@ func (c *testCluster) podThere(t *testing.T, name string) bool {
 }
 
 // eventually waits until cond is true.
-func eventually(t *testing.T, what string, cond func() bool) {
+func eventually(t testing.TB, what string, cond func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

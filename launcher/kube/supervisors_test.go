@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -322,11 +323,21 @@ func newRunning(t testing.TB, kernels int) (*testCluster, *fakeSupervisors) {
 // run creates the pod of a running kernel, and its supervisor, without a launcher.
 func (c *testCluster) run(t testing.TB, f *fakeSupervisors, n int) {
 	t.Helper()
+	pod := runningPod(t, n, testRequest(idOf(n)))
+	f.add(t, pod)
+	if _, err := c.CoreV1().Pods("ns").Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// runningPod returns the pod of a running kernel.
+func runningPod(t testing.TB, n int, req launcher.Request) *corev1.Pod {
+	t.Helper()
 	created := time.Now().Add(time.Duration(n) * time.Millisecond)
-	pod, err := podspec.Build(testPods, testRequest(idOf(n)), podspec.Record{
-		ID:         idOf(n),
+	pod, err := podspec.Build(testPods, req, podspec.Record{
+		ID:         req.ID,
 		Generation: 1,
-		Owner:      "ann",
+		Owner:      req.Owner,
 		SpecName:   "python3",
 		Created:    created,
 		Protocol:   1,
@@ -345,8 +356,5 @@ func (c *testCluster) run(t testing.TB, f *fakeSupervisors, n int) {
 			{Name: podspec.ContainerSupervisor, ContainerID: "containerd://s", Image: "ekg:1", Ready: true, State: runs},
 			{Name: podspec.ContainerKernel, ContainerID: "containerd://k", Image: "kernel:1", Ready: true, State: runs}},
 	}
-	f.add(t, pod)
-	if _, err := c.CoreV1().Pods("ns").Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	return pod
 }
