@@ -63,6 +63,7 @@ func (l *Launcher) updatePod(pod *corev1.Pod) {
 			err)
 		return
 	}
+	pod = podspec.Trimmed(pod) // answers to requests are whole
 	end := endOf(pod, l.timing.now())
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -149,7 +149,7 @@ func (l *Launcher) addHandlers(ns string,
 	})
 	if err := errors.Join(err1, err2,
 		pods.SetWatchErrorHandlerWithContext(complain), events.SetWatchErrorHandlerWithContext(complain),
-		pods.SetTransform(dropManagedFields), events.SetTransform(dropManagedFields)); err != nil {
+		pods.SetTransform(trimPod), events.SetTransform(dropManagedFields)); err != nil {
 		return nil, err
 	}
 	return []cache.InformerSynced{p.HasSynced, e.HasSynced}, nil
@@ -159,6 +159,14 @@ func (l *Launcher) addHandlers(ns string,
 func dropManagedFields(o any) (any, error) {
 	if object, err := meta.Accessor(o); err == nil { // else it is a cache.DeletedFinalStateUnknown
 		object.SetManagedFields(nil)
+	}
+	return o, nil
+}
+
+// trimPod drops what this gateway does not read of a kernel's pod.
+func trimPod(o any) (any, error) {
+	if pod, ok := o.(*corev1.Pod); ok { // else it is a cache.DeletedFinalStateUnknown
+		return podspec.Trimmed(pod), nil
 	}
 	return o, nil
 }

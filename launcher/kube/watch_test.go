@@ -259,3 +259,34 @@ func TestWatch_ApiServerDown(t *testing.T) {
 	})
 	waitFor(t, l, idA, func(k launcher.Kernel) bool { return strings.Contains(k.Reason, "no GPU is free") })
 }
+
+// A launcher keeps only the trimmed pods, from watches and from answers to its requests.
+func TestPods_Trimmed(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, nil)
+	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
+		t.Fatal(err)
+	}
+	if whole := c.pod(t, idA+"-1"); len(whole.Spec.Volumes) == 0 {
+		t.Fatal("the pod has no volumes")
+	}
+	for _, from := range []string{"the start", "an answer", "a list"} {
+		switch from {
+		case "an answer":
+			if err := l.annotate(t.Context(), l.kernelOf(idA).pod, "", map[string]string{"a": "b"}); err != nil {
+				t.Fatal(err)
+			}
+		case "a list":
+			if err := l.refresh(t.Context(), idA); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if pod := l.kernelOf(idA).pod; len(pod.Spec.Volumes) > 0 || len(pod.Spec.Containers) != 2 {
+			t.Errorf("from %s: %+v", from, pod.Spec)
+		}
+	}
+	eventually(t, "the informer's pod", func() bool { return len(l.informers[0].GetStore().List()) == 1 })
+	if pod := l.informers[0].GetStore().List()[0].(*corev1.Pod); len(pod.Spec.Volumes) > 0 {
+		t.Errorf("the informer keeps %+v", pod.Spec)
+	}
+}
