@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/channels"
@@ -53,6 +54,12 @@ func (g *Gateway) modelFor(who caller, k launcher.Kernel) kernelModel {
 // owner, the users it is shared with.
 func (g *Gateway) complete(m *kernelModel, who caller, k launcher.Kernel) {
 	m.Name, m.Created, m.GPUs, m.Flavor = g.specName(k), api.Timestamp(k.Created), k.GPUs, k.Flavor
+	if m.Flavor != "" {
+		m.GPU = slices.Clone(m.GPU)
+		for i := range m.GPU {
+			m.GPU[i].Flavor = m.Flavor
+		}
+	}
 	m.Owner, m.SharedWith, m.SharedToUse = "", nil, false
 	if who.sole {
 		return
@@ -72,7 +79,7 @@ func modelOf(k launcher.Kernel) kernelModel {
 	}
 	m := kernelModel{Model: api.Model{
 		ID: k.ID, Name: k.SpecName, LastActivity: api.Timestamp(last),
-		ExecutionState: k.State, Connections: k.Connections, Reason: k.Reason,
+		ExecutionState: k.State, Connections: k.Connections, Reason: k.Reason, GPU: k.GPU,
 	}}
 	if !k.CullAt.IsZero() {
 		m.CullAt = api.Timestamp(k.CullAt)

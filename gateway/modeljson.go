@@ -49,6 +49,13 @@ func (m *kernelModel) appendJSON(b []byte) ([]byte, error) {
 	b = appendOptional(b, `,"reason":`, m.Reason)
 	b = appendOptional(b, `,"cull_at":`, m.CullAt)
 	b = appendOptional(b, `,"keep_until":`, m.KeepUntil)
+	if len(m.GPU) > 0 {
+		text, err := json.Marshal(m.GPU)
+		if err != nil {
+			return nil, err
+		}
+		b = append(append(b, `,"gpu":`...), text...)
+	}
 	b = appendText(append(b, `,"created":`...), m.Created)
 	if m.GPUs != 0 {
 		b = append(append(b, `,"gpus":`...), m.GPUs.String()...)

@@ -62,6 +62,9 @@ func set(v reflect.Value) {
 		v.SetInt(-7)
 	case reflect.Bool:
 		v.SetBool(true)
+	case reflect.Slice: // of devices
+		half := 0.5
+		v.Set(reflect.ValueOf([]api.GPU{{UUID: "<a>", Utilization: &half, MemoryUsed: 1 << 40}, {Error: "GPU is lost"}}))
 	default:
 		panic("a field of a new kind: " + v.Kind().String())
 	}

@@ -190,14 +190,16 @@ type Kernel struct {
 	Groups       []string // Request.Groups
 	Created      time.Time
 	State        api.State
-	Reason       string    // one sentence: why it is dead, or what it waits for; "" otherwise
-	Limit        string    // name of the limit that prevented its start; "" if it is not dead for that
-	LastActivity time.Time // UTC
-	CullAt       time.Time // UTC; when it is culled unless something happens; zero: never
-	KeepUntil    time.Time // UTC; until when its owner keeps it; zero: not set
-	Connections  int       // websockets on which a client has sent a message
-	Stale        bool      // there is no status stream: State, LastActivity and Connections are the last known
-	LogBytes     int64     // bytes held by the kernel's message log
+	Reason       string     // one sentence: why it is dead, or what it waits for; "" otherwise
+	Limit        string     // name of the limit that prevented its start; "" if it is not dead for that
+	LastActivity time.Time  // UTC
+	CullAt       time.Time  // UTC; when it is culled unless something happens; zero: never
+	KeepUntil    time.Time  // UTC; until when its owner keeps it; zero: not set
+	Connections  int        // websockets on which a client has sent a message
+	Stale        bool       // there is no status stream: State, LastActivity and Connections are the last known
+	LogBytes     int64      // bytes held by the kernel's message log
+	GPU          []api.GPU  // devices that it holds, if they are sampled; without their flavors; not modified
+	GPUUse       api.GPUUse // of them
 	Notes
 }
 

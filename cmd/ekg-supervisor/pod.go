@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -35,7 +36,13 @@ func pod(logger *slog.Logger) int {
 		if p.to == "" {
 			continue
 		}
-		if err := install(p.from, p.to); err != nil {
+		err := install(p.from, p.to)
+		if errors.Is(err, fs.ErrNotExist) && p.to == cfg.GPUProgram && cfg.Cull.GPU == 0 {
+			logger.Warn("GPUs are not sampled: the image has no ekg-gpu", logkey.Err, err)
+			cfg.GPUProgram, cfg.GPUSamples = "", api.GPUSamples{}
+			continue
+		}
+		if err != nil {
 			return refuse(logger, cfg.TerminationFile, cfg.KernelID, err)
 		}
 	}

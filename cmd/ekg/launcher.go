@@ -57,6 +57,7 @@ func openLauncher(
 			RuntimeDir:  s.RuntimeDir,
 			Supervisor:  supervisor,
 			GPUProgram:  gpuProgram,
+			GPUSamples:  s.GPUSamples,
 			LogLimit:    s.LogLimit,
 			LogTotal:    s.LogTotal,
 			StopGrace:   s.StopGrace,
@@ -146,7 +147,8 @@ func podOptions(s *settings.Settings, namespace string) (podspec.Options, error)
 		SupervisorCPU: s.SupervisorCPU, SupervisorMemory: s.SupervisorMemory,
 		SupervisorMemoryLimit: s.SupervisorMemoryLimit, ClusterChoosesUser: s.SupervisorUser == settings.UserNamespace,
 		HomeLimit: s.HomeLimit, Architectures: s.SupervisorArch,
-		LogLimit: s.LogLimit, StopGrace: time.Duration(s.StopGrace), Cull: s.Cull()}
+		LogLimit: s.LogLimit, StopGrace: time.Duration(s.StopGrace), Cull: s.Cull(),
+		GPUSamples: s.GPUSamples}
 	if s.HomeLimit == 0 {
 		o.HomeLimit = -1
 	}
@@ -259,15 +261,18 @@ func findSupervisor(s *settings.Settings) (string, error) {
 }
 
 // findGPUProgram returns the absolute path of ekg-gpu, which lies beside the supervisor. It returns "" if no setting
-// needs the program.
+// needs the program, or if it is missing and only --gpu-samples, whose default is on, would use it.
 func findGPUProgram(s *settings.Settings, supervisor string) (string, error) {
-	if s.CullGPU == 0 {
+	if s.CullGPU == 0 && s.GPUSamples == 0 {
 		return "", nil
 	}
 	if real, err := filepath.EvalSymlinks(supervisor); err == nil {
 		supervisor = real
 	}
 	path, err := exec.LookPath(filepath.Join(filepath.Dir(supervisor), "ekg-gpu"))
+	if err != nil && s.CullGPU == 0 {
+		return "", nil
+	}
 	if err != nil {
 		return "", fmt.Errorf("%s: requires the program ekg-gpu beside the supervisor: %w", s.Place("cull-gpu"), err)
 	}

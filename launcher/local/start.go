@@ -181,6 +181,7 @@ func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
 	if cfg.Cull.GPU > 0 {
 		cfg.GPUProgram = l.opts.GPUProgram
 	}
+	l.sampleGPUs(&cfg)
 	return rec, cfg, nil
 }
 

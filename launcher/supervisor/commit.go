@@ -53,6 +53,7 @@ type statusFacts struct {
 	keepUntil   time.Time
 	process     kernelProcess
 	logFull     bool // nearly
+	gpus        uint64
 }
 
 // activityFacts wake the status streams too, but at most once in activityPause.
@@ -82,6 +83,7 @@ type savedFacts struct {
 	left      time.Time
 	connected bool
 	keepUntil time.Time
+	gpus      time.Duration // measured, in steps of gpuSave
 }
 
 func (s *Supervisor) factsLocked() facts {
@@ -99,6 +101,7 @@ func (s *Supervisor) factsLocked() facts {
 			keepUntil:   s.keepUntil,
 			process:     s.process,
 			logFull:     api.LogNearlyFull(size, limit),
+			gpus:        s.gpus.wakes,
 		},
 		activity: activityFacts{lastOutput: c.LastOutput(), endShown: s.endShown},
 		use: useFacts{
@@ -111,7 +114,8 @@ func (s *Supervisor) factsLocked() facts {
 		},
 		saved: savedFacts{epoch: s.epoch, requests: s.requests.Version(), prompts: s.prompts.Version(),
 			activity: c.LastActivity(),
-			started:  s.started, idle: idle, left: s.lastLeft, connected: s.sessions.Active() > 0, keepUntil: s.keepUntil},
+			started:  s.started, idle: idle, left: s.lastLeft, connected: s.sessions.Active() > 0, keepUntil: s.keepUntil,
+			gpus: s.gpus.use.Measured / gpuSave},
 	}
 }
 

@@ -21,6 +21,7 @@ func (s *Supervisor) recordEnding(e api.Ending) error {
 	}
 	s.mu.Lock()
 	e.Started = s.started.UTC()
+	e.GPUUse = s.gpus.use
 	s.mu.Unlock()
 	e.Seconds = max(0, int64(s.diedAt.Sub(e.Started).Round(time.Second)/time.Second))
 	if e.Stopped && s.culledEnding != nil {

@@ -38,6 +38,8 @@ type kernelProcess interface {
 	// Measure makes Used return newer values. The processors' time is measured at once or soon if processors is set; GPUs
 	// when the look has ended. If another look is in progress, look is ignored.
 	Measure(processors bool, look process.GPULook)
+	// WatchGPUs makes Used return samples of GPUs until the process ends.
+	WatchGPUs(watch process.GPUWatch)
 	// Used returns the last measurement of what the processes of the session use.
 	Used() process.Use
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -106,8 +107,10 @@ func (s *Supervisor) runLife(ctx context.Context, op *operation) outcome {
 	defer l.proof.Stop()
 	defer l.nextLook.Stop()
 	defer l.disconnect()
+	s.watchGPUs(proc)
 	l.connect(ctx)
 	l.watch(ctx, &out)
+	s.takeSamples(proc)
 	return out
 }
 
@@ -127,7 +130,8 @@ func (s *Supervisor) launch(ctx context.Context) (
 	own, err := process.Start(process.Options{
 		KernelID: s.cfg.KernelID, Argv: process.Command(s.cfg.Argv, s.cfg.ConnectionFile), Env: s.cfg.Env,
 		WorkingDir: s.cfg.WorkingDir, Reaper: s.reaper, Logger: s.logger,
-		GPUSeen: func(*process.Process) { wake.Reader(s.useChanged) },
+		GPUSeen:    func(*process.Process) { wake.Reader(s.useChanged) },
+		GPUSampled: func(*process.Process, gpu.Samples) { wake.Reader(s.gpusSampled) },
 	})
 	if err != nil {
 		return c, nil, false, err
@@ -194,6 +198,8 @@ func (l *life) watch(ctx context.Context, out *outcome) {
 			if l.cull(out) {
 				return
 			}
+		case <-l.s.gpusSampled:
+			l.s.takeSamples(l.proc)
 		case b := <-l.next:
 			l.s.setBridge(b)
 			b.start()

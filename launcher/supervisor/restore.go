@@ -38,6 +38,7 @@ func (s *Supervisor) savedStateLocked() (b savedstate.State) {
 		KeepUntil:    s.keepUntil,
 		CellBegan:    s.cellBegan,
 		Starting:     idle.Starting,
+		GPU:          s.gpus.use,
 	}
 	keys := make(map[uint64]string, s.sessions.Len())
 	for sess := range s.sessions.All() {
@@ -187,7 +188,7 @@ func (s *Supervisor) restoreUseLocked(u savedstate.Use, lives bool) {
 		return // the previous supervisor has not saved it
 	}
 	p := s.pastLocked(u)
-	s.started, s.keepUntil = p.at(u.Started), u.KeepUntil
+	s.started, s.keepUntil, s.gpus.use = p.at(u.Started), u.KeepUntil, u.GPU
 	if !lives || u.Starting {
 		return
 	}

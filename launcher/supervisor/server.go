@@ -145,6 +145,7 @@ func (s *Supervisor) model() api.Model {
 		Connections:    s.sessions.Active(),
 		Reason:         s.shownReasonLocked(),
 	}
+	m.GPU = s.gpusLocked()
 	if at := s.shownPlanLocked().At; !at.IsZero() {
 		m.CullAt = at.UTC().Format(api.TimeFormat)
 	}
@@ -289,6 +290,8 @@ func (s *Supervisor) currentStatus() (api.Status, <-chan struct{}) {
 		LogBytes:     size,
 		LogLimit:     limit,
 		Counts:       s.countsLocked(),
+		GPU:          s.gpusLocked(),
+		GPUUse:       s.gpus.use,
 	}
 	if s.process != nil {
 		st.KernelPID = s.process.PID()

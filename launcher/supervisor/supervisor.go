@@ -90,6 +90,7 @@ type Supervisor struct {
 	stateFile         *savedstate.File              // nil: no other supervisor would read it
 	containerReported chan struct{}                 // capacity 1: the cluster has reported on the container
 	useChanged        chan struct{}                 // capacity 1: the time of culling may have changed
+	gpusSampled       chan struct{}                 // capacity 1: there are new samples of GPUs
 	over              chan struct{}                 // closed when the kernel has ended for good
 	began             time.Time                     // when the counters were zero
 
@@ -155,6 +156,7 @@ type Supervisor struct {
 	lastLeft  time.Time      // when the last connection ended; zero: none has ended
 	keepUntil time.Time      // zero: the owner does not keep it
 	computes  bool           // its processes use more than Config.Cull.CPU or Config.Cull.GPU, or may
+	gpus      gpuState       // the GPUs that it holds
 	warnings  []*cellDisplay // notices in cells that the kernel will be culled
 	endShown  time.Time      // when the kernel will be culled, as it was shown last
 
@@ -175,7 +177,8 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 		ownSession: jupyter.NewID(), identity: []byte(jupyter.NewID()),
 		operations: make(chan *operation), lossPossible: make(chan struct{}, 1), memory: memory.New(),
 		containerReported: make(chan struct{}, 1), useChanged: make(chan struct{}, 1),
-		over: make(chan struct{}), change: make(chan struct{}),
+		gpusSampled: make(chan struct{}, 1),
+		over:        make(chan struct{}), change: make(chan struct{}),
 		clients: map[*clientConn]struct{}{}, requests: requests.NewTable(),
 		cells: cells.NewTable(), logReaders: map[string]int{},
 		began: time.Now().UTC().Round(0),
@@ -189,7 +192,8 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 	if cfg.ChildSocket != "" {
 		s.container = child.NewContainer(child.ContainerOptions{
 			Socket: cfg.ChildSocket, Grace: cfg.TerminationGrace, Place: s.place(),
-			Measured: func() { wake.Reader(s.useChanged) }, Log: s.logger})
+			Measured: func() { wake.Reader(s.useChanged) },
+			Sampled:  func() { wake.Reader(s.gpusSampled) }, Log: s.logger})
 		if cfg.SpillDir != "" {
 			s.stateFile = savedstate.NewFile(cfg.SpillDir)
 		}
@@ -252,7 +256,7 @@ func (s *Supervisor) runKernel(ctx context.Context) {
 		}
 		crashes, retries = 0, 0
 		s.mu.Lock()
-		s.started, s.keepUntil = s.now(), time.Time{}
+		s.started, s.keepUntil, s.gpus.use = s.now(), time.Time{}, api.GPUUse{}
 		s.mu.Unlock()
 	}
 }

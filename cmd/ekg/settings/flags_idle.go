@@ -47,6 +47,12 @@ var idleSettings = []group{
 				"driver is queried for at most 10 seconds of each interval",
 		},
 		{
+			Name: "gpu-samples", Env: []string{"EKG_GPU_SAMPLES"}, def: "10s",
+			value: limit(func(s *Settings) *time.Duration { return &s.GPUSamples }),
+			Usage: "how often the memory and use of a kernel's NVIDIA GPUs are measured, for its model and for usage; 0: " +
+				"never. On one machine it needs the program ekg-gpu beside the supervisor",
+		},
+		{
 			Name: "cull-activity", Env: []string{"EKG_CULL_ACTIVITY"},
 			value: list(func(s *Settings) *[]string { return &s.CullActivity }, oneOf(api.CullActivities()...)),
 			Usage: "what else restarts the time of an idle kernel, besides cells and answers to prompts: " +

@@ -81,6 +81,7 @@ type Settings struct {
 	CullActivity    []string
 	CullCPU         float64
 	CullGPU         float64
+	GPUSamples      time.Duration
 
 	Kubeconfig      string
 	KubeContext     string

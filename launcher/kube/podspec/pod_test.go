@@ -352,5 +352,15 @@ func TestBuild_Cull(t *testing.T) {
 			(cfg.Cull.GPU > 0) != (want != "") {
 			t.Errorf("%s: the supervisor gets %q and %g, %v", ekg, cfg.GPUProgram, cfg.Cull.GPU, err)
 		}
+		sampled := o
+		sampled.Cull.GPU, sampled.GPUSamples = 0, time.Minute
+		if pod, err = Build(sampled, launcher.Request{ID: testID, Spec: specOf(ekg)}, testRecord("test")); err != nil {
+			t.Fatal(err)
+		}
+		cfg = api.Config{}
+		if err := json.Unmarshal([]byte(pod.Spec.Containers[0].Env[0].Value), &cfg); err != nil || cfg.GPUProgram != want ||
+			(cfg.GPUSamples.Every == time.Minute) != (want != "") {
+			t.Errorf("%s: the supervisor gets %q and samples %+v, %v", ekg, cfg.GPUProgram, cfg.GPUSamples, err)
+		}
 	}
 }

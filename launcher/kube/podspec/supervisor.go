@@ -95,8 +95,11 @@ func (b *builder) configureSupervisor(pod *corev1.Pod) error {
 	switch gpus := GPURequestOf(pod); {
 	case !gpus.nvidia() && len(gpus.Claims) == 0:
 		cfg.Cull.GPU = 0 // NVIDIA's driver knows no GPU of this pod
-	case cfg.Cull.GPU > 0:
-		cfg.GPUProgram = gpuProgram
+	default:
+		cfg.GPUSamples.Every = b.o.GPUSamples
+		if cfg.Cull.GPU > 0 || cfg.GPUSamples.Every > 0 {
+			cfg.GPUProgram = gpuProgram
+		}
 	}
 	text, err := json.Marshal(cfg)
 	if err != nil {

@@ -77,8 +77,10 @@ type Config struct {
 	TerminationFile  string        `json:"termination_file,omitempty"`
 	TerminationGrace time.Duration `json:"termination_grace,omitempty"` // nanoseconds
 
-	// Paths of programs. Cull.GPU needs GPUProgram, which is ekg-gpu. In a pod the supervisor copies it there, and copies
-	// itself to Program for the child.
+	GPUSamples GPUSamples `json:"gpu_samples,omitzero"` // of the GPUs that the kernel holds
+
+	// Paths of programs. Cull.GPU and GPUSamples need GPUProgram, which is ekg-gpu. In a pod the supervisor copies it
+	// there, and copies itself to Program for the child.
 	GPUProgram string `json:"gpu_program,omitempty"`
 	Program    string `json:"program,omitempty"`
 
@@ -216,6 +218,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("token or tls_seed is set together with secret_dir")
 	case c.GPUProgram == "" && c.Cull.GPU > 0:
 		return fmt.Errorf("gpu_program is missing, which cull.gpu needs")
+	case c.GPUProgram == "" && c.GPUSamples.Every > 0:
+		return fmt.Errorf("gpu_program is missing, which gpu_samples needs")
 	case c.GPUProgram != "" && !filepath.IsAbs(c.GPUProgram):
 		return fmt.Errorf("gpu_program is %q, not an absolute path", c.GPUProgram)
 	case c.Program != "" && !filepath.IsAbs(c.Program):

@@ -20,6 +20,7 @@ type Ending struct {
 	CulledFor string    `json:"culled_for,omitempty"` // LimitIdle, LimitBusy or LimitAge
 	Started   time.Time `json:"started,omitzero"`     // UTC; the last start; zero: unknown
 	Seconds   int64     `json:"seconds,omitempty"`    // lifetime; At may be later, if a dead kernel was removed
+	GPUUse    GPUUse    `json:"gpu_use,omitzero"`     // until its end
 }
 
 // WriteTermination writes an Ending to a container's termination message. The file is written in place, because it is a

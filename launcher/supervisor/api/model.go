@@ -36,4 +36,5 @@ type Model struct {
 	Reason         string `json:"reason,omitempty"`     // why it is dead, or what it waits for
 	CullAt         string `json:"cull_at,omitempty"`    // when it will be culled if it stays unused
 	KeepUntil      string `json:"keep_until,omitempty"` // until when its owner keeps it
+	GPU            []GPU  `json:"gpu,omitempty"`        // that it holds, if they are sampled
 }

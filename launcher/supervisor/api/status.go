@@ -28,6 +28,8 @@ type Status struct {
 	Connections  int       `json:"connections"`          // websockets that have sent a message
 	LogBytes     int64     `json:"log_bytes"`            // held by the log
 	LogLimit     int64     `json:"log_limit"`            // its bound
+	GPU          []GPU     `json:"gpu,omitempty"`        // that the kernel holds, if they are sampled
+	GPUUse       GPUUse    `json:"gpu_use,omitzero"`     // a change of it alone sends no line
 	Counts       Counts    `json:"counts"`               // now; a change of counts alone sends no line
 }
 

@@ -26,6 +26,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/cgroup"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
@@ -255,6 +256,8 @@ func (c *Child) handle(life context.Context, l line) {
 		p.Kill()
 	case lineForget:
 		p.ForgetOutput()
+	case lineWatch:
+		p.WatchGPUs(l.Watch)
 	case lineMeasure:
 		p.Measure(!l.NoProcessors, l.Look)
 		if p.LookHangs() {
@@ -314,6 +317,13 @@ func (c *Child) reportGPUs(life string, p *process.Process) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.reportLocked(line{Type: lineLooked, Life: life, GPU: &use})
+}
+
+// reportSamples sends a line of samples of GPUs.
+func (c *Child) reportSamples(life string, s gpu.Samples) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.reportLocked(line{Type: lineSampled, Life: life, Samples: &s})
 }
 
 // await waits for the end of a life of the kernel and reports it. dir is the folder of its connection file.
@@ -393,7 +403,8 @@ func (c *Child) processOptions(life string, st *StartOptions, argv []string, env
 	file string) process.Options {
 	return process.Options{KernelID: st.KernelID, Argv: process.Command(argv, file), Env: env, WorkingDir: st.WorkingDir,
 		Stdout: c.copies[0], Stderr: c.copies[1], Group: c.opts.Group, Reaper: c.reaper, Logger: c.log, Scan: c.opts.Scan,
-		GPUSeen: func(p *process.Process) { c.reportGPUs(life, p) }}
+		GPUSeen:    func(p *process.Process) { c.reportGPUs(life, p) },
+		GPUSampled: func(_ *process.Process, s gpu.Samples) { c.reportSamples(life, s) }}
 }
 
 // environMap reads variables in the form of execve.

@@ -29,6 +29,7 @@ const (
 	maxLinks      = 4                    // connections to the child's socket at one time
 	acceptPause   = 5 * time.Millisecond // after a failed accept
 	maxReason     = 1000                 // bytes of the child's reason for a failed start
+	maxDeviceText = 100                  // bytes of a GPU's UUID or model
 	startLimit    = 60 * time.Second     // for the answer to start
 	killLimit     = 10 * time.Second     // for the answer to kill
 	farewellLimit = 2 * time.Second      // for the child to take the end
@@ -43,6 +44,7 @@ type ContainerOptions struct {
 	Grace    time.Duration // the pod's termination grace
 	Place    process.Place // where the child runs, for the words of errors
 	Measured func()        // called when the child has reported what its kernel has used
+	Sampled  func()        // called when the child has reported samples of GPUs; nil: no call
 	Log      *slog.Logger
 }
 
@@ -78,6 +80,9 @@ type Container struct {
 
 // NewContainer returns a Container that does not listen yet.
 func NewContainer(opts ContainerOptions) *Container {
+	if opts.Sampled == nil {
+		opts.Sampled = func() {}
+	}
 	return &Container{opts: opts, log: opts.Log.With(logkey.Component, "child"), changed: make(chan struct{}, 1),
 		links: map[*link]struct{}{}, uid: -1}
 }
@@ -261,6 +266,17 @@ func (c *Container) take(from *link, l line) {
 				At:      time.Now(),
 			}
 			c.opts.Measured()
+		}
+	case lineSampled:
+		if s := l.Samples; s != nil && s.Check() == nil {
+			s.Error = api.PlainText(s.Error, process.MaxGPUFailure)
+			for i := range s.Devices {
+				d := &s.Devices[i]
+				d.UUID, d.Model = api.PlainText(d.UUID, maxDeviceText), api.PlainText(d.Model, maxDeviceText)
+				d.Error, d.Processes = api.PlainText(d.Error, process.MaxGPUFailure), nil
+			}
+			p.use.Samples.Add(*s, p.began, time.Now())
+			c.opts.Sampled()
 		}
 	case lineExit:
 		if l.Exit != nil {

@@ -16,6 +16,7 @@ type Process struct {
 	life     string
 	answered chan struct{} // closed when the child has answered start
 	ended    chan struct{} // closed when exit and the output are set
+	began    time.Time     // when this program first knew it
 
 	// Guarded by Container.mu.
 	pid            int
@@ -30,7 +31,8 @@ type Process struct {
 }
 
 func newProcess(c *Container, life string) *Process {
-	return &Process{c: c, life: life, answered: make(chan struct{}), ended: make(chan struct{})}
+	return &Process{c: c, life: life, answered: make(chan struct{}), ended: make(chan struct{}),
+		began: time.Now()}
 }
 
 // foundLocked notes the child's report about the process.
@@ -186,6 +188,11 @@ func (p *Process) InterruptMode() string {
 // Measure asks the child for newer values of Used.
 func (p *Process) Measure(processors bool, look process.GPULook) {
 	_ = p.tell(line{Type: lineMeasure, NoProcessors: !processors, Look: look}) // the next may succeed
+}
+
+// WatchGPUs asks the child to sample GPUs until the process ends. Used has the sums.
+func (p *Process) WatchGPUs(w process.GPUWatch) {
+	_ = p.tell(line{Type: lineWatch, Watch: w}) // without a child there are no samples
 }
 
 // Used returns the child's last measurement.

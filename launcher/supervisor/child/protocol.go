@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
 )
@@ -23,6 +24,7 @@ import (
 //	            used {life, used, age}                  nanoseconds of processor time that the kernel's session had used
 //	                                                    age nanoseconds before
 //	            looked {life, gpu}                      the result of a look at GPUs, some time after measure
+//	            sampled {life, samples}                 a line of samples of GPUs, after watch
 //	            exit {life, exit}                       once for each life that was started
 //	supervisor: hello {version, grace}                  grace is the pod's termination grace in nanoseconds
 //	            start {life, start}                     ends the kernel that may still run
@@ -31,6 +33,7 @@ import (
 //	            forget {life}                           drops the kernel's output so far
 //	            measure {life, no_processors?, look?}   asks for used; not with no_processors, which an older child
 //	                                                    ignores; with a program and a time also for looked
+//	            watch {life, watch}                     asks for sampled until the kernel ends; an older child ignores it
 //	            end {}                                  ends the kernel; the child exits with 0
 //
 // life is a name that the supervisor gives to each start. Lines about another life than the present one are ignored.
@@ -63,27 +66,31 @@ const (
 	lineMeasure = "measure"
 	lineUsed    = "used"
 	lineLooked  = "looked"
+	lineWatch   = "watch"
+	lineSampled = "sampled"
 	lineEnd     = "end"
 )
 
 // line is one line in either direction.
 type line struct {
-	Type          string          `json:"type"`
-	Version       int             `json:"version,omitempty"` // protocolVersion
-	Kernel        *Kernel         `json:"kernel,omitempty"`
-	Grace         time.Duration   `json:"grace,omitempty"` // nanoseconds
-	Life          string          `json:"life,omitempty"`
-	Start         *StartOptions   `json:"start,omitempty"`
-	PID           int             `json:"pid,omitempty"`
-	InterruptMode string          `json:"interrupt_mode,omitempty"` // of the image's kernelspec; "": as configured
-	Signal        int             `json:"signal,omitempty"`
-	Text          string          `json:"text,omitempty"`
-	Used          time.Duration   `json:"used,omitempty"` // nanoseconds
-	Age           time.Duration   `json:"age,omitempty"`  // nanoseconds
-	NoProcessors  bool            `json:"no_processors,omitempty"`
-	Look          process.GPULook `json:"look,omitzero"`
-	GPU           *process.GPUUse `json:"gpu,omitempty"`
-	Exit          *exit           `json:"exit,omitempty"`
+	Type          string           `json:"type"`
+	Version       int              `json:"version,omitempty"` // protocolVersion
+	Kernel        *Kernel          `json:"kernel,omitempty"`
+	Grace         time.Duration    `json:"grace,omitempty"` // nanoseconds
+	Life          string           `json:"life,omitempty"`
+	Start         *StartOptions    `json:"start,omitempty"`
+	PID           int              `json:"pid,omitempty"`
+	InterruptMode string           `json:"interrupt_mode,omitempty"` // of the image's kernelspec; "": as configured
+	Signal        int              `json:"signal,omitempty"`
+	Text          string           `json:"text,omitempty"`
+	Used          time.Duration    `json:"used,omitempty"` // nanoseconds
+	Age           time.Duration    `json:"age,omitempty"`  // nanoseconds
+	NoProcessors  bool             `json:"no_processors,omitempty"`
+	Look          process.GPULook  `json:"look,omitzero"`
+	GPU           *process.GPUUse  `json:"gpu,omitempty"`
+	Watch         process.GPUWatch `json:"watch,omitzero"`
+	Samples       *gpu.Samples     `json:"samples,omitempty"`
+	Exit          *exit            `json:"exit,omitempty"`
 }
 
 // StartOptions says what a child starts.

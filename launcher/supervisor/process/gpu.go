@@ -10,8 +10,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -149,9 +147,6 @@ func (p *Process) lookAtGPUs(ctx context.Context, ask GPULook) (GPUUse, error) {
 	if len(report.Devices) == 0 {
 		return GPUUse{}, errors.New("ekg-gpu sees no GPU: no GPU, no driver or no driver library (libnvidia-ml.so.1)")
 	}
-	use, err := report.Use(func(pid int) bool {
-		session, err := unix.Getsid(pid)
-		return err == nil && session == p.leader
-	})
+	use, err := report.Use(p.inSession)
 	return GPUUse{GPUs: use}, err
 }

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/cgroup"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 )
@@ -34,16 +35,17 @@ const OutputGrace = 300 * time.Millisecond
 // Options says what to start. Argv is required.
 type Options struct {
 	KernelID   string
-	Argv       []string          // the program and its arguments
-	Env        map[string]string // the environment; Start adds proctree.KernelIDVariable
-	WorkingDir string            // "": the one of this program
-	Stdout     io.Writer         // gets a copy of the output; if it blocks, so does the kernel; nil: no copy
-	Stderr     io.Writer         // as Stdout
-	Group      *cgroup.Group     // in which the process is started, if that is possible; nil: in this program's
-	Reaper     *proctree.Reaper  // of this program, if orphans become its children; nil: no reaper
-	Scan       *proctree.Scan    // measures processor time; nil: with scans of its own
-	GPUSeen    func(*Process)    // called when a look at GPUs has a result; nil: no call
-	Logger     *slog.Logger      // nil: no log
+	Argv       []string                    // the program and its arguments
+	Env        map[string]string           // the environment; Start adds proctree.KernelIDVariable
+	WorkingDir string                      // "": the one of this program
+	Stdout     io.Writer                   // gets a copy of the output; if it blocks, so does the kernel; nil: no copy
+	Stderr     io.Writer                   // as Stdout
+	Group      *cgroup.Group               // in which the process is started, if that is possible; nil: in this program's
+	Reaper     *proctree.Reaper            // of this program, if orphans become its children; nil: no reaper
+	Scan       *proctree.Scan              // measures processor time; nil: with scans of its own
+	GPUSeen    func(*Process)              // called when a look at GPUs has a result; nil: no call
+	GPUSampled func(*Process, gpu.Samples) // called with each line of samples; nil: GPUs are not sampled
+	Logger     *slog.Logger                // nil: no log
 }
 
 // Process is one life of a kernel: an operating system's process and its newest output. The process leads a session and
@@ -69,17 +71,21 @@ type Process struct {
 	exit Exit
 
 	// Guarded by mu.
-	mu       sync.Mutex
-	reaped   bool  // another process may have the number in leader
-	oomKills int64 // OOM kills in the control group that were not the kernel's; -1: they cannot be counted
-	use      Use
-	look     *look // in progress; nil: no look
+	mu          sync.Mutex
+	reaped      bool  // another process may have the number in leader
+	oomKills    int64 // OOM kills in the control group that were not the kernel's; -1: they cannot be counted
+	use         Use
+	look        *look        // in progress; nil: no look
+	began       time.Time    // fixed: when it was started
+	sampler     *sampler     // nil: GPUs are not sampled
+	lastSamples *gpu.Samples // nil: none yet
 }
 
 // Use is how much the processes of a kernel's session had used at a moment.
 type Use struct {
 	Processor proctree.ProcessorTime
-	GPU       GPUUse
+	GPU       GPUUse    // of the last look
+	Samples   gpu.Tally // of WatchGPUs
 }
 
 // Start starts a kernel's process and returns once its program is loaded. The error is one sentence for the kernel's
@@ -88,7 +94,8 @@ func Start(opts Options) (*Process, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	p := &Process{opts: opts, stderr: new(Tail), stdout: new(Tail), ended: make(chan struct{})}
+	p := &Process{opts: opts, stderr: new(Tail), stdout: new(Tail), ended: make(chan struct{}),
+		began: time.Now()}
 	started := make(chan error, 1)
 	err := opts.Reaper.Start(func() (int, error) {
 		go p.run(started)
@@ -138,6 +145,7 @@ func (p *Process) run(started chan<- error) {
 	p.reap(at)
 	p.opts.Reaper.Forget(p.leader)
 	p.endLook()
+	p.endSampler()
 }
 
 // reap takes the kernel's exit status. The system may give its number to another process then.

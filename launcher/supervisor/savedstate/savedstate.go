@@ -15,6 +15,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
@@ -53,12 +54,13 @@ type Use struct {
 	IdleSince time.Time `json:"idle_since"`
 	LongWork  time.Time `json:"worked,omitzero"`
 	// LastActivity is as models report it. It may be a few seconds old if the supervisor was killed.
-	LastActivity time.Time `json:"last_activity,omitzero"`
-	Left         time.Time `json:"left,omitzero"`
-	Connected    bool      `json:"connected,omitempty"`
-	KeepUntil    time.Time `json:"keep_until,omitzero"`
-	CellBegan    time.Time `json:"cell_began,omitzero"` // the last cell, or the kernel was up then
-	Starting     bool      `json:"fresh,omitempty"`     // the kernel is not up yet
+	LastActivity time.Time  `json:"last_activity,omitzero"`
+	Left         time.Time  `json:"left,omitzero"`
+	Connected    bool       `json:"connected,omitempty"`
+	KeepUntil    time.Time  `json:"keep_until,omitzero"`
+	CellBegan    time.Time  `json:"cell_began,omitzero"` // the last cell, or the kernel was up then
+	Starting     bool       `json:"fresh,omitempty"`     // the kernel is not up yet
+	GPU          api.GPUUse `json:"gpu,omitzero"`        // since Started
 }
 
 // Session is a client's session.

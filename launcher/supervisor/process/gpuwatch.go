@@ -1,0 +1,188 @@
+package process
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+const (
+	gpuWatchPause = time.Minute // before ekg-gpu is started again after it has ended
+	// Lines without an answer for so many intervals are reported: ekg-gpu prints one in six at least.
+	gpuWatchSilent = 12
+	maxSampleLine  = 256 << 10 // bytes
+)
+
+// GPUWatch asks for samples of GPUs. The zero value asks for none. Its JSON is part of the child protocol.
+type GPUWatch struct {
+	Program string        `json:"program"`           // the absolute path of ekg-gpu
+	Every   time.Duration `json:"every"`             // nanoseconds
+	Devices []string      `json:"devices,omitempty"` // as in CUDA_VISIBLE_DEVICES; empty: all that are seen
+	Session bool          `json:"session,omitempty"` // only processes of the kernel's session use its GPUs
+}
+
+// sampler runs ekg-gpu watch while the kernel's process runs.
+type sampler struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// WatchGPUs starts to sample GPUs, until the process ends. Options.GPUSampled is called for each line. If they are
+// sampled already, it is called with the last line.
+func (p *Process) WatchGPUs(w GPUWatch) {
+	if w.Every <= 0 || p.opts.GPUSampled == nil {
+		return
+	}
+	p.mu.Lock()
+	if p.sampler != nil || p.reaped {
+		last := p.lastSamples
+		p.mu.Unlock()
+		if last != nil {
+			again := *last
+			again.Seconds = 0 // they have been counted
+			p.opts.GPUSampled(p, again)
+		}
+		return
+	}
+	defer p.mu.Unlock()
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &sampler{cancel: cancel, done: make(chan struct{})}
+	p.sampler = s
+	go func() {
+		defer close(s.done)
+		p.sampleGPUs(ctx, w)
+	}()
+}
+
+// endSampler ends the samples. The kernel has ended, so no others are started.
+func (p *Process) endSampler() {
+	p.mu.Lock()
+	s := p.sampler
+	p.mu.Unlock()
+	if s == nil {
+		return
+	}
+	s.cancel()
+	select {
+	case <-s.done:
+	case <-time.After(gpuFarewell):
+		p.opts.Logger.Warn("ekg-gpu does not end; the driver may hang", logkey.Kernel, p.opts.KernelID)
+	}
+}
+
+// sampleGPUs runs ekg-gpu, again after a pause if it ends, until ctx ends.
+func (p *Process) sampleGPUs(ctx context.Context, w GPUWatch) {
+	for told := ""; ctx.Err() == nil; {
+		err := p.runSampler(ctx, w)
+		if ctx.Err() != nil {
+			return
+		}
+		text := api.PlainText(err.Error(), MaxGPUFailure)
+		if text != told {
+			told = text
+			p.opts.Logger.Warn("GPUs are not sampled; this is tried again", logkey.Kernel, p.opts.KernelID, logkey.Err, text)
+			p.sampled(gpu.Samples{Devices: []gpu.Sample{}, Error: text})
+		}
+		_ = sleep.For(ctx, gpuWatchPause) // the loop checks ctx
+	}
+}
+
+// runSampler runs ekg-gpu until it ends. The error is never nil.
+func (p *Process) runSampler(ctx context.Context, w GPUWatch) error {
+	args := []string{"watch", "--every", w.Every.String()}
+	if len(w.Devices) > 0 {
+		args = append(args, "--devices", strings.Join(w.Devices, ","))
+	}
+	if w.Session {
+		args = append(args, "--session", strconv.Itoa(p.leader))
+	}
+	said := new(Tail)
+	cmd := exec.CommandContext(ctx, w.Program, args...)
+	cmd.Stderr, cmd.WaitDelay = said, time.Second
+	in, err := cmd.StdinPipe() // its end ends ekg-gpu, however this program ends
+	if err != nil {
+		return err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return errors.Join(err, in.Close())
+	}
+	err = p.opts.Reaper.Start(func() (int, error) {
+		if err := cmd.Start(); err != nil {
+			return 0, err
+		}
+		return cmd.Process.Pid, nil
+	})
+	if err != nil {
+		return fmt.Errorf("ekg-gpu cannot be run: %w", err)
+	}
+	silent := time.AfterFunc(gpuWatchSilent*w.Every+gpuPatience, func() {
+		p.sampled(gpu.Samples{Devices: []gpu.Sample{}, Error: "ekg-gpu does not answer; the driver may hang"})
+	})
+	rerr := p.readSamples(out, func() { silent.Reset(gpuWatchSilent*w.Every + gpuPatience) })
+	silent.Stop()
+	if rerr != nil {
+		_ = cmd.Process.Kill() // it prints something else; Wait reports its end
+	}
+	err = cmd.Wait()
+	p.opts.Reaper.Forget(cmd.Process.Pid)
+	if st, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && st.Signal() == syscall.SIGKILL {
+		p.excuseOOMKill() // ekg-gpu shares the memory of the kernel's container
+	}
+	if rerr != nil {
+		return rerr
+	}
+	text := strings.TrimPrefix(said.Text(MaxGPUFailure), "ekg-gpu: ")
+	return fmt.Errorf("ekg-gpu has ended: %s (%v)", text, err)
+}
+
+// readSamples reports the lines of ekg-gpu until they end. The error says what is wrong with a line.
+func (p *Process) readSamples(out io.Reader, answered func()) error {
+	lines := bufio.NewScanner(out)
+	lines.Buffer(nil, maxSampleLine)
+	for lines.Scan() {
+		s, err := gpu.ParseSamples(lines.Bytes())
+		if err != nil {
+			return err
+		}
+		answered()
+		for i, d := range s.Devices {
+			s.Devices[i] = d.Of(p.inSession)
+		}
+		p.sampled(s)
+	}
+	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
+		return err
+	}
+	return nil
+}
+
+// inSession reports whether a process belongs to the kernel.
+func (p *Process) inSession(pid int) bool {
+	session, err := unix.Getsid(pid)
+	return err == nil && session == p.leader
+}
+
+// sampled reports a line.
+func (p *Process) sampled(s gpu.Samples) {
+	p.mu.Lock()
+	p.lastSamples = &s
+	now := time.Now()
+	p.use.Samples.Add(s, p.began, now)
+	p.mu.Unlock()
+	p.opts.GPUSampled(p, s)
+}
