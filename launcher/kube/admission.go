@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -38,8 +39,8 @@ import (
 //   - The earlier holder does not decide about pods that are created later: between reading a pod and deciding, it
 //     checks whether it still holds the lease.
 //   - A pod counts from the moment at which its admission is sent, whatever the answer. It counts until it is known to
-//     be gone or to have ended. So at worst one pod too many is counted. Before a start is refused, the pods are listed
-//     again.
+//     be gone or to have ended. So at worst one pod too many is counted. Before a start is refused, all sent decisions
+//     are awaited, and the pods are listed again.
 const (
 	admissionLease = "ekg-admission"
 
@@ -190,21 +191,39 @@ func (l *Launcher) beginLeading(ctx context.Context, t *leadership) error {
 	if err := l.relist(ctx, t); err != nil {
 		return err
 	}
+	var (
+		sent  sync.WaitGroup
+		turns = make(chan struct{}, decisionsAtOnce)
+		mu    sync.Mutex
+		errs  []error
+	)
 	for _, c := range l.undecided(t) {
-		for pod := c.pod; podstatus.IsUndecided(pod) && pod.Annotations[annotationLeader] != t.id; {
-			err := l.annotate(ctx, pod, pod.ResourceVersion, map[string]string{annotationLeader: t.id})
-			if err == nil {
-				break
+		turns <- struct{}{}
+		sent.Go(func() {
+			defer func() { <-turns }()
+			if err := l.renew(ctx, t, c.pod); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				errs = append(errs, err)
 			}
-			if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
-				return fmt.Errorf("pod %s: %w", pod.Name, err)
-			}
-			if pod, err = l.reread(ctx, t, pod); err != nil {
-				return err
-			}
-			if pod == nil {
-				break
-			}
+		})
+	}
+	sent.Wait()
+	return errors.Join(errs...)
+}
+
+// renew gives a pod that waits for a decision a new version.
+func (l *Launcher) renew(ctx context.Context, t *leadership, pod *corev1.Pod) error {
+	for pod != nil && podstatus.IsUndecided(pod) && pod.Annotations[annotationLeader] != t.id {
+		err := l.annotate(ctx, pod, pod.ResourceVersion, map[string]string{annotationLeader: t.id})
+		if err == nil {
+			return nil
+		}
+		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("pod %s: %w", pod.Name, err)
+		}
+		if pod, err = l.reread(ctx, t, pod); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -275,134 +294,17 @@ func (l *Launcher) undecided(t *leadership) (all []candidate) {
 	return all
 }
 
-// errNotHeld says that the lease does not last long enough for a decision.
-var errNotHeld = errors.New("the lease is about to end")
-
 // decide decides about all waiting candidates. The error says why some decisions could not be carried out.
 func (l *Launcher) decide(ctx context.Context, t *leadership) error {
-	fresh := false
-	var failed []error
-	for _, c := range l.undecided(t) {
-		for decided := false; !decided; {
-			start, others, pod, again := l.countForStart(t, c.pod.UID)
-			if pod == nil {
-				break // it was ended
-			}
-			var refused *launcher.LimitError
-			if err := l.opts.Limits.Admit(start, others); err != nil && !again {
-				if !errors.As(err, &refused) {
-					return fmt.Errorf("limits: %w", err)
-				}
-				if !fresh { // some pods may have ended unnoticed
-					if err := l.relist(ctx, t); err != nil {
-						return err
-					}
-					fresh = true
-					continue
-				}
-			}
-			var err error
-			if decided, err = l.carryOut(ctx, t, pod, refused); apierrors.ReasonForError(err) != metav1.StatusReasonUnknown {
-				failed = append(failed, err) // the cluster answers, so the others are tried
-				break
-			} else if err != nil {
-				return err
-			}
+	for {
+		r := newRound(l, t)
+		err := r.decide(ctx)
+		r.sent.Wait()
+		changed, answered, unknown := r.results()
+		if err := errors.Join(err, unknown); err != nil || !changed {
+			return errors.Join(err, answered)
 		}
 	}
-	return errors.Join(failed...)
-}
-
-// countForStart returns a start if it is undecided, and all other kernels that count. A kernel counts once, even while
-// its previous pod is ending. again says that the start's admission was sent before.
-func (l *Launcher) countForStart(t *leadership,
-	uid types.UID) (start launcher.Held, others []launcher.Held, pod *corev1.Pod, again bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	c := t.pods[uid]
-	if c == nil || !podstatus.IsUndecided(c.pod) {
-		return start, nil, nil, false
-	}
-	start = l.heldLocked(c)
-	byID := map[string]launcher.Held{}
-	for _, other := range t.pods {
-		if !other.counts() || other.rec.ID == c.rec.ID {
-			continue
-		}
-		h := l.heldLocked(other)
-		if twice, ok := byID[h.ID]; ok {
-			h.GPUs = max(h.GPUs, twice.GPUs)
-		}
-		byID[h.ID] = h
-	}
-	for _, h := range byID {
-		others = append(others, h)
-	}
-	return start, others, c.pod, c.admitted
-}
-
-// heldLocked returns the candidate's kernel in the form in which limits count kernels.
-func (l *Launcher) heldLocked(c *candidate) launcher.Held {
-	h := launcher.Held{
-		ID:           c.rec.ID,
-		SpecName:     c.rec.SpecName,
-		Owner:        c.rec.Owner,
-		Groups:       c.rec.Groups,
-		GPUs:         podspec.GPUs(c.pod),
-		State:        api.Starting,
-		LastActivity: c.rec.Created,
-		Ending:       c.pod.DeletionTimestamp != nil,
-	}
-	if k := l.kernels[c.rec.ID]; k != nil && k.pod.UID == c.pod.UID {
-		k.supervisor.HeldLocked(&h)
-		h.Ending = h.Ending || k.end != nil || k.stop != nil || h.State == api.Dead
-	}
-	return h
-}
-
-// carryOut lets a pod be scheduled, or refuses it. It reports whether the decision is settled; if not, the pod has
-// changed in between. After an error, the result is unknown.
-func (l *Launcher) carryOut(ctx context.Context, t *leadership, pod *corev1.Pod,
-	refused *launcher.LimitError) (settled bool, err error) {
-	patch, err := decisionPatch(pod, refused, l.timing.now())
-	if err != nil {
-		return false, err
-	}
-	if ctx.Err() != nil || !t.lease.holds() {
-		return false, errNotHeld
-	}
-	if refused == nil {
-		l.mu.Lock()
-		c := t.pods[pod.UID]
-		if c == nil || c.pod != pod {
-			l.mu.Unlock()
-			return false, nil
-		}
-		c.admitted = true
-		l.mu.Unlock()
-	}
-	asking, cancel := l.apiContext(ctx)
-	changed, err := l.client.CoreV1().Pods(pod.Namespace).Patch(
-		asking, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-	cancel()
-	switch {
-	case err == nil:
-		l.updatePod(changed)
-		if refused != nil {
-			l.log.Info("kernel is not started", logkey.Kernel, pod.Labels[podspec.LabelKernel], logkey.Limit, refused.Limit)
-		}
-		return true, nil
-	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-		_, err := l.reread(ctx, t, pod)
-		return false, err
-	case apierrors.IsForbidden(err), apierrors.IsInvalid(err): // it was rejected
-		l.mu.Lock()
-		if c := t.pods[pod.UID]; c != nil && c.pod == pod {
-			c.admitted = false
-		}
-		l.mu.Unlock()
-	}
-	return false, fmt.Errorf("pod %s: %w", pod.Name, err)
 }
 
 // decisionPatch is the patch that carries out a decision about exactly this version of a pod.

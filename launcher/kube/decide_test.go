@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"sync/atomic"
@@ -8,10 +9,14 @@ import (
 	"time"
 
 	lru "github.com/hashicorp/golang-lru/v2"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
 	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
@@ -154,5 +159,88 @@ func TestAdmission_ListsAgainBeforeRefusing(t *testing.T) {
 	}
 	if pod := c.pod(t, idB+"-1"); podstatus.IsGated(pod) {
 		t.Errorf("it was refused: %v", pod.Annotations)
+	}
+}
+
+// parallelClient counts the patches of pods that are sent at the same time. Each takes some time.
+type parallelClient struct {
+	kubernetes.Interface
+	now, most *atomic.Int64
+}
+
+func (c parallelClient) CoreV1() coreclient.CoreV1Interface {
+	return parallelCore{c.Interface.CoreV1(), c}
+}
+
+type parallelCore struct {
+	coreclient.CoreV1Interface
+	c parallelClient
+}
+
+func (c parallelCore) Pods(ns string) coreclient.PodInterface {
+	return parallelPods{c.CoreV1Interface.Pods(ns), c.c}
+}
+
+type parallelPods struct {
+	coreclient.PodInterface
+	c parallelClient
+}
+
+func (p parallelPods) Patch(ctx context.Context, name string, pt types.PatchType, data []byte, o metav1.PatchOptions,
+	sub ...string) (*corev1.Pod, error) {
+	n := p.c.now.Add(1)
+	defer p.c.now.Add(-1)
+	for most := p.c.most.Load(); n > most && !p.c.most.CompareAndSwap(most, n); {
+		most = p.c.most.Load()
+	}
+	time.Sleep(20 * time.Millisecond)
+	return p.PodInterface.Patch(ctx, name, pt, data, o, sub...)
+}
+
+// Decisions are sent at the same time, at most so many. The first starts are admitted and the others refused, in the
+// order of their creation, although the first decision has to be repeated.
+func TestAdmission_Parallel(t *testing.T) {
+	const starts, admitted = 3 * decisionsAtOnce, 2*decisionsAtOnce + 3
+	c := newTestCluster(t)
+	c.otherLeads(t)
+	var now, most atomic.Int64
+	l := openTest(t, c, func(o *Options, tm *timing) {
+		o.Limits = &testLimits{all: admitted, each: admitted}
+		client := parallelClient{c.Clientset, &now, &most}
+		o.Cluster = &Cluster{client: client, leases: c.Clientset, Namespace: "ns"}
+		tm.decision = time.Millisecond
+		tm.admission = leaseTiming{duration: time.Hour, renew: 30 * time.Minute, retry: 20 * time.Minute}
+	})
+	for n := range starts {
+		if _, _, err := l.Start(t.Context(), testRequest(idOf(n))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	term := leads(t, l)
+	if err := l.beginLeading(t.Context(), term); err != nil {
+		t.Fatal(err)
+	}
+	if got := most.Swap(0); got < 2 || got > decisionsAtOnce {
+		t.Errorf("%d pods get a new version at the same time", got)
+	}
+	var once atomic.Bool
+	c.PrependReactor("patch", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		patch := a.(k8stesting.PatchActionImpl)
+		if !strings.Contains(string(patch.Patch), "schedulingGates") || once.Swap(true) {
+			return false, nil, nil
+		}
+		return true, nil, apierrors.NewConflict(schema.GroupResource{}, patch.Name, errors.New("it has changed"))
+	})
+	if err := l.decide(t.Context(), term); err != nil {
+		t.Fatal(err)
+	}
+	if got := most.Load(); got < 2 || got > decisionsAtOnce {
+		t.Errorf("%d decisions are sent at the same time", got)
+	}
+	for n := range starts {
+		pod := c.pod(t, idOf(n)+"-1")
+		if podstatus.IsUndecided(pod) || podstatus.IsGated(pod) != (n >= admitted) {
+			t.Errorf("start %d of %d: gated %v, undecided %v", n, starts, podstatus.IsGated(pod), podstatus.IsUndecided(pod))
+		}
 	}
 }

@@ -53,7 +53,7 @@ func largePod(t testing.TB, n int) *corev1.Pod {
 	for _, manager := range []string{"ekg", "kubelet"} {
 		pod.ManagedFields = append(pod.ManagedFields, metav1.ManagedFieldsEntry{Manager: manager,
 			Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1",
-			FieldsV1: &metav1.FieldsV1{Raw: fields}})
+			FieldsV1: metav1.NewFieldsV1(string(fields))})
 	}
 	return pod
 }
@@ -177,8 +177,8 @@ func (c slowPods) Patch(ctx context.Context, name string, pt types.PatchType, da
 	return c.PodInterface.Patch(ctx, name, pt, data, o, sub...)
 }
 
-// BenchmarkLargeStarts measures starts under limits, 100 a second for three seconds, beside 10,000 kernels. Each request
-// takes 15 ms. The time of a start ends with the decision about it.
+// BenchmarkLargeStarts measures starts under limits, 100 a second for three seconds, beside 10,000 kernels. Each
+// request takes 15 ms. The time of a start ends with the decision about it.
 func BenchmarkLargeStarts(b *testing.B) {
 	const n, starts, pause = 10_000, 300, 10 * time.Millisecond
 	for b.Loop() {

@@ -7,7 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// Trimmed returns the part of a kernel's pod that gateways keep in memory: its metadata, its status, and what says where
+// Trimmed returns the part of a kernel's pod that gateways keep in memory: metadata, status, and what says where
 // it runs, what it waits for and what it asks for. ReadRecord, ReadRequest and GPUs return the same for it as for the
 // whole pod. A pod without a stored request keeps its spec, since its restart copies that. A trimmed pod is returned
 // itself.
