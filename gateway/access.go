@@ -165,6 +165,19 @@ func (g *Gateway) kernelOf(ctx context.Context, who caller, id string) (launcher
 // sees reports whether the caller may know of a kernel.
 func (c caller) sees(k launcher.Kernel) bool { return c.accessTo(k) >= readKernel }
 
+// kernelsOf lists the kernels that the caller may see.
+func (g *Gateway) kernelsOf(ctx context.Context, who caller) ([]launcher.Kernel, error) {
+	if who.sole || who.Admin {
+		return g.opts.Launcher.Kernels(ctx)
+	}
+	list := g.opts.Launcher.Kernels
+	if l, ok := g.opts.Launcher.(launcher.ListerForUsers); ok {
+		list = func(ctx context.Context) ([]launcher.Kernel, error) { return l.KernelsFor(ctx, who.Name, who.Groups) }
+	}
+	kernels, err := list(ctx)
+	return who.visible(kernels), err
+}
+
 // visible returns those kernels that the caller may see.
 func (c caller) visible(kernels []launcher.Kernel) []launcher.Kernel {
 	return slices.DeleteFunc(slices.Clone(kernels), func(k launcher.Kernel) bool { return !c.sees(k) })

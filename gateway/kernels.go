@@ -111,7 +111,7 @@ func (g *Gateway) listKernels(w http.ResponseWriter, r *call) error {
 	default:
 		return refuse(http.StatusBadRequest, "The parameter culled is not 1 or 0.")
 	}
-	kernels, err := g.opts.Launcher.Kernels(ctx)
+	kernels, err := g.kernelsOf(ctx, r.who)
 	if err != nil {
 		// Never an incomplete list: front ends drop kernels that are missing from it.
 		return err

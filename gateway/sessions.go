@@ -43,16 +43,16 @@ func (g *Gateway) sessionModel(f found, who caller) sessionModel {
 	return m
 }
 
-// sessions returns the sessions that the caller may see, and all kernels.
-func (g *Gateway) sessions(ctx context.Context, who caller) ([]found, []launcher.Kernel, error) {
+// sessions returns the sessions that the caller may see.
+func (g *Gateway) sessions(ctx context.Context, who caller) ([]found, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
-	kernels, err := g.opts.Launcher.Kernels(ctx)
+	kernels, err := g.kernelsOf(ctx, who)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	hidden := func(f found) bool { return !f.shows(who) }
-	return slices.DeleteFunc(sessionsOf(who.visible(kernels)), hidden), kernels, nil
+	return slices.DeleteFunc(sessionsOf(kernels), hidden), nil
 }
 
 // sessionsOf returns the sessions of kernels. A session that is being moved may be stored with two kernels for a
@@ -75,13 +75,19 @@ func sessionsOf(kernels []launcher.Kernel) []found {
 
 // sessionOf returns the session of the request's path.
 func (g *Gateway) sessionOf(r *call) (found, error) {
-	all, kernels, err := g.sessions(r.Context(), r.who)
+	all, err := g.sessions(r.Context(), r.who)
 	if err != nil {
 		return found{}, err
 	}
 	is := func(f found) bool { return f.session.ID == r.PathValue("session") }
 	i := slices.IndexFunc(all, is)
 	if i < 0 {
+		ctx, cancel := context.WithTimeout(r.Context(), readTime)
+		defer cancel()
+		kernels, err := g.opts.Launcher.Kernels(ctx)
+		if err != nil {
+			return found{}, err
+		}
 		p := refuse(http.StatusNotFound, "Session not found: session_id=%q", shorten(r.PathValue("session"), maxRepeated))
 		if slices.ContainsFunc(sessionsOf(kernels), is) {
 			return found{}, p.by(accessCheck) // it belongs to another user
@@ -93,7 +99,7 @@ func (g *Gateway) sessionOf(r *call) (found, error) {
 }
 
 func (g *Gateway) listSessions(w http.ResponseWriter, r *call) error {
-	all, _, err := g.sessions(r.Context(), r.who)
+	all, err := g.sessions(r.Context(), r.who)
 	if err != nil {
 		return err
 	}
@@ -206,7 +212,7 @@ func (g *Gateway) createSession(w http.ResponseWriter, r *call) error {
 		return err
 	}
 	defer unlock()
-	all, _, err := g.sessions(r.Context(), r.who)
+	all, err := g.sessions(r.Context(), r.who)
 	if err != nil {
 		return err
 	}

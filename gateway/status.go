@@ -42,11 +42,10 @@ func (g *Gateway) getVersion(w http.ResponseWriter, _ *call) error {
 func (g *Gateway) getStatus(w http.ResponseWriter, r *call) error {
 	ctx, cancel := context.WithTimeout(r.Context(), readTime)
 	defer cancel()
-	kernels, err := g.opts.Launcher.Kernels(ctx)
+	kernels, err := g.kernelsOf(ctx, r.who)
 	if err != nil {
 		return err
 	}
-	kernels = r.who.visible(kernels)
 	last, connections := g.started, 0
 	for _, k := range kernels {
 		connections += k.Connections

@@ -297,6 +297,13 @@ type Launcher interface {
 	Close() error
 }
 
+// ListerForUsers is implemented by launchers that list the kernels of one user at a lower cost than all kernels.
+type ListerForUsers interface {
+	// KernelsFor is like Kernels. The list has the kernels that the user owns, and those that their notes share with the
+	// user or with one of the groups. It may have others.
+	KernelsFor(ctx context.Context, user string, groups []string) ([]Kernel, error)
+}
+
 type requestIDKey struct{}
 
 // WithRequestID returns a context whose requests to supervisors carry the id of a client's request, for the logs of

@@ -45,6 +45,7 @@ type kernel struct {
 	start            *start            // in progress; nil: it is over, or another gateway began it
 	notes            launcher.Notes    // of notesOf
 	notesOf          *corev1.Pod       // the version of the pod whose notes were read last
+	readers          []reader          // in Launcher.readers
 	gpusCountedUntil time.Time         // the pod's GPU time up to this moment is in Launcher.gpuSeconds
 }
 
@@ -102,6 +103,7 @@ func (l *Launcher) updatePod(pod *corev1.Pod) {
 		l.ordered = nil
 	}
 	k.pod, k.rec = pod, rec
+	l.readers.addLocked(k, l.readersOfLocked(k))
 	if pod.DeletionTimestamp != nil && k.deletionSeen.IsZero() {
 		k.deletionSeen = l.timing.now()
 	}
@@ -159,6 +161,7 @@ func (l *Launcher) podRemoved(pod *corev1.Pod) {
 	}
 	if !older(pod, k.pod) {
 		k.pod = pod
+		l.readers.addLocked(k, l.readersOfLocked(k))
 	}
 	l.countGPUTimeLocked(k, l.timing.now())
 	k.removed, k.supervisor.Streaming = true, false
@@ -187,6 +190,7 @@ func (l *Launcher) forgetLocked(k *kernel) {
 	l.countGPUTimeLocked(k, l.timing.now())
 	if l.kernels[k.id] == k {
 		delete(l.kernels, k.id)
+		l.readers.addLocked(k, nil)
 		l.ordered = nil
 	}
 	k.supervisor.LeaveLocked()

@@ -162,6 +162,7 @@ type Launcher struct {
 	mu            sync.Mutex
 	kernels       map[string]*kernel
 	ordered       []*kernel                    // kernels by creation; nil if it must be made; replaced, never changed
+	readers       readerIndex                  // the kernels that each user may see
 	events        map[types.UID][]corev1.Event // the newest of each pod, oldest first; lists are replaced, never changed
 	endings       endingStore
 	gpuSeconds    map[string]float64 // by kernelspec
@@ -208,6 +209,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 		cancel:        cancel,
 		ctx:           life,
 		kernels:       map[string]*kernel{},
+		readers:       readerIndex{},
 		events:        map[types.UID][]corev1.Event{},
 		endings:       past,
 		opened:        tm.now(),

@@ -19,7 +19,6 @@ import (
 	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
 	k8stesting "k8s.io/client-go/testing"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -112,18 +111,12 @@ func BenchmarkLargeLists(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				l.freshness.proved(time.Now())
-				if all, err := l.kernelsOfUser(b.Context(), largeOwner(n/2)); err != nil || len(all) != kernelsOfUser {
+				if all, err := l.KernelsFor(b.Context(), largeOwner(n/2), nil); err != nil || len(all) != kernelsOfUser {
 					b.Fatal(len(all), err)
 				}
 			}
 		})
 	}
-}
-
-// kernelsOfUser returns the kernels of a user.
-func (l *Launcher) kernelsOfUser(ctx context.Context, user string) ([]launcher.Kernel, error) {
-	all, err := l.Kernels(ctx)
-	return slices.DeleteFunc(all, func(k launcher.Kernel) bool { return k.Owner != user }), err
 }
 
 // BenchmarkLargeMemory measures the memory of a replica that knows 10,000 kernels: of pods alone, and with the status

@@ -14,13 +14,18 @@ const listedAtOnce = 1000
 
 // Kernels returns all kernels by creation.
 func (l *Launcher) Kernels(ctx context.Context) ([]launcher.Kernel, error) {
+	return l.list(ctx, l.snapshot)
+}
+
+// list returns those kernels that choose returns from a complete memory.
+func (l *Launcher) list(ctx context.Context, choose func() []*kernel) ([]launcher.Kernel, error) {
 	if err := l.ensureComplete(ctx); err != nil {
 		return nil, err
 	}
 	if l.ctx.Err() != nil {
 		return nil, errClosed
 	}
-	known := l.snapshot()
+	known := choose()
 	l.awaitFirstStatuses(ctx, known)
 	all := make([]launcher.Kernel, 0, len(known))
 	for some := range slices.Chunk(known, listedAtOnce) {
@@ -59,11 +64,14 @@ func (l *Launcher) snapshot() []*kernel {
 	defer l.mu.Unlock()
 	if l.ordered == nil {
 		l.ordered = slices.AppendSeq(make([]*kernel, 0, len(l.kernels)), maps.Values(l.kernels))
-		slices.SortFunc(l.ordered, func(a, b *kernel) int {
-			return launcher.CompareCreation(a.rec.Created, a.id, b.rec.Created, b.id)
-		})
+		slices.SortFunc(l.ordered, byCreationLocked)
 	}
 	return l.ordered
+}
+
+// byCreationLocked orders kernels by creation.
+func byCreationLocked(a, b *kernel) int {
+	return launcher.CompareCreation(a.rec.Created, a.id, b.rec.Created, b.id)
 }
 
 // notesLocked returns the notes of the kernel's present pod, which are read once for each version of it.
