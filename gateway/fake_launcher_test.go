@@ -30,6 +30,8 @@ type fakeLauncher struct {
 
 	culled    []launcher.CulledKernel
 	culledErr error
+	usage     []launcher.KernelUsage
+	usageErr  error
 	// measures are what it says besides its kernels.
 	measures launcher.Measures
 
@@ -195,6 +197,10 @@ func (f *fakeLauncher) listForReal() ([]launcher.Kernel, error) {
 
 func (f *fakeLauncher) Culled(context.Context) ([]launcher.CulledKernel, error) {
 	return f.culled, f.culledErr
+}
+
+func (f *fakeLauncher) Usage(context.Context) ([]launcher.KernelUsage, error) {
+	return f.usage, f.usageErr
 }
 
 func (f *fakeLauncher) Wait(ctx context.Context, id string, cond func(launcher.Kernel) bool) (launcher.Kernel, error) {

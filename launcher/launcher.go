@@ -217,9 +217,20 @@ type CulledKernel struct {
 type Usage struct {
 	// UTC; when its process was started, or its pod was scheduled; zero: not known, or never
 	Started time.Time `json:"started,omitzero"`
-	Seconds int64     `json:"seconds,omitempty"` // from Started to its end
+	Seconds int64     `json:"seconds,omitempty"` // from Started to its end, or until now
 	// GPUs that its pod held; 0 if the launcher does not assign GPUs
 	GPUs gpu.Amount `json:"gpus,omitempty"`
+}
+
+// KernelUsage is what one kernel uses, or has used.
+type KernelUsage struct {
+	ID       string
+	SpecName string
+	Flavor   string // "" for none
+	Owner    string
+	End      time.Time  // UTC; zero: it lives
+	GPUUse   api.GPUUse // of its GPUs, since it was started
+	Usage
 }
 
 // NewestFirst orders culled kernels as Launcher.Culled returns them, for slices.SortFunc.
@@ -257,6 +268,10 @@ type Launcher interface {
 	// Culled returns the kernels that were culled in the last days and not started again since, the newest first. Some of
 	// them may still be shown as dead.
 	Culled(ctx context.Context) ([]CulledKernel, error)
+
+	// Usage returns what all kernels have used that live, or have ended in the last days. A kernel that was started again
+	// after its end counts from its last start.
+	Usage(ctx context.Context) ([]KernelUsage, error)
 
 	// Wait returns the kernel as soon as cond holds for it. When ctx ends first, it returns the kernel and ctx's error.
 	Wait(ctx context.Context, id string, cond func(Kernel) bool) (Kernel, error)

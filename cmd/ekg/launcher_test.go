@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
@@ -71,17 +72,18 @@ func TestPodOptions(t *testing.T) {
 	}
 	got, want := options(map[string][]string{}), podspec.Options{Namespace: "kernels", SupervisorImage: "ekg:1",
 		SupervisorCPU: podspec.DefaultSupervisorCPU, SupervisorMemory: podspec.DefaultSupervisorMemory,
-		HomeLimit: 10 << 30}
+		HomeLimit: 10 << 30, GPUSamples: 10 * time.Second}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("without settings: got %+v, want %+v", got, want)
 	}
 	got, want = options(map[string][]string{
 		"supervisor-pull-policy": {"Always"}, "supervisor-pull-secret": {"a", "b"}, "supervisor-cpu": {"200m"},
 		"supervisor-memory": {"1Gi"}, "supervisor-memory-limit": {"2Gi"}, "supervisor-user": {"namespace"},
-		"supervisor-arch": {"arm64"}, "home-limit": {"1GiB"},
+		"supervisor-arch": {"arm64"}, "home-limit": {"1GiB"}, "gpu-samples": {"1m"},
 	}), podspec.Options{Namespace: "kernels", SupervisorImage: "ekg:1", SupervisorPullPolicy: "Always",
 		SupervisorPullSecrets: []string{"a", "b"}, SupervisorCPU: "200m", SupervisorMemory: "1Gi",
-		SupervisorMemoryLimit: "2Gi", ClusterChoosesUser: true, Architectures: []string{"arm64"}, HomeLimit: 1 << 30}
+		SupervisorMemoryLimit: "2Gi", ClusterChoosesUser: true, Architectures: []string{"arm64"}, HomeLimit: 1 << 30,
+		GPUSamples: time.Minute}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}

@@ -166,7 +166,7 @@ func program(stdout, stderr io.Writer) *cli.App {
 		},
 	}
 	app.Commands = append(app.Commands, kernelCommands(read)...)
-	app.Commands = append(app.Commands, completionCommand())
+	app.Commands = append(app.Commands, usageCommand(read), completionCommand())
 	return app
 }
 

@@ -85,6 +85,7 @@ var mayImport = map[string][]string{
 		"launcher/diskspace",
 		"launcher/follow",
 		"launcher/goroutines",
+		"launcher/gpu",
 		"launcher/proctree",
 		"launcher/sleep",
 		"launcher/logkey",

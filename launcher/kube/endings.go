@@ -60,7 +60,9 @@ type storedEnding struct {
 	CulledFor string    `json:"culled_for,omitempty"` // api.Ending.CulledFor
 	Owner     string    `json:"owner,omitempty"`
 	Spec      string    `json:"kernelspec,omitempty"`
+	Flavor    string    `json:"flavor,omitempty"`
 	launcher.Usage
+	GPUUse api.GPUUse `json:"gpu_use,omitzero"`
 
 	limit string    // name of the limit that prevented its start, or ""
 	pod   types.UID // the kernel's last pod, if known: later events about it are ignored
@@ -85,6 +87,9 @@ func newEndings() (endingStore, error) {
 
 // endLocked records how a kernel has ended.
 func (l *Launcher) endLocked(k *kernel, end *storedEnding) {
+	if k.supervisor.HasStatus && end.GPUUse == (api.GPUUse{}) { // as when its node is lost
+		end.GPUUse = k.supervisor.Status.GPUUse
+	}
 	k.end = end
 	l.reportStartLocked(k)
 	l.recordEndingLocked(k.rec, k.pod, end)
@@ -104,12 +109,16 @@ func (l *Launcher) rememberEndingLocked(id string, end *storedEnding) bool {
 // recordEndingLocked keeps the ending of a pod's kernel, and has it written if it is new.
 func (l *Launcher) recordEndingLocked(rec podspec.Record, pod *corev1.Pod, end *storedEnding) {
 	noted := *end
-	noted.Owner, noted.Spec, noted.pod = rec.Owner, rec.SpecName, pod.UID
+	noted.Owner, noted.Spec, noted.Flavor, noted.pod = rec.Owner, rec.SpecName, rec.Flavor, pod.UID
 	if noted.Usage == (launcher.Usage{}) { // else it comes from a peer, which may have seen more of the pod
 		noted.Usage = podstatus.UsageOf(pod, end.At)
 	}
+	before, ok := l.endings.known.Get(rec.ID)
+	if ok && noted.GPUUse == (api.GPUUse{}) && before.Started.Equal(noted.Started) { // the same pod: a removal later
+		noted.GPUUse = before.GPUUse
+	}
 	// a restart was refused: the earlier ending stays
-	if before, ok := l.endings.known.Get(rec.ID); ok && end.limit != "" {
+	if ok && end.limit != "" {
 		noted = *before
 		noted.pod = pod.UID
 	}
@@ -324,6 +333,7 @@ func storedEndingOf(e api.Ending) *storedEnding {
 		Stopped:   e.Stopped,
 		Culled:    e.Culled,
 		CulledFor: e.CulledFor,
+		GPUUse:    e.GPUUse,
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -311,6 +312,7 @@ func TestCulled(t *testing.T) {
 				Reason:   "it was idle for 1h0m0s",
 				At:       time.Now().Add(time.Duration(n) * time.Second).UTC(),
 				Culled:   n < 2,
+				GPUUse:   api.GPUUse{Measured: 30 * time.Minute, Busy: 10 * time.Minute},
 			}
 			succeedWith(t, pod, end)
 		})
@@ -319,6 +321,28 @@ func TestCulled(t *testing.T) {
 	if got := ids(l); fmt.Sprint(got) != fmt.Sprint([]string{idB, idA}) {
 		t.Errorf("dead: %v", got)
 	}
+	// Each gateway says the same of what they have used.
+	used := func(l *Launcher, living ...string) {
+		t.Helper()
+		all, err := l.Usage(t.Context())
+		if err != nil || len(all) != 3 {
+			t.Errorf("usage is %+v, %v", all, err)
+		}
+		for _, u := range all {
+			if slices.Contains(living, u.ID) {
+				if !u.End.IsZero() || u.GPUUse != (api.GPUUse{}) {
+					t.Errorf("a kernel that lives: %+v", u)
+				}
+				continue
+			}
+			if u.End.IsZero() || u.Owner != "ann" || u.SpecName != "python3" || u.GPUs != gpu.Whole(2) || u.Seconds < 3600 ||
+				u.GPUUse != (api.GPUUse{Measured: 30 * time.Minute, Busy: 10 * time.Minute}) {
+				t.Errorf("a kernel that has ended: %+v", u)
+			}
+		}
+	}
+	used(l)
+	used(openTest(t, c, nil))
 	if err := l.Stop(t.Context(), idA, "it was shut down on request"); err != nil {
 		t.Fatal(err)
 	}
@@ -331,12 +355,14 @@ func TestCulled(t *testing.T) {
 	if got := ids(l); fmt.Sprint(got) != fmt.Sprint([]string{idA}) {
 		t.Errorf("one removed, one started again: %v", got)
 	}
+	used(l, idB)
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if got := ids(openTest(t, c, nil)); fmt.Sprint(got) != fmt.Sprint([]string{idA}) {
 		t.Errorf("at a gateway that comes later: %v", got)
 	}
+	used(openTest(t, c, nil), idB)
 	old := openTest(t, c, func(o *Options, tm *timing) {
 		tm.now = func() time.Time { return time.Now().Add(DefaultKeepEndings + time.Minute) }
 	})

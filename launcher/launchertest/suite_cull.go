@@ -112,6 +112,15 @@ func (c culling) isRecorded(t *testing.T, l launcher.Launcher) bool {
 		return false
 	}
 	earliest := c.begun.Add(-time.Second) // a cluster stores times in whole seconds
+	used, err := l.Usage(limited(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(used, func(u launcher.KernelUsage) bool {
+		return u.ID == c.req.ID && u.Owner == c.req.Owner && u.SpecName == c.req.Spec.Name && !u.End.IsZero()
+	}) {
+		t.Errorf("its usage is not on record: %+v", used)
+	}
 	k := all[at]
 	if k.Owner != c.req.Owner || k.SpecName != c.req.Spec.Name || k.Reason != cullReason || k.At.Before(earliest) {
 		t.Errorf("it is on record as %+v", k)

@@ -21,7 +21,7 @@ func (s *Supervisor) recordEnding(e api.Ending) error {
 	}
 	s.mu.Lock()
 	e.Started = s.started.UTC()
-	e.GPUUse = s.gpus.use
+	e.GPUUse, e.GPUs = s.gpus.use, len(s.cfg.GPUSamples.Devices)
 	s.mu.Unlock()
 	e.Seconds = max(0, int64(s.diedAt.Sub(e.Started).Round(time.Second)/time.Second))
 	if e.Stopped && s.culledEnding != nil {

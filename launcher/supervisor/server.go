@@ -292,6 +292,8 @@ func (s *Supervisor) currentStatus() (api.Status, <-chan struct{}) {
 		Counts:       s.countsLocked(),
 		GPU:          s.gpusLocked(),
 		GPUUse:       s.gpus.use,
+		GPUs:         len(s.cfg.GPUSamples.Devices),
+		Started:      s.started.UTC(),
 	}
 	if s.process != nil {
 		st.KernelPID = s.process.PID()

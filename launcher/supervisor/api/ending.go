@@ -21,6 +21,7 @@ type Ending struct {
 	Started   time.Time `json:"started,omitzero"`     // UTC; the last start; zero: unknown
 	Seconds   int64     `json:"seconds,omitempty"`    // lifetime; At may be later, if a dead kernel was removed
 	GPUUse    GPUUse    `json:"gpu_use,omitzero"`     // until its end
+	GPUs      int       `json:"gpus,omitempty"`       // that Config.GPUSamples names; 0 in a pod
 }
 
 // WriteTermination writes an Ending to a container's termination message. The file is written in place, because it is a

@@ -30,6 +30,8 @@ type Status struct {
 	LogLimit     int64     `json:"log_limit"`            // its bound
 	GPU          []GPU     `json:"gpu,omitempty"`        // that the kernel holds, if they are sampled
 	GPUUse       GPUUse    `json:"gpu_use,omitzero"`     // a change of it alone sends no line
+	Started      time.Time `json:"started,omitzero"`     // UTC; the first start, or the last one after an end
+	GPUs         int       `json:"gpus,omitempty"`       // as in Ending
 	Counts       Counts    `json:"counts"`               // now; a change of counts alone sends no line
 }
 

@@ -1,0 +1,140 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
+	"github.com/elastic-kernel-gateway/ekg/gateway"
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+)
+
+// usageCommand is `ekg usage`.
+func usageCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Command {
+	return &cli.Command{
+		Name: "usage", Usage: "show how long GPUs were held, and how long they were busy",
+		Description:  "It shows your own kernels, and to an admin all. docs/gpus.md says what is counted.",
+		OnUsageError: refuseUsage,
+		Flags: slices.Concat([]cli.Flag{
+			&cli.StringFlag{Name: "since", Value: "24h", Usage: "a `TIME` like 2006-01-02T15:04:05Z, or how long ago"},
+			&cli.StringFlag{Name: "by", Value: gateway.UsageByUser,
+				Usage: "`GROUP`: " + strings.Join(gateway.UsageGroups, ", ")},
+			outputFlag,
+		}, gatewayFlags(), settingFlags("state-dir")),
+		Action: func(c *cli.Context) error { return onKernels(c, read, 0, 0, showUsage) },
+	}
+}
+
+// showUsage asks each gateway for the usage of kernels, and groups it here: gateways of one state directory or cluster
+// have the same kernels.
+func showUsage(ctx context.Context, r *kernelRun) error {
+	by := r.c.String("by")
+	if !slices.Contains(gateway.UsageGroups, by) {
+		return &usageError{fmt.Errorf("--by %q is not %s", by, strings.Join(gateway.UsageGroups, ", "))}
+	}
+	var all []gateway.UsageRow
+	known := map[string]bool{}
+	for _, g := range r.gateways {
+		answer, err := g.usage(ctx, r.c.String("since"))
+		if err != nil {
+			return err
+		}
+		for _, row := range answer.Usage {
+			if !known[row.Name] {
+				known[row.Name] = true
+				all = append(all, row)
+			}
+		}
+	}
+	return r.format.printUsage(r.c.App.Writer, gateway.GroupUsage(all, by), by)
+}
+
+// usage asks for the usage of each kernel.
+func (g *gatewayClient) usage(ctx context.Context, since string) (answer gateway.Usage, err error) {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	resp, err := g.get(ctx, "api/usage", url.Values{"since": {since}, "by": {gateway.UsageByKernel}})
+	if err != nil {
+		return answer, err
+	}
+	defer func() { _ = resp.Body.Close() }() // read to its end
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxKernelList)).Decode(&answer); err != nil {
+		return answer, fmt.Errorf("%s: the usage: %w", g.shown, err)
+	}
+	return answer, nil
+}
+
+// printUsage prints usage that is grouped.
+func (f outputFormat) printUsage(w io.Writer, rows []gateway.UsageRow, by string) error {
+	switch f {
+	case formatJSON, formatYAML:
+		if rows == nil {
+			rows = []gateway.UsageRow{}
+		}
+		return f.printValue(w, rows)
+	case formatName:
+		for _, row := range rows {
+			if _, err := fmt.Fprintln(w, kernelspecs.Printable(row.Name)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if len(rows) == 0 {
+		_, err := fmt.Fprintln(w, "No GPUs were held.")
+		return err
+	}
+	head := []string{strings.ToUpper(by), "KERNELS", "GPU HOURS", "BUSY HOURS", "BUSY"}
+	if f == formatWide {
+		head = append(head, "MEASURED")
+		if by == gateway.UsageByKernel {
+			head = append(head, "USER", "SPEC", "FLAVOR", "ENDED")
+		}
+	}
+	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
+	line := func(cells []string) error {
+		for i, text := range cells {
+			if cells[i] = strings.ReplaceAll(kernelspecs.Printable(text), "\t", " "); text == "" {
+				cells[i] = "-"
+			}
+		}
+		_, err := fmt.Fprintln(t, strings.Join(cells, "\t"))
+		return err
+	}
+	if err := line(head); err != nil {
+		return err
+	}
+	for _, row := range rows {
+		cells := []string{row.Name, strconv.Itoa(row.Kernels), hours(row.Held), hours(row.Busy),
+			percent(row.Busy, row.Measured)}
+		if f == formatWide {
+			cells = append(cells, percent(row.Measured, row.Held))
+			if by == gateway.UsageByKernel {
+				cells = append(cells, row.Owner, row.Spec, row.Flavor, row.Ended)
+			}
+		}
+		if err := line(cells); err != nil {
+			return err
+		}
+	}
+	return t.Flush()
+}
+
+func hours(seconds float64) string { return strconv.FormatFloat(seconds/3600, 'f', 2, 64) }
+
+// percent returns a part of a whole, or "" if the whole is 0.
+func percent(part, whole float64) string {
+	if whole <= 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.0f%%", 100*part/whole)
+}

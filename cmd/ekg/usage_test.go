@@ -1,0 +1,64 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway"
+)
+
+// TestPrintUsage compares whole outputs.
+func TestPrintUsage(t *testing.T) {
+	kernels := []gateway.UsageRow{
+		{Name: kernelA, Kernels: 1, Held: 7200, Measured: 3600, Busy: 1800, Owner: "ann", Spec: "python3", Flavor: "t4",
+			GPUs: 1000},
+		{Name: kernelF, Kernels: 1, Held: 3600, Owner: "bob\x1b[31m", Spec: "r", Ended: "2026-01-02T15:04:05.000000Z"},
+	}
+	for _, tt := range []struct {
+		name   string
+		format outputFormat
+		by     string
+		rows   []gateway.UsageRow
+		want   string
+	}{
+		{"users", formatTable, gateway.UsageByUser, kernels, "" +
+			"USER          KERNELS   GPU HOURS   BUSY HOURS   BUSY\n" +
+			"ann           1         2.00        0.50         50%\n" +
+			"bob\\x1b[31m   1         1.00        0.00         -\n"},
+		{"flavors, wide", formatWide, gateway.UsageByFlavor, kernels, "" +
+			"FLAVOR   KERNELS   GPU HOURS   BUSY HOURS   BUSY   MEASURED\n" +
+			"t4       1         2.00        0.50         50%    50%\n" +
+			"-        1         1.00        0.00         -      0%\n"},
+		{"no usage", formatTable, gateway.UsageByUser, nil, "No GPUs were held.\n"},
+		{"names", formatName, gateway.UsageBySpec, kernels, "python3\nr\n"},
+		{"json", formatJSON, gateway.UsageByUser, kernels[:1], `[
+  {
+    "name": "ann",
+    "kernels": 1,
+    "held_seconds": 7200,
+    "measured_seconds": 3600,
+    "busy_seconds": 1800
+  }
+]
+`},
+		{"no usage in json", formatJSON, gateway.UsageByUser, nil, "[]\n"},
+		{"yaml", formatYAML, gateway.UsageBySpec, kernels[1:], `- name: "r"
+  kernels: 1
+  held_seconds: 3600
+  measured_seconds: 0
+  busy_seconds: 0
+`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var b strings.Builder
+			if err := tt.format.printUsage(&b, gateway.GroupUsage(tt.rows, tt.by), tt.by); err != nil || b.String() != tt.want {
+				t.Errorf("got\n%s\n%v, want\n%s", b.String(), err, tt.want)
+			}
+		})
+	}
+	var b strings.Builder
+	if err := formatWide.printUsage(&b, kernels, gateway.UsageByKernel); err != nil ||
+		!strings.Contains(b.String(), "MEASURED   USER") || !strings.Contains(b.String(), "2026-01-02T15:04:05.000000Z") {
+		t.Errorf("got\n%s\n%v", b.String(), err)
+	}
+}
