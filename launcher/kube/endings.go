@@ -24,7 +24,7 @@ import (
 
 // A finished pod says how its kernel ended, but the pod vanishes when it is deleted, and with its node. So every
 // gateway that sees an ending stores it in the kernel's namespace. There is one config map for each hour in which
-// kernels ended:
+// kernels ended, and more of them if it is full, see storeEndings:
 //
 //	ekg-endings-2026112123
 //	  data:
@@ -43,7 +43,7 @@ const (
 
 	endingsKept  = 1 << 14 // endings that are kept in memory
 	maxUnwritten = 1 << 12 // endings that wait to be written; further ones are never written
-	// characters of a reason that are written: so the config map of an hour, at most 1 MiB, holds 1,600 kernels or more
+	// characters of a reason that are written: so a config map, at most 1 MiB, holds 1,600 kernels or more
 	maxNotedReason = 400
 	firstRetry     = time.Second     // pause after a failed write
 	lastRetry      = time.Minute     // longest pause
@@ -72,6 +72,7 @@ type storedEnding struct {
 type endingStore struct {
 	known     *lru.Cache[string, *storedEnding]
 	unwritten map[string]unwrittenEnding // by kernel
+	full      map[endingsPlace]bool      // config maps of hours that took no more endings
 	changed   chan struct{}              // capacity 1: unwritten has grown
 }
 
@@ -82,7 +83,12 @@ type unwrittenEnding struct {
 
 func newEndings() (endingStore, error) {
 	known, err := lru.New[string, *storedEnding](endingsKept)
-	return endingStore{known: known, unwritten: map[string]unwrittenEnding{}, changed: make(chan struct{}, 1)}, err
+	return endingStore{
+		known:     known,
+		unwritten: map[string]unwrittenEnding{},
+		full:      map[endingsPlace]bool{},
+		changed:   make(chan struct{}, 1),
+	}, err
 }
 
 // endLocked records how a kernel has ended.
@@ -175,6 +181,9 @@ func (l *Launcher) enterEndings(m *corev1.ConfigMap) {
 			continue
 		}
 		end.Reason = podstatus.OneLine(end.Reason, maxReason)
+		if before, ok := l.endings.known.Peek(id); ok && end.precedes(before) {
+			continue // another config map of the hour has a later state
+		}
 		l.rememberEndingLocked(id, end)
 	}
 }
@@ -204,15 +213,14 @@ func (l *Launcher) writeUnwritten(ctx context.Context) bool {
 	all := l.endings.unwritten
 	l.endings.unwritten = map[string]unwrittenEnding{}
 	l.mu.Unlock()
-	type place struct{ namespace, name string }
-	texts := map[place]map[string]string{}
+	texts := map[endingsPlace]map[string]string{}
 	for id, u := range all {
 		text, err := u.end.encode()
 		if err != nil {
 			l.log.Warn("the ending of a kernel cannot be encoded", logkey.Kernel, id, logkey.Err, err)
 			continue
 		}
-		p := place{u.namespace, u.end.configMap()}
+		p := endingsPlace{u.namespace, u.end.configMap()}
 		if texts[p] == nil {
 			texts[p] = map[string]string{}
 		}
@@ -220,7 +228,7 @@ func (l *Launcher) writeUnwritten(ctx context.Context) bool {
 	}
 	done := true
 	for p, data := range texts {
-		err := l.writeEndingsOf(ctx, p.namespace, p.name, data)
+		err := l.storeEndings(ctx, p, data)
 		switch {
 		case err == nil:
 		case apierrors.IsForbidden(err),
@@ -253,7 +261,7 @@ func (e *storedEnding) encode() (string, error) {
 	return string(text), err
 }
 
-// configMap returns the name of the config map that holds an ending.
+// configMap returns the name of the config map of the ending's hour.
 func (e *storedEnding) configMap() string { return endingsPrefix + e.At.UTC().Format(endingsHour) }
 
 // storeEndingOf writes how the kernel of a pod has ended, and returns when it is stored.
@@ -269,7 +277,7 @@ func (l *Launcher) storeEndingOf(ctx context.Context, pod *corev1.Pod) error {
 	if err != nil {
 		return err
 	}
-	return l.writeEndingsOf(ctx, pod.Namespace, end.configMap(), map[string]string{id: text})
+	return l.storeEndings(ctx, endingsPlace{pod.Namespace, end.configMap()}, map[string]string{id: text})
 }
 
 // writeEndingsOf adds entries to a config map, and creates it if need be.
@@ -305,7 +313,7 @@ func (l *Launcher) pruneEndings(ctx context.Context) {
 		}
 		var old []string
 		err := l.eachEndings(ctx, ns, func(m *corev1.ConfigMap) {
-			if m.Name < oldest && len(m.Name) == len(oldest) {
+			if hour, ok := hourOf(m.Name); ok && hour < oldest {
 				old = append(old, m.Name)
 			}
 		})

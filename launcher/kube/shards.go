@@ -1,0 +1,100 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+)
+
+const (
+	// endingShards is how many further config maps an hour may have: with 1 MiB each, for 27,000 kernels or more.
+	endingShards = 16
+	maxFull      = 256 // full config maps that are remembered
+)
+
+// endingsPlace names the config map of an hour.
+type endingsPlace struct{ namespace, name string }
+
+// storeEndings stores the endings of one hour. If the hour's config map is full, each goes into one of further config
+// maps, which the kernel's id chooses: ekg-endings-2026112123-0 to -f. So gateways need not agree which of them are
+// full, and two versions of an entry are in two config maps at most. Earlier versions of ekg read the further config
+// maps, and go on writing to the first. The error is one that goes away with time, if there is any.
+func (l *Launcher) storeEndings(ctx context.Context, p endingsPlace, data map[string]string) error {
+	l.mu.Lock()
+	full := l.endings.full[p]
+	l.mu.Unlock()
+	if !full {
+		err := l.writeEndingsOf(ctx, p.namespace, p.name, data)
+		if !isTooLarge(err) {
+			return err
+		}
+		l.log.Info("the endings of kernels in this hour need further config maps", logkey.Namespace, p.namespace,
+			logkey.ConfigMap, p.name)
+		l.mu.Lock()
+		if len(l.endings.full) >= maxFull {
+			clear(l.endings.full)
+		}
+		l.endings.full[p] = true
+		l.mu.Unlock()
+	}
+	shards := map[string]map[string]string{}
+	for id, text := range data {
+		name := shardOf(p.name, id)
+		if shards[name] == nil {
+			shards[name] = map[string]string{}
+		}
+		shards[name][id] = text
+	}
+	var lost, temporary error
+	for name, some := range shards {
+		if err := l.writeEndingsOf(ctx, p.namespace, name, some); isTooLarge(err) {
+			lost = errors.Join(lost, err)
+		} else {
+			temporary = errors.Join(temporary, err)
+		}
+	}
+	if temporary != nil {
+		return temporary
+	}
+	return lost
+}
+
+// shardOf returns the name of the further config map that has a kernel's ending.
+func shardOf(hour, id string) string {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(id))
+	return fmt.Sprintf("%s-%x", hour, h.Sum32()%endingShards)
+}
+
+// hourOf returns the name of the first config map of the hour of another one.
+func hourOf(name string) (hour string, ok bool) {
+	n := len(endingsPrefix) + len(endingsHour)
+	if len(name) < n || len(name) > n && name[n] != '-' || !strings.HasPrefix(name, endingsPrefix) {
+		return "", false
+	}
+	return name[:n], true
+}
+
+// isTooLarge reports whether the API server has rejected an object because of its size.
+func isTooLarge(err error) bool {
+	if apierrors.IsRequestEntityTooLargeError(err) {
+		return true
+	}
+	_, tooLong := apierrors.StatusCause(err, causeTooLong)
+	return apierrors.IsInvalid(err) && tooLong
+}
+
+const causeTooLong = metav1.CauseType(field.ErrorTypeTooLong)
+
+// precedes reports whether an ending is an earlier state of another one of the same kernel.
+func (e *storedEnding) precedes(other *storedEnding) bool {
+	return e.At.Before(other.At) || e.At.Equal(other.At) && other.Stopped && !e.Stopped
+}
