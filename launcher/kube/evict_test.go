@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -59,6 +60,7 @@ func TestEvict_Announced(t *testing.T) {
 		tm.maintenance = time.Hour // the test does the reaper's rounds
 	})
 	awaitStreams(t, l, 2)
+	eventually(t, "it is the reaper", l.reaping.Load)
 	marked := func(id string) bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -97,6 +99,67 @@ func TestEvict_Announced(t *testing.T) {
 	if want := []string{evictNotice, ""}; !slices.Equal(s.notices, want) {
 		t.Errorf("told %q, want %q", s.notices, want)
 	}
+}
+
+// The reaper alone takes the mark away from a kernel in use. Another gateway does it if the mark stays.
+func TestEvict_OneProtects(t *testing.T) {
+	c, f := newRunning(t, 1)
+	f.of(idOf(0)).set(func(st *api.Status) { st.State, st.LastActivity = api.Busy, time.Now() })
+	var now, otherNow atomic.Int64
+	open := func(now *atomic.Int64) *Launcher {
+		return openTest(t, c, func(o *Options, tm *timing) {
+			fastReaper(now)(o, tm)
+			o.EvictIdleAfter, tm.maintenance = time.Hour, time.Hour // the test does the rounds
+			tm.lease = realTiming().lease
+		})
+	}
+	reaper := open(&now)
+	eventually(t, "it is the reaper", reaper.reaping.Load)
+	other := open(&otherNow)
+	all := []*Launcher{reaper, other}
+	for _, l := range all {
+		waitFor(t, l, idOf(0), func(k launcher.Kernel) bool { return !k.Stale && k.State == api.Busy })
+	}
+	isMarked := func(want string) {
+		t.Helper()
+		eventually(t, "the mark "+want, func() bool {
+			for _, l := range all {
+				l.mu.Lock()
+				got := l.kernels[idOf(0)].pod.Annotations[podspec.AnnotationSafeToEvict]
+				l.mu.Unlock()
+				if got != want {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	round := func(l *Launcher) int {
+		c.asked()
+		l.maintainKernel(t.Context(), l.kernelOf(idOf(0)))
+		return c.asked()["patch pods"]
+	}
+	mark := func() {
+		reaper.setEvictable(t.Context(), reaper.kernelOf(idOf(0)).pod, true)
+		isMarked("true")
+	}
+	mark()
+	if theirs, ours := round(other), round(reaper); theirs != 0 || ours != 1 {
+		t.Errorf("another gateway sends %d patches, the reaper %d", theirs, ours)
+	}
+	isMarked("false")
+	if n := round(other); n != 0 {
+		t.Errorf("%d patches of a pod without the mark", n)
+	}
+	mark()
+	if n := round(other); n != 0 {
+		t.Errorf("%d patches at once", n)
+	}
+	otherNow.Add(int64(other.timing.lease.duration))
+	if n := round(other); n != 1 {
+		t.Errorf("the mark stays, and another gateway sends %d patches", n)
+	}
+	isMarked("false")
 }
 
 func (l *Launcher) kernelOf(id string) *kernel {

@@ -41,6 +41,7 @@ type kernel struct {
 	sentVersion      uint64            // version of the update with sentReason
 	sentEnd          time.Time         // when the container ended whose end was sent last
 	nodeNotice       sentNotice        // the last attempt to announce that the pod's node goes away
+	wronglyMarked    time.Time         // since when the pod of a kernel in use is marked as evictable; zero: it is not
 	unsent           []waitingUpdate   // updates to be sent, in order; the first is being sent
 	start            *start            // in progress; nil: it is over, or another gateway began it
 	notes            launcher.Notes    // of notesOf

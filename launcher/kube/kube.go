@@ -28,6 +28,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -157,6 +158,7 @@ type Launcher struct {
 	freshness freshness
 	answers   answers
 	access    namespaceAccess
+	reaping   atomic.Bool // this gateway is the reaper
 
 	// Guarded by mu.
 	mu            sync.Mutex

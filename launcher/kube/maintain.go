@@ -80,9 +80,7 @@ func (l *Launcher) maintainKernel(ctx context.Context, k *kernel) {
 	case unstarted:
 		l.endOverdue(k, pod)
 	case streaming:
-		if pod.Annotations[podspec.AnnotationSafeToEvict] == "true" && !l.mayBeEvicted(status, now) {
-			l.setEvictable(ctx, pod, false)
-		}
+		l.protect(ctx, k, pod, status, now)
 	}
 }
 
@@ -137,8 +135,26 @@ func (l *Launcher) mayBeEvicted(st api.Status, now time.Time) bool {
 		now.Sub(st.LastActivity) > after
 }
 
-// markEvictable marks the pods that may be evicted, once their supervisors announce it. Only one gateway does it. Every
-// gateway takes the mark away from a kernel in use, at once: see maintainKernel.
+// protect takes the mark away from the pod of a kernel in use. The reaper does it at once. Another gateway does it only
+// if the mark stays, as when the reaper is frozen: otherwise each of them would send the same patch.
+func (l *Launcher) protect(ctx context.Context, k *kernel, pod *corev1.Pod, status api.Status, now time.Time) {
+	wrong := pod.Annotations[podspec.AnnotationSafeToEvict] == "true" && !l.mayBeEvicted(status, now)
+	l.mu.Lock()
+	switch {
+	case !wrong:
+		k.wronglyMarked = time.Time{}
+	case k.wronglyMarked.IsZero():
+		k.wronglyMarked = now
+	}
+	since := k.wronglyMarked
+	l.mu.Unlock()
+	if wrong && (l.reaping.Load() || now.Sub(since) >= l.timing.lease.duration) {
+		l.setEvictable(ctx, pod, false)
+	}
+}
+
+// markEvictable marks the pods that may be evicted, once their supervisors announce it. The reaper does it, and takes
+// the mark away from a kernel in use: see protect.
 func (l *Launcher) markEvictable(ctx context.Context) {
 	if l.opts.EvictIdleAfter == 0 {
 		return

@@ -3,6 +3,7 @@ package kube
 import (
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -57,11 +58,15 @@ func TestKernelsFor(t *testing.T) {
 	check(l, "ann", []string{"team"}, 0, 3)
 	share(2, launcher.Grant{User: "ann", Right: launcher.Read})
 	check(l, "ann", nil, 0, 2, 3)
+	var stops sync.WaitGroup
 	for n := range owners {
-		if err := l.Stop(t.Context(), idOf(n), "enough"); err != nil {
-			t.Fatal(err)
-		}
+		stops.Go(func() {
+			if err := l.Stop(t.Context(), idOf(n), "enough"); err != nil {
+				t.Error(err)
+			}
+		})
 	}
+	stops.Wait()
 	check(l, "ann", []string{"team"})
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -28,6 +28,8 @@ func (l *Launcher) reap() { l.elect(l.leaseLock(reaperLease), l.timing.lease, l.
 
 // reapUntil removes leftovers until ctx ends, which happens when the lease is lost.
 func (l *Launcher) reapUntil(ctx context.Context) {
+	l.reaping.Store(true)
+	defer l.reaping.Store(false)
 	var pruned time.Time
 	nodes := l.watchNodes(ctx)
 	for sleep.For(ctx, l.timing.maintenance) == nil {
