@@ -21,6 +21,7 @@ type Measures struct {
 
 	GPUs       map[string]float64 // GPUs that kernels' pods hold now, by kernelspec
 	GPUSeconds map[string]float64 // seconds for which they were held, by kernelspec; never decreases
+	GPUBusy    map[string]float64 // as GPUSeconds: those in which they computed, as far as measured
 }
 
 // Keys of Measures.Keys.

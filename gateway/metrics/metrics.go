@@ -81,6 +81,8 @@ var (
 		"GPUs, or slices of one, that kernels' pods hold."}
 	metricGPUSeconds = Metric{"ekg_gpu_seconds_total", "counter", []string{"spec"}, true,
 		"GPUs held, used or not, times the seconds for which they were held."}
+	metricGPUBusy = Metric{"ekg_gpu_busy_seconds_total", "counter", []string{"spec"}, true,
+		"The part of ekg_gpu_seconds_total in which the GPUs computed, as far as it is measured."}
 	metricCulls = Metric{"ekg_kernel_culls_total", "counter", []string{"spec", "limit"}, true,
 		"Kernels that were culled, by limit: idle, busy or age."}
 	metricKeys = Metric{"ekg_kernels_by_master_key", "gauge", []string{"key"}, true,
@@ -123,7 +125,7 @@ func List() []Metric {
 	return []Metric{
 		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
 		metricFailed, metricMessages, metricMsgBytes,
-		metricGPUs, metricGPUSeconds, metricCulls, metricKeys, metricStart, metricStartPhase, metricFailures,
+		metricGPUs, metricGPUSeconds, metricGPUBusy, metricCulls, metricKeys, metricStart, metricStartPhase, metricFailures,
 		metricRequests,
 		metricDuration,
 		metricWebsockets, metricOpened, metricWSBytes, metricLobby, metricLogReaders, metricReady, metricKubeRequests,
@@ -303,7 +305,8 @@ func newSnapshot(m *Metrics, from Source) *snapshot {
 	s := &snapshot{m: m, from: from, descs: map[string]*prometheus.Desc{}}
 	for _, d := range []Metric{
 		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
-		metricFailed, metricMessages, metricMsgBytes, metricGPUs, metricGPUSeconds, metricCulls, metricKeys, metricWebsockets,
+		metricFailed, metricMessages, metricMsgBytes, metricGPUs, metricGPUSeconds, metricGPUBusy,
+		metricCulls, metricKeys, metricWebsockets,
 		metricWSBytes,
 		metricLobby, metricLogReaders, metricReady,
 	} {
@@ -383,6 +386,13 @@ func (s *snapshot) collectKernels(send sender) {
 	}
 	for spec, v := range seconds {
 		send(metricGPUSeconds, v, spec)
+	}
+	busy := map[string]float64{}
+	for spec, v := range now.GPUBusy {
+		busy[s.m.specs.of(spec)] += v
+	}
+	for spec, v := range busy {
+		send(metricGPUBusy, v, spec)
 	}
 }
 

@@ -48,6 +48,8 @@ type kernel struct {
 	notesOf          *corev1.Pod       // the version of the pod whose notes were read last
 	readers          []reader          // in Launcher.readers
 	gpusCountedUntil time.Time         // the pod's GPU time up to this moment is in Launcher.gpuSeconds
+	gpuBusyCounted   time.Duration     // of its GPUUse.Busy, in Launcher.gpuBusy
+	gpuUseKnown      bool              // gpuBusyCounted is set
 }
 
 const maxReason = 4 << 10 // characters of an ending's reason; supervisors bound it, too

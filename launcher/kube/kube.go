@@ -168,6 +168,7 @@ type Launcher struct {
 	events        map[types.UID][]corev1.Event // the newest of each pod, oldest first; lists are replaced, never changed
 	endings       endingStore
 	gpuSeconds    map[string]float64 // by kernelspec
+	gpuBusy       map[string]float64 // as gpuSeconds: those in which they computed
 	culls         map[launcher.CullLabels]int64
 	brokenWatches map[watchKey]bool // watches that have failed
 	noticesSent   int               // notices about nodes that are being sent
@@ -216,6 +217,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 		endings:       past,
 		opened:        tm.now(),
 		gpuSeconds:    map[string]float64{},
+		gpuBusy:       map[string]float64{},
 		culls:         map[launcher.CullLabels]int64{},
 		brokenWatches: map[watchKey]bool{},
 	}

@@ -5,13 +5,14 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // Measure returns the data for metrics.
 func (l *Launcher) Measure() launcher.Measures {
-	m := launcher.Measures{GPUs: map[string]float64{}, GPUSeconds: map[string]float64{}}
+	m := launcher.Measures{GPUs: map[string]float64{}, GPUSeconds: map[string]float64{}, GPUBusy: map[string]float64{}}
 	known := l.snapshot()
 	for _, k := range known {
 		if d, err := l.describe(k); err == nil { // else it is gone
@@ -30,6 +31,7 @@ func (l *Launcher) Measure() launcher.Measures {
 	for spec, seconds := range l.gpuSeconds {
 		m.GPUSeconds[spec] = seconds
 	}
+	maps.Copy(m.GPUBusy, l.gpuBusy)
 	m.Culls, m.Keys = maps.Clone(l.culls), l.measureKeysLocked(known)
 	l.follower.MeasureLocked(&m)
 	return m
@@ -47,6 +49,31 @@ func (l *Launcher) countGPUTimeLocked(k *kernel, until time.Time) {
 		l.gpuSeconds[k.rec.SpecName] += held
 	}
 	k.gpusCountedUntil = until
+	l.countGPUUseLocked(k)
+}
+
+// countGPUUseLocked adds the time in which a kernel's GPUs have computed since the last call. The time before this
+// gateway began is not counted, as for the time for which they were held.
+func (l *Launcher) countGPUUseLocked(k *kernel) {
+	var busy time.Duration
+	switch {
+	case k.end != nil:
+		busy = k.end.GPUUse.Busy
+	case k.supervisor.HasStatus:
+		busy = k.supervisor.Status.GPUUse.Busy
+	default:
+		return
+	}
+	if !k.gpuUseKnown && k.pod.CreationTimestamp.Time.Before(l.opened.Truncate(time.Second)) {
+		k.gpuBusyCounted = busy
+	}
+	if busy < k.gpuBusyCounted {
+		k.gpuBusyCounted = 0 // it was started again
+	}
+	if grown := busy - k.gpuBusyCounted; grown > 0 {
+		l.gpuBusy[k.rec.SpecName] += grown.Seconds() * podspec.GPUs(k.pod).Float()
+	}
+	k.gpuBusyCounted, k.gpuUseKnown = busy, true
 }
 
 // start is a start that this launcher has begun. It is kept until the kernel has answered or has failed.

@@ -86,9 +86,11 @@ func TestMeasure(t *testing.T) {
 		k := l.kernels[id]
 		return k
 	}
+	var busy time.Duration // of the GPUs
 	say := func(k *kernel, state api.State, lost int64) {
 		status := api.Status{
 			State:  state,
+			GPUUse: api.GPUUse{Measured: busy, Busy: busy},
 			Counts: api.Counts{Since: time.Unix(0, now.Load()).Add(time.Second), LogLost: lost},
 		}
 		enterLocked := func() (follow.Supervisor, bool) { return l.follower.EnterLocked(&k.supervisor, status), true }
@@ -120,8 +122,16 @@ func TestMeasure(t *testing.T) {
 	if got := h.all(); !strings.HasPrefix(got, "up python3 admission=") || strings.Count(got, "up ") != 1 {
 		t.Errorf("reported %s", got)
 	}
+	l.Measure()
 	now.Add(int64(time.Minute))
+	busy = 20 * time.Second
+	say(up, api.Idle, 0)
 	m := l.Measure()
+	if m.GPUBusy["python3"] != 20 {
+		t.Errorf("busy for %g s", m.GPUBusy["python3"])
+	}
+	busy = 30 * time.Second
+	say(up, api.Idle, 0)
 	if len(m.Kernels) != 1 || m.LogLost != 7 || m.GPUs["python3"] != 1 || m.GPUSeconds["python3"] < 59 ||
 		m.GPUSeconds["python3"] > 61 {
 		t.Errorf("measured %+v", m)
@@ -133,6 +143,9 @@ func TestMeasure(t *testing.T) {
 	waitFor(t, l, idA, func(k launcher.Kernel) bool { return k.State == api.Dead })
 	now.Add(int64(time.Minute))
 	after := l.Measure()
+	if busy := after.GPUBusy["python3"]; busy != 30 {
+		t.Errorf("after its end it was busy for %g s", busy)
+	}
 	if after.LogLost != 7 || after.GPUs["python3"] != 0 || after.GPUSeconds["python3"] != m.GPUSeconds["python3"]+30 {
 		t.Errorf("after its end: %+v", after)
 	}
