@@ -7,6 +7,7 @@
 //	ekg log KERNEL             print a kernel's output
 //	ekg token                  create a token for a user, and its hash for the file of users
 //	ekg config                 print the settings that serve would use, with their sources
+//	ekg config import FILE     translate settings of Jupyter Enterprise Gateway
 //	ekg kernelspec list        list the kernels that can be started
 //	ekg kernelspec check DIR   check kernelspecs before their use
 //	ekg kernelspec render NAME print the pod that a kernelspec would create on Kubernetes
@@ -144,6 +145,7 @@ func program(stdout, stderr io.Writer) *cli.App {
 				Usage:        "print the settings that serve would use, and where each comes from",
 				Flags:        all,
 				OnUsageError: refuseUsage,
+				Subcommands:  []*cli.Command{importCommand(os.Stdin)},
 				Action: func(c *cli.Context) error {
 					s, err := command(c, 0, read)
 					if err != nil {

@@ -16,7 +16,9 @@ var mayImport = map[string][]string{
 		"launcher/local",
 		"launcher/supervisor/api",
 	},
+	"cmd/ekg/enterprise": {"cmd/ekg/settings", "kernelspecs"},
 	"cmd/ekg": {
+		"cmd/ekg/enterprise",
 		"cmd/ekg/settings",
 		"gateway",
 		"gateway/identity",
@@ -276,8 +278,8 @@ var doors = []struct {
 	},
 	{
 		"go.yaml.in/yaml/",
-		[]string{"cmd/ekg", "cmd/ekg/settings", "gateway", "gateway/identity", "launcher/flavor", "launcher/kube/podspec",
-			"launcher/strictyaml"},
+		[]string{"cmd/ekg", "cmd/ekg/enterprise", "cmd/ekg/settings", "gateway", "gateway/identity", "launcher/flavor",
+			"launcher/kube/podspec", "launcher/strictyaml"},
 		[]string{"deploy"},
 	}, // it knows lines
 	{ // Kubernetes' own YAML

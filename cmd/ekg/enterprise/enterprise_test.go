@@ -1,0 +1,173 @@
+package enterprise_test
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/enterprise"
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// translate imports the arguments and returns the file.
+func translate(t *testing.T, tokenFile string, args ...string) string {
+	t.Helper()
+	var im enterprise.Import
+	if err := im.Arguments(args, strings.NewReader("")); err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if _, err := im.Write(&b, tokenFile); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+func TestImport_Golden(t *testing.T) {
+	t.Chdir("testdata")
+	tests := []struct {
+		golden    string
+		tokenFile string
+		args      []string
+	}{
+		{"python.yaml", "", []string{"config.py"}},
+		{"json.yaml", "/etc/ekg/token", []string{"config.json"}},
+		{"chart.yaml", "", []string{"chart.env"}},
+		{"precedence.yaml", "", []string{"--ip=10.0.0.1", "--config", "config.py", "EG_IP=10.0.0.2", "EG_KERNEL_IMAGE=k:1",
+			"--EnterpriseGatewayApp.inherited_envs=A", "--EnterpriseGatewayApp.inherited_envs=B",
+			"--EnterpriseGatewayApp.client_envs=['C', 'D']", "--debug", "--RemoteMappingKernelManager.cull_interval", "5"}},
+		{"nothing.yaml", "", []string{"HOME=/root"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.golden, func(t *testing.T) {
+			got := translate(t, tt.tokenFile, tt.args...)
+			if *update {
+				if err := os.WriteFile(tt.golden, []byte(got), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(tt.golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got != string(want) {
+				t.Errorf("got:\n%s\nwant:\n%s", got, want)
+			}
+			if strings.Contains(got, "hunter") {
+				t.Errorf("a secret is written:\n%s", got)
+			}
+			loads(t, got)
+		})
+	}
+}
+
+// loads fails if ekg rejects the file. Files of certificates need not exist.
+func loads(t *testing.T, text string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "ekg.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := settings.Load(settings.Sources{
+		Flags: func(name string) ([]string, bool) { return []string{path}, name == "config" },
+		Getenv: func(name string) string {
+			return map[string]string{"HOME": "/home/u"}[name]
+		},
+	})
+	if err != nil {
+		t.Errorf("ekg rejects the file: %v", err)
+	}
+}
+
+// Each option of Enterprise Gateway 3.3.0 is translated, or has a reason. The list is from its --help-all, its classes
+// and the variables in its sources.
+func TestImport_KnowsAllOptions(t *testing.T) {
+	data, err := os.ReadFile("testdata/options.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := strings.Fields(string(data))
+	if len(names) < 280 {
+		t.Fatalf("the list has %d names", len(names))
+	}
+	for _, name := range names {
+		arg := name + "=1"
+		if strings.Contains(name, ".") {
+			arg = "--" + arg
+		}
+		if name == "EnterpriseGatewayApp.config_file" || name == "JupyterApp.config_file" {
+			continue // it names a file that is read
+		}
+		got := translate(t, "", arg)
+		if strings.Contains(got, "# Not read:") || !strings.Contains(got, name) {
+			t.Errorf("%s:\n%s", name, got)
+		}
+	}
+}
+
+func TestImport_Python(t *testing.T) {
+	tests := []struct {
+		name, text, want string
+	}{
+		{"joined texts", "c.EnterpriseGatewayApp.base_url = ('/a'\n  \"/b\")", "base-url: /a/b "},
+		{"escapes", `c.EnterpriseGatewayApp.base_url = '\x2fa\'b'`, `base-url: /a'b `},
+		{"raw text", `c.EnterpriseGatewayApp.base_url = r'/a\b'`, `base-url: /a\b `},
+		{"tuple", "c.EnterpriseGatewayApp.client_envs = ('A',)", "client-env: [A] "},
+		{"the last one counts", "c.EnterpriseGatewayApp.port = 1\nc.EnterpriseGatewayApp.port = 2",
+			"listen: 127.0.0.1:2 "},
+		{"f-string", "c.EnterpriseGatewayApp.base_url = f'/{x}'", "f.py:1: EnterpriseGatewayApp.base_url: the value is not"},
+		{"operator", "c.EnterpriseGatewayApp.port = 1 + 1", "f.py:1: EnterpriseGatewayApp.port: the value is not"},
+		{"two statements", "c.EnterpriseGatewayApp.port = 1; x()", "f.py:1: EnterpriseGatewayApp.port: the value is not"},
+		{"open bracket", "\nc.EnterpriseGatewayApp.client_envs = ['A'", "f.py:2: EnterpriseGatewayApp.client_envs: a bracket"},
+		{"open text", "c.EnterpriseGatewayApp.base_url = 'a", "f.py:1: EnterpriseGatewayApp.base_url: a text is not closed"},
+		{"mapping", "c.EnterpriseGatewayApp.client_envs = {'a': 1}", "f.py:1: EnterpriseGatewayApp.client_envs: the value"},
+		{"comparison", "c.EnterpriseGatewayApp.port == 1", "f.py:1: EnterpriseGatewayApp.port is changed"},
+		{"in a text", "x = '''\nc.EnterpriseGatewayApp.port = 1\n'''", "f.py:1: is not an assignment"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Chdir(t.TempDir())
+			if err := os.WriteFile("f.py", []byte(tt.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if got := translate(t, "", "f.py"); !strings.Contains(got, tt.want) {
+				t.Errorf("%q is missing in:\n%s", tt.want, got)
+			}
+			if got := translate(t, "", "f.py"); tt.name == "in a text" && strings.Contains(got, "listen:") {
+				t.Errorf("a text is read as an assignment:\n%s", got)
+			}
+		})
+	}
+}
+
+func FuzzImport(f *testing.F) {
+	for _, name := range []string{"config.py", "config.json", "chart.env"} {
+		data, err := os.ReadFile("testdata/" + name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(filepath.Ext(name), data)
+	}
+	f.Fuzz(func(t *testing.T, ext string, data []byte) {
+		if ext != ".py" && ext != ".json" {
+			ext = ".env"
+		}
+		path := filepath.Join(t.TempDir(), "f"+ext)
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var im enterprise.Import
+		if im.Arguments([]string{path}, nil) != nil {
+			return
+		}
+		var b bytes.Buffer
+		if _, err := im.Write(&b, ""); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
