@@ -13,6 +13,7 @@
 enum { SUCCESS = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, UNKNOWN = 999 };
 
 struct utilization { unsigned gpu, memory; };
+struct memory { unsigned long long total, free, used; };
 struct process_sample { unsigned pid; unsigned long long at; unsigned sm, memory, encoder, decoder; };
 struct process { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; };
 
@@ -50,6 +51,8 @@ const char *nvmlErrorString(int code) { return code == UNKNOWN ? "the file that 
 int nvmlDeviceGetCount_v2(unsigned *n) { *n = 1; return SUCCESS; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **device) { *device = (void *)use; return i ? NOT_FOUND : SUCCESS; }
 int nvmlDeviceGetUUID(void *device, char *uuid, unsigned size) { snprintf(uuid, size, "GPU-of-tests"); return SUCCESS; }
+int nvmlDeviceGetName(void *device, char *name, unsigned size) { snprintf(name, size, "GPU of tests"); return SUCCESS; }
+int nvmlDeviceGetMemoryInfo(void *device, struct memory *m) { *m = (struct memory){16ULL << 30, 15ULL << 30, 1ULL << 30}; return SUCCESS; }
 int nvmlDeviceGetMigMode(void *device, unsigned *now, unsigned *next) { return NOT_SUPPORTED; }
 int nvmlDeviceGetUtilizationRates(void *device, struct utilization *u) { unsigned pid, its; u->memory = 0; return use(&u->gpu, &pid, &its); }
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *n, struct process *list) { return one(n, list); }
