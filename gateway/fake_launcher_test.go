@@ -162,11 +162,14 @@ func (f *fakeLauncher) startForReal(req launcher.Request) (launcher.Kernel, bool
 	return k2, true, err
 }
 
-func (f *fakeLauncher) Kernel(_ context.Context, id string) (launcher.Kernel, error) {
+func (f *fakeLauncher) Kernel(ctx context.Context, id string) (launcher.Kernel, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if k, ok := f.kernels[id]; ok {
 		return k.Kernel, nil
+	}
+	if err := launcher.CountLookup(ctx); err != nil {
+		return launcher.Kernel{}, err
 	}
 	if gone, ok := f.gone[id]; ok {
 		return launcher.Kernel{}, gone

@@ -52,7 +52,8 @@ type Gateway struct {
 	hosts     map[string]bool
 	clientEnv map[string]bool
 	resources []*resource
-	starts    *limits.Starts
+	starts    *limits.Rate
+	lookups   *limits.Rate // of kernels that the launcher does not know
 	transport *http.Transport
 	metrics   *metrics.Metrics
 	audit     *audit
@@ -97,7 +98,8 @@ func New(o Options) (*Gateway, error) {
 	g := &Gateway{
 		opts: o, log: o.Log.With(logkey.Component, "gateway"), token: newCredential(o.Token), metrics: o.Metrics,
 		started: time.Now(),
-		starts:  limits.NewStarts(o.StartsPerMinute),
+		starts:  limits.NewRate(o.StartsPerMinute),
+		lookups: limits.NewRate(lookupsPerMinute),
 		origins: map[string]bool{}, hosts: hostSet(o.AllowHosts), clientEnv: map[string]bool{},
 		lobby:      channels.NewLobby(),
 		websockets: channels.NewRegistry[caller](o.ConnectionsPerKernel, perUser),

@@ -231,6 +231,22 @@ func (g *Gateway) interruptKernel(w http.ResponseWriter, r *call) error {
 	return nil
 }
 
+// lookupsPerMinute bounds how often in a minute the launcher looks for unknown kernels of a user's requests. In a
+// cluster that is a request to the API server. A page or a notebook server asks for a few kernels that have ended.
+const lookupsPerMinute = 600
+
+// countLookup counts that a kernel is looked for which the launcher does not know.
+func (g *Gateway) countLookup(who caller) error {
+	wait := g.lookups.Take(who.Name)
+	if wait == 0 {
+		return nil
+	}
+	p := refuse(http.StatusTooManyRequests, "You have asked for too many kernels that do not exist. Try again in %v.",
+		roundUp(wait)).by(limitCheck)
+	p.retry = wait
+	return p
+}
+
 // restartKernel makes the supervisor restart its kernel. If the supervisor has ended with its kernel, or if this
 // gateway cannot speak to it, the launcher starts both again.
 func (g *Gateway) restartKernel(w http.ResponseWriter, r *call) error {

@@ -41,6 +41,27 @@ func TestLimits_Connections(t *testing.T) {
 	})
 }
 
+// A user who asks for too many unknown kernels is answered 429, by every route. Known kernels and other users are not
+// affected.
+func TestLimits_Lookups(t *testing.T) {
+	g := startUserGateway(t, nil)
+	g.fake.add(idA, "python3", api.Idle)
+	g.fake.change(func() { g.fake.kernels[idA].Owner = "ann" })
+	for range lookupsPerMinute {
+		if wait := g.lookups.Take("ann"); wait != 0 {
+			break
+		}
+	}
+	for method, path := range map[string]string{"GET": "", "DELETE": "", "POST": "/interrupt"} {
+		r := g.do(method, "/api/kernels/"+idB+path, "", as("ann")).want(t, 429, "too many kernels that do not exist")
+		if after := r.Header.Get("Retry-After"); after != "1" {
+			t.Errorf("Retry-After: %q", after)
+		}
+	}
+	g.do("GET", "/api/kernels/"+idA, "", as("ann")).want(t, 200, "")
+	g.do("GET", "/api/kernels/"+idB, "", as("bob")).want(t, 404, "")
+}
+
 func TestLimits_Starts(t *testing.T) {
 	g := startUserGateway(t, func(o *Options) { o.StartsPerMinute = 2 })
 	for range 2 {

@@ -142,6 +142,7 @@ func (g *Gateway) dispatch(w *response, r *call, res *resource) (err error) {
 		w.Header().Set("Allow", res.allow)
 		return refuse(http.StatusMethodNotAllowed, "This route only has the methods %s.", res.allow)
 	}
+	r.Request = r.WithContext(launcher.WithLookups(r.Context(), func() error { return g.countLookup(r.who) }))
 	if err := g.admit(r, rt.access); err != nil {
 		return err
 	}

@@ -55,6 +55,21 @@ func (f *freshness) clear(some []*staleMark) {
 	}
 }
 
+// doubted reports whether there is a reason to distrust the informers' state.
+func (f *freshness) doubted() bool {
+	f.marksLock.Lock()
+	defer f.marksLock.Unlock()
+	return len(f.marks) > 0
+}
+
+// isProved reports whether a proof is younger than limit and was not doubted since. It waits for a proof that is being
+// made.
+func (f *freshness) isProved(now time.Time, limit time.Duration) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return now.Sub(f.last) < limit && !f.doubted()
+}
+
 func (f *freshness) proved(now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

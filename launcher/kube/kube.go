@@ -31,6 +31,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	lru "github.com/hashicorp/golang-lru/v2"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -157,6 +158,7 @@ type Launcher struct {
 	opened    time.Time
 	freshness freshness
 	answers   answers
+	absent    *lru.Cache[string, time.Time] // when the cluster did not have a kernel, by its id
 	access    namespaceAccess
 	reaping   atomic.Bool // this gateway is the reaper
 
@@ -198,11 +200,13 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 	}
 	life, cancel := context.WithCancelCause(context.Background())
 	past, err := newEndings()
-	if err != nil {
+	absent, err2 := lru.New[string, time.Time](absentKept)
+	if err := errors.Join(err, err2); err != nil {
 		cancel(nil)
 		return nil, err
 	}
 	l := &Launcher{
+		absent:        absent,
 		opts:          o,
 		client:        o.Cluster.client,
 		keys:          keys,
