@@ -12,7 +12,8 @@ func WithLookups(ctx context.Context, count func() error) context.Context {
 	return context.WithValue(ctx, lookupsKey{}, count)
 }
 
-// CountLookup counts a lookup as WithLookups describes. It returns nil for a context without a count. Launchers call it.
+// CountLookup counts a lookup as WithLookups describes. It returns nil for a context without a count. Launchers call
+// it.
 func CountLookup(ctx context.Context) error {
 	if count, ok := ctx.Value(lookupsKey{}).(func() error); ok {
 		return count()

@@ -119,9 +119,9 @@ func logChanged(before, now *api.Status) bool {
 	return roundUp(before.LogBytes) != roundUp(now.LogBytes)
 }
 
-// recountSoon is recount for a kernel that was started, and for a log that is larger or smaller and has room. Each start
-// changes the shares of all kernels, so the limits of many starts are sent together. A kernel has its own share from
-// its start on.
+// recountSoon is recount for a kernel that was started, and for a log that is larger or smaller and has room. Each
+// start changes the shares of all kernels, so the limits of many starts are sent together. A kernel has its own share
+// from its start on.
 func (l *Launcher) recountSoon() {
 	wake.Reader(l.recountsSoon)
 }
