@@ -29,7 +29,7 @@ const (
 	tokenCheck      = "token"
 	originCheck     = "origin"
 	hostCheck       = "host"
-	accessCheck     = "access"     // the kernel belongs to another user
+	accessCheck     = "access"     // the kernel belongs to another user, or the kernelspec is for others
 	limitCheck      = "limit"      // on kernels, starts or connections
 	launcherCheck   = "launcher"   // the kernelspec or the request asks for something that is not allowed
 	supervisorCheck = "supervisor" // of the kernel's supervisor

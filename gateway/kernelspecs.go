@@ -61,6 +61,9 @@ func (g *Gateway) listKernelspecs(w http.ResponseWriter, r *call) error {
 	}
 	models := map[string]specModel{}
 	for _, s := range g.shownSpecs(r.who) {
+		if mayStart(r.who, s) != nil {
+			continue
+		}
 		models[s.Name] = g.specModel(s)
 	}
 	return writeJSON(w, http.StatusOK, map[string]any{"default": g.defaultSpec(), "kernelspecs": models})

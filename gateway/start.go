@@ -161,6 +161,22 @@ func (g *Gateway) spec(name string) (kernelspecs.Spec, error) {
 	return spec, nil
 }
 
+// mayStart rejects a user whom the kernelspec does not allow. Only a verified name counts, so a gateway without users
+// cannot hold such a limit, and starts none of these kernels. Admins may start all.
+func mayStart(who caller, spec kernelspecs.Spec) error {
+	switch {
+	case !spec.Users.Limited() || who.Admin:
+		return nil
+	case who.sole:
+		return refuse(http.StatusForbidden, "Kernel spec %s names the users who may start it, and this gateway has no "+
+			"users. See docs/users.md.", spec.Name).by(accessCheck)
+	case !spec.Users.May(who.Name):
+		return refuse(http.StatusForbidden, "Kernel spec %s may not be started by user %s.", spec.Name,
+			who.Name).by(accessCheck)
+	}
+	return nil
+}
+
 // defaultSpec returns the name of the default kernelspec, or "" if there is no kernelspec.
 func (g *Gateway) defaultSpec() string {
 	if g.opts.DefaultKernel != "" {
@@ -181,6 +197,9 @@ func (g *Gateway) defaultSpec() string {
 func (g *Gateway) start(r *call, req launcher.Request, answer func(launcher.Kernel) error) error {
 	r.starts(req) // also for the audit log of a refused start
 	who := r.who
+	if err := mayStart(who, req.Spec); err != nil {
+		return err
+	}
 	if err := g.chooseFlavor(who, &req); err != nil {
 		return err
 	}

@@ -27,6 +27,7 @@ type Spec struct {
 	InterruptMode string          // "signal" or "message"
 	Metadata      json.RawMessage // an object; {} if absent
 	Prefix        string          // Python environment: replaces {prefix} and has the python for "python3"; "" for none
+	Users         Users           // who may start a kernel, by metadata.process_proxy.config
 
 	resources    map[string]string // see Resources; read with the spec
 	metadataLine int               // line of kernel.json on which Metadata begins; 0 if it is absent

@@ -60,6 +60,7 @@ func readSpec(name, dir, defaultPrefix string) (Spec, *node, []Problem) {
 		InterruptMode: r.interruptMode(root),
 		Metadata:      r.metadata(root),
 		Prefix:        prefixOf(dir, defaultPrefix),
+		Users:         r.processProxy(root.member("metadata").member("process_proxy")),
 		resources:     findResources(dir),
 	}
 	if n := root.member("metadata"); n != nil {

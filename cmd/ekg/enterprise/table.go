@@ -70,7 +70,7 @@ const (
 	noPorts     = "kernels are reached on unix sockets, or inside their pods; see metadata.ekg.transport"
 	ownCORS     = "ekg sends the headers that pages of --allow-origin need"
 	keepsAlways = "kernels and sessions always outlive the gateway, without a store"
-	useUsers    = "ekg has no such list for all kernelspecs; see docs/users.md"
+	useUsers    = "ekg has no such list for all kernelspecs; a kernelspec may have one in metadata.process_proxy"
 	onlyCommand = "it concerns one command and no server"
 	noPoll      = "ekg watches its kernels and does not poll"
 )
@@ -195,7 +195,8 @@ var withoutCounterpart = []option{
 	{env: []string{"EG_DEFAULT_KERNEL_SERVICE_ACCOUNT_NAME"},
 		why: "metadata.ekg.serviceAccountName of a kernelspec sets it"},
 	{env: []string{"EG_KERNEL_EXECUTOR_IMAGE"}, why: "ekg starts no executors of Spark"},
-	{env: []string{"EG_PROHIBITED_UIDS", "EG_PROHIBITED_GIDS"}, why: "clients never get user 0 or group 0; KERNEL_UID and KERNEL_GID begin at 1"},
+	{env: []string{"EG_PROHIBITED_UIDS", "EG_PROHIBITED_GIDS"},
+		why: "clients never get user 0 or group 0; KERNEL_UID and KERNEL_GID begin at 1"},
 	{env: []string{"EG_MIRROR_WORKING_DIRS"}, why: "metadata.ekg.workingDir of a kernelspec sets the working directory"},
 	{env: []string{"EG_POD_TEMPLATE_DIR"}, why: "ekg runs no templates; metadata.ekg describes the pod"},
 	{env: []string{"EG_KERNEL_LAUNCH_TIMEOUT"},
