@@ -130,6 +130,7 @@ func BenchmarkLargeMemory(b *testing.B) {
 				if streams {
 					c.pods = f
 				}
+				c.ClearActions() // they hold the created pods
 				memory, _ := use()
 				l := openTest(b, c, nil)
 				if streams {
