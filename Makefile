@@ -7,7 +7,7 @@ FUZZTIME ?= 30s
 RELEASES ?= 1.35.4 1.36.3
 
 .DEFAULT_GOAL := help
-.PHONY: help build labextension screenshots demo test unit interop lint e2e e2e-machine e2e-cluster e2e-releases image-check chaos costs vulncheck fuzz bench bench-quick microbench cluster cluster-down generate verify clean
+.PHONY: help build labextension screenshots demo test unit interop lint e2e e2e-machine e2e-cluster e2e-releases image-check gpu-check chaos costs vulncheck fuzz bench bench-quick microbench cluster cluster-down generate verify clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -50,6 +50,9 @@ e2e-releases: ## the tests that depend on Kubernetes itself, on other RELEASES o
 
 image-check: ## build the image of deploy/Dockerfile with buildah, as root on Debian, and check its content
 	@GO='$(GO)' hack/image
+
+gpu-check: ## check what the documents say about GPUs, on a machine with an NVIDIA GPU; writes docs/gpu-measured.md
+	@hack/gpucheck
 
 chaos: ## the long form of the tests with cut connections, killed gateways, floods, other kernels and users: about 45 minutes
 	$(GO) test -tags e2e -timeout 90m -count 1 -v -run '^TestChaos' ./e2e
