@@ -11,7 +11,8 @@ import (
 // withLimitedSpec adds a kernelspec that ann may start, and bob may not.
 func withLimitedSpec(o *Options) {
 	o.Specs = &specDir{specs: append(o.Specs.List(), kernelspecs.Spec{Name: "limited", DisplayName: "L",
-		Language: "python", InterruptMode: "signal", Metadata: json.RawMessage("{}"), Users: kernelspecs.Users{Authorized: []string{"ann"}}})}
+		Language: "python", InterruptMode: "signal", Metadata: json.RawMessage("{}"),
+		Users: kernelspecs.Users{Authorized: []string{"ann"}}})}
 }
 
 func TestKernelspecs_Users(t *testing.T) {

@@ -35,8 +35,8 @@ func (u Users) May(name string) bool {
 	return !slices.Contains(u.Unauthorized, name) && (len(u.Authorized) == 0 || slices.Contains(u.Authorized, name))
 }
 
-// processProxy reads metadata.process_proxy, Enterprise Gateway's description of where a kernel runs. It ignores keys that
-// ekg does not use, since Enterprise Gateway defines them.
+// processProxy reads metadata.process_proxy, Enterprise Gateway's description of where a kernel runs. It ignores keys
+// that ekg does not use, since Enterprise Gateway defines them.
 func (r *reader) processProxy(n *node) Users {
 	var users Users
 	if n == nil {
