@@ -40,13 +40,15 @@ import (
 //     checks whether it still holds the lease.
 //   - A pod counts from the moment at which its admission is sent, whatever the answer. It counts until it is known to
 //     be gone or to have ended. So at worst one pod too many is counted. Before a start is refused, all sent decisions
-//     are awaited, and the pods are listed again.
+//     are awaited, and the pods are listed again. One list serves all refusals of a second: a kernel whose end no watch
+//     and no other gateway has reported counts for a second longer.
 const (
 	admissionLease = "ekg-admission"
 
 	maxGonePods    = 1 << 14                // remembered pods that are gone: events about them may come late
 	abandonedAfter = time.Minute            // age from which a waiting pod counts as abandoned by all gateways
 	decisionRetry  = 500 * time.Millisecond // pause after a decision that could not be carried out
+	relistPause    = time.Second            // for which a list of all pods serves refusals
 )
 
 // leadership is the time during which this gateway holds the lease.
@@ -55,6 +57,8 @@ type leadership struct {
 	id      string // gated pods get it as annotationLeader
 	lease   *leaseClock
 	changed chan struct{} // capacity 1: pods has changed
+
+	relisted time.Time // when the last successful relist began; owned by the goroutine that decides
 
 	// Guarded by Launcher.mu.
 	pods map[types.UID]*candidate
@@ -231,6 +235,7 @@ func (l *Launcher) renew(ctx context.Context, t *leadership, pod *corev1.Pod) er
 
 // relist reads all pods from the quorum and records them.
 func (l *Launcher) relist(ctx context.Context, t *leadership) error {
+	began := l.timing.now()
 	for _, ns := range l.namespaces {
 		if l.access.denial(ns) != "" {
 			continue
@@ -257,6 +262,7 @@ func (l *Launcher) relist(ctx context.Context, t *leadership) error {
 		}
 		l.mu.Unlock()
 	}
+	t.relisted = began
 	return nil
 }
 

@@ -20,6 +20,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 )
@@ -159,6 +160,25 @@ func TestAdmission_ListsAgainBeforeRefusing(t *testing.T) {
 	}
 	if pod := c.pod(t, idB+"-1"); podstatus.IsGated(pod) {
 		t.Errorf("it was refused: %v", pod.Annotations)
+	}
+}
+
+// One list of all pods serves many refusals.
+func TestAdmission_RefusalsShareAList(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, fastAdmission(&testLimits{all: 1, each: 1}))
+	startTest(t, l, numberedID(0))
+	before := len(c.podLists())
+	began := time.Now()
+	const refusals = 50
+	for n := 1; n <= refusals; n++ {
+		if _, _, err := l.Start(t.Context(), testRequest(numberedID(n))); !errors.As(err, new(*launcher.LimitError)) {
+			t.Fatalf("start %d: %v", n, err)
+		}
+	}
+	most := 2 + int(time.Since(began)/relistPause)
+	if n := len(c.podLists()) - before; n > most {
+		t.Errorf("%d refusals have listed all pods %d times, want at most %d", refusals, n, most)
 	}
 }
 

@@ -4,10 +4,10 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
@@ -146,9 +146,8 @@ func (k *kernel) forgetPodLocked() {
 // older reports whether one version of a pod is older than another. Resource versions are growing numbers: Kubernetes
 // guarantees that since 1.35, and etcd has always made them so.
 func older(a, b *corev1.Pod) bool {
-	x, errX := strconv.ParseUint(a.ResourceVersion, 10, 64)
-	y, errY := strconv.ParseUint(b.ResourceVersion, 10, 64)
-	return errX == nil && errY == nil && x < y
+	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
+	return err == nil && order < 0
 }
 
 // podRemoved records that a pod is no longer in the cluster.

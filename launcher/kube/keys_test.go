@@ -151,7 +151,7 @@ func TestPeers_Keys(t *testing.T) {
 			server.StartTLS()
 			defer server.Close()
 			defer own.closeIdle()
-			err := own.notify(t.Context(), server.Listener.Addr().String(), idA, nil)
+			err := own.notify(t.Context(), server.Listener.Addr().String(), idA)
 			if (err == nil) != tt.believed {
 				t.Errorf("notification: %v", err)
 			}

@@ -26,6 +26,17 @@ func (c *testCluster) podRequests() (verbs []string) {
 	return verbs
 }
 
+// podLists returns the requests for lists of all pods so far.
+func (c *testCluster) podLists() (all []k8stesting.Action) {
+	for _, a := range c.Actions() {
+		if list, ok := a.(k8stesting.ListAction); ok && a.GetResource().Resource == "pods" &&
+			list.GetListRestrictions().Labels.String() == selectManaged {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
 // TestLookup: an unknown kernel costs one GET by name while memory is proved to have all pods, one LIST more after
 // that, and nothing if it was looked for in the last second.
 func TestLookup(t *testing.T) {

@@ -29,6 +29,7 @@ func (l *Launcher) maintain() {
 		if l.peers != nil {
 			l.peers.forgetEnded(round)
 			l.peers.greetRest(round)
+			l.peers.notifyAllSilent()
 		}
 		for _, k := range l.snapshot() {
 			l.maintainKernel(round, k)

@@ -49,9 +49,8 @@ const (
 	// PeerPort is the port on which a gateway in the cluster receives its replicas' notifications.
 	PeerPort = 8890
 
-	peerTime        = 2 * time.Second // for all peers to answer; a peer that does not answer relies on its watch
-	peerName        = "ekg-peers"     // name from which the keys are derived
-	maxPeerRequests = 64              // requests of peers that are served at one time
+	peerName        = "ekg-peers" // name from which the keys are derived
+	maxPeerRequests = 64          // requests of peers that are served at one time
 	peerReadTime    = 5 * time.Second
 	maxPeerBody     = 32 << 10 // bytes
 )
@@ -89,6 +88,7 @@ type peers struct {
 	mu      sync.Mutex
 	met     map[string]string // addresses of replicas by NAME/IP; the store may not have them yet
 	greeted map[string]bool   // replicas that know this gateway
+	silent  map[string]*silentPeer
 }
 
 // peerKey is what replicas with a common master key believe each other by.
@@ -197,6 +197,7 @@ func (l *Launcher) newPeers(o Peers, keys []peerKey) *peers {
 		store:     cache.NewStore(cache.MetaNamespaceKeyFunc),
 		met:       map[string]string{},
 		greeted:   map[string]bool{},
+		silent:    map[string]*silentPeer{},
 	}
 }
 
@@ -317,49 +318,6 @@ func (l *Launcher) enterPeerEnding(id string, reported peerEnding) {
 		}
 		k.supervisor.ChangedLocked()
 	}
-}
-
-// notifyPeers makes every other replica read a kernel. It returns when all have done so, at the latest after peerTime.
-func (l *Launcher) notifyPeers(ctx context.Context, id string) {
-	if l.peers == nil {
-		return
-	}
-	var body []byte
-	if end := l.endingForPeers(id); end != nil {
-		var err error
-		if body, err = json.Marshal(end); err != nil {
-			// it was parsed, or comes from this machine's clock
-			panic("kube: the time of an ending cannot be encoded: " + err.Error())
-		}
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), peerTime)
-	defer cancel()
-	var wg sync.WaitGroup
-	for name, ip := range l.peers.known() {
-		wg.Go(func() {
-			if err := l.peers.notify(ctx, peerAddress(ip), id, body); err != nil {
-				l.log.Info("a replica could not be notified of a kernel; it relies on its watch", logkey.Replica, name,
-					logkey.Kernel, id, logkey.Err, err)
-			}
-		})
-	}
-	wg.Wait()
-}
-
-// notify makes the peer at an address read a kernel.
-func (p *peers) notify(ctx context.Context, address, id string, body []byte) error {
-	resp, err := p.do(ctx, http.MethodPost, address, "/kernels/"+id, body)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close() //nolint:errcheck // it is empty
-	if _, err := io.Copy(io.Discard, io.LimitReader(resp.Body, 1<<10)); err != nil {
-		return err
-	}
-	if resp.StatusCode != http.StatusNoContent {
-		return fmt.Errorf("it answers %s", resp.Status)
-	}
-	return nil
 }
 
 func peerAddress(ip string) string { return net.JoinHostPort(ip, strconv.Itoa(PeerPort)) }

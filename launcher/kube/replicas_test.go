@@ -32,11 +32,13 @@ type replicaNet struct {
 	mu   sync.Mutex
 	all  map[string]http.Handler // by address
 	cut  map[string]bool         // addresses that no other replica reaches
+	hung map[string]bool         // addresses that never answer
 	sent []string
 }
 
 func newReplicaNet(t *testing.T, c *testCluster) *replicaNet {
-	return &replicaNet{t: t, c: c, all: map[string]http.Handler{}, cut: map[string]bool{}}
+	return &replicaNet{t: t, c: c, all: map[string]http.Handler{}, cut: map[string]bool{},
+		hung: map[string]bool{}}
 }
 
 // carrier carries one replica's requests.
@@ -51,11 +53,15 @@ func (c carrier) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	c.n.mu.Lock()
-	to, cut := c.n.all[ip], c.n.cut[ip] || c.n.cut[c.from]
+	to, cut, hung := c.n.all[ip], c.n.cut[ip] || c.n.cut[c.from], c.n.hung[ip]
 	c.n.sent = append(c.n.sent, r.Method+" "+r.URL.Path)
 	c.n.mu.Unlock()
 	if to == nil || cut {
 		return nil, errors.New("no route to host")
+	}
+	if hung {
+		<-r.Context().Done()
+		return nil, r.Context().Err()
 	}
 	in := httptest.NewRequest(r.Method, r.URL.RequestURI(), nil).WithContext(r.Context())
 	if r.Body != nil {
@@ -74,6 +80,13 @@ func (n *replicaNet) cutOff(ip string, cut bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.cut[ip] = cut
+}
+
+// hang makes the replica with this address take requests and answer none, or answer again.
+func (n *replicaNet) hang(ip string, hung bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.hung[ip] = hung
 }
 
 // join makes a launcher a replica: as startPeers does, but without a port, and without watching the replicas' pods.
@@ -464,5 +477,60 @@ func TestWatch_Kick(t *testing.T) {
 	eventually(t, "it watches", func() bool { return watched.Load() > 0 })
 	if took := time.Since(began); took > 1500*time.Millisecond {
 		t.Errorf("it takes %v", took)
+	}
+}
+
+// TestPeers_Silent: a peer that does not answer delays one change only. When it answers again, it is notified of all
+// that it has missed, and changes wait for it again.
+func TestPeers_Silent(t *testing.T) {
+	c := newTestCluster(t)
+	silent := c.silence()
+	first := openTest(t, c, nil)
+	silent.Store(true) // the other one learns of kernels by notifications only
+	late := openTest(t, c, func(_ *Options, tm *timing) { tm.fresh = time.Hour })
+	n := newReplicaNet(t, c)
+	p := n.join(first, "10.0.0.1")
+	n.join(late, "10.0.0.2")
+	if err := p.introduce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	knows := func(id string) bool {
+		late.mu.Lock()
+		defer late.mu.Unlock()
+		return late.kernels[id] != nil
+	}
+	startTest(t, first, numberedID(0))
+	if !knows(numberedID(0)) {
+		t.Fatal("a peer that answers was not notified")
+	}
+	n.hang("10.0.0.2", true)
+	began := time.Now()
+	startTest(t, first, numberedID(1))
+	if took := time.Since(began); took < peerTime {
+		t.Fatalf("the first change took %v; the test proves nothing", took)
+	}
+	const others = 5
+	began = time.Now()
+	for i := range others {
+		startTest(t, first, numberedID(2+i))
+	}
+	if took := time.Since(began); took > peerTime {
+		t.Errorf("%d changes beside a silent peer took %v", others, took)
+	}
+	n.hang("10.0.0.2", false)
+	eventually(t, "it is notified of what it has missed", func() bool {
+		p.notifyAllSilent()
+		for i := range 2 + others {
+			if !knows(numberedID(i)) {
+				return false
+			}
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return len(p.silent) == 0
+	})
+	startTest(t, first, numberedID(20))
+	if !knows(numberedID(20)) {
+		t.Error("a change does not wait for a peer that answers again")
 	}
 }

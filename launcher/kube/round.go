@@ -33,7 +33,7 @@ type round struct {
 	t      *leadership
 	others count
 	exact  bool // all answers are part of others
-	fresh  bool // the pods were listed in this round
+	fresh  bool // the pods were listed in this round, or at most relistPause before it
 
 	turns chan struct{}  // capacity decisionsAtOnce: one for each decision that is being sent
 	sent  sync.WaitGroup // decisions that are being sent
@@ -45,7 +45,8 @@ type round struct {
 }
 
 func newRound(l *Launcher, t *leadership) *round {
-	return &round{l: l, t: t, turns: make(chan struct{}, decisionsAtOnce)}
+	return &round{l: l, t: t, turns: make(chan struct{}, decisionsAtOnce),
+		fresh: l.timing.now().Sub(t.relisted) < relistPause}
 }
 
 // results returns how the decisions ended. They must have been awaited.
