@@ -62,7 +62,8 @@ func TestUsage(t *testing.T) {
 	}
 	g.fake.usage = []launcher.KernelUsage{
 		kernel(idA, "ann", "python3", "t4", 1, gpu.Whole(1)), kernel(idB, "ann", "r", "", 2, gpu.Whole(1)),
-		kernel(idUnknown, "bob", "python3", "t4", 4, gpu.Whole(2)), kernel("0a1b2c3d-0000-4000-8000-0000000000fe", "bob", "python3", "", 4, 0),
+		kernel(idUnknown, "bob", "python3", "t4", 4, gpu.Whole(2)),
+		kernel("0a1b2c3d-0000-4000-8000-0000000000fe", "bob", "python3", "", 4, 0),
 	}
 	for _, tt := range []struct{ user, query, want string }{
 		{"ann", "", "user ann:2:10800:7200:3600"},
