@@ -27,6 +27,8 @@ type faultProxy struct {
 	mu        sync.Mutex
 	links     map[*link]struct{} // those that have not ended, including faulty ones
 	hole      bool               // the proxy accepts new connections and never answers them
+	refusing  bool               // the proxy resets new connections
+	weather   fault              // of new links
 	swallowed int                // number of connections that were accepted and never answered
 }
 
@@ -44,6 +46,8 @@ const (
 	mute
 	// One byte a second is forwarded in each direction.
 	crawling
+	// Each piece of data is forwarded 0.3 s late.
+	slow
 )
 
 // link is one connection through the proxy.
@@ -95,11 +99,15 @@ func (p *faultProxy) accept() {
 // carry serves one connection until both sides have ended.
 func (p *faultProxy) carry(client *net.TCPConn) {
 	p.mu.Lock()
-	hole := p.hole
+	hole, refusing := p.hole, p.refusing
 	if hole {
 		p.swallowed++
 	}
 	p.mu.Unlock()
+	if refusing {
+		reset(client)
+		return
+	}
 	if hole {
 		<-p.ctx.Done()
 		reset(client)
@@ -114,6 +122,7 @@ func (p *faultProxy) carry(client *net.TCPConn) {
 	over, end := context.WithCancel(p.ctx)
 	k := &link{p: p, client: client, server: server.(*net.TCPConn), over: over, end: end, changed: make(chan struct{})}
 	p.mu.Lock()
+	k.fault = p.weather
 	p.links[k] = struct{}{}
 	p.mu.Unlock()
 	var both sync.WaitGroup
@@ -148,6 +157,8 @@ func (k *link) copy(dst, src *net.TCPConn, fromClient bool) {
 		case now == halfOpen, now == deaf && fromClient, now == mute && !fromClient:
 		case now == crawling && len(pending) > 0:
 			wait = time.After(time.Second)
+		case now == slow && len(pending) > 0:
+			wait = time.After(300 * time.Millisecond)
 		case len(pending) > 0:
 			wait = nil
 		case ended != nil:
@@ -164,7 +175,9 @@ func (k *link) copy(dst, src *net.TCPConn, fromClient bool) {
 		if wait != nil {
 			select {
 			case <-wait:
-				size = 1
+				if now == crawling {
+					size = 1
+				}
 			case <-changed:
 				continue
 			case <-k.over.Done():
@@ -242,11 +255,36 @@ func (p *faultProxy) swallow() {
 	}
 }
 
-// restore undoes swallow for new connections.
+// refuse resets every link and each new connection, until restore.
+func (p *faultProxy) refuse() {
+	p.mu.Lock()
+	p.refusing = true
+	p.mu.Unlock()
+	for _, k := range p.all() {
+		k.end()
+	}
+}
+
+// slowDown makes every link slow, and each new one until restore.
+func (p *faultProxy) slowDown() {
+	p.mu.Lock()
+	p.weather = slow
+	p.mu.Unlock()
+	for _, k := range p.live() {
+		k.set(slow)
+	}
+}
+
+// restore undoes swallow, refuse and slowDown for new connections, and slowDown for all.
 func (p *faultProxy) restore() {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.hole = false
+	p.hole, p.refusing, p.weather = false, false, whole
+	p.mu.Unlock()
+	for _, k := range p.all() {
+		if f, _ := k.state(); f == slow {
+			k.set(whole)
+		}
+	}
 }
 
 // swallowedSoFar returns the number of connections that were accepted and not answered.
