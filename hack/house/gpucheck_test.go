@@ -47,7 +47,8 @@ esac`,
 	}
 	text, err := check(working)
 	if err == nil || !strings.Contains(text, "idle: pass: 0.000; nvidia-smi 0.000") ||
-		!strings.Contains(text, "full: FAIL: RuntimeError: the load did not start") {
+		!strings.Contains(text, "full: FAIL: RuntimeError: the load did not start") ||
+		!strings.Contains(text, "unknown: FAIL: ") {
 		t.Errorf("with a broken load: %v, %s", err, text)
 	}
 	page, err := os.ReadFile(out)
