@@ -19,7 +19,7 @@ const untilInterrupted = `import signal, time
 n, interrupts = 0, []
 signal.signal(signal.SIGINT, lambda *_: interrupts.append(n))
 while not interrupts and n < 20000:
-    print('line', n, flush=True)
+    print('line', n, '', flush=True)
     n += 1
     time.sleep(0.05)
 print('total', n, flush=True)`
