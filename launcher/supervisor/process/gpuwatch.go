@@ -91,14 +91,20 @@ func (p *Process) sampleGPUs(ctx context.Context, w GPUWatch) {
 		if ctx.Err() != nil {
 			return
 		}
-		text := api.PlainText(err.Error(), MaxGPUFailure)
-		if text != told {
-			told = text
-			p.opts.Logger.Warn("GPUs are not sampled; this is tried again", logkey.Kernel, p.opts.KernelID, logkey.Err, text)
-			p.sampled(gpu.Samples{Devices: []gpu.Sample{}, Error: text})
-		}
+		told = p.samplerFailed(err, told)
 		_ = sleep.For(ctx, gpuWatchPause) // the loop checks ctx
 	}
+}
+
+// samplerFailed reports that ekg-gpu has ended, so that its last samples are not taken for present ones. It logs the
+// reason, but not the one that was told before. It returns the reason.
+func (p *Process) samplerFailed(err error, told string) string {
+	text := api.PlainText(err.Error(), MaxGPUFailure)
+	if text != told {
+		p.opts.Logger.Warn("GPUs are not sampled; this is tried again", logkey.Kernel, p.opts.KernelID, logkey.Err, text)
+	}
+	p.sampled(gpu.Samples{Devices: []gpu.Sample{}, Error: text})
+	return text
 }
 
 // runSampler runs ekg-gpu until it ends. The error is never nil.
