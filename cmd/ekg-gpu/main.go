@@ -51,6 +51,9 @@ const maxLook = 5 * time.Minute
 // shortestEvery is the shortest interval of samples.
 const shortestEvery = 100 * time.Millisecond
 
+// lastCall is how long a call of the driver may last after the reader has gone.
+const lastCall = 5 * time.Second
+
 func main() { os.Exit(run()) }
 
 func run() int {
@@ -92,11 +95,7 @@ func watch(args []string) int {
 		fmt.Fprintf(os.Stderr, "ekg-gpu: --every takes a time from %s, and there are no other arguments\n", shortestEvery)
 		return 2
 	}
-	gone := make(chan struct{})
-	go func() { // it ends with the program
-		_, _ = io.Copy(io.Discard, os.Stdin) // any end is the end
-		close(gone)
-	}()
+	gone := readerGone(os.Stdin, lastCall, os.Exit)
 	w := &watcher{meter: meter{lib: nvml.New(), hostPIDs: inHostPIDs()}, every: *every, now: time.Now, out: os.Stdout,
 		parent: gone}
 	w.inUse = gpuFiles{proc: "/proc", devices: "/sys/bus/pci/drivers/nvidia", session: *session}.inUse
@@ -108,6 +107,19 @@ func watch(args []string) int {
 		return 1
 	}
 	return 0
+}
+
+// readerGone returns a channel that is closed when the program that reads the samples has ended: then in ends. If the
+// driver holds a call for longer than patience after that, exit ends this program.
+func readerGone(in io.Reader, patience time.Duration, exit func(int)) <-chan struct{} {
+	gone := make(chan struct{})
+	go func() { // it ends with the program
+		_, _ = io.Copy(io.Discard, in) // any end is the end
+		close(gone)
+		time.Sleep(patience)
+		exit(1)
+	}()
+	return gone
 }
 
 // hostPIDNamespace is the target of /proc/self/ns/pid in the machine's own PID namespace: PROC_PID_INIT_INO of Linux'

@@ -281,6 +281,25 @@ func TestWatch_Run(t *testing.T) {
 	}
 }
 
+// TestReaderGone checks that the program ends without its reader, even if the driver does not return.
+func TestReaderGone(t *testing.T) {
+	in, reader := io.Pipe()
+	code := make(chan int, 1)
+	gone := readerGone(in, time.Millisecond, func(c int) { code <- c })
+	select {
+	case <-gone:
+		t.Fatal("the reader is gone before it ends")
+	default:
+	}
+	if err := reader.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-gone
+	if c := <-code; c != 1 {
+		t.Errorf("exit code %d", c)
+	}
+}
+
 // TestGPUFiles checks how processes that have a GPU open are found.
 func TestGPUFiles(t *testing.T) {
 	for _, tt := range []struct {
