@@ -92,6 +92,12 @@ func (k *inCluster) frozenFor(long time.Duration, random *rand.Rand, kept []stri
 		took.Round(time.Second/10))
 	for _, r := range []*inCluster{frozen, other} {
 		r.knows(kept)
+		r.eventually(15*time.Second, "the kernel that was shut down is forgotten", func() error {
+			if status, b := r.ask("GET", "/api/kernels/"+gone, ""); status != 404 {
+				return fmt.Errorf("%d %s", status, b)
+			}
+			return nil
+		})
 		r.listed(gone, false)
 		for _, id := range kept {
 			r.listedOnce(id)
@@ -107,8 +113,8 @@ func (k *inCluster) frozenFor(long time.Duration, random *rand.Rand, kept []stri
 }
 
 // askWhileFrozen sends requests to a frozen gateway, which answers when it goes on. It may answer 503, but it must not
-// answer with what it knew before: kept exist, and gone does not. The channel is closed after the last answer; an empty
-// text is a right one.
+// answer with what it knew before: kept exist, and gone does not, or is dead until a late event says that it was shut
+// down. The channel is closed after the last answer; an empty text is a right one.
 func (k *inCluster) askWhileFrozen(kept []string, gone string) <-chan string {
 	answers := make(chan string)
 	var all sync.WaitGroup
@@ -124,17 +130,24 @@ func (k *inCluster) askWhileFrozen(kept []string, gone string) <-chan string {
 	}
 	ask("/api/kernels", func(status int, body []byte) bool {
 		var listed []model
-		if status != 200 || json.Unmarshal(body, &listed) != nil || len(listed) != len(kept) {
+		if status != 200 || json.Unmarshal(body, &listed) != nil {
 			return false
 		}
+		n := 0
 		for _, m := range listed {
-			if !slices.Contains(kept, m.ID) {
+			switch {
+			case slices.Contains(kept, m.ID):
+				n++
+			case m.ID != gone || m.ExecutionState != "dead":
 				return false
 			}
 		}
-		return true
+		return n == len(kept)
 	})
-	ask("/api/kernels/"+gone, func(status int, _ []byte) bool { return status == 404 })
+	ask("/api/kernels/"+gone, func(status int, body []byte) bool {
+		var m model
+		return status == 404 || status == 200 && json.Unmarshal(body, &m) == nil && m.ExecutionState == "dead"
+	})
 	for _, id := range kept {
 		ask("/api/kernels/"+id, func(status int, _ []byte) bool { return status == 200 })
 	}

@@ -10,8 +10,11 @@ import (
 	"strings"
 	"sync"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
@@ -43,6 +46,7 @@ const ownNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 type Cluster struct {
 	client    kubernetes.Interface
 	leases    kubernetes.Interface // for leases alone: many starts at one time must not delay their renewal
+	metadata  metadata.Interface   // nil: client is asked instead
 	forward   *rest.Config         // for port-forward; nil if pods are dialled directly
 	requests  *requestCounter
 	Namespace string // this gateway's own in the cluster, or the kubeconfig context's
@@ -104,11 +108,16 @@ func newCluster(config *rest.Config, namespace string, inside bool, rate Rate) (
 	if err != nil {
 		return nil, fmt.Errorf("cluster: %w", err)
 	}
+	onlyMetadata, err := metadata.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("cluster: %w", err)
+	}
 	leases, err := kubernetes.NewForConfig(forLeases)
 	if err != nil {
 		return nil, fmt.Errorf("cluster: %w", err)
 	}
-	c := &Cluster{client: client, leases: leases, Namespace: namespace, Host: config.Host, requests: requests}
+	c := &Cluster{client: client, metadata: onlyMetadata, leases: leases, Namespace: namespace, Host: config.Host,
+		requests: requests}
 	if !inside {
 		c.forward = config
 	}
@@ -121,6 +130,29 @@ func (c *Cluster) dialer() poddial.Dialer {
 		return poddial.Direct{}
 	}
 	return poddial.NewForwarder(c.forward, c.client.CoreV1().RESTClient())
+}
+
+// listMetadata returns the metadata of a namespace's pods.
+func (c *Cluster) listMetadata(ctx context.Context, ns string, o metav1.ListOptions) ([]metav1.ObjectMeta, error) {
+	var all []metav1.ObjectMeta
+	if c.metadata == nil {
+		pods, err := c.client.CoreV1().Pods(ns).List(ctx, o)
+		if err != nil {
+			return nil, err
+		}
+		for i := range pods.Items {
+			all = append(all, pods.Items[i].ObjectMeta)
+		}
+		return all, nil
+	}
+	pods, err := c.metadata.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(ns).List(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	for i := range pods.Items {
+		all = append(all, pods.Items[i].ObjectMeta)
+	}
+	return all, nil
 }
 
 // Inside reports whether this process is a pod of the cluster.

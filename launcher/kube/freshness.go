@@ -9,6 +9,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -24,6 +25,9 @@ type freshness struct {
 	marksLock sync.Mutex
 	marks     map[*staleMark]bool // guarded by marksLock; while there are any, every list is proved
 }
+
+// maxChanged is how many pods a proof reads one by one. If more have changed, one list of all is cheaper.
+const maxChanged = 16
 
 // staleMark is a reason to distrust the informers' state.
 type staleMark struct{ _ byte }
@@ -99,7 +103,7 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 		if l.access.denial(ns) != "" {
 			continue
 		}
-		pods, err := l.listPods(limited, ns, selectManaged)
+		pods, err := l.readChanged(limited, ns, known)
 		if err != nil {
 			l.freshness.failed = l.timing.now()
 			l.freshness.failing.Store(true)
@@ -108,10 +112,9 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 			}
 			return err
 		}
-		there, listed[ns] = append(there, pods.Items...), true
+		there, listed[ns] = append(there, pods...), true
 	}
 	for i := range there {
-		delete(known, there[i].UID)
 		l.handlePod(&there[i], l.updatePod)
 	}
 	for _, pod := range known {
@@ -124,6 +127,47 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 	l.freshness.clear(doubts)
 	l.answers.kick()
 	return nil
+}
+
+// readChanged returns a namespace's pods of which the cluster has a newer version than memory, or which memory lacks.
+// It removes from known the pods that the cluster has. The list has the pods' metadata only, so that the API server
+// does not send what has not changed.
+func (l *Launcher) readChanged(ctx context.Context, ns string, known map[types.UID]*corev1.Pod) ([]corev1.Pod, error) {
+	asking, cancel := l.apiContext(ctx)
+	defer cancel()
+	listed, err := l.opts.Cluster.listMetadata(asking, ns, metav1.ListOptions{LabelSelector: selectManaged})
+	if err != nil {
+		return nil, l.unavailable(ctx, "list of pods in "+ns, err)
+	}
+	var changed []string
+	for i := range listed {
+		there := &corev1.Pod{ObjectMeta: listed[i]}
+		if pod := known[there.UID]; pod == nil || pod.ResourceVersion != there.ResourceVersion && !older(there, pod) {
+			changed = append(changed, there.Name)
+		}
+		delete(known, there.UID)
+	}
+	if len(changed) > maxChanged {
+		pods, err := l.listPods(ctx, ns, selectManaged)
+		if err != nil {
+			return nil, err
+		}
+		for i := range pods.Items {
+			delete(known, pods.Items[i].UID)
+		}
+		return pods.Items, nil
+	}
+	var pods []corev1.Pod
+	for _, name := range changed {
+		pod, err := l.getPod(ctx, ns, name)
+		if err != nil {
+			return nil, err
+		}
+		if pod != nil { // else it was deleted meanwhile, and is no kernel's any more
+			pods = append(pods, *pod)
+		}
+	}
+	return pods, nil
 }
 
 // knownPods returns the pods of all kernels that are not known to be removed.

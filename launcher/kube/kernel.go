@@ -85,7 +85,11 @@ func (l *Launcher) updatePod(pod *corev1.Pod) {
 		l.kernels[rec.ID] = k
 		l.ordered = nil
 	case k.pod.UID == pod.UID:
-		if k.removed || older(pod, k.pod) {
+		if k.removed {
+			l.correctEndingLocked(k, end)
+			return
+		}
+		if older(pod, k.pod) {
 			return
 		}
 	case !succeedsLocked(pod, rec, k):
@@ -158,7 +162,11 @@ func (l *Launcher) podRemoved(pod *corev1.Pod) {
 	delete(l.events, pod.UID)
 	l.leadership.removePodLocked(pod.UID)
 	k := l.kernels[pod.Labels[podspec.LabelKernel]]
-	if k == nil || k.pod.UID != pod.UID || k.removed {
+	if k == nil || k.pod.UID != pod.UID {
+		return
+	}
+	if k.removed {
+		l.correctEndingLocked(k, endOf(pod, l.timing.now()))
 		return
 	}
 	if !older(pod, k.pod) {
@@ -184,6 +192,17 @@ func (l *Launcher) podRemoved(pod *corev1.Pod) {
 	if end.Stopped || refusedUnclaimed(k.pod) {
 		l.forgetLocked(k)
 	}
+	k.supervisor.ChangedLocked()
+}
+
+// correctEndingLocked records that a kernel was stopped, if a late event of its removed pod says so. A list may show
+// that the pod is gone before the watch brings the pod's last versions, as to a gateway that was frozen.
+func (l *Launcher) correctEndingLocked(k *kernel, end *storedEnding) {
+	if end == nil || !end.Stopped || k.end != nil && k.end.Stopped {
+		return
+	}
+	l.endLocked(k, end)
+	l.forgetLocked(k)
 	k.supervisor.ChangedLocked()
 }
 

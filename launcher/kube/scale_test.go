@@ -186,6 +186,11 @@ func TestSteadyState(t *testing.T) {
 		{"lists and gets", map[string]int{"update leases": 24, "list pods": 12}},
 		{"ten kernels busy and idle", map[string]int{"update leases": 24, "list pods": 12, "patch pods": 10}},
 	} {
+		for _, asked := range []map[string]int{few[i], many[i]} {
+			if asked["get pods"] <= want.asked["patch pods"] { // a list may find a change before the watch brings it
+				delete(asked, "get pods")
+			}
+		}
 		if !maps.Equal(few[i], want.asked) || !maps.Equal(many[i], want.asked) {
 			t.Errorf("%s: 10 kernels ask for %v in two minutes, 200 for %v, want %v", want.phase, few[i], many[i], want.asked)
 		}
