@@ -11,6 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
 
 // freshness knows when the informers were last proved to hold what the cluster holds.
@@ -21,6 +23,8 @@ type freshness struct {
 
 	failing atomic.Bool // the last proof has failed
 	proving atomic.Bool // a proof is made in the background
+
+	beat atomic.Int64 // when this process last had a processor, in nanoseconds since began
 
 	marksLock sync.Mutex
 	marks     map[*staleMark]bool // guarded by marksLock; while there are any, every list is proved
@@ -80,11 +84,38 @@ func (f *freshness) proved(now time.Time) {
 	f.last = now
 }
 
+const (
+	beatPause = 500 * time.Millisecond
+	// maxBeat is the longest time between two beats of a process that runs. It is less than peerTime: until then, a
+	// change waits for the replica that is to be notified.
+	maxBeat = 1500 * time.Millisecond
+)
+
+// began is a time of the monotonic clock, which goes on while a process is frozen.
+var began = time.Now()
+
+// checkBeat notices that this process was frozen: its machine, its virtual machine or its container was paused. Until
+// its watches have brought what happened meanwhile, what it knows is old. Such a process distrusts its memory.
+func (f *freshness) checkBeat() {
+	now := int64(time.Since(began))
+	if last := f.beat.Swap(now); now-last > int64(maxBeat) && last != 0 {
+		f.markStale()
+	}
+}
+
+// keepBeat calls checkBeat until this launcher is closed.
+func (l *Launcher) keepBeat() {
+	for sleep.For(l.ctx, beatPause) == nil {
+		l.freshness.checkBeat()
+	}
+}
+
 // proveFresh makes sure that the list of kernels is at most a few seconds old. A watch may have failed silently, so the
 // pods in the cluster are compared with the known ones. Without stale marks that happens at most once in some seconds,
 // however many callers and kernels there are. With a stale mark each call does it, except right after a failure. The
 // error is ErrUnavailable: a list that lacks kernels is worse than none.
 func (l *Launcher) proveFresh(ctx context.Context) error {
+	l.freshness.checkBeat() // keepBeat may not have had its turn since the pause
 	l.freshness.mu.Lock()
 	defer l.freshness.mu.Unlock()
 	doubts := l.freshness.staleMarks()

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -104,6 +105,26 @@ func TestProveFresh_LateEvents(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestProveFresh_Frozen: after a pause of the whole process, a list is proved, however short ago the last proof was.
+func TestProveFresh_Frozen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var f freshness
+		f.checkBeat()
+		for range 3 {
+			time.Sleep(maxBeat)
+			f.checkBeat()
+		}
+		if f.doubted() {
+			t.Error("beats in time are taken for a pause")
+		}
+		time.Sleep(maxBeat + 1)
+		f.checkBeat()
+		if !f.doubted() {
+			t.Error("the pause is not noticed")
+		}
+	})
 }
 
 // TestCluster_ListMetadata: the client for metadata gives what the other client gives.
