@@ -11,10 +11,10 @@
 //
 // Goroutines, all waited for by Close: two informers for each namespace, of pods and of events; one for each followed
 // supervisor (package follow); maintain, which does what is due for each kernel; keepBeat, which notices that this
-// process was frozen; reap, which removes leftovers while this gateway is elected for that, with an informer of nodes if
-// they are watched; decideAboutLimits, also by election, if there are limits; writeEndings; with other replicas, an HTTP
-// server and an informer of their pods, and one for each replica that has missed a notification; and calls that go on
-// after their callers have left.
+// process was frozen; reap, which removes leftovers while this gateway is elected for that, with an informer of nodes
+// if they are watched; decideAboutLimits, also by election, if there are limits; writeEndings; with other replicas, an
+// HTTP server and an informer of their pods, and one for each replica that has missed a notification; and calls that
+// go on after their callers have left.
 //
 // Lock order: kernel.notesLock, peers.completing, freshness.mu, Launcher.mu; the locks namespaceAccess.mu, peers.mu,
 // answers.mu, freshness.marksLock and leaseClock.mu are taken last. No request to the cluster is made while Launcher.mu
