@@ -1,6 +1,7 @@
 package supervisor
 
 import (
+	"encoding/json"
 	"math"
 	"time"
 
@@ -20,6 +21,10 @@ const (
 	// A change of less than these is not shown at once.
 	gpuUseStep    = 0.05
 	gpuMemoryStep = 64 // of a device's memory
+
+	// maxGPUText bounds the JSON of the devices, in bytes. A kernel's container may invent them. With longer ones,
+	// gateways could not read the status.
+	maxGPUText = 32 << 10
 )
 
 // gpuState is what samples have shown of the kernel's GPUs. Supervisor.mu guards it.
@@ -87,6 +92,9 @@ func (s *Supervisor) takeSamples(p kernelProcess) {
 			d.Utilization, d.MemoryUsed, d.BusySince, d.IdleSince, d.Error = nil, 0, "", "", now.Error
 			g.devices = append(g.devices, d)
 		}
+	}
+	if b, err := json.Marshal(g.devices); err != nil || len(b) > maxGPUText {
+		g.devices = nil
 	}
 	g.since = since
 	if notable(g.shown, g.devices) && at.Sub(g.wokenAt) >= gpuPause {

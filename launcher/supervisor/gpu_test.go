@@ -202,3 +202,36 @@ func TestTakeSamples(t *testing.T) {
 		t.Errorf("restored %+v, not %+v", next.gpus.use, s.gpus.use)
 	}
 }
+
+// TestTakeSamples_Long checks that devices with too much text do not make the status unreadable for gateways.
+func TestTakeSamples_Long(t *testing.T) {
+	s := New(api.Config{KernelID: "k", LogLimit: 1 << 20}, "test", slog.New(slog.DiscardHandler))
+	p := &sampledProcess{}
+	devices := func(text string) (all []gpu.Sample) {
+		for i := range gpu.MaxDevices {
+			all = append(all, gpu.Sample{UUID: fmt.Sprintf("MIG-%036d", i), Model: "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+				MemoryTotal: 10 << 30, MemoryUsed: 10 << 30, Utilization: new(float64), Error: text})
+		}
+		return all
+	}
+	at := time.Unix(1_000_000, 0)
+	for _, step := range []struct {
+		samples gpu.Samples
+		shown   int
+	}{
+		{gpu.Samples{Devices: devices("")}, gpu.MaxDevices},
+		{gpu.Samples{Error: strings.Repeat("<", process.MaxGPUFailure)}, 0},
+		{gpu.Samples{Devices: devices("")}, gpu.MaxDevices},
+		{gpu.Samples{Devices: devices(strings.Repeat("<", process.MaxGPUFailure))}, 0},
+	} {
+		at = at.Add(time.Minute)
+		s.now = func() time.Time { return at }
+		p.tally.Add(step.samples, at, at)
+		s.takeSamples(p)
+		st, _ := s.currentStatus()
+		b, err := json.Marshal(st)
+		if err != nil || len(b) > 48<<10 || len(st.GPU) != step.shown {
+			t.Errorf("%d devices in a status of %d bytes, want %d; %v", len(st.GPU), len(b), step.shown, err)
+		}
+	}
+}
