@@ -196,6 +196,7 @@ func (u *flapUser) step() {
 		delete(u.x, id)
 		u.repeat("DELETE", "/api/kernels/"+id, "", 204, 404) // a repeated one may find that the first one succeeded
 	case 1:
+		u.cell(id) // so it has started
 		u.repeat("POST", "/api/kernels/"+id+"/restart", "", 200)
 		u.x[id] = 0
 	case 2, 3, 4:
