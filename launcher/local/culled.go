@@ -17,10 +17,41 @@ import (
 
 // Culled returns the culled kernels: those that are shown as dead, and those with a stored ending.
 func (l *Launcher) Culled(ctx context.Context) ([]launcher.CulledKernel, error) {
+	known, err := l.withEndings(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := []launcher.CulledKernel{}
+	for _, k := range known {
+		if k.end != nil && k.end.Culled {
+			all = append(all, launcher.CulledKernel{
+				ID:       k.id,
+				SpecName: k.specName,
+				Owner:    k.owner,
+				Reason:   k.end.Reason,
+				At:       k.end.At,
+				Usage:    usageOf(*k.end),
+			})
+		}
+	}
+	slices.SortFunc(all, launcher.NewestFirst)
+	return all, nil
+}
+
+// knownKernel is a kernel that exists, or of which only the ending is kept.
+type knownKernel struct {
+	id, specName, owner string
+	end                 *api.Ending // nil: it lives
+	kernel              *kernel     // nil: only the ending is kept
+}
+
+// withEndings returns the kernels that exist, and those of which the ending is kept.
+func (l *Launcher) withEndings(ctx context.Context) ([]knownKernel, error) {
 	if err := l.rescan(ctx); err != nil {
 		return nil, err
 	}
-	all, there := []launcher.CulledKernel{}, map[string]bool{}
+	var all []knownKernel
+	there := map[string]bool{}
 	for _, k := range l.snapshot() {
 		end, err := l.layout.readEnding(k.id) // a lingering supervisor has written one, too
 		if err != nil {
@@ -31,16 +62,7 @@ func (l *Launcher) Culled(ctx context.Context) ([]launcher.CulledKernel, error) 
 			continue
 		}
 		there[k.id] = true
-		if end != nil && end.Culled {
-			all = append(all, launcher.CulledKernel{
-				ID:       k.id,
-				SpecName: k.rec.SpecName,
-				Owner:    k.rec.Owner,
-				Reason:   end.Reason,
-				At:       end.At,
-				Usage:    usageOf(*end),
-			})
-		}
+		all = append(all, knownKernel{k.id, k.rec.SpecName, k.rec.Owner, end, k})
 	}
 	stones, err := os.ReadDir(l.layout.ended())
 	if err != nil {
@@ -58,18 +80,8 @@ func (l *Launcher) Culled(ctx context.Context) ([]launcher.CulledKernel, error) 
 			}
 			continue
 		}
-		if t.Culled {
-			all = append(all, launcher.CulledKernel{
-				ID:       id,
-				SpecName: t.SpecName,
-				Owner:    t.Owner,
-				Reason:   t.Reason,
-				At:       t.At,
-				Usage:    usageOf(t.Ending),
-			})
-		}
+		all = append(all, knownKernel{id, t.SpecName, t.Owner, &t.Ending, nil})
 	}
-	slices.SortFunc(all, launcher.NewestFirst)
 	return all, nil
 }
 
