@@ -81,7 +81,7 @@ func withClockShift(t *testing.T, in installed) string {
 	return dir
 }
 
-// TestChaos_KubeSkewed: the clocks of two replicas are wrong by up to 10 minutes, in opposite directions. Users start,
+// TestChaos_KubeSkewed: the clocks of two replicas are wrong by up to 4 minutes, in opposite directions. Users start,
 // use, restart and end kernels through both. No kernel is missing, dead or doubled. Limits hold. A kernel is culled
 // when it was idle for as long as it may be, not earlier.
 func TestChaos_KubeSkewed(t *testing.T) {
@@ -98,7 +98,7 @@ func TestChaos_KubeSkewed(t *testing.T) {
 	kubeconfig := c.writeKubeconfig(t, "https://"+nodeIP+":6443", users)
 	var gateways []*inCluster
 	for _, sign := range []int{1, -1} {
-		shift := sign * (30 + random.IntN(570))
+		shift := sign * (30 + random.IntN(200))
 		g := c.newGateway(t, ns, kubeconfig, "--master-key-file", key, "--max-kernels", "4", "--cull-idle-timeout", "40s",
 			"--cull-interval", "1s")
 		g.gateway.in.bin = bin
