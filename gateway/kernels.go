@@ -258,6 +258,9 @@ func (g *Gateway) restartKernel(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
+	if err := g.mayRestart(r.who, before); err != nil {
+		return err
+	}
 	if before.State == api.Dead || before.State == api.Unknown {
 		if err := g.countStart(r.who); err != nil {
 			return err

@@ -66,7 +66,7 @@ func (g *Gateway) listKernelspecs(w http.ResponseWriter, r *call) error {
 		}
 		models[s.Name] = g.specModel(s)
 	}
-	return writeJSON(w, http.StatusOK, map[string]any{"default": g.defaultSpec(), "kernelspecs": models})
+	return writeJSON(w, http.StatusOK, map[string]any{"default": g.defaultSpec(r.who), "kernelspecs": models})
 }
 
 func (g *Gateway) getKernelspec(w http.ResponseWriter, r *call) error {
@@ -74,14 +74,23 @@ func (g *Gateway) getKernelspec(w http.ResponseWriter, r *call) error {
 }
 
 func (g *Gateway) writeKernelspec(w http.ResponseWriter, who caller, name string) error {
-	s, ok := g.shownSpec(who, name)
-	if !ok {
-		return refuse(http.StatusNotFound, "Kernel spec %s not found", shorten(name, maxRepeated))
+	s, err := g.readableSpec(who, name)
+	if err != nil {
+		return err
 	}
 	return writeJSON(w, http.StatusOK, g.specModel(s))
 }
 
-// shownSpec returns a kernelspec of the list that the caller sees, in any case of its name.
+// readableSpec returns a kernelspec of the list that the caller sees. The error is that of a start of the kernelspec.
+func (g *Gateway) readableSpec(who caller, name string) (kernelspecs.Spec, error) {
+	s, ok := g.shownSpec(who, name)
+	if !ok {
+		return s, refuse(http.StatusNotFound, "Kernel spec %s not found", shorten(name, maxRepeated))
+	}
+	return s, mayStart(who, s)
+}
+
+// shownSpec returns a kernelspec in any case of its name, unless the caller may not choose its flavor.
 func (g *Gateway) shownSpec(who caller, name string) (kernelspecs.Spec, bool) {
 	if s, ok := g.opts.Specs.Get(name); ok {
 		return s, true
@@ -96,9 +105,9 @@ func (g *Gateway) shownSpec(who caller, name string) (kernelspecs.Spec, bool) {
 // getKernelspecFile serves a file of a spec's directory. OpenResource opens no file outside of it.
 func (g *Gateway) getKernelspecFile(w http.ResponseWriter, r *call) error {
 	name, file := r.PathValue("name"), r.PathValue("file")
-	s, ok := g.shownSpec(r.who, name)
-	if !ok {
-		return refuse(http.StatusNotFound, "Kernel spec %s not found", shorten(name, maxRepeated))
+	s, err := g.readableSpec(r.who, name)
+	if err != nil {
+		return err
 	}
 	f, err := s.OpenResource(file)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -274,7 +274,7 @@ func (g *Gateway) sessionKernel(ctx context.Context, who caller, id string) (lau
 // startForSession starts a kernel with an id. An unknown name is 501 here, as in Jupyter Server.
 func (g *Gateway) startForSession(r *call, id, name string, answer func(launcher.Kernel) error) error {
 	req := launcher.Request{ID: id, Env: map[string]string{}}
-	if err := g.chooseSpec(&req, name); err != nil {
+	if err := g.chooseSpec(r.who, &req, name); err != nil {
 		p := problemOf(r, err)
 		return &problem{status: http.StatusNotImplemented, message: p.message, short: true}
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // withLimitedSpec adds a kernelspec that ann may start, and bob may not.
@@ -32,8 +33,61 @@ func TestKernelspecs_Users(t *testing.T) {
 			if got := strings.Contains(list, `"limited"`); got != (tt.status == 201) {
 				t.Errorf("listed: %v", got)
 			}
+			read := 200
+			if tt.status == 403 {
+				read = 403
+			}
+			for _, path := range []string{"/api/kernelspecs/limited", "/api/kernelspecs?user=ann/limited"} {
+				g.do("GET", path, "", as(tt.user)).want(t, read, "")
+			}
+			if got := g.do("GET", "/kernelspecs/limited/x.png", "", as(tt.user)); (got.StatusCode == 403) != (read == 403) {
+				t.Errorf("a file: %d", got.StatusCode)
+			}
 		})
 	}
 	g := startGateway(t, withLimitedSpec)
 	g.do("POST", "/api/kernels", `{"name": "limited"}`).want(t, 403, "this gateway has no users")
+}
+
+// The default is never a kernelspec that the user may not start, and a POST without a name starts the default.
+func TestKernelspecs_DefaultOfUser(t *testing.T) {
+	for _, tt := range []struct{ user, configured, want string }{
+		{"ann", "limited", "limited"},
+		{"bob", "limited", "python3"},
+		{"bob", "", "python3"},
+		{"bob", "nowhere", "nowhere"}, // requests say that it does not exist
+	} {
+		g := startUserGateway(t, func(o *Options) {
+			withLimitedSpec(o)
+			o.DefaultKernel = tt.configured
+		})
+		g.do("GET", "/api/kernelspecs", "", as(tt.user)).want(t, 200, `"default":"`+tt.want+`"`)
+		if tt.want == "nowhere" {
+			g.do("POST", "/api/kernels", "", as(tt.user)).want(t, 404, "nowhere")
+			continue
+		}
+		g.do("POST", "/api/kernels", "", as(tt.user)).want(t, 201, `"name":"`+tt.want+`"`)
+	}
+	g := startUserGateway(t, func(o *Options) {
+		withLimitedSpec(o)
+		o.Specs = &specDir{specs: o.Specs.List()[len(o.Specs.List())-1:]}
+	})
+	g.do("GET", "/api/kernelspecs", "", as("bob")).want(t, 200, `"default":""`)
+}
+
+// A user who may no longer start a kernelspec does not restart its kernel either, alive or dead. Admins do.
+func TestKernels_RestartOfLimited(t *testing.T) {
+	for _, tt := range []struct {
+		user   string
+		status int
+	}{{"ann", 200}, {"bob", 403}, {"root", 200}} {
+		g := startUserGateway(t, withLimitedSpec)
+		owner := tt.user
+		if owner == "root" {
+			owner = "bob"
+		}
+		g.fake.add(idA, "limited", api.Idle)
+		g.fake.change(func() { g.fake.kernels[idA].Owner = owner })
+		g.do("POST", "/api/kernels/"+idA+"/restart", "", as(tt.user)).want(t, tt.status, "")
+	}
 }

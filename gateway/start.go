@@ -35,7 +35,7 @@ func (g *Gateway) createKernel(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	req, err := g.kernelRequest(body)
+	req, err := g.kernelRequest(r.who, body)
 	if err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func (g *Gateway) createKernel(w http.ResponseWriter, r *call) error {
 
 // kernelRequest reads the body of a POST: {"name"?, "path"?, "env"?, "kernel_id"?, "flavor"?}. It ignores other members
 // and path, which is relative to a root that only Jupyter Server has.
-func (g *Gateway) kernelRequest(body object) (launcher.Request, error) {
+func (g *Gateway) kernelRequest(who caller, body object) (launcher.Request, error) {
 	var req launcher.Request
 	name, _, err := body.text("name")
 	if err != nil {
@@ -68,7 +68,7 @@ func (g *Gateway) kernelRequest(body object) (launcher.Request, error) {
 	if err := bodyFlavor(body, req.Env); err != nil {
 		return req, err
 	}
-	return req, g.chooseSpec(&req, name)
+	return req, g.chooseSpec(who, &req, name)
 }
 
 // wantedID returns the kernel id that the client asks for, or a new one.
@@ -126,9 +126,9 @@ func (g *Gateway) clientVariables(body object) (map[string]string, error) {
 
 // chooseSpec sets the kernelspec of a start. The name of a kernelspec with a flavor sets the flavor too, and overrides
 // the variable, which a Jupyter server sets for all its kernels.
-func (g *Gateway) chooseSpec(req *launcher.Request, name string) (err error) {
+func (g *Gateway) chooseSpec(who caller, req *launcher.Request, name string) (err error) {
 	if name == "" {
-		name = g.defaultSpec()
+		name = g.defaultSpec(who)
 	}
 	if _, whole := g.opts.Specs.Get(name); whole {
 		req.Spec, err = g.spec(name)
@@ -143,11 +143,8 @@ func (g *Gateway) chooseSpec(req *launcher.Request, name string) (err error) {
 	return err
 }
 
-// spec returns the kernelspec of a name, or the default one if the name is empty.
+// spec returns the kernelspec of a name.
 func (g *Gateway) spec(name string) (kernelspecs.Spec, error) {
-	if name == "" {
-		name = g.defaultSpec()
-	}
 	if name == "" {
 		return kernelspecs.Spec{}, refuse(http.StatusNotFound, "The gateway has no kernelspec.")
 	}
@@ -159,6 +156,15 @@ func (g *Gateway) spec(name string) (kernelspecs.Spec, error) {
 		return spec, refuse(http.StatusNotFound, "Kernel spec %s not found", shorten(name, maxRepeated))
 	}
 	return spec, nil
+}
+
+// mayRestart rejects a user whom the kernel's kernelspec does not allow. A kernelspec that is gone allows all.
+func (g *Gateway) mayRestart(who caller, k launcher.Kernel) error {
+	spec, ok := g.opts.Specs.Get(k.SpecName)
+	if !ok {
+		return nil
+	}
+	return mayStart(who, spec)
 }
 
 // mayStart rejects a user whom the kernelspec does not allow. Only a verified name counts, so a gateway without users
@@ -177,16 +183,21 @@ func mayStart(who caller, spec kernelspecs.Spec) error {
 	return nil
 }
 
-// defaultSpec returns the name of the default kernelspec, or "" if there is no kernelspec.
-func (g *Gateway) defaultSpec() string {
-	if g.opts.DefaultKernel != "" {
-		return g.opts.DefaultKernel
+// defaultSpec returns the name of a user's default kernelspec: the operator's, python3, or the first one that the user
+// may start. It is "" if there is none. An operator's kernelspec that does not exist is returned: requests then say so.
+func (g *Gateway) defaultSpec(who caller) string {
+	if name := g.opts.DefaultKernel; name != "" {
+		if spec, ok := g.shownSpec(who, name); !ok || mayStart(who, spec) == nil {
+			return name
+		}
 	}
-	if spec, ok := g.opts.Specs.Get("python3"); ok {
+	if spec, ok := g.opts.Specs.Get("python3"); ok && mayStart(who, spec) == nil {
 		return spec.Name
 	}
-	if all := g.opts.Specs.List(); len(all) > 0 {
-		return all[0].Name
+	for _, spec := range g.opts.Specs.List() {
+		if mayStart(who, spec) == nil {
+			return spec.Name
+		}
 	}
 	return ""
 }
@@ -270,8 +281,8 @@ func (g *Gateway) startAndWait(ctx context.Context, req launcher.Request) (launc
 	wait := g.opts.StartWait
 	// Jupyter Server always sends a launch timeout: 40 s unless it is configured otherwise, and it gives the request up 2
 	// s after that. It bounds this request and not the start itself, or no client could wait for a GPU from JupyterLab.
-	if req.LaunchTimeout > 0 {
-		wait = min(wait, req.LaunchTimeout)
+	if timeout := req.Timeout(); timeout > 0 {
+		wait = min(wait, timeout)
 	}
 	if wait > 0 {
 		waitCtx, cancel := context.WithTimeout(ctx, wait)

@@ -18,8 +18,8 @@ var knownKeys = []string{"argv", "display_name", "language", "interrupt_mode", "
 var knownPlaceholders = []string{"connection_file", "resource_dir", "prefix", "kernel_id"}
 
 // Check checks a kernelspec, or all kernelspecs of a directory, more strictly than a Finder does: it also reports what
-// Jupyter accepts but ignores or misunderstands. Without problems it returns nil. The arguments prefix and more are
-// Options.Prefix and Options.Check.
+// Jupyter accepts but ignores or misunderstands, and warnings. Without problems it returns nil. The arguments prefix
+// and more are Options.Prefix and Options.Check.
 func Check(dir, prefix string, more func(Spec) []Problem) []Problem {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
@@ -90,6 +90,7 @@ func checkSpec(dir, prefix string, more func(Spec) []Problem) []Problem {
 			r.program(argv.items[0], spec)
 		}
 	}
+	r.problems = append(r.problems, spec.Warnings...)
 	if len(found) == 0 && more != nil {
 		r.problems = append(r.problems, more(spec)...)
 	}

@@ -190,14 +190,23 @@ func (f *Finder) logChange(old, next *catalog) {
 		}
 	}
 	reported := map[Problem]bool{}
-	for _, p := range old.problems {
+	for _, p := range slices.Concat(old.problems, old.warnings()) {
 		reported[p] = true
 	}
-	for _, p := range next.problems {
+	for _, p := range slices.Concat(next.problems, next.warnings()) {
 		if !reported[p] {
 			f.log.Warn("kernelspec problem", logkey.Spec, p.Spec, logkey.Err, p.String())
 		}
 	}
+}
+
+// warnings returns those of all usable specs.
+func (c *catalog) warnings() []Problem {
+	var all []Problem
+	for _, s := range c.specs {
+		all = append(all, s.Warnings...)
+	}
+	return all
 }
 
 // read reads all specs of the roots. It also returns the places that must be watched to see a change.

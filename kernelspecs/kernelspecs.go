@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"time"
 )
 
 // Spec is a kernelspec that can be started. All callers of a Finder share its slices and maps, which must not be
@@ -28,6 +29,9 @@ type Spec struct {
 	Metadata      json.RawMessage // an object; {} if absent
 	Prefix        string          // Python environment: replaces {prefix} and has the python for "python3"; "" for none
 	Users         Users           // who may start a kernel, by metadata.process_proxy.config
+	Image         string          // of its pods unless metadata.ekg names one, by the same; "" for none
+	LaunchTimeout time.Duration   // replaces a KERNEL_LAUNCH_TIMEOUT that the client does not send; 0 for none
+	Warnings      []Problem       // what has no effect; the spec is usable
 
 	resources    map[string]string // see Resources; read with the spec
 	metadataLine int               // line of kernel.json on which Metadata begins; 0 if it is absent

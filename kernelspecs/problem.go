@@ -14,10 +14,11 @@ type Problem struct {
 	Line    int    // 1-based line in File; 0 if unknown
 	Key     string // dotted key in kernel.json, like env.PATH or argv[0]; "" if the problem concerns no single key
 	Message string // what is wrong, in lower case
+	Warning bool   // the spec is usable, and a part of it has no effect
 }
 
-// String returns file:line: key: message, without unknown parts. The text is Printable, because it contains keys that
-// the author of the file has chosen, and may be printed on a terminal.
+// String returns file:line: key: message, without unknown parts. A warning has "warning: " before the key. The text is
+// Printable, because it contains keys that the author of the file has chosen, and may be printed on a terminal.
 func (p Problem) String() string {
 	var b strings.Builder
 	b.WriteString(p.File)
@@ -25,6 +26,9 @@ func (p Problem) String() string {
 		fmt.Fprintf(&b, ":%d", p.Line)
 	}
 	b.WriteString(": ")
+	if p.Warning {
+		b.WriteString("warning: ")
+	}
 	if p.Key != "" {
 		b.WriteString(p.Key + ": ")
 	}

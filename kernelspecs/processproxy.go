@@ -1,12 +1,25 @@
 package kernelspecs
 
 import (
+	"cmp"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 )
 
 // processProxyPath is the key of Enterprise Gateway's part of the metadata in a Problem.
 const processProxyPath = "metadata.process_proxy"
+
+// ImageNamePath is the key of Spec.Image in a Problem.
+const ImageNamePath = processProxyPath + ".config.image_name"
+
+const (
+	// responseAddress is the placeholder of Enterprise Gateway for its own address, to which its launchers connect.
+	responseAddress       = "{response_address}"
+	launchTimeoutVariable = "KERNEL_LAUNCH_TIMEOUT"
+	maxLaunchTimeout      = 24 * time.Hour // as for the client's variable
+)
 
 // foreignProxies are the ends of Enterprise Gateway's classes that ekg cannot stand in for, and why. The first match
 // counts.
@@ -35,29 +48,66 @@ func (u Users) May(name string) bool {
 	return !slices.Contains(u.Unauthorized, name) && (len(u.Authorized) == 0 || slices.Contains(u.Authorized, name))
 }
 
-// processProxy reads metadata.process_proxy, Enterprise Gateway's description of where a kernel runs. It ignores keys
-// that ekg does not use, since Enterprise Gateway defines them.
-func (r *reader) processProxy(n *node) Users {
-	var users Users
+// processProxy reads metadata.process_proxy, Enterprise Gateway's description of where a kernel runs, into the spec.
+// Keys without an effect are warnings: Enterprise Gateway defines them, so they are no mistake.
+func (r *reader) processProxy(root *node, s *Spec) {
+	s.LaunchTimeout = r.launchTimeout(root.member("env").member(launchTimeoutVariable), "env."+launchTimeoutVariable)
+	n := root.member("metadata").member("process_proxy")
 	if n == nil {
-		return users
+		return
 	}
 	if n.kind != "object" {
 		r.report(n, processProxyPath, "is %s, not an object", article(n.kind))
-		return users
+		return
 	}
 	r.proxyClass(n.member("class_name"))
 	config := n.member("config")
 	if config == nil {
-		return users
+		return
 	}
 	if config.kind != "object" {
 		r.report(config, processProxyPath+".config", "is %s, not an object", article(config.kind))
-		return users
+		return
 	}
-	users.Authorized = r.userNames(config, "authorized_users")
-	users.Unauthorized = r.userNames(config, "unauthorized_users")
-	return users
+	s.Users.Authorized = r.userNames(config, "authorized_users")
+	s.Users.Unauthorized = r.userNames(config, "unauthorized_users")
+	if image := config.member("image_name"); image != nil {
+		if image.kind != "string" {
+			r.report(image, ImageNamePath, "is %s, not a string", article(image.kind))
+		}
+		s.Image = image.text
+	}
+	timeout := r.launchTimeout(config.member("launch_timeout"), processProxyPath+".config.launch_timeout")
+	s.LaunchTimeout = cmp.Or(s.LaunchTimeout, timeout)
+	for _, m := range config.members {
+		key := processProxyPath + ".config." + m.key
+		switch m.key {
+		case "authorized_users", "unauthorized_users", "image_name", "launch_timeout":
+		case "executor_image_name":
+			r.warn(&node{line: m.line}, key, "is ignored: ekg starts no Spark executors")
+		case "port_range":
+			r.warn(&node{line: m.line}, key, "is ignored: only the kernel's own machine or pod reaches a kernel's ports")
+		default:
+			r.warn(&node{line: m.line}, key, "is ignored: ekg has no use for it")
+		}
+	}
+}
+
+// launchTimeout reads seconds, as a number or a text. Another value, which has no meaning there either, is a warning.
+func (r *reader) launchTimeout(n *node, key string) time.Duration {
+	if n == nil {
+		return 0
+	}
+	text := n.text
+	if n.kind == "number" {
+		text = string(n.raw)
+	}
+	seconds, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(seconds > 0 && seconds <= maxLaunchTimeout.Seconds()) { // also rejects NaN
+		r.warn(n, key, "is ignored: it is not a number of seconds up to %.0f", maxLaunchTimeout.Seconds())
+		return 0
+	}
+	return time.Duration(seconds * float64(time.Second))
 }
 
 // proxyClass rejects classes whose kernels need what ekg does not have.

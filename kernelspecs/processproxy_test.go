@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // readProxy reads a kernelspec whose metadata.process_proxy is text.
@@ -44,6 +45,69 @@ func TestProcessProxy_Class(t *testing.T) {
 		default:
 			t.Errorf("%s: got %v", tt.class, problems)
 		}
+	}
+}
+
+func TestProcessProxy_Config(t *testing.T) {
+	const path = "metadata.process_proxy.config."
+	tests := []struct {
+		name, config, image string
+		timeout             time.Duration
+		warnings            []string // keys
+		problem             string
+	}{
+		{"image", `{"image_name": "elyra/kernel-py:3.2.3"}`, "elyra/kernel-py:3.2.3", 0, nil, ""},
+		{"an image that is no text", `{"image_name": 1}`, "", 0, nil, "is a number, not a string"},
+		{"timeout", `{"launch_timeout": 90}`, "", 90 * time.Second, nil, ""},
+		{"timeout as a text", `{"launch_timeout": "1.5"}`, "", 1500 * time.Millisecond, nil, ""},
+		{"a timeout that is none", `{"launch_timeout": "soon"}`, "", 0, []string{path + "launch_timeout"}, ""},
+		{"a negative timeout", `{"launch_timeout": -1}`, "", 0, []string{path + "launch_timeout"}, ""},
+		{"what ekg has no use for", `{"executor_image_name": "x", "port_range": "0..0", "remote_hosts": "a"}`, "", 0,
+			[]string{path + "executor_image_name", path + "port_range", path + "remote_hosts"}, ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			spec, problems := readProxy(t, `{"config": `+tt.config+`}`)
+			if tt.problem != "" {
+				if len(problems) != 1 || problems[0].Message != tt.problem {
+					t.Errorf("got %v", problems)
+				}
+				return
+			}
+			var keys []string
+			for _, w := range spec.Warnings {
+				keys = append(keys, w.Key)
+				if w.Line != 3 || !strings.Contains(w.String(), "kernel.json:3: warning: "+w.Key+": is ignored: ") {
+					t.Errorf("got %v", w)
+				}
+			}
+			if len(problems) > 0 || spec.Image != tt.image || spec.LaunchTimeout != tt.timeout ||
+				!slices.Equal(keys, tt.warnings) {
+				t.Errorf("got %q, %v, %v, %v", spec.Image, spec.LaunchTimeout, keys, problems)
+			}
+		})
+	}
+}
+
+// A kernelspec's own variable precedes, as with Enterprise Gateway. Its launchers cannot be run.
+func TestProcessProxy_Environment(t *testing.T) {
+	dir := t.TempDir()
+	read := func(text string) (Spec, []Problem) {
+		if err := os.WriteFile(filepath.Join(dir, "kernel.json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		spec, _, problems := readSpec("s", dir, "")
+		return spec, problems
+	}
+	spec, problems := read(`{"argv": ["k"], "env": {"KERNEL_LAUNCH_TIMEOUT": "40"},
+		"metadata": {"process_proxy": {"config": {"launch_timeout": 90}}}}`)
+	if len(problems) > 0 || spec.LaunchTimeout != 40*time.Second {
+		t.Errorf("got %v, %v", spec.LaunchTimeout, problems)
+	}
+	_, problems = read(`{"argv": ["python", "launch_kubernetes.py", "--response-address={response_address}"]}`)
+	if len(problems) != 1 || problems[0].Key != "argv[2]" ||
+		!strings.Contains(problems[0].Message, "ekg kernelspec convert") {
+		t.Errorf("got %v", problems)
 	}
 }
 

@@ -25,6 +25,7 @@ type reader struct {
 	spec     string
 	file     string
 	problems []Problem
+	warnings []Problem
 }
 
 // readSpec reads dir/kernel.json. The spec is complete if it returns no problems, and must not be used otherwise. The
@@ -60,9 +61,10 @@ func readSpec(name, dir, defaultPrefix string) (Spec, *node, []Problem) {
 		InterruptMode: r.interruptMode(root),
 		Metadata:      r.metadata(root),
 		Prefix:        prefixOf(dir, defaultPrefix),
-		Users:         r.processProxy(root.member("metadata").member("process_proxy")),
 		resources:     findResources(dir),
 	}
+	r.processProxy(root, &s)
+	s.Warnings = r.warnings
 	if n := root.member("metadata"); n != nil {
 		s.metadataLine = n.line
 	}
@@ -109,6 +111,12 @@ func (r *reader) report(n *node, key, format string, args ...any) {
 		p.Line = n.line
 	}
 	r.problems = append(r.problems, p)
+}
+
+// warn adds a warning about a value.
+func (r *reader) warn(n *node, key, format string, args ...any) {
+	r.warnings = append(r.warnings, Problem{Spec: r.spec, File: r.file, Line: n.line, Key: key, Warning: true,
+		Message: fmt.Sprintf(format, args...)})
 }
 
 // article puts the indefinite article before a JSON kind.
@@ -165,6 +173,9 @@ func (r *reader) argv(root *node) []string {
 			r.report(item, key, "is empty: it names the program")
 		case strings.ContainsRune(item.text, 0):
 			r.report(item, key, "contains a NUL, which no argument can hold")
+		case strings.Contains(item.text, responseAddress):
+			r.report(item, key, "%s: Enterprise Gateway's launcher answers there, which ekg does not read; "+
+				"ekg kernelspec convert writes a kernelspec for ekg", responseAddress)
 		}
 		argv = append(argv, item.text)
 	}

@@ -126,6 +126,9 @@ func (r *Request) ParseEnv() error {
 	return nil
 }
 
+// Timeout returns how long the client waits for the start: LaunchTimeout, else the kernelspec's; 0 if neither is set.
+func (r *Request) Timeout() time.Duration { return cmp.Or(r.LaunchTimeout, r.Spec.LaunchTimeout) }
+
 // Session is an entry of Jupyter's /api/sessions. It is stored with its kernel.
 type Session struct {
 	ID   string `json:"id"`

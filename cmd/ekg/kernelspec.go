@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -114,7 +115,11 @@ func listSpecs(ctx context.Context, s *settings.Settings, stdout, stderr io.Writ
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	for _, p := range specs.Problems() {
+	problems := specs.Problems()
+	for _, spec := range specs.List() {
+		problems = append(slices.Clip(problems), spec.Warnings...)
+	}
+	for _, p := range problems {
 		if _, err := fmt.Fprintln(stderr, "ekg:", p); err != nil {
 			return err
 		}
@@ -122,20 +127,27 @@ func listSpecs(ctx context.Context, s *settings.Settings, stdout, stderr io.Writ
 	return nil
 }
 
-// checkSpecs prints the faults of the specs in a directory. It returns an error if there are any.
+// checkSpecs prints the faults of the specs in a directory, and warnings. It returns an error if there are any faults.
 func checkSpecs(ctx context.Context, s *settings.Settings, dir string, stdout io.Writer) error {
 	pods, err := renderedPods(s)
 	if err != nil {
 		return err
 	}
 	problems := kernelspecs.Check(dir, kernelspecs.FindEnvironment(ctx, os.Getenv).Prefix, pods.Check())
+	n := 0
 	for _, p := range problems {
+		if !p.Warning {
+			n++
+		}
 		if _, err := fmt.Fprintln(stdout, p); err != nil {
 			return err
 		}
 	}
-	switch n := len(problems); n {
+	switch n {
 	case 0:
+		if len(problems) > 0 {
+			return nil
+		}
 		_, err := fmt.Fprintf(stdout, "%s: nothing wrong\n", dir)
 		return err
 	case 1:

@@ -110,6 +110,26 @@ func TestKernelspec(t *testing.T) {
 			t.Errorf("got %q, want %q", stderr, want)
 		}
 	})
+	t.Run("warnings", func(t *testing.T) {
+		other := t.TempDir()
+		file := filepath.Join(other, "eg", "kernel.json")
+		if err := os.Mkdir(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(`{"argv": ["/bin/true", "{connection_file}"], "display_name": "x",
+"language": "x", "metadata": {"process_proxy": {"config": {"port_range": "0..0"}}}}`), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		want := file + ":2: warning: metadata.process_proxy.config.port_range: is ignored: "
+		code, stdout, stderr := ekg(t, "kernelspec", "list", "--kernelspec-dir", other)
+		if code != 0 || !strings.Contains(stdout, "eg  ") || !strings.HasPrefix(stderr, "ekg: "+want) {
+			t.Errorf("list: got %d %q %q", code, stdout, stderr)
+		}
+		code, stdout, _ = ekg(t, "kernelspec", "check", other)
+		if code != 0 || !strings.HasPrefix(stdout, want) {
+			t.Errorf("check: got %d %q", code, stdout)
+		}
+	})
 	t.Run("check", func(t *testing.T) {
 		code, stdout, stderr := ekg(t, "kernelspec", "check", filepath.Join(dir, "good"))
 		if code != 0 || stdout != dir+"/good: nothing wrong\n" || stderr != "" {

@@ -62,11 +62,10 @@ func (b *builder) applyClient(pod *corev1.Pod) error {
 			c.refuse(name, "is longer than %d bytes", maxPath)
 		}
 	})
-	c.apply("KERNEL_LAUNCH_TIMEOUT", func(string, string) {
-		if b.req.LaunchTimeout > 0 {
-			pod.Annotations[AnnotationLaunchTimeout] = strconv.Itoa(int(math.Ceil(b.req.LaunchTimeout.Seconds())))
-		}
-	})
+	c.apply("KERNEL_LAUNCH_TIMEOUT", func(string, string) {})
+	if timeout := b.req.Timeout(); timeout > 0 {
+		pod.Annotations[AnnotationLaunchTimeout] = strconv.Itoa(int(math.Ceil(timeout.Seconds())))
+	}
 	c.applyIDs()
 	c.applyAmount("KERNEL_CPUS", corev1.ResourceCPU)
 	c.applyAmount("KERNEL_MEMORY", corev1.ResourceMemory)

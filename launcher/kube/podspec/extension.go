@@ -92,6 +92,11 @@ func (o Options) readExtension(spec kernelspecs.Spec, owner string) (extension, 
 	c := checker{bounds: policy.Kernelspecs.forOwner(owner), nonRoot: policy.NonRoot, spec: &policy.Kernelspecs}
 	c.found = e.fillOwner(owner)
 	c.extension(&e)
+	if e.Image == "" && e.Pod.kernel().Image == "" && spec.Image != "" {
+		e.Image = spec.Image
+		c.keyAllowed(kernelspecs.ImageNamePath, "image")
+		c.image(kernelspecs.ImageNamePath, spec.Image)
+	}
 	for _, p := range c.found {
 		problems = append(problems, places.Problem(p.path, p.text))
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -60,5 +61,45 @@ func TestExtension_Keys(t *testing.T) {
 	slices.Sort(want)
 	if len(problems) != 1 || problems[0].Message != "cannot be set; valid keys: "+strings.Join(want, ", ") {
 		t.Errorf("got %v, want the keys %v", problems, want)
+	}
+}
+
+// The image of Enterprise Gateway's part of a kernelspec is used unless metadata.ekg names one. The policy holds for
+// it, and a restart has the same image and launch timeout.
+func TestBuild_ImageName(t *testing.T) {
+	spec := kernelspecs.Spec{Name: "test", Argv: []string{"prog", "{connection_file}"}, Image: "registry.example/a:1",
+		LaunchTimeout: 90 * time.Second}
+	pod, err := Build(testOptions(), launcher.Request{ID: testID, Spec: spec}, testRecord("test"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := ReadRequest(pod, testRecord("test"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again.Spec.Image != spec.Image || again.Timeout() != 90*time.Second {
+		t.Errorf("got %q, %v", again.Spec.Image, again.Timeout())
+	}
+	if got := kernelOf(pod).Image; got != spec.Image || pod.Annotations[AnnotationLaunchTimeout] != "90" {
+		t.Errorf("got %q, %v", got, pod.Annotations)
+	}
+	o := testOptions()
+	o.Policy = DefaultPolicy()
+	o.Policy.Kernelspecs.Images = Patterns{"registry.example/b:*"}
+	if problems := o.Check()(spec); len(problems) != 1 || problems[0].Key != kernelspecs.ImageNamePath {
+		t.Errorf("got %v", problems)
+	}
+	o.Policy.Kernelspecs.Images = Patterns{"*"}
+	o.Policy.Kernelspecs.Allow = []string{"resources"}
+	if problems := o.Check()(spec); len(problems) != 1 || problems[0].Key != kernelspecs.ImageNamePath {
+		t.Errorf("a policy without images: got %v", problems)
+	}
+	own := specOf(`{"image": "registry.example/own:1"}`)
+	own.Image = spec.Image
+	if pod, err = Build(testOptions(), launcher.Request{ID: testID, Spec: own}, testRecord("test")); err != nil {
+		t.Fatal(err)
+	}
+	if got := kernelOf(pod).Image; got != "registry.example/own:1" {
+		t.Errorf("got %q", got)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -27,7 +28,9 @@ var ErrNoRequest = errors.New("the pod has no stored request")
 // not repeated here: they are those of the kernel's container, and there may be a megabyte of them.
 type storedRequest struct {
 	Argv          []string          `json:"argv,omitempty"`
-	Env           map[string]string `json:"env,omitempty"` // of the kernelspec
+	Image         string            `json:"image,omitempty"`          // kernelspecs.Spec.Image
+	LaunchTimeout time.Duration     `json:"launch_timeout,omitempty"` // of the kernelspec
+	Env           map[string]string `json:"env,omitempty"`            // of the kernelspec
 	InterruptMode string            `json:"interrupt_mode,omitempty"`
 	Extension     json.RawMessage   `json:"extension,omitempty"` // metadata.ekg of the kernelspec
 	Cull          kernelspecs.Cull  `json:"cull,omitzero"`
@@ -39,6 +42,8 @@ type storedRequest struct {
 func storeRequest(pod *corev1.Pod, req launcher.Request) error {
 	stored := storedRequest{
 		Argv:          req.Spec.Argv,
+		Image:         req.Spec.Image,
+		LaunchTimeout: req.Spec.LaunchTimeout,
 		Env:           req.Spec.Env,
 		InterruptMode: req.Spec.InterruptMode,
 		Cull:          req.Cull,
@@ -97,6 +102,8 @@ func ReadRequest(pod *corev1.Pod, rec Record) (launcher.Request, error) {
 		Spec: kernelspecs.Spec{
 			Name:          rec.SpecName,
 			Argv:          stored.Argv,
+			Image:         stored.Image,
+			LaunchTimeout: stored.LaunchTimeout,
 			Env:           stored.Env,
 			InterruptMode: stored.InterruptMode,
 		},
