@@ -27,6 +27,17 @@
 // only every sixth time, with "closed": true for each GPU. utilization is null if it is unknown. It needs no
 // privileges.
 //
+//	ekg-gpu list
+//
+// prints the GPUs of the machine, whether or not they are used:
+//
+//	{"devices": [{"uuid": "GPU-...", "index": 0, "model": "Tesla T4", "memory_total": 16106127360, "healthy": true},
+//	  {"uuid": "GPU-...", "index": 1, "mig_mode": true, "mig": [{"uuid": "MIG-...", "profile": "1g.10gb",
+//	  "memory_total": 10200547328}], "healthy": true}]}
+//
+// A GPU that is not healthy has an error. Without a driver or its library the list is empty and has a reason, and the
+// exit code is 0.
+//
 //	ekg-gpu --version
 package main
 
@@ -59,6 +70,9 @@ func main() { os.Exit(run()) }
 func run() int {
 	if len(os.Args) > 1 && os.Args[1] == "watch" {
 		return watch(os.Args[2:])
+	}
+	if len(os.Args) > 1 && os.Args[1] == "list" {
+		return runList(os.Args[2:], nvml.New(), os.Stdout)
 	}
 	look := flag.Duration("for", 10*time.Second, "how long to measure")
 	showVersion := flag.Bool("version", false, "print the version")
