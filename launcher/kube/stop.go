@@ -105,10 +105,18 @@ func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 }
 
 // endPod makes the supervisor end its kernel, which tells the clients why, and deletes the pod. If the supervisor
-// cannot do that, the pod is marked first, so that every gateway knows why it is deleted.
+// cannot do that, the pod is marked first, so that every gateway knows why it is deleted. A pod that is to be gone is
+// not deleted while the cluster does not answer the request for the mark.
 func (l *Launcher) endPod(pod *corev1.Pod, end storedEnding, request string, alive bool) error {
 	if !alive || !l.stopSupervisor(pod, end.Reason, request) {
-		if err := l.annotate(l.ctx, pod, "", endingAnnotation(pod, end)); err != nil && !apierrors.IsNotFound(err) {
+		err := l.annotate(l.ctx, pod, "", endingAnnotation(pod, end))
+		switch {
+		case err == nil, apierrors.IsNotFound(err):
+		case end.Stopped && !answered(err):
+			// Without the mark, the other gateways would show the kernel as dead.
+			return fmt.Errorf("%w: its pod cannot be marked as ended: %s", launcher.ErrUnavailable,
+				podstatus.ExplainError(err).Text)
+		default:
 			l.log.Warn("a pod could not be marked as ended", logkey.Pod, pod.Name, logkey.Err, err)
 		}
 	}
