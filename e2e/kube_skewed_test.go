@@ -4,7 +4,9 @@ package e2e
 
 import (
 	"bytes"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -81,8 +83,35 @@ func withClockShift(t *testing.T, in installed) string {
 	return dir
 }
 
-// TestChaos_KubeSkewed: the clocks of two replicas are wrong by up to 4 minutes, in opposite directions. Users start,
-// use, restart and end kernels through both. No kernel is missing, dead or doubled. Limits hold. A kernel is culled
+// certifiedSince returns the time from which all certificates of the cluster are valid.
+func (c *cluster) certifiedSince(t *testing.T) (since time.Time) {
+	t.Helper()
+	files, err := filepath.Glob(c.pki("*.crt"))
+	if err != nil || len(files) == 0 {
+		t.Fatal("the cluster has no certificates: ", err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		block, _ := pem.Decode(text)
+		if block == nil {
+			t.Fatal("no certificate: ", file)
+		}
+		certificate, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if certificate.NotBefore.After(since) {
+			since = certificate.NotBefore
+		}
+	}
+	return since
+}
+
+// TestChaos_KubeSkewed: one replica's clock is up to an hour ahead, and another's up to 4 minutes behind: no
+// further than to the cluster's certificates. Users start, use, restart and end kernels through both. No kernel is missing, dead or doubled. Limits hold. A kernel is culled
 // when it was idle for as long as it may be, not earlier.
 func TestChaos_KubeSkewed(t *testing.T) {
 	n := seed(t)
@@ -97,8 +126,8 @@ func TestChaos_KubeSkewed(t *testing.T) {
 	bin := withClockShift(t, theInstallation(t))
 	kubeconfig := c.writeKubeconfig(t, "https://"+nodeIP+":6443", users)
 	var gateways []*inCluster
-	for _, sign := range []int{1, -1} {
-		shift := sign * (30 + random.IntN(200))
+	behind := min(30+random.IntN(200), int(time.Since(c.certifiedSince(t)).Seconds())-1)
+	for _, shift := range []int{400 + random.IntN(3200), -behind} {
 		g := c.newGateway(t, ns, kubeconfig, "--master-key-file", key, "--max-kernels", "4", "--cull-idle-timeout", "40s",
 			"--cull-interval", "1s")
 		g.gateway.in.bin = bin

@@ -91,7 +91,7 @@ func (l *Launcher) seesAbandoned() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, k := range l.kernels {
-		if k.end == nil && podstatus.IsUndecided(k.pod) && l.timing.now().Sub(k.pod.CreationTimestamp.Time) > abandonedAfter {
+		if k.end == nil && podstatus.IsUndecided(k.pod) && l.clusterNow().Sub(k.pod.CreationTimestamp.Time) > abandonedAfter {
 			return true
 		}
 	}

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -83,4 +84,12 @@ func isAnswer(err error) bool {
 		return false
 	}
 	return true
+}
+
+// answered reports whether the API server has decided about a request that failed. A webhook that fails, or denies the
+// request, is such a decision: it may fail for ever.
+func answered(err error) bool {
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && !apierrors.IsServiceUnavailable(err) && !apierrors.IsTooManyRequests(err) &&
+		!apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err)
 }

@@ -106,7 +106,7 @@ func (l *Launcher) rememberEndingLocked(id string, end *storedEnding) bool {
 	before, ok := l.endings.known.Get(id)
 	l.endings.known.Add(id, end)
 	same := ok && before.At.Equal(end.At)
-	if end.Culled && !(same && before.Culled) && !end.At.Before(l.opened) {
+	if end.Culled && !(same && before.Culled) && !end.At.Before(l.toCluster(l.opened)) {
 		l.culls[launcher.CullLabels{SpecName: end.Spec, Limit: end.CulledFor}]++
 	}
 	return !same || before.Stopped != end.Stopped
@@ -306,7 +306,7 @@ func (l *Launcher) writeEndingsOf(ctx context.Context, ns, name string, data map
 
 // pruneEndings removes the config maps whose hour is older than KeepEndings.
 func (l *Launcher) pruneEndings(ctx context.Context) {
-	oldest := endingsPrefix + l.timing.now().Add(-l.opts.KeepEndings).UTC().Format(endingsHour)
+	oldest := endingsPrefix + l.clusterNow().Add(-l.opts.KeepEndings).UTC().Format(endingsHour)
 	for _, ns := range l.namespaces {
 		if l.access.denial(ns) != "" {
 			continue
@@ -350,7 +350,7 @@ func (l *Launcher) Culled(ctx context.Context) ([]launcher.CulledKernel, error) 
 	if err := l.proveFresh(ctx); err != nil {
 		return nil, err // the last ending may be unknown
 	}
-	oldest := l.timing.now().Add(-l.opts.KeepEndings)
+	oldest := l.clusterNow().Add(-l.opts.KeepEndings)
 	all := []launcher.CulledKernel{}
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -68,7 +68,7 @@ func (l *Launcher) updatePod(pod *corev1.Pod) {
 		return
 	}
 	pod = podspec.Trimmed(pod) // answers to requests are whole
-	end := endOf(pod, l.timing.now())
+	end := endOf(pod, l.clusterNow())
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.leadership.updatePodLocked(pod, rec)
@@ -95,7 +95,7 @@ func (l *Launcher) updatePod(pod *corev1.Pod) {
 	case !succeedsLocked(pod, rec, k):
 		return
 	default:
-		l.countGPUTimeLocked(k, l.timing.now())
+		l.countGPUTimeLocked(k, l.clusterNow())
 		claimed, start := k.claimed, k.start
 		k.forgetPodLocked()
 		if pod.Annotations[podspec.AnnotationRejected] != "" { // the start goes on with its second pod
@@ -104,7 +104,7 @@ func (l *Launcher) updatePod(pod *corev1.Pod) {
 	}
 	if !podstatus.IsQueued(pod) && (k.pod == nil || k.pod.UID != pod.UID || podstatus.IsQueued(k.pod)) &&
 		podstatus.MayHaveQueued(pod) {
-		k.dequeued = l.timing.now()
+		k.dequeued = l.clusterNow()
 	}
 	if !rec.Created.Equal(k.rec.Created) {
 		l.ordered = nil
@@ -156,7 +156,7 @@ func older(a, b *corev1.Pod) bool {
 
 // podRemoved records that a pod is no longer in the cluster.
 func (l *Launcher) podRemoved(pod *corev1.Pod) {
-	why := podstatus.Explain(pod, l.eventsOf(pod), l.timing.now())
+	why := podstatus.Explain(pod, l.eventsOf(pod), l.clusterNow())
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.events, pod.UID)
@@ -166,21 +166,21 @@ func (l *Launcher) podRemoved(pod *corev1.Pod) {
 		return
 	}
 	if k.removed {
-		l.correctEndingLocked(k, endOf(pod, l.timing.now()))
+		l.correctEndingLocked(k, endOf(pod, l.clusterNow()))
 		return
 	}
 	if !older(pod, k.pod) {
 		k.pod = pod
 		l.readers.addLocked(k, l.readersOfLocked(k))
 	}
-	l.countGPUTimeLocked(k, l.timing.now())
+	l.countGPUTimeLocked(k, l.clusterNow())
 	k.removed, k.supervisor.Streaming = true, false
 	end := k.end
 	if end == nil {
-		end = endOf(pod, l.timing.now())
+		end = endOf(pod, l.clusterNow())
 	}
 	if end == nil {
-		end = &storedEnding{Reason: "its pod was deleted", At: l.timing.now().UTC()}
+		end = &storedEnding{Reason: "its pod was deleted", At: l.clusterNow().UTC()}
 		if why.Class == podstatus.ClassDied {
 			end.Reason = why.Text
 		}
@@ -208,7 +208,7 @@ func (l *Launcher) correctEndingLocked(k *kernel, end *storedEnding) {
 
 // forgetLocked forgets a kernel except for its ending.
 func (l *Launcher) forgetLocked(k *kernel) {
-	l.countGPUTimeLocked(k, l.timing.now())
+	l.countGPUTimeLocked(k, l.clusterNow())
 	if l.kernels[k.id] == k {
 		delete(l.kernels, k.id)
 		l.readers.addLocked(k, nil)
@@ -219,7 +219,7 @@ func (l *Launcher) forgetLocked(k *kernel) {
 
 // lingered reports whether a dead kernel has been shown for long enough.
 func (l *Launcher) lingered(end *storedEnding) bool {
-	return l.timing.now().Sub(end.At) >= l.opts.DeadLinger
+	return l.clusterNow().Sub(end.At) >= l.opts.DeadLinger
 }
 
 // endOf returns how the kernel of a pod has ended, nil if it has not.
@@ -324,10 +324,10 @@ func (l *Launcher) describeLocked(k *kernel) launcher.Kernel {
 	switch {
 	case k.supervisor.Unsupported != "":
 	case d.State == api.Dead && d.Reason == api.SignalReason:
-		d.Reason = podstatus.DeletionReason(k.pod, l.timing.now())
+		d.Reason = podstatus.DeletionReason(k.pod, l.clusterNow())
 	case d.State == api.Starting || d.State == api.Restarting:
 		// Kernels that are up need no explanation, and lists have hundreds of them.
-		if why := podstatus.Explain(k.pod, l.events[k.pod.UID], l.timing.now()); why.Text != "" &&
+		if why := podstatus.Explain(k.pod, l.events[k.pod.UID], l.clusterNow()); why.Text != "" &&
 			why.Class != podstatus.ClassDied {
 			d.Reason = why.Text
 		}
@@ -353,7 +353,7 @@ func (l *Launcher) Dial(ctx context.Context, id string) (net.Conn, error) {
 	answers := hasStatus || st != nil && st.State.Running != nil
 	if end == nil && hasStatus && k.supervisor.Status.State == api.Dead {
 		// Its supervisor notifies its clients, and ends.
-		end = &storedEnding{Reason: k.supervisor.Status.Reason, At: l.timing.now().UTC()}
+		end = &storedEnding{Reason: k.supervisor.Status.Reason, At: l.clusterNow().UTC()}
 	}
 	l.mu.Unlock()
 	switch {

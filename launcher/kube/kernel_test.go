@@ -231,3 +231,33 @@ func TestEnterPod(t *testing.T) {
 	l.updatePod(broken)
 	check("a pod that is no record", 2, api.Dead)
 }
+
+// A pod without a mark says to the other gateways that somebody has deleted it. So the mark comes first, unless the API
+// server refuses it.
+func TestStop_Unmarked(t *testing.T) {
+	for name, test := range map[string]struct {
+		err  error
+		gone bool
+	}{
+		"no answer":     {errors.New("connection reset by peer"), false},
+		"it is away":    {apierrors.NewServiceUnavailable("etcd"), false},
+		"it is refused": {apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New("no")), true},
+		"a webhook":     {apierrors.NewInternalError(errors.New("failed calling webhook")), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newTestCluster(t)
+			l := openTest(t, c, nil)
+			if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
+				t.Fatal(err)
+			}
+			c.refuse("patch", "pods", test.err)
+			err := l.Stop(t.Context(), idA, "x")
+			if test.gone && err != nil || !test.gone && !errors.Is(err, launcher.ErrUnavailable) {
+				t.Error(err)
+			}
+			if c.podThere(t, idA+"-1") == test.gone {
+				t.Errorf("its pod is gone: %v, want %v", !test.gone, test.gone)
+			}
+		})
+	}
+}

@@ -41,7 +41,7 @@ func (l *Launcher) maintain() {
 // maintainKernel does what is due for one kernel. Every gateway does it: each step is harmless if another gateway was
 // faster.
 func (l *Launcher) maintainKernel(ctx context.Context, k *kernel) {
-	now := l.timing.now()
+	now := l.clusterNow()
 	l.mu.Lock()
 	pod, end, removed, hasStatus, stopping := k.pod, k.end, k.removed, k.supervisor.HasStatus, k.stop != nil
 	unstarted := k.isUnstartedLocked()
@@ -98,7 +98,7 @@ func missesSecret(pod *corev1.Pod, events []corev1.Event, there, now time.Time) 
 
 // endOverdue ends a kernel whose start has made no progress for too long, or can no longer succeed.
 func (l *Launcher) endOverdue(k *kernel, pod *corev1.Pod) {
-	now, limit, events := l.timing.now(), l.startLimit(pod), l.eventsOf(pod)
+	now, limit, events := l.clusterNow(), l.startLimit(pod), l.eventsOf(pod)
 	l.mu.Lock()
 	dequeued := k.dequeued
 	l.mu.Unlock()
@@ -160,7 +160,7 @@ func (l *Launcher) markEvictable(ctx context.Context) {
 	if l.opts.EvictIdleAfter == 0 {
 		return
 	}
-	now := l.timing.now()
+	now := l.clusterNow()
 	var pods []*corev1.Pod
 	l.mu.Lock()
 	for _, k := range l.kernels {

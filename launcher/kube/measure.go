@@ -21,7 +21,7 @@ func (l *Launcher) Measure() launcher.Measures {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now := l.timing.now()
+	now := l.clusterNow()
 	for _, k := range known {
 		l.countGPUTimeLocked(k, now)
 		if n := podstatus.GPUsHeld(k.pod, now); n > 0 && !k.removed {
@@ -43,7 +43,7 @@ func (l *Launcher) countGPUTimeLocked(k *kernel, until time.Time) {
 		return // its time was added at its removal
 	}
 	if k.gpusCountedUntil.IsZero() {
-		k.gpusCountedUntil = l.opened
+		k.gpusCountedUntil = l.toCluster(l.opened)
 	}
 	if held := podstatus.GPUSeconds(k.pod, k.gpusCountedUntil, until); held > 0 {
 		l.gpuSeconds[k.rec.SpecName] += held
@@ -64,7 +64,7 @@ func (l *Launcher) countGPUUseLocked(k *kernel) {
 	default:
 		return
 	}
-	if !k.gpuUseKnown && k.pod.CreationTimestamp.Time.Before(l.opened.Truncate(time.Second)) {
+	if !k.gpuUseKnown && k.pod.CreationTimestamp.Time.Before(l.toCluster(l.opened).Truncate(time.Second)) {
 		k.gpuBusyCounted = busy
 	}
 	if busy < k.gpuBusyCounted {
@@ -104,7 +104,7 @@ func (l *Launcher) reportStartLocked(k *kernel) {
 	case k.stop != nil || k.end != nil && k.end.Stopped:
 	case k.supervisor.SaysLocked(api.Idle, api.Busy):
 		l.opts.Observer.KernelUp(k.rec.SpecName,
-			podstatus.Phases(k.pod, l.events[k.pod.UID], k.start.requested, k.start.podCreated, l.timing.now()))
+			podstatus.Phases(k.pod, l.events[k.pod.UID], k.start.requested, k.start.podCreated, l.clusterNow()))
 	case k.end != nil || k.supervisor.SaysLocked(api.Dead):
 		l.opts.Observer.KernelFailed(k.rec.SpecName, podstatus.FailureOf(k.pod))
 	default:

@@ -87,7 +87,7 @@ func trimNode(o any) (any, error) {
 // announceNodes tells the supervisors on nodes that go away, and those of kernels that may be evicted. It takes back
 // what no longer holds. A node that the informer does not have changes nothing. nodes is nil if nodes are not watched.
 func (l *Launcher) announceNodes(nodes cache.SharedIndexInformer) {
-	now := l.timing.now()
+	now := l.clusterNow()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, k := range l.kernels {

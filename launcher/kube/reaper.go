@@ -33,7 +33,7 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 	var pruned time.Time
 	nodes := l.watchNodes(ctx)
 	for sleep.For(ctx, l.timing.maintenance) == nil {
-		if now := l.timing.now(); now.Sub(pruned) >= pruneEvery {
+		if now := l.clusterNow(); now.Sub(pruned) >= pruneEvery {
 			pruned = now
 			l.pruneEndings(ctx)
 		}
@@ -64,7 +64,7 @@ func (l *Launcher) isLeftover(pod *corev1.Pod) bool {
 	if err != nil {
 		return false
 	}
-	now := l.timing.now()
+	now := l.clusterNow()
 	if end := endOf(pod, now); end != nil &&
 		((end.Stopped || refusedUnclaimed(pod)) && now.Sub(end.At) > l.timing.grace || l.lingered(end)) {
 		return true
@@ -90,8 +90,8 @@ func (l *Launcher) removeLeftover(ctx context.Context, pod *corev1.Pod) {
 // isHeldOpen reports whether a pod holds its node's resources although its kernel has ended: a container that an
 // admission webhook has added still runs. The pod's phase stays Running until that container ends, and so do its GPUs.
 func (l *Launcher) isHeldOpen(pod *corev1.Pod) bool {
-	end := endOf(pod, l.timing.now())
-	return end != nil && !podstatus.HasEnded(pod) && l.timing.now().Sub(end.At) > l.timing.grace
+	end := endOf(pod, l.clusterNow())
+	return end != nil && !podstatus.HasEnded(pod) && l.clusterNow().Sub(end.At) > l.timing.grace
 }
 
 // removeHeldOpen deletes a pod whose kernel has ended. The ending is stored first, because the pod is its only record.
@@ -108,7 +108,7 @@ func (l *Launcher) removeHeldOpen(ctx context.Context, pod *corev1.Pod) {
 // isUnclaimed reports whether a kernel's client has most likely never received its id: the gateway that created the pod
 // has not recorded a claim, no request has named the kernel since then, and no client has connected to it.
 func (l *Launcher) isUnclaimed(pod *corev1.Pod) bool {
-	if pod.Annotations[annotationClaimed] != unclaimed || l.timing.now().Sub(pod.CreationTimestamp.Time) < l.timing.claim {
+	if pod.Annotations[annotationClaimed] != unclaimed || l.clusterNow().Sub(pod.CreationTimestamp.Time) < l.timing.claim {
 		return false
 	}
 	l.mu.Lock()
@@ -121,7 +121,7 @@ func (l *Launcher) isUnclaimed(pod *corev1.Pod) bool {
 // removeUnclaimed removes an unclaimed kernel, unless its pod has changed meanwhile: it may have been claimed.
 func (l *Launcher) removeUnclaimed(ctx context.Context, pod *corev1.Pod) {
 	err := l.annotate(ctx, pod, pod.ResourceVersion,
-		endingAnnotation(pod, storedEnding{Reason: unclaimedReason, At: l.timing.now().UTC(), Stopped: true}))
+		endingAnnotation(pod, storedEnding{Reason: unclaimedReason, At: l.clusterNow().UTC(), Stopped: true}))
 	switch {
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		return // the next round looks again

@@ -14,10 +14,12 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
-// requestCounter reports every request to the API server to an observer. It wraps the client's transport.
+// requestCounter reports every request to the API server to an observer, and learns the API server's time from the
+// answers. It wraps the client's transport.
 type requestCounter struct {
 	observer atomic.Pointer[launcher.Observer]
 	answered atomic.Pointer[func()]
+	clock    clusterClock
 }
 
 // countRequests makes the clients of a configuration report their requests.
@@ -63,6 +65,9 @@ type countingTransport struct {
 func (c *countingTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	began := time.Now()
 	resp, err := c.next.RoundTrip(r)
+	if err == nil {
+		c.counter.clock.answered(resp.Header.Get("Date"), began, time.Now())
+	}
 	if f := c.counter.answered.Load(); f != nil && err == nil && resp.StatusCode < http.StatusInternalServerError {
 		(*f)()
 	}

@@ -23,7 +23,7 @@ const retryTime = 30 * time.Second
 func (l *Launcher) retryRejected(k *kernel) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now := l.timing.now()
+	now := l.clusterNow()
 	if k.retrying || k.stop != nil || k.end != nil || k.removed || !podstatus.MayRetry(k.pod, now) ||
 		now.Sub(podstatus.Scheduled(k.pod)) < podstatus.RejectionPause {
 		return
@@ -61,7 +61,7 @@ func (l *Launcher) createSecondPod(ctx context.Context, k *kernel, old *corev1.P
 	pod.Annotations[annotationClaimed] = old.Annotations[annotationClaimed]
 	pod.Annotations[podspec.AnnotationRejected] = old.Status.Reason
 	l.addGate(pod)
-	end := storedEnding{Reason: "it was stopped before a node took it", At: l.timing.now().UTC(), Stopped: true}
+	end := storedEnding{Reason: "it was stopped before a node took it", At: l.clusterNow().UTC(), Stopped: true}
 	next, err := l.createPod(ctx, pod, chosen)
 	if errors.Is(err, launcher.ErrNotFound) { // a Stop has removed the second pod already
 		return l.endPod(old, end, "", false)

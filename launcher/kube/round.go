@@ -147,7 +147,7 @@ func (r *round) recount() {
 func (r *round) carryOut(ctx context.Context, start launcher.Held, pod *corev1.Pod,
 	refused *launcher.LimitError) (sending bool, err error) {
 	l, t := r.l, r.t
-	patch, err := decisionPatch(pod, refused, l.timing.now())
+	patch, err := decisionPatch(pod, refused, l.clusterNow())
 	if err != nil {
 		return false, err
 	}

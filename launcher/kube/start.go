@@ -79,13 +79,13 @@ func (l *Launcher) existing(ctx context.Context, k *kernel, req launcher.Request
 
 // create creates the first pod of a kernel.
 func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.Kernel, error) {
-	requested := l.timing.now()
+	requested := l.clusterNow()
 	rec := podspec.Record{
 		ID:         req.ID,
 		Generation: 1,
 		Owner:      req.Owner,
 		SpecName:   req.Spec.Name,
-		Created:    l.timing.now().UTC().Round(0),
+		Created:    l.clusterNow().UTC().Round(0),
 		Protocol:   api.ProtocolVersion,
 		KeyVersion: podspec.KeyVersion,
 		MasterKey:  l.keys[0].fingerprint,
@@ -105,7 +105,7 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 		l.removeRefused(context.WithoutCancel(ctx), k)
 		return launcher.Kernel{}, err
 	}
-	l.trackStart(req.ID, start{requested: requested, podCreated: l.timing.now()})
+	l.trackStart(req.ID, start{requested: requested, podCreated: l.clusterNow()})
 	l.log.Info("kernel's pod was created", logkey.Kernel, req.ID, logkey.Spec, rec.SpecName, logkey.Namespace,
 		pod.Namespace, logkey.Pod, pod.Name)
 	return l.describe(k)

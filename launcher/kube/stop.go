@@ -60,7 +60,7 @@ func (l *Launcher) beginStopLocked(k *kernel, reason, request string, wanted boo
 	if wanted {
 		k.stop = s
 	} else if k.end == nil {
-		l.endLocked(k, &storedEnding{Reason: reason, At: l.timing.now().UTC()})
+		l.endLocked(k, &storedEnding{Reason: reason, At: l.clusterNow().UTC()})
 		k.supervisor.ChangedLocked()
 	}
 	return s
@@ -70,7 +70,7 @@ func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 	defer close(s.done)
 	l.mu.Lock()
 	pod, alive, removed, unheard := k.pod, k.end == nil || !wanted, k.removed, k.unheard
-	end := storedEnding{Reason: s.reason, At: l.timing.now().UTC(), Stopped: wanted}
+	end := storedEnding{Reason: s.reason, At: l.clusterNow().UTC(), Stopped: wanted}
 	if k.end != nil && k.end.Culled {
 		// the reason of its end stays
 		end.Reason, end.At, end.Culled, end.CulledFor = k.end.Reason, k.end.At, true, k.end.CulledFor
@@ -105,10 +105,18 @@ func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 }
 
 // endPod makes the supervisor end its kernel, which tells the clients why, and deletes the pod. If the supervisor
-// cannot do that, the pod is marked first, so that every gateway knows why it is deleted.
+// cannot do that, the pod is marked first, so that every gateway knows why it is deleted. A pod that is to be gone is
+// not deleted while the cluster does not answer the request for the mark.
 func (l *Launcher) endPod(pod *corev1.Pod, end storedEnding, request string, alive bool) error {
 	if !alive || !l.stopSupervisor(pod, end.Reason, request) {
-		if err := l.annotate(l.ctx, pod, "", endingAnnotation(pod, end)); err != nil && !apierrors.IsNotFound(err) {
+		err := l.annotate(l.ctx, pod, "", endingAnnotation(pod, end))
+		switch {
+		case err == nil, apierrors.IsNotFound(err):
+		case end.Stopped && !answered(err):
+			// Without the mark, the other gateways would show the kernel as dead.
+			return fmt.Errorf("%w: its pod cannot be marked as ended: %s", launcher.ErrUnavailable,
+				podstatus.ExplainError(err).Text)
+		default:
 			l.log.Warn("a pod could not be marked as ended", logkey.Pod, pod.Name, logkey.Err, err)
 		}
 	}
@@ -128,7 +136,7 @@ func (l *Launcher) endUnsupported(k *kernel) error {
 		return nil
 	}
 	l.log.Info("kernel is ended for a restart", logkey.Kernel, k.id, logkey.Pod, pod.Name, logkey.Reason, unsupported)
-	end := storedEnding{Reason: "it was ended for a restart: " + unsupported, At: l.timing.now().UTC()}
+	end := storedEnding{Reason: "it was ended for a restart: " + unsupported, At: l.clusterNow().UTC()}
 	if err := l.endPod(pod, end, "", false); err != nil {
 		return err
 	}

@@ -25,13 +25,13 @@ func (l *Launcher) explainStaleLocked(k *kernel) string {
 	if lost.IsZero() || now.Sub(lost) < staleAfter {
 		return ""
 	}
-	return podstatus.Unheard(k.pod, l.events[k.pod.UID], lost, now)
+	return podstatus.Unheard(k.pod, l.events[k.pod.UID], l.toCluster(lost), l.clusterNow())
 }
 
 // endUnheard ends a kernel whose pod should have ended, and of which neither node nor supervisor is heard: the pod of a
 // lost node stays for as long as the node does, and the kernel could not be restarted. It reports whether it did.
 //
-// Times are by this gateway's clock, from the moment at which it saw the deletion: the API server's clock may differ.
+// Its two durations are measured in this process, from the moment at which it saw the deletion.
 func (l *Launcher) endUnheard(k *kernel) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -48,9 +48,9 @@ func (l *Launcher) endUnheard(k *kernel) bool {
 		return false
 	}
 	reason := fmt.Sprintf("its node %s is lost: %s, and did not end", k.pod.Spec.NodeName,
-		podstatus.DeletionReason(k.pod, now))
+		podstatus.DeletionReason(k.pod, l.clusterNow()))
 	k.unheard = true
-	l.endLocked(k, &storedEnding{Reason: reason, At: now.UTC()})
+	l.endLocked(k, &storedEnding{Reason: reason, At: l.clusterNow().UTC()})
 	k.supervisor.ChangedLocked()
 	l.log.Warn("a kernel counts as dead: its pod should have ended, and is unheard", logkey.Kernel, k.id, logkey.Pod,
 		k.pod.Name)

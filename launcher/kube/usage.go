@@ -13,7 +13,7 @@ func (l *Launcher) Usage(ctx context.Context) ([]launcher.KernelUsage, error) {
 	if err := l.proveFresh(ctx); err != nil {
 		return nil, err // a kernel, or its ending, may be unknown
 	}
-	now := l.timing.now()
+	now := l.clusterNow()
 	oldest := now.Add(-l.opts.KeepEndings)
 	all := []launcher.KernelUsage{}
 	l.mu.Lock()

@@ -218,7 +218,7 @@ func (l *Launcher) eventsOf(pod *corev1.Pod) []corev1.Event {
 // actOnPod reacts to a change of a pod: a kernel that will never run is ended, and a supervisor receives what its
 // kernel waits for.
 func (l *Launcher) actOnPod(pod *corev1.Pod) {
-	why := podstatus.Explain(pod, l.eventsOf(pod), l.timing.now())
+	why := podstatus.Explain(pod, l.eventsOf(pod), l.clusterNow())
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k := l.kernels[pod.Labels[podspec.LabelKernel]]
@@ -234,7 +234,7 @@ func (l *Launcher) actOnPod(pod *corev1.Pod) {
 	// The end of the kernel's container is sent first: the supervisor waits for it, to show it in the cell.
 	if end := podstatus.KernelEnd(pod); k.supervisor.Streaming && end.Class == podstatus.ClassDied &&
 		!end.Since.Equal(k.sentEnd) &&
-		l.timing.now().Sub(end.Since) < endUpdateAge {
+		l.clusterNow().Sub(end.Since) < endUpdateAge {
 		k.sentEnd, why = end.Since, end
 	}
 	if k.supervisor.Streaming && (why.Class != k.sentReason.Class || why.Text != k.sentReason.Text) {
