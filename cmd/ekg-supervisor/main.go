@@ -1,16 +1,18 @@
 // Command ekg-supervisor runs one Jupyter kernel and is a Jupyter gateway for exactly that kernel. Launchers start it.
 // A person can start it too, and any Jupyter client can speak to it.
 //
-//	ekg-supervisor --config FILE [--ready-fd N] [--lock-fd M]
+//	ekg-supervisor --config FILE [--ready-fd N] [--lock-fd M] [--held-fds K+COUNT]
 //
 // FILE is an api.Config in JSON. When the supervisor listens, it writes "ok" and a newline to descriptor N and closes
 // it. If it cannot start, it writes one sentence instead and exits with 1. It logs to standard error as JSON lines. It
 // ends when its kernel is gone for good, and stops its kernel on SIGTERM, SIGINT and SIGHUP. Orphans of the kernel
-// become its children, and it reaps them. Descriptor M is the kernel's lock, if another program has taken it. If
+// become its children, and it reaps them. Descriptor M is the kernel's lock, if another program has taken it. COUNT
+// descriptors from K on are locks of the kernel's GPUs, which the kernel inherits. They are released when it has ended
+// for good. If
 // standard error is the file supervisor.log beside FILE, the file is bounded: at 1 MiB its content moves to
 // supervisor.log.1.
 //
-//	ekg-supervisor parent --config FILE [--ready-fd N]
+//	ekg-supervisor parent --config FILE [--ready-fd N] [--held-fds K+COUNT]
 //
 // does the same with two processes: a small parent that runs the kernel, and a supervisor, which is started again if it
 // dies. The new supervisor adopts the kernel, which keeps its variables. FILE has same_machine and child_socket. The
@@ -85,6 +87,8 @@ func run() int {
 	config := flag.String("config", "", "file with the kernel's configuration")
 	readyFD := flag.Int("ready-fd", -1, "descriptor that gets \"ok\" when the supervisor listens")
 	lockFD := flag.Int("lock-fd", -1, "descriptor of the kernel's lock, which another program has taken")
+	var held heldFiles
+	flag.Var(&held, "held-fds", heldUsage)
 	showVersion := flag.Bool("version", false, "print the version")
 	flag.Parse()
 	if *showVersion {
@@ -95,7 +99,7 @@ func run() int {
 	if *lockFD >= 0 {
 		syscall.CloseOnExec(*lockFD) // the lock ends with this process
 	}
-	if err := serve(*config, *lockFD >= 0, readyFile(*readyFD), logger); err != nil {
+	if err := serve(*config, *lockFD >= 0, held, readyFile(*readyFD), logger); err != nil {
 		logger.Error("supervisor ended", logkey.Err, err)
 		return 1
 	}
@@ -127,8 +131,8 @@ func (keptOpen) Close() error { return nil }
 
 // serve runs one kernel to its end. It writes "ok" to ready, or why it cannot start. With locked, another program holds
 // the kernel's lock.
-func serve(config string, locked bool, ready io.WriteCloser, logger *slog.Logger) error {
-	run, err := prepare(config, locked, logger)
+func serve(config string, locked bool, held heldFiles, ready io.WriteCloser, logger *slog.Logger) error {
+	run, err := prepare(config, locked, held, logger)
 	answer := "ok"
 	if err != nil {
 		answer = err.Error()
@@ -148,7 +152,8 @@ func serve(config string, locked bool, ready io.WriteCloser, logger *slog.Logger
 }
 
 // prepare does everything that can fail before the kernel is started. The returned function runs the kernel.
-func prepare(config string, locked bool, logger *slog.Logger) (run func(context.Context) error, err error) {
+func prepare(config string, locked bool, held heldFiles, logger *slog.Logger) (
+	run func(context.Context) error, err error) {
 	cfg, err := api.ReadConfig(config)
 	if err != nil {
 		return nil, err
@@ -156,11 +161,12 @@ func prepare(config string, locked bool, logger *slog.Logger) (run func(context.
 	if locked {
 		cfg.LockFile = ""
 	}
-	return prepareConfig(cfg, config, logger)
+	return prepareConfig(cfg, config, held, logger)
 }
 
 // prepareConfig prepares a configuration that was read already. file is its path, or "" if it came from elsewhere.
-func prepareConfig(cfg api.Config, file string, logger *slog.Logger) (run func(context.Context) error, err error) {
+func prepareConfig(cfg api.Config, file string, held heldFiles, logger *slog.Logger) (
+	run func(context.Context) error, err error) {
 	unlock := func() {}
 	if cfg.LockFile != "" {
 		lock, err := parent.Lock(cfg.LockFile)
@@ -177,6 +183,7 @@ func prepareConfig(cfg api.Config, file string, logger *slog.Logger) (run func(c
 	return func(ctx context.Context) error {
 		defer unlock() // the lock ends with the kernel
 		s := supervisor.New(cfg, version, logger)
+		s.SetHeld(held)
 		if cfg.SameMachine {
 			defer leaveOnSignal(s, file, logger)()
 		} else { // no parent uses SIGHUP for requests

@@ -21,6 +21,8 @@ func runParent(args []string, logger *slog.Logger) int {
 	flags := flag.NewFlagSet("parent", flag.ContinueOnError)
 	config := flags.String("config", "", "file with the kernel's configuration")
 	readyFD := flags.Int("ready-fd", -1, "descriptor that gets \"ok\" when the supervisor listens")
+	var held heldFiles
+	flags.Var(&held, "held-fds", heldUsage)
 	if flags.Parse(args) != nil {
 		return 2
 	}
@@ -51,7 +53,7 @@ func runParent(args []string, logger *slog.Logger) int {
 	signal.Notify(upgrades, syscall.SIGHUP)
 	defer signal.Stop(upgrades)
 	return parent.Run(ctx, parent.Options{Config: cfg, ConfigFile: *config, Program: program, Upgrades: upgrades,
-		Ready: ready, Lock: lock, Log: logger.With(logkey.Component, "parent")})
+		Ready: ready, Lock: lock, Held: held, Log: logger.With(logkey.Component, "parent")})
 }
 
 // leaveOnSignal ends this program when its parent asks for that, and the supervisor can leave its kernel to another.

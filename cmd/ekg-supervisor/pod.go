@@ -46,7 +46,7 @@ func pod(logger *slog.Logger) int {
 			return refuse(logger, cfg.TerminationFile, cfg.KernelID, err)
 		}
 	}
-	run, err := prepareConfig(cfg, "", logger)
+	run, err := prepareConfig(cfg, "", nil, logger)
 	if err != nil {
 		return refuse(logger, cfg.TerminationFile, cfg.KernelID, err)
 	}

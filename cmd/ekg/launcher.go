@@ -58,6 +58,7 @@ func openLauncher(
 			Supervisor:  supervisor,
 			GPUProgram:  gpuProgram,
 			GPUSamples:  s.GPUSamples,
+			GPUShares:   s.LocalGPUShares,
 			LogLimit:    s.LogLimit,
 			LogTotal:    s.LogTotal,
 			StopGrace:   s.StopGrace,
@@ -260,12 +261,9 @@ func findSupervisor(s *settings.Settings) (string, error) {
 	return filepath.Abs(path)
 }
 
-// findGPUProgram returns the absolute path of ekg-gpu, which lies beside the supervisor. It returns "" if no setting
-// needs the program, or if it is missing and only --gpu-samples, whose default is on, would use it.
+// findGPUProgram returns the absolute path of ekg-gpu, which lies beside the supervisor. It returns "" if it is missing
+// and no setting needs it.
 func findGPUProgram(s *settings.Settings, supervisor string) (string, error) {
-	if s.CullGPU == 0 && s.GPUSamples == 0 {
-		return "", nil
-	}
 	if real, err := filepath.EvalSymlinks(supervisor); err == nil {
 		supervisor = real
 	}

@@ -75,7 +75,9 @@ var mayImport = map[string][]string{
 	"launcher":        {"kernelspecs", "launcher/flavor", "launcher/gpu", "launcher/supervisor/api"},
 	"launcher/logkey": {},
 	"launcher/gpu":    {},
-	"launcher/flavor": {"launcher/gpu", "launcher/logkey", "launcher/strictyaml"},
+
+	"launcher/local/devices": {"launcher/gpu", "launcher/sleep"},
+	"launcher/flavor":        {"launcher/gpu", "launcher/logkey", "launcher/strictyaml"},
 
 	"launcher/strictyaml": {},
 
@@ -85,9 +87,11 @@ var mayImport = map[string][]string{
 		"launcher/atomicfile",
 		"launcher/cgroup",
 		"launcher/diskspace",
+		"launcher/flavor",
 		"launcher/follow",
 		"launcher/goroutines",
 		"launcher/gpu",
+		"launcher/local/devices",
 		"launcher/proctree",
 		"launcher/sleep",
 		"launcher/logkey",

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -40,9 +41,11 @@ func (l *Launcher) Culled(ctx context.Context) ([]launcher.CulledKernel, error) 
 
 // knownKernel is a kernel that exists, or of which only the ending is kept.
 type knownKernel struct {
-	id, specName, owner string
-	end                 *api.Ending // nil: it lives
-	kernel              *kernel     // nil: only the ending is kept
+	id, specName, owner, flavor string
+
+	gpus   gpu.Amount  // that were assigned to it
+	end    *api.Ending // nil: it lives
+	kernel *kernel     // nil: only the ending is kept
 }
 
 // withEndings returns the kernels that exist, and those of which the ending is kept.
@@ -62,7 +65,7 @@ func (l *Launcher) withEndings(ctx context.Context) ([]knownKernel, error) {
 			continue
 		}
 		there[k.id] = true
-		all = append(all, knownKernel{k.id, k.rec.SpecName, k.rec.Owner, end, k})
+		all = append(all, knownKernel{k.id, k.rec.SpecName, k.rec.Owner, k.rec.Flavor, k.rec.GPUs, end, k})
 	}
 	stones, err := os.ReadDir(l.layout.ended())
 	if err != nil {
@@ -80,7 +83,7 @@ func (l *Launcher) withEndings(ctx context.Context) ([]knownKernel, error) {
 			}
 			continue
 		}
-		all = append(all, knownKernel{id, t.SpecName, t.Owner, &t.Ending, nil})
+		all = append(all, knownKernel{id, t.SpecName, t.Owner, t.Flavor, t.Held, &t.Ending, nil})
 	}
 	return all, nil
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -28,7 +29,7 @@ import (
 )
 
 // TestMain makes the test binary four programs: the tests; ekg-supervisor, if the arguments are a supervisor's; the
-// fake kernel; and another gateway. The supervisor is the real one, or a small fake for a kernel whose command begins
+// fake kernel; and other gateways. The supervisor is the real one, or a small fake for a kernel whose command begins
 // with "fake".
 func TestMain(m *testing.M) {
 	switch {
@@ -40,6 +41,8 @@ func TestMain(m *testing.M) {
 		os.Exit(launchertest.FakeKernelMain(os.Args[2:]))
 	case len(os.Args) > 4 && os.Args[1] == "gateway":
 		os.Exit(gatewayMain(os.Args[2], os.Args[3], os.Args[4]))
+	case len(os.Args) > 5 && os.Args[1] == "lender":
+		os.Exit(lenderMain(os.Args[2], os.Args[3], os.Args[4], os.Args[5]))
 	case len(os.Args) > 6 && os.Args[1] == "limited":
 		var numbers [3]int
 		for i := range numbers {
@@ -55,8 +58,12 @@ func parentMain(config string) int {
 	ready := os.NewFile(3, "ready")
 	cfg, err := api.ReadConfig(config)
 	var lock *os.File
+	held := heldFiles()
 	if err == nil && cfg.Argv[0] == "fake" {
-		return fakeMain(cfg, ready)
+		return fakeMain(cfg, ready, held)
+	}
+	for _, f := range held {
+		syscall.CloseOnExec(int(f.Fd()))
 	}
 	if err == nil {
 		lock, err = parent.Lock(cfg.LockFile)
@@ -74,11 +81,29 @@ func parentMain(config string) int {
 	upgrades := make(chan os.Signal, 1)
 	signal.Notify(upgrades, syscall.SIGHUP)
 	return parent.Run(ctx, parent.Options{Config: cfg, ConfigFile: config, Program: program, Upgrades: upgrades,
-		Ready: ready, Lock: lock, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+		Ready: ready, Lock: lock, Held: held, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
 }
 
-func fakeMain(cfg api.Config, ready *os.File) int {
+// heldFiles returns the descriptors of --held-fds.
+func heldFiles() (files []*os.File) {
+	for i, a := range os.Args {
+		var first, count int
+		if a != "--held-fds" {
+			continue
+		}
+		if _, err := fmt.Sscanf(os.Args[i+1], "%d+%d", &first, &count); err != nil {
+			panic(err)
+		}
+		for fd := first; fd < first+count; fd++ {
+			files = append(files, os.NewFile(uintptr(fd), "held"))
+		}
+	}
+	return files
+}
+
+func fakeMain(cfg api.Config, ready *os.File, held []*os.File) int {
 	f := &fakeSupervisor{
+		held:    held,
 		cfg:     cfg,
 		mode:    cfg.Argv[1],
 		changed: make(chan struct{}),
@@ -111,6 +136,11 @@ func supervisorMain(config string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	s := supervisor.New(cfg, "test", slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	held := heldFiles()
+	for _, f := range held {
+		syscall.CloseOnExec(int(f.Fd()))
+	}
+	s.SetHeld(held)
 	asked := make(chan os.Signal, 1)
 	signal.Notify(asked, parent.LeaveIfComplete)
 	go func() {
@@ -138,6 +168,7 @@ func supervisorMain(config string) int {
 type fakeSupervisor struct {
 	cfg   Config
 	mode  string
+	held  []*os.File    // locks of GPUs, which the kernel inherits
 	over  chan struct{} // closed when it must end
 	ended chan struct{} // closed when the kernel has ended
 
@@ -228,7 +259,8 @@ func (f *fakeSupervisor) kernel() {
 		return
 	}
 	cmd := exec.Command("sh", "-c", "sleep 1000 & exec sleep 1000")
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "EKG_KERNEL_ID=" + f.cfg.KernelID}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "EKG_KERNEL_ID=" + f.cfg.KernelID,
+		visibleVariable + "=" + f.cfg.Env[visibleVariable], memoryVariable + "=" + f.cfg.Env[memoryVariable]}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		panic(err)
@@ -266,6 +298,7 @@ func (f *fakeSupervisor) kernel() {
 }
 
 func (f *fakeSupervisor) end(reason string, stopped bool) {
+	defer devices.Return(f.held)
 	b, _ := json.Marshal(api.Ending{KernelID: f.cfg.KernelID, Reason: reason, At: time.Now().UTC(), Stopped: stopped})
 	if err := os.WriteFile(f.cfg.EndFile, b, 0o600); err != nil {
 		panic(err)

@@ -18,6 +18,8 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -60,6 +62,10 @@ type record struct {
 	Created  time.Time `json:"created"` // UTC
 	Socket   string    `json:"socket"`  // where the supervisor listens
 	RunDir   string    `json:"run_dir"` // folder of this kernel's sockets, removed with it
+
+	Flavor string        `json:"flavor,omitempty"` // name of launcher.Request.Flavor
+	GPUs   gpu.Amount    `json:"gpus,omitempty"`   // that it asks for
+	Want   *devices.Want `json:"want,omitempty"`   // what is assigned to it; nil: nothing
 }
 
 // processIDs is process.json.
@@ -82,6 +88,9 @@ type storedEnding struct {
 	api.Ending
 	SpecName string `json:"spec_name,omitempty"`
 	Owner    string `json:"owner,omitempty"`
+
+	Flavor string     `json:"flavor,omitempty"`
+	Held   gpu.Amount `json:"held,omitempty"` // GPUs that were assigned to it
 }
 
 // badRecordError says that an entry of the state directory is not a kernel.

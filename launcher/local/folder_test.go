@@ -94,7 +94,7 @@ func TestGoneError(t *testing.T) {
 	if _, err := l.Kernel(t.Context(), id(1)); !errors.As(err, &gone) || gone.Reason != "r" || gone.Owner != "" {
 		t.Errorf("a record of an earlier version: %+v, %v", gone, err)
 	}
-	b, err = json.Marshal(storedEnding{api.Ending{KernelID: id(1), Reason: "r", At: time.Now()}, "fake", "ann"})
+	b, err = json.Marshal(storedEnding{api.Ending{KernelID: id(1), Reason: "r", At: time.Now()}, "fake", "ann", "", 0})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,15 +1,124 @@
 package local
 
 import (
+	"fmt"
+	"strconv"
 	"strings"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
+
+// Variables of kernels that are about GPUs.
+const (
+	gpusVariable    = "KERNEL_GPUS"          // how many the kernel asks for
+	visibleVariable = "CUDA_VISIBLE_DEVICES" // which devices CUDA shows to it
+	memoryVariable  = "KERNEL_GPU_MEMORY"    // bytes of its part of a GPU
+	jaxVariable     = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+	mpsVariable     = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+)
+
+// maxGPUs bounds KERNEL_GPUS.
+const maxGPUs = gpu.MaxDevices
+
+// gpuRequest is what a start asks for.
+type gpuRequest struct {
+	want *devices.Want // nil: nothing is assigned
+	hide bool          // the kernel sees no GPU
+	size gpu.Amount    // for limits
+}
+
+// gpusOf reads what a start asks for. env is the kernel's environment. The error is a *launcher.RefusedError.
+func (l *Launcher) gpusOf(f *flavor.Flavor, env map[string]string) (r gpuRequest, err error) {
+	count := int64(-1)
+	if text := env[gpusVariable]; text != "" {
+		if count, err = strconv.ParseInt(text, 10, 32); err != nil || count < 0 || count > maxGPUs {
+			return r, refused("%s: %.40q is not a number from 0 to %d", gpusVariable, text, maxGPUs)
+		}
+	}
+	if count == 0 || f != nil && f.None {
+		r.hide = true
+		return r, nil
+	}
+	if f == nil {
+		if count < 0 {
+			return r, nil
+		}
+		r.want = &devices.Want{Count: int(count)}
+		if l.opts.GPUShares > 1 && count == 1 {
+			r.want.Share = gpu.One.Times(1, int64(l.opts.GPUShares))
+		}
+	} else if r.want, err = wantOf(f); err != nil {
+		return r, err
+	}
+	list := l.gpuList()
+	if f != nil {
+		r.size = f.Size()
+		switch usual := int64(max(1, r.want.Count)); {
+		case count < 0 || count == usual:
+		case !r.want.Whole:
+			return r, refused("%s: the flavor %q is one share or instance of a GPU; use 0 or 1", gpusVariable, f.Name)
+		default:
+			r.want.Count, r.size = int(count), r.size.Times(count, usual)
+		}
+	}
+	if err := r.want.Check(list); err != nil {
+		return r, refused("%v", err)
+	}
+	if f == nil {
+		r.size = r.want.Size(list)
+	}
+	return r, nil
+}
+
+func refused(format string, args ...any) error {
+	return &launcher.RefusedError{Reason: fmt.Sprintf(format, args...)}
+}
+
+// productLabel is the label of nodes that NVIDIA's feature discovery sets to the model of their GPUs.
+const productLabel = "nvidia.com/gpu.product"
+
+// wantOf returns what a flavor means on one machine.
+func wantOf(f *flavor.Flavor) (*devices.Want, error) {
+	w := &devices.Want{Product: f.NodeSelector[productLabel]}
+	switch {
+	case f.GPU != nil:
+		w.Whole, w.Count = true, int(flavor.Count(f.GPU.Count))
+	case f.MIG != nil && flavor.Count(f.MIG.Count) == 1:
+		w.Profile = f.MIG.Profile
+	case f.Replica != nil:
+		w.Share = max(1, gpu.One.Times(1, f.Replica.Replicas))
+	case f.GPUMem != nil && f.GPUMem.PerGPU > 0:
+		w.Share = max(1, gpu.One.Times(f.GPUMem.Units, f.GPUMem.PerGPU))
+	case f.GPUMem != nil:
+		w.Memory = f.GPUMem.Units << 30
+	case f.HAMi != nil && flavor.Count(f.HAMi.Count) == 1:
+		w.Share, w.Memory = gpu.One.Times(f.HAMi.MemoryPercent, 100), f.HAMi.MemoryMiB<<20
+	default:
+		return nil, refused("the flavor %q is for kernels in a cluster: this machine has no %s", f.Name, f.Kind())
+	}
+	return w, nil
+}
+
+// equip writes a loan into the configuration of a kernel's supervisor.
+func (l *Launcher) equip(cfg *api.Config, loan *devices.Loan) {
+	cfg.Env[visibleVariable] = strings.Join(loan.Devices, ",")
+	if loan.Memory > 0 {
+		cfg.Env[memoryVariable] = strconv.FormatInt(loan.Memory, 10)
+		// MPS, if it runs, enforces this. The device is the kernel's only one.
+		cfg.Env[mpsVariable] = fmt.Sprintf("0=%dM", loan.Memory>>20)
+		cfg.Env[jaxVariable] = loan.Share.String() // otherwise JAX takes three quarters of the GPU when it starts
+	}
+	l.sampleGPUs(cfg)
+}
 
 // sampleGPUs has the GPUs sampled that a kernel holds: those of its CUDA_VISIBLE_DEVICES. Without the variable it holds
 // none.
 func (l *Launcher) sampleGPUs(cfg *api.Config) {
-	devices := heldGPUs(cfg.Env["CUDA_VISIBLE_DEVICES"])
+	devices := heldGPUs(cfg.Env[visibleVariable])
 	if len(devices) == 0 || l.opts.GPUSamples <= 0 || l.opts.GPUProgram == "" {
 		return
 	}

@@ -32,6 +32,7 @@ type kernel struct {
 	seen        uint64    // the last rescan that has found the folder
 	upgradeNext time.Time // before it the supervisor is not upgraded again
 	start       *start    // in progress; nil: it is over, or another gateway began it
+	waiting     *waiting  // for a GPU, without a supervisor; nil: it does not wait
 	culled      time.Time // when the last cull happened that Launcher.culls includes
 }
 
@@ -40,15 +41,17 @@ func (l *Launcher) newKernel(rec record) *kernel {
 		supervisor: follow.NewSupervisor()}
 }
 
-// livesLocked reports whether a supervisor lives or is about to be started.
+// livesLocked reports whether a supervisor lives or will be started.
 func (k *kernel) livesLocked() bool { return k.end == nil && k.gone == nil }
 
 // lookLocked reports whether no status stream tells what becomes of the kernel: callers reconcile it first.
-func (k *kernel) lookLocked() bool { return k.end != nil || k.supervisor.Unsupported != "" }
+func (k *kernel) lookLocked() bool {
+	return k.end != nil || k.waiting != nil || k.supervisor.Unsupported != ""
+}
 
 // hasAnswerLocked reports whether the kernel has a status, has ended, or cannot have a status.
 func (k *kernel) hasAnswerLocked() bool {
-	return k.supervisor.HasStatus || k.supervisor.Unsupported != "" || !k.livesLocked()
+	return k.supervisor.HasStatus || k.waiting != nil || k.supervisor.Unsupported != "" || !k.livesLocked()
 }
 
 // tryTurn takes the turn if it is free.
@@ -187,6 +190,8 @@ func (l *Launcher) reachable(k *kernel) error {
 		return k.gone
 	case k.end != nil:
 		return &launcher.GoneError{ID: k.id, Owner: k.rec.Owner, Reason: k.end.Reason, At: k.end.At}
+	case k.waiting != nil:
+		return launcher.ErrNoSupervisor
 	case k.supervisor.Unsupported != "":
 		return &launcher.UnsupportedError{Reason: k.supervisor.Unsupported}
 	}
@@ -218,15 +223,21 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 func (k *kernel) describeLocked(d *launcher.Kernel) {
 	d.ID, d.SpecName, d.Owner, d.Groups = k.id, k.rec.SpecName, k.rec.Owner, k.rec.Groups
 	d.Created, d.State, d.LastActivity = k.rec.Created, api.Starting, k.rec.Created
+	d.Flavor, d.GPUs = k.rec.Flavor, k.rec.GPUs
 	reason := ""
 	if k.end != nil {
 		reason = k.end.Reason
 	}
 	k.supervisor.DescribeLocked(d, k.end != nil, reason)
+	if k.waiting != nil && k.end == nil {
+		d.Reason, d.Stale = k.waiting.reason, false // without a supervisor there is no newer status
+	}
 }
 
 // supervisorAwayLocked reports whether a kernel that has not ended has no supervisor that answers.
-func (k *kernel) supervisorAwayLocked() bool { return k.livesLocked() && !k.supervisor.Streaming }
+func (k *kernel) supervisorAwayLocked() bool {
+	return k.livesLocked() && k.waiting == nil && !k.supervisor.Streaming
+}
 
 // readFailing returns why the kernel has no supervisor at present; "" if it has one, or if no reason is known.
 func (l *Launcher) readFailing(k *kernel) string {

@@ -81,6 +81,7 @@ func heldBy(rec record) launcher.Held {
 		SpecName:     rec.SpecName,
 		Owner:        rec.Owner,
 		Groups:       rec.Groups,
+		GPUs:         rec.GPUs,
 		State:        api.Starting,
 		LastActivity: rec.Created,
 	}
@@ -166,7 +167,7 @@ func (l *Launcher) counts(id string) (bool, error) {
 		return false, err
 	}
 	v := l.reconcile(k)
-	return v == alive || v == uncertain, nil
+	return v == alive || v == inLine || v == uncertain, nil
 }
 
 // isRestarting reports whether a dead kernel is being restarted. The caller holds the lock on starts, without which no
@@ -232,6 +233,9 @@ func (l *Launcher) countRestart(ctx context.Context, k *kernel) (done func(), er
 func (l *Launcher) Restarting(ctx context.Context, id string) (done func(), err error) {
 	k, err := l.find(ctx, id)
 	if err != nil {
+		return nil, err
+	}
+	if err := l.endLingering(ctx, k); err != nil {
 		return nil, err
 	}
 	return l.countRestart(ctx, k)

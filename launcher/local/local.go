@@ -19,9 +19,11 @@
 //	STATE/kernels/ID/notes.json       launcher.Notes: Jupyter's sessions, grants; changed under notes.lock
 //	STATE/kernels/ID/shared-to-use    exists if another user had the right to use the kernel; earlier versions keep it
 //	STATE/kernels/ID/lock             flocked by the parent for its whole life: a held lock means that it lives
+//	STATE/kernels/ID/waiting.json     since when the kernel waits for a GPU; it has no supervisor yet
 //	STATE/kernels/ID/ended.json       why the kernel ended, while it is still shown as dead
 //	STATE/kernels/ID/again.lock       flocked while the dead kernel is being restarted, if there are limits
 //	STATE/ended/ID.json               the ending, owner and spec, after the folder has been removed; for a week
+//	STATE/gpus/                       flocked files that say who holds the GPUs; see package devices
 //	STATE/aside/                      entries that could not be read
 //	STATE/reaper.lock                 flocked by the one launcher that cleans up
 //	STATE/starts.lock                 flocked while kernels are counted and one is started, if there are limits
@@ -30,10 +32,10 @@
 // the supervisor lives, starts a supervisor, or removes the folder. Launchers need no other synchronization.
 //
 // Goroutines, all waited for by Close: maintain (rescans, cleans up, shares out log space); one per followed supervisor
-// (package follow); one per Stop in progress; one that replaces the supervisor of an idle kernel; and one that reaps
-// supervisors which this process has started.
-// Lock order: kernel.turn, folder flock, starts.lock, Launcher.folders, Launcher.mu. While starts.lock is held, turns
-// and folders of other kernels are only tried.
+// (package follow); lend (starts kernels that wait for GPUs); one per Stop in progress; one that replaces the
+// supervisor of an idle kernel; and one that reaps supervisors which this process has started.
+// Lock order: kernel.turn, folder flock, starts.lock, the lock of the GPUs, Launcher.folders, Launcher.mu or gpusLock.
+// While starts.lock is held, turns and folders of other kernels are only tried.
 package local
 
 import (
@@ -51,6 +53,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/goroutines"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
@@ -62,10 +66,11 @@ type Options struct {
 	StateDir   string // absolute; "" for ekg in the user's XDG state folder
 	RuntimeDir string // for sockets, so short; "" for ekg in XDG_RUNTIME_DIR, or a private folder under the temp folder
 	Supervisor string // path of ekg-supervisor
-	GPUProgram string // absolute path of ekg-gpu; only Cull.GPU and GPUSamples need it
+	GPUProgram string // absolute path of ekg-gpu; "": GPUs are not assigned, sampled or looked at for Cull.GPU
 	// GPUSamples is the time between two samples of the GPUs that a kernel's CUDA_VISIBLE_DEVICES names. 0, or no
 	// GPUProgram: there are no samples.
 	GPUSamples time.Duration
+	GPUShares  int // into how many parts a GPU is divided for kernels that ask for one and have no flavor; 0: 1
 
 	LogLimit   int64         // bound of one kernel's message log, in bytes; 0: it follows the free space of the disk
 	LogTotal   int64         // bound of all logs together, in bytes; 0: it follows the free space of the disk
@@ -97,6 +102,7 @@ type timing struct {
 	halfMade    time.Duration    // age at which an unfinished folder is removed
 	firstRedial time.Duration
 	lastRedial  time.Duration
+	lendPause   time.Duration // between two looks for GPUs that were given back
 	upgradeIdle time.Duration // for which a kernel is idle before its supervisor is upgraded
 	now         func() time.Time
 }
@@ -111,6 +117,7 @@ func realTiming() timing {
 		halfMade:    time.Minute,
 		firstRedial: 20 * time.Millisecond,
 		lastRedial:  5 * time.Second,
+		lendPause:   lendPause,
 		upgradeIdle: upgradeIdle,
 		now:         time.Now,
 	}
@@ -131,11 +138,20 @@ type Launcher struct {
 	recounts     chan struct{} // capacity 1: kernels or the sizes of their logs have changed
 	recountsSoon chan struct{} // capacity 1: the same, but not urgent
 	starting     chan struct{} // capacity 1: held by the caller that has starts.lock, or is next
+	pool         *devices.Pool
+	lends        chan struct{} // capacity 1: a kernel waits for a GPU, or has given some back
+	listed       chan struct{} // closed when gpus is set
 	cancel       context.CancelCauseFunc
 	ctx          context.Context // the launcher's own life, ended by Close
 
 	// Owned by maintain, and by Open before maintain starts.
 	reaper *os.File // reaper.lock while it is held
+
+	// Guarded by gpusLock, which is taken last.
+	gpusLock   sync.Mutex
+	gpus       *gpu.List // of this machine; nil: not known yet
+	gpusListed time.Time
+	gpusLogged string // what the log says about them
 
 	// Held while a folder is read or renamed and its kernel is added to kernels, so that both are one step.
 	folders sync.Mutex
@@ -170,6 +186,10 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	if err != nil {
 		return nil, err
 	}
+	pool, err := poolOf(lay)
+	if err != nil {
+		return nil, fmt.Errorf("StateDir: %w", err)
+	}
 	dir, err := os.Getwd()
 	if err != nil {
 		dir = "/"
@@ -178,6 +198,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	l := &Launcher{
 		opts: o, timing: tm, layout: lay, environ: os.Environ(), dir: dir, log: o.Log.With(logkey.Component, "local"),
 		recounts: make(chan struct{}, 1), recountsSoon: make(chan struct{}, 1), starting: make(chan struct{}, 1),
+		pool: pool, lends: make(chan struct{}, 1), listed: make(chan struct{}),
 		ctx: life, cancel: cancel, kernels: make(map[string]*kernel),
 		warnedSpecs: make(map[string]bool), opened: tm.now(), culls: map[launcher.CullLabels]int64{},
 	}
@@ -192,6 +213,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	}
 	l.takeReaper()
 	l.goroutines.Go(l.maintain)
+	l.goroutines.Go(l.lend)
 	return l, nil
 }
 
@@ -225,6 +247,8 @@ func (o *Options) complete() error {
 		return errors.New("LogLimit, LogTotal: negative")
 	case o.StopGrace < 0 || o.DeadLinger < 0:
 		return errors.New("StopGrace, DeadLinger: negative")
+	case o.GPUShares < 0 || o.GPUShares > int(gpu.One):
+		return fmt.Errorf("GPUShares: %d is not a number from 0 to %d", o.GPUShares, int(gpu.One))
 	case o.Supervisor == "":
 		return errors.New("Supervisor: no path given")
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // liveness is what a kernel's folder says about its supervisor.
@@ -18,6 +19,7 @@ type liveness int
 const (
 	uncertain liveness = iota // another goroutine or gateway works on it, or it could not be read
 	alive                     // its supervisor lives
+	inLine                    // it waits for a GPU and has no supervisor
 	dead                      // its supervisor has ended; the kernel is shown as dead
 	gone                      // the folder has been removed
 )
@@ -59,6 +61,7 @@ func (l *Launcher) reconcileFolder(k *kernel) (liveness, error) {
 		return uncertain, err
 	}
 	if held {
+		l.endWaiting(k)
 		l.markAlive(k)
 		return alive, nil
 	}
@@ -66,6 +69,10 @@ func (l *Launcher) reconcileFolder(k *kernel) (liveness, error) {
 	if err != nil {
 		l.log.Error("record of a kernel's end cannot be read", logkey.Kernel, k.id, logkey.Err, err)
 		end = nil
+	}
+	if w, waits := l.isWaiting(k); waits && end == nil {
+		l.markWaiting(k, w, nil)
+		return inLine, nil
 	}
 	l.mu.Lock()
 	known := k.end != nil
@@ -116,7 +123,8 @@ func (l *Launcher) readProcesses(id string) (p processIDs) {
 // lock are held.
 func (l *Launcher) removeWithEnding(k *kernel, end api.Ending) error {
 	end.KernelID = k.id
-	if err := writeJSON(l.layout.endingFile(k.id), storedEnding{end, k.rec.SpecName, k.rec.Owner}); err != nil {
+	if err := writeJSON(l.layout.endingFile(k.id), storedEnding{end, k.rec.SpecName, k.rec.Owner,
+		k.rec.Flavor, k.rec.GPUs}); err != nil {
 		return err
 	}
 	if err := l.remove(k); err != nil {
@@ -153,7 +161,7 @@ func (l *Launcher) markAlive(k *kernel) {
 func (l *Launcher) markDead(k *kernel, end *api.Ending) {
 	l.mu.Lock()
 	was := k.end
-	k.end, k.supervisor.Unsupported = end, ""
+	k.end, k.supervisor.Unsupported, k.waiting = end, "", nil
 	k.supervisor.LeaveLocked()
 	l.reportStartLocked(k)
 	l.countCullLocked(k, end)
@@ -162,6 +170,7 @@ func (l *Launcher) markDead(k *kernel, end *api.Ending) {
 	}
 	l.mu.Unlock()
 	if was == nil {
+		wake.Reader(l.lends) // it has given its GPUs back
 		l.log.Info("kernel is dead", logkey.Kernel, k.id, logkey.Spec, k.rec.SpecName, logkey.Reason, end.Reason)
 		l.recount()
 	}
@@ -172,7 +181,7 @@ func (l *Launcher) markGone(k *kernel, why error) {
 	l.mu.Lock()
 	first := k.gone == nil
 	if first {
-		k.gone = why
+		k.gone, k.waiting = why, nil
 		k.supervisor.LeaveLocked()
 		l.reportStartLocked(k)
 		k.supervisor.ChangedLocked()
@@ -180,6 +189,7 @@ func (l *Launcher) markGone(k *kernel, why error) {
 	}
 	l.mu.Unlock()
 	if first {
+		wake.Reader(l.lends)
 		l.log.Info("kernel is gone", logkey.Kernel, k.id, logkey.Spec, k.rec.SpecName, logkey.Err, why)
 		l.recount()
 	}

@@ -2,7 +2,6 @@ package local
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -79,6 +79,12 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 	if err != nil {
 		return launcher.Kernel{}, err
 	}
+	l.mu.Lock()
+	waits := k.waiting != nil
+	l.mu.Unlock()
+	if waits {
+		return l.describe(k)
+	}
 	admitted := l.timing.now()
 	if err := l.awaitProgram(ctx, k); err != nil {
 		return launcher.Kernel{}, err
@@ -125,7 +131,18 @@ func (l *Launcher) createSupervisor(ctx context.Context, rec record, cfg api.Con
 	}
 	defer k.giveTurn()
 	defer unlock(folder)
-	if err := l.launch(ctx, k); err != nil {
+	loan, err := l.borrow(ctx, k, nil, l.promised())
+	switch busy := (*devices.BusyError)(nil); {
+	case errors.As(err, &busy):
+		if err = l.beginWaiting(k, busy); err == nil {
+			return k, nil
+		}
+	case errors.As(err, new(*devices.NeverError)):
+		err = refused("%v", err)
+	case err == nil:
+		err = l.launchWith(ctx, k, &cfg, loan)
+	}
+	if err != nil {
 		if rerr := l.remove(k); rerr != nil {
 			l.log.Error("kernel that could not be started cannot be removed", logkey.Kernel, k.id, logkey.Err, rerr)
 		}
@@ -152,13 +169,24 @@ func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
 	if err != nil {
 		return fail(err)
 	}
+	gpus, err := l.gpusOf(req.Flavor, env)
+	if err != nil {
+		return record{}, api.Config{}, err
+	}
+	if gpus.hide {
+		env[visibleVariable] = ""
+	}
 	runDir := l.layout.runDir()
 	ext, err := req.Spec.Extension()
 	if err != nil {
 		return fail(err)
 	}
 	rec := record{Protocol: api.ProtocolVersion, ID: req.ID, Owner: req.Owner, Groups: req.Groups, SpecName: req.Spec.Name,
-		Created: l.timing.now().UTC(), Socket: filepath.Join(runDir, "s"), RunDir: runDir}
+		Created: l.timing.now().UTC(), Socket: filepath.Join(runDir, "s"), RunDir: runDir,
+		Want: gpus.want, GPUs: gpus.size}
+	if req.Flavor != nil {
+		rec.Flavor = req.Flavor.Name
+	}
 	mode := req.Spec.InterruptMode
 	if mode == "" {
 		mode = "signal" // the default of kernel.json
@@ -317,26 +345,16 @@ func (l *Launcher) revive(ctx context.Context, k *kernel) error {
 		return err
 	}
 	defer counted()
-	// The file may be an earlier version's, with other fields.
-	var cfg api.Config
-	b, err := os.ReadFile(l.layout.file(k.id, configFile))
-	if err == nil {
-		err = json.Unmarshal(b, &cfg)
-	}
-	if err != nil {
-		return &launcher.FailedError{Reason: "the record of how this kernel was started cannot be read"}
-	}
-	cfg.SetVersion()
-	l.setLogBounds(&cfg)
-	cfg.StopGrace, cfg.DeadLinger, cfg.RestartLimit = l.opts.StopGrace, l.opts.DeadLinger, api.DefaultRestartLimit
-	cfg.WorkingDir = workingDir(cfg.WorkingDir, l.dir)
-	cfg.ChildSocket, cfg.SameMachine = childSocket(k.rec.RunDir), true
-	l.removeGroup(k) // the file will not name it any more
-	cfg.ScanFile, cfg.ControlGroup = l.layout.scanFile(), l.newGroup(k.id)
-	if err := writeJSON(l.layout.file(k.id, configFile), cfg); err != nil {
+	loan, err := l.borrow(ctx, k, l.devicesBefore(k), l.promised())
+	switch busy := (*devices.BusyError)(nil); {
+	case errors.As(err, &busy):
+		return l.beginWaiting(k, busy)
+	case errors.As(err, new(*devices.NeverError)):
+		return refused("%v", err)
+	case err != nil:
 		return err
 	}
-	if err := l.launch(ctx, k); err != nil {
+	if err := l.launchAgain(ctx, k, loan); err != nil {
 		return err // the kernel stays dead, with the old reason
 	}
 	if err := os.Remove(l.layout.file(k.id, endFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -351,8 +369,8 @@ func (l *Launcher) revive(ctx context.Context, k *kernel) error {
 func childSocket(runDir string) string { return filepath.Join(runDir, "c") }
 
 // launch starts the parent of the kernel's supervisor, and waits until the supervisor listens. The caller holds the
-// folder's lock. After an error no process is left.
-func (l *Launcher) launch(ctx context.Context, k *kernel) error {
+// folder's lock. The kernel inherits the files in held. After an error no process is left.
+func (l *Launcher) launch(ctx context.Context, k *kernel, held []*os.File) error {
 	if err := makePrivate(k.rec.RunDir); err != nil {
 		return err
 	}
@@ -372,7 +390,12 @@ func (l *Launcher) launch(ctx context.Context, k *kernel) error {
 	}
 	defer ready.Close() //nolint:errcheck // it was only read
 	argv := []string{l.opts.Supervisor, "parent", "--config", l.layout.file(k.id, configFile), "--ready-fd", "3"}
-	ch, err := l.children.start(argv, supervisorEnv(l.environ), "/", []*os.File{null, out, out, readyWriter})
+	files := []*os.File{null, out, out, readyWriter}
+	if len(held) > 0 {
+		argv = append(argv, "--held-fds", fmt.Sprintf("%d+%d", len(files), len(held)))
+		files = append(files, held...)
+	}
+	ch, err := l.children.start(argv, supervisorEnv(l.environ), "/", files)
 	_ = readyWriter.Close() // the supervisor has a copy
 	if err != nil {
 		return &launcher.FailedError{

@@ -17,11 +17,14 @@ func (l *Launcher) Usage(ctx context.Context) ([]launcher.KernelUsage, error) {
 	}
 	all := []launcher.KernelUsage{}
 	for _, k := range known {
-		u := launcher.KernelUsage{ID: k.id, SpecName: k.specName, Owner: k.owner}
+		u := launcher.KernelUsage{ID: k.id, SpecName: k.specName, Owner: k.owner, Flavor: k.flavor}
 		if k.end != nil {
 			addEnding(&u, *k.end)
 		} else {
 			l.addStatus(&u, k.kernel)
+		}
+		if k.gpus > 0 && !u.Started.IsZero() {
+			u.GPUs = k.gpus // shares by their size
 		}
 		all = append(all, u)
 	}

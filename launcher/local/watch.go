@@ -32,9 +32,9 @@ func (f followed) ID() string { return f.k.id }
 // Client returns a client of the kernel's supervisor.
 func (f followed) Client() (*api.Client, error) { return f.l.client(f.k), nil }
 
-// Rest reconciles the kernel. If the supervisor has not ended, Rest waits for the pause.
+// Rest reconciles the kernel. If the kernel has a supervisor, Rest waits for the pause.
 func (f followed) Rest(pause time.Duration) (again bool) {
-	if v := f.l.reconcile(f.k); v == dead || v == gone {
+	if v := f.l.reconcile(f.k); v == dead || v == gone || v == inLine {
 		return false
 	}
 	return sleep.For(f.l.ctx, pause) == nil

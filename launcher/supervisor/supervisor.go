@@ -31,9 +31,12 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -86,6 +89,7 @@ type Supervisor struct {
 	lossPossible      chan struct{}                 // capacity 1: messages may be lost
 	memory            *memory.Returner              // of large messages
 	container         *child.Container              // nil: the kernel's process is a child of this one
+	held              []*os.File                    // locks of GPUs that the kernel has inherited
 	reaper            *proctree.Reaper              // of this program; nil: orphans do not become its children
 	stateFile         *savedstate.File              // nil: no other supervisor would read it
 	containerReported chan struct{}                 // capacity 1: the cluster has reported on the container
@@ -211,6 +215,19 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 // SetReaper makes the kernel's process one that r spares. It must be called before Run.
 func (s *Supervisor) SetReaper(r *proctree.Reaper) { s.reaper = r }
 
+// SetHeld names locks of GPUs that the kernel has inherited. They are released when the kernel has ended for good. It
+// must be called before Run.
+func (s *Supervisor) SetHeld(files []*os.File) { s.held = files }
+
+// giveBack releases the locks of the kernel's GPUs for all processes that have inherited them.
+func (s *Supervisor) giveBack() {
+	for _, f := range s.held {
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_UN); err != nil {
+			s.logger.Error("a lock of a GPU is not released", logkey.Err, err)
+		}
+	}
+}
+
 // runKernel runs the kernel until it is gone for good: stopped, or dead for DeadLinger.
 func (s *Supervisor) runKernel(ctx context.Context) {
 	var op *operation // the restart that the next life settles
@@ -250,6 +267,7 @@ func (s *Supervisor) runKernel(ctx context.Context) {
 			CulledFor: out.culled}); err != nil {
 			s.logger.Error("the kernel's end cannot be recorded", logkey.Err, err)
 		}
+		s.giveBack()
 		s.announce(api.Dead, out.reason)
 		if op = s.lingerDead(ctx, out.reason); op == nil {
 			return
@@ -278,6 +296,9 @@ func (s *Supervisor) backoff(ctx context.Context, crashes int) *operation {
 	}
 }
 
+// errGPUsReturned rejects a restart by a supervisor whose kernel has ended.
+var errGPUsReturned = errors.New("its GPUs were given back at its end; start it again in a moment")
+
 // stopBySignal returns the stop that a signal to the supervisor asks for.
 func (s *Supervisor) stopBySignal() *operation {
 	return &operation{stop: true, reason: api.SignalReason, done: make(chan struct{})}
@@ -290,6 +311,12 @@ func (s *Supervisor) lingerDead(ctx context.Context, reason string) *operation {
 	defer t.Stop()
 	select {
 	case op := <-s.operations:
+		if !op.stop && len(s.held) > 0 {
+			// Another kernel may hold its GPUs. Its launcher starts it again with others, or makes it wait.
+			s.settle(op, errGPUsReturned)
+			s.endClients(reason)
+			return nil
+		}
 		if !op.stop {
 			if err := s.removeEndingRecord(); err != nil {
 				s.logger.Error("the record of the kernel's end cannot be removed", logkey.Err, err)
@@ -310,6 +337,7 @@ func (s *Supervisor) endKernel(op *operation) {
 	if err := s.recordEnding(api.Ending{Reason: op.reason, Stopped: true}); err != nil {
 		s.logger.Error("the kernel's end cannot be recorded", logkey.Err, err)
 	}
+	s.giveBack()
 	s.mu.Lock()
 	s.clock.Reset(api.Dead)
 	s.reason = op.reason

@@ -176,7 +176,7 @@ var gatewaySettings = []group{
 		{
 			Name: "max-gpus-per-user", Env: []string{"EKG_MAX_GPUS_PER_USER"}, def: "0",
 			value: most(func(s *Settings) *int { return &s.MaxGPUsPerUser }),
-			Usage: "GPUs, or slices of GPUs, of each user at one time, with --launcher kubernetes; 0 for no limit",
+			Usage: "GPUs, or slices of GPUs, of each user at one time; 0 for no limit",
 		},
 		{
 			Name: "max-gpus-per-group", Env: []string{"EKG_MAX_GPUS_PER_GROUP"}, def: "0",

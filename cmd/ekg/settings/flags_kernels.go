@@ -61,6 +61,11 @@ var kernelSettings = []group{
 				"idle for a minute, and pages must have its output. Kernels keep their variables, and lose their log",
 		},
 		{
+			Name: "local-gpu-shares", Env: []string{"EKG_LOCAL_GPU_SHARES"}, def: "1",
+			value: atLeastOne(func(s *Settings) *int { return &s.LocalGPUShares }),
+			Usage: "how many kernels of this machine share one GPU if they ask for one and name no flavor; see docs/gpus.md",
+		},
+		{
 			Name: "state-dir", Env: []string{"EKG_STATE_DIR"}, defDoc: "$XDG_STATE_HOME/ekg, else ~/.local/state/ekg",
 			value: text(func(s *Settings) *string { return &s.StateDir }),
 			Usage: "directory with the records of kernels and the generated token",

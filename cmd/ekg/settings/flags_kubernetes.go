@@ -45,7 +45,7 @@ var kubernetesSettings = []group{
 		{
 			Name: "flavors", Env: []string{"EKG_FLAVORS"},
 			value: text(func(s *Settings) *string { return &s.Flavors }),
-			Usage: "YAML file with the GPUs that users choose by name, with --launcher kubernetes; see docs/gpus.md",
+			Usage: "YAML file with the GPUs that users choose by name; see docs/gpus.md",
 		},
 		{
 			Name: "flavors-as-kernelspecs", Env: []string{"EKG_FLAVORS_AS_KERNELSPECS"},

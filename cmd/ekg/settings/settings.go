@@ -65,6 +65,7 @@ type Settings struct {
 	ClientEnv      []string
 	InheritEnv     []string
 	UpgradeIdle    bool
+	LocalGPUShares int
 	LogLimit       int64
 	LogTotal       int64
 	StopGrace      time.Duration

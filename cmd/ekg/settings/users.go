@@ -56,10 +56,7 @@ func (s *Settings) checkUsers(refuse func(name, format string, args ...any)) {
 		{"admin-group", len(s.AdminGroups) > 0, anySource, len(sources) > 0},
 		{"max-kernels-per-group", s.MaxKernelsPerGroup > 0, anySource, len(sources) > 0},
 		{"max-gpus-per-group", s.MaxGPUsPerGroup > 0, anySource, len(sources) > 0},
-		{"max-gpus-per-group", s.MaxGPUsPerGroup > 0, "launcher kubernetes", s.Launcher == "kubernetes"},
-		{"flavors", s.Flavors != "", "launcher kubernetes", s.Launcher == "kubernetes"},
 		{"flavors-as-kernelspecs", s.FlavorsAsSpecs, "flavors", s.Flavors != ""},
-		{"max-gpus-per-user", s.MaxGPUsPerUser > 0, "launcher kubernetes", s.Launcher == "kubernetes"},
 	} {
 		if o.given && !o.there {
 			refuse(o.name, "has no effect without --%s", o.needs)

@@ -51,6 +51,7 @@ type Options struct {
 	Stderr *os.File // as Stdout
 	Scan   *proctree.Scan
 	Group  *cgroup.Group // control group of the kernel's process; nil: it gets none of its own
+	Held   []*os.File    // that the kernel's process inherits, as in process.Options
 	Log    *slog.Logger  // nil: no log
 }
 
@@ -403,6 +404,7 @@ func (c *Child) processOptions(life string, st *StartOptions, argv []string, env
 	file string) process.Options {
 	return process.Options{KernelID: st.KernelID, Argv: process.Command(argv, file), Env: env, WorkingDir: st.WorkingDir,
 		Stdout: c.copies[0], Stderr: c.copies[1], Group: c.opts.Group, Reaper: c.reaper, Logger: c.log, Scan: c.opts.Scan,
+		Held:       c.opts.Held,
 		GPUSeen:    func(p *process.Process) { c.reportGPUs(life, p) },
 		GPUSampled: func(_ *process.Process, s gpu.Samples) { c.reportSamples(life, s) }}
 }

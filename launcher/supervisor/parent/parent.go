@@ -53,6 +53,7 @@ type Options struct {
 	Program    *Program         // of the supervisor
 	Ready      io.WriteCloser   // gets the first supervisor's answer, and is closed
 	Lock       *os.File         // the kernel's lock, which supervisors share; nil: no lock
+	Held       []*os.File       // locks of GPUs, which supervisors and kernel inherit
 	Upgrades   <-chan os.Signal // each value is a request to read the file of Request; nil: no requests
 	Log        *slog.Logger     // nil: no log
 }
@@ -94,7 +95,7 @@ func run(ctx context.Context, o Options, firstPause time.Duration) int {
 		log.Error("kernel gets no control group", logkey.Err, err)
 	}
 	p := &parent{opts: o, log: log, firstPause: firstPause, program: o.Program, childEnded: make(chan struct{}),
-		child: child.New(child.Options{Socket: o.Config.ChildSocket, Log: log, Group: group,
+		child: child.New(child.Options{Socket: o.Config.ChildSocket, Log: log, Group: group, Held: o.Held,
 			Scan: proctree.NewScan(o.Config.ScanFile)})}
 	p.oldEnd, _ = os.Stat(o.Config.EndFile) // an earlier end may be on record
 	// They are about an earlier kernel process, which died with its parent.
@@ -297,6 +298,10 @@ func (p *parent) start() (proc *os.Process, ready *os.File, err error) {
 	files := []*os.File{os.Stdin, os.Stdout, os.Stderr, answer}
 	if p.opts.Lock != nil {
 		argv, files = append(argv, "--lock-fd", "4"), append(files, p.opts.Lock)
+	}
+	if len(p.opts.Held) > 0 {
+		argv = append(argv, "--held-fds", fmt.Sprintf("%d+%d", len(files), len(p.opts.Held)))
+		files = append(files, p.opts.Held...)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

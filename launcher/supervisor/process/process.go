@@ -40,6 +40,7 @@ type Options struct {
 	WorkingDir string                      // "": the one of this program
 	Stdout     io.Writer                   // gets a copy of the output; if it blocks, so does the kernel; nil: no copy
 	Stderr     io.Writer                   // as Stdout
+	Held       []*os.File                  // inherited as descriptors from 3 on; what they lock is held while it runs
 	Group      *cgroup.Group               // in which the process is started, if that is possible; nil: in this program's
 	Reaper     *proctree.Reaper            // of this program, if orphans become its children; nil: no reaper
 	Scan       *proctree.Scan              // measures processor time; nil: with scans of its own
@@ -188,12 +189,16 @@ func (p *Process) fork() (*readers, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the kernel's process cannot be given its files: %w", err)
 	}
+	inherited := files[:]
+	for _, f := range o.Held {
+		inherited = append(inherited, f.Fd())
+	}
 	// The kernel gets descriptors, not os.Files: an os.File would make the kernel's end non-blocking, and a program
 	// that prints much would fail with EAGAIN.
 	p.leader, err = p.forkExec(path, &syscall.ProcAttr{
 		Dir:   o.WorkingDir,
 		Env:   environment(o),
-		Files: files[:],
+		Files: inherited,
 		Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL},
 	})
 	for _, fd := range files {

@@ -1,0 +1,318 @@
+// Package devices lends the GPUs of this machine to kernels. A GPU is lent by a lock (flock) on a file that the
+// kernel's processes inherit. The system releases the lock when the last of them has ended. So nothing has to be
+// cleaned up, and all Pools with one folder agree, also those of other programs.
+//
+//	DIR/@lock    flocked while devices are chosen or looked at
+//	DIR/UUID     flocked exclusively by a kernel that has the device for itself, and shared by those that have a part
+//	DIR/UUID@N   flocked by the kernel that has part number N; N counts from 1
+//
+// The files of a holder say which kernel it is and how large its part is. A file that nobody has locked means nothing.
+// The package starts no goroutine.
+package devices
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
+)
+
+const (
+	poolLock  = "@lock"
+	lockPause = time.Millisecond // between two attempts to take it; doubles
+	maxPause  = 20 * time.Millisecond
+)
+
+// Loan is what a kernel holds. The locks of Files are held until every process that has inherited them has ended, or
+// until one of them calls Return. Its methods may not be called concurrently.
+type Loan struct {
+	Devices []string // UUIDs, the order for CUDA_VISIBLE_DEVICES
+	Memory  int64    // bytes of the part of each device; 0: whole devices, or unknown
+	Share   gpu.Amount
+	Files   []*os.File
+}
+
+// Close closes this program's descriptors. The locks stay with the processes that have inherited them.
+func (l *Loan) Close() {
+	for _, f := range l.Files {
+		_ = f.Close() // what was written was checked
+	}
+	l.Files = nil
+}
+
+// Return gives the devices back, whoever has inherited the locks.
+func (l *Loan) Return() {
+	Return(l.Files)
+	l.Close()
+}
+
+// Return gives back the devices whose locks the files are, whoever else has inherited them.
+func Return(files []*os.File) {
+	for _, f := range files {
+		_ = unix.Flock(int(f.Fd()), unix.LOCK_UN) // fails for no open file
+	}
+}
+
+// Pool lends devices. All methods may be called concurrently.
+type Pool struct {
+	dir string
+}
+
+// NewPool returns a Pool whose locks are in a folder, which it creates.
+func NewPool(dir string) (*Pool, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	return &Pool{dir: dir}, nil
+}
+
+// state is who holds a unit.
+type state struct {
+	unit
+	used    gpu.Amount // One if a kernel has it for itself
+	alone   bool       // a kernel has it for itself
+	free    int        // the smallest number of a part that nobody has
+	holders []gpu.Holder
+}
+
+// fits reports whether the unit can be lent now.
+func (s *state) fits(share gpu.Amount) bool {
+	if share == gpu.One {
+		return s.used == 0 && !s.alone
+	}
+	return !s.alone && s.used+share <= gpu.One
+}
+
+// holderText is the content of a holder's file.
+type holderText struct {
+	Kernel string     `json:"kernel"`
+	Share  gpu.Amount `json:"share"`
+}
+
+// Lend lends what a kernel wants. Units in except are not lent: others wait for them. Of the rest it prefers those
+// named in prefer, then those with the most left. The error is a *NeverError if the machine does not have so much, and
+// a *BusyError if others hold it.
+func (p *Pool) Lend(ctx context.Context, kernel string, list gpu.List, w Want, prefer []string,
+	except map[string]bool) (*Loan, error) {
+	matching, err := w.choose(list)
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := p.lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	var fitting []*state
+	busy := &BusyError{want: w, total: len(matching)}
+	for _, u := range matching {
+		busy.Candidates = append(busy.Candidates, u.uuid)
+		s, err := p.look(u)
+		if err != nil {
+			return nil, err
+		}
+		switch {
+		case !s.fits(w.of(u)):
+			busy.held++
+		case except[u.uuid]:
+			busy.promised++
+		default:
+			fitting = append(fitting, s)
+		}
+	}
+	if len(fitting) < w.count() {
+		return nil, busy
+	}
+	place := func(s *state) int {
+		if i := slices.Index(prefer, s.uuid); i >= 0 {
+			return i
+		}
+		return len(prefer)
+	}
+	slices.SortStableFunc(fitting, func(a, b *state) int {
+		if d := place(a) - place(b); d != 0 {
+			return d
+		}
+		if d := a.used - b.used; d != 0 {
+			return int(d)
+		}
+		return int(max(-1, min(1, b.memory-a.memory)))
+	})
+	loan := &Loan{}
+	for _, s := range fitting[:w.count()] {
+		if err := p.take(loan, s, kernel, w.of(s.unit)); err != nil {
+			loan.Return()
+			return nil, err
+		}
+	}
+	return loan, nil
+}
+
+// take adds a unit to a loan. The pool's lock is held.
+func (p *Pool) take(l *Loan, s *state, kernel string, share gpu.Amount) error {
+	text, err := json.Marshal(holderText{kernel, share})
+	if err != nil {
+		return err
+	}
+	how, own := unix.LOCK_EX, s.uuid
+	if share < gpu.One {
+		how, own = unix.LOCK_SH, fmt.Sprintf("%s@%d", s.uuid, s.free)
+		l.Memory = s.memory * int64(share) / int64(gpu.One)
+	}
+	device, err := p.take1(l, s.uuid, how)
+	if err == nil && own != s.uuid {
+		device, err = p.take1(l, own, unix.LOCK_EX)
+	}
+	if err == nil {
+		err = device.Truncate(0)
+	}
+	if err == nil {
+		_, err = device.WriteAt(text, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("%s cannot be lent: %w", s.uuid, err)
+	}
+	l.Devices, l.Share = append(l.Devices, s.uuid), share
+	return nil
+}
+
+// take1 opens a file, locks it and adds it to a loan.
+func (p *Pool) take1(l *Loan, name string, how int) (*os.File, error) {
+	f, err := p.open(name)
+	if err != nil {
+		return nil, err
+	}
+	l.Files = append(l.Files, f)
+	return f, unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+}
+
+func (p *Pool) open(name string) (*os.File, error) {
+	return os.OpenFile(filepath.Join(p.dir, name), os.O_RDWR|os.O_CREATE, 0o600)
+}
+
+// Held returns all units of the machine with their holders. shares is into how many parts a GPU is divided for kernels
+// that ask for nothing else.
+func (p *Pool) Held(ctx context.Context, list gpu.List, shares int) ([]gpu.Held, error) {
+	unlock, err := p.lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	all := []gpu.Held{}
+	for _, u := range units(list) {
+		h := gpu.Held{UUID: u.uuid, Model: u.model, Profile: u.profile, MemoryTotal: u.memory, Shares: max(1, shares),
+			Healthy: u.err == "", Error: u.err, Holders: []gpu.Holder{}}
+		if u.uuid != "" {
+			s, err := p.look(u)
+			if err != nil {
+				return nil, err
+			}
+			h.Holders = append(h.Holders, s.holders...)
+		}
+		all = append(all, h)
+	}
+	return all, nil
+}
+
+// look finds out who holds a unit. The pool's lock is held, so no other program looks or lends. Holders may end.
+func (p *Pool) look(u unit) (*state, error) {
+	s := &state{unit: u, free: 1}
+	locked, text, err := p.test(u.uuid, unix.LOCK_SH)
+	if err != nil {
+		return nil, err
+	}
+	if locked { // not even shared: a kernel has it for itself
+		s.alone, s.used = true, gpu.One
+		s.holders = []gpu.Holder{{Kernel: text.Kernel, Share: gpu.One}}
+		return s, nil
+	}
+	numbers, err := p.parts(u.uuid)
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range numbers {
+		locked, text, err := p.test(fmt.Sprintf("%s@%d", u.uuid, n), unix.LOCK_EX)
+		switch {
+		case err != nil:
+			return nil, err
+		case locked:
+			s.used += text.Share
+			s.holders = append(s.holders, gpu.Holder(text))
+			if s.free == n {
+				s.free = n + 1
+			}
+		}
+	}
+	return s, nil
+}
+
+// parts returns the numbers of the parts that a unit has ever had, in ascending order.
+func (p *Pool) parts(uuid string) (numbers []int, err error) {
+	entries, err := os.ReadDir(p.dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		text, ok := strings.CutPrefix(e.Name(), uuid+"@")
+		if n, err := strconv.Atoi(text); ok && err == nil && n > 0 {
+			numbers = append(numbers, n)
+		}
+	}
+	slices.Sort(numbers)
+	return numbers, nil
+}
+
+// test reports whether a lock is held such that it could not be taken, and the holder's text. A text that cannot be
+// read stands for a whole unit.
+func (p *Pool) test(name string, how int) (locked bool, text holderText, err error) {
+	f, err := p.open(name)
+	if err != nil {
+		return false, text, err
+	}
+	defer f.Close() //nolint:errcheck // it was only read
+	switch err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB); {
+	case err == nil:
+		// A process that is being started may have a copy of the descriptor.
+		return false, text, unix.Flock(int(f.Fd()), unix.LOCK_UN)
+	case !errors.Is(err, unix.EWOULDBLOCK):
+		return false, text, fmt.Errorf("lock %s: %w", name, err)
+	}
+	b, err := io.ReadAll(io.LimitReader(f, 1<<10))
+	if err != nil || json.Unmarshal(b, &text) != nil || text.Share <= 0 {
+		text.Share = gpu.One
+	}
+	return true, text, nil
+}
+
+// lock keeps every other Pool of the folder from looking and lending until unlock is called.
+func (p *Pool) lock(ctx context.Context) (unlock func(), err error) {
+	f, err := p.open(poolLock)
+	if err != nil {
+		return nil, err
+	}
+	for pause := lockPause; ; pause = min(2*pause, maxPause) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { Return([]*os.File{f}); _ = f.Close() }, nil
+		}
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			err = sleep.For(ctx, pause)
+		}
+		if err != nil {
+			_ = f.Close() // nothing was written
+			return nil, fmt.Errorf("lock of the GPUs: %w", err)
+		}
+	}
+}

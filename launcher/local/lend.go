@@ -1,0 +1,409 @@
+package local
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
+)
+
+// waitFile exists in the folder of a kernel that waits for a GPU and has no supervisor yet. Any gateway of the state
+// directory may start it.
+const waitFile = "waiting.json"
+
+// gpusDir has the locks of the GPUs; see package devices.
+const gpusDir = "gpus"
+
+const (
+	lendPause   = time.Second      // between two looks for GPUs that other gateways' kernels have given back
+	listMaxAge  = 30 * time.Second // after it the GPUs are listed again, if a kernel waits
+	lendTimeout = 10 * time.Second // for the lock of the GPUs
+)
+
+// waiting says that a kernel waits for a GPU.
+type waiting struct {
+	Since      time.Time `json:"since"` // UTC
+	reason     string
+	candidates []string // UUIDs of the GPUs that would do
+}
+
+// listGPUs asks ekg-gpu for the machine's GPUs, and logs what has changed.
+func (l *Launcher) listGPUs() {
+	list := devices.List(l.ctx, l.opts.GPUProgram, supervisorEnv(l.environ))
+	if l.ctx.Err() != nil {
+		return
+	}
+	l.gpusLock.Lock()
+	if len(list.Devices) > 0 || l.gpus == nil { // else the program has failed, and is asked again
+		l.gpus = &list
+	}
+	text := fmt.Sprint(len(list.Devices), list.Reason)
+	news := text != l.gpusLogged
+	l.gpusListed, l.gpusLogged = time.Now(), text
+	l.gpusLock.Unlock()
+	switch {
+	case news && len(list.Devices) > 0:
+		l.log.Info("kernels get GPUs", logkey.Count, len(list.Devices))
+	case news:
+		l.log.Info("no GPU is found for kernels", logkey.Reason, list.Reason)
+	}
+}
+
+// gpuList returns the GPUs of this machine. It waits for the first list.
+func (l *Launcher) gpuList() gpu.List {
+	select {
+	case <-l.listed:
+	case <-l.ctx.Done():
+	}
+	l.gpusLock.Lock()
+	defer l.gpusLock.Unlock()
+	if l.gpus == nil {
+		return gpu.List{}
+	}
+	return *l.gpus
+}
+
+// GPUs returns the GPUs of this machine and who holds them, whichever gateway has started the kernels. Without GPUs
+// reason says why there are none. It asks no driver.
+func (l *Launcher) GPUs(ctx context.Context) (all []gpu.Held, reason string, err error) {
+	list := l.gpuList()
+	all, err = l.pool.Held(ctx, list, l.opts.GPUShares)
+	if err != nil {
+		return nil, "", fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
+	}
+	return all, list.Reason, nil
+}
+
+// borrow takes what a kernel asks for; nil if it asks for nothing. The error is a *devices.BusyError if it has to wait.
+func (l *Launcher) borrow(ctx context.Context, k *kernel, prefer []string, promised map[string]bool) (
+	*devices.Loan, error) {
+	if k.rec.Want == nil {
+		return nil, nil
+	}
+	list := l.gpuList()
+	ctx, cancel := context.WithTimeout(ctx, lendTimeout)
+	defer cancel()
+	loan, err := l.pool.Lend(ctx, k.id, list, *k.rec.Want, prefer, promised)
+	switch {
+	case err == nil, errors.As(err, new(*devices.BusyError)), errors.As(err, new(*devices.NeverError)):
+		return loan, err
+	}
+	return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
+}
+
+// promised returns the GPUs that kernels of this launcher wait for.
+func (l *Launcher) promised() map[string]bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := map[string]bool{}
+	for _, k := range l.ordered {
+		if k.waiting != nil {
+			for _, uuid := range k.waiting.candidates {
+				all[uuid] = true
+			}
+		}
+	}
+	return all
+}
+
+// beginWaiting makes a kernel without a supervisor wait for a GPU. The turn and the folder's lock are held.
+func (l *Launcher) beginWaiting(k *kernel, why error) error {
+	w := waiting{Since: l.timing.now().UTC()}
+	if err := writeJSON(l.layout.file(k.id, waitFile), w); err != nil {
+		return err
+	}
+	if err := os.Remove(l.layout.file(k.id, endFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	l.markWaiting(k, w, why)
+	l.log.Info("kernel waits", logkey.Kernel, k.id, logkey.Spec, k.rec.SpecName, logkey.Reason, why.Error())
+	wake.Reader(l.lends)
+	return nil
+}
+
+// isWaiting reads whether a kernel without supervisor and ending waits for a GPU.
+func (l *Launcher) isWaiting(k *kernel) (w waiting, is bool) {
+	if k.rec.Want == nil {
+		return w, false
+	}
+	err := readJSON(l.layout.file(k.id, waitFile), &w)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		l.log.Warn("kernel does not wait any more", logkey.Kernel, k.id, logkey.Err, err)
+	}
+	return w, err == nil
+}
+
+// markWaiting records that a kernel waits. why is nil if it is not known yet.
+func (l *Launcher) markWaiting(k *kernel, w waiting, why error) {
+	w.reason = "it waits for a GPU"
+	if why != nil {
+		w.reason = why.Error()
+	}
+	if busy := (*devices.BusyError)(nil); errors.As(why, &busy) {
+		w.candidates = busy.Candidates
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := k.waiting
+	if before != nil && why == nil {
+		return
+	}
+	if before == nil {
+		k.end, k.supervisor.HasStatus, k.supervisor.Unsupported, k.pushedLimit = nil, false, "", 0
+		k.supervisor.LeaveLocked()
+	}
+	k.waiting = &w
+	if before == nil || before.reason != w.reason {
+		k.supervisor.ChangedLocked()
+	}
+	if before == nil {
+		wake.Reader(l.lends)
+	}
+}
+
+// endWaiting forgets that a kernel waits. Its supervisor lives, or its end is on record.
+func (l *Launcher) endWaiting(k *kernel) {
+	if k.rec.Want == nil {
+		return
+	}
+	if err := os.Remove(l.layout.file(k.id, waitFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		l.log.Warn("kernel still seems to wait", logkey.Kernel, k.id, logkey.Err, err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if k.waiting != nil {
+		k.waiting = nil
+		k.supervisor.ChangedLocked()
+	}
+}
+
+// lend starts kernels that wait for GPUs, when kernels of this launcher end, and at intervals while any kernel waits.
+func (l *Launcher) lend() {
+	l.listGPUs()
+	close(l.listed)
+	for {
+		var again <-chan time.Time
+		if l.startWaiting() {
+			again = time.After(l.timing.lendPause)
+		}
+		select {
+		case <-l.lends:
+		case <-again:
+		case <-l.ctx.Done():
+			return
+		}
+	}
+}
+
+// startWaiting starts what can be started, in the order of arrival. It reports whether kernels still wait.
+func (l *Launcher) startWaiting() bool {
+	l.mu.Lock()
+	var all []*kernel
+	since := map[*kernel]time.Time{}
+	for _, k := range l.ordered {
+		if k.waiting != nil {
+			all = append(all, k)
+			since[k] = k.waiting.Since
+		}
+	}
+	l.mu.Unlock()
+	if len(all) == 0 {
+		return false
+	}
+	slices.SortStableFunc(all, func(a, b *kernel) int {
+		return cmp.Or(since[a].Compare(since[b]), cmp.Compare(a.id, b.id))
+	})
+	l.gpusLock.Lock()
+	old := time.Since(l.gpusListed) >= listMaxAge
+	l.gpusLock.Unlock()
+	if old {
+		l.listGPUs()
+	}
+	promised := map[string]bool{}
+	for _, k := range all {
+		if l.ctx.Err() != nil {
+			return false
+		}
+		l.tryWaiting(k, promised)
+		l.mu.Lock()
+		if k.waiting != nil {
+			for _, uuid := range k.waiting.candidates {
+				promised[uuid] = true
+			}
+		}
+		l.mu.Unlock()
+	}
+	return true
+}
+
+// tryWaiting starts a kernel that waits, if the GPUs are there that it needs.
+func (l *Launcher) tryWaiting(k *kernel, promised map[string]bool) {
+	if !k.tryTurn() {
+		return
+	}
+	defer k.giveTurn()
+	folder, err := lockFolder(k.dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		l.markGone(k, l.layout.goneError(k.id))
+		return
+	case err != nil:
+		if !errors.Is(err, errBusy) {
+			l.log.Warn("kernel cannot be looked at", logkey.Kernel, k.id, logkey.Err, err)
+		}
+		return
+	}
+	defer unlock(folder)
+	if v, err := l.reconcileFolder(k); v != inLine || err != nil {
+		if err != nil {
+			l.log.Warn("kernel that waits cannot be looked at", logkey.Kernel, k.id, logkey.Err, err)
+		}
+		return
+	}
+	w, _ := l.isWaiting(k)
+	loan, err := l.borrow(l.ctx, k, nil, promised)
+	if err != nil {
+		l.markWaiting(k, w, err)
+		return
+	}
+	err = l.launchAgain(l.ctx, k, loan)
+	switch {
+	case l.ctx.Err() != nil && err != nil: // another gateway starts it
+	case err != nil:
+		end := &api.Ending{KernelID: k.id, Reason: "it could not be started: " + err.Error(), At: l.timing.now().UTC()}
+		if failed := (*launcher.FailedError)(nil); errors.As(err, &failed) {
+			end.Reason = failed.Reason
+		} else {
+			l.log.Error("kernel that has waited cannot be started", logkey.Kernel, k.id, logkey.Err, err)
+		}
+		if err := writeJSON(l.layout.file(k.id, endFile), end); err != nil {
+			l.log.Error("kernel's end cannot be recorded", logkey.Kernel, k.id, logkey.Err, err)
+			return
+		}
+		l.endWaiting(k)
+		l.markDead(k, end)
+	default:
+		l.markAlive(k)
+		l.log.Info("kernel started", logkey.Kernel, k.id, logkey.Spec, k.rec.SpecName, logkey.Took,
+			l.timing.now().Sub(w.Since))
+	}
+}
+
+// launchAgain starts a kernel from its stored configuration, with the GPUs of loan, which may be nil. After an error
+// the kernel holds none. The turn and the folder's lock are held.
+func (l *Launcher) launchAgain(ctx context.Context, k *kernel, loan *devices.Loan) error {
+	// The file may be an earlier version's, with other fields.
+	var cfg api.Config
+	b, err := os.ReadFile(l.layout.file(k.id, configFile))
+	if err == nil {
+		err = json.Unmarshal(b, &cfg)
+	}
+	if err != nil {
+		if loan != nil {
+			loan.Return()
+		}
+		return &launcher.FailedError{Reason: "the record of how this kernel was started cannot be read"}
+	}
+	cfg.SetVersion()
+	l.setLogBounds(&cfg)
+	cfg.StopGrace, cfg.DeadLinger, cfg.RestartLimit = l.opts.StopGrace, l.opts.DeadLinger, api.DefaultRestartLimit
+	cfg.WorkingDir = workingDir(cfg.WorkingDir, l.dir)
+	cfg.ChildSocket, cfg.SameMachine = childSocket(k.rec.RunDir), true
+	l.removeGroup(k) // the file will not name it any more
+	cfg.ScanFile, cfg.ControlGroup = l.layout.scanFile(), l.newGroup(k.id)
+	return l.launchWith(ctx, k, &cfg, loan)
+}
+
+// launchWith stores the configuration and starts the kernel with the GPUs of loan, which may be nil. After an error the
+// kernel holds none.
+func (l *Launcher) launchWith(ctx context.Context, k *kernel, cfg *api.Config, loan *devices.Loan) error {
+	var held []*os.File
+	if loan != nil {
+		l.equip(cfg, loan)
+		held = loan.Files
+	}
+	err := writeJSON(l.layout.file(k.id, configFile), cfg)
+	if err == nil {
+		err = l.launch(ctx, k, held)
+	}
+	switch {
+	case err == nil:
+		l.endWaiting(k)
+		if loan != nil {
+			loan.Close()
+		}
+	case loan != nil:
+		loan.Return()
+	}
+	return err
+}
+
+// devicesBefore returns the GPUs that a kernel had when it was started last.
+func (l *Launcher) devicesBefore(k *kernel) []string {
+	var cfg struct {
+		Env map[string]string `json:"env"`
+	}
+	if k.rec.Want == nil || readJSON(l.layout.file(k.id, configFile), &cfg) != nil { // then any others will do
+		return nil
+	}
+	return heldGPUs(cfg.Env[visibleVariable])
+}
+
+// endLingering ends the supervisor of a dead kernel that had GPUs. It has given them back. So a restart takes others,
+// or waits for them.
+func (l *Launcher) endLingering(ctx context.Context, k *kernel) error {
+	if k.rec.Want == nil {
+		return nil
+	}
+	if err := k.takeTurn(ctx); err != nil {
+		return err
+	}
+	defer k.giveTurn()
+	folder, err := waitFolder(ctx, k.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // whoever asks next learns of it
+	}
+	if err != nil {
+		return err
+	}
+	defer unlock(folder)
+	held, err := l.layout.supervised(k.id)
+	if err != nil {
+		return fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
+	}
+	end, err := l.layout.readEnding(k.id)
+	if err != nil {
+		return fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
+	}
+	if !held || end == nil {
+		return nil
+	}
+	pid := l.readProcesses(k.id).holder()
+	if err := l.layout.signal(k.id, pid, syscall.SIGTERM); err != nil {
+		l.log.Warn("supervisor of a dead kernel cannot be signaled", logkey.Kernel, k.id, logkey.PID, pid, logkey.Err, err)
+	}
+	if err := l.awaitUnlocked(ctx, k, exitLimit); err != nil {
+		return err
+	}
+	_, err = l.reconcileFolder(k)
+	return err
+}
+
+// poolOf returns the pool of GPUs of a state directory.
+func poolOf(lay layout) (*devices.Pool, error) {
+	return devices.NewPool(filepath.Join(lay.state, gpusDir))
+}

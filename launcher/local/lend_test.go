@@ -1,0 +1,387 @@
+package local
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// gpuJSON is a GPU as ekg-gpu lists it. MIG- instances follow its UUID.
+func gpuJSON(uuid string, instances ...string) string {
+	if len(instances) == 0 {
+		return fmt.Sprintf(`{"uuid":%q,"model":"Tesla T4","memory_total":16384000000,"healthy":true}`, uuid)
+	}
+	var mig []string
+	for _, i := range instances {
+		mig = append(mig, fmt.Sprintf(`{"uuid":%q,"profile":"1g.10gb","memory_total":10240000000}`, i))
+	}
+	return fmt.Sprintf(`{"uuid":%q,"model":"A100","memory_total":81920000000,"mig_mode":true,"mig":[%s],"healthy":true}`,
+		uuid, strings.Join(mig, ","))
+}
+
+// withGPUs gives the machine GPUs: ekg-gpu is a script that lists them. The returned function changes them.
+func (p *place) withGPUs(gpus ...string) (set func(gpus ...string)) {
+	p.t.Helper()
+	dir := p.t.TempDir()
+	file, program := filepath.Join(dir, "list"), filepath.Join(dir, "ekg-gpu")
+	set = func(gpus ...string) {
+		if err := os.WriteFile(file, []byte(`{"devices":[`+strings.Join(gpus, ",")+`]}`), 0o600); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+	set(gpus...)
+	script := "#!/bin/sh\n[ \"$1\" = list ] || exit 2\ncat " + file + "\n"
+	if err := os.WriteFile(program, []byte(script), 0o700); err != nil {
+		p.t.Fatal(err)
+	}
+	p.change = func(o *Options, tm *timing) {
+		o.GPUProgram = program
+		tm.lendPause = 20 * time.Millisecond
+	}
+	return set
+}
+
+func (p *place) startGPU(l *Launcher, n int, gpus string, change ...func(*launcher.Request)) (launcher.Kernel, error) {
+	p.t.Helper()
+	req := launcher.Request{ID: id(n), Owner: "ann", Spec: fakeSpec("fine"), Env: map[string]string{}}
+	if gpus != "" {
+		req.Env["KERNEL_GPUS"] = gpus
+	}
+	for _, c := range change {
+		c(&req)
+	}
+	k, _, err := l.Start(p.t.Context(), req)
+	return k, err
+}
+
+func (p *place) mustStart(l *Launcher, n int, gpus string, change ...func(*launcher.Request)) launcher.Kernel {
+	p.t.Helper()
+	k, err := p.startGPU(l, n, gpus, change...)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return k
+}
+
+func flavored(f flavor.Flavor) func(*launcher.Request) {
+	return func(r *launcher.Request) { r.Flavor = &f }
+}
+
+// env returns a variable of a kernel's configuration.
+func (p *place) env(n int, name string) string {
+	p.t.Helper()
+	var cfg api.Config
+	if err := readJSON(filepath.Join(p.state, "kernels", id(n), configFile), &cfg); err != nil {
+		p.t.Fatal(err)
+	}
+	return cfg.Env[name]
+}
+
+// held returns the GPUs with the numbers of their holders.
+func held(t *testing.T, l *Launcher) map[string][]int {
+	t.Helper()
+	all, _, err := l.GPUs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := map[string][]int{}
+	for _, g := range all {
+		for _, h := range g.Holders {
+			var n int
+			if _, err := fmt.Sscanf(h.Kernel[len(h.Kernel)-12:], "%d", &n); err != nil {
+				t.Fatal(err)
+			}
+			m[g.UUID] = append(m[g.UUID], n)
+		}
+	}
+	return m
+}
+
+func wantHeld(t *testing.T, l *Launcher, want map[string][]int) {
+	t.Helper()
+	if got := held(t, l); !maps.EqualFunc(got, want, slices.Equal) {
+		t.Fatalf("GPUs are held by %v, not by %v", got, want)
+	}
+}
+
+const waitsForOne = "it waits for a GPU: 2 of 2 are held by other kernels"
+
+// TestLend: a kernel gets a GPU of its own or waits for one. It starts when another has ended.
+func TestLend(t *testing.T) {
+	p := newPlace(t)
+	p.withGPUs(gpuJSON("GPU-a"), gpuJSON("GPU-b"))
+	l := p.launcher()
+	first := p.mustStart(l, 1, "1")
+	p.mustStart(l, 2, "1")
+	p.start(l, 3, "fine") // it asks for none
+	if first.GPUs != gpu.One || p.env(1, visibleVariable) != "GPU-a" || p.env(2, visibleVariable) != "GPU-b" {
+		t.Errorf("%v GPUs, %q and %q", first.GPUs, p.env(1, visibleVariable), p.env(2, visibleVariable))
+	}
+	wantHeld(t, l, map[string][]int{"GPU-a": {1}, "GPU-b": {2}})
+	for n := 4; n <= 5; n++ {
+		if k := p.mustStart(l, n, "1"); k.State != api.Starting || !strings.HasPrefix(k.Reason, waitsForOne) || k.Stale {
+			t.Errorf("a kernel without a GPU is %+v", k)
+		}
+	}
+	if _, err := l.Dial(t.Context(), id(4)); !errors.Is(err, launcher.ErrNoSupervisor) {
+		t.Errorf("a connection to it: %v", err)
+	}
+	all, err := l.Kernels(t.Context())
+	if err != nil || len(all) != 5 || !strings.HasPrefix(all[3].Reason, waitsForOne) || all[3].State != api.Starting {
+		t.Errorf("the list is %+v, %v", all, err)
+	}
+	other := p.launcher()
+	if k, err := other.Kernel(t.Context(), id(4)); err != nil || k.State != api.Starting ||
+		!strings.HasPrefix(k.Reason, "it waits for a GPU") {
+		t.Errorf("another gateway shows %+v, %v", k, err)
+	}
+	if err := l.Stop(t.Context(), id(2), "enough"); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, l, 4, "running", isIdle) // the first one that waited
+	wait(t, other, 4, "running for another gateway", isIdle)
+	wantHeld(t, l, map[string][]int{"GPU-a": {1}, "GPU-b": {4}})
+	if err := l.Stop(t.Context(), id(5), "not needed"); err != nil {
+		t.Errorf("stop of a kernel that waits: %v", err)
+	}
+	if _, err := l.Kernel(t.Context(), id(5)); !errors.Is(err, launcher.ErrNotFound) {
+		t.Errorf("after that it is %v", err)
+	}
+	// Without any gateway the GPU is given back as well.
+	kill(t, processesOf(t, p, 1).Kernel)
+	poll.Until(t, "the dead kernel has no GPU", func() bool { return len(held(t, other)["GPU-a"]) == 0 })
+}
+
+// TestLend_Refused: a start that can never be satisfied is refused.
+func TestLend_Refused(t *testing.T) {
+	p := newPlace(t)
+	p.withGPUs(gpuJSON("GPU-a"), gpuJSON("GPU-b"),
+		`{"uuid":"GPU-c","model":"Tesla T4","healthy":false,"error":"ERROR_GPU_IS_LOST"}`)
+	l := p.launcher()
+	for name, tt := range map[string]struct {
+		gpus, want string
+		f          flavor.Flavor
+	}{
+		"too many":    {gpus: "3", want: "it asks for 3 GPUs, and this machine has 2 that is healthy, and 1 that is not"},
+		"no number":   {gpus: "one", want: `KERNEL_GPUS: "one" is not a number from 0 to 64`},
+		"negative":    {gpus: "-1", want: `KERNEL_GPUS: "-1" is not a number from 0 to 64`},
+		"no instance": {f: flavor.Flavor{Name: "x", MIG: &flavor.MIG{Profile: "1g.10gb"}}, want: "and this machine has none"},
+		"another model": {f: flavor.Flavor{Name: "x", GPU: &flavor.Devices{}, NodeSelector: map[string]string{
+			productLabel: "H100"}}, want: "it asks for a GPU H100, and this machine has none"},
+		"a claim": {f: flavor.Flavor{Name: "x", DRA: &flavor.DRA{Template: "y"}},
+			want: `the flavor "x" is for kernels in a cluster: this machine has no dra`},
+		"two shares": {f: flavor.Flavor{Name: "x", Replica: &flavor.Replica{Replicas: 4}}, gpus: "2",
+			want: `the flavor "x" is one share or instance of a GPU; use 0 or 1`},
+		"too much memory": {f: flavor.Flavor{Name: "x", GPUMem: &flavor.GPUMem{Units: 40}},
+			want: "it asks for 40960 MiB of a GPU, and this machine has none"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := p.startGPU(l, 1, tt.gpus, func(r *launcher.Request) {
+				if tt.f.Name != "" {
+					r.Flavor = &tt.f
+				}
+			})
+			var refused *launcher.RefusedError
+			if !errors.As(err, &refused) || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, not %q", err, tt.want)
+			}
+		})
+	}
+	if k := p.mustStart(l, 1, "0"); k.GPUs != 0 || p.env(1, visibleVariable) != "" {
+		t.Errorf("a kernel that wants none has %+v", k)
+	}
+}
+
+// TestLend_NoDriver: without GPUs everything else works, and the log says once why there are none.
+func TestLend_NoDriver(t *testing.T) {
+	p := newPlace(t)
+	l := p.launcher()
+	p.start(l, 1, "fine")
+	if _, err := p.startGPU(l, 2, "1"); err == nil || !strings.Contains(err.Error(),
+		"it asks for a GPU, and this machine has none: the program ekg-gpu is not beside ekg-supervisor") {
+		t.Errorf("a start with a GPU: %v", err)
+	}
+	all, reason, err := l.GPUs(t.Context())
+	if err != nil || len(all) != 0 || reason == "" {
+		t.Errorf("GPUs are %v, %q, %v", all, reason, err)
+	}
+	if n := strings.Count(p.log.String(), "no GPU is found for kernels"); n != 1 {
+		t.Errorf("the log says %d times why", n)
+	}
+}
+
+// TestLend_Shares: kernels with parts never share a GPU with one that has it for itself.
+func TestLend_Shares(t *testing.T) {
+	p := newPlace(t)
+	p.withGPUs(gpuJSON("GPU-a"), gpuJSON("GPU-b"))
+	with := p.change
+	p.change = func(o *Options, tm *timing) { with(o, tm); o.GPUShares = 2 }
+	l := p.launcher()
+	half := p.mustStart(l, 1, "1")
+	p.mustStart(l, 2, "1")
+	wantHeld(t, l, map[string][]int{"GPU-a": {1}, "GPU-b": {2}}) // the one with the most left
+	if half.GPUs != gpu.One/2 || p.env(1, memoryVariable) != "8192000000" || p.env(1, mpsVariable) != "0=7812M" ||
+		p.env(1, jaxVariable) != "0.5" {
+		t.Errorf("half a GPU is %v with %s bytes, %s, %s", half.GPUs, p.env(1, memoryVariable), p.env(1, mpsVariable),
+			p.env(1, jaxVariable))
+	}
+	k := p.mustStart(l, 3, "", flavored(flavor.Flavor{Name: "t4", GPU: &flavor.Devices{}}))
+	if !strings.HasPrefix(k.Reason, waitsForOne) || k.Flavor != "t4" {
+		t.Errorf("a kernel that wants a GPU for itself is %+v", k)
+	}
+	if k := p.mustStart(l, 4, "1"); !strings.Contains(k.Reason, "it waits for 0.5 of a GPU: 0 of 2 are held by other "+
+		"kernels, and kernels that have waited for longer get 2") {
+		t.Errorf("one that comes later is %+v", k)
+	}
+	if err := l.Stop(t.Context(), id(1), "enough"); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, l, 3, "running", isIdle)
+	wait(t, l, 4, "running", isIdle)
+	wantHeld(t, l, map[string][]int{"GPU-a": {3}, "GPU-b": {2, 4}})
+	if k := p.mustStart(l, 5, "", flavored(flavor.Flavor{Name: "q", Replica: &flavor.Replica{Replicas: 4}})); !strings.
+		HasPrefix(k.Reason, "it waits for 0.25 of a GPU: 2 of 2") || k.GPUs != gpu.One/4 {
+		t.Errorf("a third one is %+v", k)
+	}
+}
+
+// TestLend_MIG: a GPU in MIG mode is offered as its instances only.
+func TestLend_MIG(t *testing.T) {
+	p := newPlace(t)
+	p.withGPUs(gpuJSON("GPU-a", "MIG-1", "MIG-2"), gpuJSON("GPU-b"))
+	l := p.launcher()
+	slice := flavored(flavor.Flavor{Name: "slice", MIG: &flavor.MIG{Profile: "1g.10gb"}})
+	p.mustStart(l, 1, "", slice)
+	p.mustStart(l, 2, "1")
+	p.mustStart(l, 3, "1")
+	wantHeld(t, l, map[string][]int{"MIG-1": {1}, "GPU-b": {2}, "MIG-2": {3}})
+	const waits = "it waits for an instance 1g.10gb: 2 of 2 are held by other kernels"
+	if k := p.mustStart(l, 4, "", slice); k.Reason != waits {
+		t.Errorf("one more is %+v", k)
+	}
+	if _, err := p.startGPU(l, 5, "2"); err == nil || !strings.Contains(err.Error(), "2 GPUs, and this machine has 1") {
+		t.Errorf("two GPUs: %v", err)
+	}
+}
+
+// TestLend_Restart: a dead kernel has given its GPU back. Its restart takes the same one again if that is free, and
+// otherwise waits.
+func TestLend_Restart(t *testing.T) {
+	p := newPlace(t)
+	p.withGPUs(gpuJSON("GPU-a"), gpuJSON("GPU-b"))
+	l := p.launcher()
+	p.mustStart(l, 1, "1")
+	p.mustStart(l, 2, "1")
+	die := func(n int) {
+		kill(t, processesOf(t, p, n).Kernel)
+		wait(t, l, n, "dead", isDead)
+	}
+	restart := func(n int) launcher.Kernel {
+		t.Helper()
+		done, err := l.Restarting(t.Context(), id(n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		done()
+		if _, err := l.Dial(t.Context(), id(n)); !errors.Is(err, launcher.ErrNotFound) {
+			t.Fatalf("the supervisor of a dead kernel that had a GPU still serves: %v", err)
+		}
+		k, err := l.Revive(t.Context(), id(n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k
+	}
+	die(1)
+	die(2)
+	wantHeld(t, l, map[string][]int{})
+	restart(2)
+	wait(t, l, 2, "running", isIdle)
+	wantHeld(t, l, map[string][]int{"GPU-b": {2}})
+	p.mustStart(l, 3, "1")
+	if k := restart(1); k.State != api.Starting || !strings.HasPrefix(k.Reason, waitsForOne) {
+		t.Errorf("a restart without a free GPU: %+v", k)
+	}
+	if exists(filepath.Join(p.state, "kernels", id(1), endFile)) {
+		t.Error("the kernel that waits has an end")
+	}
+	die(3)
+	wait(t, l, 1, "running", isIdle)
+	wantHeld(t, l, map[string][]int{"GPU-a": {1}, "GPU-b": {2}})
+}
+
+// TestLend_Gateways: a kernel that waits is started by another gateway if its own has ended, also by one that is opened
+// later.
+func TestLend_Gateways(t *testing.T) {
+	p := newPlace(t)
+	p.withGPUs(gpuJSON("GPU-a"))
+	l := p.open()
+	p.mustStart(l, 1, "1")
+	p.mustStart(l, 2, "1")
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	next := p.launcher()
+	k, err := next.Kernel(t.Context(), id(2))
+	if err != nil || k.State != api.Starting || !strings.HasPrefix(k.Reason, "it waits for a GPU") {
+		t.Fatalf("the next gateway shows %+v, %v", k, err)
+	}
+	kill(t, processesOf(t, p, 1).Kernel)
+	wait(t, next, 2, "running", isIdle)
+}
+
+// TestLend_Real: with real supervisors the kernel's own process holds the GPU, while its supervisor is replaced, and
+// while its parent is killed.
+func TestLend_Real(t *testing.T) {
+	p := newPlace(t)
+	p.withGPUs(gpuJSON("GPU-a"))
+	l := p.launcher()
+	real := func(r *launcher.Request) { r.Spec = realSpec() }
+	p.mustStart(l, 1, "1", real)
+	wait(t, l, 1, "running", isIdle)
+	before := processesOf(t, p, 1)
+	kill(t, before.Supervisor)
+	poll.Until(t, "there is another supervisor", func() bool {
+		return processesOf(t, p, 1).Supervisor != before.Supervisor
+	})
+	wait(t, l, 1, "running", isIdle)
+	wantHeld(t, l, map[string][]int{"GPU-a": {1}})
+	if processesOf(t, p, 1).Kernel != before.Kernel {
+		t.Error("the kernel did not survive")
+	}
+	locks := 0
+	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", before.Kernel))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range fds {
+		if to, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", before.Kernel, fd.Name())); strings.HasPrefix(to,
+			filepath.Join(p.state, gpusDir)) {
+			locks++
+		}
+	}
+	if locks != 1 {
+		t.Errorf("the kernel has inherited %d locks", locks)
+	}
+	p.mustStart(l, 2, "1", real)
+	kill(t, processesOf(t, p, 1).Parent)
+	wait(t, l, 1, "dead", isDead)
+	wait(t, l, 2, "running", isIdle)
+	wantHeld(t, l, map[string][]int{"GPU-a": {2}})
+	if err := l.Stop(t.Context(), id(2), "enough"); err != nil {
+		t.Fatal(err)
+	}
+	wantHeld(t, l, map[string][]int{})
+}
