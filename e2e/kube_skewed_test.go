@@ -110,9 +110,9 @@ func (c *cluster) certifiedSince(t *testing.T) (since time.Time) {
 	return since
 }
 
-// TestChaos_KubeSkewed: one replica's clock is up to an hour ahead, and another's up to 4 minutes behind: no further than
-// to the cluster's certificates. Users start, use, restart and end kernels through both. No kernel is missing, dead or
-// doubled. Limits hold. A kernel is culled when it was idle for as long as it may be, not earlier.
+// TestChaos_KubeSkewed: one replica's clock is up to an hour ahead, and another's up to 4 minutes behind, but no further
+// than to the cluster's certificates. Users start, use, restart and end kernels through both. No kernel is missing, dead
+// or doubled. Limits hold. A kernel is culled when it was idle for as long as it may be, not earlier.
 func TestChaos_KubeSkewed(t *testing.T) {
 	n := seed(t)
 	random := rand.New(rand.NewPCG(n, 5))
