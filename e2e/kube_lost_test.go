@@ -16,16 +16,14 @@ import (
 )
 
 // TestChaos_KubeNodeLost: the node of all kernels is lost, and comes back: after some seconds, after the cluster has
-// noticed, or after it has evicted the pods of one kernelspec. The kubelet and all processes of the kernels' pods are
+// noticed, or after a pod is deleted. The kubelet and all processes of the kernels' pods are
 // frozen meanwhile. So the node reports nothing, its supervisors answer nothing, and a deleted pod does not end.
 func TestChaos_KubeNodeLost(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed(t), 4))
 	k := newKubeGateway(t, "--start-wait", "2s")
 	k.cluster.needsOwn(t, "its kubelet and the processes of its pods are frozen")
-	k.podSpec("evicted", map[string]any{"image": "localhost/kernel-py:dev", "tolerations": []map[string]any{{
-		"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}}})
 	k.start()
-	id, evicted := k.kernel("pod"), k.kernel("evicted")
+	id, evicted := k.kernel("pod"), k.kernel("pod")
 	for _, id := range []string{id, evicted} {
 		k.state(id, "idle", time.Minute)
 	}
@@ -165,13 +163,15 @@ func (k *inCluster) unheard(id, why string) {
 	k.t.Logf("%s: %s", m.ExecutionState, m.Reason)
 }
 
-// lostUntilEvicted loses the node until the cluster has evicted one of two kernels, and the gateway takes that one for
-// dead. It is restarted while the node is away. When the node is back, the other kernel goes on.
+// lostUntilEvicted loses the node until the pod of one of two kernels is deleted, and the gateway takes that one for
+// dead. The test deletes the pod: a cluster whose only node is lost evicts nothing. The kernel is restarted while the
+// node is away. When the node is back, the other kernel goes on.
 func (k *inCluster) lostUntilEvicted(id, evicted string) {
 	k.t.Helper()
 	back := k.lose()
 	began := time.Now()
 	k.noticed()
+	k.cluster.kubectl(k.t, "", "delete", "pod", "-n", k.namespace, evicted+"-1", "--wait=false")
 	k.dies(evicted, "its node node1 is lost", 3*time.Minute)
 	k.t.Logf("the evicted kernel is dead after %v", time.Since(began).Round(time.Second))
 	k.unheard(id, "does not answer")
