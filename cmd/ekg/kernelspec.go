@@ -31,9 +31,10 @@ const (
 // kernelspecCommand is `ekg kernelspec`.
 func kernelspecCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Command {
 	return &cli.Command{
-		Name: "kernelspec", Usage: "list, check and render kernelspecs",
+		Name: "kernelspec", Usage: "list, check, render and convert kernelspecs",
 		OnUsageError: refuseUsage, Action: onlySubcommands,
 		Subcommands: []*cli.Command{
+			convertCommand(read),
 			{
 				Name:         "list",
 				Usage:        "list the kernels that can be started",

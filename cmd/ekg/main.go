@@ -86,6 +86,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if errors.As(err, &usage) {
 		return 2
 	}
+	var incomplete *incompleteError
+	if errors.As(err, &incomplete) {
+		return 3
+	}
 	return 1
 }
 

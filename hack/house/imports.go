@@ -16,7 +16,7 @@ var mayImport = map[string][]string{
 		"launcher/local",
 		"launcher/supervisor/api",
 	},
-	"cmd/ekg/enterprise": {"cmd/ekg/settings", "kernelspecs"},
+	"cmd/ekg/enterprise": {"cmd/ekg/settings", "kernelspecs", "launcher/kube/podspec"},
 	"cmd/ekg": {
 		"cmd/ekg/enterprise",
 		"cmd/ekg/settings",

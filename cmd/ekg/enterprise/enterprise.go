@@ -1,6 +1,7 @@
-// Package enterprise translates settings of Jupyter Enterprise Gateway 3 into a configuration file of ekg. It reads
-// command lines, environment variables, and configuration files in Python or JSON. It never executes a file. Its output
-// has no secret. It starts no goroutine, and opens only the files that it is given.
+// Package enterprise translates settings of Jupyter Enterprise Gateway 3 into a configuration file of ekg, and its
+// kernelspecs with their pod templates into kernelspecs of ekg. It reads command lines, environment variables,
+// configuration files in Python or JSON, and a subset of Jinja2. It never executes a file. Its configuration file has
+// no secret. It starts no goroutine, and opens only the files that it is given.
 package enterprise
 
 import (

@@ -11,6 +11,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
+// ReservedVolume reports whether a name is that of one of ekg's own volumes, which kernelspecs cannot use.
+func ReservedVolume(name string) bool { return slices.Contains(reservedVolumes, name) }
+
 // volume checks the source of a volume.
 func (c *checker) volume(where string, v *corev1.Volume) {
 	kind, n := volumeKind(v.VolumeSource)
