@@ -42,6 +42,7 @@ var (
 	openshift  = build{"overlays/token", []string{"openshift"}}
 	flavors    = build{"overlays/token", []string{"flavors"}}
 	watchNodes = build{"overlays/token", []string{"watch-nodes"}}
+	watchGPUs  = build{"overlays/token", []string{"watch-gpus"}}
 	keep       = build{"overlays/token", []string{"keep-kernels"}}
 )
 
@@ -325,27 +326,37 @@ func TestManifests_NoSecrets(t *testing.T) {
 	}
 }
 
-// Only the component watch-nodes gives gateways a right outside their namespaces: reading nodes.
-func TestManifests_Nodes(t *testing.T) {
+// Only the components watch-nodes and watch-gpus give gateways rights outside their namespaces: to read nodes, and pods.
+func TestManifests_ClusterRights(t *testing.T) {
 	for _, o := range token.objects(t) {
 		if role, ok := o.(*rbacv1.ClusterRole); ok {
 			t.Errorf("%s has rights for the cluster", role.Name)
 		}
 	}
-	role := find[*rbacv1.ClusterRole](t, watchNodes, "ekg-nodes")
-	if len(role.Rules) != 1 || !slices.Equal(role.Rules[0].Resources, []string{"nodes"}) ||
-		!slices.Equal(role.Rules[0].Verbs, []string{"list", "watch"}) {
-		t.Errorf("its rules are %+v", role.Rules)
-	}
-	bound := find[*rbacv1.ClusterRoleBinding](t, watchNodes, "ekg-nodes")
-	account := find[*corev1.ServiceAccount](t, watchNodes, "ekg")
-	if bound.RoleRef.Name != role.Name || len(bound.Subjects) != 1 || bound.Subjects[0].Name != account.Name ||
-		bound.Subjects[0].Namespace != account.Namespace {
-		t.Errorf("%+v is bound to %+v", bound.RoleRef, bound.Subjects)
-	}
-	env := find[*appsv1.Deployment](t, watchNodes, "ekg").Spec.Template.Spec.Containers[0].Env
-	if !slices.Contains(env, corev1.EnvVar{Name: "EKG_WATCH_NODES", Value: "true"}) {
-		t.Errorf("the gateway's variables are %v", env)
+	for _, c := range []struct {
+		build     build
+		role      string
+		resources []string
+		variable  string
+	}{
+		{watchNodes, "ekg-nodes", []string{"nodes"}, "EKG_WATCH_NODES"},
+		{watchGPUs, "ekg-gpus", []string{"nodes", "pods"}, "EKG_WATCH_GPUS"},
+	} {
+		role := find[*rbacv1.ClusterRole](t, c.build, c.role)
+		if len(role.Rules) != 1 || !slices.Equal(role.Rules[0].Resources, c.resources) ||
+			!slices.Equal(role.Rules[0].Verbs, []string{"list", "watch"}) {
+			t.Errorf("its rules are %+v", role.Rules)
+		}
+		bound := find[*rbacv1.ClusterRoleBinding](t, c.build, c.role)
+		account := find[*corev1.ServiceAccount](t, c.build, "ekg")
+		if bound.RoleRef.Name != role.Name || len(bound.Subjects) != 1 || bound.Subjects[0].Name != account.Name ||
+			bound.Subjects[0].Namespace != account.Namespace {
+			t.Errorf("%+v is bound to %+v", bound.RoleRef, bound.Subjects)
+		}
+		env := find[*appsv1.Deployment](t, c.build, "ekg").Spec.Template.Spec.Containers[0].Env
+		if !slices.Contains(env, corev1.EnvVar{Name: c.variable, Value: "true"}) {
+			t.Errorf("the gateway's variables are %v", env)
+		}
 	}
 }
 

@@ -58,9 +58,9 @@ func TestE2E_KubeFlavors(t *testing.T) {
 	t.Parallel() // it mostly waits
 	file := filepath.Join(t.TempDir(), "flavors.yaml")
 	k := newKubeGateway(t, "--start-wait", "1s", "--flavors", file, "--flavors-as-kernelspecs",
-		"--max-gpus-per-user", "3")
+		"--max-gpus-per-user", "3", "--watch-gpus")
 	k.cluster.offer(t, map[string]string{"nvidia.com/mig-1g.10gb": "1", "nvidia.com/gpu.shared": "1",
-		"aliyun.com/gpu-mem": "14", "nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "100", "amd.com/gpu": "1"})
+		"aliyun.com/gpu-mem": "14", "aliyun.com/gpu-count": "1", "nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "100", "amd.com/gpu": "1"})
 	class := k.namespace
 	k.cluster.kubectl(t, fmt.Sprintf(`{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass",
 		"metadata": {"name": %q}}`, class), "create", "-f", "-")
@@ -78,6 +78,7 @@ func TestE2E_KubeFlavors(t *testing.T) {
 		k.state(m.ID, "idle", 60*time.Second)
 		shares = append(shares, m.ID)
 	}
+	k.showsShares(shares)
 	fourth := k.flavored("gib4")
 	k.waits(fourth.ID, "aliyun.com/gpu-mem")
 	k.want(204, "DELETE", "/api/kernels/"+shares[0], "", nil)
@@ -111,4 +112,38 @@ func TestE2E_KubeFlavors(t *testing.T) {
 	k.waits(k.flavored("choice").ID, "no device is free")
 	k.want(400, "POST", "/api/kernels", `{"flavor": "huge"}`, nil)
 	k.deleteAll()
+}
+
+// showsShares checks `ekg top` while three kernels have 4 of 14 GiB each. The test gives the kernels their GPU, as
+// gpushare's scheduler would.
+func (k *inCluster) showsShares(ids []string) {
+	k.t.Helper()
+	var table strings.Builder
+	for _, id := range ids {
+		k.cluster.kubectl(k.t, "", "annotate", "pod", "-n", k.namespace, id+"-1", "ALIYUN_COM_GPU_MEM_IDX=0")
+		fmt.Fprintf(&table, "%s-1   %s   4\n", id, k.namespace)
+	}
+	top := func(args ...string) string {
+		code, out, errs := k.prints(append([]string{"top"}, args...)...)
+		if code != 0 || errs != "" {
+			k.t.Fatalf("ekg top %v: %d\n%s%s", args, code, out, errs)
+		}
+		return out
+	}
+	want := table.String() + "Allocated :  12 (85%)\nTotal     :  14\n\n" +
+		"Allocated/Total aliyun.com/gpu-mem In Cluster:\n12/14 (GiB) (85%)\n"
+	k.eventually(30*time.Second, "the shares are shown", func() error {
+		if out := top("nodes", "-s", "-d"); !strings.HasPrefix(out, "NAME:       node1\nIPADDRESS:  ") ||
+			!strings.Contains(out, "GPU0(Allocated)\n"+want) {
+			return fmt.Errorf("it prints\n%s\nwant\n%s", out, want)
+		}
+		return nil
+	})
+	if out := top("nodes", "-s"); !strings.Contains(out, "   12/14\n") {
+		k.t.Errorf("it prints\n%s", out)
+	}
+	if out := top("kernels", "-o", "name"); strings.Count(out, "\n") != len(ids) {
+		k.t.Errorf("it prints\n%s", out)
+	}
+	k.t.Log(top("nodes") + top("users"))
 }

@@ -19,6 +19,7 @@ var wantAccess = map[string]access{
 	"POST /api/security/csp-report": public,
 	"GET /api/status":               anyUser, "GET /api/me": anyUser, "GET /api/spec.yaml": anyUser,
 	"GET /api/flavors":     anyUser,
+	"GET /api/gpus":        anyUser,
 	"GET /api/usage":       anyUser,
 	"GET /api/kernelspecs": anyUser, "GET /api/kernelspecs/{name}": anyUser, "GET /kernelspecs/{name}/{file...}": anyUser,
 	"GET /api/kernels": anyUser, "POST /api/kernels": anyUser,

@@ -35,6 +35,7 @@ func (g *Gateway) routes() []route {
 		{method: "GET", pattern: "/kernelspecs/{name}/{file...}", serve: g.getKernelspecFile, access: anyUser},
 
 		{method: "GET", pattern: "/api/flavors", serve: g.listFlavors, access: anyUser},
+		{method: "GET", pattern: "/api/gpus", serve: g.getGPUs, access: anyUser},
 		{method: "GET", pattern: "/api/usage", serve: g.getUsage, access: anyUser},
 
 		{method: "GET", pattern: "/api/kernels", serve: g.listKernels, access: anyUser},

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v2"
-	"golang.org/x/term"
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
@@ -35,7 +34,7 @@ func kernelCommands(read func(*cli.Context) (*settings.Settings, error)) []*cli.
 			Name: "ps", Usage: "list kernels",
 			Flags: []cli.Flag{&cli.BoolFlag{Name: "watch", Aliases: []string{"w"},
 				Usage: "print the list again every 2 seconds, until Ctrl-C"}},
-			Action: func(c *cli.Context) error { return onKernels(c, read, 0, 0, listKernels) },
+			Action: func(c *cli.Context) error { return onKernels(c, read, 0, 0, refreshed(listKernels)) },
 		},
 		{
 			Name: "start", Usage: "start a kernel and print its id", ArgsUsage: "[KERNELSPEC]",
@@ -153,15 +152,12 @@ func (k *kernelRow) UnmarshalJSON(b []byte) error {
 }
 
 // listKernels is `ekg ps`.
-func listKernels(ctx context.Context, r *kernelRun) error {
-	if r.c.Bool("watch") {
-		return r.watch(ctx)
-	}
+func listKernels(ctx context.Context, r *kernelRun, w io.Writer) error {
 	all, err := r.rows(ctx)
 	if err != nil {
 		return err
 	}
-	return r.format.printKernels(r.c.App.Writer, all, time.Now())
+	return r.format.printKernels(w, all, time.Now())
 }
 
 // rows lists the kernels of all gateways, each once: gateways of one state directory or cluster have the same kernels.
@@ -182,32 +178,6 @@ func (r *kernelRun) rows(ctx context.Context) ([]kernelRow, error) {
 	}
 	slices.SortStableFunc(all, func(a, b kernelRow) int { return a.Created.Compare(b.Created) })
 	return all, nil
-}
-
-// watch prints the list again and again. On a terminal each list replaces the one before.
-func (r *kernelRun) watch(ctx context.Context) error {
-	clearScreen := ""
-	if f, ok := r.c.App.Writer.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		clearScreen = "\x1b[H\x1b[2J"
-	}
-	for {
-		all, err := r.rows(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if _, err := io.WriteString(r.c.App.Writer, clearScreen); err != nil {
-			return err
-		}
-		if err := r.format.printKernels(r.c.App.Writer, all, time.Now()); err != nil {
-			return err
-		}
-		if pause(ctx, refreshPause) != nil {
-			return nil
-		}
-	}
 }
 
 // startKernel is `ekg start`.

@@ -118,6 +118,7 @@ func openKube(
 		KeepEndings:     time.Duration(s.KeepEndings),
 		EvictIdleAfter:  s.EvictIdleAfter,
 		WatchNodes:      s.WatchNodes,
+		WatchGPUs:       s.WatchGPUs,
 		Limits:          limits,
 		Log:             log,
 		Observer:        watch,

@@ -172,7 +172,7 @@ func program(stdout, stderr io.Writer) *cli.App {
 		},
 	}
 	app.Commands = append(app.Commands, kernelCommands(read)...)
-	app.Commands = append(app.Commands, usageCommand(read), completionCommand())
+	app.Commands = append(app.Commands, usageCommand(read), topCommand(read), completionCommand())
 	return app
 }
 

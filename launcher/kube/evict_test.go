@@ -68,7 +68,7 @@ func TestEvict_Announced(t *testing.T) {
 	}
 	round := func(notice string) {
 		t.Helper()
-		l.announceNodes(nil)
+		l.announceNodes()
 		eventually(t, "the status has the notice", func() bool {
 			l.mu.Lock()
 			defer l.mu.Unlock()

@@ -84,6 +84,10 @@ type Options struct {
 	// WatchNodes says to announce in notebooks that a kernel's node will go away. It needs the right to list and watch
 	// nodes. Without the right, the gateway goes on without it.
 	WatchNodes bool
+
+	// WatchGPUs says to watch nodes and the pods of all namespaces, so that GPUs returns totals, and what other pods hold.
+	// It needs the rights to list and watch both. Without a right, the view is incomplete and says so.
+	WatchGPUs bool
 }
 
 // timing holds the durations that tests shorten.
@@ -162,6 +166,7 @@ type Launcher struct {
 	absent    *lru.Cache[string, time.Time] // when the cluster did not have a kernel, by its id
 	access    namespaceAccess
 	reaping   atomic.Bool // this gateway is the reaper
+	machines  machines
 
 	// Guarded by mu.
 	mu            sync.Mutex
@@ -246,6 +251,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 			return nil, errors.Join(fmt.Errorf("replicas: %w", err), l.Close())
 		}
 	}
+	l.watchMachines()
 	for _, f := range []func(){l.maintain, l.keepBeat, l.reap, l.writeEndings} {
 		l.goroutines.Go(f)
 	}

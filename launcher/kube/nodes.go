@@ -2,21 +2,20 @@ package kube
 
 import (
 	"context"
+	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
 // A cluster says by taints and conditions of a node that the node will go away, before it says anything to the node's
-// pods. The reaper watches nodes and tells the supervisors there, which announce it in the notebooks. A supervisor
+// pods. The reaper tells the supervisors there, which announce it in the notebooks. A supervisor
 // reports in its status what it was told. So the next reaper repeats nothing, and takes back what no longer holds.
 //
 // A kernel that may be evicted is announced in the same way, before its pod is marked.
@@ -35,58 +34,47 @@ type sentNotice struct {
 	busy bool      // it is being sent
 }
 
-// watchNodes starts an informer of nodes, which ends with ctx. It returns nil if nodes are not watched.
-func (l *Launcher) watchNodes(ctx context.Context) cache.SharedIndexInformer {
-	if !l.opts.WatchNodes {
-		return nil
-	}
-	nodes := l.client.CoreV1().Nodes()
-	informer := cache.NewSharedIndexInformer(listThenWatch{&cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			return nodes.List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			return nodes.Watch(ctx, o)
-		},
-	}}, &corev1.Node{}, 0, nil)
-	said := false // guarded by the informer's reflector, which calls from one goroutine
-	complain := func(_ context.Context, _ *cache.Reflector, err error) {
-		switch {
-		case said:
-		case apierrors.IsForbidden(err):
-			l.log.Warn("this gateway may not watch nodes, so notebooks do not announce that a node goes away", logkey.Err, err)
-		default:
-			l.log.Warn("the cluster's nodes cannot be watched; this is tried again", logkey.Err, err)
-		}
-		said = true
-	}
-	for _, err := range []error{informer.SetTransform(trimNode), informer.SetWatchErrorHandlerWithContext(complain)} {
-		if err != nil {
-			panic("kube: an informer that has not been started rejects a setting: " + err.Error())
-		}
-	}
-	if !l.goroutines.Go(func() { informer.Run(ctx.Done()) }) {
-		return nil // the launcher is closed
-	}
-	return informer
-}
-
-// trimNode keeps only what podstatus.NodeNotice reads, so that thousands of nodes need little memory.
+// trimNode keeps only what podstatus.NodeNotice and gpuNodes read, so that thousands of nodes need little memory.
 func trimNode(o any) (any, error) {
 	node, ok := o.(*corev1.Node)
 	if !ok {
 		return o, nil // a cache.DeletedFinalStateUnknown
 	}
-	return &corev1.Node{
+	small := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion},
 		Spec:       corev1.NodeSpec{Taints: node.Spec.Taints, Unschedulable: node.Spec.Unschedulable},
 		Status:     corev1.NodeStatus{Conditions: node.Status.Conditions},
-	}, nil
+	}
+	if len(podspec.GPUPools(node.Status.Capacity)) == 0 {
+		return small, nil
+	}
+	small.Labels = maps.Clone(node.Labels)
+	maps.DeleteFunc(small.Labels, func(name, _ string) bool {
+		return name != labelReplicas && name != labelModel && name != labelModelOfACK
+	})
+	small.Status.Addresses = node.Status.Addresses
+	small.Status.Capacity, small.Status.Allocatable = gpusOnly(node.Status.Capacity), gpusOnly(node.Status.Allocatable)
+	return small, nil
+}
+
+// gpusOnly keeps the resources that stand for GPUs.
+func gpusOnly(all corev1.ResourceList) corev1.ResourceList {
+	some := corev1.ResourceList{}
+	for name, q := range all {
+		if gpu, _ := podspec.IsGPU(name); gpu {
+			some[name] = q
+		}
+	}
+	return some
 }
 
 // announceNodes tells the supervisors on nodes that go away, and those of kernels that may be evicted. It takes back
-// what no longer holds. A node that the informer does not have changes nothing. nodes is nil if nodes are not watched.
-func (l *Launcher) announceNodes(nodes cache.SharedIndexInformer) {
+// what no longer holds. A node that the informer does not have changes nothing.
+func (l *Launcher) announceNodes() {
+	var nodes cache.SharedIndexInformer
+	if l.opts.WatchNodes {
+		nodes = l.machines.nodes
+	}
 	now := l.clusterNow()
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -116,7 +116,7 @@ func TestNodes_OldSupervisor(t *testing.T) {
 		tm.firstRedial, tm.lastRedial = time.Millisecond, 10*time.Millisecond
 		tm.maintenance = time.Hour // the test does the reaper's rounds
 	})
-	nodes := l.watchNodes(t.Context())
+	nodes := l.machines.nodes
 	eventually(t, "known", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -124,7 +124,7 @@ func TestNodes_OldSupervisor(t *testing.T) {
 	})
 	for n := 1; n <= 3; n++ {
 		for range 3 {
-			l.announceNodes(nodes)
+			l.announceNodes()
 			eventually(t, "sent", func() bool {
 				l.mu.Lock()
 				defer l.mu.Unlock()
@@ -171,7 +171,7 @@ func TestNodes_Forbidden(t *testing.T) {
 	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
 		t.Fatal(err)
 	}
-	const said = "may not watch nodes"
+	const said = "may not watch the nodes"
 	eventually(t, "said", func() bool { return strings.Contains(log.String(), said) })
 	now.Add(int64(l.timing.claim) + int64(time.Second))
 	eventually(t, "reaped", func() bool { return !c.podThere(t, idA+"-1") })
@@ -185,10 +185,10 @@ func TestNodes_Off(t *testing.T) {
 	c := newTestCluster(t)
 	var now atomic.Int64
 	l := openTest(t, c, fastReaper(&now))
-	if l.watchNodes(t.Context()) != nil {
+	if l.machines.nodes != nil {
 		t.Error("nodes are watched")
 	}
-	l.announceNodes(nil)
+	l.announceNodes()
 	for _, a := range c.Actions() {
 		if a.GetResource().Resource == "nodes" {
 			t.Errorf("asked for nodes: %s", a.GetVerb())

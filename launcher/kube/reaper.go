@@ -31,13 +31,12 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 	l.reaping.Store(true)
 	defer l.reaping.Store(false)
 	var pruned time.Time
-	nodes := l.watchNodes(ctx)
 	for sleep.For(ctx, l.timing.maintenance) == nil {
 		if now := l.clusterNow(); now.Sub(pruned) >= pruneEvery {
 			pruned = now
 			l.pruneEndings(ctx)
 		}
-		l.announceNodes(nodes)
+		l.announceNodes()
 		l.markEvictable(ctx)
 		for _, informer := range l.informers {
 			for _, o := range informer.GetStore().List() {

@@ -158,6 +158,12 @@ var kubernetesSettings = []group{
 				"list and watch nodes, which the component watch-nodes gives",
 		},
 		{
+			Name: "watch-gpus", Env: []string{"EKG_WATCH_GPUS"},
+			value: boolean(func(s *Settings) *bool { return &s.WatchGPUs }),
+			Usage: "show in GET /api/gpus and ekg top how many GPUs the nodes have, and which other pods hold some. It needs " +
+				"the right to list and watch nodes and all pods, which the component watch-gpus gives",
+		},
+		{
 			Name: "kube-peers", Env: []string{"EKG_KUBE_PEERS"},
 			value: text(func(s *Settings) *string { return &s.KubePeers }),
 			Usage: "label selector of the pods of all replicas of this gateway, in its own namespace. With --pod-ip, " +

@@ -101,6 +101,7 @@ type Settings struct {
 	KeepEndings         time.Duration
 	EvictIdleAfter      time.Duration
 	WatchNodes          bool
+	WatchGPUs           bool
 	KubePeers           string
 	PodIP               string
 

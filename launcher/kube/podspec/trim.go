@@ -47,11 +47,12 @@ func isTrimmed(pod *corev1.Pod) bool {
 	return pod.Spec.RestartPolicy == "" && len(pod.ManagedFields) == 0
 }
 
-// trimmedContainers keeps names, images and resources.
+// trimmedContainers keeps names, images, resources, and whether init containers go on running.
 func trimmedContainers(all []corev1.Container) []corev1.Container {
 	var small []corev1.Container
 	for _, c := range all {
-		small = append(small, corev1.Container{Name: c.Name, Image: c.Image, Resources: c.Resources})
+		small = append(small, corev1.Container{Name: c.Name, Image: c.Image, Resources: c.Resources,
+			RestartPolicy: c.RestartPolicy})
 	}
 	return slices.Clip(small)
 }

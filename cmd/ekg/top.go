@@ -1,0 +1,538 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/term"
+
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
+	"github.com/elastic-kernel-gateway/ekg/gateway"
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// topCommand is `ekg top`.
+func topCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Command {
+	top := &cli.Command{
+		Name: "top", Usage: "show who holds GPUs, and whether they compute",
+		Description: "You see totals and your own kernels, and as an admin all. docs/gpus.md explains the numbers.",
+		Subcommands: []*cli.Command{
+			{
+				Name: "nodes", Usage: "GPUs by node: how many there are, are held, and compute",
+				Flags: []cli.Flag{
+					&cli.BoolFlag{Name: "shares", Aliases: []string{"s"},
+						Usage: "only nodes whose GPUs are shared, with a column for each GPU"},
+					&cli.BoolFlag{Name: "details", Aliases: []string{"d"}, Usage: "also what each kernel and pod holds"},
+				},
+				Action: func(c *cli.Context) error { return onKernels(c, read, 0, 0, refreshed(topNodes)) },
+			},
+			{
+				Name: "kernels", Usage: "kernels with GPUs: how much of them computes, and memory",
+				Action: func(c *cli.Context) error { return onKernels(c, read, 0, 0, refreshed(topKernels)) },
+			},
+			{
+				Name: "users", Usage: "users with GPUs: how many they hold, and how many compute",
+				Action: func(c *cli.Context) error { return onKernels(c, read, 0, 0, refreshed(topUsers)) },
+			},
+		},
+	}
+	for _, sub := range top.Subcommands {
+		sub.OnUsageError = refuseUsage
+		sub.Flags = slices.Concat(sub.Flags, []cli.Flag{
+			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "print it again every 2 seconds, until Ctrl-C"},
+			outputFlag,
+		}, gatewayFlags(), settingFlags("state-dir"))
+	}
+	return top
+}
+
+// refreshed does something once, or with --watch again and again. On a terminal each output replaces the one before.
+func refreshed(do func(context.Context, *kernelRun, io.Writer) error) func(context.Context, *kernelRun) error {
+	return func(ctx context.Context, r *kernelRun) error {
+		out := r.c.App.Writer
+		if !r.c.Bool("watch") {
+			return do(ctx, r, out)
+		}
+		clearScreen := ""
+		if f, ok := out.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+			clearScreen = "\x1b[H\x1b[2J"
+		}
+		for {
+			var text strings.Builder
+			err := do(ctx, r, &text)
+			switch {
+			case ctx.Err() != nil:
+				return nil
+			case err != nil:
+				return err
+			}
+			if _, err := io.WriteString(out, clearScreen+text.String()); err != nil {
+				return err
+			}
+			if pause(ctx, refreshPause) != nil {
+				return nil
+			}
+		}
+	}
+}
+
+// gpus asks for the view of GPUs.
+func (g *gatewayClient) gpus(ctx context.Context) (answer gateway.GPUs, err error) {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	resp, err := g.get(ctx, "api/gpus", nil)
+	if err != nil {
+		return answer, err
+	}
+	defer func() { _ = resp.Body.Close() }() // read to its end
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxKernelList)).Decode(&answer); err != nil {
+		return answer, fmt.Errorf("%s: the GPUs: %w", g.shown, err)
+	}
+	return answer, nil
+}
+
+// topNodes is `ekg top nodes`. Gateways of one cluster have the same nodes, so the first one that is asked answers.
+func topNodes(ctx context.Context, r *kernelRun, w io.Writer) error {
+	view, err := r.gateways[0].gpus(ctx)
+	if err != nil {
+		return err
+	}
+	return r.format.printNodes(w, view, r.c.Bool("shares"), r.c.Bool("details"), time.Now())
+}
+
+// printNodes prints the view of GPUs at a time.
+func (f outputFormat) printNodes(w io.Writer, view gateway.GPUs, shares, details bool, now time.Time) error {
+	switch f {
+	case formatJSON, formatYAML:
+		return f.printValue(w, view)
+	case formatName:
+		for _, n := range view.Nodes {
+			if _, err := fmt.Fprintln(w, kernelspecs.Printable(n.Name)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	var b strings.Builder
+	switch {
+	case shares && details:
+		shareDetails(&b, view)
+	case shares:
+		shareTable(&b, view)
+	default:
+		nodeTable(&b, view, f == formatWide)
+		if details {
+			holderTable(&b, view, now)
+		}
+	}
+	for _, t := range view.Totals {
+		if shares && !isShared(t.Unit) {
+			continue
+		}
+		fmt.Fprintf(&b, "\nAllocated/Total %s In Cluster:\n%s\n", kernelspecs.Printable(t.Resource), totalText(t))
+	}
+	for _, text := range view.Missing {
+		fmt.Fprintf(&b, "\n%s\n", kernelspecs.Printable(text))
+	}
+	_, err := io.WriteString(w, strings.TrimPrefix(b.String(), "\n"))
+	return err
+}
+
+// totalText is like "12/14 (GiB) (85%), busy 4/12": a part of a percent is cut.
+func totalText(t gateway.GPUTotal) string {
+	text := amount(t.Held) + "/" + total(t.Total)
+	if t.Unit != launcher.UnitGPU {
+		text += " (" + string(t.Unit) + ")"
+	}
+	if t.Total > 0 {
+		text += fmt.Sprintf(" (%d%%)", int(100*t.Held/t.Total))
+	}
+	if t.Measured > 0 {
+		text += ", busy " + amount(t.Busy) + "/" + amount(t.Measured)
+	}
+	return text
+}
+
+func isShared(u launcher.GPUUnit) bool { return u != launcher.UnitGPU }
+
+// amount prints up to two decimals.
+func amount(a float64) string {
+	text := strconv.FormatFloat(a, 'f', 2, 64)
+	return strings.TrimSuffix(strings.TrimRight(text, "0"), ".")
+}
+
+// total prints an amount that may be unknown.
+func total(a float64) string {
+	if a == 0 {
+		return "?"
+	}
+	return amount(a)
+}
+
+// table writes lines of cells in columns.
+func table(b *strings.Builder, lines [][]string) {
+	var padded strings.Builder
+	t := tabwriter.NewWriter(&padded, 0, 8, 3, ' ', 0)
+	for _, cells := range lines {
+		for i, text := range cells {
+			if cells[i] = strings.ReplaceAll(kernelspecs.Printable(text), "\t", " "); text == "" && i+1 < len(cells) {
+				cells[i] = "-"
+			}
+		}
+		fmt.Fprintln(t, strings.Join(cells, "\t")) //nolint:errcheck // a strings.Builder takes everything
+	}
+	t.Flush() //nolint:errcheck // as above
+	for line := range strings.Lines(padded.String()) {
+		b.WriteString(strings.TrimRight(line, " \n") + "\n")
+	}
+}
+
+// nodeTable has a line for each pool of each node.
+func nodeTable(b *strings.Builder, view gateway.GPUs, wide bool) {
+	head := []string{"NODE", "STATUS", "MODEL", "RESOURCE", "ALLOCATED/TOTAL", "BUSY/MEASURED"}
+	if wide {
+		head = append(head, "UNIT", "UNHEALTHY", "OTHERS", "ADDRESS")
+	}
+	lines := [][]string{head}
+	for _, n := range view.Nodes {
+		for _, p := range n.Pools {
+			busy := ""
+			if p.Measured > 0 {
+				busy = amount(p.Busy) + "/" + amount(p.Measured)
+			}
+			cells := []string{n.Name, n.Status, p.Model, p.Resource, amount(p.Held) + "/" + total(p.Total), busy}
+			switch {
+			case wide:
+				cells = append(cells, string(p.Unit), amount(p.Unhealthy), amount(p.Others), n.Address)
+			case p.Unhealthy > 0:
+				cells[4] += " (" + amount(p.Unhealthy) + " unhealthy)"
+			}
+			lines = append(lines, cells)
+		}
+	}
+	if len(lines) == 1 {
+		b.WriteString("No GPUs.\n")
+		return
+	}
+	table(b, lines)
+}
+
+// holderTable has a line for each holder.
+func holderTable(b *strings.Builder, view gateway.GPUs, now time.Time) {
+	lines := [][]string{{"NODE", "KERNEL OR POD", "OWNER", "SPEC", "FLAVOR", "RESOURCE", "HOLDS", "BUSY", "HELD FOR",
+		"IDLE FOR", ""}}
+	for _, n := range view.Nodes {
+		for _, p := range n.Pools {
+			for _, h := range p.Holders {
+				busy, state := "", ""
+				if h.Measured > 0 {
+					busy = amount(h.Busy)
+				}
+				if h.Ending {
+					state = "ending"
+				}
+				lines = append(lines, []string{n.Name, cmp.Or(h.Kernel, h.Namespace+"/"+h.Pod), h.Owner, h.Spec, h.Flavor,
+					p.Resource, amount(h.Amount), busy, age(now, parseTime(h.Since)), age(now, parseTime(h.IdleSince)), state})
+			}
+			if p.Others > 0 {
+				lines = append(lines, []string{n.Name, "(others)", "", "", "", p.Resource, amount(p.Others), "", "", "", ""})
+			}
+		}
+	}
+	if len(lines) > 1 {
+		b.WriteString("\n")
+		table(b, lines)
+	}
+}
+
+// parseTime reads a time of an answer; it is zero if there is none.
+func parseTime(text string) time.Time {
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return time.Time{}
+	}
+	return at
+}
+
+// shareTable has a line for each node with shared GPUs and a column for each GPU, as arena's `top node -s`.
+func shareTable(b *strings.Builder, view gateway.GPUs) {
+	most := 0
+	for _, n := range view.Nodes {
+		for _, p := range n.Pools {
+			if isShared(p.Unit) {
+				most = max(most, len(p.Devices))
+			}
+		}
+	}
+	head := []string{"NAME", "IPADDRESS"}
+	for i := range most {
+		head = append(head, fmt.Sprintf("GPU%d(Allocated/Total)", i))
+	}
+	lines := [][]string{head}
+	for _, n := range view.Nodes {
+		for _, p := range n.Pools {
+			if !isShared(p.Unit) {
+				continue
+			}
+			cells := []string{n.Name, n.Address}
+			for _, d := range p.Devices {
+				cells = append(cells, amount(d.Held)+"/"+amount(d.Total))
+			}
+			if len(p.Devices) == 0 {
+				cells = append(cells, amount(p.Held)+"/"+total(p.Total))
+			}
+			lines = append(lines, cells)
+		}
+	}
+	if len(lines) == 1 {
+		b.WriteString("No shared GPUs.\n")
+		return
+	}
+	if most == 0 {
+		lines[0] = append(lines[0], "GPUS(Allocated/Total)")
+	}
+	table(b, lines)
+}
+
+// shareDetails has a table for each node with shared GPUs, with what each pod holds of each GPU, as arena's
+// `top node -s -d`.
+func shareDetails(b *strings.Builder, view gateway.GPUs) {
+	for _, n := range view.Nodes {
+		for _, p := range n.Pools {
+			if !isShared(p.Unit) {
+				continue
+			}
+			fmt.Fprintf(b, "\nNAME:       %s\nIPADDRESS:  %s\n\n", kernelspecs.Printable(n.Name),
+				kernelspecs.Printable(cmp.Or(n.Address, "-")))
+			head := []string{"NAME", "NAMESPACE"}
+			for _, d := range p.Devices {
+				head = append(head, fmt.Sprintf("GPU%d(Allocated)", d.Index))
+			}
+			if len(p.Devices) == 0 {
+				head = append(head, "GPUS(Allocated)")
+			}
+			lines := [][]string{head}
+			for _, h := range p.Holders {
+				cells := []string{cmp.Or(h.Pod, h.Kernel), h.Namespace}
+				for _, d := range p.Devices {
+					cells = append(cells, amount(h.Devices[strconv.Itoa(d.Index)]))
+				}
+				if len(p.Devices) == 0 || len(h.Devices) == 0 {
+					cells = append(cells[:2], amount(h.Amount))
+				}
+				lines = append(lines, cells)
+			}
+			if p.Others > 0 {
+				lines = append(lines, []string{"(others)", "", amount(p.Others)})
+			}
+			part := ""
+			if p.Total > 0 {
+				part = fmt.Sprintf(" (%d%%)", int(100*p.Held/p.Total))
+			}
+			table(b, lines)
+			fmt.Fprintf(b, "Allocated :  %s%s\nTotal     :  %s\n", amount(p.Held), part, total(p.Total))
+		}
+	}
+}
+
+// gpuKernel is a kernel that has GPUs.
+type gpuKernel struct {
+	kernelRow
+	samples []sampledGPU
+}
+
+// sampledGPU is an entry of the member gpu of a kernel's model.
+type sampledGPU struct {
+	Model       string   `json:"model"`
+	MemoryTotal int64    `json:"memory_total"`
+	MemoryUsed  int64    `json:"memory_used"`
+	Utilization *float64 `json:"utilization"`
+	BusySince   string   `json:"busy_since"`
+	IdleSince   string   `json:"idle_since"`
+}
+
+// gpuKernels lists the kernels that have GPUs, those that hold most first.
+func (r *kernelRun) gpuKernels(ctx context.Context) ([]gpuKernel, error) {
+	rows, err := r.rows(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var all []gpuKernel
+	for _, row := range rows {
+		k := gpuKernel{kernelRow: row}
+		var model struct {
+			GPU []sampledGPU `json:"gpu"`
+		}
+		if err := json.Unmarshal(row.whole, &model); err != nil {
+			return nil, fmt.Errorf("kernel %s: %w", row.ID, err)
+		}
+		if k.samples = model.GPU; k.held() > 0 && row.State != "dead" {
+			all = append(all, k)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b gpuKernel) int { return cmp.Compare(b.held(), a.held()) })
+	return all, nil
+}
+
+// held is the number of GPUs, with shares by their size. Where the launcher assigns none, they are those that are
+// sampled.
+func (k *gpuKernel) held() float64 {
+	if k.GPUs > 0 {
+		return k.GPUs
+	}
+	return float64(len(k.samples))
+}
+
+// busy returns how much of what the kernel holds computes, and for how much that is known.
+func (k *gpuKernel) busy() (busy, measured float64) {
+	each := k.held() / float64(max(1, len(k.samples)))
+	for _, g := range k.samples {
+		switch {
+		case g.BusySince != "":
+			busy, measured = busy+each, measured+each
+		case g.IdleSince != "":
+			measured += each
+		}
+	}
+	return busy, measured
+}
+
+// topKernels is `ekg top kernels`.
+func topKernels(ctx context.Context, r *kernelRun, w io.Writer) error {
+	all, err := r.gpuKernels(ctx)
+	if err != nil {
+		return err
+	}
+	return r.format.printGPUKernels(w, all, time.Now())
+}
+
+// printGPUKernels prints kernels with GPUs at a time.
+func (f outputFormat) printGPUKernels(w io.Writer, all []gpuKernel, now time.Time) error {
+	if f == formatJSON || f == formatYAML || f == formatName || len(all) == 0 && f != formatWide {
+		rows := make([]kernelRow, len(all))
+		for i := range all {
+			rows[i] = all[i].kernelRow
+		}
+		if len(rows) == 0 && f == formatTable {
+			_, err := fmt.Fprintln(w, "No kernels with GPUs.")
+			return err
+		}
+		return f.printKernels(w, rows, now)
+	}
+	rows := make([]kernelRow, len(all))
+	for i := range all {
+		rows[i] = all[i].kernelRow
+	}
+	length := idLength(rows)
+	if f == formatWide {
+		length = len("00000000-0000-0000-0000-000000000000")
+	}
+	lines := [][]string{{"KERNEL", "OWNER", "SPEC", "GPU", "MODEL", "UTIL", "MEMORY", "STATE", "GPU IDLE"}}
+	for i := range all {
+		k := &all[i]
+		var used, memory, utilization float64
+		known, model, idle := 0, "", time.Time{}
+		for _, g := range k.samples {
+			used, memory, model = used+float64(g.MemoryUsed), memory+float64(g.MemoryTotal), cmp.Or(model, g.Model)
+			if g.Utilization != nil {
+				known, utilization = known+1, utilization+*g.Utilization
+			}
+			if at := parseTime(g.IdleSince); at.After(idle) {
+				idle = at
+			}
+		}
+		cells := []string{k.ID[:min(length, len(k.ID))], k.Owner, k.Name, cmp.Or(k.Flavor, amount(k.held())), model, "", "",
+			k.State, ""}
+		if known > 0 {
+			cells[5] = fmt.Sprintf("%.0f%%", 100*utilization/float64(known))
+		}
+		if memory > 0 {
+			cells[6] = fmt.Sprintf("%.1f/%.1f GiB", used/(1<<30), memory/(1<<30))
+		}
+		if busy, measured := k.busy(); busy == 0 && measured > 0 {
+			cells[8] = age(now, idle)
+		}
+		lines = append(lines, cells)
+	}
+	var b strings.Builder
+	table(&b, lines)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// userRow is a line of `ekg top users`.
+type userRow struct {
+	User     string  `json:"user"`
+	Kernels  int     `json:"kernels"`
+	GPUs     float64 `json:"gpus"`
+	Measured float64 `json:"measured"` // of GPUs, for which it is known whether they compute
+	Busy     float64 `json:"busy"`     // of Measured, that compute
+}
+
+// topUsers is `ekg top users`.
+func topUsers(ctx context.Context, r *kernelRun, w io.Writer) error {
+	all, err := r.gpuKernels(ctx)
+	if err != nil {
+		return err
+	}
+	return r.format.printUsers(w, byUser(all))
+}
+
+// byUser sums the kernels of each user. The user who holds most comes first.
+func byUser(all []gpuKernel) []userRow {
+	rows := []userRow{}
+	for i := range all {
+		k := &all[i]
+		at := slices.IndexFunc(rows, func(u userRow) bool { return u.User == k.Owner })
+		if at < 0 {
+			at = len(rows)
+			rows = append(rows, userRow{User: k.Owner})
+		}
+		busy, measured := k.busy()
+		row := &rows[at]
+		row.Kernels++
+		row.GPUs, row.Busy, row.Measured = row.GPUs+k.held(), row.Busy+busy, row.Measured+measured
+	}
+	slices.SortStableFunc(rows, func(a, b userRow) int {
+		return cmp.Or(cmp.Compare(b.GPUs, a.GPUs), cmp.Compare(a.User, b.User))
+	})
+	return rows
+}
+
+// printUsers prints users with GPUs.
+func (f outputFormat) printUsers(w io.Writer, rows []userRow) error {
+	var b strings.Builder
+	switch {
+	case f == formatJSON, f == formatYAML:
+		return f.printValue(w, rows)
+	case f == formatName:
+		for _, row := range rows {
+			fmt.Fprintln(&b, kernelspecs.Printable(row.User))
+		}
+	case len(rows) == 0:
+		b.WriteString("No kernels with GPUs.\n")
+	default:
+		lines := [][]string{{"USER", "KERNELS", "GPUS", "BUSY/MEASURED"}}
+		for _, row := range rows {
+			busy := ""
+			if row.Measured > 0 {
+				busy = amount(row.Busy) + "/" + amount(row.Measured)
+			}
+			lines = append(lines, []string{row.User, strconv.Itoa(row.Kernels), amount(row.GPUs), busy})
+		}
+		table(&b, lines)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway"
+)
+
+// topView is an answer of GET /api/gpus to an admin.
+const topView = `{"totals": [
+  {"resource": "aliyun.com/gpu-mem", "unit": "GiB", "total": 14, "held": 12, "measured": 8, "busy": 4, "unhealthy": 0},
+  {"resource": "nvidia.com/gpu", "unit": "GPU", "total": 7, "held": 3, "measured": 0, "busy": 0, "unhealthy": 1}],
+ "nodes": [
+  {"name": "cn-shanghai.192.168.0.6", "address": "192.168.0.6", "status": "Ready", "pools": [
+   {"resource": "aliyun.com/gpu-mem", "model": "Tesla-T4", "unit": "GiB", "total": 14, "held": 12, "measured": 8,
+    "busy": 4, "unhealthy": 0, "others": 0, "devices": [{"index": 0, "total": 14, "held": 12}], "holders": [
+     {"kernel": "0a1b2c3d-0000-4000-8000-00000000000a", "owner": "ann", "kernelspec": "python3", "flavor": "gib4",
+      "namespace": "ekg-kernels", "pod": "a-1", "amount": 4, "devices": {"0": 4}, "measured": 4, "busy": 4,
+      "since": "2026-01-02T14:04:05.000000Z"},
+     {"kernel": "0a1b2c3d-0000-4000-8000-00000000000b", "owner": "bob", "kernelspec": "python3", "flavor": "gib4",
+      "namespace": "ekg-kernels", "pod": "b-1", "amount": 4, "devices": {"0": 4}, "measured": 4, "busy": 0,
+      "since": "2026-01-02T15:00:05.000000Z", "idle_since": "2026-01-02T15:03:05.000000Z", "ending": true},
+     {"namespace": "other", "pod": "job\u001b[31m", "amount": 4, "devices": {"0": 4}, "measured": 0, "busy": 0,
+      "since": "2026-01-01T15:04:05.000000Z"}]}]},
+  {"name": "gpu-2", "status": "Ready,SchedulingDisabled", "pools": [
+   {"resource": "nvidia.com/gpu", "unit": "GPU", "total": 7, "held": 3, "measured": 0, "busy": 0, "unhealthy": 1,
+    "others": 3, "holders": []}]}],
+ "missing": ["The gateway does not see other pods."]}`
+
+// TestPrintNodes compares whole outputs with testdata/top.
+func TestPrintNodes(t *testing.T) {
+	var view gateway.GPUs
+	if err := json.Unmarshal([]byte(topView), &view); err != nil {
+		t.Fatal(err)
+	}
+	now := time.Date(2026, 1, 2, 15, 4, 5, 0, time.UTC)
+	for name, c := range map[string]struct {
+		format          outputFormat
+		shares, details bool
+		view            gateway.GPUs
+	}{
+		"nodes":          {formatTable, false, false, view},
+		"nodes-wide":     {formatWide, false, false, view},
+		"nodes-details":  {formatTable, false, true, view},
+		"shares":         {formatTable, true, false, view},
+		"shares-details": {formatTable, true, true, view},
+		"nodes-name":     {formatName, false, false, view},
+		"nodes-yaml":     {formatYAML, false, false, view},
+		"none":           {formatTable, false, false, gateway.GPUs{}},
+		"none-shared":    {formatTable, true, false, gateway.GPUs{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var b strings.Builder
+			if err := c.format.printNodes(&b, c.view, c.shares, c.details, now); err != nil {
+				t.Fatal(err)
+			}
+			wantTop(t, name, b.String())
+		})
+	}
+}
+
+// wantTop compares an output with a file of testdata/top. EKG_GOLDEN=1 writes the file instead.
+func wantTop(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", "top", name+".txt")
+	if os.Getenv("EKG_GOLDEN") != "" {
+		if err := os.WriteFile(file, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil || string(want) != got {
+		t.Errorf("got\n%s\nwant\n%s\n%v", got, want, err)
+	}
+}
+
+// TestPrintGPUKernels compares the outputs of `ekg top kernels` and `ekg top users` with testdata/top.
+func TestPrintGPUKernels(t *testing.T) {
+	now := time.Date(2026, 1, 2, 15, 4, 5, 0, time.UTC)
+	var all []gpuKernel
+	for _, text := range []string{
+		`{"id": "0a1b2c3d-0000-4000-8000-00000000000a", "name": "python3", "owner": "ann", "execution_state": "busy", "gpus": 2,
+		  "gpu": [{"model": "Tesla T4", "memory_total": 17179869184, "memory_used": 4294967296, "utilization": 0.5,
+		           "busy_since": "2026-01-02T15:00:00.000000Z"},
+		          {"model": "Tesla T4", "memory_total": 17179869184, "memory_used": 0, "utilization": 0,
+		           "idle_since": "2026-01-02T15:00:00.000000Z"}]}`,
+		`{"id": "0b1b2c3d-0000-4000-8000-00000000000b", "name": "r", "owner": "bob", "execution_state": "idle", "gpus": 0.25,
+		  "flavor": "quarter", "gpu": [{"utilization": null, "idle_since": "2026-01-02T14:04:05.000000Z"}]}`,
+		`{"id": "0c1b2c3d-0000-4000-8000-00000000000c", "name": "r", "owner": "bob", "execution_state": "starting", "gpus": 1}`,
+	} {
+		var row kernelRow
+		if err := json.Unmarshal([]byte(text), &row); err != nil {
+			t.Fatal(err)
+		}
+		var model struct {
+			GPU []sampledGPU `json:"gpu"`
+		}
+		if err := json.Unmarshal([]byte(text), &model); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, gpuKernel{row, model.GPU})
+	}
+	for name, format := range map[string]outputFormat{"kernels": formatTable, "kernels-wide": formatWide,
+		"kernels-name": formatName} {
+		var b strings.Builder
+		if err := format.printGPUKernels(&b, all, now); err != nil {
+			t.Fatal(err)
+		}
+		wantTop(t, name, b.String())
+	}
+	for name, format := range map[string]outputFormat{"users": formatTable, "users-yaml": formatYAML} {
+		var b strings.Builder
+		if err := format.printUsers(&b, byUser(all)); err != nil {
+			t.Fatal(err)
+		}
+		wantTop(t, name, b.String())
+	}
+}

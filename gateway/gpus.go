@@ -1,0 +1,187 @@
+package gateway
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// missingViewer is what the view lacks where the launcher does not know GPUs.
+const missingViewer = "This gateway does not know the GPUs of its machine."
+
+// GPUs is the answer of GET /api/gpus.
+type GPUs struct {
+	Totals  []GPUTotal `json:"totals"`  // of all nodes, by resource
+	Nodes   []GPUNode  `json:"nodes"`   // those with GPUs, by name
+	Missing []string   `json:"missing"` // sentences: what the view lacks
+}
+
+// GPUTotal is the GPUs of all nodes that are asked for by one name. Amounts are in the unit.
+type GPUTotal struct {
+	Resource string           `json:"resource"`
+	Unit     launcher.GPUUnit `json:"unit"`
+	GPUAmounts
+}
+
+// GPUAmounts are amounts of a pool, or of pools with the same resource.
+type GPUAmounts struct {
+	Total     float64 `json:"total"` // that pods can have; 0 if it is not known
+	Held      float64 `json:"held"`
+	Measured  float64 `json:"measured"`  // of Held, for which it is known whether it computes
+	Busy      float64 `json:"busy"`      // of Measured, that computes
+	Unhealthy float64 `json:"unhealthy"` // besides Total
+}
+
+// GPUNode is one machine.
+type GPUNode struct {
+	Name    string    `json:"name"`
+	Address string    `json:"address,omitempty"`
+	Status  string    `json:"status,omitempty"` // Ready, NotReady, SchedulingDisabled
+	Pools   []GPUPool `json:"pools"`
+}
+
+// GPUPool is the GPUs of a machine that are asked for by one name.
+type GPUPool struct {
+	Resource string           `json:"resource"`
+	Model    string           `json:"model,omitempty"`
+	Unit     launcher.GPUUnit `json:"unit"`
+	GPUAmounts
+	Devices []GPUDevice `json:"devices,omitempty"` // where the node tells them apart
+	Holders []GPUHolder `json:"holders"`           // that the caller may see
+	Others  float64     `json:"others"`            // of Held, by others
+}
+
+// GPUDevice is one GPU of a pool.
+type GPUDevice struct {
+	Index int     `json:"index"`
+	UUID  string  `json:"uuid,omitempty"`
+	Total float64 `json:"total"`
+	Held  float64 `json:"held"`
+}
+
+// GPUHolder is a kernel, or another pod, that holds a part of a pool.
+type GPUHolder struct {
+	Kernel    string             `json:"kernel,omitempty"` // absent for a pod that is no kernel
+	Owner     string             `json:"owner,omitempty"`
+	Spec      string             `json:"kernelspec,omitempty"`
+	Flavor    string             `json:"flavor,omitempty"`
+	Namespace string             `json:"namespace,omitempty"`
+	Pod       string             `json:"pod,omitempty"`
+	Amount    float64            `json:"amount"`
+	Devices   map[string]float64 `json:"devices,omitempty"` // of Amount, by the device's index
+	Measured  float64            `json:"measured"`
+	Busy      float64            `json:"busy"`
+	Since     string             `json:"since,omitempty"`
+	IdleSince string             `json:"idle_since,omitempty"` // absent if it computes, or if that is not known
+	Ending    bool               `json:"ending,omitempty"`     // its pod is being deleted
+}
+
+// getGPUs answers with all GPUs. An admin sees who holds them, others see totals and their own kernels.
+func (g *Gateway) getGPUs(w http.ResponseWriter, r *call) error {
+	view, err := g.viewGPUs(r.Context())
+	if err != nil {
+		return err
+	}
+	all := r.who.sole || r.who.Admin
+	answer := GPUs{Nodes: []GPUNode{}, Totals: totalsOf(view), Missing: append([]string{}, view.Missing...)}
+	for i := range view.Nodes {
+		n := &view.Nodes[i]
+		node := GPUNode{Name: n.Name, Status: n.Status, Pools: []GPUPool{}}
+		if all {
+			node.Address = n.Address
+		}
+		for j := range n.Pools {
+			node.Pools = append(node.Pools, poolModel(&n.Pools[j], func(h *launcher.GPUHolder) bool {
+				return all || h.Kernel != "" && r.who.owns(h.Owner)
+			}))
+		}
+		answer.Nodes = append(answer.Nodes, node)
+	}
+	return writeJSON(w, http.StatusOK, answer)
+}
+
+// viewGPUs asks the launcher.
+func (g *Gateway) viewGPUs(ctx context.Context) (launcher.GPUs, error) {
+	viewer, ok := g.opts.Launcher.(launcher.GPUViewer)
+	if !ok {
+		return launcher.GPUs{Missing: []string{missingViewer}}, nil
+	}
+	return viewer.GPUs(ctx)
+}
+
+// amountsOf sums what is held of a pool.
+func amountsOf(p *launcher.GPUPool) GPUAmounts {
+	a := GPUAmounts{Total: p.Total, Unhealthy: p.Unhealthy, Held: p.Held()}
+	for i := range p.Holders {
+		a.Measured += p.Holders[i].Measured
+		a.Busy += p.Holders[i].Busy
+	}
+	return a
+}
+
+// totalsOf sums the pools with the same resource and unit.
+func totalsOf(view launcher.GPUs) []GPUTotal {
+	type key struct {
+		resource string
+		unit     launcher.GPUUnit
+	}
+	sums := map[key]GPUAmounts{}
+	for i := range view.Nodes {
+		for j := range view.Nodes[i].Pools {
+			p := &view.Nodes[i].Pools[j]
+			sum, a := sums[key{p.Resource, p.Unit}], amountsOf(p)
+			sum.Total, sum.Unhealthy, sum.Held = sum.Total+a.Total, sum.Unhealthy+a.Unhealthy, sum.Held+a.Held
+			sum.Measured, sum.Busy = sum.Measured+a.Measured, sum.Busy+a.Busy
+			sums[key{p.Resource, p.Unit}] = sum
+		}
+	}
+	totals := []GPUTotal{}
+	for k := range maps.Keys(sums) {
+		totals = append(totals, GPUTotal{Resource: k.resource, Unit: k.unit, GPUAmounts: sums[k]})
+	}
+	slices.SortFunc(totals, func(a, b GPUTotal) int {
+		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Unit, b.Unit))
+	})
+	return totals
+}
+
+// poolModel returns a pool with the holders that may be seen.
+func poolModel(p *launcher.GPUPool, seen func(*launcher.GPUHolder) bool) GPUPool {
+	pool := GPUPool{Resource: p.Resource, Model: p.Model, Unit: p.Unit, GPUAmounts: amountsOf(p), Holders: []GPUHolder{}}
+	held := map[int]float64{}
+	for i := range p.Holders {
+		h := &p.Holders[i]
+		for index, amount := range h.Devices {
+			held[index] += amount
+		}
+		if !seen(h) {
+			pool.Others += h.Amount
+			continue
+		}
+		model := GPUHolder{Kernel: h.Kernel, Owner: h.Owner, Spec: h.SpecName, Flavor: h.Flavor, Namespace: h.Namespace,
+			Pod: h.Pod, Amount: h.Amount, Measured: h.Measured, Busy: h.Busy, Ending: h.Ending}
+		if !h.Since.IsZero() {
+			model.Since = api.Timestamp(h.Since)
+		}
+		if !h.IdleSince.IsZero() {
+			model.IdleSince = api.Timestamp(h.IdleSince)
+		}
+		for index, amount := range h.Devices {
+			if model.Devices == nil {
+				model.Devices = map[string]float64{}
+			}
+			model.Devices[strconv.Itoa(index)] = amount
+		}
+		pool.Holders = append(pool.Holders, model)
+	}
+	for _, d := range p.Devices {
+		pool.Devices = append(pool.Devices, GPUDevice{Index: d.Index, UUID: d.UUID, Total: d.Total, Held: held[d.Index]})
+	}
+	return pool
+}

@@ -1,0 +1,74 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// viewingLauncher is a fake launcher that knows GPUs.
+type viewingLauncher struct {
+	*fakeLauncher
+	view launcher.GPUs
+}
+
+func (v *viewingLauncher) GPUs(context.Context) (launcher.GPUs, error) { return v.view, nil }
+
+// TestGPUs: admins see who holds GPUs, others see totals and their own kernels.
+func TestGPUs(t *testing.T) {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	view := launcher.GPUs{Missing: []string{"No pods."}, Nodes: []launcher.GPUNode{
+		{Name: "a", Address: "10.0.0.1", Status: "Ready", Pools: []launcher.GPUPool{{
+			Resource: "aliyun.com/gpu-mem", Unit: launcher.UnitGiB, Total: 14,
+			Devices: []launcher.GPUDevice{{Index: 0, Total: 14}},
+			Holders: []launcher.GPUHolder{
+				{Kernel: idA, Owner: "ann", SpecName: "python3", Namespace: "ns", Pod: "p", Amount: 4,
+					Devices: map[int]float64{0: 4}, Since: at, Measured: 4, IdleSince: at},
+				{Kernel: idB, Owner: "bob", Amount: 4, Devices: map[int]float64{0: 4}, Measured: 4, Busy: 4},
+				{Namespace: "other", Pod: "q", Amount: 4, Devices: map[int]float64{0: 4}},
+			}}}},
+		{Name: "b", Pools: []launcher.GPUPool{{Resource: "aliyun.com/gpu-mem", Unit: launcher.UnitGiB, Total: 14,
+			Unhealthy: 14}}},
+	}}
+	g := startUserGateway(t, func(o *Options) {
+		o.Launcher = &viewingLauncher{o.Launcher.(*fakeLauncher), view}
+	})
+	const totals = `[{"resource":"aliyun.com/gpu-mem","unit":"GiB","total":28,"held":12,"measured":8,"busy":4,` +
+		`"unhealthy":14}]`
+	for _, who := range []struct {
+		name     string
+		holders  int
+		others   float64
+		hasPlace bool
+	}{{"root", 3, 0, true}, {"ann", 1, 8, false}, {"rita", 0, 12, false}} {
+		answer := decode[GPUs](t, g.do("GET", "/api/gpus", "", as(who.name)).want(t, 200, ""))
+		text, err := json.Marshal(answer.Totals)
+		if err != nil || string(text) != totals {
+			t.Errorf("%s: totals %s, %v", who.name, text, err)
+		}
+		pool := answer.Nodes[0].Pools[0]
+		if len(answer.Nodes) != 2 || len(answer.Missing) != 1 || len(pool.Holders) != who.holders ||
+			pool.Others != who.others || pool.Devices[0].Held != 12 || (answer.Nodes[0].Address != "") != who.hasPlace {
+			t.Errorf("%s: %+v", who.name, answer)
+		}
+		if who.name != "ann" {
+			continue
+		}
+		if h := pool.Holders[0]; h.Kernel != idA || h.Devices["0"] != 4 || h.Since == "" || h.IdleSince != h.Since ||
+			h.Spec != "python3" {
+			t.Errorf("%+v", h)
+		}
+	}
+}
+
+// TestGPUs_Unknown: a launcher without GPUs is no error.
+func TestGPUs_Unknown(t *testing.T) {
+	g := startGateway(t, nil)
+	answer := decode[GPUs](t, g.do("GET", "/api/gpus", "").want(t, 200, ""))
+	if len(answer.Nodes) != 0 || len(answer.Missing) != 1 || answer.Totals == nil {
+		t.Errorf("%+v", answer)
+	}
+}

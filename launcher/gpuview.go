@@ -1,0 +1,100 @@
+package launcher
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+)
+
+// GPUViewer is implemented by launchers that know the GPUs of their machines, and who holds them.
+type GPUViewer interface {
+	// GPUs returns the GPUs of this moment. It only reads memory. The caller may change the answer.
+	GPUs(ctx context.Context) (GPUs, error)
+}
+
+// GPUs are the GPUs of all machines.
+type GPUs struct {
+	Nodes   []GPUNode // by name
+	Missing []string  // sentences for an operator: what the view lacks, and what would give it
+}
+
+// GPUNode is one machine.
+type GPUNode struct {
+	Name    string
+	Address string // "" if it is not known
+	Status  string // one or more words: Ready, NotReady, SchedulingDisabled; "" if it is not known
+	Pools   []GPUPool
+}
+
+// GPUUnit is what the amounts of a pool count.
+type GPUUnit string
+
+// The units.
+const (
+	UnitGPU   GPUUnit = "GPU"   // whole GPUs, or instances of them (MIG), that one pod has for itself
+	UnitShare GPUUnit = "share" // replicas of GPUs that a device plugin offers several times
+	UnitGiB   GPUUnit = "GiB"   // memory
+	UnitMiB   GPUUnit = "MiB"
+	UnitPart  GPUUnit = "unit" // another measure of a scheduler extension
+)
+
+// GPUPool is the GPUs of a machine that are asked for by one name.
+type GPUPool struct {
+	Resource  string // such as nvidia.com/gpu
+	Model     string // "" if it is not known
+	Unit      GPUUnit
+	Total     float64     // that pods can have; 0 if it is not known
+	Unhealthy float64     // that the machine has besides, and that no pod can have
+	Devices   []GPUDevice // by index; empty if the machine does not tell them apart
+	Holders   []GPUHolder // the longest holder first
+}
+
+// GPUDevice is one GPU of a pool.
+type GPUDevice struct {
+	Index int
+	UUID  string  // "" if it is not known
+	Total float64 // in the pool's unit
+}
+
+// GPUHolder is a kernel, or another pod, that holds a part of a pool.
+type GPUHolder struct {
+	Kernel    string // id; "" for a pod that is no kernel
+	Owner     string
+	SpecName  string
+	Flavor    string
+	Namespace string // of its pod; "" on one machine
+	Pod       string
+	Amount    float64         // in the pool's unit
+	Devices   map[int]float64 // of Amount, by the device's index; nil if it is not known
+	Since     time.Time       // UTC
+	Ending    bool            // its pod is being deleted, and holds them until it is gone
+
+	Measured  float64   // of Amount, for which it is known whether it computes
+	Busy      float64   // of Measured, that computes
+	IdleSince time.Time // UTC; since when none of it computes; zero: some does, or it is not known
+}
+
+// Held returns how much of a pool is held.
+func (p *GPUPool) Held() (held float64) {
+	for i := range p.Holders {
+		held += p.Holders[i].Amount
+	}
+	return held
+}
+
+// Sort orders all that has an order.
+func (g *GPUs) Sort() {
+	slices.SortFunc(g.Nodes, func(a, b GPUNode) int { return cmp.Compare(a.Name, b.Name) })
+	for i := range g.Nodes {
+		pools := g.Nodes[i].Pools
+		slices.SortFunc(pools, func(a, b GPUPool) int { return cmp.Compare(a.Resource, b.Resource) })
+		for j := range pools {
+			slices.SortFunc(pools[j].Devices, func(a, b GPUDevice) int { return cmp.Compare(a.Index, b.Index) })
+			slices.SortFunc(pools[j].Holders, func(a, b GPUHolder) int {
+				return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod),
+					cmp.Compare(a.Kernel, b.Kernel))
+			})
+		}
+	}
+}

@@ -1,0 +1,289 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+const (
+	// gpushareDevices is a node's number of GPUs that are booked by memory. AliyunContainerService/gpushare-device-plugin
+	// offers it.
+	gpushareDevices corev1.ResourceName = "aliyun.com/gpu-count"
+	gpushareMemory  corev1.ResourceName = "aliyun.com/gpu-mem"
+
+	// Annotations of a pod with the GPUs that gpushare has chosen: one index, or JSON of container, index and units.
+	gpushareIndex      = "ALIYUN_COM_GPU_MEM_IDX"
+	gpushareAllocation = "scheduler.framework.gpushare.allocation"
+
+	// Labels of a node, of NVIDIA/gpu-feature-discovery and of ACK.
+	labelReplicas   = "nvidia.com/gpu.replicas"
+	labelModel      = "nvidia.com/gpu.product"
+	labelModelOfACK = "aliyun.accelerator/nvidia_name"
+
+	// claimPool has the kernels whose GPUs are resource claims.
+	claimPool = "resource claims"
+)
+
+// gpuPod is a pod that may hold GPUs. Its holder has all but amount, devices and time.
+type gpuPod struct {
+	pod     *corev1.Pod
+	holder  launcher.GPUHolder
+	samples []api.GPU
+}
+
+// GPUs implements launcher.GPUViewer.
+func (l *Launcher) GPUs(context.Context) (launcher.GPUs, error) {
+	var pods []gpuPod
+	known := map[types.UID]bool{}
+	l.mu.Lock()
+	for _, k := range l.kernels {
+		if k.pod == nil || k.removed {
+			continue
+		}
+		known[k.pod.UID] = true
+		p := gpuPod{pod: k.pod, holder: launcher.GPUHolder{Kernel: k.id, Owner: k.rec.Owner, SpecName: k.rec.SpecName,
+			Flavor: k.rec.Flavor}}
+		if k.supervisor.Streaming && k.end == nil {
+			p.samples = k.supervisor.Status.GPU
+		}
+		pods = append(pods, p)
+	}
+	l.mu.Unlock()
+	nodes, others, missing := l.machines.list()
+	for _, pod := range others {
+		if !known[pod.UID] {
+			pods = append(pods, gpuPod{pod: pod})
+		}
+	}
+	view := launcher.GPUs{Nodes: gpuNodes(nodes, pods), Missing: missing}
+	view.Sort()
+	return view, nil
+}
+
+// gpuNodes returns the nodes that have GPUs, with who holds them. Nodes that only a pod names have unknown totals.
+func gpuNodes(nodes []*corev1.Node, pods []gpuPod) []launcher.GPUNode {
+	found := map[string]*launcher.GPUNode{}
+	for _, node := range nodes {
+		n := &launcher.GPUNode{Name: node.Name, Status: nodeStatus(node)}
+		for _, a := range node.Status.Addresses {
+			if a.Type == corev1.NodeInternalIP && n.Address == "" {
+				n.Address = a.Address
+			}
+		}
+		capacity, allocatable := podspec.GPUPools(node.Status.Capacity), podspec.GPUPools(node.Status.Allocatable)
+		for name, amount := range capacity {
+			n.Pools = append(n.Pools, newPool(node, name, amount, allocatable[name]))
+		}
+		if len(n.Pools) > 0 {
+			found[n.Name] = n
+		}
+	}
+	for _, p := range pods {
+		ended := p.pod.Status.Phase == corev1.PodSucceeded || p.pod.Status.Phase == corev1.PodFailed
+		if p.pod.Spec.NodeName == "" || ended {
+			continue
+		}
+		amounts := map[string]float64{}
+		for name, n := range podspec.GPUAmounts(p.pod) {
+			amounts[string(name)] = float64(n)
+		}
+		if len(amounts) == 0 && p.holder.Kernel != "" && len(p.pod.Spec.ResourceClaims) > 0 {
+			amounts[claimPool] = podspec.GPUs(p.pod).Float()
+		}
+		for name, amount := range amounts {
+			n := found[p.pod.Spec.NodeName]
+			if n == nil {
+				n = &launcher.GPUNode{Name: p.pod.Spec.NodeName}
+				found[n.Name] = n
+			}
+			pool := poolOf(n, name)
+			pool.Holders = append(pool.Holders, p.holds(amount, name))
+		}
+	}
+	var all []launcher.GPUNode
+	for _, n := range found {
+		all = append(all, *n)
+	}
+	return all
+}
+
+// poolOf returns a node's pool of a resource. It makes one with an unknown total if there is none.
+func poolOf(n *launcher.GPUNode, resource string) *launcher.GPUPool {
+	at := slices.IndexFunc(n.Pools, func(p launcher.GPUPool) bool { return p.Resource == resource })
+	if at < 0 {
+		at = len(n.Pools)
+		n.Pools = append(n.Pools, launcher.GPUPool{Resource: resource, Unit: unitOf(resource, 1, 0)})
+	}
+	return &n.Pools[at]
+}
+
+// newPool returns a node's GPUs of one resource, with its devices where the node tells how many there are.
+func newPool(node *corev1.Node, name corev1.ResourceName, capacity, allocatable int64) launcher.GPUPool {
+	replicas, err := strconv.Atoi(node.Labels[labelReplicas])
+	if err != nil {
+		replicas = 1
+	}
+	devices, perDevice := int64(0), 0.0
+	if n, ok := node.Status.Capacity[gpushareDevices]; ok && name == gpushareMemory && n.Value() > 0 {
+		devices = min(n.Value(), capacity)
+		perDevice = float64(capacity) / float64(devices)
+	}
+	pool := launcher.GPUPool{
+		Resource:  string(name),
+		Model:     cmp.Or(node.Labels[labelModel], node.Labels[labelModelOfACK]),
+		Unit:      unitOf(string(name), replicas, perDevice),
+		Total:     float64(allocatable),
+		Unhealthy: float64(max(0, capacity-allocatable)),
+	}
+	for i := range devices {
+		pool.Devices = append(pool.Devices, launcher.GPUDevice{Index: int(i), Total: perDevice})
+	}
+	return pool
+}
+
+// unitOf returns what a resource counts. gpushare counts the memory in GiB, or in MiB if its operator wants that: then
+// a GPU has thousands.
+func unitOf(resource string, replicas int, perDevice float64) launcher.GPUUnit {
+	_, shared := podspec.IsGPU(corev1.ResourceName(resource))
+	switch {
+	case resource == string(gpushareMemory) && perDevice < 1024:
+		return launcher.UnitGiB
+	case resource == string(gpushareMemory):
+		return launcher.UnitMiB
+	case shared:
+		return launcher.UnitPart
+	case strings.HasSuffix(resource, "gpu.shared"), resource == "nvidia.com/gpu" && replicas > 1:
+		return launcher.UnitShare
+	}
+	return launcher.UnitGPU
+}
+
+// holds returns the pod as a holder of an amount of a resource.
+func (p *gpuPod) holds(amount float64, resource string) launcher.GPUHolder {
+	h := p.holder
+	h.Namespace, h.Pod = p.pod.Namespace, p.pod.Name
+	h.Amount, h.Ending = amount, p.pod.DeletionTimestamp != nil
+	h.Since = cmp.Or(podstatus.Scheduled(p.pod), p.pod.CreationTimestamp.Time).UTC()
+	if resource == string(gpushareMemory) {
+		h.Devices = gpushareOf(p.pod, amount)
+	}
+	busy, known := 0, 0
+	for _, g := range p.samples {
+		switch {
+		case g.BusySince != "":
+			busy, known = busy+1, known+1
+		case g.IdleSince != "":
+			known++
+			if at, err := time.Parse(api.TimeFormat, g.IdleSince); err == nil && at.After(h.IdleSince) {
+				h.IdleSince = at.UTC()
+			}
+		}
+	}
+	if n := len(p.samples); n > 0 {
+		h.Busy, h.Measured = amount*float64(busy)/float64(n), amount*float64(known)/float64(n)
+	}
+	if busy > 0 || known < len(p.samples) {
+		h.IdleSince = time.Time{}
+	}
+	return h
+}
+
+// gpushareOf returns the units on each GPU that gpushare has given to a pod, or nil if the pod does not say it.
+func gpushareOf(pod *corev1.Pod, amount float64) map[int]float64 {
+	devices := map[int]float64{}
+	var byContainer map[string]map[string]float64
+	if json.Unmarshal([]byte(pod.Annotations[gpushareAllocation]), &byContainer) == nil {
+		for _, of := range byContainer {
+			for index, units := range of {
+				if i, err := strconv.Atoi(index); err == nil && i >= 0 && units > 0 {
+					devices[i] += units
+				}
+			}
+		}
+	}
+	if i, err := strconv.Atoi(pod.Annotations[gpushareIndex]); err == nil && i >= 0 && len(devices) == 0 {
+		devices[i] = amount
+	}
+	if len(devices) == 0 {
+		return nil
+	}
+	return devices
+}
+
+// nodeStatus is as kubectl prints it.
+func nodeStatus(node *corev1.Node) string {
+	status := "NotReady"
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+			status = "Ready"
+		}
+	}
+	if node.Spec.Unschedulable {
+		status += ",SchedulingDisabled"
+	}
+	return status
+}
+
+// trimForGPUs keeps what gpuNodes reads of a pod, so that all pods of a cluster need little memory.
+func trimForGPUs(o any) (any, error) {
+	pod, ok := o.(*corev1.Pod)
+	if !ok {
+		return o, nil // a cache.DeletedFinalStateUnknown
+	}
+	small := &corev1.Pod{}
+	small.Name, small.Namespace, small.UID, small.ResourceVersion = pod.Name, pod.Namespace, pod.UID, pod.ResourceVersion
+	amounts := podspec.GPUAmounts(pod)
+	if len(amounts) == 0 {
+		return small, nil
+	}
+	small.CreationTimestamp, small.DeletionTimestamp = pod.CreationTimestamp, pod.DeletionTimestamp
+	small.Spec.NodeName, small.Status.Phase = pod.Spec.NodeName, pod.Status.Phase
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled {
+			small.Status.Conditions = []corev1.PodCondition{c}
+		}
+	}
+	small.Annotations = maps.Clone(pod.Annotations)
+	maps.DeleteFunc(small.Annotations, func(name, _ string) bool {
+		return name != gpushareIndex && name != gpushareAllocation
+	})
+	small.Spec.InitContainers = resourcesOf(pod.Spec.InitContainers)
+	small.Spec.Containers = resourcesOf(pod.Spec.Containers)
+	return small, nil
+}
+
+// resourcesOf keeps what containers ask for.
+func resourcesOf(all []corev1.Container) []corev1.Container {
+	var small []corev1.Container
+	for _, c := range all {
+		small = append(small, corev1.Container{Resources: c.Resources, RestartPolicy: c.RestartPolicy})
+	}
+	return small
+}
+
+// missingNodes and missingPods say why the view of GPUs is incomplete.
+const (
+	missingNodes = "The gateway does not see nodes, so totals are unknown. --watch-gpus and the component watch-gpus " +
+		"change that."
+	missingPods = "The gateway does not see other pods, so GPUs that they hold count as free. --watch-gpus and the " +
+		"component watch-gpus change that."
+)
+
+func missing(what string, err error) string {
+	return fmt.Sprintf("The gateway cannot list %s: %s.", what, strings.TrimSuffix(podstatus.ExplainError(err).Text, "."))
+}

@@ -1,0 +1,204 @@
+package kube
+
+import (
+	"encoding/json"
+	"errors"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+func amounts(of map[string]string) corev1.ResourceList {
+	all := corev1.ResourceList{}
+	for name, text := range of {
+		all[corev1.ResourceName(name)] = resource.MustParse(text)
+	}
+	return all
+}
+
+func gpuTestNode(name string, labels, capacity, allocatable map[string]string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
+		Status: corev1.NodeStatus{Capacity: amounts(capacity), Allocatable: amounts(allocatable),
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}},
+			Addresses:  []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}}}}
+}
+
+func gpuTestPod(name, node string, limits map[string]string, change func(*corev1.Pod)) *corev1.Pod {
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "ns", CreationTimestamp: metav1.Unix(100, 0)},
+		Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{
+			Limits: amounts(limits)}}}}}
+	pod.Status.Phase = corev1.PodRunning
+	if change != nil {
+		change(pod)
+	}
+	return pod
+}
+
+// TestGPUNodes compares whole views.
+func TestGPUNodes(t *testing.T) {
+	since := time.Unix(100, 0).UTC()
+	idle := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	memory := map[string]string{"aliyun.com/gpu-mem": "28", "aliyun.com/gpu-count": "2",
+		"aliyun.com/gpu-core.percentage": "200", "cpu": "8"}
+	whole := map[string]string{"nvidia.com/gpu": "8"}
+	gpushare := func(annotation, text string) func(*corev1.Pod) {
+		return func(pod *corev1.Pod) { pod.Annotations = map[string]string{annotation: text} }
+	}
+	for name, c := range map[string]struct {
+		nodes []*corev1.Node
+		pods  []gpuPod
+		want  []launcher.GPUNode
+	}{
+		"no GPUs": {[]*corev1.Node{gpuTestNode("n", nil, map[string]string{"cpu": "8"}, nil)},
+			[]gpuPod{{pod: gpuTestPod("p", "n", map[string]string{"cpu": "1"}, nil)}}, nil},
+		"whole GPUs": {
+			[]*corev1.Node{gpuTestNode("n", map[string]string{labelModel: "Tesla-T4"}, whole,
+				map[string]string{"nvidia.com/gpu": "7"})},
+			[]gpuPod{
+				{pod: gpuTestPod("k", "n", map[string]string{"nvidia.com/gpu": "2"}, nil),
+					holder:  launcher.GPUHolder{Kernel: "id", Owner: "ann"},
+					samples: []api.GPU{{BusySince: api.Timestamp(idle)}, {IdleSince: api.Timestamp(idle)}}},
+				{pod: gpuTestPod("foreign", "n", map[string]string{"nvidia.com/gpu": "1"}, func(pod *corev1.Pod) {
+					pod.DeletionTimestamp = &metav1.Time{Time: since}
+				})},
+				{pod: gpuTestPod("ended", "n", whole, func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodSucceeded })},
+				{pod: gpuTestPod("waits", "", whole, nil)},
+			},
+			[]launcher.GPUNode{{Name: "n", Address: "10.0.0.1", Status: "Ready", Pools: []launcher.GPUPool{{
+				Resource: "nvidia.com/gpu", Model: "Tesla-T4", Unit: launcher.UnitGPU, Total: 7, Unhealthy: 1,
+				Holders: []launcher.GPUHolder{
+					{Namespace: "ns", Pod: "foreign", Amount: 1, Since: since, Ending: true},
+					{Kernel: "id", Owner: "ann", Namespace: "ns", Pod: "k", Amount: 2, Since: since, Measured: 2, Busy: 1},
+				}}}}},
+		},
+		"gpushare": {
+			[]*corev1.Node{gpuTestNode("n", map[string]string{labelModelOfACK: "Tesla-T4"}, memory, memory)},
+			[]gpuPod{
+				{pod: gpuTestPod("a", "n", map[string]string{"aliyun.com/gpu-mem": "4"}, gpushare(gpushareIndex, "1")),
+					samples: []api.GPU{{IdleSince: api.Timestamp(idle)}}},
+				{pod: gpuTestPod("b", "n", map[string]string{"aliyun.com/gpu-mem": "6", "aliyun.com/gpu-core.percentage": "30"},
+					gpushare(gpushareAllocation, `{"0":{"0":2,"1":4}}`))},
+				{pod: gpuTestPod("c", "n", map[string]string{"aliyun.com/gpu-mem": "1"}, gpushare(gpushareIndex, "-1"))},
+			},
+			[]launcher.GPUNode{{Name: "n", Address: "10.0.0.1", Status: "Ready", Pools: []launcher.GPUPool{{
+				Resource: "aliyun.com/gpu-mem", Model: "Tesla-T4", Unit: launcher.UnitGiB, Total: 28,
+				Devices: []launcher.GPUDevice{{Index: 0, Total: 14}, {Index: 1, Total: 14}},
+				Holders: []launcher.GPUHolder{
+					{Namespace: "ns", Pod: "a", Amount: 4, Devices: map[int]float64{1: 4}, Since: since, Measured: 4,
+						IdleSince: idle},
+					{Namespace: "ns", Pod: "b", Amount: 6, Devices: map[int]float64{0: 2, 1: 4}, Since: since},
+					{Namespace: "ns", Pod: "c", Amount: 1, Since: since},
+				}}}}},
+		},
+		"replicas": {
+			[]*corev1.Node{gpuTestNode("n", map[string]string{labelReplicas: "4"}, whole, whole)}, nil,
+			[]launcher.GPUNode{{Name: "n", Address: "10.0.0.1", Status: "Ready", Pools: []launcher.GPUPool{{
+				Resource: "nvidia.com/gpu", Unit: launcher.UnitShare, Total: 8}}}},
+		},
+		"nodes are not seen": {nil,
+			[]gpuPod{{pod: gpuTestPod("k", "n", map[string]string{"nvidia.com/mig-1g.10gb": "1"}, nil)}},
+			[]launcher.GPUNode{{Name: "n", Pools: []launcher.GPUPool{{Resource: "nvidia.com/mig-1g.10gb",
+				Unit:    launcher.UnitGPU,
+				Holders: []launcher.GPUHolder{{Namespace: "ns", Pod: "k", Amount: 1, Since: since}}}}}},
+		},
+		"init containers": {nil,
+			[]gpuPod{{pod: gpuTestPod("k", "n", map[string]string{"nvidia.com/gpu": "1"}, func(pod *corev1.Pod) {
+				always := corev1.ContainerRestartPolicyAlways
+				of := func(n string) corev1.ResourceRequirements {
+					return corev1.ResourceRequirements{Limits: amounts(map[string]string{"nvidia.com/gpu": n})}
+				}
+				pod.Spec.InitContainers = []corev1.Container{{Resources: of("1")}, {Resources: of("2"), RestartPolicy: &always},
+					{Resources: of("2")}}
+			})}},
+			[]launcher.GPUNode{{Name: "n", Pools: []launcher.GPUPool{{Resource: "nvidia.com/gpu", Unit: launcher.UnitGPU,
+				Holders: []launcher.GPUHolder{{Namespace: "ns", Pod: "k", Amount: 4, Since: since}}}}}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for i, node := range c.nodes {
+				o, err := trimNode(node)
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.nodes[i] = o.(*corev1.Node)
+			}
+			for i := range c.pods {
+				o, err := trimForGPUs(c.pods[i].pod)
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.pods[i].pod = o.(*corev1.Pod)
+			}
+			got := launcher.GPUs{Nodes: gpuNodes(c.nodes, c.pods)}
+			got.Sort()
+			if !reflect.DeepEqual(got.Nodes, c.want) {
+				text, err := json.MarshalIndent(got.Nodes, "", " ")
+				t.Errorf("got %s\nwant %+v\n%v", text, c.want, err)
+			}
+		})
+	}
+}
+
+// TestGPUs: the view has kernels, other pods and nodes from informers, and makes no request.
+func TestGPUs(t *testing.T) {
+	c := newTestCluster(t)
+	node := gpuTestNode("n", nil, map[string]string{"nvidia.com/gpu": "8"}, map[string]string{"nvidia.com/gpu": "8"})
+	foreign := gpuTestPod("foreign", "n", map[string]string{"nvidia.com/gpu": "3"}, nil)
+	foreign.Namespace = "other"
+	if _, err := c.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.CoreV1().Pods("other").Create(t.Context(), foreign, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	l := openTest(t, c, func(o *Options, _ *timing) { o.WatchGPUs = true })
+	req := testRequest(idA)
+	req.Spec.Metadata = []byte(`{"ekg": {"resources": {"limits": {"nvidia.com/gpu": "2"}}}}`)
+	if _, _, err := l.Start(t.Context(), req); err != nil {
+		t.Fatal(err)
+	}
+	c.setPod(t, idA+"-1", func(pod *corev1.Pod) { pod.Spec.NodeName = "n" })
+	eventually(t, "the kernel is seen", func() bool {
+		view, err := l.GPUs(t.Context())
+		return err == nil && len(view.Missing) == 0 && len(view.Nodes) == 1 && view.Nodes[0].Pools[0].Held() == 5
+	})
+	before := c.requests()
+	view, err := l.GPUs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := c.requests() - before; n != 0 {
+		t.Errorf("%d requests", n)
+	}
+	holders := view.Nodes[0].Pools[0].Holders
+	at := slices.IndexFunc(holders, func(h launcher.GPUHolder) bool { return h.Kernel == idA })
+	if len(holders) != 2 || at < 0 || holders[at].Owner != "ann" || holders[at].Amount != 2 {
+		t.Errorf("%+v", holders)
+	}
+}
+
+// TestGPUs_Missing: without a right or a setting, the view has the kernels and says what is missing.
+func TestGPUs_Missing(t *testing.T) {
+	c := newTestCluster(t)
+	c.refuse("list", "nodes", apierrors.NewForbidden(corev1.Resource("nodes"), "", errors.New("no")))
+	l := openTest(t, c, func(o *Options, _ *timing) { o.WatchGPUs = true })
+	eventually(t, "it is known what is missing", func() bool {
+		view, err := l.GPUs(t.Context())
+		return err == nil && len(view.Missing) == 1 && strings.Contains(view.Missing[0], "cannot list the nodes: ")
+	})
+	off := openTest(t, newTestCluster(t), nil)
+	view, err := off.GPUs(t.Context())
+	if err != nil || !slices.Equal(view.Missing, []string{missingNodes, missingPods}) {
+		t.Errorf("%+v, %v", view, err)
+	}
+}
