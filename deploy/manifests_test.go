@@ -326,7 +326,7 @@ func TestManifests_NoSecrets(t *testing.T) {
 	}
 }
 
-// Only the components watch-nodes and watch-gpus give gateways rights outside their namespaces: to read nodes, and pods.
+// Only the components watch-nodes and watch-gpus give gateways rights in the whole cluster: to read nodes, and pods.
 func TestManifests_ClusterRights(t *testing.T) {
 	for _, o := range token.objects(t) {
 		if role, ok := o.(*rbacv1.ClusterRole); ok {

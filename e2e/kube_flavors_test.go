@@ -60,7 +60,8 @@ func TestE2E_KubeFlavors(t *testing.T) {
 	k := newKubeGateway(t, "--start-wait", "1s", "--flavors", file, "--flavors-as-kernelspecs",
 		"--max-gpus-per-user", "3", "--watch-gpus")
 	k.cluster.offer(t, map[string]string{"nvidia.com/mig-1g.10gb": "1", "nvidia.com/gpu.shared": "1",
-		"aliyun.com/gpu-mem": "14", "aliyun.com/gpu-count": "1", "nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "100", "amd.com/gpu": "1"})
+		"aliyun.com/gpu-mem": "14", "aliyun.com/gpu-count": "1",
+		"nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "100", "amd.com/gpu": "1"})
 	class := k.namespace
 	k.cluster.kubectl(t, fmt.Sprintf(`{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass",
 		"metadata": {"name": %q}}`, class), "create", "-f", "-")

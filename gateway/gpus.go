@@ -112,7 +112,7 @@ func (g *Gateway) viewGPUs(ctx context.Context) (launcher.GPUs, error) {
 	if !ok {
 		return launcher.GPUs{Missing: []string{missingViewer}}, nil
 	}
-	return viewer.GPUs(ctx)
+	return viewer.ViewGPUs(ctx)
 }
 
 // amountsOf sums what is held of a pool.

@@ -15,7 +15,7 @@ type viewingLauncher struct {
 	view launcher.GPUs
 }
 
-func (v *viewingLauncher) GPUs(context.Context) (launcher.GPUs, error) { return v.view, nil }
+func (v *viewingLauncher) ViewGPUs(context.Context) (launcher.GPUs, error) { return v.view, nil }
 
 // TestGPUs: admins see who holds GPUs, others see totals and their own kernels.
 func TestGPUs(t *testing.T) {

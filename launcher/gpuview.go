@@ -9,8 +9,8 @@ import (
 
 // GPUViewer is implemented by launchers that know the GPUs of their machines, and who holds them.
 type GPUViewer interface {
-	// GPUs returns the GPUs of this moment. It only reads memory. The caller may change the answer.
-	GPUs(ctx context.Context) (GPUs, error)
+	// ViewGPUs returns the GPUs of this moment. It makes no request. The caller may change the answer.
+	ViewGPUs(ctx context.Context) (GPUs, error)
 }
 
 // GPUs are the GPUs of all machines.

@@ -46,8 +46,8 @@ type gpuPod struct {
 	samples []api.GPU
 }
 
-// GPUs implements launcher.GPUViewer.
-func (l *Launcher) GPUs(context.Context) (launcher.GPUs, error) {
+// ViewGPUs implements launcher.GPUViewer.
+func (l *Launcher) ViewGPUs(context.Context) (launcher.GPUs, error) {
 	var pods []gpuPod
 	known := map[types.UID]bool{}
 	l.mu.Lock()

@@ -169,11 +169,11 @@ func TestGPUs(t *testing.T) {
 	}
 	c.setPod(t, idA+"-1", func(pod *corev1.Pod) { pod.Spec.NodeName = "n" })
 	eventually(t, "the kernel is seen", func() bool {
-		view, err := l.GPUs(t.Context())
+		view, err := l.ViewGPUs(t.Context())
 		return err == nil && len(view.Missing) == 0 && len(view.Nodes) == 1 && view.Nodes[0].Pools[0].Held() == 5
 	})
 	before := c.requests()
-	view, err := l.GPUs(t.Context())
+	view, err := l.ViewGPUs(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,11 +193,11 @@ func TestGPUs_Missing(t *testing.T) {
 	c.refuse("list", "nodes", apierrors.NewForbidden(corev1.Resource("nodes"), "", errors.New("no")))
 	l := openTest(t, c, func(o *Options, _ *timing) { o.WatchGPUs = true })
 	eventually(t, "it is known what is missing", func() bool {
-		view, err := l.GPUs(t.Context())
+		view, err := l.ViewGPUs(t.Context())
 		return err == nil && len(view.Missing) == 1 && strings.Contains(view.Missing[0], "cannot list the nodes: ")
 	})
 	off := openTest(t, newTestCluster(t), nil)
-	view, err := off.GPUs(t.Context())
+	view, err := off.ViewGPUs(t.Context())
 	if err != nil || !slices.Equal(view.Missing, []string{missingNodes, missingPods}) {
 		t.Errorf("%+v, %v", view, err)
 	}
