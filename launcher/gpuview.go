@@ -5,6 +5,8 @@ import (
 	"context"
 	"slices"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // GPUViewer is implemented by launchers that know the GPUs of their machines, and who holds them.
@@ -73,6 +75,28 @@ type GPUHolder struct {
 	Measured  float64   // of Amount, for which it is known whether it computes
 	Busy      float64   // of Measured, that computes
 	IdleSince time.Time // UTC; since when none of it computes; zero: some does, or it is not known
+}
+
+// Measure sets what is known of the use of Amount, from samples of the GPUs that it is on.
+func (h *GPUHolder) Measure(samples []api.GPU) {
+	busy, known := 0, 0
+	for _, g := range samples {
+		switch {
+		case g.BusySince != "":
+			busy, known = busy+1, known+1
+		case g.IdleSince != "":
+			known++
+			if at, err := time.Parse(api.TimeFormat, g.IdleSince); err == nil && at.After(h.IdleSince) {
+				h.IdleSince = at.UTC()
+			}
+		}
+	}
+	if n := float64(len(samples)); n > 0 {
+		h.Busy, h.Measured = h.Amount*float64(busy)/n, h.Amount*float64(known)/n
+	}
+	if busy > 0 || known < len(samples) {
+		h.IdleSince = time.Time{}
+	}
 }
 
 // Held returns how much of a pool is held.

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -182,24 +181,7 @@ func (p *gpuPod) holds(amount float64, resource string) launcher.GPUHolder {
 	if resource == string(gpushareMemory) {
 		h.Devices = gpushareOf(p.pod, amount)
 	}
-	busy, known := 0, 0
-	for _, g := range p.samples {
-		switch {
-		case g.BusySince != "":
-			busy, known = busy+1, known+1
-		case g.IdleSince != "":
-			known++
-			if at, err := time.Parse(api.TimeFormat, g.IdleSince); err == nil && at.After(h.IdleSince) {
-				h.IdleSince = at.UTC()
-			}
-		}
-	}
-	if n := len(p.samples); n > 0 {
-		h.Busy, h.Measured = amount*float64(busy)/float64(n), amount*float64(known)/float64(n)
-	}
-	if busy > 0 || known < len(p.samples) {
-		h.IdleSince = time.Time{}
-	}
+	h.Measure(p.samples)
 	return h
 }
 

@@ -85,8 +85,8 @@ type Options struct {
 	// nodes. Without the right, the gateway goes on without it.
 	WatchNodes bool
 
-	// WatchGPUs says to watch nodes and the pods of all namespaces, so that ViewGPUs returns totals, and what other pods hold.
-	// It needs the rights to list and watch both. Without a right, the view is incomplete and says so.
+	// WatchGPUs says to watch nodes and the pods of all namespaces, so that ViewGPUs returns totals, and what other pods
+	// hold. It needs the rights to list and watch both. Without a right, the view is incomplete and says so.
 	WatchGPUs bool
 }
 

@@ -1,0 +1,105 @@
+package local
+
+import (
+	"context"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// ViewGPUs implements launcher.GPUViewer: this machine is the only node. It asks no driver.
+func (l *Launcher) ViewGPUs(ctx context.Context) (launcher.GPUs, error) {
+	held, reason, err := l.GPUs(ctx)
+	if err != nil {
+		return launcher.GPUs{}, err
+	}
+	var view launcher.GPUs
+	if len(held) == 0 {
+		if reason == "" {
+			reason = "no GPU was found"
+		}
+		view.Missing = []string{"This machine has no GPUs for kernels: " + reason + "."}
+		return view, nil
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		name = "localhost"
+	}
+	node := launcher.GPUNode{Name: name, Status: "Ready"}
+	for _, h := range held {
+		l.addToPool(&node, h)
+	}
+	view.Nodes = []launcher.GPUNode{node}
+	view.Sort()
+	return view, nil
+}
+
+// addToPool adds a GPU to the pool of those of the same model and kind. The names of pools are those of NVIDIA's device
+// plugin.
+func (l *Launcher) addToPool(node *launcher.GPUNode, h gpu.Held) {
+	resource, unit, size := "nvidia.com/gpu", launcher.UnitGPU, float64(max(1, h.Shares))
+	if h.Profile != "" {
+		resource = "nvidia.com/mig-" + h.Profile
+	}
+	if h.Shares > 1 {
+		unit = launcher.UnitShare
+	}
+	at := slices.IndexFunc(node.Pools, func(p launcher.GPUPool) bool {
+		return p.Resource == resource && p.Model == h.Model && p.Unit == unit
+	})
+	if at < 0 {
+		at = len(node.Pools)
+		node.Pools = append(node.Pools, launcher.GPUPool{Resource: resource, Model: h.Model, Unit: unit})
+	}
+	pool := &node.Pools[at]
+	if h.Healthy {
+		pool.Total += size
+	} else {
+		pool.Unhealthy += size
+	}
+	index := len(pool.Devices)
+	pool.Devices = append(pool.Devices, launcher.GPUDevice{Index: index, UUID: h.UUID, Total: size})
+	for _, holder := range h.Holders {
+		amount := size * holder.Share.Float()
+		one := l.holderOf(holder.Kernel, h.UUID, amount)
+		at := slices.IndexFunc(pool.Holders, func(g launcher.GPUHolder) bool {
+			return g.Kernel == one.Kernel && g.Kernel != ""
+		})
+		if at < 0 {
+			one.Devices = map[int]float64{index: amount}
+			pool.Holders = append(pool.Holders, one)
+			continue
+		}
+		known := &pool.Holders[at]
+		known.Amount += amount
+		known.Devices[index] += amount
+		known.Measured, known.Busy = known.Measured+one.Measured, known.Busy+one.Busy
+		switch { // all of it must be idle
+		case one.IdleSince.IsZero(), known.IdleSince.IsZero():
+			known.IdleSince = time.Time{}
+		case one.IdleSince.After(known.IdleSince):
+			known.IdleSince = one.IdleSince
+		}
+	}
+}
+
+// holderOf returns a kernel as the holder of an amount of one GPU.
+func (l *Launcher) holderOf(id, uuid string, amount float64) launcher.GPUHolder {
+	h := launcher.GPUHolder{Kernel: id, Amount: amount}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	k := l.kernels[id]
+	if k == nil {
+		return h // another gateway has just started it
+	}
+	h.Owner, h.SpecName, h.Flavor, h.Since = k.rec.Owner, k.rec.SpecName, k.rec.Flavor, k.rec.Created.UTC()
+	h.Ending = k.stop != nil
+	if k.supervisor.Streaming {
+		h.Measure(slices.DeleteFunc(slices.Clone(k.supervisor.Status.GPU), func(g api.GPU) bool { return g.UUID != uuid }))
+	}
+	return h
+}
