@@ -274,12 +274,22 @@ func (l *Launcher) tryWaiting(k *kernel, promised map[string]bool) {
 		}
 		return
 	}
+	l.mu.Lock()
+	var known []string
+	if k.waiting != nil {
+		known = k.waiting.candidates
+	}
+	l.mu.Unlock()
+	if len(known) > 0 && !slices.ContainsFunc(known, func(uuid string) bool { return !promised[uuid] }) {
+		return // kernels that have waited for longer get all that would do
+	}
 	w, _ := l.isWaiting(k)
 	loan, err := l.borrow(l.ctx, k, nil, promised)
 	if err != nil {
 		l.markWaiting(k, w, err)
 		return
 	}
+	lent := l.timing.now()
 	err = l.launchAgain(l.ctx, k, loan)
 	switch {
 	case l.ctx.Err() != nil && err != nil: // another gateway starts it
@@ -297,6 +307,11 @@ func (l *Launcher) tryWaiting(k *kernel, promised map[string]bool) {
 		l.endWaiting(k)
 		l.markDead(k, end)
 	default:
+		running := l.timing.now()
+		l.trackStart(k, &start{since: running, phases: []launcher.Phase{
+			{Name: launcher.PhaseAdmission, Took: lent.Sub(w.Since)},
+			{Name: launcher.PhaseStarted, Took: running.Sub(lent)},
+		}})
 		l.markAlive(k)
 		l.log.Info("kernel started", logkey.Kernel, k.id, logkey.Spec, k.rec.SpecName, logkey.Took,
 			l.timing.now().Sub(w.Since))

@@ -115,11 +115,15 @@ func (p *Pool) Lend(ctx context.Context, kernel string, list gpu.List, w Want, p
 		return nil, err
 	}
 	defer unlock()
+	parts, err := p.parts()
+	if err != nil {
+		return nil, err
+	}
 	var fitting []*state
 	busy := &BusyError{want: w, total: len(matching)}
 	for _, u := range matching {
 		busy.Candidates = append(busy.Candidates, u.uuid)
-		s, err := p.look(u)
+		s, err := p.look(u, parts[u.uuid])
 		if err != nil {
 			return nil, err
 		}
@@ -210,12 +214,16 @@ func (p *Pool) Held(ctx context.Context, list gpu.List, shares int) ([]gpu.Held,
 		return nil, err
 	}
 	defer unlock()
+	parts, err := p.parts()
+	if err != nil {
+		return nil, err
+	}
 	all := []gpu.Held{}
 	for _, u := range units(list) {
 		h := gpu.Held{UUID: u.uuid, Model: u.model, Profile: u.profile, MemoryTotal: u.memory, Shares: max(1, shares),
 			Healthy: u.err == "", Error: u.err, Holders: []gpu.Holder{}}
 		if u.uuid != "" {
-			s, err := p.look(u)
+			s, err := p.look(u, parts[u.uuid])
 			if err != nil {
 				return nil, err
 			}
@@ -226,8 +234,9 @@ func (p *Pool) Held(ctx context.Context, list gpu.List, shares int) ([]gpu.Held,
 	return all, nil
 }
 
-// look finds out who holds a unit. The pool's lock is held, so no other program looks or lends. Holders may end.
-func (p *Pool) look(u unit) (*state, error) {
+// look finds out who holds a unit, of which there are parts with these numbers. The pool's lock is held, so no other
+// program looks or lends. Holders may end.
+func (p *Pool) look(u unit, numbers []int) (*state, error) {
 	s := &state{unit: u, free: 1}
 	locked, text, err := p.test(u.uuid, unix.LOCK_SH)
 	if err != nil {
@@ -237,10 +246,6 @@ func (p *Pool) look(u unit) (*state, error) {
 		s.alone, s.used = true, gpu.One
 		s.holders = []gpu.Holder{{Kernel: text.Kernel, Share: gpu.One}}
 		return s, nil
-	}
-	numbers, err := p.parts(u.uuid)
-	if err != nil {
-		return nil, err
 	}
 	for _, n := range numbers {
 		locked, text, err := p.test(fmt.Sprintf("%s@%d", u.uuid, n), unix.LOCK_EX)
@@ -258,20 +263,23 @@ func (p *Pool) look(u unit) (*state, error) {
 	return s, nil
 }
 
-// parts returns the numbers of the parts that a unit has ever had, in ascending order.
-func (p *Pool) parts(uuid string) (numbers []int, err error) {
+// parts returns the numbers of the parts that each unit has ever had, in ascending order.
+func (p *Pool) parts() (map[string][]int, error) {
 	entries, err := os.ReadDir(p.dir)
 	if err != nil {
 		return nil, err
 	}
+	all := map[string][]int{}
 	for _, e := range entries {
-		text, ok := strings.CutPrefix(e.Name(), uuid+"@")
-		if n, err := strconv.Atoi(text); ok && err == nil && n > 0 {
-			numbers = append(numbers, n)
+		uuid, text, _ := strings.Cut(e.Name(), "@")
+		if n, err := strconv.Atoi(text); err == nil && n > 0 {
+			all[uuid] = append(all[uuid], n)
 		}
 	}
-	slices.Sort(numbers)
-	return numbers, nil
+	for _, numbers := range all {
+		slices.Sort(numbers)
+	}
+	return all, nil
 }
 
 // test reports whether a lock is held such that it could not be taken, and the holder's text. A text that cannot be

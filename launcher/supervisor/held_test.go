@@ -1,0 +1,68 @@
+package supervisor
+
+import (
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// TestSupervisor_Held: a lock that the kernel's launcher has taken is released when the kernel is dead, also while
+// others have a copy of the descriptor. It stays through restarts. A dead kernel is not restarted without it.
+func TestSupervisor_Held(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "GPU-1")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close() //nolint:errcheck // nothing was written
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	copied, err := unix.Dup(int(f.Fd())) // as a process has that is left
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(copied) //nolint:errcheck // nothing was written
+	free := func() bool {
+		other, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Close() //nolint:errcheck // it was only read
+		err = unix.Flock(int(other.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err != nil && !errors.Is(err, unix.EWOULDBLOCK) {
+			t.Fatal(err)
+		}
+		return err == nil
+	}
+	r := startSupervisorTuned(t, func(c *api.Config) { c.RestartLimit = 0 },
+		func(s *Supervisor) { s.SetHeld([]*os.File{f}) }).ready()
+	if status, body := r.request("POST", "/restart", ""); status != http.StatusOK {
+		t.Fatalf("restart: %d %s", status, body)
+	}
+	r.ready()
+	if free() {
+		t.Fatal("a restart releases the lock")
+	}
+	r.dial(dialOption{session: "ann"}).execute("exit 4")
+	r.until("dead", func(st api.Status) bool { return st.State == api.Dead })
+	if !free() {
+		t.Error("a dead kernel holds the lock")
+	}
+	if status, body := r.request("POST", "/restart", ""); status < 400 || !strings.Contains(body, "given back") {
+		t.Errorf("restart of the dead kernel: %d %s", status, body)
+	}
+	select {
+	case <-r.done:
+	case <-time.After(testLimit):
+		t.Error("the supervisor does not end")
+	}
+}
