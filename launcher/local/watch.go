@@ -9,6 +9,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // followed adapts a kernel to follow.Kernel.
@@ -45,6 +46,7 @@ func (f followed) Receive(st api.Status, enterLocked func() (follow.Supervisor, 
 	l, k := f.l, f.k
 	var end *api.Ending // of a kernel whose supervisor lingers
 	if st.State == api.Dead {
+		wake.Reader(l.lends) // it has given its GPUs back
 		var err error
 		if end, err = l.layout.readEnding(k.id); err != nil {
 			l.log.Warn("record of a kernel's end cannot be read", logkey.Kernel, k.id, logkey.Err, err)

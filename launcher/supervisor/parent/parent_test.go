@@ -55,6 +55,12 @@ func open(t *testing.T, path string) *Program {
 // start starts a parent whose supervisors run the script.
 func start(t *testing.T, script string) *scripted {
 	t.Helper()
+	return startWith(t, func(*Options) {}, script)
+}
+
+// startWith is start with other options.
+func startWith(t *testing.T, change func(*Options), script string) *scripted {
+	t.Helper()
 	before := goleak.IgnoreCurrent()
 	dir, err := os.MkdirTemp("", "ekg-parent")
 	if err != nil {
@@ -73,6 +79,7 @@ func start(t *testing.T, script string) *scripted {
 	p.opts = Options{Program: open(t, program), Upgrades: p.hup, ConfigFile: filepath.Join(dir, "config"), Ready: p.answer,
 		Config: api.Config{KernelID: uuid.NewString(), SameMachine: true, SpillDir: dir,
 			ChildSocket: filepath.Join(dir, "run", "c"), EndFile: filepath.Join(dir, "ended.json")}}
+	change(&p.opts)
 	ctx, cancel := context.WithCancel(t.Context())
 	p.cancel = cancel
 	go func() { p.code <- run(ctx, p.opts, time.Millisecond) }()
