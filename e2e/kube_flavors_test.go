@@ -131,11 +131,11 @@ func (k *inCluster) showsShares(ids []string) {
 		}
 		return out
 	}
-	want := table.String() + "Allocated :  12 (85%)\nTotal     :  14\n\n" +
-		"Allocated/Total aliyun.com/gpu-mem In Cluster:\n12/14 (GiB) (85%)\n"
+	want := table.String() + "Allocated :  12 (85%)\nTotal     :  14\n"
+	const total = "\nAllocated/Total aliyun.com/gpu-mem In Cluster:\n12/14 (GiB) (85%)\n"
 	k.eventually(30*time.Second, "the shares are shown", func() error {
 		if out := top("nodes", "-s", "-d"); !strings.HasPrefix(out, "NAME:       node1\nIPADDRESS:  ") ||
-			!strings.Contains(out, "GPU0(Allocated)\n"+want) {
+			!strings.Contains(out, "GPU0(Allocated)\n"+want) || !strings.Contains(out, total) {
 			return fmt.Errorf("it prints\n%s\nwant\n%s", out, want)
 		}
 		return nil

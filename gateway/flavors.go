@@ -32,15 +32,31 @@ type flavorModel struct {
 	GPUs         gpu.Amount `json:"gpus"` // that a kernel counts as, for limits
 	Spot         bool       `json:"spot"`
 	PricePerHour float64    `json:"price_per_hour,omitempty"`
+
+	// Kernels of it that could start now, and that could run if nothing else ran. Absent if it is not known.
+	Free  *int `json:"free,omitempty"`
+	Total *int `json:"total,omitempty"`
 }
 
 // listFlavors lists the flavors that the caller may choose.
 func (g *Gateway) listFlavors(w http.ResponseWriter, r *call) error {
 	models := []flavorModel{}
-	for _, f := range g.flavorsOf(r.who) {
-		models = append(models, flavorModel{
+	flavors := g.flavorsOf(r.who)
+	var rooms map[string]launcher.GPURoom
+	if viewer, ok := g.opts.Launcher.(launcher.GPUViewer); ok && len(flavors) > 0 {
+		var err error
+		if rooms, err = viewer.FlavorRoom(r.Context(), flavors); err != nil {
+			return err
+		}
+	}
+	for _, f := range flavors {
+		m := flavorModel{
 			Name: f.Name, Label: f.Title(), Kind: f.Kind(), GPUs: f.Size(), Spot: f.Spot, PricePerHour: f.PricePerHour,
-		})
+		}
+		if room, known := rooms[f.Name]; known {
+			m.Free, m.Total = &room.Free, &room.Total
+		}
+		models = append(models, m)
 	}
 	return writeJSON(w, http.StatusOK, models)
 }

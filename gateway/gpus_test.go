@@ -3,10 +3,12 @@ package gateway
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 )
 
 // viewingLauncher is a fake launcher that knows GPUs.
@@ -16,6 +18,22 @@ type viewingLauncher struct {
 }
 
 func (v *viewingLauncher) ViewGPUs(context.Context) (launcher.GPUs, error) { return v.view, nil }
+
+func (v *viewingLauncher) FlavorRoom(context.Context, []flavor.Flavor) (map[string]launcher.GPURoom, error) {
+	return map[string]launcher.GPURoom{"t4": {Free: 0, Total: 7}}, nil
+}
+
+// TestFlavors_Room: a flavor has the numbers of kernels that fit, if they are known.
+func TestFlavors_Room(t *testing.T) {
+	g := startGateway(t, func(o *Options) {
+		withFlavors(o)
+		o.Launcher = &viewingLauncher{fakeLauncher: o.Launcher.(*fakeLauncher)}
+	})
+	got := g.do("GET", "/api/flavors", "").want(t, 200, "").body
+	if !strings.Contains(got, `"price_per_hour":0.35,"free":0,"total":7}`) || strings.Count(got, "free") != 1 {
+		t.Error(got)
+	}
+}
 
 // TestGPUs: admins see who holds GPUs, others see totals and their own kernels.
 func TestGPUs(t *testing.T) {

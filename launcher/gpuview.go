@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -13,6 +14,16 @@ import (
 type GPUViewer interface {
 	// ViewGPUs returns the GPUs of this moment. It makes no request. The caller may change the answer.
 	ViewGPUs(ctx context.Context) (GPUs, error)
+
+	// FlavorRoom returns how many kernels of each flavor fit, by its name. A flavor of which that is not known is absent.
+	// It makes no request.
+	FlavorRoom(ctx context.Context, flavors []flavor.Flavor) (map[string]GPURoom, error)
+}
+
+// GPURoom is for how many kernels of one flavor there is room. Kernels of other flavors may take the same GPUs.
+type GPURoom struct {
+	Free  int // kernels that could start now
+	Total int // kernels that could run if nothing else ran
 }
 
 // GPUs are the GPUs of all machines.
@@ -25,6 +36,7 @@ type GPUs struct {
 type GPUNode struct {
 	Name    string
 	Address string // "" if it is not known
+	Labels  map[string]string
 	Status  string // one or more words: Ready, NotReady, SchedulingDisabled; "" if it is not known
 	Pools   []GPUPool
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -33,6 +34,8 @@ const (
 	labelReplicas   = "nvidia.com/gpu.replicas"
 	labelModel      = "nvidia.com/gpu.product"
 	labelModelOfACK = "aliyun.accelerator/nvidia_name"
+
+	nodeReady = "Ready" // status of a node that takes pods
 
 	// claimPool has the kernels whose GPUs are resource claims.
 	claimPool = "resource claims"
@@ -78,7 +81,7 @@ func (l *Launcher) ViewGPUs(context.Context) (launcher.GPUs, error) {
 func gpuNodes(nodes []*corev1.Node, pods []gpuPod) []launcher.GPUNode {
 	found := map[string]*launcher.GPUNode{}
 	for _, node := range nodes {
-		n := &launcher.GPUNode{Name: node.Name, Status: nodeStatus(node)}
+		n := &launcher.GPUNode{Name: node.Name, Labels: node.Labels, Status: nodeStatus(node)}
 		for _, a := range node.Status.Addresses {
 			if a.Type == corev1.NodeInternalIP && n.Address == "" {
 				n.Address = a.Address
@@ -212,7 +215,7 @@ func nodeStatus(node *corev1.Node) string {
 	status := "NotReady"
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
-			status = "Ready"
+			status = nodeReady
 		}
 	}
 	if node.Spec.Unschedulable {
@@ -256,6 +259,66 @@ func resourcesOf(all []corev1.Container) []corev1.Container {
 		small = append(small, corev1.Container{Resources: c.Resources, RestartPolicy: c.RestartPolicy})
 	}
 	return small
+}
+
+// FlavorRoom implements launcher.GPUViewer. It looks at labels, and at no taints. Flavors with resource claims are not
+// known.
+func (l *Launcher) FlavorRoom(ctx context.Context, flavors []flavor.Flavor) (map[string]launcher.GPURoom, error) {
+	if l.machines.nodes == nil || !l.machines.nodes.HasSynced() {
+		return nil, nil
+	}
+	view, err := l.ViewGPUs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	rooms := map[string]launcher.GPURoom{}
+	for i := range flavors {
+		if resource, amount := podspec.FlavorAmount(&flavors[i]); amount > 0 {
+			rooms[flavors[i].Name] = roomFor(view, string(resource), float64(amount), flavors[i].NodeSelector)
+		}
+	}
+	return rooms, nil
+}
+
+// roomFor counts the kernels that fit on ready nodes with these labels.
+func roomFor(view launcher.GPUs, resource string, amount float64, labels map[string]string) (r launcher.GPURoom) {
+	for i := range view.Nodes {
+		n := &view.Nodes[i]
+		fits := n.Status == nodeReady
+		for name, value := range labels {
+			fits = fits && n.Labels[name] == value
+		}
+		if !fits {
+			continue
+		}
+		for j := range n.Pools {
+			if p := &n.Pools[j]; p.Resource == resource {
+				free, total := roomIn(p, amount)
+				r.Free, r.Total = r.Free+free, r.Total+total
+			}
+		}
+	}
+	return r
+}
+
+// roomIn counts how often an amount fits into a pool. Memory must be on one GPU where the node tells them apart.
+func roomIn(p *launcher.GPUPool, amount float64) (free, total int) {
+	free, total = int(max(0, p.Total-p.Held())/amount), int(p.Total/amount)
+	if len(p.Devices) == 0 {
+		return free, total
+	}
+	held := map[int]float64{}
+	for i := range p.Holders {
+		for index, of := range p.Holders[i].Devices {
+			held[index] += of
+		}
+	}
+	freeOn, totalOn := 0, 0
+	for _, d := range p.Devices {
+		freeOn += int(max(0, d.Total-held[d.Index]) / amount)
+		totalOn += int(d.Total / amount)
+	}
+	return min(free, freeOn), min(total, totalOn)
 }
 
 // missingNodes and missingPods say why the view of GPUs is incomplete.

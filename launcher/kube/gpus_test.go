@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -141,6 +143,9 @@ func TestGPUNodes(t *testing.T) {
 			}
 			got := launcher.GPUs{Nodes: gpuNodes(c.nodes, c.pods)}
 			got.Sort()
+			for i := range got.Nodes {
+				got.Nodes[i].Labels = nil
+			}
 			if !reflect.DeepEqual(got.Nodes, c.want) {
 				text, err := json.MarshalIndent(got.Nodes, "", " ")
 				t.Errorf("got %s\nwant %+v\n%v", text, c.want, err)
@@ -200,5 +205,41 @@ func TestGPUs_Missing(t *testing.T) {
 	view, err := off.ViewGPUs(t.Context())
 	if err != nil || !slices.Equal(view.Missing, []string{missingNodes, missingPods}) {
 		t.Errorf("%+v, %v", view, err)
+	}
+}
+
+// TestFlavorRoom counts the kernels that fit.
+func TestFlavorRoom(t *testing.T) {
+	node := func(name, status, model string, pool launcher.GPUPool) launcher.GPUNode {
+		return launcher.GPUNode{Name: name, Status: status, Labels: map[string]string{labelModel: model},
+			Pools: []launcher.GPUPool{pool}}
+	}
+	whole := func(total, held float64) launcher.GPUPool {
+		return launcher.GPUPool{Resource: "nvidia.com/gpu", Total: total, Holders: []launcher.GPUHolder{{Amount: held}}}
+	}
+	view := launcher.GPUs{Nodes: []launcher.GPUNode{
+		node("a", "Ready", "T4", whole(8, 3)), node("b", "Ready", "A100", whole(4, 1)),
+		node("c", "NotReady", "T4", whole(8, 0)), node("d", "Ready,SchedulingDisabled", "T4", whole(8, 0)),
+		node("e", "Ready", "T4", launcher.GPUPool{Resource: "aliyun.com/gpu-mem", Total: 28,
+			Devices: []launcher.GPUDevice{{Index: 0, Total: 14}, {Index: 1, Total: 14}},
+			Holders: []launcher.GPUHolder{{Amount: 6, Devices: map[int]float64{0: 6}},
+				{Amount: 6, Devices: map[int]float64{1: 6}}}}),
+	}}
+	t4 := map[string]string{labelModel: "T4"}
+	for name, c := range map[string]struct {
+		flavor flavor.Flavor
+		want   launcher.GPURoom
+	}{
+		"any":     {flavor.Flavor{GPU: &flavor.Devices{Count: 1}}, launcher.GPURoom{Free: 8, Total: 12}},
+		"two":     {flavor.Flavor{GPU: &flavor.Devices{Count: 2}}, launcher.GPURoom{Free: 3, Total: 6}},
+		"a model": {flavor.Flavor{GPU: &flavor.Devices{Count: 1}, NodeSelector: t4}, launcher.GPURoom{Free: 5, Total: 8}},
+		"memory":  {flavor.Flavor{GPUMem: &flavor.GPUMem{Units: 9}}, launcher.GPURoom{Free: 0, Total: 2}},
+		"less":    {flavor.Flavor{GPUMem: &flavor.GPUMem{Units: 4}}, launcher.GPURoom{Free: 4, Total: 6}},
+		"none":    {flavor.Flavor{MIG: &flavor.MIG{Profile: "1g.10gb"}}, launcher.GPURoom{}},
+	} {
+		resource, amount := podspec.FlavorAmount(&c.flavor)
+		if got := roomFor(view, string(resource), float64(amount), c.flavor.NodeSelector); got != c.want {
+			t.Errorf("%s: got %+v, want %+v", name, got, c.want)
+		}
 	}
 }

@@ -2,7 +2,6 @@ package kube
 
 import (
 	"context"
-	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -48,11 +47,7 @@ func trimNode(o any) (any, error) {
 	if len(podspec.GPUPools(node.Status.Capacity)) == 0 {
 		return small, nil
 	}
-	small.Labels = maps.Clone(node.Labels)
-	maps.DeleteFunc(small.Labels, func(name, _ string) bool {
-		return name != labelReplicas && name != labelModel && name != labelModelOfACK
-	})
-	small.Status.Addresses = node.Status.Addresses
+	small.Labels, small.Status.Addresses = node.Labels, node.Status.Addresses
 	small.Status.Capacity, small.Status.Allocatable = gpusOnly(node.Status.Capacity), gpusOnly(node.Status.Allocatable)
 	return small, nil
 }

@@ -1,17 +1,19 @@
 package local
 
 import (
+	"maps"
 	"strings"
 	"testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 )
 
 // TestViewGPUs: the machine's GPUs are shown with the kernels that hold them.
 func TestViewGPUs(t *testing.T) {
 	p := newPlace(t)
 	p.withGPUs(gpuJSON("GPU-a"), gpuJSON("GPU-b"), gpuJSON("GPU-c"), gpuJSON("GPU-d", "MIG-1", "MIG-2"))
-	l := p.open()
+	l := p.launcher()
 	p.mustStart(l, 1, "2")
 	p.mustStart(l, 2, "1")
 	view, err := l.ViewGPUs(t.Context())
@@ -32,11 +34,23 @@ func TestViewGPUs(t *testing.T) {
 			t.Errorf("%+v", h)
 		}
 	}
+	rooms, err := l.FlavorRoom(t.Context(), []flavor.Flavor{
+		{Name: "two", GPU: &flavor.Devices{Count: 2}},
+		{Name: "slice", MIG: &flavor.MIG{Profile: "1g.10gb"}},
+		{Name: "quarter", Replica: &flavor.Replica{Replicas: 4}},
+		{Name: "claim", DRA: &flavor.DRA{Template: "x"}},
+		{Name: "cpu", None: true},
+	})
+	want := map[string]launcher.GPURoom{"two": {Free: 0, Total: 1}, "slice": {Free: 2, Total: 2},
+		"quarter": {Free: 8, Total: 20}, "claim": {}}
+	if err != nil || !maps.Equal(rooms, want) {
+		t.Errorf("%+v, %v, want %+v", rooms, err, want)
+	}
 }
 
 // TestViewGPUs_None: a machine without GPUs says why.
 func TestViewGPUs_None(t *testing.T) {
-	view, err := newPlace(t).open().ViewGPUs(t.Context())
+	view, err := newPlace(t).launcher().ViewGPUs(t.Context())
 	if err != nil || len(view.Nodes) != 0 || len(view.Missing) != 1 ||
 		!strings.HasPrefix(view.Missing[0], "This machine has no GPUs for kernels: ") {
 		t.Errorf("%+v, %v", view, err)

@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 )
 
 // GPUAmounts returns how much of each resource that stands for GPUs a pod holds, by Kubernetes' rule: the sum of its
@@ -56,6 +58,13 @@ func isSecondMeasure(name corev1.ResourceName) bool {
 		return true
 	}
 	return false
+}
+
+// FlavorAmount returns how much of which resource a kernel with a flavor books. The amount is 0 for a flavor without
+// GPUs, and for one with a resource claim.
+func FlavorAmount(f *flavor.Flavor) (corev1.ResourceName, int64) {
+	r := requestOf(f)
+	return r.counted, r.amount
 }
 
 // GPUPools returns the resources of a node that stand for GPUs, each with its amount.
