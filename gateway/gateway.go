@@ -56,6 +56,7 @@ type Gateway struct {
 	lookups   *limits.Rate // of kernels that the launcher does not know
 	transport *http.Transport
 	metrics   *metrics.Metrics
+	rooms     rooms
 	audit     *audit
 	started   time.Time
 

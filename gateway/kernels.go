@@ -60,6 +60,7 @@ func (g *Gateway) complete(m *kernelModel, who caller, k launcher.Kernel) {
 			m.GPU[i].Flavor = m.Flavor
 		}
 	}
+	m.Reason += g.explainWait(who, k)
 	m.Owner, m.SharedWith, m.SharedToUse = "", nil, false
 	if who.sole {
 		return

@@ -72,8 +72,10 @@ func busyGateway(t *testing.T) *testGateway {
 	g.fake.measures = launcher.Measures{
 		Traffic: []launcher.Traffic{{Channel: "shell", ToKernel: true, Messages: 3, Bytes: 300},
 			{Channel: "iopub", Messages: 7, Bytes: 700}},
-		LogEvicted: 11, LogLost: 5, Failed: 2, GPUs: map[string]float64{"r": 2.25}, GPUSeconds: map[string]float64{"r": 12.5},
-		GPUBusy: map[string]float64{"r": 2.5},
+		LogEvicted: 11, LogLost: 5, Failed: 2,
+		GPUs:       map[launcher.GPULabels]float64{{SpecName: "r", Flavor: "t4"}: 2.25},
+		GPUSeconds: map[launcher.GPULabels]float64{{SpecName: "r", Flavor: "t4"}: 12.5, {SpecName: "r"}: 1},
+		GPUBusy:    map[launcher.GPULabels]float64{{SpecName: "r", Flavor: "t4"}: 2.5},
 		Culls: map[launcher.CullLabels]int64{{SpecName: "r", Limit: "idle"}: 4,
 			{SpecName: "r", Limit: "of a later version"}: 1},
 		Keys: map[string]int64{launcher.KeyCurrent: 6, launcher.KeySecond: 3},
@@ -86,6 +88,7 @@ func busyGateway(t *testing.T) *testGateway {
 		g.fake.kernels[idB].LogBytes, g.fake.kernels[idB].Stale = 24, true
 	})
 	m := g.metrics
+	m.GPUWaited("t4", time.Minute)
 	m.KernelUp("python3", []launcher.Phase{{Name: launcher.PhaseAdmission, Took: 200 * time.Millisecond},
 		{Name: launcher.PhaseReady, Took: 4 * time.Second}})
 	m.KernelFailed("r", launcher.FailedImage)
@@ -159,9 +162,11 @@ func TestMetrics_Values(t *testing.T) {
 		`ekg_supervisor_failures_total`:                                                 "2",
 		`ekg_kernel_messages_total{channel="shell",direction="to_kernel"}`:              "3",
 		`ekg_kernel_message_bytes_total{channel="iopub",direction="from_kernel"}`:       "700",
-		`ekg_gpus{spec="r"}`:                                                            "2.25",
-		`ekg_gpu_seconds_total{spec="r"}`:                                               "12.5",
-		`ekg_gpu_busy_seconds_total{spec="r"}`:                                          "2.5",
+		`ekg_gpus{flavor="t4",spec="r"}`:                                                "2.25",
+		`ekg_gpus{flavor="",spec="r"}`:                                                  "0",
+		`ekg_gpu_seconds_total{flavor="t4",spec="r"}`:                                   "12.5",
+		`ekg_gpu_busy_seconds_total{flavor="t4",spec="r"}`:                              "2.5",
+		`ekg_gpu_wait_seconds_count{flavor="t4"}`:                                       "1",
 		`ekg_kernel_culls_total{limit="idle",spec="r"}`:                                 "4",
 		`ekg_kernel_culls_total{limit="busy",spec="python3"}`:                           "0",
 		`ekg_kernel_culls_total{limit="other",spec="r"}`:                                "1",

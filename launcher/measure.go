@@ -19,9 +19,15 @@ type Measures struct {
 	// where there is no master key.
 	Keys map[string]int64
 
-	GPUs       map[string]float64 // GPUs that kernels' pods hold now, by kernelspec
-	GPUSeconds map[string]float64 // seconds for which they were held, by kernelspec; never decreases
-	GPUBusy    map[string]float64 // as GPUSeconds: those in which they computed, as far as measured
+	GPUs       map[GPULabels]float64 // GPUs that kernels' pods hold now
+	GPUSeconds map[GPULabels]float64 // seconds for which they were held; never decreases
+	GPUBusy    map[GPULabels]float64 // as GPUSeconds: those in which they computed, as far as measured
+}
+
+// GPULabels is the key by which GPUs are counted.
+type GPULabels struct {
+	SpecName string
+	Flavor   string // "" for none
 }
 
 // Keys of Measures.Keys.
@@ -106,6 +112,8 @@ type Observer interface {
 	// KernelFailed reports that a kernel which this launcher's Start has returned will not come up. Failures within Start
 	// are errors of Start instead.
 	KernelFailed(spec string, why Failure)
+	// GPUWaited reports how long a kernel which this launcher started has waited for its GPUs. The flavor is "" for none.
+	GPUWaited(flavor string, took time.Duration)
 	// ClusterRequest reports a request to the cluster's API server; code is 0 if there was no answer.
 	ClusterRequest(verb, resource string, code int, took time.Duration)
 	// ClusterWait reports how long a request to the cluster's API server has waited for its turn, because of the gateway's
@@ -120,5 +128,6 @@ type noObserver struct{}
 
 func (noObserver) KernelUp(string, []Phase)                          {}
 func (noObserver) KernelFailed(string, Failure)                      {}
+func (noObserver) GPUWaited(string, time.Duration)                   {}
 func (noObserver) ClusterRequest(string, string, int, time.Duration) {}
 func (noObserver) ClusterWait(string, time.Duration)                 {}

@@ -50,6 +50,7 @@ type Metric struct {
 // Buckets of histograms, in seconds.
 var (
 	startBuckets   = []float64{.1, .25, .5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1200, 1800, 3600}
+	gpuWaitBuckets = []float64{1, 5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400}
 	requestBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 )
 
@@ -77,11 +78,11 @@ var (
 		"Messages to and from kernels (direction to_kernel, from_kernel)."}
 	metricMsgBytes = Metric{"ekg_kernel_message_bytes_total", "counter", []string{"channel", "direction"}, true,
 		"Bytes of these messages: headers, contents and buffers."}
-	metricGPUs = Metric{"ekg_gpus", "gauge", []string{"spec"}, true,
+	metricGPUs = Metric{"ekg_gpus", "gauge", []string{"spec", "flavor"}, true,
 		"GPUs, or slices of one, that kernels' pods hold."}
-	metricGPUSeconds = Metric{"ekg_gpu_seconds_total", "counter", []string{"spec"}, true,
+	metricGPUSeconds = Metric{"ekg_gpu_seconds_total", "counter", []string{"spec", "flavor"}, true,
 		"GPUs held, used or not, times the seconds for which they were held."}
-	metricGPUBusy = Metric{"ekg_gpu_busy_seconds_total", "counter", []string{"spec"}, true,
+	metricGPUBusy = Metric{"ekg_gpu_busy_seconds_total", "counter", []string{"spec", "flavor"}, true,
 		"The part of ekg_gpu_seconds_total in which the GPUs computed, as far as it is measured."}
 	metricCulls = Metric{"ekg_kernel_culls_total", "counter", []string{"spec", "limit"}, true,
 		"Kernels that were culled, by limit: idle, busy or age."}
@@ -92,6 +93,8 @@ var (
 		"Time from the request for a kernel until its first answer, for kernels that this gateway has started."}
 	metricStartPhase = Metric{"ekg_kernel_start_phase_seconds", "histogram", []string{"phase"}, false,
 		"The parts of that time: admission, scheduled, pulled, started, ready; each ends with the event of its name."}
+	metricGPUWait = Metric{"ekg_gpu_wait_seconds", "histogram", []string{"flavor"}, false,
+		"Time for which kernels that this gateway has started have waited for their GPUs."}
 	metricFailures = Metric{"ekg_kernel_start_failures_total", "counter", []string{"spec", "reason"}, false,
 		"Kernels that could not be started, or ended before their first answer."}
 	metricRequests = Metric{"ekg_http_requests_total", "counter", []string{"route", "method", "code"}, false,
@@ -125,8 +128,8 @@ func List() []Metric {
 	return []Metric{
 		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
 		metricFailed, metricMessages, metricMsgBytes,
-		metricGPUs, metricGPUSeconds, metricGPUBusy, metricCulls, metricKeys, metricStart, metricStartPhase, metricFailures,
-		metricRequests,
+		metricGPUs, metricGPUSeconds, metricGPUBusy, metricCulls, metricKeys, metricStart, metricStartPhase, metricGPUWait,
+		metricFailures, metricRequests,
 		metricDuration,
 		metricWebsockets, metricOpened, metricWSBytes, metricLobby, metricLogReaders, metricReady, metricKubeRequests,
 		metricKubeRequestTime, metricKubeWait,
@@ -140,9 +143,12 @@ type Metrics struct {
 	registry *prometheus.Registry
 	specs    labelValues
 	groups   labelValues
+	flavors  labelValues
+	waits    waits
 
 	start           *prometheus.HistogramVec
 	startPhase      *prometheus.HistogramVec
+	gpuWait         *prometheus.HistogramVec
 	failures        *prometheus.CounterVec
 	requests        *prometheus.CounterVec
 	duration        *prometheus.HistogramVec
@@ -157,10 +163,11 @@ type Metrics struct {
 func New(version string) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(), specs: labelValues{known: map[string]bool{}},
-		groups: labelValues{known: map[string]bool{}},
+		groups: labelValues{known: map[string]bool{}}, flavors: labelValues{known: map[string]bool{}},
 
 		start:           histogram(metricStart, startBuckets),
 		startPhase:      histogram(metricStartPhase, startBuckets),
+		gpuWait:         histogram(metricGPUWait, gpuWaitBuckets),
 		failures:        counter(metricFailures),
 		requests:        counter(metricRequests),
 		duration:        histogram(metricDuration, requestBuckets),
@@ -173,7 +180,7 @@ func New(version string) *Metrics {
 	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: metricBuild.Name, Help: metricBuild.Help},
 		metricBuild.Labels)
 	build.WithLabelValues(version, runtime.Version()).Set(1)
-	m.registry.MustRegister(m.start, m.startPhase, m.failures, m.requests, m.duration, m.opened,
+	m.registry.MustRegister(m.start, m.startPhase, m.gpuWait, m.failures, m.requests, m.duration, m.opened,
 		m.kubeRequests, m.kubeRequestTime, m.kubeWait, m.auditErrors, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
@@ -204,6 +211,21 @@ func (m *Metrics) KernelUp(spec string, phases []launcher.Phase) {
 		m.startPhase.WithLabelValues(p.Name).Observe(p.Took.Seconds())
 	}
 	m.start.WithLabelValues(m.specs.of(spec)).Observe(total.Seconds())
+}
+
+// GPUWaited records how long a kernel has waited for its GPUs.
+func (m *Metrics) GPUWaited(flavor string, took time.Duration) {
+	label := m.flavorLabel(flavor)
+	m.gpuWait.WithLabelValues(label).Observe(took.Seconds())
+	m.waits.add(label, took)
+}
+
+// flavorLabel returns the label of a flavor. It is empty for none, which to Prometheus is a label that is absent.
+func (m *Metrics) flavorLabel(flavor string) string {
+	if flavor == "" {
+		return ""
+	}
+	return m.flavors.of(flavor)
 }
 
 // KernelFailed counts a failed start.
@@ -251,7 +273,7 @@ func codeLabel(status int) string {
 	return strconv.Itoa(status)
 }
 
-// labelValues bounds the number of kernelspecs, or groups, with a label of their own. The label of a name never
+// labelValues bounds the number of kernelspecs, groups or flavors with a label of their own. The label of a name never
 // changes, so that counters never decrease.
 type labelValues struct {
 	mu    sync.Mutex
@@ -373,26 +395,25 @@ func (s *snapshot) collectKernels(send sender) {
 	for key, n := range now.Keys {
 		send(metricKeys, float64(n), key)
 	}
-	gpus, seconds := map[string]float64{}, map[string]float64{}
-	for spec, n := range now.GPUs {
-		gpus[s.m.specs.of(spec)] += float64(n)
+	labelled := func(all map[launcher.GPULabels]float64) map[launcher.GPULabels]float64 {
+		sums := map[launcher.GPULabels]float64{}
+		for of, v := range all {
+			sums[launcher.GPULabels{SpecName: s.m.specs.of(of.SpecName), Flavor: s.m.flavorLabel(of.Flavor)}] += v
+		}
+		return sums
 	}
-	for spec, v := range now.GPUSeconds {
-		seconds[s.m.specs.of(spec)] += v
-		gpus[s.m.specs.of(spec)] += 0 // a kernelspec that had GPUs once keeps its gauge
+	gpus, seconds := labelled(now.GPUs), labelled(now.GPUSeconds)
+	for of := range seconds {
+		gpus[of] += 0 // what had GPUs once keeps its gauge
 	}
-	for spec, n := range gpus {
-		send(metricGPUs, n, spec)
+	for of, n := range gpus {
+		send(metricGPUs, n, of.SpecName, of.Flavor)
 	}
-	for spec, v := range seconds {
-		send(metricGPUSeconds, v, spec)
+	for of, v := range seconds {
+		send(metricGPUSeconds, v, of.SpecName, of.Flavor)
 	}
-	busy := map[string]float64{}
-	for spec, v := range now.GPUBusy {
-		busy[s.m.specs.of(spec)] += v
-	}
-	for spec, v := range busy {
-		send(metricGPUBusy, v, spec)
+	for of, v := range labelled(now.GPUBusy) {
+		send(metricGPUBusy, v, of.SpecName, of.Flavor)
 	}
 }
 

@@ -175,8 +175,8 @@ type Launcher struct {
 	readers       readerIndex                  // the kernels that each user may see
 	events        map[types.UID][]corev1.Event // the newest of each pod, oldest first; lists are replaced, never changed
 	endings       endingStore
-	gpuSeconds    map[string]float64 // by kernelspec
-	gpuBusy       map[string]float64 // as gpuSeconds: those in which they computed
+	gpuSeconds    map[launcher.GPULabels]float64
+	gpuBusy       map[launcher.GPULabels]float64 // as gpuSeconds: those in which they computed
 	culls         map[launcher.CullLabels]int64
 	brokenWatches map[watchKey]bool // watches that have failed
 	noticesSent   int               // notices about nodes that are being sent
@@ -226,8 +226,8 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 		events:        map[types.UID][]corev1.Event{},
 		endings:       past,
 		opened:        tm.now(),
-		gpuSeconds:    map[string]float64{},
-		gpuBusy:       map[string]float64{},
+		gpuSeconds:    map[launcher.GPULabels]float64{},
+		gpuBusy:       map[launcher.GPULabels]float64{},
 		culls:         map[launcher.CullLabels]int64{},
 		brokenWatches: map[watchKey]bool{},
 	}

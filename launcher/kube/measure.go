@@ -12,7 +12,7 @@ import (
 
 // Measure returns the data for metrics.
 func (l *Launcher) Measure() launcher.Measures {
-	m := launcher.Measures{GPUs: map[string]float64{}, GPUSeconds: map[string]float64{}, GPUBusy: map[string]float64{}}
+	m := launcher.Measures{GPUs: map[launcher.GPULabels]float64{}}
 	known := l.snapshot()
 	for _, k := range known {
 		if d, err := l.describe(k); err == nil { // else it is gone
@@ -25,16 +25,18 @@ func (l *Launcher) Measure() launcher.Measures {
 	for _, k := range known {
 		l.countGPUTimeLocked(k, now)
 		if n := podstatus.GPUsHeld(k.pod, now); n > 0 && !k.removed {
-			m.GPUs[k.rec.SpecName] += n.Float()
+			m.GPUs[k.gpuLabelsLocked()] += n.Float()
 		}
 	}
-	for spec, seconds := range l.gpuSeconds {
-		m.GPUSeconds[spec] = seconds
-	}
-	maps.Copy(m.GPUBusy, l.gpuBusy)
+	m.GPUSeconds, m.GPUBusy = maps.Clone(l.gpuSeconds), maps.Clone(l.gpuBusy)
 	m.Culls, m.Keys = maps.Clone(l.culls), l.measureKeysLocked(known)
 	l.follower.MeasureLocked(&m)
 	return m
+}
+
+// gpuLabelsLocked returns by what the kernel's GPUs are counted.
+func (k *kernel) gpuLabelsLocked() launcher.GPULabels {
+	return launcher.GPULabels{SpecName: k.rec.SpecName, Flavor: k.rec.Flavor}
 }
 
 // countGPUTimeLocked adds the time for which a kernel's pod has held GPUs, from the last call up to until.
@@ -46,7 +48,7 @@ func (l *Launcher) countGPUTimeLocked(k *kernel, until time.Time) {
 		k.gpusCountedUntil = l.toCluster(l.opened)
 	}
 	if held := podstatus.GPUSeconds(k.pod, k.gpusCountedUntil, until); held > 0 {
-		l.gpuSeconds[k.rec.SpecName] += held
+		l.gpuSeconds[k.gpuLabelsLocked()] += held
 	}
 	k.gpusCountedUntil = until
 	l.countGPUUseLocked(k)
@@ -71,7 +73,7 @@ func (l *Launcher) countGPUUseLocked(k *kernel) {
 		k.gpuBusyCounted = 0 // it was started again
 	}
 	if grown := busy - k.gpuBusyCounted; grown > 0 {
-		l.gpuBusy[k.rec.SpecName] += grown.Seconds() * podspec.GPUs(k.pod).Float()
+		l.gpuBusy[k.gpuLabelsLocked()] += grown.Seconds() * podspec.GPUs(k.pod).Float()
 	}
 	k.gpuBusyCounted, k.gpuUseKnown = busy, true
 }
@@ -103,12 +105,24 @@ func (l *Launcher) reportStartLocked(k *kernel) {
 	switch {
 	case k.stop != nil || k.end != nil && k.end.Stopped:
 	case k.supervisor.SaysLocked(api.Idle, api.Busy):
-		l.opts.Observer.KernelUp(k.rec.SpecName,
-			podstatus.Phases(k.pod, l.events[k.pod.UID], k.start.requested, k.start.podCreated, l.clusterNow()))
+		phases := podstatus.Phases(k.pod, l.events[k.pod.UID], k.start.requested, k.start.podCreated, l.clusterNow())
+		l.opts.Observer.KernelUp(k.rec.SpecName, phases)
+		if podspec.GPUs(k.pod) > 0 {
+			l.countGPUWaitLocked(k.rec.Flavor, phases)
+		}
 	case k.end != nil || k.supervisor.SaysLocked(api.Dead):
 		l.opts.Observer.KernelFailed(k.rec.SpecName, podstatus.FailureOf(k.pod))
 	default:
 		return
 	}
 	k.start = nil
+}
+
+// countGPUWaitLocked reports how long a pod with GPUs has waited for a node.
+func (l *Launcher) countGPUWaitLocked(flavor string, phases []launcher.Phase) {
+	for _, p := range phases {
+		if p.Name == launcher.PhaseScheduled {
+			l.opts.Observer.GPUWaited(flavor, p.Took)
+		}
+	}
 }

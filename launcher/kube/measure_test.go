@@ -43,6 +43,7 @@ func (h *recorder) KernelUp(spec string, phases []launcher.Phase) {
 	}
 	h.add("%s", text)
 }
+func (h *recorder) GPUWaited(flavor string, took time.Duration)    { h.add("waited %q %v", flavor, took) }
 func (h *recorder) KernelFailed(spec string, why launcher.Failure) { h.add("failed %s %s", spec, why) }
 func (h *recorder) ClusterRequest(verb, resource string, code int, _ time.Duration) {
 	h.add("%s %s %d", verb, resource, code)
@@ -127,13 +128,14 @@ func TestMeasure(t *testing.T) {
 	busy = 20 * time.Second
 	say(up, api.Idle, 0)
 	m := l.Measure()
-	if m.GPUBusy["python3"] != 20 {
-		t.Errorf("busy for %g s", m.GPUBusy["python3"])
+	python3 := launcher.GPULabels{SpecName: "python3"}
+	if m.GPUBusy[python3] != 20 {
+		t.Errorf("busy for %g s", m.GPUBusy[python3])
 	}
 	busy = 30 * time.Second
 	say(up, api.Idle, 0)
-	if len(m.Kernels) != 1 || m.LogLost != 7 || m.GPUs["python3"] != 1 || m.GPUSeconds["python3"] < 59 ||
-		m.GPUSeconds["python3"] > 61 {
+	if len(m.Kernels) != 1 || m.LogLost != 7 || m.GPUs[python3] != 1 || m.GPUSeconds[python3] < 59 ||
+		m.GPUSeconds[python3] > 61 {
 		t.Errorf("measured %+v", m)
 	}
 	now.Add(int64(30 * time.Second)) // until its end, without a call of Measure
@@ -143,10 +145,10 @@ func TestMeasure(t *testing.T) {
 	waitFor(t, l, idA, func(k launcher.Kernel) bool { return k.State == api.Dead })
 	now.Add(int64(time.Minute))
 	after := l.Measure()
-	if busy := after.GPUBusy["python3"]; busy != 30 {
+	if busy := after.GPUBusy[python3]; busy != 30 {
 		t.Errorf("after its end it was busy for %g s", busy)
 	}
-	if after.LogLost != 7 || after.GPUs["python3"] != 0 || after.GPUSeconds["python3"] != m.GPUSeconds["python3"]+30 {
+	if after.LogLost != 7 || after.GPUs[python3] != 0 || after.GPUSeconds[python3] != m.GPUSeconds[python3]+30 {
 		t.Errorf("after its end: %+v", after)
 	}
 

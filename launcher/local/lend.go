@@ -313,6 +313,7 @@ func (l *Launcher) tryWaiting(k *kernel, promised map[string]bool) {
 			{Name: launcher.PhaseStarted, Took: running.Sub(lent)},
 		}})
 		l.markAlive(k)
+		l.opts.Observer.GPUWaited(k.rec.Flavor, l.timing.now().Sub(w.Since))
 		l.log.Info("kernel started", logkey.Kernel, k.id, logkey.Spec, k.rec.SpecName, logkey.Took,
 			l.timing.now().Sub(w.Since))
 	}

@@ -32,6 +32,14 @@ func (o *recorder) KernelFailed(spec string, why launcher.Failure) {
 	o.add("failed " + spec + " " + string(why))
 }
 
+func (o *recorder) GPUWaited(flavor string, took time.Duration) {
+	text := "waited " + flavor
+	if took < 0 || took > time.Minute {
+		text += took.String()
+	}
+	o.add(text)
+}
+
 func (o *recorder) ClusterRequest(string, string, int, time.Duration) { o.add("a cluster was asked") }
 func (o *recorder) ClusterWait(string, time.Duration)                 { o.add("a cluster was asked") }
 

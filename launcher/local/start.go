@@ -140,7 +140,9 @@ func (l *Launcher) createSupervisor(ctx context.Context, rec record, cfg api.Con
 	case errors.As(err, new(*devices.NeverError)):
 		err = refused("%v", err)
 	case err == nil:
-		err = l.launchWith(ctx, k, &cfg, loan)
+		if err = l.launchWith(ctx, k, &cfg, loan); err == nil && loan != nil {
+			l.opts.Observer.GPUWaited(k.rec.Flavor, 0)
+		}
 	}
 	if err != nil {
 		if rerr := l.remove(k); rerr != nil {

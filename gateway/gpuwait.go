@@ -1,0 +1,145 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+const (
+	roomsTime     = time.Second // for which an answer about rooms is used again: lists may have many kernels that wait
+	maxShownNames = 5           // users, or flavors, that a reason names
+)
+
+// holders are the kernels that have a GPU, by flavor and owner.
+type holders map[string]map[string]map[string]bool
+
+// rooms remembers which GPUs are held, and for how many kernels of each flavor there is room.
+type rooms struct {
+	mu   sync.Mutex
+	at   time.Time
+	room map[string]launcher.GPURoom // by flavor
+	held holders
+}
+
+// read returns rooms that are at most roomsTime old. Both are nil if the launcher does not know GPUs.
+func (s *rooms) read(g *Gateway) (map[string]launcher.GPURoom, holders) {
+	viewer, ok := g.opts.Launcher.(launcher.GPUViewer)
+	if !ok || g.opts.Flavors == nil {
+		return nil, nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.at.IsZero() && time.Since(s.at) < roomsTime {
+		return s.room, s.held
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), readTime) // for all requests that read it
+	defer cancel()
+	room, err := viewer.FlavorRoom(ctx, g.opts.Flavors.List())
+	view, err2 := viewer.ViewGPUs(ctx)
+	if err != nil || err2 != nil {
+		return nil, nil // the reason stays as the launcher gives it
+	}
+	held := holders{}
+	for _, n := range view.Nodes {
+		for _, p := range n.Pools {
+			for _, h := range p.Holders {
+				held.add(h)
+			}
+		}
+	}
+	s.at, s.room, s.held = time.Now(), room, held
+	return room, held
+}
+
+func (all holders) add(h launcher.GPUHolder) {
+	if h.Flavor == "" || h.Kernel == "" {
+		return
+	}
+	if all[h.Flavor] == nil {
+		all[h.Flavor] = map[string]map[string]bool{}
+	}
+	if all[h.Flavor][h.Owner] == nil {
+		all[h.Flavor][h.Owner] = map[string]bool{}
+	}
+	all[h.Flavor][h.Owner][h.Kernel] = true
+}
+
+// explainWait returns what a kernel's reason adds while the kernel waits for a GPU of its flavor: how many kernels have
+// one, of whom, how long it usually takes, and which other flavors are free. Users read numbers, and admins names.
+func (g *Gateway) explainWait(who caller, k launcher.Kernel) string {
+	if k.State != api.Starting || k.Flavor == "" || k.Reason == "" {
+		return ""
+	}
+	room, held := g.rooms.read(g)
+	own, known := room[k.Flavor]
+	if !known || own.Free > 0 {
+		return "" // it waits for something else
+	}
+	text := "; " + holdersText(k.Flavor, own, held[k.Flavor], who)
+	if usual, ok := g.metrics.UsualGPUWait(k.Flavor); ok {
+		text += "; a start with it usually waits " + shortTime(usual)
+	}
+	var free []string
+	for _, f := range g.flavorsOf(who) {
+		if r := room[f.Name]; r.Free > 0 && f.Name != k.Flavor && len(free) < maxShownNames {
+			free = append(free, f.Name)
+		}
+	}
+	if len(free) > 0 {
+		text += "; at once it would get " + strings.Join(free, " or ")
+	}
+	return text
+}
+
+// holdersText is like "3 of at most 8 kernels with t4 run, of 2 users".
+func holdersText(flavor string, room launcher.GPURoom, byOwner map[string]map[string]bool, who caller) string {
+	kernels := 0
+	for _, ids := range byOwner {
+		kernels += len(ids)
+	}
+	text := fmt.Sprintf("%d of at most %d kernels with the flavor %s run", kernels, room.Total, flavor)
+	switch {
+	case kernels == 0 || who.sole:
+		return text
+	case !who.Admin:
+		return text + fmt.Sprintf(", of %d %s", len(byOwner), plural(len(byOwner), "user"))
+	}
+	owners := slices.SortedFunc(maps.Keys(byOwner), func(a, b string) int {
+		if d := len(byOwner[b]) - len(byOwner[a]); d != 0 {
+			return d
+		}
+		return strings.Compare(a, b)
+	})
+	var names []string
+	for _, owner := range owners[:min(len(owners), maxShownNames)] {
+		names = append(names, fmt.Sprintf("%s %d", shorten(owner, maxRepeated), len(byOwner[owner])))
+	}
+	if more := len(owners) - len(names); more > 0 {
+		names = append(names, fmt.Sprintf("%d more", more))
+	}
+	return text + ": " + strings.Join(names, ", ")
+}
+
+func plural(n int, word string) string {
+	if n == 1 {
+		return word
+	}
+	return word + "s"
+}
+
+// shortTime rounds a duration to seconds, or to minutes if it is long.
+func shortTime(d time.Duration) string {
+	if d < 2*time.Minute {
+		n := max(1, int(d.Round(time.Second)/time.Second))
+		return fmt.Sprintf("%d %s", n, plural(n, "second"))
+	}
+	return fmt.Sprintf("%d minutes", int(d.Round(time.Minute)/time.Minute))
+}

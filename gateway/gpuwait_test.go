@@ -1,0 +1,91 @@
+package gateway
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// fullLauncher is a fake launcher whose GPUs are held.
+type fullLauncher struct {
+	*fakeLauncher
+	room map[string]launcher.GPURoom
+}
+
+func (f *fullLauncher) FlavorRoom(context.Context, []flavor.Flavor) (map[string]launcher.GPURoom, error) {
+	return f.room, nil
+}
+
+func (f *fullLauncher) ViewGPUs(context.Context) (launcher.GPUs, error) {
+	return launcher.GPUs{Nodes: []launcher.GPUNode{{Name: "n", Pools: []launcher.GPUPool{{Holders: []launcher.GPUHolder{
+		{Kernel: "1", Owner: "ann", Flavor: "t4", Amount: 1}, {Kernel: "2", Owner: "ann", Flavor: "t4", Amount: 1},
+		{Kernel: "3", Owner: "bob", Flavor: "t4", Amount: 1}, {Kernel: "4", Owner: "bob", Flavor: "h100", Amount: 1},
+		{Namespace: "other", Pod: "p", Amount: 5},
+	}}}}}}, nil
+}
+
+// TestExplainWait: the reason of a kernel that waits for a GPU has numbers.
+func TestExplainWait(t *testing.T) {
+	full := map[string]launcher.GPURoom{"t4": {Total: 8}, "quarter": {Free: 2, Total: 4}, "h100": {Free: 1, Total: 1}}
+	const waits = "no node can take it"
+	for name, c := range map[string]struct {
+		user   string
+		room   map[string]launcher.GPURoom
+		state  api.State
+		waited []time.Duration
+		want   string
+	}{
+		"a user": {"bob", full, api.Starting, nil,
+			waits + "; 3 of at most 8 kernels with the flavor t4 run, of 2 users; at once it would get quarter"},
+		"an admin": {"root", full, api.Starting, nil,
+			waits + "; 3 of at most 8 kernels with the flavor t4 run: ann 2, bob 1; at once it would get h100 or quarter"},
+		"with a history": {"bob", full, api.Starting, []time.Duration{time.Hour, 250 * time.Second, time.Second},
+			waits + "; 3 of at most 8 kernels with the flavor t4 run, of 2 users; a start with it usually waits 4 minutes; " +
+				"at once it would get quarter"},
+		"two waits are no history": {"bob", full, api.Starting, []time.Duration{time.Hour, time.Second},
+			waits + "; 3 of at most 8 kernels with the flavor t4 run, of 2 users; at once it would get quarter"},
+		"nothing else is free": {"bob", map[string]launcher.GPURoom{"t4": {Total: 8}}, api.Starting, nil,
+			waits + "; 3 of at most 8 kernels with the flavor t4 run, of 2 users"},
+		"there is room":    {"bob", map[string]launcher.GPURoom{"t4": {Free: 1, Total: 8}}, api.Starting, nil, waits},
+		"it is not known":  {"bob", nil, api.Starting, nil, waits},
+		"it does not wait": {"bob", full, api.Dead, nil, waits},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := startUserGateway(t, func(o *Options) {
+				withFlavors(o)
+				o.Launcher = &fullLauncher{o.Launcher.(*fakeLauncher), c.room}
+			})
+			g.fake.add(idA, "python3", c.state)
+			g.fake.change(func() {
+				k := g.fake.kernels[idA]
+				k.Owner, k.Flavor, k.Reason = "bob", "t4", waits
+				k.super.close()
+				k.super = nil
+			})
+			for _, d := range c.waited {
+				g.metrics.GPUWaited("t4", d)
+			}
+			for _, path := range []string{"/api/kernels", "/api/kernels/" + idA} {
+				got := g.do("GET", path, "", as(c.user)).want(t, 200, "").body
+				if !strings.Contains(got, `"reason":"`+c.want+`"`) {
+					t.Errorf("%s: got %s, want %q", path, got, c.want)
+				}
+			}
+		})
+	}
+}
+
+func TestShortTime(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		0: "1 second", 1200 * time.Millisecond: "1 second", 90 * time.Second: "90 seconds", 150 * time.Second: "3 minutes",
+	} {
+		if got := shortTime(d); got != want {
+			t.Errorf("%v: %q, want %q", d, got, want)
+		}
+	}
+}
