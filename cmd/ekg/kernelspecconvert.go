@@ -130,9 +130,11 @@ func specFolders(args []string) ([]string, error) {
 
 // convert translates and writes one kernelspec, and reports what it left out.
 func (v *conversion) convert(dir string) error {
-	dir, err := filepath.Abs(dir)
-	if err != nil {
-		return err
+	if base := filepath.Base(dir); base == "." || base == ".." { // a kernelspec has the name of its folder
+		var err error
+		if dir, err = filepath.Abs(dir); err != nil {
+			return err
+		}
 	}
 	done, err := enterprise.ConvertSpec(dir, v.options)
 	if err != nil {

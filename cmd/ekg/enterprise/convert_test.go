@@ -223,3 +223,40 @@ func FuzzConvertSpec(f *testing.F) {
 		}
 	})
 }
+
+// White space around tags is kept or taken away as Jinja2 does it with trim_blocks and lstrip_blocks.
+func TestRendering_WhiteSpace(t *testing.T) {
+	tests := []struct{ template, want string }{
+		{"a\n  {% if t %}\n  b\n  {% endif %}\nc", "a\n  b\nc"},
+		{"a: {% if t %}b{% endif %}\nc", "a: bc"},
+		{"a\n  {{ t }}\n", "a\n  T\n"},
+		{"a\n  {%- if t %} b{% endif %}", "a b"},
+		{"a\n  {%+ if t %}b{% endif %}", "a\n  b"},
+		{"{% if t +%}\nb{% endif %}", "\nb"},
+		{"{% if t -%}\n\n  b{% endif %}", "b"},
+		{"x\n  {# a\n '}} #}\n  y", "x\n  y"},
+		{"x {#- a -#}\n  y", "xy"},
+		{"x {{- t -}}\n  y", "xTy"},
+		{"# c\n{% for v in l %}\t{% for w in m or [] %}{{ w }}\n{% endfor %}# d\n{% endfor %}", "# c\n\t# d\n\t# d\n"},
+		{"{{ '}}' }}{{ \"{%\" }}", "}}{%"},
+		{"{% if u %}1{% elif t %}2{% else %}3{% endif %}", "2"},
+	}
+	for _, tt := range tests {
+		nodes, err := parseTemplate(tt.template)
+		if err != nil {
+			t.Errorf("%q: %v", tt.template, err)
+			continue
+		}
+		r := rendering{
+			vars:  map[string]tval{"t": constant("T"), "l": constant([]any{"x", "y"})},
+			marks: &marks{prefix: "zq"},
+			note: func(line int, format string, args ...any) {
+				t.Errorf("line %d: "+format, append([]any{line}, args...)...)
+			},
+		}
+		r.render(nodes)
+		if got := r.text.String(); got != tt.want {
+			t.Errorf("%q: got %q, want %q", tt.template, got, tt.want)
+		}
+	}
+}

@@ -47,7 +47,7 @@ var (
 // lexTemplate splits a template as Jinja2 does with trim_blocks and lstrip_blocks.
 func lexTemplate(text string) ([]jtag, error) {
 	var tags []jtag
-	line := 1
+	line, atStart := 1, true // atStart: the rest begins a line
 	add := func(kind, part string) {
 		if part != "" || kind != "text" {
 			tags = append(tags, jtag{kind, part, line})
@@ -66,7 +66,7 @@ func lexTemplate(text string) ([]jtag, error) {
 		case strings.HasSuffix(open, "-"):
 			kept = strings.TrimRight(before, " \t\r\n")
 		case open[1] != '{' && !strings.HasSuffix(open, "+") && strings.TrimSpace(before[lineStart:]) == "" &&
-			(lineStart > 0 || len(tags) == 0 || startsLine(tags)):
+			(lineStart > 0 || atStart):
 			kept = before[:lineStart]
 		}
 		add("text", kept)
@@ -101,14 +101,9 @@ func lexTemplate(text string) ([]jtag, error) {
 				after = cut[1:]
 			}
 		}
+		atStart = strings.HasSuffix(text[:len(text)-len(after)], "\n")
 		text = after
 	}
-}
-
-// startsLine reports whether what follows the last part begins a line: a tag's own line break was taken away.
-func startsLine(tags []jtag) bool {
-	last := tags[len(tags)-1]
-	return last.kind == "tag" || last.kind == "comment" || last.kind == "text" && strings.HasSuffix(last.text, "\n")
 }
 
 // closingAt returns where a delimiter ends, or -1. Texts in quotes may contain it, but not those of comments.
