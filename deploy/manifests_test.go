@@ -326,7 +326,8 @@ func TestManifests_NoSecrets(t *testing.T) {
 	}
 }
 
-// Only the components watch-nodes and watch-gpus give gateways rights in the whole cluster: to read nodes, and pods.
+// Only the components watch-nodes and watch-gpus give gateways rights in the whole cluster: to read nodes, pods and
+// devices.
 func TestManifests_ClusterRights(t *testing.T) {
 	for _, o := range token.objects(t) {
 		if role, ok := o.(*rbacv1.ClusterRole); ok {
@@ -340,12 +341,18 @@ func TestManifests_ClusterRights(t *testing.T) {
 		variable  string
 	}{
 		{watchNodes, "ekg-nodes", []string{"nodes"}, "EKG_WATCH_NODES"},
-		{watchGPUs, "ekg-gpus", []string{"nodes", "pods"}, "EKG_WATCH_GPUS"},
+		{watchGPUs, "ekg-gpus", []string{"nodes", "pods", "resourceclaims", "resourceslices"}, "EKG_WATCH_GPUS"},
 	} {
 		role := find[*rbacv1.ClusterRole](t, c.build, c.role)
-		if len(role.Rules) != 1 || !slices.Equal(role.Rules[0].Resources, c.resources) ||
-			!slices.Equal(role.Rules[0].Verbs, []string{"list", "watch"}) {
-			t.Errorf("its rules are %+v", role.Rules)
+		var resources []string
+		for _, rule := range role.Rules {
+			resources = append(resources, rule.Resources...)
+			if !slices.Equal(rule.Verbs, []string{"list", "watch"}) {
+				t.Errorf("%s may %v", c.role, rule.Verbs)
+			}
+		}
+		if !slices.Equal(resources, c.resources) {
+			t.Errorf("%s reads %v", c.role, resources)
 		}
 		bound := find[*rbacv1.ClusterRoleBinding](t, c.build, c.role)
 		account := find[*corev1.ServiceAccount](t, c.build, "ekg")

@@ -199,7 +199,7 @@ func TestE2E_KubeGPU(t *testing.T) {
 // itself when it gets the device.
 func TestE2E_KubeClaims(t *testing.T) {
 	t.Parallel() // it mostly waits
-	k := newKubeGateway(t, "--start-wait", "1s")
+	k := newKubeGateway(t, "--start-wait", "1s", "--watch-gpus")
 	class := k.namespace
 	deviceClass := fmt.Sprintf(`{"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": %q},
 		"spec": {"selectors": [{"cel": {"expression": "device.driver == 'devcluster'"}}]}}`, class)
@@ -240,6 +240,26 @@ func TestE2E_KubeClaims(t *testing.T) {
 	if one, other := k.deviceOf(first), k.deviceOf(second); one == other {
 		t.Errorf("both kernels have %s", one)
 	}
+	k.eventually(20*time.Second, "both devices are shown as held", func() error {
+		var view struct {
+			Nodes []struct {
+				Pools []struct {
+					Resource    string
+					Total, Held float64
+					Holders     []struct{ Kernel string }
+				}
+			}
+		}
+		k.want(200, "GET", "/api/gpus", "", &view)
+		for _, n := range view.Nodes {
+			for _, p := range n.Pools {
+				if p.Resource == "devcluster" && p.Total == 2 && p.Held == 2 && len(p.Holders) == 2 {
+					return nil
+				}
+			}
+		}
+		return fmt.Errorf("%+v", view)
+	})
 	third := k.kernel("claims")
 	k.waits(third, "no device is free")
 	device := k.deviceOf(first)

@@ -66,21 +66,21 @@ func (l *Launcher) ViewGPUs(context.Context) (launcher.GPUs, error) {
 		pods = append(pods, p)
 	}
 	l.mu.Unlock()
-	nodes, others, missing := l.machines.list()
-	for _, pod := range others {
+	seen := l.machines.list()
+	for _, pod := range seen.pods {
 		if !known[pod.UID] {
 			pods = append(pods, gpuPod{pod: pod})
 		}
 	}
-	view := launcher.GPUs{Nodes: gpuNodes(nodes, pods), Missing: missing}
+	view := launcher.GPUs{Nodes: gpuNodes(seen, pods), Missing: seen.missing}
 	view.Sort()
 	return view, nil
 }
 
 // gpuNodes returns the nodes that have GPUs, with who holds them. Nodes that only a pod names have unknown totals.
-func gpuNodes(nodes []*corev1.Node, pods []gpuPod) []launcher.GPUNode {
+func gpuNodes(seen seenMachines, pods []gpuPod) []launcher.GPUNode {
 	found := map[string]*launcher.GPUNode{}
-	for _, node := range nodes {
+	for _, node := range seen.nodes {
 		n := &launcher.GPUNode{Name: node.Name, Labels: node.Labels, Status: nodeStatus(node)}
 		for _, a := range node.Status.Addresses {
 			if a.Type == corev1.NodeInternalIP && n.Address == "" {
@@ -91,30 +91,32 @@ func gpuNodes(nodes []*corev1.Node, pods []gpuPod) []launcher.GPUNode {
 		for name, amount := range capacity {
 			n.Pools = append(n.Pools, newPool(node, name, amount, allocatable[name]))
 		}
-		if len(n.Pools) > 0 {
-			found[n.Name] = n
-		}
+		found[n.Name] = n
 	}
 	for _, p := range pods {
-		ended := p.pod.Status.Phase == corev1.PodSucceeded || p.pod.Status.Phase == corev1.PodFailed
-		if p.pod.Spec.NodeName == "" || ended {
+		if p.hasEnded() {
 			continue
 		}
-		amounts := map[string]float64{}
-		for name, n := range podspec.GPUAmounts(p.pod) {
-			amounts[string(name)] = float64(n)
-		}
-		if len(amounts) == 0 && p.holder.Kernel != "" && len(p.pod.Spec.ResourceClaims) > 0 {
-			amounts[claimPool] = podspec.GPUs(p.pod).Float()
-		}
-		for name, amount := range amounts {
+		for name, amount := range podspec.GPUAmounts(p.pod) {
 			n := found[p.pod.Spec.NodeName]
 			if n == nil {
 				n = &launcher.GPUNode{Name: p.pod.Spec.NodeName}
 				found[n.Name] = n
 			}
-			pool := poolOf(n, name)
-			pool.Holders = append(pool.Holders, p.holds(amount, name))
+			pool := poolOf(n, string(name))
+			pool.Holders = append(pool.Holders, p.holds(float64(amount), string(name)))
+		}
+	}
+	claimed := addClaims(found, seen.slices, seen.claims, pods)
+	for i := range pods {
+		p := &pods[i]
+		if p.holder.Kernel != "" && len(p.pod.Spec.ResourceClaims) > 0 && !claimed[p.pod.UID] && !p.hasEnded() {
+			addUnknownClaim(found, p)
+		}
+	}
+	for name, n := range found {
+		if len(n.Pools) == 0 {
+			delete(found, name)
 		}
 	}
 	var all []launcher.GPUNode

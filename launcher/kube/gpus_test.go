@@ -10,9 +10,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
@@ -141,7 +143,7 @@ func TestGPUNodes(t *testing.T) {
 				}
 				c.pods[i].pod = o.(*corev1.Pod)
 			}
-			got := launcher.GPUs{Nodes: gpuNodes(c.nodes, c.pods)}
+			got := launcher.GPUs{Nodes: gpuNodes(seenMachines{nodes: c.nodes}, c.pods)}
 			got.Sort()
 			for i := range got.Nodes {
 				got.Nodes[i].Labels = nil
@@ -241,5 +243,89 @@ func TestFlavorRoom(t *testing.T) {
 		if got := roomFor(view, string(resource), float64(amount), c.flavor.NodeSelector); got != c.want {
 			t.Errorf("%s: got %+v, want %+v", name, got, c.want)
 		}
+	}
+}
+
+// TestGPUNodes_Claims: devices of dynamic resource allocation, and who holds them.
+func TestGPUNodes_Claims(t *testing.T) {
+	node := "n"
+	text := func(s string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{StringValue: &s} }
+	offered := func(name, driver string, generation int64, devices ...string) *resourceapi.ResourceSlice {
+		s := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.ResourceSliceSpec{
+			Driver: driver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: node, Generation: generation}}}
+		for _, d := range devices {
+			s.Spec.Devices = append(s.Spec.Devices, resourceapi.Device{Name: d,
+				Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"productName": text("T4"),
+					"uuid": text("GPU-" + d), "large": text("x")}})
+		}
+		return s
+	}
+	claim := func(driver string, devices []string, pods ...string) *resourceapi.ResourceClaim {
+		at := metav1.Unix(200, 0)
+		c := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns"}}
+		c.Status.Allocation = &resourceapi.AllocationResult{AllocationTimestamp: &at}
+		for _, d := range devices {
+			c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results,
+				resourceapi.DeviceRequestAllocationResult{Driver: driver, Pool: node, Device: d})
+		}
+		for _, p := range pods {
+			c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods",
+				Name: p, UID: types.UID(p)})
+		}
+		return c
+	}
+	withClaim := func(name string) *corev1.Pod {
+		return gpuTestPod(name, node, nil, func(pod *corev1.Pod) {
+			pod.UID = types.UID(name)
+			pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu"}}
+		})
+	}
+	seen := seenMachines{
+		slices: []*resourceapi.ResourceSlice{offered("old", "gpu.nvidia.com", 1, "gone"),
+			offered("new", "gpu.nvidia.com", 2, "a", "b", "c"), offered("net", "nic.example.com", 1, "eth0"),
+			offered("other", "devcluster", 1, "x")},
+		claims: []*resourceapi.ResourceClaim{claim("gpu.nvidia.com", []string{"a", "c"}, "k"),
+			claim("gpu.nvidia.com", []string{"b"}, "foreign", "another"), claim("nic.example.com", []string{"eth0"}, "foreign"),
+			claim("devcluster", []string{"x"}, "k2")},
+	}
+	for i, s := range seen.slices {
+		o, err := trimSlice(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen.slices[i] = o.(*resourceapi.ResourceSlice)
+	}
+	for i, c := range seen.claims {
+		o, err := trimClaim(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen.claims[i] = o.(*resourceapi.ResourceClaim)
+	}
+	pods := []gpuPod{{pod: withClaim("k"), holder: launcher.GPUHolder{Kernel: "1"}},
+		{pod: withClaim("k2"), holder: launcher.GPUHolder{Kernel: "2"}},
+		{pod: withClaim("k3"), holder: launcher.GPUHolder{Kernel: "3"}}}
+	got := launcher.GPUs{Nodes: gpuNodes(seen, pods)}
+	got.Sort()
+	since := time.Unix(200, 0).UTC()
+	want := []launcher.GPUNode{{Name: node, Pools: []launcher.GPUPool{
+		{Resource: "devcluster", Model: "T4", Unit: launcher.UnitGPU, Total: 1,
+			Devices: []launcher.GPUDevice{{UUID: "GPU-x", Total: 1}},
+			Holders: []launcher.GPUHolder{{Kernel: "2", Namespace: "ns", Pod: "k2", Amount: 1,
+				Devices: map[int]float64{0: 1}, Since: since}}},
+		{Resource: "gpu.nvidia.com", Model: "T4", Unit: launcher.UnitGPU, Total: 3,
+			Devices: []launcher.GPUDevice{{UUID: "GPU-a", Total: 1}, {Index: 1, UUID: "GPU-b", Total: 1},
+				{Index: 2, UUID: "GPU-c", Total: 1}},
+			Holders: []launcher.GPUHolder{
+				{Namespace: "ns", Pod: "another", Amount: 0.5, Devices: map[int]float64{1: 0.5}, Since: since},
+				{Namespace: "ns", Pod: "foreign", Amount: 0.5, Devices: map[int]float64{1: 0.5}, Since: since},
+				{Kernel: "1", Namespace: "ns", Pod: "k", Amount: 2, Devices: map[int]float64{0: 1, 2: 1}, Since: since},
+			}},
+		{Resource: claimPool, Unit: launcher.UnitGPU, Holders: []launcher.GPUHolder{{Kernel: "3", Namespace: "ns", Pod: "k3",
+			Since: time.Unix(100, 0).UTC()}}},
+	}}}
+	if !reflect.DeepEqual(got.Nodes, want) {
+		text, err := json.MarshalIndent(got.Nodes, "", " ")
+		t.Errorf("got %s, %v", text, err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -14,22 +15,31 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// machines are the informers of the cluster's nodes, and of the pods of all namespaces. Each is optional, since it
-// needs rights for the whole cluster.
+// machines are the informers of the cluster's nodes, of the pods of all namespaces, and of the devices of dynamic
+// resource allocation with their claims. Each is optional, since it needs rights for the whole cluster.
 type machines struct {
-	nodes, pods cache.SharedIndexInformer // nil: not watched
+	nodes, pods, slices, claims cache.SharedIndexInformer // nil: not watched
 
 	mu     sync.Mutex
 	denied map[string]string // why a resource cannot be listed, by its name
+	absent map[string]bool   // resources that the cluster does not have, by name
 }
+
+// Names of the watched resources in sentences.
+const (
+	nodesName  = "nodes"
+	podsName   = "pods of the cluster"
+	slicesName = "resource slices"
+	claimsName = "resource claims"
+)
 
 // watchMachines starts the informers, which end with the launcher. It is called once.
 func (l *Launcher) watchMachines() {
 	m := &l.machines
-	m.denied = map[string]string{}
+	m.denied, m.absent = map[string]string{}, map[string]bool{}
 	if l.opts.WatchNodes || l.opts.WatchGPUs {
 		nodes := l.client.CoreV1().Nodes()
-		m.nodes = l.watchAll("nodes", &corev1.Node{}, trimNode, cache.ListWatch{
+		m.nodes = l.watchAll(nodesName, &corev1.Node{}, trimNode, cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				return nodes.List(ctx, o)
 			},
@@ -40,12 +50,30 @@ func (l *Launcher) watchMachines() {
 	}
 	if l.opts.WatchGPUs {
 		pods := l.client.CoreV1().Pods(metav1.NamespaceAll)
-		m.pods = l.watchAll("pods of the cluster", &corev1.Pod{}, trimForGPUs, cache.ListWatch{
+		m.pods = l.watchAll(podsName, &corev1.Pod{}, trimForGPUs, cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				return pods.List(ctx, o)
 			},
 			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 				return pods.Watch(ctx, o)
+			},
+		})
+		offered := l.client.ResourceV1().ResourceSlices()
+		m.slices = l.watchAll(slicesName, &resourceapi.ResourceSlice{}, trimSlice, cache.ListWatch{
+			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+				return offered.List(ctx, o)
+			},
+			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+				return offered.Watch(ctx, o)
+			},
+		})
+		claims := l.client.ResourceV1().ResourceClaims(metav1.NamespaceAll)
+		m.claims = l.watchAll(claimsName, &resourceapi.ResourceClaim{}, trimClaim, cache.ListWatch{
+			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+				return claims.List(ctx, o)
+			},
+			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+				return claims.Watch(ctx, o)
 			},
 		})
 	}
@@ -58,6 +86,10 @@ func (l *Launcher) watchAll(name string, of runtime.Object, trim cache.Transform
 	complain := func(_ context.Context, _ *cache.Reflector, err error) {
 		l.machines.mu.Lock()
 		defer l.machines.mu.Unlock()
+		if apierrors.IsNotFound(err) { // before Kubernetes 1.34 there is another version of it, or none
+			l.machines.absent[name] = true
+			return
+		}
 		before := l.machines.denied[name]
 		l.machines.denied[name] = missing("the "+name, err)
 		switch {
@@ -80,31 +112,50 @@ func (l *Launcher) watchAll(name string, of runtime.Object, trim cache.Transform
 	return informer
 }
 
-// list returns the nodes and the pods that are known, and what is missing.
-func (m *machines) list() (nodes []*corev1.Node, pods []*corev1.Pod, absent []string) {
+// seenMachines is what the informers know.
+type seenMachines struct {
+	nodes   []*corev1.Node
+	pods    []*corev1.Pod
+	slices  []*resourceapi.ResourceSlice
+	claims  []*resourceapi.ResourceClaim
+	missing []string // sentences: what they do not know
+}
+
+// list returns what is known.
+func (m *machines) list() (seen seenMachines) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, w := range []struct {
 		informer   cache.SharedIndexInformer
 		name, hint string
-	}{{m.nodes, "nodes", missingNodes}, {m.pods, "pods of the cluster", missingPods}} {
+	}{{m.nodes, nodesName, missingNodes}, {m.pods, podsName, missingPods}, {m.slices, slicesName, ""},
+		{m.claims, claimsName, ""}} {
 		switch {
+		case w.informer == nil && w.hint != "":
+			seen.missing = append(seen.missing, w.hint)
 		case w.informer == nil:
-			absent = append(absent, w.hint)
 		case w.informer.HasSynced():
 			for _, o := range w.informer.GetStore().List() {
-				switch o := o.(type) {
-				case *corev1.Node:
-					nodes = append(nodes, o)
-				case *corev1.Pod:
-					pods = append(pods, o)
-				}
+				seen.add(o)
 			}
 		case m.denied[w.name] != "":
-			absent = append(absent, m.denied[w.name])
-		default:
-			absent = append(absent, "The gateway has not listed the "+w.name+" yet.")
+			seen.missing = append(seen.missing, m.denied[w.name])
+		case !m.absent[w.name]:
+			seen.missing = append(seen.missing, "The gateway has not listed the "+w.name+" yet.")
 		}
 	}
-	return nodes, pods, absent
+	return seen
+}
+
+func (s *seenMachines) add(o any) {
+	switch o := o.(type) {
+	case *corev1.Node:
+		s.nodes = append(s.nodes, o)
+	case *corev1.Pod:
+		s.pods = append(s.pods, o)
+	case *resourceapi.ResourceSlice:
+		s.slices = append(s.slices, o)
+	case *resourceapi.ResourceClaim:
+		s.claims = append(s.claims, o)
+	}
 }
