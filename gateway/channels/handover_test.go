@@ -54,7 +54,7 @@ func TestLobby_HandsOver(t *testing.T) {
 			}
 			c.wantMessages("iopub status  starting")
 			first := c.wantMessages("iopub status cell0 busy",
-				"iopub display_data cell0 [ekg] The kernel is starting: no GPU is free.")
+				"iopub display_data cell0 [ekg] The kernel is starting: no GPU of 8 is free.")
 			s.set(idA, api.Starting, "its image is pulled.")
 			next := c.wantMessages("iopub update_display_data cell0 [ekg] The kernel is starting: its image is pulled.")
 			super, conns := accepting(t, likeSupervisors)

@@ -56,6 +56,10 @@ func (l *Lobby) Held() int64 { return l.held.Load() }
 type Kernel struct {
 	// Wait waits until cond holds for the kernel, like launcher.Launcher's Wait.
 	Wait func(ctx context.Context, cond func(launcher.Kernel) bool) (launcher.Kernel, error)
+
+	// Reason returns what the client reads about a kernel that is not there yet. It returns at once.
+	Reason func(launcher.Kernel) string
+
 	// Connect makes the handshake with the kernel's supervisor. It asks for the subprotocol ("" for no subprotocol) and
 	// for no extension. After a *RejectedError the client is sent away; after any other error the lobby tries again.
 	Connect func(ctx context.Context, subprotocol string) (*Upstream, error)
@@ -217,7 +221,7 @@ func (c *Waiting) await(ctx context.Context) (*Upstream, error) {
 		case errors.As(err, &rejected):
 			return nil, &framing.CloseError{Code: websocket.CloseTryAgainLater, Reason: rejected.Text}
 		}
-		if err := c.setReason(k.Reason); err != nil {
+		if err := c.setReason(c.kernel.Reason(k)); err != nil {
 			return nil, err
 		}
 		if k, err = c.next(ctx, k); err != nil {

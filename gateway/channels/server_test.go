@@ -125,6 +125,7 @@ func (s *testServer) kernel(r *http.Request, id string) Kernel {
 				}
 			}
 		},
+		Reason: func(k launcher.Kernel) string { return strings.Replace(k.Reason, "no GPU", "no GPU of 8", 1) },
 		Connect: func(ctx context.Context, subprotocol string) (*Upstream, error) {
 			r := r.Clone(ctx)
 			r.Header.Del("Sec-Websocket-Extensions")
