@@ -38,44 +38,27 @@ func (l *Launcher) watchMachines() {
 	m := &l.machines
 	m.denied, m.absent = map[string]string{}, map[string]bool{}
 	if l.opts.WatchNodes || l.opts.WatchGPUs {
-		nodes := l.client.CoreV1().Nodes()
-		m.nodes = l.watchAll(nodesName, &corev1.Node{}, trimNode, cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return nodes.List(ctx, o)
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				return nodes.Watch(ctx, o)
-			},
-		})
+		m.nodes = l.watchAll(nodesName, &corev1.Node{}, trimNode, listWatchOf(l.client.CoreV1().Nodes()))
 	}
 	if l.opts.WatchGPUs {
-		pods := l.client.CoreV1().Pods(metav1.NamespaceAll)
-		m.pods = l.watchAll(podsName, &corev1.Pod{}, trimForGPUs, cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return pods.List(ctx, o)
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				return pods.Watch(ctx, o)
-			},
-		})
-		offered := l.client.ResourceV1().ResourceSlices()
-		m.slices = l.watchAll(slicesName, &resourceapi.ResourceSlice{}, trimSlice, cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return offered.List(ctx, o)
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				return offered.Watch(ctx, o)
-			},
-		})
-		claims := l.client.ResourceV1().ResourceClaims(metav1.NamespaceAll)
-		m.claims = l.watchAll(claimsName, &resourceapi.ResourceClaim{}, trimClaim, cache.ListWatch{
-			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-				return claims.List(ctx, o)
-			},
-			WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-				return claims.Watch(ctx, o)
-			},
-		})
+		m.pods = l.watchAll(podsName, &corev1.Pod{}, trimForGPUs, listWatchOf(l.client.CoreV1().Pods(metav1.NamespaceAll)))
+		m.slices = l.watchAll(slicesName, &resourceapi.ResourceSlice{}, trimSlice,
+			listWatchOf(l.client.ResourceV1().ResourceSlices()))
+		m.claims = l.watchAll(claimsName, &resourceapi.ResourceClaim{}, trimClaim,
+			listWatchOf(l.client.ResourceV1().ResourceClaims(metav1.NamespaceAll)))
+	}
+}
+
+// listWatchOf lists and watches with a client of one resource.
+func listWatchOf[L runtime.Object](client interface {
+	List(context.Context, metav1.ListOptions) (L, error)
+	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
+}) cache.ListWatch {
+	return cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			return client.List(ctx, o)
+		},
+		WatchFuncWithContext: client.Watch,
 	}
 }
 
