@@ -43,6 +43,7 @@ var (
 	flavors    = build{"overlays/token", []string{"flavors"}}
 	watchNodes = build{"overlays/token", []string{"watch-nodes"}}
 	watchGPUs  = build{"overlays/token", []string{"watch-gpus"}}
+	homes      = build{"overlays/token", []string{"homes"}}
 	keep       = build{"overlays/token", []string{"keep-kernels"}}
 )
 
@@ -364,6 +365,32 @@ func TestManifests_ClusterRights(t *testing.T) {
 		if !slices.Contains(env, corev1.EnvVar{Name: c.variable, Value: "true"}) {
 			t.Errorf("the gateway's variables are %v", env)
 		}
+	}
+}
+
+// Only the component homes lets gateways create claims, and in the kernels' namespace alone.
+func TestManifests_Homes(t *testing.T) {
+	for _, b := range []build{token, homes} {
+		for _, o := range b.objects(t) {
+			role, ok := o.(*rbacv1.Role)
+			if !ok || role.Name == "ekg-homes" {
+				continue
+			}
+			for _, rule := range role.Rules {
+				if slices.Contains(rule.Resources, "persistentvolumeclaims") {
+					t.Errorf("%s may %v claims", role.Name, rule.Verbs)
+				}
+			}
+		}
+	}
+	role := find[*rbacv1.Role](t, homes, "ekg-homes")
+	bound := find[*rbacv1.RoleBinding](t, homes, "ekg-homes")
+	account := find[*corev1.ServiceAccount](t, homes, "ekg")
+	if role.Namespace != "ekg-kernels" || len(role.Rules) != 1 ||
+		!slices.Equal(role.Rules[0].Resources, []string{"persistentvolumeclaims"}) ||
+		!slices.Equal(role.Rules[0].Verbs, []string{"create", "get"}) || bound.RoleRef.Name != role.Name ||
+		len(bound.Subjects) != 1 || bound.Subjects[0].Name != account.Name || bound.Namespace != role.Namespace {
+		t.Errorf("%+v, %+v", role, bound)
 	}
 }
 

@@ -95,6 +95,7 @@ var knownResources = []string{
 	"leases",
 	"namespaces",
 	"nodes",
+	"persistentvolumeclaims",
 }
 
 // verbAndResource returns Kubernetes' verb and resource of a request. Unknown resources are "other".

@@ -135,6 +135,9 @@ func (l *Launcher) createPod(ctx context.Context, pod *corev1.Pod, chosen *flavo
 			return nil, err
 		}
 	}
+	if err := l.createHome(ctx, podspec.HomeClaim(l.opts.Pods, pod)); err != nil {
+		return nil, err
+	}
 	asking, cancel := l.apiContext(ctx)
 	defer cancel()
 	made, err := l.client.CoreV1().Pods(pod.Namespace).Create(asking, pod, metav1.CreateOptions{})

@@ -52,6 +52,7 @@ const (
 
 // Keys of the launchers.
 const (
+	Claim     = "claim"      // name of a PersistentVolumeClaim
 	ConfigMap = "configmap"  // name of a ConfigMap
 	Entry     = "entry"      // of the state directory
 	Key       = "key"        // in a ConfigMap

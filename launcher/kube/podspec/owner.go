@@ -169,8 +169,8 @@ func overlap(a, b string) bool {
 	}
 }
 
-// OwnerRules returns the policy's patterns with {owner}, each as "key: pattern". A gateway without users cannot apply
-// them.
+// OwnerRules returns the policy's names and patterns with {owner}, each as "key: pattern". A gateway without users
+// cannot apply them.
 func (p *Policy) OwnerRules() []string {
 	var found []string
 	for _, l := range p.ownerLists() {
@@ -179,6 +179,9 @@ func (p *Policy) OwnerRules() []string {
 				found = append(found, fmt.Sprintf("%s: %q", l.path(), pattern))
 			}
 		}
+	}
+	if p.Home != nil {
+		found = append(found, fmt.Sprintf("home.claim: %q", p.Home.Claim))
 	}
 	return found
 }

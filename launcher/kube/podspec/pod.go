@@ -53,10 +53,12 @@ const (
 	volumeSpill  = "spill"
 	volumeHome   = "home"
 	volumeShm    = "dshm"
+
+	volumeOwnerHome = "owner-home" // Policy.Home
 )
 
 var (
-	reservedVolumes = []string{volumeShared, volumeSecret, volumeSpill, volumeHome, volumeShm}
+	reservedVolumes = []string{volumeShared, volumeSecret, volumeSpill, volumeHome, volumeShm, volumeOwnerHome}
 	// reservedPaths cannot be mounted over in the kernel's container.
 	reservedPaths = []string{api.PodSharedDir, secretDir, spillDir, api.PodHomeDir, api.PodTerminationLog, "/proc", "/sys"}
 )
@@ -183,6 +185,9 @@ func (b *builder) complete(pod *corev1.Pod) error {
 		for _, claim := range pod.Spec.ResourceClaims {
 			k.Resources.Claims = append(k.Resources.Claims, corev1.ResourceClaim{Name: claim.Name})
 		}
+	}
+	if err := b.mountHome(pod); err != nil {
+		return err
 	}
 	b.labelAsEG(pod)
 	b.placeOnPlatform(pod)

@@ -65,6 +65,7 @@ type Policy struct {
 	NonRoot     bool        `yaml:"nonRoot"` // no kernel runs as user 0, whatever its image says
 	Kernelspecs SpecRules   `yaml:"kernelspecs"`
 	Clients     ClientRules `yaml:"clients"`
+	Home        *Home       `yaml:"home"` // nil: kernels have no home of their owner
 }
 
 // SpecRules are the rules for metadata.ekg of kernelspecs.
@@ -297,6 +298,11 @@ func parsePolicy(data []byte) (*Policy, []string) {
 			problems = append(problems, fmt.Sprintf("%d: clients.namespaces: %q is not a valid namespace name",
 				strictyaml.LineOf(root, i, "clients", "namespaces"), name))
 		}
+	}
+	if p.Home != nil {
+		p.Home.problems(func(key, text string) {
+			problems = append(problems, fmt.Sprintf("%d: home.%s: %s", strictyaml.LineOf(root, 0, "home", key), key, text))
+		})
 	}
 	p.ownerProblems(func(l ruleList, i int, text string) {
 		problems = append(problems, fmt.Sprintf("%d: %s: %q %s",

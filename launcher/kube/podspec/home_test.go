@@ -1,0 +1,122 @@
+package podspec
+
+import (
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+const homePolicy = `home:
+  claim: home-{owner}
+  mountPath: /home/jovyan
+  size: 10Gi
+  storageClass: fast
+  accessModes: [ReadWriteMany]
+  fsGroup: 100
+`
+
+// TestHome: each owner's kernels have the owner's home. What kernelspecs and clients choose for its place stays.
+func TestHome(t *testing.T) {
+	o := testOptions()
+	o.Policy = policyOf(t, homePolicy)
+	built := func(owner, ekg string, env map[string]string) *corev1.Pod {
+		rec := testRecord("python3")
+		rec.Owner = owner
+		pod, err := Build(o, launcher.Request{ID: rec.ID, Owner: owner, Env: env, Spec: kernelspecs.Spec{Name: "python3",
+			Argv: []string{"python3"}, Metadata: []byte(`{"ekg": {"image": "kernel:1"` + ekg + `}}`)}}, rec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pod
+	}
+	home := func(pod *corev1.Pod) (claim, path, env string) {
+		for _, v := range pod.Spec.Volumes {
+			if v.Name == volumeOwnerHome {
+				claim = v.PersistentVolumeClaim.ClaimName
+			}
+		}
+		for _, m := range kernelOf(pod).VolumeMounts {
+			if m.Name == volumeOwnerHome {
+				path = m.MountPath
+			}
+		}
+		for _, e := range kernelOf(pod).Env {
+			if e.Name == "HOME" {
+				env = e.Value
+			}
+		}
+		return claim, path, env
+	}
+	pod := built("Ann@x", "", nil)
+	if claim, path, env := home(pod); claim != "home--41nn-40x" || path != "/home/jovyan" || env != path ||
+		pod.Spec.SecurityContext.FSGroup == nil || *pod.Spec.SecurityContext.FSGroup != 100 {
+		t.Errorf("claim %q at %q, HOME %q, %+v", claim, path, env, pod.Spec.SecurityContext)
+	}
+	class := "fast"
+	want := &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "kernels", Name: "home--41nn-40x",
+			Labels:      map[string]string{LabelManagedBy: Manager},
+			Annotations: map[string]string{AnnotationOwner: "Ann@x"}},
+		Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: &class,
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany},
+			Resources: corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{
+				corev1.ResourceStorage: resource.MustParse("10Gi")}}},
+	}
+	if got := HomeClaim(o, pod); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	for name, pod := range map[string]*corev1.Pod{
+		"no owner": built("", "", nil),
+		"its own volume there": built("ann", `, "volumes": [{"name": "v", "emptyDir": {}}],
+			"volumeMounts": [{"name": "v", "mountPath": "/home/jovyan"}]`, nil),
+	} {
+		if claim, path, _ := home(pod); claim != "" || path != "" || HomeClaim(o, pod) != nil {
+			t.Errorf("%s: claim %q at %q", name, claim, path)
+		}
+	}
+	elsewhere := built("ann", `, "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "home-{owner}"}}],
+		"volumeMounts": [{"name": "v", "mountPath": "/home/jovyan"}], "pod": {"spec": {"containers": [{"name": "kernel",
+		"env": [{"name": "HOME", "value": "/work"}]}]}}`, nil)
+	if claim, _, env := home(elsewhere); claim != "" || env != "/work" || HomeClaim(o, elsewhere) == nil {
+		t.Errorf("claim %q, HOME %q", claim, env)
+	}
+	_, err := Build(o, launcher.Request{ID: testID, Owner: strings.Repeat("@", 90), Spec: kernelspecs.Spec{Name: "p",
+		Argv: []string{"p"}, Metadata: []byte(`{"ekg": {"image": "k:1"}}`)}}, testRecord("p"))
+	if err == nil || !strings.Contains(err.Error(), "longer than 253 bytes") {
+		t.Errorf("a long name: %v", err)
+	}
+	if rules := o.Policy.OwnerRules(); !slices.Equal(rules, []string{`home.claim: "home-{owner}"`}) {
+		t.Errorf("%q", rules)
+	}
+}
+
+// TestPolicy_Home: each bad value is reported with its line.
+func TestPolicy_Home(t *testing.T) {
+	for replaced, want := range map[string]string{
+		"claim: home-{owner}>claim: home":              `2: home.claim: "home" needs {owner} once`,
+		"claim: home-{owner}>claim: '{owner}'":         `2: home.claim: "{owner}" needs a small letter`,
+		"claim: home-{owner}>claim: Home-{owner}":      `2: home.claim: "Home-{owner}" makes no valid name`,
+		"mountPath: /home/jovyan>mountPath: home":      `3: home.mountPath: "home" is not the path of a folder`,
+		"mountPath: /home/jovyan>mountPath: /":         `3: home.mountPath: "/" is not the path of a folder`,
+		"mountPath: /home/jovyan>mountPath: /proc/x":   `3: home.mountPath: "/proc/x" is ekg's own or the system's`,
+		"size: 10Gi>size: much":                        `4: home.size: "much" is not an amount like 10Gi`,
+		"storageClass: fast>storageClass: 'Very fast'": `5: home.storageClass: "Very fast" is not the name of a storage class`,
+		"ReadWriteMany>ReadOnlyMany":                   `6: home.accessModes: "ReadOnlyMany" is not a mode`,
+		"fsGroup: 100>fsGroup: -1":                     `7: home.fsGroup: -1 is not a group id`,
+		"fsGroup: 100>group: 100":                      "7: ",
+	} {
+		from, to, _ := strings.Cut(replaced, ">")
+		_, problems := parsePolicy([]byte(strings.Replace(homePolicy, from, to, 1)))
+		if len(problems) != 1 || !strings.HasPrefix(problems[0], want) {
+			t.Errorf("%s: got %q, want %q", to, problems, want)
+		}
+	}
+}
