@@ -80,10 +80,7 @@ func TestE2E_KubeOwnVolumes(t *testing.T) {
 	for _, account := range []string{"ann", "bob"} {
 		homes[account] = t.TempDir()
 		volume(claim(account), homes[account])
-		c.kubectl(t, "", "-n", ns, "create", "serviceaccount", account)
-		users[account] = g.in(t)
-		users[account].token = strings.TrimSpace(
-			c.kubectl(t, "", "-n", ns, "create", "token", account, "--audience", "ekg"))
+		users[account] = g.account(account)
 	}
 	ann, bob := users["ann"], users["bob"]
 	const look = "import os\nprint(sorted(os.listdir('/mine')), os.listdir('/part'))"
@@ -119,5 +116,77 @@ func TestE2E_KubeOwnVolumes(t *testing.T) {
 	ann.dial(t, kernels["ann"], "again", true).says(look, "['ann'] ['ann']\n")
 	for account, user := range users {
 		user.want(http.StatusNoContent, "DELETE", "/api/kernels/"+kernels[account], "", nil)
+	}
+}
+
+// account returns the gateway for a new service account, which is a user.
+func (k *inCluster) account(name string) *inCluster {
+	k.t.Helper()
+	k.cluster.kubectl(k.t, "", "-n", k.namespace, "create", "serviceaccount", name)
+	user := k.in(k.t)
+	user.token = strings.TrimSpace(
+		k.cluster.kubectl(k.t, "", "-n", k.namespace, "create", "token", name, "--audience", "ekg"))
+	return user
+}
+
+// homesPolicy gives each user a home.
+const homesPolicy = `home:
+  claim: home-{owner}
+  mountPath: /home/jovyan
+  size: 1Gi
+  storageClass: ""
+  accessModes: [ReadWriteMany]
+`
+
+// homeVolume is a folder of the node, kept for a claim that does not exist yet.
+const homeVolume = `
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: %[1]s-%[2]s}
+spec:
+  capacity: {storage: 1Gi}
+  accessModes: [ReadWriteMany]
+  storageClassName: ""
+  claimRef: {namespace: %[1]s, name: %[2]s}
+  hostPath: {path: %[3]q}
+`
+
+// TestE2E_KubeHomes: each user has a home, which the gateway makes at the first start. It outlives the kernel, and all
+// kernels of the user have it.
+func TestE2E_KubeHomes(t *testing.T) {
+	t.Parallel()
+	c := theCluster(t)
+	c.needsOwn(t, "its volumes are folders of this machine")
+	ns := c.newNamespace(t)
+	policy := filepath.Join(t.TempDir(), "policy.yaml")
+	if err := os.WriteFile(policy, []byte(homesPolicy), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g := c.newGateway(t, ns, c.kubeconfig, "--auth-token-review", "--auth-token-audience", "ekg", "--kube-policy", policy)
+	g.token = ""
+	g.start()
+	for _, account := range []string{"ann", "bob"} {
+		user := g.account(account)
+		claim := "home-" + strings.NewReplacer(":", "-3a", "-", "-2d").Replace(
+			"system:serviceaccount:"+ns+":"+account)
+		dir := t.TempDir()
+		c.kubectl(t, fmt.Sprintf(homeVolume, ns, claim, dir), "apply", "-f", "-")
+		t.Cleanup(func() { c.kubectl(t, "", "delete", "persistentvolume", ns+"-"+claim, "--wait=false") })
+		first := user.kernel("pod")
+		user.dial(t, first, "s", true).says(fmt.Sprintf(
+			"import os; open(os.path.expanduser('~/%s'), 'w').close(); print(os.environ['HOME'])", account), "/home/jovyan\n")
+		user.want(http.StatusNoContent, "DELETE", "/api/kernels/"+first, "", nil)
+		second := user.kernel("pod")
+		user.dial(t, second, "s", true).says(
+			"import os; print([f for f in os.listdir('/home/jovyan') if f[0] != '.'])", "['"+account+"']\n")
+		user.want(http.StatusNoContent, "DELETE", "/api/kernels/"+second, "", nil)
+		if _, err := os.Stat(filepath.Join(dir, account)); err != nil {
+			t.Error(err)
+		}
+		owner := c.kubectl(t, "", "-n", ns, "get", "pvc", claim, "-o",
+			`jsonpath={.metadata.annotations.elastic-kernel-gateway\.github\.io/owner}`)
+		if owner != "system:serviceaccount:"+ns+":"+account {
+			t.Errorf("%s belongs to %q", claim, owner)
+		}
 	}
 }
