@@ -4,13 +4,11 @@ import (
 	"context"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
-	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -124,33 +122,8 @@ func (l *Launcher) FlavorRoom(ctx context.Context, flavors []flavor.Flavor) (map
 			rooms[f.Name] = launcher.GPURoom{} // it is for kernels in a cluster
 			continue
 		}
-		rooms[f.Name] = roomFor(held, want)
+		free, total := want.Room(held)
+		rooms[f.Name] = launcher.GPURoom{Free: free, Total: total}
 	}
 	return rooms, nil
-}
-
-// roomFor counts how often GPUs of this machine, or instances of them, fulfil what a kernel wants.
-func roomFor(held []gpu.Held, want *devices.Want) (r launcher.GPURoom) {
-	for _, h := range held {
-		switch {
-		case !h.Healthy, want.Whole && h.Profile != "", want.Profile != "" && want.Profile != h.Profile,
-			want.Product != "" && want.Product != strings.ReplaceAll(h.Model, " ", "-"):
-			continue
-		}
-		share := want.Share
-		if want.Memory > 0 && h.MemoryTotal > 0 {
-			share = max(1, gpu.One.Times(want.Memory, h.MemoryTotal))
-		}
-		if share <= 0 || share > gpu.One {
-			share = gpu.One
-		}
-		free := gpu.One
-		for _, holder := range h.Holders {
-			free -= holder.Share
-		}
-		r.Free += int(max(0, free) / share)
-		r.Total += int(gpu.One / share)
-	}
-	n := max(1, want.Count)
-	return launcher.GPURoom{Free: r.Free / n, Total: r.Total / n}
 }

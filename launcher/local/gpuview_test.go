@@ -38,11 +38,12 @@ func TestViewGPUs(t *testing.T) {
 		{Name: "two", GPU: &flavor.Devices{Count: 2}},
 		{Name: "slice", MIG: &flavor.MIG{Profile: "1g.10gb"}},
 		{Name: "quarter", Replica: &flavor.Replica{Replicas: 4}},
+		{Name: "much", GPUMem: &flavor.GPUMem{Units: 40}},
 		{Name: "claim", DRA: &flavor.DRA{Template: "x"}},
 		{Name: "cpu", None: true},
 	})
 	want := map[string]launcher.GPURoom{"two": {Free: 0, Total: 1}, "slice": {Free: 2, Total: 2},
-		"quarter": {Free: 8, Total: 20}, "claim": {}}
+		"quarter": {Free: 8, Total: 20}, "much": {}, "claim": {}}
 	if err != nil || !maps.Equal(rooms, want) {
 		t.Errorf("%+v, %v, want %+v", rooms, err, want)
 	}

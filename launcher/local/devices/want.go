@@ -62,6 +62,23 @@ func (w Want) Check(list gpu.List) error {
 	return err
 }
 
+// Room returns how many kernels that ask for the same fit on these units: now, and if nothing were lent.
+func (w Want) Room(held []gpu.Held) (free, total int) {
+	for _, h := range held {
+		u := unit{uuid: h.UUID, model: h.Model, profile: h.Profile, part: strings.HasPrefix(h.UUID, "MIG-"),
+			memory: h.MemoryTotal}
+		if !h.Healthy || !w.matches(u) {
+			continue
+		}
+		left, share := gpu.One, max(1, w.of(u))
+		for _, holder := range h.Holders {
+			left -= holder.Share
+		}
+		free, total = free+int(max(0, left)/share), total+int(gpu.One/share)
+	}
+	return free / w.count(), total / w.count()
+}
+
 // Size returns the GPUs that the kernel asks for, with a unit of unknown memory as a whole one.
 func (w Want) Size(list gpu.List) gpu.Amount {
 	for _, u := range units(list) {
