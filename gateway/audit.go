@@ -21,7 +21,7 @@ const (
 )
 
 // auditEntry is one line of the audit log: who did what, from where, and how it ended. The only texts of clients in it
-// are kernel ids, names of existing kernelspecs, and claimed names.
+// are kernel ids, names of existing kernelspecs and flavors, and claimed names.
 type auditEntry struct {
 	Time     string   `json:"time"`
 	Action   string   `json:"action"` // of the route, or disconnect
@@ -36,6 +36,7 @@ type auditEntry struct {
 	Route    string   `json:"route,omitempty"`
 	Kernel   string   `json:"kernel,omitempty"`
 	Spec     string   `json:"spec,omitempty"`
+	Flavor   string   `json:"flavor,omitempty"`
 	Others   int      `json:"others,omitempty"`    // refused requests before it that have no entry, see auditRequest
 	Seconds  *float64 `json:"seconds,omitempty"`   // for which a websocket was open
 	BytesIn  *int64   `json:"bytes_in,omitempty"`  // from the client

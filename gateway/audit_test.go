@@ -362,3 +362,19 @@ func TestAudit_Flood(t *testing.T) {
 		t.Errorf("%d lines in the log, %d in the audit log", n, lines)
 	}
 }
+
+// TestAudit_Flavor: the entry of a start names its flavor. A name that no flavor has is in no entry.
+func TestAudit_Flavor(t *testing.T) {
+	g, entries := audited(t, withFlavors)
+	g.do("POST", "/api/kernels", `{"name": "python3", "flavor": "t4"}`).want(t, 201, "")
+	g.do("POST", "/api/kernels", `{"name": "python3", "flavor": "none-of-them"}`).want(t, 400, "")
+	var flavors []any
+	for _, e := range entries() {
+		if e["action"] == "start" {
+			flavors = append(flavors, e["flavor"])
+		}
+	}
+	if len(flavors) != 2 || flavors[0] != "t4" || flavors[1] != nil {
+		t.Errorf("%v", flavors)
+	}
+}

@@ -17,6 +17,7 @@ type call struct {
 	// For the logs, as they become known.
 	kernel   string // id
 	spec     string // name of the kernelspec that is to be started
+	flavor   string // of a start
 	claimant string // KERNEL_USERNAME of a start, which is not verified
 }
 
@@ -41,7 +42,7 @@ func (r *call) starts(req launcher.Request) {
 // entry makes the request's entry of the audit log, without its outcome.
 func (r *call) entry(action, route string) auditEntry {
 	return auditEntry{Action: action, User: r.who.Name, Claims: r.claimant, Remote: r.remote(), Request: r.id,
-		Method: logMethod(r.Method), Route: route, Kernel: r.kernel, Spec: r.spec}
+		Method: logMethod(r.Method), Route: route, Kernel: r.kernel, Spec: r.spec, Flavor: r.flavor}
 }
 
 // remote returns the address that the request came from, without its port. Headers of proxies are not trusted.

@@ -214,6 +214,9 @@ func (g *Gateway) start(r *call, req launcher.Request, answer func(launcher.Kern
 	if err := g.chooseFlavor(who, &req); err != nil {
 		return err
 	}
+	if req.Flavor != nil {
+		r.flavor = req.Flavor.Name
+	}
 	if err := g.countStart(who); err != nil {
 		return err
 	}
