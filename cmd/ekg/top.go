@@ -350,6 +350,7 @@ func shareDetails(b *strings.Builder, view gateway.GPUs) {
 type gpuKernel struct {
 	kernelRow
 	samples []sampledGPU
+	waits   bool // it holds none yet
 }
 
 // sampledGPU is an entry of the member gpu of a kernel's model.
@@ -362,11 +363,25 @@ type sampledGPU struct {
 	IdleSince   string   `json:"idle_since"`
 }
 
-// gpuKernels lists the kernels that have GPUs, those that hold most first.
+// gpuKernels lists the kernels that have GPUs or wait for them, those with most first.
 func (r *kernelRun) gpuKernels(ctx context.Context) ([]gpuKernel, error) {
 	rows, err := r.rows(ctx)
 	if err != nil {
 		return nil, err
+	}
+	holds := map[string]bool{}
+	for _, g := range r.gateways {
+		view, err := g.gpus(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, n := range view.Nodes {
+			for _, p := range n.Pools {
+				for _, h := range p.Holders {
+					holds[h.Kernel] = true
+				}
+			}
+		}
 	}
 	var all []gpuKernel
 	for _, row := range rows {
@@ -377,17 +392,19 @@ func (r *kernelRun) gpuKernels(ctx context.Context) ([]gpuKernel, error) {
 		if err := json.Unmarshal(row.whole, &model); err != nil {
 			return nil, fmt.Errorf("kernel %s: %w", row.ID, err)
 		}
-		if k.samples = model.GPU; k.held() > 0 && row.State != "dead" {
+		k.samples = model.GPU
+		k.waits = row.State == "starting" && !holds[row.ID] && len(k.samples) == 0
+		if k.asks() > 0 && row.State != "dead" {
 			all = append(all, k)
 		}
 	}
-	slices.SortStableFunc(all, func(a, b gpuKernel) int { return cmp.Compare(b.held(), a.held()) })
+	slices.SortStableFunc(all, func(a, b gpuKernel) int { return cmp.Compare(b.asks(), a.asks()) })
 	return all, nil
 }
 
-// held is the number of GPUs, with shares by their size. Where the launcher assigns none, they are those that are
-// sampled.
-func (k *gpuKernel) held() float64 {
+// asks is the number of GPUs that the kernel has or waits for, with shares by their size. Where the launcher assigns
+// none, they are those that are sampled.
+func (k *gpuKernel) asks() float64 {
 	if k.GPUs > 0 {
 		return k.GPUs
 	}
@@ -396,7 +413,7 @@ func (k *gpuKernel) held() float64 {
 
 // busy returns how much of what the kernel holds computes, and for how much that is known.
 func (k *gpuKernel) busy() (busy, measured float64) {
-	each := k.held() / float64(max(1, len(k.samples)))
+	each := k.asks() / float64(max(1, len(k.samples)))
 	for _, g := range k.samples {
 		switch {
 		case g.BusySince != "":
@@ -452,7 +469,7 @@ func (f outputFormat) printGPUKernels(w io.Writer, all []gpuKernel, now time.Tim
 				idle = at
 			}
 		}
-		cells := []string{k.ID[:min(length, len(k.ID))], k.Owner, k.Name, cmp.Or(k.Flavor, amount(k.held())), model, "", "",
+		cells := []string{k.ID[:min(length, len(k.ID))], k.Owner, k.Name, cmp.Or(k.Flavor, amount(k.asks())), model, "", "",
 			k.State, ""}
 		if known > 0 {
 			cells[5] = fmt.Sprintf("%.0f%%", 100*utilization/float64(known))
@@ -474,7 +491,8 @@ func (f outputFormat) printGPUKernels(w io.Writer, all []gpuKernel, now time.Tim
 // userRow is a line of `ekg top users`.
 type userRow struct {
 	User     string  `json:"user"`
-	Kernels  int     `json:"kernels"`
+	Kernels  int     `json:"kernels"` // that have GPUs
+	Waiting  int     `json:"waiting"` // kernels that wait for GPUs
 	GPUs     float64 `json:"gpus"`
 	Measured float64 `json:"measured"` // of GPUs, for which it is known whether they compute
 	Busy     float64 `json:"busy"`     // of Measured, that compute
@@ -499,10 +517,14 @@ func byUser(all []gpuKernel) []userRow {
 			at = len(rows)
 			rows = append(rows, userRow{User: k.Owner})
 		}
-		busy, measured := k.busy()
 		row := &rows[at]
+		if k.waits {
+			row.Waiting++
+			continue
+		}
+		busy, measured := k.busy()
 		row.Kernels++
-		row.GPUs, row.Busy, row.Measured = row.GPUs+k.held(), row.Busy+busy, row.Measured+measured
+		row.GPUs, row.Busy, row.Measured = row.GPUs+k.asks(), row.Busy+busy, row.Measured+measured
 	}
 	slices.SortStableFunc(rows, func(a, b userRow) int {
 		return cmp.Or(cmp.Compare(b.GPUs, a.GPUs), cmp.Compare(a.User, b.User))
@@ -523,13 +545,14 @@ func (f outputFormat) printUsers(w io.Writer, rows []userRow) error {
 	case len(rows) == 0:
 		b.WriteString("No kernels with GPUs.\n")
 	default:
-		lines := [][]string{{"USER", "KERNELS", "GPUS", "BUSY/MEASURED"}}
+		lines := [][]string{{"USER", "KERNELS", "GPUS", "BUSY/MEASURED", "WAITING"}}
 		for _, row := range rows {
 			busy := ""
 			if row.Measured > 0 {
 				busy = amount(row.Busy) + "/" + amount(row.Measured)
 			}
-			lines = append(lines, []string{row.User, strconv.Itoa(row.Kernels), amount(row.GPUs), busy})
+			lines = append(lines, []string{row.User, strconv.Itoa(row.Kernels), amount(row.GPUs), busy,
+				strconv.Itoa(row.Waiting)})
 		}
 		table(&b, lines)
 	}

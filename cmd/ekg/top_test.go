@@ -103,7 +103,7 @@ func TestPrintGPUKernels(t *testing.T) {
 		if err := json.Unmarshal([]byte(text), &model); err != nil {
 			t.Fatal(err)
 		}
-		all = append(all, gpuKernel{row, model.GPU})
+		all = append(all, gpuKernel{row, model.GPU, row.State == "starting"})
 	}
 	for name, format := range map[string]outputFormat{"kernels": formatTable, "kernels-wide": formatWide,
 		"kernels-name": formatName} {
