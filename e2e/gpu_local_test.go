@@ -39,6 +39,12 @@ func TestE2E_LocalGPU(t *testing.T) {
 	if second.ExecutionState != "starting" || second.Reason != reason {
 		t.Errorf("the second kernel is %+v", second)
 	}
+	for sub, want := range map[string]string{"nodes": "   nvidia.com/gpu   1/1", "users": "1         1      "} {
+		if code, out, errs := g.prints("top", sub); code != 0 || !strings.Contains(out, want) ||
+			sub == "users" && !strings.Contains(out, "   2\n") {
+			t.Errorf("ekg top %s: %d\n%s%s", sub, code, out, errs)
+		}
+	}
 	g.want(204, "DELETE", "/api/kernels/"+third.ID, "", nil)
 	g.kill()
 	var pids struct{ Parent int }
