@@ -250,6 +250,7 @@ var doors = []struct {
 			"gateway/identity",
 			"gateway/limits",
 			"launcher/kube",
+			"launcher/kube/podspec",
 			"launcher/supervisor/cells",
 			"launcher/supervisor/session",
 		},

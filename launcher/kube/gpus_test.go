@@ -5,6 +5,7 @@ import (
 	"errors"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -327,5 +328,25 @@ func TestGPUNodes_Claims(t *testing.T) {
 	if !reflect.DeepEqual(got.Nodes, want) {
 		text, err := json.MarshalIndent(got.Nodes, "", " ")
 		t.Errorf("got %s, %v", text, err)
+	}
+}
+
+// BenchmarkGPUNodes computes the view of a cluster with 1,000 nodes and 10,000 kernels with a GPU each.
+func BenchmarkGPUNodes(b *testing.B) {
+	var seen seenMachines
+	var pods []gpuPod
+	eight := map[string]string{"nvidia.com/gpu": "16", "cpu": "64"}
+	for n := range 1000 {
+		name := "node-" + strconv.Itoa(n)
+		seen.nodes = append(seen.nodes, gpuTestNode(name, nil, eight, eight))
+		for i := range 10 {
+			pods = append(pods, gpuPod{pod: gpuTestPod("pod-"+strconv.Itoa(10*n+i), name,
+				map[string]string{"nvidia.com/gpu": "1"}, nil), holder: launcher.GPUHolder{Kernel: strconv.Itoa(10*n + i)}})
+		}
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		view := launcher.GPUs{Nodes: gpuNodes(seen, pods)}
+		view.Sort()
 	}
 }

@@ -13,38 +13,60 @@ import (
 // containers and of the init containers that go on running, or the largest sum while its init containers run one after
 // another.
 func GPUAmounts(pod *corev1.Pod) map[corev1.ResourceName]int64 {
-	running, most := map[corev1.ResourceName]int64{}, map[corev1.ResourceName]int64{}
+	var running, most map[corev1.ResourceName]int64 // nil while there are no GPUs: most pods have none
 	for i := range pod.Spec.InitContainers {
 		c := &pod.Spec.InitContainers[i]
 		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
-			addGPUs(running, c)
+			running = addGPUs(running, c)
 			continue
 		}
-		begin := maps.Clone(running)
-		addGPUs(begin, c)
-		for name, n := range begin {
-			most[name] = max(most[name], n)
+		for name, n := range addGPUs(maps.Clone(running), c) {
+			if n > most[name] {
+				most = set(most, name, n)
+			}
 		}
 	}
 	for i := range pod.Spec.Containers {
-		addGPUs(running, &pod.Spec.Containers[i])
+		running = addGPUs(running, &pod.Spec.Containers[i])
 	}
 	for name, n := range most {
-		running[name] = max(running[name], n)
+		if n > running[name] {
+			running = set(running, name, n)
+		}
 	}
 	return running
 }
 
+func set(all map[corev1.ResourceName]int64, name corev1.ResourceName, n int64) map[corev1.ResourceName]int64 {
+	if all == nil {
+		all = map[corev1.ResourceName]int64{}
+	}
+	all[name] = n
+	return all
+}
+
 // addGPUs adds what a container asks for. Its request and its limit of a GPU are equal.
-func addGPUs(sum map[corev1.ResourceName]int64, c *corev1.Container) {
-	amounts := corev1.ResourceList{}
-	maps.Copy(amounts, c.Resources.Requests)
-	maps.Copy(amounts, c.Resources.Limits)
-	for name, q := range amounts {
-		if gpu, _ := IsGPU(name); gpu && q.Sign() > 0 && !isSecondMeasure(name) {
-			sum[name] += q.Value()
+func addGPUs(sum map[corev1.ResourceName]int64, c *corev1.Container) map[corev1.ResourceName]int64 {
+	for name, q := range c.Resources.Limits {
+		if isPool(name) && q.Sign() > 0 {
+			sum = set(sum, name, sum[name]+q.Value())
 		}
 	}
+	for name, q := range c.Resources.Requests {
+		if _, limited := c.Resources.Limits[name]; !limited && isPool(name) && q.Sign() > 0 {
+			sum = set(sum, name, sum[name]+q.Value())
+		}
+	}
+	return sum
+}
+
+// isPool reports whether a resource stands for GPUs, and is the one by which they are booked.
+func isPool(name corev1.ResourceName) bool {
+	if !strings.Contains(string(name), "/") {
+		return false // cpu, memory: most resources
+	}
+	gpu, _ := IsGPU(name)
+	return gpu && !isSecondMeasure(name)
 }
 
 // isSecondMeasure reports whether a resource bounds something of a GPU that is booked by another resource: its
@@ -71,7 +93,7 @@ func FlavorAmount(f *flavor.Flavor) (corev1.ResourceName, int64) {
 func GPUPools(amounts corev1.ResourceList) map[corev1.ResourceName]int64 {
 	pools := map[corev1.ResourceName]int64{}
 	for name, q := range amounts {
-		if gpu, _ := IsGPU(name); gpu && q.Sign() > 0 && !isSecondMeasure(name) {
+		if isPool(name) && q.Sign() > 0 {
 			pools[name] = q.Value()
 		}
 	}

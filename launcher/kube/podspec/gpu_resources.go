@@ -1,6 +1,9 @@
 package podspec
 
-import corev1 "k8s.io/api/core/v1"
+import (
+	lru "github.com/hashicorp/golang-lru/v2"
+	corev1 "k8s.io/api/core/v1"
+)
 
 // gpuUnit says what an amount of a resource counts.
 type gpuUnit int
@@ -72,6 +75,24 @@ var gpuResources = []gpuResource{
 
 // gpuResourceOf returns the entry of a resource; its unit is gpuNone if the resource stands for no GPU.
 func gpuResourceOf(name corev1.ResourceName) gpuResource {
+	if r, known := knownResources.Get(name); known {
+		return r
+	}
+	r := findGPUResource(name)
+	knownResources.Add(name, r)
+	return r
+}
+
+// knownResources are results of findGPUResource. A view of a large cluster asks for the same names very often.
+var knownResources = func() *lru.Cache[corev1.ResourceName, gpuResource] {
+	cache, err := lru.New[corev1.ResourceName, gpuResource](256)
+	if err != nil {
+		panic("podspec: " + err.Error()) // its size is a constant
+	}
+	return cache
+}()
+
+func findGPUResource(name corev1.ResourceName) gpuResource {
 	for _, r := range gpuResources {
 		if matchesPattern(r.name, string(name)) {
 			return r
