@@ -42,13 +42,7 @@ type flavorModel struct {
 func (g *Gateway) listFlavors(w http.ResponseWriter, r *call) error {
 	models := []flavorModel{}
 	flavors := g.flavorsOf(r.who)
-	var rooms map[string]launcher.GPURoom
-	if viewer, ok := g.opts.Launcher.(launcher.GPUViewer); ok && len(flavors) > 0 {
-		var err error
-		if rooms, err = viewer.FlavorRoom(r.Context(), flavors); err != nil {
-			return err
-		}
-	}
+	rooms, _ := g.rooms.read(g)
 	for _, f := range flavors {
 		m := flavorModel{
 			Name: f.Name, Label: f.Title(), Kind: f.Kind(), GPUs: f.Size(), Spot: f.Spot, PricePerHour: f.PricePerHour,

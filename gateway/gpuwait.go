@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -21,16 +22,23 @@ const (
 // holders are the kernels that have a GPU, by flavor and owner.
 type holders map[string]map[string]map[string]bool
 
+// heldFlavor says who has the GPUs of a flavor.
+type heldFlavor struct {
+	kernels, users int
+	names          string // of the users with most kernels, like "ann 2, bob 1"
+}
+
 // rooms remembers which GPUs are held, and for how many kernels of each flavor there is room.
 type rooms struct {
 	mu   sync.Mutex
-	at   time.Time
+	at   time.Time                   // when the launcher was asked
 	room map[string]launcher.GPURoom // by flavor
-	held holders
+	held map[string]heldFlavor       // by flavor
 }
 
-// read returns rooms that are at most roomsTime old. Both are nil if the launcher does not know GPUs.
-func (s *rooms) read(g *Gateway) (map[string]launcher.GPURoom, holders) {
+// read returns rooms that are at most roomsTime old. Both are nil if the launcher does not know GPUs, or cannot tell
+// them at present.
+func (s *rooms) read(g *Gateway) (map[string]launcher.GPURoom, map[string]heldFlavor) {
 	viewer, ok := g.opts.Launcher.(launcher.GPUViewer)
 	if !ok || g.opts.Flavors == nil {
 		return nil, nil
@@ -43,8 +51,13 @@ func (s *rooms) read(g *Gateway) (map[string]launcher.GPURoom, holders) {
 	ctx, cancel := context.WithTimeout(context.Background(), readTime) // for all requests that read it
 	defer cancel()
 	room, err := viewer.FlavorRoom(ctx, g.opts.Flavors.List())
-	view, err2 := viewer.ViewGPUs(ctx)
-	if err != nil || err2 != nil {
+	var view launcher.GPUs
+	if err == nil && room != nil {
+		view, err = viewer.ViewGPUs(ctx)
+	}
+	s.at, s.room, s.held = time.Now(), nil, nil
+	if err != nil {
+		g.log.Warn("it is not known which GPUs are free", logkey.Err, err)
 		return nil, nil // the reason stays as the launcher gives it
 	}
 	held := holders{}
@@ -55,8 +68,11 @@ func (s *rooms) read(g *Gateway) (map[string]launcher.GPURoom, holders) {
 			}
 		}
 	}
-	s.at, s.room, s.held = time.Now(), room, held
-	return room, held
+	s.room, s.held = room, map[string]heldFlavor{}
+	for flavor, byOwner := range held {
+		s.held[flavor] = sumHolders(byOwner)
+	}
+	return s.room, s.held
 }
 
 func (all holders) add(h launcher.GPUHolder) {
@@ -100,17 +116,22 @@ func (g *Gateway) explainWait(who caller, k launcher.Kernel) string {
 }
 
 // holdersText is like "3 of at most 8 kernels with t4 run, of 2 users".
-func holdersText(flavor string, room launcher.GPURoom, byOwner map[string]map[string]bool, who caller) string {
-	kernels := 0
-	for _, ids := range byOwner {
-		kernels += len(ids)
-	}
-	text := fmt.Sprintf("%d of at most %d kernels with the flavor %s run", kernels, room.Total, flavor)
+func holdersText(flavor string, room launcher.GPURoom, held heldFlavor, who caller) string {
+	text := fmt.Sprintf("%d of at most %d kernels with the flavor %s run", held.kernels, room.Total, flavor)
 	switch {
-	case kernels == 0 || who.sole:
+	case held.kernels == 0 || who.sole:
 		return text
 	case !who.Admin:
-		return text + fmt.Sprintf(", of %d %s", len(byOwner), plural(len(byOwner), "user"))
+		return text + fmt.Sprintf(", of %d %s", held.users, plural(held.users, "user"))
+	}
+	return text + ": " + held.names
+}
+
+// sumHolders sums the kernels of one flavor.
+func sumHolders(byOwner map[string]map[string]bool) heldFlavor {
+	sum := heldFlavor{users: len(byOwner)}
+	for _, ids := range byOwner {
+		sum.kernels += len(ids)
 	}
 	owners := slices.SortedFunc(maps.Keys(byOwner), func(a, b string) int {
 		if d := len(byOwner[b]) - len(byOwner[a]); d != 0 {
@@ -125,7 +146,8 @@ func holdersText(flavor string, room launcher.GPURoom, byOwner map[string]map[st
 	if more := len(owners) - len(names); more > 0 {
 		names = append(names, fmt.Sprintf("%d more", more))
 	}
-	return text + ": " + strings.Join(names, ", ")
+	sum.names = strings.Join(names, ", ")
+	return sum
 }
 
 func plural(n int, word string) string {

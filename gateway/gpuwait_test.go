@@ -2,7 +2,9 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -87,5 +89,40 @@ func TestShortTime(t *testing.T) {
 		if got := shortTime(d); got != want {
 			t.Errorf("%v: %q, want %q", d, got, want)
 		}
+	}
+}
+
+// failingLauncher is a fake launcher that cannot look at its GPUs.
+type failingLauncher struct {
+	*fakeLauncher
+	asked atomic.Int32
+}
+
+func (f *failingLauncher) FlavorRoom(context.Context, []flavor.Flavor) (map[string]launcher.GPURoom, error) {
+	f.asked.Add(1)
+	return nil, errors.New("locked")
+}
+
+func (f *failingLauncher) ViewGPUs(context.Context) (launcher.GPUs, error) {
+	return launcher.GPUs{}, errors.New("locked")
+}
+
+// TestRooms_Failure: a list with many kernels that wait asks a launcher once that fails, and flavors are still listed.
+func TestRooms_Failure(t *testing.T) {
+	var fails *failingLauncher
+	g := startUserGateway(t, func(o *Options) {
+		withFlavors(o)
+		fails = &failingLauncher{fakeLauncher: o.Launcher.(*fakeLauncher)}
+		o.Launcher = fails
+	})
+	for range 1000 {
+		g.Gateway.explainWait(caller{}, launcher.Kernel{State: api.Starting, Flavor: "t4", Reason: "it waits"})
+	}
+	if n := fails.asked.Load(); n > 100 {
+		t.Errorf("asked %d times", n)
+	}
+	got := g.do("GET", "/api/flavors", "", as("bob")).want(t, 200, "").body
+	if !strings.Contains(got, `"name":"t4"`) || strings.Contains(got, "free") {
+		t.Error(got)
 	}
 }
