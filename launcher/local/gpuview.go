@@ -105,8 +105,13 @@ func (l *Launcher) holderOf(id, uuid string, amount float64) launcher.GPUHolder 
 	return h
 }
 
-// FlavorRoom implements launcher.GPUViewer.
+// FlavorRoom implements launcher.GPUViewer. It does not wait for the first list of GPUs.
 func (l *Launcher) FlavorRoom(ctx context.Context, flavors []flavor.Flavor) (map[string]launcher.GPURoom, error) {
+	select {
+	case <-l.listed:
+	default:
+		return nil, nil
+	}
 	held, _, err := l.GPUs(ctx)
 	if err != nil {
 		return nil, err

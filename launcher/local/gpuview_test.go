@@ -1,8 +1,13 @@
 package local
 
 import (
+	"context"
+	"errors"
 	"maps"
+	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -55,5 +60,31 @@ func TestViewGPUs_None(t *testing.T) {
 	if err != nil || len(view.Nodes) != 0 || len(view.Missing) != 1 ||
 		!strings.HasPrefix(view.Missing[0], "This machine has no GPUs for kernels: ") {
 		t.Errorf("%+v, %v", view, err)
+	}
+}
+
+// TestViewGPUs_NotListed: while a driver is asked for the first time, the view ends with its context, and no room is
+// known.
+func TestViewGPUs_NotListed(t *testing.T) {
+	p := newPlace(t)
+	p.withGPUs(gpuJSON("GPU-a"))
+	pipe := filepath.Join(t.TempDir(), "list")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(t.TempDir(), "ekg-gpu") // answers when somebody writes into the pipe
+	if err := os.WriteFile(program, []byte("#!/bin/sh\nexec cat "+pipe+"\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	p.change = func(o *Options, _ *timing) { o.GPUProgram = program }
+	l := p.launcher()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := l.ViewGPUs(ctx); !errors.Is(err, launcher.ErrUnavailable) {
+		t.Errorf("view: %v", err)
+	}
+	rooms, err := l.FlavorRoom(t.Context(), []flavor.Flavor{{Name: "one", GPU: &flavor.Devices{Count: 1}}})
+	if err != nil || rooms != nil {
+		t.Errorf("rooms: %v, %v", rooms, err)
 	}
 }

@@ -78,8 +78,14 @@ func (l *Launcher) gpuList() gpu.List {
 }
 
 // GPUs returns the GPUs of this machine and who holds them, whichever gateway has started the kernels. Without GPUs
-// reason says why there are none. It asks no driver.
+// reason says why there are none. It asks no driver, but waits for the first list.
 func (l *Launcher) GPUs(ctx context.Context) (all []gpu.Held, reason string, err error) {
+	select {
+	case <-l.listed:
+	case <-ctx.Done():
+		return nil, "", fmt.Errorf("%w: the GPUs of this machine are not known yet", launcher.ErrUnavailable)
+	case <-l.ctx.Done():
+	}
 	list := l.gpuList()
 	all, err = l.pool.Held(ctx, list, l.opts.GPUShares)
 	if err != nil {
