@@ -161,7 +161,7 @@ func (r *reader) userNames(config *node, member string) []string {
 			names = append(names, t)
 		}
 	}
-	if len(names) == 0 && n.text != "" {
+	if len(names) == 0 && (n.text != "" || len(n.items) > 0) {
 		r.report(n, key, "has no name")
 	}
 	return names

@@ -125,6 +125,7 @@ func TestProcessProxy_Users(t *testing.T) {
 		{"a number", `{"authorized_users": 1}`, "is a number, not names", nil},
 		{"a list of numbers", `{"unauthorized_users": [1]}`, "is not a list of names", nil},
 		{"only commas", `{"authorized_users": ","}`, "has no name", nil},
+		{"a list of nothing", `{"authorized_users": [" "]}`, "has no name", nil},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
