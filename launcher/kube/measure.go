@@ -50,7 +50,9 @@ func (l *Launcher) countGPUTimeLocked(k *kernel, until time.Time) {
 	if held := podstatus.GPUSeconds(k.pod, k.gpusCountedUntil, until); held > 0 {
 		l.gpuSeconds[k.gpuLabelsLocked()] += held
 	}
-	k.gpusCountedUntil = until
+	if until.After(k.gpusCountedUntil) { // a clock may go back: no time counts twice
+		k.gpusCountedUntil = until
+	}
 	l.countGPUUseLocked(k)
 }
 
