@@ -31,7 +31,7 @@ type placedDevice struct {
 
 // addClaims adds the devices of drivers of dynamic resource allocation to nodes, and who holds them. A driver counts if
 // its name or the device's class says that it is for GPUs, or if a kernel holds a device of it. It returns the pods
-// whose claims it has found.
+// that have a claim whose devices it has found.
 func addClaims(nodes map[string]*launcher.GPUNode, offered []*resourceapi.ResourceSlice,
 	claims []*resourceapi.ResourceClaim, pods []gpuPod,
 ) map[types.UID]bool {
@@ -50,7 +50,7 @@ func addClaims(nodes map[string]*launcher.GPUNode, offered []*resourceapi.Resour
 			if user.Resource != "pods" {
 				continue
 			}
-			found[user.UID] = true
+			found[user.UID] = found[user.UID] || isPlaced(places, c)
 			h := launcher.GPUHolder{}
 			if p := byUID[user.UID]; p != nil {
 				if p.hasEnded() {
@@ -67,6 +67,16 @@ func addClaims(nodes map[string]*launcher.GPUNode, offered []*resourceapi.Resour
 		}
 	}
 	return found
+}
+
+// isPlaced reports whether it is known on which node a device of a claim is.
+func isPlaced(places map[deviceKey]placedDevice, c *resourceapi.ResourceClaim) bool {
+	for _, r := range c.Status.Allocation.Devices.Results {
+		if _, ok := places[deviceKey{r.Driver, r.Pool, r.Device}]; ok {
+			return true
+		}
+	}
+	return false
 }
 
 // addHolder adds a pod to the pools of the devices that a claim has. The pod holds this part of each.

@@ -287,7 +287,7 @@ func TestGPUNodes_Claims(t *testing.T) {
 			offered("other", "devcluster", 1, "x")},
 		claims: []*resourceapi.ResourceClaim{claim("gpu.nvidia.com", []string{"a", "c"}, "k"),
 			claim("gpu.nvidia.com", []string{"b"}, "foreign", "another"), claim("nic.example.com", []string{"eth0"}, "foreign"),
-			claim("devcluster", []string{"x"}, "k2")},
+			claim("devcluster", []string{"x"}, "k2"), claim("unseen.example.com", []string{"y"}, "k4")},
 	}
 	for i, s := range seen.slices {
 		o, err := trimSlice(s)
@@ -305,7 +305,8 @@ func TestGPUNodes_Claims(t *testing.T) {
 	}
 	pods := []gpuPod{{pod: withClaim("k"), holder: launcher.GPUHolder{Kernel: "1"}},
 		{pod: withClaim("k2"), holder: launcher.GPUHolder{Kernel: "2"}},
-		{pod: withClaim("k3"), holder: launcher.GPUHolder{Kernel: "3"}}}
+		{pod: withClaim("k3"), holder: launcher.GPUHolder{Kernel: "3"}},
+		{pod: withClaim("k4"), holder: launcher.GPUHolder{Kernel: "4"}}}
 	got := launcher.GPUs{Nodes: gpuNodes(seen, pods)}
 	got.Sort()
 	since := time.Unix(200, 0).UTC()
@@ -322,8 +323,9 @@ func TestGPUNodes_Claims(t *testing.T) {
 				{Namespace: "ns", Pod: "foreign", Amount: 0.5, Devices: map[int]float64{1: 0.5}, Since: since},
 				{Kernel: "1", Namespace: "ns", Pod: "k", Amount: 2, Devices: map[int]float64{0: 1, 2: 1}, Since: since},
 			}},
-		{Resource: claimPool, Unit: launcher.UnitGPU, Holders: []launcher.GPUHolder{{Kernel: "3", Namespace: "ns", Pod: "k3",
-			Since: time.Unix(100, 0).UTC()}}},
+		{Resource: claimPool, Unit: launcher.UnitGPU, Holders: []launcher.GPUHolder{
+			{Kernel: "3", Namespace: "ns", Pod: "k3", Since: time.Unix(100, 0).UTC()},
+			{Kernel: "4", Namespace: "ns", Pod: "k4", Since: time.Unix(100, 0).UTC()}}},
 	}}}
 	if !reflect.DeepEqual(got.Nodes, want) {
 		text, err := json.MarshalIndent(got.Nodes, "", " ")
