@@ -324,17 +324,10 @@ func shareDetails(b *strings.Builder, view gateway.GPUs) {
 			}
 			lines := [][]string{head}
 			for _, h := range p.Holders {
-				cells := []string{cmp.Or(h.Pod, h.Kernel), h.Namespace}
-				for _, d := range p.Devices {
-					cells = append(cells, amount(h.Devices[strconv.Itoa(d.Index)]))
-				}
-				if len(p.Devices) == 0 || len(h.Devices) == 0 {
-					cells = append(cells[:2], amount(h.Amount))
-				}
-				lines = append(lines, cells)
+				lines = append(lines, append([]string{cmp.Or(h.Pod, h.Kernel), h.Namespace}, onDevices(p, h.Devices, h.Amount)...))
 			}
 			if p.Others > 0 {
-				lines = append(lines, []string{"(others)", "", amount(p.Others)})
+				lines = append(lines, append([]string{"(others)", ""}, onDevices(p, ofOthers(p), p.Others)...))
 			}
 			part := ""
 			if p.Total > 0 {
@@ -344,6 +337,44 @@ func shareDetails(b *strings.Builder, view gateway.GPUs) {
 			fmt.Fprintf(b, "Allocated :  %s%s\nTotal     :  %s\n", amount(p.Held), part, total(p.Total))
 		}
 	}
+}
+
+// onDevices has a cell for each GPU of a pool: the part of an amount that is on it, or "?" if that is not known.
+func onDevices(p gateway.GPUPool, held map[string]float64, all float64) (cells []string) {
+	switch {
+	case len(p.Devices) == 0:
+		return []string{amount(all)}
+	case len(p.Devices) == 1 && len(held) == 0:
+		return []string{amount(all)} // it has no other place
+	}
+	for _, d := range p.Devices {
+		if len(held) == 0 {
+			cells = append(cells, "?")
+			continue
+		}
+		cells = append(cells, amount(held[strconv.Itoa(d.Index)]))
+	}
+	return cells
+}
+
+// ofOthers returns what holders that are not shown have of each GPU of a pool; nil if that is not known.
+func ofOthers(p gateway.GPUPool) map[string]float64 {
+	const rounding = 1e-6
+	rest, known := map[string]float64{}, 0.0
+	for _, d := range p.Devices {
+		index := strconv.Itoa(d.Index)
+		of := d.Held
+		for _, h := range p.Holders {
+			of -= h.Devices[index]
+		}
+		if of > rounding {
+			rest[index], known = of, known+of
+		}
+	}
+	if known < p.Others-rounding {
+		return nil
+	}
+	return rest
 }
 
 // gpuKernel is a kernel that has GPUs.

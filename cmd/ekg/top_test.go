@@ -121,3 +121,19 @@ func TestPrintGPUKernels(t *testing.T) {
 		wantTop(t, name, b.String())
 	}
 }
+
+// TestShareDetails_Places: what others hold stands under the GPU on which it is.
+func TestShareDetails_Places(t *testing.T) {
+	pool := gateway.GPUPool{Unit: "GiB", GPUAmounts: gateway.GPUAmounts{Total: 28, Held: 12}, Others: 8,
+		Devices: []gateway.GPUDevice{{Index: 0, Total: 14, Held: 4}, {Index: 1, Total: 14, Held: 8}},
+		Holders: []gateway.GPUHolder{{Pod: "mine", Amount: 4, Devices: map[string]float64{"0": 4}}}}
+	unknown := pool
+	unknown.Devices = []gateway.GPUDevice{{Index: 0, Total: 14, Held: 4}, {Index: 1, Total: 14}}
+	for want, p := range map[string]gateway.GPUPool{"(others) - 0 8": pool, "(others) - ? ?": unknown} {
+		var b strings.Builder
+		shareDetails(&b, gateway.GPUs{Nodes: []gateway.GPUNode{{Name: "n", Pools: []gateway.GPUPool{p}}}})
+		if got := strings.Join(strings.Fields(b.String()), " "); !strings.Contains(got, " mine - 4 0 "+want+" Allocated") {
+			t.Errorf("%s is not in\n%s", want, b.String())
+		}
+	}
+}
