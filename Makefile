@@ -12,8 +12,8 @@ RELEASES ?= 1.35.4 1.36.3
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-build: ## build bin/ekg and bin/ekg-supervisor, static, and bin/ekg-gpu, which needs a C compiler
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/ekg ./cmd/ekg-supervisor
+build: ## build the programs into bin: all are static but ekg-gpu, which needs a C compiler
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/ekg ./cmd/ekg-supervisor ./cmd/ekg-gpu-agent
 	CGO_ENABLED=1 $(GO) build -trimpath -ldflags '$(LDFLAGS) -extldflags=-Wl,-z,lazy' -o bin/ ./cmd/ekg-gpu
 
 labextension: ## build the JupyterLab part of python/jupyter-ekg; its committed build is all that pip and the tests need

@@ -44,6 +44,7 @@ var (
 	watchNodes = build{"overlays/token", []string{"watch-nodes"}}
 	watchGPUs  = build{"overlays/token", []string{"watch-gpus"}}
 	homes      = build{"overlays/token", []string{"homes"}}
+	gpuAgent   = build{"overlays/token", []string{"gpu-agent"}}
 	keep       = build{"overlays/token", []string{"keep-kernels"}}
 )
 
@@ -368,6 +369,38 @@ func TestManifests_ClusterRights(t *testing.T) {
 	}
 }
 
+// The agent of GPUs has no right in the cluster, no capability and no way out, and its port is closed.
+func TestManifests_GPUAgent(t *testing.T) {
+	const name = "ekg-gpu-agent"
+	set := find[*appsv1.DaemonSet](t, gpuAgent, name)
+	pod := set.Spec.Template.Spec
+	if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken || pod.ServiceAccountName != "" ||
+		!pod.HostPID || pod.HostNetwork || pod.HostIPC {
+		t.Errorf("%+v", pod)
+	}
+	for _, c := range slices.Concat(pod.InitContainers, pod.Containers) {
+		s := c.SecurityContext
+		if s == nil || s.Privileged != nil || s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation ||
+			!*s.ReadOnlyRootFilesystem || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
+			t.Errorf("%s: %+v", c.Name, s)
+		}
+	}
+	for _, v := range pod.Volumes {
+		if v.HostPath != nil && v.HostPath.Path != "/var/lib/kubelet/pod-resources" {
+			t.Errorf("it has the node's %s", v.HostPath.Path)
+		}
+	}
+	gateway := find[*appsv1.Deployment](t, gpuAgent, "ekg").Spec.Template.Spec.Containers[0].Image
+	if got := pod.InitContainers[0].Image; got != gateway {
+		t.Errorf("its program is from %s, and the gateway's image is %s", got, gateway)
+	}
+	closed := find[*networkingv1.NetworkPolicy](t, gpuAgent, name)
+	if closed.Namespace != set.Namespace || len(closed.Spec.PolicyTypes) != 2 || len(closed.Spec.Egress) != 0 ||
+		len(closed.Spec.Ingress) != 1 || len(closed.Spec.Ingress[0].From) != 1 {
+		t.Errorf("%+v", closed.Spec)
+	}
+}
+
 // Only the component homes lets gateways create claims, and in the kernels' namespace alone.
 func TestManifests_Homes(t *testing.T) {
 	for _, b := range []build{token, homes} {
@@ -463,7 +496,7 @@ func TestDockerfile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, line := range []string{`FROM scratch`, `USER (\d+):(\d+)`, `ENTRYPOINT \["/usr/bin/ekg"\]`,
-		`COPY --from=build \S+/bin/ekg \S+/bin/ekg-supervisor \S+/bin/ekg-gpu /usr/bin/`,
+		`COPY --from=build \S+/bin/ekg \S+/bin/ekg-supervisor \S+/bin/ekg-gpu \S+/bin/ekg-gpu-agent /usr/bin/`,
 		`COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/`} {
 		if n := len(regexp.MustCompile(`(?m)^`+line+`$`).FindAll(data, -1)); n != 1 {
 			t.Errorf("%d lines are %s", n, line)

@@ -57,7 +57,8 @@ var install = sync.OnceValues(func() (installed, error) {
 		in.bin = given // programs built in another way, for example as in a release
 		return in, nil
 	}
-	for _, pkg := range []string{"./cmd/ekg", "./cmd/ekg-supervisor", "./cmd/ekg-gpu", "./launcher/launchertest/kernel"} {
+	for _, pkg := range []string{"./cmd/ekg", "./cmd/ekg-supervisor", "./cmd/ekg-gpu", "./cmd/ekg-gpu-agent",
+		"./launcher/launchertest/kernel"} {
 		build := exec.Command("go", "build", "-race", "-ldflags=-extldflags=-Wl,-z,lazy", "-o", in.bin+"/", pkg)
 		build.Dir = repository
 		if out, err := build.CombinedOutput(); err != nil {

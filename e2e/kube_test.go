@@ -3,15 +3,18 @@
 package e2e
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -260,6 +263,7 @@ func TestE2E_KubeClaims(t *testing.T) {
 		}
 		return fmt.Errorf("%+v", view)
 	})
+	k.agentSees(first, second)
 	third := k.kernel("claims")
 	k.waits(third, "no device is free")
 	device := k.deviceOf(first)
@@ -270,6 +274,61 @@ func TestE2E_KubeClaims(t *testing.T) {
 	}
 	k.dial(t, third, "s", true).says("print('with a device')", "with a device\n")
 	k.deleteAll()
+}
+
+// agentSees checks that the agent of GPUs on the node lists the devices of kernels, as its kubelet has given them.
+func (k *inCluster) agentSees(ids ...string) {
+	k.t.Helper()
+	socket := filepath.Join(filepath.Dir(filepath.Dir(k.cluster.kubeconfig)), "kubelet/pod-resources/kubelet.sock")
+	ctx, cancel := context.WithCancel(k.t.Context())
+	cmd := exec.CommandContext(ctx, filepath.Join(k.gateway.in.bin, "ekg-gpu-agent"), "--listen", "127.0.0.1:0",
+		"--pod-resources", socket)
+	cmd.Env = append(os.Environ(), "NODE_NAME=node1")
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	said, err := cmd.StderrPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	defer func() {
+		cancel()
+		if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 0 {
+			k.t.Errorf("the agent: %v", err)
+		}
+	}()
+	line, err := bufio.NewReader(said).ReadString('\n')
+	_, address, ok := strings.Cut(strings.TrimSpace(line), "listens on ")
+	if err != nil || !ok {
+		k.t.Fatalf("the agent says %q, %v", line, err)
+	}
+	resp, err := http.Get("http://" + address + "/gpus")
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	defer resp.Body.Close() //nolint:errcheck // it was only read
+	var report struct {
+		Node string
+		Pods []struct {
+			Pod, Resource string
+			Devices       []string
+		}
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&report); err != nil {
+		k.t.Fatal(err)
+	}
+	for _, id := range ids {
+		want := "/" + k.deviceOf(id)
+		found := false
+		for _, p := range report.Pods {
+			found = found || p.Pod == id+"-1" && p.Resource == "devcluster" && len(p.Devices) == 1 &&
+				strings.HasSuffix(p.Devices[0], want)
+		}
+		if !found || report.Node != "node1" {
+			k.t.Errorf("kernel %s with %s is not in %+v", id, want, report)
+		}
+	}
 }
 
 // deviceOf returns the one device that is allocated to a kernel.

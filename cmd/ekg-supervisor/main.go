@@ -31,6 +31,10 @@
 // is for the postStart hook of that container: it waits until the copy exists, for ten seconds at most, and exits with
 // 0.
 //
+//	ekg-supervisor install-gpu DIR
+//
+// copies ekg-gpu and ekg-gpu-agent, which are shipped beside this program, for a container whose image has a libc.
+//
 //	ekg-supervisor child [--socket PATH] [--home DIR] [-- ARGV...]
 //
 // is the first process of the kernel's container. It starts the kernel when the supervisor behind the socket
@@ -78,6 +82,8 @@ func run() int {
 			return pod(logger)
 		case "installed":
 			return installed()
+		case "install-gpu":
+			return installGPU(os.Args[2:], besideSelf("ekg-gpu"), besideSelf("ekg-gpu-agent"))
 		case "parent":
 			return runParent(os.Args[2:], logger)
 		case "child":

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -101,6 +102,21 @@ func install(program, path string) error {
 		_, err := io.Copy(to, from)
 		return errors.Join(err, to.Chmod(0o755))
 	})
+}
+
+// installGPU copies programs to a folder, for a container whose image has a libc.
+func installGPU(args []string, programs ...string) int {
+	if len(args) != 1 {
+		fmt.Fprintln(os.Stderr, "usage: ekg-supervisor install-gpu DIR")
+		return 2
+	}
+	for _, program := range programs {
+		if err := install(program, filepath.Join(args[0], filepath.Base(program))); err != nil {
+			fmt.Fprintln(os.Stderr, "ekg-supervisor:", err)
+			return 1
+		}
+	}
+	return 0
 }
 
 // installed waits until the program's copy exists. It never fails: it only saves time, because the cluster restarts the

@@ -337,3 +337,27 @@ func TestPod_Refuses(t *testing.T) {
 		t.Errorf("it says %s, %v", b, err)
 	}
 }
+
+func TestInstallGPU(t *testing.T) {
+	from, to := t.TempDir(), filepath.Join(t.TempDir(), "program")
+	programs := []string{filepath.Join(from, "ekg-gpu"), filepath.Join(from, "ekg-gpu-agent")}
+	for _, p := range programs {
+		if err := os.WriteFile(p, []byte("program"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if code := installGPU([]string{to}, programs...); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	for _, p := range programs {
+		info, err := os.Stat(filepath.Join(to, filepath.Base(p)))
+		if err != nil || info.Mode().Perm() != 0o755 || info.Size() != 7 {
+			t.Errorf("%v, %v", info, err)
+		}
+	}
+	for code, args := range map[int][]string{1: {to + "/none/at/all"}, 2: nil} {
+		if got := installGPU(args, programs...); got != code {
+			t.Errorf("%q: exit code %d, want %d", args, got, code)
+		}
+	}
+}
