@@ -12,6 +12,9 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
+// missingForUsers is what others than admins read about a view that lacks something.
+const missingForUsers = "The view is incomplete; admins see why."
+
 // missingViewer is what the view lacks where the launcher does not know GPUs.
 const missingViewer = "This gateway does not know the GPUs of its machine."
 
@@ -90,6 +93,9 @@ func (g *Gateway) getGPUs(w http.ResponseWriter, r *call) error {
 	}
 	all := r.who.sole || r.who.Admin
 	answer := GPUs{Nodes: []GPUNode{}, Totals: totalsOf(view), Missing: append([]string{}, view.Missing...)}
+	if !all && len(view.Missing) > 0 {
+		answer.Missing = []string{missingForUsers} // the sentences may have words of the API server
+	}
 	for i := range view.Nodes {
 		n := &view.Nodes[i]
 		node := GPUNode{Name: n.Name, Status: n.Status, Pools: []GPUPool{}}

@@ -61,14 +61,15 @@ func TestGPUs(t *testing.T) {
 		holders  int
 		others   float64
 		hasPlace bool
-	}{{"root", 3, 0, true}, {"ann", 1, 8, false}, {"rita", 0, 12, false}} {
+		missing  string
+	}{{"root", 3, 0, true, "No pods."}, {"ann", 1, 8, false, missingForUsers}, {"rita", 0, 12, false, missingForUsers}} {
 		answer := decode[GPUs](t, g.do("GET", "/api/gpus", "", as(who.name)).want(t, 200, ""))
 		text, err := json.Marshal(answer.Totals)
 		if err != nil || string(text) != totals {
 			t.Errorf("%s: totals %s, %v", who.name, text, err)
 		}
 		pool := answer.Nodes[0].Pools[0]
-		if len(answer.Nodes) != 2 || len(answer.Missing) != 1 || len(pool.Holders) != who.holders ||
+		if len(answer.Nodes) != 2 || answer.Missing[0] != who.missing || len(pool.Holders) != who.holders ||
 			pool.Others != who.others || pool.Devices[0].Held != 12 || (answer.Nodes[0].Address != "") != who.hasPlace {
 			t.Errorf("%s: %+v", who.name, answer)
 		}

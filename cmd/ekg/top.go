@@ -151,7 +151,7 @@ func (f outputFormat) printNodes(w io.Writer, view gateway.GPUs, shares, details
 
 // totalText is like "12/14 (GiB) (85%), busy 4/12": a part of a percent is cut.
 func totalText(t gateway.GPUTotal) string {
-	text := amount(t.Held) + "/" + total(t.Total)
+	text := amount(t.Held) + "/" + total(t.Total, t.Unhealthy)
 	if t.Unit != launcher.UnitGPU {
 		text += " (" + string(t.Unit) + ")"
 	}
@@ -172,9 +172,9 @@ func amount(a float64) string {
 	return strings.TrimSuffix(strings.TrimRight(text, "0"), ".")
 }
 
-// total prints an amount that may be unknown.
-func total(a float64) string {
-	if a == 0 {
+// total prints an amount that is 0 if it is unknown, or if all there is is unhealthy.
+func total(a, unhealthy float64) string {
+	if a == 0 && unhealthy == 0 {
 		return "?"
 	}
 	return amount(a)
@@ -211,7 +211,7 @@ func nodeTable(b *strings.Builder, view gateway.GPUs, wide bool) {
 			if p.Measured > 0 {
 				busy = amount(p.Busy) + "/" + amount(p.Measured)
 			}
-			cells := []string{n.Name, n.Status, p.Model, p.Resource, amount(p.Held) + "/" + total(p.Total), busy}
+			cells := []string{n.Name, n.Status, p.Model, p.Resource, amount(p.Held) + "/" + total(p.Total, p.Unhealthy), busy}
 			switch {
 			case wide:
 				cells = append(cells, string(p.Unit), amount(p.Unhealthy), amount(p.Others), n.Address)
@@ -290,7 +290,7 @@ func shareTable(b *strings.Builder, view gateway.GPUs) {
 				cells = append(cells, amount(d.Held)+"/"+amount(d.Total))
 			}
 			if len(p.Devices) == 0 {
-				cells = append(cells, amount(p.Held)+"/"+total(p.Total))
+				cells = append(cells, amount(p.Held)+"/"+total(p.Total, p.Unhealthy))
 			}
 			lines = append(lines, cells)
 		}
@@ -334,7 +334,7 @@ func shareDetails(b *strings.Builder, view gateway.GPUs) {
 				part = fmt.Sprintf(" (%d%%)", int(100*p.Held/p.Total))
 			}
 			table(b, lines)
-			fmt.Fprintf(b, "Allocated :  %s%s\nTotal     :  %s\n", amount(p.Held), part, total(p.Total))
+			fmt.Fprintf(b, "Allocated :  %s%s\nTotal     :  %s\n", amount(p.Held), part, total(p.Total, p.Unhealthy))
 		}
 	}
 }
