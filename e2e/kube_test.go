@@ -281,7 +281,7 @@ func (k *inCluster) agentSees(ids ...string) {
 	k.t.Helper()
 	socket := filepath.Join(filepath.Dir(filepath.Dir(k.cluster.kubeconfig)), "kubelet/pod-resources/kubelet.sock")
 	ctx, cancel := context.WithCancel(k.t.Context())
-	cmd := exec.CommandContext(ctx, filepath.Join(k.gateway.in.bin, "ekg-gpu-agent"), "--listen", "127.0.0.1:0",
+	cmd := exec.CommandContext(ctx, filepath.Join(k.gateway.in.bin, "ekg-gpu"), "agent", "--listen", "127.0.0.1:0",
 		"--pod-resources", socket)
 	cmd.Env = append(os.Environ(), "NODE_NAME=node1")
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }

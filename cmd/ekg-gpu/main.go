@@ -38,6 +38,10 @@
 // A GPU that is not healthy has an error. Without a driver or its library the list is empty and has a reason, and the
 // exit code is 0.
 //
+//	ekg-gpu agent [FLAGS]
+//
+// runs the program ekg-gpu-agent with its flags.
+//
 //	ekg-gpu --version
 package main
 
@@ -47,7 +51,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -70,6 +76,9 @@ func main() { os.Exit(run()) }
 func run() int {
 	if len(os.Args) > 1 && os.Args[1] == "watch" {
 		return watch(os.Args[2:])
+	}
+	if len(os.Args) > 1 && os.Args[1] == "agent" {
+		return runAgent(os.Args[2:])
 	}
 	if len(os.Args) > 1 && os.Args[1] == "list" {
 		return runList(os.Args[2:], nvml.New(), os.Stdout)
@@ -94,6 +103,17 @@ func run() int {
 		return 1
 	}
 	return 0
+}
+
+// runAgent replaces this program by ekg-gpu-agent, which lies beside it.
+func runAgent(args []string) int {
+	self, err := os.Executable()
+	if err == nil {
+		program := filepath.Join(filepath.Dir(self), "ekg-gpu-agent")
+		err = syscall.Exec(program, append([]string{program}, args...), os.Environ())
+	}
+	fmt.Fprintln(os.Stderr, "ekg-gpu: the agent is a program of its own, ekg-gpu-agent, and cannot be started:", err)
+	return 1
 }
 
 // watch runs ekg-gpu watch.

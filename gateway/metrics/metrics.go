@@ -79,7 +79,7 @@ var (
 	metricMsgBytes = Metric{"ekg_kernel_message_bytes_total", "counter", []string{"channel", "direction"}, true,
 		"Bytes of these messages: headers, contents and buffers."}
 	metricGPUs = Metric{"ekg_gpus", "gauge", []string{"spec", "flavor"}, true,
-		"GPUs, or slices of one, that kernels' pods hold."}
+		"GPUs, or slices of one, that kernels hold."}
 	metricGPUSeconds = Metric{"ekg_gpu_seconds_total", "counter", []string{"spec", "flavor"}, true,
 		"GPUs held, used or not, times the seconds for which they were held."}
 	metricGPUBusy = Metric{"ekg_gpu_busy_seconds_total", "counter", []string{"spec", "flavor"}, true,

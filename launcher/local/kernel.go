@@ -33,6 +33,7 @@ type kernel struct {
 	upgradeNext time.Time // before it the supervisor is not upgraded again
 	start       *start    // in progress; nil: it is over, or another gateway began it
 	waiting     *waiting  // for a GPU, without a supervisor; nil: it does not wait
+	gpus        gpuCounted
 	culled      time.Time // when the last cull happened that Launcher.culls includes
 }
 

@@ -163,7 +163,9 @@ type Launcher struct {
 	changes *changes  // nil: changes of folders are not reported
 	rescans uint64    // number of the last rescan
 	culls   map[launcher.CullLabels]int64
-	logs    logBounds
+
+	gpusCounted gpuCounts
+	logs        logBounds
 
 	warnedSpecs map[string]bool // kernelspecs that warnOfTCP has reported
 
@@ -201,6 +203,7 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 		pool: pool, lends: make(chan struct{}, 1), listed: make(chan struct{}),
 		ctx: life, cancel: cancel, kernels: make(map[string]*kernel),
 		warnedSpecs: make(map[string]bool), opened: tm.now(), culls: map[launcher.CullLabels]int64{},
+		gpusCounted: gpuCounts{map[launcher.GPULabels]float64{}, map[launcher.GPULabels]float64{}},
 	}
 	l.measureDisk()
 	l.children = newChildren(l.opts.Reaper)

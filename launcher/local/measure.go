@@ -18,7 +18,14 @@ func (l *Launcher) Measure() launcher.Measures {
 	}
 	l.mu.Lock()
 	l.follower.MeasureLocked(&m)
-	m.Culls = maps.Clone(l.culls)
+	m.Culls, m.GPUs = maps.Clone(l.culls), map[launcher.GPULabels]float64{}
+	for _, k := range l.kernels {
+		l.countGPUsLocked(k)
+		if held := k.gpusHeldLocked(); held > 0 {
+			m.GPUs[launcher.GPULabels{SpecName: k.rec.SpecName, Flavor: k.rec.Flavor}] += held.Float()
+		}
+	}
+	m.GPUSeconds, m.GPUBusy = maps.Clone(l.gpusCounted.seconds), maps.Clone(l.gpusCounted.busy)
 	l.mu.Unlock()
 	return m
 }

@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -102,4 +104,51 @@ func TestMeasure(t *testing.T) {
 	if m := next.Measure(); len(m.Kernels) != 1 || m.LogLost != 0 {
 		t.Errorf("the next gateway measured %+v", m)
 	}
+}
+
+// TestMeasure_GPUs: the time for which kernels hold GPUs, and in which those compute, is counted by flavor.
+func TestMeasure_GPUs(t *testing.T) {
+	p := newPlace(t)
+	p.withGPUs(gpuJSON("GPU-a"), gpuJSON("GPU-b"))
+	withGPUs := p.change
+	var later atomic.Int64
+	p.change = func(o *Options, tm *timing) {
+		withGPUs(o, tm)
+		tm.now = func() time.Time { return time.Now().Add(time.Duration(later.Load())) }
+	}
+	l := p.launcher()
+	p.mustStart(l, 1, "", flavored(flavor.Flavor{Name: "half", Replica: &flavor.Replica{Replicas: 2}}))
+	wait(t, l, 1, "idle", isIdle)
+	k := l.kernels[id(1)]
+	status := func(change func(*api.Status)) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		change(&k.supervisor.Status)
+	}
+	labels := launcher.GPULabels{SpecName: "fake", Flavor: "half"}
+	near := func(what string, got, want float64) {
+		t.Helper()
+		if got < want-2 || got > want+2 {
+			t.Errorf("%s: %g, want %g", what, got, want)
+		}
+	}
+	status(func(st *api.Status) { st.Started = time.Now() })
+	l.Measure()
+	later.Store(int64(100 * time.Second))
+	status(func(st *api.Status) { st.GPUUse.Busy = 60 * time.Second })
+	m := l.Measure()
+	if m.GPUs[labels] != 0.5 {
+		t.Errorf("held: %v", m.GPUs)
+	}
+	near("seconds", m.GPUSeconds[labels], 50)
+	near("busy", m.GPUBusy[labels], 30)
+	later.Store(int64(140 * time.Second))
+	l.markDead(k, &api.Ending{KernelID: k.id, Reason: "the test ends it"})
+	later.Store(int64(time.Hour))
+	m = l.Measure()
+	if len(m.GPUs) != 0 {
+		t.Errorf("still held: %v", m.GPUs)
+	}
+	near("seconds in the end", m.GPUSeconds[labels], 70)
+	near("busy in the end", m.GPUBusy[labels], 30)
 }

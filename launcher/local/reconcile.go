@@ -161,6 +161,7 @@ func (l *Launcher) markAlive(k *kernel) {
 func (l *Launcher) markDead(k *kernel, end *api.Ending) {
 	l.mu.Lock()
 	was := k.end
+	l.countGPUsLocked(k)
 	k.end, k.supervisor.Unsupported, k.waiting = end, "", nil
 	k.supervisor.LeaveLocked()
 	l.reportStartLocked(k)
@@ -181,6 +182,7 @@ func (l *Launcher) markGone(k *kernel, why error) {
 	l.mu.Lock()
 	first := k.gone == nil
 	if first {
+		l.countGPUsLocked(k)
 		k.gone, k.waiting = why, nil
 		k.supervisor.LeaveLocked()
 		l.reportStartLocked(k)

@@ -53,6 +53,9 @@ func (f followed) Receive(st api.Status, enterLocked func() (follow.Supervisor, 
 		}
 	}
 	l.mu.Lock()
+	if st.State == api.Dead {
+		l.countGPUsLocked(k) // up to its end
+	}
 	before, ok := enterLocked()
 	if !ok {
 		l.mu.Unlock()
