@@ -221,15 +221,20 @@ func (g *gatewayClient) kernels(ctx context.Context) (all []listedKernel, err er
 
 // list decodes the list of the gateway's kernels into out.
 func (g *gatewayClient) list(ctx context.Context, out any) error {
+	return g.read(ctx, "api/kernels", nil, "the list of kernels", out)
+}
+
+// read decodes the answer to a GET into out. what names the answer in errors.
+func (g *gatewayClient) read(ctx context.Context, path string, query url.Values, what string, out any) error {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
-	resp, err := g.get(ctx, "api/kernels", nil)
+	resp, err := g.get(ctx, path, query)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = resp.Body.Close() }() // read to its end
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxKernelList)).Decode(out); err != nil {
-		return fmt.Errorf("%s: the list of kernels: %w", g.shown, err)
+		return fmt.Errorf("%s: %s: %w", g.shown, what, err)
 	}
 	return nil
 }

@@ -159,24 +159,31 @@ func printTable(w io.Writer, kernels []kernelRow, now time.Time, all bool) error
 	columns = slices.DeleteFunc(columns, func(c column) bool {
 		return c.optional && !slices.ContainsFunc(kernels, func(k kernelRow) bool { return c.cell(&k) != "" })
 	})
-	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
-	line := func(cell func(i int) string) error {
-		var cells []string
-		for i := range columns {
-			text := strings.ReplaceAll(kernelspecs.Printable(cell(i)), "\t", " ")
-			if text == "" && i+1 < len(columns) {
-				text = "-"
-			}
-			cells = append(cells, text)
-		}
-		_, err := fmt.Fprintln(t, strings.Join(cells, "\t"))
-		return err
-	}
-	if err := line(func(i int) string { return columns[i].head }); err != nil {
-		return err
+	lines := [][]string{make([]string, len(columns))}
+	for i, c := range columns {
+		lines[0][i] = c.head
 	}
 	for i := range kernels {
-		if err := line(func(c int) string { return columns[c].cell(&kernels[i]) }); err != nil {
+		var cells []string
+		for _, c := range columns {
+			cells = append(cells, c.cell(&kernels[i]))
+		}
+		lines = append(lines, cells)
+	}
+	return writeTable(w, lines)
+}
+
+// writeTable writes lines of cells in columns. An empty cell becomes "-", unless it is the last of its line. It changes
+// the cells.
+func writeTable(w io.Writer, lines [][]string) error {
+	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
+	for _, cells := range lines {
+		for i, text := range cells {
+			if cells[i] = strings.ReplaceAll(kernelspecs.Printable(text), "\t", " "); text == "" && i+1 < len(cells) {
+				cells[i] = "-"
+			}
+		}
+		if _, err := fmt.Fprintln(t, strings.Join(cells, "\t")); err != nil {
 			return err
 		}
 	}

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -20,6 +19,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/gateway"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // topCommand is `ekg top`.
@@ -89,17 +89,7 @@ func refreshed(do func(context.Context, *kernelRun, io.Writer) error) func(conte
 
 // gpus asks for the view of GPUs.
 func (g *gatewayClient) gpus(ctx context.Context) (answer gateway.GPUs, err error) {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
-	defer cancel()
-	resp, err := g.get(ctx, "api/gpus", nil)
-	if err != nil {
-		return answer, err
-	}
-	defer func() { _ = resp.Body.Close() }() // read to its end
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxKernelList)).Decode(&answer); err != nil {
-		return answer, fmt.Errorf("%s: the GPUs: %w", g.shown, err)
-	}
-	return answer, nil
+	return answer, g.read(ctx, "api/gpus", nil, "the GPUs", &answer)
 }
 
 // topNodes is `ekg top nodes`. Gateways of one cluster have the same nodes, so the first one that is asked answers.
@@ -180,19 +170,10 @@ func total(a, unhealthy float64) string {
 	return amount(a)
 }
 
-// table writes lines of cells in columns.
+// table writes lines of cells in columns, without spaces at the end of lines.
 func table(b *strings.Builder, lines [][]string) {
 	var padded strings.Builder
-	t := tabwriter.NewWriter(&padded, 0, 8, 3, ' ', 0)
-	for _, cells := range lines {
-		for i, text := range cells {
-			if cells[i] = strings.ReplaceAll(kernelspecs.Printable(text), "\t", " "); text == "" && i+1 < len(cells) {
-				cells[i] = "-"
-			}
-		}
-		fmt.Fprintln(t, strings.Join(cells, "\t")) //nolint:errcheck // a strings.Builder takes everything
-	}
-	t.Flush() //nolint:errcheck // as above
+	writeTable(&padded, lines) //nolint:errcheck // a strings.Builder takes everything
 	for line := range strings.Lines(padded.String()) {
 		b.WriteString(strings.TrimRight(line, " \n") + "\n")
 	}
@@ -256,7 +237,7 @@ func holderTable(b *strings.Builder, view gateway.GPUs, now time.Time) {
 	}
 }
 
-// parseTime reads a time of an answer; it is zero if there is none.
+// parseTime reads a time of an answer. The time is zero if the answer has none.
 func parseTime(text string) time.Time {
 	at, err := time.Parse(time.RFC3339, text)
 	if err != nil {
@@ -377,21 +358,14 @@ func ofOthers(p gateway.GPUPool) map[string]float64 {
 	return rest
 }
 
-// gpuKernel is a kernel that has GPUs.
+// noGPUKernels is printed in place of an empty table.
+const noGPUKernels = "No kernels with GPUs."
+
+// gpuKernel is a kernel that has GPUs, or waits for them.
 type gpuKernel struct {
 	kernelRow
-	samples []sampledGPU
+	samples []api.GPU
 	waits   bool // it holds none yet
-}
-
-// sampledGPU is an entry of the member gpu of a kernel's model.
-type sampledGPU struct {
-	Model       string   `json:"model"`
-	MemoryTotal int64    `json:"memory_total"`
-	MemoryUsed  int64    `json:"memory_used"`
-	Utilization *float64 `json:"utilization"`
-	BusySince   string   `json:"busy_since"`
-	IdleSince   string   `json:"idle_since"`
 }
 
 // gpuKernels lists the kernels that have GPUs or wait for them, those with most first.
@@ -418,7 +392,7 @@ func (r *kernelRun) gpuKernels(ctx context.Context) ([]gpuKernel, error) {
 	for _, row := range rows {
 		k := gpuKernel{kernelRow: row}
 		var model struct {
-			GPU []sampledGPU `json:"gpu"`
+			GPU []api.GPU `json:"gpu"`
 		}
 		if err := json.Unmarshal(row.whole, &model); err != nil {
 			return nil, fmt.Errorf("kernel %s: %w", row.ID, err)
@@ -442,18 +416,11 @@ func (k *gpuKernel) asks() float64 {
 	return float64(len(k.samples))
 }
 
-// busy returns how much of what the kernel holds computes, and for how much that is known.
-func (k *gpuKernel) busy() (busy, measured float64) {
-	each := k.asks() / float64(max(1, len(k.samples)))
-	for _, g := range k.samples {
-		switch {
-		case g.BusySince != "":
-			busy, measured = busy+each, measured+each
-		case g.IdleSince != "":
-			measured += each
-		}
-	}
-	return busy, measured
+// use returns how much of what the kernel has computes, and since when it is idle.
+func (k *gpuKernel) use() launcher.GPUHolder {
+	h := launcher.GPUHolder{Amount: k.asks()}
+	h.Measure(k.samples)
+	return h
 }
 
 // topKernels is `ekg top kernels`.
@@ -467,20 +434,16 @@ func topKernels(ctx context.Context, r *kernelRun, w io.Writer) error {
 
 // printGPUKernels prints kernels with GPUs at a time.
 func (f outputFormat) printGPUKernels(w io.Writer, all []gpuKernel, now time.Time) error {
-	if f == formatJSON || f == formatYAML || f == formatName || len(all) == 0 && f != formatWide {
-		rows := make([]kernelRow, len(all))
-		for i := range all {
-			rows[i] = all[i].kernelRow
-		}
-		if len(rows) == 0 && f == formatTable {
-			_, err := fmt.Fprintln(w, "No kernels with GPUs.")
-			return err
-		}
-		return f.printKernels(w, rows, now)
-	}
 	rows := make([]kernelRow, len(all))
 	for i := range all {
 		rows[i] = all[i].kernelRow
+	}
+	switch {
+	case f != formatTable && f != formatWide:
+		return f.printKernels(w, rows, now)
+	case len(rows) == 0:
+		_, err := fmt.Fprintln(w, noGPUKernels)
+		return err
 	}
 	length := idLength(rows)
 	if f == formatWide {
@@ -490,14 +453,11 @@ func (f outputFormat) printGPUKernels(w io.Writer, all []gpuKernel, now time.Tim
 	for i := range all {
 		k := &all[i]
 		var used, memory, utilization float64
-		known, model, idle := 0, "", time.Time{}
+		known, model := 0, ""
 		for _, g := range k.samples {
 			used, memory, model = used+float64(g.MemoryUsed), memory+float64(g.MemoryTotal), cmp.Or(model, g.Model)
 			if g.Utilization != nil {
 				known, utilization = known+1, utilization+*g.Utilization
-			}
-			if at := parseTime(g.IdleSince); at.After(idle) {
-				idle = at
 			}
 		}
 		cells := []string{k.ID[:min(length, len(k.ID))], k.Owner, k.Name, cmp.Or(k.Flavor, amount(k.asks())), model, "", "",
@@ -508,9 +468,7 @@ func (f outputFormat) printGPUKernels(w io.Writer, all []gpuKernel, now time.Tim
 		if memory > 0 {
 			cells[6] = fmt.Sprintf("%.1f/%.1f GiB", used/(1<<30), memory/(1<<30))
 		}
-		if busy, measured := k.busy(); busy == 0 && measured > 0 {
-			cells[8] = age(now, idle)
-		}
+		cells[8] = age(now, k.use().IdleSince)
 		lines = append(lines, cells)
 	}
 	var b strings.Builder
@@ -553,9 +511,9 @@ func byUser(all []gpuKernel) []userRow {
 			row.Waiting++
 			continue
 		}
-		busy, measured := k.busy()
+		use := k.use()
 		row.Kernels++
-		row.GPUs, row.Busy, row.Measured = row.GPUs+k.asks(), row.Busy+busy, row.Measured+measured
+		row.GPUs, row.Busy, row.Measured = row.GPUs+use.Amount, row.Busy+use.Busy, row.Measured+use.Measured
 	}
 	slices.SortStableFunc(rows, func(a, b userRow) int {
 		return cmp.Or(cmp.Compare(b.GPUs, a.GPUs), cmp.Compare(a.User, b.User))
@@ -574,7 +532,7 @@ func (f outputFormat) printUsers(w io.Writer, rows []userRow) error {
 			fmt.Fprintln(&b, kernelspecs.Printable(row.User))
 		}
 	case len(rows) == 0:
-		b.WriteString("No kernels with GPUs.\n")
+		b.WriteString(noGPUKernels + "\n")
 	default:
 		lines := [][]string{{"USER", "KERNELS", "GPUS", "BUSY/MEASURED", "WAITING"}}
 		for _, row := range rows {

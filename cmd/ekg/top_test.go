@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // topView is an answer of GET /api/gpus to an admin.
@@ -98,7 +99,7 @@ func TestPrintGPUKernels(t *testing.T) {
 			t.Fatal(err)
 		}
 		var model struct {
-			GPU []sampledGPU `json:"gpu"`
+			GPU []api.GPU `json:"gpu"`
 		}
 		if err := json.Unmarshal([]byte(text), &model); err != nil {
 			t.Fatal(err)

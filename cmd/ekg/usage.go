@@ -1,15 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/urfave/cli/v2"
 
@@ -60,17 +59,8 @@ func showUsage(ctx context.Context, r *kernelRun) error {
 
 // usage asks for the usage of each kernel.
 func (g *gatewayClient) usage(ctx context.Context, since string) (answer gateway.Usage, err error) {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
-	defer cancel()
-	resp, err := g.get(ctx, "api/usage", url.Values{"since": {since}, "by": {gateway.UsageByKernel}})
-	if err != nil {
-		return answer, err
-	}
-	defer func() { _ = resp.Body.Close() }() // read to its end
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxKernelList)).Decode(&answer); err != nil {
-		return answer, fmt.Errorf("%s: the usage: %w", g.shown, err)
-	}
-	return answer, nil
+	query := url.Values{"since": {since}, "by": {gateway.UsageByKernel}}
+	return answer, g.read(ctx, "api/usage", query, "the usage", &answer)
 }
 
 // printUsage prints usage that is grouped.
@@ -100,19 +90,7 @@ func (f outputFormat) printUsage(w io.Writer, rows []gateway.UsageRow, by string
 			head = append(head, "USER", "SPEC", "FLAVOR", "ENDED")
 		}
 	}
-	t := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
-	line := func(cells []string) error {
-		for i, text := range cells {
-			if cells[i] = strings.ReplaceAll(kernelspecs.Printable(text), "\t", " "); text == "" {
-				cells[i] = "-"
-			}
-		}
-		_, err := fmt.Fprintln(t, strings.Join(cells, "\t"))
-		return err
-	}
-	if err := line(head); err != nil {
-		return err
-	}
+	lines := [][]string{head}
 	for _, row := range rows {
 		cells := []string{row.Name, strconv.Itoa(row.Kernels), hours(row.Held), hours(row.Busy),
 			percent(row.Busy, row.Measured)}
@@ -122,11 +100,11 @@ func (f outputFormat) printUsage(w io.Writer, rows []gateway.UsageRow, by string
 				cells = append(cells, row.Owner, row.Spec, row.Flavor, row.Ended)
 			}
 		}
-		if err := line(cells); err != nil {
-			return err
-		}
+		last := &cells[len(cells)-1]
+		*last = cmp.Or(*last, "-")
+		lines = append(lines, cells)
 	}
-	return t.Flush()
+	return writeTable(w, lines)
 }
 
 func hours(seconds float64) string { return strconv.FormatFloat(seconds/3600, 'f', 2, 64) }
