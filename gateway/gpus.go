@@ -70,7 +70,7 @@ type GPUDevice struct {
 
 // GPUHolder is a kernel, or another pod, that holds a part of a pool.
 type GPUHolder struct {
-	Kernel    string             `json:"kernel,omitempty"` // absent for a pod that is no kernel
+	Kernel    string             `json:"kernel,omitempty"` // absent for other pods
 	Owner     string             `json:"owner,omitempty"`
 	Spec      string             `json:"kernelspec,omitempty"`
 	Flavor    string             `json:"flavor,omitempty"`
@@ -160,12 +160,9 @@ func totalsOf(view launcher.GPUs) []GPUTotal {
 // poolModel returns a pool with the holders that may be seen.
 func poolModel(p *launcher.GPUPool, seen func(*launcher.GPUHolder) bool) GPUPool {
 	pool := GPUPool{Resource: p.Resource, Model: p.Model, Unit: p.Unit, GPUAmounts: amountsOf(p), Holders: []GPUHolder{}}
-	held := map[int]float64{}
+	held := p.HeldOn()
 	for i := range p.Holders {
 		h := &p.Holders[i]
-		for index, amount := range h.Devices {
-			held[index] += amount
-		}
 		if !seen(h) {
 			pool.Others += h.Amount
 			continue

@@ -19,8 +19,10 @@ type viewingLauncher struct {
 
 func (v *viewingLauncher) ViewGPUs(context.Context) (launcher.GPUs, error) { return v.view, nil }
 
-func (v *viewingLauncher) FlavorRoom(context.Context, []flavor.Flavor) (map[string]launcher.GPURoom, error) {
-	return map[string]launcher.GPURoom{"t4": {Free: 0, Total: 7}}, nil
+func (v *viewingLauncher) FlavorRoom(context.Context, []flavor.Flavor) (
+	map[string]launcher.GPURoom, launcher.GPUs, error,
+) {
+	return map[string]launcher.GPURoom{"t4": {Free: 0, Total: 7}}, v.view, nil
 }
 
 // TestFlavors_Room: a flavor has the numbers of kernels that fit, if they are known.

@@ -50,11 +50,7 @@ func (s *rooms) read(g *Gateway) (map[string]launcher.GPURoom, map[string]heldFl
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), readTime) // for all requests that read it
 	defer cancel()
-	room, err := viewer.FlavorRoom(ctx, g.opts.Flavors.List())
-	var view launcher.GPUs
-	if err == nil && room != nil {
-		view, err = viewer.ViewGPUs(ctx)
-	}
+	room, view, err := viewer.FlavorRoom(ctx, g.opts.Flavors.List())
 	s.at, s.room, s.held = time.Now(), nil, nil
 	if err != nil {
 		g.log.Warn("it is not known which GPUs are free", logkey.Err, err)

@@ -19,8 +19,11 @@ type fullLauncher struct {
 	room map[string]launcher.GPURoom
 }
 
-func (f *fullLauncher) FlavorRoom(context.Context, []flavor.Flavor) (map[string]launcher.GPURoom, error) {
-	return f.room, nil
+func (f *fullLauncher) FlavorRoom(ctx context.Context, _ []flavor.Flavor) (
+	map[string]launcher.GPURoom, launcher.GPUs, error,
+) {
+	view, err := f.ViewGPUs(ctx)
+	return f.room, view, err
 }
 
 func (f *fullLauncher) ViewGPUs(context.Context) (launcher.GPUs, error) {
@@ -98,9 +101,11 @@ type failingLauncher struct {
 	asked atomic.Int32
 }
 
-func (f *failingLauncher) FlavorRoom(context.Context, []flavor.Flavor) (map[string]launcher.GPURoom, error) {
+func (f *failingLauncher) FlavorRoom(context.Context, []flavor.Flavor) (
+	map[string]launcher.GPURoom, launcher.GPUs, error,
+) {
 	f.asked.Add(1)
-	return nil, errors.New("locked")
+	return nil, launcher.GPUs{}, errors.New("locked")
 }
 
 func (f *failingLauncher) ViewGPUs(context.Context) (launcher.GPUs, error) {

@@ -15,9 +15,9 @@ type GPUViewer interface {
 	// ViewGPUs returns the GPUs of this moment. It makes no request. The caller may change the answer.
 	ViewGPUs(ctx context.Context) (GPUs, error)
 
-	// FlavorRoom returns how many kernels of each flavor fit, by its name. A flavor of which that is not known is absent.
-	// It makes no request.
-	FlavorRoom(ctx context.Context, flavors []flavor.Flavor) (map[string]GPURoom, error)
+	// FlavorRoom returns how many kernels of each flavor fit, by its name, and the view from which it knows that. A flavor
+	// of which it is not known is absent. If no room is known yet, rooms is nil and the view empty. It makes no request.
+	FlavorRoom(ctx context.Context, flavors []flavor.Flavor) (rooms map[string]GPURoom, view GPUs, err error)
 }
 
 // GPURoom is for how many kernels of one flavor there is room. Kernels of other flavors may take the same GPUs.
@@ -115,6 +115,17 @@ func (h *GPUHolder) Measure(samples []api.GPU) {
 func (p *GPUPool) Held() (held float64) {
 	for i := range p.Holders {
 		held += p.Holders[i].Amount
+	}
+	return held
+}
+
+// HeldOn returns how much is held on each device, by its index, as far as holders say where.
+func (p *GPUPool) HeldOn() map[int]float64 {
+	held := map[int]float64{}
+	for i := range p.Holders {
+		for index, amount := range p.Holders[i].Devices {
+			held[index] += amount
+		}
 	}
 	return held
 }

@@ -17,6 +17,10 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/strictyaml"
 )
 
+// ProductLabel is the label of nodes that NVIDIA's feature discovery sets to the model of their GPUs, with "-" in place
+// of spaces.
+const ProductLabel = "nvidia.com/gpu.product"
+
 // Flavor is one entry of the file. Exactly one of the kinds is set. The values of a kernel's flavor are stored with the
 // kernel as JSON.
 type Flavor struct {

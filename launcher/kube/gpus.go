@@ -32,7 +32,6 @@ const (
 
 	// Labels of a node, of NVIDIA/gpu-feature-discovery and of ACK.
 	labelReplicas   = "nvidia.com/gpu.replicas"
-	labelModel      = "nvidia.com/gpu.product"
 	labelModelOfACK = "aliyun.accelerator/nvidia_name"
 
 	nodeReady = "Ready" // status of a node that takes pods
@@ -98,12 +97,7 @@ func gpuNodes(seen seenMachines, pods []gpuPod) []launcher.GPUNode {
 			continue
 		}
 		for name, amount := range podspec.GPUAmounts(p.pod) {
-			n := found[p.pod.Spec.NodeName]
-			if n == nil {
-				n = &launcher.GPUNode{Name: p.pod.Spec.NodeName}
-				found[n.Name] = n
-			}
-			pool := poolOf(n, string(name))
+			pool := poolOf(nodeOf(found, p.pod.Spec.NodeName), string(name))
 			pool.Holders = append(pool.Holders, p.holds(float64(amount), string(name)))
 		}
 	}
@@ -124,6 +118,16 @@ func gpuNodes(seen seenMachines, pods []gpuPod) []launcher.GPUNode {
 		all = append(all, *n)
 	}
 	return all
+}
+
+// nodeOf returns a node. It adds one of which only the name is known if there is none.
+func nodeOf(nodes map[string]*launcher.GPUNode, name string) *launcher.GPUNode {
+	n := nodes[name]
+	if n == nil {
+		n = &launcher.GPUNode{Name: name}
+		nodes[name] = n
+	}
+	return n
 }
 
 // poolOf returns a node's pool of a resource. It makes one with an unknown total if there is none.
@@ -149,7 +153,7 @@ func newPool(node *corev1.Node, name corev1.ResourceName, capacity, allocatable 
 	}
 	pool := launcher.GPUPool{
 		Resource:  string(name),
-		Model:     cmp.Or(node.Labels[labelModel], node.Labels[labelModelOfACK]),
+		Model:     cmp.Or(node.Labels[flavor.ProductLabel], node.Labels[labelModelOfACK]),
 		Unit:      unitOf(string(name), replicas, perDevice),
 		Total:     float64(allocatable),
 		Unhealthy: float64(max(0, capacity-allocatable)),
@@ -265,21 +269,22 @@ func resourcesOf(all []corev1.Container) []corev1.Container {
 
 // FlavorRoom implements launcher.GPUViewer. It looks at labels, and at no taints. Flavors with resource claims are not
 // known.
-func (l *Launcher) FlavorRoom(ctx context.Context, flavors []flavor.Flavor) (map[string]launcher.GPURoom, error) {
+func (l *Launcher) FlavorRoom(ctx context.Context, flavors []flavor.Flavor) (
+	rooms map[string]launcher.GPURoom, view launcher.GPUs, err error,
+) {
 	if l.machines.nodes == nil || !l.machines.nodes.HasSynced() {
-		return nil, nil
+		return nil, view, nil
 	}
-	view, err := l.ViewGPUs(ctx)
-	if err != nil {
-		return nil, err
+	if view, err = l.ViewGPUs(ctx); err != nil {
+		return nil, view, err
 	}
-	rooms := map[string]launcher.GPURoom{}
+	rooms = map[string]launcher.GPURoom{}
 	for i := range flavors {
 		if resource, amount := podspec.FlavorAmount(&flavors[i]); amount > 0 {
 			rooms[flavors[i].Name] = roomFor(view, string(resource), float64(amount), flavors[i].NodeSelector)
 		}
 	}
-	return rooms, nil
+	return rooms, view, nil
 }
 
 // roomFor counts the kernels that fit on ready nodes with these labels.
@@ -309,13 +314,7 @@ func roomIn(p *launcher.GPUPool, amount float64) (free, total int) {
 	if len(p.Devices) == 0 {
 		return free, total
 	}
-	held := map[int]float64{}
-	for i := range p.Holders {
-		for index, of := range p.Holders[i].Devices {
-			held[index] += of
-		}
-	}
-	freeOn, totalOn := 0, 0
+	held, freeOn, totalOn := p.HeldOn(), 0, 0
 	for _, d := range p.Devices {
 		freeOn += int(max(0, d.Total-held[d.Index]) / amount)
 		totalOn += int(d.Total / amount)

@@ -30,8 +30,8 @@ type placedDevice struct {
 }
 
 // addClaims adds the devices of drivers of dynamic resource allocation to nodes, and who holds them. A driver counts if
-// its name or the device's class says that it is for GPUs, or if a kernel holds a device of it. It returns the pods
-// that have a claim whose devices it has found.
+// its name has "gpu", or if a kernel holds a device of it. It returns the pods that have a claim whose devices it has
+// found.
 func addClaims(nodes map[string]*launcher.GPUNode, offered []*resourceapi.ResourceSlice,
 	claims []*resourceapi.ResourceClaim, pods []gpuPod,
 ) map[types.UID]bool {
@@ -150,11 +150,7 @@ func addDevices(nodes map[string]*launcher.GPUNode, offered []*resourceapi.Resou
 		if s.Spec.NodeName == nil || !shown[s.Spec.Driver] && !strings.Contains(s.Spec.Driver, "gpu") {
 			continue
 		}
-		n := nodes[*s.Spec.NodeName]
-		if n == nil {
-			n = &launcher.GPUNode{Name: *s.Spec.NodeName}
-			nodes[n.Name] = n
-		}
+		n := nodeOf(nodes, *s.Spec.NodeName)
 		pool := poolOf(n, s.Spec.Driver)
 		pool.Unit = launcher.UnitGPU
 		for _, d := range s.Spec.Devices {
@@ -222,12 +218,7 @@ func (p *gpuPod) hasEnded() bool {
 
 // addUnknownClaim adds a kernel whose claims the gateway does not see.
 func addUnknownClaim(nodes map[string]*launcher.GPUNode, p *gpuPod) {
-	n := nodes[p.pod.Spec.NodeName]
-	if n == nil {
-		n = &launcher.GPUNode{Name: p.pod.Spec.NodeName}
-		nodes[n.Name] = n
-	}
-	pool := poolOf(n, claimPool)
+	pool := poolOf(nodeOf(nodes, p.pod.Spec.NodeName), claimPool)
 	pool.Unit = launcher.UnitGPU
 	pool.Holders = append(pool.Holders, p.holds(podspec.GPUs(p.pod).Float(), claimPool))
 }

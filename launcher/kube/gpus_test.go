@@ -67,7 +67,7 @@ func TestGPUNodes(t *testing.T) {
 		"no GPUs": {[]*corev1.Node{gpuTestNode("n", nil, map[string]string{"cpu": "8"}, nil)},
 			[]gpuPod{{pod: gpuTestPod("p", "n", map[string]string{"cpu": "1"}, nil)}}, nil},
 		"whole GPUs": {
-			[]*corev1.Node{gpuTestNode("n", map[string]string{labelModel: "Tesla-T4"}, whole,
+			[]*corev1.Node{gpuTestNode("n", map[string]string{flavor.ProductLabel: "Tesla-T4"}, whole,
 				map[string]string{"nvidia.com/gpu": "7"})},
 			[]gpuPod{
 				{pod: gpuTestPod("k", "n", map[string]string{"nvidia.com/gpu": "2"}, nil),
@@ -214,7 +214,7 @@ func TestGPUs_Missing(t *testing.T) {
 // TestFlavorRoom counts the kernels that fit.
 func TestFlavorRoom(t *testing.T) {
 	node := func(name, status, model string, pool launcher.GPUPool) launcher.GPUNode {
-		return launcher.GPUNode{Name: name, Status: status, Labels: map[string]string{labelModel: model},
+		return launcher.GPUNode{Name: name, Status: status, Labels: map[string]string{flavor.ProductLabel: model},
 			Pools: []launcher.GPUPool{pool}}
 	}
 	whole := func(total, held float64) launcher.GPUPool {
@@ -228,7 +228,7 @@ func TestFlavorRoom(t *testing.T) {
 			Holders: []launcher.GPUHolder{{Amount: 6, Devices: map[int]float64{0: 6}},
 				{Amount: 6, Devices: map[int]float64{1: 6}}}}),
 	}}
-	t4 := map[string]string{labelModel: "T4"}
+	t4 := map[string]string{flavor.ProductLabel: "T4"}
 	for name, c := range map[string]struct {
 		flavor flavor.Flavor
 		want   launcher.GPURoom

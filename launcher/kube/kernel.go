@@ -104,7 +104,7 @@ func (l *Launcher) updatePod(pod *corev1.Pod) {
 	}
 	if !podstatus.IsQueued(pod) && (k.pod == nil || k.pod.UID != pod.UID || podstatus.IsQueued(k.pod)) &&
 		podstatus.MayHaveQueued(pod) {
-		k.dequeued = l.clusterNow()
+		k.dequeued = l.timing.now()
 	}
 	if !rec.Created.Equal(k.rec.Created) {
 		l.ordered = nil

@@ -105,7 +105,7 @@ func (l *Launcher) endOverdue(k *kernel, pod *corev1.Pod) {
 	why := podstatus.Explain(pod, events, now)
 	text := why.Text // a reason may become final with time, without any event
 	if why.Class != podstatus.ClassNever {
-		if now.Sub(podstatus.Progress(pod, events, now)) <= limit || now.Sub(dequeued) <= limit {
+		if now.Sub(podstatus.Progress(pod, events, now)) <= limit || l.timing.now().Sub(dequeued) <= limit {
 			return
 		}
 		if text = fmt.Sprintf("its start made no progress for %s", limit); why.Text != "" {
@@ -145,11 +145,11 @@ func (l *Launcher) protect(ctx context.Context, k *kernel, pod *corev1.Pod, stat
 	case !wrong:
 		k.wronglyMarked = time.Time{}
 	case k.wronglyMarked.IsZero():
-		k.wronglyMarked = now
+		k.wronglyMarked = l.timing.now()
 	}
 	since := k.wronglyMarked
 	l.mu.Unlock()
-	if wrong && (l.reaping.Load() || now.Sub(since) >= l.timing.lease.duration) {
+	if wrong && (l.reaping.Load() || l.timing.now().Sub(since) >= l.timing.lease.duration) {
 		l.setEvictable(ctx, pod, false)
 	}
 }

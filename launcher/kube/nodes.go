@@ -70,7 +70,7 @@ func (l *Launcher) announceNodes() {
 	if l.opts.WatchNodes {
 		nodes = l.machines.nodes
 	}
-	now := l.clusterNow()
+	now := l.timing.now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, k := range l.kernels {
@@ -85,7 +85,7 @@ func (l *Launcher) announceNodes() {
 		if !known && shown != "" && shown != evictNotice {
 			continue
 		}
-		if text == "" && l.mayBeEvicted(k.supervisor.Status, now) {
+		if text == "" && l.mayBeEvicted(k.supervisor.Status, l.clusterNow()) {
 			text = evictNotice
 		}
 		last := &k.nodeNotice

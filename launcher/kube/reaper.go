@@ -32,7 +32,7 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 	defer l.reaping.Store(false)
 	var pruned time.Time
 	for sleep.For(ctx, l.timing.maintenance) == nil {
-		if now := l.clusterNow(); now.Sub(pruned) >= pruneEvery {
+		if now := l.timing.now(); now.Sub(pruned) >= pruneEvery {
 			pruned = now
 			l.pruneEndings(ctx)
 		}

@@ -78,12 +78,9 @@ func refused(format string, args ...any) error {
 	return &launcher.RefusedError{Reason: fmt.Sprintf(format, args...)}
 }
 
-// productLabel is the label of nodes that NVIDIA's feature discovery sets to the model of their GPUs.
-const productLabel = "nvidia.com/gpu.product"
-
 // wantOf returns what a flavor means on one machine.
 func wantOf(f *flavor.Flavor) (*devices.Want, error) {
-	w := &devices.Want{Product: f.NodeSelector[productLabel]}
+	w := &devices.Want{Product: f.NodeSelector[flavor.ProductLabel]}
 	switch {
 	case f.GPU != nil:
 		w.Whole, w.Count = true, int(flavor.Count(f.GPU.Count))

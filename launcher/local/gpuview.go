@@ -18,13 +18,17 @@ func (l *Launcher) ViewGPUs(ctx context.Context) (launcher.GPUs, error) {
 	if err != nil {
 		return launcher.GPUs{}, err
 	}
-	var view launcher.GPUs
+	return l.viewOf(held, reason), nil
+}
+
+// viewOf returns the view of these GPUs. The reason says why there are none.
+func (l *Launcher) viewOf(held []gpu.Held, reason string) (view launcher.GPUs) {
 	if len(held) == 0 {
 		if reason == "" {
 			reason = "no GPU was found"
 		}
 		view.Missing = []string{"This machine has no GPUs for kernels: " + reason + "."}
-		return view, nil
+		return view
 	}
 	name, err := os.Hostname()
 	if err != nil {
@@ -36,7 +40,7 @@ func (l *Launcher) ViewGPUs(ctx context.Context) (launcher.GPUs, error) {
 	}
 	view.Nodes = []launcher.GPUNode{node}
 	view.Sort()
-	return view, nil
+	return view
 }
 
 // addToPool adds a GPU to the pool of those of the same model and kind. The names of pools are those of NVIDIA's device
@@ -106,17 +110,19 @@ func (l *Launcher) holderOf(id, uuid string, amount float64) launcher.GPUHolder 
 }
 
 // FlavorRoom implements launcher.GPUViewer. It does not wait for the first list of GPUs.
-func (l *Launcher) FlavorRoom(ctx context.Context, flavors []flavor.Flavor) (map[string]launcher.GPURoom, error) {
+func (l *Launcher) FlavorRoom(ctx context.Context, flavors []flavor.Flavor) (
+	rooms map[string]launcher.GPURoom, view launcher.GPUs, err error,
+) {
 	select {
 	case <-l.listed:
 	default:
-		return nil, nil
+		return nil, view, nil
 	}
-	held, _, err := l.GPUs(ctx)
+	held, reason, err := l.GPUs(ctx)
 	if err != nil {
-		return nil, err
+		return nil, view, err
 	}
-	rooms := map[string]launcher.GPURoom{}
+	rooms = map[string]launcher.GPURoom{}
 	for i := range flavors {
 		f := &flavors[i]
 		if f.None {
@@ -130,5 +136,5 @@ func (l *Launcher) FlavorRoom(ctx context.Context, flavors []flavor.Flavor) (map
 		free, total := want.Room(held)
 		rooms[f.Name] = launcher.GPURoom{Free: free, Total: total}
 	}
-	return rooms, nil
+	return rooms, l.viewOf(held, reason), nil
 }

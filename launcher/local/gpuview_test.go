@@ -39,7 +39,7 @@ func TestViewGPUs(t *testing.T) {
 			t.Errorf("%+v", h)
 		}
 	}
-	rooms, err := l.FlavorRoom(t.Context(), []flavor.Flavor{
+	rooms, _, err := l.FlavorRoom(t.Context(), []flavor.Flavor{
 		{Name: "two", GPU: &flavor.Devices{Count: 2}},
 		{Name: "slice", MIG: &flavor.MIG{Profile: "1g.10gb"}},
 		{Name: "quarter", Replica: &flavor.Replica{Replicas: 4}},
@@ -83,7 +83,7 @@ func TestViewGPUs_NotListed(t *testing.T) {
 	if _, err := l.ViewGPUs(ctx); !errors.Is(err, launcher.ErrUnavailable) {
 		t.Errorf("view: %v", err)
 	}
-	rooms, err := l.FlavorRoom(t.Context(), []flavor.Flavor{{Name: "one", GPU: &flavor.Devices{Count: 1}}})
+	rooms, _, err := l.FlavorRoom(t.Context(), []flavor.Flavor{{Name: "one", GPU: &flavor.Devices{Count: 1}}})
 	if err != nil || rooms != nil {
 		t.Errorf("rooms: %v, %v", rooms, err)
 	}

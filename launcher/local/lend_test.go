@@ -179,7 +179,7 @@ func TestLend_Refused(t *testing.T) {
 		"negative":    {gpus: "-1", want: `KERNEL_GPUS: "-1" is not a number from 0 to 64`},
 		"no instance": {f: flavor.Flavor{Name: "x", MIG: &flavor.MIG{Profile: "1g.10gb"}}, want: "and this machine has none"},
 		"another model": {f: flavor.Flavor{Name: "x", GPU: &flavor.Devices{}, NodeSelector: map[string]string{
-			productLabel: "H100"}}, want: "it asks for a GPU H100, and this machine has none"},
+			flavor.ProductLabel: "H100"}}, want: "it asks for a GPU H100, and this machine has none"},
 		"a claim": {f: flavor.Flavor{Name: "x", DRA: &flavor.DRA{Template: "y"}},
 			want: `the flavor "x" is for kernels in a cluster: this machine has no dra`},
 		"two shares": {f: flavor.Flavor{Name: "x", Replica: &flavor.Replica{Replicas: 4}}, gpus: "2",

@@ -1,10 +1,12 @@
 package podspec
 
 import (
+	"iter"
 	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 )
 
 // defaultGPU is the resource that KERNEL_GPUS counts where the kernelspec asks for no GPU.
@@ -33,11 +35,7 @@ type GPURequest struct {
 func GPURequestOf(pod *corev1.Pod) GPURequest {
 	r := GPURequest{Devices: map[corev1.ResourceName]int64{}, Shares: map[corev1.ResourceName]int64{}}
 	for _, c := range pod.Spec.Containers {
-		// Request and limit of a GPU are equal in a pod that exists; a kernelspec may give only one of them.
-		amounts := corev1.ResourceList{}
-		maps.Copy(amounts, c.Resources.Requests)
-		maps.Copy(amounts, c.Resources.Limits)
-		for name, q := range amounts {
+		for name, q := range amounts(&c) {
 			switch gpuResourceOf(name).unit {
 			case gpuDevices:
 				r.Devices[name] += q.Value()
@@ -50,6 +48,23 @@ func GPURequestOf(pod *corev1.Pod) GPURequest {
 		r.Claims = append(r.Claims, claim.Name)
 	}
 	return r
+}
+
+// amounts ranges over what a container asks for. Request and limit of a GPU are equal in a pod that exists; a
+// kernelspec may give only one of them.
+func amounts(c *corev1.Container) iter.Seq2[corev1.ResourceName, resource.Quantity] {
+	return func(yield func(corev1.ResourceName, resource.Quantity) bool) {
+		for name, q := range c.Resources.Limits {
+			if !yield(name, q) {
+				return
+			}
+		}
+		for name, q := range c.Resources.Requests {
+			if _, limited := c.Resources.Limits[name]; !limited && !yield(name, q) {
+				return
+			}
+		}
+	}
 }
 
 // Count returns the number of GPUs, or slices of GPUs, that limits and measures count. A pod that asks only for shares

@@ -45,15 +45,10 @@ func set(all map[corev1.ResourceName]int64, name corev1.ResourceName, n int64) m
 	return all
 }
 
-// addGPUs adds what a container asks for. Its request and its limit of a GPU are equal.
+// addGPUs adds what a container asks for.
 func addGPUs(sum map[corev1.ResourceName]int64, c *corev1.Container) map[corev1.ResourceName]int64 {
-	for name, q := range c.Resources.Limits {
+	for name, q := range amounts(c) {
 		if isPool(name) && q.Sign() > 0 {
-			sum = set(sum, name, sum[name]+q.Value())
-		}
-	}
-	for name, q := range c.Resources.Requests {
-		if _, limited := c.Resources.Limits[name]; !limited && isPool(name) && q.Sign() > 0 {
 			sum = set(sum, name, sum[name]+q.Value())
 		}
 	}

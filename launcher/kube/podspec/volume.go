@@ -92,9 +92,7 @@ func (c *checker) containerPath(where, value string) {
 		c.refuse(where, "%s would hide files that the kernel needs", quoted(value))
 	case clean == shmDir:
 		c.refuse(where, "%s cannot be mounted; %s sets its size", shmDir, shortPath("shmSize"))
-	case slices.ContainsFunc(reservedPaths, func(reserved string) bool {
-		return clean == reserved || strings.HasPrefix(clean, reserved+"/")
-	}):
+	case slices.ContainsFunc(reservedPaths, func(reserved string) bool { return within(clean, reserved) }):
 		c.refuse(where, "%s is reserved for ekg", quoted(value))
 	}
 }
