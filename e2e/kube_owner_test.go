@@ -20,17 +20,7 @@ const ownVolumesPolicy = `clients:
 `
 
 // claimOn is a claim with a volume that is a folder of the node.
-const claimOn = `
-apiVersion: v1
-kind: PersistentVolume
-metadata: {name: %[1]s-%[2]s}
-spec:
-  capacity: {storage: 1Gi}
-  accessModes: [ReadWriteMany]
-  storageClassName: ""
-  claimRef: {namespace: %[1]s, name: %[2]s}
-  hostPath: {path: %[3]q}
----
+const claimOn = homeVolume + `---
 apiVersion: v1
 kind: PersistentVolumeClaim
 metadata: {name: %[2]s, namespace: %[1]s}

@@ -106,7 +106,7 @@ func run() int {
 		return 0
 	}
 	if flag.NArg() > 0 || *every < time.Second {
-		fmt.Fprintln(os.Stderr, "ekg-gpu-agent: --every takes a time from 1s, and there are no other arguments")
+		fmt.Fprintln(os.Stderr, "ekg-gpu-agent: --every must be at least 1s, and other arguments are rejected")
 		return 2
 	}
 	self, err := os.Executable()
@@ -227,7 +227,7 @@ func (a *agent) take(line []byte) error {
 	return nil
 }
 
-// fail records why there are no samples.
+// fail replaces the samples by the reason why they are missing.
 func (a *agent) fail(err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -75,7 +75,7 @@ func TestAgent_Pods(t *testing.T) {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	if _, err := podsOf(t.Context(), filepath.Join(t.TempDir(), "none")); err == nil {
-		t.Error("no kubelet is no error")
+		t.Error("podsOf returned no error without a kubelet")
 	}
 }
 
@@ -196,6 +196,6 @@ func TestAgent_Serve(t *testing.T) {
 		t.Error(err)
 	}
 	if err := a.watch(t.Context(), program+"-none", time.Second); err == nil {
-		t.Error("a missing program is no error")
+		t.Error("watch returned no error without the program")
 	}
 }

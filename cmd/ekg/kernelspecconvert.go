@@ -164,7 +164,7 @@ func (v *conversion) convert(dir string) error {
 	return err
 }
 
-// check checks the new kernel.json as `ekg kernelspec check` does. What only the policy refuses is a note.
+// check checks the new kernel.json as `ekg kernelspec check` does. A value that only the policy refuses becomes a note.
 func (v *conversion) check(dir string, done *enterprise.Converted) ([]string, error) {
 	folder, err := os.MkdirTemp("", "ekg-convert-")
 	if err != nil {

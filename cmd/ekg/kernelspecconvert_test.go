@@ -99,7 +99,7 @@ func TestKernelspecConvert_ExitStatus(t *testing.T) {
 		{"no folder", []string{"--dry-run"}, 2, "an argument is missing"},
 		{"neither", []string{gpu}, 2, "give one of --output and --dry-run"},
 		{"both", []string{"--dry-run", "--output", "x", gpu}, 2, "give one of --output and --dry-run"},
-		{"a command that is no list", []string{"--dry-run", "--command", "bash", gpu}, 2, "--command: is not a list"},
+		{"a command that is not a list", []string{"--dry-run", "--command", "bash", gpu}, 2, "--command: is not a list"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -71,7 +71,7 @@ const (
 	podHead = "apiVersion: v1\nkind: Pod\nspec:\n" // three lines
 )
 
-// What cannot be converted is named with its line, once, and everything else is converted.
+// A line without a counterpart is reported once. All other lines are converted.
 func TestConvertSpec_LeftOut(t *testing.T) {
 	tests := []struct{ name, spec, ekg, leftOut string }{
 		{"a value with an unknown part", "  nodeSelector: {a: x, b: \"{{ kernel_id }}-b\"}\n", `{"nodeSelector":{"a":"x"}}`,

@@ -95,7 +95,7 @@ func flowText(v any) string {
 var expressionToken = regexp.MustCompile(`^(?:[A-Za-z_][A-Za-z0-9_]*|[0-9]+(?:\.[0-9]+)?|'[^'\\]*'|"[^"\\]*"|==|!=|` +
 	`[|(),\[\]])`)
 
-// tokenize splits an expression. ok is false if a part is no token.
+// tokenize splits an expression. ok is false if a part of it is not a token.
 func tokenize(text string) (tokens []string, ok bool) {
 	for text = strings.TrimSpace(text); text != ""; text = strings.TrimSpace(text) {
 		t := expressionToken.FindString(text)

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// maxIterations bounds the lines that one template gives: loops in loops over long lists are no pod.
+// maxIterations bounds the lines that one template gives. Nested loops over long lists exceed it; no pod needs them.
 const maxIterations = 10_000
 
 // jnode is a part of a template.

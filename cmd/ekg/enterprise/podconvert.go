@@ -241,7 +241,7 @@ func (p *podTemplate) fillOwner(u *unit, at string) bool {
 	u.value.scalars("", func(inner, text string) string {
 		here := owned || at == containerPath+".volumeMounts" &&
 			slices.Contains([]string{".mountPath", ".subPath", ".subPathExpr"}, inner)
-		return p.markPattern().ReplaceAllStringFunc(text, func(m string) string {
+		return p.mark.ReplaceAllStringFunc(text, func(m string) string {
 			v := p.marked(m)
 			switch {
 			case v.name == "kernel_username" && here:

@@ -98,6 +98,7 @@ type podTemplate struct {
 	file     string
 	nodes    []*jnode
 	marks    marks
+	mark     *regexp.Regexp  // matches what stands for a value
 	fixed    map[string]tval // the variables of every rendering
 	findings []Finding
 }
@@ -121,6 +122,7 @@ func readPodTemplate(file, text string, variables map[string]string) (*podTempla
 	for strings.Contains(text, p.marks.prefix) {
 		p.marks.prefix += "x"
 	}
+	p.mark = regexp.MustCompile(regexp.QuoteMeta(p.marks.prefix) + `([0-9]+)q`)
 	for _, name := range runtimeVariables {
 		p.fixed[name] = tval{kind: tRuntime, name: name}
 	}
@@ -309,7 +311,7 @@ func (t *tree) scalarText() (string, bool) {
 
 // readable returns a text with the template's own words in place of marks.
 func (p *podTemplate) readable(text string) string {
-	return p.markPattern().ReplaceAllStringFunc(text, func(m string) string {
+	return p.mark.ReplaceAllStringFunc(text, func(m string) string {
 		v := p.marked(m)
 		if v.name == "" {
 			return "{{ ... }}"
@@ -320,16 +322,11 @@ func (p *podTemplate) readable(text string) string {
 
 // marked returns the value for which a mark stands.
 func (p *podTemplate) marked(mark string) tval {
-	i, err := strconv.Atoi(p.markPattern().FindStringSubmatch(mark)[1])
+	i, err := strconv.Atoi(p.mark.FindStringSubmatch(mark)[1])
 	if err != nil || i >= len(p.marks.values) {
 		return tval{kind: tOpaque}
 	}
 	return p.marks.values[i]
-}
-
-// markPattern matches what stands for a value.
-func (p *podTemplate) markPattern() *regexp.Regexp {
-	return regexp.MustCompile(regexp.QuoteMeta(p.marks.prefix) + `([0-9]+)q`)
 }
 
 // exactly returns the value for which a text stands, if it is nothing else.
@@ -338,7 +335,7 @@ func (p *podTemplate) exactly(t *tree) (tval, bool) {
 	if !ok {
 		return tval{}, false
 	}
-	m := p.markPattern().FindStringSubmatch(text)
+	m := p.mark.FindStringSubmatch(text)
 	if m == nil || m[0] != text {
 		return tval{}, false
 	}
