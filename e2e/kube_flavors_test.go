@@ -82,6 +82,7 @@ func TestE2E_KubeFlavors(t *testing.T) {
 	k.showsShares(shares)
 	fourth := k.flavored("gib4")
 	k.waits(fourth.ID, "aliyun.com/gpu-mem")
+	k.waits(fourth.ID, "; 3 of at most 3 kernels with the flavor gib4 run; ")
 	k.want(204, "DELETE", "/api/kernels/"+shares[0], "", nil)
 	k.state(fourth.ID, "idle", 60*time.Second)
 
