@@ -14,8 +14,8 @@ import (
 )
 
 // TestE2E_KubeGPUAgent: the shipped DaemonSet runs the agent of GPUs. Its programs are of ekg's image, and its
-// container is of another. Without a driver it says so, and it reads the kubelet's list of devices. The test replaces only names
-// that differ in the development cluster.
+// container is of another. Without a driver it says so, and it reads the kubelet's list of devices. The test replaces
+// only names that differ in the development cluster.
 func TestE2E_KubeGPUAgent(t *testing.T) {
 	t.Parallel() // it mostly waits
 	c := theCluster(t)
