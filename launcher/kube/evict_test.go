@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -140,7 +142,7 @@ func TestEvict_OneProtects(t *testing.T) {
 		return c.asked()["patch pods"]
 	}
 	mark := func() {
-		reaper.setEvictable(t.Context(), reaper.kernelOf(idOf(0)).pod, true)
+		reaper.setEvictable(t.Context(), reaper.podOf(idOf(0)), true)
 		isMarked("true")
 	}
 	mark()
@@ -166,4 +168,11 @@ func (l *Launcher) kernelOf(id string) *kernel {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.kernels[id]
+}
+
+func (l *Launcher) podOf(id string) *corev1.Pod {
+	k := l.kernelOf(id)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return k.pod
 }

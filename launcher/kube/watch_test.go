@@ -273,7 +273,7 @@ func TestPods_Trimmed(t *testing.T) {
 	for _, from := range []string{"the start", "an answer", "a list"} {
 		switch from {
 		case "an answer":
-			if err := l.annotate(t.Context(), l.kernelOf(idA).pod, "", map[string]string{"a": "b"}); err != nil {
+			if err := l.annotate(t.Context(), l.podOf(idA), "", map[string]string{"a": "b"}); err != nil {
 				t.Fatal(err)
 			}
 		case "a list":
@@ -281,7 +281,7 @@ func TestPods_Trimmed(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if pod := l.kernelOf(idA).pod; len(pod.Spec.Volumes) > 0 || len(pod.Spec.Containers) != 2 {
+		if pod := l.podOf(idA); len(pod.Spec.Volumes) > 0 || len(pod.Spec.Containers) != 2 {
 			t.Errorf("from %s: %+v", from, pod.Spec)
 		}
 	}
