@@ -67,8 +67,8 @@ var targets = map[string]string{
 var refusals = map[string]string{
 	"metadata.name":            "ekg names pods by the kernel's id",
 	"metadata.namespace":       "--kube-namespace says where kernels are",
-	"spec.containers":          "a kernelspec has one container besides ekg's own",
-	"spec.initContainers":      "a kernelspec has no init containers",
+	"spec.containers":          "write metadata.ekg.containers yourself",
+	"spec.initContainers":      "write metadata.ekg.initContainers yourself",
 	"spec.restartPolicy":       "ekg restarts kernels itself",
 	"spec.hostNetwork":         "kernels have no namespaces of the node",
 	"spec.hostPID":             "kernels have no namespaces of the node",

@@ -126,6 +126,7 @@ func (c *checker) extension(e *extension) {
 	} else {
 		c.overlay(&e.Pod, podPath)
 	}
+	c.extras(e)
 	slices.SortStableFunc(c.found, func(a, b refusal) int { return strings.Compare(a.path, b.path) })
 }
 

@@ -2,6 +2,7 @@ package podspec
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -61,6 +62,15 @@ func TestExtension_Refusals(t *testing.T) {
 	kernel := func(s string) string { return `"pod": {"spec": {"containers": [{"name": "kernel", ` + s + `}]}}` }
 	spec := func(s string) string { return `"pod": {"spec": {` + s + `}}` }
 	long := strings.Repeat("x", 200)
+	extra := func(s string) string {
+		all := `"containers": [{`
+		for key, value := range map[string]string{"name": "x", "image": "ok/x"} {
+			if !strings.HasPrefix(s, `"`+key+`"`) {
+				all += fmt.Sprintf("%q: %q, ", key, value)
+			}
+		}
+		return strings.TrimSuffix(all+s, ", ") + "}]"
+	}
 	tests := []struct{ ekg, want string }{
 		{`"image": "bad/image"`, `image: "bad/image" is not allowed; allowed: ok/*`},
 		{`"image": "ok/ image"`, `image: "ok/ image" is not a valid image name`},
@@ -68,7 +78,7 @@ func TestExtension_Refusals(t *testing.T) {
 		{`"image": 5`, `image: is a number, not a string`},
 		{`"image": null`, `image: is null; leave the key out instead`},
 		{`"cull": {"idleTimeout": 7200}`, `cull.idleTimeout: 7200 is not a duration like "2h", "30m" or "0"`},
-		{`"Image": "ok/x"`, `Image: cannot be set; valid keys: affinity, annotations, cull, entrypoint,`},
+		{`"Image": "ok/x"`, `Image: cannot be set; valid keys: affinity, annotations, containers, cull,`},
 		{`"imagePullPolicy": "Sometimes"`, `imagePullPolicy: is "Sometimes"; it must be Always, IfNotPresent or Never`},
 		{`"imagePullSecrets": [{"name": "other"}]`,
 			`imagePullSecrets[0].name: "other" is not allowed; allowed: listed, ekg-*`},
@@ -190,6 +200,57 @@ func TestExtension_Refusals(t *testing.T) {
 		{`"securityContext": {"runAsGroup": 7}`, `securityContext.runAsGroup: 7 is not allowed; allowed: 100`},
 		{`"securityContext": {"runAsNonRoot": false}`,
 			`securityContext.runAsNonRoot: is false; the policy does not let kernels run as root`},
+		{extra(`"restartPolicy": "Always"`), `containers[0].restartPolicy: cannot be set: these containers run for`},
+		{extra(`"image": "bad/x"`), `containers[0].image: "bad/x" is not allowed; allowed: ok/*`},
+		{extra(`"image": ""`), `containers[0].image: is missing`},
+		{extra(`"ports": []`), `containers[0].ports: cannot be set; valid keys: args, command, env,`},
+		{extra(`"readinessProbe": {}`), `containers[0].readinessProbe: cannot be set`},
+		{extra(`"name": "kernel"`), `containers[0].name: "kernel" is one of ekg's own containers; choose another name`},
+		{extra(`"name": "supervisor"`), `containers[0].name: "supervisor" is one of ekg's own containers`},
+		{extra(`"name": "A b"`), `containers[0].name: "A b" is not a valid Kubernetes name`},
+		{extra(`"securityContext": {"privileged": true}`), `containers[0].securityContext.privileged: a kernel cannot be`},
+		{extra(`"securityContext": {"runAsUser": 0}`), `containers[0].securityContext.runAsUser: 0 is root; the policy does`},
+		{extra(`"securityContext": {"capabilities": {"add": ["NET_ADMIN"]}}`),
+			`containers[0].securityContext.capabilities.add[0]: "NET_ADMIN" is not allowed; allowed: SYS_NICE`},
+		{extra(`"volumeMounts": [{"name": "secret", "mountPath": "/x"}]`),
+			`containers[0].volumeMounts[0].name: "secret" is one of ekg's own volumes`},
+		{extra(`"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "other", "key": "k"}}}]`),
+			`containers[0].env[0].valueFrom.secretKeyRef.name: "other" is not allowed`},
+		{extra(`"resources": {"limits": {"cpu": 3}}`), `containers[0].resources.limits.cpu: 3 is more than the allowed 2`},
+		{extra(`"resources": {"limits": {"nvidia.com/gpu": 1}}`),
+			`containers[0].resources.limits.nvidia.com/gpu: only the kernel's container can have GPUs`},
+		{extra(`"resources": {"claims": [{"name": "x"}]}`),
+			`containers[0].resources.claims: only the kernel's container can have resource claims`},
+		{extra(`"livenessProbe": {"httpGet": {"host": "169.254.169.254", "port": 80}}`),
+			`containers[0].livenessProbe.httpGet.host: cannot be set: the node would connect to it`},
+		{extra(`"startupProbe": {"tcpSocket": {"host": "db", "port": 80}}`),
+			`containers[0].startupProbe.tcpSocket.host: cannot be set`},
+		{`"resources": {"limits": {"cpu": "1500m"}}, ` + extra(`"resources": {"limits": {"cpu": "501m"}}`),
+			`resources.limits.cpu: 1500m, and 501m of the containers beside it, are more than the allowed 2`},
+		{kernel(`"resources": {"requests": {"cpu": "1500m"}}`) + `, ` + extra(`"resources": {"requests": {"cpu": "501m"}}`),
+			`resources.requests.cpu: 1500m, and 501m of the containers beside it, are more than the allowed 2`},
+		{`"containers": [{"name": "a", "image": "ok/x", "resources": {"limits": {"cpu": "1500m"}}},
+			{"name": "b", "image": "ok/x", "resources": {"limits": {"cpu": "501m"}}}]`,
+			`resources.limits.cpu: 0, and 2001m of the containers beside it, are more than the allowed 2`},
+		{`"initContainers": [{"name": "a", "image": "ok/x", "resources": {"limits": {"cpu": "1500m"}}}], ` +
+			extra(`"resources": {"limits": {"cpu": "501m"}}`),
+			`initContainers[0].resources.limits.cpu: 1500m, and 501m of the containers beside it, are more than`},
+		{`"initContainers": [{"name": "a", "image": "ok/x"}, {"name": "a", "image": "ok/x"}]`,
+			`initContainers[1].name: "a" is given twice`},
+		{`"initContainers": [{"name": "x", "image": "ok/x"}], ` + extra(``), `containers[0].name: "x" is given twice`},
+		{`"initContainers": [{"name": "a", "image": "ok/x", "restartPolicy": "Never"}]`,
+			`initContainers[0].restartPolicy: is "Never"; the only value is Always`},
+		{`"initContainers": [{"name": "a", "image": "ok/x", "startupProbe": {}}]`,
+			`initContainers[0].startupProbe: cannot be set for a container that ends before the kernel starts`},
+		{`"initContainers": [` + strings.Repeat(`{},`, 16) + `{}]`, `initContainers: has 17 containers; at most 16`},
+		{`"lifecycle": {"preStop": {"tcpSocket": {"port": 1}}}`,
+			`lifecycle.preStop.tcpSocket: cannot be set: Kubernetes does nothing with it`},
+		{`"lifecycle": {"preStop": {}}`, `lifecycle.preStop: must have exactly one of exec, httpGet and sleep`},
+		{`"lifecycle": {"postStart": {"exec": {"command": []}}}`, `lifecycle.postStart.exec.command: is missing`},
+		{`"lifecycle": {"postStart": {"httpGet": {"host": "metadata", "port": 80}}}`,
+			`lifecycle.postStart.httpGet.host: cannot be set`},
+		{`"lifecycle": {"stopSignal": "SIGKILL"}`, `lifecycle.stopSignal: cannot be set: ekg ends the kernel`},
+		{`"lifecycle": {"poststart": {}}`, `lifecycle.poststart: cannot be set; valid keys: postStart, preStop, stopSignal`},
 		{`"labels": {"app.kubernetes.io/managed-by": "me"}`, `labels.app.kubernetes.io/managed-by: is reserved for ekg`},
 		{`"labels": {"elastic-kernel-gateway.github.io/kernel-id": "me"}`,
 			`labels.elastic-kernel-gateway.github.io/kernel-id: is reserved for ekg`},

@@ -169,6 +169,7 @@ func (c *clientChecker) applyAmount(variable string, name corev1.ResourceName) {
 				return
 			}
 			c.quantity(v, string(name), q, &specAmount)
+			c.besideKernel(v, name, q, specAmount)
 			values[i] = &q
 		})
 	}
@@ -204,6 +205,19 @@ func (c *clientChecker) applyAmount(variable string, name corev1.ResourceName) {
 		if old, ok := r.Requests[name]; ok && old.Cmp(*limit) > 0 {
 			setRequest(c.kernel, name, *limit)
 		}
+	}
+}
+
+// besideKernel refuses more than the kernelspec asks for, if it exceeds the maximum together with the kernelspec's
+// other containers.
+func (c *clientChecker) besideKernel(variable string, name corev1.ResourceName, q, specAmount resource.Quantity) {
+	most, bounded := c.bounds.Maxima.limit(string(name))
+	other := besideKernel(c.pod, name)
+	total := q.DeepCopy()
+	total.Add(other)
+	if bounded && !other.IsZero() && q.Cmp(specAmount) > 0 && q.Cmp(most) <= 0 && total.Cmp(most) > 0 {
+		c.refuse(variable, "%s, and %s of the kernelspec's other containers, are more than the allowed %s", q.String(),
+			other.String(), most.String())
 	}
 }
 

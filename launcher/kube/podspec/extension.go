@@ -55,6 +55,10 @@ type extension struct {
 	SecurityContext    *corev1.SecurityContext `json:"securityContext,omitempty"`
 	ServiceAccountName string                  `json:"serviceAccountName,omitempty"`
 
+	InitContainers []extraContainer  `json:"initContainers,omitempty"` // before the kernel starts
+	Containers     []extraContainer  `json:"containers,omitempty"`     // beside the kernel
+	Lifecycle      *corev1.Lifecycle `json:"lifecycle,omitempty"`      // of the kernel's container
+
 	Labels                        map[string]string `json:"labels,omitempty"`
 	Annotations                   map[string]string `json:"annotations,omitempty"`
 	TerminationGracePeriodSeconds *int64            `json:"terminationGracePeriodSeconds,omitempty"`

@@ -68,6 +68,9 @@ func waysToSecrets(t *testing.T, typ reflect.Type, path string, below bool, wrap
 					object["name"] = called
 				}
 			}
+			if strings.HasPrefix(path, ".initContainers") && typ.Name() == "Container" {
+				object["name"], object["image"] = "extra", "x"
+			}
 			return wrap(object)
 		})...)
 	}
@@ -145,9 +148,9 @@ func TestBuild_NoSecretOfOthers(t *testing.T) {
 			}
 		}
 	}
-	// In imagePullSecrets, volumes of three kinds, env and envFrom; all but envFrom also as short keys; and in a
-	// client's volumes.
-	if allowed != 6+5+3 {
+	// In imagePullSecrets, volumes of three kinds, env and envFrom; all but envFrom also as short keys; in a client's
+	// volumes; and in env and envFrom of an init container.
+	if allowed != 6+5+3+2 {
 		t.Errorf("a secret that is allowed can be named in %d ways", allowed)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 )
 
@@ -236,17 +238,25 @@ func (e *extension) ownerTexts(do func(key, text string) string) {
 			source := &part.overlay.Spec.Volumes[i].VolumeSource
 			eachText(reflect.ValueOf(source).Elem(), fmt.Sprintf("%s[%d]", part.at("volumes"), i), do)
 		}
-		mounts := part.overlay.kernel().VolumeMounts
-		for i := range mounts {
-			where := fmt.Sprintf("%s[%d]", part.at("volumeMounts"), i)
-			m := &mounts[i]
-			m.MountPath = do(where+".mountPath", m.MountPath)
-			m.SubPath = do(where+".subPath", m.SubPath)
-			m.SubPathExpr = do(where+".subPathExpr", m.SubPathExpr)
-		}
+		mountTexts(part.overlay.kernel().VolumeMounts, part.at("volumeMounts"), do)
 	}
+	e.extraLists(func(key string, list []extraContainer) {
+		for i := range list {
+			mountTexts(list[i].VolumeMounts, fmt.Sprintf("%s[%d].volumeMounts", shortPath(key), i), do)
+		}
+	})
 	e.ServiceAccountName = do(shortPath("serviceAccountName"), e.ServiceAccountName)
 	e.Pod.Spec.ServiceAccountName = do(podPath("serviceAccountName"), e.Pod.Spec.ServiceAccountName)
+}
+
+// mountTexts calls do with each path of the mounts at a key, and sets the path to the result.
+func mountTexts(mounts []corev1.VolumeMount, at string, do func(key, text string) string) {
+	for i := range mounts {
+		where, m := fmt.Sprintf("%s[%d]", at, i), &mounts[i]
+		m.MountPath = do(where+".mountPath", m.MountPath)
+		m.SubPath = do(where+".subPath", m.SubPath)
+		m.SubPathExpr = do(where+".subPathExpr", m.SubPathExpr)
+	}
 }
 
 // eachText calls do with each text in a settable value of Kubernetes' types, and with its path. It sets the text to the

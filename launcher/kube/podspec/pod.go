@@ -175,12 +175,7 @@ func (b *builder) complete(pod *corev1.Pod) error {
 	if len(b.req.Spec.Argv) == 0 && b.ext.ImageKernelspec == "" {
 		return failed("kernelspec %s has no command: it has neither argv nor metadata.ekg.imageKernelspec", b.req.Spec.Name)
 	}
-	// Kubernetes requires a limit for whole devices, and uses it as the request too.
-	for name, q := range k.Resources.Requests {
-		if _, ok := k.Resources.Limits[name]; !ok && isWholeOnly(string(name)) {
-			setLimit(k, name, q)
-		}
-	}
+	limitWholeDevices(k)
 	if len(k.Resources.Claims) == 0 {
 		for _, claim := range pod.Spec.ResourceClaims {
 			k.Resources.Claims = append(k.Resources.Claims, corev1.ResourceClaim{Name: claim.Name})
@@ -193,10 +188,7 @@ func (b *builder) complete(pod *corev1.Pod) error {
 	b.placeOnPlatform(pod)
 	gpus := GPURequestOf(pod)
 	b.sharedMemory(pod, gpus)
-	k.SecurityContext.AllowPrivilegeEscalation = new(false)
-	if drop := &k.SecurityContext.Capabilities.Drop; !slices.Contains(*drop, "ALL") {
-		*drop = append(*drop, "ALL")
-	}
+	dropPrivileges(k.SecurityContext)
 	if !gpus.nvidia() && !slices.ContainsFunc(k.Env, func(e corev1.EnvVar) bool { return e.Name == visibleDevices }) {
 		k.Env = append(k.Env, corev1.EnvVar{Name: visibleDevices, Value: visibleNone})
 	}
@@ -234,11 +226,12 @@ func (b *builder) sharedMemory(pod *corev1.Pod, gpus GPURequest) {
 }
 
 // checkInvariants returns an error if a kernelspec or a client has changed what the pod's security depends on. The
-// checks of kernelspecs and requests should have rejected it before; this is the second line of defence.
-func checkInvariants(pod, base *corev1.Pod) error {
+// checks of kernelspecs and requests should have rejected it before; this is the second line of defence. The extra
+// containers are those that the kernelspec adds.
+func checkInvariants(pod, base *corev1.Pod, extra []string) error {
 	now, was := pod.Spec, base.Spec
-	names := func(p *corev1.Pod) (list []string) {
-		for _, c := range p.Spec.Containers {
+	names := func(all []corev1.Container) (list []string) {
+		for _, c := range all {
 			list = append(list, c.Name)
 		}
 		return list
@@ -246,7 +239,8 @@ func checkInvariants(pod, base *corev1.Pod) error {
 	supervisorNow, supervisorWas := now.Containers[0].DeepCopy(), was.Containers[0].DeepCopy()
 	supervisorNow.Env, supervisorWas.Env = nil, nil
 	for what, same := range map[string]bool{
-		"containers": slices.Equal(names(pod), names(base)) && len(now.InitContainers)+len(now.EphemeralContainers) == 0,
+		"containers": slices.Equal(names(now.Containers), names(was.Containers)) &&
+			slices.Equal(names(now.InitContainers), extra) && len(now.EphemeralContainers) == 0,
 		"supervisor": reflect.DeepEqual(supervisorNow, supervisorWas),
 		"restartPolicy, token, service links": now.RestartPolicy == was.RestartPolicy && !*now.AutomountServiceAccountToken &&
 			!*now.EnableServiceLinks,

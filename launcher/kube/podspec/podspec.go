@@ -38,6 +38,7 @@ func Build(o Options, req launcher.Request, rec Record) (*corev1.Pod, error) {
 			return nil, fmt.Errorf("kernelspec %s: %w", req.Spec.Name, err)
 		}
 	}
+	b.addExtras(pod)
 	if req.Flavor != nil {
 		applyFlavor(pod, req.Flavor)
 	}
@@ -53,7 +54,7 @@ func Build(o Options, req launcher.Request, rec Record) (*corev1.Pod, error) {
 	if err := b.configureSupervisor(pod); err != nil {
 		return nil, err
 	}
-	if err := checkInvariants(pod, base); err != nil {
+	if err := checkInvariants(pod, base, b.extraNames()); err != nil {
 		return nil, err
 	}
 	return pod, nil

@@ -14,7 +14,11 @@ import (
 // containers explains a pod that has a node by the container that is furthest from running.
 func (e *explanation) containers() Reason {
 	var worst Reason
-	all := slices.Concat(e.pod.Status.InitContainerStatuses, e.pod.Status.ContainerStatuses)
+	all := e.pod.Status.ContainerStatuses
+	if c := e.condition(corev1.PodInitialized); c == nil || c.Status != corev1.ConditionTrue {
+		// Later on, an init container that goes on running neither delays the kernel nor ends it.
+		all = slices.Concat(e.pod.Status.InitContainerStatuses, all)
+	}
 	if len(all) == 0 && e.pod.Status.StartTime == nil {
 		return e.notTaken()
 	}
@@ -50,13 +54,13 @@ func (e *explanation) container(s *corev1.ContainerStatus) Reason {
 		switch {
 		case s.Name == podspec.ContainerSupervisor || s.Name == podspec.ContainerKernel:
 		case t.ExitCode == 0:
-			return Reason{} // an init container that an admission webhook has added, and that has ended
+			return Reason{} // an init container that has ended, or a container that an admission webhook has added
 		}
 		return e.restarting(s, t, "it is started again")
 	}
 	w := s.State.Waiting
 	if w == nil {
-		return Reason{}
+		return e.beforeKernel(s)
 	}
 	since := e.started()
 	said := OneLine(w.Message, quoteLimit)
@@ -85,6 +89,30 @@ func (e *explanation) container(s *corev1.ContainerStatus) Reason {
 		return e.restarting(s, s.LastTerminationState.Terminated, "it is started again"+backOff(w.Message))
 	}
 	return e.creating(s.Name) // ContainerCreating, PodInitializing, and reasons of later versions
+}
+
+// beforeKernel explains a start that waits for a running init container. The class is ClassNone for other containers.
+func (e *explanation) beforeKernel(s *corev1.ContainerStatus) Reason {
+	init := slices.ContainsFunc(e.pod.Status.InitContainerStatuses,
+		func(i corev1.ContainerStatus) bool { return i.Name == s.Name })
+	if !init || s.State.Running == nil {
+		return Reason{}
+	}
+	since := s.State.Running.StartedAt.Time
+	switch {
+	case !e.goesOn(s.Name):
+		return newReason(ClassWaiting, since, "container %q runs before the kernel starts%s", s.Name, e.howLong(since))
+	case s.Started == nil || !*s.Started:
+		return newReason(ClassWaiting, since, "container %q has not started completely%s", s.Name, e.howLong(since))
+	}
+	return Reason{}
+}
+
+// goesOn reports whether a container is an init container that runs for as long as the pod.
+func (e *explanation) goesOn(container string) bool {
+	return slices.ContainsFunc(e.pod.Spec.InitContainers, func(c corev1.Container) bool {
+		return c.Name == container && c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
+	})
 }
 
 // containerWords returns words for a container in a sentence.

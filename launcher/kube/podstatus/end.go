@@ -29,8 +29,10 @@ func containerEnd(pod *corev1.Pod, container string, t *corev1.ContainerStateTer
 	case t.Reason == "ContainerStatusUnknown":
 		return fmt.Sprintf("%s is gone; how it ended is unknown", who)
 	}
-	if ending, ok := ReadEnding(pod, t.Message); ok {
-		return OneLine(ending.Reason, quoteLimit)
+	if container == podspec.ContainerSupervisor || container == podspec.ContainerKernel { // others may write anything
+		if ending, ok := ReadEnding(pod, t.Message); ok {
+			return OneLine(ending.Reason, quoteLimit)
+		}
 	}
 	said := OneLine(api.WithoutNoise(t.Message), quoteLimit)
 	if said != "" {
@@ -43,7 +45,7 @@ func containerEnd(pod *corev1.Pod, container string, t *corev1.ContainerStateTer
 }
 
 func memoryLimit(pod *corev1.Pod, container string) string {
-	for _, c := range pod.Spec.Containers {
+	for _, c := range slices.Concat(pod.Spec.Containers, pod.Spec.InitContainers) {
 		if q, ok := c.Resources.Limits[corev1.ResourceMemory]; ok && c.Name == container {
 			return q.String()
 		}
@@ -207,7 +209,8 @@ func (e *explanation) ended() Reason {
 	return newReason(ClassDied, since, "its pod has ended")
 }
 
-// failedContainer explains an end by the container that failed, the kernel's before others.
+// failedContainer explains an end by the container that failed, the kernel's before others. Init containers that go on
+// running do not end a pod: the kubelet ends them when the others have ended.
 func (e *explanation) failedContainer() Reason {
 	statuses := slices.Concat(e.pod.Status.ContainerStatuses, e.pod.Status.InitContainerStatuses)
 	slices.SortStableFunc(statuses, func(a, b corev1.ContainerStatus) int {
@@ -220,7 +223,7 @@ func (e *explanation) failedContainer() Reason {
 		return first(a) - first(b)
 	})
 	for _, s := range statuses {
-		if t := s.State.Terminated; t != nil && (t.ExitCode != 0 || t.Reason == "OOMKilled") {
+		if t := s.State.Terminated; t != nil && (t.ExitCode != 0 || t.Reason == "OOMKilled") && !e.goesOn(s.Name) {
 			return e.containerReason(s.Name, t)
 		}
 	}

@@ -35,6 +35,14 @@ func Progress(pod *corev1.Pod, events []corev1.Event, now time.Time) time.Time {
 			further(st.State.Running.StartedAt.Time)
 		}
 	}
+	for _, st := range pod.Status.InitContainerStatuses {
+		if t := st.State.Terminated; t != nil && t.ExitCode == 0 {
+			further(t.FinishedAt.Time)
+		}
+		if st.State.Running != nil && st.RestartCount == 0 {
+			further(st.State.Running.StartedAt.Time)
+		}
+	}
 	pulling := false
 	for i := range events {
 		switch e := &events[i]; e.Reason {
