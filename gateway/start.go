@@ -222,7 +222,7 @@ func (g *Gateway) start(r *call, req launcher.Request, answer func(launcher.Kern
 	}
 	if !who.sole {
 		req.Owner = who.owner()
-		req.Groups = g.opts.Limits.Groups(who.Groups)
+		req.Groups, req.OwnerGroups = g.opts.Limits.Groups(who.Groups), who.Groups
 		req.Cull = g.opts.Limits.Cull(who.Groups)
 		req.Env["KERNEL_USERNAME"] = who.Name // overrides the client's value
 	}

@@ -99,6 +99,9 @@ type Request struct {
 	Cull   kernelspecs.Cull  // the operator's culling settings for this owner; unset ones are those for all kernels
 	Flavor *flavor.Flavor    // which GPU it gets; nil: what spec and variables say; not modified
 
+	// OwnerGroups are all groups of the owner, for labels of pods. A restart knows only the one that a label names.
+	OwnerGroups []string
+
 	// Parsed from Env by ParseEnv.
 	WorkingDir    string        // wanted working directory, an absolute path; ignored if it does not exist; "" for none
 	LaunchTimeout time.Duration // how long the client waits for the start; 0 if not set

@@ -42,12 +42,21 @@ var reservedKeys = []string{
 	"security.alpha.kubernetes.io/",
 }
 
+// isReserved reports whether kernelspecs and policies cannot set a label or an annotation.
+func isReserved(key string) bool {
+	return slices.ContainsFunc(reservedKeys, func(r string) bool {
+		return key == r || strings.HasSuffix(r, "/") && strings.HasPrefix(key, r)
+	})
+}
+
 // checker collects the values that a policy refuses.
 type checker struct {
 	bounds  *Bounds
 	nonRoot bool
 	spec    *SpecRules // nil for a client's variables
 	found   []refusal
+
+	policyLabels map[string]string // Policy.Labels
 
 	volumes []string // names of declared volumes
 	claims  []string // names of declared resource claims
@@ -206,12 +215,12 @@ func (c *checker) overlay(o *overlay, at func(string) string) {
 func (c *checker) labels(where string, m map[string]string, label bool) {
 	for key, value := range m {
 		p := where + "." + key
-		reserved := slices.ContainsFunc(reservedKeys, func(r string) bool {
-			return key == r || strings.HasSuffix(r, "/") && strings.HasPrefix(key, r)
-		})
+		_, ofPolicy := c.policyLabels[key]
 		switch {
-		case reserved:
+		case isReserved(key):
 			c.refuse(p, "is reserved for ekg")
+		case label && ofPolicy:
+			c.refuse(p, "is set by the operator's policy")
 		case len(validation.IsQualifiedName(strings.ToLower(key))) > 0:
 			c.refuse(p, "is not a valid Kubernetes key")
 		case label && len(validation.IsValidLabelValue(value)) > 0:

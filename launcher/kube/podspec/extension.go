@@ -93,7 +93,8 @@ func (o Options) readExtension(spec kernelspecs.Spec, owner string) (extension, 
 	if len(problems) > 0 {
 		return e, problems
 	}
-	c := checker{bounds: policy.Kernelspecs.forOwner(owner), nonRoot: policy.NonRoot, spec: &policy.Kernelspecs}
+	c := checker{bounds: policy.Kernelspecs.forOwner(owner), nonRoot: policy.NonRoot, spec: &policy.Kernelspecs,
+		policyLabels: policy.Labels}
 	c.found = e.fillOwner(owner)
 	c.extension(&e)
 	if e.Image == "" && e.Pod.kernel().Image == "" && spec.Image != "" {

@@ -184,6 +184,7 @@ func (b *builder) complete(pod *corev1.Pod) error {
 	if err := b.mountHome(pod); err != nil {
 		return err
 	}
+	b.labelForCosts(pod)
 	b.labelAsEG(pod)
 	b.placeOnPlatform(pod)
 	gpus := GPURequestOf(pod)

@@ -28,7 +28,7 @@ func Build(o Options, req launcher.Request, rec Record) (*corev1.Pod, error) {
 		rec.Flavor = req.Flavor.Name
 	}
 	rec.Write(pod)
-	if err := storeRequest(pod, req); err != nil {
+	if err := storeRequest(pod, req, o.Policy.labelGroup(req.OwnerGroups)); err != nil {
 		return nil, err
 	}
 	base := pod.DeepCopy()

@@ -66,6 +66,9 @@ type Policy struct {
 	Kernelspecs SpecRules   `yaml:"kernelspecs"`
 	Clients     ClientRules `yaml:"clients"`
 	Home        *Home       `yaml:"home"` // nil: kernels have no home of their owner
+
+	Labels      map[string]string `yaml:"labels"`      // of every kernel's pod: templates with labelMarks, by key
+	LabelGroups Patterns          `yaml:"labelGroups"` // groups of the owner that {group} stands for; nil: all
 }
 
 // SpecRules are the rules for metadata.ekg of kernelspecs.
@@ -304,6 +307,9 @@ func parsePolicy(data []byte) (*Policy, []string) {
 			problems = append(problems, fmt.Sprintf("%d: home.%s: %s", strictyaml.LineOf(root, 0, "home", key), key, text))
 		})
 	}
+	p.labelProblems(func(key, text string) {
+		problems = append(problems, fmt.Sprintf("%d: labels.%s: %s", strictyaml.LineOf(root, 0, "labels", key), key, text))
+	})
 	p.ownerProblems(func(l ruleList, i int, text string) {
 		problems = append(problems, fmt.Sprintf("%d: %s: %q %s",
 			strictyaml.LineOf(root, i, l.under, l.key), l.path(), l.patterns[i], text))

@@ -35,11 +35,13 @@ type storedRequest struct {
 	Extension     json.RawMessage   `json:"extension,omitempty"` // metadata.ekg of the kernelspec
 	Cull          kernelspecs.Cull  `json:"cull,omitzero"`
 	Flavor        *flavor.Flavor    `json:"flavor,omitempty"`
-	Variables     []string          `json:"variables,omitempty"` // names of the client's variables, sorted
+	LabelGroup    string            `json:"label_group,omitempty"` // Policy.labelGroup of launcher.Request.OwnerGroups
+	Variables     []string          `json:"variables,omitempty"`   // names of the client's variables, sorted
 }
 
-// storeRequest records the request in the pod, so that ReadRequest returns it.
-func storeRequest(pod *corev1.Pod, req launcher.Request) error {
+// storeRequest records the request in the pod, so that ReadRequest returns it. Of the owner's groups it records only
+// the one that a label names.
+func storeRequest(pod *corev1.Pod, req launcher.Request, labelGroup string) error {
 	stored := storedRequest{
 		Argv:          req.Spec.Argv,
 		Image:         req.Spec.Image,
@@ -48,6 +50,7 @@ func storeRequest(pod *corev1.Pod, req launcher.Request) error {
 		InterruptMode: req.Spec.InterruptMode,
 		Cull:          req.Cull,
 		Flavor:        storedFlavor(req.Flavor),
+		LabelGroup:    labelGroup,
 		Variables:     slices.Sorted(maps.Keys(req.Env)),
 	}
 	if len(req.Spec.Metadata) > 0 {
@@ -108,6 +111,9 @@ func ReadRequest(pod *corev1.Pod, rec Record) (launcher.Request, error) {
 			InterruptMode: stored.InterruptMode,
 		},
 		Env: map[string]string{},
+	}
+	if stored.LabelGroup != "" {
+		req.OwnerGroups = []string{stored.LabelGroup}
 	}
 	if len(stored.Extension) > 0 {
 		metadata, err := json.Marshal(map[string]json.RawMessage{"ekg": stored.Extension})
