@@ -9,9 +9,10 @@
 // is.
 //
 // Goroutines: a websocket has those of package channels, which its handler awaits. A log that is read has a timer that
-// ends it, which its handler stops. The HTTP transport has two for each idle connection to a supervisor, for at most
-// idleSupervisor. The number of refused requests that are in no log is written by a timer. Watch, which its caller
-// runs, starts one for each token that is verified again, and awaits it. New starts none. Drain ends all that is left.
+// ends it, which its handler stops. A stream of events has one that bounds its last write, which its handler awaits.
+// The HTTP transport has two for each idle connection to a supervisor, for at most idleSupervisor. The number of
+// refused requests that are in no log is written by a timer. Watch, which its caller runs, starts one for each token
+// that is verified again, and awaits it. New starts none. Drain ends all that is left.
 package gateway
 
 import (
@@ -57,23 +58,27 @@ type Gateway struct {
 	transport *http.Transport
 	metrics   *metrics.Metrics
 	rooms     rooms
+	feed      *feed
 	audit     *audit
 	started   time.Time
 
 	// Fixed; constants, but in tests.
-	watchEvery time.Duration
-	watchRetry time.Duration
-	bodyTime   time.Duration
-	answerTime time.Duration
+	watchEvery  time.Duration
+	watchRetry  time.Duration
+	bodyTime    time.Duration
+	answerTime  time.Duration
+	eventsEvery time.Duration
+	eventsAlive time.Duration
 
 	// Safe for concurrent use by themselves.
-	ready      atomic.Bool
-	refusals   identity.Ration // of lines about requests without a known user
-	lobby      *channels.Lobby
-	websockets *channels.Registry[caller]
-	logReaders *channels.Registry[caller]
-	pending    pendingStarts
-	paths      pathLocks
+	ready        atomic.Bool
+	refusals     identity.Ration // of lines about requests without a known user
+	lobby        *channels.Lobby
+	websockets   *channels.Registry[caller]
+	logReaders   *channels.Registry[caller]
+	eventReaders *channels.Registry[caller] // of no kernel
+	pending      pendingStarts
+	paths        pathLocks
 }
 
 // New builds a gateway that is not ready yet (see SetReady). The error of a bad option is an *OptionError.
@@ -105,7 +110,8 @@ func New(o Options) (*Gateway, error) {
 		lobby:      channels.NewLobby(),
 		websockets: channels.NewRegistry[caller](o.ConnectionsPerKernel, perUser),
 		logReaders: channels.NewRegistry[caller](0, perUser), watchEvery: watchEvery, watchRetry: watchRetry,
-		bodyTime: bodyTime, answerTime: answerTime,
+		bodyTime: bodyTime, answerTime: answerTime, feed: newFeed(),
+		eventReaders: channels.NewRegistry[caller](0, perUser), eventsEvery: eventsEvery, eventsAlive: eventsAlive,
 	}
 	g.base, _ = cleanBase(o.BaseURL) // Validate has checked it
 	for _, origin := range o.AllowOrigins {
@@ -138,12 +144,13 @@ func (g *Gateway) Handler() http.Handler { return http.HandlerFunc(g.serve) }
 // SetReady sets whether /readyz answers 200 or 503. Nothing else depends on it.
 func (g *Gateway) SetReady(ready bool) { g.ready.Store(ready) }
 
-// EndLogs cuts off all readers of kernels' logs and rejects new ones. It returns when they are gone, at the latest
-// after channels.FlushTime. A client may follow a log for days, so the http.Server around Handler must call EndLogs
-// (see RegisterOnShutdown) before it waits for requests to end.
+// EndLogs cuts off all readers of kernels' logs and of events, and rejects new ones. It returns when they are gone, at
+// the latest after twice channels.FlushTime. A client may follow a log for days, so the http.Server around Handler must
+// call EndLogs (see RegisterOnShutdown) before it waits for requests to end.
 func (g *Gateway) EndLogs() {
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
+	g.eventReaders.Drain(now)
 	g.logReaders.Drain(now)
 }
 

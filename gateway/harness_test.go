@@ -124,7 +124,7 @@ func (g *testGateway) do(method, path, body string, change ...func(*http.Request
 		g.t.Fatalf("%s %s: %v", method, path, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	if resp.StatusCode == http.StatusSwitchingProtocols {
+	if resp.StatusCode == http.StatusSwitchingProtocols || resp.Header.Get("Content-Type") == "text/event-stream" {
 		return reply{resp, ""} // whatever comes then has no end
 	}
 	b, err := io.ReadAll(resp.Body)

@@ -70,7 +70,7 @@ type Options struct {
 	// Limits; 0 means no limit.
 	StartsPerMinute      int // kernels that one user may start
 	ConnectionsPerKernel int // websockets that lead to one kernel
-	ConnectionsPerUser   int // websockets and readers of logs, together, of one user
+	ConnectionsPerUser   int // websockets and readers of logs and events, together, of one user
 
 	// Limits is the policy that the Launcher was given, too; nil: no limits.
 	Limits *limits.Policy

@@ -38,6 +38,7 @@ func (g *Gateway) routes() []route {
 		{method: "GET", pattern: "/api/gpus", serve: g.getGPUs, access: anyUser},
 		{method: "GET", pattern: "/api/usage", serve: g.getUsage, access: anyUser},
 
+		{method: "GET", pattern: "/api/events", serve: g.getEvents, access: anyUser, lasting: true},
 		{method: "GET", pattern: "/api/kernels", serve: g.listKernels, access: anyUser},
 		{method: "POST", pattern: "/api/kernels", serve: g.createKernel, access: anyUser, audit: "start"},
 		{method: "GET", pattern: "/api/kernels/{id}", serve: g.getKernel, access: readKernel},

@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -20,9 +21,10 @@ const (
 // errRevoked is the cause of a connection that its user may no longer have.
 var errRevoked = errors.New("its user lost the right to it")
 
-// Watch ends the websockets and logs of users whose token is no longer valid, or whose right to the kernel has changed
-// since the connection was opened: a supervisor learns the right only then, and clients reconnect. While the source of
-// a token is unavailable, its connections stay. Watch returns when ctx ends, after all that it has started.
+// Watch ends the websockets, logs and streams of events of users whose token is no longer valid, or whose right to the
+// kernel has changed since the connection was opened: a supervisor learns the right only then, and clients reconnect.
+// While the source of a token is unavailable, its connections stay. Watch returns when ctx ends, after all that it has
+// started.
 func (g *Gateway) Watch(ctx context.Context) {
 	if g.opts.Users == nil {
 		return
@@ -82,6 +84,10 @@ func (w *watcher) look(ctx context.Context) {
 		switch now := (caller{User: user}); {
 		case user.Name != c.Opener.Name:
 			c.Close(errRevoked)
+		case c.Kernel == "": // a stream of events, which filters by the rights that its user had
+			if user.Admin != c.Opener.Admin || !slices.Equal(user.Groups, c.Opener.Groups) {
+				c.Close(errRevoked)
+			}
 		case err != nil, !there: // kernels cannot be listed, or the kernel's end will end the connection
 		case now.accessTo(k) != c.Opener.has:
 			c.Close(errRevoked)
@@ -89,9 +95,9 @@ func (w *watcher) look(ctx context.Context) {
 	}
 }
 
-// open returns all open websockets and logs.
+// open returns all open websockets, logs and streams of events.
 func (w *watcher) open() []*connection {
-	return append(w.g.websockets.All(), w.g.logReaders.All()...)
+	return slices.Concat(w.g.websockets.All(), w.g.logReaders.All(), w.g.eventReaders.All())
 }
 
 // kernels returns all kernels by id.
