@@ -44,6 +44,7 @@ var (
 	watchNodes = build{"overlays/token", []string{"watch-nodes"}}
 	watchGPUs  = build{"overlays/token", []string{"watch-gpus"}}
 	homes      = build{"overlays/token", []string{"homes"}}
+	ports      = build{"overlays/token", []string{"driver-ports"}}
 	gpuAgent   = build{"overlays/token", []string{"gpu-agent"}}
 	keep       = build{"overlays/token", []string{"keep-kernels"}}
 )
@@ -422,6 +423,33 @@ func TestManifests_Homes(t *testing.T) {
 	if role.Namespace != "ekg-kernels" || len(role.Rules) != 1 ||
 		!slices.Equal(role.Rules[0].Resources, []string{"persistentvolumeclaims"}) ||
 		!slices.Equal(role.Rules[0].Verbs, []string{"create", "get"}) || bound.RoleRef.Name != role.Name ||
+		len(bound.Subjects) != 1 || bound.Subjects[0].Name != account.Name || bound.Namespace != role.Namespace {
+		t.Errorf("%+v, %+v", role, bound)
+	}
+}
+
+// Only the component driver-ports lets gateways create network policies, and in the kernels' namespace alone.
+func TestManifests_DriverPorts(t *testing.T) {
+	for _, b := range []build{token, ports} {
+		for _, o := range b.objects(t) {
+			role, ok := o.(*rbacv1.Role)
+			if !ok || role.Name == "ekg-driver-ports" {
+				continue
+			}
+			for _, rule := range role.Rules {
+				if slices.Contains(rule.Resources, "networkpolicies") {
+					t.Errorf("%s may %v network policies", role.Name, rule.Verbs)
+				}
+			}
+		}
+	}
+	role := find[*rbacv1.Role](t, ports, "ekg-driver-ports")
+	bound := find[*rbacv1.RoleBinding](t, ports, "ekg-driver-ports")
+	account := find[*corev1.ServiceAccount](t, ports, "ekg")
+	if role.Namespace != "ekg-kernels" || len(role.Rules) != 1 ||
+		!slices.Equal(role.Rules[0].APIGroups, []string{networkingv1.GroupName}) ||
+		!slices.Equal(role.Rules[0].Resources, []string{"networkpolicies"}) ||
+		!slices.Equal(role.Rules[0].Verbs, []string{"create"}) || bound.RoleRef.Name != role.Name ||
 		len(bound.Subjects) != 1 || bound.Subjects[0].Name != account.Name || bound.Namespace != role.Namespace {
 		t.Errorf("%+v, %+v", role, bound)
 	}

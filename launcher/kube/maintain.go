@@ -66,9 +66,9 @@ func (l *Launcher) maintainKernel(ctx context.Context, k *kernel) {
 	case end != nil || removed || l.endUnheard(k):
 	case missed, !hasStatus && complete.IsZero() && age > l.timing.secretOverdue && pod.Status.Phase == corev1.PodPending:
 		// The gateway that created the pod may have died before it created the secret, or the secret was deleted.
-		if err := l.createSecret(ctx, pod); err != nil {
-			l.log.Warn("secret of a waiting pod could not be created; this is tried again", logkey.Pod, pod.Name, logkey.Err,
-				err)
+		if part, err := l.createParts(ctx, pod); err != nil {
+			l.log.Warn("the "+part+" of a waiting pod could not be created; this is tried again", logkey.Pod, pod.Name,
+				logkey.Err, err)
 			return
 		}
 		l.mu.Lock()

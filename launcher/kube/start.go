@@ -124,8 +124,8 @@ func (l *Launcher) removeRefused(ctx context.Context, k *kernel) {
 	l.podRemoved(pod)
 }
 
-// createPod creates a pod, its secret and what its flavor needs, and records the pod. The error is errLost if a pod of
-// that name exists. After any other error nothing is left, if the cluster answers the deletion.
+// createPod creates a pod, what it owns and what its flavor needs, and records the pod. The error is errLost if a pod
+// of that name exists. After any other error nothing is left, if the cluster answers the deletion.
 func (l *Launcher) createPod(ctx context.Context, pod *corev1.Pod, chosen *flavor.Flavor) (*kernel, error) {
 	if why := l.access.denial(pod.Namespace); why != "" {
 		return nil, &launcher.FailedError{Reason: why}
@@ -146,13 +146,13 @@ func (l *Launcher) createPod(ctx context.Context, pod *corev1.Pod, chosen *flavo
 	}
 	// The pod exists, so the rest is done even if the caller has left.
 	ctx = context.WithoutCancel(ctx)
-	if err := l.createSecret(ctx, made); err != nil {
-		l.log.Error("secret of a new pod could not be created", logkey.Pod, made.Name, logkey.Err, err)
+	if part, err := l.createParts(ctx, made); err != nil {
+		l.log.Error("the "+part+" of a new pod could not be created", logkey.Pod, made.Name, logkey.Err, err)
 		if derr := l.deletePod(ctx, made); derr != nil {
-			l.log.Error("pod without its secret could not be removed", logkey.Pod, made.Name, logkey.Err, derr)
+			l.log.Error("pod without its "+part+" could not be removed", logkey.Pod, made.Name, logkey.Err, derr)
 		}
 		return nil, &launcher.FailedError{
-			Reason: "its secret could not be created: " + podstatus.ExplainError(err).Text,
+			Reason: "its " + part + " could not be created: " + podstatus.ExplainError(err).Text,
 			Class:  podstatus.ErrorFailure(err),
 		}
 	}
@@ -201,17 +201,39 @@ func (l *Launcher) explainStart(ctx context.Context, err error) error {
 	return l.unavailable(ctx, "new pod", err)
 }
 
-// createSecret creates the secret of a pod. The pod owns it. An existing secret is the same, because its content is
-// derived.
-func (l *Launcher) createSecret(ctx context.Context, pod *corev1.Pod) error {
+// createParts creates what a pod owns: its network policy, if its kernel has ports, and then its secret. The containers
+// start only with the secret, so whoever creates a missing secret creates the policy too. With an error it returns the
+// part that is missing.
+func (l *Launcher) createParts(ctx context.Context, pod *corev1.Pod) (string, error) {
+	policy, err := podspec.PortsPolicy(pod)
+	if err != nil {
+		return "network policy", err
+	}
+	if policy != nil {
+		if err := l.createPart(ctx, func(ctx context.Context) error {
+			_, err := l.client.NetworkingV1().NetworkPolicies(pod.Namespace).Create(ctx, policy, metav1.CreateOptions{})
+			return err
+		}); err != nil {
+			return "network policy", err
+		}
+	}
 	k, err := l.keysOf(pod)
 	if err != nil {
-		return err
+		return "secret", err
 	}
 	secret := podspec.BuildSecret(pod, k.Keys)
+	return "secret", l.createPart(ctx, func(ctx context.Context) error {
+		_, err := l.client.CoreV1().Secrets(pod.Namespace).Create(ctx, secret, metav1.CreateOptions{})
+		return err
+	})
+}
+
+// createPart calls create until it succeeds or cannot succeed, for some seconds. An existing object is the same: its
+// content follows from its pod.
+func (l *Launcher) createPart(ctx context.Context, create func(context.Context) error) error {
 	for pause := 100 * time.Millisecond; ; pause *= 2 {
 		asking, cancel := l.apiContext(ctx)
-		_, err = l.client.CoreV1().Secrets(pod.Namespace).Create(asking, secret, metav1.CreateOptions{})
+		err := create(asking)
 		cancel()
 		switch {
 		case err == nil, apierrors.IsAlreadyExists(err):

@@ -76,9 +76,9 @@ var refusals = map[string]string{
 	containerPath + ".name":    "the kernel's container is named kernel",
 	containerPath + ".command": "argv of the kernelspec is the command",
 	containerPath + ".args":    "argv of the kernelspec is the command",
-	containerPath + ".ports":   "only the pod itself reaches the kernel's ports",
+	containerPath + ".ports":   "write metadata.ekg.ports if other pods connect to the kernel",
 
-	"spec.automountServiceAccountToken": "a kernel never gets the service account's token",
+	"spec.automountServiceAccountToken": "write metadata.ekg.serviceAccountToken if the kernel needs the token",
 	"spec.enableServiceLinks":           "kernels get no variables of services; name them in env",
 }
 

@@ -57,6 +57,7 @@ type checker struct {
 	found   []refusal
 
 	policyLabels map[string]string // Policy.Labels
+	tokens       Patterns          // SpecRules.ServiceAccountTokens of the owner
 
 	volumes []string // names of declared volumes
 	claims  []string // names of declared resource claims
@@ -136,6 +137,7 @@ func (c *checker) extension(e *extension) {
 		c.overlay(&e.Pod, podPath)
 	}
 	c.extras(e)
+	c.driver(e)
 	slices.SortStableFunc(c.found, func(a, b refusal) int { return strings.Compare(a.path, b.path) })
 }
 

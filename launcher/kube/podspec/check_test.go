@@ -1,6 +1,7 @@
 package podspec
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -31,6 +32,8 @@ kernelspecs:
   userIDs: [0, 1000-70000]
   groupIDs: [100]
   maxima: {cpu: 2, "*/gpu": 1}
+  ports: [7000-7999, 8889]
+  serviceAccountTokens: [spark]
 clients:
   allow: [KERNEL_IMAGE, KERNEL_NAMESPACE, KERNEL_SERVICE_ACCOUNT_NAME, KERNEL_UID, KERNEL_GID,
     KERNEL_VOLUMES, KERNEL_VOLUME_MOUNTS, KERNEL_CPUS, KERNEL_CPUS_LIMIT, KERNEL_GPUS, KERNEL_GPUS_LIMIT,
@@ -140,7 +143,7 @@ func TestExtension_Refusals(t *testing.T) {
 		{`"volumes": [{"name": "v", "image": {"reference": "bad/x"}}]`,
 			`volumes[0].image.reference: "bad/x" is not allowed; allowed: ok/*`},
 		{`"volumes": [{"name": "v", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}]`,
-			`volumes[0].projected.sources[0].serviceAccountToken: a kernel cannot have a service account's token`},
+			`volumes[0].projected.sources[0].serviceAccountToken: cannot be projected; metadata.ekg.serviceAccountToken mounts`},
 		{`"volumes": [{"name": "v", "projected": {"sources": [{"secret": {"name": "other"}}]}}]`,
 			`volumes[0].projected.sources[0].secret.name: "other" is not allowed`},
 		{`"volumes": [{"name": "v", "projected": {"sources": [{"configMap": {"name": "other"}}]}}]`,
@@ -243,6 +246,21 @@ func TestExtension_Refusals(t *testing.T) {
 		{`"initContainers": [{"name": "a", "image": "ok/x", "startupProbe": {}}]`,
 			`initContainers[0].startupProbe: cannot be set for a container that ends before the kernel starts`},
 		{`"initContainers": [` + strings.Repeat(`{},`, 16) + `{}]`, `initContainers: has 17 containers; at most 16`},
+		{`"serviceAccountToken": true`, `serviceAccountToken: needs serviceAccountName, which says whose token it is`},
+		{`"serviceAccountToken": true, "serviceAccountName": "listed"`,
+			`serviceAccountToken: "listed" is not allowed; allowed: spark`},
+		{`"serviceAccountName": "listed", "volumes": [{"name": "v", "emptyDir": {}}], "serviceAccountToken": true,
+			"volumeMounts": [{"name": "v", "mountPath": "/var/run/secrets"}], ` + spec(`"serviceAccountName": "spark"`),
+			`serviceAccountToken: cannot be mounted: a volume is mounted at "/var/run/secrets" (mount 1)`},
+		{`"serviceAccountToken": "yes"`, `serviceAccountToken: is a string, not a boolean`},
+		{`"ports": [{"containerPort": 80}]`, `ports[0].containerPort: 80 is not allowed; allowed: 7000-7999, 8889`},
+		{`"ports": [{"containerPort": 8889}]`, `ports[0].containerPort: 8889 is the supervisor's port`},
+		{`"ports": [{"containerPort": 7000, "hostPort": 80}]`, `ports[0].hostPort: cannot be set: a kernel has no ports`},
+		{`"ports": [{"containerPort": 7000, "hostIP": "1.1.1.1"}]`, `ports[0].hostIP: cannot be set`},
+		{`"ports": [{"containerPort": 7000, "protocol": "tcp"}]`, `ports[0].protocol: is "tcp"; it must be TCP or UDP`},
+		{`"ports": [{"containerPort": 7000, "name": "A"}]`, `ports[0].name: "A" is not a valid name of a port`},
+		{`"ports": [{"containerPort": 7000, "name": "supervisor"}]`, `ports[0].name: "supervisor" is taken`},
+		{`"ports": [{"containerPort": 7000}, {"containerPort": 7000}]`, `ports[1].containerPort: 7000 is given twice`},
 		{`"lifecycle": {"preStop": {"tcpSocket": {"port": 1}}}`,
 			`lifecycle.preStop.tcpSocket: cannot be set: Kubernetes does nothing with it`},
 		{`"lifecycle": {"preStop": {}}`, `lifecycle.preStop: must have exactly one of exec, httpGet and sleep`},
@@ -322,6 +340,8 @@ func TestExtension_Allow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	everything = bytes.Replace(everything, []byte(`"serviceAccountName": "kernel",`), // a client of the other tests names
+		[]byte(`"serviceAccountName": "kernel", "serviceAccountToken": true,`), 1) // another account
 	for _, key := range kernelspecs.PodKeys {
 		if key == "imageKernelspec" {
 			continue // cannot be together with argv's absence in the fullest kernelspec
@@ -331,6 +351,7 @@ func TestExtension_Allow(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		o.Policy.Kernelspecs.ServiceAccountTokens = Patterns{"kernel"}
 		o.Policy.Kernelspecs.Allow = slices.DeleteFunc(o.Policy.Kernelspecs.Allow, func(k string) bool { return k == key })
 		dir := filepath.Join(t.TempDir(), "spec")
 		if err := os.Mkdir(dir, 0o755); err != nil {

@@ -43,11 +43,15 @@ func (b *builder) applyClient(pod *corev1.Pod) error {
 	})
 	c.applyName("KERNEL_NAMESPACE", pod.Namespace, func(name, value string) {
 		c.listedIn(name, value, Patterns(b.o.Policy.Clients.Namespaces)) // exact names: a policy with a * in one is invalid
-		pod.Namespace = value
+		if b.keepsAccount(c, name) {
+			pod.Namespace = value
+		}
 	})
 	c.applyName("KERNEL_SERVICE_ACCOUNT_NAME", cmp.Or(pod.Spec.ServiceAccountName, "default"), func(name, value string) {
 		c.listedIn(name, value, c.bounds.ServiceAccounts)
-		pod.Spec.ServiceAccountName = value
+		if b.keepsAccount(c, name) {
+			pod.Spec.ServiceAccountName = value
+		}
 	})
 	c.apply("KERNEL_POD_NAME", func(_, value string) {
 		if len(validation.IsDNS1123Subdomain(value)) == 0 { // a template of Enterprise Gateway, for example, is ignored

@@ -59,6 +59,9 @@ type extension struct {
 	Containers     []extraContainer  `json:"containers,omitempty"`     // beside the kernel
 	Lifecycle      *corev1.Lifecycle `json:"lifecycle,omitempty"`      // of the kernel's container
 
+	ServiceAccountToken bool                   `json:"serviceAccountToken,omitempty"` // the kernel gets it
+	Ports               []corev1.ContainerPort `json:"ports,omitempty"`               // for the kernel's workers
+
 	Labels                        map[string]string `json:"labels,omitempty"`
 	Annotations                   map[string]string `json:"annotations,omitempty"`
 	TerminationGracePeriodSeconds *int64            `json:"terminationGracePeriodSeconds,omitempty"`
@@ -94,7 +97,7 @@ func (o Options) readExtension(spec kernelspecs.Spec, owner string) (extension, 
 		return e, problems
 	}
 	c := checker{bounds: policy.Kernelspecs.forOwner(owner), nonRoot: policy.NonRoot, spec: &policy.Kernelspecs,
-		policyLabels: policy.Labels}
+		policyLabels: policy.Labels, tokens: policy.Kernelspecs.ServiceAccountTokens.forOwner(owner)}
 	c.found = e.fillOwner(owner)
 	c.extension(&e)
 	if e.Image == "" && e.Pod.kernel().Image == "" && spec.Image != "" {

@@ -11,7 +11,7 @@ import (
 )
 
 // overlay is the part of a pod that a kernelspec can change. Fields of a pod that are not in these types cannot be set:
-// names, other containers (see extraContainer), the restart policy, host namespaces, the service account's token.
+// names, other containers (see extraContainer), the restart policy, host namespaces.
 type overlay struct {
 	Metadata overlayMetadata `json:"metadata,omitzero"`
 	Spec     overlaySpec     `json:"spec,omitzero"`

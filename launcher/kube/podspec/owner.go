@@ -92,7 +92,8 @@ func (b *Bounds) ownerLists(under string) []ruleList {
 
 // ownerLists returns the lists of patterns in which ownerMark has a meaning.
 func (p *Policy) ownerLists() []ruleList {
-	return slices.Concat(p.Kernelspecs.ownerLists("kernelspecs"), p.Clients.ownerLists("clients"))
+	return slices.Concat(p.Kernelspecs.ownerLists("kernelspecs"), p.Clients.ownerLists("clients"),
+		[]ruleList{{"kernelspecs", "serviceAccountTokens", p.Kernelspecs.ServiceAccountTokens}})
 }
 
 // otherLists returns the lists of patterns in which ownerMark has no meaning.
@@ -115,7 +116,8 @@ func (p *Policy) ownerProblems(report func(l ruleList, i int, text string)) {
 	for _, l := range p.otherLists() {
 		for i, pattern := range l.patterns {
 			if hasOwnerMark(pattern) {
-				report(l, i, ownerMark+" has a meaning only in configMaps, persistentVolumeClaims, secrets and serviceAccounts")
+				report(l, i, ownerMark+" has a meaning only in configMaps, persistentVolumeClaims, secrets, serviceAccounts "+
+					"and serviceAccountTokens")
 			}
 		}
 	}

@@ -55,10 +55,12 @@ const (
 	volumeShm    = "dshm"
 
 	volumeOwnerHome = "owner-home" // Policy.Home
+	volumeToken     = "ekg-token"  // the service account's
 )
 
 var (
-	reservedVolumes = []string{volumeShared, volumeSecret, volumeSpill, volumeHome, volumeShm, volumeOwnerHome}
+	reservedVolumes = []string{volumeShared, volumeSecret, volumeSpill, volumeHome, volumeShm, volumeOwnerHome,
+		volumeToken}
 	// reservedPaths cannot be mounted over in the kernel's container.
 	reservedPaths = []string{api.PodSharedDir, secretDir, spillDir, api.PodHomeDir, api.PodTerminationLog, "/proc", "/sys"}
 )
@@ -227,9 +229,8 @@ func (b *builder) sharedMemory(pod *corev1.Pod, gpus GPURequest) {
 }
 
 // checkInvariants returns an error if a kernelspec or a client has changed what the pod's security depends on. The
-// checks of kernelspecs and requests should have rejected it before; this is the second line of defence. The extra
-// containers are those that the kernelspec adds.
-func checkInvariants(pod, base *corev1.Pod, extra []string) error {
+// checks of kernelspecs and requests should have rejected it before; this is the second line of defence.
+func (b *builder) checkInvariants(pod, base *corev1.Pod) error {
 	now, was := pod.Spec, base.Spec
 	names := func(all []corev1.Container) (list []string) {
 		for _, c := range all {
@@ -241,7 +242,8 @@ func checkInvariants(pod, base *corev1.Pod, extra []string) error {
 	supervisorNow.Env, supervisorWas.Env = nil, nil
 	for what, same := range map[string]bool{
 		"containers": slices.Equal(names(now.Containers), names(was.Containers)) &&
-			slices.Equal(names(now.InitContainers), extra) && len(now.EphemeralContainers) == 0,
+			slices.Equal(names(now.InitContainers), b.extraNames()) && len(now.EphemeralContainers) == 0,
+		"token":      b.hasOnlyItsToken(pod),
 		"supervisor": reflect.DeepEqual(supervisorNow, supervisorWas),
 		"restartPolicy, token, service links": now.RestartPolicy == was.RestartPolicy && !*now.AutomountServiceAccountToken &&
 			!*now.EnableServiceLinks,

@@ -39,6 +39,9 @@ func Build(o Options, req launcher.Request, rec Record) (*corev1.Pod, error) {
 		}
 	}
 	b.addExtras(pod)
+	if err := b.addDriver(pod); err != nil {
+		return nil, err
+	}
 	if req.Flavor != nil {
 		applyFlavor(pod, req.Flavor)
 	}
@@ -54,7 +57,7 @@ func Build(o Options, req launcher.Request, rec Record) (*corev1.Pod, error) {
 	if err := b.configureSupervisor(pod); err != nil {
 		return nil, err
 	}
-	if err := checkInvariants(pod, base, b.extraNames()); err != nil {
+	if err := b.checkInvariants(pod, base); err != nil {
 		return nil, err
 	}
 	return pod, nil

@@ -59,8 +59,7 @@ var volumeKinds = []string{
 }
 
 // Policy is what an operator allows kernelspecs and clients to set in a kernel's pod. Some things no policy can allow:
-// host paths and namespaces, privileged containers, the service account's token, and secrets whose names begin with
-// "ekg-".
+// host paths and namespaces, privileged containers, and secrets whose names begin with "ekg-".
 type Policy struct {
 	NonRoot     bool        `yaml:"nonRoot"` // no kernel runs as user 0, whatever its image says
 	Kernelspecs SpecRules   `yaml:"kernelspecs"`
@@ -78,9 +77,12 @@ type SpecRules struct {
 	Capabilities     []string `yaml:"capabilities"` // Linux capabilities that may be added to the kernel's container
 	ImagePullSecrets Patterns `yaml:"imagePullSecrets"`
 	NodeSelectorKeys Patterns `yaml:"nodeSelectorKeys"` // labels of nodes, in nodeSelector and node affinity
+	Ports            Ranges   `yaml:"ports"`            // of the kernel's container, for its workers
 	PriorityClasses  Patterns `yaml:"priorityClasses"`
 	RuntimeClasses   Patterns `yaml:"runtimeClasses"`
 	Schedulers       Patterns `yaml:"schedulers"`
+
+	ServiceAccountTokens Patterns `yaml:"serviceAccountTokens"` // accounts whose token kernels may get
 }
 
 // ClientRules are the rules for the KERNEL_* variables that clients send.
@@ -143,7 +145,7 @@ func (r *IDRange) UnmarshalYAML(n *yaml.Node) error {
 	r.First, err = strconv.ParseInt(first, 10, 64)
 	r.Last, err2 = strconv.ParseInt(last, 10, 64)
 	if n.Kind != yaml.ScalarNode || err != nil || err2 != nil || r.First < 0 || r.First > r.Last || r.Last > maxID {
-		return fmt.Errorf("line %d: %q is not a range of ids like 1000-1999", n.Line, n.Value)
+		return fmt.Errorf("line %d: %q is not a range like 1000-1999", n.Line, n.Value)
 	}
 	return nil
 }
@@ -212,7 +214,8 @@ func parseQuantity(text string) (resource.Quantity, error) {
 }
 
 // DefaultPolicy returns the policy that applies without a policy file. Kernelspecs, which the operator writes, may use
-// all keys but refer to no secrets. Clients may set their kernel's size, user and working directory.
+// all keys but refer to no secrets, get no tokens and open no ports. Clients may set their kernel's size, user and
+// working directory.
 func DefaultPolicy() *Policy {
 	everything := Patterns{"*"}
 	return &Policy{

@@ -33,10 +33,10 @@ func TestReadPolicy_Broken(t *testing.T) {
 		{"kinds", "kernelspecs:\n  images: yes please\n", []string{"2: str `yes please` has the wrong type"}},
 		{"a pattern of namespaces", "clients:\n  namespaces:\n  - a\n  - b*\n",
 			[]string{`4: clients.namespaces: "b*" is not a valid namespace name`}},
-		{"a range", "clients:\n  userIDs: [5-1]\n", []string{`2: "5-1" is not a range of ids like 1000-1999`}},
-		{"a negative range", "clients:\n  userIDs: [-1]\n", []string{`2: "-1" is not a range of ids like 1000-1999`}},
+		{"a range", "clients:\n  userIDs: [5-1]\n", []string{`2: "5-1" is not a range like 1000-1999`}},
+		{"a negative range", "clients:\n  userIDs: [-1]\n", []string{`2: "-1" is not a range like 1000-1999`}},
 		{"a huge range", "clients:\n  userIDs: [0-2147483648]\n",
-			[]string{`2: "0-2147483648" is not a range of ids like 1000-1999`}},
+			[]string{`2: "0-2147483648" is not a range like 1000-1999`}},
 		{"a quantity", "clients:\n  maxima:\n    cpu: lots\n", []string{`3: "lots" is not a quantity like 4, 500m or 16Gi`}},
 		{"twice", "nonRoot: true\nnonRoot: false\n", []string{`2: mapping key "nonRoot" already defined at line 1`}},
 		{"no YAML", "a: [\n", []string{`1: did not find expected node content`}},
@@ -85,7 +85,8 @@ func TestReadPolicy_Documentation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, rest, _ := strings.Cut(string(doc), "```yaml\n")
+	_, rest, _ := strings.Cut(string(doc), "### The policy\n")
+	_, rest, _ = strings.Cut(rest, "```yaml\n")
 	text, _, _ := strings.Cut(rest, "```\n")
 	policyOf(t, text)
 	for _, rules := range []any{Policy{}, SpecRules{}, ClientRules{}, Bounds{}} {

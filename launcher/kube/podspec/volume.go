@@ -51,7 +51,8 @@ func (c *checker) volume(where string, v *corev1.Volume) {
 func (c *checker) projection(where string, s *corev1.VolumeProjection) {
 	switch {
 	case s.ServiceAccountToken != nil:
-		c.refuse(where+".serviceAccountToken", "a kernel cannot have a service account's token")
+		c.refuse(where+".serviceAccountToken", "cannot be projected; %s mounts the token of the pod's own account",
+			shortPath("serviceAccountToken"))
 	case s.ClusterTrustBundle != nil || s.PodCertificate != nil:
 		c.refuse(where, "only secret, configMap and downwardAPI can be projected")
 	case s.Secret != nil && s.ConfigMap != nil:
