@@ -138,6 +138,7 @@ type inCluster struct {
 	*gateway
 	cluster   *cluster
 	namespace string
+	replicaNS string // of the gateways, if they run in the cluster
 }
 
 // newNamespace creates a namespace for a test.
@@ -164,7 +165,7 @@ func (c *cluster) newGateway(t *testing.T, ns, kubeconfig string, args ...string
 	t.Helper()
 	g := prepare(t, "", append([]string{"--launcher", "kubernetes", "--kubeconfig", kubeconfig, "--kube-namespace", ns,
 		"--supervisor-image", "localhost/ekg:dev"}, args...)...)
-	k := &inCluster{g, c, ns}
+	k := &inCluster{gateway: g, cluster: c, namespace: ns}
 	k.podSpec("pod", map[string]any{"image": "localhost/kernel-py:dev"})
 	return k
 }
@@ -173,7 +174,9 @@ func (c *cluster) newGateway(t *testing.T, ns, kubeconfig string, args ...string
 func (k *inCluster) in(t *testing.T) *inCluster {
 	g := *k.gateway
 	g.t = t
-	return &inCluster{&g, k.cluster, k.namespace}
+	same := *k
+	same.gateway = &g
+	return &same
 }
 
 // podSpec writes a kernelspec of ipykernel with this description of its pod.
@@ -348,25 +351,30 @@ func installInCluster(t *testing.T) *inCluster {
 	c.kubectl(t, "", "-n", "ekg", "create", "secret", "generic", "ekg-master-key",
 		"--from-literal=key="+strings.Repeat("k", 40))
 	c.kubectl(t, "", "-n", "ekg", "create", "secret", "generic", "ekg-token", "--from-literal=token="+g.token)
-	k := &inCluster{g, c, "ekg-kernels"}
+	k := &inCluster{gateway: g, cluster: c, namespace: "ekg-kernels", replicaNS: "ekg"}
 	// A gateway removes this expired config map.
 	c.kubectl(t, "", "-n", k.namespace, "create", "configmap", longAgo)
 	c.kubectl(t, "", "-n", k.namespace, "label", "configmap", longAgo, "app.kubernetes.io/managed-by=ekg",
 		"app.kubernetes.io/component=endings")
 	k.rolledOut()
-	proxy := httptest.NewServer(k.roundRobin())
-	t.Cleanup(proxy.Close)
-	g.url = proxy.URL
+	k.balance()
 	return k
+}
+
+// balance lets the test's requests go to all replicas in turn.
+func (k *inCluster) balance() {
+	proxy := httptest.NewServer(k.roundRobin())
+	k.t.Cleanup(proxy.Close)
+	k.url = proxy.URL
 }
 
 // rolledOut waits until all replicas are ready.
 func (k *inCluster) rolledOut() {
 	k.t.Helper()
-	_, err := k.cluster.tryKubectl("", "-n", "ekg", "rollout", "status", "deployment/ekg", "--timeout=100s")
+	_, err := k.cluster.tryKubectl("", "-n", k.replicaNS, "rollout", "status", "deployment/ekg", "--timeout=100s")
 	if err != nil {
 		// The newest lines of the gateways' logs say more to a person. An error of this command adds nothing.
-		logs, _ := k.cluster.tryKubectl("", "-n", "ekg", "logs", "-l", "app.kubernetes.io/component=gateway",
+		logs, _ := k.cluster.tryKubectl("", "-n", k.replicaNS, "logs", "-l", "app.kubernetes.io/component=gateway",
 			"--tail=20", "--prefix")
 		k.t.Fatalf("%v\n%s", err, logs)
 	}
@@ -375,7 +383,7 @@ func (k *inCluster) rolledOut() {
 // replicas returns the addresses of the ready gateways by pod name.
 func (k *inCluster) replicas() map[string]string {
 	all := map[string]string{}
-	out, err := k.cluster.tryKubectl("", "-n", "ekg", "get", "pods", "-l", "app.kubernetes.io/component=gateway",
+	out, err := k.cluster.tryKubectl("", "-n", k.replicaNS, "get", "pods", "-l", "app.kubernetes.io/component=gateway",
 		"-o", "json")
 	var list struct {
 		Items []struct {

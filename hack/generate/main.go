@@ -34,6 +34,8 @@ var parts = []part{
 	document("docs/configuration.md", "flags", settings.Table),
 	document("docs/monitoring.md", "metrics", metricTable),
 	document("docs/architecture.md", "imports", house.ImportTable),
+	{"deploy/helm/ekg/values.schema.json",
+		`      "description": "Settings of ekg serve by name; docs/configuration.md lists them",`, `    },`, settings.Schema},
 	{".golangci.yml", "      # begin of generated rules", "      # end of generated rules",
 		func() string { return "      rules:\n" + house.DepguardRules() }},
 }

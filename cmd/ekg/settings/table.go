@@ -1,6 +1,7 @@
 package settings
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 )
@@ -34,4 +35,27 @@ func writeTable(b *strings.Builder, heading string, options ...Option) {
 // EscapeCell escapes characters with a meaning in Markdown.
 func EscapeCell(t string) string {
 	return strings.NewReplacer("|", `\|`, "*", `\*`, "<", `\<`).Replace(t)
+}
+
+// Schema returns the JSON schema of all settings but --config, for the Helm chart's value "settings": the lines between
+// the description and the next value.
+func Schema() string {
+	var b strings.Builder
+	b.WriteString("      \"type\": \"object\",\n      \"additionalProperties\": false,\n      \"properties\": {")
+	for i, o := range options {
+		kind := any([]string{"string", "number", "boolean"})
+		if o.value.shape == Many {
+			kind = "array"
+		}
+		text, err := json.Marshal(map[string]any{"type": kind, "description": o.Usage})
+		if err != nil {
+			panic(err) // texts and lists of texts can always be written
+		}
+		if i > 0 {
+			b.WriteString(",")
+		}
+		fmt.Fprintf(&b, "\n        %q: %s", o.Name, text)
+	}
+	b.WriteString("\n      }\n")
+	return b.String()
 }

@@ -1,0 +1,58 @@
+{{- define "ekg.rules" }}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [create, get, list, watch, patch, delete]
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [list, watch]
+# The ends of kernels, one config map per hour.
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [create, patch, list, delete]
+# The leases of the gateways that clean up and that decide about limits.
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create, get, update]
+{{- end }}
+
+{{- define "ekg.rulesPeers" }}
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch]
+{{- end }}
+
+{{- define "ekg.rulesFlavors" }}
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaimtemplates]
+  verbs: [create]
+{{- end }}
+
+{{- define "ekg.rulesHomes" }}
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [create, get]
+{{- end }}
+
+{{- define "ekg.rulesNodes" }}
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [list, watch]
+{{- end }}
+
+{{- define "ekg.rulesGPUs" }}
+- apiGroups: [""]
+  resources: [nodes, pods]
+  verbs: [list, watch]
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaims, resourceslices]
+  verbs: [list, watch]
+{{- end }}
+
+{{- define "ekg.rulesTokens" }}
+- apiGroups: [authentication.k8s.io]
+  resources: [tokenreviews]
+  verbs: [create]
+{{- end }}
