@@ -7,7 +7,7 @@ FUZZTIME ?= 30s
 RELEASES ?= 1.35.4 1.36.3
 
 .DEFAULT_GOAL := help
-.PHONY: help build labextension screenshots demo test unit interop lint e2e e2e-machine e2e-cluster e2e-releases image-check gpu-check chaos costs vulncheck fuzz bench bench-quick microbench cluster cluster-down generate verify clean
+.PHONY: help build labextension page screenshots demo test unit interop lint e2e e2e-machine e2e-cluster e2e-releases image-check gpu-check chaos costs vulncheck fuzz bench bench-quick microbench cluster cluster-down generate verify clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -19,7 +19,10 @@ build: ## build the programs into bin: all are static but ekg-gpu, which needs a
 labextension: ## build the JupyterLab part of python/jupyter-ekg; its committed build is all that pip and the tests need
 	@hack/labextension build
 
-screenshots: ## take the pictures of docs/pictures from JupyterLab in Chromium, with real kernels
+page: ## build the operator's page of gateway/page; its committed build is all that go build needs
+	@hack/page build
+
+screenshots: ## take the pictures of docs/pictures from JupyterLab and the page in Chromium, with real kernels
 	EKG_PICTURES=$(CURDIR)/docs/pictures $(GO) test -tags e2e -timeout 20m -count 1 -v -run '^TestPictures$$' ./e2e
 
 demo: build ## install what is needed and run JupyterLab through ekg on a printed URL; Ctrl-C ends it

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// TestPictures takes the pictures in docs/pictures from JupyterLab with real kernels, into the folder EKG_PICTURES. It
-// runs only for `make screenshots`.
+// TestPictures takes the pictures in docs/pictures from JupyterLab and the operator's page with real kernels, into the
+// folder EKG_PICTURES. It runs only for `make screenshots`.
 func TestPictures(t *testing.T) {
 	if os.Getenv("EKG_PICTURES") == "" {
 		t.Skip("EKG_PICTURES names no folder")
@@ -40,6 +40,17 @@ func TestPictures(t *testing.T) {
 		t.Cleanup(start.Close)
 		g.takePictures("EKG_CONTROL="+start.URL, "EKG_EXTENSION="+theExtension(t),
 			"EKG_GATEWAY_PID="+strconv.Itoa(g.cmd.Process.Pid))
+	})
+	t.Run("operator's page", func(t *testing.T) {
+		t.Parallel()
+		g := newPageGateway(t)
+		first := g.kernel("python3")
+		for range 3 {
+			g.kernel("ipykernel6")
+		}
+		g.dial(t, first, "page", true).begin("import time; time.sleep(60)")
+		g.script(2*time.Minute, []string{"EKG_FIRST=" + first, "EKG_PICTURES=" + os.Getenv("EKG_PICTURES")},
+			"node", filepath.Join(g.in.repository, "e2e/testdata/browser/page.mjs"))
 	})
 	t.Run("idle kernel ended", func(t *testing.T) {
 		t.Parallel()

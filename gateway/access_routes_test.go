@@ -15,6 +15,7 @@ import (
 
 // wantAccess holds the access of each route. It repeats the routes table, so that a new or changed route is noticed.
 var wantAccess = map[string]access{
+	"GET /": public, "GET /page/{file}": public,
 	"GET /healthz": public, "GET /readyz": public, "GET /api": public,
 	"POST /api/security/csp-report": public,
 	"GET /api/status":               anyUser, "GET /api/me": anyUser, "GET /api/spec.yaml": anyUser,
@@ -161,6 +162,7 @@ func (a accessRequest) send(g *userGateway, path string) reply {
 	}[a.method+" "+a.pattern]
 	return g.do(a.method, path, body, func(r *http.Request) {
 		r.Header.Del("Authorization")
+		r.Header.Set("Accept", "text/html") // or there is no page
 		if a.user != "" {
 			tokenPlaces[a.place](r, tokenOf(a.user))
 		}

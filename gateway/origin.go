@@ -9,7 +9,7 @@ import (
 // reportPath is the route that browsers send violations of the Content-Security-Policy to.
 const reportPath = "/api/security/csp-report"
 
-// contentSecurityPolicy is Jupyter Server's. Nothing the gateway serves is a page.
+// contentSecurityPolicy is Jupyter Server's. It holds for all answers but the operator's page.
 func contentSecurityPolicy(base string) string {
 	return "frame-ancestors 'self'; report-uri " + base + reportPath + "; default-src 'none'"
 }

@@ -21,6 +21,8 @@ type route struct {
 // routes returns all routes of the gateway. Besides, HEAD is answered wherever GET is, and OPTIONS everywhere.
 func (g *Gateway) routes() []route {
 	return []route{
+		{method: "GET", pattern: "/", serve: g.getPage, access: public},
+		{method: "GET", pattern: "/page/{file}", serve: g.getPageFile, access: public},
 		{method: "GET", pattern: "/healthz", serve: g.getHealth, access: public, root: true},
 		{method: "GET", pattern: "/readyz", serve: g.getReady, access: public, root: true},
 		{method: "GET", pattern: "/api", serve: g.getVersion, access: public},
@@ -115,6 +117,9 @@ func compile(table []route) ([]*resource, error) {
 func (g *Gateway) find(r *http.Request) *resource {
 	path := r.URL.EscapedPath()
 	under, inside := g.below(path)
+	if inside && under == "" {
+		under = "/"
+	}
 	for _, res := range g.resources {
 		if inside && res.match(r, under) || res.root && res.match(r, path) {
 			return res
@@ -151,6 +156,7 @@ func (res *resource) match(r *http.Request, path string) bool {
 		}
 		text, err := url.PathUnescape(part)
 		switch {
+		case seg == "" && part == "": // of the pattern "/"
 		case err != nil || text == "":
 			return false
 		case !isValue && text != seg:

@@ -1,0 +1,276 @@
+// Tests the operator's page in Chromium.
+//
+// EKG_URL is the gateway's base URL and EKG_TOKEN an admin's token. EKG_FIRST and EKG_SECOND are kernels; the first has
+// printed EKG_HOSTILE. POST EKG_CONTROL/kill and /start end and start the gateway. EKG_BUILT has the page's files.
+// Screenshots go to EKG_ARTIFACTS. EKG_PICTURES is a folder for the documentation's picture; then nothing is tested.
+import { readFileSync } from 'node:fs';
+import { createServer } from 'node:http';
+import { join } from 'node:path';
+
+import { check, equal, finish, require, rest, TOKEN, until, URL } from '../js/checks.mjs';
+import { ARTIFACTS, startChromium } from './lab.mjs';
+
+const { EKG_FIRST: FIRST, EKG_SECOND: SECOND, EKG_CONTROL: CONTROL, EKG_HOSTILE: HOSTILE, EKG_PICTURES: PICTURES } = process.env;
+const AXE = readFileSync(require.resolve('axe-core/axe.min.js'), 'utf8');
+const MANY = 5000;
+const browser = await startChromium();
+
+/** Opens the page in a new context. What the browser's console reports as an error is collected. */
+async function open(address, options = {}) {
+  const context = await browser.newContext({ viewport: { width: 1200, height: 900 }, ...options });
+  const page = await context.newPage();
+  page.problems = [];
+  page.elsewhere = [];
+  page.on('console', m => m.type() === 'error' && page.problems.push(m.text()));
+  page.on('pageerror', e => page.problems.push(String(e)));
+  page.on('request', r => !r.url().startsWith(new globalThis.URL(address).origin) && !r.url().startsWith('data:')
+    && page.elsewhere.push(r.url()));
+  await page.goto(address);
+  return page;
+}
+
+const row = (page, id) => page.getByRole('button', { name: `Kernel ${id}` });
+const live = page => page.getByRole('status').filter({ hasText: 'Live' }).waitFor({ timeout: 20000 });
+
+/** Fails for every finding of axe-core about the page as it is. */
+async function accessible(page, where) {
+  await page.evaluate(AXE);
+  const { violations } = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ['violations'] }));
+  const found = violations.map(v => `${v.id}: ${v.help}: ${v.nodes.slice(0, 3).map(n => n.html).join(' ')}`);
+  if (found.length) {
+    await page.screenshot({ path: join(ARTIFACTS, `axe ${where}.png`) });
+    throw new Error(`axe-core finds in ${where}: ${found.join('; ')}`);
+  }
+}
+
+async function act(page, name) {
+  await page.getByRole('button', { name: `${name}…` }).click();
+  await page.getByRole('dialog').waitFor();
+}
+
+const confirm = async (page, name) => {
+  await page.getByRole('dialog').getByRole('button', { name, exact: true }).click();
+  await page.getByRole('dialog').waitFor({ state: 'detached', timeout: 60000 });
+};
+
+if (PICTURES) {
+  await check('the picture', async () => {
+    const page = await open(`${URL}/#token=${TOKEN}`, { viewport: { width: 1200, height: 760 } });
+    await row(page, FIRST).waitFor({ timeout: 30000 });
+    await live(page);
+    await page.screenshot({ path: join(PICTURES, 'page.png'), animations: 'disabled' });
+  });
+  await browser.close();
+  finish();
+}
+
+await check('a token is asked for, sent in a header only, and kept in the tab only', async () => {
+  const page = await open(`${URL}/`);
+  const field = page.getByLabel('Token');
+  await field.waitFor({ timeout: 20000 });
+  await accessible(page, 'the form');
+  await field.fill('wrong');
+  await field.press('Enter');
+  await page.getByText('no valid token').waitFor({ timeout: 10000 });
+  await page.getByLabel('Token').fill(TOKEN);
+  const asked = page.waitForRequest(r => r.url().endsWith('/api/events'));
+  await page.getByLabel('Token').press('Enter');
+  equal((await asked).headers().authorization, `token ${TOKEN}`, 'the header');
+  await row(page, FIRST).waitFor({ timeout: 20000 });
+  equal(await page.context().cookies(), [], 'cookies');
+  equal(await page.evaluate(() => localStorage.length), 0, 'entries of localStorage');
+  equal((await page.content()).includes(TOKEN), false, 'the token is in the document');
+  await page.reload();
+  await row(page, FIRST).waitFor({ timeout: 20000 });
+  const other = await page.context().newPage();
+  await other.goto(`${URL}/`);
+  await other.getByLabel('Token').waitFor({ timeout: 20000 });
+  await page.context().close();
+});
+
+await check('the URL without a slash leads to the page', async () => {
+  const page = await open(URL);
+  equal(page.url(), `${URL}/`, 'the address');
+  await page.goto(`${URL}/?token=${TOKEN}`); // as ekg prints it
+  await row(page, FIRST).waitFor({ timeout: 20000 });
+  equal(page.url(), `${URL}/`, 'the address with a token');
+  await page.context().close();
+});
+
+const page = await open(`${URL}/#token=${TOKEN}`);
+await check('list, search and order; the fragment has no token', async () => {
+  await row(page, FIRST).waitFor({ timeout: 20000 });
+  await row(page, SECOND).waitFor({ timeout: 20000 });
+  equal(await page.evaluate(() => location.href.includes('token')), false, 'the token is in the address');
+  await accessible(page, 'the list');
+  await page.getByLabel('Search kernels').fill(FIRST);
+  await row(page, SECOND).waitFor({ state: 'detached' });
+  await page.getByText('1 of 2').waitFor();
+  await page.getByLabel('Search kernels').fill('');
+  await page.getByLabel('State').selectOption('dead');
+  await page.getByText('0 of 2').waitFor();
+  await page.getByLabel('State').selectOption('');
+  await page.getByRole('button', { name: 'Owner' }).press('Enter');
+  equal(await page.getByRole('columnheader', { name: 'Owner' }).getAttribute('aria-sort'), 'ascending', 'the order');
+});
+
+await check('details and output, whose text is not HTML', async () => {
+  await row(page, FIRST).click();
+  await page.getByRole('button', { name: 'Show the output' }).click();
+  await page.locator('pre').filter({ hasText: HOSTILE }).waitFor({ timeout: 20000 });
+  equal(await page.evaluate(() => window.hacked), undefined, 'the script in the output ran');
+  await accessible(page, 'a kernel');
+});
+
+await check('share, keep, restart and interrupt', async () => {
+  await act(page, 'Share');
+  const lines = page.getByRole('textbox');
+  await lines.fill('user ann look');
+  await page.getByRole('dialog').getByRole('button', { name: 'Share' }).click();
+  await page.getByText('Line 1 is not').waitFor();
+  await lines.fill('user ann read');
+  await confirm(page, 'Share');
+  await page.getByText('ann (read)').waitFor({ timeout: 10000 });
+  await act(page, 'Keep');
+  await accessible(page, 'a dialog');
+  await confirm(page, 'Keep');
+  await page.getByText('Kept until').waitFor({ timeout: 10000 });
+  await act(page, 'Interrupt');
+  await confirm(page, 'Interrupt');
+  await act(page, 'Restart');
+  await page.getByRole('dialog').getByText("All variables and results in the kernel's memory are lost").waitFor();
+  await confirm(page, 'Restart');
+  await act(page, 'Stop');
+  await page.keyboard.press('Escape');
+  await page.getByRole('dialog').waitFor({ state: 'detached' });
+  equal((await rest(`/api/kernels/${FIRST}`)).id, FIRST, 'the kernel after Escape');
+}, 120);
+
+await check('a user sees what is shared, and the reason why an action is refused', async () => {
+  const ann = await open(`${URL}/#token=token-ann`);
+  await row(ann, FIRST).click({ timeout: 20000 });
+  equal(await ann.getByRole('button', { name: 'Stop…' }).count(), 0, 'buttons to stop');
+  await act(ann, 'Restart');
+  await ann.getByRole('dialog').getByRole('button', { name: 'Restart' }).click();
+  await ann.getByText('You may only look at this kernel.').waitFor({ timeout: 10000 });
+  await ann.context().close();
+});
+
+await check('the gateway is killed and comes back', async () => {
+  await page.getByRole('button', { name: 'All kernels' }).click();
+  await row(page, SECOND).waitFor();
+  await fetch(`${CONTROL}/kill`, { method: 'POST' });
+  await page.getByText('The page').waitFor({ timeout: 20000 });
+  await row(page, SECOND).waitFor(); // what was known stays
+  const answer = await fetch(`${CONTROL}/start`, { method: 'POST' });
+  if (!answer.ok) throw new Error(await answer.text());
+  await live(page);
+  page.problems = []; // requests failed meanwhile
+  await row(page, SECOND).click();
+  await act(page, 'Stop');
+  await confirm(page, 'Stop');
+  await page.getByText('This kernel does not exist any more.').waitFor({ timeout: 20000 });
+  await page.getByRole('button', { name: 'All kernels' }).click();
+  await row(page, FIRST).waitFor();
+  equal(await row(page, SECOND).count(), 0, 'rows of the kernel that was stopped');
+}, 90);
+
+await check('dark and on a narrow screen', async () => {
+  const small = await open(`${URL}/#token=${TOKEN}`, { viewport: { width: 360, height: 700 }, colorScheme: 'dark' });
+  await row(small, FIRST).waitFor({ timeout: 20000 });
+  await accessible(small, 'a narrow screen');
+  equal(await small.evaluate(() => document.documentElement.scrollWidth <= innerWidth), true, 'the page fits the screen');
+  await small.screenshot({ path: join(ARTIFACTS, 'narrow.png') });
+  await row(small, FIRST).click();
+  await accessible(small, 'a kernel on a narrow screen');
+  await small.context().close();
+});
+
+/** Serves the page with the gateway's own headers, and a stream of kernels whose texts are hostile. */
+async function fakeGateway() {
+  const policy = (await fetch(`${URL}/`, { headers: { Accept: 'text/html' } })).headers.get('content-security-policy');
+  const text = i => `${HOSTILE}&lt;b&gt;${'</script>'}${i}`;
+  const model = (i, state = i % 3 ? 'idle' : 'starting') => ({
+    id: `00000000-0000-4000-8000-${String(i).padStart(12, '0')}`, name: text('spec'), owner: text(i % 100), execution_state: state,
+    connections: i % 4, created: new Date(1.79e12 - i * 1000).toISOString(), last_activity: new Date(1.79e12).toISOString(),
+    flavor: HOSTILE, ...(state === 'starting' && { reason: text(i) }),
+  });
+  const event = (name, data) => `event: ${name}\ndata: ${JSON.stringify(data)}\n\n`;
+  const timers = [];
+  const server = createServer((request, response) => {
+    const path = request.url.replace(/^\//, '');
+    response.setHeader('Content-Security-Policy', policy);
+    if (path === 'api/events') {
+      response.setHeader('Content-Type', 'text/event-stream');
+      let all = event('reset', {});
+      for (let i = 0; i < MANY; i += 250) {
+        all += event('kernels', { kernels: Array.from({ length: 250 }, (_, n) => model(i + n)), removed: [] });
+      }
+      response.write(all + event('complete', {}));
+      let n = 0;
+      timers.push(setInterval(() => response.write(event('kernels', { removed: [],
+        kernels: Array.from({ length: 50 }, () => model(++n % MANY, 'busy')) }) + event('complete', {})), 1000));
+    } else if (path.startsWith('api')) {
+      response.setHeader('Content-Type', 'application/json');
+      response.end(JSON.stringify({ 'api/me': { identity: { name: HOSTILE } }, api: { version: HOSTILE },
+        'api/gpus': { totals: [], nodes: [{ name: HOSTILE, pools: [{ resource: HOSTILE, unit: 'GPU', total: 8, held: 5, measured: 4, busy: 3,
+          unhealthy: 0, others: 1, holders: [{ kernel: model(1).id, owner: HOSTILE, amount: 4, measured: 4, busy: 3, devices: { 0: 4 } }],
+          devices: [{ index: 0, total: 8, held: 4 }] }] }], missing: [HOSTILE] },
+        'api/kernels?culled=1': [{ id: 'x'.repeat(36), name: HOSTILE, reason: HOSTILE, culled_at: new Date(0).toISOString() }],
+      }[path] ?? { usage: [{ name: HOSTILE, kernels: 1, held_seconds: 3600, measured_seconds: 10, busy_seconds: 5 }] }));
+    } else {
+      const file = path.split('?')[0].replace('page/', '') || 'index.html';
+      response.setHeader('Content-Type', { js: 'text/javascript', css: 'text/css', html: 'text/html' }[file.split('.').pop()]);
+      response.end(readFileSync(join(process.env.EKG_BUILT, file)));
+    }
+  }).listen(0, '127.0.0.1');
+  await new Promise(resolve => server.once('listening', resolve));
+  return { url: `http://127.0.0.1:${server.address().port}/`, stop: () => { timers.forEach(clearInterval); server.closeAllConnections(); server.close(); } };
+}
+
+await check(`${MANY} kernels with hostile texts`, async () => {
+  const fake = await fakeGateway();
+  const began = Date.now();
+  const many = await open(fake.url);
+  await many.getByText(`${MANY} of ${MANY}`).waitFor({ timeout: 20000 });
+  const shown = Date.now() - began;
+  const rows = () => many.locator('.body .row').count();
+  if (await rows() > 60) throw new Error(`${await rows()} rows are in the document`);
+  // While the stream changes 50 kernels a second, every key is shown soon. Chromium reports tasks of 50 ms and more.
+  await many.evaluate(() => {
+    window.longest = 0;
+    new PerformanceObserver(list => list.getEntries().forEach(e => { window.longest = Math.max(window.longest, e.duration); }))
+      .observe({ type: 'longtask' });
+  });
+  const search = Date.now();
+  await many.getByLabel('Search kernels').pressSequentially('000000004321');
+  await many.getByText(`1 of ${MANY}`).waitFor();
+  const typed = Date.now() - search;
+  await many.getByLabel('Search kernels').fill('');
+  await many.getByRole('button', { name: 'Kernel', exact: true }).click();
+  await many.locator('.scroll').evaluate(box => { box.scrollTop = box.scrollHeight; });
+  await row(many, '00000000-0000-4000-8000-000000004999').waitFor({ timeout: 5000 });
+  const longest = await many.evaluate(() => window.longest);
+  console.log(`# shown after ${shown} ms, 12 keys took ${typed} ms, the longest task ${longest} ms`);
+  if (shown > 10000 || typed > 6000 || longest > 1000) throw new Error('the page is slow');
+  const height = await many.evaluate(() => document.documentElement.scrollHeight);
+  if (height > 20000) throw new Error(`long texts make the page ${height} pixels high`);
+  await many.getByText('GPU time').scrollIntoViewIfNeeded();
+  await many.getByText(HOSTILE).first().waitFor();
+  equal(await many.evaluate(() => window.hacked), undefined, 'a script in a text ran');
+  equal(await many.locator('main img, main script').count(), 0, 'elements that texts have made');
+  await accessible(many, 'thousands of kernels');
+  await many.screenshot({ path: join(ARTIFACTS, 'many.png'), fullPage: true });
+  equal(many.problems, [], 'problems in the console');
+  equal(many.elsewhere, [], 'requests to other places');
+  await many.context().close();
+  fake.stop();
+}, 120);
+
+await check('nothing was loaded from elsewhere, and the policy was not violated', async () => {
+  equal(page.elsewhere, [], 'requests to other places');
+  equal(page.problems, [], 'problems in the console');
+  await page.screenshot({ path: join(ARTIFACTS, 'list.png') });
+});
+await browser.close();
+finish();

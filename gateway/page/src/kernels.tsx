@@ -1,0 +1,119 @@
+// The table of kernels. Only the rows in view are in the document, so thousands of kernels cost as much as twenty.
+import { useLayoutEffect, useMemo, useRef, useState } from 'preact/hooks';
+
+import type { Kernel } from './api';
+import { gibibytes, number, since, time } from './format';
+
+const ROW = 40; // px, as --row in the style sheet
+const BEYOND = 8; // rows above and below the view
+
+type Column = { name: string; key: (k: Kernel) => string | number; text: (k: Kernel, now: number) => string;
+  title?: (k: Kernel) => string; more?: boolean };
+
+const memory = (k: Kernel): number => (k.gpu ?? []).reduce((sum, g) => sum + g.memory_used, 0);
+
+const gpuText = (k: Kernel): string => {
+  const parts = [k.flavor, k.gpus ? number(k.gpus) : '', k.gpu?.length ? gibibytes(memory(k)) : ''];
+  return parts.filter(Boolean).join(' · ');
+};
+
+const columns: Column[] = [
+  { name: 'Kernel', key: k => k.id, text: k => k.id.slice(0, 8), title: k => k.id },
+  { name: 'Owner', key: k => k.owner ?? '', text: k => k.owner ?? '' },
+  { name: 'Spec', key: k => k.name, text: k => k.name },
+  { name: 'State', key: k => k.execution_state, text: k => k.execution_state },
+  { name: 'Age', key: k => -Date.parse(k.created), text: (k, now) => since(k.created, now), title: k => time(k.created) },
+  { name: 'Idle', key: k => -Date.parse(k.last_activity), more: true, title: k => `since ${time(k.last_activity)}`,
+    text: (k, now) => k.execution_state === 'idle' ? since(k.last_activity, now) : '' },
+  { name: 'GPU', key: k => memory(k) || k.gpus || 0, text: gpuText, title: gpuText, more: true },
+  { name: 'Clients', key: k => k.connections, text: k => String(k.connections), more: true },
+  { name: 'Reason or end', key: k => k.reason ?? k.cull_at ?? '', more: true, title: k => k.reason ?? '',
+    text: k => k.reason ?? (k.cull_at ? `ends ${time(k.cull_at)}` : k.keep_until ? `kept until ${time(k.keep_until)}` : '') },
+];
+
+/** The kernels that contain all words, in the order of a column. */
+export function choose(all: Iterable<Kernel>, words: string, state: string, by: number, down: boolean): Kernel[] {
+  const want = words.toLowerCase().split(/\s+/).filter(Boolean);
+  const list: { k: Kernel; key: string | number }[] = [];
+  for (const k of all) {
+    if (state && k.execution_state !== state) continue;
+    const text = `${k.id} ${k.name} ${k.owner ?? ''} ${k.flavor ?? ''} ${k.execution_state} ${k.reason ?? ''}`.toLowerCase();
+    if (want.every(w => text.includes(w))) list.push({ k, key: columns[by].key(k) });
+  }
+  const sign = down ? -1 : 1;
+  list.sort((a, b) => sign * (a.key < b.key ? -1 : a.key > b.key ? 1 : 0) || (a.k.id < b.k.id ? -1 : 1));
+  return list.map(e => e.k);
+}
+
+export function Kernels({ kernels, now, show }: { kernels: ReadonlyMap<string, Kernel>; now: number; show: (id: string) => void }) {
+  const [words, setWords] = useState('');
+  const [state, setState] = useState('');
+  const [by, setBy] = useState(4);
+  const [down, setDown] = useState(true);
+  const [top, setTop] = useState(0);
+  const [height, setHeight] = useState(600);
+  const box = useRef<HTMLDivElement>(null);
+  useLayoutEffect(() => {
+    const watch = new ResizeObserver(() => setHeight(box.current!.clientHeight));
+    watch.observe(box.current!);
+    return () => watch.disconnect();
+  }, []);
+  const rows = useMemo(() => choose(kernels.values(), words, state, by, down), [kernels, words, state, by, down]);
+  const first = Math.max(0, Math.min(Math.floor(top / ROW), rows.length - 1) - BEYOND);
+  const last = Math.min(rows.length, Math.ceil((top + height) / ROW) + BEYOND);
+  return <section aria-labelledby="kernels">
+    <h2 id="kernels">Kernels</h2>
+    <div class="tools">
+      <input type="search" aria-label="Search kernels" placeholder="Search id, owner, spec, reason" value={words}
+        onInput={e => setWords(e.currentTarget.value)} />
+      <select aria-label="State" value={state} onChange={e => setState(e.currentTarget.value)}>
+        <option value="">all states</option>
+        {['starting', 'idle', 'busy', 'restarting', 'dead', 'unknown'].map(s => <option key={s} value={s}>{s}</option>)}
+      </select>
+      <span role="status" class="soft">{rows.length} of {kernels.size}</span>
+    </div>
+    <div class="scroll" ref={box} tabIndex={0} role="region" aria-label="Table of kernels"
+      onScroll={e => setTop(e.currentTarget.scrollTop)}>
+      <div role="table" aria-label="Kernels" aria-rowcount={rows.length + 1}>
+        <div role="rowgroup">
+          <div class="head" role="row" aria-rowindex={1}>
+            {columns.map((c, i) => <div key={c.name} role="columnheader" class={c.more ? 'more' : ''}
+              aria-sort={i === by ? (down ? 'descending' : 'ascending') : 'none'}>
+              <button type="button" onClick={() => { setDown(i === by && !down); setBy(i); }}>
+                {c.name}{i === by ? <span aria-hidden="true">{down ? ' ↓' : ' ↑'}</span> : ''}</button>
+            </div>)}
+          </div>
+        </div>
+        {rows.length > 0 && <div class="body" role="rowgroup" style={{ height: `${rows.length * ROW}px` }}>
+          {rows.slice(first, last).map((k, i) => <div key={k.id} class="row" role="row" aria-rowindex={first + i + 2}
+            style={{ top: `${(first + i) * ROW}px` }}>
+            {columns.map((c, n) => <div key={c.name} role="cell" class={c.more ? 'more' : ''} title={c.title?.(k)}>
+              {n === 0
+                ? <button class="plain" type="button" aria-label={`Kernel ${k.id}`} onClick={() => show(k.id)}>{c.text(k, now)}</button>
+                : n === 3 ? <span class={stateClass(k)}>{c.text(k, now)}</span> : c.text(k, now)}
+            </div>)}
+          </div>)}
+        </div>}
+      </div>
+    </div>
+  </section>;
+}
+
+export const stateClass = (k: Kernel): string => ({ dead: 'bad', unknown: 'bad', busy: 'good' })[k.execution_state] ?? '';
+
+/** Those that wait for their start, the oldest first. A place is one among the kernels that the viewer sees. */
+export function Waiting({ kernels, now, show }: { kernels: ReadonlyMap<string, Kernel>; now: number; show: (id: string) => void }) {
+  const list = choose(kernels.values(), '', 'starting', 4, true).filter(k => k.reason);
+  return <section aria-labelledby="waiting">
+    <h2 id="waiting">Waiting</h2>
+    {list.length === 0 ? <p class="soft">No kernel waits.</p> : <div class="wide" tabIndex={0} role="region" aria-label="Table of waiting kernels">
+      <table>
+        <thead><tr><th scope="col">Place</th><th scope="col">Kernel</th><th scope="col">For</th><th scope="col">Reason</th></tr></thead>
+        <tbody>{list.slice(0, 50).map((k, i) => <tr key={k.id}><td>{i + 1}</td>
+          <td><button class="plain" type="button" onClick={() => show(k.id)}>{k.name}{k.owner ? ` of ${k.owner}` : ''} {k.id.slice(0, 8)}</button></td>
+          <td>{since(k.created, now)}</td><td>{k.reason}</td></tr>)}</tbody>
+      </table>
+      {list.length > 50 && <p class="soft">{list.length - 50} more wait; choose the state “starting” above.</p>}
+    </div>}
+  </section>;
+}
