@@ -3,6 +3,7 @@ package gateway
 import (
 	"bytes"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
@@ -115,23 +116,30 @@ func bodyFlavor(body object, env map[string]string) error {
 	return err
 }
 
-// shownSpecs returns the kernelspecs that a user may start: each as it is, and with each of the flavors that the user
-// may choose. A kernelspec that names its flavor is offered only as it is.
+// shownSpecs returns the kernelspecs that a user may start: each as it is, with each of its profiles, and with each of
+// the flavors that the user may choose. A kernelspec that names its flavor is offered only as it is.
 func (g *Gateway) shownSpecs(who caller) []kernelspecs.Spec {
 	specs := g.opts.Specs.List()
-	if !g.opts.FlavorsAsSpecs {
+	if !g.opts.FlavorsAsSpecs && !g.opts.ProfilesAsSpecs {
 		return specs
 	}
-	flavors := g.flavorsOf(who)
-	var list []kernelspecs.Spec
+	var flavors []flavor.Flavor
+	if g.opts.FlavorsAsSpecs {
+		flavors = g.flavorsOf(who)
+	}
+	var list, profiled []kernelspecs.Spec
 	for _, spec := range specs {
+		if g.opts.ProfilesAsSpecs {
+			profiled = append(profiled, profiledSpecs(spec)...)
+		}
 		if !hasFlavor(spec) {
 			for i := range flavors {
 				list = append(list, withFlavor(spec, &flavors[i]))
 			}
 		}
 	}
-	return append(list, specs...) // a kernelspec whose own name looks like one with a flavor counts
+	// The last one of a name counts: a kernelspec's own name, then one with a profile, then one with a flavor.
+	return slices.Concat(list, profiled, specs)
 }
 
 func withFlavor(spec kernelspecs.Spec, f *flavor.Flavor) kernelspecs.Spec {
@@ -161,6 +169,9 @@ func (g *Gateway) splitFlavored(name string) (spec kernelspecs.Spec, f flavor.Fl
 
 // specName returns the name under which a front end finds the kernelspec of a kernel.
 func (g *Gateway) specName(k launcher.Kernel) string {
+	if name, ok := g.profiledName(k); ok {
+		return name
+	}
 	if !g.opts.FlavorsAsSpecs || k.Flavor == "" {
 		return k.SpecName
 	}

@@ -95,6 +95,9 @@ func (g *Gateway) shownSpec(who caller, name string) (kernelspecs.Spec, bool) {
 	if s, ok := g.opts.Specs.Get(name); ok {
 		return s, true
 	}
+	if s, ok := g.splitProfiled(name); ok {
+		return shownWithProfile(s), true
+	}
 	spec, f, ok := g.splitFlavored(name)
 	if !ok || !mayChoose(who, &f) {
 		return kernelspecs.Spec{}, false

@@ -67,6 +67,9 @@ type Options struct {
 	// choose a flavor.
 	FlavorsAsSpecs bool
 
+	// ProfilesAsSpecs offers each kernelspec with each of its profiles as a kernelspec of its own.
+	ProfilesAsSpecs bool
+
 	// Limits; 0 means no limit.
 	StartsPerMinute      int // kernels that one user may start
 	ConnectionsPerKernel int // websockets that lead to one kernel

@@ -68,7 +68,10 @@ func (g *Gateway) kernelRequest(who caller, body object) (launcher.Request, erro
 	if err := bodyFlavor(body, req.Env); err != nil {
 		return req, err
 	}
-	return req, g.chooseSpec(who, &req, name)
+	if err := g.chooseSpec(who, &req, name); err != nil {
+		return req, err
+	}
+	return req, chooseProfile(&req)
 }
 
 // wantedID returns the kernel id that the client asks for, or a new one.
@@ -124,7 +127,7 @@ func (g *Gateway) clientVariables(body object) (map[string]string, error) {
 	return env, nil
 }
 
-// chooseSpec sets the kernelspec of a start. The name of a kernelspec with a flavor sets the flavor too, and overrides
+// chooseSpec sets the kernelspec of a start. The name of one with a profile or a flavor sets that too, and overrides
 // the variable, which a Jupyter server sets for all its kernels.
 func (g *Gateway) chooseSpec(who caller, req *launcher.Request, name string) (err error) {
 	if name == "" {
@@ -133,6 +136,10 @@ func (g *Gateway) chooseSpec(who caller, req *launcher.Request, name string) (er
 	if _, whole := g.opts.Specs.Get(name); whole {
 		req.Spec, err = g.spec(name)
 		return err
+	}
+	if spec, ok := g.splitProfiled(name); ok {
+		req.Spec = spec
+		return nil
 	}
 	if spec, f, ok := g.splitFlavored(name); ok {
 		req.Spec = spec

@@ -55,6 +55,8 @@ type Extension struct {
 	Flavor    string `json:"flavor"`    // name of the operator's flavor that its kernels get; "" for none
 	Cull      Cull   `json:"cull"`
 	Limits    Limits `json:"limits"`
+
+	Profiles []Profile `json:"profiles"`
 }
 
 // extension reads metadata.ekg.
@@ -88,8 +90,14 @@ func (r *reader) extension(n *node) Extension {
 			decodeMember(r, m.value, key, &ext.Cull)
 		case m.key == "limits":
 			decodeMember(r, m.value, key, &ext.Limits)
+		case m.key == "profiles":
+			before := len(r.problems)
+			decodeMember(r, m.value, key, &ext.Profiles)
+			if len(r.problems) == before {
+				r.checkProfiles(m.value, ext.Profiles)
+			}
 		case !slices.Contains(PodKeys, m.key):
-			known := append([]string{"cull", "flavor", "limits", "transport"}, PodKeys...)
+			known := append([]string{"cull", "flavor", "limits", "profiles", "transport"}, PodKeys...)
 			slices.Sort(known)
 			r.report(at, key, "is not a known key; valid keys: %s", strings.Join(known, ", "))
 		}

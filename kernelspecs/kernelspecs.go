@@ -32,6 +32,8 @@ type Spec struct {
 	Image         string          // of its pods unless metadata.ekg names one, by the same; "" for none
 	LaunchTimeout time.Duration   // replaces a KERNEL_LAUNCH_TIMEOUT that the client does not send; 0 for none
 	Warnings      []Problem       // what has no effect; the spec is usable
+	Profile       string          // name of the profile that WithProfile has applied; "" for none
+	ProfileTitle  string          // its name for people
 
 	resources    map[string]string // see Resources; read with the spec
 	metadataLine int               // line of kernel.json on which Metadata begins; 0 if it is absent

@@ -191,6 +191,7 @@ type Kernel struct {
 	ID           string
 	SpecName     string
 	Flavor       string     // name of Request.Flavor; "" for none
+	Profile      string     // name of the kernelspec's profile; "" for none
 	GPUs         gpu.Amount // that it asks for; 0 if the launcher does not assign GPUs
 	Owner        string
 	Groups       []string // Request.Groups

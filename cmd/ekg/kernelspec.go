@@ -217,6 +217,16 @@ func renderSpec(
 		}
 		return err
 	}
+	if profile := req.Env[kernelspecs.ProfileVariable]; profile != "" && len(req.Spec.Profiles()) > 0 {
+		with, ok, err := req.Spec.WithProfile(profile)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return fmt.Errorf("the kernelspec %s has no profile %q", name, profile)
+		}
+		req.Spec = with
+	}
 	text, err := podspec.Render(pods, req, time.Time{})
 	if err != nil {
 		return err

@@ -307,6 +307,7 @@ func (l *Launcher) describeLocked(k *kernel) launcher.Kernel {
 		ID:           k.id,
 		SpecName:     k.rec.SpecName,
 		Flavor:       k.rec.Flavor,
+		Profile:      k.rec.Profile,
 		GPUs:         k.rec.GPUs,
 		Owner:        k.rec.Owner,
 		Groups:       k.rec.Groups,

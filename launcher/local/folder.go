@@ -63,6 +63,8 @@ type record struct {
 	Socket   string    `json:"socket"`  // where the supervisor listens
 	RunDir   string    `json:"run_dir"` // folder of this kernel's sockets, removed with it
 
+	Profile string `json:"profile,omitempty"` // of the kernelspec
+
 	Flavor string        `json:"flavor,omitempty"` // name of launcher.Request.Flavor
 	GPUs   gpu.Amount    `json:"gpus,omitempty"`   // that it asks for
 	Want   *devices.Want `json:"want,omitempty"`   // what is assigned to it; nil: nothing

@@ -224,7 +224,7 @@ func (l *Launcher) describe(k *kernel) (launcher.Kernel, error) {
 func (k *kernel) describeLocked(d *launcher.Kernel) {
 	d.ID, d.SpecName, d.Owner, d.Groups = k.id, k.rec.SpecName, k.rec.Owner, k.rec.Groups
 	d.Created, d.State, d.LastActivity = k.rec.Created, api.Starting, k.rec.Created
-	d.Flavor, d.GPUs = k.rec.Flavor, k.rec.GPUs
+	d.Flavor, d.Profile, d.GPUs = k.rec.Flavor, k.rec.Profile, k.rec.GPUs
 	reason := ""
 	if k.end != nil {
 		reason = k.end.Reason

@@ -185,7 +185,7 @@ func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
 	}
 	rec := record{Protocol: api.ProtocolVersion, ID: req.ID, Owner: req.Owner, Groups: req.Groups, SpecName: req.Spec.Name,
 		Created: l.timing.now().UTC(), Socket: filepath.Join(runDir, "s"), RunDir: runDir,
-		Want: gpus.want, GPUs: gpus.size}
+		Want: gpus.want, GPUs: gpus.size, Profile: req.Spec.Profile}
 	if req.Flavor != nil {
 		rec.Flavor = req.Flavor.Name
 	}

@@ -94,6 +94,8 @@ func (s *Settings) GatewayOptions() gateway.Options {
 		ClientEnv:      s.ClientEnv,
 		MaxBody:        s.MaxBody,
 
+		ProfilesAsSpecs: s.ProfilesAsSpecs,
+
 		CompressWebsockets: s.CompressWebsockets,
 
 		StartsPerMinute:      s.StartsPerMinute,

@@ -90,6 +90,7 @@ type Settings struct {
 	KubePolicy      string
 	Flavors         string
 	FlavorsAsSpecs  bool
+	ProfilesAsSpecs bool
 	KubeQPS         int // requests per second
 	KubeBurst       int // requests at one moment
 	SupervisorImage string

@@ -26,7 +26,8 @@ const (
 type extension struct {
 	Transport string `json:"transport,omitempty"` // ignored: the containers of a pod share no directory for sockets
 
-	Flavor string `json:"flavor,omitempty"` // the gateway has read it
+	Flavor   string                `json:"flavor,omitempty"`   // the gateway has read it
+	Profiles []kernelspecs.Profile `json:"profiles,omitempty"` // the gateway has applied one, or none
 
 	Cull   kernelspecs.Cull   `json:"cull,omitzero"`
 	Limits kernelspecs.Limits `json:"limits,omitzero"`
@@ -111,6 +112,7 @@ func (o Options) readExtension(spec kernelspecs.Spec, owner string) (extension, 
 	slices.SortStableFunc(problems, func(a, b kernelspecs.Problem) int { return a.Line - b.Line })
 	podKeys := e
 	podKeys.Transport, podKeys.Flavor, podKeys.Cull, podKeys.Limits = "", "", kernelspecs.Cull{}, kernelspecs.Limits{}
+	podKeys.Profiles = nil
 	if reflect.ValueOf(podKeys).IsZero() && o.KernelImage == "" {
 		return e, problems
 	}
@@ -135,6 +137,29 @@ func (o Options) Check() func(kernelspecs.Spec) []kernelspecs.Problem {
 	o = o.withDefaults()
 	return func(spec kernelspecs.Spec) []kernelspecs.Problem {
 		_, problems := o.readExtension(spec, exampleOwner)
-		return problems
+		if len(problems) > 0 {
+			return problems
+		}
+		return o.profileProblems(spec)
 	}
+}
+
+// profileProblems returns the problems that a kernelspec has with one of its profiles, and not without. They have the
+// line of the profile.
+func (o Options) profileProblems(spec kernelspecs.Spec) (all []kernelspecs.Problem) {
+	var e extension
+	places, _ := spec.DecodeExtension(&e) // it has no problems
+	for i, p := range e.Profiles {
+		where := fmt.Sprintf("%s[%d]", shortPath("profiles"), i)
+		with, _, err := spec.WithProfile(p.Name)
+		if err != nil {
+			all = append(all, places.Problem(where, err.Error()))
+			continue
+		}
+		_, problems := o.readExtension(with, exampleOwner)
+		for _, problem := range problems {
+			all = append(all, places.Problem(where, "with this profile, "+problem.Key+": "+problem.Message))
+		}
+	}
+	return all
 }

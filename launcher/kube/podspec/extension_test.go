@@ -34,6 +34,12 @@ func FuzzExtension(f *testing.F) {
 	f.Add(`{"image": "x", "volumes": [{"name": "v", "hostPath": {"path": "/"}}]}`)
 	f.Add(`{"image": "x", "pod": {"metadata": {"labels": null}, "spec": {"hostNetwork": true}}}`)
 	f.Add(`{"image": "x", "resources": {"limits": {"nvidia.com/gpu": "1e30"}}}`)
+	f.Add(`{"image": "x", "containers": [{"name": "a", "image": "x", "livenessProbe": {"httpGet": {"port": 1, "host": ""}}}],
+		"initContainers": [{"name": "b", "image": "x", "restartPolicy": "Always", "resources": {"limits": {"cpu": 1}}}],
+		"lifecycle": {"preStop": {"sleep": {"seconds": 1}}}, "ports": [{"containerPort": 7078}]}`)
+	f.Add(`{"image": "x", "serviceAccountName": "a", "serviceAccountToken": true, "volumes": [{"name": "v", "emptyDir": {}}],
+		"containers": [{"name": "a", "image": "x", "securityContext": {"privileged": true},
+		"volumeMounts": [{"name": "v", "mountPath": "/v"}]}], "profiles": [{"name": "a", "env": {"A": "b"}}]}`)
 	f.Add(`{"image": "x", "nodeSelector": {"$patch": "nonsense"}}`)
 	f.Add(`{"image": "x", "pod": {"spec": {"nodeSelector": {"$retainKeys": "x"}}}}`)
 	f.Fuzz(func(t *testing.T, ekg string) {
@@ -57,7 +63,7 @@ func FuzzExtension(f *testing.F) {
 func TestExtension_Keys(t *testing.T) {
 	var e extension
 	_, problems := kernelspecs.DecodeStrict([]byte(`{"nonsense": 1}`), "x", &e)
-	want := append([]string{"cull", "flavor", "limits", "transport"}, kernelspecs.PodKeys...)
+	want := append([]string{"cull", "flavor", "limits", "profiles", "transport"}, kernelspecs.PodKeys...)
 	slices.Sort(want)
 	if len(problems) != 1 || problems[0].Message != "cannot be set; valid keys: "+strings.Join(want, ", ") {
 		t.Errorf("got %v, want the keys %v", problems, want)

@@ -302,16 +302,22 @@ func checkHarmless(t *testing.T, pod *corev1.Pod) {
 			t.Errorf("volume %+v", v)
 		}
 	}
-	for _, m := range kernelOf(pod).VolumeMounts {
-		if m.Name == volumeSecret || m.Name == volumeSpill || m.Name == volumeShared && !m.ReadOnly {
-			t.Errorf("the kernel mounts %+v", m)
+	for _, c := range append([]corev1.Container{*kernelOf(pod)}, pod.Spec.InitContainers...) {
+		for _, m := range c.VolumeMounts {
+			if m.Name == volumeSecret || m.Name == volumeSpill || m.Name == volumeToken ||
+				m.Name == volumeShared && (!m.ReadOnly || c.Name != ContainerKernel) {
+				t.Errorf("container %s mounts %+v", c.Name, m)
+			}
+		}
+		if s := c.SecurityContext; *s.AllowPrivilegeEscalation || s.Privileged != nil && *s.Privileged ||
+			len(s.Capabilities.Add) > 0 || !slices.Contains(s.Capabilities.Drop, "ALL") {
+			t.Errorf("security context of %s: %+v", c.Name, s)
+		}
+		for _, p := range c.Ports {
+			t.Errorf("container %s opens %d", c.Name, p.ContainerPort) // the default policy allows none
 		}
 	}
-	if s := kernelOf(pod).SecurityContext; *s.AllowPrivilegeEscalation || s.Privileged != nil && *s.Privileged ||
-		len(s.Capabilities.Add) > 0 || !slices.Contains(s.Capabilities.Drop, "ALL") {
-		t.Errorf("security context %+v", s)
-	}
-	if len(pod.Spec.Containers) != 2 || pod.Spec.Containers[0].Name != ContainerSupervisor || len(pod.Spec.InitContainers)+
+	if len(pod.Spec.Containers) != 2 || pod.Spec.Containers[0].Name != ContainerSupervisor ||
 		len(pod.Spec.EphemeralContainers) > 0 {
 		t.Errorf("containers %+v", pod.Spec.Containers)
 	}

@@ -23,7 +23,7 @@ func Build(o Options, req launcher.Request, rec Record) (*corev1.Pod, error) {
 	}
 	b := builder{o: o, req: req, ext: ext}
 	pod := b.base()
-	rec.Flavor = ""
+	rec.Flavor, rec.Profile = "", req.Spec.Profile
 	if req.Flavor != nil {
 		rec.Flavor = req.Flavor.Name
 	}

@@ -27,6 +27,7 @@ const (
 	Manager = "ekg"
 
 	AnnotationOwner      = Domain + "owner"       // launcher.Request.Owner
+	annotationProfile    = Domain + "profile"     // name of the kernelspec's profile
 	annotationSpec       = Domain + "kernelspec"  // name of the kernelspec
 	AnnotationGeneration = Domain + "generation"  // number of the pod among its kernel's pods, from 1
 	annotationCreated    = Domain + "created"     // when the kernel's first pod was created, in RFC 3339 with nanoseconds
@@ -61,6 +62,7 @@ type Record struct {
 	MasterKey  string    // KeyFingerprint of the master key of the pod's keys, "" in pods of earlier releases
 	Groups     []string  // launcher.Request.Groups
 	Flavor     string    // name of the flavor; "" for none
+	Profile    string    // name of the kernelspec's profile; "" for none
 
 	// GPUs that the pod counts as for limits. ReadRecord sets it, Write ignores it.
 	GPUs gpu.Amount
@@ -97,6 +99,9 @@ func (r Record) Write(pod *corev1.Pod) {
 	if r.Flavor != "" {
 		set(&pod.Annotations, annotationFlavor, r.Flavor)
 	}
+	if r.Profile != "" {
+		set(&pod.Annotations, annotationProfile, r.Profile)
+	}
 	if r.MasterKey != "" {
 		set(&pod.Annotations, annotationMasterKey, r.MasterKey)
 	}
@@ -117,6 +122,7 @@ func ReadRecord(pod *corev1.Pod) (Record, error) {
 		Owner:    pod.Annotations[AnnotationOwner],
 		SpecName: pod.Annotations[annotationSpec],
 		Flavor:   pod.Annotations[annotationFlavor],
+		Profile:  pod.Annotations[annotationProfile],
 		GPUs:     GPUs(pod),
 		// It may hold any text: it is only compared, and printed in quotes.
 		MasterKey: pod.Annotations[annotationMasterKey],

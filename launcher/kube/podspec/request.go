@@ -104,6 +104,7 @@ func ReadRequest(pod *corev1.Pod, rec Record) (launcher.Request, error) {
 		Flavor: stored.Flavor,
 		Spec: kernelspecs.Spec{
 			Name:          rec.SpecName,
+			Profile:       rec.Profile,
 			Argv:          stored.Argv,
 			Image:         stored.Image,
 			LaunchTimeout: stored.LaunchTimeout,
