@@ -201,6 +201,7 @@ func TestHelm_Manifests(t *testing.T) {
 		{"watch-nodes", "watchNodes: true", watchNodes},
 		{"watch-gpus", "watchGPUs: true", watchGPUs},
 		{"homes", "homes: true", homes},
+		{"driver-ports", "driverPorts: true", ports},
 		{"gpu-agent", "gpuAgent: {enabled: true}", gpuAgent},
 		{"keep-kernels", "keepKernels: true", keep},
 	} {
@@ -287,6 +288,7 @@ kernelspecs:
   specs: {python3-gpu: null, r: {argv: [R], display_name: R, language: R}}
 flavors: {list: [{name: cpu, label: none, none: true}]}
 homes: true
+driverPorts: true
 watchNodes: true
 watchGPUs: true
 keepKernels: true

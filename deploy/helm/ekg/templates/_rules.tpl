@@ -36,6 +36,12 @@
   verbs: [create, get]
 {{- end }}
 
+{{- define "ekg.rulesDriverPorts" }}
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [create]
+{{- end }}
+
 {{- define "ekg.rulesNodes" }}
 - apiGroups: [""]
   resources: [nodes]
