@@ -57,7 +57,7 @@ func newPageGateway(t *testing.T) *gateway {
 	if err := os.WriteFile(file, []byte(users), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	g.args = append(g.args, "--users-file", file, "--base-url", "/gw")
+	g.args = append(g.args, "--users-file", file, "--base-url", "/gw", "--max-kernels-per-user", "7")
 	g.url += "/gw"
 	if err := g.tryStartWithUsers(); err != nil {
 		t.Fatal(err)

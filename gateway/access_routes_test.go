@@ -23,6 +23,7 @@ var wantAccess = map[string]access{
 	"GET /api/gpus":        anyUser,
 	"GET /api/usage":       anyUser,
 	"GET /api/events":      anyUser,
+	"GET /api/limits":      anyUser,
 	"GET /api/kernelspecs": anyUser, "GET /api/kernelspecs/{name}": anyUser, "GET /kernelspecs/{name}/{file...}": anyUser,
 	"GET /api/kernels": anyUser, "POST /api/kernels": anyUser,
 	"GET /api/kernels/{id}": readKernel, "GET /api/kernels/{id}/channels": readKernel,

@@ -161,3 +161,38 @@ func TestLimits_UnknownTokens(t *testing.T) {
 		t.Errorf("Retry-After: %q", after)
 	}
 }
+
+// A user reads the limits of an own start, and an admin those of all who have kernels.
+func TestLimits_Uses(t *testing.T) {
+	g := startUserGateway(t, func(o *Options) {
+		o.Limits = &limits.Policy{Kernels: 9, PerUser: 2, PerGroup: 3, PerKernelspec: 4, GPUsPerUser: 5}
+	})
+	g.addShared()
+	g.fake.add(idB, "r", api.Dead)
+	g.fake.change(func() {
+		g.fake.kernels[idA].Groups, g.fake.kernels[idA].GPUs = []string{"vision"}, 1500
+		g.fake.kernels[idB].Owner = "ann"
+	})
+	const shared = `{"limit":"kernels","unit":"kernel","most":9,"used":1},`
+	const specs = `{"limit":"kernels-per-kernelspec","of":"python3","unit":"kernel","most":4,"used":1},` +
+		`{"limit":"kernels-per-kernelspec","of":"r","unit":"kernel","most":4,"used":0},`
+	const vision = `{"limit":"kernels-per-group","of":"vision","unit":"kernel","most":3,"used":1},`
+	of := func(limit, user, unit, most, used string) string {
+		return `{"limit":"` + limit + `","of":"` + user + `","unit":"` + unit + `","most":` + most + `,"used":` + used + `}`
+	}
+	for user, want := range map[string]string{
+		"ann": of("gpus-per-user", "ann", "GPU", "5", "1.5") + "," + shared + specs +
+			of("kernels-per-user", "ann", "kernel", "2", "1"),
+		"uma": of("gpus-per-user", "uma", "GPU", "5", "0") + "," + shared +
+			of("kernels-per-group", "team", "kernel", "3", "0") + "," + specs +
+			of("kernels-per-user", "uma", "kernel", "2", "0"),
+		"root": of("gpus-per-user", "ann", "GPU", "5", "1.5") + "," + of("gpus-per-user", "root", "GPU", "5", "0") + "," +
+			shared + vision + specs + of("kernels-per-user", "ann", "kernel", "2", "1") + "," +
+			of("kernels-per-user", "root", "kernel", "2", "0"),
+	} {
+		if got := g.do("GET", "/api/limits", "", as(user)).want(t, 200, "").body; got != "["+want+"]\n" {
+			t.Errorf("%s: got  %s want [%s]", user, got, want)
+		}
+	}
+	startGateway(t, nil).do("GET", "/api/limits", "").want(t, 200, "[]")
+}

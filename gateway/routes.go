@@ -38,6 +38,7 @@ func (g *Gateway) routes() []route {
 
 		{method: "GET", pattern: "/api/flavors", serve: g.listFlavors, access: anyUser},
 		{method: "GET", pattern: "/api/gpus", serve: g.getGPUs, access: anyUser},
+		{method: "GET", pattern: "/api/limits", serve: g.listLimits, access: anyUser},
 		{method: "GET", pattern: "/api/usage", serve: g.getUsage, access: anyUser},
 
 		{method: "GET", pattern: "/api/events", serve: g.getEvents, access: anyUser, lasting: true},

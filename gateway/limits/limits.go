@@ -113,6 +113,7 @@ func (p *Policy) Admit(start launcher.Held, held []launcher.Held) error {
 // bound is one limit as it concerns a start.
 type bound struct {
 	name    string
+	subject string                   // the user, group or kernelspec; "" for all kernels
 	most    int64                    // kernels, or GPUs in thousandths
 	gpus    bool                     // GPUs are counted, not kernels
 	applies func(launcher.Held) bool // reports whether a kernel counts against it
@@ -139,13 +140,15 @@ func (p *Policy) bounds(start launcher.Held) (all []bound) {
 		}
 	}
 	most, ok := limitOf(user.MaxGPUs, p.GPUsPerUser)
-	add(bound{name: limitGPUsPerUser, gpus: true, applies: owned, who: "you", have: "have"}, most, ok)
+	add(bound{name: limitGPUsPerUser, subject: start.Owner, gpus: true, applies: owned, who: "you", have: "have"},
+		most, ok)
 	most, ok = limitOf(user.MaxKernels, p.PerUser)
-	add(bound{name: limitPerUser, applies: owned, who: "you", have: "have"}, most, ok)
+	add(bound{name: limitPerUser, subject: start.Owner, applies: owned, who: "you", have: "have"}, most, ok)
 	if most := p.kernelspec(start.SpecName); most > 0 {
 		sameSpec := func(h launcher.Held) bool { return h.SpecName == start.SpecName }
 		of := " of the kernelspec " + start.SpecName
-		add(bound{name: limitPerKernelspec, applies: sameSpec, who: "there", have: "are", of: of}, most, true)
+		add(bound{name: limitPerKernelspec, subject: start.SpecName, applies: sameSpec, who: "there", have: "are", of: of},
+			most, true)
 	}
 	for _, group := range start.Groups {
 		file := identity.Limits{}
@@ -155,9 +158,9 @@ func (p *Policy) bounds(start launcher.Held) (all []bound) {
 		members := func(h launcher.Held) bool { return slices.Contains(h.Groups, group) }
 		who := fmt.Sprintf("the group %s", group)
 		most, ok := limitOf(file.MaxGPUs, p.GPUsPerGroup)
-		add(bound{name: limitGPUsPerGroup, gpus: true, applies: members, who: who, have: "has"}, most, ok)
+		add(bound{name: limitGPUsPerGroup, subject: group, gpus: true, applies: members, who: who, have: "has"}, most, ok)
 		most, ok = limitOf(file.MaxKernels, p.PerGroup)
-		add(bound{name: limitPerGroup, applies: members, who: who, have: "has"}, most, ok)
+		add(bound{name: limitPerGroup, subject: group, applies: members, who: who, have: "has"}, most, ok)
 	}
 	every := func(launcher.Held) bool { return true }
 	add(bound{name: limitKernels, applies: every, who: "there", have: "are"}, int64(p.Kernels), p.Kernels > 0)

@@ -102,6 +102,7 @@ await check('list, search and order; the fragment has no token', async () => {
   await row(page, FIRST).waitFor({ timeout: 20000 });
   await row(page, SECOND).waitFor({ timeout: 20000 });
   equal(await page.evaluate(() => location.href.includes('token')), false, 'the token is in the address');
+  await page.getByText('2 of 7 kernels').waitFor({ timeout: 15000 });
   await accessible(page, 'the list');
   await page.getByLabel('Search kernels').fill(FIRST);
   await row(page, SECOND).waitFor({ state: 'detached' });
@@ -216,6 +217,7 @@ async function fakeGateway() {
         'api/gpus': { totals: [], nodes: [{ name: HOSTILE, pools: [{ resource: HOSTILE, unit: 'GPU', total: 8, held: 5, measured: 4, busy: 3,
           unhealthy: 0, others: 1, holders: [{ kernel: model(1).id, owner: HOSTILE, amount: 4, measured: 4, busy: 3, devices: { 0: 4 } }],
           devices: [{ index: 0, total: 8, held: 4 }] }] }], missing: [HOSTILE] },
+        'api/limits': [{ limit: 'kernels-per-user', of: HOSTILE, unit: 'kernel', most: 8, used: 3 }],
         'api/kernels?culled=1': [{ id: 'x'.repeat(36), name: HOSTILE, reason: HOSTILE, culled_at: new Date(0).toISOString() }],
       }[path] ?? { usage: [{ name: HOSTILE, kernels: 1, held_seconds: 3600, measured_seconds: 10, busy_seconds: 5 }] }));
     } else {

@@ -21,6 +21,7 @@ export interface Pool extends Amounts { resource: string; model?: string; unit: 
 export interface GPUView { totals: (Amounts & { resource: string; unit: string })[]; missing: string[];
   nodes: { name: string; status?: string; pools: Pool[] }[] }
 export interface UsageRow { name: string; kernels: number; held_seconds: number; measured_seconds: number; busy_seconds: number }
+export interface Limit { limit: string; of?: string; unit: string; most: number; used: number }
 
 /** An answer that is an error, with the gateway's sentence. */
 export class Refused extends Error {

@@ -1,5 +1,5 @@
-// Kernels that have ended, and how long GPUs were held.
-import type { Ended, Kernel, UsageRow } from './api';
+// Limits, kernels that have ended, and how long GPUs were held.
+import type { Ended, Kernel, Limit, UsageRow } from './api';
 import { number, span, time } from './format';
 
 const SHOWN = 100;
@@ -37,5 +37,22 @@ export function Usage({ rows }: { rows: UsageRow[] | undefined }) {
             <span style={{ width: `${100 * r.busy_seconds / most}%` }} /></span></td></tr>;
       })}</tbody>
     </table></div>}
+  </section>;
+}
+
+/** The limits, the fullest first. */
+export function Limits({ list }: { list: Limit[] | undefined }) {
+  const part = (l: Limit): number => l.most > 0 ? Math.min(1, l.used / l.most) : 1;
+  const rows = [...list ?? []].sort((a, b) => part(b) - part(a));
+  return <section aria-labelledby="limits">
+    <h2 id="limits">Limits</h2>
+    {rows.length === 0 ? <p class="soft">There are no limits.</p> : <div class="wide" tabIndex={0} role="region" aria-label="Table of limits"><table>
+      <thead><tr><th scope="col">Limit</th><th scope="col">Of</th><th scope="col">Used</th></tr></thead>
+      <tbody>{rows.slice(0, SHOWN).map(l => {
+        const text = `${number(l.used)} of ${number(l.most)} ${l.unit}s`;
+        return <tr key={`${l.limit} ${l.of}`}><td>{l.limit}</td><td>{l.of ?? ''}</td>
+          <td>{text}<span class="bar" role="img" aria-label={text}><span style={{ width: `${100 * part(l)}%` }} /></span></td></tr>;
+      })}</tbody>
+    </table>{rows.length > SHOWN && <p class="soft">{rows.length - SHOWN} more are not shown.</p>}</div>}
   </section>;
 }

@@ -2,11 +2,11 @@
 import { render } from 'preact';
 import { useCallback, useEffect, useState } from 'preact/hooks';
 
-import { type Ended, type GPUView, hasToken, type Kernel, read, setToken, takeToken, type UsageRow } from './api';
+import { type Ended, type GPUView, hasToken, type Kernel, type Limit, read, setToken, takeToken, type UsageRow } from './api';
 import { Detail } from './detail';
 import { type Action, ActionDialog } from './dialogs';
 import { GPUs } from './gpus';
-import { EndedKernels, Usage } from './history';
+import { EndedKernels, Limits, Usage } from './history';
 import { Kernels, Waiting } from './kernels';
 import { follow, type Health, type Totals } from './stream';
 
@@ -72,9 +72,10 @@ function Page() {
   const me = usePolled<{ identity: { username: string; name: string } }>('api/me', HISTORY, live);
   const version = usePolled<{ version: string }>('api', HISTORY, live);
   const gpus = usePolled<GPUView>('api/gpus', GPUS, live);
+  const limits = usePolled<Limit[]>('api/limits', GPUS, live);
   const ended = usePolled<Ended[]>('api/kernels?culled=1', HISTORY, live);
   const usage = usePolled<{ usage: UsageRow[] }>('api/usage?since=168h&by=user', HISTORY, live);
-  const problem = [gpus, ended, usage].map(p => p.problem).find(Boolean);
+  const problem = [gpus, limits, ended, usage].map(p => p.problem).find(Boolean);
 
   if (health.state === 'refused') {
     return <main><Login message={hasToken() ? health.message : ''} done={token => {
@@ -101,6 +102,7 @@ function Page() {
           <Kernels kernels={kernels} now={now} show={show} />
           <Waiting kernels={kernels} now={now} show={show} />
           <GPUs view={gpus.value} show={show} />
+          <Limits list={limits.value} />
           <EndedKernels ended={ended.value} kernels={kernels} />
           <Usage rows={usage.value?.usage} />
         </>}

@@ -1,0 +1,50 @@
+package limits
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+)
+
+// Use says how far one limit is reached.
+type Use struct {
+	Limit string  // its name, such as kernels-per-user
+	Of    string  // the user, group or kernelspec; "" for a limit of all kernels
+	GPUs  bool    // GPUs are counted, not kernels
+	Most  float64 // may be 0: then nothing is allowed
+	Used  float64
+}
+
+// Uses returns how far those limits are reached that one of the starts would have to keep, each once, by name and what
+// it is of. A start without a kernelspec has no limit of one.
+func (p *Policy) Uses(starts, held []launcher.Held) []Use {
+	if p == nil {
+		return nil
+	}
+	type key struct{ limit, of string }
+	seen := map[key]bool{}
+	var uses []Use
+	for _, start := range starts {
+		for _, b := range p.bounds(start) {
+			if b.name == limitPerKernelspec && start.SpecName == "" || seen[key{b.name, b.subject}] {
+				continue
+			}
+			seen[key{b.name, b.subject}] = true
+			var used int64
+			for _, h := range held {
+				if b.applies(h) {
+					used += b.weight(h)
+				}
+			}
+			u := Use{Limit: b.name, Of: b.subject, GPUs: b.gpus, Most: float64(b.most), Used: float64(used)}
+			if b.gpus {
+				u.Most, u.Used = gpu.Amount(b.most).Float(), gpu.Amount(used).Float()
+			}
+			uses = append(uses, u)
+		}
+	}
+	slices.SortFunc(uses, func(a, b Use) int { return cmp.Or(cmp.Compare(a.Limit, b.Limit), cmp.Compare(a.Of, b.Of)) })
+	return uses
+}
