@@ -154,6 +154,7 @@ func (f *fakeLauncher) startForReal(req launcher.Request) (launcher.Kernel, bool
 	f.add(req.ID, req.Spec.Name, f.newState)
 	f.change(func() {
 		f.kernels[req.ID].Owner = req.Owner
+		f.kernels[req.ID].Profile = req.Spec.Profile
 		if req.Flavor != nil {
 			f.kernels[req.ID].Flavor = req.Flavor.Name
 		}

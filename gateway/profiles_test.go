@@ -92,6 +92,10 @@ func TestProfiles_AsSpecs(t *testing.T) {
 	}
 	g.do("GET", "/api/kernelspecs/torch--BIG", "", as("bob")).want(t, 200, `"display_name":"PyTorch (Big one)"`)
 	g.do("GET", "/api/kernelspecs/torch--none", "", as("bob")).want(t, 404, "not found")
+	start := `{"name": "torch", "flavor": "quarter", "env": {"KERNEL_PROFILE": "big"}}`
+	k := decode[kernelModel](t, g.do("POST", "/api/kernels", start, as("bob")).want(t, 201, `"name":"torch--big"`))
+	g.do("GET", "/api/kernels/"+k.ID, "", as("bob")).want(t, 200, `"name":"torch--big"`)
 	off := startUserGateway(t, withProfiles(false))
+	off.do("POST", "/api/kernels", start, as("bob")).want(t, 201, `"name":"torch"`)
 	off.do("GET", "/api/kernelspecs/torch--big", "", as("bob")).want(t, 404, "not found")
 }
