@@ -200,6 +200,7 @@ func TestHelm_Manifests(t *testing.T) {
 		{"flavors", "flavors:\n  list:\n  " + list, flavors},
 		{"watch-nodes", "watchNodes: true", watchNodes},
 		{"watch-gpus", "watchGPUs: true", watchGPUs},
+		{"pre-pull", "prePull: true", prePull},
 		{"homes", "homes: true", homes},
 		{"driver-ports", "driverPorts: true", ports},
 		{"gpu-agent", "gpuAgent: {enabled: true}", gpuAgent},
@@ -291,6 +292,7 @@ homes: true
 driverPorts: true
 watchNodes: true
 watchGPUs: true
+prePull: true
 keepKernels: true
 priorityClasses: [{name: low, value: -10, preemptionPolicy: Never, description: jobs}]
 networkPolicy: {egress: {except: [203.0.113.7/32, "2001:db8::7/128"]}}

@@ -45,6 +45,7 @@ var (
 	watchGPUs  = build{"overlays/token", []string{"watch-gpus"}}
 	homes      = build{"overlays/token", []string{"homes"}}
 	ports      = build{"overlays/token", []string{"driver-ports"}}
+	prePull    = build{"overlays/token", []string{"pre-pull"}}
 	gpuAgent   = build{"overlays/token", []string{"gpu-agent"}}
 	keep       = build{"overlays/token", []string{"keep-kernels"}}
 )
@@ -153,7 +154,7 @@ func files(k types.Kustomization) []string {
 
 // Every build has only keys and kinds that Kubernetes has: kubectl would reject others or, worse, ignore them.
 func TestManifests_Strict(t *testing.T) {
-	for _, b := range []build{base, token, metrics, prometheus, openshift, flavors, watchNodes} {
+	for _, b := range []build{base, token, metrics, prometheus, openshift, flavors, watchNodes, prePull} {
 		if n := len(b.objects(t)); n < 5 {
 			t.Errorf("%s with %v has only %d objects", b.dir, b.components, n)
 		}
@@ -452,6 +453,40 @@ func TestManifests_DriverPorts(t *testing.T) {
 		!slices.Equal(role.Rules[0].Verbs, []string{"create"}) || bound.RoleRef.Name != role.Name ||
 		len(bound.Subjects) != 1 || bound.Subjects[0].Name != account.Name || bound.Namespace != role.Namespace {
 		t.Errorf("%+v, %+v", role, bound)
+	}
+}
+
+// Only the component pre-pull lets gateways create DaemonSets, and in the kernels' namespace alone. Without it they may
+// remove those of an earlier setting.
+func TestManifests_PrePull(t *testing.T) {
+	for _, b := range []build{token, prePull} {
+		for _, o := range b.objects(t) {
+			role, ok := o.(*rbacv1.Role)
+			if !ok || role.Name == "ekg-pre-pull" {
+				continue
+			}
+			for _, rule := range role.Rules {
+				if slices.Contains(rule.Resources, "daemonsets") &&
+					(role.Namespace != "ekg-kernels" || !slices.Equal(rule.Verbs, []string{"list", "delete"})) {
+					t.Errorf("%s may %v DaemonSets", role.Name, rule.Verbs)
+				}
+			}
+		}
+	}
+	role := find[*rbacv1.Role](t, prePull, "ekg-pre-pull")
+	bound := find[*rbacv1.RoleBinding](t, prePull, "ekg-pre-pull")
+	account := find[*corev1.ServiceAccount](t, prePull, "ekg")
+	if role.Namespace != "ekg-kernels" || len(role.Rules) != 1 ||
+		!slices.Equal(role.Rules[0].APIGroups, []string{"apps"}) ||
+		!slices.Equal(role.Rules[0].Resources, []string{"daemonsets"}) ||
+		!slices.Equal(role.Rules[0].Verbs, []string{"create", "update"}) ||
+		bound.RoleRef.Name != role.Name || bound.Namespace != role.Namespace || len(bound.Subjects) != 1 ||
+		bound.Subjects[0].Name != account.Name || bound.Subjects[0].Namespace != account.Namespace {
+		t.Errorf("%+v, %+v", role, bound)
+	}
+	env := find[*appsv1.Deployment](t, prePull, "ekg").Spec.Template.Spec.Containers[0].Env
+	if !slices.Contains(env, corev1.EnvVar{Name: "EKG_PRE_PULL", Value: "true"}) {
+		t.Errorf("the gateway's variables are %v", env)
 	}
 }
 

@@ -325,6 +325,14 @@ const podKernelspec = `{"argv": ["python3", "-m", "ipykernel_launcher", "-f", "{
  "display_name": "Python 3", "language": "python",
  "metadata": {"ekg": {"image": "localhost/kernel-py:dev"}}}`
 
+// leftPulls is a DaemonSet of a gateway with --pre-pull, which no node takes. A gateway without the setting removes it.
+const leftPulls = `{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "ekg-pre-pull-left",
+ "namespace": "ekg-kernels", "labels": {"app.kubernetes.io/managed-by": "ekg",
+  "app.kubernetes.io/component": "pre-pull"}},
+ "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": {"metadata": {"labels": {"a": "b"}},
+  "spec": {"nodeSelector": {"no-such": "node"}, "containers": [{"name": "wait", "image": "localhost/ekg:dev",
+   "securityContext": {"allowPrivilegeEscalation": false}}]}}}}`
+
 // longAgo is the name of an expired config map of kernels' ends.
 const longAgo = "ekg-endings-2020010100"
 
@@ -356,6 +364,7 @@ func installInCluster(t *testing.T) *inCluster {
 	c.kubectl(t, "", "-n", k.namespace, "create", "configmap", longAgo)
 	c.kubectl(t, "", "-n", k.namespace, "label", "configmap", longAgo, "app.kubernetes.io/managed-by=ekg",
 		"app.kubernetes.io/component=endings")
+	c.kubectl(t, leftPulls, "create", "-f", "-")
 	k.rolledOut()
 	k.balance()
 	return k

@@ -44,6 +44,10 @@ func TestE2E_KubeReplicas(t *testing.T) {
 		if err != nil || out != "" {
 			t.Errorf("an expired config map is still there: %q, %v", out, err)
 		}
+		out, err = k.cluster.tryKubectl("", "-n", k.namespace, "get", "daemonsets", "-o", "name")
+		if err != nil || out != "" {
+			t.Errorf("a DaemonSet of another setting is still there: %q, %v", out, err)
+		}
 	})
 	t.Run("the Role allows what gateways do, and no more", func(t *testing.T) { k.in(t).checkRights(began) })
 	var all []model

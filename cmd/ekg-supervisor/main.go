@@ -31,6 +31,14 @@
 // is for the postStart hook of that container: it waits until the copy exists, for ten seconds at most, and exits with
 // 0.
 //
+//	ekg-supervisor install PATH
+//
+// copies this program to PATH, for other containers of the pod.
+//
+//	ekg-supervisor wait
+//
+// does nothing until SIGTERM or SIGINT, and exits with 0.
+//
 //	ekg-supervisor install-gpu DIR
 //
 // copies ekg-gpu and ekg-gpu-agent, which are shipped beside this program, for a container whose image has a libc.
@@ -82,6 +90,10 @@ func run() int {
 			return pod(logger)
 		case "installed":
 			return installed()
+		case "install":
+			return installSelf(os.Args[2:])
+		case "wait":
+			return wait()
 		case "install-gpu":
 			return installGPU(os.Args[2:], besideSelf("ekg-gpu"), besideSelf("ekg-gpu-agent"))
 		case "parent":

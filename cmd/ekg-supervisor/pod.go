@@ -104,6 +104,27 @@ func install(program, path string) error {
 	})
 }
 
+// installSelf copies this program to a path, for other containers of a pod.
+func installSelf(args []string) int {
+	if len(args) != 1 {
+		fmt.Fprintln(os.Stderr, "usage: ekg-supervisor install PATH")
+		return 2
+	}
+	if err := install(selfProgram, args[0]); err != nil {
+		fmt.Fprintln(os.Stderr, "ekg-supervisor:", err)
+		return 1
+	}
+	return 0
+}
+
+// wait waits for the signal that ends a container.
+func wait() int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	<-ctx.Done()
+	return 0
+}
+
 // installGPU copies programs to a folder, for a container whose image has a libc.
 func installGPU(args []string, programs ...string) int {
 	if len(args) != 1 {

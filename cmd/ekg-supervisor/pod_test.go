@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -358,6 +359,56 @@ func TestInstallGPU(t *testing.T) {
 	for code, args := range map[int][]string{1: {to + "/none/at/all"}, 2: nil} {
 		if got := installGPU(args, programs...); got != code {
 			t.Errorf("%q: exit code %d, want %d", args, got, code)
+		}
+	}
+}
+
+// The copy that `install` makes is this program, for any user of the pod to run. Other arguments are rejected.
+func TestInstallSelf(t *testing.T) {
+	to := filepath.Join(t.TempDir(), "bin", "copy")
+	if code := installSelf([]string{to}); code != 0 {
+		t.Fatalf("exit code %d", code)
+	}
+	want, err := os.ReadFile(selfProgram)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(to)
+	if err != nil || !bytes.Equal(got, want) {
+		t.Errorf("the copy has %d bytes, want %d: %v", len(got), len(want), err)
+	}
+	if info, err := os.Stat(to); err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("%v, %v", info, err)
+	}
+	for code, args := range map[int][]string{1: {to + "/none/at/all"}, 2: nil} {
+		if got := installSelf(args); got != code {
+			t.Errorf("%q: exit code %d, want %d", args, got, code)
+		}
+	}
+}
+
+// wait ends with 0 at the signal of the kubelet, and not before.
+func TestWait(t *testing.T) {
+	keep := make(chan os.Signal, 1) // the signal must not end this test's process
+	signal.Notify(keep, syscall.SIGTERM)
+	defer signal.Stop(keep)
+	ended := make(chan int, 1)
+	go func() { ended <- wait() }()
+	again := time.NewTicker(10 * time.Millisecond) // the first signal may come before wait listens
+	defer again.Stop()
+	for limit := time.After(20 * time.Second); ; {
+		if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case code := <-ended:
+			if code != 0 {
+				t.Errorf("exit code %d", code)
+			}
+			return
+		case <-again.C:
+		case <-limit:
+			t.Fatal("it goes on")
 		}
 	}
 }

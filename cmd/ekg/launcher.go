@@ -26,7 +26,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
 
-// openLauncher opens the launcher that the settings select. reaper may be nil.
+// openLauncher opens the launcher that the settings select. reaper may be nil. starts returns a plain start of each
+// kernelspec.
 func openLauncher(
 	ctx context.Context,
 	s *settings.Settings,
@@ -34,6 +35,7 @@ func openLauncher(
 	log *slog.Logger,
 	watch launcher.Observer,
 	reaper *proctree.Reaper,
+	starts func() []launcher.Request,
 ) (launcher.Launcher, error) {
 	switch s.Launcher {
 	case "local":
@@ -73,7 +75,7 @@ func openLauncher(
 			ControlGroups: groups,
 		})
 	case "kubernetes":
-		return openKube(ctx, s, limits, log, watch)
+		return openKube(ctx, s, limits, log, watch, starts)
 	default:
 		return nil, fmt.Errorf("%s: unknown launcher %q", s.Place("launcher"), s.Launcher)
 	}
@@ -86,6 +88,7 @@ func openKube(
 	limits launcher.Limits,
 	log *slog.Logger,
 	watch launcher.Observer,
+	starts func() []launcher.Request,
 ) (launcher.Launcher, error) {
 	kube.LogTo(log)
 	cluster, err := kube.Connect(s.Kubeconfig, s.KubeContext, kube.Rate{QPS: s.KubeQPS, Burst: s.KubeBurst})
@@ -122,6 +125,9 @@ func openKube(
 		Limits:          limits,
 		Log:             log,
 		Observer:        watch,
+	}
+	if s.PrePull {
+		o.PrePull = starts
 	}
 	if s.KubePeers != "" {
 		if !cluster.Inside() || s.PodIP == "" {

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/gateway"
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
@@ -53,6 +55,7 @@ type server struct {
 	// Owned by Run.
 	steps  []step
 	reaper *proctree.Reaper // nil: this is not a container's first process
+	starts func() []launcher.Request
 }
 
 // step undoes the start of a part.
@@ -65,7 +68,7 @@ func newServer(s *settings.Settings, stdout io.Writer, log *slog.Logger) *server
 	v := &server{settings: s, stdout: stdout, log: log}
 	v.openLauncher = func(ctx context.Context, s *settings.Settings, limits launcher.Limits, log *slog.Logger,
 		watch launcher.Observer) (launcher.Launcher, error) {
-		return openLauncher(ctx, s, limits, log, watch, v.reaper)
+		return openLauncher(ctx, s, limits, log, watch, v.reaper, v.starts)
 	}
 	return v
 }
@@ -181,6 +184,7 @@ func (v *server) reapOrphans(pid int) {
 // backend holds what a gateway needs to start and reach kernels.
 type backend struct {
 	specs     *kernelspecs.Finder
+	flavors   *flavor.File   // nil without --flavors
 	usersFile *identity.File // nil without --users-file
 	limits    *limits.Policy
 	launcher  launcher.Launcher
@@ -195,6 +199,12 @@ func (v *server) openBackend(ctx context.Context, counters *metrics.Metrics) (b 
 	if b.usersFile, err = openUsersFile(v.settings); err != nil {
 		return b, err
 	}
+	if path := v.settings.Flavors; path != "" {
+		if b.flavors, err = flavor.Open(path, v.log); err != nil {
+			return b, fmt.Errorf("%s: %w", v.settings.Place("flavors"), err)
+		}
+	}
+	v.starts = b.plainStarts
 	b.limits = v.settings.KernelLimits(b.specs, b.usersFile)
 	if b.launcher, err = v.openLauncher(ctx, v.settings, b.limits, v.log, counters); err != nil {
 		return b, err
@@ -203,15 +213,36 @@ func (v *server) openBackend(ctx context.Context, counters *metrics.Metrics) (b 
 	return b, nil
 }
 
+// plainStarts returns a start of each kernelspec without any wish of a client. A kernelspec whose flavor does not exist
+// cannot be started, and is left out.
+func (b backend) plainStarts() (starts []launcher.Request) {
+	var flavors []flavor.Flavor
+	if b.flavors != nil {
+		flavors = b.flavors.List()
+	}
+	for _, spec := range b.specs.List() {
+		req := launcher.Request{ID: uuid.Nil.String(), Spec: spec}
+		ext, err := spec.Extension()
+		if err != nil {
+			continue // the launcher refuses it too
+		}
+		if ext.Flavor != "" {
+			at := slices.IndexFunc(flavors, func(f flavor.Flavor) bool { return f.Name == ext.Flavor })
+			if at < 0 {
+				continue
+			}
+			req.Flavor = &flavors[at]
+		}
+		starts = append(starts, req)
+	}
+	return starts
+}
+
 // newGateway creates the gateway with these options, the kernels of b and the users of the settings.
 func (v *server) newGateway(o gateway.Options, b backend) (*gateway.Gateway, error) {
 	o.Launcher, o.Specs, o.Limits = b.launcher, b.specs, b.limits
-	if path := v.settings.Flavors; path != "" {
-		flavors, err := flavor.Open(path, v.log)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", v.settings.Place("flavors"), err)
-		}
-		o.Flavors = flavors
+	if b.flavors != nil { // a nil *File in the interface would not be nil
+		o.Flavors = b.flavors
 	}
 	users, err := openUsers(v.settings, b.usersFile, v.log)
 	if err != nil {

@@ -88,6 +88,11 @@ type Options struct {
 	// WatchGPUs says to watch nodes and the pods of all namespaces, so that ViewGPUs returns totals, and what other pods
 	// hold. It needs the rights to list and watch both. Without a right, the view is incomplete and says so.
 	WatchGPUs bool
+
+	// PrePull returns a plain start of each kernelspec, whose images are pulled on the nodes ahead. It needs rights on
+	// DaemonSets in Pods.Namespace. It is called by one goroutine. nil: nothing is pulled ahead, and DaemonSets of earlier
+	// gateways are removed.
+	PrePull func() []launcher.Request
 }
 
 // timing holds the durations that tests shorten.

@@ -14,8 +14,9 @@ import (
 )
 
 // One of the gateways is the reaper. It removes what is no longer needed: leftovers of kernels, starts that no client
-// has claimed, old endings. It holds a lease in the kernels' namespace. Two reapers at one time would do no harm: each
-// deletes exactly the pods that it has found to be leftovers, and a leftover never becomes needed again.
+// has claimed, old endings. It keeps the DaemonSets that pull images ahead. It holds a lease in the kernels' namespace.
+// Two reapers at one time would do no harm: each deletes exactly the pods that it has found to be leftovers, and a
+// leftover never becomes needed again.
 const (
 	reaperLease = "ekg-reaper"
 
@@ -31,6 +32,7 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 	l.reaping.Store(true)
 	defer l.reaping.Store(false)
 	var pruned time.Time
+	pulls := prePuller{l: l}
 	for sleep.For(ctx, l.timing.maintenance) == nil {
 		if now := l.timing.now(); now.Sub(pruned) >= pruneEvery {
 			pruned = now
@@ -38,6 +40,7 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 		}
 		l.announceNodes()
 		l.markEvictable(ctx)
+		pulls.round(ctx)
 		for _, informer := range l.informers {
 			for _, o := range informer.GetStore().List() {
 				pod, ok := o.(*corev1.Pod)

@@ -54,12 +54,15 @@ const (
 const (
 	Claim     = "claim"      // name of a PersistentVolumeClaim
 	ConfigMap = "configmap"  // name of a ConfigMap
+	DaemonSet = "daemonset"  // name of a DaemonSet
 	Entry     = "entry"      // of the state directory
+	Images    = "images"     // names of images, with spaces between them
 	Key       = "key"        // in a ConfigMap
 	Killed    = "killed"     // a number of processes
 	Lease     = "lease"      // namespace and name of a Lease
 	MasterKey = "master_key" // fingerprint of the master key of new kernels
 	SecondKey = "second_key" // fingerprint of the second master key
+	Nodes     = "nodes"      // a number of nodes
 	Replica   = "replica"    // pod of another gateway
 	To        = "to"         // new name of an entry of the state directory
 	What      = "what"       // what the cluster was asked for

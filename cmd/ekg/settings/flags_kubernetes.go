@@ -164,6 +164,13 @@ var kubernetesSettings = []group{
 				"the right to list and watch nodes and all pods, which the component watch-gpus gives",
 		},
 		{
+			Name: "pre-pull", Env: []string{"EKG_PRE_PULL"},
+			value: boolean(func(s *Settings) *bool { return &s.PrePull }),
+			Usage: "pull the images of all kernelspecs on the nodes where their kernels may run, before anybody waits. It " +
+				"needs the rights to create, list, update and delete DaemonSets in the kernels' namespace, which the component " +
+				"pre-pull gives",
+		},
+		{
 			Name: "kube-peers", Env: []string{"EKG_KUBE_PEERS"},
 			value: text(func(s *Settings) *string { return &s.KubePeers }),
 			Usage: "label selector of the pods of all replicas of this gateway, in its own namespace. With --pod-ip, " +

@@ -103,6 +103,7 @@ type Settings struct {
 	EvictIdleAfter      time.Duration
 	WatchNodes          bool
 	WatchGPUs           bool
+	PrePull             bool
 	KubePeers           string
 	PodIP               string
 

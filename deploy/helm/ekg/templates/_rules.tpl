@@ -16,6 +16,10 @@
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [create, get, update]
+# Removal of what prePull has left behind.
+- apiGroups: [apps]
+  resources: [daemonsets]
+  verbs: [list, delete]
 {{- end }}
 
 {{- define "ekg.rulesPeers" }}
@@ -40,6 +44,12 @@
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [create]
+{{- end }}
+
+{{- define "ekg.rulesPrePull" }}
+- apiGroups: [apps]
+  resources: [daemonsets]
+  verbs: [create, update]
 {{- end }}
 
 {{- define "ekg.rulesNodes" }}
