@@ -7,7 +7,7 @@ FUZZTIME ?= 30s
 RELEASES ?= 1.35.4 1.36.3
 
 .DEFAULT_GOAL := help
-.PHONY: help build labextension page screenshots demo test unit interop lint e2e e2e-machine e2e-cluster e2e-releases image-check gpu-check chaos costs vulncheck fuzz bench bench-quick microbench cluster cluster-down generate verify clean
+.PHONY: help build labextension page screenshots demo test unit interop lint e2e e2e-machine e2e-cluster e2e-releases image image-push image-check gpu-check chaos costs vulncheck fuzz bench bench-quick microbench cluster cluster-down generate verify clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -50,6 +50,12 @@ e2e-cluster: ## end to end tests whose kernels are pods of KUBECONFIG's cluster,
 
 e2e-releases: ## the tests that depend on Kubernetes itself, on other RELEASES of it (default: those supported besides the cluster's own)
 	@GO='$(GO)' hack/releases $(RELEASES)
+
+image: ## build the image for amd64 and arm64 with docker, podman or buildah; IMAGE=registry.example.com/ekg:1.0 names it
+	@VERSION='$(VERSION)' hack/multiarch build '$(IMAGE)'
+
+image-push: ## build the image as `make image` does, and push it
+	@VERSION='$(VERSION)' hack/multiarch push '$(IMAGE)'
 
 image-check: ## build the image of deploy/Dockerfile with buildah, as root on Debian, and check its content
 	@GO='$(GO)' hack/image

@@ -88,6 +88,6 @@ service.ports {{ .name }}: has no effect. Kernels do not call back to a port of 
 {{- end }}
 {{- end }}
 {{- if .Values.kip.enabled }}
-kip: has no effect. Nodes pull the images of kernels when a kernel starts.
+kip: has no effect. With prePull=true nodes pull the images of all kernelspecs ahead.
 {{- end }}
 {{- end }}
