@@ -202,6 +202,14 @@ func (k *inCluster) withoutKubelet() {
 	early := replicas[0].kernel("python3")
 	replicas[1].waits(early, "has not accepted it")
 	k.cluster.kubectl(t, "", "wait", "node/node1", "--for=condition=Ready=Unknown", "--timeout=120s")
+	// The taint follows the condition. Until then the scheduler gives the node further pods.
+	k.eventually(30*time.Second, "the node is tainted", func() error {
+		out, err := k.cluster.tryKubectl("", "get", "node/node1", "-o", "jsonpath={.spec.taints[*].key}")
+		if err == nil && !strings.Contains(out, "node.kubernetes.io/unreachable") {
+			err = fmt.Errorf("its taints are %q", out)
+		}
+		return err
+	})
 	t.Logf("noticed after %v", time.Since(began).Round(time.Second))
 	late := replicas[1].kernel("python3")
 	replicas[0].waits(late, "does not answer")
