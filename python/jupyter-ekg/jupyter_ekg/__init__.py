@@ -3,7 +3,8 @@
 Installing the package enables it, and without ``--gateway-url`` it does nothing. With it:
 
 * ``connection`` replaces the class that connects a browser's websocket to the gateway's;
-* ``handlers`` serves a kernel's log to the page that shows its notebook;
+* ``handlers`` serves a kernel's log to the page that shows its notebook, and what the panel of kernels needs;
+* ``watch`` follows the gateway's kernels for the panel;
 * ``client`` has the kernel manager for nbclient, papermill and nbconvert;
 * ``cli`` is ``jupyter ekg``.
 """

@@ -7,6 +7,7 @@ from jupyter_server.gateway.gateway_client import GatewayClient
 from . import handlers, older
 from ._version import __version__
 from .connection import EkgWebsocketConnection
+from .watch import Watch
 
 _KERNEL_MANAGER = "jupyter_server.gateway.managers.GatewayKernelManager"
 
@@ -20,7 +21,7 @@ def load(serverapp):
         serverapp.log.debug("jupyter-ekg: no gateway is configured, nothing to do")
         return
     settings = serverapp.web_app.settings
-    handlers.add(serverapp.web_app, settings["base_url"])
+    handlers.add(serverapp.web_app, settings["base_url"], Watch(serverapp.log))
     # The clients of jupyter_server's own class open their websocket without the gateway's token.
     if serverapp.kernel_manager.kernel_manager_class == _KERNEL_MANAGER:
         serverapp.kernel_manager.kernel_manager_class = "jupyter_ekg.client.EkgServerKernelManager"

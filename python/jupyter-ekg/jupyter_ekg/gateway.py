@@ -176,6 +176,74 @@ async def user() -> str:
         return username(await read_json(response))
 
 
+async def user_or_none() -> str:
+    """Returns the same, or "" if the gateway has no such route. Raises Refused and Unreachable."""
+    try:
+        return await user()
+    except Refused as err:
+        if err.status in (404, 405):
+            return ""
+        raise
+
+
+async def kernels() -> list[Any]:
+    """Returns the models of the kernels that the gateway lists. Raises Refused and Unreachable."""
+    async with get(GatewayClient.instance().kernels_endpoint, {}) as response:
+        models = await read_json(response)
+    if not isinstance(models, list):
+        raise Unreachable("its list of kernels is no list")
+    return models
+
+
+async def kernel(kernel_id: str) -> dict[str, Any]:
+    """Returns a kernel's model. Raises Refused and Unreachable."""
+    async with get(_kernel_path(kernel_id), {}) as response:
+        model = await read_json(response)
+    return model if isinstance(model, dict) else {}
+
+
+async def change(kernel_id: str, method: str, action: str = "", body: Any = None) -> Any:
+    """Sends a request that changes a kernel: ``action`` is a path below the kernel's. Returns the answer's JSON, or None
+    if there is none. Raises Refused and Unreachable."""
+    options = _options()
+    url = (GatewayClient.instance().url or "").rstrip("/") + _kernel_path(kernel_id) + action
+    async with _session(options, url) as session:
+        try:
+            response = await within(
+                GatewayClient.instance().request_timeout, session.request(method, yarl.URL(url, encoded=True), json=body)
+            )
+        except asyncio.TimeoutError as err:
+            raise Unreachable("no answer") from err
+        except (aiohttp.ClientError, OSError, ValueError) as err:
+            raise Unreachable(describe(err)) from err
+        async with response:
+            if response.status >= 300:
+                raise Refused(response.status, await _message(response))
+            return None if response.status == 204 else await read_json(response)
+
+
+@contextlib.asynccontextmanager
+async def events() -> AsyncIterator[aiohttp.ClientResponse]:
+    """Opens the gateway's stream of events. Raises Refused and Unreachable."""
+    async with get("/api/events", {}) as response:
+        yield response
+
+
+async def read_events(response: aiohttp.ClientResponse, silence: float) -> AsyncIterator[tuple[str, Any]]:
+    """Yields the names and data of server-sent events. Ends with the stream. Raises Unreachable if the stream breaks
+    off, or says nothing for ``silence`` seconds."""
+    name = ""
+    async for line in _lines(response, silence):
+        field, _, value = line.decode(errors="replace").partition(": ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            try:
+                yield name, json.loads(value)
+            except ValueError as err:
+                raise Unreachable(f"an event cannot be read: {err}") from err
+
+
 def username(answer: Any) -> str:
     """Returns the name in an answer to ``GET /api/me``, or ""."""
     identity = answer.get("identity") if isinstance(answer, dict) else None
@@ -188,9 +256,8 @@ async def is_own(kernel_id: str) -> bool:
 
     A user with whom the kernel is shared to use can publish output in the name of any cell. Code of that user may go on
     after the grant was withdrawn."""
-    async with get(_kernel_path(kernel_id), {}) as response:
-        model = await read_json(response)
-    if not isinstance(model, dict):
+    model = await kernel(kernel_id)
+    if not model:
         return False
     if not has_users(model):
         return True
@@ -211,24 +278,39 @@ def has_users(model: dict[str, Any]) -> bool:
 
 async def log_lines(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
     """Yields the lines of a log as they arrive. Raises Unreachable if the connection breaks."""
+    async for line in _lines(response, None):
+        try:
+            value = json.loads(line) if line.strip() else None
+        except ValueError as err:
+            raise Unreachable(f"the log broke off: {err}") from err
+        if isinstance(value, dict):
+            yield value
+
+
+async def _lines(response: aiohttp.ClientResponse, silence: float | None) -> AsyncIterator[bytes]:
+    """Yields the complete lines of a body, of any length up to the bound. Raises Unreachable if the connection breaks,
+    or brings nothing for ``silence`` seconds."""
     begun: list[bytes] = []  # pieces of an incomplete line
     length = 0
-    try:
-        async for piece in response.content.iter_any():
-            *ends, rest = piece.split(b"\n")
-            for end in ends:
-                line = b"".join((*begun, end))
-                begun.clear()
-                length = 0
-                value = json.loads(line) if line.strip() else None
-                if isinstance(value, dict):
-                    yield value
-            begun.append(rest)
-            length += len(rest)
-            if length > _MAX_LINE:
-                raise Unreachable("a line of the log has no end")
-    except (aiohttp.ClientError, ValueError) as err:
-        raise Unreachable(f"the log broke off: {err}") from err
+    while True:
+        try:
+            reading = response.content.readany()
+            piece = await (reading if silence is None else within(silence, reading))
+        except asyncio.TimeoutError as err:
+            raise Unreachable("it is silent") from err
+        except (aiohttp.ClientError, ValueError) as err:
+            raise Unreachable(f"the answer broke off: {err}") from err
+        if not piece:
+            return
+        *ends, rest = piece.split(b"\n")
+        for end in ends:
+            yield b"".join((*begun, end))
+            begun.clear()
+            length = 0
+        begun.append(rest)
+        length += len(rest)
+        if length > _MAX_LINE:
+            raise Unreachable("a line has no end")
 
 
 @contextlib.asynccontextmanager

@@ -3,6 +3,10 @@
 ``GET {base_url}jupyter-ekg/kernels/ID/log`` forwards the gateway's log of a kernel, read with the server's own
 credential. Any user who may read kernels here may read it. ``.../kernels/ID/outputs`` returns the cells' outputs from
 that log, and ``{base_url}jupyter-ekg/me`` the user that the gateway knows by that credential.
+
+``GET {base_url}jupyter-ekg/events`` is a stream of the kernels as they change. ``PATCH .../kernels/ID`` keeps and shares
+a kernel, ``POST .../kernels/ID/interrupt`` and ``.../restart`` and ``DELETE .../kernels/ID`` do the same as the gateway's.
+Nothing else is forwarded. The gateway decides what the server's credential allows.
 """
 
 from __future__ import annotations
@@ -19,9 +23,15 @@ from tornado.iostream import StreamClosedError
 
 from . import errors, gateway
 from .outputs import Log
+from .watch import Watch, event
 
 # A kernel's id in a path, named as in jupyter_server's handlers.
 KERNEL_ID = r"(?P<kernel_id>\w+-\w+-\w+-\w+-\w+)"
+_ACTION = r"(?P<action>interrupt|restart)"
+_CHANGES = ("keep_until", "shared_with")  # members of a PATCH that are forwarded
+_MOST_BODY = 1 << 20  # bytes of a PATCH; the gateway's own bound is smaller
+_UNREAD = 60.0  # seconds after which a page that takes nothing is disconnected
+_COMMENT = 15.0  # seconds of silence after which a comment shows that the stream lives
 _PARAMETERS = ("log", "after", "limit", "parent", "follow")
 
 
@@ -121,7 +131,118 @@ class UserHandler(APIHandler):
             self.finish(json.dumps({"identity": {"username": await gateway.user()}}))
 
 
-def add(web_app, base_url: str) -> None:
+class EventsHandler(APIHandler):
+    """Streams the kernels that concern this server's users, as server-sent events."""
+
+    auth_resource = "kernels"
+
+    _sending: asyncio.Task | None = None
+
+    def initialize(self, watch: Watch):
+        """Gets the watch that all pages share."""
+        self._watch = watch
+
+    @web.authenticated
+    @authorized("read", resource="kernels")
+    async def get(self):
+        """Answers until the client disconnects."""
+        self.set_header("Content-Type", "text/event-stream")
+        self.set_header("Cache-Control", "no-store")
+        self.set_header("X-Accel-Buffering", "no")  # or nginx keeps events back
+        self._sending = asyncio.ensure_future(self._send())
+        try:
+            await self._sending
+        except asyncio.CancelledError:
+            if not self.request.connection.stream.closed():
+                raise
+        except (StreamClosedError, asyncio.TimeoutError):
+            self.request.connection.stream.close()
+
+    async def _send(self) -> None:
+        # Without users, all clients of the gateway are one owner: the kernels of other servers are no concern of ours.
+        def shown(model):
+            return gateway.has_users(model) or model["id"] in self.kernel_manager
+
+        silent_since = asyncio.get_running_loop().time()
+        updates = self._watch.pages(shown)
+        try:
+            async for events in updates:
+                now = asyncio.get_running_loop().time()
+                if events:
+                    self.write(b"".join(event(name, data) for name, data in events))
+                elif now - silent_since >= _COMMENT:
+                    self.write(b": alive\n\n")
+                else:
+                    continue
+                silent_since = now
+                await gateway.within(_UNREAD, self.flush())  # waits while the client does not read
+        finally:
+            await updates.aclose()
+
+    def on_connection_close(self):
+        """Stops when the client disconnects."""
+        if self._sending is not None:
+            self._sending.cancel()
+        super().on_connection_close()
+
+    def update_api_activity(self):
+        """Does nothing: a page that only watches does not keep the server from being culled."""
+
+
+class _ChangeHandler(APIHandler):
+    """A route that changes a kernel at the gateway."""
+
+    auth_resource = "kernels"
+
+    async def forward(self, kernel_id: str, method: str, action: str = "", body: object = None) -> None:
+        """Sends the request to the gateway, and answers as the gateway does."""
+        with errors.of_gateway():
+            # Without users the server's credential is valid for the kernels of other servers, too.
+            if kernel_id not in self.kernel_manager and not gateway.has_users(await gateway.kernel(kernel_id)):
+                raise web.HTTPError(404, f"Kernel does not exist: {kernel_id}")
+            answer = await gateway.change(kernel_id, method, action, body)
+        if answer is None:
+            self.set_status(204)
+            self.finish()
+        else:
+            self.finish(json.dumps(answer))
+
+
+class KernelHandler(_ChangeHandler):
+    """Keeps, shares and ends a kernel."""
+
+    @web.authenticated
+    @authorized("write", resource="kernels")
+    async def patch(self, kernel_id):
+        """Forwards the body's known members."""
+        if len(self.request.body) > _MOST_BODY:
+            raise web.HTTPError(413, "The request is too long.")
+        try:
+            body = json.loads(self.request.body)
+        except (ValueError, RecursionError) as err:
+            raise web.HTTPError(400, "The body is not JSON.") from err
+        if not isinstance(body, dict) or not body or not set(body) <= set(_CHANGES):
+            raise web.HTTPError(400, "The body is no object of keep_until or shared_with.")
+        await self.forward(kernel_id, "PATCH", body=body)
+
+    @web.authenticated
+    @authorized("write", resource="kernels")
+    async def delete(self, kernel_id):
+        """Shuts the kernel down."""
+        await self.forward(kernel_id, "DELETE")
+
+
+class ActionHandler(_ChangeHandler):
+    """Interrupts and restarts a kernel."""
+
+    @web.authenticated
+    @authorized("write", resource="kernels")
+    async def post(self, kernel_id, action):
+        """Forwards the action, without a body."""
+        await self.forward(kernel_id, "POST", "/" + action)
+
+
+def add(web_app, base_url: str, watch: Watch) -> None:
     """Adds the routes to the server's application."""
     kernel = url_path_join(base_url, "jupyter-ekg", "kernels", KERNEL_ID)
     web_app.add_handlers(
@@ -129,6 +250,9 @@ def add(web_app, base_url: str) -> None:
         [
             (url_path_join(kernel, "log"), KernelLogHandler),
             (url_path_join(kernel, "outputs"), KernelOutputsHandler),
+            (kernel, KernelHandler),
+            (url_path_join(kernel, _ACTION), ActionHandler),
+            (url_path_join(base_url, "jupyter-ekg", "events"), EventsHandler, {"watch": watch}),
             (url_path_join(base_url, "jupyter-ekg", "me"), UserHandler),
         ],
     )

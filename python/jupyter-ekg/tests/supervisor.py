@@ -88,6 +88,11 @@ class Supervisor:
         self.starts: list[dict] = []  # bodies of requests for a kernel
         self.start_status = 201
         self.start_error: str | None = None  # the body of the answer to a start that fails
+        self.events: list[bytes] | None = None  # of the stream; None for a gateway that has no stream
+        self._streams: set[asyncio.Transport] = set()  # that are open
+        self.served = 0  # pieces of streams that were written
+        self.changes: list[tuple] = []  # method, path, authorization and body of requests that change a kernel
+        self.change_error: tuple[int, str] | None = None  # the answer to them
         self._end_logs = asyncio.Event()
         self.open_logs = 0  # that are being followed
 
@@ -107,6 +112,9 @@ class Supervisor:
         app.router.add_get("/api/kernels", self._kernels)
         app.router.add_post("/api/kernels", self._start)
         app.router.add_delete("/api/kernels/{id}", self._delete)
+        app.router.add_patch("/api/kernels/{id}", self._change)
+        app.router.add_post("/api/kernels/{id}/{action}", self._change)
+        app.router.add_get("/api/events", self._events)
         app.router.add_get("/api/kernelspecs", self._kernelspecs)
         app.router.add_get("/api/sessions", self._sessions)
         app.router.add_get("/api/me", self._me)
@@ -132,6 +140,11 @@ class Supervisor:
     def peers(self) -> int:
         """How many websockets are open."""
         return len(self._sockets)
+
+    @property
+    def streams(self) -> int:
+        """How many streams of events are open."""
+        return len(self._streams)
 
     @property
     def blocked(self) -> bool:
@@ -177,6 +190,49 @@ class Supervisor:
         if self.start_error is not None:
             return web.Response(status=self.start_status, text=self.start_error, content_type="application/json")
         return web.json_response(self._model(), status=self.start_status)
+
+    async def _change(self, request: web.Request) -> web.Response:
+        self.changes.append(
+            (request.method, request.path, request.headers.get("Authorization"), (await request.text()) or None)
+        )
+        if self.change_error is not None:
+            status, message = self.change_error
+            return web.json_response({"message": message, "reason": "refused"}, status=status)
+        return web.json_response(self._model())
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        if self.events is None:
+            raise web.HTTPNotFound
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        transport = request.transport
+        self._streams.add(transport)
+        try:
+            sent = 0
+            while True:
+                self._more.clear()
+                for one in (self.events or [])[sent:]:
+                    await response.write(one)
+                    sent += 1
+                    self.served += 1
+                await self._more.wait()
+        finally:
+            self._streams.discard(transport)
+
+    def cut_streams(self) -> None:
+        """Breaks the streams."""
+        for transport in list(self._streams):
+            transport.abort()
+
+    def tell(self, *models: dict, removed: tuple[str, ...] = ()) -> None:
+        """Sends an update of kernels on the streams."""
+        data = json.dumps({"kernels": models, "removed": removed})
+        begin = "" if self.events else "event: reset\ndata: {}\n\n"
+        self.events = self.events or []
+        self.events.append(
+            f"{begin}event: kernels\ndata: {data}\n\n: comment\n\nevent: complete\ndata: {{}}\n\n".encode()
+        )
+        self._more.set()
 
     async def _delete(self, request: web.Request) -> web.Response:
         return web.Response(status=204)
