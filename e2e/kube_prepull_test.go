@@ -12,7 +12,8 @@ import (
 )
 
 // TestE2E_KubePrePull: the images of kernelspecs come to the node before any kernel is started, in a namespace that
-// enforces the security standard "restricted". The DaemonSet follows a changed kernelspec, and goes with the setting.
+// enforces the security standard "restricted". An image that cannot be pulled keeps no other waiting. The DaemonSet
+// follows a changed kernelspec, and goes with the setting.
 func TestE2E_KubePrePull(t *testing.T) {
 	t.Parallel() // it mostly waits
 	k := newKubeGateway(t, "--pre-pull")
@@ -23,6 +24,7 @@ func TestE2E_KubePrePull(t *testing.T) {
 	first.answer(http.StatusOK)
 	second.answer(http.StatusOK)
 	k.podSpec("pulled", map[string]any{"image": first.image})
+	k.podSpec("broken", map[string]any{"image": "127.0.0.1:1/broken:dev"}) // the first one; no registry answers there
 	k.podSpec("elsewhere", map[string]any{"image": "localhost/no-such-image:dev",
 		"nodeSelector": map[string]string{"no-such": "node"}})
 	k.start()
@@ -48,6 +50,7 @@ func TestE2E_KubePrePull(t *testing.T) {
 		})
 	}
 	pulled(first.image)
+	k.podSpec("broken", map[string]any{"image": first.image})
 	sets(2, "1/1") // the one that waits for another node has 0/0
 	k.podSpec("pulled", map[string]any{"image": second.image})
 	pulled(second.image)

@@ -213,27 +213,35 @@ func (v *server) openBackend(ctx context.Context, counters *metrics.Metrics) (b 
 	return b, nil
 }
 
-// plainStarts returns a start of each kernelspec without any wish of a client. A kernelspec whose flavor does not exist
-// cannot be started, and is left out.
+// plainStarts returns a start of each kernelspec without any wish of a client, and one with each of its profiles. A
+// start whose flavor does not exist is left out: no kernel can be started by it.
 func (b backend) plainStarts() (starts []launcher.Request) {
 	var flavors []flavor.Flavor
 	if b.flavors != nil {
 		flavors = b.flavors.List()
 	}
-	for _, spec := range b.specs.List() {
+	add := func(spec kernelspecs.Spec) {
 		req := launcher.Request{ID: uuid.Nil.String(), Spec: spec}
 		ext, err := spec.Extension()
 		if err != nil {
-			continue // the launcher refuses it too
+			return // the launcher refuses it too
 		}
 		if ext.Flavor != "" {
 			at := slices.IndexFunc(flavors, func(f flavor.Flavor) bool { return f.Name == ext.Flavor })
 			if at < 0 {
-				continue
+				return
 			}
 			req.Flavor = &flavors[at]
 		}
 		starts = append(starts, req)
+	}
+	for _, spec := range b.specs.List() {
+		add(spec)
+		for _, p := range spec.Profiles() {
+			if with, ok, err := spec.WithProfile(p.Name); ok && err == nil { // the finder has checked it
+				add(with)
+			}
+		}
 	}
 	return starts
 }

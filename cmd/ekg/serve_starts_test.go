@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
@@ -10,10 +11,12 @@ import (
 )
 
 // A plain start has the kernelspec's own flavor, as the file says at that moment. A kernelspec whose flavor does not
-// exist is left out.
+// exist is left out. Each profile has a start of its own, with its own flavor.
 func TestBackend_PlainStarts(t *testing.T) {
 	dir := t.TempDir()
-	for name, ekg := range map[string]string{"cpu": `{}`, "gpu": `{"flavor": "t4"}`, "none": `{"flavor": "missing"}`} {
+	for name, ekg := range map[string]string{"cpu": `{}`, "gpu": `{"flavor": "t4"}`, "none": `{"flavor": "missing"}`,
+		"many": `{"image": "a", "profiles": [{"name": "big", "image": "b", "flavor": "t4"}, {"name": "lost",
+			"flavor": "missing"}]}`} {
 		text := `{"argv": ["prog", "{connection_file}"], "display_name": "x", "language": "x", "metadata": {"ekg": ` + ekg + `}}`
 		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
 			t.Fatal(err)
@@ -35,12 +38,21 @@ func TestBackend_PlainStarts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	starts := backend{specs: specs, flavors: flavors}.plainStarts()
-	if len(starts) != 2 || starts[0].Spec.Name != "cpu" || starts[0].Flavor != nil || starts[1].Spec.Name != "gpu" ||
-		starts[1].Flavor == nil || starts[1].Flavor.Name != "t4" {
-		t.Errorf("got %+v", starts)
+	got := func(b backend) (names []string) {
+		for _, r := range b.plainStarts() {
+			name := r.Spec.Name + "/" + r.Spec.Profile
+			if r.Flavor != nil {
+				name += "/" + r.Flavor.Name
+			}
+			names = append(names, name)
+		}
+		return names
 	}
-	if starts = (backend{specs: specs}).plainStarts(); len(starts) != 1 || starts[0].Spec.Name != "cpu" {
-		t.Errorf("without flavors: %+v", starts)
+	if with, want := got(backend{specs: specs, flavors: flavors}), []string{"cpu/", "gpu//t4", "many/",
+		"many/big/t4"}; !slices.Equal(with, want) {
+		t.Errorf("got %q, want %q", with, want)
+	}
+	if without, want := got(backend{specs: specs}), []string{"cpu/", "many/"}; !slices.Equal(without, want) {
+		t.Errorf("without flavors: %q, want %q", without, want)
 	}
 }

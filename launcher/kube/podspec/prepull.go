@@ -1,6 +1,7 @@
 package podspec
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -15,13 +16,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // Bounds of what is pulled ahead.
 const (
-	MaxPulledImages     = 32 // of one DaemonSet; each image is an init container
+	MaxPulledImages     = 32 // of one DaemonSet; each image is a container
 	MaxPulledPlacements = 16 // DaemonSets
 )
 
@@ -34,12 +36,11 @@ const (
 	namePrePull       = "ekg-pre-pull"
 	labelPrePull      = Domain + "pre-pull" // of pods: the name of their DaemonSet
 	containerInstall  = "install"
-	containerWait     = "wait"
 	prefixPull        = "pull-"
 	digestDigits      = 10 // hexadecimal digits of a digest in names
 	prePullGrace      = 5  // seconds
 	prePullCPU        = "1m"
-	prePullMemory     = "16Mi"
+	prePullMemory     = "8Mi" // of a container; such a process holds about 4
 	prePullMemoryMost = "64Mi"
 )
 
@@ -67,13 +68,15 @@ func PrePull(o Options, starts []launcher.Request) (sets []*appsv1.DaemonSet, le
 	o = o.withDefaults()
 	places := map[string]*placement{}
 	starts = slices.Clone(starts)
-	slices.SortStableFunc(starts, func(a, b launcher.Request) int { return strings.Compare(a.Spec.Name, b.Spec.Name) })
+	slices.SortStableFunc(starts, func(a, b launcher.Request) int {
+		return cmp.Or(strings.Compare(a.Spec.Name, b.Spec.Name), strings.Compare(a.Spec.Profile, b.Spec.Profile))
+	})
 	for _, req := range starts {
 		req.Owner = exampleOwner
 		pod, err := Build(o, req, Record{ID: req.ID, Generation: 1, Owner: req.Owner, SpecName: req.Spec.Name,
 			Protocol: api.ProtocolVersion})
 		if err != nil {
-			left = append(left, fmt.Sprintf("kernelspec %s: %v", req.Spec.Name, err))
+			left = append(left, fmt.Sprintf("%s: %v", specAndProfile(req.Spec), err))
 			continue
 		}
 		if kernelOf(pod).ImagePullPolicy == corev1.PullNever {
@@ -83,15 +86,15 @@ func PrePull(o Options, starts []launcher.Request) (sets []*appsv1.DaemonSet, le
 		name := p.name()
 		if places[name] == nil {
 			if len(places) == MaxPulledPlacements {
-				left = append(left, fmt.Sprintf("kernelspec %s: its nodes are chosen in another way than those of %d others, "+
-					"which is the limit", req.Spec.Name, MaxPulledPlacements))
+				left = append(left, fmt.Sprintf("%s: its nodes are chosen in another way than those of %d others, "+
+					"which is the limit", specAndProfile(req.Spec), MaxPulledPlacements))
 				continue
 			}
 			places[name] = p
 		}
 		if !places[name].add(pod) {
-			left = append(left, fmt.Sprintf("kernelspec %s: %d other images are pulled on the same nodes, which is the limit",
-				req.Spec.Name, MaxPulledImages))
+			left = append(left, fmt.Sprintf("%s: %d other images are pulled on the same nodes, which is the limit",
+				specAndProfile(req.Spec), MaxPulledImages))
 		}
 	}
 	for name, p := range places {
@@ -99,6 +102,15 @@ func PrePull(o Options, starts []launcher.Request) (sets []*appsv1.DaemonSet, le
 	}
 	slices.SortFunc(sets, func(a, b *appsv1.DaemonSet) int { return strings.Compare(a.Name, b.Name) })
 	return sets, left
+}
+
+// specAndProfile names a kernelspec, and its profile if it has one.
+func specAndProfile(spec kernelspecs.Spec) string {
+	text := "kernelspec " + spec.Name
+	if spec.Profile != "" {
+		text += " with profile " + spec.Profile
+	}
+	return text
 }
 
 // placementOf returns the placement of a kernel's pod, still without images.
@@ -145,26 +157,23 @@ func (p *placement) add(pod *corev1.Pod) bool {
 }
 
 // daemonSet returns the DaemonSet that pulls the placement's images. Its pods satisfy the security standard
-// "restricted": no program of an image runs in them, only ekg's own, as a user of ekg's choice or of the cluster's.
+// "restricted": no program of an image runs in them, only ekg's own, as a user of ekg's choice or of the cluster's. An
+// image that cannot be pulled keeps no other waiting: kubelets start the other containers of the pod.
 func (p *placement) daemonSet(o Options, name string) *appsv1.DaemonSet {
 	slices.SortFunc(p.images, func(a, b pulledImage) int { return strings.Compare(a.name, b.name) })
 	slices.SortFunc(p.secrets, func(a, b corev1.LocalObjectReference) int { return strings.Compare(a.Name, b.Name) })
 	selected := map[string]string{labelName: namePrePull, LabelComponent: ComponentPrePull, labelPrePull: name}
-	own := func(name string, args ...string) corev1.Container {
-		return p.container(o, name, o.SupervisorImage, corev1.PullPolicy(o.SupervisorPullPolicy),
-			append([]string{supervisorProgram}, args...)...)
-	}
-	install := own(containerInstall, "install", childProgram)
+	install := p.container(o, containerInstall, o.SupervisorImage, corev1.PullPolicy(o.SupervisorPullPolicy),
+		supervisorProgram, "install", childProgram)
 	install.VolumeMounts[0].ReadOnly = false
-	starts := []corev1.Container{install}
+	var pulls []corev1.Container
 	for i, image := range p.images {
-		starts = append(starts, p.container(o, prefixPull+strconv.Itoa(i), image.name, image.policy, childProgram,
-			"--version"))
+		pulls = append(pulls, p.container(o, prefixPull+strconv.Itoa(i), image.name, image.policy, childProgram, "wait"))
 	}
 	shared := emptyDir(volumeShared, resource.NewQuantity(sharedLimit, resource.BinarySI), "")
 	pod := corev1.PodSpec{
-		InitContainers:                starts,
-		Containers:                    []corev1.Container{own(containerWait, "wait")},
+		InitContainers:                []corev1.Container{install},
+		Containers:                    pulls,
 		Volumes:                       []corev1.Volume{shared},
 		AutomountServiceAccountToken:  new(false),
 		EnableServiceLinks:            new(false),
@@ -203,8 +212,7 @@ func (p *placement) daemonSet(o Options, name string) *appsv1.DaemonSet {
 	return set
 }
 
-// container returns a container of such a pod. Init containers and the other one have equal requests, so that the pod
-// needs no more than one of them.
+// container returns a container of such a pod.
 func (p *placement) container(o Options, name, image string, policy corev1.PullPolicy, command ...string,
 ) corev1.Container {
 	b := builder{o: o}
@@ -225,10 +233,8 @@ func (p *placement) container(o Options, name, image string, policy corev1.PullP
 
 // PulledImages returns the images that such a DaemonSet pulls, without ekg's own.
 func PulledImages(set *appsv1.DaemonSet) (images []string) {
-	for _, c := range set.Spec.Template.Spec.InitContainers {
-		if strings.HasPrefix(c.Name, prefixPull) {
-			images = append(images, c.Image)
-		}
+	for _, c := range set.Spec.Template.Spec.Containers {
+		images = append(images, c.Image)
 	}
 	return images
 }

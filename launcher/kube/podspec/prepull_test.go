@@ -75,6 +75,20 @@ func TestPrePull_Placements(t *testing.T) {
 	}
 }
 
+// An image that cannot be pulled keeps no other waiting: only ekg's own image is needed before the others.
+func TestPrePull_NoOrder(t *testing.T) {
+	o := testOptions()
+	sets, _ := PrePull(o, []launcher.Request{startOf("a", `{"image": "a:1"}`, nil), startOf("b", `{"image": "b:1"}`, nil)})
+	for _, c := range sets[0].Spec.Template.Spec.InitContainers {
+		if c.Image != o.SupervisorImage {
+			t.Errorf("image %s is needed before the others", c.Image)
+		}
+	}
+	if got := PulledImages(sets[0]); !slices.Equal(got, []string{"a:1", "b:1"}) {
+		t.Errorf("pulls %q", got)
+	}
+}
+
 // What exceeds a limit is left out by name.
 func TestPrePull_Limits(t *testing.T) {
 	var images, places []launcher.Request
