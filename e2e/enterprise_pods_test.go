@@ -173,21 +173,28 @@ func (c comparison) added(path string, prefixes ...string) bool {
 	return c.eg[path] == "" && slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(path, p) })
 }
 
-// TestE2E_EnterprisePods: the pod of a converted kernelspec is the one that Enterprise Gateway's own launcher creates
-// with its template, but for the allowed differences.
-func TestE2E_EnterprisePods(t *testing.T) {
-	in := theInstallation(t)
+// enterprisePeers returns the folder with Enterprise Gateway and its source, which it installs if need be.
+func enterprisePeers(t *testing.T, in installed) string {
+	t.Helper()
 	setup := exec.Command(filepath.Join(in.repository, "hack/env/peers"))
 	setup.Stderr = os.Stderr
 	out, err := setup.Output()
 	if err != nil {
 		t.Fatalf("hack/env/peers: %v", err)
 	}
-	peers := strings.TrimSpace(string(out))
+	return strings.TrimSpace(string(out))
+}
+
+// TestE2E_EnterprisePods: the pod of a converted kernelspec is the one that Enterprise Gateway's own launcher creates
+// with its template, but for the allowed differences.
+func TestE2E_EnterprisePods(t *testing.T) {
+	in := theInstallation(t)
+	peers := enterprisePeers(t, in)
 	document, err := os.ReadFile(filepath.Join(in.repository, "docs/from-enterprise-gateway.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Run("variables", func(t *testing.T) { documentsVariables(t, filepath.Join(peers, "eg-source"), string(document)) })
 	used := map[string]bool{}
 	for _, tt := range comparedSpecs {
 		for i, variables := range [][]string{nil, tt.variables} {
@@ -211,6 +218,35 @@ func TestE2E_EnterprisePods(t *testing.T) {
 		if !bytes.Contains(document, []byte(row+"\n")) {
 			t.Errorf("docs/from-enterprise-gateway.md lacks: %s", row)
 		}
+	}
+}
+
+// documentsVariables checks that the document has each KERNEL_* variable of Enterprise Gateway's source.
+func documentsVariables(t *testing.T, source, document string) {
+	variable := regexp.MustCompile(`\bKERNEL_[A-Z]+(_[A-Z]+)*\b`)
+	internal := []string{"KERNEL_SESSIONS_DIR_NAME", "KERNEL_ASSEMBLY"} // no variables of an environment
+	found := 0
+	for _, dir := range []string{"enterprise_gateway/services", "enterprise_gateway/mixins.py", "etc/kernel-launchers",
+		"etc/kernelspecs"} {
+		err := filepath.WalkDir(filepath.Join(source, dir), func(path string, d os.DirEntry, err error) error {
+			if err != nil || d.IsDir() {
+				return err
+			}
+			text, err := os.ReadFile(path)
+			for _, name := range variable.FindAllString(string(text), -1) {
+				found++
+				if !slices.Contains(internal, name) && !strings.Contains(document, "`"+name+"`") {
+					t.Errorf("docs/from-enterprise-gateway.md lacks %s, which is in %s", name, path)
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if found < 100 {
+		t.Errorf("found only %d names", found)
 	}
 }
 

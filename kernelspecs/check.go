@@ -84,7 +84,7 @@ func checkSpec(dir, prefix string, more func(Spec) []Problem) []Problem {
 			r.report(n, key, "is empty")
 		}
 	}
-	if argv := root.member("argv"); argv != nil && argv.kind == "array" && len(argv.items) > 0 {
+	if argv := root.member("argv"); argv != nil && argv.kind == "array" && len(argv.items) > 0 && spec.Launcher == nil {
 		r.placeholders(argv)
 		if len(found) == 0 && !describesPod(root) {
 			r.program(argv.items[0], spec)

@@ -53,6 +53,7 @@ var PodKeys = []string{
 type Extension struct {
 	Transport string `json:"transport"` // TransportIPC, TransportTCP, or "" for Spec.Transport to choose
 	Flavor    string `json:"flavor"`    // name of the operator's flavor that its kernels get; "" for none
+	Launcher  string `json:"launcher"`  // LauncherEnterprise, or "" for a kernel that reads {connection_file}
 	Cull      Cull   `json:"cull"`
 	Limits    Limits `json:"limits"`
 
@@ -81,6 +82,11 @@ func (r *reader) extension(n *node) Extension {
 				r.report(m.value, key, `is not "ipc" or "tcp"`)
 			}
 			ext.Transport = m.value.text
+		case m.key == "launcher":
+			if m.value.text != LauncherEnterprise {
+				r.report(m.value, key, "is not %q", LauncherEnterprise)
+			}
+			ext.Launcher = m.value.text
 		case m.key == "flavor":
 			if m.value.kind != "string" || m.value.text == "" {
 				r.report(m.value, key, "is not the name of a flavor")
@@ -97,7 +103,7 @@ func (r *reader) extension(n *node) Extension {
 				r.checkProfiles(m.value, ext.Profiles)
 			}
 		case !slices.Contains(PodKeys, m.key):
-			known := append([]string{"cull", "flavor", "limits", "profiles", "transport"}, PodKeys...)
+			known := append([]string{"cull", "flavor", "launcher", "limits", "profiles", "transport"}, PodKeys...)
 			slices.Sort(known)
 			r.report(at, key, "is not a known key; valid keys: %s", strings.Join(known, ", "))
 		}

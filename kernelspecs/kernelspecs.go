@@ -31,6 +31,7 @@ type Spec struct {
 	Users         Users           // who may start a kernel, by metadata.process_proxy.config
 	Image         string          // of its pods unless metadata.ekg names one, by the same; "" for none
 	LaunchTimeout time.Duration   // replaces a KERNEL_LAUNCH_TIMEOUT that the client does not send; 0 for none
+	Launcher      *Launcher       // of Enterprise Gateway, which runs in the pod instead of Argv; nil: Argv runs
 	Warnings      []Problem       // what has no effect; the spec is usable
 	Profile       string          // name of the profile that WithProfile has applied; "" for none
 	ProfileTitle  string          // its name for people

@@ -89,8 +89,8 @@ func TestSpec_ReadBroken(t *testing.T) {
 		{"our own metadata", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\n\"transport\": \"udp\",\n\"transprot\": " +
 			"\"tcp\"}}}", []string{
 			`2: metadata.ekg.transport: is not "ipc" or "tcp"`, `3: metadata.ekg.transprot: is not a known key; valid keys: ` +
-				strings.Join(slices.Sorted(slices.Values(append([]string{"cull", "flavor", "limits", "profiles", "transport"},
-					PodKeys...))), ", ")}},
+				strings.Join(slices.Sorted(slices.Values(append([]string{"cull", "flavor", "launcher", "limits", "profiles",
+					"transport"}, PodKeys...))), ", ")}},
 		{"when kernels are ended",
 			"{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\"cull\": {\n\"idleTimeout\": \"2 hours\",\n\"maxAge\": \"-1h\", " +
 				"\"busyLimit\": 3,\n\"idle\": \"2h\", \"warning\": null}}}}", []string{

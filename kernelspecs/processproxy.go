@@ -2,6 +2,7 @@ package kernelspecs
 
 import (
 	"cmp"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,11 +16,14 @@ const processProxyPath = "metadata.process_proxy"
 const ImageNamePath = processProxyPath + ".config.image_name"
 
 const (
-	// responseAddress is the placeholder of Enterprise Gateway for its own address, to which its launchers connect.
+	// responseAddress is the placeholder of Enterprise Gateway for the address to which its launchers connect.
 	responseAddress       = "{response_address}"
 	launchTimeoutVariable = "KERNEL_LAUNCH_TIMEOUT"
 	maxLaunchTimeout      = 24 * time.Hour // as for the client's variable
 )
+
+// portRangeText is the form of a range of ports.
+var portRangeText = regexp.MustCompile(`^[0-9]{1,5}\.\.[0-9]{1,5}$`)
 
 // foreignProxies are the ends of Enterprise Gateway's classes that ekg cannot stand in for, and why. The first match
 // counts.
@@ -86,10 +90,20 @@ func (r *reader) processProxy(root *node, s *Spec) {
 		case "executor_image_name":
 			r.warn(&node{line: m.line}, key, "is ignored: ekg starts no Spark executors")
 		case "port_range":
-			r.warn(&node{line: m.line}, key, "is ignored: only the kernel's own machine or pod reaches a kernel's ports")
+			r.portRange(m.value, key, len(s.Argv) > 0 && strings.Contains(strings.Join(s.Argv, " "), responseAddress))
 		default:
 			r.warn(&node{line: m.line}, key, "is ignored: ekg has no use for it")
 		}
+	}
+}
+
+// portRange checks a range of ports, which only a launcher of Enterprise Gateway reads.
+func (r *reader) portRange(n *node, key string, launcher bool) {
+	switch {
+	case !launcher:
+		r.warn(n, key, "is ignored: only the kernel's own machine or pod reaches a kernel's ports")
+	case n.kind != "string" || !portRangeText.MatchString(n.text):
+		r.report(n, key, `is not a range of ports like "40000..42000"`)
 	}
 }
 

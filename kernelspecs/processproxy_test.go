@@ -106,7 +106,7 @@ func TestProcessProxy_Environment(t *testing.T) {
 	}
 	_, problems = read(`{"argv": ["python", "launch_kubernetes.py", "--response-address={response_address}"]}`)
 	if len(problems) != 1 || problems[0].Key != "argv[2]" ||
-		!strings.Contains(problems[0].Message, "ekg kernelspec convert") {
+		!strings.Contains(problems[0].Message, "only with the class KubernetesProcessProxy or with metadata.ekg.launcher") {
 		t.Errorf("got %v", problems)
 	}
 }

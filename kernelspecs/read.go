@@ -64,6 +64,7 @@ func readSpec(name, dir, defaultPrefix string) (Spec, *node, []Problem) {
 		resources:     findResources(dir),
 	}
 	r.processProxy(root, &s)
+	r.enterpriseLauncher(root, &s)
 	s.Warnings = r.warnings
 	if n := root.member("metadata"); n != nil {
 		s.metadataLine = n.line
@@ -173,9 +174,6 @@ func (r *reader) argv(root *node) []string {
 			r.report(item, key, "is empty: it names the program")
 		case strings.ContainsRune(item.text, 0):
 			r.report(item, key, "contains a NUL, which no argument can hold")
-		case strings.Contains(item.text, responseAddress):
-			r.report(item, key, "%s: Enterprise Gateway's launcher answers there, which ekg does not read; "+
-				"ekg kernelspec convert writes a kernelspec for ekg", responseAddress)
 		}
 		argv = append(argv, item.text)
 	}

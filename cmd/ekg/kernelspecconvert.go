@@ -43,6 +43,7 @@ func convertCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Co
 			&cli.BoolFlag{Name: "force", Usage: "replace files of folders that exist in --output"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "print each kernel.json instead"},
 			&cli.StringFlag{Name: "template", Usage: "`FILE` with the pod template, for kernelspecs without one"},
+			&cli.BoolFlag{Name: "keep-launcher", Usage: "kernels are started by the launcher of their image, as before"},
 			&cli.StringFlag{Name: "command", Usage: "argv of the kernel in its image, as `JSON`; needed for other languages " +
 				"than Python and R"}),
 		Action: func(c *cli.Context) error {
@@ -52,7 +53,8 @@ func convertCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Co
 			}
 			return (&conversion{
 				settings: s, output: c.String("output"), force: c.Bool("force"), dryRun: c.Bool("dry-run"),
-				template: c.String("template"), command: c.String("command"), stdout: c.App.Writer, stderr: c.App.ErrWriter,
+				template: c.String("template"), command: c.String("command"), keepLauncher: c.Bool("keep-launcher"),
+				stdout: c.App.Writer, stderr: c.App.ErrWriter,
 			}).run(c.Context, c.Args().Slice())
 		},
 	}
@@ -65,6 +67,7 @@ type conversion struct {
 	force, dryRun  bool
 	template       string
 	command        string
+	keepLauncher   bool
 	stdout, stderr io.Writer
 
 	options enterprise.SpecOptions
@@ -80,6 +83,10 @@ func (v *conversion) run(ctx context.Context, args []string) error {
 		return &usageError{errors.New("ekg kernelspec convert: give one of --output and --dry-run" + help)}
 	}
 	v.options.Template = v.template
+	if v.command != "" && v.keepLauncher {
+		return &usageError{errors.New("--command and --keep-launcher exclude each other")}
+	}
+	v.options.Launcher = v.keepLauncher
 	if v.command != "" && (json.Unmarshal([]byte(v.command), &v.options.Argv) != nil || len(v.options.Argv) == 0) {
 		return &usageError{errors.New("--command: is not a list of texts in JSON")}
 	}

@@ -125,6 +125,7 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/child",
 		"launcher/supervisor/connection",
 		"launcher/supervisor/connectionfile",
+		"launcher/supervisor/enterprise",
 		"launcher/supervisor/gaps",
 		"launcher/supervisor/gate",
 		"launcher/supervisor/listener",
@@ -157,7 +158,8 @@ var mayImport = map[string][]string{
 	},
 	"launcher/supervisor/session":        {"jupyter", "launcher/supervisor/messagelog"},
 	"launcher/supervisor/savedstate":     {"jupyter", "launcher/atomicfile", "launcher/sleep", "launcher/supervisor/api"},
-	"launcher/supervisor/connectionfile": {"jupyter", "launcher/supervisor/api"},
+	"launcher/supervisor/connectionfile": {"jupyter", "launcher/supervisor/api", "launcher/supervisor/enterprise"},
+	"launcher/supervisor/enterprise":     {},
 	"launcher/supervisor/requests":       {"jupyter"},
 	"launcher/supervisor/cells": {
 		"jupyter",

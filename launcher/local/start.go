@@ -163,6 +163,10 @@ func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
 	if len(req.Spec.Argv) == 0 {
 		return fail(fmt.Errorf("kernelspec %s has no argv: its kernel is part of an image", req.Spec.Name))
 	}
+	if req.Spec.Launcher != nil {
+		return fail(fmt.Errorf("kernelspec %s is started by Enterprise Gateway's launcher, which ekg runs only in a pod",
+			req.Spec.Name))
+	}
 	transport, err := req.Spec.Transport()
 	if err != nil {
 		return fail(err)

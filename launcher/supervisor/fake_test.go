@@ -24,6 +24,9 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv(launcherVariable) != "" {
+		os.Exit(launcherMain())
+	}
 	if os.Getenv(fakeKernelVariable) != "" {
 		os.Exit(launchertest.FakeKernelMain(os.Args[1:]))
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/enterprise"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
 	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
@@ -53,6 +54,8 @@ type life struct {
 	proof     *time.Timer // it should have answered on connections that replace broken ones
 	nextLook  *time.Timer // when to check next whether the kernel is to be culled
 	meter     meter
+
+	expected *enterprise.Expectation // of the launcher's answer, which sets ep and signer; nil: they are set
 
 	// The attempt to connect that is in progress, if any.
 	dialing sync.WaitGroup
@@ -95,6 +98,10 @@ func (s *Supervisor) runLife(ctx context.Context, op *operation) outcome {
 		s: s, proc: proc, ep: c.Endpoints, signer: c.Signer, next: make(chan *bridge, 1),
 		slow: time.NewTimer(s.slowStart), proof: time.NewTimer(s.slowStart), nextLook: time.NewTimer(0),
 		meter: meter{load: activity.NewLoad(&s.cfg.Cull)},
+	}
+	l.expected, s.expected = s.expected, nil
+	if l.expected != nil {
+		defer l.expected.Close()
 	}
 	l.proof.Stop()
 	if !activity.Ends(&s.cfg.Cull) {
@@ -147,6 +154,9 @@ func (l *life) connect(ctx context.Context) {
 	l.dialing.Add(1)
 	go func() {
 		defer l.dialing.Done()
+		if !l.awaitLauncher(ctx) {
+			return
+		}
 		b, err := l.s.openBridge(ctx, l.ep, identity, l.signer)
 		switch {
 		case err == nil:
@@ -266,6 +276,7 @@ func (l *life) reconnect(ctx context.Context, err error) {
 		l.proc.Unreachable() && waitFor(l.proc.Done(), child.ReturnLimit+process.OutputGrace) {
 		return
 	}
+	endSilentListener(l.proc)
 	now := l.s.now()
 	if now.Sub(l.lastBreak) > stableLife {
 		l.redials = 0

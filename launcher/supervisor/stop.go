@@ -67,11 +67,15 @@ func (s *Supervisor) stopProcess(proc kernelProcess, restart bool) {
 		if s.interruptRunning(proc, b) {
 			return
 		}
+		if _, ok := proc.(*launched); ok && time.Until(sigterm) > launchedGrace {
+			sigterm = time.Now().Add(launchedGrace)
+		}
 		// In the background: a kernel that does not read must not delay the signals.
 		b.run(func() {
 			if err := b.request(jupyter.Control, "shutdown_request", map[string]bool{"restart": restart}); err != nil {
 				b.fail(err)
 			}
+			endListener(proc)
 		})
 		if waitFor(proc.Done(), time.Until(sigterm)) {
 			return

@@ -194,7 +194,7 @@ func (s *Supervisor) launchRemote(ctx context.Context) (
 		}
 		if ok {
 			s.restore(alive)
-			return c, s.container.Adopt(k), true, nil
+			return c, s.adoptKernel(k, &c), true, nil
 		}
 	}
 	if s.firstLife() {
@@ -213,12 +213,34 @@ func (s *Supervisor) launchRemote(ctx context.Context) (
 			return c, nil, false, fmt.Errorf("connection file: %w", err)
 		}
 	}
-	r, err := s.container.Start(ctx, st)
+	e, err := s.expectLauncher(&st)
 	if err != nil {
 		return c, nil, false, err
 	}
+	r, err := s.container.Start(ctx, st)
+	if err != nil {
+		if e != nil {
+			e.Close()
+		}
+		return c, nil, false, err
+	}
 	s.replaces = false
-	return c, r, false, nil
+	if e == nil {
+		return c, r, false, nil
+	}
+	s.expected = e
+	return c, s.newLaunched(r), false, nil
+}
+
+// adoptKernel makes a kernel that the child runs already the present process.
+func (s *Supervisor) adoptKernel(k *child.Kernel, c *connectionfile.Connection) kernelProcess {
+	p := s.container.Adopt(k)
+	if s.cfg.ResponseAddress == "" {
+		return p
+	}
+	l := s.newLaunched(p)
+	l.connected(c)
+	return l
 }
 
 // endInherited ends the kernel of the previous supervisor, which is not connected.

@@ -24,6 +24,7 @@ var ErrNothingToConvert = errors.New("starts no launcher of Enterprise Gateway, 
 type SpecOptions struct {
 	Template string   // file of the pod template; "": the kernelspec's own
 	Argv     []string // of the kernel in its image; nil: that of the kernels of Enterprise Gateway's images
+	Launcher bool     // the image's launcher stays; Argv is nil
 }
 
 // Converted is a kernelspec for ekg.
@@ -64,7 +65,7 @@ func ConvertSpec(dir string, o SpecOptions) (*Converted, error) {
 		return nil, fmt.Errorf("the pod template: %w", err)
 	}
 	done := &Converted{}
-	argv, err := k.command(o.Argv, done)
+	argv, err := k.command(o.Argv, o.Launcher, done)
 	if err != nil {
 		return nil, err
 	}
@@ -200,8 +201,11 @@ func (k *kernelFile) checkClass() error {
 	return fmt.Errorf("%s: it %w", k.path, ErrNothingToConvert)
 }
 
-// command returns the command that starts the kernel in its image.
-func (k *kernelFile) command(given []string, done *Converted) ([]string, error) {
+// command returns the command that starts the kernel in its image. With keep, that is Enterprise Gateway's own.
+func (k *kernelFile) command(given []string, keep bool, done *Converted) ([]string, error) {
+	if keep {
+		return k.argv, nil
+	}
 	mode, class := k.option("spark-context-initialization-mode"), k.option("kernel-class-name")
 	if mode != "" && mode != "none" {
 		done.LeftOut = append(done.LeftOut, Finding{k.path, k.lineOf(mode),
@@ -220,8 +224,8 @@ func (k *kernelFile) command(given []string, done *Converted) ([]string, error) 
 	case "r":
 		return []string{"R", "--slave", "-e", "IRkernel::main()", "--args", "{connection_file}"}, nil
 	}
-	return nil, fmt.Errorf("%s: ekg does not know the command of a kernel for %q; give it with --command", k.path,
-		k.language)
+	return nil, fmt.Errorf("%s: ekg does not know the command of a kernel for %q; give it with --command, or use "+
+		"--keep-launcher", k.path, k.language)
 }
 
 // option returns the value of an option of Enterprise Gateway's launcher.

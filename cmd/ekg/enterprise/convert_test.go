@@ -127,6 +127,15 @@ func TestConvertSpec_LeftOut(t *testing.T) {
 	}
 }
 
+// A kernelspec that keeps the launcher keeps its argv, in every language.
+func TestConvertSpec_KeepLauncher(t *testing.T) {
+	dir := writeConvertible(t, strings.Replace(convertibleJSON, `"language": "python"`, `"language": "scala"`, 1), podHead)
+	done, err := ConvertSpec(dir, SpecOptions{Launcher: true})
+	if err != nil || !strings.Contains(string(done.KernelJSON), "{response_address}") || len(done.LeftOut) > 0 {
+		t.Fatalf("%+v, %v", done, err)
+	}
+}
+
 // Kernelspecs that cannot be converted at all have an error that says why.
 func TestConvertSpec_Errors(t *testing.T) {
 	replace := func(old, with string) string { return strings.Replace(convertibleJSON, old, with, 1) }
@@ -137,7 +146,8 @@ func TestConvertSpec_Errors(t *testing.T) {
 		{"a local kernel", replace("{response_address}", "{connection_file}"), podHead, ErrNothingToConvert.Error()},
 		{"Docker", replace("KubernetesProcessProxy", "DockerProcessProxy"), podHead, "starts no pod from a template"},
 		{"Spark", replace("launch_kubernetes.py", "/k/bin/run.sh"), podHead, "submits a Spark application"},
-		{"another language", replace(`"python", "meta`, `"scala", "meta`), podHead, `"scala"; give it with --command`},
+		{"another language", replace(`"python", "meta`, `"scala", "meta`), podHead,
+			`"scala"; give it with --command, or use --keep-launcher`},
 		{"no pod", convertibleJSON, "kind: Service\n", "it gives no object of the kind Pod"},
 		{"no YAML", convertibleJSON, podHead + "  a: b\n  c: d: e\n", "what it gives is not YAML: line 5: "},
 		{"no end", convertibleJSON, podHead + "{% if a %}\n", "kernel-pod.yaml.j2: line 4: {% if a %} has no end"},

@@ -26,6 +26,7 @@ const (
 type extension struct {
 	Transport string `json:"transport,omitempty"` // ignored: the containers of a pod share no directory for sockets
 
+	Launcher string                `json:"launcher,omitempty"` // kernelspecs.Spec.Launcher has it
 	Flavor   string                `json:"flavor,omitempty"`   // the gateway has read it
 	Profiles []kernelspecs.Profile `json:"profiles,omitempty"` // the gateway has applied one, or none
 
@@ -121,6 +122,9 @@ func (o Options) readExtension(spec kernelspecs.Spec, owner string) (extension, 
 		problems = append(problems, places.Problem(shortPath("image"), "is missing: the kernel has no image to run in"))
 	}
 	for i, arg := range spec.Argv {
+		if spec.Launcher != nil && e.Launcher == "" {
+			break // the image's own program runs
+		}
 		for _, name := range []string{"{resource_dir}", "{prefix}"} {
 			if strings.Contains(arg, name) {
 				problems = append(problems, places.Problem(fmt.Sprintf("argv[%d]", i),

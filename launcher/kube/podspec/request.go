@@ -27,16 +27,17 @@ var ErrNoRequest = errors.New("the pod has no stored request")
 // storedRequest is what Build needs of a launcher.Request besides the Record. The values of the client's variables are
 // not repeated here: they are those of the kernel's container, and there may be a megabyte of them.
 type storedRequest struct {
-	Argv          []string          `json:"argv,omitempty"`
-	Image         string            `json:"image,omitempty"`          // kernelspecs.Spec.Image
-	LaunchTimeout time.Duration     `json:"launch_timeout,omitempty"` // of the kernelspec
-	Env           map[string]string `json:"env,omitempty"`            // of the kernelspec
-	InterruptMode string            `json:"interrupt_mode,omitempty"`
-	Extension     json.RawMessage   `json:"extension,omitempty"` // metadata.ekg of the kernelspec
-	Cull          kernelspecs.Cull  `json:"cull,omitzero"`
-	Flavor        *flavor.Flavor    `json:"flavor,omitempty"`
-	LabelGroup    string            `json:"label_group,omitempty"` // Policy.labelGroup of launcher.Request.OwnerGroups
-	Variables     []string          `json:"variables,omitempty"`   // names of the client's variables, sorted
+	Argv          []string              `json:"argv,omitempty"`
+	Image         string                `json:"image,omitempty"`          // kernelspecs.Spec.Image
+	LaunchTimeout time.Duration         `json:"launch_timeout,omitempty"` // of the kernelspec
+	Env           map[string]string     `json:"env,omitempty"`            // of the kernelspec
+	Launcher      *kernelspecs.Launcher `json:"launcher,omitempty"`       // of the kernelspec
+	InterruptMode string                `json:"interrupt_mode,omitempty"`
+	Extension     json.RawMessage       `json:"extension,omitempty"` // metadata.ekg of the kernelspec
+	Cull          kernelspecs.Cull      `json:"cull,omitzero"`
+	Flavor        *flavor.Flavor        `json:"flavor,omitempty"`
+	LabelGroup    string                `json:"label_group,omitempty"` // Policy.labelGroup of launcher.Request.OwnerGroups
+	Variables     []string              `json:"variables,omitempty"`   // names of the client's variables, sorted
 }
 
 // storeRequest records the request in the pod, so that ReadRequest returns it. Of the owner's groups it records only
@@ -47,6 +48,7 @@ func storeRequest(pod *corev1.Pod, req launcher.Request, labelGroup string) erro
 		Image:         req.Spec.Image,
 		LaunchTimeout: req.Spec.LaunchTimeout,
 		Env:           req.Spec.Env,
+		Launcher:      req.Spec.Launcher,
 		InterruptMode: req.Spec.InterruptMode,
 		Cull:          req.Cull,
 		Flavor:        storedFlavor(req.Flavor),
@@ -109,6 +111,7 @@ func ReadRequest(pod *corev1.Pod, rec Record) (launcher.Request, error) {
 			Image:         stored.Image,
 			LaunchTimeout: stored.LaunchTimeout,
 			Env:           stored.Env,
+			Launcher:      stored.Launcher,
 			InterruptMode: stored.InterruptMode,
 		},
 		Env: map[string]string{},

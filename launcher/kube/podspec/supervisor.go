@@ -90,6 +90,7 @@ func (b *builder) configureSupervisor(pod *corev1.Pod) error {
 		StopGrace: min(b.o.StopGrace, (grace-graceAllowance/2*time.Second)/2), DeadLinger: deadLinger,
 		RestartLimit: api.DefaultRestartLimit, Cull: b.o.Cull.For(b.req.Cull).With(b.ext.Cull),
 	}
+	b.configureLauncher(&cfg)
 	cfg.SetVersion()
 	cfg.LogLimit, cfg.LogKeepFree = b.o.logLimit()
 	switch gpus := GPURequestOf(pod); {

@@ -77,6 +77,12 @@ type Config struct {
 	TerminationFile  string        `json:"termination_file,omitempty"`
 	TerminationGrace time.Duration `json:"termination_grace,omitempty"` // nanoseconds
 
+	// ResponseAddress is set if Argv is a launcher of Enterprise Gateway, in a pod. It chooses the kernel's ports and key,
+	// and sends them to this address of loopback within LaunchLimit. In Argv the supervisor also replaces
+	// {response_address} and {public_key}.
+	ResponseAddress string        `json:"response_address,omitempty"`
+	LaunchLimit     time.Duration `json:"launch_limit,omitempty"` // nanoseconds
+
 	GPUSamples GPUSamples `json:"gpu_samples,omitzero"` // of the GPUs that the kernel holds
 
 	// Paths of programs. Cull.GPU and GPUSamples need GPUProgram, which is ekg-gpu. In a pod the supervisor copies it
@@ -214,6 +220,10 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("image_kernelspec and termination_grace are allowed only in a pod")
 	case len(c.Argv) > 0 && c.ImageKernelspec != "":
 		return fmt.Errorf("argv and image_kernelspec are both set")
+	case c.ResponseAddress != "" && (len(c.Argv) == 0 || c.ChildSocket == "" || c.SameMachine):
+		return fmt.Errorf("response_address is allowed only in a pod, and with argv")
+	case (c.ResponseAddress != "") != (c.LaunchLimit > 0):
+		return fmt.Errorf("response_address and launch_limit are not both set")
 	case c.SecretDir != "" && (c.Token != "" || len(c.TLSSeed) > 0):
 		return fmt.Errorf("token or tls_seed is set together with secret_dir")
 	case c.GPUProgram == "" && c.Cull.GPU > 0:

@@ -17,14 +17,19 @@ var debuggerLine = regexp.MustCompile(`^\s*\d+\.\d+s - `)
 // unencrypted is what ipykernel since 7.3 warns of when it starts on TCP, as in every pod.
 const unencrypted = "Kernel is running over TCP without encryption."
 
+// ShellStatusFile is the name of a file in which bash runs a kernel's program. When the program was killed, bash says
+// so with the file's name.
+const ShellStatusFile = "ekg-status.bash"
+
 // WithoutNoise removes the lines of a kernel's output that never explain how it ended.
 func WithoutNoise(s string) string {
-	if !strings.Contains(s, "s - ") && !strings.Contains(s, unencrypted) {
+	if !strings.Contains(s, "s - ") && !strings.Contains(s, unencrypted) && !strings.Contains(s, ShellStatusFile) {
 		return s
 	}
 	var kept strings.Builder
 	for line := range strings.Lines(s) {
-		if !debuggerLine.MatchString(line) && !strings.Contains(line, unencrypted) {
+		if !debuggerLine.MatchString(line) && !strings.Contains(line, unencrypted) &&
+			!strings.Contains(line, ShellStatusFile+": line ") {
 			kept.WriteString(line)
 		}
 	}

@@ -11,6 +11,7 @@ package child
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -246,6 +247,8 @@ func (c *Child) handle(life context.Context, l line) {
 		return
 	}
 	switch l.Type {
+	case lineConnection:
+		c.keepConnection(l.Life, l.Connection)
 	case lineSignal:
 		if l.Signal <= 0 || l.Signal > 64 {
 			return
@@ -271,6 +274,17 @@ func (c *Child) handle(life context.Context, l line) {
 		defer c.mu.Unlock()
 		used := p.Used().Processor
 		c.reportLocked(line{Type: lineUsed, Life: l.Life, Used: used.Used, Age: time.Since(used.At)})
+	}
+}
+
+// keepConnection keeps what the kernel's launcher has told the supervisor.
+func (c *Child) keepConnection(life string, file json.RawMessage) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.kernel != nil && c.kernel.Life == life {
+		kept := *c.kernel // a copy: a hello may just be sending the other
+		kept.ConnectionFile = file
+		c.kernel = &kept
 	}
 }
 
@@ -338,9 +352,9 @@ func (c *Child) await(k *Kernel, p *process.Process, dir string) {
 		Stdout: stdout.Text(maxOutput), Stderr: stderr.Text(maxOutput), StdoutSaid: stdout.Said(), StderrSaid: stderr.Said()}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	ended := *k // a copy: a hello may just be sending k
-	ended.Exit = reported
-	if c.kernel == k {
+	if c.kernel != nil && c.kernel.Life == k.Life {
+		ended := *c.kernel // a copy: a hello may just be sending it
+		ended.Exit = reported
 		c.kernel = &ended
 	}
 	c.reportLocked(line{Type: lineExit, Life: k.Life, Exit: reported})
@@ -386,6 +400,11 @@ func (c *Child) launch(ctx context.Context, life string, st *StartOptions) (
 	if err := atomicfile.Write(file, st.ConnectionFile); err != nil {
 		return nil, "", "", fmt.Errorf("the kernel's connection file cannot be written: %w", err)
 	}
+	if st.Launcher {
+		if err := keepStatus(env, dir); err != nil {
+			return nil, "", "", err
+		}
+	}
 	opts := c.processOptions(life, st, argv, env, file)
 	opts.WorkingDir = existingDir(opts.WorkingDir)
 	p, err = process.Start(opts)
@@ -404,7 +423,7 @@ func (c *Child) processOptions(life string, st *StartOptions, argv []string, env
 	file string) process.Options {
 	return process.Options{KernelID: st.KernelID, Argv: process.Command(argv, file), Env: env, WorkingDir: st.WorkingDir,
 		Stdout: c.copies[0], Stderr: c.copies[1], Group: c.opts.Group, Reaper: c.reaper, Logger: c.log, Scan: c.opts.Scan,
-		Held:       c.opts.Held,
+		Held: c.opts.Held, ShellStatus: st.Launcher,
 		GPUSeen:    func(p *process.Process) { c.reportGPUs(life, p) },
 		GPUSampled: func(_ *process.Process, s gpu.Samples) { c.reportSamples(life, s) }}
 }

@@ -1,6 +1,7 @@
 package child
 
 import (
+	"encoding/json"
 	"os"
 	"syscall"
 	"time"
@@ -183,6 +184,12 @@ func (p *Process) InterruptMode() string {
 	p.c.mu.Lock()
 	defer p.c.mu.Unlock()
 	return p.interruptMode
+}
+
+// Connected makes the child keep what the kernel's launcher has told, for the supervisor that adopts the kernel.
+// Without a child, the next supervisor starts the kernel again.
+func (p *Process) Connected(file json.RawMessage) {
+	_ = p.tell(line{Type: lineConnection, Connection: file})
 }
 
 // Measure asks the child for newer values of Used.

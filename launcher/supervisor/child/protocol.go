@@ -34,6 +34,7 @@ import (
 //	            measure {life, no_processors?, look?}   asks for used; not with no_processors, which an older child
 //	                                                    ignores; with a program and a time also for looked
 //	            watch {life, watch}                     asks for sampled until the kernel ends; an older child ignores it
+//	            connection {life, connection}           what the kernel's launcher has told; hello repeats it
 //	            end {}                                  ends the kernel; the child exits with 0
 //
 // life is a name that the supervisor gives to each start. Lines about another life than the present one are ignored.
@@ -69,6 +70,8 @@ const (
 	lineWatch   = "watch"
 	lineSampled = "sampled"
 	lineEnd     = "end"
+
+	lineConnection = "connection"
 )
 
 // line is one line in either direction.
@@ -91,6 +94,7 @@ type line struct {
 	Watch         process.GPUWatch `json:"watch,omitzero"`
 	Samples       *gpu.Samples     `json:"samples,omitempty"`
 	Exit          *exit            `json:"exit,omitempty"`
+	Connection    json.RawMessage  `json:"connection,omitempty"`
 }
 
 // StartOptions says what a child starts.
@@ -101,6 +105,9 @@ type StartOptions struct {
 	Env             map[string]string `json:"env,omitempty"`              // in addition to the container's own
 	WorkingDir      string            `json:"working_dir,omitempty"`      // the container's own if it does not exist
 	ConnectionFile  json.RawMessage   `json:"connection"`                 // content of the connection file
+
+	// Launcher says that Argv is a launcher of Enterprise Gateway. Its connection file has no content.
+	Launcher bool `json:"launcher,omitempty"`
 
 	// Path of the connection file, which the supervisor has written: it runs on the same machine. Argv is set then, and
 	// Env is the whole environment. "": the child chooses the path.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/enterprise"
 )
 
 // content is a connection file's, in the form of
@@ -29,6 +30,7 @@ type content struct {
 	Key             string `json:"key"`
 	SignatureScheme string `json:"signature_scheme"`
 	KernelName      string `json:"kernel_name"`
+	CommPort        int    `json:"comm_port,omitempty"` // of a launcher of Enterprise Gateway
 }
 
 // Heartbeat is the index of the channel that carries no messages.
@@ -42,6 +44,7 @@ type Connection struct {
 	Endpoints Endpoints
 	Signer    *jupyter.Signer
 	File      []byte // content of the connection file
+	CommPort  int    // communication port of a launcher of Enterprise Gateway; 0: there is none
 }
 
 // New chooses addresses and, unless the Config has one, a key.
@@ -50,12 +53,18 @@ func New(cfg *api.Config) (Connection, error) {
 	if err != nil {
 		return Connection{}, err
 	}
-	return withPorts(cfg, ports, cfg.KernelKey)
+	return withPorts(cfg, ports, cfg.KernelKey, 0)
+}
+
+// Launched returns the Connection to a kernel whose launcher has answered.
+func Launched(cfg *api.Config, a *enterprise.Answer) (Connection, error) {
+	ports := []int{a.ShellPort, a.ControlPort, a.StdinPort, a.IOPubPort, a.HBPort}
+	return withPorts(cfg, ports, a.Key, a.CommPort)
 }
 
 // Adopt returns the Connection to a kernel that an earlier supervisor has started with this connection file. It reports
 // false if the file has no five ports. A child in another container decides where its kernel listens, but nothing else
-// about the connection. A child of the same machine also has the key.
+// about the connection. A child of the same machine also has the key, and so does one whose launcher has chosen it.
 func Adopt(cfg *api.Config, file json.RawMessage) (c Connection, ok bool, err error) {
 	var f content
 	if json.Unmarshal(file, &f) != nil {
@@ -68,18 +77,18 @@ func Adopt(cfg *api.Config, file json.RawMessage) (c Connection, ok bool, err er
 		}
 	}
 	key := cfg.KernelKey
-	if cfg.SameMachine {
+	if cfg.SameMachine || cfg.ResponseAddress != "" {
 		key = f.Key
 	}
-	c, err = withPorts(cfg, ports, key)
+	c, err = withPorts(cfg, ports, key, f.CommPort)
 	return c, err == nil, err
 }
 
 // withPorts returns the Connection to a kernel with these ports: shell, control, stdin, iopub and heartbeat. An empty
-// key is replaced by a new one.
-func withPorts(cfg *api.Config, ports []int, key string) (Connection, error) {
+// key is replaced by a new one. comm is the communication port or 0.
+func withPorts(cfg *api.Config, ports []int, key string, comm int) (Connection, error) {
 	f := content{IP: listenIP(cfg), Transport: cfg.Transport, Key: key, SignatureScheme: "hmac-sha256",
-		KernelName: cfg.SpecName}
+		KernelName: cfg.SpecName, CommPort: comm}
 	if f.Key == "" {
 		var key [32]byte
 		rand.Read(key[:]) // never fails
@@ -101,7 +110,7 @@ func withPorts(cfg *api.Config, ports []int, key string) (Connection, error) {
 		ep[c] = endpoint(ports[i])
 	}
 	ep[Heartbeat] = endpoint(f.HBPort)
-	return Connection{Endpoints: ep, Signer: jupyter.NewSigner([]byte(f.Key)), File: b}, nil
+	return Connection{Endpoints: ep, Signer: jupyter.NewSigner([]byte(f.Key)), File: b, CommPort: comm}, nil
 }
 
 // listenIP returns where the kernel listens: an address of this machine, or the beginning of its sockets' paths.

@@ -32,11 +32,20 @@ import (
 // kernel's id may hold the pipes open without end.
 const OutputGrace = 300 * time.Millisecond
 
+// A shell returns the sum of shellSignal and the number of the signal that has ended a program.
+const (
+	shellSignal = 128
+	maxSignal   = 64
+)
+
 // Options says what to start. Argv is required.
 type Options struct {
-	KernelID   string
-	Argv       []string                    // the program and its arguments
-	Env        map[string]string           // the environment; Start adds proctree.KernelIDVariable
+	KernelID string
+	Argv     []string          // the program and its arguments
+	Env      map[string]string // the environment; Start adds proctree.KernelIDVariable
+	// ShellStatus says that the program is a shell, which returns 128+N if signal N has ended the kernel's program.
+	ShellStatus bool
+
 	WorkingDir string                      // "": the one of this program
 	Stdout     io.Writer                   // gets a copy of the output; if it blocks, so does the kernel; nil: no copy
 	Stderr     io.Writer                   // as Stdout
@@ -167,11 +176,15 @@ func (p *Process) reap(at time.Time) {
 		}
 		break
 	}
-	if !status.Signaled() {
-		p.exit.Code = status.ExitStatus()
+	switch code := status.ExitStatus(); {
+	case status.Signaled():
+		p.exit.Signal = status.Signal()
+	case p.opts.ShellStatus && code > shellSignal && code <= shellSignal+maxSignal:
+		p.exit.Signal = syscall.Signal(code - shellSignal)
+	default:
+		p.exit.Code = code
 		return
 	}
-	p.exit.Signal = status.Signal()
 	p.exit.OOM = p.exit.Signal == syscall.SIGKILL && p.ranOutOfMemoryLocked()
 	if p.exit.OOM {
 		p.exit.MemoryLimit = memoryLimit()
