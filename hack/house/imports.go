@@ -63,8 +63,9 @@ var mayImport = map[string][]string{
 		"launcher/gpu",
 		"launcher/supervisor/api",
 	},
-	"gateway/identity": {},
-	"gateway/metrics":  {"launcher", "launcher/supervisor/api"},
+	"gateway/identity":      {},
+	"gateway/jobs/notebook": {"jupyter", "jupyter/notice"},
+	"gateway/metrics":       {"launcher", "launcher/supervisor/api"},
 	"gateway/limits": {"gateway/identity", "kernelspecs", "launcher", "launcher/gpu",
 		"launcher/supervisor/api"},
 	"hack/bench": {"jupyter", "launcher/launchertest", "launcher/launchertest/usage",
@@ -244,7 +245,8 @@ var doors = []struct {
 	{"github.com/go-zeromq/zmq4", []string{"launcher/supervisor/zeromq", "launcher/launchertest"}, nil},
 	{
 		"github.com/gorilla/websocket",
-		[]string{"gateway/channels", "launcher/supervisor", "launcher/supervisor/connection", "launcher/launchertest"},
+		[]string{"gateway/channels", "gateway/jobs/notebook", "launcher/supervisor", "launcher/supervisor/connection",
+			"launcher/launchertest"},
 		[]string{"cmd/ekg-supervisor", "e2e", "gateway", "launcher/local", "launcher/supervisor/flow"},
 	},
 	{

@@ -1,0 +1,256 @@
+// Package notebook runs a notebook on a kernel, without a front end. It reads and writes notebooks of format 4, injects
+// parameters, and applies the kernel's messages to the cells. What it writes follows papermill and nbclient.
+//
+// A run can be left at any moment and be carried on by another gateway: see Run and State. The package keeps nothing on
+// disk and knows neither launchers nor jobs. A Relay has one goroutine, which its Close waits for. Do has one while
+// it waits for a message.
+//
+// Formats: https://nbformat.readthedocs.io/en/latest/format_description.html and
+// https://papermill.readthedocs.io/en/latest/usage-parameterize.html.
+package notebook
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// maxDepth bounds how deep the values in a notebook are nested. Widgets nest them a few times.
+const maxDepth = 200
+
+// InvalidError is a notebook, or a parameter, that cannot be run. Its text is a sentence for users.
+type InvalidError struct{ text string }
+
+// Error returns the sentence.
+func (e *InvalidError) Error() string { return e.text }
+
+func invalid(format string, args ...any) error { return &InvalidError{fmt.Sprintf(format, args...)} }
+
+// Document is a notebook of format 4. Members that the package does not know are kept, in their order and spelling. It
+// is not for concurrent use.
+type Document struct {
+	top   *object
+	meta  *object
+	cells []*cell
+	minor int
+}
+
+// Read reads a notebook. The error is an *InvalidError. The caller bounds the size of data.
+func Read(data []byte) (*Document, error) {
+	if err := check(data); err != nil {
+		return nil, err
+	}
+	top, err := parseObject(data)
+	if err != nil {
+		return nil, invalid("this is not a notebook: %v", err)
+	}
+	d := &Document{top: top}
+	var major int
+	if json.Unmarshal(top.values["nbformat"], &major) != nil {
+		return nil, invalid("this is not a notebook: it has no nbformat")
+	}
+	if major != 4 {
+		return nil, invalid("the notebook has format %d, and only format 4 is supported: open it in JupyterLab and save it",
+			major)
+	}
+	if raw, has := top.values["nbformat_minor"]; has && json.Unmarshal(raw, &d.minor) != nil {
+		return nil, invalid("the notebook's nbformat_minor is not a number")
+	}
+	if raw, has := top.values["metadata"]; has {
+		if d.meta, err = parseObject(raw); err != nil {
+			return nil, invalid("the notebook's metadata: %v", err)
+		}
+	} else {
+		d.meta = newObject(nil)
+	}
+	var cells []json.RawMessage
+	if !isList(top.values["cells"]) || json.Unmarshal(top.values["cells"], &cells) != nil {
+		return nil, invalid("the notebook has no list of cells")
+	}
+	for i, raw := range cells {
+		c, err := parseCell(raw)
+		if err != nil {
+			return nil, invalid("cell %d of the notebook: %v", i+1, err)
+		}
+		d.cells = append(d.cells, c)
+	}
+	return d, nil
+}
+
+// check rejects what no decoder should read.
+func check(data []byte) error {
+	if !utf8.Valid(data) {
+		return invalid("this is not a notebook: it is not UTF-8")
+	}
+	depth, quoted, escaped := 0, false, false
+	for _, b := range data {
+		switch {
+		case escaped:
+			escaped = false
+		case quoted && b == '\\':
+			escaped = true
+		case b == '"':
+			quoted = !quoted
+		case quoted:
+		case b == '{' || b == '[':
+			if depth++; depth > maxDepth {
+				return invalid("the notebook's values are nested more than %d times", maxDepth)
+			}
+		case b == '}' || b == ']':
+			depth--
+		}
+	}
+	var syntax *json.SyntaxError
+	if err := json.Unmarshal(data, new(json.RawMessage)); errors.As(err, &syntax) {
+		return invalid("this is not a notebook: no valid JSON at byte %d: %v", syntax.Offset, syntax)
+	}
+	return nil
+}
+
+// Bytes returns the notebook as Jupyter writes it: with one space for each level, and a newline at the end.
+func (d *Document) Bytes() []byte {
+	top := &object{keys: slices.Clone(d.top.keys), values: map[string]json.RawMessage{}}
+	for name, value := range d.top.values {
+		top.values[name] = value
+	}
+	cells := []byte{'['}
+	for i, c := range d.cells {
+		if i > 0 {
+			cells = append(cells, ',')
+		}
+		cells = append(cells, c.encoded()...)
+	}
+	top.set("cells", json.RawMessage(append(cells, ']')))
+	if _, has := top.values["metadata"]; has || len(d.meta.keys) > 0 {
+		top.set("metadata", d.meta)
+	}
+	var b bytes.Buffer
+	if err := json.Indent(&b, top.append(nil), "", " "); err != nil {
+		panic(fmt.Sprintf("notebook: invalid JSON was written: %v", err)) // all parts were checked or encoded
+	}
+	b.WriteByte('\n')
+	return b.Bytes()
+}
+
+// KernelName returns the name of the notebook's kernelspec, "" if it names none.
+func (d *Document) KernelName() string { return d.meta.child("kernelspec").text("name") }
+
+// Language returns the name of the notebook's language, "" if it names none.
+func (d *Document) Language() string {
+	if name := d.meta.child("language_info").text("name"); name != "" {
+		return name
+	}
+	return d.meta.child("kernelspec").text("language")
+}
+
+// Cells returns how many cells the notebook has.
+func (d *Document) Cells() int { return len(d.cells) }
+
+// cell is one cell. Members are changed in obj, and outputs in outputs when the cell is being run.
+type cell struct {
+	obj     *object
+	meta    *object
+	kind    string // cell_type
+	source  string
+	outputs *outputs // nil: those in obj
+	noMeta  bool     // obj had no metadata
+}
+
+func parseCell(raw []byte) (*cell, error) {
+	obj, err := parseObject(raw)
+	if err != nil {
+		return nil, err
+	}
+	c := &cell{obj: obj, kind: obj.text("cell_type")}
+	if c.kind == "" {
+		return nil, errors.New("it has no cell_type")
+	}
+	if c.source, err = joined(obj.values["source"]); err != nil {
+		return nil, errors.New("its source is neither a text nor a list of texts")
+	}
+	if rawMeta, has := obj.values["metadata"]; !has {
+		c.meta, c.noMeta = newObject(nil), true
+	} else if c.meta, err = parseObject(rawMeta); err != nil {
+		return nil, fmt.Errorf("its metadata: %w", err)
+	}
+	if rawOutputs, has := obj.values["outputs"]; has && !isList(rawOutputs) {
+		return nil, errors.New("its outputs are not a list")
+	}
+	return c, nil
+}
+
+// joined returns the text of a value that is a string or a list of strings. A missing one is empty.
+func joined(raw json.RawMessage) (string, error) {
+	if len(raw) == 0 {
+		return "", nil
+	}
+	if isList(raw) {
+		var lines []string
+		err := json.Unmarshal(raw, &lines)
+		return strings.Join(lines, ""), err
+	}
+	var text string
+	err := json.Unmarshal(raw, &text)
+	return text, err
+}
+
+// split is the opposite of joined. Jupyter writes texts as lists of their lines, and ends lines where Python does.
+func split(text string) []string {
+	lines := []string{}
+	for len(text) > 0 {
+		end := strings.IndexAny(text, "\n\r\v\f\x1c\x1d\x1e\u0085\u2028\u2029")
+		if end < 0 {
+			return append(lines, text)
+		}
+		_, width := utf8.DecodeRuneInString(text[end:])
+		end += width
+		if text[end-1] == '\r' && end < len(text) && text[end] == '\n' {
+			end++
+		}
+		lines, text = append(lines, text[:end]), text[end:]
+	}
+	return lines
+}
+
+func newCell(kind, source, id string, tags ...string) *cell {
+	c := &cell{kind: kind, source: source, meta: newObject(map[string]any{"tags": tags})}
+	c.obj = newObject(map[string]any{"cell_type": kind, "source": split(source), "metadata": c.meta})
+	if id != "" {
+		c.obj.set("id", id)
+	}
+	if kind == "code" {
+		c.obj.set("execution_count", nil)
+		c.outputs = &outputs{}
+	}
+	return c
+}
+
+func (c *cell) encoded() json.RawMessage {
+	if c.outputs != nil {
+		c.obj.set("outputs", c.outputs.encoded())
+	}
+	if !c.noMeta || len(c.meta.keys) > 0 {
+		c.obj.set("metadata", c.meta)
+	}
+	return c.obj.append(nil)
+}
+
+func (c *cell) isCode() bool { return c.kind == "code" }
+
+func (c *cell) tags() (tags []string) {
+	if json.Unmarshal(c.meta.values["tags"], &tags) != nil {
+		return nil
+	}
+	return tags
+}
+
+func (c *cell) tagged(tag string) bool { return slices.Contains(c.tags(), tag) }
+
+// runs reports whether the cell has code to run.
+func (c *cell) runs() bool {
+	return c.isCode() && strings.TrimSpace(c.source) != "" && !c.tagged("skip-execution")
+}

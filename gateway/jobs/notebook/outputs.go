@@ -1,0 +1,118 @@
+package notebook
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+)
+
+// outputs are the outputs of a cell that is being run.
+type outputs struct {
+	list  []*output
+	size  int64
+	clear bool // before the next output
+	full  bool // a notice says that outputs are left out
+}
+
+// output is one output: a stream, whose text grows, or any other one as it stands in the file.
+type output struct {
+	stream string // its name, "" for others
+	text   []byte
+	other  *object
+}
+
+func (o *output) size() int64 {
+	n := int64(len(o.text))
+	if o.other != nil {
+		for _, v := range o.other.values {
+			n += int64(len(v))
+		}
+	}
+	return n
+}
+
+func (o *output) encoded() json.RawMessage {
+	if o.other != nil {
+		return o.other.append(nil)
+	}
+	text := strings.ToValidUTF8(string(o.text), "\uFFFD")
+	return encode(map[string]any{"output_type": "stream", "name": o.stream, "text": split(text)})
+}
+
+func (o *outputs) encoded() json.RawMessage {
+	b := []byte{'['}
+	for i, out := range o.list {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, out.encoded()...)
+	}
+	return append(b, ']')
+}
+
+// parseOutputs reads the outputs of a cell that a previous run has left.
+func parseOutputs(raw json.RawMessage) *outputs {
+	var list []json.RawMessage
+	if json.Unmarshal(raw, &list) != nil {
+		return &outputs{}
+	}
+	o := &outputs{}
+	for _, r := range list {
+		obj, err := parseObject(r)
+		if err != nil {
+			continue
+		}
+		out := &output{other: obj}
+		if text, err := joined(obj.values["text"]); err == nil && obj.text("output_type") == "stream" {
+			out = &output{stream: obj.text("name"), text: []byte(text)}
+		}
+		o.list, o.size = append(o.list, out), o.size+out.size()
+	}
+	return o
+}
+
+// addText appends to the last output if that is the same stream: a file has one output for consecutive text.
+func (o *outputs) addText(name, text string) {
+	o.size += int64(len(text))
+	if n := len(o.list); n > 0 && o.list[n-1].stream == name && o.list[n-1].other == nil {
+		o.list[n-1].text = append(o.list[n-1].text, text...)
+		return
+	}
+	o.list = append(o.list, &output{stream: name, text: []byte(text)})
+}
+
+func (o *outputs) add(out *object) {
+	next := &output{other: out}
+	o.list, o.size = append(o.list, next), o.size+next.size()
+}
+
+// bundle returns a bundle of media types as files have it: some texts are lists of lines.
+func bundle(raw json.RawMessage) json.RawMessage {
+	in, err := parseObject(raw)
+	if err != nil {
+		return json.RawMessage("{}")
+	}
+	out := newObject(nil)
+	for _, name := range in.keys {
+		value := in.values[name]
+		var text string
+		if isSplit(name) && bytes.HasPrefix(value, []byte{'"'}) && json.Unmarshal(value, &text) == nil {
+			out.set(name, split(text))
+			continue
+		}
+		out.set(name, value)
+	}
+	return out.append(nil)
+}
+
+// isSplit reports whether Jupyter writes the texts of a media type as lists of lines.
+func isSplit(mediaType string) bool {
+	return strings.HasPrefix(mediaType, "text/") || mediaType == "application/javascript" || mediaType == "image/svg+xml"
+}
+
+func objectOr(raw json.RawMessage) json.RawMessage {
+	if _, err := parseObject(raw); err != nil {
+		return json.RawMessage("{}")
+	}
+	return raw
+}

@@ -1,0 +1,213 @@
+package notebook
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+)
+
+// Tags of papermill.
+const (
+	tagParameters = "parameters"
+	tagInjected   = "injected-parameters"
+	tagError      = "papermill-error-cell-tag"
+)
+
+// The states of a cell in metadata.papermill.
+const (
+	statusPending   = "pending"
+	statusRunning   = "running"
+	statusCompleted = "completed"
+	statusFailed    = "failed"
+)
+
+// writer is the version in metadata.papermill of notebooks that no papermill has written.
+const writer = "ekg"
+
+// Plan says with what a notebook is run.
+type Plan struct {
+	Parameters []Parameter
+	// KernelName is the kernelspec that runs the notebook, and Language its language. "" means those that the notebook
+	// names. Parameters need one of the two.
+	KernelName, Language string
+	// InputPath and OutputPath are written to the notebook. "" is written as null.
+	InputPath, OutputPath string
+}
+
+// Prepare makes the notebook ready to be run: it removes outputs, counts and the marks of earlier runs, injects the
+// parameters, and writes the metadata that papermill writes. The error is an *InvalidError; the notebook may have
+// changed then.
+func (d *Document) Prepare(p Plan) error {
+	papermill := d.meta.child("papermill")
+	if len(papermill.keys) == 0 {
+		papermill = newObject(map[string]any{"default_parameters": struct{}{}, "environment_variables": struct{}{},
+			"parameters": struct{}{}, "version": writer})
+	}
+	d.cells = slices.DeleteFunc(d.cells, func(c *cell) bool { return c.tagged(tagError) })
+	if len(p.Parameters) > 0 {
+		if err := d.inject(p); err != nil {
+			return err
+		}
+		values := newObject(nil)
+		for _, v := range p.Parameters {
+			values.set(v.Name, v.Value)
+		}
+		papermill.set("parameters", values)
+	}
+	papermill.set("input_path", orNull(p.InputPath))
+	papermill.set("output_path", orNull(p.OutputPath))
+	for _, name := range []string{"start_time", "end_time", "duration", "exception"} {
+		papermill.set(name, nil)
+	}
+	d.meta.set("papermill", papermill)
+	for _, c := range d.cells {
+		if c.tags() == nil {
+			c.meta.set("tags", []string{})
+		}
+		c.meta.set("papermill", map[string]any{"start_time": nil, "end_time": nil, "duration": nil, "exception": nil,
+			"status": statusPending})
+		if c.isCode() {
+			c.obj.set("execution_count", nil)
+			c.outputs = &outputs{}
+		}
+	}
+	return nil
+}
+
+func orNull(s string) any {
+	if s == "" {
+		return nil
+	}
+	return s
+}
+
+// inject puts the cell with the parameters in the place of an earlier one, behind the defaults, or on top.
+func (d *Document) inject(p Plan) error {
+	kernel, lang := p.KernelName, d.Language()
+	if kernel == "" {
+		kernel = d.KernelName()
+	}
+	if p.Language != "" {
+		lang = p.Language
+	}
+	source, err := code(kernel, lang, p.Parameters)
+	if err != nil {
+		return err
+	}
+	c := newCell("code", source, d.newID(), tagInjected)
+	if i := d.firstTagged(tagInjected); i >= 0 {
+		d.cells[i] = c
+	} else {
+		d.cells = slices.Insert(d.cells, d.firstTagged(tagParameters)+1, c)
+	}
+	return nil
+}
+
+func (d *Document) firstTagged(tag string) int {
+	return slices.IndexFunc(d.cells, func(c *cell) bool { return c.tagged(tag) })
+}
+
+// newID returns an id for a new cell, "" if the notebook's format has none.
+func (d *Document) newID() string {
+	if d.minor < 5 {
+		return ""
+	}
+	var b [4]byte
+	_, _ = rand.Read(b[:]) // it never fails
+	return hex.EncodeToString(b[:])
+}
+
+// stamp is a time as Python writes it.
+func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000000-07:00") }
+
+// begin notes that the notebook's run begins.
+func (d *Document) begin(now time.Time) { d.note("start_time", stamp(now)) }
+
+func (d *Document) note(name string, value any) {
+	papermill := d.meta.child("papermill")
+	papermill.set(name, value)
+	d.meta.set("papermill", papermill)
+}
+
+func (c *cell) note(name string, value any) {
+	papermill := c.meta.child("papermill")
+	papermill.set(name, value)
+	c.meta.set("papermill", papermill)
+}
+
+func (c *cell) begin(now time.Time) {
+	c.note("start_time", stamp(now))
+	c.note("status", statusRunning)
+	c.note("exception", false)
+}
+
+func (c *cell) end(now time.Time, failed bool) {
+	if failed {
+		c.note("exception", true)
+		c.note("status", statusFailed)
+	} else {
+		c.note("status", statusCompleted)
+	}
+	c.note("end_time", stamp(now))
+	c.note("duration", seconds(c.meta, now))
+}
+
+// time notes when the kernel has sent a message, as front ends do.
+func (c *cell) time(what string, m *jupyter.Message) {
+	var h struct {
+		Date time.Time `json:"date"`
+	}
+	if json.Unmarshal(m.Header, &h) != nil {
+		return // a kernel without dates
+	}
+	times := c.meta.child("execution")
+	times.set(what, h.Date.UTC().Format("2006-01-02T15:04:05.000000Z"))
+	c.meta.set("execution", times)
+}
+
+// end finishes the metadata of the run. failed is the index of the cell that ended it, or -1. mark is true if the
+// notebook shows where it failed.
+func (d *Document) end(now time.Time, failed int, mark bool) {
+	d.note("end_time", stamp(now))
+	d.note("duration", seconds(d.meta, now))
+	if failed >= 0 {
+		d.note("exception", true)
+	}
+	if mark {
+		d.mark(failed)
+	}
+}
+
+// seconds returns how long ago the start is that the metadata have.
+func seconds(meta *object, now time.Time) float64 {
+	start, err := time.Parse(time.RFC3339Nano, meta.child("papermill").text("start_time"))
+	if err != nil {
+		return 0
+	}
+	return math.Round(now.Sub(start).Seconds()*1e6) / 1e6
+}
+
+// The notes that papermill writes about an error. Viewers look for the anchor.
+const (
+	errorStyle  = `style="color:red; font-family:Helvetica Neue, Helvetica, Arial, sans-serif; font-size:2em;"`
+	errorTop    = `<span ` + errorStyle + `>An Exception was encountered at '<a href="#papermill-error-cell">In [`
+	errorTopEnd = `]</a>'.</span>`
+	errorAnchor = `<span id="papermill-error-cell" ` + errorStyle + `>Execution using papermill encountered an ` +
+		`exception here and stopped:</span>`
+)
+
+// mark adds a note on top of the notebook, and one above the cell that failed.
+func (d *Document) mark(failed int) {
+	count := "None"
+	var n *int64
+	if json.Unmarshal(d.cells[failed].obj.values["execution_count"], &n) == nil && n != nil {
+		count = string(encode(*n))
+	}
+	d.cells = slices.Insert(d.cells, failed, newCell("markdown", errorAnchor, d.newID(), tagError))
+	d.cells = slices.Insert(d.cells, 0, newCell("markdown", errorTop+count+errorTopEnd, d.newID(), tagError))
+}

@@ -1,0 +1,212 @@
+package notebook
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+)
+
+// Limits of a Relay.
+const (
+	relayLimit  = DefaultOutputLimit + 1<<20 // bytes of a message; the supervisor replaces one that breaks connections
+	relayWrite  = 30 * time.Second           // for one write
+	relayFirst  = 100 * time.Millisecond     // between two connections, at first
+	relayLast   = 5 * time.Second            // at last
+	relaySilent = 60 * time.Second           // without any frame; the supervisor pings every 15 s
+)
+
+// Relay is the Conn of a kernel's websocket. It speaks jupyter.SubprotocolRelay: when the connection breaks it connects
+// again, behind the last message that it has received, and sends again what the supervisor may not have accepted. The
+// supervisor drops messages that it has accepted before.
+type Relay struct {
+	o    RelayOptions
+	life context.Context
+	end  context.CancelFunc
+	done chan struct{} // closed when monitor has ended
+	in   chan received // to Receive; never closed
+
+	mu      sync.Mutex
+	ws      *websocket.Conn   // nil while there is none
+	pending []jupyter.Message // sent, and not known to be accepted
+	gone    error             // set once
+}
+
+type received struct {
+	m      jupyter.Message
+	cursor string
+}
+
+// RelayOptions says what a Relay connects to.
+type RelayOptions struct {
+	// Dial connects to the kernel's channels with the query and the subprotocol jupyter.SubprotocolRelay. The user is
+	// part of a session, so it must be the same for each Dial. An error that wraps ErrGone is final.
+	Dial func(ctx context.Context, query url.Values) (*websocket.Conn, error)
+	// Session is the session's id. It is the same for a run that is carried on.
+	Session string
+	// Cursor is the State.Cursor of a run that is carried on.
+	Cursor string
+	// Interrupt interrupts the kernel.
+	Interrupt func(ctx context.Context) error
+}
+
+// OpenRelay returns a Relay that connects by itself. Its owner calls Close.
+func OpenRelay(o RelayOptions) *Relay {
+	r := &Relay{o: o, done: make(chan struct{}), in: make(chan received)}
+	r.life, r.end = context.WithCancel(context.Background())
+	go r.monitor()
+	return r
+}
+
+// Close ends the connection and waits for the relay's goroutine. The kernel goes on.
+func (r *Relay) Close() {
+	r.end()
+	<-r.done
+}
+
+// Interrupt interrupts the kernel.
+func (r *Relay) Interrupt(ctx context.Context) error { return r.o.Interrupt(ctx) }
+
+// Send sends a message, now or when there is a connection. The error wraps ErrGone.
+func (r *Relay) Send(_ context.Context, m jupyter.Message) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.gone != nil {
+		return r.gone
+	}
+	r.pending = append(r.pending, m)
+	if r.ws != nil {
+		r.writeLocked(m)
+	}
+	return nil
+}
+
+// writeLocked sends a message. A connection that fails is closed, so that its reader ends.
+func (r *Relay) writeLocked(m jupyter.Message) {
+	_ = r.ws.SetWriteDeadline(time.Now().Add(relayWrite))
+	if err := r.ws.WriteMessage(websocket.BinaryMessage, jupyter.EncodeV1(&m)); err != nil {
+		_ = r.ws.Close()
+	}
+}
+
+// Receive returns the next message.
+func (r *Relay) Receive(ctx context.Context) (jupyter.Message, string, error) {
+	select {
+	case got := <-r.in:
+		return got.m, got.cursor, nil
+	case <-ctx.Done():
+		return jupyter.Message{}, "", ctx.Err()
+	case <-r.done:
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.gone != nil {
+			return jupyter.Message{}, "", r.gone
+		}
+		return jupyter.Message{}, "", errors.New("notebook: the relay is closed")
+	}
+}
+
+// monitor holds a connection to the kernel until it is gone or the relay is closed.
+func (r *Relay) monitor() {
+	defer close(r.done)
+	pause := relayFirst
+	for r.life.Err() == nil {
+		ws, err := r.dial()
+		if errors.Is(err, ErrGone) {
+			r.mu.Lock()
+			r.gone = err
+			r.mu.Unlock()
+			return
+		}
+		if err == nil && r.serve(ws) {
+			pause = relayFirst
+		}
+		select {
+		case <-time.After(pause):
+		case <-r.life.Done():
+		}
+		pause = min(2*pause, relayLast)
+	}
+}
+
+func (r *Relay) dial() (*websocket.Conn, error) {
+	query := url.Values{"session_id": {r.o.Session}}
+	if r.o.Cursor != "" {
+		query.Set("cursor", r.o.Cursor)
+	}
+	ws, err := r.o.Dial(r.life, query)
+	if err != nil {
+		return nil, err
+	}
+	if ws.Subprotocol() != jupyter.SubprotocolRelay {
+		_ = ws.Close()
+		return nil, fmt.Errorf("notebook: the kernel's supervisor does not speak %s", jupyter.SubprotocolRelay)
+	}
+	return ws, nil
+}
+
+// serve uses a connection until it breaks. It reports whether a message came.
+func (r *Relay) serve(ws *websocket.Conn) (useful bool) {
+	stop := context.AfterFunc(r.life, func() { _ = ws.Close() })
+	defer func() {
+		stop()
+		r.mu.Lock()
+		r.ws = nil
+		r.mu.Unlock()
+		_ = ws.Close()
+	}()
+	ws.SetReadLimit(relayLimit)
+	answer := ws.PingHandler()
+	ws.SetPingHandler(func(data string) error {
+		_ = ws.SetReadDeadline(time.Now().Add(relaySilent))
+		return answer(data)
+	})
+	r.mu.Lock()
+	r.ws = ws
+	for _, m := range r.pending {
+		r.writeLocked(m)
+	}
+	r.mu.Unlock()
+	for {
+		_ = ws.SetReadDeadline(time.Now().Add(relaySilent))
+		_, frame, err := ws.ReadMessage()
+		if err != nil || len(frame) < jupyter.RelayCursor {
+			return useful
+		}
+		useful = true
+		m, err := jupyter.DecodeV1(frame[jupyter.RelayCursor:])
+		if err != nil {
+			continue // the supervisor checks what the kernel sends; a channel of a later version concerns no cell
+		}
+		r.accepted(&m)
+		cursor := hex.EncodeToString(frame[:jupyter.RelayCursor])
+		select {
+		case r.in <- received{m, cursor}:
+			r.o.Cursor = cursor
+		case <-r.life.Done():
+			return useful
+		}
+	}
+}
+
+// accepted forgets a message that the kernel's message is about.
+func (r *Relay) accepted(m *jupyter.Message) {
+	_, parent := headers(m)
+	if parent.MsgID == "" {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.pending = slices.DeleteFunc(r.pending, func(p jupyter.Message) bool {
+		own, _ := headers(&p)
+		return own.MsgID == parent.MsgID
+	})
+}

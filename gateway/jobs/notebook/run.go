@@ -1,0 +1,413 @@
+package notebook
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+)
+
+// Defaults of Run.
+const (
+	DefaultOutputLimit  = 64 << 20
+	DefaultSaveEvery    = 10 * time.Second
+	DefaultStopPatience = 10 * time.Second
+)
+
+// ErrGone says that a kernel has ended for good. Its text has the reason behind it.
+var ErrGone = errors.New("the kernel is gone")
+
+// Conn is how a run talks with its kernel. Its methods are called by one goroutine, but Interrupt and Receive may be
+// called at the same time.
+type Conn interface {
+	// Send sends a message. A kernel gets a message with the same msg_id at most once, also over another Conn of the
+	// session.
+	Send(ctx context.Context, m jupyter.Message) error
+	// Receive returns the kernel's next message, and a cursor that leads to the messages behind it. An error that wraps
+	// ErrGone is final. Others mean that ctx has ended.
+	Receive(ctx context.Context) (m jupyter.Message, cursor string, err error)
+	// Interrupt interrupts the kernel.
+	Interrupt(ctx context.Context) error
+}
+
+// State is what a run needs beside the document to be carried on. Both are stored in one step. Its members are for
+// this package only.
+type State struct {
+	Cell     int                `json:"cell"`              // index of the cell that runs, or is the next
+	Running  bool               `json:"running,omitempty"` // its request may have been sent
+	Replied  bool               `json:"replied,omitempty"` // its reply was received
+	Idled    bool               `json:"idled,omitempty"`   // its idle was received
+	Reply    *Reply             `json:"reply,omitempty"`
+	Broken   string             `json:"broken,omitempty"`  // why the kernel has lost its variables, "" if it has them
+	Refused  bool               `json:"refused,omitempty"` // the cell asked for input
+	Clear    bool               `json:"clear,omitempty"`   // a clear_output waits for the next output
+	Full     bool               `json:"full,omitempty"`    // the cell has too much output
+	Cursor   string             `json:"cursor,omitempty"`
+	Displays map[string][]place `json:"displays,omitempty"`
+	Widgets  map[string]*widget `json:"widgets,omitempty"`
+	Result   *Result            `json:"result,omitempty"` // the run has ended
+}
+
+// Reply is the end of a cell as the kernel reports it.
+type Reply struct {
+	Status string `json:"status"` // "ok", "error" or "aborted"
+	Ename  string `json:"ename,omitempty"`
+	Evalue string `json:"evalue,omitempty"`
+}
+
+// Progress says how far a run is.
+type Progress struct {
+	Cell  int // which of the cells with code runs, from 1; 0 before the first
+	Cells int // how many cells have code to run
+}
+
+// Status is how a run has ended.
+type Status string
+
+// The ends of a run.
+const (
+	Completed Status = "completed"
+	Failed    Status = "failed"
+	Stopped   Status = "stopped"
+)
+
+// Result is the end of a run. The document has been finished and saved.
+type Result struct {
+	Status Status `json:"status"`
+	Cell   int    `json:"cell,omitempty"`   // number of the cell that ended the run, from 1; 0 if none did
+	Reason string `json:"reason,omitempty"` // a sentence; "" if the run is completed
+	Lost   bool   `json:"lost,omitempty"`   // it failed since the kernel ended or lost its variables: another may succeed
+}
+
+// Run runs a document's cells in their order. It can be left at any moment: the cells then go on, and another Run with
+// the last saved state and document carries on. Its fields are fixed before Do.
+type Run struct {
+	Conn     Conn
+	Document *Document // prepared, or as it was saved with Resume
+	// ID makes the msg_ids of the cells. It is the same for a run that is carried on, and no other run on the kernel has
+	// it.
+	ID     string
+	Resume *State // nil for a run that begins
+	// AllowErrors makes the run go on after a cell with an error. Without it, cells with the tag raises-exception do.
+	AllowErrors bool
+	// Save stores document and state in one step. It is called before a cell is sent to the kernel, every SaveEvery while
+	// a cell changes, and at the end of the run. If it returns an error, the run is left.
+	Save      func(ctx context.Context, document []byte, s State, p Progress) error
+	SaveEvery time.Duration // 0: DefaultSaveEvery
+	// Stop is closed to end the run: the kernel is interrupted. If the cell has not ended after StopPatience
+	// (0: DefaultStopPatience), the run ends without it.
+	Stop         <-chan struct{}
+	StopPatience time.Duration
+	OutputLimit  int64 // bytes of all outputs; 0: DefaultOutputLimit
+}
+
+// run is a Run that is being done.
+type run struct {
+	*Run
+	doc       *Document
+	state     State
+	size      int64 // bytes of all outputs
+	limit     int64
+	total     int // cells with code to run
+	saved     time.Time
+	saveEvery time.Duration
+	changed   bool // since the last save
+	stopped   bool
+	stopAt    time.Time // when a cell that was interrupted is given up
+}
+
+// Do runs the cells. An error means that the run was left, since ctx has ended or Save failed: another Run carries on.
+// A kernel that ends is a Result. A run that had ended when it was saved returns its Result again.
+func (o *Run) Do(ctx context.Context) (Result, error) {
+	r := &run{Run: o, doc: o.Document, limit: o.OutputLimit, saveEvery: o.SaveEvery}
+	if r.limit == 0 {
+		r.limit = DefaultOutputLimit
+	}
+	if r.saveEvery == 0 {
+		r.saveEvery = DefaultSaveEvery
+	}
+	if r.StopPatience == 0 {
+		r.StopPatience = DefaultStopPatience
+	}
+	for _, c := range r.doc.cells {
+		if c.runs() {
+			r.total++
+		}
+	}
+	if o.Resume != nil {
+		if o.Resume.Result != nil {
+			return *o.Resume.Result, nil
+		}
+		r.state = *o.Resume
+	}
+	r.load()
+	if r.state.Displays == nil {
+		r.state.Displays = map[string][]place{}
+	}
+	if r.state.Widgets == nil {
+		r.state.Widgets = map[string]*widget{}
+	}
+	if r.state.Cursor == "" {
+		if res, err := r.first(ctx); res != nil || err != nil {
+			return r.ended(ctx, res, err)
+		}
+	}
+	res, err := r.cells(ctx)
+	return r.ended(ctx, res, err)
+}
+
+// load reads the outputs of an earlier run, and measures them.
+func (r *run) load() {
+	for i, c := range r.doc.cells {
+		if c.isCode() && c.outputs == nil {
+			c.outputs = parseOutputs(c.obj.values["outputs"])
+		}
+		if c.outputs != nil {
+			r.size += c.outputs.size
+			if i == r.state.Cell {
+				c.outputs.clear, c.outputs.full = r.state.Clear, r.state.Full
+			}
+		}
+	}
+	for _, w := range r.state.Widgets {
+		r.size += int64(len(encode(w)))
+	}
+}
+
+// first waits for the kernel, and asks it for its language. The answer gives a cursor, without which a run that is
+// carried on could miss messages.
+func (r *run) first(ctx context.Context) (*Result, error) {
+	r.doc.begin(time.Now())
+	ask := r.message("kernel_info_request", jupyter.NewID(), struct{}{})
+	if err := r.Conn.Send(ctx, ask); err != nil {
+		return r.gone(err)
+	}
+	h, err := jupyter.ParseHeader(ask.Header)
+	if err != nil {
+		return nil, fmt.Errorf("notebook: %w", err)
+	}
+	for {
+		m, stop, err := r.receive(ctx)
+		if err != nil {
+			return r.gone(err)
+		}
+		if stop {
+			return &Result{Status: Stopped, Reason: "it was stopped before its first cell"}, nil
+		}
+		own, parent := headers(m)
+		if own.MsgType != "kernel_info_reply" || parent.MsgID != h.MsgID {
+			continue
+		}
+		var c struct {
+			LanguageInfo json.RawMessage `json:"language_info"`
+		}
+		if json.Unmarshal(m.Content, &c) == nil && len(c.LanguageInfo) > 0 {
+			r.doc.meta.set("language_info", objectOr(c.LanguageInfo))
+		}
+		return nil, nil
+	}
+}
+
+// gone turns the end of a kernel into a result.
+func (r *run) gone(err error) (*Result, error) {
+	if !errors.Is(err, ErrGone) {
+		return nil, err
+	}
+	return &Result{Status: Failed, Reason: sentence(err), Lost: true}, nil
+}
+
+func sentence(err error) string {
+	if text := strings.TrimPrefix(err.Error(), ErrGone.Error()+": "); text != "" {
+		return text
+	}
+	return err.Error()
+}
+
+// cells runs the cells from the present one on.
+func (r *run) cells(ctx context.Context) (*Result, error) {
+	for r.state.Cell < len(r.doc.cells) {
+		c := r.doc.cells[r.state.Cell]
+		if !r.state.Running {
+			if r.isStopped() {
+				return &Result{Status: Stopped, Reason: "it was stopped"}, nil
+			}
+			c.begin(time.Now())
+			if !c.runs() {
+				c.end(time.Now(), false)
+				r.state.Cell++
+				continue
+			}
+			c.meta.set("execution", struct{}{})
+		}
+		res, err := r.cell(ctx, c)
+		if res != nil || err != nil {
+			return res, err
+		}
+		r.state = State{Cell: r.state.Cell + 1, Cursor: r.state.Cursor, Displays: r.state.Displays, Widgets: r.state.Widgets}
+	}
+	return &Result{Status: Completed}, nil
+}
+
+func (r *run) isStopped() bool {
+	select {
+	case <-r.Stop:
+		return true
+	default:
+		return false
+	}
+}
+
+// cell runs one cell to its end.
+func (r *run) cell(ctx context.Context, c *cell) (*Result, error) {
+	r.state.Running = true
+	if err := r.save(ctx); err != nil {
+		return nil, err
+	}
+	if !r.state.Replied && !r.state.Idled {
+		if err := r.Conn.Send(ctx, r.request(c)); err != nil {
+			return r.cellGone(c, err)
+		}
+	}
+	for !r.state.Replied || !r.state.Idled {
+		m, stop, err := r.receive(ctx)
+		if err != nil {
+			return r.cellGone(c, err)
+		}
+		if stop {
+			return r.cellEnd(c, &Result{Status: Stopped, Reason: "the cell has not ended after an interrupt"}), nil
+		}
+		if err := r.handle(ctx, m); err != nil {
+			return r.cellGone(c, err)
+		}
+		if r.changed && time.Since(r.saved) >= r.saveEvery {
+			if err := r.save(ctx); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return r.cellEnd(c, r.judge(c)), nil // the next cell's beginning, or the end of the run, is saved
+}
+
+func (r *run) cellGone(c *cell, err error) (*Result, error) {
+	res, err := r.gone(err)
+	if res != nil {
+		r.cellEnd(c, res)
+	}
+	return res, err
+}
+
+// cellEnd writes how the cell has ended. It returns res with the cell's number.
+func (r *run) cellEnd(c *cell, res *Result) *Result {
+	c.end(time.Now(), res != nil)
+	r.changed = true
+	if res != nil {
+		res.Cell = r.state.Cell + 1
+	}
+	return res
+}
+
+// kernelDied is the error of requests whose kernel has ended. The supervisor makes it.
+const kernelDied = "KernelDied"
+
+// judge returns the result of the run if the cell's reply ends it.
+func (r *run) judge(c *cell) *Result {
+	reply := r.state.Reply
+	switch {
+	case r.stopped:
+		return &Result{Status: Stopped, Reason: "it was stopped"}
+	case r.state.Broken != "":
+		return &Result{Status: Failed, Reason: r.state.Broken, Lost: true}
+	case r.state.Refused:
+		return &Result{Status: Failed, Reason: noInput}
+	case reply == nil || reply.Status == "ok":
+		return nil
+	case reply.Ename == "SystemExit" && (reply.Evalue == "" || reply.Evalue == "0"):
+		return &Result{Status: Completed}
+	case reply.Status == "error" && (r.AllowErrors || c.tagged("raises-exception")) && reply.Ename != kernelDied:
+		return nil
+	}
+	reason := strings.TrimSuffix(reply.Ename+": "+reply.Evalue, ": ")
+	if reason == "" {
+		reason = "the kernel has not run the cell"
+	}
+	return &Result{Status: Failed, Reason: reason, Lost: reply.Status != "error" || reply.Ename == kernelDied}
+}
+
+// ended finishes the notebook of a run that has a result.
+func (r *run) ended(ctx context.Context, res *Result, err error) (Result, error) {
+	if err != nil {
+		return Result{}, err
+	}
+	failed := -1
+	if res.Cell > 0 {
+		failed = res.Cell - 1
+	}
+	r.saveWidgets()
+	mark := res.Status == Failed && failed >= 0
+	if r.doc.end(time.Now(), failed, mark); mark {
+		r.state.Cell += 2 // two cells were added in front of it
+	}
+	if res.Status == Completed {
+		res.Cell = 0
+	}
+	r.state.Result = res
+	return *res, r.save(ctx)
+}
+
+// save stores document and state. If that takes over a quarter of the time between two saves, later ones are rarer.
+func (r *run) save(ctx context.Context) error {
+	if r.state.Cell < len(r.doc.cells) {
+		if o := r.doc.cells[r.state.Cell].outputs; o != nil {
+			r.state.Clear, r.state.Full = o.clear, o.full
+		}
+	}
+	begin := time.Now()
+	err := r.Save(ctx, r.doc.Bytes(), r.state, r.progress())
+	r.saved, r.changed = time.Now(), false
+	if r.saved.Sub(begin) > r.saveEvery/4 {
+		r.saveEvery *= 2
+	}
+	return err
+}
+
+func (r *run) progress() Progress {
+	p := Progress{Cells: r.total}
+	for i, c := range r.doc.cells {
+		if i <= r.state.Cell && c.runs() {
+			p.Cell++
+		}
+	}
+	return p
+}
+
+// request is the execute_request of a cell. Its msg_id is the same whichever gateway sends it.
+func (r *run) request(c *cell) jupyter.Message {
+	allowed := r.AllowErrors || c.tagged("raises-exception")
+	return r.message("execute_request", r.msgID(r.state.Cell), map[string]any{
+		"code": c.source, "silent": false, "store_history": true, "user_expressions": struct{}{}, "allow_stdin": false,
+		"stop_on_error": !allowed,
+	})
+}
+
+func (r *run) msgID(cell int) string { return r.ID + "-" + strconv.Itoa(cell) }
+
+// cellOf returns the index of the cell whose request has the msg_id.
+func (r *run) cellOf(msgID string) (int, bool) {
+	number, own := strings.CutPrefix(msgID, r.ID+"-")
+	i, err := strconv.Atoi(number)
+	return i, own && err == nil && i >= 0 && i <= r.state.Cell && i < len(r.doc.cells) && r.doc.cells[i].outputs != nil
+}
+
+func (r *run) message(msgType, id string, content any) jupyter.Message {
+	return jupyter.Message{
+		Channel: jupyter.Shell,
+		Header: encode(map[string]any{"msg_id": id, "msg_type": msgType, "session": r.ID, "username": "",
+			"date": time.Now().UTC().Format(time.RFC3339Nano), "version": "5.3"}),
+		Parent: []byte("{}"), Metadata: []byte("{}"), Content: encode(content),
+	}
+}

@@ -1,0 +1,418 @@
+package notebook
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+)
+
+// script is a kernel whose answers a test has written: for each cell, what it does with reply. It is a Conn.
+type script struct {
+	t           *testing.T
+	cells       map[string]func(k *kernelCell) // by source
+	log         []jupyter.Message              // everything that the kernel has sent, in order
+	next        int                            // in log
+	seen        []string                       // msg_ids of requests that ran
+	interrupts  int
+	onInterrupt func(k *kernelCell)
+	last        *kernelCell
+	gone        error
+}
+
+// kernelCell sends messages about one request.
+type kernelCell struct {
+	s      *script
+	parent []byte
+	count  int
+}
+
+func (k *kernelCell) send(channel jupyter.Channel, msgType string, content any) {
+	k.s.log = append(k.s.log, jupyter.New(channel, msgType, "kernel", k.parent, content))
+}
+
+func (k *kernelCell) pub(msgType string, content any) { k.send(jupyter.IOPub, msgType, content) }
+
+func (k *kernelCell) print(name, text string) {
+	k.pub("stream", map[string]any{"name": name, "text": text})
+}
+
+func (k *kernelCell) state(state string) { k.pub("status", map[string]any{"execution_state": state}) }
+
+// end sends reply and idle. ename is "" for success.
+func (k *kernelCell) end(ename, evalue string) {
+	reply := map[string]any{"status": "ok", "execution_count": k.count}
+	if ename != "" {
+		reply = map[string]any{"status": "error", "ename": ename, "evalue": evalue, "traceback": []string{}}
+		k.pub("error", map[string]any{"ename": ename, "evalue": evalue, "traceback": []string{"line"}})
+	}
+	k.send(jupyter.Shell, "execute_reply", reply)
+	k.state("idle")
+}
+
+func (s *script) Send(_ context.Context, m jupyter.Message) error {
+	own, _ := headers(&m)
+	if slices.Contains(s.seen, own.MsgID) {
+		return nil
+	}
+	s.seen = append(s.seen, own.MsgID)
+	k := &kernelCell{s: s, parent: m.Header, count: len(s.seen) - 1}
+	s.last = k
+	if own.MsgType == "kernel_info_request" {
+		k.send(jupyter.Shell, "kernel_info_reply", map[string]any{"language_info": map[string]string{"name": "python"}})
+		return nil
+	}
+	var c struct {
+		Code       string `json:"code"`
+		AllowStdin bool   `json:"allow_stdin"`
+	}
+	if err := json.Unmarshal(m.Content, &c); err != nil || c.AllowStdin {
+		s.t.Errorf("request %s", m.Content)
+	}
+	k.state("busy")
+	k.pub("execute_input", map[string]any{"code": c.Code, "execution_count": k.count})
+	if f := s.cells[c.Code]; f != nil {
+		f(k)
+	} else {
+		k.end("", "")
+	}
+	return nil
+}
+
+func (s *script) Receive(ctx context.Context) (jupyter.Message, string, error) {
+	if s.next < len(s.log) {
+		s.next++
+		return s.log[s.next-1], fmt.Sprint(s.next), nil
+	}
+	if s.gone != nil {
+		return jupyter.Message{}, "", s.gone
+	}
+	<-ctx.Done()
+	return jupyter.Message{}, "", ctx.Err()
+}
+
+func (s *script) Interrupt(context.Context) error {
+	s.interrupts++
+	if s.onInterrupt != nil {
+		s.onInterrupt(s.last)
+	}
+	return nil
+}
+
+// stored is what Save has stored.
+type stored struct {
+	document []byte
+	state    []byte
+	progress Progress
+}
+
+// notebookOf is a notebook with cells of code. A source may begin with "#tag NAME " for a tag.
+func notebookOf(t *testing.T, sources ...string) *Document {
+	t.Helper()
+	cells := []any{}
+	for _, source := range sources {
+		tags := []string{}
+		if rest, tagged := strings.CutPrefix(source, "#tag "); tagged {
+			tag, code, _ := strings.Cut(rest, " ")
+			tags, source = append(tags, tag), code
+		}
+		cells = append(cells, map[string]any{"cell_type": "code", "metadata": map[string]any{"tags": tags},
+			"source": source, "outputs": []any{}, "execution_count": nil})
+	}
+	b, err := json.Marshal(map[string]any{"nbformat": 4, "nbformat_minor": 4, "metadata": struct{}{}, "cells": cells})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := document(t, string(b))
+	if err := d.Prepare(Plan{}); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// do runs a document on a script.
+func do(t *testing.T, s *script, d *Document, change func(*Run)) (Result, *stored) {
+	t.Helper()
+	s.t = t
+	last := &stored{}
+	r := &Run{Conn: s, Document: d, ID: "job-1", SaveEvery: time.Nanosecond,
+		Save: func(_ context.Context, document []byte, state State, p Progress) error {
+			*last = stored{document, encode(state), p}
+			return nil
+		}}
+	if change != nil {
+		change(r)
+	}
+	res, err := r.Do(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res, last
+}
+
+// outputsOf returns the outputs of a cell, in a short form.
+func outputsOf(t *testing.T, s *stored, at int) string {
+	t.Helper()
+	d := document(t, string(s.document))
+	b := strings.Builder{}
+	for _, o := range parseOutputs(d.cells[at].obj.values["outputs"]).list {
+		if o.other == nil {
+			fmt.Fprintf(&b, "%s %q; ", o.stream, o.text)
+			continue
+		}
+		data := strings.Join(strings.Fields(string(o.other.values["data"])), "")
+		fmt.Fprintf(&b, "%s %s%s; ", o.other.text("output_type"), data, o.other.text("ename"))
+	}
+	return strings.TrimSuffix(b.String(), "; ")
+}
+
+func text(s string) map[string]any { return map[string]any{"text/plain": s} }
+
+// TestRun_Outputs: outputs stand in the cell as a front end would have saved them.
+func TestRun_Outputs(t *testing.T) {
+	shown := func(msgType, value, id string) func(*kernelCell) {
+		return func(k *kernelCell) {
+			k.pub(msgType, map[string]any{"data": text(value), "metadata": struct{}{},
+				"transient": map[string]any{"display_id": id}})
+		}
+	}
+	say := func(name, text string) func(*kernelCell) { return func(k *kernelCell) { k.print(name, text) } }
+	clear := func(wait bool) func(*kernelCell) {
+		return func(k *kernelCell) { k.pub("clear_output", map[string]any{"wait": wait}) }
+	}
+	for _, test := range []struct {
+		name string
+		does []func(*kernelCell)
+		want string
+	}{
+		{"text of one stream is joined", []func(*kernelCell){say("stdout", "a"), say("stdout", "b\n"), say("stderr", "c"),
+			say("stdout", "d")}, `stdout "ab\n"; stderr "c"; stdout "d"`},
+		{"a display is updated", []func(*kernelCell){shown("display_data", "1", "x"), say("stdout", "a"),
+			shown("update_display_data", "2", "x")}, `display_data {"text/plain":["2"]}; stdout "a"`},
+		{"a display with the same id updates the first", []func(*kernelCell){shown("display_data", "1", "x"),
+			shown("display_data", "2", "x")}, `display_data {"text/plain":["2"]}; display_data {"text/plain":["2"]}`},
+		{"an update of no display", []func(*kernelCell){shown("update_display_data", "2", "x")}, ""},
+		{"output is cleared", []func(*kernelCell){say("stdout", "a"), clear(false)}, ""},
+		{"output is cleared later", []func(*kernelCell){say("stdout", "a"), clear(true), say("stdout", "b")}, `stdout "b"`},
+		{"output is not cleared without more", []func(*kernelCell){say("stdout", "a"), clear(true)}, `stdout "a"`},
+		{"a cleared display is not updated", []func(*kernelCell){shown("display_data", "1", "x"), clear(false),
+			say("stdout", "a"), shown("update_display_data", "2", "x")}, `stdout "a"`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := &script{cells: map[string]func(*kernelCell){"c": func(k *kernelCell) {
+				for _, f := range test.does {
+					f(k)
+				}
+				k.end("", "")
+			}}}
+			res, last := do(t, s, notebookOf(t, "c"), nil)
+			if got := outputsOf(t, last, 0); got != test.want || res.Status != Completed {
+				t.Errorf("%v: got %s\nwant %s", res, got, test.want)
+			}
+		})
+	}
+}
+
+// TestRun_Ends: the run ends where papermill and nbclient would end it.
+func TestRun_Ends(t *testing.T) {
+	fails := map[string]func(*kernelCell){
+		"bad":  func(k *kernelCell) { k.end("ValueError", "no") },
+		"exit": func(k *kernelCell) { k.end("SystemExit", "0") },
+		"aborted": func(k *kernelCell) {
+			k.send(jupyter.Shell, "execute_reply", map[string]string{"status": "aborted"})
+			k.state("idle")
+		},
+		"idle first": func(k *kernelCell) {
+			k.state("idle")
+			k.print("stdout", "late")
+			k.send(jupyter.Shell, "execute_reply", map[string]string{"status": "ok"})
+		},
+		"restarts": func(k *kernelCell) { k.state("restarting"); k.end("", "") },
+		"dies": func(k *kernelCell) {
+			k.send(jupyter.Shell, "execute_reply", map[string]string{"status": "error", "ename": "KernelDied",
+				"evalue": "its memory was full"})
+			k.state("idle")
+		},
+	}
+	for _, test := range []struct {
+		name  string
+		cells []string
+		allow bool
+		want  Result
+		ran   int
+	}{
+		{"all cells", []string{"a", "idle first", "b"}, false, Result{Status: Completed}, 3},
+		{"an error", []string{"a", "bad", "b"}, false, Result{Failed, 2, "ValueError: no", false}, 2},
+		{"errors are allowed", []string{"bad", "b"}, true, Result{Status: Completed}, 2},
+		{"the cell allows errors", []string{"#tag raises-exception bad", "b"}, false, Result{Status: Completed}, 2},
+		{"cells that are skipped", []string{" ", "#tag skip-execution bad", "b"}, false, Result{Status: Completed}, 1},
+		{"exit", []string{"exit", "b"}, false, Result{Status: Completed}, 1},
+		{"aborted", []string{"aborted", "b"}, true, Result{Failed, 1, "the kernel has not run the cell", true}, 1},
+		{"the kernel restarts", []string{"restarts", "b"}, true,
+			Result{Failed, 1, "the kernel was restarted while the notebook ran", true}, 1},
+		{"the kernel dies", []string{"a", "dies", "b"}, true, Result{Failed, 2, "KernelDied: its memory was full", true}, 2},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := &script{cells: fails}
+			res, last := do(t, s, notebookOf(t, test.cells...), func(r *Run) { r.AllowErrors = test.allow })
+			if res != test.want || len(s.seen)-1 != test.ran {
+				t.Errorf("got %+v after %d cells, want %+v after %d", res, len(s.seen)-1, test.want, test.ran)
+			}
+			marked := strings.Count(string(last.document), tagError)
+			if (res.Status == Failed) != (marked == 2) {
+				t.Errorf("%d marks of an error", marked)
+			}
+		})
+	}
+}
+
+// TestRun_Limit: output over the limit is left out with one notice in each cell, but an error is kept.
+func TestRun_Limit(t *testing.T) {
+	s := &script{cells: map[string]func(*kernelCell){"flood": func(k *kernelCell) {
+		for range 100 {
+			k.print("stdout", strings.Repeat("x", 100<<10))
+		}
+		k.end("ValueError", "no")
+	}}}
+	res, last := do(t, s, notebookOf(t, "flood"), func(r *Run) { r.OutputLimit, r.SaveEvery = 1<<20, time.Hour })
+	got := outputsOf(t, last, 2) // behind the marks of the error
+	if strings.Count(got, "is left out") != 1 || !strings.HasSuffix(got, "; error ValueError") || len(got) > 2<<20 {
+		t.Errorf("%v: %d bytes of output end with %q", res, len(got), got[max(0, len(got)-300):])
+	}
+}
+
+// TestRun_Carried: a run is left at every save in turn. Another run carries on from what was saved, on the same kernel.
+// Every cell runs once, and the notebook is the same.
+func TestRun_Carried(t *testing.T) {
+	kernel := func() *script {
+		return &script{t: t, cells: map[string]func(*kernelCell){"b": func(k *kernelCell) {
+			k.print("stdout", "one\n")
+			k.pub("display_data", map[string]any{"data": text("1"), "transient": map[string]string{"display_id": "x"}})
+			k.pub("clear_output", map[string]any{"wait": true})
+			k.print("stdout", "two\n")
+			k.pub("display_data", map[string]any{"data": text("2"), "transient": map[string]string{"display_id": "x"}})
+			k.pub("update_display_data", map[string]any{"data": text("3"), "transient": map[string]string{"display_id": "x"}})
+			k.end("", "")
+		}}}
+	}
+	errLeft := errors.New("left")
+	_, whole := do(t, kernel(), notebookOf(t, "a", "b", "c"), nil)
+	want := outputsOf(t, whole, 1)
+	for leave := 1; ; leave++ {
+		s, saves := kernel(), 0
+		var last stored
+		save := func(_ context.Context, document []byte, state State, p Progress) error {
+			if saves++; saves == leave {
+				return errLeft // what was saved before counts
+			}
+			last = stored{document, encode(state), p}
+			return nil
+		}
+		first := &Run{Conn: s, Document: notebookOf(t, "a", "b", "c"), ID: "job-1", SaveEvery: time.Nanosecond, Save: save}
+		_, err := first.Do(t.Context())
+		if err == nil {
+			if leave < 8 {
+				t.Errorf("a run has only %d saves", saves)
+			}
+			return
+		}
+		second := &Run{Conn: s, Document: notebookOf(t, "a", "b", "c"), ID: "job-1", SaveEvery: time.Nanosecond, Save: save}
+		if last.state != nil {
+			second.Document, second.Resume = document(t, string(last.document)), &State{}
+			if err := json.Unmarshal(last.state, second.Resume); err != nil {
+				t.Fatal(err)
+			}
+			if s.next = 0; second.Resume.Cursor != "" {
+				_, _ = fmt.Sscan(second.Resume.Cursor, &s.next)
+			}
+		}
+		res, err := second.Do(t.Context())
+		if err != nil || res.Status != Completed {
+			t.Fatalf("left at save %d: %v, %v", leave, res, err)
+		}
+		third := &Run{Conn: s, Document: second.Document, ID: "job-1", Save: save, Resume: &State{}}
+		if err := json.Unmarshal(last.state, third.Resume); err != nil {
+			t.Fatal(err)
+		}
+		if again, err := third.Do(t.Context()); err != nil || again != res {
+			t.Errorf("the ended run returns %v, %v", again, err)
+		}
+		if got := outputsOf(t, &last, 1); got != want {
+			t.Errorf("left at save %d: %s, want %s", leave, got, want)
+		}
+		cells := slices.DeleteFunc(s.seen, func(id string) bool { return !strings.HasPrefix(id, "job-1-") })
+		if fmt.Sprint(cells) != "[job-1-0 job-1-1 job-1-2]" {
+			t.Errorf("left at save %d: ran %v", leave, cells)
+		}
+	}
+}
+
+// TestRun_Stop: a stop interrupts the kernel. A cell that does not end is given up.
+func TestRun_Stop(t *testing.T) {
+	for _, obeys := range []bool{true, false} {
+		t.Run(fmt.Sprint(obeys), func(t *testing.T) {
+			stop := make(chan struct{})
+			s := &script{cells: map[string]func(*kernelCell){"long": func(*kernelCell) { close(stop) }}}
+			if obeys {
+				s.onInterrupt = func(k *kernelCell) { k.end("KeyboardInterrupt", "") }
+			}
+			res, _ := do(t, s, notebookOf(t, "long", "b"), func(r *Run) {
+				r.Stop, r.StopPatience = stop, 10*time.Millisecond
+			})
+			if res.Status != Stopped || res.Cell != 1 || s.interrupts != 1 || len(s.seen) != 2 {
+				t.Errorf("got %+v, %d interrupts, ran %v", res, s.interrupts, s.seen)
+			}
+		})
+	}
+}
+
+// TestRun_Input: a kernel that asks for input although it may not is interrupted, and the cell says why.
+func TestRun_Input(t *testing.T) {
+	s := &script{cells: map[string]func(*kernelCell){"ask": func(k *kernelCell) {
+		k.send(jupyter.Stdin, "input_request", map[string]any{"prompt": "name?"})
+	}}}
+	s.onInterrupt = func(k *kernelCell) { k.end("KeyboardInterrupt", "") }
+	res, last := do(t, s, notebookOf(t, "ask"), nil)
+	got := outputsOf(t, last, 2)
+	if res.Status != Failed || res.Reason != noInput || !strings.HasPrefix(got, "error StdinNotImplementedError") {
+		t.Errorf("got %+v, %s", res, got)
+	}
+}
+
+// TestRun_Gone: the reason of a kernel that has ended is the reason of the run.
+func TestRun_Gone(t *testing.T) {
+	s := &script{gone: fmt.Errorf("%w: its node was lost", ErrGone),
+		cells: map[string]func(*kernelCell){"long": func(k *kernelCell) { k.print("stdout", "x") }}}
+	res, last := do(t, s, notebookOf(t, "a", "long"), nil)
+	if want := (Result{Failed, 2, "its node was lost", true}); res != want || outputsOf(t, last, 3) != `stdout "x"` {
+		t.Errorf("got %+v", res)
+	}
+	if last.progress != (Progress{2, 2}) {
+		t.Errorf("progress %+v", last.progress)
+	}
+}
+
+// TestRun_Widgets: the states of widgets are in the notebook, as nbclient stores them.
+func TestRun_Widgets(t *testing.T) {
+	s := &script{cells: map[string]func(*kernelCell){"w": func(k *kernelCell) {
+		k.pub("comm_open", map[string]any{"comm_id": "m", "target_name": "jupyter.widget", "data": map[string]any{
+			"state": map[string]any{"_model_name": "IntSliderModel", "_model_module": "@jupyter-widgets/controls",
+				"_model_module_version": "2.0.0", "value": 1}}})
+		k.pub("comm_msg", map[string]any{"comm_id": "m", "data": map[string]any{"method": "update",
+			"state": map[string]any{"value": 5}}})
+		k.end("", "")
+	}}}
+	_, last := do(t, s, notebookOf(t, "w"), nil)
+	got := string(document(t, string(last.document)).meta.child("widgets").append(nil))
+	for _, want := range []string{`"model_name":"IntSliderModel"`, `"value":5`, `"version_major":2`} {
+		if !strings.Contains(strings.Join(strings.Fields(got), ""), want) {
+			t.Errorf("%s has no %s", got, want)
+		}
+	}
+}
