@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -33,6 +34,13 @@ func startLaunched(t *testing.T, change func(*api.Config)) *pod {
 	if err := os.MkdirAll(filepath.Dir(p.cfg.ChildSocket), 0o755); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		// A child that is killed takes its kernel with it, but not the launcher's own processes. In a pod they share its
+		// container.
+		if _, err := proctree.KillRemains(p.cfg.KernelID, -1); err != nil {
+			t.Error(err)
+		}
+	})
 	p.startSupervisor()
 	p.startChild()
 	return p.ready()
@@ -154,12 +162,12 @@ func TestLaunched_Enterprise(t *testing.T) {
 	if err := os.Symlink(modules[0], filepath.Join(path, "Cryptodome")); err != nil {
 		t.Fatal(err)
 	}
-	p := startPod(t, func(c *api.Config) {
+	p := startLaunched(t, func(c *api.Config) {
 		launchedBy("bash", filepath.Join(launchers, "bootstrap", "bootstrap-kernel.sh"))(c)
 		c.Env = map[string]string{"KERNEL_LANGUAGE": "python", "KERNEL_LAUNCHERS_DIR": launchers, "PYTHONPATH": path,
 			"PATH": filepath.Dir(python) + ":" + os.Getenv("PATH"), "EG_LOG_LEVEL": "20"}
 		c.StopGrace = 10 * time.Second
-	}).ready()
+	})
 	c := p.attach("ann")
 	text := func(code string) string {
 		id := c.execute(code)
