@@ -23,24 +23,11 @@ const hostileText = `<img src=x onerror="window.hacked=1"><script>window.hacked=
 // a gateway that is killed and comes back, texts that look like HTML, accessibility, and thousands of rows.
 func TestE2E_Page(t *testing.T) {
 	g := newPageGateway(t)
-	// The script asks for what only this process can do.
-	control := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var err error
-		switch r.URL.Path {
-		case "/kill":
-			err = g.signal(syscall.SIGKILL)
-		case "/start":
-			err = g.tryStartWithUsers()
-		}
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-		}
-	}))
-	t.Cleanup(control.Close)
+	control := g.controlWithUsers()
 	first, second := g.kernel("python3"), g.kernel("python3")
 	g.dial(t, first, "page", true).says(fmt.Sprintf("print(%q)", hostileText), hostileText+"\n")
 	g.script(5*time.Minute, []string{
-		"EKG_CONTROL=" + control.URL, "EKG_FIRST=" + first, "EKG_SECOND=" + second, "EKG_HOSTILE=" + hostileText,
+		"EKG_CONTROL=" + control, "EKG_FIRST=" + first, "EKG_SECOND=" + second, "EKG_HOSTILE=" + hostileText,
 		"EKG_BUILT=" + filepath.Join(g.in.repository, "gateway/page/built"),
 		"EKG_ARTIFACTS=" + strings.TrimSuffix(g.log, ".log"),
 	}, "node", filepath.Join(g.in.repository, "e2e/testdata/browser/page.mjs"))
@@ -51,13 +38,8 @@ func newPageGateway(t *testing.T) *gateway {
 	t.Helper()
 	g := prepare(t, "")
 	g.moveTo("127.0.0.2") // while the gateway is down, no other program takes its port
-	file := filepath.Join(g.dir, "users.yaml")
-	users := fmt.Sprintf("users:\n- {name: ann, tokens: [%q]}\n- {name: operator, admin: true, tokens: [%q]}\n",
-		identity.Hash("token-ann"), identity.Hash(g.token))
-	if err := os.WriteFile(file, []byte(users), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	g.args = append(g.args, "--users-file", file, "--base-url", "/gw", "--max-kernels-per-user", "7")
+	g.users("{name: ann, tokens: [%q]}", "token-ann", "{name: operator, admin: true, tokens: [%q]}", g.token)
+	g.args = append(g.args, "--base-url", "/gw", "--max-kernels-per-user", "7")
 	g.url += "/gw"
 	if err := g.tryStartWithUsers(); err != nil {
 		t.Fatal(err)
@@ -71,4 +53,36 @@ func (g *gateway) tryStartWithUsers() error {
 	g.token = ""
 	defer func() { g.token = admin }()
 	return g.tryStart()
+}
+
+// users writes the gateway's file of users: pairs of an entry with a place for the hash of a token, and that token.
+func (g *gateway) users(entries ...string) {
+	g.t.Helper()
+	text := "users:\n"
+	for i := 0; i < len(entries); i += 2 {
+		text += "- " + fmt.Sprintf(entries[i], identity.Hash(entries[i+1])) + "\n"
+	}
+	file := filepath.Join(g.dir, "users.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		g.t.Fatal(err)
+	}
+	g.args = append(g.args, "--users-file", file)
+}
+
+// controlWithUsers lets a script kill the gateway and start it again: it asks for what only this process can do.
+func (g *gateway) controlWithUsers() string {
+	control := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var err error
+		switch r.URL.Path {
+		case "/kill":
+			err = g.signal(syscall.SIGKILL)
+		case "/start":
+			err = g.tryStartWithUsers()
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		}
+	}))
+	g.t.Cleanup(control.Close)
+	return control.URL
 }

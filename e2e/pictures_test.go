@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 )
@@ -51,6 +52,13 @@ func TestPictures(t *testing.T) {
 		g.dial(t, first, "page", true).begin("import time; time.sleep(60)")
 		g.script(2*time.Minute, []string{"EKG_FIRST=" + first, "EKG_PICTURES=" + os.Getenv("EKG_PICTURES")},
 			"node", filepath.Join(g.in.repository, "e2e/testdata/browser/page.mjs"))
+	})
+	t.Run("panel of kernels", func(t *testing.T) {
+		t.Parallel()
+		g := newPanelGateway(t)
+		g.script(10*time.Minute, []string{"EKG_EXTENSION=" + theExtension(t), "EKG_PICTURES=" + os.Getenv("EKG_PICTURES"),
+			"EKG_ARTIFACTS=" + strings.TrimSuffix(g.log, ".log")},
+			"node", filepath.Join(g.in.repository, "e2e/testdata/browser/panel.mjs"))
 	})
 	t.Run("idle kernel ended", func(t *testing.T) {
 		t.Parallel()

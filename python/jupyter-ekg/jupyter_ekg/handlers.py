@@ -4,9 +4,9 @@
 credential. Any user who may read kernels here may read it. ``.../kernels/ID/outputs`` returns the cells' outputs from
 that log, and ``{base_url}jupyter-ekg/me`` the user that the gateway knows by that credential.
 
-``GET {base_url}jupyter-ekg/events`` is a stream of the kernels as they change. ``PATCH .../kernels/ID`` keeps and shares
-a kernel, ``POST .../kernels/ID/interrupt`` and ``.../restart`` and ``DELETE .../kernels/ID`` do the same as the gateway's.
-Nothing else is forwarded. The gateway decides what the server's credential allows.
+``GET {base_url}jupyter-ekg/events`` is a stream of the kernels as they change. ``PATCH .../kernels/ID`` keeps and
+shares a kernel, ``POST .../kernels/ID/interrupt`` and ``.../restart`` and ``DELETE .../kernels/ID`` do the same as the
+gateway's. Nothing else is forwarded. The gateway decides what the server's credential allows.
 """
 
 from __future__ import annotations
@@ -102,9 +102,11 @@ class KernelOutputsHandler(_KernelHandler):
     @web.authenticated
     @authorized("read", resource="kernels")
     async def get(self, kernel_id):
-        """Answers with the executions by the cells' ids."""
+        """Answers with the executions by the cells' ids; with ``summary=1`` without their outputs."""
         cells = await self.read(kernel_id, self._cells)
         if cells is not None:
+            if self.get_query_argument("summary", "") == "1":
+                cells = {cell: {**execution, "outputs": [], "seen": []} for cell, execution in cells.items()}
             self.set_header("Cache-Control", "no-store")
             self.finish(json.dumps({"cells": cells}))
 

@@ -1,8 +1,8 @@
 """What the gateway says about kernels as they change, for all pages of this server.
 
 One ``Watch`` reads the gateway's stream of events (``GET /api/events``) while at least one page reads. It keeps the
-newest model of each kernel, and nothing for a page but which models the page has. So a page that reads slowly gets fewer
-updates, and costs no memory. A gateway without the stream is asked for its list instead.
+newest model of each kernel, and nothing for a page but which models the page has. So a page that reads slowly gets
+fewer updates, and costs no memory. A gateway without the stream is asked for its list instead.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Watch:
         self._changed: asyncio.Event  # replaced at each change, so that each page awaits its own
         self._pages = 0
         self._task: asyncio.Task | None = None
+        self._pause = _FIRST_PAUSE  # before the next attempt
 
     async def pages(self, shown: Callable[[Model], bool]) -> AsyncIterator[list[tuple[str, Any]]]:
         """Yields updates for one page: the whole list, then what has changed. ``shown`` picks kernels. An update is
@@ -96,14 +97,14 @@ class Watch:
 
     async def _run(self) -> None:
         """Follows the gateway, and tries again after each end with growing pauses."""
-        pause = _FIRST_PAUSE
+        self._pause = _FIRST_PAUSE
         while True:
             try:
                 self._user = await gateway.user_or_none()
                 streams = await self._stream()
                 if not streams:
                     await self._poll()
-                pause, problem = _FIRST_PAUSE, None
+                problem = None
             except gateway.Refused as err:
                 problem = err.message
             except gateway.Unreachable as err:
@@ -112,11 +113,11 @@ class Watch:
                 self._log.exception("jupyter-ekg: the gateway's list of kernels cannot be read")
                 problem = "the gateway's answer cannot be read"
             if problem is not None and problem != self._problem:
-                self._log.warning("jupyter-ekg: the kernels cannot be watched: %s", problem)
+                self._log.warning("jupyter-ekg: the kernels cannot be watched: %r", problem)
                 self._problem = problem
                 self._wake()
-            await asyncio.sleep(pause * random.uniform(0.75, 1.25))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            await asyncio.sleep(self._pause * random.uniform(0.75, 1.25))
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     async def _stream(self) -> bool:
         """Follows the stream to its end. Returns False if the gateway has none."""
@@ -153,6 +154,7 @@ class Watch:
 
     def _take(self, kernels: dict[str, Model]) -> None:
         self._kernels, self._complete, self._problem = kernels, True, None
+        self._pause = _FIRST_PAUSE
         self._wake()
 
 

@@ -1,8 +1,11 @@
 /** The longest line of a dialog's text, in characters. */
 const WIDTH = 80;
 
-// JupyterLab puts the text of an error into a <pre>, which neither breaks lines nor scrolls.
-const STYLE = `
+/**
+ * Makes the text in JupyterLab's dialogs about kernels wrap, and scroll if it is long. JupyterLab puts the text of an
+ * error into a <pre>, which does neither.
+ */
+export const DIALOGS = `
 .jp-Dialog-body pre {
   box-sizing: border-box;
   max-width: ${WIDTH}ch;
@@ -12,9 +15,9 @@ const STYLE = `
   overflow-wrap: anywhere;
 }`;
 
-/** Makes the text in JupyterLab's dialogs about kernels wrap, and scroll if it is long. */
-export function styleDialogs(document: Document): void {
+/** Adds a style sheet to the page. */
+export function addStyle(document: Document, sheet: string): void {
   const style = document.createElement('style');
-  style.textContent = STYLE;
+  style.textContent = sheet;
   document.head.append(style);
 }

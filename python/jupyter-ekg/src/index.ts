@@ -1,19 +1,23 @@
 /**
  * The page's part of jupyter-ekg, for JupyterLab 4 and Notebook 7. It restores the output that a notebook's cells
  * printed while no page was open, follows cells that are still running, and hides messages that the server repeats
- * after the page's websocket broke. It also makes the text of dialogs about kernels wrap.
+ * after the page's websocket broke. It also makes the text of dialogs about kernels wrap. A panel in the sidebar and an
+ * item in the status bar show the user's kernels, their GPUs, and when they will be ended.
  */
-import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { ILabShell, ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette, Notification } from '@jupyterlab/apputils';
 import { PageConfig } from '@jupyterlab/coreutils';
 import { IMainMenu } from '@jupyterlab/mainmenu';
 import { INotebookTracker, NotebookActions } from '@jupyterlab/notebook';
+import { IStatusBar } from '@jupyterlab/statusbar';
 
 import { addRestorers } from './command';
-import { styleDialogs } from './dialogs';
+import { addStyle, DIALOGS } from './dialogs';
 import { fetchExecutions } from './log';
+import { addPanel } from './panel';
+import { STYLE } from './panel/style';
 
-const plugin: JupyterFrontEndPlugin<void> = {
+const outputs: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-ekg:outputs',
   description: 'Shows what cells printed while no page was open.',
   autoStart: true,
@@ -29,12 +33,33 @@ const plugin: JupyterFrontEndPlugin<void> = {
     if (PageConfig.getOption('jupyterEkg') !== 'true') {
       return;
     }
-    styleDialogs(document);
+    addStyle(document, DIALOGS);
     addRestorers(
       { app, tracker, palette, menu, notification: Notification },
-      { fetchExecutions, executionScheduled: NotebookActions.executionScheduled }
+      { fetchExecutions: id => fetchExecutions(id), executionScheduled: NotebookActions.executionScheduled }
     );
   }
 };
 
-export default plugin;
+const kernels: JupyterFrontEndPlugin<void> = {
+  id: 'jupyter-ekg:kernels',
+  description: "Shows the user's kernels, their GPUs, and when they will be ended.",
+  autoStart: true,
+  requires: [INotebookTracker],
+  optional: [ICommandPalette, ILabShell, ILayoutRestorer, IStatusBar],
+  activate: (
+    app: JupyterFrontEnd,
+    tracker: INotebookTracker,
+    palette: ICommandPalette | null,
+    labShell: ILabShell | null,
+    restorer: ILayoutRestorer | null,
+    statusBar: IStatusBar | null
+  ) => {
+    if (PageConfig.getOption('jupyterEkg') === 'true') {
+      addStyle(document, STYLE);
+      addPanel({ app, tracker, palette, labShell, restorer, statusBar });
+    }
+  }
+};
+
+export default [outputs, kernels];

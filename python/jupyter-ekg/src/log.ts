@@ -28,10 +28,14 @@ export interface IExecution {
 /** Executions by cell id. */
 export type Executions = Record<string, IExecution>;
 
-/** Reads the executions in the log of a kernel. Rejects with the server's sentence if the log cannot be read. */
-export async function fetchExecutions(kernelId: string): Promise<Executions> {
+/**
+ * Reads the executions in the log of a kernel; with `summary` without their outputs. Rejects with the server's sentence
+ * if the log cannot be read.
+ */
+export async function fetchExecutions(kernelId: string, summary = false): Promise<Executions> {
   const settings = ServerConnection.makeSettings();
-  const url = URLExt.join(settings.baseUrl, 'jupyter-ekg', 'kernels', encodeURIComponent(kernelId), 'outputs');
+  const path = URLExt.join(settings.baseUrl, 'jupyter-ekg', 'kernels', encodeURIComponent(kernelId), 'outputs');
+  const url = path + (summary ? '?summary=1' : '');
   const response = await ServerConnection.makeRequest(url, {}, settings);
   const body = await response.json();
   if (!response.ok) {

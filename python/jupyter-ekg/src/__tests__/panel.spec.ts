@@ -1,0 +1,235 @@
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+
+import { Kernels, MAX_SAMPLES, useOf, type IKernelModel } from '../panel/kernels';
+import { actionsOf, question, rowsOf } from '../panel/rows';
+import { follow, parse } from '../panel/stream';
+import * as texts from '../panel/texts';
+import { countCells, Unsaved } from '../panel/unsaved';
+import { execution } from './fakes';
+
+const NOW = Date.parse('2026-01-02T12:00:00Z');
+const later = (minutes: number) => new Date(NOW + minutes * 60_000).toISOString();
+const kernel = (more: Partial<IKernelModel> = {}): IKernelModel => ({
+  id: '3f2a1b2c-0000-4000-8000-000000000000',
+  name: 'python3',
+  execution_state: 'idle',
+  ...more
+});
+const gpu = (utilization: number | null, more = {}) => ({ uuid: 'GPU-1', memory_used: 3 * 2 ** 30, utilization, ...more });
+
+test('an update counts when it is complete', () => {
+  const kernels = new Kernels();
+  let changes = 0;
+  const stop = kernels.onChange(() => changes++);
+  kernels.take('reset', { user: 'ann' });
+  kernels.take('kernels', { kernels: [kernel({ id: 'a' }), kernel({ id: 'b' })], removed: [] });
+  assert.deepEqual([kernels.loaded, kernels.all.size, changes], [false, 0, 0]);
+  kernels.take('complete', {});
+  assert.deepEqual([kernels.loaded, kernels.user, [...kernels.all.keys()], changes], [true, 'ann', ['a', 'b'], 1]);
+  kernels.take('unavailable', { message: 'the gateway is away' });
+  assert.deepEqual([kernels.problem, kernels.all.size, changes], ['the gateway is away', 2, 2]);
+  kernels.take('kernels', { kernels: [], removed: ['a'] });
+  kernels.take('complete', {});
+  assert.deepEqual([kernels.problem, [...kernels.all.keys()]], ['', ['b']]);
+  stop();
+  kernels.fail('later');
+  assert.equal(changes, 3);
+});
+
+test('samples of GPUs are bounded, have gaps, and go with their kernel', () => {
+  const kernels = new Kernels();
+  kernels.take('reset', {});
+  kernels.take('kernels', { kernels: [kernel({ id: 'a', gpu: [gpu(0.5), gpu(null)] }), kernel({ id: 'b' })], removed: [] });
+  kernels.take('complete', {});
+  for (let i = 0; i < MAX_SAMPLES + 5; i++) {
+    kernels.sample(i);
+  }
+  kernels.fail('away');
+  kernels.sample(100);
+  assert.equal(kernels.history('a').length, MAX_SAMPLES);
+  assert.deepEqual(kernels.history('a').slice(-2), [{ at: MAX_SAMPLES + 4, use: 0.5 }, { at: 100, use: null }]);
+  assert.deepEqual(kernels.history('b'), []);
+  kernels.take('kernels', { kernels: [], removed: ['a'] });
+  kernels.take('complete', {});
+  assert.deepEqual(kernels.history('a'), []);
+  assert.equal(useOf([gpu(null)]), null);
+});
+
+test('events are parsed at any cut, and comments are skipped', () => {
+  const text = ': alive\n\nevent: a\ndata: {"x":"\\n"}\n\nevent: b\ndata: {}\n\n';
+  for (let cut = 0; cut <= text.length; cut++) {
+    const events: string[] = [];
+    const event = (name: string, data: string) => events.push(`${name} ${data}`);
+    assert.equal(parse(parse(text.slice(0, cut), event) + text.slice(cut), event), '');
+    assert.deepEqual(events, ['a {"x":"\\n"}', 'b {}']);
+  }
+});
+
+test('the stream is opened again after an end and an error, until it is stopped', async () => {
+  const kernels = new Kernels();
+  const stop = new AbortController();
+  const problems: string[] = [];
+  kernels.onChange(() => problems.push(kernels.problem));
+  let opened = 0;
+  await follow(
+    kernels,
+    async () => {
+      switch (++opened) {
+        case 1:
+          throw new Error('The Jupyter server cannot be reached.');
+        case 2:
+          return new Response('event: reset\ndata: {}\n\nevent: complete\ndata: {}\n\n');
+        default:
+          stop.abort();
+          throw new Error('stopped');
+      }
+    },
+    stop.signal
+  );
+  assert.equal(opened, 3);
+  assert.deepEqual(problems, [
+    'The Jupyter server cannot be reached.',
+    '',
+    'The connection to the Jupyter server has ended.'
+  ]);
+});
+
+test('rows: names, order and whose they are', () => {
+  const uses: Record<string, any> = {
+    a: { path: 'work/train.ipynb', name: 'x', type: 'notebook' },
+    b: { path: 'console-1', name: 'y', type: 'console' }
+  };
+  const rows = rowsOf(
+    [
+      kernel(),
+      kernel({ id: 'b' }),
+      kernel({ id: 'a', owner: 'ann', shared_with: [] }),
+      kernel({ id: 'c0000000', owner: 'bob' })
+    ],
+    'ann',
+    id => uses[id],
+    name => (name === 'python3' ? 'Python 3' : name)
+  );
+  assert.deepEqual(
+    rows.map(row => [row.title, row.path, row.foreign, row.owned]),
+    [
+      ['console-1', undefined, false, true],
+      ['Python 3, 3f2a1b2c', undefined, false, true],
+      ['Python 3, c0000000', undefined, true, false],
+      ['train.ipynb', 'work/train.ipynb', false, true]
+    ]
+  );
+});
+
+test('actions that the gateway would refuse are not offered', () => {
+  const actions = (more: Partial<IKernelModel>) =>
+    actionsOf(rowsOf([kernel(more)], 'ann', () => undefined, name => name)[0]!);
+  assert.deepEqual(actions({}), ['interrupt', 'restart', 'shutdown']);
+  assert.deepEqual(actions({ cull_at: later(20) }), ['interrupt', 'restart', 'shutdown', 'keep']);
+  assert.deepEqual(actions({ owner: 'ann', shared_with: [] }), ['interrupt', 'restart', 'shutdown', 'share']);
+  assert.deepEqual(actions({ owner: 'bob', cull_at: later(20) }), ['interrupt', 'restart']);
+  assert.deepEqual(actions({ execution_state: 'starting' }), ['shutdown']);
+  assert.deepEqual(actions({ execution_state: 'dead' }), ['restart', 'shutdown']);
+});
+
+test('questions name what is lost', () => {
+  const [row] = rowsOf([kernel()], '', () => undefined, name => name);
+  assert.deepEqual(question('restart', row!), [
+    'Restart the kernel of python3, 3f2a1b2c?',
+    'All variables are lost, and the cell that runs now is ended.'
+  ]);
+  assert.match(question('shutdown', row!)[1], /All variables are lost, and output/);
+  assert.match(question('shutdown', { ...row!, kernel: kernel({ execution_state: 'dead' }) })[0], /^Remove/);
+});
+
+test('times and amounts', () => {
+  assert.deepEqual([30, 61, 20 * 60, 3700, 3 * 86_400, -5].map(texts.span), [
+    '',
+    '1 min',
+    '20 min',
+    '1 h 1 min',
+    '3 days',
+    ''
+  ]);
+  assert.equal(texts.state(kernel({ last_activity: later(-20) }), NOW), 'Idle for 20 min');
+  assert.equal(texts.state(kernel({ execution_state: 'busy' }), NOW), 'Busy');
+  assert.equal(texts.state(kernel({ execution_state: '<b>' }), NOW), '<b>');
+  assert.match(texts.ending(kernel({ cull_at: later(1) }), NOW), /^Ends at \d+:\d+/);
+  assert.match(texts.ending(kernel({ cull_at: later(60 * 48) }), NOW), /Jan/);
+  assert.match(texts.ending(kernel({ cull_at: later(20), keep_until: later(60) }), NOW), /^Kept until/);
+  assert.equal(texts.ending(kernel({ execution_state: 'dead', cull_at: later(20) }), NOW), '');
+  assert.match(texts.local(`at most ${later(1)}.`, NOW), /^at most \d+:\d+[^TZ]*$/);
+  assert.equal(texts.use([gpu(0.6), gpu(0.2)]), '40 %');
+  assert.equal(texts.use([gpu(null)]), '? %');
+  assert.equal(texts.memory([gpu(0, { memory_total: 15 * 2 ** 30 })]), '3 of 15 GiB');
+  assert.equal(texts.models([gpu(0, { model: 'T4' }), gpu(0, { model: 'T4' }), gpu(0)]), '2 × T4, GPU');
+});
+
+test('the status bar says what JupyterLab does not say itself', () => {
+  assert.equal(texts.summary(kernel({ last_activity: later(-20) }), NOW), '');
+  assert.equal(texts.summary(kernel({ execution_state: 'starting', reason: 'no GPU is free' }), NOW), 'Kernel waits');
+  assert.match(
+    texts.summary(kernel({ last_activity: later(-20), cull_at: later(40), gpu: [gpu(0.6)] }), NOW),
+    /^GPU 60 % · Idle for 20 min · Ends at/
+  );
+  assert.match(texts.details(kernel({ execution_state: 'starting', reason: 'no GPU is free' }), NOW), /no GPU is free/);
+});
+
+test('a curve ends at the right, and unknown values leave a gap', () => {
+  const at = (minutes: number, use: number | null) => ({ at: NOW - minutes * 60_000, use });
+  const samples = [at(11, 1), at(5.1, 0), at(5, 1), at(4.9, null), at(4.8, 0.5), at(1, 2), at(0, 0.5)];
+  assert.equal(texts.curve(samples, NOW, 100, 10), 'M49.0 10.0L50.0 0.0M52.0 5.0M90.0 0.0M100.0 5.0');
+  assert.equal(texts.curve([], NOW, 100, 10), '');
+});
+
+const cell = (id: string, source: string | string[], execution_count: number | null): any => ({
+  cell_type: 'code',
+  id,
+  source,
+  execution_count,
+  outputs: [],
+  metadata: {}
+});
+
+test('cells whose output is not in the file are those that opening restores', () => {
+  const notebook: any = {
+    cells: [cell('ran', ['a\n', 'b'], null), cell('saved', 'c', 7), cell('edited', 'd2', null), cell('never', 'e', null)]
+  };
+  const executions = {
+    ran: execution('a\nb', ''),
+    saved: execution('c', ''),
+    edited: execution('d', ''),
+    gone: execution('f', '')
+  };
+  assert.equal(countCells(notebook, executions), 1);
+  assert.equal(countCells(notebook, { ran: execution('a\nb', '', { beginning_lost: true }) }), 0);
+});
+
+test('a log is read once for each activity after the file was saved', async () => {
+  let reads = 0;
+  let changes = 0;
+  const unsaved = new Unsaved(
+    {
+      modified: async path => (path === 'gone.ipynb' ? Promise.reject(new Error('404')) : NOW),
+      notebook: async () => ({ cells: [cell('ran', 'a', null)] }) as any,
+      executions: async () => {
+        reads++;
+        return { ran: execution('a', '') };
+      }
+    },
+    () => changes++
+  );
+  const rows = (activity: string, path = 'a.ipynb') =>
+    rowsOf([kernel({ last_activity: activity })], '', () => ({ path, name: '', type: 'notebook' }), name => name);
+  const { id } = kernel();
+  await unsaved.check(rows(later(-1)));
+  assert.deepEqual([unsaved.count(id), reads], [0, 0]);
+  await unsaved.check(rows(later(1)));
+  await unsaved.check(rows(later(1)));
+  assert.deepEqual([unsaved.count(id), reads, changes], [1, 1, 2]);
+  await unsaved.check(rows(later(2), 'gone.ipynb'));
+  assert.deepEqual([unsaved.count(id), reads], [0, 1]);
+  await unsaved.check([]);
+  assert.equal(unsaved.count(id), 0);
+});

@@ -1,0 +1,82 @@
+import type { IKernelModel } from './kernels';
+
+/** What uses a kernel in this JupyterLab: the model of a session. */
+export interface IUse {
+  path: string;
+  name: string;
+  type: string;
+}
+
+/** A kernel as a row of the panel. */
+export interface IRow {
+  kernel: IKernelModel;
+  /** The name of the notebook, or the kernelspec and the beginning of the id. */
+  title: string;
+  /** The path of the notebook; undefined for a kernel without one. */
+  path: string | undefined;
+  /** The kernelspec's name for people. */
+  spec: string;
+  /** Whether the kernel is of another user. */
+  foreign: boolean;
+  /** Whether the user may end, keep and share the kernel, as the gateway's model tells. */
+  owned: boolean;
+}
+
+/** Makes the rows, in an order that changes neither with states nor with times. */
+export function rowsOf(
+  kernels: Iterable<IKernelModel>,
+  user: string,
+  useOf: (id: string) => IUse | undefined,
+  specName: (name: string) => string
+): IRow[] {
+  const rows = [...kernels].map(kernel => {
+    const use = useOf(kernel.id);
+    const spec = specName(kernel.name);
+    return {
+      kernel,
+      title: use?.path ? (use.path.split('/').pop() ?? use.path) : `${spec}, ${kernel.id.slice(0, 8)}`,
+      path: use?.type === 'notebook' ? use.path : undefined,
+      spec,
+      foreign: kernel.owner !== undefined && kernel.owner !== user,
+      // Without users each client is the owner. With users only the owner and admins see the grants.
+      owned: kernel.owner === undefined || kernel.shared_with !== undefined
+    };
+  });
+  return rows.sort((a, b) => a.title.localeCompare(b.title) || (a.kernel.id < b.kernel.id ? -1 : 1));
+}
+
+/** Something that may be done with a kernel. */
+export type Action = 'interrupt' | 'restart' | 'shutdown' | 'keep' | 'share';
+
+/** The actions that are offered for a row. The gateway decides again. */
+export function actionsOf({ kernel, owned }: IRow): Action[] {
+  const alive = kernel.execution_state !== 'dead';
+  const running = alive && kernel.execution_state !== 'starting';
+  return [
+    ...(running ? (['interrupt'] as const) : []),
+    ...(running || !alive ? (['restart'] as const) : []),
+    ...(owned ? (['shutdown'] as const) : []),
+    ...(owned && running && (kernel.cull_at || kernel.keep_until) ? (['keep'] as const) : []),
+    ...(owned && kernel.shared_with ? (['share'] as const) : [])
+  ];
+}
+
+/** The title and the text of the question before an action, which names what is lost. */
+export function question(action: 'interrupt' | 'restart' | 'shutdown', { kernel, title }: IRow): [string, string] {
+  const dead = kernel.execution_state === 'dead';
+  switch (action) {
+    case 'interrupt':
+      return [`Interrupt the kernel of ${title}?`, 'The cell that runs now is interrupted. Variables stay.'];
+    case 'restart':
+      return dead
+        ? [`Start the kernel of ${title} again?`, 'It has no variables. Open its notebook again afterwards.']
+        : [`Restart the kernel of ${title}?`, 'All variables are lost, and the cell that runs now is ended.'];
+    case 'shutdown':
+      return dead
+        ? [`Remove the dead kernel of ${title}?`, 'Its output that no notebook has saved is lost.']
+        : [
+            `Shut down the kernel of ${title}?`,
+            'All variables are lost, and output that no notebook has saved. Its GPU is free afterwards.'
+          ];
+  }
+}
