@@ -35,6 +35,7 @@ unit: ## unit tests with the race detector, fuzz seeds included
 	@GO='$(GO)' hack/gotest -race -timeout 10m ./...
 	$(GO) test -run '^TestSupervisor_BigMessages$$' ./launcher/supervisor
 	@hack/labextension test
+	@hack/page test
 
 interop: ## our ZeroMQ against libzmq, the tests' fake kernel against jupyter_client, and the launcher of Enterprise Gateway's images
 	EKG_TEST_PYTHON=$$(hack/env/setup lab)/lab/bin/python EKG_TEST_ENTERPRISE=$$(hack/env/peers) $(GO) test -race -timeout 5m -count 1 -run '^(TestSocket_Libzmq|TestFakeKernel_JupyterClient|TestLaunched_Enterprise)$$' ./launcher/supervisor ./launcher/supervisor/zeromq ./launcher/launchertest

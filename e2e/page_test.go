@@ -23,11 +23,21 @@ const hostileText = `<img src=x onerror="window.hacked=1"><script>window.hacked=
 // a gateway that is killed and comes back, texts that look like HTML, accessibility, and thousands of rows.
 func TestE2E_Page(t *testing.T) {
 	g := newPageGateway(t)
-	control := g.controlWithUsers()
+	other := *g // a second gateway with the same state
+	other.addr = freeAddress(t, "127.0.0.1")
+	other.url = "http://" + other.addr + "/gw"
+	if err := other.tryStartWithUsers(); err != nil {
+		t.Fatal(err)
+	}
+	control, otherControl := g.controlWithUsers(), other.controlWithUsers()
 	first, second := g.kernel("python3"), g.kernel("python3")
 	g.dial(t, first, "page", true).says(fmt.Sprintf("print(%q)", hostileText), hostileText+"\n")
+	g.dial(t, second, "page", true).says("import itertools, threading, time\n"+
+		"def ticks():\n    for i in itertools.count():\n        print(f'tick {i}', flush=True)\n        time.sleep(0.5)\n"+
+		"threading.Thread(target=ticks, daemon=True).start()", "tick 0\n")
 	g.script(5*time.Minute, []string{
 		"EKG_CONTROL=" + control, "EKG_FIRST=" + first, "EKG_SECOND=" + second, "EKG_HOSTILE=" + hostileText,
+		"EKG_OTHER=" + other.url, "EKG_OTHER_CONTROL=" + otherControl,
 		"EKG_BUILT=" + filepath.Join(g.in.repository, "gateway/page/built"),
 		"EKG_ARTIFACTS=" + strings.TrimSuffix(g.log, ".log"),
 	}, "node", filepath.Join(g.in.repository, "e2e/testdata/browser/page.mjs"))

@@ -100,6 +100,8 @@ func (s *fakeSupervisor) serve(w http.ResponseWriter, r *http.Request) {
 		answer(w, r)
 	case r.Method == "POST" && r.URL.Path == base+"/interrupt":
 		w.WriteHeader(http.StatusNoContent)
+	case r.URL.Path == base+"/timeline":
+		_, _ = fmt.Fprint(w, `{"events":[],"busy_seconds":[]}`)
 	case r.URL.Path == base || r.Method == "POST" && r.URL.Path == base+"/restart":
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = fmt.Fprintf(w, `{"id":%q,"name":"python3","last_activity":"2026-11-21T05:53:26.1Z",`+

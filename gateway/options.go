@@ -42,8 +42,9 @@ type Options struct {
 	Specs    Specs
 	Version  string // the program's version, shown by /api
 	Log      *slog.Logger
-	Metrics  *metrics.Metrics // counts what this gateway does; nil for a private one
-	Audit    io.Writer        // gets the audit log, each entry as one JSON line in one Write; nil for no audit log
+	Gateways launcher.GatewayViewer // the gateways of the same kernels; nil: the Launcher, if it knows them
+	Metrics  *metrics.Metrics       // counts what this gateway does; nil for a private one
+	Audit    io.Writer              // gets the audit log, each entry as one JSON line in one Write; nil for no audit log
 
 	// Who may ask, and from where.
 	Token        string   // required of every request; "" switches authentication off, unless there are users

@@ -38,6 +38,7 @@ func (g *Gateway) routes() []route {
 
 		{method: "GET", pattern: "/api/flavors", serve: g.listFlavors, access: anyUser},
 		{method: "GET", pattern: "/api/gpus", serve: g.getGPUs, access: anyUser},
+		{method: "GET", pattern: "/api/gateways", serve: g.listReplicas, access: anyUser},
 		{method: "GET", pattern: "/api/limits", serve: g.listLimits, access: anyUser},
 		{method: "GET", pattern: "/api/usage", serve: g.getUsage, access: anyUser},
 
@@ -52,6 +53,7 @@ func (g *Gateway) routes() []route {
 		{method: "POST", pattern: "/api/kernels/{id}/restart", serve: g.restartKernel, access: useKernel, audit: "restart"},
 		{method: "GET", pattern: "/api/kernels/{id}/channels", serve: g.getChannels, access: readKernel, audit: "connect",
 			lasting: true},
+		{method: "GET", pattern: "/api/kernels/{id}/timeline", serve: g.getTimeline, access: readKernel},
 		{method: "GET", pattern: "/api/kernels/{id}/log", serve: g.getLog, access: useKernel, audit: "read log",
 			lasting: true},
 

@@ -33,6 +33,9 @@ type Usage struct {
 	Until string     `json:"until"`
 	By    string     `json:"by"`
 	Usage []UsageRow `json:"usage"` // the one that held most first
+
+	// Steps are the usage over time; nil unless the parameter step asks for it.
+	Steps *UsageSteps `json:"steps,omitempty"`
 }
 
 // UsageRow is how many GPU seconds one kernel, or a group of kernels, has held and used: GPUs times seconds.
@@ -67,23 +70,32 @@ func (g *Gateway) getUsage(w http.ResponseWriter, r *call) error {
 	if !slices.Contains(UsageGroups, by) {
 		return refuse(http.StatusBadRequest, "The parameter by is not user, spec, flavor or kernel.")
 	}
+	step, err := usageStep(query.Get("step"), since, now)
+	if err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeout(r.Context(), readTime)
 	defer cancel()
 	all, err := g.opts.Launcher.Usage(ctx)
 	if err != nil {
 		return err
 	}
+	var own []launcher.KernelUsage
 	rows := []UsageRow{}
 	for _, u := range all {
-		if u.GPUs <= 0 || u.Started.IsZero() || !r.who.owns(u.Owner) {
+		if u.Started.IsZero() || !r.who.owns(u.Owner) {
 			continue
 		}
-		if row, ok := usageRow(u, since, now); ok {
+		own = append(own, u)
+		if row, ok := usageRow(u, since, now); ok && u.GPUs > 0 {
 			rows = append(rows, row)
 		}
 	}
-	return writeJSON(w, http.StatusOK, Usage{Since: api.Timestamp(since), Until: api.Timestamp(now), By: by,
-		Usage: GroupUsage(rows, by)})
+	answer := Usage{Since: api.Timestamp(since), Until: api.Timestamp(now), By: by, Usage: GroupUsage(rows, by)}
+	if step > 0 {
+		answer.Steps = stepsOf(own, by, step, since, now)
+	}
+	return writeJSON(w, http.StatusOK, answer)
 }
 
 // usageSince reads the parameter since: a time, or a duration before now.
@@ -101,11 +113,10 @@ func usageSince(text string, now time.Time) (time.Time, error) {
 // usageRow returns a kernel's usage between two times, and false if it had ended before or had not begun. What its GPUs
 // did is known for its whole life, so the part of it is proportional.
 func usageRow(u launcher.KernelUsage, since, until time.Time) (UsageRow, bool) {
-	end := until
+	end := usageEnd(&u, until)
 	row := UsageRow{Name: u.ID, Kernels: 1, Owner: u.Owner, Spec: u.SpecName, Flavor: u.Flavor, GPUs: u.GPUs,
 		Started: api.Timestamp(u.Started)}
 	if !u.End.IsZero() {
-		end = u.Started.Add(time.Duration(u.Seconds) * time.Second)
 		row.Ended = api.Timestamp(end)
 	}
 	whole := end.Sub(u.Started)

@@ -3,6 +3,8 @@ package gateway
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -93,9 +95,50 @@ func TestUsage(t *testing.T) {
 	}) || len(rows) != 2 {
 		t.Errorf("got %+v", rows)
 	}
-	for _, query := range []string{"?by=node", "?since=yesterday", "?since=-1h"} {
+	for _, query := range []string{"?by=node", "?since=yesterday", "?since=-1h", "?step=day", "?step=1s", "?step=-1h"} {
 		g.do("GET", "/api/usage"+query, "", as("ann")).want(t, 400, "The parameter ")
+	}
+	g.do("GET", "/api/usage?since=168h&step=1m", "", as("ann")).want(t, 400, "at most 1000 steps")
+	steps := decode[Usage](t, g.do("GET", "/api/usage?since=10h&step=5h", "", as("root")).want(t, 200, "")).Steps
+	if len(steps.Groups) != 2 || steps.Groups[0].Name != "bob" || steps.Others != nil {
+		t.Errorf("got the steps %+v", steps)
+	}
+	if steps := decode[Usage](t, g.do("GET", "/api/usage?step=5h", "", as("ann")).want(t, 200, "")).Steps; len(
+		steps.Groups) != 1 || steps.Groups[0].Name != "ann" {
+		t.Errorf("ann sees the steps %+v", steps)
 	}
 	g.fake.usageErr = errors.Join(launcher.ErrUnavailable)
 	g.do("GET", "/api/usage", "", as("ann")).want(t, 503, "")
+}
+
+// TestStepsOf checks how usage is divided into steps, and that small groups are summed.
+func TestStepsOf(t *testing.T) {
+	since := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+	used := func(owner string, from, to time.Duration, gpus, busy float64) launcher.KernelUsage {
+		u := launcher.KernelUsage{Owner: owner, End: since.Add(to)}
+		u.Started, u.Seconds, u.GPUs = since.Add(from), int64((to - from).Seconds()), gpu.Amount(gpus*float64(gpu.One))
+		u.GPUUse = api.GPUUse{Measured: to - from, Busy: time.Duration(busy * float64(to-from))}
+		return u
+	}
+	const h = time.Hour
+	lives := used("bob", h, 3*h, 0, 0)
+	lives.End, lives.Seconds = time.Time{}, 0
+	kernels := []launcher.KernelUsage{used("ann", -h, h/2, 2, 0.5), used("ann", h/2, 2*h, 1, 1), lives,
+		used("late", 5*h, 6*h, 1, 1), used("early", -3*h, -2*h, 1, 1)}
+	got := stepsOf(kernels, UsageByUser, h, since, since.Add(5*h/2))
+	want := &UsageSteps{Seconds: 3600, Groups: []UsageSeries{
+		{Name: "ann", Lived: []float64{3600, 3600, 0}, Held: []float64{5400, 3600, 0}, Busy: []float64{3600, 3600, 0}},
+		{Name: "bob", Lived: []float64{0, 3600, 1800}, Held: []float64{0, 0, 0}, Busy: []float64{0, 0, 0}},
+	}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	kernels = nil
+	for i := range usageGroups + 3 {
+		kernels = append(kernels, used(fmt.Sprintf("user%02d", i), 0, 2*h-time.Duration(i)*time.Minute, 1, 0))
+	}
+	got = stepsOf(kernels, UsageByUser, h, since, since.Add(2*h))
+	if len(got.Groups) != usageGroups || got.Others == nil || got.Others.Lived[0] != 3*3600 {
+		t.Errorf("got %d groups and the others %+v", len(got.Groups), got.Others)
+	}
 }

@@ -114,6 +114,7 @@ func openKube(
 	}
 	o := kube.Options{
 		Cluster:         cluster,
+		Version:         version,
 		Pods:            pods,
 		MasterKey:       key,
 		SecondMasterKey: second,

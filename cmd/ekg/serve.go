@@ -249,6 +249,9 @@ func (b backend) plainStarts() (starts []launcher.Request) {
 // newGateway creates the gateway with these options, the kernels of b and the users of the settings.
 func (v *server) newGateway(o gateway.Options, b backend) (*gateway.Gateway, error) {
 	o.Launcher, o.Specs, o.Limits = b.launcher, b.specs, b.limits
+	if v.settings.Launcher == "local" {
+		o.Gateways = localGateways{v.settings.StateDir}
+	}
 	if b.flavors != nil { // a nil *File in the interface would not be nil
 		o.Flavors = b.flavors
 	}

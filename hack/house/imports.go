@@ -129,6 +129,7 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/enterprise",
 		"launcher/supervisor/gaps",
 		"launcher/supervisor/gate",
+		"launcher/supervisor/history",
 		"launcher/supervisor/listener",
 		"launcher/supervisor/logstream",
 		"launcher/supervisor/memory",
@@ -176,6 +177,7 @@ var mayImport = map[string][]string{
 	"launcher/supervisor/activity": {"jupyter", "launcher/supervisor/api"},
 	"launcher/supervisor/gaps":     {},
 	"launcher/supervisor/gate":     {"jupyter", "launcher/supervisor/requests"},
+	"launcher/supervisor/history":  {"launcher/supervisor/api"},
 	"launcher/supervisor/flow":     {},
 	"launcher/supervisor/logstream": {
 		"jupyter",

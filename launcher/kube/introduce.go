@@ -170,12 +170,16 @@ func (p *peers) listReplicas(ctx context.Context) (all map[string]listedReplica,
 		case pod.Status.PodIP == p.own:
 			ownSeen = true
 		case pod.Status.PodIP != "" && !hasEnded(pod):
-			ready := pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Status.Conditions,
-				func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue })
-			all[replicaName(pod)] = listedReplica{pod.Status.PodIP, pod.Status.Phase == corev1.PodRunning, ready}
+			all[replicaName(pod)] = listedReplica{pod.Status.PodIP, pod.Status.Phase == corev1.PodRunning, isReady(pod)}
 		}
 	}
 	return all, ownSeen, nil
+}
+
+// isReady reports whether the cluster sends requests to a gateway's pod.
+func isReady(pod *corev1.Pod) bool {
+	return pod.DeletionTimestamp == nil && slices.ContainsFunc(pod.Status.Conditions,
+		func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue })
 }
 
 // greet introduces this gateway to a replica that has not answered it yet. An answer of an earlier version of ekg

@@ -64,6 +64,7 @@ type Options struct {
 	Pods      podspec.Options // how and where kernels' pods are built
 	MasterKey []byte          // at least 32 bytes, the same in all gateways; not modified
 	Peers     *Peers          // other replicas of this gateway; nil: none
+	Version   string          // of this program, which its replicas show
 
 	// SecondMasterKey is nil, or another key of at least 32 bytes. Kernels and replicas with this key are reached, too. No
 	// new kernel gets it.

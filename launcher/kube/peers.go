@@ -205,6 +205,7 @@ func (l *Launcher) newPeers(o Peers, keys []peerKey) *peers {
 func (p *peers) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /kernels/{id}", p.serveKernel)
+	mux.HandleFunc("GET /version", p.serveVersion)
 	mux.HandleFunc("GET /kernels", p.serveView)
 	mux.HandleFunc("GET /kernels/{id}", p.serveKnown)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

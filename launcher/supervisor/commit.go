@@ -133,6 +133,9 @@ func (s *Supervisor) commitLocked() {
 		s.stateFile.Changed()
 	}
 	due := now.status != last.status
+	if due {
+		s.recordLocked(&last.status, &now.status)
+	}
 	if !due && now.activity != last.activity {
 		if due = s.nowLocked().Sub(s.lastWake) >= activityPause; !due {
 			now.activity = last.activity // a later commit reports it

@@ -76,6 +76,7 @@ func (s *Supervisor) showWarningLocked(p activity.Plan) {
 	if p.Limit == api.LimitIdle {
 		text += " Run a cell to keep it."
 	}
+	s.history.AddNew(s.nowLocked(), api.TimelineWarning, text)
 	for sess := range s.sessions.All() {
 		if !sess.Connected() || len(sess.LastCell) == 0 {
 			continue

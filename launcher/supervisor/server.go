@@ -20,8 +20,8 @@ import (
 // bodyTimeout bounds the time for a request's body.
 const bodyTimeout = 10 * time.Second
 
-// Handler serves the kernel's routes: model, keeping, interrupt, restart, channels, log, status stream, limits, and the
-// cluster's reports on the kernel's container. It answers 421 for another kernel's id. If the Config has a token, it
+// Handler serves the kernel's routes: model, keeping, interrupt, restart, channels, log, timeline, status stream, limits, and
+// the cluster's reports on the kernel's container. It answers 421 for another kernel's id. If the Config has a token, it
 // answers 401 to requests without it.
 func (s *Supervisor) Handler() http.Handler {
 	mux := http.NewServeMux()
@@ -51,6 +51,7 @@ func (s *Supervisor) Handler() http.Handler {
 	byUser("POST /api/kernels/{id}/restart", s.postRestart)
 	handle("GET /api/kernels/{id}/channels", s.getChannels)
 	byUser("GET /api/kernels/{id}/log", s.getLog)
+	handle("GET /api/kernels/{id}/timeline", s.getTimeline)
 	handle("GET /api/kernels/{id}/status", s.getStatus)
 	handle("PUT /api/kernels/{id}/limits", s.putLimits)
 	handle("PUT /api/kernels/{id}/waiting", s.putWaiting)

@@ -17,6 +17,9 @@ import (
 func (s *Supervisor) Interrupt() error {
 	s.mu.Lock()
 	proc := s.process
+	if proc != nil {
+		s.history.Add(s.nowLocked(), api.TimelineInterrupted, "")
+	}
 	if proc != nil && interruptMode(&s.cfg, proc) == "message" {
 		// Through the gate: a kernel that does not read must not block the caller.
 		defer s.mu.Unlock()

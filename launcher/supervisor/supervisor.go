@@ -48,6 +48,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connection"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/enterprise"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gate"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/history"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/logstream"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/memory"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
@@ -167,6 +168,8 @@ type Supervisor struct {
 	warnings  []*cellDisplay // notices in cells that the kernel will be culled
 	endShown  time.Time      // when the kernel will be culled, as it was shown last
 
+	history history.History // what its users can look up
+
 	// Why the kernel has ended. It is set before over is closed.
 	endReason string
 
@@ -207,6 +210,7 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 	}
 	s.clock = activity.NewClock(s.nowLocked, &s.cfg.Cull)
 	s.started = s.clock.Idle().Since
+	s.history = history.New(s.started)
 	s.mu.commit = s.commitLocked
 	s.committed = s.factsLocked()
 	for _, c := range channels {
@@ -363,6 +367,9 @@ func (s *Supervisor) announce(state api.State, reason string) {
 	s.logger.Warn("kernel "+string(state), logkey.Reason, reason)
 	s.clock.Reset(state)
 	s.reason = ""
+	if state == api.Restarting {
+		s.history.Add(s.nowLocked(), api.TimelineDied, reason)
+	}
 	if state == api.Dead {
 		s.reason = reason
 		s.endRequestsLocked(&outcome{reason: reason}) // requests that came after the process had ended

@@ -103,6 +103,8 @@ await check('list, search and order; the fragment has no token', async () => {
   await row(page, SECOND).waitFor({ timeout: 20000 });
   equal(await page.evaluate(() => location.href.includes('token')), false, 'the token is in the address');
   await page.getByText('2 of 7 kernels').waitFor({ timeout: 15000 });
+  await page.getByRole('img', { name: 'Kernels of each user over time' }).locator('canvas').waitFor();
+  await page.getByRole('region', { name: 'Table of usage' }).getByText('operator').waitFor();
   await accessible(page, 'the list');
   await page.getByLabel('Search kernels').fill(FIRST);
   await row(page, SECOND).waitFor({ state: 'detached' });
@@ -120,6 +122,8 @@ await check('details and output, whose text is not HTML', async () => {
   await page.getByRole('button', { name: 'Show the output' }).click();
   await page.locator('pre').filter({ hasText: HOSTILE }).waitFor({ timeout: 20000 });
   equal(await page.evaluate(() => window.hacked), undefined, 'the script in the output ran');
+  for (const kind of ['created', 'started', 'ready']) await page.getByRole('list', { name: 'Events' }).getByText(kind).waitFor();
+  await page.getByRole('img', { name: /^Busy for/ }).waitFor();
   await accessible(page, 'a kernel');
 });
 
@@ -135,12 +139,15 @@ await check('share, keep, restart and interrupt', async () => {
   await act(page, 'Keep');
   await accessible(page, 'a dialog');
   await confirm(page, 'Keep');
-  await page.getByText('Kept until').waitFor({ timeout: 10000 });
+  await page.getByText('Kept until').first().waitFor({ timeout: 10000 });
   await act(page, 'Interrupt');
   await confirm(page, 'Interrupt');
   await act(page, 'Restart');
   await page.getByRole('dialog').getByText("All variables and results in the kernel's memory are lost").waitFor();
   await confirm(page, 'Restart');
+  for (const kind of ['kept', 'interrupted', 'restarted']) {
+    await page.getByRole('list', { name: 'Events' }).getByText(kind, { exact: true }).waitFor({ timeout: 20000 });
+  }
   await act(page, 'Stop');
   await page.keyboard.press('Escape');
   await page.getByRole('dialog').waitFor({ state: 'detached' });
@@ -157,7 +164,30 @@ await check('a user sees what is shared, and the reason why an action is refused
   await ann.context().close();
 });
 
+await check('a second gateway shows the same kernels, and each shows both', async () => {
+  const other = await open(`${process.env.EKG_OTHER}/#token=${TOKEN}`);
+  await row(other, FIRST).waitFor({ timeout: 20000 });
+  await row(other, SECOND).waitFor({ timeout: 20000 });
+  const gateways = other.getByRole('region', { name: 'Table of gateways' }).getByRole('row').filter({ hasText: 'ready' });
+  await until(async () => await gateways.count() === 2, 20, 'both gateways are ready');
+  await gateways.filter({ hasText: '(this one)' }).waitFor();
+  await accessible(other, 'two gateways');
+  equal(other.problems, [], 'problems in the console');
+  await other.context().close();
+  await page.getByRole('button', { name: 'All kernels' }).click();
+  const seen = page.getByRole('region', { name: 'Table of gateways' }).getByRole('row').filter({ hasText: 'ready' });
+  await until(async () => await seen.count() === 2, 20, 'this gateway shows both, too');
+  await fetch(`${process.env.EKG_OTHER_CONTROL}/kill`, { method: 'POST' });
+  await until(async () => await seen.count() === 1, 20, 'the one that was killed is gone');
+  await row(page, FIRST).click();
+}, 90);
+
 await check('the gateway is killed and comes back', async () => {
+  // The output of a kernel that prints without end is followed meanwhile.
+  const output = await open(`${URL}/#token=${TOKEN}&kernel=${SECOND}`);
+  await output.getByRole('button', { name: 'Show the output' }).click({ timeout: 20000 });
+  const last = async () => Number(/tick (\d+)\s*$/.exec(await output.getByLabel('Text of the output').textContent())?.[1] ?? -1);
+  await until(async () => await last() >= 1, 20, 'two lines are shown');
   await page.getByRole('button', { name: 'All kernels' }).click();
   await row(page, SECOND).waitFor();
   await fetch(`${CONTROL}/kill`, { method: 'POST' });
@@ -166,11 +196,16 @@ await check('the gateway is killed and comes back', async () => {
   const answer = await fetch(`${CONTROL}/start`, { method: 'POST' });
   if (!answer.ok) throw new Error(await answer.text());
   await live(page);
+  const begin = await last();
+  await until(async () => await last() > begin + 1, 20, 'the output goes on');
+  const lines = (await output.getByLabel('Text of the output').textContent()).match(/tick \d+/g);
+  equal(lines, lines.map((_, i) => `tick ${i}`), 'the lines of the output');
   page.problems = []; // requests failed meanwhile
   await row(page, SECOND).click();
   await act(page, 'Stop');
   await confirm(page, 'Stop');
   await page.getByText('This kernel does not exist any more.').waitFor({ timeout: 20000 });
+  await output.context().close();
   await page.getByRole('button', { name: 'All kernels' }).click();
   await row(page, FIRST).waitFor();
   equal(await row(page, SECOND).count(), 0, 'rows of the kernel that was stopped');
@@ -219,7 +254,9 @@ async function fakeGateway() {
           devices: [{ index: 0, total: 8, held: 4 }] }] }], missing: [HOSTILE] },
         'api/limits': [{ limit: 'kernels-per-user', of: HOSTILE, unit: 'kernel', most: 8, used: 3 }],
         'api/kernels?culled=1': [{ id: 'x'.repeat(36), name: HOSTILE, reason: HOSTILE, culled_at: new Date(0).toISOString() }],
-      }[path] ?? { usage: [{ name: HOSTILE, kernels: 1, held_seconds: 3600, measured_seconds: 10, busy_seconds: 5 }] }));
+      }[path] ?? { since: new Date(1.79e12).toISOString(), until: new Date(1.79e12 + 7.2e6).toISOString(),
+        usage: [{ name: HOSTILE, kernels: 1, held_seconds: 3600, measured_seconds: 10, busy_seconds: 5 }],
+        steps: { seconds: 3600, groups: [{ name: HOSTILE, kernel_seconds: [1800, 7200], held_seconds: [900, 3600], busy_seconds: [0, 5] }] } }));
     } else {
       const file = path.split('?')[0].replace('page/', '') || 'index.html';
       response.setHeader('Content-Type', { js: 'text/javascript', css: 'text/css', html: 'text/html' }[file.split('.').pop()]);
@@ -257,7 +294,7 @@ await check(`${MANY} kernels with hostile texts`, async () => {
   if (shown > 10000 || typed > 6000 || longest > 1000) throw new Error('the page is slow');
   const height = await many.evaluate(() => document.documentElement.scrollHeight);
   if (height > 20000) throw new Error(`long texts make the page ${height} pixels high`);
-  await many.getByText('GPU time').scrollIntoViewIfNeeded();
+  await many.getByText('Usage per user').scrollIntoViewIfNeeded();
   await many.getByText(HOSTILE).first().waitFor();
   equal(await many.evaluate(() => window.hacked), undefined, 'a script in a text ran');
   equal(await many.locator('main img, main script').count(), 0, 'elements that texts have made');

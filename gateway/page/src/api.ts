@@ -1,8 +1,8 @@
 // Requests to the gateway. The token is in a header only, and is kept in the tab's sessionStorage.
 
 /** Where the page lies: the gateway's base URL. */
-const base = new URL('.', document.baseURI);
-const place = `ekg-token:${base.pathname}`;
+const base = (): URL => new URL('.', document.baseURI);
+const place = (): string => `ekg-token:${base().pathname}`;
 
 export interface GPU { uuid: string; model?: string; memory_total?: number; memory_used: number; utilization: number | null;
   busy_since?: string; idle_since?: string; error?: string }
@@ -21,6 +21,12 @@ export interface Pool extends Amounts { resource: string; model?: string; unit: 
 export interface GPUView { totals: (Amounts & { resource: string; unit: string })[]; missing: string[];
   nodes: { name: string; status?: string; pools: Pool[] }[] }
 export interface UsageRow { name: string; kernels: number; held_seconds: number; measured_seconds: number; busy_seconds: number }
+export interface Series { name: string; kernel_seconds: number[]; held_seconds: number[]; busy_seconds: number[] }
+export interface UsageAnswer { since: string; until: string; usage: UsageRow[];
+  steps?: { seconds: number; groups: Series[]; others?: Series } }
+export interface Replica { name: string; self?: boolean; version?: string; started?: string; ready: boolean; problem?: string }
+export interface Timeline { since: string; until: string; events: { at: string; kind: string; text?: string }[];
+  events_dropped: number; step_seconds: number; busy_seconds: number[]; missing?: string }
 export interface Limit { limit: string; of?: string; unit: string; most: number; used: number }
 
 /** An answer that is an error, with the gateway's sentence. */
@@ -41,19 +47,19 @@ export function takeToken(): void {
 }
 
 export function setToken(token: string): void {
-  if (token) sessionStorage.setItem(place, token);
-  else sessionStorage.removeItem(place);
+  if (token) sessionStorage.setItem(place(), token);
+  else sessionStorage.removeItem(place());
 }
 
-export function hasToken(): boolean { return sessionStorage.getItem(place) !== null; }
+export function hasToken(): boolean { return sessionStorage.getItem(place()) !== null; }
 
 /** Sends a request to a path below the base URL. A status other than 2xx is thrown as Refused. */
 export async function request(path: string, options: RequestInit = {}): Promise<Response> {
   const headers = new Headers(options.headers);
-  const token = sessionStorage.getItem(place);
+  const token = sessionStorage.getItem(place());
   if (token !== null) headers.set('Authorization', `token ${token}`);
   if (options.body !== undefined) headers.set('Content-Type', 'application/json');
-  const answer = await fetch(new URL(path, base), { ...options, headers, credentials: 'omit', cache: 'no-store' });
+  const answer = await fetch(new URL(path, base()), { ...options, headers, credentials: 'omit', cache: 'no-store' });
   if (answer.ok) return answer;
   let text = answer.statusText;
   try {

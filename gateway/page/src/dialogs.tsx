@@ -23,7 +23,7 @@ export function actionsFor(k: Kernel): Action[] {
 
 export function Actions({ kernel, open }: { kernel: Kernel; open: (action: Action) => void }) {
   return <div class="tools">{actionsFor(kernel).map(a =>
-    <button key={a} type="button" onClick={() => open(a)}>{titles[a]}…</button>)}</div>;
+    <button key={a} type="button" class={a === 'stop' ? 'danger' : ''} onClick={() => open(a)}>{titles[a]}…</button>)}</div>;
 }
 
 export function ActionDialog({ kernel, action, close }: { kernel: Kernel; action: Action; close: () => void }) {

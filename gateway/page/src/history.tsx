@@ -1,6 +1,6 @@
-// Limits, kernels that have ended, and how long GPUs were held.
-import type { Ended, Kernel, Limit, UsageRow } from './api';
-import { number, span, time } from './format';
+// Limits, and kernels that have ended.
+import type { Ended, Kernel, Limit } from './api';
+import { number, time } from './format';
 
 const SHOWN = 100;
 
@@ -20,23 +20,6 @@ export function EndedKernels({ ended, kernels }: { ended: Ended[] | undefined; k
       <thead><tr><th scope="col">At</th><th scope="col">Kernel</th><th scope="col">Reason</th></tr></thead>
       <tbody>{rows.slice(0, SHOWN).map(r => <tr key={r.id}><td>{time(r.at)}</td><td title={r.id}>{r.name} {r.id.slice(0, 8)}</td><td>{r.reason}</td></tr>)}</tbody>
     </table>{rows.length > SHOWN && <p class="soft">{rows.length - SHOWN} more are not shown.</p>}</div>}
-  </section>;
-}
-
-export function Usage({ rows }: { rows: UsageRow[] | undefined }) {
-  const most = Math.max(1, ...(rows ?? []).map(r => r.held_seconds));
-  return <section aria-labelledby="usage">
-    <h2 id="usage">GPU time of the last 7 days</h2>
-    {!rows?.length ? <p class="soft">No GPU was held.</p> : <div class="wide" tabIndex={0} role="region" aria-label="Table of GPU time"><table>
-      <thead><tr><th scope="col">User</th><th scope="col">Kernels</th><th scope="col">Held</th><th scope="col">Busy</th><th scope="col">Share</th></tr></thead>
-      <tbody>{rows.slice(0, SHOWN).map(r => {
-        const text = `${r.name || 'all'}: ${span(r.held_seconds)} held, ${span(r.busy_seconds)} busy`;
-        return <tr key={r.name}><td>{r.name || 'all'}</td><td>{number(r.kernels)}</td><td>{span(r.held_seconds)}</td>
-          <td>{r.measured_seconds > 0 ? span(r.busy_seconds) : 'not measured'}</td>
-          <td><span class="bar" role="img" aria-label={text}><span style={{ width: `${100 * r.held_seconds / most}%` }} />
-            <span style={{ width: `${100 * r.busy_seconds / most}%` }} /></span></td></tr>;
-      })}</tbody>
-    </table></div>}
   </section>;
 }
 

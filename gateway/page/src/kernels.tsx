@@ -54,16 +54,17 @@ export function Kernels({ kernels, now, show }: { kernels: ReadonlyMap<string, K
   const [height, setHeight] = useState(600);
   const box = useRef<HTMLDivElement>(null);
   useLayoutEffect(() => {
-    const watch = new ResizeObserver(() => setHeight(box.current!.clientHeight));
-    watch.observe(box.current!);
+    const element = box.current!; // the reference is gone before the last call
+    const watch = new ResizeObserver(() => setHeight(element.clientHeight));
+    watch.observe(element);
     return () => watch.disconnect();
   }, []);
   const rows = useMemo(() => choose(kernels.values(), words, state, by, down), [kernels, words, state, by, down]);
   const first = Math.max(0, Math.min(Math.floor(top / ROW), rows.length - 1) - BEYOND);
   const last = Math.min(rows.length, Math.ceil((top + height) / ROW) + BEYOND);
   return <section aria-labelledby="kernels">
-    <h2 id="kernels">Kernels</h2>
     <div class="tools">
+      <h2 id="kernels">Kernels</h2>
       <input type="search" aria-label="Search kernels" placeholder="Search id, owner, spec, reason" value={words}
         onInput={e => setWords(e.currentTarget.value)} />
       <select aria-label="State" value={state} onChange={e => setState(e.currentTarget.value)}>
@@ -89,8 +90,8 @@ export function Kernels({ kernels, now, show }: { kernels: ReadonlyMap<string, K
             style={{ top: `${(first + i) * ROW}px` }}>
             {columns.map((c, n) => <div key={c.name} role="cell" class={c.more ? 'more' : ''} title={c.title?.(k)}>
               {n === 0
-                ? <button class="plain" type="button" aria-label={`Kernel ${k.id}`} onClick={() => show(k.id)}>{c.text(k, now)}</button>
-                : n === 3 ? <span class={stateClass(k)}>{c.text(k, now)}</span> : c.text(k, now)}
+                ? <button class="plain mono" type="button" aria-label={`Kernel ${k.id}`} onClick={() => show(k.id)}>{c.text(k, now)}</button>
+                : n === 3 ? <span class={`pill ${stateClass(k)}`}>{c.text(k, now)}</span> : c.text(k, now)}
             </div>)}
           </div>)}
         </div>}
@@ -99,7 +100,7 @@ export function Kernels({ kernels, now, show }: { kernels: ReadonlyMap<string, K
   </section>;
 }
 
-export const stateClass = (k: Kernel): string => ({ dead: 'bad', unknown: 'bad', busy: 'good' })[k.execution_state] ?? '';
+export const stateClass = (k: Kernel): string => ({ dead: 'bad', unknown: 'bad', busy: 'good', starting: 'wait', restarting: 'wait' })[k.execution_state] ?? '';
 
 /** Those that wait for their start, the oldest first. A place is one among the kernels that the viewer sees. */
 export function Waiting({ kernels, now, show }: { kernels: ReadonlyMap<string, Kernel>; now: number; show: (id: string) => void }) {

@@ -2,13 +2,16 @@
 import { render } from 'preact';
 import { useCallback, useEffect, useState } from 'preact/hooks';
 
-import { type Ended, type GPUView, hasToken, type Kernel, type Limit, read, setToken, takeToken, type UsageRow } from './api';
+import { type Ended, type GPUView, hasToken, type Kernel, type Limit, read, type Replica, setToken, takeToken, type UsageAnswer } from './api';
 import { Detail } from './detail';
 import { type Action, ActionDialog } from './dialogs';
+import { number } from './format';
+import { Gateways } from './gateways';
 import { GPUs } from './gpus';
-import { EndedKernels, Limits, Usage } from './history';
+import { EndedKernels, Limits } from './history';
 import { Kernels, Waiting } from './kernels';
 import { follow, type Health, type Totals } from './stream';
+import { ranges, Usage } from './usage';
 
 const CLOCK = 5_000; // ms between two changes of ages
 const GPUS = 10_000; // ms between two requests for GPUs
@@ -30,8 +33,8 @@ function usePolled<T>(path: string, every: number, live: boolean): { value?: T; 
       }
     };
     const shown = () => void load();
-    shown();
     const timer = setInterval(shown, every);
+    shown();
     document.addEventListener('visibilitychange', shown);
     return () => { over = true; clearInterval(timer); document.removeEventListener('visibilitychange', shown); };
   }, [path, every, live]);
@@ -55,6 +58,7 @@ function Page() {
   const [health, setHealth] = useState<Health>({ state: 'connecting', message: 'Connecting…' });
   const [login, setLogin] = useState(0);
   const [id, setID] = useState(chosen);
+  const [range, setRange] = useState(1);
   const [action, setAction] = useState<Action>();
   const now = useNow();
   useEffect(() => {
@@ -74,7 +78,8 @@ function Page() {
   const gpus = usePolled<GPUView>('api/gpus', GPUS, live);
   const limits = usePolled<Limit[]>('api/limits', GPUS, live);
   const ended = usePolled<Ended[]>('api/kernels?culled=1', HISTORY, live);
-  const usage = usePolled<{ usage: UsageRow[] }>('api/usage?since=168h&by=user', HISTORY, live);
+  const usage = usePolled<UsageAnswer>(`api/usage?since=${ranges[range].since}&step=${ranges[range].step}`, HISTORY, live);
+  const gateways = usePolled<Replica[]>('api/gateways', GPUS, live);
   const problem = [gpus, limits, ended, usage].map(p => p.problem).find(Boolean);
 
   if (health.state === 'refused') {
@@ -88,32 +93,48 @@ function Page() {
   return <>
     <header>
       <h1>Kernels</h1>
-      <span>{me.value?.identity.name}</span>
-      <span class="soft">{version.value ? `ekg ${version.value.version}` : ''}</span>
-      {totals && <span class="soft">{totals.kernels} in all{Object.entries(totals.states).map(([s, n]) => `, ${n} ${s}`)}</span>}
-      {hasToken() && <button type="button" onClick={() => { setToken(''); location.reload(); }}>Forget the token</button>}
-      <p class={`notice ${live && !problem ? 'soft' : 'bad'}`} role="status">{live ? problem ?? 'Live' : health.message}</p>
+      <p class={`live ${live && !problem ? 'soft' : 'bad'}`} role="status">{live ? problem ?? 'Live' : health.message}</p>
+      <div class="end">
+        <span class="soft">{version.value ? `ekg ${version.value.version}` : ''}</span>
+        <span>{me.value?.identity.name}</span>
+        {hasToken() && <button type="button" onClick={() => { setToken(''); location.reload(); }}>Forget the token</button>}
+      </div>
     </header>
     <main>
       {id ? kernel ? <Detail key={id} kernel={kernel} now={now} open={setAction} back={() => show('')} />
         : <section><p><button type="button" onClick={() => show('')}>All kernels</button></p>
           <p>{live ? 'This kernel does not exist any more.' : ''}</p></section>
         : <>
+          <Tiles totals={totals} gpus={gpus.value} />
           <Kernels kernels={kernels} now={now} show={show} />
           <Waiting kernels={kernels} now={now} show={show} />
           <GPUs view={gpus.value} show={show} />
-          <Limits list={limits.value} />
-          <EndedKernels ended={ended.value} kernels={kernels} />
-          <Usage rows={usage.value?.usage} />
+          <Usage usage={usage.value} range={range} choose={setRange} />
+          <div class="columns">
+            <Limits list={limits.value} />
+            <EndedKernels ended={ended.value} kernels={kernels} />
+          </div>
+          <Gateways list={gateways.value} />
         </>}
       {kernel && action && <ActionDialog kernel={kernel} action={action} close={() => setAction(undefined)} />}
     </main>
   </>;
 }
 
+/** How many kernels of all users there are, by state, and how many GPUs are held. */
+function Tiles({ totals, gpus }: { totals: Totals | undefined; gpus: GPUView | undefined }) {
+  const of = (state: string): string => totals ? number(totals.states[state] ?? 0) : '…';
+  const whole = gpus?.totals.filter(t => t.unit === 'GPU') ?? [];
+  const sum = (key: 'held' | 'total'): string => number(whole.reduce((n, t) => n + t[key], 0));
+  const tiles: [string, string][] = [['kernels in all', totals ? number(totals.kernels) : '…'], ['busy', of('busy')], ['idle', of('idle')],
+    ['starting', of('starting')], ['dead', of('dead')]];
+  if (whole.length > 0) tiles.push(['GPUs held', `${sum('held')} of ${sum('total')}`]);
+  return <ul class="tiles" aria-label="Numbers of all users">{tiles.map(([name, value]) => <li key={name}><b>{value}</b><span>{name}</span></li>)}</ul>;
+}
+
 function Login({ message, done }: { message: string; done: (token: string) => void }) {
   const [token, setText] = useState('');
-  return <form onSubmit={e => { e.preventDefault(); done(token.trim()); }}>
+  return <form class="login" onSubmit={e => { e.preventDefault(); done(token.trim()); }}>
     <h1>Kernels</h1>
     <label>Token <input type="password" autocomplete="off" required value={token} onInput={e => setText(e.currentTarget.value)} /></label>
     <p class="soft">It is kept in this tab until the tab is closed.</p>

@@ -1,0 +1,91 @@
+// Unit tests of what needs no browser; e2e/testdata/browser/page.mjs tests the page itself.
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+
+import type { Kernel, UsageAnswer } from '../api';
+import { actionsFor, readGrants } from '../dialogs';
+import { span } from '../format';
+import { choose } from '../kernels';
+import { outputOf, Screen } from '../log';
+import { parse } from '../stream';
+import { parts } from '../timeline';
+import { stack } from '../usage';
+
+const kernel = (id: string, more: Partial<Kernel> = {}): Kernel => ({ id, name: 'python3', last_activity: '2026-01-02T03:04:05Z',
+  execution_state: 'idle', connections: 0, created: '2026-01-02T03:04:05Z', ...more });
+
+test('events are complete, whatever the pieces of the stream are', () => {
+  const text = 'retry: 2000\n\nevent: reset\ndata: {}\n\n: alive\n\nevent: totals\ndata: {"kernels":1}\n\n';
+  for (let size = 1; size <= text.length; size++) {
+    const events: string[] = [];
+    let rest = '';
+    for (let at = 0; at < text.length; at += size) rest = parse(rest + text.slice(at, at + size), (n, d) => events.push(n + d));
+    assert.deepEqual([rest, ...events], ['', 'reset{}', 'totals{"kernels":1}'], `pieces of ${size}`);
+  }
+});
+
+test('kernels are searched by all words, filtered and ordered', () => {
+  const all = [kernel('a', { owner: 'ann', connections: 2 }), kernel('b', { owner: 'bob', execution_state: 'busy' }),
+    kernel('c', { owner: 'ann', flavor: 'big', connections: 2 })];
+  const ids = (words: string, state = '', by = 0, down = false): string => choose(all, words, state, by, down).map(k => k.id).join('');
+  assert.equal(ids(''), 'abc');
+  assert.equal(ids('', '', 0, true), 'cba');
+  assert.equal(ids('ANN big'), 'c');
+  assert.equal(ids('ann', 'busy'), '');
+  assert.equal(ids('', 'busy'), 'b');
+  assert.equal(ids('', '', 7, true), 'acb', 'the same number of clients is ordered by id');
+});
+
+test('grants are read line by line', () => {
+  assert.deepEqual(readGrants(' user ann b read \n\ngroup team use'), [{ user: 'ann b', right: 'read' }, { group: 'team', right: 'use' }]);
+  assert.throws(() => readGrants('user ann read\nuser bob write'), /Line 2 is not/);
+});
+
+test('actions are those of the viewer', () => {
+  assert.deepEqual(actionsFor(kernel('a')), ['interrupt', 'restart', 'stop', 'keep']);
+  assert.deepEqual(actionsFor(kernel('a', { owner: 'ann' })), ['interrupt', 'restart'], 'of another user');
+  assert.deepEqual(actionsFor(kernel('a', { owner: 'ann', shared_with: [] })), ['interrupt', 'restart', 'stop', 'keep', 'share']);
+  assert.deepEqual(actionsFor(kernel('a', { execution_state: 'dead' })), ['restart', 'stop']);
+});
+
+test('messages become text, whatever their content is', () => {
+  const of = (type: string, content: Record<string, unknown> | null): string => outputOf({ channel: 'iopub', header: { msg_type: type }, content });
+  assert.equal(of('stream', { text: '<b>' }), '<b>');
+  assert.equal(of('display_data', { data: { 'image/png': 'x', 'text/html': '<b>' } }), '<image/png, text/html>\n');
+  assert.equal(of('execute_result', { data: { 'text/plain': ['a'] } }), 'a\n');
+  assert.equal(of('error', { traceback: ['a', 'b'] }), 'a\nb\n');
+  assert.equal(of('error', { traceback: 7, evalue: { x: 1 } }), '[object Object]\n');
+  assert.equal(of('stream', null), '');
+  assert.equal(of('status', { execution_state: 'idle' }), '');
+  assert.equal(outputOf({ channel: 'shell', header: null, content: {} }), '');
+  assert.equal(outputOf({ lost: 3 }), '[3 messages are no longer kept]\n');
+});
+
+test('a screen keeps the last lines, and a carriage return overwrites', () => {
+  const screen = new Screen(3);
+  screen.add('\x1b[31mred\x1b[0m\n10 %\r');
+  assert.equal(screen.text(), 'red\n10 %');
+  screen.add('20');
+  screen.add(' %\r\nend');
+  assert.equal(screen.text(), 'red\n20 %\nend');
+  for (let i = 0; i < 10; i++) screen.add(`\n${i}`);
+  assert.equal(screen.text(), '[earlier output is left out]\n7\n8\n9');
+});
+
+test('usage is stacked, and the last step counts as far as it is over', () => {
+  const usage: UsageAnswer = { since: '2026-01-02T00:00:00Z', until: '2026-01-02T01:30:00Z', usage: [], steps: { seconds: 3600, groups: [
+    { name: 'ann', kernel_seconds: [7200, 1800], held_seconds: [0, 0], busy_seconds: [0, 0] },
+    { name: 'bob', kernel_seconds: [0, 900], held_seconds: [0, 0], busy_seconds: [0, 0] }] } };
+  const begin = Date.parse(usage.since) / 1000;
+  assert.deepEqual(stack(usage, usage.steps!.groups, 'kernel_seconds'), [[begin, begin + 3600], [2, 1], [2, 1.5]]);
+});
+
+test('a step of a timeline is full if the kernel was busy all the time, and the last one may go on', () => {
+  const life = { since: '2026-01-02T00:00:00Z', until: '2026-01-02T00:00:21Z', events: [], events_dropped: 0, step_seconds: 8 };
+  assert.deepEqual(parts({ ...life, busy_seconds: [8, 2, 5] }), [1, 0.25, 1]);
+  assert.deepEqual(parts({ ...life, until: life.since, busy_seconds: [0] }), [0]);
+});
+
+test('lengths of time have one unit or two', () => {
+  assert.deepEqual([-5, 59, 60, 3600, 90_000, 172_800].map(span), ['0 s', '59 s', '1 min', '1 h 0 min', '25 h 0 min', '2 days']);
+});

@@ -1,0 +1,60 @@
+package supervisor
+
+import (
+	"net/http"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// recordLocked adds what has changed between two commits to the kernel's timeline.
+func (s *Supervisor) recordLocked(before, now *statusFacts) {
+	at, h := s.nowLocked(), &s.history
+	if now.process != nil && now.process != before.process {
+		switch {
+		case s.adopted && h.Empty():
+			h.Add(at, api.TimelineAdopted, "Earlier events are not known: the program that keeps them was started again.")
+		case now.epoch > 1:
+			h.Add(at, api.TimelineRestarted, "")
+		default:
+			h.Add(at, api.TimelineStarted, "")
+		}
+	}
+	if now.state != before.state {
+		h.Busy(at, now.state == api.Busy)
+		was := before.state == api.Starting || before.state == api.Restarting
+		switch {
+		case now.state == api.Dead:
+			h.Add(at, api.TimelineDead, now.reason)
+		case was && (now.state == api.Idle || now.state == api.Busy):
+			h.Add(at, api.TimelineReady, "")
+		}
+	}
+	if now.waiting != before.waiting && now.waiting != "" {
+		h.AddNew(at, api.TimelineWaiting, now.waiting)
+	}
+	if now.reason != before.reason && now.reason != "" && now.state != api.Dead {
+		h.AddNew(at, api.TimelineWarning, now.reason)
+	}
+	if now.silent && !before.silent {
+		h.AddNew(at, api.TimelineWarning, silentReason)
+	}
+	if now.node != before.node && now.node != "" {
+		h.AddNew(at, api.TimelineWarning, now.node)
+	}
+	if !now.keepUntil.Equal(before.keepUntil) {
+		text := "no longer"
+		if !now.keepUntil.IsZero() {
+			text = "until " + shownTime(now.keepUntil)
+		}
+		h.Add(at, api.TimelineKept, text)
+	}
+}
+
+// getTimeline answers with the kernel's life so far. It may be read by every user who sees the kernel.
+func (s *Supervisor) getTimeline(w http.ResponseWriter, _ *http.Request) error {
+	s.mu.Lock()
+	t := s.history.Timeline(s.now())
+	s.mu.Unlock()
+	writeJSON(w, http.StatusOK, t)
+	return nil
+}
