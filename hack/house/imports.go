@@ -65,6 +65,7 @@ var mayImport = map[string][]string{
 	},
 	"gateway/identity":      {},
 	"gateway/jobs/notebook": {"jupyter", "jupyter/notice"},
+	"gateway/jobs/schedule": {"launcher/logkey"},
 	"gateway/metrics":       {"launcher", "launcher/supervisor/api"},
 	"gateway/limits": {"gateway/identity", "kernelspecs", "launcher", "launcher/gpu",
 		"launcher/supervisor/api"},
