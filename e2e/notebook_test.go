@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -19,7 +20,27 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
 )
 
-// runNotebook runs a notebook on a kernel through the gateway, as a job does.
+// compared are the notebooks of papermill's and nbclient's own tests that TestE2E_NotebookPapermill runs, with the
+// parameters that they get.
+var compared = map[string]string{
+	"papermill/tests/notebooks/simple_execute.ipynb":     `{"msg": "it's \"é\"\n"}`,
+	"papermill/tests/notebooks/complex_parameters.ipynb": `{"a": 1.0, "b": [null, true, {"k": 1e400}], "msg": "x"}`,
+	"papermill/tests/notebooks/no_parameters.ipynb":      `{"new": {"a": [1, -2.5e-7]}}`,
+	"papermill/tests/notebooks/nb_version_4.4.ipynb":     ``,
+	"papermill/tests/notebooks/broken1.ipynb":            ``,
+	"papermill/tests/notebooks/sysexit0.ipynb":           ``,
+	"papermill/tests/notebooks/line_magic_error.ipynb":   ``,
+	"tests/files/Clear Output.ipynb":                     ``,
+	"tests/files/Disable Stdin.ipynb":                    ``,
+	"tests/files/JupyterWidgets.ipynb":                   ``,
+	"tests/files/Other Comms.ipynb":                      ``,
+	"tests/files/SVG.ipynb":                              ``,
+	"tests/files/Skip Execution with Cell Tag.ipynb":     ``,
+	"tests/files/UnicodePy3.ipynb":                       ``,
+	"tests/files/update-display-id.ipynb":                ``,
+}
+
+// run runs a notebook on a kernel through the gateway, as a job does.
 func (g *gateway) runNotebook(id string, r *notebook.Run, cursor string) (notebook.Result, error) {
 	relay := notebook.OpenRelay(notebook.RelayOptions{
 		Session: r.ID, Cursor: cursor,
@@ -34,6 +55,92 @@ func (g *gateway) runNotebook(id string, r *notebook.Run, cursor string) (notebo
 	defer relay.Close()
 	r.Conn = relay
 	return r.Do(g.t.Context())
+}
+
+// TestE2E_NotebookPapermill: the runner of jobs writes what papermill writes, field by field.
+func TestE2E_NotebookPapermill(t *testing.T) {
+	g := newGateway(t)
+	parameters := map[string]json.RawMessage{}
+	for _, d := range []string{"in", "ekg"} {
+		if err := os.Mkdir(filepath.Join(g.dir, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for path, with := range compared {
+		found, err := filepath.Glob(filepath.Join(g.in.dir, "notebooks/*", path))
+		if err != nil || len(found) != 1 {
+			t.Fatalf("%s: %v %v", path, found, err)
+		}
+		name := filepath.Base(path)
+		if with != "" {
+			parameters[name] = json.RawMessage(with)
+		}
+		copyFile(t, found[0], filepath.Join(g.dir, "in", name))
+	}
+	b, err := json.Marshal(parameters)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(g.dir, "parameters.json"), b, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	script := filepath.Join(g.in.repository, "e2e/testdata/python/notebooks.py")
+	var both sync.WaitGroup
+	both.Go(func() {
+		g.script(2*time.Minute, []string{"JUPYTER_PATH=" + filepath.Join(g.in.dir, "share/jupyter")},
+			filepath.Join(g.in.dir, "lab/bin/python"), script, "run", g.dir)
+	})
+	for path := range compared {
+		name := filepath.Base(path)
+		if err := g.runFile(name, parameters[name]); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	both.Wait()
+	g.script(time.Minute, nil, filepath.Join(g.in.dir, "lab/bin/python"), script, "compare", g.dir)
+}
+
+func copyFile(t *testing.T, from, to string) {
+	t.Helper()
+	b, err := os.ReadFile(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(to, b, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// runFile runs a notebook of the folder in, and writes it to the folder ekg.
+func (g *gateway) runFile(name string, with json.RawMessage) error {
+	b, err := os.ReadFile(filepath.Join(g.dir, "in", name))
+	if err != nil {
+		return err
+	}
+	d, err := notebook.Read(b)
+	if err != nil {
+		return err
+	}
+	values, err := notebook.ParseParameters(with)
+	if err != nil {
+		return err
+	}
+	plan := notebook.Plan{Parameters: values, KernelName: "python3", InputPath: "in", OutputPath: "out"}
+	if err := d.Prepare(plan); err != nil {
+		return err
+	}
+	id := g.kernel("python3")
+	var last []byte
+	_, err = g.runNotebook(id, &notebook.Run{Document: d, ID: "job-" + id,
+		Save: func(_ context.Context, document []byte, _ notebook.State, _ notebook.Progress) error {
+			last = document
+			return nil
+		}}, "")
+	if err != nil {
+		return err
+	}
+	g.want(204, "DELETE", "/api/kernels/"+id, "", nil)
+	return os.WriteFile(filepath.Join(g.dir, "ekg", name), last, 0o644)
 }
 
 // TestE2E_NotebookCarried: a run is left in the middle of a cell, as when its gateway dies, and carried on. Then the
