@@ -107,7 +107,8 @@ func (h *hub) makeToken(user, request string) hubToken {
 // after the hub has revoked their token. They keep it while the hub does not answer.
 func TestE2E_Hub(t *testing.T) {
 	h := startHub(t)
-	g := prepare(t, "", "--hub-api-url", h.api, "--hub-service", "ekg", "--auth-cache", "1s", "--admin-user", "root")
+	g := prepare(t, "", "--hub-api-url", h.api, "--hub-service", "ekg", "--auth-cache", "1s", "--admin-user", "root",
+		"--authorized-user", "ann", "--authorized-user", "bob")
 	g.token = ""
 	g.start()
 	as := func(token string) *gateway {
@@ -126,6 +127,12 @@ func TestE2E_Hub(t *testing.T) {
 		if status, b := as(token).ask("GET", "/api/kernels", ""); status != http.StatusForbidden {
 			t.Errorf("%s: got %d %s", what, status, b)
 		}
+	}
+	// Only two users may start kernels.
+	carl := as(h.makeToken("carl", "{}").Token)
+	if status, b := carl.ask("POST", "/api/kernels", `{"name": "python3"}`); status != http.StatusForbidden ||
+		!strings.Contains(string(b), "may not be started by user carl") {
+		t.Errorf("carl's kernel: got %d %s", status, b)
 	}
 	var me struct{ Identity struct{ Username string } }
 	ann.want(http.StatusOK, "GET", "/api/me", "", &me)

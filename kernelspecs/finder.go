@@ -28,6 +28,7 @@ type Options struct {
 	DataDirs []string     // Jupyter's data directories, searched next: specs are in kernels/ of each; see FindEnvironment
 	Prefix   string       // Python environment of specs that belong to no other; see FindEnvironment
 	Log      *slog.Logger // nil: nothing is logged
+	Users    Users        // the gateway's own lists, within which each spec's hold; see Users.Within
 
 	// Check, if not nil, returns further problems of a spec that can be read. A spec with problems is not usable. It is
 	// called by one goroutine at a time.
@@ -41,6 +42,7 @@ type Finder struct {
 	// Fixed after Open.
 	roots  []root
 	prefix string
+	users  Users
 	check  func(Spec) []Problem
 	poll   time.Duration // between readings while blind
 	log    *slog.Logger
@@ -79,6 +81,7 @@ func Open(o Options) (*Finder, error) { return open(o, fsnotify.NewWatcher, poll
 func open(o Options, newWatcher func() (*fsnotify.Watcher, error), poll time.Duration) (*Finder, error) {
 	f := &Finder{
 		prefix:  o.Prefix,
+		users:   o.Users,
 		check:   o.Check,
 		poll:    poll,
 		log:     o.Log,
@@ -155,6 +158,9 @@ func (f *Finder) reread() {
 	var next *catalog
 	for range 3 {
 		c, places := read(f.roots, f.prefix, f.check)
+		for i := range c.specs {
+			c.specs[i].Users = c.specs[i].Users.Within(f.users)
+		}
 		next = c
 		if !f.watchDirs(places) {
 			break

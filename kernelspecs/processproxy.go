@@ -52,6 +52,18 @@ func (u Users) May(name string) bool {
 	return !slices.Contains(u.Unauthorized, name) && (len(u.Authorized) == 0 || slices.Contains(u.Authorized, name))
 }
 
+// Within returns the users of a kernelspec in a gateway whose own lists are g. As in Enterprise Gateway, a kernelspec's
+// list of authorized users replaces that of the gateway, and its list of unauthorized users adds to the gateway's.
+func (u Users) Within(g Users) Users {
+	if len(u.Authorized) == 0 {
+		u.Authorized = g.Authorized
+	}
+	if len(g.Unauthorized) > 0 {
+		u.Unauthorized = slices.Concat(u.Unauthorized, g.Unauthorized)
+	}
+	return u
+}
+
 // processProxy reads metadata.process_proxy, Enterprise Gateway's description of where a kernel runs, into the spec.
 // Keys without an effect are warnings: Enterprise Gateway defines them, so they are no mistake.
 func (r *reader) processProxy(root *node, s *Spec) {

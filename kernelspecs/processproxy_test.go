@@ -3,6 +3,7 @@ package kernelspecs
 import (
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -149,5 +150,44 @@ func TestProcessProxy_Users(t *testing.T) {
 				t.Errorf("got %v, want %v", may, tt.may)
 			}
 		})
+	}
+}
+
+// The gateway's own lists: a kernelspec's authorized users replace them, and its unauthorized users add to them.
+func TestUsers_Within(t *testing.T) {
+	gateway := Users{Authorized: []string{"ann", "bob"}, Unauthorized: []string{"root", "bobby"}}
+	for _, tt := range []struct {
+		name          string
+		spec, gateway Users
+		may           []string // of ann, bob, bobby and root
+	}{
+		{"no lists", Users{}, Users{}, []string{"ann", "bob", "bobby", "root"}},
+		{"the gateway's", Users{}, gateway, []string{"ann", "bob"}},
+		{"only unauthorized", Users{}, Users{Unauthorized: []string{"root"}}, []string{"ann", "bob", "bobby"}},
+		{"replaced", Users{Authorized: []string{"root", "bob", "carl"}}, gateway, []string{"bob"}},
+		{"added", Users{Unauthorized: []string{"bob"}}, gateway, []string{"ann"}},
+	} {
+		dir := t.TempDir()
+		write(t, filepath.Join(dir, "s", "kernel.json"), `{"argv": ["x"], "display_name": "S", "language": "python"}`)
+		f, err := Open(Options{Dirs: []string{dir}, Users: tt.gateway})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, ok := f.Get("s")
+		if err := f.Close(); err != nil || !ok {
+			t.Fatal(err, ok)
+		}
+		if !reflect.DeepEqual(s.Users, Users{}.Within(tt.gateway)) {
+			t.Errorf("%s: a kernelspec without lists has %+v", tt.name, s.Users)
+		}
+		var may []string
+		for _, name := range []string{"ann", "bob", "bobby", "root"} {
+			if tt.spec.Within(tt.gateway).May(name) {
+				may = append(may, name)
+			}
+		}
+		if !slices.Equal(may, tt.may) {
+			t.Errorf("%s: got %v, want %v", tt.name, may, tt.may)
+		}
 	}
 }

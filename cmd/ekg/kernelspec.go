@@ -92,7 +92,7 @@ func openSpecs(
 ) (*kernelspecs.Finder, error) {
 	env := kernelspecs.FindEnvironment(ctx, os.Getenv)
 	return kernelspecs.Open(kernelspecs.Options{
-		Dirs: s.KernelspecDirs, DataDirs: env.DataDirs, Prefix: env.Prefix, Check: check, Log: log,
+		Dirs: s.KernelspecDirs, DataDirs: env.DataDirs, Prefix: env.Prefix, Check: check, Log: log, Users: s.SpecUsers(),
 	})
 }
 

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
@@ -51,6 +53,8 @@ func TestLoad_Users(t *testing.T) {
 		{with(hub, "token-file", "/t"), nil, "--token-file: there are users (--hub-api-url)"},
 		{with(oidc, "no-auth", "true"), nil, "--no-auth: contradicts --oidc-issuer"},
 		{with(nil, "admin-user", "ann"), nil, "--admin-user: has no effect"},
+		{nil, map[string]string{"EG_AUTHORIZED_USERS": "ann"}, "EG_AUTHORIZED_USERS: has no effect without --users-file"},
+		{nil, map[string]string{"EG_UNAUTHORIZED_USERS": "root,bob"}, "EG_UNAUTHORIZED_USERS: has no effect without"},
 		{with(file, "admin-group", " a"), nil, "--admin-group: \" a\": the name begins"},
 		{with(file, "oidc-audience", "x"), nil, "--oidc-audience: has no effect without --oidc-issuer"},
 		{with(file, "auth-token-audience", "x"), nil, "--auth-token-audience: has no effect without --auth-token-review"},
@@ -63,6 +67,39 @@ func TestLoad_Users(t *testing.T) {
 		if _, err := settings.Load(sourcesOf(tt.flags, tt.env)); err == nil || !strings.Contains(err.Error(), tt.want) ||
 			strings.Contains(err.Error(), "\n") {
 			t.Errorf("%v %v: got %v, want %s", tt.flags, tt.env, err, tt.want)
+		}
+	}
+}
+
+// TestSettings_SpecUsers: the lists of users for all kernelspecs have Enterprise Gateway's variables and default. Without
+// users its default has no effect.
+func TestSettings_SpecUsers(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "ekg.yaml")
+	if err := os.WriteFile(file, []byte("users-file: /u\nauthorized-user: [ann, bob]\nunauthorized-user: []\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	users := map[string][]string{"users-file": {"/users.yaml"}}
+	root := []string{"root"}
+	for _, tt := range []struct {
+		flags map[string][]string
+		env   map[string]string
+		want  kernelspecs.Users
+	}{
+		{nil, nil, kernelspecs.Users{}},
+		{nil, map[string]string{"EG_UNAUTHORIZED_USERS": "root"}, kernelspecs.Users{}},
+		{users, nil, kernelspecs.Users{Unauthorized: root}},
+		{users, map[string]string{"EG_AUTHORIZED_USERS": "ann, bob", "EG_UNAUTHORIZED_USERS": "eve"},
+			kernelspecs.Users{Authorized: []string{"ann", "bob"}, Unauthorized: []string{"eve"}}},
+		{users, map[string]string{"EG_AUTHORIZED_USERS": "ann", "EKG_AUTHORIZED_USER": "bob"},
+			kernelspecs.Users{Authorized: []string{"bob"}, Unauthorized: root}},
+		{map[string][]string{"config": {file}}, nil, kernelspecs.Users{Authorized: []string{"ann", "bob"}}},
+	} {
+		s, err := settings.Load(sourcesOf(tt.flags, tt.env))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := s.SpecUsers(); !reflect.DeepEqual(got, tt.want) {
+			t.Errorf("%v %v: got %+v, want %+v", tt.flags, tt.env, got, tt.want)
 		}
 	}
 }

@@ -70,7 +70,6 @@ const (
 	noPorts     = "kernels are reached on unix sockets, or inside their pods; see metadata.ekg.transport"
 	ownCORS     = "ekg sends the headers that pages of --allow-origin need"
 	keepsAlways = "kernels and sessions always outlive the gateway, without a store"
-	useUsers    = "ekg has no such list for all kernelspecs; a kernelspec may have one in metadata.process_proxy"
 	onlyCommand = "it concerns one command and no server"
 	noPoll      = "ekg watches its kernels and does not poll"
 )
@@ -106,6 +105,10 @@ var gatewayOptions = []option{
 	named("auth_token", "AUTH_TOKEN", option{setting: "token", secret: true}),
 	named("max_kernels", "MAX_KERNELS", option{setting: "max-kernels"}),
 	named("max_kernels_per_user", "MAX_KERNELS_PER_USER", option{setting: "max-kernels-per-user"}),
+	{group: app, traits: []string{"authorized_users"}, env: []string{"EG_AUTHORIZED_USERS"}, list: true,
+		setting: "authorized-user", convert: verified},
+	{group: app, traits: []string{"unauthorized_users"}, env: []string{"EG_UNAUTHORIZED_USERS"}, list: true,
+		setting: "unauthorized-user", convert: verified},
 }
 
 var kernelOptions = []option{
@@ -144,9 +147,6 @@ var withoutCounterpart = []option{
 	gone("kernel_headers", "KERNEL_HEADERS", "no header of a client reaches a kernel"),
 	gone("impersonation_enabled", "IMPERSONATION_ENABLED",
 		"kernels of one machine run as ekg's user; in a cluster KERNEL_UID sets the user"),
-	{group: app, traits: []string{"unauthorized_users"}, env: []string{"EG_UNAUTHORIZED_USERS"}, list: true,
-		why: useUsers},
-	{group: app, traits: []string{"authorized_users"}, env: []string{"EG_AUTHORIZED_USERS"}, list: true, why: useUsers},
 	gone("port_range", "PORT_RANGE", noPorts),
 	{group: app, traits: []string{"ws_ping_interval"}, env: []string{"EG_WS_PING_INTERVAL_SECS"},
 		why: "supervisors send pings as often as delivery needs them"},

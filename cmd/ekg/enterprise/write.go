@@ -196,6 +196,11 @@ func variables(v value) (value, string) {
 	return v, ""
 }
 
+// verified is a list of names of users.
+func verified(v value) (value, string) {
+	return v, "needs users-file, oidc-issuer, auth-token-review or hub-api-url"
+}
+
 // seconds is a number of seconds, which may have a fraction.
 func seconds(v value) (value, string) {
 	n, err := strconv.ParseFloat(v.texts[0], 64)

@@ -150,6 +150,18 @@ var gatewaySettings = []group{
 	}},
 	{"Limit what users may use", []Option{
 		{
+			Name: "authorized-user", Env: []string{"EKG_AUTHORIZED_USER", "EG_AUTHORIZED_USERS"}, defDoc: "all users",
+			value: list(func(s *Settings) *[]string { return &s.AuthorizedUsers }, checkUser),
+			Usage: "user who may start kernels; repeatable. If there is one, no other user may, except admins. A list in a " +
+				"kernelspec replaces this one. See docs/users.md",
+		},
+		{
+			Name: "unauthorized-user", Env: []string{"EKG_UNAUTHORIZED_USER", "EG_UNAUTHORIZED_USERS"},
+			def:   enterpriseUnauthorized,
+			value: list(func(s *Settings) *[]string { return &s.UnauthorizedUsers }, checkUser),
+			Usage: "user who may start no kernels, even if authorized; repeatable. A list in a kernelspec adds to this one",
+		},
+		{
 			Name: "max-kernels", Env: []string{"EKG_MAX_KERNELS", "EG_MAX_KERNELS"}, def: "0",
 			value: most(func(s *Settings) *int { return &s.MaxKernels }),
 			Usage: "kernels at one time, of all gateways together; 0 for no limit. Kernels that start, run or stop count. " +

@@ -35,6 +35,8 @@ type Settings struct {
 	HubService                 string
 	AdminUsers                 []string
 	AdminGroups                []string
+	AuthorizedUsers            []string
+	UnauthorizedUsers          []string
 	AuthCache                  time.Duration
 	NoAuth                     bool
 	AllowUnauthenticatedRemote bool

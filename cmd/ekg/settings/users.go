@@ -3,8 +3,10 @@ package settings
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 )
 
 // UserSources returns the names of the given options that are sources of users.
@@ -26,6 +28,24 @@ func (s *Settings) UserSources() []string {
 
 // anySource lists the settings in errors that require one source of users.
 const anySource = "users-file, --oidc-issuer, --auth-token-review or --hub-api-url"
+
+// enterpriseUnauthorized is the user who may start no kernels where nothing is set, as in Enterprise Gateway.
+const enterpriseUnauthorized = "root"
+
+// unauthorizedByChoice reports whether the operator has chosen the users who may start no kernels. Deployments of
+// Enterprise Gateway repeat its default, which is no choice.
+func (s *Settings) unauthorizedByChoice() bool {
+	return len(s.UnauthorizedUsers) > 0 && !slices.Equal(s.UnauthorizedUsers, []string{enterpriseUnauthorized})
+}
+
+// SpecUsers returns the gateway's own lists of users for its kernelspecs. Without users there are none: nobody has the
+// name of the default.
+func (s *Settings) SpecUsers() kernelspecs.Users {
+	if len(s.UserSources()) == 0 {
+		return kernelspecs.Users{}
+	}
+	return kernelspecs.Users{Authorized: s.AuthorizedUsers, Unauthorized: s.UnauthorizedUsers}
+}
 
 // checkUsers rejects settings of users that contradict each other or would have no effect.
 func (s *Settings) checkUsers(refuse func(name, format string, args ...any)) {
@@ -54,6 +74,8 @@ func (s *Settings) checkUsers(refuse func(name, format string, args ...any)) {
 		{"auth-token-audience", len(s.TokenAudiences) > 0, "auth-token-review", s.TokenReview},
 		{"admin-user", len(s.AdminUsers) > 0, anySource, len(sources) > 0},
 		{"admin-group", len(s.AdminGroups) > 0, anySource, len(sources) > 0},
+		{"authorized-user", len(s.AuthorizedUsers) > 0, anySource, len(sources) > 0},
+		{"unauthorized-user", s.unauthorizedByChoice(), anySource, len(sources) > 0},
 		{"max-kernels-per-group", s.MaxKernelsPerGroup > 0, anySource, len(sources) > 0},
 		{"max-gpus-per-group", s.MaxGPUsPerGroup > 0, anySource, len(sources) > 0},
 		{"flavors-as-kernelspecs", s.FlavorsAsSpecs, "flavors", s.Flavors != ""},
