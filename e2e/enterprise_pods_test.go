@@ -52,13 +52,13 @@ var comparedSpecs = []struct {
 		"KERNEL_GPUS_LIMIT=1", "KERNEL_UID=1234", `KERNEL_VOLUMES=[{"name": "own", "persistentVolumeClaim": ` +
 			`{"claimName": "own"}}]`, "KERNEL_VOLUME_MOUNTS=- {name: own, mountPath: /own}"}},
 	{name: "homes", variables: []string{"KERNEL_UID=1234", "KERNEL_GID=4321"},
-		leftOut: []string{"metadata.labels.user", "spec.initContainers", "container.env.BUCKET",
+		leftOut: []string{"metadata.labels.user", "container.env.BUCKET",
 			"container.volumeMounts./mnt/node", "spec.volumes.node"}},
 	{name: "older", variables: []string{"KERNEL_CPUS=2", "KERNEL_MEMORY=5Gi", "KERNEL_UID=1234",
 		`KERNEL_VOLUMES=[{"name": "own", "persistentVolumeClaim": {"claimName": "own"}}]`,
 		"KERNEL_VOLUME_MOUNTS=- {name: own, mountPath: /own}", "KERNEL_PROJECT=x"}},
 	{name: "strict", leftOut: []string{"spec.automountServiceAccountToken", "spec.securityContext.sysctls",
-		"container.ports", "spec.containers"}},
+		"container.ports", "beside.audit.ports"}},
 	{name: "r", variables: []string{"KERNEL_CPUS_LIMIT=3", "KERNEL_MEMORY_LIMIT=3Gi"},
 		leftOut: []string{"container.env.LONG_ID"}},
 }
@@ -95,22 +95,30 @@ var allowed = []struct {
 	{"`serviceAccountName`", "a service account that is `default` is not named", func(c comparison, path string) bool {
 		return path == "spec.serviceAccountName" && c.eg[path] == "default" && c.ekg[path] == ""
 	}},
-	{"the pod's `securityContext`", "`runAsUser`, `runAsGroup`, `runAsNonRoot` and `seccompProfile` are those of the kernel's container", func(c comparison, path string) bool {
-		name, inPod := strings.CutPrefix(path, "spec.securityContext.")
-		if !inPod {
-			name, _ = strings.CutPrefix(path, "container.securityContext.")
+	{"the pod's `securityContext`", "`runAsUser`, `runAsGroup`, `runAsNonRoot` and `seccompProfile` are those of each container", func(c comparison, path string) bool {
+		where, name := "container", ""
+		if in, inner := containerOf(path); in != "" {
+			where, name = in, inner
 		}
-		own, wanted := c.eg["container.securityContext."+name], c.eg["spec.securityContext."+name]
+		name, inContainer := strings.CutPrefix(name, "securityContext.")
+		if !inContainer {
+			name, _ = strings.CutPrefix(path, "spec.securityContext.")
+		}
+		own, wanted := c.eg[where+".securityContext."+name], c.eg["spec.securityContext."+name]
 		if own != "" {
 			wanted = own
 		}
-		return wanted != "" && c.ekg["container.securityContext."+name] == wanted &&
-			c.ekg["spec.securityContext."+name] == ""
+		return wanted != "" && c.ekg[where+".securityContext."+name] == wanted && c.ekg["spec.securityContext."+name] == ""
 	}},
-	{"the container's `securityContext`", "capabilities are dropped, privileges cannot be gained, and seccomp is the runtime's default",
+	{"containers beside the kernel's", "all are init containers; those that go on running have the restart policy `Always`",
 		func(c comparison, path string) bool {
-			return c.added(path, "container.securityContext.capabilities.drop",
-				"container.securityContext.allowPrivilegeEscalation", "container.securityContext.seccompProfile.")
+			_, inner := containerOf(path)
+			return inner == "restartPolicy" && c.eg[path] == "" && c.ekg[path] == "Always"
+		}},
+	{"a container's `securityContext`", "capabilities are dropped, privileges cannot be gained, and seccomp is the runtime's default",
+		func(c comparison, path string) bool {
+			return c.addedTo(path, "securityContext.capabilities.drop", "securityContext.allowPrivilegeEscalation",
+				"securityContext.seccompProfile.")
 		}},
 	{"`automountServiceAccountToken`, `enableServiceLinks`", "both are false", func(c comparison, path string) bool {
 		return c.added(path, "spec.automountServiceAccountToken", "spec.enableServiceLinks") && c.ekg[path] == "false"
@@ -120,7 +128,8 @@ var allowed = []struct {
 			"spec.volumes.home.emptyDir.", "container.volumeMounts./ekg.", "container.volumeMounts./ekg-home.")
 	}},
 	{"`name` of a volume", "a volume with the name of one of ekg's is renamed", func(c comparison, path string) bool {
-		if strings.HasPrefix(path, "container.volumeMounts.") && strings.HasSuffix(path, ".name") {
+		_, inner := containerOf(path)
+		if strings.HasPrefix(inner, "volumeMounts.") && strings.HasSuffix(path, ".name") {
 			return c.ekg[path] == "eg-"+c.eg[path]
 		}
 		if old := strings.Replace(path, "spec.volumes.eg-", "spec.volumes.", 1); old != path {
@@ -138,8 +147,8 @@ var allowed = []struct {
 	{"`terminationGracePeriodSeconds`", "it follows `--stop-grace` unless it is set", func(c comparison, path string) bool {
 		return c.added(path, "spec.terminationGracePeriodSeconds")
 	}},
-	{"the container's `command` and `terminationMessagePolicy`", "they are ekg's", func(c comparison, path string) bool {
-		return c.added(path, "container.command", "container.terminationMessage")
+	{"the container's `command`, and `terminationMessagePolicy`", "they are ekg's", func(c comparison, path string) bool {
+		return c.added(path, "container.command") || c.addedTo(path, "terminationMessage")
 	}},
 	{"`env`", "variables of the launcher's process and of its protocol are not copied", func(c comparison, path string) bool {
 		name, isVariable := strings.CutPrefix(path, "container.env.")
@@ -147,7 +156,7 @@ var allowed = []struct {
 		return isVariable && there && c.eg[path] == value && c.ekg[path] == ""
 	}},
 	{"`NVIDIA_VISIBLE_DEVICES`", "it is `void` without a GPU", func(c comparison, path string) bool {
-		return c.added(path, "container.env.NVIDIA_VISIBLE_DEVICES.") && c.ekg[path] == "void"
+		return c.addedTo(path, "env.NVIDIA_VISIBLE_DEVICES.") && c.ekg[path] == "void"
 	}},
 	{"`value` of a variable that is the pod's name, user or id", "it is a `fieldRef` to the pod's own field", func(c comparison, path string) bool {
 		base := strings.TrimSuffix(strings.TrimSuffix(path, ".value"), ".valueFrom.fieldRef.fieldPath")
@@ -171,6 +180,23 @@ var allowed = []struct {
 // added reports whether only ekg's pod has a path, which begins with one of these.
 func (c comparison) added(path string, prefixes ...string) bool {
 	return c.eg[path] == "" && slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(path, p) })
+}
+
+// addedTo reports whether only ekg's pod has a path of a container, which begins in it with one of these.
+func (c comparison) addedTo(path string, prefixes ...string) bool {
+	container, inner := containerOf(path)
+	return container != "" && c.eg[path] == "" &&
+		slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(inner, p) })
+}
+
+var containerPath = regexp.MustCompile(`^(container|beside\.[^.]+)\.(.*)$`)
+
+// containerOf divides a path into that of its container and the rest. It returns "" for other paths.
+func containerOf(path string) (container, inner string) {
+	if m := containerPath.FindStringSubmatch(path); m != nil {
+		return m[1], m[2]
+	}
+	return "", ""
 }
 
 // enterprisePeers returns the folder with Enterprise Gateway and its source, which it installs if need be.
@@ -419,7 +445,8 @@ func convertedPod(t *testing.T, in installed, dir string, variables []string, le
 	return flatten(t, pod, 1)
 }
 
-// flatten returns the values of a pod by path. The kernel's container is under "container". Elements of lists with
+// flatten returns the values of a pod by path. The kernel's container is under "container", and those beside it are under
+// "beside" by name; ekg's own are left out. Elements of lists with
 // names, and mounts, have their name in the path.
 func flatten(t *testing.T, pod map[string]any, kernel int) map[string]string {
 	t.Helper()
@@ -428,9 +455,16 @@ func flatten(t *testing.T, pod map[string]any, kernel int) map[string]string {
 	containers := spec["containers"].([]any)
 	pod["container"] = containers[kernel]
 	delete(spec, "containers")
-	if kernel == 0 && len(containers) > 1 {
-		spec["containers"] = containers[1:]
+	others, _ := spec["initContainers"].([]any)
+	delete(spec, "initContainers")
+	if kernel == 0 {
+		others = append(others, containers[1:]...)
 	}
+	beside := map[string]any{}
+	for _, c := range others {
+		beside[c.(map[string]any)["name"].(string)] = c
+	}
+	pod["beside"] = beside
 	flat := map[string]string{}
 	var walk func(path string, v any)
 	walk = func(path string, v any) {
@@ -445,7 +479,8 @@ func flatten(t *testing.T, pod map[string]any, kernel int) map[string]string {
 		case []any:
 			for i, item := range v {
 				name := fmt.Sprint(i)
-				if m, ok := item.(map[string]any); ok && strings.HasPrefix(path, "container.") || path == "spec.volumes" {
+				container, _ := containerOf(path)
+				if m, ok := item.(map[string]any); ok && container != "" || path == "spec.volumes" {
 					for _, key := range []string{"name", "mountPath"} {
 						if text, ok := m[key].(string); ok {
 							name = text
@@ -460,10 +495,10 @@ func flatten(t *testing.T, pod map[string]any, kernel int) map[string]string {
 		}
 	}
 	walk("", pod)
-	named := regexp.MustCompile(`^(container\.env\.[^.]+|spec\.volumes\.[^.]+)\.name$`) // the name is in the path
+	named := regexp.MustCompile(`^((container|beside\.[^.]+)\.env\.[^.]+|spec\.volumes\.[^.]+)\.name$`) // the name is in the path
 	maps.DeleteFunc(flat, func(path, value string) bool {
 		return named.MatchString(path) ||
-			value == "{}" && (path == "container.resources" || strings.HasSuffix(path, ".metadata"))
+			value == "{}" && (strings.HasSuffix(path, ".resources") || path == "beside" || strings.HasSuffix(path, ".metadata"))
 	})
 	return flat
 }

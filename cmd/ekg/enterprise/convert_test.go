@@ -98,6 +98,21 @@ func TestConvertSpec_LeftOut(t *testing.T) {
 		{"another namespace", "  x: {{ 1 }}\n---\napiVersion: v1\nkind: Service\n", `{}`,
 			"4: spec.x: has no counterpart in metadata.ekg\n6: an object Service: ekg creates only pods; create it once, " +
 				"or for each user beforehand"},
+		{"a container beside the kernel's", "  securityContext: {runAsUser: {{ kernel_uid | int }}, runAsNonRoot: true}\n" +
+			"  initContainers:\n  - {name: a, image: x, securityContext: {runAsUser: 5}}\n  - {name: b, image: x}\n",
+			`{"initContainers":[{"image":"x","name":"a","securityContext":{"runAsNonRoot":true,"runAsUser":5}},{"image":"x",` +
+				`"name":"b","securityContext":{"runAsNonRoot":true,"runAsUser":1000}}],"securityContext":`,
+			"7: spec.initContainers b: has the pod's runAsUser, 1000: KERNEL_UID of the client does not change it here"},
+		{"a container that ekg refuses", "  containers:\n  - {}\n  - {name: a, image: x, securityContext: {privileged: true}}\n" +
+			"  - {name: b, image: x, tty: true}\n  - {name: c, image: x, env: [{name: A, value: \"{{ kernel_id }}x\"}]}\n",
+			`{"containers":[{"env":[],"image":"x","name":"c"}]}`,
+			"6: spec.containers a: securityContext.privileged: a kernel cannot be privileged\n" +
+				"7: spec.containers b: tty: cannot be set; valid keys: args, command, env, envFrom, image, imagePullPolicy, " +
+				"livenessProbe, name, resources, restartPolicy, securityContext, startupProbe, volumeMounts, workingDir\n" +
+				"8: spec.containers c.env A: has {{ kernel_id }}, which a kernelspec cannot have there"},
+		{"no container", "  initContainers: [a]\n", `{}`, "4: spec.initContainers: is not a container"},
+		{"a hook", "  containers:\n  - lifecycle: {preStop: {sleep: {seconds: 1}}}\n",
+			`{"lifecycle":{"preStop":{"sleep":{"seconds":1}}}}`, ""},
 		{"a device of another vendor", "  containers:\n  - resources:\n      limits: {amd.com/gpu: {{ kernel_gpus }}}\n", `{}`,
 			"6: spec.containers[0].resources.limits.amd.com/gpu: depends on KERNEL_GPUS of the client, which ekg does not " +
 				"apply here"},

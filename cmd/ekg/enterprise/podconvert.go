@@ -48,6 +48,7 @@ var targets = map[string]string{
 	containerPath + ".imagePullPolicy":     "imagePullPolicy",
 	containerPath + ".env":                 "env",
 	containerPath + ".envFrom":             "pod.spec.containers[0].envFrom",
+	containerPath + ".lifecycle":           "lifecycle",
 	containerPath + ".resources.requests":  "resources.requests",
 	containerPath + ".resources.limits":    "resources.limits",
 	containerPath + ".resources.claims":    "resources.claims",
@@ -67,8 +68,7 @@ var targets = map[string]string{
 var refusals = map[string]string{
 	"metadata.name":            "ekg names pods by the kernel's id",
 	"metadata.namespace":       "--kube-namespace says where kernels are",
-	"spec.containers":          "write metadata.ekg.containers yourself",
-	"spec.initContainers":      "write metadata.ekg.initContainers yourself",
+	"spec.initContainers":      "is not a list of containers",
 	"spec.restartPolicy":       "ekg restarts kernels itself",
 	"spec.hostNetwork":         "kernels have no namespaces of the node",
 	"spec.hostPID":             "kernels have no namespaces of the node",
@@ -119,8 +119,12 @@ func permissive(list []placed) *podspec.Policy {
 	policy.Kernelspecs.Secrets = podspec.Patterns{"*"}
 	policy.Kernelspecs.Volumes = append(slices.Clone(policy.Kernelspecs.Volumes), "csi")
 	for _, u := range list {
+		capabilities := u.value.field("securityContext").field("capabilities") // of a container beside the kernel's
 		if u.key == "securityContext.capabilities" {
-			for _, name := range u.value.field("add").all() {
+			capabilities = u.value
+		}
+		if capabilities != nil {
+			for _, name := range capabilities.field("add").all() {
 				if text, ok := name.scalarText(); ok {
 					policy.Kernelspecs.Capabilities = append(policy.Kernelspecs.Capabilities, text)
 				}
@@ -173,6 +177,9 @@ func (p *podTemplate) place(u *unit, units []unit) (key string, value *tree) {
 	if p.ownVariable(u) != "" || slices.Contains(ownConstants[u.at], u.value.value) {
 		return "", nil
 	}
+	if key := besideLists[u.at]; key != "" {
+		return p.beside(u, key, units)
+	}
 	list := strings.HasSuffix(u.at, "[]")
 	at := strings.TrimSuffix(u.at, "[]")
 	if why, ok := refusals[at]; ok {
@@ -219,28 +226,26 @@ func (p *podTemplate) variable(u *unit, key string) (string, *tree) {
 	case exact && v.name == "kernel_username" && name == "KERNEL_USERNAME": // the gateway sets it
 		return "", nil
 	case exact && fieldPaths[v.name] != "":
-		text := func(s string) *tree { return &tree{line: u.line, kind: yaml.ScalarNode, value: s} }
-		object := func(key string, value *tree) *tree {
-			return &tree{line: u.line, kind: yaml.MappingNode, fields: []field{{key, u.line, value}}}
-		}
-		from := object("fieldRef", object("fieldPath", text(fieldPaths[v.name])))
-		whole := object("name", text(name))
-		whole.fields = append(whole.fields, field{"valueFrom", u.line, from})
-		return key, whole
+		return key, fieldVariable(u.line, name, fieldPaths[v.name])
 	case !p.fillOwner(u, containerPath+".env"):
 		return "", nil
 	}
 	return key, u.value
 }
 
+// mountPaths are the paths from a place to its mounts of volumes.
+var mountPaths = map[string]string{containerPath + ".volumeMounts": "", "initContainers[]": ".volumeMounts",
+	"containers[]": ".volumeMounts"}
+
 // fillOwner replaces the user's name by its pattern where a kernelspec may have it. It notes a unit with another value
 // that is not known before a kernel starts, and returns false.
 func (p *podTemplate) fillOwner(u *unit, at string) bool {
+	mounts, mounted := mountPaths[at]
 	owned := at == "spec.volumes" || at == "spec.serviceAccountName" || at == "spec.serviceAccount"
 	why := ""
 	u.value.scalars("", func(inner, text string) string {
-		here := owned || at == containerPath+".volumeMounts" &&
-			slices.Contains([]string{".mountPath", ".subPath", ".subPathExpr"}, inner)
+		key, within := strings.CutPrefix(inner, mounts)
+		here := owned || mounted && within && slices.Contains([]string{".mountPath", ".subPath", ".subPathExpr"}, key)
 		return p.mark.ReplaceAllStringFunc(text, func(m string) string {
 			v := p.marked(m)
 			switch {
@@ -287,13 +292,18 @@ func (p *podTemplate) sharedMemory(list []placed) []placed {
 
 // renameVolumes gives volumes other names whose own names are those of ekg's volumes.
 func (p *podTemplate) renameVolumes(list []placed) {
-	for _, u := range list {
-		if u.key != "volumes[]" && u.key != "volumeMounts[]" && u.key != "pod.spec.containers[0].volumeDevices[]" {
-			continue
+	rename := func(t *tree) {
+		if text, ok := t.field("name").scalarText(); ok && podspec.ReservedVolume(text) {
+			t.set("name", &tree{line: t.line, kind: yaml.ScalarNode, value: renamed + text})
 		}
-		for i, f := range u.value.fields {
-			if text, ok := f.value.scalarText(); ok && f.key == "name" && podspec.ReservedVolume(text) {
-				u.value.fields[i].value = &tree{line: f.line, kind: yaml.ScalarNode, value: renamed + text}
+	}
+	for _, u := range list {
+		switch u.key {
+		case "volumes[]", "volumeMounts[]", "pod.spec.containers[0].volumeDevices[]":
+			rename(u.value)
+		case "initContainers[]", "containers[]":
+			for _, mount := range u.value.field("volumeMounts").all() {
+				rename(mount)
 			}
 		}
 	}

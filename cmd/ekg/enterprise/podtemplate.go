@@ -98,8 +98,9 @@ type podTemplate struct {
 	file     string
 	nodes    []*jnode
 	marks    marks
-	mark     *regexp.Regexp  // matches what stands for a value
-	fixed    map[string]tval // the variables of every rendering
+	mark     *regexp.Regexp    // matches what stands for a value
+	fixed    map[string]tval   // the variables of every rendering
+	owned    map[string]string // client variables that ekg applies itself, by the place of the unit
 	findings []Finding
 }
 
@@ -117,7 +118,7 @@ func readPodTemplate(file, text string, variables map[string]string) (*podTempla
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	p := &podTemplate{file: file, nodes: nodes, fixed: map[string]tval{}}
+	p := &podTemplate{file: file, nodes: nodes, fixed: map[string]tval{}, owned: map[string]string{}}
 	p.marks.prefix = "zqx"
 	for strings.Contains(text, p.marks.prefix) {
 		p.marks.prefix += "x"
@@ -236,6 +237,7 @@ func (p *podTemplate) compare(base, changed []unit, name string, empty map[strin
 		own := p.ownVariable(u) == name
 		replaced[u.place()] = own
 		if own {
+			p.owned[u.at] = variable
 			continue
 		}
 		p.note(u.line, "%s: depends on %s of the client, which ekg does not apply here", u.label(), variable)
