@@ -117,7 +117,7 @@ var kubernetesSettings = []group{
 				"is evicted, and its kernel is dead. 0: no limit",
 		},
 		{
-			Name: "kernel-image", Env: []string{"EKG_KERNEL_IMAGE"},
+			Name: "kernel-image", Env: []string{"EKG_KERNEL_IMAGE", "EG_KERNEL_IMAGE"},
 			value: text(func(s *Settings) *string { return &s.KernelImage }),
 			Usage: "image of kernelspecs that name none",
 		},
