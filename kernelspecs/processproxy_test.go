@@ -159,12 +159,12 @@ func TestUsers_Within(t *testing.T) {
 	for _, tt := range []struct {
 		name          string
 		spec, gateway Users
-		may           []string // of ann, bob, bobby and root
+		may           []string // of ann, bob, bobby, carl and root
 	}{
-		{"no lists", Users{}, Users{}, []string{"ann", "bob", "bobby", "root"}},
+		{"no lists", Users{}, Users{}, []string{"ann", "bob", "bobby", "carl", "root"}},
 		{"the gateway's", Users{}, gateway, []string{"ann", "bob"}},
-		{"only unauthorized", Users{}, Users{Unauthorized: []string{"root"}}, []string{"ann", "bob", "bobby"}},
-		{"replaced", Users{Authorized: []string{"root", "bob", "carl"}}, gateway, []string{"bob"}},
+		{"only unauthorized", Users{}, Users{Unauthorized: []string{"root"}}, []string{"ann", "bob", "bobby", "carl"}},
+		{"replaced", Users{Authorized: []string{"root", "bob", "carl"}}, gateway, []string{"bob", "carl"}},
 		{"added", Users{Unauthorized: []string{"bob"}}, gateway, []string{"ann"}},
 	} {
 		dir := t.TempDir()
@@ -181,7 +181,7 @@ func TestUsers_Within(t *testing.T) {
 			t.Errorf("%s: a kernelspec without lists has %+v", tt.name, s.Users)
 		}
 		var may []string
-		for _, name := range []string{"ann", "bob", "bobby", "root"} {
+		for _, name := range []string{"ann", "bob", "bobby", "carl", "root"} {
 			if tt.spec.Within(tt.gateway).May(name) {
 				may = append(may, name)
 			}
