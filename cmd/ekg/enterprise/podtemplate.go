@@ -226,12 +226,16 @@ func (p *podTemplate) units() ([]unit, error) {
 func (p *podTemplate) compare(base, changed []unit, name string, empty map[string]bool) {
 	variable := strings.ToUpper(name)
 	replaced := map[string]bool{}
-	in := func(units []unit, u *unit) bool {
-		return slices.ContainsFunc(units, func(other unit) bool { return other.same() == u.same() })
+	inBase, inChanged := map[string]bool{}, map[string]bool{} // units by unit.same
+	for i := range base {
+		inBase[base[i].same()] = true
+	}
+	for i := range changed {
+		inChanged[changed[i].same()] = true
 	}
 	for i := range changed {
 		u := &changed[i]
-		if in(base, u) {
+		if inBase[u.same()] {
 			continue
 		}
 		own := p.ownVariable(u) == name
@@ -247,7 +251,7 @@ func (p *podTemplate) compare(base, changed []unit, name string, empty map[strin
 		own, there := replaced[u.place()]
 		variableOf := u.at == containerPath+".env[]"
 		switch {
-		case in(changed, u):
+		case inChanged[u.same()]:
 		case there && (variableOf || !strings.HasSuffix(u.at, "[]")):
 			if u.isEmpty() && (own || !variableOf) {
 				empty[u.same()] = true
