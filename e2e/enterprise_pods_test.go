@@ -445,8 +445,8 @@ func convertedPod(t *testing.T, in installed, dir string, variables []string, le
 	return flatten(t, pod, 1)
 }
 
-// flatten returns the values of a pod by path. The kernel's container is under "container", and those beside it are under
-// "beside" by name; ekg's own are left out. Elements of lists with
+// flatten returns the values of a pod by path. The kernel's container is under "container", and those beside it are
+// under "beside" by name; ekg's own are left out. Elements of lists with
 // names, and mounts, have their name in the path.
 func flatten(t *testing.T, pod map[string]any, kernel int) map[string]string {
 	t.Helper()

@@ -71,11 +71,12 @@ func TestLoad_Users(t *testing.T) {
 	}
 }
 
-// TestSettings_SpecUsers: the lists of users for all kernelspecs have Enterprise Gateway's variables and default. Without
-// users its default has no effect.
+// TestSettings_SpecUsers: the lists of users for all kernelspecs have Enterprise Gateway's variables and default.
+// Without users its default has no effect.
 func TestSettings_SpecUsers(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "ekg.yaml")
-	if err := os.WriteFile(file, []byte("users-file: /u\nauthorized-user: [ann, bob]\nunauthorized-user: []\n"), 0o600); err != nil {
+	text := "users-file: /u\nauthorized-user: [ann, bob]\nunauthorized-user: []\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	users := map[string][]string{"users-file": {"/users.yaml"}}
