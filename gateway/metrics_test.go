@@ -76,6 +76,8 @@ func busyGateway(t *testing.T) *testGateway {
 		GPUs:       map[launcher.GPULabels]float64{{SpecName: "r", Flavor: "t4"}: 2.25},
 		GPUSeconds: map[launcher.GPULabels]float64{{SpecName: "r", Flavor: "t4"}: 12.5, {SpecName: "r"}: 1},
 		GPUBusy:    map[launcher.GPULabels]float64{{SpecName: "r", Flavor: "t4"}: 2.5},
+		Warm:       map[string]launcher.WarmCount{"r": {Wanted: 2, Waiting: 1}},
+		WarmClaims: map[launcher.WarmClaim]int64{{SpecName: "r", Result: launcher.ClaimTaken}: 3},
 		Culls: map[launcher.CullLabels]int64{{SpecName: "r", Limit: "idle"}: 4,
 			{SpecName: "r", Limit: "of a later version"}: 1},
 		Keys: map[string]int64{launcher.KeyCurrent: 6, launcher.KeySecond: 3},

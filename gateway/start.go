@@ -59,7 +59,7 @@ func (g *Gateway) kernelRequest(who caller, body object) (launcher.Request, erro
 	if req.Env, err = g.clientVariables(body); err != nil {
 		return req, err
 	}
-	if req.ID, err = wantedID(body, req.Env); err != nil {
+	if req.ID, req.AnyID, err = wantedID(body, req.Env); err != nil {
 		return req, err
 	}
 	if err := req.ParseEnv(); err != nil {
@@ -74,25 +74,25 @@ func (g *Gateway) kernelRequest(who caller, body object) (launcher.Request, erro
 	return req, chooseProfile(&req)
 }
 
-// wantedID returns the kernel id that the client asks for, or a new one.
-func wantedID(body object, env map[string]string) (string, error) {
+// wantedID returns the kernel id that the client asks for, or a new one. With a new one, any other will do.
+func wantedID(body object, env map[string]string) (id string, any bool, err error) {
 	inBody, there, err := body.text("kernel_id")
 	if err != nil {
-		return "", err
+		return "", false, err
 	}
 	inEnv, thereToo := env["KERNEL_ID"]
 	switch {
 	case !there && !thereToo:
-		return uuid.NewString(), nil
+		return uuid.NewString(), true, nil
 	case there && thereToo && inBody != inEnv:
-		return "", refuse(http.StatusBadRequest, "kernel_id and KERNEL_ID name different kernels.")
+		return "", false, refuse(http.StatusBadRequest, "kernel_id and KERNEL_ID name different kernels.")
 	case !there:
 		inBody = inEnv
 	}
 	if !launcher.ValidID(inBody) {
-		return "", refuse(http.StatusBadRequest, "The kernel id is not a UUID in lower case with hyphens.")
+		return "", false, refuse(http.StatusBadRequest, "The kernel id is not a UUID in lower case with hyphens.")
 	}
-	return inBody, nil
+	return inBody, false, nil
 }
 
 // clientVariables returns the variables of "env" that a client may set: KERNEL_* and Options.ClientEnv. It ignores all
@@ -235,6 +235,9 @@ func (g *Gateway) start(r *call, req launcher.Request, answer func(launcher.Kern
 	}
 	attempt := g.pending.enter(req.Owner + "\x00" + req.ID) // another user's kernel with this id is another kernel
 	k, created, err := g.startAndWait(r.Context(), req)
+	if k.ID != "" {
+		r.kernel = k.ID // a warm kernel has another id
+	}
 	if err == nil {
 		err = answer(k)
 	}
@@ -251,8 +254,8 @@ func (g *Gateway) start(r *call, req launcher.Request, answer func(launcher.Kern
 		e := r.entry("remove", "")
 		e.Outcome = auditDone
 		g.audit.write(e)
-		if stopErr := g.stop(r, req.ID, reason); stopErr != nil && !errors.Is(stopErr, launcher.ErrNotFound) {
-			g.log.Error("a kernel whose start failed could not be removed", logkey.Kernel, req.ID, logkey.Err, stopErr)
+		if stopErr := g.stop(r, r.kernel, reason); stopErr != nil && !errors.Is(stopErr, launcher.ErrNotFound) {
+			g.log.Error("a kernel whose start failed could not be removed", logkey.Kernel, r.kernel, logkey.Err, stopErr)
 		}
 	} else if created {
 		g.log.Info("kernel started", logkey.Kernel, k.ID, logkey.Spec, k.SpecName, logkey.Request, r.id)
@@ -297,7 +300,7 @@ func (g *Gateway) startAndWait(ctx context.Context, req launcher.Request) (launc
 	if wait > 0 {
 		waitCtx, cancel := context.WithTimeout(ctx, wait)
 		defer cancel()
-		now, err := g.opts.Launcher.Wait(waitCtx, req.ID, isUp)
+		now, err := g.opts.Launcher.Wait(waitCtx, k.ID, isUp)
 		var gone *launcher.GoneError
 		switch {
 		case ctx.Err() != nil:

@@ -14,6 +14,9 @@ import (
 // extensionPath is the key of the extension in a Problem.
 const extensionPath = "metadata.ekg"
 
+// maxWarm bounds the warm kernels of one kernelspec.
+const maxWarm = 100
+
 // PodKeys are the keys of metadata.ekg that describe a kernel's pod. The builder of pods decodes them with
 // DecodeExtension. Kernels without a pod ignore them.
 var PodKeys = []string{
@@ -57,6 +60,9 @@ type Extension struct {
 	Cull      Cull   `json:"cull"`
 	Limits    Limits `json:"limits"`
 
+	// Warm is how many kernels are kept started that wait for an owner.
+	Warm int `json:"warm"`
+
 	Profiles []Profile `json:"profiles"`
 }
 
@@ -96,6 +102,11 @@ func (r *reader) extension(n *node) Extension {
 			decodeMember(r, m.value, key, &ext.Cull)
 		case m.key == "limits":
 			decodeMember(r, m.value, key, &ext.Limits)
+		case m.key == "warm":
+			decodeMember(r, m.value, key, &ext.Warm)
+			if ext.Warm < 0 || ext.Warm > maxWarm {
+				r.report(m.value, key, "is not a number from 0 to %d", maxWarm)
+			}
 		case m.key == "profiles":
 			before := len(r.problems)
 			decodeMember(r, m.value, key, &ext.Profiles)
@@ -103,7 +114,7 @@ func (r *reader) extension(n *node) Extension {
 				r.checkProfiles(m.value, ext.Profiles)
 			}
 		case !slices.Contains(PodKeys, m.key):
-			known := append([]string{"cull", "flavor", "launcher", "limits", "profiles", "transport"}, PodKeys...)
+			known := append([]string{"cull", "flavor", "launcher", "limits", "profiles", "transport", "warm"}, PodKeys...)
 			slices.Sort(known)
 			r.report(at, key, "is not a known key; valid keys: %s", strings.Join(known, ", "))
 		}

@@ -90,7 +90,9 @@ func TestSpec_ReadBroken(t *testing.T) {
 			"\"tcp\"}}}", []string{
 			`2: metadata.ekg.transport: is not "ipc" or "tcp"`, `3: metadata.ekg.transprot: is not a known key; valid keys: ` +
 				strings.Join(slices.Sorted(slices.Values(append([]string{"cull", "flavor", "launcher", "limits", "profiles",
-					"transport"}, PodKeys...))), ", ")}},
+					"transport", "warm"}, PodKeys...))), ", ")}},
+		{"warm kernels", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\n\"warm\": 101}}}",
+			[]string{`2: metadata.ekg.warm: is not a number from 0 to 100`}},
 		{"when kernels are ended",
 			"{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\"cull\": {\n\"idleTimeout\": \"2 hours\",\n\"maxAge\": \"-1h\", " +
 				"\"busyLimit\": 3,\n\"idle\": \"2h\", \"warning\": null}}}}", []string{

@@ -92,6 +92,7 @@ func (e *FailedError) Error() string { return e.Reason }
 // Request asks for one kernel.
 type Request struct {
 	ID     string            // see ValidID
+	AnyID  bool              // no client has chosen ID: a kernel with another one does, as a warm kernel has
 	Owner  string            // "" if there is only one owner
 	Groups []string          // of the owner, as far as limits count their kernels
 	Spec   kernelspecs.Spec  // what to run
@@ -261,7 +262,8 @@ type Launcher interface {
 	// and created is false; if owner or spec name differ, the error is ErrConflict. The error is the same while the end of
 	// another owner's kernel with the id is remembered, since that kernel's clients would reach the new one. A kernel that
 	// cannot be started leaves nothing behind: the error is *FailedError, *RefusedError if it is not allowed, *LimitError
-	// if there are too many. A decision about limits may come later. Then State is Starting, and a kernel that is refused
+	// if there are too many. With AnyID the kernel may be a warm one, which has another id. A decision about limits may
+	// come later. Then State is Starting, and a kernel that is refused
 	// becomes dead.
 	Start(ctx context.Context, req Request) (k Kernel, created bool, err error)
 

@@ -15,6 +15,9 @@ type Measures struct {
 
 	Culls map[CullLabels]int64 // culled kernels
 
+	Warm       map[string]WarmCount // by kernelspec; only the gateway that keeps the warm kernels knows it
+	WarmClaims map[WarmClaim]int64  // starts by this gateway; never decreases
+
 	// Keys counts the kernels that live by the master key of their keys: KeyCurrent, KeySecond and KeyUnknown. It is nil
 	// where there is no master key.
 	Keys map[string]int64

@@ -26,8 +26,13 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
 
-// openLauncher opens the launcher that the settings select. reaper may be nil. starts returns a plain start of each
-// kernelspec.
+// wishes is what kernelspecs want ahead of any start.
+type wishes struct {
+	starts func() []launcher.Request // plain starts of all
+	warm   func() []launcher.Warm    // warm kernels
+}
+
+// openLauncher opens the launcher that the settings select. reaper may be nil.
 func openLauncher(
 	ctx context.Context,
 	s *settings.Settings,
@@ -35,7 +40,7 @@ func openLauncher(
 	log *slog.Logger,
 	watch launcher.Observer,
 	reaper *proctree.Reaper,
-	starts func() []launcher.Request,
+	ahead wishes,
 ) (launcher.Launcher, error) {
 	switch s.Launcher {
 	case "local":
@@ -71,11 +76,12 @@ func openLauncher(
 			Reaper:      reaper,
 			Log:         log,
 			Observer:    watch,
+			Warm:        ahead.warm,
 
 			ControlGroups: groups,
 		})
 	case "kubernetes":
-		return openKube(ctx, s, limits, log, watch, starts)
+		return openKube(ctx, s, limits, log, watch, ahead)
 	default:
 		return nil, fmt.Errorf("%s: unknown launcher %q", s.Place("launcher"), s.Launcher)
 	}
@@ -88,7 +94,7 @@ func openKube(
 	limits launcher.Limits,
 	log *slog.Logger,
 	watch launcher.Observer,
-	starts func() []launcher.Request,
+	ahead wishes,
 ) (launcher.Launcher, error) {
 	kube.LogTo(log)
 	cluster, err := kube.Connect(s.Kubeconfig, s.KubeContext, kube.Rate{QPS: s.KubeQPS, Burst: s.KubeBurst})
@@ -127,8 +133,9 @@ func openKube(
 		Log:             log,
 		Observer:        watch,
 	}
+	o.Warm = ahead.warm
 	if s.PrePull {
-		o.PrePull = starts
+		o.PrePull = ahead.starts
 	}
 	if s.KubePeers != "" {
 		if !cluster.Inside() || s.PodIP == "" {

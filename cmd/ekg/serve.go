@@ -56,6 +56,7 @@ type server struct {
 	steps  []step
 	reaper *proctree.Reaper // nil: this is not a container's first process
 	starts func() []launcher.Request
+	warm   func() []launcher.Warm
 }
 
 // step undoes the start of a part.
@@ -68,7 +69,7 @@ func newServer(s *settings.Settings, stdout io.Writer, log *slog.Logger) *server
 	v := &server{settings: s, stdout: stdout, log: log}
 	v.openLauncher = func(ctx context.Context, s *settings.Settings, limits launcher.Limits, log *slog.Logger,
 		watch launcher.Observer) (launcher.Launcher, error) {
-		return openLauncher(ctx, s, limits, log, watch, v.reaper, v.starts)
+		return openLauncher(ctx, s, limits, log, watch, v.reaper, wishes{v.starts, v.warm})
 	}
 	return v
 }
@@ -204,7 +205,7 @@ func (v *server) openBackend(ctx context.Context, counters *metrics.Metrics) (b 
 			return b, fmt.Errorf("%s: %w", v.settings.Place("flavors"), err)
 		}
 	}
-	v.starts = b.plainStarts
+	v.starts, v.warm = b.plainStarts, b.warmKernels
 	b.limits = v.settings.KernelLimits(b.specs, b.usersFile)
 	if b.launcher, err = v.openLauncher(ctx, v.settings, b.limits, v.log, counters); err != nil {
 		return b, err
@@ -244,6 +245,17 @@ func (b backend) plainStarts() (starts []launcher.Request) {
 		}
 	}
 	return starts
+}
+
+// warmKernels returns which warm kernels the kernelspecs want.
+func (b backend) warmKernels() (wanted []launcher.Warm) {
+	for _, start := range b.plainStarts() {
+		ext, err := start.Spec.Extension()
+		if err == nil && ext.Warm > 0 && start.Spec.Profile == "" {
+			wanted = append(wanted, launcher.Warm{Start: start, Count: ext.Warm})
+		}
+	}
+	return wanted
 }
 
 // newGateway creates the gateway with these options, the kernels of b and the users of the settings.

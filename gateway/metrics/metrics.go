@@ -86,6 +86,13 @@ var (
 		"The part of ekg_gpu_seconds_total in which the GPUs computed, as far as it is measured."}
 	metricCulls = Metric{"ekg_kernel_culls_total", "counter", []string{"spec", "limit"}, true,
 		"Kernels that were culled, by limit: idle, busy or age."}
+	metricWarm = Metric{"ekg_warm_kernels", "gauge", []string{"spec"}, true,
+		"Kernels that were started ahead and wait for an owner. Only the gateway that keeps them reports them."}
+	metricWarmWanted = Metric{"ekg_warm_kernels_wanted", "gauge", []string{"spec"}, true,
+		"How many of them the kernelspec wants (metadata.ekg.warm). Only the gateway that keeps them reports it."}
+	metricWarmClaims = Metric{"ekg_warm_claims_total", "counter", []string{"spec", "result"}, false,
+		"Starts by this gateway of kernelspecs with warm kernels: taken, empty if none was left, unfit if the request " +
+			"asks for something else, or failed."}
 	metricKeys = Metric{"ekg_kernels_by_master_key", "gauge", []string{"key"}, true,
 		"Kernels that live, by the master key of their pod's keys: current, second, or unknown if it is neither, or the " +
 			"pod does not say it and was not reached yet."}
@@ -128,7 +135,8 @@ func List() []Metric {
 	return []Metric{
 		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
 		metricFailed, metricMessages, metricMsgBytes,
-		metricGPUs, metricGPUSeconds, metricGPUBusy, metricCulls, metricKeys, metricStart, metricStartPhase, metricGPUWait,
+		metricGPUs, metricGPUSeconds, metricGPUBusy, metricCulls, metricWarm, metricWarmWanted,
+		metricWarmClaims, metricKeys, metricStart, metricStartPhase, metricGPUWait,
 		metricFailures, metricRequests,
 		metricDuration,
 		metricWebsockets, metricOpened, metricWSBytes, metricLobby, metricLogReaders, metricReady, metricKubeRequests,
@@ -328,7 +336,7 @@ func newSnapshot(m *Metrics, from Source) *snapshot {
 	for _, d := range []Metric{
 		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
 		metricFailed, metricMessages, metricMsgBytes, metricGPUs, metricGPUSeconds, metricGPUBusy,
-		metricCulls, metricKeys, metricWebsockets,
+		metricCulls, metricWarm, metricWarmWanted, metricWarmClaims, metricKeys, metricWebsockets,
 		metricWSBytes,
 		metricLobby, metricLogReaders, metricReady,
 	} {
@@ -392,6 +400,7 @@ func (s *snapshot) collectKernels(send sender) {
 		send(metricMsgBytes, float64(t.Bytes), t.Channel, direction)
 	}
 	s.collectCulls(now.Culls, send)
+	s.collectWarm(now, send)
 	for key, n := range now.Keys {
 		send(metricKeys, float64(n), key)
 	}
@@ -455,6 +464,26 @@ func (s *snapshot) collectStates(kernels []launcher.Kernel, send sender) {
 	send(metricStale, stale)
 	send(metricClients, clients)
 	send(metricLogBytes, logBytes)
+}
+
+// collectWarm sends the numbers of warm kernels.
+func (s *snapshot) collectWarm(now launcher.Measures, send sender) {
+	waiting, wanted, claims := map[string]float64{}, map[string]float64{}, map[launcher.WarmClaim]float64{}
+	for spec, c := range now.Warm {
+		spec = s.m.specs.of(spec)
+		waiting[spec] += float64(c.Waiting)
+		wanted[spec] += float64(c.Wanted)
+	}
+	for spec := range wanted {
+		send(metricWarm, waiting[spec], spec)
+		send(metricWarmWanted, wanted[spec], spec)
+	}
+	for of, n := range now.WarmClaims {
+		claims[launcher.WarmClaim{SpecName: s.m.specs.of(of.SpecName), Result: of.Result}] += float64(n)
+	}
+	for of, n := range claims {
+		send(metricWarmClaims, n, of.SpecName, of.Result)
+	}
 }
 
 // collectCulls sends the numbers of culled kernels. All limits of a kernelspec begin with 0, so that the first culled

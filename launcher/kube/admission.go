@@ -27,7 +27,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
-// If there are limits, a kernel's pod is created with a scheduling gate, which keeps it from every node at no cost. One
+// If there are limits, a kernel's pod is created with a scheduling gate, which keeps it from every node at no cost. A
+// warm kernel that a start has taken has an annotation instead: nobody can use it before it is assigned. One
 // gateway, the holder of a lease, decides about such pods in the order of their creation. It removes the gate, or it
 // writes the reason of the refusal into an annotation. So one gateway sees everything that counts, and no two gateways
 // decide from the same count. The holder may be frozen at any point and continue after another has taken its place.
@@ -321,6 +322,10 @@ func decisionPatch(pod *corev1.Pod, refused *launcher.LimitError, now time.Time)
 		left := slices.DeleteFunc(slices.Clone(pod.Spec.SchedulingGates),
 			func(g corev1.PodSchedulingGate) bool { return g.Name == podspec.GateLimits })
 		metadata["annotations"] = map[string]string{podspec.AnnotationAdmitted: now.UTC().Format(time.RFC3339Nano)}
+		if pod.Annotations[podspec.AnnotationClaim] != "" {
+			metadata["annotations"] = map[string]string{podspec.AnnotationClaim: podspec.ClaimDecided}
+			return json.Marshal(patch)
+		}
 		patch["spec"] = map[string]any{"schedulingGates": left}
 		return json.Marshal(patch)
 	}

@@ -59,8 +59,11 @@ func newKernel(id string) *kernel {
 }
 
 // updatePod records a version of a pod, from an informer or an answer of the API server. Versions may come in any
-// order.
+// order. A warm kernel is unknown to all but those who keep and take it.
 func (l *Launcher) updatePod(pod *corev1.Pod) {
+	if pod.Labels[podspec.LabelManagedBy] == podspec.ManagerWarm {
+		return // it is nobody's kernel
+	}
 	rec, err := podspec.ReadRecord(pod)
 	if err != nil {
 		l.log.Warn("pod is not a kernel's and is ignored", logkey.Namespace, pod.Namespace, logkey.Pod, pod.Name, logkey.Err,

@@ -11,10 +11,10 @@
 //
 // Goroutines, all waited for by Close: two informers for each namespace, of pods and of events; one for each followed
 // supervisor (package follow); maintain, which does what is due for each kernel; keepBeat, which notices that this
-// process was frozen; reap, which removes leftovers while this gateway is elected for that, with an informer of nodes
-// if they are watched; decideAboutLimits, also by election, if there are limits; writeEndings; with other replicas, an
-// HTTP server and an informer of their pods, and one for each replica that has missed a notification; and calls that
-// go on after their callers have left.
+// process was frozen; reap, which removes leftovers and keeps warm kernels while this gateway is elected for that, with
+// an informer of nodes if they are watched; an informer of warm kernels; decideAboutLimits, also by election, if there
+// are limits; writeEndings; with other replicas, an HTTP server and an informer of their pods, and one for each replica
+// that has missed a notification; and calls that go on after their callers have left.
 //
 // Lock order: kernel.notesLock, peers.completing, freshness.mu, Launcher.mu; the locks namespaceAccess.mu, peers.mu,
 // answers.mu, freshness.marksLock and leaseClock.mu are taken last. No request to the cluster is made while Launcher.mu
@@ -66,8 +66,8 @@ type Options struct {
 	Peers     *Peers          // other replicas of this gateway; nil: none
 	Version   string          // of this program, which its replicas show
 
-	// SecondMasterKey is nil, or another key of at least 32 bytes. Kernels and replicas with this key are reached, too. No
-	// new kernel gets it.
+	// SecondMasterKey is nil, or another key of at least 32 bytes. Kernels and replicas with this key are reached, too.
+	// No new kernel gets it.
 	SecondMasterKey []byte
 
 	DeadLinger time.Duration // how long a dead kernel is shown; 0 for api.DefaultDeadLinger
@@ -91,9 +91,13 @@ type Options struct {
 	WatchGPUs bool
 
 	// PrePull returns a plain start of each kernelspec, whose images are pulled on the nodes ahead. It needs rights on
-	// DaemonSets in Pods.Namespace. It is called by one goroutine. nil: nothing is pulled ahead, and DaemonSets of earlier
-	// gateways are removed.
+	// DaemonSets in Pods.Namespace. It is called by one goroutine. nil: nothing is pulled ahead, and DaemonSets of
+	// earlier gateways are removed.
 	PrePull func() []launcher.Request
+
+	// Warm returns which warm kernels are wanted. It is called by several goroutines. nil: this gateway has none, and
+	// leaves those of others alone.
+	Warm func() []launcher.Warm
 }
 
 // timing holds the durations that tests shorten.
@@ -173,6 +177,7 @@ type Launcher struct {
 	access    namespaceAccess
 	reaping   atomic.Bool // this gateway is the reaper
 	machines  machines
+	warm      warmPool
 
 	// Guarded by mu.
 	mu            sync.Mutex
@@ -247,6 +252,9 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 		LastRedial: tm.lastRedial, Since: l.opened, Log: l.log, Now: tm.now})
 	l.readEndings(ctx)
 	if err := l.startInformers(ctx); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	if err := l.watchWarm(); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	if o.Peers != nil {

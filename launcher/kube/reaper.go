@@ -14,9 +14,9 @@ import (
 )
 
 // One of the gateways is the reaper. It removes what is no longer needed: leftovers of kernels, starts that no client
-// has claimed, old endings. It keeps the DaemonSets that pull images ahead. It holds a lease in the kernels' namespace.
-// Two reapers at one time would do no harm: each deletes exactly the pods that it has found to be leftovers, and a
-// leftover never becomes needed again.
+// has claimed, old endings. It keeps the DaemonSets that pull images ahead, and the warm kernels. It holds a lease in
+// the kernels' namespace. Two reapers at one time would do no harm: each deletes exactly the pods that it has found to
+// be leftovers, and a leftover never becomes needed again.
 const (
 	reaperLease = "ekg-reaper"
 
@@ -41,6 +41,7 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 		l.announceNodes()
 		l.markEvictable(ctx)
 		pulls.round(ctx)
+		l.keepWarm(ctx)
 		for _, informer := range l.informers {
 			for _, o := range informer.GetStore().List() {
 				pod, ok := o.(*corev1.Pod)
@@ -50,7 +51,7 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 					l.removeLeftover(ctx, pod)
 				case l.isHeldOpen(pod):
 					l.removeHeldOpen(ctx, pod)
-				case l.isUnclaimed(pod):
+				case l.isUnclaimed(pod), l.isHalfTaken(pod):
 					l.removeUnclaimed(ctx, pod)
 				}
 			}
@@ -110,7 +111,11 @@ func (l *Launcher) removeHeldOpen(ctx context.Context, pod *corev1.Pod) {
 // isUnclaimed reports whether a kernel's client has most likely never received its id: the gateway that created the pod
 // has not recorded a claim, no request has named the kernel since then, and no client has connected to it.
 func (l *Launcher) isUnclaimed(pod *corev1.Pod) bool {
-	if pod.Annotations[annotationClaimed] != unclaimed || l.clusterNow().Sub(pod.CreationTimestamp.Time) < l.timing.claim {
+	began := pod.CreationTimestamp.Time
+	if taken := podspec.TakenAt(pod); taken.After(began) {
+		began = taken
+	}
+	if pod.Annotations[annotationClaimed] != unclaimed || l.clusterNow().Sub(began) < l.timing.claim {
 		return false
 	}
 	l.mu.Lock()

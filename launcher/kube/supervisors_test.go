@@ -48,8 +48,11 @@ type fakeSupervisor struct {
 	request string        // id of the request that stopped it
 	asked   int           // requests that had the token
 	updates []api.Waiting
-	notices []string      // about its node
-	hold    chan struct{} // not nil: updates are accepted once this is closed
+	notices []string // about its node
+
+	assigned api.Assignment // zero: none
+
+	hold chan struct{} // not nil: updates are accepted once this is closed
 }
 
 func newSupervisors(t testing.TB) *fakeSupervisors {
@@ -63,6 +66,7 @@ func newSupervisors(t testing.TB) *fakeSupervisors {
 	for pattern, h := range map[string]func(*fakeSupervisor, http.ResponseWriter, *http.Request) error{
 		"GET /api/kernels/{id}/status":      (*fakeSupervisor).getStatus,
 		"PUT /api/kernels/{id}/waiting":     (*fakeSupervisor).putWaiting,
+		"PUT /api/kernels/{id}/assignment":  (*fakeSupervisor).putAssignment,
 		"PUT /api/kernels/{id}/node-notice": (*fakeSupervisor).putNodeNotice,
 		"DELETE /api/kernels/{id}":          (*fakeSupervisor).delete,
 	} {
@@ -269,6 +273,23 @@ func (s *fakeSupervisor) putWaiting(w http.ResponseWriter, r *http.Request) erro
 	s.updates = append(slices.Clone(s.updates), said)
 	s.touch()
 	s.mu.Unlock()
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// putAssignment accepts one assignment.
+func (s *fakeSupervisor) putAssignment(w http.ResponseWriter, r *http.Request) error {
+	var a api.Assignment
+	if err := json.NewDecoder(r.Body).Decode(&a); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.assigned.ID != "" && s.assigned.ID != a.ID {
+		w.WriteHeader(http.StatusConflict)
+		return nil
+	}
+	s.assigned = a
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
@@ -35,7 +36,7 @@ type changes struct {
 // What is watched. Notes are replaced by a rename. Files that grow cause no event.
 const (
 	watchAll = syscall.IN_ONLYDIR | syscall.IN_CREATE | syscall.IN_DELETE | syscall.IN_MOVED_FROM |
-		syscall.IN_MOVED_TO | syscall.IN_MOVE_SELF
+		syscall.IN_MOVED_TO | syscall.IN_MOVE_SELF | syscall.IN_ATTRIB
 	watchKernel = syscall.IN_ONLYDIR | syscall.IN_CLOSE_WRITE | syscall.IN_DELETE | syscall.IN_MOVED_FROM |
 		syscall.IN_MOVED_TO | syscall.IN_MOVE_SELF
 
@@ -163,6 +164,12 @@ func (l *Launcher) enterChangesLocked(events []byte) {
 func (l *Launcher) enterFolderChangeLocked(mask uint32, name string) {
 	if mask&watchEnded != 0 {
 		l.closeChangesLocked() // another folder may have its path now
+		return
+	}
+	if mask&syscall.IN_ATTRIB != 0 { // a warm kernel has got its owner: its folder becomes a kernel's
+		if launcher.ValidID(name) && l.kernels[name] == nil {
+			l.changes.changedLocked()
+		}
 		return
 	}
 	appeared := mask&(syscall.IN_CREATE|syscall.IN_MOVED_TO) != 0

@@ -65,6 +65,9 @@ type record struct {
 
 	Profile string `json:"profile,omitempty"` // of the kernelspec
 
+	// Warm is not "" while the kernel has no owner. It names what the kernel was started from, or is warmEnding.
+	Warm string `json:"warm,omitempty"`
+
 	Flavor string        `json:"flavor,omitempty"` // name of launcher.Request.Flavor
 	GPUs   gpu.Amount    `json:"gpus,omitempty"`   // that it asks for
 	Want   *devices.Want `json:"want,omitempty"`   // what is assigned to it; nil: nothing
@@ -110,7 +113,7 @@ type layout struct {
 // newLayout creates the directories, private to this user.
 func newLayout(state, runtime string) (layout, error) {
 	l := layout{state: filepath.Clean(state), runtime: filepath.Clean(runtime)}
-	for _, d := range []string{l.state, l.kernels(), l.ended(), l.aside()} {
+	for _, d := range []string{l.state, l.kernels(), l.ended(), l.aside(), l.warm()} {
 		if err := makePrivate(d); err != nil {
 			return l, fmt.Errorf("StateDir: %w", err)
 		}
@@ -151,6 +154,8 @@ func checkLength(runDir string) error {
 func (l layout) kernels() string             { return filepath.Join(l.state, "kernels") }
 func (l layout) ended() string               { return filepath.Join(l.state, "ended") }
 func (l layout) aside() string               { return filepath.Join(l.state, "aside") }
+func (l layout) warm() string                { return filepath.Join(l.state, "warm") }
+func (l layout) warmFile(id string) string   { return filepath.Join(l.warm(), id+".json") }
 func (l layout) kernel(id string) string     { return filepath.Join(l.kernels(), id) }
 func (l layout) endingFile(id string) string { return filepath.Join(l.ended(), id+".json") }
 func (l layout) file(id, name string) string { return filepath.Join(l.kernels(), id, name) }

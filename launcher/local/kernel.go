@@ -144,9 +144,13 @@ func (l *Launcher) enter(id string) (k *kernel, fresh bool, err error) {
 	return k, true, nil
 }
 
-// readEntry reads a kernel's record. An entry that cannot be a kernel is set aside; the error is fs.ErrNotExist then.
+// readEntry reads a kernel's record. A warm kernel does not exist for callers. An entry that cannot be a kernel is set
+// aside; the error is fs.ErrNotExist then.
 func (l *Launcher) readEntry(id string) (record, error) {
 	rec, err := l.layout.readRecord(id)
+	if err == nil && rec.Warm != "" {
+		return rec, fs.ErrNotExist // it is nobody's kernel
+	}
 	var bad *badRecordError
 	if !errors.As(err, &bad) {
 		return rec, err

@@ -109,6 +109,8 @@ func (l *Launcher) held(ctx context.Context, but string) ([]launcher.Held, error
 			continue
 		case err != nil:
 			return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
+		case rec.Warm != "":
+			continue
 		}
 		counts, err := l.counts(id)
 		if err != nil {

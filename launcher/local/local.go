@@ -23,6 +23,8 @@
 //	STATE/kernels/ID/ended.json       why the kernel ended, while it is still shown as dead
 //	STATE/kernels/ID/again.lock       flocked while the dead kernel is being restarted, if there are limits
 //	STATE/ended/ID.json               the ending, owner and spec, after the folder has been removed; for a week
+//	STATE/warm/ID.json                a warm kernel, until it has got its owner; its folder is STATE/kernels/ID
+//	STATE/warm.lock                   flocked by the one launcher that keeps warm kernels
 //	STATE/gpus/                       flocked files that say who holds the GPUs; see package devices
 //	STATE/aside/                      entries that could not be read
 //	STATE/reaper.lock                 flocked by the one launcher that cleans up
@@ -32,10 +34,10 @@
 // the supervisor lives, starts a supervisor, or removes the folder. Launchers need no other synchronization.
 //
 // Goroutines, all waited for by Close: maintain (rescans, cleans up, shares out log space); one per followed supervisor
-// (package follow); lend (starts kernels that wait for GPUs); one per Stop in progress; one that replaces the
-// supervisor of an idle kernel; and one that reaps supervisors which this process has started.
-// Lock order: kernel.turn, folder flock, starts.lock, the lock of the GPUs, Launcher.folders, Launcher.mu or gpusLock.
-// While starts.lock is held, turns and folders of other kernels are only tried.
+// (package follow); lend (starts kernels that wait for GPUs); keepWarm (if there may be warm kernels); one per Stop in
+// progress; one that replaces the supervisor of an idle kernel; and one that reaps supervisors which this process has
+// started. Lock order: kernel.turn, folder flock, starts.lock, the lock of the GPUs, Launcher.folders, Launcher.mu or
+// gpusLock. While starts.lock is held, turns and folders of other kernels are only tried.
 package local
 
 import (
@@ -89,6 +91,10 @@ type Options struct {
 	Log        *slog.Logger
 	Observer   launcher.Observer // nil: events are ignored
 	Limits     launcher.Limits   // the same for all gateways of the state directory; nil: no limits
+
+	// Warm returns which warm kernels are wanted. It is called by several goroutines. nil: this gateway has no warm
+	// kernels, and leaves those of others alone.
+	Warm func() []launcher.Warm
 }
 
 // timing holds the durations that tests shorten.
@@ -103,6 +109,8 @@ type timing struct {
 	firstRedial time.Duration
 	lastRedial  time.Duration
 	lendPause   time.Duration // between two looks for GPUs that were given back
+	warmPause   time.Duration // between two looks at the warm kernels
+	warmFinish  time.Duration // for a warm kernel that was taken to get its owner
 	upgradeIdle time.Duration // for which a kernel is idle before its supervisor is upgraded
 	now         func() time.Time
 }
@@ -118,6 +126,8 @@ func realTiming() timing {
 		firstRedial: 20 * time.Millisecond,
 		lastRedial:  5 * time.Second,
 		lendPause:   lendPause,
+		warmPause:   time.Second,
+		warmFinish:  10 * time.Second,
 		upgradeIdle: upgradeIdle,
 		now:         time.Now,
 	}
@@ -140,9 +150,13 @@ type Launcher struct {
 	starting     chan struct{} // capacity 1: held by the caller that has starts.lock, or is next
 	pool         *devices.Pool
 	lends        chan struct{} // capacity 1: a kernel waits for a GPU, or has given some back
+	warmTaken    chan struct{} // capacity 1: a warm kernel was taken
 	listed       chan struct{} // closed when gpus is set
 	cancel       context.CancelCauseFunc
 	ctx          context.Context // the launcher's own life, ended by Close
+
+	// Owned by keepWarm.
+	warmStops map[string]*stop // kernels that it ends, by id
 
 	// Owned by maintain, and by Open before maintain starts.
 	reaper *os.File // reaper.lock while it is held
@@ -164,6 +178,7 @@ type Launcher struct {
 	rescans uint64    // number of the last rescan
 	culls   map[launcher.CullLabels]int64
 
+	warm        launcher.WarmLedger
 	gpusCounted gpuCounts
 	logs        logBounds
 
@@ -200,8 +215,9 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	l := &Launcher{
 		opts: o, timing: tm, layout: lay, environ: os.Environ(), dir: dir, log: o.Log.With(logkey.Component, "local"),
 		recounts: make(chan struct{}, 1), recountsSoon: make(chan struct{}, 1), starting: make(chan struct{}, 1),
-		pool: pool, lends: make(chan struct{}, 1), listed: make(chan struct{}),
+		pool: pool, lends: make(chan struct{}, 1), warmTaken: make(chan struct{}, 1), listed: make(chan struct{}),
 		ctx: life, cancel: cancel, kernels: make(map[string]*kernel),
+		warmStops:   map[string]*stop{},
 		warnedSpecs: make(map[string]bool), opened: tm.now(), culls: map[launcher.CullLabels]int64{},
 		gpusCounted: gpuCounts{map[launcher.GPULabels]float64{}, map[launcher.GPULabels]float64{}},
 	}
@@ -217,6 +233,9 @@ func open(ctx context.Context, o Options, tm timing) (*Launcher, error) {
 	l.takeReaper()
 	l.goroutines.Go(l.maintain)
 	l.goroutines.Go(l.lend)
+	if o.Warm != nil {
+		l.goroutines.Go(l.keepWarm)
+	}
 	return l, nil
 }
 

@@ -154,6 +154,13 @@ func (l *Launcher) sweepRunDirs() error {
 	for _, k := range l.snapshot() {
 		used[k.rec.RunDir] = true
 	}
+	warm, err := l.warmEntries()
+	if err != nil {
+		return err
+	}
+	for _, w := range warm {
+		used[w.RunDir] = true
+	}
 	var errs []error
 	for _, e := range entries {
 		path := filepath.Join(l.layout.runtime, e.Name())

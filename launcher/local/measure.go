@@ -25,6 +25,7 @@ func (l *Launcher) Measure() launcher.Measures {
 			m.GPUs[launcher.GPULabels{SpecName: k.rec.SpecName, Flavor: k.rec.Flavor}] += held.Float()
 		}
 	}
+	l.warm.Measure(&m)
 	m.GPUSeconds, m.GPUBusy = maps.Clone(l.gpusCounted.seconds), maps.Clone(l.gpusCounted.busy)
 	l.mu.Unlock()
 	return m

@@ -29,6 +29,9 @@ func (l *Launcher) Start(ctx context.Context, req launcher.Request) (launcher.Ke
 	if !launcher.ValidID(req.ID) {
 		return launcher.Kernel{}, false, fmt.Errorf("%q is not a kernel id", req.ID)
 	}
+	if k, taken, err := l.takeWarm(ctx, req); taken || err != nil {
+		return k, taken, err
+	}
 	for range startAttempts {
 		k, err := l.find(ctx, req.ID)
 		switch {
@@ -261,6 +264,9 @@ func (l *Launcher) publish(dir string, rec record) (*kernel, error) {
 	}
 	k := l.newKernel(rec)
 	k.turn <- struct{}{}
+	if rec.Warm != "" {
+		return k, nil // only its own pool knows it
+	}
 	l.mu.Lock()
 	old := l.addLocked(k)
 	l.mu.Unlock()

@@ -63,6 +63,7 @@ const (
 	MasterKey = "master_key" // fingerprint of the master key of new kernels
 	SecondKey = "second_key" // fingerprint of the second master key
 	Nodes     = "nodes"      // a number of nodes
+	Pause     = "pause"      // a duration before the next attempt
 	Replica   = "replica"    // pod of another gateway
 	To        = "to"         // new name of an entry of the state directory
 	What      = "what"       // what the cluster was asked for

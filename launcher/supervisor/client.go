@@ -48,6 +48,9 @@ func (s *Supervisor) getChannels(w http.ResponseWriter, r *http.Request) error {
 	if !websocket.IsWebSocketUpgrade(r) {
 		return httpError{http.StatusBadRequest, "this is a websocket: an upgrade request is expected"}
 	}
+	if err := s.refuseWarm(); err != nil {
+		return err
+	}
 	right, user := r.Header.Get(api.HeaderRight), r.Header.Get(api.HeaderUser)
 	c := &clientConn{s: s, readOnly: right == api.RightRead, guest: right == api.RightUse && !s.ownedBy(user), user: user,
 		compress: r.Header.Get(api.HeaderCompress) != ""}

@@ -54,6 +54,7 @@ type statusFacts struct {
 	process     kernelProcess
 	logFull     bool // nearly
 	gpus        uint64
+	warm        bool
 }
 
 // activityFacts wake the status streams too, but at most once in activityPause.
@@ -102,6 +103,7 @@ func (s *Supervisor) factsLocked() facts {
 			process:     s.process,
 			logFull:     api.LogNearlyFull(size, limit),
 			gpus:        s.gpus.wakes,
+			warm:        s.assign.warm,
 		},
 		activity: activityFacts{lastOutput: c.LastOutput(), endShown: s.endShown},
 		use: useFacts{

@@ -41,6 +41,9 @@ func (s *Supervisor) checkCull() (reason, limit string, pause time.Duration) {
 	defer s.mu.Unlock()
 	cull, now := &s.cfg.Cull, s.now()
 	pause = cull.LookInterval()
+	if s.assign.warm {
+		return "", "", pause // it waits for its owner
+	}
 	u, _ := s.usageLocked()
 	if p := activity.Next(cull, u); !p.At.IsZero() && !now.Before(p.At) {
 		return p.Reason(now), p.Limit, 0

@@ -134,9 +134,10 @@ func (s *Supervisor) launch(ctx context.Context) (
 	if err := atomicfile.Write(s.cfg.ConnectionFile, c.File); err != nil {
 		return c, nil, false, fmt.Errorf("connection file: %w", err)
 	}
+	env, dir := s.processSettings()
 	own, err := process.Start(process.Options{
-		KernelID: s.cfg.KernelID, Argv: process.Command(s.cfg.Argv, s.cfg.ConnectionFile), Env: s.cfg.Env,
-		WorkingDir: s.cfg.WorkingDir, Reaper: s.reaper, Logger: s.logger,
+		KernelID: s.cfg.KernelID, Argv: process.Command(s.cfg.Argv, s.cfg.ConnectionFile), Env: env,
+		WorkingDir: dir, Reaper: s.reaper, Logger: s.logger,
 		GPUSeen:    func(*process.Process) { wake.Reader(s.useChanged) },
 		GPUSampled: func(*process.Process, gpu.Samples) { wake.Reader(s.gpusSampled) },
 	})

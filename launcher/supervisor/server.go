@@ -20,9 +20,9 @@ import (
 // bodyTimeout bounds the time for a request's body.
 const bodyTimeout = 10 * time.Second
 
-// Handler serves the kernel's routes: model, keeping, interrupt, restart, channels, log, timeline, status stream, limits, and
-// the cluster's reports on the kernel's container. It answers 421 for another kernel's id. If the Config has a token, it
-// answers 401 to requests without it.
+// Handler serves the kernel's routes: model, keeping, interrupt, restart, channels, log, timeline, status stream,
+// assignment, limits, and the cluster's reports on the kernel's container. It answers 421 for another kernel's id. If
+// the Config has a token, it answers 401 to requests without it.
 func (s *Supervisor) Handler() http.Handler {
 	mux := http.NewServeMux()
 	handle := func(pattern string, f func(http.ResponseWriter, *http.Request) error) {
@@ -40,6 +40,9 @@ func (s *Supervisor) Handler() http.Handler {
 	}
 	byUser := func(pattern string, f func(http.ResponseWriter, *http.Request) error) {
 		handle(pattern, func(w http.ResponseWriter, r *http.Request) error {
+			if err := s.refuseWarm(); err != nil {
+				return err
+			}
 			s.noteRESTRequest()
 			return f(w, r)
 		})
@@ -51,8 +54,14 @@ func (s *Supervisor) Handler() http.Handler {
 	byUser("POST /api/kernels/{id}/restart", s.postRestart)
 	handle("GET /api/kernels/{id}/channels", s.getChannels)
 	byUser("GET /api/kernels/{id}/log", s.getLog)
-	handle("GET /api/kernels/{id}/timeline", s.getTimeline)
+	handle("GET /api/kernels/{id}/timeline", func(w http.ResponseWriter, r *http.Request) error {
+		if err := s.refuseWarm(); err != nil {
+			return err
+		}
+		return s.getTimeline(w, r)
+	})
 	handle("GET /api/kernels/{id}/status", s.getStatus)
+	handle("PUT /api/kernels/{id}/assignment", s.putAssignment)
 	handle("PUT /api/kernels/{id}/limits", s.putLimits)
 	handle("PUT /api/kernels/{id}/waiting", s.putWaiting)
 	handle("PUT /api/kernels/{id}/node-notice", s.putNodeNotice)
@@ -295,6 +304,7 @@ func (s *Supervisor) currentStatus() (api.Status, <-chan struct{}) {
 		GPUUse:       s.gpus.use,
 		GPUs:         len(s.cfg.GPUSamples.Devices),
 		Started:      s.started.UTC(),
+		Warm:         s.assign.warm,
 	}
 	if s.process != nil {
 		st.KernelPID = s.process.PID()

@@ -170,6 +170,8 @@ type Supervisor struct {
 
 	history history.History // what its users can look up
 
+	assign assigning // of a kernel that was started without an owner
+
 	// Why the kernel has ended. It is set before over is closed.
 	endReason string
 
@@ -208,6 +210,7 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 			s.stateFile = savedstate.NewFile(cfg.SpillDir)
 		}
 	}
+	s.readAssignment()
 	s.clock = activity.NewClock(s.nowLocked, &s.cfg.Cull)
 	s.started = s.clock.Idle().Since
 	s.history = history.New(s.started)
@@ -237,6 +240,10 @@ func (s *Supervisor) giveBack() {
 
 // runKernel runs the kernel until it is gone for good: stopped, or dead for DeadLinger.
 func (s *Supervisor) runKernel(ctx context.Context) {
+	if op := s.awaitOwner(ctx); op != nil {
+		s.endKernel(op)
+		return
+	}
 	var op *operation // the restart that the next life settles
 	crashes, retries := 0, 0
 	for {
@@ -257,7 +264,8 @@ func (s *Supervisor) runKernel(ctx context.Context) {
 			crashes = 0
 		}
 		crashes++
-		if !out.fatal && out.culled == "" && crashes <= s.cfg.RestartLimit {
+		warm := s.isWarm() // no user waits for it: another one replaces it
+		if !warm && !out.fatal && out.culled == "" && crashes <= s.cfg.RestartLimit {
 			s.announce(api.Restarting, out.reason)
 			next := s.backoff(ctx, crashes)
 			if next == nil {
@@ -276,6 +284,10 @@ func (s *Supervisor) runKernel(ctx context.Context) {
 		}
 		s.giveBack()
 		s.announce(api.Dead, out.reason)
+		if warm {
+			s.endClients(out.reason)
+			return
+		}
 		if op = s.lingerDead(ctx, out.reason); op == nil {
 			return
 		}

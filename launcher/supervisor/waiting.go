@@ -203,9 +203,10 @@ func (s *Supervisor) launchRemote(ctx context.Context) (
 	if c, err = connectionfile.New(&s.cfg); err != nil {
 		return c, nil, false, err
 	}
+	env, dir := s.processSettings()
 	st := child.StartOptions{
 		KernelID: s.cfg.KernelID, Argv: s.cfg.Argv, ImageKernelspec: s.cfg.ImageKernelspec,
-		Env: s.cfg.Env, WorkingDir: s.cfg.WorkingDir, ConnectionFile: c.File,
+		Env: env, WorkingDir: dir, ConnectionFile: c.File,
 	}
 	if s.cfg.SameMachine {
 		st.ConnectionPath = s.cfg.ConnectionFile

@@ -6,10 +6,12 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
 // entrypointKeep is the value of metadata.ekg.entrypoint for images whose ENTRYPOINT must run before the kernel.
@@ -29,6 +31,7 @@ type extension struct {
 	Launcher string                `json:"launcher,omitempty"` // kernelspecs.Spec.Launcher has it
 	Flavor   string                `json:"flavor,omitempty"`   // the gateway has read it
 	Profiles []kernelspecs.Profile `json:"profiles,omitempty"` // the gateway has applied one, or none
+	Warm     int                   `json:"warm,omitempty"`     // see WarmKind
 
 	Cull   kernelspecs.Cull   `json:"cull,omitzero"`
 	Limits kernelspecs.Limits `json:"limits,omitzero"`
@@ -113,7 +116,7 @@ func (o Options) readExtension(spec kernelspecs.Spec, owner string) (extension, 
 	slices.SortStableFunc(problems, func(a, b kernelspecs.Problem) int { return a.Line - b.Line })
 	podKeys := e
 	podKeys.Transport, podKeys.Flavor, podKeys.Cull, podKeys.Limits = "", "", kernelspecs.Cull{}, kernelspecs.Limits{}
-	podKeys.Profiles = nil
+	podKeys.Profiles, podKeys.Warm = nil, 0
 	if reflect.ValueOf(podKeys).IsZero() && o.KernelImage == "" {
 		return e, problems
 	}
@@ -144,8 +147,28 @@ func (o Options) Check() func(kernelspecs.Spec) []kernelspecs.Problem {
 		if len(problems) > 0 {
 			return problems
 		}
-		return o.profileProblems(spec)
+		return append(o.profileProblems(spec), o.warmProblems(spec)...)
 	}
+}
+
+// warmProblems warns of a kernelspec that wants warm kernels and can have none.
+func (o Options) warmProblems(spec kernelspecs.Spec) []kernelspecs.Problem {
+	var e extension
+	places, _ := spec.DecodeExtension(&e) // it has no problems
+	if e.Warm == 0 {
+		return nil
+	}
+	why := "its kernels get GPUs, and a warm kernel would hold one for nobody"
+	if e.Flavor == "" {
+		if _, err := NewWarmKind(o, launcher.Request{ID: uuid.Nil.String(), Spec: spec}); err != nil {
+			why = err.Error()
+		} else {
+			return nil
+		}
+	}
+	problem := places.Problem(shortPath("warm"), "has no effect: "+why)
+	problem.Warning = true
+	return []kernelspecs.Problem{problem}
 }
 
 // profileProblems returns the problems that a kernelspec has with one of its profiles, and not without. They have the

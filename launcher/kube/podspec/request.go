@@ -38,6 +38,9 @@ type storedRequest struct {
 	Flavor        *flavor.Flavor        `json:"flavor,omitempty"`
 	LabelGroup    string                `json:"label_group,omitempty"` // Policy.labelGroup of launcher.Request.OwnerGroups
 	Variables     []string              `json:"variables,omitempty"`   // names of the client's variables, sorted
+
+	// Values are those of variables that the kernel's container does not have: its kernel was warm.
+	Values map[string]string `json:"values,omitempty"`
 }
 
 // storeRequest records the request in the pod, so that ReadRequest returns it. Of the owner's groups it records only
@@ -129,6 +132,11 @@ func ReadRequest(pod *corev1.Pod, rec Record) (launcher.Request, error) {
 	k := kernelOf(pod)
 	if k == nil {
 		return launcher.Request{}, fmt.Errorf("the pod has no container %s", ContainerKernel)
+	}
+	for _, name := range stored.Variables {
+		if value, ok := stored.Values[name]; ok {
+			req.Env[name] = value
+		}
 	}
 	for _, e := range k.Env {
 		_, twice := req.Env[e.Name]

@@ -21,6 +21,7 @@ func Progress(pod *corev1.Pod, events []corev1.Event, now time.Time) time.Time {
 			last = at
 		}
 	}
+	further(podspec.TakenAt(pod)) // before, nobody waited for it
 	// The annotation is absent where there are no limits.
 	if at, err := time.Parse(time.RFC3339Nano, pod.Annotations[podspec.AnnotationAdmitted]); err == nil {
 		further(at)

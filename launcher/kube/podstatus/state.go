@@ -11,8 +11,9 @@ import (
 
 // IsGated reports whether limits have not admitted a pod: it waits for them, or was refused.
 func IsGated(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Spec.SchedulingGates,
-		func(g corev1.PodSchedulingGate) bool { return g.Name == podspec.GateLimits })
+	return pod.Annotations[podspec.AnnotationClaim] == podspec.ClaimUndecided ||
+		slices.ContainsFunc(pod.Spec.SchedulingGates,
+			func(g corev1.PodSchedulingGate) bool { return g.Name == podspec.GateLimits })
 }
 
 // IsUndecided reports whether a pod waits for limits to admit or refuse it.

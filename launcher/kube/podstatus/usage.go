@@ -61,6 +61,9 @@ func UsageOf(pod *corev1.Pod, end time.Time) launcher.Usage {
 	if from.IsZero() {
 		return launcher.Usage{}
 	}
+	if taken := podspec.TakenAt(pod); taken.After(from) {
+		from = taken // before it was nobody's
+	}
 	if to.After(from) && to.Before(end) { // else its node was lost, and to is unknown
 		end = to
 	}

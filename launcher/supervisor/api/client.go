@@ -67,6 +67,12 @@ func (c *Client) Stop(ctx context.Context, reason string) error {
 	return c.tell(ctx, http.MethodDelete, "", map[string]string{"reason": reason})
 }
 
+// Assign gives a warm kernel to its owner. It returns when the kernel has its variables. A repeated call with the same
+// Assignment does nothing; one with another ID fails.
+func (c *Client) Assign(ctx context.Context, a Assignment) error {
+	return c.tell(ctx, http.MethodPut, "/assignment", a)
+}
+
 // SetLimits changes the bound of the kernel's message log, in bytes.
 func (c *Client) SetLimits(ctx context.Context, logLimit int64) error {
 	return c.tell(ctx, http.MethodPut, "/limits", map[string]int64{"log_limit": logLimit})

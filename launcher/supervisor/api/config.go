@@ -43,6 +43,10 @@ type Config struct {
 	WorkingDir    string            `json:"working_dir"`
 	InterruptMode string            `json:"interrupt_mode"`
 
+	// Warm says that the kernel has no owner yet: WarmProcess or WarmContainer. An Assignment, which SpillDir keeps, sets
+	// Owner, adds to Env and may replace WorkingDir. "": the kernel is started for its owner.
+	Warm string `json:"warm,omitempty"`
+
 	// How the supervisor is reached. Listen is "unix:/path" or "tcp:host:port". TLSSeed and Token are for tcp alone: the
 	// 32 bytes from which Certificate makes the key, and the bearer token that every request must carry.
 	Listen  string `json:"listen"`
@@ -242,6 +246,10 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("control_group is allowed only with same_machine")
 	case c.Transport != "ipc" && c.Transport != "tcp":
 		return fmt.Errorf("transport is %q, not ipc or tcp", c.Transport)
+	case c.Warm != "" && c.Warm != WarmProcess && c.Warm != WarmContainer:
+		return fmt.Errorf("warm is %q, not %s or %s", c.Warm, WarmProcess, WarmContainer)
+	case c.Warm != "" && (c.SpillDir == "" || c.Owner != ""):
+		return fmt.Errorf("warm is allowed only with spill_dir and without owner")
 	case c.InterruptMode != "signal" && c.InterruptMode != "message":
 		return fmt.Errorf("interrupt_mode is %q, not signal or message", c.InterruptMode)
 	case c.LogLimit <= 0:

@@ -32,6 +32,7 @@ type Status struct {
 	GPUUse       GPUUse    `json:"gpu_use,omitzero"`     // a change of it alone sends no line
 	Started      time.Time `json:"started,omitzero"`     // UTC; the first start, or the last one after an end
 	GPUs         int       `json:"gpus,omitempty"`       // as in Ending
+	Warm         bool      `json:"warm,omitempty"`       // it has no owner yet
 	Counts       Counts    `json:"counts"`               // now; a change of counts alone sends no line
 }
 

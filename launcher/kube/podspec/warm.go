@@ -1,0 +1,234 @@
+package podspec
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// A warm kernel's pod has another LabelManagedBy than the pods of kernels, so that no gateway takes it for a kernel. A
+// start takes it with one patch, which sets the label and all that the record of a kernel has.
+const (
+	// ManagerWarm is the value of LabelManagedBy while the pod's kernel has no owner.
+	ManagerWarm = "ekg-warm"
+	// AnnotationWarm of a pod that is or was warm has the content of its WarmKind.
+	AnnotationWarm = Domain + "warm"
+	// AnnotationClaim of a pod that was warm is ClaimUndecided until limits have admitted the start that has taken it.
+	AnnotationClaim = Domain + "warm-claim"
+	// ClaimUndecided and ClaimDecided are its values.
+	ClaimUndecided = "undecided"
+	ClaimDecided   = "decided"
+)
+
+// WarmKind is what the warm kernels of a kernelspec are made from.
+type WarmKind struct {
+	// Content depends on all that a pod of a kernel without any wish of a client has.
+	Content string
+	// Mode is api.WarmProcess or api.WarmContainer.
+	Mode string
+
+	namespace string
+	start     launcher.Request
+	fixed     string            // what no start may change, in JSON
+	env       map[string]string // the variables of the kernel's container
+}
+
+// NewWarmKind returns the kind for a plain start of a kernelspec. The error says why it can have no warm kernels.
+func NewWarmKind(o Options, start launcher.Request) (WarmKind, error) {
+	k := WarmKind{Mode: launcher.WarmMode(start.Spec), start: start}
+	pod, err := k.plain(o, start.ID, time.Time{})
+	if err != nil {
+		return k, err
+	}
+	if GPUs(pod) > 0 || len(pod.Spec.ResourceClaims) > 0 {
+		return k, errors.New("its kernels get GPUs, and a warm kernel would hold one for nobody")
+	}
+	k.namespace = pod.Namespace
+	if k.fixed, k.env, err = fixedPart(pod); err != nil {
+		return k, err
+	}
+	if _, _, ok := k.Fit(o, launcher.Request{ID: start.ID, Spec: start.Spec, Flavor: start.Flavor, Owner: exampleOwner},
+		Record{ID: start.ID, Generation: 1, Owner: exampleOwner, SpecName: start.Spec.Name}); !ok {
+		return k, errors.New("the pods of its kernels are made for their owners, as with {owner} in a volume")
+	}
+	env, err := json.Marshal(k.env)
+	if err != nil {
+		return k, err
+	}
+	sum := sha256.Sum256([]byte(k.Mode + k.fixed + string(env)))
+	k.Content = hex.EncodeToString(sum[:16])
+	return k, nil
+}
+
+// plain returns a pod of a kernel without an owner.
+func (k WarmKind) plain(o Options, id string, created time.Time) (*corev1.Pod, error) {
+	req := k.start
+	req.ID, req.Owner = id, ""
+	return Build(o, req, Record{ID: id, Generation: 1, SpecName: req.Spec.Name, Created: created,
+		Protocol: api.ProtocolVersion, KeyVersion: KeyVersion})
+}
+
+// Build returns the pod of a warm kernel. rec needs the ID, Created and MasterKey.
+func (k WarmKind) Build(o Options, rec Record) (*corev1.Pod, error) {
+	pod, err := k.plain(o, rec.ID, rec.Created)
+	if err != nil {
+		return nil, err
+	}
+	if err := changeConfig(pod, func(c *api.Config) { c.Warm = k.Mode }); err != nil {
+		return nil, err
+	}
+	pod.Labels[LabelManagedBy] = ManagerWarm
+	pod.Annotations[AnnotationWarm] = k.Content
+	pod.Annotations[AnnotationSafeToEvict] = "true" // nobody misses it; the annotations of its kernel replace these two
+	delete(pod.Annotations, AnnotationDoNotDisrupt)
+	if rec.MasterKey != "" {
+		pod.Annotations[annotationMasterKey] = rec.MasterKey
+	}
+	return pod, nil
+}
+
+// Fit returns the pod that an ordinary start of a request would have, and what a warm kernel needs to become the kernel
+// of that request. ok is false if a warm kernel of the kind cannot become it. Of the pod, the labels and annotations
+// count.
+func (k WarmKind) Fit(o Options, req launcher.Request, rec Record) (pod *corev1.Pod, a api.Assignment, ok bool) {
+	pod, err := Build(o, req, rec)
+	if err != nil {
+		return nil, a, false // an ordinary start says why
+	}
+	fixed, env, err := fixedPart(pod)
+	if err != nil || fixed != k.fixed || pod.Namespace != k.namespace {
+		return nil, a, false
+	}
+	if a.Env, ok = launcher.ChangedVariables(k.Mode, k.env, env); !ok {
+		return nil, a, false
+	}
+	for name := range a.Env {
+		reference := "$(" + name + ")" // the kubelet would expand it
+		if strings.Contains(fixed, reference) || slices.ContainsFunc(mapValues(env),
+			func(value string) bool { return strings.Contains(value, reference) }) {
+			return nil, a, false
+		}
+	}
+	for name, value := range a.Env {
+		a.Env[name] = unescapeDollars(value)
+	}
+	cfg, err := supervisorConfig(pod)
+	if err != nil {
+		return nil, a, false
+	}
+	a.Owner, a.WorkingDir = req.Owner, cfg.WorkingDir
+	return pod, a, storeValues(pod, a.Env) == nil
+}
+
+func mapValues(m map[string]string) []string {
+	all := make([]string, 0, len(m))
+	for _, value := range m {
+		all = append(all, value)
+	}
+	return all
+}
+
+// storeValues adds the values of the client's variables to the stored request: the container does not have them.
+func storeValues(pod *corev1.Pod, values map[string]string) error {
+	var stored storedRequest
+	if err := json.Unmarshal([]byte(pod.Annotations[annotationRequest]), &stored); err != nil {
+		return err
+	}
+	stored.Values = values
+	text, err := json.Marshal(stored)
+	if err != nil {
+		return err
+	}
+	if len(text) > maxRequest {
+		return errors.New("they are too long for an annotation")
+	}
+	pod.Annotations[annotationRequest] = string(text)
+	return nil
+}
+
+// fixedPart returns what of a pod cannot be changed later, in JSON, and the plain variables of the kernel's container.
+// It leaves out what only tells one kernel of the kernelspec from another.
+func fixedPart(pod *corev1.Pod) (fixed string, env map[string]string, err error) {
+	pod = pod.DeepCopy()
+	id := pod.Labels[LabelKernel]
+	if err := changeConfig(pod, func(c *api.Config) {
+		c.Owner, c.WorkingDir = "", ""
+	}); err != nil {
+		return "", nil, err
+	}
+	env = map[string]string{}
+	k := kernelOf(pod)
+	k.Env = slices.DeleteFunc(k.Env, func(e corev1.EnvVar) bool {
+		if e.ValueFrom == nil {
+			env[e.Name] = e.Value
+		}
+		return e.ValueFrom == nil
+	})
+	text, err := json.Marshal(pod.Spec)
+	if err != nil {
+		return "", nil, err
+	}
+	for name, value := range env {
+		env[name] = strings.ReplaceAll(value, id, "")
+	}
+	return strings.ReplaceAll(string(text), id, ""), env, nil
+}
+
+// supervisorConfig returns the supervisor's configuration in a pod.
+func supervisorConfig(pod *corev1.Pod) (cfg api.Config, err error) {
+	e := configVariable(pod)
+	if e == nil {
+		return cfg, fmt.Errorf("the pod has no variable %s", api.PodConfigVariable)
+	}
+	return cfg, json.Unmarshal([]byte(unescapeDollars(e.Value)), &cfg)
+}
+
+func configVariable(pod *corev1.Pod) *corev1.EnvVar {
+	for i := range pod.Spec.Containers {
+		if c := &pod.Spec.Containers[i]; c.Name == ContainerSupervisor {
+			for j := range c.Env {
+				if c.Env[j].Name == api.PodConfigVariable {
+					return &c.Env[j]
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// changeConfig changes the supervisor's configuration in a pod.
+func changeConfig(pod *corev1.Pod, change func(*api.Config)) error {
+	cfg, err := supervisorConfig(pod)
+	if err != nil {
+		return err
+	}
+	change(&cfg)
+	text, err := json.Marshal(cfg)
+	if err != nil {
+		return err
+	}
+	configVariable(pod).Value = escapeDollars(string(text))
+	return nil
+}
+
+// TakenAt returns when a pod that was warm has got its owner; the zero time if it never was warm.
+func TakenAt(pod *corev1.Pod) time.Time {
+	if pod.Annotations[AnnotationWarm] == "" {
+		return time.Time{}
+	}
+	at, err := time.Parse(time.RFC3339Nano, pod.Annotations[annotationCreated])
+	if err != nil {
+		return time.Time{}
+	}
+	return at
+}

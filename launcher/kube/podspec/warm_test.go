@@ -1,0 +1,108 @@
+package podspec
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// warmSpec is a kernelspec of Python with this metadata.ekg.
+func warmSpec(ekg string) kernelspecs.Spec {
+	spec := specOf(ekg)
+	spec.Language = "python"
+	return spec
+}
+
+// A start fits if it differs from a plain one in its owner and in variables that a running kernel can get. Its request
+// is stored with their values, so that the kernel's next pod has them.
+func TestWarmKind_Fit(t *testing.T) {
+	o := testOptions()
+	spec := warmSpec(`{"image": "py:1", "warm": 2}`)
+	kind, err := NewWarmKind(o, launcher.Request{ID: testID, Spec: spec})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const other = "7b0c6c1e-2f55-4f0e-9a55-3a0d3d8f2b11"
+	fit := func(spec kernelspecs.Spec, env map[string]string) (api.Assignment, bool) {
+		req := launcher.Request{ID: other, Owner: "ann", Spec: spec, Env: env}
+		rec := Record{ID: other, Generation: 1, Owner: "ann", SpecName: spec.Name, Created: time.Now(),
+			Protocol: api.ProtocolVersion, KeyVersion: KeyVersion}
+		pod, a, ok := kind.Fit(o, req, rec)
+		if !ok {
+			return a, false
+		}
+		again, err := ReadRequest(pod, rec)
+		if err != nil || again.Env["KERNEL_USERNAME"] != env["KERNEL_USERNAME"] {
+			t.Errorf("the stored request has %v, %v", again.Env, err)
+		}
+		return a, true
+	}
+	a, ok := fit(spec, map[string]string{"KERNEL_USERNAME": "ann", "KERNEL_NOTE": "$(x) $$"})
+	if !ok || a.Owner != "ann" || a.Env["KERNEL_NOTE"] != "$(x) $$" {
+		t.Errorf("%v %+v", ok, a)
+	}
+	lower := warmSpec(`{"image": "py:1", "warm": 1}`)
+	again, err := NewWarmKind(o, launcher.Request{ID: other, Spec: lower})
+	if err != nil || again.Content != kind.Content {
+		t.Errorf("another number or id makes another kind: %v", err)
+	}
+	again, err = NewWarmKind(o, launcher.Request{ID: testID, Spec: warmSpec(`{"image": "py:2", "warm": 2}`)})
+	if err != nil || again.Content == kind.Content {
+		t.Errorf("another image makes the same kind: %v", err)
+	}
+	uses := warmSpec(`{"image": "py:1", "env": [{"name": "NOTE", "value": "of $(KERNEL_NOTE)"}]}`)
+	for what, ok := range map[string]bool{
+		"another image":        second(fit(warmSpec(`{"image": "py:2"}`), map[string]string{})),
+		"an early variable":    second(fit(spec, map[string]string{"PYTHONPATH": "/x"})),
+		"a variable in others": second(fit(uses, map[string]string{"KERNEL_NOTE": "x"})),
+		"other resources": second(fit(warmSpec(`{"image": "py:1", "resources": {"requests": {"cpu": "3"}}}`),
+			map[string]string{})),
+	} {
+		if ok {
+			t.Errorf("%s fits", what)
+		}
+	}
+}
+
+func second(_ api.Assignment, ok bool) bool { return ok }
+
+// The pod of a warm kernel is no kernel's pod: its label is another, it has no owner, and its supervisor knows it.
+func TestWarmKind_Build(t *testing.T) {
+	o := testOptions()
+	kind, err := NewWarmKind(o, launcher.Request{ID: testID, Spec: warmSpec(`{"image": "py:1", "warm": 2}`)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod, err := kind.Build(o, Record{ID: testID, Created: time.Now()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := supervisorConfig(pod)
+	if err != nil || cfg.Warm != api.WarmProcess || cfg.Owner != "" || cfg.Validate() != nil {
+		t.Errorf("%+v, %v, %v", cfg, err, cfg.Validate())
+	}
+	if pod.Annotations[AnnotationSafeToEvict] != "true" || pod.Labels[LabelManagedBy] != ManagerWarm || pod.Annotations[AnnotationOwner] != "" ||
+		pod.Annotations[AnnotationWarm] != kind.Content {
+		t.Errorf("%v %v", pod.Labels, pod.Annotations)
+	}
+}
+
+// Kernelspecs whose pods belong to an owner or hold GPUs have no warm kernels, and the check says why.
+func TestWarmKind_None(t *testing.T) {
+	o := testOptions()
+	for ekg, want := range map[string]string{
+		`{"image": "py:1", "warm": 1, "resources": {"limits": {"nvidia.com/gpu": "1"}}}`: "GPU",
+		`{"image": "py:1", "warm": 1, "flavor": "t4"}`:                                   "GPU",
+		`{"image": "py:1", "warm": 1}`:                                                   "",
+	} {
+		problems := o.Check()(warmSpec(ekg))
+		if (len(problems) > 0) != (want != "") || want != "" && (!problems[0].Warning ||
+			!strings.Contains(problems[0].Message, want)) {
+			t.Errorf("%s: %v", ekg, problems)
+		}
+	}
+}

@@ -1,0 +1,181 @@
+package kube
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// warmGateways opens gateways that keep so many warm kernels.
+func warmGateways(t *testing.T, c *testCluster, now *atomic.Int64, wanted *atomic.Int64, n int) (all []*Launcher) {
+	t.Helper()
+	for range n {
+		all = append(all, openTest(t, c, func(o *Options, tm *timing) {
+			fastReaper(now)(o, tm)
+			tm.firstRedial, tm.lastRedial = 10*time.Millisecond, 10*time.Millisecond
+			o.Warm = func() []launcher.Warm {
+				if wanted.Load() == 0 {
+					return nil
+				}
+				return []launcher.Warm{{Start: testRequest(uuid.Nil.String()), Count: int(wanted.Load())}}
+			}
+		}))
+	}
+	return all
+}
+
+// warmPods returns the pods of warm kernels.
+func (c *testCluster) warmPods(t *testing.T) (all []corev1.Pod) {
+	t.Helper()
+	list, err := c.CoreV1().Pods("ns").List(t.Context(), metav1.ListOptions{LabelSelector: selectWarm})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list.Items
+}
+
+// runWarm waits for so many warm pods, and runs them.
+func (c *testCluster) runWarm(t *testing.T, f *fakeSupervisors, n int, all []*Launcher) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%d warm kernels", n), func() bool { return len(c.warmPods(t)) == n })
+	for i, pod := range c.warmPods(t) {
+		f.add(t, &pod)
+		ran := runningPod(t, 100+i, testRequest(idOf(i)))
+		c.setPod(t, pod.Name, func(p *corev1.Pod) { p.Status = ran.Status })
+	}
+	for _, l := range all {
+		eventually(t, "the gateway knows that they run", func() bool {
+			running := 0
+			for _, pod := range l.warmPods() {
+				if runsWarm(pod) {
+					running++
+				}
+			}
+			return running == n
+		})
+	}
+}
+
+// Several gateways take warm kernels at the same time: each is taken once, and has the owner of the start that got it.
+// Before, no gateway lists them.
+func TestWarm_OneOwner(t *testing.T) {
+	c, f := newRunning(t, 0)
+	var now, wanted atomic.Int64
+	wanted.Store(4)
+	all := warmGateways(t, c, &now, &wanted, 3)
+	c.runWarm(t, f, 4, all)
+	if listed, err := all[1].Kernels(t.Context()); err != nil || len(listed) != 0 {
+		t.Fatalf("warm kernels are listed: %v %v", listed, err)
+	}
+	for _, pod := range c.warmPods(t) {
+		if k, err := all[2].Kernel(t.Context(), pod.Labels[podspec.LabelKernel]); err == nil {
+			t.Errorf("a warm kernel is found by its id: %+v", k)
+		}
+	}
+	var mu sync.Mutex
+	owners := map[string]string{}
+	var starts sync.WaitGroup
+	for i := range 9 {
+		starts.Go(func() {
+			req := testRequest(uuid.NewString())
+			req.AnyID, req.Owner = true, fmt.Sprintf("user-%d", i)
+			k, created, err := all[i%len(all)].Start(t.Context(), req)
+			if err != nil || !created || k.Owner != req.Owner {
+				t.Errorf("start of %s: %+v, created %v, %v", req.Owner, k, created, err)
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if before := owners[k.ID]; before != "" {
+				t.Errorf("kernel %s is of %s and %s", k.ID, before, req.Owner)
+			}
+			owners[k.ID] = req.Owner
+		})
+	}
+	starts.Wait()
+	taken := int64(0)
+	for _, l := range all {
+		taken += l.Measure().WarmClaims[launcher.WarmClaim{SpecName: "python3", Result: launcher.ClaimTaken}]
+	}
+	if taken != 4 {
+		t.Errorf("%d warm kernels were taken", taken)
+	}
+	assigned := map[string]string{}
+	f.mu.Lock()
+	for _, s := range f.all {
+		s.mu.Lock()
+		if s.assigned.ID != "" {
+			assigned[s.id] = s.assigned.Owner
+		}
+		s.mu.Unlock()
+	}
+	f.mu.Unlock()
+	if len(assigned) != 4 {
+		t.Errorf("%d kernels were assigned", len(assigned))
+	}
+	for id, owner := range assigned {
+		if owners[id] != owner {
+			t.Errorf("kernel %s of %s was assigned to %s", id, owners[id], owner)
+		}
+	}
+	wanted.Store(0)
+	eventually(t, "no warm kernel is left", func() bool { return len(c.warmPods(t)) == 0 })
+}
+
+// A kernel that was taken by a gateway which died before it assigned the kernel is ended.
+func TestWarm_HalfTaken(t *testing.T) {
+	c, f := newRunning(t, 0)
+	var now, wanted atomic.Int64
+	wanted.Store(1)
+	all := warmGateways(t, c, &now, &wanted, 1)
+	c.runWarm(t, f, 1, all)
+	pod := all[0].warmPods()[0]
+	kind, err := podspec.NewWarmKind(testPods, testRequest(uuid.Nil.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, err := podspec.ReadRecord(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req := testRequest(rec.ID)
+	rec.Owner, rec.Created = "ann", all[0].clusterNow().UTC().Round(0)
+	want, _, ok := kind.Fit(testPods, req, rec)
+	if !ok {
+		t.Fatal("it does not fit")
+	}
+	patch, err := all[0].claimPatch(pod, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, wantErr := range []bool{false, true} { // the second start has the same version of the pod
+		_, err := c.CoreV1().Pods("ns").Patch(t.Context(), pod.Name, "application/merge-patch+json", patch,
+			metav1.PatchOptions{})
+		if (err != nil) != wantErr {
+			t.Errorf("claim %d: %v", i, err)
+		}
+	}
+	eventually(t, "its supervisor says that it has no owner", func() bool {
+		f.mu.Lock()
+		s := f.all[pod.Name]
+		f.mu.Unlock()
+		s.set(func(st *api.Status) { st.Warm = true })
+		l := all[0]
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		k := l.kernels[rec.ID]
+		return k != nil && k.supervisor.HasStatus && k.supervisor.Status.Warm
+	})
+	now.Add(int64(warmFinish) + int64(time.Second))
+	eventually(t, "it is ended", func() bool { return !c.podThere(t, pod.Name) })
+}
