@@ -276,7 +276,7 @@ await check('interrupt and shut down ask first, and JupyterLab knows', async () 
   await until(async () => (await (await fetch(`${lab.url}/api/kernels`)).json()).every(k => k.id !== id), 10, "JupyterLab's list");
 }, 90);
 
-await check('dark, narrow, and after a reload', async () => {
+await check('dark and narrow', async () => {
   await train.command('apputils:change-theme', { theme: 'JupyterLab Dark' });
   await page.waitForFunction(() => document.body.dataset.jpThemeLight === 'false');
   await panel.accessible('the dark panel', '.jp-ekg-Kernels', '.jp-ekg-Status');
