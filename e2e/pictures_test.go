@@ -49,7 +49,13 @@ func TestPictures(t *testing.T) {
 		for range 3 {
 			g.kernel("ipykernel6")
 		}
-		g.dial(t, first, "page", true).begin("import time; time.sleep(60)")
+		c := g.dial(t, first, "page", true)
+		c.says("import time; time.sleep(8)", "")
+		g.want(200, "POST", "/api/kernels/"+first+"/restart", "", nil)
+		c = g.dial(t, first, "again", true)
+		c.says("import time; time.sleep(4)", "")
+		c.begin("for epoch in range(1, 9):\n    print(f'epoch {epoch}: loss {1 / (1 + epoch):.3f}', flush=True)\n" +
+			"    time.sleep(2)\ntime.sleep(60)")
 		g.script(2*time.Minute, []string{"EKG_FIRST=" + first, "EKG_PICTURES=" + os.Getenv("EKG_PICTURES")},
 			"node", filepath.Join(g.in.repository, "e2e/testdata/browser/page.mjs"))
 	})

@@ -81,6 +81,7 @@ func modelOf(k launcher.Kernel) kernelModel {
 	m := kernelModel{Model: api.Model{
 		ID: k.ID, Name: k.SpecName, LastActivity: api.Timestamp(last),
 		ExecutionState: k.State, Connections: k.Connections, Reason: k.Reason, GPU: k.GPU,
+		Memory: k.Memory,
 	}}
 	if !k.CullAt.IsZero() {
 		m.CullAt = api.Timestamp(k.CullAt)

@@ -49,6 +49,9 @@ func (m *kernelModel) appendJSON(b []byte) ([]byte, error) {
 	b = appendOptional(b, `,"reason":`, m.Reason)
 	b = appendOptional(b, `,"cull_at":`, m.CullAt)
 	b = appendOptional(b, `,"keep_until":`, m.KeepUntil)
+	if m.Memory != 0 {
+		b = strconv.AppendInt(append(b, `,"memory":`...), m.Memory, 10)
+	}
 	if len(m.GPU) > 0 {
 		text, err := json.Marshal(m.GPU)
 		if err != nil {

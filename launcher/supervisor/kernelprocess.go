@@ -40,6 +40,8 @@ type kernelProcess interface {
 	Measure(processors bool, look process.GPULook)
 	// WatchGPUs makes Used return samples of GPUs until the process ends.
 	WatchGPUs(watch process.GPUWatch)
+	// MeasureMemory makes Used return a newer Memory at once or soon.
+	MeasureMemory()
 	// Used returns the last measurement of what the processes of the session use.
 	Used() process.Use
 }

@@ -211,6 +211,8 @@ func (l *life) watch(ctx context.Context, out *outcome) {
 			}
 		case <-l.s.gpusSampled:
 			l.s.takeSamples(l.proc)
+		case <-l.s.memoryDue:
+			l.proc.MeasureMemory()
 		case b := <-l.next:
 			l.s.setBridge(b)
 			b.start()

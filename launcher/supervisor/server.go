@@ -155,7 +155,7 @@ func (s *Supervisor) model() api.Model {
 		Connections:    s.sessions.Active(),
 		Reason:         s.shownReasonLocked(),
 	}
-	m.GPU = s.gpusLocked()
+	m.GPU, m.Memory = s.gpusLocked(), s.memoryLocked().Bytes
 	if at := s.shownPlanLocked().At; !at.IsZero() {
 		m.CullAt = at.UTC().Format(api.TimeFormat)
 	}
@@ -305,6 +305,7 @@ func (s *Supervisor) currentStatus() (api.Status, <-chan struct{}) {
 		GPUs:         len(s.cfg.GPUSamples.Devices),
 		Started:      s.started.UTC(),
 		Warm:         s.assign.warm,
+		Memory:       s.memoryLocked().Bytes,
 	}
 	if s.process != nil {
 		st.KernelPID = s.process.PID()

@@ -97,6 +97,7 @@ type Supervisor struct {
 	containerReported chan struct{}                 // capacity 1: the cluster has reported on the container
 	useChanged        chan struct{}                 // capacity 1: the time of culling may have changed
 	gpusSampled       chan struct{}                 // capacity 1: there are new samples of GPUs
+	memoryDue         chan struct{}                 // capacity 1: a cell has ended, and memory may be measured
 	over              chan struct{}                 // closed when the kernel has ended for good
 	began             time.Time                     // when the counters were zero
 
@@ -168,7 +169,8 @@ type Supervisor struct {
 	warnings  []*cellDisplay // notices in cells that the kernel will be culled
 	endShown  time.Time      // when the kernel will be culled, as it was shown last
 
-	history history.History // what its users can look up
+	history     history.History // what its users can look up
+	memoryAsked time.Time       // when its memory was last measured at the end of a cell
 
 	assign assigning // of a kernel that was started without an owner
 
@@ -189,8 +191,8 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 		ownSession: jupyter.NewID(), identity: []byte(jupyter.NewID()),
 		operations: make(chan *operation), lossPossible: make(chan struct{}, 1), memory: memory.New(),
 		containerReported: make(chan struct{}, 1), useChanged: make(chan struct{}, 1),
-		gpusSampled: make(chan struct{}, 1),
-		over:        make(chan struct{}), change: make(chan struct{}),
+		gpusSampled: make(chan struct{}, 1), memoryDue: make(chan struct{}, 1),
+		over: make(chan struct{}), change: make(chan struct{}),
 		clients: map[*clientConn]struct{}{}, requests: requests.NewTable(),
 		cells: cells.NewTable(), logReaders: map[string]int{},
 		began: time.Now().UTC().Round(0),

@@ -2,9 +2,16 @@ package supervisor
 
 import (
 	"net/http"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
+
+// memoryPause is the least time between two measurements of memory at ends of cells. Then the supervisor is awake: an
+// idle one is not woken for it.
+const memoryPause = 30 * time.Second
 
 // recordLocked adds what has changed between two commits to the kernel's timeline.
 func (s *Supervisor) recordLocked(before, now *statusFacts) {
@@ -21,6 +28,10 @@ func (s *Supervisor) recordLocked(before, now *statusFacts) {
 	}
 	if now.state != before.state {
 		h.Busy(at, now.state == api.Busy)
+		if now.state == api.Idle && at.Sub(s.memoryAsked) >= memoryPause {
+			s.memoryAsked = at
+			wake.Reader(s.memoryDue)
+		}
 		was := before.state == api.Starting || before.state == api.Restarting
 		switch {
 		case now.state == api.Dead:
@@ -50,11 +61,27 @@ func (s *Supervisor) recordLocked(before, now *statusFacts) {
 	}
 }
 
+// memoryLocked returns the memory of the kernel's processes as it was measured last.
+func (s *Supervisor) memoryLocked() process.Memory {
+	if s.process == nil {
+		return process.Memory{}
+	}
+	return s.process.Used().Memory
+}
+
 // getTimeline answers with the kernel's life so far. It may be read by every user who sees the kernel.
 func (s *Supervisor) getTimeline(w http.ResponseWriter, _ *http.Request) error {
 	s.mu.Lock()
-	t := s.history.Timeline(s.now())
+	proc := s.process
 	s.mu.Unlock()
+	if proc != nil {
+		proc.MeasureMemory()
+	}
+	s.mu.Lock()
+	t := s.history.Timeline(s.now())
+	used := s.memoryLocked()
+	s.mu.Unlock()
+	t.Memory, t.MemoryAt = used.Bytes, used.At.UTC()
 	writeJSON(w, http.StatusOK, t)
 	return nil
 }

@@ -34,6 +34,9 @@ func TestTimeline(t *testing.T) {
 	c := r.dial(dialOption{session: "ann", v1: true})
 	c.result(c.execute("sleep 1s"))
 	line, _ := r.timeline()
+	if line.Memory < 1<<20 || time.Since(line.MemoryAt) > 10*time.Second || r.model().Memory != line.Memory {
+		t.Errorf("its memory is %d, measured at %v", line.Memory, line.MemoryAt)
+	}
 	busy := 0.0
 	for _, s := range line.Busy {
 		busy += s

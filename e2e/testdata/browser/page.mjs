@@ -53,13 +53,52 @@ const confirm = async (page, name) => {
   await page.getByRole('dialog').waitFor({ state: 'detached', timeout: 60000 });
 };
 
+if (process.env.EKG_CLUSTER) {
+  // FIRST runs in a pod and has printed, and no node can take SECOND.
+  const cluster = await open(`${URL}/#token=${TOKEN}`);
+  await check('a kernel that waits has its place and reason', async () => {
+    await row(cluster, FIRST).waitFor({ timeout: 30000 });
+    const waiting = cluster.getByRole('region', { name: 'Table of waiting kernels' }).getByRole('row').filter({ hasText: SECOND.slice(0, 8) });
+    await waiting.filter({ hasText: 'no node can take it' }).waitFor({ timeout: 30000 });
+    equal(await waiting.getByRole('cell').first().textContent(), '1', 'the place');
+    await cluster.getByRole('region', { name: 'Table of gateways' }).getByText('ready').waitFor();
+    await accessible(cluster, 'a cluster');
+  });
+  await check('a kernel in a pod has its timeline, memory and output', async () => {
+    await row(cluster, FIRST).click();
+    for (const kind of ['created', 'started', 'ready']) {
+      await cluster.getByRole('list', { name: 'Events' }).getByText(kind, { exact: true }).waitFor({ timeout: 20000 });
+    }
+    await cluster.getByText(/^\d+ MiB$/).waitFor({ timeout: 40000 });
+    await cluster.getByRole('button', { name: 'Show the output' }).click();
+    await cluster.locator('pre').filter({ hasText: 'from a pod' }).waitFor({ timeout: 20000 });
+  }, 90);
+  await check('a kernel that waits has a timeline, and is stopped', async () => {
+    await cluster.getByRole('button', { name: 'All kernels' }).click();
+    await row(cluster, SECOND).click();
+    await cluster.getByText('The kernel has no supervisor yet.').waitFor({ timeout: 20000 });
+    await act(cluster, 'Stop');
+    await confirm(cluster, 'Stop');
+    await cluster.getByText('This kernel does not exist any more.').waitFor({ timeout: 30000 });
+    equal(cluster.elsewhere, [], 'requests to other places');
+    equal(cluster.problems.filter(p => !p.includes('404')), [], 'problems in the console');
+  }, 90);
+  await browser.close();
+  finish();
+}
+
 if (PICTURES) {
-  await check('the picture', async () => {
+  await check('the pictures', async () => {
     const page = await open(`${URL}/#token=${TOKEN}`, { viewport: { width: 1200, height: 760 } });
     await row(page, FIRST).waitFor({ timeout: 30000 });
     await live(page);
     await page.screenshot({ path: join(PICTURES, 'page.png'), animations: 'disabled' });
-  });
+    await row(page, FIRST).click();
+    await page.getByRole('list', { name: 'Events' }).getByText('restarted').waitFor({ timeout: 20000 });
+    await page.getByRole('button', { name: 'Show the output' }).click();
+    await page.locator('pre').filter({ hasText: 'epoch 2' }).waitFor({ timeout: 30000 });
+    await page.screenshot({ path: join(PICTURES, 'page-kernel.png'), animations: 'disabled', fullPage: true });
+  }, 120);
   await browser.close();
   finish();
 }
@@ -124,6 +163,7 @@ await check('details and output, whose text is not HTML', async () => {
   equal(await page.evaluate(() => window.hacked), undefined, 'the script in the output ran');
   for (const kind of ['created', 'started', 'ready']) await page.getByRole('list', { name: 'Events' }).getByText(kind).waitFor();
   await page.getByRole('img', { name: /^Busy for/ }).waitFor();
+  await page.getByText(/^\d+ MiB$/).waitFor({ timeout: 30000 });
   await accessible(page, 'a kernel');
 });
 

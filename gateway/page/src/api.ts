@@ -9,7 +9,7 @@ export interface GPU { uuid: string; model?: string; memory_total?: number; memo
 export interface Grant { user?: string; group?: string; right: 'read' | 'use' }
 export interface Kernel {
   id: string; name: string; last_activity: string; execution_state: string; connections: number; created: string;
-  reason?: string; cull_at?: string; keep_until?: string; gpu?: GPU[]; gpus?: number; flavor?: string; owner?: string;
+  memory?: number; reason?: string; cull_at?: string; keep_until?: string; gpu?: GPU[]; gpus?: number; flavor?: string; owner?: string;
   shared_with?: Grant[]; shared_to_use?: boolean;
 }
 export interface Ended { id: string; name: string; reason: string; culled_at: string; seconds?: number; gpu_seconds?: number }
@@ -26,7 +26,7 @@ export interface UsageAnswer { since: string; until: string; usage: UsageRow[];
   steps?: { seconds: number; groups: Series[]; others?: Series } }
 export interface Replica { name: string; self?: boolean; version?: string; started?: string; ready: boolean; problem?: string }
 export interface Timeline { since: string; until: string; events: { at: string; kind: string; text?: string }[];
-  events_dropped: number; step_seconds: number; busy_seconds: number[]; missing?: string }
+  memory?: number; memory_at?: string; events_dropped: number; step_seconds: number; busy_seconds: number[]; missing?: string }
 export interface Limit { limit: string; of?: string; unit: string; most: number; used: number }
 
 /** An answer that is an error, with the gateway's sentence. */

@@ -1,7 +1,7 @@
 // One kernel: its details, its life, and the end of its output.
 import type { Kernel } from './api';
 import { type Action, Actions } from './dialogs';
-import { gibibytes, number, since, time } from './format';
+import { bytes, gibibytes, number, since, time } from './format';
 import { stateClass } from './kernels';
 import { Output } from './output';
 import { Timeline } from './timeline';
@@ -10,7 +10,7 @@ export function Detail({ kernel: k, now, open, back }: { kernel: Kernel; now: nu
   const at = (when: string): string => `${time(when)} (${since(when, now)} ago)`;
   const facts: [string, string | undefined][] = [
     ['Id', k.id], ['Kernelspec', k.name], ['Owner', k.owner], ['Reason', k.reason],
-    ['Flavor', k.flavor], ['GPUs', k.gpus ? number(k.gpus) : undefined], ['Clients', String(k.connections)],
+    ['Flavor', k.flavor], ['GPUs', k.gpus ? number(k.gpus) : undefined], ['Clients', String(k.connections)], ['Memory', k.memory ? bytes(k.memory) : undefined],
     ['Shared with', k.shared_with?.map(g => `${g.user ?? `group ${g.group}`} (${g.right})`).join(', ') || undefined],
     ['Created', at(k.created)], ['Last activity', at(k.last_activity)], ['Ends if unused', k.cull_at && time(k.cull_at)],
     ['Kept until', k.keep_until && time(k.keep_until)],

@@ -17,4 +17,10 @@ export const since = (at: string, now: number): string => span((now - Date.parse
 
 const amount = new Intl.NumberFormat(undefined, { maximumFractionDigits: 2 });
 export const number = (n: number): string => amount.format(n);
+/** An amount of memory in its unit. */
+export function bytes(n: number): string {
+  if (n < 2 ** 30) return `${Math.round(n / 2 ** 20)} MiB`;
+  return `${(n / 2 ** 30).toFixed(1)} GiB`;
+}
+
 export const gibibytes = (bytes: number): string => `${amount.format(bytes / 2 ** 30)} GiB`;

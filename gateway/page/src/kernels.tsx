@@ -2,7 +2,7 @@
 import { useLayoutEffect, useMemo, useRef, useState } from 'preact/hooks';
 
 import type { Kernel } from './api';
-import { gibibytes, number, since, time } from './format';
+import { bytes, gibibytes, number, since, time } from './format';
 
 const ROW = 40; // px, as --row in the style sheet
 const BEYOND = 8; // rows above and below the view
@@ -25,6 +25,7 @@ const columns: Column[] = [
   { name: 'Age', key: k => -Date.parse(k.created), text: (k, now) => since(k.created, now), title: k => time(k.created) },
   { name: 'Idle', key: k => -Date.parse(k.last_activity), more: true, title: k => `since ${time(k.last_activity)}`,
     text: (k, now) => k.execution_state === 'idle' ? since(k.last_activity, now) : '' },
+  { name: 'Memory', key: k => k.memory ?? 0, text: k => k.memory ? bytes(k.memory) : '', more: true },
   { name: 'GPU', key: k => memory(k) || k.gpus || 0, text: gpuText, title: gpuText, more: true },
   { name: 'Clients', key: k => k.connections, text: k => String(k.connections), more: true },
   { name: 'Reason or end', key: k => k.reason ?? k.cull_at ?? '', more: true, title: k => k.reason ?? '',

@@ -33,6 +33,7 @@ type Status struct {
 	Started      time.Time `json:"started,omitzero"`     // UTC; the first start, or the last one after an end
 	GPUs         int       `json:"gpus,omitempty"`       // as in Ending
 	Warm         bool      `json:"warm,omitempty"`       // it has no owner yet
+	Memory       int64     `json:"memory,omitempty"`     // as in Model; a change of it alone sends no line
 	Counts       Counts    `json:"counts"`               // now; a change of counts alone sends no line
 }
 

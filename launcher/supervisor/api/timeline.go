@@ -36,4 +36,7 @@ type Timeline struct {
 	Dropped int             `json:"events_dropped"` // events that are no longer kept
 	Step    float64         `json:"step_seconds"`   // length of a step; it doubles as the kernel gets older
 	Busy    []float64       `json:"busy_seconds"`   // for each step, how long the kernel was busy
+
+	Memory   int64     `json:"memory,omitempty"`   // as in Model
+	MemoryAt time.Time `json:"memory_at,omitzero"` // UTC; when it was measured
 }

@@ -262,6 +262,11 @@ func (c *Child) handle(life context.Context, l line) {
 		p.ForgetOutput()
 	case lineWatch:
 		p.WatchGPUs(l.Watch)
+	case lineMemory:
+		p.MeasureMemory()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.reportLocked(line{Type: lineMemory, Life: l.Life, Memory: p.Used().Memory.Bytes})
 	case lineMeasure:
 		p.Measure(!l.NoProcessors, l.Look)
 		if p.LookHangs() {

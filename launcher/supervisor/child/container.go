@@ -258,6 +258,10 @@ func (c *Container) take(from *link, l line) {
 		p.use.Processor = proctree.ProcessorTime{Used: l.Used,
 			At: time.Now().Add(-min(max(l.Age, 0), maxAge))}
 		c.opts.Measured()
+	case lineMemory:
+		if l.Memory > 0 {
+			p.use.Memory = process.Memory{Bytes: l.Memory, At: time.Now()}
+		}
 	case lineLooked:
 		if l.GPU != nil {
 			p.use.GPU = process.GPUUse{

@@ -202,6 +202,11 @@ func (p *Process) WatchGPUs(w process.GPUWatch) {
 	_ = p.tell(line{Type: lineWatch, Watch: w}) // without a child there are no samples
 }
 
+// MeasureMemory asks the child for a newer Used.Memory.
+func (p *Process) MeasureMemory() {
+	_ = p.tell(line{Type: lineMemory}) // the next may succeed
+}
+
 // Used returns the child's last measurement.
 func (p *Process) Used() process.Use {
 	p.c.mu.Lock()

@@ -25,6 +25,7 @@ import (
 //	                                                    age nanoseconds before
 //	            looked {life, gpu}                      the result of a look at GPUs, some time after measure
 //	            sampled {life, samples}                 a line of samples of GPUs, after watch
+//	            memory {life, memory}                   bytes of resident memory of the kernel's processes
 //	            exit {life, exit}                       once for each life that was started
 //	supervisor: hello {version, grace}                  grace is the pod's termination grace in nanoseconds
 //	            start {life, start}                     ends the kernel that may still run
@@ -35,6 +36,7 @@ import (
 //	                                                    ignores; with a program and a time also for looked
 //	            watch {life, watch}                     asks for sampled until the kernel ends; an older child ignores it
 //	            connection {life, connection}           what the kernel's launcher has told; hello repeats it
+//	            memory {life}                           asks for memory; an older child ignores it
 //	            end {}                                  ends the kernel; the child exits with 0
 //
 // life is a name that the supervisor gives to each start. Lines about another life than the present one are ignored.
@@ -69,6 +71,7 @@ const (
 	lineLooked  = "looked"
 	lineWatch   = "watch"
 	lineSampled = "sampled"
+	lineMemory  = "memory"
 	lineEnd     = "end"
 
 	lineConnection = "connection"
@@ -93,6 +96,7 @@ type line struct {
 	GPU           *process.GPUUse  `json:"gpu,omitempty"`
 	Watch         process.GPUWatch `json:"watch,omitzero"`
 	Samples       *gpu.Samples     `json:"samples,omitempty"`
+	Memory        int64            `json:"memory,omitempty"` // bytes
 	Exit          *exit            `json:"exit,omitempty"`
 	Connection    json.RawMessage  `json:"connection,omitempty"`
 }

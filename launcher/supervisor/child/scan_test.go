@@ -42,6 +42,17 @@ func TestRun_SharesScans(t *testing.T) {
 		t.Errorf("the child has scanned /proc: %v, %v", err, p.Used())
 	}
 
+	// The child reports the kernel's memory.
+	p.MeasureMemory()
+	for ; p.Used().Memory.At.IsZero(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatal("the child does not measure memory")
+		}
+	}
+	if got := p.Used().Memory.Bytes; got < 64<<10 || got > 1<<30 {
+		t.Errorf("the kernel has %d bytes", got)
+	}
+
 	p.Measure(true, process.GPULook{})
 	var file struct {
 		View     string                `json:"view"`

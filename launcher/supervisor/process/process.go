@@ -96,6 +96,13 @@ type Use struct {
 	Processor proctree.ProcessorTime
 	GPU       GPUUse    // of the last look
 	Samples   gpu.Tally // of WatchGPUs
+	Memory    Memory    // of the last MeasureMemory
+}
+
+// Memory is the resident memory of a kernel's process and its descendants at a moment.
+type Memory struct {
+	Bytes int64
+	At    time.Time // zero: not measured yet
 }
 
 // Start starts a kernel's process and returns once its program is loaded. The error is one sentence for the kernel's
@@ -311,6 +318,16 @@ func (p *Process) Measure(processors bool, look GPULook) {
 	}
 	if look.For > 0 && p.look == nil {
 		p.startLookLocked(look)
+	}
+}
+
+// MeasureMemory makes Used return a newer Memory at once. It reads only the kernel's processes.
+func (p *Process) MeasureMemory() {
+	bytes := proctree.TreeMemory(p.leader)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.reaped && bytes > 0 {
+		p.use.Memory = Memory{Bytes: bytes, At: time.Now()}
 	}
 }
 

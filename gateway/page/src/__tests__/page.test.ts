@@ -33,7 +33,7 @@ test('kernels are searched by all words, filtered and ordered', () => {
   assert.equal(ids('ANN big'), 'c');
   assert.equal(ids('ann', 'busy'), '');
   assert.equal(ids('', 'busy'), 'b');
-  assert.equal(ids('', '', 7, true), 'acb', 'the same number of clients is ordered by id');
+  assert.equal(ids('', '', 8, true), 'acb', 'the same number of clients is ordered by id');
 });
 
 test('grants are read line by line', () => {

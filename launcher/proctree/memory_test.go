@@ -1,0 +1,41 @@
+package proctree
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+)
+
+// TestTreeMemory checks that the memory of descendants counts, and that a process that has ended has none.
+func TestTreeMemory(t *testing.T) {
+	own := TreeMemory(os.Getpid())
+	if own < 1<<20 {
+		t.Fatalf("this process has %d bytes", own)
+	}
+	// A shell that waits for a shell that waits for its input.
+	cmd := exec.Command("sh", "-c", "sh -c 'echo; read x; :'; :")
+	in, err := cmd.StdinPipe()
+	out, err2 := cmd.StdoutPipe()
+	if err != nil || err2 != nil {
+		t.Fatal(err, err2)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil { // the inner shell runs
+		t.Fatal(err)
+	}
+	tree, outer := TreeMemory(cmd.Process.Pid), residentMemory(cmd.Process.Pid)
+	if outer == 0 || tree <= outer {
+		t.Errorf("the tree has %d bytes, its root %d", tree, outer)
+	}
+	if err := in.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if got := TreeMemory(cmd.Process.Pid); got != 0 {
+		t.Errorf("after its end: %d", got)
+	}
+}
