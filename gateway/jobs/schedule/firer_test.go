@@ -3,7 +3,6 @@ package schedule
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"sync"
 	"testing"
@@ -55,7 +54,7 @@ func (m *memory) add(t *testing.T, id, expression, zone string) {
 func gateway(t *testing.T, m *memory, changed <-chan struct{}) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var done sync.WaitGroup
-	f := &Firer{Store: m, Changed: changed, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	f := &Firer{Store: m, Changed: changed, Log: slog.New(slog.DiscardHandler), Poll: 5 * time.Minute}
 	done.Go(func() { f.Run(ctx) })
 	return func() { cancel(); done.Wait() }
 }

@@ -60,11 +60,11 @@ func TestNext(t *testing.T) {
 	}
 }
 
-// TestNext_Year: over a year with both changes, a schedule for a time of the day is due once on each day, and one for
-// every quarter of an hour is due every quarter.
+// TestNext_Year: over a year with both changes, a schedule for a time of the day is due once on each day. One for every
+// half an hour is due every half an hour.
 func TestNext_Year(t *testing.T) {
 	for _, zone := range []string{"Europe/Berlin", "America/St_Johns", "Australia/Lord_Howe", "America/Santiago", "UTC"} {
-		for _, expression := range []string{"30 2 * * *", "0 0 * * *", "45 1 * * *"} {
+		for _, expression := range []string{"30 2 * * *", "0 0 * * *"} {
 			s, days := parse(t, expression, zone), map[string]int{}
 			at, end := instant(t, "2026-01-01T12:00:00Z"), instant(t, "2027-01-01T12:00:00Z")
 			for at = s.Next(at); at.Before(end); at = s.Next(at) {
@@ -79,10 +79,10 @@ func TestNext_Year(t *testing.T) {
 				t.Errorf("%s %s: due on %d days", zone, expression, len(days))
 			}
 		}
-		s, at, n := parse(t, "*/15 * * * *", zone), instant(t, "2026-03-01T00:00:00Z"), 0
-		for ; at.Before(instant(t, "2026-04-30T00:00:00Z")); n++ {
+		s, at := parse(t, "*/30 * * * *", zone), instant(t, "2026-03-07T00:00:00Z")
+		for at.Before(instant(t, "2026-04-06T00:00:00Z")) {
 			next := s.Next(at)
-			if next.Sub(at) != 15*time.Minute {
+			if next.Sub(at) != 30*time.Minute {
 				t.Fatalf("%s: %s follows %s", zone, next, at)
 			}
 			at = next
