@@ -32,6 +32,8 @@ var wantAccess = map[string]access{
 	"GET /api/kernels/{id}/timeline":   readKernel,
 	"POST /api/kernels/{id}/interrupt": useKernel, "POST /api/kernels/{id}/restart": useKernel,
 	"PATCH /api/kernels/{id}": ownKernel, "DELETE /api/kernels/{id}": ownKernel,
+	"GET /api/jobs": anyUser, "POST /api/jobs": anyUser, "GET /api/jobs/{job}": anyUser,
+	"DELETE /api/jobs/{job}": anyUser, "POST /api/jobs/{job}/stop": anyUser, "GET /api/jobs/{job}/notebook": anyUser,
 	"GET /api/sessions": anyUser, "POST /api/sessions": anyUser,
 	"GET /api/sessions/{session}": readKernel, "PATCH /api/sessions/{session}": ownKernel,
 	"DELETE /api/sessions/{session}": ownKernel,

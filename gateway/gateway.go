@@ -12,7 +12,8 @@
 // ends it, which its handler stops. A stream of events has one that bounds its last write, which its handler awaits.
 // The HTTP transport has two for each idle connection to a supervisor, for at most idleSupervisor. The number of
 // refused requests that are in no log is written by a timer. Watch, which its caller runs, starts one for each token
-// that is verified again, and awaits it. New starts none. Drain ends all that is left.
+// that is verified again, and awaits it. RunJobs, which its caller runs too, starts those of package jobs. New starts
+// none. Drain ends all that is left.
 package gateway
 
 import (
@@ -26,6 +27,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/channels"
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
 	"github.com/elastic-kernel-gateway/ekg/gateway/limits"
 	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
@@ -79,6 +81,7 @@ type Gateway struct {
 	eventReaders *channels.Registry[caller] // of no kernel
 	pending      pendingStarts
 	paths        pathLocks
+	jobs         *jobs.Manager // nil: there are none
 }
 
 // New builds a gateway that is not ready yet (see SetReady). The error of a bad option is an *OptionError.
@@ -132,6 +135,7 @@ func New(o Options) (*Gateway, error) {
 	if err != nil {
 		return nil, wrongOption("Metrics", "%v", err)
 	}
+	g.jobs = g.newJobs()
 	if g.resources, err = compile(g.routes()); err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}

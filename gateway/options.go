@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
 	"github.com/elastic-kernel-gateway/ekg/gateway/limits"
 	"github.com/elastic-kernel-gateway/ekg/gateway/metrics"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
@@ -75,6 +76,8 @@ type Options struct {
 	StartsPerMinute      int // kernels that one user may start
 	ConnectionsPerKernel int // websockets that lead to one kernel
 	ConnectionsPerUser   int // websockets and readers of logs and events, together, of one user
+
+	Jobs jobs.Policy // how many jobs each user may have, and how long they are kept
 
 	// Limits is the policy that the Launcher was given, too; nil: no limits.
 	Limits *limits.Policy

@@ -57,6 +57,13 @@ func (g *Gateway) routes() []route {
 		{method: "GET", pattern: "/api/kernels/{id}/log", serve: g.getLog, access: useKernel, audit: "read log",
 			lasting: true},
 
+		{method: "GET", pattern: "/api/jobs", serve: g.listJobs, access: anyUser},
+		{method: "POST", pattern: "/api/jobs", serve: g.submitJob, access: anyUser, audit: "submit job"},
+		{method: "GET", pattern: "/api/jobs/{job}", serve: g.getJob, access: anyUser},
+		{method: "DELETE", pattern: "/api/jobs/{job}", serve: g.deleteJob, access: anyUser, audit: "remove job"},
+		{method: "POST", pattern: "/api/jobs/{job}/stop", serve: g.stopJob, access: anyUser, audit: "stop job"},
+		{method: "GET", pattern: "/api/jobs/{job}/notebook", serve: g.getJobNotebook, access: anyUser},
+
 		{method: "GET", pattern: "/api/sessions", serve: g.listSessions, access: anyUser},
 		{method: "POST", pattern: "/api/sessions", serve: g.createSession, access: anyUser, audit: "open session"},
 		{method: "GET", pattern: "/api/sessions/{session}", serve: g.getSession, access: readKernel},

@@ -94,6 +94,18 @@ func onKernels(
 	c *cli.Context, read func(*cli.Context) (*settings.Settings, error), atLeast, atMost int,
 	do func(context.Context, *kernelRun) error,
 ) error {
+	format, err := parseFormat(c.String("output"))
+	if err != nil {
+		return &usageError{err}
+	}
+	return onKernelsAs(c, read, format, atLeast, atMost, do)
+}
+
+// onKernelsAs is onKernels with a format of its own.
+func onKernelsAs(
+	c *cli.Context, read func(*cli.Context) (*settings.Settings, error), format outputFormat, atLeast, atMost int,
+	do func(context.Context, *kernelRun) error,
+) error {
 	want := max(c.NArg(), atLeast)
 	if atMost >= 0 {
 		want = min(want, atMost)
@@ -108,10 +120,7 @@ func onKernels(
 	if err != nil {
 		return err
 	}
-	r := &kernelRun{c: c}
-	if r.format, err = parseFormat(c.String("output")); err != nil {
-		return &usageError{err}
-	}
+	r := &kernelRun{c: c, format: format}
 	if r.gateways, err = findGateways(c.String("gateway-url"), s, os.Getenv); err != nil {
 		return err
 	}
@@ -189,13 +198,9 @@ func startKernel(ctx context.Context, r *kernelRun) error {
 	if flavor := r.c.String("flavor"); flavor != "" {
 		body["flavor"] = flavor
 	}
-	env := map[string]string{}
-	for _, text := range r.c.StringSlice("env") {
-		name, value, ok := strings.Cut(text, "=")
-		if !ok || name == "" {
-			return &usageError{fmt.Errorf("--env %q is not NAME=VALUE", text)}
-		}
-		env[name] = value
+	env, err := variables(r.c.StringSlice("env"))
+	if err != nil {
+		return err
 	}
 	body["env"] = env
 	var k kernelRow

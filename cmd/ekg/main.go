@@ -5,6 +5,8 @@
 //	ekg start [KERNELSPEC]     start a kernel and print its id
 //	ekg stop KERNEL            end a kernel; restart, interrupt and keep likewise
 //	ekg log KERNEL             print a kernel's output
+//	ekg run NOTEBOOK           submit a notebook as a job
+//	ekg jobs                   list jobs; jobs follow, logs, notebook, stop and rm likewise
 //	ekg token                  create a token for a user, and its hash for the file of users
 //	ekg config                 print the settings that serve would use, with their sources
 //	ekg config import FILE     translate settings of Jupyter Enterprise Gateway
@@ -77,7 +79,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		}
 		return 0
 	}
-	err := p.RunContext(ctx, flagsFirst(p, args))
+	err := p.RunContext(ctx, flagsFirst(p, parameterPairs(args)))
 	if err == nil {
 		return 0
 	}
@@ -172,6 +174,7 @@ func program(stdout, stderr io.Writer) *cli.App {
 		},
 	}
 	app.Commands = append(app.Commands, kernelCommands(read)...)
+	app.Commands = append(app.Commands, runCommand(read), jobsCommand(read))
 	app.Commands = append(app.Commands, usageCommand(read), topCommand(read), completionCommand())
 	return app
 }

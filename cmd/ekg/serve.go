@@ -145,8 +145,10 @@ func (v *server) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	v.watchUsers(ctx, gw)
+	v.inBackground(ctx, "users", gw.Watch)
 	v.endKernelsAndWebsockets(gw, b.launcher)
+	// Jobs are given back before kernels may be stopped, and after the listener.
+	v.inBackground(ctx, "jobs", gw.RunJobs)
 	failed := v.serveHTTP(listener, gw.Handler(), gw.EndLogs)
 	v.setReady(gw)
 	if err := v.register(listener.Addr(), token); err != nil {
@@ -301,15 +303,14 @@ func (v *server) setReady(gw *gateway.Gateway) {
 	gw.SetReady(true)
 }
 
-// watchUsers closes the connections of users whose access is revoked. It works in a goroutine that the registered step
-// waits for.
-func (v *server) watchUsers(ctx context.Context, gw *gateway.Gateway) {
+// inBackground runs a part of the gateway in a goroutine. The registered step ends it and waits for it.
+func (v *server) inBackground(ctx context.Context, name string, run func(context.Context)) {
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
-	var watching sync.WaitGroup
-	watching.Go(func() { gw.Watch(ctx) })
-	v.onStop("users", func(context.Context) error {
+	var running sync.WaitGroup
+	running.Go(func() { run(ctx) })
+	v.onStop(name, func(context.Context) error {
 		stop()
-		watching.Wait()
+		running.Wait()
 		return nil
 	})
 }

@@ -9,6 +9,7 @@ var mayImport = map[string][]string{
 	"cmd/ekg/settings": {
 		"gateway",
 		"gateway/identity",
+		"gateway/jobs",
 		"gateway/limits",
 		"kernelspecs",
 		"launcher/kube",
@@ -22,6 +23,7 @@ var mayImport = map[string][]string{
 		"cmd/ekg/settings",
 		"gateway",
 		"gateway/identity",
+		"gateway/jobs",
 		"gateway/limits",
 		"gateway/metrics",
 		"jupyter",
@@ -53,8 +55,11 @@ var mayImport = map[string][]string{
 	"gateway": {
 		"gateway/channels",
 		"gateway/identity",
+		"gateway/jobs",
+		"gateway/jobs/notebook",
 		"gateway/limits",
 		"gateway/metrics",
+		"jupyter",
 		"jupyter/framing",
 		"jupyter/notice",
 		"kernelspecs",
@@ -64,6 +69,7 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/api",
 	},
 	"gateway/identity":      {},
+	"gateway/jobs":          {"gateway/jobs/notebook", "launcher", "launcher/sleep"},
 	"gateway/jobs/notebook": {"jupyter", "jupyter/notice"},
 	"gateway/jobs/schedule": {"launcher/logkey"},
 	"gateway/metrics":       {"launcher", "launcher/supervisor/api"},
@@ -248,8 +254,8 @@ var doors = []struct {
 	{"github.com/go-zeromq/zmq4", []string{"launcher/supervisor/zeromq", "launcher/launchertest"}, nil},
 	{
 		"github.com/gorilla/websocket",
-		[]string{"gateway/channels", "gateway/jobs/notebook", "launcher/supervisor", "launcher/supervisor/connection",
-			"launcher/launchertest"},
+		[]string{"gateway", "gateway/channels", "gateway/jobs", "gateway/jobs/notebook", "launcher/supervisor",
+			"launcher/supervisor/connection", "launcher/launchertest"},
 		[]string{"cmd/ekg-supervisor", "e2e", "gateway", "launcher/local", "launcher/supervisor/flow"},
 	},
 	{

@@ -35,6 +35,7 @@ func Run(t *testing.T, open func(t *testing.T) launcher.Launcher, spec kernelspe
 	t.Run("adoption", s.adoption)
 	t.Run("two launchers", s.two)
 	t.Run("a kernel that is culled", s.culled)
+	t.Run("records", s.records)
 }
 
 type suite struct {

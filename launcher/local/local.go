@@ -26,6 +26,7 @@
 //	STATE/warm/ID.json                a warm kernel, until it has got its owner; its folder is STATE/kernels/ID
 //	STATE/warm.lock                   flocked by the one launcher that keeps warm kernels
 //	STATE/gpus/                       flocked files that say who holds the GPUs; see package devices
+//	STATE/records/KIND/ID             launcher.Record; changed under KIND/.lock
 //	STATE/aside/                      entries that could not be read
 //	STATE/reaper.lock                 flocked by the one launcher that cleans up
 //	STATE/starts.lock                 flocked while kernels are counted and one is started, if there are limits

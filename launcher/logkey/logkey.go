@@ -44,6 +44,7 @@ const (
 	Cause  = "cause"  // why a websocket was closed
 	Dir    = "dir"    // a folder of kernelspecs
 	In     = "in"     // bytes from the client
+	Job    = "job"    // id of a job
 	Out    = "out"    // bytes to the client
 	Source = "source" // of users: an issuer, a cluster or a hub
 	Until  = "until"  // a time

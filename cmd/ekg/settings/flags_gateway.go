@@ -1,10 +1,12 @@
 package settings
 
 import (
+	"strconv"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway"
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
 )
 
 // gatewaySettings set the gateway's address, its users and their limits.
@@ -212,6 +214,21 @@ var gatewaySettings = []group{
 			def: "0", field: "ConnectionsPerKernel",
 			value: count(func(s *Settings) *int { return &s.ConnectionsPerKernel }),
 			Usage: "open websockets to one kernel from one gateway; 0 for no limit but those of the supervisor",
+		},
+		{
+			Name: "max-jobs-per-user", Env: []string{"EKG_MAX_JOBS_PER_USER"}, def: strconv.Itoa(jobs.DefaultPerUser),
+			value: count(func(s *Settings) *int { return &s.Jobs.PerUser }),
+			Usage: "jobs of each user that have not ended; 0 for no limit. See docs/jobs.md",
+		},
+		{
+			Name: "jobs-keep", Env: []string{"EKG_JOBS_KEEP"}, def: strconv.Itoa(jobs.DefaultKeep),
+			value: count(func(s *Settings) *int { return &s.Jobs.Keep }),
+			Usage: "jobs of each user that are kept after their end, with their notebooks; 0 for all",
+		},
+		{
+			Name: "jobs-keep-for", Env: []string{"EKG_JOBS_KEEP_FOR"}, def: jobs.DefaultKeepFor.String(),
+			value: limit(func(s *Settings) *time.Duration { return &s.Jobs.KeepFor }),
+			Usage: "how long jobs are kept after their end; 0: for any time",
 		},
 	}},
 }

@@ -101,6 +101,8 @@ func (s *Settings) GatewayOptions() gateway.Options {
 		StartsPerMinute:      s.StartsPerMinute,
 		ConnectionsPerUser:   s.ConnectionsPerUser,
 		ConnectionsPerKernel: s.ConnectionsPerKernel,
+
+		Jobs: s.Jobs,
 	}
 }
 

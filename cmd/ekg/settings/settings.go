@@ -13,6 +13,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
 )
 
 // Settings are the values of all options.
@@ -49,6 +51,7 @@ type Settings struct {
 	StartsPerMinute            int
 	ConnectionsPerUser         int
 	ConnectionsPerKernel       int
+	Jobs                       jobs.Policy
 
 	MaxKernels         int
 	MaxKernelsPerUser  int

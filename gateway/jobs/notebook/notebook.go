@@ -254,3 +254,13 @@ func (c *cell) tagged(tag string) bool { return slices.Contains(c.tags(), tag) }
 func (c *cell) runs() bool {
 	return c.isCode() && strings.TrimSpace(c.source) != "" && !c.tagged("skip-execution")
 }
+
+// CodeCells returns how many cells have code to run.
+func (d *Document) CodeCells() (n int) {
+	for _, c := range d.cells {
+		if c.runs() {
+			n++
+		}
+	}
+	return n
+}

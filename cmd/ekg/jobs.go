@@ -1,0 +1,375 @@
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/term"
+
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+)
+
+// jobsCommand is `ekg jobs`.
+func jobsCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Command {
+	all := func(what string) cli.ActionFunc {
+		do := map[string]func(context.Context, *kernelRun, *gatewayClient, string) error{
+			"follow": followOne, "logs": printJobLogs, "notebook": printNotebook,
+			"stop": stopJob, "rm": removeJob,
+		}[what]
+		return func(c *cli.Context) error { return onGateways(c, read, 1, -1, eachJob(do)) }
+	}
+	command := &cli.Command{
+		Name: "jobs", Usage: "list jobs, follow and end them",
+		Flags:  []cli.Flag{outputFlag},
+		Action: func(c *cli.Context) error { return onKernels(c, read, 0, 0, listJobs) },
+		Subcommands: []*cli.Command{
+			{Name: "follow", Usage: "wait for the end of jobs and show their progress", ArgsUsage: "JOB..."},
+			{Name: "logs", Usage: "print what the cells of jobs have printed", ArgsUsage: "JOB..."},
+			{Name: "notebook", Usage: "print the notebook of a job with its outputs", ArgsUsage: "JOB",
+				Flags: []cli.Flag{
+					&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write it to `FILE`"},
+					&cli.BoolFlag{Name: "source", Usage: "the notebook as it was submitted"},
+				}},
+			{Name: "stop", Usage: "end jobs: their kernels are interrupted and ended", ArgsUsage: "JOB..."},
+			{Name: "rm", Usage: "remove jobs that have ended, with their notebooks", ArgsUsage: "JOB..."},
+		},
+	}
+	for _, sub := range command.Subcommands {
+		sub.Action = all(sub.Name)
+		sub.Description = "JOB is a job's id or the beginning of one."
+	}
+	for _, c := range append([]*cli.Command{command}, command.Subcommands...) {
+		c.OnUsageError = refuseUsage
+		c.Flags = append(c.Flags, append(gatewayFlags(), settingFlags("state-dir")...)...)
+	}
+	return command
+}
+
+// onGateways is onKernels for commands without --output as a format.
+func onGateways(
+	c *cli.Context, read func(*cli.Context) (*settings.Settings, error), atLeast, atMost int,
+	do func(context.Context, *kernelRun) error,
+) error {
+	return onKernelsAs(c, read, formatTable, atLeast, atMost, do)
+}
+
+// jobRow is a job as the gateway shows it.
+type jobRow struct {
+	jobs.Job
+
+	whole json.RawMessage
+}
+
+// UnmarshalJSON reads a job and keeps all of it.
+func (j *jobRow) UnmarshalJSON(b []byte) error {
+	j.Job = jobs.Job{}
+	j.whole = slices.Clone(b)
+	return json.Unmarshal(b, &j.Job)
+}
+
+func (j *jobRow) ended() bool { return j.State.Final() }
+
+// failure returns the error of a job that has not succeeded.
+func (j *jobRow) failure() error {
+	if j.State == jobs.Succeeded {
+		return nil
+	}
+	return fmt.Errorf("job %s %s: %s", j.ID, j.State, cmp.Or(j.Reason, "no reason is known"))
+}
+
+// jobs lists a gateway's jobs.
+func (g *gatewayClient) jobs(ctx context.Context) (all []jobRow, err error) {
+	return all, g.read(ctx, "api/jobs", nil, "the list of jobs", &all)
+}
+
+// allJobs lists the jobs of all gateways, each once.
+func (r *kernelRun) allJobs(ctx context.Context) (all []jobRow, at map[string]*gatewayClient, err error) {
+	at = map[string]*gatewayClient{}
+	for _, g := range r.gateways {
+		list, err := g.jobs(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		for _, j := range list {
+			if at[j.ID] == nil {
+				at[j.ID] = g
+				all = append(all, j)
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b jobRow) int { return a.Created.Compare(b.Created) })
+	return all, at, nil
+}
+
+// listJobs is `ekg jobs`.
+func listJobs(ctx context.Context, r *kernelRun) error {
+	all, _, err := r.allJobs(ctx)
+	if err != nil {
+		return err
+	}
+	return r.format.printJobs(r.c.App.Writer, all, time.Now())
+}
+
+// eachJob returns a command for each job of its arguments. It goes on after a failure.
+func eachJob(
+	do func(ctx context.Context, r *kernelRun, g *gatewayClient, id string) error,
+) func(context.Context, *kernelRun) error {
+	return func(ctx context.Context, r *kernelRun) error {
+		all, at, err := r.allJobs(ctx)
+		if err != nil {
+			return err
+		}
+		var errs []error
+		for _, name := range r.c.Args().Slice() {
+			id, err := matchJob(all, name)
+			if err == nil {
+				err = do(ctx, r, at[id], id)
+			}
+			if errs = append(errs, err); ctx.Err() != nil {
+				break
+			}
+		}
+		return errors.Join(errs...)
+	}
+}
+
+// matchJob returns the id of the job that a text begins.
+func matchJob(all []jobRow, text string) (string, error) {
+	var ids []string
+	for _, j := range all {
+		if strings.HasPrefix(j.ID, text) {
+			ids = append(ids, j.ID)
+		}
+	}
+	switch len(ids) {
+	case 0:
+		return "", fmt.Errorf("no job %q; see ekg jobs", text)
+	case 1:
+		return ids[0], nil
+	}
+	return "", fmt.Errorf("%q is the beginning of several jobs: %s", text, strings.Join(ids, ", "))
+}
+
+func followOne(ctx context.Context, r *kernelRun, g *gatewayClient, id string) error {
+	return r.followJob(ctx, g, id)
+}
+
+func stopJob(ctx context.Context, r *kernelRun, g *gatewayClient, id string) error {
+	if err := g.change(ctx, http.MethodPost, "api/jobs/"+id+"/stop", nil, nil); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(r.c.App.Writer, id)
+	return err
+}
+
+func removeJob(ctx context.Context, r *kernelRun, g *gatewayClient, id string) error {
+	if err := g.change(ctx, http.MethodDelete, "api/jobs/"+id, nil, nil); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(r.c.App.Writer, id)
+	return err
+}
+
+// notebook reads a job's notebook.
+func (g *gatewayClient) notebook(ctx context.Context, id string, query url.Values) ([]byte, error) {
+	resp, err := g.get(ctx, "api/jobs/"+id+"/notebook", query)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = resp.Body.Close() }() // read to its end
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return nil, fmt.Errorf("%s: the notebook: %w", g.shown, err)
+	}
+	return b, nil
+}
+
+// saveNotebook writes a job's notebook to a file.
+func (g *gatewayClient) saveNotebook(ctx context.Context, id, path string) error {
+	b, err := g.notebook(ctx, id, nil)
+	if err != nil {
+		return err
+	}
+	return atomicfile.Replace(path, func(f *os.File) error {
+		_, err := f.Write(b)
+		return errors.Join(err, f.Chmod(0o644)) // as Jupyter's
+	})
+}
+
+func printNotebook(ctx context.Context, r *kernelRun, g *gatewayClient, id string) error {
+	query := url.Values{}
+	if r.c.Bool("source") {
+		query.Set("source", "1")
+	}
+	if path := r.c.String("output"); path != "" && !r.c.Bool("source") {
+		return g.saveNotebook(ctx, id, path)
+	}
+	b, err := g.notebook(ctx, id, query)
+	if err != nil {
+		return err
+	}
+	_, err = r.c.App.Writer.Write(b)
+	return err
+}
+
+// jobLogs prints the outputs of all cells, as `ekg log` prints a kernel's.
+func printJobLogs(ctx context.Context, r *kernelRun, g *gatewayClient, id string) error {
+	b, err := g.notebook(ctx, id, nil)
+	if err != nil {
+		return err
+	}
+	var doc struct {
+		Cells []struct {
+			Outputs []map[string]json.RawMessage `json:"outputs"`
+		} `json:"cells"`
+	}
+	if err := json.Unmarshal(b, &doc); err != nil {
+		return fmt.Errorf("the notebook of job %s: %w", id, err)
+	}
+	p := logPrinter{out: bufio.NewWriter(r.c.App.Writer)}
+	for _, cell := range doc.Cells {
+		for _, output := range cell.Outputs {
+			if err := p.print(outputMessage(output)); err != nil {
+				return err
+			}
+		}
+	}
+	return p.out.Flush()
+}
+
+// outputMessage turns a notebook's output into the message that it came from. Notebooks have texts as lists of lines.
+func outputMessage(output map[string]json.RawMessage) *logMessage {
+	var m logMessage
+	_ = json.Unmarshal(output["output_type"], &m.Header.MsgType) // an output of another form prints nothing
+	var data map[string]json.RawMessage
+	if json.Unmarshal(output["data"], &data) == nil && data != nil {
+		for name, raw := range data {
+			data[name] = joinedLines(raw)
+		}
+		output["data"], _ = json.Marshal(data) // raw JSON cannot fail
+	}
+	if raw, there := output["text"]; there {
+		output["text"] = joinedLines(raw)
+	}
+	m.Content, _ = json.Marshal(output)
+	return &m
+}
+
+// joinedLines returns a list of texts as one text, and any other value as it is.
+func joinedLines(raw json.RawMessage) json.RawMessage {
+	var lines []string
+	if len(raw) == 0 || json.Unmarshal(raw, &lines) != nil {
+		return raw
+	}
+	text, _ := json.Marshal(strings.Join(lines, "")) // a text cannot fail
+	return text
+}
+
+// printJobs prints a list of jobs.
+func (f outputFormat) printJobs(w io.Writer, all []jobRow, now time.Time) error {
+	switch f {
+	case formatJSON, formatYAML:
+		whole := make([]json.RawMessage, len(all))
+		for i, j := range all {
+			whole[i] = j.whole
+		}
+		return f.printValue(w, whole)
+	case formatName:
+		for _, j := range all {
+			if _, err := fmt.Fprintln(w, j.ID); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if len(all) == 0 {
+		_, err := fmt.Fprintln(w, "No jobs.")
+		return err
+	}
+	head := []string{"JOB", "NAME", "STATE", "CELLS", "AGE", "REASON"}
+	if f == formatWide {
+		head = []string{"JOB", "NAME", "STATE", "CELLS", "AGE", "OWNER", "SPEC", "FLAVOR", "ATTEMPT", "KERNEL", "REASON"}
+	}
+	lines := [][]string{head}
+	for _, j := range all {
+		cells := []string{j.ID, j.Name, string(j.State), fmt.Sprintf("%d/%d", j.Cell, j.Cells), age(now, j.Created)}
+		if f == formatWide {
+			cells = append(cells, cmp.Or(j.Owner, "-"), j.Kernelspec, cmp.Or(j.Flavor, "-"), strconv.Itoa(j.Attempt),
+				cmp.Or(j.Kernel, "-"))
+		}
+		lines = append(lines, append(cells, cmp.Or(j.Reason, "-")))
+	}
+	return writeTable(w, lines)
+}
+
+// progress shows what a job does: a bar on a terminal, else a line for each change.
+type progress struct {
+	w        io.Writer
+	terminal bool
+	said     string
+	onLine   bool // the bar's line has not ended
+}
+
+func newProgress(w io.Writer) *progress {
+	f, ok := w.(*os.File)
+	return &progress{w: w, terminal: ok && term.IsTerminal(int(f.Fd()))}
+}
+
+// barWidth is the width of the bar, in characters.
+const barWidth = 30
+
+// show shows a job. What cannot be written is lost: only the user would miss it.
+func (p *progress) show(j jobRow) {
+	text := fmt.Sprintf("%s: %s", j.Name, j.State)
+	if j.Cells > 0 && (j.State == jobs.Running || j.ended()) {
+		if p.terminal {
+			done := barWidth * j.Cell / j.Cells
+			text = fmt.Sprintf("%s [%s%s] cell %d of %d, %s", j.Name, strings.Repeat("#", done),
+				strings.Repeat("-", barWidth-done), j.Cell, j.Cells, j.State)
+		} else {
+			text += fmt.Sprintf(", cell %d of %d", j.Cell, j.Cells)
+		}
+	}
+	if j.Reason != "" && !j.ended() {
+		text += ": " + j.Reason
+	}
+	p.say(text)
+}
+
+func (p *progress) say(text string) {
+	if text == p.said {
+		return
+	}
+	p.said = text
+	text = kernelspecs.Printable(text)
+	if p.terminal {
+		_, _ = fmt.Fprintf(p.w, "\r\x1b[K%s", text)
+		p.onLine = true
+		return
+	}
+	_, _ = fmt.Fprintf(p.w, "ekg: %s\n", text)
+}
+
+// end ends the bar's line.
+func (p *progress) end() {
+	if p.onLine {
+		_, _ = fmt.Fprintln(p.w)
+		p.onLine = false
+	}
+}

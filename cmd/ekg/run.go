@@ -1,0 +1,224 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
+)
+
+// parameterFlags take a name and a value as two arguments, as papermill's do, or as NAME=VALUE.
+var parameterFlags = map[string]bool{"-p": true, "--parameters": true, "-r": true, "--parameters_raw": true,
+	"--parameters-raw": true}
+
+// parameterPairs joins name and value behind a flag of parameters in the arguments of `ekg run`.
+func parameterPairs(args []string) []string {
+	if len(args) < 2 || args[1] != "run" {
+		return args
+	}
+	var joined []string
+	for i := 0; i < len(args); i++ {
+		joined = append(joined, args[i])
+		if args[i] == "--" {
+			return append(joined, args[i+1:]...)
+		}
+		if !parameterFlags[args[i]] || i+1 >= len(args) {
+			continue
+		}
+		i++
+		pair := args[i]
+		if !strings.Contains(pair, "=") && i+1 < len(args) {
+			i++
+			pair += "=" + args[i]
+		}
+		joined = append(joined, pair)
+	}
+	return joined
+}
+
+// runCommand is `ekg run`.
+func runCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Command {
+	return &cli.Command{
+		Name: "run", Usage: "submit a notebook as a job, and print its id", ArgsUsage: "NOTEBOOK",
+		Description: "The job runs in a kernel of its own, and this program may end: docs/jobs.md says more. With\n" +
+			"--follow or --output the command waits for the end, and its exit status is 1 if the job fails. Ctrl-C\n" +
+			"then ends only this command.",
+		OnUsageError: refuseUsage,
+		Flags: append([]cli.Flag{
+			&cli.StringSliceFlag{Name: "parameters", Aliases: []string{"p"},
+				Usage: "a parameter, `NAME VALUE` or NAME=VALUE. Numbers, True, False and None have their type. Can be repeated"},
+			&cli.StringSliceFlag{Name: "parameters-raw", Aliases: []string{"r", "parameters_raw"},
+				Usage: "a parameter that is a text, `NAME VALUE` or NAME=VALUE. Can be repeated"},
+			&cli.StringSliceFlag{Name: "parameters-file", Aliases: []string{"f", "parameters_file"},
+				Usage: "a `FILE` of parameters, YAML or JSON. Can be repeated"},
+			&cli.StringFlag{Name: "kernel", Aliases: []string{"k"}, Usage: "`KERNELSPEC`; else the notebook's, or the gateway's default"},
+			&cli.StringFlag{Name: "flavor", Usage: "`NAME` of the GPU that it gets; see docs/gpus.md"},
+			&cli.StringSliceFlag{Name: "env", Usage: "a variable of the kernel, `NAME=VALUE`. Can be repeated"},
+			&cli.StringFlag{Name: "name", Usage: "`NAME` of the job; else the notebook's"},
+			&cli.StringSliceFlag{Name: "tag", Usage: "a `WORD` for lists. Can be repeated"},
+			&cli.IntFlag{Name: "priority", Usage: "your jobs with a higher `NUMBER` start first"},
+			&cli.IntFlag{Name: "retries", Usage: "how often (`NUMBER`) it begins again if its kernel is lost"},
+			&cli.DurationFlag{Name: "timeout", Usage: "how `LONG` it may run"},
+			&cli.BoolFlag{Name: "allow-errors", Usage: "go on after a cell with an error"},
+			&cli.StringFlag{Name: "once", Usage: "a `TEXT`: the same submission again returns the same job"},
+			&cli.BoolFlag{Name: "follow", Usage: "wait for the end and show the progress"},
+			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "wait for the end and write the notebook to `FILE`"},
+		}, append(gatewayFlags(), settingFlags("state-dir")...)...),
+		Action: func(c *cli.Context) error { return onGateways(c, read, 1, 1, submitNotebook) },
+	}
+}
+
+// submitNotebook is `ekg run`.
+func submitNotebook(ctx context.Context, r *kernelRun) error {
+	path := r.c.Args().First()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if !json.Valid(text) {
+		return fmt.Errorf("%s is not a notebook: it is not JSON", path)
+	}
+	parameters, err := r.parameters()
+	if err != nil {
+		return err
+	}
+	env, err := variables(r.c.StringSlice("env"))
+	if err != nil {
+		return err
+	}
+	body := map[string]any{
+		"notebook": json.RawMessage(text), "name": r.c.String("name"), "kernelspec": r.c.String("kernel"),
+		"parameters": parameters, "env": env, "tags": r.c.StringSlice("tag"), "priority": r.c.Int("priority"),
+		"retries": r.c.Int("retries"), "timeout": int64(math.Ceil(r.c.Duration("timeout").Seconds())),
+		"allow_errors": r.c.Bool("allow-errors"), "token": r.c.String("once"), "input_path": filepath.Base(path),
+	}
+	if flavor := r.c.String("flavor"); flavor != "" {
+		body["flavor"] = flavor
+	}
+	output := r.c.String("output")
+	if output != "" {
+		body["output_path"] = filepath.Base(output)
+	}
+	var job jobRow
+	g := r.gateways[0]
+	if err := g.change(ctx, http.MethodPost, "api/jobs", body, &job); err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintln(r.c.App.Writer, job.ID); err != nil {
+		return err
+	}
+	if output == "" && !r.c.Bool("follow") {
+		return nil
+	}
+	ended := r.followJob(ctx, g, job.ID)
+	if output == "" || errors.Is(ended, errInterrupted) {
+		return ended
+	}
+	return errors.Join(ended, g.saveNotebook(context.WithoutCancel(ctx), job.ID, output))
+}
+
+// parameters returns the parameters of the command line. Files come first, and flags override them.
+func (r *kernelRun) parameters() (map[string]any, error) {
+	all := map[string]any{}
+	for _, path := range r.c.StringSlice("parameters-file") {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		if err := yaml.Unmarshal(text, &all); err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+	}
+	for flag, value := range map[string]func(string) any{
+		"parameters": typed, "parameters-raw": func(text string) any { return text },
+	} {
+		for _, pair := range r.c.StringSlice(flag) {
+			name, text, ok := strings.Cut(pair, "=")
+			if !ok || name == "" {
+				return nil, &usageError{fmt.Errorf("--%s %q has no name and value", flag, pair)}
+			}
+			all[name] = value(text)
+		}
+	}
+	return all, nil
+}
+
+// typed returns the value that papermill takes from a text: True, False, None and numbers have their type.
+func typed(text string) any {
+	switch text {
+	case "True":
+		return true
+	case "False":
+		return false
+	case "None":
+		return nil
+	}
+	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+		return n
+	}
+	if f, err := strconv.ParseFloat(text, 64); err == nil && !math.IsNaN(f) && !math.IsInf(f, 0) {
+		return json.Number(text)
+	}
+	return text
+}
+
+// variables reads NAME=VALUE.
+func variables(texts []string) (map[string]string, error) {
+	env := map[string]string{}
+	for _, text := range texts {
+		name, value, ok := strings.Cut(text, "=")
+		if !ok || name == "" {
+			return nil, &usageError{fmt.Errorf("--env %q is not NAME=VALUE", text)}
+		}
+		env[name] = value
+	}
+	return env, nil
+}
+
+// errInterrupted says that the user has ended a command that waited for a job.
+var errInterrupted = errors.New("interrupted")
+
+// followPause is the time between two looks at a job.
+const followPause = time.Second
+
+// followJob waits for the end of a job, and shows on stderr what it does. The error says how the job has failed. A
+// gateway that does not answer is asked again: another one may have the job, or this one is being replaced.
+func (r *kernelRun) followJob(ctx context.Context, g *gatewayClient, id string) error {
+	p := newProgress(r.c.App.ErrWriter)
+	for {
+		var job jobRow
+		err := g.change(ctx, http.MethodGet, "api/jobs/"+id, nil, &job)
+		var refused *refusedError
+		switch {
+		case ctx.Err() != nil:
+			p.end()
+			return fmt.Errorf("%w; the job goes on. To come back: ekg jobs follow %s", errInterrupted, id)
+		case errors.As(err, &refused) && refused.final():
+			p.end()
+			return err
+		case err != nil:
+			p.say("the gateway does not answer")
+		case job.ended():
+			p.show(job)
+			p.end()
+			return job.failure()
+		default:
+			p.show(job)
+		}
+		if err := pause(ctx, followPause); err != nil {
+			continue // ctx says it
+		}
+	}
+}

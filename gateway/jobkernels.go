@@ -1,0 +1,176 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+
+	"github.com/gorilla/websocket"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
+	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// jobKernels starts and reaches the kernels of jobs as routes do for clients, so that the same checks, limits and
+// records hold. It implements jobs.Kernels.
+type jobKernels struct{ g *Gateway }
+
+// call makes the request of a job's author. It has no connection and no credential.
+func (j jobKernels) call(ctx context.Context, author jobs.Author, query url.Values) (*call, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://job/?"+query.Encode(), nil)
+	if err != nil {
+		return nil, err
+	}
+	who := soleOwner()
+	if !author.Sole {
+		user := identity.User{Name: author.Name, Groups: author.Groups, Admin: author.Admin}
+		who = caller{User: user, has: ownKernel}
+	}
+	id := newRequestID()
+	return &call{Request: r.WithContext(launcher.WithRequestID(ctx, id)), id: id, who: who}, nil
+}
+
+// authorOf returns the caller as the author of a job.
+func authorOf(who caller) jobs.Author {
+	if who.sole {
+		return jobs.Author{Sole: true}
+	}
+	return jobs.Author{Name: who.Name, Groups: who.Groups, Admin: who.Admin}
+}
+
+// Start starts a job's kernel.
+func (j jobKernels) Start(ctx context.Context, author jobs.Author, id string, body json.RawMessage) error {
+	r, err := j.call(ctx, author, nil)
+	if err != nil {
+		return err
+	}
+	var wanted object
+	if err := json.Unmarshal(body, &wanted); err != nil {
+		return err
+	}
+	if wanted["kernel_id"], err = json.Marshal(id); err != nil {
+		return err
+	}
+	req, err := j.g.kernelRequest(r.who, wanted)
+	if err == nil {
+		err = j.g.start(r, req, func(launcher.Kernel) error { return nil })
+	}
+	e := r.entry("start", "")
+	e.Outcome = auditDone
+	if err != nil {
+		e.Outcome = auditFailed
+	}
+	j.g.audit.write(e)
+	return j.explained(r, err)
+}
+
+// explained turns the error of a start into one that the author of the job reads.
+func (j jobKernels) explained(r *call, err error) error {
+	var limit *launcher.LimitError
+	switch {
+	case err == nil, r.Context().Err() != nil:
+		return err
+	case errors.As(err, &limit):
+		return &jobs.WaitError{Reason: limit.Reason}
+	}
+	p := problemOf(r, err)
+	switch p.status {
+	case http.StatusTooManyRequests:
+		return &jobs.WaitError{Reason: p.message}
+	case http.StatusServiceUnavailable:
+		return fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
+	}
+	return errors.New(p.message)
+}
+
+// Up waits until a job's kernel is up.
+func (j jobKernels) Up(ctx context.Context, id string, waits func(reason string)) error {
+	said := ""
+	for {
+		k, err := j.g.opts.Launcher.Wait(ctx, id, func(k launcher.Kernel) bool { return isUp(k) || k.Reason != said })
+		var limit *launcher.LimitError
+		switch {
+		case err == nil && !isUp(k):
+			said = k.Reason
+			waits(k.Reason)
+			continue
+		case err == nil:
+			err = startError(k)
+		}
+		if errors.As(err, &limit) {
+			return &jobs.WaitError{Reason: limit.Reason}
+		}
+		return err
+	}
+}
+
+// Dial connects to the channels of a job's kernel.
+func (j jobKernels) Dial(
+	ctx context.Context, author jobs.Author, id string, query url.Values,
+) (*websocket.Conn, error) {
+	r, err := j.call(ctx, author, query)
+	if err != nil {
+		return nil, err
+	}
+	out, err := j.g.outgoing(ctx, r, id, http.MethodGet, "channels")
+	if err != nil {
+		return nil, err
+	}
+	out.URL.Scheme = "ws"
+	dialer := websocket.Dialer{
+		NetDialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return j.g.dial(ctx, net.JoinHostPort(id, "80"))
+		},
+		HandshakeTimeout: upgradeTime,
+		Subprotocols:     []string{jupyter.SubprotocolRelay},
+	}
+	ws, resp, err := dialer.DialContext(ctx, out.URL.String(), out.Header)
+	if err == nil {
+		return ws, nil
+	}
+	if resp != nil {
+		_ = resp.Body.Close() // the dialer has read what there is
+	}
+	// The error of a dial does not decide whether the kernel exists.
+	k, lost := j.g.kernel(ctx, id)
+	var gone *launcher.GoneError
+	switch {
+	case errors.As(lost, &gone):
+		return nil, fmt.Errorf("%w: %s", notebook.ErrGone, gone.Reason)
+	case errors.Is(lost, launcher.ErrNotFound):
+		return nil, fmt.Errorf("%w: it does not exist any more", notebook.ErrGone)
+	case lost == nil && k.State == api.Dead:
+		return nil, fmt.Errorf("%w: %s", notebook.ErrGone, k.Reason)
+	}
+	return nil, err
+}
+
+// Interrupt interrupts a job's kernel.
+func (j jobKernels) Interrupt(ctx context.Context, author jobs.Author, id string) error {
+	r, err := j.call(ctx, author, nil)
+	if err != nil {
+		return err
+	}
+	_, err = j.g.forward(r, id, http.MethodPost, "interrupt", actionTime)
+	return err
+}
+
+// Stop ends a job's kernel.
+func (j jobKernels) Stop(ctx context.Context, author jobs.Author, id, reason string) error {
+	r, err := j.call(ctx, author, nil)
+	if err != nil {
+		return err
+	}
+	if err := j.g.stop(r, id, reason); err != nil && !errors.Is(err, launcher.ErrNotFound) {
+		return err
+	}
+	return nil
+}

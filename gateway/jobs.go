@@ -1,0 +1,275 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// newJobs returns the manager of jobs, or nil if the launcher keeps no records.
+func (g *Gateway) newJobs() *jobs.Manager {
+	keeper, ok := g.opts.Launcher.(launcher.RecordKeeper)
+	if !ok {
+		return nil
+	}
+	return jobs.New(keeper, jobKernels{g}, g.opts.Jobs, g.opts.Log)
+}
+
+// RunJobs runs jobs until ctx ends. Their cells go on then, and another gateway, or this one after its next start,
+// carries on.
+func (g *Gateway) RunJobs(ctx context.Context) {
+	if g.jobs != nil {
+		g.jobs.Run(ctx)
+	}
+}
+
+// needJobs returns the manager of jobs.
+func (g *Gateway) needJobs() (*jobs.Manager, error) {
+	if g.jobs == nil {
+		return nil, refuse(http.StatusNotImplemented, "This gateway runs no jobs.")
+	}
+	return g.jobs, nil
+}
+
+// jobProblem turns an error of package jobs into the answer for the client.
+func jobProblem(err error) error {
+	var invalid *jobs.InvalidError
+	var many *jobs.TooManyError
+	switch {
+	case errors.As(err, &invalid):
+		return refuse(http.StatusBadRequest, "%s.", upperFirst(invalid.Error()))
+	case errors.As(err, &many):
+		return refuse(http.StatusForbidden, "%s", many.Error()).by(limitCheck)
+	case errors.Is(err, launcher.ErrNoRecord):
+		return refuse(http.StatusNotFound, "The job does not exist.")
+	case errors.Is(err, jobs.ErrRuns):
+		return refuse(http.StatusConflict, "The job has not ended. Stop it first.")
+	case errors.Is(err, launcher.ErrRecordTooLarge):
+		return refuse(http.StatusRequestEntityTooLarge, "The notebook is larger than what can be stored here.")
+	case errors.Is(err, launcher.ErrUnavailable):
+		return &problem{status: http.StatusServiceUnavailable, err: err,
+			message: "Jobs cannot be read or stored at the moment. Try again."}
+	}
+	return err
+}
+
+func upperFirst(text string) string {
+	if text == "" {
+		return text
+	}
+	return strings.ToUpper(text[:1]) + text[1:]
+}
+
+// submitJob answers POST /api/jobs.
+func (g *Gateway) submitJob(w http.ResponseWriter, r *call) error {
+	manager, err := g.needJobs()
+	if err != nil {
+		return err
+	}
+	body, err := g.readObject(w, r)
+	if err != nil {
+		return err
+	}
+	sub, err := g.submission(r, body)
+	if err != nil {
+		return err
+	}
+	job, created, err := manager.Submit(r.Context(), sub)
+	if err != nil {
+		return jobProblem(err)
+	}
+	status := http.StatusOK
+	if created {
+		status = http.StatusCreated
+		w.Header().Set("Location", g.base+"/api/jobs/"+job.ID)
+	}
+	return writeJSON(w, status, job)
+}
+
+// submission reads the body of a POST. It checks the kernel's start as that of any kernel, so that a mistake is
+// reported now. Limits count when the job starts.
+func (g *Gateway) submission(r *call, body object) (sub jobs.Submission, err error) {
+	if sub.Notebook = body["notebook"]; len(sub.Notebook) == 0 || sub.Notebook[0] != '{' {
+		return sub, refuse(http.StatusBadRequest, "notebook is missing, or not an object.")
+	}
+	sub.Author, sub.Owner = authorOf(r.who), r.who.owner()
+	spec := ""
+	for _, text := range []struct {
+		member string
+		to     *string
+	}{
+		{"name", &sub.Name}, {"kernelspec", &spec}, {"flavor", &sub.Flavor}, {"input_path", &sub.InputPath},
+		{"output_path", &sub.OutputPath}, {"token", &sub.Token},
+	} {
+		if *text.to, _, err = body.text(text.member); err != nil {
+			return sub, err
+		}
+	}
+	if parameters, err := body.object("parameters"); err != nil {
+		return sub, err
+	} else if len(parameters) > 0 {
+		sub.Parameters = body["parameters"]
+	}
+	for _, value := range []struct {
+		member, is string
+		to         any
+	}{
+		{"tags", "a list of strings", &sub.Tags}, {"priority", "a whole number", &sub.Priority},
+		{"timeout", "a whole number of seconds", &sub.Timeout}, {"retries", "a whole number", &sub.Retries},
+		{"allow_errors", "true or false", &sub.AllowErrors},
+	} {
+		if raw, there := body[value.member]; there && json.Unmarshal(raw, value.to) != nil {
+			return sub, refuse(http.StatusBadRequest, "%s is not %s.", value.member, value.is)
+		}
+	}
+	return sub, g.jobStart(r, body, spec, &sub)
+}
+
+// jobStart sets the start of a job's kernel, and what the job shows of it. Without a kernelspec the notebook's is used.
+func (g *Gateway) jobStart(r *call, body object, spec string, sub *jobs.Submission) error {
+	start := object{}
+	for _, member := range []string{"env", "flavor"} {
+		if raw, there := body[member]; there {
+			start[member] = raw
+		}
+	}
+	if spec == "" {
+		var named struct {
+			Metadata struct{ Kernelspec struct{ Name string } }
+		}
+		if json.Unmarshal(sub.Notebook, &named) == nil {
+			if _, ok := g.opts.Specs.Get(named.Metadata.Kernelspec.Name); ok {
+				spec = named.Metadata.Kernelspec.Name
+			}
+		}
+	}
+	if spec != "" {
+		name, err := json.Marshal(spec)
+		if err != nil {
+			return err
+		}
+		start["name"] = name
+	}
+	req, err := g.kernelRequest(r.who, start)
+	if err != nil {
+		return err
+	}
+	r.starts(req)
+	r.kernel = "" // it gets another id
+	if err := mayStart(r.who, req.Spec); err != nil {
+		return err
+	}
+	if err := g.chooseFlavor(r.who, &req); err != nil {
+		return err
+	}
+	sub.Kernelspec, sub.Language = req.Spec.Name, req.Spec.Language
+	if req.Flavor != nil {
+		sub.Flavor, r.flavor = req.Flavor.Name, req.Flavor.Name
+	}
+	if sub.Start, err = json.Marshal(start); err != nil {
+		return err
+	}
+	return nil
+}
+
+// listJobs answers with the caller's jobs, or all for an admin, the oldest first.
+func (g *Gateway) listJobs(w http.ResponseWriter, r *call) error {
+	manager, err := g.needJobs()
+	if err != nil {
+		return err
+	}
+	states, name := r.URL.Query()["state"], r.URL.Query().Get("name")
+	for _, state := range states {
+		switch jobs.State(state) {
+		case jobs.Queued, jobs.Starting, jobs.Running, jobs.Succeeded, jobs.Failed, jobs.Stopped:
+		default:
+			return refuse(http.StatusBadRequest, "The parameter state is not queued, starting, running, succeeded, failed "+
+				"or stopped.")
+		}
+	}
+	list, err := manager.List(r.Context(), func(j *jobs.Job) bool {
+		return r.who.owns(j.Owner) && strings.HasPrefix(j.Name, name) &&
+			(len(states) == 0 || slices.Contains(states, string(j.State)))
+	})
+	if err != nil {
+		return jobProblem(err)
+	}
+	return writeJSON(w, http.StatusOK, list)
+}
+
+// jobOf returns the job of the path, if the caller owns it. Another user's job does not exist for the caller.
+func (g *Gateway) jobOf(r *call) (*jobs.Manager, jobs.Job, error) {
+	manager, err := g.needJobs()
+	if err != nil {
+		return nil, jobs.Job{}, err
+	}
+	job, err := manager.Get(r.Context(), r.PathValue("job"))
+	if err == nil && !r.who.owns(job.Owner) {
+		return nil, jobs.Job{}, refuse(http.StatusNotFound, "The job does not exist.").by(accessCheck)
+	}
+	if err != nil {
+		return nil, jobs.Job{}, jobProblem(err)
+	}
+	r.spec = job.Kernelspec
+	return manager, job, nil
+}
+
+func (g *Gateway) getJob(w http.ResponseWriter, r *call) error {
+	_, job, err := g.jobOf(r)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, job)
+}
+
+// getJobNotebook answers with the notebook as it is now, or with ?source=1 as it was submitted.
+func (g *Gateway) getJobNotebook(w http.ResponseWriter, r *call) error {
+	manager, job, err := g.jobOf(r)
+	if err != nil {
+		return err
+	}
+	source := false
+	switch r.URL.Query().Get("source") {
+	case "", "0":
+	case "1":
+		source = true
+	default:
+		return refuse(http.StatusBadRequest, "The parameter source is not 1 or 0.")
+	}
+	b, err := manager.Notebook(r.Context(), job.ID, source)
+	if err != nil {
+		return jobProblem(err)
+	}
+	return writeBody(w, http.StatusOK, b)
+}
+
+// stopJob asks for the end of a job and does not wait for it.
+func (g *Gateway) stopJob(w http.ResponseWriter, r *call) error {
+	manager, job, err := g.jobOf(r)
+	if err != nil {
+		return err
+	}
+	if job, err = manager.Stop(r.Context(), job.ID); err != nil {
+		return jobProblem(err)
+	}
+	return writeJSON(w, http.StatusAccepted, job)
+}
+
+// deleteJob removes a job that has ended.
+func (g *Gateway) deleteJob(w http.ResponseWriter, r *call) error {
+	manager, job, err := g.jobOf(r)
+	if err != nil {
+		return err
+	}
+	if err := manager.Remove(r.Context(), job.ID); err != nil {
+		return jobProblem(err)
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}

@@ -1,0 +1,409 @@
+package jobs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/gorilla/websocket"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+)
+
+// Reasons that authors read.
+const (
+	reasonStopped  = "it was stopped on request"
+	reasonInternal = "an internal error of the gateway; see its log"
+)
+
+// giveBack bounds the last write of a gateway that ends.
+const giveBack = 5 * time.Second
+
+// errLost says that another gateway holds the job.
+var errLost = errors.New("jobs: another gateway holds the job")
+
+// hold is a job that this gateway works on. Method work is its goroutine.
+type hold struct {
+	// Fixed.
+	m    *Manager
+	id   string
+	log  *slog.Logger
+	ctx  context.Context // ends when the job is lost, or with Manager.Run
+	lose context.CancelCauseFunc
+	beat chan struct{} // capacity 1: count now
+
+	mu      sync.Mutex
+	s       stored
+	stop    chan struct{} // closed when the end of the job is wanted
+	stopped bool          // stop is closed
+}
+
+func newHold(ctx context.Context, m *Manager, s stored) *hold {
+	h := &hold{m: m, id: s.ID, log: m.log.With(logkey.Job, s.ID), beat: make(chan struct{}, 1), s: s,
+		stop: make(chan struct{})}
+	h.ctx, h.lose = context.WithCancelCause(ctx)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.noteLocked()
+	return h
+}
+
+// noteLocked looks at what others may have changed in the record.
+func (h *hold) noteLocked() {
+	if h.s.Stopping && !h.stopped {
+		h.stopped = true
+		close(h.stop)
+	}
+}
+
+// poke makes the hold look at its record now.
+func (h *hold) poke() {
+	select {
+	case h.beat <- struct{}{}:
+	default:
+	}
+}
+
+// entry returns the record as this gateway knows it.
+func (h *hold) entry() entry {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.s.entry
+}
+
+// update changes the record. It fails, and the job is lost, if another gateway holds the job.
+func (h *hold) update(ctx context.Context, change func(*entry)) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	next := h.s
+	change(&next.entry)
+	err := h.m.store.write(ctx, &next)
+	if errors.Is(err, launcher.ErrRecordChanged) {
+		next, err = h.m.store.change(ctx, h.id, func(e *entry) error {
+			if e.Holder != h.m.name {
+				return errLost
+			}
+			change(e)
+			return nil
+		})
+	}
+	switch {
+	case err == nil:
+		h.s = next
+		h.noteLocked()
+	case errors.Is(err, errLost), errors.Is(err, launcher.ErrNoRecord):
+		h.lose(errLost)
+	}
+	return err
+}
+
+// must is update that is tried again while the record cannot be written.
+func (h *hold) must(what string, change func(*entry)) error {
+	return retry(h.ctx, h.log, what, func() error { return h.update(h.ctx, change) })
+}
+
+// count proves to other gateways that this one lives, until ctx ends.
+func (h *hold) count(ctx context.Context) {
+	t := time.NewTicker(h.m.timing.beat)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+		case <-h.beat:
+		}
+		if err := h.update(ctx, func(e *entry) { e.Beat++ }); err != nil && ctx.Err() == nil {
+			h.log.Warn("the holding of a job is not renewed", logkey.Err, err)
+		}
+	}
+}
+
+// work brings the job as far as possible, and then gives it back.
+func (h *hold) work() {
+	ctx, end := context.WithCancel(h.ctx)
+	var counting sync.WaitGroup
+	counting.Go(func() { h.count(ctx) })
+	err := h.steps()
+	end()
+	counting.Wait()
+	if err != nil && h.ctx.Err() == nil {
+		h.log.Error("a job cannot go on", logkey.Err, err)
+		h.notYet()
+	}
+	if errors.Is(context.Cause(h.ctx), errLost) {
+		h.log.Warn("another gateway has taken the job")
+		return
+	}
+	back, cancel := context.WithTimeout(context.WithoutCancel(h.ctx), giveBack)
+	defer cancel()
+	if err := h.update(back, func(e *entry) { e.Holder = "" }); err != nil {
+		h.log.Warn("a job is not given back; another gateway takes it later", logkey.Err, err)
+	}
+	h.lose(nil)
+}
+
+// notYet makes this gateway wait before it tries the job again.
+func (h *hold) notYet() {
+	h.m.mu.Lock()
+	defer h.m.mu.Unlock()
+	h.m.notYet[h.id] = time.Now().Add(h.m.timing.again)
+}
+
+// steps does what the record says is next, until the job has ended or has to wait. Every step can be repeated by
+// another gateway.
+func (h *hold) steps() error {
+	for {
+		e := h.entry()
+		switch {
+		case e.Outcome != nil:
+			if err := h.settle(&e); err != nil {
+				return err
+			}
+		case e.State.Final():
+			return nil
+		case e.Stopping && e.Kernel == "":
+			return h.must("stop", func(e *entry) { e.State, e.Reason, e.Ended = Stopped, reasonStopped, time.Now().UTC() })
+		case e.State == Queued:
+			// The kernel's id is stored before the kernel is started.
+			kernel := uuid.NewString()
+			err := h.must("start", func(e *entry) { e.State, e.Kernel, e.Attempt = Starting, kernel, e.Attempt+1 })
+			if err != nil {
+				return err
+			}
+		case e.State == Starting:
+			if done, err := h.start(&e); done || err != nil {
+				return err
+			}
+		default:
+			if err := h.run(&e); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// settle stops the kernel of an attempt that has ended, and then ends the job or lets it begin again.
+func (h *hold) settle(e *entry) error {
+	err := retry(h.ctx, h.log, "stop its kernel", func() error {
+		return h.m.kernels.Stop(h.ctx, e.Author, e.Kernel, "its job has ended")
+	})
+	if err != nil {
+		return err
+	}
+	return h.must("end", func(e *entry) {
+		e.State, e.Reason, e.Outcome = e.Outcome.State, e.Outcome.Reason, nil
+		if e.State.Final() {
+			e.Ended = time.Now().UTC()
+			return
+		}
+		e.Kernel, e.Cell, e.Started = "", 0, time.Time{}
+	})
+}
+
+// outcome stores how an attempt has ended. An attempt whose kernel was lost is followed by another one, if the author
+// wanted that.
+func (h *hold) outcome(state State, reason string, lost bool) error {
+	return h.must("store its outcome", func(e *entry) {
+		if lost && !e.Stopping && e.Attempt <= e.Retries {
+			state = Queued
+		}
+		e.Outcome = &outcome{state, reason}
+		if state == Queued {
+			e.Saved = "" // its notebook is swept up
+		}
+	})
+}
+
+// start starts the job's kernel and waits until it is up. done says that the job has to wait in the queue.
+func (h *hold) start(e *entry) (done bool, err error) {
+	ctx, cancel := context.WithCancelCause(h.ctx)
+	defer cancel(nil)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	ended := make(chan struct{})
+	defer close(ended)
+	watching.Go(func() {
+		select {
+		case <-h.stop:
+			cancel(errStopped)
+		case <-ended:
+		}
+	})
+	err = retry(ctx, h.log, "start its kernel", func() error {
+		return h.m.kernels.Start(ctx, e.Author, e.Kernel, e.Start)
+	})
+	if err == nil {
+		err = h.m.kernels.Up(ctx, e.Kernel, func(reason string) {
+			if err := h.update(ctx, func(e *entry) { e.Reason = reason }); err != nil && ctx.Err() == nil {
+				h.log.Warn("the reason of a wait is not stored", logkey.Err, err)
+			}
+		})
+	}
+	var wait *WaitError
+	switch {
+	case err == nil:
+		return false, h.must("note that it runs", func(e *entry) {
+			e.State, e.Reason, e.Started = Running, "", time.Now().UTC()
+		})
+	case h.ctx.Err() != nil:
+		return false, err
+	case errors.Is(context.Cause(ctx), errStopped):
+		return false, h.outcome(Stopped, reasonStopped, false)
+	case errors.As(err, &wait):
+		h.notYet()
+		if err := h.m.kernels.Stop(h.ctx, e.Author, e.Kernel, wait.Reason); err != nil {
+			return false, err
+		}
+		return true, h.must("wait", func(e *entry) {
+			e.State, e.Reason, e.Kernel, e.Attempt = Queued, wait.Reason, "", e.Attempt-1
+		})
+	case errors.Is(err, launcher.ErrUnavailable):
+		return false, err
+	}
+	return false, h.outcome(Failed, "its kernel could not be started: "+err.Error(), true)
+}
+
+// Reasons for which this gateway ends a wait or a run by itself.
+var (
+	errStopped = errors.New("jobs: stopped")
+	errTimeout = errors.New("jobs: out of time")
+)
+
+// run runs the notebook, from where it was left.
+func (h *hold) run(e *entry) error {
+	document, resume, err := h.document(e)
+	if err != nil {
+		return err
+	}
+	relay := notebook.OpenRelay(notebook.RelayOptions{
+		Dial: func(ctx context.Context, query url.Values) (*websocket.Conn, error) {
+			return h.m.kernels.Dial(ctx, e.Author, e.Kernel, query)
+		},
+		Session:   fmt.Sprintf("job-%s-%d", e.ID, e.Attempt),
+		Cursor:    resume.cursor(),
+		Interrupt: func(ctx context.Context) error { return h.m.kernels.Interrupt(ctx, e.Author, e.Kernel) },
+	})
+	defer relay.Close()
+	stop, why, end := h.untilStopped(e)
+	defer end()
+	r := notebook.Run{Conn: relay, Document: document, ID: fmt.Sprintf("%s-%d", e.ID, e.Attempt), Resume: resume.state(),
+		AllowErrors: e.AllowErrors, Save: h.save, Stop: stop}
+	result, err := h.m.perform(h.ctx, &r)
+	if err != nil {
+		return err
+	}
+	switch result.Status {
+	case notebook.Completed:
+		return h.outcome(Succeeded, "", false)
+	case notebook.Stopped:
+		if errors.Is(why(), errTimeout) {
+			return h.outcome(Failed, fmt.Sprintf("it ran longer than its timeout of %d s", e.Timeout), false)
+		}
+		return h.outcome(Stopped, reasonStopped, false)
+	}
+	reason := result.Reason
+	if result.Cell > 0 {
+		reason = fmt.Sprintf("cell %d: %s", result.Cell, reason)
+	}
+	return h.outcome(Failed, reason, result.Lost)
+}
+
+// untilStopped returns a channel that is closed when the job is to end: on request, or when its time is over. why says
+// which. end must be called.
+func (h *hold) untilStopped(e *entry) (stop <-chan struct{}, why func() error, end func()) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	var watching sync.WaitGroup
+	closed := make(chan struct{})
+	var over <-chan time.Time
+	var timer *time.Timer
+	if e.Timeout > 0 {
+		timer = time.NewTimer(time.Until(e.Started.Add(time.Duration(e.Timeout) * time.Second)))
+		over = timer.C
+	}
+	watching.Go(func() {
+		select {
+		case <-h.stop:
+			cancel(errStopped)
+		case <-over:
+			cancel(errTimeout)
+		case <-closed:
+		}
+	})
+	return ctx.Done(), func() error { return context.Cause(ctx) }, func() {
+		close(closed)
+		watching.Wait()
+		cancel(nil)
+		if timer != nil {
+			timer.Stop()
+		}
+	}
+}
+
+// resumed is the state of a run that is carried on; nil: it begins.
+type resumed struct{ s *notebook.State }
+
+func (r resumed) state() *notebook.State { return r.s }
+
+func (r resumed) cursor() string {
+	if r.s == nil {
+		return ""
+	}
+	return r.s.Cursor
+}
+
+// document returns the notebook to run, and from where.
+func (h *hold) document(e *entry) (doc *notebook.Document, from resumed, err error) {
+	err = retry(h.ctx, h.log, "read its notebook", func() error {
+		if e.Saved == "" {
+			source, err := h.m.store.source(h.ctx, e)
+			if err != nil {
+				return err
+			}
+			doc, err = e.prepared(source, e.Language)
+			return err
+		}
+		s, err := h.m.store.saved(h.ctx, e)
+		if err != nil {
+			return err
+		}
+		from.s = &s.State
+		doc, err = notebook.Read(s.Notebook)
+		return err
+	})
+	return doc, from, err
+}
+
+// save stores the notebook beside the last one, then makes it the job's, and removes the last one.
+func (h *hold) save(ctx context.Context, document []byte, state notebook.State, p notebook.Progress) error {
+	b, err := json.Marshal(saved{state, document})
+	if err != nil {
+		return err
+	}
+	before, now := h.entry().Saved, ""
+	err = retry(ctx, h.log, "save its notebook", func() error {
+		now, err = h.m.store.keep(ctx, h.id, b)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	err = retry(ctx, h.log, "save its progress", func() error {
+		return h.update(ctx, func(e *entry) { e.Saved, e.Cell, e.Cells = now, p.Cell, p.Cells })
+	})
+	if err != nil || before == "" {
+		return err
+	}
+	if err := h.m.store.keeper.RemoveRecord(ctx, kindNotebook, before); err != nil {
+		h.log.Warn("an old notebook of a job is removed later", logkey.Err, err)
+	}
+	return nil
+}

@@ -1,0 +1,143 @@
+// Package jobs runs notebooks without their authors. A job is a notebook with a kernelspec and parameters. It waits in
+// a queue until its kernel may start, its cells run one after the other, and the notebook with the outputs is kept.
+//
+// A job is a record (launcher.RecordKeeper) that all gateways read. One gateway holds it at a time. The holder starts
+// the job's kernel, runs the notebook (package notebook) over the kernel's own channels, and stores after each cell
+// what another gateway needs to carry on: the document, and the state of the run. When a gateway ends, or is killed,
+// another one takes its jobs. The kernel and the cell that runs do not notice that.
+//
+// Each step is stored before it is done, so a gateway can be killed at any moment: the id of a kernel before the kernel
+// is started, the outcome of a run before the kernel is stopped. A cell's request has the same id whichever gateway
+// sends it, and the kernel's supervisor accepts an id once.
+//
+// A holder proves that it lives by a counter in the record. Another gateway takes the job when it has watched the
+// counter stand still for leaseTime, by its own clock. Clocks of gateways are not compared. A holder that was frozen
+// meanwhile cannot store anything: a record is replaced only if nobody has changed it.
+//
+// Goroutines: Manager.Run, which its caller runs, starts one for each job that it holds, and waits for all. Each of
+// these has one that counts, and those of package notebook.
+package jobs
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
+)
+
+// State says how far a job is.
+type State string
+
+// The states of a job. The last three are final.
+const (
+	Queued    State = "queued"   // its kernel is not started: it waits for its turn, or for a limit
+	Starting  State = "starting" // its kernel is being started
+	Running   State = "running"
+	Succeeded State = "succeeded" // all cells have run
+	Failed    State = "failed"
+	Stopped   State = "stopped" // on request
+)
+
+// Final reports whether a job of the state has ended.
+func (s State) Final() bool { return s == Succeeded || s == Failed || s == Stopped }
+
+// Job is a job as its owner sees it. Times are in UTC.
+type Job struct {
+	ID          string          `json:"id"`
+	Name        string          `json:"name"`
+	Owner       string          `json:"owner,omitempty"` // "" if there is only one owner
+	Kernelspec  string          `json:"kernelspec"`
+	Flavor      string          `json:"flavor,omitempty"`
+	Parameters  json.RawMessage `json:"parameters,omitempty"` // an object
+	Tags        []string        `json:"tags,omitempty"`
+	Priority    int             `json:"priority,omitempty"` // jobs with a higher one start first
+	Timeout     int64           `json:"timeout,omitempty"`  // seconds that one attempt may run; 0: any
+	Retries     int             `json:"retries,omitempty"`  // how often it begins again when its kernel is lost
+	AllowErrors bool            `json:"allow_errors,omitempty"`
+	InputPath   string          `json:"input_path,omitempty"` // for the notebook's metadata, and for its author
+	OutputPath  string          `json:"output_path,omitempty"`
+
+	State    State     `json:"state"`
+	Reason   string    `json:"reason,omitempty"` // one sentence: what it waits for, or why it has failed
+	Attempt  int       `json:"attempt"`          // from 1; 0 before the first
+	Kernel   string    `json:"kernel_id,omitempty"`
+	Cell     int       `json:"cell"`  // which cell with code runs, from 1; 0 before the first
+	Cells    int       `json:"cells"` // how many cells have code
+	Created  time.Time `json:"created"`
+	Started  time.Time `json:"started,omitzero"` // when its kernel was up, in the present attempt
+	Ended    time.Time `json:"ended,omitzero"`
+	Stopping bool      `json:"stopping,omitempty"` // its end was requested
+}
+
+// Author is on whose behalf a job's kernel is started: the user who has submitted it, as the user was at that time.
+type Author struct {
+	Name   string   `json:"name,omitempty"`
+	Groups []string `json:"groups,omitempty"`
+	Admin  bool     `json:"admin,omitempty"`
+	Sole   bool     `json:"sole,omitempty"` // the gateway has no users
+}
+
+// Submission is a job that a client wants.
+type Submission struct {
+	Job      // what a client may set; the rest is ignored
+	Notebook []byte
+	Author   Author
+	Start    json.RawMessage // the body of the request for its kernel, without kernel_id
+	Language string          // of the kernelspec
+	Token    string          // the same submission again returns the same job; "" for none
+}
+
+// Bounds of a submission.
+const (
+	maxName    = 300 // bytes, also of paths and of a tag
+	maxTags    = 50
+	maxRetries = 100
+	maxTimeout = 10 * 365 * 24 * 3600 // seconds
+)
+
+// InvalidError is a submission that is wrong. Its text is for the client.
+type InvalidError struct{ text string }
+
+func (e *InvalidError) Error() string { return e.text }
+
+// check checks what a client has set, and returns the notebook.
+func (s *Submission) check() (*notebook.Document, error) {
+	wrong := func(format string, args ...any) error { return &InvalidError{fmt.Sprintf(format, args...)} }
+	for _, text := range append([]string{s.Name, s.InputPath, s.OutputPath, s.Token}, s.Tags...) {
+		if len(text) > maxName {
+			return nil, wrong("a name, a path, a tag or the token is longer than %d bytes", maxName)
+		}
+	}
+	switch {
+	case len(s.Tags) > maxTags:
+		return nil, wrong("there are more than %d tags", maxTags)
+	case s.Retries < 0 || s.Retries > maxRetries:
+		return nil, wrong("retries is not between 0 and %d", maxRetries)
+	case s.Timeout < 0 || s.Timeout > maxTimeout:
+		return nil, wrong("timeout is not a number of seconds between 0 and %d", maxTimeout)
+	}
+	// Everything that could fail later for the notebook alone fails here, so that its author sees it.
+	doc, err := s.prepared(s.Notebook, s.Language)
+	var invalid *notebook.InvalidError
+	if errors.As(err, &invalid) {
+		return nil, wrong("%s", invalid.Error())
+	}
+	return doc, err
+}
+
+// prepared reads the notebook and prepares it for a run.
+func (j *Job) prepared(source []byte, language string) (*notebook.Document, error) {
+	doc, err := notebook.Read(source)
+	if err != nil {
+		return nil, err
+	}
+	plan := notebook.Plan{KernelName: j.Kernelspec, Language: language, InputPath: j.InputPath, OutputPath: j.OutputPath}
+	if len(j.Parameters) > 0 {
+		if plan.Parameters, err = notebook.ParseParameters(j.Parameters); err != nil {
+			return nil, err
+		}
+	}
+	return doc, doc.Prepare(plan)
+}

@@ -1,0 +1,485 @@
+package jobs
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/gorilla/websocket"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
+)
+
+// Defaults of Policy.
+const (
+	DefaultPerUser = 100
+	DefaultKeepFor = 30 * 24 * time.Hour
+	DefaultKeep    = 1000
+)
+
+// Policy bounds the jobs of each user.
+type Policy struct {
+	PerUser int           // jobs that have not ended; 0: any number
+	KeepFor time.Duration // after their end; 0: without a limit
+	Keep    int           // how many that have ended; 0: any number
+}
+
+// Kernels starts and reaches the kernels of jobs. Its methods may be called concurrently.
+type Kernels interface {
+	// Start starts a kernel with an id on behalf of an author, and returns when it is being started. body is
+	// Submission.Start. The same start may be repeated. The error is a *WaitError if it may succeed later; others have a
+	// text for the author.
+	Start(ctx context.Context, author Author, id string, body json.RawMessage) error
+	// Up returns when the kernel is up. It calls waits with each reason for which the kernel waits. The error is a
+	// *WaitError or has a text for the author, or is ctx's.
+	Up(ctx context.Context, id string, waits func(reason string)) error
+	// Dial connects to the kernel's channels; see notebook.RelayOptions.
+	Dial(ctx context.Context, author Author, id string, query url.Values) (*websocket.Conn, error)
+	// Interrupt interrupts the kernel.
+	Interrupt(ctx context.Context, author Author, id string) error
+	// Stop ends the kernel and returns when it is gone. It is no error if the kernel does not exist.
+	Stop(ctx context.Context, author Author, id, reason string) error
+}
+
+// WaitError says that a kernel cannot be started at present.
+type WaitError struct{ Reason string }
+
+func (e *WaitError) Error() string { return e.Reason }
+
+// TooManyError says that the author has too many jobs. Its text is for the author.
+type TooManyError struct{ text string }
+
+func (e *TooManyError) Error() string { return e.text }
+
+// timing holds the durations that tests shorten.
+type timing struct {
+	scan  time.Duration // between two looks at all jobs
+	beat  time.Duration // between two counts of a holder
+	lease time.Duration // after which a holder that does not count is dead
+	again time.Duration // until a start that must wait is tried again
+	sweep time.Duration // between two looks for what nobody needs
+}
+
+var realTiming = timing{scan: 5 * time.Second, beat: 5 * time.Second, lease: 20 * time.Second, again: 5 * time.Second,
+	sweep: time.Hour}
+
+// Manager runs jobs. All methods may be called concurrently.
+type Manager struct {
+	// Fixed.
+	store   store
+	kernels Kernels
+	policy  Policy
+	log     *slog.Logger
+	name    string // of this gateway, as a holder
+	timing  timing
+	perform func(context.Context, *notebook.Run) (notebook.Result, error) // runs cells; tests replace it
+
+	wake chan struct{} // capacity 1: there is a new job, or one that can be held
+
+	mu      sync.Mutex
+	holds   map[string]*hold     // by job
+	watched map[string]*watched  // jobs that other gateways hold
+	notYet  map[string]time.Time // jobs whose start has to wait, until when
+	orphans map[string]bool      // notebooks that had no job at the last sweep
+}
+
+// watched is what was last seen of another gateway's holding.
+type watched struct {
+	holder string
+	beat   uint64
+	since  time.Time
+}
+
+// New returns a manager whose jobs are records of keeper.
+func New(keeper launcher.RecordKeeper, kernels Kernels, policy Policy, log *slog.Logger) *Manager {
+	return &Manager{
+		store: store{keeper}, kernels: kernels, policy: policy, log: log.With(logkey.Component, "jobs"),
+		name: uuid.NewString(), timing: realTiming,
+		perform: func(ctx context.Context, r *notebook.Run) (notebook.Result, error) { return r.Do(ctx) },
+		wake:    make(chan struct{}, 1), holds: map[string]*hold{},
+		watched: map[string]*watched{}, notYet: map[string]time.Time{}, orphans: map[string]bool{},
+	}
+}
+
+// jobSpace makes the ids of jobs that were submitted with a token.
+var jobSpace = uuid.MustParse("6f1c3a52-52a7-4d0c-9d2a-0f3e5b0c7d11")
+
+// Submit stores a job that will be run. A submission with the author's earlier token returns the earlier job, and
+// created is false. The error is an *InvalidError or a *TooManyError, or internal.
+func (m *Manager) Submit(ctx context.Context, sub Submission) (job Job, created bool, err error) {
+	doc, err := sub.check()
+	if err != nil {
+		return Job{}, false, err
+	}
+	id := uuid.NewString()
+	if sub.Token != "" {
+		id = uuid.NewSHA1(jobSpace, []byte(sub.Owner+"\x00"+sub.Token)).String()
+		if s, err := m.store.job(ctx, id); err == nil {
+			return s.Job, false, nil
+		} else if !errors.Is(err, launcher.ErrNoRecord) {
+			return Job{}, false, err
+		}
+	}
+	if err := m.room(ctx, sub.Owner); err != nil {
+		return Job{}, false, err
+	}
+	s := stored{entry: entry{Job: sub.Job, Author: sub.Author, Start: sub.Start, Language: sub.Language}}
+	s.ID, s.State, s.Created, s.Cells = id, Queued, time.Now().UTC(), doc.CodeCells()
+	s.Reason, s.Attempt, s.Kernel, s.Cell, s.Stopping = "", 0, "", 0, false
+	s.Started, s.Ended = time.Time{}, time.Time{}
+	if s.Name == "" {
+		s.Name = cmp.Or(strings.TrimSuffix(s.InputPath, ".ipynb"), "notebook")
+	}
+	// The notebook first: a job's record always has one.
+	if s.Source, err = m.store.keep(ctx, id, sub.Notebook); err != nil {
+		return Job{}, false, err
+	}
+	err = m.store.write(ctx, &s)
+	if errors.Is(err, launcher.ErrRecordChanged) { // the same token, at the same time
+		s, err = m.store.job(ctx, id)
+		return s.Job, false, err
+	}
+	if err != nil {
+		return Job{}, false, err
+	}
+	m.log.Info("job submitted", logkey.Job, id, logkey.User, s.Owner, logkey.Spec, s.Kernelspec)
+	m.look()
+	return s.Job, true, nil
+}
+
+// room checks that the owner may have one more job. Two submissions at once may both be counted in.
+func (m *Manager) room(ctx context.Context, owner string) error {
+	if m.policy.PerUser == 0 {
+		return nil
+	}
+	all, err := m.all(ctx)
+	if err != nil {
+		return err
+	}
+	n := 0
+	for _, s := range all {
+		if s.Owner == owner && !s.State.Final() {
+			n++
+		}
+	}
+	if n >= m.policy.PerUser {
+		return &TooManyError{fmt.Sprintf("You have %d jobs that have not ended, as many as are allowed here.", n)}
+	}
+	return nil
+}
+
+// all reads all jobs, those that start first in front. A record that cannot be read is reported and left out.
+func (m *Manager) all(ctx context.Context) ([]stored, error) {
+	records, err := m.store.keeper.Records(ctx, kindJob)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]stored, 0, len(records))
+	for _, r := range records {
+		s, err := decode(r)
+		if err != nil {
+			m.log.Error("the record of a job cannot be read", logkey.Job, r.ID, logkey.Err, err)
+			continue
+		}
+		all = append(all, s)
+	}
+	slices.SortFunc(all, func(a, b stored) int {
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))
+	})
+	return all, nil
+}
+
+// List returns the jobs for which want is true, the oldest first.
+func (m *Manager) List(ctx context.Context, want func(*Job) bool) ([]Job, error) {
+	all, err := m.all(ctx)
+	if err != nil {
+		return nil, err
+	}
+	list := []Job{}
+	for i := range all {
+		if want(&all[i].Job) {
+			list = append(list, all[i].Job)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b Job) int { return a.Created.Compare(b.Created) })
+	return list, nil
+}
+
+// Get returns one job. The error is launcher.ErrNoRecord if it does not exist.
+func (m *Manager) Get(ctx context.Context, id string) (Job, error) {
+	if !launcher.ValidID(id) {
+		return Job{}, launcher.ErrNoRecord
+	}
+	s, err := m.store.job(ctx, id)
+	return s.Job, err
+}
+
+// Notebook returns a job's notebook: as it was submitted, or with the outputs that it has by now.
+func (m *Manager) Notebook(ctx context.Context, id string, source bool) ([]byte, error) {
+	for {
+		s, err := m.store.job(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		var b []byte
+		if source {
+			b, err = m.store.source(ctx, &s.entry)
+		} else {
+			b, err = m.store.notebook(ctx, &s.entry)
+		}
+		if !errors.Is(err, launcher.ErrNoRecord) {
+			return b, err
+		}
+		if again, err := m.store.job(ctx, id); err != nil || again.version == s.version {
+			return nil, cmp.Or(err, launcher.ErrNoRecord)
+		} // else another notebook was saved meanwhile
+	}
+}
+
+// Stop asks for the end of a job: its kernel is interrupted and ended. A job that has ended stays as it is.
+func (m *Manager) Stop(ctx context.Context, id string) (Job, error) {
+	s, err := m.store.change(ctx, id, func(e *entry) error {
+		switch {
+		case e.State.Final():
+		case e.State == Queued && e.Holder == "" && e.Outcome == nil:
+			e.State, e.Ended, e.Reason = Stopped, time.Now().UTC(), reasonStopped
+		default:
+			e.Stopping = true
+		}
+		return nil
+	})
+	if err != nil {
+		return Job{}, err
+	}
+	m.mu.Lock()
+	h := m.holds[id]
+	m.mu.Unlock()
+	if h != nil {
+		h.poke()
+	}
+	m.look()
+	return s.Job, nil
+}
+
+// ErrRuns says that a job has not ended.
+var ErrRuns = errors.New("jobs: the job has not ended")
+
+// Remove removes a job that has ended, with its notebooks.
+func (m *Manager) Remove(ctx context.Context, id string) error {
+	s, err := m.store.job(ctx, id)
+	if err != nil {
+		return err
+	}
+	if !s.State.Final() || s.Outcome != nil {
+		return ErrRuns
+	}
+	return m.store.remove(ctx, &s.entry)
+}
+
+// look makes Run look at all jobs now.
+func (m *Manager) look() {
+	select {
+	case m.wake <- struct{}{}:
+	default: // it will look anyway
+	}
+}
+
+// Run runs jobs until ctx ends. It then gives back the jobs that it holds, so that another gateway carries on at once.
+// Their cells go on.
+func (m *Manager) Run(ctx context.Context) {
+	var working sync.WaitGroup
+	defer working.Wait()
+	swept := time.Now()
+	for {
+		if err := m.round(ctx, &working); err != nil && ctx.Err() == nil {
+			m.log.Warn("jobs cannot be read", logkey.Err, err)
+		}
+		if time.Since(swept) > m.timing.sweep {
+			swept = time.Now()
+			if err := m.sweep(ctx); err != nil && ctx.Err() == nil {
+				m.log.Warn("old jobs cannot be removed", logkey.Err, err)
+			}
+		}
+		t := time.NewTimer(m.timing.scan)
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return
+		case <-m.wake:
+			t.Stop()
+		case <-t.C:
+		}
+	}
+}
+
+// round looks at all jobs, and takes those that no living gateway holds. A user's job whose start has to wait keeps
+// those behind it waiting, so that they start in their order.
+func (m *Manager) round(ctx context.Context, working *sync.WaitGroup) error {
+	all, err := m.all(ctx)
+	if err != nil {
+		return err
+	}
+	blocked := map[string]bool{}
+	seen := map[string]bool{}
+	for i := range all {
+		s := &all[i]
+		seen[s.ID] = true
+		if s.State.Final() && s.Outcome == nil {
+			continue
+		}
+		mine, free := m.mayTake(s)
+		starts := s.State == Queued && s.Outcome == nil && !s.Stopping
+		waits := m.waits(s.ID) || starts && blocked[s.Owner]
+		blocked[s.Owner] = blocked[s.Owner] || starts && waits
+		if mine || !free || waits {
+			continue
+		}
+		if err := m.take(ctx, s, working); err != nil {
+			return err
+		}
+	}
+	m.forget(seen)
+	return nil
+}
+
+// mayTake reports whether this gateway holds the job, and whether no living gateway does.
+func (m *Manager) mayTake(s *stored) (mine, free bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.holds[s.ID] != nil {
+		return true, false
+	}
+	if s.Holder == "" {
+		delete(m.watched, s.ID)
+		return false, true
+	}
+	w := m.watched[s.ID]
+	if w == nil || w.holder != s.Holder || w.beat != s.Beat {
+		m.watched[s.ID] = &watched{s.Holder, s.Beat, time.Now()}
+		return false, false
+	}
+	return false, time.Since(w.since) > m.timing.lease
+}
+
+// waits reports whether the start of a job has to wait longer.
+func (m *Manager) waits(id string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return time.Now().Before(m.notYet[id])
+}
+
+// forget drops what is known of jobs that do not exist any more.
+func (m *Manager) forget(seen map[string]bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for id := range m.watched {
+		if !seen[id] {
+			delete(m.watched, id)
+		}
+	}
+	for id, until := range m.notYet {
+		if !seen[id] || time.Now().After(until) {
+			delete(m.notYet, id)
+		}
+	}
+}
+
+// take makes this gateway the job's holder, and works on the job in a goroutine. If another gateway was faster, it does
+// nothing.
+func (m *Manager) take(ctx context.Context, s *stored, working *sync.WaitGroup) error {
+	s.Holder, s.Beat = m.name, s.Beat+1
+	err := m.store.write(ctx, s)
+	if errors.Is(err, launcher.ErrRecordChanged) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	h := newHold(ctx, m, *s)
+	m.mu.Lock()
+	m.holds[s.ID] = h
+	m.mu.Unlock()
+	working.Go(func() {
+		h.work()
+		m.mu.Lock()
+		delete(m.holds, s.ID)
+		m.mu.Unlock()
+		m.look()
+	})
+	return nil
+}
+
+// sweep removes jobs that have ended long ago or are too many, and notebooks without a job.
+func (m *Manager) sweep(ctx context.Context) error {
+	all, err := m.all(ctx)
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(all, func(a, b stored) int { return b.Ended.Compare(a.Ended) })
+	kept := map[string]int{}
+	there := map[string]bool{}
+	for i := range all {
+		s := &all[i]
+		there[s.Source], there[s.Saved] = true, true
+		if !s.State.Final() || s.Outcome != nil {
+			continue
+		}
+		kept[s.Owner]++
+		if m.policy.Keep > 0 && kept[s.Owner] > m.policy.Keep ||
+			m.policy.KeepFor > 0 && time.Since(s.Ended) > m.policy.KeepFor {
+			if err := m.store.remove(ctx, &s.entry); err != nil {
+				return err
+			}
+		}
+	}
+	return m.sweepNotebooks(ctx, there)
+}
+
+// sweepNotebooks removes notebooks that no job named at two sweeps: a notebook is stored before its job names it.
+func (m *Manager) sweepNotebooks(ctx context.Context, named map[string]bool) error {
+	ids, err := m.store.keeper.RecordIDs(ctx, kindNotebook)
+	if err != nil {
+		return err
+	}
+	orphans := map[string]bool{}
+	for _, id := range ids {
+		if named[id] {
+			continue
+		}
+		if !m.orphans[id] {
+			orphans[id] = true
+			continue
+		}
+		if err := m.store.keeper.RemoveRecord(ctx, kindNotebook, id); err != nil {
+			return err
+		}
+	}
+	m.orphans = orphans
+	return nil
+}
+
+// retry calls do until it succeeds or ctx ends, for what may fail only for a while.
+func retry(ctx context.Context, log *slog.Logger, what string, do func() error) error {
+	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
+		err := do()
+		if err == nil || ctx.Err() != nil || !errors.Is(err, launcher.ErrUnavailable) {
+			return err
+		}
+		log.Warn("a step of a job failed and is tried again", logkey.What, what, logkey.Err, err)
+		if err := sleep.For(ctx, pause); err != nil {
+			return err
+		}
+	}
+}

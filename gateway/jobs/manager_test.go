@@ -1,0 +1,423 @@
+package jobs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gorilla/websocket"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// memory is a launcher.RecordKeeper in memory. Writes can be made to fail, as if their gateway was killed.
+type memory struct {
+	mu      sync.Mutex
+	records map[[2]string]launcher.Record
+	last    int
+}
+
+func newMemory() *memory { return &memory{records: map[[2]string]launcher.Record{}} }
+
+func (m *memory) Records(_ context.Context, kind string) (all []launcher.Record, _ error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for key, r := range m.records {
+		if key[0] == kind {
+			all = append(all, r)
+		}
+	}
+	return all, nil
+}
+
+func (m *memory) RecordIDs(ctx context.Context, kind string) (ids []string, _ error) {
+	all, err := m.Records(ctx, kind)
+	for _, r := range all {
+		ids = append(ids, r.ID)
+	}
+	return ids, err
+}
+
+func (m *memory) Record(_ context.Context, kind, id string) (launcher.Record, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r, ok := m.records[[2]string{kind, id}]
+	if !ok {
+		return r, launcher.ErrNoRecord
+	}
+	return r, nil
+}
+
+func (m *memory) CreateRecord(ctx context.Context, r launcher.Record) (launcher.Record, error) {
+	r.Version = ""
+	return m.write(ctx, r)
+}
+
+func (m *memory) ReplaceRecord(ctx context.Context, r launcher.Record) (launcher.Record, error) {
+	return m.write(ctx, r)
+}
+
+func (m *memory) write(_ context.Context, r launcher.Record) (launcher.Record, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	key := [2]string{r.Kind, r.ID}
+	if m.records[key].Version != r.Version {
+		return r, launcher.ErrRecordChanged
+	}
+	m.last++
+	r.Version, r.Data = strconv.Itoa(m.last), slices.Clone(r.Data)
+	m.records[key] = r
+	return r, nil
+}
+
+func (m *memory) RemoveRecord(_ context.Context, kind, id string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.records, [2]string{kind, id})
+	return nil
+}
+
+// mortal is a memory as one gateway sees it, which dies before one of its writes.
+type mortal struct {
+	*memory
+	mu   sync.Mutex
+	left int // writes
+	dead bool
+}
+
+var errDead = errors.New("the gateway is dead")
+
+func (m *mortal) dies() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.left--
+	m.dead = m.dead || m.left < 0
+	return m.dead
+}
+
+func (m *mortal) CreateRecord(ctx context.Context, r launcher.Record) (launcher.Record, error) {
+	if m.dies() {
+		return r, errDead
+	}
+	return m.memory.CreateRecord(ctx, r)
+}
+
+func (m *mortal) ReplaceRecord(ctx context.Context, r launcher.Record) (launcher.Record, error) {
+	if m.dies() {
+		return r, errDead
+	}
+	return m.memory.ReplaceRecord(ctx, r)
+}
+
+func (m *mortal) RemoveRecord(ctx context.Context, kind, id string) error {
+	if m.dies() {
+		return errDead
+	}
+	return m.memory.RemoveRecord(ctx, kind, id)
+}
+
+// cluster is the kernels of a test. It survives gateways.
+type cluster struct {
+	mu     sync.Mutex
+	room   int // kernels that may live
+	alive  map[string]bool
+	starts []string // names of the authors, in the order of their kernels
+	ever   map[string]bool
+}
+
+func newCluster(room int) *cluster {
+	return &cluster{room: room, alive: map[string]bool{}, ever: map[string]bool{}}
+}
+
+func (c *cluster) Start(_ context.Context, author Author, id string, body json.RawMessage) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.alive[id] {
+		return nil
+	}
+	if string(body) == `{"name":"broken"}` {
+		return errors.New("its image does not exist")
+	}
+	if len(c.alive) >= c.room {
+		return &WaitError{Reason: "there are enough kernels"}
+	}
+	c.alive[id], c.ever[id] = true, true
+	c.starts = append(c.starts, author.Name)
+	return nil
+}
+
+func (c *cluster) Up(context.Context, string, func(string)) error { return nil }
+
+func (c *cluster) Dial(context.Context, Author, string, url.Values) (*websocket.Conn, error) {
+	return nil, errors.New("cells are not run by this test")
+}
+
+func (c *cluster) Interrupt(context.Context, Author, string) error { return nil }
+
+func (c *cluster) Stop(_ context.Context, _ Author, id, _ string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.alive, id)
+	return nil
+}
+
+func (c *cluster) living() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.alive)
+}
+
+const source = `{"nbformat":4,"nbformat_minor":5,"metadata":{},"cells":[` +
+	`{"cell_type":"code","id":"a","metadata":{},"source":"x = 1","outputs":[],"execution_count":null}]}`
+
+func submission(owner, name string) Submission {
+	return Submission{Job: Job{Name: name, Owner: owner, Kernelspec: "python3"}, Notebook: []byte(source),
+		Author: Author{Name: owner}, Start: json.RawMessage(`{"name":"python3"}`), Language: "python"}
+}
+
+// runFor stands for a run that takes a time and saves at the beginning.
+func runFor(d time.Duration) func(context.Context, *notebook.Run) (notebook.Result, error) {
+	return func(ctx context.Context, r *notebook.Run) (notebook.Result, error) {
+		if err := r.Save(ctx, []byte(source), notebook.State{Cursor: "c"}, notebook.Progress{Cell: 1, Cells: 1}); err != nil {
+			return notebook.Result{}, err
+		}
+		select {
+		case <-ctx.Done():
+			return notebook.Result{}, ctx.Err()
+		case <-r.Stop:
+			return notebook.Result{Status: notebook.Stopped}, nil
+		case <-time.After(d):
+			return notebook.Result{Status: notebook.Completed}, nil
+		}
+	}
+}
+
+// gatewayOf runs a manager until end is called.
+func gatewayOf(
+	keeper launcher.RecordKeeper, kernels Kernels, policy Policy, run time.Duration,
+) (m *Manager, end func()) {
+	m = New(keeper, kernels, policy, slog.New(slog.DiscardHandler))
+	m.perform = runFor(run)
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { m.Run(ctx) })
+	return m, func() {
+		cancel()
+		running.Wait()
+	}
+}
+
+func submit(t *testing.T, m *Manager, s Submission) string {
+	t.Helper()
+	j, created, err := m.Submit(t.Context(), s)
+	if err != nil || !created {
+		t.Fatalf("submit: %v, %v", created, err)
+	}
+	return j.ID
+}
+
+func wantState(t *testing.T, m *Manager, id string, want State, reason string) Job {
+	t.Helper()
+	j, err := m.Get(t.Context(), id)
+	if err != nil || j.State != want || !strings.Contains(j.Reason, reason) {
+		t.Errorf("job %s is %s (%s), %v; want %s (%s)", j.Name, j.State, j.Reason, err, want, reason)
+	}
+	return j
+}
+
+// A user's jobs start by priority and in their order. Another user's do not wait for them.
+func TestManager_Order(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kernels := newCluster(0)
+		m, end := gatewayOf(newMemory(), kernels, Policy{}, time.Minute)
+		defer end()
+		first := submit(t, m, submission("ann", "first"))
+		time.Sleep(time.Millisecond)
+		submit(t, m, submission("ann", "second"))
+		urgent := submission("ann", "urgent")
+		urgent.Priority = 1
+		quick := submit(t, m, urgent)
+		submit(t, m, submission("bob", "bob's"))
+		time.Sleep(time.Second)
+		wantState(t, m, quick, Queued, "there are enough kernels")
+		kernels.mu.Lock()
+		kernels.room = 2
+		kernels.mu.Unlock()
+		time.Sleep(30 * time.Second)
+		wantState(t, m, quick, Running, "")
+		wantState(t, m, first, Queued, "")
+		if !slices.Contains(kernels.starts, "bob") || len(kernels.starts) != 2 {
+			t.Errorf("kernels were started for %v", kernels.starts)
+		}
+		time.Sleep(10 * time.Minute)
+		wantState(t, m, first, Succeeded, "")
+		if n := kernels.living(); n != 0 {
+			t.Errorf("%d kernels live after all jobs", n)
+		}
+	})
+}
+
+// Another gateway takes the jobs of one that has died, and not those of a living one.
+func TestManager_Takeover(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		records, kernels := newMemory(), newCluster(9)
+		dying := &mortal{memory: records, left: 1 << 30}
+		a, endA := gatewayOf(dying, kernels, Policy{}, time.Hour)
+		id := submit(t, a, submission("ann", "long"))
+		time.Sleep(time.Minute)
+		b, endB := gatewayOf(records, kernels, Policy{}, time.Second)
+		defer endB()
+		time.Sleep(10 * time.Minute)
+		wantState(t, b, id, Running, "")
+		dying.mu.Lock()
+		dying.dead = true
+		dying.mu.Unlock()
+		time.Sleep(40 * time.Second)
+		wantState(t, b, id, Succeeded, "")
+		endA()
+		if j := wantState(t, b, id, Succeeded, ""); j.Attempt != 1 || len(kernels.ever) != 1 {
+			t.Errorf("the job had %d attempts and %d kernels", j.Attempt, len(kernels.ever))
+		}
+	})
+}
+
+// A gateway that is killed before any of its writes loses no job, and leaves no kernel.
+func TestManager_KilledAnywhere(t *testing.T) {
+	for writes := range 25 {
+		synctest.Test(t, func(t *testing.T) {
+			records, kernels := newMemory(), newCluster(9)
+			dying := &mortal{memory: records, left: writes}
+			a, endA := gatewayOf(dying, kernels, Policy{}, 10*time.Second)
+			s := submission("ann", "job")
+			s.Token = "once"
+			_, _, submitted := a.Submit(t.Context(), s)
+			time.Sleep(time.Minute)
+			b, endB := gatewayOf(records, kernels, Policy{}, 10*time.Second)
+			defer endB()
+			j, created, err := b.Submit(t.Context(), s)
+			if err != nil || created && submitted == nil {
+				t.Fatalf("after %d writes: %v, created again: %v", writes, err, created)
+			}
+			time.Sleep(2 * time.Minute)
+			endA()
+			if j := wantState(t, b, j.ID, Succeeded, ""); j.Attempt != 1 {
+				t.Errorf("after %d writes: %d attempts", writes, j.Attempt)
+			}
+			if n := kernels.living(); n != 0 || len(kernels.ever) != 1 {
+				t.Errorf("after %d writes: %d kernels live of %d", writes, n, len(kernels.ever))
+			}
+		})
+	}
+}
+
+// Many gateways that die at random moments end each job once.
+func TestManager_Random(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 1))
+	synctest.Test(t, func(t *testing.T) {
+		records, kernels := newMemory(), newCluster(3)
+		last, endLast := gatewayOf(records, kernels, Policy{}, 5*time.Second)
+		defer endLast()
+		var ids []string
+		for i := range 20 {
+			ids = append(ids, submit(t, last, submission([]string{"ann", "bob"}[i%2], fmt.Sprint(i))))
+		}
+		for range 15 {
+			_, end := gatewayOf(&mortal{memory: records, left: r.IntN(40)}, kernels, Policy{}, 5*time.Second)
+			time.Sleep(time.Duration(r.IntN(20000)) * time.Millisecond)
+			end()
+		}
+		time.Sleep(20 * time.Minute)
+		for _, id := range ids {
+			wantState(t, last, id, Succeeded, "")
+		}
+		if n := kernels.living(); n != 0 {
+			t.Errorf("%d kernels live", n)
+		}
+	})
+}
+
+func TestManager_EndsOfJobs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kernels := newCluster(9)
+		m, end := gatewayOf(newMemory(), kernels, Policy{PerUser: 4}, time.Hour)
+		defer end()
+		short := submission("ann", "short")
+		short.Timeout = 60
+		timeout := submit(t, m, short)
+		stopped := submit(t, m, submission("ann", "stopped"))
+		broken := submission("ann", "broken")
+		broken.Start, broken.Retries = json.RawMessage(`{"name":"broken"}`), 2
+		failed := submit(t, m, broken)
+		time.Sleep(30 * time.Second)
+		if err := m.Remove(t.Context(), stopped); !errors.Is(err, ErrRuns) {
+			t.Errorf("a running job was removed: %v", err)
+		}
+		if _, err := m.Stop(t.Context(), stopped); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Second)
+		wantState(t, m, stopped, Stopped, "on request")
+		if j := wantState(t, m, failed, Failed, "its image does not exist"); j.Attempt != 3 {
+			t.Errorf("a start that fails has %d attempts", j.Attempt)
+		}
+		time.Sleep(time.Minute)
+		wantState(t, m, timeout, Failed, "timeout of 60 s")
+		for range 4 {
+			submit(t, m, submission("ann", "more"))
+		}
+		var many *TooManyError
+		if _, _, err := m.Submit(t.Context(), submission("ann", "too many")); !errors.As(err, &many) {
+			t.Errorf("a fifth job: %v", err)
+		}
+		if _, _, err := m.Submit(t.Context(), submission("bob", "another's")); err != nil {
+			t.Errorf("another user's job: %v", err)
+		}
+	})
+}
+
+// Jobs that have ended are removed by age and by number, with their notebooks. So are notebooks that no job names.
+func TestManager_Sweep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		records := newMemory()
+		m, end := gatewayOf(records, newCluster(9), Policy{Keep: 2, KeepFor: 24 * time.Hour}, time.Second)
+		defer end()
+		if _, err := (store{records}).keep(t.Context(), "lost", []byte("{}")); err != nil {
+			t.Fatal(err)
+		}
+		var ids []string
+		for i := range 4 {
+			ids = append(ids, submit(t, m, submission("ann", fmt.Sprint(i))))
+			time.Sleep(time.Minute)
+		}
+		count := func(jobs, notebooks int) {
+			t.Helper()
+			list, err := m.List(t.Context(), func(*Job) bool { return true })
+			kept, _ := records.RecordIDs(t.Context(), kindNotebook)
+			if err != nil || len(list) != jobs || len(kept) != notebooks {
+				t.Errorf("%d jobs and %d notebooks, %v; want %d and %d", len(list), len(kept), err, jobs, notebooks)
+			}
+		}
+		count(4, 9)
+		time.Sleep(3 * time.Hour)
+		count(2, 4)
+		if b, err := m.Notebook(t.Context(), ids[3], false); err != nil || !strings.Contains(string(b), "x = 1") {
+			t.Errorf("the notebook of a kept job: %s, %v", b, err)
+		}
+		time.Sleep(26 * time.Hour)
+		count(0, 0)
+	})
+}

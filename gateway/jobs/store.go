@@ -1,0 +1,149 @@
+package jobs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+// Kinds of records.
+const (
+	kindJob      = "jobs"          // entry, by the job's id
+	kindNotebook = "job-notebooks" // what was submitted, and saved, by the job's id and a random text
+)
+
+// entry is a job's record.
+type entry struct {
+	Job
+	Author   Author          `json:"author"`
+	Start    json.RawMessage `json:"start"`
+	Language string          `json:"language,omitempty"`
+
+	Holder string `json:"holder,omitempty"` // the gateway that works on the job; "" for none
+	Beat   uint64 `json:"beat"`             // the holder counts it up while it lives
+
+	Source  string   `json:"source"`            // record of the notebook that was submitted
+	Saved   string   `json:"saved,omitempty"`   // record of the notebook that was saved last; "": none was
+	Outcome *outcome `json:"outcome,omitempty"` // its present attempt has ended so, and its kernel is to be stopped
+}
+
+// outcome is how an attempt has ended.
+type outcome struct {
+	State  State  `json:"state"` // Queued: it begins again
+	Reason string `json:"reason,omitempty"`
+}
+
+// saved is a notebook in the middle of its run.
+type saved struct {
+	State    notebook.State  `json:"state"`
+	Notebook json.RawMessage `json:"notebook"`
+}
+
+// store reads and writes jobs.
+type store struct{ keeper launcher.RecordKeeper }
+
+// stored is an entry as it was read, with the version that a change needs.
+type stored struct {
+	entry
+	version string
+}
+
+func decode(r launcher.Record) (stored, error) {
+	s := stored{version: r.Version}
+	if err := json.Unmarshal(r.Data, &s.entry); err != nil {
+		return s, fmt.Errorf("jobs: record %s: %w", r.ID, err)
+	}
+	return s, nil
+}
+
+func (t store) job(ctx context.Context, id string) (stored, error) {
+	r, err := t.keeper.Record(ctx, kindJob, id)
+	if err != nil {
+		return stored{}, err
+	}
+	return decode(r)
+}
+
+// write creates the job's record if its version is "", else replaces it.
+func (t store) write(ctx context.Context, s *stored) error {
+	b, err := json.Marshal(s.entry)
+	if err != nil {
+		return err
+	}
+	r := launcher.Record{Kind: kindJob, ID: s.ID, Data: b, Version: s.version}
+	if s.version == "" {
+		r, err = t.keeper.CreateRecord(ctx, r)
+	} else {
+		r, err = t.keeper.ReplaceRecord(ctx, r)
+	}
+	if err == nil {
+		s.version = r.Version
+	}
+	return err
+}
+
+// change replaces a job's record by what do makes of the present one, until no other gateway has changed it meanwhile.
+func (t store) change(ctx context.Context, id string, do func(*entry) error) (stored, error) {
+	for {
+		s, err := t.job(ctx, id)
+		if err != nil {
+			return s, err
+		}
+		if err := do(&s.entry); err != nil {
+			return s, err
+		}
+		if err := t.write(ctx, &s); !errors.Is(err, launcher.ErrRecordChanged) {
+			return s, err
+		}
+	}
+}
+
+// keep stores a notebook of a job and returns the record's id. No other gateway writes to that record.
+func (t store) keep(ctx context.Context, job string, data []byte) (string, error) {
+	id := job + "-" + strconv.FormatUint(rand.Uint64(), 36)
+	_, err := t.keeper.CreateRecord(ctx, launcher.Record{Kind: kindNotebook, ID: id, Data: data})
+	return id, err
+}
+
+// notebook returns the job's notebook as it is now, or as it was submitted if nothing was saved yet.
+func (t store) notebook(ctx context.Context, e *entry) ([]byte, error) {
+	if e.Saved == "" {
+		return t.source(ctx, e)
+	}
+	s, err := t.saved(ctx, e)
+	return s.Notebook, err
+}
+
+func (t store) source(ctx context.Context, e *entry) ([]byte, error) {
+	r, err := t.keeper.Record(ctx, kindNotebook, e.Source)
+	return r.Data, err
+}
+
+func (t store) saved(ctx context.Context, e *entry) (s saved, err error) {
+	r, err := t.keeper.Record(ctx, kindNotebook, e.Saved)
+	if err != nil {
+		return s, err
+	}
+	if err := json.Unmarshal(r.Data, &s); err != nil {
+		return s, fmt.Errorf("jobs: notebook %s: %w", r.ID, err)
+	}
+	return s, nil
+}
+
+// remove removes a job and its notebooks. The record goes first: a notebook without a job is removed later.
+func (t store) remove(ctx context.Context, e *entry) error {
+	if err := t.keeper.RemoveRecord(ctx, kindJob, e.ID); err != nil {
+		return err
+	}
+	err := t.keeper.RemoveRecord(ctx, kindNotebook, e.Source)
+	if e.Saved != "" {
+		err = errors.Join(err, t.keeper.RemoveRecord(ctx, kindNotebook, e.Saved))
+	}
+	return err
+}
