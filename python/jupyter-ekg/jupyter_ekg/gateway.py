@@ -205,8 +205,14 @@ async def kernel(kernel_id: str) -> dict[str, Any]:
 async def change(kernel_id: str, method: str, action: str = "", body: Any = None) -> Any:
     """Sends a request that changes a kernel: ``action`` is a path below the kernel's. Returns the answer's JSON, or
     None if there is none. Raises Refused and Unreachable."""
+    return await send(method, _kernel_path(kernel_id) + action, body)
+
+
+async def send(method: str, path: str, body: Any = None) -> Any:
+    """Sends a request to the gateway, with a body of JSON unless it is None. Returns the answer's JSON, or None if there
+    is none. Raises Refused and Unreachable."""
     options = _options()
-    url = (GatewayClient.instance().url or "").rstrip("/") + _kernel_path(kernel_id) + action
+    url = (GatewayClient.instance().url or "").rstrip("/") + path
     async with _session(options, url) as session:
         try:
             request = session.request(method, yarl.URL(url, encoded=True), json=body)

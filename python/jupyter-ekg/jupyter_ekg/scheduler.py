@@ -1,0 +1,302 @@
+"""Runs jupyter-scheduler's jobs on the gateway: its front end stays as it is, and the gateway keeps the jobs.
+
+Three settings use it:
+
+    SchedulerApp.scheduler_class = "jupyter_ekg.scheduler.EkgScheduler"
+    SchedulerApp.environment_manager_class = "jupyter_ekg.scheduler.EkgEnvironmentManager"
+    SchedulerApp.job_files_manager_class = "jupyter_ekg.scheduler.EkgJobFilesManager"
+
+Only this module imports jupyter_scheduler, which ``pip install jupyter-ekg[scheduler]`` installs. Notebooks are read and
+written with the server's contents manager. The gateway gets the notebook with the job, and needs no access to files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import datetime, timezone
+from typing import Any
+from urllib.parse import quote
+
+from jupyter_scheduler.environments import EnvironmentManager, EnvironmentRetrievalError
+from jupyter_scheduler.exceptions import InputUriError, SchedulerError
+from jupyter_scheduler.executors import ExecutionManager
+from jupyter_scheduler.job_files_manager import JobFilesManager
+from jupyter_scheduler.models import (
+    DEFAULT_MAX_ITEMS,
+    CountJobsQuery,
+    CreateJob,
+    CreateJobDefinition,
+    DescribeJob,
+    JobFeature,
+    JobFile,
+    ListJobDefinitionsQuery,
+    ListJobDefinitionsResponse,
+    ListJobsQuery,
+    ListJobsResponse,
+    RuntimeEnvironment,
+    SortDirection,
+    Status,
+    UpdateJob,
+)
+from jupyter_scheduler.scheduler import BaseScheduler
+from jupyter_server.serverapp import ServerApp
+from jupyter_server.utils import ensure_async
+from tornado.web import HTTPError
+
+from . import gateway
+
+_FORMATS = {"ipynb": "Notebook"}
+
+# The states of the gateway's jobs, and jupyter-scheduler's.
+_STATUS = {
+    "queued": Status.QUEUED,
+    "starting": Status.QUEUED,
+    "running": Status.IN_PROGRESS,
+    "succeeded": Status.COMPLETED,
+    "failed": Status.FAILED,
+    "stopped": Status.STOPPED,
+}
+
+
+class EkgExecutionManager(ExecutionManager):
+    """Says what the front end may offer. Jobs are executed by the gateway."""
+
+    def execute(self):
+        raise NotImplementedError("the gateway executes jobs")
+
+    def supported_features(cls):  # noqa: N805 - jupyter_scheduler calls it with the class
+        return {feature: feature in _FEATURES for feature in JobFeature}
+
+
+_FEATURES = {
+    JobFeature.job_name,
+    JobFeature.parameters,
+    JobFeature.output_formats,
+    JobFeature.idempotency_token,
+    JobFeature.tags,
+    JobFeature.stop_job,
+    JobFeature.delete_job,
+}
+
+
+class EkgEnvironmentManager(EnvironmentManager):
+    """The environments are the gateway's kernelspecs, and their compute types are its flavors."""
+
+    async def list_environments(self) -> list[RuntimeEnvironment]:
+        try:
+            specs = await gateway.send("GET", "/api/kernelspecs")
+            flavors = [flavor["name"] for flavor in await gateway.send("GET", "/api/flavors")]
+        except (gateway.Refused, gateway.Unreachable) as err:
+            raise EnvironmentRetrievalError(_sentence(err)) from err
+        default = specs.get("default")
+        names = sorted(specs.get("kernelspecs", {}), key=lambda name: (name != default, name))
+        return [
+            RuntimeEnvironment(
+                name=name,
+                label=specs["kernelspecs"][name]["spec"].get("display_name") or name,
+                description=f"The kernelspec {name} of the gateway",
+                file_extensions=["ipynb"],
+                output_formats=list(_FORMATS),
+                metadata={},
+                compute_types=flavors,
+                default_compute_type=flavors[0] if flavors else None,
+                utc_only=False,
+            )
+            for name in names
+        ]
+
+    def manage_environments_command(self) -> str:
+        return ""
+
+    def output_formats_mapping(self) -> dict[str, str]:
+        return _FORMATS
+
+
+class EkgScheduler(BaseScheduler):
+    """Forwards each request to the gateway."""
+
+    task_runner = None  # there are no schedules
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        kwargs.pop("db_url", None)
+        super().__init__(*args, **kwargs)
+        self.execution_manager_class = EkgExecutionManager
+
+    async def create_job(self, model: CreateJob) -> str:
+        body = {**await _template(model), "token": model.idempotency_token}
+        return (await _forward("POST", "/api/jobs", {k: v for k, v in body.items() if v is not None}))["id"]
+
+    async def update_job(self, job_id: str, model: UpdateJob) -> None:
+        if model.status == Status.STOPPED:
+            await self.stop_job(job_id)
+        elif model.status is not None:
+            raise SchedulerError("a job can only be stopped")
+
+    async def list_jobs(self, query: ListJobsQuery) -> ListJobsResponse:
+        found = [await self._describe(job) for job in _matching(await _forward("GET", "/api/jobs"), query)]
+        if query.status:
+            found = [job for job in found if job.status == query.status]
+        page, next_token = _page(found, query)
+        return ListJobsResponse(jobs=page, total_count=len(found), next_token=next_token)
+
+    async def count_jobs(self, query: CountJobsQuery) -> int:
+        return sum(_status(job) == query.status for job in await _forward("GET", "/api/jobs"))
+
+    async def get_job(self, job_id: str, job_files: bool | None = True) -> DescribeJob:
+        return await self._describe(await _forward("GET", _job(job_id)))
+
+    async def delete_job(self, job_id: str) -> None:
+        await _forward("DELETE", _job(job_id))
+
+    async def stop_job(self, job_id: str) -> None:
+        await _forward("POST", _job(job_id) + "/stop", {})
+
+    async def create_job_definition(self, model: CreateJobDefinition) -> str:
+        raise SchedulerError("the gateway has no schedules: create a job that runs now")
+
+    async def list_job_definitions(self, query: ListJobDefinitionsQuery) -> ListJobDefinitionsResponse:
+        return ListJobDefinitionsResponse(job_definitions=[], total_count=0)
+
+    async def _describe(self, job: dict[str, Any]) -> DescribeJob:
+        """Returns a job for the front end. The sentence why it waits is behind its name: the front end shows a
+        ``status_message`` as an error."""
+        status = _status(job)
+        waits = job.get("reason") if status in (Status.CREATED, Status.QUEUED) else None
+        path = result_path(job)
+        here = await ensure_async(ServerApp.instance().contents_manager.file_exists(path))
+        return DescribeJob(
+            **_common(job),
+            name=f"{job['name']} ({waits})" if waits else job["name"],
+            job_id=job["id"],
+            job_definition_id=job.get("definition"),
+            url=f"/jobs/{job['id']}",
+            start_time=_milliseconds(job.get("started")),
+            end_time=_milliseconds(job.get("ended")),
+            status=status,
+            status_message=(job.get("reason") or None) if status == Status.FAILED else None,
+            job_files=[JobFile(display_name=_FORMATS["ipynb"], file_format="ipynb", file_path=path if here else None)],
+            downloaded=here,
+        )
+
+
+class EkgJobFilesManager(JobFilesManager):
+    """Writes a job's notebook beside the one that it was made from."""
+
+    async def copy_from_staging(self, job_id: str, redownload: bool | None = False) -> None:
+        job = await _forward("GET", _job(job_id))
+        path = result_path(job)
+        contents = ServerApp.instance().contents_manager
+        if not redownload and await ensure_async(contents.file_exists(path)):
+            return
+        notebook = await _forward("GET", _job(job_id) + "/notebook")
+        folder = os.path.dirname(path)
+        if folder and not await ensure_async(contents.dir_exists(folder)):
+            path = os.path.basename(path)  # the folder is gone meanwhile
+        await ensure_async(contents.save({"type": "notebook", "format": "json", "content": notebook}, path))
+
+
+def result_path(job: dict[str, Any]) -> str:
+    """Returns where a job's notebook is written: beside the notebook that it was made from."""
+    base = os.path.splitext(job.get("input_path") or "notebook.ipynb")[0].strip("/")
+    at = datetime.fromisoformat(job["created"].replace("Z", "+00:00")).astimezone(timezone.utc)
+    return f"{base}-{at:%Y-%m-%d-%H-%M-%S}-{job['id'][:8]}.ipynb"
+
+
+async def _notebook(path: str) -> dict[str, Any]:
+    try:
+        model = await ensure_async(ServerApp.instance().contents_manager.get(path, content=True, type="notebook"))
+    except HTTPError as err:
+        raise InputUriError(path) from err
+    return model["content"]
+
+
+async def _template(model: CreateJob | CreateJobDefinition) -> dict[str, Any]:
+    """Returns what jobs and definitions have in common, as the gateway wants it."""
+    if model.package_input_folder:
+        raise SchedulerError("the folder of a notebook cannot be sent with it: ekg sends the notebook alone")
+    return {
+        "name": model.name,
+        "notebook": await _notebook(model.input_uri),
+        "input_path": model.input_uri,
+        "kernelspec": model.runtime_environment_name,
+        "flavor": model.compute_type or "",
+        "parameters": {name: _value(text) for name, text in (model.parameters or {}).items()},
+        "tags": model.tags or [],
+    }
+
+
+def _value(text: str) -> Any:
+    """Returns the value of a parameter. The front end sends texts; those that are JSON mean what JSON says."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _common(model: dict[str, Any]) -> dict[str, Any]:
+    """Returns what the descriptions of jobs and definitions have in common."""
+    return {
+        "input_filename": os.path.basename(model.get("input_path") or "notebook.ipynb"),
+        "runtime_environment_name": model.get("kernelspec") or "",
+        "runtime_environment_parameters": {},
+        "output_formats": list(_FORMATS),
+        "parameters": {k: v if isinstance(v, str) else json.dumps(v) for k, v in (model.get("parameters") or {}).items()},
+        "tags": model.get("tags") or [],
+        "compute_type": model.get("flavor") or None,
+        "create_time": _milliseconds(model["created"]),
+        "update_time": _milliseconds(model.get("updated") or model["created"]),
+    }
+
+
+def _status(job: dict[str, Any]) -> Status:
+    status = _STATUS.get(job["state"], Status.CREATED)
+    return Status.STOPPING if job.get("stopping") and status in (Status.QUEUED, Status.IN_PROGRESS) else status
+
+
+def _matching(
+    models: list[dict[str, Any]], query: ListJobsQuery | ListJobDefinitionsQuery
+) -> list[dict[str, Any]]:
+    """Returns the models that the query asks for, the newest first unless it asks for another order."""
+    definition = getattr(query, "job_definition_id", None)
+    found = [
+        model
+        for model in models
+        if model["name"].startswith(query.name or "")
+        and (not definition or model.get("definition") == definition)
+        and set(query.tags or []) <= set(model.get("tags") or [])
+    ]
+    keys = {"create_time": "created", "start_time": "started", "end_time": "ended", "name": "name", "status": "state"}
+    for field in reversed(query.sort_by):
+        key = keys.get(field.name, "created")
+        found.sort(key=lambda model: model.get(key) or "", reverse=field.direction == SortDirection.desc)
+    return found
+
+
+def _page(found: list[Any], query: ListJobsQuery | ListJobDefinitionsQuery) -> tuple[list[Any], str | None]:
+    """Returns a part of a list, and the token of the next one."""
+    begin = int(query.next_token) if (query.next_token or "").isdigit() else 0
+    end = begin + (DEFAULT_MAX_ITEMS if query.max_items is None else query.max_items)
+    return found[begin:end], str(end) if begin < end < len(found) else None
+
+
+def _milliseconds(text: str | None) -> int | None:
+    return int(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1000) if text else None
+
+
+def _job(job_id: str) -> str:
+    return "/api/jobs/" + quote(job_id, safe="")
+
+
+async def _forward(method: str, path: str, body: Any = None) -> Any:
+    """Sends a request. The errors of the gateway are those that the front end shows."""
+    try:
+        return await gateway.send(method, path, body)
+    except gateway.Refused as err:
+        raise SchedulerError(_sentence(err)) from err
+    except gateway.Unreachable as err:
+        raise SchedulerError(_sentence(err)) from err
+
+
+def _sentence(err: Exception) -> str:
+    return err.message if isinstance(err, gateway.Refused) else f"the gateway does not answer: {err}"

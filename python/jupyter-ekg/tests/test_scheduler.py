@@ -1,0 +1,209 @@
+"""jupyter-scheduler's requests are forwarded to the gateway. The gateway is a small one of this file; the end to end test
+uses the real one. These tests need jupyter_scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("jupyter_scheduler")
+
+from aiohttp import web  # noqa: E402
+from jupyter_scheduler.environments import EnvironmentRetrievalError  # noqa: E402
+from jupyter_scheduler.exceptions import InputUriError, SchedulerError  # noqa: E402
+from jupyter_scheduler.models import (  # noqa: E402
+    CountJobsQuery,
+    CreateJob,
+    CreateJobDefinition,
+    ListJobDefinitionsQuery,
+    ListJobsQuery,
+    Status,
+    UpdateJob,
+)
+from jupyter_server.gateway.gateway_client import GatewayClient  # noqa: E402
+from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager  # noqa: E402
+
+from jupyter_ekg import scheduler  # noqa: E402
+
+NOTEBOOK = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": []}
+JOB = {
+    "id": "0a7e3f52-5a2c", "name": "train", "state": "queued", "reason": "no GPU is free", "kernelspec": "python3",
+    "flavor": "t4", "parameters": {"n": 3, "s": "x"}, "tags": ["a"], "input_path": "folder/in.ipynb", "definition": "",
+    "created": "2026-11-25T01:02:03.5Z", "updated": "2026-11-25T01:02:04Z", "started": None, "ended": None,
+}  # fmt: skip
+
+
+class Gateway:
+    """Answers as the gateway does, and keeps the requests."""
+
+    def __init__(self):
+        self.asked = []
+        self.job = dict(JOB)
+        self.refuse = None
+
+    async def answer(self, request: web.Request) -> web.Response:
+        body = await request.json() if request.can_read_body else None
+        self.asked.append((request.method, request.path_qs, body))
+        assert request.headers["Authorization"] == "token the-token"
+        if self.refuse:
+            return web.json_response({"message": self.refuse}, status=403)
+        end = request.path.rpartition("/")[2]
+        if request.method == "DELETE":
+            return web.Response(status=204)
+        if end == "kernelspecs":
+            spec = {"spec": {"display_name": "Python 3"}}
+            return web.json_response({"default": "python3", "kernelspecs": {"ir": {"spec": {}}, "python3": spec}})
+        if end == "flavors":
+            return web.json_response([{"name": "t4"}, {"name": "a100"}])
+        if end == "notebook":
+            return web.json_response(NOTEBOOK)
+        if end == "jobs" and request.method == "GET":
+            newer = {**self.job, "id": "new", "created": "2026-11-25T02:00:00Z", "definition": "d"}
+            return web.json_response([self.job, newer])
+        return web.json_response(self.job)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs a test's coroutine with a gateway and a scheduler."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/in.ipynb").write_text(json.dumps(NOTEBOOK))
+    contents = AsyncLargeFileManager(root_dir=str(tmp_path))
+    monkeypatch.setattr(scheduler.ServerApp, "instance", lambda: SimpleNamespace(contents_manager=contents))
+
+    def run(test):
+        async def whole():
+            gateway = Gateway()
+            app = web.Application()
+            app.router.add_route("*", "/{path:.*}", gateway.answer)
+            runner = web.AppRunner(app)
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            GatewayClient.clear_instance()
+            client = GatewayClient.instance()
+            client.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            client.auth_token = "the-token"
+            try:
+                manager = scheduler.EkgEnvironmentManager()
+                await test(gateway, scheduler.EkgScheduler(root_dir=str(tmp_path), environments_manager=manager, db_url=""))
+            finally:
+                await runner.cleanup()
+                GatewayClient.clear_instance()
+
+        asyncio.run(whole())
+
+    run.folder = tmp_path
+    return run
+
+
+def _new(**more):
+    return CreateJob(input_uri="folder/in.ipynb", runtime_environment_name="python3", name="train", **more)
+
+
+def test_a_job_is_sent_with_its_notebook(run):
+    async def test(gateway, s):
+        found = await s.create_job(_new(compute_type="t4", parameters={"n": "3", "s": "x y"}, tags=["a"]))
+        assert found == JOB["id"]
+        method, path, body = gateway.asked[-1]
+        assert (method, path) == ("POST", "/api/jobs")
+        assert body.pop("notebook")["nbformat"] == 4
+        assert body == {"name": "train", "input_path": "folder/in.ipynb", "kernelspec": "python3", "flavor": "t4",
+                        "parameters": {"n": 3, "s": "x y"}, "tags": ["a"]}  # fmt: skip
+
+    run(test)
+
+
+def test_what_cannot_be_sent_is_refused(run):
+    async def test(gateway, s):
+        with pytest.raises(InputUriError):
+            await s.create_job(CreateJob(input_uri="none.ipynb", runtime_environment_name="python3", name="x"))
+        with pytest.raises(SchedulerError, match="folder"):
+            await s.create_job(_new(package_input_folder=True))
+        assert gateway.asked == []
+        gateway.refuse = "you have 3 jobs, and 3 are allowed"
+        with pytest.raises(SchedulerError, match="you have 3 jobs, and 3 are allowed"):
+            await s.create_job(_new())
+        with pytest.raises(EnvironmentRetrievalError, match="3 are allowed"):
+            await s.environments_manager.list_environments()
+
+    run(test)
+
+
+def test_a_waiting_job_shows_why(run):
+    async def test(gateway, s):
+        job = await s.get_job(JOB["id"])
+        assert (job.status, job.name, job.status_message) == (Status.QUEUED, "train (no GPU is free)", None)
+        assert job.parameters == {"n": "3", "s": "x"} and job.compute_type == "t4" and not job.downloaded
+        assert job.create_time == 1795568523500
+        gateway.job |= {"state": "failed", "reason": "ValueError: no"}
+        job = await s.get_job(JOB["id"])
+        assert (job.status, job.name, job.status_message) == (Status.FAILED, "train", "ValueError: no")
+
+    run(test)
+
+
+def test_the_result_is_beside_the_notebook(run):
+    async def test(gateway, s):
+        gateway.job |= {"state": "succeeded", "reason": ""}
+        files = scheduler.EkgJobFilesManager(scheduler=s)
+        await files.copy_from_staging(JOB["id"])
+        asked = len(gateway.asked)
+        job = await s.get_job(JOB["id"])
+        assert job.downloaded and job.job_files[0].file_path == "folder/in-2026-11-25-01-02-03-0a7e3f52.ipynb"
+        assert json.loads((run.folder / job.job_files[0].file_path).read_text())["nbformat"] == 4
+        await files.copy_from_staging(JOB["id"])
+        assert not any(path.endswith("/notebook") for _, path, _ in gateway.asked[asked:])
+
+    run(test)
+
+
+def test_jobs_are_listed_stopped_and_deleted(run):
+    async def test(gateway, s):
+        answer = await s.list_jobs(ListJobsQuery(status=Status.QUEUED, name="tr", max_items=5))
+        assert answer.total_count == 2 and [j.job_id for j in answer.jobs] == ["new", JOB["id"]]
+        for query, count in (
+            (ListJobsQuery(name="other"), 0),
+            (ListJobsQuery(tags=["a"]), 2),
+            (ListJobsQuery(tags=["b"]), 0),
+            (ListJobsQuery(job_definition_id="d"), 1),
+            (ListJobsQuery(status=Status.STOPPED), 0),
+        ):
+            assert (await s.list_jobs(query)).total_count == count
+        first = await s.list_jobs(ListJobsQuery(max_items=1))
+        rest = await s.list_jobs(ListJobsQuery(max_items=1, next_token=first.next_token))
+        assert [j.job_id for j in first.jobs + rest.jobs] == ["new", JOB["id"]] and rest.next_token is None
+        assert (await s.list_jobs(ListJobsQuery(max_items=0))).jobs == []
+        assert await s.count_jobs(CountJobsQuery(status=Status.QUEUED)) == 2
+        assert await s.count_jobs(CountJobsQuery()) == 0
+        await s.update_job(JOB["id"], UpdateJob(status=Status.STOPPED))
+        assert gateway.asked[-1][:2] == ("POST", f"/api/jobs/{JOB['id']}/stop")
+        with pytest.raises(SchedulerError):
+            await s.update_job(JOB["id"], UpdateJob(status=Status.COMPLETED))
+        await s.delete_job("a/../b")
+        assert gateway.asked[-1][:2] == ("DELETE", "/api/jobs/a%2F..%2Fb")
+
+    run(test)
+
+
+def test_a_schedule_is_refused(run):
+    async def test(gateway, s):
+        new = CreateJobDefinition(input_uri="folder/in.ipynb", runtime_environment_name="python3", name="d")
+        with pytest.raises(SchedulerError, match="no schedules"):
+            await s.create_job_definition(new)
+        assert (await s.list_job_definitions(ListJobDefinitionsQuery())).total_count == 0
+        assert gateway.asked == []
+
+    run(test)
+
+
+def test_environments_are_kernelspecs_with_flavors(run):
+    async def test(gateway, s):
+        found = await s.environments_manager.list_environments()
+        assert [(e.name, e.label) for e in found] == [("python3", "Python 3"), ("ir", "ir")]
+        assert found[0].compute_types == ["t4", "a100"]
+
+    run(test)
