@@ -53,6 +53,9 @@ func newBench(ctx context.Context, o options) (*bench, error) {
 			}
 		}
 	}
+	if o.before != "" {
+		b.wanted = append(b.wanted, peerBefore)
+	}
 	context.AfterFunc(ctx, b.killStarted) // Ctrl-C need not wait for a measurement
 	if err := b.prepare(); err != nil {
 		b.close()

@@ -25,7 +25,7 @@ type results struct {
 type figure struct {
 	Scenario string    `json:"scenario"`
 	Metric   string    `json:"metric"`
-	Peer     string    `json:"peer"`              // direct, ekg, EG or JS
+	Peer     string    `json:"peer"`              // direct, ekg, EG, JS or before
 	Framing  string    `json:"framing,omitempty"` // json or v1; empty for direct, and where the framing does not matter
 	Values   []float64 `json:"values"`            // one for each round; none if all failed
 	Failures []string  `json:"failures,omitempty"`

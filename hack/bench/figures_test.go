@@ -102,6 +102,20 @@ What was lost or failed:
 	}
 }
 
+func TestTables_Before(t *testing.T) {
+	r := &results{}
+	r.figure("output 1 MB", "MB/s", peerEKG, framingJSON).Values = []float64{30, 50, 40}
+	r.figure("output 1 MB", "MB/s", peerPlain, "").Values = []float64{100, 100, 100}
+	if got := beforeTable(r); got != "" {
+		t.Errorf("without -before: %s", got)
+	}
+	r.figure("output 1 MB", "MB/s", peerBefore, framingJSON).Values = []float64{20, 20, 20}
+	const want = "| output 1 MB | MB/s json | 20 | 40 | 2 (1.5 to 2.5) | 0.2 | 0.4 (0.3 to 0.5) |\n"
+	if got := beforeTable(r); !strings.HasSuffix(got, want) {
+		t.Errorf("got %s\nwant %s", got, want)
+	}
+}
+
 func TestPicture(t *testing.T) {
 	r := &results{}
 	r.figure("output 1 MB", "MB/s", peerPlain, "").Values = []float64{1000}

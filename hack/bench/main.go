@@ -6,6 +6,7 @@
 //	go run ./hack/bench -run 'output 10 kB'  only the scenarios whose name matches
 //	go run ./hack/bench -out FILE.json       also write the figures to this file
 //	go run ./hack/bench -compare FILE.json   name every ratio that fell by more than 20 % since FILE.json, and exit 1
+//	go run ./hack/bench -before DIR          also measure the ekg and ekg-supervisor in DIR, in the same rounds
 //	go run ./hack/bench -docs                write docs/benchmarks.md and its picture from hack/bench/results.json again
 //
 // The peers are: direct, a client in C on libzmq without a gateway; ekg as it is installed; Enterprise Gateway; and
@@ -18,6 +19,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -56,6 +58,7 @@ type options struct {
 	match                    string
 	peers                    string
 	out, compare             string
+	before                   string // a folder with other programs
 	rounds                   int
 	command                  string // the flags that change what is measured
 }
@@ -71,6 +74,7 @@ func parseOptions(args []string) (options, error) {
 	f.StringVar(&o.peers, "peers", "", "measure only these peers, a comma between: direct,ekg,EG,JS")
 	f.StringVar(&o.out, "out", "", "write the figures to this `file`, as JSON")
 	f.StringVar(&o.compare, "compare", "", "compare with the figures of this `file`; exit 1 if a ratio fell by over 20 %")
+	f.StringVar(&o.before, "before", "", "also measure the ekg and ekg-supervisor in this `folder`, in the same rounds")
 	f.IntVar(&o.rounds, "rounds", 5, "measurements of each peer in a scenario")
 	if err := f.Parse(args); err != nil {
 		return o, err
@@ -85,6 +89,9 @@ func parseOptions(args []string) (options, error) {
 	o.command = strings.Join(append([]string{"go run ./hack/bench"}, given...), " ")
 	if f.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q", f.Arg(0))
+	}
+	if o.before != "" && o.write {
+		return o, errors.New("-before and -write exclude each other: the documents have no column for it")
 	}
 	if o.rounds < 1 {
 		return o, fmt.Errorf("-rounds is %d, at least 1 expected", o.rounds)
@@ -161,7 +168,7 @@ func measure(ctx context.Context, o options, chosen []scenario) (*results, error
 
 // report prints, writes and compares the figures. It returns the exit code.
 func report(o options, r, before *results) (int, error) {
-	fmt.Print(tables(r))
+	fmt.Print(tables(r) + beforeTable(r))
 	if o.out != "" {
 		if err := r.write(o.out); err != nil {
 			return 1, err

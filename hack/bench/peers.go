@@ -44,6 +44,8 @@ const (
 	peerEG    = "EG" // Enterprise Gateway
 	peerJS    = "JS" // jupyter_server
 	peerPlain = "direct"
+
+	peerBefore = "before" // ekg with the programs of -before
 )
 
 // server is a peer that speaks Jupyter's REST and websockets.
@@ -56,6 +58,7 @@ type server struct {
 	client  *http.Client
 }
 
+func (s *server) isEKG() bool        { return s.label == peerEKG || s.label == peerBefore }
 func (s *server) name() string       { return s.label }
 func (s *server) framings() []string { return []string{framingJSON, framingV1} }
 
@@ -110,8 +113,12 @@ func (s *server) run() error {
 // command returns the command line of a peer. Neither requires a token, and none limits the rate of output.
 func (b *bench) command(label, dir, port string) *exec.Cmd {
 	switch label {
-	case peerEKG:
-		return exec.Command(filepath.Join(b.dir, "ekg"), "serve", "--listen", "127.0.0.1:"+port, "--no-auth",
+	case peerEKG, peerBefore:
+		programs := b.dir
+		if label == peerBefore {
+			programs = b.options.before
+		}
+		return exec.Command(filepath.Join(programs, "ekg"), "serve", "--listen", "127.0.0.1:"+port, "--no-auth",
 			"--kernelspec-dir", filepath.Join(dir, "kernels"), "--state-dir", filepath.Join(dir, "s"),
 			"--runtime-dir", filepath.Join(dir, "r"), "--stop-kernels-on-exit", "--log-level", "warn")
 	case peerEG:
@@ -215,7 +222,7 @@ func (k *serverKernel) connect(framing string, quick bool) (client, error) {
 func (k *serverKernel) processes() []int {
 	if k.pids == nil {
 		k.pids = []int{k.s.process.pid()}
-		if k.s.label == peerEKG {
+		if k.s.isEKG() {
 			for _, p := range usage.WithText(k.id) {
 				if strings.Contains(p.Command, "ekg-supervisor --config ") {
 					k.pids = append(k.pids, p.PID)

@@ -145,7 +145,7 @@ func (l *lane) servers() []int {
 // supervisors returns the processes that ekg runs beside its kernels: supervisors and their parents.
 func (s *server) supervisors() []int {
 	var all []int
-	if s.label != peerEKG {
+	if !s.isEKG() {
 		return nil
 	}
 	for _, p := range usage.WithText(s.dir) {
@@ -186,7 +186,7 @@ func (b *bench) idleKernels(n int, period time.Duration) {
 		if err := l.lists(s, n); err != nil {
 			return err
 		}
-		if s.label == peerEKG {
+		if s.isEKG() {
 			return l.restart(s, n)
 		}
 		return nil

@@ -48,6 +48,24 @@ func tables(r *results) string {
 	return b.String()
 }
 
+// beforeTable returns a table of ekg beside the programs of -before; "" without those.
+func beforeTable(r *results) string {
+	var b strings.Builder
+	for _, f := range r.Figures {
+		before := r.find(f.Scenario, f.Metric, peerBefore, f.Framing)
+		if f.Peer != peerEKG || before == nil || f.Metric == metricFailed {
+			continue
+		}
+		if b.Len() == 0 {
+			b.WriteString("\n| | | before | ekg | ekg/before | before/direct | ekg/direct |\n" +
+				"| --- | --- | --- | --- | --- | --- | --- |\n")
+		}
+		fmt.Fprintf(&b, "| %s | %s %s | %s | %s | %s | %s | %s |\n", f.Scenario, f.Metric, f.Framing, cell(before), cell(f),
+			ratioCell(r, f, peerBefore), ratioCell(r, before, peerPlain), ratioCell(r, f, peerPlain))
+	}
+	return b.String()
+}
+
 // appendRows writes the rows of a scenario.
 func appendRows(b *strings.Builder, r *results, scenario string) {
 	name := scenario
@@ -153,7 +171,7 @@ func digits(v float64) int {
 
 // ratioCell is the median of the ratios of ekg to a peer, with the lowest and the highest.
 func ratioCell(r *results, f *figure, peer string) string {
-	if f.Peer != peerEKG {
+	if f.Peer != peerEKG && f.Peer != peerBefore {
 		return ""
 	}
 	s, ok := r.ratio(f, peer)
