@@ -38,7 +38,8 @@ func (g *Gateway) writeModels(w http.ResponseWriter, who caller, kernels []launc
 // appendJSON appends what json.Marshal returns for the model, in a third of the time.
 func (m *kernelModel) appendJSON(b []byte) ([]byte, error) {
 	if m.SharedWith != nil {
-		text, err := json.Marshal(m)
+		shared := *m // else every model would be allocated
+		text, err := json.Marshal(&shared)
 		return append(b, text...), err
 	}
 	b = appendText(append(b, `{"id":`...), m.ID)
@@ -81,12 +82,21 @@ func appendOptional(b []byte, name, value string) []byte {
 
 // appendText appends a JSON string. Most texts have no character that JSON or HTML would escape.
 func appendText(b []byte, text string) []byte {
-	unusual := func(r rune) bool { return r < ' ' || r > '~' || strings.ContainsRune(`"\<>&`, r) }
-	if strings.ContainsFunc(text, unusual) {
-		quoted, _ := json.Marshal(text) // a string has no error
-		return append(b, quoted...)
+	for i := range len(text) {
+		if !plain[text[i]] {
+			quoted, _ := json.Marshal(text) // a string has no error
+			return append(b, quoted...)
+		}
 	}
 	b = append(b, '"')
 	b = append(b, text...)
 	return append(b, '"')
 }
+
+// plain are the bytes that stand for themselves in a JSON string, also within HTML.
+var plain = func() (table [256]bool) {
+	for c := byte(' '); c <= '~'; c++ {
+		table[c] = !strings.ContainsRune(`"\<>&`, rune(c))
+	}
+	return table
+}()
