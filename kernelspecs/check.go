@@ -68,7 +68,7 @@ func Check(dir, prefix string, more func(Spec) []Problem) []Problem {
 func checkSpec(dir, prefix string, more func(Spec) []Problem) []Problem {
 	name := strings.ToLower(filepath.Base(dir))
 	var problems []Problem
-	if !validName.MatchString(name) {
+	if !validName().MatchString(name) {
 		problems = append(problems, badName(name, dir))
 	}
 	spec, root, found := readSpec(name, dir, prefix)
@@ -117,7 +117,7 @@ func (r *reader) keys(root *node) {
 func (r *reader) placeholders(argv *node) {
 	connection := false
 	for i, item := range argv.items {
-		for _, match := range placeholder.FindAllStringSubmatch(item.text, -1) {
+		for _, match := range placeholder().FindAllStringSubmatch(item.text, -1) {
 			connection = connection || match[1] == "connection_file"
 			if !slices.Contains(knownPlaceholders, match[1]) {
 				r.report(item, elementKey(i), "%s is not a known placeholder", match[0])
@@ -132,7 +132,7 @@ func (r *reader) placeholders(argv *node) {
 // program reports a kernel's program that cannot be run.
 func (r *reader) program(n *node, spec Spec) {
 	program := spec.Command(nil)[0]
-	if placeholder.MatchString(program) {
+	if placeholder().MatchString(program) {
 		return
 	}
 	if !filepath.IsAbs(program) && strings.Contains(program, "/") {

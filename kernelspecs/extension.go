@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -251,7 +250,7 @@ func (d *decoder) want(n *node, kind, path string) bool {
 }
 
 // hugeExponent matches numbers whose digits would use all memory: some types write them out.
-var hugeExponent = regexp.MustCompile(`[0-9.][eE][+-]?[0-9]{3,}"?$`)
+var hugeExponent = lazily(`[0-9.][eE][+-]?[0-9]{3,}"?$`)
 
 // scalar decodes a value with encoding/json, or with the type's own UnmarshalJSON.
 func (d *decoder) scalar(n *node, v reflect.Value, path, problem string) {
@@ -259,7 +258,7 @@ func (d *decoder) scalar(n *node, v reflect.Value, path, problem string) {
 	if n.kind == "string" {
 		raw, _ = json.Marshal(n.text) // every string can be encoded
 	}
-	if hugeExponent.Match(raw) {
+	if hugeExponent().Match(raw) {
 		d.report(path, "has too large an exponent")
 		return
 	}

@@ -283,7 +283,7 @@ func (c *catalog) report(dir, format string, args ...any) {
 
 // take reads one spec into the catalog.
 func (c *catalog) take(name, dir, prefix string, check func(Spec) []Problem) {
-	if !validName.MatchString(name) {
+	if !validName().MatchString(name) {
 		c.problems = append(c.problems, badName(name, dir))
 		return
 	}

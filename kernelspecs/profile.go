@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 )
@@ -38,10 +37,10 @@ func (p *Profile) Title() string {
 }
 
 // profileName matches names of profiles. A name is part of a URL and of kernelspecs' names, where "--" separates it.
-var profileName = regexp.MustCompile(`^[a-z0-9]([._]?[a-z0-9]|-[a-z0-9]){0,62}$`)
+var profileName = lazily(`^[a-z0-9]([._]?[a-z0-9]|-[a-z0-9]){0,62}$`)
 
 // amountText matches the quantities that a profile can have: 2, 0.5, 500m, 16Gi.
-var amountText = regexp.MustCompile(`^[0-9]{1,15}(\.[0-9]{1,9})?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$`)
+var amountText = lazily(`^[0-9]{1,15}(\.[0-9]{1,9})?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$`)
 
 // checkProfiles reports what is wrong with the profiles.
 func (r *reader) checkProfiles(n *node, profiles []Profile) {
@@ -52,7 +51,7 @@ func (r *reader) checkProfiles(n *node, profiles []Profile) {
 	for i, p := range profiles {
 		at, where := n.items[i], fmt.Sprintf("%s[%d]", profilesKey, i)
 		switch {
-		case !profileName.MatchString(p.Name):
+		case !profileName().MatchString(p.Name):
 			r.report(at, where+".name", "%q is not a name of small letters, digits, and single '.', '_' and '-' between them",
 				p.Name)
 		case seen[p.Name]:
@@ -60,7 +59,7 @@ func (r *reader) checkProfiles(n *node, profiles []Profile) {
 		}
 		seen[p.Name] = true
 		for key, value := range map[string]string{"cpu": p.CPU, "memory": p.Memory} {
-			if value != "" && !amountText.MatchString(value) {
+			if value != "" && !amountText().MatchString(value) {
 				r.report(at, where+"."+key, "%q is not an amount like 2, 500m or 16Gi", value)
 			}
 		}

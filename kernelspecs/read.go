@@ -8,7 +8,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -18,7 +17,7 @@ import (
 const maxFileSize = 1 << 20
 
 // validName matches the names of specs that Jupyter's URLs accept, in lower case.
-var validName = regexp.MustCompile(`^[a-z0-9._-]+$`)
+var validName = lazily(`^[a-z0-9._-]+$`)
 
 // reader decodes the kernel.json of one directory into a Spec and collects its problems.
 type reader struct {

@@ -3,16 +3,23 @@ package api
 import (
 	"regexp"
 	"strings"
+	"sync"
 	"unicode"
 	"unicode/utf8"
 )
 
-// Terminal control: CSI sequences (colours), OSC sequences (titles, links) and the two-character ones.
-var escapes = regexp.MustCompile("\x1b\\[[0-?]*[ -/]*[@-~]|\x1b\\][^\x07\x1b]*(\x07|\x1b\\\\)?|\x1b[ -/]*[0-~]")
+// Both expressions are compiled when they are needed, since most supervisors never need them.
+
+// escapes matches terminal control: CSI sequences (colours), OSC sequences (titles, links) and the two-character ones.
+var escapes = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile("\x1b\\[[0-?]*[ -/]*[@-~]|\x1b\\][^\x07\x1b]*(\x07|\x1b\\\\)?|\x1b[ -/]*[0-~]")
+})
 
 // debuggerLine matches what ipykernel's debugger prints when it is loaded, which may be long after the kernel's start:
 // the time since then, and a warning about frozen modules.
-var debuggerLine = regexp.MustCompile(`^\s*\d+\.\d+s - `)
+var debuggerLine = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^\s*\d+\.\d+s - `)
+})
 
 // unencrypted is what ipykernel since 7.3 warns of when it starts on TCP, as in every pod.
 const unencrypted = "Kernel is running over TCP without encryption."
@@ -28,7 +35,7 @@ func WithoutNoise(s string) string {
 	}
 	var kept strings.Builder
 	for line := range strings.Lines(s) {
-		if !debuggerLine.MatchString(line) && !strings.Contains(line, unencrypted) &&
+		if !debuggerLine().MatchString(line) && !strings.Contains(line, unencrypted) &&
 			!strings.Contains(line, ShellStatusFile+": line ") {
 			kept.WriteString(line)
 		}
@@ -38,7 +45,7 @@ func WithoutNoise(s string) string {
 
 // PlainText removes terminal sequences and control characters from a line, and shortens it to limit bytes.
 func PlainText(s string, limit int) string {
-	s = escapes.ReplaceAllString(strings.ToValidUTF8(s, ""), "")
+	s = escapes().ReplaceAllString(strings.ToValidUTF8(s, ""), "")
 	s = strings.Map(func(r rune) rune {
 		switch {
 		case r == '\t':
