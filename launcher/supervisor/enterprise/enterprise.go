@@ -114,7 +114,8 @@ func (k *Key) readVersion1(p *payload, kernelID string) (Answer, error) {
 	}
 	// A wrapped key that cannot be decrypted is replaced by a random one, so that a sender learns nothing about it.
 	var secret [aes.BlockSize]byte
-	rand.Read(secret[:])                                                    // never fails
+	rand.Read(secret[:]) // never fails
+
 	err = rsa.DecryptPKCS1v15SessionKey(nil, k.private, wrapped, secret[:]) //nolint:staticcheck // the launchers' form
 	if err != nil {
 		return Answer{}, errors.New("it is not encrypted for this start")
