@@ -61,7 +61,8 @@ func TestTimeline(t *testing.T) {
 	r.dial(dialOption{session: "bob", v1: true}).execute("exit 7")
 	r.until("dead", func(st api.Status) bool { return st.State == api.Dead })
 	line, kinds := r.timeline()
-	if !strings.HasSuffix(kinds, "died restarted ready dead") || !strings.Contains(line.Events[len(line.Events)-1].Text, "7") {
+	last := line.Events[len(line.Events)-1].Text
+	if !strings.HasSuffix(kinds, "died restarted ready dead") || !strings.Contains(last, "7") {
 		t.Errorf("after its death: %s: %+v", kinds, line.Events)
 	}
 }

@@ -27,8 +27,8 @@ type TimelineEvent struct {
 	Text string       `json:"text,omitempty"` // one line
 }
 
-// Timeline is a kernel's life as its supervisor has seen it: the answer of GET /api/kernels/{id}/timeline. Both lists are
-// bounded. The first step of Busy begins at Since. The last one ends at Until or later.
+// Timeline is a kernel's life as its supervisor has seen it: the answer of GET /api/kernels/{id}/timeline. Both lists
+// are bounded. The first step of Busy begins at Since. The last one ends at Until or later.
 type Timeline struct {
 	Since   time.Time       `json:"since"`          // UTC
 	Until   time.Time       `json:"until"`          // UTC; now
