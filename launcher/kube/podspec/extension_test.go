@@ -63,7 +63,8 @@ func FuzzExtension(f *testing.F) {
 func TestExtension_Keys(t *testing.T) {
 	var e extension
 	_, problems := kernelspecs.DecodeStrict([]byte(`{"nonsense": 1}`), "x", &e)
-	want := append([]string{"cull", "flavor", "launcher", "limits", "profiles", "transport", "warm"}, kernelspecs.PodKeys...)
+	want := append([]string{"cull", "flavor", "launcher", "limits", "profiles", "transport", "warm"},
+		kernelspecs.PodKeys...)
 	slices.Sort(want)
 	if len(problems) != 1 || problems[0].Message != "cannot be set; valid keys: "+strings.Join(want, ", ") {
 		t.Errorf("got %v, want the keys %v", problems, want)

@@ -85,7 +85,8 @@ func TestWarmKind_Build(t *testing.T) {
 	if err != nil || cfg.Warm != api.WarmProcess || cfg.Owner != "" || cfg.Validate() != nil {
 		t.Errorf("%+v, %v, %v", cfg, err, cfg.Validate())
 	}
-	if pod.Annotations[AnnotationSafeToEvict] != "true" || pod.Labels[LabelManagedBy] != ManagerWarm || pod.Annotations[AnnotationOwner] != "" ||
+	if pod.Annotations[AnnotationSafeToEvict] != "true" || pod.Labels[LabelManagedBy] != ManagerWarm ||
+		pod.Annotations[AnnotationOwner] != "" ||
 		pod.Annotations[AnnotationWarm] != kind.Content {
 		t.Errorf("%v %v", pod.Labels, pod.Annotations)
 	}
