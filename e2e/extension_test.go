@@ -185,22 +185,31 @@ func TestE2E_ExtensionDialogs(t *testing.T) {
 	g.script(5*time.Minute, env, "node", filepath.Join(g.in.repository, "e2e/testdata/browser/dialogs.mjs"))
 }
 
-// TestE2E_ExtensionPackage runs the extension's own tests, in the newest and in the oldest jupyter_server that it
-// supports.
+// TestE2E_ExtensionPackage runs the extension's own tests: in the newest and in the oldest jupyter_server that it
+// supports, and those of its scheduler with jupyter-scheduler.
 func TestE2E_ExtensionPackage(t *testing.T) {
 	in, extension := theInstallation(t), theExtension(t)
-	for _, name := range []string{"lab", "server20"} {
-		t.Run(name, func(t *testing.T) {
+	for _, run := range []struct {
+		name, venv string
+		tests      []string // none: all
+	}{
+		{"lab", "lab", nil}, {"server20", "server20", nil}, {"jobs", "lab", []string{"tests/test_scheduler.py"}},
+	} {
+		t.Run(run.name, func(t *testing.T) {
 			t.Parallel()
-			cmd := exec.CommandContext(t.Context(), filepath.Join(in.dir, name, "bin/python"), "-m", "pytest",
-				"-p", "no:cacheprovider")
+			path := extension
+			if run.name == "jobs" {
+				path += ":" + filepath.Join(in.dir, "jobs")
+			}
+			cmd := exec.CommandContext(t.Context(), filepath.Join(in.dir, run.venv, "bin/python"),
+				append([]string{"-m", "pytest", "-p", "no:cacheprovider"}, run.tests...)...)
 			cmd.Dir = filepath.Join(in.repository, "python/jupyter-ekg")
 			cmd.Env = []string{
 				"PATH=" + os.Getenv("PATH"),
 				"HOME=" + t.TempDir(),
 				"LANG=C.UTF-8",
 				"PYTHONDONTWRITEBYTECODE=1",
-				"PYTHONPATH=" + extension,
+				"PYTHONPATH=" + path,
 				"JUPYTER_CONFIG_PATH=" + filepath.Join(extension, "etc/jupyter"),
 				"JUPYTER_PATH=" + filepath.Join(extension, "share/jupyter"),
 			}

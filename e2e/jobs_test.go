@@ -192,7 +192,8 @@ func jobRetries(t *testing.T, g *gateway) {
 		"    open(mark, 'w').close()\n    os.kill(os.getpid(), 9)", "print('survived')")
 	mark := filepath.Join(g.dir, "mark")
 	id := g.submits(path, "--retries", "1", "-p", "mark", mark)
-	j := g.jobIs(id, "has ended", 60*time.Second, func(j job) bool { return j.State == "succeeded" || j.State == "failed" })
+	ended := func(j job) bool { return j.State == "succeeded" || j.State == "failed" }
+	j := g.jobIs(id, "has ended", 60*time.Second, ended)
 	if _, logs, _ := g.prints("jobs", "logs", id); j.State != "succeeded" || j.Attempt != 2 || logs != "survived\n" {
 		t.Errorf("%+v, %q", j, logs)
 	}

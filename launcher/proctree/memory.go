@@ -9,8 +9,8 @@ import (
 // maxTree bounds the processes that TreeMemory reads.
 const maxTree = 2000
 
-// TreeMemory sums the resident memory of a process and its descendants, in bytes. It reads only these processes, not all
-// of /proc. Memory that several of them share counts for each. It is 0 if the process has ended.
+// TreeMemory sums the resident memory of a process and its descendants, in bytes. It reads only these processes, not
+// all of /proc. Memory that several of them share counts for each. It is 0 if the process has ended.
 func TreeMemory(pid int) int64 {
 	var sum int64
 	todo := []int{pid}

@@ -104,7 +104,8 @@ func TestConvertSpec_LeftOut(t *testing.T) {
 				`"name":"b","securityContext":{"runAsNonRoot":true,"runAsUser":1000}}],"securityContext":`,
 			"7: spec.initContainers b: has the pod's runAsUser, 1000: KERNEL_UID of the client does not change it here"},
 		{"a container that ekg refuses", "  containers:\n  - {}\n" +
-			"  - {name: a, image: x, securityContext: {privileged: true}}\n  - {name: b, image: x, tty: true}\n  - {name: c, image: x, env: [{name: A, value: \"{{ kernel_id }}x\"}]}\n",
+			"  - {name: a, image: x, securityContext: {privileged: true}}\n  - {name: b, image: x, tty: true}\n" +
+			"  - {name: c, image: x, env: [{name: A, value: \"{{ kernel_id }}x\"}]}\n",
 			`{"containers":[{"env":[],"image":"x","name":"c"}]}`,
 			"6: spec.containers a: securityContext.privileged: a kernel cannot be privileged\n" +
 				"7: spec.containers b: tty: cannot be set; valid keys: args, command, env, envFrom, image, imagePullPolicy, " +
