@@ -13,7 +13,9 @@ written with the server's contents manager. The gateway gets the notebook with t
 from __future__ import annotations
 
 import json
+import math
 import os
+import posixpath
 from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import quote
@@ -134,11 +136,10 @@ class EkgScheduler(BaseScheduler):
             raise SchedulerError("a job can only be stopped")
 
     async def list_jobs(self, query: ListJobsQuery) -> ListJobsResponse:
-        found = [await self._describe(job) for job in _matching(await _forward("GET", "/api/jobs"), query)]
-        if query.status:
-            found = [job for job in found if job.status == query.status]
+        found = _matching(await _forward("GET", "/api/jobs"), query)
         page, next_token = _page(found, query)
-        return ListJobsResponse(jobs=page, total_count=len(found), next_token=next_token)
+        jobs = [await self._describe(job) for job in page]
+        return ListJobsResponse(jobs=jobs, total_count=len(found), next_token=next_token)
 
     async def count_jobs(self, query: CountJobsQuery) -> int:
         return sum(_status(job) == query.status for job in await _forward("GET", "/api/jobs"))
@@ -198,9 +199,15 @@ class EkgJobFilesManager(JobFilesManager):
 
 def result_path(job: dict[str, Any]) -> str:
     """Returns where a job's notebook is written: beside the notebook that it was made from."""
-    base = os.path.splitext(job.get("input_path") or "notebook.ipynb")[0].strip("/")
+    base = posixpath.splitext(_input_path(job))[0]
     at = datetime.fromisoformat(job["created"].replace("Z", "+00:00")).astimezone(timezone.utc)
     return f"{base}-{at:%Y-%m-%d-%H-%M-%S}-{job['id'][:8]}.ipynb"
+
+
+def _input_path(model: dict[str, Any]) -> str:
+    """Returns a job's ``input_path`` as a path within the server's root. Each client of the gateway may send any text,
+    and the contents manager raises an error for a path that leaves the root."""
+    return posixpath.normpath("/" + (model.get("input_path") or "").replace("\0", "")).lstrip("/") or "notebook.ipynb"
 
 
 async def _notebook(path: str) -> dict[str, Any]:
@@ -229,15 +236,23 @@ async def _template(model: CreateJob | CreateJobDefinition) -> dict[str, Any]:
 def _value(text: str) -> Any:
     """Returns the value of a parameter. The front end sends texts; those that are JSON mean what JSON says."""
     try:
-        return json.loads(text)
-    except ValueError:
+        return json.loads(text, parse_constant=_finite, parse_float=_finite)
+    except (ValueError, RecursionError):
         return text
+
+
+def _finite(text: str) -> float:
+    """Returns a number. Python reads and writes NaN and infinite numbers, and JSON has none."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
 
 
 def _common(model: dict[str, Any]) -> dict[str, Any]:
     """Returns what the descriptions of jobs and definitions have in common."""
     return {
-        "input_filename": os.path.basename(model.get("input_path") or "notebook.ipynb"),
+        "input_filename": posixpath.basename(_input_path(model)),
         "runtime_environment_name": model.get("kernelspec") or "",
         "runtime_environment_parameters": {},
         "output_formats": list(_FORMATS),
@@ -259,12 +274,16 @@ def _matching(
 ) -> list[dict[str, Any]]:
     """Returns the models that the query asks for, the newest first unless it asks for another order."""
     definition = getattr(query, "job_definition_id", None)
+    status = getattr(query, "status", None)
+    since = getattr(query, "start_time", None)
     found = [
         model
         for model in models
         if model["name"].startswith(query.name or "")
         and (not definition or model.get("definition") == definition)
         and set(query.tags or []) <= set(model.get("tags") or [])
+        and (not status or _status(model) == status)
+        and (not since or (_milliseconds(model.get("started")) or 0) >= since)
     ]
     keys = {"create_time": "created", "start_time": "started", "end_time": "ended", "name": "name", "status": "state"}
     for field in reversed(query.sort_by):

@@ -111,6 +111,9 @@ def test_a_job_is_sent_with_its_notebook(run):
         method, path, body = gateway.asked[-1]
         assert (method, path) == ("POST", "/api/jobs")
         assert body.pop("notebook")["nbformat"] == 4
+        hostile = {"nan": "NaN", "inf": "[1, -Infinity]", "large": "1e999", "deep": "[" * 100_000}
+        await s.create_job(_new(parameters={"n": "0.5", **hostile}))
+        assert gateway.asked[-1][2]["parameters"] == {"n": 0.5, **hostile}
         assert body == {"name": "train", "input_path": "folder/in.ipynb", "kernelspec": "python3", "flavor": "t4",
                         "parameters": {"n": 3, "s": "x y"}, "tags": ["a"]}  # fmt: skip
 
@@ -171,6 +174,7 @@ def test_jobs_are_listed_stopped_and_deleted(run):
             (ListJobsQuery(tags=["b"]), 0),
             (ListJobsQuery(job_definition_id="d"), 1),
             (ListJobsQuery(status=Status.STOPPED), 0),
+            (ListJobsQuery(start_time=1), 0),
         ):
             assert (await s.list_jobs(query)).total_count == count
         first = await s.list_jobs(ListJobsQuery(max_items=1))
@@ -185,6 +189,49 @@ def test_jobs_are_listed_stopped_and_deleted(run):
             await s.update_job(JOB["id"], UpdateJob(status=Status.COMPLETED))
         await s.delete_job("a/../b")
         assert gateway.asked[-1][:2] == ("DELETE", "/api/jobs/a%2F..%2Fb")
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("input_path", "base"),
+    [
+        ("../../etc/x.ipynb", "etc/x"),
+        ("a/../../x.ipynb", "x"),
+        ("//x\0y.ipynb", "xy"),
+        ("..", "notebook"),
+        ("", "notebook"),
+        ("x" * 10_000, "x" * 10_000),
+    ],
+)
+def test_a_job_of_any_path_is_listed(run, input_path, base):
+    """Another client of the gateway has sent it."""
+
+    async def test(gateway, s):
+        gateway.job |= {"input_path": input_path, "state": "running", "started": "2026-11-25T01:02:03.5Z"}
+        jobs = (await s.list_jobs(ListJobsQuery(start_time=1795568523500))).jobs
+        assert len(jobs) == 2 and not jobs[0].downloaded
+        assert scheduler.result_path(gateway.job) == f"{base}-2026-11-25-01-02-03-0a7e3f52.ipynb"
+        assert (await s.list_jobs(ListJobsQuery(start_time=1795568523501))).jobs == []
+
+    run(test)
+
+
+def test_only_jobs_of_the_page_are_looked_up(run, monkeypatch):
+    looked_up = []
+
+    async def describe(_, job):
+        looked_up.append(job["id"])
+        return await original(_, job)
+
+    original = scheduler.EkgScheduler._describe
+    monkeypatch.setattr(scheduler.EkgScheduler, "_describe", describe)
+
+    async def test(gateway, s):
+        await s.list_jobs(ListJobsQuery(status=Status.STOPPED))
+        assert looked_up == []
+        answer = await s.list_jobs(ListJobsQuery(max_items=1))
+        assert (looked_up, answer.total_count) == (["new"], 2)
 
     run(test)
 
