@@ -59,11 +59,11 @@ class Watch:
                 events: list[tuple[str, Any]] = []
                 if self._complete:
                     events, sent = self._difference(sent, shown)
-                if self._problem is not None:
-                    if told != self._problem:
-                        events.append(("unavailable", {"reason": "Service Unavailable", "message": self._problem}))
-                elif told is not None or events:
+                if events or (told is not None and self._problem is None):
                     events.append(("complete", {}))
+                    told = None  # the page takes a whole list for one that is up to date
+                if self._problem is not None and told != self._problem:
+                    events.append(("unavailable", {"reason": "Service Unavailable", "message": self._problem}))
                 told = self._problem
                 yield events
                 try:
@@ -99,6 +99,7 @@ class Watch:
         """Follows the gateway, and tries again after each end with growing pauses."""
         self._pause = _FIRST_PAUSE
         while True:
+            unexpected: Exception | None = None
             try:
                 self._user = await gateway.user_or_none()
                 streams = await self._stream()
@@ -109,11 +110,10 @@ class Watch:
                 problem = err.message
             except gateway.Unreachable as err:
                 problem = f"the gateway cannot be reached: {err}"
-            except Exception:  # an answer that no gateway gives must not end the watch
-                self._log.exception("jupyter-ekg: the gateway's list of kernels cannot be read")
-                problem = "the gateway's answer cannot be read"
+            except Exception as err:  # an answer that no gateway gives must not end the watch
+                problem, unexpected = "the gateway's answer cannot be read", err
             if problem is not None and problem != self._problem:
-                self._log.warning("jupyter-ekg: the kernels cannot be watched: %r", problem)
+                self._log.warning("jupyter-ekg: the kernels cannot be watched: %r", problem, exc_info=unexpected)
                 self._problem = problem
                 self._wake()
             await asyncio.sleep(self._pause * random.uniform(0.75, 1.25))

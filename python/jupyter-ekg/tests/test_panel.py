@@ -118,6 +118,11 @@ def test_gateway_goes_and_returns(server):
                     await p.update()
                 assert "the gateway cannot be reached" in p.problem
                 assert list(p.kernels) == [KERNEL]
+                async with page(server, browser) as late:
+                    await late.update()
+                    assert (list(late.kernels), late.problem) == ([KERNEL], None)  # a whole list, which the page shows
+                    await late.update()
+                    assert late.problem == p.problem
                 supervisor.events = None
                 supervisor.tell(model(execution_state="dead", reason="gone"))
                 await supervisor.start()
@@ -126,6 +131,59 @@ def test_gateway_goes_and_returns(server):
                 assert (p.kernels[KERNEL]["reason"], p.resets) == ("gone", 1)
 
     run(main())
+
+
+def test_a_kernel_becomes_one_of_this_server_while_the_gateway_is_away(monkeypatch):
+    """The page gets it, and still reads that the list may be out of date."""
+    monkeypatch.setattr(watch, "LOOK_AGAIN", 0.01)
+
+    async def main():
+        async with Supervisor() as supervisor:
+            GatewayClient.clear_instance()
+            GatewayClient.instance().url = supervisor.url
+            supervisor.tell(model(), model(OTHER))
+            mine = {KERNEL}
+            updates = watch.Watch(logging.getLogger("test")).pages(lambda kernel: kernel["id"] in mine)
+
+            async def update():
+                while not (events := await updates.__anext__()):
+                    pass
+                return [name for name, _ in events]
+
+            assert await update() == ["reset", "kernels", "complete"]
+            await supervisor.stop()
+            assert await update() == ["unavailable"]
+            mine.add(OTHER)
+            assert await update() == ["kernels", "complete", "unavailable"]
+            assert await updates.__anext__() == []
+            await updates.aclose()
+            await supervisor.start()
+
+    try:
+        run(main())
+    finally:
+        GatewayClient.clear_instance()
+
+
+def test_an_answer_of_no_gateway_is_logged_once(monkeypatch, caplog):
+    monkeypatch.setattr(watch, "LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(watch, "_FIRST_PAUSE", 0.01)
+
+    async def main():
+        async with Supervisor() as supervisor:
+            GatewayClient.clear_instance()
+            GatewayClient.instance().url = supervisor.url
+            supervisor.events = [b"event: kernels\ndata: {}\n\n"]
+            updates = watch.Watch(logging.getLogger("test")).pages(lambda _: True)
+            while supervisor.served < 4:
+                await updates.__anext__()
+            await updates.aclose()
+
+    try:
+        run(main())
+    finally:
+        GatewayClient.clear_instance()
+    assert [record.exc_info[0] for record in caplog.records] == [KeyError]
 
 
 def test_gateway_without_a_stream(server):
