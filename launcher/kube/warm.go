@@ -172,8 +172,7 @@ func (l *Launcher) takePod(ctx context.Context, kind podspec.WarmKind, pod *core
 	if k == nil {
 		return d, launcher.ClaimFailed, l.goneError(rec.ID)
 	}
-	if err := l.awaitDecision(ctx, k); err != nil {
-		l.removeRefused(context.WithoutCancel(ctx), k)
+	if admitted, err := l.awaitAdmission(ctx, k); err != nil || !admitted {
 		return d, launcher.ClaimFailed, err
 	}
 	assignment.ID = uuid.NewString()
@@ -194,6 +193,28 @@ func (l *Launcher) takePod(ctx context.Context, kind podspec.WarmKind, pod *core
 		return d, launcher.ClaimFailed, err
 	}
 	return d, launcher.ClaimTaken, nil
+}
+
+// awaitAdmission waits until limits have admitted a start that has taken a warm kernel, and ends the kernel if they have
+// not. The error is a *launcher.LimitError if they refuse the start. Without a decision in time the start becomes an
+// ordinary one, whose pod may wait longer.
+func (l *Launcher) awaitAdmission(ctx context.Context, k *kernel) (admitted bool, err error) {
+	waiting, cancel := context.WithTimeout(ctx, launcher.WarmAssignTime)
+	err = l.awaitDecision(waiting, k)
+	cancel()
+	if err != nil {
+		l.removeRefused(context.WithoutCancel(ctx), k)
+		return false, err
+	}
+	l.mu.Lock()
+	pod := k.pod
+	l.mu.Unlock()
+	if podstatus.IsGated(pod) {
+		l.log.Info("limits have not decided in time about a warm kernel that was taken; it is ended", logkey.Kernel, k.id)
+		l.discard(context.WithoutCancel(ctx), pod)
+		return false, nil
+	}
+	return true, nil
 }
 
 // claimPatch makes exactly this version of a warm pod the pod of a kernel. With limits, the start then waits for its

@@ -132,6 +132,40 @@ func TestWarm_OneOwner(t *testing.T) {
 	eventually(t, "no warm kernel is left", func() bool { return len(c.warmPods(t)) == 0 })
 }
 
+// A warm kernel that was taken gets no owner before limits have decided about the start. Without a decision in time it
+// is ended, and the start is an ordinary one, which waits for the decision.
+func TestWarm_Undecided(t *testing.T) {
+	c, f := newRunning(t, 0)
+	c.otherLeads(t)
+	var now atomic.Int64
+	l := openTest(t, c, func(o *Options, tm *timing) {
+		fastReaper(&now)(o, tm)
+		o.Limits = &testLimits{all: 1, each: 1}
+		tm.decision = 50 * time.Millisecond
+		tm.admission = leaseTiming{duration: time.Hour, renew: 30 * time.Minute, retry: 20 * time.Minute}
+		o.Warm = func() []launcher.Warm {
+			return []launcher.Warm{{Start: testRequest(uuid.Nil.String()), Count: 1}}
+		}
+	})
+	c.runWarm(t, f, 1, []*Launcher{l})
+	warm := c.warmPods(t)[0].Name
+	req := testRequest(uuid.NewString())
+	req.AnyID, req.Owner = true, "ann"
+	k, created, err := l.Start(t.Context(), req)
+	if err != nil || !created || k.ID != req.ID || k.Reason != "it waits for limits to admit it" {
+		t.Errorf("%+v, created %v, %v", k, created, err)
+	}
+	f.mu.Lock()
+	s := f.all[warm]
+	f.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.assigned.ID != "" {
+		t.Errorf("the warm kernel was assigned to %s", s.assigned.Owner)
+	}
+	eventually(t, "the warm kernel is ended", func() bool { return !c.podThere(t, warm) })
+}
+
 // A kernel that was taken by a gateway which died before it assigned the kernel is ended.
 func TestWarm_HalfTaken(t *testing.T) {
 	c, f := newRunning(t, 0)
