@@ -98,9 +98,12 @@ func (g *Gateway) getUsage(w http.ResponseWriter, r *call) error {
 	return writeJSON(w, http.StatusOK, answer)
 }
 
-// usageSince reads the parameter since: a time, or a duration before now.
+// usageSince reads the parameter since: a time before now, or a duration before now.
 func usageSince(text string, now time.Time) (time.Time, error) {
 	if at, err := time.Parse(time.RFC3339, text); err == nil {
+		if !at.Before(now) {
+			return time.Time{}, refuse(http.StatusBadRequest, "The parameter since is in the future.")
+		}
 		return at, nil
 	}
 	if d, err := time.ParseDuration(text); err == nil && d > 0 {

@@ -98,7 +98,18 @@ func TestUsage(t *testing.T) {
 	for _, query := range []string{"?by=node", "?since=yesterday", "?since=-1h", "?step=day", "?step=1s", "?step=-1h"} {
 		g.do("GET", "/api/usage"+query, "", as("ann")).want(t, 400, "The parameter ")
 	}
-	g.do("GET", "/api/usage?since=168h&step=1m", "", as("ann")).want(t, 400, "at most 1000 steps")
+	for _, query := range []string{"", "&step=1h"} {
+		g.do("GET", "/api/usage?since=2100-01-01T00:00:00Z"+query, "", as("ann")).want(t, 400,
+			"The parameter since is in the future.")
+	}
+	for _, query := range []string{"?since=168h&step=1m", "?since=0001-01-01T00:00:00Z&step=1h"} {
+		g.do("GET", "/api/usage"+query, "", as("ann")).want(t, 400, "at most 1000 steps")
+	}
+	// 2562047h is the longest duration in hours.
+	if steps := decode[Usage](t, g.do("GET", "/api/usage?step=2562047h", "", as("ann")).want(t, 200, "")).Steps; len(
+		steps.Groups) != 1 || !slices.Equal(steps.Groups[0].Lived, []float64{3 * 3600}) {
+		t.Errorf("one long step: got %+v", steps)
+	}
 	steps := decode[Usage](t, g.do("GET", "/api/usage?since=10h&step=5h", "", as("root")).want(t, 200, "")).Steps
 	if len(steps.Groups) != 2 || steps.Groups[0].Name != "bob" || steps.Others != nil {
 		t.Errorf("got the steps %+v", steps)

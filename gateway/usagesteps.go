@@ -31,7 +31,7 @@ type UsageSeries struct {
 	Busy  []float64 `json:"busy_seconds"`   // as in UsageRow
 }
 
-// usageStep reads the parameter step; 0: there is none.
+// usageStep reads the parameter step; 0: there is none. since is before until.
 func usageStep(text string, since, until time.Time) (time.Duration, error) {
 	if text == "" {
 		return 0, nil
@@ -41,7 +41,7 @@ func usageStep(text string, since, until time.Time) (time.Duration, error) {
 	case err != nil || step < leastUsageStep:
 		return 0, refuse(http.StatusBadRequest, "The parameter step is not a duration like 1h of at least %v.",
 			leastUsageStep)
-	case until.Sub(since) > usageSteps*step:
+	case (until.Sub(since)-1)/step >= usageSteps:
 		return 0, refuse(http.StatusBadRequest, "There are at most %d steps; choose a longer step or a later since.",
 			usageSteps)
 	}
@@ -58,7 +58,7 @@ func usageEnd(u *launcher.KernelUsage, until time.Time) time.Time {
 
 // stepsOf divides the usage of kernels into steps.
 func stepsOf(kernels []launcher.KernelUsage, by string, step time.Duration, since, until time.Time) *UsageSteps {
-	number := int((until.Sub(since) + step - 1) / step)
+	number := int((until.Sub(since)-1)/step) + 1
 	groups := map[string]*UsageSeries{}
 	for i := range kernels {
 		name := usageGroup(&kernels[i], by)
