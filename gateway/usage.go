@@ -86,8 +86,12 @@ func (g *Gateway) getUsage(w http.ResponseWriter, r *call) error {
 		if u.Started.IsZero() || !r.who.owns(u.Owner) {
 			continue
 		}
+		row, ok := usageRow(u, since, now)
+		if !ok {
+			continue
+		}
 		own = append(own, u)
-		if row, ok := usageRow(u, since, now); ok && u.GPUs > 0 {
+		if u.GPUs > 0 {
 			rows = append(rows, row)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -151,5 +152,19 @@ func TestStepsOf(t *testing.T) {
 	got = stepsOf(kernels, UsageByUser, h, since, since.Add(2*h))
 	if len(got.Groups) != usageGroups || got.Others == nil || got.Others.Lived[0] != 3*3600 {
 		t.Errorf("got %d groups and the others %+v", len(got.Groups), got.Others)
+	}
+	kernels = nil
+	for i := range 5000 {
+		kernels = append(kernels, used(fmt.Sprintf("user%04d", i), 0, h, 0, 0))
+	}
+	before, after := runtime.MemStats{}, runtime.MemStats{}
+	runtime.ReadMemStats(&before)
+	got = stepsOf(kernels, UsageByUser, 2*time.Minute, since, since.Add(30*h))
+	runtime.ReadMemStats(&after)
+	if bytes := after.TotalAlloc - before.TotalAlloc; bytes > 10<<20 {
+		t.Errorf("%d bytes for %d groups with %d steps", bytes, len(kernels), len(got.Others.Lived))
+	}
+	if rest := float64(len(kernels)-usageGroups) * 120; got.Others.Lived[0] != rest || got.Others.Lived[30] != 0 {
+		t.Errorf("the others lived %v and %v s", got.Others.Lived[0], got.Others.Lived[30])
 	}
 }

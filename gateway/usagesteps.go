@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"cmp"
+	"maps"
 	"net/http"
 	"slices"
 	"time"
@@ -56,42 +57,50 @@ func usageEnd(u *launcher.KernelUsage, until time.Time) time.Time {
 	return u.Started.Add(time.Duration(u.Seconds) * time.Second)
 }
 
-// stepsOf divides the usage of kernels into steps.
+// stepsOf divides the usage of kernels into steps. Series are made only for the groups that lived longest and for the
+// sum of all others, however many groups there are.
 func stepsOf(kernels []launcher.KernelUsage, by string, step time.Duration, since, until time.Time) *UsageSteps {
-	number := int((until.Sub(since)-1)/step) + 1
-	groups := map[string]*UsageSeries{}
+	lived := map[string]time.Duration{} // between since and until, of each group
 	for i := range kernels {
-		name := usageGroup(&kernels[i], by)
-		s := groups[name]
-		if s == nil {
-			s = newUsageSeries(name, number)
-			groups[name] = s
+		if d := livedBetween(&kernels[i], since, until); d > 0 {
+			lived[usageGroup(&kernels[i], by)] += d
 		}
-		s.addKernel(&kernels[i], step, since, until)
 	}
-	all := make([]*UsageSeries, 0, len(groups))
-	for _, s := range groups {
-		all = append(all, s)
-	}
-	slices.SortFunc(all, compareSeries)
-	steps := &UsageSteps{Seconds: step.Seconds(), Groups: []UsageSeries{}}
-	for i, s := range all {
+	names := slices.SortedFunc(maps.Keys(lived), func(a, b string) int {
+		return cmp.Or(cmp.Compare(lived[b], lived[a]), cmp.Compare(a, b))
+	})
+	number := int((until.Sub(since)-1)/step) + 1
+	steps := &UsageSteps{Seconds: step.Seconds(), Groups: make([]UsageSeries, min(len(names), usageGroups))}
+	series := make(map[string]*UsageSeries, len(names))
+	for i, name := range names {
 		switch {
-		case s.sum() == 0:
 		case i < usageGroups:
-			steps.Groups = append(steps.Groups, s.rounded())
-		default:
-			if steps.Others == nil {
-				steps.Others = newUsageSeries("", number)
-			}
-			steps.Others.addSeries(s)
+			steps.Groups[i] = newUsageSeries(name, number)
+			series[name] = &steps.Groups[i]
+			continue
+		case steps.Others == nil:
+			others := newUsageSeries("", number)
+			steps.Others = &others
 		}
+		series[name] = steps.Others
+	}
+	for i := range kernels {
+		if s := series[usageGroup(&kernels[i], by)]; s != nil {
+			s.addKernel(&kernels[i], step, since, until)
+		}
+	}
+	for i := range steps.Groups {
+		steps.Groups[i].round()
 	}
 	if steps.Others != nil {
-		sum := steps.Others.rounded()
-		steps.Others = &sum
+		steps.Others.round()
 	}
 	return steps
+}
+
+// livedBetween returns how long a kernel lived between two times. It is not positive if it did not.
+func livedBetween(u *launcher.KernelUsage, since, until time.Time) time.Duration {
+	return earlier(usageEnd(u, until), until).Sub(later(u.Started, since))
 }
 
 // usageGroup returns the group of a kernel.
@@ -107,13 +116,8 @@ func usageGroup(u *launcher.KernelUsage, by string) string {
 	return u.ID
 }
 
-// compareSeries orders series by how long their kernels lived, longest first.
-func compareSeries(a, b *UsageSeries) int {
-	return cmp.Or(cmp.Compare(b.sum(), a.sum()), cmp.Compare(a.Name, b.Name))
-}
-
-func newUsageSeries(name string, steps int) *UsageSeries {
-	return &UsageSeries{Name: name, Lived: make([]float64, steps), Held: make([]float64, steps),
+func newUsageSeries(name string, steps int) UsageSeries {
+	return UsageSeries{Name: name, Lived: make([]float64, steps), Held: make([]float64, steps),
 		Busy: make([]float64, steps)}
 }
 
@@ -144,28 +148,11 @@ func (s *UsageSeries) addKernel(u *launcher.KernelUsage, step time.Duration, sin
 	}
 }
 
-func (s *UsageSeries) addSeries(other *UsageSeries) {
-	for i := range s.Lived {
-		s.Lived[i] += other.Lived[i]
-		s.Held[i] += other.Held[i]
-		s.Busy[i] += other.Busy[i]
-	}
-}
-
-// sum returns how long the kernels lived.
-func (s *UsageSeries) sum() (sum float64) {
-	for _, lived := range s.Lived {
-		sum += lived
-	}
-	return sum
-}
-
-// rounded returns the series in milliseconds.
-func (s *UsageSeries) rounded() UsageSeries {
+// round rounds the series to milliseconds.
+func (s *UsageSeries) round() {
 	for i := range s.Lived {
 		s.Lived[i], s.Held[i], s.Busy[i] = seconds(s.Lived[i]), seconds(s.Held[i]), seconds(s.Busy[i])
 	}
-	return *s
 }
 
 func earlier(a, b time.Time) time.Time {
