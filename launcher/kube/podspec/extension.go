@@ -105,6 +105,10 @@ func (o Options) readExtension(spec kernelspecs.Spec, owner string) (extension, 
 		policyLabels: policy.Labels, tokens: policy.Kernelspecs.ServiceAccountTokens.forOwner(owner)}
 	c.found = e.fillOwner(owner)
 	c.extension(&e)
+	if spec.Launcher != nil && e.ImageKernelspec != "" {
+		c.refuse(shortPath("imageKernelspec"),
+			"cannot be used with a launcher of Enterprise Gateway, which starts the kernel by itself")
+	}
 	if e.Image == "" && e.Pod.kernel().Image == "" && spec.Image != "" {
 		e.Image = spec.Image
 		c.keyAllowed(kernelspecs.ImageNamePath, "image")

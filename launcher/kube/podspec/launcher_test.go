@@ -2,6 +2,8 @@ package podspec
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -55,5 +57,28 @@ func TestBuild_Launcher(t *testing.T) {
 		}
 		req.LaunchTimeout = 90 * time.Second // a client's own, which is not repeated
 		req.Env = map[string]string{"KERNEL_GATEWAY": "0", "KERNEL_SPARK_CONTEXT_INIT_MODE": "lazy"}
+	}
+}
+
+// A launcher starts the kernel by itself, so the image's kernelspec cannot be used. The problem has its line.
+func TestBuild_LauncherOfImageKernelspec(t *testing.T) {
+	for _, file := range []string{`{"display_name": "x", "language": "r", "argv": ["/boot", "{response_address}"],
+		"metadata": {"ekg": {"launcher": "enterprise-gateway", "image": "x",
+		"imageKernelspec": "ir"}}}`, `{"display_name": "x", "language": "r", "argv": ["/boot", "{response_address}"],
+		"metadata": {"process_proxy": {"class_name": "x.KubernetesProcessProxy"}, "ekg": {"image": "x",
+		"imageKernelspec": "ir"}}}`} {
+		dir := filepath.Join(t.TempDir(), "r")
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "kernel.json"), []byte(file), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		problems := slices.DeleteFunc(kernelspecs.Check(dir, "", testOptions().Check()),
+			func(p kernelspecs.Problem) bool { return p.Warning })
+		if len(problems) != 1 || problems[0].Line != 3 || problems[0].Key != "metadata.ekg.imageKernelspec" ||
+			problems[0].Message != "cannot be used with a launcher of Enterprise Gateway, which starts the kernel by itself" {
+			t.Errorf("got %v", problems)
+		}
 	}
 }
