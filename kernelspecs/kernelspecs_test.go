@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -309,6 +310,23 @@ func TestSpec_Resources(t *testing.T) {
 			_ = f.Close()
 		} else if !os.IsNotExist(err) {
 			t.Errorf("%q: got %v, want not exist", file, err)
+		}
+	}
+}
+
+// No regular expression is compiled when a program starts, since the supervisor imports the package.
+func TestLazily(t *testing.T) {
+	files, err := filepath.Glob("*.go")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if regexp.MustCompile(`(?m)^(var |\t)\w+ += regexp\.`).Match(text) {
+			t.Errorf("%s compiles a regular expression at its start; see lazily", file)
 		}
 	}
 }

@@ -2,7 +2,6 @@ package kernelspecs
 
 import (
 	"cmp"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,8 +21,8 @@ const (
 	maxLaunchTimeout      = 24 * time.Hour // as for the client's variable
 )
 
-// portRangeText is the form of a range of ports.
-var portRangeText = regexp.MustCompile(`^[0-9]{1,5}\.\.[0-9]{1,5}$`)
+// portRangeText is the form of a range of ports. It is compiled when it is needed, since most kernelspecs have none.
+var portRangeText = lazily(`^[0-9]{1,5}\.\.[0-9]{1,5}$`)
 
 // foreignProxies are the ends of Enterprise Gateway's classes that ekg cannot stand in for, and why. The first match
 // counts.
@@ -114,7 +113,7 @@ func (r *reader) portRange(n *node, key string, launcher bool) {
 	switch {
 	case !launcher:
 		r.warn(n, key, "is ignored: only the kernel's own machine or pod reaches a kernel's ports")
-	case n.kind != "string" || !portRangeText.MatchString(n.text):
+	case n.kind != "string" || !portRangeText().MatchString(n.text):
 		r.report(n, key, `is not a range of ports like "40000..42000"`)
 	}
 }

@@ -45,7 +45,10 @@ func WithoutNoise(s string) string {
 
 // PlainText removes terminal sequences and control characters from a line, and shortens it to limit bytes.
 func PlainText(s string, limit int) string {
-	s = escapes().ReplaceAllString(strings.ToValidUTF8(s, ""), "")
+	s = strings.ToValidUTF8(s, "")
+	if strings.Contains(s, "\x1b") {
+		s = escapes().ReplaceAllString(s, "")
+	}
 	s = strings.Map(func(r rune) rune {
 		switch {
 		case r == '\t':
