@@ -50,13 +50,15 @@ func (l *Launcher) maintain() {
 }
 
 func (l *Launcher) maintainOnce() {
-	err := l.rescan(l.ctx)
+	// A warm kernel that is taken meanwhile is in what is read first. One that was taken before is found by rescan.
+	warm, err := l.warmEntries()
+	err = errors.Join(l.rescan(l.ctx), err)
 	if err != nil && l.ctx.Err() == nil {
 		l.log.Error("state directory cannot be read", logkey.Err, err)
 	}
 	l.takeReaper()
 	if l.reaper != nil && err == nil { // sweep removes what no known kernel needs, so all must be known
-		l.sweep()
+		l.sweep(warm)
 	}
 	l.measureDisk()
 	l.pushShares()
@@ -83,9 +85,10 @@ func (l *Launcher) takeReaper() {
 	l.reaper = f
 }
 
-// sweep removes files that are no longer needed. rescan has removed the dead kernels whose time is over.
-func (l *Launcher) sweep() {
-	for _, err := range []error{l.sweepHalfMade(), l.sweepEnded(), l.sweepRunDirs()} {
+// sweep removes files that are no longer needed. rescan has removed the dead kernels whose time is over. warm was read
+// before that.
+func (l *Launcher) sweep(warm []warmEntry) {
+	for _, err := range []error{l.sweepHalfMade(), l.sweepEnded(), l.sweepRunDirs(warm)} {
 		if err != nil {
 			l.log.Warn("state directory cannot be cleared", logkey.Err, err)
 		}
@@ -144,8 +147,9 @@ func (l *Launcher) sweepEnded() error {
 	return errors.Join(errs...)
 }
 
-// sweepRunDirs removes folders of sockets that no kernel of this state directory uses.
-func (l *Launcher) sweepRunDirs() error {
+// sweepRunDirs removes folders of sockets that no kernel of this state directory uses. warm was read before the
+// kernels.
+func (l *Launcher) sweepRunDirs(warm []warmEntry) error {
 	entries, err := os.ReadDir(l.layout.runtime)
 	if err != nil {
 		return err
@@ -153,10 +157,6 @@ func (l *Launcher) sweepRunDirs() error {
 	used := make(map[string]bool)
 	for _, k := range l.snapshot() {
 		used[k.rec.RunDir] = true
-	}
-	warm, err := l.warmEntries()
-	if err != nil {
-		return err
 	}
 	for _, w := range warm {
 		used[w.RunDir] = true

@@ -193,7 +193,8 @@ func TestSweep(t *testing.T) {
 	}
 	run := filepath.Join(p.runtime, l.layout.mark+"00000000")
 	foreign := filepath.Join(p.runtime, "00000000000000")
-	for _, d := range []string{run, foreign} {
+	warm := filepath.Join(p.runtime, l.layout.mark+"00000001")
+	for _, d := range []string{run, foreign, warm} {
 		if err := os.Mkdir(d, 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -202,7 +203,16 @@ func TestSweep(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	l.sweep()
+	entry := warmEntry{ID: id(1), RunDir: warm}
+	if err := writeJSON(l.layout.warmFile(entry.ID), entry); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := l.warmEntries()
+	if err != nil || len(entries) != 1 {
+		t.Fatal(entries, err)
+	}
+	l.removeWarmEntry(entry.ID) // another gateway's start takes the kernel after this one has read the kernels
+	l.sweep(entries)
 	left, err := os.ReadDir(filepath.Join(p.state, "ended"))
 	if err != nil || len(left) != endedKept {
 		t.Errorf("%d records of ends, %v", len(left), err)
@@ -217,5 +227,8 @@ func TestSweep(t *testing.T) {
 	}
 	if err := os.Remove(foreign); err != nil {
 		t.Error("another state directory's sockets were removed")
+	}
+	if err := os.Remove(warm); err != nil {
+		t.Error("the sockets of a warm kernel that was just taken were removed")
 	}
 }
