@@ -2,6 +2,8 @@
 import { kernelPath, Refused, request } from './api';
 
 const LOG = 'Ekg-Log'; // header with the log's name
+const LONGEST = 8 << 20; // characters of a message as JSON. The gateway sends up to 256 MiB, which would block the tab
+const LINE = 20_000; // characters of a line that are shown
 
 interface Message { number: number; channel?: string; lost?: number; header?: { msg_type?: string } | null; content?: Record<string, unknown> | null }
 
@@ -20,7 +22,8 @@ export function outputOf({ channel, lost, header, content }: Omit<Message, 'numb
   }
 }
 
-/** The last lines of a text that grows. Like a terminal, it lets a carriage return overwrite the line, and knows no colors. */
+/** The last lines of a text that grows, and the end of each. Like a terminal, it lets a carriage return overwrite the line.
+ * It knows no colors. */
 export class Screen {
   private lines: string[] = [''];
   private cut = false;
@@ -34,7 +37,9 @@ export class Screen {
       if (part === '\n' || part === '\r\n') { this.lines.push(''); this.returned = false; continue; }
       if (this.returned) this.lines[this.lines.length - 1] = '';
       this.returned = false;
-      this.lines[this.lines.length - 1] += part;
+      const line = this.lines[this.lines.length - 1] + part;
+      this.cut ||= line.length > LINE;
+      this.lines[this.lines.length - 1] = line.slice(-LINE);
     }
     if (this.lines.length > 2 * this.most) this.trim();
   }
@@ -60,22 +65,43 @@ export async function readLog(id: string, place: Place, signal: AbortSignal, tak
   const answer = await request(kernelPath(id, `/log?follow=true${query}`), { signal });
   place.log = answer.headers.get(LOG) ?? '';
   const reader = answer.body!.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = '';
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const rows = (rest + value).split('\n');
-    rest = rows.pop()!;
-    let text = '';
-    for (const row of rows) {
-      if (!row) continue; // shows that the answer lives
-      const message = JSON.parse(row) as Message;
-      place.after = message.number;
-      text += outputOf(message);
+  try {
+    let rest = '';
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const end = value.lastIndexOf('\n');
+      const rows = end < 0 ? [] : (rest + value.slice(0, end)).split('\n');
+      rest = end < 0 ? rest + value : value.slice(end + 1); // a long message is searched once, not with each piece
+      if (rest.length > LONGEST || rows.some(row => row.length > LONGEST)) {
+        throw new Unreadable(`A message is too long for this page. Read it with: ekg log ${id}`);
+      }
+      let text = '';
+      for (const row of rows) {
+        if (row) text += read(row, place); // an empty one shows that the answer lives
+      }
+      if (!take(text)) return;
     }
-    if (!take(text)) { await reader.cancel(); return; }
+  } finally {
+    void reader.cancel().catch(() => {}); // ends the request; it rejects if that has failed already
   }
 }
 
-/** Whether a log may be read again after this error: the gateway is away, and not the kernel or the right. */
-export const passes = (e: unknown): boolean => !(e instanceof Refused) || e.status >= 500;
+/** The text that a row of the log adds. It moves the place behind the row. */
+function read(row: string, place: Place): string {
+  try {
+    const message = JSON.parse(row) as Message;
+    const text = outputOf(message);
+    place.after = message.number;
+    return text;
+  } catch (e) {
+    throw new Unreadable(`A message of the log cannot be read: ${(e as Error).message}`);
+  }
+}
+
+/** A message that the page cannot show, now or later. */
+export class Unreadable extends Error {}
+
+/** Whether a log may be read again after this error: the gateway is away, and not the kernel, the right or a message that
+ * can be read. */
+export const passes = (e: unknown): boolean => !(e instanceof Unreadable) && (!(e instanceof Refused) || e.status >= 500);

@@ -34,7 +34,9 @@ export function Output({ id }: { id: string }) {
       <h3 id="output">Output</h3>
       {state === 'following'
         ? <button type="button" onClick={() => setState('off')}>Stop following</button>
-        : state !== 'ended' && <button type="button" onClick={() => setState('following')}>{text ? 'Follow on' : 'Show the output'}</button>}
+        : <button type="button" onClick={() => setState('following')}>
+          {text || state === 'ended' ? 'Follow on' : 'Show the output'}
+        </button>}
       <span class="soft" role="status">{problem ? '' : words[state]}</span>
     </div>
     <p class="bad notice" role="alert">{problem}</p>

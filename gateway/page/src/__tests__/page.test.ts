@@ -6,7 +6,7 @@ import type { Kernel, UsageAnswer } from '../api';
 import { actionsFor, readGrants } from '../dialogs';
 import { span } from '../format';
 import { choose } from '../kernels';
-import { outputOf, Screen } from '../log';
+import { outputOf, passes, type Place, readLog, Screen } from '../log';
 import { parse } from '../stream';
 import { parts } from '../timeline';
 import { stack } from '../usage';
@@ -88,4 +88,63 @@ test('a step of a timeline is full if the kernel was busy all the time, and the 
 
 test('lengths of time have one unit or two', () => {
   assert.deepEqual([-5, 59, 60, 3600, 90_000, 172_800].map(span), ['0 s', '59 s', '1 min', '1 h 0 min', '25 h 0 min', '2 days']);
+});
+
+/** Reads a log that the gateway sends in these pieces. Returns the text and where the reader is. */
+async function readPieces(pieces: string[]): Promise<{ text: string; place: Place; cancelled: boolean }> {
+  const globals = globalThis as any, saved = [globals.document, globals.sessionStorage, globals.fetch];
+  const place = { log: '', after: 0 };
+  let text = '', cancelled = false;
+  globals.document = { baseURI: 'http://gateway/' };
+  globals.sessionStorage = { getItem: () => null };
+  globals.fetch = async () => new Response(new ReadableStream({
+    pull: c => { const next = pieces.shift(); if (next === undefined) c.close(); else c.enqueue(new TextEncoder().encode(next)); },
+    cancel: () => { cancelled = true; },
+  }));
+  try {
+    await readLog('the-id', place, new AbortController().signal, more => { text += more; return true; });
+  } catch (e) {
+    await new Promise(setImmediate);
+    throw Object.assign(e as Error, { place, cancelled });
+  } finally {
+    [globals.document, globals.sessionStorage, globals.fetch] = saved;
+  }
+  return { text, place, cancelled };
+}
+
+const row = (number: number, text: unknown): string =>
+  `${JSON.stringify({ number, channel: 'iopub', header: { msg_type: 'stream' }, content: { text } })}\n`;
+
+test('a log is read, whatever its pieces are', async () => {
+  const all = `${row(1, 'a\n')}\n${row(2, 'b\n')}${row(3, 'c\n')}`;
+  for (const size of [1, 7, 100, all.length]) {
+    const { text, place } = await readPieces(all.match(new RegExp(`[^]{1,${size}}`, 'g'))!);
+    assert.deepEqual([text, place.after], ['a\nb\nc\n', 3], `pieces of ${size}`);
+  }
+});
+
+test('a message that would block the page ends the reading for good', async () => {
+  const long = 'x'.repeat(1 << 20);
+  const endless = [row(1, 'a\n'), '{"number":2,', ...Array<string>(300).fill(long)];
+  const whole = [row(1, 'a\n'), row(2, long.repeat(9))];
+  for (const [pieces, want] of [[endless, /^A message is too long for this page. Read it with: ekg log the-id$/],
+    [whole, /too long/], [[row(1, 'a\n'), '{"number":\n'], /cannot be read/], [[row(1, 'a\n'), 'null\n'], /cannot be read/],
+    [[row(1, 'a\n'), row(2, { toString: 1 })], /cannot be read/]] as [string[], RegExp][]) {
+    await assert.rejects(readPieces(pieces), (e: any) => {
+      assert.match(e.message, want);
+      assert.deepEqual([passes(e), e.place.after, e.cancelled || !pieces.length], [false, 1, true]);
+      return true;
+    });
+  }
+  assert.ok(endless.length > 280); // the rest was not read
+  assert.ok(passes(new TypeError('Failed to fetch')));
+});
+
+test('a line that grows is bounded', () => {
+  const screen = new Screen(3);
+  for (let i = 0; i < 100; i++) screen.add('x'.repeat(1000));
+  screen.add('end');
+  assert.equal(screen.text(), `[earlier output is left out]\n${'x'.repeat(19_997)}end`);
+  screen.add(`\r${'y'.repeat(30_000)}`);
+  assert.match(screen.text(), /\ny{20000}$/);
 });
