@@ -73,8 +73,12 @@ func testSpecs(t testing.TB) Specs {
 	}}
 }
 
-type specDir struct{ specs []kernelspecs.Spec }
+type specDir struct {
+	specs []kernelspecs.Spec
+	users kernelspecs.Users
+}
 
+func (d *specDir) Users() kernelspecs.Users { return d.users }
 func (d *specDir) List() []kernelspecs.Spec { return d.specs }
 func (d *specDir) Get(name string) (kernelspecs.Spec, bool) {
 	for _, s := range d.specs {

@@ -90,4 +90,16 @@ func TestKernels_RestartOfLimited(t *testing.T) {
 		g.fake.change(func() { g.fake.kernels[idA].Owner = owner })
 		g.do("POST", "/api/kernels/"+idA+"/restart", "", as(tt.user)).want(t, tt.status, "")
 	}
+	// The kernelspec has gone: the gateway's own lists hold.
+	for _, tt := range []struct {
+		user   string
+		status int
+	}{{"ann", 200}, {"bob", 403}} {
+		g := startUserGateway(t, func(o *Options) {
+			o.Specs = &specDir{specs: o.Specs.List(), users: kernelspecs.Users{Unauthorized: []string{"bob"}}}
+		})
+		g.fake.add(idA, "gone", api.Idle)
+		g.fake.change(func() { g.fake.kernels[idA].Owner = tt.user })
+		g.do("POST", "/api/kernels/"+idA+"/restart", "", as(tt.user)).want(t, tt.status, "")
+	}
 }

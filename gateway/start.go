@@ -165,11 +165,12 @@ func (g *Gateway) spec(name string) (kernelspecs.Spec, error) {
 	return spec, nil
 }
 
-// mayRestart rejects a user whom the kernel's kernelspec does not allow. A kernelspec that is gone allows all.
+// mayRestart rejects a user whom the kernel's kernelspec does not allow. If it is gone, the gateway's own lists
+// hold.
 func (g *Gateway) mayRestart(who caller, k launcher.Kernel) error {
 	spec, ok := g.opts.Specs.Get(k.SpecName)
 	if !ok {
-		return nil
+		spec = kernelspecs.Spec{Name: k.SpecName, Users: g.opts.Specs.Users()}
 	}
 	return mayStart(who, spec)
 }

@@ -147,6 +147,9 @@ func (f *Finder) Get(name string) (Spec, bool) {
 	return Spec{}, false
 }
 
+// Users returns the gateway's own lists, which hold for a kernelspec that has gone too.
+func (f *Finder) Users() Users { return f.users }
+
 // Problems returns the present problems in the order of the directories. The slice must not be modified.
 func (f *Finder) Problems() []Problem { return f.current.Load().problems }
 
