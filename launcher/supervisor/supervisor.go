@@ -171,6 +171,7 @@ type Supervisor struct {
 
 	history     history.History // what its users can look up
 	memoryAsked time.Time       // when its memory was last measured at the end of a cell
+	memoryRead  time.Time       // when its memory was last measured for a request
 
 	assign assigning // of a kernel that was started without an owner
 

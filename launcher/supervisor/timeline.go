@@ -13,6 +13,10 @@ import (
 // idle one is not woken for it.
 const memoryPause = 30 * time.Second
 
+// memoryReadPause is the least time between two measurements for requests. Every user who sees the kernel may send
+// them, and in a pod a measurement delays the signals that follow it.
+const memoryReadPause = time.Second
+
 // recordLocked adds what has changed between two commits to the kernel's timeline.
 func (s *Supervisor) recordLocked(before, now *statusFacts) {
 	at, h := s.nowLocked(), &s.history
@@ -72,9 +76,13 @@ func (s *Supervisor) memoryLocked() process.Memory {
 // getTimeline answers with the kernel's life so far. It may be read by every user who sees the kernel.
 func (s *Supervisor) getTimeline(w http.ResponseWriter, _ *http.Request) error {
 	s.mu.Lock()
-	proc := s.process
+	proc, now := s.process, s.now()
+	measures := proc != nil && now.Sub(s.memoryRead) >= memoryReadPause
+	if measures {
+		s.memoryRead = now
+	}
 	s.mu.Unlock()
-	if proc != nil {
+	if measures {
 		proc.MeasureMemory()
 	}
 	s.mu.Lock()

@@ -37,6 +37,11 @@ func TestTimeline(t *testing.T) {
 	if line.Memory < 1<<20 || time.Since(line.MemoryAt) > 10*time.Second || r.model().Memory != line.Memory {
 		t.Errorf("its memory is %d, measured at %v", line.Memory, line.MemoryAt)
 	}
+	for range 5 { // a measurement a second; the time shown is that of its end
+		if next, _ := r.timeline(); next.MemoryAt != line.MemoryAt && next.MemoryAt.Sub(line.MemoryAt) < memoryReadPause*3/4 {
+			t.Errorf("its memory is measured at %v and again at %v", line.MemoryAt, next.MemoryAt)
+		}
+	}
 	busy := 0.0
 	for _, s := range line.Busy {
 		busy += s
