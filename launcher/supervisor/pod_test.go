@@ -177,6 +177,24 @@ func TestPod_IdleSupervisorKilled(t *testing.T) {
 	if got := p.result(p.attach("ann"), "get x"); got != "42" {
 		t.Errorf("x is %q", got)
 	}
+	p.tells("adopted ready")
+}
+
+// tells checks the kinds of the timeline's events.
+func (p *pod) tells(want string) {
+	p.t.Helper()
+	_, body := p.ask("GET", "/timeline", "")
+	var line api.Timeline
+	if err := json.Unmarshal([]byte(body), &line); err != nil {
+		p.t.Fatal(err)
+	}
+	var kinds []string
+	for _, e := range line.Events {
+		kinds = append(kinds, string(e.Kind))
+	}
+	if got := strings.Join(kinds, " "); got != want {
+		p.t.Errorf("the timeline has %q, want %q", got, want)
+	}
 }
 
 // saved waits until the saved state has a running request.
@@ -233,6 +251,7 @@ func TestPod_RestartBeforeChild(t *testing.T) {
 			if got := p.result(c, "get x"); got == "42" {
 				t.Error("the kernel has its variables")
 			}
+			p.tells("restarted ready")
 		})
 	}
 }
@@ -279,6 +298,7 @@ func TestPod_EndedMeanwhile(t *testing.T) {
 		if got := p.result(c, "result alive"); got != "alive" {
 			t.Errorf("got %q", got)
 		}
+		p.tells("died restarted ready")
 	})
 	t.Run("the kernel ended", func(t *testing.T) {
 		p := startPod(t, nil).ready()

@@ -92,6 +92,7 @@ func (s *Supervisor) restore(kernel fate) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.adopted = true
+	s.recordFateLocked(kernel)
 	if len(saved.Identity) > 0 && s.cfg.Identity == "" {
 		s.identity = saved.Identity
 	}

@@ -155,6 +155,7 @@ type Supervisor struct {
 	// Restart, adoption, and the wait for a container.
 	restarting      *operation     // the restart in progress, which other restarts join
 	adopted         bool           // an earlier supervisor has run the kernel
+	takesOver       bool           // its kernel lives, and becomes process
 	waiting         api.Waiting    // what the cluster last reported about the kernel's container
 	waitingDisplays []*cellDisplay // notices in waiting cells
 	nodeNotice      string         // why the kernel's node will go away soon; "": it stays

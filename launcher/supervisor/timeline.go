@@ -17,13 +17,31 @@ const memoryPause = 30 * time.Second
 // them, and in a pod a measurement delays the signals that follow it.
 const memoryReadPause = time.Second
 
+// earlierUnknown is what the first event of an adopted or a replaced kernel says.
+const earlierUnknown = "Earlier events are not known: the program that keeps them was started again."
+
+// recordFateLocked begins the timeline of a kernel that an earlier supervisor has started.
+func (s *Supervisor) recordFateLocked(kernel fate) {
+	switch kernel {
+	case alive:
+		s.takesOver = true
+		s.history.Add(s.nowLocked(), api.TimelineAdopted, earlierUnknown)
+	case died:
+		s.history.Add(s.nowLocked(), api.TimelineDied,
+			"It ended while the program that keeps its events was away. Earlier events are not known.")
+	case restarted: // its next process is recorded
+	}
+}
+
 // recordLocked adds what has changed between two commits to the kernel's timeline.
 func (s *Supervisor) recordLocked(before, now *statusFacts) {
 	at, h := s.nowLocked(), &s.history
 	if now.process != nil && now.process != before.process {
 		switch {
-		case s.adopted && h.Empty():
-			h.Add(at, api.TimelineAdopted, "Earlier events are not known: the program that keeps them was started again.")
+		case s.takesOver:
+			s.takesOver = false // restore has recorded it
+		case now.epoch > 1 && s.adopted && h.Empty():
+			h.Add(at, api.TimelineRestarted, earlierUnknown)
 		case now.epoch > 1:
 			h.Add(at, api.TimelineRestarted, "")
 		default:
