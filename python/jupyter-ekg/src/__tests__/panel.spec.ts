@@ -125,9 +125,10 @@ test('rows: names, order and whose they are', () => {
 test('actions that the gateway would refuse are not offered', () => {
   const actions = (more: Partial<IKernelModel>) =>
     actionsOf(rowsOf([kernel(more)], 'ann', () => undefined, name => name)[0]!);
-  assert.deepEqual(actions({}), ['interrupt', 'restart', 'shutdown']);
+  assert.deepEqual(actions({}), ['interrupt', 'restart', 'shutdown', 'keep']);
+  assert.deepEqual(actions({ execution_state: 'busy' }), ['interrupt', 'restart', 'shutdown', 'keep']);
   assert.deepEqual(actions({ cull_at: later(20) }), ['interrupt', 'restart', 'shutdown', 'keep']);
-  assert.deepEqual(actions({ owner: 'ann', shared_with: [] }), ['interrupt', 'restart', 'shutdown', 'share']);
+  assert.deepEqual(actions({ owner: 'ann', shared_with: [] }), ['interrupt', 'restart', 'shutdown', 'keep', 'share']);
   assert.deepEqual(actions({ owner: 'bob', cull_at: later(20) }), ['interrupt', 'restart']);
   assert.deepEqual(actions({ execution_state: 'starting' }), ['shutdown']);
   assert.deepEqual(actions({ execution_state: 'dead' }), ['restart', 'shutdown']);

@@ -181,15 +181,16 @@ function Row({ row, host }: { row: IRow; host: IHost }): React.JSX.Element {
 
 function Ending({ row, host, now }: { row: IRow; host: IHost; now: number }): React.JSX.Element | null {
   const { kernel, title } = row;
-  const text = texts.ending(kernel, now);
+  const keep = actionsOf(row).includes('keep');
+  const text = texts.ending(kernel, now) || (keep ? 'No end is planned' : '');
   if (!text) {
     return null;
   }
-  const soon = !kernel.keep_until && Date.parse(kernel.cull_at!) - now < 10 * 60_000;
+  const soon = !kernel.keep_until && kernel.cull_at && Date.parse(kernel.cull_at) - now < 10 * 60_000;
   return (
     <p className={`jp-ekg-line${soon ? ' jp-mod-soon' : ''}`}>
       <span>{text}</span>
-      {actionsOf(row).includes('keep') &&
+      {keep &&
         (kernel.keep_until ? (
           <button
             type="button"

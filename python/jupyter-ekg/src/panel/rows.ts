@@ -56,7 +56,8 @@ export function actionsOf({ kernel, owned }: IRow): Action[] {
     ...(running ? (['interrupt'] as const) : []),
     ...(running || !alive ? (['restart'] as const) : []),
     ...(owned ? (['shutdown'] as const) : []),
-    ...(owned && running && (kernel.cull_at || kernel.keep_until) ? (['keep'] as const) : []),
+    // Also without a planned end: the author of a long training keeps its kernel before it is idle.
+    ...(owned && running ? (['keep'] as const) : []),
     ...(owned && kernel.shared_with ? (['share'] as const) : [])
   ];
 }
