@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/transcript"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -151,8 +152,8 @@ func (a accessRequest) refusal() int {
 		return 403
 	case a.need == undecided:
 		return 405
-	case a.need.ofKernel() && a.right() < readKernel:
-		return 404
+	case a.need.ofKernel() && a.right() < readKernel, strings.Contains(a.pattern, "{job}") && a.right() < ownKernel:
+		return 404 // the job is ann's, too
 	case a.right() < a.need:
 		return 403
 	}
@@ -180,6 +181,9 @@ func (a accessRequest) check(t *testing.T, g *userGateway) {
 	if _, err := g.fake.Kernel(t.Context(), idA); err != nil {
 		g.addShared()
 	}
+	if strings.Contains(a.pattern, "{job}") {
+		g.addJob(t)
+	}
 	var super *fakeSupervisor
 	g.fake.change(func() { super = g.fake.kernels[idA].super })
 	effects := func() [4]any {
@@ -206,6 +210,23 @@ func (a accessRequest) check(t *testing.T, g *userGateway) {
 	}
 	if effects() != before {
 		t.Errorf("%s: it was refused, but had an effect", a)
+	}
+}
+
+// addJob replaces ann's job, which has ended.
+func (g *userGateway) addJob(t *testing.T) {
+	t.Helper()
+	for kind, data := range map[string]string{
+		"jobs":          `{"id":"` + idA + `","owner":"ann","name":"n","state":"failed","source":"` + idA + `"}`,
+		"job-notebooks": `{"cells":[]}`,
+	} {
+		err := g.fake.RemoveRecord(t.Context(), kind, idA)
+		if err == nil {
+			_, err = g.fake.CreateRecord(t.Context(), launcher.Record{Kind: kind, ID: idA, Data: []byte(data)})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -13,12 +13,15 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // fakeLauncher keeps kernels in memory, each with a supervisor that is a real HTTP server on a unix socket. A function
 // field that is set replaces one method.
 type fakeLauncher struct {
+	launchertest.MemoryRecords
+
 	t   testing.TB
 	dir string
 

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 
 	"github.com/gorilla/websocket"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -52,6 +54,9 @@ func (j jobKernels) Start(ctx context.Context, author jobs.Author, id string, bo
 	if err != nil {
 		return err
 	}
+	if author.Sole != (j.g.opts.Users == nil) {
+		return &jobs.RefusedError{Reason: "the gateway had no users when the job was submitted, or has none any more"}
+	}
 	var wanted object
 	if err := json.Unmarshal(body, &wanted); err != nil {
 		return err
@@ -63,13 +68,17 @@ func (j jobKernels) Start(ctx context.Context, author jobs.Author, id string, bo
 	if err == nil {
 		err = j.g.start(r, req, func(launcher.Kernel) error { return nil })
 	}
-	e := r.entry("start", "")
-	e.Outcome = auditDone
-	if err != nil {
-		e.Outcome = auditFailed
+	err = j.explained(r, err)
+	var wait *jobs.WaitError
+	if !errors.As(err, &wait) { // else it is tried again every few seconds
+		e := r.entry("start", "")
+		e.Outcome = auditDone
+		if err != nil {
+			e.Outcome = auditFailed
+		}
+		j.g.audit.write(e)
 	}
-	j.g.audit.write(e)
-	return j.explained(r, err)
+	return err
 }
 
 // explained turns the error of a start into one that the author of the job reads.
@@ -82,13 +91,18 @@ func (j jobKernels) explained(r *call, err error) error {
 		return &jobs.WaitError{Reason: limit.Reason}
 	}
 	p := problemOf(r, err)
-	switch p.status {
-	case http.StatusTooManyRequests:
-		return &jobs.WaitError{Reason: p.message}
-	case http.StatusServiceUnavailable:
+	reason := strings.Join(strings.Fields(p.message), " ") // without the line breaks for dialogs
+	switch {
+	case p.status == http.StatusTooManyRequests:
+		return &jobs.WaitError{Reason: reason}
+	case p.status == http.StatusServiceUnavailable:
 		return fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
+	case p.status < http.StatusInternalServerError:
+		return &jobs.RefusedError{Reason: reason}
+	case p.err != nil:
+		j.g.log.Error("the kernel of a job cannot be started", logkey.Request, r.id, logkey.Err, p.err)
 	}
-	return errors.New(p.message)
+	return errors.New(reason)
 }
 
 // Up waits until a job's kernel is up.

@@ -133,11 +133,17 @@ func (g *Gateway) submission(r *call, body object) (sub jobs.Submission, err err
 
 // jobStart sets the start of a job's kernel, and what the job shows of it. Without a kernelspec the notebook's is used.
 func (g *Gateway) jobStart(r *call, body object, spec string, sub *jobs.Submission) error {
+	env, err := g.clientVariables(body)
+	if err != nil {
+		return err
+	}
+	delete(env, "KERNEL_ID") // the job chooses it
 	start := object{}
-	for _, member := range []string{"env", "flavor"} {
-		if raw, there := body[member]; there {
-			start[member] = raw
-		}
+	if start["env"], err = json.Marshal(env); err != nil { // only what ekg takes: the rest is not stored
+		return err
+	}
+	if raw, there := body["flavor"]; there {
+		start["flavor"] = raw
 	}
 	if spec == "" {
 		var named struct {
@@ -167,6 +173,11 @@ func (g *Gateway) jobStart(r *call, body object, spec string, sub *jobs.Submissi
 	}
 	if err := g.chooseFlavor(r.who, &req); err != nil {
 		return err
+	}
+	if spec == "" { // the default may be another one when the job starts
+		if start["name"], err = json.Marshal(req.Spec.Name); err != nil {
+			return err
+		}
 	}
 	sub.Kernelspec, sub.Language = req.Spec.Name, req.Spec.Language
 	if req.Flavor != nil {

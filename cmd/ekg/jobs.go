@@ -32,7 +32,11 @@ func jobsCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Comma
 			"follow": followOne, "logs": printJobLogs, "notebook": printNotebook,
 			"stop": stopJob, "rm": removeJob,
 		}[what]
-		return func(c *cli.Context) error { return onGateways(c, read, 1, -1, eachJob(do)) }
+		most := -1
+		if what == "notebook" {
+			most = 1
+		}
+		return func(c *cli.Context) error { return onGateways(c, read, 1, most, eachJob(do)) }
 	}
 	command := &cli.Command{
 		Name: "jobs", Usage: "list jobs, follow and end them",
@@ -201,8 +205,8 @@ func (g *gatewayClient) notebook(ctx context.Context, id string, query url.Value
 }
 
 // saveNotebook writes a job's notebook to a file.
-func (g *gatewayClient) saveNotebook(ctx context.Context, id, path string) error {
-	b, err := g.notebook(ctx, id, nil)
+func (g *gatewayClient) saveNotebook(ctx context.Context, id string, query url.Values, path string) error {
+	b, err := g.notebook(ctx, id, query)
 	if err != nil {
 		return err
 	}
@@ -217,8 +221,8 @@ func printNotebook(ctx context.Context, r *kernelRun, g *gatewayClient, id strin
 	if r.c.Bool("source") {
 		query.Set("source", "1")
 	}
-	if path := r.c.String("output"); path != "" && !r.c.Bool("source") {
-		return g.saveNotebook(ctx, id, path)
+	if path := r.c.String("output"); path != "" {
+		return g.saveNotebook(ctx, id, query, path)
 	}
 	b, err := g.notebook(ctx, id, query)
 	if err != nil {

@@ -89,7 +89,7 @@ func TestKernelspecConvert_ExitStatus(t *testing.T) {
 		stderr string
 	}{
 		{"complete", []string{"--dry-run", gpu}, 0, "lines without a counterpart: 0\n"},
-		{"lines left out", []string{"--dry-run", homes}, 3, "kernel-pod.yaml.j2:73: spec.volumes node: hostPath: "},
+		{"lines left out", []string{"--dry-run", homes}, 3, "kernel-pod.yaml.j2:78: spec.volumes node: hostPath: "},
 		{"a policy that does not allow it", []string{"--dry-run", homes}, 3, note},
 		{"a policy that allows it", []string{"--dry-run", "--kube-policy", allowed, homes}, 3, ""},
 		{"one cannot be converted", []string{"--dry-run", gpu, local}, 1, "starts no launcher of Enterprise Gateway"},

@@ -126,7 +126,7 @@ func submitNotebook(ctx context.Context, r *kernelRun) error {
 	if output == "" || errors.Is(ended, errInterrupted) {
 		return ended
 	}
-	return errors.Join(ended, g.saveNotebook(context.WithoutCancel(ctx), job.ID, output))
+	return errors.Join(ended, g.saveNotebook(context.WithoutCancel(ctx), job.ID, nil, output))
 }
 
 // parameters returns the parameters of the command line. Files come first, and flags override them.
@@ -169,7 +169,11 @@ func typed(text string) any {
 		return n
 	}
 	if f, err := strconv.ParseFloat(text, 64); err == nil && !math.IsNaN(f) && !math.IsInf(f, 0) {
-		return json.Number(text)
+		number := strconv.FormatFloat(f, 'f', -1, 64)
+		if !strings.Contains(number, ".") {
+			number += ".0" // it stays a float
+		}
+		return json.Number(number)
 	}
 	return text
 }

@@ -79,7 +79,8 @@ func (h *hold) entry() entry {
 	return h.s.entry
 }
 
-// update changes the record. It fails, and the job is lost, if another gateway holds the job.
+// update changes the record. It fails, and the job is lost, if another gateway holds the job. change may run twice, the
+// second time on what the first has made: it must set values, and not count.
 func (h *hold) update(ctx context.Context, change func(*entry)) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -105,7 +106,7 @@ func (h *hold) update(ctx context.Context, change func(*entry)) error {
 	return err
 }
 
-// must is update that is tried again while the record cannot be written.
+// must calls update until the record can be written.
 func (h *hold) must(what string, change func(*entry)) error {
 	return retry(h.ctx, h.log, what, func() error { return h.update(h.ctx, change) })
 }
@@ -137,7 +138,7 @@ func (h *hold) work() {
 	counting.Wait()
 	if err != nil && h.ctx.Err() == nil {
 		h.log.Error("a job cannot go on", logkey.Err, err)
-		h.notYet()
+		h.fail(err)
 	}
 	if errors.Is(context.Cause(h.ctx), errLost) {
 		h.log.Warn("another gateway has taken the job")
@@ -145,10 +146,23 @@ func (h *hold) work() {
 	}
 	back, cancel := context.WithTimeout(context.WithoutCancel(h.ctx), giveBack)
 	defer cancel()
-	if err := h.update(back, func(e *entry) { e.Holder = "" }); err != nil {
+	err = h.update(back, func(e *entry) { e.Holder = "" })
+	if err != nil && !errors.Is(err, launcher.ErrNoRecord) { // its author has removed it
 		h.log.Warn("a job is not given back; another gateway takes it later", logkey.Err, err)
 	}
 	h.lose(nil)
+}
+
+// fail ends a job that no gateway could bring further. What may succeed later is tried again later.
+func (h *hold) fail(err error) {
+	later := errors.Is(err, launcher.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded)
+	reason := reasonInternal
+	if errors.Is(err, launcher.ErrRecordTooLarge) {
+		reason = "its notebook is larger than what can be stored here"
+	}
+	if later || h.outcome(Failed, reason, false) != nil {
+		h.notYet()
+	}
 }
 
 // notYet makes this gateway wait before it tries the job again.
@@ -172,10 +186,12 @@ func (h *hold) steps() error {
 			return nil
 		case e.Stopping && e.Kernel == "":
 			return h.must("stop", func(e *entry) { e.State, e.Reason, e.Ended = Stopped, reasonStopped, time.Now().UTC() })
+		case e.State == Queued && h.m.waits(h.id):
+			return nil
 		case e.State == Queued:
 			// The kernel's id is stored before the kernel is started.
-			kernel := uuid.NewString()
-			err := h.must("start", func(e *entry) { e.State, e.Kernel, e.Attempt = Starting, kernel, e.Attempt+1 })
+			kernel, attempt := uuid.NewString(), e.Attempt+1
+			err := h.must("start", func(e *entry) { e.State, e.Reason, e.Kernel, e.Attempt = Starting, "", kernel, attempt })
 			if err != nil {
 				return err
 			}
@@ -199,8 +215,12 @@ func (h *hold) settle(e *entry) error {
 	if err != nil {
 		return err
 	}
+	end := *e.Outcome
+	if end.State == Queued {
+		h.notYet() // what has failed at once would fail again
+	}
 	return h.must("end", func(e *entry) {
-		e.State, e.Reason, e.Outcome = e.Outcome.State, e.Outcome.Reason, nil
+		e.State, e.Reason, e.Outcome = end.State, end.Reason, nil
 		if e.State.Final() {
 			e.Ended = time.Now().UTC()
 			return
@@ -213,13 +233,12 @@ func (h *hold) settle(e *entry) error {
 // wanted that.
 func (h *hold) outcome(state State, reason string, lost bool) error {
 	return h.must("store its outcome", func(e *entry) {
+		end := outcome{state, reason}
 		if lost && !e.Stopping && e.Attempt <= e.Retries {
-			state = Queued
-		}
-		e.Outcome = &outcome{state, reason}
-		if state == Queued {
+			end.State = Queued
 			e.Saved = "" // its notebook is swept up
 		}
+		e.Outcome = &end
 	})
 }
 
@@ -246,14 +265,15 @@ func (h *hold) start(e *entry) (done bool, err error) {
 			if err := h.update(ctx, func(e *entry) { e.Reason = reason }); err != nil && ctx.Err() == nil {
 				h.log.Warn("the reason of a wait is not stored", logkey.Err, err)
 			}
+			h.m.look() // it is admitted, so the author's next job may start
 		})
 	}
 	var wait *WaitError
 	switch {
 	case err == nil:
-		return false, h.must("note that it runs", func(e *entry) {
-			e.State, e.Reason, e.Started = Running, "", time.Now().UTC()
-		})
+		defer h.m.look() // the author's next job may start
+		now := time.Now().UTC()
+		return false, h.must("note that it runs", func(e *entry) { e.State, e.Reason, e.Started = Running, "", now })
 	case h.ctx.Err() != nil:
 		return false, err
 	case errors.Is(context.Cause(ctx), errStopped):
@@ -263,13 +283,15 @@ func (h *hold) start(e *entry) (done bool, err error) {
 		if err := h.m.kernels.Stop(h.ctx, e.Author, e.Kernel, wait.Reason); err != nil {
 			return false, err
 		}
+		attempt := e.Attempt - 1
 		return true, h.must("wait", func(e *entry) {
-			e.State, e.Reason, e.Kernel, e.Attempt = Queued, wait.Reason, "", e.Attempt-1
+			e.State, e.Reason, e.Kernel, e.Attempt = Queued, wait.Reason, "", attempt
 		})
 	case errors.Is(err, launcher.ErrUnavailable):
 		return false, err
 	}
-	return false, h.outcome(Failed, "its kernel could not be started: "+err.Error(), true)
+	var refused *RefusedError
+	return false, h.outcome(Failed, "its kernel could not be started: "+err.Error(), !errors.As(err, &refused))
 }
 
 // Reasons for which this gateway ends a wait or a run by itself.
@@ -291,6 +313,7 @@ func (h *hold) run(e *entry) error {
 		Session:   fmt.Sprintf("job-%s-%d", e.ID, e.Attempt),
 		Cursor:    resume.cursor(),
 		Interrupt: func(ctx context.Context) error { return h.m.kernels.Interrupt(ctx, e.Author, e.Kernel) },
+		Failed:    h.unreachable(),
 	})
 	defer relay.Close()
 	stop, why, end := h.untilStopped(e)
@@ -315,6 +338,24 @@ func (h *hold) run(e *entry) error {
 		reason = fmt.Sprintf("cell %d: %s", result.Cell, reason)
 	}
 	return h.outcome(Failed, reason, result.Lost)
+}
+
+// logAgain is the time between two log lines about the same trouble.
+const logAgain = time.Minute
+
+// unreachable returns a function that logs that the kernel cannot be reached: at first, and then once in a while.
+func (h *hold) unreachable() func(error) {
+	var logged time.Time
+	return func(err error) {
+		if err == nil {
+			logged = time.Time{}
+			return
+		}
+		if time.Since(logged) > logAgain {
+			logged = time.Now()
+			h.log.Warn("the kernel of a job cannot be reached", logkey.Err, err)
+		}
+	}
 }
 
 // untilStopped returns a channel that is closed when the job is to end: on request, or when its time is over. why says

@@ -91,7 +91,8 @@ type Submission struct {
 
 // Bounds of a submission.
 const (
-	maxName    = 300 // bytes, also of paths and of a tag
+	maxName    = 300      // bytes, also of paths and of a tag
+	maxValues  = 64 << 10 // bytes of all parameters: they are a part of the job's record
 	maxTags    = 50
 	maxRetries = 100
 	maxTimeout = 10 * 365 * 24 * 3600 // seconds
@@ -111,6 +112,8 @@ func (s *Submission) check() (*notebook.Document, error) {
 		}
 	}
 	switch {
+	case len(s.Parameters) > maxValues:
+		return nil, wrong("the parameters are larger than %d bytes", maxValues)
 	case len(s.Tags) > maxTags:
 		return nil, wrong("there are more than %d tags", maxTags)
 	case s.Retries < 0 || s.Retries > maxRetries:

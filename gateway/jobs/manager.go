@@ -39,8 +39,8 @@ type Policy struct {
 // Kernels starts and reaches the kernels of jobs. Its methods may be called concurrently.
 type Kernels interface {
 	// Start starts a kernel with an id on behalf of an author, and returns when it is being started. body is
-	// Submission.Start. The same start may be repeated. The error is a *WaitError if it may succeed later; others have a
-	// text for the author.
+	// Submission.Start. The same start may be repeated. The error is a *WaitError if it may succeed later, and
+	// a *RefusedError if it never will. Others have a text for the author.
 	Start(ctx context.Context, author Author, id string, body json.RawMessage) error
 	// Up returns when the kernel is up. It calls waits with each reason for which the kernel waits. The error is a
 	// *WaitError or has a text for the author, or is ctx's.
@@ -52,6 +52,11 @@ type Kernels interface {
 	// Stop ends the kernel and returns when it is gone. It is no error if the kernel does not exist.
 	Stop(ctx context.Context, author Author, id, reason string) error
 }
+
+// RefusedError says that a kernel cannot be started as the job wants it. Another attempt would fail, too.
+type RefusedError struct{ Reason string }
+
+func (e *RefusedError) Error() string { return e.Reason }
 
 // WaitError says that a kernel cannot be started at present.
 type WaitError struct{ Reason string }
@@ -86,13 +91,15 @@ type Manager struct {
 	timing  timing
 	perform func(context.Context, *notebook.Run) (notebook.Result, error) // runs cells; tests replace it
 
-	wake chan struct{} // capacity 1: there is a new job, or one that can be held
+	wake chan struct{} // capacity 1: Run looks at all jobs now
+
+	// Owned by Run.
+	orphans map[string]bool // notebooks that had no job at the last sweep
 
 	mu      sync.Mutex
 	holds   map[string]*hold     // by job
 	watched map[string]*watched  // jobs that other gateways hold
-	notYet  map[string]time.Time // jobs whose start has to wait, until when
-	orphans map[string]bool      // notebooks that had no job at the last sweep
+	notYet  map[string]time.Time // jobs that have to wait, until when
 }
 
 // watched is what was last seen of another gateway's holding.
@@ -182,15 +189,22 @@ func (m *Manager) room(ctx context.Context, owner string) error {
 
 // all reads all jobs, those that start first in front. A record that cannot be read is reported and left out.
 func (m *Manager) all(ctx context.Context) ([]stored, error) {
+	all, _, err := m.readable(ctx)
+	return all, err
+}
+
+// readable is all, and counts the records that were left out.
+func (m *Manager) readable(ctx context.Context) (all []stored, others int, err error) {
 	records, err := m.store.keeper.Records(ctx, kindJob)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	all := make([]stored, 0, len(records))
+	all = make([]stored, 0, len(records))
 	for _, r := range records {
 		s, err := decode(r)
 		if err != nil {
 			m.log.Error("the record of a job cannot be read", logkey.Job, r.ID, logkey.Err, err)
+			others++
 			continue
 		}
 		all = append(all, s)
@@ -198,7 +212,7 @@ func (m *Manager) all(ctx context.Context) ([]stored, error) {
 	slices.SortFunc(all, func(a, b stored) int {
 		return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))
 	})
-	return all, nil
+	return all, others, nil
 }
 
 // List returns the jobs for which want is true, the oldest first.
@@ -324,8 +338,8 @@ func (m *Manager) Run(ctx context.Context) {
 	}
 }
 
-// round looks at all jobs, and takes those that no living gateway holds. A user's job whose start has to wait keeps
-// those behind it waiting, so that they start in their order.
+// round looks at all jobs, and takes those that no living gateway holds. A user's jobs start one after the other, in
+// their order: one that is about to start keeps those behind it waiting.
 func (m *Manager) round(ctx context.Context, working *sync.WaitGroup) error {
 	all, err := m.all(ctx)
 	if err != nil {
@@ -342,12 +356,13 @@ func (m *Manager) round(ctx context.Context, working *sync.WaitGroup) error {
 		mine, free := m.mayTake(s)
 		starts := s.State == Queued && s.Outcome == nil && !s.Stopping
 		waits := m.waits(s.ID) || starts && blocked[s.Owner]
-		blocked[s.Owner] = blocked[s.Owner] || starts && waits
+		// A kernel that is being started and has a reason to wait is admitted: it waits for a GPU or a node.
+		blocked[s.Owner] = blocked[s.Owner] || starts || s.State == Starting && s.Outcome == nil && s.Reason == ""
 		if mine || !free || waits {
 			continue
 		}
 		if err := m.take(ctx, s, working); err != nil {
-			return err
+			m.log.Warn("a job cannot be taken", logkey.Job, s.ID, logkey.Err, err)
 		}
 	}
 	m.forget(seen)
@@ -423,7 +438,7 @@ func (m *Manager) take(ctx context.Context, s *stored, working *sync.WaitGroup) 
 
 // sweep removes jobs that have ended long ago or are too many, and notebooks without a job.
 func (m *Manager) sweep(ctx context.Context) error {
-	all, err := m.all(ctx)
+	all, others, err := m.readable(ctx)
 	if err != nil {
 		return err
 	}
@@ -443,6 +458,9 @@ func (m *Manager) sweep(ctx context.Context) error {
 				return err
 			}
 		}
+	}
+	if others > 0 {
+		return nil // their notebooks are not known
 	}
 	return m.sweepNotebooks(ctx, there)
 }

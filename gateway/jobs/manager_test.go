@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -20,78 +19,12 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
 )
 
-// memory is a launcher.RecordKeeper in memory. Writes can be made to fail, as if their gateway was killed.
-type memory struct {
-	mu      sync.Mutex
-	records map[[2]string]launcher.Record
-	last    int
-}
-
-func newMemory() *memory { return &memory{records: map[[2]string]launcher.Record{}} }
-
-func (m *memory) Records(_ context.Context, kind string) (all []launcher.Record, _ error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for key, r := range m.records {
-		if key[0] == kind {
-			all = append(all, r)
-		}
-	}
-	return all, nil
-}
-
-func (m *memory) RecordIDs(ctx context.Context, kind string) (ids []string, _ error) {
-	all, err := m.Records(ctx, kind)
-	for _, r := range all {
-		ids = append(ids, r.ID)
-	}
-	return ids, err
-}
-
-func (m *memory) Record(_ context.Context, kind, id string) (launcher.Record, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	r, ok := m.records[[2]string{kind, id}]
-	if !ok {
-		return r, launcher.ErrNoRecord
-	}
-	return r, nil
-}
-
-func (m *memory) CreateRecord(ctx context.Context, r launcher.Record) (launcher.Record, error) {
-	r.Version = ""
-	return m.write(ctx, r)
-}
-
-func (m *memory) ReplaceRecord(ctx context.Context, r launcher.Record) (launcher.Record, error) {
-	return m.write(ctx, r)
-}
-
-func (m *memory) write(_ context.Context, r launcher.Record) (launcher.Record, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	key := [2]string{r.Kind, r.ID}
-	if m.records[key].Version != r.Version {
-		return r, launcher.ErrRecordChanged
-	}
-	m.last++
-	r.Version, r.Data = strconv.Itoa(m.last), slices.Clone(r.Data)
-	m.records[key] = r
-	return r, nil
-}
-
-func (m *memory) RemoveRecord(_ context.Context, kind, id string) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.records, [2]string{kind, id})
-	return nil
-}
-
-// mortal is a memory as one gateway sees it, which dies before one of its writes.
+// mortal is records as one gateway sees them. The gateway dies before one of its writes.
 type mortal struct {
-	*memory
+	*launchertest.MemoryRecords
 	mu   sync.Mutex
 	left int // writes
 	dead bool
@@ -111,21 +44,21 @@ func (m *mortal) CreateRecord(ctx context.Context, r launcher.Record) (launcher.
 	if m.dies() {
 		return r, errDead
 	}
-	return m.memory.CreateRecord(ctx, r)
+	return m.MemoryRecords.CreateRecord(ctx, r)
 }
 
 func (m *mortal) ReplaceRecord(ctx context.Context, r launcher.Record) (launcher.Record, error) {
 	if m.dies() {
 		return r, errDead
 	}
-	return m.memory.ReplaceRecord(ctx, r)
+	return m.MemoryRecords.ReplaceRecord(ctx, r)
 }
 
 func (m *mortal) RemoveRecord(ctx context.Context, kind, id string) error {
 	if m.dies() {
 		return errDead
 	}
-	return m.memory.RemoveRecord(ctx, kind, id)
+	return m.MemoryRecords.RemoveRecord(ctx, kind, id)
 }
 
 // cluster is the kernels of a test. It survives gateways.
@@ -241,7 +174,7 @@ func wantState(t *testing.T, m *Manager, id string, want State, reason string) J
 func TestManager_Order(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kernels := newCluster(0)
-		m, end := gatewayOf(newMemory(), kernels, Policy{}, time.Minute)
+		m, end := gatewayOf(&launchertest.MemoryRecords{}, kernels, Policy{}, time.Minute)
 		defer end()
 		first := submit(t, m, submission("ann", "first"))
 		time.Sleep(time.Millisecond)
@@ -272,8 +205,8 @@ func TestManager_Order(t *testing.T) {
 // Another gateway takes the jobs of one that has died, and not those of a living one.
 func TestManager_Takeover(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		records, kernels := newMemory(), newCluster(9)
-		dying := &mortal{memory: records, left: 1 << 30}
+		records, kernels := &launchertest.MemoryRecords{}, newCluster(9)
+		dying := &mortal{MemoryRecords: records, left: 1 << 30}
 		a, endA := gatewayOf(dying, kernels, Policy{}, time.Hour)
 		id := submit(t, a, submission("ann", "long"))
 		time.Sleep(time.Minute)
@@ -297,8 +230,8 @@ func TestManager_Takeover(t *testing.T) {
 func TestManager_KilledAnywhere(t *testing.T) {
 	for writes := range 25 {
 		synctest.Test(t, func(t *testing.T) {
-			records, kernels := newMemory(), newCluster(9)
-			dying := &mortal{memory: records, left: writes}
+			records, kernels := &launchertest.MemoryRecords{}, newCluster(9)
+			dying := &mortal{MemoryRecords: records, left: writes}
 			a, endA := gatewayOf(dying, kernels, Policy{}, 10*time.Second)
 			s := submission("ann", "job")
 			s.Token = "once"
@@ -328,7 +261,7 @@ func TestManager_Random(t *testing.T) {
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))
 	synctest.Test(t, func(t *testing.T) {
-		records, kernels := newMemory(), newCluster(3)
+		records, kernels := &launchertest.MemoryRecords{}, newCluster(3)
 		last, endLast := gatewayOf(records, kernels, Policy{}, 5*time.Second)
 		defer endLast()
 		var ids []string
@@ -336,7 +269,7 @@ func TestManager_Random(t *testing.T) {
 			ids = append(ids, submit(t, last, submission([]string{"ann", "bob"}[i%2], fmt.Sprint(i))))
 		}
 		for range 15 {
-			_, end := gatewayOf(&mortal{memory: records, left: r.IntN(40)}, kernels, Policy{}, 5*time.Second)
+			_, end := gatewayOf(&mortal{MemoryRecords: records, left: r.IntN(40)}, kernels, Policy{}, 5*time.Second)
 			time.Sleep(time.Duration(r.IntN(20000)) * time.Millisecond)
 			end()
 		}
@@ -350,10 +283,70 @@ func TestManager_Random(t *testing.T) {
 	})
 }
 
+// One place for kernels: jobs that are released together run in the order of their submission.
+func TestManager_OneAfterTheOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kernels := newCluster(0)
+		m, end := gatewayOf(&launchertest.MemoryRecords{}, kernels, Policy{}, time.Second)
+		defer end()
+		var ids []string
+		for i := range 5 {
+			ids = append(ids, submit(t, m, submission("ann", fmt.Sprint(i))))
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(time.Minute)
+		kernels.mu.Lock()
+		kernels.room = 1
+		kernels.mu.Unlock()
+		time.Sleep(10 * time.Minute)
+		ended := time.Time{}
+		for _, id := range ids {
+			j := wantState(t, m, id, Succeeded, "")
+			if j.Ended.Before(ended) {
+				t.Errorf("job %s ended before an earlier one", j.Name)
+			}
+			ended = j.Ended
+		}
+	})
+}
+
+// A job whose notebook is gone fails, and is not tried for ever.
+func TestManager_Broken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		records, kernels := &launchertest.MemoryRecords{}, newCluster(1)
+		m, end := gatewayOf(records, kernels, Policy{}, time.Hour)
+		first := submit(t, m, submission("ann", "job"))
+		time.Sleep(time.Second)
+		end()
+		ids, err := records.RecordIDs(t.Context(), kindNotebook)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range ids {
+			if err := records.RemoveRecord(t.Context(), kindNotebook, id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m, end = gatewayOf(records, kernels, Policy{}, time.Hour)
+		defer end()
+		time.Sleep(time.Minute)
+		wantState(t, m, first, Failed, reasonInternal)
+		if n := kernels.living(); n != 0 {
+			t.Errorf("%d kernels live", n)
+		}
+		large := submission("ann", "large")
+		large.Parameters = json.RawMessage(`{"x": "` + strings.Repeat("x", maxValues) + `"}`)
+		var invalid *InvalidError
+		if _, _, err := m.Submit(t.Context(), large); !errors.As(err, &invalid) {
+			t.Errorf("large parameters: %v", err)
+		}
+	})
+}
+
 func TestManager_EndsOfJobs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kernels := newCluster(9)
-		m, end := gatewayOf(newMemory(), kernels, Policy{PerUser: 4}, time.Hour)
+		m, end := gatewayOf(&launchertest.MemoryRecords{}, kernels, Policy{PerUser: 4}, time.Hour)
 		defer end()
 		short := submission("ann", "short")
 		short.Timeout = 60
@@ -392,7 +385,7 @@ func TestManager_EndsOfJobs(t *testing.T) {
 // Jobs that have ended are removed by age and by number, with their notebooks. So are notebooks that no job names.
 func TestManager_Sweep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		records := newMemory()
+		records := &launchertest.MemoryRecords{}
 		m, end := gatewayOf(records, newCluster(9), Policy{Keep: 2, KeepFor: 24 * time.Hour}, time.Second)
 		defer end()
 		if _, err := (store{records}).keep(t.Context(), "lost", []byte("{}")); err != nil {

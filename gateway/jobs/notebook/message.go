@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
@@ -138,7 +139,7 @@ func (r *run) put(at int, add func(*outputs)) {
 }
 
 func (r *run) addText(at int, name, text string) {
-	if r.room(at, int64(len(text)), false) {
+	if r.room(at, int64(outputCost+len(name)+len(text)), false) {
 		r.put(at, func(o *outputs) { o.addText(name, text) })
 	}
 }
@@ -147,11 +148,15 @@ func (r *run) display(at int, c *content, out *object) {
 	out.set("data", bundle(c.Data))
 	out.set("metadata", objectOr(c.Metadata))
 	r.update(c)
-	if !r.room(at, int64(len(c.Data)+len(c.Metadata)), false) {
+	id := ""
+	if c.Transient != nil {
+		id = c.Transient.DisplayID
+	}
+	if !r.room(at, int64(outputCost+len(id)+len(c.Data)+len(c.Metadata)), false) {
 		return
 	}
-	if c.Transient != nil && c.Transient.DisplayID != "" {
-		id := c.Transient.DisplayID
+	if id != "" {
+		r.size += int64(len(id))
 		r.state.Displays[id] = append(r.state.Displays[id], place{at, len(r.doc.cells[at].outputs.list)})
 	}
 	r.put(at, func(o *outputs) { o.add(out) })
@@ -220,37 +225,49 @@ func (r *run) noteWidget(c *content, buffers [][]byte) {
 	if json.Unmarshal(c.Data, &data) != nil || data.State == nil || c.CommID == "" {
 		return
 	}
-	size := int64(len(c.Data))
-	for _, b := range buffers {
-		size += int64(len(b))
+	var more []widgetBuffer
+	for i, path := range data.BufferPaths[:min(len(data.BufferPaths), len(buffers))] {
+		more = append(more, widgetBuffer{base64.StdEncoding.EncodeToString(buffers[i]), "base64", path})
 	}
-	if r.size+size > r.limit {
+	w := r.state.Widgets[c.CommID]
+	size := int64(0) // that the change adds: a progress bar changes for hours and stays small
+	if w == nil {
+		w = &widget{State: map[string]json.RawMessage{}}
+		size = int64(outputCost + len(c.CommID))
+	}
+	for name, value := range data.State {
+		if old, there := w.State[name]; there {
+			size -= int64(len(name) + len(old))
+		}
+		size += int64(len(name) + len(value))
+	}
+	for _, b := range more {
+		if at := w.buffer(b.Path); at >= 0 {
+			size -= w.Buffers[at].size()
+		}
+		size += b.size()
+	}
+	if size > 0 && r.size+size > r.limit {
 		return
 	}
 	r.size += size
-	w := r.state.Widgets[c.CommID]
-	if w == nil {
-		w = &widget{State: map[string]json.RawMessage{}}
-		r.state.Widgets[c.CommID] = w
-	}
-	for name, value := range data.State {
-		w.State[name] = value
-	}
-	for i, path := range data.BufferPaths {
-		if i < len(buffers) {
-			w.setBuffer(widgetBuffer{base64.StdEncoding.EncodeToString(buffers[i]), "base64", path})
+	r.state.Widgets[c.CommID] = w
+	maps.Copy(w.State, data.State)
+	for _, b := range more {
+		if at := w.buffer(b.Path); at >= 0 {
+			w.Buffers[at] = b
+		} else {
+			w.Buffers = append(w.Buffers, b)
 		}
 	}
 }
 
-func (w *widget) setBuffer(b widgetBuffer) {
-	for i := range w.Buffers {
-		if string(w.Buffers[i].Path) == string(b.Path) {
-			w.Buffers[i] = b
-			return
-		}
-	}
-	w.Buffers = append(w.Buffers, b)
+// size returns what the buffer counts as, in bytes.
+func (b widgetBuffer) size() int64 { return int64(len(b.Data) + len(b.Path)) }
+
+// buffer returns the index of the buffer of a path, or -1.
+func (w *widget) buffer(path json.RawMessage) int {
+	return slices.IndexFunc(w.Buffers, func(b widgetBuffer) bool { return string(b.Path) == string(path) })
 }
 
 // saveWidgets writes the widgets' states to the notebook, as nbclient does.

@@ -3,6 +3,7 @@ package notebook
 import (
 	"bytes"
 	"encoding/json"
+	"slices"
 	"strings"
 )
 
@@ -21,8 +22,11 @@ type output struct {
 	other  *object
 }
 
+// outputCost is what an output costs besides its text, in bytes: a million outputs of one byte are not small.
+const outputCost = 128
+
 func (o *output) size() int64 {
-	n := int64(len(o.text))
+	n := int64(outputCost + len(o.stream) + len(o.text))
 	if o.other != nil {
 		for _, v := range o.other.values {
 			n += int64(len(v))
@@ -73,12 +77,13 @@ func parseOutputs(raw json.RawMessage) *outputs {
 
 // addText appends to the last output if that is the same stream: a file has one output for consecutive text.
 func (o *outputs) addText(name, text string) {
-	o.size += int64(len(text))
 	if n := len(o.list); n > 0 && o.list[n-1].stream == name && o.list[n-1].other == nil {
 		o.list[n-1].text = append(o.list[n-1].text, text...)
+		o.size += int64(len(text))
 		return
 	}
-	o.list = append(o.list, &output{stream: name, text: []byte(text)})
+	next := &output{stream: name, text: []byte(text)}
+	o.list, o.size = append(o.list, next), o.size+next.size()
 }
 
 func (o *outputs) add(out *object) {
@@ -92,17 +97,14 @@ func bundle(raw json.RawMessage) json.RawMessage {
 	if err != nil {
 		return json.RawMessage("{}")
 	}
-	out := newObject(nil)
-	for _, name := range in.keys {
-		value := in.values[name]
+	slices.Sort(in.keys) // as Jupyter does
+	for name, value := range in.values {
 		var text string
 		if isSplit(name) && bytes.HasPrefix(value, []byte{'"'}) && json.Unmarshal(value, &text) == nil {
-			out.set(name, split(text))
-			continue
+			in.values[name] = encode(split(text))
 		}
-		out.set(name, value)
 	}
-	return out.append(nil)
+	return in.append(nil)
 }
 
 // isSplit reports whether Jupyter writes the texts of a media type as lists of lines.

@@ -56,6 +56,8 @@ type RelayOptions struct {
 	Cursor string
 	// Interrupt interrupts the kernel.
 	Interrupt func(ctx context.Context) error
+	// Failed gets the error of each Dial that is not final, or nil after one that has succeeded. nil: they are ignored.
+	Failed func(err error)
 }
 
 // OpenRelay returns a Relay that connects by itself. Its owner calls Close.
@@ -126,6 +128,9 @@ func (r *Relay) monitor() {
 			r.mu.Unlock()
 			return
 		}
+		if r.o.Failed != nil && r.life.Err() == nil {
+			r.o.Failed(err)
+		}
 		if err == nil && r.serve(ws) {
 			pause = relayFirst
 		}
@@ -148,7 +153,7 @@ func (r *Relay) dial() (*websocket.Conn, error) {
 	}
 	if ws.Subprotocol() != jupyter.SubprotocolRelay {
 		_ = ws.Close()
-		return nil, fmt.Errorf("notebook: the kernel's supervisor does not speak %s", jupyter.SubprotocolRelay)
+		return nil, fmt.Errorf("%w: its supervisor does not speak %s", ErrGone, jupyter.SubprotocolRelay)
 	}
 	return ws, nil
 }

@@ -416,3 +416,21 @@ func TestRun_Widgets(t *testing.T) {
 		}
 	}
 }
+
+// A progress bar that changes for hours takes no more room than its last state.
+func TestRun_WidgetStaysSmall(t *testing.T) {
+	s := &script{cells: map[string]func(*kernelCell){"w": func(k *kernelCell) {
+		k.pub("comm_open", map[string]any{"comm_id": "m", "target_name": "jupyter.widget", "data": map[string]any{
+			"state": map[string]any{"_model_name": "FloatProgressModel", "value": 0}}})
+		for i := range 1000 {
+			k.pub("comm_msg", map[string]any{"comm_id": "m", "data": map[string]any{"method": "update",
+				"state": map[string]any{"value": i, "description": strings.Repeat("x", 100)}}})
+		}
+		k.pub("stream", map[string]any{"name": "stdout", "text": "end"})
+		k.end("", "")
+	}}}
+	_, last := do(t, s, notebookOf(t, "w"), func(r *Run) { r.OutputLimit = 4096 })
+	if got := string(last.document); !strings.Contains(got, `"end"`) || strings.Contains(got, "left out") {
+		t.Errorf("the notebook is %s", got)
+	}
+}
