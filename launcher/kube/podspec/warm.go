@@ -53,6 +53,9 @@ func NewWarmKind(o Options, start launcher.Request) (WarmKind, error) {
 	if GPUs(pod) > 0 || len(pod.Spec.ResourceClaims) > 0 {
 		return k, errors.New("its kernels get GPUs, and a warm kernel would hold one for nobody")
 	}
+	if field := ownerField(pod); field != "" {
+		return k, fmt.Errorf("a container reads %s, which a warm kernel's pod has only when it has its owner", field)
+	}
 	k.namespace = pod.Namespace
 	if k.fixed, k.env, err = fixedPart(pod); err != nil {
 		return k, err
@@ -68,6 +71,23 @@ func NewWarmKind(o Options, start launcher.Request) (WarmKind, error) {
 	sum := sha256.Sum256([]byte(k.Mode + k.fixed + string(env)))
 	k.Content = hex.EncodeToString(sum[:16])
 	return k, nil
+}
+
+// ownerField returns a field that a variable of the pod's containers reads when they start, although a start that takes
+// the pod sets it later: labels and annotations. It is "" if there is none.
+func ownerField(pod *corev1.Pod) string {
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		for _, e := range c.Env {
+			if e.ValueFrom == nil || e.ValueFrom.FieldRef == nil {
+				continue
+			}
+			path := e.ValueFrom.FieldRef.FieldPath
+			if strings.HasPrefix(path, "metadata.labels") || strings.HasPrefix(path, "metadata.annotations") {
+				return path
+			}
+		}
+	}
+	return ""
 }
 
 // plain returns a pod of a kernel without an owner.

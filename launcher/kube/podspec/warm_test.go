@@ -98,7 +98,13 @@ func TestWarmKind_None(t *testing.T) {
 	for ekg, want := range map[string]string{
 		`{"image": "py:1", "warm": 1, "resources": {"limits": {"nvidia.com/gpu": "1"}}}`: "GPU",
 		`{"image": "py:1", "warm": 1, "flavor": "t4"}`:                                   "GPU",
-		`{"image": "py:1", "warm": 1}`:                                                   "",
+		`{"image": "py:1", "warm": 1, "env": [{"name": "OWNER", "valueFrom": {"fieldRef":
+			{"fieldPath": "metadata.annotations['` + AnnotationOwner + `']"}}}]}`: "reads metadata.annotations['",
+		`{"image": "py:1", "warm": 1, "env": [{"name": "OWNER", "valueFrom": {"fieldRef": {"fieldPath":
+			"metadata.labels['x']"}}}]}`: "reads metadata.labels['",
+		`{"image": "py:1", "warm": 1, "env": [{"name": "POD", "valueFrom": {"fieldRef": {"fieldPath":
+			"metadata.name"}}}]}`: "",
+		`{"image": "py:1", "warm": 1}`: "",
 	} {
 		problems := o.Check()(warmSpec(ekg))
 		if (len(problems) > 0) != (want != "") || want != "" && (!problems[0].Warning ||
