@@ -490,7 +490,8 @@ func TestManifests_PrePull(t *testing.T) {
 	}
 }
 
-// Only the component keep-kernels keeps pods of kernels from being evicted, whatever their number.
+// Only the component keep-kernels keeps pods of kernels from being evicted, whatever their number. It keeps
+// no warm kernel.
 func TestManifests_KeepKernels(t *testing.T) {
 	for _, o := range token.objects(t) {
 		if b, ok := o.(*policyv1.PodDisruptionBudget); ok && b.Namespace == "ekg-kernels" {
@@ -499,8 +500,10 @@ func TestManifests_KeepKernels(t *testing.T) {
 	}
 	b := find[*policyv1.PodDisruptionBudget](t, keep, "ekg-kernels")
 	e := b.Spec.Selector.MatchExpressions
-	if b.Namespace != "ekg-kernels" || len(e) != 1 || e[0].Key != podspec.LabelKernel ||
-		e[0].Operator != metav1.LabelSelectorOpExists || len(b.Spec.Selector.MatchLabels) > 0 {
+	if b.Namespace != "ekg-kernels" || len(e) != 2 || e[0].Key != podspec.LabelKernel ||
+		e[0].Operator != metav1.LabelSelectorOpExists || len(b.Spec.Selector.MatchLabels) > 0 ||
+		e[1].Key != podspec.LabelManagedBy || e[1].Operator != metav1.LabelSelectorOpNotIn ||
+		!slices.Equal(e[1].Values, []string{podspec.ManagerWarm}) {
 		t.Errorf("the budget is for %+v in %s", b.Spec.Selector, b.Namespace)
 	}
 	// Pods without a controller: https://kubernetes.io/docs/tasks/run-application/configure-pdb
