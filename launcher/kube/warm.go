@@ -195,9 +195,9 @@ func (l *Launcher) takePod(ctx context.Context, kind podspec.WarmKind, pod *core
 	return d, launcher.ClaimTaken, nil
 }
 
-// awaitAdmission waits until limits have admitted a start that has taken a warm kernel, and ends the kernel if they have
-// not. The error is a *launcher.LimitError if they refuse the start. Without a decision in time the start becomes an
-// ordinary one, whose pod may wait longer.
+// awaitAdmission waits until limits have admitted a start that has taken a warm kernel, and ends the kernel if they
+// have not. The error is a *launcher.LimitError if they refuse the start. Without a decision in time the start
+// becomes an ordinary one, whose pod may wait longer.
 func (l *Launcher) awaitAdmission(ctx context.Context, k *kernel) (admitted bool, err error) {
 	waiting, cancel := context.WithTimeout(ctx, launcher.WarmAssignTime)
 	err = l.awaitDecision(waiting, k)
