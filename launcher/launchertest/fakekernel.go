@@ -84,6 +84,7 @@ type FakeKernelOptions struct {
 	Welcome        bool          // send iopub_welcome to the first subscriber, as ipykernel 7 does
 	SubscribeDelay time.Duration // before a subscription takes effect, as when a kernel's iopub thread is late
 	Subshells      bool          // speak JEP 91
+	Python         bool          // call itself Python, and ignore lines with exec(
 	NoHandover     bool          // ignore a second connection with an identity that is in use, as xeus kernels do
 	HighWaterMark  int           // messages that wait for an iopub subscriber, before more are dropped; 0: no drops
 	NoGreeting     bool          // accept connections and say nothing, not even ZMTP's greeting

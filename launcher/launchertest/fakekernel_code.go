@@ -114,7 +114,7 @@ func (x *execution) result(text string) {
 func (x *execution) run(ctx context.Context, code string) error {
 	for line := range strings.Lines(code) {
 		line = strings.TrimSpace(line)
-		if line == "" || strings.HasPrefix(line, "#") {
+		if line == "" || strings.HasPrefix(line, "#") || x.k.opts.Python && strings.HasPrefix(line, "exec(") {
 			continue
 		}
 		if err := stopped(ctx); err != nil {

@@ -32,6 +32,7 @@ func FakeKernelMain(args []string) int {
 	flags.BoolVar(&opts.Welcome, "welcome", false, "send iopub_welcome to the first subscriber")
 	flags.DurationVar(&opts.SubscribeDelay, "subscribe-delay", 0, "wait before a subscription to iopub takes effect")
 	flags.BoolVar(&opts.Subshells, "subshells", false, "offer subshells")
+	flags.BoolVar(&opts.Python, "python", false, "call itself Python, and ignore lines with exec(")
 	flags.BoolVar(&opts.NoHandover, "no-handover", false, "ignore a connection whose identity is in use")
 	flags.IntVar(&opts.HighWaterMark, "hwm", 0, "drop iopub messages when this `number` waits for a subscriber")
 	flags.BoolVar(&opts.NoGreeting, "no-greeting", false, "accept connections and say nothing")

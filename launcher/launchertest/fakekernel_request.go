@@ -195,9 +195,13 @@ func (x *execution) kernelInfo() {
 	if x.k.opts.Subshells {
 		features = append(features, "kernel subshells")
 	}
+	language := "fake"
+	if x.k.opts.Python {
+		language = "python"
+	}
 	x.reply("kernel_info_reply", content{
 		"protocol_version": x.k.opts.Protocol, "implementation": "fake", "implementation_version": "1",
-		"language_info": content{"name": "fake", "version": "1", "mimetype": "text/plain", "file_extension": ".txt"},
+		"language_info": content{"name": language, "version": "1", "mimetype": "text/plain", "file_extension": ".txt"},
 		"banner":        "a kernel for tests", "help_links": []any{}, "debugger": false, "supported_features": features,
 	})
 }

@@ -152,6 +152,7 @@ func (s *Supervisor) assignTo(ctx context.Context, a api.Assignment) error {
 	defer s.mu.Unlock()
 	s.applyLocked()
 	s.started = s.now()
+	s.recordOwnerLocked()
 	s.clock.Used()
 	s.logger.Info("kernel has got its owner")
 	return nil

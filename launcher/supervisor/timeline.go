@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/history"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
 	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
@@ -30,6 +31,16 @@ func (s *Supervisor) recordFateLocked(kernel fate) {
 		s.history.Add(s.nowLocked(), api.TimelineDied,
 			"It ended while the program that keeps its events was away. Earlier events are not known.")
 	case restarted: // its next process is recorded
+	}
+}
+
+// recordOwnerLocked begins the timeline of a warm kernel again when it gets its owner. A process that runs already has
+// answered.
+func (s *Supervisor) recordOwnerLocked() {
+	s.history = history.New(s.started)
+	if s.process != nil {
+		s.history.Add(s.started, api.TimelineStarted, "It was started before it had an owner.")
+		s.history.Add(s.started, api.TimelineReady, "")
 	}
 }
 

@@ -71,3 +71,24 @@ func TestTimeline(t *testing.T) {
 		t.Errorf("after its death: %s: %+v", kinds, line.Events)
 	}
 }
+
+// TestTimeline_Warm: the timeline of a warm kernel begins when it gets its owner.
+func TestTimeline_Warm(t *testing.T) {
+	for _, kind := range []string{api.WarmProcess, api.WarmContainer} {
+		t.Run(kind, func(t *testing.T) {
+			r := startSupervisor(t, func(c *api.Config) { c.Warm, c.Argv = kind, fakeKernelArgv("--python") })
+			if kind == api.WarmProcess {
+				r.ready()
+			}
+			began := time.Now()
+			if status, body := r.request("PUT", "/assignment", `{"id": "one", "owner": "ann"}`); status != 204 {
+				t.Fatalf("%d %s", status, body)
+			}
+			r.ready()
+			line, kinds := r.timeline()
+			if kinds != "started ready" || line.Since.Before(began) || line.Events[0].At.Before(line.Since) {
+				t.Errorf("assigned at %v: %+v", began, line)
+			}
+		})
+	}
+}
