@@ -14,13 +14,22 @@ import (
 const (
 	maxSenders = 8               // connections at one time
 	sendLimit  = 5 * time.Second // for a launcher to send its answer
+
+	acceptPause = 50 * time.Millisecond // after a connection that could not be accepted
 )
 
 // Expectation listens for the answer of one start. The caller calls Await once, and Close in any case.
 type Expectation struct {
-	listener *net.TCPListener
+	listener listener
 	key      *Key
 	kernelID string
+}
+
+// listener is a *net.TCPListener. In tests it can fail.
+type listener interface {
+	AcceptTCP() (*net.TCPConn, error)
+	Addr() net.Addr
+	Close() error
 }
 
 // Expect listens at an address of loopback for the launcher of a kernel. Port 0 is a free one. The error is one
@@ -72,8 +81,16 @@ func (e *Expectation) Await(ctx context.Context) (Answer, error) {
 		places := make(chan struct{}, maxSenders)
 		for {
 			conn, err := e.listener.AcceptTCP()
-			if err != nil {
-				return // closed
+			switch {
+			case errors.Is(err, net.ErrClosed):
+				return
+			case err != nil: // for example, the process has too many open files at the moment
+				select {
+				case <-time.After(acceptPause):
+				case <-ctx.Done():
+					return
+				}
+				continue
 			}
 			select {
 			case places <- struct{}{}:

@@ -189,6 +189,35 @@ func TestExpectation_Ends(t *testing.T) {
 	}
 }
 
+// failing is a listener that has no free file descriptor twice.
+type failing struct {
+	listener
+	accepts int
+}
+
+func (f *failing) AcceptTCP() (*net.TCPConn, error) {
+	if f.accepts++; f.accepts <= 2 {
+		return nil, &net.OpError{Op: "accept", Net: "tcp", Err: syscall.EMFILE}
+	}
+	return f.listener.AcceptTCP()
+}
+
+// TestExpectation_Accept: a connection that could not be accepted at first is accepted later.
+func TestExpectation_Accept(t *testing.T) {
+	r, keys := readRecorded(t)
+	e, err := Expect("127.0.0.1:0", r.Kernel, keys[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.listener = &failing{listener: e.listener}
+	send(t, e.Variables()["RESPONSE_ADDRESS"], r.Answers[1].Version1)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if answer, err := e.Await(ctx); err != nil || answer != recordedAnswer {
+		t.Errorf("%+v, %v", answer, err)
+	}
+}
+
 func TestSignal(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
