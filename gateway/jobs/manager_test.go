@@ -64,29 +64,46 @@ func (m *mortal) RemoveRecord(ctx context.Context, kind, id string) error {
 // cluster is the kernels of a test. It survives gateways.
 type cluster struct {
 	mu     sync.Mutex
-	room   int // kernels that may live
-	alive  map[string]bool
-	starts []string // names of the authors, in the order of their kernels
-	ever   map[string]bool
+	room   int               // kernels that may live, of each author
+	alive  map[string]string // by id: the author
+	starts []string          // names of the authors, in the order of their kernels
 }
 
-func newCluster(room int) *cluster {
-	return &cluster{room: room, alive: map[string]bool{}, ever: map[string]bool{}}
+func newCluster(room int) *cluster { return &cluster{room: room, alive: map[string]string{}} }
+
+// setRoom changes how many kernels each author may have.
+func (c *cluster) setRoom(room int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.room = room
+}
+
+// started returns the authors of all kernels that were ever started.
+func (c *cluster) started() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.starts)
 }
 
 func (c *cluster) Start(_ context.Context, author Author, id string, body json.RawMessage) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.alive[id] {
+	if _, there := c.alive[id]; there {
 		return nil
 	}
 	if string(body) == `{"name":"broken"}` {
 		return errors.New("its image does not exist")
 	}
-	if len(c.alive) >= c.room {
+	living := 0
+	for _, of := range c.alive {
+		if of == author.Name {
+			living++
+		}
+	}
+	if living >= c.room {
 		return &WaitError{Reason: "there are enough kernels"}
 	}
-	c.alive[id], c.ever[id] = true, true
+	c.alive[id] = author.Name
 	c.starts = append(c.starts, author.Name)
 	return nil
 }
@@ -185,14 +202,12 @@ func TestManager_Order(t *testing.T) {
 		submit(t, m, submission("bob", "bob's"))
 		time.Sleep(time.Second)
 		wantState(t, m, quick, Queued, "there are enough kernels")
-		kernels.mu.Lock()
-		kernels.room = 2
-		kernels.mu.Unlock()
+		kernels.setRoom(1)
 		time.Sleep(30 * time.Second)
 		wantState(t, m, quick, Running, "")
 		wantState(t, m, first, Queued, "")
-		if !slices.Contains(kernels.starts, "bob") || len(kernels.starts) != 2 {
-			t.Errorf("kernels were started for %v", kernels.starts)
+		if of := kernels.started(); !slices.Contains(of, "bob") || len(of) != 2 {
+			t.Errorf("kernels were started for %v", of)
 		}
 		time.Sleep(10 * time.Minute)
 		wantState(t, m, first, Succeeded, "")
@@ -220,8 +235,8 @@ func TestManager_Takeover(t *testing.T) {
 		time.Sleep(40 * time.Second)
 		wantState(t, b, id, Succeeded, "")
 		endA()
-		if j := wantState(t, b, id, Succeeded, ""); j.Attempt != 1 || len(kernels.ever) != 1 {
-			t.Errorf("the job had %d attempts and %d kernels", j.Attempt, len(kernels.ever))
+		if j := wantState(t, b, id, Succeeded, ""); j.Attempt != 1 || len(kernels.started()) != 1 {
+			t.Errorf("the job had %d attempts and %d kernels", j.Attempt, len(kernels.started()))
 		}
 	})
 }
@@ -248,8 +263,8 @@ func TestManager_KilledAnywhere(t *testing.T) {
 			if j := wantState(t, b, j.ID, Succeeded, ""); j.Attempt != 1 {
 				t.Errorf("after %d writes: %d attempts", writes, j.Attempt)
 			}
-			if n := kernels.living(); n != 0 || len(kernels.ever) != 1 {
-				t.Errorf("after %d writes: %d kernels live of %d", writes, n, len(kernels.ever))
+			if n := kernels.living(); n != 0 || len(kernels.started()) != 1 {
+				t.Errorf("after %d writes: %d kernels live of %d", writes, n, len(kernels.started()))
 			}
 		})
 	}
@@ -295,9 +310,7 @@ func TestManager_OneAfterTheOther(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		time.Sleep(time.Minute)
-		kernels.mu.Lock()
-		kernels.room = 1
-		kernels.mu.Unlock()
+		kernels.setRoom(1)
 		time.Sleep(10 * time.Minute)
 		ended := time.Time{}
 		for _, id := range ids {
