@@ -287,20 +287,12 @@ func joinedLines(raw json.RawMessage) json.RawMessage {
 
 // printJobs prints a list of jobs.
 func (f outputFormat) printJobs(w io.Writer, all []jobRow, now time.Time) error {
-	switch f {
-	case formatJSON, formatYAML:
-		whole := make([]json.RawMessage, len(all))
-		for i, j := range all {
-			whole[i] = j.whole
-		}
-		return f.printValue(w, whole)
-	case formatName:
-		for _, j := range all {
-			if _, err := fmt.Fprintln(w, j.ID); err != nil {
-				return err
-			}
-		}
-		return nil
+	ids, whole := make([]string, len(all)), make([]json.RawMessage, len(all))
+	for i, j := range all {
+		ids[i], whole[i] = j.ID, j.whole
+	}
+	if printed, err := f.printModels(w, ids, whole); printed {
+		return err
 	}
 	if len(all) == 0 {
 		_, err := fmt.Fprintln(w, "No jobs.")
@@ -327,7 +319,7 @@ type progress struct {
 	w        io.Writer
 	terminal bool
 	said     string
-	onLine   bool // the bar's line has not ended
+	onLine   bool // the cursor stands behind the bar
 }
 
 func newProgress(w io.Writer) *progress {
@@ -338,7 +330,7 @@ func newProgress(w io.Writer) *progress {
 // barWidth is the width of the bar, in characters.
 const barWidth = 30
 
-// show shows a job. What cannot be written is lost: only the user would miss it.
+// show shows a job. Errors of writing are ignored: the job does not depend on them.
 func (p *progress) show(j jobRow) {
 	text := fmt.Sprintf("%s: %s", j.Name, j.State)
 	if j.Cells > 0 && (j.State == jobs.Running || j.ended()) {

@@ -3,10 +3,10 @@
 //	ekg serve                  serve Jupyter's kernel API and print its URL
 //	ekg ps                     list kernels
 //	ekg start [KERNELSPEC]     start a kernel and print its id
-//	ekg stop KERNEL            end a kernel; restart, interrupt and keep likewise
+//	ekg stop KERNEL            end a kernel; see also restart, interrupt and keep
 //	ekg log KERNEL             print a kernel's output
 //	ekg run NOTEBOOK           submit a notebook as a job
-//	ekg jobs                   list jobs; jobs follow, logs, notebook, stop and rm likewise
+//	ekg jobs                   list jobs; subcommands: follow, logs, notebook, stop, rm
 //	ekg token                  create a token for a user, and its hash for the file of users
 //	ekg config                 print the settings that serve would use, with their sources
 //	ekg config import FILE     translate settings of Jupyter Enterprise Gateway

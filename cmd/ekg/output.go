@@ -47,22 +47,30 @@ func (f outputFormat) onlyName(command string) error {
 	return &usageError{fmt.Errorf("--output %s: ekg %s prints only ids, with --output name", f, command)}
 }
 
-// printKernels prints a list of kernels at a time.
-func (f outputFormat) printKernels(w io.Writer, all []kernelRow, now time.Time) error {
+// printModels prints the ids or models of a list, if that is the format.
+func (f outputFormat) printModels(w io.Writer, ids []string, models []json.RawMessage) (printed bool, err error) {
 	switch f {
 	case formatJSON, formatYAML:
-		whole := make([]json.RawMessage, len(all))
-		for i, k := range all {
-			whole[i] = k.whole
-		}
-		return f.printValue(w, whole)
+		return true, f.printValue(w, models)
 	case formatName:
-		for _, k := range all {
-			if _, err := fmt.Fprintln(w, kernelspecs.Printable(k.ID)); err != nil {
-				return err
+		for _, id := range ids {
+			if _, err := fmt.Fprintln(w, kernelspecs.Printable(id)); err != nil {
+				return true, err
 			}
 		}
-		return nil
+		return true, nil
+	}
+	return false, nil
+}
+
+// printKernels prints a list of kernels at a time.
+func (f outputFormat) printKernels(w io.Writer, all []kernelRow, now time.Time) error {
+	ids, whole := make([]string, len(all)), make([]json.RawMessage, len(all))
+	for i, k := range all {
+		ids[i], whole[i] = k.ID, k.whole
+	}
+	if printed, err := f.printModels(w, ids, whole); printed {
+		return err
 	}
 	return printTable(w, all, now, f == formatWide)
 }

@@ -40,15 +40,16 @@ type hold struct {
 	lose context.CancelCauseFunc
 	beat chan struct{} // capacity 1: count now
 
-	mu      sync.Mutex
-	s       stored
-	stop    chan struct{} // closed when the end of the job is wanted
-	stopped bool          // stop is closed
+	stopping context.Context // ends when the end of the job is wanted
+	end      context.CancelFunc
+
+	mu sync.Mutex
+	s  stored
 }
 
 func newHold(ctx context.Context, m *Manager, s stored) *hold {
-	h := &hold{m: m, id: s.ID, log: m.log.With(logkey.Job, s.ID), beat: make(chan struct{}, 1), s: s,
-		stop: make(chan struct{})}
+	h := &hold{m: m, id: s.ID, log: m.log.With(logkey.Job, s.ID), beat: make(chan struct{}, 1), s: s}
+	h.stopping, h.end = context.WithCancel(context.Background())
 	h.ctx, h.lose = context.WithCancelCause(ctx)
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -58,9 +59,8 @@ func newHold(ctx context.Context, m *Manager, s stored) *hold {
 
 // noteLocked looks at what others may have changed in the record.
 func (h *hold) noteLocked() {
-	if h.s.Stopping && !h.stopped {
-		h.stopped = true
-		close(h.stop)
+	if h.s.Stopping {
+		h.end()
 	}
 }
 
@@ -244,19 +244,8 @@ func (h *hold) outcome(state State, reason string, lost bool) error {
 
 // start starts the job's kernel and waits until it is up. done says that the job has to wait in the queue.
 func (h *hold) start(e *entry) (done bool, err error) {
-	ctx, cancel := context.WithCancelCause(h.ctx)
-	defer cancel(nil)
-	var watching sync.WaitGroup
-	defer watching.Wait()
-	ended := make(chan struct{})
-	defer close(ended)
-	watching.Go(func() {
-		select {
-		case <-h.stop:
-			cancel(errStopped)
-		case <-ended:
-		}
-	})
+	ctx, release := h.untilStopped(h.ctx)
+	defer release()
 	err = retry(ctx, h.log, "start its kernel", func() error {
 		return h.m.kernels.Start(ctx, e.Author, e.Kernel, e.Start)
 	})
@@ -306,20 +295,30 @@ func (h *hold) run(e *entry) error {
 	if err != nil {
 		return err
 	}
+	cursor := ""
+	if resume != nil {
+		cursor = resume.Cursor
+	}
 	relay := notebook.OpenRelay(notebook.RelayOptions{
 		Dial: func(ctx context.Context, query url.Values) (*websocket.Conn, error) {
 			return h.m.kernels.Dial(ctx, e.Author, e.Kernel, query)
 		},
 		Session:   fmt.Sprintf("job-%s-%d", e.ID, e.Attempt),
-		Cursor:    resume.cursor(),
+		Cursor:    cursor,
 		Interrupt: func(ctx context.Context) error { return h.m.kernels.Interrupt(ctx, e.Author, e.Kernel) },
 		Failed:    h.unreachable(),
 	})
 	defer relay.Close()
-	stop, why, end := h.untilStopped(e)
-	defer end()
-	r := notebook.Run{Conn: relay, Document: document, ID: fmt.Sprintf("%s-%d", e.ID, e.Attempt), Resume: resume.state(),
-		AllowErrors: e.AllowErrors, Save: h.save, Stop: stop}
+	stop, release := h.untilStopped(context.Background())
+	defer release()
+	if e.Timeout > 0 {
+		var cancel context.CancelFunc
+		over := e.Started.Add(time.Duration(e.Timeout) * time.Second)
+		stop, cancel = context.WithDeadlineCause(stop, over, errTimeout)
+		defer cancel()
+	}
+	r := notebook.Run{Conn: relay, Document: document, ID: fmt.Sprintf("%s-%d", e.ID, e.Attempt), Resume: resume,
+		AllowErrors: e.AllowErrors, Save: h.save, Stop: stop.Done()}
 	result, err := h.m.perform(h.ctx, &r)
 	if err != nil {
 		return err
@@ -328,7 +327,7 @@ func (h *hold) run(e *entry) error {
 	case notebook.Completed:
 		return h.outcome(Succeeded, "", false)
 	case notebook.Stopped:
-		if errors.Is(why(), errTimeout) {
+		if errors.Is(context.Cause(stop), errTimeout) {
 			return h.outcome(Failed, fmt.Sprintf("it ran longer than its timeout of %d s", e.Timeout), false)
 		}
 		return h.outcome(Stopped, reasonStopped, false)
@@ -358,51 +357,18 @@ func (h *hold) unreachable() func(error) {
 	}
 }
 
-// untilStopped returns a channel that is closed when the job is to end: on request, or when its time is over. why says
-// which. end must be called.
-func (h *hold) untilStopped(e *entry) (stop <-chan struct{}, why func() error, end func()) {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	var watching sync.WaitGroup
-	closed := make(chan struct{})
-	var over <-chan time.Time
-	var timer *time.Timer
-	if e.Timeout > 0 {
-		timer = time.NewTimer(time.Until(e.Started.Add(time.Duration(e.Timeout) * time.Second)))
-		over = timer.C
-	}
-	watching.Go(func() {
-		select {
-		case <-h.stop:
-			cancel(errStopped)
-		case <-over:
-			cancel(errTimeout)
-		case <-closed:
-		}
-	})
-	return ctx.Done(), func() error { return context.Cause(ctx) }, func() {
-		close(closed)
-		watching.Wait()
+// untilStopped returns a context that ends with errStopped when the end of the job is wanted. release must be called.
+func (h *hold) untilStopped(parent context.Context) (ctx context.Context, release func()) {
+	ctx, cancel := context.WithCancelCause(parent)
+	detach := context.AfterFunc(h.stopping, func() { cancel(errStopped) })
+	return ctx, func() {
+		detach()
 		cancel(nil)
-		if timer != nil {
-			timer.Stop()
-		}
 	}
 }
 
-// resumed is the state of a run that is carried on; nil: it begins.
-type resumed struct{ s *notebook.State }
-
-func (r resumed) state() *notebook.State { return r.s }
-
-func (r resumed) cursor() string {
-	if r.s == nil {
-		return ""
-	}
-	return r.s.Cursor
-}
-
-// document returns the notebook to run, and from where.
-func (h *hold) document(e *entry) (doc *notebook.Document, from resumed, err error) {
+// document returns the notebook to run, and the state in which it was left; nil: the run begins.
+func (h *hold) document(e *entry) (doc *notebook.Document, from *notebook.State, err error) {
 	err = retry(h.ctx, h.log, "read its notebook", func() error {
 		if e.Saved == "" {
 			source, err := h.m.store.source(h.ctx, e)
@@ -416,7 +382,7 @@ func (h *hold) document(e *entry) (doc *notebook.Document, from resumed, err err
 		if err != nil {
 			return err
 		}
-		from.s = &s.State
+		from = &s.State
 		doc, err = notebook.Read(s.Notebook)
 		return err
 	})

@@ -32,14 +32,13 @@ const anySource = "users-file, --oidc-issuer, --auth-token-review or --hub-api-u
 // enterpriseUnauthorized is the user who may start no kernels where nothing is set, as in Enterprise Gateway.
 const enterpriseUnauthorized = "root"
 
-// unauthorizedByChoice reports whether the operator has chosen the users who may start no kernels. Deployments of
-// Enterprise Gateway repeat its default, which is no choice.
+// unauthorizedByChoice reports whether the operator has chosen the users who may start no kernels. The default of
+// Enterprise Gateway does not count: its deployments repeat it.
 func (s *Settings) unauthorizedByChoice() bool {
 	return len(s.UnauthorizedUsers) > 0 && !slices.Equal(s.UnauthorizedUsers, []string{enterpriseUnauthorized})
 }
 
-// SpecUsers returns the gateway's own lists of users for its kernelspecs. Without users there are none: nobody has the
-// name of the default.
+// SpecUsers returns the gateway's own lists of users for its kernelspecs. They are empty if the gateway has no users.
 func (s *Settings) SpecUsers() kernelspecs.Users {
 	if len(s.UserSources()) == 0 {
 		return kernelspecs.Users{}
