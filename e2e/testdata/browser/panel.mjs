@@ -165,7 +165,7 @@ await check('keep and undo, with the keyboard; a refusal is shown', async () => 
   await panel.reads('train.ipynb', 'Kept until');
   const hours = (Date.parse((await model(id)).keep_until) - Date.now()) / 3.6e6;
   if (Math.abs(hours - 4) > 0.1) throw new Error(`it is kept for ${hours} hours`);
-  await panel.row('train.ipynb').getByRole('button', { name: /no longer$/ }).click();
+  await panel.row('train.ipynb').getByRole('button', { name: /^Undo keeping/ }).click();
   await panel.reads('train.ipynb', 'Ends at');
   await panel.keep('train.ipynb', 'Keep for 24 Hours');
   await panel.row('train.ipynb').getByRole('alert').filter({ hasText: '12h' }).waitFor();
@@ -257,7 +257,7 @@ await check('output of a closed notebook is announced and restored', async () =>
   await report.close(); // unsaved
   await panel.reads('report.ipynb', 'Output of 1 cell is not in the file', 40);
   await train.screenshot('unsaved');
-  await panel.row('report.ipynb').getByRole('button', { name: 'Open and restore' }).click();
+  await panel.row('report.ipynb').getByRole('button', { name: 'Open and restore report.ipynb' }).click();
   await page.locator('.jp-NotebookPanel:not(.lm-mod-hidden) .jp-OutputArea-output').filter({ hasText: 'once' }).waitFor({ timeout: 30000 });
   await panel.row('report.ipynb').getByText('not in the file').waitFor({ state: 'detached' });
 }, 90);

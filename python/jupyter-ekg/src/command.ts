@@ -3,6 +3,7 @@ import type { ICommandPalette, Notification } from '@jupyterlab/apputils';
 import type { IMainMenu } from '@jupyterlab/mainmenu';
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 
+import { explain } from './request';
 import { Restorer } from './restorer';
 
 export const COMMAND = 'jupyter-ekg:restore-outputs';
@@ -19,7 +20,8 @@ export interface IFrontEnd {
 }
 
 /** Gives each notebook a Restorer, and adds the command that restores all cells to the palette and the Kernel menu. */
-export function addRestorers({ app, tracker, palette, menu, notification }: IFrontEnd, options: Restorer.IOptions): void {
+export function addRestorers(frontEnd: IFrontEnd, options: Restorer.IOptions): void {
+  const { app, tracker, palette, menu, notification } = frontEnd;
   const restorers = new WeakMap<NotebookPanel, Restorer>();
   const add = (panel: NotebookPanel) => {
     restorers.set(panel, new Restorer(panel, options));
@@ -35,7 +37,7 @@ export function addRestorers({ app, tracker, palette, menu, notification }: IFro
     try {
       notification.info(restoredMessage(await restorer.restore(true)), { autoClose: 3000 });
     } catch (error) {
-      notification.error(`The outputs cannot be restored: ${error instanceof Error ? error.message : error}`);
+      notification.error(`The outputs cannot be restored: ${explain(error)}`);
     }
   };
   app.commands.addCommand(COMMAND, {

@@ -1,7 +1,5 @@
-import { URLExt } from '@jupyterlab/coreutils';
-import { ServerConnection } from '@jupyterlab/services';
-
 import type { LoggedOutput } from './outputs';
+import { request } from './request';
 
 /** The newest execution of one cell in the kernel's log, in the JSON of the server's `outputs` route. */
 export interface IExecution {
@@ -33,13 +31,6 @@ export type Executions = Record<string, IExecution>;
  * if the log cannot be read.
  */
 export async function fetchExecutions(kernelId: string, summary = false): Promise<Executions> {
-  const settings = ServerConnection.makeSettings();
-  const path = URLExt.join(settings.baseUrl, 'jupyter-ekg', 'kernels', encodeURIComponent(kernelId), 'outputs');
-  const url = path + (summary ? '?summary=1' : '');
-  const response = await ServerConnection.makeRequest(url, {}, settings);
-  const body = await response.json();
-  if (!response.ok) {
-    throw new Error(body.message ?? response.statusText);
-  }
-  return body.cells;
+  const response = await request(['kernels', kernelId, 'outputs'], {}, summary ? '?summary=1' : '');
+  return (await response.json()).cells;
 }

@@ -9,6 +9,7 @@ import { hideDuplicates } from './duplicates';
 import type { Executions, IExecution } from './log';
 import { canonical, withoutTransient } from './outputs';
 import { Prompts } from './prompts';
+import { Problem } from './request';
 import { RunningCell } from './runningcell';
 
 /** Bound on the messages that are held back while the log is read. */
@@ -147,7 +148,7 @@ export class Restorer {
   private async read(all: boolean): Promise<number> {
     const kernel = this.kernel;
     if (!kernel) {
-      throw new Error('the notebook has no kernel');
+      throw new Problem('The notebook has no kernel.');
     }
     const executions = await this.options.fetchExecutions(kernel.id);
     const model = this.panel.content.model;
@@ -158,7 +159,10 @@ export class Restorer {
     for (let i = 0; i < model.cells.length; i++) {
       const cell = model.cells.get(i);
       const execution = executions[cell.id];
-      if (isCode(cell) && execution && this.shouldRestore(cell, execution, kernel, all) && this.apply(cell, execution)) {
+      if (!isCode(cell) || !execution || !this.shouldRestore(cell, execution, kernel, all)) {
+        continue;
+      }
+      if (this.apply(cell, execution)) {
         changed++;
       }
     }

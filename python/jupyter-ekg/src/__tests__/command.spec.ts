@@ -3,6 +3,7 @@ import { test } from 'node:test';
 
 import { addRestorers, COMMAND } from '../command';
 import type { Executions } from '../log';
+import { Problem } from '../request';
 import { execution, FakeCell, FakePanel, FakeSignal, settled } from './fakes';
 
 /** A front end with these notebooks, of which the first is the current one, and what the command left in it. */
@@ -70,7 +71,7 @@ test('the command restores all cells of the current notebook and reports their n
 });
 
 test('the command reports an error', async () => {
-  const { command, messages } = frontEnd([new FakePanel([changed('c1')])], () => Promise.reject(new Error('no log')));
+  const { command, messages } = frontEnd([new FakePanel([changed('c1')])], () => Promise.reject(new Problem('no log')));
   await command.execute();
   assert.deepEqual(messages, ['error: The outputs cannot be restored: no log']);
 });

@@ -1,11 +1,15 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
+import { ServerConnection } from '@jupyterlab/services';
+
 import { Kernels, MAX_SAMPLES, useOf, type IKernelModel } from '../panel/kernels';
+import { Problems } from '../panel/problems';
 import { actionsOf, question, rowsOf } from '../panel/rows';
-import { follow, parse } from '../panel/stream';
+import { follow, parse, type Open } from '../panel/stream';
 import * as texts from '../panel/texts';
 import { countCells, Unsaved } from '../panel/unsaved';
+import { explain, Problem } from '../request';
 import { execution } from './fakes';
 
 const NOW = Date.parse('2026-01-02T12:00:00Z');
@@ -16,7 +20,12 @@ const kernel = (more: Partial<IKernelModel> = {}): IKernelModel => ({
   execution_state: 'idle',
   ...more
 });
-const gpu = (utilization: number | null, more = {}) => ({ uuid: 'GPU-1', memory_used: 3 * 2 ** 30, utilization, ...more });
+const gpu = (utilization: number | null, more = {}) => ({
+  uuid: 'GPU-1',
+  memory_used: 3 * 2 ** 30,
+  utilization,
+  ...more
+});
 
 test('an update counts when it is complete', () => {
   const kernels = new Kernels();
@@ -40,7 +49,8 @@ test('an update counts when it is complete', () => {
 test('samples of GPUs are bounded, have gaps, and go with their kernel', () => {
   const kernels = new Kernels();
   kernels.take('reset', {});
-  kernels.take('kernels', { kernels: [kernel({ id: 'a', gpu: [gpu(0.5), gpu(null)] }), kernel({ id: 'b' })], removed: [] });
+  const models = [kernel({ id: 'a', gpu: [gpu(0.5), gpu(null)] }), kernel({ id: 'b' })];
+  kernels.take('kernels', { kernels: models, removed: [] });
   kernels.take('complete', {});
   for (let i = 0; i < MAX_SAMPLES + 5; i++) {
     kernels.sample(i);
@@ -77,7 +87,7 @@ test('the stream is opened again after an end and an error, until it is stopped'
     async () => {
       switch (++opened) {
         case 1:
-          throw new Error('The Jupyter server cannot be reached.');
+          throw new Problem('The Jupyter server cannot be reached.');
         case 2:
           return new Response('event: reset\ndata: {}\n\nevent: complete\ndata: {}\n\n');
         default:
@@ -195,7 +205,12 @@ const cell = (id: string, source: string | string[], execution_count: number | n
 
 test('cells whose output is not in the file are those that opening restores', () => {
   const notebook: any = {
-    cells: [cell('ran', ['a\n', 'b'], null), cell('saved', 'c', 7), cell('edited', 'd2', null), cell('never', 'e', null)]
+    cells: [
+      cell('ran', ['a\n', 'b'], null),
+      cell('saved', 'c', 7),
+      cell('edited', 'd2', null),
+      cell('never', 'e', null)
+    ]
   };
   const executions = {
     ran: execution('a\nb', ''),
@@ -207,16 +222,18 @@ test('cells whose output is not in the file are those that opening restores', ()
   assert.equal(countCells(notebook, { ran: execution('a\nb', '', { beginning_lost: true }) }), 0);
 });
 
-test('a log is read once for each activity after the file was saved', async () => {
+test('a log is read once for each activity and each time of the file', async () => {
   let reads = 0;
   let changes = 0;
+  let saved: number | undefined = NOW;
+  let ran = ['ran'];
   const unsaved = new Unsaved(
     {
-      modified: async path => (path === 'gone.ipynb' ? Promise.reject(new Error('404')) : NOW),
-      notebook: async () => ({ cells: [cell('ran', 'a', null)] }) as any,
+      modified: async () => saved,
+      notebook: async () => ({ cells: ran.map(id => cell(id, 'a', null)) }) as any,
       executions: async () => {
         reads++;
-        return { ran: execution('a', '') };
+        return { ran: execution('a', ''), too: execution('a', '') };
       }
     },
     () => changes++
@@ -224,13 +241,127 @@ test('a log is read once for each activity after the file was saved', async () =
   const rows = (activity: string, path = 'a.ipynb') =>
     rowsOf([kernel({ last_activity: activity })], '', () => ({ path, name: '', type: 'notebook' }), name => name);
   const { id } = kernel();
+  const now = () => [unsaved.count(id), reads, changes];
   await unsaved.check(rows(later(-1)));
-  assert.deepEqual([unsaved.count(id), reads], [0, 0]);
-  await unsaved.check(rows(later(1)));
-  await unsaved.check(rows(later(1)));
-  assert.deepEqual([unsaved.count(id), reads, changes], [1, 1, 2]);
-  await unsaved.check(rows(later(2), 'gone.ipynb'));
-  assert.deepEqual([unsaved.count(id), reads], [0, 1]);
+  assert.deepEqual(now(), [0, 0, 0]);
+  await unsaved.check(rows(later(5)));
+  await unsaved.check(rows(later(5)));
+  assert.deepEqual(now(), [1, 1, 1]);
+  [saved, ran] = [NOW + 60_000, ['ran', 'too']]; // another version of the file
+  await unsaved.check(rows(later(5)));
+  await unsaved.check(rows(later(5)));
+  assert.deepEqual(now(), [2, 2, 2]);
+  saved = NOW + 6 * 60_000; // saved after the activity
+  await unsaved.check(rows(later(5)));
+  assert.deepEqual(now(), [0, 2, 3]);
+  await unsaved.check(rows(later(9)));
+  assert.deepEqual(now(), [2, 3, 4]);
+  saved = undefined; // no such file
+  await unsaved.check(rows(later(9)));
+  assert.deepEqual(now(), [0, 3, 5]);
   await unsaved.check([]);
   assert.equal(unsaved.count(id), 0);
+});
+
+test('a comparison that fails is repeated after growing pauses, and changes no count', async () => {
+  let asked = 0;
+  let fails = false;
+  const unsaved = new Unsaved(
+    {
+      modified: async () => NOW,
+      notebook: async () => ({ cells: [cell('ran', 'a', null)] }) as any,
+      executions: async () => {
+        asked++;
+        return fails ? Promise.reject(new Error('away')) : { ran: execution('a', '') };
+      }
+    },
+    () => undefined
+  );
+  const { id } = kernel();
+  const check = (activity: number, path = 'a.ipynb') =>
+    unsaved.check(
+      rowsOf(
+        [kernel({ last_activity: later(activity) })],
+        '',
+        () => ({ path, name: '', type: 'notebook' }),
+        name => name
+      )
+    );
+  await check(1);
+  fails = true;
+  const attempts: number[] = [];
+  for (let look = 0; look < 120; look++) {
+    const before = asked;
+    await check(2);
+    assert.equal(unsaved.count(id), 1);
+    if (asked > before) {
+      attempts.push(look);
+    }
+  }
+  assert.deepEqual(attempts, [0, 2, 5, 10, 19, 36, 69, 102]);
+  await check(2, 'renamed.ipynb'); // another file: nothing is known about it
+  assert.equal(unsaved.count(id), 0);
+  fails = false;
+  await check(2, 'renamed.ipynb');
+  await check(2, 'renamed.ipynb');
+  assert.equal(unsaved.count(id), 1);
+});
+
+test('problems are plain sentences, and never a text of the browser', async () => {
+  const failing: Open[] = [
+    () => Promise.reject(new TypeError('Failed to fetch')),
+    async () => new Response(new ReadableStream({ pull: stream => stream.error(new TypeError('network error')) })),
+    async () => new Response('event: kernels\ndata: <html>\n\n'),
+    async () => new Response('event: kernels\ndata: {}\n\n')
+  ];
+  const seen: string[] = [];
+  for (const open of failing) {
+    const kernels = new Kernels();
+    const stop = new AbortController();
+    kernels.onChange(() => {
+      seen.push(kernels.problem);
+      stop.abort();
+    });
+    await follow(kernels, open, stop.signal);
+  }
+  const ended = 'The connection to the Jupyter server has ended.';
+  const unreadable = 'The answer of the Jupyter server cannot be read.';
+  assert.deepEqual(seen, [ended, ended, unreadable, unreadable]);
+
+  const { NetworkError, ResponseError } = ServerConnection;
+  const refused = (status: number, message?: string) => new ResponseError(new Response('', { status }), message);
+  assert.deepEqual(
+    [
+      new NetworkError(new TypeError('NetworkError when attempting to fetch resource.')),
+      new TypeError('x is undefined'),
+      new Error('Kernel 3f2a is disposed'),
+      new Problem('The gateway says so.'),
+      refused(403, 'You may only look at this kernel.'),
+      refused(403, 'Forbidden'),
+      refused(401),
+      refused(502)
+    ].map(explain),
+    [
+      'The Jupyter server cannot be reached.',
+      unreadable,
+      'It has failed.',
+      'The gateway says so.',
+      'You may only look at this kernel.',
+      'The Jupyter server asks you to log in. Reload the page.',
+      'The Jupyter server asks you to log in. Reload the page.',
+      'The Jupyter server has answered with the error 502.'
+    ]
+  );
+});
+
+test('what failed on a kernel is forgotten with it', async () => {
+  const problems = new Problems();
+  await problems.attempt('a', () => Promise.reject(new Problem('It is of bob.')));
+  problems.forget(id => id !== 'a');
+  assert.equal(problems.of('a'), 'It is of bob.');
+  problems.forget(id => id === 'a');
+  assert.equal(problems.of('a'), '');
+  await problems.attempt('b', () => Promise.reject(new Problem('It is of bob.')));
+  await problems.attempt('b', async () => undefined);
+  assert.equal(problems.of('b'), '');
 });

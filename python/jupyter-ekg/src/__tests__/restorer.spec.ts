@@ -176,7 +176,7 @@ test('an answer for a kernel that was exchanged meanwhile is ignored', async () 
 
 test('without a kernel, restoring is an error', async () => {
   const { restorer } = opened([], {}, null);
-  await assert.rejects(restorer.restore(true), /the notebook has no kernel/);
+  await assert.rejects(restorer.restore(true), /The notebook has no kernel\./);
 });
 
 test('a failed reading does not stop the next', async () => {
@@ -196,6 +196,7 @@ test('a closed notebook leaves no slot connected', async () => {
   panel.isDisposed = true;
   panel.disposed.emit();
   const { kernelChanged, iopubMessage, statusChanged } = panel.sessionContext;
-  assert.deepEqual([kernelChanged, iopubMessage, statusChanged, executionScheduled].map(s => s.connected), [0, 0, 0, 0]);
-  await assert.rejects(restorer.restore(true), /the notebook has no kernel/);
+  const signals = [kernelChanged, iopubMessage, statusChanged, executionScheduled];
+  assert.deepEqual(signals.map(s => s.connected), [0, 0, 0, 0]);
+  await assert.rejects(restorer.restore(true), /The notebook has no kernel\./);
 });

@@ -2,6 +2,7 @@ import { Dialog, showDialog } from '@jupyterlab/apputils';
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { KernelAPI, type Kernel, type ServiceManager } from '@jupyterlab/services';
 
+import { Problems } from './problems';
 import { question, type Action, type IRow } from './rows';
 import * as server from './server';
 import { askAndShare } from './share';
@@ -9,18 +10,16 @@ import { askAndShare } from './share';
 /** The times for which a kernel can be kept, in hours. The gateway's limit is in its answer. */
 export const KEEP_HOURS = [1, 4, 8, 24] as const;
 
-/** Does what the user asks for with kernels, and keeps the sentence if it fails. */
+/** Does what the user asks for with kernels. */
 export class Actions {
+  /** What failed. */
+  readonly problems = new Problems();
+
   constructor(
     private readonly services: ServiceManager.IManager,
     private readonly tracker: INotebookTracker,
     private readonly changed: () => void
   ) {}
-
-  /** Why the last action on a kernel failed; empty otherwise. */
-  problem(id: string): string {
-    return this.problems.get(id) ?? '';
-  }
 
   /** Asks, if something can be lost, and acts. Resolves also if the action failed: its row says why. */
   async run(row: IRow, action: Exclude<Action, 'keep'>): Promise<void> {
@@ -47,12 +46,7 @@ export class Actions {
   }
 
   private async attempt({ kernel }: IRow, action: () => Promise<void>): Promise<void> {
-    this.problems.delete(kernel.id);
-    try {
-      await action();
-    } catch (error) {
-      this.problems.set(kernel.id, error instanceof Error ? error.message : String(error));
-    }
+    await this.problems.attempt(kernel.id, action);
     this.changed();
   }
 
@@ -79,6 +73,4 @@ export class Actions {
   notebook(id: string): NotebookPanel | undefined {
     return this.tracker.find(panel => panel.sessionContext.session?.kernel?.id === id);
   }
-
-  private readonly problems = new Map<string, string>();
 }

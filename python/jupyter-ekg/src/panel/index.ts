@@ -1,6 +1,7 @@
 import type { ILabShell, ILayoutRestorer, JupyterFrontEnd } from '@jupyterlab/application';
 import type { ICommandPalette } from '@jupyterlab/apputils';
 import type { INotebookTracker } from '@jupyterlab/notebook';
+import { ServerConnection, type Contents } from '@jupyterlab/services';
 import type { IStatusBar } from '@jupyterlab/statusbar';
 import { LabIcon } from '@jupyterlab/ui-components';
 import { Menu } from '@lumino/widgets';
@@ -30,8 +31,9 @@ const HIDDEN_TIME = 60_000;
 const icon = new LabIcon({
   name: 'jupyter-ekg:kernels',
   svgstr: `<svg xmlns="http://www.w3.org/2000/svg" width="16" viewBox="0 0 24 24">
-<g class="jp-icon3" fill="#616161"><path d="M9 2v3H7a2 2 0 0 0-2 2v2H2v2h3v2H2v2h3v2a2 2 0 0 0 2 2h2v3h2v-3h2v3h2v-3h2a2 2 0 0 0
-2-2v-2h3v-2h-3v-2h3V9h-3V7a2 2 0 0 0-2-2h-2V2h-2v3h-2V2H9zM7 7h10v10H7V7z"/>
+<g class="jp-icon3" fill="#616161">
+<path d="M9 2v3H7a2 2 0 0 0-2 2v2H2v2h3v2H2v2h3v2a2 2 0 0 0 2 2h2v3h2v-3h2v3h2v-3h2a2 2 0 0 0 2-2v-2h3v-2h-3v-2h3V9h-3V7
+a2 2 0 0 0-2-2h-2V2h-2v3h-2V2H9zM7 7h10v10H7V7z"/>
 <path d="M8 13h2l1.5-4 2 6 1.2-3H16v-1.4h-2.2l-.4 1L11.500 6.800 9.200 11.600H8z"/></g></svg>`
 });
 
@@ -55,7 +57,7 @@ export function addPanel({ app, tracker, palette, labShell, restorer, statusBar 
   const actions = new Actions(services, tracker, refresh);
   const unsaved = new Unsaved(
     {
-      modified: async path => Date.parse((await services.contents.get(path, { content: false })).last_modified),
+      modified: path => modified(services.contents, path),
       notebook: async path => (await services.contents.get(path, { type: 'notebook', content: true })).content,
       executions: id => fetchExecutions(id, true)
     },
@@ -73,7 +75,7 @@ export function addPanel({ app, tracker, palette, labShell, restorer, statusBar 
   const panel = new KernelsPanel({
     kernels,
     rows,
-    problem: id => actions.problem(id),
+    problem: id => actions.problems.of(id),
     unsaved: id => (actions.notebook(id) ? 0 : unsaved.count(id)),
     open: ({ path }) => void commands.execute('docmanager:open', { path }),
     menu: (row, button) => openMenu(actionMenu(row), button),
@@ -151,7 +153,10 @@ export function addPanel({ app, tracker, palette, labShell, restorer, statusBar 
     activeStateChanged: status.activeChanged
   });
 
-  kernels.onChange(refresh);
+  kernels.onChange(() => {
+    actions.problems.forget(id => !kernels.all.has(id));
+    refresh();
+  });
   services.sessions.runningChanged.connect(refresh);
   tracker.currentChanged.connect(refresh);
   labShell?.currentChanged.connect(refresh);
@@ -161,6 +166,18 @@ export function addPanel({ app, tracker, palette, labShell, restorer, statusBar 
     }
   }, SAMPLE_TIME);
   void app.restored.then(() => followWhileVisible(kernels));
+}
+
+/** When a file was saved, in ms since 1970; undefined if there is no such file. */
+async function modified(contents: Contents.IManager, path: string): Promise<number | undefined> {
+  try {
+    return Date.parse((await contents.get(path, { content: false })).last_modified);
+  } catch (error) {
+    if (error instanceof ServerConnection.ResponseError && error.response.status === 404) {
+      return undefined;
+    }
+    throw error;
+  }
 }
 
 /** Opens a menu below a button, to which the focus returns. */

@@ -1,4 +1,11 @@
-import { caretDownIcon, ellipsesIcon, notebookIcon, ReactWidget, kernelIcon, usersIcon } from '@jupyterlab/ui-components';
+import {
+  caretDownIcon,
+  ellipsesIcon,
+  kernelIcon,
+  notebookIcon,
+  ReactWidget,
+  usersIcon
+} from '@jupyterlab/ui-components';
 import type { Message } from '@lumino/messaging';
 import * as React from 'react';
 
@@ -165,7 +172,12 @@ function Row({ row, host }: { row: IRow; host: IHost }): React.JSX.Element {
       {unsaved > 0 && (
         <p className="jp-ekg-line">
           <span>{unsaved === 1 ? 'Output of 1 cell' : `Output of ${unsaved} cells`} is not in the file</span>
-          <button type="button" className="jp-ekg-action" onClick={() => host.open(row)}>
+          <button
+            type="button"
+            className="jp-ekg-action"
+            aria-label={`Open and restore ${title}`}
+            onClick={() => host.open(row)}
+          >
             Open and restore
           </button>
         </p>
@@ -195,7 +207,7 @@ function Ending({ row, host, now }: { row: IRow; host: IHost; now: number }): Re
           <button
             type="button"
             className="jp-ekg-action"
-            aria-label={`Keep the kernel of ${title} no longer`}
+            aria-label={`Undo keeping the kernel of ${title}`}
             onClick={() => host.unkeep(row)}
           >
             Undo

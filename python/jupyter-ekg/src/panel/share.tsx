@@ -2,6 +2,7 @@ import { Dialog } from '@jupyterlab/apputils';
 import { ReactWidget } from '@jupyterlab/ui-components';
 import * as React from 'react';
 
+import { explain } from '../request';
 import { share } from './server';
 import type { IGrant } from './kernels';
 import type { IRow } from './rows';
@@ -159,7 +160,7 @@ export async function askAndShare({ kernel, title }: IRow): Promise<void> {
       await share(kernel.id, grants);
       return;
     } catch (error) {
-      problem = error instanceof Error ? error.message : String(error);
+      problem = explain(error);
     }
   }
 }

@@ -1,9 +1,13 @@
+import { explain, Problem } from '../request';
 import type { Kernels } from './kernels';
 
 const FIRST_PAUSE = 500; // ms
 const LONGEST_PAUSE = 10_000;
 const SILENCE = 40_000; // ms; the server sends a comment every 15 to 20 s
 const MAX_EVENT = 64 << 20; // characters
+
+const ENDED = 'The connection to the Jupyter server has ended.';
+const SILENT = 'The Jupyter server does not answer.';
 
 /** Sends the request for the stream. Rejects with a sentence if the server refuses or cannot be reached. */
 export type Open = (signal: AbortSignal) => Promise<Response>;
@@ -35,12 +39,12 @@ export async function follow(kernels: Kernels, open: Open, signal: AbortSignal):
       await once(kernels, open, signal, () => {
         pause = FIRST_PAUSE;
       });
-      kernels.fail('The connection to the Jupyter server has ended.');
+      kernels.fail(ENDED);
     } catch (error) {
       if (signal.aborted) {
         return;
       }
-      kernels.fail(error instanceof Error ? error.message : String(error));
+      kernels.fail(explain(error));
     }
     await wait(pause * (0.75 + Math.random() / 2), signal);
     pause = Math.min(2 * pause, LONGEST_PAUSE);
@@ -52,13 +56,18 @@ async function once(kernels: Kernels, open: Open, signal: AbortSignal, connected
   const abort = () => silent.abort();
   signal.addEventListener('abort', abort);
   let timer = setTimeout(abort, SILENCE);
+  // The text of a browser's own error is replaced.
+  const orProblem = <T>(reading: Promise<T>): Promise<T> =>
+    reading.catch(error => {
+      throw error instanceof Problem ? error : new Problem(silent.signal.aborted ? SILENT : ENDED);
+    });
   try {
-    const response = await open(silent.signal);
+    const response = await orProblem(open(silent.signal));
     const reader = response.body!.getReader();
     const decoder = new TextDecoder();
     let text = '';
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await orProblem(reader.read());
       if (done) {
         return;
       }
@@ -69,7 +78,7 @@ async function once(kernels: Kernels, open: Open, signal: AbortSignal, connected
         connected();
       });
       if (text.length > MAX_EVENT) {
-        throw new Error('The Jupyter server sends an event that is too long.');
+        throw new Problem('The Jupyter server sends an event that is too long.');
       }
     }
   } finally {

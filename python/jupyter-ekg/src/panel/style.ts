@@ -34,7 +34,9 @@ export const STYLE = `
 .jp-ekg-row > p { margin-left: 22px !important; overflow-wrap: anywhere; }
 .jp-ekg-head { align-items: center; display: flex; gap: 6px; height: 24px; }
 .jp-ekg-icon { display: inline-flex; flex: none; }
-.jp-ekg-title { flex: 1; min-width: 0; overflow: hidden; text-align: left; text-overflow: ellipsis; white-space: nowrap; }
+.jp-ekg-title {
+  flex: 1; min-width: 0; overflow: hidden; text-align: left; text-overflow: ellipsis; white-space: nowrap;
+}
 button.jp-ekg-title:hover { text-decoration: underline; }
 .jp-ekg-more { border-radius: var(--jp-border-radius); display: inline-flex; flex: none; padding: 4px !important; }
 .jp-ekg-more:hover, .jp-ekg-action:hover { background: var(--jp-layout-color2) !important; }
@@ -48,7 +50,10 @@ button.jp-ekg-title:hover { text-decoration: underline; }
 [data-state='busy'] .jp-ekg-dot { background: var(--jp-ui-font-color2); }
 [data-state='starting'] .jp-ekg-dot, [data-state='restarting'] .jp-ekg-dot { border-style: dotted; }
 [data-state='dead'] .jp-ekg-dot { border-color: var(--jp-error-color1); border-radius: 0; }
-.jp-ekg-reason { color: var(--jp-ui-font-color1); display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 6; overflow: hidden; }
+.jp-ekg-reason {
+  color: var(--jp-ui-font-color1); display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 6;
+  overflow: hidden;
+}
 .jp-ekg-line { align-items: center; display: flex; flex-wrap: wrap; gap: 0 8px; justify-content: space-between; }
 .jp-ekg-line, .jp-ekg-memory, .jp-ekg-status { font-variant-numeric: tabular-nums; }
 .jp-ekg-line.jp-mod-soon > span { font-weight: 600; }
@@ -59,7 +64,9 @@ button.jp-ekg-title:hover { text-decoration: underline; }
 }
 .jp-ekg-use { align-items: center; display: inline-flex; gap: 6px; }
 .jp-ekg-use svg { overflow: visible; }
-.jp-ekg-curve { fill: none; stroke: var(--jp-brand-color1); stroke-linecap: round; stroke-linejoin: round; stroke-width: 1.5; }
+.jp-ekg-curve {
+  fill: none; stroke: var(--jp-brand-color1); stroke-linecap: round; stroke-linejoin: round; stroke-width: 1.5;
+}
 .jp-ekg-axis { stroke: var(--jp-border-color1); stroke-width: 1; }
 .jp-ekg-shared .jp-ekg-icon { margin-right: 4px; vertical-align: middle; }
 .jp-ekg-problem { color: var(--jp-error-color0, var(--jp-error-color1)); overflow-wrap: anywhere; }
@@ -73,7 +80,12 @@ button.jp-ekg-title:hover { text-decoration: underline; }
 .jp-ekg-Grants p { margin: 0 0 8px; }
 .jp-ekg-Grants ul { list-style: none; margin: 0 0 8px; max-height: 40vh; overflow-y: auto; padding: 0; }
 .jp-ekg-Grants li, .jp-ekg-Grants-new { align-items: center; display: flex; gap: 6px; margin-bottom: 4px; }
-.jp-ekg-Grants li > span, .jp-ekg-Grants-new > input.jp-mod-styled { flex: 1; min-width: 0; overflow: hidden; text-overflow: ellipsis; }
-.jp-ekg-Grants select.jp-mod-styled { flex: none; height: 32px; padding: 0 4px; width: auto; background: var(--jp-layout-color1); border: 1px solid var(--jp-border-color1); color: var(--jp-ui-font-color1); }
+.jp-ekg-Grants li > span, .jp-ekg-Grants-new > input.jp-mod-styled {
+  flex: 1; min-width: 0; overflow: hidden; text-overflow: ellipsis;
+}
+.jp-ekg-Grants select.jp-mod-styled {
+  background: var(--jp-layout-color1); border: 1px solid var(--jp-border-color1); color: var(--jp-ui-font-color1);
+  flex: none; height: 32px; padding: 0 4px; width: auto;
+}
 .jp-ekg-Grants button.jp-mod-styled { flex: none; margin: 0; }
 `;

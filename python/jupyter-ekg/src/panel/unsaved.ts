@@ -1,17 +1,33 @@
 import type * as nbformat from '@jupyterlab/nbformat';
 
 import type { Executions } from '../log';
+import type { IKernelModel } from './kernels';
 import type { IRow } from './rows';
 
 /** What is needed to compare a kernel's log with the file of its notebook. */
 export interface ISources {
-  /** When the file was saved. */
-  modified(path: string): Promise<number>;
+  /** When the file was saved, in ms since 1970; undefined if there is no such file. */
+  modified(path: string): Promise<number | undefined>;
   /** The saved notebook. */
   notebook(path: string): Promise<nbformat.INotebookContent>;
   /** The executions in the kernel's log, without outputs. */
   executions(id: string): Promise<Executions>;
 }
+
+/** What is known about a kernel's notebook. */
+interface ICount {
+  path: string;
+  /** What was compared: the kernel's last activity and the time of the file. Empty before the first comparison. */
+  compared: string;
+  cells: number;
+  /** How many comparisons have failed since the last one that did not. */
+  failures: number;
+  /** How many looks are left out before the next comparison. */
+  skip: number;
+}
+
+/** Bound on the looks that are left out after failures. */
+const MOST_SKIPPED = 32;
 
 /** Counts the cells whose output is in a kernel's log and not in the file of its notebook, for closed notebooks. */
 export class Unsaved {
@@ -25,7 +41,10 @@ export class Unsaved {
     return this.counts.get(id)?.cells ?? 0;
   }
 
-  /** Looks at those of these rows whose kernel did something since the last look, one after the other. */
+  /**
+   * Looks at these rows, one after the other. A log is read again if its kernel did something since, or if the file
+   * was saved. A comparison that fails changes no count, and is repeated after growing pauses.
+   */
   async check(rows: readonly IRow[]): Promise<void> {
     const ids = new Set(rows.map(row => row.kernel.id));
     for (const id of [...this.counts.keys()].filter(id => !ids.has(id))) {
@@ -37,27 +56,48 @@ export class Unsaved {
     this.checking = true;
     try {
       for (const { kernel, path } of rows) {
-        const activity = kernel.last_activity ?? '';
-        if (path === undefined || kernel.execution_state !== 'idle' || this.counts.get(kernel.id)?.activity === activity) {
-          continue;
+        if (path !== undefined && kernel.execution_state === 'idle') {
+          await this.look(kernel, path);
         }
-        const cells = await this.compare(kernel.id, path, activity).catch(() => 0); // there may be no such file
-        this.counts.set(kernel.id, { activity, cells });
-        this.changed();
       }
     } finally {
       this.checking = false;
     }
   }
 
-  private async compare(id: string, path: string, activity: string): Promise<number> {
-    if ((await this.sources.modified(path)) >= Date.parse(activity)) {
+  private async look({ id, last_activity = '' }: IKernelModel, path: string): Promise<void> {
+    const known = this.counts.get(id);
+    const count = known?.path === path ? known : { path, compared: '', cells: 0, failures: 0, skip: 0 };
+    this.counts.set(id, count);
+    if (count.skip > 0) {
+      count.skip--;
+      return;
+    }
+    const before = known?.cells ?? 0;
+    try {
+      const modified = await this.sources.modified(path);
+      const compared = `${last_activity} ${modified}`;
+      if (count.compared !== compared) {
+        count.cells = await this.compare(id, path, last_activity, modified);
+        count.compared = compared;
+      }
+      count.failures = 0;
+    } catch {
+      count.skip = Math.min(2 ** count.failures++, MOST_SKIPPED);
+    }
+    if (count.cells !== before) {
+      this.changed();
+    }
+  }
+
+  private async compare(id: string, path: string, activity: string, modified: number | undefined): Promise<number> {
+    if (modified === undefined || modified >= Date.parse(activity)) {
       return 0;
     }
     return countCells(await this.sources.notebook(path), await this.sources.executions(id));
   }
 
-  private readonly counts = new Map<string, { activity: string; cells: number }>();
+  private readonly counts = new Map<string, ICount>();
   private checking = false;
 }
 
