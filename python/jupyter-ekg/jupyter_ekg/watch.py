@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import random
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -19,6 +20,8 @@ from . import gateway
 Model = dict[str, Any]  # of a kernel, as the gateway writes it
 
 POLL = 10.0  # seconds between two lists of a gateway that has no stream
+# Seconds after which such a gateway is asked for the stream again: it may have been replaced by a newer one meanwhile.
+_FIRST_AGAIN, _LONGEST_AGAIN = 30.0, 600.0
 _SILENCE = 45.0  # seconds; the gateway sends a comment every 15
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0  # seconds between two attempts
 
@@ -42,6 +45,7 @@ class Watch:
         self._pages = 0
         self._task: asyncio.Task | None = None
         self._pause = _FIRST_PAUSE  # before the next attempt
+        self._again = _FIRST_AGAIN  # while a gateway without the stream is asked for its list
 
     async def pages(self, shown: Callable[[Model], bool]) -> AsyncIterator[list[tuple[str, Any]]]:
         """Yields updates for one page: the whole list, then what has changed. ``shown`` picks kernels. An update is
@@ -97,14 +101,16 @@ class Watch:
 
     async def _run(self) -> None:
         """Follows the gateway, and tries again after each end with growing pauses."""
-        self._pause = _FIRST_PAUSE
+        self._pause, self._again = _FIRST_PAUSE, _FIRST_AGAIN
         while True:
             unexpected: Exception | None = None
             try:
                 self._user = await gateway.user_or_none()
-                streams = await self._stream()
-                if not streams:
-                    await self._poll()
+                if await self._stream():
+                    self._again = _FIRST_AGAIN
+                else:
+                    await self._poll(self._again)
+                    self._again = min(2 * self._again, _LONGEST_AGAIN)
                 problem = None
             except gateway.Refused as err:
                 problem = err.message
@@ -140,8 +146,10 @@ class Watch:
             raise
         return True
 
-    async def _poll(self) -> None:
-        """Asks for the list until a request fails. Kernels that did not change keep their model."""
+    async def _poll(self, seconds: float) -> None:
+        """Asks for the list for so many seconds, or until a request fails. Kernels that did not change keep their
+        model."""
+        end = time.monotonic() + seconds
         while True:
             models = await gateway.kernels()
             kernels: dict[str, Model] = {}
@@ -150,6 +158,8 @@ class Watch:
                 if (earlier := self._kernels.get(kernel_id)) == model:
                     kernels[kernel_id] = earlier
             self._take(kernels)
+            if time.monotonic() + POLL >= end:
+                return
             await asyncio.sleep(POLL)
 
     def _take(self, kernels: dict[str, Model]) -> None:

@@ -90,6 +90,7 @@ class Supervisor:
         self.start_error: str | None = None  # the body of the answer to a start that fails
         self.events: list[bytes] | None = None  # of the stream; None for a gateway that has no stream
         self._streams: set[asyncio.Transport] = set()  # that are open
+        self.no_streams = 0  # requests for a stream while it had none
         self.served = 0  # pieces of streams that were written
         self.changes: list[tuple] = []  # method, path, authorization and body of requests that change a kernel
         self.change_error: tuple[int, str] | None = None  # the answer to them
@@ -202,6 +203,7 @@ class Supervisor:
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if self.events is None:
+            self.no_streams += 1
             raise web.HTTPNotFound
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)

@@ -200,6 +200,43 @@ def test_gateway_without_a_stream(server):
     run(main())
 
 
+def test_a_stream_is_tried_again_while_the_list_is_asked_for(monkeypatch):
+    """The gateway may be replaced by a newer one between two requests for its list. The times between attempts grow."""
+    monkeypatch.setattr(watch, "LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(watch, "POLL", 0.01)
+    monkeypatch.setattr(watch, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(watch, "_FIRST_AGAIN", 0.02)
+    monkeypatch.setattr(watch, "_LONGEST_AGAIN", 0.04)
+    times = []
+
+    class Recorded(watch.Watch):
+        async def _poll(self, seconds):
+            times.append(seconds)
+            await super()._poll(seconds)
+
+    async def main():
+        async with Supervisor() as supervisor:
+            GatewayClient.clear_instance()
+            GatewayClient.instance().url = supervisor.url
+            updates = Recorded(logging.getLogger("test")).pages(lambda _: True)
+            while supervisor.no_streams < 4:
+                await updates.__anext__()
+            assert times[:3] == [0.02, 0.04, 0.04]
+            supervisor.tell(model(execution_state="busy"))
+            seen = []
+            while "busy" not in seen:
+                for name, data in await updates.__anext__():
+                    assert name != "unavailable"  # the list stays up to date
+                    seen += [k["execution_state"] for k in data["kernels"]] if name == "kernels" else []
+            assert supervisor.streams == 1
+            await updates.aclose()
+
+    try:
+        run(main())
+    finally:
+        GatewayClient.clear_instance()
+
+
 @pytest.mark.parametrize("answer", [b"event: kernels\ndata: {}\n\n", b"event: kernels\ndata: no json\n\n", b"data\n" * 9])
 def test_answers_of_no_gateway(answer, monkeypatch):
     """A stream that makes no sense ends neither the watch nor the page: it is read again."""
