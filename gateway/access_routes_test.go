@@ -87,6 +87,7 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 		routes[rt.pattern] = append(routes[rt.pattern], rt)
 	}
 	routes["/api/kernels?culled=1"] = routes["/api/kernels"]
+	routes["/api/kernels?ended=1"] = routes["/api/kernels"]
 	count := 0
 	for pattern, of := range routes {
 		pattern, query, hasQuery := strings.Cut(pattern, "?")

@@ -202,23 +202,25 @@ func TestAccess_Claims(t *testing.T) {
 	}
 }
 
-// TestAccess_Culled: each user sees which of their own kernels were culled.
-func TestAccess_Culled(t *testing.T) {
+// TestAccess_Ended: each user sees which of their own kernels were culled or died.
+func TestAccess_Ended(t *testing.T) {
 	g := startUserGateway(t, nil)
 	g.addShared()
-	g.fake.culled = []launcher.CulledKernel{
+	g.fake.ended = []launcher.EndedKernel{
 		// shared with rita and uma, and still shown as dead
-		{ID: idA, SpecName: "python3", Owner: "ann", Reason: "it was idle for 1h0m0s", At: time.Now()},
-		{ID: idB, SpecName: "r", Owner: "bob", Reason: "it was busy for 9h0m0s", At: time.Now()},
+		{ID: idA, SpecName: "python3", Owner: "ann", Reason: "it was idle for 1h0m0s", Culled: true, At: time.Now()},
+		{ID: idB, SpecName: "r", Owner: "bob", Reason: "it was busy for 9h0m0s", Culled: true, At: time.Now()},
 		// of the time when there was one owner
-		{ID: idUnknown, SpecName: "r", Reason: "it was there for 72h0m0s", At: time.Now()},
+		{ID: idUnknown, SpecName: "r", Reason: "it was there for 72h0m0s", Culled: true, At: time.Now()},
 	}
+	const died = "8b7c1bd5-0c4c-4f5e-9a51-0d5b8a2f7e11"
+	g.fake.ended = append(g.fake.ended, launcher.EndedKernel{ID: died, Owner: "bob", Reason: "it died", At: time.Now()})
 	for user, want := range map[string][]string{
 		"ann": {idA}, "bob": {idB}, "rita": {}, "uma": {}, "root": {idA, idB, idUnknown},
 	} {
 		for _, query := range []string{"?culled=1", "?culled=true", "?culled=1&culled=0&x=y"} {
 			ids := []string{}
-			for _, m := range decode[[]culledModel](t, g.do("GET", "/api/kernels"+query, "", as(user)).want(t, 200, "")) {
+			for _, m := range decode[[]endedModel](t, g.do("GET", "/api/kernels"+query, "", as(user)).want(t, 200, "")) {
 				ids = append(ids, m.ID)
 			}
 			if !slices.Equal(ids, want) {
@@ -226,6 +228,14 @@ func TestAccess_Culled(t *testing.T) {
 			}
 		}
 	}
+	for user, want := range map[string]int{"ann": 1, "bob": 2, "rita": 0, "root": 4} {
+		all := decode[[]endedModel](t, g.do("GET", "/api/kernels?ended=1", "", as(user)).want(t, 200, ""))
+		wrong := func(m endedModel) bool { return (m.ID == died) != (m.CulledAt == "") }
+		if len(all) != want || slices.ContainsFunc(all, wrong) {
+			t.Errorf("ended kernels of %s: %+v", user, all)
+		}
+	}
+	g.do("GET", "/api/kernels?ended=1", "", as("stranger")).want(t, 403, "no valid token")
 	g.do("GET", "/api/kernels?culled=1", "", as("stranger")).want(t, 403, "no valid token")
 }
 

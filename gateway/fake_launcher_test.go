@@ -31,10 +31,10 @@ type fakeLauncher struct {
 
 	restarting func(id string) (func(), error)
 
-	culled    []launcher.CulledKernel
-	culledErr error
-	usage     []launcher.KernelUsage
-	usageErr  error
+	ended    []launcher.EndedKernel
+	endedErr error
+	usage    []launcher.KernelUsage
+	usageErr error
 	// measures are what it says besides its kernels.
 	measures launcher.Measures
 
@@ -202,8 +202,8 @@ func (f *fakeLauncher) listForReal() ([]launcher.Kernel, error) {
 	return all, nil
 }
 
-func (f *fakeLauncher) Culled(context.Context) ([]launcher.CulledKernel, error) {
-	return f.culled, f.culledErr
+func (f *fakeLauncher) Ended(context.Context) ([]launcher.EndedKernel, error) {
+	return f.ended, f.endedErr
 }
 
 func (f *fakeLauncher) Usage(context.Context) ([]launcher.KernelUsage, error) {

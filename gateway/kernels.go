@@ -106,12 +106,14 @@ func (g *Gateway) kernelID(r *call) (string, error) {
 func (g *Gateway) listKernels(w http.ResponseWriter, r *call) error {
 	ctx, cancel := context.WithTimeout(r.Context(), readTime)
 	defer cancel()
-	switch v := r.URL.Query().Get("culled"); v {
-	case "", "0", "false":
-	case "1", "true":
-		return g.listCulled(ctx, w, r.who)
-	default:
-		return refuse(http.StatusBadRequest, "The parameter culled is not 1 or 0.")
+	for _, name := range []string{"culled", "ended"} {
+		switch v := r.URL.Query().Get(name); v {
+		case "", "0", "false":
+		case "1", "true":
+			return g.listEnded(ctx, w, r.who, name == "culled")
+		default:
+			return refuse(http.StatusBadRequest, "The parameter %s is not 1 or 0.", name)
+		}
 	}
 	kernels, err := g.kernelsOf(ctx, r.who)
 	if err != nil {
@@ -151,12 +153,14 @@ func (g *Gateway) getKernel(w http.ResponseWriter, r *call) error {
 	return writeJSON(w, http.StatusOK, g.modelFor(r.who, k))
 }
 
-// culledModel is the model of a kernel that was culled.
-type culledModel struct {
+// endedModel is the model of a kernel that was culled or died.
+type endedModel struct {
 	ID       string `json:"id"`
 	Name     string `json:"name"`
+	Owner    string `json:"owner,omitempty"` // absent if the gateway has no users
 	Reason   string `json:"reason"`
-	CulledAt string `json:"culled_at"`
+	EndedAt  string `json:"ended_at"`
+	CulledAt string `json:"culled_at,omitempty"` // EndedAt, if it was culled
 
 	// Its usage since it was started; absent if unknown.
 	StartedAt  string     `json:"started_at,omitempty"`
@@ -165,21 +169,27 @@ type culledModel struct {
 	GPUSeconds int64      `json:"gpu_seconds,omitempty"`
 }
 
-// listCulled lists the caller's own kernels that were culled in the last days.
-func (g *Gateway) listCulled(ctx context.Context, w http.ResponseWriter, who caller) error {
-	all, err := g.opts.Launcher.Culled(ctx)
+// listEnded lists the caller's own kernels that were culled or died in the last days, or only the culled ones.
+func (g *Gateway) listEnded(ctx context.Context, w http.ResponseWriter, who caller, culled bool) error {
+	all, err := g.opts.Launcher.Ended(ctx)
 	if err != nil {
 		return err
 	}
-	models := make([]culledModel, 0, len(all))
-	for _, c := range all {
-		if !who.owns(c.Owner) {
+	models := make([]endedModel, 0, len(all))
+	for _, e := range all {
+		if !who.owns(e.Owner) || culled && !e.Culled {
 			continue
 		}
-		m := culledModel{ID: c.ID, Name: c.SpecName, Reason: c.Reason, CulledAt: api.Timestamp(c.At), Seconds: c.Seconds,
-			GPUs: c.GPUs, GPUSeconds: int64(math.Round(c.GPUs.Float() * float64(c.Seconds)))}
-		if !c.Started.IsZero() {
-			m.StartedAt = api.Timestamp(c.Started)
+		m := endedModel{ID: e.ID, Name: e.SpecName, Reason: e.Reason, EndedAt: api.Timestamp(e.At), Seconds: e.Seconds,
+			GPUs: e.GPUs, GPUSeconds: int64(math.Round(e.GPUs.Float() * float64(e.Seconds)))}
+		if !who.sole {
+			m.Owner = e.Owner
+		}
+		if e.Culled {
+			m.CulledAt = m.EndedAt
+		}
+		if !e.Started.IsZero() {
+			m.StartedAt = api.Timestamp(e.Started)
 		}
 		models = append(models, m)
 	}

@@ -227,26 +227,32 @@ func TestKernels_OtherProtocol(t *testing.T) {
 	}
 }
 
-func TestKernels_Culled(t *testing.T) {
+func TestKernels_Ended(t *testing.T) {
 	g := startGateway(t, nil)
 	g.fake.add(idA, "python3", api.Idle)
 	g.do("GET", "/api/kernels?culled=1", "").want(t, 200, "[]")
-	g.fake.culled = []launcher.CulledKernel{{ID: idB, SpecName: "r", Owner: "ann", Reason: "it was idle for 1h0m0s",
-		At: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}}
+	g.fake.ended = []launcher.EndedKernel{{ID: idB, SpecName: "r", Owner: "ann", Reason: "it was idle for 1h0m0s",
+		Culled: true, At: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}}
 	const want = `[{"id":"` + idB + `","name":"r","reason":"it was idle for 1h0m0s",` +
-		`"culled_at":"2026-01-02T03:04:05.000000Z"}]`
+		`"ended_at":"2026-01-02T03:04:05.000000Z","culled_at":"2026-01-02T03:04:05.000000Z"}]`
 	if got := g.do("GET", "/api/kernels?culled=1", "").want(t, 200, "").body; strings.TrimSpace(got) != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	g.do("GET", "/api/kernels?culled=0", "").want(t, 200, idA)
 	g.do("GET", "/api/kernels?culled=yes", "").want(t, 400, "culled is not 1 or 0")
-	g.fake.culled[0].Usage = launcher.Usage{Started: time.Date(2026, 1, 2, 1, 4, 5, 0, time.UTC), Seconds: 7200,
+	g.do("GET", "/api/kernels?ended=yes", "").want(t, 400, "ended is not 1 or 0")
+	g.do("GET", "/api/kernels?ended=1", "").want(t, 200, want)
+	g.fake.ended[0].Culled = false
+	g.do("GET", "/api/kernels?culled=1", "").want(t, 200, "[]")
+	g.do("GET", "/api/kernels?ended=1", "").want(t, 200, `"ended_at":"2026-01-02T03:04:05.000000Z"}]`)
+	g.fake.ended[0].Culled = true
+	g.fake.ended[0].Usage = launcher.Usage{Started: time.Date(2026, 1, 2, 1, 4, 5, 0, time.UTC), Seconds: 7200,
 		GPUs: gpu.Whole(2)}
 	const usage = `"started_at":"2026-01-02T01:04:05.000000Z","seconds":7200,"gpus":2,"gpu_seconds":14400}]`
 	got := g.do("GET", "/api/kernels?culled=1", "").want(t, 200, "").body
 	if !strings.HasSuffix(strings.TrimSpace(got), usage) {
 		t.Errorf("with its usage: %s", got)
 	}
-	g.fake.culledErr = launcher.ErrUnavailable
+	g.fake.endedErr = launcher.ErrUnavailable
 	g.do("GET", "/api/kernels?culled=1", "").want(t, 503, "")
 }

@@ -103,9 +103,10 @@ func TestUsage(t *testing.T) {
 		g.do("GET", "/api/usage?since=2100-01-01T00:00:00Z"+query, "", as("ann")).want(t, 400,
 			"The parameter since is in the future.")
 	}
-	for _, query := range []string{"?since=168h&step=1m", "?since=0001-01-01T00:00:00Z&step=1h"} {
+	for _, query := range []string{"?since=168h&step=1m", "?since=2025-01-01T00:00:00Z&step=1h"} {
 		g.do("GET", "/api/usage"+query, "", as("ann")).want(t, 400, "at most 1000 steps")
 	}
+	g.do("GET", "/api/usage?since=0001-01-01T00:00:00Z&step=2562047h", "", as("ann")).want(t, 400, "100 years ago")
 	// 2562047h is the longest duration in hours.
 	if steps := decode[Usage](t, g.do("GET", "/api/usage?step=2562047h", "", as("ann")).want(t, 200, "")).Steps; len(
 		steps.Groups) != 1 || !slices.Equal(steps.Groups[0].Lived, []float64{3 * 3600}) {

@@ -14,6 +14,9 @@ const (
 	leastUsageStep = time.Minute
 	usageSteps     = 1000 // most steps of an answer
 	usageGroups    = 12   // most groups that have steps of their own
+
+	// mostUsageTime is the longest time that is divided into steps. A time.Duration ends after 292 years.
+	mostUsageTime = 100 * 365 * 24 * time.Hour
 )
 
 // UsageSteps is the usage of each of equally long times. The first one begins at Usage.Since, the last one may end
@@ -42,6 +45,8 @@ func usageStep(text string, since, until time.Time) (time.Duration, error) {
 	case err != nil || step < leastUsageStep:
 		return 0, refuse(http.StatusBadRequest, "The parameter step is not a duration like 1h of at least %v.",
 			leastUsageStep)
+	case until.Sub(since) > mostUsageTime:
+		return 0, refuse(http.StatusBadRequest, "A parameter since of more than 100 years ago cannot be divided into steps.")
 	case (until.Sub(since)-1)/step >= usageSteps:
 		return 0, refuse(http.StatusBadRequest, "There are at most %d steps; choose a longer step or a later since.",
 			usageSteps)

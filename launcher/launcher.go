@@ -212,12 +212,13 @@ type Kernel struct {
 	Notes
 }
 
-// CulledKernel is a kernel that was ended because it was idle, busy or alive for too long.
-type CulledKernel struct {
+// EndedKernel is a kernel that was ended because it was idle, busy or alive for too long, or one that died.
+type EndedKernel struct {
 	ID       string
 	SpecName string
 	Owner    string
 	Reason   string    // one sentence
+	Culled   bool      // false: it died or could not be started
 	At       time.Time // UTC
 	Usage
 }
@@ -242,8 +243,8 @@ type KernelUsage struct {
 	Usage
 }
 
-// NewestFirst orders culled kernels as Launcher.Culled returns them, for slices.SortFunc.
-func NewestFirst(a, b CulledKernel) int {
+// NewestFirst orders kernels as Launcher.Ended returns them, for slices.SortFunc.
+func NewestFirst(a, b EndedKernel) int {
 	return cmp.Or(b.At.Compare(a.At), cmp.Compare(a.ID, b.ID))
 }
 
@@ -275,9 +276,9 @@ type Launcher interface {
 	// complete, or the error is ErrUnavailable.
 	Kernels(ctx context.Context) ([]Kernel, error)
 
-	// Culled returns the kernels that were culled in the last days and not started again since, the newest first. Some of
-	// them may still be shown as dead.
-	Culled(ctx context.Context) ([]CulledKernel, error)
+	// Ended returns the kernels that were culled or died in the last days and were not started again since, the newest
+	// first. Some of them may still be shown as dead.
+	Ended(ctx context.Context) ([]EndedKernel, error)
 
 	// Usage returns what all kernels have used that live, or have ended in the last days. A kernel that was started again
 	// after its end counts from its last start.

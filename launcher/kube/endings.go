@@ -58,6 +58,7 @@ type storedEnding struct {
 	Stopped   bool      `json:"stopped,omitempty"`    // on request: the kernel exists no longer
 	Culled    bool      `json:"culled,omitempty"`     // by its supervisor; if Stopped too, the kernel was removed later
 	CulledFor string    `json:"culled_for,omitempty"` // api.Ending.CulledFor
+	Failed    bool      `json:"failed,omitempty"`     // api.Ending.Failed
 	Owner     string    `json:"owner,omitempty"`
 	Spec      string    `json:"kernelspec,omitempty"`
 	Flavor    string    `json:"flavor,omitempty"`
@@ -341,29 +342,37 @@ func storedEndingOf(e api.Ending) *storedEnding {
 		Stopped:   e.Stopped,
 		Culled:    e.Culled,
 		CulledFor: e.CulledFor,
+		Failed:    e.Failed,
 		GPUUse:    e.GPUUse,
 	}
 }
 
-// Culled returns the culled kernels whose endings are still kept.
-func (l *Launcher) Culled(ctx context.Context) ([]launcher.CulledKernel, error) {
+// died reports whether the kernel ended neither on request nor by culling.
+func (e *storedEnding) died() bool { return e.Failed || !e.Culled && !e.Stopped }
+
+// Ended returns the kernels that were culled or died and whose endings are still kept.
+func (l *Launcher) Ended(ctx context.Context) ([]launcher.EndedKernel, error) {
 	if err := l.proveFresh(ctx); err != nil {
 		return nil, err // the last ending may be unknown
 	}
 	oldest := l.clusterNow().Add(-l.opts.KeepEndings)
-	all := []launcher.CulledKernel{}
+	all := []launcher.EndedKernel{}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, id := range l.endings.known.Keys() {
 		end, ok := l.endings.known.Peek(id)
-		if k := l.kernels[id]; !ok || !end.Culled || end.At.Before(oldest) || k != nil && k.end == nil { // it was restarted
+		if !ok || !end.Culled && !end.died() || end.At.Before(oldest) {
 			continue
 		}
-		all = append(all, launcher.CulledKernel{
+		if k := l.kernels[id]; k != nil && k.end == nil { // it was started again
+			continue
+		}
+		all = append(all, launcher.EndedKernel{
 			ID:       id,
 			SpecName: end.Spec,
 			Owner:    end.Owner,
 			Reason:   end.Reason,
+			Culled:   end.Culled,
 			At:       end.At,
 			Usage:    end.Usage,
 		})

@@ -277,17 +277,22 @@ func scheduledFor(pod *corev1.Pod, until time.Time, took time.Duration) {
 		LastTransitionTime: metav1.NewTime(until.Add(-took).Truncate(time.Second))}}
 }
 
-// TestCulled: a culled kernel stays on record, removed or not, here and at later gateways, until it is started again.
-func TestCulled(t *testing.T) {
+// TestEnded: a kernel that was culled or died stays on record, removed or not, here and at later gateways, until it is
+// started again.
+func TestEnded(t *testing.T) {
 	c := newTestCluster(t)
 	l := openTest(t, c, func(_ *Options, tm *timing) { tm.gatherEndings = time.Millisecond })
+	died := numberedID(1)
 	ids := func(l *Launcher) (ids []string) {
-		all, err := l.Culled(t.Context())
+		all, err := l.Ended(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, k := range all {
 			ids = append(ids, k.ID)
+			if k.Culled != (k.ID != died) {
+				t.Errorf("%s: culled is %v", k.ID, k.Culled)
+			}
 			if k.Reason != "it was idle for 1h0m0s" || k.Owner != "ann" || k.SpecName != "python3" || k.At.IsZero() {
 				t.Errorf("on record is %+v", k)
 			}
@@ -298,7 +303,7 @@ func TestCulled(t *testing.T) {
 		}
 		return ids
 	}
-	for n, id := range []string{idA, idB, numberedID(1)} {
+	for n, id := range []string{idA, idB, died} {
 		if _, _, err := l.Start(t.Context(), testRequest(id)); err != nil {
 			t.Fatal(err)
 		}
@@ -318,7 +323,7 @@ func TestCulled(t *testing.T) {
 		})
 		waitFor(t, l, id, func(k launcher.Kernel) bool { return k.State == api.Dead })
 	}
-	if got := ids(l); fmt.Sprint(got) != fmt.Sprint([]string{idB, idA}) {
+	if got := ids(l); fmt.Sprint(got) != fmt.Sprint([]string{died, idB, idA}) {
 		t.Errorf("dead: %v", got)
 	}
 	// Each gateway says the same of what they have used.
@@ -349,17 +354,20 @@ func TestCulled(t *testing.T) {
 	if why := whyGone(t, l, idA); why != "it was idle for 1h0m0s" {
 		t.Errorf("removed: %q", why)
 	}
+	if err := l.Stop(t.Context(), died, "it was shut down on request"); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := l.Revive(t.Context(), idB); err != nil {
 		t.Fatal(err)
 	}
-	if got := ids(l); fmt.Sprint(got) != fmt.Sprint([]string{idA}) {
-		t.Errorf("one removed, one started again: %v", got)
+	if got := ids(l); fmt.Sprint(got) != fmt.Sprint([]string{died, idA}) {
+		t.Errorf("two removed, one started again: %v", got)
 	}
 	used(l, idB)
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if got := ids(openTest(t, c, nil)); fmt.Sprint(got) != fmt.Sprint([]string{idA}) {
+	if got := ids(openTest(t, c, nil)); fmt.Sprint(got) != fmt.Sprint([]string{died, idA}) {
 		t.Errorf("at a gateway that comes later: %v", got)
 	}
 	used(openTest(t, c, nil), idB)

@@ -189,7 +189,8 @@ func (l *Launcher) podRemoved(pod *corev1.Pod) {
 		}
 	}
 	if k.stop != nil {
-		end = &storedEnding{Reason: k.stop.reason, At: end.At, Stopped: true, Culled: end.Culled, CulledFor: end.CulledFor}
+		end = &storedEnding{Reason: k.stop.reason, At: end.At, Stopped: true, Culled: end.Culled, CulledFor: end.CulledFor,
+			Failed: k.stop.failed}
 	}
 	l.endLocked(k, end)
 	if end.Stopped || refusedUnclaimed(k.pod) {

@@ -191,14 +191,14 @@ func TestPeers_Culled(t *testing.T) {
 			for range 2 { // notifications may be repeated
 				late.enterPeerEnding(idA, ending)
 			}
-			want := launcher.CulledKernel{ID: idA, SpecName: "python3", Owner: "ann", Reason: end.Reason, At: end.At,
-				Usage: launcher.Usage{Started: end.At.Add(-time.Hour), Seconds: 3600}}
+			want := launcher.EndedKernel{ID: idA, SpecName: "python3", Owner: "ann", Reason: end.Reason, Culled: true,
+				At: end.At, Usage: launcher.Usage{Started: end.At.Add(-time.Hour), Seconds: 3600}}
 			for name, l := range map[string]*Launcher{"first": first, "late": late} {
 				want := want
 				if l == late && !sendsUsage {
 					want.Usage = launcher.Usage{}
 				}
-				if all, err := l.Culled(t.Context()); err != nil || !slices.Equal(all, []launcher.CulledKernel{want}) {
+				if all, err := l.Ended(t.Context()); err != nil || !slices.Equal(all, []launcher.EndedKernel{want}) {
 					t.Errorf("%s: on record are %+v, %v", name, all, err)
 				}
 				counted, wanted := l.Measure().Culls, (map[launcher.CullLabels]int64{{SpecName: "python3", Limit: "idle"}: 1})

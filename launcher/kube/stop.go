@@ -21,6 +21,7 @@ import (
 // stop is a Stop in progress.
 type stop struct {
 	reason  string
+	failed  bool   // the kernel had died before
 	request string // id of the request that caused it, or ""
 	done    chan struct{}
 	err     error // valid once done is closed
@@ -71,10 +72,11 @@ func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 	l.mu.Lock()
 	pod, alive, removed, unheard := k.pod, k.end == nil || !wanted, k.removed, k.unheard
 	end := storedEnding{Reason: s.reason, At: l.clusterNow().UTC(), Stopped: wanted}
-	if k.end != nil && k.end.Culled {
+	if before := k.end; before != nil && (before.Culled || before.died()) {
 		// the reason of its end stays
-		end.Reason, end.At, end.Culled, end.CulledFor = k.end.Reason, k.end.At, true, k.end.CulledFor
-		s.reason = end.Reason
+		end.Reason, end.At, end.Culled, end.CulledFor = before.Reason, before.At, before.Culled, before.CulledFor
+		end.Failed = wanted && before.died()
+		s.reason, s.failed = end.Reason, end.Failed
 	}
 	l.mu.Unlock()
 	if !removed {
@@ -158,6 +160,7 @@ func endingAnnotation(pod *corev1.Pod, end storedEnding) map[string]string {
 		Stopped:   end.Stopped,
 		Culled:    end.Culled,
 		CulledFor: end.CulledFor,
+		Failed:    end.Failed,
 	})
 	if err != nil {
 		panic("kube: the time of an ending cannot be encoded: " + err.Error()) // it comes from this machine's clock

@@ -103,11 +103,11 @@ func (c culling) awaitRecord(t *testing.T, l launcher.Launcher) {
 // isRecorded reports whether the launcher has the kernel on record, and checks the record.
 func (c culling) isRecorded(t *testing.T, l launcher.Launcher) bool {
 	t.Helper()
-	all, err := l.Culled(limited(t))
+	all, err := l.Ended(limited(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := slices.IndexFunc(all, func(k launcher.CulledKernel) bool { return k.ID == c.req.ID })
+	at := slices.IndexFunc(all, func(k launcher.EndedKernel) bool { return k.ID == c.req.ID })
 	if at < 0 {
 		return false
 	}
@@ -122,7 +122,8 @@ func (c culling) isRecorded(t *testing.T, l launcher.Launcher) bool {
 		t.Errorf("its usage is not on record: %+v", used)
 	}
 	k := all[at]
-	if k.Owner != c.req.Owner || k.SpecName != c.req.Spec.Name || k.Reason != cullReason || k.At.Before(earliest) {
+	if k.Owner != c.req.Owner || k.SpecName != c.req.Spec.Name || k.Reason != cullReason || !k.Culled ||
+		k.At.Before(earliest) {
 		t.Errorf("it is on record as %+v", k)
 	}
 	if k.Started.Before(earliest) || k.Started.After(k.At) || k.Seconds < 1 ||

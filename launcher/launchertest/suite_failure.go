@@ -2,6 +2,7 @@ package launchertest
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -58,8 +59,24 @@ func (s suite) endsAtOnce(t *testing.T) {
 	if e := listed(t, l, req.ID); e == nil || e.State != api.Dead || e.Reason != k.Reason {
 		t.Errorf("listed: %+v", e)
 	}
+	isEnded(t, l, req, k.Reason)
 	if err := l.Stop(limited(t), req.ID, "seen"); err != nil {
 		t.Errorf("stop: %v", err)
 	}
-	isGone(t, l, req.ID, "seen")
+	isGone(t, l, req.ID, k.Reason)
+	isEnded(t, l, req, k.Reason)
+}
+
+// isEnded checks that a kernel which died is on record with its reason.
+func isEnded(t *testing.T, l launcher.Launcher, req launcher.Request, reason string) {
+	t.Helper()
+	all, err := l.Ended(limited(t))
+	at := slices.IndexFunc(all, func(k launcher.EndedKernel) bool { return k.ID == req.ID })
+	if err != nil || at < 0 {
+		t.Fatalf("it is not on record: %+v, %v", all, err)
+	}
+	if k := all[at]; k.Culled || k.Reason != reason || k.Owner != req.Owner || k.SpecName != req.Spec.Name ||
+		k.At.IsZero() {
+		t.Errorf("on record is %+v", k)
+	}
 }

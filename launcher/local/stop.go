@@ -152,9 +152,9 @@ func (l *Launcher) finishStop(ctx context.Context, k *kernel, patience time.Dura
 		return err
 	}
 	switch {
-	case end != nil && end.Culled:
-		end.Stopped = true // the reason of its end stays
-	case end == nil || !end.Stopped:
+	case end != nil:
+		*end = end.Removed()
+	default:
 		end = &api.Ending{KernelID: k.id, Reason: reason, At: l.timing.now().UTC(), Stopped: true}
 	}
 	if !silent {

@@ -12,8 +12,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 )
 
-// recordEnding writes the reason of the kernel's end to the files that the Config names. If a culled kernel is removed
-// later, its record still says that it was culled.
+// recordEnding writes the reason of the kernel's end to the files that the Config names. If a kernel that was
+// culled or died is removed later, its record still says so.
 func (s *Supervisor) recordEnding(e api.Ending) error {
 	e.KernelID, e.At = s.cfg.KernelID, s.now().UTC()
 	if s.diedAt.IsZero() {
@@ -24,12 +24,11 @@ func (s *Supervisor) recordEnding(e api.Ending) error {
 	e.GPUUse, e.GPUs = s.gpus.use, len(s.cfg.GPUSamples.Devices)
 	s.mu.Unlock()
 	e.Seconds = max(0, int64(s.diedAt.Sub(e.Started).Round(time.Second)/time.Second))
-	if e.Stopped && s.culledEnding != nil {
-		e = *s.culledEnding
-		e.Stopped = true
+	if e.Stopped && s.ownEnding != nil {
+		e = s.ownEnding.Removed()
 	}
-	if e.Culled {
-		s.culledEnding = &e
+	if !e.Stopped {
+		s.ownEnding = &e
 	}
 	b, err := json.Marshal(e)
 	if err != nil {
@@ -49,7 +48,7 @@ func (s *Supervisor) recordEnding(e api.Ending) error {
 
 // removeEndingRecord removes what recordEnding wrote, because the kernel is started again.
 func (s *Supervisor) removeEndingRecord() error {
-	s.endingJSON, s.culledEnding, s.diedAt = nil, nil, time.Time{}
+	s.endingJSON, s.ownEnding, s.diedAt = nil, nil, time.Time{}
 	if s.cfg.TerminationFile != "" {
 		if err := api.WriteInPlace(s.cfg.TerminationFile, nil); err != nil {
 			return err

@@ -28,18 +28,20 @@ func TestEnding_Usage(t *testing.T) {
 		if b, err := os.ReadFile(file); err != nil || json.Unmarshal(b, &got) != nil {
 			t.Fatalf("%s, %v", b, err)
 		}
-		want.KernelID, want.Reason, want.Stopped = testKernelID, e.Reason, e.Stopped
+		want.KernelID, want.Stopped = testKernelID, e.Stopped
 		if got != want {
 			t.Errorf("got %+v, want %+v", got, want)
 		}
 	}
-	written(api.Ending{Reason: "it died"}, api.Ending{At: now, Started: start, Seconds: 3600})
+	first := api.Ending{Reason: "it died", At: now, Started: start, Seconds: 3600}
+	written(api.Ending{Reason: "it died"}, first)
 	now = now.Add(10 * time.Minute)
-	written(api.Ending{Reason: "it was shut down", Stopped: true}, api.Ending{At: now, Started: start, Seconds: 3600})
+	written(api.Ending{Reason: "it was shut down", Stopped: true}, first.Removed())
 	if err := s.removeEndingRecord(); err != nil {
 		t.Fatal(err)
 	}
 	s.started = now
 	now = now.Add(time.Minute)
-	written(api.Ending{Reason: "it died again"}, api.Ending{At: now, Started: s.started, Seconds: 60})
+	written(api.Ending{Reason: "it died again"},
+		api.Ending{Reason: "it died again", At: now, Started: s.started, Seconds: 60})
 }

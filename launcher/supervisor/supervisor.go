@@ -107,14 +107,14 @@ type Supervisor struct {
 	lost       atomic.Int64 // messages that clients have missed, by the notices they got
 
 	// Owned by Run: the kernel's identity, its end, and its earlier state.
-	identity     []byte                  // by which the kernel's sockets know the supervisor; written with mu held
-	endingJSON   []byte                  // the last Ending that was written, in JSON
-	launcherKey  *enterprise.Key         // of the answers of launchers; nil: not made yet
-	expected     *enterprise.Expectation // of the life that launch has begun; nil: its connection is known
-	culledEnding *api.Ending             // not nil: the Ending of a kernel that was culled
-	diedAt       time.Time               // when the first Ending of this end was written
-	inherited    savedstate.State        // what the previous supervisor has saved
-	replaces     bool                    // a restart was requested while no child was connected: its kernel is not adopted
+	identity    []byte                  // by which the kernel's sockets know the supervisor; written with mu held
+	endingJSON  []byte                  // the last Ending that was written, in JSON
+	launcherKey *enterprise.Key         // of the answers of launchers; nil: not made yet
+	expected    *enterprise.Expectation // of the life that launch has begun; nil: its connection is known
+	ownEnding   *api.Ending             // not nil: the Ending of a kernel that was culled or died
+	diedAt      time.Time               // when the first Ending of this end was written
+	inherited   savedstate.State        // what the previous supervisor has saved
+	replaces    bool                    // a restart was requested while no child was connected: its kernel is not adopted
 
 	// mu guards all fields that follow, except for handlers. The first group is the last commit (commit.go).
 	mu        stateMutex

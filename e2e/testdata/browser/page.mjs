@@ -293,7 +293,8 @@ async function fakeGateway() {
           unhealthy: 0, others: 1, holders: [{ kernel: model(1).id, owner: HOSTILE, amount: 4, measured: 4, busy: 3, devices: { 0: 4 } }],
           devices: [{ index: 0, total: 8, held: 4 }] }] }], missing: [HOSTILE] },
         'api/limits': [{ limit: 'kernels-per-user', of: HOSTILE, unit: 'kernel', most: 8, used: 3 }],
-        'api/kernels?culled=1': [{ id: 'x'.repeat(36), name: HOSTILE, reason: HOSTILE, culled_at: new Date(0).toISOString() }],
+        'api/kernels?ended=1': [{ id: 'x'.repeat(36), name: HOSTILE, owner: HOSTILE, reason: HOSTILE,
+          ended_at: new Date(0).toISOString() }],
       }[path] ?? { since: new Date(1.79e12).toISOString(), until: new Date(1.79e12 + 7.2e6).toISOString(),
         usage: [{ name: HOSTILE, kernels: 1, held_seconds: 3600, measured_seconds: 10, busy_seconds: 5 }],
         steps: { seconds: 3600, groups: [{ name: HOSTILE, kernel_seconds: [1800, 7200], held_seconds: [900, 3600], busy_seconds: [0, 5] }] } }));

@@ -12,7 +12,8 @@ export interface Kernel {
   memory?: number; reason?: string; cull_at?: string; keep_until?: string; gpu?: GPU[]; gpus?: number; flavor?: string; owner?: string;
   shared_with?: Grant[]; shared_to_use?: boolean;
 }
-export interface Ended { id: string; name: string; reason: string; culled_at: string; seconds?: number; gpu_seconds?: number }
+export interface Ended { id: string; name: string; owner?: string; reason: string; ended_at: string; culled_at?: string;
+  seconds?: number; gpu_seconds?: number }
 export interface Holder { kernel?: string; owner?: string; pod?: string; namespace?: string; amount: number;
   devices?: Record<string, number>; busy: number; measured: number; idle_since?: string; ending?: boolean }
 export interface Amounts { total: number; held: number; measured: number; busy: number; unhealthy: number }

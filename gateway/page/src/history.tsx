@@ -4,13 +4,14 @@ import { number, time } from './format';
 
 const SHOWN = 100;
 
-/** Kernels that were ended for being idle, and those that died and are still listed. */
+/** Kernels that were ended for being idle, and those that died. What the list does not have yet is taken from the kernels. */
 export function EndedKernels({ ended, kernels }: { ended: Ended[] | undefined; kernels: ReadonlyMap<string, Kernel> }) {
-  const culled = new Set((ended ?? []).map(e => e.id));
-  const rows = (ended ?? []).map(e => ({ id: e.id, name: e.name, at: e.culled_at, reason: e.reason }));
+  const named = (k: { name: string; owner?: string }): string => k.owner ? `${k.name} of ${k.owner}` : k.name;
+  const known = new Set((ended ?? []).map(e => e.id));
+  const rows = (ended ?? []).map(e => ({ id: e.id, name: named(e), at: e.ended_at, reason: e.reason }));
   for (const k of kernels.values()) {
-    if (k.execution_state === 'dead' && !culled.has(k.id)) {
-      rows.push({ id: k.id, name: k.owner ? `${k.name} of ${k.owner}` : k.name, at: k.last_activity, reason: k.reason ?? '' });
+    if (k.execution_state === 'dead' && !known.has(k.id)) {
+      rows.push({ id: k.id, name: named(k), at: k.last_activity, reason: k.reason ?? '' });
     }
   }
   rows.sort((a, b) => a.at < b.at ? 1 : -1);

@@ -77,7 +77,7 @@ function Page() {
   const version = usePolled<{ version: string }>('api', HISTORY, live);
   const gpus = usePolled<GPUView>('api/gpus', GPUS, live);
   const limits = usePolled<Limit[]>('api/limits', GPUS, live);
-  const ended = usePolled<Ended[]>('api/kernels?culled=1', HISTORY, live);
+  const ended = usePolled<Ended[]>('api/kernels?ended=1', HISTORY, live);
   const usage = usePolled<UsageAnswer>(`api/usage?since=${ranges[range].since}&step=${ranges[range].step}`, HISTORY, live);
   const gateways = usePolled<Replica[]>('api/gateways', GPUS, live);
   const problem = [gpus, limits, ended, usage].map(p => p.problem).find(Boolean);

@@ -17,12 +17,23 @@ type Ending struct {
 	At        time.Time `json:"at"`                   // UTC
 	Stopped   bool      `json:"stopped"`              // on request: it is 404 from now on; false: it died
 	Culled    bool      `json:"culled,omitempty"`     // ended by Config.Cull; with Stopped: and removed afterwards
+	Failed    bool      `json:"failed,omitempty"`     // only with Stopped: it died, and was removed afterwards
 	CulledFor string    `json:"culled_for,omitempty"` // LimitIdle, LimitBusy or LimitAge
 	Started   time.Time `json:"started,omitzero"`     // UTC; the last start; zero: unknown
-	Seconds   int64     `json:"seconds,omitempty"`    // lifetime; At may be later, if a dead kernel was removed
+	Seconds   int64     `json:"seconds,omitempty"`    // lifetime; At may be a little later
 	GPUUse    GPUUse    `json:"gpu_use,omitzero"`     // until its end
 	GPUs      int       `json:"gpus,omitempty"`       // that Config.GPUSamples names; 0 in a pod
 }
+
+// Removed returns the ending of a kernel that is removed on request after it has ended. The reason of its end stays.
+func (e Ending) Removed() Ending {
+	e.Failed = e.Failed || !e.Culled && !e.Stopped
+	e.Stopped = true
+	return e
+}
+
+// Died reports whether the kernel ended neither on request nor by Config.Cull.
+func (e Ending) Died() bool { return e.Failed || !e.Culled && !e.Stopped }
 
 // WriteTermination writes an Ending to a container's termination message. The file is written in place, because it is a
 // mount of its own. The reason is shortened until the JSON fits MaxTermination bytes.

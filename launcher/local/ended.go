@@ -16,20 +16,21 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// Culled returns the culled kernels: those that are shown as dead, and those with a stored ending.
-func (l *Launcher) Culled(ctx context.Context) ([]launcher.CulledKernel, error) {
+// Ended returns the kernels that were culled or died: those that are shown as dead, and those with a stored ending.
+func (l *Launcher) Ended(ctx context.Context) ([]launcher.EndedKernel, error) {
 	known, err := l.withEndings(ctx)
 	if err != nil {
 		return nil, err
 	}
-	all := []launcher.CulledKernel{}
+	all := []launcher.EndedKernel{}
 	for _, k := range known {
-		if k.end != nil && k.end.Culled {
-			all = append(all, launcher.CulledKernel{
+		if k.end != nil && (k.end.Culled || k.end.Died()) {
+			all = append(all, launcher.EndedKernel{
 				ID:       k.id,
 				SpecName: k.specName,
 				Owner:    k.owner,
 				Reason:   k.end.Reason,
+				Culled:   k.end.Culled,
 				At:       k.end.At,
 				Usage:    usageOf(*k.end),
 			})

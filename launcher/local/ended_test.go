@@ -36,12 +36,12 @@ func TestCulled(t *testing.T) {
 	}
 	known := func(l *Launcher) bool {
 		t.Helper()
-		all, err := l.Culled(t.Context())
+		all, err := l.Ended(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
 		return len(all) == 1 && all[0].ID == id(1) && all[0].SpecName == "real" && all[0].Owner == "ann" &&
-			all[0].Reason == reason && all[0].Started.After(begun) && all[0].Started.Before(all[0].At) &&
+			all[0].Reason == reason && all[0].Culled && all[0].Started.After(begun) && all[0].Started.Before(all[0].At) &&
 			all[0].Seconds < 60 &&
 			all[0].GPUs == 0
 	}
@@ -95,7 +95,32 @@ func TestCulled_Removed(t *testing.T) {
 	if _, err := l.Kernel(t.Context(), id(1)); !errors.As(err, &gone) || gone.Reason != "it was idle for 1s" {
 		t.Errorf("%v", err)
 	}
-	if all, err := l.Culled(t.Context()); err != nil || len(all) != 1 {
+	if all, err := l.Ended(t.Context()); err != nil || len(all) != 1 {
 		t.Errorf("on record are %v, %v", all, err)
+	}
+}
+
+// TestEnded_Died: a kernel that died with its supervisor stays on record when it is removed, with the reason of its
+// death, also for launchers that are opened later. A kernel that is removed while it lives is not on record.
+func TestEnded_Died(t *testing.T) {
+	p := newPlace(t)
+	l := p.launcher()
+	for n := range 2 {
+		if _, _, err := l.Start(t.Context(), launcher.Request{ID: id(n + 1), Owner: "ann", Spec: realSpec()}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kill(t, processesOf(t, p, 1).Parent)
+	reason := wait(t, l, 1, "dead", isDead).Reason
+	for n := range 2 {
+		if err := l.Stop(t.Context(), id(n+1), "it was shut down on request"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, l := range []*Launcher{l, p.launcher()} {
+		all, err := l.Ended(t.Context())
+		if err != nil || len(all) != 1 || all[0].ID != id(1) || all[0].Culled || all[0].Reason != reason {
+			t.Errorf("on record are %+v, %v; it died since %s", all, err, reason)
+		}
 	}
 }
