@@ -231,7 +231,8 @@ func jobWaits(t *testing.T, g *gateway) {
 	}
 }
 
-// TestChaos_Jobs: gateways are killed while fifty jobs run. Each job ends once, with the right outputs.
+// TestChaos_Jobs: gateways are killed while fifty jobs run. Each job ends once, with the right outputs. A gateway lives
+// for 30 s: it takes the jobs of a killed one after 20 s.
 func TestChaos_Jobs(t *testing.T) {
 	g := newGateway(t, "--max-kernels=6")
 	other := *g
@@ -255,7 +256,7 @@ func TestChaos_Jobs(t *testing.T) {
 				return
 			case <-ctx.Done():
 				return
-			case <-time.After(4 * time.Second):
+			case <-time.After(15 * time.Second):
 			}
 			victim := []*gateway{g, &other}[n%2]
 			victim.kill()

@@ -14,6 +14,9 @@ var (
 	ErrRecordChanged = errors.New("record was changed by another gateway")
 	// ErrRecordTooLarge says that the launcher cannot keep so much data in one record.
 	ErrRecordTooLarge = errors.New("record is too large")
+	// ErrRecordDamaged says that a record is there and can never be read: a part of it was removed or changed, or it is
+	// encrypted with a key that this gateway does not have.
+	ErrRecordDamaged = errors.New("record is damaged, or encrypted with another master key")
 )
 
 // Record is a piece of data that outlives gateways and kernels.
@@ -21,19 +24,26 @@ type Record struct {
 	Kind, ID string // each as ValidRecordName demands
 	Data     []byte
 	Version  string // of the record's content; opaque
+
+	// Settled says that the record will hardly change any more. OpenRecords may leave it out.
+	Settled bool
 }
 
 // RecordKeeper is implemented by launchers that keep records for the gateway. All gateways of a launcher's state
 // directory or cluster see the same records. A record that was created or replaced stays, also if every gateway is
-// killed at that moment. All methods may be called concurrently. An error that is none of the above is ErrUnavailable.
+// killed at that moment. All methods may be called concurrently. An error that is none of the above is
+// ErrUnavailable or ctx's.
 type RecordKeeper interface {
-	// Records returns all records of a kind, in any order.
+	// Records returns all records of a kind, in any order. A damaged record is there without data.
 	Records(ctx context.Context, kind string) ([]Record, error)
+
+	// OpenRecords is Records without those that are settled. It may return some of them.
+	OpenRecords(ctx context.Context, kind string) ([]Record, error)
 
 	// RecordIDs returns the ids of all records of a kind, in any order. It costs less than Records.
 	RecordIDs(ctx context.Context, kind string) ([]string, error)
 
-	// Record returns one record, or ErrNoRecord.
+	// Record returns one record, or ErrNoRecord or ErrRecordDamaged.
 	Record(ctx context.Context, kind, id string) (Record, error)
 
 	// CreateRecord stores a new record and returns it with its version. The error is ErrRecordChanged if it exists.
@@ -45,6 +55,9 @@ type RecordKeeper interface {
 
 	// RemoveRecord removes a record. A record that is not there is removed already.
 	RemoveRecord(ctx context.Context, kind, id string) error
+
+	// MaxRecord returns how many bytes of data a record can always have.
+	MaxRecord() int64
 }
 
 var recordName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,98}[a-z0-9])?$`)

@@ -157,8 +157,11 @@ func (h *hold) work() {
 func (h *hold) fail(err error) {
 	later := errors.Is(err, launcher.ErrUnavailable) || errors.Is(err, context.DeadlineExceeded)
 	reason := reasonInternal
-	if errors.Is(err, launcher.ErrRecordTooLarge) {
+	switch {
+	case errors.Is(err, launcher.ErrRecordTooLarge):
 		reason = "its notebook is larger than what can be stored here"
+	case errors.Is(err, launcher.ErrRecordDamaged):
+		reason = "its notebook was stored and cannot be read any more"
 	}
 	if later || h.outcome(Failed, reason, false) != nil {
 		h.notYet()
@@ -318,7 +321,9 @@ func (h *hold) run(e *entry) error {
 		defer cancel()
 	}
 	r := notebook.Run{Conn: relay, Document: document, ID: fmt.Sprintf("%s-%d", e.ID, e.Attempt), Resume: resume,
-		AllowErrors: e.AllowErrors, Save: h.save, Stop: stop.Done()}
+		AllowErrors: e.AllowErrors, Save: h.save, Stop: stop.Done(),
+		// A third of the record is left for the notebook as it was submitted and what the run notes beside it.
+		OutputLimit: min(notebook.DefaultOutputLimit, h.m.store.keeper.MaxRecord()*2/3)}
 	result, err := h.m.perform(h.ctx, &r)
 	if err != nil {
 		return err

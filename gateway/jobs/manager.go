@@ -171,7 +171,7 @@ func (m *Manager) room(ctx context.Context, owner string) error {
 	if m.policy.PerUser == 0 {
 		return nil
 	}
-	all, err := m.all(ctx)
+	all, _, err := m.readable(ctx, m.store.keeper.OpenRecords)
 	if err != nil {
 		return err
 	}
@@ -187,15 +187,12 @@ func (m *Manager) room(ctx context.Context, owner string) error {
 	return nil
 }
 
-// all reads all jobs, those that start first in front. A record that cannot be read is reported and left out.
-func (m *Manager) all(ctx context.Context) ([]stored, error) {
-	all, _, err := m.readable(ctx)
-	return all, err
-}
-
-// readable is all, and counts the records that were left out.
-func (m *Manager) readable(ctx context.Context) (all []stored, others int, err error) {
-	records, err := m.store.keeper.Records(ctx, kindJob)
+// readable returns the jobs of the records that list returns, those that start first in front. A record that cannot be
+// read is reported, left out and counted.
+func (m *Manager) readable(
+	ctx context.Context, list func(context.Context, string) ([]launcher.Record, error),
+) (all []stored, others int, err error) {
+	records, err := list(ctx, kindJob)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -217,7 +214,7 @@ func (m *Manager) readable(ctx context.Context) (all []stored, others int, err e
 
 // List returns the jobs for which want is true, the oldest first.
 func (m *Manager) List(ctx context.Context, want func(*Job) bool) ([]Job, error) {
-	all, err := m.all(ctx)
+	all, _, err := m.readable(ctx, m.store.keeper.Records)
 	if err != nil {
 		return nil, err
 	}
@@ -296,7 +293,7 @@ func (m *Manager) Remove(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	if !s.State.Final() || s.Outcome != nil {
+	if !s.ended() {
 		return ErrRuns
 	}
 	return m.store.remove(ctx, &s.entry)
@@ -338,10 +335,10 @@ func (m *Manager) Run(ctx context.Context) {
 	}
 }
 
-// round looks at all jobs, and takes those that no living gateway holds. A user's jobs start one after the other, in
-// their order: one that is about to start keeps those behind it waiting.
+// round looks at all jobs that have not ended, and takes those that no living gateway holds. A user's jobs start one
+// after the other, in their order: one that is about to start keeps those behind it waiting.
 func (m *Manager) round(ctx context.Context, working *sync.WaitGroup) error {
-	all, err := m.all(ctx)
+	all, _, err := m.readable(ctx, m.store.keeper.OpenRecords)
 	if err != nil {
 		return err
 	}
@@ -350,7 +347,7 @@ func (m *Manager) round(ctx context.Context, working *sync.WaitGroup) error {
 	for i := range all {
 		s := &all[i]
 		seen[s.ID] = true
-		if s.State.Final() && s.Outcome == nil {
+		if s.ended() {
 			continue
 		}
 		mine, free := m.mayTake(s)
@@ -438,7 +435,7 @@ func (m *Manager) take(ctx context.Context, s *stored, working *sync.WaitGroup) 
 
 // sweep removes jobs that have ended long ago or are too many, and notebooks without a job.
 func (m *Manager) sweep(ctx context.Context) error {
-	all, others, err := m.readable(ctx)
+	all, others, err := m.readable(ctx, m.store.keeper.Records)
 	if err != nil {
 		return err
 	}
@@ -448,7 +445,7 @@ func (m *Manager) sweep(ctx context.Context) error {
 	for i := range all {
 		s := &all[i]
 		there[s.Source], there[s.Saved] = true, true
-		if !s.State.Final() || s.Outcome != nil {
+		if !s.ended() {
 			continue
 		}
 		kept[s.Owner]++

@@ -33,6 +33,9 @@ type entry struct {
 	Outcome *outcome `json:"outcome,omitempty"` // its present attempt has ended so, and its kernel is to be stopped
 }
 
+// ended reports whether nothing is left to do for the job.
+func (e *entry) ended() bool { return e.State.Final() && e.Outcome == nil }
+
 // outcome is how an attempt has ended.
 type outcome struct {
 	State  State  `json:"state"` // Queued: it begins again
@@ -76,7 +79,7 @@ func (t store) write(ctx context.Context, s *stored) error {
 	if err != nil {
 		return err
 	}
-	r := launcher.Record{Kind: kindJob, ID: s.ID, Data: b, Version: s.version}
+	r := launcher.Record{Kind: kindJob, ID: s.ID, Data: b, Version: s.version, Settled: s.ended()}
 	if s.version == "" {
 		r, err = t.keeper.CreateRecord(ctx, r)
 	} else {

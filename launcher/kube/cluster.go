@@ -155,6 +155,30 @@ func (c *Cluster) listMetadata(ctx context.Context, ns string, o metav1.ListOpti
 	return all, nil
 }
 
+// configMapsMetadata returns the metadata of one page of a namespace's config maps, and where the next page begins.
+func (c *Cluster) configMapsMetadata(
+	ctx context.Context, ns string, o metav1.ListOptions,
+) (page []metav1.ObjectMeta, next string, err error) {
+	if c.metadata == nil {
+		maps, err := c.client.CoreV1().ConfigMaps(ns).List(ctx, o)
+		if err != nil {
+			return nil, "", err
+		}
+		for i := range maps.Items {
+			page = append(page, maps.Items[i].ObjectMeta)
+		}
+		return page, maps.Continue, nil
+	}
+	maps, err := c.metadata.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace(ns).List(ctx, o)
+	if err != nil {
+		return nil, "", err
+	}
+	for i := range maps.Items {
+		page = append(page, maps.Items[i].ObjectMeta)
+	}
+	return page, maps.Continue, nil
+}
+
 // Inside reports whether this process is a pod of the cluster.
 func (c *Cluster) Inside() bool { return c.forward == nil }
 

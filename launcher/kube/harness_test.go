@@ -62,8 +62,10 @@ func newTestCluster(t testing.TB) *testCluster {
 			o = a.GetObject()
 		case k8stesting.UpdateActionImpl:
 			o = a.GetObject()
-			if lease, ok := o.(*coordinationv1.Lease); ok {
-				if err := c.mayChange(a, lease.Name, "", lease.ResourceVersion); err != nil {
+			switch o := o.(type) {
+			case *coordinationv1.Lease, *corev1.ConfigMap:
+				m := o.(metav1.Object)
+				if err := c.mayChange(a, m.GetName(), "", m.GetResourceVersion()); err != nil {
 					return true, nil, err
 				}
 			}
@@ -79,8 +81,13 @@ func newTestCluster(t testing.TB) *testCluster {
 				return c.patchPod(a)
 			}
 		}
-		if lease, ok := o.(*coordinationv1.Lease); ok {
-			lease.ResourceVersion = strconv.FormatInt(c.version.Add(1), 10)
+		switch o := o.(type) {
+		case *coordinationv1.Lease, *corev1.ConfigMap:
+			m := o.(metav1.Object)
+			m.SetResourceVersion(strconv.FormatInt(c.version.Add(1), 10))
+			if created := m.GetCreationTimestamp(); created.IsZero() {
+				m.SetCreationTimestamp(metav1.Now())
+			}
 		}
 		if pod, ok := o.(*corev1.Pod); ok {
 			pod.ResourceVersion = strconv.FormatInt(c.version.Add(1), 10)

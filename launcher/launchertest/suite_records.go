@@ -1,9 +1,10 @@
 package launchertest
 
 import (
+	"bytes"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
-	"slices"
 	"sync"
 	"testing"
 
@@ -16,7 +17,11 @@ func (s suite) records(t *testing.T) {
 	if !ok {
 		t.Skip("the launcher keeps no records")
 	}
-	b := s.launcher(t).(launcher.RecordKeeper)
+	Records(t, a, s.launcher(t).(launcher.RecordKeeper))
+}
+
+// Records is the part of the suite about records. Both launchers keep the same records, and none of the kind "test".
+func Records(t *testing.T, a, b launcher.RecordKeeper) {
 	ctx := limited(t)
 	if ids, err := a.RecordIDs(ctx, "test"); err != nil || len(ids) != 0 {
 		t.Fatalf("before any record: %v, %v", ids, err)
@@ -35,17 +40,12 @@ func (s suite) records(t *testing.T) {
 		t.Errorf("a record of another kind: %v", err)
 	}
 	countTogether(t, a, b)
+	settle(t, a, b)
 	first.Data = []byte("late")
 	if _, err := a.ReplaceRecord(ctx, first); !errors.Is(err, launcher.ErrRecordChanged) {
 		t.Errorf("a changed record was replaced: %v", err)
 	}
-	large := slices.Repeat([]byte("0123456789abcdef"), 1<<17) // 2 MiB
-	if _, err := a.CreateRecord(ctx, launcher.Record{Kind: "test", ID: "two", Data: large}); err != nil {
-		t.Errorf("a large record: %v", err)
-	}
-	if r, err := b.Record(ctx, "test", "two"); err != nil || !slices.Equal(r.Data, large) {
-		t.Errorf("a large record has %d bytes, %v", len(r.Data), err)
-	}
+	replaceLarge(t, a, b)
 	all, err := b.Records(ctx, "test")
 	if err != nil || len(all) != 2 {
 		t.Errorf("%d records, %v", len(all), err)
@@ -65,6 +65,66 @@ func (s suite) records(t *testing.T) {
 		if _, err := a.CreateRecord(ctx, launcher.Record{Kind: "test", ID: id}); err == nil {
 			t.Errorf("a record has the id %q", id)
 		}
+	}
+}
+
+// settle checks that a settled record is kept, and can be opened again.
+func settle(t *testing.T, a, b launcher.RecordKeeper) {
+	t.Helper()
+	ctx := limited(t)
+	r, err := a.CreateRecord(ctx, launcher.Record{Kind: "test", ID: "settled", Data: []byte("1"), Settled: true})
+	if err != nil || !r.Settled {
+		t.Fatalf("a settled record: %+v, %v", r, err)
+	}
+	open, err := b.OpenRecords(ctx, "test")
+	if err != nil || len(open) != 1 || open[0].ID != "one" || open[0].Settled || string(open[0].Data) != "60" {
+		t.Errorf("open records: %+v, %v", open, err)
+	}
+	if r, err = b.Record(ctx, "test", "settled"); err != nil || !r.Settled {
+		t.Errorf("the settled record: %+v, %v", r, err)
+	}
+	if all, err := b.Records(ctx, "test"); err != nil || len(all) != 2 {
+		t.Errorf("all records: %+v, %v", all, err)
+	}
+	r.Settled = false
+	if _, err := b.ReplaceRecord(ctx, r); err != nil {
+		t.Errorf("the settled record is not opened: %v", err)
+	}
+	if open, err := a.OpenRecords(ctx, "test"); err != nil || len(open) != 2 {
+		t.Errorf("open records, after one was opened: %+v, %v", open, err)
+	}
+	if err := a.RemoveRecord(ctx, "test", "settled"); err != nil {
+		t.Error(err)
+	}
+}
+
+// replaceLarge checks records that no single object of a cluster holds, also after compression.
+func replaceLarge(t *testing.T, a, b launcher.RecordKeeper) {
+	t.Helper()
+	ctx := limited(t)
+	large := make([]byte, 2<<20)
+	rand.Read(large) // never fails
+	r, err := a.CreateRecord(ctx, launcher.Record{Kind: "test", ID: "two", Data: large})
+	if err != nil {
+		t.Fatalf("a large record: %v", err)
+	}
+	for _, size := range []int{2 << 20, 3 << 20, 10, 1 << 20} {
+		got, err := b.Record(ctx, "test", "two")
+		if err != nil || !bytes.Equal(got.Data, large) || got.Version != r.Version {
+			t.Errorf("a large record has %d bytes, version %q, wanted %q: %v", len(got.Data), got.Version, r.Version, err)
+		}
+		large = make([]byte, size)
+		rand.Read(large)
+		r.Data = large
+		if r, err = a.ReplaceRecord(ctx, r); err != nil {
+			t.Fatalf("a large record of %d bytes: %v", size, err)
+		}
+	}
+	if r, err := b.Record(ctx, "test", "two"); err != nil || !bytes.Equal(r.Data, large) {
+		t.Errorf("a large record has %d bytes, %v", len(r.Data), err)
+	}
+	if n := a.MaxRecord(); n < 4<<20 {
+		t.Errorf("a record can have %d bytes", n)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -16,16 +17,36 @@ import (
 )
 
 // Records are files: STATE/records/KIND/ID. Each is replaced in one step, under the flock STATE/records/KIND/.lock that
-// all gateways take. Unlike the state of kernels, records outlive the machine, so they are synced to disk.
+// all gateways take. Unlike the state of kernels, records outlive the machine, so they are synced to disk. The file of
+// a settled record is read-only: so one look at the folder tells which records need not be read.
 
 const (
 	recordsLock = ".lock"
 	maxRecord   = 1 << 30 // bytes
+	settledMode = 0o400   // of the file of a settled record
 )
 
 // Records returns all records of a kind.
 func (l *Launcher) Records(ctx context.Context, kind string) ([]launcher.Record, error) {
-	ids, err := l.RecordIDs(ctx, kind)
+	return l.recordsWith(ctx, kind, func(fs.DirEntry) bool { return true })
+}
+
+// OpenRecords returns the records of a kind that are not settled. It reads no other file.
+func (l *Launcher) OpenRecords(ctx context.Context, kind string) ([]launcher.Record, error) {
+	return l.recordsWith(ctx, kind, func(e fs.DirEntry) bool {
+		info, err := e.Info()
+		return err != nil || info.Mode() != settledMode // a file that has gone is noticed later
+	})
+}
+
+// MaxRecord returns how many bytes of data a record can have.
+func (l *Launcher) MaxRecord() int64 { return maxRecord }
+
+// recordsWith returns the records of a kind whose files are wanted.
+func (l *Launcher) recordsWith(
+	ctx context.Context, kind string, want func(fs.DirEntry) bool,
+) ([]launcher.Record, error) {
+	ids, err := l.recordNames(kind, want)
 	if err != nil {
 		return nil, err
 	}
@@ -48,6 +69,10 @@ func (l *Launcher) Records(ctx context.Context, kind string) ([]launcher.Record,
 
 // RecordIDs returns the ids of all records of a kind.
 func (l *Launcher) RecordIDs(_ context.Context, kind string) ([]string, error) {
+	return l.recordNames(kind, func(fs.DirEntry) bool { return true })
+}
+
+func (l *Launcher) recordNames(kind string, want func(fs.DirEntry) bool) ([]string, error) {
 	dir, err := l.recordsDir(kind)
 	if err != nil {
 		return nil, err
@@ -61,7 +86,7 @@ func (l *Launcher) RecordIDs(_ context.Context, kind string) ([]string, error) {
 	}
 	var ids []string
 	for _, e := range entries {
-		if launcher.ValidRecordName(e.Name()) { // neither the lock nor a file that is being written
+		if launcher.ValidRecordName(e.Name()) && want(e) { // neither the lock nor a file that is being written
 			ids = append(ids, e.Name())
 		}
 	}
@@ -74,14 +99,29 @@ func (l *Launcher) Record(_ context.Context, kind, id string) (launcher.Record, 
 	if err != nil {
 		return launcher.Record{}, err
 	}
-	b, err := os.ReadFile(path)
+	b, settled, err := readRecord(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return launcher.Record{}, launcher.ErrNoRecord
 	}
 	if err != nil {
 		return launcher.Record{}, unavailableRecords(err)
 	}
-	return launcher.Record{Kind: kind, ID: id, Data: b, Version: recordVersion(b)}, nil
+	return launcher.Record{Kind: kind, ID: id, Data: b, Version: recordVersion(b), Settled: settled}, nil
+}
+
+// readRecord reads the file of a record.
+func readRecord(path string) (b []byte, settled bool, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, false, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, false, err
+	}
+	b, err = io.ReadAll(f)
+	return b, info.Mode() == settledMode, err
 }
 
 // CreateRecord stores a new record.
@@ -129,6 +169,11 @@ func (l *Launcher) writeRecord(ctx context.Context, r launcher.Record) (launcher
 	err = atomicfile.Replace(path, func(f *os.File) error {
 		if _, err := f.Write(r.Data); err != nil {
 			return err
+		}
+		if r.Settled {
+			if err := f.Chmod(settledMode); err != nil {
+				return err
+			}
 		}
 		return f.Sync()
 	})

@@ -8,10 +8,10 @@
 - apiGroups: [""]
   resources: [events]
   verbs: [list, watch]
-# The ends of kernels, one config map per hour.
+# The ends of kernels, one config map per hour, and jobs with their notebooks, which are encrypted.
 - apiGroups: [""]
   resources: [configmaps]
-  verbs: [create, patch, list, delete]
+  verbs: [create, get, list, patch, update, delete]
 # The leases of the gateways that clean up and that decide about limits.
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
