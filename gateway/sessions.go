@@ -228,7 +228,7 @@ func (g *Gateway) createSession(w http.ResponseWriter, r *call) error {
 	}
 	s := launcher.Session{ID: uuid.NewString(), Path: *req.path, Name: valueOf(req.name), Type: *req.kind,
 		User: r.who.owner()}
-	id := uuid.NewString()
+	id := ""
 	if req.kernelID != "" {
 		// The session of a running kernel is only stored.
 		k, err := g.sessionKernel(r.Context(), r.who, req.kernelID)
@@ -271,9 +271,13 @@ func (g *Gateway) sessionKernel(ctx context.Context, who caller, id string) (lau
 	return k, nil
 }
 
-// startForSession starts a kernel with an id. An unknown name is 501 here, as in Jupyter Server.
+// startForSession starts a kernel, with an id if the client has chosen one. An unknown name is 501 here, as in Jupyter
+// Server.
 func (g *Gateway) startForSession(r *call, id, name string, answer func(launcher.Kernel) error) error {
 	req := launcher.Request{ID: id, Env: map[string]string{}}
+	if id == "" {
+		req.ID, req.AnyID = uuid.NewString(), true
+	}
 	if err := g.chooseSpec(r.who, &req, name); err != nil {
 		p := problemOf(r, err)
 		return &problem{status: http.StatusNotImplemented, message: p.message, short: true}
@@ -367,7 +371,7 @@ func (g *Gateway) patchSession(w http.ResponseWriter, r *call) error {
 		}
 		return g.moveSession(w, r, s, f.kernel.ID, k)
 	}
-	return g.startForSession(r, uuid.NewString(), req.kernelName, func(k launcher.Kernel) error {
+	return g.startForSession(r, "", req.kernelName, func(k launcher.Kernel) error {
 		return g.moveSession(w, r, s, f.kernel.ID, k)
 	})
 }

@@ -133,6 +133,11 @@ func TestSessions_KernelIDOfTheClient(t *testing.T) {
 	if got := create("invalid.ipynb", "foo"); !launcher.ValidID(got) {
 		t.Errorf("an invalid id: the kernel is %s, want a new id", got)
 	}
+	for _, req := range g.fake.requests() { // a warm kernel has an id of its own
+		if req.AnyID == (req.ID == idUnknown) {
+			t.Errorf("kernel %s: a warm kernel may be taken: %v", req.ID, req.AnyID)
+		}
+	}
 	t.Run("another user's kernel", func(t *testing.T) {
 		g := startUserGateway(t, nil)
 		g.addShared()

@@ -182,7 +182,13 @@ func (l *Launcher) giveWarm(ctx context.Context, k *kernel, kind warmKind, a api
 		}
 		l.log.Warn("a warm kernel could not be given to its owner and is ended", logkey.Kernel, k.id, logkey.Spec,
 			k.rec.SpecName, logkey.Err, err)
-		l.beginStop(context.WithoutCancel(ctx), k, "it could not be given to its owner", true)
+		op := l.beginStop(context.WithoutCancel(ctx), k, "it could not be given to its owner", true)
+		if launcher.HasLimits(l.opts.Limits) { // until it has ended it counts for its owner, whose start goes on
+			select {
+			case <-op.done:
+			case <-ctx.Done():
+			}
+		}
 		return d, launcher.ClaimFailed, nil
 	}
 	l.removeWarmEntry(k.id)
@@ -481,16 +487,21 @@ func (l *Launcher) createWarm(kind warmKind) error {
 		return err
 	}
 	k, folder, err := l.makeFolder(rec, cfg)
-	if err == nil {
-		err = l.launchWith(l.ctx, k, &cfg, nil)
-		if err != nil {
-			err = errors.Join(err, l.remove(k))
-		}
-		unlock(folder)
-		k.giveTurn()
-	}
 	if err != nil {
 		l.removeWarmEntry(rec.ID)
+		return err
+	}
+	err = l.launchWith(l.ctx, k, &cfg, nil)
+	if err != nil {
+		if left := l.remove(k); left == nil {
+			l.removeWarmEntry(rec.ID)
+		} else {
+			err = errors.Join(err, left) // with its entry, it is ended later as one that is not wanted
+		}
+	}
+	unlock(folder)
+	k.giveTurn()
+	if err != nil {
 		return err
 	}
 	l.log.Info("warm kernel started", logkey.Kernel, rec.ID, logkey.Spec, rec.SpecName)
