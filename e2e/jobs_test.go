@@ -97,6 +97,7 @@ func TestE2E_Jobs(t *testing.T) {
 	t.Run("from start to end", func(t *testing.T) { jobEnds(t, g) })
 	t.Run("refused", func(t *testing.T) { jobsRefused(t, g) })
 	t.Run("the gateway is killed", func(t *testing.T) { jobOutlivesGateway(t, g) })
+	t.Run("definitions", func(t *testing.T) { definitions(t, g) })
 	t.Run("its kernel is killed", func(t *testing.T) { jobRetries(t, g) })
 	t.Run("it waits for a limit, and is stopped", func(t *testing.T) { jobWaits(t, g) })
 }
@@ -185,6 +186,55 @@ func jobOutlivesGateway(t *testing.T, g *gateway) {
 	if code, logs, errs := g.prints("jobs", "logs", id); code != 0 || logs != lines("a")+"end 59\n" {
 		t.Errorf("%d, %s\nthe outputs are\n%s", code, errs, logs)
 	}
+}
+
+// definitions: a schedule makes a job while the test watches, and is paused, resumed, run by hand and removed.
+func definitions(t *testing.T, g *gateway) {
+	path := g.notebookFile("daily.ipynb", "x = 1", "print('x is', x)")
+	for _, args := range [][]string{
+		{"--schedule", "61 * * * *"}, {"--schedule", "* * * * *", "--timezone", "Mars/Base"}, {"--timezone", "UTC"},
+		{"--schedule", "* * * * *", "--follow"},
+	} {
+		if code, out, _ := g.prints(append([]string{"run", path}, args...)...); code == 0 {
+			t.Errorf("ekg run %q: %s", args, out)
+		}
+	}
+	id := g.submits(path, "--schedule", "* * * * *", "--timezone", "Europe/Berlin", "-p", "x", "5")
+	calls := func(args ...string) string {
+		t.Helper()
+		code, out, errs := g.prints(append([]string{"jobs", "definitions"}, args...)...)
+		if code != 0 {
+			t.Errorf("ekg jobs definitions %q: %d %s", args, code, errs)
+		}
+		return out
+	}
+	var made []job
+	g.eventually(90*time.Second, "the schedule has made a job", func() error {
+		g.want(200, "GET", "/api/jobs?state=succeeded&definition="+id, "", &made)
+		if len(made) == 0 {
+			return errors.New(calls())
+		}
+		return nil
+	})
+	if code, logs, errs := g.prints("jobs", "logs", made[0].ID); code != 0 || logs != "x is 5\n" {
+		t.Errorf("ekg jobs logs: %d, %q, %s", code, logs, errs)
+	}
+	calls("pause", id[:8])
+	if list := calls(); !strings.Contains(list, "paused") || !strings.Contains(list, "Europe/Berlin") {
+		t.Error(list)
+	}
+	byHand := strings.TrimSpace(calls("run", id[:8]))
+	g.jobIs(byHand, "has ended", 30*time.Second, func(j job) bool { return j.State == "succeeded" })
+	g.want(400, "PATCH", "/api/jobs/definitions/"+id, `{"schedule": "often"}`, nil)
+	g.want(400, "PATCH", "/api/jobs/definitions/"+id, `{"active": 1}`, nil)
+	g.want(200, "PATCH", "/api/jobs/definitions/"+id, `{"name": "new", "parameters": {"x": 6}}`, nil)
+	calls("resume", id[:8])
+	if list := calls(); !strings.Contains(list, "active") || !strings.Contains(list, "new") {
+		t.Error(list)
+	}
+	calls("rm", id)
+	g.want(404, "GET", "/api/jobs/definitions/"+id, "", nil)
+	g.want(200, "GET", "/api/jobs/"+byHand, "", nil)
 }
 
 func jobRetries(t *testing.T, g *gateway) {

@@ -35,6 +35,9 @@ var wantAccess = map[string]access{
 	"PATCH /api/kernels/{id}": ownKernel, "DELETE /api/kernels/{id}": ownKernel,
 	"GET /api/jobs": anyUser, "POST /api/jobs": anyUser, "GET /api/jobs/{job}": anyUser,
 	"DELETE /api/jobs/{job}": anyUser, "POST /api/jobs/{job}/stop": anyUser, "GET /api/jobs/{job}/notebook": anyUser,
+	"GET /api/jobs/definitions": anyUser, "POST /api/jobs/definitions": anyUser,
+	"GET /api/jobs/definitions/{definition}": anyUser, "PATCH /api/jobs/definitions/{definition}": anyUser,
+	"DELETE /api/jobs/definitions/{definition}": anyUser, "POST /api/jobs/definitions/{definition}/jobs": anyUser,
 	"GET /api/sessions": anyUser, "POST /api/sessions": anyUser,
 	"GET /api/sessions/{session}": readKernel, "PATCH /api/sessions/{session}": ownKernel,
 	"DELETE /api/sessions/{session}": ownKernel,
@@ -153,19 +156,25 @@ func (a accessRequest) refusal() int {
 		return 403
 	case a.need == undecided:
 		return 405
-	case a.need.ofKernel() && a.right() < readKernel, strings.Contains(a.pattern, "{job}") && a.right() < ownKernel:
-		return 404 // the job is ann's, too
+	case a.need.ofKernel() && a.right() < readKernel, a.ofJob() && a.right() < ownKernel:
+		return 404 // the job and the definition are ann's, too
 	case a.right() < a.need:
 		return 403
 	}
 	return 0
 }
 
+// ofJob reports whether the path names a job or a definition.
+func (a accessRequest) ofJob() bool {
+	return strings.Contains(a.pattern, "{job}") || strings.Contains(a.pattern, "{definition}")
+}
+
 // send sends the request to a path. Its body would change something if the request were not refused.
 func (a accessRequest) send(g *userGateway, path string) reply {
 	body := map[string]string{
-		"PATCH /api/kernels/{id}":       `{"keep_until": null}`,
-		"PATCH /api/sessions/{session}": `{"name": "x"}`,
+		"PATCH /api/kernels/{id}":                  `{"keep_until": null}`,
+		"PATCH /api/sessions/{session}":            `{"name": "x"}`,
+		"PATCH /api/jobs/definitions/{definition}": `{"active": false}`,
 	}[a.method+" "+a.pattern]
 	return g.do(a.method, path, body, func(r *http.Request) {
 		r.Header.Del("Authorization")
@@ -182,7 +191,7 @@ func (a accessRequest) check(t *testing.T, g *userGateway) {
 	if _, err := g.fake.Kernel(t.Context(), idA); err != nil {
 		g.addShared()
 	}
-	if strings.Contains(a.pattern, "{job}") {
+	if a.ofJob() {
 		g.addJob(t)
 	}
 	var super *fakeSupervisor
@@ -214,12 +223,15 @@ func (a accessRequest) check(t *testing.T, g *userGateway) {
 	}
 }
 
-// addJob replaces ann's job, which has ended.
+// addJob replaces ann's job, which has ended, and her definition.
 func (g *userGateway) addJob(t *testing.T) {
 	t.Helper()
 	for kind, data := range map[string]string{
 		"jobs":          `{"id":"` + idA + `","owner":"ann","name":"n","state":"failed","source":"` + idA + `"}`,
 		"job-notebooks": `{"cells":[]}`,
+		"job-definitions": `{"id":"` + idA + `","owner":"ann","name":"n","author":{"name":"ann"},"start":{},"source":"` +
+			idA + `"}`,
+		"job-definition-notebooks": `{"nbformat":4,"nbformat_minor":5,"metadata":{},"cells":[]}`,
 	} {
 		err := g.fake.RemoveRecord(t.Context(), kind, idA)
 		if err == nil {

@@ -195,7 +195,7 @@ func (g *Gateway) listJobs(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	states, name := r.URL.Query()["state"], r.URL.Query().Get("name")
+	states, name, definition := r.URL.Query()["state"], r.URL.Query().Get("name"), r.URL.Query().Get("definition")
 	for _, state := range states {
 		switch jobs.State(state) {
 		case jobs.Queued, jobs.Starting, jobs.Running, jobs.Succeeded, jobs.Failed, jobs.Stopped:
@@ -205,7 +205,7 @@ func (g *Gateway) listJobs(w http.ResponseWriter, r *call) error {
 		}
 	}
 	list, err := manager.List(r.Context(), func(j *jobs.Job) bool {
-		return r.who.owns(j.Owner) && strings.HasPrefix(j.Name, name) &&
+		return r.who.owns(j.Owner) && strings.HasPrefix(j.Name, name) && (definition == "" || j.Definition == definition) &&
 			(len(states) == 0 || slices.Contains(states, string(j.State)))
 	})
 	if err != nil {

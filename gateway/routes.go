@@ -59,6 +59,17 @@ func (g *Gateway) routes() []route {
 
 		{method: "GET", pattern: "/api/jobs", serve: g.listJobs, access: anyUser},
 		{method: "POST", pattern: "/api/jobs", serve: g.submitJob, access: anyUser, audit: "submit job"},
+		// In front of the jobs: their patterns match these paths, too.
+		{method: "GET", pattern: "/api/jobs/definitions", serve: g.listDefinitions, access: anyUser},
+		{method: "POST", pattern: "/api/jobs/definitions", serve: g.createDefinition, access: anyUser,
+			audit: "define job"},
+		{method: "GET", pattern: "/api/jobs/definitions/{definition}", serve: g.getDefinition, access: anyUser},
+		{method: "PATCH", pattern: "/api/jobs/definitions/{definition}", serve: g.patchDefinition, access: anyUser,
+			audit: "change job definition"},
+		{method: "DELETE", pattern: "/api/jobs/definitions/{definition}", serve: g.deleteDefinition, access: anyUser,
+			audit: "remove job definition"},
+		{method: "POST", pattern: "/api/jobs/definitions/{definition}/jobs", serve: g.runDefinition, access: anyUser,
+			audit: "submit job"},
 		{method: "GET", pattern: "/api/jobs/{job}", serve: g.getJob, access: anyUser},
 		{method: "DELETE", pattern: "/api/jobs/{job}", serve: g.deleteJob, access: anyUser, audit: "remove job"},
 		{method: "POST", pattern: "/api/jobs/{job}/stop", serve: g.stopJob, access: anyUser, audit: "stop job"},

@@ -12,7 +12,7 @@ import (
 // paths returns the table's paths with every value filled in.
 func (rt route) path() string {
 	return strings.NewReplacer("{id}", idA, "{name}", "python3", "{file...}", "logo-svg.svg", "{file}", "page.js",
-		"{session}", "s1", "{job}", idA).Replace(rt.pattern)
+		"{session}", "s1", "{job}", idA, "{definition}", idA).Replace(rt.pattern)
 }
 
 // A route that is added without a check, or a check that looks at some methods only, would let one of these through.

@@ -62,6 +62,7 @@ func jobsCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Comma
 		c.OnUsageError = refuseUsage
 		c.Flags = append(c.Flags, append(gatewayFlags(), settingFlags("state-dir")...)...)
 	}
+	command.Subcommands = append(command.Subcommands, definitionsCommand(read))
 	return command
 }
 

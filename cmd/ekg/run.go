@@ -73,6 +73,9 @@ func runCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Comman
 			&cli.DurationFlag{Name: "timeout", Usage: "how `LONG` it may run"},
 			&cli.BoolFlag{Name: "allow-errors", Usage: "go on after a cell with an error"},
 			&cli.StringFlag{Name: "once", Usage: "a `TEXT`: the same submission again returns the same job"},
+			&cli.StringFlag{Name: "schedule", Usage: "a cron `EXPRESSION` as '0 6 * * *': store a definition that submits the job " +
+				"by it, and print the definition's id"},
+			&cli.StringFlag{Name: "timezone", Usage: "`ZONE` of the schedule, as Europe/Berlin; else UTC"},
 			&cli.BoolFlag{Name: "follow", Usage: "wait for the end and show the progress"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "wait for the end and write the notebook to `FILE`"},
 		}, append(gatewayFlags(), settingFlags("state-dir")...)...),
@@ -107,6 +110,9 @@ func submitNotebook(ctx context.Context, r *kernelRun) error {
 	if flavor := r.c.String("flavor"); flavor != "" {
 		body["flavor"] = flavor
 	}
+	if r.c.IsSet("schedule") || r.c.IsSet("timezone") {
+		return r.scheduleNotebook(ctx, body)
+	}
 	output := r.c.String("output")
 	if output != "" {
 		body["output_path"] = filepath.Base(output)
@@ -127,6 +133,23 @@ func submitNotebook(ctx context.Context, r *kernelRun) error {
 		return ended
 	}
 	return errors.Join(ended, g.saveNotebook(context.WithoutCancel(ctx), job.ID, nil, output))
+}
+
+// scheduleNotebook stores a definition instead of submitting a job.
+func (r *kernelRun) scheduleNotebook(ctx context.Context, body map[string]any) error {
+	if r.c.String("schedule") == "" {
+		return &usageError{errors.New("--timezone needs --schedule")}
+	}
+	if r.c.Bool("follow") || r.c.String("output") != "" {
+		return &usageError{errors.New("--schedule runs nothing now: leave out --follow and --output")}
+	}
+	body["schedule"], body["timezone"] = r.c.String("schedule"), r.c.String("timezone")
+	var definition definitionRow
+	if err := r.gateways[0].change(ctx, http.MethodPost, "api/jobs/definitions", body, &definition); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(r.c.App.Writer, definition.ID)
+	return err
 }
 
 // parameters returns the parameters of the command line. Files come first, and flags override them.

@@ -402,7 +402,7 @@ func (h *hold) save(ctx context.Context, document []byte, state notebook.State, 
 	}
 	before, now := h.entry().Saved, ""
 	err = retry(ctx, h.log, "save its notebook", func() error {
-		now, err = h.m.store.keep(ctx, h.id, b)
+		now, err = h.m.store.keep(ctx, kindNotebook, h.id, b)
 		return err
 	})
 	if err != nil {

@@ -14,14 +14,19 @@
 // counter stand still for leaseTime, by its own clock. Clocks of gateways are not compared. A holder that was frozen
 // meanwhile cannot store anything: a record is replaced only if nobody has changed it.
 //
-// Goroutines: Manager.Run, which its caller runs, starts one for each job that it holds, and waits for all. Each of
-// these has one that counts, and those of package notebook.
+// A definition makes jobs by a schedule (package schedule), or on request. Each gateway makes what is due. The id of
+// such a job follows from the definition and the time, so that all gateways together make one job for each time.
+//
+// Goroutines: Manager.Run, which its caller runs, starts one for the schedules and one for each job that it holds, and
+// waits for all. Each of the latter has one that counts, and those of package notebook.
 package jobs
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
@@ -43,9 +48,8 @@ const (
 // Final reports whether a job of the state has ended.
 func (s State) Final() bool { return s == Succeeded || s == Failed || s == Stopped }
 
-// Job is a job as its owner sees it. Times are in UTC.
-type Job struct {
-	ID          string          `json:"id"`
+// Template is what a client sets of a job: what runs, and how. A definition has one for all its jobs.
+type Template struct {
 	Name        string          `json:"name"`
 	Owner       string          `json:"owner,omitempty"` // "" if there is only one owner
 	Kernelspec  string          `json:"kernelspec"`
@@ -58,6 +62,15 @@ type Job struct {
 	AllowErrors bool            `json:"allow_errors,omitempty"`
 	InputPath   string          `json:"input_path,omitempty"` // for the notebook's metadata, and for its author
 	OutputPath  string          `json:"output_path,omitempty"`
+}
+
+// Job is a job as its owner sees it. Times are in UTC.
+type Job struct {
+	ID string `json:"id"`
+	Template
+
+	Definition string    `json:"definition,omitempty"` // that has made it
+	Due        time.Time `json:"due,omitzero"`         // the time of the definition's schedule for which it was made
 
 	State    State     `json:"state"`
 	Reason   string    `json:"reason,omitempty"` // one sentence: what it waits for, or why it has failed
@@ -79,9 +92,9 @@ type Author struct {
 	Sole   bool     `json:"sole,omitempty"` // the gateway has no users
 }
 
-// Submission is a job that a client wants.
+// Submission is a job, or a definition of jobs, that a client wants.
 type Submission struct {
-	Job      // what a client may set; the rest is ignored
+	Template
 	Notebook []byte
 	Author   Author
 	Start    json.RawMessage // the body of the request for its kernel, without kernel_id
@@ -102,6 +115,11 @@ const (
 type InvalidError struct{ text string }
 
 func (e *InvalidError) Error() string { return e.text }
+
+// name returns the name that was chosen, or the notebook's.
+func (s *Submission) name() string {
+	return cmp.Or(s.Name, strings.TrimSuffix(s.InputPath, ".ipynb"), "notebook")
+}
 
 // check checks what a client has set, and returns the notebook.
 func (s *Submission) check() (*notebook.Document, error) {
@@ -131,7 +149,7 @@ func (s *Submission) check() (*notebook.Document, error) {
 }
 
 // prepared reads the notebook and prepares it for a run.
-func (j *Job) prepared(source []byte, language string) (*notebook.Document, error) {
+func (j *Template) prepared(source []byte, language string) (*notebook.Document, error) {
 	doc, err := notebook.Read(source)
 	if err != nil {
 		return nil, err

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net/url"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -27,13 +26,16 @@ const (
 	DefaultPerUser = 100
 	DefaultKeepFor = 30 * 24 * time.Hour
 	DefaultKeep    = 1000
+
+	DefaultDefinitions = 100
 )
 
 // Policy bounds the jobs of each user.
 type Policy struct {
-	PerUser int           // jobs that have not ended; 0: any number
-	KeepFor time.Duration // after their end; 0: without a limit
-	Keep    int           // how many that have ended; 0: any number
+	PerUser     int           // jobs that have not ended; 0: any number
+	KeepFor     time.Duration // after their end; 0: without a limit
+	Keep        int           // how many that have ended; 0: any number
+	Definitions int           // 0: any number
 }
 
 // Kernels starts and reaches the kernels of jobs. Its methods may be called concurrently.
@@ -91,10 +93,11 @@ type Manager struct {
 	timing  timing
 	perform func(context.Context, *notebook.Run) (notebook.Result, error) // runs cells; tests replace it
 
-	wake chan struct{} // capacity 1: Run looks at all jobs now
+	wake    chan struct{} // capacity 1: Run looks at all jobs now
+	defined chan struct{} // capacity 1: Run looks at all definitions now
 
 	// Owned by Run.
-	orphans map[string]bool // notebooks that had no job at the last sweep
+	orphans map[string]map[string]bool // notebooks that no job or definition named at the last sweep, by kind
 
 	mu      sync.Mutex
 	holds   map[string]*hold     // by job
@@ -115,53 +118,59 @@ func New(keeper launcher.RecordKeeper, kernels Kernels, policy Policy, log *slog
 		store: store{keeper}, kernels: kernels, policy: policy, log: log.With(logkey.Component, "jobs"),
 		name: uuid.NewString(), timing: realTiming,
 		perform: func(ctx context.Context, r *notebook.Run) (notebook.Result, error) { return r.Do(ctx) },
-		wake:    make(chan struct{}, 1), holds: map[string]*hold{},
-		watched: map[string]*watched{}, notYet: map[string]time.Time{}, orphans: map[string]bool{},
+		wake:    make(chan struct{}, 1), defined: make(chan struct{}, 1), holds: map[string]*hold{},
+		watched: map[string]*watched{}, notYet: map[string]time.Time{}, orphans: map[string]map[string]bool{},
 	}
 }
 
 // jobSpace makes the ids of jobs that were submitted with a token.
 var jobSpace = uuid.MustParse("6f1c3a52-52a7-4d0c-9d2a-0f3e5b0c7d11")
 
+// idOf returns the id of what an owner submits with a token, or a random one without a token.
+func idOf(space uuid.UUID, owner, token string) string {
+	if token == "" {
+		return uuid.NewString()
+	}
+	return uuid.NewSHA1(space, []byte(owner+"\x00"+token)).String()
+}
+
 // Submit stores a job that will be run. A submission with the author's earlier token returns the earlier job, and
 // created is false. The error is an *InvalidError or a *TooManyError, or internal.
 func (m *Manager) Submit(ctx context.Context, sub Submission) (job Job, created bool, err error) {
+	job = Job{ID: idOf(jobSpace, sub.Owner, sub.Token), Template: sub.Template}
+	return m.create(ctx, sub, job)
+}
+
+// create stores a job, or returns the one that has its id already.
+func (m *Manager) create(ctx context.Context, sub Submission, job Job) (_ Job, created bool, err error) {
 	doc, err := sub.check()
 	if err != nil {
 		return Job{}, false, err
 	}
-	id := uuid.NewString()
-	if sub.Token != "" {
-		id = uuid.NewSHA1(jobSpace, []byte(sub.Owner+"\x00"+sub.Token)).String()
-		if s, err := m.store.job(ctx, id); err == nil {
-			return s.Job, false, nil
-		} else if !errors.Is(err, launcher.ErrNoRecord) {
-			return Job{}, false, err
-		}
+	if s, err := m.store.job(ctx, job.ID); err == nil {
+		return s.Job, false, nil
+	} else if !errors.Is(err, launcher.ErrNoRecord) {
+		return Job{}, false, err
 	}
 	if err := m.room(ctx, sub.Owner); err != nil {
 		return Job{}, false, err
 	}
-	s := stored{entry: entry{Job: sub.Job, Author: sub.Author, Start: sub.Start, Language: sub.Language}}
-	s.ID, s.State, s.Created, s.Cells = id, Queued, time.Now().UTC(), doc.CodeCells()
-	s.Reason, s.Attempt, s.Kernel, s.Cell, s.Stopping = "", 0, "", 0, false
-	s.Started, s.Ended = time.Time{}, time.Time{}
-	if s.Name == "" {
-		s.Name = cmp.Or(strings.TrimSuffix(s.InputPath, ".ipynb"), "notebook")
-	}
+	s := stored{entry: entry{Job: job, Author: sub.Author, Start: sub.Start, Language: sub.Language}}
+	s.State, s.Created, s.Cells = Queued, time.Now().UTC(), doc.CodeCells()
+	s.Name = sub.name()
 	// The notebook first: a job's record always has one.
-	if s.Source, err = m.store.keep(ctx, id, sub.Notebook); err != nil {
+	if s.Source, err = m.store.keep(ctx, kindNotebook, job.ID, sub.Notebook); err != nil {
 		return Job{}, false, err
 	}
 	err = m.store.write(ctx, &s)
-	if errors.Is(err, launcher.ErrRecordChanged) { // the same token, at the same time
-		s, err = m.store.job(ctx, id)
+	if errors.Is(err, launcher.ErrRecordChanged) { // the same job, at the same time
+		s, err = m.store.job(ctx, job.ID)
 		return s.Job, false, err
 	}
 	if err != nil {
 		return Job{}, false, err
 	}
-	m.log.Info("job submitted", logkey.Job, id, logkey.User, s.Owner, logkey.Spec, s.Kernelspec)
+	m.log.Info("job submitted", logkey.Job, s.ID, logkey.User, s.Owner, logkey.Spec, s.Kernelspec)
 	m.look()
 	return s.Job, true, nil
 }
@@ -296,7 +305,7 @@ func (m *Manager) Remove(ctx context.Context, id string) error {
 	if !s.ended() {
 		return ErrRuns
 	}
-	return m.store.remove(ctx, &s.entry)
+	return m.discard(ctx, &s.entry)
 }
 
 // look makes Run look at all jobs now.
@@ -312,6 +321,7 @@ func (m *Manager) look() {
 func (m *Manager) Run(ctx context.Context) {
 	var working sync.WaitGroup
 	defer working.Wait()
+	working.Go(func() { m.fireSchedules(ctx) })
 	swept := time.Now()
 	for {
 		if err := m.round(ctx, &working); err != nil && ctx.Err() == nil {
@@ -319,7 +329,7 @@ func (m *Manager) Run(ctx context.Context) {
 		}
 		if time.Since(swept) > m.timing.sweep {
 			swept = time.Now()
-			if err := m.sweep(ctx); err != nil && ctx.Err() == nil {
+			if err := errors.Join(m.sweep(ctx), m.sweepDefinitions(ctx)); err != nil && ctx.Err() == nil {
 				m.log.Warn("old jobs cannot be removed", logkey.Err, err)
 			}
 		}
@@ -430,58 +440,6 @@ func (m *Manager) take(ctx context.Context, s *stored, working *sync.WaitGroup) 
 		m.mu.Unlock()
 		m.look()
 	})
-	return nil
-}
-
-// sweep removes jobs that have ended long ago or are too many, and notebooks without a job.
-func (m *Manager) sweep(ctx context.Context) error {
-	all, others, err := m.readable(ctx, m.store.keeper.Records)
-	if err != nil {
-		return err
-	}
-	slices.SortFunc(all, func(a, b stored) int { return b.Ended.Compare(a.Ended) })
-	kept := map[string]int{}
-	there := map[string]bool{}
-	for i := range all {
-		s := &all[i]
-		there[s.Source], there[s.Saved] = true, true
-		if !s.ended() {
-			continue
-		}
-		kept[s.Owner]++
-		if m.policy.Keep > 0 && kept[s.Owner] > m.policy.Keep ||
-			m.policy.KeepFor > 0 && time.Since(s.Ended) > m.policy.KeepFor {
-			if err := m.store.remove(ctx, &s.entry); err != nil {
-				return err
-			}
-		}
-	}
-	if others > 0 {
-		return nil // their notebooks are not known
-	}
-	return m.sweepNotebooks(ctx, there)
-}
-
-// sweepNotebooks removes notebooks that no job named at two sweeps: a notebook is stored before its job names it.
-func (m *Manager) sweepNotebooks(ctx context.Context, named map[string]bool) error {
-	ids, err := m.store.keeper.RecordIDs(ctx, kindNotebook)
-	if err != nil {
-		return err
-	}
-	orphans := map[string]bool{}
-	for _, id := range ids {
-		if named[id] {
-			continue
-		}
-		if !m.orphans[id] {
-			orphans[id] = true
-			continue
-		}
-		if err := m.store.keeper.RemoveRecord(ctx, kindNotebook, id); err != nil {
-			return err
-		}
-	}
-	m.orphans = orphans
 	return nil
 }
 

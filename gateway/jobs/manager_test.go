@@ -133,7 +133,7 @@ const source = `{"nbformat":4,"nbformat_minor":5,"metadata":{},"cells":[` +
 	`{"cell_type":"code","id":"a","metadata":{},"source":"x = 1","outputs":[],"execution_count":null}]}`
 
 func submission(owner, name string) Submission {
-	return Submission{Job: Job{Name: name, Owner: owner, Kernelspec: "python3"}, Notebook: []byte(source),
+	return Submission{Template: Template{Name: name, Owner: owner, Kernelspec: "python3"}, Notebook: []byte(source),
 		Author: Author{Name: owner}, Start: json.RawMessage(`{"name":"python3"}`), Language: "python"}
 }
 
@@ -158,8 +158,14 @@ func runFor(d time.Duration) func(context.Context, *notebook.Run) (notebook.Resu
 func gatewayOf(
 	keeper launcher.RecordKeeper, kernels Kernels, policy Policy, run time.Duration,
 ) (m *Manager, end func()) {
+	return gatewayAt(realTiming, keeper, kernels, policy, run)
+}
+
+func gatewayAt(
+	at timing, keeper launcher.RecordKeeper, kernels Kernels, policy Policy, run time.Duration,
+) (m *Manager, end func()) {
 	m = New(keeper, kernels, policy, slog.New(slog.DiscardHandler))
-	m.perform = runFor(run)
+	m.timing, m.perform = at, runFor(run)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { m.Run(ctx) })
@@ -401,7 +407,7 @@ func TestManager_Sweep(t *testing.T) {
 		records := &launchertest.MemoryRecords{}
 		m, end := gatewayOf(records, newCluster(9), Policy{Keep: 2, KeepFor: 24 * time.Hour}, time.Second)
 		defer end()
-		if _, err := (store{records}).keep(t.Context(), "lost", []byte("{}")); err != nil {
+		if _, err := (store{records}).keep(t.Context(), kindNotebook, "lost", []byte("{}")); err != nil {
 			t.Fatal(err)
 		}
 		var ids []string

@@ -107,10 +107,10 @@ func (t store) change(ctx context.Context, id string, do func(*entry) error) (st
 	}
 }
 
-// keep stores a notebook of a job and returns the record's id. No other gateway writes to that record.
-func (t store) keep(ctx context.Context, job string, data []byte) (string, error) {
-	id := job + "-" + strconv.FormatUint(rand.Uint64(), 36)
-	_, err := t.keeper.CreateRecord(ctx, launcher.Record{Kind: kindNotebook, ID: id, Data: data})
+// keep stores a notebook of a job or a definition and returns the record's id. No other gateway writes to that record.
+func (t store) keep(ctx context.Context, kind, of string, data []byte) (string, error) {
+	id := of + "-" + strconv.FormatUint(rand.Uint64(), 36)
+	_, err := t.keeper.CreateRecord(ctx, launcher.Record{Kind: kind, ID: id, Data: data})
 	return id, err
 }
 

@@ -69,7 +69,7 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/api",
 	},
 	"gateway/identity":      {},
-	"gateway/jobs":          {"gateway/jobs/notebook", "launcher", "launcher/sleep"},
+	"gateway/jobs":          {"gateway/jobs/notebook", "gateway/jobs/schedule", "launcher", "launcher/sleep"},
 	"gateway/jobs/notebook": {"jupyter", "jupyter/notice"},
 	"gateway/jobs/schedule": {"launcher/logkey"},
 	"gateway/metrics":       {"launcher", "launcher/supervisor/api"},

@@ -41,14 +41,15 @@ const (
 
 // Keys of the gateway and its packages.
 const (
-	Cause  = "cause"  // why a websocket was closed
-	Dir    = "dir"    // a folder of kernelspecs
-	In     = "in"     // bytes from the client
-	Job    = "job"    // id of a job
-	Out    = "out"    // bytes to the client
-	Source = "source" // of users: an issuer, a cluster or a hub
-	Until  = "until"  // a time
-	Users  = "users"  // a number of users
+	Cause      = "cause"      // why a websocket was closed
+	Definition = "definition" // id of a job definition
+	Dir        = "dir"        // a folder of kernelspecs
+	In         = "in"         // bytes from the client
+	Job        = "job"        // id of a job
+	Out        = "out"        // bytes to the client
+	Source     = "source"     // of users: an issuer, a cluster or a hub
+	Until      = "until"      // a time
+	Users      = "users"      // a number of users
 )
 
 // Keys of the launchers.

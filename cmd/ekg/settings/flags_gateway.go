@@ -221,6 +221,12 @@ var gatewaySettings = []group{
 			Usage: "jobs of each user that have not ended; 0 for no limit. See docs/jobs.md",
 		},
 		{
+			Name: "max-job-definitions-per-user", Env: []string{"EKG_MAX_JOB_DEFINITIONS_PER_USER"},
+			def:   strconv.Itoa(jobs.DefaultDefinitions),
+			value: count(func(s *Settings) *int { return &s.Jobs.Definitions }),
+			Usage: "job definitions, as schedules, of each user; 0 for no limit. See docs/jobs.md",
+		},
+		{
 			Name: "jobs-keep", Env: []string{"EKG_JOBS_KEEP"}, def: strconv.Itoa(jobs.DefaultKeep),
 			value: count(func(s *Settings) *int { return &s.Jobs.Keep }),
 			Usage: "jobs of each user that are kept after their end, with their notebooks; 0 for all",

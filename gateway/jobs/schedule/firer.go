@@ -45,6 +45,15 @@ type Firer struct {
 	// Changed makes the definitions be read at once. It may be nil.
 	Changed <-chan struct{}
 	Log     *slog.Logger
+
+	ahead map[string]ahead // by definition; owned by Run
+}
+
+// ahead is when a definition that was not changed is due next.
+type ahead struct {
+	schedule *Schedule
+	since    time.Time
+	at       time.Time
 }
 
 // Run fires jobs until ctx ends. A store that fails is tried again at the next poll.
@@ -79,15 +88,28 @@ func (f *Firer) fire(ctx context.Context) time.Duration {
 	}
 	now := time.Now()
 	next := long
+	known := map[string]ahead{}
 	for _, d := range definitions {
+		var err error
+		a := f.ahead[d.ID]
+		if a.schedule == d.Schedule && a.since.Equal(d.Since) && now.Before(a.at) {
+			known[d.ID] = a
+			next = min(next, a.at.Sub(now))
+			continue
+		}
 		if due := d.Schedule.Due(d.Since, now, deadline); !due.IsZero() {
-			if err := f.Store.Fire(ctx, d.ID, due); err != nil && ctx.Err() == nil {
-				f.Log.Warn("a scheduled job is not created; trying again", logkey.Err, fmt.Errorf("schedule %s: %w", d.ID, err))
-			}
+			err = f.Store.Fire(ctx, d.ID, due)
+		}
+		if err != nil && ctx.Err() == nil {
+			f.Log.Warn("a scheduled job is not created; trying again", logkey.Err, fmt.Errorf("schedule %s: %w", d.ID, err))
 		}
 		if at := d.Schedule.Next(now); !at.IsZero() {
 			next = min(next, at.Sub(now))
+			if err == nil { // else it is still due
+				known[d.ID] = ahead{d.Schedule, d.Since, at}
+			}
 		}
 	}
+	f.ahead = known
 	return next
 }

@@ -1,0 +1,210 @@
+package gateway
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strings"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+)
+
+const noDefinition = "The job definition does not exist."
+
+// definitionProblem turns an error of package jobs about a definition into the answer for the client.
+func definitionProblem(err error) error {
+	if errors.Is(err, launcher.ErrNoRecord) {
+		return refuse(http.StatusNotFound, noDefinition)
+	}
+	return jobProblem(err)
+}
+
+// scheduleOf reads the members of a body that are a definition's own. A member that is null is empty.
+func scheduleOf(body object) (c jobs.Change, err error) {
+	for member, to := range map[string]**string{"schedule": &c.Schedule, "timezone": &c.Timezone} {
+		if _, there := body[member]; there {
+			text, _, err := body.text(member)
+			if err != nil {
+				return c, err
+			}
+			*to = &text
+		}
+	}
+	if raw, there := body["active"]; there {
+		c.Active = new(bool)
+		if string(raw) == "null" || json.Unmarshal(raw, c.Active) != nil {
+			return c, refuse(http.StatusBadRequest, "active is not true or false.")
+		}
+	}
+	return c, nil
+}
+
+// createDefinition answers POST /api/jobs/definitions.
+func (g *Gateway) createDefinition(w http.ResponseWriter, r *call) error {
+	manager, err := g.needJobs()
+	if err != nil {
+		return err
+	}
+	body, err := g.readObject(w, r)
+	if err != nil {
+		return err
+	}
+	change, err := scheduleOf(body)
+	if err != nil {
+		return err
+	}
+	sub, err := g.submission(r, body)
+	if err != nil {
+		return err
+	}
+	definition, created, err := manager.Define(r.Context(), sub, change)
+	if err != nil {
+		return definitionProblem(err)
+	}
+	status := http.StatusOK
+	if created {
+		status = http.StatusCreated
+		w.Header().Set("Location", g.base+"/api/jobs/definitions/"+definition.ID)
+	}
+	return writeJSON(w, status, definition)
+}
+
+// listDefinitions answers with the caller's definitions, or all for an admin, the oldest first.
+func (g *Gateway) listDefinitions(w http.ResponseWriter, r *call) error {
+	manager, err := g.needJobs()
+	if err != nil {
+		return err
+	}
+	name := r.URL.Query().Get("name")
+	list, err := manager.Definitions(r.Context(), func(d *jobs.Definition) bool {
+		return r.who.owns(d.Owner) && strings.HasPrefix(d.Name, name)
+	})
+	if err != nil {
+		return definitionProblem(err)
+	}
+	return writeJSON(w, http.StatusOK, list)
+}
+
+// definitionOf returns the definition of the path, if the caller owns it. Another user's does not exist for the caller.
+func (g *Gateway) definitionOf(r *call) (*jobs.Manager, jobs.Definition, error) {
+	manager, err := g.needJobs()
+	if err != nil {
+		return nil, jobs.Definition{}, err
+	}
+	d, err := manager.Definition(r.Context(), r.PathValue("definition"))
+	if err == nil && !r.who.owns(d.Owner) {
+		return nil, jobs.Definition{}, refuse(http.StatusNotFound, noDefinition).by(accessCheck)
+	}
+	if err != nil {
+		return nil, jobs.Definition{}, definitionProblem(err)
+	}
+	r.spec = d.Kernelspec
+	return manager, d, nil
+}
+
+func (g *Gateway) getDefinition(w http.ResponseWriter, r *call) error {
+	_, d, err := g.definitionOf(r)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, d)
+}
+
+// patchDefinition pauses, resumes or changes a definition. Members that the body does not have stay.
+func (g *Gateway) patchDefinition(w http.ResponseWriter, r *call) error {
+	manager, d, err := g.definitionOf(r)
+	if err != nil {
+		return err
+	}
+	body, err := g.readObject(w, r)
+	if err != nil {
+		return err
+	}
+	change, err := scheduleOf(body)
+	if err != nil {
+		return err
+	}
+	for _, member := range []string{"schedule", "timezone", "active", "token"} {
+		delete(body, member)
+	}
+	if len(body) > 0 { // else it can be paused after its kernelspec is gone
+		sub, err := g.changedSubmission(r, manager, d.ID, body)
+		if err != nil {
+			return err
+		}
+		change.Submission = &sub
+	}
+	if d, err = manager.ChangeDefinition(r.Context(), d.ID, change); err != nil {
+		return definitionProblem(err)
+	}
+	return writeJSON(w, http.StatusOK, d)
+}
+
+// changedSubmission returns what a definition submits, with the members of a body in place of its own.
+func (g *Gateway) changedSubmission(
+	r *call, manager *jobs.Manager, id string, body object,
+) (jobs.Submission, error) {
+	sub, err := manager.DefinitionSubmission(r.Context(), id)
+	if err != nil {
+		return sub, definitionProblem(err)
+	}
+	template, err := json.Marshal(sub.Template)
+	if err != nil {
+		return sub, err
+	}
+	var merged, start object
+	if err := errors.Join(json.Unmarshal(template, &merged), json.Unmarshal(sub.Start, &start)); err != nil {
+		return sub, err
+	}
+	merged["notebook"], merged["env"] = sub.Notebook, start["env"]
+	for member, raw := range body {
+		merged[member] = raw
+	}
+	return g.submission(r, merged)
+}
+
+// deleteDefinition removes a definition. Its jobs stay.
+func (g *Gateway) deleteDefinition(w http.ResponseWriter, r *call) error {
+	manager, d, err := g.definitionOf(r)
+	if err != nil {
+		return err
+	}
+	if err := manager.RemoveDefinition(r.Context(), d.ID); err != nil {
+		return definitionProblem(err)
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// runDefinition makes a job of a definition now. The body may have other parameters and a token.
+func (g *Gateway) runDefinition(w http.ResponseWriter, r *call) error {
+	manager, d, err := g.definitionOf(r)
+	if err != nil {
+		return err
+	}
+	body, err := g.readObject(w, r)
+	if err != nil {
+		return err
+	}
+	token, _, err := body.text("token")
+	if err != nil {
+		return err
+	}
+	var parameters json.RawMessage
+	if given, err := body.object("parameters"); err != nil {
+		return err
+	} else if given != nil {
+		parameters = body["parameters"]
+	}
+	job, created, err := manager.RunDefinition(r.Context(), d.ID, parameters, token)
+	if err != nil {
+		return definitionProblem(err)
+	}
+	status := http.StatusOK
+	if created {
+		status = http.StatusCreated
+		w.Header().Set("Location", g.base+"/api/jobs/"+job.ID)
+	}
+	return writeJSON(w, status, job)
+}

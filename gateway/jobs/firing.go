@@ -1,0 +1,122 @@
+package jobs
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/schedule"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+)
+
+// lookAtSchedules makes this gateway look at all definitions now.
+func (m *Manager) lookAtSchedules() {
+	select {
+	case m.defined <- struct{}{}:
+	default: // it will look anyway
+	}
+}
+
+// fireSchedules makes the jobs that are due, until ctx ends.
+func (m *Manager) fireSchedules(ctx context.Context) {
+	f := schedule.Firer{Store: &scheduled{m: m}, Changed: m.defined, Log: m.log}
+	f.Run(ctx)
+}
+
+// scheduled has the definitions for a schedule.Firer. One goroutine uses it.
+type scheduled struct {
+	m     *Manager
+	known map[[2]string]*schedule.Schedule // by expression and time zone, of the definitions that were read last
+}
+
+// Scheduled returns the definitions whose schedule is not paused.
+func (s *scheduled) Scheduled(ctx context.Context) ([]schedule.Definition, error) {
+	all, _, err := s.m.allDefinitions(ctx, s.m.store.keeper.OpenRecords)
+	if err != nil {
+		return nil, err
+	}
+	var active []schedule.Definition
+	known := map[[2]string]*schedule.Schedule{}
+	for i := range all {
+		d := &all[i]
+		if !d.scheduled() {
+			continue
+		}
+		key := [2]string{d.Schedule, d.Timezone}
+		if known[key] == nil {
+			known[key] = s.known[key]
+		}
+		if known[key] == nil {
+			if known[key], err = d.parsed(); err != nil {
+				s.m.log.Error("a job definition is never due", logkey.Definition, d.ID, logkey.Err, err)
+				continue
+			}
+		}
+		active = append(active, schedule.Definition{ID: d.ID, Schedule: known[key], Since: d.Since})
+	}
+	s.known = known
+	return active, nil
+}
+
+// dueSpace makes the ids of jobs that are due by a schedule.
+var dueSpace = uuid.MustParse("b8d4c1c6-3a57-4b0e-a0d2-96d4e1f0a5c3")
+
+// Fire makes the job that was due at a time. Its id follows from the definition and the time, so there is one job,
+// whichever gateways make it. Then it moves the definition's Since. A job is not removed before that; see discard.
+func (s *scheduled) Fire(ctx context.Context, id string, due time.Time) error {
+	m := s.m
+	d, sub, err := m.store.submissionOf(ctx, id)
+	if errors.Is(err, launcher.ErrNoRecord) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	due = due.UTC()
+	if !d.Active || !due.After(d.Since) {
+		return nil
+	}
+	name := []byte(id + due.Format(time.RFC3339))
+	job, _, err := m.create(ctx, sub, Job{ID: uuid.NewSHA1(dueSpace, name).String(), Template: sub.Template,
+		Definition: id, Due: due})
+	var many *TooManyError
+	var invalid *InvalidError
+	reason := ""
+	switch {
+	case errors.As(err, &many), errors.As(err, &invalid), errors.Is(err, launcher.ErrRecordTooLarge):
+		reason = err.Error() // it would fail again, and the author sees why
+		m.log.Warn("a scheduled job is left out", logkey.Definition, id, logkey.Err, err)
+	case err != nil:
+		return err
+	}
+	return m.fired(ctx, id, due, job.ID, reason)
+}
+
+// fired notes in a definition that its job for a time was made, or why none was.
+func (m *Manager) fired(ctx context.Context, id string, due time.Time, job, reason string) error {
+	_, err := m.store.changeDefinition(ctx, id, func(d *definition) error {
+		if !due.After(d.Since) {
+			return errSame
+		}
+		d.Since, d.Due, d.Job, d.Reason = due, due, job, reason
+		return nil
+	})
+	if errors.Is(err, launcher.ErrNoRecord) {
+		return nil
+	}
+	return err
+}
+
+// discard removes a job and its notebooks. Its definition notes first that it was made, or another gateway would make
+// it again.
+func (m *Manager) discard(ctx context.Context, e *entry) error {
+	if e.Definition != "" && !e.Due.IsZero() {
+		if err := m.fired(ctx, e.Definition, e.Due, e.ID, ""); err != nil {
+			return err
+		}
+	}
+	return m.store.remove(ctx, e)
+}
