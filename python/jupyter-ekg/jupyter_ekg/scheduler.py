@@ -29,7 +29,9 @@ from jupyter_scheduler.models import (
     CountJobsQuery,
     CreateJob,
     CreateJobDefinition,
+    CreateJobFromDefinition,
     DescribeJob,
+    DescribeJobDefinition,
     JobFeature,
     JobFile,
     ListJobDefinitionsQuery,
@@ -40,6 +42,7 @@ from jupyter_scheduler.models import (
     SortDirection,
     Status,
     UpdateJob,
+    UpdateJobDefinition,
 )
 from jupyter_scheduler.scheduler import BaseScheduler
 from jupyter_server.serverapp import ServerApp
@@ -75,6 +78,7 @@ _FEATURES = {
     JobFeature.job_name,
     JobFeature.parameters,
     JobFeature.output_formats,
+    JobFeature.job_definition,
     JobFeature.idempotency_token,
     JobFeature.tags,
     JobFeature.stop_job,
@@ -118,7 +122,7 @@ class EkgEnvironmentManager(EnvironmentManager):
 class EkgScheduler(BaseScheduler):
     """Forwards each request to the gateway."""
 
-    task_runner = None  # there are no schedules
+    task_runner = None  # the gateway makes the jobs of schedules
 
     def __init__(self, *args: Any, **kwargs: Any):
         kwargs.pop("db_url", None)
@@ -154,10 +158,28 @@ class EkgScheduler(BaseScheduler):
         await _forward("POST", _job(job_id) + "/stop", {})
 
     async def create_job_definition(self, model: CreateJobDefinition) -> str:
-        raise SchedulerError("the gateway has no schedules: create a job that runs now")
+        zone = model.timezone if model.schedule else None  # the front end sends one without a schedule, too
+        body = {**await _template(model), "schedule": model.schedule or "", "timezone": zone or ""}
+        return (await _forward("POST", _DEFINITIONS, body))["id"]
+
+    async def update_job_definition(self, job_definition_id: str, model: UpdateJobDefinition) -> None:
+        await _forward("PATCH", _definition(job_definition_id), await _changes(model))
+
+    async def delete_job_definition(self, job_definition_id: str) -> None:
+        await _forward("DELETE", _definition(job_definition_id))
+
+    async def get_job_definition(self, job_definition_id: str) -> DescribeJobDefinition:
+        return _describe_definition(await _forward("GET", _definition(job_definition_id)))
 
     async def list_job_definitions(self, query: ListJobDefinitionsQuery) -> ListJobDefinitionsResponse:
-        return ListJobDefinitionsResponse(job_definitions=[], total_count=0)
+        found = _matching(await _forward("GET", _DEFINITIONS), query)
+        page, next_token = _page(found, query)
+        definitions = [_describe_definition(definition) for definition in page]
+        return ListJobDefinitionsResponse(job_definitions=definitions, total_count=len(found), next_token=next_token)
+
+    async def create_job_from_definition(self, job_definition_id: str, model: CreateJobFromDefinition) -> str:
+        body = {} if model.parameters is None else {"parameters": _parameters(model.parameters)}
+        return (await _forward("POST", _definition(job_definition_id) + "/jobs", body))["id"]
 
     async def _describe(self, job: dict[str, Any]) -> DescribeJob:
         """Returns a job for the front end. The sentence why it waits is behind its name: the front end shows a
@@ -228,9 +250,49 @@ async def _template(model: CreateJob | CreateJobDefinition) -> dict[str, Any]:
         "input_path": model.input_uri,
         "kernelspec": model.runtime_environment_name,
         "flavor": model.compute_type or "",
-        "parameters": {name: _value(text) for name, text in (model.parameters or {}).items()},
+        "parameters": _parameters(model.parameters or {}),
         "tags": model.tags or [],
     }
+
+
+_DEFINITIONS = "/api/jobs/definitions"
+
+
+def _definition(job_definition_id: str) -> str:
+    return _DEFINITIONS + "/" + quote(job_definition_id, safe="")
+
+
+async def _changes(model: UpdateJobDefinition) -> dict[str, Any]:
+    """Returns what an update changes, as the gateway wants it. The front end sends what it has, and null for the rest."""
+    body = {
+        "name": model.name,
+        "kernelspec": model.runtime_environment_name,
+        "flavor": model.compute_type,
+        "parameters": None if model.parameters is None else _parameters(model.parameters),
+        "tags": model.tags,
+        "active": model.active,
+    }
+    body |= {"schedule": model.schedule, "timezone": "" if model.schedule == "" else model.timezone}
+    if model.input_uri:
+        body |= {"notebook": await _notebook(model.input_uri), "input_path": model.input_uri}
+    return {member: value for member, value in body.items() if value is not None}
+
+
+def _describe_definition(definition: dict[str, Any]) -> DescribeJobDefinition:
+    """Returns a definition for the front end. Why its last job was not made is behind its name, as for jobs."""
+    reason = definition.get("reason")
+    return DescribeJobDefinition(
+        **_common(definition),
+        name=f"{definition['name']} ({reason})" if reason else definition["name"],
+        job_definition_id=definition["id"],
+        schedule=definition.get("schedule"),
+        timezone=(definition.get("timezone") or "UTC") if definition.get("schedule") else None,
+        active=definition["active"],
+    )
+
+
+def _parameters(texts: dict[str, str]) -> dict[str, Any]:
+    return {name: _value(text) for name, text in texts.items()}
 
 
 def _value(text: str) -> Any:
@@ -276,6 +338,7 @@ def _matching(
     definition = getattr(query, "job_definition_id", None)
     status = getattr(query, "status", None)
     since = getattr(query, "start_time", None)
+    created = getattr(query, "create_time", None)
     found = [
         model
         for model in models
@@ -283,6 +346,7 @@ def _matching(
         and (not definition or model.get("definition") == definition)
         and set(query.tags or []) <= set(model.get("tags") or [])
         and (not status or _status(model) == status)
+        and (not created or _milliseconds(model["created"]) >= created)
         and (not since or (_milliseconds(model.get("started")) or 0) >= since)
     ]
     keys = {"create_time": "created", "start_time": "started", "end_time": "ended", "name": "name", "status": "state"}

@@ -18,10 +18,12 @@ from jupyter_scheduler.models import (  # noqa: E402
     CountJobsQuery,
     CreateJob,
     CreateJobDefinition,
+    CreateJobFromDefinition,
     ListJobDefinitionsQuery,
     ListJobsQuery,
     Status,
     UpdateJob,
+    UpdateJobDefinition,
 )
 from jupyter_server.gateway.gateway_client import GatewayClient  # noqa: E402
 from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager  # noqa: E402
@@ -42,6 +44,7 @@ class Gateway:
     def __init__(self):
         self.asked = []
         self.job = dict(JOB)
+        self.definition = dict(DEFINITION)
         self.refuse = None
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -60,6 +63,10 @@ class Gateway:
             return web.json_response([{"name": "t4"}, {"name": "a100"}])
         if end == "notebook":
             return web.json_response(NOTEBOOK)
+        if end == "definitions" and request.method == "GET":
+            return web.json_response([self.definition])
+        if "/definitions" in request.path and end != "jobs":
+            return web.json_response(self.definition)
         if end == "jobs" and request.method == "GET":
             newer = {**self.job, "id": "new", "created": "2026-11-25T02:00:00Z", "definition": "d"}
             return web.json_response([self.job, newer])
@@ -236,13 +243,77 @@ def test_only_jobs_of_the_page_are_looked_up(run, monkeypatch):
     run(test)
 
 
-def test_a_schedule_is_refused(run):
+DEFINITION = {
+    "id": "7b1c0000-5a2c", "name": "daily", "kernelspec": "python3", "parameters": {"n": 3}, "tags": ["a"],
+    "input_path": "folder/in.ipynb", "schedule": "0 6 * * *", "timezone": "Europe/Berlin", "active": True,
+    "created": "2026-11-25T01:02:03.5Z", "updated": "2026-11-25T01:02:04Z",
+}  # fmt: skip
+
+
+def test_a_definition_is_sent_with_its_notebook(run):
     async def test(gateway, s):
-        new = CreateJobDefinition(input_uri="folder/in.ipynb", runtime_environment_name="python3", name="d")
-        with pytest.raises(SchedulerError, match="no schedules"):
+        new = CreateJobDefinition(input_uri="folder/in.ipynb", runtime_environment_name="python3", name="daily",
+                                  parameters={"n": "3"}, schedule="0 6 * * *", timezone="Europe/Berlin")  # fmt: skip
+        assert await s.create_job_definition(new) == DEFINITION["id"]
+        method, path, body = gateway.asked[-1]
+        assert (method, path) == ("POST", "/api/jobs/definitions")
+        assert body.pop("notebook")["nbformat"] == 4
+        assert body == {"name": "daily", "input_path": "folder/in.ipynb", "kernelspec": "python3", "flavor": "",
+                        "parameters": {"n": 3}, "tags": [], "schedule": "0 6 * * *",
+                        "timezone": "Europe/Berlin"}  # fmt: skip
+        await s.create_job_definition(new.copy(update={"schedule": None}))
+        assert (gateway.asked[-1][2]["schedule"], gateway.asked[-1][2]["timezone"]) == ("", "")
+        gateway.refuse = "the schedule is never due"
+        with pytest.raises(SchedulerError, match="never due"):
             await s.create_job_definition(new)
-        assert (await s.list_job_definitions(ListJobDefinitionsQuery())).total_count == 0
-        assert gateway.asked == []
+
+    run(test)
+
+
+def test_definitions_are_listed_and_described(run):
+    async def test(gateway, s):
+        found = await s.get_job_definition("a/../b")
+        assert gateway.asked[-1][:2] == ("GET", "/api/jobs/definitions/a%2F..%2Fb")
+        assert (found.job_definition_id, found.name, found.active) == (DEFINITION["id"], "daily", True)
+        assert (found.schedule, found.timezone, found.parameters) == ("0 6 * * *", "Europe/Berlin", {"n": "3"})
+        assert (found.input_filename, found.create_time, found.update_time) == ("in.ipynb", 1795568523500, 1795568524000)
+        gateway.definition |= {"reason": "You have 100 jobs", "timezone": "", "active": False}
+        answer = await s.list_job_definitions(ListJobDefinitionsQuery(name="dai", create_time=1795568523500))
+        assert (answer.total_count, answer.job_definitions[0].name) == (1, "daily (You have 100 jobs)")
+        assert (answer.job_definitions[0].timezone, answer.job_definitions[0].active) == ("UTC", False)
+        for query in (
+            ListJobDefinitionsQuery(name="x"),
+            ListJobDefinitionsQuery(tags=["b"]),
+            ListJobDefinitionsQuery(create_time=1795568523501),
+        ):
+            assert (await s.list_job_definitions(query)).total_count == 0
+
+    run(test)
+
+
+def test_a_definition_is_changed_run_and_deleted(run):
+    async def test(gateway, s):
+        for update, body in (
+            (UpdateJobDefinition(active=False), {"active": False}),
+            (UpdateJobDefinition(active=True), {"active": True}),
+            (UpdateJobDefinition(schedule="@daily"), {"schedule": "@daily"}),
+            (UpdateJobDefinition(schedule="@daily", timezone="UTC"), {"schedule": "@daily", "timezone": "UTC"}),
+            (UpdateJobDefinition(timezone="Asia/Tokyo"), {"timezone": "Asia/Tokyo"}),
+            (UpdateJobDefinition(schedule="", timezone="Asia/Tokyo"), {"schedule": "", "timezone": ""}),
+            (UpdateJobDefinition(name="n", parameters={"n": "4"}), {"name": "n", "parameters": {"n": 4}}),
+            (
+                UpdateJobDefinition(input_uri="folder/in.ipynb"),
+                {"notebook": NOTEBOOK, "input_path": "folder/in.ipynb"},
+            ),
+        ):
+            await s.update_job_definition(DEFINITION["id"], update)
+            assert gateway.asked[-1] == ("PATCH", f"/api/jobs/definitions/{DEFINITION['id']}", body)
+        for parameters, body in (({"n": "5"}, {"parameters": {"n": 5}}), (None, {})):
+            made = await s.create_job_from_definition(DEFINITION["id"], CreateJobFromDefinition(parameters=parameters))
+            assert made == JOB["id"]
+            assert gateway.asked[-1] == ("POST", f"/api/jobs/definitions/{DEFINITION['id']}/jobs", body)
+        await s.delete_job_definition(DEFINITION["id"])
+        assert gateway.asked[-1][:2] == ("DELETE", f"/api/jobs/definitions/{DEFINITION['id']}")
 
     run(test)
 
