@@ -60,7 +60,7 @@ if (process.env.EKG_CLUSTER) {
     await row(cluster, FIRST).waitFor({ timeout: 30000 });
     const waiting = cluster.getByRole('region', { name: 'Table of waiting kernels' }).getByRole('row').filter({ hasText: SECOND.slice(0, 8) });
     await waiting.filter({ hasText: 'no node can take it' }).waitFor({ timeout: 30000 });
-    equal(await waiting.getByRole('cell').first().textContent(), '1', 'the place');
+    equal(await waiting.getByRole('cell').first().textContent(), '1 of 1', 'the place by age');
     await cluster.getByRole('region', { name: 'Table of gateways' }).getByText('ready').waitFor();
     await accessible(cluster, 'a cluster');
   });

@@ -4,12 +4,13 @@
 const base = (): URL => new URL('.', document.baseURI);
 const place = (): string => `ekg-token:${base().pathname}`;
 
-export interface GPU { uuid: string; model?: string; memory_total?: number; memory_used: number; utilization: number | null;
-  busy_since?: string; idle_since?: string; error?: string }
+export interface GPU { uuid: string; model?: string; memory_total?: number; memory_used: number;
+  utilization: number | null; busy_since?: string; idle_since?: string; error?: string }
 export interface Grant { user?: string; group?: string; right: 'read' | 'use' }
 export interface Kernel {
   id: string; name: string; last_activity: string; execution_state: string; connections: number; created: string;
-  memory?: number; reason?: string; cull_at?: string; keep_until?: string; gpu?: GPU[]; gpus?: number; flavor?: string; owner?: string;
+  memory?: number; reason?: string; cull_at?: string; keep_until?: string;
+  gpu?: GPU[]; gpus?: number; flavor?: string; owner?: string;
   shared_with?: Grant[]; shared_to_use?: boolean;
 }
 export interface Ended { id: string; name: string; owner?: string; reason: string; ended_at: string; culled_at?: string;
@@ -17,17 +18,21 @@ export interface Ended { id: string; name: string; owner?: string; reason: strin
 export interface Holder { kernel?: string; owner?: string; pod?: string; namespace?: string; amount: number;
   devices?: Record<string, number>; busy: number; measured: number; idle_since?: string; ending?: boolean }
 export interface Amounts { total: number; held: number; measured: number; busy: number; unhealthy: number }
-export interface Pool extends Amounts { resource: string; model?: string; unit: string; others: number; holders: Holder[];
+export interface Pool extends Amounts { resource: string; model?: string; unit: string; others: number;
+  holders: Holder[];
   devices?: { index: number; uuid?: string; total: number; held: number }[] }
 export interface GPUView { totals: (Amounts & { resource: string; unit: string })[]; missing: string[];
   nodes: { name: string; status?: string; pools: Pool[] }[] }
-export interface UsageRow { name: string; kernels: number; held_seconds: number; measured_seconds: number; busy_seconds: number }
+export interface UsageRow { name: string; kernels: number;
+  held_seconds: number; measured_seconds: number; busy_seconds: number }
 export interface Series { name: string; kernel_seconds: number[]; held_seconds: number[]; busy_seconds: number[] }
 export interface UsageAnswer { since: string; until: string; usage: UsageRow[];
   steps?: { seconds: number; groups: Series[]; others?: Series } }
-export interface Replica { name: string; self?: boolean; version?: string; started?: string; ready: boolean; problem?: string }
+export interface Replica { name: string; self?: boolean; version?: string; started?: string;
+  ready: boolean; problem?: string }
 export interface Timeline { since: string; until: string; events: { at: string; kind: string; text?: string }[];
-  memory?: number; memory_at?: string; events_dropped: number; step_seconds: number; busy_seconds: number[]; missing?: string }
+  memory?: number; memory_at?: string; events_dropped: number;
+  step_seconds: number; busy_seconds: number[]; missing?: string }
 export interface Limit { limit: string; of?: string; unit: string; most: number; used: number }
 
 /** An answer that is an error, with the gateway's sentence. */
@@ -35,8 +40,8 @@ export class Refused extends Error {
   constructor(readonly status: number, message: string) { super(message); }
 }
 
-/** Takes a token out of the URL's fragment, where it reaches no server and no log. Takes it also out of the query, since
- * ekg prints such a URL when it has generated a token. The address then has no token any more. */
+/** Takes a token out of the URL's fragment, where it reaches no server and no log. Takes it also out of the query,
+ * since ekg prints such a URL when it has generated a token. The address then has no token any more. */
 export function takeToken(): void {
   const fragment = new URLSearchParams(location.hash.slice(1)), query = new URLSearchParams(location.search);
   const token = fragment.get('token') ?? query.get('token');
@@ -44,7 +49,8 @@ export function takeToken(): void {
   setToken(token);
   fragment.delete('token');
   query.delete('token');
-  history.replaceState(null, '', `${location.pathname}${query.size ? `?${query}` : ''}${fragment.size ? `#${fragment}` : ''}`);
+  const left = `${query.size ? `?${query}` : ''}${fragment.size ? `#${fragment}` : ''}`;
+  history.replaceState(null, '', `${location.pathname}${left}`);
 }
 
 export function setToken(token: string): void {
@@ -69,6 +75,12 @@ export async function request(path: string, options: RequestInit = {}): Promise<
     text ||= `The answer has the status ${answer.status}.`; // of a proxy in front, which has no sentence
   }
   throw new Refused(answer.status, text);
+}
+
+/** What a user reads about a request that failed. A browser has its own words for a gateway that is away. */
+export function problemOf(e: unknown): string {
+  if (e instanceof Refused) return e.message;
+  return 'The gateway does not answer. The page tries again.';
 }
 
 export async function read<T>(path: string): Promise<T> { return await (await request(path)).json() as T; }

@@ -1,30 +1,41 @@
 // One kernel: its details, its life, and the end of its output.
 import type { Kernel } from './api';
+import { Curve } from './curve';
 import { type Action, Actions } from './dialogs';
 import { bytes, gibibytes, number, since, time } from './format';
 import { stateClass } from './kernels';
 import { Output } from './output';
 import { Timeline } from './timeline';
 
-export function Detail({ kernel: k, now, open, back }: { kernel: Kernel; now: number; open: (a: Action) => void; back: () => void }) {
+const NONE = '–'; // keeps the row of what comes and goes, so that nothing below it moves
+
+type Properties = { kernel: Kernel; now: number; open: (a: Action) => void; back: () => void };
+
+export function Detail({ kernel: k, now, open, back }: Properties) {
   const at = (when: string): string => `${time(when)} (${since(when, now)} ago)`;
   const facts: [string, string | undefined][] = [
-    ['Id', k.id], ['Kernelspec', k.name], ['Owner', k.owner], ['Reason', k.reason],
-    ['Flavor', k.flavor], ['GPUs', k.gpus ? number(k.gpus) : undefined], ['Clients', String(k.connections)], ['Memory', k.memory ? bytes(k.memory) : undefined],
+    ['Id', k.id], ['Kernelspec', k.name], ['Owner', k.owner], ['Reason', k.reason ?? NONE],
+    ['Flavor', k.flavor], ['GPUs', k.gpus ? number(k.gpus) : undefined], ['Clients', String(k.connections)],
+    ['Memory', k.memory ? bytes(k.memory) : NONE],
     ['Shared with', k.shared_with?.map(g => `${g.user ?? `group ${g.group}`} (${g.right})`).join(', ') || undefined],
-    ['Created', at(k.created)], ['Last activity', at(k.last_activity)], ['Ends if unused', k.cull_at && time(k.cull_at)],
+    ['Created', at(k.created)], ['Last activity', at(k.last_activity)],
+    ['Ends if unused', k.cull_at ? time(k.cull_at) : NONE],
     ['Kept until', k.keep_until && time(k.keep_until)],
   ];
   return <section aria-labelledby="detail">
     <div class="tools">
       <button type="button" onClick={back}>All kernels</button>
-      <h2 id="detail">Kernel <span class="mono">{k.id.slice(0, 8)}</span> <span class={`pill ${stateClass(k)}`}>{k.execution_state}</span></h2>
+      <h2 id="detail">Kernel <span class="mono">{k.id.slice(0, 8)}</span>{' '}
+        <span class={`pill ${stateClass(k)}`}>{k.execution_state}</span></h2>
       <Actions kernel={k} open={open} />
     </div>
-    <dl>{facts.filter(f => f[1]).map(([name, text]) => [<dt key={name}>{name}</dt>, <dd key={`${name}.`}>{text}</dd>])}</dl>
+    <dl>{facts.filter(f => f[1]).map(([name, text]) =>
+      [<dt key={name}>{name}</dt>, <dd key={`${name}.`}>{text}</dd>])}</dl>
     {k.gpu?.map(g => <p key={g.uuid}>{g.model ?? 'GPU'} {g.uuid}: {gibibytes(g.memory_used)}
-      {g.memory_total ? ` of ${gibibytes(g.memory_total)}` : ''}{g.busy_since ? `, busy since ${time(g.busy_since)}` : ''}
-      {g.idle_since ? `, idle since ${time(g.idle_since)}` : ''}{g.error ? `, ${g.error}` : ''}</p>)}
+      {g.memory_total ? ` of ${gibibytes(g.memory_total)}` : ''}
+      {g.busy_since ? `, busy since ${time(g.busy_since)}` : ''}
+      {g.idle_since ? `, idle since ${time(g.idle_since)}` : ''}{g.error ? `, ${g.error}` : ''}
+      <Curve use={g.utilization} now={now} name={g.model ?? 'GPU'} /></p>)}
     <Timeline id={k.id} state={k.execution_state} />
     <Output id={k.id} />
   </section>;

@@ -7,7 +7,10 @@ import { time } from './format';
 
 export type Action = 'interrupt' | 'restart' | 'stop' | 'keep' | 'share';
 
-const titles: Record<Action, string> = { interrupt: 'Interrupt', restart: 'Restart', stop: 'Stop', keep: 'Keep', share: 'Share' };
+const AWAY = 'The gateway does not answer. The action may have been done.';
+
+const titles: Record<Action, string> =
+  { interrupt: 'Interrupt', restart: 'Restart', stop: 'Stop', keep: 'Keep', share: 'Share' };
 
 /** Lists what the user may try. Only the owner and admins are told who a kernel is shared with. */
 export function actionsFor(k: Kernel): Action[] {
@@ -23,7 +26,8 @@ export function actionsFor(k: Kernel): Action[] {
 
 export function Actions({ kernel, open }: { kernel: Kernel; open: (action: Action) => void }) {
   return <div class="tools">{actionsFor(kernel).map(a =>
-    <button key={a} type="button" class={a === 'stop' ? 'danger' : ''} onClick={() => open(a)}>{titles[a]}…</button>)}</div>;
+    <button key={a} type="button" class={a === 'stop' ? 'danger' : ''} onClick={() => open(a)}>
+      {titles[a]}…</button>)}</div>;
 }
 
 export function ActionDialog({ kernel, action, close }: { kernel: Kernel; action: Action; close: () => void }) {
@@ -42,7 +46,8 @@ export function ActionDialog({ kernel, action, close }: { kernel: Kernel; action
       await send(kernel, action, hours, grants);
       dialog.current?.close();
     } catch (error) {
-      setProblem(error instanceof Error ? error.message : String(error));
+      // fetch reports a gateway that is away as a TypeError, with a browser's own words
+      setProblem(error instanceof TypeError ? AWAY : (error as Error).message);
     } finally {
       setWorking(false);
     }
@@ -53,7 +58,8 @@ export function ActionDialog({ kernel, action, close }: { kernel: Kernel; action
       <p>{kernel.name}{kernel.owner ? ` of ${kernel.owner}` : ''}, <code>{kernel.id}</code></p>
       {explain(kernel, action)}
       {action === 'keep' && <label>Hours; 0 ends keeping it{' '}
-        <input type="number" min="0" max="8760" step="any" required value={hours} onInput={e => setHours(e.currentTarget.value)} />
+        <input type="number" min="0" max="8760" step="any" required value={hours}
+          onInput={e => setHours(e.currentTarget.value)} />
       </label>}
       {action === 'share' && <label>One line for each user or group, such as “user ann read” or “group team use”
         <textarea rows={5} value={grants} onInput={e => setGrants(e.currentTarget.value)} />
@@ -71,10 +77,14 @@ function explain(k: Kernel, action: Action): ComponentChildren {
   const clients = k.connections === 1 ? 'One client is' : `${k.connections} clients are`;
   switch (action) {
     case 'interrupt': return <p>The cell that runs now is interrupted, and its result is lost. Variables stay.</p>;
-    case 'restart': return <p>All variables and results in the kernel's memory are lost, and what runs now is ended. {clients} connected.</p>;
-    case 'stop': return <p>The kernel ends. All its variables and the output that no notebook has saved are lost. {clients} connected.</p>;
-    case 'keep': return <p>The kernel is not ended for being idle until then.{k.keep_until ? ` It is kept until ${time(k.keep_until)}.` : ''}</p>;
-    case 'share': return <p>Users with “read” see its output. Users with “use” also run code in it, with its owner's rights and files.</p>;
+    case 'restart': return <p>All variables and results in the kernel's memory are lost, and what runs now is
+      ended. {clients} connected.</p>;
+    case 'stop': return <p>The kernel ends. All its variables and the output that no notebook has saved are lost.{' '}
+      {clients} connected.</p>;
+    case 'keep': return <p>The kernel is not ended for being idle until then.
+      {k.keep_until ? ` It is kept until ${time(k.keep_until)}.` : ''}</p>;
+    case 'share': return <p>Users with “read” see its output. Users with “use” also run code in it, with its owner's
+      rights and files.</p>;
   }
 }
 

@@ -4,7 +4,8 @@ import { number, time } from './format';
 
 const SHOWN = 100;
 
-/** Kernels that were ended for being idle, and those that died. What the list does not have yet is taken from the kernels. */
+/** Kernels that were ended for being idle, and those that died. What the list does not have yet is taken from
+ * kernels. */
 export function EndedKernels({ ended, kernels }: { ended: Ended[] | undefined; kernels: ReadonlyMap<string, Kernel> }) {
   const named = (k: { name: string; owner?: string }): string => k.owner ? `${k.name} of ${k.owner}` : k.name;
   const known = new Set((ended ?? []).map(e => e.id));
@@ -17,9 +18,11 @@ export function EndedKernels({ ended, kernels }: { ended: Ended[] | undefined; k
   rows.sort((a, b) => a.at < b.at ? 1 : -1);
   return <section aria-labelledby="ended">
     <h2 id="ended">Ended in the last days</h2>
-    {rows.length === 0 ? <p class="soft">No kernel.</p> : <div class="wide" tabIndex={0} role="region" aria-label="Table of ended kernels"><table>
+    {rows.length === 0 ? <p class="soft">No kernel.</p>
+      : <div class="wide" tabIndex={0} role="region" aria-label="Table of ended kernels"><table>
       <thead><tr><th scope="col">At</th><th scope="col">Kernel</th><th scope="col">Reason</th></tr></thead>
-      <tbody>{rows.slice(0, SHOWN).map(r => <tr key={r.id}><td>{time(r.at)}</td><td title={r.id}>{r.name} {r.id.slice(0, 8)}</td><td>{r.reason}</td></tr>)}</tbody>
+      <tbody>{rows.slice(0, SHOWN).map(r => <tr key={r.id}>
+        <td>{time(r.at)}</td><td title={r.id}>{r.name} {r.id.slice(0, 8)}</td><td>{r.reason}</td></tr>)}</tbody>
     </table>{rows.length > SHOWN && <p class="soft">{rows.length - SHOWN} more are not shown.</p>}</div>}
   </section>;
 }
@@ -30,12 +33,14 @@ export function Limits({ list }: { list: Limit[] | undefined }) {
   const rows = [...list ?? []].sort((a, b) => part(b) - part(a));
   return <section aria-labelledby="limits">
     <h2 id="limits">Limits</h2>
-    {rows.length === 0 ? <p class="soft">There are no limits.</p> : <div class="wide" tabIndex={0} role="region" aria-label="Table of limits"><table>
+    {rows.length === 0 ? <p class="soft">There are no limits.</p>
+      : <div class="wide" tabIndex={0} role="region" aria-label="Table of limits"><table>
       <thead><tr><th scope="col">Limit</th><th scope="col">Of</th><th scope="col">Used</th></tr></thead>
       <tbody>{rows.slice(0, SHOWN).map(l => {
         const text = `${number(l.used)} of ${number(l.most)} ${l.unit}s`;
         return <tr key={`${l.limit} ${l.of}`}><td>{l.limit}</td><td>{l.of ?? ''}</td>
-          <td>{text}<span class="bar" role="img" aria-label={text}><span style={{ width: `${100 * part(l)}%` }} /></span></td></tr>;
+          <td>{text}<span class="bar" role="img" aria-label={text}>
+            <span style={{ width: `${100 * part(l)}%` }} /></span></td></tr>;
       })}</tbody>
     </table>{rows.length > SHOWN && <p class="soft">{rows.length - SHOWN} more are not shown.</p>}</div>}
   </section>;

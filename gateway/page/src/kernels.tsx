@@ -17,19 +17,23 @@ const gpuText = (k: Kernel): string => {
   return parts.filter(Boolean).join(' · ');
 };
 
+const end = (k: Kernel): string =>
+  k.cull_at ? `ends ${time(k.cull_at)}` : k.keep_until ? `kept until ${time(k.keep_until)}` : '';
+
 const columns: Column[] = [
   { name: 'Kernel', key: k => k.id, text: k => k.id.slice(0, 8), title: k => k.id },
   { name: 'Owner', key: k => k.owner ?? '', text: k => k.owner ?? '' },
   { name: 'Spec', key: k => k.name, text: k => k.name },
   { name: 'State', key: k => k.execution_state, text: k => k.execution_state },
-  { name: 'Age', key: k => -Date.parse(k.created), text: (k, now) => since(k.created, now), title: k => time(k.created) },
+  { name: 'Age', key: k => -Date.parse(k.created), title: k => time(k.created),
+    text: (k, now) => since(k.created, now) },
   { name: 'Idle', key: k => -Date.parse(k.last_activity), more: true, title: k => `since ${time(k.last_activity)}`,
     text: (k, now) => k.execution_state === 'idle' ? since(k.last_activity, now) : '' },
   { name: 'Memory', key: k => k.memory ?? 0, text: k => k.memory ? bytes(k.memory) : '', more: true },
   { name: 'GPU', key: k => memory(k) || k.gpus || 0, text: gpuText, title: gpuText, more: true },
   { name: 'Clients', key: k => k.connections, text: k => String(k.connections), more: true },
   { name: 'Reason or end', key: k => k.reason ?? k.cull_at ?? '', more: true, title: k => k.reason ?? '',
-    text: k => k.reason ?? (k.cull_at ? `ends ${time(k.cull_at)}` : k.keep_until ? `kept until ${time(k.keep_until)}` : '') },
+    text: k => k.reason ?? end(k) },
 ];
 
 /** The kernels that contain all words, in the order of a column. */
@@ -38,7 +42,7 @@ export function choose(all: Iterable<Kernel>, words: string, state: string, by: 
   const list: { k: Kernel; key: string | number }[] = [];
   for (const k of all) {
     if (state && k.execution_state !== state) continue;
-    const text = `${k.id} ${k.name} ${k.owner ?? ''} ${k.flavor ?? ''} ${k.execution_state} ${k.reason ?? ''}`.toLowerCase();
+    const text = [k.id, k.name, k.owner, k.flavor, k.execution_state, k.reason].join(' ').toLowerCase();
     if (want.every(w => text.includes(w))) list.push({ k, key: columns[by].key(k) });
   }
   const sign = down ? -1 : 1;
@@ -46,7 +50,9 @@ export function choose(all: Iterable<Kernel>, words: string, state: string, by: 
   return list.map(e => e.k);
 }
 
-export function Kernels({ kernels, now, show }: { kernels: ReadonlyMap<string, Kernel>; now: number; show: (id: string) => void }) {
+type Shown = { kernels: ReadonlyMap<string, Kernel>; now: number; show: (id: string) => void };
+
+export function Kernels({ kernels, now, show }: Shown) {
   const [words, setWords] = useState('');
   const [state, setState] = useState('');
   const [by, setBy] = useState(4);
@@ -91,7 +97,8 @@ export function Kernels({ kernels, now, show }: { kernels: ReadonlyMap<string, K
             style={{ top: `${(first + i) * ROW}px` }}>
             {columns.map((c, n) => <div key={c.name} role="cell" class={c.more ? 'more' : ''} title={c.title?.(k)}>
               {n === 0
-                ? <button class="plain mono" type="button" aria-label={`Kernel ${k.id}`} onClick={() => show(k.id)}>{c.text(k, now)}</button>
+                ? <button class="plain mono" type="button" aria-label={`Kernel ${k.id}`} onClick={() => show(k.id)}>
+                  {c.text(k, now)}</button>
                 : n === 3 ? <span class={`pill ${stateClass(k)}`}>{c.text(k, now)}</span> : c.text(k, now)}
             </div>)}
           </div>)}
@@ -101,18 +108,26 @@ export function Kernels({ kernels, now, show }: { kernels: ReadonlyMap<string, K
   </section>;
 }
 
-export const stateClass = (k: Kernel): string => ({ dead: 'bad', unknown: 'bad', busy: 'good', starting: 'wait', restarting: 'wait' })[k.execution_state] ?? '';
+const classes: Record<string, string> =
+  { dead: 'bad', unknown: 'bad', busy: 'good', starting: 'wait', restarting: 'wait' };
 
-/** Those that wait for their start, the oldest first. A place is one among the kernels that the viewer sees. */
-export function Waiting({ kernels, now, show }: { kernels: ReadonlyMap<string, Kernel>; now: number; show: (id: string) => void }) {
+export const stateClass = (k: Kernel): string => classes[k.execution_state] ?? '';
+
+/** Those that wait for their start, the oldest first. A scheduler may start a later one first, so their order is only
+ * that of age, and the column says so. */
+export function Waiting({ kernels, now, show }: Shown) {
   const list = choose(kernels.values(), '', 'starting', 4, true).filter(k => k.reason);
   return <section aria-labelledby="waiting">
     <h2 id="waiting">Waiting</h2>
-    {list.length === 0 ? <p class="soft">No kernel waits.</p> : <div class="wide" tabIndex={0} role="region" aria-label="Table of waiting kernels">
+    {list.length === 0 ? <p class="soft">No kernel waits.</p>
+      : <div class="wide" tabIndex={0} role="region" aria-label="Table of waiting kernels">
       <table>
-        <thead><tr><th scope="col">Place</th><th scope="col">Kernel</th><th scope="col">For</th><th scope="col">Reason</th></tr></thead>
-        <tbody>{list.slice(0, 50).map((k, i) => <tr key={k.id}><td>{i + 1}</td>
-          <td><button class="plain" type="button" onClick={() => show(k.id)}>{k.name}{k.owner ? ` of ${k.owner}` : ''} {k.id.slice(0, 8)}</button></td>
+        <thead><tr>
+          <th scope="col">By age</th><th scope="col">Kernel</th><th scope="col">For</th><th scope="col">Reason</th>
+        </tr></thead>
+        <tbody>{list.slice(0, 50).map((k, i) => <tr key={k.id}><td>{i + 1} of {list.length}</td>
+          <td><button class="plain" type="button" onClick={() => show(k.id)}>
+            {k.name}{k.owner ? ` of ${k.owner}` : ''} {k.id.slice(0, 8)}</button></td>
           <td>{since(k.created, now)}</td><td>{k.reason}</td></tr>)}</tbody>
       </table>
       {list.length > 50 && <p class="soft">{list.length - 50} more wait; choose the state “starting” above.</p>}

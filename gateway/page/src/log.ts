@@ -5,7 +5,8 @@ const LOG = 'Ekg-Log'; // header with the log's name
 const LONGEST = 8 << 20; // characters of a message as JSON. The gateway sends up to 256 MiB, which would block the tab
 const LINE = 20_000; // characters of a line that are shown
 
-interface Message { number: number; channel?: string; lost?: number; header?: { msg_type?: string } | null; content?: Record<string, unknown> | null }
+interface Message { number: number; channel?: string; lost?: number; header?: { msg_type?: string } | null;
+  content?: Record<string, unknown> | null }
 
 /** The text that a message adds to the output. A kernel's message may have any content. */
 export function outputOf({ channel, lost, header, content }: Omit<Message, 'number'>): string {
@@ -17,13 +18,14 @@ export function outputOf({ channel, lost, header, content }: Omit<Message, 'numb
       const data = (content.data ?? {}) as Record<string, unknown>;
       return `${String(data['text/plain'] ?? `<${Object.keys(data).join(', ')}>`)}\n`;
     }
-    case 'error': return `${Array.isArray(content.traceback) ? content.traceback.join('\n') : String(content.evalue)}\n`;
+    case 'error':
+      return `${Array.isArray(content.traceback) ? content.traceback.join('\n') : String(content.evalue)}\n`;
     default: return '';
   }
 }
 
-/** The last lines of a text that grows, and the end of each. Like a terminal, it lets a carriage return overwrite the line.
- * It knows no colors. */
+/** The last lines of a text that grows, and the end of each. Like a terminal, it lets a carriage return overwrite the
+ * line. It knows no colors. */
 export class Screen {
   private lines: string[] = [''];
   private cut = false;
@@ -58,9 +60,10 @@ export class Screen {
 /** Where a reader of a log is. */
 export interface Place { log: string; after: number }
 
-/** Reads a log from a place on, and follows it until the kernel has ended or the signal is aborted. It updates the place
- * with each message. take returns false to stop. An answer that breaks off is an error; read on from the place. */
-export async function readLog(id: string, place: Place, signal: AbortSignal, take: (text: string) => boolean): Promise<void> {
+/** Reads a log from a place on, and follows it until the kernel has ended or the signal is aborted. It updates the
+ * place with each message. take returns false to stop. An answer that breaks off is an error; read on from there. */
+export async function readLog(id: string, place: Place, signal: AbortSignal,
+  take: (text: string) => boolean): Promise<void> {
   const query = place.log ? `&after=${place.after}&log=${encodeURIComponent(place.log)}` : '';
   const answer = await request(kernelPath(id, `/log?follow=true${query}`), { signal });
   place.log = answer.headers.get(LOG) ?? '';
@@ -102,6 +105,7 @@ function read(row: string, place: Place): string {
 /** A message that the page cannot show, now or later. */
 export class Unreadable extends Error {}
 
-/** Whether a log may be read again after this error: the gateway is away, and not the kernel, the right or a message that
- * can be read. */
-export const passes = (e: unknown): boolean => !(e instanceof Unreadable) && (!(e instanceof Refused) || e.status >= 500);
+/** Whether a log may be read again after this error: the gateway is away, and not the kernel, the right or a message
+ * that can be read. */
+export const passes = (e: unknown): boolean =>
+  !(e instanceof Unreadable) && (!(e instanceof Refused) || e.status >= 500);

@@ -2,7 +2,8 @@
 import { render } from 'preact';
 import { useCallback, useEffect, useState } from 'preact/hooks';
 
-import { type Ended, type GPUView, hasToken, type Kernel, type Limit, read, type Replica, setToken, takeToken, type UsageAnswer } from './api';
+import { type Ended, type GPUView, hasToken, type Kernel, type Limit, problemOf, read, type Replica, setToken,
+  takeToken, type UsageAnswer } from './api';
 import { Detail } from './detail';
 import { type Action, ActionDialog } from './dialogs';
 import { number } from './format';
@@ -29,7 +30,7 @@ function usePolled<T>(path: string, every: number, live: boolean): { value?: T; 
         const value = await read<T>(path);
         if (!over) setState({ value, problem: '' });
       } catch (e) {
-        if (!over) setState(s => ({ ...s, problem: e instanceof Error ? e.message : String(e) }));
+        if (!over) setState(s => ({ ...s, problem: problemOf(e) }));
       }
     };
     const shown = () => void load();
@@ -78,7 +79,8 @@ function Page() {
   const gpus = usePolled<GPUView>('api/gpus', GPUS, live);
   const limits = usePolled<Limit[]>('api/limits', GPUS, live);
   const ended = usePolled<Ended[]>('api/kernels?ended=1', HISTORY, live);
-  const usage = usePolled<UsageAnswer>(`api/usage?since=${ranges[range].since}&step=${ranges[range].step}`, HISTORY, live);
+  const { since, step } = ranges[range];
+  const usage = usePolled<UsageAnswer>(`api/usage?since=${since}&step=${step}`, HISTORY, live);
   const gateways = usePolled<Replica[]>('api/gateways', GPUS, live);
   const problem = [gpus, limits, ended, usage].map(p => p.problem).find(Boolean);
 
@@ -93,11 +95,14 @@ function Page() {
   return <>
     <header>
       <h1>Kernels</h1>
-      <p class={`live ${live && !problem ? 'soft' : 'bad'}`} role="status">{live ? problem ?? 'Live' : health.message}</p>
+      <p class={`live ${live && !problem ? 'soft' : 'bad'}`} role="status">
+        {live ? problem ?? 'Live' : health.message}</p>
       <div class="end">
         <span class="soft">{version.value ? `ekg ${version.value.version}` : ''}</span>
         <span>{me.value?.identity.name}</span>
-        {hasToken() && <button type="button" onClick={() => { setToken(''); location.reload(); }}>Forget the token</button>}
+        {hasToken() && <button type="button" onClick={() => { setToken(''); location.reload(); }}>
+          Forget the token
+        </button>}
       </div>
     </header>
     <main>
@@ -126,17 +131,21 @@ function Tiles({ totals, gpus }: { totals: Totals | undefined; gpus: GPUView | u
   const of = (state: string): string => totals ? number(totals.states[state] ?? 0) : '…';
   const whole = gpus?.totals.filter(t => t.unit === 'GPU') ?? [];
   const sum = (key: 'held' | 'total'): string => number(whole.reduce((n, t) => n + t[key], 0));
-  const tiles: [string, string][] = [['kernels in all', totals ? number(totals.kernels) : '…'], ['busy', of('busy')], ['idle', of('idle')],
-    ['starting', of('starting')], ['dead', of('dead')]];
+  const tiles: [string, string][] = [['kernels in all', totals ? number(totals.kernels) : '…'], ['busy', of('busy')],
+    ['idle', of('idle')], ['starting', of('starting')], ['dead', of('dead')]];
   if (whole.length > 0) tiles.push(['GPUs held', `${sum('held')} of ${sum('total')}`]);
-  return <ul class="tiles" aria-label="Numbers of all users">{tiles.map(([name, value]) => <li key={name}><b>{value}</b><span>{name}</span></li>)}</ul>;
+  return <ul class="tiles" aria-label="Numbers of all users">
+    {tiles.map(([name, value]) => <li key={name}><b>{value}</b><span>{name}</span></li>)}
+  </ul>;
 }
 
 function Login({ message, done }: { message: string; done: (token: string) => void }) {
   const [token, setText] = useState('');
   return <form class="login" onSubmit={e => { e.preventDefault(); done(token.trim()); }}>
     <h1>Kernels</h1>
-    <label>Token <input type="password" autocomplete="off" required value={token} onInput={e => setText(e.currentTarget.value)} /></label>
+    <label>Token{' '}
+      <input type="password" autocomplete="off" required value={token} onInput={e => setText(e.currentTarget.value)} />
+    </label>
     <p class="soft">It is kept in this tab until the tab is closed.</p>
     <p class="bad notice" role="alert">{message}</p>
     <button type="submit">Show the kernels</button>

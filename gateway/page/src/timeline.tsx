@@ -1,7 +1,7 @@
 // A kernel's life: a strip of when it was busy, and a list of events.
 import { useEffect, useState } from 'preact/hooks';
 
-import { kernelPath, read, type Timeline as Life } from './api';
+import { kernelPath, problemOf, read, type Timeline as Life } from './api';
 import { span, time } from './format';
 
 const EVERY = 10_000; // ms between two requests while nothing changes
@@ -28,7 +28,7 @@ export function Timeline({ id, state }: { id: string; state: string }) {
         const now = await read<Life>(kernelPath(id, '/timeline'));
         if (!over) { setLife(now); setProblem(''); }
       } catch (e) {
-        if (!over) setProblem(e instanceof Error ? e.message : String(e));
+        if (!over) setProblem(problemOf(e));
       }
     };
     void load();

@@ -25,7 +25,8 @@ const sum = (numbers: readonly number[]): number => numbers.reduce((a, b) => a +
 
 /** The groups and others, each with its color. */
 function groupsOf(usage: UsageAnswer): { name: string; color: string; series: Series }[] {
-  const all = usage.steps!.groups.map((series, i) => ({ name: series.name || 'all', color: `--s${i % COLORS}`, series }));
+  const all = usage.steps!.groups.map((series, i) =>
+    ({ name: series.name || 'all', color: `--s${i % COLORS}`, series }));
   if (usage.steps!.others) all.push({ name: 'others', color: '--others', series: usage.steps!.others });
   return all;
 }
@@ -39,7 +40,9 @@ export function stack(usage: UsageAnswer, series: readonly Series[], key: Key): 
   return [times, ...series.map(s => s[key].map((seconds, i) => below[i] += seconds / Math.min(step, end - times[i])))];
 }
 
-export function Usage({ usage, range, choose }: { usage: UsageAnswer | undefined; range: number; choose: (range: number) => void }) {
+type Properties = { usage: UsageAnswer | undefined; range: number; choose: (range: number) => void };
+
+export function Usage({ usage, range, choose }: Properties) {
   const [wanted, setWanted] = useState<Key>();
   const groups = useMemo(() => usage ? groupsOf(usage) : [], [usage]);
   const key = wanted ?? (groups.some(g => sum(g.series.held_seconds) > 0) ? 'held_seconds' : 'kernel_seconds');
@@ -60,7 +63,9 @@ export function Usage({ usage, range, choose }: { usage: UsageAnswer | undefined
   </section>;
 }
 
-function Plot({ usage, groups, shown }: { usage: UsageAnswer | undefined; groups: ReturnType<typeof groupsOf>; shown: Key }) {
+type Groups = ReturnType<typeof groupsOf>;
+
+function Plot({ usage, groups, shown }: { usage: UsageAnswer | undefined; groups: Groups; shown: Key }) {
   const box = useRef<HTMLDivElement>(null);
   const [at, setAt] = useState<number>();
   const dark = useDark();
@@ -68,9 +73,13 @@ function Plot({ usage, groups, shown }: { usage: UsageAnswer | undefined; groups
   useEffect(() => {
     if (!usage) return;
     const element = box.current!;
-    const color = (of: string): string => { element.style.color = `var(${of})`; return getComputedStyle(element).color; };
+    const color = (of: string): string => {
+      element.style.color = `var(${of})`;
+      return getComputedStyle(element).color;
+    };
     const [times, ...sums] = stack(usage, groups.map(g => g.series), shown);
-    const axis: uPlot.Axis = { stroke: color('--soft'), grid: { stroke: color('--line'), width: 1 }, ticks: { show: false },
+    const axis: uPlot.Axis = { stroke: color('--soft'), grid: { stroke: color('--line'), width: 1 },
+      ticks: { show: false },
       font: '12px system-ui, sans-serif' };
     const stepped = uPlot.paths.stepped!({ align: 1 });
     // Each series is painted over those above it, so the highest comes first.
@@ -95,10 +104,11 @@ function Plot({ usage, groups, shown }: { usage: UsageAnswer | undefined; groups
 }
 
 /** The numbers of the step at which the pointer is. */
-function reading(usage: UsageAnswer, groups: ReturnType<typeof groupsOf>, shown: Key, at: number): string {
+function reading(usage: UsageAnswer, groups: Groups, shown: Key, at: number): string {
   const begin = new Date(Date.parse(usage.since) + at * usage.steps!.seconds * 1000).toISOString();
   const rows = stack(usage, groups.map(g => g.series), shown).slice(1);
-  const parts = groups.map((g, i) => ({ name: g.name, value: rows[i][at] - (rows[i - 1]?.[at] ?? 0) })).filter(p => p.value > 0.001);
+  const parts = groups.map((g, i) => ({ name: g.name, value: rows[i][at] - (rows[i - 1]?.[at] ?? 0) }))
+    .filter(p => p.value > 0.001);
   return `${time(begin)}: ${parts.map(p => `${p.name} ${number(p.value)}`).join(', ') || 'none'}`;
 }
 
@@ -122,17 +132,19 @@ function useDark(): boolean {
   return dark;
 }
 
-function Table({ usage, groups }: { usage: UsageAnswer | undefined; groups: ReturnType<typeof groupsOf> }) {
+function Table({ usage, groups }: { usage: UsageAnswer | undefined; groups: Groups }) {
   const measured = (name: string): boolean => (usage?.usage.find(r => r.name === name)?.measured_seconds ?? 0) > 0;
   return <div class="wide" tabIndex={0} role="region" aria-label="Table of usage"><table>
-    <thead><tr><th scope="col">User</th><th scope="col" class="num">Kernel time</th><th scope="col" class="num">GPU time held</th>
+    <thead><tr><th scope="col">User</th><th scope="col" class="num">Kernel time</th>
+      <th scope="col" class="num">GPU time held</th>
       <th scope="col" class="num">GPU time busy</th></tr></thead>
     <tbody>{groups.map(g => {
       const held = sum(g.series.held_seconds);
       return <tr key={g.color}><td><span class="swatch" style={{ background: `var(${g.color})` }} />{g.name}</td>
         <td class="num">{span(sum(g.series.kernel_seconds))}</td>
         <td class="num">{held > 0 ? span(held) : ''}</td>
-        <td class="num">{held === 0 ? '' : g.color === '--others' || measured(g.series.name) ? span(sum(g.series.busy_seconds)) : 'not measured'}</td></tr>;
+        <td class="num">{held > 0 && (g.color === '--others' || measured(g.series.name)
+          ? span(sum(g.series.busy_seconds)) : 'not measured')}</td></tr>;
     })}</tbody>
   </table></div>;
 }

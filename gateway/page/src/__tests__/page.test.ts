@@ -2,7 +2,8 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
-import type { Kernel, UsageAnswer } from '../api';
+import { type Kernel, problemOf, Refused, type UsageAnswer } from '../api';
+import { addSample, lines, type Sample } from '../curve';
 import { actionsFor, readGrants } from '../dialogs';
 import { span } from '../format';
 import { choose } from '../kernels';
@@ -11,15 +12,17 @@ import { parse } from '../stream';
 import { parts } from '../timeline';
 import { stack } from '../usage';
 
-const kernel = (id: string, more: Partial<Kernel> = {}): Kernel => ({ id, name: 'python3', last_activity: '2026-01-02T03:04:05Z',
-  execution_state: 'idle', connections: 0, created: '2026-01-02T03:04:05Z', ...more });
+const kernel = (id: string, more: Partial<Kernel> = {}): Kernel => ({ id, name: 'python3',
+  last_activity: '2026-01-02T03:04:05Z', execution_state: 'idle', connections: 0, created: '2026-01-02T03:04:05Z', ...more });
 
 test('events are complete, whatever the pieces of the stream are', () => {
   const text = 'retry: 2000\n\nevent: reset\ndata: {}\n\n: alive\n\nevent: totals\ndata: {"kernels":1}\n\n';
   for (let size = 1; size <= text.length; size++) {
     const events: string[] = [];
     let rest = '';
-    for (let at = 0; at < text.length; at += size) rest = parse(rest + text.slice(at, at + size), (n, d) => events.push(n + d));
+    for (let at = 0; at < text.length; at += size) {
+      rest = parse(rest + text.slice(at, at + size), (n, d) => events.push(n + d));
+    }
     assert.deepEqual([rest, ...events], ['', 'reset{}', 'totals{"kernels":1}'], `pieces of ${size}`);
   }
 });
@@ -27,7 +30,8 @@ test('events are complete, whatever the pieces of the stream are', () => {
 test('kernels are searched by all words, filtered and ordered', () => {
   const all = [kernel('a', { owner: 'ann', connections: 2 }), kernel('b', { owner: 'bob', execution_state: 'busy' }),
     kernel('c', { owner: 'ann', flavor: 'big', connections: 2 })];
-  const ids = (words: string, state = '', by = 0, down = false): string => choose(all, words, state, by, down).map(k => k.id).join('');
+  const ids = (words: string, state = '', by = 0, down = false): string =>
+    choose(all, words, state, by, down).map(k => k.id).join('');
   assert.equal(ids(''), 'abc');
   assert.equal(ids('', '', 0, true), 'cba');
   assert.equal(ids('ANN big'), 'c');
@@ -36,20 +40,41 @@ test('kernels are searched by all words, filtered and ordered', () => {
   assert.equal(ids('', '', 8, true), 'acb', 'the same number of clients is ordered by id');
 });
 
+test('a failed request has plain words, and not those of a browser', () => {
+  assert.equal(problemOf(new Refused(404, 'There is no such kernel.')), 'There is no such kernel.');
+  const away = 'The gateway does not answer. The page tries again.';
+  for (const e of [new TypeError('Failed to fetch'), new SyntaxError('Unexpected end'), 'network error']) {
+    assert.equal(problemOf(e), away);
+  }
+});
+
+test('a curve has a bound, and gaps where use was not measured', () => {
+  let samples: Sample[] = [];
+  for (let i = 0; i < 300; i++) samples = addSample(samples, i);
+  assert.deepEqual([samples.length, samples[0], samples.at(-1)], [120, 180, 299]);
+  assert.deepEqual(lines([]), []);
+  assert.deepEqual(lines([null, 250]), ['240.0,1.0 240.0,1.0'], 'a lone sample is a point within the frame');
+  assert.deepEqual(lines([0, null, -5, 100]).map(l => l.split(' ').map(p => p.split(',')[1])),
+    [['31.0', '31.0'], ['31.0', '1.0']]);
+});
+
 test('grants are read line by line', () => {
-  assert.deepEqual(readGrants(' user ann b read \n\ngroup team use'), [{ user: 'ann b', right: 'read' }, { group: 'team', right: 'use' }]);
+  assert.deepEqual(readGrants(' user ann b read \n\ngroup team use'),
+    [{ user: 'ann b', right: 'read' }, { group: 'team', right: 'use' }]);
   assert.throws(() => readGrants('user ann read\nuser bob write'), /Line 2 is not/);
 });
 
 test('actions are those of the viewer', () => {
   assert.deepEqual(actionsFor(kernel('a')), ['interrupt', 'restart', 'stop', 'keep']);
   assert.deepEqual(actionsFor(kernel('a', { owner: 'ann' })), ['interrupt', 'restart'], 'of another user');
-  assert.deepEqual(actionsFor(kernel('a', { owner: 'ann', shared_with: [] })), ['interrupt', 'restart', 'stop', 'keep', 'share']);
+  assert.deepEqual(actionsFor(kernel('a', { owner: 'ann', shared_with: [] })),
+    ['interrupt', 'restart', 'stop', 'keep', 'share']);
   assert.deepEqual(actionsFor(kernel('a', { execution_state: 'dead' })), ['restart', 'stop']);
 });
 
 test('messages become text, whatever their content is', () => {
-  const of = (type: string, content: Record<string, unknown> | null): string => outputOf({ channel: 'iopub', header: { msg_type: type }, content });
+  const of = (type: string, content: Record<string, unknown> | null): string =>
+    outputOf({ channel: 'iopub', header: { msg_type: type }, content });
   assert.equal(of('stream', { text: '<b>' }), '<b>');
   assert.equal(of('display_data', { data: { 'image/png': 'x', 'text/html': '<b>' } }), '<image/png, text/html>\n');
   assert.equal(of('execute_result', { data: { 'text/plain': ['a'] } }), 'a\n');
@@ -73,7 +98,8 @@ test('a screen keeps the last lines, and a carriage return overwrites', () => {
 });
 
 test('usage is stacked, and the last step counts as far as it is over', () => {
-  const usage: UsageAnswer = { since: '2026-01-02T00:00:00Z', until: '2026-01-02T01:30:00Z', usage: [], steps: { seconds: 3600, groups: [
+  const usage: UsageAnswer = { since: '2026-01-02T00:00:00Z', until: '2026-01-02T01:30:00Z', usage: [],
+    steps: { seconds: 3600, groups: [
     { name: 'ann', kernel_seconds: [7200, 1800], held_seconds: [0, 0], busy_seconds: [0, 0] },
     { name: 'bob', kernel_seconds: [0, 900], held_seconds: [0, 0], busy_seconds: [0, 0] }] } };
   const begin = Date.parse(usage.since) / 1000;
@@ -81,13 +107,15 @@ test('usage is stacked, and the last step counts as far as it is over', () => {
 });
 
 test('a step of a timeline is full if the kernel was busy all the time, and the last one may go on', () => {
-  const life = { since: '2026-01-02T00:00:00Z', until: '2026-01-02T00:00:21Z', events: [], events_dropped: 0, step_seconds: 8 };
+  const life = { since: '2026-01-02T00:00:00Z', until: '2026-01-02T00:00:21Z', events: [],
+    events_dropped: 0, step_seconds: 8 };
   assert.deepEqual(parts({ ...life, busy_seconds: [8, 2, 5] }), [1, 0.25, 1]);
   assert.deepEqual(parts({ ...life, until: life.since, busy_seconds: [0] }), [0]);
 });
 
 test('lengths of time have one unit or two', () => {
-  assert.deepEqual([-5, 59, 60, 3600, 90_000, 172_800].map(span), ['0 s', '59 s', '1 min', '1 h 0 min', '25 h 0 min', '2 days']);
+  assert.deepEqual([-5, 59, 60, 3600, 90_000, 172_800].map(span),
+    ['0 s', '59 s', '1 min', '1 h 0 min', '25 h 0 min', '2 days']);
 });
 
 /** Reads a log that the gateway sends in these pieces. Returns the text and where the reader is. */
@@ -98,7 +126,10 @@ async function readPieces(pieces: string[]): Promise<{ text: string; place: Plac
   globals.document = { baseURI: 'http://gateway/' };
   globals.sessionStorage = { getItem: () => null };
   globals.fetch = async () => new Response(new ReadableStream({
-    pull: c => { const next = pieces.shift(); if (next === undefined) c.close(); else c.enqueue(new TextEncoder().encode(next)); },
+    pull: c => {
+      const next = pieces.shift();
+      if (next === undefined) c.close(); else c.enqueue(new TextEncoder().encode(next));
+    },
     cancel: () => { cancelled = true; },
   }));
   try {
@@ -128,7 +159,8 @@ test('a message that would block the page ends the reading for good', async () =
   const endless = [row(1, 'a\n'), '{"number":2,', ...Array<string>(300).fill(long)];
   const whole = [row(1, 'a\n'), row(2, long.repeat(9))];
   for (const [pieces, want] of [[endless, /^A message is too long for this page. Read it with: ekg log the-id$/],
-    [whole, /too long/], [[row(1, 'a\n'), '{"number":\n'], /cannot be read/], [[row(1, 'a\n'), 'null\n'], /cannot be read/],
+    [whole, /too long/], [[row(1, 'a\n'), '{"number":\n'], /cannot be read/],
+    [[row(1, 'a\n'), 'null\n'], /cannot be read/],
     [[row(1, 'a\n'), row(2, { toString: 1 })], /cannot be read/]] as [string[], RegExp][]) {
     await assert.rejects(readPieces(pieces), (e: any) => {
       assert.match(e.message, want);
