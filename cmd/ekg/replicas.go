@@ -7,8 +7,9 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -18,7 +19,12 @@ import (
 const replicaTime = 3 * time.Second
 
 // localGateways knows the gateways that share a state directory, by their files. It implements launcher.GatewayViewer.
-type localGateways struct{ stateDir string }
+type localGateways struct {
+	stateDir string
+	// self is this gateway's file; nil until it is written. A gateway in another container may have the same process id,
+	// and then only one of both has a file.
+	self *atomic.Pointer[gatewayFile]
+}
 
 // ViewGateways asks each gateway for its version, and whether it is ready.
 func (l localGateways) ViewGateways(ctx context.Context) ([]launcher.Gateway, error) {
@@ -27,12 +33,17 @@ func (l localGateways) ViewGateways(ctx context.Context) ([]launcher.Gateway, er
 	if len(files) == 0 && err != nil {
 		return nil, err
 	}
+	self := l.self.Load()
+	isSelf := func(f gatewayFile) bool { return self != nil && f.PID == self.PID && f.Started.Equal(self.Started) }
+	if self != nil && !slices.ContainsFunc(files, isSelf) {
+		files = append(files, *self)
+	}
 	ctx, cancel := context.WithTimeout(ctx, replicaTime)
 	defer cancel()
 	all := make([]launcher.Gateway, len(files))
 	var asked sync.WaitGroup
 	for i, f := range files {
-		all[i] = launcher.Gateway{Name: withoutQuery(f.URL), Started: f.Started, Self: f.PID == os.Getpid()}
+		all[i] = launcher.Gateway{Name: withoutQuery(f.URL), Started: f.Started, Self: isSelf(f)}
 		if all[i].Self {
 			continue
 		}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -57,6 +58,8 @@ type server struct {
 	reaper *proctree.Reaper // nil: this is not a container's first process
 	starts func() []launcher.Request
 	warm   func() []launcher.Warm
+
+	file atomic.Pointer[gatewayFile] // as register has written it; nil before
 }
 
 // step undoes the start of a part.
@@ -264,7 +267,7 @@ func (b backend) warmKernels() (wanted []launcher.Warm) {
 func (v *server) newGateway(o gateway.Options, b backend) (*gateway.Gateway, error) {
 	o.Launcher, o.Specs, o.Limits = b.launcher, b.specs, b.limits
 	if v.settings.Launcher == "local" {
-		o.Gateways = localGateways{v.settings.StateDir}
+		o.Gateways = localGateways{v.settings.StateDir, &v.file}
 	}
 	if b.flavors != nil { // a nil *File in the interface would not be nil
 		o.Flavors = b.flavors
@@ -366,6 +369,7 @@ func (v *server) register(addr net.Addr, token string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.Place("state-dir"), err)
 	}
+	v.file.Store(&file)
 	v.onStop("file of this gateway", func(context.Context) error { return remove() })
 	return nil
 }
