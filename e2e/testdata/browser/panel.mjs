@@ -4,7 +4,9 @@
 // EKG_HOSTILE as its name, and its kernel fails with that text while the file EKG_FLAG exists. POST EKG_CONTROL/kill and
 // /start end and start the gateway. Screenshots go to EKG_ARTIFACTS. EKG_PICTURES is a folder for the documentation's
 // picture; then nothing is tested.
+import { once } from 'node:events';
 import { readFileSync, writeFileSync } from 'node:fs';
+import { createServer } from 'node:http';
 import { join } from 'node:path';
 
 import { check, equal, finish, require, rest, TOKEN, until, URL } from '../js/checks.mjs';
@@ -85,6 +87,36 @@ class Panel {
   }
 }
 
+/** A stream of 2,000 kernels, of which 40 are ann's. After `begin` it sends them, and then 20 updates a second. */
+async function manyKernels() {
+  let begin, updates = 0;
+  const begun = new Promise(resolve => { begin = resolve; });
+  const kernel = (i, state) => ({
+    id: `k${String(i).padStart(4, '0')}`, name: 'python3', owner: i < 1960 ? `user${i % 10}` : 'ann', shared_with: [],
+    execution_state: state, created: new Date(1.7e12 + i * 1000).toISOString(), last_activity: new Date().toISOString(),
+    cull_at: new Date(Date.now() + 3.6e6).toISOString(),
+  });
+  const event = (name, data) => `event: ${name}\ndata: ${JSON.stringify(data)}\n\n`;
+  const server = createServer(async (request, response) => {
+    response.writeHead(200, { 'Content-Type': 'text/event-stream' });
+    response.write(event('reset', { user: 'ann' }) + event('complete', {}));
+    await begun;
+    const all = Array.from({ length: 2000 }, (_, i) => kernel(i, 'idle'));
+    response.write(event('kernels', { kernels: all, removed: [] }) + event('complete', {}));
+    const timer = setInterval(() => {
+      updates++;
+      const some = Array.from({ length: 40 }, (_, i) => kernel((updates * 37 + i * 50) % 2000, updates % 2 ? 'busy' : 'idle'));
+      response.write(event('kernels', { kernels: some, removed: [] }) + event('complete', {}));
+    }, 50);
+    response.on('close', () => clearInterval(timer));
+  }).listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  return {
+    url: `http://127.0.0.1:${server.address().port}/`, begin, updates: () => updates,
+    stop: () => { server.closeAllConnections(); server.close(); return once(server, 'close'); },
+  };
+}
+
 const model = async id => (await rest('/api/kernels')).find(k => k.id === id);
 const kernelOf = async panel => panel.getAttribute('data-kernel');
 
@@ -138,6 +170,9 @@ if (PICTURES) {
 await check('the list, a GPU and its use, and the status bar', async () => {
   await train.connected(60);
   await panel.show();
+  await page.keyboard.press('Tab');
+  equal(await panel.node.evaluate(node => node !== document.activeElement && node.contains(document.activeElement)), true,
+    'Tab reaches a button of the panel that was shown');
   await panel.reads('train.ipynb', 'Ends at');
   id = await kernelOf(panel.row('train.ipynb'));
   await train.run(0);
@@ -174,7 +209,7 @@ await check('keep and undo, with the keyboard; a refusal is shown', async () => 
 await check('share with a user and a group, and remove', async () => {
   await panel.choose('train.ipynb', 'Share…');
   const dialog = page.locator('.jp-Dialog');
-  await dialog.getByLabel('Name').fill('bob');
+  await dialog.getByLabel('Name').pressSequentially('bob');
   await page.keyboard.press('Enter');
   await dialog.getByLabel('User or group').selectOption('group');
   await dialog.getByLabel('Name').fill(HOSTILE);
@@ -285,6 +320,55 @@ await check('dark and narrow', async () => {
   equal(await panel.node.evaluate(node => node.scrollWidth <= node.clientWidth), true, 'the panel fits its width');
   await train.screenshot('narrow');
 });
+
+await check('a panel that was open is open after a reload', async () => {
+  await page.setViewportSize({ width: 1200, height: 900 });
+  const saved = async () => {
+    const { data } = await (await fetch(`${lab.url}/lab/api/workspaces/w1`)).json();
+    return JSON.stringify(data['layout-restorer:data']?.left ?? {}).includes('"current":"jupyter-ekg-kernels"');
+  };
+  await until(saved, 20, 'JupyterLab has saved its layout');
+  await page.reload();
+  await train.shown();
+  await panel.node.getByRole('heading', { name: 'Kernels' }).first().waitFor({ timeout: 30000 });
+  await panel.reads('evaluate.ipynb', 'Idle', 30);
+}, 120);
+
+await check('thousands of kernels, the page stays quick, and the filter finds one', async () => {
+  const many = await manyKernels();
+  const notebook = await lab.open('report.ipynb', { window: await lab.window() });
+  const all = new Panel(notebook);
+  await notebook.page.route(/\/jupyter-ekg\/events/, route => route.continue({ url: many.url }));
+  await notebook.page.reload();
+  await notebook.shown();
+  await all.show();
+  await notebook.connected(60); // what JupyterLab does itself when it starts is done
+  await notebook.page.evaluate(() => {
+    window.ekgTasks = [];
+    new PerformanceObserver(list => window.ekgTasks.push(...list.getEntries().map(e => e.duration))).observe({ type: 'longtask' });
+  });
+  many.begin();
+  await all.node.getByText(/^1.900 more\./).waitFor({ timeout: 30000 });
+  equal(await all.node.locator('.jp-ekg-row').count(), 100, 'rows in the page');
+  equal(await all.node.getByRole('region', { name: 'Kernels', exact: true }).locator('.jp-ekg-row').count(), 40, 'own rows');
+  await all.accessible('thousands of kernels', '.jp-ekg-Kernels');
+  await notebook.screenshot('thousands');
+  await notebook.page.evaluate(() => { window.ekgTasks.length = 1; }); // axe-core works for long
+  const filter = all.node.getByRole('searchbox', { name: 'Filter kernels' });
+  await filter.pressSequentially('user7 1897', { delay: 50 });
+  await all.row('k1897').waitFor();
+  equal(await all.node.locator('.jp-ekg-row').count(), 1, 'rows that the filter finds');
+  await filter.fill('no such kernel');
+  await all.node.getByText('The filter finds no kernel.').first().waitFor();
+  await filter.fill('');
+  const from = many.updates();
+  await until(() => many.updates() > from + 60, 20, 'updates');
+  const longest = Math.max(0, ...await notebook.page.evaluate(() => window.ekgTasks));
+  console.log(`# the longest task of the page took ${longest.toFixed(0)} ms`);
+  if (longest > 1000) throw new Error(`a task of the page took ${longest} ms`);
+  await notebook.close();
+  await many.stop();
+}, 180);
 
 await check('no token of the gateway reaches the browser', async () => {
   equal(requests.filter(r => r.includes(TOKEN)), [], 'requests with the token');

@@ -5,7 +5,7 @@ import { ServerConnection } from '@jupyterlab/services';
 
 import { Kernels, MAX_SAMPLES, useOf, type IKernelModel } from '../panel/kernels';
 import { Problems } from '../panel/problems';
-import { actionsOf, question, rowsOf } from '../panel/rows';
+import { actionsOf, lists, MOST_ROWS, question, rowsOf } from '../panel/rows';
 import { follow, parse, type Open } from '../panel/stream';
 import * as texts from '../panel/texts';
 import { countCells, Unsaved } from '../panel/unsaved';
@@ -112,10 +112,10 @@ test('rows: names, order and whose they are', () => {
   };
   const rows = rowsOf(
     [
-      kernel(),
-      kernel({ id: 'b' }),
-      kernel({ id: 'a', owner: 'ann', shared_with: [] }),
-      kernel({ id: 'c0000000', owner: 'bob' })
+      kernel({ created: later(3) }),
+      kernel({ id: 'b', created: later(2) }),
+      kernel({ id: 'a', owner: 'ann', shared_with: [], created: later(2) }),
+      kernel({ id: 'c0000000', owner: 'bob', created: '2026-01-02T12:01:59.5Z' })
     ],
     'ann',
     id => uses[id],
@@ -124,12 +124,54 @@ test('rows: names, order and whose they are', () => {
   assert.deepEqual(
     rows.map(row => [row.title, row.path, row.foreign, row.owned]),
     [
-      ['console-1', undefined, false, true],
-      ['Python 3, 3f2a1b2c', undefined, false, true],
       ['Python 3, c0000000', undefined, true, false],
-      ['train.ipynb', 'work/train.ipynb', false, true]
+      ['train.ipynb', 'work/train.ipynb', false, true],
+      ['console-1', undefined, false, true],
+      ['Python 3, 3f2a1b2c', undefined, false, true]
     ]
   );
+});
+
+test('a row keeps its place when its session appears, and when its state changes', () => {
+  const order = (uses: Record<string, any>, state: string) =>
+    rowsOf(
+      ['c', 'a', 'b'].map(id => kernel({ id, created: later(id === 'c' ? 1 : 2), execution_state: state })),
+      '',
+      id => uses[id],
+      name => name
+    ).map(row => row.kernel.id);
+  assert.deepEqual(order({}, 'starting'), ['c', 'a', 'b']);
+  assert.deepEqual(order({ a: { path: 'zz.ipynb', type: 'notebook' } }, 'idle'), ['c', 'a', 'b']);
+});
+
+test('at most so many rows are in the page, own ones first, and the filter finds the others', () => {
+  const models = Array.from({ length: 2000 }, (_, i) =>
+    kernel({
+      id: `k${String(i).padStart(4, '0')}`,
+      owner: i < 1960 ? `user${i % 10}` : 'ann',
+      execution_state: i % 100 ? 'idle' : 'busy',
+      shared_with: []
+    })
+  );
+  const rows = rowsOf(
+    models,
+    'ann',
+    id => (id === 'k1970' ? { path: 'Deep/Train.ipynb', name: '', type: 'notebook' } : undefined),
+    name => name
+  );
+  const ids = (filter: string) => {
+    const { own, foreign } = lists(rows, filter);
+    return [own.rows.map(row => row.kernel.id), own.found, foreign.rows.map(row => row.kernel.id), foreign.found];
+  };
+  const { own, foreign } = lists(rows, '');
+  assert.deepEqual([own.rows.length, own.all, foreign.rows.length, foreign.found], [40, 40, MOST_ROWS - 40, 1960]);
+  assert.equal(foreign.rows[0]!.kernel.id, 'k0000');
+  assert.deepEqual(ids(' deep  TRAIN '), [['k1970'], 1, [], 0]);
+  assert.deepEqual(ids('user3 k1893'), [[], 0, ['k1893'], 1]);
+  assert.equal(ids('BUSY')[3], 20);
+  assert.deepEqual(ids('nothing'), [[], 0, [], 0]);
+  assert.equal(lists(rows, '', 30).own.rows.length, 30);
+  assert.equal(lists(rows, '', 30).foreign.rows.length, 0);
 });
 
 test('actions that the gateway would refuse are not offered', () => {

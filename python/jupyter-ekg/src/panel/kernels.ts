@@ -49,6 +49,8 @@ export const SAMPLE_TIME = 10_000;
 /** Bound on the samples of a kernel: ten minutes of them. */
 export const MAX_SAMPLES = 60;
 
+const NO_SAMPLES: readonly ISample[] = [];
+
 /** The kernels that the server shows this user, as the stream of events tells them. */
 export class Kernels {
   /** The name of the user at the gateway; empty where it has no users. */
@@ -121,7 +123,7 @@ export class Kernels {
 
   /** The use of a kernel's GPUs over the last minutes, the oldest first. */
   history(id: string): readonly ISample[] {
-    return this.samples.get(id) ?? [];
+    return this.samples.get(id) ?? NO_SAMPLES;
   }
 
   private changed(): void {

@@ -10,7 +10,7 @@ import type { Message } from '@lumino/messaging';
 import * as React from 'react';
 
 import { type ISample, type Kernels } from './kernels';
-import { actionsOf, type IRow } from './rows';
+import { actionsOf, lists, type IList, type IRow } from './rows';
 import * as texts from './texts';
 
 /** What the panel needs of JupyterLab. */
@@ -36,12 +36,14 @@ export interface IHost {
 
 const CURVE = { width: 72, height: 16 };
 const TICK = 10_000; // ms between two looks at the clock
+const FILTER_FROM = 10; // the filter is shown with more rows than these
 
 /** The list of kernels in the sidebar. */
 export class KernelsPanel extends ReactWidget {
   constructor(private readonly host: IHost) {
     super();
     this.addClass('jp-ekg-Kernels');
+    this.node.tabIndex = -1;
   }
 
   /** Shows what has changed, unless the panel is hidden. */
@@ -49,6 +51,12 @@ export class KernelsPanel extends ReactWidget {
     if (this.isVisible) {
       this.update();
     }
+  }
+
+  /** Takes the focus, so that the next Tab reaches the first button. */
+  protected override onActivateRequest(msg: Message): void {
+    super.onActivateRequest(msg);
+    this.node.focus();
   }
 
   protected override onAfterAttach(msg: Message): void {
@@ -74,16 +82,42 @@ export class KernelsPanel extends ReactWidget {
   protected override render(): React.JSX.Element {
     const { kernels } = this.host;
     const rows = this.host.rows();
-    const own = rows.filter(row => !row.foreign);
-    const foreign = rows.filter(row => row.foreign);
+    const { own, foreign } = lists(rows, this.filter);
+    const more = own.found + foreign.found - own.rows.length - foreign.rows.length;
+    const parts = { host: this.host, now: this.now };
+    const filtered = rows.length > FILTER_FROM || this.filter !== '';
     return (
       <>
-        {kernels.loaded && <Section title="Kernels" rows={own} host={this.host} empty="No kernel is running." />}
-        {foreign.length > 0 && <Section title="Kernels of other users" rows={foreign} host={this.host} empty="" />}
+        {filtered && this.filterBox()}
+        {kernels.loaded && <Section title="Kernels" list={own} {...parts} />}
+        {foreign.all > 0 && <Section title="Kernels of other users" list={foreign} {...parts} />}
+        {filtered && (
+          <p className="jp-ekg-rest" role="status">
+            {more > 0 && `${texts.count(more)} more. Filter by notebook, kernelspec, owner or state to find one.`}
+          </p>
+        )}
         <p className="jp-ekg-health" role="status">
-          {kernels.problem && (kernels.loaded ? 'Not up to date: ' : '') + kernels.problem}
+          {kernels.problem && texts.sentence((kernels.loaded ? 'Not up to date: ' : '') + kernels.problem)}
         </p>
       </>
+    );
+  }
+
+  private filterBox(): React.JSX.Element {
+    return (
+      <div className="jp-ekg-filter">
+        <input
+          type="search"
+          className="jp-mod-styled"
+          aria-label="Filter kernels"
+          placeholder="Filter kernels"
+          defaultValue={this.filter}
+          onChange={e => {
+            this.filter = e.target.value;
+            this.update();
+          }}
+        />
+      </div>
     );
   }
 
@@ -96,37 +130,71 @@ export class KernelsPanel extends ReactWidget {
   }
 
   private tick(): void {
+    this.now = Date.now();
     this.host.shown();
     this.update();
   }
 
+  private filter = '';
+  private now = Date.now();
+
   private timer: ReturnType<typeof setInterval> | undefined;
 }
 
-function Section(props: { title: string; rows: IRow[]; host: IHost; empty: string }): React.JSX.Element {
-  const { title, rows, host, empty } = props;
+function Section(props: { title: string; list: IList; host: IHost; now: number }): React.JSX.Element {
+  const { title, list, host, now } = props;
+  const { rows, found, all } = list;
   return (
     <section aria-label={title}>
       <h2 className="jp-ekg-section">
         {title}
-        <span className="jp-ekg-count">{rows.length}</span>
+        <span className="jp-ekg-count">
+          {found === all ? texts.count(all) : `${texts.count(found)} of ${texts.count(all)}`}
+        </span>
       </h2>
-      {rows.length === 0 && <p className="jp-ekg-empty">{empty}</p>}
+      {found === 0 && (
+        <p className="jp-ekg-empty">{all > 0 ? 'The filter finds no kernel.' : 'No kernel is running.'}</p>
+      )}
       <ul>
         {rows.map(row => (
-          <Row key={row.kernel.id} row={row} host={host} />
+          <Row
+            key={row.kernel.id}
+            row={row}
+            host={host}
+            now={now}
+            problem={host.problem(row.kernel.id)}
+            unsaved={host.unsaved(row.kernel.id)}
+            history={host.kernels.history(row.kernel.id)}
+          />
         ))}
       </ul>
     </section>
   );
 }
 
-function Row({ row, host }: { row: IRow; host: IHost }): React.JSX.Element {
+interface IRowProps {
+  row: IRow;
+  host: IHost;
+  /** The time of the panel's last look at the clock. */
+  now: number;
+  problem: string;
+  unsaved: number;
+  history: readonly ISample[];
+}
+
+/** A row that is rendered again only if something in it has changed: a list of hundreds changes many times a second. */
+const Row = React.memo(
+  WholeRow,
+  ({ row: before, ...rest }, { row: after, ...more }) => isSame(before, after) && isSame(rest, more)
+);
+
+function isSame<T extends object>(a: T, b: T): boolean {
+  return (Object.keys(a) as (keyof T)[]).every(key => a[key] === b[key]);
+}
+
+function WholeRow({ row, host, now, problem, unsaved, history }: IRowProps): React.JSX.Element {
   const { kernel, title, path, spec, foreign } = row;
-  const now = Date.now();
   const shared = kernel.shared_with ?? [];
-  const problem = host.problem(kernel.id);
-  const unsaved = host.unsaved(kernel.id);
   const icon = path === undefined ? kernelIcon : notebookIcon;
   return (
     <li className="jp-ekg-row" data-state={kernel.execution_state} data-kernel={kernel.id}>
@@ -162,7 +230,7 @@ function Row({ row, host }: { row: IRow; host: IHost }): React.JSX.Element {
       </p>
       {kernel.reason && <p className="jp-ekg-reason">{texts.local(kernel.reason, now)}</p>}
       <Ending row={row} host={host} now={now} />
-      {kernel.gpu && kernel.gpu.length > 0 && <GPUs row={row} history={host.kernels.history(kernel.id)} />}
+      {kernel.gpu && kernel.gpu.length > 0 && <GPUs row={row} history={history} now={now} />}
       {shared.length > 0 && (
         <p className="jp-ekg-shared" title={shared.map(texts.grant).join('\n')}>
           <usersIcon.react tag="span" className="jp-ekg-icon" elementSize="small" aria-hidden="true" />
@@ -228,11 +296,11 @@ function Ending({ row, host, now }: { row: IRow; host: IHost; now: number }): Re
   );
 }
 
-function GPUs({ row, history }: { row: IRow; history: readonly ISample[] }): React.JSX.Element {
+function GPUs({ row, history, now }: Pick<IRowProps, 'row' | 'history' | 'now'>): React.JSX.Element {
   const gpus = row.kernel.gpu!;
   const models = texts.models(gpus);
   const errors = gpus.map(gpu => gpu.error).filter(error => error);
-  const path = texts.curve(history, Date.now(), CURVE.width, CURVE.height - 2);
+  const path = texts.curve(history, now, CURVE.width, CURVE.height - 2);
   return (
     <>
       <p className="jp-ekg-line jp-ekg-gpu">

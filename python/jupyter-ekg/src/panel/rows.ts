@@ -22,7 +22,7 @@ export interface IRow {
   owned: boolean;
 }
 
-/** Makes the rows, in an order that changes neither with states nor with times. */
+/** Makes the rows, the oldest kernel first. A row keeps its place when its kernel gets a notebook or another state. */
 export function rowsOf(
   kernels: Iterable<IKernelModel>,
   user: string,
@@ -42,7 +42,46 @@ export function rowsOf(
       owned: kernel.owner === undefined || kernel.shared_with !== undefined
     };
   });
-  return rows.sort((a, b) => a.title.localeCompare(b.title) || (a.kernel.id < b.kernel.id ? -1 : 1));
+  const created = new Map(rows.map(({ kernel }) => [kernel.id, Date.parse(kernel.created ?? '') || 0]));
+  return rows.sort(
+    ({ kernel: a }, { kernel: b }) => created.get(a.id)! - created.get(b.id)! || (a.id < b.id ? -1 : 1)
+  );
+}
+
+/** Bound on the rows that are in the page at a time. An admin sees all kernels of a gateway. */
+export const MOST_ROWS = 100;
+
+/** The rows of one list that are in the page. */
+export interface IList {
+  rows: IRow[];
+  /** How many the filter finds. */
+  found: number;
+  /** How many there are. */
+  all: number;
+}
+
+/** The list of the user's kernels and that of other users' kernels. The user's own come first within the bound. */
+export function lists(rows: readonly IRow[], filter: string, most = MOST_ROWS): { own: IList; foreign: IList } {
+  const words = filter.toLowerCase().split(/\s+/).filter(word => word);
+  const list = (all: IRow[], most: number): IList => {
+    const found = words.length ? all.filter(row => matches(row, words)) : all;
+    return { rows: found.slice(0, most), found: found.length, all: all.length };
+  };
+  const own = list(
+    rows.filter(row => !row.foreign),
+    most
+  );
+  const foreign = list(
+    rows.filter(row => row.foreign),
+    most - own.rows.length
+  );
+  return { own, foreign };
+}
+
+function matches({ kernel, title, path, spec }: IRow, words: readonly string[]): boolean {
+  const { id, owner, execution_state, flavor } = kernel;
+  const text = [title, path, spec, id, owner, execution_state, flavor].join('\n').toLowerCase();
+  return words.every(word => text.includes(word));
 }
 
 /** Something that may be done with a kernel. */

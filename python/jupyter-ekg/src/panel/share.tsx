@@ -1,5 +1,7 @@
 import { Dialog } from '@jupyterlab/apputils';
 import { ReactWidget } from '@jupyterlab/ui-components';
+import { MessageLoop } from '@lumino/messaging';
+import { Widget } from '@lumino/widgets';
 import * as React from 'react';
 
 import { explain } from '../request';
@@ -111,7 +113,8 @@ class Grants extends ReactWidget implements Dialog.IBodyWidget<IGrant[]> {
 
   private set(change: { kind?: 'user' | 'group'; name?: string; right?: IGrant['right'] }): void {
     Object.assign(this, change);
-    this.update();
+    // At once: a later update would lose what is typed meanwhile.
+    MessageLoop.sendMessage(this, Widget.Msg.UpdateRequest);
   }
 
   private kind: 'user' | 'group' = 'user';

@@ -10,6 +10,7 @@ export const STYLE = `
   overflow-y: auto;
   scrollbar-gutter: stable;
 }
+.jp-ekg-Kernels:focus { outline: none; }
 .jp-ekg-Kernels p, .jp-ekg-Kernels ul { margin: 0; padding: 0; list-style: none; }
 .jp-ekg-Kernels button {
   appearance: none; background: none; border: 0; color: inherit; cursor: pointer; font: inherit; padding: 0;
@@ -22,6 +23,11 @@ export const STYLE = `
   font-size: var(--jp-ui-font-size0); font-weight: 600; height: 32px; letter-spacing: 1px; margin: 0; padding: 0 12px;
   text-transform: uppercase;
 }
+.jp-ekg-filter {
+  background: var(--jp-layout-color1); flex: none; padding: 8px 12px; position: sticky; top: 0; z-index: 1;
+}
+.jp-ekg-filter > input.jp-mod-styled { box-sizing: border-box; height: 28px; padding: 0 8px; width: 100%; }
+.jp-ekg-Kernels .jp-ekg-rest:not(:empty) { color: var(--jp-ui-font-color2); padding: 8px 12px; }
 .jp-ekg-count { color: var(--jp-ui-font-color2); font-weight: normal; margin-left: 8px; }
 .jp-ekg-health { color: var(--jp-ui-font-color1); overflow-wrap: anywhere; }
 .jp-ekg-Kernels .jp-ekg-health:not(:empty) {

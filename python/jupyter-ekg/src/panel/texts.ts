@@ -60,6 +60,16 @@ export function local(text: string, now: number): string {
 
 const number = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 });
 
+/** A number of kernels. */
+export function count(kernels: number): string {
+  return number.format(kernels);
+}
+
+/** A text of the gateway as a sentence: with a capital letter. */
+export function sentence(text: string): string {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
 /** The use of GPUs, such as "83 %". */
 export function use(gpus: readonly IGPU[]): string {
   const part = useOf(gpus);
