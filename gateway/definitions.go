@@ -22,6 +22,9 @@ func definitionProblem(err error) error {
 
 // scheduleOf reads the members of a body that are a definition's own. A member that is null is empty.
 func scheduleOf(body object) (c jobs.Change, err error) {
+	if _, there := body["kernel"]; there {
+		return c, refuse(http.StatusBadRequest, "kernel: the jobs of a definition have kernels of their own.")
+	}
 	for member, to := range map[string]**string{"schedule": &c.Schedule, "timezone": &c.Timezone} {
 		if _, there := body[member]; there {
 			text, _, err := body.text(member)

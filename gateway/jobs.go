@@ -48,6 +48,8 @@ func jobProblem(err error) error {
 		return refuse(http.StatusForbidden, "%s", many.Error()).by(limitCheck)
 	case errors.Is(err, launcher.ErrNoRecord):
 		return refuse(http.StatusNotFound, "The job does not exist.")
+	case errors.Is(err, jobs.ErrOccupied):
+		return refuse(http.StatusConflict, "Another job runs in this kernel.")
 	case errors.Is(err, jobs.ErrRuns):
 		return refuse(http.StatusConflict, "The job has not ended. Stop it first.")
 	case errors.Is(err, launcher.ErrRecordTooLarge):
@@ -127,6 +129,9 @@ func (g *Gateway) submission(r *call, body object) (sub jobs.Submission, err err
 		if raw, there := body[value.member]; there && json.Unmarshal(raw, value.to) != nil {
 			return sub, refuse(http.StatusBadRequest, "%s is not %s.", value.member, value.is)
 		}
+	}
+	if _, there := body["kernel"]; there {
+		return sub, g.jobInKernel(r, body, &sub)
 	}
 	return sub, g.jobStart(r, body, spec, &sub)
 }

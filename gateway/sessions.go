@@ -118,11 +118,21 @@ func (g *Gateway) getSession(w http.ResponseWriter, r *call) error {
 	return writeJSON(w, http.StatusOK, g.sessionModel(f, r.who))
 }
 
-// deleteSession ends the session's kernel, and with it the session.
+// deleteSession ends the session's kernel, and with it the session. A kernel in which a job runs lives on.
 func (g *Gateway) deleteSession(w http.ResponseWriter, r *call) error {
 	f, err := g.sessionOf(r)
 	if err != nil {
 		return err
+	}
+	if there, err := g.jobIn(r, f.kernel.ID); err != nil {
+		return err
+	} else if there {
+		remove := func(all []launcher.Session) ([]launcher.Session, error) { return without(all, f.session.ID), nil }
+		if _, err := g.updateSessions(r.Context(), f.kernel.ID, remove); err != nil {
+			return err
+		}
+		w.WriteHeader(http.StatusNoContent)
+		return nil
 	}
 	err = g.stop(r, f.kernel.ID, "its session was shut down on request")
 	if errors.Is(err, launcher.ErrNotFound) {
@@ -387,6 +397,13 @@ func (g *Gateway) moveSession(
 	remove := func(all []launcher.Session) ([]launcher.Session, error) { return without(all, s.ID), nil }
 	if _, err := g.updateSessions(r.Context(), from, remove); err != nil && !errors.Is(err, launcher.ErrNotFound) {
 		return err
+	}
+	if there, err := g.jobIn(r, from); err != nil || there {
+		if err != nil { // as for a kernel that cannot be stopped
+			g.log.Error("the previous kernel of a session was not stopped", logkey.Kernel, from, logkey.Session, s.ID,
+				logkey.Err, err)
+		}
+		return g.answerSession(w, r, http.StatusOK, found{s, to})
 	}
 	err := g.stop(r, from, "its session was given another kernel")
 	if err != nil && !errors.Is(err, launcher.ErrNotFound) {

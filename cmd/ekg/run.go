@@ -64,6 +64,9 @@ func runCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Comman
 			&cli.StringSliceFlag{Name: "parameters-file", Aliases: []string{"f", "parameters_file"},
 				Usage: "a `FILE` of parameters, YAML or JSON. Can be repeated"},
 			&cli.StringFlag{Name: "kernel", Aliases: []string{"k"}, Usage: "`KERNELSPEC`; else the notebook's, or the gateway's default"},
+			&cli.StringFlag{Name: "in-kernel", Usage: "go on in your running kernel with this `ID`, or one that begins so"},
+			&cli.StringFlag{Name: "from-cell", Usage: "with --in-kernel: `CELL` to begin with, its number from 1 or its id"},
+			&cli.StringFlag{Name: "then", Usage: "with --in-kernel: keep or end the kernel after the job (`WHAT`; keep)"},
 			&cli.StringFlag{Name: "flavor", Usage: "`NAME` of the GPU that it gets; see docs/gpus.md"},
 			&cli.StringSliceFlag{Name: "env", Usage: "a variable of the kernel, `NAME=VALUE`. Can be repeated"},
 			&cli.StringFlag{Name: "name", Usage: "`NAME` of the job; else the notebook's"},
@@ -113,12 +116,15 @@ func submitNotebook(ctx context.Context, r *kernelRun) error {
 	if r.c.IsSet("schedule") || r.c.IsSet("timezone") {
 		return r.scheduleNotebook(ctx, body)
 	}
+	g := r.gateways[0]
+	if g, err = r.goOn(ctx, g, body); err != nil {
+		return err
+	}
 	output := r.c.String("output")
 	if output != "" {
 		body["output_path"] = filepath.Base(output)
 	}
 	var job jobRow
-	g := r.gateways[0]
 	if err := g.change(ctx, http.MethodPost, "api/jobs", body, &job); err != nil {
 		return err
 	}
@@ -143,6 +149,9 @@ func (r *kernelRun) scheduleNotebook(ctx context.Context, body map[string]any) e
 	if r.c.Bool("follow") || r.c.String("output") != "" {
 		return &usageError{errors.New("--schedule runs nothing now: leave out --follow and --output")}
 	}
+	if r.c.IsSet("in-kernel") {
+		return &usageError{errors.New("--schedule starts new kernels: leave out --in-kernel")}
+	}
 	body["schedule"], body["timezone"] = r.c.String("schedule"), r.c.String("timezone")
 	var definition definitionRow
 	if err := r.gateways[0].change(ctx, http.MethodPost, "api/jobs/definitions", body, &definition); err != nil {
@@ -150,6 +159,29 @@ func (r *kernelRun) scheduleNotebook(ctx context.Context, body map[string]any) e
 	}
 	_, err := fmt.Fprintln(r.c.App.Writer, definition.ID)
 	return err
+}
+
+// goOn adds to a submission the running kernel in which it goes on, and returns the gateway of that kernel. Without
+// one it returns the gateway that it gets.
+func (r *kernelRun) goOn(ctx context.Context, g *gatewayClient, body map[string]any) (*gatewayClient, error) {
+	kernel := r.c.String("in-kernel")
+	if kernel == "" {
+		for _, flag := range []string{"from-cell", "then"} {
+			if r.c.IsSet(flag) {
+				return nil, &usageError{fmt.Errorf("--%s needs --in-kernel", flag)}
+			}
+		}
+		return g, nil
+	}
+	g, id, err := locate(ctx, r.gateways, kernel)
+	if err != nil {
+		return nil, err
+	}
+	body["kernel"], body["then"] = id, r.c.String("then")
+	if from := r.c.String("from-cell"); from != "" {
+		body["from_cell"] = from
+	}
+	return g, nil
 }
 
 // parameters returns the parameters of the command line. Files come first, and flags override them.

@@ -187,8 +187,13 @@ func (h *hold) steps() error {
 			}
 		case e.State.Final():
 			return nil
-		case e.Stopping && e.Kernel == "":
+		case e.Stopping && (e.Kernel == "" || e.State == Queued):
 			return h.must("stop", func(e *entry) { e.State, e.Reason, e.Ended = Stopped, reasonStopped, time.Now().UTC() })
+		case e.State == Queued && e.inKernel():
+			now := time.Now().UTC()
+			if err := h.must("start", func(e *entry) { e.State, e.Attempt, e.Started = Running, 1, now }); err != nil {
+				return err
+			}
 		case e.State == Queued && h.m.waits(h.id):
 			return nil
 		case e.State == Queued:
@@ -210,9 +215,13 @@ func (h *hold) steps() error {
 	}
 }
 
-// settle stops the kernel of an attempt that has ended, and then ends the job or lets it begin again.
+// settle stops the kernel of an attempt that has ended, unless its author keeps it. It then ends the job or lets it
+// begin again.
 func (h *hold) settle(e *entry) error {
 	err := retry(h.ctx, h.log, "stop its kernel", func() error {
+		if e.Then == ThenKeep {
+			return nil
+		}
 		return h.m.kernels.Stop(h.ctx, e.Author, e.Kernel, "its job has ended")
 	})
 	if err != nil {
@@ -380,7 +389,7 @@ func (h *hold) document(e *entry) (doc *notebook.Document, from *notebook.State,
 			if err != nil {
 				return err
 			}
-			doc, err = e.prepared(source, e.Language)
+			doc, err = e.prepared(source, e.Language, e.From)
 			return err
 		}
 		s, err := h.m.store.saved(h.ctx, e)

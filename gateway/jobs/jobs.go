@@ -48,6 +48,15 @@ const (
 // Final reports whether a job of the state has ended.
 func (s State) Final() bool { return s == Succeeded || s == Failed || s == Stopped }
 
+// Then is what happens to the kernel of a job that has ended.
+type Then string
+
+// What may happen to the author's kernel.
+const (
+	ThenKeep Then = "keep" // it lives on, as if the author had run the cells
+	ThenEnd  Then = "end"
+)
+
 // Template is what a client sets of a job: what runs, and how. A definition has one for all its jobs.
 type Template struct {
 	Name        string          `json:"name"`
@@ -71,6 +80,9 @@ type Job struct {
 
 	Definition string    `json:"definition,omitempty"` // that has made it
 	Due        time.Time `json:"due,omitzero"`         // the time of the definition's schedule for which it was made
+	// Then says what happens to the kernel after a job that goes on in its author's kernel. "" is a kernel of its own.
+	Then     Then `json:"then,omitempty"`
+	FromCell int  `json:"from_cell,omitempty"` // number of the cell that it begins with, from 1, in such a kernel
 
 	State    State     `json:"state"`
 	Reason   string    `json:"reason,omitempty"` // one sentence: what it waits for, or why it has failed
@@ -83,6 +95,9 @@ type Job struct {
 	Ended    time.Time `json:"ended,omitzero"`
 	Stopping bool      `json:"stopping,omitempty"` // its end was requested
 }
+
+// inKernel reports whether the job goes on in its author's kernel.
+func (j *Job) inKernel() bool { return j.Then != "" }
 
 // Author is on whose behalf a job's kernel is started: the user who has submitted it, as the user was at that time.
 type Author struct {
@@ -100,6 +115,11 @@ type Submission struct {
 	Start    json.RawMessage // the body of the request for its kernel, without kernel_id
 	Language string          // of the kernelspec
 	Token    string          // the same submission again returns the same job; "" for none
+
+	// Of a job that goes on in its author's kernel; "" for others.
+	Kernel string
+	Then   Then
+	From   string // the cell that it begins with; see notebook.Plan
 }
 
 // Bounds of a submission.
@@ -138,9 +158,15 @@ func (s *Submission) check() (*notebook.Document, error) {
 		return nil, wrong("retries is not between 0 and %d", maxRetries)
 	case s.Timeout < 0 || s.Timeout > maxTimeout:
 		return nil, wrong("timeout is not a number of seconds between 0 and %d", maxTimeout)
+	case s.Then != "" && s.Retries > 0:
+		return nil, wrong("a job in a running kernel has no retries: its variables are lost with the kernel")
+	case s.Then != "" && len(s.Parameters) > 0:
+		return nil, wrong("a job in a running kernel has no parameters: they are set already")
+	case s.Then != "" && s.Then != ThenKeep && s.Then != ThenEnd:
+		return nil, wrong("then is not %s or %s", ThenKeep, ThenEnd)
 	}
 	// Everything that could fail later for the notebook alone fails here, so that its author sees it.
-	doc, err := s.prepared(s.Notebook, s.Language)
+	doc, err := s.prepared(s.Notebook, s.Language, s.From)
 	var invalid *notebook.InvalidError
 	if errors.As(err, &invalid) {
 		return nil, wrong("%s", invalid.Error())
@@ -149,12 +175,13 @@ func (s *Submission) check() (*notebook.Document, error) {
 }
 
 // prepared reads the notebook and prepares it for a run.
-func (j *Template) prepared(source []byte, language string) (*notebook.Document, error) {
+func (j *Template) prepared(source []byte, language, from string) (*notebook.Document, error) {
 	doc, err := notebook.Read(source)
 	if err != nil {
 		return nil, err
 	}
-	plan := notebook.Plan{KernelName: j.Kernelspec, Language: language, InputPath: j.InputPath, OutputPath: j.OutputPath}
+	plan := notebook.Plan{KernelName: j.Kernelspec, Language: language, InputPath: j.InputPath, OutputPath: j.OutputPath,
+		From: from}
 	if len(j.Parameters) > 0 {
 		if plan.Parameters, err = notebook.ParseParameters(j.Parameters); err != nil {
 			return nil, err

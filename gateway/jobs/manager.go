@@ -137,7 +137,7 @@ func idOf(space uuid.UUID, owner, token string) string {
 // Submit stores a job that will be run. A submission with the author's earlier token returns the earlier job, and
 // created is false. The error is an *InvalidError or a *TooManyError, or internal.
 func (m *Manager) Submit(ctx context.Context, sub Submission) (job Job, created bool, err error) {
-	job = Job{ID: idOf(jobSpace, sub.Owner, sub.Token), Template: sub.Template}
+	job = Job{ID: idOf(jobSpace, sub.Owner, sub.Token), Template: sub.Template, Kernel: sub.Kernel, Then: sub.Then}
 	return m.create(ctx, sub, job)
 }
 
@@ -155,14 +155,19 @@ func (m *Manager) create(ctx context.Context, sub Submission, job Job) (_ Job, c
 	if err := m.room(ctx, sub.Owner); err != nil {
 		return Job{}, false, err
 	}
-	s := stored{entry: entry{Job: job, Author: sub.Author, Start: sub.Start, Language: sub.Language}}
+	s := stored{entry: entry{Job: job, Author: sub.Author, Start: sub.Start, Language: sub.Language, From: sub.From}}
 	s.State, s.Created, s.Cells = Queued, time.Now().UTC(), doc.CodeCells()
 	s.Name = sub.name()
 	// The notebook first: a job's record always has one.
 	if s.Source, err = m.store.keep(ctx, kindNotebook, job.ID, sub.Notebook); err != nil {
 		return Job{}, false, err
 	}
-	err = m.store.write(ctx, &s)
+	if s.inKernel() {
+		s.FromCell = doc.From()
+		err = m.occupy(ctx, &s)
+	} else {
+		err = m.store.write(ctx, &s)
+	}
 	if errors.Is(err, launcher.ErrRecordChanged) { // the same job, at the same time
 		s, err = m.store.job(ctx, job.ID)
 		return s.Job, false, err
@@ -361,7 +366,7 @@ func (m *Manager) round(ctx context.Context, working *sync.WaitGroup) error {
 			continue
 		}
 		mine, free := m.mayTake(s)
-		starts := s.State == Queued && s.Outcome == nil && !s.Stopping
+		starts := s.State == Queued && s.Outcome == nil && !s.Stopping && !s.inKernel()
 		waits := m.waits(s.ID) || starts && blocked[s.Owner]
 		// A kernel that is being started and has a reason to wait is admitted: it waits for a GPU or a node.
 		blocked[s.Owner] = blocked[s.Owner] || starts || s.State == Starting && s.Outcome == nil && s.Reason == ""

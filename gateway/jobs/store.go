@@ -24,6 +24,7 @@ type entry struct {
 	Author   Author          `json:"author"`
 	Start    json.RawMessage `json:"start"`
 	Language string          `json:"language,omitempty"`
+	From     string          `json:"from,omitempty"` // Submission.From
 
 	Holder string `json:"holder,omitempty"` // the gateway that works on the job; "" for none
 	Beat   uint64 `json:"beat"`             // the holder counts it up while it lives

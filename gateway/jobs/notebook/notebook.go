@@ -37,6 +37,7 @@ type Document struct {
 	meta  *object
 	cells []*cell
 	minor int
+	from  int // index of the cell with which a run begins, after Prepare
 }
 
 // Read reads a notebook. The error is an *InvalidError. The caller bounds the size of data.
@@ -255,9 +256,12 @@ func (c *cell) runs() bool {
 	return c.isCode() && strings.TrimSpace(c.source) != "" && !c.tagged("skip-execution")
 }
 
-// CodeCells returns how many cells have code to run.
+// From returns the number of the cell with which a run of the prepared notebook begins, from 1.
+func (d *Document) From() int { return d.from + 1 }
+
+// CodeCells returns how many cells have code that a run of the prepared notebook runs.
 func (d *Document) CodeCells() (n int) {
-	for _, c := range d.cells {
+	for _, c := range d.cells[d.from:] {
 		if c.runs() {
 			n++
 		}

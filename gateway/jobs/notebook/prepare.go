@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"math"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
@@ -37,6 +38,9 @@ type Plan struct {
 	KernelName, Language string
 	// InputPath and OutputPath are written to the notebook. "" is written as null.
 	InputPath, OutputPath string
+	// From says where a run in a kernel that has run the cells before it begins: the number of a cell, from 1, or its id.
+	// Those before it stay as they are. "" means the first, in a new kernel.
+	From string
 }
 
 // Prepare makes the notebook ready to be run: it removes outputs, counts and the marks of earlier runs, injects the
@@ -48,7 +52,13 @@ func (d *Document) Prepare(p Plan) error {
 		papermill = newObject(map[string]any{"default_parameters": struct{}{}, "environment_variables": struct{}{},
 			"parameters": struct{}{}, "version": writer})
 	}
-	d.cells = slices.DeleteFunc(d.cells, func(c *cell) bool { return c.tagged(tagError) })
+	from, err := d.place(p.From)
+	if err != nil {
+		return err
+	}
+	before := d.cells[:from]
+	d.cells = append(withoutMarks(before), withoutMarks(d.cells[from:])...)
+	d.from = len(withoutMarks(before))
 	if len(p.Parameters) > 0 {
 		if err := d.inject(p); err != nil {
 			return err
@@ -65,7 +75,7 @@ func (d *Document) Prepare(p Plan) error {
 		papermill.set(name, nil)
 	}
 	d.meta.set("papermill", papermill)
-	for _, c := range d.cells {
+	for _, c := range d.cells[d.from:] {
 		if c.tags() == nil {
 			c.meta.set("tags", []string{})
 		}
@@ -77,6 +87,26 @@ func (d *Document) Prepare(p Plan) error {
 		}
 	}
 	return nil
+}
+
+// withoutMarks returns the cells without those that an earlier run that failed has added.
+func withoutMarks(cells []*cell) []*cell {
+	return slices.DeleteFunc(slices.Clone(cells), func(c *cell) bool { return c.tagged(tagError) })
+}
+
+// place returns the index of the cell that a Plan.From names.
+func (d *Document) place(from string) (int, error) {
+	if from == "" {
+		return 0, nil
+	}
+	i := slices.IndexFunc(d.cells, func(c *cell) bool { return c.obj.text("id") == from })
+	if i >= 0 {
+		return i, nil
+	}
+	if n, err := strconv.Atoi(from); err == nil && n >= 1 && n <= len(d.cells) {
+		return n - 1, nil
+	}
+	return 0, invalid("the notebook has no cell %.50q", from)
 }
 
 func orNull(s string) any {

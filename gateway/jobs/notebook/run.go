@@ -38,6 +38,7 @@ type Conn interface {
 // State is what a run needs beside the document to be carried on. Both are stored in one step. Its members are for
 // this package only.
 type State struct {
+	From     int                `json:"from,omitempty"`    // index of the cell with which the run begins
 	Cell     int                `json:"cell"`              // index of the cell that runs, or is the next
 	Running  bool               `json:"running,omitempty"` // its request may have been sent
 	Replied  bool               `json:"replied,omitempty"` // its reply was received
@@ -134,16 +135,17 @@ func (o *Run) Do(ctx context.Context) (Result, error) {
 	if r.StopPatience == 0 {
 		r.StopPatience = DefaultStopPatience
 	}
-	for _, c := range r.doc.cells {
-		if c.runs() {
-			r.total++
-		}
-	}
+	r.state.From, r.state.Cell = r.doc.from, r.doc.from
 	if o.Resume != nil {
 		if o.Resume.Result != nil {
 			return *o.Resume.Result, nil
 		}
 		r.state = *o.Resume
+	}
+	for _, c := range r.doc.cells[r.state.From:] {
+		if c.runs() {
+			r.total++
+		}
 	}
 	r.load()
 	if r.state.Displays == nil {
@@ -200,6 +202,12 @@ func (r *run) first(ctx context.Context) (*Result, error) {
 			return &Result{Status: Stopped, Reason: "it was stopped before its first cell"}, nil
 		}
 		own, parent := headers(m)
+		if m.Channel == jupyter.IOPub && own.MsgType == "status" {
+			r.noteStatus(m, false)
+		}
+		if r.state.Broken != "" { // the kernel may have forgotten the request
+			return &Result{Status: Failed, Reason: r.state.Broken, Lost: true}, nil
+		}
 		if own.MsgType != "kernel_info_reply" || parent.MsgID != h.MsgID {
 			continue
 		}
@@ -248,7 +256,8 @@ func (r *run) cells(ctx context.Context) (*Result, error) {
 		if res != nil || err != nil {
 			return res, err
 		}
-		r.state = State{Cell: r.state.Cell + 1, Cursor: r.state.Cursor, Displays: r.state.Displays, Widgets: r.state.Widgets}
+		r.state = State{From: r.state.From, Cell: r.state.Cell + 1, Cursor: r.state.Cursor, Displays: r.state.Displays,
+			Widgets: r.state.Widgets}
 	}
 	return &Result{Status: Completed}, nil
 }
@@ -332,7 +341,7 @@ func (r *run) judge(c *cell) *Result {
 		return nil
 	}
 	reason := strings.TrimSuffix(reply.Ename+": "+reply.Evalue, ": ")
-	if reason == "" {
+	if reason == "" { // as after a cell of another client that has failed
 		reason = "the kernel has not run the cell"
 	}
 	return &Result{Status: Failed, Reason: reason, Lost: reply.Status != "error" || reply.Ename == kernelDied}
@@ -350,7 +359,7 @@ func (r *run) ended(ctx context.Context, res *Result, err error) (Result, error)
 	r.saveWidgets()
 	mark := res.Status == Failed && failed >= 0
 	if r.doc.end(time.Now(), failed, mark); mark {
-		r.state.Cell += 2 // two cells were added in front of it
+		r.state.From, r.state.Cell = r.state.From+1, r.state.Cell+2 // cells were added in front of them
 	}
 	if res.Status == Completed {
 		res.Cell = 0
@@ -378,7 +387,7 @@ func (r *run) save(ctx context.Context) error {
 func (r *run) progress() Progress {
 	p := Progress{Cells: r.total}
 	for i, c := range r.doc.cells {
-		if i <= r.state.Cell && c.runs() {
+		if i >= r.state.From && i <= r.state.Cell && c.runs() {
 			p.Cell++
 		}
 	}
@@ -388,10 +397,14 @@ func (r *run) progress() Progress {
 // request is the execute_request of a cell. Its msg_id is the same whichever gateway sends it.
 func (r *run) request(c *cell) jupyter.Message {
 	allowed := r.AllowErrors || c.tagged("raises-exception")
-	return r.message("execute_request", r.msgID(r.state.Cell), map[string]any{
+	m := r.message("execute_request", r.msgID(r.state.Cell), map[string]any{
 		"code": c.source, "silent": false, "store_history": true, "user_expressions": struct{}{}, "allow_stdin": false,
 		"stop_on_error": !allowed,
 	})
+	if id := c.obj.text("id"); id != "" { // as front ends do: the log of the kernel has the outputs by cell
+		m.Metadata = encode(map[string]string{"cellId": id})
+	}
+	return m
 }
 
 func (r *run) msgID(cell int) string { return r.ID + "-" + strconv.Itoa(cell) }

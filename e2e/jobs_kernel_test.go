@@ -1,0 +1,97 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestE2E_JobInKernel: the rest of a notebook runs as a job in the notebook's own kernel.
+func TestE2E_JobInKernel(t *testing.T) {
+	g := newGateway(t, "--max-kernels=1") // the job needs no second kernel
+	id := g.kernel("python3")
+	path := g.notebookFile("rest.ipynb", "name = 'k'", slowly, "print('end', i)")
+	t.Run("the gateway is killed", func(t *testing.T) { restOutlivesGateway(t, g, id, path) })
+	t.Run("it waits for what runs, and is stopped", func(t *testing.T) { restWaits(t, g, id, path) })
+	t.Run("the kernel is restarted", func(t *testing.T) { restIsRestarted(t, g, id, path) })
+	t.Run("the kernel ends", func(t *testing.T) { restEndsKernel(t, g, id, path) })
+}
+
+// restOutlivesGateway: the author closes everything, and the gateway is killed while a cell runs.
+func restOutlivesGateway(t *testing.T, g *gateway, kernel, path string) {
+	c := g.dial(t, kernel, "author", true)
+	c.says("name = 'k'; mark = 41", "")
+	if code, _, errs := g.prints("run", path, "--from-cell", "2"); code == 0 || !strings.Contains(errs, "--in-kernel") {
+		t.Errorf("--from-cell without --in-kernel: %d %s", code, errs)
+	}
+	id := g.submits(path, "--in-kernel", kernel[:8], "--from-cell", "cell-1")
+	if code, _, errs := g.prints("run", path, "--in-kernel", kernel); code == 0 || !strings.Contains(errs, "Another job") {
+		t.Errorf("a second job in the kernel: %d %s", code, errs)
+	}
+	_ = c.ws.Close() // the author leaves
+	g.jobIs(id, "runs its first cell", 30*time.Second, func(j job) bool { return j.State == "running" && j.Cell == 1 })
+	g.kill()
+	g.start()
+	j := g.jobIs(id, "has ended", 90*time.Second, func(j job) bool { return j.State == "succeeded" })
+	if j.Kernel != kernel || j.Attempt != 1 {
+		t.Errorf("the job ran in the kernel %s, attempt %d", j.Kernel, j.Attempt)
+	}
+	if code, logs, errs := g.prints("jobs", "logs", id); code != 0 || logs != lines("k")+"end 59\n" {
+		t.Errorf("%d, %s\nthe outputs are\n%s", code, errs, logs)
+	}
+	if code, log, _ := g.prints("log", kernel); code != 0 || !strings.Contains(log, lines("k")) {
+		t.Errorf("the kernel's log has other outputs:\n%s", log)
+	}
+	g.dial(t, kernel, "author again", true).says("print(mark + 1, i)", "42 59\n")
+}
+
+// restWaits: the job's cells run behind the author's. A stop before them does not interrupt the author's.
+func restWaits(t *testing.T, g *gateway, kernel, path string) {
+	open := filepath.Join(g.dir, "go")
+	c := g.dial(t, kernel, "author", true)
+	busy := c.begin("import os, time\nprint('busy', flush=True)\n" +
+		"while not os.path.exists('" + open + "'): time.sleep(0.05)\nprint('done')")
+	id := g.submits(path, "--in-kernel", kernel, "--from-cell", "3", "--once", "behind")
+	g.jobIs(id, "waits", 30*time.Second, func(j job) bool { return j.State == "running" })
+	if err := os.WriteFile(open, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if r := c.finish(busy, 20*time.Second); r.stdout != "busy\ndone\n" {
+		t.Errorf("the author's cell printed %q", r.stdout)
+	}
+	g.jobIs(id, "has ended", 30*time.Second, func(j job) bool { return j.State == "succeeded" })
+	id = g.submits(path, "--in-kernel", kernel, "--from-cell", "2")
+	g.jobIs(id, "runs", 30*time.Second, func(j job) bool { return j.State == "running" && j.Cell == 1 })
+	if code, _, errs := g.prints("jobs", "stop", id); code != 0 {
+		t.Errorf("ekg jobs stop: %d %s", code, errs)
+	}
+	g.jobIs(id, "is stopped", 20*time.Second, func(j job) bool { return j.State == "stopped" })
+	c.says("print(mark)", "41\n")
+}
+
+func restIsRestarted(t *testing.T, g *gateway, kernel, path string) {
+	id := g.submits(path, "--in-kernel", kernel, "--from-cell", "2")
+	g.jobIs(id, "runs", 30*time.Second, func(j job) bool { return j.State == "running" && j.Cell == 1 })
+	g.want(200, "POST", "/api/kernels/"+kernel+"/restart", "", nil)
+	g.jobIs(id, "has failed", 30*time.Second, func(j job) bool {
+		return j.State == "failed" && strings.Contains(j.Reason, "restarted")
+	})
+}
+
+// restEndsKernel: the author lets the kernel end with the job, and later shuts one down while a job runs.
+func restEndsKernel(t *testing.T, g *gateway, kernel, path string) {
+	id := g.submits(path, "--in-kernel", kernel, "--then", "end")
+	g.jobIs(id, "has ended", 60*time.Second, func(j job) bool { return j.State == "succeeded" })
+	g.want(404, "GET", "/api/kernels/"+kernel, "", nil)
+	kernel = g.kernel("python3")
+	id = g.submits(path, "--in-kernel", kernel)
+	g.jobIs(id, "runs its second cell", 30*time.Second, func(j job) bool { return j.State == "running" && j.Cell == 2 })
+	g.want(204, "DELETE", "/api/kernels/"+kernel, "", nil)
+	g.jobIs(id, "has failed", 30*time.Second, func(j job) bool {
+		return j.State == "failed" && strings.Contains(j.Reason, "on request")
+	})
+}

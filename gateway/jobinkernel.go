@@ -1,0 +1,78 @@
+package gateway
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// jobInKernel reads the part of a submission that is about a job in its author's running kernel. Only the kernel's
+// owner may submit one: it may end the kernel, and it goes on when the kernel is no longer shared.
+func (g *Gateway) jobInKernel(r *call, body object, sub *jobs.Submission) error {
+	for _, member := range []string{"kernelspec", "flavor", "env"} {
+		if raw := body[member]; len(raw) > 0 && string(raw) != `""` && string(raw) != "{}" && string(raw) != "null" {
+			return refuse(http.StatusBadRequest, "%s cannot be chosen for a kernel that runs.", member)
+		}
+	}
+	id, _, err := body.text("kernel")
+	if err != nil {
+		return err
+	}
+	then, given, err := body.text("then")
+	if err != nil {
+		return err
+	}
+	if sub.Then = jobs.ThenKeep; given && then != "" {
+		sub.Then = jobs.Then(then)
+	}
+	if sub.From, err = fromCell(body["from_cell"]); err != nil {
+		return err
+	}
+	k, err := g.kernelOf(r.Context(), r.who, id)
+	if err != nil {
+		return err
+	}
+	if err := r.who.accessTo(k).suffices(ownKernel); err != nil {
+		return err
+	}
+	if k.State == api.Dead {
+		return &problem{status: http.StatusConflict, reason: "Kernel is dead", message: "The kernel is dead: " +
+			sentence(k.Reason)}
+	}
+	sub.Kernel, sub.Kernelspec, sub.Flavor, sub.Start = k.ID, g.specName(k), k.Flavor, json.RawMessage("{}")
+	r.kernel, r.spec, r.flavor = k.ID, sub.Kernelspec, k.Flavor
+	if spec, ok := g.opts.Specs.Get(sub.Kernelspec); ok {
+		sub.Language = spec.Language
+	}
+	return nil
+}
+
+// fromCell reads from_cell: the number of a cell, from 1, or a cell's id. "" is the first cell.
+func fromCell(raw json.RawMessage) (string, error) {
+	var number int
+	var id string
+	switch {
+	case len(raw) == 0, string(raw) == "null":
+		return "", nil
+	case json.Unmarshal(raw, &number) == nil && number > 0:
+		return strconv.Itoa(number), nil
+	case json.Unmarshal(raw, &id) == nil && id != "" && len(id) <= 64: // as long as nbformat allows
+		return id, nil
+	}
+	return "", refuse(http.StatusBadRequest, "from_cell is neither the number of a cell, from 1, nor the id of one.")
+}
+
+// jobIn reports whether a job runs in a kernel.
+func (g *Gateway) jobIn(r *call, kernel string) (bool, error) {
+	if g.jobs == nil {
+		return false, nil
+	}
+	_, there, err := g.jobs.In(r.Context(), kernel)
+	if err != nil {
+		return false, jobProblem(err)
+	}
+	return there, nil
+}

@@ -1,0 +1,55 @@
+package jobs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+)
+
+// ErrOccupied says that another job runs in the kernel.
+var ErrOccupied = errors.New("jobs: another job runs in the kernel")
+
+// occupy stores a job that goes on in its author's kernel, if no other job has that kernel. The record has a holder
+// until it is certain, so no gateway begins. Of two jobs that are stored at once, at most one stays. If this gateway
+// dies meanwhile, another one takes the job.
+func (m *Manager) occupy(ctx context.Context, s *stored) error {
+	if _, there, err := m.In(ctx, s.Kernel); err != nil || there {
+		return cmp.Or(err, ErrOccupied)
+	}
+	s.Holder = m.name
+	if err := m.store.write(ctx, s); err != nil {
+		return err
+	}
+	job, there, err := m.in(ctx, s.Kernel, s.ID)
+	if err != nil || there {
+		m.log.Info("a job was not accepted", logkey.Job, s.ID, logkey.Kernel, job.Kernel)
+		return errors.Join(cmp.Or(err, ErrOccupied), m.store.remove(context.WithoutCancel(ctx), &s.entry))
+	}
+	*s, err = m.store.change(ctx, s.ID, func(e *entry) error {
+		e.Holder = ""
+		return nil
+	})
+	return err
+}
+
+// In returns the job that runs in a kernel and has not ended. there is false if no job does.
+func (m *Manager) In(ctx context.Context, kernel string) (job Job, there bool, err error) {
+	return m.in(ctx, kernel, "")
+}
+
+// in is In without one job.
+func (m *Manager) in(ctx context.Context, kernel, but string) (job Job, there bool, err error) {
+	all, _, err := m.readable(ctx, m.store.keeper.OpenRecords)
+	if err != nil {
+		return Job{}, false, err
+	}
+	for i := range all {
+		s := &all[i]
+		if s.Kernel == kernel && s.ID != but && (!s.State.Final() || s.Outcome != nil) {
+			return s.Job, true, nil
+		}
+	}
+	return Job{}, false, nil
+}

@@ -1,0 +1,107 @@
+package jobs
+
+import (
+	"encoding/json"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
+)
+
+func submissionIn(kernel string, then Then) Submission {
+	s := submission("ann", "rest")
+	s.Kernel, s.Then, s.Start = kernel, then, json.RawMessage("{}")
+	return s
+}
+
+func (c *cluster) lives(id string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, there := c.alive[id]
+	return there
+}
+
+// A job goes on in its author's kernel: it starts none, another job has to wait for its end, and the kernel lives on if
+// its author wants that.
+func TestManager_InKernel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kernels := newCluster(0) // a job with a kernel of its own would wait
+		kernels.alive["k"], kernels.alive["l"] = "ann", "ann"
+		m, end := gatewayOf(&launchertest.MemoryRecords{}, kernels, Policy{}, time.Minute)
+		defer end()
+		submit(t, m, submission("ann", "waits"))
+		keeps, ends := submit(t, m, submissionIn("k", ThenKeep)), submit(t, m, submissionIn("l", ThenEnd))
+		if _, _, err := m.Submit(t.Context(), submissionIn("k", ThenKeep)); !errors.Is(err, ErrOccupied) {
+			t.Errorf("a second job in the kernel: %v", err)
+		}
+		time.Sleep(10 * time.Second)
+		if j := wantState(t, m, keeps, Running, ""); j.Kernel != "k" || j.FromCell != 1 || j.Attempt != 1 {
+			t.Errorf("the job is %+v", j)
+		}
+		if j, there, err := m.In(t.Context(), "k"); err != nil || !there || j.ID != keeps {
+			t.Errorf("the job in the kernel: %v, %v, %v", j.ID, there, err)
+		}
+		time.Sleep(2 * time.Minute)
+		wantState(t, m, keeps, Succeeded, "")
+		wantState(t, m, ends, Succeeded, "")
+		if !kernels.lives("k") || kernels.living() != 1 || len(kernels.started()) != 0 {
+			t.Errorf("%d kernels live, started were %v", kernels.living(), kernels.started())
+		}
+		again := submit(t, m, submissionIn("k", ThenKeep))
+		if _, err := m.Stop(t.Context(), again); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Minute)
+		wantState(t, m, again, Stopped, "on request")
+		if !kernels.lives("k") {
+			t.Error("the stop of a job has ended a kernel that is kept")
+		}
+	})
+}
+
+// Two gateways that get jobs for one kernel at once accept at most one.
+func TestManager_InKernelAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		records, kernels := &launchertest.MemoryRecords{}, newCluster(0)
+		kernels.alive["k"] = "ann"
+		results := make(chan error)
+		for range 8 {
+			m, end := gatewayOf(records, kernels, Policy{}, time.Hour)
+			defer end()
+			go func() {
+				_, _, err := m.Submit(t.Context(), submissionIn("k", ThenKeep))
+				results <- err
+			}()
+		}
+		accepted := 0
+		for range 8 {
+			if err := <-results; err == nil {
+				accepted++
+			} else if !errors.Is(err, ErrOccupied) {
+				t.Error(err)
+			}
+		}
+		ids, err := records.RecordIDs(t.Context(), kindJob)
+		if err != nil || accepted > 1 || len(ids) != accepted {
+			t.Errorf("%d jobs were accepted, and %d are stored: %v", accepted, len(ids), err)
+		}
+	})
+}
+
+func TestSubmission_InKernel(t *testing.T) {
+	for name, change := range map[string]func(*Submission){
+		"retries":    func(s *Submission) { s.Retries = 1 },
+		"parameters": func(s *Submission) { s.Parameters = json.RawMessage(`{"x":1}`) },
+		"then":       func(s *Submission) { s.Then = "forget" },
+		"cell":       func(s *Submission) { s.From = "no such cell" },
+	} {
+		s := submissionIn("k", ThenKeep)
+		change(&s)
+		var invalid *InvalidError
+		if _, err := s.check(); !errors.As(err, &invalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
