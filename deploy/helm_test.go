@@ -202,6 +202,7 @@ func TestHelm_Manifests(t *testing.T) {
 		{"watch-gpus", "watchGPUs: true", watchGPUs},
 		{"pre-pull", "prePull: true", prePull},
 		{"homes", "homes: true", homes},
+		{"owner-namespaces", "ownerNamespaces: true", ownerSpaces},
 		{"driver-ports", "driverPorts: true", ports},
 		{"gpu-agent", "gpuAgent: {enabled: true}", gpuAgent},
 		{"keep-kernels", "keepKernels: true", keep},
@@ -289,6 +290,7 @@ kernelspecs:
   specs: {python3-gpu: null, r: {argv: [R], display_name: R, language: R}}
 flavors: {list: [{name: cpu, label: none, none: true}]}
 homes: true
+ownerNamespaces: true
 driverPorts: true
 watchNodes: true
 watchGPUs: true

@@ -35,19 +35,20 @@ import (
 
 // Builds of deploy/kubernetes, as an operator makes them. The components are used as their kustomization files say.
 var (
-	base       = build{"base", nil}
-	token      = build{"overlays/token", nil}
-	metrics    = build{"overlays/token", []string{"metrics"}}
-	prometheus = build{"overlays/token", []string{"metrics", "prometheus-operator"}}
-	openshift  = build{"overlays/token", []string{"openshift"}}
-	flavors    = build{"overlays/token", []string{"flavors"}}
-	watchNodes = build{"overlays/token", []string{"watch-nodes"}}
-	watchGPUs  = build{"overlays/token", []string{"watch-gpus"}}
-	homes      = build{"overlays/token", []string{"homes"}}
-	ports      = build{"overlays/token", []string{"driver-ports"}}
-	prePull    = build{"overlays/token", []string{"pre-pull"}}
-	gpuAgent   = build{"overlays/token", []string{"gpu-agent"}}
-	keep       = build{"overlays/token", []string{"keep-kernels"}}
+	base        = build{"base", nil}
+	token       = build{"overlays/token", nil}
+	metrics     = build{"overlays/token", []string{"metrics"}}
+	prometheus  = build{"overlays/token", []string{"metrics", "prometheus-operator"}}
+	openshift   = build{"overlays/token", []string{"openshift"}}
+	flavors     = build{"overlays/token", []string{"flavors"}}
+	watchNodes  = build{"overlays/token", []string{"watch-nodes"}}
+	watchGPUs   = build{"overlays/token", []string{"watch-gpus"}}
+	homes       = build{"overlays/token", []string{"homes"}}
+	ownerSpaces = build{"overlays/token", []string{"owner-namespaces"}}
+	ports       = build{"overlays/token", []string{"driver-ports"}}
+	prePull     = build{"overlays/token", []string{"pre-pull"}}
+	gpuAgent    = build{"overlays/token", []string{"gpu-agent"}}
+	keep        = build{"overlays/token", []string{"keep-kernels"}}
 )
 
 // build is a kustomization, and the components that are added to it.
@@ -330,8 +331,8 @@ func TestManifests_NoSecrets(t *testing.T) {
 	}
 }
 
-// Only the components watch-nodes and watch-gpus give gateways rights in the whole cluster: to read nodes, pods and
-// devices.
+// Only the components watch-nodes and watch-gpus, besides owner-namespaces, give gateways rights in the whole cluster:
+// to read nodes, pods and devices.
 func TestManifests_ClusterRights(t *testing.T) {
 	for _, o := range token.objects(t) {
 		if role, ok := o.(*rbacv1.ClusterRole); ok {
@@ -426,6 +427,28 @@ func TestManifests_Homes(t *testing.T) {
 		!slices.Equal(role.Rules[0].Verbs, []string{"create", "get"}) || bound.RoleRef.Name != role.Name ||
 		len(bound.Subjects) != 1 || bound.Subjects[0].Name != account.Name || bound.Namespace != role.Namespace {
 		t.Errorf("%+v, %+v", role, bound)
+	}
+}
+
+// The component owner-namespaces gives rights in every namespace: none reads secrets, deletes a namespace, or gives the
+// gateways rights that they do not have.
+func TestManifests_OwnerNamespaces(t *testing.T) {
+	role := find[*rbacv1.ClusterRole](t, ownerSpaces, "ekg-owner-namespaces")
+	bound := find[*rbacv1.ClusterRoleBinding](t, ownerSpaces, "ekg-owner-namespaces")
+	account := find[*corev1.ServiceAccount](t, ownerSpaces, "ekg")
+	if bound.RoleRef.Name != role.Name || len(bound.Subjects) != 1 || bound.Subjects[0].Name != account.Name ||
+		bound.Subjects[0].Namespace != account.Namespace {
+		t.Errorf("%+v", bound)
+	}
+	for _, rule := range role.Rules {
+		has := func(list []string, any ...string) bool {
+			return slices.ContainsFunc(list, func(s string) bool { return slices.Contains(any, s) })
+		}
+		if has(rule.Resources, "secrets") && !slices.Equal(rule.Verbs, []string{"create"}) ||
+			has(rule.Resources, "namespaces") && has(rule.Verbs, "delete") || has(rule.Verbs, "bind", "escalate", "*") ||
+			has(rule.Resources, "*") || has(rule.APIGroups, "*") {
+			t.Errorf("%+v", rule)
+		}
 	}
 }
 

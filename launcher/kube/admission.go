@@ -237,14 +237,14 @@ func (l *Launcher) renew(ctx context.Context, t *leadership, pod *corev1.Pod) er
 // relist reads all pods from the quorum and records them.
 func (l *Launcher) relist(ctx context.Context, t *leadership) error {
 	began := l.timing.now()
-	for _, ns := range l.namespaces {
+	for _, ns := range l.watched {
 		if l.access.denial(ns) != "" {
 			continue
 		}
 		l.mu.Lock()
 		missing := map[types.UID]bool{} // known before the request; later pods are not taken for removed
 		for uid, c := range t.pods {
-			missing[uid] = c.pod.Namespace == ns
+			missing[uid] = l.watchOf(c.pod.Namespace) == ns
 		}
 		l.mu.Unlock()
 		pods, err := l.listPods(ctx, ns, selectManaged)

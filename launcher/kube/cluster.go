@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
@@ -47,6 +48,7 @@ type Cluster struct {
 	client    kubernetes.Interface
 	leases    kubernetes.Interface // for leases alone: many starts at one time must not delay their renewal
 	metadata  metadata.Interface   // nil: client is asked instead
+	objects   dynamic.Interface    // for what is made with a namespace
 	forward   *rest.Config         // for port-forward; nil if pods are dialled directly
 	requests  *requestCounter
 	Namespace string // this gateway's own in the cluster, or the kubeconfig context's
@@ -112,12 +114,16 @@ func newCluster(config *rest.Config, namespace string, inside bool, rate Rate) (
 	if err != nil {
 		return nil, fmt.Errorf("cluster: %w", err)
 	}
+	objects, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("cluster: %w", err)
+	}
 	leases, err := kubernetes.NewForConfig(forLeases)
 	if err != nil {
 		return nil, fmt.Errorf("cluster: %w", err)
 	}
-	c := &Cluster{client: client, metadata: onlyMetadata, leases: leases, Namespace: namespace, Host: config.Host,
-		requests: requests}
+	c := &Cluster{client: client, metadata: onlyMetadata, objects: objects, leases: leases, Namespace: namespace,
+		Host: config.Host, requests: requests}
 	if !inside {
 		c.forward = config
 	}

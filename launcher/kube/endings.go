@@ -137,14 +137,23 @@ func (l *Launcher) recordEndingLocked(rec podspec.Record, pod *corev1.Pod, end *
 			logkey.Reason, end.Reason)
 		return
 	}
-	l.endings.unwritten[rec.ID] = unwrittenEnding{pod.Namespace, &noted}
+	l.endings.unwritten[rec.ID] = unwrittenEnding{l.endingsSpace(pod), &noted}
 	wake.Reader(l.endings.changed)
+}
+
+// endingsSpace returns the namespace that keeps the ending of a pod's kernel. An owner's own namespace keeps none: its
+// quota and its users must not touch it.
+func (l *Launcher) endingsSpace(pod *corev1.Pod) string {
+	if slices.Contains(l.homeSpaces, pod.Namespace) {
+		return pod.Namespace
+	}
+	return l.opts.Pods.Namespace
 }
 
 // readEndings reads what earlier gateways have stored. An unreadable ending is ignored: answers about that kernel then
 // give no reason.
 func (l *Launcher) readEndings(ctx context.Context) {
-	for _, ns := range l.namespaces {
+	for _, ns := range l.homeSpaces {
 		// They come ordered by name, so the newest are kept.
 		if err := l.eachEndings(ctx, ns, l.enterEndings); err != nil {
 			l.log.Warn("endings of kernels cannot be read", logkey.Namespace, ns, logkey.Err, err)
@@ -278,7 +287,7 @@ func (l *Launcher) storeEndingOf(ctx context.Context, pod *corev1.Pod) error {
 	if err != nil {
 		return err
 	}
-	return l.storeEndings(ctx, endingsPlace{pod.Namespace, end.configMap()}, map[string]string{id: text})
+	return l.storeEndings(ctx, endingsPlace{l.endingsSpace(pod), end.configMap()}, map[string]string{id: text})
 }
 
 // writeEndingsOf adds entries to a config map, and creates it if need be.
@@ -308,8 +317,8 @@ func (l *Launcher) writeEndingsOf(ctx context.Context, ns, name string, data map
 // pruneEndings removes the config maps whose hour is older than KeepEndings.
 func (l *Launcher) pruneEndings(ctx context.Context) {
 	oldest := endingsPrefix + l.clusterNow().Add(-l.opts.KeepEndings).UTC().Format(endingsHour)
-	for _, ns := range l.namespaces {
-		if l.access.denial(ns) != "" {
+	for _, ns := range l.homeSpaces {
+		if l.denial(ns) != "" {
 			continue
 		}
 		var old []string

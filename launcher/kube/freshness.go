@@ -130,7 +130,7 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 	known := l.knownPods() // taken before the request: a pod that is created meanwhile does not seem removed
 	var there []corev1.Pod
 	listed := map[string]bool{}
-	for _, ns := range l.namespaces {
+	for _, ns := range l.watched {
 		if l.access.denial(ns) != "" {
 			continue
 		}
@@ -149,7 +149,7 @@ func (l *Launcher) proveFresh(ctx context.Context) error {
 		l.handlePod(&there[i], l.updatePod)
 	}
 	for _, pod := range known {
-		if listed[pod.Namespace] {
+		if listed[l.watchOf(pod.Namespace)] {
 			l.podRemoved(pod)
 		}
 	}
@@ -170,11 +170,14 @@ func (l *Launcher) readChanged(ctx context.Context, ns string, known map[types.U
 	if err != nil {
 		return nil, l.unavailable(ctx, "list of pods in "+ns, err)
 	}
-	var changed []string
+	var changed []*corev1.Pod
 	for i := range listed {
 		there := &corev1.Pod{ObjectMeta: listed[i]}
+		if !l.serves(there) {
+			continue
+		}
 		if pod := known[there.UID]; pod == nil || pod.ResourceVersion != there.ResourceVersion && !older(there, pod) {
-			changed = append(changed, there.Name)
+			changed = append(changed, there)
 		}
 		delete(known, there.UID)
 	}
@@ -189,8 +192,8 @@ func (l *Launcher) readChanged(ctx context.Context, ns string, known map[types.U
 		return pods.Items, nil
 	}
 	var pods []corev1.Pod
-	for _, name := range changed {
-		pod, err := l.getPod(ctx, ns, name)
+	for _, there := range changed {
+		pod, err := l.getPod(ctx, there.Namespace, there.Name)
 		if err != nil {
 			return nil, err
 		}

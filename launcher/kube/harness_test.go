@@ -20,7 +20,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
+	dynamicfake "k8s.io/client-go/dynamic/fake"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
@@ -41,6 +43,7 @@ var testKey = []byte("0123456789abcdef0123456789abcdef")
 // testCluster is client-go's fake plus growing resource versions and uids.
 type testCluster struct {
 	*fake.Clientset
+	objects *dynamicfake.FakeDynamicClient // what is made with namespaces
 	version atomic.Int64
 	broken  atomic.Bool    // it answers no request
 	pods    poddial.Dialer // connects to supervisors
@@ -50,7 +53,8 @@ type testCluster struct {
 // the owner of every field, which no test needs, and takes 25 ms for a kernel's start.
 func newTestCluster(t testing.TB) *testCluster {
 	t.Helper()
-	c := &testCluster{Clientset: fake.NewSimpleClientset(), pods: noDialer{}}
+	c := &testCluster{Clientset: fake.NewSimpleClientset(), pods: noDialer{},
+		objects: dynamicfake.NewSimpleDynamicClient(scheme.Scheme)}
 	c.version.Store(100)
 	c.PrependReactor("*", "*", func(a k8stesting.Action) (bool, runtime.Object, error) {
 		if c.broken.Load() && a.GetVerb() != "watch" {
@@ -166,7 +170,7 @@ var testPods = podspec.Options{Namespace: "ns", SupervisorImage: "ekg:1", Kernel
 
 func openTest(t testing.TB, c *testCluster, change func(*Options, *timing)) *Launcher {
 	t.Helper()
-	cluster := &Cluster{client: c.Clientset, leases: c.Clientset, Namespace: "ns"}
+	cluster := &Cluster{client: c.Clientset, leases: c.Clientset, objects: c.objects, Namespace: "ns"}
 	o := Options{Cluster: cluster, MasterKey: testKey, Pods: testPods}
 	tm := realTiming()
 	tm.firstRedial, tm.lastRedial = time.Hour, time.Hour

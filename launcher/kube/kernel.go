@@ -64,6 +64,9 @@ func (l *Launcher) updatePod(pod *corev1.Pod) {
 	if pod.Labels[podspec.LabelManagedBy] == podspec.ManagerWarm {
 		return // it is nobody's kernel
 	}
+	if l.opts.Pods.NamespacePerOwner() && !l.serves(pod) {
+		return // another installation's, or a pod in a place that is not its owner's
+	}
 	rec, err := podspec.ReadRecord(pod)
 	if err != nil {
 		l.log.Warn("pod is not a kernel's and is ignored", logkey.Namespace, pod.Namespace, logkey.Pod, pod.Name, logkey.Err,
@@ -131,6 +134,8 @@ func (l *Launcher) updatePod(pod *corev1.Pod) {
 // the same name. If two namespaces have a pod of the kernel, the older pod stays.
 func succeedsLocked(pod *corev1.Pod, rec podspec.Record, k *kernel) bool {
 	switch {
+	case pod.Namespace != k.pod.Namespace && rec.Owner != k.rec.Owner:
+		return k.removed // no user replaces another user's kernel by a pod in the own namespace
 	case rec.Generation != k.rec.Generation:
 		return rec.Generation > k.rec.Generation
 	case pod.Namespace == k.pod.Namespace:

@@ -9,12 +9,12 @@
 // Package podspec decides what a pod looks like. Package podstatus explains why a pod is not running. Package poddial
 // connects to the supervisors in pods.
 //
-// Goroutines, all waited for by Close: two informers for each namespace, of pods and of events; one for each followed
-// supervisor (package follow); maintain, which does what is due for each kernel; keepBeat, which notices that this
-// process was frozen; reap, which removes leftovers and keeps warm kernels while this gateway is elected for that, with
-// an informer of nodes if they are watched; an informer of warm kernels; decideAboutLimits, also by election, if there
-// are limits; writeEndings; with other replicas, an HTTP server and an informer of their pods, and one for each replica
-// that has missed a notification; and calls that go on after their callers have left.
+// Goroutines, all waited for by Close: two informers for each namespace, or for all of them, of pods and of events; one
+// for each followed supervisor (package follow); maintain, which does what is due for each kernel; keepBeat, which
+// notices that this process was frozen; reap, which removes leftovers and keeps warm kernels while this gateway is
+// elected for that, with an informer of nodes if they are watched; an informer of warm kernels; decideAboutLimits, also
+// by election, if there are limits; writeEndings; with other replicas, an HTTP server and an informer of their pods, and
+// one for each replica that has missed a notification; and calls that go on after their callers have left.
 //
 // Lock order: kernel.notesLock, peers.completing, freshness.mu, Launcher.mu; the locks namespaceAccess.mu, peers.mu,
 // answers.mu, freshness.marksLock and leaseClock.mu are taken last. No request to the cluster is made while Launcher.mu
@@ -34,6 +34,7 @@ import (
 
 	lru "github.com/hashicorp/golang-lru/v2"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -160,7 +161,8 @@ type Launcher struct {
 	opts       Options
 	client     kubernetes.Interface
 	keys       []masterKey // the one for new pods is the first; at least one
-	namespaces []string    // in which kernels may run
+	homeSpaces []string    // namespaces of kernels whose owners have none of their own
+	watched    []string    // namespaces that are watched: homeSpaces, or all of the cluster as metav1.NamespaceAll
 	timing     timing
 	log        *slog.Logger
 	informers  []cache.SharedIndexInformer // of pods, one for each namespace
@@ -227,7 +229,8 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 		opts:          o,
 		client:        o.Cluster.client,
 		keys:          keys,
-		namespaces:    o.namespaces(),
+		homeSpaces:    o.namespaces(),
+		watched:       o.watched(),
 		timing:        tm,
 		log:           o.Log.With(logkey.Component, "kube"),
 		cancel:        cancel,
@@ -245,6 +248,10 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 	if o.Cluster.requests != nil {
 		o.Cluster.requests.reportTo(o.Observer)
 		o.Cluster.requests.onAnswer(l.answers.kick)
+	}
+	if o.Warm != nil && o.Pods.NamespacePerOwner() {
+		l.log.Info("each owner's kernels have a namespace of their own: warm kernels are not used")
+		l.opts.Warm = func() []launcher.Warm { return nil } // those of earlier gateways are ended
 	}
 	l.logKeys()
 	l.dialer = reach(o.Cluster)
@@ -314,6 +321,15 @@ func (o *Options) namespaces() []string {
 		}
 	}
 	return all
+}
+
+// watched returns the namespaces to watch. Owners may have thousands of namespaces: two watches of the whole cluster
+// are cheaper than two for each.
+func (o *Options) watched() []string {
+	if o.Pods.NamespacePerOwner() {
+		return []string{metav1.NamespaceAll}
+	}
+	return o.namespaces()
 }
 
 // Close ends every goroutine of the launcher and waits for them. Kernels keep running.

@@ -58,7 +58,10 @@ func (l *Launcher) find(ctx context.Context, id string) (*kernel, error) {
 // known name, and the API server finds a pod by its name without a list. Later pods have other names. Right after a
 // proof that memory has every pod, no list is needed for those: lists of kernels trust the proof as well.
 func (l *Launcher) lookFor(ctx context.Context, id string) error {
-	for _, ns := range l.namespaces {
+	if l.opts.Pods.NamespacePerOwner() {
+		return l.refresh(ctx, id) // the id does not tell in which namespace its pod lies
+	}
+	for _, ns := range l.watched {
 		if l.access.denial(ns) != "" {
 			continue
 		}
@@ -117,7 +120,7 @@ func (l *Launcher) refresh(ctx context.Context, id string) error {
 	}
 	l.mu.Unlock()
 	listed := map[string]bool{}
-	for _, ns := range l.namespaces {
+	for _, ns := range l.watched {
 		if l.access.denial(ns) != "" {
 			continue
 		}
@@ -133,7 +136,7 @@ func (l *Launcher) refresh(ctx context.Context, id string) error {
 			l.updatePod(&pods.Items[i])
 		}
 	}
-	if known != nil && listed[known.Namespace] {
+	if known != nil && listed[l.watchOf(known.Namespace)] {
 		l.podRemoved(known)
 	}
 	return nil

@@ -289,7 +289,7 @@ func (l *Launcher) enterPeerKernel(id string, known peerKernel) {
 	if known.Pod == nil {
 		return
 	}
-	if !slices.Contains(l.namespaces, known.Pod.Namespace) {
+	if !l.serves(known.Pod) {
 		return // the replica has other settings; this gateway could not tell when the pod is removed
 	}
 	if rec, err := podspec.ReadRecord(known.Pod); err != nil || rec.ID != id {

@@ -104,7 +104,11 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 	if err != nil {
 		return launcher.Kernel{}, err
 	}
-	if err := l.awaitDecision(ctx, k); err != nil {
+	err = l.checkOnly(ctx, pod, req)
+	if err == nil {
+		err = l.awaitDecision(ctx, k)
+	}
+	if err != nil {
 		l.removeRefused(context.WithoutCancel(ctx), k)
 		return launcher.Kernel{}, err
 	}
@@ -130,8 +134,11 @@ func (l *Launcher) removeRefused(ctx context.Context, k *kernel) {
 // createPod creates a pod, what it owns and what its flavor needs, and records the pod. The error is errLost if a pod
 // of that name exists. After any other error nothing is left, if the cluster answers the deletion.
 func (l *Launcher) createPod(ctx context.Context, pod *corev1.Pod, chosen *flavor.Flavor) (*kernel, error) {
-	if why := l.access.denial(pod.Namespace); why != "" {
+	if why := l.denial(pod.Namespace); why != "" {
 		return nil, &launcher.FailedError{Reason: why}
+	}
+	if err := l.createNamespace(ctx, pod); err != nil {
+		return nil, err
 	}
 	if len(pod.Spec.ResourceClaims) > 0 { // else the client has given the flavor's GPUs up
 		if err := l.createClaimTemplate(ctx, podspec.ClaimTemplate(chosen, pod.Namespace)); err != nil {
@@ -143,7 +150,7 @@ func (l *Launcher) createPod(ctx context.Context, pod *corev1.Pod, chosen *flavo
 	}
 	asking, cancel := l.apiContext(ctx)
 	defer cancel()
-	made, err := l.client.CoreV1().Pods(pod.Namespace).Create(asking, pod, metav1.CreateOptions{})
+	made, err := l.sendPod(asking, pod)
 	if err != nil {
 		return nil, l.explainStart(ctx, err)
 	}

@@ -43,7 +43,7 @@ const selectPodEvents = "involvedObject.kind=Pod"
 // recorded.
 func (l *Launcher) startInformers(ctx context.Context) error {
 	var synced []cache.InformerSynced
-	for _, ns := range l.namespaces {
+	for _, ns := range l.watched {
 		pods := cache.NewSharedIndexInformer(listThenWatch{&cache.ListWatch{
 			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				o.LabelSelector = selectManaged
@@ -82,7 +82,7 @@ func (l *Launcher) startInformers(ctx context.Context) error {
 		}
 		l.informers = append(l.informers, pods)
 		settled := l.access.track(ns, entered)
-		if ns == l.opts.Pods.Namespace {
+		if ns == l.watchOf(l.opts.Pods.Namespace) {
 			synced = append(synced, entered...) // without access to its own namespace, a gateway does not become ready
 		} else {
 			synced = append(synced, settled)
@@ -93,7 +93,7 @@ func (l *Launcher) startInformers(ctx context.Context) error {
 	}
 	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
 		err := context.Cause(ctx)
-		if why := l.access.denial(l.opts.Pods.Namespace); why != "" {
+		if why := l.denial(l.opts.Pods.Namespace); why != "" {
 			err = errors.New(why)
 		}
 		return fmt.Errorf("the cluster's pods could not be listed: %w", err)
@@ -149,7 +149,7 @@ func (l *Launcher) addHandlers(ns string,
 	})
 	if err := errors.Join(err1, err2,
 		pods.SetWatchErrorHandlerWithContext(complain), events.SetWatchErrorHandlerWithContext(complain),
-		pods.SetTransform(trimPod), events.SetTransform(dropManagedFields)); err != nil {
+		pods.SetTransform(trimPod), events.SetTransform(trimEvent)); err != nil {
 		return nil, err
 	}
 	return []cache.InformerSynced{p.HasSynced, e.HasSynced}, nil
@@ -161,6 +161,29 @@ func dropManagedFields(o any) (any, error) {
 		object.SetManagedFields(nil)
 	}
 	return o, nil
+}
+
+// trimEvent drops what this gateway does not read of an event. Of a pod that is no kernel's, as all namespaces have
+// them, only the event's name is kept.
+func trimEvent(o any) (any, error) {
+	e, ok := o.(*corev1.Event)
+	if !ok {
+		return o, nil // it is a cache.DeletedFinalStateUnknown
+	}
+	if kernelOfEvent(e) == "" {
+		return &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: e.Namespace, Name: e.Name, UID: e.UID,
+			ResourceVersion: e.ResourceVersion}}, nil
+	}
+	e.SetManagedFields(nil)
+	return e, nil
+}
+
+// kernelOfEvent returns the id of the kernel whose pod an event is about, "" for other pods. The pod's name tells it.
+func kernelOfEvent(e *corev1.Event) string {
+	if name := e.InvolvedObject.Name; len(name) >= 36 && launcher.ValidID(name[:36]) {
+		return name[:36]
+	}
+	return ""
 }
 
 // trimPod drops what this gateway does not read of a kernel's pod.
@@ -181,13 +204,13 @@ func (l *Launcher) handlePod(o any, enter func(*corev1.Pod)) {
 	}
 }
 
-// handleEvent keeps an event of a kernel's pod. Events of other pods are recognized by the pods' names.
+// handleEvent keeps an event of a kernel's pod.
 func (l *Launcher) handleEvent(o any) {
 	e, ok := o.(*corev1.Event)
-	if !ok || len(e.InvolvedObject.Name) < 36 || !launcher.ValidID(e.InvolvedObject.Name[:36]) {
+	if !ok || kernelOfEvent(e) == "" {
 		return
 	}
-	uid, id := e.InvolvedObject.UID, e.InvolvedObject.Name[:36]
+	uid, id := e.InvolvedObject.UID, kernelOfEvent(e)
 	l.mu.Lock()
 	newest, known := l.events[uid]
 	if !known && len(l.events) >= maxEventPods+len(l.kernels) {

@@ -13,7 +13,7 @@ import (
 
 // Options are what the pods of all kernels have in common. The zero value of a field means its default.
 type Options struct {
-	Namespace             string // of kernels whose client names no other
+	Namespace             string // of kernels whose client names no other, unless their owner has one
 	SupervisorImage       string // ekg's own image
 	SupervisorPullPolicy  string // Always, IfNotPresent or Never; "": the cluster decides by the image's tag
 	SupervisorPullSecrets []string

@@ -187,6 +187,9 @@ func (p *Policy) OwnerRules() []string {
 	if p.Home != nil {
 		found = append(found, fmt.Sprintf("home.claim: %q", p.Home.Claim))
 	}
+	if p.OwnerNamespace != nil {
+		found = append(found, fmt.Sprintf("ownerNamespace.name: %q", p.OwnerNamespace.Name))
+	}
 	return found
 }
 

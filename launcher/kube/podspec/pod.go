@@ -103,7 +103,7 @@ func (b *builder) base() *corev1.Pod {
 	pod := &corev1.Pod{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: b.o.Namespace,
+			Namespace: b.o.NamespaceOf(b.req.Owner),
 			Labels: map[string]string{labelName: "ekg-kernel", LabelComponent: "kernel",
 				annotationIstio: "false"},
 			Annotations: map[string]string{

@@ -66,6 +66,8 @@ type Policy struct {
 	Clients     ClientRules `yaml:"clients"`
 	Home        *Home       `yaml:"home"` // nil: kernels have no home of their owner
 
+	OwnerNamespace *OwnerNamespace `yaml:"ownerNamespace"` // nil: the kernels of all owners share a namespace
+
 	Labels      map[string]string `yaml:"labels"`      // of every kernel's pod: templates with labelMarks, by key
 	LabelGroups Patterns          `yaml:"labelGroups"` // groups of the owner that {group} stands for; nil: all
 }
@@ -308,6 +310,12 @@ func parsePolicy(data []byte) (*Policy, []string) {
 	if p.Home != nil {
 		p.Home.problems(func(key, text string) {
 			problems = append(problems, fmt.Sprintf("%d: home.%s: %s", strictyaml.LineOf(root, 0, "home", key), key, text))
+		})
+	}
+	if p.OwnerNamespace != nil {
+		p.OwnerNamespace.problems(func(key string, n int, text string) {
+			problems = append(problems, fmt.Sprintf("%d: ownerNamespace.%s: %s",
+				strictyaml.LineOf(root, n, "ownerNamespace", key), key, text))
 		})
 	}
 	p.labelProblems(func(key, text string) {

@@ -46,7 +46,10 @@ func ExplainError(err error) Reason {
 		return never("its namespace is being deleted")
 	case apierrors.IsForbidden(err) && notAllowed.MatchString(said):
 		m := notAllowed.FindStringSubmatch(said)
-		_, where, _ := strings.Cut(said, "in the namespace ")
+		_, where, ok := strings.Cut(said, "in the namespace ")
+		if !ok {
+			return never("the gateway may not %s %s in the cluster", m[1], m[2])
+		}
 		return never("the gateway may not %s %s in the namespace %s", m[1], m[2], OneLine(where, 100))
 	case apierrors.IsForbidden(err) && strings.Contains(said, "error looking up service account"):
 		return waiting("its service account does not exist: %s", OneLine(said, quoteLimit))

@@ -40,6 +40,39 @@
   verbs: [create, get]
 {{- end }}
 
+{{- define "ekg.rulesOwnerNamespaces" }}
+- apiGroups: [""]
+  resources: [namespaces]
+  verbs: [create, get, patch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [create, get, list, watch, patch, delete]
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [list, watch]
+# Homes.
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [create, get]
+# Flavors of the kind dra.
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaimtemplates]
+  verbs: [create]
+# The objects of the policy.
+- apiGroups: [""]
+  resources: [configmaps, limitranges, resourcequotas, serviceaccounts]
+  verbs: [create, patch]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [create, patch]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [roles, rolebindings]
+  verbs: [create, patch]
+{{- end }}
+
 {{- define "ekg.rulesDriverPorts" }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]

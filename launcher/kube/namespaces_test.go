@@ -1,0 +1,330 @@
+package kube
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+)
+
+const namespacePolicy = `ownerNamespace:
+  name: kernels-{owner}
+  labels: {pod-security.kubernetes.io/enforce: baseline}
+  objects:
+    - apiVersion: rbac.authorization.k8s.io/v1
+      kind: RoleBinding
+      metadata: {name: owner}
+      roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: view}
+      subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: "{owner}"}]
+    - apiVersion: v1
+      kind: ResourceQuota
+      metadata: {name: kernels}
+      spec: {hard: {pods: 2}}
+home: {claim: "home-{owner}", mountPath: /home/jovyan, size: 1Gi}
+`
+
+// withNamespaces gives each owner a namespace.
+func withNamespaces(t *testing.T, policy string) func(*Options, *timing) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	if err := os.WriteFile(file, []byte(policy), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, err := podspec.ReadPolicy(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(o *Options, _ *timing) { o.Pods.Policy = p }
+}
+
+func startOf(t *testing.T, l *Launcher, id, owner string) error {
+	t.Helper()
+	req := testRequest(id)
+	req.Owner = owner
+	_, _, err := l.Start(t.Context(), req)
+	return err
+}
+
+func textOf(t *testing.T, o *unstructured.Unstructured) string {
+	t.Helper()
+	text, err := o.MarshalJSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// podsIn returns the names of the pods in a namespace.
+func (c *testCluster) podsIn(t *testing.T, ns string) (names []string) {
+	t.Helper()
+	list, err := c.CoreV1().Pods(ns).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range list.Items {
+		names = append(names, list.Items[i].Name)
+	}
+	return names
+}
+
+// TestNamespaces: each owner's kernels have a namespace with its objects and homes. Another gateway finds all of them,
+// and a kernel of the common namespace from before. Endings stay in the common namespace.
+func TestNamespaces(t *testing.T) {
+	c := newTestCluster(t)
+	before := openTest(t, c, nil)
+	if err := startOf(t, before, idOf(0), "ann"); err != nil {
+		t.Fatal(err)
+	}
+	policy := withNamespaces(t, namespacePolicy)
+	l := openTest(t, c, policy)
+	for n, owner := range []string{"ann", "bob", "Bob", "bob"} {
+		if err := startOf(t, l, idOf(n+1), owner); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for ns, want := range map[string][]string{"ns": {idOf(0) + "-1"}, "kernels-ann": {idOf(1) + "-1"},
+		"kernels-bob": {idOf(2) + "-1", idOf(4) + "-1"}, "kernels--42ob": {idOf(3) + "-1"}} {
+		if got := c.podsIn(t, ns); !slices.Equal(got, want) {
+			t.Errorf("%s has %v, want %v", ns, got, want)
+		}
+	}
+	made, err := c.CoreV1().Namespaces().Get(t.Context(), "kernels--42ob", metav1.GetOptions{})
+	if err != nil || made.Labels[podspec.LabelKernelsOf] != "ns" || made.Annotations[podspec.AnnotationOwner] != "Bob" ||
+		made.Labels["pod-security.kubernetes.io/enforce"] != "baseline" || made.Annotations[podspec.AnnotationContent] == "" {
+		t.Errorf("%v %v", made, err)
+	}
+	claims, err := c.CoreV1().PersistentVolumeClaims("kernels-bob").List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(claims.Items) != 1 || claims.Items[0].Name != "home-bob" {
+		t.Errorf("homes of bob: %v %v", claims, err)
+	}
+	bindings := schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "rolebindings"}
+	bound, err := c.objects.Resource(bindings).Namespace("kernels--42ob").Get(t.Context(), "owner", metav1.GetOptions{})
+	if err != nil || !strings.Contains(textOf(t, bound), `"name":"Bob"`) {
+		t.Errorf("%v %v", bound, err)
+	}
+	if n := len(c.objects.Actions()); n != 7 { // two objects in each of three namespaces, and the Get above
+		t.Errorf("%d requests for objects", n)
+	}
+
+	second := openTest(t, c, policy)
+	all, err := second.Kernels(t.Context())
+	if err != nil || len(all) != 5 {
+		t.Errorf("another gateway has %d kernels, want 5: %v", len(all), err)
+	}
+	if err := second.Stop(t.Context(), idOf(0), "enough"); err != nil {
+		t.Error(err)
+	}
+	if got := c.podsIn(t, "ns"); len(got) != 0 {
+		t.Errorf("the kernel of before was stopped, and its pod is there: %v", got)
+	}
+	failed, err := c.CoreV1().Pods("kernels-bob").Get(t.Context(), idOf(2)+"-1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	failed = failed.DeepCopy()
+	failed.Status.Phase = corev1.PodFailed
+	if _, err := c.CoreV1().Pods("kernels-bob").Update(t.Context(), failed, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, second, idOf(2), func(k launcher.Kernel) bool { return k.State == "dead" })
+	second.writeUnwritten(t.Context())
+	maps, err := c.CoreV1().ConfigMaps(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(maps.Items) == 0 {
+		t.Fatalf("no endings: %v", err)
+	}
+	for i := range maps.Items {
+		if maps.Items[i].Namespace != "ns" {
+			t.Errorf("an ending is in %s", maps.Items[i].Namespace)
+		}
+	}
+}
+
+// TestNamespaces_Changed: objects that exist are changed to what the policy says, once.
+func TestNamespaces_Changed(t *testing.T) {
+	c := newTestCluster(t)
+	if err := startOf(t, openTest(t, c, withNamespaces(t, namespacePolicy)), idOf(0), "ann"); err != nil {
+		t.Fatal(err)
+	}
+	l := openTest(t, c, withNamespaces(t, strings.Replace(namespacePolicy, "pods: 2", "pods: 9", 1)))
+	for n := range 2 {
+		if err := startOf(t, l, idOf(n+1), "ann"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	quota, err := c.objects.Resource(corev1.SchemeGroupVersion.WithResource("resourcequotas")).Namespace("kernels-ann").
+		Get(t.Context(), "kernels", metav1.GetOptions{})
+	if err != nil || !strings.Contains(textOf(t, quota), `"pods":9`) {
+		t.Errorf("%v %v", quota, err)
+	}
+	patches := 0
+	for _, a := range c.objects.Actions() {
+		if a.GetVerb() == "patch" {
+			patches++
+		}
+	}
+	if patches != 2 {
+		t.Errorf("%d patches of two objects", patches)
+	}
+}
+
+// TestNamespaces_Refused: a namespace that is not the owner's is never used, a missing right is named, and a pod that
+// claims another owner is nobody's kernel.
+func TestNamespaces_Refused(t *testing.T) {
+	made := func(of, owner string) *corev1.Namespace {
+		return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kernels-ann",
+			Labels:      map[string]string{podspec.LabelKernelsOf: of},
+			Annotations: map[string]string{podspec.AnnotationOwner: owner}}}
+	}
+	forbidden := apierrors.NewForbidden(corev1.Resource("namespaces"), "kernels-ann",
+		errors.New(`User "ekg" cannot create resource "namespaces" in API group "" at the cluster scope`))
+	for name, test := range map[string]struct {
+		there *corev1.Namespace
+		err   error
+		want  string
+	}{
+		"somebody's":             {there: made("", ""), want: "this gateway has not made it"},
+		"another installation's": {there: made("other", "ann"), want: "this gateway has not made it"},
+		"another user's":         {there: made("ns", "bob"), want: "belongs to another user"},
+		"no right":               {err: forbidden, want: "the gateway may not create namespaces in the cluster"},
+		"no answer":              {err: errors.New("connection refused"), want: "not known"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newTestCluster(t)
+			l := openTest(t, c, withNamespaces(t, namespacePolicy))
+			if test.there != nil {
+				if err := c.Tracker().Add(test.there); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if test.err != nil {
+				c.refuse("create", "namespaces", test.err)
+			}
+			err := startOf(t, l, idA, "ann")
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%v, want %q", err, test.want)
+			}
+			if len(c.podsIn(t, metav1.NamespaceAll)) > 0 || len(c.objects.Actions()) > 0 {
+				t.Error("something was created")
+			}
+		})
+	}
+	c := newTestCluster(t)
+	l := openTest(t, c, withNamespaces(t, namespacePolicy))
+	if err := startOf(t, l, idA, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	forged, err := c.CoreV1().Pods("kernels-ann").Get(t.Context(), idA+"-1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged = forged.DeepCopy()
+	forged.Name, forged.UID, forged.Labels[podspec.LabelKernel] = idB+"-1", "", idB
+	forged.Annotations[podspec.AnnotationOwner] = "bob"
+	if _, err := c.CoreV1().Pods("kernels-ann").Create(t.Context(), forged, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Kernel(t.Context(), idB); !errors.Is(err, launcher.ErrNotFound) {
+		t.Errorf("a pod that ann has made is a kernel of bob: %v", err)
+	}
+}
+
+// TestNamespaces_SameID: an id is one kernel in all namespaces. No user gets or replaces another user's kernel by its
+// id, even if the gateway does not know of it yet.
+func TestNamespaces_SameID(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, withNamespaces(t, namespacePolicy))
+	silent := c.silence()
+	silent.Store(true)
+	unaware := openTest(t, c, withNamespaces(t, namespacePolicy))
+	if err := startOf(t, l, idA, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	if err := startOf(t, unaware, idA, "bob"); !errors.Is(err, launcher.ErrConflict) {
+		t.Errorf("bob starts a kernel with the id of ann's: %v", err)
+	}
+	if left := c.podsIn(t, "kernels-bob"); len(left) > 0 {
+		t.Errorf("bob has %v", left)
+	}
+	forged, err := c.CoreV1().Pods("kernels-ann").Get(t.Context(), idA+"-1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged = forged.DeepCopy()
+	forged.Namespace, forged.Name, forged.UID = "kernels-bob", idA+"-2", ""
+	forged.Annotations[podspec.AnnotationOwner], forged.Annotations[podspec.AnnotationGeneration] = "bob", "2"
+	if _, err := c.CoreV1().Pods("kernels-bob").Create(t.Context(), forged, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.refresh(t.Context(), idA); err != nil {
+		t.Fatal(err)
+	}
+	if k, err := l.Kernel(t.Context(), idA); err != nil || k.Owner != "ann" {
+		t.Errorf("the kernel's owner is %q: %v", k.Owner, err)
+	}
+}
+
+// TestNamespaces_Many: the requests of a gateway do not grow with the number of users.
+func TestNamespaces_Many(t *testing.T) {
+	opened := func(users int) int {
+		c := newTestCluster(t)
+		first := openTest(t, c, withNamespaces(t, namespacePolicy))
+		for n := range users {
+			if err := startOf(t, first, idOf(n), fmt.Sprintf("user-%d", n)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		before := c.requests()
+		l := openTest(t, c, withNamespaces(t, namespacePolicy))
+		if all, err := l.Kernels(t.Context()); err != nil || len(all) != users {
+			t.Errorf("%d kernels: %v", len(all), err)
+		}
+		return c.requests() - before
+	}
+	one, many := opened(1), opened(50)
+	t.Logf("%d requests with one user, %d with 50", one, many)
+	if many > one+2 { // the first gateway goes on
+		t.Errorf("%d requests with one user, %d with 50", one, many)
+	}
+}
+
+// TestNamespaces_Quota: the first pod of a namespace waits until the cluster has counted the namespace's quota.
+func TestNamespaces_Quota(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, withNamespaces(t, namespacePolicy))
+	left := 3
+	c.PrependReactor("create", "pods", func(k8stesting.Action) (bool, runtime.Object, error) {
+		left--
+		return left >= 0, nil, apierrors.NewForbidden(corev1.Resource("pods"), "x",
+			errors.New("status unknown for quota: kernels, resources: pods"))
+	})
+	if err := startOf(t, l, idA, "ann"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNamespaces_Warm: no warm kernels are kept, because their namespace is nobody's.
+func TestNamespaces_Warm(t *testing.T) {
+	c := newTestCluster(t)
+	change := withNamespaces(t, namespacePolicy)
+	l := openTest(t, c, func(o *Options, tm *timing) {
+		change(o, tm)
+		o.Warm = func() []launcher.Warm { return []launcher.Warm{{Start: testRequest(""), Count: 2}} }
+	})
+	if got := l.opts.Warm(); len(got) != 0 {
+		t.Errorf("%d are wanted", len(got))
+	}
+}
