@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -18,6 +19,19 @@ func TestE2E_Panel(t *testing.T) {
 		"EKG_EXTENSION=" + theExtension(t), "EKG_FLAG=" + g.flag(),
 		"EKG_ARTIFACTS=" + strings.TrimSuffix(g.log, ".log"),
 	}, "node", filepath.Join(g.in.repository, "e2e/testdata/browser/panel.mjs"))
+}
+
+// TestE2E_PanelNotebook uses the panel in Notebook 7: in the pages of a notebook and of the files, and after a reload.
+func TestE2E_PanelNotebook(t *testing.T) {
+	in := theInstallation(t)
+	out, err := exec.CommandContext(t.Context(), filepath.Join(in.repository, "hack/env/notebook")).Output()
+	if err != nil {
+		t.Fatalf("hack/env/notebook: %v", err)
+	}
+	g := newGateway(t, "--cull-idle-timeout", "1h")
+	g.script(4*time.Minute, []string{"EKG_EXTENSION=" + theExtension(t),
+		"EKG_NOTEBOOK7=" + strings.TrimSpace(string(out)), "EKG_ARTIFACTS=" + strings.TrimSuffix(g.log, ".log"),
+	}, "node", filepath.Join(in.repository, "e2e/testdata/browser/panel7.mjs"))
 }
 
 // newPanelGateway starts a gateway with one GPU, which does what a file says, and the users ann, whose token is the

@@ -29,22 +29,28 @@ async function freePort() {
   return port;
 }
 
+// The folder into which hack/env/notebook has installed Notebook 7; empty where no script needs it.
+const NOTEBOOK7 = process.env.EKG_NOTEBOOK7 ?? '';
+
 // The folder into which hack/env/extension has installed jupyter-ekg; empty for a server without it.
 export const EXTENSION = process.env.EKG_EXTENSION ?? '';
 
-/** Returns the environment variables with which a process finds the extension in its folder. */
-const finding = folder => folder && {
-  PYTHONPATH: folder, JUPYTER_CONFIG_PATH: join(folder, 'etc/jupyter'), JUPYTER_PATH: join(folder, 'share/jupyter'),
+/** Returns the environment variables with which a process finds what is installed in these folders. */
+const finding = (...folders) => {
+  const path = (...parts) => folders.filter(folder => folder).map(folder => join(folder, ...parts)).join(':');
+  return path() && {
+    PYTHONPATH: path(), JUPYTER_CONFIG_PATH: path('etc/jupyter'), JUPYTER_PATH: path('share/jupyter'),
+  };
 };
 
 /** The environment variables with which a process finds the extension of EKG_EXTENSION. */
 export const extended = finding(EXTENSION);
 
 /** The newest JupyterLab with its own folder, home and settings. Its kernels are the gateway's, or without a gateway its
- * own processes. */
+ * own processes. With `notebook7` it is Notebook 7. */
 export class Lab {
   static async start({
-    token = TOKEN, name = 'jupyterlab', options = [], gateway = URL, extension = EXTENSION, env = {}, tracker = {},
+    token = TOKEN, name = 'jupyterlab', options = [], gateway = URL, extension = EXTENSION, env = {}, tracker = {}, notebook7 = false,
   } = {}) {
     const lab = new Lab();
     if (gateway) options = ['--gateway-url', gateway, ...options];
@@ -64,12 +70,16 @@ export class Lab {
     lab.url = `http://127.0.0.1:${port}`;
     lab.networks = [];
     const log = openSync(join(ARTIFACTS, `${name}.log`), 'w');
-    lab.process = spawn(join(process.env.EKG_LAB, 'bin/python'), ['-m', 'jupyterlab', '--no-browser', '--allow-root',
+    const app = notebook7
+      ? ['notebook', '--JupyterNotebookApp.expose_app_in_browser=True']
+      : ['jupyterlab', '--LabApp.expose_app_in_browser=True', '--LabApp.news_url='];
+    lab.process = spawn(join(process.env.EKG_LAB, 'bin/python'), ['-m', ...app, '--no-browser', '--allow-root',
       '--ip=127.0.0.1', `--port=${port}`, '--ServerApp.port_retries=0', '--IdentityProvider.token=',
-      '--LabApp.expose_app_in_browser=True', '--LabApp.news_url=', `--ServerApp.root_dir=${lab.files}`, ...options], {
+      `--ServerApp.root_dir=${lab.files}`, ...options], {
       env: {
-        ...process.env, ...finding(extension), HOME: lab.dir, JUPYTER_GATEWAY_AUTH_TOKEN: token, JUPYTERLAB_SETTINGS_DIR: join(lab.dir, 'settings'),
-        JUPYTERLAB_WORKSPACES_DIR: join(lab.dir, 'workspaces'), JUPYTER_CONFIG_DIR: join(lab.dir, 'config'), ...env,
+        ...process.env, ...finding(extension, notebook7 && NOTEBOOK7), HOME: lab.dir, JUPYTER_GATEWAY_AUTH_TOKEN: token, JUPYTERLAB_SETTINGS_DIR: join(lab.dir, 'settings'),
+        JUPYTERLAB_WORKSPACES_DIR: join(lab.dir, 'workspaces'), JUPYTER_CONFIG_DIR: join(lab.dir, 'config'),
+        ...notebook7 && { JUPYTERLAB_DIR: join(NOTEBOOK7, 'share/jupyter/lab') }, ...env,
       },
       stdio: ['ignore', log, log],
     });
