@@ -375,6 +375,7 @@ func (k *inCluster) balance() {
 	proxy := httptest.NewServer(k.roundRobin())
 	k.t.Cleanup(proxy.Close)
 	k.url = proxy.URL
+	k.finds = []string{"EKG_GATEWAY_URL=" + k.url, "EKG_TOKEN=" + k.token}
 }
 
 // rolledOut waits until all replicas are ready.

@@ -88,6 +88,7 @@ type gateway struct {
 	token string
 	args  []string
 	vars  []string // added to its environment
+	finds []string // added to the environment of commands that are its clients
 	log   string   // file
 	cmd   *exec.Cmd
 	done  chan error // receives the result of Wait

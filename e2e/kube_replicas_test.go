@@ -49,6 +49,7 @@ func TestE2E_KubeReplicas(t *testing.T) {
 			t.Errorf("a DaemonSet of another setting is still there: %q, %v", out, err)
 		}
 	})
+	t.Run("jobs end, also without the gateways that began them", func(t *testing.T) { k.in(t).jobsEnd() })
 	t.Run("the Role allows what gateways do, and no more", func(t *testing.T) { k.in(t).checkRights(began) })
 	var all []model
 	k.want(200, "GET", "/api/kernels", "", &all)

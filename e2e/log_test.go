@@ -21,7 +21,7 @@ import (
 // command prepares `ekg` as the gateway's user would run it in a shell.
 func (g *gateway) command(args ...string) *exec.Cmd {
 	cmd := exec.Command(filepath.Join(g.in.bin, "ekg"), args...)
-	cmd.Env = g.env("EKG_STATE_DIR=" + filepath.Join(g.dir, "state"))
+	cmd.Env = append(g.env("EKG_STATE_DIR="+filepath.Join(g.dir, "state")), g.finds...)
 	return cmd
 }
 

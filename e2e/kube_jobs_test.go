@@ -1,0 +1,75 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// jobsEnd runs jobs whose records are in the cluster. One has a large output and loses all replicas at once, while a
+// cell prints. One loses its pod and begins again. One is stopped.
+func (k *inCluster) jobsEnd() {
+	t := k.t
+	const large = "import hashlib, random, time\ntext = random.Random(name).randbytes(1 << 20).hex()\nprint(text)\n" +
+		"print(hashlib.sha256(text.encode()).hexdigest())"
+	const slow = "for i in range(150):\n    print(name, i, flush=True)\n    time.sleep(0.1)"
+	long := k.submits(k.notebookFile("long.ipynb", "name = 'a'", large, slow, "print('end', i)"))
+	loses := k.submits(k.notebookFile("loses.ipynb", "import time", "print('again')\ntime.sleep(6)", "print('survived')"),
+		"--retries", "1")
+	running := func(cell int) func(job) bool {
+		return func(j job) bool { return j.State == "running" && j.Cell == cell }
+	}
+	lost := k.jobIs(loses, "runs its second cell", time.Minute, running(2)).Kernel
+	for _, p := range k.podsOf(lost) {
+		k.cluster.kubectl(t, "", "-n", k.namespace, "delete", "pod", p.Metadata.Name, "--grace-period=1", "--wait=false")
+	}
+	kernel := k.jobIs(long, "runs its third cell", time.Minute, running(3)).Kernel
+	for pod := range k.replicas() {
+		if pid := k.containerProcess("ekg", pod, "ekg"); pid != 0 { // it may be restarting
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	k.rolledOut()
+	ended := func(j job) bool { return j.State == "succeeded" || j.State == "failed" }
+	if j := k.jobIs(long, "has ended", 2*time.Minute, ended); j.State != "succeeded" || j.Kernel != kernel || j.Attempt != 1 {
+		t.Errorf("without its gateways: %+v; it began in %s", j, kernel)
+	}
+	code, logs, errs := k.prints("jobs", "logs", long)
+	text, rest, _ := strings.Cut(logs, "\n")
+	sum := sha256.Sum256([]byte(text))
+	want := hex.EncodeToString(sum[:]) + "\n"
+	for i := range 150 {
+		want += fmt.Sprintln("a", i)
+	}
+	if code != 0 || len(text) != 2<<20 || rest != want+"end 149\n" {
+		t.Errorf("ekg jobs logs: %d %s: %d bytes, then\n%.500s", code, errs, len(text), rest)
+	}
+	if j := k.jobIs(loses, "has ended", 2*time.Minute, ended); j.State != "succeeded" || j.Attempt != 2 {
+		t.Errorf("without its pod: %+v", j)
+	}
+	if code, logs, errs := k.prints("jobs", "logs", loses); code != 0 || logs != "again\nsurvived\n" {
+		t.Errorf("without its pod: %d %s, %q", code, errs, logs)
+	}
+	endless := k.submits(k.notebookFile("endless.ipynb", "import time", "while True:\n    time.sleep(1)"))
+	k.jobIs(endless, "runs", time.Minute, running(2))
+	if code, _, errs := k.prints("jobs", "stop", endless); code != 0 {
+		t.Errorf("ekg jobs stop: %d %s", code, errs)
+	}
+	k.jobIs(endless, "is stopped", time.Minute, func(j job) bool { return j.State == "stopped" })
+	if code, _, errs := k.prints("jobs", "rm", long, loses, endless); code != 0 {
+		t.Errorf("ekg jobs rm: %d %s", code, errs)
+	}
+	out, err := k.cluster.tryKubectl("", "-n", k.namespace, "get", "configmaps", "-o", "name", "-l",
+		"app.kubernetes.io/component in (record,record-piece)")
+	// A killed gateway may leave the notebook that it has just written. It is swept up later.
+	if left := strings.Fields(out); err != nil || len(left) > 2 || strings.Contains(out, "ekg-record.jobs.") {
+		t.Errorf("records of removed jobs are left: %q, %v", left, err)
+	}
+}
