@@ -38,7 +38,8 @@ func (k *inCluster) jobsEnd() {
 	}
 	k.rolledOut()
 	ended := func(j job) bool { return j.State == "succeeded" || j.State == "failed" }
-	if j := k.jobIs(long, "has ended", 2*time.Minute, ended); j.State != "succeeded" || j.Kernel != kernel || j.Attempt != 1 {
+	j := k.jobIs(long, "has ended", 2*time.Minute, ended)
+	if j.State != "succeeded" || j.Kernel != kernel || j.Attempt != 1 {
 		t.Errorf("without its gateways: %+v; it began in %s", j, kernel)
 	}
 	code, logs, errs := k.prints("jobs", "logs", long)
