@@ -38,6 +38,7 @@ type kernel struct {
 	dequeued         time.Time         // when this launcher saw that Kueue had admitted the pod
 	stop             *stop             // in progress
 	sentReason       podstatus.Reason  // the last reason that was sent to the supervisor
+	sentPull         time.Time         // when the image was pulled whose pull was sent last
 	sentVersion      uint64            // version of the update with sentReason
 	sentEnd          time.Time         // when the container ended whose end was sent last
 	nodeNotice       sentNotice        // the last attempt to announce that the pod's node goes away
@@ -151,6 +152,7 @@ func (k *kernel) forgetPodLocked() {
 	k.secretCreated, k.claimed, k.removed, k.end, k.start = time.Time{}, false, false, nil, nil
 	k.shownKey = ""
 	k.sentReason, k.sentVersion, k.sentEnd = podstatus.Reason{}, 0, time.Time{}
+	k.sentPull = time.Time{}
 	k.nodeNotice = sentNotice{}
 	k.deletionSeen, k.unheard = time.Time{}, false
 }

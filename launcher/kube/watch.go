@@ -241,7 +241,8 @@ func (l *Launcher) eventsOf(pod *corev1.Pod) []corev1.Event {
 // actOnPod reacts to a change of a pod: a kernel that will never run is ended, and a supervisor receives what its
 // kernel waits for.
 func (l *Launcher) actOnPod(pod *corev1.Pod) {
-	why := podstatus.Explain(pod, l.eventsOf(pod), l.clusterNow())
+	events := l.eventsOf(pod)
+	why, pull := podstatus.Explain(pod, events, l.clusterNow()), podstatus.Pull(pod, events)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k := l.kernels[pod.Labels[podspec.LabelKernel]]
@@ -260,7 +261,8 @@ func (l *Launcher) actOnPod(pod *corev1.Pod) {
 		l.clusterNow().Sub(end.Since) < endUpdateAge {
 		k.sentEnd, why = end.Since, end
 	}
-	if k.supervisor.Streaming && (why.Class != k.sentReason.Class || why.Text != k.sentReason.Text) {
+	pulled := pull != nil && !pull.At.Equal(k.sentPull) && (why.Class == "" || why.Class == podstatus.ClassWaiting)
+	if k.supervisor.Streaming && (pulled || why.Class != k.sentReason.Class || why.Text != k.sentReason.Text) {
 		version, err := strconv.ParseUint(pod.ResourceVersion, 10, 64)
 		if err != nil {
 			return // no version can be made from it
@@ -271,7 +273,10 @@ func (l *Launcher) actOnPod(pod *corev1.Pod) {
 			version = k.sentVersion + 1
 		}
 		k.sentReason, k.sentVersion = why, version
-		l.queueUpdateLocked(k, pod, why, version)
+		if pull != nil {
+			k.sentPull = pull.At
+		}
+		l.queueUpdateLocked(k, pod, api.Waiting{Class: string(why.Class), Text: why.Text, Version: version, Pulled: pull})
 	}
 }
 
@@ -297,8 +302,7 @@ type waitingUpdate struct {
 // queueUpdateLocked sends a supervisor what its kernel waits for, or how its container ended. Updates are sent one
 // after the other: the supervisor ignores older versions, so an end could be lost if the container is restarted at
 // once. An update that is out of date before it is sent is dropped, unless it is an end.
-func (l *Launcher) queueUpdateLocked(k *kernel, pod *corev1.Pod, why podstatus.Reason, version uint64) {
-	said := api.Waiting{Class: string(why.Class), Text: why.Text, Version: version}
+func (l *Launcher) queueUpdateLocked(k *kernel, pod *corev1.Pod, said api.Waiting) {
 	if said.Class == "" {
 		said.Class = api.WaitingClass // there is nothing to wait for
 	}
@@ -388,7 +392,7 @@ func (f followed) Receive(_ api.Status, enterLocked func() (follow.Supervisor, b
 	}
 	l.reportStartLocked(k)
 	if !before.Streaming {
-		k.sentReason = podstatus.Reason{} // a restarted supervisor has received nothing
+		k.sentReason, k.sentPull = podstatus.Reason{}, time.Time{} // a restarted supervisor has received nothing
 	}
 	pod := k.pod
 	l.mu.Unlock()

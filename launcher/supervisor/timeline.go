@@ -44,6 +44,19 @@ func (s *Supervisor) recordOwnerLocked() {
 	}
 }
 
+// recordPullLocked adds the pull of an image, once. The cluster may report it after the container has started. A pull
+// for a warm kernel that had no owner yet is ignored. The cluster's times are whole seconds.
+func (s *Supervisor) recordPullLocked(p *api.Pull) {
+	if p == nil || p.At.Add(time.Second).Before(s.started) {
+		return
+	}
+	text := p.Image
+	if p.Took > 0 {
+		text += " in " + p.Took.Round(100*time.Millisecond).String()
+	}
+	s.history.AddNewAt(p.At, api.TimelinePulled, text)
+}
+
 // recordLocked adds what has changed between two commits to the kernel's timeline.
 func (s *Supervisor) recordLocked(before, now *statusFacts) {
 	at, h := s.nowLocked(), &s.history

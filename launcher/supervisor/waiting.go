@@ -61,6 +61,7 @@ func (s *Supervisor) setWaiting(reported api.Waiting) {
 		return
 	}
 	s.waiting = reported
+	s.recordPullLocked(reported.Pulled)
 	s.showWaitingLocked()
 	s.mu.Unlock()
 	if reported.Class == api.DiedClass && reported.Text != "" {

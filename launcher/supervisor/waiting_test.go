@@ -1,9 +1,11 @@
 package supervisor
 
 import (
+	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -85,5 +87,44 @@ func TestPod_Never(t *testing.T) {
 	}
 	if st := p.until("dead", func(st api.Status) bool { return st.State == api.Dead }); st.Reason != "no such image" {
 		t.Errorf("status is %+v", st)
+	}
+}
+
+// TestPod_Pulled: the pull of an image is in the timeline once, before what was later, however often it is reported.
+func TestPod_Pulled(t *testing.T) {
+	p := newPod(t, nil)
+	p.startSupervisor()
+	at := time.Now().Truncate(time.Second)
+	say := func(version uint64, text string, pull *api.Pull) {
+		t.Helper()
+		if err := p.client().SetWaiting(t.Context(),
+			api.Waiting{Class: api.WaitingClass, Text: text, Version: version, Pulled: pull}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	say(1, "its image is being pulled", nil)
+	pull := &api.Pull{Image: "lab/image:2", At: at, Took: 1540 * time.Millisecond}
+	say(2, "", pull)
+	say(3, "", pull)
+	say(4, "", &api.Pull{Image: "of a warm kernel", At: at.Add(-time.Hour)})
+	status, body := p.ask("GET", "/timeline", "")
+	if status != 200 {
+		t.Fatal(status, body)
+	}
+	var life api.Timeline
+	if err := json.Unmarshal([]byte(body), &life); err != nil {
+		t.Fatal(err)
+	}
+	var pulls []api.TimelineEvent
+	for i, e := range life.Events {
+		if e.Kind == api.TimelinePulled {
+			pulls = append(pulls, e)
+		}
+		if i > 0 && e.At.Before(life.Events[i-1].At) {
+			t.Errorf("the events are not in their order: %+v", life.Events)
+		}
+	}
+	if len(pulls) != 1 || pulls[0].Text != "lab/image:2 in 1.5s" || !pulls[0].At.Equal(at) {
+		t.Errorf("got %+v", life.Events)
 	}
 }

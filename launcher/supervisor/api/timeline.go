@@ -9,6 +9,7 @@ type TimelineKind string
 const (
 	TimelineCreated     TimelineKind = "created"     // a client asked for the kernel; the gateway adds it
 	TimelineWaiting     TimelineKind = "waiting"     // its container is not there yet, and why
+	TimelinePulled      TimelineKind = "pulled"      // the image of its container was pulled, and in what time
 	TimelineStarted     TimelineKind = "started"     // its process was started
 	TimelineRestarted   TimelineKind = "restarted"   // its process was started again
 	TimelineAdopted     TimelineKind = "adopted"     // another supervisor has taken it over; earlier events are not known

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // The classes of Waiting.
@@ -18,6 +19,14 @@ type Waiting struct {
 	Class   string `json:"class"`
 	Text    string `json:"text"`    // one sentence for the kernel's owner; "" clears the earlier one
 	Version uint64 `json:"version"` // grows; an older or equal version is ignored
+	Pulled  *Pull  `json:"pulled,omitempty"`
+}
+
+// Pull is the pull of an image for the kernel's container.
+type Pull struct {
+	Image string        `json:"image"`
+	At    time.Time     `json:"at"`      // when it was complete
+	Took  time.Duration `json:"took_ns"` // 0 if it is not known
 }
 
 // UnmarshalJSON accepts a version as a number or as a string of digits.
@@ -26,6 +35,7 @@ func (w *Waiting) UnmarshalJSON(b []byte) error {
 		Class   string          `json:"class"`
 		Text    string          `json:"text"`
 		Version json.RawMessage `json:"version"`
+		Pulled  *Pull           `json:"pulled"`
 	}
 	if err := json.Unmarshal(b, &raw); err != nil {
 		return err
@@ -34,6 +44,6 @@ func (w *Waiting) UnmarshalJSON(b []byte) error {
 	if err != nil {
 		return err
 	}
-	*w = Waiting{Class: raw.Class, Text: raw.Text, Version: version}
+	*w = Waiting{Class: raw.Class, Text: raw.Text, Version: version, Pulled: raw.Pulled}
 	return nil
 }

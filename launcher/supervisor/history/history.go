@@ -62,6 +62,17 @@ func (h *History) AddNew(at time.Time, kind api.TimelineKind, text string) {
 	h.Add(at, kind, text)
 }
 
+// AddNewAt is AddNew for an event that may have been before others that are known already.
+func (h *History) AddNewAt(at time.Time, kind api.TimelineKind, text string) {
+	before := len(h.events) + h.dropped
+	if h.AddNew(at, kind, text); len(h.events)+h.dropped == before {
+		return
+	}
+	for i := len(h.events) - 1; i > 0 && h.events[i].At.Before(h.events[i-1].At); i-- {
+		h.events[i], h.events[i-1] = h.events[i-1], h.events[i]
+	}
+}
+
 // Busy notes whether the kernel is busy from now on.
 func (h *History) Busy(at time.Time, busy bool) {
 	h.fill(at)
