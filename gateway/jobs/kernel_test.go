@@ -1,12 +1,15 @@
 package jobs
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
 )
 
@@ -61,10 +64,25 @@ func TestManager_InKernel(t *testing.T) {
 	})
 }
 
-// Two gateways that get jobs for one kernel at once accept at most one.
+// gathering is records whose jobs are created together, when all have been checked.
+type gathering struct {
+	*launchertest.MemoryRecords
+	all sync.WaitGroup
+}
+
+func (g *gathering) CreateRecord(ctx context.Context, r launcher.Record) (launcher.Record, error) {
+	if r.Kind == kindJob {
+		g.all.Done()
+		g.all.Wait()
+	}
+	return g.MemoryRecords.CreateRecord(ctx, r)
+}
+
+// Gateways that get jobs for one kernel at once accept at most one.
 func TestManager_InKernelAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		records, kernels := &launchertest.MemoryRecords{}, newCluster(0)
+		records, kernels := &gathering{MemoryRecords: &launchertest.MemoryRecords{}}, newCluster(0)
+		records.all.Add(8)
 		kernels.alive["k"] = "ann"
 		results := make(chan error)
 		for range 8 {
