@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// TestE2E_KubePage uses the operator's page and its actions with kernels in pods: one whose image is pulled, and one that
-// no node can take. A second gateway is killed and comes back.
+// TestE2E_KubePage uses the operator's page and its actions with kernels in pods: one whose image is pulled, and one
+// that no node can take. A second gateway is killed and comes back.
 func TestE2E_KubePage(t *testing.T) {
 	t.Parallel()
 	g := newKubeGateway(t, "--start-wait", "1s")
