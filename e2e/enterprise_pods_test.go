@@ -75,9 +75,10 @@ var allowed = []struct {
 	field, difference string
 	is                func(c comparison, path string) bool
 }{
-	{"names of pod and container", "the pod has the kernel's id and a number, the container is `kernel`", func(_ comparison, path string) bool {
-		return path == "metadata.name" || path == "container.name"
-	}},
+	{"names of pod and container", "the pod has the kernel's id and a number, the container is `kernel`",
+		func(_ comparison, path string) bool {
+			return path == "metadata.name" || path == "container.name"
+		}},
 	{"`labels`, `annotations`", "ekg adds its own", func(c comparison, path string) bool {
 		for _, prefix := range []string{"metadata.labels.", "metadata.annotations."} {
 			for _, domain := range []string{"elastic-kernel-gateway.github.io/", "app.kubernetes.io/", "sidecar.istio.io/",
@@ -89,33 +90,38 @@ var allowed = []struct {
 		}
 		return false
 	}},
-	{"`restartPolicy`", "`OnFailure` instead of `Never`: the kubelet restarts a kernel in its pod", func(c comparison, path string) bool {
-		return path == "spec.restartPolicy" && c.eg[path] == "Never" && c.ekg[path] == "OnFailure"
-	}},
+	{"`restartPolicy`", "`OnFailure` instead of `Never`: the kubelet restarts a kernel in its pod",
+		func(c comparison, path string) bool {
+			return path == "spec.restartPolicy" && c.eg[path] == "Never" && c.ekg[path] == "OnFailure"
+		}},
 	{"`serviceAccountName`", "a service account that is `default` is not named", func(c comparison, path string) bool {
 		return path == "spec.serviceAccountName" && c.eg[path] == "default" && c.ekg[path] == ""
 	}},
-	{"the pod's `securityContext`", "`runAsUser`, `runAsGroup`, `runAsNonRoot` and `seccompProfile` are those of each container", func(c comparison, path string) bool {
-		where, name := "container", ""
-		if in, inner := containerOf(path); in != "" {
-			where, name = in, inner
-		}
-		name, inContainer := strings.CutPrefix(name, "securityContext.")
-		if !inContainer {
-			name, _ = strings.CutPrefix(path, "spec.securityContext.")
-		}
-		own, wanted := c.eg[where+".securityContext."+name], c.eg["spec.securityContext."+name]
-		if own != "" {
-			wanted = own
-		}
-		return wanted != "" && c.ekg[where+".securityContext."+name] == wanted && c.ekg["spec.securityContext."+name] == ""
-	}},
-	{"containers beside the kernel's", "all are init containers; those that go on running have the restart policy `Always`",
+	{"the pod's `securityContext`",
+		"`runAsUser`, `runAsGroup`, `runAsNonRoot` and `seccompProfile` are those of each container",
+		func(c comparison, path string) bool {
+			where, name := "container", ""
+			if in, inner := containerOf(path); in != "" {
+				where, name = in, inner
+			}
+			name, inContainer := strings.CutPrefix(name, "securityContext.")
+			if !inContainer {
+				name, _ = strings.CutPrefix(path, "spec.securityContext.")
+			}
+			own, wanted := c.eg[where+".securityContext."+name], c.eg["spec.securityContext."+name]
+			if own != "" {
+				wanted = own
+			}
+			return wanted != "" && c.ekg[where+".securityContext."+name] == wanted && c.ekg["spec.securityContext."+name] == ""
+		}},
+	{"containers beside the kernel's",
+		"all are init containers; those that go on running have the restart policy `Always`",
 		func(c comparison, path string) bool {
 			_, inner := containerOf(path)
 			return inner == "restartPolicy" && c.eg[path] == "" && c.ekg[path] == "Always"
 		}},
-	{"a container's `securityContext`", "capabilities are dropped, privileges cannot be gained, and seccomp is the runtime's default",
+	{"a container's `securityContext`",
+		"capabilities are dropped, privileges cannot be gained, and seccomp is the runtime's default",
 		func(c comparison, path string) bool {
 			return c.addedTo(path, "securityContext.capabilities.drop", "securityContext.allowPrivilegeEscalation",
 				"securityContext.seccompProfile.")
@@ -144,33 +150,37 @@ var allowed = []struct {
 	{"`nodeSelector`", "nodes run Linux", func(c comparison, path string) bool {
 		return c.added(path, "spec.nodeSelector.kubernetes.io/os")
 	}},
-	{"`terminationGracePeriodSeconds`", "it follows `--stop-grace` unless it is set", func(c comparison, path string) bool {
-		return c.added(path, "spec.terminationGracePeriodSeconds")
-	}},
-	{"the container's `command`, and `terminationMessagePolicy`", "they are ekg's", func(c comparison, path string) bool {
-		return c.added(path, "container.command") || c.addedTo(path, "terminationMessage")
-	}},
-	{"`env`", "variables of the launcher's process and of its protocol are not copied", func(c comparison, path string) bool {
-		name, isVariable := strings.CutPrefix(path, "container.env.")
-		value, there := c.launcher[strings.TrimSuffix(name, ".value")]
-		return isVariable && there && c.eg[path] == value && c.ekg[path] == ""
-	}},
+	{"`terminationGracePeriodSeconds`", "it follows `--stop-grace` unless it is set",
+		func(c comparison, path string) bool {
+			return c.added(path, "spec.terminationGracePeriodSeconds")
+		}},
+	{"the container's `command`, and `terminationMessagePolicy`", "they are ekg's",
+		func(c comparison, path string) bool {
+			return c.added(path, "container.command") || c.addedTo(path, "terminationMessage")
+		}},
+	{"`env`", "variables of the launcher's process and of its protocol are not copied",
+		func(c comparison, path string) bool {
+			name, isVariable := strings.CutPrefix(path, "container.env.")
+			value, there := c.launcher[strings.TrimSuffix(name, ".value")]
+			return isVariable && there && c.eg[path] == value && c.ekg[path] == ""
+		}},
 	{"`NVIDIA_VISIBLE_DEVICES`", "it is `void` without a GPU", func(c comparison, path string) bool {
 		return c.addedTo(path, "env.NVIDIA_VISIBLE_DEVICES.") && c.ekg[path] == "void"
 	}},
-	{"`value` of a variable that is the pod's name, user or id", "it is a `fieldRef` to the pod's own field", func(c comparison, path string) bool {
-		base := strings.TrimSuffix(strings.TrimSuffix(path, ".value"), ".valueFrom.fieldRef.fieldPath")
-		if base == path || c.eg[base+".value"] == "" {
+	{"`value` of a variable that is the pod's name, user or id", "it is a `fieldRef` to the pod's own field",
+		func(c comparison, path string) bool {
+			base := strings.TrimSuffix(strings.TrimSuffix(path, ".value"), ".valueFrom.fieldRef.fieldPath")
+			if base == path || c.eg[base+".value"] == "" {
+				return false
+			}
+			switch c.ekg[base+".valueFrom.fieldRef.fieldPath"] {
+			case "metadata.annotations['elastic-kernel-gateway.github.io/owner']":
+				return c.eg[base+".value"] == c.ekg["metadata.annotations.elastic-kernel-gateway.github.io/owner"]
+			case "metadata.name":
+				return c.eg[base+".value"] == c.eg["metadata.name"]
+			}
 			return false
-		}
-		switch c.ekg[base+".valueFrom.fieldRef.fieldPath"] {
-		case "metadata.annotations['elastic-kernel-gateway.github.io/owner']":
-			return c.eg[base+".value"] == c.ekg["metadata.annotations.elastic-kernel-gateway.github.io/owner"]
-		case "metadata.name":
-			return c.eg[base+".value"] == c.eg["metadata.name"]
-		}
-		return false
-	}},
+		}},
 	{"`requests` of a device", "the request equals the limit", func(c comparison, path string) bool {
 		limit := strings.Replace(path, ".requests.", ".limits.", 1)
 		return c.added(path, "container.resources.requests.") && strings.Contains(path, "/") && c.ekg[limit] == c.ekg[path]
@@ -495,7 +505,8 @@ func flatten(t *testing.T, pod map[string]any, kernel int) map[string]string {
 		}
 	}
 	walk("", pod)
-	named := regexp.MustCompile(`^((container|beside\.[^.]+)\.env\.[^.]+|spec\.volumes\.[^.]+)\.name$`) // the name is in the path
+	// The name is in the path.
+	named := regexp.MustCompile(`^((container|beside\.[^.]+)\.env\.[^.]+|spec\.volumes\.[^.]+)\.name$`)
 	maps.DeleteFunc(flat, func(path, value string) bool {
 		return named.MatchString(path) ||
 			value == "{}" && (strings.HasSuffix(path, ".resources") || path == "beside" || strings.HasSuffix(path, ".metadata"))

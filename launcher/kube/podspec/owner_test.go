@@ -187,7 +187,8 @@ func TestReadPolicy_Owner(t *testing.T) {
 		}
 	}
 	_, problems := parsePolicy([]byte("kernelspecs:\n  images: [\"x/{owner}\"]\n"))
-	if len(problems) != 1 || !strings.HasPrefix(problems[0], `2: kernelspecs.images: "x/{owner}" {owner} has a meaning only in`) {
+	const want = `2: kernelspecs.images: "x/{owner}" {owner} has a meaning only in`
+	if len(problems) != 1 || !strings.HasPrefix(problems[0], want) {
 		t.Errorf("a list without owners: %q", problems)
 	}
 }
@@ -216,8 +217,9 @@ func TestPolicy_CommonRules(t *testing.T) {
 		`clients: {persistentVolumeClaims: ["home-{owner}", home-all, all], ` + kinds + `}`: {
 			`clients.persistentVolumeClaims: "home-all"`}, // a user may be named all
 		`clients: {serviceAccounts: ["k*"], allow: [KERNEL_SERVICE_ACCOUNT_NAME]}`: {`clients.serviceAccounts: "k*"`},
-		`clients: {volumes: [nfs, csi], allow: [KERNEL_VOLUMES]}`:                  {`clients.volumes: "csi"`, `clients.volumes: "nfs"`},
-		`kernelspecs: {persistentVolumeClaims: ["home-*"]}`:                        nil,
+		`clients: {volumes: [nfs, csi], allow: [KERNEL_VOLUMES]}`: {
+			`clients.volumes: "csi"`, `clients.volumes: "nfs"`},
+		`kernelspecs: {persistentVolumeClaims: ["home-*"]}`: nil,
 	} {
 		if got := policyOf(t, text).CommonRules(); !slices.Equal(got, want) {
 			t.Errorf("%s: got %q, want %q", text, got, want)
