@@ -33,9 +33,10 @@ var kubernetesSettings = []group{
 			Usage: "context of the kubeconfig",
 		},
 		{
-			Name: "kube-namespace", Env: []string{"EKG_KUBE_NAMESPACE"}, defDoc: "the gateway's own, or the context's",
-			value: text(func(s *Settings) *string { return &s.KubeNamespace }),
-			Usage: "namespace of the kernels' pods",
+			Name: "kube-namespace", Env: []string{"EKG_KUBE_NAMESPACE", "EG_NAMESPACE"},
+			defDoc: "the gateway's own, or the context's",
+			value:  text(func(s *Settings) *string { return &s.KubeNamespace }),
+			Usage:  "namespace of the kernels' pods",
 		},
 		{
 			Name: "kube-policy", Env: []string{"EKG_KUBE_POLICY"},
