@@ -66,6 +66,7 @@ func (j jobKernels) Start(ctx context.Context, author jobs.Author, id string, bo
 	}
 	req, err := j.g.kernelRequest(r.who, wanted)
 	if err == nil {
+		req.Job = true
 		err = j.g.start(r, req, func(launcher.Kernel) error { return nil })
 	}
 	err = j.explained(r, err)

@@ -100,6 +100,8 @@ type Request struct {
 	Cull   kernelspecs.Cull  // the operator's culling settings for this owner; unset ones are those for all kernels
 	Flavor *flavor.Flavor    // which GPU it gets; nil: what spec and variables say; not modified
 
+	Job bool // it is for a job: kernels that people wait for go before it
+
 	// OwnerGroups are all groups of the owner, for labels of pods. A restart knows only the one that a label names.
 	OwnerGroups []string
 

@@ -162,7 +162,7 @@ func podOptions(s *settings.Settings, namespace string) (podspec.Options, error)
 		SupervisorPullPolicy: s.SupervisorPullPolicy, SupervisorPullSecrets: s.SupervisorPullSecrets,
 		SupervisorCPU: s.SupervisorCPU, SupervisorMemory: s.SupervisorMemory,
 		SupervisorMemoryLimit: s.SupervisorMemoryLimit, ClusterChoosesUser: s.SupervisorUser == settings.UserNamespace,
-		HomeLimit: s.HomeLimit, Architectures: s.SupervisorArch,
+		HomeLimit: s.HomeLimit, Architectures: s.SupervisorArch, JobPriorityClass: s.JobPriorityClass,
 		LogLimit: s.LogLimit, StopGrace: time.Duration(s.StopGrace), Cull: s.Cull(),
 		GPUSamples: s.GPUSamples}
 	if s.HomeLimit == 0 {

@@ -79,11 +79,11 @@ func TestPodOptions(t *testing.T) {
 	got, want = options(map[string][]string{
 		"supervisor-pull-policy": {"Always"}, "supervisor-pull-secret": {"a", "b"}, "supervisor-cpu": {"200m"},
 		"supervisor-memory": {"1Gi"}, "supervisor-memory-limit": {"2Gi"}, "supervisor-user": {"namespace"},
-		"supervisor-arch": {"arm64"}, "home-limit": {"1GiB"}, "gpu-samples": {"1m"},
+		"supervisor-arch": {"arm64"}, "home-limit": {"1GiB"}, "gpu-samples": {"1m"}, "job-priority-class": {"low"},
 	}), podspec.Options{Namespace: "kernels", SupervisorImage: "ekg:1", SupervisorPullPolicy: "Always",
 		SupervisorPullSecrets: []string{"a", "b"}, SupervisorCPU: "200m", SupervisorMemory: "1Gi",
 		SupervisorMemoryLimit: "2Gi", ClusterChoosesUser: true, Architectures: []string{"arm64"}, HomeLimit: 1 << 30,
-		GPUSamples: time.Minute}
+		GPUSamples: time.Minute, JobPriorityClass: "low"}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}

@@ -59,6 +59,7 @@ type storedEnding struct {
 	Culled    bool      `json:"culled,omitempty"`     // by its supervisor; if Stopped too, the kernel was removed later
 	CulledFor string    `json:"culled_for,omitempty"` // api.Ending.CulledFor
 	Failed    bool      `json:"failed,omitempty"`     // api.Ending.Failed
+	Refused   bool      `json:"refused,omitempty"`    // a limit prevented its start, so it was never shown
 	Owner     string    `json:"owner,omitempty"`
 	Spec      string    `json:"kernelspec,omitempty"`
 	Flavor    string    `json:"flavor,omitempty"`
@@ -128,6 +129,8 @@ func (l *Launcher) recordEndingLocked(rec podspec.Record, pod *corev1.Pod, end *
 	if ok && end.limit != "" {
 		noted = *before
 		noted.pod = pod.UID
+	} else {
+		noted.Refused = refusedUnclaimed(pod)
 	}
 	if !l.rememberEndingLocked(rec.ID, &noted) || refusedUnclaimed(pod) {
 		return
@@ -370,7 +373,7 @@ func (l *Launcher) Ended(ctx context.Context) ([]launcher.EndedKernel, error) {
 	defer l.mu.Unlock()
 	for _, id := range l.endings.known.Keys() {
 		end, ok := l.endings.known.Peek(id)
-		if !ok || !end.Culled && !end.died() || end.At.Before(oldest) {
+		if !ok || end.Refused || !end.Culled && !end.died() || end.At.Before(oldest) {
 			continue
 		}
 		if k := l.kernels[id]; k != nil && k.end == nil { // it was started again

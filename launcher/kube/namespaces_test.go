@@ -19,6 +19,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 const namespacePolicy = `ownerNamespace:
@@ -226,6 +227,21 @@ func TestNamespaces_Refused(t *testing.T) {
 	l := openTest(t, c, withNamespaces(t, namespacePolicy))
 	if err := startOf(t, l, idA, "ann"); err != nil {
 		t.Fatal(err)
+	}
+	// A gateway that learns of ann's kernel while it creates bob's pod removes that one, and not ann's.
+	req := testRequest(idA)
+	req.Owner = "bob"
+	pod, err := podspec.Build(l.opts.Pods, req, podspec.Record{ID: idA, Generation: 1, Owner: "bob",
+		SpecName: req.Spec.Name, Created: l.clusterNow().UTC().Round(0), Protocol: api.ProtocolVersion,
+		KeyVersion: podspec.KeyVersion, MasterKey: l.keys[0].fingerprint})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.createPod(t.Context(), pod, nil); !errors.Is(err, launcher.ErrConflict) {
+		t.Errorf("bob's pod gets the id of ann's kernel: %v", err)
+	}
+	if anns, bobs := c.podsIn(t, "kernels-ann"), c.podsIn(t, "kernels-bob"); len(anns) != 1 || len(bobs) > 0 {
+		t.Errorf("ann has %v, bob has %v", anns, bobs)
 	}
 	forged, err := c.CoreV1().Pods("kernels-ann").Get(t.Context(), idA+"-1", metav1.GetOptions{})
 	if err != nil {

@@ -49,7 +49,7 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 			for _, o := range informer.GetStore().List() {
 				pod, ok := o.(*corev1.Pod)
 				switch {
-				case !ok || pod.DeletionTimestamp != nil:
+				case !ok || pod.DeletionTimestamp != nil || !l.serves(pod): // others may be those of another installation
 				case l.isLeftover(pod):
 					l.removeLeftover(ctx, pod)
 				case l.isHeldOpen(pod):

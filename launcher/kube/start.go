@@ -173,6 +173,16 @@ func (l *Launcher) createPod(ctx context.Context, pod *corev1.Pod, chosen *flavo
 	if k == nil {
 		return nil, l.goneError(made.Labels[podspec.LabelKernel])
 	}
+	l.mu.Lock()
+	place := k.pod.Namespace
+	l.mu.Unlock()
+	if place != made.Namespace { // the id is that of a kernel in another namespace, which this gateway has just learned
+		if err := l.deletePod(ctx, made); err != nil {
+			l.log.Error("pod with the id of another kernel could not be removed", logkey.Namespace, made.Namespace,
+				logkey.Pod, made.Name, logkey.Err, err)
+		}
+		return nil, launcher.ErrConflict
+	}
 	l.notifyPeers(ctx, k.id)
 	return k, nil
 }

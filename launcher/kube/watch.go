@@ -332,6 +332,9 @@ func (l *Launcher) sendUpdates(k *kernel) {
 			l.log.Debug("an update could not be sent to a supervisor", logkey.Kernel, k.id, logkey.Err, err)
 		}
 		l.mu.Lock()
+		if err != nil && n.waiting.Pulled != nil && k.pod.UID == n.pod.UID {
+			k.sentPull = time.Time{} // the next update has it again
+		}
 	}
 }
 

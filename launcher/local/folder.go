@@ -71,6 +71,8 @@ type record struct {
 	Flavor string        `json:"flavor,omitempty"` // name of launcher.Request.Flavor
 	GPUs   gpu.Amount    `json:"gpus,omitempty"`   // that it asks for
 	Want   *devices.Want `json:"want,omitempty"`   // what is assigned to it; nil: nothing
+
+	Job bool `json:"job,omitempty"` // launcher.Request.Job
 }
 
 // processIDs is process.json.

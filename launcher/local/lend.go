@@ -111,13 +111,14 @@ func (l *Launcher) borrow(ctx context.Context, k *kernel, prefer []string, promi
 	return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 }
 
-// promised returns the GPUs that kernels of this launcher wait for.
-func (l *Launcher) promised() map[string]bool {
+// promised returns the GPUs that other kernels of this launcher wait for, if those go before this one: a job's kernel
+// goes behind all others.
+func (l *Launcher) promised(to *kernel) map[string]bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	all := map[string]bool{}
 	for _, k := range l.ordered {
-		if k.waiting != nil {
+		if k.waiting != nil && (to.rec.Job || !k.rec.Job) {
 			for _, uuid := range k.waiting.candidates {
 				all[uuid] = true
 			}
@@ -215,7 +216,8 @@ func (l *Launcher) lend() {
 	}
 }
 
-// startWaiting starts what can be started, in the order of arrival. It reports whether kernels still wait.
+// startWaiting starts what can be started, in the order of arrival, the kernels of jobs after all others. It reports
+// whether kernels still wait.
 func (l *Launcher) startWaiting() bool {
 	l.mu.Lock()
 	var all []*kernel
@@ -231,7 +233,7 @@ func (l *Launcher) startWaiting() bool {
 		return false
 	}
 	slices.SortStableFunc(all, func(a, b *kernel) int {
-		return cmp.Or(since[a].Compare(since[b]), cmp.Compare(a.id, b.id))
+		return cmp.Or(behind(a, b), since[a].Compare(since[b]), cmp.Compare(a.id, b.id))
 	})
 	l.gpusLock.Lock()
 	old := time.Since(l.gpusListed) >= listMaxAge
@@ -254,6 +256,17 @@ func (l *Launcher) startWaiting() bool {
 		l.mu.Unlock()
 	}
 	return true
+}
+
+// behind orders the kernels of jobs behind all others.
+func behind(a, b *kernel) int {
+	switch {
+	case a.rec.Job == b.rec.Job:
+		return 0
+	case a.rec.Job:
+		return 1
+	}
+	return -1
 }
 
 // tryWaiting starts a kernel that waits, if the GPUs are there that it needs.

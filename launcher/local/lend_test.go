@@ -118,6 +118,36 @@ func wantHeld(t *testing.T, l *Launcher, want map[string][]int) {
 
 const waitsForOne = "it waits for a GPU: 2 of 2 are held by other kernels"
 
+// TestLend_Job: the kernels of jobs wait behind all others, whoever came first. A GPU for which only they wait goes to
+// any other kernel.
+func TestLend_Job(t *testing.T) {
+	p := newPlace(t)
+	p.withGPUs(gpuJSON("GPU-a"))
+	l := p.launcher()
+	ofJob := func(r *launcher.Request) { r.Job = true }
+	p.mustStart(l, 1, "1")
+	p.mustStart(l, 2, "1", ofJob)
+	p.mustStart(l, 3, "1", ofJob)
+	p.mustStart(l, 4, "1")
+	for _, next := range []int{4, 2, 3} {
+		running := held(t, l)["GPU-a"]
+		if len(running) != 1 {
+			t.Fatalf("the GPU is held by %v", running)
+		}
+		if err := l.Stop(t.Context(), id(running[0]), "enough"); err != nil {
+			t.Fatal(err)
+		}
+		wait(t, l, next, "running", isIdle)
+		wantHeld(t, l, map[string][]int{"GPU-a": {next}})
+	}
+	job, other := &kernel{rec: record{Job: true}}, &kernel{}
+	waits := &Launcher{ordered: []*kernel{{rec: job.rec, waiting: &waiting{candidates: []string{"GPU-b"}}}}}
+	promised, promisedToJob := waits.promised(other), waits.promised(job)
+	if promised["GPU-b"] || !promisedToJob["GPU-b"] {
+		t.Errorf("a GPU for which a job waits is kept from another kernel: %v, from a job: %v", promised, promisedToJob)
+	}
+}
+
 // TestLend: a kernel gets a GPU of its own or waits for one. It starts when another has ended.
 func TestLend(t *testing.T) {
 	p := newPlace(t)

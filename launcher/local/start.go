@@ -134,7 +134,7 @@ func (l *Launcher) createSupervisor(ctx context.Context, rec record, cfg api.Con
 	}
 	defer k.giveTurn()
 	defer unlock(folder)
-	loan, err := l.borrow(ctx, k, nil, l.promised())
+	loan, err := l.borrow(ctx, k, nil, l.promised(k))
 	switch busy := (*devices.BusyError)(nil); {
 	case errors.As(err, &busy):
 		if err = l.beginWaiting(k, busy); err == nil {
@@ -192,7 +192,7 @@ func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
 	}
 	rec := record{Protocol: api.ProtocolVersion, ID: req.ID, Owner: req.Owner, Groups: req.Groups, SpecName: req.Spec.Name,
 		Created: l.timing.now().UTC(), Socket: filepath.Join(runDir, "s"), RunDir: runDir,
-		Want: gpus.want, GPUs: gpus.size, Profile: req.Spec.Profile}
+		Want: gpus.want, GPUs: gpus.size, Profile: req.Spec.Profile, Job: req.Job}
 	if req.Flavor != nil {
 		rec.Flavor = req.Flavor.Name
 	}
@@ -357,7 +357,7 @@ func (l *Launcher) revive(ctx context.Context, k *kernel) error {
 		return err
 	}
 	defer counted()
-	loan, err := l.borrow(ctx, k, l.devicesBefore(k), l.promised())
+	loan, err := l.borrow(ctx, k, l.devicesBefore(k), l.promised(k))
 	switch busy := (*devices.BusyError)(nil); {
 	case errors.As(err, &busy):
 		return l.beginWaiting(k, busy)

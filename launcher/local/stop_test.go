@@ -90,10 +90,10 @@ func TestStop(t *testing.T) {
 	t.Run("a dead kernel is removed", func(t *testing.T) {
 		p.start(l, 3, "fine")
 		kill(t, processesOf(t, p, 3).Supervisor)
-		wait(t, l, 3, "dead", isDead)
+		reason := wait(t, l, 3, "dead", isDead).Reason
 		if err := l.Stop(t.Context(), id(3), "enough"); err != nil {
 			t.Fatal(err)
 		}
-		isGone(t, l, 3, "enough")
+		isGone(t, l, 3, reason)
 	})
 }

@@ -186,6 +186,7 @@ func (l *Launcher) giveWarm(ctx context.Context, k *kernel, kind warmKind, a api
 		if launcher.HasLimits(l.opts.Limits) { // until it has ended it counts for its owner, whose start goes on
 			select {
 			case <-op.done:
+			case <-time.After(launcher.WarmAssignTime):
 			case <-ctx.Done():
 			}
 		}

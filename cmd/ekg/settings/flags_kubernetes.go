@@ -123,6 +123,12 @@ var kubernetesSettings = []group{
 			Usage: "image of kernelspecs that name none",
 		},
 		{
+			Name: "job-priority-class", Env: []string{"EKG_JOB_PRIORITY_CLASS"},
+			value: text(func(s *Settings) *string { return &s.JobPriorityClass }, unlessEmpty(podspec.CheckPriorityClass)),
+			Usage: "PriorityClass of the pods of jobs, unless their kernelspec names one. One with a low value lets kernels " +
+				"that people wait for go first",
+		},
+		{
 			Name: "master-key-file", Env: []string{"EKG_MASTER_KEY_FILE"},
 			defDoc: "outside a cluster generated once, kept in the state directory",
 			value:  text(func(s *Settings) *string { return &s.MasterKeyFile }),

@@ -133,6 +133,7 @@ type SupervisorPodSettings struct {
 	SupervisorUser        string // UserAuto, UserFixed or UserNamespace
 	SupervisorArch        []string
 	HomeLimit             int64 // bytes; 0: no limit
+	JobPriorityClass      string
 }
 
 // Source is a kind of place for values. A higher one takes precedence.

@@ -73,6 +73,31 @@ func TestExtension_Keys(t *testing.T) {
 
 // The image of Enterprise Gateway's part of a kernelspec is used unless metadata.ekg names one. The policy holds for
 // it, and a restart has the same image and launch timeout.
+// TestBuild_Job: the pods of jobs have a priority class of their own, unless the kernelspec has one.
+func TestBuild_Job(t *testing.T) {
+	o := testOptions()
+	o.JobPriorityClass = "filler"
+	o.Policy = policyOf(t, "kernelspecs: {priorityClasses: [high]}")
+	for _, c := range []struct {
+		spec string
+		job  bool
+		want string
+	}{
+		{`{"image": "x"}`, true, "filler"}, {`{"image": "x"}`, false, ""},
+		{`{"image": "x", "priorityClassName": "high"}`, true, "high"},
+	} {
+		pod, err := Build(o, launcher.Request{ID: testID, Spec: specOf(c.spec), Job: c.job}, testRecord("test"))
+		if err != nil || pod.Spec.PriorityClassName != c.want {
+			t.Errorf("%s, of a job: %v: the class is %q, want %q; %v", c.spec, c.job, pod.Spec.PriorityClassName, c.want, err)
+		}
+	}
+	for _, name := range []string{"system-node-critical", "A b"} {
+		if o.JobPriorityClass = name; o.Validate() == nil {
+			t.Errorf("the class %q is accepted", name)
+		}
+	}
+}
+
 func TestBuild_ImageName(t *testing.T) {
 	spec := kernelspecs.Spec{Name: "test", Argv: []string{"prog", "{connection_file}"}, Image: "registry.example/a:1",
 		LaunchTimeout: 90 * time.Second}

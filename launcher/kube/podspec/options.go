@@ -2,6 +2,7 @@ package podspec
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,6 +22,7 @@ type Options struct {
 	SupervisorMemory      string // request, a quantity
 	SupervisorMemoryLimit string // a quantity; default: what the log may take of it, and 512 MiB, or the request
 	KernelImage           string // for kernelspecs that name no image
+	JobPriorityClass      string // of the pods of jobs, unless their kernelspec names one; "": the cluster's default
 
 	// ClusterChoosesUser leaves the user and group of the supervisor's container to the cluster, as OpenShift requires:
 	// there each namespace has a range of its own. Without such a rule it runs as the user of its image.
@@ -107,6 +109,14 @@ func CheckSecretName(text string) error {
 	return nil
 }
 
+// CheckPriorityClass returns an error if a text cannot be the name of a PriorityClass for kernels.
+func CheckPriorityClass(text string) error {
+	if strings.HasPrefix(text, "system-") {
+		return fmt.Errorf("%q is reserved for the cluster's own pods", text)
+	}
+	return CheckSecretName(text)
+}
+
 // CheckArchitecture returns an error if a text cannot be a value of kubernetes.io/arch.
 func CheckArchitecture(text string) error {
 	if len(validation.IsValidLabelValue(text)) > 0 {
@@ -138,6 +148,11 @@ func (o Options) Validate() error {
 	for _, name := range o.SupervisorPullSecrets {
 		if err := CheckSecretName(name); err != nil {
 			return fmt.Errorf("SupervisorPullSecrets: %w", err)
+		}
+	}
+	if o.JobPriorityClass != "" {
+		if err := CheckPriorityClass(o.JobPriorityClass); err != nil {
+			return fmt.Errorf("JobPriorityClass: %w", err)
 		}
 	}
 	for _, arch := range o.Architectures {

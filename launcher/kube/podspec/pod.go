@@ -190,6 +190,9 @@ func (b *builder) complete(pod *corev1.Pod) error {
 	b.labelForCosts(pod)
 	b.labelAsEG(pod)
 	b.placeOnPlatform(pod)
+	if b.req.Job && pod.Spec.PriorityClassName == "" {
+		pod.Spec.PriorityClassName = b.o.JobPriorityClass
+	}
 	gpus := GPURequestOf(pod)
 	b.sharedMemory(pod, gpus)
 	dropPrivileges(k.SecurityContext)
