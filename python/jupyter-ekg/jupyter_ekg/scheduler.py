@@ -100,12 +100,12 @@ class EkgEnvironmentManager(EnvironmentManager):
         return [
             RuntimeEnvironment(
                 name=name,
-                label=specs["kernelspecs"][name]["spec"].get("display_name") or name,
-                description=f"The kernelspec {name} of the gateway",
+                label=name,  # the front end takes the chosen label for the name
+                description=specs["kernelspecs"][name]["spec"].get("display_name") or name,
                 file_extensions=["ipynb"],
                 output_formats=list(_FORMATS),
                 metadata={},
-                compute_types=flavors,
+                compute_types=flavors or None,  # an empty list is an empty menu
                 default_compute_type=flavors[0] if flavors else None,
                 utc_only=False,
             )
@@ -163,7 +163,16 @@ class EkgScheduler(BaseScheduler):
         return (await _forward("POST", _DEFINITIONS, body))["id"]
 
     async def update_job_definition(self, job_definition_id: str, model: UpdateJobDefinition) -> None:
-        await _forward("PATCH", _definition(job_definition_id), await _changes(model))
+        if model.input_uri:
+            # The front end's "Save Changes" always sends the file's name, and without its folder.
+            definition = await _forward("GET", _definition(job_definition_id))
+            if model.input_uri == posixpath.basename(_input_path(definition)):
+                model = model.copy(update={"input_uri": None})
+        try:
+            changes = await _changes(model)
+        except InputUriError as err:  # the front end shows the text of a SchedulerError only
+            raise SchedulerError(str(err)) from err
+        await _forward("PATCH", _definition(job_definition_id), changes)
 
     async def delete_job_definition(self, job_definition_id: str) -> None:
         await _forward("DELETE", _definition(job_definition_id))

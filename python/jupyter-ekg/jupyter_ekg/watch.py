@@ -106,9 +106,7 @@ class Watch:
             unexpected: Exception | None = None
             try:
                 self._user = await gateway.user_or_none()
-                if await self._stream():
-                    self._again = _FIRST_AGAIN
-                else:
+                if not await self._stream():
                     await self._poll(self._again)
                     self._again = min(2 * self._again, _LONGEST_AGAIN)
                 problem = None
@@ -129,6 +127,7 @@ class Watch:
         """Follows the stream to its end. Returns False if the gateway has none."""
         try:
             async with gateway.events() as response:
+                self._again = _FIRST_AGAIN
                 kernels: dict[str, Model] = {}
                 async for name, data in gateway.read_events(response, _SILENCE):
                     if name == "kernels":

@@ -229,6 +229,12 @@ def test_a_stream_is_tried_again_while_the_list_is_asked_for(monkeypatch):
                     assert name != "unavailable"  # the list stays up to date
                     seen += [k["execution_state"] for k in data["kernels"]] if name == "kernels" else []
             assert supervisor.streams == 1
+            lists = len(times)
+            supervisor.events = None
+            supervisor.cut_streams()
+            while len(times) < lists + 2:
+                await updates.__anext__()
+            assert times[lists : lists + 2] == [0.02, 0.04]  # after a stream that broke off
             await updates.aclose()
 
     try:

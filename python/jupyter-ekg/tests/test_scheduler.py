@@ -45,6 +45,7 @@ class Gateway:
         self.asked = []
         self.job = dict(JOB)
         self.definition = dict(DEFINITION)
+        self.flavors = ["t4", "a100"]
         self.refuse = None
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -60,7 +61,7 @@ class Gateway:
             spec = {"spec": {"display_name": "Python 3"}}
             return web.json_response({"default": "python3", "kernelspecs": {"ir": {"spec": {}}, "python3": spec}})
         if end == "flavors":
-            return web.json_response([{"name": "t4"}, {"name": "a100"}])
+            return web.json_response([{"name": name} for name in self.flavors])
         if end == "notebook":
             return web.json_response(NOTEBOOK)
         if end == "definitions" and request.method == "GET":
@@ -318,10 +319,30 @@ def test_a_definition_is_changed_run_and_deleted(run):
     run(test)
 
 
+def test_a_saved_definition_keeps_its_notebook(run):
+    """The front end's "Save Changes" sends the name of the notebook's file, without its folder."""
+    (run.folder / "in.ipynb").write_text("another notebook")
+
+    async def test(gateway, s):
+        await s.update_job_definition(DEFINITION["id"], UpdateJobDefinition(schedule="@daily", input_uri="in.ipynb"))
+        assert gateway.asked[-1][2] == {"schedule": "@daily"}
+        with pytest.raises(SchedulerError, match="Input path 'folder/none.ipynb' does not exist"):
+            await s.update_job_definition(DEFINITION["id"], UpdateJobDefinition(input_uri="folder/none.ipynb"))
+        assert gateway.asked[-1][0] == "GET"
+
+    run(test)
+
+
 def test_environments_are_kernelspecs_with_flavors(run):
     async def test(gateway, s):
         found = await s.environments_manager.list_environments()
-        assert [(e.name, e.label) for e in found] == [("python3", "Python 3"), ("ir", "ir")]
-        assert found[0].compute_types == ["t4", "a100"]
+        assert [(e.name, e.label, e.description) for e in found] == [
+            ("python3", "python3", "Python 3"),
+            ("ir", "ir", "ir"),
+        ]
+        assert (found[0].compute_types, found[0].default_compute_type) == (["t4", "a100"], "t4")
+        gateway.flavors = []
+        found = await s.environments_manager.list_environments()
+        assert (found[0].compute_types, found[0].default_compute_type) == (None, None)
 
     run(test)
