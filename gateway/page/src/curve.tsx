@@ -4,7 +4,7 @@ import { useEffect, useState } from 'preact/hooks';
 const MOST = 120; // samples, one for each change of the page's clock: 10 minutes
 const WIDTH = 240, HEIGHT = 32; // px
 
-/** A sample is the use of a GPU in percent; null if it was not measured. */
+/** A sample is the use of a GPU in percent; null if it was not measured, or is not known. */
 export type Sample = number | null;
 
 /** Adds a sample, and drops the oldest one when there are too many. */

@@ -4,18 +4,32 @@ import { number, time } from './format';
 
 const SHOWN = 100;
 
-/** Kernels that were ended for being idle, and those that died. What the list does not have yet is taken from
- * kernels. */
-export function EndedKernels({ ended, kernels }: { ended: Ended[] | undefined; kernels: ReadonlyMap<string, Kernel> }) {
+interface EndedRow { id: string; name: string; at: string; reason: string }
+
+/** The kernels that have ended, the last first. The list may be a minute old: a kernel that lives again is left out,
+ * and a dead kernel has its newer reason and time from kernels. An older gateway answers with its ordinary list, whose
+ * entries have no ended_at: they are left out. */
+export function endedRows(ended: readonly Ended[], kernels: ReadonlyMap<string, Kernel>): EndedRow[] {
   const named = (k: { name: string; owner?: string }): string => k.owner ? `${k.name} of ${k.owner}` : k.name;
-  const known = new Set((ended ?? []).map(e => e.id));
-  const rows = (ended ?? []).map(e => ({ id: e.id, name: named(e), at: e.ended_at, reason: e.reason }));
-  for (const k of kernels.values()) {
-    if (k.execution_state === 'dead' && !known.has(k.id)) {
-      rows.push({ id: k.id, name: named(k), at: k.last_activity, reason: k.reason ?? '' });
+  const rows = new Map<string, EndedRow>();
+  for (const e of ended) {
+    const now = kernels.get(e.id)?.execution_state;
+    if (e.ended_at && (now === undefined || now === 'dead')) {
+      rows.set(e.id, { id: e.id, name: named(e), at: e.ended_at, reason: e.reason });
     }
   }
-  rows.sort((a, b) => a.at < b.at ? 1 : -1);
+  for (const k of kernels.values()) {
+    if (k.execution_state !== 'dead') continue;
+    const listed = rows.get(k.id);
+    const at = listed && listed.at > k.last_activity ? listed.at : k.last_activity;
+    rows.set(k.id, { id: k.id, name: named(k), at, reason: k.reason || listed?.reason || '' });
+  }
+  return [...rows.values()].sort((a, b) => a.at < b.at ? 1 : -1);
+}
+
+/** Kernels that were ended for being idle, and those that died. */
+export function EndedKernels({ ended, kernels }: { ended: Ended[] | undefined; kernels: ReadonlyMap<string, Kernel> }) {
+  const rows = endedRows(ended ?? [], kernels);
   return <section aria-labelledby="ended">
     <h2 id="ended">Ended in the last days</h2>
     {rows.length === 0 ? <p class="soft">No kernel.</p>

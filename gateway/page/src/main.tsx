@@ -106,7 +106,8 @@ function Page() {
       </div>
     </header>
     <main>
-      {id ? kernel ? <Detail key={id} kernel={kernel} now={now} open={setAction} back={() => show('')} />
+      {id ? kernel
+        ? <Detail key={id} kernel={kernel} now={now} live={live} open={setAction} back={() => show('')} />
         : <section><p><button type="button" onClick={() => show('')}>All kernels</button></p>
           <p>{live ? 'This kernel does not exist any more.' : ''}</p></section>
         : <>

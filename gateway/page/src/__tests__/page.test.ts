@@ -3,9 +3,11 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
 import { type Kernel, problemOf, Refused, type UsageAnswer } from '../api';
-import { addSample, lines, type Sample } from '../curve';
+import { addSample, Curve, lines, type Sample } from '../curve';
+import { Detail } from '../detail';
 import { actionsFor, readGrants } from '../dialogs';
 import { span } from '../format';
+import { endedRows } from '../history';
 import { choose } from '../kernels';
 import { outputOf, passes, type Place, readLog, Screen } from '../log';
 import { parse } from '../stream';
@@ -56,6 +58,34 @@ test('a curve has a bound, and gaps where use was not measured', () => {
   assert.deepEqual(lines([null, 250]), ['240.0,1.0 240.0,1.0'], 'a lone sample is a point within the frame');
   assert.deepEqual(lines([0, null, -5, 100]).map(l => l.split(' ').map(p => p.split(',')[1])),
     [['31.0', '31.0'], ['31.0', '1.0']]);
+});
+
+test('a curve repeats no value while the stream is not live', () => {
+  const gpu = { uuid: 'u', memory_used: 0, utilization: 40 };
+  const uses = (live: boolean): unknown[] => {
+    const found: unknown[] = [];
+    const walk = (v: any): void => {
+      if (Array.isArray(v)) v.forEach(walk);
+      else if (v?.type === Curve) found.push(v.props.use);
+      else if (v?.props) walk(v.props.children);
+    };
+    walk(Detail({ kernel: kernel('a', { gpu: [gpu] }), now: 0, live, open: () => {}, back: () => {} }));
+    return found;
+  };
+  assert.deepEqual([uses(true), uses(false)], [[40], [null]]);
+});
+
+test('kernels that have ended are those of the list that do not live again, and the dead ones', () => {
+  const at = (minute: number): string => `2026-01-02T03:0${minute}:00.000000Z`;
+  const ended = (id: string, ended_at: string) => ({ id, name: 'python3', owner: 'ann', reason: 'idle', ended_at });
+  const list = [ended('culled', at(1)), ended('again', at(2)), ended('twice', at(3)), ended('once', at(4)),
+    { ...kernel('ordinary') } as any];
+  const dead = (id: string, minute: number, reason?: string): [string, Kernel] =>
+    [id, kernel(id, { execution_state: 'dead', last_activity: at(minute), reason })];
+  const live = new Map([['again', kernel('again')], dead('twice', 6, 'killed'), dead('once', 0), dead('new', 5)]);
+  assert.deepEqual(endedRows(list, live).map(r => [r.id, r.name, r.at, r.reason]), [
+    ['twice', 'python3', at(6), 'killed'], ['new', 'python3', at(5), ''], ['once', 'python3', at(4), 'idle'],
+    ['culled', 'python3 of ann', at(1), 'idle']]);
 });
 
 test('grants are read line by line', () => {
