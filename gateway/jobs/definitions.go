@@ -100,9 +100,10 @@ func (d *definition) set(sub *Submission, source string) {
 	}
 }
 
+// decodeDefinition reads a record. The error is launcher.ErrRecordDamaged.
 func decodeDefinition(r launcher.Record) (d definition, err error) {
 	if err := json.Unmarshal(r.Data, &d); err != nil {
-		return d, fmt.Errorf("jobs: definition %s: %w", r.ID, err)
+		return d, fmt.Errorf("jobs: definition %s: %w: %w", r.ID, launcher.ErrRecordDamaged, err)
 	}
 	d.version = r.Version
 	return d, nil
@@ -265,25 +266,26 @@ func (m *Manager) roomForDefinition(ctx context.Context, owner string) error {
 }
 
 // allDefinitions returns the definitions of the records that list returns, the oldest first. A record that cannot be
-// read is reported, left out and counted.
+// read is reported and left out; damaged has its id.
 func (m *Manager) allDefinitions(
 	ctx context.Context, list func(context.Context, string) ([]launcher.Record, error),
-) (all []definition, others int, err error) {
+) (all []definition, damaged map[string]bool, err error) {
 	records, err := list(ctx, kindDefinition)
 	if err != nil {
-		return nil, 0, err
+		return nil, nil, err
 	}
+	damaged = map[string]bool{}
 	for _, r := range records {
 		d, err := decodeDefinition(r)
 		if err != nil {
 			m.log.Error("the record of a job definition cannot be read", logkey.Definition, r.ID, logkey.Err, err)
-			others++
+			damaged[r.ID] = true
 			continue
 		}
 		all = append(all, d)
 	}
 	slices.SortFunc(all, func(a, b definition) int { return a.Created.Compare(b.Created) })
-	return all, others, nil
+	return all, damaged, nil
 }
 
 // Definitions returns the definitions for which want is true, the oldest first.

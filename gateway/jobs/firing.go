@@ -95,7 +95,8 @@ func (s *scheduled) Fire(ctx context.Context, id string, due time.Time) error {
 	return m.fired(ctx, id, due, job.ID, reason)
 }
 
-// fired notes in a definition that its job for a time was made, or why none was.
+// fired notes in a definition that its job for a time was made, or why none was. A definition that cannot be read is
+// left as it is: it cannot make the job again.
 func (m *Manager) fired(ctx context.Context, id string, due time.Time, job, reason string) error {
 	_, err := m.store.changeDefinition(ctx, id, func(d *definition) error {
 		if !due.After(d.Since) {
@@ -104,7 +105,7 @@ func (m *Manager) fired(ctx context.Context, id string, due time.Time, job, reas
 		d.Since, d.Due, d.Job, d.Reason = due, due, job, reason
 		return nil
 	})
-	if errors.Is(err, launcher.ErrNoRecord) {
+	if errors.Is(err, launcher.ErrNoRecord) || errors.Is(err, launcher.ErrRecordDamaged) {
 		return nil
 	}
 	return err

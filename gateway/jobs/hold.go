@@ -187,6 +187,10 @@ func (h *hold) steps() error {
 			}
 		case e.State.Final():
 			return nil
+		case e.Stopping && e.State == Queued && e.Then == ThenEnd: // its kernel is ended, too
+			if err := h.outcome(Stopped, reasonStopped, false); err != nil {
+				return err
+			}
 		case e.Stopping && (e.Kernel == "" || e.State == Queued):
 			return h.must("stop", func(e *entry) { e.State, e.Reason, e.Ended = Stopped, reasonStopped, time.Now().UTC() })
 		case e.State == Queued && e.inKernel():

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -60,6 +61,34 @@ func TestManager_InKernel(t *testing.T) {
 		wantState(t, m, again, Stopped, "on request")
 		if !kernels.lives("k") {
 			t.Error("the stop of a job has ended a kernel that is kept")
+		}
+	})
+}
+
+// A job that is stopped before it has begun ends its author's kernel, too, if its author wants that.
+func TestManager_InKernelStoppedInQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		records, kernels := &launchertest.MemoryRecords{}, newCluster(0)
+		kernels.alive["k"], kernels.alive["l"] = "ann", "ann"
+		m := New(records, kernels, Policy{}, slog.New(slog.DiscardHandler)) // it does not run yet
+		keeps, ends := submit(t, m, submissionIn("k", ThenKeep)), submit(t, m, submissionIn("l", ThenEnd))
+		for _, id := range []string{keeps, ends} {
+			if _, err := m.Stop(t.Context(), id); err != nil {
+				t.Error(err)
+			}
+		}
+		wantState(t, m, keeps, Stopped, "on request")
+		if j := wantState(t, m, ends, Queued, ""); !j.Stopping {
+			t.Error("the end of the job is not wanted")
+		}
+		m, end := gatewayOf(records, kernels, Policy{}, time.Minute)
+		defer end()
+		time.Sleep(10 * time.Second)
+		if j := wantState(t, m, ends, Stopped, "on request"); j.Attempt != 0 || j.Ended.IsZero() {
+			t.Errorf("the stopped job is %+v", j)
+		}
+		if !kernels.lives("k") || kernels.lives("l") {
+			t.Errorf("k lives: %v, l lives: %v", kernels.lives("k"), kernels.lives("l"))
 		}
 	})
 }

@@ -153,6 +153,9 @@ func (m *Manager) create(ctx context.Context, sub Submission, job Job) (_ Job, c
 		return Job{}, false, err
 	}
 	if err := m.room(ctx, sub.Owner); err != nil {
+		if s, err := m.store.job(ctx, job.ID); err == nil { // another gateway was faster, and its job was counted
+			return s.Job, false, nil
+		}
 		return Job{}, false, err
 	}
 	s := stored{entry: entry{Job: job, Author: sub.Author, Start: sub.Start, Language: sub.Language, From: sub.From}}
@@ -202,20 +205,21 @@ func (m *Manager) room(ctx context.Context, owner string) error {
 }
 
 // readable returns the jobs of the records that list returns, those that start first in front. A record that cannot be
-// read is reported, left out and counted.
+// read is reported and left out; damaged has its id.
 func (m *Manager) readable(
 	ctx context.Context, list func(context.Context, string) ([]launcher.Record, error),
-) (all []stored, others int, err error) {
+) (all []stored, damaged map[string]bool, err error) {
 	records, err := list(ctx, kindJob)
 	if err != nil {
-		return nil, 0, err
+		return nil, nil, err
 	}
+	damaged = map[string]bool{}
 	all = make([]stored, 0, len(records))
 	for _, r := range records {
 		s, err := decode(r)
 		if err != nil {
 			m.log.Error("the record of a job cannot be read", logkey.Job, r.ID, logkey.Err, err)
-			others++
+			damaged[r.ID] = true
 			continue
 		}
 		all = append(all, s)
@@ -223,7 +227,7 @@ func (m *Manager) readable(
 	slices.SortFunc(all, func(a, b stored) int {
 		return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))
 	})
-	return all, others, nil
+	return all, damaged, nil
 }
 
 // List returns the jobs for which want is true, the oldest first.
@@ -276,9 +280,9 @@ func (m *Manager) Notebook(ctx context.Context, id string, source bool) ([]byte,
 // Stop asks for the end of a job: its kernel is interrupted and ended. A job that has ended stays as it is.
 func (m *Manager) Stop(ctx context.Context, id string) (Job, error) {
 	s, err := m.store.change(ctx, id, func(e *entry) error {
-		switch {
+		switch { // a kernel that ends with its job is left to the job's next holder
 		case e.State.Final():
-		case e.State == Queued && e.Holder == "" && e.Outcome == nil:
+		case e.State == Queued && e.Holder == "" && e.Outcome == nil && e.Then != ThenEnd:
 			e.State, e.Ended, e.Reason = Stopped, time.Now().UTC(), reasonStopped
 		default:
 			e.Stopping = true

@@ -433,3 +433,36 @@ func TestManager_Sweep(t *testing.T) {
 		count(0, 0)
 	})
 }
+
+// late is records in which something happens before the open ones are listed for the first time.
+type late struct {
+	*launchertest.MemoryRecords
+	before func()
+}
+
+func (l *late) OpenRecords(ctx context.Context, kind string) ([]launcher.Record, error) {
+	if before := l.before; before != nil {
+		l.before = nil
+		before()
+	}
+	return l.MemoryRecords.OpenRecords(ctx, kind)
+}
+
+// A job that another gateway makes meanwhile, and that is the last one allowed, is returned and not refused.
+func TestManager_RoomForTheSameJob(t *testing.T) {
+	records := &launchertest.MemoryRecords{}
+	slow := &late{MemoryRecords: records}
+	policy, log := Policy{PerUser: 1}, slog.New(slog.DiscardHandler)
+	a, b := New(records, newCluster(9), policy, log), New(slow, newCluster(9), policy, log)
+	s, id := submission("ann", "job"), ""
+	s.Token = "once"
+	slow.before = func() { id = submit(t, a, s) }
+	if j, created, err := b.Submit(t.Context(), s); err != nil || created || j.ID != id {
+		t.Errorf("the same job: %q, %v, %v; want %q", j.ID, created, err, id)
+	}
+	s.Token = "another"
+	var many *TooManyError
+	if _, _, err := b.Submit(t.Context(), s); !errors.As(err, &many) {
+		t.Errorf("another job: %v", err)
+	}
+}

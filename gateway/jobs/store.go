@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -114,6 +115,9 @@ func (t store) keep(ctx context.Context, kind, of string, data []byte) (string, 
 	_, err := t.keeper.CreateRecord(ctx, launcher.Record{Kind: kind, ID: id, Data: data})
 	return id, err
 }
+
+// notebookOf returns the id of the job or the definition to which a notebook that keep has stored belongs.
+func notebookOf(id string) string { return id[:max(0, strings.LastIndexByte(id, '-'))] }
 
 // notebook returns the job's notebook as it is now, or as it was submitted if nothing was saved yet.
 func (t store) notebook(ctx context.Context, e *entry) ([]byte, error) {

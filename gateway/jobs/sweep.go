@@ -2,19 +2,23 @@ package jobs
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"time"
 )
 
-// sweep removes jobs that have ended long ago or are too many, and notebooks without a job.
+// sweep removes jobs that have ended long ago or are too many, and notebooks without a job. One that cannot be removed
+// does not keep the others.
 func (m *Manager) sweep(ctx context.Context) error {
-	all, others, err := m.readable(ctx, m.store.keeper.Records)
+	all, damaged, err := m.readable(ctx, m.store.keeper.Records)
 	if err != nil {
 		return err
 	}
 	slices.SortFunc(all, func(a, b stored) int { return b.Ended.Compare(a.Ended) })
 	kept := map[string]int{}
 	named := map[string]bool{}
+	var failed []error
 	for i := range all {
 		s := &all[i]
 		named[s.Source], named[s.Saved] = true, true
@@ -25,25 +29,24 @@ func (m *Manager) sweep(ctx context.Context) error {
 		if m.policy.Keep > 0 && kept[s.Owner] > m.policy.Keep ||
 			m.policy.KeepFor > 0 && time.Since(s.Ended) > m.policy.KeepFor {
 			if err := m.discard(ctx, &s.entry); err != nil {
-				return err
+				failed = append(failed, fmt.Errorf("job %s: %w", s.ID, err))
 			}
 		}
 	}
-	if others > 0 {
-		return nil // their notebooks are not known
-	}
-	return m.sweepNotebooks(ctx, kindNotebook, named)
+	return errors.Join(append(failed, m.sweepNotebooks(ctx, kindNotebook, named, damaged))...)
 }
 
 // sweepNotebooks removes notebooks that no record named at two sweeps: a notebook is stored before a record names it.
-func (m *Manager) sweepNotebooks(ctx context.Context, kind string, named map[string]bool) error {
+// Those of a damaged record stay.
+func (m *Manager) sweepNotebooks(ctx context.Context, kind string, named, damaged map[string]bool) error {
 	ids, err := m.store.keeper.RecordIDs(ctx, kind)
 	if err != nil {
 		return err
 	}
 	orphans := map[string]bool{}
+	var failed []error
 	for _, id := range ids {
-		if named[id] {
+		if named[id] || damaged[notebookOf(id)] {
 			continue
 		}
 		if !m.orphans[kind][id] {
@@ -51,22 +54,23 @@ func (m *Manager) sweepNotebooks(ctx context.Context, kind string, named map[str
 			continue
 		}
 		if err := m.store.keeper.RemoveRecord(ctx, kind, id); err != nil {
-			return err
+			orphans[id] = true
+			failed = append(failed, fmt.Errorf("notebook %s: %w", id, err))
 		}
 	}
 	m.orphans[kind] = orphans
-	return nil
+	return errors.Join(failed...)
 }
 
 // sweepDefinitions removes notebooks without a definition.
 func (m *Manager) sweepDefinitions(ctx context.Context) error {
-	all, others, err := m.allDefinitions(ctx, m.store.keeper.Records)
-	if err != nil || others > 0 { // their notebooks are not known
+	all, damaged, err := m.allDefinitions(ctx, m.store.keeper.Records)
+	if err != nil {
 		return err
 	}
 	named := map[string]bool{}
 	for i := range all {
 		named[all[i].Source] = true
 	}
-	return m.sweepNotebooks(ctx, kindDefinitionNotebook, named)
+	return m.sweepNotebooks(ctx, kindDefinitionNotebook, named, damaged)
 }

@@ -1,0 +1,158 @@
+package jobs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
+)
+
+// faulty is records of which some are damaged, and some cannot be removed. Both are set while nobody reads.
+type faulty struct {
+	*launchertest.MemoryRecords
+	damaged, stuck string // ids
+}
+
+func (f *faulty) Record(ctx context.Context, kind, id string) (launcher.Record, error) {
+	if id == f.damaged {
+		return launcher.Record{}, launcher.ErrRecordDamaged
+	}
+	return f.MemoryRecords.Record(ctx, kind, id)
+}
+
+func (f *faulty) Records(ctx context.Context, kind string) ([]launcher.Record, error) {
+	all, err := f.MemoryRecords.Records(ctx, kind)
+	for i := range all {
+		if all[i].ID == f.damaged {
+			all[i].Data = nil
+		}
+	}
+	return all, err
+}
+
+func (f *faulty) RemoveRecord(ctx context.Context, kind, id string) error {
+	if id == f.stuck {
+		return launcher.ErrUnavailable
+	}
+	return f.MemoryRecords.RemoveRecord(ctx, kind, id)
+}
+
+// spoil replaces the content of a record by what is not JSON.
+func (f *faulty) spoil(t *testing.T, kind, id string) {
+	t.Helper()
+	r, err := f.Record(t.Context(), kind, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Data = []byte("{")
+	if _, err := f.ReplaceRecord(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantIDs(t *testing.T, records launcher.RecordKeeper, kind string, want ...string) {
+	t.Helper()
+	ids, err := records.RecordIDs(t.Context(), kind)
+	slices.Sort(ids)
+	slices.Sort(want)
+	if err != nil || !slices.Equal(ids, want) {
+		t.Errorf("%s are %q, %v; want %q", kind, ids, err, want)
+	}
+}
+
+// A job of a definition that cannot be read can be removed.
+func TestManager_RemoveOfDamagedDefinition(t *testing.T) {
+	for _, sealed := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			records := &faulty{MemoryRecords: &launchertest.MemoryRecords{}}
+			m, end := gatewayAt(calm, records, newCluster(9), Policy{}, time.Second)
+			id := define(t, m, "ann", "daily", "@daily", "")
+			time.Sleep(24*time.Hour + time.Minute)
+			wantDues(t, m, id, "01-02 00:00")
+			d, err := m.Definition(t.Context(), id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			end()
+			if records.spoil(t, kindDefinition, id); sealed {
+				records.damaged = id
+			}
+			if err := m.Remove(t.Context(), d.Job); err != nil {
+				t.Errorf("remove: %v", err)
+			}
+			wantIDs(t, records, kindJob)
+		})
+	}
+}
+
+// A job that cannot be removed does not keep other jobs and notebooks. The error names it.
+func TestManager_SweepGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		records := &faulty{MemoryRecords: &launchertest.MemoryRecords{}}
+		m, end := gatewayOf(records, newCluster(9), Policy{KeepFor: time.Hour}, time.Second)
+		var ids []string
+		for i := range 3 {
+			ids = append(ids, submit(t, m, submission("ann", fmt.Sprint(i))))
+			time.Sleep(time.Minute)
+		}
+		end()
+		lost, err := m.store.keep(t.Context(), kindNotebook, "lost", []byte("{}"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Hour)
+		s, err := m.store.job(t.Context(), ids[2]) // the sweep begins with it
+		if err != nil {
+			t.Fatal(err)
+		}
+		records.stuck = s.ID
+		if err := m.sweep(t.Context()); !errors.Is(err, launcher.ErrUnavailable) || !strings.Contains(err.Error(), s.ID) {
+			t.Errorf("sweep: %v", err)
+		}
+		wantIDs(t, records, kindJob, s.ID)
+		wantIDs(t, records, kindNotebook, s.Source, s.Saved, lost)
+		if err := m.sweep(t.Context()); err == nil {
+			t.Error("a job that cannot be removed is no error")
+		}
+		wantIDs(t, records, kindNotebook, s.Source, s.Saved)
+	})
+}
+
+// A damaged job or definition keeps its own notebooks, and no others.
+func TestManager_SweepBesideDamaged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		records := &faulty{MemoryRecords: &launchertest.MemoryRecords{}}
+		m := New(records, newCluster(9), Policy{}, slog.New(slog.DiscardHandler)) // it does not run
+		job := submit(t, m, submission("ann", "job"))
+		s, err := m.store.job(t.Context(), job)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := m.store.definition(t.Context(), define(t, m, "ann", "daily", "@daily", ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, kind := range []string{kindNotebook, kindDefinitionNotebook} {
+			if _, err := m.store.keep(t.Context(), kind, "lost", []byte("{}")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		records.damaged = job
+		records.spoil(t, kindDefinition, d.ID)
+		for range 2 {
+			if err := errors.Join(m.sweep(t.Context()), m.sweepDefinitions(t.Context())); err != nil {
+				t.Error(err)
+			}
+		}
+		wantIDs(t, records, kindNotebook, s.Source)
+		wantIDs(t, records, kindDefinitionNotebook, d.Source)
+	})
+}
