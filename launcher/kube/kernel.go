@@ -195,7 +195,7 @@ func (l *Launcher) podRemoved(pod *corev1.Pod) {
 			end.Reason = why.Text
 		}
 	}
-	if k.stop != nil {
+	if k.stop != nil && !end.Stopped { // else its supervisor or a gateway knows more
 		end = &storedEnding{Reason: k.stop.reason, At: end.At, Stopped: true, Culled: end.Culled, CulledFor: end.CulledFor,
 			Failed: k.stop.failed}
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
@@ -70,12 +71,24 @@ func (s suite) endsAtOnce(t *testing.T) {
 // isEnded checks that a kernel which died is on record with its reason.
 func isEnded(t *testing.T, l launcher.Launcher, req launcher.Request, reason string) {
 	t.Helper()
-	all, err := l.Ended(limited(t))
-	at := slices.IndexFunc(all, func(k launcher.EndedKernel) bool { return k.ID == req.ID })
-	if err != nil || at < 0 {
-		t.Fatalf("it is not on record: %+v, %v", all, err)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	over, at := time.After(patience), -1
+	var all []launcher.EndedKernel
+	for at < 0 { // a cluster shows that it is dead before its pod has ended
+		var err error
+		if all, err = l.Ended(limited(t)); err != nil {
+			t.Fatal(err)
+		}
+		at = slices.IndexFunc(all, func(k launcher.EndedKernel) bool { return k.ID == req.ID })
+		select {
+		case <-tick.C:
+		case <-over:
+			t.Fatalf("its end is not on record: %+v", all)
+		}
 	}
-	if k := all[at]; k.Culled || k.Reason != reason || k.Owner != req.Owner || k.SpecName != req.Spec.Name ||
+	k := all[at]
+	if k.Culled || k.Reason != reason || k.Owner != req.Owner || k.SpecName != req.Spec.Name ||
 		k.At.IsZero() {
 		t.Errorf("on record is %+v", k)
 	}
