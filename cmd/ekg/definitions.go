@@ -4,12 +4,10 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -21,7 +19,7 @@ import (
 // definitionsCommand is `ekg jobs definitions`.
 func definitionsCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Command {
 	each := func(do func(context.Context, *kernelRun, *gatewayClient, string) error) cli.ActionFunc {
-		return func(c *cli.Context) error { return onGateways(c, read, 1, -1, eachDefinition(do)) }
+		return func(c *cli.Context) error { return onGateways(c, read, 1, -1, definitionList.each(do)) }
 	}
 	command := &cli.Command{
 		Name: "definitions", Usage: "list job definitions, as schedules, and change them",
@@ -38,12 +36,11 @@ func definitionsCommand(read func(*cli.Context) (*settings.Settings, error)) *cl
 		sub.ArgsUsage = "DEFINITION..."
 		sub.Description = "DEFINITION is a definition's id or the beginning of one."
 	}
-	for _, c := range append([]*cli.Command{command}, command.Subcommands...) {
-		c.OnUsageError = refuseUsage
-		c.Flags = append(c.Flags, append(gatewayFlags(), settingFlags("state-dir")...)...)
-	}
+	giveGatewayFlags(command)
 	return command
 }
+
+var definitionList = listing[definitionRow]{"api/jobs/definitions", "job definition", "ekg jobs definitions"}
 
 // definitionRow is a definition as the gateway shows it.
 type definitionRow struct {
@@ -59,84 +56,22 @@ func (d *definitionRow) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, &d.Definition)
 }
 
-// allDefinitions lists the definitions of all gateways, each once.
-func (r *kernelRun) allDefinitions(
-	ctx context.Context,
-) (all []definitionRow, at map[string]*gatewayClient, err error) {
-	at = map[string]*gatewayClient{}
-	for _, g := range r.gateways {
-		var list []definitionRow
-		if err := g.read(ctx, "api/jobs/definitions", nil, "the list of job definitions", &list); err != nil {
-			return nil, nil, err
-		}
-		for _, d := range list {
-			if at[d.ID] == nil {
-				at[d.ID] = g
-				all = append(all, d)
-			}
-		}
-	}
-	slices.SortStableFunc(all, func(a, b definitionRow) int { return a.Created.Compare(b.Created) })
-	return all, at, nil
-}
+func (d definitionRow) id() string             { return d.ID }
+func (d definitionRow) created() time.Time     { return d.Created }
+func (d definitionRow) model() json.RawMessage { return d.whole }
 
 // listDefinitions is `ekg jobs definitions`.
 func listDefinitions(ctx context.Context, r *kernelRun) error {
-	all, _, err := r.allDefinitions(ctx)
+	all, _, err := definitionList.all(ctx, r)
 	if err != nil {
 		return err
 	}
 	return r.format.printDefinitions(r.c.App.Writer, all, time.Now())
 }
 
-// eachDefinition returns a command for each definition of its arguments. It goes on after a failure.
-func eachDefinition(
-	do func(ctx context.Context, r *kernelRun, g *gatewayClient, id string) error,
-) func(context.Context, *kernelRun) error {
-	return func(ctx context.Context, r *kernelRun) error {
-		all, at, err := r.allDefinitions(ctx)
-		if err != nil {
-			return err
-		}
-		var errs []error
-		for _, name := range r.c.Args().Slice() {
-			id, err := matchDefinition(all, name)
-			if err == nil {
-				err = do(ctx, r, at[id], id)
-			}
-			if errs = append(errs, err); ctx.Err() != nil {
-				break
-			}
-		}
-		return errors.Join(errs...)
-	}
-}
-
-// matchDefinition returns the id of the definition that a text begins.
-func matchDefinition(all []definitionRow, text string) (string, error) {
-	var ids []string
-	for _, d := range all {
-		if strings.HasPrefix(d.ID, text) {
-			ids = append(ids, d.ID)
-		}
-	}
-	switch len(ids) {
-	case 0:
-		return "", fmt.Errorf("no job definition %q; see ekg jobs definitions", text)
-	case 1:
-		return ids[0], nil
-	}
-	return "", fmt.Errorf("%q is the beginning of several job definitions: %s", text, strings.Join(ids, ", "))
-}
-
 func activate(active bool) func(context.Context, *kernelRun, *gatewayClient, string) error {
 	return func(ctx context.Context, r *kernelRun, g *gatewayClient, id string) error {
-		body := map[string]any{"active": active}
-		if err := g.change(ctx, http.MethodPatch, "api/jobs/definitions/"+id, body, nil); err != nil {
-			return err
-		}
-		_, err := fmt.Fprintln(r.c.App.Writer, id)
-		return err
+		return r.changes(ctx, g, http.MethodPatch, "api/jobs/definitions/"+id, map[string]any{"active": active}, id)
 	}
 }
 
@@ -151,24 +86,12 @@ func runDefinition(ctx context.Context, r *kernelRun, g *gatewayClient, id strin
 }
 
 func removeDefinition(ctx context.Context, r *kernelRun, g *gatewayClient, id string) error {
-	if err := g.change(ctx, http.MethodDelete, "api/jobs/definitions/"+id, nil, nil); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintln(r.c.App.Writer, id)
-	return err
+	return r.changes(ctx, g, http.MethodDelete, "api/jobs/definitions/"+id, nil, id)
 }
 
 // printDefinitions prints a list of definitions.
 func (f outputFormat) printDefinitions(w io.Writer, all []definitionRow, now time.Time) error {
-	ids, whole := make([]string, len(all)), make([]json.RawMessage, len(all))
-	for i, d := range all {
-		ids[i], whole[i] = d.ID, d.whole
-	}
-	if printed, err := f.printModels(w, ids, whole); printed {
-		return err
-	}
-	if len(all) == 0 {
-		_, err := fmt.Fprintln(w, "No job definitions.")
+	if done, err := definitionList.prints(w, f, all); done {
 		return err
 	}
 	head := []string{"DEFINITION", "NAME", "SCHEDULE", "TIMEZONE", "STATE", "NEXT", "LAST", "REASON"}

@@ -36,7 +36,7 @@ func jobsCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Comma
 		if what == "notebook" {
 			most = 1
 		}
-		return func(c *cli.Context) error { return onGateways(c, read, 1, most, eachJob(do)) }
+		return func(c *cli.Context) error { return onGateways(c, read, 1, most, jobList.each(do)) }
 	}
 	command := &cli.Command{
 		Name: "jobs", Usage: "list jobs, follow and end them",
@@ -58,10 +58,7 @@ func jobsCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Comma
 		sub.Action = all(sub.Name)
 		sub.Description = "JOB is a job's id or the beginning of one."
 	}
-	for _, c := range append([]*cli.Command{command}, command.Subcommands...) {
-		c.OnUsageError = refuseUsage
-		c.Flags = append(c.Flags, append(gatewayFlags(), settingFlags("state-dir")...)...)
-	}
+	giveGatewayFlags(command)
 	command.Subcommands = append(command.Subcommands, definitionsCommand(read))
 	return command
 }
@@ -73,6 +70,8 @@ func onGateways(
 ) error {
 	return onKernelsAs(c, read, formatTable, atLeast, atMost, do)
 }
+
+var jobList = listing[jobRow]{"api/jobs", "job", "ekg jobs"}
 
 // jobRow is a job as the gateway shows it.
 type jobRow struct {
@@ -88,6 +87,10 @@ func (j *jobRow) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, &j.Job)
 }
 
+func (j jobRow) id() string             { return j.ID }
+func (j jobRow) created() time.Time     { return j.Created }
+func (j jobRow) model() json.RawMessage { return j.whole }
+
 func (j *jobRow) ended() bool { return j.State.Final() }
 
 // failure returns the error of a job that has not succeeded.
@@ -98,77 +101,13 @@ func (j *jobRow) failure() error {
 	return fmt.Errorf("job %s %s: %s", j.ID, j.State, cmp.Or(j.Reason, "no reason is known"))
 }
 
-// jobs lists a gateway's jobs.
-func (g *gatewayClient) jobs(ctx context.Context) (all []jobRow, err error) {
-	return all, g.read(ctx, "api/jobs", nil, "the list of jobs", &all)
-}
-
-// allJobs lists the jobs of all gateways, each once.
-func (r *kernelRun) allJobs(ctx context.Context) (all []jobRow, at map[string]*gatewayClient, err error) {
-	at = map[string]*gatewayClient{}
-	for _, g := range r.gateways {
-		list, err := g.jobs(ctx)
-		if err != nil {
-			return nil, nil, err
-		}
-		for _, j := range list {
-			if at[j.ID] == nil {
-				at[j.ID] = g
-				all = append(all, j)
-			}
-		}
-	}
-	slices.SortStableFunc(all, func(a, b jobRow) int { return a.Created.Compare(b.Created) })
-	return all, at, nil
-}
-
 // listJobs is `ekg jobs`.
 func listJobs(ctx context.Context, r *kernelRun) error {
-	all, _, err := r.allJobs(ctx)
+	all, _, err := jobList.all(ctx, r)
 	if err != nil {
 		return err
 	}
 	return r.format.printJobs(r.c.App.Writer, all, time.Now())
-}
-
-// eachJob returns a command for each job of its arguments. It goes on after a failure.
-func eachJob(
-	do func(ctx context.Context, r *kernelRun, g *gatewayClient, id string) error,
-) func(context.Context, *kernelRun) error {
-	return func(ctx context.Context, r *kernelRun) error {
-		all, at, err := r.allJobs(ctx)
-		if err != nil {
-			return err
-		}
-		var errs []error
-		for _, name := range r.c.Args().Slice() {
-			id, err := matchJob(all, name)
-			if err == nil {
-				err = do(ctx, r, at[id], id)
-			}
-			if errs = append(errs, err); ctx.Err() != nil {
-				break
-			}
-		}
-		return errors.Join(errs...)
-	}
-}
-
-// matchJob returns the id of the job that a text begins.
-func matchJob(all []jobRow, text string) (string, error) {
-	var ids []string
-	for _, j := range all {
-		if strings.HasPrefix(j.ID, text) {
-			ids = append(ids, j.ID)
-		}
-	}
-	switch len(ids) {
-	case 0:
-		return "", fmt.Errorf("no job %q; see ekg jobs", text)
-	case 1:
-		return ids[0], nil
-	}
-	return "", fmt.Errorf("%q is the beginning of several jobs: %s", text, strings.Join(ids, ", "))
 }
 
 func followOne(ctx context.Context, r *kernelRun, g *gatewayClient, id string) error {
@@ -176,19 +115,11 @@ func followOne(ctx context.Context, r *kernelRun, g *gatewayClient, id string) e
 }
 
 func stopJob(ctx context.Context, r *kernelRun, g *gatewayClient, id string) error {
-	if err := g.change(ctx, http.MethodPost, "api/jobs/"+id+"/stop", nil, nil); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintln(r.c.App.Writer, id)
-	return err
+	return r.changes(ctx, g, http.MethodPost, "api/jobs/"+id+"/stop", nil, id)
 }
 
 func removeJob(ctx context.Context, r *kernelRun, g *gatewayClient, id string) error {
-	if err := g.change(ctx, http.MethodDelete, "api/jobs/"+id, nil, nil); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintln(r.c.App.Writer, id)
-	return err
+	return r.changes(ctx, g, http.MethodDelete, "api/jobs/"+id, nil, id)
 }
 
 // notebook reads a job's notebook.
@@ -288,15 +219,7 @@ func joinedLines(raw json.RawMessage) json.RawMessage {
 
 // printJobs prints a list of jobs.
 func (f outputFormat) printJobs(w io.Writer, all []jobRow, now time.Time) error {
-	ids, whole := make([]string, len(all)), make([]json.RawMessage, len(all))
-	for i, j := range all {
-		ids[i], whole[i] = j.ID, j.whole
-	}
-	if printed, err := f.printModels(w, ids, whole); printed {
-		return err
-	}
-	if len(all) == 0 {
-		_, err := fmt.Fprintln(w, "No jobs.")
+	if done, err := jobList.prints(w, f, all); done {
 		return err
 	}
 	head := []string{"JOB", "NAME", "STATE", "CELLS", "AGE", "REASON"}
