@@ -101,6 +101,7 @@ type Settings struct {
 	SupervisorImage string
 	SupervisorPodSettings
 	KernelImage         string
+	JobPriorityClass    string // of the pods of jobs; "": the cluster's default
 	MasterKeyFile       string
 	SecondMasterKeyFile string
 	StartLimit          time.Duration
@@ -133,7 +134,6 @@ type SupervisorPodSettings struct {
 	SupervisorUser        string // UserAuto, UserFixed or UserNamespace
 	SupervisorArch        []string
 	HomeLimit             int64 // bytes; 0: no limit
-	JobPriorityClass      string
 }
 
 // Source is a kind of place for values. A higher one takes precedence.
