@@ -20,16 +20,19 @@ func definitionProblem(err error) error {
 	return jobProblem(err)
 }
 
-// scheduleOf reads the members of a body that are a definition's own. A member that is null is empty.
-func scheduleOf(body object) (c jobs.Change, err error) {
+// readDefinition reads a body, and those of its members that are a definition's own. A member that is null is empty.
+func (g *Gateway) readDefinition(w http.ResponseWriter, r *call) (body object, c jobs.Change, err error) {
+	if body, err = g.readObject(w, r); err != nil {
+		return nil, c, err
+	}
 	if _, there := body["kernel"]; there {
-		return c, refuse(http.StatusBadRequest, "kernel: the jobs of a definition have kernels of their own.")
+		return nil, c, refuse(http.StatusBadRequest, "kernel: the jobs of a definition have kernels of their own.")
 	}
 	for member, to := range map[string]**string{"schedule": &c.Schedule, "timezone": &c.Timezone} {
 		if _, there := body[member]; there {
 			text, _, err := body.text(member)
 			if err != nil {
-				return c, err
+				return nil, c, err
 			}
 			*to = &text
 		}
@@ -37,10 +40,10 @@ func scheduleOf(body object) (c jobs.Change, err error) {
 	if raw, there := body["active"]; there {
 		c.Active = new(bool)
 		if string(raw) == "null" || json.Unmarshal(raw, c.Active) != nil {
-			return c, refuse(http.StatusBadRequest, "active is not true or false.")
+			return nil, c, refuse(http.StatusBadRequest, "active is not true or false.")
 		}
 	}
-	return c, nil
+	return body, c, nil
 }
 
 // createDefinition answers POST /api/jobs/definitions.
@@ -49,11 +52,7 @@ func (g *Gateway) createDefinition(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	body, err := g.readObject(w, r)
-	if err != nil {
-		return err
-	}
-	change, err := scheduleOf(body)
+	body, change, err := g.readDefinition(w, r)
 	if err != nil {
 		return err
 	}
@@ -65,12 +64,7 @@ func (g *Gateway) createDefinition(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return definitionProblem(err)
 	}
-	status := http.StatusOK
-	if created {
-		status = http.StatusCreated
-		w.Header().Set("Location", g.base+"/api/jobs/definitions/"+definition.ID)
-	}
-	return writeJSON(w, status, definition)
+	return g.answerMade(w, created, "/api/jobs/definitions/"+definition.ID, definition)
 }
 
 // listDefinitions answers with the caller's definitions, or all for an admin, the oldest first.
@@ -96,11 +90,11 @@ func (g *Gateway) definitionOf(r *call) (*jobs.Manager, jobs.Definition, error) 
 		return nil, jobs.Definition{}, err
 	}
 	d, err := manager.Definition(r.Context(), r.PathValue("definition"))
-	if err == nil && !r.who.owns(d.Owner) {
-		return nil, jobs.Definition{}, refuse(http.StatusNotFound, noDefinition).by(accessCheck)
-	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, jobs.Definition{}, definitionProblem(err)
+	case !r.who.owns(d.Owner):
+		return nil, jobs.Definition{}, refuse(http.StatusNotFound, noDefinition).by(accessCheck)
 	}
 	r.spec = d.Kernelspec
 	return manager, d, nil
@@ -120,11 +114,7 @@ func (g *Gateway) patchDefinition(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	body, err := g.readObject(w, r)
-	if err != nil {
-		return err
-	}
-	change, err := scheduleOf(body)
+	body, change, err := g.readDefinition(w, r)
 	if err != nil {
 		return err
 	}
@@ -204,10 +194,5 @@ func (g *Gateway) runDefinition(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return definitionProblem(err)
 	}
-	status := http.StatusOK
-	if created {
-		status = http.StatusCreated
-		w.Header().Set("Location", g.base+"/api/jobs/"+job.ID)
-	}
-	return writeJSON(w, status, job)
+	return g.answerMade(w, created, "/api/jobs/"+job.ID, job)
 }

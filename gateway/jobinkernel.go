@@ -10,7 +10,7 @@ import (
 )
 
 // jobInKernel reads the part of a submission that is about a job in its author's running kernel. Only the kernel's
-// owner may submit one: it may end the kernel, and it goes on when the kernel is no longer shared.
+// owner may submit such a job. The job may end the kernel. It goes on when the kernel is no longer shared.
 func (g *Gateway) jobInKernel(r *call, body object, sub *jobs.Submission) error {
 	for _, member := range []string{"kernelspec", "flavor", "env"} {
 		if raw := body[member]; len(raw) > 0 && string(raw) != `""` && string(raw) != "{}" && string(raw) != "null" {

@@ -37,6 +37,8 @@ func (g *Gateway) needJobs() (*jobs.Manager, error) {
 	return g.jobs, nil
 }
 
+const noJob = "The job does not exist."
+
 // jobProblem turns an error of package jobs into the answer for the client.
 func jobProblem(err error) error {
 	var invalid *jobs.InvalidError
@@ -47,7 +49,7 @@ func jobProblem(err error) error {
 	case errors.As(err, &many):
 		return refuse(http.StatusForbidden, "%s", many.Error()).by(limitCheck)
 	case errors.Is(err, launcher.ErrNoRecord):
-		return refuse(http.StatusNotFound, "The job does not exist.")
+		return refuse(http.StatusNotFound, noJob)
 	case errors.Is(err, jobs.ErrOccupied):
 		return refuse(http.StatusConflict, "Another job runs in this kernel.")
 	case errors.Is(err, jobs.ErrRuns):
@@ -86,12 +88,17 @@ func (g *Gateway) submitJob(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return jobProblem(err)
 	}
+	return g.answerMade(w, created, "/api/jobs/"+job.ID, job)
+}
+
+// answerMade answers a POST with what it has made, or with what an earlier one had made.
+func (g *Gateway) answerMade(w http.ResponseWriter, created bool, path string, made any) error {
 	status := http.StatusOK
 	if created {
 		status = http.StatusCreated
-		w.Header().Set("Location", g.base+"/api/jobs/"+job.ID)
+		w.Header().Set("Location", g.base+path)
 	}
-	return writeJSON(w, status, job)
+	return writeJSON(w, status, made)
 }
 
 // submission reads the body of a POST. It checks the kernel's start as that of any kernel, so that a mistake is
@@ -226,11 +233,11 @@ func (g *Gateway) jobOf(r *call) (*jobs.Manager, jobs.Job, error) {
 		return nil, jobs.Job{}, err
 	}
 	job, err := manager.Get(r.Context(), r.PathValue("job"))
-	if err == nil && !r.who.owns(job.Owner) {
-		return nil, jobs.Job{}, refuse(http.StatusNotFound, "The job does not exist.").by(accessCheck)
-	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, jobs.Job{}, jobProblem(err)
+	case !r.who.owns(job.Owner):
+		return nil, jobs.Job{}, refuse(http.StatusNotFound, noJob).by(accessCheck)
 	}
 	r.spec = job.Kernelspec
 	return manager, job, nil

@@ -127,8 +127,7 @@ func (g *Gateway) deleteSession(w http.ResponseWriter, r *call) error {
 	if there, err := g.jobIn(r, f.kernel.ID); err != nil {
 		return err
 	} else if there {
-		remove := func(all []launcher.Session) ([]launcher.Session, error) { return without(all, f.session.ID), nil }
-		if _, err := g.updateSessions(r.Context(), f.kernel.ID, remove); err != nil {
+		if err := g.removeSession(r.Context(), f.kernel.ID, f.session.ID); err != nil {
 			return err
 		}
 		w.WriteHeader(http.StatusNoContent)
@@ -321,6 +320,14 @@ func (g *Gateway) updateSessions(
 	return notes.Sessions, err
 }
 
+// removeSession removes a session of a kernel, which lives on.
+func (g *Gateway) removeSession(ctx context.Context, kernel, session string) error {
+	_, err := g.updateSessions(ctx, kernel, func(all []launcher.Session) ([]launcher.Session, error) {
+		return without(all, session), nil
+	})
+	return err
+}
+
 // updateNotes changes what is stored with a kernel, within readTime.
 func (g *Gateway) updateNotes(
 	ctx context.Context, id string, change func(launcher.Notes) (launcher.Notes, error),
@@ -394,18 +401,13 @@ func (g *Gateway) moveSession(
 	if _, err := g.updateSessions(r.Context(), to.ID, add); err != nil {
 		return err
 	}
-	remove := func(all []launcher.Session) ([]launcher.Session, error) { return without(all, s.ID), nil }
-	if _, err := g.updateSessions(r.Context(), from, remove); err != nil && !errors.Is(err, launcher.ErrNotFound) {
+	if err := g.removeSession(r.Context(), from, s.ID); err != nil && !errors.Is(err, launcher.ErrNotFound) {
 		return err
 	}
-	if there, err := g.jobIn(r, from); err != nil || there {
-		if err != nil { // as for a kernel that cannot be stopped
-			g.log.Error("the previous kernel of a session was not stopped", logkey.Kernel, from, logkey.Session, s.ID,
-				logkey.Err, err)
-		}
-		return g.answerSession(w, r, http.StatusOK, found{s, to})
+	there, err := g.jobIn(r, from)
+	if err == nil && !there {
+		err = g.stop(r, from, "its session was given another kernel")
 	}
-	err := g.stop(r, from, "its session was given another kernel")
 	if err != nil && !errors.Is(err, launcher.ErrNotFound) {
 		// The session has moved. An error would end the new kernel and lose the session with it.
 		g.log.Error("the previous kernel of a session could not be stopped", logkey.Kernel, from, logkey.Session, s.ID,

@@ -70,7 +70,7 @@ func (d *definition) shown() Definition {
 	return shown
 }
 
-// parsed returns the schedule, or nil if there is none.
+// parsed returns the schedule. It is nil for a definition that makes jobs on request only.
 func (d *definition) parsed() (*schedule.Schedule, error) {
 	if d.Schedule == "" && d.Timezone == "" {
 		return nil, nil
@@ -122,43 +122,23 @@ func (t store) definition(ctx context.Context, id string) (definition, error) {
 
 // writeDefinition creates the record if its version is "", else replaces it.
 func (t store) writeDefinition(ctx context.Context, d *definition) error {
-	b, err := json.Marshal(d)
-	if err != nil {
-		return err
-	}
-	r := launcher.Record{Kind: kindDefinition, ID: d.ID, Data: b, Version: d.version, Settled: !d.scheduled()}
-	if d.version == "" {
-		r, err = t.keeper.CreateRecord(ctx, r)
-	} else {
-		r, err = t.keeper.ReplaceRecord(ctx, r)
-	}
-	if err == nil {
-		d.version = r.Version
-	}
-	return err
+	r := launcher.Record{Kind: kindDefinition, ID: d.ID, Version: d.version, Settled: !d.scheduled()}
+	return t.put(ctx, r, d, &d.version)
 }
 
 // errSame says that a change has nothing to do.
 var errSame = errors.New("jobs: nothing to change")
 
-// changeDefinition replaces a record by what do makes of the present one, until no other gateway has changed it
-// meanwhile. If do returns errSame, nothing is written.
+// changeDefinition is change for a definition. If do returns errSame, nothing is written.
 func (t store) changeDefinition(ctx context.Context, id string, do func(*definition) error) (definition, error) {
-	for {
-		d, err := t.definition(ctx, id)
-		if err != nil {
-			return d, err
-		}
-		if err := do(&d); err != nil {
-			if errors.Is(err, errSame) {
-				err = nil
-			}
-			return d, err
-		}
-		if err := t.writeDefinition(ctx, &d); !errors.Is(err, launcher.ErrRecordChanged) {
-			return d, err
-		}
+	d, err := changed(
+		func() (definition, error) { return t.definition(ctx, id) },
+		do,
+		func(d *definition) error { return t.writeDefinition(ctx, d) })
+	if errors.Is(err, errSame) {
+		err = nil
 	}
+	return d, err
 }
 
 // submissionOf returns a definition, and what it submits for each of its jobs.
@@ -265,27 +245,15 @@ func (m *Manager) roomForDefinition(ctx context.Context, owner string) error {
 	return nil
 }
 
-// allDefinitions returns the definitions of the records that list returns, the oldest first. A record that cannot be
-// read is reported and left out; damaged has its id.
+// allDefinitions returns the definitions of the records that list returns, the oldest first; see decodeAll.
 func (m *Manager) allDefinitions(
-	ctx context.Context, list func(context.Context, string) ([]launcher.Record, error),
+	ctx context.Context, list lister,
 ) (all []definition, damaged map[string]bool, err error) {
-	records, err := list(ctx, kindDefinition)
-	if err != nil {
-		return nil, nil, err
-	}
-	damaged = map[string]bool{}
-	for _, r := range records {
-		d, err := decodeDefinition(r)
-		if err != nil {
-			m.log.Error("the record of a job definition cannot be read", logkey.Definition, r.ID, logkey.Err, err)
-			damaged[r.ID] = true
-			continue
-		}
-		all = append(all, d)
-	}
+	all, damaged, err = decodeAll(ctx, list, kindDefinition, decodeDefinition, func(id string, err error) {
+		m.log.Error("the record of a job definition cannot be read", logkey.Definition, id, logkey.Err, err)
+	})
 	slices.SortFunc(all, func(a, b definition) int { return a.Created.Compare(b.Created) })
-	return all, damaged, nil
+	return all, damaged, err
 }
 
 // Definitions returns the definitions for which want is true, the oldest first.

@@ -10,15 +10,11 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/schedule"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // lookAtSchedules makes this gateway look at all definitions now.
-func (m *Manager) lookAtSchedules() {
-	select {
-	case m.defined <- struct{}{}:
-	default: // it will look anyway
-	}
-}
+func (m *Manager) lookAtSchedules() { wake.Reader(m.defined) }
 
 // fireSchedules makes the jobs that are due, until ctx ends.
 func (m *Manager) fireSchedules(ctx context.Context) {

@@ -16,6 +16,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // Reasons that authors read.
@@ -65,12 +66,7 @@ func (h *hold) noteLocked() {
 }
 
 // poke makes the hold look at its record now.
-func (h *hold) poke() {
-	select {
-	case h.beat <- struct{}{}:
-	default:
-	}
-}
+func (h *hold) poke() { wake.Reader(h.beat) }
 
 // entry returns the record as this gateway knows it.
 func (h *hold) entry() entry {

@@ -11,9 +11,9 @@ import (
 // ErrOccupied says that another job runs in the kernel.
 var ErrOccupied = errors.New("jobs: another job runs in the kernel")
 
-// occupy stores a job that goes on in its author's kernel, if no other job has that kernel. The record has a holder
-// until it is certain, so no gateway begins. Of two jobs that are stored at once, at most one stays. If this gateway
-// dies meanwhile, another one takes the job.
+// occupy stores a job that goes on in its author's kernel, if no other job has that kernel. This gateway holds the
+// record while it looks for other jobs, so no gateway begins the job. If two jobs are stored at once, at most one
+// stays. If this gateway dies meanwhile, another one takes the job.
 func (m *Manager) occupy(ctx context.Context, s *stored) error {
 	if _, there, err := m.In(ctx, s.Kernel); err != nil || there {
 		return cmp.Or(err, ErrOccupied)
@@ -34,7 +34,7 @@ func (m *Manager) occupy(ctx context.Context, s *stored) error {
 	return err
 }
 
-// In returns the job that runs in a kernel and has not ended. there is false if no job does.
+// In returns the job that runs in a kernel and has not ended. If no job runs there, there is false.
 func (m *Manager) In(ctx context.Context, kernel string) (job Job, there bool, err error) {
 	return m.in(ctx, kernel, "")
 }
@@ -47,7 +47,7 @@ func (m *Manager) in(ctx context.Context, kernel, but string) (job Job, there bo
 	}
 	for i := range all {
 		s := &all[i]
-		if s.Kernel == kernel && s.ID != but && (!s.State.Final() || s.Outcome != nil) {
+		if s.Kernel == kernel && s.ID != but && !s.ended() {
 			return s.Job, true, nil
 		}
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // Defaults of Policy.
@@ -204,30 +205,15 @@ func (m *Manager) room(ctx context.Context, owner string) error {
 	return nil
 }
 
-// readable returns the jobs of the records that list returns, those that start first in front. A record that cannot be
-// read is reported and left out; damaged has its id.
-func (m *Manager) readable(
-	ctx context.Context, list func(context.Context, string) ([]launcher.Record, error),
-) (all []stored, damaged map[string]bool, err error) {
-	records, err := list(ctx, kindJob)
-	if err != nil {
-		return nil, nil, err
-	}
-	damaged = map[string]bool{}
-	all = make([]stored, 0, len(records))
-	for _, r := range records {
-		s, err := decode(r)
-		if err != nil {
-			m.log.Error("the record of a job cannot be read", logkey.Job, r.ID, logkey.Err, err)
-			damaged[r.ID] = true
-			continue
-		}
-		all = append(all, s)
-	}
+// readable returns the jobs of the records that list returns, those that start first in front; see decodeAll.
+func (m *Manager) readable(ctx context.Context, list lister) (all []stored, damaged map[string]bool, err error) {
+	all, damaged, err = decodeAll(ctx, list, kindJob, decode, func(id string, err error) {
+		m.log.Error("the record of a job cannot be read", logkey.Job, id, logkey.Err, err)
+	})
 	slices.SortFunc(all, func(a, b stored) int {
 		return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.Created.Compare(b.Created), cmp.Compare(a.ID, b.ID))
 	})
-	return all, damaged, nil
+	return all, damaged, err
 }
 
 // List returns the jobs for which want is true, the oldest first.
@@ -318,12 +304,7 @@ func (m *Manager) Remove(ctx context.Context, id string) error {
 }
 
 // look makes Run look at all jobs now.
-func (m *Manager) look() {
-	select {
-	case m.wake <- struct{}{}:
-	default: // it will look anyway
-	}
-}
+func (m *Manager) look() { wake.Reader(m.wake) }
 
 // Run runs jobs until ctx ends. It then gives back the jobs that it holds, so that another gateway carries on at once.
 // Their cells go on.

@@ -77,36 +77,74 @@ func (t store) job(ctx context.Context, id string) (stored, error) {
 
 // write creates the job's record if its version is "", else replaces it.
 func (t store) write(ctx context.Context, s *stored) error {
-	b, err := json.Marshal(s.entry)
-	if err != nil {
+	r := launcher.Record{Kind: kindJob, ID: s.ID, Version: s.version, Settled: s.ended()}
+	return t.put(ctx, r, s.entry, &s.version)
+}
+
+// put creates a record of a value if its version is "", else replaces it. It sets version to the new one.
+func (t store) put(ctx context.Context, r launcher.Record, value any, version *string) (err error) {
+	if r.Data, err = json.Marshal(value); err != nil {
 		return err
 	}
-	r := launcher.Record{Kind: kindJob, ID: s.ID, Data: b, Version: s.version, Settled: s.ended()}
-	if s.version == "" {
+	if r.Version == "" {
 		r, err = t.keeper.CreateRecord(ctx, r)
 	} else {
 		r, err = t.keeper.ReplaceRecord(ctx, r)
 	}
 	if err == nil {
-		s.version = r.Version
+		*version = r.Version
 	}
 	return err
 }
 
 // change replaces a job's record by what do makes of the present one, until no other gateway has changed it meanwhile.
 func (t store) change(ctx context.Context, id string, do func(*entry) error) (stored, error) {
+	return changed(
+		func() (stored, error) { return t.job(ctx, id) },
+		func(s *stored) error { return do(&s.entry) },
+		func(s *stored) error { return t.write(ctx, s) })
+}
+
+// changed reads a value, changes and writes it, until no other gateway has changed it meanwhile.
+func changed[T any](read func() (T, error), do, write func(*T) error) (T, error) {
 	for {
-		s, err := t.job(ctx, id)
+		value, err := read()
 		if err != nil {
-			return s, err
+			return value, err
 		}
-		if err := do(&s.entry); err != nil {
-			return s, err
+		if err := do(&value); err != nil {
+			return value, err
 		}
-		if err := t.write(ctx, &s); !errors.Is(err, launcher.ErrRecordChanged) {
-			return s, err
+		if err := write(&value); !errors.Is(err, launcher.ErrRecordChanged) {
+			return value, err
 		}
 	}
+}
+
+// lister is launcher.RecordKeeper's Records or OpenRecords.
+type lister func(ctx context.Context, kind string) ([]launcher.Record, error)
+
+// decodeAll returns what decode makes of the records that list returns. A record that cannot be read is reported and
+// left out; damaged has its id.
+func decodeAll[T any](
+	ctx context.Context, list lister, kind string,
+	decode func(launcher.Record) (T, error), report func(id string, err error),
+) (all []T, damaged map[string]bool, err error) {
+	records, err := list(ctx, kind)
+	if err != nil {
+		return nil, nil, err
+	}
+	all, damaged = make([]T, 0, len(records)), map[string]bool{}
+	for _, r := range records {
+		value, err := decode(r)
+		if err != nil {
+			report(r.ID, err)
+			damaged[r.ID] = true
+			continue
+		}
+		all = append(all, value)
+	}
+	return all, damaged, nil
 }
 
 // keep stores a notebook of a job or a definition and returns the record's id. No other gateway writes to that record.

@@ -15,7 +15,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
 )
 
-// faulty is records of which some are damaged, and some cannot be removed. Both are set while nobody reads.
+// faulty keeps records. Some of them are damaged, and some cannot be removed. Tests set both before the records are
+// read.
 type faulty struct {
 	*launchertest.MemoryRecords
 	damaged, stuck string // ids
@@ -120,7 +121,7 @@ func TestManager_SweepGoesOn(t *testing.T) {
 		wantIDs(t, records, kindJob, s.ID)
 		wantIDs(t, records, kindNotebook, s.Source, s.Saved, lost)
 		if err := m.sweep(t.Context()); err == nil {
-			t.Error("a job that cannot be removed is no error")
+			t.Error("the sweep reported no error about a job that cannot be removed")
 		}
 		wantIDs(t, records, kindNotebook, s.Source, s.Saved)
 	})

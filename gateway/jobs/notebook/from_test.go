@@ -85,7 +85,7 @@ func TestRun_RestartFirst(t *testing.T) {
 	}
 }
 
-// silent is a kernel that is busy for ever.
+// silent is a kernel that never answers.
 type silent struct{ *script }
 
 func (silent) Send(context.Context, jupyter.Message) error { return nil }

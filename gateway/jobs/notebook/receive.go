@@ -33,7 +33,7 @@ func (r *run) receive(ctx context.Context) (m *jupyter.Message, stop bool, err e
 			return &got, false, nil
 		case ctx.Err() != nil || errors.Is(err, ErrGone):
 			return nil, false, err
-		case errors.Is(cause, errStop) && !r.state.Running: // what the kernel runs is not the run's
+		case errors.Is(cause, errStop) && !r.state.Running: // another client's cell is running
 			return nil, true, nil
 		case errors.Is(cause, errStop):
 			if err := r.interrupt(ctx); err != nil {
