@@ -140,25 +140,15 @@ func (c *Cluster) dialer() poddial.Dialer {
 
 // listMetadata returns the metadata of a namespace's pods.
 func (c *Cluster) listMetadata(ctx context.Context, ns string, o metav1.ListOptions) ([]metav1.ObjectMeta, error) {
-	var all []metav1.ObjectMeta
 	if c.metadata == nil {
 		pods, err := c.client.CoreV1().Pods(ns).List(ctx, o)
 		if err != nil {
 			return nil, err
 		}
-		for i := range pods.Items {
-			all = append(all, pods.Items[i].ObjectMeta)
-		}
-		return all, nil
+		return metadataOf(pods.Items, func(pod *corev1.Pod) metav1.ObjectMeta { return pod.ObjectMeta }), nil
 	}
-	pods, err := c.metadata.Resource(corev1.SchemeGroupVersion.WithResource("pods")).Namespace(ns).List(ctx, o)
-	if err != nil {
-		return nil, err
-	}
-	for i := range pods.Items {
-		all = append(all, pods.Items[i].ObjectMeta)
-	}
-	return all, nil
+	pods, _, err := c.metadataPage(ctx, "pods", ns, o)
+	return pods, err
 }
 
 // configMapsMetadata returns the metadata of one page of a namespace's config maps, and where the next page begins.
@@ -170,19 +160,30 @@ func (c *Cluster) configMapsMetadata(
 		if err != nil {
 			return nil, "", err
 		}
-		for i := range maps.Items {
-			page = append(page, maps.Items[i].ObjectMeta)
-		}
-		return page, maps.Continue, nil
+		return metadataOf(maps.Items, func(m *corev1.ConfigMap) metav1.ObjectMeta { return m.ObjectMeta }), maps.Continue, nil
 	}
-	maps, err := c.metadata.Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace(ns).List(ctx, o)
+	return c.metadataPage(ctx, "configmaps", ns, o)
+}
+
+// metadataPage asks for nothing but the metadata of one page of objects.
+func (c *Cluster) metadataPage(
+	ctx context.Context, resource, ns string, o metav1.ListOptions,
+) (page []metav1.ObjectMeta, next string, err error) {
+	list, err := c.metadata.Resource(corev1.SchemeGroupVersion.WithResource(resource)).Namespace(ns).List(ctx, o)
 	if err != nil {
 		return nil, "", err
 	}
-	for i := range maps.Items {
-		page = append(page, maps.Items[i].ObjectMeta)
+	return metadataOf(list.Items, func(object *metav1.PartialObjectMetadata) metav1.ObjectMeta {
+		return object.ObjectMeta
+	}), list.Continue, nil
+}
+
+func metadataOf[T any](items []T, of func(*T) metav1.ObjectMeta) []metav1.ObjectMeta {
+	all := make([]metav1.ObjectMeta, len(items))
+	for i := range items {
+		all[i] = of(&items[i])
 	}
-	return page, maps.Continue, nil
+	return all
 }
 
 // Inside reports whether this process is a pod of the cluster.

@@ -125,14 +125,14 @@ func (l *Launcher) recordEndingLocked(rec podspec.Record, pod *corev1.Pod, end *
 	if ok && noted.GPUUse == (api.GPUUse{}) && before.Started.Equal(noted.Started) { // the same pod: a removal later
 		noted.GPUUse = before.GPUUse
 	}
-	// a restart was refused: the earlier ending stays
-	if ok && end.limit != "" {
+	refused := refusedUnclaimed(pod)
+	if ok && end.limit != "" { // a restart was refused: the earlier ending stays
 		noted = *before
 		noted.pod = pod.UID
 	} else {
-		noted.Refused = refusedUnclaimed(pod)
+		noted.Refused = refused
 	}
-	if !l.rememberEndingLocked(rec.ID, &noted) || refusedUnclaimed(pod) {
+	if !l.rememberEndingLocked(rec.ID, &noted) || refused {
 		return
 	}
 	if _, waits := l.endings.unwritten[rec.ID]; !waits && len(l.endings.unwritten) >= maxUnwritten {
@@ -166,9 +166,16 @@ func (l *Launcher) readEndings(ctx context.Context) {
 
 // eachEndings calls do with each config map of a namespace, the oldest hour first.
 func (l *Launcher) eachEndings(ctx context.Context, ns string, do func(*corev1.ConfigMap)) error {
-	options := metav1.ListOptions{LabelSelector: selectEndings, Limit: endingsPage}
+	return l.eachConfigMap(ctx, ns, selectEndings, endingsPage, do)
+}
+
+// eachConfigMap calls do for each config map of a namespace that a selector finds. It asks for so many at a time.
+func (l *Launcher) eachConfigMap(
+	ctx context.Context, ns, selector string, perPage int64, do func(*corev1.ConfigMap),
+) error {
+	options := metav1.ListOptions{LabelSelector: selector, Limit: perPage}
 	for {
-		asking, cancel := context.WithTimeout(ctx, l.timing.api)
+		asking, cancel := l.apiContext(ctx)
 		page, err := l.client.CoreV1().ConfigMaps(ns).List(asking, options)
 		cancel()
 		if err != nil {
@@ -359,8 +366,10 @@ func storedEndingOf(e api.Ending) *storedEnding {
 	}
 }
 
-// died reports whether the kernel ended neither on request nor by culling.
-func (e *storedEnding) died() bool { return e.Failed || !e.Culled && !e.Stopped }
+// cause returns what the ending says about its cause.
+func (e *storedEnding) cause() api.Ending {
+	return api.Ending{Stopped: e.Stopped, Culled: e.Culled, Failed: e.Failed}
+}
 
 // Ended returns the kernels that were culled or died and whose endings are still kept.
 func (l *Launcher) Ended(ctx context.Context) ([]launcher.EndedKernel, error) {
@@ -373,7 +382,7 @@ func (l *Launcher) Ended(ctx context.Context) ([]launcher.EndedKernel, error) {
 	defer l.mu.Unlock()
 	for _, id := range l.endings.known.Keys() {
 		end, ok := l.endings.known.Peek(id)
-		if !ok || end.Refused || !end.Culled && !end.died() || end.At.Before(oldest) {
+		if !ok || end.Refused || !end.cause().Unrequested() || end.At.Before(oldest) {
 			continue
 		}
 		if k := l.kernels[id]; k != nil && k.end == nil { // it was started again

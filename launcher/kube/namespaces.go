@@ -120,8 +120,8 @@ func (l *Launcher) ensureObject(ctx context.Context, o podspec.NamespaceObject) 
 }
 
 // checkOnly returns launcher.ErrConflict if another namespace has a pod of the same kernel. The names of pods make ids
-// unique in one namespace only. Of two starts with one id at the same time, both may be refused, and never none. An id
-// that a gateway has made is no other kernel's.
+// unique in one namespace only. If two starts use one id at the same time, one or both are refused. An id that a
+// gateway has made is random, so it is not checked.
 func (l *Launcher) checkOnly(ctx context.Context, pod *corev1.Pod, req launcher.Request) error {
 	if req.AnyID || !l.opts.Pods.NamespacePerOwner() {
 		return nil

@@ -125,18 +125,11 @@ func (l *Launcher) listRecords(ctx context.Context, kind, also string) ([]launch
 		return nil, err
 	}
 	var heads []corev1.ConfigMap
-	options := metav1.ListOptions{LabelSelector: selectRecords(kind) + also, Limit: recordsPage}
-	for {
-		asking, cancel := l.apiContext(ctx)
-		page, err := l.client.CoreV1().ConfigMaps(l.recordsNamespace()).List(asking, options)
-		cancel()
-		if err != nil {
-			return nil, l.unavailable(ctx, "list of records", err)
-		}
-		heads = append(heads, page.Items...)
-		if options.Continue = page.Continue; options.Continue == "" {
-			break
-		}
+	err := l.eachConfigMap(ctx, l.recordsNamespace(), selectRecords(kind)+also, recordsPage, func(head *corev1.ConfigMap) {
+		heads = append(heads, *head)
+	})
+	if err != nil {
+		return nil, l.unavailable(ctx, "list of records", err)
 	}
 	all := make([]launcher.Record, 0, len(heads))
 	for i := range heads {

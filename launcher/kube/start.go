@@ -169,14 +169,12 @@ func (l *Launcher) createPod(ctx context.Context, pod *corev1.Pod, chosen *flavo
 	l.updatePod(made)
 	l.mu.Lock()
 	k := l.kernels[made.Labels[podspec.LabelKernel]]
+	elsewhere := k != nil && k.pod.Namespace != made.Namespace
 	l.mu.Unlock()
 	if k == nil {
 		return nil, l.goneError(made.Labels[podspec.LabelKernel])
 	}
-	l.mu.Lock()
-	place := k.pod.Namespace
-	l.mu.Unlock()
-	if place != made.Namespace { // the id is that of a kernel in another namespace, which this gateway has just learned
+	if elsewhere { // the id is that of a kernel in another namespace, which this gateway has just learned
 		if err := l.deletePod(ctx, made); err != nil {
 			l.log.Error("pod with the id of another kernel could not be removed", logkey.Namespace, made.Namespace,
 				logkey.Pod, made.Name, logkey.Err, err)

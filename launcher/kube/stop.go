@@ -72,10 +72,10 @@ func (l *Launcher) runStop(k *kernel, s *stop, wanted bool) {
 	l.mu.Lock()
 	pod, alive, removed, unheard := k.pod, k.end == nil || !wanted, k.removed, k.unheard
 	end := storedEnding{Reason: s.reason, At: l.clusterNow().UTC(), Stopped: wanted}
-	if before := k.end; before != nil && (before.Culled || before.died()) {
+	if before := k.end; before != nil && before.cause().Unrequested() {
 		// the reason of its end stays
 		end.Reason, end.At, end.Culled, end.CulledFor = before.Reason, before.At, before.Culled, before.CulledFor
-		end.Failed = wanted && before.died()
+		end.Failed = wanted && before.cause().Died()
 		s.reason, s.failed = end.Reason, end.Failed
 	}
 	l.mu.Unlock()

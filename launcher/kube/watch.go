@@ -207,10 +207,13 @@ func (l *Launcher) handlePod(o any, enter func(*corev1.Pod)) {
 // handleEvent keeps an event of a kernel's pod.
 func (l *Launcher) handleEvent(o any) {
 	e, ok := o.(*corev1.Event)
-	if !ok || kernelOfEvent(e) == "" {
+	if !ok {
 		return
 	}
 	uid, id := e.InvolvedObject.UID, kernelOfEvent(e)
+	if id == "" {
+		return
+	}
 	l.mu.Lock()
 	newest, known := l.events[uid]
 	if !known && len(l.events) >= maxEventPods+len(l.kernels) {

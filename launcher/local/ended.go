@@ -24,7 +24,7 @@ func (l *Launcher) Ended(ctx context.Context) ([]launcher.EndedKernel, error) {
 	}
 	all := []launcher.EndedKernel{}
 	for _, k := range known {
-		if k.end != nil && (k.end.Culled || k.end.Died()) {
+		if k.end != nil && k.end.Unrequested() {
 			all = append(all, launcher.EndedKernel{
 				ID:       k.id,
 				SpecName: k.specName,

@@ -492,17 +492,13 @@ func (l *Launcher) createWarm(kind warmKind) error {
 		l.removeWarmEntry(rec.ID)
 		return err
 	}
-	err = l.launchWith(l.ctx, k, &cfg, nil)
-	if err != nil {
-		if left := l.remove(k); left == nil {
-			l.removeWarmEntry(rec.ID)
-		} else {
-			err = errors.Join(err, left) // with its entry, it is ended later as one that is not wanted
+	defer k.giveTurn()
+	defer unlock(folder)
+	if err := l.launchWith(l.ctx, k, &cfg, nil); err != nil {
+		if left := l.remove(k); left != nil {
+			return errors.Join(err, left) // with its entry, it is ended later as one that is not wanted
 		}
-	}
-	unlock(folder)
-	k.giveTurn()
-	if err != nil {
+		l.removeWarmEntry(rec.ID)
 		return err
 	}
 	l.log.Info("warm kernel started", logkey.Kernel, rec.ID, logkey.Spec, rec.SpecName)

@@ -27,13 +27,15 @@ type Ending struct {
 
 // Removed returns the ending of a kernel that is removed on request after it has ended. The reason of its end stays.
 func (e Ending) Removed() Ending {
-	e.Failed = e.Failed || !e.Culled && !e.Stopped
-	e.Stopped = true
+	e.Failed, e.Stopped = e.Died(), true
 	return e
 }
 
 // Died reports whether the kernel ended neither on request nor by Config.Cull.
 func (e Ending) Died() bool { return e.Failed || !e.Culled && !e.Stopped }
+
+// Unrequested reports whether the kernel was culled or died.
+func (e Ending) Unrequested() bool { return e.Culled || e.Died() }
 
 // WriteTermination writes an Ending to a container's termination message. The file is written in place, because it is a
 // mount of its own. The reason is shortened until the JSON fits MaxTermination bytes.
