@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"strings"
-	"syscall"
 	"time"
 )
 
@@ -30,11 +29,7 @@ func (k *inCluster) jobsEnd() {
 	}
 	kernel := k.jobIs(long, "runs its third cell", time.Minute, running(3)).Kernel
 	for pod := range k.replicas() {
-		if pid := k.containerProcess("ekg", pod, "ekg"); pid != 0 { // it may be restarting
-			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
-		}
+		k.killReplica(pod)
 	}
 	k.rolledOut()
 	ended := func(j job) bool { return j.State == "succeeded" || j.State == "failed" }

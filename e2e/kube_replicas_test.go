@@ -90,6 +90,16 @@ func (k *inCluster) everyReplicaKnows() (ids []string) {
 	return ids
 }
 
+// killReplica kills the gateway in a pod, unless it is being restarted.
+func (k *inCluster) killReplica(pod string) {
+	k.t.Helper()
+	if pid := k.containerProcess("ekg", pod, "ekg"); pid != 0 {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			k.t.Fatal(err)
+		}
+	}
+}
+
 // replicasKilled runs a cell that prints while all replicas are killed and then replaced.
 func (k *inCluster) replicasKilled() {
 	t := k.t
@@ -113,20 +123,12 @@ print('total', n, flush=True)`)
 			})
 		})
 	}
-	kill := func(pod string) {
-		t.Helper()
-		if pid := k.containerProcess("ekg", pod, "ekg"); pid != 0 { // it may be restarting
-			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
 	pods := slices.Sorted(maps.Keys(k.replicas()))
 	after(50)
-	kill(pods[0])
+	k.killReplica(pods[0])
 	after(maxRepeat/12000 + 100) // more output than a repetition may hold
 	for _, pod := range slices.Backward(pods) {
-		kill(pod) // one of them has the connection
+		k.killReplica(pod) // one of them has the connection
 	}
 	k.rolledOut()
 	connections := 0

@@ -89,26 +89,17 @@ type culling struct {
 // awaitRecord waits until the launcher has the kernel on record. The kernel's supervisor may be about to end.
 func (c culling) awaitRecord(t *testing.T, l launcher.Launcher) {
 	t.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for over := time.After(patience); !c.isRecorded(t, l); {
-		select {
-		case <-tick.C:
-		case <-over:
-			t.Fatal("it is not on record while it is dead")
-		}
+	awaitEnded(t, l, c.req.ID)
+	if !c.isRecorded(t, l) {
+		t.Fatal("it is not on record while it is dead")
 	}
 }
 
 // isRecorded reports whether the launcher has the kernel on record, and checks the record.
 func (c culling) isRecorded(t *testing.T, l launcher.Launcher) bool {
 	t.Helper()
-	all, err := l.Ended(limited(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := slices.IndexFunc(all, func(k launcher.EndedKernel) bool { return k.ID == c.req.ID })
-	if at < 0 {
+	k, there := endedKernel(t, l, c.req.ID)
+	if !there {
 		return false
 	}
 	earliest := c.begun.Add(-time.Second) // a cluster stores times in whole seconds
@@ -121,7 +112,6 @@ func (c culling) isRecorded(t *testing.T, l launcher.Launcher) bool {
 	}) {
 		t.Errorf("its usage is not on record: %+v", used)
 	}
-	k := all[at]
 	if k.Owner != c.req.Owner || k.SpecName != c.req.Spec.Name || k.Reason != cullReason || !k.Culled ||
 		k.At.Before(earliest) {
 		t.Errorf("it is on record as %+v", k)

@@ -71,25 +71,40 @@ func (s suite) endsAtOnce(t *testing.T) {
 // isEnded checks that a kernel which died is on record with its reason.
 func isEnded(t *testing.T, l launcher.Launcher, req launcher.Request, reason string) {
 	t.Helper()
+	k := awaitEnded(t, l, req.ID)
+	if k.Culled || k.Reason != reason || k.Owner != req.Owner || k.SpecName != req.Spec.Name || k.At.IsZero() {
+		t.Errorf("on record is %+v", k)
+	}
+}
+
+// awaitEnded returns what is on record of a kernel that has ended. A cluster shows a kernel as dead before its pod has
+// ended, and its end is on record.
+func awaitEnded(t *testing.T, l launcher.Launcher, id string) launcher.EndedKernel {
+	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	over, at := time.After(patience), -1
-	var all []launcher.EndedKernel
-	for at < 0 { // a cluster shows that it is dead before its pod has ended
-		var err error
-		if all, err = l.Ended(limited(t)); err != nil {
-			t.Fatal(err)
+	for over := time.After(patience); ; {
+		if k, there := endedKernel(t, l, id); there {
+			return k
 		}
-		at = slices.IndexFunc(all, func(k launcher.EndedKernel) bool { return k.ID == req.ID })
 		select {
 		case <-tick.C:
 		case <-over:
-			t.Fatalf("its end is not on record: %+v", all)
+			t.Fatal("its end is not on record")
 		}
 	}
-	k := all[at]
-	if k.Culled || k.Reason != reason || k.Owner != req.Owner || k.SpecName != req.Spec.Name ||
-		k.At.IsZero() {
-		t.Errorf("on record is %+v", k)
+}
+
+// endedKernel returns what is on record of a kernel, if it is there.
+func endedKernel(t *testing.T, l launcher.Launcher, id string) (k launcher.EndedKernel, there bool) {
+	t.Helper()
+	all, err := l.Ended(limited(t))
+	if err != nil {
+		t.Fatal(err)
 	}
+	at := slices.IndexFunc(all, func(k launcher.EndedKernel) bool { return k.ID == id })
+	if at < 0 {
+		return k, false
+	}
+	return all[at], true
 }
