@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	"github.com/gorilla/websocket"
 
@@ -64,12 +65,7 @@ func (j jobKernels) Start(ctx context.Context, author jobs.Author, id string, bo
 	if wanted["kernel_id"], err = json.Marshal(id); err != nil {
 		return err
 	}
-	req, err := j.g.kernelRequest(r.who, wanted)
-	if err == nil {
-		req.Job = true
-		err = j.g.start(r, req, func(launcher.Kernel) error { return nil })
-	}
-	err = j.explained(r, err)
+	err = j.explained(r, j.start(r, id, wanted))
 	var wait *jobs.WaitError
 	if !errors.As(err, &wait) { // else it is tried again every few seconds
 		e := r.entry("start", "")
@@ -80,6 +76,62 @@ func (j jobKernels) Start(ctx context.Context, author jobs.Author, id string, bo
 		j.g.audit.write(e)
 	}
 	return err
+}
+
+// startGrace is how long a start goes on when its gateway or its job ends. Launchers may remove a kernel whose start is
+// given up.
+const startGrace = 5 * time.Second
+
+// start starts the kernel, or leaves it as it is if an earlier call or another gateway has started it. Nothing is
+// removed when the gateway ends: the job's record has the kernel's id, so the next gateway goes on with it.
+func (j jobKernels) start(r *call, id string, wanted object) error {
+	req, err := j.g.kernelRequest(r.who, wanted)
+	if err != nil {
+		return err
+	}
+	k, err := j.g.opts.Launcher.Kernel(r.Context(), id)
+	switch {
+	case err == nil && k.Owner == r.who.owner(): // it was counted, and it may be dead: method Up says why
+		r.starts(req)
+	case err == nil:
+		return launcher.ErrConflict
+	case !errors.Is(err, launcher.ErrNotFound):
+		return err
+	default:
+		if err := j.g.allowStart(r, &req); err != nil {
+			return err
+		}
+		req.Job = true
+		ctx, cancel := outlive(r.Context(), startGrace)
+		defer cancel()
+		var created bool
+		if k, created, err = j.g.launch(ctx, req); err != nil {
+			return err
+		}
+		if created {
+			j.g.log.Info("kernel started", logkey.Kernel, k.ID, logkey.Spec, k.SpecName, logkey.Request, r.id)
+		}
+	}
+	j.g.opts.Launcher.Claim(k.ID)
+	return nil
+}
+
+// outlive returns a context that ends some time after ctx.
+func outlive(ctx context.Context, grace time.Duration) (context.Context, context.CancelFunc) {
+	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	detach := context.AfterFunc(ctx, func() {
+		t := time.NewTimer(grace)
+		defer t.Stop()
+		select {
+		case <-t.C:
+			cancel()
+		case <-longer.Done():
+		}
+	})
+	return longer, func() {
+		detach()
+		cancel()
+	}
 }
 
 // explained turns the error of a start into one that the author of the job reads.

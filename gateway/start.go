@@ -214,25 +214,8 @@ func (g *Gateway) defaultSpec(who caller) string {
 // the kernel fails meanwhile, or if the client is gone before it knows the kernel's id: no client could end the kernel
 // then.
 func (g *Gateway) start(r *call, req launcher.Request, answer func(launcher.Kernel) error) error {
-	r.starts(req) // also for the audit log of a refused start
-	who := r.who
-	if err := mayStart(who, req.Spec); err != nil {
+	if err := g.allowStart(r, &req); err != nil {
 		return err
-	}
-	if err := g.chooseFlavor(who, &req); err != nil {
-		return err
-	}
-	if req.Flavor != nil {
-		r.flavor = req.Flavor.Name
-	}
-	if err := g.countStart(who); err != nil {
-		return err
-	}
-	if !who.sole {
-		req.Owner = who.owner()
-		req.Groups, req.OwnerGroups = g.opts.Limits.Groups(who.Groups), who.Groups
-		req.Cull = g.opts.Limits.Cull(who.Groups)
-		req.Env["KERNEL_USERNAME"] = who.Name // overrides the client's value
 	}
 	attempt := g.pending.enter(req.Owner + "\x00" + req.ID) // another user's kernel with this id is another kernel
 	k, created, err := g.startAndWait(r.Context(), req)
@@ -264,6 +247,31 @@ func (g *Gateway) start(r *call, req launcher.Request, answer func(launcher.Kern
 	return err
 }
 
+// allowStart makes the checks of every start, and sets what the launcher needs to know of the caller.
+func (g *Gateway) allowStart(r *call, req *launcher.Request) error {
+	r.starts(*req) // also for the audit log of a refused start
+	who := r.who
+	if err := mayStart(who, req.Spec); err != nil {
+		return err
+	}
+	if err := g.chooseFlavor(who, req); err != nil {
+		return err
+	}
+	if req.Flavor != nil {
+		r.flavor = req.Flavor.Name
+	}
+	if err := g.countStart(who); err != nil {
+		return err
+	}
+	if !who.sole {
+		req.Owner = who.owner()
+		req.Groups, req.OwnerGroups = g.opts.Limits.Groups(who.Groups), who.Groups
+		req.Cull = g.opts.Limits.Cull(who.Groups)
+		req.Env["KERNEL_USERNAME"] = who.Name // overrides the client's value
+	}
+	return nil
+}
+
 // countStart counts a start, or the restart of a dead kernel, which costs as much. It fails if the caller has started
 // too many kernels in the last minute.
 func (g *Gateway) countStart(who caller) error {
@@ -277,15 +285,24 @@ func (g *Gateway) countStart(who caller) error {
 	return p
 }
 
+// launch starts a kernel that allowStart has allowed. It does not wait until the kernel runs.
+func (g *Gateway) launch(ctx context.Context, req launcher.Request) (launcher.Kernel, bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTime)
+	defer cancel()
+	k, created, err := g.opts.Launcher.Start(ctx, req)
+	if err == nil {
+		return k, created, nil
+	}
+	if why := failureOf(err); why != "" {
+		g.metrics.KernelFailed(req.Spec.Name, why)
+	}
+	return k, false, err
+}
+
 // startAndWait starts a kernel and waits until it runs. A kernel that dies meanwhile is a *launcher.FailedError.
 func (g *Gateway) startAndWait(ctx context.Context, req launcher.Request) (launcher.Kernel, bool, error) {
-	startCtx, cancel := context.WithTimeout(ctx, startTime)
-	defer cancel()
-	k, created, err := g.opts.Launcher.Start(startCtx, req)
+	k, created, err := g.launch(ctx, req)
 	if err != nil {
-		if why := failureOf(err); why != "" {
-			g.metrics.KernelFailed(req.Spec.Name, why)
-		}
 		return k, false, err
 	}
 	if !created && k.State == api.Dead {

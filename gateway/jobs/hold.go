@@ -39,7 +39,8 @@ type hold struct {
 	log  *slog.Logger
 	ctx  context.Context // ends when the job is lost, or with Manager.Run
 	lose context.CancelCauseFunc
-	beat chan struct{} // capacity 1: count now
+	life context.Context // Manager.Run's
+	beat chan struct{}   // capacity 1: count now
 
 	stopping context.Context // ends when the end of the job is wanted
 	end      context.CancelFunc
@@ -49,7 +50,8 @@ type hold struct {
 }
 
 func newHold(ctx context.Context, m *Manager, s stored) *hold {
-	h := &hold{m: m, id: s.ID, log: m.log.With(logkey.Job, s.ID), beat: make(chan struct{}, 1), s: s}
+	h := &hold{m: m, id: s.ID, log: m.log.With(logkey.Job, s.ID), life: ctx,
+		beat: make(chan struct{}, 1), s: s}
 	h.stopping, h.end = context.WithCancel(context.Background())
 	h.ctx, h.lose = context.WithCancelCause(ctx)
 	h.mu.Lock()
@@ -138,6 +140,9 @@ func (h *hold) work() {
 	}
 	if errors.Is(context.Cause(h.ctx), errLost) {
 		h.log.Warn("another gateway has taken the job")
+		if err := h.endLeft(); err != nil && h.life.Err() == nil {
+			h.log.Error("a kernel of a job may be left", logkey.Kernel, h.entry().Kernel, logkey.Err, err)
+		}
 		return
 	}
 	back, cancel := context.WithTimeout(context.WithoutCancel(h.ctx), giveBack)
@@ -147,6 +152,26 @@ func (h *hold) work() {
 		h.log.Warn("a job is not given back; another gateway takes it later", logkey.Err, err)
 	}
 	h.lose(nil)
+}
+
+// endLeft ends the kernel of a job that this gateway has lost, if the job does not need it any more. A gateway that was
+// frozen during a start may have started it after the job's next holder had ended it.
+func (h *hold) endLeft() error {
+	last := h.entry()
+	if last.Kernel == "" || last.inKernel() {
+		return nil
+	}
+	return retry(h.life, h.log, "end its kernel", func() error {
+		now, err := h.m.store.job(h.life, h.id)
+		switch {
+		case errors.Is(err, launcher.ErrNoRecord): // the job has ended and was removed
+		case err != nil:
+			return err
+		case now.Kernel == last.Kernel && !now.State.Final() && now.Outcome == nil:
+			return nil
+		}
+		return h.m.kernels.Stop(h.life, last.Author, last.Kernel, "its job does not need it any more")
+	})
 }
 
 // fail ends a job that no gateway could bring further. What may succeed later is tried again later.
@@ -204,7 +229,7 @@ func (h *hold) steps() error {
 				return err
 			}
 		case e.State == Starting:
-			if done, err := h.start(&e); done || err != nil {
+			if err := h.start(&e); err != nil {
 				return err
 			}
 		default:
@@ -231,8 +256,12 @@ func (h *hold) settle(e *entry) error {
 	if end.State == Queued {
 		h.notYet() // what has failed at once would fail again
 	}
+	attempt := e.Attempt
+	if end.Waits {
+		attempt--
+	}
 	return h.must("end", func(e *entry) {
-		e.State, e.Reason, e.Outcome = end.State, end.Reason, nil
+		e.State, e.Reason, e.Attempt, e.Outcome = end.State, end.Reason, attempt, nil
 		if e.State.Final() {
 			e.Ended = time.Now().UTC()
 			return
@@ -245,7 +274,7 @@ func (h *hold) settle(e *entry) error {
 // wanted that.
 func (h *hold) outcome(state State, reason string, lost bool) error {
 	return h.must("store its outcome", func(e *entry) {
-		end := outcome{state, reason}
+		end := outcome{State: state, Reason: reason}
 		if lost && !e.Stopping && e.Attempt <= e.Retries {
 			end.State = Queued
 			e.Saved = "" // its notebook is swept up
@@ -254,11 +283,11 @@ func (h *hold) outcome(state State, reason string, lost bool) error {
 	})
 }
 
-// start starts the job's kernel and waits until it is up. done says that the job has to wait in the queue.
-func (h *hold) start(e *entry) (done bool, err error) {
+// start starts the job's kernel and waits until it is up.
+func (h *hold) start(e *entry) error {
 	ctx, release := h.untilStopped(h.ctx)
 	defer release()
-	err = retry(ctx, h.log, "start its kernel", func() error {
+	err := retry(ctx, h.log, "start its kernel", func() error {
 		return h.m.kernels.Start(ctx, e.Author, e.Kernel, e.Start)
 	})
 	if err == nil {
@@ -274,25 +303,18 @@ func (h *hold) start(e *entry) (done bool, err error) {
 	case err == nil:
 		defer h.m.look() // the author's next job may start
 		now := time.Now().UTC()
-		return false, h.must("note that it runs", func(e *entry) { e.State, e.Reason, e.Started = Running, "", now })
+		return h.must("note that it runs", func(e *entry) { e.State, e.Reason, e.Started = Running, "", now })
 	case h.ctx.Err() != nil:
-		return false, err
+		return err
 	case errors.Is(context.Cause(ctx), errStopped):
-		return false, h.outcome(Stopped, reasonStopped, false)
+		return h.outcome(Stopped, reasonStopped, false)
 	case errors.As(err, &wait):
-		h.notYet()
-		if err := h.m.kernels.Stop(h.ctx, e.Author, e.Kernel, wait.Reason); err != nil {
-			return false, err
-		}
-		attempt := e.Attempt - 1
-		return true, h.must("wait", func(e *entry) {
-			e.State, e.Reason, e.Kernel, e.Attempt = Queued, wait.Reason, "", attempt
-		})
+		return h.must("wait", func(e *entry) { e.Outcome = &outcome{State: Queued, Reason: wait.Reason, Waits: true} })
 	case errors.Is(err, launcher.ErrUnavailable):
-		return false, err
+		return err
 	}
 	var refused *RefusedError
-	return false, h.outcome(Failed, "its kernel could not be started: "+err.Error(), !errors.As(err, &refused))
+	return h.outcome(Failed, "its kernel could not be started: "+err.Error(), !errors.As(err, &refused))
 }
 
 // Reasons for which this gateway ends a wait or a run by itself.

@@ -354,7 +354,8 @@ func (m *Manager) round(ctx context.Context, working *sync.WaitGroup) error {
 		starts := s.State == Queued && s.Outcome == nil && !s.Stopping && !s.inKernel()
 		waits := m.waits(s.ID) || starts && blocked[s.Owner]
 		// A kernel that is being started and has a reason to wait is admitted: it waits for a GPU or a node.
-		blocked[s.Owner] = blocked[s.Owner] || starts || s.State == Starting && s.Outcome == nil && s.Reason == ""
+		blocked[s.Owner] = blocked[s.Owner] || starts ||
+			s.State == Starting && s.Reason == "" && (s.Outcome == nil || s.Outcome.Waits)
 		if mine || !free || waits {
 			continue
 		}

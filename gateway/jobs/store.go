@@ -42,6 +42,7 @@ func (e *entry) ended() bool { return e.State.Final() && e.Outcome == nil }
 type outcome struct {
 	State  State  `json:"state"` // Queued: it begins again
 	Reason string `json:"reason,omitempty"`
+	Waits  bool   `json:"waits,omitempty"` // it has not begun: it waits for a limit
 }
 
 // saved is a notebook in the middle of its run.
