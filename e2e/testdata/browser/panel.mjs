@@ -117,6 +117,14 @@ async function manyKernels() {
   };
 }
 
+/** Presses Enter in an input and types a letter before the page can do anything else. Returns the input's text then. */
+async function enterAndType(input, letter) {
+  input.dispatchEvent(new KeyboardEvent('keydown', { key: 'Enter', bubbles: true, cancelable: true }));
+  await Promise.resolve(); // as after each event of a keyboard, what the page has made ready for its end is done
+  document.execCommand('insertText', false, letter);
+  return input.value;
+}
+
 const model = async id => (await rest('/api/kernels')).find(k => k.id === id);
 const kernelOf = async panel => panel.getAttribute('data-kernel');
 
@@ -210,7 +218,7 @@ await check('share with a user and a group, and remove', async () => {
   await panel.choose('train.ipynb', 'Share…');
   const dialog = page.locator('.jp-Dialog');
   await dialog.getByLabel('Name').pressSequentially('bob');
-  await page.keyboard.press('Enter');
+  equal(await dialog.getByLabel('Name').evaluate(enterAndType, 'c'), 'c', 'the name that is typed right after Enter');
   await dialog.getByLabel('User or group').selectOption('group');
   await dialog.getByLabel('Name').fill(HOSTILE);
   await dialog.getByLabel('Right', { exact: true }).selectOption('use');
@@ -344,16 +352,23 @@ await check('thousands of kernels, the page stays quick, and the filter finds on
   await all.show();
   await notebook.connected(60); // what JupyterLab does itself when it starts is done
   await notebook.page.evaluate(() => {
-    window.ekgTasks = [];
-    new PerformanceObserver(list => window.ekgTasks.push(...list.getEntries().map(e => e.duration))).observe({ type: 'longtask' });
+    const seen = [];
+    const observer = new PerformanceObserver(list => seen.push(...list.getEntries()));
+    observer.observe({ type: 'longtask' });
+    window.ekgLongest = () => {
+      const times = [...seen.splice(0), ...observer.takeRecords()].map(entry => entry.duration);
+      return Math.max(0, ...times);
+    };
   });
+  const longest = () => notebook.page.evaluate(() => window.ekgLongest());
   many.begin();
   await all.node.getByText(/^1.900 more\./).waitFor({ timeout: 30000 });
   equal(await all.node.locator('.jp-ekg-row').count(), 100, 'rows in the page');
   equal(await all.node.getByRole('region', { name: 'Kernels', exact: true }).locator('.jp-ekg-row').count(), 40, 'own rows');
+  const first = await longest();
   await all.accessible('thousands of kernels', '.jp-ekg-Kernels');
   await notebook.screenshot('thousands');
-  await notebook.page.evaluate(() => { window.ekgTasks.length = 1; }); // axe-core works for long
+  await longest(); // axe-core works for long
   const filter = all.node.getByRole('searchbox', { name: 'Filter kernels' });
   await filter.pressSequentially('user7 1897', { delay: 50 });
   await all.row('k1897').waitFor();
@@ -363,9 +378,9 @@ await check('thousands of kernels, the page stays quick, and the filter finds on
   await filter.fill('');
   const from = many.updates();
   await until(() => many.updates() > from + 60, 20, 'updates');
-  const longest = Math.max(0, ...await notebook.page.evaluate(() => window.ekgTasks));
-  console.log(`# the longest task of the page took ${longest.toFixed(0)} ms`);
-  if (longest > 1000) throw new Error(`a task of the page took ${longest} ms`);
+  const time = Math.max(first, await longest());
+  console.log(time ? `# the longest task of the page took ${time.toFixed(0)} ms` : '# no task of the page took 50 ms');
+  if (!(time <= 1000)) throw new Error(`a task of the page took ${time} ms`);
   await notebook.close();
   await many.stop();
 }, 180);

@@ -7,6 +7,7 @@ import { Lab, Notebook } from './lab.mjs';
 const lab = await Lab.start({ notebook7: true, name: 'notebook7' });
 lab.write('train.ipynb', ["print('once')", '6 * 7']);
 const problems = [];
+const streams = []; // pages that have asked for the stream of kernels
 
 /** Opens a page of Notebook 7. */
 async function open(path) {
@@ -15,6 +16,7 @@ async function open(path) {
   page.on('pageerror', e => /ekg/.test(e.stack) && problems.push(`${path}: ${e.stack}`)); // Notebook has errors of its own
   page.on('console', m => m.type() === 'error' && /ekg/.test(m.text()) && problems.push(`${path}: ${m.text()}`));
   page.on('dialog', dialog => dialog.accept());
+  page.on('request', r => r.url().includes('/jupyter-ekg/events') && streams.push(path));
   const notebook = new Notebook(lab, page, path);
   await page.goto(`${lab.url}/${path}`);
   await page.waitForFunction(() => window.jupyterapp?.commands.hasCommand('jupyter-ekg:show-kernels'));
@@ -29,9 +31,11 @@ const notebook = await open('notebooks/train.ipynb');
 await check('the panel is in the sidebar of a notebook', async () => {
   await notebook.shown();
   await until(async () => (await rest('/api/kernels')).some(k => k.execution_state === 'idle'), 60, 'the kernel is idle');
+  equal(streams, [], 'pages that follow the kernels before the panel was shown');
   await notebook.command('jupyter-ekg:show-kernels');
   await rowOf(notebook, 'train.ipynb').waitFor();
   await rowOf(notebook, 'Idle').waitFor();
+  equal(streams, ['notebooks/train.ipynb'], 'pages that follow the kernels then');
   await notebook.screenshot('notebook7');
   equal(await notebook.page.locator('.jp-ekg-Status').count(), 0, 'items of a status bar');
 }, 120);

@@ -9,6 +9,7 @@ import { Menu } from '@lumino/widgets';
 import { COMMAND as RESTORE } from '../command';
 import { fetchExecutions } from '../log';
 import { Actions, KEEP_HOURS } from './actions';
+import { Following } from './following';
 import { Kernels, SAMPLE_TIME } from './kernels';
 import { KernelsPanel } from './panel';
 import { actionsOf, rowsOf, type IRow } from './rows';
@@ -24,9 +25,6 @@ const KEEP = 'jupyter-ekg:keep-kernel';
 
 /** The panel's place: behind JupyterLab's running panel, whose rank is 200. */
 const RANK = 210;
-
-/** The stream ends when a page was hidden for this time, in ms. A browser has few connections to one server. */
-const HIDDEN_TIME = 60_000;
 
 const icon = new LabIcon({
   name: 'jupyter-ekg:kernels',
@@ -81,7 +79,8 @@ export function addPanel({ app, tracker, palette, labShell, restorer, statusBar 
     menu: (row, button) => openMenu(actionMenu(row), button),
     keepMenu: (row, button) => openMenu(keepMenu(row), button),
     unkeep: row => void actions.keep(row, null),
-    shown: () => void unsaved.check(rows().filter(row => !row.foreign && !actions.notebook(row.kernel.id)))
+    shown: () => void unsaved.check(rows().filter(row => !row.foreign && !actions.notebook(row.kernel.id))),
+    visibilityChanged: () => following.look()
   });
   panel.id = 'jupyter-ekg-kernels';
   panel.title.icon = icon;
@@ -90,10 +89,18 @@ export function addPanel({ app, tracker, palette, labShell, restorer, statusBar 
   panel.node.setAttribute('aria-label', 'Kernels and GPUs');
 
   const show = () => app.shell.activateById(panel.id);
+  const current = () => tracker.currentWidget?.sessionContext.session?.kernel?.id;
   const status = new KernelStatus(() => {
-    const id = tracker.currentWidget?.sessionContext.session?.kernel?.id;
+    const id = current();
     return id === undefined ? undefined : kernels.all.get(id);
   }, show);
+  // The item is hidden while it has nothing to say. The bar around it is not.
+  const hasStatus = () => status.parent?.isVisible === true && current() !== undefined;
+  let restored = false;
+  const following = new Following(
+    () => restored && document.visibilityState === 'visible' && (panel.isVisible || hasStatus()),
+    signal => follow(kernels, openEvents, signal)
+  );
   const row = (id: unknown) => rows().find(row => row.kernel.id === id);
 
   commands.addCommand(SHOW, { label: 'Show Kernels and GPUs', execute: show });
@@ -157,15 +164,24 @@ export function addPanel({ app, tracker, palette, labShell, restorer, statusBar 
     actions.problems.forget(id => !kernels.all.has(id));
     refresh();
   });
-  services.sessions.runningChanged.connect(refresh);
-  tracker.currentChanged.connect(refresh);
-  labShell?.currentChanged.connect(refresh);
+  const changed = () => {
+    refresh();
+    following.look();
+  };
+  services.sessions.runningChanged.connect(changed);
+  tracker.currentChanged.connect(changed);
+  labShell?.currentChanged.connect(changed);
+  document.addEventListener('visibilitychange', () => following.look());
   setInterval(() => {
-    if (document.visibilityState === 'visible') {
+    following.look(); // nothing says when the status bar is hidden
+    if (following.active && document.visibilityState === 'visible') {
       kernels.sample(Date.now());
     }
   }, SAMPLE_TIME);
-  void app.restored.then(() => followWhileVisible(kernels));
+  void app.restored.then(() => {
+    restored = true;
+    following.look();
+  });
 }
 
 /** When a file was saved, in ms since 1970; undefined if there is no such file. */
@@ -188,24 +204,4 @@ function openMenu(menu: Menu, button: HTMLElement): void {
     queueMicrotask(() => menu.dispose()); // the menu starts the chosen command right after this signal
   });
   menu.open(box.left, box.bottom);
-}
-
-/** Follows the stream while the page can be seen. */
-function followWhileVisible(kernels: Kernels): void {
-  let stop: AbortController | undefined;
-  let timer: ReturnType<typeof setTimeout> | undefined;
-  const look = () => {
-    clearTimeout(timer);
-    if (document.visibilityState === 'hidden') {
-      timer = setTimeout(() => {
-        stop?.abort();
-        stop = undefined;
-      }, HIDDEN_TIME);
-    } else if (!stop) {
-      stop = new AbortController();
-      void follow(kernels, openEvents, stop.signal);
-    }
-  };
-  document.addEventListener('visibilitychange', look);
-  look();
 }

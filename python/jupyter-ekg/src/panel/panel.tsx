@@ -32,6 +32,8 @@ export interface IHost {
   unkeep(row: IRow): void;
   /** Is called when the panel is shown, and then every few seconds. */
   shown(): void;
+  /** Is called when the panel was shown or hidden. */
+  visibilityChanged(): void;
 }
 
 const CURVE = { width: 72, height: 16 };
@@ -61,22 +63,22 @@ export class KernelsPanel extends ReactWidget {
 
   protected override onAfterAttach(msg: Message): void {
     super.onAfterAttach(msg);
-    this.begin();
+    this.look();
   }
 
   protected override onAfterShow(msg: Message): void {
     super.onAfterShow(msg);
-    this.begin();
+    this.look();
   }
 
-  protected override onBeforeHide(msg: Message): void {
-    super.onBeforeHide(msg);
-    clearInterval(this.timer);
+  protected override onAfterHide(msg: Message): void {
+    super.onAfterHide(msg);
+    this.look();
   }
 
-  protected override onBeforeDetach(msg: Message): void {
-    clearInterval(this.timer);
-    super.onBeforeDetach(msg);
+  protected override onAfterDetach(msg: Message): void {
+    super.onAfterDetach(msg);
+    this.look();
   }
 
   protected override render(): React.JSX.Element {
@@ -121,12 +123,14 @@ export class KernelsPanel extends ReactWidget {
     );
   }
 
-  private begin(): void {
+  /** Looks at the clock while the panel is shown. */
+  private look(): void {
     clearInterval(this.timer);
     if (this.isVisible) {
       this.tick();
       this.timer = setInterval(() => this.tick(), TICK);
     }
+    this.host.visibilityChanged();
   }
 
   private tick(): void {

@@ -28,8 +28,7 @@ class Grants extends ReactWidget implements Dialog.IBodyWidget<IGrant[]> {
   /** Adds the typed grant. */
   add(): void {
     this.grants = this.getValue();
-    this.name = '';
-    this.update();
+    this.set({ name: '' });
     this.node.querySelector('input')?.focus();
   }
 
@@ -113,7 +112,7 @@ class Grants extends ReactWidget implements Dialog.IBodyWidget<IGrant[]> {
 
   private set(change: { kind?: 'user' | 'group'; name?: string; right?: IGrant['right'] }): void {
     Object.assign(this, change);
-    // At once: a later update would lose what is typed meanwhile.
+    // At once: until an update the input has the old name, to which the next letters would be added.
     MessageLoop.sendMessage(this, Widget.Msg.UpdateRequest);
   }
 
@@ -129,7 +128,9 @@ class ShareDialog extends Dialog<IGrant[]> {
     title: string,
     private readonly grants: Grants
   ) {
-    super({ title, body: grants, buttons: [Dialog.cancelButton(), Dialog.okButton({ label: 'Share' })] });
+    // JupyterLab moves the focus when the body is drawn, which may be after the first letter.
+    const buttons = [Dialog.cancelButton(), Dialog.okButton({ label: 'Share' })];
+    super({ title, body: grants, focusNodeSelector: 'input', buttons });
   }
 
   override handleEvent(event: Event): void {
