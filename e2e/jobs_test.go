@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -49,6 +50,7 @@ type job struct {
 	Kernel  string `json:"kernel_id"`
 	Attempt int    `json:"attempt"`
 	Cell    int    `json:"cell"`
+	Ended   string `json:"ended"`
 }
 
 func (g *gateway) job(id string) job {
@@ -56,6 +58,13 @@ func (g *gateway) job(id string) job {
 	var j job
 	g.want(200, "GET", "/api/jobs/"+id, "", &j)
 	return j
+}
+
+// jobs lists all jobs.
+func (g *gateway) jobs() (all []job) {
+	g.t.Helper()
+	g.want(200, "GET", "/api/jobs", "", &all)
+	return all
 }
 
 // jobIs waits until a condition holds for a job.
@@ -291,42 +300,57 @@ func TestChaos_Jobs(t *testing.T) {
 	other.url = "http://" + other.addr
 	other.start()
 	t.Cleanup(func() { _ = other.signal(syscall.SIGTERM) })
+	g.fiftyJobs(15*time.Second, func(n int) {
+		victim := []*gateway{g, &other}[n%2]
+		victim.kill()
+		victim.start()
+	})
+	for _, j := range g.jobs() {
+		if j.Attempt != 1 {
+			t.Errorf("job %s has %d attempts", j.ID, j.Attempt)
+		}
+	}
+}
+
+// fiftyJobs runs fifty jobs, and calls disturb again and again until all have ended. It checks that each has succeeded,
+// with the right outputs.
+func (g *gateway) fiftyJobs(every time.Duration, disturb func(n int), args ...string) {
+	g.t.Helper()
 	path := g.notebookFile("many.ipynb", "name = 'x'", "print(name, 'begins')",
 		"import time\nfor i in range(5):\n    print(name, i, flush=True)\n    time.sleep(0.2)", "print(name, 'ends')")
 	var ids []string
 	for i := range 50 {
-		ids = append(ids, g.submits(path, "-r", "name", fmt.Sprintf("n%d", i)))
+		own := []string{path, "-r", "name", fmt.Sprintf("n%d", i)}
+		ids = append(ids, g.submits(append(own, args...)...))
 	}
-	ctx := t.Context()
-	var killing sync.WaitGroup
-	stop := make(chan struct{})
-	killing.Go(func() {
+	ctx, cancel := context.WithCancel(g.t.Context())
+	var disturbing sync.WaitGroup
+	disturbing.Go(func() {
 		for n := 0; ; n++ {
 			select {
-			case <-stop:
-				return
 			case <-ctx.Done():
 				return
-			case <-time.After(15 * time.Second):
+			case <-time.After(every):
 			}
-			victim := []*gateway{g, &other}[n%2]
-			victim.kill()
-			victim.start()
+			disturb(n)
 		}
 	})
-	eventually(t, 10*time.Minute, "all jobs have ended", func() error {
+	err := poll(10*time.Minute, "all jobs have ended", func() error {
 		left := slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
 			status, b, err := g.tryAsk("GET", "/api/jobs/"+id, "")
 			var j job
-			return err == nil && status == 200 && json.Unmarshal(b, &j) == nil && j.State == "succeeded"
+			return err == nil && status == 200 && json.Unmarshal(b, &j) == nil && j.Ended != ""
 		})
 		if len(left) > 0 {
 			return fmt.Errorf("%d jobs have not ended", len(left))
 		}
 		return nil
 	})
-	close(stop)
-	killing.Wait()
+	cancel()
+	disturbing.Wait()
+	if err != nil {
+		g.t.Fatal(err)
+	}
 	for i, id := range ids {
 		name := fmt.Sprintf("n%d", i)
 		want := name + " begins\n"
@@ -334,10 +358,10 @@ func TestChaos_Jobs(t *testing.T) {
 			want += fmt.Sprintln(name, n)
 		}
 		if code, logs, errs := g.prints("jobs", "logs", id); code != 0 || logs != want+name+" ends\n" {
-			t.Errorf("job %d: %d %s\n%s", i, code, errs, logs)
+			g.t.Errorf("job %d: %d %s\n%s", i, code, errs, logs)
 		}
-		if j := g.job(id); j.Attempt != 1 {
-			t.Errorf("job %d has %d attempts", i, j.Attempt)
+		if j := g.job(id); j.State != "succeeded" {
+			g.t.Errorf("job %d: %+v", i, j)
 		}
 	}
 }

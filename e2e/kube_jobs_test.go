@@ -6,9 +6,57 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
+	"testing"
 	"time"
 )
+
+// TestChaos_KubeJobs: gateways are killed, and pods of jobs are deleted, while fifty jobs run. Each job ends once, with
+// the right outputs.
+func TestChaos_KubeJobs(t *testing.T) {
+	random := rand.New(rand.NewPCG(seed(t), 0))
+	c := theCluster(t)
+	ns := c.newNamespace(t)
+	key := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(key, []byte(strings.Repeat("k", 40)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var all []*inCluster
+	for range 2 {
+		g := c.newGateway(t, ns, c.kubeconfig, "--master-key-file", key, "--max-kernels", "4")
+		g.start()
+		all = append(all, g)
+	}
+	lost := map[string]int{} // pods that were deleted, by job
+	all[0].fiftyJobs(6*time.Second, func(n int) {
+		if n%5 == 4 { // every 30 s: a gateway takes the jobs of a killed one after 20 s
+			victim := all[n/5%2]
+			victim.kill()
+			victim.start()
+			return
+		}
+		running := slices.DeleteFunc(all[0].jobs(), func(j job) bool { return j.State != "running" })
+		if len(running) == 0 {
+			return
+		}
+		j := running[random.IntN(len(running))]
+		for _, p := range all[0].podsOf(j.Kernel) {
+			c.kubectl(t, "", "-n", ns, "delete", "pod", p.Metadata.Name, "--grace-period=1", "--wait=false")
+			lost[j.ID]++
+		}
+	}, "--kernel", "pod", "--retries", "20")
+	for _, j := range all[0].jobs() {
+		if j.Attempt > 1+lost[j.ID] { // a pod may be deleted when the job's last cell has run
+			t.Errorf("job %s has lost %d pods, and has %d attempts", j.ID, lost[j.ID], j.Attempt)
+		}
+	}
+	t.Logf("%d jobs have lost their pods", len(lost))
+	all[0].nothingLeft()
+}
 
 // jobsEnd runs jobs whose records are in the cluster. One has a large output and loses all replicas at once, while a
 // cell prints. One loses its pod and begins again. One is stopped.
