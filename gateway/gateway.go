@@ -128,14 +128,15 @@ func New(o Options) (*Gateway, error) {
 		g.metrics = metrics.New(o.Version)
 	}
 	g.audit = &audit{to: o.Audit, log: g.log, metrics: g.metrics}
+	g.jobs = g.newJobs()
 	err := g.metrics.Watch(metrics.Source{
 		Measure: o.Launcher.Measure, Websockets: g.websockets.Traffic, Lobby: g.lobby.Held, Ready: g.ready.Load,
 		LogReaders: func() int { readers, _, _ := g.logReaders.Traffic(); return readers },
+		Jobs:       g.jobStates,
 	})
 	if err != nil {
 		return nil, wrongOption("Metrics", "%v", err)
 	}
-	g.jobs = g.newJobs()
 	if g.resources, err = compile(g.routes()); err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}

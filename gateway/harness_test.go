@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -59,6 +60,17 @@ func startGateway(t testing.TB, change func(*Options)) *testGateway {
 		tg.http.Close()
 	})
 	return tg
+}
+
+// runJobs runs the gateway's jobs until the test ends.
+func (g *testGateway) runJobs() {
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { g.RunJobs(ctx) })
+	g.t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
 }
 
 // testSpecs gives python3 and r, read from a directory as the program does it.

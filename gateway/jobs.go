@@ -18,7 +18,25 @@ func (g *Gateway) newJobs() *jobs.Manager {
 	if !ok {
 		return nil
 	}
-	return jobs.New(keeper, jobKernels{g}, g.opts.Jobs, g.opts.Log)
+	m := jobs.New(keeper, jobKernels{g}, g.opts.Jobs, g.opts.Log)
+	m.Observe(g.metrics)
+	return m
+}
+
+// jobStates returns how many jobs are in each state, or nil if that is not known.
+func (g *Gateway) jobStates() map[string]int {
+	if g.jobs == nil {
+		return nil
+	}
+	known, ok := g.jobs.States()
+	if !ok {
+		return nil
+	}
+	states := make(map[string]int, len(known))
+	for state, n := range known {
+		states[string(state)] = n
+	}
+	return states
 }
 
 // RunJobs runs jobs until ctx ends. Their cells go on then, and another gateway, or this one after its next start,

@@ -89,7 +89,13 @@ func busyGateway(t *testing.T) *testGateway {
 		g.fake.kernels[idA].LogBytes, g.fake.kernels[idA].Connections = 1000, 2
 		g.fake.kernels[idB].LogBytes, g.fake.kernels[idB].Stale = 24, true
 	})
+	g.runJobs()
 	m := g.metrics
+	m.JobBegan("t4", time.Minute)
+	m.JobBegan("", time.Second)
+	m.JobEnded("succeeded", 2*time.Minute)
+	m.JobEnded("stopped", 0)
+	m.JobDue(false)
 	m.GPUWaited("t4", time.Minute)
 	m.KernelUp("python3", []launcher.Phase{{Name: launcher.PhaseAdmission, Took: 200 * time.Millisecond},
 		{Name: launcher.PhaseReady, Took: 4 * time.Second}})
@@ -98,9 +104,9 @@ func busyGateway(t *testing.T) *testGateway {
 	m.ClusterWait("requests", time.Millisecond)
 	g.do("GET", "/api/kernels", "").want(t, 200, "")
 	g.do("DELETE", "/api/kernels/"+idUnknown, "").want(t, 404, "") // whose entry in the audit log cannot be written
-	poll.Until(t, "the requests are counted, which is done behind the answer", func() bool {
+	poll.Until(t, "the jobs are known, and the requests are counted, which is done behind the answer", func() bool {
 		all := scrape(t, m)
-		return all[`ekg_http_requests_total{code="200",method="GET",route="/api/kernels"}`] == "1" &&
+		return all[`ekg_jobs{state="running"}`] == "0" && all[`ekg_http_requests_total{code="200",method="GET",route="/api/kernels"}`] == "1" &&
 			all["ekg_audit_failures_total"] == "1"
 	})
 	return g
@@ -169,6 +175,16 @@ func TestMetrics_Values(t *testing.T) {
 		`ekg_gpu_seconds_total{flavor="t4",spec="r"}`:                                   "12.5",
 		`ekg_gpu_busy_seconds_total{flavor="t4",spec="r"}`:                              "2.5",
 		`ekg_gpu_wait_seconds_count{flavor="t4"}`:                                       "1",
+		`ekg_jobs{state="queued"}`:                                                      "0",
+		`ekg_jobs_ended_total{outcome="succeeded"}`:                                     "1",
+		`ekg_jobs_ended_total{outcome="stopped"}`:                                       "1",
+		`ekg_jobs_ended_total{outcome="failed"}`:                                        "0",
+		`ekg_job_wait_seconds_sum{flavor="t4"}`:                                         "60",
+		`ekg_job_wait_seconds_count{flavor=""}`:                                         "1",
+		`ekg_job_run_seconds_sum{outcome="succeeded"}`:                                  "120",
+		`ekg_job_run_seconds_count{outcome="stopped"}`:                                  "0",
+		`ekg_scheduled_jobs_total{result="left_out"}`:                                   "1",
+		`ekg_scheduled_jobs_total{result="made"}`:                                       "0",
 		`ekg_kernel_culls_total{limit="idle",spec="r"}`:                                 "4",
 		`ekg_kernel_culls_total{limit="busy",spec="python3"}`:                           "0",
 		`ekg_kernel_culls_total{limit="other",spec="r"}`:                                "1",

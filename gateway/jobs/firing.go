@@ -76,7 +76,7 @@ func (s *scheduled) Fire(ctx context.Context, id string, due time.Time) error {
 		return nil
 	}
 	name := []byte(id + due.Format(time.RFC3339))
-	job, _, err := m.create(ctx, sub, Job{ID: uuid.NewSHA1(dueSpace, name).String(), Template: sub.Template,
+	job, made, err := m.create(ctx, sub, Job{ID: uuid.NewSHA1(dueSpace, name).String(), Template: sub.Template,
 		Definition: id, Due: due})
 	var many *TooManyError
 	var invalid *InvalidError
@@ -87,31 +87,37 @@ func (s *scheduled) Fire(ctx context.Context, id string, due time.Time) error {
 		m.log.Warn("a scheduled job is left out", logkey.Definition, id, logkey.Err, err)
 	case err != nil:
 		return err
+	case made:
+		m.observer.JobDue(true)
 	}
-	return m.fired(ctx, id, due, job.ID, reason)
+	noted, err := m.fired(ctx, id, due, job.ID, reason)
+	if noted && reason != "" {
+		m.observer.JobDue(false)
+	}
+	return err
 }
 
-// fired notes in a definition that its job for a time was made, or why none was. A definition that cannot be read is
-// left as it is: it cannot make the job again.
-func (m *Manager) fired(ctx context.Context, id string, due time.Time, job, reason string) error {
-	_, err := m.store.changeDefinition(ctx, id, func(d *definition) error {
-		if !due.After(d.Since) {
+// fired notes in a definition that its job for a time was made, or why none was. noted is false if that was noted
+// before. A definition that cannot be read is left as it is: it cannot make the job again.
+func (m *Manager) fired(ctx context.Context, id string, due time.Time, job, reason string) (noted bool, err error) {
+	_, err = m.store.changeDefinition(ctx, id, func(d *definition) error {
+		if noted = due.After(d.Since); !noted {
 			return errSame
 		}
 		d.Since, d.Due, d.Job, d.Reason = due, due, job, reason
 		return nil
 	})
 	if errors.Is(err, launcher.ErrNoRecord) || errors.Is(err, launcher.ErrRecordDamaged) {
-		return nil
+		return false, nil
 	}
-	return err
+	return noted && err == nil, err
 }
 
 // discard removes a job and its notebooks. Its definition notes first that it was made, or another gateway would make
 // it again.
 func (m *Manager) discard(ctx context.Context, e *entry) error {
 	if e.Definition != "" && !e.Due.IsZero() {
-		if err := m.fired(ctx, e.Definition, e.Due, e.ID, ""); err != nil {
+		if _, err := m.fired(ctx, e.Definition, e.Due, e.ID, ""); err != nil {
 			return err
 		}
 	}

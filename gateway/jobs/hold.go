@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/url"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -45,6 +46,8 @@ type hold struct {
 	stopping context.Context // ends when the end of the job is wanted
 	end      context.CancelFunc
 
+	known atomic.Pointer[Brief] // of s
+
 	mu sync.Mutex
 	s  stored
 }
@@ -60,8 +63,11 @@ func newHold(ctx context.Context, m *Manager, s stored) *hold {
 	return h
 }
 
-// noteLocked looks at what others may have changed in the record.
+// noteLocked looks at what others may have changed in the record, and shows it to the manager.
 func (h *hold) noteLocked() {
+	brief := h.s.brief()
+	h.known.Store(&brief)
+	h.m.view.note(brief)
 	if h.s.Stopping {
 		h.end()
 	}
@@ -213,12 +219,13 @@ func (h *hold) steps() error {
 				return err
 			}
 		case e.Stopping && (e.Kernel == "" || e.State == Queued):
-			return h.must("stop", func(e *entry) { e.State, e.Reason, e.Ended = Stopped, reasonStopped, time.Now().UTC() })
+			return h.last("stop", func(e *entry) { e.State, e.Reason, e.Ended = Stopped, reasonStopped, time.Now().UTC() })
 		case e.State == Queued && e.inKernel():
 			now := time.Now().UTC()
 			if err := h.must("start", func(e *entry) { e.State, e.Attempt, e.Started = Running, 1, now }); err != nil {
 				return err
 			}
+			h.m.observer.JobBegan(e.Flavor, now.Sub(e.Created))
 		case e.State == Queued && h.m.waits(h.id):
 			return nil
 		case e.State == Queued:
@@ -260,7 +267,7 @@ func (h *hold) settle(e *entry) error {
 	if end.Waits {
 		attempt--
 	}
-	return h.must("end", func(e *entry) {
+	return h.last("end", func(e *entry) {
 		e.State, e.Reason, e.Attempt, e.Outcome = end.State, end.Reason, attempt, nil
 		if e.State.Final() {
 			e.Ended = time.Now().UTC()
@@ -268,6 +275,17 @@ func (h *hold) settle(e *entry) error {
 		}
 		e.Kernel, e.Cell, e.Started = "", 0, time.Time{}
 	})
+}
+
+// last is must for a change that may end the job. An end is counted when it is stored.
+func (h *hold) last(what string, change func(*entry)) error {
+	if err := h.must(what, change); err != nil {
+		return err
+	}
+	if e := h.entry(); e.State.Final() {
+		h.m.observeEnd(&e.Job)
+	}
+	return nil
 }
 
 // outcome stores how an attempt has ended. An attempt whose kernel was lost is followed by another one, if the author
@@ -303,7 +321,11 @@ func (h *hold) start(e *entry) error {
 	case err == nil:
 		defer h.m.look() // the author's next job may start
 		now := time.Now().UTC()
-		return h.must("note that it runs", func(e *entry) { e.State, e.Reason, e.Started = Running, "", now })
+		err := h.must("note that it runs", func(e *entry) { e.State, e.Reason, e.Started = Running, "", now })
+		if err == nil && e.Attempt == 1 {
+			h.m.observer.JobBegan(e.Flavor, now.Sub(e.Created))
+		}
+		return err
 	case h.ctx.Err() != nil:
 		return err
 	case errors.Is(context.Cause(ctx), errStopped):

@@ -94,11 +94,15 @@ type Manager struct {
 	timing  timing
 	perform func(context.Context, *notebook.Run) (notebook.Result, error) // runs cells; tests replace it
 
+	observer Observer
+
 	wake    chan struct{} // capacity 1: Run looks at all jobs now
 	defined chan struct{} // capacity 1: Run looks at all definitions now
 
 	// Owned by Run.
 	orphans map[string]map[string]bool // notebooks that no job or definition named at the last sweep, by kind
+
+	view view
 
 	mu      sync.Mutex
 	holds   map[string]*hold     // by job
@@ -117,12 +121,15 @@ type watched struct {
 func New(keeper launcher.RecordKeeper, kernels Kernels, policy Policy, log *slog.Logger) *Manager {
 	return &Manager{
 		store: store{keeper}, kernels: kernels, policy: policy, log: log.With(logkey.Component, "jobs"),
-		name: uuid.NewString(), timing: realTiming,
+		name: uuid.NewString(), timing: realTiming, observer: unobserved{},
 		perform: func(ctx context.Context, r *notebook.Run) (notebook.Result, error) { return r.Do(ctx) },
 		wake:    make(chan struct{}, 1), defined: make(chan struct{}, 1), holds: map[string]*hold{},
 		watched: map[string]*watched{}, notYet: map[string]time.Time{}, orphans: map[string]map[string]bool{},
 	}
 }
+
+// Observe sets what counts the manager's work. It must be called before any other method.
+func (m *Manager) Observe(o Observer) { m.observer = o }
 
 // jobSpace makes the ids of jobs that were submitted with a token.
 var jobSpace = uuid.MustParse("6f1c3a52-52a7-4d0c-9d2a-0f3e5b0c7d11")
@@ -179,6 +186,7 @@ func (m *Manager) create(ctx context.Context, sub Submission, job Job) (_ Job, c
 	if err != nil {
 		return Job{}, false, err
 	}
+	m.view.note(s.brief())
 	m.log.Info("job submitted", logkey.Job, s.ID, logkey.User, s.Owner, logkey.Spec, s.Kernelspec)
 	m.look()
 	return s.Job, true, nil
@@ -265,11 +273,14 @@ func (m *Manager) Notebook(ctx context.Context, id string, source bool) ([]byte,
 
 // Stop asks for the end of a job: its kernel is interrupted and ended. A job that has ended stays as it is.
 func (m *Manager) Stop(ctx context.Context, id string) (Job, error) {
+	ended := false
 	s, err := m.store.change(ctx, id, func(e *entry) error {
+		ended = false
 		switch { // a kernel that ends with its job is left to the job's next holder
 		case e.State.Final():
 		case e.State == Queued && e.Holder == "" && e.Outcome == nil && e.Then != ThenEnd:
 			e.State, e.Ended, e.Reason = Stopped, time.Now().UTC(), reasonStopped
+			ended = true
 		default:
 			e.Stopping = true
 		}
@@ -277,6 +288,9 @@ func (m *Manager) Stop(ctx context.Context, id string) (Job, error) {
 	})
 	if err != nil {
 		return Job{}, err
+	}
+	if m.view.note(s.brief()); ended {
+		m.observeEnd(&s.Job)
 	}
 	m.mu.Lock()
 	h := m.holds[id]
@@ -342,6 +356,7 @@ func (m *Manager) round(ctx context.Context, working *sync.WaitGroup) error {
 	if err != nil {
 		return err
 	}
+	m.view.replace(all, m.held)
 	blocked := map[string]bool{}
 	seen := map[string]bool{}
 	for i := range all {

@@ -165,11 +165,17 @@ func gatewayAt(
 	at timing, keeper launcher.RecordKeeper, kernels Kernels, policy Policy, run time.Duration,
 ) (m *Manager, end func()) {
 	m = New(keeper, kernels, policy, slog.New(slog.DiscardHandler))
-	m.timing, m.perform = at, runFor(run)
+	m.timing = at
+	return m, start(m, run)
+}
+
+// start runs a manager until end is called.
+func start(m *Manager, run time.Duration) (end func()) {
+	m.perform = runFor(run)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { m.Run(ctx) })
-	return m, func() {
+	return func() {
 		cancel()
 		running.Wait()
 	}

@@ -51,6 +51,7 @@ type Metric struct {
 var (
 	startBuckets   = []float64{.1, .25, .5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1200, 1800, 3600}
 	gpuWaitBuckets = []float64{1, 5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400}
+	jobRunBuckets  = []float64{1, 10, 30, 60, 300, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800}
 	requestBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 )
 
@@ -96,6 +97,16 @@ var (
 	metricKeys = Metric{"ekg_kernels_by_master_key", "gauge", []string{"key"}, true,
 		"Kernels that live, by the master key of their pod's keys: current, second, or unknown if it is neither, or the " +
 			"pod does not say it and was not reached yet."}
+	metricJobs = Metric{"ekg_jobs", "gauge", []string{"state"}, true,
+		"Jobs that have not ended, by state; absent while they cannot be read."}
+	metricJobsEnded = Metric{"ekg_jobs_ended_total", "counter", []string{"outcome"}, false,
+		"Jobs that have ended and were held by this gateway, by outcome: succeeded, failed or stopped."}
+	metricJobWait = Metric{"ekg_job_wait_seconds", "histogram", []string{"flavor"}, false,
+		"Time from the submission of a job until its kernel was up for the first time."}
+	metricJobRun = Metric{"ekg_job_run_seconds", "histogram", []string{"outcome"}, false,
+		"Time for which the last attempt of a job ran, until its kernel was stopped."}
+	metricJobsDue = Metric{"ekg_scheduled_jobs_total", "counter", []string{"result"}, false,
+		"Times of schedules at which this gateway has made a job (made), or none could be made (left_out)."}
 	metricStart = Metric{"ekg_kernel_start_seconds", "histogram", []string{"spec"}, false,
 		"Time from the request for a kernel until its first answer, for kernels that this gateway has started."}
 	metricStartPhase = Metric{"ekg_kernel_start_phase_seconds", "histogram", []string{"phase"}, false,
@@ -137,7 +148,7 @@ func List() []Metric {
 		metricFailed, metricMessages, metricMsgBytes,
 		metricGPUs, metricGPUSeconds, metricGPUBusy, metricCulls, metricWarm, metricWarmWanted,
 		metricWarmClaims, metricKeys, metricStart, metricStartPhase, metricGPUWait,
-		metricFailures, metricRequests,
+		metricFailures, metricJobs, metricJobsEnded, metricJobWait, metricJobRun, metricJobsDue, metricRequests,
 		metricDuration,
 		metricWebsockets, metricOpened, metricWSBytes, metricLobby, metricLogReaders, metricReady, metricKubeRequests,
 		metricKubeRequestTime, metricKubeWait,
@@ -158,6 +169,7 @@ type Metrics struct {
 	startPhase      *prometheus.HistogramVec
 	gpuWait         *prometheus.HistogramVec
 	failures        *prometheus.CounterVec
+	jobs            jobCounts
 	requests        *prometheus.CounterVec
 	duration        *prometheus.HistogramVec
 	opened          prometheus.Counter
@@ -177,6 +189,7 @@ func New(version string) *Metrics {
 		startPhase:      histogram(metricStartPhase, startBuckets),
 		gpuWait:         histogram(metricGPUWait, gpuWaitBuckets),
 		failures:        counter(metricFailures),
+		jobs:            newJobCounts(),
 		requests:        counter(metricRequests),
 		duration:        histogram(metricDuration, requestBuckets),
 		opened:          counter(metricOpened).WithLabelValues(),
@@ -188,6 +201,7 @@ func New(version string) *Metrics {
 	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: metricBuild.Name, Help: metricBuild.Help},
 		metricBuild.Labels)
 	build.WithLabelValues(version, runtime.Version()).Set(1)
+	m.registry.MustRegister(m.jobs.ended, m.jobs.wait, m.jobs.run, m.jobs.due)
 	m.registry.MustRegister(m.start, m.startPhase, m.gpuWait, m.failures, m.requests, m.duration, m.opened,
 		m.kubeRequests, m.kubeRequestTime, m.kubeWait, m.auditErrors, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -318,6 +332,7 @@ type Source struct {
 	LogReaders func() (open int)                // requests that read a kernel's log
 	Lobby      func() (held int64)              // websockets of kernels without a supervisor
 	Ready      func() bool                      // whether /readyz succeeds
+	Jobs       func() (states map[string]int)   // jobs that have not ended, by state; nil if they are not known
 }
 
 // Watch adds the values that are read from a gateway at each scrape. A Metrics belongs to one gateway: a second call is
@@ -336,7 +351,7 @@ func newSnapshot(m *Metrics, from Source) *snapshot {
 	for _, d := range []Metric{
 		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
 		metricFailed, metricMessages, metricMsgBytes, metricGPUs, metricGPUSeconds, metricGPUBusy,
-		metricCulls, metricWarm, metricWarmWanted, metricWarmClaims, metricKeys, metricWebsockets,
+		metricCulls, metricWarm, metricWarmWanted, metricWarmClaims, metricKeys, metricJobs, metricWebsockets,
 		metricWSBytes,
 		metricLobby, metricLogReaders, metricReady,
 	} {
@@ -368,6 +383,9 @@ func (s *snapshot) Collect(to chan<- prometheus.Metric) {
 	send(metricWSBytes, float64(out), toClient)
 	send(metricLogReaders, float64(s.from.LogReaders()))
 	send(metricLobby, float64(s.from.Lobby()))
+	for state, n := range s.from.Jobs() {
+		send(metricJobs, float64(n), state)
+	}
 	ready := 0.0
 	if s.from.Ready() {
 		ready = 1

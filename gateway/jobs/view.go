@@ -1,0 +1,137 @@
+package jobs
+
+import (
+	"sync"
+	"time"
+)
+
+// Observer counts what one gateway does with jobs. Its methods may be called concurrently. They do not block.
+type Observer interface {
+	// JobBegan counts a job whose first cell may run for the first time. It has waited since its submission. The flavor
+	// is "" for none.
+	JobBegan(flavor string, waited time.Duration)
+	// JobEnded counts a job that has ended in a final state. ran is the time since its last attempt began, and 0 if none
+	// began.
+	JobEnded(state string, ran time.Duration)
+	// JobDue counts a time of a schedule. made is false if no job could be made for it.
+	JobDue(made bool)
+}
+
+// unobserved is the Observer of a manager that was given none.
+type unobserved struct{}
+
+func (unobserved) JobBegan(string, time.Duration) {}
+func (unobserved) JobEnded(string, time.Duration) {}
+func (unobserved) JobDue(bool)                    {}
+
+// Brief is the part of a job that this gateway knows without reading records.
+type Brief struct {
+	ID, Name, Owner string
+	State           State
+	Kernel          string
+	Cell, Cells     int
+}
+
+func (j *Job) brief() Brief {
+	return Brief{ID: j.ID, Name: j.Name, Owner: j.Owner, State: j.State, Kernel: j.Kernel, Cell: j.Cell, Cells: j.Cells}
+}
+
+// viewAge is the age from which a view says nothing any more.
+const viewAge = time.Minute
+
+// view is what this gateway knows of the jobs that have not ended, without reading them: from its last look at all jobs,
+// and from what it has written since.
+type view struct {
+	mu   sync.RWMutex
+	at   time.Time         // of the last look; zero before the first
+	jobs map[string]Brief  // by id
+	in   map[string]string // by kernel: the job's id
+}
+
+// replace takes the jobs that were read. own returns what this gateway knows of a job that it holds, which is newer.
+func (v *view) replace(all []stored, own func(id string) (Brief, bool)) {
+	jobs, in := make(map[string]Brief, len(all)), map[string]string{}
+	for i := range all {
+		job := all[i].brief()
+		if mine, ok := own(job.ID); ok {
+			job = mine
+		}
+		if job.State.Final() {
+			continue
+		}
+		jobs[job.ID] = job
+		if job.Kernel != "" {
+			in[job.Kernel] = job.ID
+		}
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.at, v.jobs, v.in = time.Now(), jobs, in
+}
+
+// note takes a job that this gateway has written.
+func (v *view) note(job Brief) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.jobs == nil {
+		v.jobs, v.in = map[string]Brief{}, map[string]string{}
+	}
+	if before := v.jobs[job.ID]; v.in[before.Kernel] == job.ID {
+		delete(v.in, before.Kernel)
+	}
+	if job.State.Final() {
+		delete(v.jobs, job.ID)
+		return
+	}
+	v.jobs[job.ID] = job
+	if job.Kernel != "" {
+		v.in[job.Kernel] = job.ID
+	}
+}
+
+// KernelJob returns the job that has a kernel, as this gateway knows it: it may be some seconds old. It reads no records.
+func (m *Manager) KernelJob(kernel string) (job Brief, there bool) {
+	m.view.mu.RLock()
+	defer m.view.mu.RUnlock()
+	id, there := m.view.in[kernel]
+	if !there {
+		return Brief{}, false
+	}
+	job, there = m.view.jobs[id]
+	return job, there
+}
+
+// States returns how many jobs are in each state that is not final, as this gateway knows it. ok is false if it has not
+// read the jobs for a minute.
+func (m *Manager) States() (states map[State]int, ok bool) {
+	m.view.mu.RLock()
+	defer m.view.mu.RUnlock()
+	if m.view.at.IsZero() || time.Since(m.view.at) > viewAge {
+		return nil, false
+	}
+	states = map[State]int{Queued: 0, Starting: 0, Running: 0}
+	for id := range m.view.jobs {
+		states[m.view.jobs[id].State]++
+	}
+	return states, true
+}
+
+// held returns what this gateway knows of a job that it holds.
+func (m *Manager) held(id string) (Brief, bool) {
+	m.mu.Lock()
+	h := m.holds[id]
+	m.mu.Unlock()
+	if h == nil {
+		return Brief{}, false
+	}
+	return *h.known.Load(), true
+}
+
+// observeEnd counts a job that has ended.
+func (m *Manager) observeEnd(job *Job) {
+	ran := time.Duration(0)
+	if !job.Started.IsZero() {
+		ran = max(0, job.Ended.Sub(job.Started))
+	}
+	m.observer.JobEnded(string(job.State), ran)
+}

@@ -1,0 +1,156 @@
+package jobs
+
+import (
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
+)
+
+// counts is an Observer that lists what it saw.
+type counts struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (c *counts) add(format string, args ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.all = append(c.all, fmt.Sprintf(format, args...))
+}
+
+func (c *counts) JobBegan(flavor string, waited time.Duration) { c.add("began %q %v", flavor, waited) }
+func (c *counts) JobEnded(state string, ran time.Duration)     { c.add("%s %v", state, ran) }
+func (c *counts) JobDue(made bool)                             { c.add("due %v", made) }
+
+// seen returns what was counted, in order.
+func (c *counts) seen() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Sorted(slices.Values(c.all))
+}
+
+func wantSeen(t *testing.T, c *counts, want ...string) {
+	t.Helper()
+	if got := c.seen(); !slices.Equal(got, want) {
+		t.Errorf("counted were %q, want %q", got, want)
+	}
+}
+
+func wantStates(t *testing.T, m *Manager, want map[State]int) {
+	t.Helper()
+	if got, ok := m.States(); !ok || !maps.Equal(got, want) {
+		t.Errorf("the states are %v, %v; want %v", got, ok, want)
+	}
+}
+
+// twoGateways runs two managers with one observer until end is called. Their jobs run for a minute.
+func twoGateways(
+	keeper launcher.RecordKeeper, kernels Kernels, policy Policy,
+) (a, b *Manager, both *counts, end func()) {
+	both = &counts{}
+	a, b = New(keeper, kernels, policy, slog.New(slog.DiscardHandler)), New(keeper, kernels, policy,
+		slog.New(slog.DiscardHandler))
+	a.Observe(both)
+	b.Observe(both)
+	endA, endB := start(a, time.Minute), start(b, time.Minute)
+	return a, b, both, func() {
+		endA()
+		endB()
+	}
+}
+
+// Two gateways see the same jobs without reading them for each question, and count each step of a job once.
+func TestManager_View(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		records, kernels := &launchertest.MemoryRecords{}, newCluster(1)
+		a, b, both, end := twoGateways(records, kernels, Policy{})
+		defer end()
+		first := submit(t, a, submission("ann", "first"))
+		time.Sleep(time.Millisecond)
+		s := submission("ann", "second")
+		s.Flavor = "t4"
+		second := submit(t, b, s)
+		time.Sleep(10 * time.Second)
+		kernel := wantState(t, a, first, Running, "").Kernel
+		for _, m := range []*Manager{a, b} {
+			wantStates(t, m, map[State]int{Queued: 1, Starting: 0, Running: 1})
+			if j, there := m.KernelJob(kernel); !there || j.ID != first || j.Name != "first" || j.Owner != "ann" ||
+				j.Cell != 1 || j.Cells != 1 {
+				t.Errorf("the kernel's job is %+v, %v", j, there)
+			}
+			if j, there := m.KernelJob("other"); there {
+				t.Errorf("another kernel's job is %+v", j)
+			}
+		}
+		time.Sleep(time.Minute)
+		wantState(t, a, second, Running, "")
+		if _, err := b.Stop(t.Context(), second); err != nil {
+			t.Error(err)
+		}
+		third := submit(t, a, submission("bob", "third"))
+		if _, err := b.Stop(t.Context(), third); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(30 * time.Second)
+		for _, m := range []*Manager{a, b} {
+			wantStates(t, m, map[State]int{Queued: 0, Starting: 0, Running: 0})
+			if j, there := m.KernelJob(kernel); there {
+				t.Errorf("after its end, the kernel's job is %+v", j)
+			}
+		}
+		got := both.seen()
+		if len(got) != 5 {
+			t.Fatalf("counted were %q", got)
+		}
+		if got[0] != `began "" 0s` || got[4] != "succeeded 1m0s" || got[2] != "stopped 0s" {
+			t.Errorf("counted were %q", got)
+		}
+	})
+}
+
+// A gateway that has not read the jobs for a minute does not say how many there are.
+func TestManager_ViewOld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, end := gatewayOf(&launchertest.MemoryRecords{}, newCluster(1), Policy{}, time.Minute)
+		time.Sleep(time.Second)
+		wantStates(t, m, map[State]int{Queued: 0, Starting: 0, Running: 0})
+		end()
+		time.Sleep(2 * time.Minute)
+		if got, ok := m.States(); ok {
+			t.Errorf("the states are %v", got)
+		}
+		if got, ok := New(&launchertest.MemoryRecords{}, newCluster(1), Policy{}, slog.New(slog.DiscardHandler)).States(); ok {
+			t.Errorf("before the first look, the states are %v", got)
+		}
+	})
+}
+
+// Times of schedules are counted once, however many gateways look at them.
+func TestManager_ViewDue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		records, kernels := &launchertest.MemoryRecords{}, newCluster(0)
+		a, b, both, end := twoGateways(records, kernels, Policy{PerUser: 1})
+		defer end()
+		every := "0 * * * *"
+		d, _, err := a.Define(t.Context(), submission("ann", "report"), Change{Schedule: &every})
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3*time.Hour + time.Minute)
+		wantSeen(t, both, "due false", "due false", "due true")
+		if d, err = b.Definition(t.Context(), d.ID); err != nil {
+			t.Fatal(err)
+		}
+		if noted, err := b.fired(t.Context(), d.ID, d.Due, "", "late"); noted || err != nil {
+			t.Errorf("a time is noted twice: %v, %v", noted, err)
+		}
+	})
+}
