@@ -35,8 +35,8 @@ func TestE2E_KubePage(t *testing.T) {
 	runs := g.kernel("fresh")
 	g.dial(t, runs, "page", true).says("print('from a pod')", "from a pod\n")
 	g.script(3*time.Minute, []string{"EKG_FIRST=" + runs, "EKG_SECOND=" + waits,
-		"EKG_OTHER=" + other.url, "EKG_OTHER_CONTROL=" + other.controlWithUsers(), "EKG_CLUSTER=1",
+		"EKG_OTHER=" + other.url, "EKG_OTHER_CONTROL=" + other.controlWithUsers(),
 		"EKG_ARTIFACTS=" + filepath.Join(g.gateway.in.artifacts, t.Name())},
-		"node", filepath.Join(g.gateway.in.repository, "e2e/testdata/browser/page.mjs"))
+		"node", filepath.Join(g.gateway.in.repository, "e2e/testdata/browser/page-cluster.mjs"))
 	g.deleteAll()
 }

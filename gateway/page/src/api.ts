@@ -20,7 +20,8 @@ export interface Holder { kernel?: string; owner?: string; pod?: string; namespa
 export interface Amounts { total: number; held: number; measured: number; busy: number; unhealthy: number }
 export interface Pool extends Amounts { resource: string; model?: string; unit: string; others: number;
   holders: Holder[];
-  devices?: { index: number; uuid?: string; total: number; held: number }[] }
+  devices?: PoolDevice[] }
+export interface PoolDevice { index: number; uuid?: string; total: number; held: number }
 export interface GPUView { totals: (Amounts & { resource: string; unit: string })[]; missing: string[];
   nodes: { name: string; status?: string; pools: Pool[] }[] }
 export interface UsageRow { name: string; kernels: number;

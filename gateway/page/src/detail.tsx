@@ -1,6 +1,6 @@
 // One kernel: its details, its life, and the end of its output.
 import type { Kernel } from './api';
-import { Curve } from './curve';
+import { Curve, kernelKey, type Uses } from './curve';
 import { type Action, Actions } from './dialogs';
 import { bytes, gibibytes, number, since, time } from './format';
 import { stateClass } from './kernels';
@@ -9,9 +9,10 @@ import { Timeline } from './timeline';
 
 const NONE = '–'; // keeps the row of what comes and goes, so that nothing below it moves
 
-type Properties = { kernel: Kernel; now: number; live: boolean; open: (a: Action) => void; back: () => void };
+type Properties = { kernel: Kernel; now: number; live: boolean; uses: Uses; open: (a: Action) => void;
+  back: () => void };
 
-export function Detail({ kernel: k, now, live, open, back }: Properties) {
+export function Detail({ kernel: k, now, live, uses, open, back }: Properties) {
   const at = (when: string): string => `${time(when)} (${since(when, now)} ago)`;
   const facts: [string, string | undefined][] = [
     ['Id', k.id], ['Kernelspec', k.name], ['Owner', k.owner], ['Reason', k.reason ?? NONE],
@@ -35,7 +36,8 @@ export function Detail({ kernel: k, now, live, open, back }: Properties) {
       {g.memory_total ? ` of ${gibibytes(g.memory_total)}` : ''}
       {g.busy_since ? `, busy since ${time(g.busy_since)}` : ''}
       {g.idle_since ? `, idle since ${time(g.idle_since)}` : ''}{g.error ? `, ${g.error}` : ''}
-      <Curve use={live ? g.utilization : null} now={now} name={g.model ?? 'GPU'} /></p>)}
+      <Curve samples={uses.of.get(kernelKey(k.id, g.uuid))} use={live ? g.utilization : null}
+        name={g.model ?? 'GPU'} /></p>)}
     <Timeline id={k.id} state={k.execution_state} />
     <Output id={k.id} />
   </section>;

@@ -1,5 +1,7 @@
-// GPUs per node and device, with who holds them. Bars show what is allocated, and of that what computes.
-import type { Amounts, GPUView, Holder } from './api';
+// GPUs per node and device, with who holds them. Bars show what is allocated, and of that what computes. Curves show
+// how much of the last minutes a device computed: at the device, or at its holder where a node has no single devices.
+import type { Amounts, GPUView, Holder, Kernel, Pool, PoolDevice } from './api';
+import { Curve, deviceKey, kernelKey, useOf, type Uses } from './curve';
 import { number, time } from './format';
 
 function Bar({ a, unit, name }: { a: Amounts; unit: string; name: string }) {
@@ -17,7 +19,9 @@ function use(h: Holder): string {
   return h.idle_since ? `idle since ${time(h.idle_since)}` : 'idle';
 }
 
-export function GPUs({ view, show }: { view: GPUView | undefined; show: (id: string) => void }) {
+type Known = { kernels: ReadonlyMap<string, Kernel>; live: boolean; uses: Uses; show: (id: string) => void };
+
+export function GPUs({ view, ...known }: Known & { view: GPUView | undefined }) {
   return <section aria-labelledby="gpus">
     <h2 id="gpus">GPUs</h2>
     {!view ? <p class="soft">…</p> : <>
@@ -27,39 +31,60 @@ export function GPUs({ view, show }: { view: GPUView | undefined; show: (id: str
         {t.unhealthy > 0 ? `, ${number(t.unhealthy)} unhealthy` : ''}</p>)}
       {view.nodes.length === 0 && view.missing.length === 0 && <p class="soft">There are no GPUs.</p>}
       {view.missing.map(text => <p class="soft" key={text}>{text}</p>)}
-      {view.nodes.map(n => <div key={n.name} class="wide" tabIndex={0} role="region" aria-label={`GPUs of ${n.name}`}>
-        <h3>{n.name}{n.status && n.status !== 'Ready' ? ` (${n.status})` : ''}</h3>
-        <table>
-          <thead><tr>
-            <th scope="col">GPU</th><th scope="col">Allocated and busy</th><th scope="col">Holders</th>
-          </tr></thead>
-          <tbody>{n.pools.flatMap(p => {
-            const name = `${p.model ?? p.resource}`;
-            const holders = (of: Holder[], others: number) => <>
-              {of.map(h => <div key={`${h.kernel} ${h.pod}`}>{h.kernel
-                ? <button class="plain" type="button" onClick={() => show(h.kernel!)}>
-                  {h.owner || 'kernel'} {h.kernel.slice(0, 8)}</button>
-                : `pod ${h.namespace}/${h.pod}`}{' '}
-                {number(h.amount)} {p.unit}, {use(h)}{h.ending ? ', ending' : ''}</div>)}
-              {others > 0 && <div class="soft">{number(others)} {p.unit} by others</div>}
-            </>;
-            const sum = <tr key={`${p.resource} ${p.model}`}><td>{name}</td>
-              <td>{number(p.held)} of {number(p.total)} {p.unit}<Bar a={p} unit={p.unit} name={name} /></td>
-              <td>{holders(p.devices ? [] : p.holders, p.others)}</td></tr>;
-            const devices = (p.devices ?? []).map(d => {
-              const of = p.holders.filter(h => h.devices?.[d.index] !== undefined);
-              const part = of.map(h => h.devices![d.index] / (h.amount || 1));
-              const a = { total: d.total, held: d.held, unhealthy: 0,
-                measured: of.reduce((s, h, i) => s + h.measured * part[i], 0),
-                busy: of.reduce((s, h, i) => s + h.busy * part[i], 0) };
-              return <tr key={`${p.resource} ${d.index}`}><td title={d.uuid}>Device {d.index}</td>
-                <td>{number(d.held)} of {number(d.total)}<Bar a={a} unit={p.unit} name={`device ${d.index}`} /></td>
-                <td>{holders(of, 0)}</td></tr>;
-            });
-            return [sum, ...devices];
-          })}</tbody>
-        </table>
-      </div>)}
+      {view.nodes.length > 0 && <div class="nodes" tabIndex={0} role="region" aria-label="Nodes with GPUs">
+        {view.nodes.map(n => <Node key={n.name} node={n} {...known} />)}
+      </div>}
     </>}
   </section>;
+}
+
+function Node({ node: n, ...known }: Known & { node: GPUView['nodes'][number] }) {
+  return <div class="wide" tabIndex={0} role="region" aria-label={`GPUs of ${n.name}`}>
+    <h3>{n.name}{n.status && n.status !== 'Ready' ? ` (${n.status})` : ''}</h3>
+    <table>
+      <thead><tr>
+        <th scope="col">GPU</th><th scope="col">Allocated and busy</th><th scope="col">Holders</th>
+      </tr></thead>
+      <tbody>{n.pools.flatMap(p => {
+        const id = `${p.resource} ${p.model}`, name = p.model ?? p.resource;
+        const whole = p.holders.filter(h => !p.devices || !h.devices); // those of which no device is known
+        return [<tr key={id}><td>{name}</td>
+          <td>{number(p.held)} of {number(p.total)} {p.unit}<Bar a={p} unit={p.unit} name={name} /></td>
+          <td><Holders of={whole} unit={p.unit} curves {...known} />
+            {p.others > 0 && <div class="soft">{number(p.others)} {p.unit} by others</div>}</td></tr>,
+          ...(p.devices ?? []).map(d =>
+            <Device key={`${id} ${d.index}`} node={n.name} pool={p} device={d} {...known} />)];
+      })}</tbody>
+    </table>
+  </div>;
+}
+
+function Device({ node, pool: p, device: d, ...known }: Known & { node: string; pool: Pool; device: PoolDevice }) {
+  const of = p.holders.filter(h => h.devices?.[d.index] !== undefined);
+  const part = of.map(h => h.devices![d.index] / (h.amount || 1));
+  const amounts = { total: d.total, held: d.held, unhealthy: 0,
+    measured: of.reduce((sum, h, i) => sum + h.measured * part[i], 0),
+    busy: of.reduce((sum, h, i) => sum + h.busy * part[i], 0) };
+  const samples = known.uses.of.get(deviceKey(node, p, d)), now = known.live ? useOf(d, of, known.kernels) : null;
+  return <tr><td title={d.uuid}>Device {d.index}</td>
+    <td>{number(d.held)} of {number(d.total)}<Bar a={amounts} unit={p.unit} name={`device ${d.index}`} />
+      {(samples || now !== null) &&
+        <Curve small samples={samples} use={now} name={`device ${d.index} of ${node}`} />}</td>
+    <td><Holders of={of} unit={p.unit} {...known} /></td></tr>;
+}
+
+/** Those who hold something, with curves of their GPUs where the row shows no device. */
+function Holders({ of, unit, curves, kernels, live, uses, show }: Known & { of: Holder[]; unit: string;
+  curves?: boolean }) {
+  return <>{of.map(h => {
+    const name = `${h.owner || 'kernel'} ${h.kernel?.slice(0, 8)}`;
+    const gpus = curves && h.kernel ? kernels.get(h.kernel)?.gpu ?? [] : [];
+    return <div key={`${h.kernel} ${h.pod}`}>
+      {h.kernel ? <button class="plain" type="button" onClick={() => show(h.kernel!)}>{name}</button>
+        : `pod ${h.namespace}/${h.pod}`}{' '}
+      {number(h.amount)} {unit}, {use(h)}{h.ending ? ', ending' : ''}
+      {gpus.map(g => <Curve key={g.uuid} small samples={uses.of.get(kernelKey(h.kernel!, g.uuid))}
+        use={live ? g.utilization : null} name={`${g.model ?? 'GPU'} of ${name}`} />)}
+    </div>;
+  })}</>;
 }

@@ -1,9 +1,10 @@
 // The operator's page. Every text of a kernel or user becomes a text node; nothing is parsed as HTML.
 import { render } from 'preact';
-import { useCallback, useEffect, useState } from 'preact/hooks';
+import { useCallback, useEffect, useMemo, useState } from 'preact/hooks';
 
 import { type Ended, type GPUView, hasToken, type Kernel, type Limit, problemOf, read, type Replica, setToken,
   takeToken, type UsageAnswer } from './api';
+import { CLOCK, takeSamples, type Uses } from './curve';
 import { Detail } from './detail';
 import { type Action, ActionDialog } from './dialogs';
 import { number } from './format';
@@ -14,7 +15,6 @@ import { Kernels, Waiting } from './kernels';
 import { follow, type Health, type Totals } from './stream';
 import { ranges, Usage } from './usage';
 
-const CLOCK = 5_000; // ms between two changes of ages
 const GPUS = 10_000; // ms between two requests for GPUs
 const HISTORY = 60_000;
 
@@ -45,11 +45,13 @@ function usePolled<T>(path: string, every: number, live: boolean): { value?: T; 
 function useNow(): number {
   const [now, setNow] = useState(Date.now());
   useEffect(() => {
-    const timer = setInterval(() => setNow(Date.now()), CLOCK);
+    const timer = setInterval(() => setNow(Date.now()), CLOCK); // ages change with it
     return () => clearInterval(timer);
   }, []);
   return now;
 }
+
+const NONE: ReadonlyMap<string, Kernel> = new Map();
 
 const chosen = (): string => new URLSearchParams(location.hash.slice(1)).get('kernel') ?? '';
 
@@ -82,6 +84,11 @@ function Page() {
   const { since, step } = ranges[range];
   const usage = usePolled<UsageAnswer>(`api/usage?since=${since}&step=${step}`, HISTORY, live);
   const gateways = usePolled<Replica[]>('api/gateways', GPUS, live);
+  const [uses, setUses] = useState<Uses>({ at: now, of: new Map() });
+  useEffect(() => setUses(u => takeSamples(u, now, live ? kernels : NONE, gpus.value)), [now]); // not with each update
+  // It is drawn only after a request for GPUs, since it may have thousands of devices.
+  const list = useMemo(() => <GPUs view={gpus.value} kernels={kernels} live={live} uses={uses} show={show} />,
+    [gpus.value, live]);
   const problem = [gpus, limits, ended, usage].map(p => p.problem).find(Boolean);
 
   if (health.state === 'refused') {
@@ -107,14 +114,15 @@ function Page() {
     </header>
     <main>
       {id ? kernel
-        ? <Detail key={id} kernel={kernel} now={now} live={live} open={setAction} back={() => show('')} />
+        ? <Detail key={id} kernel={kernel} now={now} live={live} uses={uses} open={setAction}
+          back={() => show('')} />
         : <section><p><button type="button" onClick={() => show('')}>All kernels</button></p>
           <p>{live ? 'This kernel does not exist any more.' : ''}</p></section>
         : <>
           <Tiles totals={totals} gpus={gpus.value} />
           <Kernels kernels={kernels} now={now} show={show} />
           <Waiting kernels={kernels} now={now} show={show} />
-          <GPUs view={gpus.value} show={show} />
+          {list}
           <Usage usage={usage.value} range={range} choose={setRange} />
           <div class="columns">
             <Limits list={limits.value} />

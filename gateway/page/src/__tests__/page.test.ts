@@ -2,8 +2,8 @@
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
-import { type Kernel, problemOf, Refused, type UsageAnswer } from '../api';
-import { addSample, Curve, lines, type Sample } from '../curve';
+import { type GPU, type GPUView, type Holder, type Kernel, problemOf, Refused, type UsageAnswer } from '../api';
+import { Curve, describe, lines, type Sample, takeSamples, type Uses } from '../curve';
 import { Detail } from '../detail';
 import { actionsFor, readGrants } from '../dialogs';
 import { span } from '../format';
@@ -15,7 +15,8 @@ import { parts } from '../timeline';
 import { stack } from '../usage';
 
 const kernel = (id: string, more: Partial<Kernel> = {}): Kernel => ({ id, name: 'python3',
-  last_activity: '2026-01-02T03:04:05Z', execution_state: 'idle', connections: 0, created: '2026-01-02T03:04:05Z', ...more });
+  last_activity: '2026-01-02T03:04:05Z', execution_state: 'idle', connections: 0, created: '2026-01-02T03:04:05Z',
+  ...more });
 
 test('events are complete, whatever the pieces of the stream are', () => {
   const text = 'retry: 2000\n\nevent: reset\ndata: {}\n\n: alive\n\nevent: totals\ndata: {"kernels":1}\n\n';
@@ -50,29 +51,72 @@ test('a failed request has plain words, and not those of a browser', () => {
   }
 });
 
-test('a curve has a bound, and gaps where use was not measured', () => {
-  let samples: Sample[] = [];
-  for (let i = 0; i < 300; i++) samples = addSample(samples, i);
-  assert.deepEqual([samples.length, samples[0], samples.at(-1)], [120, 180, 299]);
-  assert.deepEqual(lines([]), []);
-  assert.deepEqual(lines([null, 250]), ['240.0,1.0 240.0,1.0'], 'a lone sample is a point within the frame');
-  assert.deepEqual(lines([0, null, -5, 100]).map(l => l.split(' ').map(p => p.split(',')[1])),
-    [['31.0', '31.0'], ['31.0', '1.0']]);
+const samplesOf = (u: Uses): Record<string, readonly Sample[]> => Object.fromEntries(u.of);
+
+test('curves have a bound, gaps where use is not known, and end when there is nothing to show', () => {
+  let uses: Uses = { at: 0, of: new Map() };
+  const take = (seconds: number, ...gpu: GPU[]): Uses =>
+    uses = takeSamples(uses, 1000 * seconds, new Map([['a', kernel('a', { gpu })]]), undefined);
+  const gpu = (utilization: Sample, uuid = 'u'): GPU => ({ uuid, memory_used: 0, utilization });
+  for (let i = 0; i < 300; i++) take(5 * i, gpu(i / 1000));
+  const all = uses.of.get('kernel a u')!;
+  assert.deepEqual([all.length, all[0], all.at(-1)], [120, 0.18, 0.299]);
+  take(1500, gpu(null));
+  take(1520.9, gpu(0.5)); // the clock was slow, as in a hidden tab
+  assert.deepEqual(uses.of.get('kernel a u')!.slice(-6), [0.299, null, null, null, null, 0.5]);
+  take(1e6);
+  assert.deepEqual(samplesOf(uses), {}, 'after a long time nothing is known');
+  const many = Array.from({ length: 100 }, (_, i) => gpu(0, String(i)));
+  assert.equal(take(2e6, ...many).of.size, 16, 'a kernel invents GPUs');
+  const crowd = new Map(Array.from({ length: 1000 }, (_, i) => [String(i), kernel(String(i), { gpu: many })]));
+  uses = takeSamples(uses, 2e9 + 5000, crowd, undefined);
+  assert.equal(uses.of.size, 8192);
 });
 
-test('a curve repeats no value while the stream is not live', () => {
-  const gpu = { uuid: 'u', memory_used: 0, utilization: 40 };
-  const uses = (live: boolean): unknown[] => {
-    const found: unknown[] = [];
+test('the use of a device is that which its holders report', () => {
+  const gpu = (uuid: string, utilization: Sample): GPU => ({ uuid, memory_used: 0, utilization });
+  const kernels = new Map([['a', kernel('a', { gpu: [gpu('u0', 0.25), gpu('u1', null)] })],
+    ['b', kernel('b', { gpu: [gpu('u0', 0.75), gpu('u2', 1)] })], ['c', kernel('c', { gpu: [gpu('CUDA 0', 0.5)] })],
+    ['d', kernel('d', { gpu: [gpu('u2', 0.1)] })]]);
+  const holder = (id: string, ...devices: number[]): Holder => ({ kernel: id, amount: devices.length, busy: 0,
+    measured: 0, devices: Object.fromEntries(devices.map(d => [d, 1])) });
+  const amounts = { total: 4, held: 4, measured: 0, busy: 0, unhealthy: 0 };
+  const view = (...holders: Holder[]): GPUView => ({ totals: [], missing: [], nodes: [{ name: 'n', pools: [
+    { ...amounts, resource: 'r', unit: 'GPU', others: 0, holders,
+      devices: [0, 1, 2, 3].map(index => ({ index, uuid: `u${index}`, total: 1, held: 1 })) },
+    { ...amounts, resource: 'whole', unit: 'GPU', others: 0, holders: [] }] }] });
+  const uses = takeSamples({ at: 0, of: new Map() }, 1, kernels,
+    view(holder('a', 0, 1), holder('b', 0), holder('c', 3)));
+  const devices = Object.entries(samplesOf(uses)).filter(([key]) => !key.startsWith('kernel '));
+  assert.deepEqual(devices, [['n r undefined 0', [0.75]], ['n r undefined 3', [0.5]]],
+    'the highest of two; not those that no kernel holds or that are not measured');
+  assert.equal(takeSamples(uses, 5001, new Map(), undefined).of.get('n r undefined 0')!.length, 2, 'the view is away');
+});
+
+test('a curve is a line, and words', () => {
+  assert.deepEqual(lines([]), []);
+  assert.deepEqual(lines([null, 2]), ['119,1.0 119,1.0'], 'a lone sample is a point within the frame');
+  assert.deepEqual(lines([0, null, -5, 1]), ['116,31.0 116,31.0', '118,31.0 119,1.0']);
+  assert.equal(describe([], null), 'use is not measured now');
+  assert.equal(describe([], 0.6), '60 % busy now');
+  assert.equal(describe([0.2, null, 0.6, 0.4], null),
+    'use is not measured now; in the last 20 s 40 % on average, 60 % at most');
+});
+
+test('a kernel shows its GPUs, and no present use while the stream is not live', () => {
+  const gpu = { uuid: 'u', memory_used: 0, utilization: 0.4 };
+  const found = (live: boolean): unknown[] => {
+    const curves: unknown[] = [];
     const walk = (v: any): void => {
       if (Array.isArray(v)) v.forEach(walk);
-      else if (v?.type === Curve) found.push(v.props.use);
+      else if (v?.type === Curve) curves.push([v.props.use, v.props.samples]);
       else if (v?.props) walk(v.props.children);
     };
-    walk(Detail({ kernel: kernel('a', { gpu: [gpu] }), now: 0, live, open: () => {}, back: () => {} }));
-    return found;
+    const uses = { at: 0, of: new Map([['kernel a u', [0.4]]]) };
+    walk(Detail({ kernel: kernel('a', { gpu: [gpu] }), now: 0, live, uses, open: () => {}, back: () => {} }));
+    return curves;
   };
-  assert.deepEqual([uses(true), uses(false)], [[40], [null]]);
+  assert.deepEqual([found(true), found(false)], [[[0.4, [0.4]]], [[null, [0.4]]]]);
 });
 
 test('kernels that have ended are those of the list that do not live again, and the dead ones', () => {
