@@ -49,6 +49,7 @@ var metrics = []struct {
 	{"CPU µs/message", false},
 	{"CPU µs/cell", false},
 	{"peak MB", false},
+	{"peak MB without programs", false},
 	{"gateway MB", false},
 	{"gateway kB/kernel", false},
 	{"supervisor kB", false},
@@ -57,8 +58,22 @@ var metrics = []struct {
 	{"gateway descriptors", false},
 	{"list p50 ms", false},
 	{"list p99 ms", false},
+	{"list of a user p50 ms", false},
+	{"list of a user p99 ms", false},
 	{"after restart ms", false},
+	{"gateway MB" + adopted, false},
+	{"supervisor kB" + adopted, false},
+	{"gateway CPU %" + adopted, false},
+	{"supervisors CPU %" + adopted, false},
+	{"gateway descriptors" + adopted, false},
+	{"list p50 ms" + adopted, false},
+	{"list p99 ms" + adopted, false},
+	{"list of a user p50 ms" + adopted, false},
+	{"list of a user p99 ms" + adopted, false},
 }
+
+// adopted ends the names of what is measured after a gateway has adopted all kernels.
+const adopted = ", adopted"
 
 // order is the place of a metric in the tables.
 func order(metric string) int {

@@ -42,6 +42,13 @@ func main() {
 		fmt.Fprintln(os.Stderr, "host:", host(path))
 		os.Exit(1)
 	}
+	if most := os.Getenv(supervisorsVariable); most != "" {
+		if err := hostSupervisors(most); err != nil {
+			fmt.Fprintln(os.Stderr, "supervisors:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	code, err := run(ctx, os.Args[1:])
 	stop()

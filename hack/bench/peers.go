@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/usage"
@@ -56,6 +57,12 @@ type server struct {
 	host    string // host:port
 	process *process
 	client  *http.Client
+
+	// Of a server whose kernels have their supervisors many to a process; see hostedServer.
+	hosts  []*process
+	users  []string // tokens; empty: the server has no users
+	token  string   // of requests; "": none is sent
+	starts *atomic.Int64
 }
 
 func (s *server) isEKG() bool        { return s.label == peerEKG || s.label == peerBefore }
@@ -64,6 +71,15 @@ func (s *server) framings() []string { return []string{framingJSON, framingV1} }
 
 // startServer starts a peer of a name.
 func (b *bench) startServer(label string) (*server, error) {
+	s, err := b.newServer(label, false)
+	if err != nil {
+		return nil, err
+	}
+	return s, s.run()
+}
+
+// newServer makes the folder of a peer. hosted is for startHosts.
+func (b *bench) newServer(label string, hosted bool) (*server, error) {
 	dir, err := os.MkdirTemp(b.dir, strings.ToLower(label)+"-")
 	if err != nil {
 		return nil, err
@@ -73,7 +89,11 @@ func (b *bench) startServer(label string) (*server, error) {
 		if err := os.MkdirAll(folder, 0o700); err != nil {
 			return nil, err
 		}
-		data, err := json.Marshal(map[string]any{"argv": argv, "display_name": spec, "language": "python"})
+		kernel := map[string]any{"argv": argv, "display_name": spec, "language": "python"}
+		if hosted { // a machine has too few ports for 10,000 kernels
+			kernel["metadata"] = map[string]any{"ekg": map[string]any{"transport": "ipc"}}
+		}
+		data, err := json.Marshal(kernel)
 		if err != nil {
 			return nil, err
 		}
@@ -85,9 +105,8 @@ func (b *bench) startServer(label string) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &server{b: b, label: label, dir: dir, host: fmt.Sprintf("127.0.0.1:%d", ports[0]),
-		client: &http.Client{Timeout: 2 * time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 100}}}
-	return s, s.run()
+	return &server{b: b, label: label, dir: dir, host: fmt.Sprintf("127.0.0.1:%d", ports[0]), starts: new(atomic.Int64),
+		client: &http.Client{Timeout: 2 * time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: 100}}}, nil
 }
 
 // run starts the server's process.
@@ -97,6 +116,10 @@ func (s *server) run() error {
 		return err
 	}
 	cmd := s.b.command(s.label, s.dir, port)
+	if len(s.users) > 0 {
+		cmd.Args = append(slices.DeleteFunc(cmd.Args, func(a string) bool { return a == "--no-auth" }),
+			"--users-file", s.usersFile(), "--supervisor", filepath.Join(s.dir, "stub"))
+	}
 	cmd.Dir = s.dir
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + s.dir, "LANG=C.UTF-8", "JUPYTER_PATH=" + s.dir,
 		"JUPYTER_RUNTIME_DIR=" + filepath.Join(s.dir, "r"), "IPYTHONDIR=" + filepath.Join(s.dir, "ipython")}
@@ -158,6 +181,9 @@ func (s *server) request(method, path string, body []byte, want int) ([]byte, er
 		return nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
+	if s.token != "" {
+		req.Header.Set("Authorization", "token "+s.token)
+	}
 	resp, err := s.client.Do(req)
 	if err != nil {
 		return nil, err
@@ -184,7 +210,11 @@ func (s *server) startKernel(_ context.Context, spec string) (kernel, error) {
 	if err != nil {
 		return nil, err
 	}
-	data, err := s.request(http.MethodPost, "/api/kernels", body, http.StatusCreated)
+	starter := s
+	if len(s.users) > 0 {
+		starter = s.as(s.users[int(s.starts.Add(1))%len(s.users)])
+	}
+	data, err := starter.request(http.MethodPost, "/api/kernels", body, http.StatusCreated)
 	if err != nil {
 		return nil, err
 	}
@@ -253,6 +283,9 @@ func (s *server) stop() {
 			kill(p.PID)
 		}
 		time.Sleep(20 * time.Millisecond)
+	}
+	for _, h := range s.hosts {
+		h.kill()
 	}
 	s.client.CloseIdleConnections()
 }

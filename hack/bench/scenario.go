@@ -47,6 +47,7 @@ func scenarios(quick bool) []scenario {
 			scenario{"start of ten kernels at once", func(b *bench) { b.startsAtOnce(10) }},
 			scenario{"delete of an idle ipykernel", func(b *bench) { b.removals() }},
 			scenario{"100 idle kernels", func(b *bench) { b.idleKernels(100, 5*time.Second) }},
+			scenario{hostedName(100), func(b *bench) { b.hostedKernels(100, 5*time.Second) }},
 		)
 	}
 	return append(all,
@@ -59,6 +60,8 @@ func scenarios(quick bool) []scenario {
 		scenario{"delete of an idle ipykernel", func(b *bench) { b.removals() }},
 		scenario{"100 idle kernels", func(b *bench) { b.idleKernels(100, 10*time.Second) }},
 		scenario{"1,000 idle kernels", func(b *bench) { b.idleKernels(1000, 10*time.Second) }},
+		scenario{hostedName(1000), func(b *bench) { b.hostedKernels(1000, 20*time.Second) }},
+		scenario{hostedName(10_000), func(b *bench) { b.hostedKernels(10_000, 20*time.Second) }},
 		scenario{"200 clients with a cell a second", func(b *bench) { b.manyClients(200, 5) }},
 		scenario{"1,000 clients with a cell a second", func(b *bench) { b.manyClients(1000, 5) }},
 	)

@@ -62,6 +62,7 @@ func (l *lane) flood(f flood) error {
 	if len(servers) > 0 {
 		l.add("CPU µs/message", float64(used.Microseconds())/float64(sent))
 		l.add("peak MB", float64(usage.Peak(servers))/1e6)
+		l.add("peak MB without programs", float64(usage.PeakOwn(servers))/1e6)
 	}
 	if got.outputs != sent || !got.complete {
 		return fmt.Errorf("%d of %d messages have arrived, complete: %v", got.outputs, sent, got.complete)

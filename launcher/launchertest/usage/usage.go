@@ -76,6 +76,12 @@ func Memory(pids []int) int64 { return kibibytes(pids, "smaps_rollup", "Pss") }
 // Peak returns the sum of the highest resident sizes since ResetPeak, in bytes.
 func Peak(pids []int) int64 { return kibibytes(pids, "status", "VmHWM") }
 
+// PeakOwn is Peak without the pages of files, such as the program's, which processes share. Their number is the present
+// one.
+func PeakOwn(pids []int) int64 {
+	return Peak(pids) - kibibytes(pids, "status", "RssFile") - kibibytes(pids, "status", "RssShmem")
+}
+
 // ResetPeak begins another measurement of Peak.
 func ResetPeak(pids []int) {
 	for _, pid := range pids {
