@@ -1,6 +1,7 @@
 package local
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -75,10 +76,11 @@ type record struct {
 	Job bool `json:"job,omitempty"` // launcher.Request.Job
 }
 
-// processIDs is process.json.
+// processIDs is process.json. It is written when the kernel's process is known. Until then, the kernel's lock says which
+// process holds it.
 type processIDs struct {
 	Parent     int `json:"parent,omitempty"` // 0: an earlier version has started the kernel, without a parent
-	Supervisor int `json:"supervisor"`       // 0: not known yet
+	Supervisor int `json:"supervisor"`       // 0: not known
 	Kernel     int `json:"kernel"`           // 0: no kernel runs
 }
 
@@ -250,6 +252,28 @@ func writeJSON(path string, v any) error {
 		return err
 	}
 	return atomicfile.Write(path, append(b, '\n'))
+}
+
+// createJSON makes a file that no other program looks for yet. Only this user can read it.
+func createJSON(path string, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(b, '\n'), 0o600)
+}
+
+// keepJSON is writeJSON, but leaves a file alone that has the content. A look costs little; a new file took up to 1 ms.
+func keepJSON(path string, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	b = append(b, '\n')
+	if present, err := os.ReadFile(path); err == nil && bytes.Equal(present, b) {
+		return nil
+	}
+	return atomicfile.Write(path, b)
 }
 
 // errBusy says that another launcher holds the lock of a folder.

@@ -371,7 +371,7 @@ func (l *Launcher) launchWith(ctx context.Context, k *kernel, cfg *api.Config, l
 		l.equip(cfg, loan)
 		held = loan.Files
 	}
-	err := writeJSON(l.layout.file(k.id, configFile), cfg)
+	err := keepJSON(l.layout.file(k.id, configFile), cfg)
 	if err == nil {
 		err = l.launch(ctx, k, held)
 	}

@@ -113,8 +113,14 @@ func (l *Launcher) cleanUp(k *kernel) (*api.Ending, error) {
 
 // readProcesses returns the process ids of a kernel, as far as they are known.
 func (l *Launcher) readProcesses(id string) (p processIDs) {
-	if err := readJSON(l.layout.file(id, processFile), &p); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		l.log.Warn("process ids of a kernel cannot be read", logkey.Kernel, id, logkey.Err, err)
+	holder, err := api.ReadHolder(l.layout.file(id, lockFile))
+	for _, err := range []error{err, readJSON(l.layout.file(id, processFile), &p)} {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			l.log.Warn("process ids of a kernel cannot be read", logkey.Kernel, id, logkey.Err, err)
+		}
+	}
+	if holder != 0 && holder != p.holder() {
+		p.Parent = holder // processFile is not written yet, or is about an earlier supervisor
 	}
 	return p
 }

@@ -231,7 +231,8 @@ func (l *Launcher) makeFolder(rec record, cfg api.Config) (*kernel, *os.File, er
 	}
 	folder, err := lockFolder(dir) // a rename keeps the lock
 	if err == nil {
-		err = errors.Join(writeJSON(filepath.Join(dir, recordFile), rec), writeJSON(filepath.Join(dir, configFile), cfg))
+		// They need no temporary names: no program reads them before the folder has its own.
+		err = errors.Join(createJSON(filepath.Join(dir, recordFile), rec), createJSON(filepath.Join(dir, configFile), cfg))
 	}
 	var k *kernel
 	if err == nil {
@@ -424,7 +425,6 @@ func (l *Launcher) launch(ctx context.Context, k *kernel, held []*os.File) error
 		}
 		return err
 	}
-	l.writeProcesses(k, processIDs{Parent: ch.pid})
 	return nil
 }
 

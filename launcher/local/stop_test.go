@@ -3,6 +3,7 @@ package local
 import (
 	"context"
 	"errors"
+	"os"
 	"sync"
 	"syscall"
 	"testing"
@@ -73,6 +74,26 @@ func TestStop(t *testing.T) {
 			eventually(t, "supervisor is gone", func() bool { return syscall.Kill(pid, 0) != nil })
 		}
 	})
+	for n, noted := range map[int]*processIDs{5: nil, 6: {Parent: os.Getpid(), Supervisor: os.Getpid()}} {
+		t.Run("the supervisor does not answer, and the lock names it", func(t *testing.T) {
+			k := p.start(l, n, "deaf")
+			wait(t, l, n, "idle", isIdle)
+			pid := processesOf(t, p, n).Supervisor
+			// As if the gateway were killed before it has noted the processes, or before it has noted the present ones.
+			err := os.Remove(l.layout.file(k.ID, processFile))
+			if noted != nil {
+				err = writeJSON(l.layout.file(k.ID, processFile), noted)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := l.Stop(t.Context(), k.ID, "enough"); err != nil {
+				t.Fatal(err)
+			}
+			isGone(t, l, n, "enough")
+			eventually(t, "supervisor is gone", func() bool { return syscall.Kill(pid, 0) != nil })
+		})
+	}
 	t.Run("the supervisor is stopped directly", func(t *testing.T) {
 		p.start(l, 4, "fine")
 		l.mu.Lock()

@@ -74,7 +74,9 @@ func (f followed) Receive(st api.Status, enterLocked func() (follow.Supervisor, 
 	case newSupervisor || logChanged(&before.Status, &st):
 		l.recountSoon()
 	}
-	if newSupervisor || before.Status.KernelPID != st.KernelPID {
+	// Until the kernel has a process, the lock says which process to end.
+	starts := st.KernelPID == 0 && before.Status.KernelPID == 0 && st.ParentPID != 0
+	if !starts && (newSupervisor || before.Status.KernelPID != st.KernelPID) {
 		l.writeProcesses(k, processIDs{Parent: st.ParentPID, Supervisor: st.PID, Kernel: st.KernelPID})
 	}
 }
@@ -82,7 +84,7 @@ func (f followed) Receive(st api.Status, enterLocked func() (follow.Supervisor, 
 // writeProcesses stores the process ids that a later gateway needs if the supervisor is killed. It does not take the
 // turn: the file is replaced as a whole.
 func (l *Launcher) writeProcesses(k *kernel, p processIDs) {
-	if err := writeJSON(l.layout.file(k.id, processFile), p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := keepJSON(l.layout.file(k.id, processFile), p); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		l.log.Warn("process ids of a kernel cannot be noted", logkey.Kernel, k.id, logkey.Err, err)
 	}
 }

@@ -6,12 +6,15 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // ErrTaken is returned if another supervisor runs this kernel.
 var ErrTaken = errors.New("another supervisor holds the kernel's lock")
 
-// Lock takes the kernel's lock for the life of this process, or returns ErrTaken. Closing the file releases it.
+// Lock takes the kernel's lock for the life of this process, or returns ErrTaken. Closing the file releases it. Launchers
+// read in the file which process has the lock.
 func Lock(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -23,6 +26,10 @@ func Lock(path string) (*os.File, error) {
 			return nil, ErrTaken
 		}
 		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	if err := api.NoteHolder(f); err != nil {
+		f.Close() //nolint:errcheck // the error of the write matters
+		return nil, fmt.Errorf("lock: %w", err)
 	}
 	return f, nil
 }
