@@ -47,16 +47,17 @@ const finding = (...folders) => {
 export const extended = finding(EXTENSION);
 
 /** The newest JupyterLab with its own folder, home and settings. Its kernels are the gateway's, or without a gateway its
- * own processes. With `notebook7` it is Notebook 7. */
+ * own processes. With `notebook7` it is Notebook 7. `files` is a folder that outlives it. */
 export class Lab {
   static async start({
     token = TOKEN, name = 'jupyterlab', options = [], gateway = URL, extension = EXTENSION, env = {}, tracker = {}, notebook7 = false,
+    files,
   } = {}) {
     const lab = new Lab();
     if (gateway) options = ['--gateway-url', gateway, ...options];
     lab.dir = mkdtempSync(join(tmpdir(), 'ekg-lab-'));
-    lab.files = join(lab.dir, 'files');
-    mkdirSync(lab.files);
+    lab.files = files ?? join(lab.dir, 'files');
+    mkdirSync(lab.files, { recursive: true });
     const settings = (path, value) => {
       mkdirSync(join(lab.dir, 'settings', path, '..'), { recursive: true });
       writeFileSync(join(lab.dir, 'settings', path), JSON.stringify(value));

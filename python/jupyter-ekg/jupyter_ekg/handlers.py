@@ -6,7 +6,10 @@ that log, and ``{base_url}jupyter-ekg/me`` the user that the gateway knows by th
 
 ``GET {base_url}jupyter-ekg/events`` is a stream of the kernels as they change. ``PATCH .../kernels/ID`` keeps and
 shares a kernel, ``POST .../kernels/ID/interrupt`` and ``.../restart`` and ``DELETE .../kernels/ID`` do the same as the
-gateway's. Nothing else is forwarded. The gateway decides what the server's credential allows.
+gateway's. ``POST .../kernels/ID/jobs`` runs the rest of a notebook as a job in the kernel. ``GET
+{base_url}jupyter-ekg/jobs/ID`` returns a job, and ``.../jobs/ID/outputs`` its cells' outputs. ``POST .../jobs/ID/connect``
+makes its kernel one of this server's. Nothing else is forwarded.
+The gateway decides what the server's credential allows.
 """
 
 from __future__ import annotations
@@ -21,14 +24,16 @@ from jupyter_server.utils import url_path_join
 from tornado import web
 from tornado.iostream import StreamClosedError
 
-from . import errors, gateway
+from . import errors, gateway, jobs
 from .outputs import Log
 from .watch import Watch, event
 
 # A kernel's id in a path, named as in jupyter_server's handlers.
 KERNEL_ID = r"(?P<kernel_id>\w+-\w+-\w+-\w+-\w+)"
+_JOB_ID = r"(?P<job_id>\w+-\w+-\w+-\w+-\w+)"
 _ACTION = r"(?P<action>interrupt|restart)"
 _CHANGES = ("keep_until", "shared_with")  # members of a PATCH that are forwarded
+_JOB = {"notebook": dict, "name": str, "input_path": str, "from_cell": int, "then": str, "token": str}  # of a submission
 _MOST_BODY = 1 << 20  # bytes of a PATCH; the gateway's own bound is smaller
 _UNREAD = 60.0  # seconds after which a page that takes nothing is disconnected
 _COMMENT = 15.0  # seconds of silence after which a comment shows that the stream lives
@@ -199,15 +204,26 @@ class _ChangeHandler(APIHandler):
     async def forward(self, kernel_id: str, method: str, action: str = "", body: object = None) -> None:
         """Sends the request to the gateway, and answers as the gateway does."""
         with errors.of_gateway():
-            # Without users the server's credential is valid for the kernels of other servers, too.
-            if kernel_id not in self.kernel_manager and not gateway.has_users(await gateway.kernel(kernel_id)):
-                raise web.HTTPError(404, f"Kernel does not exist: {kernel_id}")
+            await self.check(kernel_id)
             answer = await gateway.change(kernel_id, method, action, body)
         if answer is None:
             self.set_status(204)
             self.finish()
         else:
             self.finish(json.dumps(answer))
+
+    async def check(self, kernel_id: str) -> None:
+        """Raises an HTTP error if the kernel is no concern of this server's."""
+        # Without users the server's credential is valid for the kernels of other servers, too.
+        if kernel_id not in self.kernel_manager and not gateway.has_users(await gateway.kernel(kernel_id)):
+            raise web.HTTPError(404, f"Kernel does not exist: {kernel_id}")
+
+    def body(self) -> object:
+        """Returns the body, which is JSON."""
+        try:
+            return json.loads(self.request.body)
+        except (ValueError, RecursionError) as err:
+            raise web.HTTPError(400, "The body is not JSON.") from err
 
 
 class KernelHandler(_ChangeHandler):
@@ -219,10 +235,7 @@ class KernelHandler(_ChangeHandler):
         """Forwards the body's known members."""
         if len(self.request.body) > _MOST_BODY:
             raise web.HTTPError(413, "The request is too long.")
-        try:
-            body = json.loads(self.request.body)
-        except (ValueError, RecursionError) as err:
-            raise web.HTTPError(400, "The body is not JSON.") from err
+        body = self.body()
         if not isinstance(body, dict) or not body or not set(body) <= set(_CHANGES):
             raise web.HTTPError(400, "The body is no object of keep_until or shared_with.")
         await self.forward(kernel_id, "PATCH", body=body)
@@ -244,9 +257,66 @@ class ActionHandler(_ChangeHandler):
         await self.forward(kernel_id, "POST", "/" + action)
 
 
+class SubmitHandler(_ChangeHandler):
+    """Runs the rest of a notebook as a job in its kernel."""
+
+    @web.authenticated
+    @authorized("write", resource="kernels")
+    async def post(self, kernel_id):
+        """Forwards the submission, for this kernel only. Answers with the job."""
+        body = self.body()
+        if not isinstance(body, dict) or not set(body) <= set(_JOB) or not isinstance(body.get("notebook"), dict):
+            raise web.HTTPError(400, "The body is no submission of a notebook.")
+        for member, value in body.items():
+            if type(value) is not _JOB[member]:
+                raise web.HTTPError(400, f"{member} has the wrong type.")
+        with errors.of_gateway():
+            await self.check(kernel_id)
+            job = await gateway.send("POST", "/api/jobs", {**body, "kernel": kernel_id})
+        self.set_status(201)
+        self.finish(json.dumps(job))
+
+
+class JobHandler(APIHandler):
+    """A job at the gateway, or what it has made of the cells that it has run."""
+
+    auth_resource = "kernels"
+
+    def initialize(self, read):
+        """Gets the coroutine function that reads what is asked for, by the job's id."""
+        self._read = read
+
+    @web.authenticated
+    @authorized("read", resource="kernels")
+    async def get(self, job_id):
+        """Answers with what was read."""
+        self.set_header("Cache-Control", "no-store")
+        with errors.of_gateway():
+            self.finish(json.dumps(await self._read(job_id)))
+
+
+class ConnectHandler(APIHandler):
+    """Makes the kernel of a job one of this server's: the server that has started it may be gone."""
+
+    auth_resource = "kernels"
+
+    @web.authenticated
+    @authorized("write", resource="kernels")
+    async def post(self, job_id):
+        """Answers with 204 when a notebook can be connected to the kernel."""
+        with errors.of_gateway():
+            kernel_id = (await jobs.read(job_id)).get("kernel_id")
+            if kernel_id not in self.kernel_manager:
+                await gateway.kernel(kernel_id or "")  # says why it is gone
+                await self.kernel_manager.start_kernel(kernel_id=kernel_id)
+        self.set_status(204)
+        self.finish()
+
+
 def add(web_app, base_url: str, watch: Watch) -> None:
     """Adds the routes to the server's application."""
     kernel = url_path_join(base_url, "jupyter-ekg", "kernels", KERNEL_ID)
+    job = url_path_join(base_url, "jupyter-ekg", "jobs", _JOB_ID)
     web_app.add_handlers(
         ".*$",
         [
@@ -254,6 +324,10 @@ def add(web_app, base_url: str, watch: Watch) -> None:
             (url_path_join(kernel, "outputs"), KernelOutputsHandler),
             (kernel, KernelHandler),
             (url_path_join(kernel, _ACTION), ActionHandler),
+            (url_path_join(kernel, "jobs"), SubmitHandler),
+            (job, JobHandler, {"read": jobs.read}),
+            (url_path_join(job, "outputs"), JobHandler, {"read": jobs.outputs}),
+            (url_path_join(job, "connect"), ConnectHandler),
             (url_path_join(base_url, "jupyter-ekg", "events"), EventsHandler, {"watch": watch}),
             (url_path_join(base_url, "jupyter-ekg", "me"), UserHandler),
         ],

@@ -2,7 +2,8 @@
  * The page's part of jupyter-ekg, for JupyterLab 4 and Notebook 7. It restores the output that a notebook's cells
  * printed while no page was open, follows cells that are still running, and hides messages that the server repeats
  * after the page's websocket broke. It also makes the text of dialogs about kernels wrap. A panel in the sidebar and an
- * item in the status bar show the user's kernels, their GPUs, and when they will be ended.
+ * item in the status bar show the user's kernels, their GPUs, and when they will be ended. A command runs the rest of a
+ * notebook as a job.
  */
 import { ILabShell, ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette, Notification } from '@jupyterlab/apputils';
@@ -13,6 +14,8 @@ import { IStatusBar } from '@jupyterlab/statusbar';
 
 import { addRestorers } from './command';
 import { addStyle, DIALOGS } from './dialogs';
+import { addJobs } from './jobs';
+import { JOBS } from './jobs/style';
 import { fetchExecutions } from './log';
 import { addPanel } from './panel';
 import { STYLE } from './panel/style';
@@ -62,4 +65,23 @@ const kernels: JupyterFrontEndPlugin<void> = {
   }
 };
 
-export default [outputs, kernels];
+const jobs: JupyterFrontEndPlugin<void> = {
+  id: 'jupyter-ekg:jobs',
+  description: 'Runs the rest of a notebook as a job in its kernel.',
+  autoStart: true,
+  requires: [INotebookTracker],
+  optional: [ICommandPalette, IMainMenu],
+  activate: (
+    app: JupyterFrontEnd,
+    tracker: INotebookTracker,
+    palette: ICommandPalette | null,
+    menu: IMainMenu | null
+  ) => {
+    if (PageConfig.getOption('jupyterEkg') === 'true') {
+      addStyle(document, JOBS);
+      addJobs({ app, tracker, palette, menu, notification: Notification });
+    }
+  }
+};
+
+export default [outputs, kernels, jobs];

@@ -3,7 +3,15 @@ import { URLExt } from '@jupyterlab/coreutils';
 import { ServerConnection } from '@jupyterlab/services';
 
 /** An error whose message is a sentence for users. */
-export class Problem extends Error {}
+export class Problem extends Error {
+  /** `status` is that of the server's answer, or 0 if it was no answer. */
+  constructor(
+    message: string,
+    readonly status = 0
+  ) {
+    super(message);
+  }
+}
 
 const UNREACHABLE = 'The Jupyter server cannot be reached.';
 const LOGIN = 'The Jupyter server asks you to log in. Reload the page.';
@@ -43,7 +51,7 @@ export async function request(path: readonly string[], init: RequestInit = {}, q
   }
   if (!response.ok) {
     const body = await response.json().catch(() => ({}));
-    throw new Problem(refusal(response.status, typeof body?.message === 'string' ? body.message : ''));
+    throw new Problem(refusal(response.status, typeof body?.message === 'string' ? body.message : ''), response.status);
   }
   return response;
 }

@@ -18,6 +18,9 @@ export const MAX_HELD = 100_000;
 /** The states in which no execution of the kernel is running any more. */
 const ENDED_STATES: readonly string[] = ['starting', 'restarting', 'autorestarting', 'terminating', 'dead'];
 
+/** The session of a job's requests: the id of the job, and the number of its attempt. */
+const JOB_SESSION = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-\d+$/;
+
 /**
  * Restores the outputs of one notebook from its kernel's log, when the notebook is opened and on request. Cells that
  * another page started and that are still running are followed until they end.
@@ -113,8 +116,10 @@ export class Restorer {
       cell.handle(msg);
       return;
     }
-    // A page that was closed may have sent several requests. The next one starts now; the log did not have it before.
-    if (isExecutionStart(msg) && this.followedSessions.has(parent.session ?? '')) {
+    // A page that was closed, or a job, may have sent several requests. The next one starts now; the log did not have it
+    // before.
+    const session = parent.session ?? '';
+    if (isExecutionStart(msg) && (this.followedSessions.has(session) || JOB_SESSION.test(session))) {
       void this.restore(false).catch(warn);
     }
     if (this.held && this.held.length < MAX_HELD) {

@@ -94,6 +94,8 @@ class Supervisor:
         self.served = 0  # pieces of streams that were written
         self.changes: list[tuple] = []  # method, path, authorization and body of requests that change a kernel
         self.change_error: tuple[int, str] | None = None  # the answer to them
+        self.jobs: list[dict] = []
+        self.notebooks: dict[str, dict] = {}  # of each job: "" as it is now, "1" as it was submitted
         self._end_logs = asyncio.Event()
         self.open_logs = 0  # that are being followed
 
@@ -116,6 +118,10 @@ class Supervisor:
         app.router.add_patch("/api/kernels/{id}", self._change)
         app.router.add_post("/api/kernels/{id}/{action}", self._change)
         app.router.add_get("/api/events", self._events)
+        app.router.add_get("/api/jobs", self._jobs)
+        app.router.add_post("/api/jobs", self._submit)
+        app.router.add_get("/api/jobs/{id}", self._job)
+        app.router.add_get("/api/jobs/{id}/notebook", self._notebook)
         app.router.add_get("/api/kernelspecs", self._kernelspecs)
         app.router.add_get("/api/sessions", self._sessions)
         app.router.add_get("/api/me", self._me)
@@ -235,6 +241,23 @@ class Supervisor:
             f"{begin}event: kernels\ndata: {data}\n\n: comment\n\nevent: complete\ndata: {{}}\n\n".encode()
         )
         self._more.set()
+
+    async def _jobs(self, request: web.Request) -> web.Response:
+        return web.json_response(self.jobs)
+
+    async def _submit(self, request: web.Request) -> web.Response:
+        response = await self._change(request)
+        job = {"id": "3f2a1b2c-0000-4000-8000-000000000000", "state": "queued"}
+        return response if response.status != 200 else web.json_response(job, status=201)
+
+    async def _job(self, request: web.Request) -> web.Response:
+        for job in self.jobs:
+            if job["id"] == request.match_info["id"]:
+                return web.json_response(job)
+        return web.json_response({"message": "The job does not exist.", "reason": "Not Found"}, status=404)
+
+    async def _notebook(self, request: web.Request) -> web.Response:
+        return web.json_response(self.notebooks[request.query.get("source", "")])
 
     async def _delete(self, request: web.Request) -> web.Response:
         return web.Response(status=204)

@@ -359,20 +359,26 @@ def test_other_paths_are_not_forwarded(server, path):
 def test_the_servers_own_login(server, method, action, body, status):
     """A client that is not logged in is refused, and so is one whose cookie comes without the XSRF token."""
 
+    path = action if action == "events" else f"kernels/{KERNEL}{action}"
+    refuses_strangers(server, method, path, body)
+
+
+def refuses_strangers(server, method, path, body):
+    """Sends a request to jupyter-ekg's route without a login, and one with the cookie alone if it changes something."""
+
     async def main():
-        async with gateway(server) as (supervisor, _):
-            url = f"{server.url}/jupyter-ekg/" + (action if action == "events" else f"kernels/{KERNEL}{action}")
-            async with aiohttp.ClientSession() as stranger:
-                async with stranger.request(method, url, json=body, allow_redirects=False) as response:
-                    assert response.status in (302, 403), await response.text()
-                if method == "GET":
-                    return
-                # A browser's cookie, as a page of another site could make it send.
-                async with stranger.get(server.url + "/api/kernels", headers=AUTH) as response:
-                    assert response.status == 200
-                jar = {c.key: c.value for c in stranger.cookie_jar}
-                async with stranger.request(method, url, json=body, cookies=jar, allow_redirects=False) as response:
-                    assert response.status in (302, 403), await response.text()
+        async with gateway(server) as (supervisor, _), aiohttp.ClientSession() as stranger:
+            url = f"{server.url}/jupyter-ekg/{path}"
+            async with stranger.request(method, url, json=body, allow_redirects=False) as response:
+                assert response.status in (302, 403), await response.text()
+            if method == "GET":
+                return
+            # A browser's cookie, as a page of another site could make it send.
+            async with stranger.get(server.url + "/api/kernels", headers=AUTH) as response:
+                assert response.status == 200
+            jar = {c.key: c.value for c in stranger.cookie_jar}
+            async with stranger.request(method, url, json=body, cookies=jar, allow_redirects=False) as response:
+                assert response.status in (302, 403), await response.text()
             assert supervisor.changes == []
 
     run(main())

@@ -196,6 +196,15 @@ test('questions name what is lost', () => {
   assert.match(question('shutdown', { ...row!, kernel: kernel({ execution_state: 'dead' }) })[0], /^Remove/);
 });
 
+test('a job in a kernel', () => {
+  const job = (cell: number) => ({ job: { id: 'j', name: 'train', cell, cells: 5 } });
+  const [row] = rowsOf([kernel(job(2))], '', () => undefined, name => name);
+  assert.deepEqual([{}, job(0), job(2)].map(more => texts.job(kernel(more))), ['', 'Job train', 'Job train, cell 2 of 5']);
+  assert.match(texts.details(row!.kernel, NOW), /^Job train, cell 2 of 5$/m);
+  assert.match(question('restart', row!)[1], /ended\. The job train, which runs in it, may fail\.$/);
+  assert.equal(lists([row!], 'TRAIN').own.found, 1);
+});
+
 test('times and amounts', () => {
   assert.deepEqual([30, 61, 20 * 60, 3700, 3 * 86_400, -5].map(texts.span), [
     '',

@@ -33,6 +33,8 @@ export interface IKernelModel {
   gpus?: number;
   flavor?: string;
   owner?: string;
+  /** The job that runs in it and has not ended. */
+  job?: { id: string; name: string; cell: number; cells: number };
   /** Only the owner and admins see it. */
   shared_with?: IGrant[];
 }

@@ -232,6 +232,11 @@ function WholeRow({ row, host, now, problem, unsaved, history }: IRowProps): Rea
         {path !== undefined && <span className="jp-ekg-spec">{spec}</span>}
         {foreign && <span className="jp-ekg-spec">{kernel.owner}</span>}
       </p>
+      {kernel.job && (
+        <p className="jp-ekg-shared" title={`${texts.job(kernel)}\n${kernel.job.id}`}>
+          {texts.job(kernel)}
+        </p>
+      )}
       {kernel.reason && <p className="jp-ekg-reason">{texts.local(kernel.reason, now)}</p>}
       <Ending row={row} host={host} now={now} />
       {kernel.gpu && kernel.gpu.length > 0 && <GPUs row={row} history={history} now={now} />}

@@ -79,8 +79,8 @@ export function lists(rows: readonly IRow[], filter: string, most = MOST_ROWS): 
 }
 
 function matches({ kernel, title, path, spec }: IRow, words: readonly string[]): boolean {
-  const { id, owner, execution_state, flavor } = kernel;
-  const text = [title, path, spec, id, owner, execution_state, flavor].join('\n').toLowerCase();
+  const { id, owner, execution_state, flavor, job } = kernel;
+  const text = [title, path, spec, id, owner, execution_state, flavor, job?.name].join('\n').toLowerCase();
   return words.every(word => text.includes(word));
 }
 
@@ -102,7 +102,13 @@ export function actionsOf({ kernel, owned }: IRow): Action[] {
 }
 
 /** The title and the text of the question before an action, which names what is lost. */
-export function question(action: 'interrupt' | 'restart' | 'shutdown', { kernel, title }: IRow): [string, string] {
+export function question(action: 'interrupt' | 'restart' | 'shutdown', row: IRow): [string, string] {
+  const [title, text] = questionAboutKernel(action, row);
+  const { job } = row.kernel;
+  return [title, job ? `${text} The job ${job.name}, which runs in it, may fail.` : text];
+}
+
+function questionAboutKernel(action: 'interrupt' | 'restart' | 'shutdown', { kernel, title }: IRow): [string, string] {
   const dead = kernel.execution_state === 'dead';
   switch (action) {
     case 'interrupt':

@@ -99,6 +99,14 @@ export function grant({ user, group, right }: IGrant): string {
   return `${user ?? `group ${group}`} (${right})`;
 }
 
+/** The job of a kernel, such as "Job train, cell 2 of 5"; empty without one. */
+export function job({ job }: IKernelModel): string {
+  if (!job) {
+    return '';
+  }
+  return job.cell > 0 ? `Job ${job.name}, cell ${job.cell} of ${job.cells}` : `Job ${job.name}`;
+}
+
 /** What the status bar says of a kernel; empty if there is nothing that JupyterLab does not say itself. */
 export function summary(kernel: IKernelModel, now: number): string {
   if (kernel.execution_state === 'starting' && kernel.reason) {
@@ -116,6 +124,7 @@ export function details(kernel: IKernelModel, now: number): string {
   return [
     local(kernel.reason ?? '', now),
     state(kernel, now),
+    job(kernel),
     gpus.length ? `${models(gpus)}: ${use(gpus)} in use, ${memory(gpus)}` : '',
     ending(kernel, now)
   ]
