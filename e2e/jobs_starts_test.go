@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,10 +17,17 @@ import (
 func jobStartsOnce(t *testing.T, g *gateway) {
 	for name, sig := range map[string]syscall.Signal{"in order": syscall.SIGTERM, "killed": syscall.SIGKILL} {
 		t.Run(name, func(t *testing.T) {
-			starts, up := filepath.Join(g.dir, "starts"+sig.String()), filepath.Join(g.dir, "up"+sig.String())
-			g.spec("late", "/bin/sh", "-c", `echo started >>"$1"; until [ -e "$2" ]; do sleep 0.1; done; exec "$3" -m `+
+			spec := fmt.Sprintf("late-%d", sig)
+			starts, up := filepath.Join(g.dir, spec+"-starts"), filepath.Join(g.dir, spec+"-up")
+			g.spec(spec, "/bin/sh", "-c", `echo started >>"$1"; until [ -e "$2" ]; do sleep 0.1; done; exec "$3" -m `+
 				`ipykernel_launcher -f "$4"`, "sh", starts, up, filepath.Join(g.in.dir, "lab/bin/python"), "{connection_file}")
-			id := g.submits(g.notebookFile("late.ipynb", "x = 1", "print('x is', x)"), "--kernel", "late")
+			g.eventually(20*time.Second, "the kernelspec is found", func() error {
+				if status, b, err := g.tryAsk("GET", "/api/kernelspecs/"+spec, ""); err != nil || status != 200 {
+					return fmt.Errorf("%d %s %v", status, b, err)
+				}
+				return nil
+			})
+			id := g.submits(g.notebookFile("late.ipynb", "x = 1", "print('x is', x)"), "--kernel", spec)
 			kernel := g.jobIs(id, "starts", 20*time.Second, func(j job) bool { return j.State == "starting" }).Kernel
 			g.eventually(20*time.Second, "the kernel's program runs", func() error {
 				_, err := os.Stat(starts)
@@ -49,5 +57,27 @@ func jobStartsOnce(t *testing.T, g *gateway) {
 				return nil
 			})
 		})
+	}
+}
+
+// jobRestartsFrom: a job's kernel is killed twice, before and behind the cell with which the job begins again.
+func jobRestartsFrom(t *testing.T, g *gateway) {
+	ran := filepath.Join(g.dir, "ran")
+	note := func(cell string) string { return "print('" + cell + "', x)\n_ = open(ran, 'a').write('" + cell + " ')\n" }
+	const dies = "if open(ran).read().count('%s') == 1:\n    os.kill(os.getpid(), 9)"
+	path := g.notebookFile("again.ipynb", "x, ran = 1, ''", "import os\n"+note("setup")+fmt.Sprintf(dies, "setup"),
+		"import os\n"+note("load"), note("train")+fmt.Sprintf(dies, "train"))
+	id := g.submits(path, "--retries", "2", "--restart-from", "3", "-p", "x", "7", "-r", "ran", ran)
+	j := g.jobIs(id, "has ended", time.Minute, func(j job) bool { return j.State == "succeeded" || j.State == "failed" })
+	if b, err := os.ReadFile(ran); err != nil || string(b) != "setup setup load train load train " || j.State != "succeeded" ||
+		j.Attempt != 3 {
+		t.Errorf("%+v ran %q, %v", j, b, err)
+	}
+	if _, logs, _ := g.prints("jobs", "logs", id); logs != "setup 7\nload 7\ntrain 7\n" {
+		t.Errorf("the outputs are %q", logs)
+	}
+	if code, _, errs := g.prints("run", path, "--retries", "1", "--restart-from", "9"); code == 0 ||
+		!strings.Contains(errs, "no cell") {
+		t.Errorf("from a cell that does not exist: %d %s", code, errs)
 	}
 }

@@ -109,6 +109,7 @@ func TestE2E_Jobs(t *testing.T) {
 	t.Run("the gateway ends during a start", func(t *testing.T) { jobStartsOnce(t, g) })
 	t.Run("definitions", func(t *testing.T) { definitions(t, g) })
 	t.Run("its kernel is killed", func(t *testing.T) { jobRetries(t, g) })
+	t.Run("it begins again with a cell", func(t *testing.T) { jobRestartsFrom(t, g) })
 	t.Run("it waits for a limit, and is stopped", func(t *testing.T) { jobWaits(t, g) })
 }
 

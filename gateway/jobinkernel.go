@@ -28,7 +28,7 @@ func (g *Gateway) jobInKernel(r *call, body object, sub *jobs.Submission) error 
 	if sub.Then = jobs.ThenKeep; given && then != "" {
 		sub.Then = jobs.Then(then)
 	}
-	if sub.From, err = fromCell(body["from_cell"]); err != nil {
+	if sub.From, err = cellName("from_cell", body); err != nil {
 		return err
 	}
 	k, err := g.kernelOf(r.Context(), r.who, id)
@@ -50,19 +50,20 @@ func (g *Gateway) jobInKernel(r *call, body object, sub *jobs.Submission) error 
 	return nil
 }
 
-// fromCell reads from_cell: the number of a cell, from 1, or a cell's id. "" is the first cell.
-func fromCell(raw json.RawMessage) (string, error) {
+// cellName reads a member that names a cell: by its number, from 1, or its id. "" is the first cell.
+func cellName(member string, body object) (string, error) {
+	raw := body[member]
 	var number int
 	var id string
 	switch {
-	case len(raw) == 0, string(raw) == "null":
+	case len(raw) == 0, string(raw) == "null", string(raw) == `""`:
 		return "", nil
 	case json.Unmarshal(raw, &number) == nil && number > 0:
 		return strconv.Itoa(number), nil
 	case json.Unmarshal(raw, &id) == nil && id != "" && len(id) <= 64: // as long as nbformat allows
 		return id, nil
 	}
-	return "", refuse(http.StatusBadRequest, "from_cell is neither the number of a cell, from 1, nor the id of one.")
+	return "", refuse(http.StatusBadRequest, "%s is neither the number of a cell, from 1, nor the id of one.", member)
 }
 
 // jobIn reports whether a job runs in a kernel.

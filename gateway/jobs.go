@@ -155,6 +155,9 @@ func (g *Gateway) submission(r *call, body object) (sub jobs.Submission, err err
 			return sub, refuse(http.StatusBadRequest, "%s is not %s.", value.member, value.is)
 		}
 	}
+	if sub.RestartFrom, err = cellName("restart_from", body); err != nil {
+		return sub, err
+	}
 	if _, there := body["kernel"]; there {
 		return sub, g.jobInKernel(r, body, &sub)
 	}

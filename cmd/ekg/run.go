@@ -73,6 +73,8 @@ func runCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Comman
 			&cli.StringSliceFlag{Name: "tag", Usage: "a `WORD` for lists. Can be repeated"},
 			&cli.IntFlag{Name: "priority", Usage: "your jobs with a higher `NUMBER` start first"},
 			&cli.IntFlag{Name: "retries", Usage: "how often (`NUMBER`) it begins again if its kernel is lost"},
+			&cli.StringFlag{Name: "restart-from",
+				Usage: "with --retries: `CELL` to begin again with, its number from 1 or its id, if it was reached; else the first"},
 			&cli.DurationFlag{Name: "timeout", Usage: "how `LONG` it may run"},
 			&cli.BoolFlag{Name: "allow-errors", Usage: "go on after a cell with an error"},
 			&cli.StringFlag{Name: "once", Usage: "a `TEXT`: the same submission again returns the same job"},
@@ -110,8 +112,10 @@ func submitNotebook(ctx context.Context, r *kernelRun) error {
 		"retries": r.c.Int("retries"), "timeout": int64(math.Ceil(r.c.Duration("timeout").Seconds())),
 		"allow_errors": r.c.Bool("allow-errors"), "token": r.c.String("once"), "input_path": filepath.Base(path),
 	}
-	if flavor := r.c.String("flavor"); flavor != "" {
-		body["flavor"] = flavor
+	for member, flag := range map[string]string{"flavor": "flavor", "restart_from": "restart-from"} {
+		if value := r.c.String(flag); value != "" {
+			body[member] = value
+		}
 	}
 	if r.c.IsSet("schedule") || r.c.IsSet("timezone") {
 		return r.scheduleNotebook(ctx, body)

@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -273,7 +274,7 @@ func (h *hold) settle(e *entry) error {
 			e.Ended = time.Now().UTC()
 			return
 		}
-		e.Kernel, e.Cell, e.Started = "", 0, time.Time{}
+		e.Kernel, e.Cell, e.Started, e.Reached = "", 0, time.Time{}, false
 	})
 }
 
@@ -295,7 +296,10 @@ func (h *hold) outcome(state State, reason string, lost bool) error {
 		end := outcome{State: state, Reason: reason}
 		if lost && !e.Stopping && e.Attempt <= e.Retries {
 			end.State = Queued
-			e.Saved = "" // its notebook is swept up
+			if e.Reached && e.Saved != "" && e.RestartFrom != "" {
+				e.Before = e.Saved
+			}
+			e.Saved = "" // it and an earlier Before are swept up
 		}
 		e.Outcome = &end
 	})
@@ -428,7 +432,7 @@ func (h *hold) untilStopped(parent context.Context) (ctx context.Context, releas
 // document returns the notebook to run, and the state in which it was left; nil: the run begins.
 func (h *hold) document(e *entry) (doc *notebook.Document, from *notebook.State, err error) {
 	err = retry(h.ctx, h.log, "read its notebook", func() error {
-		if e.Saved == "" {
+		if e.Saved == "" && e.Before == "" {
 			source, err := h.m.store.source(h.ctx, e)
 			if err != nil {
 				return err
@@ -436,13 +440,19 @@ func (h *hold) document(e *entry) (doc *notebook.Document, from *notebook.State,
 			doc, err = e.prepared(source, e.Language, e.From)
 			return err
 		}
-		s, err := h.m.store.saved(h.ctx, e)
+		s, err := h.m.store.saved(h.ctx, cmp.Or(e.Saved, e.Before))
 		if err != nil {
 			return err
 		}
+		if doc, err = notebook.Read(s.Notebook); err != nil {
+			return err
+		}
 		from = &s.State
-		doc, err = notebook.Read(s.Notebook)
-		return err
+		if e.Saved == "" {
+			again := doc.Again(s.State)
+			from = &again
+		}
+		return nil
 	})
 	return doc, from, err
 }
@@ -462,7 +472,7 @@ func (h *hold) save(ctx context.Context, document []byte, state notebook.State, 
 		return err
 	}
 	err = retry(ctx, h.log, "save its progress", func() error {
-		return h.update(ctx, func(e *entry) { e.Saved, e.Cell, e.Cells = now, p.Cell, p.Cells })
+		return h.update(ctx, func(e *entry) { e.Saved, e.Cell, e.Cells, e.Reached = now, p.Cell, p.Cells, state.Reached })
 	})
 	if err != nil || before == "" {
 		return err

@@ -59,18 +59,21 @@ const (
 
 // Template is what a client sets of a job: what runs, and how. A definition has one for all its jobs.
 type Template struct {
-	Name        string          `json:"name"`
-	Owner       string          `json:"owner,omitempty"` // "" if there is only one owner
-	Kernelspec  string          `json:"kernelspec"`
-	Flavor      string          `json:"flavor,omitempty"`
-	Parameters  json.RawMessage `json:"parameters,omitempty"` // an object
-	Tags        []string        `json:"tags,omitempty"`
-	Priority    int             `json:"priority,omitempty"` // jobs with a higher one start first
-	Timeout     int64           `json:"timeout,omitempty"`  // seconds that one attempt may run; 0: any
-	Retries     int             `json:"retries,omitempty"`  // how often it begins again when its kernel is lost
-	AllowErrors bool            `json:"allow_errors,omitempty"`
-	InputPath   string          `json:"input_path,omitempty"` // for the notebook's metadata, and for its author
-	OutputPath  string          `json:"output_path,omitempty"`
+	Name       string          `json:"name"`
+	Owner      string          `json:"owner,omitempty"` // "" if there is only one owner
+	Kernelspec string          `json:"kernelspec"`
+	Flavor     string          `json:"flavor,omitempty"`
+	Parameters json.RawMessage `json:"parameters,omitempty"` // an object
+	Tags       []string        `json:"tags,omitempty"`
+	Priority   int             `json:"priority,omitempty"` // jobs with a higher one start first
+	Timeout    int64           `json:"timeout,omitempty"`  // seconds that one attempt may run; 0: any
+	Retries    int             `json:"retries,omitempty"`  // how often it begins again when its kernel is lost
+	// The cell with which it begins again, if its lost kernel had reached that cell: its number or id; see notebook.Plan.
+	// "" is the first.
+	RestartFrom string `json:"restart_from,omitempty"`
+	AllowErrors bool   `json:"allow_errors,omitempty"`
+	InputPath   string `json:"input_path,omitempty"` // for the notebook's metadata, and for its author
+	OutputPath  string `json:"output_path,omitempty"`
 }
 
 // Job is a job as its owner sees it. Times are in UTC.
@@ -160,6 +163,8 @@ func (s *Submission) check() (*notebook.Document, error) {
 		return nil, wrong("timeout is not a number of seconds between 0 and %d", maxTimeout)
 	case s.Then != "" && s.Retries > 0:
 		return nil, wrong("a job in a running kernel has no retries: its variables are lost with the kernel")
+	case s.RestartFrom != "" && s.Retries == 0:
+		return nil, wrong("restart_from needs retries: without them the job does not begin again")
 	case s.Then != "" && len(s.Parameters) > 0:
 		return nil, wrong("a job in a running kernel has no parameters: they are set already")
 	case s.Then != "" && s.Then != ThenKeep && s.Then != ThenEnd:
@@ -181,7 +186,7 @@ func (j *Template) prepared(source []byte, language, from string) (*notebook.Doc
 		return nil, err
 	}
 	plan := notebook.Plan{KernelName: j.Kernelspec, Language: language, InputPath: j.InputPath, OutputPath: j.OutputPath,
-		From: from}
+		From: from, Restart: j.RestartFrom}
 	if len(j.Parameters) > 0 {
 		if plan.Parameters, err = notebook.ParseParameters(j.Parameters); err != nil {
 			return nil, err

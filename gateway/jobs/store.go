@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -32,6 +33,8 @@ type entry struct {
 
 	Source  string   `json:"source"`            // record of the notebook that was submitted
 	Saved   string   `json:"saved,omitempty"`   // record of the notebook that was saved last; "": none was
+	Reached bool     `json:"reached,omitempty"` // its present attempt has begun the cell RestartFrom
+	Before  string   `json:"before,omitempty"`  // record of the notebook of the last attempt that had begun it; "": none had
 	Outcome *outcome `json:"outcome,omitempty"` // its present attempt has ended so, and its kernel is to be stopped
 }
 
@@ -160,10 +163,11 @@ func notebookOf(id string) string { return id[:max(0, strings.LastIndexByte(id, 
 
 // notebook returns the job's notebook as it is now, or as it was submitted if nothing was saved yet.
 func (t store) notebook(ctx context.Context, e *entry) ([]byte, error) {
-	if e.Saved == "" {
+	now := cmp.Or(e.Saved, e.Before)
+	if now == "" {
 		return t.source(ctx, e)
 	}
-	s, err := t.saved(ctx, e)
+	s, err := t.saved(ctx, now)
 	return s.Notebook, err
 }
 
@@ -172,8 +176,9 @@ func (t store) source(ctx context.Context, e *entry) ([]byte, error) {
 	return r.Data, err
 }
 
-func (t store) saved(ctx context.Context, e *entry) (s saved, err error) {
-	r, err := t.keeper.Record(ctx, kindNotebook, e.Saved)
+// saved returns a notebook that a run has saved in a record.
+func (t store) saved(ctx context.Context, id string) (s saved, err error) {
+	r, err := t.keeper.Record(ctx, kindNotebook, id)
 	if err != nil {
 		return s, err
 	}
@@ -189,8 +194,10 @@ func (t store) remove(ctx context.Context, e *entry) error {
 		return err
 	}
 	err := t.keeper.RemoveRecord(ctx, kindNotebook, e.Source)
-	if e.Saved != "" {
-		err = errors.Join(err, t.keeper.RemoveRecord(ctx, kindNotebook, e.Saved))
+	for _, id := range []string{e.Saved, e.Before} {
+		if id != "" {
+			err = errors.Join(err, t.keeper.RemoveRecord(ctx, kindNotebook, id))
+		}
 	}
 	return err
 }

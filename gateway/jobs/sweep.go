@@ -21,7 +21,7 @@ func (m *Manager) sweep(ctx context.Context) error {
 	var failed []error
 	for i := range all {
 		s := &all[i]
-		named[s.Source], named[s.Saved] = true, true
+		named[s.Source], named[s.Saved], named[s.Before] = true, true, true
 		if !s.ended() {
 			continue
 		}

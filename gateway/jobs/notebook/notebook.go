@@ -37,7 +37,10 @@ type Document struct {
 	meta  *object
 	cells []*cell
 	minor int
-	from  int // index of the cell with which a run begins, after Prepare
+
+	// After Prepare.
+	from    int // index of the cell with which a run begins
+	restart int // index of the cell that Plan.Restart names
 }
 
 // Read reads a notebook. The error is an *InvalidError. The caller bounds the size of data.

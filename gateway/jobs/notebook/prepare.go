@@ -41,6 +41,9 @@ type Plan struct {
 	// From says where a run in a kernel that has run the cells before it begins: the number of a cell, from 1, or its id.
 	// Those before it stay as they are. "" means the first, in a new kernel.
 	From string
+	// Restart is the cell with which a run on another kernel begins, after the kernel of one that had reached that cell is
+	// lost; see Document.Again. It is written as From. "" means none.
+	Restart string
 }
 
 // Prepare makes the notebook ready to be run: it removes outputs, counts and the marks of earlier runs, injects the
@@ -56,12 +59,19 @@ func (d *Document) Prepare(p Plan) error {
 	if err != nil {
 		return err
 	}
-	before := d.cells[:from]
-	d.cells = append(withoutMarks(before), withoutMarks(d.cells[from:])...)
-	d.from = len(withoutMarks(before))
+	restart, err := d.place(p.Restart)
+	if err != nil {
+		return err
+	}
+	d.from, d.restart = len(withoutMarks(d.cells[:from])), len(withoutMarks(d.cells[:restart]))
+	d.cells = withoutMarks(d.cells)
 	if len(p.Parameters) > 0 {
-		if err := d.inject(p); err != nil {
+		at, inserted, err := d.inject(p)
+		if err != nil {
 			return err
+		}
+		if inserted && at <= d.restart && p.Restart != "" {
+			d.restart++
 		}
 		values := newObject(nil)
 		for _, v := range p.Parameters {
@@ -71,30 +81,57 @@ func (d *Document) Prepare(p Plan) error {
 	}
 	papermill.set("input_path", orNull(p.InputPath))
 	papermill.set("output_path", orNull(p.OutputPath))
-	for _, name := range []string{"start_time", "end_time", "duration", "exception"} {
-		papermill.set(name, nil)
-	}
 	d.meta.set("papermill", papermill)
+	d.reset()
 	for _, c := range d.cells[d.from:] {
-		if c.tags() == nil {
-			c.meta.set("tags", []string{})
-		}
-		c.meta.set("papermill", map[string]any{"start_time": nil, "end_time": nil, "duration": nil, "exception": nil,
-			"status": statusPending})
-		if c.isCode() {
-			c.obj.set("execution_count", nil)
-			c.outputs = &outputs{}
-		}
+		c.reset()
 	}
 	return nil
 }
+
+// Again makes the notebook of a run whose kernel is lost ready for another run, and returns the state in which that one
+// begins. It runs the cells with parameters, and those from Plan.Restart on. The others keep their outputs. Last is the
+// state that was stored with the notebook.
+func (d *Document) Again(last State) State {
+	d.cells = withoutMarks(d.cells)
+	d.reset()
+	for i, c := range d.cells {
+		if i >= last.Restart || c.hasParameters() {
+			c.reset()
+		}
+	}
+	return State{Restart: last.Restart, Again: true, Widgets: last.Widgets}
+}
+
+// reset removes what an earlier run has noted of itself.
+func (d *Document) reset() {
+	for _, name := range []string{"start_time", "end_time", "duration", "exception"} {
+		d.note(name, nil)
+	}
+}
+
+// reset removes what an earlier run has left in the cell.
+func (c *cell) reset() {
+	if c.tags() == nil {
+		c.meta.set("tags", []string{})
+	}
+	c.meta.set("papermill", map[string]any{"start_time": nil, "end_time": nil, "duration": nil, "exception": nil,
+		"status": statusPending})
+	if c.isCode() {
+		c.obj.set("execution_count", nil)
+		c.outputs = &outputs{}
+	}
+}
+
+// hasParameters reports whether the cell has the parameters, or their defaults.
+func (c *cell) hasParameters() bool { return c.tagged(tagParameters) || c.tagged(tagInjected) }
 
 // withoutMarks returns the cells without those that an earlier run that failed has added.
 func withoutMarks(cells []*cell) []*cell {
 	return slices.DeleteFunc(slices.Clone(cells), func(c *cell) bool { return c.tagged(tagError) })
 }
 
-// place returns the index of the cell that a Plan.From names.
+// place returns the index of the cell that a Plan.From names: an id before a number. It is 0 for "".
 func (d *Document) place(from string) (int, error) {
 	if from == "" {
 		return 0, nil
@@ -116,8 +153,9 @@ func orNull(s string) any {
 	return s
 }
 
-// inject puts the cell with the parameters in the place of an earlier one, behind the defaults, or on top.
-func (d *Document) inject(p Plan) error {
+// inject puts the cell with the parameters in the place of an earlier one, behind the defaults, or on top. It returns the
+// cell's index.
+func (d *Document) inject(p Plan) (at int, inserted bool, err error) {
 	kernel, lang := p.KernelName, d.Language()
 	if kernel == "" {
 		kernel = d.KernelName()
@@ -127,15 +165,16 @@ func (d *Document) inject(p Plan) error {
 	}
 	source, err := code(kernel, lang, p.Parameters)
 	if err != nil {
-		return err
+		return 0, false, err
 	}
 	c := newCell("code", source, d.newID(), tagInjected)
-	if i := d.firstTagged(tagInjected); i >= 0 {
-		d.cells[i] = c
-	} else {
-		d.cells = slices.Insert(d.cells, d.firstTagged(tagParameters)+1, c)
+	if at = d.firstTagged(tagInjected); at >= 0 {
+		d.cells[at] = c
+		return at, false, nil
 	}
-	return nil
+	at = d.firstTagged(tagParameters) + 1
+	d.cells = slices.Insert(d.cells, at, c)
+	return at, true, nil
 }
 
 func (d *Document) firstTagged(tag string) int {

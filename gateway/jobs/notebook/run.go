@@ -36,9 +36,12 @@ type Conn interface {
 }
 
 // State is what a run needs beside the document to be carried on. Both are stored in one step. Its members are for
-// this package only.
+// this package only, except Reached.
 type State struct {
 	From     int                `json:"from,omitempty"`    // index of the cell with which the run begins
+	Restart  int                `json:"restart,omitempty"` // index of the cell that Plan.Restart names, without marks of a failure
+	Reached  bool               `json:"reached,omitempty"` // that cell has begun
+	Again    bool               `json:"again,omitempty"`   // see Document.Again
 	Cell     int                `json:"cell"`              // index of the cell that runs, or is the next
 	Running  bool               `json:"running,omitempty"` // its request may have been sent
 	Replied  bool               `json:"replied,omitempty"` // its reply was received
@@ -135,7 +138,7 @@ func (o *Run) Do(ctx context.Context) (Result, error) {
 	if r.StopPatience == 0 {
 		r.StopPatience = DefaultStopPatience
 	}
-	r.state.From, r.state.Cell = r.doc.from, r.doc.from
+	r.state.From, r.state.Cell, r.state.Restart = r.doc.from, r.doc.from, r.doc.restart
 	if o.Resume != nil {
 		if o.Resume.Result != nil {
 			return *o.Resume.Result, nil
@@ -240,6 +243,11 @@ func sentence(err error) string {
 func (r *run) cells(ctx context.Context) (*Result, error) {
 	for r.state.Cell < len(r.doc.cells) {
 		c := r.doc.cells[r.state.Cell]
+		if r.state.Again && r.state.Cell < r.state.Restart && !c.hasParameters() {
+			r.state.Cell++ // it has run on the kernel that was lost
+			continue
+		}
+		r.state.Reached = r.state.Reached || r.state.Cell >= r.state.Restart
 		if !r.state.Running {
 			if r.isStopped() {
 				return &Result{Status: Stopped, Reason: "it was stopped"}, nil
@@ -256,8 +264,8 @@ func (r *run) cells(ctx context.Context) (*Result, error) {
 		if res != nil || err != nil {
 			return res, err
 		}
-		r.state = State{From: r.state.From, Cell: r.state.Cell + 1, Cursor: r.state.Cursor, Displays: r.state.Displays,
-			Widgets: r.state.Widgets}
+		r.state = State{From: r.state.From, Restart: r.state.Restart, Reached: r.state.Reached, Again: r.state.Again,
+			Cell: r.state.Cell + 1, Cursor: r.state.Cursor, Displays: r.state.Displays, Widgets: r.state.Widgets}
 	}
 	return &Result{Status: Completed}, nil
 }
