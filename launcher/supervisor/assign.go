@@ -42,10 +42,8 @@ type assigning struct {
 	done chan struct{} // fixed; closed when the kernel is assigned
 
 	// Guarded by Supervisor.mu.
-	warm     bool              // it has no owner yet
-	begun    *storedAssignment // nil: none was begun
-	question string            // msg_id of the request that sets variables; "": there is none
-	answer   chan []byte       // capacity 1: content of the reply to question
+	warm  bool              // it has no owner yet
+	begun *storedAssignment // nil: none was begun
 }
 
 // readAssignment prepares a supervisor of a kernel that is or was warm.
@@ -228,26 +226,14 @@ func (s *Supervisor) setInKernel(ctx context.Context, a api.Assignment) error {
 	if err != nil {
 		return err
 	}
-	m := jupyter.New(jupyter.Shell, "execute_request", s.ownSession, nil, map[string]any{"code": code, "silent": true,
-		"store_history": false, "user_expressions": struct{}{}, "allow_stdin": false, "stop_on_error": false})
-	answer := make(chan []byte, 1)
-	s.mu.Lock()
-	s.assign.question, s.assign.answer = jupyter.StringField(m.Header, "msg_id"), answer
-	s.mu.Unlock()
-	if err := b.sockets[jupyter.Shell].Send(m.Frames(b.signer)); err != nil {
+	content, err := s.executeOwn(ctx, b, code)
+	if err != nil {
 		return err
 	}
-	select {
-	case content := <-answer:
-		if status := jupyter.StringField(content, "status"); status != "ok" {
-			return fmt.Errorf("it answered %q to its new variables", api.PlainText(status, maxStatusText))
-		}
-		return nil
-	case <-ctx.Done():
-		return errors.New("it did not answer in time")
-	case <-s.over:
-		return errOver
+	if status := jupyter.StringField(content, "status"); status != "ok" {
+		return fmt.Errorf("it answered %q to its new variables", api.PlainText(status, maxStatusText))
 	}
+	return nil
 }
 
 // maxStatusText bounds the part of a kernel's answer that an error quotes.
@@ -263,16 +249,8 @@ func (s *Supervisor) awaitReadyBridge(ctx context.Context) (*bridge, error) {
 		ready := b != nil && b.ready
 		s.mu.Unlock()
 		if ready && info != nil {
-			var language struct {
-				Info struct {
-					Name string `json:"name"`
-				} `json:"language_info"`
-			}
-			if err := json.Unmarshal(info, &language); err != nil {
-				return nil, fmt.Errorf("its kernel_info_reply cannot be read: %w", err)
-			}
-			if !strings.EqualFold(language.Info.Name, "python") {
-				return nil, errors.New("its language is not Python, as its kernelspec says")
+			if err := isPython(info); err != nil {
+				return nil, err
 			}
 			return b, nil
 		}
@@ -286,13 +264,20 @@ func (s *Supervisor) awaitReadyBridge(ctx context.Context) (*bridge, error) {
 	}
 }
 
-// answeredAssignmentLocked passes the reply to setInKernel's request on.
-func (s *Supervisor) answeredAssignmentLocked(m *jupyter.Message, parent jupyter.Header) {
-	if s.assign.question == "" || parent.MsgID != s.assign.question || m.Channel != jupyter.Shell {
-		return
+// isPython returns an error unless the content of a kernel_info_reply is that of a Python kernel.
+func isPython(info []byte) error {
+	var language struct {
+		Info struct {
+			Name string `json:"name"`
+		} `json:"language_info"`
 	}
-	s.assign.question = ""
-	s.assign.answer <- append([]byte(nil), m.Content...)
+	if err := json.Unmarshal(info, &language); err != nil {
+		return fmt.Errorf("its kernel_info_reply cannot be read: %w", err)
+	}
+	if !strings.EqualFold(language.Info.Name, "python") {
+		return errors.New("its language is not Python, as its kernelspec says")
+	}
+	return nil
 }
 
 // pythonProgram sets the variables and the working directory. A folder that cannot be entered is ignored, as when the

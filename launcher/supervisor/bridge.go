@@ -335,7 +335,7 @@ func (s *Supervisor) deliverOwnLocked(b *bridge, m *jupyter.Message, parent jupy
 			s.kernelInfo = bytes.Clone(m.Content) // it outlives the messages around it
 			s.kernelSession = jupyter.StringField(m.Header, "session")
 		}
-		s.answeredAssignmentLocked(m, parent)
+		s.passOwnReplyLocked(m, parent)
 		if parent.MsgID == b.firstID[m.Channel] {
 			s.settleDoubtfulLocked(m.Channel)
 		}

@@ -25,9 +25,19 @@ import (
 // alternateInterrupt is the variable of Enterprise Gateway that names the signal of an interrupt.
 const alternateInterrupt = "EG_ALTERNATE_SIGINT"
 
-// launchedGrace is how long a kernel with a launcher has to end after shutdown_request. ipykernel waits half a minute
-// for the launcher's listener, which is a child of it that nothing reaps. Enterprise Gateway gives it no time.
-const launchedGrace = 2 * time.Second
+const (
+	// launchedGrace is how long a kernel with a launcher has to end after shutdown_request, unless freeOfListener has
+	// succeeded. Enterprise Gateway gives it no time.
+	launchedGrace = 2 * time.Second
+
+	// freeLimit bounds freeOfListener: for an idle kernel to run reapListener.
+	freeLimit = time.Second
+)
+
+// reapListener waits until a child of a Python kernel has ended, for half a second, and reaps those that have. It leaves
+// no name in the kernel's namespace.
+const reapListener = `(lambda m: (m.connection.wait([p.sentinel for p in m.active_children()], 0.5), ` +
+	`m.active_children()))(__import__('multiprocessing.connection')) and None`
 
 // portLimit bounds the question whether a port of this pod is open.
 const portLimit = time.Second
@@ -88,6 +98,31 @@ func endListener(proc kernelProcess) {
 			p.logger("the launcher does not take its end", logkey.Err, err)
 		}
 	}
+}
+
+// freeOfListener ends the listener of a launcher for Python, and reports whether the kernel has reaped it. ipykernel
+// asks its children to end before it ends itself, and waits half a minute for those that it does not reap. The listener
+// is such a child. A kernel that is busy, or is not in Python, is left alone.
+func (s *Supervisor) freeOfListener(b *bridge, proc kernelProcess) bool {
+	p, ok := proc.(*launched)
+	if !ok || p.comm.Load() == 0 {
+		return false
+	}
+	s.mu.Lock()
+	able := b.ready && !s.clock.Works() && isPython(s.kernelInfo) == nil
+	s.mu.Unlock()
+	if !able {
+		return false
+	}
+	endListener(proc)
+	ctx, cancel := context.WithTimeout(context.Background(), freeLimit)
+	defer cancel()
+	reply, err := s.executeOwn(ctx, b, reapListener)
+	if err != nil || jupyter.StringField(reply, "status") != "ok" {
+		s.logger.Info("the kernel has not reaped its launcher's listener; its end takes longer", logkey.Err, err)
+		return false
+	}
+	return true
 }
 
 // endSilentListener does so if the kernel has closed its sockets, as at its end.

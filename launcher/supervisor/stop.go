@@ -70,16 +70,27 @@ func (s *Supervisor) stopProcess(proc kernelProcess, restart bool) {
 		if s.interruptRunning(proc, b) {
 			return
 		}
-		if _, ok := proc.(*launched); ok && time.Until(sigterm) > launchedGrace {
-			sigterm = time.Now().Add(launchedGrace)
-		}
+		freed := make(chan struct{}) // closed if nothing of the kernel's launcher delays its end
 		// In the background: a kernel that does not read must not delay the signals.
 		b.run(func() {
+			if s.freeOfListener(b, proc) {
+				close(freed)
+			}
 			if err := b.request(jupyter.Control, "shutdown_request", map[string]bool{"restart": restart}); err != nil {
 				b.fail(err)
 			}
 			endListener(proc)
 		})
+		if _, ok := proc.(*launched); ok && time.Until(sigterm) > launchedGrace {
+			brief := time.NewTimer(launchedGrace)
+			defer brief.Stop()
+			select {
+			case <-freed:
+			case <-proc.Done():
+			case <-brief.C:
+				sigterm = time.Now()
+			}
+		}
 		if waitFor(proc.Done(), time.Until(sigterm)) {
 			return
 		}

@@ -174,7 +174,8 @@ type Supervisor struct {
 	memoryAsked time.Time       // when its memory was last measured at the end of a cell
 	memoryRead  time.Time       // when its memory was last measured for a request
 
-	assign assigning // of a kernel that was started without an owner
+	assign     assigning              // of a kernel that was started without an owner
+	ownReplies map[string]chan []byte // by msg_id: where executeOwn awaits its reply; capacity 1
 
 	// Why the kernel has ended. It is set before over is closed.
 	endReason string
@@ -191,6 +192,7 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 		kernelLimits: bridgeLimits, slowStart: slowStart, redialProof: redialProof, beat: heartbeatInterval,
 		logPatience: logstream.Patience, maxMessage: connection.MaxMessage,
 		ownSession: jupyter.NewID(), identity: []byte(jupyter.NewID()),
+		ownReplies: map[string]chan []byte{},
 		operations: make(chan *operation), lossPossible: make(chan struct{}, 1), memory: memory.New(),
 		containerReported: make(chan struct{}, 1), useChanged: make(chan struct{}, 1),
 		gpusSampled: make(chan struct{}, 1), memoryDue: make(chan struct{}, 1),
