@@ -8,17 +8,16 @@ Three settings use it:
 
 Only this module imports jupyter_scheduler, which ``pip install jupyter-ekg[scheduler]`` installs. Notebooks are read and
 written with the server's contents manager. The gateway gets the notebook with the job, and needs no access to files.
+``scheduler_results`` writes the notebooks of jobs that have ended.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import posixpath
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any
-from urllib.parse import quote
 
 from jupyter_scheduler.environments import EnvironmentManager, EnvironmentRetrievalError
 from jupyter_scheduler.exceptions import InputUriError, SchedulerError
@@ -48,8 +47,11 @@ from jupyter_scheduler.scheduler import BaseScheduler
 from jupyter_server.serverapp import ServerApp
 from jupyter_server.utils import ensure_async
 from tornado.web import HTTPError
+from traitlets import Bool, Float
 
 from . import gateway
+from . import scheduler_results as results
+from .scheduler_results import DEFINITIONS, JOBS, definition_route, input_path, job_route
 
 _FORMATS = {"ipynb": "Notebook"}
 
@@ -122,16 +124,36 @@ class EkgEnvironmentManager(EnvironmentManager):
 class EkgScheduler(BaseScheduler):
     """Forwards each request to the gateway."""
 
+    write_results = Bool(
+        True,
+        config=True,
+        help="Whether the notebook of a job that has ended is written beside the notebook that it was made from.",
+    )
+
+    look_every = Float(15.0, min=1.0, config=True, help="Seconds between two looks for jobs that have ended.")
+
     task_runner = None  # the gateway makes the jobs of schedules
 
     def __init__(self, *args: Any, **kwargs: Any):
         kwargs.pop("db_url", None)
         super().__init__(*args, **kwargs)
         self.execution_manager_class = EkgExecutionManager
+        if self.write_results:
+            self.task_runner = results.Results(self.root_dir, self.look_every, self.log)
 
     async def create_job(self, model: CreateJob) -> str:
         body = {**await _template(model), "token": model.idempotency_token}
-        return (await _forward("POST", "/api/jobs", {k: v for k, v in body.items() if v is not None}))["id"]
+        return self._submitted(await _forward("POST", JOBS, {k: v for k, v in body.items() if v is not None}))
+
+    def _submitted(self, job: dict[str, Any]) -> str:
+        if self.task_runner:
+            self.task_runner.job_submitted(job["id"])
+        return job["id"]
+
+    def job_done(self, job_id: str) -> None:
+        """Notes that a job's notebook needs not be written any more."""
+        if self.task_runner:
+            self.task_runner.job_done(job_id)
 
     async def update_job(self, job_id: str, model: UpdateJob) -> None:
         if model.status == Status.STOPPED:
@@ -140,62 +162,68 @@ class EkgScheduler(BaseScheduler):
             raise SchedulerError("a job can only be stopped")
 
     async def list_jobs(self, query: ListJobsQuery) -> ListJobsResponse:
-        found = _matching(await _forward("GET", "/api/jobs"), query)
+        found = _matching(await _forward("GET", JOBS), query)
         page, next_token = _page(found, query)
         jobs = [await self._describe(job) for job in page]
         return ListJobsResponse(jobs=jobs, total_count=len(found), next_token=next_token)
 
     async def count_jobs(self, query: CountJobsQuery) -> int:
-        return sum(_status(job) == query.status for job in await _forward("GET", "/api/jobs"))
+        return sum(_status(job) == query.status for job in await _forward("GET", JOBS))
 
     async def get_job(self, job_id: str, job_files: bool | None = True) -> DescribeJob:
-        return await self._describe(await _forward("GET", _job(job_id)))
+        return await self._describe(await _forward("GET", job_route(job_id)))
 
     async def delete_job(self, job_id: str) -> None:
-        await _forward("DELETE", _job(job_id))
+        await _forward("DELETE", job_route(job_id))
+        self.job_done(job_id)
 
     async def stop_job(self, job_id: str) -> None:
-        await _forward("POST", _job(job_id) + "/stop", {})
+        await _forward("POST", job_route(job_id) + "/stop", {})
 
     async def create_job_definition(self, model: CreateJobDefinition) -> str:
         zone = model.timezone if model.schedule else None  # the front end sends one without a schedule, too
         body = {**await _template(model), "schedule": model.schedule or "", "timezone": zone or ""}
-        return (await _forward("POST", _DEFINITIONS, body))["id"]
+        definition = await _forward("POST", DEFINITIONS, body)
+        if self.task_runner:
+            self.task_runner.definition_stored(definition["id"])
+        return definition["id"]
 
     async def update_job_definition(self, job_definition_id: str, model: UpdateJobDefinition) -> None:
         if model.input_uri:
             # The front end's "Save Changes" always sends the file's name, and without its folder.
-            definition = await _forward("GET", _definition(job_definition_id))
-            if model.input_uri == posixpath.basename(_input_path(definition)):
+            definition = await _forward("GET", definition_route(job_definition_id))
+            if model.input_uri == posixpath.basename(input_path(definition)):
                 model = model.copy(update={"input_uri": None})
         try:
             changes = await _changes(model)
         except InputUriError as err:  # the front end shows the text of a SchedulerError only
             raise SchedulerError(str(err)) from err
-        await _forward("PATCH", _definition(job_definition_id), changes)
+        await _forward("PATCH", definition_route(job_definition_id), changes)
 
     async def delete_job_definition(self, job_definition_id: str) -> None:
-        await _forward("DELETE", _definition(job_definition_id))
+        await _forward("DELETE", definition_route(job_definition_id))
+        if self.task_runner:
+            self.task_runner.definition_removed(job_definition_id)
 
     async def get_job_definition(self, job_definition_id: str) -> DescribeJobDefinition:
-        return _describe_definition(await _forward("GET", _definition(job_definition_id)))
+        return _describe_definition(await _forward("GET", definition_route(job_definition_id)))
 
     async def list_job_definitions(self, query: ListJobDefinitionsQuery) -> ListJobDefinitionsResponse:
-        found = _matching(await _forward("GET", _DEFINITIONS), query)
+        found = _matching(await _forward("GET", DEFINITIONS), query)
         page, next_token = _page(found, query)
         definitions = [_describe_definition(definition) for definition in page]
         return ListJobDefinitionsResponse(job_definitions=definitions, total_count=len(found), next_token=next_token)
 
     async def create_job_from_definition(self, job_definition_id: str, model: CreateJobFromDefinition) -> str:
         body = {} if model.parameters is None else {"parameters": _parameters(model.parameters)}
-        return (await _forward("POST", _definition(job_definition_id) + "/jobs", body))["id"]
+        return self._submitted(await _forward("POST", definition_route(job_definition_id) + "/jobs", body))
 
     async def _describe(self, job: dict[str, Any]) -> DescribeJob:
         """Returns a job for the front end. The sentence why it waits is behind its name: the front end shows a
         ``status_message`` as an error."""
         status = _status(job)
         waits = job.get("reason") if status in (Status.CREATED, Status.QUEUED) else None
-        path = result_path(job)
+        path = await results.place(job)
         here = await ensure_async(ServerApp.instance().contents_manager.file_exists(path))
         return DescribeJob(
             **_common(job),
@@ -216,29 +244,14 @@ class EkgJobFilesManager(JobFilesManager):
     """Writes a job's notebook beside the one that it was made from."""
 
     async def copy_from_staging(self, job_id: str, redownload: bool | None = False) -> None:
-        job = await _forward("GET", _job(job_id))
-        path = result_path(job)
-        contents = ServerApp.instance().contents_manager
-        if not redownload and await ensure_async(contents.file_exists(path)):
-            return
-        notebook = await _forward("GET", _job(job_id) + "/notebook")
-        folder = os.path.dirname(path)
-        if folder and not await ensure_async(contents.dir_exists(folder)):
-            path = os.path.basename(path)  # the folder is gone meanwhile
-        await ensure_async(contents.save({"type": "notebook", "format": "json", "content": notebook}, path))
-
-
-def result_path(job: dict[str, Any]) -> str:
-    """Returns where a job's notebook is written: beside the notebook that it was made from."""
-    base = posixpath.splitext(_input_path(job))[0]
-    at = datetime.fromisoformat(job["created"].replace("Z", "+00:00")).astimezone(timezone.utc)
-    return f"{base}-{at:%Y-%m-%d-%H-%M-%S}-{job['id'][:8]}.ipynb"
-
-
-def _input_path(model: dict[str, Any]) -> str:
-    """Returns a job's ``input_path`` as a path within the server's root. Each client of the gateway may send any text,
-    and the contents manager raises an error for a path that leaves the root."""
-    return posixpath.normpath("/" + (model.get("input_path") or "").replace("\0", "")).lstrip("/") or "notebook.ipynb"
+        job = await _forward("GET", job_route(job_id))
+        if job["state"] not in results.ENDED:  # its file would be taken for the result later
+            raise SchedulerError("the job has not ended")
+        try:
+            await results.write(job, again=bool(redownload))
+        except (gateway.Refused, gateway.Unreachable) as err:
+            raise SchedulerError(_sentence(err)) from err
+        self.scheduler.job_done(job_id)
 
 
 async def _notebook(path: str) -> dict[str, Any]:
@@ -262,13 +275,6 @@ async def _template(model: CreateJob | CreateJobDefinition) -> dict[str, Any]:
         "parameters": _parameters(model.parameters or {}),
         "tags": model.tags or [],
     }
-
-
-_DEFINITIONS = "/api/jobs/definitions"
-
-
-def _definition(job_definition_id: str) -> str:
-    return _DEFINITIONS + "/" + quote(job_definition_id, safe="")
 
 
 async def _changes(model: UpdateJobDefinition) -> dict[str, Any]:
@@ -323,7 +329,7 @@ def _finite(text: str) -> float:
 def _common(model: dict[str, Any]) -> dict[str, Any]:
     """Returns what the descriptions of jobs and definitions have in common."""
     return {
-        "input_filename": posixpath.basename(_input_path(model)),
+        "input_filename": posixpath.basename(input_path(model)),
         "runtime_environment_name": model.get("kernelspec") or "",
         "runtime_environment_parameters": {},
         "output_formats": list(_FORMATS),
@@ -374,10 +380,6 @@ def _page(found: list[Any], query: ListJobsQuery | ListJobDefinitionsQuery) -> t
 
 def _milliseconds(text: str | None) -> int | None:
     return int(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1000) if text else None
-
-
-def _job(job_id: str) -> str:
-    return "/api/jobs/" + quote(job_id, safe="")
 
 
 async def _forward(method: str, path: str, body: Any = None) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -28,7 +30,7 @@ from jupyter_scheduler.models import (  # noqa: E402
 from jupyter_server.gateway.gateway_client import GatewayClient  # noqa: E402
 from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager  # noqa: E402
 
-from jupyter_ekg import scheduler  # noqa: E402
+from jupyter_ekg import scheduler, scheduler_results  # noqa: E402
 
 NOTEBOOK = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": []}
 JOB = {
@@ -47,6 +49,7 @@ class Gateway:
         self.definition = dict(DEFINITION)
         self.flavors = ["t4", "a100"]
         self.refuse = None
+        self.missing = ()
 
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.json() if request.can_read_body else None
@@ -55,6 +58,8 @@ class Gateway:
         if self.refuse:
             return web.json_response({"message": self.refuse}, status=403)
         end = request.path.rpartition("/")[2]
+        if end in self.missing:
+            return web.json_response({"message": "The job does not exist."}, status=404)
         if request.method == "DELETE":
             return web.Response(status=204)
         if end == "kernelspecs":
@@ -77,6 +82,7 @@ class Gateway:
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Runs a test's coroutine with a gateway and a scheduler."""
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/in.ipynb").write_text(json.dumps(NOTEBOOK))
     contents = AsyncLargeFileManager(root_dir=str(tmp_path))
@@ -159,8 +165,10 @@ def test_a_waiting_job_shows_why(run):
 
 def test_the_result_is_beside_the_notebook(run):
     async def test(gateway, s):
-        gateway.job |= {"state": "succeeded", "reason": ""}
         files = scheduler.EkgJobFilesManager(scheduler=s)
+        with pytest.raises(SchedulerError, match="has not ended"):
+            await files.copy_from_staging(JOB["id"])
+        gateway.job |= {"state": "succeeded", "reason": ""}
         await files.copy_from_staging(JOB["id"])
         asked = len(gateway.asked)
         job = await s.get_job(JOB["id"])
@@ -219,7 +227,7 @@ def test_a_job_of_any_path_is_listed(run, input_path, base):
         gateway.job |= {"input_path": input_path, "state": "running", "started": "2026-11-25T01:02:03.5Z"}
         jobs = (await s.list_jobs(ListJobsQuery(start_time=1795568523500))).jobs
         assert len(jobs) == 2 and not jobs[0].downloaded
-        assert scheduler.result_path(gateway.job) == f"{base}-2026-11-25-01-02-03-0a7e3f52.ipynb"
+        assert scheduler_results.result_path(gateway.job) == f"{base}-2026-11-25-01-02-03-0a7e3f52.ipynb"
         assert (await s.list_jobs(ListJobsQuery(start_time=1795568523501))).jobs == []
 
     run(test)
@@ -344,5 +352,187 @@ def test_environments_are_kernelspecs_with_flavors(run):
         gateway.flavors = []
         found = await s.environments_manager.list_environments()
         assert (found[0].compute_types, found[0].default_compute_type) == (None, None)
+
+    run(test)
+
+
+ENDED = {"state": "succeeded", "reason": "", "started": "2026-11-25T01:02:03Z", "ended": "2026-11-25T01:03:03Z"}
+RESULT = "folder/in-2026-11-25-01-02-03-0a7e3f52.ipynb"
+
+
+def _again(s):
+    """Returns what a server has after a restart."""
+    return scheduler.EkgScheduler(root_dir=s.root_dir, environments_manager=s.environments_manager, db_url="").task_runner
+
+
+def test_a_result_is_written_once(run):
+    async def test(gateway, s):
+        file, looks = run.folder / RESULT, s.task_runner
+        assert await looks.look() and gateway.asked == []
+        await s.create_job(_new())
+        assert await looks.look() and not file.exists()
+        gateway.job |= ENDED
+        assert await looks.look()
+        assert json.loads(file.read_text())["nbformat"] == 4 and (await s.get_job(JOB["id"])).downloaded
+        file.unlink()
+        asked = len(gateway.asked)
+        await s.create_job(_new(idempotency_token="x"))  # the gateway returns the earlier job
+        assert await looks.look() and await _again(s).look() and len(gateway.asked) == asked + 1 and not file.exists()
+        await scheduler.EkgJobFilesManager(scheduler=s).copy_from_staging(JOB["id"])
+        assert file.exists()
+
+    run(test)
+
+
+def test_a_result_is_written_after_a_restart(run):
+    async def test(gateway, s):
+        await s.create_job(_new())
+        gateway.job |= {**ENDED, "state": "failed", "reason": "cell 1: ValueError"}
+        gateway.refuse = "not now"
+        looks = _again(s)
+        assert not await looks.look() and not (run.folder / RESULT).exists()
+        gateway.refuse = None
+        gateway.asked.clear()
+        assert await looks.look() and (run.folder / RESULT).exists()
+        # Another client's job is in the list, too, and is not written.
+        assert [path for _, path, _ in gateway.asked] == ["/api/jobs", f"/api/jobs/{JOB['id']}/notebook"]
+        assert len(list((run.folder / "folder").glob("in-*.ipynb"))) == 1
+
+    run(test)
+
+
+def test_results_of_a_schedule_are_written(run):
+    async def test(gateway, s):
+        gateway.job |= ENDED
+        gateway.definition |= {"id": "d"}
+        looks = s.task_runner
+        new = CreateJobDefinition(input_uri="folder/in.ipynb", runtime_environment_name="python3", name="daily")
+        await s.create_job_definition(new)
+        assert await looks.look()
+        files = [p.name for p in (run.folder / "folder").glob("in-*.ipynb")]
+        assert files == ["in-2026-11-25-02-00-00-new.ipynb"]  # the list has it
+        gateway.definition |= {"job_id": JOB["id"]}
+        gateway.asked.clear()
+        assert await looks.look() and (run.folder / RESULT).exists()
+        assert ("GET", "/api/jobs", None) not in gateway.asked
+        await s.delete_job_definition("d")
+        gateway.asked.clear()
+        assert await looks.look() and gateway.asked == []
+        looks.definition_stored("d")
+        gateway.missing = ("d",)
+        assert await looks.look() and looks.marks.of("definition") == set()
+
+    run(test)
+
+
+def test_a_file_that_is_there_stays(run):
+    mine = {**NOTEBOOK, "metadata": {"mine": True}}
+    (run.folder / RESULT).write_text(json.dumps(mine))
+
+    async def test(gateway, s):
+        gateway.job |= ENDED
+        await s.create_job(_new())
+        assert await s.task_runner.look()
+        assert json.loads((run.folder / RESULT).read_text()) == mine
+        s.task_runner.marks.remove(JOB["id"], "done")
+        await s.create_job(_new())
+        (run.folder / RESULT).write_text('{"nbformat": 4, "cel')  # the server was killed
+        assert await s.task_runner.look()
+        assert json.loads((run.folder / RESULT).read_text())["nbformat"] == 4
+
+    run(test)
+
+
+def test_a_result_has_a_place_without_its_folder(run):
+    async def test(gateway, s):
+        await s.create_job(_new())
+        (run.folder / "folder/in.ipynb").unlink()
+        (run.folder / "folder").rmdir()
+        gateway.job |= ENDED
+        assert await s.task_runner.look()
+        assert (run.folder / os.path.basename(RESULT)).exists() and (await s.get_job(JOB["id"])).downloaded
+
+    run(test)
+
+
+def test_what_cannot_be_written_is_tried_later(run, monkeypatch):
+    async def test(gateway, s):
+        await s.create_job(_new())
+        gateway.job |= ENDED
+        contents, failing = scheduler.ServerApp.instance().contents_manager, [True]
+
+        async def save(*args):
+            if failing:
+                raise OSError("No space left on device")
+            return await real(*args)
+
+        real = contents.save
+        monkeypatch.setattr(contents, "save", save)
+        assert await s.task_runner.look()
+        failing.clear()
+        gateway.asked.clear()
+        assert await s.task_runner.look() and not (run.folder / RESULT).exists()
+        assert not any(path.endswith("/notebook") for _, path, _ in gateway.asked)
+        monkeypatch.setattr(scheduler_results.time, "monotonic", lambda: time.time() + 1e6)
+        assert await s.task_runner.look() and (run.folder / RESULT).exists()
+
+    run(test)
+
+
+def test_jobs_without_a_result_are_forgotten(run):
+    async def test(gateway, s):
+        looks = s.task_runner
+        await s.create_job(_new())
+        gateway.job |= {"state": "stopped", "ended": "2026-11-25T01:03:03Z"}
+        assert await looks.look() and not (run.folder / RESULT).exists() and looks.marks.of("submitted") == set()
+        looks.job_submitted("gone")
+        gateway.missing = ("gone",)
+        assert await looks.look() and looks.marks.of("submitted") == set()
+        await s.create_job(_new())
+        await s.delete_job(JOB["id"])
+        assert looks.marks.of("submitted") == set()
+        looks.marks.forget({"gone"}, -1)
+        assert looks.marks.of("done") == {"gone"}
+        looks.job_submitted("../../x")  # no gateway has such an id
+        assert looks.marks.of("submitted") == set()
+
+    run(test)
+
+
+def test_results_can_be_left_to_the_user(run):
+    async def test(gateway, s):
+        off = scheduler.EkgScheduler(
+            root_dir=s.root_dir, environments_manager=s.environments_manager, db_url="", write_results=False
+        )
+        assert off.task_runner is None
+        gateway.job |= ENDED
+        await off.create_job(_new())
+        assert await s.task_runner.look() and not (run.folder / RESULT).exists()
+
+    run(test)
+
+
+def test_the_task_sleeps_until_there_is_a_job(run):
+    async def test(gateway, s):
+        looks = scheduler_results.Results(s.root_dir, 0.01, s.log)
+        s.task_runner = looks
+        task = asyncio.ensure_future(looks.start())
+        try:
+            await asyncio.sleep(0)
+            assert gateway.asked == []
+            await s.create_job(_new())
+            while not any(method == "GET" for method, _, _ in gateway.asked):
+                await asyncio.sleep(0.01)
+            gateway.refuse = "not now"
+            gateway.asked.clear()
+            while not gateway.asked:
+                await asyncio.sleep(0.01)
+            gateway.refuse = None
+            gateway.job |= ENDED
+            while looks.marks.of("submitted"):
+                await asyncio.sleep(0.01)
+            assert (run.folder / RESULT).exists()
+        finally:
+            task.cancel()
 
     run(test)
