@@ -13,7 +13,7 @@ import (
 // kernel may live: the notebook's own keeps its first job waiting.
 func TestE2E_JobsLab(t *testing.T) {
 	g := newGateway(t, "--max-kernels=1")
-	g.script(3*time.Minute, []string{
+	g.script(6*time.Minute, []string{
 		"EKG_EXTENSION=" + theExtension(t), "EKG_JOBS=" + filepath.Join(g.in.dir, "jobs"),
 		"EKG_ARTIFACTS=" + strings.TrimSuffix(g.log, ".log"),
 	}, "node", filepath.Join(g.in.repository, "e2e/testdata/browser/jobs.mjs"))

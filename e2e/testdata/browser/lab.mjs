@@ -70,32 +70,44 @@ export class Lab {
     lab.port = port;
     lab.url = `http://127.0.0.1:${port}`;
     lab.networks = [];
-    const log = openSync(join(ARTIFACTS, `${name}.log`), 'w');
+    lab.log = `${name}.log`;
     const app = notebook7
       ? ['notebook', '--JupyterNotebookApp.expose_app_in_browser=True']
       : ['jupyterlab', '--LabApp.expose_app_in_browser=True', '--LabApp.news_url='];
-    lab.process = spawn(join(process.env.EKG_LAB, 'bin/python'), ['-m', ...app, '--no-browser', '--allow-root',
+    lab.arguments = ['-m', ...app, '--no-browser', '--allow-root',
       '--ip=127.0.0.1', `--port=${port}`, '--ServerApp.port_retries=0', '--IdentityProvider.token=',
-      `--ServerApp.root_dir=${lab.files}`, ...options], {
-      env: {
-        ...process.env, ...finding(extension, notebook7 && NOTEBOOK7), HOME: lab.dir, JUPYTER_GATEWAY_AUTH_TOKEN: token, JUPYTERLAB_SETTINGS_DIR: join(lab.dir, 'settings'),
-        JUPYTERLAB_WORKSPACES_DIR: join(lab.dir, 'workspaces'), JUPYTER_CONFIG_DIR: join(lab.dir, 'config'),
-        ...notebook7 && { JUPYTERLAB_DIR: join(NOTEBOOK7, 'share/jupyter/lab') }, ...env,
-      },
-      stdio: ['ignore', log, log],
-    });
+      `--ServerApp.root_dir=${lab.files}`, ...options];
+    lab.env = {
+      ...process.env, ...finding(extension, notebook7 && NOTEBOOK7), HOME: lab.dir, JUPYTER_GATEWAY_AUTH_TOKEN: token, JUPYTERLAB_SETTINGS_DIR: join(lab.dir, 'settings'),
+      JUPYTERLAB_WORKSPACES_DIR: join(lab.dir, 'workspaces'), JUPYTER_CONFIG_DIR: join(lab.dir, 'config'),
+      ...notebook7 && { JUPYTERLAB_DIR: join(NOTEBOOK7, 'share/jupyter/lab') }, ...env,
+    };
+    await lab.serve('w');
+    lab.browser = await startChromium();
+    lab.context = await lab.window();
+    return lab;
+  }
+
+  /** Starts the server. With the flag 'a' its log is continued. */
+  async serve(flag) {
+    const log = openSync(join(ARTIFACTS, this.log), flag);
+    this.process = spawn(join(process.env.EKG_LAB, 'bin/python'), this.arguments, { env: this.env, stdio: ['ignore', log, log] });
     closeSync(log);
     await until(async () => {
-      if (lab.process.exitCode !== null) throw new Error(`JupyterLab ended; see ${name}.log`);
+      if (this.process.exitCode !== null) throw new Error(`JupyterLab ended; see ${this.log}`);
       try {
-        return (await fetch(`${lab.url}/api`)).ok;
+        return (await fetch(`${this.url}/api`)).ok;
       } catch {
         return false;
       }
     }, 60, 'JupyterLab answers');
-    lab.browser = await startChromium();
-    lab.context = await lab.window();
-    return lab;
+  }
+
+  /** Kills the server, and returns when it has ended. Files and settings stay. */
+  async kill() {
+    const ended = once(this.process, 'exit');
+    this.process.kill('SIGKILL');
+    await ended;
   }
 
   /** Opens a window of the browser, with its own cookies and network. Only the front page of a window is drawn. */
