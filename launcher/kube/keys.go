@@ -83,7 +83,7 @@ func (l *Launcher) keysOf(pod *corev1.Pod) (podKeys, error) {
 	wanted := cmp.Or(rec.MasterKey, l.shownKey(pod), l.keys[0].fingerprint)
 	for _, key := range l.keys {
 		if key.fingerprint == wanted {
-			keys, err := podspec.DeriveKeys(key.secret, pod.Name, rec.KeyVersion)
+			keys, err := podspec.DeriveKeys(key.secret, pod.Namespace, pod.Name, rec.KeyVersion)
 			return podKeys{keys, wanted, rec.MasterKey != ""}, err
 		}
 	}
@@ -159,7 +159,7 @@ func (l *Launcher) connectWith(ctx context.Context, pod *corev1.Pod, keys podKey
 		if key.fingerprint == keys.master {
 			continue
 		}
-		other, err := podspec.DeriveKeys(key.secret, pod.Name, rec.KeyVersion)
+		other, err := podspec.DeriveKeys(key.secret, pod.Namespace, pod.Name, rec.KeyVersion)
 		if err != nil {
 			return nil, err
 		}

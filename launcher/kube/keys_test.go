@@ -113,7 +113,7 @@ func TestMasterKeys_NewPods(t *testing.T) {
 		if got := c.pod(t, pod).Annotations[annotationMasterKey]; got != fingerprintOf(t, key) {
 			t.Errorf("pod %s: fingerprint %q", pod, got)
 		}
-		keys, err := podspec.DeriveKeys(key, pod, podspec.KeyVersion)
+		keys, err := podspec.DeriveKeys(key, "ns", pod, podspec.KeyVersionName)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -233,7 +233,7 @@ func TestNamespaces_Refused(t *testing.T) {
 	req.Owner = "bob"
 	pod, err := podspec.Build(l.opts.Pods, req, podspec.Record{ID: idA, Generation: 1, Owner: "bob",
 		SpecName: req.Spec.Name, Created: l.clusterNow().UTC().Round(0), Protocol: api.ProtocolVersion,
-		KeyVersion: podspec.KeyVersion, MasterKey: l.keys[0].fingerprint})
+		MasterKey: l.keys[0].fingerprint})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -342,5 +342,47 @@ func TestNamespaces_Warm(t *testing.T) {
 	})
 	if got := l.opts.Warm(); len(got) != 0 {
 		t.Errorf("%d are wanted", len(got))
+	}
+}
+
+// TestNamespaces_Keys: pods of one name in two namespaces have different keys. A pod that a user has made there, with the
+// record of an earlier release, gets no secret: it would have the keys of another user's pod of that time.
+func TestNamespaces_Keys(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, withNamespaces(t, namespacePolicy))
+	if err := startOf(t, l, idA, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	pod, err := c.CoreV1().Pods("kernels-ann").Get(t.Context(), idA+"-1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := podspec.DeriveKeys(testKey, "kernels-ann", pod.Name, podspec.KeyVersionNamespace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := c.CoreV1().Secrets("kernels-ann").Get(t.Context(), podspec.SecretName(pod.Name), metav1.GetOptions{})
+	if err != nil || string(secret.Data["token"]) != want.Token || l.Token(idA) != want.Token {
+		t.Errorf("the keys of ann's pod are not those of its namespace: %v", err)
+	}
+	forged := pod.DeepCopy()
+	forged.Namespace, forged.Annotations[podspec.AnnotationOwner] = "kernels-bob", "bob"
+	forged.Annotations[podspec.Domain+"key-version"] = "1"
+	if part, err := l.createParts(t.Context(), forged); part != "secret" || !errors.Is(err, errForeignKeys) {
+		t.Errorf("bob's pod: %q %v", part, err)
+	}
+	secrets, err := c.CoreV1().Secrets("kernels-bob").List(t.Context(), metav1.ListOptions{})
+	if err != nil || len(secrets.Items) > 0 {
+		t.Errorf("bob has %d secrets, %v", len(secrets.Items), err)
+	}
+	// The next pod of a kernel without a stored request is a copy. Its secret is a new one.
+	delete(forged.Annotations, podspec.Domain+"request")
+	rec, err := podspec.ReadRecord(forged)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next, _, err := l.nextPod(forged, rec)
+	if err != nil || next.Annotations[podspec.Domain+"key-version"] != "2" {
+		t.Errorf("the next pod: %v, %v", next, err)
 	}
 }

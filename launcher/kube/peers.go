@@ -103,7 +103,7 @@ type peerKey struct {
 func newPeerKeys(masters []masterKey) ([]peerKey, error) {
 	var all []peerKey
 	for _, master := range masters {
-		keys, err := podspec.DeriveKeys(master.secret, peerName, podspec.KeyVersion)
+		keys, err := podspec.DeriveKeys(master.secret, "", peerName, podspec.KeyVersionName)
 		if err != nil {
 			return nil, err
 		}

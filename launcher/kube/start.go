@@ -90,7 +90,6 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 		SpecName:   req.Spec.Name,
 		Created:    l.clusterNow().UTC().Round(0),
 		Protocol:   api.ProtocolVersion,
-		KeyVersion: podspec.KeyVersion,
 		MasterKey:  l.keys[0].fingerprint,
 		Groups:     req.Groups,
 	}
@@ -235,6 +234,13 @@ func (l *Launcher) createParts(ctx context.Context, pod *corev1.Pod) (string, er
 			return "network policy", err
 		}
 	}
+	rec, err := podspec.ReadRecord(pod)
+	if err != nil {
+		return "secret", err
+	}
+	if !l.opts.Pods.MayGetKeys(pod, rec) {
+		return "secret", errForeignKeys
+	}
 	k, err := l.keysOf(pod)
 	if err != nil {
 		return "secret", err
@@ -245,6 +251,10 @@ func (l *Launcher) createParts(ctx context.Context, pod *corev1.Pod) (string, er
 		return err
 	})
 }
+
+// errForeignKeys says why a pod gets no secret. Pods that an earlier release has created before it ended are rejected,
+// too.
+var errForeignKeys = errors.New("its keys would not be those of its namespace alone")
 
 // createPart calls create until it succeeds or cannot succeed, for some seconds. An existing object is the same: its
 // content follows from its pod.
@@ -338,6 +348,7 @@ func (l *Launcher) nextPod(old *corev1.Pod, rec podspec.Record) (*corev1.Pod, *f
 	req, err := podspec.ReadRequest(old, rec)
 	if errors.Is(err, podspec.ErrNoRequest) {
 		pod := copyPod(old)
+		rec.KeyVersion = l.opts.Pods.KeyVersion(pod.Namespace)
 		rec.Write(pod)
 		setSecretName(pod, podspec.SecretName(old.Name))
 		pod.Annotations[annotationClaimed] = claimed
@@ -346,7 +357,7 @@ func (l *Launcher) nextPod(old *corev1.Pod, rec podspec.Record) (*corev1.Pod, *f
 	if err != nil {
 		return nil, nil, fmt.Errorf("pod %s: its request: %w", old.Name, err)
 	}
-	rec.Protocol, rec.KeyVersion = api.ProtocolVersion, podspec.KeyVersion
+	rec.Protocol = api.ProtocolVersion
 	pod, err := podspec.Build(l.opts.Pods, req, rec)
 	if err != nil {
 		return nil, nil, err

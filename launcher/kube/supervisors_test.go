@@ -112,7 +112,7 @@ type supervisorConn struct {
 // add makes the supervisor of a pod whose kernel is idle.
 func (f *fakeSupervisors) add(t testing.TB, pod *corev1.Pod) *fakeSupervisor {
 	t.Helper()
-	keys, err := podspec.DeriveKeys(testKey, pod.Name, podspec.KeyVersion)
+	keys, err := podspec.DeriveKeys(testKey, pod.Namespace, pod.Name, podspec.KeyVersionName)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -362,7 +362,6 @@ func runningPod(t testing.TB, n int, req launcher.Request) *corev1.Pod {
 		SpecName:   "python3",
 		Created:    created,
 		Protocol:   1,
-		KeyVersion: podspec.KeyVersion,
 	})
 	if err != nil {
 		t.Fatal(err)

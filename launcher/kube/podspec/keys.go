@@ -13,9 +13,27 @@ import (
 const (
 	// MinMasterKey is the shortest master key, in bytes.
 	MinMasterKey = 32
-	// KeyVersion is the version of DeriveKeys' derivation. It is part of each pod's record.
-	KeyVersion = 1
+
+	// KeyVersionName and KeyVersionNamespace are the versions of DeriveKeys' derivation: from a name, and from a namespace
+	// and a name. The version is part of each pod's record.
+	KeyVersionName      = 1
+	KeyVersionNamespace = 2
 )
+
+// KeyVersion returns the version for the keys of a new pod. Pods of one name in two namespaces have different keys. The
+// pods of Options.Namespace have the version that gateways of earlier releases know, too.
+func (o *Options) KeyVersion(namespace string) int {
+	if namespace == o.Namespace {
+		return KeyVersionName
+	}
+	return KeyVersionNamespace
+}
+
+// MayGetKeys reports whether a gateway may create a secret with the keys that a pod's record names. A user who can create
+// pods in a namespace writes records there: with another version, the secret would have the keys of a pod elsewhere.
+func (o *Options) MayGetKeys(pod *corev1.Pod, r Record) bool {
+	return pod.Namespace == o.Namespace || r.KeyVersion == KeyVersionNamespace
+}
 
 // Names of the files in a kernel's secret.
 const (
@@ -35,14 +53,19 @@ type Keys struct {
 
 // DeriveKeys derives the keys of a pod from the gateways' master key by HKDF (RFC 5869), each with a label of its own.
 // The error says that the version is unknown.
-func DeriveKeys(master []byte, pod string, version int) (Keys, error) {
-	derive := func(label string) ([]byte, error) {
-		return hkdf.Key(sha256.New, master, nil, fmt.Sprintf("ekg kernel %s version %d %s", pod, version, label), 32)
-	}
+func DeriveKeys(master []byte, namespace, pod string, version int) (Keys, error) {
 	var k Keys
 	var err error
-	if version != KeyVersion {
+	of := pod
+	switch version {
+	case KeyVersionName:
+	case KeyVersionNamespace:
+		of = namespace + "/" + pod // no name has a slash
+	default:
 		return k, fmt.Errorf("version %d of key derivation is unknown to this gateway", version)
+	}
+	derive := func(label string) ([]byte, error) {
+		return hkdf.Key(sha256.New, master, nil, fmt.Sprintf("ekg kernel %s version %d %s", of, version, label), 32)
 	}
 	if k.TLSSeed, err = derive(secretTLSSeed); err != nil {
 		return k, err

@@ -6,6 +6,7 @@ package podspec
 
 import (
 	"fmt"
+	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -60,6 +61,7 @@ func Build(o Options, req launcher.Request, rec Record) (*corev1.Pod, error) {
 	if err := b.checkInvariants(pod, base); err != nil {
 		return nil, err
 	}
+	pod.Annotations[annotationKeyVersion] = strconv.Itoa(o.KeyVersion(pod.Namespace)) // the client may choose the namespace
 	return pod, nil
 }
 

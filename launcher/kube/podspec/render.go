@@ -21,7 +21,7 @@ func Render(o Options, req launcher.Request, created time.Time) ([]byte, error) 
 		return nil, err
 	}
 	rec := Record{ID: req.ID, Generation: 1, Owner: req.Owner, SpecName: req.Spec.Name, Created: created,
-		Protocol: api.ProtocolVersion, KeyVersion: KeyVersion}
+		Protocol: api.ProtocolVersion}
 	pod, err := Build(o, req, rec)
 	if err != nil {
 		return nil, err

@@ -95,7 +95,7 @@ func (k WarmKind) plain(o Options, id string, created time.Time) (*corev1.Pod, e
 	req := k.start
 	req.ID, req.Owner = id, ""
 	return Build(o, req, Record{ID: id, Generation: 1, SpecName: req.Spec.Name, Created: created,
-		Protocol: api.ProtocolVersion, KeyVersion: KeyVersion})
+		Protocol: api.ProtocolVersion})
 }
 
 // Build returns the pod of a warm kernel. rec needs the ID, Created and MasterKey.

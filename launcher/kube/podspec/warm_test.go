@@ -30,7 +30,7 @@ func TestWarmKind_Fit(t *testing.T) {
 	fit := func(spec kernelspecs.Spec, env map[string]string) (api.Assignment, bool) {
 		req := launcher.Request{ID: other, Owner: "ann", Spec: spec, Env: env}
 		rec := Record{ID: other, Generation: 1, Owner: "ann", SpecName: spec.Name, Created: time.Now(),
-			Protocol: api.ProtocolVersion, KeyVersion: KeyVersion}
+			Protocol: api.ProtocolVersion}
 		pod, a, ok := kind.Fit(o, req, rec)
 		if !ok {
 			return a, false
