@@ -9,6 +9,7 @@ import { check, equal, finish, rest, TOKEN, until, URL } from '../js/checks.mjs'
 import { DEVICES, fakeGateway, MANY, NODES } from './fakepage.mjs';
 import { ARTIFACTS } from './lab.mjs';
 import { accessible, act, browser, confirm, live, open, row } from './operator.mjs';
+import { keyboardChecks } from './page-keyboard.mjs';
 
 const { EKG_FIRST: FIRST, EKG_SECOND: SECOND, EKG_CONTROL: CONTROL, EKG_HOSTILE: HOSTILE, EKG_PICTURES: PICTURES } =
   process.env;
@@ -97,6 +98,8 @@ await check('details and output, whose text is not HTML', async () => {
   await page.getByText(/^\d+ MiB$/).waitFor({ timeout: 30000 });
   await accessible(page, 'a kernel');
 });
+
+await keyboardChecks(FIRST, SECOND);
 
 await check('share, keep, restart and interrupt', async () => {
   await act(page, 'Share');

@@ -1,4 +1,7 @@
 // One kernel: its details, its life, and the end of its output.
+import { useLayoutEffect, useRef } from 'preact/hooks';
+
+import { Announced } from './announce';
 import type { Kernel } from './api';
 import { Curve, kernelKey, type Uses } from './curve';
 import { type Action, Actions } from './dialogs';
@@ -9,10 +12,10 @@ import { Timeline } from './timeline';
 
 const NONE = '–'; // keeps the row of what comes and goes, so that nothing below it moves
 
-type Properties = { kernel: Kernel; now: number; live: boolean; uses: Uses; open: (a: Action) => void;
-  back: () => void };
+type Properties = { kernel: Kernel; now: number; live: boolean; uses: Uses; entered: boolean;
+  open: (a: Action) => void; back: () => void };
 
-export function Detail({ kernel: k, now, live, uses, open, back }: Properties) {
+export function Detail({ kernel: k, now, live, uses, entered, open, back }: Properties) {
   const at = (when: string): string => `${time(when)} (${since(when, now)} ago)`;
   const facts: [string, string | undefined][] = [
     ['Id', k.id], ['Kernelspec', k.name], ['Owner', k.owner], ['Reason', k.reason ?? NONE],
@@ -26,10 +29,10 @@ export function Detail({ kernel: k, now, live, uses, open, back }: Properties) {
   return <section aria-labelledby="detail">
     <div class="tools">
       <button type="button" onClick={back}>All kernels</button>
-      <h2 id="detail">Kernel <span class="mono">{k.id.slice(0, 8)}</span>{' '}
-        <span class={`pill ${stateClass(k)}`}>{k.execution_state}</span></h2>
+      <Heading kernel={k} focused={entered} />
       <Actions kernel={k} open={open} />
     </div>
+    <Announced text={`Kernel ${k.id.slice(0, 8)} is ${k.execution_state}${k.reason ? `: ${k.reason}` : ''}`} />
     <dl>{facts.filter(f => f[1]).map(([name, text]) =>
       [<dt key={name}>{name}</dt>, <dd key={`${name}.`}>{text}</dd>])}</dl>
     {k.gpu?.map(g => <p key={g.uuid}>{g.model ?? 'GPU'} {g.uuid}: {gibibytes(g.memory_used)}
@@ -41,4 +44,12 @@ export function Detail({ kernel: k, now, live, uses, open, back }: Properties) {
     <Timeline id={k.id} state={k.execution_state} />
     <Output id={k.id} />
   </section>;
+}
+
+/** focused gives the focus to it at first: who comes from the list reads on here. */
+function Heading({ kernel: k, focused }: { kernel: Kernel; focused: boolean }) {
+  const title = useRef<HTMLHeadingElement>(null);
+  useLayoutEffect(() => { if (focused) title.current!.focus(); }, []);
+  return <h2 id="detail" ref={title} tabIndex={-1}>Kernel <span class="mono">{k.id.slice(0, 8)}</span>{' '}
+    <span class={`pill ${stateClass(k)}`}>{k.execution_state}</span></h2>;
 }

@@ -40,6 +40,7 @@ export function ActionDialog({ kernel, action, close }: { kernel: Kernel; action
 
   const run = async (e: Event): Promise<void> => {
     e.preventDefault();
+    if (working) return;
     setProblem('');
     setWorking(true);
     try {
@@ -66,7 +67,7 @@ export function ActionDialog({ kernel, action, close }: { kernel: Kernel; action
       </label>}
       <p class="bad notice" role="alert">{problem}</p>
       <div class="tools">
-        <button type="submit" disabled={working}>{titles[action]}</button>
+        <button type="submit" aria-disabled={working}>{titles[action]}</button>
         <button type="button" onClick={() => dialog.current?.close()}>Cancel</button>
       </div>
     </form>

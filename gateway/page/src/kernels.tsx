@@ -1,11 +1,15 @@
 // The table of kernels. Only the rows in view are in the document, so thousands of kernels cost as much as twenty.
 import { useLayoutEffect, useMemo, useRef, useState } from 'preact/hooks';
 
+import { Announced } from './announce';
 import type { Kernel } from './api';
 import { bytes, gibibytes, number, since, time } from './format';
 
 const ROW = 40; // px, as --row in the style sheet
 const BEYOND = 8; // rows above and below the view
+
+/** The kernels while none are known yet. */
+export const NONE: ReadonlyMap<string, Kernel> = new Map();
 
 type Column = { name: string; key: (k: Kernel) => string | number; text: (k: Kernel, now: number) => string;
   title?: (k: Kernel) => string; more?: boolean };
@@ -52,13 +56,25 @@ export function choose(all: Iterable<Kernel>, words: string, state: string, by: 
 
 type Shown = { kernels: ReadonlyMap<string, Kernel>; now: number; show: (id: string) => void };
 
-export function Kernels({ kernels, now, show }: Shown) {
+/** The place to which a key leads from a row; undefined if the key leads nowhere. */
+export function moveBy(key: string, from: number, rows: number, page: number): number | undefined {
+  const steps: Record<string, number> =
+    { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -rows, End: rows };
+  const by = steps[key];
+  return by === undefined || rows === 0 ? undefined : Math.min(rows - 1, Math.max(0, from + by));
+}
+
+/** before is the kernel that was shown before: its row gets the focus. Of all rows, Tab reaches only the current one,
+ * so that a list of thousands can be left. It is always in the document, so that it keeps the focus. */
+export function Kernels({ kernels, now, show, before }: Shown & { before: string }) {
   const [words, setWords] = useState('');
   const [state, setState] = useState('');
   const [by, setBy] = useState(4);
   const [down, setDown] = useState(true);
   const [top, setTop] = useState(0);
   const [height, setHeight] = useState(600);
+  const [current, setCurrent] = useState(before);
+  const enter = useRef(before !== ''); // the current row gets the focus
   const box = useRef<HTMLDivElement>(null);
   useLayoutEffect(() => {
     const element = box.current!; // the reference is gone before the last call
@@ -69,6 +85,27 @@ export function Kernels({ kernels, now, show }: Shown) {
   const rows = useMemo(() => choose(kernels.values(), words, state, by, down), [kernels, words, state, by, down]);
   const first = Math.max(0, Math.min(Math.floor(top / ROW), rows.length - 1) - BEYOND);
   const last = Math.min(rows.length, Math.ceil((top + height) / ROW) + BEYOND);
+  const found = rows.findIndex(k => k.id === current);
+  const at = found < 0 ? Math.min(Math.floor(top / ROW), rows.length - 1) : found;
+  const places = Array.from({ length: last - first }, (_, i) => first + i);
+  if (at >= 0 && at < first) places.unshift(at);
+  if (at >= last) places.push(at);
+  useLayoutEffect(() => {
+    if (!enter.current || found < 0) return;
+    enter.current = false;
+    const element = box.current!;
+    element.scrollTop = Math.min(at * ROW, Math.max((at + 2) * ROW - element.clientHeight, element.scrollTop));
+    element.querySelector<HTMLElement>('.row button[tabindex="0"]')!.focus({ preventScroll: true });
+  });
+  const move = (e: KeyboardEvent): void => {
+    const to = moveBy(e.key, at, rows.length, Math.max(1, Math.floor(height / ROW) - 2));
+    if (to === undefined || e.altKey || e.ctrlKey || e.metaKey) return;
+    e.preventDefault();
+    enter.current = to !== at;
+    setCurrent(rows[to].id);
+  };
+  const [wait, dead] = useMemo(() => ['starting', 'dead'].map(s =>
+    [...kernels.values()].filter(k => k.execution_state === s).length), [kernels]);
   return <section aria-labelledby="kernels">
     <div class="tools">
       <h2 id="kernels">Kernels</h2>
@@ -78,9 +115,12 @@ export function Kernels({ kernels, now, show }: Shown) {
         <option value="">all states</option>
         {['starting', 'idle', 'busy', 'restarting', 'dead', 'unknown'].map(s => <option key={s} value={s}>{s}</option>)}
       </select>
-      <span role="status" class="soft">{rows.length} of {kernels.size}</span>
+      <span class="soft">{rows.length} of {kernels.size}</span>
     </div>
-    <div class="scroll" ref={box} tabIndex={0} role="region" aria-label="Table of kernels"
+    <Announced asked={`${state} ${words}`} text={kernels === NONE ? ''
+      : `Listed kernels: ${rows.length}. Of all, ${wait} wait and ${dead} are dead.`} />
+    <p id="keys" class="heard">Arrow keys, Page Up, Page Down, Home and End move between kernels.</p>
+    <div class="scroll" ref={box} tabIndex={0} role="region" aria-label="Table of kernels" aria-describedby="keys"
       onScroll={e => setTop(e.currentTarget.scrollTop)}>
       <div role="table" aria-label="Kernels" aria-rowcount={rows.length + 1}>
         <div role="rowgroup">
@@ -92,12 +132,14 @@ export function Kernels({ kernels, now, show }: Shown) {
             </div>)}
           </div>
         </div>
-        {rows.length > 0 && <div class="body" role="rowgroup" style={{ height: `${rows.length * ROW}px` }}>
-          {rows.slice(first, last).map((k, i) => <div key={k.id} class="row" role="row" aria-rowindex={first + i + 2}
-            style={{ top: `${(first + i) * ROW}px` }}>
+        {rows.length > 0 && <div class="body" role="rowgroup" style={{ height: `${rows.length * ROW}px` }}
+          onKeyDown={move}>
+          {places.map(i => [i, rows[i]] as const).map(([i, k]) => <div key={k.id} class="row" role="row"
+            aria-rowindex={i + 2} style={{ top: `${i * ROW}px` }}>
             {columns.map((c, n) => <div key={c.name} role="cell" class={c.more ? 'more' : ''} title={c.title?.(k)}>
               {n === 0
-                ? <button class="plain mono" type="button" aria-label={`Kernel ${k.id}`} onClick={() => show(k.id)}>
+                ? <button class="plain mono" type="button" aria-label={`Kernel ${k.id}`} tabIndex={i === at ? 0 : -1}
+                  onFocus={() => setCurrent(k.id)} onClick={() => show(k.id)}>
                   {c.text(k, now)}</button>
                 : n === 3 ? <span class={`pill ${stateClass(k)}`}>{c.text(k, now)}</span> : c.text(k, now)}
             </div>)}

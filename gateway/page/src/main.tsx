@@ -7,11 +7,12 @@ import { type Ended, type GPUView, hasToken, type Kernel, type Limit, problemOf,
 import { CLOCK, takeSamples, type Uses } from './curve';
 import { Detail } from './detail';
 import { type Action, ActionDialog } from './dialogs';
+import { keepFocus } from './focus';
 import { number } from './format';
 import { Gateways } from './gateways';
 import { GPUs } from './gpus';
 import { EndedKernels, Limits } from './history';
-import { Kernels, Waiting } from './kernels';
+import { Kernels, NONE, Waiting } from './kernels';
 import { follow, type Health, type Totals } from './stream';
 import { ranges, Usage } from './usage';
 
@@ -51,18 +52,16 @@ function useNow(): number {
   return now;
 }
 
-const NONE: ReadonlyMap<string, Kernel> = new Map();
-
 const chosen = (): string => new URLSearchParams(location.hash.slice(1)).get('kernel') ?? '';
 
 function Page() {
-  const [kernels, setKernels] = useState<ReadonlyMap<string, Kernel>>(new Map());
+  const [kernels, setKernels] = useState(NONE);
   const [totals, setTotals] = useState<Totals>();
   const [health, setHealth] = useState<Health>({ state: 'connecting', message: 'Connecting…' });
   const [login, setLogin] = useState(0);
-  const [id, setID] = useState(chosen);
+  const [{ id, before }, setView] = useState<{ id: string; before?: string }>({ id: chosen() });
   const [range, setRange] = useState(1);
-  const [action, setAction] = useState<Action>();
+  const [asked, setAsked] = useState<{ kernel: Kernel; action: Action }>();
   const now = useNow();
   useEffect(() => {
     const end = new AbortController();
@@ -70,7 +69,11 @@ function Page() {
     return () => end.abort();
   }, [login]);
   useEffect(() => {
-    const moved = () => { takeToken(); setID(chosen()); };
+    const moved = () => {
+      takeToken();
+      const to = chosen();
+      setView(v => v.id === to ? v : { id: to, before: v.id });
+    };
     addEventListener('hashchange', moved);
     return () => removeEventListener('hashchange', moved);
   }, []);
@@ -112,15 +115,15 @@ function Page() {
         </button>}
       </div>
     </header>
-    <main>
+    <main tabIndex={-1}>
       {id ? kernel
-        ? <Detail key={id} kernel={kernel} now={now} live={live} uses={uses} open={setAction}
-          back={() => show('')} />
+        ? <Detail key={id} kernel={kernel} now={now} live={live} uses={uses} entered={before !== undefined}
+          open={action => setAsked({ kernel, action })} back={() => show('')} />
         : <section><p><button type="button" onClick={() => show('')}>All kernels</button></p>
           <p>{live ? 'This kernel does not exist any more.' : ''}</p></section>
         : <>
           <Tiles totals={totals} gpus={gpus.value} />
-          <Kernels kernels={kernels} now={now} show={show} />
+          <Kernels kernels={kernels} now={now} show={show} before={before ?? ''} />
           <Waiting kernels={kernels} now={now} show={show} />
           {list}
           <Usage usage={usage.value} range={range} choose={setRange} />
@@ -130,7 +133,7 @@ function Page() {
           </div>
           <Gateways list={gateways.value} />
         </>}
-      {kernel && action && <ActionDialog kernel={kernel} action={action} close={() => setAction(undefined)} />}
+      {asked && <ActionDialog {...asked} close={() => setAsked(undefined)} />}
     </main>
   </>;
 }
@@ -164,4 +167,5 @@ function Login({ message, done }: { message: string; done: (token: string) => vo
 takeToken();
 const root = document.getElementById('page')!;
 root.replaceChildren();
+keepFocus(root);
 render(<Page />, root);

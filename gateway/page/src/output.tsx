@@ -41,7 +41,7 @@ export function Output({ id }: { id: string }) {
     </div>
     <p class="bad notice" role="alert">{problem}</p>
     {state !== 'off' || text
-      ? <pre ref={box} tabIndex={0} aria-label="Text of the output" onScroll={e => {
+      ? <pre ref={box} tabIndex={0} role="region" aria-label="Text of the output" onScroll={e => {
         const { scrollTop, scrollHeight, clientHeight } = e.currentTarget;
         atEnd.current = scrollHeight - scrollTop - clientHeight < 8;
       }}>{text || 'There is no output yet.'}</pre>

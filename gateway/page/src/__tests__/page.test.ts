@@ -8,7 +8,7 @@ import { Detail } from '../detail';
 import { actionsFor, readGrants } from '../dialogs';
 import { span } from '../format';
 import { endedRows } from '../history';
-import { choose } from '../kernels';
+import { choose, moveBy } from '../kernels';
 import { outputOf, passes, type Place, readLog, Screen } from '../log';
 import { parse } from '../stream';
 import { parts } from '../timeline';
@@ -41,6 +41,13 @@ test('kernels are searched by all words, filtered and ordered', () => {
   assert.equal(ids('ann', 'busy'), '');
   assert.equal(ids('', 'busy'), 'b');
   assert.equal(ids('', '', 8, true), 'acb', 'the same number of clients is ordered by id');
+});
+
+test('keys move between the rows of a list, and stay in it', () => {
+  const to = (key: string, from = 5, rows = 10): number | undefined => moveBy(key, from, rows, 3);
+  assert.deepEqual(['ArrowDown', 'ArrowUp', 'PageDown', 'PageUp', 'Home', 'End', 'Tab'].map(k => to(k)),
+    [6, 4, 8, 2, 0, 9, undefined]);
+  assert.deepEqual([to('ArrowUp', 0), to('PageDown', 8), to('End', -1, 0)], [0, 9, undefined]);
 });
 
 test('a failed request has plain words, and not those of a browser', () => {
@@ -113,7 +120,8 @@ test('a kernel shows its GPUs, and no present use while the stream is not live',
       else if (v?.props) walk(v.props.children);
     };
     const uses = { at: 0, of: new Map([['kernel a u', [0.4]]]) };
-    walk(Detail({ kernel: kernel('a', { gpu: [gpu] }), now: 0, live, uses, open: () => {}, back: () => {} }));
+    walk(Detail({ kernel: kernel('a', { gpu: [gpu] }), now: 0, live, uses, entered: false, open: () => {},
+      back: () => {} }));
     return curves;
   };
   assert.deepEqual([found(true), found(false)], [[[0.4, [0.4]]], [[null, [0.4]]]]);
