@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import math
 import posixpath
-from datetime import datetime
 from typing import Any
 
 from jupyter_scheduler.environments import EnvironmentManager, EnvironmentRetrievalError
@@ -51,7 +50,7 @@ from traitlets import Bool, Float
 
 from . import gateway
 from . import scheduler_results as results
-from .scheduler_results import DEFINITIONS, JOBS, definition_route, input_path, job_route
+from .scheduler_results import DEFINITIONS, JOBS, definition_route, input_path, job_route, moment
 
 _FORMATS = {"ipynb": "Notebook"}
 
@@ -346,6 +345,9 @@ def _status(job: dict[str, Any]) -> Status:
     return Status.STOPPING if job.get("stopping") and status in (Status.QUEUED, Status.IN_PROGRESS) else status
 
 
+_TIMES = {"create_time": "created", "start_time": "started", "end_time": "ended"}
+
+
 def _matching(
     models: list[dict[str, Any]], query: ListJobsQuery | ListJobDefinitionsQuery
 ) -> list[dict[str, Any]]:
@@ -364,11 +366,17 @@ def _matching(
         and (not created or _milliseconds(model["created"]) >= created)
         and (not since or (_milliseconds(model.get("started")) or 0) >= since)
     ]
-    keys = {"create_time": "created", "start_time": "started", "end_time": "ended", "name": "name", "status": "state"}
+    keys = {**_TIMES, "name": "name", "status": "state"}
     for field in reversed(query.sort_by):
         key = keys.get(field.name, "created")
-        found.sort(key=lambda model: model.get(key) or "", reverse=field.direction == SortDirection.desc)
+        found.sort(key=lambda model: _sorted_by(model, key), reverse=field.direction == SortDirection.desc)
     return found
+
+
+def _sorted_by(model: dict[str, Any], key: str) -> Any:
+    """Returns what a list is sorted by. Times as texts have no order: 1.5 is written shorter than 1.25."""
+    value = model.get(key) or ""
+    return (moment(value).timestamp() if value else 0.0) if key in _TIMES.values() else value
 
 
 def _page(found: list[Any], query: ListJobsQuery | ListJobDefinitionsQuery) -> tuple[list[Any], str | None]:
@@ -379,7 +387,7 @@ def _page(found: list[Any], query: ListJobsQuery | ListJobDefinitionsQuery) -> t
 
 
 def _milliseconds(text: str | None) -> int | None:
-    return int(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1000) if text else None
+    return int(moment(text).timestamp() * 1000) if text else None
 
 
 async def _forward(method: str, path: str, body: Any = None) -> Any:
@@ -393,4 +401,6 @@ async def _forward(method: str, path: str, body: Any = None) -> Any:
 
 
 def _sentence(err: Exception) -> str:
-    return err.message if isinstance(err, gateway.Refused) else f"the gateway does not answer: {err}"
+    if not isinstance(err, gateway.Refused):
+        return f"the gateway does not answer: {err}"
+    return f"the notebook is too large for the gateway: {err.message}" if err.status == 413 else err.message

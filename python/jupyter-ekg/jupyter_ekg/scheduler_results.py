@@ -19,7 +19,7 @@ import os
 import posixpath
 import re
 import time
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -44,8 +44,14 @@ _ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 def result_path(job: dict[str, Any]) -> str:
     """Returns where a job's notebook is written: beside the notebook that it was made from."""
     base = posixpath.splitext(input_path(job))[0]
-    at = datetime.fromisoformat(job["created"].replace("Z", "+00:00")).astimezone(timezone.utc)
-    return f"{base}-{at:%Y-%m-%d-%H-%M-%S}-{job['id'][:8]}.ipynb"
+    return f"{base}-{moment(job['created']):%Y-%m-%d-%H-%M-%S}-{job['id'][:8]}.ipynb"
+
+
+def moment(text: str) -> datetime:
+    """Returns a time of the gateway, which has none to nine digits behind the second. Python before 3.11 reads three or
+    six only."""
+    whole, _, fraction = text.rstrip("Z").partition(".")
+    return datetime.fromisoformat(f"{whole}.{fraction[:6]:0<6}+00:00")
 
 
 def input_path(model: dict[str, Any]) -> str:

@@ -49,6 +49,7 @@ class Gateway:
         self.definition = dict(DEFINITION)
         self.flavors = ["t4", "a100"]
         self.refuse = None
+        self.status = 403  # of what is refused
         self.missing = ()
 
     async def answer(self, request: web.Request) -> web.Response:
@@ -56,7 +57,7 @@ class Gateway:
         self.asked.append((request.method, request.path_qs, body))
         assert request.headers["Authorization"] == "token the-token"
         if self.refuse:
-            return web.json_response({"message": self.refuse}, status=403)
+            return web.json_response({"message": self.refuse}, status=self.status)
         end = request.path.rpartition("/")[2]
         if end in self.missing:
             return web.json_response({"message": "The job does not exist."}, status=404)
@@ -141,7 +142,10 @@ def test_what_cannot_be_sent_is_refused(run):
         with pytest.raises(SchedulerError, match="folder"):
             await s.create_job(_new(package_input_folder=True))
         assert gateway.asked == []
-        gateway.refuse = "you have 3 jobs, and 3 are allowed"
+        gateway.refuse, gateway.status = "The body is larger than 9 bytes.", 413
+        with pytest.raises(SchedulerError, match="too large for the gateway: The body is larger than 9 bytes"):
+            await s.create_job(_new())
+        gateway.refuse, gateway.status = "you have 3 jobs, and 3 are allowed", 403
         with pytest.raises(SchedulerError, match="you have 3 jobs, and 3 are allowed"):
             await s.create_job(_new())
         with pytest.raises(EnvironmentRetrievalError, match="3 are allowed"):
@@ -231,6 +235,16 @@ def test_a_job_of_any_path_is_listed(run, input_path, base):
         assert (await s.list_jobs(ListJobsQuery(start_time=1795568523501))).jobs == []
 
     run(test)
+
+
+def test_times_have_any_number_of_digits():
+    """Python 3.9 reads three or six, and the order of texts is not that of times."""
+    times = [f"2026-11-25T01:02:03{fraction}Z" for fraction in ("", ".123456789", ".5", ".51", ".6")]
+    milliseconds = [scheduler._milliseconds(text) % 1000 for text in times]
+    assert milliseconds == [0, 123, 500, 510, 600]
+    jobs = [{**JOB, "id": text, "created": text} for text in reversed(times)]
+    assert [job["id"] for job in scheduler._matching(jobs, ListJobsQuery())] == times[::-1]
+    assert [job["id"] for job in scheduler._matching(jobs[::-1], ListJobsQuery())] == times[::-1]
 
 
 def test_only_jobs_of_the_page_are_looked_up(run, monkeypatch):
