@@ -66,6 +66,10 @@ func TestPictures(t *testing.T) {
 			"EKG_ARTIFACTS=" + strings.TrimSuffix(g.log, ".log")},
 			"node", filepath.Join(g.in.repository, "e2e/testdata/browser/panel.mjs"))
 	})
+	t.Run("jobs", func(t *testing.T) {
+		t.Parallel()
+		newGateway(t, "--max-kernels=1").jobsScript("jobs.mjs", "EKG_PICTURES="+os.Getenv("EKG_PICTURES"))
+	})
 	t.Run("idle kernel ended", func(t *testing.T) {
 		t.Parallel()
 		newGateway(t, "--cull-idle-timeout", "60").takePictures("EKG_IDLE=60")

@@ -161,6 +161,22 @@ export class Lab {
   }
 }
 
+/** Writes a picture of the part of a page that holds all of these elements into EKG_PICTURES. `padding` is around them, in
+ * pixels of the page. */
+export async function picture(page, name, elements, padding = 16) {
+  const { width, height } = page.viewportSize();
+  await page.mouse.move(width - 1, height - 1); // no tooltip and no hover
+  const boxes = await Promise.all(elements.map(element => element.boundingBox()));
+  const left = Math.max(0, Math.min(...boxes.map(b => b.x)) - padding);
+  const top = Math.max(0, Math.min(...boxes.map(b => b.y)) - padding);
+  const right = Math.min(width, Math.max(...boxes.map(b => b.x + b.width)) + padding);
+  const bottom = Math.min(height, Math.max(...boxes.map(b => b.y + b.height)) + padding);
+  await page.screenshot({
+    path: join(process.env.EKG_PICTURES, `${name}.png`), animations: 'disabled', caret: 'hide',
+    clip: { x: left, y: top, width: right - left, height: bottom - top },
+  });
+}
+
 /** The notebook in the front tab of a page. */
 export class Notebook {
   constructor(lab, page, name) {

@@ -2,12 +2,8 @@
 //
 // With EKG_GATEWAY_PID, the gateway's process, a cell kills the gateway; POST EKG_CONTROL/start starts a new one. With
 // EKG_IDLE, the gateway's idle timeout in seconds, pictures show the end of an idle kernel.
-import { join } from 'node:path';
-
 import { check, finish, rest, until } from '../js/checks.mjs';
-import { Lab } from './lab.mjs';
-
-const PADDING = 16; // around the shown elements, in pixels of the page
+import { Lab, picture } from './lab.mjs';
 
 const lab = await Lab.start();
 
@@ -19,21 +15,6 @@ async function open(name, cells, width, height = 760) {
   await notebook.page.addStyleTag({ content: '.jp-cell-toolbar { display: none !important; }' });
   await notebook.command('application:toggle-left-area');
   return notebook;
-}
-
-/** Writes a picture of the part of the page that holds all of these elements. */
-async function picture(notebook, name, elements, padding = PADDING) {
-  const { width, height } = notebook.page.viewportSize();
-  await notebook.page.mouse.move(width - 1, height - 1); // no tooltip and no hover
-  const boxes = await Promise.all(elements.map(element => element.boundingBox()));
-  const left = Math.max(0, Math.min(...boxes.map(b => b.x)) - padding);
-  const top = Math.max(0, Math.min(...boxes.map(b => b.y)) - padding);
-  const right = Math.min(width, Math.max(...boxes.map(b => b.x + b.width)) + padding);
-  const bottom = Math.min(height, Math.max(...boxes.map(b => b.y + b.height)) + padding);
-  await notebook.page.screenshot({
-    path: join(process.env.EKG_PICTURES, `${name}.png`), animations: 'disabled', caret: 'hide',
-    clip: { x: left, y: top, width: right - left, height: bottom - top },
-  });
 }
 
 const TRAINING = `for epoch in range(1, 11):
@@ -51,14 +32,14 @@ async function gatewayKilled() {
   await notebook.finished(0);
   await notebook.run(1);
   await notebook.printed(1, 'the connection to the gateway is lost', 40);
-  await picture(notebook, 'gateway-away', [notebook.cell(1)], 4);
+  await picture(notebook.page, 'gateway-away', [notebook.cell(1)], 4);
   const response = await fetch(`${process.env.EKG_CONTROL}/start`, { method: 'POST' });
   if (!response.ok) throw new Error(await response.text());
   await notebook.finished(1, 60);
   await notebook.run(2, 'Control+Enter');
   await notebook.finished(2, 20);
   await until(async () => !(await notebook.output(1)).includes('[ekg]'), 30, 'the sentence about the gateway is gone');
-  await picture(notebook, 'output-after-kill', [notebook.cell(1), notebook.cell(2)], 4);
+  await picture(notebook.page, 'output-after-kill', [notebook.cell(1), notebook.cell(2)], 4);
   await notebook.close();
 }
 
@@ -67,11 +48,11 @@ async function idle() {
   await notebook.connected(30);
   await notebook.run(0, 'Control+Enter');
   await notebook.printed(0, '[ekg] This kernel was ended', Number(process.env.EKG_IDLE) + 30);
-  await picture(notebook, 'idle-notice', [notebook.cell(0)], 4);
+  await picture(notebook.page, 'idle-notice', [notebook.cell(0)], 4);
   await notebook.close();
   const late = await open('report.ipynb', undefined, 900, 360);
   await late.dialog.getByText('it was idle').waitFor({ timeout: 30000 });
-  await picture(late, 'dialog-reason', [late.dialog], 0);
+  await picture(late.page, 'dialog-reason', [late.dialog], 0);
   await late.close();
 }
 
