@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -94,4 +95,35 @@ func restEndsKernel(t *testing.T, g *gateway, kernel, path string) {
 	g.jobIs(id, "has failed", 30*time.Second, func(j job) bool {
 		return j.State == "failed" && strings.Contains(j.Reason, "on request")
 	})
+}
+
+// TestE2E_JobIdle: a job keeps its kernel from being culled for being idle. Afterwards the kernel is culled on time.
+func TestE2E_JobIdle(t *testing.T) {
+	g := newGateway(t, "--cull-idle-timeout", "4")
+	kernel := g.kernel("python3")
+	const second = "import time; time.sleep(1)"
+	path := g.notebookFile("idle.ipynb", second, second, second, second, second, "time.sleep(5); print('end')")
+	id := g.submits(path, "--in-kernel", kernel, "--from-cell", "1")
+	g.eventually(30*time.Second, "the kernel's model has the job and its progress", func() error {
+		_, b, err := g.tryAsk("GET", "/api/kernels", "")
+		if err != nil || !strings.Contains(string(b), `"job":{"id":"`+id+`","name":"idle","cell":3,"cells":6}`) {
+			return fmt.Errorf("%s %v", b, err)
+		}
+		return nil
+	})
+	if code, out, errs := g.prints("ps"); code != 0 || !strings.Contains(out, "/6") || !strings.Contains(out, "JOB") {
+		t.Errorf("ekg ps: %d %s%s", code, out, errs)
+	}
+	j := g.jobIs(id, "has ended", 60*time.Second, func(j job) bool { return j.State != "queued" && j.Ended != "" })
+	if j.State != "succeeded" {
+		t.Errorf("the job %s: %s", j.State, j.Reason)
+	}
+	ended, err := time.Parse(time.RFC3339Nano, j.Ended)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at, _ := g.culledAt(kernel, 30*time.Second)
+	if idle := at.Sub(ended); idle < 2*time.Second || idle > 10*time.Second {
+		t.Errorf("it was culled %v after the job", idle)
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -64,6 +65,19 @@ func cellName(member string, body object) (string, error) {
 		return id, nil
 	}
 	return "", refuse(http.StatusBadRequest, "%s is neither the number of a cell, from 1, nor the id of one.", member)
+}
+
+// kernelJob returns the job of a kernel for its model, as this gateway knows it, or nil. It reads no records. Only the
+// kernel's owner and the job's see it.
+func (g *Gateway) kernelJob(who caller, k *launcher.Kernel) *kernelJob {
+	if g.jobs == nil {
+		return nil
+	}
+	j, there := g.jobs.KernelJob(k.ID)
+	if !there || !who.owns(k.Owner) && !who.owns(j.Owner) {
+		return nil
+	}
+	return &kernelJob{ID: j.ID, Name: j.Name, Cell: j.Cell, Cells: j.Cells}
 }
 
 // jobIn reports whether a job runs in a kernel.

@@ -51,6 +51,16 @@ func TestJobs_InKernel(t *testing.T) {
 			t.Errorf("the job is %s", got.body)
 		}
 	}
+	const job = `"job":{"id":"`
+	for user, want := range map[string]bool{"ann": true, "rita": false, "uma": false} {
+		for _, path := range []string{"/api/kernels", "/api/kernels/" + idA} {
+			got := g.do("GET", path, "", as(user)).want(t, 200, idA)
+			if strings.Contains(got.body, job) != want ||
+				want && !strings.Contains(got.body, `"name":"notebook","cell":0,"cells":1}`) {
+				t.Errorf("%s for %s: %s, want a job: %v", path, user, got.body, want)
+			}
+		}
+	}
 	scheduled := body(idA, `,"schedule":"0 6 * * *"`)
 	if got := g.do("POST", "/api/jobs/definitions", scheduled, as("ann")); got.StatusCode != 400 {
 		t.Errorf("a definition with a kernel: %d %s", got.StatusCode, got.body)

@@ -37,10 +37,19 @@ type kernelModel struct {
 	GPUs    gpu.Amount `json:"gpus,omitempty"`
 	Flavor  string     `json:"flavor,omitempty"`
 	Owner   string     `json:"owner,omitempty"`
+	Job     *kernelJob `json:"job,omitempty"` // that has the kernel and has not ended
 
 	// Shown to the owner only.
 	SharedWith  []launcher.Grant `json:"shared_with,omitzero"`
 	SharedToUse bool             `json:"shared_to_use,omitempty"`
+}
+
+// kernelJob is the part of a job that its kernel's model has.
+type kernelJob struct {
+	ID    string `json:"id"`
+	Name  string `json:"name"`
+	Cell  int    `json:"cell"`  // which cell with code runs, from 1; 0 before the first
+	Cells int    `json:"cells"` // how many cells have code
 }
 
 // modelFor returns a kernel's model as the caller may see it.
@@ -50,8 +59,8 @@ func (g *Gateway) modelFor(who caller, k launcher.Kernel) kernelModel {
 	return m
 }
 
-// complete adds to a supervisor's model what only the gateway knows: the kernel's age and GPUs, its owner and, for its
-// owner, the users it is shared with.
+// complete adds to a supervisor's model what only the gateway knows: the kernel's age and GPUs, its job, its owner and,
+// for its owner, the users it is shared with.
 func (g *Gateway) complete(m *kernelModel, who caller, k launcher.Kernel) {
 	m.Name, m.Created, m.GPUs, m.Flavor = g.specName(k), api.Timestamp(k.Created), k.GPUs, k.Flavor
 	if m.Flavor != "" {
@@ -61,6 +70,7 @@ func (g *Gateway) complete(m *kernelModel, who caller, k launcher.Kernel) {
 		}
 	}
 	m.Reason += g.explainWait(who, k)
+	m.Job = g.kernelJob(who, &k)
 	m.Owner, m.SharedWith, m.SharedToUse = "", nil, false
 	if who.sole {
 		return

@@ -66,6 +66,13 @@ func (m *kernelModel) appendJSON(b []byte) ([]byte, error) {
 	}
 	b = appendOptional(b, `,"flavor":`, m.Flavor)
 	b = appendOptional(b, `,"owner":`, m.Owner)
+	if m.Job != nil {
+		text, err := json.Marshal(m.Job)
+		if err != nil {
+			return nil, err
+		}
+		b = append(append(b, `,"job":`...), text...)
+	}
 	if m.SharedToUse {
 		b = append(b, `,"shared_to_use":true`...)
 	}

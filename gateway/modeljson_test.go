@@ -62,6 +62,8 @@ func set(v reflect.Value) {
 		v.SetInt(-7)
 	case reflect.Bool:
 		v.SetBool(true)
+	case reflect.Pointer:
+		v.Set(reflect.ValueOf(&kernelJob{ID: "<a>", Name: "it's", Cell: 3, Cells: 9}))
 	case reflect.Slice: // of devices
 		half := 0.5
 		v.Set(reflect.ValueOf([]api.GPU{{UUID: "<a>", Utilization: &half, MemoryUsed: 1 << 40}, {Error: "GPU is lost"}}))

@@ -145,6 +145,11 @@ type kernelRow struct {
 	KeepUntil    time.Time `json:"keep_until"`
 	GPUs         float64   `json:"gpus"`
 	Flavor       string    `json:"flavor"`
+	Job          *struct {
+		Name  string `json:"name"`
+		Cell  int    `json:"cell"`
+		Cells int    `json:"cells"`
+	} `json:"job"`
 
 	whole json.RawMessage // the model as the gateway sent it
 }

@@ -162,6 +162,7 @@ func printTable(w io.Writer, kernels []kernelRow, now time.Time, all bool) error
 			}
 			return strconv.Itoa(k.Connections)
 		}},
+		{"JOB", true, jobCell},
 		{"REASON", true, func(k *kernelRow) string { return k.Reason }},
 	}
 	columns = slices.DeleteFunc(columns, func(c column) bool {
@@ -207,6 +208,14 @@ func gpuCell(k *kernelRow) string {
 		return strconv.FormatFloat(k.GPUs, 'f', -1, 64)
 	}
 	return ""
+}
+
+// jobCell returns the name of a kernel's job, and how far the job is.
+func jobCell(k *kernelRow) string {
+	if k.Job == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s %d/%d", k.Job.Name, k.Job.Cell, k.Job.Cells)
 }
 
 // idLength returns how many characters of the ids tell these kernels apart, at least 8.

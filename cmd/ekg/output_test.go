@@ -18,7 +18,7 @@ const tableModels = `[
  "gpus": 0.25, "reason": "full\u001b[31m\tnow"},
 {"id": "7b000000-0000-4000-8000-000000000003", "name": "python3", "execution_state": "busy", "owner": "bob",
  "created": "2026-11-18T12:00:00.000000Z", "last_activity": "2026-11-21T11:59:59.000000Z", "connections": 1,
- "keep_until": "2026-11-21T20:00:00.000000Z"}]`
+ "keep_until": "2026-11-21T20:00:00.000000Z", "job": {"id": "j", "name": "train", "cell": 3, "cells": 9}}]`
 
 func TestPrintKernels(t *testing.T) {
 	var all []kernelRow
@@ -30,19 +30,19 @@ func TestPrintKernels(t *testing.T) {
 		want   string
 	}{
 		{formatTable, `
-KERNEL                                 SPEC      OWNER   STATE      AGE    IDLE   GPU    ENDS IN   KEPT FOR   REASON
-3f2a91c0-0000-4000-8000-000000000001   python3   ann     idle       2h5m   35m    t4     5m        -          
-3f2a91c0-0000-4000-8000-000000000002   r         bob     starting   10s    -      0.25   -         -          ` +
+KERNEL                                 SPEC      OWNER   STATE      AGE    IDLE   GPU    ENDS IN   KEPT FOR   JOB         REASON
+3f2a91c0-0000-4000-8000-000000000001   python3   ann     idle       2h5m   35m    t4     5m        -          -           
+3f2a91c0-0000-4000-8000-000000000002   r         bob     starting   10s    -      0.25   -         -          -           ` +
 			`full\x1b[31m\tnow
-7b000000-0000-4000-8000-000000000003   python3   bob     busy       3d     -      -      -         8h         
+7b000000-0000-4000-8000-000000000003   python3   bob     busy       3d     -      -      -         8h         train 3/9   
 `},
 		{formatWide, `
 KERNEL                                 SPEC      OWNER   STATE      AGE    IDLE   GPU    ENDS IN   KEPT FOR   CLIENTS   ` +
-			`REASON
-3f2a91c0-0000-4000-8000-000000000001   python3   ann     idle       2h5m   35m    t4     5m        -          2         
-3f2a91c0-0000-4000-8000-000000000002   r         bob     starting   10s    -      0.25   -         -          0         ` +
+			`JOB         REASON
+3f2a91c0-0000-4000-8000-000000000001   python3   ann     idle       2h5m   35m    t4     5m        -          2         -           
+3f2a91c0-0000-4000-8000-000000000002   r         bob     starting   10s    -      0.25   -         -          0         -           ` +
 			`full\x1b[31m\tnow
-7b000000-0000-4000-8000-000000000003   python3   bob     busy       3d     -      -      -         8h         1         
+7b000000-0000-4000-8000-000000000003   python3   bob     busy       3d     -      -      -         8h         1         train 3/9   
 `},
 		{formatName, `
 3f2a91c0-0000-4000-8000-000000000001

@@ -11,6 +11,7 @@ export interface Kernel {
   id: string; name: string; last_activity: string; execution_state: string; connections: number; created: string;
   memory?: number; reason?: string; cull_at?: string; keep_until?: string;
   gpu?: GPU[]; gpus?: number; flavor?: string; owner?: string;
+  job?: { id: string; name: string; cell: number; cells: number };
   shared_with?: Grant[]; shared_to_use?: boolean;
 }
 export interface Ended { id: string; name: string; owner?: string; reason: string; ended_at: string; culled_at?: string;

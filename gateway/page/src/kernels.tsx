@@ -24,6 +24,10 @@ const gpuText = (k: Kernel): string => {
 const end = (k: Kernel): string =>
   k.cull_at ? `ends ${time(k.cull_at)}` : k.keep_until ? `kept until ${time(k.keep_until)}` : '';
 
+/** What a job does with the kernel: which cell runs, of how many. */
+export const jobText = (k: Kernel): string =>
+  k.job ? `job ${k.job.name}${k.job.cell ? `, cell ${k.job.cell} of ${k.job.cells}` : ''}` : '';
+
 const columns: Column[] = [
   { name: 'Kernel', key: k => k.id, text: k => k.id.slice(0, 8), title: k => k.id },
   { name: 'Owner', key: k => k.owner ?? '', text: k => k.owner ?? '' },
@@ -36,8 +40,8 @@ const columns: Column[] = [
   { name: 'Memory', key: k => k.memory ?? 0, text: k => k.memory ? bytes(k.memory) : '', more: true },
   { name: 'GPU', key: k => memory(k) || k.gpus || 0, text: gpuText, title: gpuText, more: true },
   { name: 'Clients', key: k => k.connections, text: k => String(k.connections), more: true },
-  { name: 'Reason or end', key: k => k.reason ?? k.cull_at ?? '', more: true, title: k => k.reason ?? '',
-    text: k => k.reason ?? end(k) },
+  { name: 'Reason, job or end', key: k => k.reason ?? (jobText(k) || k.cull_at || ''), more: true,
+    title: k => [k.reason, jobText(k)].filter(Boolean).join(', '), text: k => k.reason ?? (jobText(k) || end(k)) },
 ];
 
 /** The kernels that contain all words, in the order of a column. */
@@ -46,7 +50,7 @@ export function choose(all: Iterable<Kernel>, words: string, state: string, by: 
   const list: { k: Kernel; key: string | number }[] = [];
   for (const k of all) {
     if (state && k.execution_state !== state) continue;
-    const text = [k.id, k.name, k.owner, k.flavor, k.execution_state, k.reason].join(' ').toLowerCase();
+    const text = [k.id, k.name, k.owner, k.flavor, k.execution_state, k.reason, jobText(k)].join(' ').toLowerCase();
     if (want.every(w => text.includes(w))) list.push({ k, key: columns[by].key(k) });
   }
   const sign = down ? -1 : 1;
@@ -109,7 +113,7 @@ export function Kernels({ kernels, now, show, before }: Shown & { before: string
   return <section aria-labelledby="kernels">
     <div class="tools">
       <h2 id="kernels">Kernels</h2>
-      <input type="search" aria-label="Search kernels" placeholder="Search id, owner, spec, reason" value={words}
+      <input type="search" aria-label="Search kernels" placeholder="Search id, owner, spec, job, reason" value={words}
         onInput={e => setWords(e.currentTarget.value)} />
       <select aria-label="State" value={state} onChange={e => setState(e.currentTarget.value)}>
         <option value="">all states</option>

@@ -32,12 +32,13 @@ test('events are complete, whatever the pieces of the stream are', () => {
 
 test('kernels are searched by all words, filtered and ordered', () => {
   const all = [kernel('a', { owner: 'ann', connections: 2 }), kernel('b', { owner: 'bob', execution_state: 'busy' }),
-    kernel('c', { owner: 'ann', flavor: 'big', connections: 2 })];
+    kernel('c', { owner: 'ann', flavor: 'big', connections: 2, job: { id: 'j', name: 'train', cell: 3, cells: 9 } })];
   const ids = (words: string, state = '', by = 0, down = false): string =>
     choose(all, words, state, by, down).map(k => k.id).join('');
   assert.equal(ids(''), 'abc');
   assert.equal(ids('', '', 0, true), 'cba');
   assert.equal(ids('ANN big'), 'c');
+  assert.equal(ids('train, cell 3 of 9'), 'c');
   assert.equal(ids('ann', 'busy'), '');
   assert.equal(ids('', 'busy'), 'b');
   assert.equal(ids('', '', 8, true), 'acb', 'the same number of clients is ordered by id');
