@@ -151,6 +151,10 @@ func (g *Gateway) changedSubmission(
 		return sub, err
 	}
 	merged["notebook"], merged["env"] = sub.Notebook, start["env"]
+	delete(merged, "flavor") // one that nobody has chosen may be another one by now
+	if raw, there := start["flavor"]; there {
+		merged["flavor"] = raw
+	}
 	for member, raw := range body {
 		merged[member] = raw
 	}

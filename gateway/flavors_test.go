@@ -206,3 +206,26 @@ func TestHasFlavor(t *testing.T) {
 		t.Errorf("%v allocations for each kernel of a list", n)
 	}
 }
+
+// A definition whose flavor is its kernelspec's keeps that when something else is changed. A chosen flavor stays, too.
+func TestFlavors_OfDefinition(t *testing.T) {
+	g := startUserGateway(t, withFlavors)
+	for _, tt := range []struct{ chosen, patch, flavor, start string }{
+		{"", `{"name":"b"}`, "t4", `{"env":{},"name":"own"}`},
+		{`,"flavor":"quarter"`, `{"name":"b"}`, "quarter", `{"env":{},"flavor":"quarter","name":"own"}`},
+		{"", `{"flavor":"quarter"}`, "quarter", `{"env":{},"flavor":"quarter","name":"own"}`},
+		{"", `{"kernelspec":"python3"}`, "", `{"env":{},"name":"python3"}`},
+	} {
+		made := g.do("POST", "/api/jobs/definitions", `{"kernelspec":"own"`+tt.chosen+
+			`,"notebook":{"nbformat":4,"nbformat_minor":5,"metadata":{},"cells":[]}}`, as("ann")).want(t, 201, "own")
+		path := strings.TrimPrefix(made.Header.Get("Location"), g.base)
+		changed := g.do("PATCH", path, tt.patch, as("ann")).want(t, 200, "")
+		if has := strings.Contains(changed.body, `"flavor":"`+tt.flavor+`"`); has != (tt.flavor != "") {
+			t.Errorf("%s: %s, want the flavor %q", tt.patch, changed.body, tt.flavor)
+		}
+		sub, err := g.jobs.DefinitionSubmission(t.Context(), path[strings.LastIndex(path, "/")+1:])
+		if err != nil || string(sub.Start) != tt.start {
+			t.Errorf("%s: the start is %s, %v; want %s", tt.patch, sub.Start, err, tt.start)
+		}
+	}
+}

@@ -4,8 +4,11 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -50,6 +53,27 @@ func TestJobs_InKernel(t *testing.T) {
 			!strings.Contains(got.body, `"from_cell":1`)) {
 			t.Errorf("the job is %s", got.body)
 		}
+	}
+	begun := time.Now().Add(-time.Hour)
+	g.fake.change(func() {
+		held := launcher.Usage{Started: begun, GPUs: gpu.Whole(2)}
+		g.fake.usage = []launcher.KernelUsage{{ID: idA, Owner: "ann", Usage: held}}
+	})
+	if got := gpuSecondsOf(g.fake.usage, idA, time.Time{}, begun.Add(time.Minute)); got != 120 {
+		t.Errorf("GPU seconds of the kernel: %v", got)
+	}
+	if got := gpuSecondsOf(g.fake.usage, idA, begun.Add(time.Minute), begun.Add(90*time.Second)); got != 60 {
+		t.Errorf("GPU seconds of a part of its life: %v", got)
+	}
+	if got := gpuSecondsOf(g.fake.usage, idB, time.Time{}, begun.Add(time.Minute)); got != 0 {
+		t.Errorf("GPU seconds of another kernel: %v", got)
+	}
+	list := []jobs.Job{{State: jobs.Running, Kernel: idA, Started: begun.Add(time.Minute), GPUSeconds: 5},
+		{State: jobs.Succeeded, Kernel: idA, Started: begun, GPUSeconds: 5},
+		{State: jobs.Starting, Kernel: idA, GPUSeconds: 5}}
+	g.addGPUSeconds(t.Context(), list)
+	if list[0].GPUSeconds < 7205 || list[0].GPUSeconds > 7300 || list[1].GPUSeconds != 5 || list[2].GPUSeconds != 5 {
+		t.Errorf("GPU seconds of jobs: %+v", list)
 	}
 	const job = `"job":{"id":"`
 	for user, want := range map[string]bool{"ann": true, "rita": false, "uma": false} {

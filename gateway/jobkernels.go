@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -228,6 +229,48 @@ func (j jobKernels) Interrupt(ctx context.Context, author jobs.Author, id string
 	}
 	_, err = j.g.forward(r, id, http.MethodPost, "interrupt", actionTime)
 	return err
+}
+
+// GPUSeconds returns for how long a kernel has held GPUs after a time, as GET /api/usage counts it.
+func (j jobKernels) GPUSeconds(ctx context.Context, id string, since time.Time) (float64, error) {
+	all, err := j.g.opts.Launcher.Usage(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return gpuSecondsOf(all, id, since, time.Now()), nil
+}
+
+// gpuSecondsOf returns for how long one of several kernels has held GPUs between two times.
+func gpuSecondsOf(all []launcher.KernelUsage, id string, since, until time.Time) float64 {
+	for i := range all {
+		if all[i].ID == id && !all[i].Started.IsZero() {
+			row, _ := usageRow(all[i], since, until)
+			return row.Held
+		}
+	}
+	return 0
+}
+
+// addGPUSeconds adds to jobs that have not ended what their present kernels have held of GPUs by now. If that cannot be
+// read, they have that of earlier attempts.
+func (g *Gateway) addGPUSeconds(ctx context.Context, list []jobs.Job) {
+	has := func(j jobs.Job) bool { return !j.State.Final() && j.Kernel != "" && !j.Started.IsZero() }
+	if !slices.ContainsFunc(list, has) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, readTime)
+	defer cancel()
+	all, err := g.opts.Launcher.Usage(ctx)
+	if err != nil {
+		g.log.Debug("the GPU time of jobs is that of earlier attempts", logkey.Err, err)
+		return
+	}
+	now := time.Now()
+	for i := range list {
+		if j := &list[i]; has(*j) {
+			j.GPUSeconds = seconds(j.GPUSeconds + gpuSecondsOf(all, j.Kernel, j.GPUsSince(), now))
+		}
+	}
 }
 
 // Stop ends a job's kernel.

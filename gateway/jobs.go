@@ -244,6 +244,7 @@ func (g *Gateway) listJobs(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return jobProblem(err)
 	}
+	g.addGPUSeconds(r.Context(), list)
 	return writeJSON(w, http.StatusOK, list)
 }
 
@@ -269,7 +270,9 @@ func (g *Gateway) getJob(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	return writeJSON(w, http.StatusOK, job)
+	one := []jobs.Job{job}
+	g.addGPUSeconds(r.Context(), one)
+	return writeJSON(w, http.StatusOK, one[0])
 }
 
 // getJobNotebook answers with the notebook as it is now, or with ?source=1 as it was submitted.

@@ -224,13 +224,15 @@ func (f outputFormat) printJobs(w io.Writer, all []jobRow, now time.Time) error 
 	}
 	head := []string{"JOB", "NAME", "STATE", "CELLS", "AGE", "REASON"}
 	if f == formatWide {
-		head = []string{"JOB", "NAME", "STATE", "CELLS", "AGE", "OWNER", "SPEC", "FLAVOR", "ATTEMPT", "KERNEL", "REASON"}
+		head = []string{"JOB", "NAME", "STATE", "CELLS", "AGE", "OWNER", "SPEC", "FLAVOR", "GPU HOURS", "ATTEMPT", "KERNEL",
+			"REASON"}
 	}
 	lines := [][]string{head}
 	for _, j := range all {
 		cells := []string{j.ID, j.Name, string(j.State), fmt.Sprintf("%d/%d", j.Cell, j.Cells), age(now, j.Created)}
 		if f == formatWide {
-			cells = append(cells, cmp.Or(j.Owner, "-"), j.Kernelspec, cmp.Or(j.Flavor, "-"), strconv.Itoa(j.Attempt),
+			cells = append(cells, cmp.Or(j.Owner, "-"), j.Kernelspec, cmp.Or(j.Flavor, "-"), hours(j.GPUSeconds),
+				strconv.Itoa(j.Attempt),
 				cmp.Or(j.Kernel, "-"))
 		}
 		lines = append(lines, append(cells, cmp.Or(j.Reason, "-")))

@@ -30,19 +30,27 @@ func TestPrintKernels(t *testing.T) {
 		want   string
 	}{
 		{formatTable, `
-KERNEL                                 SPEC      OWNER   STATE      AGE    IDLE   GPU    ENDS IN   KEPT FOR   JOB         REASON
-3f2a91c0-0000-4000-8000-000000000001   python3   ann     idle       2h5m   35m    t4     5m        -          -           
-3f2a91c0-0000-4000-8000-000000000002   r         bob     starting   10s    -      0.25   -         -          -           ` +
+KERNEL                                 SPEC      OWNER   STATE      AGE    IDLE   GPU    ENDS IN   K` +
+			`EPT FOR   JOB         REASON
+3f2a91c0-0000-4000-8000-000000000001   python3   ann     idle       2h5m   35m    t4     5m        -` +
+			`          -           
+3f2a91c0-0000-4000-8000-000000000002   r         bob     starting   10s    -      0.25   -         -` +
+			`          -           ` +
 			`full\x1b[31m\tnow
-7b000000-0000-4000-8000-000000000003   python3   bob     busy       3d     -      -      -         8h         train 3/9   
+7b000000-0000-4000-8000-000000000003   python3   bob     busy       3d     -      -      -         8` +
+			`h         train 3/9   
 `},
 		{formatWide, `
-KERNEL                                 SPEC      OWNER   STATE      AGE    IDLE   GPU    ENDS IN   KEPT FOR   CLIENTS   ` +
+KERNEL                                 SPEC      OWNER   STATE      AGE    IDLE   GPU    ENDS IN   K` +
+			`EPT FOR   CLIENTS   ` +
 			`JOB         REASON
-3f2a91c0-0000-4000-8000-000000000001   python3   ann     idle       2h5m   35m    t4     5m        -          2         -           
-3f2a91c0-0000-4000-8000-000000000002   r         bob     starting   10s    -      0.25   -         -          0         -           ` +
+3f2a91c0-0000-4000-8000-000000000001   python3   ann     idle       2h5m   35m    t4     5m        -` +
+			`          2         -           
+3f2a91c0-0000-4000-8000-000000000002   r         bob     starting   10s    -      0.25   -         -` +
+			`          0         -           ` +
 			`full\x1b[31m\tnow
-7b000000-0000-4000-8000-000000000003   python3   bob     busy       3d     -      -      -         8h         1         train 3/9   
+7b000000-0000-4000-8000-000000000003   python3   bob     busy       3d     -      -      -         8` +
+			`h         1         train 3/9   
 `},
 		{formatName, `
 3f2a91c0-0000-4000-8000-000000000001

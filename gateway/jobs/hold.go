@@ -30,6 +30,9 @@ const (
 // giveBack bounds the last write of a gateway that ends.
 const giveBack = 5 * time.Second
 
+// gpuSecondsTime bounds the reading of a kernel's GPU time.
+const gpuSecondsTime = 10 * time.Second
+
 // errLost says that another gateway holds the job.
 var errLost = errors.New("jobs: another gateway holds the job")
 
@@ -251,6 +254,7 @@ func (h *hold) steps() error {
 // settle stops the kernel of an attempt that has ended, unless its author keeps it. It then ends the job or lets it
 // begin again.
 func (h *hold) settle(e *entry) error {
+	gpuSeconds := e.GPUSeconds + h.gpuSeconds(e)
 	err := retry(h.ctx, h.log, "stop its kernel", func() error {
 		if e.Then == ThenKeep {
 			return nil
@@ -270,12 +274,28 @@ func (h *hold) settle(e *entry) error {
 	}
 	return h.last("end", func(e *entry) {
 		e.State, e.Reason, e.Attempt, e.Outcome = end.State, end.Reason, attempt, nil
+		e.GPUSeconds = gpuSeconds
 		if e.State.Final() {
 			e.Ended = time.Now().UTC()
 			return
 		}
 		e.Kernel, e.Cell, e.Started, e.Reached = "", 0, time.Time{}, false
 	})
+}
+
+// gpuSeconds returns what the attempt's kernel has held of GPUs. It is read before the kernel is stopped: later, the
+// kernel's end may not be recorded yet. It never keeps a job from its end.
+func (h *hold) gpuSeconds(e *entry) (used float64) {
+	if e.Kernel == "" || e.inKernel() && e.Started.IsZero() {
+		return 0
+	}
+	ctx, cancel := context.WithTimeout(h.ctx, gpuSecondsTime)
+	defer cancel()
+	used, err := h.m.kernels.GPUSeconds(ctx, e.Kernel, e.GPUsSince())
+	if err != nil && h.ctx.Err() == nil {
+		h.log.Warn("the GPU time of a job is incomplete", logkey.Err, err)
+	}
+	return used
 }
 
 // last is must for a change that may end the job. An end is counted when it is stored.

@@ -97,6 +97,19 @@ type Job struct {
 	Started  time.Time `json:"started,omitzero"` // when its kernel was up, in the present attempt
 	Ended    time.Time `json:"ended,omitzero"`
 	Stopping bool      `json:"stopping,omitempty"` // its end was requested
+
+	// GPUSeconds are the GPUs that its kernels held, times the seconds for which they held them, of the attempts that
+	// have ended.
+	GPUSeconds float64 `json:"gpu_seconds,omitempty"`
+}
+
+// GPUsSince returns from when on the GPUs of the job's present kernel count for the job. Those of an author's kernel
+// count while the job runs.
+func (j *Job) GPUsSince() time.Time {
+	if !j.inKernel() {
+		return time.Time{}
+	}
+	return j.Started
 }
 
 // inKernel reports whether the job goes on in its author's kernel.

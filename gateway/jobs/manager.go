@@ -52,6 +52,9 @@ type Kernels interface {
 	Dial(ctx context.Context, author Author, id string, query url.Values) (*websocket.Conn, error)
 	// Interrupt interrupts the kernel.
 	Interrupt(ctx context.Context, author Author, id string) error
+	// GPUSeconds returns for how long a kernel that lives, or has ended in the last days, has held GPUs after a time: GPUs
+	// times seconds. It is 0 for others.
+	GPUSeconds(ctx context.Context, id string, since time.Time) (float64, error)
 	// Stop ends the kernel and returns when it is gone. It is no error if the kernel does not exist.
 	Stop(ctx context.Context, author Author, id, reason string) error
 }
@@ -151,13 +154,14 @@ func (m *Manager) Submit(ctx context.Context, sub Submission) (job Job, created 
 
 // create stores a job, or returns the one that has its id already.
 func (m *Manager) create(ctx context.Context, sub Submission, job Job) (_ Job, created bool, err error) {
-	doc, err := sub.check()
-	if err != nil {
-		return Job{}, false, err
-	}
+	// A job that exists costs one read: the notebook may be large, and several gateways make the same scheduled job.
 	if s, err := m.store.job(ctx, job.ID); err == nil {
 		return s.Job, false, nil
 	} else if !errors.Is(err, launcher.ErrNoRecord) {
+		return Job{}, false, err
+	}
+	doc, err := sub.check()
+	if err != nil {
 		return Job{}, false, err
 	}
 	if err := m.room(ctx, sub.Owner); err != nil {

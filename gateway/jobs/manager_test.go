@@ -114,6 +114,16 @@ func (c *cluster) Dial(context.Context, Author, string, url.Values) (*websocket.
 	return nil, errors.New("cells are not run by this test")
 }
 
+// GPUSeconds says that each kernel that lives has held GPUs for seven seconds.
+func (c *cluster) GPUSeconds(_ context.Context, id string, _ time.Time) (float64, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, there := c.alive[id]; there {
+		return 7, nil
+	}
+	return 0, nil
+}
+
 func (c *cluster) Interrupt(context.Context, Author, string) error { return nil }
 
 func (c *cluster) Stop(_ context.Context, _ Author, id, _ string) error {

@@ -39,8 +39,8 @@ func (j *Job) brief() Brief {
 // viewAge is the age from which a view says nothing any more.
 const viewAge = time.Minute
 
-// view is what this gateway knows of the jobs that have not ended, without reading them: from its last look at all jobs,
-// and from what it has written since.
+// view is what this gateway knows of the jobs that have not ended, without reading them. It knows it from its last look
+// at all jobs, and from what it has written since.
 type view struct {
 	mu   sync.RWMutex
 	at   time.Time         // of the last look; zero before the first
@@ -89,7 +89,8 @@ func (v *view) note(job Brief) {
 	}
 }
 
-// KernelJob returns the job that has a kernel, as this gateway knows it: it may be some seconds old. It reads no records.
+// KernelJob returns the job that has a kernel, as this gateway knows it. It reads no records, and may be some seconds
+// old.
 func (m *Manager) KernelJob(kernel string) (job Brief, there bool) {
 	m.view.mu.RLock()
 	defer m.view.mu.RUnlock()

@@ -106,6 +106,9 @@ func TestManager_View(t *testing.T) {
 				t.Errorf("after its end, the kernel's job is %+v", j)
 			}
 		}
+		if j := wantState(t, a, first, Succeeded, ""); j.GPUSeconds != 7 {
+			t.Errorf("the job's GPU seconds are %v", j.GPUSeconds)
+		}
 		got := both.seen()
 		if len(got) != 5 {
 			t.Fatalf("counted were %q", got)
@@ -127,7 +130,8 @@ func TestManager_ViewOld(t *testing.T) {
 		if got, ok := m.States(); ok {
 			t.Errorf("the states are %v", got)
 		}
-		if got, ok := New(&launchertest.MemoryRecords{}, newCluster(1), Policy{}, slog.New(slog.DiscardHandler)).States(); ok {
+		m = New(&launchertest.MemoryRecords{}, newCluster(1), Policy{}, slog.New(slog.DiscardHandler))
+		if got, ok := m.States(); ok {
 			t.Errorf("before the first look, the states are %v", got)
 		}
 	})
