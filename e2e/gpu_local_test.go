@@ -67,3 +67,43 @@ func TestE2E_LocalGPU(t *testing.T) {
 	c.prints("sees GPU-of-tests")
 	g.state(first.ID, "dead", 10*time.Second)
 }
+
+// TestE2E_JobsGiveWay: a job holds the machine's only GPU. It is ended for a notebook that waits, and begins again when
+// the notebook's kernel has ended.
+func TestE2E_JobsGiveWay(t *testing.T) {
+	t.Parallel() // it mostly waits
+	nvml := newFakeNVML(t)
+	audit := filepath.Join(t.TempDir(), "audit")
+	g := prepare(t, "", "--start-wait", "1s", "--jobs-give-way", "2s", "--audit-log", audit)
+	g.vars = []string{"LD_LIBRARY_PATH=" + nvml.dir}
+	g.start()
+	saved := filepath.Join(g.dir, "saved")
+	id := g.submits(g.notebookFile("gives.ipynb", "saved = ''", "import os, time\nprint('trains', flush=True)\ntry:\n"+
+		"    while not os.path.exists(saved):\n        time.sleep(0.1)\nexcept KeyboardInterrupt:\n"+
+		"    open(saved, 'w').close()", "print('done with', os.environ['CUDA_VISIBLE_DEVICES'])"),
+		"--retries", "1", "--env", "KERNEL_GPUS=1", "-r", "saved", saved)
+	first := g.jobIs(id, "trains", 30*time.Second, func(j job) bool { return j.State == "running" && j.Cell == 3 }).Kernel
+
+	var notebook model
+	g.want(201, "POST", "/api/kernels", `{"name": "python3", "env": {"KERNEL_GPUS": "1"}}`, &notebook)
+	if notebook.ExecutionState != "starting" || !strings.Contains(notebook.Reason, "it waits for a GPU") {
+		t.Errorf("the notebook's kernel is %+v", notebook)
+	}
+	g.state(notebook.ID, "idle", 100*time.Second) // the job gives way after its first minute
+	if _, err := os.Stat(saved); err != nil {
+		t.Errorf("the job could not save: %v", err)
+	}
+	j := g.jobIs(id, "waits for the GPU", 30*time.Second, func(j job) bool { return j.State == "starting" && j.Reason != "" })
+	if j.Attempt != 2 || j.Kernel == first || !strings.Contains(j.Reason, "it waits for a GPU") {
+		t.Errorf("the job is %+v", j)
+	}
+	if b, err := os.ReadFile(audit); err != nil || strings.Count(string(b), `"give-way"`) != 1 ||
+		!strings.Contains(string(b), first) {
+		t.Errorf("the audit log is %s, %v", b, err)
+	}
+	g.want(204, "DELETE", "/api/kernels/"+notebook.ID, "", nil)
+	g.jobIs(id, "has ended", time.Minute, func(j job) bool { return j.State == "succeeded" && j.Attempt == 2 })
+	if _, logs, _ := g.prints("jobs", "logs", id); logs != "trains\ndone with GPU-of-tests\n" {
+		t.Errorf("the outputs are %q", logs)
+	}
+}

@@ -63,7 +63,9 @@ func jobStartsOnce(t *testing.T, g *gateway) {
 // jobRestartsFrom: a job's kernel is killed twice, before and behind the cell with which the job begins again.
 func jobRestartsFrom(t *testing.T, g *gateway) {
 	ran := filepath.Join(g.dir, "ran")
-	note := func(cell string) string { return "print('" + cell + "', x)\n_ = open(ran, 'a').write('" + cell + " ')\n" }
+	note := func(cell string) string {
+		return "print('" + cell + "', x)\n_ = open(ran, 'a').write('" + cell + " ')\n"
+	}
 	const dies = "if open(ran).read().count('%s') == 1:\n    os.kill(os.getpid(), 9)"
 	path := g.notebookFile("again.ipynb", "x, ran = 1, ''", "import os\n"+note("setup")+fmt.Sprintf(dies, "setup"),
 		"import os\n"+note("load"), note("train")+fmt.Sprintf(dies, "train"))

@@ -71,6 +71,7 @@ func (g *gateway) jobs() (all []job) {
 func (g *gateway) jobIs(id, what string, limit time.Duration, ok func(job) bool) (j job) {
 	g.t.Helper()
 	g.eventually(limit, "job "+what, func() error {
+		j = job{} // a member that is absent now
 		status, b, err := g.tryAsk("GET", "/api/jobs/"+id, "")
 		if err != nil || status != 200 || json.Unmarshal(b, &j) != nil || !ok(j) {
 			return fmt.Errorf("%d %s %v", status, b, err)

@@ -284,3 +284,34 @@ func (j jobKernels) Stop(ctx context.Context, author jobs.Author, id, reason str
 	}
 	return nil
 }
+
+// GPUWaits returns the kernels that wait for GPUs. There are none if the launcher does not know them.
+func (j jobKernels) GPUWaits(ctx context.Context) ([]launcher.GPUWait, error) {
+	waiter, ok := j.g.opts.Launcher.(launcher.GPUWaiter)
+	if !ok {
+		return nil, nil
+	}
+	return waiter.GPUWaits(ctx)
+}
+
+// Starts reports whether a kernel is still being started.
+func (j jobKernels) Starts(ctx context.Context, id string) (bool, error) {
+	k, err := j.g.opts.Launcher.Kernel(ctx, id)
+	if errors.Is(err, launcher.ErrNotFound) {
+		return false, nil
+	}
+	return err == nil && !isUp(k), err
+}
+
+// GaveWay writes to the audit log that a job's kernel is ended for another kernel.
+func (j jobKernels) GaveWay(ctx context.Context, author jobs.Author, id string) {
+	r, err := j.call(ctx, author, nil)
+	if err != nil {
+		j.g.log.Error("the audit log lacks that a job gave way", logkey.Kernel, id, logkey.Err, err)
+		return
+	}
+	r.kernel = id
+	e := r.entry("give-way", "")
+	e.Outcome = auditDone
+	j.g.audit.write(e)
+}

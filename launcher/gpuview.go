@@ -20,6 +20,25 @@ type GPUViewer interface {
 	FlavorRoom(ctx context.Context, flavors []flavor.Flavor) (rooms map[string]GPURoom, view GPUs, err error)
 }
 
+// GPUWaiter is implemented by launchers that know which kernels wait for GPUs that others hold.
+type GPUWaiter interface {
+	// GPUWaits returns the kernels that wait for GPUs, the longest first, as far as it is known whose GPUs they could take.
+	// It makes no request.
+	GPUWaits(ctx context.Context) ([]GPUWait, error)
+}
+
+// GPUWait is a kernel that waits for GPUs.
+type GPUWait struct {
+	Kernel  string
+	For     time.Duration // how long it has waited
+	Holders []string      // kernels: if any one of them ends, the GPUs are enough
+}
+
+// LongestFirst orders waits as GPUWaiter returns them, for slices.SortFunc.
+func LongestFirst(a, b GPUWait) int {
+	return cmp.Or(cmp.Compare(b.For, a.For), cmp.Compare(a.Kernel, b.Kernel))
+}
+
 // GPURoom is for how many kernels of one flavor there is room. Kernels of other flavors may take the same GPUs.
 type GPURoom struct {
 	Free  int // kernels that could start now

@@ -47,8 +47,8 @@ type hold struct {
 	life context.Context // Manager.Run's
 	beat chan struct{}   // capacity 1: count now
 
-	stopping context.Context // ends when the end of the job is wanted
-	end      context.CancelFunc
+	stopping context.Context // ends when the end of the job is wanted, or of its attempt; see its cause
+	end      context.CancelCauseFunc
 
 	known atomic.Pointer[Brief] // of s
 
@@ -59,7 +59,7 @@ type hold struct {
 func newHold(ctx context.Context, m *Manager, s stored) *hold {
 	h := &hold{m: m, id: s.ID, log: m.log.With(logkey.Job, s.ID), life: ctx,
 		beat: make(chan struct{}, 1), s: s}
-	h.stopping, h.end = context.WithCancel(context.Background())
+	h.stopping, h.end = context.WithCancelCause(context.Background())
 	h.ctx, h.lose = context.WithCancelCause(ctx)
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -72,8 +72,11 @@ func (h *hold) noteLocked() {
 	brief := h.s.brief()
 	h.known.Store(&brief)
 	h.m.view.note(brief)
-	if h.s.Stopping {
-		h.end()
+	switch {
+	case h.s.Stopping:
+		h.end(errStopped)
+	case h.s.GiveWay != "" && h.s.State == Running:
+		h.end(errGaveWay)
 	}
 }
 
@@ -233,9 +236,14 @@ func (h *hold) steps() error {
 		case e.State == Queued && h.m.waits(h.id):
 			return nil
 		case e.State == Queued:
+			if behind, err := h.behind(&e); behind || err != nil {
+				return err
+			}
 			// The kernel's id is stored before the kernel is started.
 			kernel, attempt := uuid.NewString(), e.Attempt+1
-			err := h.must("start", func(e *entry) { e.State, e.Reason, e.Kernel, e.Attempt = Starting, "", kernel, attempt })
+			err := h.must("start", func(e *entry) {
+				e.State, e.Reason, e.Kernel, e.Attempt, e.GiveWay = Starting, "", kernel, attempt, ""
+			})
 			if err != nil {
 				return err
 			}
@@ -314,6 +322,9 @@ func (h *hold) last(what string, change func(*entry)) error {
 func (h *hold) outcome(state State, reason string, lost bool) error {
 	return h.must("store its outcome", func(e *entry) {
 		end := outcome{State: state, Reason: reason}
+		if e.Stopping && reason == reasonGaveWay {
+			end = outcome{State: Stopped, Reason: reasonStopped}
+		}
 		if lost && !e.Stopping && e.Attempt <= e.Retries {
 			end.State = Queued
 			if e.Reached && e.Saved != "" && e.RestartFrom != "" {
@@ -366,6 +377,7 @@ func (h *hold) start(e *entry) error {
 // Reasons for which this gateway ends a wait or a run by itself.
 var (
 	errStopped = errors.New("jobs: stopped")
+	errGaveWay = errors.New("jobs: gave way")
 	errTimeout = errors.New("jobs: out of time")
 )
 
@@ -412,6 +424,9 @@ func (h *hold) run(e *entry) error {
 		if errors.Is(context.Cause(stop), errTimeout) {
 			return h.outcome(Failed, fmt.Sprintf("it ran longer than its timeout of %d s", e.Timeout), false)
 		}
+		if errors.Is(context.Cause(stop), errGaveWay) {
+			return h.outcome(Failed, reasonGaveWay, true)
+		}
 		return h.outcome(Stopped, reasonStopped, false)
 	}
 	reason := result.Reason
@@ -439,10 +454,10 @@ func (h *hold) unreachable() func(error) {
 	}
 }
 
-// untilStopped returns a context that ends with errStopped when the end of the job is wanted. release must be called.
+// untilStopped returns a context that ends when the job, or its attempt, is to end. The cause says why. release must be called.
 func (h *hold) untilStopped(parent context.Context) (ctx context.Context, release func()) {
 	ctx, cancel := context.WithCancelCause(parent)
-	detach := context.AfterFunc(h.stopping, func() { cancel(errStopped) })
+	detach := context.AfterFunc(h.stopping, func() { cancel(context.Cause(h.stopping)) })
 	return ctx, func() {
 		detach()
 		cancel(nil)

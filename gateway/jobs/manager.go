@@ -37,6 +37,7 @@ type Policy struct {
 	KeepFor     time.Duration // after their end; 0: without a limit
 	Keep        int           // how many that have ended; 0: any number
 	Definitions int           // 0: any number
+	GiveWay     time.Duration // after which a job gives its GPU to a kernel that waits for one; 0: never
 }
 
 // Kernels starts and reaches the kernels of jobs. Its methods may be called concurrently.
@@ -57,6 +58,13 @@ type Kernels interface {
 	GPUSeconds(ctx context.Context, id string, since time.Time) (float64, error)
 	// Stop ends the kernel and returns when it is gone. It is no error if the kernel does not exist.
 	Stop(ctx context.Context, author Author, id, reason string) error
+
+	// GPUWaits returns the kernels that wait for GPUs which others hold, the longest first.
+	GPUWaits(ctx context.Context) ([]launcher.GPUWait, error)
+	// Starts reports whether a kernel is still being started, or waits.
+	Starts(ctx context.Context, id string) (bool, error)
+	// GaveWay records that a job's kernel is ended for another one.
+	GaveWay(ctx context.Context, author Author, id string)
 }
 
 // RefusedError says that a kernel cannot be started as the job wants it. Another attempt would fail, too.
@@ -111,6 +119,7 @@ type Manager struct {
 	holds   map[string]*hold     // by job
 	watched map[string]*watched  // jobs that other gateways hold
 	notYet  map[string]time.Time // jobs that have to wait, until when
+	gave    map[string]time.Time // jobs in the queue that have given way, since when this gateway knows it
 }
 
 // watched is what was last seen of another gateway's holding.
@@ -127,7 +136,7 @@ func New(keeper launcher.RecordKeeper, kernels Kernels, policy Policy, log *slog
 		name: uuid.NewString(), timing: realTiming, observer: unobserved{},
 		perform: func(ctx context.Context, r *notebook.Run) (notebook.Result, error) { return r.Do(ctx) },
 		wake:    make(chan struct{}, 1), defined: make(chan struct{}, 1), holds: map[string]*hold{},
-		watched: map[string]*watched{}, notYet: map[string]time.Time{}, orphans: map[string]map[string]bool{},
+		watched: map[string]*watched{}, notYet: map[string]time.Time{}, gave: map[string]time.Time{}, orphans: map[string]map[string]bool{},
 	}
 }
 
@@ -383,6 +392,9 @@ func (m *Manager) round(ctx context.Context, working *sync.WaitGroup) error {
 		}
 	}
 	m.forget(seen)
+	if err := m.giveWay(ctx, all); err != nil && ctx.Err() == nil {
+		m.log.Warn("no job can give way to a kernel that waits for a GPU", logkey.Err, err)
+	}
 	return nil
 }
 
@@ -419,6 +431,11 @@ func (m *Manager) forget(seen map[string]bool) {
 	for id := range m.watched {
 		if !seen[id] {
 			delete(m.watched, id)
+		}
+	}
+	for id := range m.gave {
+		if !seen[id] {
+			delete(m.gave, id)
 		}
 	}
 	for id, until := range m.notYet {

@@ -67,6 +67,8 @@ type cluster struct {
 	room   int               // kernels that may live, of each author
 	alive  map[string]string // by id: the author
 	starts []string          // names of the authors, in the order of their kernels
+	waits  []launcher.GPUWait
+	gave   []string // kernels that were ended for others
 }
 
 func newCluster(room int) *cluster { return &cluster{room: room, alive: map[string]string{}} }
@@ -131,6 +133,37 @@ func (c *cluster) Stop(_ context.Context, _ Author, id, _ string) error {
 	defer c.mu.Unlock()
 	delete(c.alive, id)
 	return nil
+}
+
+// setWaits changes which kernels wait for GPUs.
+func (c *cluster) setWaits(waits ...launcher.GPUWait) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.waits = waits
+}
+
+func (c *cluster) GPUWaits(context.Context) ([]launcher.GPUWait, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.waits), nil
+}
+
+func (c *cluster) Starts(_ context.Context, id string) (bool, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.ContainsFunc(c.waits, func(w launcher.GPUWait) bool { return w.Kernel == id }), nil
+}
+
+func (c *cluster) GaveWay(_ context.Context, _ Author, id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.gave = append(c.gave, id)
+}
+
+func (c *cluster) gaveWay() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.gave)
 }
 
 func (c *cluster) living() int {

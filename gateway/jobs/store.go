@@ -31,10 +31,12 @@ type entry struct {
 	Holder string `json:"holder,omitempty"` // the gateway that works on the job; "" for none
 	Beat   uint64 `json:"beat"`             // the holder counts it up while it lives
 
-	Source  string   `json:"source"`            // record of the notebook that was submitted
-	Saved   string   `json:"saved,omitempty"`   // record of the notebook that was saved last; "": none was
-	Reached bool     `json:"reached,omitempty"` // its present attempt has begun the cell RestartFrom
-	Before  string   `json:"before,omitempty"`  // record of the notebook of the last attempt that had begun it; "": none had
+	Source  string `json:"source"`            // record of the notebook that was submitted
+	Saved   string `json:"saved,omitempty"`   // record of the notebook that was saved last; "": none was
+	Reached bool   `json:"reached,omitempty"` // its present attempt has begun the cell RestartFrom
+	Before  string `json:"before,omitempty"`  // record of the notebook of the last attempt that had begun it; "": none had
+	// The kernel that waits for a GPU and gets this job's, while the job is being ended for it or waits behind it.
+	GiveWay string   `json:"give_way,omitempty"`
 	Outcome *outcome `json:"outcome,omitempty"` // its present attempt has ended so, and its kernel is to be stopped
 }
 

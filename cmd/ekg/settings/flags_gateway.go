@@ -236,5 +236,11 @@ var gatewaySettings = []group{
 			value: limit(func(s *Settings) *time.Duration { return &s.Jobs.KeepFor }),
 			Usage: "how long jobs are kept after their end; 0: for any time",
 		},
+		{
+			Name: "jobs-give-way", Env: []string{"EKG_JOBS_GIVE_WAY"}, def: "0s",
+			value: limit(func(s *Settings) *time.Duration { return &s.Jobs.GiveWay }),
+			Usage: "how long a notebook's kernel waits for a GPU until a job with retries left is ended for it; 0: jobs give no " +
+				"way. See docs/jobs.md",
+		},
 	}},
 }

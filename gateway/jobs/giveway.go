@@ -1,0 +1,120 @@
+package jobs
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+)
+
+const (
+	// giveWayAfter is the time for which an attempt runs at least before it gives way, so that jobs come further.
+	giveWayAfter = time.Minute
+	// giveWayHold bounds how long a job that has given way waits for the other kernel's start.
+	giveWayHold = 10 * time.Minute
+
+	reasonGaveWay = "it gave way to a notebook that waited for a GPU"
+)
+
+// errStays says that a job does not give way.
+var errStays = errors.New("jobs: it does not give way")
+
+// mayGiveWay reports whether the job's kernel can be ended for another one: the job begins again by its retries.
+func (e *entry) mayGiveWay() bool {
+	return e.State == Running && e.Outcome == nil && !e.Stopping && !e.inKernel() && e.GiveWay == "" &&
+		e.Attempt <= e.Retries && time.Since(e.Started) >= giveWayAfter
+}
+
+// giveWay chooses a job for each kernel that has waited for a GPU for too long and gets one if that job ends. The choice
+// is in the job's record, from which the job's holder takes it. All gateways choose alike: the job with the lowest
+// priority, then the one that was started last.
+func (m *Manager) giveWay(ctx context.Context, all []stored) error {
+	if m.policy.GiveWay == 0 {
+		return nil
+	}
+	waits, err := m.kernels.GPUWaits(ctx)
+	if err != nil {
+		return err
+	}
+	ofJobs, given := map[string]bool{}, map[string]bool{}
+	for i := range all {
+		if s := &all[i]; !s.ended() {
+			ofJobs[s.Kernel], given[s.GiveWay] = true, true
+		}
+	}
+	for _, w := range waits {
+		if w.For < m.policy.GiveWay || ofJobs[w.Kernel] || given[w.Kernel] {
+			continue
+		}
+		s := gives(all, w)
+		if s == nil {
+			continue
+		}
+		now, err := m.store.change(ctx, s.ID, func(e *entry) error {
+			if !e.mayGiveWay() {
+				return errStays
+			}
+			e.GiveWay = w.Kernel
+			return nil
+		})
+		switch {
+		case errors.Is(err, errStays), errors.Is(err, launcher.ErrNoRecord):
+			continue // the next round looks again
+		case err != nil:
+			return err
+		}
+		*s = now
+		m.log.Info("a job gives way to a kernel that waits for a GPU", logkey.Job, s.ID, logkey.Kernel, w.Kernel,
+			logkey.Took, w.For)
+		m.kernels.GaveWay(ctx, s.Author, s.Kernel)
+		m.mu.Lock()
+		h := m.holds[s.ID]
+		m.mu.Unlock()
+		if h != nil {
+			h.poke()
+		}
+	}
+	return nil
+}
+
+// gives returns the job that gives way to a kernel that waits; nil if none does.
+func gives(all []stored, w launcher.GPUWait) (chosen *stored) {
+	for i := range all {
+		s := &all[i]
+		if !s.mayGiveWay() || !slices.Contains(w.Holders, s.Kernel) {
+			continue
+		}
+		if chosen == nil || s.Priority < chosen.Priority ||
+			s.Priority == chosen.Priority && s.Started.After(chosen.Started) {
+			chosen = s
+		}
+	}
+	return chosen
+}
+
+// behind reports whether a job in the queue has to wait until the kernel to which it gave way has started.
+func (h *hold) behind(e *entry) (bool, error) {
+	if e.GiveWay == "" {
+		return false, nil
+	}
+	starts, err := h.m.kernels.Starts(h.ctx, e.GiveWay)
+	if err != nil {
+		return false, err
+	}
+	h.m.mu.Lock()
+	defer h.m.mu.Unlock()
+	since, known := h.m.gave[h.id]
+	if !known {
+		since = time.Now()
+		h.m.gave[h.id] = since
+	}
+	if starts && time.Since(since) < giveWayHold {
+		h.m.notYet[h.id] = time.Now().Add(h.m.timing.again)
+		return true, nil
+	}
+	delete(h.m.gave, h.id)
+	return false, nil
+}

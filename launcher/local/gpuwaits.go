@@ -1,0 +1,68 @@
+package local
+
+import (
+	"context"
+	"slices"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
+)
+
+// GPUWaits implements launcher.GPUWaiter. It leaves out the kernels of jobs.
+func (l *Launcher) GPUWaits(ctx context.Context) ([]launcher.GPUWait, error) {
+	wants := map[string]devices.Want{}
+	var all []launcher.GPUWait
+	now := l.timing.now()
+	l.mu.Lock()
+	for _, k := range l.ordered {
+		if k.waiting != nil && k.rec.Want != nil && !k.rec.Job {
+			wants[k.id] = *k.rec.Want
+			all = append(all, launcher.GPUWait{Kernel: k.id, For: now.Sub(k.waiting.Since)})
+		}
+	}
+	l.mu.Unlock()
+	if len(all) == 0 {
+		return nil, nil
+	}
+	held, _, err := l.GPUs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for i := range all {
+		all[i].Holders = enough(wants[all[i].Kernel], held)
+	}
+	slices.SortFunc(all, launcher.LongestFirst)
+	return all, nil
+}
+
+// enough returns the kernels whose end would each leave enough GPUs. There are none if enough are free already.
+func enough(want devices.Want, held []gpu.Held) (kernels []string) {
+	if free, _ := want.Room(held); free > 0 {
+		return nil
+	}
+	tried := map[string]bool{"": true}
+	for _, h := range held {
+		for _, holder := range h.Holders {
+			if tried[holder.Kernel] {
+				continue
+			}
+			tried[holder.Kernel] = true
+			if free, _ := want.Room(without(held, holder.Kernel)); free > 0 {
+				kernels = append(kernels, holder.Kernel)
+			}
+		}
+	}
+	return kernels
+}
+
+// without returns GPUs as if a kernel held none.
+func without(held []gpu.Held, kernel string) []gpu.Held {
+	left := slices.Clone(held)
+	for i := range left {
+		left[i].Holders = slices.DeleteFunc(slices.Clone(left[i].Holders), func(h gpu.Holder) bool {
+			return h.Kernel == kernel
+		})
+	}
+	return left
+}
