@@ -69,6 +69,7 @@ func (m *Manager) giveWay(ctx context.Context, all []stored) error {
 		*s = now
 		m.log.Info("a job gives way to a kernel that waits for a GPU", logkey.Job, s.ID, logkey.Kernel, w.Kernel,
 			logkey.Took, w.For)
+		m.observer.JobGaveWay()
 		m.kernels.GaveWay(ctx, s.Author, s.Kernel)
 		m.mu.Lock()
 		h := m.holds[s.ID]

@@ -15,6 +15,8 @@ type Observer interface {
 	JobEnded(state string, ran time.Duration)
 	// JobDue counts a time of a schedule. made is false if no job could be made for it.
 	JobDue(made bool)
+	// JobGaveWay counts a job that is ended for a kernel that waits for a GPU.
+	JobGaveWay()
 }
 
 // unobserved is the Observer of a manager that was given none.
@@ -23,6 +25,7 @@ type unobserved struct{}
 func (unobserved) JobBegan(string, time.Duration) {}
 func (unobserved) JobEnded(string, time.Duration) {}
 func (unobserved) JobDue(bool)                    {}
+func (unobserved) JobGaveWay()                    {}
 
 // Brief is the part of a job that this gateway knows without reading records.
 type Brief struct {

@@ -29,6 +29,7 @@ func (c *counts) add(format string, args ...any) {
 func (c *counts) JobBegan(flavor string, waited time.Duration) { c.add("began %q %v", flavor, waited) }
 func (c *counts) JobEnded(state string, ran time.Duration)     { c.add("%s %v", state, ran) }
 func (c *counts) JobDue(made bool)                             { c.add("due %v", made) }
+func (c *counts) JobGaveWay()                                  { c.add("gave way") }
 
 // seen returns what was counted, in order.
 func (c *counts) seen() []string {

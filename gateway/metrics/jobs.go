@@ -18,17 +18,20 @@ type jobCounts struct {
 	wait  *prometheus.HistogramVec
 	run   *prometheus.HistogramVec
 	due   *prometheus.CounterVec
+	gave  *prometheus.CounterVec
 }
 
 // newJobCounts makes counters whose series begin with 0, so that the first job is an increase.
 func newJobCounts() jobCounts {
 	c := jobCounts{ended: counter(metricJobsEnded), wait: histogram(metricJobWait, gpuWaitBuckets),
-		run: histogram(metricJobRun, jobRunBuckets), due: counter(metricJobsDue)}
+		run: histogram(metricJobRun, jobRunBuckets), due: counter(metricJobsDue),
+		gave: counter(metricJobsGaveWay)}
 	for _, outcome := range []string{"succeeded", "failed", "stopped"} {
 		c.ended.WithLabelValues(outcome)
 		c.run.WithLabelValues(outcome)
 	}
 	c.wait.WithLabelValues("")
+	c.gave.WithLabelValues()
 	c.due.WithLabelValues(jobMade)
 	c.due.WithLabelValues(jobLeftOut)
 	return c
@@ -55,3 +58,6 @@ func (m *Metrics) JobDue(made bool) {
 	}
 	m.jobs.due.WithLabelValues(result).Inc()
 }
+
+// JobGaveWay counts a job that is ended for a kernel that waits for a GPU.
+func (m *Metrics) JobGaveWay() { m.jobs.gave.WithLabelValues().Inc() }

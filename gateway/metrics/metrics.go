@@ -107,6 +107,8 @@ var (
 		"Time for which the last attempt of a job ran, until its kernel was stopped."}
 	metricJobsDue = Metric{"ekg_scheduled_jobs_total", "counter", []string{"result"}, false,
 		"Times of schedules at which this gateway has made a job (made), or none could be made (left_out)."}
+	metricJobsGaveWay = Metric{"ekg_jobs_gave_way_total", "counter", nil, false,
+		"Jobs that this gateway has chosen to give their GPU to a kernel that waited for one."}
 	metricStart = Metric{"ekg_kernel_start_seconds", "histogram", []string{"spec"}, false,
 		"Time from the request for a kernel until its first answer, for kernels that this gateway has started."}
 	metricStartPhase = Metric{"ekg_kernel_start_phase_seconds", "histogram", []string{"phase"}, false,
@@ -148,7 +150,7 @@ func List() []Metric {
 		metricFailed, metricMessages, metricMsgBytes,
 		metricGPUs, metricGPUSeconds, metricGPUBusy, metricCulls, metricWarm, metricWarmWanted,
 		metricWarmClaims, metricKeys, metricStart, metricStartPhase, metricGPUWait,
-		metricFailures, metricJobs, metricJobsEnded, metricJobWait, metricJobRun, metricJobsDue, metricRequests,
+		metricFailures, metricJobs, metricJobsEnded, metricJobWait, metricJobRun, metricJobsDue, metricJobsGaveWay, metricRequests,
 		metricDuration,
 		metricWebsockets, metricOpened, metricWSBytes, metricLobby, metricLogReaders, metricReady, metricKubeRequests,
 		metricKubeRequestTime, metricKubeWait,
@@ -201,7 +203,7 @@ func New(version string) *Metrics {
 	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: metricBuild.Name, Help: metricBuild.Help},
 		metricBuild.Labels)
 	build.WithLabelValues(version, runtime.Version()).Set(1)
-	m.registry.MustRegister(m.jobs.ended, m.jobs.wait, m.jobs.run, m.jobs.due)
+	m.registry.MustRegister(m.jobs.ended, m.jobs.wait, m.jobs.run, m.jobs.due, m.jobs.gave)
 	m.registry.MustRegister(m.start, m.startPhase, m.gpuWait, m.failures, m.requests, m.duration, m.opened,
 		m.kubeRequests, m.kubeRequestTime, m.kubeWait, m.auditErrors, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
