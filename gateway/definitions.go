@@ -164,10 +164,15 @@ func (g *Gateway) changedSubmission(
 // deleteDefinition removes a definition. Its jobs stay.
 func (g *Gateway) deleteDefinition(w http.ResponseWriter, r *call) error {
 	manager, d, err := g.definitionOf(r)
-	if err != nil {
+	switch {
+	case errors.Is(err, launcher.ErrRecordDamaged) && r.who.mayRemoveDamaged():
+		err = g.jobs.RemoveDamagedDefinition(r.Context(), r.PathValue("definition"))
+	case err != nil:
 		return err
+	default:
+		err = manager.RemoveDefinition(r.Context(), d.ID)
 	}
-	if err := manager.RemoveDefinition(r.Context(), d.ID); err != nil {
+	if err != nil {
 		return definitionProblem(err)
 	}
 	w.WriteHeader(http.StatusNoContent)

@@ -72,6 +72,9 @@ func jobProblem(err error) error {
 		return refuse(http.StatusConflict, "Another job runs in this kernel.")
 	case errors.Is(err, jobs.ErrRuns):
 		return refuse(http.StatusConflict, "The job has not ended. Stop it first.")
+	case errors.Is(err, launcher.ErrRecordDamaged):
+		return &problem{status: http.StatusConflict, reason: "Damaged record", err: err, message: "What is stored is " +
+			"damaged, or encrypted with another master key. An administrator of the gateway can remove it."}
 	case errors.Is(err, launcher.ErrRecordTooLarge):
 		return refuse(http.StatusRequestEntityTooLarge, "The notebook is larger than what can be stored here.")
 	case errors.Is(err, launcher.ErrUnavailable):
@@ -311,12 +314,20 @@ func (g *Gateway) stopJob(w http.ResponseWriter, r *call) error {
 // deleteJob removes a job that has ended.
 func (g *Gateway) deleteJob(w http.ResponseWriter, r *call) error {
 	manager, job, err := g.jobOf(r)
-	if err != nil {
+	switch {
+	case errors.Is(err, launcher.ErrRecordDamaged) && r.who.mayRemoveDamaged():
+		err = g.jobs.RemoveDamaged(r.Context(), r.PathValue("job"))
+	case err != nil:
 		return err
+	default:
+		err = manager.Remove(r.Context(), job.ID)
 	}
-	if err := manager.Remove(r.Context(), job.ID); err != nil {
+	if err != nil {
 		return jobProblem(err)
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
+
+// mayRemoveDamaged reports whether the caller may remove a job or a definition whose owner is not known.
+func (c caller) mayRemoveDamaged() bool { return c.sole || c.Admin }

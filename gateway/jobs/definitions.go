@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -326,6 +327,15 @@ func (m *Manager) RemoveDefinition(ctx context.Context, id string) error {
 		return err
 	}
 	return m.store.keeper.RemoveRecord(ctx, kindDefinitionNotebook, d.Source)
+}
+
+// RemoveDamagedDefinition is RemoveDamaged for a definition.
+func (m *Manager) RemoveDamagedDefinition(ctx context.Context, id string) error {
+	if _, err := m.store.definition(ctx, id); !errors.Is(err, launcher.ErrRecordDamaged) {
+		return cmp.Or(err, ErrRuns)
+	}
+	m.log.Warn("a job definition whose record cannot be read is removed", logkey.Definition, id)
+	return m.store.removeDamaged(ctx, kindDefinition, kindDefinitionNotebook, id)
 }
 
 // RunDefinition makes a job of a definition now, also if its schedule is paused. Parameters replace the definition's if

@@ -221,6 +221,10 @@ func (h *hold) steps() error {
 			}
 		case e.State.Final():
 			return nil
+		case e.Pending:
+			if err := h.accept(&e); err != nil {
+				return err
+			}
 		case e.Stopping && e.State == Queued && e.Then == ThenEnd: // its kernel is ended, too
 			if err := h.outcome(Stopped, reasonStopped, false); err != nil {
 				return err

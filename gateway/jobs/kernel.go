@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
@@ -13,12 +14,12 @@ var ErrOccupied = errors.New("jobs: another job runs in the kernel")
 
 // occupy stores a job that goes on in its author's kernel, if no other job has that kernel. This gateway holds the
 // record while it looks for other jobs, so no gateway begins the job. If two jobs are stored at once, at most one
-// stays. If this gateway dies meanwhile, another one takes the job.
+// stays. If this gateway dies meanwhile, another one takes the job and looks itself; see hold.accept.
 func (m *Manager) occupy(ctx context.Context, s *stored) error {
 	if _, there, err := m.In(ctx, s.Kernel); err != nil || there {
 		return cmp.Or(err, ErrOccupied)
 	}
-	s.Holder = m.name
+	s.Holder, s.Pending = m.name, true
 	if err := m.store.write(ctx, s); err != nil {
 		return err
 	}
@@ -28,10 +29,23 @@ func (m *Manager) occupy(ctx context.Context, s *stored) error {
 		return errors.Join(cmp.Or(err, ErrOccupied), m.store.remove(context.WithoutCancel(ctx), &s.entry))
 	}
 	*s, err = m.store.change(ctx, s.ID, func(e *entry) error {
-		e.Holder = ""
+		e.Holder, e.Pending = "", false
 		return nil
 	})
 	return err
+}
+
+// accept ends a job whose gateway has died before it looked for other jobs in the kernel, if there is one.
+func (h *hold) accept(e *entry) error {
+	_, there, err := h.m.in(h.ctx, e.Kernel, e.ID)
+	if err != nil {
+		return err
+	}
+	return h.last("accept", func(e *entry) {
+		if e.Pending = false; there {
+			e.State, e.Reason, e.Ended = Failed, "another job runs in its kernel", time.Now().UTC()
+		}
+	})
 }
 
 // In returns the job that runs in a kernel and has not ended. If no job runs there, there is false.

@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
 )
@@ -133,6 +135,42 @@ func TestManager_InKernelAtOnce(t *testing.T) {
 		ids, err := records.RecordIDs(t.Context(), kindJob)
 		if err != nil || accepted > 1 || len(ids) != accepted {
 			t.Errorf("%d jobs were accepted, and %d are stored: %v", accepted, len(ids), err)
+		}
+	})
+}
+
+// A gateway dies after it has stored a job for a kernel that another job has, and before it refuses the job. The job
+// does not run. One for a kernel without a job does.
+func TestManager_InKernelPending(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		records, kernels := &launchertest.MemoryRecords{}, newCluster(0)
+		kernels.alive["k"], kernels.alive["l"] = "ann", "ann"
+		m, end := gatewayOf(records, kernels, Policy{}, time.Hour)
+		defer end()
+		first := submit(t, m, submissionIn("k", ThenKeep))
+		ids := map[string]string{}
+		for _, kernel := range []string{"k", "l"} {
+			dead := New(&mortal{MemoryRecords: records, left: 2}, kernels, Policy{}, slog.New(slog.DiscardHandler))
+			sub := submissionIn(kernel, ThenEnd)
+			source, err := dead.store.keep(t.Context(), kindNotebook, kernel, sub.Notebook)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := stored{entry: entry{Job: Job{ID: uuid.NewString(), Template: sub.Template, State: Queued, Kernel: kernel,
+				Then: ThenEnd}, Author: sub.Author, Start: sub.Start, Source: source, Holder: "dead", Pending: true}}
+			if err := dead.store.write(t.Context(), &s); err != nil {
+				t.Fatal(err)
+			}
+			ids[kernel] = s.ID
+		}
+		time.Sleep(time.Minute)
+		wantState(t, m, first, Running, "")
+		if j := wantState(t, m, ids["k"], Failed, "another job runs in its kernel"); j.Attempt != 0 {
+			t.Errorf("the job that was not accepted has run: %+v", j)
+		}
+		wantState(t, m, ids["l"], Running, "")
+		if !kernels.lives("k") {
+			t.Error("the kernel of the other job was ended")
 		}
 	})
 }

@@ -330,6 +330,16 @@ func (m *Manager) Remove(ctx context.Context, id string) error {
 	return m.discard(ctx, &s.entry)
 }
 
+// RemoveDamaged removes a job whose record cannot be read, with its notebooks. It is not known who owns the job, and
+// which kernel it has. The error is ErrRuns if the record can be read.
+func (m *Manager) RemoveDamaged(ctx context.Context, id string) error {
+	if _, err := m.Get(ctx, id); !errors.Is(err, launcher.ErrRecordDamaged) {
+		return cmp.Or(err, ErrRuns)
+	}
+	m.log.Warn("a job whose record cannot be read is removed", logkey.Job, id)
+	return m.store.removeDamaged(ctx, kindJob, kindNotebook, id)
+}
+
 // look makes Run look at all jobs now.
 func (m *Manager) look() { wake.Reader(m.wake) }
 

@@ -28,6 +28,9 @@ type entry struct {
 	Language string          `json:"language,omitempty"`
 	From     string          `json:"from,omitempty"` // Submission.From
 
+	// A job in its author's kernel that may be refused, because another one may have the kernel; see Manager.occupy.
+	Pending bool `json:"pending,omitempty"`
+
 	Holder string `json:"holder,omitempty"` // the gateway that works on the job; "" for none
 	Beat   uint64 `json:"beat"`             // the holder counts it up while it lives
 
@@ -65,10 +68,11 @@ type stored struct {
 	version string
 }
 
+// decode reads a record. The error is launcher.ErrRecordDamaged.
 func decode(r launcher.Record) (stored, error) {
 	s := stored{version: r.Version}
 	if err := json.Unmarshal(r.Data, &s.entry); err != nil {
-		return s, fmt.Errorf("jobs: record %s: %w", r.ID, err)
+		return s, fmt.Errorf("jobs: record %s: %w: %w", r.ID, launcher.ErrRecordDamaged, err)
 	}
 	return s, nil
 }
@@ -199,6 +203,23 @@ func (t store) remove(ctx context.Context, e *entry) error {
 	for _, id := range []string{e.Saved, e.Before} {
 		if id != "" {
 			err = errors.Join(err, t.keeper.RemoveRecord(ctx, kindNotebook, id))
+		}
+	}
+	return err
+}
+
+// removeDamaged removes a record that cannot be read, and the notebooks of that job or definition.
+func (t store) removeDamaged(ctx context.Context, kind, notebooks, id string) error {
+	ids, err := t.keeper.RecordIDs(ctx, notebooks)
+	if err != nil {
+		return err
+	}
+	if err := t.keeper.RemoveRecord(ctx, kind, id); err != nil {
+		return err
+	}
+	for _, of := range ids {
+		if notebookOf(of) == id {
+			err = errors.Join(err, t.keeper.RemoveRecord(ctx, notebooks, of))
 		}
 	}
 	return err
