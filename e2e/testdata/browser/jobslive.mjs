@@ -21,12 +21,13 @@ const files = mkdtempSync(join(tmpdir(), 'ekg-files-'));
 let lab = await Lab.start({ name: 'jobs-live', files });
 lab.write('keep.ipynb', CELLS);
 lab.write('end.ipynb', CELLS);
-lab.write('other.ipynb', ['1']);
+lab.write('other.ipynb', ["print('one')", "import time\nfor i in range(30): print(i, flush=True); time.sleep(0.1)", "print('three')"]);
 
 const dialogOf = notebook => notebook.page.locator('.jp-Dialog');
 const toast = (notebook, text) => notebook.page.locator('.Toastify__toast').filter({ hasText: text });
 const jobs = () => rest('/api/jobs');
 const jobOf = async name => (await jobs()).find(job => job.name === name);
+const states = async () => [(await jobOf('keep')).state, (await jobOf('end')).state];
 const metadata = name => JSON.parse(readFileSync(join(files, name), 'utf8')).metadata;
 const shown = async notebook => Promise.all(CELLS.map(async (_, i) => (await notebook.output(i)).trim()));
 const enabled = notebook => notebook.page.evaluate(id => window.jupyterapp.commands.isEnabled(id), COMMAND);
@@ -88,16 +89,29 @@ await check('the kernel shall end with the job', async () => {
   await until(async () => (await jobOf('end')).cell === 1, 20, 'its first cell runs');
 }, 120);
 
-await check('browser and Jupyter server are closed, and the jobs end', async () => {
+await check('a page that stays open shows all outputs', async () => {
   const other = await lab.open('other.ipynb');
   await other.connected(60);
+  await other.command(COMMAND);
+  await dialogOf(other).locator('.jp-mod-accept').click();
+  await toast(other, 'has succeeded').waitFor({ timeout: 40000 });
+  await other.printed(0, 'one');
+  await other.printed(1, '29');
+  await other.printed(2, 'three');
+  equal((await other.output(1)).trim().split(/\s+/), Array.from({ length: 30 }, (_, i) => String(i)), 'its lines');
+  equal(await toast(other, 'has succeeded').getByRole('button', { name: 'Use its kernel' }).count(), 0, 'offers of its own kernel');
+  await other.save();
+  equal(metadata('other.ipynb').ekg, undefined, 'what the file names');
+}, 120);
+
+await check('browser and Jupyter server are closed, and the jobs end', async () => {
   equal((await rest('/api/kernels')).length, 3, 'kernels');
   await lab.stop();
   const left = (await rest('/api/kernels')).map(k => k.id);
   equal([left.length, left.includes(kernel)], [2, true], 'kernels that the Jupyter server has left');
-  equal((await jobs()).map(job => job.state), ['running', 'running'], 'jobs');
+  equal(await states(), ['running', 'running'], 'jobs');
   writeFileSync(GO, '');
-  await until(async () => (await jobs()).every(job => job.state === 'succeeded'), 30, 'the jobs have succeeded');
+  await until(async () => (await states()).every(state => state === 'succeeded'), 30, 'the jobs have succeeded');
   await until(async () => (await rest('/api/kernels')).length === 1, 20, 'one kernel is ended');
 }, 120);
 

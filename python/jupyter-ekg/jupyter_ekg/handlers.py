@@ -33,7 +33,9 @@ KERNEL_ID = r"(?P<kernel_id>\w+-\w+-\w+-\w+-\w+)"
 _JOB_ID = r"(?P<job_id>\w+-\w+-\w+-\w+-\w+)"
 _ACTION = r"(?P<action>interrupt|restart)"
 _CHANGES = ("keep_until", "shared_with")  # members of a PATCH that are forwarded
-_JOB = {"notebook": dict, "name": str, "input_path": str, "from_cell": int, "then": str, "token": str}  # of a submission
+# The members of a submission, with their types.
+_SUBMISSION = {"notebook": (dict,), "from_cell": (int, str), "name": (str,), "input_path": (str,), "then": (str,),
+               "token": (str,)}  # fmt: skip
 _MOST_BODY = 1 << 20  # bytes of a PATCH; the gateway's own bound is smaller
 _UNREAD = 60.0  # seconds after which a page that takes nothing is disconnected
 _COMMENT = 15.0  # seconds of silence after which a comment shows that the stream lives
@@ -265,10 +267,10 @@ class SubmitHandler(_ChangeHandler):
     async def post(self, kernel_id):
         """Forwards the submission, for this kernel only. Answers with the job."""
         body = self.body()
-        if not isinstance(body, dict) or not set(body) <= set(_JOB) or not isinstance(body.get("notebook"), dict):
+        if not isinstance(body, dict) or "notebook" not in body or not set(body) <= set(_SUBMISSION):
             raise web.HTTPError(400, "The body is no submission of a notebook.")
         for member, value in body.items():
-            if type(value) is not _JOB[member]:
+            if type(value) not in _SUBMISSION[member]:
                 raise web.HTTPError(400, f"{member} has the wrong type.")
         with errors.of_gateway():
             await self.check(kernel_id)

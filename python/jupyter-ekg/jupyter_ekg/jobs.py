@@ -75,6 +75,8 @@ def keep_kernels_of_jobs(kernel_manager: Any, log: logging.Logger) -> None:
     end_all = kernel_manager.shutdown_all
 
     async def shutdown_all(now: bool = False) -> None:
+        if not kernel_manager.list_kernel_ids():
+            return
         try:
             all_jobs = await gateway.within(_ASK, gateway.send("GET", "/api/jobs"))
         except (gateway.Refused, gateway.Unreachable, asyncio.TimeoutError) as err:

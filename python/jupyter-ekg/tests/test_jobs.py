@@ -20,7 +20,7 @@ NOTEBOOK = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": []}
 
 
 def submission(**more):
-    return {"notebook": NOTEBOOK, "name": "train", "input_path": "a/train.ipynb", "from_cell": 3, "then": "end",
+    return {"notebook": NOTEBOOK, "name": "train", "input_path": "a/train.ipynb", "from_cell": "c3", "then": "end",
             "token": "t", **more}  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def test_a_submission_is_forwarded_for_its_kernel(server):
         json.dumps(submission(notebook=[])),
         json.dumps(submission(kernel=OTHER)),
         json.dumps(submission(env={"A": "b"})),
-        json.dumps(submission(from_cell=True)),
+        json.dumps(submission(from_cell=1.5)),
         json.dumps(submission(then=None)),
     ],
 )
@@ -171,6 +171,9 @@ class Kernels:
 
     def __contains__(self, kernel_id):
         return kernel_id in self.kernels
+
+    def list_kernel_ids(self):
+        return list(self.kernels)
 
     def remove_kernel(self, kernel_id):
         self.kernels.remove(kernel_id)

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
 import { jobOf, Jobs, nameJob } from '../jobs/following';
-import { choiceAt, choices, extent, isOnEkg, progress, show, submitted } from '../jobs/rest';
+import { choiceAt, choices, extent, isOnEkg, nameOf, progress, show, submitted } from '../jobs/rest';
 import type { IJob, IRun } from '../jobs/server';
 import { Problem } from '../request';
 import { FakeCell, FakePanel } from './fakes';
@@ -64,6 +64,14 @@ test('outputs that the job replaces are not submitted', () => {
   const { cells } = submitted(whole, 2);
   assert.deepEqual([cells[0], cells[1], cells[2]], [code('a'), text, code('b', { outputs: [] })]);
   assert.deepEqual(whole.cells[2].outputs, ['old']);
+});
+
+test('a cell is named by its id, since another one may have a number as its id', () => {
+  assert.deepEqual([1, 2].map(number => nameOf(notebook(code('a', { id: '2' }), code('b', { id: 'x' })), number)), [
+    '2',
+    'x'
+  ]);
+  assert.equal(nameOf(notebook(code('a'), code('b')), 2), 2);
 });
 
 test('the command is for kernels of ekg', () => {

@@ -105,6 +105,7 @@ export class Jobs {
   private async connect(panel: NotebookPanel, { id, kernel_id }: IJob): Promise<void> {
     try {
       await this.sources.connect(id);
+      await panel.sessionContext.ready; // or the kernel that JupyterLab is starting would stay
       await panel.sessionContext.changeKernel({ id: kernel_id! });
     } catch (error) {
       this.sources.notification.emit(`The job's kernel cannot be used: ${explain(error)}`, 'error');

@@ -7,7 +7,7 @@ import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { explain, Problem } from '../request';
 import { ask, type IChosen } from './dialog';
 import { jobOf, Jobs, nameJob } from './following';
-import { choiceAt, choices, isOnEkg, submitted } from './rest';
+import { choiceAt, choices, isOnEkg, nameOf, submitted } from './rest';
 import * as server from './server';
 
 /** The command that submits the rest of the current notebook. */
@@ -110,7 +110,8 @@ async function saveAndSubmit(
   });
   const name = context.path.split('/').pop()!.replace(/\.ipynb$/, '');
   const notebook = submitted(contentOf(panel), from);
-  const job = await server.submit(kernel, { notebook, name, input_path: context.path, from_cell: from, then, token });
+  const from_cell = nameOf(notebook, from);
+  const job = await server.submit(kernel, { notebook, name, input_path: context.path, from_cell, then, token });
   nameJob(panel, job.id);
   await context.save().catch(error => console.warn('jupyter-ekg: the notebook does not name its job:', error));
   return job;

@@ -53,6 +53,12 @@ export function extent(all: readonly IChoice[], from: number): string {
     : `${rest.length} cells with code are run: cells ${numbers[0]} to ${numbers[numbers.length - 1]}.`;
 }
 
+/** Names a cell by its id, if it has one: the gateway takes a number for an id if a cell has such an id. */
+export function nameOf(notebook: nbformat.INotebookContent, number: number): string | number {
+  const id = notebook.cells[number - 1]?.id;
+  return typeof id === 'string' ? id : number;
+}
+
 /** The notebook as it is submitted: outputs that the job replaces are left out. */
 export function submitted(notebook: nbformat.INotebookContent, from: number): nbformat.INotebookContent {
   const cells = notebook.cells.map((cell, i) =>

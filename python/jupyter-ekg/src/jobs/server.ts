@@ -24,8 +24,8 @@ export interface ISubmission {
   notebook: nbformat.INotebookContent;
   name: string;
   input_path: string;
-  /** The number of a cell, from 1. */
-  from_cell: number;
+  /** The id of a cell, or its number from 1 if the notebook's format has no ids. */
+  from_cell: string | number;
   then: Then;
   /** The same submission again, with the same token, makes no second job. */
   token: string;
