@@ -19,6 +19,8 @@ type call struct {
 	spec     string // name of the kernelspec that is to be started
 	flavor   string // of a start
 	claimant string // KERNEL_USERNAME of a start, which is not verified
+
+	waited bool // its answer took as long as its client wanted; for the metrics
 }
 
 // clone returns a copy whose headers can be changed.

@@ -2,11 +2,15 @@ package gateway
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -269,13 +273,85 @@ func (g *Gateway) jobOf(r *call) (*jobs.Manager, jobs.Job, error) {
 }
 
 func (g *Gateway) getJob(w http.ResponseWriter, r *call) error {
-	_, job, err := g.jobOf(r)
+	manager, job, err := g.jobOf(r)
 	if err != nil {
 		return err
 	}
+	wait, err := jobWait(r.URL.Query().Get("wait"))
+	if err != nil {
+		return err
+	}
+	version, err := jobVersion(&job)
+	if err != nil {
+		return err
+	}
+	if wait > 0 && version == r.URL.Query().Get("after") && !job.State.Final() {
+		if job, err = g.awaitJob(w, r, manager, job.ID, version, wait); err != nil {
+			return err
+		}
+		if version, err = jobVersion(&job); err != nil {
+			return err
+		}
+	}
 	one := []jobs.Job{job}
 	g.addGPUSeconds(r.Context(), one)
-	return writeJSON(w, http.StatusOK, one[0])
+	return writeJSON(w, http.StatusOK, struct {
+		jobs.Job
+		Version string `json:"version"`
+	}{one[0], version})
+}
+
+// jobWaitMost bounds for how long an answer waits for a change of a job. Many proxies end a request after a minute.
+const jobWaitMost = 50 * time.Second
+
+// jobWait reads the parameter wait.
+func jobWait(text string) (time.Duration, error) {
+	if text == "" {
+		return 0, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 0 || n > int(jobWaitMost.Seconds()) {
+		return 0, refuse(http.StatusBadRequest, "The parameter wait is not a number of seconds between 0 and %d.",
+			int(jobWaitMost.Seconds()))
+	}
+	return time.Duration(n) * time.Second, nil
+}
+
+// jobVersion returns a text that differs when a job has changed. All gateways return the same.
+func jobVersion(job *jobs.Job) (string, error) {
+	b, err := json.Marshal(job)
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:8]), err
+}
+
+// awaitJob returns a job when it has another version than the client knows, or after a time. A client that waits counts
+// as a connection of its user.
+func (g *Gateway) awaitJob(
+	w http.ResponseWriter, r *call, manager *jobs.Manager, id, known string, wait time.Duration,
+) (jobs.Job, error) {
+	// net/http notices that a client has left only after the request's body was read.
+	if _, err := g.readBody(w, r); err != nil {
+		return jobs.Job{}, err
+	}
+	c, err := g.open(g.eventReaders, r, "")
+	if err != nil {
+		return jobs.Job{}, err
+	}
+	defer g.eventReaders.Remove(c)
+	r.waited = true
+	ctx, cancel := context.WithTimeout(c.Context(), wait)
+	defer cancel()
+	job, err := manager.Await(ctx, id, func(j *jobs.Job) bool {
+		version, err := jobVersion(j)
+		return err == nil && version == known
+	})
+	switch {
+	case err != nil:
+		return job, jobProblem(err)
+	case errors.Is(context.Cause(c.Context()), errRevoked):
+		return job, refuse(http.StatusNotFound, noJob).by(accessCheck)
+	}
+	return job, r.Context().Err()
 }
 
 // getJobNotebook answers with the notebook as it is now, or with ?source=1 as it was submitted.

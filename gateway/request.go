@@ -178,7 +178,7 @@ func (g *Gateway) finish(w *response, r *call, res *resource, took time.Duration
 			action = rt.audit
 		}
 	}
-	g.metrics.Request(pattern, logMethod(r.Method), status, took, lasting)
+	g.metrics.Request(pattern, logMethod(r.Method), status, took, lasting || r.waited)
 	if status == http.StatusSwitchingProtocols {
 		return // follow has logged it
 	}

@@ -77,14 +77,18 @@ var jobList = listing[jobRow]{"api/jobs", "job", "ekg jobs"}
 type jobRow struct {
 	jobs.Job
 
-	whole json.RawMessage
+	version string // of the job at its gateway; "" if the gateway does not say it
+	whole   json.RawMessage
 }
 
 // UnmarshalJSON reads a job and keeps all of it.
 func (j *jobRow) UnmarshalJSON(b []byte) error {
 	j.Job = jobs.Job{}
 	j.whole = slices.Clone(b)
-	return json.Unmarshal(b, &j.Job)
+	var more struct{ Version string }
+	err := errors.Join(json.Unmarshal(b, &j.Job), json.Unmarshal(b, &more))
+	j.version = more.Version
+	return err
 }
 
 func (j jobRow) id() string             { return j.ID }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -253,16 +254,23 @@ func variables(texts []string) (map[string]string, error) {
 // errInterrupted says that the user has ended a command that waited for a job.
 var errInterrupted = errors.New("interrupted")
 
-// followPause is the time between two looks at a job.
-const followPause = time.Second
+const (
+	// followWait is for how many seconds a gateway waits for a change of a job before it answers.
+	followWait = 30
+	// followPause is the time between two looks at a job if a gateway does not wait or does not answer.
+	followPause = time.Second
+)
 
 // followJob waits for the end of a job, and shows on stderr what it does. The error says how the job has failed. A
 // gateway that does not answer is asked again: another one may have the job, or this one is being replaced.
 func (r *kernelRun) followJob(ctx context.Context, g *gatewayClient, id string) error {
 	p := newProgress(r.c.App.ErrWriter)
+	version := ""
 	for {
 		var job jobRow
-		err := g.change(ctx, http.MethodGet, "api/jobs/"+id, nil, &job)
+		asked := time.Now()
+		path := fmt.Sprintf("api/jobs/%s?wait=%d&after=%s", id, followWait, url.QueryEscape(version))
+		err := g.change(ctx, http.MethodGet, path, nil, &job)
 		var refused *refusedError
 		switch {
 		case ctx.Err() != nil:
@@ -279,6 +287,11 @@ func (r *kernelRun) followJob(ctx context.Context, g *gatewayClient, id string) 
 			return job.failure()
 		default:
 			p.show(job)
+			if version != job.version || time.Since(asked) >= followPause {
+				if version = job.version; version != "" {
+					continue // the gateway answers when there is something new
+				}
+			}
 		}
 		if err := pause(ctx, followPause); err != nil {
 			continue // ctx says it

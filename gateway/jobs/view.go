@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"context"
 	"sync"
 	"time"
 )
@@ -31,12 +32,15 @@ func (unobserved) JobGaveWay()                    {}
 type Brief struct {
 	ID, Name, Owner string
 	State           State
-	Kernel          string
+	Reason, Kernel  string
+	Attempt         int
 	Cell, Cells     int
+	Stopping        bool
 }
 
 func (j *Job) brief() Brief {
-	return Brief{ID: j.ID, Name: j.Name, Owner: j.Owner, State: j.State, Kernel: j.Kernel, Cell: j.Cell, Cells: j.Cells}
+	return Brief{ID: j.ID, Name: j.Name, Owner: j.Owner, State: j.State, Reason: j.Reason, Kernel: j.Kernel,
+		Attempt: j.Attempt, Cell: j.Cell, Cells: j.Cells, Stopping: j.Stopping}
 }
 
 // viewAge is the age from which a view says nothing any more.
@@ -49,6 +53,8 @@ type view struct {
 	at   time.Time         // of the last look; zero before the first
 	jobs map[string]Brief  // by id
 	in   map[string]string // by kernel: the job's id
+
+	awaited map[string]chan struct{} // by job: closed when the job is seen to have changed
 }
 
 // replace takes the jobs that were read. own returns what this gateway knows of a job that it holds, which is newer.
@@ -69,7 +75,33 @@ func (v *view) replace(all []stored, own func(id string) (Brief, bool)) {
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	for id := range v.awaited {
+		if v.jobs[id] != jobs[id] {
+			v.wakeLocked(id)
+		}
+	}
 	v.at, v.jobs, v.in = time.Now(), jobs, in
+}
+
+// changes returns a channel that is closed when a job that has not ended is seen to have changed.
+func (v *view) changes(id string) <-chan struct{} {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.awaited == nil {
+		v.awaited = map[string]chan struct{}{}
+	}
+	if v.awaited[id] == nil {
+		v.awaited[id] = make(chan struct{})
+	}
+	return v.awaited[id]
+}
+
+// wakeLocked wakes those who wait for a job's change.
+func (v *view) wakeLocked(id string) {
+	if c := v.awaited[id]; c != nil {
+		close(c)
+		delete(v.awaited, id)
+	}
 }
 
 // note takes a job that this gateway has written.
@@ -79,7 +111,11 @@ func (v *view) note(job Brief) {
 	if v.jobs == nil {
 		v.jobs, v.in = map[string]Brief{}, map[string]string{}
 	}
-	if before := v.jobs[job.ID]; v.in[before.Kernel] == job.ID {
+	before := v.jobs[job.ID]
+	if before != job {
+		v.wakeLocked(job.ID)
+	}
+	if v.in[before.Kernel] == job.ID {
 		delete(v.in, before.Kernel)
 	}
 	if job.State.Final() {
@@ -103,6 +139,33 @@ func (m *Manager) KernelJob(kernel string) (job Brief, there bool) {
 	}
 	job, there = m.view.jobs[id]
 	return job, there
+}
+
+// Await returns a job when same is false for it, when it has ended, or when ctx ends. It learns at once of what this
+// gateway changes, and with its next look at all jobs of what others change. It reads the record only after a change.
+func (m *Manager) Await(ctx context.Context, id string, same func(*Job) bool) (Job, error) {
+	for {
+		changed := m.view.changes(id) // before it is read, so that no change is missed
+		job, err := m.Get(context.WithoutCancel(ctx), id)
+		if err != nil || job.State.Final() {
+			m.view.settled(id)
+			return job, err
+		}
+		if !same(&job) || ctx.Err() != nil {
+			return job, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// settled wakes those who wait for a job that will not change any more. So its channel does not stay.
+func (v *view) settled(id string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.wakeLocked(id)
 }
 
 // States returns how many jobs are in each state that is not final, as this gateway knows it. ok is false if it has not

@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -156,6 +157,41 @@ func TestManager_ViewDue(t *testing.T) {
 		}
 		if noted, err := b.fired(t.Context(), d.ID, d.Due, "", "late"); noted || err != nil {
 			t.Errorf("a time is noted twice: %v, %v", noted, err)
+		}
+	})
+}
+
+// A client of one gateway learns of what another one changes, and its wait leaves nothing.
+func TestManager_Await(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b, _, end := twoGateways(&launchertest.MemoryRecords{}, newCluster(9), Policy{})
+		defer end()
+		id := submit(t, a, submission("ann", "job"))
+		for _, m := range []*Manager{a, b} {
+			began := time.Now()
+			j, err := m.Await(t.Context(), id, func(j *Job) bool { return j.Cell == 0 })
+			if took := time.Since(began); err != nil || j.State != Running || took > realTiming.scan {
+				t.Errorf("after %v the job is %+v, %v", took, j, err)
+			}
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if j, err := b.Await(ctx, id, func(*Job) bool { return true }); err != nil || j.State != Running {
+			t.Errorf("after a second the job is %+v, %v", j, err)
+		}
+		began := time.Now()
+		for _, m := range []*Manager{b, a} {
+			if j, err := m.Await(t.Context(), id, func(*Job) bool { return true }); err != nil || j.State != Succeeded {
+				t.Errorf("at its end the job is %+v, %v", j, err)
+			}
+		}
+		if took := time.Since(began); took > time.Minute+realTiming.scan {
+			t.Errorf("the end was known after %v", took)
+		}
+		for _, m := range []*Manager{a, b} {
+			if n := len(m.view.awaited); n != 0 {
+				t.Errorf("%d channels are left", n)
+			}
 		}
 	})
 }

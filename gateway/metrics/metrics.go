@@ -120,7 +120,7 @@ var (
 	metricRequests = Metric{"ekg_http_requests_total", "counter", []string{"route", "method", "code"}, false,
 		"Requests that were answered; a websocket counts when it has ended; 499 means that the client did not wait."}
 	metricDuration = Metric{"ekg_http_request_seconds", "histogram", []string{"route"}, false,
-		"Time to answer requests, except websockets and logs."}
+		"Time to answer requests, except websockets, logs, and answers that wait for the change of a job."}
 	metricWebsockets = Metric{"ekg_websockets", "gauge", nil, false, "Websockets that this gateway carries."}
 	metricOpened     = Metric{"ekg_websockets_opened_total", "counter", nil, false,
 		"Websockets that this gateway has accepted."}
