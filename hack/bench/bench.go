@@ -27,8 +27,9 @@ type bench struct {
 	wanted        []string            // names of peers
 
 	// Of the goroutine that runs the scenarios.
-	scenario string // name of the one that runs; others read it
-	peers    []peer // that are running
+	scenario string         // name of the one that runs; others read it
+	peers    []peer         // that are running
+	sizes    map[string]int // of floods of ekg, by scenario and framing
 
 	// Guarded by mu.
 	mu      sync.Mutex
@@ -41,7 +42,8 @@ func newBench(ctx context.Context, o options) (*bench, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &bench{ctx: ctx, options: o, dir: dir, wanted: []string{peerPlain, peerEKG, peerEG, peerJS}}
+	b := &bench{ctx: ctx, options: o, dir: dir, sizes: map[string]int{},
+		wanted: []string{peerPlain, peerEKG, peerEG, peerJS}}
 	if o.quick {
 		b.wanted = b.wanted[:3]
 	}

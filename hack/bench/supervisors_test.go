@@ -43,8 +43,8 @@ func TestSupervisors(t *testing.T) {
 
 	open := func() *local.Launcher {
 		t.Helper()
-		l, err := local.Open(t.Context(), local.Options{StateDir: filepath.Join(dir, "s"), RuntimeDir: filepath.Join(dir, "r"),
-			Supervisor: stub, Log: h.log})
+		l, err := local.Open(t.Context(), local.Options{Supervisor: stub, Log: h.log,
+			StateDir: filepath.Join(dir, "s"), RuntimeDir: filepath.Join(dir, "r")})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,6 +2,7 @@ package proctree
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/signal"
 	"sync"
@@ -13,7 +14,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
 
-// reapInterval is the least time between two searches for orphans that have ended.
+// reapInterval is the time from the end of a child until the search for orphans that have ended, and the least time
+// between two searches.
 const reapInterval = 100 * time.Millisecond
 
 // Reaper takes the exit status of orphans, which become children of this program when their parents end. Without it
@@ -75,11 +77,25 @@ func (r *Reaper) Run(ctx context.Context) {
 			return
 		case <-chld:
 		}
-		r.Hold(r.reapLocked)
-		if sleep.For(ctx, reapInterval) != nil { // a kernel may leave thousands of orphans
+		// A kernel may leave thousands of orphans. And those who wait for their own children need a moment: the search reads
+		// all of /proc, which the end of a child that was waited for is not worth.
+		if sleep.For(ctx, reapInterval) != nil {
 			return
 		}
+		if childEnded() {
+			r.Hold(r.reapLocked)
+		}
 	}
+}
+
+// childEnded reports whether a child of this program has ended and was not waited for.
+func childEnded() bool {
+	var info unix.Siginfo
+	err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
+	if err != nil {
+		return !errors.Is(err, unix.ECHILD) // without children none has ended
+	}
+	return info.Signo != 0
 }
 
 // reapLocked reaps the orphans that have ended by now.

@@ -19,6 +19,7 @@ func TestReaper_Program(t *testing.T) {
 	if err := AdoptOrphans(); err != nil {
 		t.Fatal(err)
 	}
+	testChildEnded(t)
 	r := NewReaper()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -32,8 +33,8 @@ func TestReaper_Program(t *testing.T) {
 		return n
 	}
 	for range 20 {
-		// Its orphan ends at about the same time.
-		err := exec.Command("sh", "-c", "(setsid sleep 0.01 &) & sleep 0.01; exit 7").Run()
+		// Its orphan ends at about the same time. It has no other one: those of this program's session are not reaped.
+		err := exec.Command("sh", "-c", "setsid sleep 0.01 & sleep 0.01; exit 7").Run()
 		if ex, ok := err.(*exec.ExitError); !ok || ex.ExitCode() != 7 {
 			t.Fatalf("a program of the same session ended with %v", err)
 		}
@@ -57,6 +58,29 @@ func TestReaper_Program(t *testing.T) {
 	cancel()
 	<-done
 	fmt.Println("program is done")
+}
+
+// testChildEnded has no other child than its own.
+func testChildEnded(t *testing.T) {
+	t.Helper()
+	want := func(want bool, when string) {
+		t.Helper()
+		if childEnded() != want {
+			t.Errorf("%s: a child has ended: %v", when, !want)
+		}
+	}
+	want(false, "without children")
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	want(false, "a child runs")
+	_ = cmd.Process.Kill()
+	waitUntil(t, "the child has ended", func() bool { return !isAlive(cmd.Process.Pid) })
+	want(true, "a child has ended")
+	want(true, "nothing was reaped by the look")
+	_ = cmd.Wait() // it was killed
+	want(false, "it was waited for")
 }
 
 // TestReaper runs a program that adopts orphans: it reaps them, and takes the exit status of no other child.
