@@ -79,7 +79,8 @@ func (l *Launcher) measureDisk() {
 
 // logHoldersLocked returns the kernels that have a log or will have one, and their logs.
 func (l *Launcher) logHoldersLocked() (kernels []*kernel, holders []logHolder) {
-	for _, k := range l.kernels {
+	kernels, holders = make([]*kernel, 0, len(l.ordered)), make([]logHolder, 0, len(l.ordered)+1)
+	for _, k := range l.ordered {
 		if !k.livesLocked() && (k.gone != nil || !k.supervisor.Streaming) {
 			continue // its log vanished with its supervisor
 		}
@@ -99,7 +100,8 @@ func (l *Launcher) setLogBounds(cfg *api.Config) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	_, holders := l.logHoldersLocked()
-	shares := shareLogs(l.logs.total, l.logs.most, append(holders, logHolder{owner: cfg.Owner}))
+	holders = append(holders, logHolder{owner: cfg.Owner})
+	shares := shareLogs(sharedNow(l.logs.total, len(holders)), l.logs.most, holders)
 	cfg.LogLimit, cfg.LogKeepFree = max(1, shares[len(shares)-1]), l.logs.keepFree
 }
 
@@ -126,6 +128,12 @@ func (l *Launcher) recountSoon() {
 	wake.Reader(l.recountsSoon)
 }
 
+// sharedNow returns the part of the total that n logs share. The rest is for the next starts: without it, each of
+// thousands of supervisors is sent a new limit after each start. It is at most an eighth, and nothing for up to 16 logs.
+func sharedNow(total int64, n int) int64 {
+	return total / max(1, roundUp(int64(n))) * int64(n)
+}
+
 // newLimit is a bound that a supervisor must be sent.
 type newLimit struct {
 	kernel *kernel
@@ -138,7 +146,7 @@ func (l *Launcher) newLimits() (smaller, larger []newLimit) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	kernels, holders := l.logHoldersLocked()
-	shares := shareLogs(l.logs.total, l.logs.most, holders)
+	shares := shareLogs(sharedNow(l.logs.total, len(holders)), l.logs.most, holders)
 	var sum int64
 	for i, h := range holders {
 		if isNear(h.limit, shares[i]) {

@@ -1,9 +1,13 @@
 package local
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // drawHolders draws logs of some owners.
@@ -147,6 +151,44 @@ func TestLogBounds(t *testing.T) {
 			if got := o.logBoundsFor(c.free, c.used); got != c.want {
 				t.Errorf("got %+v, want %+v", got, c.want)
 			}
+		})
+	}
+}
+
+// TestNewLimits_ManyStarts: when a kernel starts, few of the others are sent a new limit, and all logs together stay
+// within the total.
+func TestNewLimits_ManyStarts(t *testing.T) {
+	const total, starts = 100 << 30, 1000
+	for name, users := range map[string]int{"one user": 1, "30 users": 30} {
+		t.Run(name, func(t *testing.T) {
+			l := &Launcher{logs: logBounds{total: total, most: total / limitPart}}
+			sent, sum := 0, int64(0)
+			for n := range starts {
+				cfg := api.Config{Owner: fmt.Sprint("user-", n%users)}
+				l.setLogBounds(&cfg)
+				k := l.newKernel(record{ID: id(n), Owner: cfg.Owner})
+				k.supervisor.Streaming, k.pushedLimit = true, cfg.LogLimit
+				l.ordered = append(l.ordered, k)
+				smaller, larger := l.newLimits()
+				for _, limit := range slices.Concat(smaller, larger) {
+					limit.kernel.pushedLimit = limit.bytes
+					sent++
+				}
+				sum = 0
+				for _, k := range l.ordered {
+					sum += k.pushedLimit
+				}
+				if sum > total {
+					t.Fatalf("%d logs may have %d bytes of %d", n+1, sum, total)
+				}
+			}
+			if sent > 30*starts {
+				t.Errorf("%d limits were sent to %d kernels", sent, starts)
+			}
+			if sum < total/8*7-total/100 {
+				t.Errorf("only %d bytes of %d are shared", sum, total)
+			}
+			t.Logf("%d limits were sent to %d kernels", sent, starts)
 		})
 	}
 }
