@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -176,6 +177,28 @@ func (g *Gateway) kernelsOf(ctx context.Context, who caller) ([]launcher.Kernel,
 	}
 	kernels, err := list(ctx)
 	return who.visible(kernels), err
+}
+
+// lists holds the memory of lists, []launcher.Kernel. A list of 10,000 kernels would else be 6 MB of garbage.
+var lists = sync.Pool{New: func() any { return new([]launcher.Kernel) }}
+
+// lendKernelsOf is kernelsOf for a caller that needs the list until it calls release.
+func (g *Gateway) lendKernelsOf(ctx context.Context, who caller) (kernels []launcher.Kernel, release func(), err error) {
+	l, ok := g.opts.Launcher.(launcher.ListerInto)
+	if !ok || !who.sole && !who.Admin {
+		kernels, err = g.kernelsOf(ctx, who)
+		return kernels, func() {}, err
+	}
+	list := lists.Get().(*[]launcher.Kernel)
+	release = func() {
+		clear(kernels) // what they refer to
+		*list = kernels
+		lists.Put(list)
+	}
+	if kernels, err = l.KernelsInto(ctx, *list); err != nil {
+		return nil, nil, err
+	}
+	return kernels, release, nil
 }
 
 // visible returns those kernels that the caller may see.

@@ -125,11 +125,12 @@ func (g *Gateway) listKernels(w http.ResponseWriter, r *call) error {
 			return refuse(http.StatusBadRequest, "The parameter %s is not 1 or 0.", name)
 		}
 	}
-	kernels, err := g.kernelsOf(ctx, r.who)
+	kernels, release, err := g.lendKernelsOf(ctx, r.who)
 	if err != nil {
 		// Never an incomplete list: front ends drop kernels that are missing from it.
 		return err
 	}
+	defer release()
 	return g.writeModels(w, r.who, kernels)
 }
 

@@ -332,6 +332,13 @@ type ListerForUsers interface {
 	KernelsFor(ctx context.Context, user string, groups []string) ([]Kernel, error)
 }
 
+// ListerInto is implemented by launchers that list kernels in the memory of an earlier list. A list of 10,000 kernels has
+// several megabytes.
+type ListerInto interface {
+	// KernelsInto is Kernels. It may use the memory of list, whose elements nobody else uses.
+	KernelsInto(ctx context.Context, list []Kernel) ([]Kernel, error)
+}
+
 type requestIDKey struct{}
 
 // WithRequestID returns a context whose requests to supervisors carry the id of a client's request, for the logs of

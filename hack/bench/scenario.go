@@ -60,6 +60,7 @@ func scenarios(quick bool) []scenario {
 		scenario{"delete of an idle ipykernel", func(b *bench) { b.removals() }},
 		scenario{"100 idle kernels", func(b *bench) { b.idleKernels(100, 10*time.Second) }},
 		scenario{"1,000 idle kernels", func(b *bench) { b.idleKernels(1000, 10*time.Second) }},
+		// A supervisor sends its status every 20 s.
 		scenario{hostedName(1000), func(b *bench) { b.hostedKernels(1000, 20*time.Second) }},
 		scenario{hostedName(10_000), func(b *bench) { b.hostedKernels(10_000, 20*time.Second) }},
 		scenario{"200 clients with a cell a second", func(b *bench) { b.manyClients(200, 5) }},

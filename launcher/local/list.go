@@ -13,12 +13,51 @@ const describedAtOnce = 1000
 
 // Kernels returns all kernels by creation. Most of them are described from memory, see changes.
 func (l *Launcher) Kernels(ctx context.Context) ([]launcher.Kernel, error) {
+	return l.KernelsInto(ctx, nil)
+}
+
+var (
+	_ launcher.ListerForUsers = (*Launcher)(nil)
+	_ launcher.ListerInto     = (*Launcher)(nil)
+)
+
+// KernelsInto implements launcher.ListerInto.
+func (l *Launcher) KernelsInto(ctx context.Context, list []launcher.Kernel) ([]launcher.Kernel, error) {
+	return l.list(ctx, l.snapshot, list)
+}
+
+// KernelsFor implements launcher.ListerForUsers.
+func (l *Launcher) KernelsFor(ctx context.Context, user string, groups []string) ([]launcher.Kernel, error) {
+	return l.list(ctx, func() (found []*kernel) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for _, k := range l.ordered {
+			if k.rec.Owner == user || k.mayBeSharedLocked(user, groups) {
+				found = append(found, k)
+			}
+		}
+		return found
+	}, nil)
+}
+
+// mayBeSharedLocked reports whether the kernel's notes share it with the user or one of the groups, or are to be read.
+func (k *kernel) mayBeSharedLocked(user string, groups []string) bool {
+	return !k.notes.current || slices.ContainsFunc(k.notes.notes.SharedWith, func(g launcher.Grant) bool {
+		return g.User != "" && g.User == user || g.Group != "" && slices.Contains(groups, g.Group)
+	})
+}
+
+// list describes the kernels that choose returns, if possible in the memory of all. They are chosen when memory agrees
+// with the folders.
+func (l *Launcher) list(ctx context.Context, choose func() []*kernel, all []launcher.Kernel) (
+	[]launcher.Kernel, error) {
 	if err := l.catchUp(ctx); err != nil {
 		return nil, err
 	}
 	deadline := l.timing.now().Add(l.timing.firstStatus)
-	present := l.snapshot()
-	all := make([]launcher.Kernel, len(present))
+	present := choose()
+	all = slices.Grow(all[:0], len(present))[:len(present)]
+	clear(all)
 	var others []int // kernels whose description has to wait, or to read a file
 	for from := 0; from < len(present); from += describedAtOnce {
 		l.mu.Lock()
@@ -62,16 +101,19 @@ func (l *Launcher) catchUp(ctx context.Context) error {
 	if !known {
 		return l.rescan(ctx)
 	}
-	for _, k := range l.snapshot() {
+	l.mu.Lock()
+	var looks []*kernel
+	for _, k := range l.ordered {
+		if k.lookLocked() {
+			looks = append(looks, k)
+		}
+	}
+	l.mu.Unlock()
+	for _, k := range looks {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		l.mu.Lock()
-		look := k.lookLocked()
-		l.mu.Unlock()
-		if look {
-			l.reconcile(k)
-		}
+		l.reconcile(k)
 	}
 	return nil
 }

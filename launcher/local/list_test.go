@@ -192,3 +192,54 @@ func (l *Launcher) overflow(t *testing.T) {
 		}
 	}
 }
+
+// TestKernelsFor lists the kernels of users at a gateway that learns of grants from another one. It omits no kernel that
+// the user owns or may use, and after the first list it has no other.
+func TestKernelsFor(t *testing.T) {
+	p := newPlace(t)
+	a, b := p.launcher(), p.launcher()
+	for n, owner := range map[int]string{1: "ann", 2: "ann", 3: "bob"} {
+		if _, _, err := a.Start(t.Context(), launcher.Request{ID: id(n), Owner: owner, Spec: fakeSpec("fine")}); err != nil {
+			t.Fatal(err)
+		}
+		wait(t, b, n, "idle", isIdle)
+	}
+	want := func(user, group string, kernels ...int) {
+		t.Helper()
+		var ids []string
+		for _, n := range kernels {
+			ids = append(ids, id(n))
+		}
+		for _, l := range []*Launcher{a, b} {
+			all, err := l.Kernels(t.Context()) // it reads the notes
+			if err != nil || len(all) != 3 {
+				t.Fatalf("all kernels are %v, %v", all, err)
+			}
+			list, err := l.KernelsFor(t.Context(), user, []string{group})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, k := range list {
+				got = append(got, k.ID)
+			}
+			slices.Sort(got)
+			if !slices.Equal(got, ids) {
+				t.Errorf("%s of %s gets %v, want %v", user, group, got, ids)
+			}
+		}
+	}
+	want("ann", "", 1, 2)
+	want("bob", "staff", 3)
+	a.share(t, 1, launcher.Grant{User: "bob", Right: launcher.Read})
+	a.share(t, 3, launcher.Grant{Group: "staff", Right: launcher.Use})
+	// At once, without a list of all kernels in between: b has not read the new notes.
+	if list, err := b.KernelsFor(t.Context(), "bob", nil); err != nil || len(list) < 2 {
+		t.Errorf("bob gets %v, %v", list, err)
+	}
+	want("bob", "", 1, 3)
+	want("cyd", "staff", 3)
+	want("cyd", "")
+	a.share(t, 1)
+	want("bob", "", 3)
+}

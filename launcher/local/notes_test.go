@@ -7,6 +7,17 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
+// share replaces the grants of kernel n.
+func (l *Launcher) share(t *testing.T, n int, grants ...launcher.Grant) {
+	t.Helper()
+	if _, err := l.UpdateNotes(t.Context(), id(n), func(n launcher.Notes) (launcher.Notes, error) {
+		n.Share(grants)
+		return n, nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestNotes_OlderGateway: a gateway of an earlier version rewrites notes.json without shared_to_use. The kernel was
 // shared to use all the same.
 func TestNotes_OlderGateway(t *testing.T) {
@@ -14,18 +25,9 @@ func TestNotes_OlderGateway(t *testing.T) {
 	l := p.launcher()
 	p.start(l, 1, "fine")
 	p.start(l, 2, "fine")
-	update := func(n int, grants ...launcher.Grant) {
-		t.Helper()
-		if _, err := l.UpdateNotes(t.Context(), id(n), func(n launcher.Notes) (launcher.Notes, error) {
-			n.Share(grants)
-			return n, nil
-		}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	update(1, launcher.Grant{User: "bob", Right: launcher.Use})
-	update(1)
-	update(2, launcher.Grant{User: "bob", Right: launcher.Read})
+	l.share(t, 1, launcher.Grant{User: "bob", Right: launcher.Use})
+	l.share(t, 1)
+	l.share(t, 2, launcher.Grant{User: "bob", Right: launcher.Read})
 	older := []byte(`{"sessions":[{"id":"s","path":"a.ipynb","name":"","type":"notebook"}]}`)
 	for n := range 2 {
 		path := l.layout.file(id(n+1), notesFile)
@@ -40,7 +42,7 @@ func TestNotes_OlderGateway(t *testing.T) {
 			t.Errorf("kernel %d: shared to use: %t", n+1, k.SharedToUse)
 		}
 	}
-	update(1)
+	l.share(t, 1)
 	if k := wait(t, l, 1, "there", isIdle); !k.SharedToUse {
 		t.Error("a later change forgets it")
 	}
