@@ -360,6 +360,10 @@ func (l *Launcher) launchAgain(ctx context.Context, k *kernel, loan *devices.Loa
 	cfg.ChildSocket, cfg.SameMachine = childSocket(k.rec.RunDir), true
 	l.removeGroup(k) // the file will not name it any more
 	cfg.ScanFile, cfg.ControlGroup = l.layout.scanFile(), l.newGroup(k.id)
+	// Its ids are those of processes that have ended.
+	if err := os.Remove(l.layout.file(k.id, processFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		l.log.Warn("process ids of a kernel cannot be removed", logkey.Kernel, k.id, logkey.Err, err)
+	}
 	return l.launchWith(ctx, k, &cfg, loan)
 }
 
