@@ -183,7 +183,8 @@ func (g *Gateway) kernelsOf(ctx context.Context, who caller) ([]launcher.Kernel,
 var lists = sync.Pool{New: func() any { return new([]launcher.Kernel) }}
 
 // lendKernelsOf is kernelsOf for a caller that needs the list until it calls release.
-func (g *Gateway) lendKernelsOf(ctx context.Context, who caller) (kernels []launcher.Kernel, release func(), err error) {
+func (g *Gateway) lendKernelsOf(ctx context.Context, who caller) (
+	kernels []launcher.Kernel, release func(), err error) {
 	l, ok := g.opts.Launcher.(launcher.ListerInto)
 	if !ok || !who.sole && !who.Admin {
 		kernels, err = g.kernelsOf(ctx, who)

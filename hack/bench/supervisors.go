@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/listener"
@@ -85,21 +86,21 @@ func (h *supervisors) run(ctx context.Context, conn net.Conn) {
 	}
 	defer lock.Close() //nolint:errcheck // nothing was written
 	if werr != nil {
-		h.log.Error("the launcher is gone", "kernel", cfg.KernelID, "err", werr)
+		h.log.Error("the launcher is gone", logkey.Kernel, cfg.KernelID, logkey.Err, werr)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var child sync.WaitGroup
 	child.Go(func() {
 		if err := runHosted(ctx, cfg.ChildSocket); err != nil {
-			h.log.Error("hosted kernel", "kernel", cfg.KernelID, "err", err)
+			h.log.Error("hosted kernel", logkey.Kernel, cfg.KernelID, logkey.Err, err)
 		}
 		cancel() // without its kernel a supervisor is useless here
 	})
 	defer child.Wait()
 	defer cancel()
 	if err := supervisor.Serve(ctx, s, l); err != nil {
-		h.log.Error("supervisor ended", "kernel", cfg.KernelID, "err", err)
+		h.log.Error("supervisor ended", logkey.Kernel, cfg.KernelID, logkey.Err, err)
 	}
 }
 

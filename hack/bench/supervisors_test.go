@@ -39,7 +39,12 @@ func TestSupervisors(t *testing.T) {
 	h := supervisors{log: slog.New(slog.NewTextHandler(t.Output(), nil))}
 	served := make(chan error)
 	go func() { served <- h.serve(ctx, l, kernels) }()
-	t.Cleanup(func() { cancel(); <-served })
+	t.Cleanup(func() {
+		cancel()
+		if err := <-served; err != nil { // nil if it is closed
+			t.Error(err)
+		}
+	})
 
 	open := func() *local.Launcher {
 		t.Helper()

@@ -76,8 +76,8 @@ type record struct {
 	Job bool `json:"job,omitempty"` // launcher.Request.Job
 }
 
-// processIDs is process.json. It is written when the kernel's process is known. Until then, the kernel's lock says which
-// process holds it.
+// processIDs is process.json. It is written when the kernel's process is known. Until then, the kernel's lock says
+// which process holds it.
 type processIDs struct {
 	Parent     int `json:"parent,omitempty"` // 0: an earlier version has started the kernel, without a parent
 	Supervisor int `json:"supervisor"`       // 0: not known

@@ -193,8 +193,8 @@ func (l *Launcher) overflow(t *testing.T) {
 	}
 }
 
-// TestKernelsFor lists the kernels of users at a gateway that learns of grants from another one. It omits no kernel that
-// the user owns or may use, and after the first list it has no other.
+// TestKernelsFor lists the kernels of users at a gateway that learns of grants from another one. It omits no kernel
+// that the user owns or may use, and after the first list it has no other.
 func TestKernelsFor(t *testing.T) {
 	p := newPlace(t)
 	a, b := p.launcher(), p.launcher()

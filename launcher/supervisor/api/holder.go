@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// holderWidth is the length of a process id in Config.LockFile. The id of another holder replaces all of an earlier one.
+// holderWidth is the length of a process id in Config.LockFile. The id of a later holder replaces all of it.
 const holderWidth = 20
 
 // NoteHolder writes the id of this process into Config.LockFile, whose lock it has taken.

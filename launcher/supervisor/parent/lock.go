@@ -13,8 +13,8 @@ import (
 // ErrTaken is returned if another supervisor runs this kernel.
 var ErrTaken = errors.New("another supervisor holds the kernel's lock")
 
-// Lock takes the kernel's lock for the life of this process, or returns ErrTaken. Closing the file releases it. Launchers
-// read in the file which process has the lock.
+// Lock takes the kernel's lock for the life of this process, or returns ErrTaken. Closing the file releases it.
+// Launchers read in the file which process has the lock.
 func Lock(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
