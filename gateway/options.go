@@ -77,7 +77,7 @@ type Options struct {
 	// Limits; 0 means no limit.
 	StartsPerMinute      int // kernels that one user may start
 	ConnectionsPerKernel int // websockets that lead to one kernel
-	ConnectionsPerUser   int // websockets and readers of logs and events, together, of one user
+	ConnectionsPerUser   int // websockets, readers of logs and events, and waits for jobs, together, of one user
 
 	Jobs jobs.Policy // how many jobs each user may have, and how long they are kept
 

@@ -207,7 +207,7 @@ var gatewaySettings = []group{
 			Name: "max-connections-per-user", Env: []string{"EKG_MAX_CONNECTIONS_PER_USER"},
 			def: "0", field: "ConnectionsPerUser",
 			value: count(func(s *Settings) *int { return &s.ConnectionsPerUser }),
-			Usage: "open websockets and readers of logs and events of each user at one gateway; 0 for no limit",
+			Usage: "open websockets, readers of logs and events, and waits for jobs of each user at one gateway; 0 for no limit",
 		},
 		{
 			Name: "max-connections-per-kernel", Env: []string{"EKG_MAX_CONNECTIONS_PER_KERNEL"},
