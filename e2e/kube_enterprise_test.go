@@ -92,6 +92,7 @@ func TestE2E_KubeEnterpriseImage(t *testing.T) {
 	source := filepath.Join(peers, "eg-source")
 	k.enterpriseKernelspec(source, "python_kubernetes", "elyra/kernel-py:VERSION", "localhost/kernel-eg:dev")
 	k.enterpriseKernelspec(source, "spark_python_kubernetes", "elyra/kernel-spark-py:VERSION", "localhost/kernel-eg:dev")
+	k.enterpriseKernelspec(source, "R_kubernetes", "elyra/kernel-r:VERSION", "localhost/kernel-eg:dev")
 	k.podSpec("small", map[string]any{"image": "localhost/kernel-eg:dev", "launcher": "enterprise-gateway",
 		"resources": map[string]any{"limits": map[string]any{"memory": "300Mi"}}}, "/usr/local/bin/bootstrap-kernel.sh")
 	k.podSpec("silent", map[string]any{"image": "localhost/kernel-eg:dev", "launcher": "enterprise-gateway"},
@@ -103,6 +104,7 @@ func TestE2E_KubeEnterpriseImage(t *testing.T) {
 	k.token = "token-bob"
 
 	t.Run("life", func(t *testing.T) { k.in(t).enterpriseLife() })
+	t.Run("life in R", func(t *testing.T) { k.in(t).enterpriseLifeInR() })
 	t.Run("memory runs out", func(t *testing.T) { k.in(t).cellRunsOutOfMemory() })
 	t.Run("no answer", func(t *testing.T) {
 		k := k.in(t)
@@ -160,6 +162,25 @@ func (k *inCluster) enterpriseLife() {
 	if pods := k.podsOf(id); len(pods) != 1 || pods[0].Metadata.Name != id+"-1" {
 		t.Errorf("it is not the same pod: %+v", pods)
 	}
+	k.want(204, "DELETE", "/api/kernels/"+id, "", nil)
+	k.podsGone(id)
+}
+
+// enterpriseLifeInR runs, interrupts, restarts and deletes a kernel of Enterprise Gateway's kernelspec for R.
+func (k *inCluster) enterpriseLifeInR() {
+	t := k.t
+	id := k.kernel("r_kubernetes")
+	k.state(id, "idle", 2*time.Minute)
+	c := k.dial(t, id, "s", true)
+	c.says("x <- 41 + 1; cat(x, Sys.getenv('RESPONSE_ADDRESS'))", "42 127.0.0.1:8877")
+	cell := c.begin("cat('begun', 1, '\\n')\nSys.sleep(600)")
+	c.begun(cell)
+	k.want(204, "POST", "/api/kernels/"+id+"/interrupt", "", nil)
+	c.finish(cell, time.Minute)
+	c.says("cat(x)", "42")
+	k.want(200, "POST", "/api/kernels/"+id+"/restart", "", nil)
+	k.state(id, "idle", 2*time.Minute)
+	k.dial(t, id, "again", true).says("cat(exists('x'))", "FALSE")
 	k.want(204, "DELETE", "/api/kernels/"+id, "", nil)
 	k.podsGone(id)
 }
