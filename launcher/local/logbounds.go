@@ -129,8 +129,8 @@ func (l *Launcher) recountSoon() {
 }
 
 // sharedNow returns the part of the total that n logs share. The rest is for the next starts: without it, each of
-// thousands of supervisors is sent a new limit after each start. The rest is at most an eighth. For up to 16 logs, there
-// is no rest.
+// thousands of supervisors is sent a new limit after each start. The rest is at most an eighth. For up to 16 logs,
+// there is none.
 func sharedNow(total int64, n int) int64 {
 	return total / max(1, roundUp(int64(n))) * int64(n)
 }
