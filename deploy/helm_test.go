@@ -201,6 +201,7 @@ func TestHelm_Manifests(t *testing.T) {
 		{"watch-nodes", "watchNodes: true", watchNodes},
 		{"watch-gpus", "watchGPUs: true", watchGPUs},
 		{"pre-pull", "prePull: true", prePull},
+		{"placeholders", "placeholders: true", places},
 		{"homes", "homes: true", homes},
 		{"owner-namespaces", "ownerNamespaces: true", ownerSpaces},
 		{"driver-ports", "driverPorts: true", ports},
@@ -295,6 +296,7 @@ driverPorts: true
 watchNodes: true
 watchGPUs: true
 prePull: true
+placeholders: true
 keepKernels: true
 priorityClasses: [{name: low, value: -10, preemptionPolicy: Never, description: jobs}]
 networkPolicy: {egress: {except: [203.0.113.7/32, "2001:db8::7/128"]}}

@@ -16,6 +16,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
@@ -47,6 +48,7 @@ var (
 	ownerSpaces = build{"overlays/token", []string{"owner-namespaces"}}
 	ports       = build{"overlays/token", []string{"driver-ports"}}
 	prePull     = build{"overlays/token", []string{"pre-pull"}}
+	places      = build{"overlays/token", []string{"placeholders"}}
 	gpuAgent    = build{"overlays/token", []string{"gpu-agent"}}
 	keep        = build{"overlays/token", []string{"keep-kernels"}}
 )
@@ -155,7 +157,7 @@ func files(k types.Kustomization) []string {
 
 // Every build has only keys and kinds that Kubernetes has: kubectl would reject others or, worse, ignore them.
 func TestManifests_Strict(t *testing.T) {
-	for _, b := range []build{base, token, metrics, prometheus, openshift, flavors, watchNodes, prePull} {
+	for _, b := range []build{base, token, metrics, prometheus, openshift, flavors, watchNodes, prePull, places} {
 		if n := len(b.objects(t)); n < 5 {
 			t.Errorf("%s with %v has only %d objects", b.dir, b.components, n)
 		}
@@ -479,37 +481,52 @@ func TestManifests_DriverPorts(t *testing.T) {
 	}
 }
 
-// Only the component pre-pull lets gateways create DaemonSets, and in the kernels' namespace alone. Without it they may
-// remove those of an earlier setting.
-func TestManifests_PrePull(t *testing.T) {
-	for _, b := range []build{token, prePull} {
-		for _, o := range b.objects(t) {
-			role, ok := o.(*rbacv1.Role)
-			if !ok || role.Name == "ekg-pre-pull" {
-				continue
-			}
-			for _, rule := range role.Rules {
-				if slices.Contains(rule.Resources, "daemonsets") &&
-					(role.Namespace != "ekg-kernels" || !slices.Equal(rule.Verbs, []string{"list", "delete"})) {
-					t.Errorf("%s may %v DaemonSets", role.Name, rule.Verbs)
+// Only the components pre-pull and placeholders let gateways create DaemonSets and Deployments, and in the kernels'
+// namespace alone. Without them they may remove those of an earlier setting.
+func TestManifests_Ahead(t *testing.T) {
+	for _, tt := range []struct {
+		build          build
+		role, resource string
+		verbs          []string
+		env            corev1.EnvVar
+	}{
+		{prePull, "ekg-pre-pull", "daemonsets", []string{"create", "update"},
+			corev1.EnvVar{Name: "EKG_PRE_PULL", Value: "true"}},
+		{places, "ekg-placeholders", "deployments", []string{"create", "patch"},
+			corev1.EnvVar{Name: "EKG_PLACEHOLDER_CLASS", Value: "ekg-placeholder"}},
+	} {
+		for _, b := range []build{token, tt.build} {
+			for _, o := range b.objects(t) {
+				role, ok := o.(*rbacv1.Role)
+				if !ok || role.Name == tt.role {
+					continue
+				}
+				for _, rule := range role.Rules {
+					if slices.Contains(rule.Resources, tt.resource) &&
+						(role.Namespace != "ekg-kernels" || !slices.Equal(rule.Verbs, []string{"list", "delete"})) {
+						t.Errorf("%s may %v %s", role.Name, rule.Verbs, tt.resource)
+					}
 				}
 			}
 		}
+		role := find[*rbacv1.Role](t, tt.build, tt.role)
+		bound := find[*rbacv1.RoleBinding](t, tt.build, tt.role)
+		account := find[*corev1.ServiceAccount](t, tt.build, "ekg")
+		if role.Namespace != "ekg-kernels" || len(role.Rules) != 1 ||
+			!slices.Equal(role.Rules[0].APIGroups, []string{"apps"}) ||
+			!slices.Equal(role.Rules[0].Resources, []string{tt.resource}) || !slices.Equal(role.Rules[0].Verbs, tt.verbs) ||
+			bound.RoleRef.Name != role.Name || bound.Namespace != role.Namespace || len(bound.Subjects) != 1 ||
+			bound.Subjects[0].Name != account.Name || bound.Subjects[0].Namespace != account.Namespace {
+			t.Errorf("%+v, %+v", role, bound)
+		}
+		env := find[*appsv1.Deployment](t, tt.build, "ekg").Spec.Template.Spec.Containers[0].Env
+		if !slices.Contains(env, tt.env) {
+			t.Errorf("the gateway's variables are %v", env)
+		}
 	}
-	role := find[*rbacv1.Role](t, prePull, "ekg-pre-pull")
-	bound := find[*rbacv1.RoleBinding](t, prePull, "ekg-pre-pull")
-	account := find[*corev1.ServiceAccount](t, prePull, "ekg")
-	if role.Namespace != "ekg-kernels" || len(role.Rules) != 1 ||
-		!slices.Equal(role.Rules[0].APIGroups, []string{"apps"}) ||
-		!slices.Equal(role.Rules[0].Resources, []string{"daemonsets"}) ||
-		!slices.Equal(role.Rules[0].Verbs, []string{"create", "update"}) ||
-		bound.RoleRef.Name != role.Name || bound.Namespace != role.Namespace || len(bound.Subjects) != 1 ||
-		bound.Subjects[0].Name != account.Name || bound.Subjects[0].Namespace != account.Namespace {
-		t.Errorf("%+v, %+v", role, bound)
-	}
-	env := find[*appsv1.Deployment](t, prePull, "ekg").Spec.Template.Spec.Containers[0].Env
-	if !slices.Contains(env, corev1.EnvVar{Name: "EKG_PRE_PULL", Value: "true"}) {
-		t.Errorf("the gateway's variables are %v", env)
+	class := find[*schedulingv1.PriorityClass](t, places, "ekg-placeholder")
+	if class.Value >= 0 || class.GlobalDefault || *class.PreemptionPolicy != corev1.PreemptNever {
+		t.Errorf("placeholders have %+v", class)
 	}
 }
 

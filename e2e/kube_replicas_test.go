@@ -44,9 +44,9 @@ func TestE2E_KubeReplicas(t *testing.T) {
 		if err != nil || out != "" {
 			t.Errorf("an expired config map is still there: %q, %v", out, err)
 		}
-		out, err = k.cluster.tryKubectl("", "-n", k.namespace, "get", "daemonsets", "-o", "name")
+		out, err = k.cluster.tryKubectl("", "-n", k.namespace, "get", "daemonsets,deployments", "-o", "name")
 		if err != nil || out != "" {
-			t.Errorf("a DaemonSet of another setting is still there: %q, %v", out, err)
+			t.Errorf("objects of another setting are still there: %q, %v", out, err)
 		}
 	})
 	t.Run("jobs end, also without the gateways that began them", func(t *testing.T) { k.in(t).jobsEnd() })

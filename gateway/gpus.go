@@ -58,6 +58,8 @@ type GPUPool struct {
 	Devices []GPUDevice `json:"devices,omitempty"` // where the node tells them apart
 	Holders []GPUHolder `json:"holders"`           // that the caller may see
 	Others  float64     `json:"others"`            // of Held, by others
+	// Placeholders is what pods keep free for kernels of a flavor. They are no holders.
+	Placeholders float64 `json:"placeholders,omitempty"`
 }
 
 // GPUDevice is one GPU of a pool.
@@ -159,7 +161,8 @@ func totalsOf(view launcher.GPUs) []GPUTotal {
 
 // poolModel returns a pool with the holders that may be seen.
 func poolModel(p *launcher.GPUPool, seen func(*launcher.GPUHolder) bool) GPUPool {
-	pool := GPUPool{Resource: p.Resource, Model: p.Model, Unit: p.Unit, GPUAmounts: amountsOf(p), Holders: []GPUHolder{}}
+	pool := GPUPool{Resource: p.Resource, Model: p.Model, Unit: p.Unit, GPUAmounts: amountsOf(p), Holders: []GPUHolder{},
+		Placeholders: p.Kept}
 	held := p.HeldOn()
 	for i := range p.Holders {
 		h := &p.Holders[i]

@@ -81,6 +81,7 @@ type GPUPool struct {
 	Unhealthy float64     // that the machine has besides, and that no pod can have
 	Devices   []GPUDevice // by index; empty if the machine does not tell them apart
 	Holders   []GPUHolder // the longest holder first
+	Kept      float64     // by placeholders, which are no holders: they make room for kernels
 }
 
 // GPUDevice is one GPU of a pool.

@@ -18,6 +18,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/cgroup"
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local"
@@ -30,6 +31,8 @@ import (
 type wishes struct {
 	starts func() []launcher.Request // plain starts of all
 	warm   func() []launcher.Warm    // warm kernels
+
+	flavors func() []flavor.Flavor // all, which may have placeholders
 }
 
 // openLauncher opens the launcher that the settings select. reaper may be nil.
@@ -133,7 +136,7 @@ func openKube(
 		Log:             log,
 		Observer:        watch,
 	}
-	o.Warm = ahead.warm
+	o.Warm, o.Flavors = ahead.warm, ahead.flavors
 	if s.PrePull {
 		o.PrePull = ahead.starts
 	}
@@ -163,7 +166,8 @@ func podOptions(s *settings.Settings, namespace string) (podspec.Options, error)
 		SupervisorCPU: s.SupervisorCPU, SupervisorMemory: s.SupervisorMemory,
 		SupervisorMemoryLimit: s.SupervisorMemoryLimit, ClusterChoosesUser: s.SupervisorUser == settings.UserNamespace,
 		HomeLimit: s.HomeLimit, Architectures: s.SupervisorArch, JobPriorityClass: s.JobPriorityClass,
-		LogLimit: s.LogLimit, StopGrace: time.Duration(s.StopGrace), Cull: s.Cull(),
+		PlaceholderClass: s.PlaceholderClass,
+		LogLimit:         s.LogLimit, StopGrace: time.Duration(s.StopGrace), Cull: s.Cull(),
 		GPUSamples: s.GPUSamples}
 	if s.HomeLimit == 0 {
 		o.HomeLimit = -1

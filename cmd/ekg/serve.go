@@ -54,10 +54,11 @@ type server struct {
 	measured     func(url string) // called with the address of --metrics-listen; may be nil
 
 	// Owned by Run.
-	steps  []step
-	reaper *proctree.Reaper // nil: this is not a container's first process
-	starts func() []launcher.Request
-	warm   func() []launcher.Warm
+	steps   []step
+	reaper  *proctree.Reaper // nil: this is not a container's first process
+	starts  func() []launcher.Request
+	warm    func() []launcher.Warm
+	flavors func() []flavor.Flavor // nil without --flavors
 
 	file atomic.Pointer[gatewayFile] // as register has written it; nil before
 }
@@ -72,7 +73,7 @@ func newServer(s *settings.Settings, stdout io.Writer, log *slog.Logger) *server
 	v := &server{settings: s, stdout: stdout, log: log}
 	v.openLauncher = func(ctx context.Context, s *settings.Settings, limits launcher.Limits, log *slog.Logger,
 		watch launcher.Observer) (launcher.Launcher, error) {
-		return openLauncher(ctx, s, limits, log, watch, v.reaper, wishes{v.starts, v.warm})
+		return openLauncher(ctx, s, limits, log, watch, v.reaper, wishes{v.starts, v.warm, v.flavors})
 	}
 	return v
 }
@@ -211,6 +212,9 @@ func (v *server) openBackend(ctx context.Context, counters *metrics.Metrics) (b 
 		}
 	}
 	v.starts, v.warm = b.plainStarts, b.warmKernels
+	if b.flavors != nil {
+		v.flavors = b.flavors.List
+	}
 	b.limits = v.settings.KernelLimits(b.specs, b.usersFile)
 	if b.launcher, err = v.openLauncher(ctx, v.settings, b.limits, v.log, counters); err != nil {
 		return b, err

@@ -13,11 +13,12 @@ import (
 
 // Bounds of a file.
 const (
-	maxFlavors = 1000
-	maxName    = 40 // bytes
-	maxCount   = 1 << 20
-	maxText    = 200     // bytes of a label
-	maxBytes   = 1 << 20 // of the file
+	maxFlavors      = 1000
+	maxPlaceholders = 100 // of a flavor
+	maxName         = 40  // bytes
+	maxCount        = 1 << 20
+	maxText         = 200     // bytes of a label
+	maxBytes        = 1 << 20 // of the file
 )
 
 // validName matches names of flavors. A name is part of a URL and of kernelspecs' names, where "--" separates it.
@@ -51,6 +52,10 @@ func (f *Flavor) problems() (list []string) {
 		f.DRA.check(wrong)
 	}
 	wrong(f.None && f.Units != nil && f.Units.Amount != 0, "units: a flavor without a GPU counts as no GPU")
+	wrong(f.Placeholders < 0 || f.Placeholders > maxPlaceholders, "placeholders: %d is not a number from 0 to %d",
+		f.Placeholders, maxPlaceholders)
+	wrong(f.Placeholders > 0 && (f.None || f.DRA != nil),
+		"placeholders: the scheduler can move no %s away for a kernel", f.Kind())
 	wrong(!(f.PricePerHour >= 0 && f.PricePerHour <= math.MaxFloat64), "pricePerHour: is not a number from 0")
 	for key, value := range f.NodeSelector {
 		wrong(len(validation.IsQualifiedName(key)) > 0, "nodeSelector: %s is not a valid label key", quoted(key))

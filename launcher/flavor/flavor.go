@@ -44,6 +44,9 @@ type Flavor struct {
 	Tolerations  []Toleration      `yaml:"tolerations" json:"tolerations,omitempty"`
 	RuntimeClass string            `yaml:"runtimeClass" json:"runtimeClass,omitempty"`
 
+	// Placeholders are pods that keep room for so many further kernels; 0: none. It says nothing about a kernel.
+	Placeholders int `yaml:"placeholders" json:"-"`
+
 	// Shown to users, without any effect on the pod.
 	Spot         bool    `yaml:"spot" json:"spot,omitempty"`                 // its nodes can be taken away at short notice
 	PricePerHour float64 `yaml:"pricePerHour" json:"pricePerHour,omitempty"` // in the operator's currency; 0: not shown

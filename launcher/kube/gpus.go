@@ -97,7 +97,14 @@ func gpuNodes(seen seenMachines, pods []gpuPod) []launcher.GPUNode {
 			continue
 		}
 		for name, amount := range podspec.GPUAmounts(p.pod) {
+			if podspec.IsPlaceholder(p.pod) && p.pod.Spec.NodeName == "" {
+				continue // it keeps no room yet
+			}
 			pool := poolOf(nodeOf(found, p.pod.Spec.NodeName), string(name))
+			if podspec.IsPlaceholder(p.pod) {
+				pool.Kept += float64(amount)
+				continue
+			}
 			pool.Holders = append(pool.Holders, p.holds(float64(amount), string(name)))
 		}
 	}
@@ -241,6 +248,9 @@ func trimForGPUs(o any) (any, error) {
 	amounts := podspec.GPUAmounts(pod)
 	if len(amounts) == 0 {
 		return small, nil
+	}
+	if podspec.IsPlaceholder(pod) {
+		small.Labels = map[string]string{podspec.LabelComponent: podspec.ComponentPlaceholder}
 	}
 	small.CreationTimestamp, small.DeletionTimestamp = pod.CreationTimestamp, pod.DeletionTimestamp
 	small.Spec.NodeName, small.Status.Phase = pod.Spec.NodeName, pod.Status.Phase

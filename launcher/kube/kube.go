@@ -40,6 +40,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/poddial"
@@ -95,6 +96,11 @@ type Options struct {
 	// DaemonSets in Pods.Namespace. It is called by one goroutine. nil: nothing is pulled ahead, and DaemonSets of
 	// earlier gateways are removed.
 	PrePull func() []launcher.Request
+
+	// Flavors returns the flavors whose placeholders are kept if Pods.PlaceholderClass is set. That needs rights on
+	// Deployments in Pods.Namespace. It is called by one goroutine. nil: there are none, and those of earlier gateways are
+	// removed.
+	Flavors func() []flavor.Flavor
 
 	// Warm returns which warm kernels are wanted. It is called by several goroutines. nil: this gateway has none, and
 	// leaves those of others alone.

@@ -57,6 +57,7 @@ const (
 	Claim     = "claim"      // name of a PersistentVolumeClaim
 	ConfigMap = "configmap"  // name of a ConfigMap
 	DaemonSet = "daemonset"  // name of a DaemonSet
+	Deployed  = "deployment" // name of a Deployment
 	Entry     = "entry"      // of the state directory
 	Images    = "images"     // names of images, with spaces between them
 	Key       = "key"        // in a ConfigMap
@@ -66,6 +67,7 @@ const (
 	SecondKey = "second_key" // fingerprint of the second master key
 	Nodes     = "nodes"      // a number of nodes
 	Pause     = "pause"      // a duration before the next attempt
+	Pods      = "pods"       // a number of pods
 	Replica   = "replica"    // pod of another gateway
 	To        = "to"         // new name of an entry of the state directory
 	What      = "what"       // what the cluster was asked for

@@ -123,6 +123,13 @@ var kubernetesSettings = []group{
 			Usage: "image of kernelspecs that name none",
 		},
 		{
+			Name: "placeholder-class", Env: []string{"EKG_PLACEHOLDER_CLASS"},
+			value: text(func(s *Settings) *string { return &s.PlaceholderClass }, unlessEmpty(podspec.CheckPriorityClass)),
+			Usage: "PriorityClass of placeholders: pods that keep room for kernels of the flavors whose placeholders is not 0, " +
+				"so that a node is added before anybody waits. Its value is negative. It needs the rights to create, list, " +
+				"patch and delete Deployments in the kernels' namespace, which the component placeholders gives",
+		},
+		{
 			Name: "job-priority-class", Env: []string{"EKG_JOB_PRIORITY_CLASS"},
 			value: text(func(s *Settings) *string { return &s.JobPriorityClass }, unlessEmpty(podspec.CheckPriorityClass)),
 			Usage: "PriorityClass of the pods of jobs, unless their kernelspec names one. One with a low value lets kernels " +

@@ -16,9 +16,9 @@
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs: [create, get, update]
-# Removal of what prePull has left behind.
+# Removal of what prePull and placeholders have left behind.
 - apiGroups: [apps]
-  resources: [daemonsets]
+  resources: [daemonsets, deployments]
   verbs: [list, delete]
 {{- end }}
 
@@ -83,6 +83,12 @@
 - apiGroups: [apps]
   resources: [daemonsets]
   verbs: [create, update]
+{{- end }}
+
+{{- define "ekg.rulesPlaceholders" }}
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [create, patch]
 {{- end }}
 
 {{- define "ekg.rulesNodes" }}
