@@ -1,8 +1,13 @@
 package deploy_test
 
 import (
+	"encoding/json"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -109,4 +114,37 @@ func TestManifests_EgressIsAComponent(t *testing.T) {
 			t.Errorf("%s restricts where kernels connect to", p.Name)
 		}
 	}
+}
+
+// The documented example of a user's namespace has the egress policy of ekg-kernels, for all pods.
+func TestEgress_OwnerNamespace(t *testing.T) {
+	text, err := os.ReadFile("../docs/kubernetes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, example, _ := strings.Cut(string(text), "```yaml\nownerNamespace:")
+	example, _, _ = strings.Cut(example, "```")
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	if err := os.WriteFile(file, []byte("ownerNamespace:"+example), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	policy, err := podspec.ReadPolicy(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := find[*networkingv1.NetworkPolicy](t, token, "ekg-kernels-egress")
+	for _, object := range policy.OwnerNamespace.Objects {
+		text, err := json.Marshal(object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := &networkingv1.NetworkPolicy{}
+		if json.Unmarshal(text, got) == nil && got.Name == want.Name {
+			if !reflect.DeepEqual(got.Spec.Egress, want.Spec.Egress) || got.Spec.PodSelector.Size() > 0 {
+				t.Errorf("the example is %+v", got.Spec)
+			}
+			return
+		}
+	}
+	t.Error("the example has no egress policy")
 }

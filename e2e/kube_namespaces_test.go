@@ -21,7 +21,7 @@ const namespacesPolicy = `ownerNamespace:
     - apiVersion: v1
       kind: ResourceQuota
       metadata: {name: kernels}
-      spec: {hard: {pods: 2}}
+      spec: {hard: {pods: 2, persistentvolumeclaims: 1, secrets: 9}}
     - apiVersion: rbac.authorization.k8s.io/v1
       kind: RoleBinding
       metadata: {name: owner}
@@ -91,8 +91,24 @@ func TestE2E_KubeNamespaces(t *testing.T) {
 	}
 
 	g.kill()
+	// What the policy no longer has goes at the next start, and what others have added stays.
+	c.kubectl(t, "", "label", "namespace", spaces[ann], "others=label")
+	text := strings.NewReplacer("{pods: 2, persistentvolumeclaims: 1, secrets: 9}", "{pods: 3}",
+		"  labels: {pod-security.kubernetes.io/enforce: baseline}\n", "").Replace(fmt.Sprintf(namespacesPolicy, prefix))
+	if err := os.WriteFile(policy, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	g.start()
-	for name, want := range map[string][]string{ann: {before, kernels[ann], second}, other: {kernels[other]}} {
+	third := as[ann].kernelSoon("pod")
+	if out := c.kubectl(t, "", "-n", spaces[ann], "get", "resourcequota", "kernels", "-o",
+		"jsonpath={.spec.hard}"); strings.TrimSpace(out) != `{"pods":"3"}` {
+		t.Errorf("the quota has %s", out)
+	}
+	if out := c.kubectl(t, "", "get", "namespace", spaces[ann], "-o", "jsonpath={.metadata.labels}"); strings.Contains(out,
+		"pod-security") || !strings.Contains(out, `"others":"label"`) {
+		t.Errorf("the namespace's labels are %s", out)
+	}
+	for name, want := range map[string][]string{ann: {before, kernels[ann], second, third}, other: {kernels[other]}} {
 		var all []model
 		as[name].want(http.StatusOK, "GET", "/api/kernels", "", &all)
 		if len(all) != len(want) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"strconv"
@@ -17,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
@@ -56,6 +58,7 @@ func newTestCluster(t testing.TB) *testCluster {
 	c := &testCluster{Clientset: fake.NewSimpleClientset(), pods: noDialer{},
 		objects: dynamicfake.NewSimpleDynamicClient(scheme.Scheme)}
 	c.version.Store(100)
+	c.objects.PrependReactor("patch", "*", c.apply)
 	c.PrependReactor("*", "*", func(a k8stesting.Action) (bool, runtime.Object, error) {
 		if c.broken.Load() && a.GetVerb() != "watch" {
 			return true, nil, errors.New("connection refused")
@@ -103,6 +106,30 @@ func newTestCluster(t testing.TB) *testCluster {
 		return false, nil, nil
 	})
 	return c
+}
+
+// apply is a simple server-side apply of an object that is made with a namespace, or of the namespace itself: all of the
+// object is replaced. The end to end tests use the real one.
+func (c *testCluster) apply(a k8stesting.Action) (bool, runtime.Object, error) {
+	patch := a.(k8stesting.PatchActionImpl)
+	object := &unstructured.Unstructured{}
+	if err := object.UnmarshalJSON(patch.Patch); err != nil || patch.PatchType != types.ApplyPatchType ||
+		patch.PatchOptions.FieldManager != fieldManager {
+		return true, nil, fmt.Errorf("this is no apply of the gateways: %w", err)
+	}
+	tracker, now := c.objects.Tracker(), runtime.Object(object)
+	if object.GetKind() == "Namespace" {
+		ns := &corev1.Namespace{}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, ns); err != nil {
+			return true, nil, err
+		}
+		tracker, now = c.Tracker(), ns
+	}
+	err := tracker.Create(a.GetResource(), now, a.GetNamespace())
+	if apierrors.IsAlreadyExists(err) {
+		err = tracker.Update(a.GetResource(), now, a.GetNamespace())
+	}
+	return true, object, err
 }
 
 // PrependReactor adds a reactor while launchers use the cluster. The fake's own method takes no lock, unlike the method

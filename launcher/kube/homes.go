@@ -12,6 +12,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
 
 // createHome creates the claim of an owner's home, unless it exists. Nil needs nothing. An existing claim is taken as
@@ -25,7 +26,11 @@ func (l *Launcher) createHome(ctx context.Context, claim *corev1.PersistentVolum
 	claims := l.client.CoreV1().PersistentVolumeClaims(claim.Namespace)
 	got, err := claims.Get(asking, claim.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		if got, err = claims.Create(asking, claim, metav1.CreateOptions{}); apierrors.IsAlreadyExists(err) {
+		for got, err = claims.Create(asking, claim, metav1.CreateOptions{}); podstatus.IsUncounted(err) &&
+			sleep.For(asking, quotaPause) == nil; {
+			got, err = claims.Create(asking, claim, metav1.CreateOptions{})
+		}
+		if apierrors.IsAlreadyExists(err) {
 			got, err = claims.Get(asking, claim.Name, metav1.GetOptions{}) // another replica was faster
 		} else if err == nil {
 			l.log.Info("a home was created", logkey.Namespace, claim.Namespace, logkey.Claim, claim.Name)

@@ -2,17 +2,19 @@ package kube
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/util/csaupgrade"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
@@ -91,32 +93,45 @@ func (l *Launcher) ensureNamespace(ctx context.Context, made *podspec.MadeNamesp
 		return nil
 	}
 	for _, o := range made.Objects {
-		if err := l.ensureObject(ctx, o); err != nil {
+		objects := l.opts.Cluster.objects.Resource(o.Resource).Namespace(o.Object.GetNamespace())
+		if err := apply(ctx, objects, o.Object); err != nil {
 			return err
 		}
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": made.Namespace.Labels,
-		"annotations": map[string]string{podspec.AnnotationContent: made.Content}}})
-	if err != nil {
-		return err
-	}
-	_, err = namespaces.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
-	return err
+	all := &unstructured.Unstructured{}
+	all.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
+	all.SetName(name)
+	all.SetLabels(made.Namespace.Labels)
+	all.SetAnnotations(map[string]string{podspec.AnnotationOwner: owner, podspec.AnnotationContent: made.Content})
+	return apply(ctx, l.opts.Cluster.objects.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")), all)
 }
 
-// ensureObject creates an object of a namespace, or changes it to what the policy says.
-func (l *Launcher) ensureObject(ctx context.Context, o podspec.NamespaceObject) error {
-	objects := l.opts.Cluster.objects.Resource(o.Resource).Namespace(o.Object.GetNamespace())
-	_, err := objects.Create(ctx, o.Object, metav1.CreateOptions{})
-	if !apierrors.IsAlreadyExists(err) {
-		return err
+// apply creates an object, or changes it to what the policy says. What an earlier policy said, and this one does not, is
+// removed. What others have added stays.
+func apply(ctx context.Context, objects dynamic.ResourceInterface, object *unstructured.Unstructured) error {
+	send := func() (*unstructured.Unstructured, error) {
+		return objects.Apply(ctx, object.GetName(), object, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
 	}
-	patch, err := o.Object.MarshalJSON()
-	if err != nil {
-		return err
+	for {
+		got, err := send()
+		if err != nil {
+			return err
+		}
+		// Earlier releases, and the creation of a namespace, have written the object without applying it. What they have
+		// written counts as applied from now on, so that it can be removed.
+		patch, err := csaupgrade.UpgradeManagedFieldsPatch(got, sets.New(fieldManager), fieldManager)
+		if err != nil || patch == nil {
+			return err
+		}
+		_, err = objects.Patch(ctx, object.GetName(), types.JSONPatchType, patch, metav1.PatchOptions{})
+		switch {
+		case err == nil:
+			_, err = send()
+			return err
+		case !apierrors.IsConflict(err) || sleep.For(ctx, quotaPause) != nil: // another one has just changed it
+			return err
+		}
 	}
-	_, err = objects.Patch(ctx, o.Object.GetName(), types.MergePatchType, patch, metav1.PatchOptions{})
-	return err
 }
 
 // checkOnly returns launcher.ErrConflict if another namespace has a pod of the same kernel. The names of pods make ids
@@ -142,8 +157,7 @@ func (l *Launcher) checkOnly(ctx context.Context, pod *corev1.Pod, req launcher.
 func (l *Launcher) sendPod(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
 	for {
 		made, err := l.client.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
-		if !l.opts.Pods.InNamespaceOfOwner(pod) || !apierrors.IsForbidden(err) ||
-			!strings.Contains(err.Error(), "status unknown for quota") || sleep.For(ctx, quotaPause) != nil {
+		if !podstatus.IsUncounted(err) || sleep.For(ctx, quotaPause) != nil {
 			return made, err
 		}
 	}

@@ -117,7 +117,7 @@ func TestNamespaces(t *testing.T) {
 	if err != nil || !strings.Contains(textOf(t, bound), `"name":"Bob"`) {
 		t.Errorf("%v %v", bound, err)
 	}
-	if n := len(c.objects.Actions()); n != 7 { // two objects in each of three namespaces, and the Get above
+	if n := len(c.objects.Actions()); n != 10 { // two objects and the namespace, for three users, and the Get above
 		t.Errorf("%d requests for objects", n)
 	}
 
@@ -177,8 +177,8 @@ func TestNamespaces_Changed(t *testing.T) {
 			patches++
 		}
 	}
-	if patches != 2 {
-		t.Errorf("%d patches of two objects", patches)
+	if patches != 6 {
+		t.Errorf("%d patches of two objects and their namespace, twice", patches)
 	}
 }
 
@@ -317,16 +317,18 @@ func TestNamespaces_Many(t *testing.T) {
 	}
 }
 
-// TestNamespaces_Quota: the first pod of a namespace waits until the cluster has counted the namespace's quota.
+// TestNamespaces_Quota: the first home, pod and secret of a namespace wait until the cluster has counted the namespace's quota.
 func TestNamespaces_Quota(t *testing.T) {
 	c := newTestCluster(t)
 	l := openTest(t, c, withNamespaces(t, namespacePolicy))
-	left := 3
-	c.PrependReactor("create", "pods", func(k8stesting.Action) (bool, runtime.Object, error) {
-		left--
-		return left >= 0, nil, apierrors.NewForbidden(corev1.Resource("pods"), "x",
-			errors.New("status unknown for quota: kernels, resources: pods"))
-	})
+	for _, kind := range []string{"persistentvolumeclaims", "pods", "secrets"} {
+		left := 3
+		c.PrependReactor("create", kind, func(k8stesting.Action) (bool, runtime.Object, error) {
+			left--
+			return left >= 0, nil, apierrors.NewForbidden(corev1.Resource(kind), "x",
+				errors.New("status unknown for quota: kernels, resources: "+kind))
+		})
+	}
 	if err := startOf(t, l, idA, "ann"); err != nil {
 		t.Error(err)
 	}

@@ -259,10 +259,16 @@ var errForeignKeys = errors.New("its keys would not be those of its namespace al
 // createPart calls create until it succeeds or cannot succeed, for some seconds. An existing object is the same: its
 // content follows from its pod.
 func (l *Launcher) createPart(ctx context.Context, create func(context.Context) error) error {
+	uncounted, cancel := l.apiContext(ctx)
+	defer cancel()
 	for pause := 100 * time.Millisecond; ; pause *= 2 {
 		asking, cancel := l.apiContext(ctx)
 		err := create(asking)
 		cancel()
+		if podstatus.IsUncounted(err) && sleep.For(uncounted, quotaPause) == nil {
+			pause /= 2
+			continue
+		}
 		switch {
 		case err == nil, apierrors.IsAlreadyExists(err):
 			return nil

@@ -38,6 +38,8 @@ func ExplainError(err error) Reason {
 	never := func(format string, args ...any) Reason { return newReason(ClassNever, time.Time{}, format, args...) }
 	waiting := func(format string, args ...any) Reason { return newReason(ClassWaiting, time.Time{}, format, args...) }
 	switch {
+	case IsUncounted(err):
+		return waiting("the cluster has not counted the quotas of its namespace yet")
 	case quotaExceeded.MatchString(said):
 		return quotaReason(quotaExceeded.FindStringSubmatch(said))
 	case apierrors.IsInvalid(err):
@@ -68,6 +70,12 @@ func ExplainError(err error) Reason {
 		return waiting("the Kubernetes API cannot answer at this moment: %s", OneLine(said, quoteLimit))
 	}
 	return never("the cluster refused the pod: %s", OneLine(said, quoteLimit))
+}
+
+// IsUncounted reports whether an object was rejected because the cluster has not counted a quota of its namespace yet. In
+// a new namespace that takes a moment.
+func IsUncounted(err error) bool {
+	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "status unknown for quota")
 }
 
 // quotaReason explains an error that quotaExceeded has matched. The class is ClassNever if the request is larger than

@@ -443,6 +443,8 @@ func TestExplainError(t *testing.T) {
 		text  string
 	}{
 		{"none", nil, ClassNone, ""},
+		{"quota not counted", forbidden("status unknown for quota: team, resources: secrets"), ClassWaiting,
+			"the cluster has not counted the quotas of its namespace yet"},
 		{"quota in use", forbidden("exceeded quota: team, requested: requests.nvidia.com/gpu=1, used: " +
 			"requests.nvidia.com/gpu=4, limited: requests.nvidia.com/gpu=4"), ClassWaiting,
 			`the quota "team" of its namespace does not allow it: it asks for 1 requests.nvidia.com/gpu, and 4 of 4 are in use`},
