@@ -64,6 +64,10 @@ func TestExplain(t *testing.T) {
 			"to preemptionPolicy=Never.")), nil,
 			ClassWaiting, "no node can take it (not enough memory): of 3 nodes, 3 Insufficient memory; " +
 				"wait, or ask for less"},
+		{"preemption", podOf(func(p *corev1.Pod) {
+			unschedulable("0/1 nodes are available: 1 Insufficient nvidia.com/gpu. preemption: not yet finished.")(p)
+			p.Status.NominatedNodeName = "gpu-1"
+		}), nil, ClassWaiting, "node gpu-1 makes room for it"},
 		{"no nodes", podOf(unschedulable("no nodes available to schedule pods")), nil, ClassWaiting,
 			"no node can take it: no nodes available to schedule pods"},
 		{"no claim of a volume",

@@ -44,6 +44,9 @@ func (e *explanation) unscheduled() Reason {
 		}
 		return newReason(ClassWaiting, c.LastTransitionTime.Time, "%s (%s)", turn,
 			strings.Join(gates, ", "))
+	case e.pod.Status.NominatedNodeName != "": // the scheduler removes pods of lower priority there, such as placeholders
+		return newReason(ClassWaiting, c.LastTransitionTime.Time, "node %s makes room for it",
+			OneLine(e.pod.Status.NominatedNodeName, quoteLimit))
 	}
 	said := c.Message
 	if event := e.last("FailedScheduling"); said == "" && event != nil {
