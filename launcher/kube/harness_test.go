@@ -108,8 +108,8 @@ func newTestCluster(t testing.TB) *testCluster {
 	return c
 }
 
-// apply is a simple server-side apply of an object that is made with a namespace, or of the namespace itself: all of the
-// object is replaced. The end to end tests use the real one.
+// apply is a simple server-side apply of an object that is made with a namespace, or of the namespace itself: all of
+// the object is replaced. The end to end tests use the real one.
 func (c *testCluster) apply(a k8stesting.Action) (bool, runtime.Object, error) {
 	patch := a.(k8stesting.PatchActionImpl)
 	object := &unstructured.Unstructured{}

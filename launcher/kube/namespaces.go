@@ -106,8 +106,8 @@ func (l *Launcher) ensureNamespace(ctx context.Context, made *podspec.MadeNamesp
 	return apply(ctx, l.opts.Cluster.objects.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")), all)
 }
 
-// apply creates an object, or changes it to what the policy says. What an earlier policy said, and this one does not, is
-// removed. What others have added stays.
+// apply creates an object, or changes it to what the policy says. What an earlier policy said, and this one does not,
+// is removed. What others have added stays.
 func apply(ctx context.Context, objects dynamic.ResourceInterface, object *unstructured.Unstructured) error {
 	send := func() (*unstructured.Unstructured, error) {
 		return objects.Apply(ctx, object.GetName(), object, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})

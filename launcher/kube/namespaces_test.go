@@ -317,7 +317,7 @@ func TestNamespaces_Many(t *testing.T) {
 	}
 }
 
-// TestNamespaces_Quota: the first home, pod and secret of a namespace wait until the cluster has counted the namespace's quota.
+// TestNamespaces_Quota: the first home, pod and secret of a namespace wait until the cluster has counted its quota.
 func TestNamespaces_Quota(t *testing.T) {
 	c := newTestCluster(t)
 	l := openTest(t, c, withNamespaces(t, namespacePolicy))
@@ -347,8 +347,8 @@ func TestNamespaces_Warm(t *testing.T) {
 	}
 }
 
-// TestNamespaces_Keys: pods of one name in two namespaces have different keys. A pod that a user has made there, with the
-// record of an earlier release, gets no secret: it would have the keys of another user's pod of that time.
+// TestNamespaces_Keys: pods of one name in two namespaces have different keys. A pod that a user has made there, with
+// the record of an earlier release, gets no secret: it would have the keys of another user's pod of that time.
 func TestNamespaces_Keys(t *testing.T) {
 	c := newTestCluster(t)
 	l := openTest(t, c, withNamespaces(t, namespacePolicy))

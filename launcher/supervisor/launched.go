@@ -34,8 +34,8 @@ const (
 	freeLimit = time.Second
 )
 
-// reapListener waits until a child of a Python kernel has ended, for half a second, and reaps those that have. It leaves
-// no name in the kernel's namespace.
+// reapListener waits until a child of a Python kernel has ended, for half a second, and reaps those that have. It
+// leaves no name in the kernel's namespace.
 const reapListener = `(lambda m: (m.connection.wait([p.sentinel for p in m.active_children()], 0.5), ` +
 	`m.active_children()))(__import__('multiprocessing.connection')) and None`
 

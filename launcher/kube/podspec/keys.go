@@ -14,9 +14,9 @@ const (
 	// MinMasterKey is the shortest master key, in bytes.
 	MinMasterKey = 32
 
-	// KeyVersionName and KeyVersionNamespace are the versions of DeriveKeys' derivation: from a name, and from a namespace
-	// and a name. The version is part of each pod's record.
-	KeyVersionName      = 1
+	// KeyVersionName is the version of DeriveKeys' derivation from a name. The version is part of each pod's record.
+	KeyVersionName = 1
+	// KeyVersionNamespace is the version of the derivation from a namespace and a name.
 	KeyVersionNamespace = 2
 )
 
@@ -29,8 +29,8 @@ func (o *Options) KeyVersion(namespace string) int {
 	return KeyVersionNamespace
 }
 
-// MayGetKeys reports whether a gateway may create a secret with the keys that a pod's record names. A user who can create
-// pods in a namespace writes records there: with another version, the secret would have the keys of a pod elsewhere.
+// MayGetKeys reports whether a gateway may create a secret with the keys that a pod's record names. A user who can
+// create pods in a namespace writes records there: with another version, the secret would have the keys of a pod elsewhere.
 func (o *Options) MayGetKeys(pod *corev1.Pod, r Record) bool {
 	return pod.Namespace == o.Namespace || r.KeyVersion == KeyVersionNamespace
 }

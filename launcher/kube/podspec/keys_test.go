@@ -52,8 +52,8 @@ func TestDeriveKeys(t *testing.T) {
 	}
 }
 
-// TestKeyVersion: the record of a pod outside the gateways' own namespace of kernels has the version with the namespace,
-// also where the client has chosen it.
+// TestKeyVersion: the record of a pod outside the gateways' own namespace of kernels has the version with the
+// namespace, also where the client has chosen it.
 func TestKeyVersion(t *testing.T) {
 	o := testOptions()
 	spec := readSpec(t, "smallest", o)

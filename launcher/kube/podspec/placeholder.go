@@ -20,8 +20,8 @@ const (
 	placeholderGrace = 1                      // seconds: a kernel waits for it
 )
 
-// Placeholders returns the Deployments whose pods keep room for kernels of flavors, one for each flavor that wants some,
-// by name. A pod asks for the flavor's GPUs on the flavor's nodes. Its priority is below that of kernels, so the
+// Placeholders returns the Deployments whose pods keep room for kernels of flavors, one for each flavor that wants
+// some, by name. A pod asks for the flavor's GPUs on the flavor's nodes. Its priority is below that of kernels, so the
 // scheduler removes it where a kernel needs its place, and the next one waits until there is room. Neither argument is
 // modified.
 func Placeholders(o Options, flavors []flavor.Flavor) (sets []*appsv1.Deployment) {

@@ -61,7 +61,8 @@ func Build(o Options, req launcher.Request, rec Record) (*corev1.Pod, error) {
 	if err := b.checkInvariants(pod, base); err != nil {
 		return nil, err
 	}
-	pod.Annotations[annotationKeyVersion] = strconv.Itoa(o.KeyVersion(pod.Namespace)) // the client may choose the namespace
+	// The client may have chosen the namespace.
+	pod.Annotations[annotationKeyVersion] = strconv.Itoa(o.KeyVersion(pod.Namespace))
 	return pod, nil
 }
 

@@ -72,8 +72,8 @@ func ExplainError(err error) Reason {
 	return never("the cluster refused the pod: %s", OneLine(said, quoteLimit))
 }
 
-// IsUncounted reports whether an object was rejected because the cluster has not counted a quota of its namespace yet. In
-// a new namespace that takes a moment.
+// IsUncounted reports whether an object was rejected because the cluster has not counted a quota of its namespace yet.
+// In a new namespace that takes a moment.
 func IsUncounted(err error) bool {
 	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "status unknown for quota")
 }
