@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -25,10 +26,16 @@ const e2eFlavors = `flavors:
 - {name: choice, dra: {firstAvailable: [{deviceClass: DEVICECLASS, count: 2}, {deviceClass: DEVICECLASS}]}}
 `
 
-// offer lets the node offer resources that it does not have, until the test has ended.
+// offers is held by the test for which the node offers resources.
+var offers sync.Mutex
+
+// offer lets the node offer resources that it does not have, until the test has ended. Only one test at a time may do
+// so: another one waits here.
 func (c *cluster) offer(t *testing.T, resources map[string]string) {
 	t.Helper()
 	c.needsOwn(t, "its node offers resources that it does not have")
+	offers.Lock()
+	t.Cleanup(offers.Unlock)
 	node := strings.TrimSpace(c.kubectl(t, "", "get", "nodes", "-o", "jsonpath={.items[0].metadata.name}"))
 	patch := func(amounts map[string]any) {
 		text, err := json.Marshal(map[string]any{"status": map[string]any{"capacity": amounts, "allocatable": amounts}})
