@@ -102,9 +102,9 @@ func measuredTable(t *testing.T, results string) {
 }
 
 // killable returns a gateway that a script may kill, and the environment that the script needs to do so.
-func killable(t *testing.T) (*gateway, []string) {
+func killable(t *testing.T, args ...string) (*gateway, []string) {
 	t.Helper()
-	g := prepare(t, "")
+	g := prepare(t, "", args...)
 	g.moveTo("127.0.0.2") // no other program takes its port while it is down
 	g.start()
 	control := httptest.NewServer(g.control())

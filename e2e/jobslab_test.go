@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,6 +14,18 @@ import (
 // kernel may live: the notebook's own keeps its first job waiting.
 func TestE2E_JobsLab(t *testing.T) {
 	newGateway(t, "--max-kernels=1").jobsScript("jobs.mjs")
+}
+
+// TestE2E_JobsLabErrors reads what the dialog and the list say when a job is refused, and when the gateway is away.
+func TestE2E_JobsLabErrors(t *testing.T) {
+	const maxBody = "65536"
+	flavors := filepath.Join(t.TempDir(), "flavors.yaml")
+	both := "flavors:\n- {name: fast, none: true}\n- {name: slow, none: true}\n"
+	if err := os.WriteFile(flavors, []byte(both), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g, env := killable(t, "--max-body="+maxBody, "--flavors="+flavors)
+	g.jobsScript("joberrors.mjs", append(env, "EKG_FLAVORS="+flavors, "EKG_MAX_BODY="+maxBody)...)
 }
 
 // TestE2E_SchedulerTests: jupyter-scheduler's own tests of job definitions pass with EkgScheduler and a real gateway.

@@ -81,7 +81,7 @@ async def place(job: dict[str, Any]) -> str:
 
 async def write(job: dict[str, Any], again: bool = False) -> str:
     """Writes a job's notebook into the server's contents, and returns its path. A notebook that is there already stays,
-    unless ``again`` is set. Raises gateway.Refused, gateway.Unreachable, HTTPError and OSError."""
+    unless ``again`` is set. Raises gateway.Refused, gateway.Unreachable, and what the contents manager raises."""
     contents = ServerApp.instance().contents_manager
     path = await place(job)
     if again or not await _is_notebook(contents, path):
@@ -268,7 +268,9 @@ class Results:
         if job.get("started"):
             try:
                 path = await write(job)
-            except (HTTPError, OSError, gateway.Refused) as err:
+            except gateway.Unreachable:
+                raise
+            except Exception as err:  # a contents manager may raise any, and must not keep other jobs from their turn
                 if isinstance(err, gateway.Refused) and err.status in _SOON:
                     raise
                 self._later[item] = time.monotonic() + _AGAIN

@@ -429,6 +429,14 @@ def test_results_of_a_schedule_are_written(run):
         gateway.asked.clear()
         assert await looks.look() and (run.folder / RESULT).exists()
         assert ("GET", "/api/jobs", None) not in gateway.asked
+        (run.folder / RESULT).unlink()
+        (run.folder / "folder" / files[0]).unlink()
+        assert await looks.look() and await _again(s).look()
+        assert list((run.folder / "folder").glob("in-*.ipynb")) == []
+        gateway.refuse = "not now"  # a schedule may make several jobs meanwhile
+        assert not await looks.look()
+        gateway.refuse = None
+        assert await looks.look() and ("GET", "/api/jobs", None) == gateway.asked[-1]
         await s.delete_job_definition("d")
         gateway.asked.clear()
         assert await looks.look() and gateway.asked == []
@@ -477,7 +485,7 @@ def test_what_cannot_be_written_is_tried_later(run, monkeypatch):
 
         async def save(*args):
             if failing:
-                raise OSError("No space left on device")
+                raise RuntimeError("No space left on the storage")
             return await real(*args)
 
         real = contents.save
