@@ -65,6 +65,10 @@ await check('the rest is submitted from the context menu of a cell', async () =>
   await until(async () => (await jobOf('keep')).cell === 1, 20, 'its first cell runs');
   await keep.printed(2, 'begun'); // in the page that is open
   equal(await keep.prompt(2), '[*]:', 'the prompt');
+  await keep.command('jupyter-ekg:show-kernels');
+  const row = keep.page.locator('.jp-ekg-Kernels .jp-ekg-row', { hasText: 'keep.ipynb' });
+  await row.filter({ hasText: 'Job keep, cell 1 of 3' }).waitFor({ timeout: 30000 });
+  await keep.screenshot('panel');
 }, 120);
 
 await check("another job in the kernel is refused, in the gateway's words", async () => {
