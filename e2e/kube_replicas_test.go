@@ -51,6 +51,9 @@ func TestE2E_KubeReplicas(t *testing.T) {
 	})
 	t.Run("jobs end, also without the gateways that began them", func(t *testing.T) { k.in(t).jobsEnd() })
 	t.Run("the Role allows what gateways do, and no more", func(t *testing.T) { k.in(t).checkRights(began) })
+	t.Run("replicas are listed with version and health, also one that is killed", func(t *testing.T) {
+		k.in(t).replicasListed()
+	})
 	var all []model
 	k.want(200, "GET", "/api/kernels", "", &all)
 	for _, m := range all {
@@ -154,6 +157,52 @@ print('total', n, flush=True)`)
 	if r := back.finish(back.begin("print(x + 1)"), 60*time.Second); r.stdout != "42\n" {
 		t.Errorf("after the failures the cell printed %q", r.stdout)
 	}
+}
+
+// replicasListed compares GET /api/gateways of each replica with the pods, and the page before, while and after one of
+// them is killed. The container of a gateway that is killed again and again is restarted later and later.
+func (k *inCluster) replicasListed() {
+	t := k.t
+	k.rolledOut()
+	pods := k.replicas()
+	if len(pods) != 2 {
+		t.Fatalf("%d replicas are ready", len(pods))
+	}
+	version := ""
+	for name, ip := range pods {
+		g := *k.gateway
+		g.url = "http://" + ip + ":8888"
+		k.eventually(30*time.Second, name+" lists both", func() error {
+			var all []struct {
+				Name, Version, Problem string
+				Self, Ready            bool
+				Started                time.Time
+			}
+			g.want(200, "GET", "/api/gateways", "", &all)
+			for _, r := range all {
+				if pods[r.Name] == "" || !r.Ready || r.Problem != "" || r.Self != (r.Name == name) ||
+					time.Since(r.Started) > time.Hour || r.Version != all[0].Version {
+					return fmt.Errorf("%+v", all)
+				}
+			}
+			if len(all) != 2 || all[0].Version == "" {
+				return fmt.Errorf("%+v", all)
+			}
+			version = all[0].Version
+			return nil
+		})
+	}
+	killed := slices.Sorted(maps.Keys(pods))[0]
+	control := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		if pid := k.containerProcess("ekg", killed, "ekg"); pid != 0 {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended meanwhile
+		}
+	}))
+	t.Cleanup(control.Close)
+	k.script(4*time.Minute, []string{"EKG_CONTROL=" + control.URL, "EKG_VERSION=" + version, "EKG_KILLED=" + killed,
+		"EKG_REPLICAS=" + strings.Join(slices.Sorted(maps.Keys(pods)), ","),
+		"EKG_ARTIFACTS=" + strings.TrimSuffix(k.log, ".log")},
+		"node", filepath.Join(k.gateway.in.repository, "e2e/testdata/browser/page-replicas.mjs"))
 }
 
 // checkRights compares the Role's rules with the requests of the gateways that the API server has logged. An API server
