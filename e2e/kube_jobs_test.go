@@ -117,3 +117,45 @@ func (k *inCluster) jobsEnd() {
 		t.Errorf("records of removed jobs are left: %q, %v", left, err)
 	}
 }
+
+// TestE2E_KubeJobsPreempted: a notebook's kernel displaces the pod of a job with a lower PriorityClass. The job says
+// why, and begins again when the kernel has ended.
+func TestE2E_KubeJobsPreempted(t *testing.T) {
+	t.Parallel() // it mostly waits
+	flavors := filepath.Join(t.TempDir(), "flavors.yaml")
+	const one = "flavors:\n- {name: one, resource: {name: gpu.intel.com/i915}}\n"
+	if err := os.WriteFile(flavors, []byte(one), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := theCluster(t)
+	class := c.newNamespace(t) // a name that no other test has
+	k := c.newGateway(t, class, c.kubeconfig, "--start-wait", "1s", "--flavors", flavors,
+		"--job-priority-class", class)
+	k.cluster.offer(t, map[string]string{"gpu.intel.com/i915": "1"})
+	k.cluster.kubectl(t, fmt.Sprintf(`{"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": -100,
+		"preemptionPolicy": "Never", "metadata": {"name": %q}}`, class), "create", "-f", "-")
+	t.Cleanup(func() { k.cluster.kubectl(t, "", "delete", "priorityclass", class) })
+	k.start()
+	path := k.notebookFile("low.ipynb", "n = 100", "import time\ntime.sleep(n)", "print('ends')")
+	id := k.submits(path, "--kernel", "pod", "--flavor", "one", "--retries", "1")
+	first := k.jobIs(id, "trains", time.Minute, func(j job) bool {
+		return j.State == "running" && j.Cell > 1
+	}).Kernel
+	notebook := k.flavored("one")
+	j := k.jobIs(id, "is displaced", time.Minute, func(j job) bool { return j.State == "queued" && j.Attempt == 1 })
+	t.Logf("the reason of the job is %q", j.Reason)
+	k.state(notebook.ID, "idle", time.Minute)
+	j = k.jobIs(id, "waits", time.Minute, func(j job) bool { return j.State == "starting" && j.Reason != "" })
+	if j.Attempt != 2 || j.Kernel == first {
+		t.Errorf("the job is %+v", j)
+	}
+	k.want(204, "DELETE", "/api/kernels/"+notebook.ID, "", nil)
+	k.jobIs(id, "runs again", time.Minute, func(j job) bool {
+		return j.State == "running" && j.Attempt == 2
+	})
+	if code, _, errs := k.prints("jobs", "stop", id); code != 0 {
+		t.Errorf("ekg jobs stop: %d %s", code, errs)
+	}
+	k.jobIs(id, "is stopped", time.Minute, func(j job) bool { return j.State == "stopped" })
+	k.deleteAll()
+}
