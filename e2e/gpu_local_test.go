@@ -93,7 +93,9 @@ func TestE2E_JobsGiveWay(t *testing.T) {
 	if _, err := os.Stat(saved); err != nil {
 		t.Errorf("the job could not save: %v", err)
 	}
-	j := g.jobIs(id, "waits for the GPU", 30*time.Second, func(j job) bool { return j.State == "starting" && j.Reason != "" })
+	j := g.jobIs(id, "waits for the GPU", 30*time.Second, func(j job) bool {
+		return j.State == "starting" && j.Reason != ""
+	})
 	if j.Attempt != 2 || j.Kernel == first || !strings.Contains(j.Reason, "it waits for a GPU") {
 		t.Errorf("the job is %+v", j)
 	}

@@ -71,8 +71,8 @@ func jobRestartsFrom(t *testing.T, g *gateway) {
 		"import os\n"+note("load"), note("train")+fmt.Sprintf(dies, "train"))
 	id := g.submits(path, "--retries", "2", "--restart-from", "3", "-p", "x", "7", "-r", "ran", ran)
 	j := g.jobIs(id, "has ended", time.Minute, func(j job) bool { return j.State == "succeeded" || j.State == "failed" })
-	if b, err := os.ReadFile(ran); err != nil || string(b) != "setup setup load train load train " || j.State != "succeeded" ||
-		j.Attempt != 3 {
+	if b, err := os.ReadFile(ran); err != nil || string(b) != "setup setup load train load train " ||
+		j.State != "succeeded" || j.Attempt != 3 {
 		t.Errorf("%+v ran %q, %v", j, b, err)
 	}
 	if _, logs, _ := g.prints("jobs", "logs", id); logs != "setup 7\nload 7\ntrain 7\n" {

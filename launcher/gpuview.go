@@ -22,8 +22,8 @@ type GPUViewer interface {
 
 // GPUWaiter is implemented by launchers that know which kernels wait for GPUs that others hold.
 type GPUWaiter interface {
-	// GPUWaits returns the kernels that wait for GPUs, the longest first, as far as it is known whose GPUs they could take.
-	// It makes no request.
+	// GPUWaits returns the kernels that wait for GPUs, the longest first, as far as it is known whose GPUs they could
+	// take. It makes no request.
 	GPUWaits(ctx context.Context) ([]GPUWait, error)
 }
 

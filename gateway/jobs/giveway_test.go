@@ -86,7 +86,9 @@ func TestManager_GiveWay(t *testing.T) {
 
 // A job that gives way, and is stopped meanwhile, is stopped. Nothing gives way by default.
 func TestManager_GiveWayStopped(t *testing.T) {
-	for after, policy := range map[time.Duration]Policy{0: {GiveWay: time.Second}, time.Minute: {GiveWay: time.Second}, 1: {}} {
+	for after, policy := range map[time.Duration]Policy{
+		0: {GiveWay: time.Second}, time.Minute: {GiveWay: time.Second}, 1: {},
+	} {
 		synctest.Test(t, func(t *testing.T) {
 			kernels := newCluster(9)
 			m, end := gatewayOf(&launchertest.MemoryRecords{}, kernels, policy, time.Hour)

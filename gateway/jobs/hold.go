@@ -458,7 +458,8 @@ func (h *hold) unreachable() func(error) {
 	}
 }
 
-// untilStopped returns a context that ends when the job, or its attempt, is to end. The cause says why. release must be called.
+// untilStopped returns a context that ends when the job, or its attempt, is to end. The cause says why. release must
+// be called.
 func (h *hold) untilStopped(parent context.Context) (ctx context.Context, release func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	detach := context.AfterFunc(h.stopping, func() { cancel(context.Cause(h.stopping)) })

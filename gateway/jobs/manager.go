@@ -136,7 +136,8 @@ func New(keeper launcher.RecordKeeper, kernels Kernels, policy Policy, log *slog
 		name: uuid.NewString(), timing: realTiming, observer: unobserved{},
 		perform: func(ctx context.Context, r *notebook.Run) (notebook.Result, error) { return r.Do(ctx) },
 		wake:    make(chan struct{}, 1), defined: make(chan struct{}, 1), holds: map[string]*hold{},
-		watched: map[string]*watched{}, notYet: map[string]time.Time{}, gave: map[string]time.Time{}, orphans: map[string]map[string]bool{},
+		watched: map[string]*watched{}, notYet: map[string]time.Time{}, gave: map[string]time.Time{},
+		orphans: map[string]map[string]bool{},
 	}
 }
 

@@ -69,7 +69,9 @@ func waitOf(pod *corev1.Pod) (w gpuWait, waits bool) {
 
 // podScheduled returns a pod's condition of that name, or nil.
 func podScheduled(pod *corev1.Pod) *corev1.PodCondition {
-	at := slices.IndexFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodScheduled })
+	at := slices.IndexFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodScheduled
+	})
 	if at < 0 {
 		return nil
 	}
@@ -120,7 +122,9 @@ func (w *gpuWait) fitsWithout(p *launcher.GPUPool, kernel string) bool {
 		return false
 	}
 	without := *p
-	without.Holders = slices.DeleteFunc(slices.Clone(p.Holders), func(h launcher.GPUHolder) bool { return h.Kernel == kernel })
+	without.Holders = slices.DeleteFunc(slices.Clone(p.Holders), func(h launcher.GPUHolder) bool {
+		return h.Kernel == kernel
+	})
 	free, _ := roomIn(&without, w.amount)
 	return free > 0
 }

@@ -57,11 +57,13 @@ func TestWaitOf(t *testing.T) {
 	if _, waits := waitOf(pod); waits {
 		t.Error("the scheduler has not seen it")
 	}
-	condition(corev1.PodReasonUnschedulable, "0/3 nodes are available: 1 Insufficient memory, 2 Insufficient nvidia.com/gpu.")
+	condition(corev1.PodReasonUnschedulable,
+		"0/3 nodes are available: 1 Insufficient memory, 2 Insufficient nvidia.com/gpu.")
 	if w, waits := waitOf(pod); !waits || w.amount != 2 || w.resource != "nvidia.com/gpu" {
 		t.Errorf("%+v, %v", w, waits)
 	}
-	condition(corev1.PodReasonUnschedulable, "0/3 nodes are available: 3 Insufficient memory.")
+	condition(corev1.PodReasonUnschedulable,
+		"0/3 nodes are available: 3 Insufficient memory.")
 	if _, waits := waitOf(pod); waits {
 		t.Error("it waits for memory")
 	}

@@ -239,8 +239,8 @@ var gatewaySettings = []group{
 		{
 			Name: "jobs-give-way", Env: []string{"EKG_JOBS_GIVE_WAY"}, def: "0s",
 			value: limit(func(s *Settings) *time.Duration { return &s.Jobs.GiveWay }),
-			Usage: "how long a notebook's kernel waits for a GPU until a job with retries left is ended for it; 0: jobs give no " +
-				"way. See docs/jobs.md",
+			Usage: "how long a notebook's kernel waits for a GPU until a job with retries left is ended for it; 0: jobs give " +
+				"no way. See docs/jobs.md",
 		},
 	}},
 }

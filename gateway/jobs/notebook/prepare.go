@@ -153,8 +153,8 @@ func orNull(s string) any {
 	return s
 }
 
-// inject puts the cell with the parameters in the place of an earlier one, behind the defaults, or on top. It returns the
-// cell's index.
+// inject puts the cell with the parameters in the place of an earlier one, behind the defaults, or on top. It returns
+// the cell's index.
 func (d *Document) inject(p Plan) (at int, inserted bool, err error) {
 	kernel, lang := p.KernelName, d.Language()
 	if kernel == "" {
