@@ -14,7 +14,7 @@ import (
 )
 
 // TestE2E_KubePlaceholders: a pod of low priority keeps the only simulated GPU free. A kernel takes its place, and says
-// nothing of it to its owner. The next placeholder waits until the kernel has ended, and all go with the flavor's number.
+// nothing of it to its owner. The next placeholder waits until the kernel has ended. All go with the flavor's number.
 func TestE2E_KubePlaceholders(t *testing.T) {
 	const pool = "spare.example/gpu"
 	file := filepath.Join(t.TempDir(), "flavors.yaml")

@@ -94,12 +94,14 @@ func TestManager_View(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		wantState(t, a, second, Running, "")
-		if _, err := b.Stop(t.Context(), second); err != nil {
-			t.Error(err)
-		}
-		third := submit(t, a, submission("bob", "third"))
-		if _, err := b.Stop(t.Context(), third); err != nil {
-			t.Error(err)
+		third := submit(t, a, submission("ann", "third"))
+		time.Sleep(time.Second)
+		wantState(t, a, third, Queued, "enough kernels")
+		for _, id := range []string{third, second} {
+			if _, err := b.Stop(t.Context(), id); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(time.Second)
 		}
 		time.Sleep(30 * time.Second)
 		for _, m := range []*Manager{a, b} {

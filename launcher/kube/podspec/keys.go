@@ -30,7 +30,8 @@ func (o *Options) KeyVersion(namespace string) int {
 }
 
 // MayGetKeys reports whether a gateway may create a secret with the keys that a pod's record names. A user who can
-// create pods in a namespace writes records there: with another version, the secret would have the keys of a pod elsewhere.
+// create pods in a namespace writes records there. With another version, the secret would have the keys of a pod
+// elsewhere.
 func (o *Options) MayGetKeys(pod *corev1.Pod, r Record) bool {
 	return pod.Namespace == o.Namespace || r.KeyVersion == KeyVersionNamespace
 }
