@@ -22,10 +22,11 @@ const (
 // errStays says that a job does not give way.
 var errStays = errors.New("jobs: it does not give way")
 
-// mayGiveWay reports whether the job's kernel can be ended for another one: the job begins again by its retries.
-func (e *entry) mayGiveWay() bool {
+// mayGiveWay reports whether the job's kernel can be ended for another one: the job begins again by its retries. A job
+// gives way to a kernel once. If that kernel still waits after giveWayHold, the job's GPU is of no use to it.
+func (e *entry) mayGiveWay(kernel string) bool {
 	return e.State == Running && e.Outcome == nil && !e.Stopping && !e.inKernel() && e.GiveWay == "" &&
-		e.Attempt <= e.Retries && time.Since(e.Started) >= giveWayAfter
+		e.GaveWay != kernel && e.Attempt <= e.Retries && time.Since(e.Started) >= giveWayAfter
 }
 
 // giveWay chooses a job for each kernel that has waited for a GPU for too long and gets one if that job ends. The
@@ -42,7 +43,8 @@ func (m *Manager) giveWay(ctx context.Context, all []stored) error {
 	ofJobs, given := map[string]bool{}, map[string]bool{}
 	for i := range all {
 		if s := &all[i]; !s.ended() {
-			ofJobs[s.Kernel], given[s.GiveWay] = true, true
+			ofJobs[s.Kernel] = ofJobs[s.Kernel] || !s.inKernel()
+			given[s.GiveWay] = true
 		}
 	}
 	for _, w := range waits {
@@ -54,7 +56,7 @@ func (m *Manager) giveWay(ctx context.Context, all []stored) error {
 			continue
 		}
 		now, err := m.store.change(ctx, s.ID, func(e *entry) error {
-			if !e.mayGiveWay() {
+			if !e.mayGiveWay(w.Kernel) {
 				return errStays
 			}
 			e.GiveWay = w.Kernel
@@ -85,7 +87,7 @@ func (m *Manager) giveWay(ctx context.Context, all []stored) error {
 func gives(all []stored, w launcher.GPUWait) (chosen *stored) {
 	for i := range all {
 		s := &all[i]
-		if !s.mayGiveWay() || !slices.Contains(w.Holders, s.Kernel) {
+		if !s.mayGiveWay(w.Kernel) || !slices.Contains(w.Holders, s.Kernel) {
 			continue
 		}
 		if chosen == nil || s.Priority < chosen.Priority ||

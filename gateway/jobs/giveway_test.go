@@ -1,6 +1,8 @@
 package jobs
 
 import (
+	"context"
+	"errors"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -115,5 +117,51 @@ func TestManager_GiveWayStopped(t *testing.T) {
 				t.Errorf("%d kernels live", n)
 			}
 		})
+	}
+}
+
+// A job gives way once to a kernel that does not start then: its GPU is of no use to that kernel. It gives way to
+// another one.
+func TestManager_GiveWayInVain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kernels := newCluster(9)
+		m, end := gatewayOf(&launchertest.MemoryRecords{}, kernels, Policy{GiveWay: time.Second}, time.Hour)
+		defer end()
+		s := submission("ann", "job")
+		s.Retries = 5
+		id := submit(t, m, s)
+		time.Sleep(2 * time.Minute)
+		wait := func(kernel string) launcher.GPUWait {
+			return launcher.GPUWait{Kernel: kernel, For: time.Hour, Holders: []string{wantState(t, m, id, Running, "").Kernel}}
+		}
+		kernels.setWaits(wait("elsewhere"))
+		time.Sleep(time.Minute)
+		wantState(t, m, id, Queued, reasonGaveWay)
+		time.Sleep(giveWayHold)
+		kernels.setWaits(wait("elsewhere"))
+		time.Sleep(5 * time.Minute)
+		if j := wantState(t, m, id, Running, ""); j.Attempt != 2 {
+			t.Errorf("it is in attempt %d", j.Attempt)
+		}
+		kernels.setWaits(wait("elsewhere"), wait("here"))
+		time.Sleep(time.Minute)
+		wantState(t, m, id, Queued, reasonGaveWay)
+		kernels.setWaits(launcher.GPUWait{Kernel: "elsewhere", For: time.Hour})
+		time.Sleep(time.Minute)
+		if j := wantState(t, m, id, Running, ""); j.Attempt != 3 {
+			t.Errorf("it is in attempt %d", j.Attempt)
+		}
+	})
+}
+
+// The reason of an end is known at once, also if it is older than the run: the run may have a result already.
+func TestHold_UntilStopped(t *testing.T) {
+	h := &hold{}
+	h.stopping, h.end = context.WithCancelCause(t.Context())
+	h.end(errGaveWay)
+	ctx, release := h.untilStopped(t.Context())
+	defer release()
+	if err := context.Cause(ctx); !errors.Is(err, errGaveWay) {
+		t.Errorf("%v", err)
 	}
 }

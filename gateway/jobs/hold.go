@@ -237,8 +237,8 @@ func (h *hold) steps() error {
 				return err
 			}
 			h.m.observer.JobBegan(e.Flavor, now.Sub(e.Created))
-		case e.State == Queued && h.m.waits(h.id):
-			return nil
+		case e.State == Queued && (h.stopping.Err() != nil || h.m.waits(h.id)):
+			return nil // the next attempt has a hold of its own: the stopping of this one has ended
 		case e.State == Queued:
 			if behind, err := h.behind(&e); behind || err != nil {
 				return err
@@ -246,7 +246,10 @@ func (h *hold) steps() error {
 			// The kernel's id is stored before the kernel is started.
 			kernel, attempt := uuid.NewString(), e.Attempt+1
 			err := h.must("start", func(e *entry) {
-				e.State, e.Reason, e.Kernel, e.Attempt, e.GiveWay = Starting, "", kernel, attempt, ""
+				e.State, e.Reason, e.Kernel, e.Attempt = Starting, "", kernel, attempt
+				if e.GiveWay != "" {
+					e.GaveWay, e.GiveWay = e.GiveWay, ""
+				}
 			})
 			if err != nil {
 				return err
@@ -349,7 +352,10 @@ func (h *hold) start(e *entry) error {
 	})
 	if err == nil {
 		err = h.m.kernels.Up(ctx, e.Kernel, func(reason string) {
-			if err := h.update(ctx, func(e *entry) { e.Reason = reason }); err != nil && ctx.Err() == nil {
+			err := retry(ctx, h.log, "note what it waits for", func() error {
+				return h.update(ctx, func(e *entry) { e.Reason = reason })
+			})
+			if err != nil && ctx.Err() == nil {
 				h.log.Warn("the reason of a wait is not stored", logkey.Err, err)
 			}
 			h.m.look() // it is admitted, so the author's next job may start
@@ -463,6 +469,9 @@ func (h *hold) unreachable() func(error) {
 func (h *hold) untilStopped(parent context.Context) (ctx context.Context, release func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	detach := context.AfterFunc(h.stopping, func() { cancel(context.Cause(h.stopping)) })
+	if h.stopping.Err() != nil { // AfterFunc may take a moment, and a run that has a result already does not
+		cancel(context.Cause(h.stopping))
+	}
 	return ctx, func() {
 		detach()
 		cancel(nil)

@@ -24,16 +24,32 @@ func (m *Manager) occupy(ctx context.Context, s *stored) error {
 		return err
 	}
 	job, there, err := m.in(ctx, s.Kernel, s.ID)
-	if err != nil || there {
-		m.log.Info("a job was not accepted", logkey.Job, s.ID, logkey.Kernel, job.Kernel)
-		return errors.Join(cmp.Or(err, ErrOccupied), m.store.remove(context.WithoutCancel(ctx), &s.entry))
-	}
-	*s, err = m.store.change(ctx, s.ID, func(e *entry) error {
-		e.Holder, e.Pending = "", false
+	refused := err != nil || there
+	ctx = context.WithoutCancel(ctx)
+	now, changeErr := m.store.change(ctx, s.ID, func(e *entry) error {
+		if e.Holder != m.name || !e.Pending {
+			return errLost
+		}
+		if e.Holder, e.Pending = "", false; refused {
+			e.State, e.Reason, e.Ended = Failed, reasonOccupied, time.Now().UTC()
+		}
 		return nil
 	})
-	return err
+	switch {
+	case errors.Is(changeErr, errLost): // this gateway was frozen, and another one has looked meanwhile
+		*s, err = m.store.job(ctx, s.ID)
+		return err
+	case changeErr != nil: // another gateway looks later
+		return changeErr
+	case !refused:
+		*s = now
+		return nil
+	}
+	m.log.Info("a job was not accepted", logkey.Job, s.ID, logkey.Kernel, job.Kernel)
+	return errors.Join(cmp.Or(err, ErrOccupied), m.store.remove(ctx, &now.entry))
 }
+
+const reasonOccupied = "another job runs in its kernel"
 
 // accept ends a job whose gateway has died before it looked for other jobs in the kernel, if there is one.
 func (h *hold) accept(e *entry) error {
@@ -43,7 +59,7 @@ func (h *hold) accept(e *entry) error {
 	}
 	return h.last("accept", func(e *entry) {
 		if e.Pending = false; there {
-			e.State, e.Reason, e.Ended = Failed, "another job runs in its kernel", time.Now().UTC()
+			e.State, e.Reason, e.Ended = Failed, reasonOccupied, time.Now().UTC()
 		}
 	})
 }

@@ -386,6 +386,11 @@ func (m *Manager) round(ctx context.Context, working *sync.WaitGroup) error {
 	for i := range all {
 		s := &all[i]
 		seen[s.ID] = true
+		if s.State != Queued || s.GiveWay == "" {
+			m.mu.Lock()
+			delete(m.gave, s.ID) // of an earlier time: another gateway has held the job since
+			m.mu.Unlock()
+		}
 		if s.ended() {
 			continue
 		}

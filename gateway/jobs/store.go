@@ -40,7 +40,8 @@ type entry struct {
 	Before  string `json:"before,omitempty"`  // record of the notebook of the last attempt that had begun it; "": none had
 	// The kernel that waits for a GPU and gets this job's, while the job is being ended for it or waits behind it.
 	GiveWay string   `json:"give_way,omitempty"`
-	Outcome *outcome `json:"outcome,omitempty"` // its present attempt has ended so, and its kernel is to be stopped
+	GaveWay string   `json:"gave_way,omitempty"` // the kernel to which an earlier attempt has given way last
+	Outcome *outcome `json:"outcome,omitempty"`  // its present attempt has ended so, and its kernel is to be stopped
 }
 
 // ended reports whether nothing is left to do for the job.

@@ -76,7 +76,7 @@ func (v *view) replace(all []stored, own func(id string) (Brief, bool)) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for id := range v.awaited {
-		if v.jobs[id] != jobs[id] {
+		if job, open := jobs[id]; !open || v.jobs[id] != job { // one that is not open may have ended before it was seen
 			v.wakeLocked(id)
 		}
 	}

@@ -197,3 +197,15 @@ func TestManager_Await(t *testing.T) {
 		}
 	})
 }
+
+// A job that ends before a gateway has seen it ends the wait for its change.
+func TestView_EndedUnseen(t *testing.T) {
+	var v view
+	changed := v.changes("job")
+	v.replace(nil, func(string) (Brief, bool) { return Brief{}, false })
+	select {
+	case <-changed:
+	default:
+		t.Error("the wait goes on")
+	}
+}

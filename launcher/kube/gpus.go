@@ -250,7 +250,7 @@ func trimForGPUs(o any) (any, error) {
 		return small, nil
 	}
 	if podspec.IsPlaceholder(pod) {
-		small.Labels = map[string]string{podspec.LabelComponent: podspec.ComponentPlaceholder}
+		small.Labels = map[string]string{podspec.LabelPlaceholder: pod.Labels[podspec.LabelPlaceholder]}
 	}
 	small.CreationTimestamp, small.DeletionTimestamp = pod.CreationTimestamp, pod.DeletionTimestamp
 	small.Spec.NodeName, small.Status.Phase = pod.Spec.NodeName, pod.Status.Phase

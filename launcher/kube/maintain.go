@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -66,7 +67,11 @@ func (l *Launcher) maintainKernel(ctx context.Context, k *kernel) {
 	case end != nil || removed || l.endUnheard(k):
 	case missed, !hasStatus && complete.IsZero() && age > l.timing.secretOverdue && pod.Status.Phase == corev1.PodPending:
 		// The gateway that created the pod may have died before it created the secret, or the secret was deleted.
-		if part, err := l.createParts(ctx, pod); err != nil {
+		part, err := l.createParts(ctx, pod)
+		switch {
+		case errors.Is(err, errForeignKeys): // it may have its secret. Without one it ends when its start takes too long
+			l.log.Warn("a waiting pod gets no secret", logkey.Pod, pod.Name, logkey.Err, err)
+		case err != nil:
 			l.log.Warn("the "+part+" of a waiting pod could not be created; this is tried again", logkey.Pod, pod.Name,
 				logkey.Err, err)
 			return

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -122,4 +124,47 @@ func TestMaintain_UnreachableKernel(t *testing.T) {
 		t.Errorf("a kernel that cannot be reached: %+v, %v", k, err)
 	}
 	waitFor(t, l, idOf(1), func(k launcher.Kernel) bool { return k.State == api.Dead })
+}
+
+// TestMaintain_EarlierKeys: a pod in a user's namespace that waits, and whose record an earlier release has written, gets
+// no secret from this gateway. Its start ends like any other that makes no progress.
+func TestMaintain_EarlierKeys(t *testing.T) {
+	c := newTestCluster(t)
+	var now atomic.Int64
+	now.Store(time.Now().UnixNano())
+	change := withNamespaces(t, namespacePolicy)
+	l := openTest(t, c, func(o *Options, tm *timing) {
+		change(o, tm)
+		tm.now = func() time.Time { return time.Unix(0, now.Load()) }
+		tm.maintenance = time.Hour // the test calls maintainKernel
+	})
+	if err := startOf(t, l, idA, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	k, err := l.lookUp(idA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods := c.CoreV1().Pods("kernels-ann")
+	pod, err := pods.Get(t.Context(), idA+"-1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod = pod.DeepCopy()
+	pod.Status.Phase, pod.Annotations[podspec.Domain+"key-version"] = corev1.PodPending, "1"
+	if _, err := pods.Update(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, l, idA, func(launcher.Kernel) bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return k.pod.Status.Phase == corev1.PodPending
+	})
+	now.Add(int64(31 * time.Minute))
+	l.maintainKernel(t.Context(), k)
+	l.maintainKernel(t.Context(), k)
+	shown := waitFor(t, l, idA, func(k launcher.Kernel) bool { return k.State == api.Dead })
+	if !strings.Contains(shown.Reason, "no progress") {
+		t.Errorf("%+v", shown)
+	}
 }

@@ -114,6 +114,9 @@ func apply(ctx context.Context, objects dynamic.ResourceInterface, object *unstr
 	}
 	for {
 		got, err := send()
+		for podstatus.IsUncounted(err) && sleep.For(ctx, quotaPause) == nil {
+			got, err = send()
+		}
 		if err != nil {
 			return err
 		}

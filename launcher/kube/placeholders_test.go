@@ -117,9 +117,9 @@ func TestPlaceholders(t *testing.T) {
 
 // Placeholders are no holders of GPUs: what they keep is free. Those that wait for a node keep nothing.
 func TestGPUs_Placeholders(t *testing.T) {
-	pod := func(name, node, component string) gpuPod {
+	pod := func(name, node, label string) gpuPod {
 		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name),
-			Labels: map[string]string{podspec.LabelComponent: component}}}
+			Labels: map[string]string{podspec.LabelComponent: podspec.ComponentPlaceholder, podspec.LabelPlaceholder: label}}}
 		p.Spec.NodeName, p.Status.Phase = node, corev1.PodRunning
 		p.Spec.Containers = []corev1.Container{{Resources: corev1.ResourceRequirements{
 			Limits: amounts(map[string]string{"nvidia.com/gpu": "1"})}}}
@@ -131,8 +131,7 @@ func TestGPUs_Placeholders(t *testing.T) {
 	}
 	has := map[string]string{"nvidia.com/gpu": "4"}
 	nodes := gpuNodes(seenMachines{nodes: []*corev1.Node{gpuTestNode("a", nil, has, has)}}, []gpuPod{
-		pod("kept", "a", podspec.ComponentPlaceholder), pod("waits", "", podspec.ComponentPlaceholder),
-		pod("other", "a", "")})
+		pod("kept", "a", "ekg-placeholder-t4"), pod("waits", "", "ekg-placeholder-t4"), pod("other", "a", "")})
 	if len(nodes) != 1 || len(nodes[0].Pools) != 1 {
 		t.Fatalf("%+v", nodes)
 	}

@@ -192,8 +192,11 @@ func (l *Launcher) createClaimTemplate(ctx context.Context, template *resourcev1
 	}
 	asking, cancel := l.apiContext(ctx)
 	defer cancel()
-	_, err := l.client.ResourceV1().ResourceClaimTemplates(template.Namespace).Create(asking, template,
-		metav1.CreateOptions{})
+	templates := l.client.ResourceV1().ResourceClaimTemplates(template.Namespace)
+	_, err := templates.Create(asking, template, metav1.CreateOptions{})
+	for podstatus.IsUncounted(err) && sleep.For(asking, quotaPause) == nil {
+		_, err = templates.Create(asking, template, metav1.CreateOptions{})
+	}
 	if err == nil || apierrors.IsAlreadyExists(err) {
 		return nil
 	}

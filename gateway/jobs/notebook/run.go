@@ -335,7 +335,7 @@ const kernelDied = "KernelDied"
 func (r *run) judge(c *cell) *Result {
 	reply := r.state.Reply
 	switch {
-	case r.stopped:
+	case r.stopped, reply != nil && reply.Status != "ok" && r.isStopped(): // an earlier gateway may have interrupted it
 		return &Result{Status: Stopped, Reason: "it was stopped"}
 	case r.state.Broken != "":
 		return &Result{Status: Failed, Reason: r.state.Broken, Lost: true}

@@ -14,10 +14,11 @@ import (
 const (
 	// ComponentPlaceholder is the value of LabelComponent of Deployments that keep room for kernels, and of their pods.
 	ComponentPlaceholder = "placeholder"
+	// LabelPlaceholder is the label of pods that keep room for kernels. Its value is the name of their Deployment.
+	LabelPlaceholder = Domain + "placeholder"
 
 	namePlaceholder  = "ekg-placeholder"
-	labelPlaceholder = Domain + "placeholder" // of pods: the name of their Deployment
-	placeholderGrace = 1                      // seconds: a kernel waits for it
+	placeholderGrace = 1 // seconds: a kernel waits for it
 )
 
 // Placeholders returns the Deployments whose pods keep room for kernels of flavors, one for each flavor that wants
@@ -36,7 +37,7 @@ func Placeholders(o Options, flavors []flavor.Flavor) (sets []*appsv1.Deployment
 }
 
 // IsPlaceholder reports whether a pod only keeps room for kernels.
-func IsPlaceholder(pod *corev1.Pod) bool { return pod.Labels[LabelComponent] == ComponentPlaceholder }
+func IsPlaceholder(pod *corev1.Pod) bool { return pod.Labels[LabelPlaceholder] != "" }
 
 // placeholder returns the Deployment of one flavor. Its pods satisfy the security standard "restricted".
 func placeholder(o Options, f *flavor.Flavor) *appsv1.Deployment {
@@ -59,7 +60,7 @@ func placeholder(o Options, f *flavor.Flavor) *appsv1.Deployment {
 	applyFlavor(pod, f)
 	pod.Spec.Containers[0].Name = ComponentPlaceholder
 	b.placeOnPlatform(pod)
-	labels := map[string]string{labelName: namePlaceholder, LabelComponent: ComponentPlaceholder, labelPlaceholder: name}
+	labels := map[string]string{labelName: namePlaceholder, LabelComponent: ComponentPlaceholder, LabelPlaceholder: name}
 	set := &appsv1.Deployment{
 		TypeMeta: metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: o.Namespace, Name: name, Labels: map[string]string{
@@ -73,7 +74,7 @@ func placeholder(o Options, f *flavor.Flavor) *appsv1.Deployment {
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{
 					Labels: map[string]string{labelName: namePlaceholder, LabelComponent: ComponentPlaceholder,
-						labelPlaceholder: name, annotationIstio: "false"},
+						LabelPlaceholder: name, annotationIstio: "false"},
 					Annotations: map[string]string{annotationIstio: "false", annotationLinkerd: "disabled",
 						AnnotationSafeToEvict: "true"},
 				},
