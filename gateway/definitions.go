@@ -20,19 +20,16 @@ func definitionProblem(err error) error {
 	return jobProblem(err)
 }
 
-// readDefinition reads a body, and those of its members that are a definition's own. A member that is null is empty.
-func (g *Gateway) readDefinition(w http.ResponseWriter, r *call) (body object, c jobs.Change, err error) {
-	if body, err = g.readObject(w, r); err != nil {
-		return nil, c, err
-	}
+// definitionChange reads those members of a body that are a definition's own. A member that is null is empty.
+func definitionChange(body object) (c jobs.Change, err error) {
 	if _, there := body["kernel"]; there {
-		return nil, c, refuse(http.StatusBadRequest, "kernel: the jobs of a definition have kernels of their own.")
+		return c, refuse(http.StatusBadRequest, "kernel: the jobs of a definition have kernels of their own.")
 	}
 	for member, to := range map[string]**string{"schedule": &c.Schedule, "timezone": &c.Timezone} {
 		if _, there := body[member]; there {
 			text, _, err := body.text(member)
 			if err != nil {
-				return nil, c, err
+				return c, err
 			}
 			*to = &text
 		}
@@ -40,31 +37,43 @@ func (g *Gateway) readDefinition(w http.ResponseWriter, r *call) (body object, c
 	if raw, there := body["active"]; there {
 		c.Active = new(bool)
 		if string(raw) == "null" || json.Unmarshal(raw, c.Active) != nil {
-			return nil, c, refuse(http.StatusBadRequest, "active is not true or false.")
+			return c, refuse(http.StatusBadRequest, "active is not true or false.")
 		}
 	}
-	return body, c, nil
+	return c, nil
 }
 
 // createDefinition answers POST /api/jobs/definitions.
 func (g *Gateway) createDefinition(w http.ResponseWriter, r *call) error {
-	manager, err := g.needJobs()
+	body, err := g.readObject(w, r)
 	if err != nil {
 		return err
 	}
-	body, change, err := g.readDefinition(w, r)
+	definition, created, err := g.define(r, body)
 	if err != nil {
 		return err
+	}
+	return g.answerMade(w, created, "/api/jobs/definitions/"+definition.ID, definition)
+}
+
+// define stores a definition. created is false if an earlier request with the body's token has stored it.
+func (g *Gateway) define(r *call, body object) (d jobs.Definition, created bool, err error) {
+	manager, err := g.needJobs()
+	if err != nil {
+		return d, false, err
+	}
+	change, err := definitionChange(body)
+	if err != nil {
+		return d, false, err
 	}
 	sub, err := g.submission(r, body)
 	if err != nil {
-		return err
+		return d, false, err
 	}
-	definition, created, err := manager.Define(r.Context(), sub, change)
-	if err != nil {
-		return definitionProblem(err)
+	if d, created, err = manager.Define(r.Context(), sub, change); err != nil {
+		return d, false, definitionProblem(err)
 	}
-	return g.answerMade(w, created, "/api/jobs/definitions/"+definition.ID, definition)
+	return d, created, nil
 }
 
 // listDefinitions answers with the caller's definitions, or all for an admin, the oldest first.
@@ -114,24 +123,36 @@ func (g *Gateway) patchDefinition(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	body, change, err := g.readDefinition(w, r)
+	body, err := g.readObject(w, r)
 	if err != nil {
 		return err
+	}
+	if d, err = g.redefine(r, manager, d.ID, body); err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, d)
+}
+
+// redefine changes a definition to what a body says. Members that the body does not have stay.
+func (g *Gateway) redefine(r *call, manager *jobs.Manager, id string, body object) (d jobs.Definition, err error) {
+	change, err := definitionChange(body)
+	if err != nil {
+		return d, err
 	}
 	for _, member := range []string{"schedule", "timezone", "active", "token"} {
 		delete(body, member)
 	}
 	if len(body) > 0 { // else it can be paused after its kernelspec is gone
-		sub, err := g.changedSubmission(r, manager, d.ID, body)
+		sub, err := g.changedSubmission(r, manager, id, body)
 		if err != nil {
-			return err
+			return d, err
 		}
 		change.Submission = &sub
 	}
-	if d, err = manager.ChangeDefinition(r.Context(), d.ID, change); err != nil {
-		return definitionProblem(err)
+	if d, err = manager.ChangeDefinition(r.Context(), id, change); err != nil {
+		return d, definitionProblem(err)
 	}
-	return writeJSON(w, http.StatusOK, d)
+	return d, nil
 }
 
 // changedSubmission returns what a definition submits, with the members of a body in place of its own.
@@ -189,19 +210,27 @@ func (g *Gateway) runDefinition(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	token, _, err := body.text("token")
+	job, created, err := makeJob(r, manager, d.ID, body)
 	if err != nil {
 		return err
+	}
+	return g.answerMade(w, created, "/api/jobs/"+job.ID, job)
+}
+
+// makeJob makes a job of a definition, with the parameters and the token of a body.
+func makeJob(r *call, manager *jobs.Manager, id string, body object) (job jobs.Job, created bool, err error) {
+	token, _, err := body.text("token")
+	if err != nil {
+		return job, false, err
 	}
 	var parameters json.RawMessage
 	if given, err := body.object("parameters"); err != nil {
-		return err
+		return job, false, err
 	} else if given != nil {
 		parameters = body["parameters"]
 	}
-	job, created, err := manager.RunDefinition(r.Context(), d.ID, parameters, token)
-	if err != nil {
-		return definitionProblem(err)
+	if job, created, err = manager.RunDefinition(r.Context(), id, parameters, token); err != nil {
+		return job, false, definitionProblem(err)
 	}
-	return g.answerMade(w, created, "/api/jobs/"+job.ID, job)
+	return job, created, nil
 }

@@ -97,23 +97,31 @@ func upperFirst(text string) string {
 
 // submitJob answers POST /api/jobs.
 func (g *Gateway) submitJob(w http.ResponseWriter, r *call) error {
-	manager, err := g.needJobs()
-	if err != nil {
-		return err
-	}
 	body, err := g.readObject(w, r)
 	if err != nil {
 		return err
 	}
-	sub, err := g.submission(r, body)
+	job, created, err := g.submit(r, body)
 	if err != nil {
 		return err
 	}
-	job, created, err := manager.Submit(r.Context(), sub)
-	if err != nil {
-		return jobProblem(err)
-	}
 	return g.answerMade(w, created, "/api/jobs/"+job.ID, job)
+}
+
+// submit makes a job of a body. created is false if an earlier request with its token has made the job.
+func (g *Gateway) submit(r *call, body object) (job jobs.Job, created bool, err error) {
+	manager, err := g.needJobs()
+	if err != nil {
+		return job, false, err
+	}
+	sub, err := g.submission(r, body)
+	if err != nil {
+		return job, false, err
+	}
+	if job, created, err = manager.Submit(r.Context(), sub); err != nil {
+		return job, false, jobProblem(err)
+	}
+	return job, created, nil
 }
 
 // answerMade answers a POST with what it has made, or with what an earlier one had made.
@@ -377,18 +385,36 @@ func (g *Gateway) getJobNotebook(w http.ResponseWriter, r *call) error {
 
 // stopJob asks for the end of a job and does not wait for it.
 func (g *Gateway) stopJob(w http.ResponseWriter, r *call) error {
-	manager, job, err := g.jobOf(r)
+	job, err := g.requestStop(r)
 	if err != nil {
 		return err
-	}
-	if job, err = manager.Stop(r.Context(), job.ID); err != nil {
-		return jobProblem(err)
 	}
 	return writeJSON(w, http.StatusAccepted, job)
 }
 
+// requestStop asks for the end of the job of the path.
+func (g *Gateway) requestStop(r *call) (jobs.Job, error) {
+	manager, job, err := g.jobOf(r)
+	if err != nil {
+		return job, err
+	}
+	if job, err = manager.Stop(r.Context(), job.ID); err != nil {
+		return job, jobProblem(err)
+	}
+	return job, nil
+}
+
 // deleteJob removes a job that has ended.
 func (g *Gateway) deleteJob(w http.ResponseWriter, r *call) error {
+	if err := g.removeJob(r); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// removeJob removes the job of the path, which must have ended.
+func (g *Gateway) removeJob(r *call) error {
 	manager, job, err := g.jobOf(r)
 	switch {
 	case errors.Is(err, launcher.ErrRecordDamaged) && r.who.mayRemoveDamaged():
@@ -401,7 +427,6 @@ func (g *Gateway) deleteJob(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return jobProblem(err)
 	}
-	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 

@@ -60,13 +60,21 @@ func (g *Gateway) listKernelspecs(w http.ResponseWriter, r *call) error {
 		return g.writeKernelspec(w, r.who, path.Base(user))
 	}
 	models := map[string]specModel{}
-	for _, s := range g.shownSpecs(r.who) {
-		if mayStart(r.who, s) != nil {
-			continue
-		}
-		models[s.Name] = g.specModel(s)
+	for name, s := range g.startableSpecs(r.who) {
+		models[name] = g.specModel(s)
 	}
 	return writeJSON(w, http.StatusOK, map[string]any{"default": g.defaultSpec(r.who), "kernelspecs": models})
+}
+
+// startableSpecs returns the kernelspecs of the caller's list by their names.
+func (g *Gateway) startableSpecs(who caller) map[string]kernelspecs.Spec {
+	specs := map[string]kernelspecs.Spec{}
+	for _, s := range g.shownSpecs(who) {
+		if mayStart(who, s) == nil {
+			specs[s.Name] = s
+		}
+	}
+	return specs
 }
 
 func (g *Gateway) getKernelspec(w http.ResponseWriter, r *call) error {
