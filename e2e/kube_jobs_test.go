@@ -143,7 +143,9 @@ func TestE2E_KubeJobsPreempted(t *testing.T) {
 	}).Kernel
 	notebook := k.flavored("one")
 	j := k.jobIs(id, "is displaced", time.Minute, func(j job) bool { return j.State == "queued" && j.Attempt == 1 })
-	t.Logf("the reason of the job is %q", j.Reason)
+	if !strings.Contains(j.Reason, "its kernel has ended: it was preempted") {
+		t.Errorf("the reason of the job is %q", j.Reason)
+	}
 	k.state(notebook.ID, "idle", time.Minute)
 	j = k.jobIs(id, "waits", time.Minute, func(j job) bool { return j.State == "starting" && j.Reason != "" })
 	if j.Attempt != 2 || j.Kernel == first {
@@ -153,6 +155,40 @@ func TestE2E_KubeJobsPreempted(t *testing.T) {
 	k.jobIs(id, "runs again", time.Minute, func(j job) bool {
 		return j.State == "running" && j.Attempt == 2
 	})
+	if code, _, errs := k.prints("jobs", "stop", id); code != 0 {
+		t.Errorf("ekg jobs stop: %d %s", code, errs)
+	}
+	k.jobIs(id, "is stopped", time.Minute, func(j job) bool { return j.State == "stopped" })
+	k.deleteAll()
+}
+
+// TestE2E_KubeJobsGiveWay: a job gives its GPU to a notebook that waits for one, without a PriorityClass. It begins
+// again when the notebook's kernel has ended.
+func TestE2E_KubeJobsGiveWay(t *testing.T) {
+	t.Parallel() // it mostly waits
+	const pool = "gives.example/gpu"
+	flavors := filepath.Join(t.TempDir(), "flavors.yaml")
+	if err := os.WriteFile(flavors, []byte("flavors:\n- {name: one, resource: {name: "+pool+"}}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	k := newKubeGateway(t, "--start-wait", "1s", "--flavors", flavors, "--watch-gpus", "--jobs-give-way", "2s")
+	k.cluster.offer(t, map[string]string{pool: "1"})
+	k.start()
+	path := k.notebookFile("gives.ipynb", "n = 300", "import time\ntry:\n    time.sleep(n)\nexcept KeyboardInterrupt:\n"+
+		"    print('saved')", "print('ends')")
+	id := k.submits(path, "--kernel", "pod", "--flavor", "one", "--retries", "1")
+	running := func(attempt int) func(job) bool {
+		return func(j job) bool { return j.State == "running" && j.Attempt == attempt && j.Cell > 1 }
+	}
+	first := k.jobIs(id, "trains", time.Minute, running(1)).Kernel
+	notebook := k.flavored("one")
+	k.state(notebook.ID, "idle", 2*time.Minute) // the job gives way after its first minute
+	j := k.jobIs(id, "waits", time.Minute, func(j job) bool { return j.State == "starting" && j.Reason != "" })
+	if j.Attempt != 2 || j.Kernel == first {
+		t.Errorf("the job is %+v", j)
+	}
+	k.want(204, "DELETE", "/api/kernels/"+notebook.ID, "", nil)
+	k.jobIs(id, "runs again", time.Minute, running(2))
 	if code, _, errs := k.prints("jobs", "stop", id); code != 0 {
 		t.Errorf("ekg jobs stop: %d %s", code, errs)
 	}

@@ -180,6 +180,24 @@ func (j jobKernels) Up(ctx context.Context, id string, waits func(reason string)
 	}
 }
 
+// lostTime bounds the wait for the end of a kernel that has told its clients that it ends.
+const lostTime = 5 * time.Second
+
+// Lost returns why a job's kernel has ended.
+func (j jobKernels) Lost(ctx context.Context, id string) string {
+	ctx, cancel := context.WithTimeout(ctx, lostTime)
+	defer cancel()
+	k, err := j.g.opts.Launcher.Wait(ctx, id, func(k launcher.Kernel) bool { return k.State == api.Dead })
+	var gone *launcher.GoneError
+	switch {
+	case errors.As(err, &gone):
+		return gone.Reason
+	case err != nil:
+		return ""
+	}
+	return k.Reason
+}
+
 // Dial connects to the channels of a job's kernel.
 func (j jobKernels) Dial(
 	ctx context.Context, author jobs.Author, id string, query url.Values,

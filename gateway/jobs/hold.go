@@ -440,6 +440,11 @@ func (h *hold) run(e *entry) error {
 		return h.outcome(Stopped, reasonStopped, false)
 	}
 	reason := result.Reason
+	if result.Lost { // the cluster knows more than the kernel's last message
+		if why := h.m.kernels.Lost(h.ctx, e.Kernel); why != "" {
+			reason = "its kernel has ended: " + why
+		}
+	}
 	if result.Cell > 0 {
 		reason = fmt.Sprintf("cell %d: %s", result.Cell, reason)
 	}

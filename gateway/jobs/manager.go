@@ -49,6 +49,8 @@ type Kernels interface {
 	// Up returns when the kernel is up. It calls waits with each reason for which the kernel waits. The error is a
 	// *WaitError or has a text for the author, or is ctx's.
 	Up(ctx context.Context, id string, waits func(reason string)) error
+	// Lost returns why a kernel has ended. It waits some seconds for that, and returns "" if it is not known then.
+	Lost(ctx context.Context, id string) (reason string)
 	// Dial connects to the kernel's channels; see notebook.RelayOptions.
 	Dial(ctx context.Context, author Author, id string, query url.Values) (*websocket.Conn, error)
 	// Interrupt interrupts the kernel.

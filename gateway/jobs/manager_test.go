@@ -112,6 +112,8 @@ func (c *cluster) Start(_ context.Context, author Author, id string, body json.R
 
 func (c *cluster) Up(context.Context, string, func(string)) error { return nil }
 
+func (c *cluster) Lost(context.Context, string) string { return "" }
+
 func (c *cluster) Dial(context.Context, Author, string, url.Values) (*websocket.Conn, error) {
 	return nil, errors.New("cells are not run by this test")
 }
