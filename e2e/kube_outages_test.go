@@ -278,8 +278,9 @@ func TestE2E_KubeNode(t *testing.T) {
 	t.Run("it is deleted", func(t *testing.T) {
 		k := k.in(t)
 		back := sync.OnceFunc(func() {
-			for _, how := range []string{"stop", "start"} { // a kubelet registers its node only at its start
-				if _, err := k.cluster.run(how, "kubelet"); err != nil {
+			// A kubelet registers its node only at its start. The proxy ends when its node is deleted.
+			for _, args := range [][]string{{"stop", "kubelet"}, {"start", "kubelet"}, {"start", "proxy"}} {
+				if _, err := k.cluster.run(args...); err != nil {
 					t.Error(err)
 				}
 			}
