@@ -126,8 +126,8 @@ func TestMaintain_UnreachableKernel(t *testing.T) {
 	waitFor(t, l, idOf(1), func(k launcher.Kernel) bool { return k.State == api.Dead })
 }
 
-// TestMaintain_EarlierKeys: a pod in a user's namespace waits, and an earlier release has written its record. It gets no
-// secret from this gateway. Its start ends like any other that makes no progress.
+// TestMaintain_EarlierKeys: a pod in a user's namespace waits, and an earlier release has written its record. It gets
+// no secret from this gateway. Its start ends like any other that makes no progress.
 func TestMaintain_EarlierKeys(t *testing.T) {
 	c := newTestCluster(t)
 	var now atomic.Int64

@@ -14,6 +14,7 @@ from . import gateway
 
 _STATES = ("queued", "starting", "running")  # of jobs that have not ended
 _ENDED_CELLS = ("completed", "failed")  # papermill's status of a cell that has run
+_NO_JOBS = (404, 405, 501)  # statuses of a gateway that runs no jobs
 _ASK = 10.0  # seconds for which a server that ends waits for the gateway
 
 
@@ -79,8 +80,15 @@ def keep_kernels_of_jobs(kernel_manager: Any, log: logging.Logger) -> None:
             return
         try:
             all_jobs = await gateway.within(_ASK, gateway.send("GET", "/api/jobs"))
-        except (gateway.Refused, gateway.Unreachable, asyncio.TimeoutError) as err:
-            log.warning("jupyter-ekg: the gateway does not say in which kernels jobs run: %s", err)
+        except gateway.Refused as err:
+            all_jobs = [] if err.status in _NO_JOBS else None
+            problem: Exception = err
+        except (gateway.Unreachable, asyncio.TimeoutError, OSError) as err:
+            all_jobs, problem = None, err
+        if all_jobs is None:  # one of the kernels may have a job. The gateway ends those that are idle
+            log.warning("jupyter-ekg: no kernel is shut down: the gateway does not say where jobs run: %s", problem)
+            for kernel_id in list(kernel_manager.list_kernel_ids()):
+                kernel_manager.remove_kernel(kernel_id)
             all_jobs = []
         for job in all_jobs:
             if job.get("then") and job.get("state") in _STATES and job.get("kernel_id") in kernel_manager:

@@ -121,7 +121,11 @@ class Marks:
             names = os.listdir(self.folder)
         except FileNotFoundError:
             return set()
-        return {name[: -len(kind) - 1] for name in names if name.endswith("." + kind)}
+        except OSError as err:
+            self._log.warning("jupyter-ekg: the marks of jobs cannot be read: %s", err)
+            return set()
+        items = {name[: -len(kind) - 1] for name in names if name.endswith("." + kind)}
+        return {item for item in items if _ID.fullmatch(item)}
 
     def add(self, item: str, kind: str) -> None:
         """Adds a mark."""
@@ -242,7 +246,13 @@ class Results:
             submitted.add(item)
         found = []
         for item in submitted:
-            job = jobs.get(item) or await _known(job_route(item))
+            try:
+                job = jobs.get(item) or await _known(job_route(item))
+            except gateway.Refused as err:
+                if err.status in _SOON:
+                    raise
+                self._log.warning("jupyter-ekg: the job %s cannot be read: %s", item, err.message)
+                continue
             if job:
                 found.append(job)
             else:
@@ -253,7 +263,13 @@ class Results:
         """Returns the newest job of each definition's schedule."""
         jobs = set()
         for item in definitions:
-            definition = await _known(definition_route(item))
+            try:
+                definition = await _known(definition_route(item))
+            except gateway.Refused as err:
+                if err.status in _SOON:
+                    raise
+                self._log.warning("jupyter-ekg: the definition %s cannot be read: %s", item, err.message)
+                continue
             if definition is None:
                 self.definition_removed(item)
             elif definition.get("job_id"):

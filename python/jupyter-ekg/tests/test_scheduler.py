@@ -51,6 +51,7 @@ class Gateway:
         self.refuse = None
         self.status = 403  # of what is refused
         self.missing = ()
+        self.damaged = ()
 
     async def answer(self, request: web.Request) -> web.Response:
         body = await request.json() if request.can_read_body else None
@@ -59,6 +60,8 @@ class Gateway:
         if self.refuse:
             return web.json_response({"message": self.refuse}, status=self.status)
         end = request.path.rpartition("/")[2]
+        if end in self.damaged:
+            return web.json_response({"message": "Its record cannot be read."}, status=409)
         if end in self.missing:
             return web.json_response({"message": "The job does not exist."}, status=404)
         if request.method == "DELETE":
@@ -556,5 +559,37 @@ def test_the_task_sleeps_until_there_is_a_job(run):
             assert (run.folder / RESULT).exists()
         finally:
             task.cancel()
+
+    run(test)
+
+
+def test_a_job_that_cannot_be_read_keeps_no_other_waiting(run):
+    async def test(gateway, s):
+        await s.create_job(_new())
+        gateway.job |= ENDED
+        assert await s.task_runner.look() and (run.folder / RESULT).exists()
+        (run.folder / RESULT).unlink()
+        s.task_runner.marks.remove(JOB["id"], "done")
+        for item in ("0-damaged", JOB["id"]):
+            s.task_runner.marks.add(item, "submitted")
+        s.task_runner.marks.add("1-damaged", "definition")
+        gateway.damaged = ("0-damaged", "1-damaged")
+        assert await s.task_runner.look() and (run.folder / RESULT).exists()
+        assert s.task_runner.marks.of("submitted") == {"0-damaged"}
+
+    run(test)
+
+
+def test_other_files_between_the_marks_are_ignored(run):
+    async def test(gateway, s):
+        marks = s.task_runner.marks
+        marks.add("a", "done")
+        with open(os.path.join(marks.folder, "x (conflicted copy).done"), "w"):
+            pass
+        assert marks.of("done") == {"a"}
+        os.rename(marks.folder, marks.folder + ".old")
+        with open(marks.folder, "w"):  # a file in the place of the folder
+            pass
+        assert marks.of("done") == set()
 
     run(test)

@@ -153,9 +153,13 @@ function followed(states: (IJob | Error)[], cells: FakeCell[], kernel: string) {
         return !closed.has(id);
       }
     } as any,
-    wait: async time => void waited.push(time)
+    wait: async time => {
+      waited.push(time);
+      f.onWait(waited.length);
+    }
   });
-  return { panel, jobs, said, closed, connected, waited, metadata };
+  const f = { panel, jobs, said, closed, connected, waited, metadata, onWait: (_waits: number): void => undefined };
+  return f;
 }
 
 test('a notebook that was opened shows its job, its outputs, and its kernel', async () => {
@@ -176,12 +180,26 @@ test('a notebook that was opened shows its job, its outputs, and its kernel', as
   assert.deepEqual(f.connected, [job().id, 'k1']);
 });
 
-test('outputs of the kernel to which a page is connected are left to the kernel', async () => {
+test('outputs of the kernel to which a page is connected are left to the kernel while the job runs', async () => {
   const cell = new FakeCell('c1', 'a', [], 3);
-  const f = followed([job(), job({ state: 'failed', reason: 'no' })], [cell], 'k1');
-  f.closed.add('n');
+  const f = followed([job(), new Problem('The job does not exist.', 404)], [cell], 'k1');
   await f.jobs.follow(f.panel, job().id);
   assert.equal(cell.executionCount, 3);
+});
+
+test('a job that has ended is followed until all its outputs are in the page', async () => {
+  const cell = new FakeCell('c1', 'a', [], 3);
+  cell.executionState = 'running'; // the connection to the kernel is away
+  const end = job({ state: 'failed', reason: 'no' });
+  const f = followed([job(), end, end], [cell], 'k1');
+  f.closed.add('n');
+  f.onWait = waits => {
+    assert.equal(jobOf(f.panel), job().id);
+    cell.executionState = waits === 2 ? 'idle' : cell.executionState;
+  };
+  await f.jobs.follow(f.panel, job().id);
+  assert.equal(cell.executionCount, 7);
+  assert.equal(jobOf(f.panel), undefined);
   assert.deepEqual(
     f.said.map(([how, type, , actions]) => [how, type, actions.length]),
     [['new', 'in-progress', 0], ['update', 'error', 0], ['new', 'error', 0]]

@@ -2,7 +2,7 @@ import type { Notification } from '@jupyterlab/apputils';
 import type { NotebookPanel } from '@jupyterlab/notebook';
 
 import { explain, Problem } from '../request';
-import { hasEnded, progress, show } from './rest';
+import { hasEnded, isRunning, progress, show } from './rest';
 import type { IJob, IRun } from './server';
 
 /** Time between two looks at a job, in ms. */
@@ -50,12 +50,15 @@ export class Jobs {
           return;
         }
         const text = progress(job, panel.context.path.split('/').pop()!);
+        let complete = true;
+        if (text !== said || hasEnded(job)) {
+          complete = await this.restore(panel, job);
+        }
         if (text !== said) {
-          await this.restore(panel, job);
           notification = this.say(panel, job, text, notification);
           said = text;
         }
-        if (hasEnded(job)) {
+        if (hasEnded(job) && complete) {
           this.forget(panel, id);
           return;
         }
@@ -71,18 +74,25 @@ export class Jobs {
     }
   }
 
-  /** Shows outputs of the job. Those of the kernel to which the page is connected arrive by themselves. */
-  private async restore(panel: NotebookPanel, job: IJob): Promise<void> {
+  /**
+   * Shows outputs of the job. While the job runs, those of the kernel to which the page is connected arrive by
+   * themselves. Returns false if a cell still runs in the page: its output may be missing.
+   */
+  private async restore(panel: NotebookPanel, job: IJob): Promise<boolean> {
     const kernel = panel.sessionContext.session?.kernel;
-    if (kernel?.id === job.kernel_id && !['dead', 'terminating', 'unknown'].includes(kernel?.status ?? 'dead')) {
-      return;
+    const gone = ['dead', 'terminating', 'unknown'].includes(kernel?.status ?? 'dead');
+    if (!hasEnded(job) && kernel?.id === job.kernel_id && !gone) {
+      return true;
     }
+    let complete = true;
     const runs = await this.sources.runs(job.id);
     const cells = panel.isDisposed ? undefined : panel.content.model?.cells;
     for (let i = 0; i < (cells?.length ?? 0); i++) {
       const cell = cells!.get(i);
       show(cell, runs[cell.id]);
+      complete &&= !runs[cell.id] || !isRunning(cell);
     }
+    return complete;
   }
 
   private say(panel: NotebookPanel, job: IJob, message: string, before: string | undefined): string | undefined {

@@ -88,7 +88,7 @@ async function askAndSubmit(panel: NotebookPanel): Promise<server.IJob | undefin
     // An answer may be lost: the same choice again must make no second job.
     const of = JSON.stringify(chosen);
     if (token.of !== of) {
-      token = { of, value: crypto.randomUUID() };
+      token = { of, value: randomText() };
     }
     try {
       return await saveAndSubmit(panel, kernel, chosen, token.value);
@@ -96,6 +96,11 @@ async function askAndSubmit(panel: NotebookPanel): Promise<server.IJob | undefin
       problem = explain(error);
     }
   }
+}
+
+/** A text that no other submission has. crypto.randomUUID is missing on pages that come by plain HTTP. */
+function randomText(): string {
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), byte => byte.toString(16).padStart(2, '0')).join('');
 }
 
 async function saveAndSubmit(

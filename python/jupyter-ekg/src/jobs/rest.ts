@@ -97,7 +97,7 @@ export function progress(job: IJob, title: string): string {
 
 /** Puts what a job has made of a cell into it, unless the cell was changed or run since the job was submitted. */
 export function show(model: ICellModel, run: IRun | undefined): boolean {
-  if (!run || !isCode(model) || model.executionState === 'running' || model.sharedModel.getSource() !== run.code) {
+  if (!run || !isCode(model) || isRunning(model) || model.sharedModel.getSource() !== run.code) {
     return false;
   }
   const present = canonical(model.outputs.toJSON());
@@ -110,6 +110,11 @@ export function show(model: ICellModel, run: IRun | undefined): boolean {
   model.outputs.fromJSON(run.outputs);
   model.executionCount = run.count;
   return true;
+}
+
+/** Whether the page waits for the end of a cell. */
+export function isRunning(model: ICellModel): boolean {
+  return isCode(model) && model.executionState === 'running';
 }
 
 function isCode(model: ICellModel): model is ICodeCellModel {
