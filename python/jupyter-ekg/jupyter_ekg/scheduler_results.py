@@ -38,6 +38,7 @@ _LONGEST_PAUSE = 300.0  # seconds between two attempts while the gateway is away
 _AGAIN = 600.0  # seconds after which a notebook that could not be written is tried again
 _KEEP = 90 * 86400.0  # seconds for which marks stay of jobs that the gateway does not list any more
 _SOON = (401, 429, 502, 503, 504)  # statuses that concern all jobs, and not only the one that was asked for
+_DAMAGED = 409  # the gateway cannot read the record of what was asked for
 _ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 
@@ -249,7 +250,7 @@ class Results:
             try:
                 job = jobs.get(item) or await _known(job_route(item))
             except gateway.Refused as err:
-                if err.status in _SOON:
+                if err.status != _DAMAGED:
                     raise
                 self._log.warning("jupyter-ekg: the job %s cannot be read: %s", item, err.message)
                 continue
@@ -266,7 +267,7 @@ class Results:
             try:
                 definition = await _known(definition_route(item))
             except gateway.Refused as err:
-                if err.status in _SOON:
+                if err.status != _DAMAGED:
                     raise
                 self._log.warning("jupyter-ekg: the definition %s cannot be read: %s", item, err.message)
                 continue
