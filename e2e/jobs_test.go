@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -105,6 +106,7 @@ func lines(name string) (all string) {
 func TestE2E_Jobs(t *testing.T) {
 	g := newGateway(t, "--max-kernels=2")
 	t.Run("from start to end", func(t *testing.T) { jobEnds(t, g) })
+	t.Run("its command is interrupted", func(t *testing.T) { jobGoesOn(t, g) })
 	t.Run("refused", func(t *testing.T) { jobsRefused(t, g) })
 	t.Run("the gateway is killed", func(t *testing.T) { jobOutlivesGateway(t, g) })
 	t.Run("the gateway ends during a start", func(t *testing.T) { jobStartsOnce(t, g) })
@@ -152,6 +154,44 @@ func jobEnds(t *testing.T, g *gateway) {
 		t.Errorf("ekg jobs rm: %d %s", code, errs)
 	}
 	g.want(404, "GET", "/api/jobs/"+once, "", nil)
+}
+
+// jobGoesOn: Ctrl-C ends the command that follows a job. The job goes on, and the command has said how to come back.
+func jobGoesOn(t *testing.T, g *gateway) {
+	free := filepath.Join(g.dir, "free")
+	path := g.notebookFile("follow.ipynb", "free = ''", "import os, time\nwhile not os.path.exists(free):\n    time.sleep(0.1)",
+		"print('ends')")
+	cmd := g.command("run", path, "-r", "free", free, "--follow")
+	shown, err := cmd.StderrPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	late := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
+	defer late.Stop()
+	var said []string
+	lines := bufio.NewScanner(shown)
+	for lines.Scan() {
+		said = append(said, lines.Text())
+		if strings.HasSuffix(lines.Text(), "follow: running, cell 3 of 4") {
+			if err := cmd.Process.Signal(os.Interrupt); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	_, id, found := strings.Cut(strings.Join(said, "\n"), "the job goes on. To come back: ekg jobs follow ")
+	if err := cmd.Wait(); err == nil || !found {
+		t.Fatalf("%v: %q", err, said)
+	}
+	g.jobIs(id, "runs", time.Second, func(j job) bool { return j.State == "running" })
+	if err := os.WriteFile(free, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, errs := g.prints("jobs", "follow", id); code != 0 || !strings.Contains(errs, "follow: succeeded") {
+		t.Errorf("ekg jobs follow: %d\n%s", code, errs)
+	}
 }
 
 func jobsRefused(t *testing.T, g *gateway) {

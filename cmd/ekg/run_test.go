@@ -5,7 +5,34 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
 )
+
+// In a terminal, a job that is followed has one line with a bar. Elsewhere it has a line for each change.
+func TestProgress(t *testing.T) {
+	row := func(state jobs.State, cell int) jobRow {
+		var j jobRow
+		j.Name, j.State, j.Cell, j.Cells = "train", state, cell, 3
+		return j
+	}
+	for terminal, want := range map[bool]string{
+		true: "\r\x1b[Ktrain: starting" +
+			"\r\x1b[Ktrain [##########--------------------] cell 1 of 3, running" +
+			"\r\x1b[Ktrain [##############################] cell 3 of 3, succeeded\n",
+		false: "ekg: train: starting\nekg: train: running, cell 1 of 3\nekg: train: succeeded, cell 3 of 3\n",
+	} {
+		var out strings.Builder
+		p := &progress{w: &out, terminal: terminal}
+		for _, j := range []jobRow{row(jobs.Starting, 0), row(jobs.Running, 1), row(jobs.Running, 1), row(jobs.Succeeded, 3)} {
+			p.show(j)
+		}
+		p.end()
+		if out.String() != want {
+			t.Errorf("terminal %v: %q, want %q", terminal, out.String(), want)
+		}
+	}
+}
 
 func TestParameterPairs(t *testing.T) {
 	for line, want := range map[string]string{
