@@ -91,7 +91,7 @@ func TestE2E_KubeNamespaces(t *testing.T) {
 	}
 
 	g.kill()
-	// What the policy no longer has goes at the next start, and what others have added stays.
+	// The next start removes what the policy no longer has. It leaves what others have added.
 	c.kubectl(t, "", "label", "namespace", spaces[ann], "others=label")
 	text := strings.NewReplacer("{pods: 2, persistentvolumeclaims: 1, secrets: 9}", "{pods: 3}",
 		"  labels: {pod-security.kubernetes.io/enforce: baseline}\n", "").Replace(fmt.Sprintf(namespacesPolicy, prefix))

@@ -172,7 +172,7 @@ func (g *Gateway) changedSubmission(
 		return sub, err
 	}
 	merged["notebook"], merged["env"] = sub.Notebook, start["env"]
-	delete(merged, "flavor") // one that nobody has chosen may be another one by now
+	delete(merged, "flavor") // the default flavor may have changed
 	if raw, there := start["flavor"]; there {
 		merged["flavor"] = raw
 	}

@@ -58,7 +58,7 @@ type GPUPool struct {
 	Devices []GPUDevice `json:"devices,omitempty"` // where the node tells them apart
 	Holders []GPUHolder `json:"holders"`           // that the caller may see
 	Others  float64     `json:"others"`            // of Held, by others
-	// Placeholders is what pods keep free for kernels of a flavor. They are no holders.
+	// Placeholders is the amount that placeholders keep free for kernels. Held does not include it.
 	Placeholders float64 `json:"placeholders,omitempty"`
 }
 

@@ -303,7 +303,7 @@ func (j jobKernels) Stop(ctx context.Context, author jobs.Author, id, reason str
 	return nil
 }
 
-// GPUWaits returns the kernels that wait for GPUs. There are none if the launcher does not know them.
+// GPUWaits returns the kernels that wait for GPUs. The list is empty if the launcher does not know them.
 func (j jobKernels) GPUWaits(ctx context.Context) ([]launcher.GPUWait, error) {
 	waiter, ok := j.g.opts.Launcher.(launcher.GPUWaiter)
 	if !ok {

@@ -77,7 +77,7 @@ func jobProblem(err error) error {
 	case errors.Is(err, jobs.ErrRuns):
 		return refuse(http.StatusConflict, "The job has not ended. Stop it first.")
 	case errors.Is(err, launcher.ErrRecordDamaged):
-		return &problem{status: http.StatusConflict, reason: "Damaged record", err: err, message: "What is stored is " +
+		return &problem{status: http.StatusConflict, reason: "Damaged record", err: err, message: "The record is " +
 			"damaged, or encrypted with another master key. An administrator of the gateway can remove it."}
 	case errors.Is(err, launcher.ErrRecordTooLarge):
 		return refuse(http.StatusRequestEntityTooLarge, "The notebook is larger than what can be stored here.")

@@ -37,7 +37,7 @@ type kernelModel struct {
 	GPUs    gpu.Amount `json:"gpus,omitempty"`
 	Flavor  string     `json:"flavor,omitempty"`
 	Owner   string     `json:"owner,omitempty"`
-	Job     *kernelJob `json:"job,omitempty"` // that has the kernel and has not ended
+	Job     *kernelJob `json:"job,omitempty"` // the open job that runs in the kernel
 
 	// Shown to the owner only.
 	SharedWith  []launcher.Grant `json:"shared_with,omitzero"`

@@ -106,8 +106,8 @@ func busyGateway(t *testing.T) *testGateway {
 	g.do("DELETE", "/api/kernels/"+idUnknown, "").want(t, 404, "") // whose entry in the audit log cannot be written
 	poll.Until(t, "the jobs are known, and the requests are counted, which is done behind the answer", func() bool {
 		all := scrape(t, m)
-		return all[`ekg_jobs{state="running"}`] == "0" && all[`ekg_http_requests_total{code="200",method="GET",route="/api/kernels"}`] == "1" &&
-			all["ekg_audit_failures_total"] == "1"
+		return all[`ekg_jobs{state="running"}`] == "0" && all["ekg_audit_failures_total"] == "1" &&
+			all[`ekg_http_requests_total{code="200",method="GET",route="/api/kernels"}`] == "1"
 	})
 	return g
 }

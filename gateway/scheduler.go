@@ -139,11 +139,7 @@ func (g *Gateway) getSchedulerJob(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	shown, err := describeJobForScheduler(&job)
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, http.StatusOK, shown)
+	return answerOne(w, &job, describeJobForScheduler)
 }
 
 // patchSchedulerJob stops a job. Nothing else of a job can be changed.
@@ -246,11 +242,7 @@ func (g *Gateway) getSchedulerDefinition(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	shown, err := describeDefinitionForScheduler(&d)
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, http.StatusOK, shown)
+	return answerOne(w, &d, describeDefinitionForScheduler)
 }
 
 // patchSchedulerDefinition pauses, resumes or changes a definition. A front end's form always sends input_uri, which

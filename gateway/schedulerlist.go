@@ -143,6 +143,15 @@ func (q *schedulerQuery) compare(a, b *schedulerKeys) int {
 	return 0
 }
 
+// answerOne answers with a job or a definition.
+func answerOne[T, Shown any](w http.ResponseWriter, one *T, describe func(*T) (Shown, error)) error {
+	shown, err := describe(one)
+	if err != nil {
+		return err
+	}
+	return writeJSON(w, http.StatusOK, shown)
+}
+
 // answerList answers with a page of a list, how many jobs or definitions the list has, and the token of the next page.
 func answerList[T, Shown any](
 	w http.ResponseWriter, q schedulerQuery, member string, all []T, keysOf func(*T) schedulerKeys,

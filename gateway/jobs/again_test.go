@@ -51,7 +51,7 @@ func TestManager_RestartFrom(t *testing.T) {
 		}
 		s.Retries, s.RestartFrom = 3, "2"
 		if _, _, err := m.Submit(ctx, s); !errors.As(err, new(*InvalidError)) {
-			t.Errorf("there is no cell 2: %v", err)
+			t.Errorf("a cell that does not exist was accepted: %v", err)
 		}
 		s.RestartFrom = "a"
 		id := submit(t, m, s)

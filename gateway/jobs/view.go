@@ -83,7 +83,7 @@ func (v *view) replace(all []stored, own func(id string) (Brief, bool)) {
 	v.at, v.jobs, v.in = time.Now(), jobs, in
 }
 
-// changes returns a channel that is closed when a job that has not ended is seen to have changed.
+// changes returns a channel for an open job. The channel is closed when this gateway sees that the job has changed.
 func (v *view) changes(id string) <-chan struct{} {
 	v.mu.Lock()
 	defer v.mu.Unlock()

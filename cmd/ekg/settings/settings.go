@@ -101,7 +101,7 @@ type Settings struct {
 	SupervisorImage string
 	SupervisorPodSettings
 	KernelImage         string
-	PlaceholderClass    string // of pods that keep room for kernels; "": there are none
+	PlaceholderClass    string // PriorityClass of placeholders; "": no placeholders
 	JobPriorityClass    string // of the pods of jobs; "": the cluster's default
 	MasterKeyFile       string
 	SecondMasterKeyFile string

@@ -2,14 +2,14 @@ package notebook
 
 import "testing"
 
-// A cell that was interrupted for the end of its job is no failed cell, also if an earlier gateway has interrupted it.
+// An interrupt for the end of a job does not make its cell fail. An earlier gateway may have sent the interrupt.
 func TestRun_JudgeInterrupted(t *testing.T) {
 	stop := make(chan struct{})
 	c := newCell("code", "1", "id")
 	r := &run{Run: &Run{Stop: stop}}
 	r.state.Reply = &Reply{Status: "error", Ename: "KeyboardInterrupt"}
 	if res := r.judge(c); res == nil || res.Status != Failed {
-		t.Errorf("nobody has stopped it: %+v", res)
+		t.Errorf("without a stop, the result is %+v", res)
 	}
 	close(stop)
 	for _, name := range []string{"KeyboardInterrupt", "SystemExit"} {

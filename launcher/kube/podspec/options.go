@@ -22,7 +22,7 @@ type Options struct {
 	SupervisorMemory      string // request, a quantity
 	SupervisorMemoryLimit string // a quantity; default: what the log may take of it, and 512 MiB, or the request
 	KernelImage           string // for kernelspecs that name no image
-	PlaceholderClass      string // PriorityClass of pods that keep room for kernels; "": there are none
+	PlaceholderClass      string // PriorityClass of placeholders; "": no placeholders
 	JobPriorityClass      string // of the pods of jobs, unless their kernelspec names one; "": the cluster's default
 
 	// ClusterChoosesUser leaves the user and group of the supervisor's container to the cluster, as OpenShift requires:
