@@ -159,8 +159,8 @@ func jobEnds(t *testing.T, g *gateway) {
 // jobGoesOn: Ctrl-C ends the command that follows a job. The job goes on, and the command has said how to come back.
 func jobGoesOn(t *testing.T, g *gateway) {
 	free := filepath.Join(g.dir, "free")
-	path := g.notebookFile("follow.ipynb", "free = ''", "import os, time\nwhile not os.path.exists(free):\n    time.sleep(0.1)",
-		"print('ends')")
+	const waits = "import os, time\nwhile not os.path.exists(free):\n    time.sleep(0.1)"
+	path := g.notebookFile("follow.ipynb", "free = ''", waits, "print('ends')")
 	cmd := g.command("run", path, "-r", "free", free, "--follow")
 	shown, err := cmd.StderrPipe()
 	if err == nil {

@@ -24,7 +24,8 @@ func TestProgress(t *testing.T) {
 	} {
 		var out strings.Builder
 		p := &progress{w: &out, terminal: terminal}
-		for _, j := range []jobRow{row(jobs.Starting, 0), row(jobs.Running, 1), row(jobs.Running, 1), row(jobs.Succeeded, 3)} {
+		running := row(jobs.Running, 1)
+		for _, j := range []jobRow{row(jobs.Starting, 0), running, running, row(jobs.Succeeded, 3)} {
 			p.show(j)
 		}
 		p.end()
