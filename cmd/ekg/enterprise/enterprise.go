@@ -257,24 +257,28 @@ func nodeValue(n *yaml.Node) (value, error) {
 
 // chosen returns the assignments that count, in the order of the table, and those that others override.
 func (im *Import) chosen() (counts, overridden []given) {
-	last := map[*option]given{}
+	last := map[*option][]given{} // one assignment for each setting; only the option of all other traits has several
 	for _, g := range im.given {
-		before, twice := last[g.option]
+		i := slices.IndexFunc(last[g.option], g.sameSetting)
 		switch {
-		case !twice:
-			last[g.option] = g
-		case g.rank >= before.rank:
-			overridden = append(overridden, before)
-			last[g.option] = g
+		case i < 0:
+			last[g.option] = append(last[g.option], g)
+		case g.rank >= last[g.option][i].rank:
+			overridden = append(overridden, last[g.option][i])
+			last[g.option][i] = g
 		default:
 			overridden = append(overridden, g)
 		}
 	}
 	for i := range table {
-		if g, ok := last[&table[i]]; ok {
-			counts = append(counts, g)
-		}
+		counts = append(counts, last[&table[i]]...)
 	}
 	slices.SortStableFunc(overridden, func(a, b given) int { return cmp.Compare(a.name, b.name) })
 	return counts, overridden
+}
+
+// sameSetting reports whether both assignments of one option set the same. They have the same name if the option
+// stands for any trait.
+func (g given) sameSetting(other given) bool {
+	return !slices.Contains(g.option.traits, "*") || g.name == other.name
 }

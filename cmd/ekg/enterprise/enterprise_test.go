@@ -5,6 +5,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -91,25 +92,88 @@ func loads(t *testing.T, text string) {
 // Each option of Enterprise Gateway 3.3.0 is translated, or has a reason. The list is from its --help-all, its classes
 // and the variables in its sources.
 func TestImport_KnowsAllOptions(t *testing.T) {
+	names, args := optionNames(t)
+	if len(names) < 280 {
+		t.Fatalf("the list has %d names", len(names))
+	}
+	for i, name := range names {
+		got := translate(t, "", args[i])
+		if strings.Contains(got, "# Not read:") || !strings.Contains(got, name) {
+			t.Errorf("%s:\n%s", name, got)
+		}
+	}
+}
+
+// optionNames returns the names of testdata/options.txt, and arguments that set all of them but the names of files.
+func optionNames(t *testing.T) (names, args []string) {
+	t.Helper()
 	data, err := os.ReadFile("testdata/options.txt")
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := strings.Fields(string(data))
-	if len(names) < 280 {
-		t.Fatalf("the list has %d names", len(names))
-	}
-	for _, name := range names {
-		arg := name + "=1"
-		if strings.Contains(name, ".") {
-			arg = "--" + arg
-		}
-		if name == "EnterpriseGatewayApp.config_file" || name == "JupyterApp.config_file" {
+	for _, name := range strings.Fields(string(data)) {
+		if strings.HasSuffix(name, ".config_file") {
 			continue // it names a file that is read
 		}
-		got := translate(t, "", arg)
-		if strings.Contains(got, "# Not read:") || !strings.Contains(got, name) {
-			t.Errorf("%s:\n%s", name, got)
+		names = append(names, name)
+		if strings.Contains(name, ".") {
+			args = append(args, "--"+name+"=1")
+		} else {
+			args = append(args, name+"=1")
+		}
+	}
+	return names, args
+}
+
+// otherNames are names of one setting that do not follow from each other.
+var otherNames = map[string]string{
+	"env_whitelist": "client_envs", "env_process_whitelist": "inherited_envs", "ws_ping_interval_secs": "ws_ping_interval",
+	"allowed_kernels": "whitelist", "kernel_whitelist": "whitelist",
+	"kernel_session_persistence": "enable_persistence", "kernelspec_cache_enabled": "cache_enabled",
+}
+
+// setting returns what all names of one setting have in common: the trait in most cases.
+func setting(name string) string {
+	_, trait, ok := strings.Cut(name, ".")
+	if !ok {
+		trait = strings.ToLower(name[len("EG_"):])
+	}
+	if other := otherNames[trait]; other != "" {
+		return other
+	}
+	return trait
+}
+
+// merged has the lists, to which each option of a command line adds an entry. Only the first one is named.
+var merged = map[string]bool{"client_envs": true, "inherited_envs": true, "authorized_users": true,
+	"unauthorized_users": true, "whitelist": true}
+
+// One file with all options of Enterprise Gateway says of each whether it counts. A name is overridden only if another
+// name of the same setting counts, so each setting without a counterpart has its reason.
+func TestImport_AllAtOnce(t *testing.T) {
+	names, args := optionNames(t)
+	got := translate(t, "", args...)
+	head, rest, _ := strings.Cut(got, "# Overridden in Enterprise Gateway, too:\n")
+	overridden, without, ok := strings.Cut(rest, "# Without a counterpart:\n")
+	if !ok {
+		t.Fatalf("no list of names without a counterpart:\n%s", got)
+	}
+	has := func(section, name string) bool {
+		return regexp.MustCompile(`(?m): ` + name + `($|[:,;]| is a secret)`).MatchString(section)
+	}
+	counts := map[string]bool{}
+	for _, name := range names {
+		if has(head, name) || has(without, name) {
+			counts[setting(name)] = true
+		}
+	}
+	for _, name := range names {
+		listed := has(head, name) || has(without, name)
+		if has(overridden, name) == listed && !merged[setting(name)] {
+			t.Errorf("%s: counts: %v; overridden: %v", name, listed, listed)
+		}
+		if !counts[setting(name)] {
+			t.Errorf("%s does not count, and no other name of its setting does", name)
 		}
 	}
 }

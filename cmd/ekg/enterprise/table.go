@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// option is one setting of Enterprise Gateway.
+// option is one setting of Enterprise Gateway. Its traits and variables are names of the same setting.
 type option struct {
 	group   string   // key of classes; "" for a variable without a trait
 	traits  []string // the first is the present name
@@ -81,7 +81,36 @@ var variableLine = regexp.MustCompile(`^(export )?[A-Za-z_][A-Za-z0-9_]*=`)
 var serviceVariable = regexp.MustCompile(`^EG_(.*_)?(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP).*|PORT)$`)
 
 // table has all options, in the order of ekg's settings.
-var table = slices.Concat(gatewayOptions, kernelOptions, withoutCounterpart)
+var table = slices.Concat(gatewayOptions, kernelOptions, single(withoutCounterpart))
+
+// single returns an option for each trait, with the variable at the same place of the list if the lists are as long.
+// An option without a trait becomes one for each variable. So several settings with one reason can share an entry.
+func single(entries []option) []option {
+	var options []option
+	for _, o := range entries {
+		names := o.env
+		if o.group != "" {
+			names = o.traits
+		}
+		if len(names) == 1 {
+			options = append(options, o)
+			continue
+		}
+		for i := range names {
+			one := o
+			if o.group == "" {
+				one.env = o.env[i : i+1]
+			} else {
+				one.traits, one.env = o.traits[i:i+1], nil
+				if len(o.env) == len(o.traits) {
+					one.env = o.env[i : i+1]
+				}
+			}
+			options = append(options, one)
+		}
+	}
+	return options
+}
 
 // named is an option of the app, with its variable and the older name of that.
 func named(trait, env string, o option) option {
