@@ -504,6 +504,10 @@ func TestHelm_Notes(t *testing.T) {
 			"jupyter lab --gateway-url http://127.0.0.1:8888", "get secret ekg-token"}, []string{"without an effect"}},
 		{"kernel: {clusterRole: x, launchTimeout: 60}\nkip: {enabled: true}", []string{"Values without an effect:",
 			"kernel.clusterRole: has no effect", "settings.start-wait", "kip: has no effect"}, nil},
+		{"service: {ports: [{name: http, port: 80, targetPort: 9000, protocol: TCP}, {name: http-response, port: 8877}]}",
+			[]string{"service.ports http targetPort: has no effect. The gateways listen on port 8888", "http protocol: has",
+				"service.ports http-response: has no effect"}, nil},
+		{"service: {ports: [{name: http, port: 80, targetPort: 8888}]}", nil, []string{"without an effect"}},
 		{"users: {existingSecret: u}\ningress: {enabled: true, hostName: a.b, tls: [{}]}",
 			[]string{"jupyter lab --gateway-url https://a.b/"}, []string{"ekg-token"}},
 	} {

@@ -85,6 +85,22 @@ token
 {{- $port -}}
 {{- end }}
 
+{{/* The port of each node that leads to the Service, or nothing: service.nodePort, or that of the entry "http". */}}
+{{- define "ekg.nodePort" -}}
+{{- $port := .Values.service.nodePort -}}
+{{- range .Values.service.ports -}}
+{{- if eq .name "http" -}}{{- $port = $port | default .nodePort -}}{{- end -}}
+{{- end -}}
+{{- $port -}}
+{{- end }}
+
+{{/* The Service's external addresses, as YAML: a list, or the values of Enterprise Gateway's map. */}}
+{{- define "ekg.externalIPs" -}}
+{{- $ips := .Values.service.externalIPs -}}
+{{- if kindIs "map" $ips }}{{ $ips = values $ips }}{{ end -}}
+{{- with compact $ips }}{{ toYaml . }}{{ end -}}
+{{- end }}
+
 {{/* Settings by Enterprise Gateway's names of values, and those of .Values.settings, which precede. As YAML. */}}
 {{- define "ekg.settings" -}}
 {{- $s := dict -}}

@@ -85,6 +85,14 @@ mirrorWorkingDirs: has no effect. metadata.ekg.workingDir of a kernelspec sets t
 {{- range .Values.service.ports }}
 {{- if ne .name "http" }}
 service.ports {{ .name }}: has no effect. Kernels do not call back to a port of the gateways.
+{{- else }}
+{{- range $key, $value := omit . "name" "port" "nodePort" }}
+{{- if ne $key "targetPort" }}
+service.ports http {{ $key }}: has no effect.
+{{- else if not (has (toString $value) (list "8888" "http")) }}
+service.ports http targetPort: has no effect. The gateways listen on port 8888, and the Service leads there.
+{{- end }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- if .Values.kip.enabled }}
