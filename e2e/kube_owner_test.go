@@ -126,6 +126,15 @@ const homesPolicy = `home:
   size: 1Gi
   storageClass: ""
   accessModes: [ReadWriteMany]
+shared: [{claim: datasets, mountPath: /data}]
+`
+
+// sharedClaim asks for a folder that exists.
+const sharedClaim = `
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: datasets, namespace: %s}
+spec: {accessModes: [ReadWriteMany], storageClassName: "", resources: {requests: {storage: 1Gi}}}
 `
 
 // homeVolume is a folder of the node, kept for a claim that does not exist yet.
@@ -142,7 +151,7 @@ spec:
 `
 
 // TestE2E_KubeHomes: each user has a home, which the gateway makes at the first start. It outlives the kernel, and all
-// kernels of the user have it.
+// kernels of the user have it. All users read the shared volume, and none writes it.
 func TestE2E_KubeHomes(t *testing.T) {
 	t.Parallel()
 	c := theCluster(t)
@@ -155,6 +164,12 @@ func TestE2E_KubeHomes(t *testing.T) {
 	g := c.newGateway(t, ns, c.kubeconfig, "--auth-token-review", "--auth-token-audience", "ekg", "--kube-policy", policy)
 	g.token = ""
 	g.start()
+	datasets := t.TempDir()
+	if err := os.WriteFile(filepath.Join(datasets, "numbers"), []byte("42"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c.kubectl(t, fmt.Sprintf(homeVolume+"---"+sharedClaim, ns, "datasets", datasets, ns), "apply", "-f", "-")
+	t.Cleanup(func() { c.kubectl(t, "", "delete", "persistentvolume", ns+"-datasets", "--wait=false") })
 	for _, account := range []string{"ann", "bob"} {
 		user := g.account(account)
 		claim := "home-" + strings.NewReplacer(":", "-3a", "-", "-2d").Replace(
@@ -169,6 +184,7 @@ func TestE2E_KubeHomes(t *testing.T) {
 		second := user.kernel("pod")
 		user.dial(t, second, "s", true).says(
 			"import os; print([f for f in os.listdir('/home/jovyan') if f[0] != '.'])", "['"+account+"']\n")
+		user.dial(t, second, "t", true).says("print(open('/data/numbers').read(), os.access('/data', os.W_OK))", "42 False\n")
 		user.want(http.StatusNoContent, "DELETE", "/api/kernels/"+second, "", nil)
 		if _, err := os.Stat(filepath.Join(dir, account)); err != nil {
 			t.Error(err)

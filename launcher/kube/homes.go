@@ -15,8 +15,11 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
 
+// annotationSpawner is KubeSpawner's annotation of a claim: the name of its user.
+const annotationSpawner = "hub.jupyter.org/username"
+
 // createHome creates the claim of an owner's home, unless it exists. Nil needs nothing. An existing claim is taken as
-// it is, unless it says that it is another owner's.
+// it is, unless it says that it is another owner's, as claims of ekg and KubeSpawner do.
 func (l *Launcher) createHome(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
 	if claim == nil {
 		return nil
@@ -37,6 +40,9 @@ func (l *Launcher) createHome(ctx context.Context, claim *corev1.PersistentVolum
 		}
 	}
 	owner := claim.Annotations[podspec.AnnotationOwner]
+	others := func(annotation string) bool {
+		return got.Annotations[annotation] != "" && got.Annotations[annotation] != owner
+	}
 	switch {
 	case err != nil && !isAnswer(err):
 		return l.unavailable(ctx, "home", err)
@@ -44,7 +50,7 @@ func (l *Launcher) createHome(ctx context.Context, claim *corev1.PersistentVolum
 		return homeFailed(claim.Name, podstatus.ExplainError(err).Text, podstatus.ErrorFailure(err))
 	case got.DeletionTimestamp != nil:
 		return homeFailed(claim.Name, "its claim is being deleted", launcher.FailedRefused)
-	case got.Annotations[podspec.AnnotationOwner] != "" && got.Annotations[podspec.AnnotationOwner] != owner:
+	case others(podspec.AnnotationOwner), others(annotationSpawner):
 		return homeFailed(claim.Name, "its claim belongs to another user", launcher.FailedRefused)
 	}
 	return nil

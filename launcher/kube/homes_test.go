@@ -77,7 +77,10 @@ func TestHomes_Refused(t *testing.T) {
 	}{
 		"it is the operator's":  {there: claim("", false)},
 		"it is another owner's": {there: claim("bob", false), want: "belongs to another user"},
-		"it is being deleted":   {there: claim("ann", true), want: "is being deleted"},
+		"it is of another user of KubeSpawner": {want: "belongs to another user",
+			there: &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "home-ann",
+				Annotations: map[string]string{"hub.jupyter.org/username": "ann.x"}}}},
+		"it is being deleted": {there: claim("ann", true), want: "is being deleted"},
 		"a quota": {verb: "create", err: apierrors.NewForbidden(claims, "home-ann", errors.New("exceeded quota: homes")),
 			want: "exceeded quota"},
 		"no right":  {verb: "get", err: apierrors.NewForbidden(claims, "home-ann", errors.New("no")), want: "home-ann"},

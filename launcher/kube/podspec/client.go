@@ -29,7 +29,7 @@ const (
 // *launcher.RefusedError that names the variable.
 func (b *builder) applyClient(pod *corev1.Pod) error {
 	c := &clientChecker{
-		checker: checker{bounds: b.o.Policy.Clients.forOwner(b.req.Owner), nonRoot: b.o.Policy.NonRoot},
+		checker: checker{bounds: b.o.Policy.Clients.forOwner(b.req.Owner, b.o.Policy.OwnerNames), nonRoot: b.o.Policy.NonRoot},
 		allow:   b.o.Policy.Clients.Allow, env: b.req.Env, pod: pod, kernel: kernelOf(pod),
 	}
 	for name := range c.env {

@@ -2,7 +2,6 @@ package podspec
 
 import (
 	"fmt"
-	"path"
 	"slices"
 	"strings"
 
@@ -42,13 +41,8 @@ func (h *Home) problems(report func(key, text string)) {
 	case len(validation.IsDNS1123Subdomain(example)) > 0:
 		report("claim", fmt.Sprintf("%q makes no valid name of a claim", h.Claim))
 	}
-	taken := func(p string) bool { return within(h.MountPath, p) || within(p, h.MountPath) }
-	switch {
-	case !path.IsAbs(h.MountPath), path.Clean(h.MountPath) != h.MountPath, h.MountPath == "/",
-		strings.Contains(h.MountPath, ":"):
-		report("mountPath", fmt.Sprintf("%q is not the path of a folder", h.MountPath))
-	case slices.ContainsFunc(reservedPaths, taken):
-		report("mountPath", fmt.Sprintf("%q is ekg's own or the system's", h.MountPath))
+	if text := folderProblem(h.MountPath); text != "" {
+		report("mountPath", text)
 	}
 	if q, err := resource.ParseQuantity(h.Size); err != nil || q.Sign() <= 0 {
 		report("size", fmt.Sprintf("%q is not an amount like 10Gi", h.Size))
@@ -69,9 +63,9 @@ func (h *Home) problems(report func(key, text string)) {
 // within reports whether a clean path is another one or below it.
 func within(p, dir string) bool { return p == dir || strings.HasPrefix(p, dir+"/") }
 
-// claimOf returns the name of an owner's claim.
-func (h *Home) claimOf(owner string) string {
-	return strings.Replace(h.Claim, ownerMark, escapeOwner(owner), 1)
+// homeOf returns the name of the claim of an owner's home. The policy must have homes.
+func (p *Policy) homeOf(owner string) string {
+	return strings.Replace(p.Home.Claim, ownerMark, p.OwnerNames.of(owner), 1)
 }
 
 // mountHome mounts the owner's home. A kernelspec or client that mounts something at the same path, or sets HOME, keeps
@@ -85,7 +79,7 @@ func (b *builder) mountHome(pod *corev1.Pod) error {
 	if slices.ContainsFunc(k.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == h.MountPath }) {
 		return nil
 	}
-	name := h.claimOf(b.req.Owner)
+	name := b.o.Policy.homeOf(b.req.Owner)
 	if len(name) > maxOwnerPart {
 		return refused("the home of this user cannot have a claim: its name is longer than %d bytes", maxOwnerPart)
 	}
@@ -115,7 +109,7 @@ func HomeClaim(o Options, pod *corev1.Pod) *corev1.PersistentVolumeClaim {
 		return nil
 	}
 	h := o.Policy.Home
-	name := h.claimOf(owner)
+	name := o.Policy.homeOf(owner)
 	if !slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
 		return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == name
 	}) {

@@ -98,6 +98,45 @@ func TestHome(t *testing.T) {
 	}
 }
 
+// TestOwnerNames: the policy says how owners are written, also for homes and namespaces.
+func TestOwnerNames(t *testing.T) {
+	o := testOptions()
+	o.Policy = policyOf(t, "ownerNames: safe\nownerNamespace: {name: 'k-{owner}'}\n"+homePolicy)
+	rec := testRecord("python3")
+	rec.Owner = "Ann"
+	spec := specOf(`{"image": "x", "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data-{owner}"}}],
+		"volumeMounts": [{"name": "v", "mountPath": "/data", "subPath": "{owner}"}]}`)
+	pod, err := Build(o, launcher.Request{ID: rec.ID, Owner: rec.Owner, Spec: spec}, rec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "ann---17239b6e"
+	if claim := HomeClaim(o, pod); claim == nil || claim.Name != "home-"+want {
+		t.Errorf("home: %+v", claim)
+	}
+	if pod.Namespace != "k-"+want {
+		t.Errorf("namespace: %s", pod.Namespace)
+	}
+	var claim, folder string
+	for _, v := range pod.Spec.Volumes {
+		if v.Name == "v" {
+			claim = v.PersistentVolumeClaim.ClaimName
+		}
+	}
+	for _, m := range kernelOf(pod).VolumeMounts {
+		if m.Name == "v" {
+			folder = m.SubPath
+		}
+	}
+	if claim != "data-"+want || folder != want {
+		t.Errorf("claim %q, folder %q", claim, folder)
+	}
+	_, problems := parsePolicy([]byte("nonRoot: true\nownerNames: slug\n"))
+	if len(problems) != 1 || problems[0] != `2: ownerNames: "slug" is not valid; valid: escape, safe` {
+		t.Errorf("%q", problems)
+	}
+}
+
 // TestPolicy_Home: each bad value is reported with its line.
 func TestPolicy_Home(t *testing.T) {
 	for replaced, want := range map[string]string{

@@ -69,7 +69,7 @@ func (n *OwnerNamespace) problems(report func(key string, n int, text string)) {
 	case !joinsOwner(before):
 		report("name", 0, fmt.Sprintf("%q %s", n.Name, ownerProblem(n.Name)))
 	case len(n.Name)-len(ownerMark)+namespaceDigits+2 > validation.DNS1123LabelMaxLength,
-		len(validation.IsDNS1123Label(n.nameOf(exampleOwner))) > 0:
+		len(validation.IsDNS1123Label(n.nameOf(exampleOwner, NamesEscaped))) > 0:
 		report("name", 0, fmt.Sprintf("%q makes no valid name of a namespace", n.Name))
 	}
 	for _, err := range metavalidation.ValidateLabels(n.Labels, field.NewPath("labels")) {
@@ -100,10 +100,10 @@ func (n *OwnerNamespace) problems(report func(key string, n int, text string)) {
 }
 
 // nameOf returns the name of an owner's namespace. Different owners have different names. A name that would be too long
-// ends with "--" and a hash, which no other name has: escapeOwner writes no "--".
-func (n *OwnerNamespace) nameOf(owner string) string {
+// ends with "--" and a longer hash than any written name.
+func (n *OwnerNamespace) nameOf(owner string, names OwnerNames) string {
 	before, after, _ := strings.Cut(n.Name, ownerMark)
-	escaped := escapeOwner(owner)
+	escaped := names.of(owner)
 	free := validation.DNS1123LabelMaxLength - len(before) - len(after)
 	if len(escaped) > free {
 		sum := sha256.Sum256([]byte(owner))
@@ -201,7 +201,7 @@ func (o *Options) NamespacePerOwner() bool { return o.ownerNamespace() != nil }
 // NamespaceOf returns the namespace of an owner's kernels whose client names no other.
 func (o *Options) NamespaceOf(owner string) string {
 	if n := o.ownerNamespace(); n != nil && owner != "" {
-		return n.nameOf(owner)
+		return n.nameOf(owner, o.Policy.OwnerNames)
 	}
 	return o.Namespace
 }

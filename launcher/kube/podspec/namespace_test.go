@@ -12,19 +12,21 @@ import (
 // also if one user's name imitates the shortened form of another's.
 func TestOwnerNamespace_Names(t *testing.T) {
 	n := &OwnerNamespace{Name: "kernels-{owner}"}
-	long := strings.Repeat("a", 80)
-	short := strings.TrimPrefix(n.nameOf(long), "kernels-")
-	names := map[string]string{}
-	for _, owner := range []string{"ann", "Ann", "ann@x", "ann-40x", "ann--x", "-", "system:serviceaccount:ns:ann", long,
-		long + "b", strings.Repeat("A", 80), short, strings.ReplaceAll(short, "--", "-"), "ä"} {
-		name := n.nameOf(owner)
-		if wrong := validation.IsDNS1123Label(name); len(wrong) > 0 {
-			t.Errorf("%q: %s: %v", owner, name, wrong)
+	for _, scheme := range []OwnerNames{NamesEscaped, NamesSafe} {
+		long := strings.Repeat("a", 80)
+		short := strings.TrimPrefix(n.nameOf(long, scheme), "kernels-")
+		found := map[string]string{}
+		for _, owner := range []string{"ann", "Ann", "ann@x", "ann-40x", "ann--x", "-", "system:serviceaccount:ns:ann", long,
+			long + "b", strings.Repeat("A", 80), short, strings.ReplaceAll(short, "--", "-"), "ä"} {
+			name := n.nameOf(owner, scheme)
+			if wrong := validation.IsDNS1123Label(name); len(wrong) > 0 {
+				t.Errorf("%q: %s: %v", owner, name, wrong)
+			}
+			if found[name] != "" {
+				t.Errorf("%q and %q have %s", owner, found[name], name)
+			}
+			found[name] = owner
 		}
-		if names[name] != "" {
-			t.Errorf("%q and %q have %s", owner, names[name], name)
-		}
-		names[name] = owner
 	}
 }
 

@@ -1,8 +1,11 @@
 package podspec
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -12,7 +15,7 @@ import (
 )
 
 // ownerMark stands for the kernel's owner: in the volumes and mounts of kernelspecs, and in the patterns of a policy
-// that ownerLists returns. It is replaced by escapeOwner of the owner's name.
+// that ownerLists returns. OwnerNames says how the owner's name is written there.
 const ownerMark = "{owner}"
 
 const (
@@ -46,15 +49,64 @@ func joinsOwner(before string) bool {
 	return before != "" && strings.Contains("-0123456789abcdefghijklmnopqrstuvwxyz", before[len(before)-1:])
 }
 
+// OwnerNames says how a user's name is written in the names of objects and folders. Different users have different
+// texts, all of which have only a-z, 0-9 and '-'.
+type OwnerNames string
+
+// The values of OwnerNames, named as KubeSpawner's slug_scheme.
+const (
+	NamesEscaped OwnerNames = "escape" // each byte besides a-z and 0-9 becomes '-' and two hexadecimal digits
+	NamesSafe    OwnerNames = "safe"   // a name that Kubernetes takes stays. Others become a word, "---" and a hash
+)
+
+// of returns a user's name as it is written.
+func (n OwnerNames) of(owner string) string {
+	if n == NamesSafe {
+		return safeOwner(owner)
+	}
+	return escapeOwner(owner)
+}
+
+const (
+	safeLength = 32 // most bytes of a changed name
+	safeDigits = 8  // of the SHA-256 in it
+)
+
+var (
+	safeName   = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$`)
+	unsafeRuns = regexp.MustCompile(`[^a-z0-9]+`)
+)
+
+// safeOwner returns a user's name as the slug scheme "safe" of KubeSpawner 7 writes it (kubespawner/slugs.py). Two
+// names have the same result only if they begin alike and 32 bits of their SHA-256 are equal.
+func safeOwner(name string) string {
+	if name == "" || safeName.MatchString(name) && !strings.Contains(name, "--") {
+		return name
+	}
+	const most = safeLength - safeDigits - len("---")
+	// Python makes two characters of this one.
+	word := strings.ToLower(strings.ReplaceAll(name, "İ", "i\u0307"))
+	word = strings.TrimLeft(unsafeRuns.ReplaceAllString(word, "-"), "-")
+	word = strings.TrimRight(word[:min(len(word), most)], "-")
+	switch {
+	case word == "":
+		word = "x"
+	case word[0] < 'a':
+		word = "x-" + word[:min(len(word), most-len("x-"))]
+	}
+	sum := sha256.Sum256([]byte(name))
+	return word + "---" + hex.EncodeToString(sum[:])[:safeDigits]
+}
+
 // forOwner returns the patterns with ownerMark replaced. Without an owner it drops the patterns that need one.
-func (p Patterns) forOwner(owner string) Patterns {
+func (p Patterns) forOwner(owner string, names OwnerNames) Patterns {
 	if !slices.ContainsFunc(p, hasOwnerMark) {
 		return p
 	}
 	replaced := Patterns{}
 	for _, pattern := range p {
 		if owner != "" || !hasOwnerMark(pattern) {
-			replaced = append(replaced, strings.ReplaceAll(pattern, ownerMark, escapeOwner(owner)))
+			replaced = append(replaced, strings.ReplaceAll(pattern, ownerMark, names.of(owner)))
 		}
 	}
 	return replaced
@@ -63,12 +115,12 @@ func (p Patterns) forOwner(owner string) Patterns {
 func hasOwnerMark(text string) bool { return strings.Contains(text, ownerMark) }
 
 // forOwner returns the bounds of one owner's kernels.
-func (b *Bounds) forOwner(owner string) *Bounds {
+func (b *Bounds) forOwner(owner string, names OwnerNames) *Bounds {
 	own := *b
-	own.ConfigMaps = b.ConfigMaps.forOwner(owner)
-	own.PersistentVolumeClaims = b.PersistentVolumeClaims.forOwner(owner)
-	own.Secrets = b.Secrets.forOwner(owner)
-	own.ServiceAccounts = b.ServiceAccounts.forOwner(owner)
+	own.ConfigMaps = b.ConfigMaps.forOwner(owner, names)
+	own.PersistentVolumeClaims = b.PersistentVolumeClaims.forOwner(owner, names)
+	own.Secrets = b.Secrets.forOwner(owner, names)
+	own.ServiceAccounts = b.ServiceAccounts.forOwner(owner, names)
 	return &own
 }
 
@@ -142,7 +194,7 @@ func (p *Policy) ownerProblems(report func(l ruleList, i int, text string)) {
 }
 
 // ownerProblem returns what is wrong with a pattern that has ownerMark, or "". In a valid pattern the text before
-// ownerMark is fixed, and no escaped name has a '.'. So no name of an object matches for two owners.
+// ownerMark is fixed, and no written name has a '.'. So no name of an object matches for two owners.
 func ownerProblem(pattern string) string {
 	before, after, _ := strings.Cut(pattern, ownerMark)
 	upToStar, _, star := strings.Cut(after, "*")
@@ -301,14 +353,14 @@ func eachText(v reflect.Value, path string, do func(path, text string) string) {
 }
 
 // fillOwner replaces ownerMark in the extension by the owner's name, and returns the texts where that is impossible.
-func (e *extension) fillOwner(owner string) []refusal {
+func (e *extension) fillOwner(owner string, names OwnerNames) []refusal {
 	var found []refusal
-	escaped := escapeOwner(owner)
+	written := names.of(owner)
 	e.ownerTexts(func(key, text string) string {
 		if !hasOwnerMark(text) {
 			return text
 		}
-		filled := strings.ReplaceAll(text, ownerMark, escaped)
+		filled := strings.ReplaceAll(text, ownerMark, written)
 		before, _, _ := strings.Cut(text, ownerMark)
 		tooLong := func(part string) bool { return len(part) > maxOwnerPart }
 		switch {
@@ -340,7 +392,7 @@ func CheckNoOwner(spec kernelspecs.Spec) []kernelspecs.Problem {
 	if len(problems) > 0 {
 		return nil // Build reports them
 	}
-	for _, r := range e.fillOwner("") {
+	for _, r := range e.fillOwner("", NamesEscaped) {
 		problems = append(problems, places.Problem(r.path, r.text))
 	}
 	return problems

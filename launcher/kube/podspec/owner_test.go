@@ -58,6 +58,34 @@ func TestEscapeOwner(t *testing.T) {
 	})
 }
 
+// TestSafeOwner: the results are those of safe_slug in KubeSpawner 7.1.0.
+func TestSafeOwner(t *testing.T) {
+	for name, want := range map[string]string{
+		"": "", "ann": "ann", "ann-lee": "ann-lee", "aaaaaaaaaaaaaaaaaaaa-b": "aaaaaaaaaaaaaaaaaaaa-b",
+		"Ann": "ann---17239b6e", "ann.lee@example.org": "ann-lee-example-org---c9556853", "a--b": "a-b---90827a2e",
+		"-ann": "ann---be5b3289", "ann-": "ann---209dc672", "4u": "x-4u---0b4e4934", "40": "x-40---d59eced1",
+		"安": "x---77f34a38", "Ännchen": "nnchen---af8b96bc", "İx": "i-x---3020b9f2", "é": "x---4a99557e",
+		"KELVIN \u212a": "kelvin-k---e4f64c0c", "../x": "x---d6b96a97", "a b": "a-b---c8687a08",
+		"99999999999999999999999": "x-9999999999999999999---a3ad45bf",
+		"aaaaaaaaaaaaaaaaaaaa!b":  "aaaaaaaaaaaaaaaaaaaa---aeb6dd73",
+		strings.Repeat("x", 63):   strings.Repeat("x", 63),
+		strings.Repeat("x", 64):   strings.Repeat("x", 21) + "---7ce10097",
+	} {
+		if got := safeOwner(name); got != want {
+			t.Errorf("%q: got %q, want %q", name, got, want)
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		a, b := rapid.String().Draw(t, "a"), rapid.String().Draw(t, "b")
+		if (safeOwner(a) == safeOwner(b)) != (a == b) {
+			t.Fatalf("%q and %q are both %q", a, b, safeOwner(a))
+		}
+		if a != "" && len(validation.IsDNS1123Label(safeOwner(a))) > 0 {
+			t.Fatalf("%q is no label", safeOwner(a))
+		}
+	})
+}
+
 // claimOf returns a request of an owner whose client mounts a claim.
 func claimOf(owner, claim string) launcher.Request {
 	volumes, err := json.Marshal([]map[string]any{
@@ -120,9 +148,11 @@ func TestOwner_ClaimsOfOthers(t *testing.T) {
 // Whatever valid patterns with {owner} a list has, no name is allowed to two owners by them.
 func TestOwner_PatternsProperty(t *testing.T) {
 	pieces := rapid.SampledFrom([]string{"{owner}", "*", ".", "-", "a", "40", "-40", "a-"})
-	owners := []string{"a", "ab", "40", "a40", "4", "@", "a@", "@a", ".", "a.", "a.a", "-", "b@a", "@40"}
+	schemes := rapid.SampledFrom([]OwnerNames{NamesEscaped, NamesSafe})
+	owners := []string{"a", "ab", "a-a", "a-40", "ab---00000000", "40", "a40", "4", "@", "a@", "@a", ".", "a.", "a.a", "-", "b@a", "@40"}
 	valid := 0
 	rapid.Check(t, func(t *rapid.T) {
+		names := schemes.Draw(t, "names")
 		var patterns Patterns
 		for range rapid.IntRange(1, 3).Draw(t, "n") {
 			before := rapid.SliceOfN(pieces, 0, 2).Draw(t, "before")
@@ -135,12 +165,12 @@ func TestOwner_PatternsProperty(t *testing.T) {
 		patterns = slices.DeleteFunc(patterns, func(pattern string) bool { return pattern == "" })
 		valid += len(patterns)
 		for _, a := range owners {
-			for _, own := range patterns.forOwner(a) {
+			for _, own := range patterns.forOwner(a, names) {
 				for _, b := range owners {
 					// The text that a * stands for looks like b's.
-					e := escapeOwner(b)
+					e := names.of(b)
 					for _, star := range []string{"", "x", e, "." + e, e + ".", "-" + e, ".h" + e, ".ha-" + e} {
-						if name := strings.ReplaceAll(own, "*", star); a != b && patterns.forOwner(b).matches(name) {
+						if name := strings.ReplaceAll(own, "*", star); a != b && patterns.forOwner(b, names).matches(name) {
 							t.Fatalf("%q: %q is allowed to %q and to %q", patterns, name, a, b)
 						}
 					}

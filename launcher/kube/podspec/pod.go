@@ -186,6 +186,7 @@ func (b *builder) complete(pod *corev1.Pod) error {
 	if err := b.mountHome(pod); err != nil {
 		return err
 	}
+	b.mountShared(pod)
 	b.addLauncherEnv(pod)
 	b.labelForCosts(pod)
 	b.labelAsEG(pod)

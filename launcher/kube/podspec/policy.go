@@ -64,7 +64,9 @@ type Policy struct {
 	NonRoot     bool        `yaml:"nonRoot"` // no kernel runs as user 0, whatever its image says
 	Kernelspecs SpecRules   `yaml:"kernelspecs"`
 	Clients     ClientRules `yaml:"clients"`
-	Home        *Home       `yaml:"home"` // nil: kernels have no home of their owner
+	OwnerNames  OwnerNames  `yaml:"ownerNames"` // how {owner} is written
+	Home        *Home       `yaml:"home"`       // nil: kernels have no home of their owner
+	Shared      []Shared    `yaml:"shared"`     // volumes that all kernels have
 
 	OwnerNamespace *OwnerNamespace `yaml:"ownerNamespace"` // nil: the kernels of all owners share a namespace
 
@@ -221,6 +223,7 @@ func parseQuantity(text string) (resource.Quantity, error) {
 func DefaultPolicy() *Policy {
 	everything := Patterns{"*"}
 	return &Policy{
+		OwnerNames: NamesEscaped,
 		Kernelspecs: SpecRules{
 			Allow: slices.Clone(kernelspecs.PodKeys),
 			Bounds: Bounds{
@@ -307,6 +310,13 @@ func parsePolicy(data []byte) (*Policy, []string) {
 				strictyaml.LineOf(root, i, "clients", "namespaces"), name))
 		}
 	}
+	if p.OwnerNames != NamesEscaped && p.OwnerNames != NamesSafe {
+		problems = append(problems, fmt.Sprintf("%d: ownerNames: %q is not valid; valid: %s, %s",
+			strictyaml.LineOf(root, 0, "ownerNames"), p.OwnerNames, NamesEscaped, NamesSafe))
+	}
+	p.sharedProblems(func(i int, key, text string) {
+		problems = append(problems, fmt.Sprintf("%d: shared[%d].%s: %s", strictyaml.LineOf(root, i, "shared"), i, key, text))
+	})
 	if p.Home != nil {
 		p.Home.problems(func(key, text string) {
 			problems = append(problems, fmt.Sprintf("%d: home.%s: %s", strictyaml.LineOf(root, 0, "home", key), key, text))

@@ -12,7 +12,9 @@ import (
 )
 
 // ReservedVolume reports whether a name is that of one of ekg's own volumes, which kernelspecs cannot use.
-func ReservedVolume(name string) bool { return slices.Contains(reservedVolumes, name) }
+func ReservedVolume(name string) bool {
+	return slices.Contains(reservedVolumes, name) || strings.HasPrefix(name, volumeCommon)
+}
 
 // volume checks the source of a volume.
 func (c *checker) volume(where string, v *corev1.Volume) {
@@ -76,7 +78,7 @@ func (c *checker) mount(where string, m *corev1.VolumeMount) {
 // volumeName checks that a volume is declared and is not one of ekg's own.
 func (c *checker) volumeName(path, name string) {
 	switch {
-	case slices.Contains(reservedVolumes, name):
+	case ReservedVolume(name):
 		c.refuse(path, "%q is one of ekg's own volumes", name)
 	case !slices.Contains(c.volumes, name):
 		c.refuse(path, "no volume is named %s", quoted(name))

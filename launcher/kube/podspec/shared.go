@@ -1,0 +1,69 @@
+package podspec
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+)
+
+// volumeCommon begins the names of the volumes of Policy.Shared. Their numbers in the list follow.
+const volumeCommon = "ekg-shared-"
+
+// Shared is a volume that all kernels can read and none can write. ekg creates no claim for it.
+type Shared struct {
+	Claim     string `yaml:"claim"`     // name, in the namespace of the kernel
+	MountPath string `yaml:"mountPath"` // absolute
+}
+
+// sharedProblems calls report for each key of a shared volume with a bad value.
+func (p *Policy) sharedProblems(report func(i int, key, text string)) {
+	paths := []string{}
+	if p.Home != nil {
+		paths = append(paths, p.Home.MountPath)
+	}
+	for i, s := range p.Shared {
+		if len(validation.IsDNS1123Subdomain(s.Claim)) > 0 {
+			report(i, "claim", fmt.Sprintf("%q is not the name of a claim", s.Claim))
+		}
+		text := folderProblem(s.MountPath)
+		if text == "" && slices.Contains(paths, s.MountPath) {
+			text = fmt.Sprintf("%q is the folder of another volume", s.MountPath)
+		}
+		if text != "" {
+			report(i, "mountPath", text)
+		}
+		paths = append(paths, s.MountPath)
+	}
+}
+
+// folderProblem returns why no volume can be mounted at a path of the kernel's container, or "".
+func folderProblem(p string) string {
+	taken := func(reserved string) bool { return within(p, reserved) || within(reserved, p) }
+	switch {
+	case !path.IsAbs(p), path.Clean(p) != p, p == "/", strings.Contains(p, ":"):
+		return fmt.Sprintf("%q is not the path of a folder", p)
+	case slices.ContainsFunc(reservedPaths, taken):
+		return fmt.Sprintf("%q is ekg's own or the system's", p)
+	}
+	return ""
+}
+
+// mountShared mounts the shared volumes. A kernelspec or client that mounts something at the same path keeps it.
+func (b *builder) mountShared(pod *corev1.Pod) {
+	k := kernelOf(pod)
+	for i, s := range b.o.Policy.Shared {
+		if slices.ContainsFunc(k.VolumeMounts, func(m corev1.VolumeMount) bool {
+			return path.Clean(m.MountPath) == s.MountPath
+		}) {
+			continue
+		}
+		name := fmt.Sprintf("%s%d", volumeCommon, i)
+		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: s.Claim, ReadOnly: true}}})
+		k.VolumeMounts = append(k.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: s.MountPath, ReadOnly: true})
+	}
+}
