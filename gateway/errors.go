@@ -156,14 +156,24 @@ func writeJSON(w http.ResponseWriter, status int, v any) error {
 
 // writeBody answers with a body in JSON and flushes it.
 func writeBody(w http.ResponseWriter, status int, body []byte) error {
-	h := w.Header()
-	h.Set("Content-Type", "application/json")
-	h.Set("Cache-Control", "no-store")
-	h.Set("Content-Length", strconv.Itoa(len(body)))
-	w.WriteHeader(status)
+	beginBody(w, status, len(body))
 	if _, err := w.Write(body); err != nil {
 		return &unwritten{err}
 	}
+	return endBody(w)
+}
+
+// beginBody sends the header of an answer with a body in JSON, of length bytes.
+func beginBody(w http.ResponseWriter, status, length int) {
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Cache-Control", "no-store")
+	h.Set("Content-Length", strconv.Itoa(length))
+	w.WriteHeader(status)
+}
+
+// endBody flushes the body.
+func endBody(w http.ResponseWriter) error {
 	if err := http.NewResponseController(w).Flush(); err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return &unwritten{err}
 	}

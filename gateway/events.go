@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"hash/maphash"
 	"net/http"
 	"slices"
 	"strconv"
@@ -119,22 +118,11 @@ func (f *feed) read(ctx context.Context, g *Gateway) (*listing, error) {
 type listing struct {
 	kernels []launcher.Kernel
 	totals  []byte
-	all     chan *models // has one element: what a caller reads who sees everything; nil until it is needed
+	all     chan []*modelText // has one element: what a caller reads who sees everything; nil until it is needed
 }
-
-// models are the models of kernels as JSON, with a hash of each.
-type models struct {
-	ids  []string
-	text []byte // all of them
-	ends []int  // of each in text
-	sums []uint64
-}
-
-// eventSeed is for hashes of models, which never leave the process.
-var eventSeed = maphash.MakeSeed()
 
 func newListing(kernels []launcher.Kernel) *listing {
-	l := &listing{kernels: kernels, all: make(chan *models, 1)}
+	l := &listing{kernels: kernels, all: make(chan []*modelText, 1)}
 	l.all <- nil
 	states := map[api.State]int{}
 	for i := range kernels {
@@ -146,48 +134,20 @@ func newListing(kernels []launcher.Kernel) *listing {
 
 // modelsFor returns the models of the kernels that the caller sees. Callers who see everything read the same texts, so
 // they are encoded once.
-func (l *listing) modelsFor(g *Gateway, who caller) (*models, error) {
+func (l *listing) modelsFor(g *Gateway, who caller) ([]*modelText, error) {
 	if !who.sole && !who.Admin {
-		return l.encode(g, who)
+		return g.appendTexts(nil, who, l.kernels)
 	}
 	m := <-l.all
 	defer func() { l.all <- m }()
 	if m != nil {
 		return m, nil
 	}
-	fresh, err := l.encode(g, who)
+	fresh, err := g.appendTexts(nil, who, l.kernels)
 	if err == nil {
 		m = fresh
 	}
 	return fresh, err
-}
-
-func (l *listing) encode(g *Gateway, who caller) (*models, error) {
-	m := &models{}
-	for i := range l.kernels {
-		k := &l.kernels[i]
-		if !who.sees(*k) {
-			continue
-		}
-		model := g.modelFor(who, *k)
-		begin := len(m.text)
-		text, err := model.appendJSON(m.text)
-		if err != nil {
-			return nil, err
-		}
-		m.text = text
-		m.ids, m.ends = append(m.ids, k.ID), append(m.ends, len(text))
-		m.sums = append(m.sums, maphash.Bytes(eventSeed, text[begin:]))
-	}
-	return m, nil
-}
-
-// model returns the text of the i-th model.
-func (m *models) model(i int) []byte {
-	if i == 0 {
-		return m.text[:m.ends[0]]
-	}
-	return m.text[m.ends[i-1]:m.ends[i]]
 }
 
 // eventStream is one client's stream. It is owned by the request's handler.
@@ -260,23 +220,23 @@ func (s *eventStream) next(ctx context.Context) (sent bool, err error) {
 // update sends the difference between what the client knows and a listing. Nothing is sent if there is none, unless
 // always is set.
 func (s *eventStream) update(l *listing, always bool) (sent bool, err error) {
-	m, err := l.modelsFor(s.g, s.who)
+	texts, err := l.modelsFor(s.g, s.who)
 	if err != nil {
 		return false, err
 	}
 	s.broken = false
 	p := eventPart{s: s}
-	for i, id := range m.ids {
-		if sum, ok := s.known[id]; ok && sum == m.sums[i] {
+	for _, t := range texts {
+		if sum, ok := s.known[t.model.ID]; ok && sum == t.sum {
 			continue
 		}
-		s.known[id] = m.sums[i]
-		if err := p.changed(m.model(i)); err != nil {
+		s.known[t.model.ID] = t.sum
+		if err := p.changed(t.text); err != nil {
 			return false, err
 		}
 	}
-	if len(s.known) > len(m.ids) {
-		for _, id := range s.gone(m.ids) {
+	if len(s.known) > len(texts) {
+		for _, id := range s.gone(texts) {
 			delete(s.known, id)
 			if err := p.removed(id); err != nil {
 				return false, err
@@ -300,10 +260,10 @@ func (s *eventStream) update(l *listing, always bool) (sent bool, err error) {
 }
 
 // gone returns the ids that the client knows and that are not among those that are there, in order.
-func (s *eventStream) gone(there []string) []string {
+func (s *eventStream) gone(there []*modelText) []string {
 	left := make(map[string]bool, len(there))
-	for _, id := range there {
-		left[id] = true
+	for _, t := range there {
+		left[t.model.ID] = true
 	}
 	var gone []string
 	for id := range s.known {

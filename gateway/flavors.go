@@ -168,7 +168,7 @@ func (g *Gateway) splitFlavored(name string) (spec kernelspecs.Spec, f flavor.Fl
 }
 
 // specName returns the name under which a front end finds the kernelspec of a kernel.
-func (g *Gateway) specName(k launcher.Kernel) string {
+func (g *Gateway) specName(k *launcher.Kernel) string {
 	if name, ok := g.profiledName(k); ok {
 		return name
 	}

@@ -61,6 +61,7 @@ type Gateway struct {
 	metrics   *metrics.Metrics
 	rooms     rooms
 	feed      *feed
+	texts     modelTexts
 	audit     *audit
 	started   time.Time
 

@@ -86,7 +86,7 @@ func (all holders) add(h launcher.GPUHolder) {
 
 // explainWait returns what a kernel's reason adds while the kernel waits for a GPU of its flavor: how many kernels have
 // one, of whom, how long it usually takes, and which other flavors are free. Users read numbers, and admins names.
-func (g *Gateway) explainWait(who caller, k launcher.Kernel) string {
+func (g *Gateway) explainWait(who caller, k *launcher.Kernel) string {
 	if k.State != api.Starting || k.Flavor == "" || k.Reason == "" {
 		return ""
 	}

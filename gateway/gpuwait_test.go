@@ -121,7 +121,7 @@ func TestRooms_Failure(t *testing.T) {
 		o.Launcher = fails
 	})
 	for range 1000 {
-		g.Gateway.explainWait(caller{}, launcher.Kernel{State: api.Starting, Flavor: "t4", Reason: "it waits"})
+		g.Gateway.explainWait(caller{}, &launcher.Kernel{State: api.Starting, Flavor: "t4", Reason: "it waits"})
 	}
 	if n := fails.asked.Load(); n > 100 {
 		t.Errorf("asked %d times", n)

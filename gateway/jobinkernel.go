@@ -43,7 +43,7 @@ func (g *Gateway) jobInKernel(r *call, body object, sub *jobs.Submission) error 
 		return &problem{status: http.StatusConflict, reason: "Kernel is dead", message: "The kernel is dead: " +
 			sentence(k.Reason)}
 	}
-	sub.Kernel, sub.Kernelspec, sub.Flavor, sub.Start = k.ID, g.specName(k), k.Flavor, json.RawMessage("{}")
+	sub.Kernel, sub.Kernelspec, sub.Flavor, sub.Start = k.ID, g.specName(&k), k.Flavor, json.RawMessage("{}")
 	r.kernel, r.spec, r.flavor = k.ID, sub.Kernelspec, k.Flavor
 	if spec, ok := g.opts.Specs.Get(sub.Kernelspec); ok {
 		sub.Language = spec.Language

@@ -54,15 +54,31 @@ type kernelJob struct {
 
 // modelFor returns a kernel's model as the caller may see it.
 func (g *Gateway) modelFor(who caller, k launcher.Kernel) kernelModel {
-	m := modelOf(k)
-	g.complete(&m, who, k)
+	m, at := g.untimed(who, &k)
+	at.write(&m)
 	return m
 }
 
-// complete adds to a supervisor's model what only the gateway knows: the kernel's age and GPUs, its job, its owner and,
-// for its owner, the users it is shared with.
+// untimed returns a kernel's model as the caller may see it, without its times, which take longer to write than all
+// other members.
+func (g *Gateway) untimed(who caller, k *launcher.Kernel) (kernelModel, modelTimes) {
+	m := kernelModel{Model: api.Model{
+		ID: k.ID, ExecutionState: k.State, Connections: k.Connections, Reason: k.Reason, GPU: k.GPU, Memory: k.Memory,
+	}}
+	g.addOwn(&m, who, k)
+	return m, timesOf(k)
+}
+
+// complete adds to a supervisor's model what only the gateway knows.
 func (g *Gateway) complete(m *kernelModel, who caller, k launcher.Kernel) {
-	m.Name, m.Created, m.GPUs, m.Flavor = g.specName(k), api.Timestamp(k.Created), k.GPUs, k.Flavor
+	g.addOwn(m, who, &k)
+	m.Created = api.Timestamp(k.Created)
+}
+
+// addOwn adds to a model what only the gateway knows, but for the kernel's age: its name and GPUs, its job, its owner
+// and, for its owner, the users it is shared with.
+func (g *Gateway) addOwn(m *kernelModel, who caller, k *launcher.Kernel) {
+	m.Name, m.GPUs, m.Flavor = g.specName(k), k.GPUs, k.Flavor
 	if m.Flavor != "" {
 		m.GPU = slices.Clone(m.GPU)
 		for i := range m.GPU {
@@ -70,36 +86,44 @@ func (g *Gateway) complete(m *kernelModel, who caller, k launcher.Kernel) {
 		}
 	}
 	m.Reason += g.explainWait(who, k)
-	m.Job = g.kernelJob(who, &k)
+	m.Job = g.kernelJob(who, k)
 	m.Owner, m.SharedWith, m.SharedToUse = "", nil, false
 	if who.sole {
 		return
 	}
 	m.Owner = k.Owner
-	if who.accessTo(k) == ownKernel {
-		m.SharedWith = append([]launcher.Grant{}, k.SharedWith...)
+	if who.accessTo(*k) == ownKernel {
+		m.SharedWith = k.SharedWith
+		if m.SharedWith == nil {
+			m.SharedWith = []launcher.Grant{} // which is shown as an empty list
+		}
 		m.SharedToUse = k.SharedToUse
 	}
 }
 
-// modelOf returns a kernel's model as its launcher knows it.
-func modelOf(k launcher.Kernel) kernelModel {
-	last := k.LastActivity
-	if last.IsZero() {
-		last = k.Created
+// modelTimes are the times of a model. A zero time is not shown.
+type modelTimes struct{ created, lastActivity, cullAt, keepUntil time.Time }
+
+func timesOf(k *launcher.Kernel) modelTimes {
+	at := modelTimes{k.Created, k.LastActivity, k.CullAt, k.KeepUntil}
+	if at.lastActivity.IsZero() {
+		at.lastActivity = at.created
 	}
-	m := kernelModel{Model: api.Model{
-		ID: k.ID, Name: k.SpecName, LastActivity: api.Timestamp(last),
-		ExecutionState: k.State, Connections: k.Connections, Reason: k.Reason, GPU: k.GPU,
-		Memory: k.Memory,
-	}}
-	if !k.CullAt.IsZero() {
-		m.CullAt = api.Timestamp(k.CullAt)
+	if !at.keepUntil.After(time.Now()) {
+		at.keepUntil = time.Time{}
 	}
-	if !k.KeepUntil.IsZero() && k.KeepUntil.After(time.Now()) {
-		m.KeepUntil = api.Timestamp(k.KeepUntil)
+	return at
+}
+
+// write writes the times into a model.
+func (at *modelTimes) write(m *kernelModel) {
+	m.Created, m.LastActivity = api.Timestamp(at.created), api.Timestamp(at.lastActivity)
+	if !at.cullAt.IsZero() {
+		m.CullAt = api.Timestamp(at.cullAt)
 	}
-	return m
+	if !at.keepUntil.IsZero() {
+		m.KeepUntil = api.Timestamp(at.keepUntil)
+	}
 }
 
 // kernelID returns the kernel id of the path, and claims the kernel, since its client knows the id. An invalid id names

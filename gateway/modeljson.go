@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bufio"
 	"encoding/json"
 	"net/http"
 	"strconv"
@@ -10,29 +11,52 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
-// listBuffers holds buffers for answers with many kernels: a list of 10,000 has 2 MB.
-var listBuffers = sync.Pool{New: func() any { return new([]byte) }}
+var (
+	// pieces writes long answers in pieces of 64 KiB. A client reads one piece while the next one is made.
+	pieces = sync.Pool{New: func() any { return bufio.NewWriterSize(nil, 64<<10) }}
+
+	// textLists has lists of all kernels that were written. Most kernels have the same place in the next list, so that
+	// their texts need not be looked up.
+	textLists = sync.Pool{New: func() any { return new([]*modelText) }}
+)
 
 // writeModels answers with the models of those kernels that the caller may see.
 func (g *Gateway) writeModels(w http.ResponseWriter, who caller, kernels []launcher.Kernel) error {
-	buffer := listBuffers.Get().(*[]byte)
-	defer listBuffers.Put(buffer)
-	b := append((*buffer)[:0], '[')
-	var err error
-	for i := range kernels {
-		if !who.sees(kernels[i]) {
-			continue
-		}
-		if len(b) > 1 {
-			b = append(b, ',')
-		}
-		m := g.modelFor(who, kernels[i])
-		if b, err = m.appendJSON(b); err != nil {
-			return err
-		}
+	var texts []*modelText
+	if who.sole || who.Admin {
+		list := textLists.Get().(*[]*modelText)
+		texts = *list
+		defer func() {
+			*list = texts
+			textLists.Put(list)
+		}()
 	}
-	*buffer = append(b, "]\n"...)
-	return writeBody(w, http.StatusOK, *buffer)
+	texts, err := g.appendTexts(texts[:0], who, kernels)
+	if err != nil {
+		return err
+	}
+	length := len("[]\n") + max(0, len(texts)-1)
+	for _, t := range texts {
+		length += len(t.text)
+	}
+	beginBody(w, http.StatusOK, length)
+	out := pieces.Get().(*bufio.Writer)
+	defer pieces.Put(out)
+	defer out.Reset(nil)
+	out.Reset(w)
+	// The writer keeps the first error until Flush.
+	_ = out.WriteByte('[')
+	for i, t := range texts {
+		if i > 0 {
+			_ = out.WriteByte(',')
+		}
+		_, _ = out.Write(t.text)
+	}
+	_, _ = out.WriteString("]\n")
+	if err := out.Flush(); err != nil {
+		return &unwritten{err}
+	}
+	return endBody(w)
 }
 
 // appendJSON appends what json.Marshal returns for the model, in a third of the time.

@@ -69,7 +69,7 @@ func chooseProfile(req *launcher.Request) error {
 }
 
 // profiledName returns the name under which a front end finds the kernelspec of a kernel with a profile.
-func (g *Gateway) profiledName(k launcher.Kernel) (string, bool) {
+func (g *Gateway) profiledName(k *launcher.Kernel) (string, bool) {
 	if !g.opts.ProfilesAsSpecs || k.Profile == "" {
 		return "", false
 	}

@@ -102,7 +102,7 @@ func (g *Gateway) awaited(r *call, id string) channels.Kernel {
 		Wait: func(ctx context.Context, cond func(launcher.Kernel) bool) (launcher.Kernel, error) {
 			return g.opts.Launcher.Wait(ctx, id, cond)
 		},
-		Reason: func(k launcher.Kernel) string { return k.Reason + g.explainWait(r.who, k) },
+		Reason: func(k launcher.Kernel) string { return k.Reason + g.explainWait(r.who, &k) },
 		Connect: func(ctx context.Context, subprotocol string) (*channels.Upstream, error) {
 			// The client's handshake is done, so the supervisor must choose the subprotocol that the client has.
 			r := r.clone()

@@ -1,0 +1,205 @@
+package gateway
+
+import (
+	"encoding/json"
+	"net/http"
+	"reflect"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// listed returns the text of a kernel in a list.
+func listed(t *testing.T, g *Gateway, who caller, k launcher.Kernel) string {
+	t.Helper()
+	g.texts.age()
+	text, err := g.textFor(who, &k, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text.text)
+}
+
+// encoded returns what listed should return.
+func encoded(t *testing.T, g *Gateway, who caller, k launcher.Kernel) string {
+	t.Helper()
+	text, err := json.Marshal(g.modelFor(who, k))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// Each field of a kernel is changed alone, and changed back. A list shows both at once, to each caller.
+func TestModelTexts_Changes(t *testing.T) {
+	g := &Gateway{}
+	callers := []caller{soleOwner(), {User: identity.User{Name: "root", Admin: true}}, {User: identity.User{Name: "ann"}},
+		{User: identity.User{Name: "bob"}}}
+	now := time.Now()
+	base := launcher.Kernel{ID: idA, SpecName: "python3", Owner: "ann", Created: now, LastActivity: now, State: api.Idle,
+		Notes: launcher.Notes{SharedWith: []launcher.Grant{{User: "bob", Right: launcher.Read}}}}
+	shown := 0
+	try := func(field string, k launcher.Kernel) {
+		for _, who := range callers {
+			before := listed(t, g, who, base)
+			for _, k := range []launcher.Kernel{k, base} {
+				if got, want := listed(t, g, who, k), encoded(t, g, who, k); got != want {
+					t.Errorf("%s changed, listed for %q: got  %s\nwant %s", field, who.Name, got, want)
+				}
+			}
+			if encoded(t, g, who, k) != before {
+				shown++
+			}
+		}
+	}
+	v := reflect.New(reflect.TypeFor[launcher.Kernel]()).Elem()
+	for i := range v.NumField() {
+		v.Set(reflect.ValueOf(base))
+		if v.Type().Field(i).Name == "Notes" {
+			continue
+		}
+		another(v.Field(i))
+		try(v.Type().Field(i).Name, v.Interface().(launcher.Kernel))
+	}
+	for _, grants := range [][]launcher.Grant{nil, {}, {{User: "bob", Right: launcher.Use}},
+		{{User: "bob", Right: launcher.Read}, {Group: "team", Right: launcher.Use}}} {
+		k := base
+		k.SharedWith = grants
+		try("SharedWith", k)
+	}
+	k := base
+	k.SharedToUse = true
+	try("SharedToUse", k)
+	// The texts of the base are found, or nothing above is tested.
+	first, err := g.textFor(callers[1], &base, nil)
+	if again, _ := g.textFor(callers[2], &base, nil); err != nil || first != again || shown < 30 {
+		t.Errorf("%p and %p, %d changes were shown: %v", first, again, shown, err)
+	}
+}
+
+// another gives a kernel's field another value.
+func another(v reflect.Value) {
+	half := 0.5
+	switch v.Interface().(type) {
+	case string, api.State:
+		v.SetString("<another>")
+	case int, int64, gpu.Amount:
+		v.SetInt(v.Int() + 3)
+	case bool:
+		v.SetBool(!v.Bool())
+	case time.Time:
+		v.Set(reflect.ValueOf(time.Now().Add(time.Hour)))
+	case []string:
+		v.Set(reflect.ValueOf([]string{"team"}))
+	case []api.GPU:
+		v.Set(reflect.ValueOf([]api.GPU{{UUID: "GPU-1", Utilization: &half}}))
+	case api.GPUUse:
+		v.Set(reflect.ValueOf(api.GPUUse{Busy: time.Second}))
+	default:
+		panic("a field of a new kind: " + v.Type().String())
+	}
+}
+
+// TestKernelModel_Equal also fails for a new field that equal does not know.
+func TestKernelModel_Equal(t *testing.T) {
+	v := reflect.New(reflect.TypeFor[kernelModel]()).Elem()
+	try := func(name string, field reflect.Value) {
+		set(field)
+		changed := v.Interface().(kernelModel)
+		field.SetZero()
+		base := v.Interface().(kernelModel)
+		if changed.equal(&base) || base.equal(&changed) || !changed.equal(&changed) {
+			t.Errorf("a change of %s is not seen", name)
+		}
+	}
+	for i := range v.NumField() {
+		switch field := v.Field(i); {
+		case field.Kind() == reflect.Struct:
+			for j := range field.NumField() {
+				try(field.Type().Field(j).Name, field.Field(j))
+			}
+		case v.Type().Field(i).Name != "SharedWith":
+			try(v.Type().Field(i).Name, field)
+		}
+	}
+	grants := []kernelModel{{}, {SharedWith: []launcher.Grant{}}, {SharedWith: []launcher.Grant{{User: "ann"}}}}
+	for i := range grants {
+		for j := range grants {
+			if grants[i].equal(&grants[j]) != (i == j) {
+				t.Errorf("grants %d and %d: %v", i, j, i != j)
+			}
+		}
+	}
+}
+
+// A time that passes changes what is shown without a change of the kernel. Texts that nobody lists are forgotten.
+func TestModelTexts_Time(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, who := &Gateway{}, soleOwner()
+		k := launcher.Kernel{ID: idA, Created: time.Now(), KeepUntil: time.Now().Add(time.Second)}
+		before := listed(t, g, who, k)
+		time.Sleep(time.Second)
+		if after := listed(t, g, who, k); after == before || after != encoded(t, g, who, k) {
+			t.Errorf("first %s\nthen %s", before, after)
+		}
+		kept, err := g.textFor(who, &k, nil)
+		for range 3 {
+			time.Sleep(modelsKept)
+			g.texts.age()
+			if again, err := g.textFor(who, &k, nil); err != nil || again != kept {
+				t.Errorf("a text in use was made again: %v", err)
+			}
+		}
+		for range 2 {
+			time.Sleep(modelsKept)
+			g.texts.age()
+		}
+		if err != nil || g.texts.find(idA) != nil {
+			t.Errorf("a text that nobody lists is kept: %v", err)
+		}
+	})
+}
+
+// A change of a grant's memory, and of the grants themselves, is seen.
+func TestModelTexts_OwnMemory(t *testing.T) {
+	g, who := &Gateway{}, caller{User: identity.User{Name: "ann"}}
+	k := launcher.Kernel{ID: idA, Owner: "ann", Notes: launcher.Notes{SharedWith: []launcher.Grant{{User: "bob"}}}}
+	listed(t, g, who, k)
+	k.SharedWith[0].User = "eve"
+	if got, want := listed(t, g, who, k), encoded(t, g, who, k); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+// Lists of several clients, while kernels change, are complete and current.
+func TestModelTexts_Concurrent(t *testing.T) {
+	g := startGateway(t, nil)
+	ids := []string{idA, idB}
+	for _, id := range ids {
+		g.fake.add(id, "python3", api.Idle)
+	}
+	var all sync.WaitGroup
+	for n := range 4 {
+		all.Go(func() {
+			id := ids[n%2]
+			for i := range 50 {
+				if n < 2 {
+					g.fake.change(func() { g.fake.kernels[id].Connections = i })
+				}
+				models := decode[[]api.Model](t, g.do("GET", "/api/kernels", "").want(t, http.StatusOK, ""))
+				at := slices.IndexFunc(models, func(m api.Model) bool { return m.ID == id })
+				if len(models) != 2 || at < 0 || n < 2 && models[at].Connections != i {
+					t.Errorf("%d: listed are %+v", i, models)
+				}
+			}
+		})
+	}
+	all.Wait()
+}
