@@ -2,7 +2,9 @@
 
 GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-LDFLAGS  = -s -w -X main.version=$(VERSION)
+COMMIT  ?= $(shell git rev-parse HEAD 2>/dev/null)
+LDFLAGS  = -s -w -X main.version=$(VERSION) -X github.com/elastic-kernel-gateway/ekg/cmd/buildinfo.commit=$(COMMIT)
+BIN     ?= bin
 FUZZTIME ?= 30s
 RELEASES ?= 1.35.4 1.36.3
 
@@ -13,8 +15,8 @@ help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 build: ## build the programs into bin: all are static but ekg-gpu, which needs a C compiler
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/ekg ./cmd/ekg-supervisor ./cmd/ekg-gpu-agent
-	CGO_ENABLED=1 $(GO) build -trimpath -ldflags '$(LDFLAGS) -extldflags=-Wl,-z,lazy' -o bin/ ./cmd/ekg-gpu
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/ekg ./cmd/ekg-supervisor ./cmd/ekg-gpu-agent
+	CGO_ENABLED=1 $(GO) build -trimpath -ldflags '$(LDFLAGS) -extldflags=-Wl,-z,lazy' -o $(BIN)/ ./cmd/ekg-gpu
 
 labextension: ## build the JupyterLab part of python/jupyter-ekg; its committed build is all that pip and the tests need
 	@hack/labextension build

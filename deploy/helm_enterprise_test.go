@@ -13,8 +13,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// enterpriseChanges has another value for values of Enterprise Gateway's chart, as YAML. The test changes other numbers,
-// texts and booleans by their type.
+// enterpriseChanges has another value for values of Enterprise Gateway's chart, as YAML. The test changes other
+// numbers, texts and booleans by their type.
 var enterpriseChanges = map[string]string{
 	"image":                                 "r/ekg:2",
 	"global.imagePullSecrets":               "[a]",
@@ -81,8 +81,9 @@ func nested(path, value string) string {
 	return b.String() + value + "\n"
 }
 
-// TestHelm_EnterpriseValues installs the chart with all values of Enterprise Gateway's chart but the image. Each of them
-// is changed: the objects change, or the notes or the error name it. EKG_TEST_ENTERPRISE is what hack/env/peers prints.
+// TestHelm_EnterpriseValues installs the chart with all values of Enterprise Gateway's chart but the image. Each of
+// them is changed: the objects change, or the notes or the error name it. EKG_TEST_ENTERPRISE is what hack/env/peers
+// prints.
 func TestHelm_EnterpriseValues(t *testing.T) {
 	peers := os.Getenv("EKG_TEST_ENTERPRISE")
 	if peers == "" {
@@ -167,8 +168,8 @@ func TestHelm_EnterpriseService(t *testing.T) {
 		nodePort int32
 		ips      []string
 	}{
-		{"{externalIPs: {k8sMasterPublicIP: ''}, type: NodePort, ports: [{name: http-response, port: 8877, nodePort: 30481}," +
-			"{name: http, port: 8888, targetPort: 8888, nodePort: 32652}]}", 8888, 32652, nil},
+		{"{externalIPs: {k8sMasterPublicIP: ''}, type: NodePort, ports: [{name: http-response, port: 8877, " +
+			"nodePort: 30481}, {name: http, port: 8888, targetPort: 8888, nodePort: 32652}]}", 8888, 32652, nil},
 		{"{externalIPs: ['', 10.0.0.1], type: NodePort, nodePort: 30001, ports: [{name: http, port: 9, nodePort: 30002}]}",
 			9, 30001, []string{"10.0.0.1"}},
 		{"{externalIPs: {k8sMasterPublicIP: 10.0.0.2}}", 80, 0, []string{"10.0.0.2"}},

@@ -37,6 +37,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"github.com/elastic-kernel-gateway/ekg/cmd/buildinfo"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 )
 
@@ -99,10 +100,10 @@ func run() int {
 	listen := flag.String("listen", ":9402", "address of /gpus and /metrics")
 	every := flag.Duration("every", 10*time.Second, "time between two samples, at least 1s")
 	socket := flag.String("pod-resources", podResourcesSocket, "socket of the kubelet's pod resources")
-	showVersion := flag.Bool("version", false, "print the version")
+	showVersion := flag.Bool("version", false, "print version and commit")
 	flag.Parse()
 	if *showVersion {
-		fmt.Println("ekg-gpu-agent", version)
+		fmt.Println(buildinfo.Line("ekg-gpu-agent", version))
 		return 0
 	}
 	if flag.NArg() > 0 || *every < time.Second {

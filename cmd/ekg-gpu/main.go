@@ -57,6 +57,8 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/elastic-kernel-gateway/ekg/cmd/buildinfo"
 )
 
 // version is set by the linker.
@@ -84,10 +86,10 @@ func run() int {
 		return runList(os.Args[2:], nvml.New(), os.Stdout)
 	}
 	look := flag.Duration("for", 10*time.Second, "how long to measure")
-	showVersion := flag.Bool("version", false, "print the version")
+	showVersion := flag.Bool("version", false, "print version and commit")
 	flag.Parse()
 	if *showVersion {
-		fmt.Println("ekg-gpu", version)
+		fmt.Println(buildinfo.Line("ekg-gpu", version))
 		return 0
 	}
 	if flag.NArg() > 0 || *look <= 0 || *look > maxLook {

@@ -68,6 +68,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/elastic-kernel-gateway/ekg/cmd/buildinfo"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
@@ -107,10 +108,10 @@ func run() int {
 	lockFD := flag.Int("lock-fd", -1, "descriptor of the kernel's lock, which another program has taken")
 	var held heldFiles
 	flag.Var(&held, "held-fds", heldUsage)
-	showVersion := flag.Bool("version", false, "print the version")
+	showVersion := flag.Bool("version", false, "print version and commit")
 	flag.Parse()
 	if *showVersion {
-		fmt.Println("ekg-supervisor", version)
+		fmt.Println(buildinfo.Line("ekg-supervisor", version))
 		return 0
 	}
 	logger = slog.New(slog.NewJSONHandler(logOutput(os.Stderr, *config), nil))

@@ -15,7 +15,7 @@
 //	ekg kernelspec render NAME print the pod that a kernelspec would create on Kubernetes
 //	ekg supervisor upgrade     replace the supervisors of running kernels by the present program
 //	ekg completion SHELL       print a script for the completion of a shell
-//	ekg version                print the version
+//	ekg version                print version and commit, as ekg --version does
 //
 // A setting is a flag (--start-wait 10s), a variable (EKG_START_WAIT=10s) or a key of the YAML file that --config names
 // (start-wait: 10s). The first of these that is present counts. Package settings has all settings, including the
@@ -42,13 +42,13 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/elastic-kernel-gateway/ekg/cmd/buildinfo"
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 )
@@ -131,7 +131,19 @@ func program(stdout, stderr io.Writer) *cli.App {
 		DisableSliceFlagSeparator: true, // a path may contain a comma
 		OnUsageError:              refuseUsage,
 		ExitErrHandler:            func(*cli.Context, error) {}, // run reports errors
-		Action:                    onlySubcommands,
+		Flags:                     []cli.Flag{&cli.BoolFlag{Name: "version", Usage: "print version and commit"}},
+		Before: func(c *cli.Context) error {
+			if c.Bool("version") && c.NArg() > 0 {
+				return &usageError{fmt.Errorf("--version: unexpected argument %q", c.Args().First())}
+			}
+			return nil
+		},
+		Action: func(c *cli.Context) error {
+			if c.Bool("version") {
+				return printVersion(c)
+			}
+			return onlySubcommands(c)
+		},
 		Commands: []*cli.Command{
 			{
 				Name:         "serve",
@@ -164,19 +176,21 @@ func program(stdout, stderr io.Writer) *cli.App {
 			tokenCommand(),
 			kernelspecCommand(read),
 			supervisorCommand(read),
-			{Name: "version", Usage: "print the version", OnUsageError: refuseUsage, Action: func(c *cli.Context) error {
-				if err := arguments(c, 0); err != nil {
-					return err
-				}
-				_, err := fmt.Fprintf(c.App.Writer, "ekg %s %s %s/%s\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
-				return err
-			}},
+			{Name: "version", Usage: "print version and commit", OnUsageError: refuseUsage, Action: printVersion},
 		},
 	}
 	app.Commands = append(app.Commands, kernelCommands(read)...)
 	app.Commands = append(app.Commands, runCommand(read), jobsCommand(read))
 	app.Commands = append(app.Commands, usageCommand(read), topCommand(read), completionCommand())
 	return app
+}
+
+func printVersion(c *cli.Context) error {
+	if err := arguments(c, 0); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(c.App.Writer, buildinfo.Line("ekg", version))
+	return err
 }
 
 // command checks the number of arguments and reads the settings.

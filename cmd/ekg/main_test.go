@@ -51,6 +51,8 @@ func TestRun_ExitStatus(t *testing.T) {
 		stderr string
 	}{
 		{"version", []string{"version"}, 0, ""},
+		{"version as a flag", []string{"--version"}, 0, ""},
+		{"version and a command", []string{"--version", "serve"}, 2, "ekg: --version: unexpected argument \"serve\"\n"},
 		{"help", []string{"--help"}, 0, ""},
 		{"help of a command", []string{"serve", "--help"}, 0, ""},
 		{"unknown command", []string{"server"}, 2, "ekg: no command \"server\"; see ekg --help\n"},

@@ -18,7 +18,9 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/api",
 	},
 	"cmd/ekg/enterprise": {"cmd/ekg/settings", "kernelspecs", "launcher/kube/podspec"},
+	"cmd/buildinfo": {},
 	"cmd/ekg": {
+		"cmd/buildinfo",
 		"cmd/ekg/enterprise",
 		"cmd/ekg/settings",
 		"gateway",
@@ -40,6 +42,7 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/api",
 	},
 	"cmd/ekg-supervisor": {
+		"cmd/buildinfo",
 		"launcher/atomicfile",
 		"launcher/proctree",
 		"launcher/supervisor",
@@ -48,8 +51,8 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/listener",
 		"launcher/supervisor/parent",
 	},
-	"cmd/ekg-gpu":       {"launcher/gpu"},
-	"cmd/ekg-gpu-agent": {"launcher/gpu"},
+	"cmd/ekg-gpu":       {"cmd/buildinfo", "launcher/gpu"},
+	"cmd/ekg-gpu-agent": {"cmd/buildinfo", "launcher/gpu"},
 	"deploy":            {},
 	"e2e":               {},
 	"gateway": {
