@@ -140,10 +140,14 @@ func prepare(t *testing.T, title string, args ...string) *gateway {
 	}
 	g.spec("missing-program", "/opt/no-such-program", "{connection_file}")
 	g.spec("exits-at-once", "/bin/sh", "-c", "echo these are my last words >&2; exit 3")
-	g.spec("fake", filepath.Join(in.bin, "kernel"), "-f", "{connection_file}")
+	g.specWith("fake", map[string]any{"env": endsAtOnce}, filepath.Join(in.bin, "kernel"), "-f", "{connection_file}")
 	t.Cleanup(g.cleanUp)
 	return g
 }
+
+// endsAtOnce is a variable of kernels that are programs with the race detector. Without it, each of them would wait for
+// a second before it ends.
+var endsAtOnce = map[string]string{"GORACE": "atexit_sleep_ms=0"}
 
 // spec writes a kernelspec.
 func (g *gateway) spec(name string, argv ...string) {

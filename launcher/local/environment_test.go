@@ -22,6 +22,7 @@ func TestKernelEnv(t *testing.T) {
 		"EG_X=secret",
 		"no equals sign",
 		"GOMAXPROCS=",
+		"GORACE=atexit_sleep_ms=0",
 	}
 	spec := kernelspecs.Spec{
 		Env: map[string]string{"A": "${HOME}/${KERNEL_B}", "PATH": "/spec:${PATH}", "S": "${AWS_SECRET}",
@@ -51,7 +52,8 @@ func TestKernelEnv(t *testing.T) {
 			t.Errorf("%q is accepted", bad)
 		}
 	}
-	if got := supervisorEnv(environ); !slices.Equal(got, []string{"GOMAXPROCS=1", "HOME=/h", "LC_TIME=C", "PATH=/bin"}) {
+	if got := supervisorEnv(environ); !slices.Equal(got, []string{"GOMAXPROCS=1", "GORACE=atexit_sleep_ms=0", "HOME=/h", "LC_TIME=C",
+		"PATH=/bin"}) {
 		t.Errorf("a supervisor gets %v", got)
 	}
 	if got := supervisorEnv([]string{"GOMAXPROCS=4"}); !slices.Equal(got, []string{"GOMAXPROCS=4"}) {
