@@ -203,6 +203,7 @@ func TestHelm_Manifests(t *testing.T) {
 		{"pre-pull", "prePull: true", prePull},
 		{"placeholders", "placeholders: true", places},
 		{"homes", "homes: true", homes},
+		{"delete-homes", "homes: true\ndeleteHomes: true", deleteHomes},
 		{"owner-namespaces", "ownerNamespaces: true", ownerSpaces},
 		{"driver-ports", "driverPorts: true", ports},
 		{"gpu-agent", "gpuAgent: {enabled: true}", gpuAgent},
@@ -291,6 +292,7 @@ kernelspecs:
   specs: {python3-gpu: null, r: {argv: [R], display_name: R, language: R}}
 flavors: {list: [{name: cpu, label: none, none: true}]}
 homes: true
+deleteHomes: true
 ownerNamespaces: true
 driverPorts: true
 watchNodes: true

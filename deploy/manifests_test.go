@@ -45,6 +45,7 @@ var (
 	watchNodes  = build{"overlays/token", []string{"watch-nodes"}}
 	watchGPUs   = build{"overlays/token", []string{"watch-gpus"}}
 	homes       = build{"overlays/token", []string{"homes"}}
+	deleteHomes = build{"overlays/token", []string{"homes", "delete-homes"}}
 	ownerSpaces = build{"overlays/token", []string{"owner-namespaces"}}
 	ports       = build{"overlays/token", []string{"driver-ports"}}
 	prePull     = build{"overlays/token", []string{"pre-pull"}}
@@ -428,6 +429,18 @@ func TestManifests_Homes(t *testing.T) {
 		!slices.Equal(role.Rules[0].Resources, []string{"persistentvolumeclaims"}) ||
 		!slices.Equal(role.Rules[0].Verbs, []string{"create", "get"}) || bound.RoleRef.Name != role.Name ||
 		len(bound.Subjects) != 1 || bound.Subjects[0].Name != account.Name || bound.Namespace != role.Namespace {
+		t.Errorf("%+v, %+v", role, bound)
+	}
+}
+
+// Only the component delete-homes lets gateways delete claims, and in the kernels' namespace alone.
+func TestManifests_DeleteHomes(t *testing.T) {
+	role := find[*rbacv1.Role](t, deleteHomes, "ekg-delete-homes")
+	bound := find[*rbacv1.RoleBinding](t, deleteHomes, "ekg-delete-homes")
+	if role.Namespace != "ekg-kernels" || len(role.Rules) != 1 ||
+		!slices.Equal(role.Rules[0].Resources, []string{"persistentvolumeclaims"}) ||
+		!slices.Equal(role.Rules[0].Verbs, []string{"delete", "list", "patch"}) || bound.RoleRef.Name != role.Name ||
+		bound.Namespace != role.Namespace {
 		t.Errorf("%+v, %+v", role, bound)
 	}
 }

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -126,6 +127,7 @@ const homesPolicy = `home:
   size: 1Gi
   storageClass: ""
   accessModes: [ReadWriteMany]
+  deleteAfter: 240h
 shared: [{claim: datasets, mountPath: /data}]
 `
 
@@ -151,7 +153,8 @@ spec:
 `
 
 // TestE2E_KubeHomes: each user has a home, which the gateway makes at the first start. It outlives the kernel, and all
-// kernels of the user have it. All users read the shared volume, and none writes it.
+// kernels of the user have it. A home that was not used for long is deleted, and no other is. All users read the shared
+// volume, and none writes it.
 func TestE2E_KubeHomes(t *testing.T) {
 	t.Parallel()
 	c := theCluster(t)
@@ -170,10 +173,11 @@ func TestE2E_KubeHomes(t *testing.T) {
 	}
 	c.kubectl(t, fmt.Sprintf(homeVolume+"---"+sharedClaim, ns, "datasets", datasets, ns), "apply", "-f", "-")
 	t.Cleanup(func() { c.kubectl(t, "", "delete", "persistentvolume", ns+"-datasets", "--wait=false") })
+	claimOf := func(account string) string {
+		return "home-" + strings.NewReplacer(":", "-3a", "-", "-2d").Replace("system:serviceaccount:"+ns+":"+account)
+	}
 	for _, account := range []string{"ann", "bob"} {
-		user := g.account(account)
-		claim := "home-" + strings.NewReplacer(":", "-3a", "-", "-2d").Replace(
-			"system:serviceaccount:"+ns+":"+account)
+		user, claim := g.account(account), claimOf(account)
 		dir := t.TempDir()
 		c.kubectl(t, fmt.Sprintf(homeVolume, ns, claim, dir), "apply", "-f", "-")
 		t.Cleanup(func() { c.kubectl(t, "", "delete", "persistentvolume", ns+"-"+claim, "--wait=false") })
@@ -194,5 +198,20 @@ func TestE2E_KubeHomes(t *testing.T) {
 		if owner != "system:serviceaccount:"+ns+":"+account {
 			t.Errorf("%s belongs to %q", claim, owner)
 		}
+	}
+
+	c.kubectl(t, "", "-n", ns, "annotate", "--overwrite", "pvc", claimOf("ann"),
+		"elastic-kernel-gateway.github.io/home-used="+time.Now().UTC().AddDate(0, 0, -11).Format(time.RFC3339))
+	g.kill()
+	g.start() // it looks for such homes when it has become the reaper
+	eventually(t, time.Minute, "the home of ann is deleted", func() error {
+		if left := c.kubectl(t, "", "-n", ns, "get", "pvc", "-o", "name"); strings.Contains(left, claimOf("ann")) {
+			return errors.New(left)
+		}
+		return nil
+	})
+	if left := c.kubectl(t, "", "-n", ns, "get", "pvc", "-o", "name"); !strings.Contains(left, claimOf("bob")) ||
+		!strings.Contains(left, "datasets") {
+		t.Errorf("left: %s", left)
 	}
 }

@@ -6,20 +6,24 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
-// withHomes gives kernels a home of their owner.
-func withHomes(t *testing.T) func(*Options, *timing) {
+// withHomes gives kernels a home of their owner, with more keys of the policy's home.
+func withHomes(t *testing.T, more string) func(*Options, *timing) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "policy.yaml")
-	text := "home: {claim: 'home-{owner}', mountPath: /home/jovyan, size: 1Gi}\n"
+	text := "home: {claim: 'home-{owner}', mountPath: /home/jovyan, size: 1Gi" + more + "}\n"
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +37,7 @@ func withHomes(t *testing.T) func(*Options, *timing) {
 // TestHomes: an owner's claim is created for the first kernel, and stays.
 func TestHomes(t *testing.T) {
 	c := newTestCluster(t)
-	l := openTest(t, c, withHomes(t))
+	l := openTest(t, c, withHomes(t, ""))
 	for n, owner := range []string{"ann", "ann", "bob", "Bob"} {
 		req := testRequest(idOf(n))
 		req.Owner = owner
@@ -88,7 +92,7 @@ func TestHomes_Refused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newTestCluster(t)
-			l := openTest(t, c, withHomes(t))
+			l := openTest(t, c, withHomes(t, ""))
 			if test.there != nil {
 				if err := c.Tracker().Add(test.there); err != nil {
 					t.Fatal(err)
@@ -108,5 +112,110 @@ func TestHomes_Refused(t *testing.T) {
 				t.Error("a pod is left, or missing")
 			}
 		})
+	}
+}
+
+// TestHomes_Deleted: a home is deleted when no pod has had it for as long as the policy says, and no other claim is.
+func TestHomes_Deleted(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, withHomes(t, ", deleteAfter: 240h"))
+	claims := c.CoreV1().PersistentVolumeClaims("ns")
+	now := l.clusterNow().UTC()
+	add := func(name, owner, manager string, days int) {
+		t.Helper()
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name,
+			UID: types.UID("uid-" + name), ResourceVersion: "7", Labels: map[string]string{podspec.LabelManagedBy: manager},
+			Annotations: map[string]string{podspec.AnnotationOwner: owner}}}
+		if days >= 0 {
+			claim.Annotations[podspec.AnnotationHomeUsed] = now.AddDate(0, 0, -days).Format(time.RFC3339)
+		}
+		if err := c.Tracker().Add(claim); err != nil {
+			t.Fatal(err)
+		}
+	}
+	add("home-old", "old", podspec.Manager, 11)
+	add("home-new", "new", podspec.Manager, 9)
+	add("home-ann", "ann", podspec.Manager, 11)         // has a kernel
+	add("home-lab", "lab", podspec.Manager, 11)         // a pod of another program has it
+	add("home-before", "before", podspec.Manager, -1)   // older than the key deleteAfter
+	add("home-theirs", "theirs", "another", 11)         // not created by ekg
+	add("data-old", "old", podspec.Manager, 11)         // not a home
+	add("home-operator", "", podspec.Manager, 11)       // of no owner
+	add("home-changed", "changed", podspec.Manager, 11) // written by somebody meanwhile
+	if err := c.Tracker().Add(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "jupyter-lab"},
+		Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "home", VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "home-lab"}}}}}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
+		t.Fatal(err)
+	}
+	c.PrependReactor("delete", "persistentvolumeclaims", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		d := a.(k8stesting.DeleteActionImpl)
+		p := d.GetDeleteOptions().Preconditions
+		if p == nil || p.UID == nil || *p.UID != types.UID("uid-"+d.Name) || p.ResourceVersion == nil ||
+			*p.ResourceVersion != "7" {
+			t.Errorf("%s is deleted with the preconditions %+v", d.Name, p)
+		}
+		if d.Name == "home-changed" {
+			return true, nil, apierrors.NewConflict(corev1.Resource("persistentvolumeclaims"), d.Name, errors.New("changed"))
+		}
+		return false, nil, nil
+	})
+	if err := l.sweepHomes(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	list, err := claims.List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := map[string]time.Time{}
+	for i := range list.Items {
+		left[list.Items[i].Name], _ = homeUsed(&list.Items[i])
+	}
+	if _, there := left["home-old"]; there || len(left) != 8 {
+		t.Errorf("left: %v", left)
+	}
+	for _, used := range []string{"home-ann", "home-lab", "home-before"} {
+		if now.Sub(left[used]) > time.Minute {
+			t.Errorf("%s was used at %v", used, left[used])
+		}
+	}
+}
+
+// TestHomes_DeletedMeanwhile: a start notes first that it uses the home. If the home is being deleted, it is refused.
+func TestHomes_DeletedMeanwhile(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, withHomes(t, ", deleteAfter: 240h"))
+	if err := c.Tracker().Add(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "home-ann",
+		Labels:      map[string]string{podspec.LabelManagedBy: podspec.Manager},
+		Annotations: map[string]string{podspec.AnnotationOwner: "ann"}}}); err != nil {
+		t.Fatal(err)
+	}
+	gone := apierrors.NewNotFound(corev1.Resource("persistentvolumeclaims"), "home-ann")
+	c.refuse("patch", "persistentvolumeclaims", gone)
+	if _, _, err := l.Start(t.Context(), testRequest(idA)); err == nil || !strings.Contains(err.Error(), "is being deleted") {
+		t.Errorf("%v", err)
+	}
+	c.refuse("patch", "persistentvolumeclaims", apierrors.NewForbidden(corev1.Resource("persistentvolumeclaims"), "home-ann", errors.New("no")))
+	if _, _, err := l.Start(t.Context(), testRequest(idB)); err != nil {
+		t.Errorf("without the right: %v", err)
+	}
+}
+
+// TestHomes_Kept: without the key nothing is written into claims, and none is deleted.
+func TestHomes_Kept(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, withHomes(t, ""))
+	if _, _, err := l.Start(t.Context(), testRequest(idA)); err != nil {
+		t.Fatal(err)
+	}
+	c.refuse("list", "persistentvolumeclaims", errors.New("a gateway without the key needs no such right"))
+	if err := l.sweepHomes(t.Context()); err != nil {
+		t.Error(err)
+	}
+	claim, err := c.CoreV1().PersistentVolumeClaims("ns").Get(t.Context(), "home-ann", metav1.GetOptions{})
+	if err != nil || claim.Annotations[podspec.AnnotationHomeUsed] != "" {
+		t.Errorf("%v, %v", claim, err)
 	}
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // One of the gateways is the reaper. It removes what is no longer needed: leftovers of kernels, starts that no client
-// has claimed, old endings, pieces of old records. It keeps the DaemonSets that pull images ahead, the placeholders and
+// has claimed, old endings, pieces of old records, homes that the policy lets it delete. It keeps the DaemonSets that pull images ahead, the placeholders and
 // the warm kernels. It holds a lease in the kernels' namespace. Two reapers at one time would do no harm: each deletes
 // exactly the pods that it has found to be leftovers, and a leftover never becomes needed again.
 const (
@@ -39,6 +39,9 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 			l.pruneEndings(ctx)
 			if err := l.sweepRecords(ctx); err != nil && ctx.Err() == nil {
 				l.log.Warn("pieces of old records could not be removed; this is tried again", logkey.Err, err)
+			}
+			if err := l.sweepHomes(ctx); err != nil && ctx.Err() == nil {
+				l.log.Warn("old homes could not be looked for or deleted; this is tried again", logkey.Err, err)
 			}
 		}
 		l.announceNodes()

@@ -70,6 +70,7 @@ const (
 	Pods      = "pods"       // a number of pods
 	Replica   = "replica"    // pod of another gateway
 	To        = "to"         // new name of an entry of the state directory
+	Used      = "used"       // a time
 	What      = "what"       // what the cluster was asked for
 )
 

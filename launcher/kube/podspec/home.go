@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -11,8 +12,17 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Home is the volume that each owner's kernels have as home folder. Its claim is created for the owner's first kernel,
-// and ekg never deletes it.
+// AnnotationHomeUsed has the time, as time.RFC3339 in UTC, at which a kernel was last known to have a home. Homes that
+// are never deleted do not have it.
+const AnnotationHomeUsed = Domain + "home-used"
+
+// shortestKeep is the least Home.DeleteAfter. HomeUsedEvery must be much shorter.
+const shortestKeep = 24 * time.Hour
+
+// HomeUsedEvery is how old AnnotationHomeUsed of a home in use may become.
+const HomeUsedEvery = time.Hour
+
+// Home is the volume that each owner's kernels have as home folder. Its claim is created for the owner's first kernel.
 type Home struct {
 	Claim        string   `yaml:"claim"`        // name, with {owner}
 	MountPath    string   `yaml:"mountPath"`    // absolute; it is HOME of the kernels
@@ -20,6 +30,8 @@ type Home struct {
 	StorageClass *string  `yaml:"storageClass"` // nil: the cluster's default
 	AccessModes  []string `yaml:"accessModes"`  // of corev1.PersistentVolumeAccessMode; empty: ReadWriteOnce
 	FSGroup      *int64   `yaml:"fsGroup"`      // group that owns the files, for kernels that are not root; nil: not set
+
+	DeleteAfter time.Duration `yaml:"deleteAfter"` // since a pod last had it; 0: the claim is never deleted
 }
 
 // accessModes are the modes that a home may have.
@@ -54,6 +66,9 @@ func (h *Home) problems(report func(key, text string)) {
 		if !slices.Contains(accessModes, mode) {
 			report("accessModes", fmt.Sprintf("%q is not a mode; valid: %s", mode, strings.Join(accessModes, ", ")))
 		}
+	}
+	if h.DeleteAfter != 0 && h.DeleteAfter < shortestKeep {
+		report("deleteAfter", fmt.Sprintf("%s is too short; the least is %s, and 0 is never", h.DeleteAfter, shortestKeep))
 	}
 	if h.FSGroup != nil && (*h.FSGroup < 0 || *h.FSGroup > maxID) {
 		report("fsGroup", fmt.Sprintf("%d is not a group id", *h.FSGroup))
@@ -132,4 +147,19 @@ func HomeClaim(o Options, pod *corev1.Pod) *corev1.PersistentVolumeClaim {
 		claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}
 	}
 	return claim
+}
+
+// HomesDeletedAfter returns after which time without a pod homes are deleted; 0 means never.
+func HomesDeletedAfter(o Options) time.Duration {
+	if o.Policy == nil || o.Policy.Home == nil {
+		return 0
+	}
+	return o.Policy.Home.DeleteAfter
+}
+
+// IsHome reports whether ekg has created a claim as the home of the owner that it names. All else is the operator's.
+func IsHome(o Options, claim *corev1.PersistentVolumeClaim) bool {
+	owner := claim.Annotations[AnnotationOwner]
+	return o.Policy != nil && o.Policy.Home != nil && owner != "" && claim.Labels[LabelManagedBy] == Manager &&
+		claim.Name == o.Policy.homeOf(owner)
 }

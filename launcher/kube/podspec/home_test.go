@@ -150,6 +150,8 @@ func TestPolicy_Home(t *testing.T) {
 		"storageClass: fast>storageClass: 'Very fast'": `5: home.storageClass: "Very fast" is not the name of a storage class`,
 		"ReadWriteMany>ReadOnlyMany":                   `6: home.accessModes: "ReadOnlyMany" is not a mode`,
 		"fsGroup: 100>fsGroup: -1":                     `7: home.fsGroup: -1 is not a group id`,
+		"fsGroup: 100>deleteAfter: 23h":                `7: home.deleteAfter: 23h0m0s is too short; the least is 24h0m0s`,
+		"fsGroup: 100>deleteAfter: soon":               `7: `,
 		"fsGroup: 100>group: 100":                      "7: ",
 	} {
 		from, to, _ := strings.Cut(replaced, ">")

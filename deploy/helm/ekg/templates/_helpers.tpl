@@ -91,7 +91,7 @@ token
 {{- range .Values.service.ports -}}
 {{- if eq .name "http" -}}{{- $port = $port | default .nodePort -}}{{- end -}}
 {{- end -}}
-{{- $port -}}
+{{- $port | default "" -}}
 {{- end }}
 
 {{/* The Service's external addresses, as YAML: a list, or the values of Enterprise Gateway's map. */}}

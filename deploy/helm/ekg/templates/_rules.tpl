@@ -40,6 +40,12 @@
   verbs: [create, get]
 {{- end }}
 
+{{- define "ekg.rulesDeleteHomes" }}
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [delete, list, patch]
+{{- end }}
+
 {{- define "ekg.rulesOwnerNamespaces" }}
 - apiGroups: [""]
   resources: [namespaces]
