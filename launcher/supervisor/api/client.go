@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"math"
 	"net"
@@ -32,9 +33,13 @@ type Client struct {
 	Request  string // value of HeaderRequestID; "": none is sent
 }
 
-// Watch calls on with each line of the supervisor's status stream, in order. It returns when the stream ends, when
-// three StatusIntervals pass in silence, or when ctx ends. The error is never nil and says which. If this program does
-// not work together with the supervisor, the error is a *VersionError, and on is not called.
+// statusSeed is for hashes of status lines, which never leave the process.
+var statusSeed = maphash.MakeSeed()
+
+// Watch calls on with each line of the supervisor's status stream that differs from the one before, in order. It
+// returns when the stream ends, when three StatusIntervals pass in silence, or when ctx ends. The error is never nil
+// and says which. If this program does not work together with the supervisor, the error is a *VersionError, and on is
+// not called.
 func (c *Client) Watch(ctx context.Context, on func(Status)) error {
 	r, err := c.do(ctx, http.MethodGet, "/status", nil, 3*StatusInterval)
 	if err != nil {
@@ -42,11 +47,19 @@ func (c *Client) Watch(ctx context.Context, on func(Status)) error {
 	}
 	defer r.close()
 	lines := bufio.NewReaderSize(r.body, 1<<10) // a line has some 400 bytes
+	// An idle supervisor repeats its line. To decode it would be a third of the gateway's work with idle kernels.
+	var last uint64 // a hash, which needs less memory than the line; 0: there was no line
 	for {
+		_ = r.conn.SetReadDeadline(time.Now().Add(3 * StatusInterval)) // do has set it without an error
 		line, err := ReadLine(lines, maxStatusLine)
 		if err != nil {
 			return r.exPlainText(err, "the status stream ended")
 		}
+		sum := maphash.Bytes(statusSeed, line)
+		if sum == last {
+			continue
+		}
+		last = sum
 		var st Status
 		if err := json.Unmarshal(line, &st); err != nil {
 			return fmt.Errorf("the status stream has a line that is not a status: %w", err)
@@ -58,7 +71,6 @@ func (c *Client) Watch(ctx context.Context, on func(Status)) error {
 			return fmt.Errorf("the supervisor runs kernel %q", st.KernelID)
 		}
 		on(st)
-		_ = r.conn.SetReadDeadline(time.Now().Add(3 * StatusInterval))
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"runtime"
 	"slices"
@@ -223,19 +224,25 @@ func TestReader_Allocations(t *testing.T) {
 			one = append(one, zmqFrame(flagMore*byte(min(1, len(frames)-1-i)), f)...)
 		}
 		n := total / len(one)
-		r := readerOf(&streamConn{stream: bytes.Repeat(one, n), piece: 1 << 20}, Limits{})
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		for range n {
-			if _, err := r.next(); err != nil {
-				t.Fatal(err)
+		stream := bytes.Repeat(one, n)
+		allocs, size := math.Inf(1), math.Inf(1)
+		for range 10 { // other goroutines of the process are counted too; the least is the reader's
+			r := readerOf(&streamConn{stream: stream, piece: 1 << 20}, Limits{})
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			for range n {
+				if _, err := r.next(); err != nil {
+					t.Fatal(err)
+				}
 			}
+			runtime.ReadMemStats(&after)
+			allocs = min(allocs, float64(after.Mallocs-before.Mallocs)/float64(n))
+			size = min(size, float64(after.TotalAlloc-before.TotalAlloc)/float64(n*len(one)))
 		}
-		runtime.ReadMemStats(&after)
-		if allocs := float64(after.Mallocs-before.Mallocs) / float64(n); allocs > tt.allocs {
+		if allocs > tt.allocs {
 			t.Errorf("%.2f allocations a message with %d bytes, want at most %.2f", allocs, tt.content, tt.allocs)
 		}
-		if size := float64(after.TotalAlloc-before.TotalAlloc) / float64(n*len(one)); size > tt.bytes {
+		if size > tt.bytes {
 			t.Errorf("%.2f bytes allocated for each of a message with %d, want at most %.2f", size, tt.content, tt.bytes)
 		}
 	}
