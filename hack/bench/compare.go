@@ -1,16 +1,19 @@
 package main
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // fallen is the least part of an earlier ratio that counts as no fall: 20 % may be noise.
 const fallen = 0.8
 
 // compare returns a line for each ratio of ekg to direct and to Enterprise Gateway that is worse than before by more
-// than 20 %, and for each scenario in which ekg fails and did not before.
+// than 20 %, for each scenario in which ekg or the harness fails and did not before, and for each figure that is gone.
 func compare(before, after *results) []string {
-	var lines []string
+	lines := gone(before, after)
 	for _, f := range after.Figures {
-		if f.Peer != peerEKG {
+		if f.Peer != peerEKG && f.Peer != peerHarness {
 			continue
 		}
 		old := before.find(f.Scenario, f.Metric, f.Peer, f.Framing)
@@ -34,6 +37,20 @@ func compare(before, after *results) []string {
 				lines = append(lines, fmt.Sprintf("%s, %s %s: ekg/%s was %.3g and is %.3g", f.Scenario, f.Framing, f.Metric, peer,
 					then.median, now.median))
 			}
+		}
+	}
+	return lines
+}
+
+// gone returns a line for each earlier figure of ekg without a value now, although its scenario has run.
+func gone(before, after *results) []string {
+	var lines []string
+	for _, f := range before.Figures {
+		if f.Peer != peerEKG || len(f.Values) == 0 || !slices.Contains(after.scenarios(), f.Scenario) {
+			continue
+		}
+		if now := after.find(f.Scenario, f.Metric, f.Peer, f.Framing); now == nil || len(now.Values) == 0 {
+			lines = append(lines, fmt.Sprintf("%s, %s %s: ekg has no figure any more", f.Scenario, f.Framing, f.Metric))
 		}
 	}
 	return lines

@@ -69,7 +69,11 @@ func TestCompare(t *testing.T) {
 		{"longer", figures("p50 µs", 50), figures("p50 µs", 63),
 			[]string{"ekg/direct was 0.5 and is 0.63", "ekg/EG was 5 and is 6.3"}},
 		{"shorter", figures("p50 µs", 50), figures("p50 µs", 10), nil},
-		{"a new figure", figures("p50 µs", 50), figures("messages/s", 10), nil},
+		{"a new figure, and one that is gone", figures("p50 µs", 50), figures("messages/s", 10),
+			[]string{"p50 µs: ekg has no figure any more"}},
+		{"a scenario that was not run", figures("p50 µs", 50), &results{}, nil},
+		{"a fault of the harness", &results{}, &results{Figures: []*figure{{Scenario: "s", Metric: metricFailed,
+			Peer: peerHarness, Failures: []string{"panic: no"}}}}, []string{"failed: panic: no"}},
 		{"a new failure", figures("p50 µs", 50), figures("p50 µs", 50, "lost"), []string{"failed: lost"}},
 		{"an old failure", figures("p50 µs", 50, "lost"), figures("p50 µs", 50, "lost"), nil},
 	} {
@@ -77,6 +81,20 @@ func TestCompare(t *testing.T) {
 		if !slices.EqualFunc(got, test.want, strings.Contains) {
 			t.Errorf("%s: %q, want %q", test.name, got, test.want)
 		}
+	}
+}
+
+// A fault of the harness in one scenario is recorded, and the next one can be measured.
+func TestBench_Measure(t *testing.T) {
+	b := &bench{results: &results{}}
+	b.measure(scenario{"first", func(*bench) { panic("no turn") }})
+	b.measure(scenario{"second", func(b *bench) { b.add("MB/s", peerEKG, framingV1, 5) }})
+	failed := b.results.find("first", metricFailed, peerHarness, "")
+	if failed == nil || len(failed.Failures) != 1 || !strings.HasPrefix(failed.Failures[0], "panic: no turn") {
+		t.Errorf("recorded is %+v", failed)
+	}
+	if f := b.results.find("second", "MB/s", peerEKG, framingV1); f == nil || !slices.Equal(f.Values, []float64{5}) {
+		t.Errorf("the second scenario has %+v", f)
 	}
 }
 

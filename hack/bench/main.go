@@ -4,7 +4,7 @@
 //	go run ./hack/bench                      everything, about an hour
 //	go run ./hack/bench -quick               five minutes
 //	go run ./hack/bench -run 'output 10 kB'  only the scenarios whose name matches
-//	go run ./hack/bench -out FILE.json       also write the figures to this file
+//	go run ./hack/bench -out FILE.json       also write the figures to this file, after each scenario
 //	go run ./hack/bench -compare FILE.json   name every ratio that fell by more than 20 % since FILE.json, and exit 1
 //	go run ./hack/bench -before DIR          also measure the ekg and ekg-supervisor in DIR, in the same rounds
 //	go run ./hack/bench -docs                write docs/benchmarks.md and its picture from hack/bench/results.json again
@@ -25,6 +25,7 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
+	"runtime/debug"
 	"strings"
 	"syscall"
 	"time"
@@ -162,15 +163,31 @@ func measure(ctx context.Context, o options, chosen []scenario) (*results, error
 	began := time.Now()
 	for i, s := range chosen {
 		b.say("[%d/%d, %s] %s", i+1, len(chosen), time.Since(began).Round(time.Second), s.name)
-		b.scenario = s.name
-		s.run(b)
-		b.stopPeers() // memory that one scenario has used is not the next one's
+		b.measure(s)
+		b.results.Took = time.Since(began).Round(time.Second).String()
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
+		if o.out != "" { // a run that is ended early leaves what it has measured
+			if err := b.results.write(o.out); err != nil {
+				return nil, err
+			}
+		}
 	}
-	b.results.Took = time.Since(began).Round(time.Second).String()
 	return b.results, nil
+}
+
+// measure runs a scenario with peers of its own. A fault of the harness is a failure of the scenario, and does not end
+// the run.
+func (b *bench) measure(s scenario) {
+	b.scenario = s.name
+	defer b.stopPeers() // memory that one scenario has used is not the next one's
+	defer func() {
+		if v := recover(); v != nil {
+			b.fail(peerHarness, "", fmt.Errorf("panic: %v\n%s", v, debug.Stack()))
+		}
+	}()
+	s.run(b)
 }
 
 // report prints, writes and compares the figures. It returns the exit code.

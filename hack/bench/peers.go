@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -46,7 +45,8 @@ const (
 	peerJS    = "JS" // jupyter_server
 	peerPlain = "direct"
 
-	peerBefore = "before" // ekg with the programs of -before
+	peerHarness = "harness" // of failures of the harness itself
+	peerBefore  = "before"  // ekg with the programs of -before
 )
 
 // server is a peer that speaks Jupyter's REST and websockets.
@@ -175,8 +175,8 @@ func (s *server) ready(limit time.Duration) error {
 }
 
 // request does a request and returns the body of its answer.
-func (s *server) request(method, path string, body []byte, want int) ([]byte, error) {
-	req, err := http.NewRequest(method, "http://"+s.host+path, bytes.NewReader(body))
+func (s *server) request(method, path string, content []byte, want int) ([]byte, error) {
+	req, err := http.NewRequest(method, "http://"+s.host+path, bytes.NewReader(content))
 	if err != nil {
 		return nil, err
 	}
@@ -189,7 +189,10 @@ func (s *server) request(method, path string, body []byte, want int) ([]byte, er
 		return nil, err
 	}
 	defer func() { _ = resp.Body.Close() }() // it was read to its end
-	data, err := io.ReadAll(resp.Body)
+	var body bytes.Buffer
+	body.Grow(int(max(0, resp.ContentLength)) + bytes.MinRead) // else a long list would be copied several times
+	_, err = body.ReadFrom(resp.Body)
+	data := body.Bytes()
 	if err == nil && resp.StatusCode != want {
 		err = fmt.Errorf("%s %s: %s: %.300s", method, path, resp.Status, data)
 	}

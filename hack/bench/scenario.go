@@ -24,7 +24,11 @@ func scenarios(quick bool) []scenario {
 		name := "output " + sizeNames[size]
 		all = append(all, scenario{name, func(b *bench) { b.flood(flood{size: size, clients: 1, length: length}) }})
 	}
-	for _, size := range []string{"100", "10k"} {
+	sizes := []string{"100", "10k"}
+	if !quick {
+		sizes = append(sizes, "1m", "100m")
+	}
+	for _, size := range sizes {
 		name := fmt.Sprintf("output %s, ten clients on ten kernels", sizeNames[size])
 		all = append(all, scenario{name, func(b *bench) { b.flood(flood{size: size, clients: 10, length: length}) }})
 	}

@@ -75,8 +75,8 @@ func (l *lane) flood(f flood) error {
 func (l *lane) adapt(clients []client, f flood) error {
 	n := map[string]int{"100": 500, "10k": 100, "1m": 4, "100m": 1}[f.size]
 	fewest := 2 * n
-	if f.length < time.Second {
-		fewest = n // quick mode
+	if f.length < time.Second || f.size == "100m" && f.clients > 1 {
+		fewest = n // in quick mode, and where one from each client takes seconds
 	}
 	for {
 		got, err := floodOnce(clients, f.size, n)
@@ -107,11 +107,12 @@ func (l *lane) shareSize() {
 // floodOnce lets the kernels of all clients put out n messages each. The time is until the last has its idle.
 func floodOnce(clients []client, size string, n int) (answer, error) {
 	answers, errs := make([]answer, len(clients)), make([]error, len(clients))
+	limit := floodLimit + time.Duration(float64(n*len(clients))*sizeBytes[size]/slowest*float64(time.Second))
 	began := time.Now()
 	var all sync.WaitGroup
 	for i, c := range clients {
 		all.Go(func() {
-			answers[i], errs[i] = c.ask(asking{codes: []string{fmt.Sprintf("flood %d of %s", n, size)}, deadline: floodLimit})
+			answers[i], errs[i] = c.ask(asking{codes: []string{fmt.Sprintf("flood %d of %s", n, size)}, deadline: limit})
 		})
 	}
 	all.Wait()
@@ -130,5 +131,8 @@ func floodOnce(clients []client, size string, n int) (answer, error) {
 	return sum, nil
 }
 
-// floodLimit ends a flood whose end was lost.
-const floodLimit = 30 * time.Second
+// A flood whose end was lost is given up after floodLimit and the time for its bytes with the slowest rate.
+const (
+	floodLimit = 30 * time.Second
+	slowest    = 20e6 // bytes in a second
+)
