@@ -119,10 +119,26 @@ func (l *Launcher) readProcesses(id string) (p processIDs) {
 			l.log.Warn("process ids of a kernel cannot be read", logkey.Kernel, id, logkey.Err, err)
 		}
 	}
-	if holder != 0 && holder != p.holder() {
-		p.Parent = holder // processFile is not written yet, or is about an earlier supervisor
+	if holder != 0 && holder != p.holder() && l.layout.lockIsRight(id, holder, p.holder()) {
+		p.Parent = holder
 	}
 	return p
+}
+
+// lockIsRight decides which of two different process ids is that of the kernel's last supervisor: the one in lockFile,
+// or the one in processFile. processFile may not be written yet, or be about an earlier supervisor. A supervisor of an
+// earlier version writes nothing into lockFile, so the id there may be an earlier one, too. A living supervisor decides.
+// If none lives, the file that was written last does.
+func (l layout) lockIsRight(id string, locked, noted int) bool {
+	switch {
+	case noted == 0, l.checkSupervisor(id, locked) == nil:
+		return true
+	case l.checkSupervisor(id, noted) == nil:
+		return false
+	}
+	lock, err1 := os.Stat(l.file(id, lockFile))
+	process, err2 := os.Stat(l.file(id, processFile))
+	return err1 != nil || err2 != nil || !process.ModTime().After(lock.ModTime())
 }
 
 // removeWithEnding stores the ending for later requests, and removes the kernel's folder. The turn and the folder's

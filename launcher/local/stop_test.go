@@ -3,6 +3,7 @@ package local
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"sync"
 	"syscall"
@@ -94,6 +95,20 @@ func TestStop(t *testing.T) {
 			eventually(t, "supervisor is gone", func() bool { return syscall.Kill(pid, 0) != nil })
 		})
 	}
+	t.Run("the supervisor does not answer, and the lock names an earlier one", func(t *testing.T) {
+		k := p.start(l, 7, "deaf")
+		wait(t, l, 7, "idle", isIdle)
+		pid := processesOf(t, p, 7).Supervisor
+		// As if an earlier version had started the present supervisor: it writes nothing into the lock.
+		if err := os.WriteFile(l.layout.file(k.ID, lockFile), fmt.Appendln(nil, os.Getpid()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Stop(t.Context(), k.ID, "enough"); err != nil {
+			t.Fatal(err)
+		}
+		isGone(t, l, 7, "enough")
+		eventually(t, "supervisor is gone", func() bool { return syscall.Kill(pid, 0) != nil })
+	})
 	t.Run("the supervisor is stopped directly", func(t *testing.T) {
 		p.start(l, 4, "fine")
 		l.mu.Lock()
@@ -117,4 +132,33 @@ func TestStop(t *testing.T) {
 		}
 		isGone(t, l, 3, reason)
 	})
+}
+
+// TestProcesses_Ended: of two supervisors that have ended, the one in the newer file was the last.
+func TestProcesses_Ended(t *testing.T) {
+	p := newPlace(t)
+	l := p.launcher()
+	const locked, noted = 4_194_303, 4_194_302 // no process has them, unless the machine has millions
+	if err := os.MkdirAll(l.layout.kernel(id(1)), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(l.layout.kernel(id(1))) })
+	if err := os.WriteFile(l.layout.file(id(1), lockFile), fmt.Appendln(nil, locked), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := l.readProcesses(id(1)).holder(); got != locked {
+		t.Errorf("with the lock alone it is %d", got)
+	}
+	if err := writeJSON(l.layout.file(id(1), processFile), processIDs{Supervisor: noted}); err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	for age, want := range map[time.Duration]int{time.Hour: noted, -time.Hour: locked} {
+		if err := os.Chtimes(l.layout.file(id(1), lockFile), now, now.Add(-age)); err != nil {
+			t.Fatal(err)
+		}
+		if got := l.readProcesses(id(1)).holder(); got != want {
+			t.Errorf("with a lock that is %s older it is %d, not %d", age, got, want)
+		}
+	}
 }

@@ -203,14 +203,22 @@ func (l layout) signal(id string, pid int, sig os.Signal) error {
 		return fmt.Errorf("supervisor: %w", err)
 	}
 	defer p.Release() //nolint:errcheck // it has no error to give
-	args, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline")
+	if err := l.checkSupervisor(id, pid); err != nil {
+		return err
+	}
+	return p.Signal(sig)
+}
+
+// checkSupervisor returns an error unless a living process is a supervisor of the kernel, or the parent of one.
+func (l layout) checkSupervisor(id string, pid int) error {
+	args, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline") // empty after the process has ended
 	if err != nil {
 		return fmt.Errorf("supervisor: %w", err)
 	}
 	if !bytes.Contains(args, []byte("\x00"+l.file(id, configFile)+"\x00")) {
 		return fmt.Errorf("process %d is not the supervisor of the kernel", pid)
 	}
-	return p.Signal(sig)
+	return nil
 }
 
 // upgradeIdleOnes starts to replace the supervisor of one idle kernel, if Options ask for it and no other is replaced.
