@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -158,13 +159,13 @@ func (p *directPath) answered(reply []byte, count func()) time.Time {
 
 // websocketPath is a client of a supervisor. It reads frames without allocating anything.
 type websocketPath struct {
-	b       *testing.B
+	b       testing.TB
 	conn    *wsclient.Conn
 	gateway *gatewayProcesses // nil: the supervisor is in this process
 }
 
 // dialChannels connects to a kernel's channels.
-func dialChannels(b *testing.B, network, address, kernel string, v1 bool) *wsclient.Conn {
+func dialChannels(b testing.TB, network, address, kernel string, v1 bool) *wsclient.Conn {
 	conn, err := net.Dial(network, address)
 	if err != nil {
 		b.Fatal(err)
@@ -178,7 +179,7 @@ func dialChannels(b *testing.B, network, address, kernel string, v1 bool) *wscli
 }
 
 // newSupervisorPath starts a supervisor with a kernel of its own and connects one client.
-func newSupervisorPath(b *testing.B, v1 bool) *websocketPath {
+func newSupervisorPath(b testing.TB, v1 bool) *websocketPath {
 	dir := benchDir(b)
 	cfg := api.Config{
 		Protocol: api.ProtocolVersion, KernelID: uuid.NewString(), SpecName: "fake", Argv: fakeKernelArgv(),
@@ -248,7 +249,7 @@ func (p *websocketPath) answered(reply []byte, count func()) time.Time {
 	return at
 }
 
-func benchDir(b *testing.B) string {
+func benchDir(b testing.TB) string {
 	dir, err := os.MkdirTemp("", "ekg-b") // b.TempDir is too long for socket paths
 	if err != nil {
 		b.Fatal(err)
@@ -277,6 +278,41 @@ func messagePaths(b *testing.B) (names []string, paths []path) {
 		}
 	}
 	return names, paths
+}
+
+// TestMessagePath_Allocations holds what a supervisor allocates for each message of a flood: how often, and how many
+// bytes for each byte of the message. A further copy of large messages in new memory adds 1 to the latter.
+func TestMessagePath_Allocations(t *testing.T) {
+	for _, v1 := range []bool{true, false} {
+		p := newSupervisorPath(t, v1)
+		for _, tt := range []struct {
+			size, messages int
+			allocs, bytes  float64
+		}{{80, 5000, 6, 50}, {10_000, 500, 8, 1.9}, {1_000_000, 10, 60, 1.7}} {
+			allocs, size := math.Inf(1), math.Inf(1)
+			// Other goroutines of the process are counted too, and a new connection's buffers. Under the race detector pools
+			// forget. So one flood of several must keep the bounds.
+			for floods := 0; floods < 20 && (allocs > tt.allocs || size > tt.bytes); floods++ {
+				var before, after runtime.MemStats
+				n := 0
+				runtime.ReadMemStats(&before)
+				p.ask("execute_request",
+					map[string]any{"code": fmt.Sprintf("flood %d of %d", tt.messages, tt.size), "silent": false})
+				p.answered([]byte("execute_reply"), func() { n++ })
+				runtime.ReadMemStats(&after)
+				if n != tt.messages+3 {
+					t.Fatalf("%d messages on iopub, want %d", n, tt.messages+3)
+				}
+				allocs = min(allocs, float64(after.Mallocs-before.Mallocs)/float64(tt.messages))
+				size = min(size, float64(after.TotalAlloc-before.TotalAlloc)/float64(tt.messages*tt.size))
+			}
+			t.Logf("v1 %v, messages of %d bytes: %.2f allocations, %.2f bytes for each byte", v1, tt.size, allocs, size)
+			if allocs > tt.allocs || size > tt.bytes {
+				t.Errorf("v1 %v, messages of %d bytes: %.2f allocations and %.2f bytes for each byte, want at most %.1f and %.1f",
+					v1, tt.size, allocs, size, tt.allocs, tt.bytes)
+			}
+		}
+	}
 }
 
 // BenchmarkMessagePath_RoundTrip is a request and its reply, with nothing else going on.
