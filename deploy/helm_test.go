@@ -453,7 +453,7 @@ kip: {enabled: true, interval: 300}
 	}
 	config := object[corev1.ConfigMap](t, all, "ConfigMap ekg/ekg-config").Data["ekg.yaml"]
 	for _, line := range []string{`cull-idle-timeout: "3600"`, "cull-connected: false", "log-level: debug",
-		"default-kernel: python3"} {
+		"default-kernel: python3", "allowed-kernelspec:\n- python_kubernetes"} {
 		if !strings.Contains(config, line) {
 			t.Errorf("no line %s in\n%s", line, config)
 		}
@@ -510,6 +510,9 @@ func TestHelm_Notes(t *testing.T) {
 			[]string{"service.ports http targetPort: has no effect. The gateways listen on port 8888", "http protocol: has",
 				"service.ports http-response: has no effect"}, nil},
 		{"service: {ports: [{name: http, port: 80, targetPort: 8888}]}", nil, []string{"without an effect"}},
+		{"kernel: {allowedKernels: [python_kubernetes]}",
+			[]string{"kernel.allowedKernels: names none of kernelspecs.specs"}, nil},
+		{"kernel: {allowedKernels: [python3]}", nil, []string{"allowedKernels"}},
 		{"users: {existingSecret: u}\ningress: {enabled: true, hostName: a.b, tls: [{}]}",
 			[]string{"jupyter lab --gateway-url https://a.b/"}, []string{"ekg-token"}},
 	} {

@@ -31,6 +31,33 @@ func TestKernelspecs_Models(t *testing.T) {
 	g.do("GET", "/gw/api/kernelspecs?user=ann/none", "").want(t, 404, "")
 }
 
+// A kernelspec that the operator's list leaves out is in no list, and cannot be started.
+func TestKernelspecs_Allowed(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"Shown", "hidden"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, name, "kernel.json"),
+			[]byte(`{"argv": ["x"], "display_name": "X", "language": "x"}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	finder, err := kernelspecs.Open(kernelspecs.Options{Dirs: []string{dir}, Allowed: []string{"sHown", "absent"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = finder.Close() })
+	g := startGateway(t, func(o *Options) { o.Specs = finder })
+	list := g.do("GET", "/api/kernelspecs", "").want(t, 200, `"shown"`)
+	if strings.Contains(list.body, "hidden") || !strings.Contains(list.body, `"default":"shown"`) {
+		t.Errorf("the list is %s", list.body)
+	}
+	g.do("GET", "/api/kernelspecs/hidden", "").want(t, 404, "Kernel spec hidden not found")
+	g.do("POST", "/api/kernels", `{"name":"hidden"}`).want(t, 404, "Kernel spec hidden not found")
+	g.do("POST", "/api/kernels", `{"name":"shown"}`).want(t, 201, `"name":"shown"`)
+}
+
 // The real finder, because only it knows resources and keeps files inside the spec's directory.
 func TestKernelspecs_Files(t *testing.T) {
 	data := t.TempDir()

@@ -29,6 +29,7 @@ type Options struct {
 	Prefix   string       // Python environment of specs that belong to no other; see FindEnvironment
 	Log      *slog.Logger // nil: nothing is logged
 	Users    Users        // the gateway's own lists, within which each spec's hold; see Users.Within
+	Allowed  []string     // names of the only specs that are read, in any case; none: all are read
 
 	// Check, if not nil, returns further problems of a spec that can be read. A spec with problems is not usable. It is
 	// called by one goroutine at a time.
@@ -40,12 +41,13 @@ type Options struct {
 // not bring back the one that it replaces. All methods may be called concurrently.
 type Finder struct {
 	// Fixed after Open.
-	roots  []root
-	prefix string
-	users  Users
-	check  func(Spec) []Problem
-	poll   time.Duration // between readings while blind
-	log    *slog.Logger
+	roots   []root
+	prefix  string
+	users   Users
+	allowed map[string]bool // in lower case; empty: all are
+	check   func(Spec) []Problem
+	poll    time.Duration // between readings while blind
+	log     *slog.Logger
 
 	// Owned by watch, after Open.
 	watcher *fsnotify.Watcher   // nil if the system has no watcher left: directories are then only polled
@@ -82,6 +84,7 @@ func open(o Options, newWatcher func() (*fsnotify.Watcher, error), poll time.Dur
 	f := &Finder{
 		prefix:  o.Prefix,
 		users:   o.Users,
+		allowed: map[string]bool{},
 		check:   o.Check,
 		poll:    poll,
 		log:     o.Log,
@@ -93,6 +96,9 @@ func open(o Options, newWatcher func() (*fsnotify.Watcher, error), poll time.Dur
 		f.log = slog.New(slog.DiscardHandler)
 	}
 	f.log = f.log.With(logkey.Component, "kernelspecs")
+	for _, name := range o.Allowed {
+		f.allowed[strings.ToLower(name)] = true
+	}
 	for _, d := range o.Dirs {
 		abs, err := filepath.Abs(d)
 		if err != nil {
@@ -161,6 +167,8 @@ func (f *Finder) reread() {
 	var next *catalog
 	for range 3 {
 		c, places := read(f.roots, f.prefix, f.check)
+		c.specs = slices.DeleteFunc(c.specs, func(s Spec) bool { return f.hides(s.Name) })
+		c.problems = slices.DeleteFunc(c.problems, func(p Problem) bool { return p.Spec != "" && f.hides(p.Spec) })
 		for i := range c.specs {
 			c.specs[i].Users = c.specs[i].Users.Within(f.users)
 		}
@@ -176,6 +184,9 @@ func (f *Finder) reread() {
 	f.logChange(previous, next)
 	f.current.Store(next)
 }
+
+// hides reports whether the operator's list leaves a spec out.
+func (f *Finder) hides(name string) bool { return len(f.allowed) > 0 && !f.allowed[name] }
 
 // logChange logs the differences between two readings.
 func (f *Finder) logChange(old, next *catalog) {

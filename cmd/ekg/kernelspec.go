@@ -38,7 +38,7 @@ func kernelspecCommand(read func(*cli.Context) (*settings.Settings, error)) *cli
 			{
 				Name:         "list",
 				Usage:        "list the kernels that can be started",
-				Flags:        settingFlags("kernelspec-dir"),
+				Flags:        settingFlags("kernelspec-dir", "allowed-kernelspec"),
 				OnUsageError: refuseUsage,
 				Action: func(c *cli.Context) error {
 					s, err := command(c, 0, read)
@@ -93,6 +93,7 @@ func openSpecs(
 	env := kernelspecs.FindEnvironment(ctx, os.Getenv)
 	return kernelspecs.Open(kernelspecs.Options{
 		Dirs: s.KernelspecDirs, DataDirs: env.DataDirs, Prefix: env.Prefix, Check: check, Log: log, Users: s.SpecUsers(),
+		Allowed: s.AllowedKernelspecs,
 	})
 }
 

@@ -112,6 +112,17 @@ func TestKernelspec(t *testing.T) {
 			t.Errorf("got %q, want %q", stderr, want)
 		}
 	})
+	t.Run("list of the allowed ones", func(t *testing.T) {
+		code, stdout, stderr := ekg(t, "kernelspec", "list", "--kernelspec-dir", dir, "--allowed-kernelspec", "other")
+		if code != 0 || strings.Contains(stdout, "Good one") || strings.Contains(stderr, "/bad/") {
+			t.Errorf("got %d:\n%s%s", code, stdout, stderr)
+		}
+		t.Setenv("EG_ALLOWED_KERNELS", `["Good"]`)
+		if code, stdout, _ = ekg(t, "kernelspec", "list", "--kernelspec-dir", dir); code != 0 ||
+			!strings.Contains(stdout, "Good one") || strings.Count(stdout, "\n") != 2 {
+			t.Errorf("got %d:\n%s", code, stdout)
+		}
+	})
 	t.Run("warnings", func(t *testing.T) {
 		other := t.TempDir()
 		file := filepath.Join(other, "eg", "kernel.json")

@@ -18,7 +18,7 @@ var mayImport = map[string][]string{
 		"launcher/supervisor/api",
 	},
 	"cmd/ekg/enterprise": {"cmd/ekg/settings", "kernelspecs", "launcher/kube/podspec"},
-	"cmd/buildinfo": {},
+	"cmd/buildinfo":      {},
 	"cmd/ekg": {
 		"cmd/buildinfo",
 		"cmd/ekg/enterprise",

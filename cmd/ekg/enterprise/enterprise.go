@@ -187,8 +187,8 @@ func (im *Import) variable(line, place string) {
 	}
 	o := variableOf(name)
 	switch {
-	case o == nil && serviceVariable.MatchString(name) || v == "":
-		return // Kubernetes sets the first kind for a service; Enterprise Gateway reads an empty one as its default
+	case o == nil && serviceVariable.MatchString(name) || v == "" || v == "null" && o != nil && o.list:
+		return // Kubernetes sets the first kind for a service; Enterprise Gateway reads the others as its default
 	case o == nil:
 		im.unreadable(place, "%s is no variable of Enterprise Gateway 3.3", name)
 		return

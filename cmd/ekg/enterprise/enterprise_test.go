@@ -178,6 +178,34 @@ func TestImport_AllAtOnce(t *testing.T) {
 	}
 }
 
+// The reason of prohibited ids has the ranges that the policy needs. EG_PROHIBITED_UIDS=0 is ekg's default.
+func TestImport_Prohibited(t *testing.T) {
+	for value, want := range map[string]string{
+		"0":                "policy.clients.userIDs of the chart, is [1-2147483647] unless it is set",
+		"0,500":            "policy.clients.userIDs of the chart, must be [1-499, 501-2147483647].",
+		" 500, 0,2,2":      "must be [1, 3-499, 501-2147483647].",
+		"1000":             "must be [0-999, 1001-2147483647].",
+		"0,2147483647":     "must be [1-2147483646].",
+		"root":             "the prohibited ones are not a list of numbers here",
+		"0,99999999999,-1": "is [1-2147483647] unless it is set",
+	} {
+		if got := translate(t, "", "EG_PROHIBITED_UIDS="+value); !strings.Contains(got, want) ||
+			strings.Contains(got, "root") {
+			t.Errorf("%s: %q is missing in:\n%s", value, want, got)
+		}
+	}
+	got := translate(t, "", "EG_PROHIBITED_UIDS=0,500", "EG_PROHIBITED_GIDS=0", "EG_ALLOWED_KERNELS=null",
+		"EG_DEFAULT_KERNEL_SERVICE_ACCOUNT_NAME=team")
+	for _, want := range []string{"clients.groupIDs", "clients.userIDs", "kernels have the account default unless"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q is missing in:\n%s", want, got)
+		}
+	}
+	if strings.Contains(got, "allowed-kernelspec") || strings.Contains(got, "Overridden") {
+		t.Errorf("got:\n%s", got)
+	}
+}
+
 func TestImport_Python(t *testing.T) {
 	tests := []struct {
 		name, text, want string

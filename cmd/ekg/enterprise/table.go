@@ -16,6 +16,7 @@ type option struct {
 	setting string
 	convert func(v value) (value, string) // nil: the value stays; the text is a remark on the line
 	why     string                        // why there is no counterpart, or what to use instead
+	explain func(v value) string          // if not nil, says the same by the value
 }
 
 // Groups of classes of traits. A trait can be given to each class of its group.
@@ -141,6 +142,8 @@ var gatewayOptions = []option{
 }
 
 var kernelOptions = []option{
+	{group: specs, traits: []string{"whitelist", "allowed_kernelspecs"},
+		env: []string{"EG_ALLOWED_KERNELS", "EG_KERNEL_WHITELIST"}, list: true, setting: "allowed-kernelspec"},
 	named("default_kernel_name", "DEFAULT_KERNEL_NAME", option{setting: "default-kernel"}),
 	{group: mapping, traits: []string{"default_kernel_name"},
 		why: "EnterpriseGatewayApp.default_kernel_name has the effect in Enterprise Gateway, too"},
@@ -206,8 +209,6 @@ var withoutCounterpart = []option{
 	{group: mapping, traits: []string{"kernel_manager_class"}, why: noPython},
 	{group: restarter, traits: []string{"time_to_dead", "restart_limit", "random_ports_until_alive", "debug"},
 		why: "a supervisor notices the end of its kernel at once, and says why it ended"},
-	{group: specs, traits: []string{"whitelist"}, env: []string{"EG_ALLOWED_KERNELS", "EG_KERNEL_WHITELIST"}, list: true,
-		why: "ekg offers all kernelspecs that it finds; --kernelspec-dir can name a directory with only the wanted ones"},
 	{group: specs, traits: []string{"ensure_native_kernel", "kernel_spec_class"},
 		why: "ekg offers only kernelspecs of files"},
 	{group: cache, traits: []string{"cache_enabled"}, env: []string{"EG_KERNELSPEC_CACHE_ENABLED"},
@@ -221,15 +222,14 @@ var withoutCounterpart = []option{
 		why: "ekg has no kernel managers; the option has no effect on kernels"},
 	{env: []string{"EG_SHARED_NAMESPACE", "EG_KERNEL_CLUSTER_ROLE"},
 		why: "all kernels run in the namespace of --kube-namespace, and get no rights there"},
-	{env: []string{"EG_DEFAULT_KERNEL_SERVICE_ACCOUNT_NAME"},
-		why: "metadata.ekg.serviceAccountName of a kernelspec sets it"},
+	{env: []string{"EG_DEFAULT_KERNEL_SERVICE_ACCOUNT_NAME"}, explain: defaultAccount},
 	{env: []string{"EG_KERNEL_EXECUTOR_IMAGE"}, why: "ekg starts no executors of Spark"},
-	{env: []string{"EG_PROHIBITED_UIDS", "EG_PROHIBITED_GIDS"},
-		why: "clients never get user 0 or group 0; KERNEL_UID and KERNEL_GID begin at 1"},
+	{env: []string{"EG_PROHIBITED_UIDS"}, explain: prohibited("userIDs")},
+	{env: []string{"EG_PROHIBITED_GIDS"}, explain: prohibited("groupIDs")},
 	{env: []string{"EG_MIRROR_WORKING_DIRS"}, why: "metadata.ekg.workingDir of a kernelspec sets the working directory"},
 	{env: []string{"EG_POD_TEMPLATE_DIR"}, why: "ekg runs no templates; metadata.ekg describes the pod"},
-	{env: []string{"EG_KERNEL_LAUNCH_TIMEOUT"},
-		why: "--start-wait is how long a POST waits, and --start-limit ends a start without progress"},
+	{env: []string{"EG_KERNEL_LAUNCH_TIMEOUT"}, why: "KERNEL_LAUNCH_TIMEOUT of a client works. Without it, --start-wait " +
+		"is how long a POST waits; the start goes on then, and --start-limit ends one without progress"},
 	{env: []string{"EG_POLL_INTERVAL", "EG_MAX_POLL_ATTEMPTS", "EG_RESTART_STATUS_POLL_INTERVAL"}, why: noPoll},
 	{env: []string{"EG_SOCKET_TIMEOUT", "EG_RESPONSE_IP", "EG_RESPONSE_PORT", "EG_RESPONSE_PORT_RETRIES",
 		"EG_RESPONSE_ADDR_ANY", "EG_PROHIBITED_LOCAL_IPS"}, why: noResponse},

@@ -173,7 +173,11 @@ func (o *output) unmatched(counts []given) {
 	var lines []string
 	for _, g := range counts {
 		if g.option.setting == "" {
-			lines = append(lines, fmt.Sprintf("%s: %s: %s", g.place, g.name, g.option.why))
+			why := g.option.why
+			if g.option.explain != nil {
+				why = g.option.explain(g.value)
+			}
+			lines = append(lines, fmt.Sprintf("%s: %s: %s", g.place, g.name, why))
 		}
 	}
 	if lines = append(lines, o.rejected...); len(lines) > 0 {

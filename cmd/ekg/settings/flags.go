@@ -14,7 +14,9 @@ type Option struct {
 	defDoc string   // description of a default that depends on the machine
 	value  value    // reads, stores and shows the setting
 	secret bool     // the value is never shown
-	field  string   // field of gateway.Options that also checks the value
+	// enterpriseLists says that Enterprise Gateway's variables hold lists in JSON or in Python.
+	enterpriseLists bool
+	field           string // field of gateway.Options that also checks the value
 }
 
 // group holds the settings for one task of an operator.

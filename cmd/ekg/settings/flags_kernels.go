@@ -21,6 +21,13 @@ var kernelSettings = []group{
 			Usage: "directory with kernelspecs, searched before Jupyter's own; repeatable",
 		},
 		{
+			Name: "allowed-kernelspec", Env: []string{"EKG_ALLOWED_KERNELSPEC", "EG_ALLOWED_KERNELS", "EG_KERNEL_WHITELIST"},
+			defDoc: "all", enterpriseLists: true,
+			value: list(func(s *Settings) *[]string { return &s.AllowedKernelspecs }),
+			Usage: "name of a kernelspec that is offered, with its profiles and flavors; repeatable. All others are as if " +
+				"they did not exist, also for starts",
+		},
+		{
 			Name: "default-kernel", Env: []string{"EKG_DEFAULT_KERNEL", "EG_DEFAULT_KERNEL_NAME"},
 			defDoc: "python3, else the first", field: "DefaultKernel",
 			value: text(func(s *Settings) *string { return &s.DefaultKernel }),

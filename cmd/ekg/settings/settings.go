@@ -60,20 +60,21 @@ type Settings struct {
 	MaxGPUsPerUser     int
 	MaxGPUsPerGroup    int
 
-	KernelspecDirs []string
-	DefaultKernel  string
-	StartWait      time.Duration
-	Launcher       string
-	Supervisor     string
-	StateDir       string
-	RuntimeDir     string
-	ClientEnv      []string
-	InheritEnv     []string
-	UpgradeIdle    bool
-	LocalGPUShares int
-	LogLimit       int64
-	LogTotal       int64
-	StopGrace      time.Duration
+	KernelspecDirs     []string
+	AllowedKernelspecs []string
+	DefaultKernel      string
+	StartWait          time.Duration
+	Launcher           string
+	Supervisor         string
+	StateDir           string
+	RuntimeDir         string
+	ClientEnv          []string
+	InheritEnv         []string
+	UpgradeIdle        bool
+	LocalGPUShares     int
+	LogLimit           int64
+	LogTotal           int64
+	StopGrace          time.Duration
 
 	CullIdleTimeout time.Duration
 	CullInterval    time.Duration
@@ -234,7 +235,10 @@ func (src Sources) find(o Option) ([]string, origin, bool) {
 		// An empty variable counts as missing, since container platforms cannot unset a variable of an image.
 		if v := src.Getenv(name); v != "" {
 			texts := []string{v}
-			if o.value.shape == Many {
+			switch {
+			case o.enterpriseLists && strings.HasPrefix(name, "EG_"):
+				texts = splitEnterpriseList(v)
+			case o.value.shape == Many:
 				texts = splitList(v)
 			}
 			return texts, origin{ByEnvironment, name, name}, true
@@ -253,6 +257,18 @@ func splitList(v string) []string {
 		if t = strings.TrimSpace(t); t != "" {
 			texts = append(texts, t)
 		}
+	}
+	return texts
+}
+
+// splitEnterpriseList splits a list that may have brackets and quotes. Enterprise Gateway's chart writes null for none.
+func splitEnterpriseList(v string) []string {
+	texts := splitList(strings.Trim(v, "[]"))
+	if len(texts) == 1 && texts[0] == "null" {
+		return nil
+	}
+	for i, t := range texts {
+		texts[i] = strings.Trim(t, `'"`)
 	}
 	return texts
 }

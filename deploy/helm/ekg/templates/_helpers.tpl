@@ -108,6 +108,7 @@ token
 {{- if not (kindIs "invalid" $k.cullIdleTimeout) }}{{ $_ := set $s "cull-idle-timeout" (toString $k.cullIdleTimeout) }}{{ end -}}
 {{- if not (kindIs "invalid" $k.cullConnected) }}{{ $_ := set $s "cull-connected" $k.cullConnected }}{{ end -}}
 {{- if $k.defaultKernelName }}{{ $_ := set $s "default-kernel" $k.defaultKernelName }}{{ end -}}
+{{- with $k.allowedKernels }}{{ $_ := set $s "allowed-kernelspec" . }}{{ end -}}
 {{- with .Values.logLevel -}}
 {{- $levels := dict "debug" "debug" "info" "info" "warning" "warn" "warn" "warn" "error" "error" "critical" "error" -}}
 {{- $_ := set $s "log-level" (get $levels (lower .)) -}}

@@ -58,7 +58,7 @@
 {{- end -}}
 {{- end }}
 
-{{/* Enterprise Gateway's values without an effect, a line each. */}}
+{{/* Enterprise Gateway's values without an effect, or with one that is hardly meant, a line each. */}}
 {{- define "ekg.remarks" -}}
 {{- $k := .Values.kernel -}}
 {{- if $k.clusterRole }}
@@ -73,8 +73,14 @@ kernel.launchTimeout: has no effect. settings.start-wait is how long a start wai
 {{- if not (kindIs "invalid" $k.infoTimeout) }}
 kernel.infoTimeout: has no effect. settings.start-limit is when a start is given up.
 {{- end }}
-{{- if $k.allowedKernels }}
-kernel.allowedKernels: has no effect. All kernelspecs of kernelspecs.specs, and of its image or volume, are offered.
+{{- if and $k.allowedKernels (not (or .Values.kernelspecs.image .Values.nfs.enabled .Values.kernelspecsPvc.enabled)) }}
+{{- $offered := false -}}
+{{- range $name, $spec := .Values.kernelspecs.specs }}
+{{- if and $spec (has (lower $name) $k.allowedKernels) }}{{ $offered = true }}{{ end -}}
+{{- end }}
+{{- if not $offered }}
+kernel.allowedKernels: names none of kernelspecs.specs, so no kernelspec is offered. Add the kernelspecs, or change the list.
+{{- end }}
 {{- end }}
 {{- if $k.defaultServiceAccountName }}
 kernel.defaultServiceAccountName: has no effect. metadata.ekg.serviceAccountName of a kernelspec names an account.
