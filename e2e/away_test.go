@@ -93,6 +93,7 @@ func (c *client) noMore(cell string) {
 
 // TestE2E_HalfOpen: the connection that sent the cell is gone, and the supervisor does not know it.
 func TestE2E_HalfOpen(t *testing.T) {
+	t.Parallel()
 	framings(t, func(t *testing.T, v1 bool) {
 		g, p := withProxy(t)
 		for _, returned := range []bool{true, false} {
@@ -130,6 +131,7 @@ func TestE2E_HalfOpen(t *testing.T) {
 // TestE2E_Window: a client that returns may get unacknowledged messages twice. The supervisor therefore sends no more
 // than the window to a client whose acknowledgements do not arrive. This also holds on a connection that never had one.
 func TestE2E_Window(t *testing.T) {
+	t.Parallel()
 	framings(t, func(t *testing.T, v1 bool) {
 		g, p := withProxy(t)
 		id := g.kernel("python3")
@@ -219,6 +221,7 @@ func TestE2E_SameIDs(t *testing.T) {
 
 // TestE2E_InputAfterCut: the answer to a prompt arrives on another connection than the prompt's.
 func TestE2E_InputAfterCut(t *testing.T) {
+	t.Parallel()
 	framings(t, func(t *testing.T, v1 bool) {
 		g, p := withProxy(t)
 		id := g.kernel("python3")
@@ -268,6 +271,7 @@ func TestE2E_InputAfterCut(t *testing.T) {
 // TestE2E_CrashWhileAway: the kernel dies while no client is connected. A client that returns learns of it, and its
 // cell ends.
 func TestE2E_CrashWhileAway(t *testing.T) {
+	t.Parallel()
 	framings(t, func(t *testing.T, v1 bool) {
 		g, p := withProxy(t)
 		id := g.kernel("python3")

@@ -80,7 +80,10 @@ func TestE2E_DirectUnmodified(t *testing.T) {
 	g.python("direct.py")
 }
 
-func TestE2E_ThroughServer(t *testing.T) { newGateway(t).python("through_server.py") }
+func TestE2E_ThroughServer(t *testing.T) {
+	t.Parallel()
+	newGateway(t).python("through_server.py")
+}
 
 func TestE2E_KernelTests(t *testing.T) { newGateway(t).python("kernel_tests.py") }
 

@@ -224,6 +224,7 @@ func enterprisePeers(t *testing.T, in installed) string {
 // TestE2E_EnterprisePods: the pod of a converted kernelspec is the one that Enterprise Gateway's own launcher creates
 // with its template, but for the allowed differences.
 func TestE2E_EnterprisePods(t *testing.T) {
+	t.Parallel()
 	in := theInstallation(t)
 	peers := enterprisePeers(t, in)
 	document, err := os.ReadFile(filepath.Join(in.repository, "docs/from-enterprise-gateway.md"))

@@ -115,6 +115,7 @@ func killable(t *testing.T, args ...string) (*gateway, []string) {
 // TestE2E_ExtensionServers tests the extension without a page, in the newest and in the oldest jupyter_server that it
 // supports.
 func TestE2E_ExtensionServers(t *testing.T) {
+	t.Parallel()
 	in, extension := theInstallation(t), theExtension(t)
 	for _, name := range []string{"lab", "server20"} {
 		t.Run(name, func(t *testing.T) {
@@ -130,6 +131,7 @@ func TestE2E_ExtensionServers(t *testing.T) {
 // TestE2E_ExtensionNbmodel runs cells with jupyter-server-nbmodel, an extension that makes clients of its own with
 // km.client(), beside jupyter-ekg.
 func TestE2E_ExtensionNbmodel(t *testing.T) {
+	t.Parallel()
 	in, extension := theInstallation(t), theExtension(t)
 	for _, name := range []string{"lab", "server20"} {
 		t.Run(name, func(t *testing.T) {
@@ -188,6 +190,7 @@ func TestE2E_ExtensionDialogs(t *testing.T) {
 // TestE2E_ExtensionPackage runs the extension's own tests: in the newest and in the oldest jupyter_server that it
 // supports, and those of its scheduler with jupyter-scheduler.
 func TestE2E_ExtensionPackage(t *testing.T) {
+	t.Parallel()
 	in, extension := theInstallation(t), theExtension(t)
 	for _, run := range []struct {
 		name, venv string

@@ -13,6 +13,7 @@ import (
 
 // TestE2E_JobInKernel: the rest of a notebook runs as a job in the notebook's own kernel.
 func TestE2E_JobInKernel(t *testing.T) {
+	t.Parallel()
 	g := newGateway(t, "--max-kernels=1") // the job needs no second kernel
 	id := g.kernel("python3")
 	path := g.notebookFile("rest.ipynb", "name = 'k'", slowly, "print('end', i)")
@@ -99,6 +100,7 @@ func restEndsKernel(t *testing.T, g *gateway, kernel, path string) {
 
 // TestE2E_JobIdle: a job keeps its kernel from being culled for being idle. Afterwards the kernel is culled on time.
 func TestE2E_JobIdle(t *testing.T) {
+	t.Parallel()
 	g := newGateway(t, "--cull-idle-timeout", "4")
 	kernel := g.kernel("python3")
 	const second = "import time; time.sleep(1)"

@@ -104,6 +104,7 @@ func lines(name string) (all string) {
 
 // TestE2E_Jobs: a notebook runs as a job, and its author need not wait for it.
 func TestE2E_Jobs(t *testing.T) {
+	t.Parallel()
 	g := newGateway(t, "--max-kernels=2")
 	t.Run("from start to end", func(t *testing.T) { jobEnds(t, g) })
 	t.Run("its command is interrupted", func(t *testing.T) { jobGoesOn(t, g) })

@@ -17,6 +17,7 @@ const noInterrupt = "xpython" // PyPI's version ends on SIGINT and ignores inter
 
 // TestE2E_Kernels tests every real kernel in both framings.
 func TestE2E_Kernels(t *testing.T) {
+	t.Parallel()
 	g := newGateway(t)
 	g.messageMode("ipykernel7-message", "lab/bin/python")
 	for _, spec := range []string{"python3", "ipykernel6", "xpython", "ipykernel7-message"} {

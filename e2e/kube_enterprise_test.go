@@ -67,6 +67,7 @@ func enterpriseItests(t *testing.T, g *gateway, peers, kernelspec string) {
 
 // TestE2E_EnterpriseTests: Enterprise Gateway's own integration tests pass with kernels of this machine.
 func TestE2E_EnterpriseTests(t *testing.T) {
+	t.Parallel()
 	peers := enterprisePeers(t, theInstallation(t))
 	g := prepare(t, "")
 	g.enterpriseUsers()

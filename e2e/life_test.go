@@ -117,6 +117,7 @@ func wantLines(t *testing.T, text string, n int) {
 
 // TestE2E_GatewayKilled checks the main promise: no kernel, variable or output is lost when a gateway dies.
 func TestE2E_GatewayKilled(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name string
 		v1   bool
@@ -159,6 +160,7 @@ func TestE2E_GatewayKilled(t *testing.T) {
 // TestE2E_LostOutput: a kernel drops its output while no one reads it. The cell reports the exact number of lost
 // messages.
 func TestE2E_LostOutput(t *testing.T) {
+	t.Parallel()
 	const displays = 20000
 	g := newGateway(t)
 	id := g.kernel("python3")

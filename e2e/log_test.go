@@ -49,6 +49,7 @@ func (c *client) beginIn(cell, code string) string {
 const pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 func TestE2E_Log(t *testing.T) {
+	t.Parallel()
 	g := newGateway(t)
 	id := g.kernel("python3")
 	c := g.dial(t, id, "session-1", true)

@@ -59,6 +59,7 @@ func (g *gateway) runNotebook(id string, r *notebook.Run, cursor string) (notebo
 
 // TestE2E_NotebookPapermill: the runner of jobs writes what papermill writes, field by field.
 func TestE2E_NotebookPapermill(t *testing.T) {
+	t.Parallel()
 	g := newGateway(t)
 	parameters := map[string]json.RawMessage{}
 	for _, d := range []string{"in", "ekg"} {

@@ -115,6 +115,7 @@ func readUntil(t *testing.T, ws *websocket.Conn, limit time.Duration, match func
 // TestE2E_ProxyAnswersPings: a proxy between client and gateway acknowledges messages for the client. Only the messages
 // that it holds at its end are lost.
 func TestE2E_ProxyAnswersPings(t *testing.T) {
+	t.Parallel()
 	const (
 		lines = 1500
 		size  = 2000                        // bytes of a line, at least

@@ -28,6 +28,7 @@ finally:
 
 // TestE2E_StopBusy: Python's finally and atexit run when a computing kernel is shut down, restarted or culled.
 func TestE2E_StopBusy(t *testing.T) {
+	t.Parallel()
 	grace := []string{"--stop-grace", "20s"} // nothing may depend on SIGTERM
 	ends := map[string]struct {
 		args []string

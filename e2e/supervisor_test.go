@@ -148,6 +148,7 @@ func notices(all []message) string {
 // TestE2E_SupervisorUpgrade: `ekg supervisor upgrade` replaces the supervisor of a running kernel by one of another
 // version. An idle kernel loses nothing. A busy one is left alone, or its cell says that output is lost.
 func TestE2E_SupervisorUpgrade(t *testing.T) {
+	t.Parallel()
 	in := theInstallation(t)
 	program := filepath.Join(t.TempDir(), "ekg-supervisor")
 	build := exec.Command("go", "build", "-race", "-ldflags", "-X main.version=9.9.9 -extldflags=-Wl,-z,lazy",

@@ -104,6 +104,7 @@ func withProtocol(t *testing.T, in installed, version int) string {
 // TestE2E_Skew: gateways and supervisors whose protocol versions differ by one are fully usable with each other,
 // whichever of them is the newer one. So are those of two releases.
 func TestE2E_Skew(t *testing.T) {
+	t.Parallel()
 	in := theInstallation(t)
 	old, next := previous(t, in), withProtocol(t, in, api.ProtocolVersion+1)
 	for _, tt := range []struct {
@@ -155,6 +156,7 @@ func TestE2E_Skew(t *testing.T) {
 // TestE2E_SkewTooFar: a kernel whose supervisor is two protocol versions ahead is shown as such. It stays, and a
 // restart gives it a supervisor that the gateway can speak to.
 func TestE2E_SkewTooFar(t *testing.T) {
+	t.Parallel()
 	in := theInstallation(t)
 	g := prepare(t, "")
 	g.in.bin = withProtocol(t, in, api.ProtocolVersion+2)
@@ -218,6 +220,7 @@ func TestE2E_SkewTooFar(t *testing.T) {
 // TestE2E_Upgrade: kernels of one version are fully usable through a gateway of the next version. They are also usable
 // through one of the previous version, since an upgrade may be undone.
 func TestE2E_Upgrade(t *testing.T) {
+	t.Parallel()
 	in := theInstallation(t)
 	old := previous(t, in)
 	for _, tt := range []struct {
