@@ -16,8 +16,8 @@ var inherited = []string{"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ
 	"LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "JUPYTER_PATH", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR"}
 
 // supervisorInherits are the variables that a supervisor needs, those with which ekg-gpu finds its library, and the
-// operator's GOMAXPROCS. Only programs with Go's race detector read GORACE. Without it, such a supervisor would wait for
-// a second before it ends.
+// operator's GOMAXPROCS. Only programs with Go's race detector read GORACE. Without it, such a supervisor would wait
+// for a second before it ends.
 var supervisorInherits = []string{"PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", maxProcessors, "GORACE"}
 
 // maxProcessors is the variable that says how many processors a Go program uses at once. A program that sets the number

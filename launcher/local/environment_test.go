@@ -52,8 +52,8 @@ func TestKernelEnv(t *testing.T) {
 			t.Errorf("%q is accepted", bad)
 		}
 	}
-	if got := supervisorEnv(environ); !slices.Equal(got, []string{"GOMAXPROCS=1", "GORACE=atexit_sleep_ms=0", "HOME=/h", "LC_TIME=C",
-		"PATH=/bin"}) {
+	ofSupervisor := []string{"GOMAXPROCS=1", "GORACE=atexit_sleep_ms=0", "HOME=/h", "LC_TIME=C", "PATH=/bin"}
+	if got := supervisorEnv(environ); !slices.Equal(got, ofSupervisor) {
 		t.Errorf("a supervisor gets %v", got)
 	}
 	if got := supervisorEnv([]string{"GOMAXPROCS=4"}); !slices.Equal(got, []string{"GOMAXPROCS=4"}) {
