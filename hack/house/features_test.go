@@ -2,12 +2,16 @@ package house
 
 import (
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/enterprise"
 )
 
-// spawnerTraits are the traits of KubeSpawner 7.1 that operators set, without those that only configure its hub.
+// spawnerTraits are the traits of KubeSpawner 7.1 that operators set, without those that only configure its hub. The
+// last ones are those of JupyterHub's Spawner.
 const spawnerTraits = `additional_profile_form_template_paths after_pod_created_hook allow_privilege_escalation
 automount_service_account_token cmd common_labels component_label container_security_context delete_grace_period
 delete_pvc delete_stopped_pods dns_name_template enable_user_namespaces events_enabled extra_annotations
@@ -20,7 +24,9 @@ profile_list pvc_name_template remember_pvc_name scheduler_name secret_mount_pat
 services_enabled slow_spawn_message slow_spawn_message_frequency slow_spawn_message_threshold slug_scheme
 storage_access_modes storage_capacity storage_class storage_extra_annotations storage_extra_labels storage_pvc_ensure
 storage_selector supplemental_gids tolerations uid user_namespace_annotations user_namespace_labels
-user_namespace_template volume_mounts volumes working_dir`
+user_namespace_template volume_mounts volumes working_dir
+
+args cpu_guarantee cpu_limit environment http_timeout mem_guarantee mem_limit pre_spawn_hook start_timeout`
 
 // featureRows returns the cells of a table of features.
 func featureRows(t *testing.T, of string) [][]string {
@@ -65,5 +71,69 @@ func TestDocs_Features(t *testing.T) {
 	}
 	for name := range seen {
 		t.Errorf("%s is no trait of KubeSpawner", name)
+	}
+}
+
+// imported returns what ekg config import prints for one option of Enterprise Gateway.
+func imported(t *testing.T, name string) string {
+	t.Helper()
+	arg := name + "=1"
+	if strings.Contains(strings.ToLower(name), "_env") {
+		arg = name + "=A" // names of variables
+	}
+	if strings.Contains(name, ".") {
+		arg = "--" + arg
+	}
+	var im enterprise.Import
+	var b strings.Builder
+	if err := im.Arguments([]string{arg}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := im.Write(&b, ""); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// backticks matches a name in a table.
+var backticks = regexp.MustCompile("`([A-Za-z_]+)`")
+
+// The table of Enterprise Gateway agrees with ekg config import: an option that has the same effect becomes a setting,
+// and one without a counterpart has a reason there. Each option is known to the table or to the import.
+func TestDocs_FeaturesAndImport(t *testing.T) {
+	data, err := os.ReadFile("../../cmd/ekg/enterprise/testdata/options.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	options := strings.Fields(string(data))
+	answers := map[string]string{}
+	for _, row := range featureRows(t, "Enterprise Gateway") {
+		for _, m := range backticks.FindAllStringSubmatch(row[0], -1) {
+			answers[m[1]] = row[1]
+		}
+	}
+	compared := 0
+	for _, name := range options {
+		if strings.HasSuffix(name, ".config_file") {
+			continue // it names a file that is read
+		}
+		trait := name[strings.LastIndex(name, ".")+1:]
+		text := imported(t, name)
+		if strings.Contains(text, "# Not read:") && answers[trait] == "" {
+			t.Errorf("neither the table nor the import has %s", name)
+		}
+		answer, without := answers[trait], strings.Contains(text, "# Without a counterpart:")
+		if strings.HasSuffix(name, "KernelManager.default_kernel_name") {
+			continue // without an effect in Enterprise Gateway, too
+		}
+		if answer == "same" && without || answer == "not" && !without {
+			t.Errorf("the table says %q of %s, and the import prints\n%s", answer, name, text)
+		}
+		if answer != "" {
+			compared++
+		}
+	}
+	if compared < 30 {
+		t.Errorf("only %d options are in the table", compared)
 	}
 }
