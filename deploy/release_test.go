@@ -1,0 +1,90 @@
+package deploy_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// workflow is the part of the release workflow that the test needs.
+type workflow struct {
+	Jobs map[string]struct {
+		Steps []struct{ ID, Run string }
+	}
+}
+
+// The release workflow accepts a tag only if the chart and the Python package have its number. A run by hand takes the
+// chart's. The step is run in a shell, as GitHub does.
+func TestRelease_Version(t *testing.T) {
+	text, err := os.ReadFile("../.github/workflows/release.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var w workflow
+	if err := yaml.Unmarshal(text, &w); err != nil {
+		t.Fatal(err)
+	}
+	step := ""
+	for _, s := range w.Jobs["version"].Steps {
+		if s.ID == "version" {
+			step = s.Run
+		}
+	}
+	const chart, python = "deploy/helm/ekg/Chart.yaml", "python/jupyter-ekg/jupyter_ekg/_version.py"
+	read := func(file string) string {
+		b, err := os.ReadFile(filepath.Join("..", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	for _, tt := range []struct {
+		name          string
+		python        string // its number; "": as committed
+		kind, tag     string
+		output, error string
+	}{
+		{"agreeing", "0.1.0", "tag", "v0.1.0", "version=0.1.0\n", ""},
+		{"another tag", "0.1.0", "tag", "v0.1.1", "", "the tag is v0.1.1, the chart is 0.1.0"},
+		{"another package", "0.1.0.dev0", "tag", "v0.1.0", "", "the Python package is 0.1.0.dev0"},
+		{"by hand", "", "branch", "main", "version=0.1.0\n", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			module := read(python)
+			if tt.python != "" {
+				module = "__version__ = \"" + tt.python + "\"\n"
+			}
+			for file, text := range map[string]string{chart: read(chart), python: module} {
+				path := filepath.Join(dir, file)
+				if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			cmd := exec.Command("bash", "-e", "-c", step)
+			cmd.Dir = dir
+			output := filepath.Join(dir, "output")
+			cmd.Env = append(os.Environ(), "GITHUB_REF_TYPE="+tt.kind, "GITHUB_REF_NAME="+tt.tag, "GITHUB_OUTPUT="+output)
+			said, err := cmd.CombinedOutput()
+			if (err != nil) != (tt.error != "") || !strings.Contains(string(said), tt.error) {
+				t.Errorf("%v: %s", err, said)
+			}
+			if got, _ := os.ReadFile(output); string(got) != tt.output { // there is no file after an error
+				t.Errorf("the output is %q, want %q", got, tt.output)
+			}
+		})
+	}
+	// What is committed has one number, but for the suffix of a package that is not released yet.
+	_, rest, _ := strings.Cut(read(python), `__version__ = "`)
+	n, _, _ := strings.Cut(rest, `"`)
+	if released, _, _ := strings.Cut(n, ".dev"); !strings.Contains(read(chart), "\nversion: "+released+"\n") {
+		t.Errorf("the Python package is %s, and the chart has another number", n)
+	}
+}
