@@ -27,13 +27,22 @@ const namespacesPolicy = `ownerNamespace:
       metadata: {name: owner}
       roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: view}
       subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: "{owner}"}]
-    - apiVersion: networking.k8s.io/v1
+` + namespacesPolicyRest + `home: {claim: "home-{owner}", mountPath: /home/jovyan, size: 1Gi, storageClass: "",
+  accessModes: [ReadWriteMany]}
+`
+
+// namespacesPolicyRest is the part that the changed policy lacks, and namespacesPolicyAdded what it has in its place.
+const (
+	namespacesPolicyRest = `    - apiVersion: networking.k8s.io/v1
       kind: NetworkPolicy
       metadata: {name: kernels}
       spec: {podSelector: {}, policyTypes: [Ingress]}
-home: {claim: "home-{owner}", mountPath: /home/jovyan, size: 1Gi, storageClass: "",
-  accessModes: [ReadWriteMany]}
 `
+	namespacesPolicyAdded = `    - apiVersion: v1
+      kind: ConfigMap
+      metadata: {name: added}
+`
+)
 
 // TestE2E_KubeNamespaces: with no more than the component's rights, a gateway makes a namespace for each of two users
 // with similar names. The namespace's quota refuses a third pod, its home is there, and a kernel of the common
@@ -93,8 +102,11 @@ func TestE2E_KubeNamespaces(t *testing.T) {
 	g.kill()
 	// The next start removes what the policy no longer has. It leaves what others have added.
 	c.kubectl(t, "", "label", "namespace", spaces[ann], "others=label")
+	c.kubectl(t, "", "-n", spaces[ann], "create", "configmap", "others")
+	c.kubectl(t, "", "-n", spaces[ann], "label", "configmap", "others", "app.kubernetes.io/managed-by=ekg")
 	text := strings.NewReplacer("{pods: 2, persistentvolumeclaims: 1, secrets: 9}", "{pods: 3}",
-		"  labels: {pod-security.kubernetes.io/enforce: baseline}\n", "").Replace(fmt.Sprintf(namespacesPolicy, prefix))
+		"  labels: {pod-security.kubernetes.io/enforce: baseline}\n", "",
+		namespacesPolicyRest, namespacesPolicyAdded).Replace(fmt.Sprintf(namespacesPolicy, prefix))
 	if err := os.WriteFile(policy, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -103,6 +115,11 @@ func TestE2E_KubeNamespaces(t *testing.T) {
 	if out := c.kubectl(t, "", "-n", spaces[ann], "get", "resourcequota", "kernels", "-o",
 		"jsonpath={.spec.hard}"); strings.TrimSpace(out) != `{"pods":"3"}` {
 		t.Errorf("the quota has %s", out)
+	}
+	if out := c.kubectl(t, "", "-n", spaces[ann], "get", "networkpolicies,configmaps,rolebindings", "-o",
+		"name"); strings.Contains(out, "networkpolicy") || !strings.Contains(out, "configmap/others") ||
+		!strings.Contains(out, "configmap/added") || !strings.Contains(out, "rolebinding.rbac.authorization.k8s.io/owner") {
+		t.Errorf("after the policy has changed, there are %s", out)
 	}
 	if out := c.kubectl(t, "", "get", "namespace", spaces[ann], "-o", "jsonpath={.metadata.labels}"); strings.Contains(out,
 		"pod-security") || !strings.Contains(out, `"others":"label"`) {

@@ -89,6 +89,9 @@ func newTestCluster(t testing.TB) *testCluster {
 			}
 		}
 		switch o := o.(type) {
+		case *corev1.Namespace:
+			o.ResourceVersion = strconv.FormatInt(c.version.Add(1), 10)
+			o.UID = types.UID("uid-" + o.ResourceVersion)
 		case *coordinationv1.Lease, *corev1.ConfigMap:
 			m := o.(metav1.Object)
 			m.SetResourceVersion(strconv.FormatInt(c.version.Add(1), 10))
@@ -108,6 +111,10 @@ func newTestCluster(t testing.TB) *testCluster {
 	return c
 }
 
+// applied are the managed fields of an object that gateways have applied.
+var applied = []metav1.ManagedFieldsEntry{{Manager: fieldManager, Operation: metav1.ManagedFieldsOperationApply,
+	FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte("{}")}}}
+
 // apply is a simple server-side apply of an object that is made with a namespace, or of the namespace itself: all of
 // the object is replaced. The end to end tests use the real one.
 func (c *testCluster) apply(a k8stesting.Action) (bool, runtime.Object, error) {
@@ -117,8 +124,19 @@ func (c *testCluster) apply(a k8stesting.Action) (bool, runtime.Object, error) {
 		patch.PatchOptions.FieldManager != fieldManager {
 		return true, nil, fmt.Errorf("this is no apply of the gateways: %w", err)
 	}
+	object.SetManagedFields(applied)
 	tracker, now := c.objects.Tracker(), runtime.Object(object)
 	if object.GetKind() == "Namespace" {
+		err := c.mayChange(a, object.GetName(), string(object.GetUID()), object.GetResourceVersion())
+		if apierrors.IsNotFound(err) {
+			if err = nil; object.GetUID() != "" {
+				err = apierrors.NewConflict(a.GetResource().GroupResource(), object.GetName(), errors.New("it does not exist"))
+			}
+		}
+		if err != nil {
+			return true, nil, err
+		}
+		object.SetResourceVersion(strconv.FormatInt(c.version.Add(1), 10))
 		ns := &corev1.Namespace{}
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, ns); err != nil {
 			return true, nil, err

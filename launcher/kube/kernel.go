@@ -117,6 +117,7 @@ func (l *Launcher) updatePod(pod *corev1.Pod) {
 		l.ordered = nil
 	}
 	k.pod, k.rec = pod, rec
+	l.claimEventsLocked(pod.UID)
 	l.readers.addLocked(k, l.readersOfLocked(k))
 	if pod.DeletionTimestamp != nil && k.deletionSeen.IsZero() {
 		k.deletionSeen = l.timing.now()
@@ -170,6 +171,7 @@ func (l *Launcher) podRemoved(pod *corev1.Pod) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.events, pod.UID)
+	l.otherEvents.Remove(pod.UID)
 	l.leadership.removePodLocked(pod.UID)
 	k := l.kernels[pod.Labels[podspec.LabelKernel]]
 	if k == nil || k.pod.UID != pod.UID {
@@ -339,7 +341,7 @@ func (l *Launcher) describeLocked(k *kernel) launcher.Kernel {
 		d.Reason = podstatus.DeletionReason(k.pod, l.clusterNow())
 	case d.State == api.Starting || d.State == api.Restarting:
 		// Kernels that are up need no explanation, and lists have hundreds of them.
-		if why := podstatus.Explain(k.pod, l.events[k.pod.UID], l.clusterNow()); why.Text != "" &&
+		if why := podstatus.Explain(k.pod, l.eventsOfLocked(k.pod.UID), l.clusterNow()); why.Text != "" &&
 			why.Class != podstatus.ClassDied {
 			d.Reason = why.Text
 		}

@@ -190,9 +190,10 @@ type Launcher struct {
 	// Guarded by mu.
 	mu            sync.Mutex
 	kernels       map[string]*kernel
-	ordered       []*kernel                    // kernels by creation; nil if it must be made; replaced, never changed
-	readers       readerIndex                  // the kernels that each user may see
-	events        map[types.UID][]corev1.Event // the newest of each pod, oldest first; lists are replaced, never changed
+	ordered       []*kernel                             // by creation; nil if it must be made; replaced, never changed
+	readers       readerIndex                           // the kernels that each user may see
+	events        map[types.UID][]corev1.Event          // of kernels' pods: the newest, oldest first; replaced, too
+	otherEvents   *lru.Cache[types.UID, []corev1.Event] // as events, of other pods
 	endings       endingStore
 	gpuSeconds    map[launcher.GPULabels]float64
 	gpuBusy       map[launcher.GPULabels]float64 // as gpuSeconds: those in which they computed
@@ -226,7 +227,8 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 	life, cancel := context.WithCancelCause(context.Background())
 	past, err := newEndings()
 	absent, err2 := lru.New[string, time.Time](absentKept)
-	if err := errors.Join(err, err2); err != nil {
+	others, err3 := lru.New[types.UID, []corev1.Event](maxEventPods)
+	if err := errors.Join(err, err2, err3); err != nil {
 		cancel(nil)
 		return nil, err
 	}
@@ -244,6 +246,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 		kernels:       map[string]*kernel{},
 		readers:       readerIndex{},
 		events:        map[types.UID][]corev1.Event{},
+		otherEvents:   others,
 		endings:       past,
 		opened:        tm.now(),
 		gpuSeconds:    map[launcher.GPULabels]float64{},

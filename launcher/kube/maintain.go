@@ -48,7 +48,7 @@ func (l *Launcher) maintainKernel(ctx context.Context, k *kernel) {
 	unstarted := k.isUnstartedLocked()
 	status := k.supervisor.Status
 	streaming, complete := k.supervisor.Streaming, k.secretCreated
-	missed := missesSecret(pod, l.events[pod.UID], complete, now)
+	missed := missesSecret(pod, l.eventsOfLocked(pod.UID), complete, now)
 	k.claimed = k.claimed || k.supervisor.Status.Connections > 0
 	unheard := k.unheard
 	claims := k.claimed && pod.Annotations[annotationClaimed] == unclaimed
@@ -67,7 +67,8 @@ func (l *Launcher) maintainKernel(ctx context.Context, k *kernel) {
 	case end != nil || removed || l.endUnheard(k):
 	case missed, !hasStatus && complete.IsZero() && age > l.timing.secretOverdue && pod.Status.Phase == corev1.PodPending:
 		// The gateway that created the pod may have died before it created the secret, or the secret was deleted.
-		part, err := l.createParts(ctx, pod)
+		// Each round tries once: a part that cannot be created yet must not use up the time of other kernels.
+		part, err := l.createPartsBy(ctx, pod, l.tryPart)
 		switch {
 		case errors.Is(err, errForeignKeys): // it may have its secret. Without one it ends when its start takes too long
 			l.log.Warn("a waiting pod gets no secret", logkey.Pod, pod.Name, logkey.Err, err)

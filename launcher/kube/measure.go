@@ -108,7 +108,7 @@ func (l *Launcher) reportStartLocked(k *kernel) {
 	switch {
 	case k.stop != nil || k.end != nil && k.end.Stopped:
 	case k.supervisor.SaysLocked(api.Idle, api.Busy):
-		phases := podstatus.Phases(k.pod, l.events[k.pod.UID], k.start.requested, k.start.podCreated, l.clusterNow())
+		phases := podstatus.Phases(k.pod, l.eventsOfLocked(k.pod.UID), k.start.requested, k.start.podCreated, l.clusterNow())
 		l.opts.Observer.KernelUp(k.rec.SpecName, phases)
 		if podspec.GPUs(k.pod) > 0 {
 			l.countGPUWaitLocked(k.rec.Flavor, phases)

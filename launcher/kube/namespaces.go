@@ -67,9 +67,21 @@ func namespaceFailed(name, why string, class launcher.Failure) error {
 		Reason: fmt.Sprintf("the namespace %s of its owner cannot be used: %s", name, why)}
 }
 
-// ensureNamespace creates what is missing. The namespace says last that all of it was made: a gateway that ends before
-// leaves the rest to the next start.
+// ensureNamespace creates what is missing, and removes objects that the policy no longer has. The namespace says last
+// that all of it was made: a gateway that ends before leaves the rest to the next start. If the namespace is deleted or
+// changed meanwhile, all of it is done again.
 func (l *Launcher) ensureNamespace(ctx context.Context, made *podspec.MadeNamespace) error {
+	for {
+		err := l.ensureUnchanged(ctx, made)
+		if !apierrors.IsConflict(err) || sleep.For(ctx, quotaPause) != nil {
+			return err
+		}
+	}
+}
+
+// ensureUnchanged does the work of ensureNamespace once. The error is a conflict if the namespace is another one by
+// now, or was changed.
+func (l *Launcher) ensureUnchanged(ctx context.Context, made *podspec.MadeNamespace) error {
 	namespaces, name := l.client.CoreV1().Namespaces(), made.Namespace.Name
 	got, err := namespaces.Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -79,7 +91,6 @@ func (l *Launcher) ensureNamespace(ctx context.Context, made *podspec.MadeNamesp
 			l.log.Info("a namespace was created", logkey.Namespace, name)
 		}
 	}
-	owner := made.Namespace.Annotations[podspec.AnnotationOwner]
 	switch {
 	case err != nil:
 		return err
@@ -87,10 +98,20 @@ func (l *Launcher) ensureNamespace(ctx context.Context, made *podspec.MadeNamesp
 		return namespaceFailed(name, "it is being deleted", launcher.FailedRefused)
 	case got.Labels[podspec.LabelKernelsOf] != l.opts.Pods.Namespace:
 		return namespaceFailed(name, "it exists, and this gateway has not made it", launcher.FailedRefused)
-	case got.Annotations[podspec.AnnotationOwner] != owner:
+	case got.Annotations[podspec.AnnotationOwner] != made.Namespace.Annotations[podspec.AnnotationOwner]:
 		return namespaceFailed(name, "it belongs to another user", launcher.FailedRefused)
 	case got.Annotations[podspec.AnnotationContent] == made.Content:
 		return nil
+	}
+	now, before := made.Refs(), podspec.ObjectsOf(got)
+	missing := func(all []string) func(string) bool {
+		return func(ref string) bool { return !slices.Contains(all, ref) }
+	}
+	written := writtenNamespace(got, made)
+	if slices.ContainsFunc(now, missing(before)) { // an object is named before it is made, so none is forgotten
+		if err := l.writeNamespace(ctx, written, "", slices.Concat(before, now)); err != nil {
+			return err
+		}
 	}
 	for _, o := range made.Objects {
 		objects := l.opts.Cluster.objects.Resource(o.Resource).Namespace(o.Object.GetNamespace())
@@ -98,19 +119,104 @@ func (l *Launcher) ensureNamespace(ctx context.Context, made *podspec.MadeNamesp
 			return err
 		}
 	}
-	all := &unstructured.Unstructured{}
-	all.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
-	all.SetName(name)
-	all.SetLabels(made.Namespace.Labels)
-	all.SetAnnotations(map[string]string{podspec.AnnotationOwner: owner, podspec.AnnotationContent: made.Content})
-	return apply(ctx, l.opts.Cluster.objects.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")), all)
+	for _, ref := range before {
+		if !missing(now)(ref) {
+			continue
+		}
+		switch err := l.removeObject(ctx, name, ref); {
+		case apierrors.IsForbidden(err): // the operator has not given this right
+			now = append(now, ref) // a later change of the policy tries it again
+			l.log.Warn("an object that the policy no longer has could not be removed", logkey.Namespace, name,
+				logkey.Object, ref, logkey.Err, err)
+		case err != nil:
+			return err
+		}
+	}
+	return l.writeNamespace(ctx, written, made.Content, now)
+}
+
+// writtenNamespace is what gateways write of a namespace that exists. Without its UID, a namespace that was deleted
+// meanwhile would be created without its objects. With its version, two gateways cannot overwrite each other's list of
+// objects.
+func writtenNamespace(got *corev1.Namespace, made *podspec.MadeNamespace) *unstructured.Unstructured {
+	o := &unstructured.Unstructured{}
+	o.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
+	o.SetName(got.Name)
+	o.SetUID(got.UID)
+	o.SetResourceVersion(got.ResourceVersion)
+	o.SetLabels(made.Namespace.Labels)
+	o.SetAnnotations(map[string]string{podspec.AnnotationOwner: made.Namespace.Annotations[podspec.AnnotationOwner]})
+	return o
+}
+
+// writeNamespace writes which objects a namespace may have, and which content it has; "" while it is incomplete.
+func (l *Launcher) writeNamespace(
+	ctx context.Context, written *unstructured.Unstructured, content string, refs []string,
+) error {
+	annotations := written.GetAnnotations()
+	annotations[podspec.AnnotationObjects] = podspec.JoinRefs(refs)
+	if content != "" {
+		annotations[podspec.AnnotationContent] = content
+	}
+	written.SetAnnotations(annotations)
+	return apply(ctx, l.opts.Cluster.objects.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")), written)
+}
+
+// removeObject removes an object that gateways have made in a namespace. It leaves an object of that name that has
+// another author by now.
+func (l *Launcher) removeObject(ctx context.Context, ns, ref string) error {
+	resource, name, ok := podspec.ObjectOf(ref)
+	if !ok {
+		return nil // a gateway would not have made it
+	}
+	objects := l.opts.Cluster.objects.Resource(resource).Namespace(ns)
+	for {
+		got, err := objects.Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			return nil
+		case err != nil:
+			return err
+		case !isMade(got):
+			l.log.Info("an object that the policy no longer has stays: it has another author", logkey.Namespace, ns,
+				logkey.Object, ref)
+			return nil
+		}
+		uid, version := got.GetUID(), got.GetResourceVersion()
+		err = objects.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid,
+			ResourceVersion: &version}})
+		switch {
+		case err == nil:
+			l.log.Info("an object that the policy no longer has was removed", logkey.Namespace, ns, logkey.Object, ref)
+			return nil
+		case apierrors.IsNotFound(err):
+			return nil
+		case !apierrors.IsConflict(err) || sleep.For(ctx, quotaPause) != nil: // another one has just changed it
+			return err
+		}
+	}
+}
+
+// isMade reports whether gateways have made an object with a namespace: they have applied it, it has their label, and
+// no other object owns it.
+func isMade(o *unstructured.Unstructured) bool {
+	applied := func(f metav1.ManagedFieldsEntry) bool {
+		return f.Manager == fieldManager && f.Operation == metav1.ManagedFieldsOperationApply && f.Subresource == ""
+	}
+	return o.GetLabels()[podspec.LabelManagedBy] == podspec.Manager && len(o.GetOwnerReferences()) == 0 &&
+		slices.ContainsFunc(o.GetManagedFields(), applied)
 }
 
 // apply creates an object, or changes it to what the policy says. What an earlier policy said, and this one does not,
-// is removed. What others have added stays.
+// is removed. What others have added stays. If the object has a version, that is a precondition, and becomes the new
+// one.
 func apply(ctx context.Context, objects dynamic.ResourceInterface, object *unstructured.Unstructured) error {
 	send := func() (*unstructured.Unstructured, error) {
-		return objects.Apply(ctx, object.GetName(), object, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
+		got, err := objects.Apply(ctx, object.GetName(), object, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
+		if err == nil && object.GetResourceVersion() != "" {
+			object.SetResourceVersion(got.GetResourceVersion())
+		}
+		return got, err
 	}
 	for {
 		got, err := send()
@@ -126,9 +232,12 @@ func apply(ctx context.Context, objects dynamic.ResourceInterface, object *unstr
 		if err != nil || patch == nil {
 			return err
 		}
-		_, err = objects.Patch(ctx, object.GetName(), types.JSONPatchType, patch, metav1.PatchOptions{})
+		upgraded, err := objects.Patch(ctx, object.GetName(), types.JSONPatchType, patch, metav1.PatchOptions{})
 		switch {
 		case err == nil:
+			if object.GetResourceVersion() != "" {
+				object.SetResourceVersion(upgraded.GetResourceVersion())
+			}
 			_, err = send()
 			return err
 		case !apierrors.IsConflict(err) || sleep.For(ctx, quotaPause) != nil: // another one has just changed it

@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -8,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -15,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -179,6 +182,243 @@ func TestNamespaces_Changed(t *testing.T) {
 	}
 	if patches != 6 {
 		t.Errorf("%d patches of two objects and their namespace, twice", patches)
+	}
+}
+
+// secondObject is an object that a changed policy has besides, or no longer has.
+const secondObject = `    - {apiVersion: v1, kind: ConfigMap, metadata: {name: NAME}, data: {a: b}}
+`
+
+// withObjects is namespacePolicy with config maps of these names.
+func withObjects(names ...string) string {
+	more := ""
+	for _, name := range names {
+		more += strings.Replace(secondObject, "NAME", name, 1)
+	}
+	return strings.Replace(namespacePolicy, "home:", more+"home:", 1)
+}
+
+var configMaps = corev1.SchemeGroupVersion.WithResource("configmaps")
+
+// objectsOf returns the names of the config maps that were made with ann's namespace.
+func (c *testCluster) objectsOf(t *testing.T) (names []string) {
+	t.Helper()
+	list, err := c.objects.Resource(configMaps).Namespace("kernels-ann").List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range list.Items {
+		names = append(names, list.Items[i].GetName())
+	}
+	slices.Sort(names)
+	return names
+}
+
+// TestNamespaces_Removed: an object that the policy no longer has is removed. One that another author has made, or that
+// has one by now, stays. A gateway that ends between its steps leaves no object that a later one does not know.
+func TestNamespaces_Removed(t *testing.T) {
+	c := newTestCluster(t)
+	if err := startOf(t, openTest(t, c, withNamespaces(t, withObjects("a", "b", "owned", "theirs"))), idOf(0),
+		"ann"); err != nil {
+		t.Fatal(err)
+	}
+	maps := c.objects.Resource(configMaps).Namespace("kernels-ann")
+	change := func(name string, how func(*unstructured.Unstructured)) {
+		t.Helper()
+		o := &unstructured.Unstructured{Object: map[string]any{"apiVersion": "v1", "kind": "ConfigMap",
+			"metadata": map[string]any{"name": name, "namespace": "kernels-ann"}}}
+		o.SetLabels(map[string]string{podspec.LabelManagedBy: podspec.Manager})
+		o.SetManagedFields(applied)
+		how(o)
+		if _, err := maps.Update(t.Context(), o, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	change("owned", func(o *unstructured.Unstructured) {
+		o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: "x", UID: "x"}})
+	})
+	change("theirs", func(o *unstructured.Unstructured) { o.SetLabels(nil) })
+	other := &unstructured.Unstructured{}
+	other.SetAPIVersion("v1")
+	other.SetKind("ConfigMap")
+	other.SetName("never-the-policys")
+	if _, err := maps.Create(t.Context(), other, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+
+	// This gateway ends after it has made c. The next one has another policy.
+	ended := errors.New("the gateway has ended")
+	fails := true
+	c.objects.PrependReactor("patch", "resourcequotas", func(k8stesting.Action) (bool, runtime.Object, error) {
+		return fails, nil, ended
+	})
+	cFirst := strings.Replace(namespacePolicy, "  objects:\n",
+		"  objects:\n"+strings.Replace(secondObject, "NAME", "c", 1), 1)
+	if err := startOf(t, openTest(t, c, withNamespaces(t, cFirst)), idOf(1), "ann"); err == nil {
+		t.Fatal("the start does not notice that an object was not made")
+	}
+	halfway := []string{"a", "b", "c", "never-the-policys", "owned", "theirs"}
+	if got := c.objectsOf(t); !slices.Equal(got, halfway) {
+		t.Fatalf("halfway there are %v, want %v", got, halfway)
+	}
+	fails = false
+	if err := startOf(t, openTest(t, c, withNamespaces(t, withObjects("b"))), idOf(2), "ann"); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := c.objectsOf(t), []string{"b", "never-the-policys", "owned", "theirs"}; !slices.Equal(got, want) {
+		t.Errorf("there are %v, want %v", got, want)
+	}
+	ns, err := c.CoreV1().Namespaces().Get(t.Context(), "kernels-ann", metav1.GetOptions{})
+	if err != nil || ns.Annotations[podspec.AnnotationObjects] !=
+		"configmaps/b,resourcequotas/kernels,rolebindings.rbac.authorization.k8s.io/owner" {
+		t.Errorf("the namespace names %q, %v", ns.Annotations[podspec.AnnotationObjects], err)
+	}
+
+	// Without the right to delete, starts go on, and the object is removed after a later change.
+	denied := true
+	c.objects.PrependReactor("delete", "configmaps", func(k8stesting.Action) (bool, runtime.Object, error) {
+		return denied, nil, apierrors.NewForbidden(configMaps.GroupResource(), "b", errors.New("no"))
+	})
+	if err := startOf(t, openTest(t, c, withNamespaces(t, namespacePolicy)), idOf(3), "ann"); err != nil {
+		t.Fatal(err)
+	}
+	denied = false
+	if err := startOf(t, openTest(t, c, withNamespaces(t, withObjects("d"))), idOf(4), "ann"); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := c.objectsOf(t), []string{"d", "never-the-policys", "owned", "theirs"}; !slices.Equal(got, want) {
+		t.Errorf("at the end there are %v, want %v", got, want)
+	}
+}
+
+// TestNamespaces_Deleted: a namespace that is deleted while its objects are made is made again, with all of them.
+func TestNamespaces_Deleted(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, withNamespaces(t, namespacePolicy))
+	bindings := schema.GroupVersionResource{Group: "rbac.authorization.k8s.io", Version: "v1", Resource: "rolebindings"}
+	quotas := corev1.SchemeGroupVersion.WithResource("resourcequotas")
+	deleted := false
+	c.objects.PrependReactor("patch", "resourcequotas", func(k8stesting.Action) (bool, runtime.Object, error) {
+		if deleted {
+			return false, nil, nil
+		}
+		deleted = true // after the quota was made, and before the namespace is complete
+		return true, &unstructured.Unstructured{}, errors.Join(
+			c.objects.Tracker().Delete(bindings, "kernels-ann", "owner"),
+			c.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("namespaces"), "", "kernels-ann"))
+	})
+	if err := startOf(t, l, idA, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	for name, of := range map[string]schema.GroupVersionResource{"owner": bindings, "kernels": quotas} {
+		if _, err := c.objects.Resource(of).Namespace("kernels-ann").Get(t.Context(), name, metav1.GetOptions{}); err != nil {
+			t.Errorf("the namespace that was made again lacks an object: %v", err)
+		}
+	}
+}
+
+// TestNamespaces_Events: events of pods that are no kernels' never displace those of kernels' pods, and few of them are
+// kept. Those of other namespaces are not kept at all.
+func TestNamespaces_Events(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, withNamespaces(t, namespacePolicy))
+	event := func(ns, pod string, uid types.UID) {
+		e := corev1.Event{Reason: "FailedScheduling", Message: "0/1 nodes are available", Type: "Warning"}
+		e.Namespace, e.UID = ns, "event-of-"+uid
+		e.InvolvedObject = corev1.ObjectReference{Kind: "Pod", Name: pod, Namespace: ns, UID: uid}
+		l.handleEvent(&e)
+	}
+	kept := func() int {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.events) + l.otherEvents.Len()
+	}
+	event("elsewhere", idOf(9)+"-1", "of another system")
+	if n := kept(); n != 0 {
+		t.Errorf("events of %d pods are kept, of another system", n)
+	}
+	event("kernels-ann", idA+"-1", "early") // as if its informer were faster than that of the pods
+	c.PrependReactor("create", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		pod := a.(k8stesting.CreateAction).GetObject().(*corev1.Pod)
+		if pod.Name == idA+"-1" {
+			pod.UID = "early"
+		}
+		return false, nil, nil
+	})
+	if err := startOf(t, l, idA, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	if err := startOf(t, l, idB, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	for n := range 2 * maxEventPods {
+		event("kernels-bob", idOf(n)+"-1", types.UID(fmt.Sprint("bob has made ", n)))
+	}
+	late, err := c.CoreV1().Pods("kernels-ann").Get(t.Context(), idB+"-1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	event("kernels-ann", late.Name, late.UID)
+	for _, id := range []string{idA, idB} {
+		k, err := l.lookUp(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := l.eventsOf(k.pod); len(got) != 1 {
+			t.Errorf("of %s there are %d events", id, len(got))
+		}
+	}
+	if n := kept(); n > maxEventPods+2 {
+		t.Errorf("events of %d pods are kept", n)
+	}
+	if err := c.CoreV1().Pods("kernels-ann").Delete(t.Context(), late.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, l, idB, func(k launcher.Kernel) bool { return k.State == api.Dead })
+	event("kernels-ann", late.Name, late.UID) // of its end
+	if n := len(l.events); n != 1 {
+		t.Errorf("events of %d kernels are kept after the end of the second of two", n)
+	}
+}
+
+// TestNamespaces_UncountedRound: a namespace whose quota the cluster does not count uses up no maintenance round.
+func TestNamespaces_UncountedRound(t *testing.T) {
+	c := newTestCluster(t)
+	change := withNamespaces(t, namespacePolicy)
+	l := openTest(t, c, func(o *Options, tm *timing) {
+		change(o, tm)
+		tm.maintenance = time.Hour // the test calls maintainKernel
+		tm.secretOverdue = 0
+	})
+	if err := startOf(t, l, idA, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	c.refuse("create", "secrets", apierrors.NewForbidden(corev1.Resource("secrets"), "x",
+		errors.New("status unknown for quota: kernels, resources: secrets")))
+	k, err := l.lookUp(idA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.mu.Lock()
+	k.secretCreated = time.Time{}
+	pod := k.pod.DeepCopy()
+	pod.Status.Phase, pod.CreationTimestamp = corev1.PodPending, metav1.NewTime(time.Now().Add(-time.Hour))
+	k.pod = pod
+	l.mu.Unlock()
+	attempts := func() (n int) {
+		for _, a := range c.Actions() {
+			if a.Matches("create", "secrets") {
+				n++
+			}
+		}
+		return n
+	}
+	before := attempts()
+	round, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	l.maintainKernel(round, k)
+	if n := attempts() - before; n != 1 || round.Err() != nil {
+		t.Errorf("a round tries %d times: %v", n, round.Err())
 	}
 }
 

@@ -225,12 +225,18 @@ func (l *Launcher) explainStart(ctx context.Context, err error) error {
 // start only with the secret, so whoever creates a missing secret creates the policy too. With an error it returns the
 // part that is missing.
 func (l *Launcher) createParts(ctx context.Context, pod *corev1.Pod) (string, error) {
+	return l.createPartsBy(ctx, pod, l.createPart)
+}
+
+// createPartsBy is createParts with another way to call what creates a part.
+func (l *Launcher) createPartsBy(ctx context.Context, pod *corev1.Pod,
+	by func(ctx context.Context, create func(context.Context) error) error) (string, error) {
 	policy, err := podspec.PortsPolicy(pod)
 	if err != nil {
 		return "network policy", err
 	}
 	if policy != nil {
-		if err := l.createPart(ctx, func(ctx context.Context) error {
+		if err := by(ctx, func(ctx context.Context) error {
 			_, err := l.client.NetworkingV1().NetworkPolicies(pod.Namespace).Create(ctx, policy, metav1.CreateOptions{})
 			return err
 		}); err != nil {
@@ -249,7 +255,7 @@ func (l *Launcher) createParts(ctx context.Context, pod *corev1.Pod) (string, er
 		return "secret", err
 	}
 	secret := podspec.BuildSecret(pod, k.Keys)
-	return "secret", l.createPart(ctx, func(ctx context.Context) error {
+	return "secret", by(ctx, func(ctx context.Context) error {
 		_, err := l.client.CoreV1().Secrets(pod.Namespace).Create(ctx, secret, metav1.CreateOptions{})
 		return err
 	})
@@ -282,6 +288,16 @@ func (l *Launcher) createPart(ctx context.Context, create func(context.Context) 
 			return errors.Join(err, serr)
 		}
 	}
+}
+
+// tryPart calls create once. An existing object is the same.
+func (l *Launcher) tryPart(ctx context.Context, create func(context.Context) error) error {
+	asking, cancel := l.apiContext(ctx)
+	defer cancel()
+	if err := create(asking); !apierrors.IsAlreadyExists(err) {
+		return err
+	}
+	return nil
 }
 
 // deletePod deletes exactly this pod, with its grace period.

@@ -25,7 +25,7 @@ func (l *Launcher) explainStaleLocked(k *kernel) string {
 	if lost.IsZero() || now.Sub(lost) < staleAfter {
 		return ""
 	}
-	return podstatus.Unheard(k.pod, l.events[k.pod.UID], l.toCluster(lost), l.clusterNow())
+	return podstatus.Unheard(k.pod, l.eventsOfLocked(k.pod.UID), l.toCluster(lost), l.clusterNow())
 }
 
 // endUnheard ends a kernel whose pod should have ended, and of which neither node nor supervisor is heard: the pod of a

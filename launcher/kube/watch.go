@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
@@ -26,7 +27,7 @@ import (
 
 const (
 	maxPodEvents = 16               // newest events that are kept of a pod
-	maxEventPods = 4096             // pods whose events are kept before the pods are known
+	maxEventPods = 4096             // pods that are no known kernels' and whose events are kept, as before they are known
 	updateTime   = 5 * time.Second  // for an update to be sent to a supervisor
 	endUpdateAge = 30 * time.Second // age up to which the end of a kernel's container is sent to its supervisor
 	proofTime    = 3 * time.Second  // for the cluster to prove that a list of kernels is fresh
@@ -149,7 +150,7 @@ func (l *Launcher) addHandlers(ns string,
 	})
 	if err := errors.Join(err1, err2,
 		pods.SetWatchErrorHandlerWithContext(complain), events.SetWatchErrorHandlerWithContext(complain),
-		pods.SetTransform(trimPod), events.SetTransform(trimEvent)); err != nil {
+		pods.SetTransform(trimPod), events.SetTransform(l.trimEvent)); err != nil {
 		return nil, err
 	}
 	return []cache.InformerSynced{p.HasSynced, e.HasSynced}, nil
@@ -165,12 +166,12 @@ func dropManagedFields(o any) (any, error) {
 
 // trimEvent drops what this gateway does not read of an event. Of a pod that is no kernel's, as all namespaces have
 // them, only the event's name is kept.
-func trimEvent(o any) (any, error) {
+func (l *Launcher) trimEvent(o any) (any, error) {
 	e, ok := o.(*corev1.Event)
 	if !ok {
 		return o, nil // it is a cache.DeletedFinalStateUnknown
 	}
-	if kernelOfEvent(e) == "" {
+	if l.kernelOfEvent(e) == "" {
 		return &corev1.Event{ObjectMeta: metav1.ObjectMeta{Namespace: e.Namespace, Name: e.Name, UID: e.UID,
 			ResourceVersion: e.ResourceVersion}}, nil
 	}
@@ -179,11 +180,14 @@ func trimEvent(o any) (any, error) {
 }
 
 // kernelOfEvent returns the id of the kernel whose pod an event is about, "" for other pods. The pod's name tells it.
-func kernelOfEvent(e *corev1.Event) string {
-	if name := e.InvolvedObject.Name; len(name) >= 36 && launcher.ValidID(name[:36]) {
-		return name[:36]
+// Pods may have such names outside the namespaces of kernels, too.
+func (l *Launcher) kernelOfEvent(e *corev1.Event) string {
+	name, ns := e.InvolvedObject.Name, e.Namespace
+	if len(name) < 36 || !launcher.ValidID(name[:36]) ||
+		l.opts.Pods.NamespacePerOwner() && !slices.Contains(l.homeSpaces, ns) && !l.opts.Pods.MayBeOwners(ns) {
+		return ""
 	}
-	return ""
+	return name[:36]
 }
 
 // trimPod drops what this gateway does not read of a kernel's pod.
@@ -210,23 +214,22 @@ func (l *Launcher) handleEvent(o any) {
 	if !ok {
 		return
 	}
-	uid, id := e.InvolvedObject.UID, kernelOfEvent(e)
+	uid, id := e.InvolvedObject.UID, l.kernelOfEvent(e)
 	if id == "" {
 		return
 	}
 	l.mu.Lock()
-	newest, known := l.events[uid]
-	if !known && len(l.events) >= maxEventPods+len(l.kernels) {
-		l.mu.Unlock()
-		return
-	}
+	newest := l.eventsOfLocked(uid)
 	same := func(x corev1.Event) bool { return x.UID == e.UID }
 	newest = append(slices.DeleteFunc(slices.Clone(newest), same), *e) // a new list: others may be reading the old one
-	l.events[uid] = newest[max(0, len(newest)-maxPodEvents):]
+	newest = newest[max(0, len(newest)-maxPodEvents):]
 	var pod *corev1.Pod
-	if k := l.kernels[id]; k != nil && k.pod.UID == uid {
+	if k := l.kernels[id]; k != nil && k.pod.UID == uid && !k.removed {
 		pod = k.pod
+		l.events[uid] = newest
 		k.supervisor.ChangedLocked()
+	} else {
+		l.otherEvents.Add(uid, newest) // of a pod that is not known yet, or is no kernel's
 	}
 	l.mu.Unlock()
 	if pod != nil {
@@ -238,7 +241,23 @@ func (l *Launcher) handleEvent(o any) {
 func (l *Launcher) eventsOf(pod *corev1.Pod) []corev1.Event {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.events[pod.UID]
+	return l.eventsOfLocked(pod.UID)
+}
+
+func (l *Launcher) eventsOfLocked(uid types.UID) []corev1.Event {
+	if known, ok := l.events[uid]; ok {
+		return known
+	}
+	others, _ := l.otherEvents.Peek(uid)
+	return others
+}
+
+// claimEventsLocked keeps the events of a pod that has become a kernel's until the pod is removed.
+func (l *Launcher) claimEventsLocked(uid types.UID) {
+	if others, ok := l.otherEvents.Peek(uid); ok {
+		l.events[uid] = others
+		l.otherEvents.Remove(uid)
+	}
 }
 
 // actOnPod reacts to a change of a pod: a kernel that will never run is ended, and a supervisor receives what its

@@ -66,6 +66,7 @@ const (
 	MasterKey = "master_key" // fingerprint of the master key of new kernels
 	SecondKey = "second_key" // fingerprint of the second master key
 	Nodes     = "nodes"      // a number of nodes
+	Object    = "object"     // resource and name of an object of a namespace
 	Pause     = "pause"      // a duration before the next attempt
 	Pods      = "pods"       // a number of pods
 	Replica   = "replica"    // pod of another gateway

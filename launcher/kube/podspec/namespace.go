@@ -23,6 +23,10 @@ import (
 // LabelKernelsOf is on each namespace that a gateway has made for an owner. Its value is Options.Namespace.
 const LabelKernelsOf = Domain + "kernels-of"
 
+// AnnotationObjects of such a namespace names the objects that gateways have made with it, separated by commas. They
+// are removed when the policy no longer has them.
+const AnnotationObjects = Domain + "objects"
+
 const (
 	namespaceMark       = "{namespace}" // in objects: the name of the owner's namespace
 	maxNamespaceObjects = 32
@@ -58,6 +62,43 @@ type MadeNamespace struct {
 type NamespaceObject struct {
 	Resource schema.GroupVersionResource
 	Object   *unstructured.Unstructured
+}
+
+// Ref names the object within its namespace, as in AnnotationObjects: its resource and its name.
+func (o NamespaceObject) Ref() string {
+	return o.Resource.GroupResource().String() + "/" + o.Object.GetName()
+}
+
+// ObjectOf returns the resource and the name of an object that a Ref names, and false if no object of a namespace has
+// such a Ref.
+func ObjectOf(ref string) (resource schema.GroupVersionResource, name string, ok bool) {
+	of, name, _ := strings.Cut(ref, "/")
+	for kind, plural := range namespaceKinds {
+		resource := kind.GroupVersion().WithResource(plural)
+		if resource.GroupResource().String() == of && len(validation.IsDNS1123Subdomain(name)) == 0 {
+			return resource, name, true
+		}
+	}
+	return schema.GroupVersionResource{}, "", false
+}
+
+// Refs returns the Ref of each object.
+func (m *MadeNamespace) Refs() (all []string) {
+	for _, o := range m.Objects {
+		all = append(all, o.Ref())
+	}
+	return all
+}
+
+// JoinRefs returns the value of AnnotationObjects for some objects.
+func JoinRefs(refs []string) string {
+	sorted := slices.Sorted(slices.Values(refs))
+	return strings.Join(slices.Compact(sorted), ",")
+}
+
+// ObjectsOf returns the Refs in AnnotationObjects of a namespace.
+func ObjectsOf(ns *corev1.Namespace) []string {
+	return strings.FieldsFunc(ns.Annotations[AnnotationObjects], func(r rune) bool { return r == ',' })
 }
 
 // problems calls report for each key with a bad value. n is the number of an entry of objects, else 0.
@@ -206,6 +247,17 @@ func (o *Options) NamespaceOf(owner string) string {
 	return o.Namespace
 }
 
+// MayBeOwners reports whether the name of a namespace is like those of owners' namespaces.
+func (o *Options) MayBeOwners(namespace string) bool {
+	n := o.ownerNamespace()
+	if n == nil {
+		return false
+	}
+	before, after, _ := strings.Cut(n.Name, ownerMark)
+	return len(namespace) > len(before)+len(after) && strings.HasPrefix(namespace, before) &&
+		strings.HasSuffix(namespace, after)
+}
+
 // InNamespaceOfOwner reports whether a pod lies in the namespace that its own owner's kernels have. A pod that claims
 // another owner is nobody's kernel: whoever may create pods in one namespace must not make kernels for others.
 func (o *Options) InNamespaceOfOwner(pod *corev1.Pod) bool {
@@ -237,6 +289,7 @@ func NamespaceFor(o Options, pod *corev1.Pod) (*MadeNamespace, error) {
 		made.Objects = append(made.Objects, object)
 		all = append(all, object.Object)
 	}
+	made.Namespace.Annotations[AnnotationObjects] = JoinRefs(made.Refs())
 	text, err := json.Marshal(all)
 	if err != nil {
 		return nil, err

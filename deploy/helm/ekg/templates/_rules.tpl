@@ -67,16 +67,16 @@
 - apiGroups: [resource.k8s.io]
   resources: [resourceclaimtemplates]
   verbs: [create]
-# The objects of the policy.
+# The objects of the policy. Those that it no longer has are removed; without get and delete they stay.
 - apiGroups: [""]
   resources: [configmaps, limitranges, resourcequotas, serviceaccounts]
-  verbs: [create, patch]
+  verbs: [create, get, patch, delete]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [create, patch]
+  verbs: [create, get, patch, delete]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
-  verbs: [create, patch]
+  verbs: [create, get, patch, delete]
 {{- end }}
 
 {{- define "ekg.rulesDriverPorts" }}
