@@ -161,18 +161,28 @@ func unknownFields(object []byte, known reflect.Type, prefix string) []string {
 	if json.Unmarshal(object, &values) != nil {
 		return nil // null
 	}
+	fields := make(map[string]reflect.Type, known.NumField())
+	for i := range known.NumField() {
+		f := known.Field(i)
+		if tag, _, _ := strings.Cut(f.Tag.Get("json"), ","); tag != "-" {
+			fields[tag] = f.Type
+		}
+	}
 	var unknown []string
 	for name, value := range values {
-		f, ok := known.FieldByNameFunc(func(field string) bool {
-			f, _ := known.FieldByName(field)
-			tag, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-			return tag != "-" && strings.EqualFold(tag, name) // as package json compares them
-		})
+		t, ok := fields[name]
+		if !ok { // package json does not look at the case of letters
+			for tag, of := range fields {
+				if strings.EqualFold(tag, name) {
+					t, ok = of, true
+				}
+			}
+		}
 		switch {
 		case !ok:
 			unknown = append(unknown, prefix+name)
-		case f.Type.Kind() == reflect.Struct:
-			unknown = append(unknown, unknownFields(value, f.Type, prefix+name+".")...)
+		case t.Kind() == reflect.Struct:
+			unknown = append(unknown, unknownFields(value, t, prefix+name+".")...)
 		}
 	}
 	slices.Sort(unknown)

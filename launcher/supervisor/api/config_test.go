@@ -127,6 +127,8 @@ func TestParseConfig_Newer(t *testing.T) {
 	}{
 		"all is known": {`{"protocol": 1, ` + good + `, "env": {"x": "y"}, "cull": {"busy": true}}`, "", nil},
 		"null":         {`{"protocol": 1, ` + good + `, "cull": null}`, "", nil},
+		"other letters": {`{"protocol": 1, ` + good + `, "CULL": {"Busy": true, "X": 1}, "Env": {"x": "y"}}`, "",
+			[]string{"CULL.X"}},
 		"newer settings": {`{"protocol": 1, ` + good + `, "z": {"y": 1}, "cull": {"busy": true, "x": [1]}, "a": "b"}`, "",
 			[]string{"a", "cull.x", "z"}},
 		"a secret": {`{"protocol": 1, ` + good + `, "kernel_key": "x", "KernelKey": "x", "-": "x"}`, "",
