@@ -197,7 +197,7 @@ func (g *Gateway) upgradeSupervisor(ctx context.Context, r *call, id string) (*c
 		out.Header.Del("Sec-Websocket-Extensions")
 	}
 	dial := func(ctx context.Context) (net.Conn, error) { return g.dial(ctx, net.JoinHostPort(id, "80")) }
-	up, err := channels.Dial(ctx, dial, out)
+	up, err := channels.Dial(ctx, dial, out, channels.CanHandOver(r.Request))
 	var answered *channels.StatusError
 	switch {
 	case err == nil:

@@ -1,12 +1,14 @@
 // Package channels carries the websockets of kernels' channels between clients and supervisors. A Registry lists the
-// open connections and can end each of them. Dial makes the handshake with a supervisor, Join the one with its client,
-// and a Splice copies bytes between the two. It understands no message. While a kernel has no supervisor yet, the Lobby
-// accepts the client's websocket itself, keeps what the client sends and shows why the kernel is not there.
+// open connections and can end each of them. Dial makes the handshake with a supervisor, Join the one with its client.
+// Then a Handover gives the client's socket to a supervisor of this machine, or a Splice copies bytes between the two.
+// The package understands no message. While a kernel has no supervisor yet, the Lobby accepts the client's websocket
+// itself, keeps what the client sends and shows why the kernel is not there.
 //
 // The package knows nothing of users, tokens and audit logs. Package gateway decides who may open a connection.
 //
-// Goroutines: Splice.Run starts two, one for each direction, and Waiting.Run one that reads. Both wait for theirs
-// before they return, and have closed the connections then. No other function starts one.
+// Goroutines: Splice.Run starts two, one for each direction, Waiting.Run one that reads, and Handover.Run one at its
+// end that discards what the client still sends. All wait for theirs before they return, and have closed the
+// connections then. No other function starts one.
 package channels
 
 import (
@@ -19,6 +21,8 @@ import (
 	"net"
 	"net/http"
 	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
 // maxHandshake bounds the bytes of a supervisor's answer to a handshake, with its body.
@@ -32,9 +36,10 @@ var ErrClientGone = errors.New("the client is gone")
 
 // Upstream is a connection to a kernel's supervisor after its handshake. It belongs to Join or to the lobby.
 type Upstream struct {
-	conn   net.Conn
-	header http.Header // of the 101
-	early  []byte      // bytes that the supervisor has sent behind its 101
+	conn     net.Conn
+	header   http.Header // of the 101
+	early    []byte      // bytes that the supervisor has sent behind its 101
+	takeOver bool        // the supervisor waits for the client's socket
 }
 
 // Close closes an Upstream that is not needed after all.
@@ -51,17 +56,30 @@ func (e *StatusError) Error() string {
 }
 
 // Dial connects to a supervisor with dial and makes the handshake: request without the headers of an upgrade, which
-// Dial adds. A supervisor that answers anything but 101 is a *StatusError. When ctx ends before Dial returns, the
-// connection is closed.
-func Dial(ctx context.Context, dial func(context.Context) (net.Conn, error), request *http.Request) (*Upstream, error) {
+// Dial adds. With handOver the supervisor may take over the client's socket, if it is on this machine: CanHandOver must
+// be true for the client's request. A supervisor that answers anything but 101 is a *StatusError. When ctx ends before
+// Dial returns, the connection is closed.
+func Dial(
+	ctx context.Context,
+	dial func(context.Context) (net.Conn, error),
+	request *http.Request,
+	handOver bool,
+) (*Upstream, error) {
 	request.Header.Set("Connection", "Upgrade")
 	request.Header.Set("Upgrade", "websocket")
 	conn, err := dial(ctx)
 	if err != nil {
 		return nil, err
 	}
+	_, local := conn.(*net.UnixConn)
+	if handOver = handOver && local; handOver {
+		request.Header.Set(api.HeaderHandOver, api.HandOverVersion)
+	}
 	abort := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(past) }) // fails only on a closed connection
 	up, err := shakeHands(conn, request)
+	if err == nil && handOver {
+		up.takeOver = up.header.Get(api.HeaderHandOver) == api.HandOverVersion
+	}
 	if !abort() && err == nil {
 		err = ctx.Err() // its deadline may lie in the past now, so it is useless
 	}
@@ -100,18 +118,18 @@ func shakeHands(conn net.Conn, request *http.Request) (*Upstream, error) {
 // passedHeaders are the headers of a supervisor's 101 that its client gets.
 var passedHeaders = []string{"Sec-Websocket-Accept", "Sec-Websocket-Protocol", "Sec-Websocket-Extensions"}
 
-// Join hijacks the client's connection and answers it with the supervisor's 101, to which it adds the headers of extra.
-// Bytes are copied once the Splice runs. After an error the Upstream is closed; ErrClientGone means that the client's
-// connection is closed, too.
-func Join(w http.ResponseWriter, up *Upstream, extra http.Header) (*Splice, error) {
-	s, err := join(w, up, extra)
+// Join hijacks the client's connection. Once the Carrier runs, it answers the client with the supervisor's 101 and the
+// headers of extra. After an error the Upstream is closed; ErrClientGone means that the client's connection is closed,
+// too.
+func Join(w http.ResponseWriter, up *Upstream, extra http.Header) (Carrier, error) {
+	c, err := join(w, up, extra)
 	if err != nil {
 		up.Close()
 	}
-	return s, err
+	return c, err
 }
 
-func join(w http.ResponseWriter, up *Upstream, extra http.Header) (*Splice, error) {
+func join(w http.ResponseWriter, up *Upstream, extra http.Header) (Carrier, error) {
 	answer := extra.Clone()
 	answer.Set("Connection", "Upgrade")
 	answer.Set("Upgrade", "websocket")
@@ -126,7 +144,6 @@ func join(w http.ResponseWriter, up *Upstream, extra http.Header) (*Splice, erro
 		return nil, fmt.Errorf("write the answer: %w", err)
 	}
 	b.WriteString("\r\n")
-	b.Write(up.early)
 
 	client, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
@@ -139,5 +156,24 @@ func join(w http.ResponseWriter, up *Upstream, extra http.Header) (*Splice, erro
 		_ = client.Close() // it is broken
 		return nil, fmt.Errorf("%w: %w", ErrClientGone, err)
 	}
-	return newSplice(client, up.conn, bytes.Clone(early), b.Bytes()), nil
+	c, err := carry(client, up, bytes.Clone(early), b.Bytes())
+	if err != nil {
+		_ = client.Close() // its request cannot be answered any more
+	}
+	return c, err
+}
+
+// carry makes the Carrier of a client's connection. The bytes of early came from the client already. Those of answer go
+// to it before those of the supervisor.
+func carry(client net.Conn, up *Upstream, early, answer []byte) (Carrier, error) {
+	if !up.takeOver {
+		return newSplice(client, up.conn, early, append(answer, up.early...)), nil
+	}
+	socket, isTCP := client.(*net.TCPConn)
+	supervisor, isUnix := up.conn.(*net.UnixConn)
+	if !isTCP || !isUnix || len(up.early) > 0 {
+		return nil, fmt.Errorf("%w: a %T cannot be handed over on a %T, after %d bytes", ErrClientGone, client, up.conn,
+			len(up.early))
+	}
+	return newHandover(socket, supervisor, early, answer), nil
 }

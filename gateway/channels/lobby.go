@@ -84,7 +84,7 @@ type Waiting struct {
 	session string // of the lobby's own messages
 	began   time.Time
 
-	splice atomic.Pointer[Splice] // nil before the supervisor has taken over
+	carrier atomic.Pointer[Carrier] // nil before the supervisor has taken over
 
 	// Owned by the reader until it has ended.
 	messages int
@@ -169,8 +169,8 @@ func (l *Lobby) Enter(
 // Bytes returns how many bytes came from the client and went to it since the supervisor has taken over. Held bytes
 // count as soon as the supervisor gets them.
 func (c *Waiting) Bytes() (in, out int64) {
-	if s := c.splice.Load(); s != nil {
-		return s.Bytes()
+	if carrier := c.carrier.Load(); carrier != nil {
+		return (*carrier).Bytes()
 	}
 	return 0, 0
 }
@@ -192,10 +192,13 @@ func (c *Waiting) Run(ctx context.Context) error {
 		cause = errTooMuch
 	}
 	if err == nil {
+		var carrier Carrier
 		if err = c.handOver(cause, up); err == nil {
-			s := newSplice(c.client.Conn, up.conn, held, up.early)
-			c.splice.Store(s)
-			return s.Run(ctx)
+			carrier, err = carry(c.client.Conn, up, held, nil)
+		}
+		if err == nil {
+			c.carrier.Store(&carrier)
+			return carrier.Run(ctx)
 		}
 		up.Close()
 	}

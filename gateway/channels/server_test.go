@@ -44,6 +44,7 @@ type testServer struct {
 	registry *Registry[string]
 	lobby    *Lobby
 	http     *httptest.Server
+	handOver bool // clients' sockets are handed over to supervisors that take them
 
 	mu      sync.Mutex
 	changed chan struct{} // guarded by mu; closed and replaced at each change
@@ -65,7 +66,7 @@ func startServer(t testing.TB) *testServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &testServer{t: t, dir: dir, registry: NewRegistry[string](0, NewPlaces(0)), lobby: NewLobby(),
+	s := &testServer{t: t, dir: dir, handOver: true, registry: NewRegistry[string](0, NewPlaces(0)), lobby: NewLobby(),
 		changed: make(chan struct{}), kernels: map[string]*testKernel{}}
 	s.http = httptest.NewUnstartedServer(http.HandlerFunc(s.serve))
 	s.http.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
@@ -158,7 +159,7 @@ func (s *testServer) connect(ctx context.Context, r *http.Request, id string) (*
 			return nil, launcher.ErrNoSupervisor
 		}
 		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-	}, out)
+	}, out, s.handOver && CanHandOver(r))
 }
 
 // change changes kernels and wakes all who wait for them.

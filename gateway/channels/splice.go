@@ -140,7 +140,11 @@ func (s *Splice) end(cause error) {
 
 // linger waits until the peer closes its side or the deadline passes. Closing a socket with unread bytes in it resets
 // the connection, and a reset discards what the peer has not read yet, such as a close frame.
-func linger(conn net.Conn, deadline time.Time) {
+func linger(conn interface {
+	io.Reader
+	SetReadDeadline(time.Time) error
+}, deadline time.Time,
+) {
 	_ = conn.SetReadDeadline(deadline) // if it fails, so does the read below
 	var sink [512]byte
 	for {
@@ -274,15 +278,17 @@ func hungUp(conn net.Conn) (gone, known bool) {
 	if err != nil {
 		return true, true
 	}
-	err = raw.Control(func(fd uintptr) {
-		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
-		for {
-			_, err := unix.Poll(fds, 0)
-			if err == nil || !errors.Is(err, unix.EINTR) {
-				break
-			}
-		}
-		gone = fds[0].Revents&(unix.POLLRDHUP|unix.POLLHUP|unix.POLLERR|unix.POLLNVAL) != 0
-	})
+	err = raw.Control(func(fd uintptr) { gone = descriptorHungUp(int(fd)) })
 	return gone || err != nil, true
+}
+
+func descriptorHungUp(fd int) bool {
+	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+	for {
+		_, err := unix.Poll(fds, 0)
+		if err == nil || !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	return fds[0].Revents&(unix.POLLRDHUP|unix.POLLHUP|unix.POLLERR|unix.POLLNVAL) != 0
 }

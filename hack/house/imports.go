@@ -196,7 +196,7 @@ var mayImport = map[string][]string{
 	"launcher/supervisor/gaps":     {},
 	"launcher/supervisor/gate":     {"jupyter", "launcher/supervisor/requests"},
 	"launcher/supervisor/history":  {"launcher/supervisor/api"},
-	"launcher/supervisor/flow":     {},
+	"launcher/supervisor/flow":     {"launcher/supervisor/api"},
 	"launcher/supervisor/logstream": {
 		"jupyter",
 		"launcher/supervisor/api",

@@ -113,7 +113,7 @@ func newTestCluster(t testing.TB) *testCluster {
 
 // applied are the managed fields of an object that gateways have applied.
 var applied = []metav1.ManagedFieldsEntry{{Manager: fieldManager, Operation: metav1.ManagedFieldsOperationApply,
-	FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte("{}")}}}
+	FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1("{}")}}
 
 // apply is a simple server-side apply of an object that is made with a namespace, or of the namespace itself: all of
 // the object is replaced. The end to end tests use the real one.

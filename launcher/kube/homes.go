@@ -84,8 +84,8 @@ func (l *Launcher) noteHomeUsed(ctx context.Context, claim *corev1.PersistentVol
 	if err != nil {
 		return nil, err
 	}
-	got, err := l.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(ctx, claim.Name, types.MergePatchType, patch,
-		metav1.PatchOptions{})
+	claims := l.client.CoreV1().PersistentVolumeClaims(claim.Namespace)
+	got, err := claims.Patch(ctx, claim.Name, types.MergePatchType, patch, metav1.PatchOptions{})
 	switch {
 	case apierrors.IsForbidden(err):
 		l.log.Warn("the use of a home cannot be noted", logkey.Namespace, claim.Namespace, logkey.Claim, claim.Name,

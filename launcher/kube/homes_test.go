@@ -187,17 +187,19 @@ func TestHomes_Deleted(t *testing.T) {
 func TestHomes_DeletedMeanwhile(t *testing.T) {
 	c := newTestCluster(t)
 	l := openTest(t, c, withHomes(t, ", deleteAfter: 240h"))
-	if err := c.Tracker().Add(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "home-ann",
+	if err := c.Tracker().Add(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "ns", Name: "home-ann",
 		Labels:      map[string]string{podspec.LabelManagedBy: podspec.Manager},
 		Annotations: map[string]string{podspec.AnnotationOwner: "ann"}}}); err != nil {
 		t.Fatal(err)
 	}
-	gone := apierrors.NewNotFound(corev1.Resource("persistentvolumeclaims"), "home-ann")
-	c.refuse("patch", "persistentvolumeclaims", gone)
-	if _, _, err := l.Start(t.Context(), testRequest(idA)); err == nil || !strings.Contains(err.Error(), "is being deleted") {
+	claims := corev1.Resource("persistentvolumeclaims")
+	c.refuse("patch", "persistentvolumeclaims", apierrors.NewNotFound(claims, "home-ann"))
+	_, _, err := l.Start(t.Context(), testRequest(idA))
+	if err == nil || !strings.Contains(err.Error(), "is being deleted") {
 		t.Errorf("%v", err)
 	}
-	c.refuse("patch", "persistentvolumeclaims", apierrors.NewForbidden(corev1.Resource("persistentvolumeclaims"), "home-ann", errors.New("no")))
+	c.refuse("patch", "persistentvolumeclaims", apierrors.NewForbidden(claims, "home-ann", errors.New("no")))
 	if _, _, err := l.Start(t.Context(), testRequest(idB)); err != nil {
 		t.Errorf("without the right: %v", err)
 	}

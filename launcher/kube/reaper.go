@@ -14,9 +14,10 @@ import (
 )
 
 // One of the gateways is the reaper. It removes what is no longer needed: leftovers of kernels, starts that no client
-// has claimed, old endings, pieces of old records, homes that the policy lets it delete. It keeps the DaemonSets that pull images ahead, the placeholders and
-// the warm kernels. It holds a lease in the kernels' namespace. Two reapers at one time would do no harm: each deletes
-// exactly the pods that it has found to be leftovers, and a leftover never becomes needed again.
+// has claimed, old endings, pieces of old records, homes that the policy lets it delete. It keeps the DaemonSets that
+// pull images ahead, the placeholders and the warm kernels. It holds a lease in the kernels' namespace. Two reapers at
+// one time would do no harm: each deletes exactly the pods that it has found to be leftovers, and a leftover never
+// becomes needed again.
 const (
 	reaperLease = "ekg-reaper"
 

@@ -127,7 +127,7 @@ func (l *Launcher) readProcesses(id string) (p processIDs) {
 
 // lockIsRight decides which of two different process ids is that of the kernel's last supervisor: the one in lockFile,
 // or the one in processFile. processFile may not be written yet, or be about an earlier supervisor. A supervisor of an
-// earlier version writes nothing into lockFile, so the id there may be an earlier one, too. A living supervisor decides.
+// earlier version writes nothing into lockFile, so the id there may be an earlier one, too. A living one decides.
 // If none lives, the file that was written last does.
 func (l layout) lockIsRight(id string, locked, noted int) bool {
 	switch {

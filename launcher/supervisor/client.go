@@ -33,6 +33,7 @@ type clientConn struct {
 	guest    bool   // it may use the kernel, which another user owns
 	user     string // "" if the gateway names none
 	compress bool   // the gateway lets the client's messages be compressed
+	takeOver bool   // the gateway hands over the client's socket
 
 	// Fixed when the client has joined. Supervisor.mu guards what they point to, except for conn.
 	attachment *session.Attachment
@@ -53,13 +54,17 @@ func (s *Supervisor) getChannels(w http.ResponseWriter, r *http.Request) error {
 	}
 	right, user := r.Header.Get(api.HeaderRight), r.Header.Get(api.HeaderUser)
 	c := &clientConn{s: s, readOnly: right == api.RightRead, guest: right == api.RightUse && !s.ownedBy(user), user: user,
-		compress: r.Header.Get(api.HeaderCompress) != ""}
+		compress: r.Header.Get(api.HeaderCompress) != "", takeOver: api.ConfirmsHandOver(r)}
 	c.framing, c.relay = framing.Choose(r, websocket.Subprotocols(r))
 	if err := s.join(c, sessionKey(r, c.readOnly), r.URL.Query().Get("cursor")); err != nil {
 		return err
 	}
 	defer s.leave(c)
-	if !c.conn.Upgrade(w, r) {
+	var extra http.Header
+	if c.takeOver {
+		extra = http.Header{api.HeaderHandOver: {api.HandOverVersion}}
+	}
+	if !c.conn.Upgrade(w, r, extra) {
 		return nil
 	}
 	begun := time.Now()
@@ -119,6 +124,7 @@ func (s *Supervisor) join(c *clientConn, key, cursor string) error {
 		Compress:      c.compress,
 		MaxMessage:    s.maxMessageOf(c),
 		Input:         s.input.Of(c.user, s.ownedBy(c.user)),
+		TakeOver:      c.takeOver,
 		Over:          s.over,
 		Logger:        s.logger,
 	})

@@ -28,9 +28,10 @@ const (
 // kernel's environment. An empty variable changes nothing, as with Enterprise Gateway. The error is a
 // *launcher.RefusedError that names the variable.
 func (b *builder) applyClient(pod *corev1.Pod) error {
+	policy := b.o.Policy
 	c := &clientChecker{
-		checker: checker{bounds: b.o.Policy.Clients.forOwner(b.req.Owner, b.o.Policy.OwnerNames), nonRoot: b.o.Policy.NonRoot},
-		allow:   b.o.Policy.Clients.Allow, env: b.req.Env, pod: pod, kernel: kernelOf(pod),
+		checker: checker{bounds: policy.Clients.forOwner(b.req.Owner, policy.OwnerNames), nonRoot: policy.NonRoot},
+		allow:   policy.Clients.Allow, env: b.req.Env, pod: pod, kernel: kernelOf(pod),
 	}
 	for name := range c.env {
 		if name == visibleDevices {

@@ -101,8 +101,9 @@ func (o Options) readExtension(spec kernelspecs.Spec, owner string) (extension, 
 	if len(problems) > 0 {
 		return e, problems
 	}
-	c := checker{bounds: policy.Kernelspecs.forOwner(owner, policy.OwnerNames), nonRoot: policy.NonRoot, spec: &policy.Kernelspecs,
-		policyLabels: policy.Labels, tokens: policy.Kernelspecs.ServiceAccountTokens.forOwner(owner, policy.OwnerNames)}
+	c := checker{bounds: policy.Kernelspecs.forOwner(owner, policy.OwnerNames), nonRoot: policy.NonRoot,
+		spec: &policy.Kernelspecs, policyLabels: policy.Labels,
+		tokens: policy.Kernelspecs.ServiceAccountTokens.forOwner(owner, policy.OwnerNames)}
 	c.found = e.fillOwner(owner, policy.OwnerNames)
 	c.extension(&e)
 	if spec.Launcher != nil && e.ImageKernelspec != "" {

@@ -149,7 +149,8 @@ func TestOwner_ClaimsOfOthers(t *testing.T) {
 func TestOwner_PatternsProperty(t *testing.T) {
 	pieces := rapid.SampledFrom([]string{"{owner}", "*", ".", "-", "a", "40", "-40", "a-"})
 	schemes := rapid.SampledFrom([]OwnerNames{NamesEscaped, NamesSafe})
-	owners := []string{"a", "ab", "a-a", "a-40", "ab---00000000", "40", "a40", "4", "@", "a@", "@a", ".", "a.", "a.a", "-", "b@a", "@40"}
+	owners := []string{"a", "ab", "a-a", "a-40", "ab---00000000", "40", "a40", "4", "@", "a@", "@a", ".", "a.", "a.a",
+		"-", "b@a", "@40"}
 	valid := 0
 	rapid.Check(t, func(t *rapid.T) {
 		names := schemes.Draw(t, "names")

@@ -64,7 +64,7 @@ func compressed(t *testing.T, rate int, offer bool, tune func(*Options)) (*serve
 	o := s.o
 	s.Conn = New(o)
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if s.Upgrade(w, r) {
+		if s.Upgrade(w, r, nil) {
 			s.Serve()
 		}
 		s.done <- s.End()

@@ -4,9 +4,10 @@
 // It knows nothing of the kernel. Its Handler, which the supervisor implements, decides what a message or an
 // acknowledgement means.
 //
-// Serve runs in the goroutine of the HTTP request, which reads. It starts the writer and waits for it. The writer sends
-// everything, except for some close frames. The peer acknowledges by pongs to numbered pings: a pong proves that the
-// peer's websocket has received everything before that ping.
+// Serve runs in the goroutine of the HTTP request, which reads. It starts the writer, and a goroutine that waits for
+// the end of a gateway that has handed over its client's socket. It waits for both. The writer sends everything, except
+// for some close frames. The peer acknowledges by pongs to numbered pings: a pong proves that the peer's websocket has
+// received everything before that ping.
 //
 // Conn.mu is held for a few instructions only. Nothing else is locked, written or called while it is held. So callers
 // may hold their own locks while they call Close and End.
@@ -23,6 +24,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/flow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
 	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
@@ -66,6 +68,7 @@ type Options struct {
 	Compress      bool                // the peer may have its messages compressed, if it offers that
 	MaxMessage    int64               // bytes of one message from the client
 	Input         InputShare          // the user's share of the kernel's unfinished input
+	TakeOver      bool                // the gateway sends its client's socket after the 101; see package api
 	Over          <-chan struct{}     // closed when the kernel has ended for good
 	Logger        *slog.Logger
 }
@@ -143,12 +146,13 @@ var upgrader = websocket.Upgrader{
 	WriteBufferPool:  &sync.Pool{},
 }
 
-// Upgrade answers an upgrade request. It reports false if there is no connection to serve: the request was not
-// acceptable, and the client has the error, or Close was called.
-func (c *Conn) Upgrade(w http.ResponseWriter, r *http.Request) bool {
+// Upgrade answers an upgrade request, with the headers of extra in its 101. With Options.TakeOver it then receives the
+// client's socket. It reports false if there is no connection to serve: the request was not acceptable, and the client
+// has the error, or no socket came, or Close was called.
+func (c *Conn) Upgrade(w http.ResponseWriter, r *http.Request, extra http.Header) bool {
 	h := &flow.Hijacker{ResponseWriter: w, Owed: c.owed}
 	u, compresses := c.chooseUpgrader(r)
-	ws, err := u.Upgrade(h, r, nil)
+	ws, err := u.Upgrade(h, r, extra)
 	if err != nil {
 		return false // the library has sent the error
 	}
@@ -156,10 +160,17 @@ func (c *Conn) Upgrade(w http.ResponseWriter, r *http.Request) bool {
 	c.ws, c.flow, c.compresses = ws, h.Conn, compresses
 	closed := c.closed
 	c.mu.Unlock()
-	if closed {
-		ws.Close() //nolint:errcheck // nothing was sent
+	if !closed && c.o.TakeOver {
+		err = c.flow.TakeOver()
 	}
-	return !closed
+	if closed || err != nil {
+		if err != nil {
+			c.o.Logger.Warn("client's socket was not received", logkey.Err, err)
+		}
+		c.flow.Close() //nolint:errcheck // nothing was sent
+		return false
+	}
+	return true
 }
 
 // Serve reads and writes until the connection ends. It returns how many bytes were sent.
@@ -174,10 +185,16 @@ func (c *Conn) Serve() (sent int64) {
 		// This ends the reader: at once after an error, otherwise with the peer's close frame or after closeGrace.
 		c.flow.SetDeadline(time.Now().Add(closeGrace)) //nolint:errcheck // a closed connection has no deadline
 	}()
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
+		c.flow.AwaitGateway()
+	}()
 	c.read()
 	cancel()
 	c.flow.Close() //nolint:errcheck // it may be closed already
 	<-done
+	<-left
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.sent

@@ -77,7 +77,7 @@ func serve(t *testing.T, tune func(*Options)) *served {
 	}
 	s.Conn = New(o)
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if s.Upgrade(w, r) {
+		if s.Upgrade(w, r, nil) {
 			s.Serve()
 		}
 		s.done <- s.End()
@@ -329,7 +329,7 @@ func TestConn_CloseBeforeUpgrade(t *testing.T) {
 	closed := New(s.o)
 	closed.Close()
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if closed.Upgrade(w, r) {
+		if closed.Upgrade(w, r, nil) {
 			t.Error("it is to be served")
 		}
 	}))

@@ -111,11 +111,7 @@ func (c *Conn) writeEnd() {
 }
 
 // closeWrite ends the writing half of the connection. The peer gets everything that was written.
-func (c *Conn) closeWrite() {
-	if half, ok := c.flow.Conn.(interface{ CloseWrite() error }); ok {
-		_ = half.CloseWrite() // an error shows in the next read
-	}
-}
+func (c *Conn) closeWrite() { _ = c.flow.CloseWrite() } // an error shows in the next read
 
 func (c *Conn) writeClose(f framing.CloseError) {
 	c.noteLocal()

@@ -39,6 +39,13 @@ type Conn struct {
 	progress atomic.Int64 // time of the last progress, in nanoseconds after epoch
 	owed     func() int64 // bytes sent and not acknowledged
 
+	// Set by TakeOver. The reader owns early.
+	gateway net.Conn // nil unless the peer is a gateway's client
+	early   []byte   // read before anything of the peer's
+
+	ending sync.Mutex // held while the connection is replaced or closed
+	closed bool       // guarded by ending
+
 	mu      sync.Mutex                      // also held while writing, for the order of writes
 	buf     []byte                          // gathered
 	lent    *[gatherBytes + gatherPart]byte // backs buf; nil: nothing was gathered since Flush
@@ -68,6 +75,13 @@ func (f *Conn) Deadline() time.Time {
 
 // Read implements net.Conn. Bytes are progress.
 func (f *Conn) Read(p []byte) (int, error) {
+	if len(f.early) > 0 {
+		n := copy(p, f.early)
+		if f.early = f.early[n:]; len(f.early) == 0 {
+			f.early = nil // it may be large
+		}
+		return n, nil
+	}
 	n, err := f.Conn.Read(p)
 	if n > 0 {
 		f.progressed()
