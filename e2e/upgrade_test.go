@@ -22,35 +22,23 @@ import (
 // before. Until the first release it is a commit of main.
 const previousRelease = "a745131446b1"
 
-// previous builds the programs of the previous release, once for each user, and returns their folder. It skips the test
-// in a clone that lacks the commit.
-func previous(t *testing.T, in installed) string {
+// previousChart is the commit of the release that upgrades of the chart start from. previousRelease has no chart. A
+// release that sets previousRelease to a commit with a chart sets this to the same commit.
+const previousChart = "7d07404f168d"
+
+// previous builds the programs of the release with this commit, once for each user, and returns their folder. It skips
+// the test in a clone that lacks the commit.
+func previous(t *testing.T, in installed, release string) string {
 	t.Helper()
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		t.Fatal(err)
 	}
-	bin := filepath.Join(cache, "ekg", "release-"+previousRelease)
+	bin := filepath.Join(cache, "ekg", "release-"+release)
 	if _, err := os.Stat(bin); err == nil {
 		return bin
 	}
-	commit, err := exec.Command("git", "-C", in.repository, "rev-parse", "--verify", previousRelease+"^{commit}").Output()
-	if err != nil {
-		var exit *exec.ExitError
-		if errors.As(err, &exit) {
-			err = errors.New(strings.TrimSpace(string(exit.Stderr)))
-		}
-		t.Skipf("the commit of the previous release is missing, as in a shallow clone (git fetch --unshallow): %v", err)
-	}
-	source, tar := t.TempDir(), filepath.Join(t.TempDir(), "source.tar")
-	for _, command := range [][]string{
-		{"git", "-C", in.repository, "archive", "--output", tar, strings.TrimSpace(string(commit))},
-		{"tar", "-x", "-f", tar, "-C", source},
-	} {
-		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v\n%s", command, err, out)
-		}
-	}
+	source := sourceOf(t, in, release)
 	if err := os.MkdirAll(filepath.Dir(bin), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -67,6 +55,30 @@ func previous(t *testing.T, in installed) string {
 		t.Fatal(err)
 	}
 	return bin
+}
+
+// sourceOf returns a folder with the files of the release with this commit. It skips the test in a clone that lacks the
+// commit.
+func sourceOf(t *testing.T, in installed, release string) string {
+	t.Helper()
+	commit, err := exec.Command("git", "-C", in.repository, "rev-parse", "--verify", release+"^{commit}").Output()
+	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			err = errors.New(strings.TrimSpace(string(exit.Stderr)))
+		}
+		t.Skipf("the commit of the previous release is missing, as in a shallow clone (git fetch --unshallow): %v", err)
+	}
+	source, tar := t.TempDir(), filepath.Join(t.TempDir(), "source.tar")
+	for _, command := range [][]string{
+		{"git", "-C", in.repository, "archive", "--output", tar, strings.TrimSpace(string(commit))},
+		{"tar", "-x", "-f", tar, "-C", source},
+	} {
+		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", command, err, out)
+		}
+	}
+	return source
 }
 
 // withProtocol builds the present programs with another protocol version, and returns their folder.
@@ -106,7 +118,7 @@ func withProtocol(t *testing.T, in installed, version int) string {
 func TestE2E_Skew(t *testing.T) {
 	t.Parallel()
 	in := theInstallation(t)
-	old, next := previous(t, in), withProtocol(t, in, api.ProtocolVersion+1)
+	old, next := previous(t, in, previousRelease), withProtocol(t, in, api.ProtocolVersion+1)
 	for _, tt := range []struct {
 		name, gateway, supervisor string
 		v1                        bool
@@ -222,7 +234,7 @@ func TestE2E_SkewTooFar(t *testing.T) {
 func TestE2E_Upgrade(t *testing.T) {
 	t.Parallel()
 	in := theInstallation(t)
-	old := previous(t, in)
+	old := previous(t, in, previousRelease)
 	for _, tt := range []struct {
 		name, from, to string
 		v1             bool
