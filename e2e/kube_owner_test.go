@@ -200,8 +200,10 @@ func TestE2E_KubeHomes(t *testing.T) {
 		}
 	}
 
+	const notes = "elastic-kernel-gateway.github.io/home-unused-"
 	c.kubectl(t, "", "-n", ns, "annotate", "--overwrite", "pvc", claimOf("ann"),
-		"elastic-kernel-gateway.github.io/home-used="+time.Now().UTC().AddDate(0, 0, -11).Format(time.RFC3339))
+		notes+"since="+time.Now().UTC().AddDate(0, 0, -11).Format(time.RFC3339),
+		notes+"seen="+time.Now().UTC().Format(time.RFC3339))
 	g.kill()
 	g.start() // it looks for such homes when it has become the reaper
 	eventually(t, time.Minute, "the home of ann is deleted", func() error {

@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -29,10 +30,6 @@ func (l *Launcher) createHome(ctx context.Context, claim *corev1.PersistentVolum
 	}
 	asking, cancel := l.apiContext(ctx)
 	defer cancel()
-	deletes := podspec.HomesDeletedAfter(l.opts.Pods) > 0
-	if deletes {
-		claim.Annotations[podspec.AnnotationHomeUsed] = l.clusterNow().UTC().Format(time.RFC3339)
-	}
 	claims := l.client.CoreV1().PersistentVolumeClaims(claim.Namespace)
 	got, err := claims.Get(asking, claim.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -46,9 +43,6 @@ func (l *Launcher) createHome(ctx context.Context, claim *corev1.PersistentVolum
 			l.log.Info("a home was created", logkey.Namespace, claim.Namespace, logkey.Claim, claim.Name)
 		}
 	}
-	if err == nil && deletes && podspec.IsHome(l.opts.Pods, got) {
-		got, err = l.noteHomeUsed(asking, got)
-	}
 	owner := claim.Annotations[podspec.AnnotationOwner]
 	others := func(annotation string) bool {
 		return got.Annotations[annotation] != "" && got.Annotations[annotation] != owner
@@ -58,71 +52,86 @@ func (l *Launcher) createHome(ctx context.Context, claim *corev1.PersistentVolum
 		return l.unavailable(ctx, "home", err)
 	case err != nil:
 		return homeFailed(claim.Name, podstatus.ExplainError(err).Text, podstatus.ErrorFailure(err))
-	case got == nil, got.DeletionTimestamp != nil:
-		return homeFailed(claim.Name, "its claim is being deleted", launcher.FailedRefused)
+	case got.DeletionTimestamp != nil:
+		return homeFailed(claim.Name, homeGoes, launcher.FailedRefused)
 	case others(podspec.AnnotationOwner), others(annotationSpawner):
 		return homeFailed(claim.Name, "its claim belongs to another user", launcher.FailedRefused)
+	case got.Annotations[podspec.AnnotationHomeUnused] == "":
+		return nil
+	}
+	return l.keepHome(ctx, got)
+}
+
+// keepHome takes away the mark of a home that no pod had: a pod will have it. If the right is missing, sweeps do it.
+func (l *Launcher) keepHome(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
+	got, err := l.markHome(ctx, claim, "", "")
+	switch {
+	case apierrors.IsForbidden(err):
+		l.log.Warn("the use of a home cannot be noted", logkey.Namespace, claim.Namespace, logkey.Claim, claim.Name,
+			logkey.Err, err)
+		return nil
+	case err != nil && !isAnswer(err):
+		return l.unavailable(ctx, "home", err)
+	case err != nil:
+		return homeFailed(claim.Name, podstatus.ExplainError(err).Text, podstatus.ErrorFailure(err))
+	case got == nil || got.DeletionTimestamp != nil:
+		return homeFailed(claim.Name, homeGoes, launcher.FailedRefused)
 	}
 	return nil
 }
+
+// homeGoes is why a home that is being deleted cannot be used.
+const homeGoes = "its claim is being deleted"
 
 func homeFailed(claim, why string, class launcher.Failure) error {
 	return &launcher.FailedError{Reason: fmt.Sprintf("the home %s of its owner cannot be used: %s", claim, why),
 		Class: class}
 }
 
-// noteHomeUsed writes into a home's claim that it is in use, unless that was written lately. It returns the claim as it
-// is then, and nil if the claim is gone. Without the right it changes nothing: then no home is deleted, either.
-func (l *Launcher) noteHomeUsed(ctx context.Context, claim *corev1.PersistentVolumeClaim,
+// markHome writes since when no pod has a home, and when that was seen last. Two empty texts remove both. It returns the
+// claim as it is then, and nil if the claim that was read is gone.
+func (l *Launcher) markHome(ctx context.Context, claim *corev1.PersistentVolumeClaim, since, seen string,
 ) (*corev1.PersistentVolumeClaim, error) {
-	now := l.clusterNow().UTC()
-	if used, known := homeUsed(claim); known && now.Sub(used) < podspec.HomeUsedEvery {
-		return claim, nil
+	asking, cancel := l.apiContext(ctx)
+	defer cancel()
+	annotations := map[string]any{podspec.AnnotationHomeUnused: nil, podspec.AnnotationHomeSeen: nil}
+	if since != "" {
+		annotations = map[string]any{podspec.AnnotationHomeUnused: since, podspec.AnnotationHomeSeen: seen}
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-		"uid": claim.UID, "annotations": map[string]string{podspec.AnnotationHomeUsed: now.Format(time.RFC3339)}}})
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": claim.UID, "annotations": annotations}})
 	if err != nil {
 		return nil, err
 	}
-	claims := l.client.CoreV1().PersistentVolumeClaims(claim.Namespace)
-	got, err := claims.Patch(ctx, claim.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-	switch {
-	case apierrors.IsForbidden(err):
-		l.log.Warn("the use of a home cannot be noted", logkey.Namespace, claim.Namespace, logkey.Claim, claim.Name,
-			logkey.Err, err)
-		return claim, nil
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+	got, err := l.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(asking, claim.Name, types.MergePatchType,
+		patch, metav1.PatchOptions{})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil, nil
 	}
 	return got, err
 }
 
-// homeUsed returns when a kernel was last known to have a home.
-func homeUsed(claim *corev1.PersistentVolumeClaim) (at time.Time, known bool) {
-	at, err := time.Parse(time.RFC3339, claim.Annotations[podspec.AnnotationHomeUsed])
-	return at, err == nil
-}
-
-// sweepHomes deletes the homes that no pod has had for as long as the policy says. Claims that ekg has not created
-// stay. Two reapers at one time do no harm: a claim that has changed since it was read is not deleted.
+// sweepHomes deletes the homes that no pod has had for as long as the policy says. It counts only time in which
+// gateways have looked. So a home is not deleted because gateways or their rights were missing, or because the policy
+// had another time before. Claims that these gateways have not created stay. Two reapers at one time do no harm: a
+// claim that has changed since it was read is not deleted.
 func (l *Launcher) sweepHomes(ctx context.Context) error {
 	after := podspec.HomesDeletedAfter(l.opts.Pods)
 	if after == 0 {
 		return nil
 	}
+	var errs []error
 	for _, ns := range l.watched {
-		if err := l.sweepHomesIn(ctx, ns, after); err != nil {
-			return err
-		}
+		errs = append(errs, l.sweepHomesIn(ctx, ns, after))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 func (l *Launcher) sweepHomesIn(ctx context.Context, ns string, after time.Duration) error {
 	asking, cancel := l.apiContext(ctx)
 	defer cancel()
-	claims, err := l.client.CoreV1().PersistentVolumeClaims(ns).List(asking,
-		metav1.ListOptions{LabelSelector: podspec.LabelManagedBy + "=" + podspec.Manager})
+	claims, err := l.client.CoreV1().PersistentVolumeClaims(ns).List(asking, metav1.ListOptions{
+		LabelSelector: podspec.LabelManagedBy + "=" + podspec.Manager + "," +
+			podspec.LabelKernelsOf + "=" + l.opts.Pods.Namespace})
 	if err != nil {
 		return err
 	}
@@ -139,30 +148,46 @@ func (l *Launcher) sweepHomesIn(ctx context.Context, ns string, after time.Durat
 			}
 		}
 	}
-	now := l.clusterNow()
+	var errs []error
 	for i := range claims.Items {
 		claim := &claims.Items[i]
-		if claim.DeletionTimestamp != nil || !podspec.IsHome(l.opts.Pods, claim) {
-			continue
-		}
-		at, known := homeUsed(claim)
-		switch {
-		case !known, used[types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}]:
-			if _, err := l.noteHomeUsed(asking, claim); err != nil {
-				return err
-			}
-		case now.Sub(at) > after:
-			if err := l.deleteHome(asking, claim, at); err != nil {
-				return err
-			}
+		if claim.DeletionTimestamp == nil && podspec.IsHome(l.opts.Pods, claim) && ctx.Err() == nil {
+			used := used[types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}]
+			errs = append(errs, l.sweepHome(ctx, claim, used, after))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
+}
+
+// sweepHome marks one home as used or unused, or deletes it.
+func (l *Launcher) sweepHome(ctx context.Context, claim *corev1.PersistentVolumeClaim, used bool,
+	after time.Duration,
+) error {
+	now := l.clusterNow().UTC()
+	text := now.Format(time.RFC3339)
+	sinceText := claim.Annotations[podspec.AnnotationHomeUnused]
+	since, err := time.Parse(time.RFC3339, sinceText)
+	seen, seenErr := time.Parse(time.RFC3339, claim.Annotations[podspec.AnnotationHomeSeen])
+	switch {
+	case used && sinceText == "":
+		return nil
+	case used:
+		_, err = l.markHome(ctx, claim, "", "")
+	case err != nil, seenErr != nil, now.Sub(seen) > podspec.HomeSeenMost:
+		_, err = l.markHome(ctx, claim, text, text)
+	case now.Sub(since) > after:
+		return l.deleteHome(ctx, claim, since)
+	case now.Sub(seen) > podspec.HomeSeenEvery:
+		_, err = l.markHome(ctx, claim, sinceText, text)
+	}
+	return err
 }
 
 // deleteHome deletes the claim of a home, unless it has changed since it was read.
-func (l *Launcher) deleteHome(ctx context.Context, claim *corev1.PersistentVolumeClaim, used time.Time) error {
-	err := l.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(ctx, claim.Name, metav1.DeleteOptions{
+func (l *Launcher) deleteHome(ctx context.Context, claim *corev1.PersistentVolumeClaim, since time.Time) error {
+	asking, cancel := l.apiContext(ctx)
+	defer cancel()
+	err := l.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(asking, claim.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &claim.UID, ResourceVersion: &claim.ResourceVersion}})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil // the next sweep looks again
@@ -171,6 +196,6 @@ func (l *Launcher) deleteHome(ctx context.Context, claim *corev1.PersistentVolum
 		return err
 	}
 	l.log.Info("a home was deleted: no pod has had it for long enough", logkey.Namespace, claim.Namespace,
-		logkey.Claim, claim.Name, logkey.Used, used)
+		logkey.Claim, claim.Name, logkey.Unused, since)
 	return nil
 }

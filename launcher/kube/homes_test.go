@@ -2,6 +2,8 @@ package kube
 
 import (
 	"errors"
+	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -115,33 +117,39 @@ func TestHomes_Refused(t *testing.T) {
 	}
 }
 
-// TestHomes_Deleted: a home is deleted when no pod has had it for as long as the policy says, and no other claim is.
+// TestHomes_Deleted: a home is deleted when gateways have seen no pod with it for as long as the policy says. No other
+// claim is.
 func TestHomes_Deleted(t *testing.T) {
 	c := newTestCluster(t)
 	l := openTest(t, c, withHomes(t, ", deleteAfter: 240h"))
-	claims := c.CoreV1().PersistentVolumeClaims("ns")
 	now := l.clusterNow().UTC()
-	add := func(name, owner, manager string, days int) {
+	add := func(name, owner, kernels string, unused, seen time.Duration) {
 		t.Helper()
 		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name,
-			UID: types.UID("uid-" + name), ResourceVersion: "7", Labels: map[string]string{podspec.LabelManagedBy: manager},
+			UID: types.UID("uid-" + name), ResourceVersion: "7",
+			Labels:      map[string]string{podspec.LabelManagedBy: podspec.Manager, podspec.LabelKernelsOf: kernels},
 			Annotations: map[string]string{podspec.AnnotationOwner: owner}}}
-		if days >= 0 {
-			claim.Annotations[podspec.AnnotationHomeUsed] = now.AddDate(0, 0, -days).Format(time.RFC3339)
+		if unused > 0 {
+			claim.Annotations[podspec.AnnotationHomeUnused] = now.Add(-unused).Format(time.RFC3339)
+			claim.Annotations[podspec.AnnotationHomeSeen] = now.Add(-seen).Format(time.RFC3339)
 		}
 		if err := c.Tracker().Add(claim); err != nil {
 			t.Fatal(err)
 		}
 	}
-	add("home-old", "old", podspec.Manager, 11)
-	add("home-new", "new", podspec.Manager, 9)
-	add("home-ann", "ann", podspec.Manager, 11)         // has a kernel
-	add("home-lab", "lab", podspec.Manager, 11)         // a pod of another program has it
-	add("home-before", "before", podspec.Manager, -1)   // older than the key deleteAfter
-	add("home-theirs", "theirs", "another", 11)         // not created by ekg
-	add("data-old", "old", podspec.Manager, 11)         // not a home
-	add("home-operator", "", podspec.Manager, 11)       // of no owner
-	add("home-changed", "changed", podspec.Manager, 11) // written by somebody meanwhile
+	const day, hour = 24 * time.Hour, time.Hour
+	add("home-old", "old", "ns", 11*day, hour)
+	add("home-new", "new", "ns", 9*day, hour)
+	add("home-later", "later", "ns", 9*day, 5*hour)     // seen a while ago
+	add("home-unseen", "unseen", "ns", 11*day, 13*hour) // nobody has looked for half a day
+	add("home-first", "first", "ns", 0, 0)              // seen for the first time
+	add("home-ann", "ann", "ns", 11*day, hour)          // gets a kernel
+	add("home-lab", "lab", "ns", 11*day, hour)          // a pod of another program has it
+	add("home-theirs", "theirs", "other", 11*day, hour) // another installation's
+	add("data-old", "old", "ns", 11*day, hour)          // not a home
+	add("home-operator", "", "ns", 11*day, hour)        // of no owner
+	add("home-changed", "changed", "ns", 11*day, hour)  // written by somebody meanwhile
+	add("home-broken", "broken", "ns", 11*day, hour)    // cannot be deleted, which keeps no other
 	if err := c.Tracker().Add(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "jupyter-lab"},
 		Spec: corev1.PodSpec{Volumes: []corev1.Volume{{Name: "home", VolumeSource: corev1.VolumeSource{
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "home-lab"}}}}}}); err != nil {
@@ -157,40 +165,52 @@ func TestHomes_Deleted(t *testing.T) {
 			*p.ResourceVersion != "7" {
 			t.Errorf("%s is deleted with the preconditions %+v", d.Name, p)
 		}
-		if d.Name == "home-changed" {
-			return true, nil, apierrors.NewConflict(corev1.Resource("persistentvolumeclaims"), d.Name, errors.New("changed"))
+		claims := corev1.Resource("persistentvolumeclaims")
+		switch d.Name {
+		case "home-changed":
+			return true, nil, apierrors.NewConflict(claims, d.Name, errors.New("changed"))
+		case "home-broken":
+			return true, nil, apierrors.NewForbidden(claims, d.Name, errors.New("a webhook"))
 		}
 		return false, nil, nil
 	})
-	if err := l.sweepHomes(t.Context()); err != nil {
-		t.Fatal(err)
+	if err := l.sweepHomes(t.Context()); err == nil || !strings.Contains(err.Error(), "a webhook") {
+		t.Errorf("the sweep reports %v", err)
 	}
-	list, err := claims.List(t.Context(), metav1.ListOptions{})
+	list, err := c.CoreV1().PersistentVolumeClaims("ns").List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	left := map[string]time.Time{}
+	left := map[string]string{}
 	for i := range list.Items {
-		left[list.Items[i].Name], _ = homeUsed(&list.Items[i])
-	}
-	if _, there := left["home-old"]; there || len(left) != 8 {
-		t.Errorf("left: %v", left)
-	}
-	for _, used := range []string{"home-ann", "home-lab", "home-before"} {
-		if now.Sub(left[used]) > time.Minute {
-			t.Errorf("%s was used at %v", used, left[used])
+		at, _ := time.Parse(time.RFC3339, list.Items[i].Annotations[podspec.AnnotationHomeUnused])
+		seen, _ := time.Parse(time.RFC3339, list.Items[i].Annotations[podspec.AnnotationHomeSeen])
+		left[list.Items[i].Name] = "used"
+		if !at.IsZero() {
+			left[list.Items[i].Name] = fmt.Sprintf("unused %v, seen %v", now.Sub(at).Round(hour),
+				now.Sub(seen).Round(hour))
 		}
+	}
+	want := map[string]string{
+		"home-new": "unused 216h0m0s, seen 1h0m0s", "home-later": "unused 216h0m0s, seen 0s",
+		"home-unseen": "unused 0s, seen 0s", "home-first": "unused 0s, seen 0s", "home-ann": "used", "home-lab": "used",
+		"home-theirs": "unused 264h0m0s, seen 1h0m0s", "data-old": "unused 264h0m0s, seen 1h0m0s",
+		"home-operator": "unused 264h0m0s, seen 1h0m0s", "home-changed": "unused 264h0m0s, seen 1h0m0s",
+		"home-broken": "unused 264h0m0s, seen 1h0m0s",
+	}
+	if !maps.Equal(left, want) {
+		t.Errorf("got  %v\nwant %v", left, want)
 	}
 }
 
-// TestHomes_DeletedMeanwhile: a start notes first that it uses the home. If the home is being deleted, it is refused.
+// TestHomes_DeletedMeanwhile: a start takes the mark of an unused home away first. If the home is being deleted, it is
+// refused.
 func TestHomes_DeletedMeanwhile(t *testing.T) {
 	c := newTestCluster(t)
-	l := openTest(t, c, withHomes(t, ", deleteAfter: 240h"))
+	l := openTest(t, c, withHomes(t, ""))
 	if err := c.Tracker().Add(&corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
-		Namespace: "ns", Name: "home-ann",
-		Labels:      map[string]string{podspec.LabelManagedBy: podspec.Manager},
-		Annotations: map[string]string{podspec.AnnotationOwner: "ann"}}}); err != nil {
+		Namespace: "ns", Name: "home-ann", Annotations: map[string]string{podspec.AnnotationOwner: "ann",
+			podspec.AnnotationHomeUnused: "2026-01-01T00:00:00Z"}}}); err != nil {
 		t.Fatal(err)
 	}
 	claims := corev1.Resource("persistentvolumeclaims")
@@ -217,7 +237,7 @@ func TestHomes_Kept(t *testing.T) {
 		t.Error(err)
 	}
 	claim, err := c.CoreV1().PersistentVolumeClaims("ns").Get(t.Context(), "home-ann", metav1.GetOptions{})
-	if err != nil || claim.Annotations[podspec.AnnotationHomeUsed] != "" {
+	if err != nil || claim.Annotations[podspec.AnnotationHomeUnused] != "" {
 		t.Errorf("%v, %v", claim, err)
 	}
 }

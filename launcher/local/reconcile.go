@@ -171,6 +171,7 @@ func (l *Launcher) markAlive(k *kernel) {
 	k.end = nil
 	if revived {
 		k.supervisor.HasStatus, k.pushedLimit = false, 0
+		k.supervisor.LeaveLocked() // a stream that began before would not repeat the status
 		k.supervisor.ChangedLocked()
 	}
 	l.mu.Unlock()

@@ -71,7 +71,7 @@ const (
 	Pods      = "pods"       // a number of pods
 	Replica   = "replica"    // pod of another gateway
 	To        = "to"         // new name of an entry of the state directory
-	Used      = "used"       // a time
+	Unused    = "unused"     // since a time
 	What      = "what"       // what the cluster was asked for
 )
 

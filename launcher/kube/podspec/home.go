@@ -12,15 +12,21 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// AnnotationHomeUsed has the time, as time.RFC3339 in UTC, at which a kernel was last known to have a home. Homes that
-// are never deleted do not have it.
-const AnnotationHomeUsed = Domain + "home-used"
+// Annotations of a home that no pod has, each with a time as time.RFC3339 in UTC. A home in use has neither.
+const (
+	AnnotationHomeUnused = Domain + "home-unused-since"
+	AnnotationHomeSeen   = Domain + "home-unused-seen" // when that was seen last
+)
 
-// shortestKeep is the least Home.DeleteAfter. HomeUsedEvery must be much shorter.
-const shortestKeep = 24 * time.Hour
-
-// HomeUsedEvery is how old AnnotationHomeUsed of a home in use may become.
-const HomeUsedEvery = time.Hour
+const (
+	// shortestKeep is the least Home.DeleteAfter.
+	shortestKeep = 24 * time.Hour
+	// HomeSeenEvery is how old AnnotationHomeSeen becomes before it is written again.
+	HomeSeenEvery = 4 * time.Hour
+	// HomeSeenMost is how old it may be: else nobody has looked meanwhile, and the time of AnnotationHomeUnused begins
+	// again. It is shorter than shortestKeep.
+	HomeSeenMost = 12 * time.Hour
+)
 
 // Home is the volume that each owner's kernels have as home folder. Its claim is created for the owner's first kernel.
 type Home struct {
@@ -31,7 +37,7 @@ type Home struct {
 	AccessModes  []string `yaml:"accessModes"`  // of corev1.PersistentVolumeAccessMode; empty: ReadWriteOnce
 	FSGroup      *int64   `yaml:"fsGroup"`      // group that owns the files, for kernels that are not root; nil: not set
 
-	DeleteAfter time.Duration `yaml:"deleteAfter"` // since a pod last had it; 0: the claim is never deleted
+	DeleteAfter time.Duration `yaml:"deleteAfter"` // since a pod was last seen with it; 0: the claim is never deleted
 }
 
 // accessModes are the modes that a home may have.
@@ -132,7 +138,7 @@ func HomeClaim(o Options, pod *corev1.Pod) *corev1.PersistentVolumeClaim {
 	}
 	claim := &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: name,
-			Labels:      map[string]string{LabelManagedBy: Manager},
+			Labels:      map[string]string{LabelManagedBy: Manager, LabelKernelsOf: o.Namespace},
 			Annotations: map[string]string{AnnotationOwner: owner}},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			StorageClassName: h.StorageClass,
@@ -157,9 +163,10 @@ func HomesDeletedAfter(o Options) time.Duration {
 	return o.Policy.Home.DeleteAfter
 }
 
-// IsHome reports whether ekg has created a claim as the home of the owner that it names. All else is the operator's.
+// IsHome reports whether these gateways have created a claim as the home of the owner that it names. All else is the
+// operator's, or another installation's.
 func IsHome(o Options, claim *corev1.PersistentVolumeClaim) bool {
 	owner := claim.Annotations[AnnotationOwner]
 	return o.Policy != nil && o.Policy.Home != nil && owner != "" && claim.Labels[LabelManagedBy] == Manager &&
-		claim.Name == o.Policy.homeOf(owner)
+		claim.Labels[LabelKernelsOf] == o.Namespace && claim.Name == o.Policy.homeOf(owner)
 }

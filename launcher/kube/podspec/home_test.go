@@ -63,7 +63,7 @@ func TestHome(t *testing.T) {
 	class := "fast"
 	want := &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "kernels", Name: "home--41nn-40x",
-			Labels:      map[string]string{LabelManagedBy: Manager},
+			Labels:      map[string]string{LabelManagedBy: Manager, LabelKernelsOf: "kernels"},
 			Annotations: map[string]string{AnnotationOwner: "Ann@x"}},
 		Spec: corev1.PersistentVolumeClaimSpec{StorageClassName: &class,
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany},

@@ -75,8 +75,10 @@ kernel.infoTimeout: has no effect. settings.start-limit is when a start is given
 {{- end }}
 {{- if and $k.allowedKernels (not (or .Values.kernelspecs.image .Values.nfs.enabled .Values.kernelspecsPvc.enabled)) }}
 {{- $offered := false -}}
+{{- $allowed := dict -}}
+{{- range $k.allowedKernels }}{{ $_ := set $allowed (lower (toString .)) true }}{{ end -}}
 {{- range $name, $spec := .Values.kernelspecs.specs }}
-{{- if and $spec (has (lower $name) $k.allowedKernels) }}{{ $offered = true }}{{ end -}}
+{{- if and $spec (hasKey $allowed (lower $name)) }}{{ $offered = true }}{{ end -}}
 {{- end }}
 {{- if not $offered }}
 kernel.allowedKernels: names none of kernelspecs.specs, so no kernelspec is offered. Add the kernelspecs, or change the list.
