@@ -88,8 +88,8 @@ func homeFailed(claim, why string, class launcher.Failure) error {
 		Class: class}
 }
 
-// markHome writes since when no pod has a home, and when that was seen last. Two empty texts remove both. It returns the
-// claim as it is then, and nil if the claim that was read is gone.
+// markHome writes since when no pod has a home, and when that was seen last. Two empty texts remove both. It returns
+// the claim as it is then, and nil if the claim that was read is gone.
 func (l *Launcher) markHome(ctx context.Context, claim *corev1.PersistentVolumeClaim, since, seen string,
 ) (*corev1.PersistentVolumeClaim, error) {
 	asking, cancel := l.apiContext(ctx)
