@@ -15,6 +15,7 @@ import (
 
 // TestE2E_KubePlaceholders: a pod of low priority keeps the only simulated GPU free. A kernel takes its place, and says
 // nothing of it to its owner. The next placeholder waits until the kernel has ended. All go with the flavor's number.
+// The same holds for the placeholder of a kernelspec that asks for the GPU by itself.
 func TestE2E_KubePlaceholders(t *testing.T) {
 	const pool = "spare.example/gpu"
 	file := filepath.Join(t.TempDir(), "flavors.yaml")
@@ -92,6 +93,21 @@ func TestE2E_KubePlaceholders(t *testing.T) {
 	placeholders("Running")
 	view(0, 1)
 	write(0)
+	placeholders("")
+	spec := func(number int) {
+		k.podSpec("roomy", map[string]any{"image": "localhost/kernel-py:dev", "placeholders": number,
+			"resources": map[string]any{"limits": map[string]any{pool: "1"}}})
+	}
+	spec(1)
+	placeholders("Running")
+	view(0, 1)
+	k.want(201, "POST", "/api/kernels", `{"name": "roomy"}`, &m)
+	k.state(m.ID, "idle", 90*time.Second)
+	placeholders("Pending")
+	view(1, 0)
+	k.want(204, "DELETE", "/api/kernels/"+m.ID, "", nil)
+	placeholders("Running")
+	spec(0)
 	placeholders("")
 	k.eventually(30*time.Second, "the Deployment is gone", func() error {
 		out, err := k.cluster.tryKubectl("", "-n", k.namespace, "get", "deployments", "-o", "name")

@@ -13,8 +13,12 @@ import (
 // extensionPath is the key of the extension in a Problem.
 const extensionPath = "metadata.ekg"
 
-// maxWarm bounds the warm kernels of one kernelspec.
-const maxWarm = 100
+const (
+	// maxWarm bounds the warm kernels of one kernelspec.
+	maxWarm = 100
+	// maxPlaceholders bounds the placeholders of one kernelspec.
+	maxPlaceholders = 100
+)
 
 // PodKeys are the keys of metadata.ekg that describe a kernel's pod. The builder of pods decodes them with
 // DecodeExtension. Kernels without a pod ignore them.
@@ -50,6 +54,9 @@ var PodKeys = []string{
 	"workingDir",
 }
 
+// ownKeys are the keys of metadata.ekg that Extension has.
+var ownKeys = []string{"cull", "flavor", "launcher", "limits", "placeholders", "profiles", "transport", "warm"}
+
 // Extension is the part of metadata.ekg that concerns all launchers. Only ekg defines metadata.ekg, so unknown keys in
 // it are problems: a misspelt key would otherwise be ignored silently.
 type Extension struct {
@@ -61,6 +68,9 @@ type Extension struct {
 
 	// Warm is how many kernels are kept started that wait for an owner.
 	Warm int `json:"warm"`
+
+	// Placeholders are pods of low priority that keep room for so many further kernels.
+	Placeholders int `json:"placeholders"`
 
 	Profiles []Profile `json:"profiles"`
 }
@@ -106,6 +116,11 @@ func (r *reader) extension(n *node) Extension {
 			if ext.Warm < 0 || ext.Warm > maxWarm {
 				r.report(m.value, key, "is not a number from 0 to %d", maxWarm)
 			}
+		case m.key == "placeholders":
+			decodeMember(r, m.value, key, &ext.Placeholders)
+			if n := ext.Placeholders; n < 0 || n > maxPlaceholders {
+				r.report(m.value, key, "%d is not a number from 0 to %d", n, maxPlaceholders)
+			}
 		case m.key == "profiles":
 			before := len(r.problems)
 			decodeMember(r, m.value, key, &ext.Profiles)
@@ -113,7 +128,7 @@ func (r *reader) extension(n *node) Extension {
 				r.checkProfiles(m.value, ext.Profiles)
 			}
 		case !slices.Contains(PodKeys, m.key):
-			known := append([]string{"cull", "flavor", "launcher", "limits", "profiles", "transport", "warm"}, PodKeys...)
+			known := slices.Concat(ownKeys, PodKeys)
 			slices.Sort(known)
 			r.report(at, key, "is not a known key; valid keys: %s", strings.Join(known, ", "))
 		}

@@ -90,10 +90,14 @@ func TestSpec_ReadBroken(t *testing.T) {
 		{"our own metadata", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\n\"transport\": \"udp\",\n\"transprot\": " +
 			"\"tcp\"}}}", []string{
 			`2: metadata.ekg.transport: is not "ipc" or "tcp"`, `3: metadata.ekg.transprot: is not a known key; valid keys: ` +
-				strings.Join(slices.Sorted(slices.Values(append([]string{"cull", "flavor", "launcher", "limits", "profiles",
-					"transport", "warm"}, PodKeys...))), ", ")}},
+				strings.Join(slices.Sorted(slices.Values(append([]string{"cull", "flavor", "launcher", "limits",
+					"placeholders", "profiles", "transport", "warm"}, PodKeys...))), ", ")}},
 		{"warm kernels", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\n\"warm\": 101}}}",
 			[]string{`2: metadata.ekg.warm: is not a number from 0 to 100`}},
+		{"placeholders", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\n\"placeholders\": -1}}}",
+			[]string{`2: metadata.ekg.placeholders: -1 is not a number from 0 to 100`}},
+		{"placeholders that are no number", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\n\"placeholders\": \"1\"}}}",
+			[]string{`2: metadata.ekg.placeholders: is a string, not a number`}},
 		{"when kernels are ended",
 			"{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\"cull\": {\n\"idleTimeout\": \"2 hours\",\n\"maxAge\": \"-1h\", " +
 				"\"busyLimit\": 3,\n\"idle\": \"2h\", \"warning\": null}}}}", []string{

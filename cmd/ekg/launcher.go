@@ -33,6 +33,7 @@ type wishes struct {
 	warm   func() []launcher.Warm    // warm kernels
 
 	flavors func() []flavor.Flavor // all, which may have placeholders
+	rooms   func() []podspec.Room  // placeholders of kernelspecs
 }
 
 // openLauncher opens the launcher that the settings select. reaper may be nil.
@@ -136,7 +137,7 @@ func openKube(
 		Log:             log,
 		Observer:        watch,
 	}
-	o.Warm, o.Flavors = ahead.warm, ahead.flavors
+	o.Warm, o.Flavors, o.Rooms = ahead.warm, ahead.flavors, ahead.rooms
 	if s.PrePull {
 		o.PrePull = ahead.starts
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 )
@@ -59,6 +60,7 @@ type server struct {
 	starts  func() []launcher.Request
 	warm    func() []launcher.Warm
 	flavors func() []flavor.Flavor // nil without --flavors
+	rooms   func() []podspec.Room
 
 	file atomic.Pointer[gatewayFile] // as register has written it; nil before
 }
@@ -73,7 +75,7 @@ func newServer(s *settings.Settings, stdout io.Writer, log *slog.Logger) *server
 	v := &server{settings: s, stdout: stdout, log: log}
 	v.openLauncher = func(ctx context.Context, s *settings.Settings, limits launcher.Limits, log *slog.Logger,
 		watch launcher.Observer) (launcher.Launcher, error) {
-		return openLauncher(ctx, s, limits, log, watch, v.reaper, wishes{v.starts, v.warm, v.flavors})
+		return openLauncher(ctx, s, limits, log, watch, v.reaper, wishes{v.starts, v.warm, v.flavors, v.rooms})
 	}
 	return v
 }
@@ -211,7 +213,7 @@ func (v *server) openBackend(ctx context.Context, counters *metrics.Metrics) (b 
 			return b, fmt.Errorf("%s: %w", v.settings.Place("flavors"), err)
 		}
 	}
-	v.starts, v.warm = b.plainStarts, b.warmKernels
+	v.starts, v.warm, v.rooms = b.plainStarts, b.warmKernels, b.rooms
 	if b.flavors != nil {
 		v.flavors = b.flavors.List
 	}
@@ -262,6 +264,17 @@ func (b backend) warmKernels() (wanted []launcher.Warm) {
 		ext, err := start.Spec.Extension()
 		if err == nil && ext.Warm > 0 && start.Spec.Profile == "" {
 			wanted = append(wanted, launcher.Warm{Start: start, Count: ext.Warm})
+		}
+	}
+	return wanted
+}
+
+// rooms returns which placeholders the kernelspecs want.
+func (b backend) rooms() (wanted []podspec.Room) {
+	for _, start := range b.plainStarts() {
+		ext, err := start.Spec.Extension()
+		if err == nil && ext.Placeholders > 0 && start.Spec.Profile == "" {
+			wanted = append(wanted, podspec.Room{Start: start, Count: ext.Placeholders})
 		}
 	}
 	return wanted

@@ -21,6 +21,11 @@ const (
 	maxBytes        = 1 << 20 // of the file
 )
 
+// NoClaimsMoved says why there are no placeholders with resource claims. When the scheduler looks for pods to remove,
+// it counts the devices of their claims as taken all the same (kube-scheduler, plugin DynamicResources). So a kernel
+// would wait for a placeholder that the scheduler does not remove.
+const NoClaimsMoved = "the scheduler removes no pod for the devices of its resource claim"
+
 // validName matches names of flavors. A name is part of a URL and of kernelspecs' names, where "--" separates it.
 var validName = regexp.MustCompile(`^[a-z0-9]+([.-][a-z0-9]+)*$`)
 
@@ -54,8 +59,8 @@ func (f *Flavor) problems() (list []string) {
 	wrong(f.None && f.Units != nil && f.Units.Amount != 0, "units: a flavor without a GPU counts as no GPU")
 	wrong(f.Placeholders < 0 || f.Placeholders > maxPlaceholders, "placeholders: %d is not a number from 0 to %d",
 		f.Placeholders, maxPlaceholders)
-	wrong(f.Placeholders > 0 && (f.None || f.DRA != nil),
-		"placeholders: the scheduler can move no %s away for a kernel", f.Kind())
+	wrong(f.Placeholders > 0 && f.None, "placeholders: the flavor has no GPU for which they could keep room")
+	wrong(f.Placeholders > 0 && f.DRA != nil, "placeholders: "+NoClaimsMoved)
 	wrong(!(f.PricePerHour >= 0 && f.PricePerHour <= math.MaxFloat64), "pricePerHour: is not a number from 0")
 	for key, value := range f.NodeSelector {
 		wrong(len(validation.IsQualifiedName(key)) > 0, "nodeSelector: %s is not a valid label key", quoted(key))

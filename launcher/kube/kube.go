@@ -102,6 +102,9 @@ type Options struct {
 	// removed.
 	Flavors func() []flavor.Flavor
 
+	// Rooms returns which placeholders kernelspecs want. They are kept as those of flavors.
+	Rooms func() []podspec.Room
+
 	// Warm returns which warm kernels are wanted. It is called by several goroutines. nil: this gateway has none, and
 	// leaves those of others alone.
 	Warm func() []launcher.Warm

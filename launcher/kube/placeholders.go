@@ -26,31 +26,46 @@ const (
 )
 
 // placeholders keeps the Deployments whose pods keep room for kernels. It belongs to the goroutine of the reaper. Two
-// reapers at one time would apply the same, unless they know different flavors.
+// reapers at one time would apply the same, unless they know different flavors or kernelspecs.
 type placeholders struct {
 	l       *Launcher
 	flavors []flavor.Flavor // that were compared last
+	rooms   []podspec.Room  // of kernelspecs, that were compared last
+	left    []string        // kernelspecs that can have none, as they were logged last
 	looked  time.Time       // when that was; zero: never
 	broken  string          // the last failure that was logged
 	off     bool            // nothing is wanted, and nothing is left
 }
 
-// round compares the Deployments with the flavors, if these have changed or some time has passed.
+// round compares the Deployments with the flavors and kernelspecs, if these have changed or some time has passed.
 func (p *placeholders) round(ctx context.Context) {
 	if p.off {
 		return
 	}
 	var flavors []flavor.Flavor
-	wanted := p.l.opts.Pods.PlaceholderClass != "" && p.l.opts.Flavors != nil
-	if wanted {
+	var rooms []podspec.Room
+	class := p.l.opts.Pods.PlaceholderClass != ""
+	wanted := class && (p.l.opts.Flavors != nil || p.l.opts.Rooms != nil)
+	if class && p.l.opts.Flavors != nil {
 		flavors = p.l.opts.Flavors()
 	}
+	if class && p.l.opts.Rooms != nil {
+		rooms = p.l.opts.Rooms()
+	}
 	now := p.l.timing.now()
-	if !p.looked.IsZero() && reflect.DeepEqual(flavors, p.flavors) && now.Sub(p.looked) < prePullLook {
+	if !p.looked.IsZero() && reflect.DeepEqual(flavors, p.flavors) && reflect.DeepEqual(rooms, p.rooms) &&
+		now.Sub(p.looked) < prePullLook {
 		return
 	}
-	p.looked, p.flavors = now, flavors
-	err := p.compare(ctx, podspec.Placeholders(p.l.opts.Pods, flavors))
+	p.looked, p.flavors, p.rooms = now, flavors, rooms
+	sets, left := podspec.Placeholders(p.l.opts.Pods, flavors, rooms)
+	if !slices.Equal(left, p.left) {
+		for _, why := range left {
+			p.l.log.Warn("a kernelspec has no placeholders", logkey.Err, why)
+		}
+		p.left = left
+	}
+	err := p.compare(ctx, sets)
 	switch {
 	case err == nil:
 		p.off, p.broken = !wanted, ""

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/google/uuid"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	k8stesting "k8s.io/client-go/testing"
 
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
@@ -43,8 +46,8 @@ func (c *testCluster) applyDeployments(denied *atomic.Bool, applied *atomic.Int6
 	})
 }
 
-// The reaper keeps a Deployment for each flavor with placeholders, follows changes of the flavors, repairs what others
-// change, and writes nothing while nothing changes. A gateway without the setting removes those of ekg.
+// The reaper keeps a Deployment for each flavor and kernelspec with placeholders, follows their changes, repairs what
+// others change, and writes nothing while nothing changes. A gateway without the setting removes those of ekg.
 func TestPlaceholders(t *testing.T) {
 	c := newTestCluster(t)
 	var denied atomic.Bool
@@ -78,11 +81,18 @@ func TestPlaceholders(t *testing.T) {
 			return slices.Equal(got, want) && len(list.Items) == len(want)+1
 		})
 	}
+	var rooms atomic.Pointer[[]podspec.Room]
+	wantRooms := func(image string, count int) {
+		spec := kernelspecs.Spec{Name: "torch", Argv: []string{"x"}, Metadata: json.RawMessage(`{"ekg": {` + image + `}}`)}
+		rooms.Store(&[]podspec.Room{{Start: launcher.Request{ID: uuid.Nil.String(), Spec: spec}, Count: count}})
+	}
+	rooms.Store(&[]podspec.Room{})
 	write(1, 0)
 	l := openTest(t, c, func(o *Options, tm *timing) {
 		fastReaper(&now)(o, tm)
 		o.Pods.PlaceholderClass = "low"
 		o.Flavors = func() []flavor.Flavor { return *flavors.Load() }
+		o.Rooms = func() []podspec.Room { return *rooms.Load() }
 	})
 	eventually(t, "it was tried without a right", func() bool {
 		return slices.ContainsFunc(c.Actions(), func(a k8stesting.Action) bool { return a.Matches("patch", "deployments") })
@@ -108,6 +118,19 @@ func TestPlaceholders(t *testing.T) {
 	if n := applied.Load(); n != 4 {
 		t.Errorf("%d writes, want 4", n)
 	}
+	wantRooms(`"image": "a"`, 2)
+	follows("ekg-placeholder-h100 2", "ekg-placeholder-spec--torch 2")
+	wantRooms(`"image": "a"`, 1)
+	follows("ekg-placeholder-h100 2", "ekg-placeholder-spec--torch 1")
+	before := applied.Load()
+	wantRooms(`"image": "a", "nodeSelector": {"gpu": "t4"}`, 1)
+	eventually(t, "the Deployment follows the kernelspec", func() bool { return applied.Load() == before+1 })
+	wantRooms(`"image": "a", "resourceClaims": [{"name": "g", "resourceClaimTemplateName": "t"}]`, 1)
+	follows("ekg-placeholder-h100 2")
+	wantRooms(`"image": "a"`, 1)
+	follows("ekg-placeholder-h100 2", "ekg-placeholder-spec--torch 1")
+	rooms.Store(&[]podspec.Room{})
+	follows("ekg-placeholder-h100 2")
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}

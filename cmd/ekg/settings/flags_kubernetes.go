@@ -125,9 +125,10 @@ var kubernetesSettings = []group{
 		{
 			Name: "placeholder-class", Env: []string{"EKG_PLACEHOLDER_CLASS"},
 			value: text(func(s *Settings) *string { return &s.PlaceholderClass }, unlessEmpty(podspec.CheckPriorityClass)),
-			Usage: "PriorityClass of placeholders: pods that keep room for kernels of the flavors whose placeholders is not " +
-				"0, so that a node is added before anybody waits. Its value is negative. It needs the rights to create, list, " +
-				"patch and delete Deployments in the kernels' namespace, which the component placeholders gives",
+			Usage: "PriorityClass of placeholders: pods that keep room for kernels of flavors and kernelspecs whose " +
+				"placeholders is not 0, so that a node is added before anybody waits. Its value is negative. It needs the " +
+				"rights to create, list, patch and delete Deployments in the kernels' namespace, which the component " +
+				"placeholders gives",
 		},
 		{
 			Name: "job-priority-class", Env: []string{"EKG_JOB_PRIORITY_CLASS"},

@@ -12,6 +12,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 )
 
 // entrypointKeep is the value of metadata.ekg.entrypoint for images whose ENTRYPOINT must run before the kernel.
@@ -32,6 +33,8 @@ type extension struct {
 	Flavor   string                `json:"flavor,omitempty"`   // the gateway has read it
 	Profiles []kernelspecs.Profile `json:"profiles,omitempty"` // the gateway has applied one, or none
 	Warm     int                   `json:"warm,omitempty"`     // see WarmKind
+
+	Placeholders int `json:"placeholders,omitempty"` // see Placeholders
 
 	Cull   kernelspecs.Cull   `json:"cull,omitzero"`
 	Limits kernelspecs.Limits `json:"limits,omitzero"`
@@ -115,13 +118,16 @@ func (o Options) readExtension(spec kernelspecs.Spec, owner string) (extension, 
 		c.keyAllowed(kernelspecs.ImageNamePath, "image")
 		c.image(kernelspecs.ImageNamePath, spec.Image)
 	}
+	if e.Placeholders > 0 && e.Flavor == "" && len(e.ResourceClaims)+len(e.Pod.Spec.ResourceClaims) > 0 {
+		c.refuse(shortPath("placeholders"), flavor.NoClaimsMoved)
+	}
 	for _, p := range c.found {
 		problems = append(problems, places.Problem(p.path, p.text))
 	}
 	slices.SortStableFunc(problems, func(a, b kernelspecs.Problem) int { return a.Line - b.Line })
 	podKeys := e
 	podKeys.Transport, podKeys.Flavor, podKeys.Cull, podKeys.Limits = "", "", kernelspecs.Cull{}, kernelspecs.Limits{}
-	podKeys.Profiles, podKeys.Warm = nil, 0
+	podKeys.Profiles, podKeys.Warm, podKeys.Placeholders = nil, 0, 0
 	if reflect.ValueOf(podKeys).IsZero() && o.KernelImage == "" {
 		return e, problems
 	}
