@@ -20,6 +20,8 @@ const (
 	// lookTime is the time between two looks whether the client is gone. A supervisor notices that at once, unless its
 	// process is stopped.
 	lookTime = time.Minute
+	// lateTime is how long after its deadline a connection is shut down that did not end by itself.
+	lateTime = 200 * time.Millisecond
 )
 
 // CanHandOver reports whether the socket of a request's client can be handed over: it is a TCP connection without TLS.
@@ -32,10 +34,10 @@ func CanHandOver(r *http.Request) bool {
 // It keeps a descriptor of the socket, to count bytes and to end the connection, and the connection to the supervisor,
 // whose end is that of the websocket.
 //
-// When the supervisor ends, the client still gets what was written. When the context ends, the supervisor is notified.
-// It has until the deadline to write what it has begun; then the socket is shut down for all who hold it. Until then
-// this program reads from the socket, too, and discards what comes. So also a supervisor that is stopped reads nothing
-// from a client that has lost its right.
+// When the supervisor ends, the client still gets what was written. When the context ends, the supervisor is notified,
+// and closes. At the deadline the socket is shut down for all who hold it. Until then this program reads from the
+// socket, too, and discards what comes. So also a supervisor that is stopped reads nothing from a client that has lost
+// its right.
 type Handover struct {
 	// Fixed.
 	supervisor *net.UnixConn
@@ -78,8 +80,8 @@ func (h *Handover) Run(ctx context.Context) error {
 	if err == nil {
 		err = h.await()
 	}
-	over := h.end(err)
-	h.finish(over)
+	first := h.end(err)
+	h.finish(first && errors.Is(err, errEOF))
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.cause
@@ -181,13 +183,18 @@ func (h *Handover) finish(over bool) {
 		return
 	}
 	file := socket.unpark()
-	var reader sync.WaitGroup
+	until := deadline
 	if over {
-		closing := deadline.Add(FlushTime) // the supervisor does not wait for the client's answer to its close frame
-		reader.Go(func() { linger(file, closing) })
+		until = until.Add(FlushTime) // the supervisor does not wait for the client's answer to its close frame
 	} else {
 		socket.count(true, false)
-		reader.Go(func() { linger(file, deadline) })
+	}
+	// Who holds the socket can make reads of all others block, whatever their deadline. This ends them, too.
+	late := time.AfterFunc(time.Until(until.Add(lateTime)), func() { socket.shutdown(unix.SHUT_RDWR) })
+	defer late.Stop()
+	var reader sync.WaitGroup
+	reader.Go(func() { linger(file, until) })
+	if !over {
 		linger(h.supervisor, deadline) // it may still write
 	}
 	socket.count(true, true)
@@ -196,5 +203,5 @@ func (h *Handover) finish(over bool) {
 	reader.Wait()
 	socket.shutdown(unix.SHUT_RDWR)
 	linger(file, time.Now().Add(FlushTime)) // nothing arrives any more, so this only empties the socket
-	_ = file.Close()                        // see linger
+	socket.close(file)
 }

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -153,6 +155,18 @@ func TestHandover_Ends(t *testing.T) {
 			}
 			_, _ = c.client.Write([]byte("last"))
 			c.close()
+		}},
+		"a revocation, after the supervisor has made reads block": {cause: revoked, end: func(s *testServer, _ *net.TCPConn,
+			c *taken) {
+			raw, err := c.client.SyscallConn()
+			if err == nil {
+				err = raw.Control(func(fd uintptr) { _ = unix.SetNonblock(int(fd), false) })
+			}
+			if err != nil {
+				s.t.Error(err)
+			}
+			s.registry.Revoke(idA, revoked)
+			s.registry.wg.Wait()
 		}},
 		"a revocation, which the supervisor ignores": {cause: revoked, end: func(s *testServer, _ *net.TCPConn, c *taken) {
 			s.registry.Revoke(idA, revoked)

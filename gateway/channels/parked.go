@@ -14,7 +14,7 @@ import (
 // watch it: each packet would wake this program, too.
 type parked struct {
 	// Fixed.
-	fd      int
+	fd      int   // valid until close
 	baseIn  int64 // what the system's counts were when the connection's began
 	baseOut int64
 
@@ -22,6 +22,7 @@ type parked struct {
 	in, out int64 // guarded by mu; the last known counts
 	inEnd   bool  // guarded by mu; in does not change any more
 	outEnd  bool  // guarded by mu; out does not change any more
+	closed  bool  // guarded by mu
 }
 
 // park takes a connection from the poller. early is how many bytes were read that count as the connection's.
@@ -101,7 +102,21 @@ func position(fd int) (read, written int64, err error) {
 func (p *parked) hungUp() bool { return descriptorHungUp(p.fd) }
 
 // shutdown ends halves of the connection, for all who hold it.
-func (p *parked) shutdown(how int) { _ = unix.Shutdown(p.fd, how) } // it fails once the peer has reset the connection
+func (p *parked) shutdown(how int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.closed {
+		_ = unix.Shutdown(p.fd, how) // it fails once the peer has reset the connection
+	}
+}
+
+// close closes the file of unpark. The counts must not change any more.
+func (p *parked) close(file *os.File) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	_ = file.Close() // see linger
+}
 
 // unpark makes the descriptor one that can be waited for. It is closed by close.
 func (p *parked) unpark() *os.File { return os.NewFile(uintptr(p.fd), "client") }

@@ -94,11 +94,13 @@ func (l *Launcher) markHome(ctx context.Context, claim *corev1.PersistentVolumeC
 ) (*corev1.PersistentVolumeClaim, error) {
 	asking, cancel := l.apiContext(ctx)
 	defer cancel()
-	annotations := map[string]any{podspec.AnnotationHomeUnused: nil, podspec.AnnotationHomeSeen: nil}
+	metadata := map[string]any{"uid": claim.UID,
+		"annotations": map[string]any{podspec.AnnotationHomeUnused: nil, podspec.AnnotationHomeSeen: nil}}
 	if since != "" {
-		annotations = map[string]any{podspec.AnnotationHomeUnused: since, podspec.AnnotationHomeSeen: seen}
+		metadata["annotations"] = map[string]any{podspec.AnnotationHomeUnused: since, podspec.AnnotationHomeSeen: seen}
+		metadata["resourceVersion"] = claim.ResourceVersion // else it could write again what a start has removed
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": claim.UID, "annotations": annotations}})
+	patch, err := json.Marshal(map[string]any{"metadata": metadata})
 	if err != nil {
 		return nil, err
 	}

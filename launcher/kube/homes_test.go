@@ -174,6 +174,13 @@ func TestHomes_Deleted(t *testing.T) {
 		}
 		return false, nil, nil
 	})
+	c.PrependReactor("patch", "persistentvolumeclaims", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		patch := string(a.(k8stesting.PatchActionImpl).Patch)
+		if strings.Contains(patch, "Z\"") != strings.Contains(patch, `"resourceVersion":"7"`) {
+			t.Errorf("a mark, and only a mark, depends on the claim's version: %s", patch)
+		}
+		return false, nil, nil
+	})
 	if err := l.sweepHomes(t.Context()); err == nil || !strings.Contains(err.Error(), "a webhook") {
 		t.Errorf("the sweep reports %v", err)
 	}
