@@ -76,12 +76,12 @@ func TestRelease_Version(t *testing.T) {
 			if (err != nil) != (tt.error != "") || !strings.Contains(string(said), tt.error) {
 				t.Errorf("%v: %s", err, said)
 			}
-			if got, _ := os.ReadFile(output); string(got) != tt.output { // there is no file after an error
+			if got, _ := os.ReadFile(output); string(got) != tt.output { // a step that fails leaves no file
 				t.Errorf("the output is %q, want %q", got, tt.output)
 			}
 		})
 	}
-	// What is committed has one number, but for the suffix of a package that is not released yet.
+	// The committed files have the same number. The Python package adds a suffix until it is released.
 	_, rest, _ := strings.Cut(read(python), `__version__ = "`)
 	n, _, _ := strings.Cut(rest, `"`)
 	if released, _, _ := strings.Cut(n, ".dev"); !strings.Contains(read(chart), "\nversion: "+released+"\n") {

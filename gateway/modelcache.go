@@ -9,7 +9,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
-// modelsKept is how long a text is kept that nobody lists, up to twice that.
+// modelsKept is how long an unused text is kept at least. It is kept for twice that at most.
 const modelsKept = time.Minute
 
 // eventSeed is for hashes of models, which never leave the process.
@@ -71,7 +71,7 @@ func (t *modelTexts) put(text *modelText) {
 	t.now[text.model.ID] = text
 }
 
-// age forgets the texts that were not used for a while. Each list calls it first.
+// age forgets the texts that were not used for modelsKept. Each list calls it first.
 func (t *modelTexts) age() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -140,7 +140,7 @@ func TestKernelModel_Equal(t *testing.T) {
 	}
 }
 
-// A time that passes changes what is shown without a change of the kernel. Texts that nobody lists are forgotten.
+// A model changes when one of its times passes, although the kernel has not changed. Unused texts are forgotten.
 func TestModelTexts_Time(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, who := &Gateway{}, soleOwner()
@@ -163,7 +163,7 @@ func TestModelTexts_Time(t *testing.T) {
 			g.texts.age()
 		}
 		if err != nil || g.texts.find(idA) != nil {
-			t.Errorf("a text that nobody lists is kept: %v", err)
+			t.Errorf("an unused text is kept: %v", err)
 		}
 	})
 }

@@ -96,7 +96,7 @@ func TestSpec_ReadBroken(t *testing.T) {
 			[]string{`2: metadata.ekg.warm: is not a number from 0 to 100`}},
 		{"placeholders", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\n\"placeholders\": -1}}}",
 			[]string{`2: metadata.ekg.placeholders: -1 is not a number from 0 to 100`}},
-		{"placeholders that are no number", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\n\"placeholders\": \"1\"}}}",
+		{"the number of placeholders is a text", "{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\n\"placeholders\": \"1\"}}}",
 			[]string{`2: metadata.ekg.placeholders: is a string, not a number`}},
 		{"when kernels are ended",
 			"{\"argv\": [\"x\"], \"metadata\": {\"ekg\": {\"cull\": {\n\"idleTimeout\": \"2 hours\",\n\"maxAge\": \"-1h\", " +

@@ -21,9 +21,8 @@ const (
 	maxBytes        = 1 << 20 // of the file
 )
 
-// NoClaimsMoved says why there are no placeholders with resource claims. When the scheduler looks for pods to remove,
-// it counts the devices of their claims as taken all the same (kube-scheduler, plugin DynamicResources). So a kernel
-// would wait for a placeholder that the scheduler does not remove.
+// NoClaimsMoved says why a placeholder cannot have a resource claim. The scheduler never removes a pod to free the
+// devices of its claim (plugin DynamicResources of kube-scheduler 1.37). So kernels would wait beside placeholders.
 const NoClaimsMoved = "the scheduler removes no pod for the devices of its resource claim"
 
 // validName matches names of flavors. A name is part of a URL and of kernelspecs' names, where "--" separates it.

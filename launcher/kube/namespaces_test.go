@@ -317,8 +317,8 @@ func TestNamespaces_Deleted(t *testing.T) {
 	}
 }
 
-// TestNamespaces_Events: events of pods that are no kernels' never displace those of kernels' pods, and few of them are
-// kept. Those of other namespaces are not kept at all.
+// TestNamespaces_Events: events of other pods never displace events of kernels' pods, and few of them are kept. Events
+// of other namespaces are ignored.
 func TestNamespaces_Events(t *testing.T) {
 	c := newTestCluster(t)
 	l := openTest(t, c, withNamespaces(t, namespacePolicy))

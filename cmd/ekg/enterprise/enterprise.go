@@ -190,7 +190,7 @@ func (im *Import) variable(line, place string) {
 	case o == nil && serviceVariable.MatchString(name) || v == "" || v == "null" && o != nil && o.list:
 		return // Kubernetes sets the first kind for a service; Enterprise Gateway reads the others as its default
 	case o == nil:
-		im.unreadable(place, "%s is no variable of Enterprise Gateway 3.3", name)
+		im.unreadable(place, "%s is not a variable of Enterprise Gateway 3.3", name)
 		return
 	case name == "EG_PORT" && strings.HasPrefix(v, "tcp://"):
 		return // Kubernetes sets it beside a service named "eg"
