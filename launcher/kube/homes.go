@@ -48,10 +48,8 @@ func (l *Launcher) createHome(ctx context.Context, claim *corev1.PersistentVolum
 		return got.Annotations[annotation] != "" && got.Annotations[annotation] != owner
 	}
 	switch {
-	case err != nil && !isAnswer(err):
-		return l.unavailable(ctx, "home", err)
 	case err != nil:
-		return homeFailed(claim.Name, podstatus.ExplainError(err).Text, podstatus.ErrorFailure(err))
+		return l.homeError(ctx, claim.Name, err)
 	case got.DeletionTimestamp != nil:
 		return homeFailed(claim.Name, homeGoes, launcher.FailedRefused)
 	case others(podspec.AnnotationOwner), others(annotationSpawner):
@@ -64,20 +62,26 @@ func (l *Launcher) createHome(ctx context.Context, claim *corev1.PersistentVolum
 
 // keepHome takes away the mark of a home that no pod had: a pod will have it. If the right is missing, sweeps do it.
 func (l *Launcher) keepHome(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
-	got, err := l.markHome(ctx, claim, "", "")
+	got, err := l.markHome(ctx, claim, "")
 	switch {
 	case apierrors.IsForbidden(err):
 		l.log.Warn("the use of a home cannot be noted", logkey.Namespace, claim.Namespace, logkey.Claim, claim.Name,
 			logkey.Err, err)
 		return nil
-	case err != nil && !isAnswer(err):
-		return l.unavailable(ctx, "home", err)
 	case err != nil:
-		return homeFailed(claim.Name, podstatus.ExplainError(err).Text, podstatus.ErrorFailure(err))
+		return l.homeError(ctx, claim.Name, err)
 	case got == nil || got.DeletionTimestamp != nil:
 		return homeFailed(claim.Name, homeGoes, launcher.FailedRefused)
 	}
 	return nil
+}
+
+// homeError returns the error of a start that could not ask for its home, or that the cluster has refused it.
+func (l *Launcher) homeError(ctx context.Context, claim string, err error) error {
+	if !isAnswer(err) {
+		return l.unavailable(ctx, "home", err)
+	}
+	return homeFailed(claim, podstatus.ExplainError(err).Text, podstatus.ErrorFailure(err))
 }
 
 // homeGoes is why a home that is being deleted cannot be used.
@@ -88,16 +92,17 @@ func homeFailed(claim, why string, class launcher.Failure) error {
 		Class: class}
 }
 
-// markHome writes since when no pod has a home, and when that was seen last. Two empty texts remove both. It returns
-// the claim as it is then, and nil if the claim that was read is gone.
-func (l *Launcher) markHome(ctx context.Context, claim *corev1.PersistentVolumeClaim, since, seen string,
+// markHome writes since when no pod has a home, and that this was seen now. "" removes both. It returns the claim as it
+// is then, and nil if the claim that was read is gone.
+func (l *Launcher) markHome(ctx context.Context, claim *corev1.PersistentVolumeClaim, since string,
 ) (*corev1.PersistentVolumeClaim, error) {
 	asking, cancel := l.apiContext(ctx)
 	defer cancel()
 	metadata := map[string]any{"uid": claim.UID,
 		"annotations": map[string]any{podspec.AnnotationHomeUnused: nil, podspec.AnnotationHomeSeen: nil}}
 	if since != "" {
-		metadata["annotations"] = map[string]any{podspec.AnnotationHomeUnused: since, podspec.AnnotationHomeSeen: seen}
+		metadata["annotations"] = map[string]any{podspec.AnnotationHomeUnused: since,
+			podspec.AnnotationHomeSeen: l.homeTime()}
 		metadata["resourceVersion"] = claim.ResourceVersion // else it could write again what a start has removed
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": metadata})
@@ -111,6 +116,9 @@ func (l *Launcher) markHome(ctx context.Context, claim *corev1.PersistentVolumeC
 	}
 	return got, err
 }
+
+// homeTime is the time of a mark that is written now.
+func (l *Launcher) homeTime() string { return l.clusterNow().UTC().Format(time.RFC3339) }
 
 // sweepHomes deletes the homes that no pod has had for as long as the policy says. It counts only time in which
 // gateways have looked. So a home is not deleted because gateways or their rights were missing, or because the policy
@@ -165,8 +173,7 @@ func (l *Launcher) sweepHomesIn(ctx context.Context, ns string, after time.Durat
 func (l *Launcher) sweepHome(ctx context.Context, claim *corev1.PersistentVolumeClaim, used bool,
 	after time.Duration,
 ) error {
-	now := l.clusterNow().UTC()
-	text := now.Format(time.RFC3339)
+	now := l.clusterNow()
 	sinceText := claim.Annotations[podspec.AnnotationHomeUnused]
 	since, err := time.Parse(time.RFC3339, sinceText)
 	seen, seenErr := time.Parse(time.RFC3339, claim.Annotations[podspec.AnnotationHomeSeen])
@@ -174,13 +181,13 @@ func (l *Launcher) sweepHome(ctx context.Context, claim *corev1.PersistentVolume
 	case used && sinceText == "":
 		return nil
 	case used:
-		_, err = l.markHome(ctx, claim, "", "")
+		_, err = l.markHome(ctx, claim, "")
 	case err != nil, seenErr != nil, now.Sub(seen) > podspec.HomeSeenMost:
-		_, err = l.markHome(ctx, claim, text, text)
+		_, err = l.markHome(ctx, claim, l.homeTime())
 	case now.Sub(since) > after:
 		return l.deleteHome(ctx, claim, since)
 	case now.Sub(seen) > podspec.HomeSeenEvery:
-		_, err = l.markHome(ctx, claim, sinceText, text)
+		_, err = l.markHome(ctx, claim, sinceText)
 	}
 	return err
 }

@@ -141,7 +141,7 @@ func TestHomes_Deleted(t *testing.T) {
 	add("home-old", "old", "ns", 11*day, hour)
 	add("home-new", "new", "ns", 9*day, hour)
 	add("home-later", "later", "ns", 9*day, 5*hour)     // seen a while ago
-	add("home-unseen", "unseen", "ns", 11*day, 13*hour) // nobody has looked for half a day
+	add("home-unseen", "unseen", "ns", 11*day, 13*hour) // a gateway has looked 13 hours ago
 	add("home-first", "first", "ns", 0, 0)              // seen for the first time
 	add("home-ann", "ann", "ns", 11*day, hour)          // gets a kernel
 	add("home-lab", "lab", "ns", 11*day, hour)          // a pod of another program has it

@@ -97,16 +97,14 @@ func (b *builder) mountHome(pod *corev1.Pod) error {
 		return nil
 	}
 	k := kernelOf(pod)
-	if slices.ContainsFunc(k.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == h.MountPath }) {
+	if mountsAt(k, h.MountPath) {
 		return nil
 	}
 	name := b.o.Policy.homeOf(b.req.Owner)
 	if len(name) > maxOwnerPart {
 		return refused("the home of this user cannot have a claim: its name is longer than %d bytes", maxOwnerPart)
 	}
-	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: volumeOwnerHome, VolumeSource: corev1.VolumeSource{
-		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name}}})
-	k.VolumeMounts = append(k.VolumeMounts, corev1.VolumeMount{Name: volumeOwnerHome, MountPath: h.MountPath})
+	mountClaim(pod, volumeOwnerHome, name, h.MountPath, false)
 	if !slices.ContainsFunc(k.Env, func(e corev1.EnvVar) bool { return e.Name == "HOME" }) {
 		k.Env = append(k.Env, corev1.EnvVar{Name: "HOME", Value: h.MountPath})
 	}

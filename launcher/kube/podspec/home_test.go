@@ -77,6 +77,8 @@ func TestHome(t *testing.T) {
 		"no owner": built("", "", nil),
 		"its own volume there": built("ann", `, "volumes": [{"name": "v", "emptyDir": {}}],
 			"volumeMounts": [{"name": "v", "mountPath": "/home/jovyan"}]`, nil),
+		"its own volume there, with a slash": built("ann", `, "volumes": [{"name": "v", "emptyDir": {}}],
+			"volumeMounts": [{"name": "v", "mountPath": "/home/jovyan/"}]`, nil),
 	} {
 		if claim, path, _ := home(pod); claim != "" || path != "" || HomeClaim(o, pod) != nil {
 			t.Errorf("%s: claim %q at %q", name, claim, path)

@@ -54,16 +54,9 @@ func folderProblem(p string) string {
 
 // mountShared mounts the shared volumes. A kernelspec or client that mounts something at the same path keeps it.
 func (b *builder) mountShared(pod *corev1.Pod) {
-	k := kernelOf(pod)
 	for i, s := range b.o.Policy.Shared {
-		if slices.ContainsFunc(k.VolumeMounts, func(m corev1.VolumeMount) bool {
-			return path.Clean(m.MountPath) == s.MountPath
-		}) {
-			continue
+		if !mountsAt(kernelOf(pod), s.MountPath) {
+			mountClaim(pod, fmt.Sprintf("%s%d", volumeCommon, i), s.Claim, s.MountPath, true)
 		}
-		name := fmt.Sprintf("%s%d", volumeCommon, i)
-		pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
-			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: s.Claim, ReadOnly: true}}})
-		k.VolumeMounts = append(k.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: s.MountPath, ReadOnly: true})
 	}
 }

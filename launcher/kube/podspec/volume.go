@@ -100,6 +100,21 @@ func (c *checker) containerPath(where, value string) {
 	}
 }
 
+// mountsAt reports whether a container has a volume at a folder, which is a clean path.
+func mountsAt(c *corev1.Container, folder string) bool {
+	return slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
+		return path.Clean(m.MountPath) == folder
+	})
+}
+
+// mountClaim mounts a claim into the kernel's container, as a volume of this name.
+func mountClaim(pod *corev1.Pod, name, claim, folder string, readOnly bool) {
+	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim, ReadOnly: readOnly}}})
+	k := kernelOf(pod)
+	k.VolumeMounts = append(k.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: folder, ReadOnly: readOnly})
+}
+
 // volumeKind returns the kind of a volume's source, and how many kinds it has, of which only one is valid.
 func volumeKind(s corev1.VolumeSource) (kind string, n int) {
 	b, err := json.Marshal(s)
