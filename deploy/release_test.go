@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -17,10 +18,35 @@ type workflow struct {
 	}
 }
 
+const releaseWorkflow = "../.github/workflows/release.yml"
+
+// The release workflow names each action by a commit, and its version behind it. A tag could be moved to other code,
+// which would then sign and publish.
+func TestRelease_Pinned(t *testing.T) {
+	text, err := os.ReadFile(releaseWorkflow)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pinned := regexp.MustCompile(`uses: [\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`)
+	n := 0
+	for i, line := range strings.Split(string(text), "\n") {
+		if !strings.Contains(line, "uses:") {
+			continue
+		}
+		n++
+		if !pinned.MatchString(line) {
+			t.Errorf("line %d: %q has no commit, or no version behind it", i+1, line)
+		}
+	}
+	if n == 0 {
+		t.Error("the workflow uses no action")
+	}
+}
+
 // The release workflow accepts a tag only if the chart and the Python package have its number. A run by hand takes the
 // chart's. The step is run in a shell, as GitHub does.
 func TestRelease_Version(t *testing.T) {
-	text, err := os.ReadFile("../.github/workflows/release.yml")
+	text, err := os.ReadFile(releaseWorkflow)
 	if err != nil {
 		t.Fatal(err)
 	}

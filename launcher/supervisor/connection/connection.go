@@ -15,7 +15,10 @@ package connection
 
 import (
 	"context"
+	"errors"
+	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"sync"
 	"time"
@@ -164,7 +167,7 @@ func (c *Conn) Upgrade(w http.ResponseWriter, r *http.Request, extra http.Header
 		err = c.flow.TakeOver()
 	}
 	if closed || err != nil {
-		if err != nil {
+		if err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, io.EOF) { // Close, or the client has gone
 			c.o.Logger.Warn("client's socket was not received", logkey.Err, err)
 		}
 		c.flow.Close() //nolint:errcheck // nothing was sent
