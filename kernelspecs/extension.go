@@ -13,12 +13,11 @@ import (
 // extensionPath is the key of the extension in a Problem.
 const extensionPath = "metadata.ekg"
 
-const (
-	// maxWarm bounds the warm kernels of one kernelspec.
-	maxWarm = 100
-	// maxPlaceholders bounds the placeholders of one kernelspec.
-	maxPlaceholders = 100
-)
+// MaxPlaceholders bounds the placeholders of one kernelspec, and of one flavor.
+const MaxPlaceholders = 100
+
+// maxWarm bounds the warm kernels of one kernelspec.
+const maxWarm = 100
 
 // PodKeys are the keys of metadata.ekg that describe a kernel's pod. The builder of pods decodes them with
 // DecodeExtension. Kernels without a pod ignore them.
@@ -118,8 +117,8 @@ func (r *reader) extension(n *node) Extension {
 			}
 		case m.key == "placeholders":
 			decodeMember(r, m.value, key, &ext.Placeholders)
-			if n := ext.Placeholders; n < 0 || n > maxPlaceholders {
-				r.report(m.value, key, "%d is not a number from 0 to %d", n, maxPlaceholders)
+			if n := ext.Placeholders; n < 0 || n > MaxPlaceholders {
+				r.report(m.value, key, "%d is not a number from 0 to %d", n, MaxPlaceholders)
 			}
 		case m.key == "profiles":
 			before := len(r.problems)

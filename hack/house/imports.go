@@ -97,7 +97,7 @@ var mayImport = map[string][]string{
 	"launcher/gpu":    {},
 
 	"launcher/local/devices": {"launcher/gpu", "launcher/sleep"},
-	"launcher/flavor":        {"launcher/gpu", "launcher/logkey", "launcher/strictyaml"},
+	"launcher/flavor":        {"kernelspecs", "launcher/gpu", "launcher/logkey", "launcher/strictyaml"},
 
 	"launcher/strictyaml": {},
 

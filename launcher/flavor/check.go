@@ -9,16 +9,17 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 )
 
 // Bounds of a file.
 const (
-	maxFlavors      = 1000
-	maxPlaceholders = 100 // of a flavor
-	maxName         = 40  // bytes
-	maxCount        = 1 << 20
-	maxText         = 200     // bytes of a label
-	maxBytes        = 1 << 20 // of the file
+	maxFlavors = 1000
+	maxName    = 40 // bytes
+	maxCount   = 1 << 20
+	maxText    = 200     // bytes of a label
+	maxBytes   = 1 << 20 // of the file
 )
 
 // NoClaimsMoved says why a placeholder cannot have a resource claim. The scheduler never removes a pod to free the
@@ -56,8 +57,8 @@ func (f *Flavor) problems() (list []string) {
 		f.DRA.check(wrong)
 	}
 	wrong(f.None && f.Units != nil && f.Units.Amount != 0, "units: a flavor without a GPU counts as no GPU")
-	wrong(f.Placeholders < 0 || f.Placeholders > maxPlaceholders, "placeholders: %d is not a number from 0 to %d",
-		f.Placeholders, maxPlaceholders)
+	wrong(f.Placeholders < 0 || f.Placeholders > kernelspecs.MaxPlaceholders,
+		"placeholders: %d is not a number from 0 to %d", f.Placeholders, kernelspecs.MaxPlaceholders)
 	wrong(f.Placeholders > 0 && f.None, "placeholders: the flavor has no GPU for which they could keep room")
 	wrong(f.Placeholders > 0 && f.DRA != nil, "placeholders: "+NoClaimsMoved)
 	wrong(!(f.PricePerHour >= 0 && f.PricePerHour <= math.MaxFloat64), "pricePerHour: is not a number from 0")
