@@ -101,7 +101,7 @@ func (l *Launcher) seesAbandoned() bool {
 
 // counts reports whether the candidate counts for limits.
 func (c *candidate) counts() bool {
-	return (c.admitted || !podstatus.IsGated(c.pod)) && !podstatus.HasEnded(c.pod)
+	return (c.admitted || !podstatus.IsGated(c.pod)) && !podstatus.HasEnded(c.pod) && !podspec.IsDiscarded(c.pod)
 }
 
 // updatePodLocked records a version of a pod. Versions may come in any order. The leadership may be nil.

@@ -72,10 +72,14 @@ func (l *Launcher) watchWarm() error {
 }
 
 // warmPods returns the pods of warm kernels that are not being deleted, the oldest first.
-func (l *Launcher) warmPods() (all []*corev1.Pod) {
+func (l *Launcher) warmPods() []*corev1.Pod {
+	return slices.DeleteFunc(l.allWarmPods(), func(pod *corev1.Pod) bool { return pod.DeletionTimestamp != nil })
+}
+
+// allWarmPods returns the pods of warm kernels, the oldest first.
+func (l *Launcher) allWarmPods() (all []*corev1.Pod) {
 	for _, o := range l.warm.pods.GetStore().List() {
-		if pod, ok := o.(*corev1.Pod); ok && pod.DeletionTimestamp == nil &&
-			pod.Labels[podspec.LabelManagedBy] == podspec.ManagerWarm {
+		if pod, ok := o.(*corev1.Pod); ok && pod.Labels[podspec.LabelManagedBy] == podspec.ManagerWarm {
 			all = append(all, pod)
 		}
 	}
@@ -244,10 +248,13 @@ func (l *Launcher) assign(ctx context.Context, k *kernel, a api.Assignment) erro
 	return client.Assign(ctx, a)
 }
 
-// discard removes a kernel that was taken and could not be given to its owner. If it fails, the reaper removes it.
+// discard removes a kernel that was taken and could not be given to its owner. From now on it does not count for the
+// limits of its owner, whose start goes on. If it fails, the reaper removes it.
 func (l *Launcher) discard(ctx context.Context, pod *corev1.Pod) {
 	end := storedEnding{Reason: "it could not be given to its owner", At: l.clusterNow().UTC(), Stopped: true}
-	err := l.annotate(ctx, pod, "", endingAnnotation(pod, end))
+	changed := endingAnnotation(pod, end)
+	changed[podspec.AnnotationClaim] = podspec.ClaimDiscarded
+	err := l.annotate(ctx, pod, "", changed)
 	if err == nil {
 		err = l.deletePod(ctx, pod)
 	}
@@ -285,23 +292,56 @@ func (l *Launcher) keepWarm(ctx context.Context) {
 		}
 		kinds[name], counts[name] = kind, launcher.WarmCount{Wanted: w.Count}
 	}
-	for _, pod := range l.warmPods() {
+	leaving := l.takenPods()
+	for _, pod := range l.allWarmPods() {
 		rec, err := podspec.ReadRecord(pod)
 		if err != nil {
 			continue
 		}
 		c := counts[rec.SpecName]
-		if l.keepsWarm(ctx, pod, rec, kinds[rec.SpecName], c) {
+		if pod.DeletionTimestamp == nil && l.keepsWarm(ctx, pod, rec, kinds[rec.SpecName], c) {
 			c.Waiting++
 			counts[rec.SpecName] = c
+		} else {
+			leaving[rec.SpecName]++
 		}
 	}
 	for name, kind := range kinds {
-		counts[name] = l.createMissing(ctx, kind, name, counts[name])
+		counts[name] = l.createMissing(ctx, kind, name, counts[name], leaving[name])
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.warm.ledger.SetCounts(counts)
+}
+
+// takenPods returns for each kernelspec how many pods of warm kernels were taken and have no owner: their start has not
+// ended yet, or they were discarded. Such a pod counts for no limit, so no other pod replaces it before it is gone.
+func (l *Launcher) takenPods() map[string]int {
+	taken := map[string]int{}
+	for _, informer := range l.informers {
+		for _, o := range informer.GetStore().List() {
+			pod, ok := o.(*corev1.Pod)
+			if !ok || podspec.TakenAt(pod).IsZero() || !podspec.IsDiscarded(pod) && !l.isBeingGiven(pod) {
+				continue
+			}
+			if rec, err := podspec.ReadRecord(pod); err == nil {
+				taken[rec.SpecName]++
+			}
+		}
+	}
+	return taken
+}
+
+// isBeingGiven reports whether a warm kernel was just taken, and it is not known that it has its owner.
+func (l *Launcher) isBeingGiven(pod *corev1.Pod) bool {
+	if l.clusterNow().Sub(podspec.TakenAt(pod)) >= warmFinish {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	k := l.kernels[pod.Labels[podspec.LabelKernel]]
+	return k != nil && k.pod.UID == pod.UID && k.end == nil && k.stop == nil &&
+		(!k.supervisor.HasStatus || k.supervisor.Status.Warm)
 }
 
 // keepsWarm reports whether a pod is that of a warm kernel that is wanted. Others are deleted.
@@ -343,10 +383,10 @@ func hasRun(pod *corev1.Pod) bool {
 	})
 }
 
-// createMissing creates warm kernels of a kind, a few at once.
-func (l *Launcher) createMissing(ctx context.Context, kind podspec.WarmKind, name string,
-	c launcher.WarmCount) launcher.WarmCount {
-	for range min(c.Wanted-c.Waiting, launcher.WarmAtOnce) {
+// createMissing creates warm kernels of a kind, a few at once. No pod replaces one of those that are leaving.
+func (l *Launcher) createMissing(ctx context.Context, kind podspec.WarmKind, name string, c launcher.WarmCount,
+	leaving int) launcher.WarmCount {
+	for range min(c.Wanted-c.Waiting-leaving, launcher.WarmAtOnce) {
 		l.mu.Lock()
 		may := l.warm.ledger.May(name, kind.Content, l.timing.now())
 		l.mu.Unlock()

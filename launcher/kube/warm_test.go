@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -10,6 +11,8 @@ import (
 	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
@@ -48,13 +51,22 @@ func (c *testCluster) warmPods(t *testing.T) (all []corev1.Pod) {
 func (c *testCluster) runWarm(t *testing.T, f *fakeSupervisors, n int, all []*Launcher) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%d warm kernels", n), func() bool { return len(c.warmPods(t)) == n })
-	for i, pod := range c.warmPods(t) {
-		f.add(t, &pod)
-		ran := runningPod(t, 100+i, testRequest(idOf(i)))
-		c.setPod(t, pod.Name, func(p *corev1.Pod) { p.Status = ran.Status })
+	run := func() {
+		for i, pod := range c.warmPods(t) {
+			ran := runningPod(t, 100+i, testRequest(idOf(i)))
+			c.setPod(t, pod.Name, func(p *corev1.Pod) { p.Status = ran.Status })
+		}
 	}
+	for _, pod := range c.warmPods(t) {
+		f.add(t, &pod)
+	}
+	looks := 0
 	for _, l := range all {
 		eventually(t, "the gateway knows that they run", func() bool {
+			if looks%500 == 0 { // again: the fake reports no change between a list and the watch that follows it
+				run()
+			}
+			looks++
 			running := 0
 			for _, pod := range l.warmPods() {
 				if runsWarm(pod) {
@@ -212,4 +224,91 @@ func TestWarm_HalfTaken(t *testing.T) {
 	})
 	now.Add(int64(warmFinish) + int64(time.Second))
 	eventually(t, "it is ended", func() bool { return !c.podThere(t, pod.Name) })
+}
+
+// linger makes a deleted pod stay until its kubelet has ended it, which gone does.
+func (c *testCluster) linger(t *testing.T) (gone func(name string)) {
+	t.Helper()
+	pods := corev1.SchemeGroupVersion.WithResource("pods")
+	c.PrependReactor("delete", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		o, err := c.Tracker().Get(pods, a.GetNamespace(), a.(k8stesting.DeleteActionImpl).Name)
+		if err != nil {
+			return true, nil, err
+		}
+		pod := o.(*corev1.Pod).DeepCopy()
+		if pod.DeletionTimestamp == nil {
+			pod.DeletionTimestamp = new(metav1.Now())
+			pod.ResourceVersion = strconv.FormatInt(c.version.Add(1), 10)
+			err = c.Tracker().Update(pods, pod, pod.Namespace)
+		}
+		return true, nil, err
+	})
+	return func(name string) {
+		if err := c.Tracker().Delete(pods, "ns", name); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A warm kernel that was taken and could not be given to its owner counts as a warm one until its pod is gone: the start
+// of its owner is not refused, and no other pod replaces it. So there are never more pods than warm kernels are wanted
+// and limits allow.
+func TestWarm_Discarded(t *testing.T) {
+	c, f := newRunning(t, 0)
+	gone := c.linger(t)
+	var now, rounds atomic.Int64
+	l := openTest(t, c, func(o *Options, tm *timing) {
+		fastReaper(&now)(o, tm)
+		real := tm.lease
+		fastAdmission(&testLimits{all: 1, each: 1})(o, tm)
+		tm.lease, tm.maintenance = real, 5*time.Millisecond
+		tm.firstRedial, tm.lastRedial = 10*time.Millisecond, 10*time.Millisecond
+		o.Warm = func() []launcher.Warm {
+			rounds.Add(1)
+			return []launcher.Warm{{Start: testRequest(uuid.Nil.String()), Count: 1}}
+		}
+	})
+	c.runWarm(t, f, 1, []*Launcher{l})
+	warm := c.warmPods(t)[0].Name
+	f.mu.Lock()
+	s := f.all[warm]
+	f.mu.Unlock()
+	s.mu.Lock()
+	s.assigned.ID = "another's" // it refuses any other
+	s.mu.Unlock()
+	s.set(func(st *api.Status) { st.Warm = true })
+	req := testRequest(uuid.NewString())
+	req.AnyID = true
+	if k, created, err := l.Start(t.Context(), req); err != nil || !created || k.ID != req.ID {
+		t.Errorf("%+v, created %v, %v", k, created, err)
+	}
+	if !c.podThere(t, warm) {
+		t.Fatal("the pod is gone")
+	}
+	now.Add(int64(2 * time.Minute)) // failures do not hold the next one back
+	from := rounds.Load()
+	eventually(t, "the reaper has looked", func() bool { return rounds.Load() > from+3 })
+	if n := len(c.warmPods(t)); n != 0 {
+		t.Errorf("%d pods replace the one that is still there", n)
+	}
+	gone(warm)
+	eventually(t, "another one replaces it", func() bool { return len(c.warmPods(t)) == 1 })
+	// The same holds for one that is replaced.
+	replaced := c.warmPods(t)[0].Name
+	c.setPod(t, replaced, func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })
+	eventually(t, "it is ended", func() bool {
+		pod, err := c.CoreV1().Pods("ns").Get(t.Context(), replaced, metav1.GetOptions{})
+		return err == nil && pod.DeletionTimestamp != nil
+	})
+	now.Add(int64(2 * time.Minute))
+	from = rounds.Load()
+	eventually(t, "the reaper has looked again", func() bool { return rounds.Load() > from+3 })
+	if n := len(c.warmPods(t)); n != 1 {
+		t.Errorf("there are %d pods", n)
+	}
+	gone(replaced)
+	eventually(t, "another one replaces it, too", func() bool {
+		all := c.warmPods(t)
+		return len(all) == 1 && all[0].Name != replaced
+	})
 }

@@ -23,12 +23,18 @@ const (
 	ManagerWarm = "ekg-warm"
 	// AnnotationWarm of a pod that is or was warm has the content of its WarmKind.
 	AnnotationWarm = Domain + "warm"
-	// AnnotationClaim of a pod that was warm is ClaimUndecided until limits have admitted the start that has taken it.
+	// AnnotationClaim of a pod that was warm is ClaimUndecided until limits have admitted the start that has taken it. It
+	// is ClaimDiscarded if the kernel could not be given to its owner.
 	AnnotationClaim = Domain + "warm-claim"
-	// ClaimUndecided and ClaimDecided are its values.
+	// ClaimUndecided, ClaimDecided and ClaimDiscarded are its values.
 	ClaimUndecided = "undecided"
 	ClaimDecided   = "decided"
+	ClaimDiscarded = "discarded"
 )
+
+// IsDiscarded reports whether a pod's warm kernel was taken and could not be given to its owner. Until the pod is gone,
+// it counts as one of the warm kernels, and not for its owner.
+func IsDiscarded(pod *corev1.Pod) bool { return pod.Annotations[AnnotationClaim] == ClaimDiscarded }
 
 // WarmKind is what the warm kernels of a kernelspec are made from.
 type WarmKind struct {
