@@ -90,8 +90,8 @@ type specDir struct {
 	users kernelspecs.Users
 }
 
-func (d *specDir) Users() kernelspecs.Users { return d.users }
-func (d *specDir) List() []kernelspecs.Spec { return d.specs }
+func (d *specDir) Users(string) kernelspecs.Users { return d.users }
+func (d *specDir) List() []kernelspecs.Spec       { return d.specs }
 func (d *specDir) Get(name string) (kernelspecs.Spec, bool) {
 	for _, s := range d.specs {
 		if s.Name == name {

@@ -35,8 +35,8 @@ type Specs interface {
 	List() []kernelspecs.Spec
 	// Get returns the usable spec of a name, in any case.
 	Get(name string) (kernelspecs.Spec, bool)
-	// Users returns the gateway's own lists of users, which hold for kernelspecs that have gone.
-	Users() kernelspecs.Users
+	// Users returns the lists of users for kernels whose kernelspec is hidden or has gone.
+	Users(name string) kernelspecs.Users
 }
 
 // Options configures a Gateway.

@@ -2,6 +2,8 @@ package gateway
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -101,5 +103,33 @@ func TestKernels_RestartOfLimited(t *testing.T) {
 		g.fake.add(idA, "gone", api.Idle)
 		g.fake.change(func() { g.fake.kernels[idA].Owner = tt.user })
 		g.do("POST", "/api/kernels/"+idA+"/restart", "", as(tt.user)).want(t, tt.status, "")
+	}
+}
+
+// A kernelspec that is no longer offered keeps its own lists for restarts.
+func TestKernels_RestartOfHidden(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "Hidden"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "Hidden", "kernel.json"), []byte(`{"argv": ["x", "{connection_file}"],
+		"display_name": "X", "language": "x", "metadata": {"process_proxy": {"config": {"authorized_users": "ann"}}}}`),
+		0o600); err != nil {
+		t.Fatal(err)
+	}
+	finder, err := kernelspecs.Open(kernelspecs.Options{Dirs: []string{dir}, Allowed: []string{"another"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = finder.Close() })
+	for _, tt := range []struct {
+		user   string
+		status int
+	}{{"ann", 200}, {"bob", 403}} {
+		g := startUserGateway(t, func(o *Options) { o.Specs = finder })
+		g.fake.add(idA, "hidden", api.Idle)
+		g.fake.change(func() { g.fake.kernels[idA].Owner = tt.user })
+		g.do("POST", "/api/kernels/"+idA+"/restart", "", as(tt.user)).want(t, tt.status, "")
+		g.do("POST", "/api/kernels", `{"name": "hidden"}`, as(tt.user)).want(t, 404, "")
 	}
 }

@@ -75,7 +75,7 @@ func TestDecodeStrict(t *testing.T) {
 				got = append(got, strings.TrimPrefix(Problem{File: "", Line: p.Line, Key: p.Key, Message: p.Message}.String(), ":"))
 			}
 			if len(got) > 0 && problems[0].Line == 0 {
-				got[0] = "0" + ":" + got[0]
+				got[0] = "0: " + got[0]
 			}
 			if !slices.Equal(got, tt.want) {
 				t.Errorf("got  %q\nwant %q", got, tt.want)

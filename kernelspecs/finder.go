@@ -44,7 +44,7 @@ type Finder struct {
 	roots   []root
 	prefix  string
 	users   Users
-	allowed map[string]bool // in lower case; empty: all are
+	allowed []string // as they were given; empty: all are
 	check   func(Spec) []Problem
 	poll    time.Duration // between readings while blind
 	log     *slog.Logger
@@ -72,7 +72,8 @@ type root struct {
 
 // catalog is one reading of all directories. It is never modified.
 type catalog struct {
-	specs    []Spec // by name
+	specs    []Spec           // by name
+	hidden   map[string]Users // of the usable specs that the operator's list leaves out, by name
 	problems []Problem
 }
 
@@ -84,7 +85,7 @@ func open(o Options, newWatcher func() (*fsnotify.Watcher, error), poll time.Dur
 	f := &Finder{
 		prefix:  o.Prefix,
 		users:   o.Users,
-		allowed: map[string]bool{},
+		allowed: o.Allowed,
 		check:   o.Check,
 		poll:    poll,
 		log:     o.Log,
@@ -96,9 +97,6 @@ func open(o Options, newWatcher func() (*fsnotify.Watcher, error), poll time.Dur
 		f.log = slog.New(slog.DiscardHandler)
 	}
 	f.log = f.log.With(logkey.Component, "kernelspecs")
-	for _, name := range o.Allowed {
-		f.allowed[strings.ToLower(name)] = true
-	}
 	for _, d := range o.Dirs {
 		abs, err := filepath.Abs(d)
 		if err != nil {
@@ -153,8 +151,11 @@ func (f *Finder) Get(name string) (Spec, bool) {
 	return Spec{}, false
 }
 
-// Users returns the gateway's own lists, which hold for a kernelspec that has gone too.
-func (f *Finder) Users() Users { return f.users }
+// Users returns the lists of users for kernels whose spec is not usable: its own within the gateway's if the operator's
+// list leaves it out, and the gateway's own if it has gone. The name's case is ignored.
+func (f *Finder) Users(name string) Users {
+	return f.current.Load().hidden[strings.ToLower(name)].Within(f.users)
+}
 
 // Problems returns the present problems in the order of the directories. The slice must not be modified.
 func (f *Finder) Problems() []Problem { return f.current.Load().problems }
@@ -167,8 +168,7 @@ func (f *Finder) reread() {
 	var next *catalog
 	for range 3 {
 		c, places := read(f.roots, f.prefix, f.check)
-		c.specs = slices.DeleteFunc(c.specs, func(s Spec) bool { return f.hides(s.Name) })
-		c.problems = slices.DeleteFunc(c.problems, func(p Problem) bool { return p.Spec != "" && f.hides(p.Spec) })
+		f.hide(c)
 		for i := range c.specs {
 			c.specs[i].Users = c.specs[i].Users.Within(f.users)
 		}
@@ -185,8 +185,41 @@ func (f *Finder) reread() {
 	f.current.Store(next)
 }
 
-// hides reports whether the operator's list leaves a spec out.
-func (f *Finder) hides(name string) bool { return len(f.allowed) > 0 && !f.allowed[name] }
+// hide removes the specs that the operator's list leaves out, and their problems. A name of the list without a spec is
+// a problem.
+func (f *Finder) hide(c *catalog) {
+	if len(f.allowed) == 0 {
+		return
+	}
+	found := map[string]bool{} // names of the list, in lower case, and whether there is such a spec
+	for _, name := range f.allowed {
+		found[strings.ToLower(name)] = false
+	}
+	// hides reports whether the list leaves a spec out.
+	hides := func(name string) bool {
+		_, listed := found[name]
+		if listed {
+			found[name] = true
+		}
+		return !listed
+	}
+	c.hidden = map[string]Users{}
+	c.specs = slices.DeleteFunc(c.specs, func(s Spec) bool {
+		left := hides(s.Name)
+		if left {
+			c.hidden[s.Name] = s.Users
+		}
+		return left
+	})
+	c.problems = slices.DeleteFunc(c.problems, func(p Problem) bool { return p.Spec != "" && hides(p.Spec) })
+	for _, name := range f.allowed {
+		if lower := strings.ToLower(name); !found[lower] {
+			found[lower] = true // once
+			c.problems = append(c.problems, Problem{Spec: lower,
+				Message: fmt.Sprintf("--allowed-kernelspec names %q, and there is no such kernelspec", name)})
+		}
+	}
+}
 
 // logChange logs the differences between two readings.
 func (f *Finder) logChange(old, next *catalog) {

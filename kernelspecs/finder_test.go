@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -87,6 +88,57 @@ func TestFinder_Order(t *testing.T) {
 	}
 	if len(f.List()) != 4 {
 		t.Error("a closed Finder has forgotten its specs")
+	}
+}
+
+// A name of the operator's list without a kernelspec is one problem, until the kernelspec appears. One that is broken
+// exists. Lists of users of a kernelspec that is left out hold for its kernels.
+func TestFinder_Allowed(t *testing.T) {
+	base := t.TempDir()
+	const limited = `{"argv": ["x", "{connection_file}"], "display_name": "X", "language": "x",
+		"metadata": {"process_proxy": {"config": {"authorized_users": "ann", "unauthorized_users": "bob"}}}}`
+	write(t, filepath.Join(base, "Shown/kernel.json"), plain)
+	write(t, filepath.Join(base, "broken/kernel.json"), `{"argv": 1}`)
+	write(t, filepath.Join(base, "Hidden/kernel.json"), limited)
+	write(t, filepath.Join(base, "hidden-broken/kernel.json"), `{"argv": 1}`)
+	var log transcript.Buffer
+	f, err := Open(Options{Dirs: []string{base}, Allowed: []string{"sHown", "Broken", "Mis\nspelt", "mis\nspelt", "later"},
+		Users: Users{Authorized: []string{"eve"}, Unauthorized: []string{"root"}},
+		Log:   slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	const broken = "broken/kernel.json:1: argv: is a number, not an array"
+	want := []string{broken, `--allowed-kernelspec names "Mis\nspelt", and there is no such kernelspec`,
+		`--allowed-kernelspec names "later", and there is no such kernelspec`}
+	if got := messages(f, base); !slices.Equal(got, want) {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+	if got := found(f, base); !slices.Equal(got, []string{"shown=Shown"}) {
+		t.Errorf("got %q", got)
+	}
+	if got := log.String(); strings.Count(got, "level=WARN") != 3 || !strings.Contains(got, "spec=later") {
+		t.Errorf("the log is %s", got)
+	}
+	for _, tt := range []struct {
+		name string
+		want Users
+	}{
+		{"HIDDEN", Users{Authorized: []string{"ann"}, Unauthorized: []string{"bob", "root"}}},
+		{"hidden-broken", Users{Authorized: []string{"eve"}, Unauthorized: []string{"root"}}},
+		{"gone", Users{Authorized: []string{"eve"}, Unauthorized: []string{"root"}}},
+	} {
+		if got := f.Users(tt.name); !reflect.DeepEqual(got, tt.want) {
+			t.Errorf("%s: got %+v, want %+v", tt.name, got, tt.want)
+		}
+	}
+	write(t, filepath.Join(base, "later/kernel.json"), plain)
+	if !eventually(2*time.Second, func() bool { return slices.Equal(messages(f, base), want[:2]) }) {
+		t.Errorf("got %q", messages(f, base))
+	}
+	if got := found(f, base); !slices.Equal(got, []string{"later=later", "shown=Shown"}) {
+		t.Errorf("got %q", got)
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 // Problem is an error in a kernelspec, or in a directory of kernelspecs, with its place.
 type Problem struct {
 	Spec    string // name of the spec; "" if the problem concerns no single spec
-	File    string // absolute path of the file or directory
+	File    string // absolute path of the file or directory; "" if the problem is a setting's
 	Line    int    // 1-based line in File; 0 if unknown
 	Key     string // dotted key in kernel.json, like env.PATH or argv[0]; "" if the problem concerns no single key
 	Message string // what is wrong, in lower case
@@ -25,7 +25,9 @@ func (p Problem) String() string {
 	if p.Line > 0 {
 		fmt.Fprintf(&b, ":%d", p.Line)
 	}
-	b.WriteString(": ")
+	if b.Len() > 0 {
+		b.WriteString(": ")
+	}
 	if p.Warning {
 		b.WriteString("warning: ")
 	}

@@ -114,13 +114,14 @@ func TestKernelspec(t *testing.T) {
 	})
 	t.Run("list of the allowed ones", func(t *testing.T) {
 		code, stdout, stderr := ekg(t, "kernelspec", "list", "--kernelspec-dir", dir, "--allowed-kernelspec", "other")
-		if code != 0 || strings.Contains(stdout, "Good one") || strings.Contains(stderr, "/bad/") {
+		const unknown = "ekg: --allowed-kernelspec names \"other\", and there is no such kernelspec\n"
+		if code != 0 || strings.Contains(stdout, "Good one") || stderr != unknown {
 			t.Errorf("got %d:\n%s%s", code, stdout, stderr)
 		}
 		t.Setenv("EG_ALLOWED_KERNELS", `["Good"]`)
-		if code, stdout, _ = ekg(t, "kernelspec", "list", "--kernelspec-dir", dir); code != 0 ||
+		if code, stdout, stderr = ekg(t, "kernelspec", "list", "--kernelspec-dir", dir); code != 0 || stderr != "" ||
 			!strings.Contains(stdout, "Good one") || strings.Count(stdout, "\n") != 2 {
-			t.Errorf("got %d:\n%s", code, stdout)
+			t.Errorf("got %d:\n%s%s", code, stdout, stderr)
 		}
 	})
 	t.Run("warnings", func(t *testing.T) {
