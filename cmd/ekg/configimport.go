@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -18,7 +19,7 @@ func importCommand(stdin io.Reader) *cli.Command {
 	return &cli.Command{
 		Name:            "import",
 		Usage:           "translate settings of Jupyter Enterprise Gateway 3, and print a file for --config",
-		UsageText:       "ekg config import [--token-file NEWFILE] [FILE | --CLASS.TRAIT=VALUE | NAME=VALUE | -] ...",
+		UsageText:       "ekg config import [--chart] [--token-file NEWFILE] [FILE | --CLASS.TRAIT=VALUE | NAME=VALUE | -] ...",
 		SkipFlagParsing: true,
 		OnUsageError:    refuseUsage,
 		Description: "FILE is a jupyter_enterprise_gateway_config.py or .json, or has variables as lines NAME=VALUE; " +
@@ -38,6 +39,9 @@ func importSettings(args []string, stdin io.Reader, stdout, stderr io.Writer) er
 	if err != nil {
 		return &usageError{err}
 	}
+	given := len(args)
+	args = slices.DeleteFunc(args, func(arg string) bool { return arg == "--chart" }) // no option of Enterprise Gateway
+	chart := len(args) < given
 	if len(args) == 0 {
 		return &usageError{errors.New("ekg config import: an argument is missing; see ekg config import --help")}
 	}
@@ -50,7 +54,11 @@ func importSettings(args []string, stdin io.Reader, stdout, stderr io.Writer) er
 			return err
 		}
 	}
-	done, err := im.Write(stdout, tokenFile)
+	write := im.Write
+	if chart {
+		write = im.WriteChart
+	}
+	done, err := write(stdout, tokenFile)
 	if err != nil {
 		return err
 	}

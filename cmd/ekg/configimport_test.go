@@ -3,8 +3,11 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
+
+	"go.yaml.in/yaml/v3"
 )
 
 func TestConfigImport_Token(t *testing.T) {
@@ -48,5 +51,28 @@ func TestConfigImport_Refusals(t *testing.T) {
 				t.Errorf("got %d %q %q", code, stdout, stderr)
 			}
 		})
+	}
+}
+
+// Values for the chart have no token either. helm reads its file.
+func TestConfigImport_Chart(t *testing.T) {
+	clearEnvironment(t)
+	path := filepath.Join(t.TempDir(), "token")
+	code, stdout, stderr := ekg(t, "config", "import", "--chart", "EG_AUTH_TOKEN=hunter2-hunter2", "--token-file="+path,
+		"EG_PORT=9000", "EG_MAX_KERNELS=7", "EG_NAMESPACE=eg")
+	want := "ekg: settings: 4; without a counterpart: 0; not read: 0\n"
+	if code != 0 || stderr != want || strings.Contains(stdout, "hunter2") ||
+		!strings.Contains(stdout, "--set-file authToken="+path) {
+		t.Errorf("got %d %q %q", code, stdout, stderr)
+	}
+	var values map[string]map[string]any
+	if err := yaml.Unmarshal([]byte(stdout), &values); err != nil {
+		t.Fatalf("%v in\n%s", err, stdout)
+	}
+	if !reflect.DeepEqual(values, map[string]map[string]any{"service": {"port": 9000}, "settings": {"max-kernels": "7"}}) {
+		t.Errorf("got\n%s", stdout)
+	}
+	if text, err := os.ReadFile(path); err != nil || string(text) != "hunter2-hunter2\n" {
+		t.Errorf("the file has %q, %v", text, err)
 	}
 }

@@ -42,6 +42,7 @@ func convertCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Co
 			&cli.StringFlag{Name: "output", Usage: "write each kernelspec into a new folder of `FOLDER`"},
 			&cli.BoolFlag{Name: "force", Usage: "replace files of folders that exist in --output"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "print each kernel.json instead"},
+			&cli.BoolFlag{Name: "chart", Usage: "print values for ekg's Helm chart instead"},
 			&cli.StringFlag{Name: "template", Usage: "`FILE` with the pod template, for kernelspecs without one"},
 			&cli.BoolFlag{Name: "keep-launcher", Usage: "kernels are started by the launcher of their image, as before"},
 			&cli.StringFlag{Name: "command", Usage: "argv of the kernel in its image, as `JSON`; needed for other languages " +
@@ -53,7 +54,7 @@ func convertCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Co
 			}
 			return (&conversion{
 				settings: s, output: c.String("output"), force: c.Bool("force"), dryRun: c.Bool("dry-run"),
-				template: c.String("template"), command: c.String("command"), keepLauncher: c.Bool("keep-launcher"),
+				chart: c.Bool("chart"), template: c.String("template"), command: c.String("command"), keepLauncher: c.Bool("keep-launcher"),
 				stdout: c.App.Writer, stderr: c.App.ErrWriter,
 			}).run(c.Context, c.Args().Slice())
 		},
@@ -65,22 +66,30 @@ type conversion struct {
 	settings       *settings.Settings
 	output         string
 	force, dryRun  bool
+	chart          bool
 	template       string
 	command        string
 	keepLauncher   bool
 	stdout, stderr io.Writer
 
 	options enterprise.SpecOptions
+	specs   enterprise.ChartSpecs
 	leftOut int
 }
 
 func (v *conversion) run(ctx context.Context, args []string) error {
 	const help = "; see ekg kernelspec convert --help"
+	outputs := 0
+	for _, given := range []bool{v.output != "", v.dryRun, v.chart} {
+		if given {
+			outputs++
+		}
+	}
 	switch {
 	case len(args) == 0:
 		return &usageError{errors.New("ekg kernelspec convert: an argument is missing" + help)}
-	case (v.output == "") != v.dryRun:
-		return &usageError{errors.New("ekg kernelspec convert: give one of --output and --dry-run" + help)}
+	case outputs != 1:
+		return &usageError{errors.New("ekg kernelspec convert: give one of --output, --dry-run and --chart" + help)}
 	}
 	v.options.Template = v.template
 	if v.command != "" && v.keepLauncher {
@@ -105,6 +114,11 @@ func (v *conversion) run(ctx context.Context, args []string) error {
 			if _, err := fmt.Fprintf(v.stderr, "%s: not converted: %s\n", dir, kernelspecs.Printable(err.Error())); err != nil {
 				return err
 			}
+		}
+	}
+	if v.chart {
+		if err := v.specs.Write(v.stdout); err != nil {
+			return err
 		}
 	}
 	switch {
@@ -151,11 +165,15 @@ func (v *conversion) convert(dir string) error {
 	if err != nil {
 		return err
 	}
-	if v.dryRun {
-		if _, err := v.stdout.Write(done.KernelJSON); err != nil {
-			return err
-		}
-	} else if err := v.write(dir, done.KernelJSON); err != nil {
+	switch {
+	case v.dryRun:
+		_, err = v.stdout.Write(done.KernelJSON)
+	case v.chart:
+		notes, err = v.addToChart(dir, done.KernelJSON, notes)
+	default:
+		err = v.write(dir, done.KernelJSON)
+	}
+	if err != nil {
 		return err
 	}
 	var lines []string
@@ -208,6 +226,30 @@ func (v *conversion) check(dir string, done *enterprise.Converted) ([]string, er
 	return notes, nil
 }
 
+// addToChart adds the kernelspec to the values for the chart, which have no files. It returns the notes with one on that.
+func (v *conversion) addToChart(dir string, kernelJSON []byte, notes []string) ([]string, error) {
+	files, err := shownFiles(dir)
+	if err != nil {
+		return notes, err
+	}
+	if len(files) > 0 {
+		notes = append(notes, "values of the chart have no files, so these are left out: "+strings.Join(files, ", "))
+	}
+	return notes, v.specs.Add(filepath.Base(dir), kernelJSON)
+}
+
+// shownFiles returns the names of the files of a kernelspec that its users see.
+func shownFiles(dir string) (names []string, err error) {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		name := e.Name()
+		if e.Type().IsRegular() && (strings.HasPrefix(name, "logo-") || name == "kernel.js" || name == "kernel.css") {
+			names = append(names, name)
+		}
+	}
+	return names, err
+}
+
 // write writes the kernelspec and copies its logos into a folder of the output.
 func (v *conversion) write(dir string, kernelJSON []byte) error {
 	target, err := filepath.Abs(filepath.Join(v.output, filepath.Base(dir)))
@@ -233,16 +275,13 @@ func (v *conversion) write(dir string, kernelJSON []byte) error {
 		return err
 	}
 	files := map[string][]byte{"kernel.json": kernelJSON}
-	entries, err := os.ReadDir(dir)
+	shown, err := shownFiles(dir)
 	if err != nil {
 		return err
 	}
-	for _, e := range entries {
-		name := e.Name()
-		if e.Type().IsRegular() && (strings.HasPrefix(name, "logo-") || name == "kernel.js" || name == "kernel.css") {
-			if files[name], err = os.ReadFile(filepath.Join(dir, name)); err != nil {
-				return err
-			}
+	for _, name := range shown {
+		if files[name], err = os.ReadFile(filepath.Join(dir, name)); err != nil {
+			return err
 		}
 	}
 	names := make([]string, 0, len(files))

@@ -3,8 +3,11 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // convertible is a folder of kernelspecs of Enterprise Gateway.
@@ -97,8 +100,9 @@ func TestKernelspecConvert_ExitStatus(t *testing.T) {
 		{"a folder without a kernelspec", []string{"--dry-run", t.TempDir()}, 1, "has no kernel.json"},
 		{"a template that is not there", []string{"--dry-run", "--template", "/nowhere", gpu}, 1, "no such file"},
 		{"no folder", []string{"--dry-run"}, 2, "an argument is missing"},
-		{"neither", []string{gpu}, 2, "give one of --output and --dry-run"},
-		{"both", []string{"--dry-run", "--output", "x", gpu}, 2, "give one of --output and --dry-run"},
+		{"neither", []string{gpu}, 2, "give one of --output, --dry-run and --chart"},
+		{"both", []string{"--dry-run", "--output", "x", gpu}, 2, "give one of --output, --dry-run and --chart"},
+		{"both of another kind", []string{"--dry-run", "--chart", gpu}, 2, "give one of --output, --dry-run and --chart"},
 		{"a command that is not a list", []string{"--dry-run", "--command", "bash", gpu}, 2, "--command: is not a list"},
 	}
 	for _, tt := range tests {
@@ -117,5 +121,57 @@ func TestKernelspecConvert_ExitStatus(t *testing.T) {
 				t.Errorf("got %q", stdout)
 			}
 		})
+	}
+}
+
+// Values for the chart have all kernelspecs that could be converted, and none of the chart's examples. They have no
+// files, which a note says.
+func TestKernelspecConvert_Chart(t *testing.T) {
+	clearEnvironment(t)
+	gpu, homes := copySpec(t, "gpu"), filepath.Join(convertible, "homes")
+	upper := filepath.Join(t.TempDir(), "GPU")
+	if err := os.CopyFS(upper, os.DirFS(gpu)); err != nil {
+		t.Fatal(err)
+	}
+	code, stdout, stderr := ekg(t, "kernelspec", "convert", "--chart", gpu, homes)
+	if code != 3 || !strings.Contains(stderr, "note: "+gpu+": values of the chart have no files, so these are left out: "+
+		"logo-64x64.png\n") {
+		t.Errorf("got %d %q", code, stderr)
+	}
+	var values struct {
+		Kernelspecs struct{ Specs map[string]any }
+	}
+	if err := yaml.Unmarshal([]byte(stdout), &values); err != nil {
+		t.Fatalf("%v in\n%s", err, stdout)
+	}
+	var want any
+	text, err := os.ReadFile(filepath.Join(gpu, "want.json"))
+	if err == nil {
+		err = yaml.Unmarshal(text, &want) // JSON is YAML
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	specs := values.Kernelspecs.Specs
+	if _, without := specs["python3-gpu"]; len(specs) != 4 || specs["homes"] == nil || specs["python3"] != nil || !without {
+		t.Errorf("got\n%s", stdout)
+	}
+	if got := specs["gpu"]; !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	code, stdout, stderr = ekg(t, "kernelspec", "convert", "--chart", gpu, upper)
+	if code != 1 || !strings.Contains(stderr, upper+": not converted: there is a kernelspec gpu already") ||
+		!strings.Contains(stdout, "\n    gpu:\n") {
+		t.Errorf("two of one name: got %d %q %q", code, stdout, stderr)
+	}
+	missing := filepath.Join(t.TempDir(), "python3")
+	if err := os.CopyFS(missing, os.DirFS(gpu)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Join(missing, "scripts")); err != nil {
+		t.Fatal(err)
+	}
+	if code, stdout, stderr = ekg(t, "kernelspec", "convert", "--chart", missing); code != 1 || stdout != "" {
+		t.Errorf("none: got %d %q %q", code, stdout, stderr)
 	}
 }

@@ -29,6 +29,32 @@ func translate(t *testing.T, tokenFile string, args ...string) string {
 	return b.String()
 }
 
+// Values for the chart. A test of the chart renders it with them.
+func TestImport_Chart(t *testing.T) {
+	t.Chdir("testdata")
+	for golden, args := range map[string][]string{
+		"values.yaml":         {"chart.env", "EG_CERTFILE=/a.pem", "EG_KEYFILE=/a.key"},
+		"values-nothing.yaml": {"HOME=/root", "EG_PORT=http"},
+	} {
+		var im enterprise.Import
+		if err := im.Arguments(args, strings.NewReader("")); err != nil {
+			t.Fatal(err)
+		}
+		var b bytes.Buffer
+		if _, err := im.WriteChart(&b, ""); err != nil {
+			t.Fatal(err)
+		}
+		if *update {
+			if err := os.WriteFile(golden, b.Bytes(), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if want, err := os.ReadFile(golden); err != nil || b.String() != string(want) || strings.Contains(b.String(), "hunter") {
+			t.Errorf("%s: %v: got:\n%s", golden, err, &b)
+		}
+	}
+}
+
 func TestImport_Golden(t *testing.T) {
 	t.Chdir("testdata")
 	tests := []struct {

@@ -14,7 +14,7 @@ import (
 
 // Result counts what Write has written.
 type Result struct {
-	Settings   int // lines that are settings of ekg
+	Settings   int // settings of ekg, or values of its chart
 	Unmatched  int // options without a counterpart, or with a value that ekg rejects
 	Unreadable int // lines that could not be read
 }
@@ -33,7 +33,10 @@ func (im *Import) Token() (token, place string) {
 // Write writes a configuration file of ekg. tokenFile is the file that holds the token; "" leaves it to the operator.
 // The value of an option without a counterpart is not written, since it may be a secret.
 func (im *Import) Write(w io.Writer, tokenFile string) (Result, error) {
-	o := &output{}
+	return im.write(w, tokenFile, &output{})
+}
+
+func (im *Import) write(w io.Writer, tokenFile string, o *output) (Result, error) {
 	counts, overridden := im.chosen()
 	o.listen(counts)
 	for _, g := range counts {
@@ -46,6 +49,7 @@ func (im *Import) Write(w io.Writer, tokenFile string) (Result, error) {
 		}
 	}
 	o.defaults(counts)
+	o.replaced()
 	if len(overridden) > 0 {
 		o.section("Overridden in Enterprise Gateway, too:")
 		for _, g := range overridden {
@@ -60,7 +64,11 @@ func (im *Import) Write(w io.Writer, tokenFile string) (Result, error) {
 		}
 	}
 	o.Unreadable = len(im.unread)
-	_, err := io.WriteString(w, o.text.String())
+	text := o.text.String()
+	if o.chart {
+		text = o.values(text)
+	}
+	_, err := io.WriteString(w, text)
 	return o.Result, err
 }
 
@@ -70,6 +78,11 @@ type output struct {
 
 	text     strings.Builder
 	rejected []string
+
+	// Of values for the chart.
+	chart   bool
+	service string   // the lines of the value service; "" if there is none
+	others  []string // settings that other values stand for, and which
 }
 
 func (o *output) comment(format string, args ...any) {
@@ -86,6 +99,11 @@ func (o *output) line(name string, texts []string, source, remark string) {
 	line, err := settings.Line(name, texts)
 	if err != nil {
 		o.rejected = append(o.rejected, fmt.Sprintf("%s: %s %v", source, name, err))
+		return
+	}
+	if other := chartValues[name]; o.chart && other != "" {
+		o.others = append(o.others, source+": "+other)
+		o.Settings++
 		return
 	}
 	if remark != "" {
@@ -131,8 +149,13 @@ func (o *output) listen(counts []given) {
 		}
 		sources = append(sources, g.place+": "+g.name)
 	}
-	if len(sources) > 0 {
-		o.line("listen", []string{net.JoinHostPort(ip, port)}, strings.Join(sources, ", "), "")
+	source := strings.Join(sources, ", ")
+	switch {
+	case len(sources) == 0:
+	case o.chart:
+		o.servicePort(port, source)
+	default:
+		o.line("listen", []string{net.JoinHostPort(ip, port)}, source, "")
 	}
 }
 
@@ -141,6 +164,8 @@ func (o *output) token(g given, file string) {
 	switch {
 	case g.value.none || g.value.list || g.value.texts[0] == "":
 		return
+	case o.chart:
+		o.chartToken(g, file)
 	case file != "":
 		o.line("token-file", []string{file}, g.place+": "+g.name, "")
 	default:
@@ -163,7 +188,7 @@ func (o *output) defaults(counts []given) {
 	if !has("token") {
 		o.comment("No token was given, so Enterprise Gateway accepts every request. ekg generates a token. Clients need it.")
 	}
-	if has("kube-namespace") || has("kernel-image") {
+	if !o.chart && (has("kube-namespace") || has("kernel-image")) {
 		o.comment("For kernels in pods, set also launcher: kubernetes and supervisor-image. See docs/kubernetes.md.")
 	}
 }

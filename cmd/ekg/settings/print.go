@@ -6,6 +6,7 @@ import (
 	"io"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -60,7 +61,11 @@ func yamlLine(o Option, texts []string) (string, error) {
 		value = &yaml.Node{}
 	}
 	if o.value.shape == Toggle {
-		value.Kind, value.Tag, value.Value = yaml.ScalarNode, "!!bool", texts[0]
+		on, err := strconv.ParseBool(texts[0]) // YAML has fewer spellings than a flag
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", o.Name, err)
+		}
+		value.Kind, value.Tag, value.Value = yaml.ScalarNode, "!!bool", strconv.FormatBool(on)
 	} else if o.value.shape == Single {
 		value.SetString(texts[0])
 	} else {
