@@ -18,12 +18,18 @@ import (
 // enterpriseKernelspec copies a kernelspec of Enterprise Gateway's source as it is, but for the image's name.
 func (k *inCluster) enterpriseKernelspec(source, name string, replace ...string) {
 	k.t.Helper()
+	k.enterpriseKernelspecAs(source, name, name, replace...)
+}
+
+// enterpriseKernelspecAs copies a kernelspec of Enterprise Gateway's source under another name, with replacements.
+func (k *inCluster) enterpriseKernelspecAs(source, name, as string, replace ...string) {
+	k.t.Helper()
 	text, err := os.ReadFile(filepath.Join(source, "etc", "kernelspecs", name, "kernel.json"))
 	if err == nil {
-		err = os.MkdirAll(filepath.Join(k.dir, "specs", name), 0o755)
+		err = os.MkdirAll(filepath.Join(k.dir, "specs", as), 0o755)
 	}
 	if err == nil {
-		err = os.WriteFile(filepath.Join(k.dir, "specs", name, "kernel.json"),
+		err = os.WriteFile(filepath.Join(k.dir, "specs", as, "kernel.json"),
 			[]byte(strings.NewReplacer(replace...).Replace(string(text))), 0o644)
 	}
 	if err != nil {
@@ -49,18 +55,34 @@ func (g *gateway) enterpriseUsers() {
 	g.args, g.token = append(g.args, "--users-file", file), ""
 }
 
-// enterpriseItests runs Enterprise Gateway's own integration tests of a Python kernelspec and of lists of users.
-func enterpriseItests(t *testing.T, g *gateway, peers, kernelspec string) {
+// enterpriseItests are Enterprise Gateway's own integration tests of a kernelspec.
+type enterpriseItests struct {
+	classes []string // in enterprise_gateway.itests
+	ran     int      // how many tests there are
+}
+
+// The tests of Python and of lists of users, those of R, and those of Python with a Spark context.
+var (
+	itestsOfPython = enterpriseItests{ran: 7,
+		classes: []string{"test_python_kernel.TestPythonKernelLocal", "test_authorization.TestAuthorization"}}
+	itestsOfR     = enterpriseItests{ran: 4, classes: []string{"test_r_kernel.TestRKernelLocal"}}
+	itestsOfSpark = enterpriseItests{ran: 10, classes: []string{"test_python_kernel.TestPythonKernelClient"}}
+)
+
+// run runs the tests. The variables name the kernelspec, and what the tests expect.
+func (tests enterpriseItests) run(t *testing.T, g *gateway, peers string, vars ...string) {
 	t.Helper()
-	cmd := exec.Command(filepath.Join(peers, "eg", "bin", "python"), "testdata/python/enterprise_itests.py",
-		"enterprise_gateway.itests.test_python_kernel.TestPythonKernelLocal",
-		"enterprise_gateway.itests.test_authorization.TestAuthorization")
+	cmd := exec.Command(filepath.Join(peers, "eg", "bin", "python"), "testdata/python/enterprise_itests.py")
+	for _, class := range tests.classes {
+		cmd.Args = append(cmd.Args, "enterprise_gateway.itests."+class)
+	}
 	cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(peers, "eg-source"), "GATEWAY_HOST="+g.addr,
-		"KERNEL_USERNAME=bob", "KERNEL_LAUNCH_TIMEOUT=60", "ITEST_HOSTNAME_PREFIX=.",
-		"PYTHON_KERNEL_LOCAL_NAME="+kernelspec, "EKG_TOKEN_bob=token-bob", "EKG_TOKEN_bad_guy=token-bad")
+		"KERNEL_USERNAME=bob", "KERNEL_LAUNCH_TIMEOUT=60", "ITEST_HOSTNAME_PREFIX=.", "EKG_TOKEN_bob=token-bob",
+		"EKG_TOKEN_bad_guy=token-bad")
+	cmd.Env = append(cmd.Env, vars...)
 	out, err := cmd.CombinedOutput()
 	t.Logf("%s", out)
-	if err != nil || !strings.Contains(string(out), "Ran 7 tests") {
+	if err != nil || !strings.Contains(string(out), fmt.Sprintf("Ran %d tests", tests.ran)) {
 		t.Error(err)
 	}
 }
@@ -74,7 +96,7 @@ func TestE2E_EnterpriseTests(t *testing.T) {
 	g.specWith("authorization_test", map[string]any{"metadata": map[string]any{"process_proxy": authorizationTest}},
 		filepath.Join(g.in.dir, "lab/bin/python"), "-m", "ipykernel_launcher", "-f", "{connection_file}")
 	g.start()
-	enterpriseItests(t, g, peers, "python3")
+	itestsOfPython.run(t, g, peers, "PYTHON_KERNEL_LOCAL_NAME=python3")
 }
 
 // TestE2E_KubeEnterpriseImage: an image with the launcher of Enterprise Gateway runs unchanged, by Enterprise Gateway's
@@ -128,7 +150,12 @@ func TestE2E_KubeEnterpriseImage(t *testing.T) {
 		k.dial(t, id, "s", true).says("import os; print(os.environ['KERNEL_SPARK_CONTEXT_INIT_MODE'])", "none\n")
 		k.want(204, "DELETE", "/api/kernels/"+id, "", nil)
 	})
-	t.Run("integration tests", func(t *testing.T) { enterpriseItests(t, k.gateway, peers, "python_kubernetes") })
+	t.Run("integration tests", func(t *testing.T) {
+		itestsOfPython.run(t, k.gateway, peers, "PYTHON_KERNEL_LOCAL_NAME=python_kubernetes")
+	})
+	t.Run("integration tests of R", func(t *testing.T) {
+		itestsOfR.run(t, k.gateway, peers, "R_KERNEL_LOCAL_NAME=R_kubernetes")
+	})
 	k.deleteAll()
 	k.nothingLeft()
 }
@@ -152,6 +179,7 @@ func (k *inCluster) enterpriseLife() {
 		t.Errorf("the cell ended with %s", r.reply.Content)
 	}
 	c.says("print(x)", "42\n")
+	k.cutOutput(id)
 	k.want(200, "POST", "/api/kernels/"+id+"/restart", "", nil)
 	k.state(id, "idle", time.Minute)
 	c = k.dial(t, id, "again", true)
@@ -165,6 +193,41 @@ func (k *inCluster) enterpriseLife() {
 	}
 	k.want(204, "DELETE", "/api/kernels/"+id, "", nil)
 	k.podsGone(id)
+}
+
+// cutOutput cuts a client's connection three times while a cell prints. The client gets all lines, and so does the log.
+func (k *inCluster) cutOutput(id string) {
+	t := k.t
+	t.Helper()
+	p := newFaultProxy(t, k.addr)
+	r := newReturning(t, p.through(k.gateway), id, subprotocolV1, 5*time.Second)
+	cell := r.begin(numbered(600, 5*time.Millisecond, "/"))
+	for cut := 1; cut <= 3; cut++ {
+		line := fmt.Sprintf("line %d ", cut*100)
+		r.until(time.Minute, line, func() bool {
+			return r.has(func(m message) bool { return m.Parent.MsgID == cell && strings.Contains(m.field("text"), line) })
+		})
+		for _, link := range p.live() {
+			link.end()
+		}
+	}
+	wantNumbered(t, "the client", r.ended(cell, time.Minute))
+	r.mu.Lock()
+	connections := r.connections
+	r.mu.Unlock()
+	if connections < 4 {
+		t.Errorf("the client had %d connections", connections)
+	}
+	status, log := k.ask("GET", "/api/kernels/"+id+"/log?parent="+cell, "")
+	logged := &outcome{}
+	for line := range strings.Lines(string(log)) {
+		var m message
+		if err := json.Unmarshal([]byte(line), &m); err != nil {
+			t.Fatalf("%d: %v in %.300s", status, err, line)
+		}
+		logged.take(m, cell)
+	}
+	wantNumbered(t, "the log", logged)
 }
 
 // enterpriseLifeInR runs, interrupts, restarts and deletes a kernel of Enterprise Gateway's kernelspec for R.
