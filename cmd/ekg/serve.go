@@ -14,8 +14,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/gateway"
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
@@ -213,7 +211,8 @@ func (v *server) openBackend(ctx context.Context, counters *metrics.Metrics) (b 
 			return b, fmt.Errorf("%s: %w", v.settings.Place("flavors"), err)
 		}
 	}
-	v.starts, v.warm, v.rooms = b.plainStarts, b.warmKernels, b.rooms
+	w := &wanted{specs: b.specs, flavors: b.flavors}
+	v.starts, v.warm, v.rooms = w.plainStarts, w.warmKernels, w.rooms
 	if b.flavors != nil {
 		v.flavors = b.flavors.List
 	}
@@ -223,61 +222,6 @@ func (v *server) openBackend(ctx context.Context, counters *metrics.Metrics) (b 
 	}
 	v.onStop("launcher", func(context.Context) error { return b.launcher.Close() })
 	return b, nil
-}
-
-// plainStarts returns a start of each kernelspec without any wish of a client, and one with each of its profiles. A
-// start whose flavor does not exist is left out: no kernel can be started by it.
-func (b backend) plainStarts() (starts []launcher.Request) {
-	var flavors []flavor.Flavor
-	if b.flavors != nil {
-		flavors = b.flavors.List()
-	}
-	add := func(spec kernelspecs.Spec) {
-		req := launcher.Request{ID: uuid.Nil.String(), Spec: spec}
-		ext, err := spec.Extension()
-		if err != nil {
-			return // the launcher refuses it too
-		}
-		if ext.Flavor != "" {
-			at := slices.IndexFunc(flavors, func(f flavor.Flavor) bool { return f.Name == ext.Flavor })
-			if at < 0 {
-				return
-			}
-			req.Flavor = &flavors[at]
-		}
-		starts = append(starts, req)
-	}
-	for _, spec := range b.specs.List() {
-		add(spec)
-		for _, p := range spec.Profiles() {
-			if with, ok, err := spec.WithProfile(p.Name); ok && err == nil { // the finder has checked it
-				add(with)
-			}
-		}
-	}
-	return starts
-}
-
-// warmKernels returns which warm kernels the kernelspecs want.
-func (b backend) warmKernels() (wanted []launcher.Warm) {
-	for _, start := range b.plainStarts() {
-		ext, err := start.Spec.Extension()
-		if err == nil && ext.Warm > 0 && start.Spec.Profile == "" {
-			wanted = append(wanted, launcher.Warm{Start: start, Count: ext.Warm})
-		}
-	}
-	return wanted
-}
-
-// rooms returns which placeholders the kernelspecs want.
-func (b backend) rooms() (wanted []podspec.Room) {
-	for _, start := range b.plainStarts() {
-		ext, err := start.Spec.Extension()
-		if err == nil && ext.Placeholders > 0 && start.Spec.Profile == "" {
-			wanted = append(wanted, podspec.Room{Start: start, Count: ext.Placeholders})
-		}
-	}
-	return wanted
 }
 
 // newGateway creates the gateway with these options, the kernels of b and the users of the settings.
