@@ -114,6 +114,9 @@ func (l *Launcher) borrow(ctx context.Context, k *kernel, prefer []string, promi
 // promised returns the GPUs that other kernels of this launcher wait for, if those go before this one: a job's kernel
 // goes behind all others.
 func (l *Launcher) promised(to *kernel) map[string]bool {
+	if to.rec.Want == nil { // it asks for nothing, and there may be thousands of others
+		return nil
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	all := map[string]bool{}

@@ -15,6 +15,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -140,7 +141,7 @@ func TestLend_Job(t *testing.T) {
 		wait(t, l, next, "running", isIdle)
 		wantHeld(t, l, map[string][]int{"GPU-a": {next}})
 	}
-	job, other := &kernel{rec: record{Job: true}}, &kernel{}
+	job, other := &kernel{rec: record{Job: true, Want: new(devices.Want)}}, &kernel{rec: record{Want: new(devices.Want)}}
 	waits := &Launcher{ordered: []*kernel{{rec: job.rec, waiting: &waiting{candidates: []string{"GPU-b"}}}}}
 	promised, promisedToJob := waits.promised(other), waits.promised(job)
 	if promised["GPU-b"] || !promisedToJob["GPU-b"] {

@@ -182,6 +182,7 @@ type Launcher struct {
 	warm        launcher.WarmLedger
 	gpusCounted gpuCounts
 	logs        logBounds
+	nextLogs    nextLogs
 
 	warnedSpecs map[string]bool // kernelspecs that warnOfTCP has reported
 

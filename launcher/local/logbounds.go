@@ -27,6 +27,35 @@ const (
 	pushChange   = 8 // a limit that changes by less than 1/pushChange is sent only if the total requires it
 )
 
+// manyLogs is the number of logs from which on a start does not share the total out again.
+const manyLogs = 64
+
+// nextLogs are the logs of the next starts, while there are many. sharedNow leaves room for them. Each gets the same
+// part of it, so that all logs together stay within the total. What is fair between users is sent soon after the start.
+type nextLogs struct {
+	left int64 // starts for which there is room
+	part int64 // bytes for each
+}
+
+// nextAfter returns the logs of the next starts when the limits of n logs together are sum bytes.
+func nextAfter(bounds logBounds, n int, sum int64) nextLogs {
+	places := roundUp(int64(n))
+	part := min(bounds.total/max(1, places), bounds.most)
+	if n < manyLogs || part == 0 {
+		return nextLogs{}
+	}
+	return nextLogs{left: max(0, min(places-int64(n), (bounds.total-sum)/part)), part: part}
+}
+
+// take returns the limit of the next log; 0: there is no room.
+func (n *nextLogs) take() int64 {
+	if n.left == 0 {
+		return 0
+	}
+	n.left--
+	return n.part
+}
+
 // logBounds are the bounds of logs at present.
 type logBounds struct {
 	total    int64 // bytes of all logs
@@ -74,7 +103,7 @@ func (l *Launcher) measureDisk() {
 	for _, h := range holders {
 		used += h.used
 	}
-	l.logs = l.opts.logBoundsFor(free, used)
+	l.logs, l.nextLogs = l.opts.logBoundsFor(free, used), nextLogs{}
 }
 
 // logHoldersLocked returns the kernels that have a log or will have one, and their logs.
@@ -99,10 +128,14 @@ func (l *Launcher) logHoldersLocked() (kernels []*kernel, holders []logHolder) {
 func (l *Launcher) setLogBounds(cfg *api.Config) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	cfg.LogKeepFree = l.logs.keepFree
+	if cfg.LogLimit = l.nextLogs.take(); cfg.LogLimit > 0 {
+		return
+	}
 	_, holders := l.logHoldersLocked()
 	holders = append(holders, logHolder{owner: cfg.Owner})
 	shares := shareLogs(sharedNow(l.logs.total, len(holders)), l.logs.most, holders)
-	cfg.LogLimit, cfg.LogKeepFree = max(1, shares[len(shares)-1]), l.logs.keepFree
+	cfg.LogLimit = max(1, shares[len(shares)-1])
 }
 
 // recount makes maintain calculate and send the logs' bounds again.
@@ -156,6 +189,7 @@ func (l *Launcher) newLimits() (smaller, larger []newLimit) {
 			sum += shares[i]
 		}
 	}
+	l.nextLogs = nextAfter(l.logs, len(holders), sum)
 	for i, k := range kernels {
 		was, share := holders[i].limit, max(1, shares[i])
 		switch {

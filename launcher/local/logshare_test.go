@@ -155,32 +155,45 @@ func TestLogBounds(t *testing.T) {
 	}
 }
 
-// TestNewLimits_ManyStarts: when a kernel starts, few of the others are sent a new limit, and all logs together stay
-// within the total.
+// TestNewLimits_ManyStarts: when kernels start, few of the others are sent a new limit, and all logs together stay
+// within the total. Most starts among many kernels need not share the total again. New limits are calculated after one
+// start, or after some.
 func TestNewLimits_ManyStarts(t *testing.T) {
 	const total, starts = 100 << 30, 1000
-	for name, users := range map[string]int{"one user": 1, "30 users": 30} {
+	for name, c := range map[string]struct{ users, every, quick int }{
+		"one user": {1, 1, starts * 8 / 10}, "30 users": {30, 1, starts * 8 / 10}, "30 users, at once": {30, 20, starts / 4},
+	} {
 		t.Run(name, func(t *testing.T) {
 			l := &Launcher{logs: logBounds{total: total, most: total / limitPart}}
-			sent, sum := 0, int64(0)
+			sent, sum, quick := 0, int64(0), 0
 			for n := range starts {
-				cfg := api.Config{Owner: fmt.Sprint("user-", n%users)}
+				cfg := api.Config{Owner: fmt.Sprint("user-", n%c.users)}
+				room := l.nextLogs.left > 0
 				l.setLogBounds(&cfg)
 				k := l.newKernel(record{ID: id(n), Owner: cfg.Owner})
 				k.supervisor.Streaming, k.pushedLimit = true, cfg.LogLimit
 				l.ordered = append(l.ordered, k)
-				smaller, larger := l.newLimits()
-				for _, limit := range slices.Concat(smaller, larger) {
-					limit.kernel.pushedLimit = limit.bytes
-					sent++
+				shared := (n+1)%c.every == 0
+				if shared {
+					smaller, larger := l.newLimits()
+					for _, limit := range slices.Concat(smaller, larger) {
+						limit.kernel.pushedLimit = limit.bytes
+						sent++
+					}
 				}
 				sum = 0
 				for _, k := range l.ordered {
 					sum += k.pushedLimit
 				}
-				if sum > total {
+				if sum > total && (room || shared) {
 					t.Fatalf("%d logs may have %d bytes of %d", n+1, sum, total)
 				}
+				if room {
+					quick++
+				}
+			}
+			if quick < c.quick {
+				t.Errorf("only %d of %d starts have not shared the total again", quick, starts)
 			}
 			if sent > 30*starts {
 				t.Errorf("%d limits were sent to %d kernels", sent, starts)
