@@ -110,13 +110,32 @@ func (p *Policy) Admit(start launcher.Held, held []launcher.Held) error {
 	return nil
 }
 
+// Fits reports whether a start exceeds no limit if all that counts is part of the sums.
+func (p *Policy) Fits(start launcher.Held, sums *launcher.Sums) bool {
+	if p == nil {
+		return true
+	}
+	for _, b := range p.bounds(start) {
+		used := b.sum(sums)
+		count := used.Kernels
+		if b.gpus {
+			count = int64(used.GPUs)
+		}
+		if want := b.weight(start); want > 0 && count+want > b.most {
+			return false
+		}
+	}
+	return true
+}
+
 // bound is one limit as it concerns a start.
 type bound struct {
 	name    string
-	subject string                   // the user, group or kernelspec; "" for all kernels
-	most    int64                    // kernels, or GPUs in thousandths
-	gpus    bool                     // GPUs are counted, not kernels
-	applies func(launcher.Held) bool // reports whether a kernel counts against it
+	subject string                            // the user, group or kernelspec; "" for all kernels
+	most    int64                             // kernels, or GPUs in thousandths
+	gpus    bool                              // GPUs are counted, not kernels
+	applies func(launcher.Held) bool          // reports whether a kernel counts against it
+	sum     func(*launcher.Sums) launcher.Sum // of the kernels to which it applies
 
 	// Words of the refusal: "you have 3 kernels", "you may have 3 kernels".
 	who, have string
@@ -124,8 +143,9 @@ type bound struct {
 }
 
 // bounds returns the limits that a start has to keep.
-func (p *Policy) bounds(start launcher.Held) (all []bound) {
+func (p *Policy) bounds(start launcher.Held) (bounds []bound) {
 	owned := func(h launcher.Held) bool { return h.Owner == start.Owner }
+	ofOwner := func(s *launcher.Sums) launcher.Sum { return s.Owners[start.Owner] }
 	user := identity.Limits{}
 	if p.File != nil && start.Owner != "" {
 		user = p.File.UserLimits(start.Owner)
@@ -136,19 +156,20 @@ func (p *Policy) bounds(start launcher.Held) (all []bound) {
 			if b.gpus {
 				b.most = int64(gpu.Whole(most))
 			}
-			all = append(all, b)
+			bounds = append(bounds, b)
 		}
 	}
 	most, ok := limitOf(user.MaxGPUs, p.GPUsPerUser)
-	add(bound{name: limitGPUsPerUser, subject: start.Owner, gpus: true, applies: owned, who: "you", have: "have"},
-		most, ok)
+	add(bound{name: limitGPUsPerUser, subject: start.Owner, gpus: true, applies: owned, sum: ofOwner, who: "you",
+		have: "have"}, most, ok)
 	most, ok = limitOf(user.MaxKernels, p.PerUser)
-	add(bound{name: limitPerUser, subject: start.Owner, applies: owned, who: "you", have: "have"}, most, ok)
+	add(bound{name: limitPerUser, subject: start.Owner, applies: owned, sum: ofOwner, who: "you", have: "have"}, most, ok)
 	if most := p.kernelspec(start.SpecName); most > 0 {
 		sameSpec := func(h launcher.Held) bool { return h.SpecName == start.SpecName }
+		ofSpec := func(s *launcher.Sums) launcher.Sum { return s.Specs[start.SpecName] }
 		of := " of the kernelspec " + start.SpecName
-		add(bound{name: limitPerKernelspec, subject: start.SpecName, applies: sameSpec, who: "there", have: "are", of: of},
-			most, true)
+		add(bound{name: limitPerKernelspec, subject: start.SpecName, applies: sameSpec, sum: ofSpec, who: "there",
+			have: "are", of: of}, most, true)
 	}
 	for _, group := range start.Groups {
 		file := identity.Limits{}
@@ -156,15 +177,18 @@ func (p *Policy) bounds(start launcher.Held) (all []bound) {
 			file = p.File.GroupLimits(group)
 		}
 		members := func(h launcher.Held) bool { return slices.Contains(h.Groups, group) }
+		ofGroup := func(s *launcher.Sums) launcher.Sum { return s.Groups[group] }
 		who := fmt.Sprintf("the group %s", group)
 		most, ok := limitOf(file.MaxGPUs, p.GPUsPerGroup)
-		add(bound{name: limitGPUsPerGroup, subject: group, gpus: true, applies: members, who: who, have: "has"}, most, ok)
+		add(bound{name: limitGPUsPerGroup, subject: group, gpus: true, applies: members, sum: ofGroup, who: who,
+			have: "has"}, most, ok)
 		most, ok = limitOf(file.MaxKernels, p.PerGroup)
-		add(bound{name: limitPerGroup, subject: group, applies: members, who: who, have: "has"}, most, ok)
+		add(bound{name: limitPerGroup, subject: group, applies: members, sum: ofGroup, who: who, have: "has"}, most, ok)
 	}
 	every := func(launcher.Held) bool { return true }
-	add(bound{name: limitKernels, applies: every, who: "there", have: "are"}, int64(p.Kernels), p.Kernels > 0)
-	return all
+	all := func(s *launcher.Sums) launcher.Sum { return s.All }
+	add(bound{name: limitKernels, applies: every, sum: all, who: "there", have: "are"}, int64(p.Kernels), p.Kernels > 0)
+	return bounds
 }
 
 // limitOf returns the limit of one user or group, and whether there is one: own, the users file's, overrides the
@@ -221,7 +245,8 @@ func (b *bound) admit(start launcher.Held, held []launcher.Held) error {
 	if used+want <= b.most {
 		return nil
 	}
-	return &launcher.LimitError{Limit: b.name, Reason: b.refusal(want, used, own)}
+	return &launcher.LimitError{Limit: b.name, Reason: b.refusal(want, used, own),
+		Counts: func(h launcher.Held) bool { return b.applies(h) && b.weight(h) > 0 }}
 }
 
 // refusal says why a start exceeds the limit, and which of the user's own kernels count against it. It names no kernel

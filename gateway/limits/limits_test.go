@@ -147,6 +147,29 @@ func TestPolicy_Admit(t *testing.T) {
 				strings.Contains(over.Reason, "secret") || strings.Contains(over.Reason, "bob"):
 				t.Errorf("%s: %s\nwant %s", over.Limit, over.Reason, test.want)
 			}
+			sums, all := launcher.Sums{}, test.held
+			for _, h := range all {
+				sums.Add(h)
+			}
+			if got := test.limits.Fits(test.start, &sums); got != (err == nil) {
+				t.Errorf("Fits is %v", got)
+			}
+			if got := test.limits.Fits(test.start, sums.For(test.start)); got != (err == nil) {
+				t.Errorf("by the sums for the start, Fits is %v", got)
+			}
+			for over != nil && !strings.Contains(over.Reason, "does not help") {
+				all = slices.DeleteFunc(slices.Clone(all), over.Counts)
+				over = nil
+				if err := test.limits.Admit(test.start, all); errors.As(err, &over) && !slices.ContainsFunc(all, over.Counts) {
+					t.Fatalf("without the kernels that count: %v", err)
+				}
+			}
+			for _, h := range test.held {
+				sums.Remove(h)
+			}
+			if sums.All != (launcher.Sum{}) || len(sums.Owners)+len(sums.Specs)+len(sums.Groups) > 0 {
+				t.Errorf("the sums of no kernel are %+v", sums)
+			}
 		})
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -118,7 +119,8 @@ func (s *server) run() error {
 	cmd := s.b.command(s.label, s.dir, port)
 	if len(s.users) > 0 {
 		cmd.Args = append(slices.DeleteFunc(cmd.Args, func(a string) bool { return a == "--no-auth" }),
-			"--users-file", s.usersFile(), "--supervisor", filepath.Join(s.dir, "stub"))
+			"--users-file", s.usersFile(), "--max-kernels-per-user", strconv.Itoa(hostedMost),
+			"--supervisor", filepath.Join(s.dir, "stub"))
 	}
 	cmd.Dir = s.dir
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + s.dir, "LANG=C.UTF-8", "JUPYTER_PATH=" + s.dir,

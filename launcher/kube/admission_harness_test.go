@@ -33,6 +33,10 @@ type testLimits struct {
 
 func (l *testLimits) Set() bool { return !l.off.Load() }
 
+func (l *testLimits) Fits(start launcher.Held, sums *launcher.Sums) bool {
+	return sums.All.Kernels < int64(l.all) && sums.Owners[start.Owner].Kernels < int64(l.each)
+}
+
 func (l *testLimits) Admit(start launcher.Held, held []launcher.Held) error {
 	own := 0
 	for _, h := range held {

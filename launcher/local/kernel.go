@@ -23,10 +23,11 @@ type kernel struct {
 
 	// Guarded by Launcher.mu.
 	supervisor  follow.Supervisor
-	end         *api.Ending
-	gone        error // not nil: the kernel no longer exists; callers get this error
-	stop        *stop // in progress
-	pushedLimit int64 // log limit that was sent to the supervisor last
+	end         *api.Ending // set by setEndLocked
+	summed      bool        // part of Launcher.sums; see sumLocked
+	gone        error       // not nil: the kernel no longer exists; callers get this error
+	stop        *stop       // in progress
+	pushedLimit int64       // log limit that was sent to the supervisor last
 	notes       notesCache
 	watch       int       // in Launcher.changes; 0: none
 	seen        uint64    // the last rescan that has found the folder

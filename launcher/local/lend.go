@@ -173,7 +173,8 @@ func (l *Launcher) markWaiting(k *kernel, w waiting, why error) {
 		return
 	}
 	if before == nil {
-		k.end, k.supervisor.HasStatus, k.supervisor.Unsupported, k.pushedLimit = nil, false, "", 0
+		l.setEndLocked(k, nil)
+		k.supervisor.HasStatus, k.supervisor.Unsupported, k.pushedLimit = false, "", 0
 		k.supervisor.LeaveLocked()
 	}
 	k.waiting = &w

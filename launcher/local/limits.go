@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -63,11 +65,7 @@ func (l *Launcher) admit(ctx context.Context, start launcher.Held) (done func(),
 	if err != nil {
 		return nil, err
 	}
-	held, err := l.held(ctx, start.ID)
-	if err == nil {
-		err = l.opts.Limits.Admit(start, held)
-	}
-	if err != nil {
+	if err := l.decide(ctx, start); err != nil {
 		done()
 		return nil, err
 	}
@@ -87,53 +85,112 @@ func heldBy(rec record) launcher.Held {
 	}
 }
 
-// held returns the kernels that count, except one. The caller holds the lock on starts.
-func (l *Launcher) held(ctx context.Context, but string) ([]launcher.Held, error) {
-	entries, err := os.ReadDir(l.layout.kernels())
-	if err != nil {
-		return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
+// decide decides about a start. The caller holds the lock on starts. Memory knows every kernel that counts, because all
+// that begin to count do so under this lock; see changes. It may take one for alive whose end it has not noticed yet. So
+// a start is admitted by what memory has. It is refused only by what the folders of the kernels say, each of which takes
+// some system calls.
+func (l *Launcher) decide(ctx context.Context, start launcher.Held) error {
+	if err := l.catchUp(ctx); err != nil {
+		return err
 	}
-	var all []launcher.Held
-	for _, e := range entries {
-		id := e.Name()
-		if !launcher.ValidID(id) || id == but { // an unfinished folder has another name
-			continue
-		}
-		if err := ctx.Err(); err != nil {
-			return nil, context.Cause(ctx)
-		}
-		rec, err := l.layout.readRecord(id)
-		var bad *badRecordError
-		switch {
-		case errors.Is(err, fs.ErrNotExist), errors.As(err, &bad): // it has gone, or was never a kernel
-			continue
-		case err != nil:
-			return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
-		case rec.Warm != "":
-			continue
-		}
-		counts, err := l.counts(id)
-		if err != nil {
-			return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
-		}
-		if counts {
-			all = append(all, l.withStatus(heldBy(rec)))
+	l.mu.Lock()
+	sums := l.sums.For(start)
+	ended := slices.Collect(maps.Keys(l.ended))
+	l.mu.Unlock()
+	var again []launcher.Held // ended kernels that are being started again
+	for _, k := range ended {
+		if counts, err := l.checkHeld(ctx, k, start.ID); err != nil {
+			return err
+		} else if counts {
+			again = append(again, heldBy(k.rec))
+			sums.Add(heldBy(k.rec))
 		}
 	}
-	return all, nil
+	if l.opts.Limits.Fits(start, sums) {
+		return nil
+	}
+	return l.decideByFolders(ctx, start, again)
 }
 
-// withStatus adds the last status that this launcher has received of a kernel.
-func (l *Launcher) withStatus(h launcher.Held) launcher.Held {
+// decideByFolders decides about a start from the folders of those kernels that may be a reason to refuse it. again are
+// ended kernels that count.
+func (l *Launcher) decideByFolders(ctx context.Context, start launcher.Held, again []launcher.Held) error {
+	held, unchecked := again, map[string]*kernel{}
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	k := l.kernels[h.ID]
-	if k == nil {
-		return h
+	for _, k := range l.ordered {
+		if k.summed && k.id != start.ID {
+			h := heldBy(k.rec)
+			k.supervisor.HeldLocked(&h)
+			h.Ending = k.stop != nil
+			held, unchecked[k.id] = append(held, h), k
+		}
 	}
-	k.supervisor.HeldLocked(&h)
-	h.Ending = k.stop != nil
-	return h
+	l.mu.Unlock()
+	for {
+		err := l.opts.Limits.Admit(start, held)
+		var limit *launcher.LimitError
+		if !errors.As(err, &limit) {
+			return err
+		}
+		before := len(held)
+		var failed error
+		held = slices.DeleteFunc(held, func(h launcher.Held) bool {
+			k := unchecked[h.ID]
+			if k == nil || failed != nil || limit.Counts != nil && !limit.Counts(h) {
+				return false
+			}
+			delete(unchecked, h.ID)
+			counts, err := l.checkHeld(ctx, k, start.ID)
+			failed = err
+			return err == nil && !counts
+		})
+		if failed != nil {
+			return failed
+		}
+		if len(held) == before {
+			return err
+		}
+	}
+}
+
+// checkHeld reports whether a kernel counts, by its folder. The kernel that is to be started does not.
+func (l *Launcher) checkHeld(ctx context.Context, k *kernel, but string) (bool, error) {
+	if k.id == but {
+		return false, nil
+	}
+	if ctx.Err() != nil {
+		return false, context.Cause(ctx)
+	}
+	counts, err := l.counts(k.id)
+	if err != nil {
+		return false, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
+	}
+	return counts, nil
+}
+
+// sumLocked makes the launcher's sums agree with a kernel. It is called after each change of what they depend on:
+// addLocked and forgetLocked change which kernels there are, and setEndLocked which ones have ended.
+func (l *Launcher) sumLocked(k *kernel) {
+	here := l.kernels[k.id] == k
+	lives := here && k.end == nil
+	switch {
+	case lives && !k.summed:
+		l.sums.Add(heldBy(k.rec))
+	case !lives && k.summed:
+		l.sums.Remove(heldBy(k.rec))
+	}
+	k.summed = lives
+	if here && !lives {
+		l.ended[k] = struct{}{}
+	} else {
+		delete(l.ended, k)
+	}
+}
+
+// setEndLocked records that a kernel has ended; nil: it lives, or will be started.
+func (l *Launcher) setEndLocked(k *kernel, end *api.Ending) {
+	k.end = end
+	l.sumLocked(k)
 }
 
 // counts reports whether a kernel lives, is being started by any gateway, or is ending. A kernel that has ended does
@@ -209,11 +266,7 @@ func (l *Launcher) countRestart(ctx context.Context, k *kernel) (done func(), er
 		return nil, err
 	}
 	if !already {
-		held, err := l.held(ctx, k.id)
-		if err == nil {
-			err = l.opts.Limits.Admit(heldBy(k.rec), held)
-		}
-		if err != nil {
+		if err := l.decide(ctx, heldBy(k.rec)); err != nil {
 			return nil, err
 		}
 	}

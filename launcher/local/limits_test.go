@@ -31,6 +31,15 @@ type testLimits struct {
 
 func (l *testLimits) Set() bool { return true }
 
+func (l *testLimits) Fits(start launcher.Held, sums *launcher.Sums) bool {
+	time.Sleep(l.slow)
+	fits := sums.All.Kernels < int64(l.all) && sums.Owners[start.Owner].Kernels < int64(l.each)
+	if fits {
+		l.most.Store(max(l.most.Load(), sums.All.Kernels))
+	}
+	return fits
+}
+
 func (l *testLimits) Admit(start launcher.Held, held []launcher.Held) error {
 	own := 0
 	for _, h := range held {

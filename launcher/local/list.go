@@ -126,6 +126,7 @@ func (l *Launcher) addLocked(k *kernel) (before *kernel) {
 	l.kernels[k.id] = k
 	i, _ := slices.BinarySearchFunc(l.ordered, k, byCreation)
 	l.ordered = slices.Insert(l.ordered, i, k)
+	l.sumLocked(k)
 	l.watchLocked(k)
 	return before
 }
@@ -139,6 +140,7 @@ func (l *Launcher) forgetLocked(k *kernel) {
 	if i, found := slices.BinarySearchFunc(l.ordered, k, byCreation); found {
 		l.ordered = slices.Delete(l.ordered, i, i+1)
 	}
+	l.sumLocked(k)
 	l.unwatchLocked(k)
 }
 

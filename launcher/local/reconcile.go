@@ -168,7 +168,7 @@ func (l *Launcher) remove(k *kernel) error {
 func (l *Launcher) markAlive(k *kernel) {
 	l.mu.Lock()
 	revived := k.end != nil
-	k.end = nil
+	l.setEndLocked(k, nil)
 	if revived {
 		k.supervisor.HasStatus, k.pushedLimit = false, 0
 		k.supervisor.LeaveLocked() // a stream that began before would not repeat the status
@@ -185,7 +185,8 @@ func (l *Launcher) markDead(k *kernel, end *api.Ending) {
 	l.mu.Lock()
 	was := k.end
 	l.countGPUsLocked(k)
-	k.end, k.supervisor.Unsupported, k.waiting = end, "", nil
+	l.setEndLocked(k, end)
+	k.supervisor.Unsupported, k.waiting = "", nil
 	k.supervisor.LeaveLocked()
 	l.reportStartLocked(k)
 	l.countCullLocked(k, end)
