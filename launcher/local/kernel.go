@@ -29,11 +29,12 @@ type kernel struct {
 	stop        *stop       // in progress
 	pushedLimit int64       // log limit that was sent to the supervisor last
 	notes       notesCache
-	watch       int       // in Launcher.changes; 0: none
-	seen        uint64    // the last rescan that has found the folder
-	upgradeNext time.Time // before it the supervisor is not upgraded again
-	start       *start    // in progress; nil: it is over, or another gateway began it
-	waiting     *waiting  // for a GPU, without a supervisor; nil: it does not wait
+	watch       int            // in Launcher.changes; 0: none
+	seen        uint64         // the last rescan that has found the folder
+	upgradeNext time.Time      // before it the supervisor is not upgraded again
+	runs        supervisorRuns // what upgradeOne has seen
+	start       *start         // in progress; nil: it is over, or another gateway began it
+	waiting     *waiting       // for a GPU, without a supervisor; nil: it does not wait
 	gpus        gpuCounted
 	culled      time.Time // when the last cull happened that Launcher.culls includes
 }

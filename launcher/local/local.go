@@ -160,7 +160,8 @@ type Launcher struct {
 	warmStops map[string]*stop // kernels that it ends, by id
 
 	// Owned by maintain, and by Open before maintain starts.
-	reaper *os.File // reaper.lock while it is held
+	reaper *os.File  // reaper.lock while it is held
+	swept  time.Time // when sweep was called last
 
 	// Guarded by gpusLock, which is taken last.
 	gpusLock   sync.Mutex
@@ -188,9 +189,12 @@ type Launcher struct {
 
 	warnedSpecs map[string]bool // kernelspecs that warnOfTCP has reported
 
-	goroutines    goroutines.Group
-	upgrading     atomic.Bool // a supervisor is being replaced
-	upgradeFailed os.FileInfo // of the last program that failed as a new supervisor; guarded by upgrading
+	goroutines goroutines.Group
+	upgrading  atomic.Bool // a supervisor is being replaced
+	// Guarded by upgrading.
+	upgradeFailed  os.FileInfo // of the last program that failed as a new supervisor
+	upgradeProgram os.FileInfo // that new supervisors run
+	upgradeVersion int         // of upgradeProgram, counted from 1
 }
 
 var errClosed = fmt.Errorf("%w: this gateway is ending", launcher.ErrUnavailable)

@@ -57,7 +57,10 @@ func (l *Launcher) maintainOnce() {
 		l.log.Error("state directory cannot be read", logkey.Err, err)
 	}
 	l.takeReaper()
-	if l.reaper != nil && err == nil { // sweep removes what no known kernel needs, so all must be known
+	// sweep removes what no known kernel needs, so all must be known. It reads all names, and leaves what is younger than
+	// halfMade.
+	if now := l.timing.now(); l.reaper != nil && err == nil && now.Sub(l.swept) >= l.timing.halfMade {
+		l.swept = now
 		l.sweep(warm)
 	}
 	l.measureDisk()

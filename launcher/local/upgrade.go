@@ -231,6 +231,9 @@ func (l *Launcher) upgradeIdleOnes() {
 	}
 }
 
+// supervisorRuns says that a process runs the program that new supervisors run, in one of its versions.
+type supervisorRuns struct{ pid, version int }
+
 // upgradeOne replaces the supervisor of one kernel that has been idle, if it runs another program than those of new
 // kernels. A program that has failed once is not tried again.
 func (l *Launcher) upgradeOne() {
@@ -240,13 +243,25 @@ func (l *Launcher) upgradeOne() {
 		program.ModTime().Equal(l.upgradeFailed.ModTime()) {
 		return // while a program is replaced, it may be missing
 	}
+	if p := l.upgradeProgram; p == nil || !os.SameFile(program, p) || !program.ModTime().Equal(p.ModTime()) {
+		l.upgradeProgram = program
+		l.upgradeVersion++
+	}
 	for _, k := range l.snapshot() {
 		l.mu.Lock()
 		st, now := k.supervisor.Status, l.timing.now()
 		due := k.supervisor.Streaming && k.livesLocked() && k.stop == nil && st.State == api.Idle && st.ParentPID != 0 &&
 			now.After(k.upgradeNext) && now.Sub(st.LastActivity) >= l.timing.upgradeIdle
+		runs := supervisorRuns{st.PID, l.upgradeVersion}
+		due = due && k.runs != runs // else each round would look at thousands of processes
 		l.mu.Unlock()
-		if !due || u.runs(st.PID) {
+		if !due {
+			continue
+		}
+		if u.runs(st.PID) {
+			l.mu.Lock()
+			k.runs = runs
+			l.mu.Unlock()
 			continue
 		}
 		done, err := u.Kernel(l.ctx, k.id)
