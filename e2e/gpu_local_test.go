@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -108,4 +109,63 @@ func TestE2E_JobsGiveWay(t *testing.T) {
 	if _, logs, _ := g.prints("jobs", "logs", id); logs != "trains\ndone with GPU-of-tests\n" {
 		t.Errorf("the outputs are %q", logs)
 	}
+}
+
+// TestE2E_LocalWarmGPU: a warm kernel holds the machine's only GPU. A start takes it, with the GPU. When that kernel has
+// ended there is another warm one, which is ended for a kernel that it does not fit, and replaced after that.
+func TestE2E_LocalWarmGPU(t *testing.T) {
+	t.Parallel() // it mostly waits
+	const shows = `import os; print("sees", os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("KERNEL_NOTE"))`
+	nvml, metrics := newFakeNVML(t), freeAddress(t, "127.0.0.1")
+	g := prepare(t, "", "--start-wait", "10s", "--local-warm-gpus", "--metrics-listen", metrics)
+	g.vars = []string{"LD_LIBRARY_PATH=" + nvml.dir}
+	g.specWith("warm", map[string]any{"env": map[string]string{"KERNEL_GPUS": "1"},
+		"metadata": map[string]any{"ekg": map[string]any{"warm": 1}}},
+		filepath.Join(g.in.dir, "lab/bin/python"), "-m", "ipykernel_launcher", "-f", "{connection_file}")
+	g.start()
+	view := func(held, warm float64) {
+		t.Helper()
+		g.eventually(20*time.Second, "the GPU is held", func() error {
+			var all struct {
+				Nodes []struct {
+					Pools []struct{ Total, Held, Warm float64 }
+				}
+			}
+			g.want(200, "GET", "/api/gpus", "", &all)
+			if p := all.Nodes[0].Pools[0]; p.Total != 1 || p.Held != held || p.Warm != warm {
+				return fmt.Errorf("%+v", all)
+			}
+			return nil
+		})
+	}
+	g.warmed(metrics, "warm", 1)
+	view(0, 1)
+	id, c, took := g.firstReply(t, `{"name": "warm", "env": {"KERNEL_NOTE": "hers"}}`)
+	t.Logf("POST to the first reply: %v", took)
+	c.says(shows, "sees GPU-of-tests hers\n")
+	view(1, 0)
+	g.want(200, "POST", "/api/kernels/"+id+"/restart", "{}", nil)
+	g.state(id, "idle", 20*time.Second)
+	c.says(shows, "sees GPU-of-tests hers\n")
+	g.want(204, "DELETE", "/api/kernels/"+id, "", nil)
+
+	g.warmed(metrics, "warm", 1)
+	view(0, 1)
+	var m model
+	g.want(201, "POST", "/api/kernels", `{"name": "python3", "env": {"KERNEL_GPUS": "1"}}`, &m)
+	g.state(m.ID, "idle", 20*time.Second)
+	g.dial(t, m.ID, "bob", true).says(shows, "sees GPU-of-tests None\n")
+	view(1, 0)
+	for metric, want := range map[string]string{"ekg_warm_gave_way_total": "1", "ekg_warm_kernels": "0"} {
+		if got := warmKernels(t, metrics, metric, `spec="warm"`); got != want {
+			t.Errorf("%s is %q", metric, got)
+		}
+	}
+	if got := warmKernels(t, metrics, "ekg_warm_claims_total", `result="taken",spec="warm"`); got != "1" {
+		t.Errorf("%q starts took a warm kernel", got)
+	}
+	g.want(204, "DELETE", "/api/kernels/"+m.ID, "", nil)
+	g.warmed(metrics, "warm", 1)
+	g.specWith("warm", map[string]any{"metadata": map[string]any{"ekg": map[string]any{"warm": 0}}}, "true")
+	view(0, 0)
 }

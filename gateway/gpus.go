@@ -60,6 +60,8 @@ type GPUPool struct {
 	Others  float64     `json:"others"`            // of Held, by others
 	// Placeholders is the amount that placeholders keep free for kernels. Held does not include it.
 	Placeholders float64 `json:"placeholders,omitempty"`
+	// Warm is the amount that warm kernels hold, which give way to kernels. Held does not include it.
+	Warm float64 `json:"warm,omitempty"`
 }
 
 // GPUDevice is one GPU of a pool.
@@ -162,7 +164,7 @@ func totalsOf(view launcher.GPUs) []GPUTotal {
 // poolModel returns a pool with the holders that may be seen.
 func poolModel(p *launcher.GPUPool, seen func(*launcher.GPUHolder) bool) GPUPool {
 	pool := GPUPool{Resource: p.Resource, Model: p.Model, Unit: p.Unit, GPUAmounts: amountsOf(p), Holders: []GPUHolder{},
-		Placeholders: p.Kept}
+		Placeholders: p.Kept, Warm: p.HeldWarm()}
 	held := p.HeldOn()
 	for i := range p.Holders {
 		h := &p.Holders[i]

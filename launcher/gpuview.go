@@ -82,6 +82,7 @@ type GPUPool struct {
 	Devices   []GPUDevice // by index; empty if the machine does not tell them apart
 	Holders   []GPUHolder // the longest holder first
 	Kept      float64     // by placeholders, which are no holders: they make room for kernels
+	Warm      []GPUHolder // warm kernels, which are no holders either: they give way. Each has its kernelspec and flavor
 }
 
 // GPUDevice is one GPU of a pool.
@@ -139,6 +140,14 @@ func (p *GPUPool) Held() (held float64) {
 	return held
 }
 
+// HeldWarm returns how much of a pool warm kernels hold.
+func (p *GPUPool) HeldWarm() (held float64) {
+	for i := range p.Warm {
+		held += p.Warm[i].Amount
+	}
+	return held
+}
+
 // HeldOn returns how much is held on each device, by its index, as far as holders say where.
 func (p *GPUPool) HeldOn() map[int]float64 {
 	held := map[int]float64{}
@@ -158,10 +167,12 @@ func (g *GPUs) Sort() {
 		slices.SortFunc(pools, func(a, b GPUPool) int { return cmp.Compare(a.Resource, b.Resource) })
 		for j := range pools {
 			slices.SortFunc(pools[j].Devices, func(a, b GPUDevice) int { return cmp.Compare(a.Index, b.Index) })
-			slices.SortFunc(pools[j].Holders, func(a, b GPUHolder) int {
-				return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod),
-					cmp.Compare(a.Kernel, b.Kernel))
-			})
+			for _, holders := range [][]GPUHolder{pools[j].Holders, pools[j].Warm} {
+				slices.SortFunc(holders, func(a, b GPUHolder) int {
+					return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod),
+						cmp.Compare(a.Kernel, b.Kernel))
+				})
+			}
 		}
 	}
 }

@@ -18,6 +18,10 @@ type Measures struct {
 	Warm       map[string]WarmCount // by kernelspec; only the gateway that keeps the warm kernels knows it
 	WarmClaims map[WarmClaim]int64  // starts by this gateway; never decreases
 
+	// WarmGaveWay counts the warm kernels that this gateway has ended for starts that waited, by kernelspec. It never
+	// decreases.
+	WarmGaveWay map[string]int64
+
 	// Keys counts the kernels that live by the master key of their keys: KeyCurrent, KeySecond and KeyUnknown. It is nil
 	// where there is no master key.
 	Keys map[string]int64

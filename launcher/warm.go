@@ -30,6 +30,12 @@ type WarmClaim struct {
 	Result   string // one of the Claim constants
 }
 
+// WhyNoWarm says why a warm kernel with GPUs is not started.
+const (
+	WaitsForGPU = "kernels wait for GPUs, and get them first"
+	NoGPUIsFree = "not enough of a GPU is free"
+)
+
 // Results of a start of a kernelspec that has warm kernels.
 const (
 	ClaimTaken  = "taken"  // it got a warm kernel
@@ -96,9 +102,10 @@ const WarmAssignTime = 5 * time.Second
 // WarmLedger counts warm kernels and holds back kernelspecs whose warm kernels fail. The zero value is ready. It takes
 // no lock: its callers guard it.
 type WarmLedger struct {
-	counts map[string]WarmCount
-	claims map[WarmClaim]int64
-	pauses map[string]warmPause
+	counts  map[string]WarmCount
+	claims  map[WarmClaim]int64
+	gaveWay map[string]int64
+	pauses  map[string]warmPause
 }
 
 // warmPause holds one kernelspec back.
@@ -115,6 +122,14 @@ func (w *WarmLedger) Claimed(spec, result string) {
 		w.claims = map[WarmClaim]int64{}
 	}
 	w.claims[WarmClaim{spec, result}]++
+}
+
+// GaveWay counts a warm kernel that was ended for a start that waits.
+func (w *WarmLedger) GaveWay(spec string) {
+	if w.gaveWay == nil {
+		w.gaveWay = map[string]int64{}
+	}
+	w.gaveWay[spec]++
 }
 
 // Failed notes that a warm kernel of a version of a kernelspec could not be started, or has ended. It returns for how
@@ -155,5 +170,5 @@ func (w *WarmLedger) SetCounts(counts map[string]WarmCount) {
 
 // Measure adds the numbers to the data for metrics.
 func (w *WarmLedger) Measure(m *Measures) {
-	m.Warm, m.WarmClaims = maps.Clone(w.counts), maps.Clone(w.claims)
+	m.Warm, m.WarmClaims, m.WarmGaveWay = maps.Clone(w.counts), maps.Clone(w.claims), maps.Clone(w.gaveWay)
 }

@@ -81,6 +81,7 @@ func openLauncher(
 			Log:         log,
 			Observer:    watch,
 			Warm:        ahead.warm,
+			WarmGPUs:    s.LocalWarmGPUs,
 
 			ControlGroups: groups,
 		})

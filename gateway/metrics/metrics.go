@@ -94,6 +94,8 @@ var (
 	metricWarmClaims = Metric{"ekg_warm_claims_total", "counter", []string{"spec", "result"}, false,
 		"Starts by this gateway of kernelspecs with warm kernels: taken, empty if none was left, unfit if the request " +
 			"asks for something else, or failed."}
+	metricWarmGaveWay = Metric{"ekg_warm_gave_way_total", "counter", []string{"spec"}, false,
+		"Warm kernels that this gateway has ended, because a kernel waited for the GPUs that they held."}
 	metricKeys = Metric{"ekg_kernels_by_master_key", "gauge", []string{"key"}, true,
 		"Kernels that live, by the master key of their pod's keys: current, second, or unknown if it is neither, or the " +
 			"pod does not say it and was not reached yet."}
@@ -149,7 +151,7 @@ func List() []Metric {
 		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
 		metricFailed, metricMessages, metricMsgBytes,
 		metricGPUs, metricGPUSeconds, metricGPUBusy, metricCulls, metricWarm, metricWarmWanted,
-		metricWarmClaims, metricKeys, metricStart, metricStartPhase, metricGPUWait,
+		metricWarmClaims, metricWarmGaveWay, metricKeys, metricStart, metricStartPhase, metricGPUWait,
 		metricFailures, metricJobs, metricJobsEnded, metricJobWait, metricJobRun, metricJobsDue, metricJobsGaveWay,
 		metricRequests,
 		metricDuration,
@@ -354,7 +356,7 @@ func newSnapshot(m *Metrics, from Source) *snapshot {
 	for _, d := range []Metric{
 		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
 		metricFailed, metricMessages, metricMsgBytes, metricGPUs, metricGPUSeconds, metricGPUBusy,
-		metricCulls, metricWarm, metricWarmWanted, metricWarmClaims, metricKeys, metricJobs, metricWebsockets,
+		metricCulls, metricWarm, metricWarmWanted, metricWarmClaims, metricWarmGaveWay, metricKeys, metricJobs, metricWebsockets,
 		metricWSBytes,
 		metricLobby, metricLogReaders, metricReady,
 	} {
@@ -504,6 +506,16 @@ func (s *snapshot) collectWarm(now launcher.Measures, send sender) {
 	}
 	for of, n := range claims {
 		send(metricWarmClaims, n, of.SpecName, of.Result)
+	}
+	gaveWay := map[string]float64{}
+	for spec := range waiting {
+		gaveWay[spec] = 0 // so that the first one is an increase
+	}
+	for spec, n := range now.WarmGaveWay {
+		gaveWay[s.m.specs.of(spec)] += float64(n)
+	}
+	for spec, n := range gaveWay {
+		send(metricWarmGaveWay, n, spec)
 	}
 }
 

@@ -18,17 +18,25 @@ func (l *Launcher) ViewGPUs(ctx context.Context) (launcher.GPUs, error) {
 	if err != nil {
 		return launcher.GPUs{}, err
 	}
-	return l.viewOf(held, reason), nil
+	return l.viewOf(held, reason)
 }
 
 // viewOf returns the view of these GPUs. The reason says why there are none.
-func (l *Launcher) viewOf(held []gpu.Held, reason string) (view launcher.GPUs) {
+func (l *Launcher) viewOf(held []gpu.Held, reason string) (view launcher.GPUs, err error) {
 	if len(held) == 0 {
 		if reason == "" {
 			reason = "no GPU was found"
 		}
 		view.Missing = []string{"This machine has no GPUs for kernels: " + reason + "."}
-		return view
+		return view, nil
+	}
+	all, err := l.warmHolders()
+	if err != nil {
+		return view, err
+	}
+	warm := map[string]warmEntry{}
+	for _, w := range all {
+		warm[w.ID] = w.warmEntry
 	}
 	name, err := os.Hostname()
 	if err != nil {
@@ -36,16 +44,16 @@ func (l *Launcher) viewOf(held []gpu.Held, reason string) (view launcher.GPUs) {
 	}
 	node := launcher.GPUNode{Name: name, Status: "Ready"}
 	for _, h := range held {
-		l.addToPool(&node, h)
+		l.addToPool(&node, h, warm)
 	}
 	view.Nodes = []launcher.GPUNode{node}
 	view.Sort()
-	return view
+	return view, nil
 }
 
 // addToPool adds a GPU to the pool of those of the same model and kind. The names of pools are those of NVIDIA's device
 // plugin.
-func (l *Launcher) addToPool(node *launcher.GPUNode, h gpu.Held) {
+func (l *Launcher) addToPool(node *launcher.GPUNode, h gpu.Held, warm map[string]warmEntry) {
 	resource, unit, size := "nvidia.com/gpu", launcher.UnitGPU, float64(max(1, h.Shares))
 	if h.Profile != "" {
 		resource = "nvidia.com/mig-" + h.Profile
@@ -70,16 +78,21 @@ func (l *Launcher) addToPool(node *launcher.GPUNode, h gpu.Held) {
 	pool.Devices = append(pool.Devices, launcher.GPUDevice{Index: index, UUID: h.UUID, Total: size})
 	for _, holder := range h.Holders {
 		amount := size * holder.Share.Float()
-		one := l.holderOf(holder.Kernel, h.UUID, amount)
-		at := slices.IndexFunc(pool.Holders, func(g launcher.GPUHolder) bool {
+		one, holders := launcher.GPUHolder{}, &pool.Holders
+		if e, is := warm[holder.Kernel]; is {
+			one, holders = e.holds(amount), &pool.Warm
+		} else {
+			one = l.holderOf(holder.Kernel, h.UUID, amount)
+		}
+		at := slices.IndexFunc(*holders, func(g launcher.GPUHolder) bool {
 			return g.Kernel == one.Kernel && g.Kernel != ""
 		})
 		if at < 0 {
 			one.Devices = map[int]float64{index: amount}
-			pool.Holders = append(pool.Holders, one)
+			*holders = append(*holders, one)
 			continue
 		}
-		known := &pool.Holders[at]
+		known := &(*holders)[at]
 		known.Amount += amount
 		known.Devices[index] += amount
 		known.Measured, known.Busy = known.Measured+one.Measured, known.Busy+one.Busy
@@ -90,6 +103,11 @@ func (l *Launcher) addToPool(node *launcher.GPUNode, h gpu.Held) {
 			known.IdleSince = one.IdleSince
 		}
 	}
+}
+
+// holds returns a warm kernel as the holder of an amount of one GPU.
+func (e warmEntry) holds(amount float64) launcher.GPUHolder {
+	return launcher.GPUHolder{Kernel: e.ID, SpecName: e.SpecName, Flavor: e.Flavor, Since: e.Created, Amount: amount}
 }
 
 // holderOf returns a kernel as the holder of an amount of one GPU.
@@ -119,8 +137,14 @@ func (l *Launcher) FlavorRoom(ctx context.Context, flavors []flavor.Flavor) (
 		return nil, view, nil
 	}
 	held, reason, err := l.GPUs(ctx)
+	if err == nil {
+		view, err = l.viewOf(held, reason)
+	}
+	if err == nil {
+		held, err = l.withoutWarm(held)
+	}
 	if err != nil {
-		return nil, view, err
+		return nil, launcher.GPUs{}, err
 	}
 	rooms = map[string]launcher.GPURoom{}
 	for i := range flavors {
@@ -136,5 +160,5 @@ func (l *Launcher) FlavorRoom(ctx context.Context, flavors []flavor.Flavor) (
 		free, total := want.Room(held)
 		rooms[f.Name] = launcher.GPURoom{Free: free, Total: total}
 	}
-	return rooms, l.viewOf(held, reason), nil
+	return rooms, view, nil
 }

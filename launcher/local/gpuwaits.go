@@ -26,6 +26,9 @@ func (l *Launcher) GPUWaits(ctx context.Context) ([]launcher.GPUWait, error) {
 		return nil, nil
 	}
 	held, _, err := l.GPUs(ctx)
+	if err == nil {
+		held, err = l.withoutWarm(held)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -310,6 +310,9 @@ func (l *Launcher) tryWaiting(k *kernel, promised map[string]bool) {
 	loan, err := l.borrow(l.ctx, k, nil, promised)
 	if err != nil {
 		l.markWaiting(k, w, err)
+		if errors.As(err, new(*devices.BusyError)) {
+			l.giveWay(k, promised)
+		}
 		return
 	}
 	lent := l.timing.now()

@@ -96,6 +96,9 @@ type Options struct {
 	// Warm returns which warm kernels are wanted. It is called by several goroutines. nil: this gateway has no warm
 	// kernels, and leaves those of others alone.
 	Warm func() []launcher.Warm
+
+	// WarmGPUs allows warm kernels to hold GPUs. They give way to kernels that wait for those.
+	WarmGPUs bool
 }
 
 // timing holds the durations that tests shorten.
@@ -156,9 +159,6 @@ type Launcher struct {
 	cancel       context.CancelCauseFunc
 	ctx          context.Context // the launcher's own life, ended by Close
 
-	// Owned by keepWarm.
-	warmStops map[string]*stop // kernels that it ends, by id
-
 	// Owned by maintain, and by Open before maintain starts.
 	reaper *os.File  // reaper.lock while it is held
 	swept  time.Time // when sweep was called last
@@ -183,6 +183,7 @@ type Launcher struct {
 	culls   map[launcher.CullLabels]int64
 
 	warm        launcher.WarmLedger
+	warmStops   map[string]*stop // warm kernels that this launcher ends, by id
 	gpusCounted gpuCounts
 	logs        logBounds
 	nextLogs    nextLogs

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"syscall"
@@ -19,6 +20,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
@@ -42,6 +44,7 @@ const (
 type warmEntry struct {
 	ID       string    `json:"id"`
 	SpecName string    `json:"spec_name"`
+	Flavor   string    `json:"flavor,omitempty"`
 	Content  string    `json:"content"` // record.Warm of the kernel
 	RunDir   string    `json:"run_dir"`
 	Created  time.Time `json:"created"` // UTC
@@ -53,6 +56,7 @@ type warmKind struct {
 	content string // digest of all that a start cannot change
 	mode    string
 	cfg     api.Config
+	want    *devices.Want // GPUs; nil: none
 }
 
 // warmEntries returns the entries, the oldest first. Unreadable ones are left out.
@@ -83,15 +87,19 @@ func (l *Launcher) kindOf(w launcher.Warm) (warmKind, error) {
 	if err != nil {
 		return warmKind{}, err
 	}
-	if rec.Want != nil {
-		return warmKind{}, errors.New("its kernels get GPUs, and a warm kernel would hold one for nobody")
+	if rec.Want != nil && !l.opts.WarmGPUs {
+		return warmKind{}, errors.New("its kernels get GPUs, and --local-warm-gpus does not allow warm kernels to hold any")
 	}
 	program, err := os.Stat(l.opts.Supervisor)
 	if err != nil {
 		return warmKind{}, err
 	}
-	k := warmKind{Warm: w, mode: launcher.WarmMode(w.Start.Spec), cfg: fixedPart(cfg)}
-	text, err := json.Marshal([]any{k.mode, k.cfg, l.opts.Supervisor, program.Size(), program.ModTime().UnixNano()})
+	k := warmKind{Warm: w, mode: launcher.WarmMode(w.Start.Spec), cfg: fixedPart(cfg), want: rec.Want}
+	parts := []any{k.mode, k.cfg, l.opts.Supervisor, program.Size(), program.ModTime().UnixNano()}
+	if k.want != nil {
+		parts = append(parts, k.want)
+	}
+	text, err := json.Marshal(parts)
 	if err != nil {
 		return k, err
 	}
@@ -113,7 +121,7 @@ func (l *Launcher) fits(kind warmKind, req launcher.Request) (api.Assignment, re
 	a := api.Assignment{ID: uuid.NewString(), Owner: req.Owner}
 	req.ID = uuid.Nil.String()
 	rec, cfg, err := l.prepare(req)
-	if err != nil || rec.Want != nil {
+	if err != nil || !reflect.DeepEqual(rec.Want, kind.want) {
 		return a, rec, false // an ordinary start says why
 	}
 	cfg = fixedPart(cfg)
@@ -384,22 +392,34 @@ func (l *Launcher) keepsWarm(e warmEntry, kind warmKind, c launcher.WarmCount) b
 		}
 		return true
 	}
-	rec.Warm = warmEnding // no start takes it from now on
-	if err := writeJSON(l.layout.file(e.ID, recordFile), rec); err != nil {
-		l.log.Warn("warm kernel cannot be ended", logkey.Kernel, e.ID, logkey.Err, err)
+	l.endUntaken(rec, "it is not wanted any more")
+	return false
+}
+
+// endUntaken ends a warm kernel, which no start takes from now on. It reports whether that has begun. The folder's lock
+// is held.
+func (l *Launcher) endUntaken(rec record, reason string) bool {
+	rec.Warm = warmEnding
+	if err := writeJSON(l.layout.file(rec.ID, recordFile), rec); err != nil {
+		l.log.Warn("warm kernel cannot be ended", logkey.Kernel, rec.ID, logkey.Err, err)
 		return false
 	}
-	l.endWarm(l.newKernel(rec), "it is not wanted any more")
-	return false
+	l.endWarm(l.newKernel(rec), reason)
+	return true
 }
 
 // endWarm ends a kernel in the background. Until that is done, warmRound leaves the kernel alone.
 func (l *Launcher) endWarm(k *kernel, reason string) {
-	l.warmStops[k.id] = l.beginStop(l.ctx, k, reason, true)
+	op := l.beginStop(l.ctx, k, reason, true)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.warmStops[k.id] = op
 }
 
 // isEnding reports whether endWarm is ending a kernel.
 func (l *Launcher) isEnding(id string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	op := l.warmStops[id]
 	if op == nil {
 		return false
@@ -440,6 +460,9 @@ func (l *Launcher) finishClaim(e warmEntry, rec record) {
 func (l *Launcher) startMissing(kind warmKind, c launcher.WarmCount) launcher.WarmCount {
 	name, started := kind.Start.Spec.Name, false
 	for range min(c.Wanted-c.Waiting, launcher.WarmAtOnce) {
+		if c.Reason = l.whyNoGPU(kind.want); c.Reason != "" {
+			break
+		}
 		l.mu.Lock()
 		may := l.warm.May(name, kind.content, l.timing.now())
 		l.mu.Unlock()
@@ -447,7 +470,9 @@ func (l *Launcher) startMissing(kind warmKind, c launcher.WarmCount) launcher.Wa
 			break
 		}
 		if err := l.createWarm(kind); err != nil {
-			if l.ctx.Err() == nil {
+			if errors.As(err, new(*devices.BusyError)) { // a start was faster
+				c.Reason = launcher.NoGPUIsFree
+			} else if l.ctx.Err() == nil {
 				l.warmFailed(name, kind.content, err.Error())
 			}
 			break
@@ -483,7 +508,8 @@ func (l *Launcher) createWarm(kind warmKind) error {
 		return err
 	}
 	rec.Warm, cfg.Warm = kind.content, kind.mode
-	entry := warmEntry{ID: rec.ID, SpecName: rec.SpecName, Content: kind.content, RunDir: rec.RunDir, Created: rec.Created}
+	entry := warmEntry{ID: rec.ID, SpecName: rec.SpecName, Flavor: rec.Flavor, Content: kind.content, RunDir: rec.RunDir,
+		Created: rec.Created}
 	if err := writeJSON(l.layout.warmFile(rec.ID), entry); err != nil {
 		return err
 	}
@@ -494,7 +520,11 @@ func (l *Launcher) createWarm(kind warmKind) error {
 	}
 	defer k.giveTurn()
 	defer unlock(folder)
-	if err := l.launchWith(l.ctx, k, &cfg, nil); err != nil {
+	loan, err := l.borrow(l.ctx, k, nil, l.promised(k))
+	if err == nil {
+		err = l.launchWith(l.ctx, k, &cfg, loan)
+	}
+	if err != nil {
 		if left := l.remove(k); left != nil {
 			return errors.Join(err, left) // with its entry, it is ended later as one that is not wanted
 		}

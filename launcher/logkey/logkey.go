@@ -72,6 +72,7 @@ const (
 	Replica   = "replica"    // pod of another gateway
 	To        = "to"         // new name of an entry of the state directory
 	Unused    = "unused"     // since a time
+	Waits     = "waits"      // id of a kernel that waits
 	What      = "what"       // what the cluster was asked for
 )
 

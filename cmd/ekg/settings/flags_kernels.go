@@ -78,6 +78,12 @@ var kernelSettings = []group{
 			Usage: "how many kernels of this machine share one GPU if they ask for one and name no flavor; see docs/gpus.md",
 		},
 		{
+			Name: "local-warm-gpus", Env: []string{"EKG_LOCAL_WARM_GPUS"}, def: "false",
+			value: boolean(func(s *Settings) *bool { return &s.LocalWarmGPUs }),
+			Usage: "warm kernels of this machine may hold GPUs. They are ended as soon as a kernel waits for those; see " +
+				"docs/kernelspecs.md",
+		},
+		{
 			Name: "state-dir", Env: []string{"EKG_STATE_DIR"}, defDoc: "$XDG_STATE_HOME/ekg, else ~/.local/state/ekg",
 			value: text(func(s *Settings) *string { return &s.StateDir }),
 			Usage: "directory with the records of kernels and the generated token",

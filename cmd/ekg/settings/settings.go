@@ -72,6 +72,7 @@ type Settings struct {
 	InheritEnv         []string
 	UpgradeIdle        bool
 	LocalGPUShares     int
+	LocalWarmGPUs      bool
 	LogLimit           int64
 	LogTotal           int64
 	StopGrace          time.Duration

@@ -1,0 +1,170 @@
+package local
+
+import (
+	"errors"
+	"io/fs"
+	"slices"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
+	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+)
+
+// Warm kernels hold GPUs only while no other kernel needs them. A kernel that waits for a GPU ends as few of them as
+// make room for it. While any kernel waits, none is started.
+
+// gaveWayReason is the reason of such an end.
+const gaveWayReason = "a kernel waits for its GPU"
+
+// giveWay ends warm kernels whose GPUs are enough for a kernel that waits. Kernels that go before it get the promised
+// GPUs. It ends none if some are being ended that are enough.
+func (l *Launcher) giveWay(k *kernel, promised map[string]bool) {
+	warm, err := l.warmHolders()
+	if err != nil {
+		l.log.Warn("warm kernels do not give way; this is tried again", logkey.Kernel, k.id, logkey.Err, err)
+		return
+	}
+	if len(warm) == 0 {
+		return
+	}
+	all, _, err := l.GPUs(l.ctx)
+	if err != nil {
+		if l.ctx.Err() == nil {
+			l.log.Warn("warm kernels do not give way; this is tried again", logkey.Kernel, k.id, logkey.Err, err)
+		}
+		return
+	}
+	all = slices.DeleteFunc(all, func(h gpu.Held) bool { return promised[h.UUID] })
+	for _, e := range givesRoom(*k.rec.Want, all, warm) {
+		if l.endForStart(e) {
+			l.log.Info("warm kernel gives way to a kernel that waits", logkey.Kernel, e.ID, logkey.Spec, e.SpecName,
+				logkey.Waits, k.id)
+		}
+	}
+}
+
+// warmHolder is a warm kernel that may hold GPUs.
+type warmHolder struct {
+	warmEntry
+	ending bool // it is being ended
+}
+
+// warmHolders returns the warm kernels, the oldest first.
+func (l *Launcher) warmHolders() (all []warmHolder, err error) {
+	entries, err := l.warmEntries()
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		rec, err := l.layout.readRecord(e.ID)
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // it is being created, or has ended
+		case err != nil:
+			return nil, err
+		case rec.Warm != "":
+			all = append(all, warmHolder{e, rec.Warm == warmEnding})
+		}
+	}
+	return all, nil
+}
+
+// givesRoom returns the fewest of the newest warm kernels whose end leaves enough for a kernel. There are none if those
+// that are being ended leave enough, or if all of them together do not.
+func givesRoom(want devices.Want, all []gpu.Held, warm []warmHolder) (chosen []warmEntry) {
+	fits := func(held []gpu.Held) bool {
+		free, _ := want.Room(held)
+		return free > 0
+	}
+	left := all
+	for _, w := range warm {
+		if w.ending {
+			left = without(left, w.ID)
+		}
+	}
+	if fits(left) {
+		return nil
+	}
+	var taken []warmEntry
+	rest := left
+	for i := len(warm) - 1; i >= 0 && !fits(rest); i-- {
+		if !warm[i].ending && holds(rest, warm[i].ID) {
+			taken, rest = append(taken, warm[i].warmEntry), without(rest, warm[i].ID)
+		}
+	}
+	if !fits(rest) {
+		return nil
+	}
+	for i := range taken { // those that hold GPUs which do not help stay
+		others := left
+		for j, e := range taken {
+			if j > i || slices.Contains(chosen, e) {
+				others = without(others, e.ID)
+			}
+		}
+		if !fits(others) {
+			chosen = append(chosen, taken[i])
+		}
+	}
+	return chosen
+}
+
+// holds reports whether a kernel holds some of these GPUs.
+func holds(all []gpu.Held, id string) bool {
+	return slices.ContainsFunc(all, func(h gpu.Held) bool {
+		return slices.ContainsFunc(h.Holders, func(one gpu.Holder) bool { return one.Kernel == id })
+	})
+}
+
+// endForStart ends a warm kernel for a start that waits, unless another start takes it at this moment.
+func (l *Launcher) endForStart(e warmEntry) bool {
+	folder, err := lockFolder(l.layout.kernel(e.ID))
+	if err != nil {
+		return false // it is being created, taken or ended
+	}
+	defer unlock(folder)
+	rec, err := l.layout.readRecord(e.ID)
+	if err != nil || rec.Warm == "" || rec.Warm == warmEnding || !l.endUntaken(rec, gaveWayReason) {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.warm.GaveWay(e.SpecName)
+	return true
+}
+
+// whyNoGPU says why no warm kernel that wants GPUs is started now, "" if one may be.
+func (l *Launcher) whyNoGPU(want *devices.Want) string {
+	if want == nil {
+		return ""
+	}
+	l.mu.Lock()
+	waits := false
+	for _, k := range l.ordered {
+		waits = waits || k.waiting != nil
+	}
+	l.mu.Unlock()
+	if waits {
+		return launcher.WaitsForGPU
+	}
+	all, _, err := l.GPUs(l.ctx)
+	if err != nil {
+		return err.Error()
+	}
+	if free, _ := want.Room(all); free == 0 {
+		return launcher.NoGPUIsFree
+	}
+	return ""
+}
+
+// withoutWarm returns GPUs as if warm kernels held none, since these give way.
+func (l *Launcher) withoutWarm(all []gpu.Held) ([]gpu.Held, error) {
+	warm, err := l.warmHolders()
+	if err != nil {
+		return nil, err
+	}
+	for _, w := range warm {
+		all = without(all, w.ID)
+	}
+	return all, nil
+}
