@@ -206,6 +206,7 @@ func TestHelm_Manifests(t *testing.T) {
 		{"delete-homes", "homes: true\ndeleteHomes: true", deleteHomes},
 		{"owner-namespaces", "ownerNamespaces: true", ownerSpaces},
 		{"driver-ports", "driverPorts: true", ports},
+		{"objects", "objects: true", kernelObjects},
 		{"gpu-agent", "gpuAgent: {enabled: true}", gpuAgent},
 		{"keep-kernels", "keepKernels: true", keep},
 	} {
@@ -295,6 +296,7 @@ homes: true
 deleteHomes: true
 ownerNamespaces: true
 driverPorts: true
+objects: true
 watchNodes: true
 watchGPUs: true
 prePull: true
@@ -513,6 +515,9 @@ func TestHelm_Notes(t *testing.T) {
 		{"kernel: {allowedKernels: [python_kubernetes]}",
 			[]string{"kernel.allowedKernels: names none of kernelspecs.specs"}, nil},
 		{"kernel: {allowedKernels: [python3]}", nil, []string{"allowedKernels"}},
+		{"policy: {kernelspecs: {objects: [Service]}}", []string{"policy.kernelspecs.objects: has no effect"}, nil},
+		{"policy: {kernelspecs: {objects: [ConfigMap]}}", nil, []string{"without an effect"}},
+		{"objects: true\npolicy: {kernelspecs: {objects: [Service]}}", nil, []string{"without an effect"}},
 		{"users: {existingSecret: u}\ningress: {enabled: true, hostName: a.b, tls: [{}]}",
 			[]string{"jupyter lab --gateway-url https://a.b/"}, []string{"ekg-token"}},
 	} {

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -36,22 +37,23 @@ import (
 
 // Builds of deploy/kubernetes, as an operator makes them. The components are used as their kustomization files say.
 var (
-	base        = build{"base", nil}
-	token       = build{"overlays/token", nil}
-	metrics     = build{"overlays/token", []string{"metrics"}}
-	prometheus  = build{"overlays/token", []string{"metrics", "prometheus-operator"}}
-	openshift   = build{"overlays/token", []string{"openshift"}}
-	flavors     = build{"overlays/token", []string{"flavors"}}
-	watchNodes  = build{"overlays/token", []string{"watch-nodes"}}
-	watchGPUs   = build{"overlays/token", []string{"watch-gpus"}}
-	homes       = build{"overlays/token", []string{"homes"}}
-	deleteHomes = build{"overlays/token", []string{"homes", "delete-homes"}}
-	ownerSpaces = build{"overlays/token", []string{"owner-namespaces"}}
-	ports       = build{"overlays/token", []string{"driver-ports"}}
-	prePull     = build{"overlays/token", []string{"pre-pull"}}
-	places      = build{"overlays/token", []string{"placeholders"}}
-	gpuAgent    = build{"overlays/token", []string{"gpu-agent"}}
-	keep        = build{"overlays/token", []string{"keep-kernels"}}
+	base          = build{"base", nil}
+	token         = build{"overlays/token", nil}
+	metrics       = build{"overlays/token", []string{"metrics"}}
+	prometheus    = build{"overlays/token", []string{"metrics", "prometheus-operator"}}
+	openshift     = build{"overlays/token", []string{"openshift"}}
+	flavors       = build{"overlays/token", []string{"flavors"}}
+	watchNodes    = build{"overlays/token", []string{"watch-nodes"}}
+	watchGPUs     = build{"overlays/token", []string{"watch-gpus"}}
+	homes         = build{"overlays/token", []string{"homes"}}
+	deleteHomes   = build{"overlays/token", []string{"homes", "delete-homes"}}
+	ownerSpaces   = build{"overlays/token", []string{"owner-namespaces"}}
+	ports         = build{"overlays/token", []string{"driver-ports"}}
+	kernelObjects = build{"overlays/token", []string{"objects"}}
+	prePull       = build{"overlays/token", []string{"pre-pull"}}
+	places        = build{"overlays/token", []string{"placeholders"}}
+	gpuAgent      = build{"overlays/token", []string{"gpu-agent"}}
+	keep          = build{"overlays/token", []string{"keep-kernels"}}
 )
 
 // build is a kustomization, and the components that are added to it.
@@ -409,26 +411,32 @@ func TestManifests_GPUAgent(t *testing.T) {
 
 // Only the component homes lets gateways create claims, and in the kernels' namespace alone.
 func TestManifests_Homes(t *testing.T) {
-	for _, b := range []build{token, homes} {
+	onlyRole(t, homes, "ekg-homes", "persistentvolumeclaims", rbacv1.PolicyRule{APIGroups: []string{""},
+		Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"create", "get"}})
+}
+
+// onlyRole checks that only one role of a build has rights on a resource. It has this rule in the kernels' namespace, and
+// the gateways alone have the role. Without the component, there is no such right.
+func onlyRole(t *testing.T, b build, name, resource string, rule rbacv1.PolicyRule) {
+	t.Helper()
+	for _, b := range []build{token, b} {
 		for _, o := range b.objects(t) {
 			role, ok := o.(*rbacv1.Role)
-			if !ok || role.Name == "ekg-homes" {
+			if !ok || role.Name == name {
 				continue
 			}
 			for _, rule := range role.Rules {
-				if slices.Contains(rule.Resources, "persistentvolumeclaims") {
-					t.Errorf("%s may %v claims", role.Name, rule.Verbs)
+				if slices.Contains(rule.Resources, resource) {
+					t.Errorf("%s may %v %s", role.Name, rule.Verbs, resource)
 				}
 			}
 		}
 	}
-	role := find[*rbacv1.Role](t, homes, "ekg-homes")
-	bound := find[*rbacv1.RoleBinding](t, homes, "ekg-homes")
-	account := find[*corev1.ServiceAccount](t, homes, "ekg")
-	if role.Namespace != "ekg-kernels" || len(role.Rules) != 1 ||
-		!slices.Equal(role.Rules[0].Resources, []string{"persistentvolumeclaims"}) ||
-		!slices.Equal(role.Rules[0].Verbs, []string{"create", "get"}) || bound.RoleRef.Name != role.Name ||
-		len(bound.Subjects) != 1 || bound.Subjects[0].Name != account.Name || bound.Namespace != role.Namespace {
+	role, bound := find[*rbacv1.Role](t, b, name), find[*rbacv1.RoleBinding](t, b, name)
+	account := find[*corev1.ServiceAccount](t, b, "ekg")
+	if role.Namespace != "ekg-kernels" || !reflect.DeepEqual(role.Rules, []rbacv1.PolicyRule{rule}) ||
+		bound.RoleRef.Name != role.Name || len(bound.Subjects) != 1 || bound.Subjects[0].Name != account.Name ||
+		bound.Namespace != role.Namespace {
 		t.Errorf("%+v, %+v", role, bound)
 	}
 }
@@ -469,29 +477,15 @@ func TestManifests_OwnerNamespaces(t *testing.T) {
 
 // Only the component driver-ports lets gateways create network policies, and in the kernels' namespace alone.
 func TestManifests_DriverPorts(t *testing.T) {
-	for _, b := range []build{token, ports} {
-		for _, o := range b.objects(t) {
-			role, ok := o.(*rbacv1.Role)
-			if !ok || role.Name == "ekg-driver-ports" {
-				continue
-			}
-			for _, rule := range role.Rules {
-				if slices.Contains(rule.Resources, "networkpolicies") {
-					t.Errorf("%s may %v network policies", role.Name, rule.Verbs)
-				}
-			}
-		}
-	}
-	role := find[*rbacv1.Role](t, ports, "ekg-driver-ports")
-	bound := find[*rbacv1.RoleBinding](t, ports, "ekg-driver-ports")
-	account := find[*corev1.ServiceAccount](t, ports, "ekg")
-	if role.Namespace != "ekg-kernels" || len(role.Rules) != 1 ||
-		!slices.Equal(role.Rules[0].APIGroups, []string{networkingv1.GroupName}) ||
-		!slices.Equal(role.Rules[0].Resources, []string{"networkpolicies"}) ||
-		!slices.Equal(role.Rules[0].Verbs, []string{"create"}) || bound.RoleRef.Name != role.Name ||
-		len(bound.Subjects) != 1 || bound.Subjects[0].Name != account.Name || bound.Namespace != role.Namespace {
-		t.Errorf("%+v, %+v", role, bound)
-	}
+	onlyRole(t, ports, "ekg-driver-ports", "networkpolicies", rbacv1.PolicyRule{
+		APIGroups: []string{networkingv1.GroupName}, Resources: []string{"networkpolicies"}, Verbs: []string{"create"}})
+}
+
+// Only the component objects lets gateways create Services, and in the kernels' namespace alone. It gives no right on
+// secrets.
+func TestManifests_Objects(t *testing.T) {
+	onlyRole(t, kernelObjects, "ekg-objects", "services", rbacv1.PolicyRule{APIGroups: []string{""},
+		Resources: []string{"persistentvolumeclaims", "services"}, Verbs: []string{"create", "get", "patch"}})
 }
 
 // Only the components pre-pull and placeholders let gateways create DaemonSets and Deployments, and in the kernels'

@@ -171,17 +171,8 @@ func (c *cluster) home(t *testing.T, ns, claim string) {
 func (c *cluster) ownerNamespaces(t *testing.T, ns string) string {
 	t.Helper()
 	name := "ekg-" + ns
-	read := func(path, from, to string) string {
-		text, err := os.ReadFile(filepath.Join("../deploy/kubernetes", path))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return strings.NewReplacer("namespace: ekg-kernels", "namespace: "+ns, "namespace: ekg\n", "namespace: "+ns+"\n",
-			from, to).Replace(string(text))
-	}
-	c.kubectl(t, read("base/rbac.yaml", "\x00", ""), "apply", "-f", "-")
-	c.kubectl(t, read("components/owner-namespaces/rbac.yaml", "name: ekg-owner-namespaces", "name: "+name), "apply", "-f",
-		"-")
+	c.applyRights(t, ns, "base")
+	c.applyRights(t, ns, "components/owner-namespaces", "name: ekg-owner-namespaces", "name: "+name)
 	bind, err := json.Marshal(map[string]any{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
 		"metadata": map[string]any{"name": name + "-bind"}, "rules": []any{map[string]any{"verbs": []string{"bind"},
 			"apiGroups": []string{"rbac.authorization.k8s.io"}, "resources": []string{"clusterroles"},
@@ -201,6 +192,25 @@ func (c *cluster) ownerNamespaces(t *testing.T, ns string) string {
 			c.kubectl(t, "", "delete", "clusterrole,clusterrolebinding", name+end)
 		}
 	})
+	return c.accountKubeconfig(t, ns)
+}
+
+// applyRights gives the service account ekg of a namespace what rbac.yaml of a folder in deploy/kubernetes gives the
+// gateways, in that namespace. Further texts are replaced in pairs.
+func (c *cluster) applyRights(t *testing.T, ns, folder string, replaced ...string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("../deploy/kubernetes", folder, "rbac.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pairs := append([]string{"namespace: ekg-kernels", "namespace: " + ns, "namespace: ekg\n", "namespace: " + ns + "\n"},
+		replaced...)
+	c.kubectl(t, strings.NewReplacer(pairs...).Replace(string(text)), "apply", "-f", "-")
+}
+
+// accountKubeconfig returns the kubeconfig of the service account ekg of a namespace.
+func (c *cluster) accountKubeconfig(t *testing.T, ns string) string {
+	t.Helper()
 	token := strings.TrimSpace(c.kubectl(t, "", "-n", ns, "create", "token", "ekg", "--duration", "1h"))
 	return c.writeKubeconfig(t, "https://"+nodeIP+":6443", fmt.Sprintf(`{"token": %q}`, token))
 }

@@ -51,34 +51,43 @@ func TestE2E_KubeStartFaults(t *testing.T) {
 	} {
 		t.Run(when.name, func(t *testing.T) {
 			t.Parallel()
-			proxy := c.newAPIProxy(t)
-			held := make(chan struct{}, 1)
-			proxy.before = func(r *http.Request) bool {
-				if !isPOST(r, when.resource) {
-					return true
-				}
-				held <- struct{}{}
-				gone(r)
-				return false
-			}
-			k := c.newGateway(t, c.newNamespace(t), proxy.kubeconfig(t, c))
-			k.start()
-			id := uuid.NewString()
-			answered := k.post(t.Context(), id)
-			select {
-			case <-held:
-			case err := <-answered:
-				t.Fatalf("the POST ended before that: %v", err)
-			}
-			k.kill()
-			if err := <-answered; err == nil {
-				t.Fatal("the POST was answered")
-			}
-			k.args[slices.Index(k.args, "--kubeconfig")+1] = c.kubeconfig
-			k.start()
+			k, id := c.newGateway(t, c.newNamespace(t), c.kubeconfig), uuid.NewString()
+			k.killedBefore(id, when.resource)
 			when.then(k, id)
 		})
 	}
+}
+
+// killedBefore starts a kernel with this id, and kills the gateway when it creates an object of this resource. Then it
+// starts the gateway again.
+func (k *inCluster) killedBefore(id, resource string) {
+	k.t.Helper()
+	proxy := k.cluster.newAPIProxy(k.t)
+	held := make(chan struct{}, 1)
+	proxy.before = func(r *http.Request) bool {
+		if !isPOST(r, resource) {
+			return true
+		}
+		held <- struct{}{}
+		gone(r)
+		return false
+	}
+	at := slices.Index(k.args, "--kubeconfig") + 1
+	direct := k.args[at]
+	k.args[at] = proxy.kubeconfig(k.t, k.cluster)
+	k.start()
+	answered := k.post(k.t.Context(), id)
+	select {
+	case <-held:
+	case err := <-answered:
+		k.t.Fatalf("the POST ended before that: %v", err)
+	}
+	k.kill()
+	if err := <-answered; err == nil {
+		k.t.Fatal("the POST was answered")
+	}
+	k.args[at] = direct
+	k.start()
 }
 
 // isPOST reports whether a request creates an object of this resource.

@@ -35,6 +35,7 @@ var PodKeys = []string{
 	"labels",
 	"lifecycle",
 	"nodeSelector",
+	"objects",
 	"pod",
 	"ports",
 	"priorityClassName",
@@ -218,8 +219,12 @@ func (d *decoder) decode(n *node, v reflect.Value, path string) {
 		d.decode(n, v.Elem(), path)
 		return
 	}
-	if _, ok := v.Addr().Interface().(json.Unmarshaler); ok {
+	switch value := v.Addr().Interface().(type) {
+	case json.Unmarshaler:
 		d.scalar(n, v, path, "is not a valid value")
+		return
+	case Chooser:
+		d.choose(n, value, path)
 		return
 	}
 	switch v.Kind() {
@@ -253,6 +258,33 @@ func (d *decoder) decode(n *node, v reflect.Value, path string) {
 			d.scalar(n, v, path, "is not a valid number here")
 		}
 	}
+}
+
+// Chooser is a value whose type depends on its own keys, such as an object of Kubernetes. It is decoded into what
+// Choose returns: a pointer to a struct. text returns the text of a key, "" without one. An error is reported for the key kind.
+type Chooser interface {
+	Choose(text func(key string) string) (any, error)
+}
+
+// choose decodes an object whose type depends on its keys.
+func (d *decoder) choose(n *node, c Chooser, path string) {
+	if !d.want(n, "object", path) {
+		return
+	}
+	into, err := c.Choose(func(key string) string {
+		if m := n.member(key); m != nil {
+			return m.text
+		}
+		return ""
+	})
+	if err == nil {
+		d.decode(n, reflect.ValueOf(into).Elem(), path)
+		return
+	}
+	if kind := n.member("kind"); kind != nil {
+		d.places.lines[path+".kind"] = d.before + kind.line
+	}
+	d.report(path+".kind", "%s", err)
 }
 
 // want reports whether a value has a kind. If not, it adds a problem.

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
+	"path/filepath"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -119,6 +121,9 @@ var applied = []metav1.ManagedFieldsEntry{{Manager: fieldManager, Operation: met
 // the object is replaced. The end to end tests use the real one.
 func (c *testCluster) apply(a k8stesting.Action) (bool, runtime.Object, error) {
 	patch := a.(k8stesting.PatchActionImpl)
+	if patch.PatchType == types.MergePatchType {
+		return false, nil, nil // the fake does it
+	}
 	object := &unstructured.Unstructured{}
 	if err := object.UnmarshalJSON(patch.Patch); err != nil || patch.PatchType != types.ApplyPatchType ||
 		patch.PatchOptions.FieldManager != fieldManager {
@@ -234,6 +239,20 @@ func openTest(t testing.TB, c *testCluster, change func(*Options, *timing)) *Lau
 		}
 	})
 	return l
+}
+
+// withPolicy builds pods under a policy.
+func withPolicy(t *testing.T, text string) func(*Options, *timing) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	policy, err := podspec.ReadPolicy(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(o *Options, _ *timing) { o.Pods.Policy = policy }
 }
 
 func testRequest(id string) launcher.Request {

@@ -78,10 +78,19 @@ func (l *Launcher) keepHome(ctx context.Context, claim *corev1.PersistentVolumeC
 
 // homeError returns the error of a start that could not ask for its home, or that the cluster has refused it.
 func (l *Launcher) homeError(ctx context.Context, claim string, err error) error {
-	if !isAnswer(err) {
-		return l.unavailable(ctx, "home", err)
+	return l.explainOwners(ctx, "home", err, func(why string, class launcher.Failure) error {
+		return homeFailed(claim, why, class)
+	})
+}
+
+// explainOwners returns the error of a start that could not get something of its owner's. failed makes the error for
+// what the cluster has answered.
+func (l *Launcher) explainOwners(ctx context.Context, what string, err error,
+	failed func(why string, class launcher.Failure) error) error {
+	if ctx.Err() != nil || !isAnswer(err) {
+		return l.unavailable(ctx, what, err)
 	}
-	return homeFailed(claim, podstatus.ExplainError(err).Text, podstatus.ErrorFailure(err))
+	return failed(podstatus.ExplainError(err).Text, podstatus.ErrorFailure(err))
 }
 
 // homeGoes is why a home that is being deleted cannot be used.

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -24,16 +22,8 @@ import (
 // withHomes gives kernels a home of their owner, with more keys of the policy's home.
 func withHomes(t *testing.T, more string) func(*Options, *timing) {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "policy.yaml")
 	text := "home: {claim: 'home-{owner}', mountPath: /home/jovyan, size: 1Gi" + more + "}\n"
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	policy, err := podspec.ReadPolicy(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return func(o *Options, _ *timing) { o.Pods.Policy = policy }
+	return withPolicy(t, text)
 }
 
 // TestHomes: an owner's claim is created for the first kernel, and stays.

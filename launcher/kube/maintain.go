@@ -91,14 +91,18 @@ func (l *Launcher) maintainKernel(ctx context.Context, k *kernel) {
 	}
 }
 
-// missesSecret reports whether the kubelet has not found a pod's secret lately, at a time after the secret was last
-// known to exist.
+// missesSecret reports whether the kubelet has not found a pod's secret lately, or an object of its kernelspec. The
+// time is after they were last known to exist.
 func missesSecret(pod *corev1.Pod, events []corev1.Event, there, now time.Time) bool {
-	missing := fmt.Sprintf("secret %q not found", podspec.SecretName(pod.Name))
+	own, kept := podspec.SecretName(pod.Name), "ekg-"+pod.Labels[podspec.LabelKernel]+"-"
 	return slices.ContainsFunc(events, func(e corev1.Event) bool {
+		missing := func(what string) bool {
+			_, rest, ok := strings.Cut(e.Message, what)
+			return ok && strings.Contains(rest, `" not found`)
+		}
 		at := podstatus.EventTime(&e)
-		return e.Reason == "FailedMount" && strings.Contains(e.Message, missing) && at.After(there) &&
-			now.Sub(at) < secretRetry
+		return (e.Reason == "FailedMount" || e.Reason == "Failed") && at.After(there) && now.Sub(at) < secretRetry &&
+			(missing(`secret "`+own) || missing(`configmap "`+kept))
 	})
 }
 

@@ -51,15 +51,12 @@ func (l *Launcher) createNamespace(ctx context.Context, pod *corev1.Pod) error {
 	asking, cancel := l.apiContext(ctx)
 	defer cancel()
 	err = l.ensureNamespace(asking, made)
-	switch {
-	case err == nil, errors.As(err, new(*launcher.FailedError)):
+	if err == nil || errors.As(err, new(*launcher.FailedError)) {
 		return err
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case !isAnswer(err):
-		return l.unavailable(ctx, "namespace "+pod.Namespace, err)
 	}
-	return namespaceFailed(pod.Namespace, podstatus.ExplainError(err).Text, podstatus.ErrorFailure(err))
+	return l.explainOwners(ctx, "namespace "+pod.Namespace, err, func(why string, class launcher.Failure) error {
+		return namespaceFailed(pod.Namespace, why, class)
+	})
 }
 
 func namespaceFailed(name, why string, class launcher.Failure) error {

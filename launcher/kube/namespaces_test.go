@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -44,15 +42,7 @@ home: {claim: "home-{owner}", mountPath: /home/jovyan, size: 1Gi}
 // withNamespaces gives each owner a namespace.
 func withNamespaces(t *testing.T, policy string) func(*Options, *timing) {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "policy.yaml")
-	if err := os.WriteFile(file, []byte(policy), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	p, err := podspec.ReadPolicy(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return func(o *Options, _ *timing) { o.Pods.Policy = p }
+	return withPolicy(t, policy)
 }
 
 func startOf(t *testing.T, l *Launcher, id, owner string) error {

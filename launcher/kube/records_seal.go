@@ -18,7 +18,12 @@ import (
 
 // recordCipher returns the cipher of a record.
 func recordCipher(n recordName, master []byte) (cipher.AEAD, error) {
-	key, err := hkdf.Key(sha256.New, master, nil, fmt.Sprintf("ekg record %s of kind %s version 1", n.id, n.kind), 32)
+	return derivedCipher(master, fmt.Sprintf("ekg record %s of kind %s version 1", n.id, n.kind))
+}
+
+// derivedCipher returns the cipher with a key that is derived from a master key, for one purpose.
+func derivedCipher(master []byte, purpose string) (cipher.AEAD, error) {
+	key, err := hkdf.Key(sha256.New, master, nil, purpose, 32)
 	if err != nil {
 		return nil, err
 	}

@@ -97,6 +97,9 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 	if err != nil {
 		return launcher.Kernel{}, err
 	}
+	if err := l.sealObjects(pod); err != nil {
+		return launcher.Kernel{}, err
+	}
 	pod.Annotations[annotationClaimed] = unclaimed
 	l.addGate(pod)
 	k, err := l.createPod(ctx, pod, req.Flavor)
@@ -160,10 +163,7 @@ func (l *Launcher) createPod(ctx context.Context, pod *corev1.Pod, chosen *flavo
 		if derr := l.deletePod(ctx, made); derr != nil {
 			l.log.Error("pod without its "+part+" could not be removed", logkey.Pod, made.Name, logkey.Err, derr)
 		}
-		return nil, &launcher.FailedError{
-			Reason: "its " + part + " could not be created: " + podstatus.ExplainError(err).Text,
-			Class:  podstatus.ErrorFailure(err),
-		}
+		return nil, partFailed(part, err)
 	}
 	l.updatePod(made)
 	l.mu.Lock()
@@ -221,9 +221,18 @@ func (l *Launcher) explainStart(ctx context.Context, err error) error {
 	return l.unavailable(ctx, "new pod", err)
 }
 
-// createParts creates what a pod owns: its network policy, if its kernel has ports, and then its secret. The containers
-// start only with the secret, so whoever creates a missing secret creates the policy too. With an error it returns the
-// part that is missing.
+// partFailed returns the error of a start whose pod lacks a part.
+func partFailed(part string, err error) *launcher.FailedError {
+	why, class := podstatus.ExplainError(err).Text, podstatus.ErrorFailure(err)
+	if own := (*launcher.FailedError)(nil); errors.As(err, &own) {
+		why, class = own.Reason, own.Class
+	}
+	return &launcher.FailedError{Reason: "its " + part + " could not be created: " + why, Class: class}
+}
+
+// createParts creates what a pod owns: its network policy, if its kernel has ports, the objects of its kernelspec, and
+// then its secret. The containers start only with the secret, so whoever creates a missing secret creates the others
+// too. With an error it returns the part that is missing.
 func (l *Launcher) createParts(ctx context.Context, pod *corev1.Pod) (string, error) {
 	return l.createPartsBy(ctx, pod, l.createPart)
 }
@@ -241,6 +250,15 @@ func (l *Launcher) createPartsBy(ctx context.Context, pod *corev1.Pod,
 			return err
 		}); err != nil {
 			return "network policy", err
+		}
+	}
+	objects, err := l.objectsOf(pod)
+	if err != nil {
+		return "objects", err
+	}
+	for _, o := range objects {
+		if err := by(ctx, func(ctx context.Context) error { return l.createObject(ctx, pod, o) }); err != nil {
+			return o.String(), err
 		}
 	}
 	rec, err := podspec.ReadRecord(pod)
@@ -370,7 +388,11 @@ func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, erro
 func (l *Launcher) nextPod(old *corev1.Pod, rec podspec.Record) (*corev1.Pod, *flavor.Flavor, error) {
 	rec.Generation++
 	rec.MasterKey = l.keys[0].fingerprint // its secret is a new one
-	req, err := podspec.ReadRequest(old, rec)
+	opened, err := l.openObjects(old)
+	if err != nil {
+		return nil, nil, fmt.Errorf("pod %s: its objects: %w", old.Name, err)
+	}
+	req, err := podspec.ReadRequest(opened, rec)
 	if errors.Is(err, podspec.ErrNoRequest) {
 		pod := copyPod(old)
 		rec.KeyVersion = l.opts.Pods.KeyVersion(pod.Namespace)
@@ -385,6 +407,9 @@ func (l *Launcher) nextPod(old *corev1.Pod, rec podspec.Record) (*corev1.Pod, *f
 	rec.Protocol = api.ProtocolVersion
 	pod, err := podspec.Build(l.opts.Pods, req, rec)
 	if err != nil {
+		return nil, nil, err
+	}
+	if err := l.sealObjects(pod); err != nil {
 		return nil, nil, err
 	}
 	for _, key := range []string{annotationSessions, annotationShared, annotationSharedToUse} {

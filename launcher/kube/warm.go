@@ -418,7 +418,7 @@ func (l *Launcher) createWarm(ctx context.Context, kind podspec.WarmKind, name s
 		return errors.New(podstatus.ExplainError(err).Text)
 	}
 	if part, err := l.createParts(ctx, made); err != nil {
-		return errors.Join(errors.New("its "+part+" could not be created: "+podstatus.ExplainError(err).Text),
+		return errors.Join(errors.New(partFailed(part, err).Reason),
 			l.deletePod(context.WithoutCancel(ctx), made))
 	}
 	if err := l.warm.pods.GetStore().Add(podspec.Trimmed(made)); err != nil { // else the next round creates another one

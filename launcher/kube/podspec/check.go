@@ -59,8 +59,9 @@ type checker struct {
 	policyLabels map[string]string // Policy.Labels
 	tokens       Patterns          // SpecRules.ServiceAccountTokens of the owner
 
-	volumes []string // names of declared volumes
-	claims  []string // names of declared resource claims
+	volumes []string     // names of declared volumes
+	claims  []string     // names of declared resource claims
+	objects []objectName // the kernelspec's own objects, which it may always use
 }
 
 // refusal is one value that is not allowed. The path is its key in the kernelspec or its variable.
@@ -96,7 +97,7 @@ func (c *checker) name(path, value string) bool {
 
 // secret refuses a secret that is not listed, and ekg's own secrets always.
 func (c *checker) secret(path, value string, allowed Patterns) {
-	if !c.name(path, value) {
+	if c.isOwn(kindSecret, value) || !c.name(path, value) {
 		return
 	}
 	if strings.HasPrefix(value, SecretName("")) {
@@ -124,6 +125,7 @@ func (c *checker) extension(e *extension) {
 			c.keyAllowed(shortPath(key), key)
 		}
 	}
+	c.declareObjects(e)
 	short := e.asOverlay()
 	c.declareNames(&short, shortPath)
 	c.declareNames(&e.Pod, podPath)
@@ -138,6 +140,7 @@ func (c *checker) extension(e *extension) {
 	}
 	c.extras(e)
 	c.driver(e)
+	c.kernelObjects(e)
 	slices.SortStableFunc(c.found, func(a, b refusal) int { return strings.Compare(a.path, b.path) })
 }
 

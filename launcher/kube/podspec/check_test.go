@@ -341,7 +341,8 @@ func TestExtension_Allow(t *testing.T) {
 		t.Fatal(err)
 	}
 	everything = bytes.Replace(everything, []byte(`"serviceAccountName": "kernel",`), // a client of the other tests names
-		[]byte(`"serviceAccountName": "kernel", "serviceAccountToken": true,`), 1) // another account
+		[]byte(`"serviceAccountName": "kernel", "serviceAccountToken": true, "objects": [
+		{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}],`), 1) // another account
 	for _, key := range kernelspecs.PodKeys {
 		if key == "imageKernelspec" {
 			continue // cannot be together with argv's absence in the fullest kernelspec
@@ -352,6 +353,7 @@ func TestExtension_Allow(t *testing.T) {
 			t.Fatal(err)
 		}
 		o.Policy.Kernelspecs.ServiceAccountTokens = Patterns{"kernel"}
+		o.Policy.Kernelspecs.Objects = []string{kindConfigMap}
 		o.Policy.Kernelspecs.Allow = slices.DeleteFunc(o.Policy.Kernelspecs.Allow, func(k string) bool { return k == key })
 		dir := filepath.Join(t.TempDir(), "spec")
 		if err := os.Mkdir(dir, 0o755); err != nil {

@@ -47,7 +47,7 @@ func (c *checker) container(k *overlayContainer, at func(string) string) {
 		case from.SecretRef != nil:
 			c.secret(where+".secretRef.name", from.SecretRef.Name, c.bounds.Secrets)
 		case from.ConfigMapRef != nil:
-			c.listedIn(where+".configMapRef.name", from.ConfigMapRef.Name, c.bounds.ConfigMaps)
+			c.configMap(where+".configMapRef.name", from.ConfigMapRef.Name)
 		default:
 			c.refuse(where, "has neither a secretRef nor a configMapRef")
 		}
@@ -197,7 +197,7 @@ func (c *checker) variable(where string, e *corev1.EnvVar) {
 	case from.SecretKeyRef != nil:
 		c.secret(where+".secretKeyRef.name", from.SecretKeyRef.Name, c.bounds.Secrets)
 	case from.ConfigMapKeyRef != nil:
-		c.listedIn(where+".configMapKeyRef.name", from.ConfigMapKeyRef.Name, c.bounds.ConfigMaps)
+		c.configMap(where+".configMapKeyRef.name", from.ConfigMapKeyRef.Name)
 	case from.FieldRef == nil && from.ResourceFieldRef == nil:
 		c.refuse(where, "has none of secretKeyRef, configMapKeyRef, fieldRef and resourceFieldRef")
 	}

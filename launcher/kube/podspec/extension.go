@@ -70,6 +70,8 @@ type extension struct {
 	ServiceAccountToken bool                   `json:"serviceAccountToken,omitempty"` // the kernel gets it
 	Ports               []corev1.ContainerPort `json:"ports,omitempty"`               // for the kernel's workers
 
+	Objects []specObject `json:"objects,omitempty"` // created with the pod
+
 	Labels                        map[string]string `json:"labels,omitempty"`
 	Annotations                   map[string]string `json:"annotations,omitempty"`
 	TerminationGracePeriodSeconds *int64            `json:"terminationGracePeriodSeconds,omitempty"`

@@ -158,6 +158,7 @@ func (p *Policy) otherLists() []ruleList {
 		{under, "priorityClasses", p.Kernelspecs.PriorityClasses},
 		{under, "runtimeClasses", p.Kernelspecs.RuntimeClasses},
 		{under, "schedulers", p.Kernelspecs.Schedulers},
+		{under, "storageClasses", p.Kernelspecs.StorageClasses},
 		{"clients", "images", p.Clients.Images},
 	}
 }
@@ -302,6 +303,7 @@ func (e *extension) ownerTexts(do func(key, text string) string) {
 			mountTexts(list[i].VolumeMounts, fmt.Sprintf("%s[%d].volumeMounts", shortPath(key), i), do)
 		}
 	})
+	e.objectTexts(do)
 	e.ServiceAccountName = do(shortPath("serviceAccountName"), e.ServiceAccountName)
 	e.Pod.Spec.ServiceAccountName = do(podPath("serviceAccountName"), e.Pod.Spec.ServiceAccountName)
 }
@@ -327,6 +329,9 @@ func eachText(v reflect.Value, path string, do func(path, text string) string) {
 			eachText(v.Elem(), path, do)
 		}
 	case reflect.Slice:
+		if v.Type().Elem().Kind() == reflect.Uint8 {
+			return
+		}
 		for i := range v.Len() {
 			eachText(v.Index(i), fmt.Sprintf("%s[%d]", path, i), do)
 		}
@@ -369,7 +374,7 @@ func (e *extension) fillOwner(owner string, names OwnerNames) []refusal {
 		case namesObject(key) && !joinsOwner(before):
 			found = append(found, refusal{key, fmt.Sprintf("%s needs a small letter, a digit or '-' right before %s, "+
 				"because a user's name may begin with '-' there", quoted(text), ownerMark)})
-		case slices.ContainsFunc(strings.Split(filled, "/"), tooLong):
+		case !isObjectText(key) && slices.ContainsFunc(strings.Split(filled, "/"), tooLong):
 			found = append(found, refusal{key, fmt.Sprintf("%s is longer than %d bytes with this owner's name", quoted(text),
 				maxOwnerPart)})
 		}
@@ -380,6 +385,9 @@ func (e *extension) fillOwner(owner string, names OwnerNames) []refusal {
 
 // namesObject reports whether the text at a key is the name of an object of Kubernetes.
 func namesObject(key string) bool {
+	if strings.HasPrefix(key, shortPath(objectsKey)) {
+		return strings.HasSuffix(key, ".spec.dataSource.name") || strings.HasSuffix(key, ".spec.dataSourceRef.name")
+	}
 	last := key[strings.LastIndex(key, ".")+1:]
 	return slices.Contains([]string{"claimName", "secretName", "name", "serviceAccountName"}, last)
 }

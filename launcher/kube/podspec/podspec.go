@@ -22,6 +22,7 @@ func Build(o Options, req launcher.Request, rec Record) (*corev1.Pod, error) {
 	if len(problems) > 0 {
 		return nil, refused("kernelspec %s: %s: %s", req.Spec.Name, problems[0].Key, problems[0].Message)
 	}
+	ext.nameObjects(rec)
 	b := builder{o: o, req: req, ext: ext}
 	pod := b.base()
 	rec.Flavor, rec.Profile = "", req.Spec.Profile

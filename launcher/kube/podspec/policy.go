@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -81,10 +82,13 @@ type SpecRules struct {
 	Capabilities     []string `yaml:"capabilities"` // Linux capabilities that may be added to the kernel's container
 	ImagePullSecrets Patterns `yaml:"imagePullSecrets"`
 	NodeSelectorKeys Patterns `yaml:"nodeSelectorKeys"` // labels of nodes, in nodeSelector and node affinity
+	Objects          []string `yaml:"objects"`          // kinds of objects that may be created with a kernel's pod
 	Ports            Ranges   `yaml:"ports"`            // of the kernel's container, for its workers
 	PriorityClasses  Patterns `yaml:"priorityClasses"`
 	RuntimeClasses   Patterns `yaml:"runtimeClasses"`
 	Schedulers       Patterns `yaml:"schedulers"`
+	ServiceTypes     []string `yaml:"serviceTypes"`   // of Services among the objects
+	StorageClasses   Patterns `yaml:"storageClasses"` // of claims among the objects, and of ephemeral volumes
 
 	ServiceAccountTokens Patterns `yaml:"serviceAccountTokens"` // accounts whose token kernels may get
 }
@@ -218,8 +222,8 @@ func parseQuantity(text string) (resource.Quantity, error) {
 }
 
 // DefaultPolicy returns the policy that applies without a policy file. Kernelspecs, which the operator writes, may use
-// all keys but refer to no secrets, get no tokens and open no ports. Clients may set their kernel's size, user and
-// working directory.
+// all keys but refer to no secrets, get no tokens, open no ports and create no objects. Clients may set their kernel's
+// size, user and working directory.
 func DefaultPolicy() *Policy {
 	everything := Patterns{"*"}
 	return &Policy{
@@ -242,7 +246,7 @@ func DefaultPolicy() *Policy {
 				},
 			},
 			ImagePullSecrets: everything, NodeSelectorKeys: everything, PriorityClasses: everything, RuntimeClasses: everything,
-			Schedulers: everything,
+			Schedulers: everything, ServiceTypes: []string{string(corev1.ServiceTypeClusterIP)}, StorageClasses: everything,
 		},
 		Clients: ClientRules{
 			Allow: []string{
@@ -301,6 +305,9 @@ func parsePolicy(data []byte) (*Policy, []string) {
 		}
 	}
 	check(p.Kernelspecs.Allow, kernelspecs.PodKeys, "a key of metadata.ekg", "kernelspecs", "allow")
+	check(p.Kernelspecs.Objects, kindsOfObjects(), "a kind that is created with a pod", "kernelspecs", "objects")
+	check(p.Kernelspecs.ServiceTypes, serviceTypes, "a type of Services that can be allowed", "kernelspecs",
+		"serviceTypes")
 	check(p.Clients.Allow, clientVariables, "a variable that changes a pod", "clients", "allow")
 	check(p.Kernelspecs.Volumes, volumeKinds, "a kind of volume that can be allowed", "kernelspecs", "volumes")
 	check(p.Clients.Volumes, volumeKinds, "a kind of volume that can be allowed", "clients", "volumes")

@@ -25,6 +25,12 @@ func TestReadPolicy_Broken(t *testing.T) {
 		{"hostPath", "kernelspecs:\n  volumes:\n    - emptyDir\n    - hostPath\n",
 			[]string{`4: kernelspecs.volumes: "hostPath" is not a kind of volume that can be allowed; valid: configMap, csi, ` +
 				`downwardAPI, emptyDir, ephemeral, image, nfs, persistentVolumeClaim, projected, secret`}},
+		{"an object", "kernelspecs:\n  objects: [Pod]\n",
+			[]string{`2: kernelspecs.objects: "Pod" is not a kind that is created with a pod; valid: ConfigMap, ` +
+				`PersistentVolumeClaim, Secret, Service`}},
+		{"a Service", "kernelspecs:\n  serviceTypes: [ExternalName]\n",
+			[]string{`2: kernelspecs.serviceTypes: "ExternalName" is not a type of Services that can be allowed; valid: ` +
+				`ClusterIP, NodePort, LoadBalancer`}},
 		{"variables", "clients:\n  allow: [KERNEL_CPU]\n",
 			[]string{`2: clients.allow: "KERNEL_CPU" is not a variable that changes a pod; valid: KERNEL_CPUS, ` +
 				`KERNEL_CPUS_LIMIT, KERNEL_GID, KERNEL_GPUS, KERNEL_GPUS_LIMIT, KERNEL_IMAGE, KERNEL_LAUNCH_TIMEOUT, ` +

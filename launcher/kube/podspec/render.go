@@ -14,8 +14,8 @@ import (
 // redacted replaces the values of a secret.
 const redacted = "<redacted>"
 
-// Render returns, as YAML, the pod and the secret that a request would create, without the secret's values. The error
-// is the one that Launcher.Start would return for the request.
+// Render returns, as YAML, the pod, the secret and the objects that a request would create, without values of secrets.
+// The error is the one that Launcher.Start would return for the request.
 func Render(o Options, req launcher.Request, created time.Time) ([]byte, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -26,15 +26,35 @@ func Render(o Options, req launcher.Request, created time.Time) ([]byte, error) 
 	if err != nil {
 		return nil, err
 	}
+	pod.UID = "<of the pod>"
 	secret := BuildSecret(pod, Keys{})
-	secret.OwnerReferences[0].UID = "<of the pod>"
 	secret.StringData = map[string]string{}
 	for name := range secret.Data {
 		secret.StringData[name] = redacted
 	}
 	secret.Data = nil
+	made, err := Objects(o, pod)
+	if err != nil {
+		return nil, err
+	}
+	if len(made) > 0 {
+		pod.Annotations[AnnotationKernelObjects] = redacted
+	}
+	pod.UID = ""
+	all := []any{pod, secret}
+	for _, object := range made {
+		content := object.Object.Object
+		for _, key := range []string{"data", "stringData"} {
+			if values, ok := content[key].(map[string]any); ok && object.Kind == kindSecret {
+				for name := range values {
+					values[name] = redacted
+				}
+			}
+		}
+		all = append(all, content)
+	}
 	var out bytes.Buffer
-	for i, object := range []any{pod, secret} {
+	for i, object := range all {
 		text, err := yaml.Marshal(object)
 		if err != nil {
 			return nil, err

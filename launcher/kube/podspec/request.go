@@ -65,14 +65,17 @@ func storeRequest(pod *corev1.Pod, req launcher.Request, labelGroup string) erro
 		if err := json.Unmarshal(req.Spec.Metadata, &metadata); err != nil {
 			return failed("kernelspec %s: metadata: %s", req.Spec.Name, err)
 		}
-		stored.Extension = metadata.EKG
+		var err error
+		if stored.Extension, err = storeObjects(pod, metadata.EKG); err != nil {
+			return err
+		}
 	}
 	text, err := json.Marshal(stored)
 	if err != nil {
 		return err
 	}
-	if len(text) > maxRequest {
-		return refused("the kernelspec and the names of the client's variables have %d bytes; a pod can keep %d", len(text),
+	if size := len(text) + sealedLength(len(pod.Annotations[AnnotationKernelObjects])); size > maxRequest {
+		return refused("the kernelspec and the names of the client's variables have %d bytes; a pod can keep %d", size,
 			maxRequest)
 	}
 	pod.Annotations[annotationRequest] = string(text)
@@ -91,7 +94,7 @@ func storedFlavor(f *flavor.Flavor) *flavor.Flavor {
 
 // ReadRequest returns the request from which a kernel's pod was built, so that Build returns the kernel's next pod.
 // The request has nothing that the cluster has added to the pod: no annotation, label, container, volume or variable.
-// The error is ErrNoRequest if the pod has no stored request.
+// The error is ErrNoRequest if the pod has no stored request. AnnotationKernelObjects of the pod must not be encrypted.
 func ReadRequest(pod *corev1.Pod, rec Record) (launcher.Request, error) {
 	text := pod.Annotations[annotationRequest]
 	if text == "" {
@@ -121,6 +124,9 @@ func ReadRequest(pod *corev1.Pod, rec Record) (launcher.Request, error) {
 	}
 	if stored.LabelGroup != "" {
 		req.OwnerGroups = []string{stored.LabelGroup}
+	}
+	if err := addObjects(pod, &stored); err != nil {
+		return launcher.Request{}, err
 	}
 	if len(stored.Extension) > 0 {
 		metadata, err := json.Marshal(map[string]json.RawMessage{"ekg": stored.Extension})

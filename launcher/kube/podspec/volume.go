@@ -33,9 +33,13 @@ func (c *checker) volume(where string, v *corev1.Volume) {
 	case "secret":
 		c.secret(where+".secretName", v.Secret.SecretName, c.bounds.Secrets)
 	case "configMap":
-		c.listedIn(where+".name", v.ConfigMap.Name, c.bounds.ConfigMaps)
+		c.configMap(where+".name", v.ConfigMap.Name)
 	case "persistentVolumeClaim":
-		c.listedIn(where+".claimName", v.PersistentVolumeClaim.ClaimName, c.bounds.PersistentVolumeClaims)
+		c.claim(where+".claimName", v.PersistentVolumeClaim.ClaimName)
+	case "ephemeral":
+		if t := v.Ephemeral.VolumeClaimTemplate; t != nil {
+			c.claimSources(where+".volumeClaimTemplate.spec", &t.Spec, c.spec != nil)
+		}
 	case "image":
 		c.image(where+".reference", v.Image.Reference)
 	case "csi":
@@ -62,7 +66,7 @@ func (c *checker) projection(where string, s *corev1.VolumeProjection) {
 	case s.Secret != nil:
 		c.secret(where+".secret.name", s.Secret.Name, c.bounds.Secrets)
 	case s.ConfigMap != nil:
-		c.listedIn(where+".configMap.name", s.ConfigMap.Name, c.bounds.ConfigMaps)
+		c.configMap(where+".configMap.name", s.ConfigMap.Name)
 	}
 }
 

@@ -59,6 +59,9 @@ func NewWarmKind(o Options, start launcher.Request) (WarmKind, error) {
 	if GPUs(pod) > 0 || len(pod.Spec.ResourceClaims) > 0 {
 		return k, errors.New("its kernels get GPUs, and a warm kernel would hold one for nobody")
 	}
+	if pod.Annotations[AnnotationKernelObjects] != "" {
+		return k, errors.New("its kernels have objects of their own, which name their owner")
+	}
 	if field := ownerField(pod); field != "" {
 		return k, fmt.Errorf("a container reads %s, which a warm kernel's pod has only when it has its owner", field)
 	}

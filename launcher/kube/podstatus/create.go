@@ -43,7 +43,11 @@ func ExplainError(err error) Reason {
 	case quotaExceeded.MatchString(said):
 		return quotaReason(quotaExceeded.FindStringSubmatch(said))
 	case apierrors.IsInvalid(err):
-		return never("the pod is not valid: %s", invalidFields(&s))
+		what := "pod"
+		if s.Details != nil && s.Details.Kind != "" && s.Details.Kind != "Pod" {
+			what = OneLine(s.Details.Kind, 100)
+		}
+		return never("the %s is not valid: %s", what, invalidFields(&s))
 	case apierrors.IsForbidden(err) && apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		return never("its namespace is being deleted")
 	case apierrors.IsForbidden(err) && notAllowed.MatchString(said):

@@ -85,6 +85,12 @@
   verbs: [create]
 {{- end }}
 
+{{- define "ekg.rulesObjects" }}
+- apiGroups: [""]
+  resources: [persistentvolumeclaims, services]
+  verbs: [create, get, patch]
+{{- end }}
+
 {{- define "ekg.rulesPrePull" }}
 - apiGroups: [apps]
   resources: [daemonsets]

@@ -103,6 +103,10 @@ service.ports http targetPort: has no effect. The gateways listen on port 8888, 
 {{- end }}
 {{- end }}
 {{- end }}
+{{- $asked := (.Values.policy.kernelspecs | default dict).objects | default list }}
+{{- if and (not .Values.objects) (or (has "Service" $asked) (has "PersistentVolumeClaim" $asked)) }}
+policy.kernelspecs.objects: has no effect on Services and claims without objects=true, which gives the right to create them.
+{{- end }}
 {{- if .Values.kip.enabled }}
 kip: has no effect. With prePull=true nodes pull the images of all kernelspecs ahead.
 {{- end }}
