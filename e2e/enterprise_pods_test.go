@@ -29,7 +29,7 @@ const (
 
 // comparedPolicy allows what the templates ask for.
 const comparedPolicy = `
-kernelspecs: {secrets: [object-store], capabilities: [NET_BIND_SERVICE]}
+kernelspecs: {secrets: [object-store], capabilities: [NET_BIND_SERVICE], objects: [ConfigMap]}
 clients:
   allow: [KERNEL_CPUS, KERNEL_CPUS_LIMIT, KERNEL_MEMORY, KERNEL_MEMORY_LIMIT, KERNEL_GPUS, KERNEL_GPUS_LIMIT,
     KERNEL_UID, KERNEL_GID, KERNEL_VOLUMES, KERNEL_VOLUME_MOUNTS]

@@ -30,7 +30,7 @@ func golden(t *testing.T, file, got string) {
 // The kernelspecs of testdata, whose templates operators have edited, are converted as the reviewed files say. The end
 // to end tests compare the pods with those of Enterprise Gateway.
 func TestConvertSpec_Golden(t *testing.T) {
-	for _, name := range []string{"gpu", "homes", "older", "strict", "r"} {
+	for _, name := range []string{"gpu", "homes", "older", "strict", "r", "objects"} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join("testdata", "convert", name)
 			done, err := ConvertSpec(dir, SpecOptions{})
@@ -96,8 +96,18 @@ func TestConvertSpec_LeftOut(t *testing.T) {
 			`{"securityContext":{"readOnlyRootFilesystem":true}}`,
 			"5: spec.containers[0].securityContext.privileged: a kernel cannot be privileged"},
 		{"another namespace", "  x: {{ 1 }}\n---\napiVersion: v1\nkind: Service\n", `{}`,
-			"4: spec.x: has no counterpart in metadata.ekg\n6: an object Service: ekg creates only pods; create it once, " +
-				"or for each user beforehand"},
+			"4: spec.x: has no counterpart in metadata.ekg\n6: an object Service: has no name"},
+		{"an object that kernels do not have",
+			"  x: {{ 1 }}\n---\napiVersion: apps/v1\nkind: Deployment\n---\nkind: {}\n", `{}`,
+			"4: spec.x: has no counterpart in metadata.ekg\n6: an object Deployment: ekg creates none with a kernel; create " +
+				"it once, or for each user beforehand\n9: an object without a kind"},
+		{"an object that ekg refuses", "  volumes:\n  - {name: a, configMap: {name: \"a-{{ kernel_id }}\"}}\n---\n" +
+			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: \"a-{{ kernel_id }}\", finalizers: [x/y]}\n", `{}`,
+			"5: spec.volumes a: needs the ConfigMap a, which is left out\n7: an object ConfigMap: metadata.finalizers: cannot " +
+				"be set: the object would stay after its kernel"},
+		{"an object of the client", "  x: {{ 1 }}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n" +
+			"data: {a: \"{{ kernel_team }}\"}\n", `{}`, "4: spec.x: has no counterpart in metadata.ekg\n6: an object " +
+			"ConfigMap: depends on KERNEL_TEAM of the client, which ekg does not apply here"},
 		{"a container beside the kernel's", "  securityContext: {runAsUser: {{ kernel_uid | int }}, runAsNonRoot: true}\n" +
 			"  initContainers:\n  - {name: a, image: x, securityContext: {runAsUser: 5}}\n  - {name: b, image: x}\n",
 			`{"initContainers":[{"image":"x","name":"a","securityContext":{"runAsNonRoot":true,"runAsUser":5}},{"image":"x",` +
@@ -227,7 +237,7 @@ func TestEvaluate(t *testing.T) {
 
 // No template makes the command panic or run without end, and every finding is on a line of the template.
 func FuzzConvertSpec(f *testing.F) {
-	for _, name := range []string{"gpu", "homes", "older", "strict", "r"} {
+	for _, name := range []string{"gpu", "homes", "older", "strict", "r", "objects"} {
 		text, err := os.ReadFile(filepath.Join("testdata", "convert", name, templateFile))
 		if err != nil {
 			f.Fatal(err)

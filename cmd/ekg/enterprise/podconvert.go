@@ -2,6 +2,7 @@ package enterprise
 
 import (
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -109,7 +110,11 @@ func (p *podTemplate) convertPod(units []unit, spec kernelspecs.Spec) map[string
 		if i < 0 {
 			return ekg
 		}
+		refused := list[i]
 		list = slices.Delete(list, i, i+1)
+		if refused.key == objectsPlace {
+			list = p.withoutObject(list, &refused)
+		}
 	}
 }
 
@@ -117,6 +122,9 @@ func (p *podTemplate) convertPod(units []unit, spec kernelspecs.Spec) map[string
 func permissive(list []placed) *podspec.Policy {
 	policy := podspec.DefaultPolicy()
 	policy.Kernelspecs.Secrets = podspec.Patterns{"*"}
+	policy.Kernelspecs.Objects = slices.Collect(maps.Keys(shortNames))
+	policy.Kernelspecs.ServiceTypes = []string{"ClusterIP", "NodePort", "LoadBalancer"}
+	policy.Kernelspecs.Ports = podspec.Ranges{{First: 1, Last: 65535}}
 	policy.Kernelspecs.Volumes = append(slices.Clone(policy.Kernelspecs.Volumes), "csi")
 	for _, u := range list {
 		capabilities := u.value.field("securityContext").field("capabilities") // of a container beside the kernel's
@@ -177,11 +185,17 @@ func (p *podTemplate) place(u *unit, units []unit) (key string, value *tree) {
 	if p.ownVariable(u) != "" || slices.Contains(ownConstants[u.at], u.value.value) {
 		return "", nil
 	}
+	if u.at == objectsPlace || u.at == portsPlace {
+		return u.at, u.value
+	}
 	if key := besideLists[u.at]; key != "" {
 		return p.beside(u, key, units)
 	}
 	list := strings.HasSuffix(u.at, "[]")
 	at := strings.TrimSuffix(u.at, "[]")
+	if at == containerPath+".ports" && servesAll(u.value, units) {
+		return "", nil // the ports of Services
+	}
 	if why, ok := refusals[at]; ok {
 		p.note(u.line, "%s: %s", u.label(), why)
 		return "", nil
@@ -242,27 +256,36 @@ var mountPaths = map[string]string{containerPath + ".volumeMounts": "", "initCon
 func (p *podTemplate) fillOwner(u *unit, at string) bool {
 	mounts, mounted := mountPaths[at]
 	owned := at == "spec.volumes" || at == "spec.serviceAccountName" || at == "spec.serviceAccount"
-	why := ""
-	u.value.scalars("", func(inner, text string) string {
+	why := p.fillMarks(u.value, func(inner, variable string) string {
 		key, within := strings.CutPrefix(inner, mounts)
 		here := owned || mounted && within && slices.Contains([]string{".mountPath", ".subPath", ".subPathExpr"}, key)
-		return p.mark.ReplaceAllStringFunc(text, func(m string) string {
-			v := p.marked(m)
-			switch {
-			case v.name == "kernel_username" && here:
-				return ownerMark
-			case v.kind == tOpaque:
-				why = v.why
-			default:
-				why = fmt.Sprintf("has {{ %s }}, which a kernelspec cannot have there", v.name)
-			}
-			return m
-		})
+		if here && variable == "kernel_username" {
+			return ownerMark
+		}
+		return ""
 	})
 	if why != "" {
 		p.note(u.line, "%s: %s", u.label(), why)
 	}
 	return why == ""
+}
+
+// fillMarks replaces the marks in the texts of a value by what stands for their variables there. It returns why that is
+// impossible, or "".
+func (p *podTemplate) fillMarks(value *tree, stands func(inner, variable string) string) (why string) {
+	value.scalars("", func(inner, text string) string {
+		return p.mark.ReplaceAllStringFunc(text, func(m string) string {
+			v := p.marked(m)
+			if mark := stands(inner, v.name); mark != "" {
+				return mark
+			}
+			if why = v.why; v.kind != tOpaque {
+				why = fmt.Sprintf("has {{ %s }}, which a kernelspec cannot have there", v.name)
+			}
+			return m
+		})
+	})
+	return why
 }
 
 // sharedMemory takes a volume in memory that is mounted at /dev/shm for the size of it.

@@ -185,27 +185,25 @@ func (p *podTemplate) clientVariables() []string {
 	return list
 }
 
-// units returns the parts of the pod that holds whatever clients send. It notes what depends on their variables, unless
-// ekg applies the variable there.
+// units returns the parts of the pod that holds whatever clients send, and of the objects beside it. It notes what
+// depends on their variables, unless ekg applies the variable there.
 func (p *podTemplate) units() ([]unit, error) {
 	pod, others, err := p.pod(nil)
 	if err != nil {
 		return nil, err
 	}
-	for _, doc := range others {
-		kind := "without a kind"
-		if k := doc.field("kind"); k != nil {
-			kind = fmt.Sprint(k.value)
-		}
-		p.note(doc.line, "an object %s: ekg creates only pods; create it once, or for each user beforehand", kind)
-	}
+	variants := map[string][]string{} // the other objects for each variable
 	base := unitsOf(pod)
 	empty := map[string]bool{} // units by unit.same
 	for _, name := range p.clientVariables() {
 		v := tval{kind: tRuntime, name: name, list: name == "kernel_volumes" || name == "kernel_volume_mounts"}
-		changed, _, err := p.pod(map[string]tval{name: v})
+		changed, beside, err := p.pod(map[string]tval{name: v})
 		if err != nil {
 			return nil, err
+		}
+		variants[name] = []string{}
+		for _, doc := range beside {
+			variants[name] = append(variants[name], flowText(doc.plain()))
 		}
 		p.compare(base, unitsOf(changed), name, empty)
 	}
@@ -219,7 +217,8 @@ func (p *podTemplate) units() ([]unit, error) {
 			}
 		}
 	})
-	return slices.DeleteFunc(base, func(u unit) bool { return empty[u.same()] }), nil
+	base = slices.DeleteFunc(base, func(u unit) bool { return empty[u.same()] })
+	return p.withBeside(base, p.readBeside(others, variants)), nil
 }
 
 // compare notes what a variable of a client changes. It adds units to empty that say nothing without the variable.
@@ -283,6 +282,9 @@ func (u *unit) isEmpty() bool {
 // label names a unit in a sentence.
 func (u *unit) label() string {
 	at := strings.TrimSuffix(u.at, "[]")
+	if u.at == objectsPlace {
+		return fmt.Sprintf("an object %v", u.value.field("kind").value)
+	}
 	for _, key := range []string{"name", "mountPath", "key"} {
 		if f := u.value.field(key); f != nil && f.kind == yaml.ScalarNode {
 			return fmt.Sprintf("%s %v", at, f.value)
