@@ -68,34 +68,49 @@ func (n OwnerNames) of(owner string) string {
 }
 
 const (
-	safeLength = 32 // most bytes of a changed name
-	safeDigits = 8  // of the SHA-256 in it
+	safeLength = 48 // bytes that a part of a name may have, for a user's and a server's name with "--" between them
+	safeDigits = 8  // of the SHA-256 in a changed name
 )
 
 var (
-	safeName   = regexp.MustCompile(`^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$`)
+	safeName   = regexp.MustCompile(`^[a-z]([a-z0-9-]*[a-z0-9])?$`)
 	unsafeRuns = regexp.MustCompile(`[^a-z0-9]+`)
 )
 
-// safeOwner returns a user's name as the slug scheme "safe" of KubeSpawner 7 writes it (kubespawner/slugs.py). Two
-// names have the same result only if they begin alike and 32 bits of their SHA-256 are equal.
+// safeOwner returns a user's name as KubeSpawner 7 writes the name of the user's server without a name: {user_server}
+// of its slug scheme "safe". Two names have the same result only if they begin alike and 32 bits of their SHA-256 are
+// equal.
 func safeOwner(name string) string {
-	if name == "" || safeName.MatchString(name) && !strings.Contains(name, "--") {
+	const changed, most = len("---") + safeDigits, safeLength - len("--")
+	valid := safeName.MatchString(name) && !strings.Contains(name, "--")
+	if name == "" || valid && len(name) <= most {
 		return name
 	}
-	const most = safeLength - safeDigits - len("---")
+	if word := safeWord(name, safeLength-changed); !valid && len(word)+changed <= most {
+		return word + "---" + safeSum(name)
+	}
+	// Half of it is for the name of the server, which is empty here. An empty word is x.
+	return safeWord(name, (safeLength-safeDigits-1)/2-len("--")) + "--x---" + safeSum(name+"\xff")
+}
+
+// safeWord returns the letters and digits of a name, with at most so many bytes. It begins with a letter.
+func safeWord(name string, most int) string {
 	// Python makes two characters of this one.
 	word := strings.ToLower(strings.ReplaceAll(name, "İ", "i\u0307"))
 	word = strings.TrimLeft(unsafeRuns.ReplaceAllString(word, "-"), "-")
 	word = strings.TrimRight(word[:min(len(word), most)], "-")
 	switch {
 	case word == "":
-		word = "x"
+		return "x"
 	case word[0] < 'a':
-		word = "x-" + word[:min(len(word), most-len("x-"))]
+		return "x-" + word[:min(len(word), most-len("x-"))]
 	}
-	sum := sha256.Sum256([]byte(name))
-	return word + "---" + hex.EncodeToString(sum[:])[:safeDigits]
+	return word
+}
+
+func safeSum(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:])[:safeDigits]
 }
 
 // forOwner returns the patterns with ownerMark replaced. Without an owner it drops the patterns that need one.

@@ -58,7 +58,7 @@ func TestEscapeOwner(t *testing.T) {
 	})
 }
 
-// TestSafeOwner: the results are those of safe_slug in KubeSpawner 7.1.0.
+// TestSafeOwner: the results are those of KubeSpawner 7.1.0, for {user_server} of a server without a name.
 func TestSafeOwner(t *testing.T) {
 	for name, want := range map[string]string{
 		"": "", "ann": "ann", "ann-lee": "ann-lee", "aaaaaaaaaaaaaaaaaaaa-b": "aaaaaaaaaaaaaaaaaaaa-b",
@@ -66,10 +66,17 @@ func TestSafeOwner(t *testing.T) {
 		"-ann": "ann---be5b3289", "ann-": "ann---209dc672", "4u": "x-4u---0b4e4934", "40": "x-40---d59eced1",
 		"安": "x---77f34a38", "Ännchen": "nnchen---af8b96bc", "İx": "i-x---3020b9f2", "é": "x---4a99557e",
 		"KELVIN \u212a": "kelvin-k---e4f64c0c", "../x": "x---d6b96a97", "a b": "a-b---c8687a08",
-		"99999999999999999999999": "x-9999999999999999999---a3ad45bf",
-		"aaaaaaaaaaaaaaaaaaaa!b":  "aaaaaaaaaaaaaaaaaaaa---aeb6dd73",
-		strings.Repeat("x", 63):   strings.Repeat("x", 63),
-		strings.Repeat("x", 64):   strings.Repeat("x", 21) + "---7ce10097",
+		"firstname.lastname@university.org":             "firstname-lastname-university-org---003a80e3",
+		"firstname.lastname@students.university.org":    "firstname-lastnam--x---f2a3f760",
+		"aaaaaaaaaaaaaaa.-b" + strings.Repeat("c", 40):  "aaaaaaaaaaaaaaa-b--x---463b26de",
+		"aaaaaaaaaaaaaaaa.-b" + strings.Repeat("c", 40): "aaaaaaaaaaaaaaaa--x---9680705d",
+		strings.Repeat("a", 33) + "!b":                  "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-b---808cfb8b",
+		strings.Repeat("a", 34) + "!b":                  "aaaaaaaaaaaaaaaaa--x---a13c9e7d",
+		strings.Repeat("9", 50):                         "x-999999999999999--x---d9d114e6",
+		strings.Repeat("x", 46):                         strings.Repeat("x", 46),
+		strings.Repeat("x", 47):                         strings.Repeat("x", 17) + "--x---cfcbdd85",
+		strings.Repeat("x", 48):                         strings.Repeat("x", 17) + "--x---e13c8ee2",
+		strings.Repeat("x", 64):                         strings.Repeat("x", 17) + "--x---e68039bf",
 	} {
 		if got := safeOwner(name); got != want {
 			t.Errorf("%q: got %q, want %q", name, got, want)
