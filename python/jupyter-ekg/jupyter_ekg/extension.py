@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jupyter_server.gateway.gateway_client import GatewayClient
 
-from . import handlers, jobs, older
+from . import handlers, jobs, older, sessions
 from ._version import __version__
 from .connection import EkgWebsocketConnection
 from .watch import Watch
@@ -23,6 +23,7 @@ def load(serverapp):
     settings = serverapp.web_app.settings
     handlers.add(serverapp.web_app, settings["base_url"], Watch(serverapp.log))
     jobs.keep_kernels_of_jobs(serverapp.kernel_manager, serverapp.log)
+    sessions.keep(serverapp.session_manager, serverapp.kernel_manager, serverapp.log)
     # The clients of jupyter_server's own class open their websocket without the gateway's token.
     if serverapp.kernel_manager.kernel_manager_class == _KERNEL_MANAGER:
         serverapp.kernel_manager.kernel_manager_class = "jupyter_ekg.client.EkgServerKernelManager"

@@ -29,8 +29,8 @@ def _free_port() -> int:
 class Server:
     """A running ``jupyter server --gateway-url``."""
 
-    def __init__(self, folder):
-        self.port, self.gateway_port = _free_port(), _free_port()
+    def __init__(self, folder, *args, gateway_port=None):
+        self.port, self.gateway_port = _free_port(), gateway_port or _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         env = {
             **os.environ,
@@ -46,7 +46,8 @@ class Server:
             # Enabled by being installed: nothing here names the extension.
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", f"--port={self.port}",
-                 f"--ServerApp.root_dir={folder}", "--ServerApp.jpserver_extensions={'cellroute': True}", f"--gateway-url=http://127.0.0.1:{self.gateway_port}"],
+                 f"--ServerApp.root_dir={folder}", "--ServerApp.jpserver_extensions={'cellroute': True}",
+                 f"--gateway-url=http://127.0.0.1:{self.gateway_port}", *args],
                 env=env, cwd=folder, stdout=out, stderr=subprocess.STDOUT,
             )  # fmt: skip
 

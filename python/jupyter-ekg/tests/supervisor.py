@@ -86,6 +86,7 @@ class Supervisor:
         self.ownership: dict = {}  # what the kernel's model says where there are users
         self.more_kernels: list[dict] = []
         self.starts: list[dict] = []  # bodies of requests for a kernel
+        self.deleted: list[str] = []  # ids of kernels
         self.start_status = 201
         self.start_error: str | None = None  # the body of the answer to a start that fails
         self.events: list[bytes] | None = None  # of the stream; None for a gateway that has no stream
@@ -260,6 +261,7 @@ class Supervisor:
         return web.json_response(self.notebooks[request.query.get("source", "")])
 
     async def _delete(self, request: web.Request) -> web.Response:
+        self.deleted.append(request.match_info["id"])
         return web.Response(status=204)
 
     async def _kernelspecs(self, request: web.Request) -> web.Response:
