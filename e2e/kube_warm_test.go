@@ -5,6 +5,7 @@ package e2e
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -63,5 +64,107 @@ func TestE2E_KubeWarm(t *testing.T) {
 		}
 		return err
 	})
+	k.deleteAll()
+}
+
+// TestE2E_KubeWarmGPU: a warm kernel holds the only simulated GPU. It is ended within seconds for a kernel that waits
+// for it, and no other is created while that one holds the GPU. When it has ended, there is another warm kernel, which a
+// start takes with its GPU.
+func TestE2E_KubeWarmGPU(t *testing.T) {
+	const pool = "warm.example/gpu"
+	policy := filepath.Join(t.TempDir(), "policy.yaml")
+	if err := os.WriteFile(policy, []byte("kernelspecs: {warmGPUs: true}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	metrics := freeAddress(t, "127.0.0.1")
+	k := newKubeGateway(t, "--start-wait", "1s", "--watch-gpus", "--kube-policy", policy, "--metrics-listen", metrics)
+	k.cluster.offer(t, map[string]string{pool: "1"})
+	spec := func(name string, warm int) {
+		k.podSpec(name, map[string]any{"image": "localhost/kernel-py:dev", "warm": warm,
+			"resources": map[string]any{"limits": map[string]any{pool: "1"}}})
+	}
+	spec("warm", 1)
+	spec("cold", 0)
+	k.start()
+	view := func(held, warm float64) {
+		t.Helper()
+		k.eventually(90*time.Second, fmt.Sprintf("%v held, and %v by warm kernels", held, warm), func() error {
+			var all struct {
+				Nodes []struct {
+					Pools []struct {
+						Resource                  string
+						Total, Held, Warm, Others float64
+					}
+				}
+			}
+			k.want(200, "GET", "/api/gpus", "", &all)
+			for _, n := range all.Nodes {
+				for _, p := range n.Pools {
+					if p.Resource == pool && p.Total == 1 && p.Held == held && p.Warm == warm && p.Others == 0 {
+						return nil
+					}
+				}
+			}
+			return fmt.Errorf("%+v", all)
+		})
+	}
+	warmPods := func() string {
+		t.Helper()
+		return strings.TrimSpace(k.cluster.kubectl(t, "", "-n", k.namespace, "get", "pods",
+			"-l", "app.kubernetes.io/managed-by=ekg-warm", "-o", "name"))
+	}
+	k.warmed(metrics, "warm", 1)
+	view(0, 1)
+	var m model
+	began := time.Now()
+	k.want(201, "POST", "/api/kernels", `{"name": "cold"}`, &m)
+	k.state(m.ID, "idle", 90*time.Second)
+	t.Logf("the kernel that waited for the GPU was idle after %v", time.Since(began))
+	view(1, 0)
+	k.eventually(60*time.Second, "it was counted", func() error {
+		if got := warmKernels(t, metrics, "ekg_warm_gave_way_total", `spec="warm"`); got != "1" {
+			return fmt.Errorf("%q gave way", got)
+		}
+		return nil
+	})
+	k.eventually(60*time.Second, "the next warm pod waits for a node", func() error {
+		out, err := k.cluster.tryKubectl("", "-n", k.namespace, "get", "pods", "-l", "app.kubernetes.io/managed-by=ekg-warm",
+			"-o", "jsonpath={.items[*].status.phase}")
+		if err == nil && out != "Pending" {
+			err = fmt.Errorf("%q", out)
+		}
+		return err
+	})
+	before := warmPods()
+	var second model
+	k.want(201, "POST", "/api/kernels", `{"name": "cold"}`, &second)
+	k.eventually(60*time.Second, "no warm pod waits beside a kernel", func() error {
+		if now := warmPods(); now != "" {
+			return fmt.Errorf("there are %q, before %q", now, before)
+		}
+		return nil
+	})
+	k.want(204, "DELETE", "/api/kernels/"+m.ID, "", nil)
+	k.state(second.ID, "idle", 90*time.Second)
+	k.want(204, "DELETE", "/api/kernels/"+second.ID, "", nil)
+	view(0, 1)
+	k.eventually(60*time.Second, "the warm pod is ready", func() error {
+		out, err := k.cluster.tryKubectl("", "-n", k.namespace, "get", "pods", "-l", "app.kubernetes.io/managed-by=ekg-warm",
+			"-o", "jsonpath={.items[*].status.conditions[?(@.type=='Ready')].status}")
+		if err == nil && out != "True" {
+			err = fmt.Errorf("%q", out)
+		}
+		return err
+	})
+	id, c, took := k.firstReply(t, `{"name": "warm", "env": {"KERNEL_NOTE": "hers"}}`)
+	t.Logf("POST to the first reply: %v", took)
+	c.says("import os; print(os.environ['KERNEL_NOTE'])", "hers\n")
+	view(1, 0)
+	if got := warmKernels(t, metrics, "ekg_warm_claims_total", `result="taken",spec="warm"`); got != "1" {
+		t.Errorf("%q starts took a warm kernel", got)
+	}
+	spec("warm", 0)
+	k.want(204, "DELETE", "/api/kernels/"+id, "", nil)
+	view(0, 0)
 	k.deleteAll()
 }

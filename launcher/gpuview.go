@@ -48,8 +48,29 @@ type GPURoom struct {
 // GPUs are the GPUs of all machines.
 type GPUs struct {
 	Nodes   []GPUNode // by name
+	Ahead   []Ahead   // what is kept ready before any user asks
 	Missing []string  // sentences for an operator: what the view lacks, and what would give it
 }
+
+// Ahead is what is kept ready for one kernelspec or flavor before any user asks. It is no kernel of a user.
+type Ahead struct {
+	Kind     AheadKind
+	SpecName string // "" for the placeholders of a flavor
+	Flavor   string // "" if the kernelspec has none
+	Wanted   int
+	Ready    int    // placeholders that have a node; warm kernels that have one, which may still start
+	Waiting  int    // pods that wait for a node
+	Reason   string // why some wait, or there are fewer than wanted, as far as is known
+}
+
+// AheadKind is what is kept ready.
+type AheadKind string
+
+// The kinds.
+const (
+	AheadWarm        AheadKind = "warm"        // kernels that are started
+	AheadPlaceholder AheadKind = "placeholder" // pods that keep room
+)
 
 // GPUNode is one machine.
 type GPUNode struct {
@@ -161,6 +182,9 @@ func (p *GPUPool) HeldOn() map[int]float64 {
 
 // Sort orders all that has an order.
 func (g *GPUs) Sort() {
+	slices.SortFunc(g.Ahead, func(a, b Ahead) int {
+		return cmp.Or(cmp.Compare(b.Kind, a.Kind), cmp.Compare(a.SpecName, b.SpecName), cmp.Compare(a.Flavor, b.Flavor))
+	})
 	slices.SortFunc(g.Nodes, func(a, b GPUNode) int { return cmp.Compare(a.Name, b.Name) })
 	for i := range g.Nodes {
 		pools := g.Nodes[i].Pools

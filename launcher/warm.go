@@ -168,6 +168,9 @@ func (w *WarmLedger) SetCounts(counts map[string]WarmCount) {
 	w.counts = counts
 }
 
+// Reason returns why a kernelspec has fewer warm kernels than wanted, "" if that is not known.
+func (w *WarmLedger) Reason(spec string) string { return w.counts[spec].Reason }
+
 // Measure adds the numbers to the data for metrics.
 func (w *WarmLedger) Measure(m *Measures) {
 	m.Warm, m.WarmClaims, m.WarmGaveWay = maps.Clone(w.counts), maps.Clone(w.claims), maps.Clone(w.gaveWay)

@@ -45,10 +45,19 @@ type gpuPod struct {
 	pod     *corev1.Pod
 	holder  launcher.GPUHolder
 	samples []api.GPU
+	warm    bool // it is that of a warm kernel
 }
 
 // ViewGPUs implements launcher.GPUViewer.
 func (l *Launcher) ViewGPUs(context.Context) (launcher.GPUs, error) {
+	view := l.viewNodes()
+	view.Ahead = l.ahead()
+	view.Sort()
+	return view, nil
+}
+
+// viewNodes returns the view without what is kept ready for each kernelspec.
+func (l *Launcher) viewNodes() launcher.GPUs {
 	var pods []gpuPod
 	known := map[types.UID]bool{}
 	l.mu.Lock()
@@ -65,6 +74,15 @@ func (l *Launcher) ViewGPUs(context.Context) (launcher.GPUs, error) {
 		pods = append(pods, p)
 	}
 	l.mu.Unlock()
+	if l.warm.pods != nil {
+		for _, pod := range l.allWarmPods() {
+			if rec, err := podspec.ReadRecord(pod); err == nil && !known[pod.UID] {
+				known[pod.UID] = true
+				pods = append(pods, gpuPod{pod: pod, warm: true, holder: launcher.GPUHolder{Kernel: rec.ID,
+					SpecName: rec.SpecName, Flavor: rec.Flavor}})
+			}
+		}
+	}
 	seen := l.machines.list()
 	for _, pod := range seen.pods {
 		if !known[pod.UID] {
@@ -73,7 +91,7 @@ func (l *Launcher) ViewGPUs(context.Context) (launcher.GPUs, error) {
 	}
 	view := launcher.GPUs{Nodes: gpuNodes(seen, pods), Missing: seen.missing}
 	view.Sort()
-	return view, nil
+	return view
 }
 
 // gpuNodes returns the nodes that have GPUs, with who holds them. Nodes that only a pod names have unknown totals.
@@ -97,15 +115,19 @@ func gpuNodes(seen seenMachines, pods []gpuPod) []launcher.GPUNode {
 			continue
 		}
 		for name, amount := range podspec.GPUAmounts(p.pod) {
-			if podspec.IsPlaceholder(p.pod) && p.pod.Spec.NodeName == "" {
-				continue // it keeps no room yet
+			kept := podspec.IsPlaceholder(p.pod)
+			if (kept || p.warm) && p.pod.Spec.NodeName == "" {
+				continue // it holds nothing yet
 			}
 			pool := poolOf(nodeOf(found, p.pod.Spec.NodeName), string(name))
-			if podspec.IsPlaceholder(p.pod) {
+			switch {
+			case kept:
 				pool.Kept += float64(amount)
-				continue
+			case p.warm:
+				pool.Warm = append(pool.Warm, p.holds(float64(amount), string(name)))
+			default:
+				pool.Holders = append(pool.Holders, p.holds(float64(amount), string(name)))
 			}
-			pool.Holders = append(pool.Holders, p.holds(float64(amount), string(name)))
 		}
 	}
 	claimed := addClaims(found, seen.slices, seen.claims, pods)
@@ -279,15 +301,13 @@ func resourcesOf(all []corev1.Container) []corev1.Container {
 
 // FlavorRoom implements launcher.GPUViewer. It looks at labels, and at no taints. Flavors with resource claims are not
 // known.
-func (l *Launcher) FlavorRoom(ctx context.Context, flavors []flavor.Flavor) (
+func (l *Launcher) FlavorRoom(_ context.Context, flavors []flavor.Flavor) (
 	rooms map[string]launcher.GPURoom, view launcher.GPUs, err error,
 ) {
 	if l.machines.nodes == nil || !l.machines.nodes.HasSynced() {
 		return nil, view, nil
 	}
-	if view, err = l.ViewGPUs(ctx); err != nil {
-		return nil, view, err
-	}
+	view = l.viewNodes()
 	rooms = map[string]launcher.GPURoom{}
 	for i := range flavors {
 		if resource, amount := podspec.FlavorAmount(&flavors[i]); amount > 0 {

@@ -18,39 +18,31 @@ type gpuWait struct {
 	resource string
 	amount   float64
 	selector map[string]string // of nodes
+
+	nominated bool // the scheduler removes pods of lower priority for it
 }
 
 // GPUWaits implements launcher.GPUWaiter. It looks at labels of nodes, and at no taints and affinities. Where the
 // gateway does not see nodes, a kernel can take the GPUs of one whose pod selects the same nodes and has no fewer.
-func (l *Launcher) GPUWaits(ctx context.Context) ([]launcher.GPUWait, error) {
-	var all []gpuWait
-	selectors := map[string]map[string]string{}
-	now := l.clusterNow()
-	l.mu.Lock()
-	for _, k := range l.kernels {
-		if k.pod == nil || k.removed || k.end != nil || k.pod.DeletionTimestamp != nil {
-			continue
-		}
-		selectors[k.id] = k.pod.Spec.NodeSelector
-		if w, waits := waitOf(k.pod); waits {
-			w.Kernel, w.For = k.id, now.Sub(podScheduled(k.pod).LastTransitionTime.Time)
-			all = append(all, w)
-		}
-	}
-	l.mu.Unlock()
+func (l *Launcher) GPUWaits(context.Context) ([]launcher.GPUWait, error) {
+	all := l.gpuWaits()
 	if len(all) == 0 {
 		return nil, nil
 	}
-	view, err := l.ViewGPUs(ctx)
-	if err != nil {
-		return nil, err
+	selectors := map[string]map[string]string{}
+	l.mu.Lock()
+	for _, k := range l.kernels {
+		if k.pod != nil {
+			selectors[k.id] = k.pod.Spec.NodeSelector
+		}
 	}
+	l.mu.Unlock()
+	view := l.viewNodes()
 	waits := make([]launcher.GPUWait, len(all))
 	for i := range all {
 		all[i].Holders = all[i].enough(view, selectors)
 		waits[i] = all[i].GPUWait
 	}
-	slices.SortFunc(waits, launcher.LongestFirst)
 	return waits, nil
 }
 
@@ -64,6 +56,7 @@ func waitOf(pod *corev1.Pod) (w gpuWait, waits bool) {
 	for name, n := range amounts {
 		w.resource, w.amount, w.selector = string(name), float64(n), pod.Spec.NodeSelector
 	}
+	w.nominated = pod.Status.NominatedNodeName != ""
 	return w, w.amount > 0 && strings.Contains(c.Message, "Insufficient "+w.resource)
 }
 

@@ -12,7 +12,7 @@
 // Goroutines, all waited for by Close: two informers for each namespace, or for all of them, of pods and of events; one
 // for each followed supervisor (package follow); maintain, which does what is due for each kernel; keepBeat, which
 // notices that this process was frozen; reap, which removes leftovers and keeps warm kernels while this gateway is
-// elected for that, with an informer of nodes if they are watched; an informer of warm kernels; decideAboutLimits, by
+// elected for that, with an informer of nodes if they are watched; informers of warm kernels and of placeholders; decideAboutLimits, by
 // election too, if there are limits; writeEndings; with other replicas, an HTTP server and an informer of their pods,
 // and one for each replica that has missed a notification; and calls that go on after their callers have left.
 //
@@ -98,11 +98,12 @@ type Options struct {
 	PrePull func() []launcher.Request
 
 	// Flavors returns the flavors whose placeholders are kept if Pods.PlaceholderClass is set. That needs rights on
-	// Deployments in Pods.Namespace. It is called by one goroutine. nil: there are none, and those of earlier gateways are
-	// removed.
+	// Deployments in Pods.Namespace. It is called by several goroutines. nil: there are none, and those of earlier gateways
+	// are removed.
 	Flavors func() []flavor.Flavor
 
-	// Rooms returns which placeholders kernelspecs want. They are kept as those of flavors.
+	// Rooms returns which placeholders kernelspecs want. They are kept as those of flavors. It is called by several
+	// goroutines, too.
 	Rooms func() []podspec.Room
 
 	// Warm returns which warm kernels are wanted. It is called by several goroutines. nil: this gateway has none, and
@@ -189,6 +190,7 @@ type Launcher struct {
 	reaping   atomic.Bool // this gateway is the reaper
 	machines  machines
 	warm      warmPool
+	rooms     cache.SharedIndexInformer // pods of placeholders; nil: there are none
 
 	// Guarded by mu.
 	mu            sync.Mutex
@@ -256,6 +258,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 		gpuBusy:       map[launcher.GPULabels]float64{},
 		culls:         map[launcher.CullLabels]int64{},
 		brokenWatches: map[watchKey]bool{},
+		warm:          warmPool{urgent: make(chan struct{}, 1)},
 	}
 	if o.Cluster.requests != nil {
 		o.Cluster.requests.reportTo(o.Observer)
@@ -273,7 +276,7 @@ func open(ctx context.Context, o Options, tm timing, reach func(*Cluster) poddia
 	if err := l.startInformers(ctx); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	if err := l.watchWarm(); err != nil {
+	if err := errors.Join(l.watchWarm(), l.watchPlaceholders()); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	if o.Peers != nil {

@@ -23,6 +23,7 @@ const (
 
 	selectPlaceholders = podspec.LabelManagedBy + "=" + podspec.Manager + "," +
 		podspec.LabelComponent + "=" + podspec.ComponentPlaceholder
+	selectPlaceholderPods = podspec.LabelComponent + "=" + podspec.ComponentPlaceholder
 )
 
 // placeholders keeps the Deployments whose pods keep room for kernels. It belongs to the goroutine of the reaper. Two

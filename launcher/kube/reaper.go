@@ -10,7 +10,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
 
 // One of the gateways is the reaper. It removes what is no longer needed: leftovers of kernels, starts that no client
@@ -34,7 +33,7 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 	defer l.reaping.Store(false)
 	var pruned time.Time
 	pulls, places := prePuller{l: l}, placeholders{l: l}
-	for sleep.For(ctx, l.timing.maintenance) == nil {
+	for l.rest(ctx) == nil {
 		if now := l.timing.now(); now.Sub(pruned) >= pruneEvery {
 			pruned = now
 			l.pruneEndings(ctx)

@@ -102,7 +102,7 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 	}
 	pod.Annotations[annotationClaimed] = unclaimed
 	l.addGate(pod)
-	k, err := l.createPod(ctx, pod, req.Flavor)
+	k, err := l.createWithin(ctx, pod, req.Flavor)
 	if err != nil {
 		return launcher.Kernel{}, err
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -41,34 +42,42 @@ const (
 // warmPool is the warm kernels of one cluster. Its ledger is guarded by Launcher.mu.
 type warmPool struct {
 	pods   cache.SharedIndexInformer // fixed; nil: this gateway has no warm kernels
-	ledger launcher.WarmLedger
+	urgent chan struct{}             // fixed; capacity 1: a pod waits for GPUs
+
+	refused atomic.Int64 // starts that wait until a quota does not count a warm kernel any more
+	ledger  launcher.WarmLedger
 }
 
 // watchWarm watches the pods of warm kernels.
-func (l *Launcher) watchWarm() error {
-	if l.opts.Warm == nil {
-		return nil
+func (l *Launcher) watchWarm() (err error) {
+	if l.opts.Warm != nil {
+		l.warm.pods, err = l.watchOwn("warm kernels", selectWarm)
 	}
+	return err
+}
+
+// watchOwn watches those pods of the kernels' namespace that a selector chooses, and that are no kernel's. They are
+// called name in the log. The informer ends with the launcher.
+func (l *Launcher) watchOwn(name, selector string) (cache.SharedIndexInformer, error) {
 	ns := l.opts.Pods.Namespace
 	pods := cache.NewSharedIndexInformer(listThenWatch{&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.LabelSelector = selectWarm
+			o.LabelSelector = selector
 			return l.client.CoreV1().Pods(ns).List(ctx, o)
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.LabelSelector = selectWarm
+			o.LabelSelector = selector
 			return l.client.CoreV1().Pods(ns).Watch(ctx, o)
 		},
 	}}, &corev1.Pod{}, l.timing.resync, nil)
 	if err := errors.Join(pods.SetTransform(trimPod), pods.SetWatchErrorHandlerWithContext(
 		func(_ context.Context, _ *cache.Reflector, err error) {
-			l.log.Warn("warm kernels cannot be watched; this is tried again", logkey.Err, err)
+			l.log.Warn(name+" cannot be watched; this is tried again", logkey.Err, err)
 		})); err != nil {
-		return err
+		return nil, err
 	}
-	l.warm.pods = pods
 	l.goroutines.Go(func() { pods.Run(l.ctx.Done()) })
-	return nil
+	return pods, nil
 }
 
 // warmPods returns the pods of warm kernels that are not being deleted, the oldest first.
@@ -293,20 +302,31 @@ func (l *Launcher) keepWarm(ctx context.Context) {
 		kinds[name], counts[name] = kind, launcher.WarmCount{Wanted: w.Count}
 	}
 	leaving := l.takenPods()
+	waited, ended := l.giveWay(ctx)
 	for _, pod := range l.allWarmPods() {
 		rec, err := podspec.ReadRecord(pod)
 		if err != nil {
 			continue
 		}
 		c := counts[rec.SpecName]
-		if pod.DeletionTimestamp == nil && l.keepsWarm(ctx, pod, rec, kinds[rec.SpecName], c) {
+		if pod.DeletionTimestamp == nil && !ended[pod.UID] && l.keepsWarm(ctx, pod, rec, kinds[rec.SpecName], c) {
 			c.Waiting++
+			if pod.Spec.NodeName == "" {
+				c.Reason = podstatus.Explain(pod, l.eventsOf(pod), l.clusterNow()).Text
+			}
 			counts[rec.SpecName] = c
 		} else {
 			leaving[rec.SpecName]++
 		}
 	}
 	for name, kind := range kinds {
+		if l.warm.refused.Load() > 0 && len(kind.GPUs) > 0 ||
+			slices.ContainsFunc(kind.GPUs, func(name corev1.ResourceName) bool { return waited[name] }) {
+			c := counts[name]
+			c.Reason = launcher.WaitsForGPU
+			counts[name] = c
+			continue
+		}
 		counts[name] = l.createMissing(ctx, kind, name, counts[name], leaving[name])
 	}
 	l.mu.Lock()
@@ -349,8 +369,9 @@ func (l *Launcher) keepsWarm(ctx context.Context, pod *corev1.Pod, rec podspec.R
 	c launcher.WarmCount) bool {
 	content := pod.Annotations[podspec.AnnotationWarm]
 	age := l.clusterNow().Sub(pod.CreationTimestamp.Time)
+	waits := pod.Spec.NodeName == "" && len(kind.GPUs) > 0 // for as long as it takes
 	switch runs := runsWarm(pod); {
-	case podstatus.HasEnded(pod), !runs && hasRun(pod), !runs && age > warmStartLimit:
+	case podstatus.HasEnded(pod), !runs && hasRun(pod), !runs && !waits && age > warmStartLimit:
 		why := podstatus.Explain(pod, l.eventsOf(pod), l.clusterNow()).Text
 		l.warmFailed(rec.SpecName, content, cmp.Or(why, "its containers do not run"))
 	case content == kind.Content && c.Waiting < c.Wanted:
@@ -361,11 +382,9 @@ func (l *Launcher) keepsWarm(ctx context.Context, pod *corev1.Pod, rec podspec.R
 		}
 		return true
 	}
-	// Of this version only: a start may take it at this moment.
 	asking, cancel := l.apiContext(ctx)
 	defer cancel()
-	err := l.client.CoreV1().Pods(pod.Namespace).Delete(asking, pod.Name, metav1.DeleteOptions{
-		Preconditions: &metav1.Preconditions{UID: &pod.UID, ResourceVersion: &pod.ResourceVersion}})
+	err := l.deleteWarm(asking, pod, nil)
 	switch {
 	case err == nil:
 		l.log.Info("warm kernel is not wanted any more", logkey.Kernel, rec.ID, logkey.Spec, rec.SpecName)

@@ -205,6 +205,7 @@ func (l *Launcher) handlePod(o any, enter func(*corev1.Pod)) {
 	if pod, ok := o.(*corev1.Pod); ok {
 		enter(pod)
 		l.actOnPod(pod)
+		l.noticeWait(pod)
 	}
 }
 

@@ -18,7 +18,41 @@ func (l *Launcher) ViewGPUs(ctx context.Context) (launcher.GPUs, error) {
 	if err != nil {
 		return launcher.GPUs{}, err
 	}
-	return l.viewOf(held, reason)
+	view, err := l.viewOf(held, reason)
+	if err == nil {
+		view.Ahead, err = l.warmAhead()
+	}
+	view.Sort()
+	return view, err
+}
+
+// warmAhead returns the warm kernels of each kernelspec that wants some.
+func (l *Launcher) warmAhead() (all []launcher.Ahead, err error) {
+	if l.opts.Warm == nil {
+		return nil, nil
+	}
+	warm, err := l.warmHolders()
+	if err != nil {
+		return nil, err
+	}
+	for _, w := range l.opts.Warm() {
+		a := launcher.Ahead{Kind: launcher.AheadWarm, SpecName: w.Start.Spec.Name, Wanted: w.Count}
+		if w.Start.Flavor != nil {
+			a.Flavor = w.Start.Flavor.Name
+		}
+		for _, one := range warm {
+			if one.SpecName == a.SpecName && !one.ending {
+				a.Ready++
+			}
+		}
+		if a.Ready < a.Wanted {
+			l.mu.Lock()
+			a.Reason = l.warm.Reason(a.SpecName)
+			l.mu.Unlock()
+		}
+		all = append(all, a)
+	}
+	return all, nil
 }
 
 // viewOf returns the view of these GPUs. The reason says why there are none.

@@ -171,13 +171,16 @@ func (o Options) warmProblems(spec kernelspecs.Spec) []kernelspecs.Problem {
 	if e.Warm == 0 {
 		return nil
 	}
-	why := "its kernels get GPUs, and a warm kernel would hold one for nobody"
-	if e.Flavor == "" {
-		if _, err := NewWarmKind(o, launcher.Request{ID: uuid.Nil.String(), Spec: spec}); err != nil {
-			why = err.Error()
-		} else {
+	why := noWarmGPUs
+	switch {
+	case e.Flavor == "":
+		_, err := NewWarmKind(o, launcher.Request{ID: uuid.Nil.String(), Spec: spec})
+		if err == nil {
 			return nil
 		}
+		why = err.Error()
+	case o.mayWarmGPUs():
+		return nil
 	}
 	problem := places.Problem(shortPath("warm"), "has no effect: "+why)
 	problem.Warning = true

@@ -48,7 +48,7 @@ func Placeholders(o Options, flavors []flavor.Flavor, rooms []Room) (sets []*app
 			pod := idlePod(o)
 			applyFlavor(pod, f)
 			(&builder{o: o}).placeOnPlatform(pod)
-			sets = append(sets, placeholder(o, namePlaceholder+"-"+f.Name, f.Placeholders, pod))
+			sets = append(sets, placeholder(o, NameOfFlavorRoom(f.Name), f.Placeholders, pod))
 		}
 	}
 	for _, r := range rooms {
@@ -57,7 +57,7 @@ func Placeholders(o Options, flavors []flavor.Flavor, rooms []Room) (sets []*app
 			left = append(left, fmt.Sprintf("kernelspec %s: %v", r.Start.Spec.Name, err))
 			continue
 		}
-		sets = append(sets, placeholder(o, nameOfRoom(r.Start.Spec.Name), r.Count, pod))
+		sets = append(sets, placeholder(o, NameOfRoom(r.Start.Spec.Name), r.Count, pod))
 	}
 	slices.SortFunc(sets, func(a, b *appsv1.Deployment) int { return strings.Compare(a.Name, b.Name) })
 	return sets, left
@@ -66,9 +66,13 @@ func Placeholders(o Options, flavors []flavor.Flavor, rooms []Room) (sets []*app
 // IsPlaceholder reports whether a pod only keeps room for kernels.
 func IsPlaceholder(pod *corev1.Pod) bool { return pod.Labels[LabelPlaceholder] != "" }
 
-// nameOfRoom returns the name of the Deployment of a kernelspec. No flavor's Deployment has it, because no name of a
-// flavor has "--". It is the value of a label of pods, too.
-func nameOfRoom(spec string) string {
+// NameOfFlavorRoom returns the name of the Deployment with the placeholders of a flavor. Their pods have it as the value
+// of LabelPlaceholder.
+func NameOfFlavorRoom(name string) string { return namePlaceholder + "-" + name }
+
+// NameOfRoom returns the same for a kernelspec. No flavor's Deployment has that name, because no name of a flavor has
+// "--".
+func NameOfRoom(spec string) string {
 	name := namePlaceholder + "-spec--" + spec
 	if len(validation.IsDNS1123Subdomain(name)) == 0 && len(name) <= validation.LabelValueMaxLength &&
 		!strings.HasPrefix(spec, "-") {

@@ -91,6 +91,8 @@ type SpecRules struct {
 	StorageClasses   Patterns `yaml:"storageClasses"` // of claims among the objects, and of ephemeral volumes
 
 	ServiceAccountTokens Patterns `yaml:"serviceAccountTokens"` // accounts whose token kernels may get
+
+	WarmGPUs bool `yaml:"warmGPUs"` // warm kernels may hold GPUs
 }
 
 // ClientRules are the rules for the KERNEL_* variables that clients send.

@@ -25,6 +25,7 @@ func Trimmed(pod *corev1.Pod) *corev1.Pod {
 	}
 	small.Spec = corev1.PodSpec{
 		NodeName:        pod.Spec.NodeName,
+		NodeSelector:    pod.Spec.NodeSelector,
 		SchedulingGates: pod.Spec.SchedulingGates,
 		ResourceClaims:  pod.Spec.ResourceClaims,
 		InitContainers:  trimmedContainers(pod.Spec.InitContainers),

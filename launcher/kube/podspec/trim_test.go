@@ -29,6 +29,7 @@ func TestTrimmed(t *testing.T) {
 		t.Fatal(err)
 	}
 	pod.Spec.NodeName = "node-1"
+	pod.Spec.NodeSelector = map[string]string{"gpu": "t4"}
 	pod.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: GateLimits}}
 	pod.Spec.InitContainers = []corev1.Container{{Name: "istio-init", Image: "proxyv2"}}
 	pod.Status.PodIP = "10.0.0.1"
@@ -55,7 +56,7 @@ func TestTrimmed(t *testing.T) {
 	if !reflect.DeepEqual(wholeRequest, smallRequest) || smallRequest.Env["KERNEL_TEAM"] != "a $(B) c" {
 		t.Errorf("request %+v, want %+v", smallRequest, wholeRequest)
 	}
-	if GPUs(small) != GPUs(pod) || small.Spec.NodeName != "node-1" || len(small.Spec.SchedulingGates) != 1 ||
+	if GPUs(small) != GPUs(pod) || small.Spec.NodeName != "node-1" || small.Spec.NodeSelector["gpu"] != "t4" || len(small.Spec.SchedulingGates) != 1 ||
 		small.Status.PodIP != "10.0.0.1" || small.Spec.InitContainers[0].Image != "proxyv2" {
 		t.Errorf("%+v", small)
 	}

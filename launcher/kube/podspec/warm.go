@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -42,6 +43,8 @@ type WarmKind struct {
 	Content string
 	// Mode is api.WarmProcess or api.WarmContainer.
 	Mode string
+	// GPUs are the resources with GPUs that such a pod asks for.
+	GPUs []corev1.ResourceName
 
 	namespace string
 	start     launcher.Request
@@ -56,12 +59,16 @@ func NewWarmKind(o Options, start launcher.Request) (WarmKind, error) {
 	if err != nil {
 		return k, err
 	}
-	if GPUs(pod) > 0 || len(pod.Spec.ResourceClaims) > 0 {
-		return k, errors.New("its kernels get GPUs, and a warm kernel would hold one for nobody")
+	switch {
+	case len(pod.Spec.ResourceClaims) > 0:
+		return k, errors.New("its kernels get a resource claim, and a warm kernel that holds one cannot give way")
+	case GPUs(pod) > 0 && !o.mayWarmGPUs():
+		return k, errors.New(noWarmGPUs)
 	}
 	if pod.Annotations[AnnotationKernelObjects] != "" {
 		return k, errors.New("its kernels have objects of their own, which name their owner")
 	}
+	k.GPUs = slices.Sorted(maps.Keys(GPUAmounts(pod)))
 	if field := ownerField(pod); field != "" {
 		return k, fmt.Errorf("a container reads %s, which a warm kernel's pod has only when it has its owner", field)
 	}
@@ -81,6 +88,12 @@ func NewWarmKind(o Options, start launcher.Request) (WarmKind, error) {
 	k.Content = hex.EncodeToString(sum[:16])
 	return k, nil
 }
+
+// noWarmGPUs says why kernelspecs with GPUs have no warm kernels.
+const noWarmGPUs = "its kernels get GPUs, and kernelspecs.warmGPUs of the policy does not allow warm kernels to hold any"
+
+// mayWarmGPUs reports whether warm kernels may hold GPUs.
+func (o Options) mayWarmGPUs() bool { return o.withDefaults().Policy.Kernelspecs.WarmGPUs }
 
 // ownerField returns a field that a variable of the pod's containers reads when they start, although a start that takes
 // the pod sets it later: labels and annotations. It is "" if there is none.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -89,6 +90,37 @@ func TestWarmKind_Build(t *testing.T) {
 		pod.Annotations[AnnotationOwner] != "" ||
 		pod.Annotations[AnnotationWarm] != kind.Content {
 		t.Errorf("%v %v", pod.Labels, pod.Annotations)
+	}
+}
+
+// With the policy's permission, kernelspecs with GPUs have warm kernels. A start fits if it asks for the same GPUs.
+func TestWarmKind_GPUs(t *testing.T) {
+	o := testOptions()
+	o.Policy = DefaultPolicy()
+	o.Policy.Kernelspecs.WarmGPUs = true
+	spec := func(gpus string) kernelspecs.Spec {
+		return warmSpec(`{"image": "py:1", "warm": 1, "resources": {"limits": {"nvidia.com/gpu": "` + gpus + `"}}}`)
+	}
+	kind, err := NewWarmKind(o, launcher.Request{ID: testID, Spec: spec("1")})
+	if err != nil || len(kind.GPUs) != 1 || kind.GPUs[0] != "nvidia.com/gpu" {
+		t.Fatal(kind.GPUs, err)
+	}
+	if problems := o.Check()(spec("1")); len(problems) > 0 {
+		t.Errorf("%v", problems)
+	}
+	if problems := o.Check()(warmSpec(`{"image": "py:1", "warm": 1, "flavor": "t4"}`)); len(problems) > 0 {
+		t.Errorf("%v", problems)
+	}
+	for gpus, want := range map[string]bool{"1": true, "2": false} {
+		rec := Record{ID: testID, Generation: 1, Owner: "ann", SpecName: "s", Created: time.Now()}
+		if _, _, ok := kind.Fit(o, launcher.Request{ID: testID, Owner: "ann", Spec: spec(gpus)}, rec); ok != want {
+			t.Errorf("%s GPUs: %v", gpus, ok)
+		}
+	}
+	claim := &flavor.Flavor{Name: "claim", DRA: &flavor.DRA{Request: flavor.Request{DeviceClass: "gpu.nvidia.com"}}}
+	if _, err := NewWarmKind(o, launcher.Request{ID: testID, Spec: spec("1"), Flavor: claim}); err == nil ||
+		!strings.Contains(err.Error(), "resource claim") {
+		t.Errorf("with a claim: %v", err)
 	}
 }
 

@@ -1,0 +1,349 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
+)
+
+// Warm kernels hold GPUs only while no kernel waits for them. The scheduler cannot move them away: their pods have the
+// priority of kernels, because they become kernels. So the reaper ends as few of them as make room for a pod for which
+// the scheduler finds too few GPUs. While such a pod waits, no warm kernel that asks for the same is created, and none
+// waits beside it.
+
+const (
+	// giveWayGrace is the grace period of such a pod in seconds: a kernel waits for its GPUs.
+	giveWayGrace = 1
+	// staleRoom is how long the scheduler may take to use room that there seems to be. After it the node of that room
+	// does not help the pod.
+	staleRoom = 15 * time.Second
+	// giveWayTries bounds how often a pod is read again because it has changed before it was deleted.
+	giveWayTries = 3
+	// giveWayTime bounds how long a start waits for warm kernels that a quota counts.
+	giveWayTime = 10 * time.Second
+	// quotaCounts is how long the cluster may take to notice that a pod is gone which a quota has counted.
+	quotaCounts = 2 * time.Second
+)
+
+// noticeWait wakes the reaper if the scheduler finds too few GPUs for a kernel's pod.
+func (l *Launcher) noticeWait(pod *corev1.Pod) {
+	if !l.reaping.Load() {
+		return
+	}
+	if _, waits := waitOf(pod); waits && pod.DeletionTimestamp == nil {
+		wake.Reader(l.warm.urgent)
+	}
+}
+
+// rest waits until the reaper's next round. It keeps the warm kernels meanwhile if a pod waits for GPUs. The error is
+// that of ctx.
+func (l *Launcher) rest(ctx context.Context) error {
+	timer := time.NewTimer(l.timing.maintenance)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+			return nil
+		case <-l.warm.urgent:
+			l.keepWarm(ctx)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// giveWay ends warm kernels for pods that wait for GPUs. It returns the resources that these wait for, and the pods that
+// it has ended.
+func (l *Launcher) giveWay(ctx context.Context) (waited map[corev1.ResourceName]bool, ended map[types.UID]bool) {
+	waited, ended = map[corev1.ResourceName]bool{}, map[types.UID]bool{}
+	waits := l.gpuWaits()
+	if len(waits) == 0 {
+		return waited, ended
+	}
+	view, warm := l.viewNodes(), l.allWarmPods()
+	reserved := map[string]float64{}
+	for _, w := range waits {
+		waited[corev1.ResourceName(w.resource)] = true
+		if w.nominated {
+			continue // the scheduler makes room for it
+		}
+		for _, pod := range w.chooseWarm(view, warm, ended, reserved) {
+			if l.endWarmPod(ctx, pod, w.Kernel) {
+				ended[pod.UID] = true
+				l.mu.Lock()
+				l.warm.ledger.GaveWay(specOf(pod))
+				l.mu.Unlock()
+			}
+		}
+	}
+	for _, pod := range warm { // those that wait for the same GPUs, and would take them first
+		if pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil {
+			continue
+		}
+		for name := range podspec.GPUAmounts(pod) {
+			if waited[name] && !ended[pod.UID] && l.endWarmPod(ctx, pod, "") {
+				ended[pod.UID] = true
+			}
+		}
+	}
+	return waited, ended
+}
+
+// gpuWaits returns the pods for which the scheduler finds too few GPUs, the longest first.
+func (l *Launcher) gpuWaits() []gpuWait {
+	now := l.clusterNow()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var all []gpuWait
+	for _, k := range l.kernels {
+		if k.pod == nil || k.removed || k.end != nil || k.pod.DeletionTimestamp != nil {
+			continue
+		}
+		if w, waits := waitOf(k.pod); waits {
+			w.Kernel, w.For = k.id, now.Sub(podScheduled(k.pod).LastTransitionTime.Time)
+			all = append(all, w)
+		}
+	}
+	slices.SortFunc(all, func(a, b gpuWait) int { return launcher.LongestFirst(a.GPUWait, b.GPUWait) })
+	return all
+}
+
+// chooseWarm returns the fewest pods of warm kernels whose end makes room for a kernel on one node, the newest first.
+// There are none if room is there or is being made, or if they are not enough. Of a node that the gateway does not see,
+// all of them are enough. reserved has for each node what kernels that have waited for longer get. The kernel's own part
+// is added.
+func (w *gpuWait) chooseWarm(view launcher.GPUs, warm []*corev1.Pod, ended map[types.UID]bool,
+	reserved map[string]float64) (chosen []*corev1.Pod) {
+	at := ""
+	for name, n := range w.nodesOf(view, warm) {
+		room, known := n.room(w.resource, warm, ended)
+		room -= reserved[name+" "+w.resource]
+		if room >= w.amount {
+			if w.For < staleRoom {
+				reserved[name+" "+w.resource] += w.amount
+				return nil
+			}
+			continue
+		}
+		var some []*corev1.Pod
+		for i := len(warm) - 1; i >= 0 && room < w.amount; i-- {
+			pod := warm[i]
+			amount := amountOf(pod, w.resource)
+			if pod.Spec.NodeName != name || amount == 0 || pod.DeletionTimestamp != nil || ended[pod.UID] ||
+				!known && !covers(pod.Spec.NodeSelector, w.selector) {
+				continue
+			}
+			some, room = append(some, pod), room+amount
+		}
+		if len(some) == 0 || known && room < w.amount {
+			continue
+		}
+		if at == "" || cmp.Or(cmp.Compare(len(some), len(chosen)), cmp.Compare(name, at)) < 0 {
+			at, chosen = name, some
+		}
+	}
+	if at != "" {
+		reserved[at+" "+w.resource] += w.amount
+	}
+	return chosen
+}
+
+// warmNode is a node on which a pod could run.
+type warmNode struct {
+	name string
+	node *launcher.GPUNode // nil: only a warm kernel names it
+}
+
+// nodesOf returns the nodes that may take the pod, as far as is known.
+func (w *gpuWait) nodesOf(view launcher.GPUs, warm []*corev1.Pod) map[string]warmNode {
+	nodes := map[string]warmNode{}
+	for _, pod := range warm {
+		if pod.Spec.NodeName != "" {
+			nodes[pod.Spec.NodeName] = warmNode{name: pod.Spec.NodeName}
+		}
+	}
+	for i := range view.Nodes {
+		switch n := &view.Nodes[i]; {
+		case n.Status == "" || n.Name == "":
+		case w.mayUse(n):
+			nodes[n.Name] = warmNode{n.Name, n}
+		default:
+			delete(nodes, n.Name)
+		}
+	}
+	return nodes
+}
+
+// room returns how much of a resource is free, or will be when pods that are being deleted are gone. If the node is not
+// known, it is what warm kernels give back.
+func (n warmNode) room(resource string, warm []*corev1.Pod, ended map[types.UID]bool) (room float64, known bool) {
+	var leaving, staying float64
+	for _, pod := range warm {
+		switch {
+		case pod.Spec.NodeName != n.name:
+		case pod.DeletionTimestamp != nil, ended[pod.UID]:
+			leaving += amountOf(pod, resource)
+		default:
+			staying += amountOf(pod, resource)
+		}
+	}
+	if n.node == nil {
+		return leaving, false
+	}
+	for i := range n.node.Pools {
+		p := &n.node.Pools[i]
+		if p.Resource != resource {
+			continue
+		}
+		room += p.Total
+		for j := range p.Holders {
+			if !p.Holders[j].Ending {
+				room -= p.Holders[j].Amount
+			}
+		}
+	}
+	return room - staying, true
+}
+
+// amountOf returns how much of a resource a pod asks for.
+func amountOf(pod *corev1.Pod, resource string) float64 {
+	return float64(podspec.GPUAmounts(pod)[corev1.ResourceName(resource)])
+}
+
+// covers reports whether every node that a selector chooses is chosen by another one, too.
+func covers(selector, other map[string]string) bool {
+	for name, value := range maps.All(other) {
+		if had, there := selector[name]; !there || had != value {
+			return false
+		}
+	}
+	return true
+}
+
+// specOf returns the name of the kernelspec of a pod.
+func specOf(pod *corev1.Pod) string {
+	rec, err := podspec.ReadRecord(pod)
+	if err != nil {
+		return ""
+	}
+	return rec.SpecName
+}
+
+// createWithin creates a kernel's pod as createPod does. If a quota of its namespace does not allow it, warm kernels that
+// hold the same GPUs give way, the newest first, until it does.
+func (l *Launcher) createWithin(ctx context.Context, pod *corev1.Pod, chosen *flavor.Flavor) (*kernel, error) {
+	k, err := l.createPod(ctx, pod, chosen)
+	if !isOverQuota(err) || l.warm.pods == nil {
+		return k, err
+	}
+	refused := err
+	ctx, cancel := context.WithTimeout(ctx, giveWayTime)
+	defer cancel()
+	l.warm.refused.Add(1) // no warm kernel takes the place
+	defer l.warm.refused.Add(-1)
+	for isOverQuota(err) {
+		warm := l.endOneFor(ctx, pod)
+		if warm == nil {
+			return nil, err
+		}
+		for l.isThere(warm) && sleep.For(ctx, quotaPause) == nil {
+			// until it is gone, the quota counts it
+		}
+		counted := l.timing.now().Add(quotaCounts)
+		for isOverQuota(err) && l.timing.now().Before(counted) && sleep.For(ctx, quotaPause) == nil {
+			k, err = l.createPod(ctx, pod, chosen)
+		}
+	}
+	if err != nil && ctx.Err() != nil {
+		return nil, refused // the time is over
+	}
+	return k, err
+}
+
+// endOneFor ends the newest warm kernel that a quota counts beside a pod. It returns the pod of that, nil if there is
+// none.
+func (l *Launcher) endOneFor(ctx context.Context, pod *corev1.Pod) *corev1.Pod {
+	for _, warm := range slices.Backward(l.warmPods()) {
+		if warm.Namespace == pod.Namespace && asksForSame(warm, pod) &&
+			l.endWarmPod(ctx, warm, pod.Labels[podspec.LabelKernel]) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.warm.ledger.GaveWay(specOf(warm))
+			return warm
+		}
+	}
+	return nil
+}
+
+// isOverQuota reports whether a pod was refused because of a quota.
+func isOverQuota(err error) bool {
+	failed := (*launcher.FailedError)(nil)
+	return errors.As(err, &failed) && failed.Class == launcher.FailedQuota
+}
+
+// asksForSame reports whether two pods ask for GPUs of the same resource.
+func asksForSame(a, b *corev1.Pod) bool {
+	of := podspec.GPUAmounts(b)
+	for name := range podspec.GPUAmounts(a) {
+		if of[name] > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// isThere reports whether the pod of a warm kernel exists.
+func (l *Launcher) isThere(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(l.allWarmPods(), func(p *corev1.Pod) bool { return p.UID == pod.UID })
+}
+
+// endWarmPod deletes the pod of a warm kernel for a kernel that waits, unless a start has taken it.
+func (l *Launcher) endWarmPod(ctx context.Context, pod *corev1.Pod, waits string) bool {
+	for range giveWayTries {
+		asking, cancel := l.apiContext(ctx)
+		err := l.deleteWarm(asking, pod, new(int64(giveWayGrace)))
+		var now *corev1.Pod
+		if apierrors.IsConflict(err) { // it has changed, or was taken
+			now, err = l.client.CoreV1().Pods(pod.Namespace).Get(asking, pod.Name, metav1.GetOptions{})
+		}
+		cancel()
+		switch {
+		case apierrors.IsNotFound(err), now != nil && (now.UID != pod.UID || now.DeletionTimestamp != nil ||
+			now.Labels[podspec.LabelManagedBy] != podspec.ManagerWarm):
+			return false
+		case err != nil:
+			if ctx.Err() == nil {
+				l.log.Warn("the pod of a warm kernel could not be removed; this is tried again", logkey.Pod, pod.Name,
+					logkey.Err, err)
+			}
+			return false
+		case now == nil:
+			l.log.Info("warm kernel gives way to a kernel that waits", logkey.Kernel, pod.Labels[podspec.LabelKernel],
+				logkey.Spec, specOf(pod), logkey.Pod, pod.Name, logkey.Waits, waits)
+			return true
+		}
+		pod = now
+	}
+	return false
+}
+
+// deleteWarm deletes exactly this version of the pod of a warm kernel: a start may take it at this moment.
+func (l *Launcher) deleteWarm(ctx context.Context, pod *corev1.Pod, grace *int64) error {
+	return l.client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: grace,
+		Preconditions: &metav1.Preconditions{UID: &pod.UID, ResourceVersion: &pod.ResourceVersion}})
+}

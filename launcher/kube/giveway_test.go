@@ -1,0 +1,207 @@
+package kube
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	k8stesting "k8s.io/client-go/testing"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+)
+
+// TestGPUWait_ChooseWarm: as few warm kernels as possible are ended for a pod, on one node that may take it.
+func TestGPUWait_ChooseWarm(t *testing.T) {
+	const gpu = "nvidia.com/gpu"
+	t4 := map[string]string{"gpu": "t4"}
+	node := func(name string, total, held float64, labels map[string]string) launcher.GPUNode {
+		n := launcher.GPUNode{Name: name, Status: nodeReady, Labels: labels,
+			Pools: []launcher.GPUPool{{Resource: gpu, Total: total}}}
+		if held > 0 {
+			n.Pools[0].Holders = []launcher.GPUHolder{{Kernel: "other", Amount: held}}
+		}
+		return n
+	}
+	// The name of a warm pod is its node, its number of GPUs and a letter. With "-" it is being deleted.
+	pods := func(names ...string) (all []*corev1.Pod) {
+		for _, name := range names {
+			at, rest, _ := strings.Cut(name, ":")
+			pod := gpuTestPod(name, at, map[string]string{gpu: rest[:1]}, func(pod *corev1.Pod) {
+				pod.UID, pod.Spec.NodeSelector = types.UID(name), t4
+			})
+			if strings.HasSuffix(name, "-") {
+				pod.DeletionTimestamp = new(metav1.Now())
+			}
+			all = append(all, pod)
+		}
+		return all
+	}
+	for name, c := range map[string]struct {
+		amounts  []float64 // of the pods that wait, the longest first
+		longFor  bool      // they wait for longer than the scheduler needs
+		selector map[string]string
+		nodes    []launcher.GPUNode
+		warm     []*corev1.Pod // oldest first
+		want     []string
+	}{
+		"the newest": {amounts: []float64{1}, nodes: []launcher.GPUNode{node("n", 2, 0, nil)}, warm: pods("n:1a", "n:1b"),
+			want: []string{"n:1b"}},
+		"fewest": {amounts: []float64{2}, nodes: []launcher.GPUNode{node("m", 2, 0, nil), node("n", 2, 0, nil)},
+			warm: pods("n:2a", "m:1b", "m:1c"), want: []string{"n:2a"}},
+		"a part is free": {amounts: []float64{2}, nodes: []launcher.GPUNode{node("n", 3, 1, nil)}, warm: pods("n:1a"),
+			want: []string{"n:1a"}},
+		"not enough": {amounts: []float64{2}, nodes: []launcher.GPUNode{node("n", 2, 1, nil)}, warm: pods("n:1a")},
+		"one is being deleted": {amounts: []float64{1}, nodes: []launcher.GPUNode{node("n", 2, 0, nil)},
+			warm: pods("n:1a", "n:1b-")},
+		"one is being deleted, and it does not help": {amounts: []float64{1}, longFor: true,
+			nodes: []launcher.GPUNode{node("m", 1, 0, nil), node("n", 1, 0, nil)}, warm: pods("m:1a", "n:1b-"),
+			want: []string{"m:1a"}},
+		"another node": {amounts: []float64{1}, selector: t4,
+			nodes: []launcher.GPUNode{node("m", 1, 0, nil), node("n", 1, 0, t4)}, warm: pods("n:1a", "m:1b"),
+			want: []string{"n:1a"}},
+		"two that wait": {amounts: []float64{1, 1, 1}, nodes: []launcher.GPUNode{node("n", 2, 0, nil)},
+			warm: pods("n:1a", "n:1b"), want: []string{"n:1b", "n:1a"}},
+		"the room of the first is not that of the second": {amounts: []float64{1, 1},
+			nodes: []launcher.GPUNode{node("n", 2, 0, nil)}, warm: pods("n:1a", "n:1b-"), want: []string{"n:1a"}},
+		"nodes are not seen":             {amounts: []float64{1}, selector: t4, warm: pods("n:1a"), want: []string{"n:1a"}},
+		"nor is it known that they help": {amounts: []float64{1}, selector: map[string]string{"x": "y"}, warm: pods("n:1a")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ended, reserved := map[types.UID]bool{}, map[string]float64{}
+			var got []string
+			for _, amount := range c.amounts {
+				w := gpuWait{resource: gpu, amount: amount, selector: c.selector}
+				if c.longFor {
+					w.For = time.Minute
+				}
+				for _, pod := range w.chooseWarm(launcher.GPUs{Nodes: c.nodes}, c.warm, ended, reserved) {
+					ended[pod.UID] = true
+					got = append(got, pod.Name)
+				}
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("%v, want %v", got, c.want)
+			}
+		})
+	}
+}
+
+// gpuRequest is a plain start of a kernelspec whose kernels get a GPU.
+func gpuRequest(id, spec string) launcher.Request {
+	req := testRequest(id)
+	req.Spec.Name, req.Spec.Metadata = spec, []byte(`{"ekg": {"resources": {"limits": {"nvidia.com/gpu": "1"}}}}`)
+	return req
+}
+
+// warmWithGPU lets a gateway keep so many warm kernels with a GPU. asked is called when it looks how many.
+func warmWithGPU(o *Options, count int, asked func()) {
+	o.Pods.Policy = podspec.DefaultPolicy()
+	o.Pods.Policy.Kernelspecs.WarmGPUs = true
+	o.Warm = func() []launcher.Warm {
+		asked()
+		return []launcher.Warm{{Start: gpuRequest(uuid.Nil.String(), "python3"), Count: count}}
+	}
+}
+
+// A warm kernel holds the only GPU. It is ended for a kernel that waits, at once, and no other is created before that
+// kernel has a node. A warm pod that waits for a node itself is ended, too. Their GPUs are not held by kernels.
+func TestWarm_GivesWay(t *testing.T) {
+	c, f := newRunning(t, 0)
+	gone := c.linger(t)
+	var now, rounds atomic.Int64
+	l := openTest(t, c, func(o *Options, tm *timing) {
+		fastReaper(&now)(o, tm)
+		warmWithGPU(o, 2, func() { rounds.Add(1) })
+	})
+	c.runWarm(t, f, 2, []*Launcher{l})
+	var holds, waits string
+	for i, pod := range c.warmPods(t) {
+		if i == 0 {
+			holds = pod.Name
+			c.setPod(t, pod.Name, func(p *corev1.Pod) { p.Spec.NodeName = "node-1" })
+			continue
+		}
+		waits = pod.Name
+		c.setPod(t, pod.Name, func(p *corev1.Pod) { p.Status = corev1.PodStatus{Phase: corev1.PodPending} })
+	}
+	eventually(t, "the warm kernel holds the GPU", func() bool {
+		view, err := l.ViewGPUs(t.Context())
+		return err == nil && len(view.Nodes) == 1 && view.Nodes[0].Pools[0].HeldWarm() == 1 &&
+			view.Nodes[0].Pools[0].Held() == 0 && view.Nodes[0].Pools[0].Warm[0].SpecName == "python3"
+	})
+	k, _, err := l.Start(t.Context(), gpuRequest(uuid.NewString(), "other"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.setPod(t, podspec.PodName(k.ID, 1), func(p *corev1.Pod) {
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+			Reason: corev1.PodReasonUnschedulable, LastTransitionTime: metav1.Now(),
+			Message: "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."}}
+	})
+	eventually(t, "both are ended", func() bool {
+		ends := 0
+		for _, pod := range c.warmPods(t) {
+			if pod.DeletionTimestamp != nil {
+				ends++
+			}
+		}
+		return ends == 2
+	})
+	gone(holds)
+	gone(waits)
+	from := rounds.Load()
+	eventually(t, "the reaper has looked", func() bool { return rounds.Load() > from+3 })
+	m := l.Measure()
+	if n := len(c.warmPods(t)); n != 0 || m.Warm["python3"].Reason != launcher.WaitsForGPU {
+		t.Errorf("%d are created beside it, %+v", n, m.Warm)
+	}
+	if m.WarmGaveWay["python3"] != 1 {
+		t.Errorf("%v gave way", m.WarmGaveWay)
+	}
+	c.setPod(t, podspec.PodName(k.ID, 1), func(p *corev1.Pod) {
+		p.Spec.NodeName = "node-1"
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}}
+	})
+	eventually(t, "the next ones are created", func() bool { return len(c.warmPods(t)) == 2 })
+}
+
+// A quota does not allow the pod of a start, because it counts a warm kernel. That gives way, and the start goes on.
+func TestWarm_GivesWayToQuota(t *testing.T) {
+	c, f := newRunning(t, 0)
+	var now atomic.Int64
+	l := openTest(t, c, func(o *Options, tm *timing) {
+		fastReaper(&now)(o, tm)
+		tm.now = time.Now
+		warmWithGPU(o, 1, func() {})
+	})
+	c.runWarm(t, f, 1, []*Launcher{l})
+	c.PrependReactor("create", "pods", func(k8stesting.Action) (bool, runtime.Object, error) {
+		all, err := c.Tracker().List(corev1.SchemeGroupVersion.WithResource("pods"),
+			corev1.SchemeGroupVersion.WithKind("Pod"), "ns")
+		if err != nil || len(all.(*corev1.PodList).Items) == 0 {
+			return false, nil, err
+		}
+		return true, nil, apierrors.NewForbidden(corev1.Resource("pods"), "x", errors.New("exceeded quota: team, "+
+			"requested: requests.nvidia.com/gpu=1, used: requests.nvidia.com/gpu=1, limited: requests.nvidia.com/gpu=1"))
+	})
+	id := uuid.NewString()
+	if k, created, err := l.Start(t.Context(), gpuRequest(id, "other")); err != nil || !created || k.ID != id {
+		t.Fatalf("%+v, %v, %v", k, created, err)
+	}
+	if n := l.Measure().WarmGaveWay["python3"]; n != 1 {
+		t.Errorf("%d gave way", n)
+	}
+	if _, _, err := l.Start(t.Context(), gpuRequest(uuid.NewString(), "other")); !isOverQuota(err) {
+		t.Errorf("without a warm kernel: %v", err)
+	}
+}
