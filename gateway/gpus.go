@@ -22,6 +22,7 @@ const missingViewer = "This gateway does not know the GPUs of its machine."
 type GPUs struct {
 	Totals  []GPUTotal `json:"totals"`  // of all nodes, by resource
 	Nodes   []GPUNode  `json:"nodes"`   // those with GPUs, by name
+	Ahead   []Ahead    `json:"ahead"`   // what is kept ready before any user asks: warm kernels and placeholders
 	Missing []string   `json:"missing"` // sentences: what the view lacks
 }
 
@@ -30,6 +31,24 @@ type GPUTotal struct {
 	Resource string           `json:"resource"`
 	Unit     launcher.GPUUnit `json:"unit"`
 	GPUAmounts
+	GPUsAhead
+}
+
+// GPUsAhead is what is kept ready before any user asks. GPUAmounts.Held does not include it.
+type GPUsAhead struct {
+	Placeholders float64 `json:"placeholders,omitempty"` // that placeholders keep free for kernels
+	Warm         float64 `json:"warm,omitempty"`         // that warm kernels hold, which give way to kernels
+}
+
+// Ahead is what is kept ready for one kernelspec or flavor. Not all of it has GPUs.
+type Ahead struct {
+	Kind    launcher.AheadKind `json:"kind"`
+	Spec    string             `json:"kernelspec,omitempty"` // absent for the placeholders of a flavor
+	Flavor  string             `json:"flavor,omitempty"`
+	Wanted  int                `json:"wanted"`
+	Ready   int                `json:"ready"`            // that have a node
+	Waiting int                `json:"waiting"`          // that wait for a node
+	Reason  string             `json:"reason,omitempty"` // for admins
 }
 
 // GPUAmounts are amounts of a pool, or of pools with the same resource.
@@ -58,10 +77,7 @@ type GPUPool struct {
 	Devices []GPUDevice `json:"devices,omitempty"` // where the node tells them apart
 	Holders []GPUHolder `json:"holders"`           // that the caller may see
 	Others  float64     `json:"others"`            // of Held, by others
-	// Placeholders is the amount that placeholders keep free for kernels. Held does not include it.
-	Placeholders float64 `json:"placeholders,omitempty"`
-	// Warm is the amount that warm kernels hold, which give way to kernels. Held does not include it.
-	Warm float64 `json:"warm,omitempty"`
+	GPUsAhead
 }
 
 // GPUDevice is one GPU of a pool.
@@ -96,7 +112,15 @@ func (g *Gateway) getGPUs(w http.ResponseWriter, r *call) error {
 		return err
 	}
 	all := r.who.sole || r.who.Admin
-	answer := GPUs{Nodes: []GPUNode{}, Totals: totalsOf(view), Missing: append([]string{}, view.Missing...)}
+	answer := GPUs{Nodes: []GPUNode{}, Totals: totalsOf(view), Ahead: []Ahead{},
+		Missing: append([]string{}, view.Missing...)}
+	for _, a := range view.Ahead {
+		if !all {
+			a.Reason = "" // it may have words of the scheduler
+		}
+		answer.Ahead = append(answer.Ahead, Ahead{Kind: a.Kind, Spec: a.SpecName, Flavor: a.Flavor, Wanted: a.Wanted,
+			Ready: a.Ready, Waiting: a.Waiting, Reason: a.Reason})
+	}
 	if !all && len(view.Missing) > 0 {
 		answer.Missing = []string{missingForUsers} // the sentences may have words of the API server
 	}
@@ -141,19 +165,22 @@ func totalsOf(view launcher.GPUs) []GPUTotal {
 		resource string
 		unit     launcher.GPUUnit
 	}
-	sums := map[key]GPUAmounts{}
+	sums := map[key]GPUTotal{}
 	for i := range view.Nodes {
 		for j := range view.Nodes[i].Pools {
 			p := &view.Nodes[i].Pools[j]
 			sum, a := sums[key{p.Resource, p.Unit}], amountsOf(p)
 			sum.Total, sum.Unhealthy, sum.Held = sum.Total+a.Total, sum.Unhealthy+a.Unhealthy, sum.Held+a.Held
 			sum.Measured, sum.Busy = sum.Measured+a.Measured, sum.Busy+a.Busy
+			sum.Placeholders, sum.Warm = sum.Placeholders+p.Kept, sum.Warm+p.HeldWarm()
 			sums[key{p.Resource, p.Unit}] = sum
 		}
 	}
 	totals := []GPUTotal{}
 	for k := range maps.Keys(sums) {
-		totals = append(totals, GPUTotal{Resource: k.resource, Unit: k.unit, GPUAmounts: sums[k]})
+		sum := sums[k]
+		sum.Resource, sum.Unit = k.resource, k.unit
+		totals = append(totals, sum)
 	}
 	slices.SortFunc(totals, func(a, b GPUTotal) int {
 		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Unit, b.Unit))
@@ -164,7 +191,7 @@ func totalsOf(view launcher.GPUs) []GPUTotal {
 // poolModel returns a pool with the holders that may be seen.
 func poolModel(p *launcher.GPUPool, seen func(*launcher.GPUHolder) bool) GPUPool {
 	pool := GPUPool{Resource: p.Resource, Model: p.Model, Unit: p.Unit, GPUAmounts: amountsOf(p), Holders: []GPUHolder{},
-		Placeholders: p.Kept, Warm: p.HeldWarm()}
+		GPUsAhead: GPUsAhead{Placeholders: p.Kept, Warm: p.HeldWarm()}}
 	held := p.HeldOn()
 	for i := range p.Holders {
 		h := &p.Holders[i]

@@ -132,6 +132,9 @@ func (f outputFormat) printNodes(w io.Writer, view gateway.GPUs, shares, details
 		}
 		fmt.Fprintf(&b, "\nAllocated/Total %s In Cluster:\n%s\n", kernelspecs.Printable(t.Resource), totalText(t))
 	}
+	if !shares {
+		aheadTable(&b, view)
+	}
 	for _, text := range view.Missing {
 		fmt.Fprintf(&b, "\n%s\n", kernelspecs.Printable(text))
 	}
@@ -151,7 +154,36 @@ func totalText(t gateway.GPUTotal) string {
 	if t.Measured > 0 {
 		text += ", busy " + amount(t.Busy) + "/" + amount(t.Measured)
 	}
+	if t.Warm > 0 {
+		text += ", and " + amount(t.Warm) + " by warm kernels"
+	}
+	if t.Placeholders > 0 {
+		text += ", and " + amount(t.Placeholders) + " by placeholders"
+	}
 	return text
+}
+
+// aheadTable has a line for each kernelspec and flavor of which something is kept ready.
+func aheadTable(b *strings.Builder, view gateway.GPUs) {
+	if len(view.Ahead) == 0 {
+		return
+	}
+	lines := [][]string{{"KEPT READY", "SPEC", "FLAVOR", "READY/WANTED", ""}}
+	for _, a := range view.Ahead {
+		kind, text := "warm kernels", a.Reason
+		if a.Kind == launcher.AheadPlaceholder {
+			kind = "placeholders"
+		}
+		if a.Waiting > 0 {
+			text = fmt.Sprintf("%d of %d wait for a node", a.Waiting, a.Wanted)
+			if a.Reason != "" { // users who are no admins do not read it
+				text += ": " + a.Reason
+			}
+		}
+		lines = append(lines, []string{kind, a.Spec, a.Flavor, fmt.Sprintf("%d/%d", a.Ready, a.Wanted), text})
+	}
+	b.WriteString("\n")
+	table(b, lines)
 }
 
 func isShared(u launcher.GPUUnit) bool { return u != launcher.UnitGPU }
@@ -183,7 +215,7 @@ func table(b *strings.Builder, lines [][]string) {
 func nodeTable(b *strings.Builder, view gateway.GPUs, wide bool) {
 	head := []string{"NODE", "STATUS", "MODEL", "RESOURCE", "ALLOCATED/TOTAL", "BUSY/MEASURED"}
 	if wide {
-		head = append(head, "UNIT", "UNHEALTHY", "OTHERS", "ADDRESS")
+		head = append(head, "UNIT", "UNHEALTHY", "OTHERS", "WARM", "PLACEHOLDERS", "ADDRESS")
 	}
 	lines := [][]string{head}
 	for _, n := range view.Nodes {
@@ -195,9 +227,10 @@ func nodeTable(b *strings.Builder, view gateway.GPUs, wide bool) {
 			cells := []string{n.Name, n.Status, p.Model, p.Resource, amount(p.Held) + "/" + total(p.Total, p.Unhealthy), busy}
 			switch {
 			case wide:
-				cells = append(cells, string(p.Unit), amount(p.Unhealthy), amount(p.Others), n.Address)
-			case p.Unhealthy > 0:
-				cells[4] += " (" + amount(p.Unhealthy) + " unhealthy)"
+				cells = append(cells, string(p.Unit), amount(p.Unhealthy), amount(p.Others), amount(p.Warm),
+					amount(p.Placeholders), n.Address)
+			default:
+				cells[4] += besides(p)
 			}
 			lines = append(lines, cells)
 		}
@@ -207,6 +240,23 @@ func nodeTable(b *strings.Builder, view gateway.GPUs, wide bool) {
 		return
 	}
 	table(b, lines)
+}
+
+// besides is what a pool has besides what is allocated and free, like " (1 unhealthy, 2 by warm kernels)".
+func besides(p gateway.GPUPool) string {
+	var parts []string
+	for _, part := range []struct {
+		of   float64
+		text string
+	}{{p.Unhealthy, "unhealthy"}, {p.Warm, "by warm kernels"}, {p.Placeholders, "by placeholders"}} {
+		if part.of > 0 {
+			parts = append(parts, amount(part.of)+" "+part.text)
+		}
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return " (" + strings.Join(parts, ", ") + ")"
 }
 
 // holderTable has a line for each holder.

@@ -96,6 +96,11 @@ var (
 			"asks for something else, or failed."}
 	metricWarmGaveWay = Metric{"ekg_warm_gave_way_total", "counter", []string{"spec"}, false,
 		"Warm kernels that this gateway has ended, because a kernel waited for the GPUs that they held."}
+	metricRooms = Metric{"ekg_placeholders", "gauge", []string{"spec", "flavor", "state"}, true,
+		"Pods that keep room for kernels, of a kernelspec or a flavor, by state: ready if they have a node, waiting if they " +
+			"wait for one."}
+	metricRoomsWanted = Metric{"ekg_placeholders_wanted", "gauge", []string{"spec", "flavor"}, true,
+		"How many of them the kernelspec or the flavor wants."}
 	metricKeys = Metric{"ekg_kernels_by_master_key", "gauge", []string{"key"}, true,
 		"Kernels that live, by the master key of their pod's keys: current, second, or unknown if it is neither, or the " +
 			"pod does not say it and was not reached yet."}
@@ -151,7 +156,7 @@ func List() []Metric {
 		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
 		metricFailed, metricMessages, metricMsgBytes,
 		metricGPUs, metricGPUSeconds, metricGPUBusy, metricCulls, metricWarm, metricWarmWanted,
-		metricWarmClaims, metricWarmGaveWay, metricKeys, metricStart, metricStartPhase, metricGPUWait,
+		metricWarmClaims, metricWarmGaveWay, metricRooms, metricRoomsWanted, metricKeys, metricStart, metricStartPhase, metricGPUWait,
 		metricFailures, metricJobs, metricJobsEnded, metricJobWait, metricJobRun, metricJobsDue, metricJobsGaveWay,
 		metricRequests,
 		metricDuration,
@@ -356,7 +361,8 @@ func newSnapshot(m *Metrics, from Source) *snapshot {
 	for _, d := range []Metric{
 		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
 		metricFailed, metricMessages, metricMsgBytes, metricGPUs, metricGPUSeconds, metricGPUBusy,
-		metricCulls, metricWarm, metricWarmWanted, metricWarmClaims, metricWarmGaveWay, metricKeys, metricJobs, metricWebsockets,
+		metricCulls, metricWarm, metricWarmWanted, metricWarmClaims, metricWarmGaveWay, metricRooms, metricRoomsWanted, metricKeys, metricJobs,
+		metricWebsockets,
 		metricWSBytes,
 		metricLobby, metricLogReaders, metricReady,
 	} {
@@ -424,6 +430,7 @@ func (s *snapshot) collectKernels(send sender) {
 	}
 	s.collectCulls(now.Culls, send)
 	s.collectWarm(now, send)
+	s.collectRooms(now.Placeholders, send)
 	for key, n := range now.Keys {
 		send(metricKeys, float64(n), key)
 	}
@@ -487,6 +494,26 @@ func (s *snapshot) collectStates(kernels []launcher.Kernel, send sender) {
 	send(metricStale, stale)
 	send(metricClients, clients)
 	send(metricLogBytes, logBytes)
+}
+
+// collectRooms sends the numbers of placeholders.
+func (s *snapshot) collectRooms(all []launcher.Ahead, send sender) {
+	type series struct{ spec, flavor string }
+	sums := map[series]launcher.Ahead{}
+	for _, a := range all {
+		of := series{"", s.m.flavors.of(a.Flavor)}
+		if a.SpecName != "" {
+			of.spec = s.m.specs.of(a.SpecName)
+		}
+		sum := sums[of]
+		sum.Ready, sum.Waiting, sum.Wanted = sum.Ready+a.Ready, sum.Waiting+a.Waiting, sum.Wanted+a.Wanted
+		sums[of] = sum
+	}
+	for of, sum := range sums {
+		send(metricRooms, float64(sum.Ready), of.spec, of.flavor, "ready")
+		send(metricRooms, float64(sum.Waiting), of.spec, of.flavor, "waiting")
+		send(metricRoomsWanted, float64(sum.Wanted), of.spec, of.flavor)
+	}
 }
 
 // collectWarm sends the numbers of warm kernels.

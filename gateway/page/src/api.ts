@@ -19,11 +19,16 @@ export interface Ended { id: string; name: string; owner?: string; reason: strin
 export interface Holder { kernel?: string; owner?: string; pod?: string; namespace?: string; amount: number;
   devices?: Record<string, number>; busy: number; measured: number; idle_since?: string; ending?: boolean }
 export interface Amounts { total: number; held: number; measured: number; busy: number; unhealthy: number }
-export interface Pool extends Amounts { resource: string; model?: string; unit: string; others: number;
+/** What is kept ready before any user asks. Amounts.held does not include it. */
+export interface Ready { placeholders?: number; warm?: number }
+export interface Ahead { kind: 'warm' | 'placeholder'; kernelspec?: string; flavor?: string; wanted: number;
+  ready: number; waiting: number; reason?: string }
+export interface Pool extends Amounts, Ready { resource: string; model?: string; unit: string; others: number;
   holders: Holder[];
   devices?: PoolDevice[] }
 export interface PoolDevice { index: number; uuid?: string; total: number; held: number }
-export interface GPUView { totals: (Amounts & { resource: string; unit: string })[]; missing: string[];
+export interface GPUView { totals: (Amounts & Ready & { resource: string; unit: string })[]; missing: string[];
+  ahead?: Ahead[]; // absent in answers of earlier gateways
   nodes: { name: string; status?: string; pools: Pool[] }[] }
 export interface UsageRow { name: string; kernels: number;
   held_seconds: number; measured_seconds: number; busy_seconds: number }

@@ -1,6 +1,6 @@
 // GPUs per node and device, with who holds them. Bars show what is allocated, and of that what computes. Curves show
 // how much of the last minutes a device computed: at the device, or at its holder where a node has no single devices.
-import type { Amounts, GPUView, Holder, Kernel, Pool, PoolDevice } from './api';
+import type { Ahead, Amounts, GPUView, Holder, Kernel, Pool, PoolDevice, Ready } from './api';
 import { Curve, deviceKey, kernelKey, useOf, type Uses } from './curve';
 import { number, time } from './format';
 
@@ -19,6 +19,21 @@ function use(h: Holder): string {
   return h.idle_since ? `idle since ${time(h.idle_since)}` : 'idle';
 }
 
+/** What is kept ready of an amount: "1 GPU by warm kernels". */
+export function keptReady(r: Ready, unit: string): string[] {
+  return [[r.warm, 'warm kernels'] as const, [r.placeholders, 'placeholders'] as const]
+    .flatMap(([of, by]) => of ? [`${number(of)} ${unit} by ${by}`] : []);
+}
+
+/** How many warm kernels or placeholders of a kernelspec or flavor there are, and why not all. */
+export function aheadText(a: Ahead): string {
+  const of = [a.kernelspec && `kernelspec ${a.kernelspec}`, a.flavor && `flavor ${a.flavor}`];
+  const kind = a.kind === 'warm' ? 'Warm kernels' : 'Placeholders';
+  const text = `${kind} of ${of.filter(Boolean).join(', ')}: ${a.ready} of ${a.wanted} ready`;
+  if (a.waiting > 0) return `${text}, ${a.waiting} of ${a.wanted} wait for a node${a.reason ? `: ${a.reason}` : ''}`;
+  return a.reason ? `${text}: ${a.reason}` : text;
+}
+
 type Known = { kernels: ReadonlyMap<string, Kernel>; live: boolean; uses: Uses; show: (id: string) => void };
 
 export function GPUs({ view, ...known }: Known & { view: GPUView | undefined }) {
@@ -28,7 +43,10 @@ export function GPUs({ view, ...known }: Known & { view: GPUView | undefined }) 
       {view.totals.map(t => <p key={`${t.resource} ${t.unit}`}>
         All nodes, {t.resource}: {number(t.held)} of {number(t.total)} {t.unit} allocated
         {t.measured > 0 ? `, ${number(t.busy)} busy` : ''}
-        {t.unhealthy > 0 ? `, ${number(t.unhealthy)} unhealthy` : ''}</p>)}
+        {t.unhealthy > 0 ? `, ${number(t.unhealthy)} unhealthy` : ''}
+        {keptReady(t, t.unit).map(text => `, ${text}`).join('')}</p>)}
+      {(view.ahead ?? []).length > 0 && <ul class="soft" aria-label="Kept ready">
+        {view.ahead!.map(a => <li key={`${a.kind} ${a.kernelspec} ${a.flavor}`}>{aheadText(a)}</li>)}</ul>}
       {view.nodes.length === 0 && view.missing.length === 0 && <p class="soft">There are no GPUs.</p>}
       {view.missing.map(text => <p class="soft" key={text}>{text}</p>)}
       {view.nodes.length > 0 && <div class="nodes" tabIndex={0} role="region" aria-label="Nodes with GPUs">
@@ -51,7 +69,8 @@ function Node({ node: n, ...known }: Known & { node: GPUView['nodes'][number] })
         return [<tr key={id}><td>{name}</td>
           <td>{number(p.held)} of {number(p.total)} {p.unit}<Bar a={p} unit={p.unit} name={name} /></td>
           <td><Holders of={whole} unit={p.unit} curves {...known} />
-            {p.others > 0 && <div class="soft">{number(p.others)} {p.unit} by others</div>}</td></tr>,
+            {p.others > 0 && <div class="soft">{number(p.others)} {p.unit} by others</div>}
+            {keptReady(p, p.unit).map(text => <div class="soft" key={text}>{text}</div>)}</td></tr>,
           ...(p.devices ?? []).map(d =>
             <Device key={`${id} ${d.index}`} node={n.name} pool={p} device={d} {...known} />)];
       })}</tbody>
