@@ -95,12 +95,14 @@ func (s *Supervisor) openBridge(
 		b.first[c] = b.question(c)
 		b.firstID[c] = jupyter.StringField(b.first[c].Header, "msg_id")
 	}
+	limits := s.kernelLimits
+	limits.Large = s.processors.Passes
 	for _, c := range channels {
 		kind := zeromq.Dealer
 		if c == jupyter.IOPub {
 			kind = zeromq.Sub
 		}
-		sock, err := dialUntil(ctx, ep[c], kind, identity, s.kernelLimits)
+		sock, err := dialUntil(ctx, ep[c], kind, identity, limits)
 		if err != nil {
 			b.closeSockets()
 			return nil, err

@@ -3,9 +3,11 @@ package supervisor
 import (
 	"context"
 	"net"
+	"runtime"
 	"testing"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/zeromq"
 )
 
@@ -41,4 +43,25 @@ func TestBridge_DrainEndsWaits(t *testing.T) {
 	if delivered != 2 {
 		t.Errorf("%d messages were delivered, want 2", delivered)
 	}
+}
+
+// TestSupervisor_SecondProcessor: while a kernel puts out large messages, and only then, its supervisor uses a second
+// processor.
+func TestSupervisor_SecondProcessor(t *testing.T) {
+	if runtime.NumCPU() == 1 {
+		t.Skip("the machine has one processor")
+	}
+	before := runtime.GOMAXPROCS(1)
+	t.Cleanup(func() { runtime.GOMAXPROCS(before) })
+	r := startSupervisor(t, nil).ready()
+	c := r.dial(dialOption{session: "ann"})
+	shows := func(code string) int {
+		c.result(c.execute(code))
+		return runtime.GOMAXPROCS(0)
+	}
+	if got := shows("flood 1000 of 10k"); got != 1 {
+		t.Errorf("%d processors for small messages", got)
+	}
+	poll.Until(t, "a second processor", func() bool { return shows("big 300k") == 2 })
+	poll.Until(t, "one processor again", func() bool { return runtime.GOMAXPROCS(0) == 1 })
 }

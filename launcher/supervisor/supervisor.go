@@ -52,6 +52,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/logstream"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/memory"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/processors"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/prompts"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
@@ -90,6 +91,7 @@ type Supervisor struct {
 	operations        chan *operation               // stops and restarts for Run
 	lossPossible      chan struct{}                 // capacity 1: messages may be lost
 	memory            *memory.Returner              // of large messages
+	processors        *processors.Second            // while large messages pass
 	container         *child.Container              // nil: the kernel's process is a child of this one
 	held              []*os.File                    // locks of GPUs that the kernel has inherited
 	reaper            *proctree.Reaper              // of this program; nil: orphans do not become its children
@@ -194,6 +196,7 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 		ownSession: jupyter.NewID(), identity: []byte(jupyter.NewID()),
 		ownReplies: map[string]chan []byte{},
 		operations: make(chan *operation), lossPossible: make(chan struct{}, 1), memory: memory.New(),
+		processors:        processors.New(),
 		containerReported: make(chan struct{}, 1), useChanged: make(chan struct{}, 1),
 		gpusSampled: make(chan struct{}, 1), memoryDue: make(chan struct{}, 1),
 		over: make(chan struct{}), change: make(chan struct{}),
@@ -410,6 +413,7 @@ func (s *Supervisor) Run(ctx context.Context) {
 	janitorCtx, stopJanitor := context.WithCancel(context.Background())
 	wg.Go(func() { s.watchLosses(janitorCtx) })
 	wg.Go(func() { s.memory.Run(janitorCtx) })
+	wg.Go(func() { s.processors.Run(janitorCtx) })
 	if s.cfg.SpillDir != "" {
 		wg.Add(1)
 		go func() {

@@ -11,7 +11,8 @@ const (
 	// DefaultRestartLimit is Config.RestartLimit: jupyter_client's restart_limit.
 	DefaultRestartLimit = 5
 	// DefaultProcessors is GOMAXPROCS of a supervisor: how many processors it uses at once. More of them cost memory and
-	// context switches, and do not save output. It reads faster than kernels write.
+	// context switches, and do not save output. It reads faster than kernels write. While large messages pass, it uses
+	// two.
 	DefaultProcessors = 1
 	// DefaultDeadLinger is how long launchers show a dead kernel.
 	DefaultDeadLinger = 15 * time.Minute

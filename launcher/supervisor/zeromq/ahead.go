@@ -6,10 +6,12 @@ import (
 )
 
 const (
-	aheadLimit  = 64 << 20 // bytes of messages that were read from a subscription and not yet received
-	aheadLarge  = 96 << 20 // bytes above which no large frame is begun before the messages before it are handled
-	aheadSpares = 2        // chunks that are kept for the reader
-	queueKept   = 1 << 10  // messages for which an empty queue keeps memory
+	aheadLimit  = 64 << 20  // bytes of messages that were read from a subscription and not yet received
+	aheadLarge  = 96 << 20  // bytes above which no frame with memory of its own is begun before others are handled
+	aheadWide   = 8 << 20   // bytes of wide messages above which no wide frame is begun before these are handled
+	wideLeast   = 256 << 10 // bytes of the smallest wide frame, or message
+	aheadSpares = 2         // chunks that are kept for the reader
+	queueKept   = 1 << 10   // messages for which an empty queue keeps memory
 
 	// Memory of a message besides its bytes, and of each frame.
 	messageOverhead = 64
@@ -22,7 +24,8 @@ const (
 // the garbage collector either, which makes goroutines that allocate help it. Therefore the one who receives allocates
 // most chunks. aheadLimit bounds what is kept, except for one message. When it is reached, the connection's own buffers
 // fill. A kernel's bound counts messages, so large ones wait there as well as here: one that would exceed aheadLarge is
-// read when those before it have been handled.
+// read when those before it have been handled. For the same reason only a few wide messages are read ahead. More of
+// them would only take memory.
 //
 // receive belongs to one goroutine. begin starts the goroutine that reads, and end awaits it.
 type readAhead struct {
@@ -35,6 +38,7 @@ type readAhead struct {
 	first  int        // queue[:first] was received
 	bytes  int        // of the messages that wait
 	taken  int        // bytes of the message that was received last, until the next is asked for
+	wide   int        // bytes of the wide ones among these
 	idle   bool       // the one that reads waits for room
 	spares [][]byte   // chunks of chunkMost bytes
 	wanted int        // how many spares to allocate
@@ -104,6 +108,7 @@ func (a *readAhead) put(m message) bool {
 	}
 	a.queue = append(a.queue, m)
 	a.bytes += m.memory
+	a.wide += wideOf(m.memory)
 	a.cond.Signal()
 	a.awaitLocked(func() bool { return a.bytes >= aheadLimit })
 	return a.err == nil
@@ -113,7 +118,18 @@ func (a *readAhead) put(m message) bool {
 func (a *readAhead) room(size int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.awaitLocked(func() bool { return a.bytes+a.taken > 0 && a.bytes+a.taken+size > aheadLarge })
+	a.awaitLocked(func() bool {
+		all, wide := a.bytes+a.taken, wideOf(size)
+		return all > 0 && all+size > aheadLarge || wide > 0 && a.wide > 0 && a.wide+wide > aheadWide
+	})
+}
+
+// wideOf returns a size if it is that of a wide message or frame, else 0.
+func wideOf(size int) int {
+	if size < wideLeast {
+		return 0
+	}
+	return size
 }
 
 // awaitLocked waits while the one that reads has to, at most until the end.
@@ -145,6 +161,7 @@ func (a *readAhead) chunk(size int) []byte {
 func (a *readAhead) receive() (message, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.wide -= wideOf(a.taken)
 	a.taken = 0
 	if a.idle {
 		a.cond.Signal()

@@ -32,7 +32,7 @@ func TestReadAhead_All(t *testing.T) {
 			block[i] = byte(i * 7 >> 3)
 		}
 		for left := total; left > 0; {
-			frame := block[:min(left, 1+rand.IntN(1<<(3*rand.IntN(7)+2)))] // mostly small ones
+			frame := block[:min(left, 1+rand.IntN(wideLeast>>(3*rand.IntN(6))))] // mostly small ones
 			sent.Write(frame)
 			flags := byte(flagMore * rand.IntN(2))
 			if left -= len(frame); left == 0 {
@@ -132,6 +132,8 @@ func TestReadAhead_End(t *testing.T) {
 func TestReadAhead_Large(t *testing.T) {
 	ours, theirs := unixPair(t)
 	a := aheadOf(ours)
+	var announced []int // owned by the goroutine that reads, until the end
+	a.r.limits.Large = func(bytes int) { announced = append(announced, bytes) }
 	a.begin()
 	defer a.end()
 	defer ours.Close() //nolint:errcheck // everything was read
@@ -164,6 +166,59 @@ func TestReadAhead_Large(t *testing.T) {
 	}
 	if m, err := a.receive(); err != nil || len(m.frames[0]) != size {
 		t.Fatalf("%d frames, %v", len(m.frames), err)
+	}
+	if err := <-wrote; err != nil {
+		t.Error(err)
+	}
+	ours.Close() //nolint:errcheck // everything was read
+	a.end()
+	if len(announced) != 2 || announced[0] != size || announced[1] != size {
+		t.Errorf("frames of %d bytes were announced, want two of %d", announced, size)
+	}
+}
+
+// TestReadAhead_Wide: a few wide messages are read ahead, and all small ones between them.
+func TestReadAhead_Wide(t *testing.T) {
+	ours, theirs := unixPair(t)
+	a := aheadOf(ours)
+	a.begin()
+	defer a.end()
+	defer ours.Close() //nolint:errcheck // everything was read
+	const size, count = 1 << 20, 20
+	wrote := make(chan error, 1)
+	go func() {
+		for range count {
+			if _, err := theirs.Write(append(zmqFrame(0, make([]byte, size)), zmqFrame(0, []byte("small"))...)); err != nil {
+				wrote <- err
+				return
+			}
+		}
+		wrote <- nil
+	}()
+	waits := func() int {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if !a.idle {
+			return 0
+		}
+		return a.bytes
+	}
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for n := range 2 * count {
+		if n == 0 || n == count {
+			for deadline := time.Now().Add(testLimit); waits() == 0; <-tick.C {
+				if time.Now().After(deadline) {
+					t.Fatal("all wide messages are read ahead")
+				}
+			}
+			if got := waits(); got < aheadWide-2*size || got > aheadWide {
+				t.Errorf("%d bytes were read ahead, the bound is %d", got, aheadWide)
+			}
+		}
+		if m, err := a.receive(); err != nil || len(m.frames[0]) != []int{size, len("small")}[n%2] {
+			t.Fatalf("message %d: %d frames, %v", n, len(m.frames), err)
+		}
 	}
 	if err := <-wrote; err != nil {
 		t.Error(err)

@@ -128,6 +128,9 @@ func (r *reader) frame(size int) ([]byte, error) {
 
 // own reads a large frame into memory of its own. A length is not trusted before a part of the frame has arrived.
 func (r *reader) own(size int) ([]byte, error) {
+	if r.limits.Large != nil {
+		r.limits.Large(size)
+	}
 	r.room(size)
 	frame := make([]byte, min(size, trusted))
 	n := copy(frame, r.chunk[r.r:r.w])

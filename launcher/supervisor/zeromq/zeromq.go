@@ -55,6 +55,10 @@ type Limits struct {
 	Frames    int           // frames of a message: 65536
 	Handshake time.Duration // from dialing to the end of the handshake: 5 s
 	Write     time.Duration // without the peer taking a byte of what we send: 30 s
+
+	// Large is called with the size of each frame that gets memory of its own, before the rest of it arrives. It must not
+	// wait. nil: it is not called.
+	Large func(bytes int)
 }
 
 // The defaults of Limits.
