@@ -40,7 +40,7 @@ home: {claim: "home-{owner}", mountPath: /home/jovyan, size: 1Gi}
 `
 
 // withNamespaces gives each owner a namespace.
-func withNamespaces(t *testing.T, policy string) func(*Options, *timing) {
+func withNamespaces(t testing.TB, policy string) func(*Options, *timing) {
 	t.Helper()
 	return withPolicy(t, policy)
 }

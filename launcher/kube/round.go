@@ -65,8 +65,12 @@ func (r *round) stops() bool {
 
 // decide sends all decisions, and does not wait for the last ones.
 func (r *round) decide(ctx context.Context) error {
+	waiting := r.l.undecided(r.t)
+	if len(waiting) == 0 {
+		return nil // each change of a pod begins a round, and a count of thousands takes milliseconds
+	}
 	r.recount()
-	for _, c := range r.l.undecided(r.t) {
+	for _, c := range waiting {
 		r.turns <- struct{}{}
 		sending, err := r.decideAbout(ctx, c.pod.UID)
 		if !sending {

@@ -112,7 +112,11 @@ type supervisorConn struct {
 // add makes the supervisor of a pod whose kernel is idle.
 func (f *fakeSupervisors) add(t testing.TB, pod *corev1.Pod) *fakeSupervisor {
 	t.Helper()
-	keys, err := podspec.DeriveKeys(testKey, pod.Namespace, pod.Name, podspec.KeyVersionName)
+	rec, err := podspec.ReadRecord(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys, err := podspec.DeriveKeys(testKey, pod.Namespace, pod.Name, rec.KeyVersion)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -354,8 +358,14 @@ func (c *testCluster) run(t testing.TB, f *fakeSupervisors, n int) {
 // runningPod returns the pod of a running kernel.
 func runningPod(t testing.TB, n int, req launcher.Request) *corev1.Pod {
 	t.Helper()
+	return runningPodBy(t, testPods, n, req)
+}
+
+// runningPodBy returns the pod of a running kernel, built with the given options.
+func runningPodBy(t testing.TB, o podspec.Options, n int, req launcher.Request) *corev1.Pod {
+	t.Helper()
 	created := time.Now().Add(time.Duration(n) * time.Millisecond)
-	pod, err := podspec.Build(testPods, req, podspec.Record{
+	pod, err := podspec.Build(o, req, podspec.Record{
 		ID:         req.ID,
 		Generation: 1,
 		Owner:      req.Owner,
