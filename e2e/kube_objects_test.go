@@ -63,7 +63,7 @@ func (k *inCluster) specWithObjects() {
 	})
 }
 
-// newObjectsGateway prepares a gateway with no more rights than those of the base and of the component objects, and
+// newObjectsGateway prepares a gateway with no more rights than those of the base and of two components, and
 // returns the id of a kernel for whose claim there is a volume.
 func newObjectsGateway(t *testing.T, c *cluster, component bool) (k *inCluster, id string) {
 	t.Helper()
@@ -73,6 +73,7 @@ func newObjectsGateway(t *testing.T, c *cluster, component bool) (k *inCluster, 
 		t.Fatal(err)
 	}
 	c.applyRights(t, ns, "base")
+	c.applyRights(t, ns, "components/driver-ports") // for the kernelspec's ports
 	if component {
 		c.applyRights(t, ns, "components/objects")
 	}
@@ -118,9 +119,13 @@ func TestE2E_KubeObjects(t *testing.T) {
 	c.needsOwn(t, "its volumes are folders of this machine")
 	t.Run("life", func(t *testing.T) { objectsLive(t, c) })
 	for _, resource := range []string{"services", "configmaps", "persistentvolumeclaims", "secrets"} {
-		t.Run("the gateway is killed before it creates "+resource, func(t *testing.T) { objectsKilled(t, c, resource) })
+		t.Run("the gateway is killed before it creates "+resource, func(t *testing.T) {
+			t.Parallel()
+			objectsKilled(t, c, resource)
+		})
 	}
 	t.Run("no rights", func(t *testing.T) {
+		t.Parallel()
 		k, id := newObjectsGateway(t, c, false)
 		k.start()
 		status, answer := k.ask("POST", "/api/kernels", fmt.Sprintf(`{"name": "pod", "kernel_id": %q}`, id))

@@ -261,7 +261,8 @@ func (d *decoder) decode(n *node, v reflect.Value, path string) {
 }
 
 // Chooser is a value whose type depends on its own keys, such as an object of Kubernetes. It is decoded into what
-// Choose returns: a pointer to a struct. text returns the text of a key, "" without one. An error is reported for the key kind.
+// Choose returns: a pointer to a struct. text returns the text of a key, "" without one. An error is reported for the
+// key kind.
 type Chooser interface {
 	Choose(text func(key string) string) (any, error)
 }
