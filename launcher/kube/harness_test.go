@@ -242,7 +242,7 @@ func openTest(t testing.TB, c *testCluster, change func(*Options, *timing)) *Lau
 }
 
 // withPolicy builds pods under a policy.
-func withPolicy(t *testing.T, text string) func(*Options, *timing) {
+func withPolicy(t testing.TB, text string) func(*Options, *timing) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "policy.yaml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
