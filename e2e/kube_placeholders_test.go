@@ -73,8 +73,27 @@ func TestE2E_KubePlaceholders(t *testing.T) {
 			return fmt.Errorf("%+v", all)
 		})
 	}
+	ahead := func(ready, waiting int, reason string) {
+		t.Helper()
+		k.eventually(60*time.Second, fmt.Sprintf("%d ready, %d waiting", ready, waiting), func() error {
+			var all struct {
+				Ahead []struct {
+					Kind, Flavor, Reason   string
+					Wanted, Ready, Waiting int
+				}
+			}
+			k.want(200, "GET", "/api/gpus", "", &all)
+			if len(all.Ahead) != 1 || all.Ahead[0].Kind != "placeholder" || all.Ahead[0].Flavor != "kept" ||
+				all.Ahead[0].Wanted != 1 || all.Ahead[0].Ready != ready || all.Ahead[0].Waiting != waiting ||
+				!strings.Contains(all.Ahead[0].Reason, reason) {
+				return fmt.Errorf("%+v", all)
+			}
+			return nil
+		})
+	}
 	placeholders("Running")
 	view(0, 1)
+	ahead(1, 0, "")
 	m := k.flavored("kept")
 	k.eventually(90*time.Second, "the kernel runs", func() error {
 		k.want(200, "GET", "/api/kernels/"+m.ID, "", &m)
@@ -89,6 +108,11 @@ func TestE2E_KubePlaceholders(t *testing.T) {
 	})
 	placeholders("Pending")
 	view(1, 0)
+	ahead(0, 1, "no GPU is free")
+	if code, out, errs := k.prints("top", "nodes"); code != 0 ||
+		!strings.Contains(out, "1 of 1 wait for a node: no node") {
+		t.Errorf("ekg top nodes: %d\n%s%s", code, out, errs)
+	}
 	k.want(204, "DELETE", "/api/kernels/"+m.ID, "", nil)
 	placeholders("Running")
 	view(0, 1)

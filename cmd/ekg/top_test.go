@@ -18,7 +18,8 @@ const topView = `{"totals": [
   {"resource": "nvidia.com/gpu", "unit": "GPU", "total": 7, "held": 3, "measured": 0, "busy": 0, "unhealthy": 1,
    "placeholders": 1, "warm": 2}],
  "ahead": [{"kind": "warm", "kernelspec": "torch", "flavor": "a100", "wanted": 2, "ready": 2, "waiting": 0},
-  {"kind": "placeholder", "flavor": "a100", "wanted": 3, "ready": 1, "waiting": 2, "reason": "no\u001b node can take it"},
+  {"kind": "placeholder", "flavor": "a100", "wanted": 3, "ready": 1, "waiting": 2,
+   "reason": "no\u001b node can take it"},
   {"kind": "placeholder", "kernelspec": "r", "wanted": 1, "ready": 0, "waiting": 0, "reason": "it is not there"}],
  "nodes": [
   {"name": "cn-shanghai.192.168.0.6", "address": "192.168.0.6", "status": "Ready", "pools": [

@@ -97,8 +97,8 @@ var (
 	metricWarmGaveWay = Metric{"ekg_warm_gave_way_total", "counter", []string{"spec"}, false,
 		"Warm kernels that this gateway has ended, because a kernel waited for the GPUs that they held."}
 	metricRooms = Metric{"ekg_placeholders", "gauge", []string{"spec", "flavor", "state"}, true,
-		"Pods that keep room for kernels, of a kernelspec or a flavor, by state: ready if they have a node, waiting if they " +
-			"wait for one."}
+		"Pods that keep room for kernels, of a kernelspec or a flavor, by state: ready if they have a node, waiting if " +
+			"they wait for one."}
 	metricRoomsWanted = Metric{"ekg_placeholders_wanted", "gauge", []string{"spec", "flavor"}, true,
 		"How many of them the kernelspec or the flavor wants."}
 	metricKeys = Metric{"ekg_kernels_by_master_key", "gauge", []string{"key"}, true,
@@ -156,7 +156,8 @@ func List() []Metric {
 		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
 		metricFailed, metricMessages, metricMsgBytes,
 		metricGPUs, metricGPUSeconds, metricGPUBusy, metricCulls, metricWarm, metricWarmWanted,
-		metricWarmClaims, metricWarmGaveWay, metricRooms, metricRoomsWanted, metricKeys, metricStart, metricStartPhase, metricGPUWait,
+		metricWarmClaims, metricWarmGaveWay, metricRooms, metricRoomsWanted, metricKeys, metricStart, metricStartPhase,
+		metricGPUWait,
 		metricFailures, metricJobs, metricJobsEnded, metricJobWait, metricJobRun, metricJobsDue, metricJobsGaveWay,
 		metricRequests,
 		metricDuration,
@@ -361,7 +362,8 @@ func newSnapshot(m *Metrics, from Source) *snapshot {
 	for _, d := range []Metric{
 		metricKernels, metricGroups, metricStale, metricClients, metricLogBytes, metricLogEvicted, metricLogLost,
 		metricFailed, metricMessages, metricMsgBytes, metricGPUs, metricGPUSeconds, metricGPUBusy,
-		metricCulls, metricWarm, metricWarmWanted, metricWarmClaims, metricWarmGaveWay, metricRooms, metricRoomsWanted, metricKeys, metricJobs,
+		metricCulls, metricWarm, metricWarmWanted, metricWarmClaims, metricWarmGaveWay, metricRooms, metricRoomsWanted,
+		metricKeys, metricJobs,
 		metricWebsockets,
 		metricWSBytes,
 		metricLobby, metricLogReaders, metricReady,

@@ -14,7 +14,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
-// Placeholders are counted for each flavor and kernelspec, also those without GPUs, with the reason for which one waits.
+// Placeholders are counted for each flavor and kernelspec, also those without GPUs, with the reason for which one
+// waits.
 func TestAhead(t *testing.T) {
 	c := newTestCluster(t)
 	add := func(name, room, node string) {

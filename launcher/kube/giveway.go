@@ -67,8 +67,8 @@ func (l *Launcher) rest(ctx context.Context) error {
 	}
 }
 
-// giveWay ends warm kernels for pods that wait for GPUs. It returns the resources that these wait for, and the pods that
-// it has ended.
+// giveWay ends warm kernels for pods that wait for GPUs. It returns the resources that these wait for, and the pods
+// that it has ended.
 func (l *Launcher) giveWay(ctx context.Context) (waited map[corev1.ResourceName]bool, ended map[types.UID]bool) {
 	waited, ended = map[corev1.ResourceName]bool{}, map[types.UID]bool{}
 	waits := l.gpuWaits()
@@ -125,8 +125,8 @@ func (l *Launcher) gpuWaits() []gpuWait {
 
 // chooseWarm returns the fewest pods of warm kernels whose end makes room for a kernel on one node, the newest first.
 // There are none if room is there or is being made, or if they are not enough. Of a node that the gateway does not see,
-// all of them are enough. reserved has for each node what kernels that have waited for longer get. The kernel's own part
-// is added.
+// all of them are enough. reserved has for each node what kernels that have waited for longer get. The kernel's own
+// part is added.
 func (w *gpuWait) chooseWarm(view launcher.GPUs, warm []*corev1.Pod, ended map[types.UID]bool,
 	reserved map[string]float64) (chosen []*corev1.Pod) {
 	at := ""
@@ -244,8 +244,8 @@ func specOf(pod *corev1.Pod) string {
 	return rec.SpecName
 }
 
-// createWithin creates a kernel's pod as createPod does. If a quota of its namespace does not allow it, warm kernels that
-// hold the same GPUs give way, the newest first, until it does.
+// createWithin creates a kernel's pod as createPod does. If a quota of its namespace does not allow it, warm kernels
+// that hold the same GPUs give way, the newest first, until it does.
 func (l *Launcher) createWithin(ctx context.Context, pod *corev1.Pod, chosen *flavor.Flavor) (*kernel, error) {
 	k, err := l.createPod(ctx, pod, chosen)
 	if !isOverQuota(err) || l.warm.pods == nil {

@@ -12,9 +12,10 @@
 // Goroutines, all waited for by Close: two informers for each namespace, or for all of them, of pods and of events; one
 // for each followed supervisor (package follow); maintain, which does what is due for each kernel; keepBeat, which
 // notices that this process was frozen; reap, which removes leftovers and keeps warm kernels while this gateway is
-// elected for that, with an informer of nodes if they are watched; informers of warm kernels and of placeholders; decideAboutLimits, by
-// election too, if there are limits; writeEndings; with other replicas, an HTTP server and an informer of their pods,
-// and one for each replica that has missed a notification; and calls that go on after their callers have left.
+// elected for that, with an informer of nodes if they are watched; informers of warm kernels and of placeholders;
+// decideAboutLimits, by election too, if there are limits; writeEndings; with other replicas, an HTTP server and an
+// informer of their pods, and one for each replica that has missed a notification; and calls that go on after their
+// callers have left.
 //
 // Lock order: kernel.notesLock, peers.completing, freshness.mu, Launcher.mu; the locks namespaceAccess.mu, peers.mu,
 // answers.mu, freshness.marksLock and leaseClock.mu are taken last. No request to the cluster is made while Launcher.mu
@@ -98,8 +99,8 @@ type Options struct {
 	PrePull func() []launcher.Request
 
 	// Flavors returns the flavors whose placeholders are kept if Pods.PlaceholderClass is set. That needs rights on
-	// Deployments in Pods.Namespace. It is called by several goroutines. nil: there are none, and those of earlier gateways
-	// are removed.
+	// Deployments in Pods.Namespace. It is called by several goroutines. nil: there are none, and those of earlier
+	// gateways are removed.
 	Flavors func() []flavor.Flavor
 
 	// Rooms returns which placeholders kernelspecs want. They are kept as those of flavors. It is called by several

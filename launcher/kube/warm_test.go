@@ -250,9 +250,9 @@ func (c *testCluster) linger(t *testing.T) (gone func(name string)) {
 	}
 }
 
-// A warm kernel that was taken and could not be given to its owner counts as a warm one until its pod is gone: the start
-// of its owner is not refused, and no other pod replaces it. So there are never more pods than warm kernels are wanted
-// and limits allow.
+// A warm kernel that was taken and could not be given to its owner counts as a warm one until its pod is gone: the
+// start of its owner is not refused, and no other pod replaces it. So there are never more pods than warm kernels are
+// wanted and limits allow.
 func TestWarm_Discarded(t *testing.T) {
 	c, f := newRunning(t, 0)
 	gone := c.linger(t)

@@ -66,8 +66,8 @@ func Placeholders(o Options, flavors []flavor.Flavor, rooms []Room) (sets []*app
 // IsPlaceholder reports whether a pod only keeps room for kernels.
 func IsPlaceholder(pod *corev1.Pod) bool { return pod.Labels[LabelPlaceholder] != "" }
 
-// NameOfFlavorRoom returns the name of the Deployment with the placeholders of a flavor. Their pods have it as the value
-// of LabelPlaceholder.
+// NameOfFlavorRoom returns the name of the Deployment with the placeholders of a flavor. Their pods have it as the
+// value of LabelPlaceholder.
 func NameOfFlavorRoom(name string) string { return namePlaceholder + "-" + name }
 
 // NameOfRoom returns the same for a kernelspec. No flavor's Deployment has that name, because no name of a flavor has

@@ -90,7 +90,7 @@ func NewWarmKind(o Options, start launcher.Request) (WarmKind, error) {
 }
 
 // noWarmGPUs says why kernelspecs with GPUs have no warm kernels.
-const noWarmGPUs = "its kernels get GPUs, and kernelspecs.warmGPUs of the policy does not allow warm kernels to hold any"
+const noWarmGPUs = "its kernels get GPUs, and the policy's kernelspecs.warmGPUs does not let warm kernels hold any"
 
 // mayWarmGPUs reports whether warm kernels may hold GPUs.
 func (o Options) mayWarmGPUs() bool { return o.withDefaults().Policy.Kernelspecs.WarmGPUs }
