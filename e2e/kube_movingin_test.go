@@ -244,6 +244,23 @@ func programs(t *testing.T, commands map[string]string) string {
 	return dir
 }
 
+// teamCell prints what the edited template, its kernelspec and a client give a kernel.
+const teamCell = `import json, os
+print(json.dumps([os.environ['TEAM'], os.path.ismount('/scratch'), os.access('/scratch', os.W_OK), os.getuid(),
+    os.getgid(), os.getcwd(), os.environ['KERNEL_USERNAME']]))`
+
+// team starts a kernel with the edited template. It returns what the cell prints, and the kernel's id.
+func (g *gateway) team() (printed, id string) {
+	g.t.Helper()
+	var m model
+	g.want(201, "POST", "/api/kernels", `{"name": "team", "env": {"KERNEL_USERNAME": "ann"}}`, &m)
+	r := g.dial(g.t, m.ID, "team", false).execute(teamCell, time.Minute)
+	if !strings.HasPrefix(r.stdout, `["ml", true, true, `) {
+		g.t.Fatalf("the cell printed %q; reply %s", r.stdout, r.reply.Content)
+	}
+	return r.stdout, m.ID
+}
+
 // TestE2E_KubeMovingIn: ekg is installed beside Enterprise Gateway and then instead of it, by the commands of the
 // document. Open JupyterLabs notice what the document says.
 func TestE2E_KubeMovingIn(t *testing.T) {
@@ -272,6 +289,8 @@ func TestE2E_KubeMovingIn(t *testing.T) {
 	})
 	g.url = c.installEnterprise(w, g, source, ns)
 	g.serves("Enterprise Gateway answers", "")
+	before, id := g.team()
+	g.want(204, "DELETE", "/api/kernels/"+id, "", nil)
 
 	control := httptest.NewServer(w.control())
 	defer control.Close()
@@ -280,7 +299,10 @@ func TestE2E_KubeMovingIn(t *testing.T) {
 		filepath.Join(in.repository, "e2e/testdata/browser/movingin.mjs"))
 
 	w.must("7")
-	id := g.kernel("team")
+	after, id := g.team()
+	if after != before {
+		t.Errorf("a kernel of ekg prints %s, and one of Enterprise Gateway printed %s", after, before)
+	}
 	w.must("Back to Enterprise Gateway")
 	g.serves("Enterprise Gateway answers again", "[]")
 	w.must("6")
