@@ -20,7 +20,7 @@ func TestE2E_KubeEnterpriseScala(t *testing.T) {
 	peers := enterprisePeers(t, theInstallation(t))
 	c := theCluster(t)
 	c.needsOwn(t, "it loads an image")
-	if _, err := c.run("images", "kernel-scala"); err != nil {
+	if _, err := c.run("images", "kernel-spark"); err != nil {
 		t.Fatal(err)
 	}
 	k := c.newGateway(t, c.newNamespace(t), c.kubeconfig, "--start-wait", "30s")
@@ -78,7 +78,7 @@ func (k *inCluster) convertedScala(source string) {
 	k.t.Helper()
 	dir := filepath.Join(k.t.TempDir(), "scala_kubernetes")
 	spec, err := os.ReadFile(filepath.Join(source, "kernelspecs", "scala_kubernetes", "kernel.json"))
-	text := strings.Replace(string(spec), "elyra/kernel-scala:VERSION", "localhost/kernel-scala:dev", 1)
+	text := strings.Replace(string(spec), "elyra/kernel-scala:VERSION", "localhost/kernel-spark:dev", 1)
 	err = errors.Join(err, os.CopyFS(dir, os.DirFS(filepath.Join(source, "kernel-launchers", "kubernetes"))),
 		os.WriteFile(filepath.Join(dir, "kernel.json"), []byte(text), 0o644))
 	if err != nil {
