@@ -170,7 +170,7 @@ var withoutCounterpart = []option{
 	gone("allow_methods", "ALLOW_METHODS", ownCORS),
 	gone("expose_headers", "EXPOSE_HEADERS", ownCORS),
 	gone("max_age", "MAX_AGE", ownCORS),
-	gone("trust_xheaders", "TRUST_XHEADERS", "ekg makes no decision by a client's address"),
+	gone("trust_xheaders", "TRUST_XHEADERS", "a client's address only decides whether its websockets are compressed"),
 	gone("client_ca", "CLIENT_CA", "ekg takes no client certificates; a proxy in front of it can demand them"),
 	gone("authorized_origin", "AUTHORIZED_ORIGIN", "ekg takes no client certificates; a proxy can demand them"),
 	gone("ssl_version", "SSL_VERSION", "ekg serves TLS 1.2 and 1.3"),
