@@ -17,9 +17,10 @@ import (
 // importCommand is `ekg config import`. It parses its arguments itself, since most are Enterprise Gateway's options.
 func importCommand(stdin io.Reader) *cli.Command {
 	return &cli.Command{
-		Name:            "import",
-		Usage:           "translate settings of Jupyter Enterprise Gateway 3, and print a file for --config",
-		UsageText:       "ekg config import [--chart] [--token-file NEWFILE] [FILE | --CLASS.TRAIT=VALUE | NAME=VALUE | -] ...",
+		Name:  "import",
+		Usage: "translate settings of Jupyter Enterprise Gateway 3, and print a file for --config",
+		UsageText: "ekg config import [--chart] [--token-file NEWFILE] " +
+			"[FILE | --CLASS.TRAIT=VALUE | NAME=VALUE | -] ...",
 		SkipFlagParsing: true,
 		OnUsageError:    refuseUsage,
 		Description: "FILE is a jupyter_enterprise_gateway_config.py or .json, or has variables as lines NAME=VALUE; " +

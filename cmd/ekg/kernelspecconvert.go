@@ -54,8 +54,9 @@ func convertCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Co
 			}
 			return (&conversion{
 				settings: s, output: c.String("output"), force: c.Bool("force"), dryRun: c.Bool("dry-run"),
-				chart: c.Bool("chart"), template: c.String("template"), command: c.String("command"), keepLauncher: c.Bool("keep-launcher"),
-				stdout: c.App.Writer, stderr: c.App.ErrWriter,
+				chart: c.Bool("chart"), template: c.String("template"), command: c.String("command"),
+				keepLauncher: c.Bool("keep-launcher"),
+				stdout:       c.App.Writer, stderr: c.App.ErrWriter,
 			}).run(c.Context, c.Args().Slice())
 		},
 	}
@@ -226,7 +227,8 @@ func (v *conversion) check(dir string, done *enterprise.Converted) ([]string, er
 	return notes, nil
 }
 
-// addToChart adds the kernelspec to the values for the chart, which have no files. It returns the notes with one on that.
+// addToChart adds the kernelspec to the values for the chart, which have no files. It returns the notes with one on
+// that.
 func (v *conversion) addToChart(dir string, kernelJSON []byte, notes []string) ([]string, error) {
 	files, err := shownFiles(dir)
 	if err != nil {

@@ -153,7 +153,8 @@ func TestKernelspecConvert_Chart(t *testing.T) {
 		t.Fatal(err)
 	}
 	specs := values.Kernelspecs.Specs
-	if _, without := specs["python3-gpu"]; len(specs) != 4 || specs["homes"] == nil || specs["python3"] != nil || !without {
+	_, without := specs["python3-gpu"]
+	if len(specs) != 4 || specs["homes"] == nil || specs["python3"] != nil || !without {
 		t.Errorf("got\n%s", stdout)
 	}
 	if got := specs["gpu"]; !reflect.DeepEqual(got, want) {

@@ -49,7 +49,8 @@ func TestImport_Chart(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if want, err := os.ReadFile(golden); err != nil || b.String() != string(want) || strings.Contains(b.String(), "hunter") {
+		want, err := os.ReadFile(golden)
+		if err != nil || b.String() != string(want) || strings.Contains(b.String(), "hunter") {
 			t.Errorf("%s: %v: got:\n%s", golden, err, &b)
 		}
 	}
