@@ -181,7 +181,7 @@ func (l *Log) batchToSpill() (batch []*Entry, seg *segment) {
 	return batch, seg
 }
 
-// readFirstLocked reports whether an entry is sent to clients before it is written. A write of a large one would take the
+// readFirstLocked reports whether an entry is sent to clients before it is written. A write of a large one would take a
 // processor from its clients. It costs no memory, since the clients' connections hold the entry too. It is written at
 // once when it stands in the way of others.
 func (l *Log) readFirstLocked(e *Entry) bool {
