@@ -78,8 +78,8 @@ func (k *inCluster) readyPods(metrics string) {
 }
 
 // warmIsFast compares starts that take a warm kernel with ordinary ones. Other tests use the processors meanwhile. So
-// the bound holds for the fastest of up to ten starts. Where ordinary starts are slow, it is an eighth of the fastest of
-// them. The middle of the starts is far below the middle of the ordinary ones.
+// the bound holds for the fastest of up to ten starts. Where ordinary starts are slow, it is an eighth of the fastest
+// of them. The middle of the starts is far below the middle of the ordinary ones.
 func (k *inCluster) warmIsFast(metrics string) {
 	var warm, cold []time.Duration
 	start := func(spec string, took *[]time.Duration) {
@@ -110,8 +110,8 @@ func (k *inCluster) warmIsFast(metrics string) {
 }
 
 // TestE2E_KubeWarmGPU: a warm kernel holds the only simulated GPU. It is ended within seconds for a kernel that waits
-// for it, and no other is created while that one holds the GPU. When it has ended, there is another warm kernel, which a
-// start takes with its GPU.
+// for it, and no other is created while that one holds the GPU. When it has ended, there is another warm kernel, which
+// a start takes with its GPU.
 func TestE2E_KubeWarmGPU(t *testing.T) {
 	const pool = "warm.example/gpu"
 	policy := filepath.Join(t.TempDir(), "policy.yaml")
