@@ -71,6 +71,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/cmd/buildinfo"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
+	"github.com/elastic-kernel-gateway/ekg/launcher/stack"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/listener"
@@ -83,6 +84,7 @@ var version = "dev"
 func main() { os.Exit(run()) }
 
 func run() int {
+	stack.Grow()
 	limitProcessors()
 	logger := slog.New(slog.NewJSONHandler(os.Stderr, nil))
 	if len(os.Args) > 1 {
@@ -199,10 +201,17 @@ func prepareConfig(cfg api.Config, file string, held heldFiles, logger *slog.Log
 		unlock()
 		return nil, err
 	}
+	s := supervisor.New(cfg, version, logger)
+	s.SetHeld(held)
+	if cfg.SameMachine { // the answer of the start tells the parent to dial
+		if err := s.ListenForChild(); err != nil {
+			l.Close() //nolint:errcheck // nothing was sent
+			unlock()
+			return nil, err
+		}
+	}
 	return func(ctx context.Context) error {
 		defer unlock() // the lock ends with the kernel
-		s := supervisor.New(cfg, version, logger)
-		s.SetHeld(held)
 		if cfg.SameMachine {
 			defer leaveOnSignal(s, file, logger)()
 		} else { // no parent uses SIGHUP for requests

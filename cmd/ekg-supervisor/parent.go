@@ -27,10 +27,7 @@ func runParent(args []string, logger *slog.Logger) int {
 		return 2
 	}
 	ready := readyFile(*readyFD)
-	cfg, err := api.ReadConfig(*config)
-	if err == nil && !cfg.SameMachine {
-		err = fmt.Errorf("%s: same_machine is missing", *config)
-	}
+	cfg, err := api.ReadConfigForParent(*config)
 	var lock *os.File
 	var program *parent.Program
 	if err == nil {

@@ -3,9 +3,11 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -96,5 +98,37 @@ func TestHangup(t *testing.T) {
 				t.Errorf("the kernel's end is %+v, %v", e, err)
 			}
 		})
+	}
+}
+
+// TestParent_ChildSocket: a supervisor that cannot listen for its parent says so to the program that has started them.
+// Otherwise that program would take the start for a success.
+func TestParent_ChildSocket(t *testing.T) {
+	dir, err := os.MkdirTemp("", "ekg-c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	program := build(t, dir, "github.com/elastic-kernel-gateway/ekg/cmd/ekg-supervisor")
+	cfg, args := hangupConfig(t, dir, "/no/kernel", true)
+	if err := os.MkdirAll(filepath.Join(cfg.ChildSocket, "occupied"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	ready, answer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(program, append(args, "--ready-fd", "3")...)
+	cmd.ExtraFiles = []*os.File{answer}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	_ = answer.Close() // the program has a copy
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	if err := ready.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := io.ReadAll(ready); err != nil || !strings.HasPrefix(string(b), "child_socket: ") {
+		t.Errorf("the answer is %q, %v", b, err)
 	}
 }

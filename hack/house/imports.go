@@ -242,6 +242,7 @@ var mayImport = map[string][]string{
 	"launcher/atomicfile": {},
 	"launcher/diskspace":  {},
 	"launcher/sleep":      {},
+	"launcher/stack":      {},
 	"launcher/wake":       {},
 	"launcher/cgroup":     {},
 	"launcher/proctree":   {"launcher/atomicfile", "launcher/sleep"},
@@ -255,7 +256,7 @@ var mayImport = map[string][]string{
 }
 
 // forAll lists the packages of this module that every other may import.
-var forAll = []string{"launcher/logkey", "launcher/wake"}
+var forAll = []string{"launcher/logkey", "launcher/stack", "launcher/wake"}
 
 // doors lists the packages that may import each outside dependency: its prefix, the packages whose own code may, and
 // those whose tests may as well.

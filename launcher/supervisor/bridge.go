@@ -13,6 +13,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/stack"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gaps"
@@ -23,7 +24,7 @@ import (
 )
 
 const (
-	dialRetry     = time.Millisecond       // between the first attempts to connect to a kernel that does not listen yet
+	dialRetry     = 2 * time.Millisecond   // between the first attempts to connect to a kernel that does not listen yet
 	dialRetryMost = 250 * time.Millisecond // the longest time between attempts
 )
 
@@ -142,7 +143,7 @@ func (b *bridge) start() {
 	b.endWaits = endWaits
 	b.readers.Store(int32(len(channels)))
 	for _, c := range channels {
-		b.run(func() { b.read(waits, c) })
+		b.run(func() { stack.Grow(); b.read(waits, c) })
 		if c != jupyter.IOPub {
 			b.run(func() { b.send(ctx, c) })
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/stack"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
@@ -155,6 +156,7 @@ func (l *life) connect(ctx context.Context) {
 	l.dialing.Add(1)
 	go func() {
 		defer l.dialing.Done()
+		stack.Grow()
 		if !l.awaitLauncher(ctx) {
 			return
 		}

@@ -20,6 +20,18 @@ const (
 	shutdownLimit     = 2 * time.Second
 )
 
+// ListenForChild opens the socket that the child dials, if there is a child. Serve does the same. A caller that tells
+// the child when to dial calls it before.
+func (s *Supervisor) ListenForChild() error {
+	if s.container == nil {
+		return nil
+	}
+	if err := s.container.Listen(); err != nil {
+		return fmt.Errorf("child_socket: %w", err)
+	}
+	return nil
+}
+
 // Serve runs the supervisor's HTTP server on the listener while s runs its kernel. It returns when both have ended. In
 // a pod, its last act is to tell the child that the kernel has ended. If the kernel ended for good before, Serve
 // returns at once.
@@ -32,9 +44,9 @@ func Serve(ctx context.Context, s *Supervisor, l net.Listener) error {
 		l.Close() //nolint:errcheck // nothing was sent
 		return err
 	}
-	if err := s.container.Listen(); err != nil {
+	if err := s.ListenForChild(); err != nil {
 		l.Close() //nolint:errcheck // nothing was sent
-		return fmt.Errorf("child_socket: %w", err)
+		return err
 	}
 	listening := make(chan struct{})
 	go func() {

@@ -41,6 +41,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
+	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
+	"github.com/elastic-kernel-gateway/ekg/launcher/stack"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/cells"
@@ -429,6 +431,10 @@ func (s *Supervisor) Run(ctx context.Context) {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
+			stack.Grow()
+			if s.inherited.Epoch == 0 && sleep.For(janitorCtx, savedstate.Pause) != nil {
+				return // one write for a start, not two: until now no client has sent anything
+			}
 			s.stateFile.Keep(janitorCtx, s.savedState)
 		}()
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
+	"github.com/elastic-kernel-gateway/ekg/launcher/stack"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
 	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
@@ -91,8 +92,11 @@ func NewContainer(opts ContainerOptions) *Container {
 // and no supervisor, ends. Its content is the JSON of an api.Ending.
 func EndedFile(socket string) string { return socket + ".ended" }
 
-// Listen opens the socket. It replaces the socket of an earlier supervisor.
+// Listen opens the socket, unless it is open. It replaces the socket of an earlier supervisor.
 func (c *Container) Listen() error {
+	if c.listener != nil {
+		return nil
+	}
 	if err := makeReadable(filepath.Dir(c.opts.Socket)); err != nil {
 		return err
 	}
@@ -151,7 +155,7 @@ func (c *Container) accept(conn *net.UnixConn) {
 	}
 	l := newLink(conn)
 	c.links[l] = struct{}{}
-	c.handlers.Go(func() { c.handle(l, uid) })
+	c.handlers.Go(func() { stack.Grow(); c.handle(l, uid) })
 }
 
 // peerUser returns the user at the other end, or -1.

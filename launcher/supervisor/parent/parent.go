@@ -6,8 +6,8 @@
 // supervisor and kernel die with it (PR_SET_PDEATHSIG).
 //
 // Goroutines: the caller of Run starts supervisors and waits for them. It stays on one thread, because PR_SET_PDEATHSIG
-// follows the thread that forked. Another goroutine is package child's, and one waits for requests to upgrade. Run
-// waits for both.
+// follows the thread that forked. Another goroutine is package child's, from the answer of the first supervisor on, and
+// one waits for requests to upgrade. Run waits for both.
 package parent
 
 import (
@@ -31,6 +31,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
+	"github.com/elastic-kernel-gateway/ekg/launcher/stack"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
@@ -66,6 +67,7 @@ type parent struct {
 	firstPause time.Duration // the constant of this name; tests change it
 	oldEnd     os.FileInfo   // Config.EndFile at the start; nil: it did not exist
 	child      *child.Child  // runs the kernel
+	startChild func()        // starts child's goroutine, once
 	childEnded chan struct{} // closed when child has ended
 
 	// Guarded by mu.
@@ -109,10 +111,13 @@ func run(ctx context.Context, o Options, firstPause time.Duration) int {
 			return 1
 		}
 	}
-	go func() {
-		defer close(p.childEnded)
-		p.child.Run(context.Background())
-	}()
+	p.startChild = sync.OnceFunc(func() {
+		go func() {
+			defer close(p.childEnded)
+			stack.Grow()
+			p.child.Run(context.Background())
+		}()
+	})
 	defer context.AfterFunc(ctx, p.passOnSignal)()
 	over := make(chan struct{})
 	var requests sync.WaitGroup
@@ -266,6 +271,9 @@ func (p *parent) runSupervisor(first bool) ending {
 		end.answer = fmt.Sprintf("it did not answer within %s", answerLimit)
 		_ = proc.Kill() // os.ErrProcessDone: it has ended since
 	}
+	if end.answer == listens {
+		p.startChild() // now it need not dial in vain
+	}
 	if first {
 		p.answer(end.answer)
 	}
@@ -351,5 +359,6 @@ func (p *parent) endChild() {
 		p.log.Error("the end of the kernel cannot be noted", logkey.Err, err)
 	}
 	p.child.End()
+	p.startChild() // without a supervisor it was not started yet, and ends at once
 	<-p.childEnded
 }
