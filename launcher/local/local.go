@@ -124,7 +124,7 @@ func realTiming() timing {
 		ready:       15 * time.Second,
 		firstStatus: time.Second,
 		stopMargin:  5 * time.Second,
-		pushPause:   500 * time.Millisecond,
+		pushPause:   2 * time.Second,
 		maintenance: 15 * time.Second,
 		halfMade:    time.Minute,
 		firstRedial: 20 * time.Millisecond,
