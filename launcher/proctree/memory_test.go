@@ -3,6 +3,7 @@ package proctree
 import (
 	"os"
 	"os/exec"
+	"strconv"
 	"testing"
 )
 
@@ -38,4 +39,26 @@ func TestTreeMemory(t *testing.T) {
 	if got := TreeMemory(cmd.Process.Pid); got != 0 {
 		t.Errorf("after its end: %d", got)
 	}
+}
+
+// TestChildrenOf: a list that is longer than the buffer is read whole.
+func TestChildrenOf(t *testing.T) {
+	const many = 250 // numbers of five digits
+	cmd := exec.Command("sh", "-c", "for i in $(seq "+strconv.Itoa(many)+"); do sleep 60 & done; echo; read x; kill $(jobs -p)")
+	in, err := cmd.StdinPipe()
+	out, err2 := cmd.StdoutPipe()
+	if err != nil || err2 != nil {
+		t.Fatal(err, err2)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil { // all have been started
+		t.Fatal(err)
+	}
+	if got := len(childrenOf(cmd.Process.Pid)); got != many {
+		t.Errorf("found %d of %d children", got, many)
+	}
+	_ = in.Close() // its end kills the children
+	_ = cmd.Wait() // the status of kill does not matter
 }
