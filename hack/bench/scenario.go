@@ -49,6 +49,7 @@ func scenarios(quick bool) []scenario {
 			}},
 			scenario{"start of a kernel, one at a time", func(b *bench) { b.startsInTurn(3) }},
 			scenario{"start of ten kernels at once", func(b *bench) { b.startsAtOnce(10) }},
+			scenario{"100 starts in a row", func(b *bench) { b.startsInARow(100) }},
 			scenario{"delete of an idle ipykernel", func(b *bench) { b.removals() }},
 			scenario{"100 idle kernels", func(b *bench) { b.idleKernels(100, 5*time.Second) }},
 			scenario{hostedName(100), func(b *bench) { b.hostedKernels(100, 5*time.Second) }},
