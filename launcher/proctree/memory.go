@@ -65,7 +65,7 @@ func childrenOf(pid int) (all []int) {
 
 const (
 	procBuffer = 1 << 10 // bytes
-	procRecord = 64      // bytes of a number and more; Linux reads whole ones, so that a read may end so long before its end
+	procRecord = 64      // bytes of a number and more; Linux reads whole ones, so a read may end that early
 )
 
 // readProc reads a file of /proc, most often into buffer. It takes half as many system calls as os.ReadFile. A program

@@ -44,7 +44,8 @@ func TestTreeMemory(t *testing.T) {
 // TestChildrenOf: a list that is longer than the buffer is read whole.
 func TestChildrenOf(t *testing.T) {
 	const many = 250 // numbers of five digits
-	cmd := exec.Command("sh", "-c", "for i in $(seq "+strconv.Itoa(many)+"); do sleep 60 & done; echo; read x; kill $(jobs -p)")
+	cmd := exec.Command("sh", "-c",
+		"for i in $(seq "+strconv.Itoa(many)+"); do sleep 60 & done; echo; read x; kill $(jobs -p)")
 	in, err := cmd.StdinPipe()
 	out, err2 := cmd.StdoutPipe()
 	if err != nil || err2 != nil {

@@ -128,8 +128,8 @@ func ReadConfig(path string) (Config, error) {
 	return c, nil
 }
 
-// ReadConfigForParent reads the fields of a Config file that the parent of a supervisor on this machine needs. It checks
-// only them. The supervisor reads all others and checks them, which takes several times as long.
+// ReadConfigForParent reads the fields of a Config file that the parent of a supervisor on this machine needs. It
+// checks only them. The supervisor reads all others and checks them, which takes several times as long.
 func ReadConfigForParent(path string) (Config, error) {
 	b, err := os.ReadFile(path)
 	if err != nil {

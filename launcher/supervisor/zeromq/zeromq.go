@@ -1,8 +1,8 @@
 // Package zeromq connects to the ZeroMQ sockets of a kernel. Only its tests use a ZeroMQ library, to compare with.
 //
 // A kernel runs its user's code, so this package trusts nothing that the peer sends: it checks every length, command
-// and handshake, bounds memory and waiting by Limits, and never redials. The package knows nothing of Jupyter's messages;
-// a message is a list of frames.
+// and handshake, bounds memory and waiting by Limits, and never redials. The package knows nothing of Jupyter's
+// messages; a message is a list of frames.
 //
 // Goroutines: a Sub has one that reads ahead, which Dial starts and Close awaits. A Dealer has none.
 package zeromq
