@@ -261,6 +261,13 @@ func (g *gateway) team() (printed, id string) {
 	return r.stdout, m.ID
 }
 
+// tools returns an environment with kubectl, helm and ekg for commands of a document.
+func (c *cluster) tools(t *testing.T, g *gateway) []string {
+	return append(os.Environ(), "KUBECONFIG="+c.kubeconfig, "HELM_CACHE_HOME="+g.dir, "HELM_CONFIG_HOME="+g.dir,
+		"HELM_DATA_HOME="+g.dir, "PATH="+programs(t, map[string]string{"kubectl": c.script + " kubectl",
+			"helm": filepath.Join(g.in.repository, "hack/helm"), "ekg": filepath.Join(g.in.bin, "ekg")})+":"+os.Getenv("PATH"))
+}
+
 // TestE2E_KubeMovingIn: ekg is installed beside Enterprise Gateway and then instead of it, by the commands of the
 // document. Open JupyterLabs notice what the document says.
 func TestE2E_KubeMovingIn(t *testing.T) {
@@ -280,10 +287,7 @@ func TestE2E_KubeMovingIn(t *testing.T) {
 	w := stepsOf(t, string(document), map[string]string{
 		"NS": ns, "CHART": filepath.Join(in.repository, "deploy/helm/ekg"), "IMAGE": "localhost/ekg:dev",
 	})
-	w.dir = t.TempDir()
-	w.env = append(os.Environ(), "KUBECONFIG="+c.kubeconfig, "HELM_CACHE_HOME="+g.dir, "HELM_CONFIG_HOME="+g.dir,
-		"HELM_DATA_HOME="+g.dir, "PATH="+programs(t, map[string]string{"kubectl": c.script + " kubectl",
-			"helm": filepath.Join(in.repository, "hack/helm"), "ekg": filepath.Join(in.bin, "ekg")})+":"+os.Getenv("PATH"))
+	w.dir, w.env = t.TempDir(), c.tools(t, g)
 	t.Cleanup(func() {
 		c.kubectl(t, "", "delete", "namespace", ns+"-kernels", "--ignore-not-found", "--timeout=60s")
 	})
