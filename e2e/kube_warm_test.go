@@ -13,8 +13,8 @@ import (
 )
 
 // warmReply is how long the first reply of a kernel that was started ahead may take, from the POST, with programs as
-// they are released.
-const warmReply = 150 * time.Millisecond
+// they are released, on a machine that other tests use, too. A quiet one needs less.
+const warmReply = 250 * time.Millisecond
 
 // TestE2E_KubeWarm: pods that were started ahead become kernels of their owners, with variables, also after a restart.
 // They are no kernels before. A start that takes one is fast.
