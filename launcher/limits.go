@@ -14,8 +14,8 @@ type Limits interface {
 	// Set reports whether there is any limit at this moment. Without limits, a launcher need not count.
 	Set() bool
 
-	// Fits reports whether a start keeps all limits if all that counts is part of the sums. A launcher asks Admit only
-	// if it is false.
+	// Fits reports whether a start keeps all limits if all that counts is part of the sums. A launcher that keeps
+	// sums asks Admit only if it is false.
 	Fits(start Held, sums *Sums) bool
 
 	// Admit decides about a start. held are all other kernels that count: those that run, are being started or are

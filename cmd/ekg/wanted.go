@@ -57,7 +57,7 @@ func (w *wanted) now() *made {
 	return w.made
 }
 
-// isSame reports whether two lists are one. A list that has changed is another one, and is never modified.
+// isSame reports whether two lists are one. Lists are replaced, and never modified.
 func isSame[T any](a, b []T) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }

@@ -87,7 +87,7 @@ func heldBy(rec record) launcher.Held {
 
 // decide decides about a start. The caller holds the lock on starts. Memory knows every kernel that counts, because all
 // that begin to count do so under this lock; see changes. It may take one for alive whose end it has not noticed yet.
-// So a start is admitted by what memory has. It is refused only by what the folders of the kernels say, each of which
+// So a start is admitted by what memory has. It is refused only by what the folders of the kernels say. Reading a folder
 // takes some system calls.
 func (l *Launcher) decide(ctx context.Context, start launcher.Held) error {
 	if err := l.catchUp(ctx); err != nil {
@@ -97,35 +97,54 @@ func (l *Launcher) decide(ctx context.Context, start launcher.Held) error {
 	sums := l.sums.For(start)
 	ended := slices.Collect(maps.Keys(l.ended))
 	l.mu.Unlock()
-	var again []launcher.Held // ended kernels that are being started again
-	for _, k := range ended {
-		if counts, err := l.checkHeld(ctx, k, start.ID); err != nil {
-			return err
-		} else if counts {
-			again = append(again, heldBy(k.rec))
-			sums.Add(heldBy(k.rec))
-		}
+	again, err := l.startedAgain(ctx, ended, start.ID)
+	if err != nil {
+		return err
+	}
+	for _, h := range again {
+		sums.Add(h)
 	}
 	if l.opts.Limits.Fits(start, sums) {
 		return nil
 	}
-	return l.decideByFolders(ctx, start, again)
+	return l.decideByFolders(ctx, start)
 }
 
-// decideByFolders decides about a start from the folders of those kernels that may be a reason to refuse it. again are
-// ended kernels that count.
-func (l *Launcher) decideByFolders(ctx context.Context, start launcher.Held, again []launcher.Held) error {
-	held, unchecked := again, map[string]*kernel{}
+// startedAgain returns those of ended kernels that are being started again, by their folders.
+func (l *Launcher) startedAgain(ctx context.Context, ended []*kernel, but string) (again []launcher.Held, err error) {
+	for _, k := range ended {
+		counts, err := l.checkHeld(ctx, k, but)
+		if err != nil {
+			return nil, err
+		}
+		if counts {
+			again = append(again, heldBy(k.rec))
+		}
+	}
+	return again, nil
+}
+
+// decideByFolders decides about a start from the folders of those kernels that may be a reason to refuse it. Which
+// kernels live and which have ended is read at one moment, so each is counted once.
+func (l *Launcher) decideByFolders(ctx context.Context, start launcher.Held) error {
+	var living []launcher.Held
+	unchecked := map[string]*kernel{}
 	l.mu.Lock()
 	for _, k := range l.ordered {
 		if k.summed && k.id != start.ID {
 			h := heldBy(k.rec)
 			k.supervisor.HeldLocked(&h)
 			h.Ending = k.stop != nil
-			held, unchecked[k.id] = append(held, h), k
+			living, unchecked[k.id] = append(living, h), k
 		}
 	}
+	ended := slices.Collect(maps.Keys(l.ended))
 	l.mu.Unlock()
+	again, err := l.startedAgain(ctx, ended, start.ID)
+	if err != nil {
+		return err
+	}
+	held := slices.Concat(again, living)
 	for {
 		err := l.opts.Limits.Admit(start, held)
 		var limit *launcher.LimitError

@@ -27,7 +27,7 @@ const (
 	pushChange   = 8 // a limit that changes by less than 1/pushChange is sent only if the total requires it
 )
 
-// manyLogs is the number of logs from which on a start does not share the total out again.
+// manyLogs is a number of logs. Beside so many, or more, a start does not share the total out again.
 const manyLogs = 64
 
 // nextLogs are the logs of the next starts, while there are many. sharedNow leaves room for them. Each gets the same
