@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -105,7 +106,8 @@ type GPUHolder struct {
 	Ending    bool               `json:"ending,omitempty"`     // its pod is being deleted
 }
 
-// getGPUs answers with all GPUs. An admin sees who holds them, others see totals and their own kernels.
+// getGPUs answers with all GPUs. An admin sees who holds them, others see totals, their own kernels, and what is kept
+// ready for flavors that they may choose.
 func (g *Gateway) getGPUs(w http.ResponseWriter, r *call) error {
 	view, err := g.viewGPUs(r.Context())
 	if err != nil {
@@ -114,9 +116,13 @@ func (g *Gateway) getGPUs(w http.ResponseWriter, r *call) error {
 	all := r.who.sole || r.who.Admin
 	answer := GPUs{Nodes: []GPUNode{}, Totals: totalsOf(view), Ahead: []Ahead{},
 		Missing: append([]string{}, view.Missing...)}
+	flavors := g.flavorsOf(r.who)
 	for _, a := range view.Ahead {
 		if !all {
 			a.Reason = "" // it may have words of the scheduler
+			if a.Flavor != "" && !slices.ContainsFunc(flavors, func(f flavor.Flavor) bool { return f.Name == a.Flavor }) {
+				continue
+			}
 		}
 		answer.Ahead = append(answer.Ahead, Ahead{Kind: a.Kind, Spec: a.SpecName, Flavor: a.Flavor, Wanted: a.Wanted,
 			Ready: a.Ready, Waiting: a.Waiting, Reason: a.Reason})

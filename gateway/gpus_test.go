@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -54,7 +55,7 @@ func TestGPUs(t *testing.T) {
 		{Name: "b", Pools: []launcher.GPUPool{{Resource: "aliyun.com/gpu-mem", Unit: launcher.UnitGiB, Total: 14,
 			Unhealthy: 14}}},
 	}, Ahead: []launcher.Ahead{{Kind: launcher.AheadWarm, SpecName: "r", Wanted: 3, Ready: 1, Waiting: 2,
-		Reason: "no node"}}}
+		Reason: "no node"}, {Kind: launcher.AheadPlaceholder, Flavor: "t4", Wanted: 1}}}
 	g := startUserGateway(t, func(o *Options) {
 		o.Launcher = &viewingLauncher{o.Launcher.(*fakeLauncher), view}
 	})
@@ -72,11 +73,12 @@ func TestGPUs(t *testing.T) {
 		if err != nil || string(text) != totals {
 			t.Errorf("%s: totals %s, %v", who.name, text, err)
 		}
-		want := Ahead{Kind: launcher.AheadWarm, Spec: "r", Wanted: 3, Ready: 1, Waiting: 2}
+		want := []Ahead{{Kind: launcher.AheadWarm, Spec: "r", Wanted: 3, Ready: 1, Waiting: 2}}
 		if who.hasPlace {
-			want.Reason = "no node"
+			want[0].Reason = "no node"
+			want = append(want, Ahead{Kind: launcher.AheadPlaceholder, Flavor: "t4", Wanted: 1}) // others may not choose it
 		}
-		if len(answer.Ahead) != 1 || answer.Ahead[0] != want {
+		if !slices.Equal(answer.Ahead, want) {
 			t.Errorf("%s: %+v", who.name, answer.Ahead)
 		}
 		pool := answer.Nodes[0].Pools[0]

@@ -48,6 +48,9 @@ func (l *Launcher) countGPUTimeLocked(k *kernel, until time.Time) {
 	}
 	if k.gpusCountedUntil.IsZero() {
 		k.gpusCountedUntil = l.toCluster(l.opened)
+		if taken := podspec.TakenAt(k.pod); taken.After(k.gpusCountedUntil) {
+			k.gpusCountedUntil = taken // until then it was warm
+		}
 	}
 	if held := podstatus.GPUSeconds(k.pod, k.gpusCountedUntil, until); held > 0 {
 		l.gpuSeconds[k.gpuLabelsLocked()] += held

@@ -6,9 +6,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -368,6 +370,91 @@ func gatewayEnds(t *testing.T, restart bool, n int, executed bool) bool {
 	}
 	c.eventuallyEmpty(t)
 	return err != nil
+}
+
+// TestObjects_Leftover: the kernel's earlier pod is kept until the next one owns the claim, however long that takes. The
+// cluster would delete the claim with the earlier pod.
+func TestObjects_Leftover(t *testing.T) {
+	c := newTestCluster(t)
+	c.PrependReactor("create", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		a.(k8stesting.CreateAction).GetObject().(*corev1.Pod).Status.Phase = corev1.PodPending
+		return false, nil, nil
+	})
+	c.objects.PrependReactor("create", "*", func(a k8stesting.Action) (bool, runtime.Object, error) {
+		a.(k8stesting.CreateAction).GetObject().(*unstructured.Unstructured).SetUID(types.UID(uuid.NewString()))
+		return false, nil, nil
+	})
+	first := openTest(t, c, withKernelObjects(t))
+	if _, _, err := first.Start(t.Context(), requestWithObjects(idA, "ann")); err != nil {
+		t.Fatal(err)
+	}
+	first.Claim(idA)
+	c.setPod(t, idA+"-1", func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })
+	waitFor(t, first, idA, func(k launcher.Kernel) bool { return k.State == "dead" })
+	claim := func() types.UID {
+		t.Helper()
+		c.collect(t)
+		for _, o := range c.objectsThere(t) {
+			if o.GetName() == "ekg-"+idA+"-scratch" {
+				return o.GetUID()
+			}
+		}
+		return ""
+	}
+	before := claim()
+	if before == "" {
+		t.Fatal("there is no claim")
+	}
+	var dying, refuses atomic.Bool
+	var refused atomic.Int64
+	died := make(chan struct{})
+	die := func(a k8stesting.Action) (bool, runtime.Object, error) {
+		if a.Matches("create", "pods") && nameOf(a) == idA+"-2" && dying.CompareAndSwap(false, true) {
+			close(died)
+			return false, nil, nil // this one is executed
+		}
+		return dying.Load() && a.GetResource().Resource != "leases", nil, errors.New("connection refused")
+	}
+	c.PrependReactor("*", "*", die)
+	c.objects.PrependReactor("*", "*", die)
+	c.objects.PrependReactor("patch", "persistentvolumeclaims", func(k8stesting.Action) (bool, runtime.Object, error) {
+		if refuses.Load() {
+			refused.Add(1)
+		}
+		return refuses.Load(), nil, apierrors.NewTooManyRequests("later", 1)
+	})
+	revived := make(chan error, 1)
+	go func() {
+		_, err := first.Revive(t.Context(), idA)
+		revived <- err
+	}()
+	<-died
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-revived; err == nil {
+		t.Fatal("the restart has succeeded")
+	}
+	refuses.Store(true)
+	dying.Store(false)
+	second := openTest(t, c, func(o *Options, tm *timing) {
+		withKernelObjects(t)(o, tm)
+		tm.maintenance, tm.secretOverdue, tm.grace = 10*time.Millisecond, 0, 0
+	})
+	eventually(t, "the second gateway removes leftovers", second.reaping.Load)
+	from := refused.Load()
+	eventually(t, "it has often tried to keep the claim", func() bool { return refused.Load() > from+20 })
+	if _, err := c.CoreV1().Pods("ns").Get(t.Context(), idA+"-1", metav1.GetOptions{}); err != nil || claim() != before {
+		t.Fatalf("the earlier pod: %v; the claim is %s, and was %s", err, claim(), before)
+	}
+	refuses.Store(false)
+	eventually(t, "the earlier pod is gone", func() bool {
+		_, err := c.CoreV1().Pods("ns").Get(t.Context(), idA+"-1", metav1.GetOptions{})
+		return apierrors.IsNotFound(err)
+	})
+	if after := claim(); after != before {
+		t.Errorf("the claim is %s, and was %s", after, before)
+	}
 }
 
 // nameOf returns the name of the object that a request changes, or "".

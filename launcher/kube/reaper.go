@@ -54,6 +54,7 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 				pod, ok := o.(*corev1.Pod)
 				switch {
 				case !ok || pod.DeletionTimestamp != nil || !l.serves(pod): // others may be those of another installation
+				case l.keepsObjects(pod): // a later round removes it
 				case l.isLeftover(pod):
 					l.removeLeftover(ctx, pod)
 				case l.isHeldOpen(pod):
@@ -64,6 +65,20 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 			}
 		}
 	}
+}
+
+// keepsObjects reports whether a pod is an earlier generation of a kernel whose present pod may not own the kernel's
+// objects yet. The cluster would delete them with the earlier pod, and a claim with its files. The present pod gets its
+// secret after the objects.
+func (l *Launcher) keepsObjects(pod *corev1.Pod) bool {
+	if pod.Annotations[podspec.AnnotationKernelObjects] == "" {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	k := l.kernels[pod.Labels[podspec.LabelKernel]]
+	return k != nil && k.pod.UID != pod.UID && k.end == nil && !k.removed && k.secretCreated.IsZero() &&
+		!k.supervisor.HasStatus && k.supervisor.Unsupported == ""
 }
 
 // isLeftover reports whether a pod may be deleted: its kernel was stopped or has been shown as dead for long enough, or

@@ -56,8 +56,9 @@ type checker struct {
 	spec    *SpecRules // nil for a client's variables
 	found   []refusal
 
-	policyLabels map[string]string // Policy.Labels
-	tokens       Patterns          // SpecRules.ServiceAccountTokens of the owner
+	policyLabels   map[string]string // Policy.Labels
+	tokens         Patterns          // SpecRules.ServiceAccountTokens of the owner
+	storageClasses Patterns          // SpecRules.StorageClasses, which hold for clients, too
 
 	volumes []string     // names of declared volumes
 	claims  []string     // names of declared resource claims

@@ -30,8 +30,9 @@ const (
 func (b *builder) applyClient(pod *corev1.Pod) error {
 	policy := b.o.Policy
 	c := &clientChecker{
-		checker: checker{bounds: policy.Clients.forOwner(b.req.Owner, policy.OwnerNames), nonRoot: policy.NonRoot},
-		allow:   policy.Clients.Allow, env: b.req.Env, pod: pod, kernel: kernelOf(pod),
+		checker: checker{bounds: policy.Clients.forOwner(b.req.Owner, policy.OwnerNames), nonRoot: policy.NonRoot,
+			storageClasses: policy.Kernelspecs.StorageClasses},
+		allow: policy.Clients.Allow, env: b.req.Env, pod: pod, kernel: kernelOf(pod),
 	}
 	for name := range c.env {
 		if name == visibleDevices {

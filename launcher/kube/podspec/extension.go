@@ -108,7 +108,8 @@ func (o Options) readExtension(spec kernelspecs.Spec, owner string) (extension, 
 	}
 	c := checker{bounds: policy.Kernelspecs.forOwner(owner, policy.OwnerNames), nonRoot: policy.NonRoot,
 		spec: &policy.Kernelspecs, policyLabels: policy.Labels,
-		tokens: policy.Kernelspecs.ServiceAccountTokens.forOwner(owner, policy.OwnerNames)}
+		tokens:         policy.Kernelspecs.ServiceAccountTokens.forOwner(owner, policy.OwnerNames),
+		storageClasses: policy.Kernelspecs.StorageClasses}
 	c.found = e.fillOwner(owner, policy.OwnerNames)
 	c.extension(&e)
 	if spec.Launcher != nil && e.ImageKernelspec != "" {

@@ -107,6 +107,7 @@ func (c *checker) kernelObjects(e *extension) {
 			c.service(at+".spec", &v.Spec, e.Ports)
 		case *corev1.PersistentVolumeClaim:
 			c.onlyFields(at, v, "spec", "metadata")
+			c.claimAnnotations(at+".metadata.annotations", v.Annotations)
 			c.claimObject(at+".spec", &v.Spec)
 		case *corev1.ConfigMap:
 			c.dataKeys(at+".data", v.Data)
@@ -202,7 +203,6 @@ func (c *checker) service(where string, s *corev1.ServiceSpec, open []corev1.Con
 
 // claimObject checks a claim that is created with a kernel's pod.
 func (c *checker) claimObject(where string, s *corev1.PersistentVolumeClaimSpec) {
-	c.onlyFields(where, s, claimFields...)
 	if len(s.AccessModes) == 0 {
 		c.refuse(where+".accessModes", "is missing")
 	}
@@ -212,17 +212,29 @@ func (c *checker) claimObject(where string, s *corev1.PersistentVolumeClaimSpec)
 	c.claimSources(where, s, false)
 }
 
+// claimAnnotations refuses annotations of new claims that Kubernetes reads. One of them chooses a storage class, and
+// another one a volume.
+func (c *checker) claimAnnotations(where string, annotations map[string]string) {
+	for key := range annotations {
+		domain, _, _ := strings.Cut(key, "/")
+		if domain == "kubernetes.io" || strings.HasSuffix(domain, ".kubernetes.io") {
+			c.refuse(where+"."+key, "cannot be set: Kubernetes reads it")
+		}
+	}
+}
+
 // claimSources checks how large a new claim is, from which class its volume comes, and from what it is filled. Without
 // snapshots it can only be a copy of a claim that could be mounted as well.
 func (c *checker) claimSources(where string, s *corev1.PersistentVolumeClaimSpec, snapshots bool) {
+	c.onlyFields(where, s, claimFields...)
 	r := &s.Resources
 	for part, list := range map[string]corev1.ResourceList{"requests": r.Requests, "limits": r.Limits} {
 		for name, q := range list {
 			c.quantity(fmt.Sprintf("%s.resources.%s.%s", where, part, name), string(name), q, nil)
 		}
 	}
-	if s.StorageClassName != nil && c.spec != nil {
-		c.listedIn(where+".storageClassName", *s.StorageClassName, c.spec.StorageClasses)
+	if s.StorageClassName != nil {
+		c.listedIn(where+".storageClassName", *s.StorageClassName, c.storageClasses)
 	}
 	from := func(at string, group *string, kind, name string, ns *string) {
 		switch {

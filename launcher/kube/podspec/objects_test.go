@@ -293,6 +293,11 @@ func TestObjects_Refused(t *testing.T) {
 			object: fmt.Sprintf(claim, `, "storageClassName": "slow"`),
 			want:   `[0].spec.storageClassName: "slow" is not allowed; allowed: fast`,
 		},
+		"a class in an annotation": {
+			object: strings.Replace(fmt.Sprintf(claim, ""), `"metadata": {`,
+				`"metadata": {"annotations": {"volume.beta.kubernetes.io/storage-class": "slow"}, `, 1),
+			want: "[0].metadata.annotations.volume.beta.kubernetes.io/storage-class: cannot be set: Kubernetes reads it",
+		},
 		"a volume": {
 			object: fmt.Sprintf(claim, `, "volumeName": "x"`),
 			want:   "[0].spec.volumeName: cannot be set: the claim could take a volume of others",
@@ -397,6 +402,31 @@ func TestObjects_EphemeralCopies(t *testing.T) {
 				"accessModes": ["ReadWriteOnce"], "dataSource": ` + source + `}}}}]`}}, testRecord("test"))
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", source, err, want)
+		}
+	}
+}
+
+// TestObjects_EphemeralClass: the policy's classes hold for the volumes of clients and kernelspecs that a pod creates,
+// and these cannot take a volume of others.
+func TestObjects_EphemeralClass(t *testing.T) {
+	o := testOptions()
+	o.Policy = policyOf(t, `kernelspecs: {storageClasses: [fast]}
+clients: {allow: [KERNEL_VOLUMES], volumes: [ephemeral]}`)
+	for template, want := range map[string]string{
+		`"spec": {"storageClassName": "fast"}`: "",
+		`"spec": {"storageClassName": "slow"}`: `"slow" is not allowed`,
+		`"spec": {"volumeName": "pv-1"}`:       "could take a volume of others",
+		`"metadata": {"annotations": {"volume.beta.kubernetes.io/storage-class": "slow"}}, "spec": {}`: "Kubernetes reads it",
+	} {
+		volume := `{"name": "v", "ephemeral": {"volumeClaimTemplate": {` + template + `}}}`
+		_, err := Build(o, launcher.Request{ID: testID, Owner: "ann", Spec: specOf(`{"image": "x"}`),
+			Env: map[string]string{"KERNEL_VOLUMES": "[" + volume + "]"}}, testRecord("test"))
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("a client with %s: %v, want %q", template, err, want)
+		}
+		problems := o.Check()(specOf(`{"image": "x", "volumes": [` + volume + `]}`))
+		if (len(problems) == 0) != (want == "") || want != "" && !strings.Contains(problems[0].Message, want) {
+			t.Errorf("a kernelspec with %s: %v, want %q", template, problems, want)
 		}
 	}
 }

@@ -38,7 +38,9 @@ func (c *checker) volume(where string, v *corev1.Volume) {
 		c.claim(where+".claimName", v.PersistentVolumeClaim.ClaimName)
 	case "ephemeral":
 		if t := v.Ephemeral.VolumeClaimTemplate; t != nil {
-			c.claimSources(where+".volumeClaimTemplate.spec", &t.Spec, c.spec != nil)
+			where += ".volumeClaimTemplate"
+			c.claimAnnotations(where+".metadata.annotations", t.Annotations)
+			c.claimSources(where+".spec", &t.Spec, c.spec != nil)
 		}
 	case "image":
 		c.image(where+".reference", v.Image.Reference)

@@ -88,7 +88,7 @@
 {{- define "ekg.rulesObjects" }}
 - apiGroups: [""]
   resources: [persistentvolumeclaims, services]
-  verbs: [create, get, patch]
+  verbs: [create, get, patch, delete]
 {{- end }}
 
 {{- define "ekg.rulesPrePull" }}
