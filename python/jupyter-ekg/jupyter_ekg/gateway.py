@@ -57,12 +57,15 @@ async def within(seconds: float | None, awaitable: Awaitable[_T]) -> _T:
 
 
 class Refused(Exception):
-    """The gateway answered with an HTTP error. ``message`` is its own sentence."""
+    """The gateway answered with an HTTP error. ``message`` is its own sentence.
 
-    def __init__(self, status: int, message: str):
+    ``is_own`` says whether the body is one of ekg's errors. Otherwise a proxy may have answered."""
+
+    def __init__(self, status: int, message: str, is_own: bool = False):
         super().__init__(f"{message} (HTTP {status})")
         self.status = status
         self.message = message
+        self.is_own = is_own
 
 
 class Unreachable(Exception):
@@ -223,7 +226,7 @@ async def send(method: str, path: str, body: Any = None) -> Any:
             raise Unreachable(describe(err)) from err
         async with response:
             if response.status >= 300:
-                raise Refused(response.status, await _message(response))
+                raise await _refused(response)
             return None if response.status == 204 else await read_json(response)
 
 
@@ -342,7 +345,7 @@ async def fetch(
         raise Unreachable(describe(err)) from err
     async with response:
         if response.status != 200:
-            raise Refused(response.status, await _message(response))
+            raise await _refused(response)
         yield response
 
 
@@ -362,11 +365,16 @@ def describe(err: BaseException) -> str:
     return str(cause) or type(cause).__name__
 
 
-async def _message(response: aiohttp.ClientResponse) -> str:
-    """Returns the message in an error's body, or the status line."""
+async def _refused(response: aiohttp.ClientResponse) -> Refused:
+    """Returns the error of a response, with the message in its body, or the status line."""
     default = response.reason or "error"
     try:
         body = json.loads(await within(_MAX_CONNECT_TIME, response.read()))
     except (ValueError, aiohttp.ClientError, asyncio.TimeoutError):
-        return default
-    return str(body.get("message") or body.get("reason") or default) if isinstance(body, dict) else default
+        body = None
+    if not isinstance(body, dict):
+        return Refused(response.status, default)
+    reason, message = body.get("reason"), body.get("message")
+    return Refused(
+        response.status, str(message or reason or default), isinstance(reason, str) and isinstance(message, str)
+    )

@@ -81,11 +81,14 @@ class Supervisor:
         self.log_lines: list[bytes] = []
         self.log_queries: list[dict] = []
         self.kernel_status = 200
+        self.kernel_answers: dict[str, tuple[int, str]] = {}  # by kernel: status and body, instead of its model
+        self.models_before = 0  # so many requests for a model are answered before kernel_answers holds
         self.sessions: list[dict] = []
         self.user = "ann"  # of every request
         self.ownership: dict = {}  # what the kernel's model says where there are users
         self.more_kernels: list[dict] = []
         self.starts: list[dict] = []  # bodies of requests for a kernel
+        self.start_ids: list[str] = []  # of the next kernels; then KERNEL
         self.deleted: list[str] = []  # ids of kernels
         self.start_status = 201
         self.start_error: str | None = None  # the body of the answer to a start that fails
@@ -175,9 +178,9 @@ class Supervisor:
         if transport is not None:
             transport.abort()
 
-    def _model(self) -> dict:
+    def _model(self, kernel_id: str = KERNEL) -> dict:
         return {
-            "id": KERNEL,
+            "id": kernel_id,
             "name": "python3",
             "last_activity": "2026-01-02T03:04:05.000006Z",
             "execution_state": "idle",
@@ -188,7 +191,13 @@ class Supervisor:
     async def _kernel(self, request: web.Request) -> web.Response:
         if self.kernel_status != 200:
             return web.json_response({"message": "no such kernel", "reason": "none"}, status=self.kernel_status)
-        return web.json_response(self._model())
+        kernel_id = request.match_info["id"]
+        if kernel_id in self.kernel_answers:
+            self.models_before -= 1
+            if self.models_before < 0:
+                status, body = self.kernel_answers[kernel_id]
+                return web.Response(status=status, text=body)
+        return web.json_response(self._model(kernel_id))
 
     async def _kernels(self, request: web.Request) -> web.Response:
         return web.json_response([self._model(), *self.more_kernels])
@@ -197,7 +206,8 @@ class Supervisor:
         self.starts.append(await request.json())
         if self.start_error is not None:
             return web.Response(status=self.start_status, text=self.start_error, content_type="application/json")
-        return web.json_response(self._model(), status=self.start_status)
+        kernel_id = self.start_ids.pop(0) if self.start_ids else KERNEL
+        return web.json_response(self._model(kernel_id), status=self.start_status)
 
     async def _change(self, request: web.Request) -> web.Response:
         self.changes.append(
