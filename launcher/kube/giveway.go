@@ -6,16 +6,19 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
@@ -29,8 +32,8 @@ import (
 const (
 	// giveWayGrace is the grace period of such a pod in seconds: a kernel waits for its GPUs.
 	giveWayGrace = 1
-	// staleRoom is how long the scheduler may take to use room that there seems to be. After it the node of that room
-	// does not help the pod.
+	// staleRoom is how long the scheduler may take to use room that there seems to be, or that was made. After it the
+	// node of that room does not help the pod. The scheduler waits up to 10 s before it tries a pod again.
 	staleRoom = 15 * time.Second
 	// giveWayTries bounds how often a pod is read again because it has changed before it was deleted.
 	giveWayTries = 3
@@ -39,6 +42,12 @@ const (
 	// quotaCounts is how long the cluster may take to notice that a pod is gone which a quota has counted.
 	quotaCounts = 2 * time.Second
 )
+
+// madeRoom says on which node warm kernels were ended for a pod that waits, and when.
+type madeRoom struct {
+	node string
+	at   time.Time
+}
 
 // noticeWait wakes the reaper if the scheduler finds too few GPUs for a kernel's pod.
 func (l *Launcher) noticeWait(pod *corev1.Pod) {
@@ -72,23 +81,30 @@ func (l *Launcher) rest(ctx context.Context) error {
 func (l *Launcher) giveWay(ctx context.Context) (waited map[corev1.ResourceName]bool, ended map[types.UID]bool) {
 	waited, ended = map[corev1.ResourceName]bool{}, map[types.UID]bool{}
 	waits := l.gpuWaits()
+	has, reserved := l.recentRooms(waits)
 	if len(waits) == 0 {
 		return waited, ended
 	}
 	view, warm := l.viewNodes(), l.allWarmPods()
-	reserved := map[string]float64{}
 	for _, w := range waits {
 		waited[corev1.ResourceName(w.resource)] = true
-		if w.nominated {
-			continue // the scheduler makes room for it
+		if w.nominated || has[w.uid] {
+			continue // the scheduler makes room for it, or is about to use its room
 		}
-		for _, pod := range w.chooseWarm(view, warm, ended, reserved) {
-			if l.endWarmPod(ctx, pod, w.Kernel) {
-				ended[pod.UID] = true
-				l.mu.Lock()
-				l.warm.ledger.GaveWay(specOf(pod))
-				l.mu.Unlock()
+		chosen, node := w.chooseWarm(view, warm, ended, reserved)
+		all := len(chosen) > 0
+		for _, pod := range chosen {
+			if !l.endWarmPod(ctx, pod, w.Kernel) {
+				all = false // the next round chooses another one
+				continue
 			}
+			ended[pod.UID] = true
+			l.mu.Lock()
+			l.warm.ledger.GaveWay(specOf(pod))
+			l.mu.Unlock()
+		}
+		if all {
+			l.warm.rooms[w.uid] = madeRoom{node, l.timing.now()}
 		}
 	}
 	for _, pod := range warm { // those that wait for the same GPUs, and would take them first
@@ -104,6 +120,23 @@ func (l *Launcher) giveWay(ctx context.Context) (waited map[corev1.ResourceName]
 	return waited, ended
 }
 
+// recentRooms returns the pods for which room was made so lately that the scheduler may still use it. reserved has this
+// room for each node. It forgets the pods that do not wait any more.
+func (l *Launcher) recentRooms(waits []gpuWait) (has map[types.UID]bool, reserved map[string]float64) {
+	has, reserved = map[types.UID]bool{}, map[string]float64{}
+	rooms := map[types.UID]madeRoom{}
+	for _, w := range waits {
+		made, there := l.warm.rooms[w.uid]
+		if !there || l.timing.now().Sub(made.at) >= staleRoom {
+			continue
+		}
+		rooms[w.uid], has[w.uid] = made, true
+		reserved[made.node+" "+w.resource] += w.amount
+	}
+	l.warm.rooms = rooms
+	return has, reserved
+}
+
 // gpuWaits returns the pods for which the scheduler finds too few GPUs, the longest first.
 func (l *Launcher) gpuWaits() []gpuWait {
 	now := l.clusterNow()
@@ -115,7 +148,7 @@ func (l *Launcher) gpuWaits() []gpuWait {
 			continue
 		}
 		if w, waits := waitOf(k.pod); waits {
-			w.Kernel, w.For = k.id, now.Sub(podScheduled(k.pod).LastTransitionTime.Time)
+			w.Kernel, w.uid, w.For = k.id, k.pod.UID, now.Sub(podScheduled(k.pod).LastTransitionTime.Time)
 			all = append(all, w)
 		}
 	}
@@ -125,18 +158,17 @@ func (l *Launcher) gpuWaits() []gpuWait {
 
 // chooseWarm returns the fewest pods of warm kernels whose end makes room for a kernel on one node, the newest first.
 // There are none if room is there or is being made, or if they are not enough. Of a node that the gateway does not see,
-// all of them are enough. reserved has for each node what kernels that have waited for longer get. The kernel's own
-// part is added.
+// all of them are enough. reserved has for each node what other kernels get: those for which room was just made, and
+// those that have waited for longer. The kernel's own part is added.
 func (w *gpuWait) chooseWarm(view launcher.GPUs, warm []*corev1.Pod, ended map[types.UID]bool,
-	reserved map[string]float64) (chosen []*corev1.Pod) {
-	at := ""
+	reserved map[string]float64) (chosen []*corev1.Pod, at string) {
 	for name, n := range w.nodesOf(view, warm) {
 		room, known := n.room(w.resource, warm, ended)
-		room -= reserved[name+" "+w.resource]
+		room = max(room-reserved[name+" "+w.resource], min(room, 0)) // what is reserved may not be there any more
 		if room >= w.amount {
 			if w.For < staleRoom {
 				reserved[name+" "+w.resource] += w.amount
-				return nil
+				return nil, ""
 			}
 			continue
 		}
@@ -160,7 +192,7 @@ func (w *gpuWait) chooseWarm(view launcher.GPUs, warm []*corev1.Pod, ended map[t
 	if at != "" {
 		reserved[at+" "+w.resource] += w.amount
 	}
-	return chosen
+	return chosen, at
 }
 
 // warmNode is a node on which a pod could run.
@@ -245,10 +277,10 @@ func specOf(pod *corev1.Pod) string {
 }
 
 // createWithin creates a kernel's pod as createPod does. If a quota of its namespace does not allow it, warm kernels
-// that hold the same GPUs give way, the newest first, until it does.
+// that hold the same GPUs give way, the newest first, until it does. None does if the quota would still refuse it.
 func (l *Launcher) createWithin(ctx context.Context, pod *corev1.Pod, chosen *flavor.Flavor) (*kernel, error) {
 	k, err := l.createPod(ctx, pod, chosen)
-	if !isOverQuota(err) || l.warm.pods == nil {
+	if l.warm.pods == nil || !l.helpsQuota(pod, err) {
 		return k, err
 	}
 	refused := err
@@ -257,6 +289,9 @@ func (l *Launcher) createWithin(ctx context.Context, pod *corev1.Pod, chosen *fl
 	l.warm.refused.Add(1) // no warm kernel takes the place
 	defer l.warm.refused.Add(-1)
 	for isOverQuota(err) {
+		if !l.helpsQuota(pod, err) {
+			return nil, err
+		}
 		warm := l.endOneFor(ctx, pod)
 		if warm == nil {
 			return nil, err
@@ -278,9 +313,8 @@ func (l *Launcher) createWithin(ctx context.Context, pod *corev1.Pod, chosen *fl
 // endOneFor ends the newest warm kernel that a quota counts beside a pod. It returns the pod of that, nil if there is
 // none.
 func (l *Launcher) endOneFor(ctx context.Context, pod *corev1.Pod) *corev1.Pod {
-	for _, warm := range slices.Backward(l.warmPods()) {
-		if warm.Namespace == pod.Namespace && asksForSame(warm, pod) &&
-			l.endWarmPod(ctx, warm, pod.Labels[podspec.LabelKernel]) {
+	for _, warm := range slices.Backward(l.warmBeside(pod)) {
+		if l.endWarmPod(ctx, warm, pod.Labels[podspec.LabelKernel]) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			l.warm.ledger.GaveWay(specOf(warm))
@@ -289,6 +323,64 @@ func (l *Launcher) endOneFor(ctx context.Context, pod *corev1.Pod) *corev1.Pod {
 	}
 	return nil
 }
+
+// warmBeside returns the pods of warm kernels in a pod's namespace that hold the same GPUs, the oldest first.
+func (l *Launcher) warmBeside(pod *corev1.Pod) []*corev1.Pod {
+	return slices.DeleteFunc(l.warmPods(), func(warm *corev1.Pod) bool {
+		return warm.Namespace != pod.Namespace || !asksForSame(warm, pod)
+	})
+}
+
+// helpsQuota reports whether a quota has refused a pod that it would allow without the warm kernels with the same GPUs.
+// A quota that refuses another object, such as the pod's secret, is no such quota.
+func (l *Launcher) helpsQuota(pod *corev1.Pod, err error) bool {
+	over := (*overQuota)(nil)
+	if !errors.As(err, &over) {
+		return false
+	}
+	warm := l.warmBeside(pod)
+	for name, ex := range over.exceeded {
+		var freed resource.Quantity
+		for _, w := range warm {
+			freed.Add(countedFor(w, name))
+		}
+		after := ex.Used.DeepCopy()
+		after.Sub(freed)
+		if after.Sign() < 0 {
+			after = resource.Quantity{}
+		}
+		after.Add(ex.Requested)
+		if freed.IsZero() || after.Cmp(ex.Limit) > 0 {
+			return false
+		}
+	}
+	return len(over.exceeded) > 0
+}
+
+// countedFor returns at most how much of a quota's resource a pod uses. It is 0 for one that no pod uses.
+func countedFor(pod *corev1.Pod, name string) (sum resource.Quantity) {
+	if name == "pods" || name == "count/pods" {
+		return *resource.NewQuantity(1, resource.DecimalSI)
+	}
+	of, limits := strings.CutPrefix(name, "limits.")
+	of = strings.TrimPrefix(of, "requests.")
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		q, there := c.Resources.Requests[corev1.ResourceName(of)]
+		if limits || !there {
+			q = c.Resources.Limits[corev1.ResourceName(of)]
+		}
+		sum.Add(q)
+	}
+	return sum
+}
+
+// overQuota is the error of a pod that a quota has refused.
+type overQuota struct {
+	*launcher.FailedError
+	exceeded map[string]podstatus.Exceeded
+}
+
+func (e *overQuota) Unwrap() error { return e.FailedError }
 
 // isOverQuota reports whether a pod was refused because of a quota.
 func isOverQuota(err error) bool {

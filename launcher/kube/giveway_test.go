@@ -3,6 +3,7 @@ package kube
 import (
 	"errors"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -48,8 +49,9 @@ func TestGPUWait_ChooseWarm(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		amounts  []float64 // of the pods that wait, the longest first
-		longFor  bool      // they wait for longer than the scheduler needs
+		longFor  bool      // they wait for longer than the scheduler needs, and no room was made for them lately
 		selector map[string]string
+		reserved float64 // on node n, for another pod
 		nodes    []launcher.GPUNode
 		warm     []*corev1.Pod // oldest first
 		want     []string
@@ -73,18 +75,23 @@ func TestGPUWait_ChooseWarm(t *testing.T) {
 			warm: pods("n:1a", "n:1b"), want: []string{"n:1b", "n:1a"}},
 		"the room of the first is not that of the second": {amounts: []float64{1, 1},
 			nodes: []launcher.GPUNode{node("n", 2, 0, nil)}, warm: pods("n:1a", "n:1b-"), want: []string{"n:1a"}},
+		"room that was just made is another's": {amounts: []float64{1}, longFor: true, reserved: 1,
+			nodes: []launcher.GPUNode{node("n", 2, 0, nil)}, warm: pods("n:1a"), want: []string{"n:1a"}},
+		"it was made on a node that is not seen": {amounts: []float64{1}, reserved: 1, warm: pods("n:1a", "n:1b"),
+			selector: t4, want: []string{"n:1b"}},
 		"nodes are not seen":             {amounts: []float64{1}, selector: t4, warm: pods("n:1a"), want: []string{"n:1a"}},
 		"nor is it known that they help": {amounts: []float64{1}, selector: map[string]string{"x": "y"}, warm: pods("n:1a")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ended, reserved := map[types.UID]bool{}, map[string]float64{}
+			ended, reserved := map[types.UID]bool{}, map[string]float64{"n " + gpu: c.reserved}
 			var got []string
 			for _, amount := range c.amounts {
 				w := gpuWait{resource: gpu, amount: amount, selector: c.selector}
 				if c.longFor {
 					w.For = time.Minute
 				}
-				for _, pod := range w.chooseWarm(launcher.GPUs{Nodes: c.nodes}, c.warm, ended, reserved) {
+				chosen, _ := w.chooseWarm(launcher.GPUs{Nodes: c.nodes}, c.warm, ended, reserved)
+				for _, pod := range chosen {
 					ended[pod.UID] = true
 					got = append(got, pod.Name)
 				}
@@ -93,6 +100,23 @@ func TestGPUWait_ChooseWarm(t *testing.T) {
 				t.Errorf("%v, want %v", got, c.want)
 			}
 		})
+	}
+}
+
+// Room that was just made is reserved. It is forgotten when the scheduler has not used it in time, and when its pod
+// does not wait any more.
+func TestGPUWait_RecentRooms(t *testing.T) {
+	now := time.Now()
+	l := &Launcher{timing: timing{now: func() time.Time { return now }}}
+	l.warm.rooms = map[types.UID]madeRoom{"new": {"n", now.Add(-time.Second)}, "old": {"m", now.Add(-staleRoom)},
+		"gone": {"n", now}}
+	has, reserved := l.recentRooms([]gpuWait{{uid: "new", resource: "r", amount: 2}, {uid: "old", resource: "r"},
+		{uid: "other", resource: "r"}})
+	if len(has) != 1 || !has["new"] || len(reserved) != 1 || reserved["n r"] != 2 || len(l.warm.rooms) != 1 {
+		t.Errorf("%v, %v, %v", has, reserved, l.warm.rooms)
+	}
+	if l.recentRooms(nil); len(l.warm.rooms) != 0 {
+		t.Errorf("%v", l.warm.rooms)
 	}
 }
 
@@ -203,5 +227,98 @@ func TestWarm_GivesWayToQuota(t *testing.T) {
 	}
 	if _, _, err := l.Start(t.Context(), gpuRequest(uuid.NewString(), "other")); !isOverQuota(err) {
 		t.Errorf("without a warm kernel: %v", err)
+	}
+}
+
+// A pod has waited for long when a warm kernel is ended for it. Then the scheduler has time to use that room. No other
+// one is ended meanwhile, also when the first is gone.
+func TestWarm_GivesWayOnce(t *testing.T) {
+	c, f := newRunning(t, 0)
+	gone := c.linger(t)
+	var now, rounds atomic.Int64
+	l := openTest(t, c, func(o *Options, tm *timing) {
+		fastReaper(&now)(o, tm)
+		warmWithGPU(o, 2, func() { rounds.Add(1) })
+	})
+	c.runWarm(t, f, 2, []*Launcher{l})
+	for i, pod := range c.warmPods(t) {
+		c.setPod(t, pod.Name, func(p *corev1.Pod) { p.Spec.NodeName = "node-" + strconv.Itoa(i) })
+	}
+	eventually(t, "the gateway knows their nodes", func() bool {
+		return !slices.ContainsFunc(l.warmPods(), func(p *corev1.Pod) bool {
+			return !strings.HasPrefix(p.Spec.NodeName, "node-")
+		})
+	})
+	k, _, err := l.Start(t.Context(), gpuRequest(uuid.NewString(), "other"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.setPod(t, podspec.PodName(k.ID, 1), func(p *corev1.Pod) {
+		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse,
+			Reason: corev1.PodReasonUnschedulable, LastTransitionTime: metav1.NewTime(time.Now().Add(-time.Minute)),
+			Message: "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."}}
+	})
+	ends := func() (names []string) {
+		for _, pod := range c.warmPods(t) {
+			if pod.DeletionTimestamp != nil {
+				names = append(names, pod.Name)
+			}
+		}
+		return names
+	}
+	eventually(t, "one is ended", func() bool { return len(ends()) > 0 })
+	look := func() {
+		from := rounds.Load()
+		eventually(t, "the reaper has looked", func() bool { return rounds.Load() > from+3 })
+	}
+	look()
+	first := ends()
+	if len(first) != 1 {
+		t.Fatalf("%v are ended", first)
+	}
+	gone(first[0])
+	eventually(t, "the gateway knows that it is gone", func() bool { return len(l.allWarmPods()) == 1 })
+	look()
+	if more := ends(); len(more) != 0 {
+		t.Fatalf("%v are ended, too", more)
+	}
+	now.Add(int64(staleRoom))
+	eventually(t, "that room does not help, and the other is ended", func() bool { return len(ends()) == 1 })
+}
+
+// A quota that the end of warm kernels cannot satisfy leaves them.
+func TestWarm_KeptForQuota(t *testing.T) {
+	c, f := newRunning(t, 0)
+	var now atomic.Int64
+	l := openTest(t, c, func(o *Options, tm *timing) {
+		fastReaper(&now)(o, tm)
+		warmWithGPU(o, 1, func() {})
+	})
+	c.runWarm(t, f, 1, []*Launcher{l})
+	var refused atomic.Pointer[[2]string] // the resource, and why
+	refused.Store(&[2]string{})
+	for _, of := range []string{"pods", "secrets"} {
+		c.PrependReactor("create", of, func(k8stesting.Action) (bool, runtime.Object, error) {
+			r := refused.Load()
+			err := errors.New("exceeded quota: team, " + r[1])
+			return of == r[0], nil, apierrors.NewForbidden(corev1.Resource(of), "x", err)
+		})
+	}
+	const gpu = "requests.nvidia.com/gpu"
+	for _, c := range []struct{ of, requested, used, limited string }{
+		{"pods", "limits.memory=16Gi," + gpu + "=1", "limits.memory=0," + gpu + "=1", "limits.memory=8Gi," + gpu + "=1"},
+		{"pods", gpu + "=1", gpu + "=3", gpu + "=2"},
+		{"pods", "services=1", "services=1", "services=1"},
+		{"secrets", "secrets=1", "secrets=1", "secrets=1"},
+		{"secrets", "pods=1", "pods=1", "pods=1"},
+	} {
+		reason := "requested: " + c.requested + ", used: " + c.used + ", limited: " + c.limited
+		refused.Store(&[2]string{c.of, reason})
+		if _, _, err := l.Start(t.Context(), gpuRequest(uuid.NewString(), "other")); !isOverQuota(err) {
+			t.Errorf("%s: %v", reason, err)
+		}
+		if n := l.Measure().WarmGaveWay["python3"]; n != 0 {
+			t.Fatalf("%s: %d gave way", reason, n)
+		}
 	}
 }

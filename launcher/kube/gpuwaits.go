@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
@@ -15,6 +16,7 @@ import (
 // gpuWait is a pod for which the scheduler finds too few GPUs of one resource.
 type gpuWait struct {
 	launcher.GPUWait
+	uid      types.UID // of the pod
 	resource string
 	amount   float64
 	selector map[string]string // of nodes

@@ -216,7 +216,11 @@ func (l *Launcher) explainStart(ctx context.Context, err error) error {
 		return errLost
 	case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err),
 		apierrors.IsNotFound(err), apierrors.IsRequestEntityTooLargeError(err):
-		return &launcher.FailedError{Reason: podstatus.ExplainError(err).Text, Class: podstatus.ErrorFailure(err)}
+		failed := &launcher.FailedError{Reason: podstatus.ExplainError(err).Text, Class: podstatus.ErrorFailure(err)}
+		if exceeded := podstatus.ExceededQuota(err); len(exceeded) > 0 {
+			return &overQuota{failed, exceeded}
+		}
+		return failed
 	}
 	return l.unavailable(ctx, "new pod", err)
 }

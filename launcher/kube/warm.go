@@ -44,7 +44,8 @@ type warmPool struct {
 	pods   cache.SharedIndexInformer // fixed; nil: this gateway has no warm kernels
 	urgent chan struct{}             // fixed; capacity 1: a pod waits for GPUs
 
-	refused atomic.Int64 // starts that wait until a quota does not count a warm kernel any more
+	rooms   map[types.UID]madeRoom // of pods that wait for GPUs; only the reaper uses it
+	refused atomic.Int64           // starts that wait until a quota does not count a warm kernel any more
 	ledger  launcher.WarmLedger
 }
 
@@ -368,7 +369,7 @@ func (l *Launcher) isBeingGiven(pod *corev1.Pod) bool {
 func (l *Launcher) keepsWarm(ctx context.Context, pod *corev1.Pod, rec podspec.Record, kind podspec.WarmKind,
 	c launcher.WarmCount) bool {
 	content := pod.Annotations[podspec.AnnotationWarm]
-	age := l.clusterNow().Sub(pod.CreationTimestamp.Time)
+	age := l.clusterNow().Sub(warmSince(pod))
 	waits := pod.Spec.NodeName == "" && len(kind.GPUs) > 0 // for as long as it takes
 	switch runs := runsWarm(pod); {
 	case podstatus.HasEnded(pod), !runs && hasRun(pod), !runs && !waits && age > warmStartLimit:
@@ -393,6 +394,15 @@ func (l *Launcher) keepsWarm(ctx context.Context, pod *corev1.Pod, rec podspec.R
 			err)
 	}
 	return false
+}
+
+// warmSince returns when a pod was scheduled, or created if it has no node.
+func warmSince(pod *corev1.Pod) time.Time {
+	since := pod.CreationTimestamp.Time
+	if c := podScheduled(pod); c != nil && c.Status == corev1.ConditionTrue && c.LastTransitionTime.After(since) {
+		since = c.LastTransitionTime.Time
+	}
+	return since
 }
 
 // hasRun reports whether a container of a pod has ended.

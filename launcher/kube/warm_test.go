@@ -312,3 +312,22 @@ func TestWarm_Discarded(t *testing.T) {
 		return len(all) == 1 && all[0].Name != replaced
 	})
 }
+
+// A warm kernel has its start limit from the moment at which its pod gets a node.
+func TestWarm_WaitedForNode(t *testing.T) {
+	c := newTestCluster(t)
+	l := openTest(t, c, nil)
+	now := l.clusterNow()
+	kind := podspec.WarmKind{Content: "x", GPUs: []corev1.ResourceName{"nvidia.com/gpu"}}
+	for ago, want := range map[time.Duration]bool{time.Minute: true, warmStartLimit + time.Minute: false} {
+		pod := &corev1.Pod{}
+		pod.Namespace, pod.Name, pod.Spec.NodeName = "ns", "w", "n"
+		pod.CreationTimestamp = metav1.NewTime(now.Add(-time.Hour))
+		pod.Annotations = map[string]string{podspec.AnnotationWarm: "x"}
+		pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionTrue,
+			LastTransitionTime: metav1.NewTime(now.Add(-ago))}}
+		if got := l.keepsWarm(t.Context(), pod, podspec.Record{}, kind, launcher.WarmCount{Wanted: 1}); got != want {
+			t.Errorf("%v ago: %v", ago, got)
+		}
+	}
+}

@@ -64,6 +64,8 @@ func NewWarmKind(o Options, start launcher.Request) (WarmKind, error) {
 		return k, errors.New("its kernels get a resource claim, and a warm kernel that holds one cannot give way")
 	case GPUs(pod) > 0 && !o.mayWarmGPUs():
 		return k, errors.New(noWarmGPUs)
+	case GPUs(pod) > 0 && cannotGiveWay(pod) != "":
+		return k, errors.New(cannotGiveWay(pod))
 	}
 	if pod.Annotations[AnnotationKernelObjects] != "" {
 		return k, errors.New("its kernels have objects of their own, which name their owner")
@@ -91,6 +93,30 @@ func NewWarmKind(o Options, start launcher.Request) (WarmKind, error) {
 
 // noWarmGPUs says why kernelspecs with GPUs have no warm kernels.
 const noWarmGPUs = "its kernels get GPUs, and the policy's kernelspecs.warmGPUs does not let warm kernels hold any"
+
+// KueueDomain is how Kueue's gates and labels begin. It holds a pod until its queue has room, which may take days.
+const KueueDomain = "kueue.x-k8s.io/"
+
+// cannotGiveWay says why nothing tells that a kernel lacks the GPUs of a warm kernel's pod. It is "" if the scheduler
+// does.
+func cannotGiveWay(pod *corev1.Pod) string {
+	for _, name := range slices.Sorted(maps.Keys(pod.Labels)) {
+		if strings.HasPrefix(name, KueueDomain) {
+			return fmt.Sprintf("its kernels get GPUs by a queue of Kueue (label %s), which does not say when it needs those "+
+				"of warm kernels", name)
+		}
+	}
+	switch scheduler := pod.Spec.SchedulerName; {
+	case len(GPUAmounts(pod)) > 1:
+		return "its kernels get GPUs of several resources, and warm kernels give way only for one"
+	case anyPositive(GPURequestOf(pod).Shares):
+		return "its kernels share GPUs, and the scheduler does not say when it needs those of warm kernels"
+	case scheduler != "" && scheduler != corev1.DefaultSchedulerName:
+		return fmt.Sprintf("its kernels get GPUs by the scheduler %s, which may not say when it needs those of warm "+
+			"kernels", scheduler)
+	}
+	return ""
+}
 
 // mayWarmGPUs reports whether warm kernels may hold GPUs.
 func (o Options) mayWarmGPUs() bool { return o.withDefaults().Policy.Kernelspecs.WarmGPUs }

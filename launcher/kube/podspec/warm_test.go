@@ -145,3 +145,27 @@ func TestWarmKind_None(t *testing.T) {
 		}
 	}
 }
+
+// Kernelspecs with GPUs have no warm kernels if nothing says that a pod lacks those GPUs.
+func TestWarmKind_CannotGiveWay(t *testing.T) {
+	o := testOptions()
+	o.Policy = DefaultPolicy()
+	o.Policy.Kernelspecs.WarmGPUs = true
+	const queue = `"labels": {"kueue.x-k8s.io/queue-name": "notebooks"}`
+	limits := func(text string) string { return `"resources": {"limits": {` + text + `}}` }
+	one := limits(`"nvidia.com/gpu": "1"`)
+	for ekg, want := range map[string]string{
+		one: "", queue: "", `"schedulerName": "own"`: "", one + `, "schedulerName": "default-scheduler"`: "",
+		one + ", " + queue:                                           "a queue of Kueue (label kueue.x-k8s.io/queue-name)",
+		one + `, "schedulerName": "own"`:                             "the scheduler own",
+		limits(`"nvidia.com/gpu": "1", "amd.com/gpu": "1"`):          "several resources",
+		limits(`"aliyun.com/gpu-mem": "4"`):                          "share GPUs",
+		limits(`"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"`): "share GPUs",
+		limits(`"nvidia.com/mig-1g.5gb": "1"`):                       "",
+	} {
+		_, err := NewWarmKind(o, launcher.Request{ID: testID, Spec: warmSpec(`{"image": "py:1", "warm": 1, ` + ekg + `}`)})
+		if (err != nil) != (want != "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", ekg, err)
+		}
+	}
+}

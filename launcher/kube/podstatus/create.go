@@ -102,6 +102,22 @@ func quotaReason(m []string) Reason {
 		strings.Join(parts, "; "))
 }
 
+// Exceeded says how much of a resource a pod asks for, and how far its quota is used.
+type Exceeded struct{ Requested, Used, Limit resource.Quantity }
+
+// ExceededQuota returns the resources of which a quota has too little, if that is the API server's error.
+func ExceededQuota(err error) map[string]Exceeded {
+	m := quotaExceeded.FindStringSubmatch(err.Error())
+	if m == nil {
+		return nil
+	}
+	all, used, limited := map[string]Exceeded{}, quantities(m[3]), quantities(m[4])
+	for name, q := range quantities(m[2]) {
+		all[name] = Exceeded{Requested: q, Used: used[name], Limit: limited[name]}
+	}
+	return all
+}
+
 func quantities(list string) map[string]resource.Quantity {
 	all := map[string]resource.Quantity{}
 	for item := range strings.SplitSeq(list, ",") {

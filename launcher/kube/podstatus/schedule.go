@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
 // schedulerCounts matches the scheduler's message: the number of nodes, and why they do not fit. Volcano writes
@@ -38,7 +40,7 @@ func (e *explanation) unscheduled() Reason {
 		turn := "it waits for its turn"
 		for _, g := range e.pod.Spec.SchedulingGates {
 			gates = append(gates, g.Name)
-			if strings.HasPrefix(g.Name, "kueue.x-k8s.io/") {
+			if strings.HasPrefix(g.Name, podspec.KueueDomain) {
 				turn = "it waits in Kueue's queue until there is quota for it"
 			}
 		}

@@ -22,20 +22,17 @@ func IsUndecided(pod *corev1.Pod) bool {
 		!HasEnded(pod)
 }
 
-// Kueue's gates and labels begin so. It holds a pod until its queue has room, which may take days.
-const kueueDomain = "kueue.x-k8s.io/"
-
 // IsQueued reports whether Kueue has not admitted a pod yet.
 func IsQueued(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp == nil && !HasEnded(pod) && slices.ContainsFunc(pod.Spec.SchedulingGates,
-		func(g corev1.PodSchedulingGate) bool { return strings.HasPrefix(g.Name, kueueDomain) })
+		func(g corev1.PodSchedulingGate) bool { return strings.HasPrefix(g.Name, podspec.KueueDomain) })
 }
 
 // MayHaveQueued reports whether Kueue manages a pod that has no node yet. The cluster does not report when Kueue
 // admitted it.
 func MayHaveQueued(pod *corev1.Pod) bool {
 	return pod.Spec.NodeName == "" &&
-		(pod.Labels[kueueDomain+"managed"] != "" || pod.Labels[kueueDomain+"queue-name"] != "")
+		(pod.Labels[podspec.KueueDomain+"managed"] != "" || pod.Labels[podspec.KueueDomain+"queue-name"] != "")
 }
 
 // HasEnded reports whether a pod has succeeded or failed.
