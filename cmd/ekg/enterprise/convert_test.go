@@ -71,6 +71,21 @@ const (
 	podHead = "apiVersion: v1\nkind: Pod\nspec:\n" // three lines
 )
 
+// serviceNamed is a Service in a template.
+func serviceNamed(name string) string {
+	return "---\napiVersion: v1\nkind: Service\nmetadata: {name: \"" + name + "\"}\nspec: {ports: [{port: 80}]}\n"
+}
+
+// needsService is the rest of a template in which everything needs the Service, the volume by a config map. more is
+// further metadata of the Service.
+func needsService(more string) string {
+	return "  containers:\n  - env: [{name: A, value: \"{{ kernel_pod_name }}-driver:80\"}]\n" +
+		"  volumes:\n  - {name: a, configMap: {name: \"c-{{ kernel_id }}\"}}\n" +
+		"---\napiVersion: v1\nkind: Service\nmetadata: {name: \"{{ kernel_pod_name }}-driver\", " + more + "}\n" +
+		"---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: \"c-{{ kernel_id }}\"}\n" +
+		"data: {driver: \"{{ kernel_pod_name }}-driver\"}\n"
+}
+
 // A line without a counterpart is reported once. All other lines are converted.
 func TestConvertSpec_LeftOut(t *testing.T) {
 	tests := []struct{ name, spec, ekg, leftOut string }{
@@ -105,9 +120,47 @@ func TestConvertSpec_LeftOut(t *testing.T) {
 			"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: \"a-{{ kernel_id }}\", finalizers: [x/y]}\n", `{}`,
 			"5: spec.volumes a: needs the ConfigMap a, which is left out\n7: an object ConfigMap: metadata.finalizers: cannot " +
 				"be set: the object would stay after its kernel"},
-		{"an object of the client", "  x: {{ 1 }}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n" +
-			"data: {a: \"{{ kernel_team }}\"}\n", `{}`, "4: spec.x: has no counterpart in metadata.ekg\n6: an object " +
-			"ConfigMap: depends on KERNEL_TEAM of the client, which ekg does not apply here"},
+		{"an object of the client", "  volumes:\n  - {name: a, secret: {secretName: s}}\n---\napiVersion: v1\n" +
+			"kind: Secret\nmetadata: {name: s}\nstringData: {a: \"{{ kernel_team }}\"}\n", `{}`,
+			"5: spec.volumes a: needs the Secret s, which is left out\n7: an object Secret: depends on KERNEL_TEAM of the " +
+				"client, which ekg does not apply here"},
+		{"an object with an unknown part", "  volumes:\n  - {name: a, persistentVolumeClaim: " +
+			"{claimName: \"data-{{ kernel_id }}\"}}\n---\napiVersion: v1\nkind: PersistentVolumeClaim\n" +
+			"metadata: {name: \"data-{{ kernel_id }}\", annotations: {a: \"{{ kernel_pod_name }}\"}}\n", `{}`,
+			"5: spec.volumes a: needs the PersistentVolumeClaim data-{{ kernel_id }}, which is left out\n7: an object " +
+				"PersistentVolumeClaim: has {{ kernel_pod_name }}, which a kernelspec cannot have there"},
+		{"a Service with an unknown part", needsService(`annotations: {a: "{{ kernel_pod_name }}"}`), `{}`,
+			"5: spec.containers[0].env A: needs the Service {{ kernel_pod_name }}-driver, which is left out\n" +
+				"7: spec.volumes a: needs the ConfigMap c-{{ kernel_id }}, which is left out\n" +
+				"9: an object Service: has {{ kernel_pod_name }}, which a kernelspec cannot have there\n" +
+				"13: an object ConfigMap: needs the Service {{ kernel_pod_name }}-driver, which is left out"},
+		{"a Service alone with an unknown part", "  containers:\n" +
+			"  - env: [{name: A, value: \"{{ kernel_pod_name }}-driver\"}, {name: B, value: \"{service.b}\"}]\n" +
+			strings.Replace(serviceNamed("{{ kernel_pod_name }}-driver"), "spec: {", "spec: {a: \"{{ kernel_pod_name }}\", ", 1),
+			`{"env":[{"name":"B","value":"{service.b}"}]}`,
+			"5: spec.containers[0].env A: needs the Service {{ kernel_pod_name }}-driver, which is left out\n" +
+				"7: an object Service: has {{ kernel_pod_name }}, which a kernelspec cannot have there"},
+		{"a Service that ekg refuses", needsService("finalizers: [x/y]"), `{}`,
+			"5: spec.containers[0].env A: needs the Service driver, which is left out\n" +
+				"7: spec.volumes a: needs the ConfigMap c, which is left out\n" +
+				"9: an object Service: metadata.finalizers: cannot be set: the object would stay after its kernel\n" +
+				"13: an object ConfigMap: needs the Service driver, which is left out"},
+		{"a Service whose name begins with another's", "  containers:\n" +
+			"  - env: [{name: A, value: \"{{ kernel_pod_name }}-driver-ui:4040\"}, " +
+			"{name: B, value: \"http://{{ kernel_pod_name }}-driver/x\"}, " +
+			"{name: C, value: \"{{ kernel_pod_name }}-drivers\"}]\n" +
+			serviceNamed("{{ kernel_pod_name }}-driver") + serviceNamed("{{ kernel_pod_name }}-driver-ui"),
+			`{"env":[{"name":"A","value":"{service.driver-ui}:4040"},{"name":"B","value":"http://{service.driver}/x"}],` +
+				`"objects":[`,
+			"5: spec.containers[0].env C: has {{ kernel_pod_name }}, which a kernelspec cannot have there"},
+		{"a Service named as the kernel", "  containers:\n  - env: [{name: ID, value: \"{{ kernel_id }}\"}, " +
+			"{name: URL, value: \"http://{{ kernel_id }}:80\"}]\n" + serviceNamed("{{ kernel_id }}") +
+			"---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\n" +
+			"data: {id: \"{{ kernel_id }}\", host: \"{{ kernel_id }}.{{ kernel_namespace }}\"}\n",
+			`{"env":[{"name":"ID","valueFrom":{"fieldRef":{"fieldPath":"metadata.labels['kernel_id']"}}},` +
+				`{"name":"URL","value":"http://{service.service}:80"}],"objects":[{"apiVersion":"v1","kind":"Service",` +
+				`"metadata":{"name":"service"},"spec":{"ports":[{"port":80}]}},{"apiVersion":"v1",` +
+				`"data":{"host":"{service.service}.{namespace}","id":"{kernel_id}"},`, ""},
 		{"a container beside the kernel's", "  securityContext: {runAsUser: {{ kernel_uid | int }}, runAsNonRoot: true}\n" +
 			"  initContainers:\n  - {name: a, image: x, securityContext: {runAsUser: 5}}\n  - {name: b, image: x}\n",
 			`{"initContainers":[{"image":"x","name":"a","securityContext":{"runAsNonRoot":true,"runAsUser":5}},{"image":"x",` +

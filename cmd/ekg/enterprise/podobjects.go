@@ -1,6 +1,7 @@
 package enterprise
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -28,13 +29,14 @@ type besidePod struct {
 	name  string // in the template, with marks
 	short string // in the kernelspec
 	doc   *tree
+	gone  bool // left out, and noted
 }
 
 // notWord matches what a short name cannot have.
 var notWord = regexp.MustCompile(`[^a-z0-9]+`)
 
-// readBeside reads the objects beside the pod. It notes those that no kernelspec can have. variants are the same
-// objects as texts, for each variable that a client may send.
+// readBeside reads the objects beside the pod. It notes those that no kernelspec can have. Those to which the pod may
+// refer are gone then. variants are the same objects as texts, for each variable that a client may send.
 func (p *podTemplate) readBeside(docs []*tree, variants map[string][]string) []besidePod {
 	var all []besidePod
 	for _, doc := range docs {
@@ -54,11 +56,12 @@ func (p *podTemplate) readBeside(docs []*tree, variants map[string][]string) []b
 			p.note(doc.line, "an object %s: ekg creates none with a kernel; create it once, or for each user beforehand", kind)
 		case !named:
 			p.note(doc.line, "an object %s: has no name", kind)
-		case variable != "":
-			p.note(doc.line, "an object %s: depends on %s of the client, which ekg does not apply here", kind,
-				strings.ToUpper(variable))
 		default:
-			o := besidePod{kind: kind, name: name, doc: doc}
+			o := besidePod{kind: kind, name: name, doc: doc, gone: variable != ""}
+			if o.gone {
+				p.note(doc.line, "an object %s: depends on %s of the client, which ekg does not apply here", kind,
+					strings.ToUpper(variable))
+			}
 			o.short = p.shortName(name, kind, all)
 			all = append(all, o)
 		}
@@ -111,35 +114,54 @@ func referredKind(u *unit, path string) string {
 	return ""
 }
 
-// withBeside returns the units of the pod and of the objects beside it. The pod refers to them by their short names.
-func (p *podTemplate) withBeside(units []unit, all []besidePod) []unit {
-	services := func(text string) string {
-		for _, o := range all {
-			if o.kind == "Service" && p.mark.MatchString(o.name) {
-				text = strings.ReplaceAll(text, o.name, "{service."+o.short+"}")
-			}
+// hostName matches a whole name in a text, marks included, and what follows it if it is a host's.
+var hostName = regexp.MustCompile(`([\w-]+)(\.|:\d+\b)?`)
+
+// serviceMarks returns a function that replaces the names of Services in a text. Only whole names are replaced: that of
+// one Service can begin with that of another. A name may be one mark alone, as the kernel's id. It means the Service
+// only as a host, before a domain or a port. Elsewhere it is the variable's value.
+func (p *podTemplate) serviceMarks(all []besidePod) func(text string) string {
+	marks := map[string]string{}
+	for _, o := range all {
+		if o.kind == "Service" && p.mark.MatchString(o.name) && marks[o.name] == "" {
+			marks[o.name] = o.serviceMark()
 		}
-		return text
 	}
-	for i := range units {
-		u := &units[i]
-		env := u.at == containerPath+".env[]" || besideLists[u.at] != ""
-		u.value.scalars("", func(path, text string) string {
-			kind := referredKind(u, path)
-			for _, o := range all {
-				if o.kind == kind && o.name == text {
-					return o.short
-				}
+	return func(text string) string {
+		return hostName.ReplaceAllStringFunc(text, func(found string) string {
+			m := hostName.FindStringSubmatch(found)
+			name, after := m[1], m[2]
+			if marks[name] == "" || after == "" && p.mark.FindString(name) == name {
+				return found
 			}
-			if env && strings.HasSuffix(path, ".value") {
-				return services(text)
-			}
-			return text
+			return marks[name] + after
 		})
 	}
+}
+
+// serviceMark is what stands for the name of a Service in texts of a kernelspec.
+func (o *besidePod) serviceMark() string { return "{service." + o.short + "}" }
+
+// withBeside returns the units of the pod and of the objects beside it. The pod refers to them by their short names.
+// What refers to an object that is left out is left out as well.
+func (p *podTemplate) withBeside(units []unit, all []besidePod) []unit {
+	services := p.serviceMarks(all)
+	for i := range all {
+		o := &all[i]
+		o.gone = o.gone || !p.fillObject(o, services)
+	}
+	for p.leaveOutNaming(all) { // until no other object names one that is gone
+	}
+	units = slices.DeleteFunc(units, func(u unit) bool {
+		needs := refer(&u, all, services)
+		if needs != nil {
+			p.note(u.line, needsGone, u.label(), needs.kind, needs.name)
+		}
+		return needs != nil
+	})
 	var ports []string
 	for _, o := range all {
-		if !p.fillObject(&o, services) {
+		if o.gone {
 			continue
 		}
 		if o.kind == "Service" {
@@ -153,6 +175,58 @@ func (p *podTemplate) withBeside(units []unit, all []besidePod) []unit {
 		units = append(units, unit{objectsPlace, o.doc.line, o.doc})
 	}
 	return units
+}
+
+// needsGone says why something is left out with an object: what, and the kind and the name of the object.
+const needsGone = "%s: needs the %s %s, which is left out"
+
+// goneService returns the Service that a text names although it is gone, or nil.
+func goneService(all []besidePod, text string) *besidePod {
+	i := slices.IndexFunc(all, func(o besidePod) bool {
+		return o.gone && o.kind == "Service" && strings.Contains(text, o.serviceMark())
+	})
+	if i < 0 {
+		return nil
+	}
+	return &all[i]
+}
+
+// leaveOutNaming leaves out objects in whose texts are Services that are gone. It reports whether there were some.
+func (p *podTemplate) leaveOutNaming(all []besidePod) (some bool) {
+	for i := range all {
+		o := &all[i]
+		if o.gone {
+			continue
+		}
+		if needs := goneService(all, flowText(o.doc.plain())); needs != nil {
+			p.note(o.doc.line, needsGone, "an object "+o.kind, needs.kind, needs.name)
+			o.gone, some = true, true
+		}
+	}
+	return some
+}
+
+// refer writes the short names of objects into a unit. It returns an object that the unit needs and that is gone, or
+// nil.
+func refer(u *unit, all []besidePod, services func(text string) string) (needs *besidePod) {
+	env := u.at == containerPath+".env[]" || besideLists[u.at] != ""
+	u.value.scalars("", func(path, text string) string {
+		kind := referredKind(u, path)
+		for i := range all {
+			if o := &all[i]; o.kind == kind && o.name == text {
+				if o.gone {
+					needs = o
+				}
+				return o.short
+			}
+		}
+		if env && strings.HasSuffix(path, ".value") {
+			text = services(text)
+			needs = cmp.Or(needs, goneService(all, text))
+		}
+		return text
+	})
+	return needs
 }
 
 // objectMarks are what stands in an object for the values of variables.
@@ -245,11 +319,13 @@ func servesAll(declared *tree, units []unit) bool {
 	})
 }
 
-// withoutObject leaves out what refers to an object that was left out, and notes it.
+// withoutObject leaves out what refers to an object that was left out, and notes it. That may be other objects, to
+// which the same applies.
 func (p *podTemplate) withoutObject(list []placed, gone *placed) []placed {
 	kind, _ := gone.value.field("kind").scalarText()
 	short, _ := gone.value.field("metadata").field("name").scalarText()
-	return slices.DeleteFunc(list, func(u placed) bool {
+	var objects []placed
+	list = slices.DeleteFunc(list, func(u placed) bool {
 		refers := false
 		u.value.scalars("", func(path, text string) string {
 			refers = refers || u.key != objectsPlace && referredKind(&u.unit, path) == kind && text == short ||
@@ -257,8 +333,15 @@ func (p *podTemplate) withoutObject(list []placed, gone *placed) []placed {
 			return text
 		})
 		if refers {
-			p.note(u.line, "%s: needs the %s %s, which is left out", u.label(), kind, short)
+			p.note(u.line, needsGone, u.label(), kind, short)
+		}
+		if refers && u.key == objectsPlace {
+			objects = append(objects, u)
 		}
 		return refers
 	})
+	for i := range objects {
+		list = p.withoutObject(list, &objects[i])
+	}
+	return list
 }
