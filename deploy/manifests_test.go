@@ -485,7 +485,7 @@ func TestManifests_DriverPorts(t *testing.T) {
 // secrets.
 func TestManifests_Objects(t *testing.T) {
 	onlyRole(t, kernelObjects, "ekg-objects", "services", rbacv1.PolicyRule{APIGroups: []string{""},
-		Resources: []string{"persistentvolumeclaims", "services"}, Verbs: []string{"create", "get", "patch"}})
+		Resources: []string{"persistentvolumeclaims", "services"}, Verbs: []string{"create", "get", "patch", "delete"}})
 }
 
 // Only the components pre-pull and placeholders let gateways create DaemonSets and Deployments, and in the kernels'

@@ -111,7 +111,7 @@ func TestE2E_JobsGiveWay(t *testing.T) {
 	}
 }
 
-// TestE2E_LocalWarmGPU: a warm kernel holds the machine's only GPU. A start takes it, with the GPU. When that kernel has
+// TestE2E_LocalWarmGPU: a warm kernel holds the machine's GPU. A start takes it, with the GPU. When that kernel has
 // ended there is another warm one, which is ended for a kernel that it does not fit, and replaced after that.
 func TestE2E_LocalWarmGPU(t *testing.T) {
 	t.Parallel() // it mostly waits

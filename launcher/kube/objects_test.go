@@ -372,8 +372,8 @@ func gatewayEnds(t *testing.T, restart bool, n int, executed bool) bool {
 	return err != nil
 }
 
-// TestObjects_Leftover: the kernel's earlier pod is kept until the next one owns the claim, however long that takes. The
-// cluster would delete the claim with the earlier pod.
+// TestObjects_Leftover: the kernel's earlier pod is kept until the next one owns the claim, however long that takes.
+// The cluster would delete the claim with the earlier pod.
 func TestObjects_Leftover(t *testing.T) {
 	c := newTestCluster(t)
 	c.PrependReactor("create", "pods", func(a k8stesting.Action) (bool, runtime.Object, error) {

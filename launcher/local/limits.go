@@ -87,8 +87,8 @@ func heldBy(rec record) launcher.Held {
 
 // decide decides about a start. The caller holds the lock on starts. Memory knows every kernel that counts, because all
 // that begin to count do so under this lock; see changes. It may take one for alive whose end it has not noticed yet.
-// So a start is admitted by what memory has. It is refused only by what the folders of the kernels say. Reading a folder
-// takes some system calls.
+// So a start is admitted by what memory has. It is refused only by what the folders of the kernels say. Reading a
+// folder takes some system calls.
 func (l *Launcher) decide(ctx context.Context, start launcher.Held) error {
 	if err := l.catchUp(ctx); err != nil {
 		return err
