@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"sync"
 	"syscall"
@@ -136,13 +137,12 @@ func TestStop(t *testing.T) {
 
 // TestProcesses_Ended: of two supervisors that have ended, the one in the newer file was the last.
 func TestProcesses_Ended(t *testing.T) {
-	p := newPlace(t)
-	l := p.launcher()
-	const locked, noted = 4_194_303, 4_194_302 // no process has them, unless the machine has millions
+	dir := t.TempDir()
+	l := &Launcher{layout: layout{state: dir, runtime: dir}, log: slog.New(slog.DiscardHandler)} // it removes no folder
+	const locked, noted = 4_194_303, 4_194_302                                                   // no process has them, unless the machine has millions
 	if err := os.MkdirAll(l.layout.kernel(id(1)), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = os.RemoveAll(l.layout.kernel(id(1))) })
 	if err := os.WriteFile(l.layout.file(id(1), lockFile), fmt.Appendln(nil, locked), 0o600); err != nil {
 		t.Fatal(err)
 	}
