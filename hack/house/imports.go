@@ -266,7 +266,7 @@ var doors = []struct {
 	tests      []string
 }{
 	{"github.com/urfave/cli/", []string{"cmd/ekg"}, nil},
-	{"github.com/go-zeromq/zmq4", nil, []string{"launcher/supervisor/zeromq", "launcher/launchertest"}},
+	{"github.com/go-zeromq/zmq4", []string{"launcher/supervisor/zeromq", "launcher/launchertest"}, nil},
 	{
 		"github.com/gorilla/websocket",
 		[]string{"gateway", "gateway/channels", "gateway/jobs", "gateway/jobs/notebook", "launcher/supervisor",

@@ -48,9 +48,15 @@ func BenchmarkSocket_Receive(b *testing.B) {
 			many := bytes.Repeat(one, max(1, 256<<10/len(one)))
 			ours, theirs := net.Pipe() // without system calls
 			go func() {
-				defer theirs.Close()           //nolint:errcheck // a pipe
+				defer theirs.Close() //nolint:errcheck // a pipe
+				shaken := make(chan struct{})
+				go func() {
+					defer close(shaken)
+					io.ReadFull(theirs, make([]byte, greetingSize)) //nolint:errcheck // the other end fails too
+				}()
+				theirs.Write(zmqGreeting()) //nolint:errcheck // the other end fails too
+				<-shaken
 				go io.Copy(io.Discard, theirs) //nolint:errcheck // ends with the pipe
-				theirs.Write(zmqGreeting())    //nolint:errcheck // the other end fails too
 				theirs.Write(zmqReady("XPUB")) //nolint:errcheck // the other end fails too
 				for {
 					if _, err := theirs.Write(many); err != nil {
@@ -58,7 +64,8 @@ func BenchmarkSocket_Receive(b *testing.B) {
 					}
 				}
 			}()
-			s, err := open(newZMTPConn(ours, Sub, Limits{}.withDefaults()), nil, "pipe")
+			typ, _ := Sub.zmtp()
+			s, err := open(newZMTPConn(ours, Sub, Limits{}.withDefaults()), typ, nil, "pipe")
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -1,8 +1,9 @@
-// Package zeromq connects to the ZeroMQ sockets of a kernel. Only its tests use a ZeroMQ library, to compare with.
+// Package zeromq connects to the ZeroMQ sockets of a kernel. It is the only door to the ZeroMQ library outside of
+// tests.
 //
 // A kernel runs its user's code, so this package trusts nothing that the peer sends: it checks every length, command
-// and handshake, bounds memory and waiting by Limits, and never redials. The package knows nothing of Jupyter's
-// messages; a message is a list of frames.
+// and handshake, bounds memory and waiting by Limits, and never redials. The library does the handshake; messages are
+// read and written here. The package knows nothing of Jupyter's messages; a message is a list of frames.
 //
 // Goroutines: a Sub has one that reads ahead, which Dial starts and Close awaits. A Dealer has none.
 package zeromq
@@ -12,10 +13,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/go-zeromq/zmq4"
+	"github.com/go-zeromq/zmq4/security/null"
 )
 
 // Socket is one ZeroMQ connection to a kernel's port. An error of Send or Recv is permanent, except a TooLargeError:
@@ -112,12 +115,13 @@ func Dial(ctx context.Context, endpoint string, kind Kind, identity []byte, limi
 	if len(identity) > maxIdentity || len(identity) > 0 && identity[0] == 0 {
 		return nil, fmt.Errorf("zeromq: an identity has at most %d bytes and does not start with 0", maxIdentity)
 	}
-	if kind.zmtp() == "" {
-		return nil, fmt.Errorf("zeromq: unknown kind of socket %d", kind)
+	typ, err := kind.zmtp()
+	if err != nil {
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, limits.Handshake)
 	defer cancel()
-	s, err := connect(ctx, endpoint, kind, identity, limits)
+	s, err := connect(ctx, endpoint, kind, typ, identity, limits)
 	if err != nil {
 		if cause := context.Cause(ctx); cause != nil {
 			err = fmt.Errorf("no complete handshake: %w", cause)
@@ -127,14 +131,15 @@ func Dial(ctx context.Context, endpoint string, kind Kind, identity []byte, limi
 	return s, nil
 }
 
-func connect(ctx context.Context, endpoint string, kind Kind, identity []byte, limits Limits) (*socket, error) {
+func connect(ctx context.Context, endpoint string, kind Kind, typ zmq4.SocketType, identity []byte, limits Limits) (
+	*socket, error) {
 	raw, err := dialEndpoint(ctx, endpoint)
 	if err != nil {
 		return nil, err
 	}
 	// Only closing the connection ends a handshake that is blocked in a read.
 	stop := context.AfterFunc(ctx, func() { raw.Close() }) //nolint:errcheck // the handshake's error says why
-	s, err := open(newZMTPConn(raw, kind, limits), identity, endpoint)
+	s, err := open(newZMTPConn(raw, kind, limits), typ, identity, endpoint)
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
 	}
@@ -148,53 +153,38 @@ func connect(ctx context.Context, endpoint string, kind Kind, identity []byte, l
 	return s, nil
 }
 
-// zmtp returns the kind's name in the protocol; "" for an unknown kind.
-func (k Kind) zmtp() string {
+func (k Kind) zmtp() (zmq4.SocketType, error) {
 	switch k {
 	case Dealer:
-		return "DEALER"
+		return zmq4.Dealer, nil
 	case Sub:
-		return "SUB"
+		return zmq4.Sub, nil
 	}
-	return ""
+	return "", fmt.Errorf("zeromq: unknown kind of socket %d", k)
 }
 
-// dialEndpoint opens the stream below a ZeroMQ connection. Go sets TCP_NODELAY and keep-alive on TCP connections. It
-// looks up no names: a kernel that is starting is dialed often.
+// dialEndpoint opens the stream below a ZeroMQ connection. Go sets TCP_NODELAY and keep-alive on TCP connections.
 func dialEndpoint(ctx context.Context, endpoint string) (net.Conn, error) {
 	var d net.Dialer
 	switch scheme, address, _ := strings.Cut(endpoint, "://"); {
 	case scheme == "tcp" && address != "":
-		to, err := netip.ParseAddrPort(address)
-		if err != nil {
-			return nil, err
-		}
-		return orNil(d.DialTCP(ctx, "tcp", netip.AddrPort{}, to))
+		return d.DialContext(ctx, "tcp", address)
 	case scheme == "ipc" && address != "":
-		return orNil(d.DialUnix(ctx, "unix", nil, &net.UnixAddr{Name: address, Net: "unix"}))
+		return d.DialContext(ctx, "unix", address)
 	}
 	return nil, fmt.Errorf("endpoint %q is neither tcp://host:port nor ipc://path", endpoint)
 }
 
-// orNil returns no connection after an error. A nil pointer would be one.
-func orNil[C net.Conn](conn C, err error) (net.Conn, error) {
-	if err != nil {
-		return nil, err
-	}
-	return conn, nil
-}
-
 // open does the handshake on a new connection. A Sub subscribes.
-func open(conn *zmtpConn, identity []byte, endpoint string) (*socket, error) {
-	r, err := conn.handshake(identity)
-	if err != nil {
-		return nil, err
+func open(conn *zmtpConn, typ zmq4.SocketType, identity []byte, endpoint string) (*socket, error) {
+	if _, err := zmq4.Open(conn, null.Security(), typ, identity, false, nil); err != nil {
+		return nil, conn.refusal(err)
 	}
-	s := &socket{endpoint: endpoint, conn: conn, reader: r}
-	if conn.kind == Sub {
+	s := &socket{endpoint: endpoint, conn: conn, reader: conn.messages()}
+	if typ == zmq4.Sub {
 		s.ahead = newReadAhead(s.reader)
 		s.ahead.begin()
-		// ZMTP 3.0 subscribes by a message: 1 and the topic.
+		// The library speaks ZMTP 3.0, which subscribes by a message: 1 and the topic.
 		if err := s.Send([][]byte{{1}}); err != nil {
 			s.Close() //nolint:errcheck // never fails
 			return nil, err
