@@ -138,8 +138,9 @@ func TestStop(t *testing.T) {
 // TestProcesses_Ended: of two supervisors that have ended, the one in the newer file was the last.
 func TestProcesses_Ended(t *testing.T) {
 	dir := t.TempDir()
-	l := &Launcher{layout: layout{state: dir, runtime: dir}, log: slog.New(slog.DiscardHandler)} // it removes no folder
-	const locked, noted = 4_194_303, 4_194_302                                                   // no process has them, unless the machine has millions
+	// This launcher has no regular work, which would remove the folder below.
+	l := &Launcher{layout: layout{state: dir, runtime: dir}, log: slog.New(slog.DiscardHandler)}
+	const locked, noted = 4_194_303, 4_194_302 // no process has them, unless the machine has millions
 	if err := os.MkdirAll(l.layout.kernel(id(1)), 0o700); err != nil {
 		t.Fatal(err)
 	}
