@@ -105,9 +105,12 @@ func TestE2E_StopDaemons(t *testing.T) {
 			t.Fatalf("%v in %q", err, r.stdout)
 		}
 		sleepers := func(p process) bool { return ofKernel(id)(p) && strings.HasPrefix(p.cmdline, "sleep") }
-		if got := processes(t, sleepers); len(got) != 3 {
-			t.Errorf("the kernel has the processes %v", got)
-		}
+		g.eventually(10*time.Second, "all three sleep", func() error { // each runs other programs before
+			if got := processes(t, sleepers); len(got) != 3 {
+				return fmt.Errorf("the kernel has the processes %v", got)
+			}
+			return nil
+		})
 		group, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", kernel))
 		if err != nil {
 			t.Fatal(err)
