@@ -99,19 +99,26 @@ func TestE2E_EnterpriseTests(t *testing.T) {
 	itestsOfPython.run(t, g, peers, "PYTHON_KERNEL_LOCAL_NAME=python3")
 }
 
+// enterpriseGateway prepares a gateway whose kernels have one of the images with a launcher of Enterprise Gateway. peers
+// is the folder with Enterprise Gateway's own files.
+func enterpriseGateway(t *testing.T, image string) (k *inCluster, peers string) {
+	t.Helper()
+	peers = enterprisePeers(t, theInstallation(t))
+	c := theCluster(t)
+	c.needsOwn(t, "it loads an image")
+	if _, err := c.run("images", image); err != nil {
+		t.Fatal(err)
+	}
+	k = c.newGateway(t, c.newNamespace(t), c.kubeconfig, "--start-wait", "30s")
+	k.enterpriseUsers()
+	return k, peers
+}
+
 // TestE2E_KubeEnterpriseImage: an image with the launcher of Enterprise Gateway runs unchanged, by Enterprise Gateway's
 // own kernelspecs. Enterprise Gateway's own integration tests pass.
 func TestE2E_KubeEnterpriseImage(t *testing.T) {
 	t.Parallel() // it mostly waits
-	in := theInstallation(t)
-	peers := enterprisePeers(t, in)
-	c := theCluster(t)
-	c.needsOwn(t, "it loads an image")
-	if _, err := c.run("images", "kernel-eg"); err != nil {
-		t.Fatal(err)
-	}
-	k := c.newGateway(t, c.newNamespace(t), c.kubeconfig, "--start-wait", "30s")
-	k.enterpriseUsers()
+	k, peers := enterpriseGateway(t, "kernel-eg")
 	source := filepath.Join(peers, "eg-source")
 	k.enterpriseKernelspec(source, "python_kubernetes", "elyra/kernel-py:VERSION", "localhost/kernel-eg:dev")
 	k.enterpriseKernelspec(source, "spark_python_kubernetes", "elyra/kernel-spark-py:VERSION", "localhost/kernel-eg:dev")

@@ -17,14 +17,7 @@ import (
 // Toree and Spark in one process. Its kernelspec is Enterprise Gateway's own, converted with --keep-launcher.
 func TestE2E_KubeEnterpriseScala(t *testing.T) {
 	t.Parallel() // it mostly waits
-	peers := enterprisePeers(t, theInstallation(t))
-	c := theCluster(t)
-	c.needsOwn(t, "it loads an image")
-	if _, err := c.run("images", "kernel-spark"); err != nil {
-		t.Fatal(err)
-	}
-	k := c.newGateway(t, c.newNamespace(t), c.kubeconfig, "--start-wait", "30s")
-	k.enterpriseUsers()
+	k, peers := enterpriseGateway(t, "kernel-spark")
 	k.convertedScala(filepath.Join(peers, "eg-source", "etc"))
 	k.start()
 	k.token = "token-bob"

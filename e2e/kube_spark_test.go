@@ -17,14 +17,7 @@ const pysparkPath = "/opt/spark/python:/opt/spark/python/lib/py4j-0.10.9.5-src.z
 // this Spark, which cannot pickle its functions. So cells use Spark's own functions.
 func TestE2E_KubeEnterpriseSpark(t *testing.T) {
 	t.Parallel() // it mostly waits
-	peers := enterprisePeers(t, theInstallation(t))
-	c := theCluster(t)
-	c.needsOwn(t, "it loads an image")
-	if _, err := c.run("images", "kernel-spark"); err != nil {
-		t.Fatal(err)
-	}
-	k := c.newGateway(t, c.newNamespace(t), c.kubeconfig, "--start-wait", "30s")
-	k.enterpriseUsers()
+	k, peers := enterpriseGateway(t, "kernel-spark")
 	source := filepath.Join(peers, "eg-source")
 	image := []string{"elyra/kernel-spark-py:VERSION", "localhost/kernel-spark:dev"}
 	k.enterpriseKernelspec(source, "spark_python_kubernetes", image...)

@@ -51,15 +51,26 @@ func TestE2E_KubeWarm(t *testing.T) {
 	k.start()
 	k.warmIsFast(metrics)
 	k.podSpec("warm", map[string]any{"image": "localhost/kernel-py:dev", "warm": 0})
-	k.eventually(60*time.Second, "no warm pod is left", func() error {
-		out, err := k.cluster.tryKubectl("", "-n", k.namespace, "get", "pods",
-			"-l", "app.kubernetes.io/managed-by=ekg-warm", "-o", "name")
+	k.noWarmPods("no warm pod is left")
+	k.deleteAll()
+}
+
+// warmPods returns what kubectl prints of the pods of warm kernels with this option -o.
+func (k *inCluster) warmPods(output string) (string, error) {
+	return k.cluster.tryKubectl("", "-n", k.namespace, "get", "pods", "-l", "app.kubernetes.io/managed-by=ekg-warm",
+		"-o", output)
+}
+
+// noWarmPods waits until no warm kernel has a pod.
+func (k *inCluster) noWarmPods(what string) {
+	k.t.Helper()
+	k.eventually(60*time.Second, what, func() error {
+		out, err := k.warmPods("name")
 		if err == nil && strings.TrimSpace(out) != "" {
 			err = fmt.Errorf("there are %s", out)
 		}
 		return err
 	})
-	k.deleteAll()
 }
 
 // readyPods waits until two warm kernels can be taken.
@@ -67,9 +78,7 @@ func (k *inCluster) readyPods(metrics string) {
 	k.t.Helper()
 	k.warmed(metrics, "warm", 2)
 	k.eventually(60*time.Second, "both pods are ready", func() error {
-		out, err := k.cluster.tryKubectl("", "-n", k.namespace, "get", "pods",
-			"-l", "app.kubernetes.io/managed-by=ekg-warm", "-o",
-			"jsonpath={range .items[*]}{.status.conditions[?(@.type=='Ready')].status} {end}")
+		out, err := k.warmPods("jsonpath={range .items[*]}{.status.conditions[?(@.type=='Ready')].status} {end}")
 		if err == nil && strings.Count(out, "True") != 2 {
 			err = fmt.Errorf("they are %q", out)
 		}
@@ -150,11 +159,6 @@ func TestE2E_KubeWarmGPU(t *testing.T) {
 			return fmt.Errorf("%+v", all)
 		})
 	}
-	warmPods := func() string {
-		t.Helper()
-		return strings.TrimSpace(k.cluster.kubectl(t, "", "-n", k.namespace, "get", "pods",
-			"-l", "app.kubernetes.io/managed-by=ekg-warm", "-o", "name"))
-	}
 	k.warmed(metrics, "warm", 1)
 	view(0, 1)
 	var m model
@@ -170,29 +174,21 @@ func TestE2E_KubeWarmGPU(t *testing.T) {
 		return nil
 	})
 	k.eventually(60*time.Second, "the next warm pod waits for a node", func() error {
-		out, err := k.cluster.tryKubectl("", "-n", k.namespace, "get", "pods", "-l", "app.kubernetes.io/managed-by=ekg-warm",
-			"-o", "jsonpath={.items[*].status.phase}")
+		out, err := k.warmPods("jsonpath={.items[*].status.phase}")
 		if err == nil && out != "Pending" {
 			err = fmt.Errorf("%q", out)
 		}
 		return err
 	})
-	before := warmPods()
 	var second model
 	k.want(201, "POST", "/api/kernels", `{"name": "cold"}`, &second)
-	k.eventually(60*time.Second, "no warm pod waits beside a kernel", func() error {
-		if now := warmPods(); now != "" {
-			return fmt.Errorf("there are %q, before %q", now, before)
-		}
-		return nil
-	})
+	k.noWarmPods("no warm pod waits beside a kernel")
 	k.want(204, "DELETE", "/api/kernels/"+m.ID, "", nil)
 	k.state(second.ID, "idle", 90*time.Second)
 	k.want(204, "DELETE", "/api/kernels/"+second.ID, "", nil)
 	view(0, 1)
 	k.eventually(60*time.Second, "the warm pod is ready", func() error {
-		out, err := k.cluster.tryKubectl("", "-n", k.namespace, "get", "pods", "-l", "app.kubernetes.io/managed-by=ekg-warm",
-			"-o", "jsonpath={.items[*].status.conditions[?(@.type=='Ready')].status}")
+		out, err := k.warmPods("jsonpath={.items[*].status.conditions[?(@.type=='Ready')].status}")
 		if err == nil && out != "True" {
 			err = fmt.Errorf("%q", out)
 		}

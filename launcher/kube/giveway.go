@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -99,9 +98,6 @@ func (l *Launcher) giveWay(ctx context.Context) (waited map[corev1.ResourceName]
 				continue
 			}
 			ended[pod.UID] = true
-			l.mu.Lock()
-			l.warm.ledger.GaveWay(specOf(pod))
-			l.mu.Unlock()
 		}
 		if all {
 			l.warm.rooms[w.uid] = madeRoom{node, l.timing.now()}
@@ -259,7 +255,7 @@ func amountOf(pod *corev1.Pod, resource string) float64 {
 
 // covers reports whether every node that a selector chooses is chosen by another one, too.
 func covers(selector, other map[string]string) bool {
-	for name, value := range maps.All(other) {
+	for name, value := range other {
 		if had, there := selector[name]; !there || had != value {
 			return false
 		}
@@ -315,9 +311,6 @@ func (l *Launcher) createWithin(ctx context.Context, pod *corev1.Pod, chosen *fl
 func (l *Launcher) endOneFor(ctx context.Context, pod *corev1.Pod) *corev1.Pod {
 	for _, warm := range slices.Backward(l.warmBeside(pod)) {
 		if l.endWarmPod(ctx, warm, pod.Labels[podspec.LabelKernel]) {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			l.warm.ledger.GaveWay(specOf(warm))
 			return warm
 		}
 	}
@@ -401,10 +394,13 @@ func asksForSame(a, b *corev1.Pod) bool {
 
 // isThere reports whether the pod of a warm kernel exists.
 func (l *Launcher) isThere(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(l.allWarmPods(), func(p *corev1.Pod) bool { return p.UID == pod.UID })
+	o, there, err := l.warm.pods.GetStore().Get(pod)
+	found, _ := o.(*corev1.Pod)
+	return err == nil && there && found.UID == pod.UID
 }
 
-// endWarmPod deletes the pod of a warm kernel for a kernel that waits, unless a start has taken it.
+// endWarmPod deletes the pod of a warm kernel, unless a start has taken it. waits is the kernel that gets its GPUs. "" is
+// for a pod that holds none yet, which is not counted.
 func (l *Launcher) endWarmPod(ctx context.Context, pod *corev1.Pod, waits string) bool {
 	for range giveWayTries {
 		asking, cancel := l.apiContext(ctx)
@@ -427,6 +423,11 @@ func (l *Launcher) endWarmPod(ctx context.Context, pod *corev1.Pod, waits string
 		case now == nil:
 			l.log.Info("warm kernel gives way to a kernel that waits", logkey.Kernel, pod.Labels[podspec.LabelKernel],
 				logkey.Spec, specOf(pod), logkey.Pod, pod.Name, logkey.Waits, waits)
+			if waits != "" {
+				l.mu.Lock()
+				l.warm.ledger.GaveWay(specOf(pod))
+				l.mu.Unlock()
+			}
 			return true
 		}
 		pod = now

@@ -90,6 +90,15 @@ func (c *testCluster) collect(t testing.TB) {
 	}
 }
 
+// wantNoObjects checks that no object is left without its owner.
+func (c *testCluster) wantNoObjects(t testing.TB) {
+	t.Helper()
+	c.collect(t)
+	if left := c.objectsThere(t); len(left) > 0 {
+		t.Errorf("left: %q", namesOf(left))
+	}
+}
+
 // TestObjects: a kernel's objects are created before its secret, with which its containers start. They are gone with
 // its pod. The pod does not show the content of a Secret to who may read pods.
 func TestObjects(t *testing.T) {
@@ -116,10 +125,7 @@ func TestObjects(t *testing.T) {
 	if err := l.Stop(t.Context(), idA, "enough"); err != nil {
 		t.Fatal(err)
 	}
-	c.collect(t)
-	if left := c.objectsThere(t); len(left) > 0 {
-		t.Errorf("left: %q", namesOf(left))
-	}
+	c.wantNoObjects(t)
 }
 
 // TestObjects_Refused: a start whose object cannot be created fails with the reason, and leaves no pod.
@@ -207,10 +213,7 @@ func TestObjects_Revive(t *testing.T) {
 	if err := l.Stop(t.Context(), idA, "enough"); err != nil {
 		t.Fatal(err)
 	}
-	c.collect(t)
-	if left := c.objectsThere(t); len(left) > 0 {
-		t.Errorf("left: %q", namesOf(left))
-	}
+	c.wantNoObjects(t)
 }
 
 // TestObjects_Forged: a gateway creates no object for a pod that no gateway has built, as a user who may create pods
@@ -480,8 +483,5 @@ func (c *testCluster) eventuallyEmpty(t *testing.T) {
 		}
 		return len(pods.Items) == 0
 	})
-	c.collect(t)
-	if left := c.objectsThere(t); len(left) > 0 {
-		t.Errorf("left: %q", namesOf(left))
-	}
+	c.wantNoObjects(t)
 }

@@ -158,13 +158,9 @@ func (l *Launcher) whyNoGPU(want *devices.Want) string {
 }
 
 // withoutWarm returns GPUs as if warm kernels held none, since these give way.
-func (l *Launcher) withoutWarm(all []gpu.Held) ([]gpu.Held, error) {
-	warm, err := l.warmHolders()
-	if err != nil {
-		return nil, err
-	}
+func withoutWarm(all []gpu.Held, warm []warmHolder) []gpu.Held {
 	for _, w := range warm {
 		all = without(all, w.ID)
 	}
-	return all, nil
+	return all
 }

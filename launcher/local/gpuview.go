@@ -18,22 +18,20 @@ func (l *Launcher) ViewGPUs(ctx context.Context) (launcher.GPUs, error) {
 	if err != nil {
 		return launcher.GPUs{}, err
 	}
-	view, err := l.viewOf(held, reason)
-	if err == nil {
-		view.Ahead, err = l.warmAhead()
+	warm, err := l.warmHolders()
+	if err != nil {
+		return launcher.GPUs{}, err
 	}
+	view := l.viewOf(held, reason, warm)
+	view.Ahead = l.warmAhead(warm)
 	view.Sort()
-	return view, err
+	return view, nil
 }
 
 // warmAhead returns the warm kernels of each kernelspec that wants some.
-func (l *Launcher) warmAhead() (all []launcher.Ahead, err error) {
+func (l *Launcher) warmAhead(warm []warmHolder) (all []launcher.Ahead) {
 	if l.opts.Warm == nil {
-		return nil, nil
-	}
-	warm, err := l.warmHolders()
-	if err != nil {
-		return nil, err
+		return nil
 	}
 	for _, w := range l.opts.Warm() {
 		a := launcher.Ahead{Kind: launcher.AheadWarm, SpecName: w.Start.Spec.Name, Wanted: w.Count}
@@ -52,24 +50,20 @@ func (l *Launcher) warmAhead() (all []launcher.Ahead, err error) {
 		}
 		all = append(all, a)
 	}
-	return all, nil
+	return all
 }
 
-// viewOf returns the view of these GPUs. The reason says why there are none.
-func (l *Launcher) viewOf(held []gpu.Held, reason string) (view launcher.GPUs, err error) {
+// viewOf returns the view of these GPUs, and of the warm kernels that hold some. The reason says why there are none.
+func (l *Launcher) viewOf(held []gpu.Held, reason string, holders []warmHolder) (view launcher.GPUs) {
 	if len(held) == 0 {
 		if reason == "" {
 			reason = "no GPU was found"
 		}
 		view.Missing = []string{"This machine has no GPUs for kernels: " + reason + "."}
-		return view, nil
-	}
-	all, err := l.warmHolders()
-	if err != nil {
-		return view, err
+		return view
 	}
 	warm := map[string]warmEntry{}
-	for _, w := range all {
+	for _, w := range holders {
 		warm[w.ID] = w.warmEntry
 	}
 	name, err := os.Hostname()
@@ -81,8 +75,7 @@ func (l *Launcher) viewOf(held []gpu.Held, reason string) (view launcher.GPUs, e
 		l.addToPool(&node, h, warm)
 	}
 	view.Nodes = []launcher.GPUNode{node}
-	view.Sort()
-	return view, nil
+	return view
 }
 
 // addToPool adds a GPU to the pool of those of the same model and kind. The names of pools are those of NVIDIA's device
@@ -171,15 +164,16 @@ func (l *Launcher) FlavorRoom(ctx context.Context, flavors []flavor.Flavor) (
 		return nil, view, nil
 	}
 	held, reason, err := l.GPUs(ctx)
-	if err == nil {
-		view, err = l.viewOf(held, reason)
-	}
-	if err == nil {
-		held, err = l.withoutWarm(held)
-	}
 	if err != nil {
-		return nil, launcher.GPUs{}, err
+		return nil, view, err
 	}
+	warm, err := l.warmHolders()
+	if err != nil {
+		return nil, view, err
+	}
+	view = l.viewOf(held, reason, warm)
+	view.Sort()
+	held = withoutWarm(held, warm)
 	rooms = map[string]launcher.GPURoom{}
 	for i := range flavors {
 		f := &flavors[i]

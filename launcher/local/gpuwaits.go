@@ -26,12 +26,14 @@ func (l *Launcher) GPUWaits(ctx context.Context) ([]launcher.GPUWait, error) {
 		return nil, nil
 	}
 	held, _, err := l.GPUs(ctx)
-	if err == nil {
-		held, err = l.withoutWarm(held)
-	}
 	if err != nil {
 		return nil, err
 	}
+	warm, err := l.warmHolders()
+	if err != nil {
+		return nil, err
+	}
+	held = withoutWarm(held, warm)
 	for i := range all {
 		all[i].Holders = enough(wants[all[i].Kernel], held)
 	}

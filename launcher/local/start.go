@@ -129,6 +129,7 @@ func (l *Launcher) createSupervisor(ctx context.Context, rec record, cfg api.Con
 	if err != nil {
 		return nil, err
 	}
+	l.setLogBounds(&cfg)
 	k, folder, err := l.makeFolder(rec, cfg)
 	counted()
 	if err != nil {
@@ -160,7 +161,8 @@ func (l *Launcher) createSupervisor(ctx context.Context, rec record, cfg api.Con
 	return k, nil
 }
 
-// prepare builds the record and the supervisor's configuration. Its errors are for the kernel's owner.
+// prepare builds the record and the supervisor's configuration, without the bounds of its log. Its errors are for the
+// kernel's owner.
 func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
 	fail := func(err error) (record, api.Config, error) {
 		return record{}, api.Config{}, &launcher.FailedError{Reason: err.Error(), Class: launcher.FailedInvalid}
@@ -216,7 +218,6 @@ func (l *Launcher) prepare(req launcher.Request) (record, api.Config, error) {
 		Cull:         l.opts.Cull.For(req.Cull).With(ext.Cull),
 	}
 	cfg.SetVersion()
-	l.setLogBounds(&cfg)
 	if cfg.Cull.GPU > 0 {
 		cfg.GPUProgram = l.opts.GPUProgram
 	}

@@ -112,7 +112,6 @@ func (l *Launcher) kindOf(w launcher.Warm) (warmKind, error) {
 func fixedPart(cfg api.Config) api.Config {
 	cfg.KernelID, cfg.Listen, cfg.ChildSocket, cfg.RunDir, cfg.ControlGroup = "", "", "", "", ""
 	cfg.ConnectionFile, cfg.LockFile, cfg.EndFile, cfg.SpillDir = "", "", "", ""
-	cfg.LogLimit, cfg.LogKeepFree = 0, 0
 	return cfg
 }
 
@@ -513,6 +512,7 @@ func (l *Launcher) createWarm(kind warmKind) error {
 	if err := writeJSON(l.layout.warmFile(rec.ID), entry); err != nil {
 		return err
 	}
+	l.setLogBounds(&cfg)
 	k, folder, err := l.makeFolder(rec, cfg)
 	if err != nil {
 		l.removeWarmEntry(rec.ID)

@@ -1,6 +1,7 @@
 package proctree
 
 import (
+	"io"
 	"os"
 	"os/exec"
 	"strconv"
@@ -14,18 +15,7 @@ func TestTreeMemory(t *testing.T) {
 		t.Fatalf("this process has %d bytes", own)
 	}
 	// A shell that waits for a shell that waits for its input.
-	cmd := exec.Command("sh", "-c", "sh -c 'echo; read x; :'; :")
-	in, err := cmd.StdinPipe()
-	out, err2 := cmd.StdoutPipe()
-	if err != nil || err2 != nil {
-		t.Fatal(err, err2)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := out.Read(make([]byte, 1)); err != nil { // the inner shell runs
-		t.Fatal(err)
-	}
+	cmd, in := startShell(t, "sh -c 'echo; read x; :'; :")
 	tree, outer := TreeMemory(cmd.Process.Pid), residentMemory(cmd.Process.Pid)
 	if outer == 0 || tree <= outer {
 		t.Errorf("the tree has %d bytes, its root %d", tree, outer)
@@ -41,11 +31,10 @@ func TestTreeMemory(t *testing.T) {
 	}
 }
 
-// TestChildrenOf: a list that is longer than the buffer is read whole.
-func TestChildrenOf(t *testing.T) {
-	const many = 250 // numbers of five digits
-	cmd := exec.Command("sh", "-c",
-		"for i in $(seq "+strconv.Itoa(many)+"); do sleep 60 & done; echo; read x; kill $(jobs -p)")
+// startShell starts a shell, and returns when the script has written something. in is its input.
+func startShell(t *testing.T, script string) (cmd *exec.Cmd, in io.WriteCloser) {
+	t.Helper()
+	cmd = exec.Command("sh", "-c", script)
 	in, err := cmd.StdinPipe()
 	out, err2 := cmd.StdoutPipe()
 	if err != nil || err2 != nil {
@@ -54,9 +43,16 @@ func TestChildrenOf(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := out.Read(make([]byte, 1)); err != nil { // all have been started
+	if _, err := out.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
+	return cmd, in
+}
+
+// TestChildrenOf: a list that is longer than the buffer is read whole.
+func TestChildrenOf(t *testing.T) {
+	const many = 250 // numbers of five digits
+	cmd, in := startShell(t, "for i in $(seq "+strconv.Itoa(many)+"); do sleep 60 & done; echo; read x; kill $(jobs -p)")
 	if got := len(childrenOf(cmd.Process.Pid)); got != many {
 		t.Errorf("found %d of %d children", got, many)
 	}
