@@ -415,8 +415,8 @@ func TestManifests_Homes(t *testing.T) {
 		Resources: []string{"persistentvolumeclaims"}, Verbs: []string{"create", "get"}})
 }
 
-// onlyRole checks that only one role of a build has rights on a resource. It has this rule in the kernels' namespace,
-// and the gateways alone have the role. Without the component, there is no such right.
+// onlyRole checks that only one role of a build has rights on a resource. The role has this rule in the kernels'
+// namespace. Only gateways have the role. A build without the component gives no right on the resource.
 func onlyRole(t *testing.T, b build, name, resource string, rule rbacv1.PolicyRule) {
 	t.Helper()
 	for _, b := range []build{token, b} {

@@ -87,7 +87,7 @@ kubectl -n $NS rollout status deployment/proxy --timeout=2m
 	return "http://" + c.clusterIP(ns, "proxy-public")
 }
 
-// clusterIP returns the address of a Service, and "" if there is none.
+// clusterIP returns the address of a Service; "" if the Service does not exist.
 func (c *cluster) clusterIP(ns, name string) string {
 	out, err := c.tryKubectl("", "-n", ns, "get", "service", name, "-o", "jsonpath={.spec.clusterIP}")
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 const warmReply = 250 * time.Millisecond
 
 // TestE2E_KubeWarm: pods that were started ahead become kernels of their owners, with variables, also after a restart.
-// They are no kernels before. A start that takes one is fast.
+// Before, no list has them. A start that takes one is fast.
 func TestE2E_KubeWarm(t *testing.T) {
 	t.Parallel() // it mostly waits
 	metrics := freeAddress(t, "127.0.0.1")
@@ -87,8 +87,8 @@ func (k *inCluster) readyPods(metrics string) {
 }
 
 // warmIsFast compares starts that take a warm kernel with ordinary ones. Other tests use the processors meanwhile. So
-// the bound holds for the fastest of up to ten starts. Where ordinary starts are slow, it is an eighth of the fastest
-// of them. The middle of the starts is far below the middle of the ordinary ones.
+// only the fastest of up to ten starts must keep the bound. The bound is larger on a slow machine: an eighth of the
+// fastest ordinary start. The median of the starts must be far below that of the ordinary ones.
 func (k *inCluster) warmIsFast(metrics string) {
 	var warm, cold []time.Duration
 	start := func(spec string, took *[]time.Duration) {

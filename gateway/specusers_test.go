@@ -106,7 +106,7 @@ func TestKernels_RestartOfLimited(t *testing.T) {
 	}
 }
 
-// A kernelspec that is no longer offered keeps its own lists for restarts.
+// The user lists of a hidden kernelspec hold for restarts of its kernels.
 func TestKernels_RestartOfHidden(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, "Hidden"), 0o755); err != nil {

@@ -216,7 +216,7 @@ func (f *Finder) hide(c *catalog) {
 		if lower := strings.ToLower(name); !found[lower] {
 			found[lower] = true // once
 			c.problems = append(c.problems, Problem{Spec: lower,
-				Message: fmt.Sprintf("--allowed-kernelspec names %q, and there is no such kernelspec", name)})
+				Message: fmt.Sprintf("the kernelspec %q of --allowed-kernelspec does not exist", name)})
 		}
 	}
 }

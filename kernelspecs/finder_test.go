@@ -110,8 +110,8 @@ func TestFinder_Allowed(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = f.Close() })
 	const broken = "broken/kernel.json:1: argv: is a number, not an array"
-	want := []string{broken, `--allowed-kernelspec names "Mis\nspelt", and there is no such kernelspec`,
-		`--allowed-kernelspec names "later", and there is no such kernelspec`}
+	want := []string{broken, `the kernelspec "Mis\nspelt" of --allowed-kernelspec does not exist`,
+		`the kernelspec "later" of --allowed-kernelspec does not exist`}
 	if got := messages(f, base); !slices.Equal(got, want) {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}

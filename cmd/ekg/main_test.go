@@ -114,7 +114,7 @@ func TestKernelspec(t *testing.T) {
 	})
 	t.Run("list of the allowed ones", func(t *testing.T) {
 		code, stdout, stderr := ekg(t, "kernelspec", "list", "--kernelspec-dir", dir, "--allowed-kernelspec", "other")
-		const unknown = "ekg: --allowed-kernelspec names \"other\", and there is no such kernelspec\n"
+		const unknown = "ekg: the kernelspec \"other\" of --allowed-kernelspec does not exist\n"
 		if code != 0 || strings.Contains(stdout, "Good one") || stderr != unknown {
 			t.Errorf("got %d:\n%s%s", code, stdout, stderr)
 		}

@@ -176,7 +176,7 @@ func aheadTable(b *strings.Builder, view gateway.GPUs) {
 		}
 		if a.Waiting > 0 {
 			text = fmt.Sprintf("%d of %d wait for a node", a.Waiting, a.Wanted)
-			if a.Reason != "" { // users who are no admins do not read it
+			if a.Reason != "" { // only admins get it
 				text += ": " + a.Reason
 			}
 		}

@@ -143,7 +143,7 @@ func (p *podTemplate) serviceMarks(all []besidePod) func(text string) string {
 func (o *besidePod) serviceMark() string { return "{service." + o.short + "}" }
 
 // withBeside returns the units of the pod and of the objects beside it. The pod refers to them by their short names.
-// What refers to an object that is left out is left out as well.
+// A reference to an object that is left out is left out, too.
 func (p *podTemplate) withBeside(units []unit, all []besidePod) []unit {
 	services := p.serviceMarks(all)
 	for i := range all {

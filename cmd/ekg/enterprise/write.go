@@ -81,7 +81,7 @@ type output struct {
 
 	// Of values for the chart.
 	chart   bool
-	service string   // the lines of the value service; "" if there is none
+	service string   // lines of the value service; may be empty
 	others  []string // settings that other values stand for, and which
 }
 
