@@ -154,10 +154,11 @@ func (v *server) serve(ctx context.Context) error {
 	// Jobs are given back before kernels may be stopped, and after the listener.
 	v.inBackground(ctx, "jobs", gw.RunJobs)
 	failed := v.serveHTTP(listener, gw.Handler(), gw.EndLogs)
-	v.setReady(gw)
+	// Commands of this user find the gateway once /readyz says that it is ready.
 	if err := v.register(listener.Addr(), token); err != nil {
 		return err
 	}
+	v.setReady(gw)
 	if err := v.announce(listener.Addr(), token, generated); err != nil {
 		return err
 	}

@@ -116,6 +116,46 @@ func start(t *testing.T, fake *fakeLauncher, flags map[string][]string) *running
 	return r
 }
 
+// TestServe_FileBeforeReady: other commands of this user find a gateway as soon as /readyz says that it is ready.
+func TestServe_FileBeforeReady(t *testing.T) {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := free.Addr().String()
+	if err := free.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s, err := settings.Load(sourcesOf(map[string][]string{"listen": {address}, "state-dir": {t.TempDir()}}, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := newServer(s, &transcript.Buffer{}, slog.New(slog.DiscardHandler))
+	v.openLauncher = opensLauncher(&fakeLauncher{}, nil)
+	ctx, end := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- v.Run(ctx) }()
+	for isReady := false; !isReady; {
+		select {
+		case err := <-ended:
+			t.Fatalf("did not start: %v", err)
+		default:
+		}
+		resp, err := http.Get("http://" + address + "/readyz")
+		if err == nil {
+			isReady = resp.StatusCode == http.StatusOK
+			_ = resp.Body.Close() // nothing of it is read
+		}
+	}
+	if v.file.Load() == nil {
+		t.Error("it is ready, and has no file yet")
+	}
+	end()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
 // stop ends the server and returns the result of Run.
 func (r *running) stop() error {
 	r.t.Helper()
