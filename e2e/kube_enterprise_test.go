@@ -99,8 +99,8 @@ func TestE2E_EnterpriseTests(t *testing.T) {
 	itestsOfPython.run(t, g, peers, "PYTHON_KERNEL_LOCAL_NAME=python3")
 }
 
-// enterpriseGateway prepares a gateway whose kernels have one of the images with a launcher of Enterprise Gateway. peers
-// is the folder with Enterprise Gateway's own files.
+// enterpriseGateway prepares a gateway whose kernels have an image with a launcher of Enterprise Gateway. peers is the
+// folder with Enterprise Gateway's own files.
 func enterpriseGateway(t *testing.T, image string) (k *inCluster, peers string) {
 	t.Helper()
 	peers = enterprisePeers(t, theInstallation(t))

@@ -165,8 +165,8 @@ func (g *Gateway) spec(name string) (kernelspecs.Spec, error) {
 	return spec, nil
 }
 
-// mayRestart rejects a user whom the kernel's kernelspec does not allow. The lists of a hidden kernelspec hold, too. For
-// a kernelspec that is gone, the gateway's own lists hold.
+// mayRestart rejects a user whom the kernel's kernelspec does not allow. The lists of a hidden kernelspec hold, too. If
+// the kernelspec is gone, the gateway's own lists hold.
 func (g *Gateway) mayRestart(who caller, k launcher.Kernel) error {
 	spec, ok := g.opts.Specs.Get(k.SpecName)
 	if !ok {

@@ -399,8 +399,8 @@ func (l *Launcher) isThere(pod *corev1.Pod) bool {
 	return err == nil && there && found.UID == pod.UID
 }
 
-// endWarmPod deletes the pod of a warm kernel, unless a start has taken it. waits is the kernel that gets its GPUs. "" is
-// for a pod that holds none yet, which is not counted.
+// endWarmPod deletes the pod of a warm kernel, unless a start has taken it. waits is the kernel that gets its GPUs. It
+// is "" for a pod that holds none yet, which is not counted.
 func (l *Launcher) endWarmPod(ctx context.Context, pod *corev1.Pod, waits string) bool {
 	for range giveWayTries {
 		asking, cancel := l.apiContext(ctx)
