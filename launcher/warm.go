@@ -40,7 +40,7 @@ const (
 const (
 	ClaimTaken  = "taken"  // it got a warm kernel
 	ClaimEmpty  = "empty"  // no warm kernel was left, so it was an ordinary start
-	ClaimUnfit  = "unfit"  // the request asks for something else than warm kernels have
+	ClaimUnfit  = "unfit"  // it asks for something else than warm kernels have, or more than limits seem to allow
 	ClaimFailed = "failed" // a warm kernel could not be given to its owner, and was ended
 )
 

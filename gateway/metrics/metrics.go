@@ -93,7 +93,7 @@ var (
 		"How many of them the kernelspec wants (metadata.ekg.warm). Only the gateway that keeps them reports it."}
 	metricWarmClaims = Metric{"ekg_warm_claims_total", "counter", []string{"spec", "result"}, false,
 		"Starts by this gateway of kernelspecs with warm kernels: taken, empty if none was left, unfit if the request " +
-			"asks for something else, or failed."}
+			"asks for something else or limits seem to refuse it, or failed."}
 	metricWarmGaveWay = Metric{"ekg_warm_gave_way_total", "counter", []string{"spec"}, false,
 		"Warm kernels that this gateway has ended, because a kernel waited for the GPUs that they held."}
 	metricRooms = Metric{"ekg_placeholders", "gauge", []string{"spec", "flavor", "state"}, true,

@@ -161,7 +161,7 @@ func (l *Launcher) takePod(ctx context.Context, kind podspec.WarmKind, pod *core
 	rec.Owner, rec.Groups, rec.Created = req.Owner, req.Groups, requested.UTC().Round(0)
 	req.ID = rec.ID
 	want, assignment, ok := kind.Fit(l.opts.Pods, req, rec)
-	if !ok {
+	if !ok || !l.seemsAllowed(pod, rec) {
 		return d, launcher.ClaimUnfit, nil
 	}
 	patch, err := l.claimPatch(pod, want)
@@ -207,6 +207,25 @@ func (l *Launcher) takePod(ctx context.Context, kind podspec.WarmKind, pod *core
 		return d, launcher.ClaimFailed, err
 	}
 	return d, launcher.ClaimTaken, nil
+}
+
+// seemsAllowed reports whether limits allow the start that would take a warm kernel, by the kernels that this gateway
+// knows. If not, the start becomes an ordinary one, about which the gateway that holds the lease decides: a refusal
+// must not cost a warm kernel, which nothing makes warm again.
+func (l *Launcher) seemsAllowed(pod *corev1.Pod, rec podspec.Record) bool {
+	if !launcher.HasLimits(l.opts.Limits) {
+		return true
+	}
+	var held []launcher.Held
+	l.mu.Lock()
+	for _, k := range l.kernels {
+		if c := (&candidate{pod: k.pod, rec: k.rec}); !k.removed && c.counts() {
+			held = append(held, l.heldLocked(c))
+		}
+	}
+	start := l.heldLocked(&candidate{pod: pod, rec: rec})
+	l.mu.Unlock()
+	return l.opts.Limits.Admit(start, held) == nil
 }
 
 // awaitAdmission waits until limits have admitted a start that has taken a warm kernel, and ends the kernel if they

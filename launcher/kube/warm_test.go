@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"sync"
@@ -176,6 +177,43 @@ func TestWarm_Undecided(t *testing.T) {
 		t.Errorf("the warm kernel was assigned to %s", s.assigned.Owner)
 	}
 	eventually(t, "the warm kernel is ended", func() bool { return !c.podThere(t, warm) })
+}
+
+// A start that limits refuse leaves the warm kernel to others.
+func TestWarm_Refused(t *testing.T) {
+	c, f := newRunning(t, 0)
+	var now atomic.Int64
+	l := openTest(t, c, func(o *Options, tm *timing) {
+		fastReaper(&now)(o, tm)
+		real := tm.lease
+		fastAdmission(&testLimits{all: 2, each: 1})(o, tm)
+		tm.lease = real
+		tm.firstRedial, tm.lastRedial = 10*time.Millisecond, 10*time.Millisecond
+		o.Warm = func() []launcher.Warm {
+			return []launcher.Warm{{Start: testRequest(uuid.Nil.String()), Count: 1}}
+		}
+	})
+	c.runWarm(t, f, 1, []*Launcher{l})
+	warm := c.warmPods(t)[0].Name
+	start := func(owner string, anyID bool) (launcher.Kernel, error) {
+		req := testRequest(uuid.NewString())
+		req.AnyID, req.Owner = anyID, owner
+		k, _, err := l.Start(t.Context(), req)
+		return k, err
+	}
+	if _, err := start("ann", false); err != nil { // an id of her own: an ordinary start
+		t.Fatal(err)
+	}
+	var refused *launcher.LimitError
+	if _, err := start("ann", true); !errors.As(err, &refused) || refused.Limit != "test" {
+		t.Fatalf("the second kernel of ann: %v", err)
+	}
+	if all := c.warmPods(t); len(all) != 1 || all[0].Name != warm {
+		t.Fatalf("the warm kernel is gone: %d", len(all))
+	}
+	if k, err := start("bob", true); err != nil || podspec.PodName(k.ID, 1) != warm {
+		t.Errorf("bob did not get the warm kernel: %+v, %v", k, err)
+	}
 }
 
 // A kernel that was taken by a gateway which died before it assigned the kernel is ended.
