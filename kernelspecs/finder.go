@@ -73,7 +73,7 @@ type root struct {
 // catalog is one reading of all directories. It is never modified.
 type catalog struct {
 	specs    []Spec           // by name
-	hidden   map[string]Users // of the usable specs that the operator's list leaves out, by name
+	users    map[string]Users // the own lists of all specs, usable or not, as far as they are known, by name
 	problems []Problem
 }
 
@@ -152,9 +152,10 @@ func (f *Finder) Get(name string) (Spec, bool) {
 }
 
 // Users returns the lists of users for kernels whose spec is not usable: its own within the gateway's if the operator's
-// list leaves it out, and the gateway's own if it has gone. The name's case is ignored.
+// list leaves it out or it is broken, and the gateway's own if it has gone. If the lists of a broken spec cannot be
+// read, they are those of an earlier reading. The name's case is ignored.
 func (f *Finder) Users(name string) Users {
-	return f.current.Load().hidden[strings.ToLower(name)].Within(f.users)
+	return f.current.Load().users[strings.ToLower(name)].Within(f.users)
 }
 
 // Problems returns the present problems in the order of the directories. The slice must not be modified.
@@ -165,9 +166,10 @@ func (f *Finder) reread() {
 	// A directory that is created after its parent was read and before its parent is watched would be missed. So the
 	// directories are read again until no watch is new. A further round needs a new directory, so three rounds are
 	// enough. The next poll finds the rest.
+	previous := f.current.Load()
 	var next *catalog
 	for range 3 {
-		c, places := read(f.roots, f.prefix, f.check)
+		c, places := read(f.roots, f.prefix, f.check, previous.users)
 		f.hide(c)
 		for i := range c.specs {
 			c.specs[i].Users = c.specs[i].Users.Within(f.users)
@@ -177,7 +179,6 @@ func (f *Finder) reread() {
 			break
 		}
 	}
-	previous := f.current.Load()
 	if reflect.DeepEqual(previous, next) {
 		return
 	}
@@ -203,14 +204,7 @@ func (f *Finder) hide(c *catalog) {
 		}
 		return !listed
 	}
-	c.hidden = map[string]Users{}
-	c.specs = slices.DeleteFunc(c.specs, func(s Spec) bool {
-		left := hides(s.Name)
-		if left {
-			c.hidden[s.Name] = s.Users
-		}
-		return left
-	})
+	c.specs = slices.DeleteFunc(c.specs, func(s Spec) bool { return hides(s.Name) })
 	c.problems = slices.DeleteFunc(c.problems, func(p Problem) bool { return p.Spec != "" && hides(p.Spec) })
 	for _, name := range f.allowed {
 		if lower := strings.ToLower(name); !found[lower] {
@@ -262,9 +256,10 @@ func (c *catalog) warnings() []Problem {
 	return all
 }
 
-// read reads all specs of the roots. It also returns the places that must be watched to see a change.
-func read(roots []root, prefix string, check func(Spec) []Problem) (*catalog, []place) {
-	c := &catalog{}
+// read reads all specs of the roots. It also returns the places that must be watched to see a change. before are the
+// lists of users of an earlier reading.
+func read(roots []root, prefix string, check func(Spec) []Problem, before map[string]Users) (*catalog, []place) {
+	c := &catalog{users: map[string]Users{}}
 	var places []place
 	taken := map[string]bool{} // names, usable or not
 	for _, r := range roots {
@@ -283,7 +278,7 @@ func read(roots []root, prefix string, check func(Spec) []Problem) (*catalog, []
 			c.report(r.dir, "has %d entries: only the first %d are read", len(entries), maxEntries)
 			entries = entries[:maxEntries]
 		}
-		places = append(places, c.readDir(r.dir, entries, taken, prefix, check)...)
+		places = append(places, c.readDir(r.dir, entries, taken, prefix, check, before)...)
 	}
 	slices.SortFunc(c.specs, func(a, b Spec) int { return strings.Compare(a.Name, b.Name) })
 	return c, places
@@ -297,6 +292,7 @@ func (c *catalog) readDir(
 	taken map[string]bool,
 	prefix string,
 	check func(Spec) []Problem,
+	before map[string]Users,
 ) []place {
 	var places []place
 	here := map[string]string{} // entries by lower-case name
@@ -317,7 +313,7 @@ func (c *catalog) readDir(
 		here[name] = e.Name()
 		if !taken[name] {
 			taken[name] = true
-			c.take(name, sub, prefix, check)
+			c.take(name, sub, prefix, check, before)
 		}
 	}
 	return places
@@ -329,12 +325,18 @@ func (c *catalog) report(dir, format string, args ...any) {
 }
 
 // take reads one spec into the catalog.
-func (c *catalog) take(name, dir, prefix string, check func(Spec) []Problem) {
+func (c *catalog) take(name, dir, prefix string, check func(Spec) []Problem, before map[string]Users) {
 	if !validName().MatchString(name) {
 		c.problems = append(c.problems, badName(name, dir))
 		return
 	}
-	spec, _, problems := readSpec(name, dir, prefix)
+	spec, root, problems := readSpec(name, dir, prefix)
+	switch {
+	case knowsUsers(root, problems):
+		c.users[name] = spec.Users
+	case before[name].Limited():
+		c.users[name] = before[name]
+	}
 	if len(problems) == 0 && check != nil {
 		problems = check(spec)
 	}
@@ -343,6 +345,13 @@ func (c *catalog) take(name, dir, prefix string, check func(Spec) []Problem) {
 		return
 	}
 	c.specs = append(c.specs, spec)
+}
+
+// knowsUsers reports whether the lists of users of a spec could be read, whatever else is wrong with it.
+func knowsUsers(root *node, problems []Problem) bool {
+	return root != nil && root.kind == "object" && !slices.ContainsFunc(problems, func(p Problem) bool {
+		return slices.Contains(userPaths, p.Key)
+	})
 }
 
 func badName(name, dir string) Problem {

@@ -126,6 +126,7 @@ func TestFinder_Allowed(t *testing.T) {
 		want Users
 	}{
 		{"HIDDEN", Users{Authorized: []string{"ann"}, Unauthorized: []string{"bob", "root"}}},
+		{"broken", Users{Authorized: []string{"eve"}, Unauthorized: []string{"root"}}},
 		{"hidden-broken", Users{Authorized: []string{"eve"}, Unauthorized: []string{"root"}}},
 		{"gone", Users{Authorized: []string{"eve"}, Unauthorized: []string{"root"}}},
 	} {
@@ -139,6 +140,37 @@ func TestFinder_Allowed(t *testing.T) {
 	}
 	if got := found(f, base); !slices.Equal(got, []string{"later=later", "shown=Shown"}) {
 		t.Errorf("got %q", got)
+	}
+}
+
+// A spec that becomes broken keeps its lists of users, also if they cannot be read any more. A change of them counts.
+func TestFinder_UsersOfBroken(t *testing.T) {
+	base := t.TempDir()
+	file := filepath.Join(base, "gpu/kernel.json")
+	const users = `"metadata": {"process_proxy": {"config": {"authorized_users": `
+	write(t, file, `{"argv": ["a", "{connection_file}"], `+users+`"ann"}}}}`)
+	f := &Finder{roots: []root{{dir: base}}, log: slog.New(slog.DiscardHandler),
+		users: Users{Authorized: []string{"eve"}, Unauthorized: []string{"root"}}}
+	f.current.Store(&catalog{})
+	f.reread()
+	if spec, ok := f.Get("gpu"); !ok || !slices.Equal(spec.Users.Authorized, []string{"ann"}) {
+		t.Fatalf("got %+v", spec)
+	}
+	for _, tt := range []struct{ text, want string }{
+		{`{"argv": 1, ` + users + `"ann"}}}}`, "ann"},
+		{`{"argv": 1, ` + users + `"bob"}}}}`, "bob"},
+		{`{"argv": `, "bob"},
+		{`{"argv": 1, "metadata": 3}`, "bob"},
+		{`{"argv": 1, ` + users + `4}}}}`, "bob"},
+		{`{"argv": 1}`, "eve"},
+		{`{"argv": `, "eve"},
+	} {
+		write(t, file, tt.text)
+		f.reread()
+		want := Users{Authorized: []string{tt.want}, Unauthorized: []string{"root"}}
+		if _, usable := f.Get("gpu"); usable || !reflect.DeepEqual(f.Users("GPU"), want) {
+			t.Errorf("%s: usable %v, got %+v, want %+v", tt.text, usable, f.Users("gpu"), want)
+		}
 	}
 }
 

@@ -11,6 +11,10 @@ import (
 // processProxyPath is the key of Enterprise Gateway's part of the metadata in a Problem.
 const processProxyPath = "metadata.process_proxy"
 
+// userPaths are the keys in whose values the lists of users are.
+var userPaths = []string{"metadata", processProxyPath, processProxyPath + ".config",
+	processProxyPath + ".config.authorized_users", processProxyPath + ".config.unauthorized_users"}
+
 // ImageNamePath is the key of Spec.Image in a Problem.
 const ImageNamePath = processProxyPath + ".config.image_name"
 
