@@ -124,6 +124,14 @@ func TestConvertSpec_LeftOut(t *testing.T) {
 			"kind: Secret\nmetadata: {name: s}\nstringData: {a: \"{{ kernel_team }}\"}\n", `{}`,
 			"5: spec.volumes a: needs the Secret s, which is left out\n7: an object Secret: depends on KERNEL_TEAM of the " +
 				"client, which ekg does not apply here"},
+		{"an object named as one that exists", "  volumes:\n  - {name: a, persistentVolumeClaim: {claimName: data}}\n" +
+			"  - {name: b, persistentVolumeClaim: {claimName: \"{{ kernel_id }}-data\"}}\n---\napiVersion: v1\n" +
+			"kind: PersistentVolumeClaim\nmetadata: {name: \"{{ kernel_id }}-data\"}\n" +
+			"spec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}\n",
+			`{"objects":[{"apiVersion":"v1","kind":"PersistentVolumeClaim","metadata":{"name":"data2"},"spec":{` +
+				`"accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}}],"volumes":[` +
+				`{"name":"a","persistentVolumeClaim":{"claimName":"data"}},` +
+				`{"name":"b","persistentVolumeClaim":{"claimName":"data2"}}]}`, ""},
 		{"an object with an unknown part", "  volumes:\n  - {name: a, persistentVolumeClaim: " +
 			"{claimName: \"data-{{ kernel_id }}\"}}\n---\napiVersion: v1\nkind: PersistentVolumeClaim\n" +
 			"metadata: {name: \"data-{{ kernel_id }}\", annotations: {a: \"{{ kernel_pod_name }}\"}}\n", `{}`,

@@ -36,9 +36,11 @@ type besidePod struct {
 var notWord = regexp.MustCompile(`[^a-z0-9]+`)
 
 // readBeside reads the objects beside the pod. It notes those that no kernelspec can have. Those to which the pod may
-// refer are gone then. variants are the same objects as texts, for each variable that a client may send.
-func (p *podTemplate) readBeside(docs []*tree, variants map[string][]string) []besidePod {
+// refer are gone then. variants are the same objects as texts, for each variable that a client may send. units are those
+// of the pod.
+func (p *podTemplate) readBeside(docs []*tree, variants map[string][]string, units []unit) []besidePod {
 	var all []besidePod
+	existing := existingNames(docs, units)
 	for _, doc := range docs {
 		kind, _ := doc.field("kind").scalarText()
 		version, _ := doc.field("apiVersion").scalarText()
@@ -62,22 +64,46 @@ func (p *podTemplate) readBeside(docs []*tree, variants map[string][]string) []b
 				p.note(doc.line, "an object %s: depends on %s of the client, which ekg does not apply here", kind,
 					strings.ToUpper(variable))
 			}
-			o.short = p.shortName(name, kind, all)
+			o.short = p.shortName(name, kind, all, existing)
 			all = append(all, o)
 		}
 	}
 	return all
 }
 
+// objectName is the kind and the name of an object.
+type objectName struct{ kind, name string }
+
+// existingNames returns the objects that the pod refers to and that are not in the template. A kernelspec refers to its
+// own objects and to others in the same way, so none of its own may have such a name.
+func existingNames(docs []*tree, units []unit) map[objectName]bool {
+	existing := map[objectName]bool{}
+	for i := range units {
+		units[i].value.scalars("", func(path, text string) string {
+			if kind := referredKind(&units[i], path); kind != "" {
+				existing[objectName{kind, text}] = true
+			}
+			return text
+		})
+	}
+	for _, doc := range docs {
+		kind, _ := doc.field("kind").scalarText()
+		name, _ := doc.field("metadata").field("name").scalarText()
+		delete(existing, objectName{kind, name})
+	}
+	return existing
+}
+
 // shortName returns the name of an object in the kernelspec: what its name has besides the kernel's.
-func (p *podTemplate) shortName(name, kind string, taken []besidePod) string {
+func (p *podTemplate) shortName(name, kind string, taken []besidePod, existing map[objectName]bool) string {
 	short := strings.Trim(notWord.ReplaceAllString(strings.ToLower(p.mark.ReplaceAllString(name, "-")), "-"), "-")
 	short = strings.TrimRight(short[:min(len(short), maxShortName)], "-")
 	if short == "" || short[0] < 'a' {
 		short = shortNames[kind]
 	}
 	free := func(short string) bool {
-		return !slices.ContainsFunc(taken, func(o besidePod) bool { return o.kind == kind && o.short == short })
+		return !existing[objectName{kind, short}] &&
+			!slices.ContainsFunc(taken, func(o besidePod) bool { return o.kind == kind && o.short == short })
 	}
 	if free(short) {
 		return short

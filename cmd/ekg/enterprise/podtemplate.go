@@ -218,7 +218,7 @@ func (p *podTemplate) units() ([]unit, error) {
 		}
 	})
 	base = slices.DeleteFunc(base, func(u unit) bool { return empty[u.same()] })
-	return p.withBeside(base, p.readBeside(others, variants)), nil
+	return p.withBeside(base, p.readBeside(others, variants, base)), nil
 }
 
 // compare notes what a variable of a client changes. It adds units to empty that say nothing without the variable.
