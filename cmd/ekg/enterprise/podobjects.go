@@ -36,8 +36,8 @@ type besidePod struct {
 var notWord = regexp.MustCompile(`[^a-z0-9]+`)
 
 // readBeside reads the objects beside the pod. It notes those that no kernelspec can have. Those to which the pod may
-// refer are gone then. variants are the same objects as texts, for each variable that a client may send. units are those
-// of the pod.
+// refer are gone then. variants are the same objects as texts, for each variable that a client may send. units are
+// those of the pod.
 func (p *podTemplate) readBeside(docs []*tree, variants map[string][]string, units []unit) []besidePod {
 	var all []besidePod
 	existing := existingNames(docs, units)
