@@ -28,8 +28,8 @@ type reader struct {
 }
 
 // readSpec reads dir/kernel.json. The spec is complete if it returns no problems, and must not be used otherwise,
-// except its lists of users; see knowsUsers. The root of the document is returned for stricter checks; it is nil if the file
-// could not be parsed.
+// except its lists of users; see knowsUsers. The root of the document is returned for stricter checks; it is nil if the
+// file could not be parsed.
 func readSpec(name, dir, defaultPrefix string) (Spec, *node, []Problem) {
 	r := reader{spec: name, file: filepath.Join(dir, "kernel.json")}
 	data, err := readRegular(r.file)
