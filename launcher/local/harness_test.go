@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -99,7 +100,23 @@ func fakeSpec(mode string) kernelspecs.Spec {
 	return kernelspecs.Spec{Name: "fake", Argv: []string{"fake", mode}, InterruptMode: "signal"}
 }
 
-func id(n int) string { return fmt.Sprintf("3f0a6f5e-1d2c-4b7a-9e10-%012d", n) }
+// idsVariable passes idPrefix on to the other gateways of this run.
+const idsVariable = "TEST_KERNEL_IDS"
+
+// idPrefix begins the ids of this run's kernels. A launcher kills what is left of a kernel by its id, wherever on the
+// machine it runs. Two runs of these tests with the same ids would kill each other's kernels.
+var idPrefix = func() string {
+	if prefix := os.Getenv(idsVariable); prefix != "" {
+		return prefix
+	}
+	prefix := fmt.Sprintf("%08x-1d2c-4b7a-9e10-", rand.Uint32())
+	if err := os.Setenv(idsVariable, prefix); err != nil {
+		panic(err)
+	}
+	return prefix
+}()
+
+func id(n int) string { return fmt.Sprintf("%s%012d", idPrefix, n) }
 
 func (p *place) start(l *Launcher, n int, mode string) launcher.Kernel {
 	p.t.Helper()

@@ -3,6 +3,7 @@ package local
 import (
 	"context"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -24,6 +25,10 @@ const lenderKernels = 10
 
 // lenderMain is a gateway that starts, stops and restarts kernels with GPUs at random until it is killed.
 func lenderMain(state, runtime, program, seed string) int {
+	go func() { // a test that panics or is killed cannot kill it
+		_, _ = io.Copy(io.Discard, os.Stdin) // ends with the test, whatever it returns
+		os.Exit(1)
+	}()
 	n, _ := strconv.ParseUint(seed, 10, 64) // the test wrote it
 	random := rand.New(rand.NewPCG(n, 0))
 	o := Options{StateDir: state, RuntimeDir: runtime, Supervisor: os.Args[0], GPUProgram: program,
@@ -75,7 +80,7 @@ func users() (all []user) {
 	files, _ := filepath.Glob("/proc/[0-9]*/environ")
 	for _, f := range files {
 		b, err := os.ReadFile(f)
-		if err != nil || !strings.Contains(string(b), "EKG_KERNEL_ID="+id(0)[:24]) {
+		if err != nil || !strings.Contains(string(b), "EKG_KERNEL_ID="+idPrefix) {
 			continue
 		}
 		u := user{}
@@ -161,7 +166,11 @@ func TestLend_Random(t *testing.T) {
 		gateways[i] = exec.Command(os.Args[0], "lender", p.state, p.runtime, o.GPUProgram,
 			strconv.FormatUint(random.Uint64(), 10))
 		gateways[i].Stdout = &p.log
-		if err := gateways[i].Start(); err != nil {
+		_, err := gateways[i].StdinPipe() // Wait closes it
+		if err == nil {
+			err = gateways[i].Start()
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -214,7 +223,8 @@ func TestLend_Random(t *testing.T) {
 	}
 	t.Logf("%d kills, %d pairs of kernel and GPU, %d processes at one time", kills, len(seen), most)
 	p.clear()
-	l := p.launcher()
+	l := p.open()
+	t.Cleanup(func() { _ = l.Close() })
 	poll.Until(t, "no GPU is held", func() bool { return len(held(t, l)) == 0 })
 	if left := users(); len(left) > 0 {
 		t.Errorf("processes are left: %+v", left)
@@ -224,6 +234,12 @@ func TestLend_Random(t *testing.T) {
 		folders, rerr := os.ReadDir(p.runtime)
 		return err == nil && rerr == nil && len(kernels) == 0 && len(folders) == 0
 	})
+	// The folder of a start may take longer than this launcher lets an unfinished one be.
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p.change = with
+	l = p.launcher()
 	p.mustStart(l, 1, "3")
 	wait(t, l, 1, "running", isIdle)
 }
