@@ -1,12 +1,16 @@
 package kube
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
@@ -214,6 +218,89 @@ func TestWarm_Refused(t *testing.T) {
 	if k, err := start("bob", true); err != nil || podspec.PodName(k.ID, 1) != warm {
 		t.Errorf("bob did not get the warm kernel: %+v, %v", k, err)
 	}
+}
+
+// The gateway connects to a warm kernel's supervisor before the API server has answered the claim of its pod.
+func TestWarm_DialsAhead(t *testing.T) {
+	c, f := newRunning(t, 0)
+	f.dialed = make(chan struct{}, 1)
+	var now, wanted atomic.Int64
+	wanted.Store(1)
+	l := warmGateways(t, c, &now, &wanted, 1)[0]
+	c.runWarm(t, f, 1, []*Launcher{l})
+	var claim sync.Once
+	c.PrependReactor("patch", "pods", func(k8stesting.Action) (bool, runtime.Object, error) {
+		claim.Do(func() {
+			select {
+			case <-f.dialed:
+			case <-time.After(10 * time.Second):
+				t.Error("no supervisor was dialed before the claim was answered")
+			}
+		})
+		return false, nil, nil
+	})
+	req := testRequest(uuid.NewString())
+	req.AnyID, req.Owner = true, "ann"
+	k, _, err := l.Start(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := f.of(k.ID)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.assigned.Owner != "ann" {
+		t.Errorf("the kernel is of %q", s.assigned.Owner)
+	}
+}
+
+// A connection that is made ahead is used once, not after it has become old, and closed if nothing used it.
+func TestDialAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var made []net.Conn
+		var refuse error
+		dial := func(context.Context) (net.Conn, error) {
+			if refuse != nil {
+				return nil, refuse
+			}
+			ours, theirs := net.Pipe()
+			t.Cleanup(func() { _ = ours.Close(); _ = theirs.Close() })
+			made = append(made, ours)
+			return ours, nil
+		}
+		closed := func(c net.Conn) bool { return errors.Is(c.SetDeadline(time.Time{}), io.ErrClosedPipe) }
+
+		early, closeUnused := dialAhead(t.Context(), dial)
+		for i := range 2 {
+			if c, err := early(t.Context()); err != nil || len(made) != i+1 || c != made[i] {
+				t.Fatalf("call %d: %d connections, %v", i, len(made), err)
+			}
+		}
+		closeUnused()
+		if closed(made[0]) || closed(made[1]) {
+			t.Error("a connection that is used was closed")
+		}
+
+		early, closeUnused = dialAhead(t.Context(), dial)
+		time.Sleep(earlyTime + 1)
+		if c, err := early(t.Context()); err != nil || len(made) != 4 || c != made[3] || !closed(made[2]) {
+			t.Errorf("an old connection is used: %d connections, %v", len(made), err)
+		}
+		closeUnused()
+
+		_, closeUnused = dialAhead(t.Context(), dial)
+		synctest.Wait()
+		closeUnused()
+		if len(made) != 5 || !closed(made[4]) {
+			t.Errorf("the last of %d connections is open", len(made))
+		}
+
+		refuse = errors.New("refused")
+		early, closeUnused = dialAhead(t.Context(), dial)
+		if _, err := early(t.Context()); !errors.Is(err, refuse) {
+			t.Errorf("%v, want %v", err, refuse)
+		}
+		closeUnused()
+	})
 }
 
 // A kernel that was taken by a gateway which died before it assigned the kernel is ended.
