@@ -32,13 +32,31 @@ const (
 	lendPause   = time.Second      // between two looks for GPUs that other gateways' kernels have given back
 	listMaxAge  = 30 * time.Second // after it the GPUs are listed again, if a kernel waits
 	lendTimeout = 10 * time.Second // for the lock of the GPUs
+	busyLimit   = 30 * time.Second // after it a kernel that another gateway works on keeps no GPU from later ones
 )
 
 // waiting says that a kernel waits for a GPU.
 type waiting struct {
 	Since      time.Time `json:"since"` // UTC
 	reason     string
-	candidates []string // UUIDs of the GPUs that would do
+	candidates []string  // UUIDs of the GPUs that would do; none before the first look for one
+	busySince  time.Time // since then no look at the kernel has been possible; zero after one
+}
+
+// promisesLocked adds the GPUs that a kernel which waits keeps from those that go behind it. It keeps them before this
+// launcher has first looked for one, as another gateway may be working on it. After busyLimit it keeps none: that
+// gateway may have frozen.
+func (l *Launcher) promisesLocked(k *kernel, list gpu.List, to map[string]bool) {
+	if busy := k.waiting.busySince; !busy.IsZero() && l.timing.now().Sub(busy) >= busyLimit {
+		return
+	}
+	uuids := k.waiting.candidates
+	if len(uuids) == 0 && k.rec.Want != nil {
+		uuids = k.rec.Want.Candidates(list)
+	}
+	for _, uuid := range uuids {
+		to[uuid] = true
+	}
 }
 
 // listGPUs asks ekg-gpu for the machine's GPUs, and logs what has changed.
@@ -117,14 +135,13 @@ func (l *Launcher) promised(to *kernel) map[string]bool {
 	if to.rec.Want == nil { // it asks for nothing, and there may be thousands of others
 		return nil
 	}
+	list := l.gpuList()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	all := map[string]bool{}
 	for _, k := range l.ordered {
 		if k.waiting != nil && (to.rec.Job || !k.rec.Job) {
-			for _, uuid := range k.waiting.candidates {
-				all[uuid] = true
-			}
+			l.promisesLocked(k, list, all)
 		}
 	}
 	return all
@@ -245,17 +262,22 @@ func (l *Launcher) startWaiting() bool {
 	if old {
 		l.listGPUs()
 	}
+	list := l.gpuList()
 	promised := map[string]bool{}
 	for _, k := range all {
 		if l.ctx.Err() != nil {
 			return false
 		}
-		l.tryWaiting(k, promised)
+		looked := l.tryWaiting(k, promised)
 		l.mu.Lock()
 		if k.waiting != nil {
-			for _, uuid := range k.waiting.candidates {
-				promised[uuid] = true
+			switch {
+			case looked:
+				k.waiting.busySince = time.Time{}
+			case k.waiting.busySince.IsZero():
+				k.waiting.busySince = l.timing.now()
 			}
+			l.promisesLocked(k, list, promised)
 		}
 		l.mu.Unlock()
 	}
@@ -273,29 +295,30 @@ func behind(a, b *kernel) int {
 	return -1
 }
 
-// tryWaiting starts a kernel that waits, if the GPUs are there that it needs.
-func (l *Launcher) tryWaiting(k *kernel, promised map[string]bool) {
+// tryWaiting starts a kernel that waits, if the GPUs are there that it needs. It reports whether it could look at the
+// kernel: another goroutine or gateway may be working on it.
+func (l *Launcher) tryWaiting(k *kernel, promised map[string]bool) (looked bool) {
 	if !k.tryTurn() {
-		return
+		return false
 	}
 	defer k.giveTurn()
 	folder, err := lockFolder(k.dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		l.markGone(k, l.layout.goneError(k.id))
-		return
+		return true
 	case err != nil:
 		if !errors.Is(err, errBusy) {
 			l.log.Warn("kernel cannot be looked at", logkey.Kernel, k.id, logkey.Err, err)
 		}
-		return
+		return false
 	}
 	defer unlock(folder)
 	if v, err := l.reconcileFolder(k); v != inLine || err != nil {
 		if err != nil {
 			l.log.Warn("kernel that waits cannot be looked at", logkey.Kernel, k.id, logkey.Err, err)
 		}
-		return
+		return err == nil
 	}
 	l.mu.Lock()
 	var known []string
@@ -304,7 +327,7 @@ func (l *Launcher) tryWaiting(k *kernel, promised map[string]bool) {
 	}
 	l.mu.Unlock()
 	if len(known) > 0 && !slices.ContainsFunc(known, func(uuid string) bool { return !promised[uuid] }) {
-		return // kernels that have waited for longer get all that would do
+		return true // kernels that have waited for longer get all that would do
 	}
 	w, _ := l.isWaiting(k)
 	loan, err := l.borrow(l.ctx, k, nil, promised)
@@ -313,7 +336,7 @@ func (l *Launcher) tryWaiting(k *kernel, promised map[string]bool) {
 		if errors.As(err, new(*devices.BusyError)) {
 			l.giveWay(k, promised)
 		}
-		return
+		return true
 	}
 	lent := l.timing.now()
 	err = l.launchAgain(l.ctx, k, loan)
@@ -328,7 +351,7 @@ func (l *Launcher) tryWaiting(k *kernel, promised map[string]bool) {
 		}
 		if err := writeJSON(l.layout.file(k.id, endFile), end); err != nil {
 			l.log.Error("kernel's end cannot be recorded", logkey.Kernel, k.id, logkey.Err, err)
-			return
+			return true
 		}
 		l.endWaiting(k)
 		l.markDead(k, end)
@@ -343,6 +366,7 @@ func (l *Launcher) tryWaiting(k *kernel, promised map[string]bool) {
 		l.log.Info("kernel started", logkey.Kernel, k.id, logkey.Spec, k.rec.SpecName, logkey.Took,
 			l.timing.now().Sub(w.Since))
 	}
+	return true
 }
 
 // launchAgain starts a kernel from its stored configuration, with the GPUs of loan, which may be nil. After an error

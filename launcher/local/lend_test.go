@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -142,7 +144,8 @@ func TestLend_Job(t *testing.T) {
 		wantHeld(t, l, map[string][]int{"GPU-a": {next}})
 	}
 	job, other := &kernel{rec: record{Job: true, Want: new(devices.Want)}}, &kernel{rec: record{Want: new(devices.Want)}}
-	waits := &Launcher{ordered: []*kernel{{rec: job.rec, waiting: &waiting{candidates: []string{"GPU-b"}}}}}
+	waits := &Launcher{ctx: t.Context(), listed: l.listed, timing: realTiming(),
+		ordered: []*kernel{{rec: job.rec, waiting: &waiting{candidates: []string{"GPU-b"}}}}}
 	promised, promisedToJob := waits.promised(other), waits.promised(job)
 	if promised["GPU-b"] || !promisedToJob["GPU-b"] {
 		t.Errorf("a GPU for which a job waits is kept from another kernel: %v, from a job: %v", promised, promisedToJob)
@@ -193,6 +196,67 @@ func TestLend(t *testing.T) {
 	// Without any gateway the GPU is given back as well.
 	kill(t, processesOf(t, p, 1).Kernel)
 	poll.Until(t, "the dead kernel has no GPU", func() bool { return len(held(t, other)["GPU-a"]) == 0 })
+}
+
+// TestLend_Order: another gateway works on the first kernel that waits, and this one has never looked for a GPU for it.
+// It lends the GPU to no later kernel. A kernel that stays locked keeps the GPU for busyLimit only.
+func TestLend_Order(t *testing.T) {
+	p := newPlace(t)
+	p.withGPUs(gpuJSON("GPU-a"))
+	l := p.open()
+	p.mustStart(l, 1, "1")
+	p.mustStart(l, 2, "1")
+	p.mustStart(l, 3, "1")
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	gate := filepath.Join(t.TempDir(), "gate")
+	if err := syscall.Mkfifo(gate, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var later atomic.Int64
+	with := p.change
+	p.change = func(o *Options, tm *timing) {
+		with(o, tm)
+		slow := filepath.Join(filepath.Dir(gate), "ekg-gpu")
+		script := "#!/bin/sh\nif [ -p " + gate + " ]; then read -r go < " + gate + "; rm " + gate + "; fi\nexec " +
+			o.GPUProgram + " \"$@\"\n"
+		if err := os.WriteFile(slow, []byte(script), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		o.GPUProgram = slow
+		tm.now = func() time.Time { return time.Now().Add(time.Duration(later.Load())) }
+	}
+	next := p.launcher()
+	for n := 2; n <= 3; n++ {
+		wait(t, next, n, "waiting", func(k launcher.Kernel) bool { return strings.HasPrefix(k.Reason, "it waits for a GPU") })
+	}
+	folder, err := lockFolder(filepath.Join(p.state, "kernels", id(2)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock(folder)
+	kill(t, processesOf(t, p, 1).Kernel)
+	wait(t, next, 1, "dead", isDead)
+	if err := os.WriteFile(gate, []byte("go\n"), 0); err != nil { // now the GPUs are listed
+		t.Fatal(err)
+	}
+	poll.Until(t, "the dead kernel has no GPU", func() bool { return !slices.Contains(held(t, next)["GPU-a"], 1) })
+	next.startWaiting()
+	wantHeld(t, next, map[string][]int{})
+	if k := p.mustStart(next, 4, "1"); !strings.HasPrefix(k.Reason, "it waits for a GPU: 0 of 1 are held") {
+		t.Errorf("a start that comes then is %+v", k)
+	}
+	wantHeld(t, next, map[string][]int{})
+	later.Store(int64(busyLimit))
+	wait(t, next, 3, "running", isIdle)
+	wantHeld(t, next, map[string][]int{"GPU-a": {3}})
+	unlock(folder)
+	if err := next.Stop(t.Context(), id(3), "enough"); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, next, 2, "running", isIdle)
+	wantHeld(t, next, map[string][]int{"GPU-a": {2}})
 }
 
 // TestLend_Refused: a start that can never be satisfied is refused.

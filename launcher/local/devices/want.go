@@ -151,6 +151,18 @@ func (w Want) matches(u unit) bool {
 	return w.Product == "" || strings.ReplaceAll(u.model, " ", "-") == w.Product
 }
 
+// Candidates returns the UUIDs of the units that would do. There are none if the machine has too few.
+func (w Want) Candidates(list gpu.List) (uuids []string) {
+	matching, err := w.choose(list)
+	if err != nil { // a *NeverError
+		return nil
+	}
+	for _, u := range matching {
+		uuids = append(uuids, u.uuid)
+	}
+	return uuids
+}
+
 // choose returns the healthy units that would do. The error is a *NeverError if there are too few.
 func (w Want) choose(list gpu.List) (matching []unit, err error) {
 	sick := 0
