@@ -123,6 +123,7 @@ func TestE2E_KubeEnterpriseImage(t *testing.T) {
 	k.enterpriseKernelspec(source, "python_kubernetes", "elyra/kernel-py:VERSION", "localhost/kernel-eg:dev")
 	k.enterpriseKernelspec(source, "spark_python_kubernetes", "elyra/kernel-spark-py:VERSION", "localhost/kernel-eg:dev")
 	k.enterpriseKernelspec(source, "R_kubernetes", "elyra/kernel-r:VERSION", "localhost/kernel-eg:dev")
+	k.enterpriseKernelspec(source, "spark_R_kubernetes", "elyra/kernel-spark-r:VERSION", "localhost/kernel-eg:dev")
 	k.podSpec("small", map[string]any{"image": "localhost/kernel-eg:dev", "launcher": "enterprise-gateway",
 		"resources": map[string]any{"limits": map[string]any{"memory": "300Mi"}}}, "/usr/local/bin/bootstrap-kernel.sh")
 	k.podSpec("silent", map[string]any{"image": "localhost/kernel-eg:dev", "launcher": "enterprise-gateway"},
@@ -134,7 +135,7 @@ func TestE2E_KubeEnterpriseImage(t *testing.T) {
 	k.token = "token-bob"
 
 	t.Run("life", func(t *testing.T) { k.in(t).enterpriseLife() })
-	t.Run("life in R", func(t *testing.T) { k.in(t).enterpriseLifeInR() })
+	t.Run("life in R", func(t *testing.T) { k.in(t).enterpriseLifeInR("r_kubernetes") })
 	t.Run("memory runs out", func(t *testing.T) { k.in(t).cellRunsOutOfMemory() })
 	t.Run("no answer", func(t *testing.T) {
 		k := k.in(t)
@@ -157,6 +158,8 @@ func TestE2E_KubeEnterpriseImage(t *testing.T) {
 		k.dial(t, id, "s", true).says("import os; print(os.environ['KERNEL_SPARK_CONTEXT_INIT_MODE'])", "none\n")
 		k.want(204, "DELETE", "/api/kernels/"+id, "", nil)
 	})
+	// Enterprise Gateway's image for it is that of R with Spark. The launcher needs SparkR only for a Spark context.
+	t.Run("Spark's kernelspec of R without Spark", func(t *testing.T) { k.in(t).enterpriseLifeInR("spark_r_kubernetes") })
 	t.Run("integration tests", func(t *testing.T) {
 		itestsOfPython.run(t, k.gateway, peers, "PYTHON_KERNEL_LOCAL_NAME=python_kubernetes")
 	})
@@ -237,13 +240,14 @@ func (k *inCluster) cutOutput(id string) {
 	wantNumbered(t, "the log", logged)
 }
 
-// enterpriseLifeInR runs, interrupts, restarts and deletes a kernel of Enterprise Gateway's kernelspec for R.
-func (k *inCluster) enterpriseLifeInR() {
+// enterpriseLifeInR runs, interrupts, restarts and deletes a kernel of a kernelspec of Enterprise Gateway for R.
+func (k *inCluster) enterpriseLifeInR(spec string) {
 	t := k.t
-	id := k.kernel("r_kubernetes")
+	id := k.kernel(spec)
 	k.state(id, "idle", 2*time.Minute)
 	c := k.dial(t, id, "s", true)
-	c.says("x <- 41 + 1; cat(x, Sys.getenv('RESPONSE_ADDRESS'))", "42 127.0.0.1:8877")
+	c.says("x <- 41 + 1; cat(x, Sys.getenv('RESPONSE_ADDRESS'), Sys.getenv('KERNEL_SPARK_CONTEXT_INIT_MODE'))",
+		"42 127.0.0.1:8877 none")
 	cell := c.begin("cat('begun', 1, '\\n')\nSys.sleep(600)")
 	c.begun(cell)
 	k.want(204, "POST", "/api/kernels/"+id+"/interrupt", "", nil)
