@@ -192,7 +192,7 @@ func (g *Gateway) lendKernelsOf(ctx context.Context, who caller) (
 	}
 	list := lists.Get().(*[]launcher.Kernel)
 	release = func() {
-		clear(kernels) // what they refer to
+		clear(kernels) // what they refer to; also, KernelsInto needs zeros
 		*list = kernels
 		lists.Put(list)
 	}

@@ -109,7 +109,7 @@ func timesOf(k *launcher.Kernel) modelTimes {
 	if at.lastActivity.IsZero() {
 		at.lastActivity = at.created
 	}
-	if !at.keepUntil.After(time.Now()) {
+	if !at.keepUntil.IsZero() && !at.keepUntil.After(time.Now()) { // most have none, and the clock is slow for a list
 		at.keepUntil = time.Time{}
 	}
 	return at

@@ -209,3 +209,28 @@ func TestView_EndedUnseen(t *testing.T) {
 		t.Error("the wait goes on")
 	}
 }
+
+// A job is found in its kernel after each way in which a gateway learns of it, and no longer after its end.
+func TestView_KernelJob(t *testing.T) {
+	m := new(Manager)
+	want := func(after string, there bool) {
+		t.Helper()
+		if job, found := m.KernelJob("k"); found != there || found && job.ID != "j" {
+			t.Errorf("after %s: %+v, %v", after, job, found)
+		}
+	}
+	own := func(string) (Brief, bool) { return Brief{}, false }
+	want("nothing", false)
+	m.view.note(Brief{ID: "j", State: Running, Kernel: "k"})
+	want("a job was written", true)
+	m.view.note(Brief{ID: "j", State: Running})
+	want("it left its kernel", false)
+	m.view.replace([]stored{{entry: entry{Job: Job{ID: "j", State: Running, Kernel: "k"}}}}, own)
+	want("a look that found it in one", true)
+	m.view.replace(nil, own)
+	want("a look that found no job", false)
+	m.view.note(Brief{ID: "j", State: Running, Kernel: "k"})
+	want("it was written again", true)
+	m.view.note(Brief{ID: "j", State: Succeeded, Kernel: "k"})
+	want("its end", false)
+}

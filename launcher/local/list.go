@@ -57,7 +57,6 @@ func (l *Launcher) list(ctx context.Context, choose func() []*kernel, all []laun
 	deadline := l.timing.now().Add(l.timing.firstStatus)
 	present := choose()
 	all = slices.Grow(all[:0], len(present))[:len(present)]
-	clear(all)
 	var others []int // kernels whose description has to wait, or to read a file
 	for from := 0; from < len(present); from += describedAtOnce {
 		l.mu.Lock()
