@@ -193,9 +193,9 @@ func assign(ctx context.Context, supervisor *api.Client, a api.Assignment) error
 const earlyTime = 5 * time.Second
 
 // dialAhead begins to dial, in a goroutine. The first call of early returns that connection. If it could not be made,
-// if it is older than earlyTime, and in each further call, early dials again. Only one call of early may be in progress. closeUnused ends the
-// goroutine, waits for it, and closes a connection that no call has returned. It is called once, after the last call of
-// early.
+// if it is older than earlyTime, and in each further call, early dials again. Only one call of early may be in
+// progress. closeUnused ends the goroutine, waits for it, and closes a connection that no call has returned. It is
+// called once, after the last call of early.
 func dialAhead(ctx context.Context, dial func(context.Context) (net.Conn, error),
 ) (early func(context.Context) (net.Conn, error), closeUnused func()) {
 	ctx, cancel := context.WithCancel(ctx)
