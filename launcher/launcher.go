@@ -335,8 +335,8 @@ type ListerForUsers interface {
 // ListerInto is implemented by launchers that list kernels in the memory of an earlier list. A list of 10,000 kernels
 // has several megabytes.
 type ListerInto interface {
-	// KernelsInto is Kernels. It may use the memory of list, whose elements are zero up to its capacity, and which nobody
-	// else uses.
+	// KernelsInto does what Kernels does, and may use the memory of list for the result. The caller passes memory that
+	// nobody else uses. All elements are zero, up to the capacity.
 	KernelsInto(ctx context.Context, list []Kernel) ([]Kernel, error)
 }
 

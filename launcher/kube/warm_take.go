@@ -199,8 +199,8 @@ const earlyTime = 5 * time.Second
 func dialAhead(ctx context.Context, dial func(context.Context) (net.Conn, error),
 ) (early func(context.Context) (net.Conn, error), closeUnused func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	var c net.Conn // nil: there is none, or early has returned it
-	var since time.Time
+	var c net.Conn      // nil after early has returned it
+	var since time.Time // when c was made
 	dialed := make(chan struct{})
 	go func() {
 		defer close(dialed)

@@ -26,7 +26,7 @@ const lenderKernels = 10
 // lenderMain is a gateway that starts, stops and restarts kernels with GPUs at random until it is killed.
 func lenderMain(state, runtime, program, seed string) int {
 	go func() { // a test that panics or is killed cannot kill it
-		_, _ = io.Copy(io.Discard, os.Stdin) // ends with the test, whatever it returns
+		_, _ = io.Copy(io.Discard, os.Stdin) // the test's end closes it; an error has the same meaning
 		os.Exit(1)
 	}()
 	n, _ := strconv.ParseUint(seed, 10, 64) // the test wrote it

@@ -151,7 +151,7 @@ func (w Want) matches(u unit) bool {
 	return w.Product == "" || strings.ReplaceAll(u.model, " ", "-") == w.Product
 }
 
-// Candidates returns the UUIDs of the units that would do. There are none if the machine has too few.
+// Candidates returns the UUIDs of the units that the kernel can use. It returns nil if the machine has too few.
 func (w Want) Candidates(list gpu.List) (uuids []string) {
 	matching, err := w.choose(list)
 	if err != nil { // a *NeverError
