@@ -18,9 +18,10 @@ type Listed struct {
 	UUID        string     `json:"uuid"` // GPU-...; "" if the driver does not tell it
 	Index       int        `json:"index"`
 	Model       string     `json:"model,omitempty"`
-	MemoryTotal int64      `json:"memory_total,omitempty"` // bytes; 0: unknown
-	MIG         bool       `json:"mig_mode,omitempty"`     // kernels can use only its instances
-	Instances   []Instance `json:"mig,omitempty"`          // in MIG mode
+	MemoryTotal int64      `json:"memory_total,omitempty"`    // bytes; 0: unknown
+	Reserved    int64      `json:"memory_reserved,omitempty"` // bytes of MemoryTotal that programs cannot have
+	MIG         bool       `json:"mig_mode,omitempty"`        // kernels can use only its instances
+	Instances   []Instance `json:"mig,omitempty"`             // in MIG mode
 	Healthy     bool       `json:"healthy"`
 	Error       string     `json:"error,omitempty"` // why it is not healthy
 }
@@ -30,6 +31,7 @@ type Instance struct {
 	UUID        string `json:"uuid"`              // MIG-...
 	Profile     string `json:"profile,omitempty"` // such as 1g.10gb; "": unknown
 	MemoryTotal int64  `json:"memory_total,omitempty"`
+	Reserved    int64  `json:"memory_reserved,omitempty"` // as in Listed
 }
 
 // ParseList reads the output of ekg-gpu list. The UUIDs in it can be names of files. The error says what is wrong.
@@ -39,7 +41,7 @@ func ParseList(b []byte) (List, error) {
 		return List{}, fmt.Errorf("not a list of ekg-gpu: %w", err)
 	}
 	seen := map[string]bool{}
-	check := func(uuid string, memory int64) error {
+	check := func(uuid string, memory, reserved int64) error {
 		switch {
 		case !isName(uuid):
 			return fmt.Errorf("not a list of ekg-gpu: %.100q is no UUID", uuid)
@@ -47,6 +49,8 @@ func ParseList(b []byte) (List, error) {
 			return fmt.Errorf("not a list of ekg-gpu: %s is there twice", uuid)
 		case memory < 0:
 			return fmt.Errorf("not a list of ekg-gpu: the memory of %s is negative", uuid)
+		case reserved < 0 || reserved > memory:
+			return fmt.Errorf("not a list of ekg-gpu: of the memory of %s, %d bytes are reserved", uuid, reserved)
 		}
 		seen[uuid] = true
 		return nil
@@ -58,11 +62,11 @@ func ParseList(b []byte) (List, error) {
 		if d.UUID == "" && !d.Healthy {
 			continue
 		}
-		if err := check(d.UUID, d.MemoryTotal); err != nil {
+		if err := check(d.UUID, d.MemoryTotal, d.Reserved); err != nil {
 			return List{}, err
 		}
 		for _, i := range d.Instances {
-			if err := check(i.UUID, i.MemoryTotal); err != nil {
+			if err := check(i.UUID, i.MemoryTotal, i.Reserved); err != nil {
 				return List{}, err
 			}
 		}

@@ -173,7 +173,7 @@ func (p *Pool) take(l *Loan, s *state, kernel string, share gpu.Amount) error {
 	how, own := unix.LOCK_EX, s.uuid
 	if share < gpu.One {
 		how, own = unix.LOCK_SH, fmt.Sprintf("%s@%d", s.uuid, s.free)
-		l.Memory = s.memory * int64(share) / int64(gpu.One)
+		l.Memory = (s.memory - s.kept) * int64(share) / int64(gpu.One)
 	}
 	device, err := p.take1(l, s.uuid, how)
 	if err == nil && own != s.uuid {

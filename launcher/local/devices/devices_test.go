@@ -39,6 +39,22 @@ func lend(t *testing.T, p *Pool, l gpu.List, kernel string, w Want, prefer ...st
 	return loan
 }
 
+// All shares together are what programs can have of the memory.
+func TestPool_Reserved(t *testing.T) {
+	p, l := newPool(t), machine(1)
+	l.Devices[0].Reserved = 1_000_000_000
+	for _, kernel := range []string{"a", "b", "c"} {
+		if loan := lend(t, p, l, kernel, Want{Share: gpu.One / 4}); loan.Memory != 3_750_000_000 {
+			t.Errorf("a quarter of 15 GB is %d bytes", loan.Memory)
+		}
+	}
+	m := gpu.List{Devices: []gpu.Listed{{UUID: "GPU-m", MIG: true, Healthy: true, Instances: []gpu.Instance{
+		{UUID: "MIG-1", MemoryTotal: 9_000_000_000, Reserved: 1_000_000_000}}}}}
+	if loan := lend(t, p, m, "d", Want{Share: gpu.One / 2}); loan.Memory != 4_000_000_000 {
+		t.Errorf("half of 8 GB is %d bytes", loan.Memory)
+	}
+}
+
 func TestPool_Lend(t *testing.T) {
 	p, l := newPool(t), machine(3)
 	other := &Pool{dir: p.dir} // of another gateway

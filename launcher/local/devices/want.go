@@ -118,13 +118,14 @@ type unit struct {
 	profile string // of an instance
 	part    bool   // it is an instance
 	memory  int64
+	kept    int64  // bytes of memory that the driver reserves for itself
 	err     string // why it is not healthy
 }
 
 // units returns what a machine has.
 func units(list gpu.List) (all []unit) {
 	for _, d := range list.Devices {
-		u := unit{uuid: d.UUID, model: d.Model, memory: d.MemoryTotal, err: d.Error}
+		u := unit{uuid: d.UUID, model: d.Model, memory: d.MemoryTotal, kept: d.Reserved, err: d.Error}
 		if !d.Healthy && u.err == "" {
 			u.err = "the driver does not say why"
 		}
@@ -133,7 +134,7 @@ func units(list gpu.List) (all []unit) {
 			continue
 		}
 		for _, i := range d.Instances {
-			u.uuid, u.profile, u.memory, u.part = i.UUID, i.Profile, i.MemoryTotal, true
+			u.uuid, u.profile, u.memory, u.kept, u.part = i.UUID, i.Profile, i.MemoryTotal, i.Reserved, true
 			all = append(all, u)
 		}
 	}
