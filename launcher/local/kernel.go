@@ -10,6 +10,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // kernel is one entry of the state directory as this launcher knows it. An entry begins when the folder is created or
@@ -35,6 +36,7 @@ type kernel struct {
 	runs        supervisorRuns // what upgradeOne has seen
 	start       *start         // in progress; nil: it is over, or another gateway began it
 	waiting     *waiting       // for a GPU, without a supervisor; nil: it does not wait
+	unsure      bool           // it may begin to wait: another gateway was working on it at the last look
 	gpus        gpuCounted
 	culled      time.Time // when the last cull happened that Launcher.culls includes
 }
@@ -49,7 +51,7 @@ func (k *kernel) livesLocked() bool { return k.end == nil && k.gone == nil }
 
 // lookLocked reports whether no status stream tells what becomes of the kernel: callers reconcile it first.
 func (k *kernel) lookLocked() bool {
-	return k.end != nil || k.waiting != nil || k.supervisor.Unsupported != ""
+	return k.end != nil || k.waiting != nil || k.unsure || k.supervisor.Unsupported != ""
 }
 
 // hasAnswerLocked reports whether the kernel has a status, has ended, or cannot have a status.
@@ -139,6 +141,11 @@ func (l *Launcher) enter(id string) (k *kernel, fresh bool, err error) {
 		return nil, false, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 	}
 	k = l.newKernel(rec)
+	if w, waits := l.seemsToWait(k); waits { // before any goroutine lends its GPU to another kernel
+		w.reason = unknownWait
+		k.waiting = &w
+		wake.Reader(l.lends)
+	}
 	l.mu.Lock()
 	l.addLocked(k)
 	l.mu.Unlock()

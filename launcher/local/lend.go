@@ -35,6 +35,9 @@ const (
 	busyLimit   = 30 * time.Second // after it a kernel that another gateway works on keeps no GPU from later ones
 )
 
+// unknownWait is the reason of a kernel that waits, before this launcher has looked for its GPUs.
+const unknownWait = "it waits for a GPU"
+
 // waiting says that a kernel waits for a GPU.
 type waiting struct {
 	Since      time.Time `json:"since"` // UTC
@@ -129,8 +132,19 @@ func (l *Launcher) borrow(ctx context.Context, k *kernel, prefer []string, promi
 	return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 }
 
-// promised returns the GPUs that other kernels of this launcher wait for, if those go before this one: a job's kernel
-// goes behind all others.
+// borrowBehind is borrow for a kernel that goes behind all that wait, also those that other gateways have made wait.
+func (l *Launcher) borrowBehind(ctx context.Context, k *kernel, prefer []string) (*devices.Loan, error) {
+	if k.rec.Want == nil {
+		return nil, nil
+	}
+	if err := l.catchUp(ctx); err != nil {
+		return nil, err
+	}
+	return l.borrow(ctx, k, prefer, l.promised(k))
+}
+
+// promised returns the GPUs that other kernels in memory wait for, if those go before this one: a job's kernel goes
+// behind all others.
 func (l *Launcher) promised(to *kernel) map[string]bool {
 	if to.rec.Want == nil { // it asks for nothing, and there may be thousands of others
 		return nil
@@ -174,9 +188,18 @@ func (l *Launcher) isWaiting(k *kernel) (w waiting, is bool) {
 	return w, err == nil
 }
 
+// seemsToWait reads without the folder's lock whether a kernel waits for a GPU. Another gateway may be starting it.
+func (l *Launcher) seemsToWait(k *kernel) (w waiting, is bool) {
+	if w, is = l.isWaiting(k); !is {
+		return w, false
+	}
+	end, err := l.layout.readEnding(k.id)
+	return w, err == nil && end == nil
+}
+
 // markWaiting records that a kernel waits. why is nil if it is not known yet.
 func (l *Launcher) markWaiting(k *kernel, w waiting, why error) {
-	w.reason = "it waits for a GPU"
+	w.reason = unknownWait
 	if why != nil {
 		w.reason = why.Error()
 	}
@@ -186,6 +209,7 @@ func (l *Launcher) markWaiting(k *kernel, w waiting, why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	before := k.waiting
+	k.unsure = false
 	if before != nil && why == nil {
 		return
 	}
@@ -237,12 +261,10 @@ func (l *Launcher) lend() {
 	}
 }
 
-// startWaiting starts what can be started, in the order of arrival, the kernels of jobs after all others. It reports
-// whether kernels still wait.
-func (l *Launcher) startWaiting() bool {
-	l.mu.Lock()
-	var all []*kernel
+// inTurn returns the kernels in memory that wait, in the order of arrival, the kernels of jobs after all others.
+func (l *Launcher) inTurn() (all []*kernel) {
 	since := map[*kernel]time.Time{}
+	l.mu.Lock()
 	for _, k := range l.ordered {
 		if k.waiting != nil {
 			all = append(all, k)
@@ -250,12 +272,25 @@ func (l *Launcher) startWaiting() bool {
 		}
 	}
 	l.mu.Unlock()
-	if len(all) == 0 {
-		return false
-	}
 	slices.SortStableFunc(all, func(a, b *kernel) int {
 		return cmp.Or(behind(a, b), since[a].Compare(since[b]), cmp.Compare(a.id, b.id))
 	})
+	return all
+}
+
+// startWaiting starts what can be started, in the order of inTurn. It reports whether kernels still wait. If memory has
+// no kernel that waits, it does nothing: a gateway that knows one starts it.
+func (l *Launcher) startWaiting() bool {
+	if len(l.inTurn()) == 0 {
+		return false
+	}
+	if err := l.catchUp(l.ctx); err != nil { // for kernels that other gateways have made wait
+		if l.ctx.Err() == nil {
+			l.log.Warn("no kernel that waits gets a GPU; this is tried again", logkey.Err, err)
+		}
+		return true
+	}
+	all := l.inTurn()
 	l.gpusLock.Lock()
 	old := time.Since(l.gpusListed) >= listMaxAge
 	l.gpusLock.Unlock()

@@ -56,6 +56,34 @@ func (p *place) withGPUs(gpus ...string) (set func(gpus ...string)) {
 	return set
 }
 
+// withGate makes the next launchers wait for their list of GPUs, and lend none, until openGate is called. Their time is
+// later.
+func (p *place) withGate(later *atomic.Int64) (openGate func()) {
+	p.t.Helper()
+	gate := filepath.Join(p.t.TempDir(), "gate")
+	if err := syscall.Mkfifo(gate, 0o600); err != nil {
+		p.t.Fatal(err)
+	}
+	with := p.change
+	p.change = func(o *Options, tm *timing) {
+		with(o, tm)
+		slow := filepath.Join(filepath.Dir(gate), "ekg-gpu")
+		script := "#!/bin/sh\nif [ -p " + gate + " ]; then read -r go < " + gate + "; rm " + gate + "; fi\nexec " +
+			o.GPUProgram + " \"$@\"\n"
+		if err := os.WriteFile(slow, []byte(script), 0o700); err != nil {
+			p.t.Fatal(err)
+		}
+		o.GPUProgram = slow
+		tm.now = func() time.Time { return time.Now().Add(time.Duration(later.Load())) }
+	}
+	return func() {
+		p.t.Helper()
+		if err := os.WriteFile(gate, []byte("go\n"), 0); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+}
+
 func (p *place) startGPU(l *Launcher, n int, gpus string, change ...func(*launcher.Request)) (launcher.Kernel, error) {
 	p.t.Helper()
 	req := launcher.Request{ID: id(n), Owner: "ann", Spec: fakeSpec("fine"), Env: map[string]string{}}
@@ -210,23 +238,8 @@ func TestLend_Order(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	gate := filepath.Join(t.TempDir(), "gate")
-	if err := syscall.Mkfifo(gate, 0o600); err != nil {
-		t.Fatal(err)
-	}
 	var later atomic.Int64
-	with := p.change
-	p.change = func(o *Options, tm *timing) {
-		with(o, tm)
-		slow := filepath.Join(filepath.Dir(gate), "ekg-gpu")
-		script := "#!/bin/sh\nif [ -p " + gate + " ]; then read -r go < " + gate + "; rm " + gate + "; fi\nexec " +
-			o.GPUProgram + " \"$@\"\n"
-		if err := os.WriteFile(slow, []byte(script), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		o.GPUProgram = slow
-		tm.now = func() time.Time { return time.Now().Add(time.Duration(later.Load())) }
-	}
+	openGate := p.withGate(&later)
 	next := p.launcher()
 	for n := 2; n <= 3; n++ {
 		wait(t, next, n, "waiting", func(k launcher.Kernel) bool { return strings.HasPrefix(k.Reason, "it waits for a GPU") })
@@ -238,9 +251,7 @@ func TestLend_Order(t *testing.T) {
 	defer unlock(folder)
 	kill(t, processesOf(t, p, 1).Kernel)
 	wait(t, next, 1, "dead", isDead)
-	if err := os.WriteFile(gate, []byte("go\n"), 0); err != nil { // now the GPUs are listed
-		t.Fatal(err)
-	}
+	openGate()
 	poll.Until(t, "the dead kernel has no GPU", func() bool { return !slices.Contains(held(t, next)["GPU-a"], 1) })
 	next.startWaiting()
 	wantHeld(t, next, map[string][]int{})
@@ -259,6 +270,106 @@ func TestLend_Order(t *testing.T) {
 	}
 	wait(t, next, 2, "running", isIdle)
 	wantHeld(t, next, map[string][]int{"GPU-a": {2}})
+}
+
+// TestLend_OtherGateway: a kernel waits that another gateway has started or restarted, and this one has not looked at
+// it, or cannot look at it now. This one lends the GPU neither to a kernel that comes later nor to a job.
+func TestLend_OtherGateway(t *testing.T) {
+	for name, tt := range map[string]struct{ restarted, job, early, locked bool }{
+		"start":                  {},
+		"start, looked at early": {early: true, locked: true},
+		"start, locked":          {locked: true},
+		"restart":                {restarted: true},
+		"restart, locked":        {restarted: true, locked: true},
+		"job waits":              {job: true},
+		"job waits, locked":      {job: true, locked: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlace(t)
+			p.withGPUs(gpuJSON("GPU-a"))
+			with := p.change
+			p.change = func(o *Options, tm *timing) {
+				with(o, tm)
+				tm.maintenance = time.Hour // it reads the folder, too
+				if tt.early {
+					tm.firstRedial = time.Hour
+				}
+			}
+			other := p.launcher()
+			if tt.restarted {
+				p.mustStart(other, 2, "1")
+				kill(t, processesOf(t, p, 2).Kernel)
+				wait(t, other, 2, "dead", isDead)
+			}
+			p.mustStart(other, 1, "1")
+			if tt.job {
+				p.mustStart(other, 3, "1", func(r *launcher.Request) { r.Job = true })
+			}
+			openGate := p.withGate(new(atomic.Int64))
+			l := p.launcher()
+			if tt.restarted {
+				if _, err := other.Restarting(t.Context(), id(2)); err != nil { // it ends the supervisor
+					t.Fatal(err)
+				}
+				poll.Until(t, "the end is known", func() bool {
+					l.mu.Lock()
+					defer l.mu.Unlock()
+					return l.kernels[id(2)].end != nil
+				})
+				if _, err := other.Revive(t.Context(), id(2)); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				p.mustStart(other, 2, "1")
+			}
+			if err := other.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if tt.locked {
+				folder, err := waitFolder(t.Context(), filepath.Join(p.state, "kernels", id(2)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer unlock(folder)
+			}
+			if tt.early {
+				file := filepath.Join(p.state, "kernels", id(2), waitFile)
+				hidden := filepath.Join(t.TempDir(), waitFile)
+				if err := os.Rename(file, hidden); err != nil {
+					t.Fatal(err)
+				}
+				k, err := l.adopt(id(2))
+				if err != nil {
+					t.Fatal(err)
+				}
+				l.mu.Lock()
+				again := k.lookLocked()
+				l.mu.Unlock()
+				if !again {
+					t.Error("a kernel that another gateway works on is not looked at again")
+				}
+				if err := os.Rename(hidden, file); err != nil {
+					t.Fatal(err)
+				}
+			}
+			kill(t, processesOf(t, p, 1).Kernel)
+			wait(t, l, 1, "dead", isDead)
+			openGate()
+			poll.Until(t, "the dead kernel has no GPU", func() bool { return !slices.Contains(held(t, l)["GPU-a"], 1) })
+			if !tt.job {
+				if k := p.mustStart(l, 3, "1"); !strings.HasPrefix(k.Reason, "it waits for a GPU") {
+					t.Errorf("a start that comes then is %+v", k)
+				}
+			}
+			l.startWaiting()
+			if tt.locked {
+				wantHeld(t, l, map[string][]int{})
+				return
+			}
+			wait(t, l, 2, "running", isIdle)
+			wantHeld(t, l, map[string][]int{"GPU-a": {2}})
+		})
+	}
 }
 
 // TestLend_Refused: a start that can never be satisfied is refused.

@@ -37,8 +37,7 @@ func (l *Launcher) reconcile(k *kernel) liveness {
 		l.markGone(k, l.layout.goneError(k.id))
 		return gone
 	case errors.Is(err, errBusy):
-		l.ensureFollowed(k)
-		return uncertain
+		return l.reconcileBusy(k)
 	case err != nil:
 		l.log.Warn("kernel cannot be looked at", logkey.Kernel, k.id, logkey.Err, err)
 		l.ensureFollowed(k)
@@ -54,8 +53,25 @@ func (l *Launcher) reconcile(k *kernel) liveness {
 	return v
 }
 
+// reconcileBusy reconciles a kernel whose folder another gateway has locked. A kernel that seems to wait counts as
+// waiting, so that no later kernel gets its GPU. startWaiting looks again. The turn is held.
+func (l *Launcher) reconcileBusy(k *kernel) liveness {
+	if w, waits := l.seemsToWait(k); waits {
+		l.markWaiting(k, w, nil)
+		return inLine
+	}
+	l.mu.Lock()
+	k.unsure = k.rec.Want != nil
+	l.mu.Unlock()
+	l.ensureFollowed(k)
+	return uncertain
+}
+
 // reconcileFolder does the work of reconcile. The turn and the folder's lock are held.
 func (l *Launcher) reconcileFolder(k *kernel) (liveness, error) {
+	l.mu.Lock()
+	k.unsure = false
+	l.mu.Unlock()
 	held, err := l.layout.supervised(k.id)
 	if err != nil {
 		return uncertain, err

@@ -137,7 +137,7 @@ func (l *Launcher) createSupervisor(ctx context.Context, rec record, cfg api.Con
 	}
 	defer k.giveTurn()
 	defer unlock(folder)
-	loan, err := l.borrow(ctx, k, nil, l.promised(k))
+	loan, err := l.borrowBehind(ctx, k, nil)
 	switch busy := (*devices.BusyError)(nil); {
 	case errors.As(err, &busy):
 		if err = l.beginWaiting(k, busy); err == nil {
@@ -361,7 +361,7 @@ func (l *Launcher) revive(ctx context.Context, k *kernel) error {
 		return err
 	}
 	defer counted()
-	loan, err := l.borrow(ctx, k, l.devicesBefore(k), l.promised(k))
+	loan, err := l.borrowBehind(ctx, k, l.devicesBefore(k))
 	switch busy := (*devices.BusyError)(nil); {
 	case errors.As(err, &busy):
 		return l.beginWaiting(k, busy)

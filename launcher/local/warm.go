@@ -520,7 +520,7 @@ func (l *Launcher) createWarm(kind warmKind) error {
 	}
 	defer k.giveTurn()
 	defer unlock(folder)
-	loan, err := l.borrow(l.ctx, k, nil, l.promised(k))
+	loan, err := l.borrowBehind(l.ctx, k, nil)
 	if err == nil {
 		err = l.launchWith(l.ctx, k, &cfg, loan)
 	}
