@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
@@ -52,7 +54,7 @@ func kernelspecCommand(read func(*cli.Context) (*settings.Settings, error)) *cli
 				Name:         "check",
 				Usage:        "examine the kernelspec in DIR, or all kernelspecs below it",
 				ArgsUsage:    "DIR",
-				Flags:        settingFlags("kube-policy"),
+				Flags:        settingFlags("flavors", "kube-policy"),
 				OnUsageError: refuseUsage,
 				Action: func(c *cli.Context) error {
 					s, err := command(c, 1, read)
@@ -67,7 +69,7 @@ func kernelspecCommand(read func(*cli.Context) (*settings.Settings, error)) *cli
 				Usage:        "print the pod and the secret that a client would get for the kernelspec NAME",
 				ArgsUsage:    "NAME",
 				OnUsageError: refuseUsage,
-				Flags: append(settingFlags("kernelspec-dir", "kube-policy", "supervisor-image", "kernel-image",
+				Flags: append(settingFlags("kernelspec-dir", "flavors", "kube-policy", "supervisor-image", "kernel-image",
 					"kube-namespace", "log-limit", "stop-grace"),
 					&cli.StringSliceFlag{Name: "env", Usage: "variable that the client sends, as `NAME=VALUE`; repeatable"},
 					&cli.StringFlag{Name: "user", Usage: "`NAME` of the client's user; default: the gateway has no users"}),
@@ -135,7 +137,11 @@ func checkSpecs(ctx context.Context, s *settings.Settings, dir string, stdout io
 	if err != nil {
 		return err
 	}
-	problems := kernelspecs.Check(dir, kernelspecs.FindEnvironment(ctx, os.Getenv).Prefix, pods.Check())
+	flavors, err := flavorsByName(s)
+	if err != nil {
+		return err
+	}
+	problems := kernelspecs.Check(dir, kernelspecs.FindEnvironment(ctx, os.Getenv).Prefix, pods.CheckWith(flavors))
 	n := 0
 	for _, p := range problems {
 		if !p.Warning {
@@ -157,6 +163,44 @@ func checkSpecs(ctx context.Context, s *settings.Settings, dir string, stdout io
 	default:
 		return fmt.Errorf("%d problems", n)
 	}
+}
+
+// flavorsByName returns the flavors of the settings, nil without a file.
+func flavorsByName(s *settings.Settings) (map[string]flavor.Flavor, error) {
+	file, err := openFlavors(s, discard)
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	if file == nil {
+		return nil, nil
+	}
+	all := map[string]flavor.Flavor{}
+	for _, f := range file.List() {
+		all[f.Name] = f
+	}
+	return all, nil
+}
+
+// setFlavor gives a start the flavor that the client or the kernelspec names. Without a file of flavors there is none.
+func setFlavor(s *settings.Settings, req *launcher.Request) error {
+	flavors, err := flavorsByName(s)
+	if flavors == nil || err != nil {
+		return err
+	}
+	ext, err := req.Spec.Extension()
+	if err != nil {
+		return err
+	}
+	name := cmp.Or(req.Env["KERNEL_FLAVOR"], ext.Flavor)
+	if name == "" {
+		return nil
+	}
+	f, known := flavors[name]
+	if !known {
+		return fmt.Errorf("the flavor %q is not in %s", name, s.Flavors)
+	}
+	req.Flavor = &f
+	return nil
 }
 
 // renderedPods returns the options of pods that are only printed.
@@ -227,6 +271,9 @@ func renderSpec(
 			return fmt.Errorf("the kernelspec %s has no profile %q", name, profile)
 		}
 		req.Spec = with
+	}
+	if err := setFlavor(s, &req); err != nil {
+		return err
 	}
 	text, err := podspec.Render(pods, req, time.Time{})
 	if err != nil {

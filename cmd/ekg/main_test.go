@@ -180,6 +180,59 @@ func TestKernelspec_Render(t *testing.T) {
 	if err := os.WriteFile(policy, []byte("clients:\n  allow: []\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	flavored, flavors := t.TempDir(), filepath.Join(dir, "flavors.yaml")
+	const both = "flavors: [{name: t4, gpu: {count: 2}}, {name: cpu, none: true}]\n"
+	if err := os.WriteFile(flavors, []byte(both), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, ekg := range map[string]string{
+		"with": `{"image": "x", "flavor": "t4"}`, "without": `{"image": "x", "flavor": "t5"}`,
+	} {
+		text := "{\"argv\": [\"prog\", \"{connection_file}\"], \"display_name\": \"x\", \"language\": \"x\",\n" +
+			`"metadata": {"ekg": ` + ekg + "}}"
+		if err := os.Mkdir(filepath.Join(flavored, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(flavored, name, "kernel.json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Run("with flavors", func(t *testing.T) {
+		for _, tt := range []struct {
+			name, args     string
+			code           int
+			stdout, stderr string // contained
+		}{
+			{"check", "check", 1, flavored + `/without/kernel.json:2: metadata.ekg.flavor: "t5" is not in the file of ` +
+				"flavors, which has: cpu, t4\n", "ekg: 1 problem\n"},
+			{"check of a good one", "check with", 0, "nothing wrong", ""},
+			{"render", "render with", 0, `nvidia.com/gpu: "2"`, ""},
+			{"render another", "render with --env KERNEL_FLAVOR=cpu", 0, "/flavor: cpu\n", ""},
+			{"render an unknown one", "render without", 1, "", `ekg: the flavor "t5" is not in ` + flavors},
+		} {
+			args := strings.Fields(tt.args)
+			if args[0] == "check" {
+				args = append(args[:1], filepath.Join(append([]string{flavored}, args[1:]...)...))
+			} else {
+				args = append(args, "--kernelspec-dir", flavored)
+			}
+			code, stdout, stderr := ekg(t, append(append([]string{"kernelspec"}, args...), "--flavors", flavors)...)
+			if code != tt.code || !strings.Contains(stdout, tt.stdout) || !strings.Contains(stderr, tt.stderr) ||
+				(stderr == "") != (tt.stderr == "") {
+				t.Errorf("%s: got %d %q %q", tt.name, code, stdout, stderr)
+			}
+		}
+		for args, want := range map[string]string{
+			"check " + flavored:                                                 "",
+			"check " + flavored + " --flavors /nonexistent":                     "ekg: --flavors: stat /nonexistent: no such file",
+			"render with --kernelspec-dir " + flavored + " --flavors " + policy: "ekg: --flavors: " + policy + ":1: ",
+		} {
+			code, _, stderr := ekg(t, append([]string{"kernelspec"}, strings.Fields(args)...)...)
+			if code != map[bool]int{true: 0, false: 2}[want == ""] || !strings.Contains(stderr, want) {
+				t.Errorf("%s: got %d %q", args, code, stderr)
+			}
+		}
+	})
 	t.Run("pod and secret", func(t *testing.T) {
 		code, stdout, stderr := ekg(t, "kernelspec", "render", "gpu", "--kernelspec-dir", dir,
 			"--env", "KERNEL_GPUS=1", "--env", "KERNEL_A=b=$(c),d",

@@ -207,10 +207,8 @@ func (v *server) openBackend(ctx context.Context, counters *metrics.Metrics) (b 
 	if b.usersFile, err = openUsersFile(v.settings); err != nil {
 		return b, err
 	}
-	if path := v.settings.Flavors; path != "" {
-		if b.flavors, err = flavor.Open(path, v.log); err != nil {
-			return b, fmt.Errorf("%s: %w", v.settings.Place("flavors"), err)
-		}
+	if b.flavors, err = openFlavors(v.settings, v.log); err != nil {
+		return b, err
 	}
 	w := &wanted{specs: b.specs, flavors: b.flavors}
 	v.starts, v.warm, v.rooms = w.plainStarts, w.warmKernels, w.rooms
@@ -223,6 +221,18 @@ func (v *server) openBackend(ctx context.Context, counters *metrics.Metrics) (b 
 	}
 	v.onStop("launcher", func(context.Context) error { return b.launcher.Close() })
 	return b, nil
+}
+
+// openFlavors opens the file of flavors of the settings. It returns nil if they name none.
+func openFlavors(s *settings.Settings, log *slog.Logger) (*flavor.File, error) {
+	if s.Flavors == "" {
+		return nil, nil
+	}
+	file, err := flavor.Open(s.Flavors, log)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.Place("flavors"), err)
+	}
+	return file, nil
 }
 
 // newGateway creates the gateway with these options, the kernels of b and the users of the settings.

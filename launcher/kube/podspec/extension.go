@@ -2,6 +2,7 @@ package podspec
 
 import (
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -154,33 +155,73 @@ func (o Options) readExtension(spec kernelspecs.Spec, owner string) (extension, 
 
 // Check returns a function that returns the problems of a kernelspec whose kernels run as pods, for kernelspecs.Options
 // and kernelspecs.Check. The function may be called concurrently.
-func (o Options) Check() func(kernelspecs.Spec) []kernelspecs.Problem {
+func (o Options) Check() func(kernelspecs.Spec) []kernelspecs.Problem { return o.CheckWith(nil) }
+
+// CheckWith is Check for an operator with these flavors, by name. If flavors is nil, they are not known, and no
+// kernelspec has a problem with its flavor.
+func (o Options) CheckWith(flavors map[string]flavor.Flavor) func(kernelspecs.Spec) []kernelspecs.Problem {
 	o = o.withDefaults()
 	return func(spec kernelspecs.Spec) []kernelspecs.Problem {
 		_, problems := o.readExtension(spec, exampleOwner)
 		if len(problems) > 0 {
 			return problems
 		}
-		return append(o.profileProblems(spec), o.warmProblems(spec)...)
+		return slices.Concat(o.profileProblems(spec), o.flavorProblems(spec, flavors), o.warmProblems(spec, flavors))
 	}
 }
 
+// flavorProblems returns the flavors that a kernelspec or its profiles name and the operator does not have, and what
+// keeps a kernelspec with a flavor from having placeholders.
+func (o Options) flavorProblems(
+	spec kernelspecs.Spec, flavors map[string]flavor.Flavor,
+) (all []kernelspecs.Problem) {
+	if flavors == nil {
+		return nil
+	}
+	var e extension
+	places, _ := spec.DecodeExtension(&e) // it has no problems
+	unknown := func(where, name string) {
+		if _, known := flavors[name]; name != "" && !known {
+			all = append(all, places.Problem(where, fmt.Sprintf("%q is not in the file of flavors, which has: %s", name,
+				listOrNothing(slices.Sorted(maps.Keys(flavors))))))
+		}
+	}
+	unknown(shortPath("flavor"), e.Flavor)
+	for i, p := range e.Profiles {
+		unknown(fmt.Sprintf("%s[%d].flavor", shortPath("profiles"), i), p.Flavor)
+	}
+	if f, known := flavors[e.Flavor]; known && e.Placeholders > 0 {
+		if _, err := roomPod(o, launcher.Request{ID: uuid.Nil.String(), Spec: spec, Flavor: &f}); err != nil {
+			problem := places.Problem(shortPath("placeholders"),
+				"has no effect: "+strings.TrimPrefix(err.Error(), "placeholders: "))
+			problem.Warning = true
+			all = append(all, problem)
+		}
+	}
+	return all
+}
+
 // warmProblems warns of a kernelspec that wants warm kernels and can have none.
-func (o Options) warmProblems(spec kernelspecs.Spec) []kernelspecs.Problem {
+func (o Options) warmProblems(spec kernelspecs.Spec, flavors map[string]flavor.Flavor) []kernelspecs.Problem {
 	var e extension
 	places, _ := spec.DecodeExtension(&e) // it has no problems
 	if e.Warm == 0 {
 		return nil
 	}
+	start := launcher.Request{ID: uuid.Nil.String(), Spec: spec}
+	f, known := flavors[e.Flavor]
+	if known {
+		start.Flavor = &f
+	}
 	why := noWarmGPUs
 	switch {
-	case e.Flavor == "":
-		_, err := NewWarmKind(o, launcher.Request{ID: uuid.Nil.String(), Spec: spec})
+	case e.Flavor == "" || known:
+		_, err := NewWarmKind(o, start)
 		if err == nil {
 			return nil
 		}
 		why = err.Error()
-	case o.mayWarmGPUs():
+	case flavors != nil, o.mayWarmGPUs(): // it is unknown, which is a problem of its own, or all are
 		return nil
 	}
 	problem := places.Problem(shortPath("warm"), "has no effect: "+why)

@@ -92,6 +92,45 @@ func TestPlaceholders_LeftOut(t *testing.T) {
 
 // A kernelspec that asks for a resource claim by itself and wants placeholders is rejected, with the line. A flavor
 // replaces the claim.
+// TestCheck_Flavors: with the operator's flavors, the check names those that do not exist, and builds the pods of
+// kernelspecs that name a flavor.
+func TestCheck_Flavors(t *testing.T) {
+	o := testOptions()
+	flavors := map[string]flavor.Flavor{
+		"cpu":   {Name: "cpu", None: true},
+		"t4":    {Name: "t4", GPU: &flavor.Devices{}},
+		"claim": {Name: "claim", DRA: &flavor.DRA{Request: flavor.Request{DeviceClass: "gpu.nvidia.com"}}},
+	}
+	for name, tt := range map[string]struct{ ekg, want string }{
+		"none":     {`"warm": 1`, ""},
+		"known":    {`"flavor": "t4", "profiles": [{"name": "a", "flavor": "claim"}]`, ""},
+		"unknown":  {`"flavor": "t5"`, `metadata.ekg.flavor: "t5" is not in the file of flavors, which has: claim, cpu, t4`},
+		"profiles": {`"profiles": [{"name": "a", "flavor": "t5"}]`, `metadata.ekg.profiles[0].flavor: "t5" is not in`},
+		"warm":     {`"warm": 1, "flavor": "cpu"`, ""},
+		"warm GPU": {`"warm": 1, "flavor": "t4"`, "warning: metadata.ekg.warm: has no effect: " + noWarmGPUs},
+		"claim":    {`"warm": 1, "flavor": "claim"`, "metadata.ekg.warm: has no effect: its kernels get a resource claim"},
+		"once":     {`"warm": 1, "flavor": "t5"`, `metadata.ekg.flavor: "t5" is not in`},
+		"room":     {`"placeholders": 1, "flavor": "t4"`, ""},
+		"no room": {`"placeholders": 1, "flavor": "claim"`,
+			"warning: metadata.ekg.placeholders: has no effect: " + flavor.NoClaimsMoved},
+	} {
+		t.Run(name, func(t *testing.T) {
+			problems := o.CheckWith(flavors)(warmSpec(`{"image": "x", ` + tt.ekg + `}`))
+			text := ""
+			if len(problems) > 0 {
+				text = problems[0].String()
+			}
+			if len(problems) > 1 || (text != "") != (tt.want != "") || !strings.Contains(text, tt.want) {
+				t.Errorf("got %v", problems)
+			}
+		})
+	}
+	if problems := o.CheckWith(map[string]flavor.Flavor{})(warmSpec(`{"image": "x", "flavor": "t4"}`)); len(problems) !=
+		1 || !strings.Contains(problems[0].Message, "which has: nothing") {
+		t.Errorf("an empty file: %v", problems)
+	}
+}
+
 func TestCheck_Placeholders(t *testing.T) {
 	check := func(more string) []kernelspecs.Problem {
 		dir := filepath.Join(t.TempDir(), "spec")
