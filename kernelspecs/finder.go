@@ -74,6 +74,7 @@ type root struct {
 type catalog struct {
 	specs    []Spec           // by name
 	users    map[string]Users // the own lists of all specs, usable or not, as far as they are known, by name
+	unread   []string         // names of specs whose lists could not be read
 	problems []Problem
 }
 
@@ -169,7 +170,8 @@ func (f *Finder) reread() {
 	previous := f.current.Load()
 	var next *catalog
 	for range 3 {
-		c, places := read(f.roots, f.prefix, f.check, previous.users)
+		c, places := read(f.roots, f.prefix, f.check)
+		c.keepUsers(previous.users)
 		f.hide(c)
 		for i := range c.specs {
 			c.specs[i].Users = c.specs[i].Users.Within(f.users)
@@ -256,9 +258,17 @@ func (c *catalog) warnings() []Problem {
 	return all
 }
 
-// read reads all specs of the roots. It also returns the places that must be watched to see a change. before are the
-// lists of users of an earlier reading.
-func read(roots []root, prefix string, check func(Spec) []Problem, before map[string]Users) (*catalog, []place) {
+// keepUsers takes over the lists of users that an earlier reading has and this one could not read.
+func (c *catalog) keepUsers(before map[string]Users) {
+	for _, name := range c.unread {
+		if users := before[name]; users.Limited() {
+			c.users[name] = users
+		}
+	}
+}
+
+// read reads all specs of the roots. It also returns the places that must be watched to see a change.
+func read(roots []root, prefix string, check func(Spec) []Problem) (*catalog, []place) {
 	c := &catalog{users: map[string]Users{}}
 	var places []place
 	taken := map[string]bool{} // names, usable or not
@@ -278,7 +288,7 @@ func read(roots []root, prefix string, check func(Spec) []Problem, before map[st
 			c.report(r.dir, "has %d entries: only the first %d are read", len(entries), maxEntries)
 			entries = entries[:maxEntries]
 		}
-		places = append(places, c.readDir(r.dir, entries, taken, prefix, check, before)...)
+		places = append(places, c.readDir(r.dir, entries, taken, prefix, check)...)
 	}
 	slices.SortFunc(c.specs, func(a, b Spec) int { return strings.Compare(a.Name, b.Name) })
 	return c, places
@@ -292,7 +302,6 @@ func (c *catalog) readDir(
 	taken map[string]bool,
 	prefix string,
 	check func(Spec) []Problem,
-	before map[string]Users,
 ) []place {
 	var places []place
 	here := map[string]string{} // entries by lower-case name
@@ -313,7 +322,7 @@ func (c *catalog) readDir(
 		here[name] = e.Name()
 		if !taken[name] {
 			taken[name] = true
-			c.take(name, sub, prefix, check, before)
+			c.take(name, sub, prefix, check)
 		}
 	}
 	return places
@@ -325,17 +334,16 @@ func (c *catalog) report(dir, format string, args ...any) {
 }
 
 // take reads one spec into the catalog.
-func (c *catalog) take(name, dir, prefix string, check func(Spec) []Problem, before map[string]Users) {
+func (c *catalog) take(name, dir, prefix string, check func(Spec) []Problem) {
 	if !validName().MatchString(name) {
 		c.problems = append(c.problems, badName(name, dir))
 		return
 	}
 	spec, root, problems := readSpec(name, dir, prefix)
-	switch {
-	case knowsUsers(root, problems):
+	if knowsUsers(root, problems) {
 		c.users[name] = spec.Users
-	case before[name].Limited():
-		c.users[name] = before[name]
+	} else {
+		c.unread = append(c.unread, name)
 	}
 	if len(problems) == 0 && check != nil {
 		problems = check(spec)
