@@ -13,7 +13,7 @@ import (
 // supervisorCommand is `ekg supervisor`.
 func supervisorCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Command {
 	return &cli.Command{
-		Name: "supervisor", Usage: "see to the supervisors of running kernels", OnUsageError: refuseUsage,
+		Name: "supervisor", Usage: "replace the supervisors of running kernels: subcommand upgrade", OnUsageError: refuseUsage,
 		Action: onlySubcommands,
 		Subcommands: []*cli.Command{{
 			Name: "upgrade", Usage: "replace the supervisors of running kernels by the present program",
