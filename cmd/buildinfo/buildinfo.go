@@ -1,5 +1,4 @@
-// Package buildinfo says from which commit a program was built, and with which Go. It starts no goroutine and opens no
-// file.
+// Package buildinfo says from which commit a program was built, and with which Go. All programs print it for --version.
 package buildinfo
 
 import (

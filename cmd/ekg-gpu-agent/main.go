@@ -4,9 +4,9 @@
 //	ekg-gpu-agent [--listen :9402] [--every 10s] [--pod-resources SOCKET]
 //
 // runs until SIGTERM. It starts "ekg-gpu watch", which lies beside it, and starts it again if it ends. GET /gpus
-// answers with the last samples as JSON, with the UID of the pod that each process belongs to, and with the devices
-// that the kubelet has given to pods. GET /metrics has the same for Prometheus. NODE_NAME is the name of the node. The
-// program needs the node's PID namespace, to tell processes apart.
+// returns the last samples as JSON, the UID of each process's pod, and the devices that the kubelet has given to pods.
+// GET /metrics has the same for Prometheus. NODE_NAME is the name of the node. The program needs the node's PID
+// namespace, to tell processes apart.
 package main
 
 import (
@@ -333,7 +333,7 @@ var (
 		[]string{"node", "uuid", "model"}, nil)
 	nodeMemory = prometheus.NewDesc("ekg_node_gpu_memory_bytes", "Memory of the GPU.",
 		[]string{"node", "uuid", "model"}, nil)
-	nodeUp = prometheus.NewDesc("ekg_node_gpu_up", "1 if the driver says all of the GPU, else 0.",
+	nodeUp = prometheus.NewDesc("ekg_node_gpu_up", "1 if the driver reports all values of the GPU, else 0.",
 		[]string{"node", "uuid", "model"}, nil)
 	nodeHeld = prometheus.NewDesc("ekg_node_gpu_held", "Devices that a container holds by a resource or a claim.",
 		[]string{"node", "namespace", "pod", "container", "resource"}, nil)

@@ -18,8 +18,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 )
 
-// rested is how many intervals pass between two lines while no process has a GPU open, and between two attempts to
-// reach a driver that failed.
+// rested is how many intervals pass between two lines while no process has a GPU open. As many pass between two
+// attempts to reach a driver that has failed.
 const rested = 6
 
 // lookShare bounds the time for looks at processes: a thousandth of a processor.

@@ -8,9 +8,8 @@
 // ends when its kernel is gone for good, and stops its kernel on SIGTERM, SIGINT and SIGHUP. Orphans of the kernel
 // become its children, and it reaps them. Descriptor M is the kernel's lock, if another program has taken it. COUNT
 // descriptors from K on are locks of the kernel's GPUs, which the kernel inherits. They are released when it has ended
-// for good. If
-// standard error is the file supervisor.log beside FILE, the file is bounded: at 1 MiB its content moves to
-// supervisor.log.1.
+// for good. If standard error is the file supervisor.log beside FILE, the file is bounded: at 1 MiB its content moves
+// to supervisor.log.1.
 //
 //	ekg-supervisor parent --config FILE [--ready-fd N] [--held-fds K+COUNT]
 //
@@ -45,8 +44,8 @@
 //
 //	ekg-supervisor child [--socket PATH] [--home DIR] [-- ARGV...]
 //
-// is the first process of the kernel's container. It starts the kernel when the supervisor behind the socket
-// (/ekg/run/child.sock) asks for it, reaps orphans, and copies the kernel's output to its own. If HOME, TMPDIR or
+// is the first process of the kernel's container. It starts the kernel when the supervisor asks for it through the
+// socket (/ekg/run/child.sock). It reaps orphans, and copies the kernel's output to its own. If HOME, TMPDIR or
 // IPYTHONDIR cannot be written to, folders in DIR (/ekg-home) replace them. If the supervisor names no command, ARGV,
 // with {connection_file}, is the kernel's command; without ARGV the command comes from a kernelspec of the image. The
 // child exits with 0 when the supervisor has ended for good. SIGTERM goes to all containers of a pod at once: the child

@@ -271,7 +271,7 @@ func locate(ctx context.Context, gateways []*gatewayClient, kernel string) (*gat
 	}
 	switch {
 	case len(matching) > 1:
-		return nil, "", fmt.Errorf("%q is the beginning of several kernels: %s", kernel, nameKernels(matching))
+		return nil, "", fmt.Errorf("the ids of several kernels begin with %q: %s", kernel, nameKernels(matching))
 	case len(errs) > 0: // the gateway that failed may have a matching kernel
 		return nil, "", errs[0]
 	case len(matching) == 1:
@@ -279,7 +279,7 @@ func locate(ctx context.Context, gateways []*gatewayClient, kernel string) (*gat
 	case launcher.ValidID(kernel):
 		return answered, kernel, nil // the gateway may know how the kernel ended
 	case len(all) == 0:
-		return nil, "", fmt.Errorf("no kernel %q, nor any other", kernel)
+		return nil, "", fmt.Errorf("no kernel %q: there are no kernels", kernel)
 	}
 	return nil, "", fmt.Errorf("no kernel %q; the kernels are: %s", kernel, nameKernels(all))
 }

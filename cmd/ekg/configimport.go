@@ -24,8 +24,8 @@ func importCommand(stdin io.Reader) *cli.Command {
 		SkipFlagParsing: true,
 		OnUsageError:    refuseUsage,
 		Description: "FILE is a jupyter_enterprise_gateway_config.py or .json, or has variables as lines NAME=VALUE; " +
-			"- reads such lines from stdin.\nPython is parsed and never executed. Only assignments of constants are read. " +
-			"Comments of the output name all else.\nThe token is written to NEWFILE with mode 0600, and nowhere else.",
+			"- reads such lines from stdin.\nPython is parsed and never executed. Only assignments of constants are read; " +
+			"comments of the output name everything else.\nThe token is written to NEWFILE with mode 0600, and nowhere else.",
 		Action: func(c *cli.Context) error {
 			if first := c.Args().First(); first == "--help" || first == "-h" {
 				return cli.ShowSubcommandHelp(c)

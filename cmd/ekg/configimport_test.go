@@ -41,7 +41,7 @@ func TestConfigImport_Refusals(t *testing.T) {
 	}{
 		{"no argument", "an argument is missing", nil},
 		{"no such file", "no such file", []string{"/nowhere/config.py"}},
-		{"unknown option", "--Nope.x: is no option of Enterprise Gateway 3.3", []string{"--Nope.x=hunter2"}},
+		{"unknown option", "--Nope.x: is not an option of Enterprise Gateway 3.3", []string{"--Nope.x=hunter2"}},
 		{"option without a value", "--ip: a value is missing", []string{"--ip"}},
 	}
 	for _, tt := range tests {

@@ -22,14 +22,14 @@ func definitionsCommand(read func(*cli.Context) (*settings.Settings, error)) *cl
 		return func(c *cli.Context) error { return onGateways(c, read, 1, -1, definitionList.each(do)) }
 	}
 	command := &cli.Command{
-		Name: "definitions", Usage: "list job definitions, as schedules, and change them",
+		Name: "definitions", Usage: "list and change job definitions, for example schedules",
 		Flags:  []cli.Flag{outputFlag},
 		Action: func(c *cli.Context) error { return onKernels(c, read, 0, 0, listDefinitions) },
 		Subcommands: []*cli.Command{
 			{Name: "pause", Usage: "stop the schedules of definitions", Action: each(activate(false))},
-			{Name: "resume", Usage: "let the schedules of definitions begin again", Action: each(activate(true))},
-			{Name: "run", Usage: "make a job of each definition now, and print its id", Action: each(runDefinition)},
-			{Name: "rm", Usage: "remove definitions. Jobs that they have made stay", Action: each(removeDefinition)},
+			{Name: "resume", Usage: "start the schedules of definitions again", Action: each(activate(true))},
+			{Name: "run", Usage: "submit a job of each definition now, and print its id", Action: each(runDefinition)},
+			{Name: "rm", Usage: "remove definitions. Their jobs stay", Action: each(removeDefinition)},
 		},
 	}
 	for _, sub := range command.Subcommands {

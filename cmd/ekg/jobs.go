@@ -39,18 +39,18 @@ func jobsCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Comma
 		return func(c *cli.Context) error { return onGateways(c, read, 1, most, jobList.each(do)) }
 	}
 	command := &cli.Command{
-		Name: "jobs", Usage: "list jobs, follow and end them",
+		Name: "jobs", Usage: "list, follow and stop jobs",
 		Flags:  []cli.Flag{outputFlag},
 		Action: func(c *cli.Context) error { return onKernels(c, read, 0, 0, listJobs) },
 		Subcommands: []*cli.Command{
 			{Name: "follow", Usage: "wait for the end of jobs and show their progress", ArgsUsage: "JOB..."},
-			{Name: "logs", Usage: "print what the cells of jobs have printed", ArgsUsage: "JOB..."},
+			{Name: "logs", Usage: "print the output of the cells of jobs", ArgsUsage: "JOB..."},
 			{Name: "notebook", Usage: "print the notebook of a job with its outputs", ArgsUsage: "JOB",
 				Flags: []cli.Flag{
 					&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write it to `FILE`"},
-					&cli.BoolFlag{Name: "source", Usage: "the notebook as it was submitted"},
+					&cli.BoolFlag{Name: "source", Usage: "print the notebook as it was submitted"},
 				}},
-			{Name: "stop", Usage: "end jobs: their kernels are interrupted and ended", ArgsUsage: "JOB..."},
+			{Name: "stop", Usage: "stop jobs, and end their kernels", ArgsUsage: "JOB..."},
 			{Name: "rm", Usage: "remove jobs that have ended, with their notebooks", ArgsUsage: "JOB..."},
 		},
 	}

@@ -38,10 +38,10 @@ func kernelCommands(read func(*cli.Context) (*settings.Settings, error)) []*cli.
 		},
 		{
 			Name: "start", Usage: "start a kernel and print its id", ArgsUsage: "[KERNELSPEC]",
-			Description: "Without KERNELSPEC the gateway's default is started. The command ends when the kernel is up, or\n" +
-				"when the gateway's start-wait is over. Without --wait a kernel may still be starting then.",
+			Description: "Without KERNELSPEC, the gateway starts its default kernelspec. The command ends when the kernel is\n" +
+				"up, or after the gateway's --start-wait, when the kernel may still be starting. --wait waits longer.",
 			Flags: []cli.Flag{
-				&cli.StringFlag{Name: "flavor", Usage: "`NAME` of the GPU that it gets; see docs/gpus.md"},
+				&cli.StringFlag{Name: "flavor", Usage: "`NAME` of the flavor, the GPU that the kernel gets; see docs/gpus.md"},
 				&cli.StringSliceFlag{Name: "env", Usage: "a variable of the kernel, `NAME=VALUE`. Can be repeated"},
 				&cli.BoolFlag{Name: "wait", Usage: "wait until the kernel is up or has failed"},
 			},
@@ -56,14 +56,14 @@ func kernelCommands(read func(*cli.Context) (*settings.Settings, error)) []*cli.
 			Action: func(c *cli.Context) error { return onKernels(c, read, 1, -1, eachKernel(restartKernel)) },
 		},
 		{
-			Name: "interrupt", Usage: "interrupt what kernels compute", ArgsUsage: "KERNEL...",
+			Name: "interrupt", Usage: "interrupt the running cells of kernels", ArgsUsage: "KERNEL...",
 			Action: func(c *cli.Context) error { return onKernels(c, read, 1, -1, eachKernel(interruptKernel)) },
 		},
 		{
 			Name: "keep", Usage: "keep kernels from being culled", ArgsUsage: "KERNEL...",
 			Flags: []cli.Flag{
-				&cli.DurationFlag{Name: "for", Value: 8 * time.Hour, Usage: "how `LONG`; the gateway's --cull-keep-limit bounds it"},
-				&cli.BoolFlag{Name: "off", Usage: "keep them no longer"},
+				&cli.DurationFlag{Name: "for", Value: 8 * time.Hour, Usage: "how `LONG`, at most the gateway's --cull-keep-limit"},
+				&cli.BoolFlag{Name: "off", Usage: "let them be culled again"},
 			},
 			Action: func(c *cli.Context) error { return onKernels(c, read, 1, -1, eachKernel(keepKernel)) },
 		},

@@ -52,7 +52,7 @@ func kernelspecCommand(read func(*cli.Context) (*settings.Settings, error)) *cli
 			},
 			{
 				Name:         "check",
-				Usage:        "examine the kernelspec in DIR, or all kernelspecs below it",
+				Usage:        "check the kernelspec in DIR, or all kernelspecs below it",
 				ArgsUsage:    "DIR",
 				Flags:        settingFlags("flavors", "kube-policy"),
 				OnUsageError: refuseUsage,
@@ -66,13 +66,13 @@ func kernelspecCommand(read func(*cli.Context) (*settings.Settings, error)) *cli
 			},
 			{
 				Name:         "render",
-				Usage:        "print the pod and the secret that a client would get for the kernelspec NAME",
+				Usage:        "print the pod and the secret of a kernel of the kernelspec NAME, without starting it",
 				ArgsUsage:    "NAME",
 				OnUsageError: refuseUsage,
 				Flags: append(settingFlags("kernelspec-dir", "flavors", "kube-policy", "supervisor-image", "kernel-image",
 					"kube-namespace", "log-limit", "stop-grace"),
 					&cli.StringSliceFlag{Name: "env", Usage: "variable that the client sends, as `NAME=VALUE`; repeatable"},
-					&cli.StringFlag{Name: "user", Usage: "`NAME` of the client's user; default: the gateway has no users"}),
+					&cli.StringFlag{Name: "user", Usage: "`NAME` of the client's user; default: none, as on a gateway without users"}),
 				Action: func(c *cli.Context) error {
 					s, err := command(c, 1, read)
 					if err != nil {

@@ -35,8 +35,8 @@ func convertCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Co
 		ArgsUsage:    "DIR...",
 		OnUsageError: refuseUsage,
 		Description: "DIR is the folder of a kernelspec, or of several. Its scripts/kernel-pod.yaml.j2 is parsed and never " +
-			"executed.\nLines without a counterpart are named with file and line.\nThe exit status is 0 if everything has a " +
-			"counterpart, 3 if lines were left out, 1 if a kernelspec\ncould not be converted or written, and 2 if the " +
+			"executed.\nThe output names each line that ekg has no counterpart for.\nThe exit status is 0 if everything has " +
+			"a counterpart, 3 if lines were left out, 1 if a kernelspec\ncould not be converted or written, and 2 if the " +
 			"command line is wrong.",
 		Flags: append(settingFlags("kube-policy"),
 			&cli.StringFlag{Name: "output", Usage: "write each kernelspec into a new folder of `FOLDER`"},
@@ -44,8 +44,9 @@ func convertCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Co
 			&cli.BoolFlag{Name: "dry-run", Usage: "print each kernel.json instead"},
 			&cli.BoolFlag{Name: "chart", Usage: "print values for ekg's Helm chart instead"},
 			&cli.StringFlag{Name: "template", Usage: "`FILE` with the pod template, for kernelspecs without one"},
-			&cli.BoolFlag{Name: "keep-launcher", Usage: "kernels are started by the launcher of their image, as before"},
-			&cli.StringFlag{Name: "command", Usage: "argv of the kernel in its image, as `JSON`; needed for other languages " +
+			&cli.BoolFlag{Name: "keep-launcher",
+				Usage: "let the launcher in the image start the kernel, as Enterprise Gateway does"},
+			&cli.StringFlag{Name: "command", Usage: "argv of the kernel in its image, as `JSON`; needed for languages other " +
 				"than Python and R"}),
 		Action: func(c *cli.Context) error {
 			s, err := read(c)

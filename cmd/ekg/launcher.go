@@ -207,7 +207,7 @@ func checkOwners(s *settings.Settings, policy *podspec.Policy, log *slog.Logger)
 		return nil
 	}
 	if rules := policy.CommonRules(); len(rules) > 0 {
-		log.Warn("the policy lets every user use what may be another user's; write {owner} for what is the user's own",
+		log.Warn("the policy lets all users use the same objects; write {owner} where each user has objects of their own",
 			logkey.File, s.KubePolicy, logkey.Rules, strings.Join(rules, ", "))
 	}
 	return nil

@@ -83,7 +83,7 @@ func (l listing[T]) match(all []T, text string) (string, error) {
 	case 1:
 		return ids[0], nil
 	}
-	return "", fmt.Errorf("%q is the beginning of several %ss: %s", text, l.entry, strings.Join(ids, ", "))
+	return "", fmt.Errorf("the ids of several %ss begin with %q: %s", l.entry, text, strings.Join(ids, ", "))
 }
 
 // prints prints a list whose format is no table, and an empty one. done is false if there is a table to print.

@@ -60,7 +60,7 @@ func TestLogCommand(t *testing.T) {
 			code int
 			want string
 		}{
-			{[]string{"0a"}, 1, `"0a" is the beginning of several kernels: ` + both},
+			{[]string{"0a"}, 1, `the ids of several kernels begin with "0a": ` + both},
 			{[]string{"1"}, 1, `no kernel "1"; the kernels are: ` + both + ", " + kernelF + " (python3, idle)"},
 			{[]string{"11111111-0000-4000-8000-000000000000"}, 1, g.URL +
 				"/base/: Kernel does not exist: it was shut down on request"},

@@ -13,7 +13,7 @@
 //	ekg kernelspec list        list the kernels that can be started
 //	ekg kernelspec check DIR   check kernelspecs before their use
 //	ekg kernelspec render NAME print the pod that a kernelspec would create on Kubernetes
-//	ekg supervisor upgrade     replace the supervisors of running kernels by the present program
+//	ekg supervisor upgrade     replace the supervisors of running kernels by the installed version
 //	ekg completion SHELL       print a script for the completion of a shell
 //	ekg version                print version and commit, as ekg --version does
 //
@@ -33,6 +33,9 @@
 // clients reconnect. Kernels go on, or are stopped with --stop-kernels-on-exit. A second signal ends the program at
 // once. With --audit-log FILE a SIGHUP reopens that file. The exit status is 0 after an orderly end, 1 after a failure,
 // and 2 if the command line or a setting is wrong.
+//
+// Of the code, begin with server.serve in serve.go: it starts all parts of the gateway, and lists how they stop.
+// launcher.go opens the launcher. client.go asks gateways for the commands about kernels and jobs.
 package main
 
 import (

@@ -317,7 +317,7 @@ func (v *server) serveHTTP(listener net.Listener, handler http.Handler, endLogs 
 		defer cancel()
 		err := srv.Shutdown(ctx)
 		if errors.Is(err, context.DeadlineExceeded) {
-			err = errors.Join(fmt.Errorf("some were unanswered after %v", finishRequests), srv.Close())
+			err = errors.Join(fmt.Errorf("some requests were unanswered after %v", finishRequests), srv.Close())
 		}
 		<-done
 		return ignoreClosed(err)

@@ -16,15 +16,15 @@ func supervisorCommand(read func(*cli.Context) (*settings.Settings, error)) *cli
 		Name: "supervisor", Usage: "replace the supervisors of running kernels: subcommand upgrade", OnUsageError: refuseUsage,
 		Action: onlySubcommands,
 		Subcommands: []*cli.Command{{
-			Name: "upgrade", Usage: "replace the supervisors of running kernels by the present program",
+			Name: "upgrade", Usage: "replace the supervisors of running kernels by the installed version",
 			ArgsUsage: "[KERNEL...]", OnUsageError: refuseUsage,
-			Description: "KERNEL is a kernel's id. The kernels of this machine keep running, with their variables.\n" +
-				"Each gets a supervisor of the present ekg-supervisor. It begins with an empty log. In a pod the image\n" +
-				"fixes the program: there a kernel gets another supervisor when it is started again.",
+			Description: "KERNEL is a kernel's id. The kernels of this machine keep running, with their variables. Each gets\n" +
+				"a new supervisor, which runs the installed ekg-supervisor and begins with an empty log. A pod's\n" +
+				"supervisor cannot be replaced: its kernel gets a new one when it is started again.",
 			Flags: append([]cli.Flag{
 				&cli.BoolFlag{Name: "all", Usage: "all kernels of the state directory"},
 				&cli.BoolFlag{Name: "busy", Usage: "also kernels that are busy, or whose pages have not received all output. " +
-					"That output is lost, and what a kernel prints in about 50 ms. The cells say so"},
+					"That output is lost, and so is what the kernel prints in about 50 ms. The cells say so"},
 			}, settingFlags("state-dir", "supervisor", "launcher")...),
 			Action: func(c *cli.Context) error {
 				s, err := read(c)

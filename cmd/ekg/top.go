@@ -26,10 +26,10 @@ import (
 func topCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Command {
 	top := &cli.Command{
 		Name: "top", Usage: "show who holds GPUs, and whether they compute",
-		Description: "You see totals and your own kernels, and as an admin all. docs/gpus.md explains the numbers.",
+		Description: "You see totals and your own kernels. Admins see all kernels. docs/gpus.md explains the numbers.",
 		Subcommands: []*cli.Command{
 			{
-				Name: "nodes", Usage: "GPUs by node: how many there are, are held, and compute",
+				Name: "nodes", Usage: "GPUs by node: how many there are, how many are held, and how many compute",
 				Flags: []cli.Flag{
 					&cli.BoolFlag{Name: "shares", Aliases: []string{"s"},
 						Usage: "only nodes whose GPUs are shared, with a column for each GPU"},
@@ -38,7 +38,7 @@ func topCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Comman
 				Action: func(c *cli.Context) error { return onKernels(c, read, 0, 0, refreshed(topNodes)) },
 			},
 			{
-				Name: "kernels", Usage: "kernels with GPUs: how much of them computes, and memory",
+				Name: "kernels", Usage: "kernels with GPUs: how much these compute, and their memory",
 				Action: func(c *cli.Context) error { return onKernels(c, read, 0, 0, refreshed(topKernels)) },
 			},
 			{

@@ -21,7 +21,7 @@ import (
 func usageCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Command {
 	return &cli.Command{
 		Name: "usage", Usage: "show how long GPUs were held, and how long they were busy",
-		Description:  "It shows your own kernels, and to an admin all. docs/gpus.md says what is counted.",
+		Description:  "You see your own kernels. Admins see all kernels. docs/gpus.md says what is counted.",
 		OnUsageError: refuseUsage,
 		Flags: slices.Concat([]cli.Flag{
 			&cli.StringFlag{Name: "since", Value: "24h", Usage: "a `TIME` like 2006-01-02T15:04:05Z, or how long ago"},

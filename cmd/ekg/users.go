@@ -66,9 +66,9 @@ const (
 func tokenCommand() *cli.Command {
 	return &cli.Command{
 		Name:         "token",
-		Usage:        "make a token for a user, and the hash of it for the file of users",
+		Usage:        "create a token for a user, and its hash for --users-file",
 		OnUsageError: refuseUsage,
-		Flags:        []cli.Flag{&cli.BoolFlag{Name: "stdin", Usage: "read a token, and print its hash"}},
+		Flags:        []cli.Flag{&cli.BoolFlag{Name: "stdin", Usage: "read a token from standard input, and print its hash"}},
 		Action: func(c *cli.Context) error {
 			if err := arguments(c, 0); err != nil {
 				return err

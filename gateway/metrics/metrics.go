@@ -1,7 +1,8 @@
-// Package metrics counts what one gateway does and reads what its launcher knows, for Prometheus. Labels come from
-// bounded sets, so that no client can add series.
+// Package metrics serves the numbers of one gateway to Prometheus. cmd/ekg makes a Metrics and passes it to package
+// gateway, which counts what it does. Other numbers are read from the launcher at each scrape: see Source. Begin with
+// the list of metrics below, from which docs/monitoring.md is generated.
 //
-// The package starts no goroutine. Values that can be read at any time are read at each scrape.
+// Labels come from bounded sets, so that no client can add series. The package starts no goroutine.
 package metrics
 
 import (
@@ -58,11 +59,11 @@ var (
 // The metrics of a gateway, besides those of the Go runtime and the process.
 var (
 	metricKernels = Metric{"ekg_kernels", "gauge", []string{"spec", "state"}, true,
-		"Kernels by kernelspec and execution state; dead ones are shown for some minutes, and those whose " +
-			"supervisor this gateway cannot speak to are unknown."}
+		"Kernels by kernelspec and execution state. Dead kernels count for some minutes. The state is unknown if this " +
+			"gateway cannot speak to the kernel's supervisor."}
 	metricGroups = Metric{"ekg_group_kernels", "gauge", []string{"group", "state"}, true,
-		"Kernels by group of their user, for groups that the users file names or limits count; a kernel may count in " +
-			"several."}
+		"Kernels by group of their user. A group counts if the users file has it, or if groups have limits. A kernel may " +
+			"count in several groups."}
 	metricStale = Metric{"ekg_kernels_stale", "gauge", nil, true,
 		"Kernels whose supervisor cannot be reached; the last known state is shown."}
 	metricClients = Metric{"ekg_kernel_clients", "gauge", nil, true,
@@ -78,7 +79,7 @@ var (
 	metricMessages = Metric{"ekg_kernel_messages_total", "counter", []string{"channel", "direction"}, true,
 		"Messages to and from kernels (direction to_kernel, from_kernel)."}
 	metricMsgBytes = Metric{"ekg_kernel_message_bytes_total", "counter", []string{"channel", "direction"}, true,
-		"Bytes of these messages: headers, contents and buffers."}
+		"Bytes of messages to and from kernels: headers, contents and buffers."}
 	metricGPUs = Metric{"ekg_gpus", "gauge", []string{"spec", "flavor"}, true,
 		"GPUs, or slices of one, that kernels hold."}
 	metricGPUSeconds = Metric{"ekg_gpu_seconds_total", "counter", []string{"spec", "flavor"}, true,
@@ -88,44 +89,45 @@ var (
 	metricCulls = Metric{"ekg_kernel_culls_total", "counter", []string{"spec", "limit"}, true,
 		"Kernels that were culled, by limit: idle, busy or age."}
 	metricWarm = Metric{"ekg_warm_kernels", "gauge", []string{"spec"}, true,
-		"Kernels that were started ahead and wait for an owner. Only the gateway that keeps them reports them."}
+		"Warm kernels: started before a user asks, they wait for an owner. Only the gateway that keeps them reports them."}
 	metricWarmWanted = Metric{"ekg_warm_kernels_wanted", "gauge", []string{"spec"}, true,
-		"How many of them the kernelspec wants (metadata.ekg.warm). Only the gateway that keeps them reports it."}
+		"Warm kernels that the kernelspec wants (metadata.ekg.warm). Only the gateway that keeps them reports it."}
 	metricWarmClaims = Metric{"ekg_warm_claims_total", "counter", []string{"spec", "result"}, false,
-		"Starts by this gateway of kernelspecs with warm kernels: taken, empty if none was left, unfit if the request " +
-			"asks for something else or limits seem to refuse it, or failed."}
+		"Starts by this gateway of kernelspecs with warm kernels, by result: taken; empty if none was left; unfit if the " +
+			"request asks for something else, or limits seem to refuse it; failed."}
 	metricWarmGaveWay = Metric{"ekg_warm_gave_way_total", "counter", []string{"spec"}, false,
 		"Warm kernels that this gateway has ended, because a kernel waited for the GPUs that they held."}
 	metricRooms = Metric{"ekg_placeholders", "gauge", []string{"spec", "flavor", "state"}, true,
-		"Pods that keep room for kernels, of a kernelspec or a flavor, by state: ready if they have a node, waiting if " +
-			"they wait for one."}
+		"Placeholders: pods that keep room for kernels of a kernelspec or a flavor. The state is ready if they have a " +
+			"node, and waiting if they wait for one."}
 	metricRoomsWanted = Metric{"ekg_placeholders_wanted", "gauge", []string{"spec", "flavor"}, true,
-		"How many of them the kernelspec or the flavor wants."}
+		"Placeholders that the kernelspec or the flavor wants."}
 	metricKeys = Metric{"ekg_kernels_by_master_key", "gauge", []string{"key"}, true,
-		"Kernels that live, by the master key of their pod's keys: current, second, or unknown if it is neither, or the " +
-			"pod does not say it and was not reached yet."}
+		"Living kernels by the master key of their pod: current or second. It is unknown if it is neither, or if the pod " +
+			"does not say it and was not reached yet."}
 	metricJobs = Metric{"ekg_jobs", "gauge", []string{"state"}, true,
 		"Jobs that have not ended, by state; absent while they cannot be read."}
 	metricJobsEnded = Metric{"ekg_jobs_ended_total", "counter", []string{"outcome"}, false,
-		"Jobs that have ended and were held by this gateway, by outcome: succeeded, failed or stopped."}
+		"Jobs that ended while this gateway held them, by outcome: succeeded, failed or stopped."}
 	metricJobWait = Metric{"ekg_job_wait_seconds", "histogram", []string{"flavor"}, false,
 		"Time from the submission of a job until its kernel was up for the first time."}
 	metricJobRun = Metric{"ekg_job_run_seconds", "histogram", []string{"outcome"}, false,
 		"Time for which the last attempt of a job ran, until its kernel was stopped."}
 	metricJobsDue = Metric{"ekg_scheduled_jobs_total", "counter", []string{"result"}, false,
-		"Times of schedules at which this gateway has made a job (made), or none could be made (left_out)."}
+		"Times of schedules, by result: made if this gateway has made the job, left_out if no job could be made."}
 	metricJobsGaveWay = Metric{"ekg_jobs_gave_way_total", "counter", nil, false,
 		"Jobs that this gateway has chosen to give their GPU to a kernel that waited for one."}
 	metricStart = Metric{"ekg_kernel_start_seconds", "histogram", []string{"spec"}, false,
 		"Time from the request for a kernel until its first answer, for kernels that this gateway has started."}
 	metricStartPhase = Metric{"ekg_kernel_start_phase_seconds", "histogram", []string{"phase"}, false,
-		"The parts of that time: admission, scheduled, pulled, started, ready; each ends with the event of its name."}
+		"Parts of ekg_kernel_start_seconds: admission, scheduled, pulled, started, ready. Each ends with the event of its " +
+			"name."}
 	metricGPUWait = Metric{"ekg_gpu_wait_seconds", "histogram", []string{"flavor"}, false,
 		"Time for which kernels that this gateway has started have waited for their GPUs."}
 	metricFailures = Metric{"ekg_kernel_start_failures_total", "counter", []string{"spec", "reason"}, false,
 		"Kernels that could not be started, or ended before their first answer."}
 	metricRequests = Metric{"ekg_http_requests_total", "counter", []string{"route", "method", "code"}, false,
-		"Requests that were answered; a websocket counts when it has ended; 499 means that the client did not wait."}
+		"Answered requests. A websocket counts when it has ended. Code 499 means that the client did not wait."}
 	metricDuration = Metric{"ekg_http_request_seconds", "histogram", []string{"route"}, false,
 		"Time to answer requests, except websockets, logs, and answers that wait for the change of a job."}
 	metricWebsockets = Metric{"ekg_websockets", "gauge", nil, false, "Websockets that this gateway carries."}
@@ -143,8 +145,8 @@ var (
 	metricKubeRequestTime = Metric{"ekg_kube_request_seconds", "histogram", []string{"verb"}, false,
 		"Time until the Kubernetes API server has begun to answer."}
 	metricKubeWait = Metric{"ekg_kube_limiter_seconds", "histogram", []string{"client"}, false,
-		"Time for which requests to the Kubernetes API server have waited because of --kube-qps; those for leases have a " +
-			"limit of their own."}
+		"Time for which requests to the Kubernetes API server have waited because of --kube-qps. Requests for leases have " +
+			"a limit of their own."}
 	metricAuditErrors = Metric{"ekg_audit_failures_total", "counter", nil, false,
 		"Entries that could not be written to the audit log."}
 	metricBuild = Metric{"ekg_build_info", "gauge", []string{"version", "goversion"}, false, "Always 1."}

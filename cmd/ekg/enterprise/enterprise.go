@@ -1,7 +1,10 @@
-// Package enterprise translates settings of Jupyter Enterprise Gateway 3 into a configuration file of ekg, and its
-// kernelspecs with their pod templates into kernelspecs of ekg. It reads command lines, environment variables,
-// configuration files in Python or JSON, and a subset of Jinja2. It never executes a file. Its configuration file has
-// no secret. It starts no goroutine, and opens only the files that it is given.
+// Package enterprise translates what operators of Jupyter Enterprise Gateway 3 have. Import reads its settings, and
+// writes a configuration file or chart values of ekg: `ekg config import`. ConvertSpec translates a kernelspec with its
+// pod template: `ekg kernelspec convert`.
+//
+// The input is a command line, environment variables, a configuration file in Python or JSON, or a template in a subset
+// of Jinja2. Files are parsed and never executed. The output has no secret. Begin with Import.Arguments and table.go,
+// which lists all settings; of kernelspecs, with ConvertSpec and podconvert.go.
 package enterprise
 
 import (
@@ -60,7 +63,7 @@ func (im *Import) unreadable(place, format string, args ...any) {
 func (im *Import) assign(name, place string, from rank, v value) {
 	o := optionOf(name)
 	if o == nil {
-		im.unreadable(place, "%s is no option of Enterprise Gateway 3.3", name)
+		im.unreadable(place, "%s is not an option of Enterprise Gateway 3.3", name)
 		return
 	}
 	if strings.TrimLeft(place, "-") == name {
@@ -117,7 +120,7 @@ func (im *Import) flag(text string, rest []string) ([]string, error) {
 	full := cmp.Or(aliases[name], name)
 	o := optionOf(full)
 	if o == nil {
-		return nil, fmt.Errorf("--%s: is no option of Enterprise Gateway 3.3", name)
+		return nil, fmt.Errorf("--%s: is not an option of Enterprise Gateway 3.3", name)
 	}
 	read := value{texts: []string{v}}
 	if strings.ContainsAny(v[:min(len(v), 1)], "[({") {

@@ -32,8 +32,8 @@ var gatewaySettings = []group{
 		{
 			Name: "allow-host", Env: []string{"EKG_ALLOW_HOST"}, field: "AllowHosts",
 			value: list(func(s *Settings) *[]string { return &s.AllowHosts }),
-			Usage: "host name, without a port, by which clients may call the gateway besides loopback addresses; " +
-				"repeatable. Checked on loopback addresses, and on others if it is given",
+			Usage: "host name, without a port, that a request's Host header may have; repeatable. localhost and loopback " +
+				"addresses are always allowed. A gateway on another address checks the header only if this is set",
 		},
 		{
 			Name: "tls-cert", Env: []string{"EKG_TLS_CERT", "EG_CERTFILE"},
@@ -53,7 +53,7 @@ var gatewaySettings = []group{
 		{
 			Name: "compress-websockets", Env: []string{"EKG_COMPRESS_WEBSOCKETS"}, field: "CompressWebsockets",
 			value: boolean(func(s *Settings) *bool { return &s.CompressWebsockets }),
-			Usage: "compress messages of 1 KiB and more for clients that offer it, except for clients of this machine",
+			Usage: "compress websocket messages of 1 KiB and more. The client must offer it and be on another machine",
 		},
 	}},
 	{"Say who may connect", []Option{
@@ -72,8 +72,8 @@ var gatewaySettings = []group{
 		{
 			Name: "users-file", Env: []string{"EKG_USERS_FILE"},
 			value: text(func(s *Settings) *string { return &s.UsersFile }),
-			Usage: "YAML file with users and the hashes of their tokens; it is read again when it changes. With users, " +
-				"kernels belong to their users and there is no shared token. See docs/users.md",
+			Usage: "YAML file with users and the hashes of their tokens; it is read again when it changes. Each kernel then " +
+				"belongs to a user, and there is no shared token. See docs/users.md",
 		},
 		{
 			Name: "oidc-issuer", Env: []string{"EKG_OIDC_ISSUER"},
@@ -98,8 +98,8 @@ var gatewaySettings = []group{
 		{
 			Name: "oidc-max-token-age", Env: []string{"EKG_OIDC_MAX_TOKEN_AGE"}, def: "0s",
 			value: duration(func(s *Settings) *time.Duration { return &s.OIDCMaxAge }),
-			Usage: "how long after its issue a token of the issuer is accepted at most; 0 until it expires. A signed " +
-				"token cannot be revoked before that",
+			Usage: "greatest age of a token of the issuer; 0: tokens are accepted until they expire. Until then a signed " +
+				"token cannot be revoked",
 		},
 		{
 			Name: "auth-token-review", Env: []string{"EKG_AUTH_TOKEN_REVIEW"}, def: "false",
@@ -110,13 +110,13 @@ var gatewaySettings = []group{
 		{
 			Name: "auth-token-audience", Env: []string{"EKG_AUTH_TOKEN_AUDIENCE"}, defDoc: "the cluster's own",
 			value: list(func(s *Settings) *[]string { return &s.TokenAudiences }),
-			Usage: "audience of the cluster's tokens; repeatable. A token needs one of them",
+			Usage: "audience that the cluster's tokens must have; repeatable. One of them is enough",
 		},
 		{
 			Name: "hub-api-url", Env: []string{"EKG_HUB_API_URL"},
 			value: text(func(s *Settings) *string { return &s.HubAPI }),
-			Usage: "URL of a JupyterHub's API, for example http://hub:8081/hub/api. Tokens of users who may access this " +
-				"service are accepted",
+			Usage: "URL of a JupyterHub's API, for example http://hub:8081/hub/api. The gateway accepts tokens of users who " +
+				"may access this service of the hub",
 		},
 		{
 			Name: "hub-service", Env: []string{"EKG_HUB_SERVICE", "JUPYTERHUB_SERVICE_NAME"},
@@ -136,8 +136,8 @@ var gatewaySettings = []group{
 		{
 			Name: "auth-cache", Env: []string{"EKG_AUTH_CACHE"}, def: identity.DefaultKeep.String(),
 			value: duration(func(s *Settings) *time.Duration { return &s.AuthCache }, positive),
-			Usage: "how long the answer of an issuer, a cluster or a hub about a token is kept. A token that a cluster or " +
-				"a hub has revoked may be used for so long",
+			Usage: "how long the answer of an issuer, a cluster or a hub about a token is kept. A token that they revoke " +
+				"stays valid here for that time",
 		},
 		{
 			Name: "no-auth", Env: []string{"EKG_NO_AUTH"}, def: "false",
@@ -154,7 +154,7 @@ var gatewaySettings = []group{
 		{
 			Name: "authorized-user", Env: []string{"EKG_AUTHORIZED_USER", "EG_AUTHORIZED_USERS"}, defDoc: "all users",
 			value: list(func(s *Settings) *[]string { return &s.AuthorizedUsers }, checkUser),
-			Usage: "user who may start kernels; repeatable. If there is one, no other user may, except admins. A list in a " +
+			Usage: "user who may start kernels; repeatable. If it is set, only these users and admins may. A list in a " +
 				"kernelspec replaces this one. See docs/users.md",
 		},
 		{
@@ -166,81 +166,82 @@ var gatewaySettings = []group{
 		{
 			Name: "max-kernels", Env: []string{"EKG_MAX_KERNELS", "EG_MAX_KERNELS"}, def: "0",
 			value: most(func(s *Settings) *int { return &s.MaxKernels }),
-			Usage: "kernels at one time, of all gateways together; 0 for no limit. Kernels that start, run or stop count. " +
+			Usage: "most kernels at one time, over all gateways; 0 for no limit. Kernels that start, run or stop count. " +
 				"See docs/limits.md",
 		},
 		{
 			Name: "max-kernels-per-user", Env: []string{"EKG_MAX_KERNELS_PER_USER", "EG_MAX_KERNELS_PER_USER"}, def: "0",
 			value: most(func(s *Settings) *int { return &s.MaxKernelsPerUser }),
-			Usage: "kernels of each user at one time; 0 or less for no limit. --users-file can set another limit for a " +
-				"user",
+			Usage: "most kernels of each user at one time; 0 or less for no limit. --users-file can set another limit for " +
+				"a user",
 		},
 		{
 			Name: "max-kernels-per-group", Env: []string{"EKG_MAX_KERNELS_PER_GROUP"}, def: "0",
 			value: most(func(s *Settings) *int { return &s.MaxKernelsPerGroup }),
-			Usage: "kernels of all users of a group together; 0 for no limit. --users-file can set another limit for a " +
-				"group",
+			Usage: "most kernels of all users of a group together; 0 for no limit. --users-file can set another limit for " +
+				"a group",
 		},
 		{
 			Name: "max-kernels-per-kernelspec", Env: []string{"EKG_MAX_KERNELS_PER_KERNELSPEC"}, def: "0",
 			value: most(func(s *Settings) *int { return &s.MaxKernelsPerSpec }),
-			Usage: "kernels of each kernelspec at one time; 0 for no limit. A kernelspec may set a lower limit " +
+			Usage: "most kernels of each kernelspec at one time; 0 for no limit. A kernelspec may set a lower limit " +
 				"(metadata.ekg.limits)",
 		},
 		{
 			Name: "max-gpus-per-user", Env: []string{"EKG_MAX_GPUS_PER_USER"}, def: "0",
 			value: most(func(s *Settings) *int { return &s.MaxGPUsPerUser }),
-			Usage: "GPUs, or slices of GPUs, of each user at one time; 0 for no limit",
+			Usage: "most GPUs, or slices of GPUs, of each user at one time; 0 for no limit",
 		},
 		{
 			Name: "max-gpus-per-group", Env: []string{"EKG_MAX_GPUS_PER_GROUP"}, def: "0",
 			value: most(func(s *Settings) *int { return &s.MaxGPUsPerGroup }),
-			Usage: "GPUs of all users of a group together; 0 for no limit",
+			Usage: "most GPUs of all users of a group together; 0 for no limit",
 		},
 		{
 			Name: "max-starts-per-minute", Env: []string{"EKG_MAX_STARTS_PER_MINUTE"},
 			def: "0", field: "StartsPerMinute",
 			value: count(func(s *Settings) *int { return &s.StartsPerMinute }),
-			Usage: "kernels that each user may start in a minute, with restarts of dead ones; 0 for no limit",
+			Usage: "most kernels that each user may start in a minute; 0 for no limit. A restart of a dead kernel counts",
 		},
 		{
 			Name: "max-connections-per-user", Env: []string{"EKG_MAX_CONNECTIONS_PER_USER"},
 			def: "0", field: "ConnectionsPerUser",
 			value: count(func(s *Settings) *int { return &s.ConnectionsPerUser }),
-			Usage: "open websockets, readers of logs and events, and waits for jobs of each user at one gateway; 0 for no limit",
+			Usage: "most connections of each user to one gateway: open websockets, readers of logs and events, and waits " +
+				"for jobs; 0 for no limit",
 		},
 		{
 			Name: "max-connections-per-kernel", Env: []string{"EKG_MAX_CONNECTIONS_PER_KERNEL"},
 			def: "0", field: "ConnectionsPerKernel",
 			value: count(func(s *Settings) *int { return &s.ConnectionsPerKernel }),
-			Usage: "open websockets to one kernel from one gateway; 0 for no limit but those of the supervisor",
+			Usage: "most open websockets to one kernel through one gateway; 0: only the supervisor's own limits hold",
 		},
 		{
 			Name: "max-jobs-per-user", Env: []string{"EKG_MAX_JOBS_PER_USER"}, def: strconv.Itoa(jobs.DefaultPerUser),
 			value: count(func(s *Settings) *int { return &s.Jobs.PerUser }),
-			Usage: "jobs of each user that have not ended; 0 for no limit. See docs/jobs.md",
+			Usage: "most jobs of each user that have not ended; 0 for no limit. See docs/jobs.md",
 		},
 		{
 			Name: "max-job-definitions-per-user", Env: []string{"EKG_MAX_JOB_DEFINITIONS_PER_USER"},
 			def:   strconv.Itoa(jobs.DefaultDefinitions),
 			value: count(func(s *Settings) *int { return &s.Jobs.Definitions }),
-			Usage: "job definitions, as schedules, of each user; 0 for no limit. See docs/jobs.md",
+			Usage: "most job definitions, for example schedules, of each user; 0 for no limit. See docs/jobs.md",
 		},
 		{
 			Name: "jobs-keep", Env: []string{"EKG_JOBS_KEEP"}, def: strconv.Itoa(jobs.DefaultKeep),
 			value: count(func(s *Settings) *int { return &s.Jobs.Keep }),
-			Usage: "jobs of each user that are kept after their end, with their notebooks; 0 for all",
+			Usage: "how many ended jobs of each user are kept, with their notebooks; 0: all",
 		},
 		{
 			Name: "jobs-keep-for", Env: []string{"EKG_JOBS_KEEP_FOR"}, def: jobs.DefaultKeepFor.String(),
 			value: limit(func(s *Settings) *time.Duration { return &s.Jobs.KeepFor }),
-			Usage: "how long jobs are kept after their end; 0: for any time",
+			Usage: "how long a job is kept after its end; 0: for ever",
 		},
 		{
 			Name: "jobs-give-way", Env: []string{"EKG_JOBS_GIVE_WAY"}, def: "0s",
 			value: limit(func(s *Settings) *time.Duration { return &s.Jobs.GiveWay }),
-			Usage: "how long a notebook's kernel waits for a GPU until a job with retries left is ended for it; 0: jobs give " +
-				"no way. See docs/jobs.md",
+			Usage: "how long a notebook's kernel waits for a GPU before a job with retries left is stopped to free one; 0: " +
+				"no job is stopped. See docs/jobs.md",
 		},
 	}},
 }

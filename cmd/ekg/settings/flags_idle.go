@@ -25,37 +25,37 @@ var idleSettings = []group{
 		{
 			Name: "cull-busy", Env: []string{"EKG_CULL_BUSY", "EG_CULL_BUSY"}, def: "false",
 			value: boolean(func(s *Settings) *bool { return &s.CullBusy }),
-			Usage: "count a busy kernel as idle since its last message",
+			Usage: "cull busy kernels too: a busy kernel counts as idle since its last message",
 		},
 		{
 			Name: "cull-interval", Env: []string{"EKG_CULL_INTERVAL", "EG_CULL_INTERVAL"},
 			def:   api.DefaultCullInterval.String(),
 			value: limit(func(s *Settings) *time.Duration { return &s.CullInterval }),
-			Usage: "how often --cull-cpu and --cull-gpu are measured, for example 5m, or a number of seconds. It is also " +
-				"the longest time until a changed clock of the machine is noticed. It does not delay culling",
+			Usage: "how often the use of processors and GPUs is measured for --cull-cpu and --cull-gpu, for example 5m, or " +
+				"a number of seconds. A change of the machine's clock is noticed after this time too. It does not delay culling",
 		},
 		{
 			Name: "cull-cpu", Env: []string{"EKG_CULL_CPU"}, def: "0",
 			value: number(func(s *Settings) *float64 { return &s.CullCPU }),
-			Usage: "processors in use, for example 0.2, above which a kernel counts as busy; 0: processors are not " +
+			Usage: "a kernel that uses more processors than this, for example 0.2, counts as busy; 0: processors are not " +
 				"measured",
 		},
 		{
 			Name: "cull-gpu", Env: []string{"EKG_CULL_GPU"}, def: "0",
 			value: number(func(s *Settings) *float64 { return &s.CullGPU }),
-			Usage: "GPUs in use, for example 0.05, above which a kernel counts as busy; 0: GPUs are not measured. NVIDIA's " +
-				"driver is queried for at most 10 seconds of each interval",
+			Usage: "a kernel that uses more GPUs than this, for example 0.05, counts as busy; 0: GPUs are not measured. " +
+				"NVIDIA's driver is queried for at most 10 seconds of each --cull-interval",
 		},
 		{
 			Name: "gpu-samples", Env: []string{"EKG_GPU_SAMPLES"}, def: "10s",
 			value: limit(func(s *Settings) *time.Duration { return &s.GPUSamples }),
-			Usage: "how often the memory and use of a kernel's NVIDIA GPUs are measured, for its model and for usage; 0: " +
-				"never. On one machine it needs the program ekg-gpu beside the supervisor",
+			Usage: "how often the memory and use of a kernel's NVIDIA GPUs are measured, for its model and for ekg usage; " +
+				"0: never. With --launcher local, the program ekg-gpu must lie beside ekg-supervisor",
 		},
 		{
 			Name: "cull-activity", Env: []string{"EKG_CULL_ACTIVITY"},
 			value: list(func(s *Settings) *[]string { return &s.CullActivity }, oneOf(api.CullActivities()...)),
-			Usage: "what else restarts the time of an idle kernel, besides cells and answers to prompts: " +
+			Usage: "what ends the idle time of a kernel, besides cells and answers to prompts: " +
 				strings.Join(api.CullActivities(), ", ") + "; repeatable",
 		},
 		{
@@ -71,17 +71,17 @@ var idleSettings = []group{
 		{
 			Name: "cull-warning", Env: []string{"EKG_CULL_WARNING"}, def: "5m0s",
 			value: limit(func(s *Settings) *time.Duration { return &s.CullWarning }),
-			Usage: "how long before a kernel is culled its open notebooks are warned, at most half of its time",
+			Usage: "how long before its end a kernel's open notebooks show a warning. At most half of the time that ends it",
 		},
 		{
 			Name: "cull-keep-limit", Env: []string{"EKG_CULL_KEEP_LIMIT"}, def: "24h0m0s",
 			value: limit(func(s *Settings) *time.Duration { return &s.CullKeepLimit }),
-			Usage: "how far ahead owners may ask for their kernels to be kept, idle or not; 0: not at all",
+			Usage: "how long an owner may keep a kernel from being culled, counted from the request; 0: not at all",
 		},
 		{
 			Name: "cull-idle-max", Env: []string{"EKG_CULL_IDLE_MAX"}, def: "0s",
 			value: limit(func(s *Settings) *time.Duration { return &s.CullIdleMax }),
-			Usage: "the longest idle time that a kernelspec may give its kernels (metadata.ekg.cull); 0: no limit",
+			Usage: "longest idle time that a kernelspec may set for its kernels (metadata.ekg.cull); 0: no limit",
 		},
 	}},
 }

@@ -24,8 +24,8 @@ var kernelSettings = []group{
 			Name: "allowed-kernelspec", Env: []string{"EKG_ALLOWED_KERNELSPEC", "EG_ALLOWED_KERNELS", "EG_KERNEL_WHITELIST"},
 			defDoc: "all", enterpriseLists: true,
 			value: list(func(s *Settings) *[]string { return &s.AllowedKernelspecs }),
-			Usage: "name of a kernelspec that is offered, with its profiles and flavors; repeatable. All others are as if " +
-				"they did not exist, also for starts",
+			Usage: "name of a kernelspec that is offered, with its profiles and flavors; repeatable. If it is set, all other " +
+				"kernelspecs are hidden and cannot be started",
 		},
 		{
 			Name: "default-kernel", Env: []string{"EKG_DEFAULT_KERNEL", "EG_DEFAULT_KERNEL_NAME"},
@@ -48,7 +48,7 @@ var kernelSettings = []group{
 		{
 			Name: "stop-grace", Env: []string{"EKG_STOP_GRACE"}, def: api.DefaultStopGrace.String(),
 			value: duration(func(s *Settings) *time.Duration { return &s.StopGrace }, positive),
-			Usage: "how long a kernel may take to stop by itself before SIGTERM, and after SIGTERM before SIGKILL",
+			Usage: "how long a kernel may take to stop by itself before it gets SIGTERM, and again as long before SIGKILL",
 		},
 		{
 			Name: "client-env", Env: []string{"EKG_CLIENT_ENV", "EG_CLIENT_ENVS", "EG_ENV_WHITELIST"},
@@ -59,7 +59,8 @@ var kernelSettings = []group{
 		{
 			Name: "inherit-env", Env: []string{"EKG_INHERIT_ENV", "EG_INHERITED_ENVS", "EG_ENV_PROCESS_WHITELIST"},
 			value: list(func(s *Settings) *[]string { return &s.InheritEnv }, CheckEnvName),
-			Usage: "environment variable of ekg that kernels get, besides PATH, HOME, LANG and the like; repeatable",
+			Usage: "variable of the gateway's environment that kernels get too, besides PATH, HOME, LANG and the like; " +
+				"repeatable",
 		},
 		{
 			Name: "supervisor", Env: []string{"EKG_SUPERVISOR"}, defDoc: "beside ekg, else on PATH",
@@ -69,18 +70,19 @@ var kernelSettings = []group{
 		{
 			Name: "upgrade-idle-supervisors", Env: []string{"EKG_UPGRADE_IDLE_SUPERVISORS"}, def: "false",
 			value: boolean(func(s *Settings) *bool { return &s.UpgradeIdle }),
-			Usage: "after an upgrade of ekg, replace the supervisors of running kernels of this machine. A kernel has to be " +
-				"idle for a minute, and pages must have its output. Kernels keep their variables, and lose their log",
+			Usage: "after an upgrade of ekg, replace the supervisors of running kernels of this machine. This happens once a " +
+				"kernel has been idle for a minute and pages have its output. It keeps its variables, and loses its log",
 		},
 		{
 			Name: "local-gpu-shares", Env: []string{"EKG_LOCAL_GPU_SHARES"}, def: "1",
 			value: atLeastOne(func(s *Settings) *int { return &s.LocalGPUShares }),
-			Usage: "how many kernels of this machine share one GPU if they ask for one and name no flavor; see docs/gpus.md",
+			Usage: "how many kernels of this machine share one GPU, if they ask for one GPU and name no flavor; see " +
+				"docs/gpus.md",
 		},
 		{
 			Name: "local-warm-gpus", Env: []string{"EKG_LOCAL_WARM_GPUS"}, def: "false",
 			value: boolean(func(s *Settings) *bool { return &s.LocalWarmGPUs }),
-			Usage: "warm kernels of this machine may hold GPUs. They are ended as soon as a kernel waits for those; see " +
+			Usage: "let warm kernels of this machine hold GPUs. They end as soon as a kernel waits for these GPUs; see " +
 				"docs/kernelspecs.md",
 		},
 		{
@@ -100,8 +102,8 @@ var kernelSettings = []group{
 			Name: "log-limit", Env: []string{"EKG_LOG_LIMIT"}, def: automatic,
 			value: automaticSize(func(s *Settings) *int64 { return &s.LogLimit }, positive),
 			Usage: "how much output of a kernel is kept for clients that are slow or away, in bytes or with KiB, MiB, GiB. " +
-				"Output beyond 16 MiB is kept on disk, in --state-dir. auto: it follows the free space of the disk, from 64MiB " +
-				"to 4GiB, and to 1GiB in a pod",
+				"Output beyond 16 MiB is kept on disk, in --state-dir. auto: 64MiB to 4GiB, by the free space of the disk; in " +
+				"a pod at most 1GiB",
 		},
 		{
 			Name: "log-total", Env: []string{"EKG_LOG_TOTAL"}, def: automatic,

@@ -25,7 +25,8 @@ var kubernetesSettings = []group{
 			Name: "kubeconfig", Env: []string{"EKG_KUBECONFIG"},
 			defDoc: "in a pod its service account, else $KUBECONFIG, else ~/.kube/config",
 			value:  text(func(s *Settings) *string { return &s.Kubeconfig }),
-			Usage:  "file with the address and credentials of the cluster. Pods are reached by port-forward through it",
+			Usage: "file with the address and credentials of the cluster. With it, the gateway reaches pods by port-forward " +
+				"through the API server",
 		},
 		{
 			Name: "kube-context", Env: []string{"EKG_KUBE_CONTEXT"}, defDoc: "the file's current one",
@@ -46,7 +47,7 @@ var kubernetesSettings = []group{
 		{
 			Name: "flavors", Env: []string{"EKG_FLAVORS"},
 			value: text(func(s *Settings) *string { return &s.Flavors }),
-			Usage: "YAML file with the GPUs that users choose by name; see docs/gpus.md",
+			Usage: "YAML file with flavors: the GPUs that users choose by name; see docs/gpus.md",
 		},
 		{
 			Name: "flavors-as-kernelspecs", Env: []string{"EKG_FLAVORS_AS_KERNELSPECS"},
@@ -56,17 +57,17 @@ var kubernetesSettings = []group{
 		{
 			Name: "kube-qps", Env: []string{"EKG_KUBE_QPS"}, def: strconv.Itoa(kube.DefaultQPS),
 			value: atLeastOne(func(s *Settings) *int { return &s.KubeQPS }),
-			Usage: "requests that this gateway sends to the API server per second, at most. Those for leases do not count",
+			Usage: "most requests that this gateway sends to the API server in a second. Requests for leases do not count",
 		},
 		{
 			Name: "kube-burst", Env: []string{"EKG_KUBE_BURST"}, def: strconv.Itoa(kube.DefaultBurst),
 			value: atLeastOne(func(s *Settings) *int { return &s.KubeBurst }),
-			Usage: "requests that it sends at one moment after a pause, at most",
+			Usage: "most requests that this gateway sends to the API server at once, after a pause",
 		},
 		{
 			Name: "supervisor-image", Env: []string{"EKG_SUPERVISOR_IMAGE"},
 			value: text(func(s *Settings) *string { return &s.SupervisorImage }),
-			Usage: "ekg's own image. Each kernel's pod has a container of it",
+			Usage: "image of ekg. The supervisor's container in each kernel's pod runs it",
 		},
 		{
 			Name: "supervisor-pull-policy", Env: []string{"EKG_SUPERVISOR_PULL_POLICY"},
@@ -78,7 +79,8 @@ var kubernetesSettings = []group{
 		{
 			Name: "supervisor-pull-secret", Env: []string{"EKG_SUPERVISOR_PULL_SECRET"},
 			value: list(func(s *Settings) *[]string { return &s.SupervisorPullSecrets }, podspec.CheckSecretName),
-			Usage: "name of a secret with which nodes pull the supervisor's image. It lies in the kernels' namespace",
+			Usage: "name of a secret with which nodes pull the supervisor's image; repeatable. It must be in the kernels' " +
+				"namespace",
 		},
 		{
 			Name: "supervisor-cpu", Env: []string{"EKG_SUPERVISOR_CPU"}, def: podspec.DefaultSupervisorCPU,
@@ -88,15 +90,15 @@ var kubernetesSettings = []group{
 		{
 			Name: "supervisor-memory", Env: []string{"EKG_SUPERVISOR_MEMORY"}, def: podspec.DefaultSupervisorMemory,
 			value: text(func(s *Settings) *string { return &s.SupervisorMemory }, podspec.CheckQuantity),
-			Usage: "memory that each supervisor's container requests. A node without memory kills processes first that " +
-				"have more than they requested",
+			Usage: "memory that each supervisor's container requests. A node that runs out of memory first kills processes " +
+				"that use more than they requested",
 		},
 		{
 			Name: "supervisor-memory-limit", Env: []string{"EKG_SUPERVISOR_MEMORY_LIMIT"},
-			defDoc: "64Mi or --log-limit, and 512Mi; at least --supervisor-memory",
+			defDoc: "512Mi plus --log-limit (64Mi if auto); at least --supervisor-memory",
 			value: text(func(s *Settings) *string { return &s.SupervisorMemoryLimit },
 				unlessEmpty(podspec.CheckQuantity)),
-			Usage: "limit of the memory of each supervisor's container",
+			Usage: "memory limit of each supervisor's container",
 		},
 		{
 			Name: "supervisor-user", Env: []string{"EKG_SUPERVISOR_USER"}, def: UserAuto,
@@ -108,58 +110,58 @@ var kubernetesSettings = []group{
 			Name: "supervisor-arch", Env: []string{"EKG_SUPERVISOR_ARCH"},
 			defDoc: "in the cluster the gateway's own, else " + ArchAny,
 			value:  list(func(s *Settings) *[]string { return &s.SupervisorArch }, podspec.CheckArchitecture),
-			Usage: "kubernetes.io/arch of the nodes for which the supervisor's image exists: amd64, arm64, or any. Pods " +
-				"run on such nodes only, unless their kernelspec chooses by that label",
+			Usage: "kubernetes.io/arch of the nodes that can run the supervisor's image: amd64, arm64, or any; repeatable. " +
+				"Pods run on such nodes only, unless their kernelspec chooses by that label",
 		},
 		{
 			Name: "home-limit", Env: []string{"EKG_HOME_LIMIT"}, def: formatSize(podspec.DefaultHomeLimit),
 			value: size(func(s *Settings) *int64 { return &s.HomeLimit }),
-			Usage: "size of the volume in a pod that replaces a home folder that cannot be written. A pod that writes more " +
-				"is evicted, and its kernel is dead. 0: no limit",
+			Usage: "size of the volume that a pod gets if the home folder of its image cannot be written. A pod that writes " +
+				"more is evicted, and its kernel is dead. 0: no limit",
 		},
 		{
 			Name: "kernel-image", Env: []string{"EKG_KERNEL_IMAGE", "EG_KERNEL_IMAGE"},
 			value: text(func(s *Settings) *string { return &s.KernelImage }),
-			Usage: "image of kernelspecs that name none",
+			Usage: "image of kernels whose kernelspec names none",
 		},
 		{
 			Name: "placeholder-class", Env: []string{"EKG_PLACEHOLDER_CLASS"},
 			value: text(func(s *Settings) *string { return &s.PlaceholderClass }, unlessEmpty(podspec.CheckPriorityClass)),
-			Usage: "PriorityClass of placeholders: pods that keep room for kernels of flavors and kernelspecs whose " +
-				"placeholders is not 0, so that a node is added before anybody waits. Its value is negative. It needs the " +
-				"rights to create, list, patch and delete Deployments in the kernels' namespace, which the component " +
+			Usage: "PriorityClass of placeholders, with a negative value. Placeholders are pods that keep room for kernels " +
+				"of flavors and kernelspecs that set placeholders, so that a node is added before anybody waits. The gateway " +
+				"needs the rights to create, list, patch and delete Deployments in the kernels' namespace, which the component " +
 				"placeholders gives",
 		},
 		{
 			Name: "job-priority-class", Env: []string{"EKG_JOB_PRIORITY_CLASS"},
 			value: text(func(s *Settings) *string { return &s.JobPriorityClass }, unlessEmpty(podspec.CheckPriorityClass)),
-			Usage: "PriorityClass of the pods of jobs, unless their kernelspec names one. One with a low value lets kernels " +
-				"that people wait for go first",
+			Usage: "PriorityClass of the pods of jobs, unless their kernelspec names one. With a low value, kernels that " +
+				"people wait for go first",
 		},
 		{
 			Name: "master-key-file", Env: []string{"EKG_MASTER_KEY_FILE"},
 			defDoc: "outside a cluster generated once, kept in the state directory",
 			value:  text(func(s *Settings) *string { return &s.MasterKeyFile }),
-			Usage: "file with a secret of at least 32 characters from which the kernels' keys are derived. All replicas " +
-				"need the same",
+			Usage: "file with a secret of at least 32 characters, from which the kernels' keys are derived. All replicas " +
+				"need the same secret",
 		},
 		{
 			Name: "second-master-key-file", Env: []string{"EKG_SECOND_MASTER_KEY_FILE"},
 			value: text(func(s *Settings) *string { return &s.SecondMasterKeyFile }),
-			Usage: "file with another master key. Kernels and replicas with that key are reached, too; new kernels get keys " +
-				"of the first. If the file does not exist, there is no second key",
+			Usage: "file with another master key, for a change of keys. The gateway also reaches kernels and replicas with " +
+				"this key. New kernels get keys of the first one. If the file does not exist, there is no second key",
 		},
 		{
 			Name: "start-limit", Env: []string{"EKG_START_LIMIT"}, def: kube.DefaultStartLimit.String(),
 			value: duration(func(s *Settings) *time.Duration { return &s.StartLimit }, positive),
-			Usage: "how long the start of a kernel's pod may make no progress before it is given up. Progress is a node, " +
-				"an image or the kernel's first answer. A longer KERNEL_LAUNCH_TIMEOUT of a request counts instead",
+			Usage: "how long the start of a kernel's pod may make no progress before the gateway ends it. Progress is a " +
+				"node, an image or the kernel's first answer. A longer KERNEL_LAUNCH_TIMEOUT of a request replaces it",
 		},
 		{
 			Name: "evict-idle-after", Env: []string{"EKG_EVICT_IDLE_AFTER"}, def: "0s",
 			value: limit(func(s *Settings) *time.Duration { return &s.EvictIdleAfter }),
 			Usage: "how long a kernel is idle before autoscalers may evict its pod to remove a node; 0: never. A kernel " +
-				"with a connected page, that is kept or that computes is not evicted",
+				"that computes, is kept or has a connected page is not evicted",
 		},
 		{
 			Name: "keep-endings", Env: []string{"EKG_KEEP_ENDINGS"}, def: kube.DefaultKeepEndings.String(),
@@ -169,27 +171,27 @@ var kubernetesSettings = []group{
 		{
 			Name: "watch-nodes", Env: []string{"EKG_WATCH_NODES"},
 			value: boolean(func(s *Settings) *bool { return &s.WatchNodes }),
-			Usage: "announce in notebooks that a kernel's node will be taken back, drained or removed. It needs the right to " +
-				"list and watch nodes, which the component watch-nodes gives",
+			Usage: "announce in notebooks that a kernel's node will be taken back, drained or removed. The gateway needs the " +
+				"right to list and watch nodes, which the component watch-nodes gives",
 		},
 		{
 			Name: "watch-gpus", Env: []string{"EKG_WATCH_GPUS"},
 			value: boolean(func(s *Settings) *bool { return &s.WatchGPUs }),
-			Usage: "show in GET /api/gpus and ekg top how many GPUs the nodes have, and which other pods hold some. It needs " +
-				"the right to list and watch nodes and all pods, which the component watch-gpus gives",
+			Usage: "show in GET /api/gpus and ekg top how many GPUs the nodes have, and which other pods hold some. The " +
+				"gateway needs the right to list and watch nodes and all pods, which the component watch-gpus gives",
 		},
 		{
 			Name: "pre-pull", Env: []string{"EKG_PRE_PULL"},
 			value: boolean(func(s *Settings) *bool { return &s.PrePull }),
-			Usage: "pull the images of all kernelspecs on the nodes where their kernels may run, before anybody waits. It " +
-				"needs the rights to create, list, update and delete DaemonSets in the kernels' namespace, which the component " +
-				"pre-pull gives",
+			Usage: "pull the images of all kernelspecs on the nodes where their kernels may run, before anybody waits. The " +
+				"gateway needs the rights to create, list, update and delete DaemonSets in the kernels' namespace, which the " +
+				"component pre-pull gives",
 		},
 		{
 			Name: "kube-peers", Env: []string{"EKG_KUBE_PEERS"},
 			value: text(func(s *Settings) *string { return &s.KubePeers }),
-			Usage: "label selector of the pods of all replicas of this gateway, in its own namespace. With --pod-ip, " +
-				"replicas tell each other about changes",
+			Usage: "label selector of the pods of all replicas of this gateway, in its own namespace. Replicas tell each " +
+				"other about changes; each needs --pod-ip",
 		},
 		{
 			Name: "pod-ip", Env: []string{"EKG_POD_IP", "POD_IP"},

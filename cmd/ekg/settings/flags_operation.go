@@ -8,7 +8,7 @@ var operationSettings = []group{
 		{
 			Name: "log-level", Env: []string{"EKG_LOG_LEVEL", "EG_LOG_LEVEL"}, def: "info",
 			value: level(func(s *Settings) *levelOf { return &s.LogLevel }),
-			Usage: "least important level that is logged: debug, info, warn or error",
+			Usage: "lowest level that is logged: debug, info, warn or error",
 		},
 		{
 			Name: "log-format", Env: []string{"EKG_LOG_FORMAT"}, def: "text",
@@ -28,20 +28,20 @@ var operationSettings = []group{
 		{
 			Name: "audit-log", Env: []string{"EKG_AUDIT_LOG"}, defDoc: "none",
 			value: text(func(s *Settings) *string { return &s.AuditLog }),
-			Usage: "file for JSON lines that say which user started, stopped, interrupted, restarted or connected to which " +
-				"kernel, and which requests were rejected; - is standard output. SIGHUP reopens it",
+			Usage: "file for the audit log: JSON lines that say which user started, stopped, interrupted, restarted or " +
+				"connected to which kernel, and which requests were rejected; - is standard output. SIGHUP reopens the file",
 		},
 	}},
 	{"Restart and stop the gateway", []Option{
 		{
 			Name: "stop-kernels-on-exit", Env: []string{"EKG_STOP_KERNELS_ON_EXIT"}, def: "false",
 			value: boolean(func(s *Settings) *bool { return &s.StopKernels }),
-			Usage: "stop all kernels when the gateway stops. Otherwise they go on, and the next gateway adopts them",
+			Usage: "stop all kernels when the gateway stops. Otherwise they keep running, and the next gateway adopts them",
 		},
 		{
 			Name: "drain-delay", Env: []string{"EKG_DRAIN_DELAY"}, def: "0s",
 			value: duration(func(s *Settings) *time.Duration { return &s.DrainDelay }),
-			Usage: "how long the gateway serves after /readyz has begun to fail on SIGTERM. Use 5s behind a load balancer",
+			Usage: "how long the gateway still serves after SIGTERM, while /readyz fails. Use 5s behind a load balancer",
 		},
 	}},
 }

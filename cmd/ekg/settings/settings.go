@@ -1,6 +1,9 @@
-// Package settings reads an operator's settings from flags, environment variables and a YAML file, in this order of
-// precedence. It checks all values without starting anything, and reports each wrong value with its place. It also
-// prints the settings and generates their tables. It opens only files that hold settings.
+// Package settings reads an operator's settings from flags, environment variables and a YAML file. The first of these
+// that is present counts. Load checks all values and starts nothing. Its errors name the flag, the variable or the line
+// that is wrong.
+//
+// cmd/ekg calls Load, and passes the Settings on. The package also prints the settings (`ekg config`) and generates
+// their documentation. Begin with Option in flags.go: the files flags_*.go have one Option for each setting.
 package settings
 
 import (
@@ -308,7 +311,7 @@ func (s *Settings) complete(getenv func(string) string) error {
 		case getenv("HOME") != "":
 			s.StateDir = filepath.Join(getenv("HOME"), ".local", "state", "ekg")
 		default:
-			return errors.New("--state-dir: neither $XDG_STATE_HOME nor $HOME is set to derive it from")
+			return errors.New("--state-dir is missing: neither $XDG_STATE_HOME nor $HOME gives a default")
 		}
 	}
 	paths := []*string{&s.StateDir, &s.RuntimeDir, &s.TokenFile, &s.UsersFile, &s.TLSCert, &s.TLSKey,

@@ -94,7 +94,7 @@ func TestLoad_Refuses(t *testing.T) {
 		{"no config file", flag("config", "/nonexistent.yaml"),
 			`--config: open /nonexistent.yaml: no such file or directory`},
 		{"no directory for state", Sources{Flags: from(nil, nil).Flags, Getenv: func(string) string { return "" }},
-			`--state-dir: neither $XDG_STATE_HOME nor $HOME is set to derive it from`},
+			`--state-dir is missing: neither $XDG_STATE_HOME nor $HOME gives a default`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
