@@ -15,9 +15,9 @@ import (
 
 // Users identifies the users of tokens; *identity.Verifier implements it.
 type Users interface {
-	// Identify returns the user of a token. The error is identity.ErrUnknown if no user has the token,
-	// identity.ErrUnavailable if its source is unavailable, and identity.ErrTooMany if too many others of the context's
-	// address (see identity.From) are being verified.
+	// Identify returns the user of a token. The error is identity.ErrUnknown if no user has the token, and
+	// identity.ErrUnavailable if its source is unavailable. It is identity.ErrTooMany if too many tokens of the same
+	// address are being verified; identity.From puts the address into ctx.
 	Identify(ctx context.Context, token string) (identity.User, error)
 	// Recall is Identify for a token that was a user's before. It calls no source: known is false if only a source could
 	// answer.

@@ -104,7 +104,7 @@ func (g *Gateway) chooseFlavor(who caller, req *launcher.Request) error {
 	if len(names) == 0 {
 		may = "You may choose no flavor."
 	}
-	return refuse(http.StatusBadRequest, "There is no flavor %q for you, which %s asks for. %s", shown, by, may)
+	return refuse(http.StatusBadRequest, "You may not use the flavor %q, which %s asks for. %s", shown, by, may)
 }
 
 // bodyFlavor takes the flavor of a request's body, which overrides the variable.

@@ -67,9 +67,9 @@ func TestFlavors_Choose(t *testing.T) {
 		{"of a group", "uma", `{"flavor": "h100"}`, 201, "h100"},
 		{"of an admin", "root", `{"flavor": "h100"}`, 201, "h100"},
 		{"another user's", "bob", `{"flavor": "h100"}`, 400,
-			`There is no flavor \"h100\" for you, which the request asks for. You may choose: t4, quarter.`},
-		{"another user's by name", "bob", `{"name": "python3--h100"}`, 400, `There is no flavor \"h100\" for you`},
-		{"unknown", "bob", `{"flavor": "../x"}`, 400, `There is no flavor \"../x\" for you`},
+			`You may not use the flavor \"h100\", which the request asks for. You may choose: t4, quarter.`},
+		{"another user's by name", "bob", `{"name": "python3--h100"}`, 400, `You may not use the flavor \"h100\"`},
+		{"unknown", "bob", `{"flavor": "../x"}`, 400, `You may not use the flavor \"../x\"`},
 		{"unknown by name", "bob", `{"name": "python3--x"}`, 404, "Kernel spec python3--x not found"},
 		{"of a kernelspec with its own", "bob", `{"name": "own--t4"}`, 404, "Kernel spec own--t4 not found"},
 		{"no string", "bob", `{"flavor": 4}`, 400, "flavor"},
@@ -179,7 +179,7 @@ func TestFlavors_AsSpecs(t *testing.T) {
 	patch := func(name, user string) reply {
 		return g3.do("PATCH", "/api/sessions/"+id, `{"kernel": {"name": "`+name+`"}}`, as(user))
 	}
-	patch("python3--h100", "bob").want(t, 400, `There is no flavor \"h100\" for you`)
+	patch("python3--h100", "bob").want(t, 400, `You may not use the flavor \"h100\"`)
 	if len(g3.fake.reqs) != starts {
 		t.Error("a kernel was started")
 	}

@@ -1,19 +1,20 @@
-// Package gateway is the HTTP edge of ekg: Jupyter's REST and websocket protocol in front of a launcher.Launcher. It
-// checks who asks and from where. It answers requests about more than one kernel: lists, sessions, kernelspecs and
-// starts. It forwards requests about one kernel to that kernel's supervisor, REST requests in proxy.go and websockets
-// in websocket.go. It understands no kernel message. It stores nothing that it could not ask the launcher again, so any
-// number of gateways may serve the same kernels.
+// Package gateway is the HTTP edge of ekg. It serves Jupyter's REST and websocket protocol for the kernels of a
+// launcher.Launcher. It checks who asks and from where. It answers requests about several kernels itself: lists,
+// sessions, kernelspecs and starts. It forwards requests about one kernel to the kernel's supervisor. It understands no
+// kernel message. It stores nothing that the launcher does not have, so any number of gateways may serve the same
+// kernels.
 //
-// routes.go has all routes, each with the access that it needs; access.go enforces that before a handler runs.
-// errors.go decides which error becomes which status. proxy.go decides what is forwarded to a supervisor and what never
-// is.
+// cmd/ekg makes a Gateway with New and serves its Handler. Begin with routes.go, which lists all routes with the access
+// that each needs. request.go follows a request from its arrival to its answer, and access.go checks its access before
+// a handler runs. start.go starts kernels. proxy.go forwards REST requests, and websocket.go forwards websockets.
+// errors.go turns errors into HTTP statuses.
 //
-// Goroutines: a websocket has those of package channels, which its handler awaits. A log that is read has a timer that
-// ends it, which its handler stops. A stream of events has one that bounds its last write, which its handler awaits.
-// The HTTP transport has two for each idle connection to a supervisor, for at most idleSupervisor. The number of
-// refused requests that are in no log is written by a timer. Watch, which its caller runs, starts one for each token
-// that is verified again, and awaits it. RunJobs, which its caller runs too, starts those of package jobs. New starts
-// none. Drain ends all that is left.
+// Goroutines: New starts none, and Drain ends all that are left. A websocket has those of package channels, and a
+// stream of events has one for its last write; their handlers wait for them. A reader of a log has a timer that ends
+// it; its handler stops the timer. Another timer logs how many requests were rejected and not logged. The HTTP
+// transport has two for each idle connection to a supervisor, for at most idleSupervisor. The caller runs Watch and
+// RunJobs. Watch starts one for each token that is verified again, and waits for it. RunJobs starts those of package
+// jobs.
 package gateway
 
 import (
@@ -35,12 +36,12 @@ import (
 
 // Settings for the http.Server around Handler, which its caller builds.
 const (
-	// MaxHeaderBytes belongs into http.Server.MaxHeaderBytes.
+	// MaxHeaderBytes is for http.Server.MaxHeaderBytes.
 	MaxHeaderBytes = 64 << 10
-	// ReadHeaderTimeout belongs into http.Server.ReadHeaderTimeout. A ReadTimeout or WriteTimeout of the server would
+	// ReadHeaderTimeout is for http.Server.ReadHeaderTimeout. A ReadTimeout or WriteTimeout of the server would
 	// end slow starts, so the server must have neither; bodies have a deadline of their own.
 	ReadHeaderTimeout = 10 * time.Second
-	// IdleTimeout belongs into http.Server.IdleTimeout.
+	// IdleTimeout is for http.Server.IdleTimeout.
 	IdleTimeout = 2 * time.Minute
 )
 
@@ -150,9 +151,9 @@ func (g *Gateway) Handler() http.Handler { return http.HandlerFunc(g.serve) }
 // SetReady sets whether /readyz answers 200 or 503. Nothing else depends on it.
 func (g *Gateway) SetReady(ready bool) { g.ready.Store(ready) }
 
-// EndLogs cuts off all readers of kernels' logs and of events, and rejects new ones. It returns when they are gone, at
-// the latest after twice channels.FlushTime. A client may follow a log for days, so the http.Server around Handler must
-// call EndLogs (see RegisterOnShutdown) before it waits for requests to end.
+// EndLogs ends all requests that read kernels' logs or events, and rejects new ones. It returns when they are gone, at
+// the latest after twice channels.FlushTime. A client may follow a log for days. So the http.Server around Handler must
+// call EndLogs before it waits for requests to end (RegisterOnShutdown).
 func (g *Gateway) EndLogs() {
 	now, cancel := context.WithCancel(context.Background())
 	cancel()

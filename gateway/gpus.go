@@ -27,7 +27,7 @@ type GPUs struct {
 	Missing []string   `json:"missing"` // sentences: what the view lacks
 }
 
-// GPUTotal is the GPUs of all nodes that are asked for by one name. Amounts are in the unit.
+// GPUTotal is the GPUs of all nodes that pods ask for by one resource name. Amounts are in Unit.
 type GPUTotal struct {
 	Resource string           `json:"resource"`
 	Unit     launcher.GPUUnit `json:"unit"`
@@ -37,8 +37,8 @@ type GPUTotal struct {
 
 // GPUsAhead is what is kept ready before any user asks. GPUAmounts.Held does not include it.
 type GPUsAhead struct {
-	Placeholders float64 `json:"placeholders,omitempty"` // that placeholders keep free for kernels
-	Warm         float64 `json:"warm,omitempty"`         // that warm kernels hold, which give way to kernels
+	Placeholders float64 `json:"placeholders,omitempty"` // amount that placeholders keep free for kernels
+	Warm         float64 `json:"warm,omitempty"`         // amount of warm kernels, which give way to others
 }
 
 // Ahead is what is kept ready for one kernelspec or flavor. Not all of it has GPUs.
@@ -47,18 +47,18 @@ type Ahead struct {
 	Spec    string             `json:"kernelspec,omitempty"` // absent for the placeholders of a flavor
 	Flavor  string             `json:"flavor,omitempty"`
 	Wanted  int                `json:"wanted"`
-	Ready   int                `json:"ready"`            // that have a node
-	Waiting int                `json:"waiting"`          // that wait for a node
-	Reason  string             `json:"reason,omitempty"` // for admins
+	Ready   int                `json:"ready"`            // pods that have a node
+	Waiting int                `json:"waiting"`          // pods that wait for a node
+	Reason  string             `json:"reason,omitempty"` // why there are fewer than wanted; only admins see it
 }
 
 // GPUAmounts are amounts of a pool, or of pools with the same resource.
 type GPUAmounts struct {
-	Total     float64 `json:"total"` // that pods can have; 0 if it is not known
+	Total     float64 `json:"total"` // amount for pods; 0 if it is not known
 	Held      float64 `json:"held"`
-	Measured  float64 `json:"measured"`  // of Held, for which it is known whether it computes
-	Busy      float64 `json:"busy"`      // of Measured, that computes
-	Unhealthy float64 `json:"unhealthy"` // besides Total
+	Measured  float64 `json:"measured"`  // the part of Held whose use is known
+	Busy      float64 `json:"busy"`      // the part of Measured that computes
+	Unhealthy float64 `json:"unhealthy"` // amount that no pod can have; not a part of Total
 }
 
 // GPUNode is one machine.
@@ -69,15 +69,15 @@ type GPUNode struct {
 	Pools   []GPUPool `json:"pools"`
 }
 
-// GPUPool is the GPUs of a machine that are asked for by one name.
+// GPUPool is the GPUs of one machine that pods ask for by one resource name. Amounts are in Unit.
 type GPUPool struct {
 	Resource string           `json:"resource"`
 	Model    string           `json:"model,omitempty"`
 	Unit     launcher.GPUUnit `json:"unit"`
 	GPUAmounts
-	Devices []GPUDevice `json:"devices,omitempty"` // where the node tells them apart
-	Holders []GPUHolder `json:"holders"`           // that the caller may see
-	Others  float64     `json:"others"`            // of Held, by others
+	Devices []GPUDevice `json:"devices,omitempty"` // absent if the node does not tell them apart
+	Holders []GPUHolder `json:"holders"`           // those that the caller may see
+	Others  float64     `json:"others"`            // the part of Held whose holders the caller may not see
 	GPUsAhead
 }
 
@@ -98,7 +98,7 @@ type GPUHolder struct {
 	Namespace string             `json:"namespace,omitempty"`
 	Pod       string             `json:"pod,omitempty"`
 	Amount    float64            `json:"amount"`
-	Devices   map[string]float64 `json:"devices,omitempty"` // of Amount, by the device's index
+	Devices   map[string]float64 `json:"devices,omitempty"` // the part of Amount on each device, by its index
 	Measured  float64            `json:"measured"`
 	Busy      float64            `json:"busy"`
 	Since     string             `json:"since,omitempty"`

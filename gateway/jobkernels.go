@@ -280,7 +280,7 @@ func (g *Gateway) addGPUSeconds(ctx context.Context, list []jobs.Job) {
 	defer cancel()
 	all, err := g.opts.Launcher.Usage(ctx)
 	if err != nil {
-		g.log.Debug("the GPU time of jobs is that of earlier attempts", logkey.Err, err)
+		g.log.Debug("the GPU time of running jobs lacks their present attempt", logkey.Err, err)
 		return
 	}
 	now := time.Now()
@@ -325,7 +325,7 @@ func (j jobKernels) Starts(ctx context.Context, id string) (bool, error) {
 func (j jobKernels) GaveWay(ctx context.Context, author jobs.Author, id string) {
 	r, err := j.call(ctx, author, nil)
 	if err != nil {
-		j.g.log.Error("the audit log lacks that a job gave way", logkey.Kernel, id, logkey.Err, err)
+		j.g.log.Error("the audit log has no entry for a job that gave way", logkey.Kernel, id, logkey.Err, err)
 		return
 	}
 	r.kernel = id

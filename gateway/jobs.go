@@ -43,8 +43,8 @@ func (g *Gateway) jobStates() map[string]int {
 	return states
 }
 
-// RunJobs runs jobs until ctx ends. Their cells go on then, and another gateway, or this one after its next start,
-// carries on.
+// RunJobs runs jobs until ctx ends, and returns when its goroutines have ended. The running cells go on. Another
+// gateway, or this one after its next start, takes the jobs.
 func (g *Gateway) RunJobs(ctx context.Context) {
 	if g.jobs != nil {
 		g.jobs.Run(ctx)

@@ -33,7 +33,7 @@ func TestProfiles_Choose(t *testing.T) {
 		{"its flavor", `{"name": "torch", "env": {"KERNEL_PROFILE": "t4"}}`, false, 201, "t4 quarter"},
 		{"another flavor", `{"name": "torch", "flavor": "t4", "env": {"KERNEL_PROFILE": "t4"}}`, false, 201, "t4 t4"},
 		{"of another user's flavor", `{"name": "torch", "env": {"KERNEL_PROFILE": "team"}}`, false, 400,
-			`There is no flavor \"h100\" for you, which the kernelspec torch asks for.`},
+			`You may not use the flavor \"h100\", which the kernelspec torch asks for.`},
 		{"none", `{"name": "torch"}`, true, 201, " "},
 		{"an empty variable", `{"name": "torch", "env": {"KERNEL_PROFILE": ""}}`, true, 201, " "},
 		{"unknown", `{"name": "torch", "env": {"KERNEL_PROFILE": "../x"}}`, false, 400,

@@ -17,11 +17,11 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// This file decides what is forwarded to a supervisor. A supervisor runs beside user code, so it gets no credential of
+// This file decides what is forwarded to a supervisor. A supervisor runs beside user code. So it gets no credential of
 // a client in any form, and nothing else that it does not need. Its answers are bounded, decoded and encoded again.
 //
-// REST requests do not use httputil.ReverseProxy. It passes on informational (1xx) answers with all their headers, and
-// it cannot look at an answer before the client gets it, as restart and GET must. The transport is net/http's own.
+// REST requests do not use httputil.ReverseProxy. That passes on informational (1xx) answers with all their headers. It
+// also cannot look at an answer before the client gets it, and restart and GET must. The transport is net/http's own.
 
 // userName is the name of the only owner, who has the shared token. /api/me answers it, too.
 const userName = "anonymous"

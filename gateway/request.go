@@ -140,7 +140,7 @@ func (g *Gateway) dispatch(w *response, r *call, res *resource) (err error) {
 	rt := res.methods[r.Method]
 	if rt == nil {
 		w.Header().Set("Allow", res.allow)
-		return refuse(http.StatusMethodNotAllowed, "This route only has the methods %s.", res.allow)
+		return refuse(http.StatusMethodNotAllowed, "This route has only the methods %s.", res.allow)
 	}
 	r.Request = r.WithContext(launcher.WithLookups(r.Context(), func() error { return g.countLookup(r.who) }))
 	if err := g.admit(r, rt.access); err != nil {
@@ -196,7 +196,7 @@ func (g *Gateway) finish(w *response, r *call, res *resource, took time.Duration
 	g.logRequest(r, pattern, status, p, w.problem, took, others)
 }
 
-// heldTime is how long after the first request without a line the number of such requests is written at the latest.
+// heldTime is the longest time from a request without a log line until the number of such requests is logged.
 const heldTime = 10 * time.Second
 
 // holdBack is called for a request without a known user that is in no log. The first of several starts a timer. So
@@ -214,7 +214,7 @@ func (g *Gateway) reportHeld() {
 		return // a later request has reported them
 	}
 	g.audit.write(auditEntry{Action: "look", Outcome: auditRefused, Others: others})
-	g.log.Info("requests without a known user are not in the log one by one", logkey.Others, others)
+	g.log.Info("requests without a known user were not logged one by one", logkey.Others, others)
 }
 
 // auditRequest writes requests of audited routes, and all refused ones, to the audit log. Others counts the requests

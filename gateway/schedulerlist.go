@@ -81,12 +81,12 @@ func schedulerQueryOf(r *call) (q schedulerQuery, err error) {
 		}
 	}
 	if len(values["sort_by"]) > maxOrders {
-		return q, refuse(http.StatusBadRequest, "The parameter sort_by is there more than %d times.", maxOrders)
+		return q, refuse(http.StatusBadRequest, "The parameter sort_by is given more than %d times.", maxOrders)
 	}
 	for _, text := range values["sort_by"] {
 		m := sortedBy.FindStringSubmatch(text)
 		if m == nil {
-			return q, refuse(http.StatusBadRequest, "The parameter sort_by is not as desc(create_time).")
+			return q, refuse(http.StatusBadRequest, "The parameter sort_by is not of a form like desc(create_time).")
 		}
 		q.order = append(q.order, schedulerOrder{m[2], strings.EqualFold(m[1], "desc")})
 	}

@@ -67,7 +67,7 @@ func withSession(all []launcher.Session, s launcher.Session, owner string) ([]la
 	case users > maxUserSessions || others > maxOtherSessions:
 		return nil, refuse(http.StatusConflict, "The kernel has too many sessions of users who do not own it.")
 	case userBytes > maxUserBytes || otherBytes > maxOtherBytes:
-		return nil, refuse(http.StatusConflict, "The kernel has too long sessions of users who do not own it.")
+		return nil, refuse(http.StatusConflict, "The kernel's sessions of users who do not own it are too long.")
 	}
 	return all, nil
 }

@@ -127,8 +127,8 @@ func (g *Gateway) clientVariables(body object) (map[string]string, error) {
 	return env, nil
 }
 
-// chooseSpec sets the kernelspec of a start. The name of one with a profile or a flavor sets that too, and overrides
-// the variable, which a Jupyter server sets for all its kernels.
+// chooseSpec sets the kernelspec of a start. If its name includes a profile or a flavor, it sets that too. Then the
+// variable for it is ignored, because a Jupyter server sets the variable for all its kernels.
 func (g *Gateway) chooseSpec(who caller, req *launcher.Request, name string) (err error) {
 	if name == "" {
 		name = g.defaultSpec(who)

@@ -43,8 +43,8 @@ type UsageRow struct {
 	Name     string  `json:"name"` // of the group; a kernel's id
 	Kernels  int     `json:"kernels"`
 	Held     float64 `json:"held_seconds"`
-	Measured float64 `json:"measured_seconds"` // of Held, for which it is known whether the GPUs computed
-	Busy     float64 `json:"busy_seconds"`     // of Measured, in which they computed
+	Measured float64 `json:"measured_seconds"` // the part of Held in which the GPUs' use is known
+	Busy     float64 `json:"busy_seconds"`     // the part of Measured in which they computed
 
 	// Of one kernel only.
 	Owner   string     `json:"owner,omitempty"`

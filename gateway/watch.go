@@ -21,10 +21,10 @@ const (
 // errRevoked is the cause of a connection that its user may no longer have.
 var errRevoked = errors.New("its user lost the right to it")
 
-// Watch ends the websockets, logs and streams of events of users whose token is no longer valid, or whose right to the
-// kernel has changed since the connection was opened: a supervisor learns the right only then, and clients reconnect.
-// While the source of a token is unavailable, its connections stay. Watch returns when ctx ends, after all that it has
-// started.
+// Watch ends the websockets, logs and streams of events of users whose token is no longer valid. It also ends those of
+// users whose right to the kernel has changed: a supervisor reads the right when a connection begins, and clients
+// reconnect. While the source of a token is unavailable, its connections stay. Watch returns after ctx has ended and
+// its goroutines have, too.
 func (g *Gateway) Watch(ctx context.Context) {
 	if g.opts.Users == nil {
 		return

@@ -1,9 +1,10 @@
-// Package jupyter encodes and decodes Jupyter's messages: as multipart ZeroMQ messages, and in the two websocket
-// framings of /api/kernels/{id}/channels. It converts between bytes and values; it opens no socket and starts no
-// goroutine.
+// Package jupyter encodes and decodes Jupyter's messages. A Message travels as multipart ZeroMQ frames between
+// supervisor and kernel (zmq.go, signed by a Signer), and in two framings on websockets of /api/kernels/{id}/channels
+// (websocket.go). The package turns bytes into values and back. It opens no socket and starts no goroutine. Gateway and
+// supervisor use it. Begin with Message.
 //
-// The four JSON parts of a message (header, parent_header, metadata, content) stay the bytes they were received as.
-// They are never encoded again, so unknown members, integers over 2^53 and the spelling of floats reach the other side
+// The four JSON parts of a message (header, parent_header, metadata, content) stay the bytes that were received. They
+// are never encoded again: unknown members, integers over 2^53 and the spelling of floats reach the other side
 // unchanged. Decoded messages share memory with their input, which the caller must not change afterwards.
 //
 // Formats: https://jupyter-client.readthedocs.io/en/stable/messaging.html and

@@ -152,9 +152,10 @@ func (f *Finder) Get(name string) (Spec, bool) {
 	return Spec{}, false
 }
 
-// Users returns the lists of users for kernels whose spec is not usable: its own within the gateway's if the operator's
-// list leaves it out or it is broken, and the gateway's own if it has gone. If the lists of a broken spec cannot be
-// read, they are those of an earlier reading. The name's case is ignored.
+// Users returns the lists of users that hold for kernels of a spec that is not usable. If the spec is broken, or
+// --allowed-kernelspec leaves it out, they are the spec's own lists within the gateway's. If the spec does not exist
+// any more, they are the gateway's lists. If the lists of a broken spec cannot be read, those of an earlier reading
+// count. The name's case is ignored.
 func (f *Finder) Users(name string) Users {
 	return f.current.Load().users[strings.ToLower(name)].Within(f.users)
 }

@@ -1,9 +1,12 @@
 // Package kernelspecs finds, reads, checks and watches Jupyter kernelspecs: directories with a kernel.json that says
-// how a kernel is started. It interprets a spec as Jupyter's own clients do: placeholders in argv, variables in env,
+// how a kernel is started. It interprets a Spec as Jupyter's own clients do: placeholders in argv, variables in env,
 // the interpreter behind a bare "python3". It does not start kernels.
 //
-// A Finder keeps the specs of some directories in memory and watches the directories, so that no request reads the
-// disk. Open starts one goroutine, besides fsnotify's own. Close ends both and waits for them.
+// cmd/ekg opens a Finder, from which the gateway takes its specs. A Finder keeps the specs of some directories in
+// memory and watches the directories, so that no request reads the disk. Begin with Finder in finder.go, then read.go;
+// extension.go has ekg's own keys (metadata.ekg), and check.go is `ekg kernelspec check`.
+//
+// Open starts one goroutine, besides fsnotify's own. Close ends both and waits for them.
 package kernelspecs
 
 import (
@@ -154,9 +157,9 @@ func (s Spec) Extension() (Extension, error) {
 	return ext, nil
 }
 
-// Transport returns the ZeroMQ transport between supervisor and kernel: metadata.ekg.transport, or TransportIPC for
-// kernels that are known to support it (ipykernel, and IRkernel since 0.7), or TransportTCP, which every kernel
-// supports.
+// Transport returns the ZeroMQ transport between supervisor and kernel. It is metadata.ekg.transport if that is set.
+// Else it is TransportIPC for kernels that are known to support it (ipykernel, and IRkernel since 0.7). For others it
+// is TransportTCP, which every kernel supports.
 func (s Spec) Transport() (string, error) {
 	ext, err := s.Extension()
 	if err != nil {

@@ -109,8 +109,8 @@ func (f *Finder) watchDirs(places []place) bool {
 	f.blind = false
 	wanted := map[string]interest{}
 	for _, p := range places {
-		// Symlinks are resolved here and not by the watcher: when a link changes, as Kubernetes changes it to publish a
-		// ConfigMap, the new directory needs a watch under its own name.
+		// Symlinks are resolved here and not by the watcher. Kubernetes changes a link to publish a ConfigMap. Then the new
+		// directory needs a watch under its own name.
 		dir, err := filepath.EvalSymlinks(p.dir)
 		if err != nil {
 			f.blind = true // it was just removed: read again soon

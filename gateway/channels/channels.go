@@ -1,14 +1,15 @@
-// Package channels carries the websockets of kernels' channels between clients and supervisors. A Registry lists the
-// open connections and can end each of them. Dial makes the handshake with a supervisor, Join the one with its client.
-// Then a Handover gives the client's socket to a supervisor of this machine, or a Splice copies bytes between the two.
-// The package understands no message. While a kernel has no supervisor yet, the Lobby accepts the client's websocket
-// itself, keeps what the client sends and shows why the kernel is not there.
+// Package channels carries the websockets of kernels between clients and supervisors. It understands no message, and
+// knows nothing of users, tokens and audit logs: package gateway decides who may connect, and calls it for each
+// websocket.
 //
-// The package knows nothing of users, tokens and audit logs. Package gateway decides who may open a connection.
+// Dial makes the handshake with the supervisor, and Join the one with the client. Then a Handover gives the client's
+// socket to a supervisor of this machine, or a Splice copies bytes between the two. While a kernel has no supervisor
+// yet, the Lobby accepts the client's websocket itself: it keeps what the client sends, and shows why the kernel is not
+// there. A Registry lists the open connections and can end each of them. Begin with Dial and Join, then splice.go.
 //
-// Goroutines: Splice.Run starts two, one for each direction, Waiting.Run one that reads, and Handover.Run one at its
-// end that discards what the client still sends. All wait for theirs before they return, and have closed the
-// connections then. No other function starts one.
+// Goroutines: Splice.Run starts two, one for each direction. Waiting.Run starts one that reads. Handover.Run starts one
+// at its end, which discards what the client still sends. Each function waits for its goroutines and closes the
+// connections before it returns.
 package channels
 
 import (

@@ -30,14 +30,14 @@ func CanHandOver(r *http.Request) bool {
 	return tcp && r.TLS == nil
 }
 
-// Handover carries a connection whose client's socket the supervisor has: see package api. No byte passes this program.
-// It keeps a descriptor of the socket, to count bytes and to end the connection, and the connection to the supervisor,
-// whose end is that of the websocket.
+// Handover is a connection whose client's socket the supervisor has: see package api. No byte passes this program. It
+// keeps a descriptor of the socket, to count bytes and to end the connection. It also keeps the connection to the
+// supervisor, which ends when the websocket ends.
 //
 // When the supervisor ends, the client still gets what was written. When the context ends, the supervisor is notified,
-// and closes. At the deadline the socket is shut down for all who hold it. Until then this program reads from the
-// socket, too, and discards what comes. So also a supervisor that is stopped reads nothing from a client that has lost
-// its right.
+// and closes. At the deadline the socket is shut down for both programs. Until then this program reads from the socket,
+// too, and discards what comes. So a supervisor that is suspended reads nothing later from a client that has lost its
+// right.
 type Handover struct {
 	// Fixed.
 	supervisor *net.UnixConn

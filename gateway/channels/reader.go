@@ -39,9 +39,9 @@ func (c *Waiting) read() error {
 	}
 }
 
-// answerPing answers a ping, unless a relay has sent it. To a relay the answer proves that the kernel's side has
-// accepted everything before the ping, which only the supervisor can promise. A relay's newest ping stays among the
-// held bytes; its answer counts for all earlier ones.
+// answerPing answers a ping, unless a relay has sent it. To a relay, the answer means that the kernel has everything
+// before the ping, and only the supervisor can promise that. A relay's newest ping stays among the held bytes; its
+// answer counts for all earlier ones.
 func (c *Waiting) answerPing(data string) error {
 	if c.cursor == nil {
 		c.client.cut(len(data))

@@ -29,8 +29,8 @@ const (
 // Splice joins a client's connection to its supervisor's. Each direction is one goroutine that reads on one side and
 // writes on the other. It buffers only the piece that it has just read, so the slower side holds back the faster one.
 //
-// The end of either side, an error or the context calls end. From then on nothing is read from the client, and bytes
-// that the supervisor had sent have until the deadline to reach the client. No read or write notices a side that
+// The end of either side, an error or the context calls end. From then on nothing is read from the client. Bytes that
+// the supervisor had sent have until the deadline to reach the client. No read or write notices that one side
 // disappears while the other side does not read; writer checks for that.
 type Splice struct {
 	// Fixed.
@@ -138,8 +138,8 @@ func (s *Splice) end(cause error) {
 	close(s.ended)
 }
 
-// linger waits until the peer closes its side or the deadline passes. Closing a socket with unread bytes in it resets
-// the connection, and a reset discards what the peer has not read yet, such as a close frame.
+// linger waits until the peer closes its side or the deadline passes. If a socket is closed with unread bytes in it,
+// the connection is reset. A reset discards what the peer has not read yet, such as a close frame.
 func linger(conn interface {
 	io.Reader
 	SetReadDeadline(time.Time) error

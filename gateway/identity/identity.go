@@ -1,15 +1,16 @@
 // Package identity finds the user of a token: in a users file, or by asking an OpenID Connect issuer, Kubernetes or
-// JupyterHub. It knows nothing of kernels and of rights to them; package gateway does.
+// JupyterHub. Package gateway asks a Verifier for the token of each request. Rights to kernels are decided there, not
+// here. Begin with Verifier.Identify; each Source is in a file of its own.
 //
-// Each token is verified by at most one source: the users file if it has the token, else the first source that accepts
-// tokens of its kind. So no other source sees the token, and a source that is down affects only its own users. Names
-// are shared by all sources: ann of the users file and ann of the issuer are one user.
+// One source at most verifies a token: the users file if it has the token, else the first source that accepts tokens of
+// its kind. So no other source sees the token, and a source that is down affects only its own users. Names are shared
+// by all sources: ann of the users file and ann of the issuer are one user.
 //
-// A source's answer is remembered for a bounded time, by the token's hash. The users file counts at once. Tokens are in
-// no log and in no error.
+// A source's answer is kept for a bounded time, by the token's hash. A change of the users file counts at once. Tokens
+// are in no log and in no error.
 //
-// The package starts no goroutine. A verification runs in the goroutine of the first request that needs it; others with
-// the same token wait for it.
+// The package starts no goroutine. The first request with a token runs its verification; others with the same token
+// wait.
 package identity
 
 import (

@@ -33,8 +33,8 @@ const (
 )
 
 // OIDC verifies signed tokens of an OpenID Connect issuer. It fetches the issuer's keys for the first token, for the
-// first one after keepKeys, and for a token that is signed with an unknown key. While the issuer cannot be reached, the
-// keys that it had last count.
+// first one after keepKeys, and for a token with an unknown key. While the issuer cannot be reached, the last keys
+// count.
 type OIDC struct {
 	opts     OIDCOptions
 	client   *http.Client

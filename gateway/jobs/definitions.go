@@ -309,7 +309,8 @@ func (m *Manager) ChangeDefinition(ctx context.Context, id string, c Change) (De
 	}
 	if before != "" {
 		if err := m.store.keeper.RemoveRecord(ctx, kindDefinitionNotebook, before); err != nil {
-			m.log.Warn("an old notebook of a job definition is removed later", logkey.Definition, id, logkey.Err, err)
+			m.log.Warn("an old notebook of a job definition cannot be removed; this is tried again later", logkey.Definition, id,
+				logkey.Err, err)
 		}
 	}
 	m.lookAtSchedules()

@@ -29,9 +29,9 @@ func (e *entry) mayGiveWay(kernel string) bool {
 		e.GaveWay != kernel && e.Attempt <= e.Retries && time.Since(e.Started) >= giveWayAfter
 }
 
-// giveWay chooses a job for each kernel that has waited for a GPU for too long and gets one if that job ends. The
-// choice is in the job's record, from which the job's holder takes it. All gateways choose alike: the job with the
-// lowest priority, then the one that was started last.
+// giveWay looks at each kernel that has waited for a GPU for longer than the policy says. It chooses a job whose end
+// gives that kernel a GPU, and writes the choice into the job's record, where the job's holder reads it. All gateways
+// choose alike: the job with the lowest priority, then the one that was started last.
 func (m *Manager) giveWay(ctx context.Context, all []stored) error {
 	if m.policy.GiveWay == 0 {
 		return nil

@@ -134,7 +134,7 @@ func (h *hold) count(ctx context.Context) {
 		case <-h.beat:
 		}
 		if err := h.update(ctx, func(e *entry) { e.Beat++ }); err != nil && ctx.Err() == nil {
-			h.log.Warn("the holding of a job is not renewed", logkey.Err, err)
+			h.log.Warn("this gateway cannot renew its hold on a job", logkey.Err, err)
 		}
 	}
 }
@@ -154,7 +154,7 @@ func (h *hold) work() {
 	if errors.Is(context.Cause(h.ctx), errLost) {
 		h.log.Warn("another gateway has taken the job")
 		if err := h.endLeft(); err != nil && h.life.Err() == nil {
-			h.log.Error("a kernel of a job may be left", logkey.Kernel, h.entry().Kernel, logkey.Err, err)
+			h.log.Error("the kernel of a job may still run", logkey.Kernel, h.entry().Kernel, logkey.Err, err)
 		}
 		return
 	}
@@ -162,7 +162,7 @@ func (h *hold) work() {
 	defer cancel()
 	err = h.update(back, func(e *entry) { e.Holder = "" })
 	if err != nil && !errors.Is(err, launcher.ErrNoRecord) { // its author has removed it
-		h.log.Warn("a job is not given back; another gateway takes it later", logkey.Err, err)
+		h.log.Warn("a job cannot be released; another gateway takes it later", logkey.Err, err)
 	}
 	h.lose(nil)
 }
@@ -195,7 +195,7 @@ func (h *hold) fail(err error) {
 	case errors.Is(err, launcher.ErrRecordTooLarge):
 		reason = "its notebook is larger than what can be stored here"
 	case errors.Is(err, launcher.ErrRecordDamaged):
-		reason = "its notebook was stored and cannot be read any more"
+		reason = "its stored notebook can no longer be read"
 	}
 	if later || h.outcome(Failed, reason, false) != nil {
 		h.notYet()
@@ -356,7 +356,7 @@ func (h *hold) start(e *entry) error {
 				return h.update(ctx, func(e *entry) { e.Reason = reason })
 			})
 			if err != nil && ctx.Err() == nil {
-				h.log.Warn("the reason of a wait is not stored", logkey.Err, err)
+				h.log.Warn("the reason why a job waits cannot be stored", logkey.Err, err)
 			}
 			h.m.look() // it is admitted, so the author's next job may start
 		})
@@ -532,7 +532,7 @@ func (h *hold) save(ctx context.Context, document []byte, state notebook.State, 
 		return err
 	}
 	if err := h.m.store.keeper.RemoveRecord(ctx, kindNotebook, before); err != nil {
-		h.log.Warn("an old notebook of a job is removed later", logkey.Err, err)
+		h.log.Warn("an old notebook of a job cannot be removed; this is tried again later", logkey.Err, err)
 	}
 	return nil
 }

@@ -1,23 +1,25 @@
-// Package jobs runs notebooks without their authors. A job is a notebook with a kernelspec and parameters. It waits in
-// a queue until its kernel may start, its cells run one after the other, and the notebook with the outputs is kept.
+// Package jobs runs notebooks without their authors. A Job is a notebook with a kernelspec and parameters. It waits in
+// a queue until its kernel may start. Then its cells run one after the other, and the notebook with the outputs is
+// kept. Package gateway has the routes of jobs, and calls a Manager. Begin with Manager.Submit and Manager.Run, then
+// with hold.steps in hold.go, which runs one job.
 //
 // A job is a record (launcher.RecordKeeper) that all gateways read. One gateway holds it at a time. The holder starts
-// the job's kernel, runs the notebook (package notebook) over the kernel's own channels, and stores after each cell
-// what another gateway needs to carry on: the document, and the state of the run. When a gateway ends, or is killed,
-// another one takes its jobs. The kernel and the cell that runs do not notice that.
+// the job's kernel, and runs the notebook (package notebook) over the kernel's own channels. After each cell it stores
+// what another gateway needs to go on: the notebook, and the state of the run. If the holder ends or is killed, another
+// gateway takes the job. The kernel and the running cell do not notice that.
 //
-// Each step is stored before it is done, so a gateway can be killed at any moment: the id of a kernel before the kernel
-// is started, the outcome of a run before the kernel is stopped. A cell's request has the same id whichever gateway
-// sends it, and the kernel's supervisor accepts an id once.
+// A step is stored before it is done, so a gateway can be killed at any moment. For example, the id of a kernel is
+// stored before the kernel is started. A cell's request has the same id whichever gateway sends it, and the kernel's
+// supervisor accepts an id only once.
 //
-// A holder proves that it lives by a counter in the record. Another gateway takes the job when it has watched the
-// counter stand still for leaseTime, by its own clock. Clocks of gateways are not compared. A holder that was frozen
-// meanwhile cannot store anything: a record is replaced only if nobody has changed it.
+// A holder shows that it lives by a counter in the record. Another gateway takes the job if the counter has stood still
+// for leaseTime by its own clock; clocks of gateways are never compared. A holder that was frozen meanwhile cannot
+// store anything, because a record is replaced only if nobody else has changed it.
 //
-// A definition makes jobs by a schedule (package schedule), or on request. Each gateway makes what is due. The id of
-// such a job follows from the definition and the time, so that all gateways together make one job for each time.
+// A Definition makes jobs by a schedule (package schedule), or on request. Each gateway makes what is due. The id of
+// such a job follows from the definition and the time, so all gateways together make one job for each time.
 //
-// Goroutines: Manager.Run, which its caller runs, starts one for the schedules and one for each job that it holds, and
+// Goroutines: the caller runs Manager.Run. It starts one for the schedules and one for each job that it holds, and
 // waits for all. Each of the latter has one that counts, and those of package notebook.
 package jobs
 
@@ -98,8 +100,8 @@ type Job struct {
 	Ended    time.Time `json:"ended,omitzero"`
 	Stopping bool      `json:"stopping,omitempty"` // its end was requested
 
-	// GPUSeconds are the GPUs that its kernels held, times the seconds for which they held them, of the attempts that
-	// have ended.
+	// GPUSeconds are the GPUs that its kernels held, times the seconds for which they held them. Only attempts that have
+	// ended count.
 	GPUSeconds float64 `json:"gpu_seconds,omitempty"`
 }
 

@@ -55,8 +55,8 @@ type Kernels interface {
 	Dial(ctx context.Context, author Author, id string, query url.Values) (*websocket.Conn, error)
 	// Interrupt interrupts the kernel.
 	Interrupt(ctx context.Context, author Author, id string) error
-	// GPUSeconds returns for how long a kernel that lives, or has ended in the last days, has held GPUs after a time: GPUs
-	// times seconds. It is 0 for others.
+	// GPUSeconds returns the GPUs that a kernel has held after a time, times the seconds for which it held them. It
+	// returns 0 for a kernel that ended more than some days ago.
 	GPUSeconds(ctx context.Context, id string, since time.Time) (float64, error)
 	// Stop ends the kernel and returns when it is gone. It is no error if the kernel does not exist.
 	Stop(ctx context.Context, author Author, id, reason string) error
@@ -406,7 +406,7 @@ func (m *Manager) round(ctx context.Context, working *sync.WaitGroup) error {
 			continue
 		}
 		if err := m.take(ctx, s, working); err != nil {
-			m.log.Warn("a job cannot be taken", logkey.Job, s.ID, logkey.Err, err)
+			m.log.Warn("a job cannot be taken over", logkey.Job, s.ID, logkey.Err, err)
 		}
 	}
 	m.forget(seen)

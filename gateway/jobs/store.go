@@ -38,7 +38,8 @@ type entry struct {
 	Saved   string `json:"saved,omitempty"`   // record of the notebook that was saved last; "": none was
 	Reached bool   `json:"reached,omitempty"` // its present attempt has begun the cell RestartFrom
 	Before  string `json:"before,omitempty"`  // record of the notebook of the last attempt that had begun it; "": none had
-	// The kernel that waits for a GPU and gets this job's, while the job is being ended for it or waits behind it.
+	// The kernel that gets this job's GPU. It is set while the job is being ended for that kernel, or waits until the
+	// kernel has started.
 	GiveWay string   `json:"give_way,omitempty"`
 	GaveWay string   `json:"gave_way,omitempty"` // the kernel to which an earlier attempt has given way last
 	Outcome *outcome `json:"outcome,omitempty"`  // its present attempt has ended so, and its kernel is to be stopped
@@ -108,7 +109,8 @@ func (t store) put(ctx context.Context, r launcher.Record, value any, version *s
 	return err
 }
 
-// change replaces a job's record by what do makes of the present one, until no other gateway has changed it meanwhile.
+// change lets do modify a job's record, and stores it. If another gateway has changed the record meanwhile, it begins
+// again with that one.
 func (t store) change(ctx context.Context, id string, do func(*entry) error) (stored, error) {
 	return changed(
 		func() (stored, error) { return t.job(ctx, id) },

@@ -1,8 +1,7 @@
-// Package limits is the operator's policy of how many kernels and GPUs may be in use, how many kernels a user may start
-// in a minute, and when the kernels of a group's users are culled. It decides from what it is given: it neither counts
-// kernels nor ends them. A launcher asks a Policy about each start (launcher.Limits); package gateway asks a Rate.
-//
-// The package starts no goroutine.
+// Package limits is the operator's policy: how many kernels and GPUs may be in use, how many kernels a user may start
+// in a minute, and when the kernels of a group's users are culled. A launcher asks a Policy about each start
+// (launcher.Limits), and package gateway asks a Rate. The package decides from what it is given: it neither counts
+// kernels nor ends them. Begin with Policy.Admit. The package starts no goroutine.
 package limits
 
 import (

@@ -26,8 +26,8 @@ func NewRate(perMinute int) *Rate {
 	return &Rate{perMinute, byUser}
 }
 
-// Take counts one time for a user. If that is too often, it is not counted, and Take returns how long the user has to
-// wait for the next time; otherwise it returns 0.
+// Take counts one start of a user, and returns 0. If the user has no start left, it counts nothing, and returns how
+// long the user has to wait.
 func (r *Rate) Take(user string) (wait time.Duration) {
 	if r.perMinute == 0 {
 		return 0

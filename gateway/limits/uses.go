@@ -17,8 +17,8 @@ type Use struct {
 	Used  float64
 }
 
-// Uses returns how far those limits are reached that one of the starts would have to keep, each once, by name and what
-// it is of. A start without a kernelspec has no limit of one.
+// Uses returns how much of each limit is in use, for all limits that one of the starts would have to keep. It returns
+// each limit once. A start without a kernelspec has no limit of a kernelspec.
 func (p *Policy) Uses(starts, held []launcher.Held) []Use {
 	if p == nil {
 		return nil

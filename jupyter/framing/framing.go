@@ -1,6 +1,6 @@
-// Package framing is how messages travel on a client's websocket (.../channels): which framing a client understands,
-// how a message is encoded for it, and how a client's message is read and checked. Gateway and supervisor share it.
-// Bytes in, values out: it opens no socket and imports no websocket library.
+// Package framing says how messages travel on a client's websocket (.../channels). Choose picks the Framing that a
+// client understands, Append encodes a message for it, and Decode reads and checks a client's message. Gateway and
+// supervisor use the package. It opens no socket and imports no websocket library.
 package framing
 
 import (
@@ -196,7 +196,7 @@ func Decode(f Framing, binary bool, data []byte) (m jupyter.Message, h jupyter.H
 		h, err = jupyter.ParseHeader(m.Header)
 	}
 	if err == nil && (len(m.Header) > MaxHeader || !json.Valid(m.Header)) {
-		err = fmt.Errorf("%w: header of %d bytes is no JSON or too long", jupyter.ErrMalformed, len(m.Header))
+		err = fmt.Errorf("%w: header of %d bytes is not JSON, or too long", jupyter.ErrMalformed, len(m.Header))
 	}
 	switch {
 	case errors.Is(err, jupyter.ErrChannel), err == nil && m.Channel == jupyter.IOPub:

@@ -1,5 +1,6 @@
-// Package notice makes the messages that gateway and supervisor send instead of the kernel: lines for users, which
-// begin with Prefix, execution states and error replies. It decides nothing and keeps nothing but what a Display shows.
+// Package notice makes the messages that gateway and supervisor send in the place of the kernel: lines for users, which
+// begin with Prefix, execution states and error replies. A Display remembers the line that it shows, to change it
+// later. The callers decide when to send one.
 package notice
 
 import (

@@ -45,7 +45,7 @@ await check('a flavor that the user may not choose any more', async () => {
   await jobs.panel.getByText('fast', { exact: true }).first().waitFor();
   writeFileSync(FLAVORS, 'flavors:\n- {name: slow, none: true}\n');
   await jobs.create();
-  await jobs.says('There is no flavor "fast" for you, which the request asks for. You may choose: slow.');
+  await jobs.says('You may not use the flavor "fast", which the request asks for. You may choose: slow.');
   await screenshot('flavor');
   await none();
 });

@@ -1,9 +1,10 @@
-// Package notebook runs a notebook on a kernel, without a front end. It reads and writes notebooks of format 4, injects
-// parameters, and applies the kernel's messages to the cells. What it writes follows papermill and nbclient.
+// Package notebook runs a notebook on a kernel, without a front end. Package jobs calls it. Read parses a notebook of
+// format 4 into a Document, whose Prepare injects the parameters. Run.Do sends the cells to the kernel, and puts the
+// kernel's messages into their outputs. The result follows papermill and nbclient. Begin with Run in run.go.
 //
-// A run can be left at any moment and be carried on by another gateway: see Run and State. The package keeps nothing on
-// disk and knows neither launchers nor jobs. A Relay has one goroutine, which its Close waits for. Do has one while
-// it waits for a message.
+// A run can be left at any moment, and another gateway can go on with it: see Run and State. The package keeps nothing
+// on disk, and knows neither launchers nor jobs. A Relay, the connection to the kernel, has one goroutine, which its
+// Close waits for. Do has one while it waits for a message.
 //
 // Formats: https://nbformat.readthedocs.io/en/latest/format_description.html and
 // https://papermill.readthedocs.io/en/latest/usage-parameterize.html.

@@ -38,11 +38,11 @@ type Plan struct {
 	KernelName, Language string
 	// InputPath and OutputPath are written to the notebook. "" is written as null.
 	InputPath, OutputPath string
-	// From says where a run in a kernel that has run the cells before it begins: the number of a cell, from 1, or its id.
-	// Those before it stay as they are. "" means the first, in a new kernel.
+	// From is the first cell to run, as its number, from 1, or its id. The kernel has run the cells before it already, and
+	// they stay as they are. "" means the first cell, in a new kernel.
 	From string
-	// Restart is the cell with which a run on another kernel begins, after the kernel of one that had reached that cell is
-	// lost; see Document.Again. It is written as From. "" means none.
+	// Restart is a cell, written as From. If the kernel is lost after the run has reached this cell, the next run begins
+	// here, on another kernel; see Document.Again. "" means that it begins at the first cell.
 	Restart string
 }
 
@@ -89,9 +89,9 @@ func (d *Document) Prepare(p Plan) error {
 	return nil
 }
 
-// Again makes the notebook of a run whose kernel is lost ready for another run, and returns the state in which that one
-// begins. It runs the cells with parameters, and those from Plan.Restart on. The others keep their outputs. Last is the
-// state that was stored with the notebook.
+// Again makes the notebook ready for another run, after the kernel of a run was lost. It returns the state in which the
+// new run begins. That runs the cells with parameters, and the cells from Plan.Restart on. The others keep their
+// outputs. last is the state that was stored with the notebook.
 func (d *Document) Again(last State) State {
 	d.cells = withoutMarks(d.cells)
 	d.reset()

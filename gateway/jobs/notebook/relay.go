@@ -24,9 +24,9 @@ const (
 	relaySilent = 60 * time.Second           // without any frame; the supervisor pings every 15 s
 )
 
-// Relay is the Conn of a kernel's websocket. It speaks jupyter.SubprotocolRelay: when the connection breaks it connects
-// again, behind the last message that it has received, and sends again what the supervisor may not have accepted. The
-// supervisor drops messages that it has accepted before.
+// Relay is the Conn of a kernel's websocket. It speaks jupyter.SubprotocolRelay. When the connection breaks, it
+// connects again, and goes on after the last message that it has received. It repeats what the supervisor may not have
+// accepted. The supervisor drops messages that it has accepted before.
 type Relay struct {
 	o    RelayOptions
 	life context.Context

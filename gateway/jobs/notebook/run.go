@@ -22,14 +22,14 @@ const (
 // ErrGone says that a kernel has ended for good. Its text has the reason behind it.
 var ErrGone = errors.New("the kernel is gone")
 
-// Conn is how a run talks with its kernel. Its methods are called by one goroutine, but Interrupt and Receive may be
-// called at the same time.
+// Conn is the connection of a run to its kernel. One goroutine calls its methods, except that Interrupt and Receive may
+// be called at the same time.
 type Conn interface {
-	// Send sends a message. A kernel gets a message with the same msg_id at most once, also over another Conn of the
-	// session.
+	// Send sends a message. The kernel gets a message with the same msg_id at most once, even over another Conn of the
+	// same session.
 	Send(ctx context.Context, m jupyter.Message) error
-	// Receive returns the kernel's next message, and a cursor that leads to the messages behind it. An error that wraps
-	// ErrGone is final. Others mean that ctx has ended.
+	// Receive returns the kernel's next message, and a cursor with which another Conn goes on after it. An error that
+	// wraps ErrGone is final. Other errors mean that ctx has ended.
 	Receive(ctx context.Context) (m jupyter.Message, cursor string, err error)
 	// Interrupt interrupts the kernel.
 	Interrupt(ctx context.Context) error
@@ -39,7 +39,7 @@ type Conn interface {
 // this package only, except Reached.
 type State struct {
 	From     int                `json:"from,omitempty"`    // index of the cell with which the run begins
-	Restart  int                `json:"restart,omitempty"` // index of the cell that Plan.Restart names, without marks of a failure
+	Restart  int                `json:"restart,omitempty"` // index of the cell of Plan.Restart, without marks of a failure
 	Reached  bool               `json:"reached,omitempty"` // that cell has begun
 	Again    bool               `json:"again,omitempty"`   // see Document.Again
 	Cell     int                `json:"cell"`              // index of the cell that runs, or is the next

@@ -78,7 +78,7 @@ func (f *Firer) fire(ctx context.Context) time.Duration {
 	definitions, err := f.Store.Scheduled(ctx)
 	if err != nil {
 		if ctx.Err() == nil {
-			f.Log.Warn("schedules of jobs are not read; trying again", logkey.Err, err)
+			f.Log.Warn("job definitions cannot be read; this is tried again", logkey.Err, err)
 		}
 		return long
 	}
@@ -101,7 +101,8 @@ func (f *Firer) fire(ctx context.Context) time.Duration {
 			err = f.Store.Fire(ctx, d.ID, due)
 		}
 		if err != nil && ctx.Err() == nil {
-			f.Log.Warn("a scheduled job is not created; trying again", logkey.Err, fmt.Errorf("schedule %s: %w", d.ID, err))
+			f.Log.Warn("a scheduled job cannot be created; this is tried again", logkey.Err,
+				fmt.Errorf("schedule %s: %w", d.ID, err))
 		}
 		if at := d.Schedule.Next(now); !at.IsZero() {
 			next = min(next, at.Sub(now))

@@ -1,7 +1,6 @@
-// Package schedule says when a job is due: by a cron expression, in a time zone. It also has the Firer, which fires due
-// jobs, each once, while several gateways do so at the same time.
-//
-// It knows neither notebooks nor where definitions are stored: see Store. A Firer starts no goroutine: Run blocks.
+// Package schedule says when a job is due. Parse reads a cron expression and a time zone into a Schedule. A Firer fires
+// each due job once, although several gateways have a Firer each. Package jobs runs one, and implements its Store,
+// which keeps the job definitions. The package starts no goroutine: Firer.Run blocks.
 package schedule
 
 import (
@@ -27,8 +26,8 @@ type Schedule struct {
 	frequent   bool // it has several hours: "*" or "*/N"
 }
 
-// Parse reads a cron expression with five fields (minute, hour, day of month, month, day of week) or a name as @daily,
-// and the name of an IANA time zone; "" is UTC. The error is a sentence for users.
+// Parse returns the Schedule of a cron expression in an IANA time zone; "" is UTC. The expression has five fields
+// (minute, hour, day of month, month, day of week), or is a name like @daily. The error is a sentence for users.
 func Parse(expression, zone string) (*Schedule, error) {
 	fields := strings.Fields(expression)
 	named := len(fields) == 1 && strings.HasPrefix(fields[0], "@")
@@ -39,14 +38,14 @@ func Parse(expression, zone string) (*Schedule, error) {
 	expression = strings.Join(fields, " ")
 	segments, err := gronx.Segments(expression)
 	if err != nil || len(segments) < 6 || !gronx.IsValid(expression) {
-		return nil, fmt.Errorf("the schedule %.80q is no cron expression", expression)
+		return nil, fmt.Errorf("the schedule %.80q is not a cron expression", expression)
 	}
 	if segments[0] != "0" || strings.Contains(expression, "@every") {
-		return nil, fmt.Errorf("the schedule %.80q is more frequent than once in a minute", expression)
+		return nil, fmt.Errorf("the schedule %.80q is due more often than once a minute", expression)
 	}
 	at, err := time.LoadLocation(zone)
 	if err != nil || strings.EqualFold(zone, "local") {
-		return nil, fmt.Errorf("%.80q is no time zone: use a name as Europe/Berlin", zone)
+		return nil, fmt.Errorf("%.80q is not a time zone: use a name like Europe/Berlin", zone)
 	}
 	s := &Schedule{expression: expression, zone: at, frequent: strings.Contains(segments[2], "*")}
 	if s.Next(time.Now()).IsZero() {
@@ -55,7 +54,7 @@ func Parse(expression, zone string) (*Schedule, error) {
 	return s, nil
 }
 
-// Next returns the first time after the given one at which the schedule is due, or the zero time if it is not due
+// Next returns the first time after the given one at which the schedule is due. It returns the zero time if that is not
 // within nine years.
 //
 // When clocks are set forward, a time that does not exist is replaced by the first one that does. When they are set

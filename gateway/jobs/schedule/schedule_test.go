@@ -95,14 +95,14 @@ func TestParse_Refusals(t *testing.T) {
 		{"", "", "has 0 fields"},
 		{"* * * *", "", "has 4 fields"},
 		{"* * * * * *", "", "has 6 fields"},
-		{"61 * * * *", "", "no cron expression"},
-		{"a b c d e", "", "no cron expression"},
-		{"@never", "", "no cron expression"},
-		{"@everysecond", "", "more frequent"},
+		{"61 * * * *", "", "not a cron expression"},
+		{"a b c d e", "", "not a cron expression"},
+		{"@never", "", "not a cron expression"},
+		{"@everysecond", "", "more often"},
 		{"0 0 30 2 *", "", "never due"},
-		{"0 0 * * *", "Mars/Olympus", "no time zone"},
-		{"0 0 * * *", "../etc/passwd", "no time zone"},
-		{"0 0 * * *", "Local", "no time zone"},
+		{"0 0 * * *", "Mars/Olympus", "not a time zone"},
+		{"0 0 * * *", "../etc/passwd", "not a time zone"},
+		{"0 0 * * *", "Local", "not a time zone"},
 	} {
 		if _, err := Parse(test.expression, test.zone); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("Parse(%q, %q): %v, want %q", test.expression, test.zone, err, test.want)
