@@ -15,15 +15,16 @@ type GPUViewer interface {
 	// ViewGPUs returns the GPUs of this moment. It makes no request. The caller may change the answer.
 	ViewGPUs(ctx context.Context) (GPUs, error)
 
-	// FlavorRoom returns how many kernels of each flavor fit, by its name, and the view from which it knows that. A flavor
-	// of which it is not known is absent. If no room is known yet, rooms is nil and the view empty. It makes no request.
+	// FlavorRoom returns how many kernels of each flavor fit, by the flavor's name. It also returns the view on which the
+	// numbers are based. A flavor is absent if its number is not known. If none is known yet, rooms is nil and the view is
+	// empty. It makes no request.
 	FlavorRoom(ctx context.Context, flavors []flavor.Flavor) (rooms map[string]GPURoom, view GPUs, err error)
 }
 
 // GPUWaiter is implemented by launchers that know which kernels wait for GPUs that others hold.
 type GPUWaiter interface {
-	// GPUWaits returns the kernels that wait for GPUs, the longest first, as far as it is known whose GPUs they could
-	// take. It makes no request.
+	// GPUWaits returns the kernels that wait for GPUs, the longest first. It leaves out a kernel if it is not known whose
+	// GPUs that could take. It makes no request.
 	GPUWaits(ctx context.Context) ([]GPUWait, error)
 }
 
@@ -93,17 +94,17 @@ const (
 	UnitPart  GPUUnit = "unit" // another measure of a scheduler extension
 )
 
-// GPUPool is the GPUs of a machine that are asked for by one name.
+// GPUPool is the GPUs of one machine that pods ask for by one resource name. Amounts are in Unit.
 type GPUPool struct {
 	Resource  string // such as nvidia.com/gpu
 	Model     string // "" if it is not known
 	Unit      GPUUnit
-	Total     float64     // that pods can have; 0 if it is not known
-	Unhealthy float64     // that the machine has besides, and that no pod can have
+	Total     float64     // amount for pods; 0 if it is not known
+	Unhealthy float64     // amount that no pod can have; not a part of Total
 	Devices   []GPUDevice // by index; empty if the machine does not tell them apart
 	Holders   []GPUHolder // the longest holder first
-	Kept      float64     // by placeholders, which are no holders: they make room for kernels
-	Warm      []GPUHolder // warm kernels, which are no holders either: they give way. Each has its kernelspec and flavor
+	Kept      float64     // amount of placeholders, which are not holders: they make room for kernels
+	Warm      []GPUHolder // warm kernels, which give way to others. Each has its kernelspec and flavor
 }
 
 // GPUDevice is one GPU of a pool.
@@ -115,20 +116,20 @@ type GPUDevice struct {
 
 // GPUHolder is a kernel, or another pod, that holds a part of a pool.
 type GPUHolder struct {
-	Kernel    string // id; "" for a pod that is no kernel
+	Kernel    string // id; "" for a pod that is not a kernel's
 	Owner     string
 	SpecName  string
 	Flavor    string
 	Namespace string // of its pod; "" on one machine
 	Pod       string
 	Amount    float64         // in the pool's unit
-	Devices   map[int]float64 // of Amount, by the device's index; nil if it is not known
+	Devices   map[int]float64 // the part of Amount on each device, by its index; nil if it is not known
 	Since     time.Time       // UTC
-	Ending    bool            // its pod is being deleted, and holds them until it is gone
+	Ending    bool            // its pod is being deleted, and holds the GPUs until it is gone
 
-	Measured  float64   // of Amount, for which it is known whether it computes
-	Busy      float64   // of Measured, that computes
-	IdleSince time.Time // UTC; since when none of it computes; zero: some does, or it is not known
+	Measured  float64   // the part of Amount whose use is known
+	Busy      float64   // the part of Measured that computes
+	IdleSince time.Time // UTC; since when no GPU computes; zero: one does, or it is not known
 }
 
 // Measure sets what is known of the use of Amount, from samples of the GPUs that it is on.

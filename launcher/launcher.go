@@ -1,10 +1,11 @@
-// Package launcher is the contract between the gateway and the code that runs kernels: what starting, finding, changing
-// and stopping a kernel means. Two packages implement it: launcher/local runs kernels as processes of this machine,
-// launcher/kube runs them as pods of a Kubernetes cluster.
+// Package launcher is the contract between the gateway and the code that runs kernels. It says what starting, finding,
+// changing and stopping a kernel means. Two packages implement it: launcher/local runs kernels as processes of this
+// machine, and launcher/kube runs them as pods of a Kubernetes cluster. Begin with the interface Launcher, then with
+// Request, which asks for a kernel, and Kernel, which describes one.
 //
-// A kernel is run by its supervisor (package launcher/supervisor), a Jupyter gateway for exactly that kernel, which
-// outlives the gateway. A Launcher starts supervisors, finds those that already run, follows their status streams and
-// connects to them. It stores nothing of its own: after a restart it reads everything again.
+// A kernel is run by its supervisor (package launcher/supervisor), a Jupyter gateway for exactly that kernel. The
+// supervisor outlives the gateway. A Launcher starts supervisors, finds those that already run, follows their status
+// streams and connects to them. It stores nothing of its own: after a restart it reads everything again.
 //
 // The package starts no goroutine.
 package launcher
@@ -31,7 +32,8 @@ import (
 var (
 	// ErrNotFound says that the kernel certainly does not exist. It may be wrapped in a *GoneError.
 	ErrNotFound = errors.New("kernel not found")
-	// ErrConflict says that a kernel of another owner or spec has the id, or that one of another owner has had it.
+	// ErrConflict says that a kernel of another owner or spec has the id. It also says that an ended kernel of another
+	// owner had it.
 	ErrConflict = errors.New("kernel id is in use")
 	// ErrUnavailable says that the state of the kernel is not known at this moment (503, never 404).
 	ErrUnavailable = errors.New("kernel state is not known at this moment")
@@ -261,14 +263,16 @@ func CompareCreation(created time.Time, id string, otherCreated time.Time, other
 // Launcher runs kernels. All methods may be called concurrently. Methods that take a kernel id return ErrNotFound
 // (often as *GoneError) or ErrUnavailable where they apply.
 type Launcher interface {
-	// Start starts a kernel and returns once the kernel lives on without this process. That is before the kernel
-	// answers: State is Starting. If a kernel with the id, the same owner and the same spec name exists, it is returned
-	// and created is false; if owner or spec name differ, the error is ErrConflict. The error is the same while the end of
-	// another owner's kernel with the id is remembered, since that kernel's clients would reach the new one. A kernel that
-	// cannot be started leaves nothing behind: the error is *FailedError, *RefusedError if it is not allowed, *LimitError
-	// if there are too many. With AnyID the kernel may be a warm one, which has another id. A decision about limits may
-	// come later. Then State is Starting, and a kernel that is refused
-	// becomes dead.
+	// Start starts a kernel. It returns when the kernel no longer needs this process, which is before the kernel answers:
+	// State is Starting. With AnyID the kernel may be a warm one, which has another id.
+	//
+	// If a kernel with the id, the owner and the spec name exists already, Start returns it, and created is false. If its
+	// owner or spec name is another one, the error is ErrConflict. It is ErrConflict, too, while the end of another
+	// owner's kernel with the id is remembered, since that kernel's clients would reach the new one.
+	//
+	// The error is *RefusedError if the kernel is not allowed, *LimitError if there are too many, and *FailedError if it
+	// cannot be started. Nothing is left of it then. Limits may also be decided later: State is Starting until then, and a
+	// kernel that they do not allow becomes dead.
 	Start(ctx context.Context, req Request) (k Kernel, created bool, err error)
 
 	// Kernel returns one kernel. A dead kernel is returned, with its reason, for 15 minutes after its end.
@@ -282,17 +286,17 @@ type Launcher interface {
 	// first. Some of them may still be shown as dead.
 	Ended(ctx context.Context) ([]EndedKernel, error)
 
-	// Usage returns what all kernels have used that live, or have ended in the last days. A kernel that was started again
-	// after its end counts from its last start.
+	// Usage returns what kernels have used: all that live, and all that have ended in the last days. A kernel that was
+	// started again after its end counts from its last start.
 	Usage(ctx context.Context) ([]KernelUsage, error)
 
 	// Wait returns the kernel as soon as cond holds for it. When ctx ends first, it returns the kernel and ctx's error.
 	Wait(ctx context.Context, id string, cond func(Kernel) bool) (Kernel, error)
 
 	// Revive restarts a kernel whose supervisor has ended, under its id and with what Start was given. It ends a
-	// supervisor that this gateway cannot speak to; see UnsupportedError. It does nothing if another supervisor lives,
-	// which has a restart route of its own. Limits count it as a start: if there are too many
-	// kernels, the error is a *LimitError and the kernel stays dead.
+	// supervisor that this gateway cannot speak to; see UnsupportedError. It does nothing if any other supervisor lives,
+	// since that has a restart route of its own. Limits count it as a start: if there are too many kernels, the error is a
+	// *LimitError and the kernel stays dead.
 	Revive(ctx context.Context, id string) (Kernel, error)
 
 	// Restarting must be called before a supervisor is asked to restart its kernel, and done after its answer. If the
@@ -306,8 +310,8 @@ type Launcher interface {
 	// that no client has claimed for some minutes are removed.
 	Claim(id string)
 
-	// UpdateNotes replaces the kernel's notes by what change returns for the present ones, atomically with respect to
-	// every other gateway. change may be called several times. It may modify its argument.
+	// UpdateNotes calls change with the kernel's notes, and stores what it returns. No change of another gateway is lost:
+	// change is called again if the notes have changed meanwhile. It may modify its argument.
 	UpdateNotes(ctx context.Context, id string, change func(Notes) (Notes, error)) (Notes, error)
 
 	// Dial connects to the kernel's supervisor, which speaks HTTP on the connection. The connection encrypts if need be.

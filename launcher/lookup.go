@@ -5,9 +5,9 @@ import "context"
 // lookupsKey is the key of a context's function that counts lookups.
 type lookupsKey struct{}
 
-// WithLookups returns a context with which a launcher calls count before it looks for an unknown kernel outside of its
-// memory, as in a cluster. If count returns an error, the launcher returns that error and does not look. count may be
-// called concurrently.
+// WithLookups returns a context that makes a launcher call count before it looks for a kernel that is not in its
+// memory, for example in the cluster. If count returns an error, the launcher returns that error and does not look.
+// count may be called concurrently.
 func WithLookups(ctx context.Context, count func() error) context.Context {
 	return context.WithValue(ctx, lookupsKey{}, count)
 }

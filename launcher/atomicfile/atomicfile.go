@@ -1,10 +1,11 @@
-// Package atomicfile writes files that readers see whole or not at all, also when the writer is killed.
+// Package atomicfile writes files that readers see whole or not at all, even if the writer is killed. Write and Replace
+// put the content into a temporary file in the same folder, and then rename that file. Launchers and supervisors write
+// their state with it.
 //
-// A file gets its content under a temporary name in the same folder, then its name by one system call. Nothing is
-// synced to disk: the files hold the state of processes, which end with the machine, and a sync would slow down the
-// start of every kernel. Libraries for this purpose (google/renameio, natefinch/atomic) sync always.
+// Nothing is synced to disk: the files hold the state of processes, which end with the machine. A sync would slow down
+// the start of every kernel, and libraries for this purpose (google/renameio, natefinch/atomic) always sync.
 //
-// The package starts no goroutine; its functions may be called concurrently, also for one path.
+// The package starts no goroutine. Its functions may be called concurrently, also for one path.
 package atomicfile
 
 import (

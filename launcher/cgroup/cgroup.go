@@ -1,9 +1,10 @@
 // Package cgroup gives a kernel a control group of its own, so that every process that the kernel has started can be
-// killed. A process that leaves the session, or clears its environment, stays in the group. It needs cgroup v2, also
-// beside version 1, and the right to create groups; see cgroups(7). Only the kernel is in its group: supervisors and
-// gateways stay outside, and survive the kill.
+// killed. A process that leaves the session, or clears its environment, stays in the group. launcher/local chooses the
+// folder of a kernel's Group, and the program that runs the kernel creates, uses and removes it. Begin with Group.
 //
-// No controller is switched on in the groups, so they limit nothing. The package starts no goroutines.
+// It needs cgroup v2, also beside version 1, and the right to create groups; see cgroups(7). Only the kernel is in its
+// group: supervisors and gateways stay outside, and survive the kill. No controller is switched on in the groups, so
+// they limit nothing. The package starts no goroutines.
 package cgroup
 
 import (

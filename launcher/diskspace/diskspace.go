@@ -1,5 +1,5 @@
-// Package diskspace measures the free space of file systems. It is used by the launchers, which divide a disk between
-// logs, and by the logs themselves.
+// Package diskspace measures the free space of file systems. launcher/local shares a disk out among the logs of its
+// kernels by it, and package messagelog bounds a log by it.
 package diskspace
 
 import "syscall"

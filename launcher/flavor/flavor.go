@@ -1,7 +1,7 @@
-// Package flavor reads the operator's file of flavors: the names by which users choose a GPU, such as t4 or a100-10g.
-// A flavor says which resources a kernel asks for, on which nodes it runs and how much it counts against limits.
-// Package launcher/kube/podspec applies a flavor to a pod. This package starts no goroutine, and never modifies a
-// flavor.
+// Package flavor reads the operator's file of flavors: the names by which users choose a GPU, such as t4 or a100-10g. A
+// Flavor says which resources a kernel asks for, on which nodes it runs, and how much it counts against limits. cmd/ekg
+// reads the file with Open and gives it to gateway and launcher. Package launcher/kube/podspec applies a flavor to a
+// pod. Begin with Flavor. The package starts no goroutine, and nobody modifies a flavor.
 package flavor
 
 import (

@@ -1,10 +1,10 @@
-// Package follow keeps one status stream open to the supervisor of each kernel, for the launchers: it opens streams, at
-// most 64 at a time, and opens a broken one again. It holds the last status of each supervisor, and sums what the
-// supervisors count.
+// Package follow keeps a status stream open to the supervisor of each kernel, for both launchers. It opens at most 64
+// streams at a time, and opens a broken one again. A Supervisor holds the last status of one supervisor. A Follower has
+// the goroutines, and sums what the supervisors count. Begin with Follower.FollowLocked.
 //
-// A Follower starts one goroutine for each followed supervisor, in the launcher's group of goroutines. They end with
-// the launcher's context. The launcher decides which supervisors are followed, what a status means for its kernel, and
-// whether a broken stream is opened again.
+// The launcher decides which supervisors are followed, what a status means for its kernel, and whether a broken stream
+// is opened again. A Follower starts one goroutine for each followed supervisor, in the launcher's group of goroutines.
+// They end with the launcher's context.
 package follow
 
 import (

@@ -1,4 +1,4 @@
-// Package goroutines has an owner's goroutines waited for when the owner closes.
+// Package goroutines has Group, the goroutines of one owner. The owner waits for them when it closes. Launchers use it.
 package goroutines
 
 import "sync"

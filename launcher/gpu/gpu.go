@@ -1,5 +1,6 @@
-// Package gpu describes how busy GPUs are: the reports and samples that the program ekg-gpu prints, and the share of
-// them that belongs to a kernel. Only ekg-gpu speaks to NVIDIA's library; this package starts nothing.
+// Package gpu describes how busy GPUs are. ekg-gpu prints a Report, a List or Samples; the other programs parse these,
+// and find the share that belongs to a kernel. An Amount counts GPUs and parts of GPUs, as limits do. Only ekg-gpu
+// speaks to NVIDIA's library. The package starts no goroutine and no program.
 package gpu
 
 import (

@@ -44,7 +44,7 @@ func ParseList(b []byte) (List, error) {
 	check := func(uuid string, memory, reserved int64) error {
 		switch {
 		case !isName(uuid):
-			return fmt.Errorf("not a list of ekg-gpu: %.100q is no UUID", uuid)
+			return fmt.Errorf("not a list of ekg-gpu: %.100q is not a UUID", uuid)
 		case seen[uuid]:
 			return fmt.Errorf("not a list of ekg-gpu: %s is there twice", uuid)
 		case memory < 0:

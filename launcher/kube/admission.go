@@ -190,8 +190,8 @@ func (l *Launcher) decideUntil(ctx context.Context, lease *leaseClock) {
 	}
 }
 
-// beginLeading lists all pods, and gives those that wait for a decision a new version, so that an earlier holder can no
-// longer decide about them.
+// beginLeading lists all pods, and gives those that wait for a decision a new version. So an earlier leader, which
+// knows the old version, can no longer decide about them.
 func (l *Launcher) beginLeading(ctx context.Context, t *leadership) error {
 	if err := l.relist(ctx, t); err != nil {
 		return err

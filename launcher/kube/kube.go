@@ -1,21 +1,21 @@
 // Package kube runs kernels as pods of a Kubernetes cluster. A pod has two containers: the kernel's supervisor and the
-// kernel itself. The pod is the record of the kernel.
+// kernel itself. cmd/ekg opens a Launcher, which implements launcher.Launcher. Package podspec decides what a pod looks
+// like, podstatus explains why a pod is not running, and poddial connects to the supervisors in pods. Begin with Open
+// and Start (start.go), then watch.go, which follows the pods, kernel.go, which derives a kernel's state from its pod,
+// and maintain.go, which does what is due for each kernel.
 //
-// The cluster is the only database. A launcher holds in memory what its informers and the supervisors' status streams
-// report. Any number of launchers, in any number of gateways, serve the same kernels, and each can finish or undo what
-// another has begun. A pod is created by one atomic request. Its secret is derived from a master key that all gateways
-// share, so that no gateway needs to read secrets. When a kernel has ended, its finished pod tells why.
+// The pod is the record of its kernel, and the cluster is the only database. A launcher holds in memory what its
+// informers and the supervisors' status streams report. Any number of launchers, in any number of gateways, serve the
+// same kernels, and each can finish or undo what another has begun. A pod is created by one atomic request. Its secret
+// is derived from a master key that all gateways share, so that no gateway needs to read secrets. When a kernel has
+// ended, its finished pod tells why.
 //
-// Package podspec decides what a pod looks like. Package podstatus explains why a pod is not running. Package poddial
-// connects to the supervisors in pods.
-//
-// Goroutines, all waited for by Close: two informers for each namespace, or for all of them, of pods and of events; one
-// for each followed supervisor (package follow); maintain, which does what is due for each kernel; keepBeat, which
-// notices that this process was frozen; reap, which removes leftovers and keeps warm kernels while this gateway is
-// elected for that, with an informer of nodes if they are watched; informers of warm kernels and of placeholders;
-// decideAboutLimits, by election too, if there are limits; writeEndings; with other replicas, an HTTP server and an
-// informer of their pods, and one for each replica that has missed a notification; and calls that go on after their
-// callers have left.
+// Goroutines, all waited for by Close: two informers, of pods and of events, for each namespace or for all together;
+// one for each followed supervisor (package follow); maintain; keepBeat, which notices that this process was frozen;
+// reap, which removes leftovers and keeps warm kernels while this gateway is elected for that, with an informer of
+// nodes if they are watched; informers of warm kernels and of placeholders; decideAboutLimits, by election too, if
+// there are limits; writeEndings; with other replicas, an HTTP server and an informer of their pods, and one for each
+// replica that has missed a notification; and calls that go on after their callers have left.
 //
 // Lock order: kernel.notesLock, peers.completing, freshness.mu, Launcher.mu; the locks namespaceAccess.mu, peers.mu,
 // answers.mu, freshness.marksLock and leaseClock.mu are taken last. No request to the cluster is made while Launcher.mu
@@ -166,7 +166,7 @@ func realTiming() timing {
 	}
 }
 
-// Launcher runs kernels in pods; it implements launcher.Launcher.
+// Launcher runs kernels in pods. It implements launcher.Launcher. All methods may be called concurrently.
 type Launcher struct {
 	// Fixed.
 	opts       Options

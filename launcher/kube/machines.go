@@ -15,8 +15,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// machines are the informers of the cluster's nodes, of the pods of all namespaces, and of the devices of dynamic
-// resource allocation with their claims. Each is optional, since it needs rights for the whole cluster.
+// machines are the informers of the cluster's nodes, of the pods of all namespaces, and of devices and claims (dynamic
+// resource allocation). Each is optional, since it needs rights for the whole cluster.
 type machines struct {
 	nodes, pods, slices, claims cache.SharedIndexInformer // nil: not watched
 

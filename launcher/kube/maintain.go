@@ -138,8 +138,8 @@ func (l *Launcher) startLimit(pod *corev1.Pod) time.Duration {
 	return max(l.opts.StartLimit, time.Duration(seconds)*time.Second)
 }
 
-// mayBeEvicted reports whether the cluster's autoscalers may evict a kernel's pod: no request runs, no page is
-// connected, the owner does not keep it, its processes do not compute, and all that for EvictIdleAfter.
+// mayBeEvicted reports whether the cluster's autoscalers may evict a kernel's pod. Then no request runs, no page is
+// connected, the owner does not keep it, its processes do not compute, and its last activity is EvictIdleAfter ago.
 func (l *Launcher) mayBeEvicted(st api.Status, now time.Time) bool {
 	after := l.opts.EvictIdleAfter
 	return after > 0 && st.State == api.Idle && st.Connections == 0 && !st.Computes && !now.Before(st.KeepUntil) &&

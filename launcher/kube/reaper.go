@@ -67,9 +67,9 @@ func (l *Launcher) reapUntil(ctx context.Context) {
 	}
 }
 
-// keepsObjects reports whether a pod is an earlier generation of a kernel whose present pod may not own the kernel's
-// objects yet. The cluster would delete them with the earlier pod, and a claim with its files. The present pod gets its
-// secret after the objects.
+// keepsObjects reports whether an earlier pod of a kernel may still be the only owner of the kernel's objects. The
+// cluster would delete these with the pod, and a claim with its files. The present pod gets its secret after it owns
+// the objects.
 func (l *Launcher) keepsObjects(pod *corev1.Pod) bool {
 	if pod.Annotations[podspec.AnnotationKernelObjects] == "" {
 		return false
@@ -130,8 +130,8 @@ func (l *Launcher) removeHeldOpen(ctx context.Context, pod *corev1.Pod) {
 	l.removeLeftover(ctx, pod)
 }
 
-// isUnclaimed reports whether a kernel's client has most likely never received its id: the gateway that created the pod
-// has not recorded a claim, no request has named the kernel since then, and no client has connected to it.
+// isUnclaimed reports whether a kernel's client has most likely never received its id. Then the gateway that created
+// the pod has not recorded a claim. No request has named the kernel since then, and no client has connected to it.
 func (l *Launcher) isUnclaimed(pod *corev1.Pod) bool {
 	began := pod.CreationTimestamp.Time
 	if taken := podspec.TakenAt(pod); taken.After(began) {

@@ -62,7 +62,7 @@ type recordName struct{ kind, id string }
 
 func (n recordName) check() error {
 	if !launcher.ValidRecordName(n.kind) || !launcher.ValidRecordName(n.id) {
-		return fmt.Errorf("records: %q of the kind %q is no name", n.id, n.kind)
+		return fmt.Errorf("records: %q of the kind %q is not a name", n.id, n.kind)
 	}
 	return nil
 }
@@ -250,7 +250,7 @@ func (l *Launcher) assemble(ctx context.Context, n recordName, head *corev1.Conf
 			return r, launcher.ErrRecordDamaged
 		}
 	}
-	return launcher.Record{}, fmt.Errorf("%w: a record is replaced all the time", launcher.ErrUnavailable)
+	return launcher.Record{}, fmt.Errorf("%w: a record keeps being replaced", launcher.ErrUnavailable)
 }
 
 // readPieces returns the content of a record's pieces. The error is ErrNoRecord if one is not there.

@@ -29,9 +29,9 @@ import (
 // no kernel, because of the following:
 //
 //   - Only gateways create kernels. A gateway knows the kernels that it has created, before it answers their clients.
-//   - A gateway that has read all pods from the quorum once knows all kernels, but those that other gateways have
-//     created since and that its watch has not reported. Each of these gateways knows its own. A gateway that has not
-//     read them since its process started answers no replica.
+//   - A gateway that has read all pods from the quorum once knows all kernels of that time. It lacks only kernels that
+//     other gateways have created since and that its watch has not reported. Each of these gateways knows its own. A
+//     gateway that has not read them since its process started answers no replica.
 //   - A gateway that has ended is asked in vain, and lists fail, until all pods have been read from the quorum again:
 //     it may have created kernels that no other gateway knows.
 //   - Gateways know each other. A gateway lists the gateways' pods when it opens, after its own address can be read

@@ -386,8 +386,8 @@ func (l *Launcher) Revive(ctx context.Context, id string) (launcher.Kernel, erro
 }
 
 // nextPod returns the pod of a kernel's next generation. It is built from the stored request, with the present options
-// and policy, so that nothing of what the cluster has put into the last pod returns: a network's addresses, a
-// scheduler's bookings, containers that webhooks have injected, the supervisor's earlier image. The notes stay. It also
+// and policy. So it has nothing that the cluster has put into the last pod: a network's addresses, a scheduler's
+// bookings, containers that webhooks have injected, the supervisor's earlier image. The notes stay. nextPod also
 // returns the flavor, nil for none.
 func (l *Launcher) nextPod(old *corev1.Pod, rec podspec.Record) (*corev1.Pod, *flavor.Flavor, error) {
 	rec.Generation++

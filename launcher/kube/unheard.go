@@ -52,7 +52,7 @@ func (l *Launcher) endUnheard(k *kernel) bool {
 	k.unheard = true
 	l.endLocked(k, &storedEnding{Reason: reason, At: l.clusterNow().UTC()})
 	k.supervisor.ChangedLocked()
-	l.log.Warn("a kernel counts as dead: its pod should have ended, and is unheard", logkey.Kernel, k.id, logkey.Pod,
-		k.pod.Name)
+	l.log.Warn("a kernel counts as dead: its pod should have ended, and its node does not answer", logkey.Kernel, k.id,
+		logkey.Pod, k.pod.Name)
 	return true
 }

@@ -104,7 +104,7 @@ func (l *Launcher) startInformers(ctx context.Context) error {
 }
 
 // listThenWatch makes an informer list before it watches. An informer that gets the list through its watch does not
-// report that the API server refuses connections, and the gateway could not say why kernels cannot be listed.
+// report that the API server refuses connections. Then the gateway could not say why kernels cannot be listed.
 type listThenWatch struct{ *cache.ListWatch }
 
 // IsWatchListSemanticsUnSupported is called by client-go.

@@ -56,7 +56,7 @@ func kernelEnv(environ, inherit []string, spec kernelspecs.Spec, client map[stri
 	for name, value := range env {
 		switch {
 		case name == "" || strings.ContainsAny(name, "=\x00"):
-			return nil, fmt.Errorf("the name of the kernel's environment variable %q is not possible", name)
+			return nil, fmt.Errorf("%q cannot be the name of an environment variable of the kernel", name)
 		case strings.Contains(value, "\x00"):
 			return nil, fmt.Errorf("the kernel's environment variable %s contains a zero byte", name)
 		}

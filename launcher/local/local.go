@@ -1,10 +1,12 @@
-// Package local runs kernels as processes of this machine. Each kernel has a supervisor. Supervisor and kernel are
-// children of one small process, the parent, which is in a session of its own and outlives the gateway. Everything that
-// is known of a kernel is stored in one folder.
+// Package local runs kernels as processes of this machine. cmd/ekg opens a Launcher, which implements
+// launcher.Launcher. Each kernel has a supervisor. Supervisor and kernel are children of one small process, the parent,
+// which is in a session of its own and outlives the gateway. Everything that is known of a kernel is stored in one
+// folder. Begin with Open and Start (start.go), then folder.go, which writes the folder, reconcile.go, which compares
+// it with the processes, and lend.go, which starts kernels that wait for GPUs.
 //
-// The folder is the truth. A launcher holds in memory only what it has read there or received from a supervisor. It
-// reads again when it is opened, when a client names a kernel that it does not know, when a folder has changed, and at
-// intervals. Several launchers, of several gateways, may use one state directory.
+// A launcher holds in memory only what it has read in folders or received from supervisors. It reads a folder again
+// when it is opened, when a client names a kernel that it does not know, when the folder has changed, and at intervals.
+// Several launchers, of several gateways, may use one state directory.
 //
 //	STATE/kernels/ID/kernel.json      record: owner, time of creation, address of the supervisor
 //	STATE/kernels/ID/supervisor.json  configuration of the supervisor, also for later restarts
@@ -31,8 +33,8 @@
 //	STATE/reaper.lock                 flocked by the one launcher that cleans up
 //	STATE/starts.lock                 flocked while kernels are counted and one is started, if there are limits
 //
-// A folder appears and disappears by one rename. A launcher holds a flock on the folder itself while it checks whether
-// the supervisor lives, starts a supervisor, or removes the folder. Launchers need no other synchronization.
+// A kernel's folder appears and disappears by one rename. A launcher holds a flock on the folder itself while it checks
+// whether the supervisor lives, starts a supervisor, or removes the folder. Launchers need no other synchronization.
 //
 // Goroutines, all waited for by Close: maintain (rescans, cleans up, shares out log space); one per followed supervisor
 // (package follow); lend (starts kernels that wait for GPUs); keepWarm (if there may be warm kernels); one per Stop in
@@ -137,7 +139,7 @@ func realTiming() timing {
 	}
 }
 
-// Launcher runs kernels of this machine; it implements launcher.Launcher.
+// Launcher runs kernels of this machine. It implements launcher.Launcher. All methods may be called concurrently.
 type Launcher struct {
 	// Fixed.
 	opts         Options

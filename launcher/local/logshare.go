@@ -48,7 +48,8 @@ func shareLogs(total, most int64, holders []logHolder) []int64 {
 	return shareByOwner(total, owners, needs)
 }
 
-// need returns the limit with which the log is not nearly full, or with which it can grow if it is.
+// need returns the limit that the log needs in order not to be nearly full. If it is nearly full, that is a limit with
+// which it can grow.
 func (h *logHolder) need(most int64) int64 {
 	need := roundUp(h.used)/3*4 + 4
 	if !h.ended && h.limit > 0 && api.LogNearlyFull(h.used, h.limit) {

@@ -19,8 +19,8 @@ const (
 	endedAge  = 7 * 24 * time.Hour
 )
 
-// maintain rescans the state directory at intervals, cleans up while it holds the reaper's lock, and shares out log
-// space when kernels, their logs or the free space of the disk have changed.
+// maintain rescans the state directory at intervals, and cleans up while it holds the reaper's lock. It shares out the
+// space for logs when kernels, their logs or the free space of the disk have changed.
 func (l *Launcher) maintain() {
 	rounds := l.timing.rounds
 	if rounds == nil {

@@ -259,7 +259,7 @@ func (l *Launcher) rescan(ctx context.Context) error {
 			continue
 		}
 		if !launcher.ValidID(name) {
-			l.setAside(name, errors.New("its name is no kernel id"))
+			l.setAside(name, errors.New("its name is not a kernel id"))
 			continue
 		}
 		if err := l.refresh(name); err != nil {

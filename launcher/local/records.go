@@ -210,7 +210,7 @@ func (l *Launcher) RemoveRecord(ctx context.Context, kind, id string) error {
 
 func (l *Launcher) recordsDir(kind string) (string, error) {
 	if !launcher.ValidRecordName(kind) {
-		return "", fmt.Errorf("records: %q is no kind", kind)
+		return "", fmt.Errorf("records: %q is not a kind", kind)
 	}
 	return filepath.Join(l.layout.state, "records", kind), nil
 }
@@ -218,7 +218,7 @@ func (l *Launcher) recordsDir(kind string) (string, error) {
 func (l *Launcher) recordPath(kind, id string) (string, error) {
 	dir, err := l.recordsDir(kind)
 	if err == nil && !launcher.ValidRecordName(id) {
-		err = fmt.Errorf("records: %q is no id", id)
+		err = fmt.Errorf("records: %q is not an id", id)
 	}
 	return filepath.Join(dir, id), err
 }

@@ -263,7 +263,7 @@ func (l *Launcher) claim(ctx context.Context, e warmEntry, rec record) (*kernel,
 		l.markGone(old, launcher.ErrNotFound)
 	}
 	if err := os.Chmod(k.dir, 0o700); err != nil { // other gateways notice it
-		l.log.Warn("other gateways learn late of a kernel", logkey.Kernel, k.id, logkey.Err, err)
+		l.log.Warn("other gateways will notice a kernel late", logkey.Kernel, k.id, logkey.Err, err)
 	}
 	l.ensureFollowed(k)
 	l.recountSoon()

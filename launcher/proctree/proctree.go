@@ -1,8 +1,7 @@
 // Package proctree finds and kills the processes of a kernel on this machine: those of its session, and those that
-// carry its id in their environment. A Reaper takes the exit status of orphans. A Scan measures processor time. The
-// package reads /proc and starts no goroutines. All functions may be called concurrently.
-//
-// Launchers use it for what a dead supervisor left behind, supervisors for the kernel that they run.
+// carry its id in their environment. Launchers call it for what a dead supervisor left behind, and supervisors for the
+// kernel that they run. Begin with Find and KillRemains. A Reaper takes the exit status of orphans, and a Scan measures
+// processor time. The package reads /proc and starts no goroutines. All functions may be called concurrently.
 package proctree
 
 import (
@@ -117,8 +116,8 @@ func remains(kernelID string, kernelPID int, proven bool) ([]int, bool) {
 	return marked, proven
 }
 
-// killPinned kills a process if it is still one that is meant, and reports whether it did. It takes a handle before the
-// check (a pidfd, where the system has them), so that the number cannot pass to another process between check and kill.
+// killPinned kills a process if meant is true of it, and reports whether it did. It takes a handle before the check (a
+// pidfd, where the system has them). So no other process can get the number between check and kill.
 func killPinned(pid int, meant func(Process) bool) bool {
 	handle, err := os.FindProcess(pid)
 	if err != nil {

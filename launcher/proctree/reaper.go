@@ -14,14 +14,14 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
 
-// reapInterval is the time from the end of a child until the search for orphans that have ended, and the least time
-// between two searches.
+// reapInterval is the time from the end of a child until the search for orphans that have ended. It is also the least
+// time between two searches.
 const reapInterval = 100 * time.Millisecond
 
 // Reaper takes the exit status of orphans, which become children of this program when their parents end. Without it
-// they stay zombies. It spares the processes that are started with Start, everything that is started within Hold, and
-// the processes of this program's own session: those are programs that it runs and waits for. A nil Reaper reaps
-// nothing. All methods may be called concurrently.
+// they stay zombies. It spares the programs that this program runs and waits for: those that are started with Start or
+// within Hold, and all in this program's own session. A nil Reaper reaps nothing. All methods may be called
+// concurrently.
 type Reaper struct {
 	mu     sync.Mutex
 	spared map[int]bool // process ids; another goroutine waits for their end

@@ -1,4 +1,4 @@
-// Package sleep waits for a time, or for the end of a context if that comes first.
+// Package sleep waits for a time, or for the end of a context if that comes first. Most packages wait with it.
 package sleep
 
 import (

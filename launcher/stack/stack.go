@@ -1,6 +1,6 @@
-// Package stack saves copies of goroutines' stacks. A stack begins with a few KiB and doubles whenever it is too small.
-// Each time it is copied, frame by frame. A goroutine that is known to need more grows its stack at once, while it has
-// one frame. The package starts no goroutine.
+// Package stack saves time in goroutines that need a large stack. A stack begins with a few KiB, doubles whenever it is
+// too small, and is copied each time, frame by frame. Grow enlarges it once, while it has one frame. Supervisors call
+// it. The package starts no goroutine.
 package stack
 
 import "runtime"

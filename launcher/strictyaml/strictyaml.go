@@ -1,5 +1,5 @@
-// Package strictyaml decodes the YAML files of operators. Unknown and repeated keys, wrong types and further documents
-// are problems, each with its line. It starts no goroutine and keeps no state.
+// Package strictyaml decodes the YAML files of operators: flavors and the policy. Unknown and repeated keys, wrong
+// types and second documents are problems, each with its line. It starts no goroutine and keeps no state.
 package strictyaml
 
 import (

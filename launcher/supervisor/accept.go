@@ -48,8 +48,8 @@ func (s *Supervisor) accept(c *clientConn, m jupyter.Message, h jupyter.Header) 
 	return nil
 }
 
-// rejectionLocked returns why a message of a client with the right to use the kernel is rejected, as the name and the
-// text of the error. It returns "" for other messages.
+// rejectionLocked returns the name and the text of the error with which a message is rejected, or "". The client has
+// the right to use the kernel.
 //
 // The kernel's answers carry only the msg_id of the request. So a user who repeats the id of another user's request
 // would get its reply, and could end it.

@@ -39,8 +39,8 @@ func (s *Supervisor) offerAgainLocked(c *clientConn) {
 	}
 }
 
-// matchInputLocked returns the prompt that a client's input_reply answers, or nil. It reports false for a reply that
-// must not reach the kernel, which would take it as the answer to another prompt. A remark then tells the client.
+// matchInputLocked returns the prompt that a client's input_reply answers, or nil. It reports false if the kernel must
+// not get the reply, because it would take it as the answer to another prompt. The client then gets a remark.
 func (s *Supervisor) matchInputLocked(c *clientConn, m *jupyter.Message) (*prompts.Prompt, bool) {
 	p, refusal := s.prompts.Match(jupyter.StringField(m.Parent, "msg_id"), c.session)
 	if refusal == nil {

@@ -83,7 +83,7 @@ func (p *launched) Signal(sig syscall.Signal) error {
 	if err == nil {
 		return nil
 	}
-	p.logger("the launcher does not take the interrupt; it is sent as a signal", logkey.Err, err)
+	p.logger("the kernel's launcher does not accept the interrupt; it is sent as a signal", logkey.Err, err)
 	return p.kernelProcess.Signal(sig)
 }
 
@@ -95,14 +95,14 @@ func endListener(proc kernelProcess) {
 	}
 	if port := int(p.comm.Swap(0)); port != 0 {
 		if err := enterprise.EndListener(port); err != nil {
-			p.logger("the launcher does not take its end", logkey.Err, err)
+			p.logger("the kernel's launcher does not accept its shutdown", logkey.Err, err)
 		}
 	}
 }
 
-// freeOfListener ends the listener of a launcher for Python, and reports whether the kernel has reaped it. ipykernel
-// asks its children to end before it ends itself, and waits half a minute for those that it does not reap. The listener
-// is such a child. A kernel that is busy, or is not in Python, is left alone.
+// freeOfListener ends the listener of a launcher for Python, and reports whether the kernel has reaped it. Before it
+// ends, ipykernel asks its children to end. It waits half a minute for those that it does not reap, and the listener is
+// such a child. A kernel that is busy, or is not in Python, is left alone.
 func (s *Supervisor) freeOfListener(b *bridge, proc kernelProcess) bool {
 	p, ok := proc.(*launched)
 	if !ok || p.comm.Load() == 0 {

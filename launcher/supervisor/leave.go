@@ -61,8 +61,8 @@ const (
 	staysLosing   = stayError("output was lost in the kernel, and pages do not know that yet")
 )
 
-// lastState returns the state for the next supervisor, and keeps the lock. If clients would miss output, and must not,
-// or the kernel is being stopped, it gives the lock back and returns a stayError.
+// lastState returns the state for the next supervisor, and returns with s.mu locked. It returns a stayError, with s.mu
+// unlocked, if the kernel is being stopped, or if clients would miss output and mayMiss is false.
 func (s *Supervisor) lastState(mayMiss bool) ([]byte, error) {
 	s.mu.Lock()
 	why := s.incompleteLocked()

@@ -205,8 +205,8 @@ func (s *Supervisor) restoreUseLocked(u savedstate.Use, lives bool) {
 // exactly the same times as before: two clocks are never read at the same moment.
 const clockStep = time.Second
 
-// toSave returns a time for the saved state. If the wall clock has stepped since, that is the present wall time less
-// what has passed by the monotonic clock.
+// toSave returns a time for the saved state. If the wall clock has stepped since t, it returns the present wall time
+// minus the time that has passed by the monotonic clock.
 func toSave(t, now time.Time) time.Time {
 	passed, shown := now.Sub(t), now.Round(0).Sub(t.Round(0))
 	if t.IsZero() || (passed-shown).Abs() < clockStep {
@@ -261,7 +261,7 @@ func (s *Supervisor) adoptRunningLocked(left []*savedstate.Request, p past) {
 	for r := range s.requests.Open() {
 		switch {
 		case !r.Finished() && !r.Main:
-			s.loseLocked(r, "its answer is lost with the program that was to deliver it")
+			s.loseLocked(r, "the answer was lost when the program that keeps this kernel's output ended")
 		case r.Replied && !r.Finished():
 			s.abortLocked(r, "", "", "")
 		}

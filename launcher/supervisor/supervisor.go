@@ -1,9 +1,12 @@
 // Package supervisor is a Jupyter gateway for exactly one kernel. It starts the kernel's process, connects to it, and
 // keeps a numbered, bounded log of its messages. It serves REST routes, websockets and a status stream for the kernel.
-// It holds all semantics of one kernel; gateways in front of it only route.
+// All semantics of one kernel are here; gateways in front of it only route. cmd/ekg-supervisor calls New, Serve and
+// Run. Begin with Run and runKernel in this file, then with runLife in life.go, which runs one process of the kernel.
+// client.go joins connections to sessions, accept.go handles the messages of clients, and bridge.go those of the
+// kernel.
 //
 // Three things decide which messages a client gets. The log has every message of the kernel; a reply is addressed to
-// the session that sent the request. A session is a client over all its connections. It keeps the position in the log
+// the session that sent the request. A session is a client over all its connections: it keeps the position in the log
 // up to which the client has everything. A connection is a cursor that moves through the log as fast as its peer reads.
 //
 // Its parts are packages. messagelog keeps messages, requests the unfinished requests, prompts the input_requests that
@@ -12,9 +15,6 @@
 // process and child run the kernel's process, as a child of this program or of another. connectionfile chooses the
 // kernel's addresses, and zeromq connects to them. flow paces websockets. logstream serves the log. savedstate saves
 // the state for a supervisor that adopts the kernel. api is shared with other programs.
-//
-// This package joins them. client.go joins connections to sessions. accept.go handles the messages of clients, and
-// bridge.go those of the kernel. life.go follows the kernel's process.
 //
 // Goroutines: Serve starts the HTTP server. Run is the kernel's life. It starts the search for lost messages and, if
 // the Config has a folder for it, the goroutine that keeps the log on disk. A life starts a process, dials it in the

@@ -1,8 +1,8 @@
-// Package poddial connects a gateway to the supervisors in pods: directly from within the cluster, and by port-forward
-// from outside it.
+// Package poddial connects a gateway to the supervisors in pods. Package kube chooses a Dialer: Direct dials within the
+// cluster, and a forwarder tunnels through the API server (port-forward) from outside it. Begin with Dialer.
 //
-// Every connection belongs to the caller, who closes it. A forwarder owns its goroutines: two for each dial, and three
-// for each open connection. Close ends them.
+// Every connection belongs to the caller, who closes it. A forwarder has two goroutines for each dial, and three for
+// each open connection. Its Close ends them.
 package poddial
 
 import (

@@ -77,8 +77,8 @@ func (p *Policy) labelsUse(mark string) bool {
 	return false
 }
 
-// labelGroup returns the group that stands for {group}: the first in alphabetical order of those that the policy's
-// labelGroups match, "" for none or if no label names it.
+// labelGroup returns the group that replaces {group}. It is the alphabetically first group that the policy's
+// labelGroups match. It is "" if there is none, or if no label has {group}.
 func (p *Policy) labelGroup(all []string) string {
 	if !p.labelsUse(groupMark) {
 		return ""

@@ -286,8 +286,8 @@ func limitWholeDevices(c *corev1.Container) {
 	}
 }
 
-// besideKernel returns how much of a resource the containers that run beside the kernel's request, or may use at most,
-// whichever is more. The supervisor's container does not count.
+// besideKernel returns how much of a resource is for the containers that run beside the kernel's: the sum of their
+// requests or limits, whichever is more. The supervisor's container does not count.
 func besideKernel(pod *corev1.Pod, name corev1.ResourceName) resource.Quantity {
 	var sum resource.Quantity
 	for i := range pod.Spec.InitContainers {

@@ -241,8 +241,8 @@ func claimTemplateName(f *flavor.Flavor) string {
 	return claimTemplatePrefix + f.Name + "-" + hex.EncodeToString(sum[:])[:maxClaimTemplateDigit]
 }
 
-// ClaimTemplate returns the resource claim template that the pods of a flavor need in a namespace, or nil if the flavor
-// needs none or names one of the operator's.
+// ClaimTemplate returns the resource claim template that the pods of a flavor need in a namespace. It returns nil if
+// the flavor needs none, or names one that the operator has made.
 func ClaimTemplate(f *flavor.Flavor, namespace string) *resourcev1.ResourceClaimTemplate {
 	if f == nil || f.DRA == nil || f.DRA.Template != "" {
 		return nil

@@ -9,9 +9,9 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 )
 
-// GPUAmounts returns how much of each resource that stands for GPUs a pod holds, by Kubernetes' rule: the sum of its
-// containers and of the init containers that go on running, or the largest sum while its init containers run one after
-// another.
+// GPUAmounts returns how much a pod holds of each resource that stands for GPUs. Kubernetes' rule is: the sum of its
+// containers and of the init containers that keep running, or the largest sum at any time while init containers run, if
+// that is more.
 func GPUAmounts(pod *corev1.Pod) map[corev1.ResourceName]int64 {
 	var running, most map[corev1.ResourceName]int64 // nil while there are no GPUs: most pods have none
 	for i := range pod.Spec.InitContainers {

@@ -69,8 +69,8 @@ func (o NamespaceObject) Ref() string {
 	return o.Resource.GroupResource().String() + "/" + o.Object.GetName()
 }
 
-// ObjectOf returns the resource and the name of an object that a Ref names, and false if no object of a namespace has
-// such a Ref.
+// ObjectOf returns the resource and the name of the object that a Ref names. ok is false if a namespace cannot have an
+// object with this Ref.
 func ObjectOf(ref string) (resource schema.GroupVersionResource, name string, ok bool) {
 	of, name, _ := strings.Cut(ref, "/")
 	for kind, plural := range namespaceKinds {
@@ -166,7 +166,7 @@ func (n *OwnerNamespace) object(template map[string]any, owner, namespace string
 	}
 	object := &unstructured.Unstructured{}
 	if err := object.UnmarshalJSON(text); err != nil {
-		return NamespaceObject{}, fmt.Errorf("is no object: %w", err)
+		return NamespaceObject{}, fmt.Errorf("is not an object: %w", err)
 	}
 	kind := object.GroupVersionKind()
 	resource, ok := namespaceKinds[kind]

@@ -358,8 +358,7 @@ func OwnerReference(pod *corev1.Pod) metav1.OwnerReference {
 	return metav1.OwnerReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}
 }
 
-// IsObjectOf reports whether an object that exists is that of a pod's kernel, and may be taken for an object that the
-// pod is to have.
+// IsObjectOf reports whether an existing object was made for a pod's kernel. Such an object need not be created again.
 func IsObjectOf(got metav1.Object, pod *corev1.Pod) bool {
 	return got.GetLabels()[LabelKernel] == pod.Labels[LabelKernel] && launcher.ValidID(pod.Labels[LabelKernel]) &&
 		got.GetLabels()[LabelManagedBy] == Manager &&

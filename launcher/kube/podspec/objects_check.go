@@ -155,7 +155,7 @@ func (c *checker) objectMeta(where string, m *metav1.ObjectMeta) {
 	c.labels(where+".labels", m.Labels, true)
 	c.labels(where+".annotations", m.Annotations, false)
 	if len(validation.IsDNS1035Label(m.Name)) > 0 || len(m.Name) > maxObjectName {
-		c.refuse(where+".name", "%s is not at most %d small letters, digits and '-', of which the first is a letter",
+		c.refuse(where+".name", "%s is not at most %d small letters, digits and '-', with a letter first",
 			quoted(m.Name), maxObjectName)
 	}
 }
@@ -196,7 +196,7 @@ func (c *checker) service(where string, s *corev1.ServiceSpec, open []corev1.Con
 			return (named || target.Type == intstr.Int && o.ContainerPort == target.IntVal) &&
 				cmp.Or(o.Protocol, corev1.ProtocolTCP) == cmp.Or(p.Protocol, corev1.ProtocolTCP)
 		}) {
-			c.refuse(at, "leads to %s, which is no port in %s", target.String(), shortPath("ports"))
+			c.refuse(at, "leads to %s, which is not a port in %s", target.String(), shortPath("ports"))
 		}
 	}
 }

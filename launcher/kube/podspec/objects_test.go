@@ -260,15 +260,15 @@ func TestObjects_Refused(t *testing.T) {
 		},
 		"a closed port": {
 			object: fmt.Sprintf(service, `"ports": [{"port": 80}]`),
-			want:   "[0].spec.ports[0]: leads to 80, which is no port in metadata.ekg.ports",
+			want:   "[0].spec.ports[0]: leads to 80, which is not a port in metadata.ekg.ports",
 		},
 		"ekg's port": {
 			object: fmt.Sprintf(service, `"ports": [{"port": 80, "targetPort": "supervisor"}]`),
-			want:   "[0].spec.ports[0]: leads to supervisor, which is no port",
+			want:   "[0].spec.ports[0]: leads to supervisor, which is not a port",
 		},
 		"another protocol": {
 			object: fmt.Sprintf(service, `"ports": [{"port": 7000, "protocol": "UDP"}]`),
-			want:   "[0].spec.ports[0]: leads to 7000, which is no port",
+			want:   "[0].spec.ports[0]: leads to 7000, which is not a port",
 		},
 		"no port": {
 			object: fmt.Sprintf(service, ""),

@@ -178,8 +178,8 @@ func (p *Policy) otherLists() []ruleList {
 	}
 }
 
-// ownerProblems calls report for each pattern of a policy with which one user could get what is another user's, and
-// for each ownerMark without a meaning.
+// ownerProblems calls report for each pattern of a policy by which a user could get what belongs to another user. It
+// also reports each ownerMark that has no meaning where it is.
 func (p *Policy) ownerProblems(report func(l ruleList, i int, text string)) {
 	for _, l := range p.otherLists() {
 		for i, pattern := range l.patterns {
@@ -261,9 +261,9 @@ func (p *Policy) OwnerRules() []string {
 	return found
 }
 
-// CommonRules returns what the policy lets every client use and that may be another user's, each as "key: value":
-// patterns with * and without {owner}, names that a pattern with {owner} may also match, and volumes of kinds that the
-// policy cannot restrict to some names.
+// CommonRules returns the rules of the policy that let every client use objects that may belong to another user, each
+// as "key: value". These are patterns with * and without {owner}, and names that a pattern with {owner} may also match.
+// Others are kinds of volumes that the policy cannot restrict to some names.
 func (p *Policy) CommonRules() []string {
 	var found []string
 	c := &p.Clients

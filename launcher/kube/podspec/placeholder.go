@@ -38,9 +38,9 @@ type Room struct {
 // Placeholders returns the Deployments whose pods keep room for kernels, by name: one for each flavor that wants some,
 // and one for each kernelspec. A flavor's pod asks for the flavor's GPUs on the flavor's nodes. A kernelspec's pod asks
 // for all that a pod of a plain start asks for, on the nodes of that pod. The numbers of a kernelspec and of its flavor
-// add up. The priority of such a pod is below that of kernels, so the scheduler removes it where a kernel needs its
-// place, and the next one waits until there is room. left has a sentence for each kernelspec that can have none. No
-// argument is modified.
+// add up. The priority of such a pod is below that of kernels. So the scheduler removes it if a kernel needs its place,
+// and its successor waits until there is room. left has a sentence for each kernelspec that can have no placeholders.
+// No argument is modified.
 func Placeholders(o Options, flavors []flavor.Flavor, rooms []Room) (sets []*appsv1.Deployment, left []string) {
 	o = o.withDefaults()
 	for i := range flavors {

@@ -1,7 +1,10 @@
-// Package podspec builds the pod and the secret of a kernel from a kernelspec, a client's request and the operator's
-// policy, and reads the record of a kernel from its pod. Everything is a pure function of its arguments: nothing here
-// asks a cluster, starts a goroutine or keeps state. All functions may be called concurrently, and none modifies its
-// arguments.
+// Package podspec builds the pod and the secret of a kernel, from a kernelspec, a client's request and the operator's
+// policy. It also reads the record of a kernel back from its pod. Package kube calls it. Begin with Build, then pod.go:
+// its base is the smallest pod, and each other file adds or checks one part. policy.go has the operator's policy, and
+// record.go has what a pod's labels and annotations store.
+//
+// Everything is a pure function of its arguments. Nothing here asks a cluster, starts a goroutine or keeps state. All
+// functions may be called concurrently, and none modifies its arguments.
 package podspec
 
 import (
@@ -13,9 +16,9 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
-// Build returns the pod of a kernel. The same arguments give the same pod. The error is a *launcher.RefusedError where
-// the policy or the request is in the way, a *launcher.FailedError where the kernelspec lacks something that a pod
-// needs.
+// Build returns the pod of a kernel. The same arguments give the same pod. The error is a *launcher.RefusedError if the
+// policy does not allow the pod or the request is wrong. It is a *launcher.FailedError if the kernelspec lacks
+// something that a pod needs.
 func Build(o Options, req launcher.Request, rec Record) (*corev1.Pod, error) {
 	o = o.withDefaults()
 	ext, problems := o.readExtension(req.Spec, req.Owner)

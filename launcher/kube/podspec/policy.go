@@ -224,8 +224,8 @@ func parseQuantity(text string) (resource.Quantity, error) {
 }
 
 // DefaultPolicy returns the policy that applies without a policy file. Kernelspecs, which the operator writes, may use
-// all keys but refer to no secrets, get no tokens, open no ports and create no objects. Clients may set their kernel's
-// size, user and working directory.
+// all keys. But they may refer to no secrets, get no tokens, open no ports and create no objects. Clients may set their
+// kernel's size, user and working directory.
 func DefaultPolicy() *Policy {
 	everything := Patterns{"*"}
 	return &Policy{

@@ -14,9 +14,8 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
-// supervisorContainer returns the container of the supervisor. It is the pod's first: the kubelet starts the next
-// container when the hook of this one has returned, so that the kernel's container finds the program that the
-// supervisor has copied.
+// supervisorContainer returns the container of the supervisor. It is the pod's first. Its hook returns when the
+// supervisor has copied its program, and only then does the kubelet start the kernel's container, which needs the copy.
 func (b *builder) supervisorContainer() corev1.Container {
 	limit := resource.MustParse(b.o.SupervisorMemoryLimit)
 	return corev1.Container{

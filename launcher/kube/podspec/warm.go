@@ -121,8 +121,8 @@ func cannotGiveWay(pod *corev1.Pod) string {
 // mayWarmGPUs reports whether warm kernels may hold GPUs.
 func (o Options) mayWarmGPUs() bool { return o.withDefaults().Policy.Kernelspecs.WarmGPUs }
 
-// ownerField returns a field that a variable of the pod's containers reads when they start, although a start that takes
-// the pod sets it later: labels and annotations. It is "" if there is none.
+// ownerField returns a field of the pod that a container's variable reads too early, or "". Containers read labels and
+// annotations when they start, and the start that takes a warm kernel's pod sets these later.
 func ownerField(pod *corev1.Pod) string {
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		for _, e := range c.Env {
@@ -165,9 +165,9 @@ func (k WarmKind) Build(o Options, rec Record) (*corev1.Pod, error) {
 	return pod, nil
 }
 
-// Fit returns the pod that an ordinary start of a request would have, and what a warm kernel needs to become the kernel
-// of that request. ok is false if a warm kernel of the kind cannot become it. Of the pod, the labels and annotations
-// count.
+// Fit returns what makes a warm kernel the kernel of a request: the Assignment for its supervisor, and the labels and
+// annotations of its pod. The pod is the one that an ordinary start would create. ok is false if a warm kernel of this
+// kind cannot become the kernel of the request.
 func (k WarmKind) Fit(o Options, req launcher.Request, rec Record) (pod *corev1.Pod, a api.Assignment, ok bool) {
 	pod, err := Build(o, req, rec)
 	if err != nil {

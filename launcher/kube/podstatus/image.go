@@ -89,8 +89,9 @@ func contains(text string, words []string) bool {
 func isTransient(said string) bool { return contains(said, transientWords) }
 
 // pulling explains an image that could not be pulled. The class is ClassNever only if the registry has refused the
-// image, and not only once: a new node has no credentials at first, a mirror answers 404 until it has the image, and
-// containerd 2 reports an error of the network as 401 or 404 (https://github.com/containerd/containerd/issues/12402).
+// image more than once. A first refusal may pass: a new node has no credentials at first, and a mirror answers 404
+// until it has the image. containerd 2 reports an error of the network as 401 or 404
+// (https://github.com/containerd/containerd/issues/12402).
 func (e *explanation) pulling(container string, w *corev1.ContainerStateWaiting) Reason {
 	said := w.Message
 	since := e.started()

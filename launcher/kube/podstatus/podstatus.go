@@ -1,7 +1,10 @@
 // Package podstatus says in words what has become of a kernel's pod: why it is not running, why it could not be
-// created, how it ended, how far its start has come and what of GPUs it has held. Everything is a pure function of the
-// pod, its events and the time: nothing here asks a cluster, starts a goroutine or keeps state. All functions may be
-// called concurrently.
+// created, how it ended, how far its start has come, and how long it has held GPUs. Package kube shows a Reason in the
+// kernel's model and in its notebooks. Begin with Explain, then schedule.go, image.go, container.go and end.go, which
+// have the reasons by the state of the pod.
+//
+// Everything is a pure function of the pod, its events and the time. Nothing here asks a cluster, starts a goroutine or
+// keeps state. All functions may be called concurrently.
 package podstatus
 
 import (
@@ -63,7 +66,7 @@ func OneLine(text string, limit int) string {
 }
 
 // Explain returns why a kernel's pod is not running, from its status and its events, newest last. Events of other pods
-// are ignored. The text stays the same for as long as the state of the pod does, but for how long it has lasted.
+// are ignored. While the state of the pod stays the same, the text changes only in how long it has lasted.
 func Explain(pod *corev1.Pod, events []corev1.Event, now time.Time) Reason {
 	e := explanation{pod: pod, now: now}
 	for _, event := range events {

@@ -18,13 +18,13 @@ const (
 	// RejectionPause is how long after its scheduling a rejected pod is replaced. A kubelet reports devices and room
 	// that have changed every 10 seconds.
 	RejectionPause = 10 * time.Second
-	// rejectionWindow is how long after its scheduling a rejected pod is replaced at the latest. A kubelet that is
-	// restarted may also reject a pod that has run, and then shows no trace of its containers.
+	// rejectionWindow is the longest time after its scheduling until a rejected pod is replaced. Later, a kubelet that was
+	// restarted may reject a pod that has run, and the pod then shows no trace of its containers.
 	rejectionWindow = time.Minute
 )
 
-// MayRetry reports whether a kernel gets a second pod, as a node has rejected the first pod of its start before any
-// container ran. Within a minute after the scheduling of the pod the answer may be true, and later it is false.
+// MayRetry reports whether a kernel gets a second pod, because a node has rejected its first pod before any container
+// ran. It is false later than a minute after the scheduling of the pod.
 func MayRetry(pod *corev1.Pod, now time.Time) bool {
 	why := pod.Status.Reason
 	e := explanation{pod: pod, now: now}

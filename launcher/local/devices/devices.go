@@ -1,13 +1,14 @@
-// Package devices lends the GPUs of this machine to kernels. A GPU is lent by a lock (flock) on a file that the
-// kernel's processes inherit. The system releases the lock when the last of them has ended. So nothing has to be
-// cleaned up, and all Pools with one folder agree, also those of other programs.
+// Package devices lends the GPUs of this machine to kernels. launcher/local calls Pool.Lend when a kernel starts. A GPU
+// is lent by a lock (flock) on a file that the kernel's processes inherit. The system releases the lock when the last
+// of them has ended. So nothing has to be cleaned up, and all Pools with one folder agree, also those of other
+// programs.
 //
 //	DIR/@lock    flocked while devices are chosen or looked at
 //	DIR/UUID     flocked exclusively by a kernel that has the device for itself, and shared by those that have a part
 //	DIR/UUID@N   flocked by the kernel that has part number N; N counts from 1
 //
-// The files of a holder say which kernel it is and how large its part is. A file that nobody has locked means nothing.
-// The package starts no goroutine.
+// A locked file says which kernel holds it, and how large the kernel's part is. A file that nobody has locked means
+// nothing. The package starts no goroutine.
 package devices
 
 import (

@@ -1,10 +1,10 @@
-// Package api is the seam between gateways, launchers and supervisors: everything that they say to each other stands
-// here once. A launcher writes a Config and starts a supervisor with it. The supervisor answers Jupyter's REST and
-// websocket routes for its one kernel, tells watchers its Status, and leaves an Ending. A gateway adds the headers
-// below to every request that it forwards.
+// Package api is everything that gateways, launchers and supervisors say to each other. A launcher writes a Config and
+// starts a supervisor with it. The supervisor answers Jupyter's REST and websocket routes for its one kernel, tells
+// watchers its Status (StreamStatus), and leaves an Ending. A gateway adds the headers below to every request that it
+// forwards. Begin with Config, Status and Model.
 //
-// The package has no implementation of a supervisor and imports none of the three sides. Values are safe for
-// concurrent reading. It starts no goroutine.
+// All three sides import the package, and it imports none of them. Values are safe for concurrent reading. It starts no
+// goroutine.
 package api
 
 import "time"

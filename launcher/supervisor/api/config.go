@@ -24,8 +24,8 @@ const MaxSocketPath = 107
 // Config is everything that a launcher tells a supervisor. On one machine it is a JSON file of mode 0600, named on the
 // command line; in a pod it is an environment variable. Unknown fields are ignored, see Ignored and ProtocolVersion.
 type Config struct {
-	// Protocol is the ProtocolVersion of the launcher that wrote it, and Needs the least one of a supervisor that runs the
-	// kernel as it asks. 0: as Protocol. SetVersion sets both.
+	// Protocol is the ProtocolVersion of the launcher that wrote the Config. Needs is the lowest version whose supervisors
+	// run the kernel as the Config asks; 0: as Protocol. SetVersion sets both.
 	Protocol int `json:"protocol"`
 	Needs    int `json:"needs_protocol,omitempty"`
 

@@ -24,7 +24,7 @@ type Cull struct {
 	Interval    time.Duration `json:"interval,omitempty"`     // between two checks; 0: DefaultCullInterval
 	CPU         float64       `json:"cpu,omitempty"`          // more processors in use: busy; 0: not measured
 	GPU         float64       `json:"gpu,omitempty"`          // more GPUs in use: busy; 0: not measured
-	Activity    []string      `json:"activity,omitempty"`     // of CullActivities: what else restarts the idle clock
+	Activity    []string      `json:"activity,omitempty"`     // names of CullActivities, which also restart the idle clock
 
 	IdleMax time.Duration `json:"-"` // longest IdleTimeout that a kernelspec may set; 0: any
 }

@@ -4,7 +4,7 @@ import "time"
 
 // Defaults of kernels, the same for all launchers.
 const (
-	// LeastLogLimit is what a log may hold, in bytes, if its limit follows the free space of the disk and there is little.
+	// LeastLogLimit is the smallest limit of a log, in bytes, if the limit follows the free space of the disk.
 	LeastLogLimit = 64 << 20
 	// DefaultStopGrace is Config.StopGrace: half of jupyter_client's shutdown_wait_time.
 	DefaultStopGrace = 2500 * time.Millisecond

@@ -22,7 +22,7 @@ type Ending struct {
 	Started   time.Time `json:"started,omitzero"`     // UTC; the last start; zero: unknown
 	Seconds   int64     `json:"seconds,omitempty"`    // lifetime; At may be a little later
 	GPUUse    GPUUse    `json:"gpu_use,omitzero"`     // until its end
-	GPUs      int       `json:"gpus,omitempty"`       // that Config.GPUSamples names; 0 in a pod
+	GPUs      int       `json:"gpus,omitempty"`       // how many Config.GPUSamples names; 0 in a pod
 }
 
 // Removed returns the ending of a kernel that is removed on request after it has ended. The reason of its end stays.

@@ -88,7 +88,7 @@ func ReceiveSocket(from *net.UnixConn) (client *net.TCPConn, early []byte, err e
 	}
 	conn, err := net.FileConn(sockets[0])
 	if err != nil {
-		return nil, nil, fmt.Errorf("the descriptor is no socket: %w", err)
+		return nil, nil, fmt.Errorf("the descriptor is not a socket: %w", err)
 	}
 	client, ok := conn.(*net.TCPConn)
 	if !ok {

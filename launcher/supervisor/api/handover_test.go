@@ -136,7 +136,7 @@ func TestReceiveSocket_Refused(t *testing.T) {
 				"no descriptor":     {head(0), nil, "0 descriptors were received"},
 				"two descriptors":   {head(0), []int{connection, connection}, "2 descriptors were received"},
 				"many descriptors":  {head(0), slices.Repeat([]int{local}, 10), "descriptors"},
-				"a file":            {head(0), []int{int(file.Fd())}, "is no socket"},
+				"a file":            {head(0), []int{int(file.Fd())}, "is not a socket"},
 				"a unix connection": {head(0), []int{local}, "not a TCP connection"},
 				"too many bytes":    {head(1 << 40), []int{connection}, "are more than"},
 				"half a head":       {head(0)[:3], []int{connection}, "EOF"},

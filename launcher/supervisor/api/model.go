@@ -37,5 +37,5 @@ type Model struct {
 	CullAt         string `json:"cull_at,omitempty"`    // when it will be culled if it stays unused
 	KeepUntil      string `json:"keep_until,omitempty"` // until when its owner keeps it
 	Memory         int64  `json:"memory,omitempty"`     // bytes, resident, of its processes; 0: not measured yet
-	GPU            []GPU  `json:"gpu,omitempty"`        // that it holds, if they are sampled
+	GPU            []GPU  `json:"gpu,omitempty"`        // the devices that it holds, if they are sampled
 }

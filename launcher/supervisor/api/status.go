@@ -16,7 +16,7 @@ type Status struct {
 	KernelID     string    `json:"kernel_id"`
 	PID          int       `json:"pid"`                  // of the supervisor
 	ParentPID    int       `json:"parent_pid,omitempty"` // of the supervisor's parent; 0: it has none, or is in a pod
-	KernelPID    int       `json:"kernel_pid"`           // also the process group and session; 0: the kernel is not running
+	KernelPID    int       `json:"kernel_pid"`           // also its process group and session; 0: it is not running
 	Epoch        uint64    `json:"epoch"`                // counts the kernel's starts, from 1
 	State        State     `json:"state"`                // execution state of the REST model
 	Reason       string    `json:"reason"`               // why it is dead, or what it waits for
@@ -26,9 +26,9 @@ type Status struct {
 	Computes     bool      `json:"computes,omitempty"`   // processors or GPUs are in use, as far as measured
 	NodeNotice   string    `json:"leaving,omitempty"`    // why the kernel's node will go away soon; "": it stays
 	Connections  int       `json:"connections"`          // websockets that have sent a message
-	LogBytes     int64     `json:"log_bytes"`            // held by the log
+	LogBytes     int64     `json:"log_bytes"`            // bytes in the log
 	LogLimit     int64     `json:"log_limit"`            // its bound
-	GPU          []GPU     `json:"gpu,omitempty"`        // that the kernel holds, if they are sampled
+	GPU          []GPU     `json:"gpu,omitempty"`        // the devices that the kernel holds, if they are sampled
 	GPUUse       GPUUse    `json:"gpu_use,omitzero"`     // a change of it alone sends no line
 	Started      time.Time `json:"started,omitzero"`     // UTC; the first start, or the last one after an end
 	GPUs         int       `json:"gpus,omitempty"`       // as in Ending

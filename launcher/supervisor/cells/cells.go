@@ -1,7 +1,6 @@
 // Package cells remembers which notebook cell each request of a kernel ran. Front ends name the cell in the metadata of
-// an execute_request, and the log names it for every message that the request caused.
-//
-// A Table takes no lock: its callers guard it.
+// an execute_request. The supervisor asks a Table for it, and names the cell in the log of each message that the
+// request caused. A Table takes no lock: its callers guard it.
 package cells
 
 import (
@@ -38,8 +37,8 @@ func NewTable() Table {
 	return Table{cells: c}
 }
 
-// Note returns the id of the cell that an execute_request is for, as JupyterLab and Notebook write it into the
-// metadata, or "". It keeps the id, since messages with this parent may come long after the request has ended.
+// Note returns the id of the cell that an execute_request is for, or "". JupyterLab and Notebook write it into the
+// metadata. Note keeps the id, since messages with this parent may come long after the request has ended.
 func (t *Table) Note(m *jupyter.Message, h jupyter.Header) string {
 	if h.MsgType != "execute_request" {
 		return ""

@@ -1,11 +1,12 @@
-// Package child runs a kernel's process for a supervisor, so that the kernel outlives the supervisor. Run is the
-// program that runs the kernel: in a pod, the first process of the kernel's container; on one machine, a part of the
-// supervisor's parent (package parent). Container is the supervisor's view of that program. Both speak the protocol of
-// protocol.go over a unix socket in a folder that both can reach.
+// Package child runs a kernel's process for a supervisor, so that the kernel outlives the supervisor. It has both
+// sides. Run is the program that runs the kernel: in a pod, the first process of the kernel's container; on one
+// machine, a part of the supervisor's parent (package parent). Container is the supervisor's view of that program. They
+// speak the protocol of protocol.go over a unix socket in a folder that both can reach. Begin with protocol.go, then
+// Run and Container.Serve.
 //
-// Goroutines: Run's own dials and reads; others reap orphans, watch for the pod's end, and wait for the end of each
+// Goroutines: Run dials and reads itself. Others reap orphans, watch for the pod's end, and wait for the end of each
 // life of the kernel; Run waits for all of them. The caller of Container.Serve runs the goroutine that accepts
-// connections; each connection has one goroutine that reads and one that writes, and Container.Close waits for them.
+// connections. Each connection has one goroutine that reads and one that writes, and Container.Close waits for them.
 // Lock order: none of the two locks, child.mu and Container.mu, is held while the other side is waited for.
 package child
 
@@ -208,7 +209,7 @@ func (c *Child) follow(life context.Context, conn net.Conn) bool {
 		answer, err = l.awaitHello()
 	}
 	if err != nil {
-		c.log.Warn("no conversation with the supervisor", logkey.Err, err)
+		c.log.Warn("the exchange of hello with the supervisor failed", logkey.Err, err)
 		return false
 	}
 	if answer.Grace > 0 {

@@ -1,8 +1,7 @@
-// Package connection is a client's websocket on a kernel's channels. It moves a cursor through the message log as fast
-// as its peer reads, and passes the peer's messages on. It knows which entries of the log the peer has acknowledged.
-//
-// It knows nothing of the kernel. Its Handler, which the supervisor implements, decides what a message or an
-// acknowledgement means.
+// Package connection is a client's websocket on a kernel's channels. A Conn moves a cursor through the message log as
+// fast as its peer reads, and passes the peer's messages on. It knows which entries of the log the peer has
+// acknowledged. It knows nothing of the kernel: its Handler, which package supervisor implements, decides what a
+// message or an acknowledgement means. Begin with Conn and Serve.
 //
 // Serve runs in the goroutine of the HTTP request, which reads. It starts the writer, and a goroutine that waits for
 // the end of a gateway that has handed over its client's socket. It waits for both. The writer sends everything, except

@@ -1,5 +1,6 @@
-// Package connectionfile chooses the addresses and the key of one life of a kernel. It writes and reads the content of
-// the connection file. It opens no connection to the kernel.
+// Package connectionfile chooses the addresses and the key of one life of a kernel (New). It encodes the connection
+// file that tells them to the kernel, and decodes one that exists (Adopt). Package supervisor passes the Endpoints to
+// package zeromq. This package opens no connection to the kernel.
 package connectionfile
 
 import (

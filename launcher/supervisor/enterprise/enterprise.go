@@ -1,8 +1,9 @@
 // Package enterprise speaks with the launchers in kernel images of Jupyter Enterprise Gateway. Such a launcher chooses
-// the kernel's ports and key, and sends them to an address that it was given. It then takes signals on a port of its
-// own, the communication port. The package knows nothing of processes and of Jupyter's messages.
+// the kernel's ports and key, and sends them to an address that it was given: see Expectation and Answer. It then takes
+// signals on a port of its own, the communication port: see Signal. Package supervisor calls it for kernelspecs that
+// keep their launcher. This package knows nothing of processes and of Jupyter's messages.
 //
-// The forms are those of Enterprise Gateway's etc/kernel-launchers, of which testdata has recorded answers.
+// The forms are those of Enterprise Gateway's etc/kernel-launchers. testdata has recorded answers of them.
 //
 // Goroutines: Expectation.Await starts one for each connection, and waits for them.
 package enterprise
@@ -179,12 +180,12 @@ func (i *connectionInfo) check() (Answer, error) {
 	for name, port := range map[string]int{"shell_port": i.ShellPort, "iopub_port": i.IOPubPort,
 		"stdin_port": i.StdinPort, "control_port": i.ControlPort, "hb_port": i.HBPort} {
 		if port < 1 || port > 65535 {
-			return Answer{}, fmt.Errorf("its %s is %d, which is no port", name, port)
+			return Answer{}, fmt.Errorf("its %s is %d, which is not a port", name, port)
 		}
 	}
 	switch {
 	case i.CommPort < 0 || i.CommPort > 65535:
-		return Answer{}, fmt.Errorf("its comm_port is %d, which is no port", i.CommPort)
+		return Answer{}, fmt.Errorf("its comm_port is %d, which is not a port", i.CommPort)
 	case i.Transport != "" && i.Transport != "tcp":
 		return Answer{}, errors.New("its transport is not tcp")
 	case i.SignatureScheme != "" && i.SignatureScheme != "hmac-sha256":

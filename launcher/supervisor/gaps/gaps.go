@@ -1,5 +1,6 @@
-// Package gaps finds messages that a kernel has sent and that never arrived. It finds them by the numbers in their
-// msg_ids. The package takes no action on them, and starts no goroutine.
+// Package gaps finds messages that a kernel has sent and that never arrived. A Tracker finds a Gap by the numbers in
+// the kernel's msg_ids. Package supervisor tells it each msg_id, and announces the gaps in notebooks. This package
+// starts no goroutine.
 package gaps
 
 import (

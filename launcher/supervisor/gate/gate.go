@@ -1,5 +1,6 @@
 // Package gate stands between a kernel's clients and the kernel's channels. A Gate holds messages in order while the
-// kernel cannot take them. It starts no goroutine.
+// kernel cannot take them. Package supervisor puts the clients' messages in, and sends them when the kernel is up. This
+// package starts no goroutine.
 package gate
 
 import (

@@ -1,5 +1,6 @@
-// Package history records the life of one kernel for its users: its events, and when it was busy. Both are bounded,
-// however long the kernel lives. It takes no locks and starts no goroutine: its callers guard a History.
+// Package history records the life of one kernel for its users: its events, and when it was busy. Package supervisor
+// serves a History as the kernel's timeline. It is bounded, however long the kernel lives. It takes no locks and starts
+// no goroutine: its callers guard a History.
 package history
 
 import (

@@ -1,5 +1,5 @@
-// Package listener opens the socket on which a supervisor serves, and ends the program when a handler panics. It starts
-// no goroutine.
+// Package listener opens the socket on which a supervisor serves (Open), and ends the program when a handler panics
+// (EndOnPanic). It starts no goroutine.
 package listener
 
 import (

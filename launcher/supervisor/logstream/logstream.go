@@ -1,5 +1,6 @@
-// Package logstream writes a message log to a reader as JSON lines. With Query.Follow it goes on with new messages
-// until the kernel has ended. It decides neither who may read nor how many readers there may be.
+// Package logstream writes a message log to a reader as JSON lines: the route /log, which `ekg log` reads. With
+// Query.Follow it goes on with new messages until the kernel has ended. Package supervisor decides who may read, and
+// how many readers there may be.
 //
 // A stream runs in its handler's goroutine. Another goroutine hurries the reader when the kernel is gone; Stream waits
 // for it.

@@ -1,5 +1,6 @@
-// Package memory gives memory back to the operating system after large messages. Go would keep most of it for minutes,
-// and a machine has many supervisors. The package starts no goroutine; the caller of Run provides one.
+// Package memory returns memory to the operating system after large messages. Go would keep most of it for minutes, and
+// a machine has many supervisors. Package supervisor notes large messages in a Returner. The package starts no
+// goroutine; the caller of Run provides one.
 package memory
 
 import (

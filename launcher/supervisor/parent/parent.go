@@ -1,6 +1,7 @@
-// Package parent is the small process above a supervisor and its kernel on one machine. The kernel is its child, so the
-// kernel outlives the supervisor: a supervisor that dies is started again, and adopts the kernel. In a pod, the
-// kernel's container has that role.
+// Package parent is the small process above a supervisor and its kernel on one machine. `ekg-supervisor parent` calls
+// Run. The kernel is its child, so the kernel outlives the supervisor. A supervisor that dies is started again, and
+// adopts the kernel. In a pod, the kernel's container has that role. Begin with Run; upgrade.go replaces a supervisor
+// by a newer one.
 //
 // The parent holds no message and no client. It runs the kernel with package child, and waits. If it dies itself,
 // supervisor and kernel die with it (PR_SET_PDEATHSIG).
@@ -327,8 +328,8 @@ func (p *parent) start() (proc *os.Process, ready *os.File, err error) {
 	return proc, ready, nil
 }
 
-// ended reports whether the kernel has ended for good. A supervisor that served it exits with 0 only then. One that is
-// killed while it shows a dead kernel leaves the record of the kernel's end, and is not needed again.
+// ended reports whether the kernel has ended for good. A supervisor that served it exits with 0 only then. If a
+// supervisor is killed while it shows a dead kernel, the record of the kernel's end exists, and no other is needed.
 func (p *parent) ended(end ending) bool {
 	if end.code == 0 && end.answer == listens {
 		return true

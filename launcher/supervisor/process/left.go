@@ -66,8 +66,8 @@ func (p *Process) forsakeGroup() {
 }
 
 // killLeft kills what the kernel has left running. The leader has ended, and is a zombie. Processes in another control
-// group were put there on purpose, as by systemd-run, and are spared. But if the leader itself is in another one, so is
-// everything that it has started, and is found in the same way as without a group.
+// group were put there on purpose, for example by systemd-run, and are spared. If the leader itself is in another
+// group, so is everything that it has started. That is then found in the same way as without a group.
 func (p *Process) killLeft() {
 	if p.inside {
 		_ = syscall.Kill(-p.leader, syscall.SIGKILL) // ESRCH: the process group has ended

@@ -1,10 +1,11 @@
-// Package process runs a kernel's process on this machine. It starts and signals the process, keeps its newest output
-// and measures its use. It says in one sentence how the process ended. The package knows nothing of Jupyter's messages.
-// It knows nothing of kernels in other containers either: package child builds on it for these.
+// Package process runs a kernel's process on this machine. Start starts it. A Process signals it, keeps its newest
+// output and measures its use. An Exit says in one sentence how it ended. Package supervisor uses it for a kernel of
+// its own, and package child for one that outlives its supervisor. This package knows nothing of Jupyter's messages.
+// Begin with Start and Process; program.go explains why a program cannot be started, and exit.go how one ended.
 //
 // Goroutines: each Process has one that starts the program and waits for its end, and one for each of stdout and
-// stderr. They end soon after the process, and so does one that kills what the kernel left running. A look at GPUs has
-// one of its own.
+// stderr. They end soon after the process, and so does one that kills what the kernel left running. A measurement of
+// GPUs has one of its own.
 package process
 
 import (
@@ -67,8 +68,8 @@ type Options struct {
 // blocked in wait until the kernel has ended.
 //
 // When the leader ends, everything left in its control group is killed before Done is closed. Without a group of its
-// own, everything left in its session is killed, and processes in other sessions that carry the kernel's id in their
-// environment, as they inherit it.
+// own, everything left in its session is killed. So are processes in other sessions that have inherited the kernel's id
+// in their environment.
 type Process struct {
 	// Fixed.
 	opts   Options

@@ -1,5 +1,5 @@
-// Package processors lets a program that uses one processor use a second one while large messages pass. With one, a
-// large message is received, verified, written to the log and sent to clients one step after the other. With two, the
+// Package processors lets a supervisor, which uses one processor, use a Second one while large messages pass. With one,
+// a large message is received, verified, written to the log and sent to clients one step after the other. With two, the
 // steps of several messages overlap. Small messages would cost more processor time, and so would very large ones, which
 // are seldom several at a time. The package starts no goroutine; the caller of Run provides one.
 package processors
@@ -18,7 +18,7 @@ const (
 	pause = 500 * time.Millisecond // after the last one, at most twice that
 )
 
-// Second decides whether the program uses a second processor.
+// Second decides whether the program uses a second processor. Its methods may be called concurrently.
 type Second struct {
 	passes chan struct{} // capacity 1: a large message passes
 	pause  time.Duration // the constant, but for tests

@@ -1,10 +1,10 @@
-// Package prompts holds the input_requests that a kernel waits on. It decides which sessions get them, and which
-// input_reply is the answer.
+// Package prompts holds the input_requests that a kernel waits on. A Table decides which sessions get a Prompt, and
+// which input_reply is the answer. Package supervisor asks it.
 //
 // A prompt is for the session of its request, and for the sessions of the same user that began after the request: the
 // page after a reload, or the page on another machine. No session with the right to read gets one.
 //
-// The package has no goroutines and no locks. A Table and its prompts are guarded by the lock of their owner.
+// The package has no goroutines and no locks. The owner of a Table guards it and its prompts by one lock.
 package prompts
 
 import (

@@ -1,5 +1,6 @@
-// Package requests holds the requests that clients have sent to a kernel. Each stays in a Table until its reply and its
-// idle have both passed. The package knows sessions only by number. A Table takes no lock: its callers guard it.
+// Package requests holds the requests that clients have sent to a kernel. Each Request stays in a Table until its reply
+// and its idle status have both passed. So package supervisor knows which session gets a reply, and whether the kernel
+// is busy. This package knows sessions only by number. A Table takes no lock: its callers guard it.
 package requests
 
 import (

@@ -1,5 +1,6 @@
 // Package savedstate writes and reads the file that a supervisor keeps for a supervisor that adopts its kernel. The
-// file has the clients' sessions, their requests and the use of the kernel.
+// State has the clients' sessions, their requests and the use of the kernel. Package supervisor saves it, and restores
+// it in restore.go. Begin with State.
 package savedstate
 
 import (
@@ -44,8 +45,8 @@ type State struct {
 
 // Use is the kernel's use. Its times are those of activity.Usage and activity.Idle.
 //
-// A step of the machine's wall clock does not change the distance between SavedAt and other times, except for
-// LastActivity, KeepUntil and CellBegan, which are as the wall clock showed them.
+// LastActivity, KeepUntil and CellBegan are as the wall clock showed them. A step of the wall clock does not change the
+// distance between SavedAt and the other times.
 type Use struct {
 	SavedAt   time.Time     `json:"saved_at,omitzero"` // zero: an older release has saved it
 	SinceBoot time.Duration `json:"since_boot"`        // proctree.SinceBoot at SavedAt

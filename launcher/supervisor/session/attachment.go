@@ -105,7 +105,7 @@ func (a *Attachment) noteEnd(end End) {
 	why := fmt.Sprintf("the connection broke %d times while it was sent; `ekg log` shows it", s.suspect.cuts)
 	switch {
 	case end.TooBig:
-		why = "something between the gateway and this page takes none of that size; `ekg log` shows it"
+		why = "something between the gateway and this page rejects messages of that size; `ekg log` shows it"
 	case s.suspect.cuts < cutsAllowed:
 		return
 	}

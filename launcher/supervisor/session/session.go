@@ -1,10 +1,11 @@
-// Package session is what a supervisor remembers of the kernel's clients. A session is a client over all its
+// Package session is what a supervisor remembers of the kernel's clients. A Session is a client over all its
 // connections: a Jupyter session id, as in ?session_id=, and the position in the log up to which the client has
-// everything. A client that returns reads on from there.
+// everything. A client that returns reads on from there. Package supervisor tells the Table what happens. Begin with
+// Table.
 //
-// The package is a state machine: connections are attached and detached, become active, and acknowledge. It has no
-// goroutines, no locks and no clock, and it never touches a websocket or the log. A Table, its sessions and their
-// attachments are guarded by one lock of their owner.
+// The package is a state machine: an Attachment is a connection, which is attached, becomes active, acknowledges, and
+// is detached. It has no goroutines, no locks and no clock, and never touches a websocket or the log. The owner guards
+// a Table, its sessions and their attachments by one lock.
 package session
 
 import (

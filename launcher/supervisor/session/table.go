@@ -136,8 +136,8 @@ func (t *Table) Detach(a *Attachment, end End, now time.Time) (lastActive bool) 
 	return lastActive
 }
 
-// Restore returns the session with a key. If there is none, it creates the session as one whose client is away, and
-// returns nil if there is no room for it. It evicts no session.
+// Restore returns the session with a key. If there is none, it creates the session as one whose client is away. It
+// evicts no other session: without room it returns nil.
 func (t *Table) Restore(o Options, now time.Time) *Session {
 	if s := t.sessions[o.Key]; s != nil {
 		return s
