@@ -101,8 +101,8 @@ func (g *Gateway) serve(rw http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// hurry sets deadlines for reading the request's body and for writing before the answer begins. Before it answers,
-// net/http reads the rest of the body, even of a refused request, and would wait for it without a limit.
+// hurry sets deadlines for reading the request's body and for writing before the answer begins. net/http reads the rest
+// of the body before it answers, even if the request is refused. Without a deadline it would wait for ever.
 func (g *Gateway) hurry(w *response, r *http.Request) {
 	rc := http.NewResponseController(w.ResponseWriter)
 	// Deadlines cannot be set where there is no connection, or a broken one.

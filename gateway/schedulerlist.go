@@ -152,7 +152,8 @@ func answerOne[T, Shown any](w http.ResponseWriter, one *T, describe func(*T) (S
 	return writeJSON(w, http.StatusOK, shown)
 }
 
-// answerList answers with a page of a list, how many jobs or definitions the list has, and the token of the next page.
+// answerList answers with a page of a list of jobs or definitions, the length of the list, and the token of the next
+// page.
 func answerList[T, Shown any](
 	w http.ResponseWriter, q schedulerQuery, member string, all []T, keysOf func(*T) schedulerKeys,
 	describe func(*T) (Shown, error),

@@ -126,9 +126,8 @@ var upgrader = websocket.Upgrader{
 	WriteBufferPool: &sync.Pool{},
 }
 
-// Enter makes the handshake with the client, with the headers of extra in its 101, and tells it that its kernel is
-// starting. The client is the given user's. The caller must Run what it returns. The error is ErrHandshake or
-// ErrClientGone.
+// Enter makes the handshake with the client of a user, and tells it that its kernel is starting. The 101 has the
+// headers of extra. The caller must Run what Enter returns. The error is ErrHandshake or ErrClientGone.
 func (l *Lobby) Enter(
 	w http.ResponseWriter,
 	r *http.Request,

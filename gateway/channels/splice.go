@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FlushTime is how long bytes that were read may take to be delivered, after one side has ended or the connection was
+// FlushTime is how long the delivery of bytes that were read may take after one side has ended or the connection was
 // closed.
 const FlushTime = time.Second
 

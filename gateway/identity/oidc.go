@@ -168,8 +168,8 @@ func (o *OIDC) discover(ctx context.Context) (verifier, previous *oidc.IDTokenVe
 	return o.verifier, o.previous, nil
 }
 
-// settle chooses between a new verifier and the one before it, as soon as it is known whether the new one gets its
-// keys. No other request can undo the choice before keys are fetched again, after a time.
+// settle chooses between a new verifier and the one before it, once it is known whether the new one gets its keys. No
+// other request can undo the choice until keys are fetched again, which is after the given time.
 func (o *OIDC) settle(latest, chosen *oidc.IDTokenVerifier, after time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

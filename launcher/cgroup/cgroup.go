@@ -48,8 +48,8 @@ func Path(dir, kernelID string) string {
 	return filepath.Join(dir, namePrefix+kernelID+"-"+strings.ToLower(rand.Text()[:8]))
 }
 
-// Sweep removes groups below the folder dir that Path has named, that are older than sweepAge, and in which no process
-// is. They are left if a kernel's state was removed by hand. The group of a dead kernel may be removed too.
+// Sweep removes groups below the folder dir: those that Path has named, that are older than sweepAge and that have no
+// process. Such groups remain if a kernel's state was removed by hand. The group of a dead kernel may be removed too.
 func Sweep(dir string) error {
 	before := time.Now().Add(-sweepAge)
 	entries, err := os.ReadDir(dir)

@@ -35,8 +35,8 @@ func Open(path string, log *slog.Logger) (*File, error) {
 }
 
 // List returns the flavors in the file's order, as the file says at this moment. While the file is missing or invalid,
-// the last valid version counts; each new problem is logged once. It reads the file on each call, so that every way of
-// replacing it is noticed, and parses it if it has changed. The slice must not be modified.
+// the last valid version counts; each new problem is logged once. List reads the file on each call, so that it notices
+// every way of replacing it. It parses the file only if it has changed. The slice must not be modified.
 func (f *File) List() []Flavor {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -28,11 +28,11 @@ import (
 )
 
 // If there are limits, a kernel's pod is created with a scheduling gate, which keeps it from every node at no cost. A
-// warm kernel that a start has taken has an annotation instead: nobody can use it before it is assigned. One
-// gateway, the holder of a lease, decides about such pods in the order of their creation. It removes the gate, or it
-// writes the reason of the refusal into an annotation. So one gateway sees everything that counts, and no two gateways
-// decide from the same count. The holder may be frozen at any point and continue after another has taken its place.
-// Then the following must hold:
+// warm kernel that a start has taken has an annotation instead: nobody can use it before it is assigned. One gateway,
+// the holder of a lease, decides about such pods in the order of their creation. It removes the gate, or it writes the
+// reason of the refusal into an annotation. So one gateway sees everything that counts, and no two gateways decide from
+// the same count. The holder may be frozen at any point, and continue after another gateway has taken the lease. For
+// that case the following holds:
 //
 //   - A decision is a patch of one version of a pod. A gateway that takes the lease lists all pods from the quorum and
 //     gives every gated pod a new version before it decides anything. So an earlier holder's decision about these pods

@@ -153,9 +153,9 @@ func (l *Launcher) gpuWaits() []gpuWait {
 }
 
 // chooseWarm returns the fewest pods of warm kernels whose end makes room for a kernel on one node, the newest first.
-// There are none if room is there or is being made, or if they are not enough. Of a node that the gateway does not see,
-// all of them are enough. reserved has for each node what other kernels get: those for which room was just made, and
-// those that have waited for longer. The kernel's own part is added.
+// It returns none if there is room, if room is being made, or if they are not enough. On a node that the gateway does
+// not see, all of them together count as enough. reserved has for each node what other kernels get: those for which
+// room was just made, and those that have waited for longer. chooseWarm adds what this kernel gets.
 func (w *gpuWait) chooseWarm(view launcher.GPUs, warm []*corev1.Pod, ended map[types.UID]bool,
 	reserved map[string]float64) (chosen []*corev1.Pod, at string) {
 	for name, n := range w.nodesOf(view, warm) {
@@ -325,7 +325,7 @@ func (l *Launcher) warmBeside(pod *corev1.Pod) []*corev1.Pod {
 }
 
 // helpsQuota reports whether a quota has refused a pod that it would allow without the warm kernels with the same GPUs.
-// A quota that refuses another object, such as the pod's secret, is no such quota.
+// It is false if a quota has refused another object, such as the pod's secret.
 func (l *Launcher) helpsQuota(pod *corev1.Pod, err error) bool {
 	over := (*overQuota)(nil)
 	if !errors.As(err, &over) {

@@ -24,8 +24,9 @@ type gpuWait struct {
 	nominated bool // the scheduler removes pods of lower priority for it
 }
 
-// GPUWaits implements launcher.GPUWaiter. It looks at labels of nodes, and at no taints and affinities. Where the
-// gateway does not see nodes, a kernel can take the GPUs of one whose pod selects the same nodes and has no fewer.
+// GPUWaits implements launcher.GPUWaiter. It looks at labels of nodes, and ignores taints and affinities. If the
+// gateway does not see nodes, a kernel can take the GPUs of another one whose pod selects the same nodes and has at
+// least as many.
 func (l *Launcher) GPUWaits(context.Context) ([]launcher.GPUWait, error) {
 	all := l.gpuWaits()
 	if len(all) == 0 {

@@ -22,8 +22,8 @@ import (
 // annotationSpawner is KubeSpawner's annotation of a claim: the name of its user.
 const annotationSpawner = "hub.jupyter.org/username"
 
-// createHome creates the claim of an owner's home, unless it exists. Nil needs nothing. An existing claim is taken as
-// it is, unless it says that it is another owner's, as claims of ekg and KubeSpawner do.
+// createHome creates the claim of an owner's home, unless it exists. It does nothing if claim is nil. An existing claim
+// is taken as it is. But claims of ekg and KubeSpawner name their owner, and one of another owner is an error.
 func (l *Launcher) createHome(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
 	if claim == nil {
 		return nil

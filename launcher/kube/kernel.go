@@ -208,8 +208,8 @@ func (l *Launcher) podRemoved(pod *corev1.Pod) {
 	k.supervisor.ChangedLocked()
 }
 
-// correctEndingLocked records that a kernel was stopped, if a late event of its removed pod says so. A list may show
-// that the pod is gone before the watch brings the pod's last versions, as to a gateway that was frozen.
+// correctEndingLocked records that a kernel was stopped, if a late event of its removed pod says so. To a gateway that
+// was frozen, a list may show that the pod is gone before the watch brings the pod's last versions.
 func (l *Launcher) correctEndingLocked(k *kernel, end *storedEnding) {
 	if end == nil || !end.Stopped || k.end != nil && k.end.Stopped {
 		return

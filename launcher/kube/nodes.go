@@ -13,9 +13,9 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 )
 
-// A cluster says by taints and conditions of a node that the node will go away, before it says anything to the node's
-// pods. The reaper tells the supervisors there, which announce it in the notebooks. A supervisor
-// reports in its status what it was told. So the next reaper repeats nothing, and takes back what no longer holds.
+// Before a node goes away, the cluster adds taints and conditions to the node. Its pods are told later. The reaper
+// tells the supervisors on the node, which announce it in the notebooks. A supervisor reports in its status what it was
+// told. So the next reaper repeats nothing, and takes back what no longer holds.
 //
 // A kernel that may be evicted is announced in the same way, before its pod is marked.
 const (

@@ -19,10 +19,10 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 )
 
-// Objects of a kernelspec are created after the pod that owns them, and before the pod's secret, without which its
-// containers do not start. So the cluster deletes them with the pod, whenever a gateway ends. The pod says in an
-// annotation which objects it is to have, so any gateway can create what is missing. The annotation is encrypted: no
-// reader of pods reads a Secret there, and no writer of pods makes a gateway create an object.
+// Objects of a kernelspec are created after the pod that owns them. So the cluster deletes them with the pod, even if a
+// gateway ends at any moment. They are created before the pod's secret, without which its containers do not start. The
+// pod says in an annotation which objects it needs, so any gateway can create what is missing. The annotation is
+// encrypted: who may read pods reads no Secret there, and who may write pods makes no gateway create an object.
 
 // objectsCipher returns the cipher of a pod's objects. The annotation of one pod is rejected on another one.
 func objectsCipher(pod *corev1.Pod, master []byte) (cipher.AEAD, error) {

@@ -23,10 +23,10 @@ const (
 // endingsPlace names the config map of an hour.
 type endingsPlace struct{ namespace, name string }
 
-// storeEndings stores the endings of one hour. If the hour's config map is full, each goes into one of further config
-// maps, which the kernel's id chooses: ekg-endings-2026112123-0 to -f. So gateways need not agree which of them are
-// full, and two versions of an entry are in two config maps at most. Earlier versions of ekg read the further config
-// maps, and go on writing to the first. The error is one that goes away with time, if there is any.
+// storeEndings stores the endings of one hour. If the hour's config map is full, an ending goes into one of 16 further
+// config maps, ekg-endings-2026112123-0 to -f, which the kernel's id chooses. So gateways need not agree which of them
+// are full, and two versions of an entry are in two config maps at most. Earlier versions of ekg read the further
+// config maps, and go on writing to the first. An error, if there is any, goes away with time.
 func (l *Launcher) storeEndings(ctx context.Context, p endingsPlace, data map[string]string) error {
 	l.mu.Lock()
 	full := l.endings.full[p]

@@ -28,8 +28,8 @@ func (l *Launcher) explainStaleLocked(k *kernel) string {
 	return podstatus.Unheard(k.pod, l.eventsOfLocked(k.pod.UID), l.toCluster(lost), l.clusterNow())
 }
 
-// endUnheard ends a kernel whose pod should have ended, and of which neither node nor supervisor is heard: the pod of a
-// lost node stays for as long as the node does, and the kernel could not be restarted. It reports whether it did.
+// endUnheard ends a kernel whose pod should have ended, if neither its node nor its supervisor answers. It reports
+// whether it did. The pod of a lost node stays for as long as the node does, and the kernel could not be restarted.
 //
 // Its two durations are measured in this process, from the moment at which it saw the deletion.
 func (l *Launcher) endUnheard(k *kernel) bool {

@@ -75,7 +75,7 @@ func (p *podTemplate) readBeside(docs []*tree, variants map[string][]string, uni
 type objectName struct{ kind, name string }
 
 // existingNames returns the objects that the pod refers to and that are not in the template. A kernelspec refers to its
-// own objects and to others in the same way, so none of its own may have such a name.
+// own objects and to others by name alone. So none of its own may have the name of another.
 func existingNames(docs []*tree, units []unit) map[objectName]bool {
 	existing := map[objectName]bool{}
 	for i := range units {

@@ -84,8 +84,9 @@ var serviceVariable = regexp.MustCompile(`^EG_(.*_)?(SERVICE_(HOST|PORT.*)|PORT_
 // table has all options, in the order of ekg's settings.
 var table = slices.Concat(gatewayOptions, kernelOptions, single(withoutCounterpart))
 
-// single returns an option for each trait, with the variable at the same place of the list if the lists are as long.
-// An option without a trait becomes one for each variable. So several settings with one reason can share an entry.
+// single returns an option for each trait. If there are as many variables as traits, each trait gets the variable at
+// its place. An option without a trait becomes one for each variable. So several settings with one reason can share an
+// entry.
 func single(entries []option) []option {
 	var options []option
 	for _, o := range entries {

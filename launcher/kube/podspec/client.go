@@ -157,8 +157,8 @@ func (c *clientChecker) applyIDs() {
 	})
 }
 
-// applyAmount sets the request of a resource to the variable's value, and its limit to that of the variable with
-// _LIMIT. Where only one is given, the kernelspec's other value is changed so that the request is no more than the
+// applyAmount sets the request of a resource to the variable's value, and its limit to the value of the variable with
+// _LIMIT. If only one is given, the other one is the kernelspec's, changed so that the request does not exceed the
 // limit. For whole devices both are equal.
 func (c *clientChecker) applyAmount(variable string, name corev1.ResourceName) {
 	r := &c.kernel.Resources

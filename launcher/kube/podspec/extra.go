@@ -212,9 +212,9 @@ func (c *checker) totals(e *extension) {
 	}
 }
 
-// addExtras adds the kernelspec's hooks and containers. Those that go on running are init containers to Kubernetes, in
-// the way that it calls sidecars: it starts them before the kernel, starts them again when they end, and ends them when
-// the kernel's container and the supervisor's have ended. So they never keep a pod alive.
+// addExtras adds the kernelspec's hooks and containers. Containers that keep running become sidecars, which Kubernetes
+// writes as init containers. It starts them before the kernel, and again when they end. It ends them when the
+// containers of kernel and supervisor have ended. So they never keep a pod alive.
 func (b *builder) addExtras(pod *corev1.Pod) {
 	kernelOf(pod).Lifecycle = b.ext.Lifecycle
 	b.ext.extraLists(func(key string, list []extraContainer) {

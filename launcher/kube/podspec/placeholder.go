@@ -100,7 +100,8 @@ func idlePod(o Options) *corev1.Pod {
 	return pod
 }
 
-// roomPod returns a pod that asks for what the pod of a plain start asks for, and may run where that pod may run.
+// roomPod returns a placeholder for the pod of a plain start: it asks for the same resources, and may run on the same
+// nodes.
 func roomPod(o Options, start launcher.Request) (*corev1.Pod, error) {
 	start.Owner = exampleOwner
 	kernel, err := Build(o, start, Record{ID: start.ID, Generation: 1, Owner: start.Owner, SpecName: start.Spec.Name,

@@ -226,7 +226,7 @@ func shortOf(causes []cause) words {
 	return why
 }
 
-// neverEnough returns the words for a resource of which no node has as much as is asked for, even if it is unused.
+// neverEnough returns the words for a resource of which no node has enough, even if nothing else runs there.
 func neverEnough(resource string) words {
 	if isGPU(resource) {
 		return words{"no node has the GPUs that it asks for", "ask for fewer, or ask the operator for such a node"}
