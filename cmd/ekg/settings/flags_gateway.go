@@ -136,8 +136,8 @@ var gatewaySettings = []group{
 		{
 			Name: "auth-cache", Env: []string{"EKG_AUTH_CACHE"}, def: identity.DefaultKeep.String(),
 			value: duration(func(s *Settings) *time.Duration { return &s.AuthCache }, positive),
-			Usage: "how long the answer of an issuer, a cluster or a hub about a token is kept. A token that they revoke " +
-				"stays valid here for that time",
+			Usage: "how long the answer of an issuer, a cluster or a hub about a token is kept. A token that a cluster " +
+				"or a hub revokes stays valid here for at most that time",
 		},
 		{
 			Name: "no-auth", Env: []string{"EKG_NO_AUTH"}, def: "false",
@@ -240,8 +240,8 @@ var gatewaySettings = []group{
 		{
 			Name: "jobs-give-way", Env: []string{"EKG_JOBS_GIVE_WAY"}, def: "0s",
 			value: limit(func(s *Settings) *time.Duration { return &s.Jobs.GiveWay }),
-			Usage: "how long a notebook's kernel waits for a GPU before a job with retries left is stopped to free one; 0: " +
-				"no job is stopped. See docs/jobs.md",
+			Usage: "how long a notebook's kernel waits for a GPU before a job with retries left is ended to free one; 0: " +
+				"no job is ended. See docs/jobs.md",
 		},
 	}},
 }

@@ -32,7 +32,8 @@ var idleSettings = []group{
 			def:   api.DefaultCullInterval.String(),
 			value: limit(func(s *Settings) *time.Duration { return &s.CullInterval }),
 			Usage: "how often the use of processors and GPUs is measured for --cull-cpu and --cull-gpu, for example 5m, or " +
-				"a number of seconds. A change of the machine's clock is noticed after this time too. It does not delay culling",
+				"a number of seconds. A change of the machine's clock is noticed after this time at the latest. It does not " +
+				"delay culling",
 		},
 		{
 			Name: "cull-cpu", Env: []string{"EKG_CULL_CPU"}, def: "0",
