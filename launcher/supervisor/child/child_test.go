@@ -17,6 +17,7 @@ import (
 	"github.com/google/uuid"
 	"go.uber.org/goleak"
 
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
 )
 
@@ -163,6 +164,39 @@ func TestContainer_Adopt(t *testing.T) {
 		t.Errorf("the process id is %d, was %d", p.PID(), before.PID())
 	}
 	p.Kill()
+	waitDone(t, p)
+	if e := p.Exit(); e.Signal != syscall.SIGKILL || e.Lost {
+		t.Errorf("exit is %+v", e)
+	}
+	second.Close(nil)
+	if code := child.exitCode(t); code != 0 {
+		t.Errorf("the child's exit code is %d", code)
+	}
+}
+
+// TestContainer_AdoptEnded: a kernel that ends between a child's hello and its adoption has ended.
+func TestContainer_AdoptEnded(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	first := listen(t, socket, time.Minute)
+	child := runChild(t, socket)
+	connected(t, first)
+	mustStart(t, first, "sleep", "1000")
+	if err := first.listener.Close(); err != nil { // as if its program were killed
+		t.Fatal(err)
+	}
+	first.link.close()
+
+	second := listen(t, socket, time.Minute)
+	connected(t, second)
+	k := second.Inherited()
+	if k == nil || k.Exit != nil {
+		t.Fatalf("inherited is %+v", k)
+	}
+	if err := syscall.Kill(k.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	poll.Until(t, "its end is reported", func() bool { return second.Inherited().Exit != nil })
+	p := second.Adopt(k)
 	waitDone(t, p)
 	if e := p.Exit(); e.Signal != syscall.SIGKILL || e.Lost {
 		t.Errorf("exit is %+v", e)

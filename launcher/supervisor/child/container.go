@@ -249,6 +249,12 @@ func (c *Container) notifyLocked() {
 func (c *Container) take(from *link, l line) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if k := c.inherited; c.link == from && k != nil && l.Life == k.Life && l.Type == lineExit {
+		ended := *k // a copy: the supervisor may read the other
+		ended.Exit = l.Exit
+		c.inherited = &ended
+		return
+	}
 	p := c.proc
 	if c.link != from || p == nil || l.Life != p.life {
 		return
@@ -361,11 +367,13 @@ func (c *Container) Adopt(k *Kernel) *Process {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p := newProcess(c, k.Life)
+	present := c.inherited != nil && c.inherited.Life == k.Life
+	if present {
+		k, c.inherited = c.inherited, nil // it may have ended meanwhile
+	}
 	p.foundLocked(k)
 	c.proc = p
-	if c.inherited == k {
-		c.inherited = nil
-	} else {
+	if !present {
 		p.loseLocked() // the child has gone meanwhile
 	}
 	return p
