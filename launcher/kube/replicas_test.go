@@ -8,7 +8,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	goruntime "runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -406,6 +408,7 @@ func TestOutage_Rounds(t *testing.T) {
 	n.mu.Lock()
 	before := len(n.sent)
 	n.mu.Unlock()
+	rounds := first.peers.rounds.Load()
 	first.peers.completing.Lock()
 	var callers sync.WaitGroup
 	for range 100 {
@@ -415,13 +418,27 @@ func TestOutage_Rounds(t *testing.T) {
 			}
 		})
 	}
+	eventually(t, "all callers wait", func() bool { return blockedIn("(*peers).complete(") == 100 })
 	first.peers.completing.Unlock()
 	callers.Wait()
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if asked := len(n.sent) - before; asked > 40 {
-		t.Errorf("100 callers at one moment have sent %d requests", asked)
+	if asked, n := len(n.sent)-before, first.peers.rounds.Load()-rounds; asked != 1 || n != 1 {
+		t.Errorf("100 callers at one moment have sent %d requests in %d rounds", asked, n)
 	}
+}
+
+// blockedIn counts the goroutines that wait for a mutex in a function.
+func blockedIn(function string) (n int) {
+	stacks := make([]byte, 16<<20)
+	stacks = stacks[:goruntime.Stack(stacks, true)]
+	for one := range strings.SplitSeq(string(stacks), "\n\n") {
+		state, calls, _ := strings.Cut(one, "\n")
+		if strings.Contains(state, "[sync.Mutex.Lock") && strings.Contains(calls, function) {
+			n++
+		}
+	}
+	return n
 }
 
 // TestOutage_Ending: a replica that can reach the API server tells the others that a kernel has ended, unless they hear
