@@ -61,6 +61,7 @@ var metrics = []struct {
 	{"list of a user p50 ms", false},
 	{"list of a user p99 ms", false},
 	{"after restart ms", false},
+	{"restart CPU ms", false},
 	{"gateway MB" + adopted, false},
 	{"supervisor kB" + adopted, false},
 	{"gateway CPU %" + adopted, false},

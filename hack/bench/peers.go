@@ -178,9 +178,16 @@ func (s *server) ready(limit time.Duration) error {
 
 // request does a request and returns the body of its answer.
 func (s *server) request(method, path string, content []byte, want int) ([]byte, error) {
+	var body bytes.Buffer
+	err := s.requestInto(&body, method, path, content, want)
+	return body.Bytes(), err
+}
+
+// requestInto does a request and writes the body of its answer into an empty buffer.
+func (s *server) requestInto(body *bytes.Buffer, method, path string, content []byte, want int) error {
 	req, err := http.NewRequest(method, "http://"+s.host+path, bytes.NewReader(content))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	req.Header.Set("Content-Type", "application/json")
 	if s.token != "" {
@@ -188,17 +195,15 @@ func (s *server) request(method, path string, content []byte, want int) ([]byte,
 	}
 	resp, err := s.client.Do(req)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer func() { _ = resp.Body.Close() }() // it was read to its end
-	var body bytes.Buffer
+	defer func() { _ = resp.Body.Close() }()                   // it was read to its end
 	body.Grow(int(max(0, resp.ContentLength)) + bytes.MinRead) // else a long list would be copied several times
 	_, err = body.ReadFrom(resp.Body)
-	data := body.Bytes()
 	if err == nil && resp.StatusCode != want {
-		err = fmt.Errorf("%s %s: %s: %.300s", method, path, resp.Status, data)
+		err = fmt.Errorf("%s %s: %s: %.300s", method, path, resp.Status, body.Bytes())
 	}
-	return data, err
+	return err
 }
 
 // serverKernel is a kernel of a gateway.
