@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -89,8 +88,11 @@ func (c caller) owner() string {
 
 // owns reports whether the caller may do everything with the kernels of an owner.
 func (c caller) owns(owner string) bool {
-	return c.sole || c.Admin || owner != "" && owner == c.Name
+	return c.seesAll() || owner != "" && owner == c.Name
 }
+
+// seesAll reports whether the caller may do everything with all kernels.
+func (c caller) seesAll() bool { return c.sole || c.Admin }
 
 // accessTo returns what the caller may do with a kernel; anyUser means nothing.
 func (c caller) accessTo(k launcher.Kernel) access {
@@ -168,7 +170,7 @@ func (c caller) sees(k launcher.Kernel) bool { return c.accessTo(k) >= readKerne
 
 // kernelsOf lists the kernels that the caller may see.
 func (g *Gateway) kernelsOf(ctx context.Context, who caller) ([]launcher.Kernel, error) {
-	if who.sole || who.Admin {
+	if who.seesAll() {
 		return g.opts.Launcher.Kernels(ctx)
 	}
 	list := g.opts.Launcher.Kernels
@@ -179,27 +181,16 @@ func (g *Gateway) kernelsOf(ctx context.Context, who caller) ([]launcher.Kernel,
 	return who.visible(kernels), err
 }
 
-// lists holds the memory of lists, []launcher.Kernel. A list of 10,000 kernels would else be 6 MB of garbage.
-var lists = sync.Pool{New: func() any { return new([]launcher.Kernel) }}
-
-// lendKernelsOf is kernelsOf for a caller that needs the list until it calls release.
-func (g *Gateway) lendKernelsOf(ctx context.Context, who caller) (
-	kernels []launcher.Kernel, release func(), err error) {
-	l, ok := g.opts.Launcher.(launcher.ListerInto)
-	if !ok || !who.sole && !who.Admin {
-		kernels, err = g.kernelsOf(ctx, who)
-		return kernels, func() {}, err
+// allKernels lists all kernels. Nobody modifies the list.
+func (g *Gateway) allKernels(ctx context.Context) (*launcher.List, error) {
+	if l, ok := g.opts.Launcher.(launcher.ListerShared); ok {
+		return l.ListShared(ctx)
 	}
-	list := lists.Get().(*[]launcher.Kernel)
-	release = func() {
-		clear(kernels) // what they refer to; also, KernelsInto needs zeros
-		*list = kernels
-		lists.Put(list)
+	kernels, err := g.opts.Launcher.Kernels(ctx)
+	if err != nil {
+		return nil, err
 	}
-	if kernels, err = l.KernelsInto(ctx, *list); err != nil {
-		return nil, nil, err
-	}
-	return kernels, release, nil
+	return launcher.NewList(kernels), nil
 }
 
 // visible returns those kernels that the caller may see.

@@ -103,51 +103,52 @@ func (f *feed) read(ctx context.Context, g *Gateway) (*listing, error) {
 	if !f.at.IsZero() && time.Since(f.at) < g.eventsEvery*9/10 {
 		return f.last, f.err
 	}
-	kernels, err := g.opts.Launcher.Kernels(ctx)
+	list, err := g.allKernels(ctx)
 	if err != nil && errors.Is(ctx.Err(), context.Canceled) {
 		return nil, err // only this reader has left
 	}
 	f.at, f.last, f.err = time.Now(), nil, err
 	if err == nil {
-		f.last = newListing(kernels)
+		f.last = newListing(list)
 	}
 	return f.last, f.err
 }
 
 // listing is all kernels at one time. It may be used concurrently.
 type listing struct {
-	kernels []launcher.Kernel
-	totals  []byte
-	all     chan []*modelText // has one element: what a caller reads who sees everything; nil until it is needed
+	list   *launcher.List
+	totals []byte
+	all    chan []*modelText // has one element: what a caller reads who sees everything; nil until it is needed
 }
 
-func newListing(kernels []launcher.Kernel) *listing {
-	l := &listing{kernels: kernels, all: make(chan []*modelText, 1)}
+func newListing(list *launcher.List) *listing {
+	l := &listing{list: list, all: make(chan []*modelText, 1)}
 	l.all <- nil
 	states := map[api.State]int{}
-	for i := range kernels {
-		states[kernels[i].State]++
+	for _, k := range list.Kernels {
+		states[k.State]++
 	}
-	l.totals, _ = json.Marshal(map[string]any{"kernels": len(kernels), "states": states}) // such a map has no error
+	l.totals, _ = json.Marshal(map[string]any{"kernels": len(list.Kernels), "states": states}) // it has no error
 	return l
 }
 
 // modelsFor returns the models of the kernels that the caller sees. Callers who see everything read the same texts, so
 // they are encoded once.
 func (l *listing) modelsFor(g *Gateway, who caller) ([]*modelText, error) {
-	if !who.sole && !who.Admin {
-		return g.appendTexts(nil, who, l.kernels)
+	if !who.seesAll() {
+		return g.appendTexts(nil, who, l.list.Kernels)
 	}
 	m := <-l.all
 	defer func() { l.all <- m }()
 	if m != nil {
 		return m, nil
 	}
-	fresh, err := g.appendTexts(nil, who, l.kernels)
-	if err == nil {
-		m = fresh
+	whole, _, err := g.wholeFor(who, l.list)
+	if err != nil {
+		return nil, err
 	}
-	return fresh, err
+	m = whole.texts
+	return m, nil
 }
 
 // eventStream is one client's stream. It is owned by the request's handler.

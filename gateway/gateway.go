@@ -76,7 +76,8 @@ type Gateway struct {
 
 	// Safe for concurrent use by themselves.
 	ready        atomic.Bool
-	refusals     identity.Ration // of lines about requests without a known user
+	whole        atomic.Pointer[wholeList] // the last one; nil before the first
+	refusals     identity.Ration           // of lines about requests without a known user
 	lobby        *channels.Lobby
 	websockets   *channels.Registry[caller]
 	logReaders   *channels.Registry[caller]

@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"errors"
-	"reflect"
 	"slices"
 	"testing"
 
@@ -41,44 +40,5 @@ func TestKernelsOf(t *testing.T) {
 		if _, err := g.kernelsOf(t.Context(), who); !errors.Is(err, errAllListed) {
 			t.Errorf("%s: %v", who.Name, err)
 		}
-	}
-}
-
-// listerInto appends kernels to the list that it is lent.
-type listerInto struct {
-	launcher.Launcher
-	n     int
-	dirty int // elements of lent lists that were not zero
-	lent  int // elements of lent lists
-}
-
-func (l *listerInto) KernelsInto(_ context.Context, list []launcher.Kernel) ([]launcher.Kernel, error) {
-	for _, k := range list[:cap(list)] {
-		l.lent++
-		if !reflect.ValueOf(k).IsZero() {
-			l.dirty++
-		}
-	}
-	list = list[:0]
-	for range l.n {
-		list = append(list, launcher.Kernel{ID: "1", Owner: "ann"})
-	}
-	return list, nil
-}
-
-// Memory that is lent for a list has nothing of earlier lists, whichever of them was longer.
-func TestLendKernelsOf_Zero(t *testing.T) {
-	l := &listerInto{}
-	g := &Gateway{opts: Options{Launcher: l}}
-	for i := range 100 {
-		l.n = i * 7 % 13
-		kernels, release, err := g.lendKernelsOf(t.Context(), soleOwner())
-		if err != nil || len(kernels) != l.n {
-			t.Fatal(len(kernels), err)
-		}
-		release()
-	}
-	if l.dirty > 0 || l.lent == 0 {
-		t.Errorf("%d of %d lent elements are not zero", l.dirty, l.lent)
 	}
 }

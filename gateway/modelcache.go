@@ -107,23 +107,19 @@ func (g *Gateway) textFor(who caller, k *launcher.Kernel, guess *modelText) (*mo
 	return text, nil
 }
 
-// appendTexts appends the texts of those kernels that the caller may see. The memory behind the list may have texts of
-// an earlier list.
-func (g *Gateway) appendTexts(texts []*modelText, who caller, kernels []launcher.Kernel) ([]*modelText, error) {
+// appendTexts appends the texts of those kernels that the caller may see.
+func (g *Gateway) appendTexts(texts []*modelText, who caller, kernels []*launcher.Kernel) ([]*modelText, error) {
 	g.texts.age()
 	texts = slices.Grow(texts, len(kernels))
-	for i := range kernels {
-		k := &kernels[i]
+	for _, k := range kernels {
 		if !who.owns(k.Owner) && !who.sees(*k) {
 			continue
 		}
-		n := len(texts)
-		text, err := g.textFor(who, k, texts[:n+1][n])
+		text, err := g.textFor(who, k, nil)
 		if err != nil {
 			return nil, err
 		}
 		texts = append(texts, text)
 	}
-	clear(texts[len(texts):cap(texts)])
 	return texts, nil
 }

@@ -7,39 +7,14 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-
-	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
-var (
-	// pieces writes long answers in pieces of 64 KiB. A client reads one piece while the next one is made.
-	pieces = sync.Pool{New: func() any { return bufio.NewWriterSize(nil, 64<<10) }}
+// pieces writes long answers in pieces of 64 KiB. A client reads one piece while the next one is made.
+var pieces = sync.Pool{New: func() any { return bufio.NewWriterSize(nil, 64<<10) }}
 
-	// textLists has lists of all kernels that were written. Most kernels have the same place in the next list, so that
-	// their texts need not be looked up.
-	textLists = sync.Pool{New: func() any { return new([]*modelText) }}
-)
-
-// writeModels answers with the models of those kernels that the caller may see.
-func (g *Gateway) writeModels(w http.ResponseWriter, who caller, kernels []launcher.Kernel) error {
-	var texts []*modelText
-	if who.sole || who.Admin {
-		list := textLists.Get().(*[]*modelText)
-		texts = *list
-		defer func() {
-			*list = texts
-			textLists.Put(list)
-		}()
-	}
-	texts, err := g.appendTexts(texts[:0], who, kernels)
-	if err != nil {
-		return err
-	}
-	length := len("[]\n") + max(0, len(texts)-1)
-	for _, t := range texts {
-		length += len(t.text)
-	}
-	beginBody(w, http.StatusOK, length)
+// writeTexts answers with a list of models.
+func writeTexts(w http.ResponseWriter, texts []*modelText) error {
+	beginBody(w, http.StatusOK, lengthOf(texts))
 	out := pieces.Get().(*bufio.Writer)
 	defer pieces.Put(out)
 	defer out.Reset(nil)
@@ -57,6 +32,15 @@ func (g *Gateway) writeModels(w http.ResponseWriter, who caller, kernels []launc
 		return &unwritten{err}
 	}
 	return endBody(w)
+}
+
+// lengthOf returns how many bytes writeTexts writes.
+func lengthOf(texts []*modelText) int {
+	length := len("[]\n") + max(0, len(texts)-1)
+	for _, t := range texts {
+		length += len(t.text)
+	}
+	return length
 }
 
 // appendJSON appends what json.Marshal returns for the model, in a third of the time.

@@ -336,12 +336,28 @@ type ListerForUsers interface {
 	KernelsFor(ctx context.Context, user string, groups []string) ([]Kernel, error)
 }
 
-// ListerInto is implemented by launchers that list kernels in the memory of an earlier list. A list of 10,000 kernels
-// has several megabytes.
-type ListerInto interface {
-	// KernelsInto does what Kernels does, and may use the memory of list for the result. The caller passes memory that
-	// nobody else uses. All elements are zero, up to the capacity.
-	KernelsInto(ctx context.Context, list []Kernel) ([]Kernel, error)
+// List is all kernels at one time, as Kernels returns them. Nobody modifies it, nor what it refers to.
+type List struct{ Kernels []*Kernel }
+
+// NewList returns a list of kernels that nobody else uses.
+func NewList(kernels []Kernel) *List {
+	return &List{Pointers(kernels)}
+}
+
+// Pointers returns pointers to the elements.
+func Pointers(kernels []Kernel) []*Kernel {
+	all := make([]*Kernel, len(kernels))
+	for i := range kernels {
+		all[i] = &kernels[i]
+	}
+	return all
+}
+
+// ListerShared is implemented by launchers that describe a kernel again only after a change.
+type ListerShared interface {
+	// ListShared does what Kernels does. If no kernel has changed since an earlier call, it returns the same list. A
+	// kernel that has not changed has the same pointer in both lists.
+	ListShared(ctx context.Context) (*List, error)
 }
 
 type requestIDKey struct{}

@@ -55,7 +55,9 @@ type view struct {
 	jobs map[string]Brief  // by id
 	in   map[string]string // by kernel: the job's id
 
-	some atomic.Bool // in has a kernel; changed with mu held, and read without it by lists of all kernels
+	// Changed with mu held, and read without it by lists of all kernels.
+	some    atomic.Bool   // in has a kernel
+	version atomic.Uint64 // counts the changes of jobs that are in kernels
 
 	awaited map[string]chan struct{} // by job: closed when the job is seen to have changed
 }
@@ -83,8 +85,15 @@ func (v *view) replace(all []stored, own func(id string) (Brief, bool)) {
 			v.wakeLocked(id)
 		}
 	}
+	same := len(in) == len(v.in)
+	for kernel, id := range in {
+		same = same && v.in[kernel] == id && v.jobs[id] == jobs[id]
+	}
 	v.at, v.jobs, v.in = time.Now(), jobs, in
 	v.some.Store(len(in) > 0)
+	if !same {
+		v.version.Add(1)
+	}
 }
 
 // changes returns a channel for an open job. The channel is closed when this gateway sees that the job has changed.
@@ -119,6 +128,9 @@ func (v *view) note(job Brief) {
 	before := v.jobs[job.ID]
 	if before != job {
 		v.wakeLocked(job.ID)
+		if before.Kernel != "" || job.Kernel != "" {
+			defer v.version.Add(1)
+		}
 	}
 	if v.in[before.Kernel] == job.ID {
 		delete(v.in, before.Kernel)
@@ -132,6 +144,9 @@ func (v *view) note(job Brief) {
 		v.in[job.Kernel] = job.ID
 	}
 }
+
+// InKernels returns another number after each change of what KernelJob returns for any kernel.
+func (m *Manager) InKernels() uint64 { return m.view.version.Load() }
 
 // KernelJob returns the job that has a kernel, as this gateway knows it. It reads no records, and may be some seconds
 // old.

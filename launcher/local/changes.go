@@ -90,7 +90,8 @@ func (l *Launcher) closeChangesLocked() {
 	}
 	_ = syscall.Close(l.changes.fd) // nothing was written
 	for _, k := range l.changes.kernels {
-		k.watch, k.notes.current = 0, false
+		k.watch = 0
+		l.notesChangedLocked(k)
 	}
 	l.changes = nil
 }
@@ -121,7 +122,7 @@ func (l *Launcher) unwatchLocked(k *kernel) {
 func (l *Launcher) unwatchedLocked(k *kernel) {
 	delete(l.changes.kernels, k.watch)
 	k.watch = 0
-	k.notes.changedLocked()
+	l.notesChangedLocked(k)
 }
 
 // readChangesLocked reads the queue.
@@ -150,7 +151,7 @@ func (l *Launcher) enterChangesLocked(events []byte) {
 		case mask&syscall.IN_Q_OVERFLOW != 0:
 			l.changes.changedLocked()
 			for _, k := range l.changes.kernels {
-				k.notes.changedLocked()
+				l.notesChangedLocked(k)
 			}
 		case watch == l.changes.all:
 			l.enterFolderChangeLocked(mask, string(name))
@@ -187,7 +188,7 @@ func (l *Launcher) enterKernelChangeLocked(k *kernel, mask uint32, name string) 
 	case mask&watchEnded != 0:
 		l.unwatchedLocked(k)
 	case name == notesFile:
-		k.notes.changedLocked()
+		l.notesChangedLocked(k)
 	}
 }
 

@@ -3,41 +3,83 @@ package local
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 )
 
-// describedAtOnce is how many kernels a list describes before it lets others have the lock.
-const describedAtOnce = 1000
-
-// Kernels returns all kernels by creation. Most of them are described from memory, see changes.
+// Kernels returns all kernels by creation. Most of them are described from memory, see lists and changes.
 func (l *Launcher) Kernels(ctx context.Context) ([]launcher.Kernel, error) {
-	return l.KernelsInto(ctx, nil)
+	list, err := l.ListShared(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return ownCopies(list.Kernels), nil
+}
+
+// ownCopies returns kernels that the caller may modify.
+func ownCopies(shared []*launcher.Kernel) []launcher.Kernel {
+	all := make([]launcher.Kernel, len(shared))
+	for i, k := range shared {
+		all[i] = *k
+		all[i].Notes = k.Notes.Clone()
+	}
+	return all
 }
 
 var (
 	_ launcher.ListerForUsers = (*Launcher)(nil)
-	_ launcher.ListerInto     = (*Launcher)(nil)
+	_ launcher.ListerShared   = (*Launcher)(nil)
 )
 
-// KernelsInto implements launcher.ListerInto.
-func (l *Launcher) KernelsInto(ctx context.Context, list []launcher.Kernel) ([]launcher.Kernel, error) {
-	return l.list(ctx, l.snapshot, list)
+// ListShared implements launcher.ListerShared.
+func (l *Launcher) ListShared(ctx context.Context) (*launcher.List, error) {
+	if err := l.catchUp(ctx); err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	l.settleLocked()
+	list := l.wholeLocked()
+	var present []*kernel
+	if len(l.lists.slow) > 0 {
+		present = slices.Clone(l.ordered)
+	}
+	l.mu.Unlock()
+	if present == nil {
+		return list, nil
+	}
+	all, err := l.describeSlow(ctx, present, slices.Clone(list.Kernels))
+	if err != nil {
+		return nil, err
+	}
+	return &launcher.List{Kernels: all}, nil
 }
 
 // KernelsFor implements launcher.ListerForUsers.
 func (l *Launcher) KernelsFor(ctx context.Context, user string, groups []string) ([]launcher.Kernel, error) {
-	return l.list(ctx, func() (found []*kernel) {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		for _, k := range l.ordered {
-			if k.rec.Owner == user || k.mayBeSharedLocked(user, groups) {
-				found = append(found, k)
-			}
+	if err := l.catchUp(ctx); err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	l.settleLocked()
+	found := slices.Clone(l.lists.owned[user])
+	for k := range l.lists.shared {
+		if k.rec.Owner != user && k.mayBeSharedLocked(user, groups) {
+			found = append(found, k)
 		}
-		return found
-	}, nil)
+	}
+	slices.SortFunc(found, byCreation)
+	all := make([]*launcher.Kernel, len(found))
+	for i, k := range found {
+		all[i] = k.listed
+	}
+	l.mu.Unlock()
+	all, err := l.describeSlow(ctx, found, all)
+	if err != nil {
+		return nil, err
+	}
+	return ownCopies(all), nil
 }
 
 // mayBeSharedLocked reports whether the kernel's notes share it with the user or one of the groups, or are to be read.
@@ -47,41 +89,25 @@ func (k *kernel) mayBeSharedLocked(user string, groups []string) bool {
 	})
 }
 
-// list describes the kernels that choose returns, if possible in the memory of all. They are chosen when memory agrees
-// with the folders.
-func (l *Launcher) list(ctx context.Context, choose func() []*kernel, all []launcher.Kernel) (
-	[]launcher.Kernel, error) {
-	if err := l.catchUp(ctx); err != nil {
-		return nil, err
-	}
+// describeSlow describes those kernels that have no description in all, into all. It leaves out those that went just
+// now.
+func (l *Launcher) describeSlow(ctx context.Context, present []*kernel, all []*launcher.Kernel) (
+	[]*launcher.Kernel, error) {
 	deadline := l.timing.now().Add(l.timing.firstStatus)
-	present := choose()
-	all = slices.Grow(all[:0], len(present))[:len(present)]
-	var others []int // kernels whose description has to wait, or to read a file
-	for from := 0; from < len(present); from += describedAtOnce {
-		l.mu.Lock()
-		for i, k := range present[from:min(from+describedAtOnce, len(present))] {
-			if l.inMemoryLocked(k) {
-				k.describeLocked(&all[from+i])
-				all[from+i].Notes = k.notes.notes.Clone()
-			} else {
-				others = append(others, from+i)
-			}
+	for i, k := range present {
+		if all[i] != nil {
+			continue
 		}
-		l.mu.Unlock()
-	}
-	for _, i := range others {
-		l.awaitFirstStatus(ctx, present[i], deadline.Sub(l.timing.now()))
-		d, err := l.describe(present[i])
-		if err != nil && !errors.Is(err, launcher.ErrNotFound) {
+		l.awaitFirstStatus(ctx, k, deadline.Sub(l.timing.now()))
+		d, err := l.describe(k)
+		switch {
+		case err == nil:
+			all[i] = &d
+		case !errors.Is(err, launcher.ErrNotFound):
 			return nil, err
 		}
-		all[i] = d // without an ID if it went just now
 	}
-	if len(others) > 0 {
-		all = slices.DeleteFunc(all, func(k launcher.Kernel) bool { return k.ID == "" })
-	}
-	return all, nil
+	return slices.DeleteFunc(all, func(k *launcher.Kernel) bool { return k == nil }), nil
 }
 
 // inMemoryLocked reports whether the kernel can be described without a look at its folder.
@@ -101,12 +127,8 @@ func (l *Launcher) catchUp(ctx context.Context) error {
 		return l.rescan(ctx)
 	}
 	l.mu.Lock()
-	var looks []*kernel
-	for _, k := range l.ordered {
-		if k.lookLocked() {
-			looks = append(looks, k)
-		}
-	}
+	l.settleLocked()
+	looks := slices.Collect(maps.Keys(l.lists.looks))
 	l.mu.Unlock()
 	for _, k := range looks {
 		if err := ctx.Err(); err != nil {
@@ -125,6 +147,7 @@ func (l *Launcher) addLocked(k *kernel) (before *kernel) {
 	l.kernels[k.id] = k
 	i, _ := slices.BinarySearchFunc(l.ordered, k, byCreation)
 	l.ordered = slices.Insert(l.ordered, i, k)
+	l.listMemberLocked(k, true)
 	l.sumLocked(k)
 	l.watchLocked(k)
 	return before
@@ -139,6 +162,7 @@ func (l *Launcher) forgetLocked(k *kernel) {
 	if i, found := slices.BinarySearchFunc(l.ordered, k, byCreation); found {
 		l.ordered = slices.Delete(l.ordered, i, i+1)
 	}
+	l.listMemberLocked(k, false)
 	l.sumLocked(k)
 	l.unwatchLocked(k)
 }

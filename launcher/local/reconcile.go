@@ -186,6 +186,7 @@ func (l *Launcher) markAlive(k *kernel) {
 	revived := k.end != nil
 	l.setEndLocked(k, nil)
 	if revived {
+		l.touchLocked(k)
 		k.supervisor.HasStatus, k.pushedLimit = false, 0
 		k.supervisor.LeaveLocked() // a stream that began before would not repeat the status
 		k.supervisor.ChangedLocked()
@@ -202,6 +203,9 @@ func (l *Launcher) markDead(k *kernel, end *api.Ending) {
 	was := k.end
 	l.countGPUsLocked(k)
 	l.setEndLocked(k, end)
+	if k.supervisor.Unsupported != "" || k.waiting != nil {
+		l.touchLocked(k)
+	}
 	k.supervisor.Unsupported, k.waiting = "", nil
 	k.supervisor.LeaveLocked()
 	l.reportStartLocked(k)

@@ -1,0 +1,318 @@
+package gateway
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/elastic-kernel-gateway/ekg/gateway/identity"
+	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
+	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+)
+
+// sharing is a launcher with a list that it shares.
+type sharing struct {
+	launcher.Launcher
+	*sharedList
+}
+
+type sharedList struct{ list atomic.Pointer[launcher.List] }
+
+func (s *sharedList) ListShared(context.Context) (*launcher.List, error) { return s.list.Load(), nil }
+
+// set replaces the kernels. Those of earlier lists are not modified.
+func (s *sharedList) set(kernels ...*launcher.Kernel) { s.list.Store(&launcher.List{Kernels: kernels}) }
+
+// listedBody returns the answer to a request for all kernels.
+func listedBody(t testing.TB, g *Gateway, who caller) string {
+	t.Helper()
+	r := httptest.NewRequestWithContext(t.Context(), "GET", "/api/kernels", nil)
+	w := httptest.NewRecorder()
+	if err := g.listKernels(w, &call{Request: r, who: who}); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.Header().Get("Content-Length"); got != fmt.Sprint(w.Body.Len()) {
+		t.Errorf("Content-Length is %s, and the body has %d bytes", got, w.Body.Len())
+	}
+	return w.Body.String()
+}
+
+// madeNow returns what listedBody should return.
+func madeNow(t testing.TB, g *Gateway, who caller, list *launcher.List) string {
+	t.Helper()
+	models := make([]kernelModel, 0, len(list.Kernels))
+	for _, k := range list.Kernels {
+		models = append(models, g.modelFor(who, *k))
+	}
+	text, err := json.Marshal(models)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text) + "\n"
+}
+
+// wholeTest is a gateway with a launcher that shares its list.
+type wholeTest struct {
+	t testing.TB
+	g *Gateway
+	l *sharedList
+}
+
+func newWholeTest(t testing.TB) *wholeTest {
+	l := &sharedList{}
+	l.set()
+	return &wholeTest{t, &Gateway{opts: Options{Launcher: sharing{nil, l}}}, l}
+}
+
+// expect lists four times: the first answer is made, the second one is composed, and the others are the same bytes.
+func (w *wholeTest) expect(who caller, after string) {
+	w.t.Helper()
+	for n := range 4 {
+		if got, want := listedBody(w.t, w.g, who), madeNow(w.t, w.g, who, w.l.list.Load()); got != want {
+			w.t.Errorf("list %d after %s:\ngot  %swant %s", n, after, got, want)
+		}
+	}
+}
+
+func admin() caller { return caller{User: identity.User{Name: "root", Admin: true}} }
+
+// numbered returns a kernel that was created as the n-th.
+func numbered(n int) *launcher.Kernel {
+	at := time.Date(2026, 11, 21, 5, 53, n, 0, time.UTC)
+	return &launcher.Kernel{ID: fmt.Sprintf("00000000-0000-4000-8000-%012d", n), SpecName: "python3", Owner: "ann",
+		Created: at, LastActivity: at, State: api.Idle}
+}
+
+// Each field of a kernel is changed alone, in each place of the list. Kernels are added to each place and removed.
+func TestWholeList_Changes(t *testing.T) {
+	for name, who := range map[string]caller{"sole": soleOwner(), "admin": admin()} {
+		t.Run(name, func(t *testing.T) {
+			w := newWholeTest(t)
+			w.expect(who, "nothing")
+			base := []*launcher.Kernel{numbered(1), numbered(2), numbered(3)}
+			w.l.set(base...)
+			w.expect(who, "the first kernels")
+			for i := range base {
+				fields := reflect.TypeFor[launcher.Kernel]()
+				for f := range fields.NumField() {
+					if slices.Contains([]string{"ID", "Created"}, fields.Field(f).Name) {
+						continue // never changed
+					}
+					k := *base[i]
+					if fields.Field(f).Name == "Notes" {
+						k.SharedWith, k.SharedToUse = []launcher.Grant{{User: "bob", Right: launcher.Use}}, true
+					} else {
+						another(reflect.ValueOf(&k).Elem().Field(f))
+					}
+					changed := slices.Clone(base)
+					changed[i] = &k
+					w.l.set(changed...)
+					w.expect(who, fmt.Sprintf("a change of %s of kernel %d", fields.Field(f).Name, i))
+					w.l.set(base...)
+					w.expect(who, "the change back")
+				}
+				w.l.set(slices.Delete(slices.Clone(base), i, i+1)...)
+				w.expect(who, fmt.Sprintf("the end of kernel %d", i))
+				w.l.set(base...)
+				w.expect(who, "its return")
+			}
+		})
+	}
+}
+
+// Random changes of a long list, several at a time.
+func TestWholeList_Random(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	w, who, next := newWholeTest(t), admin(), 0
+	var present []*launcher.Kernel
+	for range 300 {
+		present = slices.Clone(present)
+		for range random.IntN(4) {
+			switch n := len(present); {
+			case n < 3 || random.IntN(3) == 0:
+				next++
+				present = append(present, numbered(next))
+			case random.IntN(2) == 0:
+				i := random.IntN(n)
+				present = slices.Delete(present, i, i+1)
+			default:
+				k := *present[random.IntN(n)]
+				k.Connections = random.IntN(5)
+				present[slices.IndexFunc(present, func(o *launcher.Kernel) bool { return o.ID == k.ID })] = &k
+			}
+		}
+		w.l.set(present...)
+		w.expect(who, "some changes")
+	}
+}
+
+// The third list of unchanged kernels is the same bytes, and allocates nothing for each kernel.
+func TestWholeList_SameBytes(t *testing.T) {
+	w, who := newWholeTest(t), admin()
+	var many []*launcher.Kernel
+	for n := range 1000 {
+		many = append(many, numbered(n))
+	}
+	w.l.set(many...)
+	w.expect(who, "the start")
+	whole, again, err := w.g.wholeFor(who, w.l.list.Load())
+	if err != nil || !again || &whole.wholeBody()[0] != &whole.wholeBody()[0] {
+		t.Errorf("the list was made again: %v, %v", again, err)
+	}
+	if n := testing.AllocsPerRun(10, func() { _, _, _ = w.g.wholeFor(who, w.l.list.Load()) }); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+	// One kernel changes: the other texts are used again.
+	before := whole.texts
+	k := *many[500]
+	k.Connections++
+	many = slices.Clone(many)
+	many[500] = &k
+	w.l.set(many...)
+	whole, _, _ = w.g.wholeFor(who, w.l.list.Load())
+	for i, text := range whole.texts {
+		if (text == before[i]) != (i != 500) {
+			t.Errorf("kernel %d: the same text is %v", i, text == before[i])
+		}
+	}
+}
+
+// A model changes when a time passes, although the kernel has not changed.
+func TestWholeList_KeepUntil(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, who := newWholeTest(t), admin()
+		kept := *numbered(1)
+		later := *numbered(2)
+		kept.KeepUntil = time.Now().Add(time.Minute).Round(0)
+		later.KeepUntil = time.Now().Add(time.Hour).Round(0)
+		w.l.set(&kept, &later, numbered(3))
+		for _, wait := range []time.Duration{0, 59 * time.Second, time.Second, time.Second, time.Hour, time.Hour} {
+			time.Sleep(wait)
+			w.expect(who, wait.String())
+		}
+		if body := listedBody(t, w.g, who); strings.Contains(body, "keep_until") {
+			t.Errorf("after all times: %s", body)
+		}
+	})
+}
+
+// A kernelspec is removed and returns while no kernel changes. The names of kernels with a flavor depend on it.
+func TestWholeList_Specs(t *testing.T) {
+	w, who := newWholeTest(t), admin()
+	specs := &specDir{specs: []kernelspecs.Spec{{Name: "python3"}}}
+	w.g.opts.Specs, w.g.opts.FlavorsAsSpecs, w.g.opts.Flavors = specs, true, fixedFlavors{{Name: "t4"}}
+	k := *numbered(1)
+	k.Flavor = "t4"
+	w.l.set(&k, numbered(2))
+	w.expect(who, "the start")
+	with := listedBody(t, w.g, who)
+	specs.specs = nil
+	w.expect(who, "the end of the kernelspec")
+	if without := listedBody(t, w.g, who); without == with {
+		t.Errorf("the name does not change: %s", without)
+	}
+}
+
+// The reason of a kernel that waits for a GPU has numbers that change while no kernel does.
+func TestWholeList_GPUWait(t *testing.T) {
+	g := startUserGateway(t, withFlavors)
+	full := &fullLauncher{g.fake, map[string]launcher.GPURoom{"t4": {Total: 8}}}
+	w := &wholeTest{t, g.Gateway, &sharedList{}}
+	g.opts.Launcher = sharingGPUs{full, w.l}
+	k := *numbered(1)
+	k.State, k.Flavor, k.Reason = api.Starting, "t4", "no node can take it"
+	w.l.set(&k, numbered(2))
+	w.expect(admin(), "the start")
+	for _, total := range []int{9, 10} {
+		full.room["t4"] = launcher.GPURoom{Total: total}
+		g.rooms.at = time.Time{} // as if a second had passed
+		w.expect(admin(), "a change")
+		if body := listedBody(t, g.Gateway, admin()); !strings.Contains(body, fmt.Sprintf("of at most %d kernels", total)) {
+			t.Errorf("with room for %d: %s", total, body)
+		}
+	}
+}
+
+// sharingGPUs is a fullLauncher with a list that it shares.
+type sharingGPUs struct {
+	*fullLauncher
+	*sharedList
+}
+
+// A job enters a kernel, goes on, and leaves it, while no kernel changes.
+func TestWholeList_Jobs(t *testing.T) {
+	g := startUserGateway(t, nil)
+	g.addShared()
+	w := &wholeTest{t, g.Gateway, &sharedList{}}
+	all, err := g.fake.Kernels(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.l.set(launcher.Pointers(all)...)
+	g.opts.Launcher = sharing{g.opts.Launcher, w.l}
+	w.expect(admin(), "the start")
+	before := listedBody(t, g.Gateway, admin())
+	got := g.do("POST", "/api/jobs", fmt.Sprintf(`{"notebook":{"nbformat":4,"nbformat_minor":5,"metadata":{},"cells":[`+
+		`{"cell_type":"code","id":"c","metadata":{},"source":"1","outputs":[],"execution_count":null}]},"kernel":"%s"}`, idA),
+		as("ann"))
+	job := decode[struct{ ID string }](t, got.want(t, http.StatusCreated, ""))
+	w.expect(admin(), "a job began")
+	if body := listedBody(t, g.Gateway, admin()); body == before || !strings.Contains(body, `"job":{`) {
+		t.Errorf("the list has no job: %s", body)
+	}
+	g.do("POST", "/api/jobs/"+job.ID+"/stop", "", as("ann"))
+	for _, there := g.jobs.KernelJob(idA); there; _, there = g.jobs.KernelJob(idA) {
+		runtime.Gosched() // until it has ended
+	}
+	w.expect(admin(), "the job ended")
+	if body := listedBody(t, g.Gateway, admin()); body != before {
+		t.Errorf("got  %swant %s", body, before)
+	}
+}
+
+// Lists of several admins, while the kernels change, have all that was changed before their request.
+func TestWholeList_Concurrent(t *testing.T) {
+	w := newWholeTest(t)
+	const n = 50
+	var mu sync.Mutex
+	present := make([]*launcher.Kernel, n)
+	for i := range present {
+		present[i] = numbered(i)
+	}
+	w.l.set(present...)
+	var all sync.WaitGroup
+	for mine := range 4 {
+		all.Go(func() {
+			for i := range 200 {
+				if i%3 != 0 {
+					mu.Lock()
+					k := *present[mine]
+					k.Connections = i
+					present = slices.Clone(present)
+					present[mine] = &k
+					w.l.set(present...)
+					mu.Unlock()
+				}
+				models := []api.Model{}
+				if err := json.Unmarshal([]byte(listedBody(t, w.g, admin())), &models); err != nil || len(models) != n ||
+					i%3 != 0 && models[mine].Connections != i {
+					t.Errorf("%d: %v, %d models, %+v", i, err, len(models), models[mine])
+				}
+			}
+		})
+	}
+	all.Wait()
+}
