@@ -223,8 +223,9 @@ func TestKernelspec_Render(t *testing.T) {
 			}
 		}
 		for args, want := range map[string]string{
-			"check " + flavored:                                                 "",
-			"check " + flavored + " --flavors /nonexistent":                     "ekg: --flavors: stat /nonexistent: no such file",
+			"check " + flavored:                             "",
+			"check " + flavored + " --flavors /nonexistent": "ekg: --flavors: stat /nonexistent: no such file",
+
 			"render with --kernelspec-dir " + flavored + " --flavors " + policy: "ekg: --flavors: " + policy + ":1: ",
 		} {
 			code, _, stderr := ekg(t, append([]string{"kernelspec"}, strings.Fields(args)...)...)

@@ -13,8 +13,8 @@ import (
 // supervisorCommand is `ekg supervisor`.
 func supervisorCommand(read func(*cli.Context) (*settings.Settings, error)) *cli.Command {
 	return &cli.Command{
-		Name: "supervisor", Usage: "replace the supervisors of running kernels: subcommand upgrade", OnUsageError: refuseUsage,
-		Action: onlySubcommands,
+		Name: "supervisor", Usage: "replace the supervisors of running kernels: subcommand upgrade",
+		Action: onlySubcommands, OnUsageError: refuseUsage,
 		Subcommands: []*cli.Command{{
 			Name: "upgrade", Usage: "replace the supervisors of running kernels by the installed version",
 			ArgsUsage: "[KERNEL...]", OnUsageError: refuseUsage,
