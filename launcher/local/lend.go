@@ -209,7 +209,7 @@ func (l *Launcher) markWaiting(k *kernel, w waiting, why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	before := k.waiting
-	k.unsure = false
+	l.setUnsureLocked(k, false)
 	if before != nil && why == nil {
 		return
 	}

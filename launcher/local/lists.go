@@ -1,6 +1,7 @@
 package local
 
 import (
+	"reflect"
 	"slices"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
@@ -74,7 +75,7 @@ func (l *Launcher) settleLocked() {
 	for len(l.lists.touched) > 0 {
 		from := max(0, len(l.lists.touched)-settledAtOnce)
 		some := l.lists.touched[from:]
-		if len(some) > len(l.ordered)/8 {
+		if len(some) > max(64, len(l.ordered)/8) {
 			l.lists.whole = nil // a search for the place of each would take longer
 		}
 		for _, k := range some {
@@ -93,6 +94,7 @@ func (l *Launcher) settleLocked() {
 func (l *Launcher) relistLocked(k *kernel) {
 	here := l.kernels[k.id] == k
 	memory := here && l.inMemoryLocked(k)
+	before := k.listed
 	k.touched, k.listed = false, nil
 	mark(l.lists.looks, k, here && k.lookLocked())
 	mark(l.lists.shared, k, here && (!k.notes.current || len(k.notes.notes.SharedWith) > 0))
@@ -102,7 +104,10 @@ func (l *Launcher) relistLocked(k *kernel) {
 		k.describeLocked(k.listed)
 		k.listed.Notes = k.notes.notes.Clone()
 	}
-	if l.lists.whole == nil || !here {
+	if before != nil && reflect.DeepEqual(before, k.listed) {
+		k.listed = before // only what no list shows has changed, such as the limit of its log
+	}
+	if l.lists.whole == nil || !here || k.listed == before {
 		return
 	}
 	if l.lists.lent {

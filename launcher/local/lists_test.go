@@ -2,6 +2,7 @@ package local
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
+	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -76,9 +78,11 @@ func in(set map[*kernel]struct{}, k *kernel) bool {
 func TestListShared(t *testing.T) {
 	p := newPlace(t)
 	rounds := make(chan time.Time)
-	p.change = func(_ *Options, tm *timing) { tm.rounds = rounds } // so that nothing else changes
+	p.change = func(o *Options, tm *timing) { // so that nothing else changes, not even limits of logs
+		o.LogLimit, o.LogTotal, tm.rounds = 1<<20, 1<<40, rounds
+	}
 	l := p.launcher()
-	p.change = func(_ *Options, tm *timing) { tm.maintenance = time.Hour }
+	p.change = func(o *Options, tm *timing) { o.LogLimit, o.LogTotal, tm.maintenance = 1<<20, 1<<40, time.Hour }
 	other := p.launcher()
 	for n := 1; n <= 3; n++ {
 		p.start(l, n, "fine")
@@ -111,6 +115,7 @@ func TestListShared(t *testing.T) {
 		{"nothing", func() {}, nil},
 		{"a status", func() { status(func(st *api.Status) { st.Connections++ }) }, []int{2}},
 		{"its activity", func() { status(func(st *api.Status) { st.LastActivity = time.Now().Add(time.Minute) }) }, []int{2}},
+		{"nothing but the limit of its log", func() { status(func(st *api.Status) { st.LogLimit++ }) }, nil},
 		{"its memory", func() { status(func(st *api.Status) { st.Memory = 5 }) }, []int{2}},
 		{"its GPUs", func() { status(func(st *api.Status) { st.GPU = []api.GPU{{UUID: "one"}} }) }, []int{2}},
 		{"the time of its end", func() { status(func(st *api.Status) { st.CullAt = time.Now() }) }, []int{2}},
@@ -183,6 +188,81 @@ func TestListShared(t *testing.T) {
 	if n := len(l.lists.touched); n > 0 {
 		t.Errorf("%d kernels are to be described", n)
 	}
+}
+
+// TestLists_Random: after random changes of few of many kernels, all that lists keep is right, and no earlier list is
+// modified.
+func TestLists_Random(t *testing.T) {
+	l := &Launcher{kernels: map[string]*kernel{}, ended: map[*kernel]struct{}{}, lists: newLists()}
+	l.follower = follow.New(t.Context(), follow.Options{Lock: &l.mu, Goroutines: &l.goroutines})
+	random := rand.New(rand.NewPCG(1, 2))
+	created := time.Now()
+	add := func(n int) {
+		k := l.newKernel(record{ID: id(n), Owner: fmt.Sprint(n % 7), Created: created.Add(time.Duration(n) * time.Second)})
+		k.notes.current = true
+		l.addLocked(k)
+		l.follower.EnterLocked(&k.supervisor, api.Status{State: api.Idle})
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	next := 0
+	for ; next < 100; next++ {
+		add(next)
+	}
+	var last *launcher.List
+	var was []launcher.Kernel
+	patched := 0 // lists of the same kernels, a few of which have changed
+	for range 500 {
+		members := false
+		for range random.IntN(4) {
+			k := l.ordered[random.IntN(len(l.ordered))]
+			switch random.IntN(8) {
+			case 0:
+				add(next)
+				next, members = next+1, true
+			case 1:
+				k.gone = launcher.ErrNotFound
+				l.forgetLocked(k)
+				members = true
+			case 2:
+				k.supervisor.LeaveLocked()
+			case 3:
+				l.setEndLocked(k, &api.Ending{Reason: fmt.Sprint(random.IntN(3))})
+			case 4:
+				l.notesChangedLocked(k)
+				k.notes.current = random.IntN(2) == 0
+				k.notes.notes.SharedWith = []launcher.Grant{{User: fmt.Sprint(random.IntN(3))}}
+			default:
+				l.follower.EnterLocked(&k.supervisor, api.Status{State: api.Idle, Connections: random.IntN(3)})
+			}
+		}
+		l.settleLocked()
+		list := l.wholeLocked()
+		if why := l.listsDifferLocked(); why != "" {
+			t.Fatal(why)
+		}
+		if last != nil && !reflect.DeepEqual(copyOfAll(last), was) {
+			t.Fatal("an earlier list was modified")
+		}
+		if !members && list != last {
+			patched++
+		}
+		last, was = list, copyOfAll(list)
+	}
+	if patched < 50 {
+		t.Errorf("%d lists were patched", patched)
+	}
+}
+
+// copyOfAll is deepCopy for lists with kernels that are nil.
+func copyOfAll(list *launcher.List) []launcher.Kernel {
+	all := make([]launcher.Kernel, len(list.Kernels))
+	for i, k := range list.Kernels {
+		if k != nil {
+			all[i] = *k
+		}
+	}
+	return all
 }
 
 // deepCopy returns the kernels of a list.

@@ -61,16 +61,23 @@ func (l *Launcher) reconcileBusy(k *kernel) liveness {
 		return inLine
 	}
 	l.mu.Lock()
-	k.unsure = k.rec.Want != nil
+	l.setUnsureLocked(k, k.rec.Want != nil)
 	l.mu.Unlock()
 	l.ensureFollowed(k)
 	return uncertain
 }
 
+func (l *Launcher) setUnsureLocked(k *kernel, unsure bool) {
+	if k.unsure != unsure {
+		k.unsure = unsure
+		l.touchLocked(k)
+	}
+}
+
 // reconcileFolder does the work of reconcile. The turn and the folder's lock are held.
 func (l *Launcher) reconcileFolder(k *kernel) (liveness, error) {
 	l.mu.Lock()
-	k.unsure = false
+	l.setUnsureLocked(k, false)
 	l.mu.Unlock()
 	held, err := l.layout.supervised(k.id)
 	if err != nil {
