@@ -20,6 +20,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
+	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/poll"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -195,7 +196,7 @@ func TestWatch_End(t *testing.T) {
 		func(s *corev1.ContainerStatus) { s.State, s.LastTerminationState = runs, died },
 	} {
 		c.setPod(t, podspec.PodName(id, 1), func(pod *corev1.Pod) { step(&pod.Status.ContainerStatuses[1]) })
-		waitFor(t, l, id, func(launcher.Kernel) bool {
+		poll.Until(t, "the update is queued", func() bool { // which no change of the kernel announces
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			return len(k.unsent) == i+1
