@@ -29,6 +29,7 @@ type execution struct {
 	loseIdle   bool
 	finally    string // a file that an interrupt of the cell creates; "": none
 	after      func() // called after idle
+	then       string // a command that is run after idle; "": none
 }
 
 // failure is how a cell fails: ename and evalue.
@@ -176,6 +177,7 @@ var commands = map[string]func(x *execution, ctx context.Context, rest string) e
 	"get":        (*execution).get,
 	"sleep":      (*execution).sleep,
 	"finally":    func(x *execution, _ context.Context, rest string) error { x.finally = rest; return nil },
+	"then":       func(x *execution, _ context.Context, rest string) error { x.then = rest; return nil },
 	"input":      func(x *execution, ctx context.Context, rest string) error { return x.ask(ctx, rest, false) },
 	"password":   func(x *execution, ctx context.Context, rest string) error { return x.ask(ctx, rest, true) },
 	"error":      func(*execution, context.Context, string) error { return &failure{"ValueError", "as asked"} },

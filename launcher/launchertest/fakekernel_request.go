@@ -153,6 +153,7 @@ func (k *FakeKernel) handle(r request, c jupyter.Channel) {
 	if x.after != nil {
 		x.after()
 	}
+	_ = x.run(k.ctx, x.then) // the cell is over: no client gets an error
 }
 
 // reply answers the request on the channel it came on.

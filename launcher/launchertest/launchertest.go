@@ -21,6 +21,7 @@
 //	pid                   the process id as execute_result
 //	sleep D               waits; an interrupt ends it
 //	finally PATH          if an interrupt ends this cell, the file PATH is created
+//	then COMMAND          one command that is run after the cell's reply and idle, also if the cell fails
 //	input PROMPT          asks on stdin, writes the answer to stdout
 //	password PROMPT       asks for a hidden answer, writes it to stdout
 //	error                 fails with ValueError

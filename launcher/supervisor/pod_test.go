@@ -197,15 +197,32 @@ func (p *pod) tells(want string) {
 	}
 }
 
-// saved waits until the saved state has a running request.
+// saved waits until the saved state has a request. That it runs is only saved with another change.
 func (p *pod) saved(id string) {
 	p.t.Helper()
 	eventually(p.t, "the state is saved", func() bool {
 		b, err := os.ReadFile(filepath.Join(p.cfg.SpillDir, savedstate.FileName))
 		var state savedstate.State
 		return err == nil && json.Unmarshal(b, &state) == nil && slices.ContainsFunc(state.Requests,
-			func(r *savedstate.Request) bool { return r.ID == id && !r.Since.IsZero() })
+			func(r *savedstate.Request) bool { return r.ID == id })
 	})
+}
+
+// complained waits until the kernel has written a line to its own stderr.
+func (p *pod) complained(line string) {
+	p.t.Helper()
+	eventually(p.t, "the kernel complains "+line, func() bool { return strings.Contains(p.child.out.String(), line+"\n") })
+}
+
+// killAndInterrupt kills the supervisor, and then interrupts the running cell. It returns the kernel's process id.
+func (p *pod) killAndInterrupt() int {
+	p.t.Helper()
+	kernel := p.until("up", func(st api.Status) bool { return st.KernelPID != 0 }).KernelPID
+	p.supervisor.kill()
+	if err := syscall.Kill(kernel, syscall.SIGINT); err != nil {
+		p.t.Fatal(err)
+	}
+	return kernel
 }
 
 // TestPod_RestartBeforeChild: a restart that is requested before the child has returned starts another kernel. The
@@ -261,12 +278,11 @@ func TestPod_EndedMeanwhile(t *testing.T) {
 	t.Run("the cell ended", func(t *testing.T) {
 		p := startPod(t, nil).ready()
 		c := p.attach("ann")
-		id := c.execute("sleep 300ms\ncomplain done")
-		c.running(id)
+		id := c.execute("then complain replied\ncomplain begun\nsleep 1h")
+		p.complained("begun")
 		p.saved(id)
-		p.supervisor.kill()
-		eventually(t, "the cell has ended", func() bool { return strings.Contains(p.child.out.String(), "done\n") })
-		<-time.After(100 * time.Millisecond) // for the reply behind that
+		p.killAndInterrupt()
+		p.complained("replied") // the kernel has sent its reply to no supervisor
 		p.startSupervisor()
 		p.ready()
 		c = p.attach("ann")
@@ -303,11 +319,14 @@ func TestPod_EndedMeanwhile(t *testing.T) {
 	t.Run("the kernel ended", func(t *testing.T) {
 		p := startPod(t, nil).ready()
 		c := p.attach("ann")
-		id := c.execute("complain last words\nsleep 300ms\nexit 4")
-		c.running(id)
+		id := c.execute("then exit 4\ncomplain last words\nsleep 1h")
+		p.complained("last words")
 		p.saved(id)
-		p.supervisor.kill()
-		<-time.After(2 * time.Second) // the kernel ends meanwhile
+		kernel := p.killAndInterrupt()
+		eventually(t, "the kernel has ended", func() bool {
+			left, found := proctree.Find(kernel)
+			return !found || !left.Alive()
+		})
 		p.startSupervisor()
 		c = p.attach("ann")
 		if got := output(c.result(id), id); !strings.Contains(got, "exit code 4: last words") {
