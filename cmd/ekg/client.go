@@ -279,7 +279,7 @@ func locate(ctx context.Context, gateways []*gatewayClient, kernel string) (*gat
 	case launcher.ValidID(kernel):
 		return answered, kernel, nil // the gateway may know how the kernel ended
 	case len(all) == 0:
-		return nil, "", fmt.Errorf("no kernel %q: there are no kernels", kernel)
+		return nil, "", fmt.Errorf("kernel %q was not found: no kernel exists", kernel)
 	}
 	return nil, "", fmt.Errorf("no kernel %q; the kernels are: %s", kernel, nameKernels(all))
 }

@@ -181,7 +181,7 @@ func flavorsByName(s *settings.Settings) (map[string]flavor.Flavor, error) {
 	return all, nil
 }
 
-// setFlavor gives a start the flavor that the client or the kernelspec names. Without a file of flavors there is none.
+// setFlavor gives a start the flavor that the client or the kernelspec names. Without --flavors it does nothing.
 func setFlavor(s *settings.Settings, req *launcher.Request) error {
 	flavors, err := flavorsByName(s)
 	if flavors == nil || err != nil {

@@ -72,8 +72,8 @@ var gatewaySettings = []group{
 		{
 			Name: "users-file", Env: []string{"EKG_USERS_FILE"},
 			value: text(func(s *Settings) *string { return &s.UsersFile }),
-			Usage: "YAML file with users and the hashes of their tokens; it is read again when it changes. Each kernel then " +
-				"belongs to a user, and there is no shared token. See docs/users.md",
+			Usage: "YAML file with users and the hashes of their tokens; it is read again when it changes. With it, each " +
+				"kernel belongs to a user, and --token, --token-file and --no-auth are rejected. See docs/users.md",
 		},
 		{
 			Name: "oidc-issuer", Env: []string{"EKG_OIDC_ISSUER"},
@@ -235,7 +235,7 @@ var gatewaySettings = []group{
 		{
 			Name: "jobs-keep-for", Env: []string{"EKG_JOBS_KEEP_FOR"}, def: jobs.DefaultKeepFor.String(),
 			value: limit(func(s *Settings) *time.Duration { return &s.Jobs.KeepFor }),
-			Usage: "how long a job is kept after its end; 0: for ever",
+			Usage: "how long a job is kept after its end; 0: it is never removed",
 		},
 		{
 			Name: "jobs-give-way", Env: []string{"EKG_JOBS_GIVE_WAY"}, def: "0s",

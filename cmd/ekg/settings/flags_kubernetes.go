@@ -149,7 +149,7 @@ var kubernetesSettings = []group{
 			Name: "second-master-key-file", Env: []string{"EKG_SECOND_MASTER_KEY_FILE"},
 			value: text(func(s *Settings) *string { return &s.SecondMasterKeyFile }),
 			Usage: "file with another master key, for a change of keys. The gateway also reaches kernels and replicas with " +
-				"this key. New kernels get keys of the first one. If the file does not exist, there is no second key",
+				"this key. New kernels get keys of the first one. A file that does not exist is ignored",
 		},
 		{
 			Name: "start-limit", Env: []string{"EKG_START_LIMIT"}, def: kube.DefaultStartLimit.String(),
