@@ -71,7 +71,7 @@ func (g *Gateway) flavorsOf(who caller) []flavor.Flavor {
 }
 
 func mayChoose(who caller, f *flavor.Flavor) bool {
-	return who.sole || who.Admin || f.MayChoose(who.Name, who.Groups)
+	return who.seesAll() || f.MayChoose(who.Name, who.Groups)
 }
 
 // chooseFlavor sets the flavor of a start: the one that the client names, else the kernelspec's.

@@ -113,7 +113,7 @@ func (g *Gateway) getGPUs(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	all := r.who.sole || r.who.Admin
+	all := r.who.seesAll()
 	answer := GPUs{Nodes: []GPUNode{}, Totals: totalsOf(view), Ahead: []Ahead{},
 		Missing: append([]string{}, view.Missing...)}
 	flavors := g.flavorsOf(r.who)

@@ -431,4 +431,4 @@ func (g *Gateway) removeJob(r *call) error {
 }
 
 // mayRemoveDamaged reports whether the caller may remove a job or a definition whose owner is not known.
-func (c caller) mayRemoveDamaged() bool { return c.sole || c.Admin }
+func (c caller) mayRemoveDamaged() bool { return c.seesAll() }

@@ -161,7 +161,7 @@ func (g *Gateway) listKernels(w http.ResponseWriter, r *call) error {
 	if err != nil {
 		return err
 	}
-	texts, err := g.appendTexts(nil, r.who, launcher.Pointers(kernels))
+	texts, err := g.appendTexts(nil, r.who, launcher.NewList(kernels).Kernels)
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package gateway
 import (
 	"bufio"
 	"encoding/json"
+	"io"
 	"net/http"
 	"strconv"
 	"strings"
@@ -19,7 +20,18 @@ func writeTexts(w http.ResponseWriter, texts []*modelText) error {
 	defer pieces.Put(out)
 	defer out.Reset(nil)
 	out.Reset(w)
-	// The writer keeps the first error until Flush.
+	writeList(out, texts) // out keeps the first error until Flush
+	if err := out.Flush(); err != nil {
+		return &unwritten{err}
+	}
+	return endBody(w)
+}
+
+// writeList writes the JSON of a list of models. out has the error, if there is one.
+func writeList(out interface {
+	io.Writer
+	io.ByteWriter
+}, texts []*modelText) {
 	_ = out.WriteByte('[')
 	for i, t := range texts {
 		if i > 0 {
@@ -27,14 +39,10 @@ func writeTexts(w http.ResponseWriter, texts []*modelText) error {
 		}
 		_, _ = out.Write(t.text)
 	}
-	_, _ = out.WriteString("]\n")
-	if err := out.Flush(); err != nil {
-		return &unwritten{err}
-	}
-	return endBody(w)
+	_, _ = out.Write([]byte("]\n"))
 }
 
-// lengthOf returns how many bytes writeTexts writes.
+// lengthOf returns how many bytes writeList writes.
 func lengthOf(texts []*modelText) int {
 	length := len("[]\n") + max(0, len(texts)-1)
 	for _, t := range texts {

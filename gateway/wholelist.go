@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"net/http"
 	"sync/atomic"
 	"time"
@@ -131,14 +132,9 @@ func (l *wholeList) wholeBody() []byte {
 	if body := l.body.Load(); body != nil {
 		return *body
 	}
-	body := append(make([]byte, 0, lengthOf(l.texts)), '[')
-	for i, t := range l.texts {
-		if i > 0 {
-			body = append(body, ',')
-		}
-		body = append(body, t.text...)
-	}
-	body = append(body, "]\n"...)
+	buffer := bytes.NewBuffer(make([]byte, 0, lengthOf(l.texts)))
+	writeList(buffer, l.texts) // a buffer has no error
+	body := buffer.Bytes()
 	l.body.Store(&body)
 	return body
 }

@@ -262,7 +262,7 @@ func TestWholeList_Jobs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.l.set(launcher.Pointers(all)...)
+	w.l.set(launcher.NewList(all).Kernels...)
 	g.opts.Launcher = sharing{g.opts.Launcher, w.l}
 	w.expect(admin(), "the start")
 	before := listedBody(t, g.Gateway, admin())

@@ -341,16 +341,11 @@ type List struct{ Kernels []*Kernel }
 
 // NewList returns a list of kernels that nobody else uses.
 func NewList(kernels []Kernel) *List {
-	return &List{Pointers(kernels)}
-}
-
-// Pointers returns pointers to the elements.
-func Pointers(kernels []Kernel) []*Kernel {
 	all := make([]*Kernel, len(kernels))
 	for i := range kernels {
 		all[i] = &kernels[i]
 	}
-	return all
+	return &List{all}
 }
 
 // ListerShared is implemented by launchers that describe a kernel again only after a change.

@@ -84,7 +84,8 @@ func (m meter) describe(d *gpu.Listed, device nvml.Device) error {
 	}
 	d.UUID = uuid
 	d.Model, _ = device.GetName() // a GPU without a name is shown without one
-	d.MemoryTotal, d.Reserved, ret = m.memoryOf(device)
+	memory, ret := m.memoryOf(device)
+	d.MemoryTotal, d.Reserved = int64(memory.Total), int64(memory.Reserved)
 	if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
 		return ret
 	}
@@ -131,20 +132,10 @@ func (m meter) describeInstance(device nvml.Device) (i gpu.Instance, err error) 
 	// "NVIDIA A100-SXM4-80GB MIG 1g.10gb" (nvml.h, nvmlDeviceGetName, and nvidia-smi -L)
 	name, _ := device.GetName() // an instance without a name is shown without a profile
 	_, i.Profile, _ = strings.Cut(name, "MIG ")
-	i.MemoryTotal, i.Reserved, ret = m.memoryOf(device)
+	memory, ret := m.memoryOf(device)
+	i.MemoryTotal, i.Reserved = int64(memory.Total), int64(memory.Reserved)
 	if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
 		return i, ret
 	}
 	return i, nil
-}
-
-// memoryOf returns the memory of a device, and how much of it the driver reserves for itself, in bytes. Drivers before
-// 510 do not tell the second.
-func (m meter) memoryOf(device nvml.Device) (total, reserved int64, ret nvml.Return) {
-	if m.has("nvmlDeviceGetMemoryInfo_v2") {
-		memory, ret := device.GetMemoryInfo_v2()
-		return int64(memory.Total), int64(memory.Reserved), ret
-	}
-	memory, ret := device.GetMemoryInfo()
-	return int64(memory.Total), 0, ret
 }

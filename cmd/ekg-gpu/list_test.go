@@ -49,7 +49,8 @@ func TestList(t *testing.T) {
 		{"a GPU", driver(listed(device("GPU-1", nil, nil), "T4", 4096)),
 			`{"devices":[{"uuid":"GPU-1","index":0,"model":"T4","memory_total":4096,"memory_reserved":64,"healthy":true}]}`, 0},
 		{"a partitioned GPU", driver(split), `{"devices":[{"uuid":"GPU-whole","index":0,"model":"A100","memory_total":8192,` +
-			`"memory_reserved":128,"mig_mode":true,"mig":[{"uuid":"MIG-1","profile":"1g.10gb","memory_total":1024,"memory_reserved":16}],"healthy":true}]}`, 0},
+			`"memory_reserved":128,"mig_mode":true,"mig":[{"uuid":"MIG-1","profile":"1g.10gb","memory_total":1024,` +
+			`"memory_reserved":16}],"healthy":true}]}`, 0},
 		{"no memory of its own", driver(shared),
 			`{"devices":[{"uuid":"GPU-8","index":0,"model":"GB10","healthy":true}]}`, 0},
 		{"lost GPUs", driver(nil, lost), `{"devices":[{"uuid":"","index":0,"healthy":false,"error":"ERROR_GPU_IS_LOST"},` +

@@ -123,6 +123,16 @@ func (m meter) has(functions ...string) bool {
 	return slices.ContainsFunc(functions, func(name string) bool { return m.lib.Extensions().LookupSymbol(name) == nil })
 }
 
+// memoryOf returns the memory of a device in bytes. Drivers before 510 count what they reserve for themselves as Used,
+// and Reserved is 0.
+func (m meter) memoryOf(device nvml.Device) (nvml.Memory_v2, nvml.Return) {
+	if m.has("nvmlDeviceGetMemoryInfo_v2") {
+		return device.GetMemoryInfo_v2()
+	}
+	memory, ret := device.GetMemoryInfo()
+	return nvml.Memory_v2{Total: memory.Total, Free: memory.Free, Used: memory.Used}, ret
+}
+
 func uuidOf(device nvml.Device) string {
 	uuid, ret := device.GetUUID()
 	if ret != nvml.SUCCESS {

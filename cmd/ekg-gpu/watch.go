@@ -236,16 +236,8 @@ func (g *gauge) identity() gpu.Sample {
 		s.Error = g.err.Error()
 		return s
 	}
-	var ret nvml.Return
-	if g.has("nvmlDeviceGetMemoryInfo_v2") {
-		var m nvml.Memory_v2
-		m, ret = g.device.GetMemoryInfo_v2()
-		s.MemoryTotal, s.MemoryUsed = int64(m.Total), int64(m.Used)
-	} else {
-		var m nvml.Memory
-		m, ret = g.device.GetMemoryInfo()
-		s.MemoryTotal, s.MemoryUsed = int64(m.Total), int64(m.Used) // with what the driver has reserved
-	}
+	memory, ret := g.memoryOf(g.device)
+	s.MemoryTotal, s.MemoryUsed = int64(memory.Total), int64(memory.Used)
 	if ret != nvml.SUCCESS {
 		s.MemoryTotal, s.MemoryUsed = 0, 0
 		if ret != nvml.ERROR_NOT_SUPPORTED { // as on machines whose GPU shares the memory of the processors

@@ -76,7 +76,8 @@ func (l *lane) hosted(s *server, n int, period time.Duration, labels []string) e
 		return err
 	}
 	l.add("gateway kB/kernel", float64(usage.Memory([]int{s.process.pid()})-empty)/1e3/float64(n))
-	for _, s.label = range labels {
+	for _, label := range labels {
+		s.label = label
 		if err := l.restart(s, n); err != nil {
 			return err
 		}
