@@ -332,6 +332,26 @@ func (c *client) prints(text string) (output string) {
 	return output
 }
 
+// ended reads until the server ends the websocket, and returns the output so far.
+func (c *client) ended(limit time.Duration) (output string) {
+	c.t.Helper()
+	timeout := time.NewTimer(limit)
+	defer timeout.Stop()
+	for {
+		select {
+		case m, ok := <-c.got:
+			if !ok {
+				return output
+			}
+			if m.Header.MsgType == "stream" {
+				output += m.field("text")
+			}
+		case <-timeout.C:
+			c.t.Fatalf("the websocket is still open after %v", limit)
+		}
+	}
+}
+
 // result is the outcome of a request.
 type result struct {
 	reply  message

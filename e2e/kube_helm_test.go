@@ -189,23 +189,6 @@ func newHelm(t *testing.T, home string) (k *inCluster, helm func(args ...string)
 	}
 }
 
-// ended reads until the server ends the websocket.
-func (c *client) ended(limit time.Duration) {
-	c.t.Helper()
-	timeout := time.NewTimer(limit)
-	defer timeout.Stop()
-	for {
-		select {
-		case _, ok := <-c.got:
-			if !ok {
-				return
-			}
-		case <-timeout.C:
-			c.t.Fatalf("the websocket is still open after %v", limit)
-		}
-	}
-}
-
 // runsImage checks which image the gateways run.
 func (k *inCluster) runsImage(want string) {
 	k.t.Helper()
