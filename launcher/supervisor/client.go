@@ -200,12 +200,11 @@ func (c *clientConn) Acknowledge(p messagelog.Position, messages int) {
 }
 
 // LossNotice implements connection.Handler.
-func (c *clientConn) LossNotice(lost uint64) jupyter.Message {
+func (c *clientConn) LossNotice(lost messagelog.Loss) jupyter.Message {
 	c.s.mu.Lock()
 	defer c.s.mu.Unlock()
-	c.s.lost.Add(int64(lost))
-	return c.s.noticeLocked(c.session.LastCell, "%d messages of output are missing here: this page was away or too slow "+
-		"for longer than the gateway keeps output.", lost)
+	c.s.lost.Add(int64(lost.Total()))
+	return c.s.noticeLocked(c.session.LastCell, "%s", missing(lost))
 }
 
 // EndReason implements connection.Handler.

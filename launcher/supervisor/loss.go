@@ -3,11 +3,13 @@ package supervisor
 import (
 	"context"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
 	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
@@ -79,6 +81,30 @@ func (s *Supervisor) announceLossLocked(cell string, header []byte, n uint64) {
 		r.LossAnnounced = true
 	}
 	s.logger.Warn("messages were lost in the kernel's sockets", logkey.Count, n)
+}
+
+// whyMissing says for each cause why a client has missed messages of output.
+var whyMissing = [...]string{
+	messagelog.LogFull: "this page was away or too slow for longer than the gateway keeps output",
+	messagelog.NoRoom: "this page was away or too slow, and the disk of the kernel's log had too little room to keep " +
+		"output for longer",
+	messagelog.DiskSlow:   "the kernel put out more than this page and the disk of the kernel's log could take",
+	messagelog.DiskFailed: "the disk of the kernel's log failed",
+}
+
+// missing says how many messages of output a client has missed, and why.
+func missing(lost messagelog.Loss) string {
+	var parts []string
+	for cause, n := range lost {
+		switch n {
+		case 0:
+		case 1:
+			parts = append(parts, "1 message of output is missing here: "+whyMissing[cause]+".")
+		default:
+			parts = append(parts, strconv.FormatUint(n, 10)+" messages of output are missing here: "+whyMissing[cause]+".")
+		}
+	}
+	return strings.Join(parts, " ")
 }
 
 // sweepInterval is the time between two searches for lost messages while any may be lost.

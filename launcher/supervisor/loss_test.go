@@ -10,6 +10,7 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
+	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
 )
 
 // TestSupervisor_LostOutput: a cell shows once how many of its messages the kernel's sockets have lost. It shows that
@@ -62,5 +63,27 @@ func TestFindGaps_ReplyFirst(t *testing.T) {
 	lost := i.b.gaps.Overdue(i.s.now().Add(time.Hour))
 	if len(lost) != 1 || lost[0].Cell != "cell" || lost[0].Missing != 1998 {
 		t.Errorf("lost: %+v", lost)
+	}
+}
+
+// TestMissing: a client that has missed output reads how many messages it was, and the true cause of each loss.
+func TestMissing(t *testing.T) {
+	var lost messagelog.Loss
+	if got := missing(lost); got != "" {
+		t.Errorf("nothing is missing: %q", got)
+	}
+	lost[messagelog.DiskSlow], lost[messagelog.DiskFailed] = 1, 20
+	want := "1 message of output is missing here: the kernel put out more than this page and the disk of the kernel's log " +
+		"could take. 20 messages of output are missing here: the disk of the kernel's log failed."
+	if got := missing(lost); got != want {
+		t.Errorf("%q", got)
+	}
+	if len(whyMissing) != len(lost) {
+		t.Errorf("%d causes have words, of %d", len(whyMissing), len(lost))
+	}
+	for cause, why := range whyMissing {
+		if why == "" {
+			t.Errorf("cause %d has no words", cause)
+		}
 	}
 }

@@ -51,7 +51,7 @@ type Handler interface {
 	// never decrease.
 	Acknowledge(p messagelog.Position, messages int)
 	// LossNotice counts messages of output that the client has missed, and returns the message that tells the client.
-	LossNotice(lost uint64) jupyter.Message
+	LossNotice(lost messagelog.Loss) jupyter.Message
 	// EndReason returns why the kernel has ended. It is called after Options.Over was closed.
 	EndReason() string
 }

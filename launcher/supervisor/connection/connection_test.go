@@ -46,8 +46,8 @@ func (r *recorder) Acknowledge(p messagelog.Position, messages int) {
 	r.acked <- p
 }
 
-func (r *recorder) LossNotice(lost uint64) jupyter.Message {
-	return notice.Line("s", []byte(`{"msg_id":"cell"}`), strings.Repeat("lost ", int(lost)))
+func (r *recorder) LossNotice(lost messagelog.Loss) jupyter.Message {
+	return notice.Line("s", []byte(`{"msg_id":"cell"}`), strings.Repeat("lost ", int(lost.Total())))
 }
 
 func (r *recorder) EndReason() string { return "test" }

@@ -145,7 +145,7 @@ func (c *Conn) writeBatch() (more bool, err error) {
 	}
 	c.reader.Pass(c.cursor)
 	batch, now, lost := c.o.Log.Read(c.cursor, c.o.SessionNumber, batchBytes, c.batch)
-	if lost > 0 {
+	if lost.Total() > 0 {
 		if err := c.writeLoss(lost); err != nil {
 			return false, err
 		}
@@ -239,8 +239,8 @@ func (c *Conn) noteBuffers(e *messagelog.Entry) error {
 	return err
 }
 
-// writeLoss tells a client that was away or slow how many messages of output it has missed.
-func (c *Conn) writeLoss(lost uint64) error {
+// writeLoss tells a client how many messages of output it has missed.
+func (c *Conn) writeLoss(lost messagelog.Loss) error {
 	m := c.o.Handler.LossNotice(lost)
 	_, err := c.writeOwn(c.cursor, &m)
 	return err

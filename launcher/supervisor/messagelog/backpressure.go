@@ -2,13 +2,15 @@ package messagelog
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // A message waits for the disk no longer than its patience. A disk that does not take it in that time is not waited for
-// again until it has caught up. A supervisor takes a pause of 2 s in a kernel's output for a loss, so both are shorter.
+// again until it has caught up, or until the slowest connected client has read on. A supervisor takes a pause of 2 s in a
+// kernel's output for a loss, so both are shorter.
 const (
 	diskPatience   = 1500 * time.Millisecond
 	clientPatience = time.Second // while a client is connected, which gets its output late
@@ -19,13 +21,14 @@ const (
 const waitFrom = 64 << 10
 
 // AwaitDisk waits before a message of so many bytes is appended, as long as the append would evict what the disk has
-// yet to take. While a client is connected, only large messages wait, and only until clients have read that. No
-// message waits for a disk that fails or is too slow. The wait ends with ctx. One goroutine may wait at a time. No lock
-// that an append needs may be held.
+// yet to take. While a client is connected, only large messages wait, and only until all clients have read that. No
+// message waits for a disk that fails. The wait ends with ctx. One goroutine may wait at a time. No lock that an append
+// needs may be held.
 func (l *Log) AwaitDisk(ctx context.Context, bytes int) {
+	latest := time.Now().Add(diskPatience)
 	for {
 		l.mu.Lock()
-		patience := l.patienceLocked(int64(bytes) + entryOverhead)
+		patience := l.patienceLocked(int64(bytes)+entryOverhead, latest)
 		l.mu.Unlock()
 		if patience <= 0 {
 			return
@@ -54,8 +57,8 @@ func (l *Log) Waits() bool {
 }
 
 // patienceLocked returns how long an append of size bytes may still wait for the disk; 0: it need not or must not wait.
-// While it waits, all that stands in its way moves to disk, the newest entry too.
-func (l *Log) patienceLocked(size int64) time.Duration {
+// It never waits after latest. While it waits, all that stands in its way moves to disk, the newest entry too.
+func (l *Log) patienceLocked(size int64, latest time.Time) time.Duration {
 	l.wanted = 0
 	if l.bytes <= l.least/2 {
 		l.patienceEnd = time.Time{} // the disk has caught up
@@ -64,16 +67,19 @@ func (l *Log) patienceLocked(size int64) time.Duration {
 		return 0
 	}
 	patience := diskPatience
-	if clients, behind := l.clientsLocked(); clients {
+	if connected, behind, slowest := l.clientsLocked(); connected {
 		if size < waitFrom || !behind {
 			return 0
 		}
 		patience = clientPatience
+		if slowest != l.slowest {
+			l.slowest, l.patienceEnd = slowest, time.Time{}
+		}
 	}
 	if l.patienceEnd.IsZero() {
 		l.patienceEnd = time.Now().Add(patience)
 	}
-	left := time.Until(l.patienceEnd)
+	left := min(time.Until(l.patienceEnd), time.Until(latest))
 	if left > 0 {
 		l.wanted = size
 		wake.Reader(l.full)
@@ -82,18 +88,18 @@ func (l *Log) patienceLocked(size int64) time.Duration {
 }
 
 // clientsLocked reports whether a session reads the log, and whether one has yet to read the entry that would be
-// evicted first: the oldest that is not being written.
-func (l *Log) clientsLocked() (connected, behind bool) {
+// evicted first: the oldest that is not being written. slowest is the number up to which all of them have read.
+func (l *Log) clientsLocked() (connected, behind bool, slowest uint64) {
+	slowest = math.MaxUint64
 	for r, session := range l.readers {
 		if session == 0 {
 			continue
 		}
 		connected = true
-		if l.writing < len(l.entries) && r.passed.Load() < l.entries[l.writing].At.Seq {
-			behind = true
-		}
+		slowest = min(slowest, r.passed.Load())
 	}
-	return connected, behind
+	behind = connected && l.writing < len(l.entries) && slowest < l.entries[l.writing].At.Seq
+	return connected, behind, slowest
 }
 
 // inMemoryLocked returns how many bytes of entries stay in memory once the disk has taken the others.

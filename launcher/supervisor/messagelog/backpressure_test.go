@@ -83,6 +83,49 @@ func TestAwaitDisk_Clients(t *testing.T) {
 	})
 }
 
+// TestAwaitDisk_ClientReadsOn: while the slowest client reads on, each large message waits again, though the disk does not
+// catch up. So a client that reads misses nothing. No message waits longer than the disk's patience.
+func TestAwaitDisk_ClientReadsOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const least = 256 << 10
+		l := New(Options{Limit: 64 << 20, Dir: t.TempDir(), KeepFree: 1, Least: least})
+		l.memory = 16 << 10
+		defer l.Close()
+		add := func(count int) {
+			for n := range count {
+				l.Append(0, numbered(n, 10_000), false)
+			}
+		}
+		add(50)
+		spillAll(t, l)
+		add(20) // the disk takes none of these
+		slow, fast := NewReader(), NewReader()
+		l.Subscribe(slow, 1, framing.V1)
+		l.Subscribe(fast, 2, framing.V1)
+		pass := func(r *Reader, seq uint64) { r.Pass(Position{Seq: seq}) }
+		wait := func(want time.Duration) {
+			t.Helper()
+			begun := time.Now()
+			l.AwaitDisk(t.Context(), least)
+			if took := time.Since(begun); took != want {
+				t.Errorf("it waited %v, want %v", took, want)
+			}
+		}
+		time.AfterFunc(clientPatience/2, func() { pass(fast, 40) })
+		wait(clientPatience)
+		wait(0) // the slow one has not read
+		for n := range uint64(3) {
+			pass(slow, 1+n)
+			wait(clientPatience)
+		}
+		pass(slow, 9)
+		for n := range time.Duration(8) {
+			time.AfterFunc((n+1)*clientPatience/4, func() { pass(slow, 10+uint64(n)) })
+		}
+		wait(diskPatience)
+	})
+}
+
 // TestAwaitDisk_ClientCatchesUp: the wait ends as soon as the clients that were behind have read what would be evicted,
 // or have left.
 func TestAwaitDisk_ClientCatchesUp(t *testing.T) {

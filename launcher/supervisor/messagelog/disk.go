@@ -88,7 +88,7 @@ func (l *Log) writeFailed(seg *segment, err error) (wrote, more bool, _ error) {
 	oldest.users++
 	view := *oldest
 	l.mu.Unlock()
-	l.retire(oldest, view)
+	l.retire(oldest, view, NoRoom)
 	return false, true, nil
 }
 
@@ -133,6 +133,10 @@ func (l *Log) dropLocked() {
 		if e.Essential {
 			essential += min(e.size, l.shortMost(share))
 		}
+	}
+	l.droppedFor = DiskSlow
+	if l.failing {
+		l.droppedFor = DiskFailed
 	}
 	stay, i := 0, 0
 	for ; i < len(list) && l.bytes > bound-l.least/dropShare; i++ {

@@ -49,7 +49,7 @@ func TestDisk_Slow(t *testing.T) {
 				t.Fatalf("entry %d says %d", e.At.Seq, want)
 			}
 		}
-		seen, lost, at = seen+len(got), lost+int(missing), now
+		seen, lost, at = seen+len(got), lost+int(missing.Total()), now
 	}
 	if seen+lost != n || lost == 0 || seen < onDisk || ends != 6 {
 		t.Errorf("%d read, with %d ends of cells, and %d lost of %d; %d were on disk", seen, ends, lost, n, onDisk)
@@ -57,10 +57,29 @@ func TestDisk_Slow(t *testing.T) {
 	if got := l.Evicted(); got != int64(lost) {
 		t.Errorf("%d count as evicted, and %d are lost", got, lost)
 	}
+	wantCause(t, l, 1, DiskSlow)
 	spillAll(t, l) // the disk is back
 	if again, missing := countRead(l, 1); again != seen || missing != lost {
 		t.Errorf("on disk %d are read and %d lost", again, missing)
 	}
+}
+
+// TestDisk_Failed: what is evicted while the disk fails has that cause, and not that the disk was slow.
+func TestDisk_Failed(t *testing.T) {
+	l := New(Options{Limit: 4 << 20, Dir: t.TempDir() + "/none", KeepFree: 1, Least: 64 << 10})
+	l.memory = 16 << 10
+	defer l.Close()
+	for n := range 30 {
+		l.Append(0, numbered(n, 1000), false)
+	}
+	wrote, _, err := l.spillOnce()
+	if l.noteSpilled(wrote, err); !errors.Is(err, os.ErrNotExist) {
+		t.Fatalf("got %v", err)
+	}
+	for n := range 100 {
+		l.Append(0, numbered(30+n, 1000), false)
+	}
+	wantCause(t, l, 1, DiskFailed)
 }
 
 // TestDisk_LargeMessages: a large message evicts nothing while the disk has had no time to take what is before it.
@@ -189,6 +208,7 @@ func TestDisk_FollowsFreeSpace(t *testing.T) {
 	if seen, lost := countRead(l, 1); seen+lost != n {
 		t.Errorf("%d read and %d lost of %d", seen, lost, n)
 	}
+	wantCause(t, l, 1, NoRoom)
 	room = 1 << 40
 	add(4000)
 	if got := size(); got < 4<<20 {
@@ -312,6 +332,7 @@ func testQuota(t *testing.T, mount string) {
 	if l.gone.Seq != uint64(lost) {
 		t.Errorf("%d are lost, and not the oldest %d", lost, l.gone.Seq)
 	}
+	wantCause(t, l, 1, NoRoom)
 }
 
 // TestDisk_Room: the share that stays free counts as no room.

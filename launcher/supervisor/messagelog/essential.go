@@ -56,7 +56,7 @@ func (l *Log) trimKeptLocked() {
 }
 
 // retire evicts the oldest segment, except for the newest of its essential entries.
-func (l *Log) retire(seg *segment, view segment) {
+func (l *Log) retire(seg *segment, view segment, why Cause) {
 	var kept []*Entry
 	var size int64
 	l.mu.Lock()
@@ -99,7 +99,7 @@ func (l *Log) retire(seg *segment, view segment) {
 			l.essentialBytes += e.size
 		}
 	}
-	l.evictSegmentLocked()
+	l.evictSegmentLocked(why)
 }
 
 // forgetEssentialLocked removes a segment's essential entries from memory. They stay on disk.

@@ -46,7 +46,7 @@ func TestEssential_Large(t *testing.T) {
 						ends++
 					}
 				}
-				seen, lost, at = seen+len(got), lost+int(missing), now
+				seen, lost, at = seen+len(got), lost+int(missing.Total()), now
 			}
 			if ends != 20 || seen+lost != 8000 || lost == 0 {
 				t.Errorf("of 20 replies %d are left; %d read and %d lost of 8000", ends, seen, lost)

@@ -95,6 +95,7 @@ type Log struct {
 	diskBound      int64      // bytes of all, above which segments are evicted since the disk has too little room
 	wanted         int64      // bytes of a message that waits for the disk; 0: none does
 	patienceEnd    time.Time  // when it waits no more; zero: it has not waited
+	slowest        uint64     // up to which all connected clients had read when a message last waited
 	failing        bool       // the disk has failed, and has taken nothing since
 	diskUrgent     bool       // by far too little
 	nextGiven      time.Time  // when the next segment is evicted for diskBound, unless that is urgent; zero: none is
@@ -107,6 +108,8 @@ type Log struct {
 	unclosed       int64      // bytes of evicted segments whose files are open
 	end            Position   // of the newest entry ever appended
 	gone           Position   // up to this all entries were evicted
+	goneFor        Cause      // why the newest of these were
+	droppedFor     Cause      // why the newest of those that were evicted behind gone were
 	evicted        uint64     // how many were evicted
 	kept           []*Entry   // essential entries of those evicted
 	keptBytes      int64
@@ -191,7 +194,7 @@ func (l *Log) Append(to uint64, m jupyter.Message, essential bool) Position {
 func (l *Log) evictLocked() {
 	n := 0
 	for bound := l.boundLocked(); l.bytes+l.keptBytes+l.disk > bound; {
-		if l.evictSegmentLocked() {
+		if l.evictSegmentLocked(LogFull) {
 			continue
 		}
 		if n >= len(l.entries)-1 {
@@ -201,7 +204,7 @@ func (l *Log) evictLocked() {
 		l.entries[n] = nil
 		n++
 		l.bytes -= e.size
-		l.gone = e.At
+		l.gone, l.goneFor = e.At, LogFull
 		l.evicted++
 		l.keepLocked(e)
 	}
@@ -331,15 +334,16 @@ func (l *Log) Read(
 	session uint64,
 	maxBytes int64,
 	into []*Entry,
-) (got []*Entry, now Position, lost uint64) {
+) (got []*Entry, now Position, lost Loss) {
 	l.mu.Lock()
 	l.settleAwaitedLocked()
 	got, now = into[:0], after
+	goneFor, droppedFor := l.goneFor, l.droppedFor
 	if after.Seq < l.gone.Seq {
-		lost = l.gone.Out - after.Out
+		lost[goneFor] = l.gone.Out - after.Out
 		for _, e := range behind(l.kept, after.Seq) {
 			if e.To == 0 {
-				lost-- // kept, so not lost
+				lost[goneFor]-- // kept, so not lost
 			}
 			if e.isFor(session) {
 				got = append(got, e) // all at once, since the kept entries are bounded already
@@ -349,7 +353,7 @@ func (l *Log) Read(
 	}
 	var n int64
 	pass := func(e *Entry) {
-		lost += e.outBefore() - now.Out // were dropped
+		lost[droppedFor] += e.outBefore() - now.Out
 		now = e.At
 	}
 	failed := l.walkLocked(now.Seq, func(head *Entry) action {
@@ -367,7 +371,7 @@ func (l *Log) Read(
 		pass(e)
 	})
 	if failed.Seq > 0 {
-		lost += failed.Out - now.Out
+		lost[DiskFailed] += failed.Out - now.Out
 		now = failed
 	}
 	return got, now, lost

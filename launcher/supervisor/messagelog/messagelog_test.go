@@ -145,11 +145,11 @@ func TestLog_Model(t *testing.T) {
 				for ; i < int(now.Seq); i++ {
 					if all[i].to == 0 {
 						skippedOut++
-					} else if all[i].to == r.session && lost == 0 && i >= int(l.gone.Seq) && !follows {
+					} else if all[i].to == r.session && lost.Total() == 0 && i >= int(l.gone.Seq) && !follows {
 						t.Fatalf("entry %d for this session was skipped", i)
 					}
 				}
-				if skippedOut != int(lost) {
+				if skippedOut != int(lost.Total()) {
 					t.Fatalf("%d for everyone were skipped, %d announced", skippedOut, lost)
 				}
 				if now.Seq == r.at.Seq && int(now.Seq) < len(all) && len(got) == 0 {
@@ -180,7 +180,7 @@ func TestLog_KeepsWhatEndsACell(t *testing.T) {
 	if len(got) == 0 || number(t, &got[0].Message) != -1 {
 		t.Fatalf("the reply is gone: %d entries", len(got))
 	}
-	if want := uint64(100 - (len(got) - 1)); lost != want {
+	if want := uint64(100 - (len(got) - 1)); lost != (Loss{LogFull: want}) {
 		t.Errorf("%d announced as lost, want %d", lost, want)
 	}
 }
@@ -206,7 +206,7 @@ func TestLog_LargeEntry(t *testing.T) {
 							t.Errorf("entry %d is %s", e.At.Seq, e.Message.Header)
 						}
 					}
-					n, lost = n+len(got), lost+gone
+					n, lost = n+len(got), lost+gone.Total()
 					if next == at {
 						return at, n, lost
 					}
@@ -284,7 +284,7 @@ func TestLog_KeepsAllUnderItsLimit(t *testing.T) {
 	if bytes, limit := l.Sizes(); bytes < limit*9/10 {
 		t.Errorf("%d bytes of %d are used, %d entries are left", bytes, limit, len(got))
 	}
-	if uint64(len(got))+lost != 300 {
+	if uint64(len(got))+lost[LogFull] != 300 {
 		t.Errorf("%d left and %d lost of 300", len(got), lost)
 	}
 }

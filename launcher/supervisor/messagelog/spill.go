@@ -94,8 +94,8 @@ func segmentSize(limit int64) int64 {
 func (l *Log) spillOnce() (wrote, more bool, err error) {
 	l.closeFiles()
 	l.measureDisk()
-	if seg, view := l.segmentToEvict(); seg != nil {
-		l.retire(seg, view)
+	if seg, view, why := l.segmentToEvict(); seg != nil {
+		l.retire(seg, view, why)
 		return false, true, nil
 	}
 	batch, seg := l.batchToSpill()
@@ -141,19 +141,21 @@ func (l *Log) crowdedLocked() bool {
 		(l.exceedsLocked(l.boundLocked()) || l.exceedsLocked(l.diskBound) && l.mayGiveLocked())
 }
 
-// segmentToEvict returns the oldest segment and its present content, or nil if it may stay. The caller releases it.
-func (l *Log) segmentToEvict() (seg *segment, view segment) {
+// segmentToEvict returns the oldest segment, its present content and why it is evicted, or nil if it may stay. The caller
+// releases it.
+func (l *Log) segmentToEvict() (seg *segment, view segment, why Cause) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.crowdedLocked() {
-		return nil, segment{}
+		return nil, segment{}, 0
 	}
 	seg = l.segments[0]
 	seg.users++
 	if !l.exceedsLocked(l.boundLocked()) {
 		l.givenLocked(seg)
+		why = NoRoom
 	}
-	return seg, *seg
+	return seg, *seg, why
 }
 
 // batchToSpill returns the oldest entries in memory if there are too many, and the newest segment if it has room; nil
@@ -224,7 +226,7 @@ func (l *Log) takeLocked(batch []*Entry, seg *segment, fresh bool, written segme
 
 // evictSegmentLocked evicts the oldest segment, except for the essential entries that are in memory too. It reports
 // false if there is no segment.
-func (l *Log) evictSegmentLocked() bool {
+func (l *Log) evictSegmentLocked(why Cause) bool {
 	if len(l.segments) == 0 {
 		return false
 	}
@@ -233,7 +235,7 @@ func (l *Log) evictSegmentLocked() bool {
 	l.segments = l.segments[1:]
 	l.disk -= seg.size
 	l.unclosed += seg.size
-	l.gone = seg.last
+	l.gone, l.goneFor = seg.last, why
 	l.evicted += seg.count
 	essential := seg.essential
 	l.forgetEssentialLocked(seg)
@@ -247,7 +249,7 @@ func (l *Log) evictSegmentLocked() bool {
 // Close closes the log's files. The log must not be read afterwards, and Spill must have returned.
 func (l *Log) Close() {
 	l.mu.Lock()
-	for l.evictSegmentLocked() {
+	for l.evictSegmentLocked(LogFull) {
 	}
 	l.mu.Unlock()
 	l.closeFiles()

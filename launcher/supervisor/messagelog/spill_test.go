@@ -120,11 +120,12 @@ func TestSpill_LostFile(t *testing.T) {
 		if now.Seq == at.Seq {
 			t.Fatalf("stands at %d", now.Seq)
 		}
-		seen, missing, at = seen+len(got), missing+lost, now
+		seen, missing, at = seen+len(got), missing+lost.Total(), now
 	}
 	if seen+int(missing) != 60 || missing == 0 || seen == 0 {
 		t.Errorf("%d seen, %d missing", seen, missing)
 	}
+	wantCause(t, l, s, DiskFailed)
 	lines, _ := l.Page(0, 1<<20, nil)
 	if len(lines) != 1 || lines[0].Lost == 0 {
 		t.Errorf("the log's reader sees %+v", lines)
@@ -260,7 +261,7 @@ func keepsWhatEndsACell(t *testing.T, slowFrom int) {
 		}
 	}
 	got, _, lost := l.Read(Position{}, s, 1<<20, nil)
-	if len(got) == 0 || number(t, &got[0].Message) != -1 || lost == 0 {
+	if len(got) == 0 || number(t, &got[0].Message) != -1 || lost[LogFull] == 0 {
 		t.Fatalf("the reply is gone: %d entries, %d lost", len(got), lost)
 	}
 	if seen, lost := countRead(l, s); seen+lost != n {
@@ -283,14 +284,31 @@ func spillAll(t *testing.T, l *Log) {
 
 // countRead reads a log as a session does. It counts the entries that it got and the losses that were reported.
 func countRead(l *Log, session uint64) (seen, missing int) {
+	seen, lost := readAll(l, session)
+	return seen, int(lost.Total())
+}
+
+// readAll is countRead with the causes of the losses.
+func readAll(l *Log, session uint64) (seen int, lost Loss) {
 	at := Position{}
 	for {
-		got, now, lost := l.Read(at, session, 1<<20, nil)
-		seen, missing = seen+len(got), missing+int(lost)
+		got, now, more := l.Read(at, session, 1<<20, nil)
+		seen += len(got)
+		for cause, n := range more {
+			lost[cause] += n
+		}
 		if now == at {
-			return seen, missing
+			return seen, lost
 		}
 		at = now
+	}
+}
+
+// wantCause checks that all losses that a session reads have the same cause, and that there are some.
+func wantCause(t *testing.T, l *Log, session uint64, want Cause) {
+	t.Helper()
+	if _, lost := readAll(l, session); lost.Total() == 0 || lost[want] != lost.Total() {
+		t.Errorf("lost by cause: %d, want only cause %d", lost, want)
 	}
 }
 
@@ -313,7 +331,7 @@ func TestSpill_Concurrently(t *testing.T) {
 			defer l.Unsubscribe(reader, framing.V1)
 			for at.Seq < total {
 				got, now, lost := l.Read(at, s, int64(i)*10000, nil)
-				seen += len(got) + int(lost)
+				seen += len(got) + int(lost.Total())
 				for j, e := range got {
 					if want := number(t, &e.Message); want != int(e.At.Seq)-1 {
 						t.Errorf("entry %d of a batch says %d, its number is %d", j, want, e.At.Seq)
