@@ -35,6 +35,7 @@ const (
 	warmProof      = 15 * time.Second // for which they run if the kernelspec works
 	warmFinish     = time.Minute      // for a kernel that was taken to get its owner
 	warmTries      = 4                // kernels that one start tries to take
+	warmReport     = time.Minute      // for the watch to report a pod that was created; then it is gone
 )
 
 // warmPool is the warm kernels of one cluster. Its ledger is guarded by Launcher.mu.
@@ -45,13 +46,30 @@ type warmPool struct {
 	rooms   map[types.UID]madeRoom // of pods that wait for GPUs; only the reaper uses it
 	refused atomic.Int64           // starts that wait until a quota does not count a warm kernel any more
 	ledger  launcher.WarmLedger
+	made    map[string]madeWarm // by id, guarded by Launcher.mu: created ones that the watch has not reported
+}
+
+// madeWarm is a warm kernel that this gateway has created.
+type madeWarm struct {
+	spec string
+	at   time.Time
 }
 
 // watchWarm watches the pods of warm kernels.
 func (l *Launcher) watchWarm() (err error) {
-	if l.opts.Warm != nil {
-		l.warm.pods, err = l.watchOwn("warm kernels", selectWarm)
+	if l.opts.Warm == nil {
+		return nil
 	}
+	if l.warm.pods, err = l.watchOwn("warm kernels", selectWarm); err != nil {
+		return err
+	}
+	_, err = l.warm.pods.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(o any) {
+		if pod, ok := o.(*corev1.Pod); ok {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			delete(l.warm.made, pod.Labels[podspec.LabelKernel])
+		}
+	}})
 	return err
 }
 
@@ -137,11 +155,13 @@ func (l *Launcher) keepWarm(ctx context.Context) {
 	}
 	leaving := l.takenPods()
 	waited, ended := l.giveWay(ctx)
+	unreported := l.unreportedWarm() // first: the watch may report one meanwhile
 	for _, pod := range l.allWarmPods() {
 		rec, err := podspec.ReadRecord(pod)
 		if err != nil {
 			continue
 		}
+		delete(unreported, rec.ID)
 		c := counts[rec.SpecName]
 		if pod.DeletionTimestamp == nil && !ended[pod.UID] && l.keepsWarm(ctx, pod, rec, kinds[rec.SpecName], c) {
 			c.Waiting++
@@ -152,6 +172,11 @@ func (l *Launcher) keepWarm(ctx context.Context) {
 		} else {
 			leaving[rec.SpecName]++
 		}
+	}
+	for _, spec := range unreported {
+		c := counts[spec]
+		c.Waiting++
+		counts[spec] = c
 	}
 	for name, kind := range kinds {
 		if l.warm.refused.Load() > 0 && len(kind.GPUs) > 0 ||
@@ -268,27 +293,61 @@ func (l *Launcher) createMissing(ctx context.Context, kind podspec.WarmKind, nam
 
 // createWarm creates the pod and the secret of a warm kernel.
 func (l *Launcher) createWarm(ctx context.Context, kind podspec.WarmKind, name string) error {
-	pod, err := kind.Build(l.opts.Pods, podspec.Record{ID: uuid.NewString(), Created: l.clusterNow().UTC().Round(0),
+	id := uuid.NewString()
+	pod, err := kind.Build(l.opts.Pods, podspec.Record{ID: id, Created: l.clusterNow().UTC().Round(0),
 		MasterKey: l.keys[0].fingerprint})
 	if err != nil {
 		return err
 	}
+	l.noteMadeWarm(id, name)
 	asking, cancel := l.apiContext(ctx)
 	defer cancel()
 	made, err := l.client.CoreV1().Pods(pod.Namespace).Create(asking, pod, metav1.CreateOptions{})
 	if err != nil {
+		l.forgetMadeWarm(id)
 		return errors.New(podstatus.ExplainError(err).Text)
 	}
 	if part, err := l.createParts(ctx, made); err != nil {
+		l.forgetMadeWarm(id)
 		return errors.Join(errors.New(partFailed(part, err).Reason),
 			l.deletePod(context.WithoutCancel(ctx), made))
-	}
-	if err := l.warm.pods.GetStore().Add(podspec.Trimmed(made)); err != nil { // else the next round creates another one
-		return err
 	}
 	l.log.Info("warm kernel was created", logkey.Kernel, made.Labels[podspec.LabelKernel], logkey.Spec, name, logkey.Pod,
 		made.Name)
 	return nil
+}
+
+// noteMadeWarm notes that a warm kernel is about to be created. Until the watch reports it, the reaper counts it: the
+// next round would create another one. The store of the watch is not changed, since it may have a newer state already.
+func (l *Launcher) noteMadeWarm(id, spec string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.warm.made == nil {
+		l.warm.made = map[string]madeWarm{}
+	}
+	l.warm.made[id] = madeWarm{spec, l.timing.now()}
+}
+
+func (l *Launcher) forgetMadeWarm(id string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.warm.made, id)
+}
+
+// unreportedWarm returns the kernelspecs of the warm kernels that were created and that the watch has not reported, by
+// id.
+func (l *Launcher) unreportedWarm() map[string]string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	specs := map[string]string{}
+	for id, m := range l.warm.made {
+		if l.timing.now().Sub(m.at) > warmReport {
+			delete(l.warm.made, id)
+			continue
+		}
+		specs[id] = m.spec
+	}
+	return specs
 }
 
 // isHalfTaken reports whether a kernel was taken from the warm ones, and its owner was not assigned in time.

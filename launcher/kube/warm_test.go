@@ -351,6 +351,46 @@ func TestWarm_HalfTaken(t *testing.T) {
 	eventually(t, "it is ended", func() bool { return !c.podThere(t, pod.Name) })
 }
 
+// A warm kernel that ends while its secret is created is ended, and another one replaces it. The gateway must not take the
+// answer to its own request for newer than what the watch has reported.
+func TestWarm_EndsEarly(t *testing.T) {
+	c, _ := newRunning(t, 0)
+	pods := corev1.SchemeGroupVersion.WithResource("pods")
+	var now, wanted atomic.Int64
+	var l *Launcher
+	var ended string // the first pod
+	reported := make(chan struct{})
+	c.PrependReactor("create", "secrets", func(k8stesting.Action) (bool, runtime.Object, error) {
+		list, err := c.Tracker().List(pods, corev1.SchemeGroupVersion.WithKind("Pod"), "ns")
+		if err != nil || ended != "" {
+			return false, nil, err
+		}
+		pod := list.(*corev1.PodList).Items[0].DeepCopy()
+		pod.Status.Phase = corev1.PodFailed
+		ended = pod.Name
+		looks := 0
+		eventually(t, "the watch has reported its end", func() bool {
+			if looks%500 == 0 { // again: the fake reports no change between a list and the watch that follows it
+				pod.ResourceVersion = strconv.FormatInt(c.version.Add(1), 10)
+				if err := c.Tracker().Update(pods, pod, "ns"); err != nil {
+					t.Error(err)
+				}
+			}
+			looks++
+			known := l.allWarmPods()
+			return len(known) == 1 && known[0].ResourceVersion == pod.ResourceVersion
+		})
+		close(reported)
+		return false, nil, nil
+	})
+	l = warmGateways(t, c, &now, &wanted, 1)[0]
+	wanted.Store(1)
+	<-reported
+	eventually(t, "it is ended", func() bool { return !c.podThere(t, ended) })
+	now.Add(int64(2 * time.Minute)) // failures do not hold the next one back
+	eventually(t, "another one replaces it", func() bool { return len(c.warmPods(t)) == 1 })
+}
+
 // linger makes a deleted pod stay until its kubelet has ended it, which gone does.
 func (c *testCluster) linger(t *testing.T) (gone func(name string)) {
 	t.Helper()
