@@ -34,10 +34,14 @@ type cluster struct {
 	script     string // deploy/devcluster/devcluster; "" for another cluster, whose programs the tests must not stop
 }
 
-// TestMain stops the cluster if these tests started it.
+// TestMain stops the cluster if these tests started it. It says first in what state failed tests have left it.
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if clusterStarted {
+		if code != 0 {
+			status, err := (&cluster{script: clusterScript}).run("status")
+			fmt.Fprintf(os.Stderr, "the cluster after the tests:\n%s%v\n", status, err)
+		}
 		if _, err := (&cluster{script: clusterScript}).run("down"); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = max(code, 1)
@@ -83,7 +87,51 @@ func theCluster(t *testing.T) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if c.script != "" {
+		mendOnce(t, c)
+	}
 	return c
+}
+
+var (
+	mendMu sync.Mutex
+	mended = map[string]bool{} // by names of whole tests
+)
+
+// mendOnce repairs the cluster when a test uses it for the first time, if an earlier one has left it broken. One failure
+// is then not followed by that of all others. Later in a test the cluster may be broken on purpose.
+func mendOnce(t *testing.T, c *cluster) {
+	t.Helper()
+	mendMu.Lock()
+	defer mendMu.Unlock()
+	test, _, _ := strings.Cut(t.Name(), "/")
+	if mended[test] {
+		return
+	}
+	mended[test] = true
+	well := func() error {
+		if _, err := c.run("up"); err != nil { // starts the programs that do not run
+			return err
+		}
+		out, err := c.run("kubectl", "get", "node/node1", "-o",
+			`jsonpath={.status.conditions[?(@.type=="Ready")].status}{.spec.taints[*].key}`)
+		if err == nil && out != "True" {
+			err = fmt.Errorf("the node's readiness and taints are %q", out)
+		}
+		return err
+	}
+	err := well()
+	if err == nil {
+		return
+	}
+	t.Logf("the cluster was left broken: %v", err)
+	for _, args := range [][]string{{"thaw", "apiserver"}, {"stop", "kubelet"}, {"start", "kubelet"},
+		{"kubectl", "uncordon", "node1"}} {
+		if _, err := c.run(args...); err != nil {
+			t.Log(err)
+		}
+	}
+	eventually(t, time.Minute, "the cluster works", well)
 }
 
 // needsOwn skips the test if the cluster is not deploy/devcluster's. The reason says what the test does with it.

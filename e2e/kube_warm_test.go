@@ -87,8 +87,8 @@ func (k *inCluster) readyPods(metrics string) {
 }
 
 // warmIsFast compares starts that take a warm kernel with ordinary ones. Other tests use the processors meanwhile. So
-// only the fastest of up to ten starts must keep the bound. The median of the starts must be far below that of the
-// ordinary ones.
+// there are up to ten starts, and only the fastest must keep the bound. The median of the starts must be far below that
+// of the ordinary ones.
 func (k *inCluster) warmIsFast(metrics string) {
 	var warm, cold []time.Duration
 	start := func(spec string, took *[]time.Duration) {
@@ -100,11 +100,12 @@ func (k *inCluster) warmIsFast(metrics string) {
 		start("pod", &cold)
 	}
 	slices.Sort(cold)
-	for len(warm) < 3 || len(warm) < 10 && slices.Min(warm) >= warmReply {
+	slow := func() bool { return warm[0] >= warmReply || warm[len(warm)/2] > cold[len(cold)/2]/4 }
+	for len(warm) < 3 || len(warm) < 10 && slow() {
 		k.readyPods(metrics)
 		start("warm", &warm)
+		slices.Sort(warm)
 	}
-	slices.Sort(warm)
 	k.t.Logf("POST to the first reply: %v; without warm kernels: %v", warm, cold)
 	if got := warmKernels(k.t, metrics, "ekg_warm_claims_total", `result="taken",spec="warm"`); got != fmt.Sprint(len(warm)) {
 		k.t.Errorf("%q of %d starts took a warm kernel", got, len(warm))
