@@ -12,9 +12,12 @@ import (
 	"time"
 )
 
-// warmReply is how long the first reply of a kernel that was started ahead may take, from the POST, with programs as
-// they are released, on a machine that other tests use, too. A quiet one needs less.
-const warmReply = 150 * time.Millisecond
+// The first reply of a kernel that was started ahead may take warmReply from the POST, with programs as they are released.
+// On a machine that is slow, since other tests use it too, it may take 1/warmShare of an ordinary start.
+const (
+	warmReply = 150 * time.Millisecond
+	warmShare = 5
+)
 
 // TestE2E_KubeWarm: pods that were started ahead become kernels of their owners, with variables, also after a restart.
 // Before, no list has them. A start that takes one is fast.
@@ -100,7 +103,9 @@ func (k *inCluster) warmIsFast(metrics string) {
 		start("pod", &cold)
 	}
 	slices.Sort(cold)
-	slow := func() bool { return warm[0] >= warmReply || warm[len(warm)/2] > cold[len(cold)/2]/4 }
+	ordinary := cold[len(cold)/2]
+	bound := max(warmReply, ordinary/warmShare)
+	slow := func() bool { return warm[0] >= bound || warm[len(warm)/2] > ordinary/4 }
 	for len(warm) < 3 || len(warm) < 10 && slow() {
 		k.readyPods(metrics)
 		start("warm", &warm)
@@ -110,11 +115,11 @@ func (k *inCluster) warmIsFast(metrics string) {
 	if got := warmKernels(k.t, metrics, "ekg_warm_claims_total", `result="taken",spec="warm"`); got != fmt.Sprint(len(warm)) {
 		k.t.Errorf("%q of %d starts took a warm kernel", got, len(warm))
 	}
-	if warm[0] >= warmReply {
-		k.t.Errorf("the fastest of %d starts took %v, and the bound is %v", len(warm), warm[0], warmReply)
+	if warm[0] >= bound {
+		k.t.Errorf("the fastest of %d starts took %v, and the bound is %v", len(warm), warm[0], bound)
 	}
-	if w, c := warm[len(warm)/2], cold[len(cold)/2]; w > c/4 {
-		k.t.Errorf("the middle one took %v, and an ordinary one %v", w, c)
+	if w := warm[len(warm)/2]; w > ordinary/4 {
+		k.t.Errorf("the middle one took %v, and an ordinary one %v", w, ordinary)
 	}
 }
 
