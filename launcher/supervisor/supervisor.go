@@ -415,6 +415,7 @@ func (s *Supervisor) Run(ctx context.Context) {
 	janitorCtx, stopJanitor := context.WithCancel(context.Background())
 	wg.Go(func() { s.watchLosses(janitorCtx) })
 	wg.Go(func() { s.memory.Run(janitorCtx) })
+	wg.Go(func() { memory.LimitGrowth(janitorCtx) })
 	wg.Go(func() { s.processors.Run(janitorCtx) })
 	if s.cfg.SpillDir != "" {
 		wg.Add(1)

@@ -1,6 +1,7 @@
-// Package memory returns memory to the operating system after large messages. Go would keep most of it for minutes, and
-// a machine has many supervisors. Package supervisor notes large messages in a Returner. The package starts no
-// goroutine; the caller of Run provides one.
+// Package memory keeps a supervisor's memory small, since a machine has many supervisors. It returns memory to the
+// operating system after large messages, of which Go would keep most for minutes. Package supervisor notes them in a
+// Returner. LimitGrowth bounds the garbage of a large heap. The package starts no goroutine; the callers of Run and
+// LimitGrowth provide them.
 package memory
 
 import (

@@ -6,8 +6,8 @@ import (
 )
 
 const (
-	aheadLimit  = 64 << 20  // bytes of messages that were read from a subscription and not yet received
-	aheadLarge  = 96 << 20  // bytes above which no frame with memory of its own is begun before others are handled
+	aheadLimit  = 24 << 20  // bytes of messages that were read from a subscription and not yet received
+	aheadLarge  = 56 << 20  // bytes above which no frame with memory of its own is begun before others are handled
 	aheadWide   = 8 << 20   // bytes of wide messages above which no wide frame is begun before these are handled
 	wideLeast   = 256 << 10 // bytes of the smallest wide frame, or message
 	aheadSpares = 2         // chunks that are kept for the reader
