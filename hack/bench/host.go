@@ -29,7 +29,7 @@ func host(path string) error {
 			defer func() { _ = conn.Close() }() // the stub ends then
 			if err := hostOne(conn); err != nil {
 				fmt.Fprintln(os.Stderr, "host:", err)
-				_, _ = conn.Write([]byte("!")) // the stub exits with 1 then, if it still lives
+				_, _ = fmt.Fprintln(conn, err) // the stub prints it and exits with 1, if it still lives
 			}
 		}()
 	}

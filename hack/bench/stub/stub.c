@@ -4,7 +4,8 @@
  *
  *   stub SOCKET CONNECTION_FILE
  *
- * is a kernel. It tells the host the connection file, and lives until either of them ends.
+ * is a kernel. It tells the host the connection file, and lives until either of them ends. What the host sends is why
+ * the kernel has failed. It goes to standard error, where servers read why a kernel has ended.
  *
  *   stub parent --config FILE --ready-fd N
  *
@@ -52,8 +53,9 @@ static int supervisor(char **argv) {
 }
 
 int main(int argc, char **argv) {
-	char byte;
-	int s;
+	char why[4096];
+	int s, failed = 0;
+	ssize_t n;
 	if (argc >= 6 && !strcmp(argv[1], "parent"))
 		return supervisor(argv);
 	if (argc != 3)
@@ -61,5 +63,8 @@ int main(int argc, char **argv) {
 	signal(SIGINT, SIG_IGN);
 	if ((s = ask(argv[1], argv[2])) < 0)
 		return 1;
-	return read(s, &byte, 1) > 0; /* a byte says that the kernel has failed */
+	for (; (n = read(s, why, sizeof why)) > 0; failed = 1)
+		if (write(2, why, n) != n)
+			return 1;
+	return failed;
 }
