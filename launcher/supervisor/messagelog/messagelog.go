@@ -108,8 +108,8 @@ type Log struct {
 	unclosed       int64      // bytes of evicted segments whose files are open
 	end            Position   // of the newest entry ever appended
 	gone           Position   // up to this all entries were evicted
-	goneFor        Cause      // why the newest of these were
-	droppedFor     Cause      // why the newest of those that were evicted behind gone were
+	goneFor        Cause      // of the newest eviction up to there
+	droppedFor     Cause      // of the newest eviction behind that
 	evicted        uint64     // how many were evicted
 	kept           []*Entry   // essential entries of those evicted
 	keptBytes      int64
