@@ -98,8 +98,8 @@ var (
 	mended = map[string]bool{} // by names of whole tests
 )
 
-// mendOnce repairs the cluster when a test uses it for the first time, if an earlier one has left it broken. One failure
-// is then not followed by that of all others. Later in a test the cluster may be broken on purpose.
+// mendOnce repairs the cluster when a test uses it for the first time, if an earlier one has left it broken. One
+// failure is then not followed by that of all others. Later in a test the cluster may be broken on purpose.
 func mendOnce(t *testing.T, c *cluster) {
 	t.Helper()
 	mendMu.Lock()

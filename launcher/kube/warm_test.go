@@ -351,8 +351,8 @@ func TestWarm_HalfTaken(t *testing.T) {
 	eventually(t, "it is ended", func() bool { return !c.podThere(t, pod.Name) })
 }
 
-// A warm kernel that ends while its secret is created is ended, and another one replaces it. The gateway must not take the
-// answer to its own request for newer than what the watch has reported.
+// A warm kernel that ends while its secret is created is ended, and another one replaces it. The gateway must not take
+// the answer to its own request for newer than what the watch has reported.
 func TestWarm_EndsEarly(t *testing.T) {
 	c, _ := newRunning(t, 0)
 	pods := corev1.SchemeGroupVersion.WithResource("pods")

@@ -18,8 +18,8 @@ const (
 	percentMost  = 100      // Go's default
 )
 
-// LimitGrowth lets the program collect garbage more often while its heap is large, until ctx ends. It changes nothing if
-// the environment has GOGC. Several calls at once agree with each other.
+// LimitGrowth lets the program collect garbage more often while its heap is large, until ctx ends. It changes nothing
+// if the environment has GOGC. Several calls at once agree with each other.
 func LimitGrowth(ctx context.Context) {
 	if os.Getenv("GOGC") != "" {
 		return

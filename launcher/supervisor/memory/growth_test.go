@@ -11,7 +11,7 @@ import (
 )
 
 func TestPercentOf(t *testing.T) {
-	for live, want := range map[uint64]int{0: 100, 3 << 20: 100, growthMost: 100, 2 * growthMost: 50, 1 << 40: percentLeast} {
+	for live, want := range map[uint64]int{0: 100, growthMost: 100, 2 * growthMost: 50, 1 << 40: percentLeast} {
 		if got := percentOf(live); got != want {
 			t.Errorf("a heap of %d bytes may grow by %d percent, want %d", live, got, want)
 		}

@@ -9,8 +9,8 @@ import (
 )
 
 // A message waits for the disk no longer than its patience. A disk that does not take it in that time is not waited for
-// again until it has caught up, or until the slowest connected client has read on. A supervisor takes a pause of 2 s in a
-// kernel's output for a loss, so both are shorter.
+// again until it has caught up, or until the slowest connected client has read on. A supervisor takes a pause of 2 s in
+// a kernel's output for a loss, so both are shorter.
 const (
 	diskPatience   = 1500 * time.Millisecond
 	clientPatience = time.Second // while a client is connected, which gets its output late

@@ -83,8 +83,8 @@ func TestAwaitDisk_Clients(t *testing.T) {
 	})
 }
 
-// TestAwaitDisk_ClientReadsOn: while the slowest client reads on, each large message waits again, though the disk does not
-// catch up. So a client that reads misses nothing. No message waits longer than the disk's patience.
+// TestAwaitDisk_ClientReadsOn: while the slowest client reads on, each large message waits again, though the disk does
+// not catch up. So a client that reads misses nothing. No message waits longer than the disk's patience.
 func TestAwaitDisk_ClientReadsOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const least = 256 << 10

@@ -141,8 +141,8 @@ func (l *Log) crowdedLocked() bool {
 		(l.exceedsLocked(l.boundLocked()) || l.exceedsLocked(l.diskBound) && l.mayGiveLocked())
 }
 
-// segmentToEvict returns the oldest segment, its present content and why it is evicted, or nil if it may stay. The caller
-// releases it.
+// segmentToEvict returns the oldest segment, its present content and why it is evicted, or nil if it may stay. The
+// caller releases it.
 func (l *Log) segmentToEvict() (seg *segment, view segment, why Cause) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
