@@ -40,7 +40,10 @@ func TestMain(m *testing.M) {
 	if clusterStarted {
 		if code != 0 {
 			status, err := (&cluster{script: clusterScript}).run("status")
-			fmt.Fprintf(os.Stderr, "the cluster after the tests:\n%s%v\n", status, err)
+			if err != nil {
+				status += err.Error()
+			}
+			fmt.Fprintf(os.Stderr, "the cluster after the tests:\n%s\n", status)
 		}
 		if _, err := (&cluster{script: clusterScript}).run("down"); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -98,8 +101,8 @@ var (
 	mended = map[string]bool{} // by names of whole tests
 )
 
-// mendOnce repairs the cluster when a test uses it for the first time, if an earlier one has left it broken. One
-// failure is then not followed by that of all others. Later in a test the cluster may be broken on purpose.
+// mendOnce repairs the cluster when a test uses it for the first time, if an earlier one has left it broken. So one
+// failure does not fail all later tests. Later in a test the cluster may be broken on purpose.
 func mendOnce(t *testing.T, c *cluster) {
 	t.Helper()
 	mendMu.Lock()
@@ -113,14 +116,14 @@ func mendOnce(t *testing.T, c *cluster) {
 		if _, err := c.run("up"); err != nil { // starts the programs that do not run
 			return err
 		}
-		out, err := c.run("kubectl", "get", "node/node1", "-o",
+		out, err := c.run("kubectl", "--request-timeout=5s", "get", "node/node1", "-o",
 			`jsonpath={.status.conditions[?(@.type=="Ready")].status}{.spec.taints[*].key}`)
 		if err == nil && out != "True" {
 			err = fmt.Errorf("the node's readiness and taints are %q", out)
 		}
 		return err
 	}
-	err := well()
+	err := poll(20*time.Second, "the cluster works", well)
 	if err == nil {
 		return
 	}

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// The first reply of a kernel that was started ahead may take warmReply from the POST, with programs as they are
-// released. On a machine that is slow, since other tests use it too, it may take 1/warmShare of an ordinary start.
+// The first reply of a kernel that was started ahead has a bound of time from the POST, with programs as they are
+// released. It is warmReply, or 1/warmShare of an ordinary start on a machine where that is more.
 const (
 	warmReply = 150 * time.Millisecond
 	warmShare = 5

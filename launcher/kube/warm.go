@@ -35,7 +35,7 @@ const (
 	warmProof      = 15 * time.Second // for which they run if the kernelspec works
 	warmFinish     = time.Minute      // for a kernel that was taken to get its owner
 	warmTries      = 4                // kernels that one start tries to take
-	warmReport     = time.Minute      // for the watch to report a pod that was created; then it is gone
+	warmReport     = time.Minute      // for the watch to report a pod that was created; then the pod is read
 )
 
 // warmPool is the warm kernels of one cluster. Its ledger is guarded by Launcher.mu.
@@ -52,6 +52,7 @@ type warmPool struct {
 // madeWarm is a warm kernel that this gateway has created.
 type madeWarm struct {
 	spec string
+	pod  string // name
 	at   time.Time
 }
 
@@ -155,7 +156,7 @@ func (l *Launcher) keepWarm(ctx context.Context) {
 	}
 	leaving := l.takenPods()
 	waited, ended := l.giveWay(ctx)
-	unreported := l.unreportedWarm() // first: the watch may report one meanwhile
+	unreported := l.unreportedWarm(ctx) // first: the watch may report one meanwhile
 	for _, pod := range l.allWarmPods() {
 		rec, err := podspec.ReadRecord(pod)
 		if err != nil {
@@ -299,7 +300,7 @@ func (l *Launcher) createWarm(ctx context.Context, kind podspec.WarmKind, name s
 	if err != nil {
 		return err
 	}
-	l.noteMadeWarm(id, name)
+	l.noteMadeWarm(id, name, pod.Name)
 	asking, cancel := l.apiContext(ctx)
 	defer cancel()
 	made, err := l.client.CoreV1().Pods(pod.Namespace).Create(asking, pod, metav1.CreateOptions{})
@@ -319,13 +320,13 @@ func (l *Launcher) createWarm(ctx context.Context, kind podspec.WarmKind, name s
 
 // noteMadeWarm notes that a warm kernel is about to be created. Until the watch reports it, the reaper counts it: the
 // next round would create another one. The store of the watch is not changed, since it may have a newer state already.
-func (l *Launcher) noteMadeWarm(id, spec string) {
+func (l *Launcher) noteMadeWarm(id, spec, pod string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.warm.made == nil {
 		l.warm.made = map[string]madeWarm{}
 	}
-	l.warm.made[id] = madeWarm{spec, l.timing.now()}
+	l.warm.made[id] = madeWarm{spec, pod, l.timing.now()}
 }
 
 func (l *Launcher) forgetMadeWarm(id string) {
@@ -335,17 +336,27 @@ func (l *Launcher) forgetMadeWarm(id string) {
 }
 
 // unreportedWarm returns the kernelspecs of the warm kernels that were created and that the watch has not reported, by
-// id.
-func (l *Launcher) unreportedWarm() map[string]string {
+// id. A watch may be late, so it reads the pod of one that was created long ago.
+func (l *Launcher) unreportedWarm(ctx context.Context) map[string]string {
+	specs, late := map[string]string{}, map[string]string{}
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	specs := map[string]string{}
 	for id, m := range l.warm.made {
-		if l.timing.now().Sub(m.at) > warmReport {
-			delete(l.warm.made, id)
-			continue
-		}
 		specs[id] = m.spec
+		if now := l.timing.now(); now.Sub(m.at) > warmReport {
+			late[id] = m.pod
+			m.at = now
+			l.warm.made[id] = m
+		}
+	}
+	l.mu.Unlock()
+	for id, pod := range late {
+		asking, cancel := l.apiContext(ctx)
+		_, err := l.client.CoreV1().Pods(l.opts.Pods.Namespace).Get(asking, pod, metav1.GetOptions{})
+		cancel()
+		if apierrors.IsNotFound(err) {
+			l.forgetMadeWarm(id)
+			delete(specs, id)
+		}
 	}
 	return specs
 }

@@ -391,6 +391,27 @@ func TestWarm_EndsEarly(t *testing.T) {
 	eventually(t, "another one replaces it", func() bool { return len(c.warmPods(t)) == 1 })
 }
 
+// A created warm kernel that the watch does not report counts as long as its pod exists.
+func TestWarm_Unreported(t *testing.T) {
+	c, _ := newRunning(t, 0)
+	c.otherLeads(t)
+	var now, wanted atomic.Int64
+	l := warmGateways(t, c, &now, &wanted, 1)[0]
+	there, err := c.CoreV1().Pods("ns").Create(t.Context(), runningPod(t, 1, testRequest(idOf(1))), metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.noteMadeWarm("there", "python3", there.Name)
+	l.noteMadeWarm("gone", "python3", "no-such-pod")
+	if got := l.unreportedWarm(t.Context()); len(got) != 2 {
+		t.Errorf("at first %v count", got)
+	}
+	now.Add(int64(2 * warmReport))
+	if got := l.unreportedWarm(t.Context()); len(got) != 1 || got["there"] != "python3" {
+		t.Errorf("later %v count", got)
+	}
+}
+
 // linger makes a deleted pod stay until its kubelet has ended it, which gone does.
 func (c *testCluster) linger(t *testing.T) (gone func(name string)) {
 	t.Helper()

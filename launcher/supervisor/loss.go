@@ -88,7 +88,8 @@ var whyMissing = [...]string{
 	messagelog.LogFull: "this page was away or too slow for longer than the gateway keeps output",
 	messagelog.NoRoom: "this page was away or too slow, and the disk of the kernel's log had too little room to keep " +
 		"output for longer",
-	messagelog.DiskSlow:   "the kernel put out more than this page and the disk of the kernel's log could take",
+	messagelog.DiskSlow: "output came faster than the disk of the kernel's log could store it, and this page had not " +
+		"read it yet",
 	messagelog.DiskFailed: "the disk of the kernel's log failed",
 }
 

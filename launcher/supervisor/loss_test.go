@@ -73,8 +73,8 @@ func TestMissing(t *testing.T) {
 		t.Errorf("nothing is missing: %q", got)
 	}
 	lost[messagelog.DiskSlow], lost[messagelog.DiskFailed] = 1, 20
-	want := "1 message of output is missing here: the kernel put out more than this page and the disk of the kernel's " +
-		"log could take. 20 messages of output are missing here: the disk of the kernel's log failed."
+	want := "1 message of output is missing here: output came faster than the disk of the kernel's log could store it, " +
+		"and this page had not read it yet. 20 messages of output are missing here: the disk of the kernel's log failed."
 	if got := missing(lost); got != want {
 		t.Errorf("%q", got)
 	}

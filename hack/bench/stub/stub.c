@@ -4,8 +4,8 @@
  *
  *   stub SOCKET CONNECTION_FILE
  *
- * is a kernel. It tells the host the connection file, and lives until either of them ends. What the host sends is why
- * the kernel has failed. It goes to standard error, where servers read why a kernel has ended.
+ * is a kernel. It tells the host the connection file, and lives until either of them ends. If the kernel fails, the host
+ * sends the reason. It goes to standard error, where servers read why a kernel has ended.
  *
  *   stub parent --config FILE --ready-fd N
  *

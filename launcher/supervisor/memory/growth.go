@@ -24,22 +24,18 @@ func LimitGrowth(ctx context.Context) {
 	if os.Getenv("GOGC") != "" {
 		return
 	}
-	percent := percentMost
 	defer debug.SetGCPercent(percentMost)
-	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
+	heap := []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/gogc:percent"}}
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-collected():
 		}
-		metrics.Read(live)
-		wanted := percentOf(live[0].Value.Uint64())
-		if wanted == percentMost || wanted < percent*7/8 || wanted > percent*9/8 { // a change stops the program briefly
-			if wanted != percent {
-				debug.SetGCPercent(wanted)
-			}
-			percent = wanted
+		metrics.Read(heap)
+		percent := percentOf(heap[0].Value.Uint64())
+		if uint64(percent) != heap[1].Value.Uint64() {
+			debug.SetGCPercent(percent)
 		}
 	}
 }

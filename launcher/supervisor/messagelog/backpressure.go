@@ -21,7 +21,7 @@ const (
 const waitFrom = 64 << 10
 
 // AwaitDisk waits before a message of so many bytes is appended, as long as the append would evict what the disk has
-// yet to take. While a client is connected, only large messages wait, and only until all clients have read that. No
+// yet to take. While a client is connected, only large messages wait, until all clients have read what would go. No
 // message waits for a disk that fails. The wait ends with ctx. One goroutine may wait at a time. No lock that an append
 // needs may be held.
 func (l *Log) AwaitDisk(ctx context.Context, bytes int) {
@@ -72,9 +72,10 @@ func (l *Log) patienceLocked(size int64, latest time.Time) time.Duration {
 			return 0
 		}
 		patience = clientPatience
-		if slowest != l.slowest {
-			l.slowest, l.patienceEnd = slowest, time.Time{}
+		if slowest > l.slowest {
+			l.patienceEnd = time.Time{}
 		}
+		l.slowest = slowest // less than before if a client has come
 	}
 	if l.patienceEnd.IsZero() {
 		l.patienceEnd = time.Now().Add(patience)

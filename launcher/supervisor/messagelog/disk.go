@@ -80,6 +80,10 @@ func (l *Log) writeFailed(seg *segment, err error) (wrote, more bool, _ error) {
 		l.releaseLocked(seg)
 	}
 	full := errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+	l.failedFor = DiskFailed
+	if full {
+		l.failedFor = NoRoom
+	}
 	if !full || !l.canShrinkLocked() {
 		l.mu.Unlock()
 		return false, false, err
@@ -134,10 +138,6 @@ func (l *Log) dropLocked() {
 			essential += min(e.size, l.shortMost(share))
 		}
 	}
-	l.droppedFor = DiskSlow
-	if l.failing {
-		l.droppedFor = DiskFailed
-	}
 	stay, i := 0, 0
 	for ; i < len(list) && l.bytes > bound-l.least/dropShare; i++ {
 		e := list[i]
@@ -153,6 +153,10 @@ func (l *Log) dropLocked() {
 			essential -= min(e.size, l.shortMost(share))
 		}
 		l.evicted++
+		l.droppedFor = DiskSlow
+		if l.failing {
+			l.droppedFor = l.failedFor
+		}
 	}
 	rest := append(l.entries[:l.writing+stay], l.entries[l.writing+i:]...)
 	clear(l.entries[len(rest):])

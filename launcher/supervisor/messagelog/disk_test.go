@@ -64,22 +64,37 @@ func TestDisk_Slow(t *testing.T) {
 	}
 }
 
-// TestDisk_Failed: what is evicted while the disk fails has that cause, and not that the disk was slow.
+// TestDisk_Failed: what is evicted while the disk fails or is full has that cause, and not that the disk was slow.
 func TestDisk_Failed(t *testing.T) {
-	l := New(Options{Limit: 4 << 20, Dir: t.TempDir() + "/none", KeepFree: 1, Least: 64 << 10})
-	l.memory = 16 << 10
-	defer l.Close()
-	for n := range 30 {
-		l.Append(0, numbered(n, 1000), false)
+	dir := t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=16k"); err != nil {
+		t.Skipf("no file system of a bounded size: %v", err)
 	}
-	wrote, _, err := l.spillOnce()
-	if l.noteSpilled(wrote, err); !errors.Is(err, os.ErrNotExist) {
-		t.Fatalf("got %v", err)
+	t.Cleanup(func() {
+		if err := syscall.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, c := range []struct {
+		dir  string
+		err  error
+		want Cause
+	}{{dir + "/none", os.ErrNotExist, DiskFailed}, {dir, syscall.ENOSPC, NoRoom}} {
+		l := New(Options{Limit: 4 << 20, Dir: c.dir, KeepFree: 1, Least: 64 << 10})
+		l.memory = 16 << 10
+		for n := range 30 {
+			l.Append(0, numbered(n, 1000), false)
+		}
+		wrote, _, err := l.spillOnce()
+		if l.noteSpilled(wrote, err); !errors.Is(err, c.err) {
+			t.Fatalf("got %v, want %v", err, c.err)
+		}
+		for n := range 100 {
+			l.Append(0, numbered(30+n, 1000), false)
+		}
+		wantCause(t, l, 1, c.want)
+		l.Close()
 	}
-	for n := range 100 {
-		l.Append(0, numbered(30+n, 1000), false)
-	}
-	wantCause(t, l, 1, DiskFailed)
 }
 
 // TestDisk_LargeMessages: a large message evicts nothing while the disk has had no time to take what is before it.

@@ -97,6 +97,7 @@ type Log struct {
 	patienceEnd    time.Time  // when it waits no more; zero: it has not waited
 	slowest        uint64     // up to which all connected clients had read when a message last waited
 	failing        bool       // the disk has failed, and has taken nothing since
+	failedFor      Cause      // why it has failed
 	diskUrgent     bool       // by far too little
 	nextGiven      time.Time  // when the next segment is evicted for diskBound, unless that is urgent; zero: none is
 	diskMost       int64      // bytes of segments, above which one is evicted before that
@@ -108,8 +109,8 @@ type Log struct {
 	unclosed       int64      // bytes of evicted segments whose files are open
 	end            Position   // of the newest entry ever appended
 	gone           Position   // up to this all entries were evicted
-	goneFor        Cause      // of the newest eviction up to there
-	droppedFor     Cause      // of the newest eviction behind that
+	goneFor        Cause      // why the newest of these was evicted
+	droppedFor     Cause      // why the newest was evicted of those behind gone
 	evicted        uint64     // how many were evicted
 	kept           []*Entry   // essential entries of those evicted
 	keptBytes      int64
