@@ -32,7 +32,7 @@ const (
 
 	slowHead   = 10*time.Second + slack // gateway.ReadHeaderTimeout
 	slowBody   = 30*time.Second + slack // the gateway's limit for a body
-	slowSocket = 55*time.Second + slack // the supervisor's limit for a silent peer, with a ping of 10 bytes on its way
+	slowSocket = 45*time.Second + slack // the supervisor's limit for a silent peer
 	slack      = 10 * time.Second       // for a busy machine
 	promptly   = 5 * time.Second        // limit for all other clients
 )

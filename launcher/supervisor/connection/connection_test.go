@@ -18,7 +18,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
-	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/flow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
 )
 
@@ -394,23 +393,6 @@ func TestConn_Replaced(t *testing.T) {
 		_, data, err := s.peer.ReadMessage()
 		if err != nil || !strings.Contains(string(data), want) {
 			t.Errorf("message %d is %s, %v; want %q", n, data, err, want)
-		}
-	}
-}
-
-// TestConn_LastPing: no ping is due in a silent peer's last second, which would give the peer more time.
-func TestConn_LastPing(t *testing.T) {
-	c := &Conn{flow: flow.NewConn(nil, func() int64 { return 0 })}
-	end := c.flow.Deadline()
-	for before, want := range map[time.Duration]time.Time{
-		0:                end.Add(time.Millisecond),
-		ackLatest / 2:    end.Add(time.Millisecond),
-		2 * time.Second:  end.Add(-2 * time.Second),
-		10 * time.Second: end.Add(-10 * time.Second),
-	} {
-		c.lastPing = end.Add(-before - pingIdle)
-		if got := c.nextDue(); !got.Equal(want) {
-			t.Errorf("a ping that is due %v before the end: the writer acts %v before it", before, end.Sub(got))
 		}
 	}
 }

@@ -96,8 +96,7 @@ func (c *Conn) nextDue() time.Time {
 			due = c.lastPing.Add(ackLatest)
 		}
 	}
-	// A ping in a silent peer's last second would only give it more time, for the bytes of the ping.
-	if end := c.flow.Deadline(); end.Before(due.Add(ackLatest)) {
+	if end := c.flow.Deadline(); end.Before(due) {
 		return end.Add(time.Millisecond)
 	}
 	return due
