@@ -137,7 +137,7 @@ func TestE2E_GatewayKilled(t *testing.T) {
 			before := c.prints("line 10\n")
 			pids := g.kernelProcesses(id)
 			g.kill()
-			before += c.ended(20 * time.Second) // what the client has acknowledged does not come again
+			before += c.ended(20 * time.Second) // the gateway sends no acknowledged message again
 			<-time.After(tt.away)
 			g.start()
 
