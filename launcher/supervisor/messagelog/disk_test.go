@@ -66,15 +66,7 @@ func TestDisk_Slow(t *testing.T) {
 
 // TestDisk_Failed: what is evicted while the disk fails or is full has that cause, and not that the disk was slow.
 func TestDisk_Failed(t *testing.T) {
-	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=16k"); err != nil {
-		t.Skipf("no file system of a bounded size: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := smallDisk(t, "size=16k")
 	for _, c := range []struct {
 		dir  string
 		err  error
@@ -319,15 +311,7 @@ func TestDisk_Quota(t *testing.T) {
 }
 
 func testQuota(t *testing.T, mount string) {
-	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, mount); err != nil {
-		t.Skipf("no file system of a bounded size: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := smallDisk(t, mount)
 	l := New(Options{Limit: 16 << 20, Dir: dir, KeepFree: 1, Least: 1 << 20})
 	l.memory = 128 << 10
 	l.room = func() (left, reserve int64, err error) { return 1 << 40, 0, nil }

@@ -132,11 +132,11 @@ func TestSpill_LostFile(t *testing.T) {
 	}
 }
 
-// TestSpill_FullDisk: with a full disk only older output is lost, and the loss is announced. The disk is used again
-// once it has room.
-func TestSpill_FullDisk(t *testing.T) {
-	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=3m"); err != nil {
+// smallDisk returns a folder on a file system of a bounded size, which the options of its mount give.
+func smallDisk(t *testing.T, options string) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
 		t.Skipf("no file system of a bounded size: %v", err)
 	}
 	t.Cleanup(func() {
@@ -144,6 +144,13 @@ func TestSpill_FullDisk(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	return dir
+}
+
+// TestSpill_FullDisk: with a full disk only older output is lost, and the loss is announced. The disk is used again
+// once it has room.
+func TestSpill_FullDisk(t *testing.T) {
+	dir := smallDisk(t, "size=3m")
 	blocker := dir + "/blocker"
 	if err := os.WriteFile(blocker, make([]byte, 3<<20), 0o600); err != nil && !errors.Is(err, syscall.ENOSPC) {
 		t.Fatal(err)
