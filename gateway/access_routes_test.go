@@ -38,15 +38,6 @@ var wantAccess = map[string]access{
 	"GET /api/jobs/definitions": anyUser, "POST /api/jobs/definitions": anyUser,
 	"GET /api/jobs/definitions/{definition}": anyUser, "PATCH /api/jobs/definitions/{definition}": anyUser,
 	"DELETE /api/jobs/definitions/{definition}": anyUser, "POST /api/jobs/definitions/{definition}/jobs": anyUser,
-	"GET /scheduler/jobs": anyUser, "POST /scheduler/jobs": anyUser, "GET /scheduler/jobs/count": anyUser,
-	"GET /scheduler/jobs/{job}": anyUser, "PATCH /scheduler/jobs/{job}": anyUser, "DELETE /scheduler/jobs/{job}": anyUser,
-	"GET /scheduler/jobs/{job}/download_files": anyUser, "DELETE /scheduler/batch/jobs": anyUser,
-	"GET /scheduler/job_definitions": anyUser, "POST /scheduler/job_definitions": anyUser,
-	"GET /scheduler/job_definitions/{definition}":       anyUser,
-	"PATCH /scheduler/job_definitions/{definition}":     anyUser,
-	"DELETE /scheduler/job_definitions/{definition}":    anyUser,
-	"POST /scheduler/job_definitions/{definition}/jobs": anyUser,
-	"GET /scheduler/runtime_environments":               anyUser, "GET /scheduler/config": anyUser,
 	"GET /api/sessions": anyUser, "POST /api/sessions": anyUser,
 	"GET /api/sessions/{session}": readKernel, "PATCH /api/sessions/{session}": ownKernel,
 	"DELETE /api/sessions/{session}": ownKernel,
@@ -100,7 +91,6 @@ func TestAccess_UserRouteMethod(t *testing.T) {
 	}
 	routes["/api/kernels?culled=1"] = routes["/api/kernels"]
 	routes["/api/kernels?ended=1"] = routes["/api/kernels"]
-	routes[schedulerBatchPath+"?job_id="+idA] = routes[schedulerBatchPath]
 	count := 0
 	for pattern, of := range routes {
 		pattern, query, hasQuery := strings.Cut(pattern, "?")
@@ -174,20 +164,17 @@ func (a accessRequest) refusal() int {
 	return 0
 }
 
-// ofJob reports whether the path or the query names a job or a definition.
+// ofJob reports whether the path names a job or a definition.
 func (a accessRequest) ofJob() bool {
-	return strings.HasSuffix(a.path, "?job_id="+idA) || strings.Contains(a.pattern, "{job}") ||
-		strings.Contains(a.pattern, "{definition}")
+	return strings.Contains(a.pattern, "{job}") || strings.Contains(a.pattern, "{definition}")
 }
 
 // send sends the request to a path. Its body would change something if the request were not refused.
 func (a accessRequest) send(g *userGateway, path string) reply {
 	body := map[string]string{
-		"PATCH /api/kernels/{id}":                       `{"keep_until": null}`,
-		"PATCH /api/sessions/{session}":                 `{"name": "x"}`,
-		"PATCH /api/jobs/definitions/{definition}":      `{"active": false}`,
-		"PATCH /scheduler/jobs/{job}":                   `{"status": "STOPPED"}`,
-		"PATCH /scheduler/job_definitions/{definition}": `{"active": false}`,
+		"PATCH /api/kernels/{id}":                  `{"keep_until": null}`,
+		"PATCH /api/sessions/{session}":            `{"name": "x"}`,
+		"PATCH /api/jobs/definitions/{definition}": `{"active": false}`,
 	}[a.method+" "+a.pattern]
 	return g.do(a.method, path, body, func(r *http.Request) {
 		r.Header.Del("Authorization")

@@ -385,36 +385,18 @@ func (g *Gateway) getJobNotebook(w http.ResponseWriter, r *call) error {
 
 // stopJob asks for the end of a job and does not wait for it.
 func (g *Gateway) stopJob(w http.ResponseWriter, r *call) error {
-	job, err := g.requestStop(r)
+	manager, job, err := g.jobOf(r)
 	if err != nil {
 		return err
+	}
+	if job, err = manager.Stop(r.Context(), job.ID); err != nil {
+		return jobProblem(err)
 	}
 	return writeJSON(w, http.StatusAccepted, job)
 }
 
-// requestStop asks for the end of the job of the path.
-func (g *Gateway) requestStop(r *call) (jobs.Job, error) {
-	manager, job, err := g.jobOf(r)
-	if err != nil {
-		return job, err
-	}
-	if job, err = manager.Stop(r.Context(), job.ID); err != nil {
-		return job, jobProblem(err)
-	}
-	return job, nil
-}
-
 // deleteJob removes a job that has ended.
 func (g *Gateway) deleteJob(w http.ResponseWriter, r *call) error {
-	if err := g.removeJob(r); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
-}
-
-// removeJob removes the job of the path, which must have ended.
-func (g *Gateway) removeJob(r *call) error {
 	manager, job, err := g.jobOf(r)
 	switch {
 	case errors.Is(err, launcher.ErrRecordDamaged) && r.who.mayRemoveDamaged():
@@ -427,6 +409,7 @@ func (g *Gateway) removeJob(r *call) error {
 	if err != nil {
 		return jobProblem(err)
 	}
+	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 

@@ -90,7 +90,7 @@ func (g *Gateway) serve(rw http.ResponseWriter, r *http.Request) {
 	if res == nil {
 		err = g.checkHost(r)
 		if err == nil {
-			err = refuse(http.StatusNotFound, "There is no such route.")
+			err = g.noRoute(r)
 		}
 	} else {
 		err = g.dispatch(w, c, res)
@@ -99,6 +99,16 @@ func (g *Gateway) serve(rw http.ResponseWriter, r *http.Request) {
 		w.problem = err
 		g.writeProblem(w, problemOf(c, err))
 	}
+}
+
+// noRoute is the error of a request whose path no route has. jupyter-scheduler's clients read where jobs are.
+func (g *Gateway) noRoute(r *http.Request) error {
+	if under, inside := g.below(r.URL.EscapedPath()); inside && (under == "/scheduler" ||
+		strings.HasPrefix(under, "/scheduler/")) {
+		return refuse(http.StatusNotFound, "The gateway does not speak jupyter-scheduler's API. Its jobs are at %s/api/jobs. "+
+			"jupyter-ekg translates in a Jupyter server.", g.base)
+	}
+	return refuse(http.StatusNotFound, "There is no such route.")
 }
 
 // hurry sets deadlines for reading the request's body and for writing before the answer begins. net/http reads the rest

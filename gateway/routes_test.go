@@ -121,6 +121,20 @@ func TestRoutes_Paths(t *testing.T) {
 	}
 }
 
+// TestRoutes_Scheduler: a client of jupyter-scheduler's API reads where jobs are. No other path has that answer.
+func TestRoutes_Scheduler(t *testing.T) {
+	g := startGateway(t, func(o *Options) { o.BaseURL = "/base" })
+	for _, path := range []string{"/base/scheduler", "/base/scheduler/jobs", "/base/scheduler/job_definitions/x/jobs"} {
+		for _, method := range []string{"GET", "POST", "PATCH", "DELETE"} {
+			g.do(method, path, "").want(t, http.StatusNotFound, `Its jobs are at /base/api/jobs.`).
+				want(t, http.StatusNotFound, `"reason":"Not Found"`)
+		}
+	}
+	for _, path := range []string{"/scheduler/jobs", "/base/schedulers", "/base/x/scheduler/jobs"} {
+		g.do("GET", path, "").want(t, http.StatusNotFound, "There is no such route.")
+	}
+}
+
 func TestRoutes_SecurityHeaders(t *testing.T) {
 	g := startGateway(t, func(o *Options) { o.BaseURL = "/gw" })
 	// A browser sends its report without a token, and from a page of another site.
