@@ -97,7 +97,7 @@ cluster: ## start Kubernetes with one node on this machine, as root, with the im
 cluster-down: ## stop that Kubernetes and remove all its files
 	@deploy/devcluster/devcluster down
 
-generate: ## write the generated parts: the tables of settings, metrics and imports, and the linter's rules for imports
+generate: ## write the generated parts: the tables of settings, metrics and imports, and the chart's schema of settings
 	$(GO) run ./hack/generate
 
 verify: ## fail if a generated part differs from what is committed

@@ -1,4 +1,4 @@
-// Command generate writes the generated parts of documents and of .golangci.yml. `make generate` runs it in the
+// Command generate writes the generated parts of documents and of the chart's schema. `make generate` runs it in the
 // repository's root. A generated part stands between two lines that name it. The test of this package fails where a
 // file differs from what would be written.
 package main
@@ -36,8 +36,6 @@ var parts = []part{
 	document("docs/architecture.md", "imports", house.ImportTable),
 	{"deploy/helm/ekg/values.schema.json",
 		`      "description": "Settings of ekg serve by name; docs/configuration.md lists them",`, `    },`, settings.Schema},
-	{".golangci.yml", "      # begin of generated rules", "      # end of generated rules",
-		func() string { return "      rules:\n" + house.DepguardRules() }},
 }
 
 // document is a part of a Markdown file between comments.
