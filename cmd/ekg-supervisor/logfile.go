@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"sync"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 )
 
 const (
@@ -67,7 +67,7 @@ func (b *boundedLog) bound() error {
 		return err
 	}
 	older := filepath.Join(filepath.Dir(b.path), olderLogFile)
-	err = atomicfile.Replace(older, func(to *os.File) error {
+	err = files.Replace(older, func(to *os.File) error {
 		_, err := io.Copy(to, full)
 		return err
 	})

@@ -70,7 +70,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/cmd/buildinfo"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
-	"github.com/elastic-kernel-gateway/ekg/launcher/stack"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/listener"
@@ -83,7 +82,6 @@ var version = "dev"
 func main() { os.Exit(run()) }
 
 func run() int {
-	stack.Grow()
 	limitProcessors()
 	logger := slog.New(slog.NewJSONHandler(os.Stderr, nil))
 	if len(os.Args) > 1 {

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
@@ -98,7 +98,7 @@ func install(program, path string) error {
 	} else if !errors.Is(err, os.ErrExist) {
 		return err
 	}
-	return atomicfile.Replace(path, func(to *os.File) error {
+	return files.Replace(path, func(to *os.File) error {
 		_, err := io.Copy(to, from)
 		return errors.Join(err, to.Chmod(0o755))
 	})

@@ -21,8 +21,8 @@ import (
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs"
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
-	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
 )
 
 // jobsCommand is `ekg jobs`.
@@ -146,7 +146,7 @@ func (g *gatewayClient) saveNotebook(ctx context.Context, id string, query url.V
 	if err != nil {
 		return err
 	}
-	return atomicfile.Replace(path, func(f *os.File) error {
+	return files.Replace(path, func(f *os.File) error {
 		_, err := f.Write(b)
 		return errors.Join(err, f.Chmod(0o644)) // as Jupyter's
 	})

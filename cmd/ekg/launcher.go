@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/cgroup"
@@ -24,7 +25,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/local"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
 
 // wishes is what kernelspecs want ahead of any start.
@@ -242,7 +242,7 @@ func adaptToCluster(
 			return pods, nil
 		}
 		log.Warn("the cluster does not answer; this is tried again", logkey.Err, err)
-		if sleep.For(ctx, adaptPause) != nil {
+		if goroutines.Sleep(ctx, adaptPause) != nil {
 			return pods, fmt.Errorf("the cluster does not answer whether it is OpenShift: %w", err)
 		}
 	}

@@ -8,13 +8,13 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/schedule"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // lookAtSchedules makes this gateway look at all definitions now.
-func (m *Manager) lookAtSchedules() { wake.Reader(m.defined) }
+func (m *Manager) lookAtSchedules() { goroutines.Wake(m.defined) }
 
 // fireSchedules makes the jobs that are due, until ctx ends.
 func (m *Manager) fireSchedules(ctx context.Context) {

@@ -16,9 +16,9 @@ import (
 	"github.com/gorilla/websocket"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // Reasons that authors read.
@@ -81,7 +81,7 @@ func (h *hold) noteLocked() {
 }
 
 // poke makes the hold look at its record now.
-func (h *hold) poke() { wake.Reader(h.beat) }
+func (h *hold) poke() { goroutines.Wake(h.beat) }
 
 // entry returns the record as this gateway knows it.
 func (h *hold) entry() entry {

@@ -16,10 +16,9 @@ import (
 	"github.com/gorilla/websocket"
 
 	"github.com/elastic-kernel-gateway/ekg/gateway/jobs/notebook"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // Defaults of Policy.
@@ -344,7 +343,7 @@ func (m *Manager) RemoveDamaged(ctx context.Context, id string) error {
 }
 
 // look makes Run look at all jobs now.
-func (m *Manager) look() { wake.Reader(m.wake) }
+func (m *Manager) look() { goroutines.Wake(m.wake) }
 
 // Run runs jobs until ctx ends. It then gives back the jobs that it holds, so that another gateway carries on at once.
 // Their cells go on.
@@ -496,7 +495,7 @@ func retry(ctx context.Context, log *slog.Logger, what string, do func() error) 
 			return err
 		}
 		log.Warn("a step of a job failed and is tried again", logkey.What, what, logkey.Err, err)
-		if err := sleep.For(ctx, pause); err != nil {
+		if err := goroutines.Sleep(ctx, pause); err != nil {
 			return err
 		}
 	}

@@ -14,7 +14,6 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
-	"github.com/elastic-kernel-gateway/ekg/launcher/strictyaml"
 )
 
 // ProductLabel is the label of nodes that NVIDIA's feature discovery sets to the model of their GPUs, with "-" in place
@@ -235,7 +234,7 @@ func read(file string) ([]byte, error) {
 
 func parse(file string, data []byte) ([]Flavor, error) {
 	var d document
-	root, problems := strictyaml.Decode(data, &d)
+	root, problems := DecodeYAML(data, &d)
 	if len(d.Flavors) > maxFlavors {
 		problems = append(problems, fmt.Sprintf(" there are more than %d flavors", maxFlavors))
 		d.Flavors = d.Flavors[:maxFlavors]
@@ -246,7 +245,7 @@ func parse(file string, data []byte) ([]Flavor, error) {
 			break // the document could not be decoded
 		}
 		f := &d.Flavors[i]
-		line := strictyaml.LineOf(root, i, "flavors")
+		line := LineOf(root, i, "flavors")
 		for _, text := range f.problems() {
 			problems = append(problems, fmt.Sprintf("%d: flavors[%d]: %s", line, i, text))
 		}

@@ -18,13 +18,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // If there are limits, a kernel's pod is created with a scheduling gate, which keeps it from every node at no cost. A
@@ -78,7 +77,7 @@ type candidate struct {
 // limits, else when pods still wait for gateways with limits that are gone.
 func (l *Launcher) decideAboutLimits() {
 	for !launcher.HasLimits(l.opts.Limits) && !l.seesAbandoned() {
-		if sleep.For(l.ctx, l.timing.maintenance) != nil {
+		if goroutines.Sleep(l.ctx, l.timing.maintenance) != nil {
 			return
 		}
 	}
@@ -139,7 +138,7 @@ func (t *leadership) removePodLocked(uid types.UID) {
 }
 
 func (t *leadership) wake() {
-	wake.Reader(t.changed)
+	goroutines.Wake(t.changed)
 }
 
 // decideUntil decides about starts until ctx ends, which happens when the lease is lost.
@@ -170,14 +169,14 @@ func (l *Launcher) decideUntil(ctx context.Context, lease *leaseClock) {
 		if ctx.Err() == nil {
 			l.log.Warn("pods cannot be listed for decisions about limits; this is tried again", logkey.Err, err)
 		}
-		if sleep.For(ctx, decisionRetry) != nil {
+		if goroutines.Sleep(ctx, decisionRetry) != nil {
 			return
 		}
 	}
 	for {
 		if err := l.decide(ctx, t); err != nil && ctx.Err() == nil {
 			l.log.Warn("starts could not be decided about; this is tried again", logkey.Err, err)
-			if sleep.For(ctx, decisionRetry) != nil {
+			if goroutines.Sleep(ctx, decisionRetry) != nil {
 				return
 			}
 			continue

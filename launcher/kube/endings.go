@@ -13,13 +13,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // A finished pod says how its kernel ended, but the pod vanishes when it is deleted, and with its node. So every
@@ -141,7 +140,7 @@ func (l *Launcher) recordEndingLocked(rec podspec.Record, pod *corev1.Pod, end *
 		return
 	}
 	l.endings.unwritten[rec.ID] = unwrittenEnding{l.endingsSpace(pod), &noted}
-	wake.Reader(l.endings.changed)
+	goroutines.Wake(l.endings.changed)
 }
 
 // endingsSpace returns the namespace that keeps the ending of a pod's kernel. An owner's own namespace keeps none: its
@@ -215,7 +214,7 @@ func (l *Launcher) writeEndings() {
 		select {
 		case <-l.endings.changed:
 			pause := l.timing.gatherEndings // endings of the same moment are written together
-			for sleep.For(l.ctx, pause) == nil && !l.writeUnwritten(l.ctx) {
+			for goroutines.Sleep(l.ctx, pause) == nil && !l.writeUnwritten(l.ctx) {
 				pause = min(max(2*pause, firstRetry), lastRetry)
 			}
 		case <-l.ctx.Done():

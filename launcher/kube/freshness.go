@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 )
 
 // freshness knows when the informers were last proved to hold what the cluster holds.
@@ -105,7 +105,7 @@ func (f *freshness) checkBeat() {
 
 // keepBeat calls checkBeat until this launcher is closed.
 func (l *Launcher) keepBeat() {
-	for sleep.For(l.ctx, beatPause) == nil {
+	for goroutines.Sleep(l.ctx, beatPause) == nil {
 		l.freshness.checkBeat()
 	}
 }

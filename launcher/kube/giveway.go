@@ -14,13 +14,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // Warm kernels hold GPUs only while no kernel waits for them. The scheduler cannot move them away: their pods have the
@@ -54,7 +53,7 @@ func (l *Launcher) noticeWait(pod *corev1.Pod) {
 		return
 	}
 	if _, waits := waitOf(pod); waits && pod.DeletionTimestamp == nil {
-		wake.Reader(l.warm.urgent)
+		goroutines.Wake(l.warm.urgent)
 	}
 }
 
@@ -292,11 +291,11 @@ func (l *Launcher) createWithin(ctx context.Context, pod *corev1.Pod, chosen *fl
 		if warm == nil {
 			return nil, err
 		}
-		for l.isThere(warm) && sleep.For(ctx, quotaPause) == nil {
+		for l.isThere(warm) && goroutines.Sleep(ctx, quotaPause) == nil {
 			// until it is gone, the quota counts it
 		}
 		counted := l.timing.now().Add(quotaCounts)
-		for isOverQuota(err) && l.timing.now().Before(counted) && sleep.For(ctx, quotaPause) == nil {
+		for isOverQuota(err) && l.timing.now().Before(counted) && goroutines.Sleep(ctx, quotaPause) == nil {
 			k, err = l.createPod(ctx, pod, chosen)
 		}
 	}

@@ -12,11 +12,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
 
 // annotationSpawner is KubeSpawner's annotation of a claim: the name of its user.
@@ -34,7 +34,7 @@ func (l *Launcher) createHome(ctx context.Context, claim *corev1.PersistentVolum
 	got, err := claims.Get(asking, claim.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		for got, err = claims.Create(asking, claim, metav1.CreateOptions{}); podstatus.IsUncounted(err) &&
-			sleep.For(asking, quotaPause) == nil; {
+			goroutines.Sleep(asking, quotaPause) == nil; {
 			got, err = claims.Create(asking, claim, metav1.CreateOptions{})
 		}
 		if apierrors.IsAlreadyExists(err) {

@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
 
 // onReplica returns the handler for changes of the gateways' pods. A replica that was seen once stays known until
@@ -129,7 +129,7 @@ func (p *peers) greetListed(ctx context.Context) (seen bool, err error) {
 		if ownSeen && len(unmet) == 0 {
 			return true, nil
 		}
-		if sleep.For(waiting, greetRetry) != nil {
+		if goroutines.Sleep(waiting, greetRetry) != nil {
 			if ctx.Err() != nil {
 				return false, context.Cause(ctx)
 			}

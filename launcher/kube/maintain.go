@@ -11,10 +11,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -23,7 +23,7 @@ const secretRetry = 3 * time.Minute
 
 // maintain does the regular work for all kernels, at intervals.
 func (l *Launcher) maintain() {
-	for sleep.For(l.ctx, l.timing.maintenance) == nil {
+	for goroutines.Sleep(l.ctx, l.timing.maintenance) == nil {
 		// The time limit holds for a whole round, in case the cluster does not answer.
 		round, cancel := context.WithTimeout(l.ctx, l.timing.api)
 		l.catchUp(round)

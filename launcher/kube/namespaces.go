@@ -16,11 +16,11 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/util/csaupgrade"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
 
 const quotaPause = 100 * time.Millisecond // between two attempts in a namespace whose quota is not counted yet
@@ -70,7 +70,7 @@ func namespaceFailed(name, why string, class launcher.Failure) error {
 func (l *Launcher) ensureNamespace(ctx context.Context, made *podspec.MadeNamespace) error {
 	for {
 		err := l.ensureUnchanged(ctx, made)
-		if !apierrors.IsConflict(err) || sleep.For(ctx, quotaPause) != nil {
+		if !apierrors.IsConflict(err) || goroutines.Sleep(ctx, quotaPause) != nil {
 			return err
 		}
 	}
@@ -188,7 +188,7 @@ func (l *Launcher) removeObject(ctx context.Context, ns, ref string) error {
 			return nil
 		case apierrors.IsNotFound(err):
 			return nil
-		case !apierrors.IsConflict(err) || sleep.For(ctx, quotaPause) != nil: // another one has just changed it
+		case !apierrors.IsConflict(err) || goroutines.Sleep(ctx, quotaPause) != nil: // another one has just changed it
 			return err
 		}
 	}
@@ -217,7 +217,7 @@ func apply(ctx context.Context, objects dynamic.ResourceInterface, object *unstr
 	}
 	for {
 		got, err := send()
-		for podstatus.IsUncounted(err) && sleep.For(ctx, quotaPause) == nil {
+		for podstatus.IsUncounted(err) && goroutines.Sleep(ctx, quotaPause) == nil {
 			got, err = send()
 		}
 		if err != nil {
@@ -237,7 +237,7 @@ func apply(ctx context.Context, objects dynamic.ResourceInterface, object *unstr
 			}
 			_, err = send()
 			return err
-		case !apierrors.IsConflict(err) || sleep.For(ctx, quotaPause) != nil: // another one has just changed it
+		case !apierrors.IsConflict(err) || goroutines.Sleep(ctx, quotaPause) != nil: // another one has just changed it
 			return err
 		}
 	}
@@ -266,7 +266,7 @@ func (l *Launcher) checkOnly(ctx context.Context, pod *corev1.Pod, req launcher.
 func (l *Launcher) sendPod(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
 	for {
 		made, err := l.client.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
-		if !podstatus.IsUncounted(err) || sleep.For(ctx, quotaPause) != nil {
+		if !podstatus.IsUncounted(err) || goroutines.Sleep(ctx, quotaPause) != nil {
 			return made, err
 		}
 	}

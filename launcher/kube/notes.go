@@ -12,9 +12,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
 
 const (
@@ -64,7 +64,7 @@ func (l *Launcher) UpdateNotes(ctx context.Context, id string,
 	l.mu.Unlock()
 	for attempt := range noteAttempts {
 		if attempt > 0 {
-			if err := sleep.For(ctx, rand.N(notePause)); err != nil {
+			if err := goroutines.Sleep(ctx, rand.N(notePause)); err != nil {
 				return launcher.Notes{}, err
 			}
 		}

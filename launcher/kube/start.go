@@ -13,12 +13,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podstatus"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -194,7 +194,7 @@ func (l *Launcher) createClaimTemplate(ctx context.Context, template *resourcev1
 	defer cancel()
 	templates := l.client.ResourceV1().ResourceClaimTemplates(template.Namespace)
 	_, err := templates.Create(asking, template, metav1.CreateOptions{})
-	for podstatus.IsUncounted(err) && sleep.For(asking, quotaPause) == nil {
+	for podstatus.IsUncounted(err) && goroutines.Sleep(asking, quotaPause) == nil {
 		_, err = templates.Create(asking, template, metav1.CreateOptions{})
 	}
 	if err == nil || apierrors.IsAlreadyExists(err) {
@@ -296,7 +296,7 @@ func (l *Launcher) createPart(ctx context.Context, create func(context.Context) 
 		asking, cancel := l.apiContext(ctx)
 		err := create(asking)
 		cancel()
-		if podstatus.IsUncounted(err) && sleep.For(uncounted, quotaPause) == nil {
+		if podstatus.IsUncounted(err) && goroutines.Sleep(uncounted, quotaPause) == nil {
 			pause /= 2
 			continue
 		}
@@ -306,7 +306,7 @@ func (l *Launcher) createPart(ctx context.Context, create func(context.Context) 
 		case apierrors.IsForbidden(err), apierrors.IsInvalid(err), pause > time.Second:
 			return err
 		}
-		if serr := sleep.For(l.ctx, pause); serr != nil {
+		if serr := goroutines.Sleep(l.ctx, pause); serr != nil {
 			return errors.Join(err, serr)
 		}
 	}

@@ -17,12 +17,12 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -251,7 +251,7 @@ func writeJSON(path string, v any) error {
 	if err != nil {
 		return err
 	}
-	return atomicfile.Write(path, append(b, '\n'))
+	return files.Write(path, append(b, '\n'))
 }
 
 // createJSON makes a file that no other program looks for yet. Only this user can read it.
@@ -273,7 +273,7 @@ func keepJSON(path string, v any) error {
 	if present, err := os.ReadFile(path); err == nil && bytes.Equal(present, b) {
 		return nil
 	}
-	return atomicfile.Write(path, b)
+	return files.Write(path, b)
 }
 
 // errBusy says that another launcher holds the lock of a folder.
@@ -316,7 +316,7 @@ func waitFolder(ctx context.Context, dir string) (*os.File, error) {
 		if !errors.Is(err, errBusy) {
 			return f, err
 		}
-		if err := sleep.For(ctx, pause); err != nil {
+		if err := goroutines.Sleep(ctx, pause); err != nil {
 			return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, errBusy)
 		}
 	}
@@ -400,7 +400,7 @@ func lockPath(ctx context.Context, path string) (*os.File, error) {
 		if !errors.Is(err, syscall.EWOULDBLOCK) {
 			return nil, fmt.Errorf("lock: %w", err)
 		}
-		if err := sleep.For(ctx, pause); err != nil {
+		if err := goroutines.Sleep(ctx, pause); err != nil {
 			return nil, err
 		}
 	}

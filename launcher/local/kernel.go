@@ -7,10 +7,10 @@ import (
 	"io/fs"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // kernel is one entry of the state directory as this launcher knows it. An entry begins when the folder is created or
@@ -149,7 +149,7 @@ func (l *Launcher) enter(id string) (k *kernel, fresh bool, err error) {
 	if w, waits := l.seemsToWait(k); waits { // before any goroutine lends its GPU to another kernel
 		w.reason = unknownWait
 		k.waiting = &w
-		wake.Reader(l.lends)
+		goroutines.Wake(l.lends)
 	}
 	l.mu.Lock()
 	l.addLocked(k)

@@ -13,12 +13,12 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // waitFile exists in the folder of a kernel that waits for a GPU and has no supervisor yet. Any gateway of the state
@@ -172,7 +172,7 @@ func (l *Launcher) beginWaiting(k *kernel, why error) error {
 	}
 	l.markWaiting(k, w, why)
 	l.log.Info("kernel waits", logkey.Kernel, k.id, logkey.Spec, k.rec.SpecName, logkey.Reason, why.Error())
-	wake.Reader(l.lends)
+	goroutines.Wake(l.lends)
 	return nil
 }
 
@@ -224,7 +224,7 @@ func (l *Launcher) markWaiting(k *kernel, w waiting, why error) {
 		k.supervisor.ChangedLocked()
 	}
 	if before == nil {
-		wake.Reader(l.lends)
+		goroutines.Wake(l.lends)
 	}
 }
 

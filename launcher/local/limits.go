@@ -12,8 +12,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -42,7 +42,7 @@ func (l *Launcher) lockStarts(ctx context.Context) (unlockStarts func(), err err
 			return func() { unlock(f); <-l.starting }, nil
 		}
 		if errors.Is(err, syscall.EWOULDBLOCK) {
-			err = sleep.For(ctx, pause)
+			err = goroutines.Sleep(ctx, pause)
 		}
 	}
 	<-l.starting

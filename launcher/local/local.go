@@ -55,14 +55,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
-	"github.com/elastic-kernel-gateway/ekg/launcher/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -389,7 +388,7 @@ func (l *Launcher) Dial(ctx context.Context, id string) (net.Conn, error) {
 		if time.Since(began) >= redialLimit {
 			return nil, fmt.Errorf("%w: %v", launcher.ErrUnavailable, err)
 		}
-		if err := sleep.For(ctx, redialPause); err != nil {
+		if err := goroutines.Sleep(ctx, redialPause); err != nil {
 			return nil, err
 		}
 	}

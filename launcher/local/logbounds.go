@@ -5,10 +5,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/diskspace"
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // Bounds of logs whose operator sets none. They follow the free space of the disk.
@@ -86,7 +86,7 @@ func (o *Options) logBoundsFor(free, used int64) logBounds {
 
 // freeSpace returns how many bytes this user may write to a folder's disk; -1: it is not on a disk, or not known.
 func freeSpace(dir string) int64 {
-	space, err := diskspace.Of(dir)
+	space, err := files.SpaceOf(dir)
 	if err != nil || space.InMemory {
 		return -1
 	}
@@ -140,7 +140,7 @@ func (l *Launcher) setLogBounds(cfg *api.Config) {
 
 // recount makes maintain calculate and send the logs' bounds again.
 func (l *Launcher) recount() {
-	wake.Reader(l.recounts)
+	goroutines.Wake(l.recounts)
 }
 
 // logUrgent reports whether the change of a status asks for new bounds at once: a log that is nearly full needs more.
@@ -158,7 +158,7 @@ func logChanged(before, now *api.Status) bool {
 // start changes the shares of all kernels, so the limits of many starts are sent together. A kernel has its own share
 // from its start on.
 func (l *Launcher) recountSoon() {
-	wake.Reader(l.recountsSoon)
+	goroutines.Wake(l.recountsSoon)
 }
 
 // sharedNow returns the part of the total that n logs share. The rest is for the next starts: without it, each of

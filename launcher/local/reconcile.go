@@ -7,10 +7,10 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // liveness is what a kernel's folder says about its supervisor.
@@ -222,7 +222,7 @@ func (l *Launcher) markDead(k *kernel, end *api.Ending) {
 	}
 	l.mu.Unlock()
 	if was == nil {
-		wake.Reader(l.lends) // it has given its GPUs back
+		goroutines.Wake(l.lends) // it has given its GPUs back
 		l.log.Info("kernel is dead", logkey.Kernel, k.id, logkey.Spec, k.rec.SpecName, logkey.Reason, end.Reason)
 		l.recount()
 	}
@@ -242,7 +242,7 @@ func (l *Launcher) markGone(k *kernel, why error) {
 	}
 	l.mu.Unlock()
 	if first {
-		wake.Reader(l.lends)
+		goroutines.Wake(l.lends)
 		l.log.Info("kernel is gone", logkey.Kernel, k.id, logkey.Spec, k.rec.SpecName, logkey.Err, why)
 		l.recount()
 	}

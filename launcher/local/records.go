@@ -12,8 +12,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
-	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
 )
 
 // Records are files: STATE/records/KIND/ID. Each is replaced in one step, under the flock STATE/records/KIND/.lock that
@@ -166,7 +166,7 @@ func (l *Launcher) writeRecord(ctx context.Context, r launcher.Record) (launcher
 	case recordVersion(before) != r.Version:
 		return launcher.Record{}, launcher.ErrRecordChanged
 	}
-	err = atomicfile.Replace(path, func(f *os.File) error {
+	err = files.Replace(path, func(f *os.File) error {
 		if _, err := f.Write(r.Data); err != nil {
 			return err
 		}

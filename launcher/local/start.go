@@ -13,12 +13,12 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // startAttempts bounds how often Start is repeated because the kernel that it found has gone.
@@ -87,7 +87,7 @@ func (l *Launcher) create(ctx context.Context, req launcher.Request) (launcher.K
 	waits := k.waiting != nil
 	l.mu.Unlock()
 	if waits {
-		wake.Reader(l.lends) // warm kernels may give way
+		goroutines.Wake(l.lends) // warm kernels may give way
 		return l.describe(k)
 	}
 	admitted := l.timing.now()

@@ -8,9 +8,9 @@ import (
 	"os"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -209,7 +209,7 @@ func (l *Launcher) awaitUnlocked(ctx context.Context, k *kernel, limit time.Dura
 		if !held {
 			return nil
 		}
-		if err := sleep.For(ctx, pause); err != nil {
+		if err := goroutines.Sleep(ctx, pause); err != nil {
 			return fmt.Errorf("%w: its supervisor does not end", launcher.ErrUnavailable)
 		}
 	}

@@ -14,9 +14,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -127,7 +127,7 @@ func (u Upgrades) await(ctx context.Context, rec record, before api.Status, requ
 	ctx, cancel := context.WithTimeout(ctx, upgradeLimit)
 	defer cancel()
 	for began := time.Now(); ; {
-		late := sleep.For(ctx, upgradeLook) != nil
+		late := goroutines.Sleep(ctx, upgradeLook) != nil
 		if why := u.refused(rec.ID, request); why != nil {
 			return Upgraded{}, why
 		}

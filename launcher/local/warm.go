@@ -19,11 +19,11 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher"
 	"github.com/elastic-kernel-gateway/ekg/launcher/local/devices"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // A warm kernel is a complete kernel whose record has no owner. A start takes it under the lock of its folder: it
@@ -171,7 +171,7 @@ func (l *Launcher) takeWarm(ctx context.Context, req launcher.Request) (d launch
 		result = launcher.ClaimEmpty
 		return d, false, err
 	}
-	wake.Reader(l.warmTaken)
+	goroutines.Wake(l.warmTaken)
 	d, result, err = l.giveWarm(ctx, k, kind, assignment, requested)
 	return d, result == launcher.ClaimTaken, err
 }
@@ -480,7 +480,7 @@ func (l *Launcher) startMissing(kind warmKind, c launcher.WarmCount) launcher.Wa
 		started = true
 	}
 	if started && c.Waiting < c.Wanted {
-		wake.Reader(l.warmTaken) // the next ones
+		goroutines.Wake(l.warmTaken) // the next ones
 	}
 	return c
 }

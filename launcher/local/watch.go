@@ -5,11 +5,10 @@ import (
 	"io/fs"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/follow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // followed adapts a kernel to follow.Kernel.
@@ -38,7 +37,7 @@ func (f followed) Rest(pause time.Duration) (again bool) {
 	if v := f.l.reconcile(f.k); v == dead || v == gone || v == inLine {
 		return false
 	}
-	return sleep.For(f.l.ctx, pause) == nil
+	return goroutines.Sleep(f.l.ctx, pause) == nil
 }
 
 // Receive records a status and reacts to it.
@@ -46,7 +45,7 @@ func (f followed) Receive(st api.Status, enterLocked func() (follow.Supervisor, 
 	l, k := f.l, f.k
 	var end *api.Ending // of a kernel whose supervisor lingers
 	if st.State == api.Dead {
-		wake.Reader(l.lends) // it has given its GPUs back
+		goroutines.Wake(l.lends) // it has given its GPUs back
 		var err error
 		if end, err = l.layout.readEnding(k.id); err != nil {
 			l.log.Warn("record of a kernel's end cannot be read", logkey.Kernel, k.id, logkey.Err, err)

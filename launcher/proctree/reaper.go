@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 )
 
 // reapInterval is the time from the end of a child until the search for orphans that have ended. It is also the least
@@ -79,7 +79,7 @@ func (r *Reaper) Run(ctx context.Context) {
 		}
 		// A kernel may leave thousands of orphans. And those who wait for their own children need a moment: the search reads
 		// all of /proc, which the end of a child that was waited for is not worth.
-		if sleep.For(ctx, reapInterval) != nil {
+		if goroutines.Sleep(ctx, reapInterval) != nil {
 			return
 		}
 		if childEnded() {

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 )
 
 // A scan of another program is used if it is younger than a share of the time since the caller's last measurement. So
@@ -108,7 +108,7 @@ func (s *Scan) publish(leader int, oldest time.Duration) (scanned, error) {
 	}
 	own := s.own()
 	if b, err := json.Marshal(own); err == nil {
-		_ = atomicfile.Write(s.path, b) // on a full disk the others scan by themselves
+		_ = files.Write(s.path, b) // on a full disk the others scan by themselves
 	}
 	return own, nil
 }

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 )
 
 const (
@@ -129,7 +129,7 @@ func TestScan_OwnScan(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := atomicfile.Write(m.path, b); err != nil {
+			if err := files.Write(m.path, b); err != nil {
 				t.Fatal(err)
 			}
 			m.scans.Store(0)

@@ -14,8 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
-	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -162,7 +162,7 @@ func (s *Supervisor) storeAssignment(a *storedAssignment) error {
 	if err != nil {
 		return err
 	}
-	if err := atomicfile.Write(s.assignmentFile(), b); err != nil {
+	if err := files.Write(s.assignmentFile(), b); err != nil {
 		return err
 	}
 	s.mu.Lock()

@@ -18,8 +18,8 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
-	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/launchertest/wsclient"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
@@ -67,7 +67,7 @@ func newDirectPath(b *testing.B) *directPath {
 	if err != nil {
 		b.Fatal(err)
 	}
-	if err := atomicfile.Write(cfg.ConnectionFile, c.File); err != nil {
+	if err := files.Write(cfg.ConnectionFile, c.File); err != nil {
 		b.Fatal(err)
 	}
 	argv := process.Command(cfg.Argv, cfg.ConnectionFile)

@@ -10,17 +10,16 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/stack"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gaps"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/zeromq"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 const (
@@ -143,7 +142,7 @@ func (b *bridge) start() {
 	b.endWaits = endWaits
 	b.readers.Store(int32(len(channels)))
 	for _, c := range channels {
-		b.run(func() { stack.Grow(); b.read(waits, c) })
+		b.run(func() { b.read(waits, c) })
 		if c != jupyter.IOPub {
 			b.run(func() { b.send(ctx, c) })
 		}
@@ -343,7 +342,7 @@ func (s *Supervisor) deliverOwnLocked(b *bridge, m *jupyter.Message, parent jupy
 			s.settleDoubtfulLocked(m.Channel)
 		}
 		if !b.subscribed {
-			wake.Reader(b.missed)
+			goroutines.Wake(b.missed)
 		}
 	}
 	s.checkReadyLocked(b)
@@ -439,7 +438,7 @@ func (s *Supervisor) deliverReplyLocked(m *jupyter.Message, parent jupyter.Heade
 			s.finishLocked(r)
 		} else {
 			r.RepliedAt = s.now()
-			wake.Reader(s.lossPossible)
+			goroutines.Wake(s.lossPossible)
 		}
 	default:
 		if r := s.runningCellLocked(); r != nil {

@@ -4,9 +4,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // activityPause is the least time between two lines of status streams for mere activity.
@@ -126,7 +126,7 @@ func (s *Supervisor) commitLocked() {
 	now := s.factsLocked()
 	last := &s.committed
 	if now.use != last.use && activity.Ends(&s.cfg.Cull) {
-		wake.Reader(s.useChanged)
+		goroutines.Wake(s.useChanged)
 	}
 	if now.saved.activity.Sub(last.saved.activity) < activitySave {
 		now.saved.activity = last.saved.activity // a later commit saves it

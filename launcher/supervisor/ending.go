@@ -7,7 +7,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 )
@@ -43,7 +43,7 @@ func (s *Supervisor) recordEnding(e api.Ending) error {
 	if s.cfg.EndFile == "" {
 		return nil
 	}
-	return atomicfile.Write(s.cfg.EndFile, b)
+	return files.Write(s.cfg.EndFile, b)
 }
 
 // removeEndingRecord removes what recordEnding wrote, because the kernel is started again.

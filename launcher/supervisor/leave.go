@@ -6,8 +6,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
 
 const (
@@ -29,7 +29,7 @@ func (s *Supervisor) Leave(ctx context.Context, busy bool) error {
 	ctx, cancel := context.WithTimeout(ctx, leaveLimit)
 	defer cancel()
 	for {
-		late := sleep.For(ctx, leaveLook) != nil
+		late := goroutines.Sleep(ctx, leaveLook) != nil
 		err := s.stateFile.Save(func() ([]byte, error) { return s.lastState(late && busy) })
 		switch {
 		case err == nil:

@@ -7,11 +7,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
-	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/stack"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
@@ -19,7 +19,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/enterprise"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/gate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 const (
@@ -132,15 +131,15 @@ func (s *Supervisor) launch(ctx context.Context) (
 	if c, err = connectionfile.New(&s.cfg); err != nil {
 		return c, nil, false, err
 	}
-	if err := atomicfile.Write(s.cfg.ConnectionFile, c.File); err != nil {
+	if err := files.Write(s.cfg.ConnectionFile, c.File); err != nil {
 		return c, nil, false, fmt.Errorf("connection file: %w", err)
 	}
 	env, dir := s.processSettings()
 	own, err := process.Start(process.Options{
 		KernelID: s.cfg.KernelID, Argv: process.Command(s.cfg.Argv, s.cfg.ConnectionFile), Env: env,
 		WorkingDir: dir, Reaper: s.reaper, Logger: s.logger,
-		GPUSeen:    func(*process.Process) { wake.Reader(s.useChanged) },
-		GPUSampled: func(*process.Process, gpu.Samples) { wake.Reader(s.gpusSampled) },
+		GPUSeen:    func(*process.Process) { goroutines.Wake(s.useChanged) },
+		GPUSampled: func(*process.Process, gpu.Samples) { goroutines.Wake(s.gpusSampled) },
 	})
 	if err != nil {
 		return c, nil, false, err
@@ -156,7 +155,6 @@ func (l *life) connect(ctx context.Context) {
 	l.dialing.Add(1)
 	go func() {
 		defer l.dialing.Done()
-		stack.Grow()
 		if !l.awaitLauncher(ctx) {
 			return
 		}

@@ -6,12 +6,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // findGapsLocked notes the number of a message with this msg_id. It is called with every message, before anything else.
@@ -31,7 +31,7 @@ func (s *Supervisor) findGapsLocked(b *bridge, m *jupyter.Message, id []byte) {
 		}
 	}
 	b.gaps.Attribute(cell, header)
-	wake.Reader(s.lossPossible)
+	goroutines.Wake(s.lossPossible)
 }
 
 // settleGapsLocked announces the messages that were lost when a cell ends. It runs before the cell's idle is passed on,

@@ -38,11 +38,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
-	"github.com/elastic-kernel-gateway/ekg/launcher/stack"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/activity"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/cells"
@@ -60,7 +59,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/session"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/zeromq"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 const (
@@ -215,8 +213,8 @@ func New(cfg api.Config, build string, logger *slog.Logger) *Supervisor {
 	if cfg.ChildSocket != "" {
 		s.container = child.NewContainer(child.ContainerOptions{
 			Socket: cfg.ChildSocket, Grace: cfg.TerminationGrace, Place: s.place(),
-			Measured: func() { wake.Reader(s.useChanged) },
-			Sampled:  func() { wake.Reader(s.gpusSampled) }, Log: s.logger})
+			Measured: func() { goroutines.Wake(s.useChanged) },
+			Sampled:  func() { goroutines.Wake(s.gpusSampled) }, Log: s.logger})
 		if cfg.SpillDir != "" {
 			s.stateFile = savedstate.NewFile(cfg.SpillDir)
 		}
@@ -432,8 +430,7 @@ func (s *Supervisor) Run(ctx context.Context) {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
-			stack.Grow()
-			if s.inherited.Epoch == 0 && sleep.For(janitorCtx, savedstate.Pause) != nil {
+			if s.inherited.Epoch == 0 && goroutines.Sleep(janitorCtx, savedstate.Pause) != nil {
 				return // one write for a start, not two: until now no client has sent anything
 			}
 			s.stateFile.Keep(janitorCtx, s.savedState)

@@ -4,10 +4,10 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/history"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // memoryPause is the least time between two measurements of memory at ends of cells. Then the supervisor is awake: an
@@ -76,7 +76,7 @@ func (s *Supervisor) recordLocked(before, now *statusFacts) {
 		h.Busy(at, now.state == api.Busy)
 		if now.state == api.Idle && at.Sub(s.memoryAsked) >= memoryPause {
 			s.memoryAsked = at
-			wake.Reader(s.memoryDue)
+			goroutines.Wake(s.memoryDue)
 		}
 		was := before.state == api.Starting || before.state == api.Restarting
 		switch {

@@ -9,13 +9,13 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/connectionfile"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 const (
@@ -67,7 +67,7 @@ func (s *Supervisor) setWaiting(reported api.Waiting) {
 	if reported.Class == api.DiedClass && reported.Text != "" {
 		s.container.SetEndReason(reported.Text)
 	}
-	wake.Reader(s.containerReported)
+	goroutines.Wake(s.containerReported)
 }
 
 // waitingTextLocked returns why the kernel's container is not there, or "".
@@ -211,7 +211,7 @@ func (s *Supervisor) launchRemote(ctx context.Context) (
 	}
 	if s.cfg.SameMachine {
 		st.ConnectionPath = s.cfg.ConnectionFile
-		if err := atomicfile.Write(st.ConnectionPath, c.File); err != nil {
+		if err := files.Write(st.ConnectionPath, c.File); err != nil {
 			return c, nil, false, fmt.Errorf("connection file: %w", err)
 		}
 	}

@@ -29,7 +29,7 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 	apispdy "k8s.io/streaming/pkg/httpstream/spdy"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/goroutines"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/kube/podspec"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/elastic-kernel-gateway/ekg/kernelspecs"
-	"github.com/elastic-kernel-gateway/ekg/launcher/strictyaml"
+	"github.com/elastic-kernel-gateway/ekg/launcher/flavor"
 )
 
 // maxID is the largest user or group id that Kubernetes accepts.
@@ -294,7 +294,7 @@ func ReadPolicy(file string) (*Policy, error) {
 // parsePolicy decodes and checks a policy. Each problem begins with its line.
 func parsePolicy(data []byte) (*Policy, []string) {
 	p := DefaultPolicy()
-	root, problems := strictyaml.Decode(data, p)
+	root, problems := flavor.DecodeYAML(data, p)
 	if len(problems) > 0 {
 		return nil, problems
 	}
@@ -302,7 +302,7 @@ func parsePolicy(data []byte) (*Policy, []string) {
 		for i, name := range names {
 			if !slices.Contains(known, name) {
 				problems = append(problems, fmt.Sprintf("%d: %s: %q is not %s; valid: %s",
-					strictyaml.LineOf(root, i, path...), strings.Join(path, "."), name, what, strings.Join(known, ", ")))
+					flavor.LineOf(root, i, path...), strings.Join(path, "."), name, what, strings.Join(known, ", ")))
 			}
 		}
 	}
@@ -316,33 +316,33 @@ func parsePolicy(data []byte) (*Policy, []string) {
 	for i, name := range p.Clients.Namespaces {
 		if len(validation.IsDNS1123Label(name)) > 0 {
 			problems = append(problems, fmt.Sprintf("%d: clients.namespaces: %q is not a valid namespace name",
-				strictyaml.LineOf(root, i, "clients", "namespaces"), name))
+				flavor.LineOf(root, i, "clients", "namespaces"), name))
 		}
 	}
 	if p.OwnerNames != NamesEscaped && p.OwnerNames != NamesSafe {
 		problems = append(problems, fmt.Sprintf("%d: ownerNames: %q is not valid; valid: %s, %s",
-			strictyaml.LineOf(root, 0, "ownerNames"), p.OwnerNames, NamesEscaped, NamesSafe))
+			flavor.LineOf(root, 0, "ownerNames"), p.OwnerNames, NamesEscaped, NamesSafe))
 	}
 	p.sharedProblems(func(i int, key, text string) {
-		problems = append(problems, fmt.Sprintf("%d: shared[%d].%s: %s", strictyaml.LineOf(root, i, "shared"), i, key, text))
+		problems = append(problems, fmt.Sprintf("%d: shared[%d].%s: %s", flavor.LineOf(root, i, "shared"), i, key, text))
 	})
 	if p.Home != nil {
 		p.Home.problems(func(key, text string) {
-			problems = append(problems, fmt.Sprintf("%d: home.%s: %s", strictyaml.LineOf(root, 0, "home", key), key, text))
+			problems = append(problems, fmt.Sprintf("%d: home.%s: %s", flavor.LineOf(root, 0, "home", key), key, text))
 		})
 	}
 	if p.OwnerNamespace != nil {
 		p.OwnerNamespace.problems(func(key string, n int, text string) {
 			problems = append(problems, fmt.Sprintf("%d: ownerNamespace.%s: %s",
-				strictyaml.LineOf(root, n, "ownerNamespace", key), key, text))
+				flavor.LineOf(root, n, "ownerNamespace", key), key, text))
 		})
 	}
 	p.labelProblems(func(key, text string) {
-		problems = append(problems, fmt.Sprintf("%d: labels.%s: %s", strictyaml.LineOf(root, 0, "labels", key), key, text))
+		problems = append(problems, fmt.Sprintf("%d: labels.%s: %s", flavor.LineOf(root, 0, "labels", key), key, text))
 	})
 	p.ownerProblems(func(l ruleList, i int, text string) {
 		problems = append(problems, fmt.Sprintf("%d: %s: %q %s",
-			strictyaml.LineOf(root, i, l.under, l.key), l.path(), l.patterns[i], text))
+			flavor.LineOf(root, i, l.under, l.key), l.path(), l.patterns[i], text))
 	})
 	return p, problems
 }

@@ -26,8 +26,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 )
 
 const (
@@ -317,7 +317,7 @@ func (p *Pool) lock(ctx context.Context) (unlock func(), err error) {
 			return func() { Return([]*os.File{f}); _ = f.Close() }, nil
 		}
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			err = sleep.For(ctx, pause)
+			err = goroutines.Sleep(ctx, pause)
 		}
 		if err != nil {
 			_ = f.Close() // nothing was written

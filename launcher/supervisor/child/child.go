@@ -26,12 +26,12 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/cgroup"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
 )
 
@@ -140,7 +140,7 @@ func (c *Child) giveUpInTime(pod context.Context) {
 	}
 	c.mu.Unlock()
 	c.log.Info("the pod ends; waiting for the supervisor", logkey.AtMost, left.String())
-	_ = sleep.For(c.life, left) // it makes no difference if life ends first
+	_ = goroutines.Sleep(c.life, left) // it makes no difference if life ends first
 	c.end()
 }
 
@@ -174,7 +174,7 @@ func (c *Child) dial(life, pod context.Context) bool {
 		if pod.Err() != nil && !c.KernelRuns() {
 			return false
 		}
-		_ = sleep.For(life, min(max(redialFirst, time.Since(began)/20), redialMost)) // the loop checks life
+		_ = goroutines.Sleep(life, min(max(redialFirst, time.Since(began)/20), redialMost)) // the loop checks life
 	}
 	return false
 }
@@ -403,7 +403,7 @@ func (c *Child) launch(ctx context.Context, life string, st *StartOptions) (
 		}
 	}()
 	file := filepath.Join(dir, "connection.json")
-	if err := atomicfile.Write(file, st.ConnectionFile); err != nil {
+	if err := files.Write(file, st.ConnectionFile); err != nil {
 		return nil, "", "", fmt.Errorf("the kernel's connection file cannot be written: %w", err)
 	}
 	if st.Launcher {

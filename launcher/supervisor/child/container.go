@@ -14,12 +14,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
-	"github.com/elastic-kernel-gateway/ekg/launcher/stack"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // ReturnLimit is how long a container may be silent before its kernel counts as lost. In this time a living child dials
@@ -155,7 +154,7 @@ func (c *Container) accept(conn *net.UnixConn) {
 	}
 	l := newLink(conn)
 	c.links[l] = struct{}{}
-	c.handlers.Go(func() { stack.Grow(); c.handle(l, uid) })
+	c.handlers.Go(func() { c.handle(l, uid) })
 }
 
 // peerUser returns the user at the other end, or -1.
@@ -242,7 +241,7 @@ func (c *Container) install(l *link, uid int, k *Kernel) bool {
 
 // notifyLocked wakes the reader of Changed.
 func (c *Container) notifyLocked() {
-	wake.Reader(c.changed)
+	goroutines.Wake(c.changed)
 }
 
 // take handles a line of the present child.

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/process"
 )
@@ -84,7 +84,7 @@ func TestRun_SharesScans(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := atomicfile.Write(path, b); err != nil {
+		if err := files.Write(path, b); err != nil {
 			t.Fatal(err)
 		}
 		p.Measure(true, process.GPULook{})

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -24,7 +24,7 @@ func keepStatus(env map[string]string, dir string) error {
 		return nil
 	}
 	file := filepath.Join(dir, api.ShellStatusFile)
-	if err := atomicfile.Write(file, []byte(shellStatus)); err != nil {
+	if err := files.Write(file, []byte(shellStatus)); err != nil {
 		return fmt.Errorf("the file for the kernel's launcher cannot be written: %w", err)
 	}
 	env["BASH_ENV"] = file

@@ -24,12 +24,12 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/flow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // EndTimeout is the time in which most connections have ended after Options.Over was closed. Close ends the others.
@@ -226,7 +226,7 @@ func (c *Conn) Send(messages ...jupyter.Message) {
 			Reason: "answers to rejected requests are not read"})
 		return
 	}
-	wake.Reader(c.reader.Urgent)
+	goroutines.Wake(c.reader.Urgent)
 }
 
 // Close closes the connection at once, without a close frame. It does not wait for Serve.

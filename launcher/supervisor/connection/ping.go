@@ -6,9 +6,9 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/flow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 const (
@@ -60,7 +60,7 @@ func (c *Conn) pong(data string) {
 		return
 	}
 	c.o.Handler.Acknowledge(p.at, p.messages)
-	wake.Reader(c.acks)
+	goroutines.Wake(c.acks)
 }
 
 // answered notes that the peer has received the ping of a number, and returns it.

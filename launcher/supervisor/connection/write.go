@@ -10,13 +10,13 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/notice"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/flow"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/messagelog"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 const (
@@ -56,7 +56,7 @@ func (c *Conn) write(ctx context.Context) {
 			return
 		}
 		if more {
-			wake.Reader(c.reader.Wake) // the next round checks everything else first
+			goroutines.Wake(c.reader.Wake) // the next round checks everything else first
 		} else if restOver != nil && !c.windowFull() {
 			c.writeEnd()
 			return

@@ -8,9 +8,9 @@ import (
 	"errors"
 	"sync"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/requests"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // LimitMessages bounds the messages that wait at a gate, for a kernel that is not up or does not read.
@@ -68,7 +68,7 @@ func (g *Gate) Push(m jupyter.Message, req *requests.Request) error {
 	}
 	g.queue = append(g.queue, Message{m, req})
 	g.bytes += n
-	wake.Reader(g.wake)
+	goroutines.Wake(g.wake)
 	return nil
 }
 
@@ -107,7 +107,7 @@ func (g *Gate) Release(h Holder) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.holders, h)
-	wake.Reader(g.wake)
+	goroutines.Wake(g.wake)
 }
 
 // Discard removes all messages.

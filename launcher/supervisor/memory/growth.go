@@ -7,7 +7,7 @@ import (
 	"runtime/debug"
 	"runtime/metrics"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 )
 
 // Go collects garbage when the heap has twice the size that it had after the last collection. A flood that keeps 60 MB
@@ -48,6 +48,6 @@ func percentOf(live uint64) int {
 // collected returns a channel that is ready when garbage was collected.
 func collected() <-chan struct{} {
 	ready := make(chan struct{}, 1)
-	runtime.AddCleanup(new([64]byte), func(ready chan struct{}) { wake.Reader(ready) }, ready)
+	runtime.AddCleanup(new([64]byte), func(ready chan struct{}) { goroutines.Wake(ready) }, ready)
 	return ready
 }

@@ -11,7 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 )
 
 const (
@@ -35,7 +35,7 @@ func (r *Returner) Passes(bytes int) {
 		return
 	}
 	r.bytes.Add(int64(bytes))
-	wake.Reader(r.passed)
+	goroutines.Wake(r.passed)
 }
 
 // Run gives memory back some time after large messages have passed, until ctx ends.

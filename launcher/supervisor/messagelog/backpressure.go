@@ -5,7 +5,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 )
 
 // A message waits for the disk no longer than its patience. A disk that does not take it in that time is not waited for
@@ -83,7 +83,7 @@ func (l *Log) patienceLocked(size int64, latest time.Time) time.Duration {
 	left := min(time.Until(l.patienceEnd), time.Until(latest))
 	if left > 0 {
 		l.wanted = size
-		wake.Reader(l.full)
+		goroutines.Wake(l.full)
 	}
 	return left
 }

@@ -7,7 +7,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/diskspace"
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 )
 
 // dropShare says how much is dropped at once when the disk is too slow: 1/dropShare of what may be in memory.
@@ -16,7 +16,7 @@ const dropShare = 8
 // room returns how many bytes may be written to a folder's file system until less than keepFree percent of it is free.
 // It is negative if less is free already. reserve is how many bytes keepFree percent are.
 func room(dir string, keepFree int) (left, reserve int64, err error) {
-	space, err := diskspace.Of(dir)
+	space, err := files.SpaceOf(dir)
 	if err != nil {
 		return 0, 0, err
 	}

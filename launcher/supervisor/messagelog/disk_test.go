@@ -10,8 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // TestDisk_Slow: while a disk takes nothing, the newest output is in memory, up to Options.Least. What was written
@@ -277,7 +277,7 @@ func TestDisk_ManyLogs(t *testing.T) {
 		short = missing - full
 		for _, l := range logs {
 			l.room = measure
-			wake.Reader(l.full)
+			goroutines.Wake(l.full)
 			spilling.Go(func() { l.Spill(ctx, func(error) {}) })
 		}
 		time.Sleep(20 * time.Second)
@@ -289,7 +289,7 @@ func TestDisk_ManyLogs(t *testing.T) {
 		short, reserve, seen = full, 4*missing, nil
 		mu.Unlock()
 		for _, l := range logs {
-			wake.Reader(l.full)
+			goroutines.Wake(l.full)
 		}
 		synctest.Wait()
 		if left := held(); left > 10<<20 {

@@ -15,9 +15,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
 	"github.com/elastic-kernel-gateway/ekg/jupyter/framing"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 // Position is a place in a log.
@@ -131,7 +131,7 @@ type Reader struct {
 // Pass notes that the reader needs no entry up to p any more. Only its own goroutine calls it.
 func (r *Reader) Pass(p Position) {
 	r.passed.Store(p.Seq)
-	wake.Reader(r.eased)
+	goroutines.Wake(r.eased)
 }
 
 // awaited is a large entry that subscribed readers have yet to read. Until then its size counts above the limit.
@@ -183,9 +183,9 @@ func (l *Log) Append(to uint64, m jupyter.Message, essential bool) Position {
 	l.dropLocked()
 	l.spillIfFullLocked()
 	for r, session := range l.readers {
-		wake.Reader(r.Wake)
+		goroutines.Wake(r.Wake)
 		if essential && e.isFor(session) {
-			wake.Reader(r.Urgent)
+			goroutines.Wake(r.Urgent)
 		}
 	}
 	return e.At
@@ -282,7 +282,7 @@ func (l *Log) setLimits(limit int64) {
 // spillIfFullLocked wakes the goroutine that moves entries to disk, and evicts them from there.
 func (l *Log) spillIfFullLocked() {
 	if l.dir != "" && (l.bytes > l.memory || l.crowdedLocked()) {
-		wake.Reader(l.full)
+		goroutines.Wake(l.full)
 	}
 }
 
@@ -433,7 +433,7 @@ func (l *Log) Unsubscribe(r *Reader, f framing.Framing) {
 	delete(l.readers, r)
 	l.users[f]--
 	l.settleAwaitedLocked()
-	wake.Reader(l.eased)
+	goroutines.Wake(l.eased)
 }
 
 // Shares reports whether several connections send the entries in a framing, so that Encode keeps the results.

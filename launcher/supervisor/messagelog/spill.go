@@ -7,7 +7,7 @@ import (
 	"sort"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 )
 
 // A log keeps its newest part in memory. The rest moves to disk, oldest first, in segments. A segment is a file that no
@@ -81,7 +81,7 @@ func (l *Log) noteSpilled(wrote bool, err error) {
 		l.failing = err != nil
 	}
 	l.mu.Unlock()
-	wake.Reader(l.eased)
+	goroutines.Wake(l.eased)
 }
 
 // segmentSize returns how large a segment of a log with this limit becomes.
@@ -259,7 +259,7 @@ func (l *Log) Close() {
 func (l *Log) releaseLocked(seg *segment) {
 	if seg.users--; seg.users == 0 {
 		l.unused = append(l.unused, seg)
-		wake.Reader(l.full)
+		goroutines.Wake(l.full)
 	}
 }
 

@@ -27,12 +27,11 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/cgroup"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
-	"github.com/elastic-kernel-gateway/ekg/launcher/stack"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/child"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/savedstate"
@@ -115,7 +114,6 @@ func run(ctx context.Context, o Options, firstPause time.Duration) int {
 	p.startChild = sync.OnceFunc(func() {
 		go func() {
 			defer close(p.childEnded)
-			stack.Grow()
 			p.child.Run(context.Background())
 		}()
 	})
@@ -195,7 +193,7 @@ func (p *parent) pause(ctx context.Context, failures int) {
 	for range failures - 2 {
 		pause = min(2*pause, longestPause)
 	}
-	_ = sleep.For(ctx, pause) // supervise looks at ctx
+	_ = goroutines.Sleep(ctx, pause) // supervise looks at ctx
 }
 
 // beside returns the path of a file in the folder of the configuration.
@@ -222,7 +220,7 @@ func (p *parent) reportFailing(failures int, end ending) {
 	b, err := json.Marshal(api.Failing{At: time.Now().UTC(), Reason: fmt.Sprintf("its supervisor ended unexpectedly "+
 		"%d times in a row, the last time %s; it is started again", failures, end)})
 	if err == nil {
-		err = atomicfile.Write(p.beside(api.FailingFile), b)
+		err = files.Write(p.beside(api.FailingFile), b)
 	}
 	if err != nil {
 		p.log.Warn("the reason why the kernel has no supervisor cannot be noted", logkey.Err, err)
@@ -347,7 +345,7 @@ func (p *parent) giveUp(reason string, stopped bool) {
 	b, err := json.Marshal(api.Ending{KernelID: p.opts.Config.KernelID, Reason: reason, Stopped: stopped,
 		At: time.Now().UTC()})
 	if err == nil {
-		err = atomicfile.Write(p.opts.Config.EndFile, b)
+		err = files.Write(p.opts.Config.EndFile, b)
 	}
 	if err != nil {
 		p.log.Error("the kernel's end cannot be recorded", logkey.Err, err)

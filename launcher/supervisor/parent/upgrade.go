@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
@@ -69,7 +69,7 @@ func Refuse(config, id string, why error) error {
 	if err != nil {
 		return err
 	}
-	return atomicfile.Write(filepath.Join(filepath.Dir(config), api.RefusedFile), b)
+	return files.Write(filepath.Join(filepath.Dir(config), api.RefusedFile), b)
 }
 
 // RequestID returns the id of the request to upgrade that the parent has read last; "" if it is not known, as with

@@ -14,9 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
 )
 
@@ -92,7 +92,7 @@ func (p *Process) sampleGPUs(ctx context.Context, w GPUWatch) {
 			return
 		}
 		told = p.samplerFailed(err, told)
-		_ = sleep.For(ctx, gpuWatchPause) // the loop checks ctx
+		_ = goroutines.Sleep(ctx, gpuWatchPause) // the loop checks ctx
 	}
 }
 

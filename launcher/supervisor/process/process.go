@@ -27,7 +27,6 @@ import (
 	"github.com/elastic-kernel-gateway/ekg/launcher/gpu"
 	"github.com/elastic-kernel-gateway/ekg/launcher/logkey"
 	"github.com/elastic-kernel-gateway/ekg/launcher/proctree"
-	"github.com/elastic-kernel-gateway/ekg/launcher/stack"
 )
 
 // OutputGrace is how long the end of a process waits for the rest of its output. A process that does not carry the
@@ -139,7 +138,6 @@ func Command(argv []string, connectionFile string) []string {
 // run is the kernel's parent: it forks, waits and reaps, all on one thread. It ends soon after the kernel does.
 func (p *Process) run(started chan<- error) {
 	defer close(p.ended)
-	stack.Grow()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread() // no child is left that would get a signal at the thread's end
 	p.oomKills = countOOMKills()

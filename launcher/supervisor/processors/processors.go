@@ -9,7 +9,7 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 )
 
 const (
@@ -30,7 +30,7 @@ func New() *Second { return &Second{passes: make(chan struct{}, 1), pause: pause
 // Passes notes that a part of a message begins to arrive, with its size in bytes. It may be called concurrently.
 func (s *Second) Passes(bytes int) {
 	if bytes >= large && bytes < huge {
-		wake.Reader(s.passes)
+		goroutines.Wake(s.passes)
 	}
 }
 

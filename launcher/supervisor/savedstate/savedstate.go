@@ -13,11 +13,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 	"github.com/elastic-kernel-gateway/ekg/jupyter"
-	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
 	"github.com/elastic-kernel-gateway/ekg/launcher/supervisor/api"
-	"github.com/elastic-kernel-gateway/ekg/launcher/wake"
 )
 
 const (
@@ -124,7 +123,7 @@ func NewFile(dir string) *File {
 
 // Changed requests a write. It does not wait, and may be called concurrently.
 func (f *File) Changed() {
-	wake.Reader(f.dirty)
+	goroutines.Wake(f.dirty)
 }
 
 // Dirty reports whether a write was requested and has not begun.
@@ -140,7 +139,7 @@ func (f *File) Keep(ctx context.Context, take func() ([]byte, error)) {
 		case <-f.dirty:
 		}
 		_ = f.Save(take) // see above
-		if sleep.For(ctx, Pause) != nil {
+		if goroutines.Sleep(ctx, Pause) != nil {
 			return
 		}
 	}
@@ -154,7 +153,7 @@ func (f *File) Save(take func() ([]byte, error)) error {
 	if err != nil {
 		return err
 	}
-	return atomicfile.Write(f.path, b)
+	return files.Write(f.path, b)
 }
 
 // MarkFailed notes that a supervisor has ended unexpectedly: the state is neither Left nor Complete, so that the next
@@ -183,7 +182,7 @@ func (f *File) MarkFailed() error {
 	if b, err = json.Marshal(members); err != nil {
 		return err
 	}
-	return atomicfile.Write(f.path, b)
+	return files.Write(f.path, b)
 }
 
 // Read returns the State of an earlier supervisor, or a zero State if there is no file.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 )
 
 // Heartbeat asks a kernel's heartbeat channel whether its process responds: a REP or ROUTER that echoes messages. All
@@ -28,7 +28,7 @@ func (h *Heartbeat) Run(ctx context.Context) {
 		} else if ctx.Err() == nil {
 			h.Failed(err)
 		}
-		if sleep.For(ctx, h.Interval) != nil {
+		if goroutines.Sleep(ctx, h.Interval) != nil {
 			return
 		}
 	}
@@ -53,7 +53,7 @@ func (h *Heartbeat) askOn(ctx context.Context, s Socket) {
 			return
 		}
 		missed = h.Answered(asked)
-		if sleep.For(ctx, h.Interval) != nil {
+		if goroutines.Sleep(ctx, h.Interval) != nil {
 			return
 		}
 	}

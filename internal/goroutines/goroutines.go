@@ -1,4 +1,6 @@
-// Package goroutines has Group, the goroutines of one owner. The owner waits for them when it closes. Launchers use it.
+// Package goroutines has what goroutines of several packages do alike. Group is the goroutines of one owner, who waits
+// for them when it closes. Sleep waits for a time, or for the end of a context. Wake wakes a goroutine that reads a
+// channel. Only Group.Go starts a goroutine.
 package goroutines
 
 import "sync"

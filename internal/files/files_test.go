@@ -1,4 +1,4 @@
-package atomicfile_test
+package files_test
 
 import (
 	"errors"
@@ -9,7 +9,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/atomicfile"
+	"github.com/elastic-kernel-gateway/ekg/internal/files"
 )
 
 // names lists a folder, so that a temporary file that was left there shows.
@@ -30,7 +30,7 @@ func TestWrite(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a.json")
 	for _, content := range []string{"first, which is longer", "second"} {
-		if err := atomicfile.Write(path, []byte(content)); err != nil {
+		if err := files.Write(path, []byte(content)); err != nil {
 			t.Fatal(err)
 		}
 		got, err := os.ReadFile(path)
@@ -44,7 +44,7 @@ func TestWrite(t *testing.T) {
 	if got := names(t, dir); !slices.Equal(got, []string{"a.json"}) {
 		t.Errorf("the folder holds %q", got)
 	}
-	if err := atomicfile.Write(filepath.Join(dir, "none", "a.json"), nil); !errors.Is(err, fs.ErrNotExist) {
+	if err := files.Write(filepath.Join(dir, "none", "a.json"), nil); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without its folder: %v", err)
 	}
 }
@@ -52,11 +52,11 @@ func TestWrite(t *testing.T) {
 func TestReplace_KeepsTheOldFileAfterAnError(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a")
-	if err := atomicfile.Write(path, []byte("old")); err != nil {
+	if err := files.Write(path, []byte("old")); err != nil {
 		t.Fatal(err)
 	}
 	want := errors.New("no more to copy")
-	err := atomicfile.Replace(path, func(f *os.File) error {
+	err := files.Replace(path, func(f *os.File) error {
 		if _, err := f.WriteString("half of the ne"); err != nil {
 			return err
 		}
@@ -75,7 +75,7 @@ func TestReplace_KeepsTheOldFileAfterAnError(t *testing.T) {
 
 func TestReplace_KeepsTheModeThatFillSets(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a")
-	if err := atomicfile.Replace(path, func(f *os.File) error { return f.Chmod(0o755) }); err != nil {
+	if err := files.Replace(path, func(f *os.File) error { return f.Chmod(0o755) }); err != nil {
 		t.Fatal(err)
 	}
 	if st, err := os.Stat(path); err != nil || st.Mode() != 0o755 {
@@ -90,7 +90,7 @@ func TestCreate_HasOneWinner(t *testing.T) {
 	errs := make([]error, 8)
 	var wg sync.WaitGroup
 	for i := range errs {
-		wg.Go(func() { errs[i] = atomicfile.Create(path, []byte{byte('0' + i)}) })
+		wg.Go(func() { errs[i] = files.Create(path, []byte{byte('0' + i)}) })
 	}
 	wg.Wait()
 	won := -1

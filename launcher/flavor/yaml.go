@@ -1,6 +1,4 @@
-// Package strictyaml decodes the YAML files of operators: flavors and the policy. Unknown and repeated keys, wrong
-// types and second documents are problems, each with its line. It starts no goroutine and keeps no state.
-package strictyaml
+package flavor
 
 import (
 	"bytes"
@@ -18,9 +16,11 @@ var (
 	yamlWrong   = regexp.MustCompile(`^cannot unmarshal (.*) into .*$`)
 )
 
-// Decode decodes one document into the value that v points to. A key that is absent leaves the value unchanged. root is
-// the document, for LineOf; nil for an empty file. Each problem begins with its line, as in "3: unknown key x".
-func Decode(data []byte, v any) (root *yaml.Node, problems []string) {
+// DecodeYAML decodes the one document of an operator's file, such as the flavors or the policy, into the value that v
+// points to. A key that is absent leaves the value unchanged. Unknown and repeated keys, wrong types and second documents
+// are problems. root is the document, for LineOf; nil for an empty file. Each problem begins with its line, as in
+// "3: unknown key x".
+func DecodeYAML(data []byte, v any) (root *yaml.Node, problems []string) {
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	dec.KnownFields(true)
 	if err := dec.Decode(v); errors.Is(err, io.EOF) {
@@ -61,7 +61,7 @@ func problem(text string) string {
 	return m[1] + ": " + text
 }
 
-// LineOf returns the line of item i of the list at a path in a document that Decode has returned.
+// LineOf returns the line of item i of the list at a path in a document that DecodeYAML has returned.
 func LineOf(n *yaml.Node, i int, path ...string) int {
 	if n == nil {
 		return 1

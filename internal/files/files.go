@@ -1,12 +1,12 @@
-// Package atomicfile writes files that readers see whole or not at all, even if the writer is killed. Write and Replace
+// Package files writes files that readers see whole or not at all, even if the writer is killed. Write and Replace
 // put the content into a temporary file in the same folder, and then rename that file. Launchers and supervisors write
-// their state with it.
+// their state with it. On Linux the package also measures the free space of file systems.
 //
 // Nothing is synced to disk: the files hold the state of processes, which end with the machine. A sync would slow down
 // the start of every kernel, and libraries for this purpose (google/renameio, natefinch/atomic) always sync.
 //
 // The package starts no goroutine. Its functions may be called concurrently, also for one path.
-package atomicfile
+package files
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package diskspace
+package files
 
 import (
 	"errors"
@@ -45,12 +45,12 @@ func TestSpace_Units(t *testing.T) {
 	}
 }
 
-// TestOf: a real file system has free space, and a folder that does not exist has none.
-func TestOf(t *testing.T) {
-	if s, err := Of(t.TempDir()); err != nil || s.Free <= 0 || s.Size < s.Free {
+// TestSpaceOf: a real file system has free space, and a folder that does not exist has none.
+func TestSpaceOf(t *testing.T) {
+	if s, err := SpaceOf(t.TempDir()); err != nil || s.Free <= 0 || s.Size < s.Free {
 		t.Errorf("%+v, %v", s, err)
 	}
-	if _, err := Of("/no/such/folder"); !errors.Is(err, os.ErrNotExist) {
+	if _, err := SpaceOf("/no/such/folder"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package sleep_test
+package goroutines_test
 
 import (
 	"context"
@@ -7,31 +7,31 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/sleep"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 )
 
-func TestFor(t *testing.T) {
+func TestSleep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
-		if err := sleep.For(t.Context(), time.Minute); err != nil || time.Since(began) != time.Minute {
+		if err := goroutines.Sleep(t.Context(), time.Minute); err != nil || time.Since(began) != time.Minute {
 			t.Errorf("it waited for %s: %v", time.Since(began), err)
 		}
-		if err := sleep.For(t.Context(), -1); err != nil {
+		if err := goroutines.Sleep(t.Context(), -1); err != nil {
 			t.Errorf("with no time to wait: %v", err)
 		}
 	})
 }
 
-func TestFor_EndsWithItsContext(t *testing.T) {
+func TestSleep_EndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		why := errors.New("the gateway ends")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		time.AfterFunc(time.Second, func() { cancel(why) })
 		began := time.Now()
-		if err := sleep.For(ctx, time.Minute); err != why || time.Since(began) != time.Second {
+		if err := goroutines.Sleep(ctx, time.Minute); err != why || time.Since(began) != time.Second {
 			t.Errorf("after %s: %v", time.Since(began), err)
 		}
-		if err := sleep.For(ctx, 0); err != why {
+		if err := goroutines.Sleep(ctx, 0); err != why {
 			t.Errorf("with an ended context: %v", err)
 		}
 	})

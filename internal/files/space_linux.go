@@ -1,10 +1,9 @@
-// Package diskspace measures the free space of file systems. launcher/local shares a disk out among the logs of its
-// kernels by it, and package messagelog bounds a log by it.
-package diskspace
+package files
 
 import "syscall"
 
-// Space is what a file system says about itself.
+// Space is what a file system says about itself. launcher/local shares a disk out among the logs of its kernels by it,
+// and package messagelog bounds a log by it.
 type Space struct {
 	Free     int64 // bytes that this user may write
 	Size     int64 // bytes of the whole file system
@@ -21,8 +20,8 @@ const (
 // to them.
 const most = 1 << 60
 
-// Of measures the file system of a folder. It may take as long as the disk hangs. It may be called concurrently.
-func Of(dir string) (Space, error) {
+// SpaceOf measures the file system of a folder. It may take as long as the disk hangs. It may be called concurrently.
+func SpaceOf(dir string) (Space, error) {
 	var st syscall.Statfs_t
 	if err := syscall.Statfs(dir, &st); err != nil {
 		return Space{}, err

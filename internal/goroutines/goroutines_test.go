@@ -5,7 +5,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/elastic-kernel-gateway/ekg/launcher/goroutines"
+	"github.com/elastic-kernel-gateway/ekg/internal/goroutines"
 )
 
 func TestGroup_WaitsForWhatRuns(t *testing.T) {
