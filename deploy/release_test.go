@@ -18,28 +18,56 @@ type workflow struct {
 	}
 }
 
-const releaseWorkflow = "../.github/workflows/release.yml"
+const (
+	workflows       = "../.github/workflows/"
+	releaseWorkflow = workflows + "release.yml"
+)
 
-// The release workflow names each action by a commit, and its version behind it. A tag could be moved to other code,
-// which would then sign and publish.
+// Each workflow names each action by a commit, and its version behind it. A tag could be moved to other code, which
+// would then sign and publish. A workflow of this repository is the one of the same commit.
 func TestRelease_Pinned(t *testing.T) {
-	text, err := os.ReadFile(releaseWorkflow)
+	files, err := filepath.Glob(workflows + "*.yml")
 	if err != nil {
 		t.Fatal(err)
 	}
-	pinned := regexp.MustCompile(`uses: [\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$`)
+	pinned := regexp.MustCompile(`uses: ([\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+|\./\.github/workflows/\w+\.yml)$`)
 	n := 0
-	for i, line := range strings.Split(string(text), "\n") {
-		if !strings.Contains(line, "uses:") {
-			continue
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
 		}
-		n++
-		if !pinned.MatchString(line) {
-			t.Errorf("line %d: %q has no commit, or no version behind it", i+1, line)
+		for i, line := range strings.Split(string(text), "\n") {
+			if !strings.Contains(line, "uses:") {
+				continue
+			}
+			n++
+			if !pinned.MatchString(line) {
+				t.Errorf("%s: line %d: %q has no commit, or no version behind it", file, i+1, line)
+			}
 		}
 	}
 	if n == 0 {
-		t.Error("the workflow uses no action")
+		t.Error("the workflows use no action")
+	}
+}
+
+// Pull requests, main and releases run what .ci/run runs, in one place. The nightly workflow runs the long form there.
+func TestRelease_Tests(t *testing.T) {
+	for file, lines := range map[string][]string{
+		"test.yml":    {"  pull_request: {}\n", "  workflow_call:\n", "- run: ${{ inputs.run || '.ci/run' }}\n"},
+		"release.yml": {"  test:\n    uses: ./.github/workflows/test.yml\n\n"},
+		"nightly.yml": {"  schedule: [{cron: ", "    uses: ./.github/workflows/test.yml\n    with: {run: make chaos}\n"},
+	} {
+		text, err := os.ReadFile(workflows + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, line := range lines {
+			if !strings.Contains(string(text), line) {
+				t.Errorf("%s has no %q", file, line)
+			}
+		}
 	}
 }
 

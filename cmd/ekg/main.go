@@ -3,15 +3,22 @@
 //	ekg serve                  serve Jupyter's kernel API and print its URL
 //	ekg ps                     list kernels
 //	ekg start [KERNELSPEC]     start a kernel and print its id
-//	ekg stop KERNEL            end a kernel; see also restart, interrupt and keep
+//	ekg stop KERNEL...         end kernels
+//	ekg restart KERNEL...      restart kernels: their variables are lost
+//	ekg interrupt KERNEL...    interrupt the running cells of kernels
+//	ekg keep KERNEL...         keep kernels from being culled
 //	ekg log KERNEL             print a kernel's output
-//	ekg run NOTEBOOK           submit a notebook as a job
+//	ekg run NOTEBOOK           submit a notebook as a job, and print its id
 //	ekg jobs                   list jobs; subcommands: follow, logs, notebook, stop, rm
+//	ekg jobs definitions       list job definitions; subcommands: pause, resume, run, rm
+//	ekg usage                  show how long GPUs were held, and how long they were busy
+//	ekg top                    show who holds GPUs, and whether they compute; subcommands: nodes, kernels, users
 //	ekg token                  create a token for a user, and its hash for the file of users
 //	ekg config                 print the settings that serve would use, with their sources
 //	ekg config import FILE     translate settings of Jupyter Enterprise Gateway
 //	ekg kernelspec list        list the kernels that can be started
 //	ekg kernelspec check DIR   check kernelspecs before their use
+//	ekg kernelspec convert DIR translate kernelspecs of Jupyter Enterprise Gateway
 //	ekg kernelspec render NAME print the pod that a kernelspec would create on Kubernetes
 //	ekg supervisor upgrade     replace the supervisors of running kernels by the installed version
 //	ekg completion SHELL       print a script for the completion of a shell

@@ -3,11 +3,16 @@ package main
 import (
 	"bytes"
 	"context"
+	"go/parser"
+	"go/token"
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/urfave/cli/v2"
 
 	"github.com/elastic-kernel-gateway/ekg/cmd/ekg/settings"
 )
@@ -331,4 +336,25 @@ func TestFlagsFirst(t *testing.T) {
 			t.Errorf("%s: got %v", tt[0], got)
 		}
 	}
+}
+
+// The comment of package main lists all commands: those with subcommands name each of them.
+func TestMain_CommentListsCommands(t *testing.T) {
+	file, err := parser.ParseFile(token.NewFileSet(), "main.go", nil, parser.ParseComments|parser.PackageClauseOnly)
+	if err != nil {
+		t.Fatal(err)
+	}
+	comment := file.Doc.Text()
+	var check func(before string, commands []*cli.Command)
+	check = func(before string, commands []*cli.Command) {
+		for _, c := range commands {
+			line := regexp.MustCompile(`(?m)^\t` + before + c.Name + `( .*)?$`)
+			parent := regexp.MustCompile(`(?m)^\t` + strings.TrimSuffix(before, " ") + ` .*subcommands: (.*, )?` + c.Name + `(,|$)`)
+			if !c.Hidden && !line.MatchString(comment) && !parent.MatchString(comment) {
+				t.Errorf("the comment of main.go does not list %s%s", before, c.Name)
+			}
+			check(before+c.Name+" ", c.Subcommands)
+		}
+	}
+	check("ekg ", program(io.Discard, io.Discard).Commands)
 }

@@ -2,6 +2,7 @@ package house
 
 import (
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -34,5 +35,28 @@ func TestDocs_Packages(t *testing.T) {
 		if !described[name] {
 			t.Errorf("docs/architecture.md does not say what %s is", name)
 		}
+	}
+}
+
+// docs/architecture.md has a row for each program of cmd, and says how many there are.
+func TestDocs_Programs(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/architecture.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(doc), "\n| program | what it is | linked |\n")
+	table, _, _ := strings.Cut(rest, "\n\n")
+	mains, err := filepath.Glob("../../cmd/*/main.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, main := range mains {
+		if name := filepath.Base(filepath.Dir(main)); !strings.Contains(table, "\n| `"+name+"` |") {
+			t.Errorf("docs/architecture.md does not say what the program %s is", name)
+		}
+	}
+	number := map[int]string{3: "three", 4: "four", 5: "five"}[len(mains)]
+	if !strings.Contains(string(doc), "There are "+number+" programs:") {
+		t.Errorf("docs/architecture.md does not say that there are %s programs", number)
 	}
 }
