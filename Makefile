@@ -35,6 +35,7 @@ test: ## everything that CI runs: lint, unit, interop and e2e, each named with i
 
 unit: ## unit tests with the race detector, fuzz seeds included
 	@GO='$(GO)' hack/gotest -race -timeout 10m ./...
+	$(GO) test -C hack/bench -race -timeout 10m ./...
 	$(GO) test -run '^TestSupervisor_BigMessages$$' ./launcher/supervisor
 	@hack/labextension test
 	@hack/page test
@@ -82,10 +83,10 @@ fuzz: ## fuzz every fuzz target for FUZZTIME each (default 30s)
 	@hack/fuzz $(FUZZTIME)
 
 bench: ## measure ekg beside libzmq, Enterprise Gateway and jupyter_server; writes docs/benchmarks.md, in about an hour
-	$(GO) run ./hack/bench -write
+	$(GO) run -C hack/bench . -write
 
 bench-quick: ## a shorter form of it, in five minutes; prints the tables and names what got worse since hack/bench/results.json
-	$(GO) run ./hack/bench -quick -compare hack/bench/results.json
+	$(GO) run -C hack/bench . -quick -compare hack/bench/results.json
 
 microbench: ## Go's benchmarks of the message path, with allocations
 	$(GO) test -run '^$$' -bench . -benchmem -timeout 30m ./gateway/... ./launcher/...

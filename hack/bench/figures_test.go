@@ -159,7 +159,7 @@ func TestDocs_Benchmarks(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !strings.Contains(string(got), want) {
-			t.Errorf("%s differs from %s; run `go run ./hack/bench -docs`", file, resultsFile)
+			t.Errorf("%s differs from %s; run `go run -C hack/bench . -docs`", file, resultsFile)
 		}
 	}
 }

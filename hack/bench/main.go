@@ -1,13 +1,13 @@
-// Bench measures ekg beside what it is compared with, in one run, and writes docs/benchmarks.md. `make bench` runs it in
-// the repository's root:
+// Bench measures ekg beside what it is compared with, in one run, and writes docs/benchmarks.md. `make bench` runs it. It
+// is a module of its own. Its working folder is the repository's root, so the names of files below begin there:
 //
-//	go run ./hack/bench                      everything, about an hour
-//	go run ./hack/bench -quick               five minutes
-//	go run ./hack/bench -run 'output 10 kB'  only the scenarios whose name matches
-//	go run ./hack/bench -out FILE.json       also write the figures to this file, after each scenario
-//	go run ./hack/bench -compare FILE.json   name every ratio that fell by more than 20 % since FILE.json, and exit 1
-//	go run ./hack/bench -before DIR          also measure the ekg and ekg-supervisor in DIR, in the same rounds
-//	go run ./hack/bench -docs                write docs/benchmarks.md and its picture from hack/bench/results.json again
+//	go run -C hack/bench .                      everything, about an hour
+//	go run -C hack/bench . -quick               five minutes
+//	go run -C hack/bench . -run 'output 10 kB'  only the scenarios whose name matches
+//	go run -C hack/bench . -out FILE.json       also write the figures to this file, after each scenario
+//	go run -C hack/bench . -compare FILE.json   name every ratio that fell by more than 20 % since FILE.json, and exit 1
+//	go run -C hack/bench . -before DIR          also measure the ekg and ekg-supervisor in DIR, in the same rounds
+//	go run -C hack/bench . -docs                write docs/benchmarks.md and its picture from hack/bench/results.json again
 //
 // The peers are: direct, a client in C on libzmq without a gateway; ekg as it is installed; Enterprise Gateway; and
 // jupyter_server as a gateway. All use the fake kernel of launcher/launchertest. In each round of a scenario every peer
@@ -50,6 +50,10 @@ func main() {
 		}
 		return
 	}
+	if err := enterRoot(); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	code, err := run(ctx, os.Args[1:])
 	stop()
@@ -58,6 +62,18 @@ func main() {
 		code = 1
 	}
 	os.Exit(code)
+}
+
+// enterRoot makes the repository's root the working folder. "go run -C" leaves the program in hack/bench.
+func enterRoot() error {
+	if _, err := os.Stat(resultsFile); err == nil {
+		return nil
+	}
+	if err := os.Chdir("../.."); err != nil {
+		return err
+	}
+	_, err := os.Stat(resultsFile)
+	return err
 }
 
 // options are the flags.
@@ -94,7 +110,7 @@ func parseOptions(args []string) (options, error) {
 			given = append(given, fmt.Sprintf("-%s=%s", f.Name, f.Value))
 		}
 	})
-	o.command = strings.Join(append([]string{"go run ./hack/bench"}, given...), " ")
+	o.command = strings.Join(append([]string{"go run -C hack/bench ."}, given...), " ")
 	if f.NArg() > 0 {
 		return o, fmt.Errorf("unexpected argument %q", f.Arg(0))
 	}

@@ -119,6 +119,14 @@ func TestHouse_Gateway(t *testing.T) {
 	}
 }
 
+// TestHouse_Bench: hack/bench is a module of its own, so a build of all packages does not notice that it no longer fits
+// them.
+func TestHouse_Bench(t *testing.T) {
+	if out, err := exec.Command("go", "vet", "-C", "../bench", "./...").CombinedOutput(); err != nil {
+		t.Errorf("go vet: %v\n%s", err, out)
+	}
+}
+
 func TestHouse_PackageComments(t *testing.T) {
 	for _, p := range packages(t) {
 		var with []string
